@@ -52,11 +52,11 @@ fn place() -> Place {
 fn an_export_replaces_no_more_than_an_older_one() {
     let place = place();
     refused(&place, &figure("r", &["--export", "r"]), "is the folder of the reproduction");
-    refused(&place, &figure("r", &["--export", "r/../r/kept"]), "or within it");
+    refused(&place, &figure("r", &["--export", "r/../r/kept"]), "or inside it");
     place.ok(&["reproduce", "kerple", "--scale", "smoke", "--only", "table1", "--out", "other"]);
     refused(&place, &figure("r", &["--export", "other"]), "other holds the smoke reproduction of kerple");
     place.ok(&figure("second", &["--data", "texts"]));
-    refused(&place, &figure("r", &["--export", "second"]), "this is no export");
+    refused(&place, &figure("r", &["--export", "second"]), "this is not an export");
     // one that is an export is replaced
     let kept = place.ok(&figure("r", &["--export", "kept"]));
     assert_eq!(place.ok(&figure("r", &["--export", "kept"])), kept);
@@ -93,8 +93,8 @@ fn a_manifest_leads_nowhere_else() {
     let place = place();
     let manifest = place.read("r/reproduction.json");
     for (from, to, part) in [
-        ("\"arxiv-512/dape/seed-1235\"", "\"../victim\"", "`../victim` is not within"),
-        ("\"arxiv\"", "\"arxiv/../../victim\"", "`arxiv/../../victim` holds other characters"),
+        ("\"arxiv-512/dape/seed-1235\"", "\"../victim\"", "`../victim` is outside"),
+        ("\"arxiv\"", "\"arxiv/../../victim\"", "`arxiv/../../victim` contains other characters"),
         ("\"lengths\": [", "\"lengths\": [0, ", "a length of 0 tokens is out of range"),
         ("\"lengths\": [", "\"lengths\": [1099511627776, ", "between 1 and 4294967296"),
     ] {
@@ -126,9 +126,9 @@ fn a_result_is_shown_for_the_data_it_is_of() {
     let place = place();
     let printed = place.ok(&figure("r", &["--render"]));
     place.write("upper/latex/00.txt", place.read("texts/latex/00.txt").to_uppercase());
-    refused(&place, &figure("r", &["--data", "upper"]), "was prepared of other texts than upper/latex");
+    refused(&place, &figure("r", &["--data", "upper"]), "was prepared from other texts than upper/latex");
     refused(&place, &figure("r", &["--data", "nowhere"]), "nowhere/latex");
-    refused(&place, &figure("r", &[]), "other texts than the built-in ones");
+    refused(&place, &figure("r", &[]), "other texts than the built-in texts");
     // the same texts in another place are the same
     fs::rename(place.path("texts"), place.path("moved")).unwrap();
     assert_eq!(place.ok(&figure("r", &["--data", "moved"])), printed);

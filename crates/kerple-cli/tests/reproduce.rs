@@ -233,14 +233,14 @@ fn mistakes_are_named() {
     let place = Place::new();
     place.ok(&smoke("r", &["--only", "table1"]));
     for (arguments, part) in [
-        (vec!["reproduce", "rope", "--out", "x"], "no reproduction of `rope`"),
+        (vec!["reproduce", "rope", "--out", "x"], "unknown paper or question `rope`"),
         (vec!["reproduce", "kerple", "--out", "x"], "the small scale needs texts"),
         (vec!["reproduce", "kerple", "--scale", "small", "--out", "r"], "holds the smoke reproduction"),
         (smoke("x", &["--only", "table11"]), "no such table or figure"),
         (smoke("x", &["--shard", "2/2"]), "shards 0 to 1"),
         (smoke("x", &["--shard", "0/2", "--slurm", "2"]), "cannot be used with"),
         (smoke("x", &["--slurm", "0"]), "at least 1"),
-        (smoke("x", &["--render"]), "holds no reproduction"),
+        (smoke("x", &["--render"]), "is not a reproduction"),
     ] {
         let output = place.run(&arguments);
         let said = String::from_utf8(output.stderr).unwrap();

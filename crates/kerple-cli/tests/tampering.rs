@@ -94,18 +94,18 @@ const IN_RUNS: [Tampering; 16] = [
                 (row["nll"], row["perplexity"]) = (nll.into(), nll.exp().into());
             });
         },
-        "web/alibi/seed-2001/evaluation.jsonl is not what was exported",
+        "web/alibi/seed-2001/evaluation.jsonl differs from what was exported",
     ),
     ("a run dropped", |at| fs::remove_dir_all(at.join(RUN)).unwrap(), "the run web/alibi/seed-2001 is missing"),
     (
         "a row dropped",
         |at| lines(&at.join(ROWS), |rows| drop(rows.remove(1))),
-        "evaluation.jsonl is not what was exported: there is no row of",
+        "evaluation.jsonl differs from what was exported: the row of",
     ),
     (
         "a row twice",
         |at| lines(&at.join(ROWS), |rows| rows.push(rows[1].clone())),
-        "evaluation.jsonl is not what was exported: row 10 is row 2 again",
+        "evaluation.jsonl differs from what was exported: row 10 repeats row 2",
     ),
     (
         "folders of seeds exchanged",
@@ -119,27 +119,27 @@ const IN_RUNS: [Tampering; 16] = [
     (
         "the commit of a plan",
         |at| in_file(&at.join(RUN).join("plan.json"), |plan| plan["commit"] = "0123456789ab".into()),
-        "web/alibi/seed-2001/plan.json is not what was exported",
+        "web/alibi/seed-2001/plan.json differs from what was exported",
     ),
     (
         "the checksum of a row's text",
         |at| in_row(&at.join(ROWS), 1, |row| row["text"]["checksum"] = "0".repeat(32).into()),
-        "evaluation.jsonl is not what was exported: row 2 is over another text than others",
+        "evaluation.jsonl differs from what was exported: row 2 scores another text than the other rows",
     ),
     (
         "a machine",
         |at| in_row(&at.join(RUN).join("sittings.jsonl"), 0, |row| row["machine"] = "another".into()),
-        "web/alibi/seed-2001/sittings.jsonl is not what was exported",
+        "web/alibi/seed-2001/sittings.jsonl differs from what was exported",
     ),
     (
         "a row of another step",
         |at| in_row(&at.join(ROWS), 1, |row| row["step"] = 1200.into()),
-        "evaluation.jsonl is not what was exported: row 2 is of step 1200, not of the last",
+        "evaluation.jsonl differs from what was exported: row 2 was computed at step 1200, not at the last",
     ),
     (
         "a training loss",
         |at| in_row(&at.join(RUN).join("metrics.jsonl"), 3, |row| row["loss"] = 1.0.into()),
-        "web/alibi/seed-2001/metrics.jsonl is not what was exported",
+        "web/alibi/seed-2001/metrics.jsonl differs from what was exported",
     ),
     (
         "metrics removed",
@@ -180,12 +180,12 @@ const IN_FOLDER: [Tampering; 5] = [
             let (before, after) = text.split_once("not settled").expect("a verdict");
             fs::write(at.join("paper/report.md"), format!("{before}\u{2713} confirmed{after}")).unwrap();
         },
-        "kept/paper/report.md: does not follow from the runs",
+        "kept/paper/report.md: does not match the runs",
     ),
     (
         "the bound of a claim",
         |at| in_file(&at.join("reproduction.json"), |all| all["claims"][0]["lies"] = serde_json::json!({"below": 0.5})),
-        "reproduction.json is not what was exported",
+        "reproduction.json differs from what was exported",
     ),
     ("the sums removed", |at| fs::remove_file(at.join(SUMS_FILE)).unwrap(), "SHA256SUMS: is missing"),
 ];
@@ -283,6 +283,6 @@ fn every_kept_result_is_whole() {
     let place = Place::new();
     let (code, said) = verified(&place, document("results").to_str().unwrap());
     assert!(code == Some(0) && said.contains("1005 of 1005 runs") && said.contains("9 of 9 lists"), "{said}");
-    assert_eq!(said.matches("are what this program makes of the runs").count(), 9, "{said}");
-    assert_eq!(said.matches("are those of the plan ").count(), 9, "{said}");
+    assert_eq!(said.matches("match what this program computes from the runs").count(), 9, "{said}");
+    assert_eq!(said.matches("match the plan ").count(), 9, "{said}");
 }

@@ -14,7 +14,7 @@ pub fn verdicts(folder: &Folder) -> Vec<Verdict> {
             found.push(verdict(&format!("extras/{name}"), || match name.as_str() {
                 "alibi_slopes" => slopes(values),
                 "t5_bucket_of_distance" => buckets(values),
-                _ => Err("this version does not know such a case".to_owned()),
+                _ => Err("this version does not support such a case".to_owned()),
             }));
         }
         Some(cases.len())

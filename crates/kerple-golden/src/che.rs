@@ -47,7 +47,7 @@ fn integers(value: &Value) -> Vec<u32> {
 
 /// Every example's answer and mask from its input, and the loss and accuracy of some logits.
 fn task(name: &str, values: &Value) -> Result<Score, String> {
-    let task = Chomsky::named(name).ok_or_else(|| format!("there is no task `{name}`"))?;
+    let task = Chomsky::named(name).ok_or_else(|| format!("unknown task `{name}`"))?;
     let facts = TaskConfig::Chomsky(task).facts();
     let mut score = Score::new("solver");
     let level = match task.level().letters() {
@@ -58,8 +58,10 @@ fn task(name: &str, values: &Value) -> Result<Score, String> {
     score.equal("level", Some(level), values["level"].as_str());
     score.equal("input_size", Some(facts.vocab as u64), values["input_size"].as_u64());
     score.equal("output_size", Some(facts.classes as u64), values["output_size"].as_u64());
-    let examples =
-        values["examples"].as_array().filter(|examples| !examples.is_empty()).ok_or("there are no examples")?;
+    let examples = values["examples"].as_array().filter(|examples| !examples.is_empty()).ok_or(
+        "the case has no \
+            examples",
+    )?;
     for example in examples {
         let input = integers(&example["input"]);
         let (targets, scored) = task.solve(&input);
@@ -112,7 +114,7 @@ fn encoder(folder: &Folder, config: &Value, case: &Value, engine: Engine) -> Res
         "ROTARY" => ("rotary", ""),
         "RELATIVE" => ("transformer_xl", ""),
         "ALIBI" => ("alibi", ", behind = 0.5"),
-        other => return Err(format!("no encoding of this version is `{other}` of the original")),
+        other => return Err(format!("this version has no encoding for `{other}` of the original")),
     };
     let size = |key: &str| match crate::folder::size(config, "config", key)? {
         0 => Err(format!("config.{key} is 0")),
@@ -125,7 +127,7 @@ fn encoder(folder: &Folder, config: &Value, case: &Value, engine: Engine) -> Res
     let tokens: Vec<u32> = onehot
         .values
         .chunks(size("vocab")?)
-        .map(|row| row.iter().position(|value| *value == 1.0).map(|id| id as u32).ok_or("a token that is none"))
+        .map(|row| row.iter().position(|value| *value == 1.0).map(|id| id as u32).ok_or("an invalid token"))
         .collect::<Result<_, _>>()?;
     let model = Transducer::new(&plan, size("output_size")?, &kerple_lm::device()).with_engine(engine);
     let (model, filled) = parameters::load(model, |path, values| {
@@ -227,7 +229,7 @@ impl Sizes {
                 let [q, k, v] = [attention(layer, 0)?, attention(layer, 1)?, attention(layer, 2)?];
                 Ok(self.packed([(&q, rotated), (&k, rotated), (&v, false)]))
             }
-            _ => Err(format!("the original has nothing like {path}")),
+            _ => Err(format!("the original has no counterpart of {path}")),
         }
     }
 

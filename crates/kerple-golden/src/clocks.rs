@@ -16,19 +16,19 @@ type Scores = Result<Vec<Score>, String>;
 
 /// Methods of the same collection that there is no engine for, by how the names of their cases begin.
 const NOT_BUILT: [(&str, &str); 14] = [
-    ("kclock/", "kernels on clocks"),
-    ("window/sinks_log_clock", "kernels on clocks, and keys that are seen beside a window"),
+    ("kclock/", "kernels on cumulative gates"),
+    ("window/sinks_log_clock", "kernels on cumulative gates, and keys outside the window that stay visible"),
     ("window/capped_distance", "distances that end"),
-    ("ssmax/log_clock", "kernels on clocks"),
+    ("ssmax/log_clock", "kernels on cumulative gates"),
     ("ssmax/temperature", "a temperature by steps of the length"),
     ("stick/", "stick-breaking attention"),
     ("softpick/", "softpick"),
     ("selective/", "selective attention"),
     ("path/", "accumulated reflections"),
-    ("rotary/", "rotations of clocks and of parts of the rates"),
-    ("twin/elu", "linear attention with a gate of each token"),
-    ("decode/rows", "kernels on clocks"),
-    ("theory/cpd_learned_positions", "kernels on clocks"),
+    ("rotary/", "rotations by cumulative gates and of some of the rates"),
+    ("twin/elu", "linear attention with a gate per token"),
+    ("decode/rows", "kernels on cumulative gates"),
+    ("theory/cpd_learned_positions", "kernels on cumulative gates"),
     ("theory/far_mass", "bounds of far mass"),
 ];
 

@@ -57,7 +57,7 @@ impl Collection {
     pub fn unknown(folder: &Folder) -> String {
         let known = Collection::FOLDERS.map(|(name, _)| name).join(", ");
         let set = folder.set().map_or_else(String::new, |set| format!(" (set `{set}`)"));
-        format!("this version does not know the collection `{}`{set}, it knows {known}", folder.name())
+        format!("unsupported collection `{}`{set}; this version supports {known}", folder.name())
     }
 
     /// What runs a case of this collection.

@@ -32,7 +32,7 @@ pub type Result<T> = std::result::Result<T, Error>;
 impl Error {
     /// What to do about it.
     pub fn hint(&self) -> &'static str {
-        "a folder of reference values holds manifest.json and the .safetensors files it names"
+        "give a folder of reference values: it contains manifest.json and the .safetensors files it lists"
     }
 
     pub(crate) fn damaged(path: &Path, message: impl AsRef<str>) -> Error {

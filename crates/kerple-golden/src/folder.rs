@@ -48,7 +48,7 @@ impl Folder {
         })?;
         let manifest: Value = serde_json::from_str(&text).map_err(|error| Error::damaged(&file, error.to_string()))?;
         if !manifest["cases"].is_array() {
-            return Err(Error::damaged(&file, "there is no list `cases`"));
+            return Err(Error::damaged(&file, "the list `cases` is missing"));
         }
         Ok(Folder { path: path.to_owned(), manifest, files: RefCell::default(), device: None })
     }
@@ -85,7 +85,10 @@ impl Folder {
     /// Refuses a manifest with another number of cases than it says.
     pub fn is_whole(&self) -> Found<()> {
         match (self.manifest["n_cases"].as_u64(), self.cases().count() as u64) {
-            (Some(said), found) if said != found => Err(format!("n_cases is {said}, and there are {found}")),
+            (Some(said), found) if said != found => Err(format!(
+                "n_cases is {said}, but the file \
+                lists {found}"
+            )),
             _ => Ok(()),
         }
     }
@@ -166,7 +169,7 @@ impl Folder {
             Dtype::I64 => all(bytes, |b| i64::from_le_bytes(b) as f64),
             Dtype::I32 => all(bytes, |b| i32::from_le_bytes(b).into()),
             Dtype::U8 => all(bytes, |b: [u8; 1]| b[0].into()),
-            other => return Err(format!("{file}, {key}: tensors of {other:?} are not read")),
+            other => return Err(format!("{file}, {key}: tensors of type {other:?} are not supported")),
         };
         Ok(Numbers { shape: view.shape().to_vec(), values, double: view.dtype() == Dtype::F64 })
     }

@@ -38,7 +38,7 @@ fn inside(folder: &Folder, case: &Case) -> Found<std::path::PathBuf> {
     let name = case.get("folder").as_str().ok_or("folder is missing")?;
     match Path::new(name).components().all(|part| matches!(part, Component::Normal(_))) {
         true => Ok(folder.path().join(name)),
-        false => Err(format!("folder `{name}` is not beside the manifest")),
+        false => Err(format!("folder `{name}` is missing next to the manifest")),
     }
 }
 
@@ -53,7 +53,7 @@ fn logits(folder: &Folder, case: &Case, model: &Decoder, score: &mut Score) -> F
     let ids: Vec<u32> = ids.values.iter().map(|id| *id as u32).collect();
     let rows = model.trunk.embedding.dims()[0];
     if len < 2 || ids.iter().any(|id| *id as usize >= rows) {
-        return Err(format!("input_ids are no sequences of tokens below {rows}"));
+        return Err(format!("input_ids are not sequences of tokens below {rows}"));
     }
     model.check_len(len).map_err(|error| error.to_string())?;
     let pass = Pass::evaluation(0);

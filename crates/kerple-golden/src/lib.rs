@@ -139,8 +139,8 @@ type Runner = fn(&Folder, &Case) -> std::result::Result<Vec<Score>, String>;
 fn guarded<R>(run: impl FnOnce() -> std::result::Result<R, String>) -> std::result::Result<R, String> {
     catch_unwind(AssertUnwindSafe(run)).unwrap_or_else(|panic| {
         let text = panic.downcast_ref::<String>().map(String::as_str);
-        let text = text.or(panic.downcast_ref::<&str>().copied()).unwrap_or("no engine takes them");
-        Err(format!("its numbers do not fit each other: {text}"))
+        let text = text.or(panic.downcast_ref::<&str>().copied()).unwrap_or("no engine supports them");
+        Err(format!("its numbers are inconsistent: {text}"))
     })
 }
 
@@ -196,7 +196,7 @@ pub fn run_on(device: Option<(Device, String)>, folder: &Path, tell: &mut dyn Fn
         let scores = folder.has_file_of(&case).and_then(|()| match collection {
             Some(collection) => match collection.runner(&case) {
                 Some(run) => guarded(|| run(&folder, &case)),
-                None => Err(format!("this version does not know such a case of {}", folder.name())),
+                None => Err(format!("this version does not support such a case of {}", folder.name())),
             },
             None => Err(Collection::unknown(&folder)),
         });

@@ -131,7 +131,7 @@ impl Given<'_> {
                 let bias = kerple::maps::mixed::Bias::Table;
                 (Map::Mixed(kerple::maps::Mixed { heads, bias, network: None }), table, 0)
             }
-            other => return Err(format!("{other:?} changes no scores")),
+            other => return Err(format!("{other:?} does not change scores")),
         };
         let own = values[values.len() - own..].iter().flatten();
         let numbers: Vec<T> = table.bias.iter().flatten().chain(own).map(|value| T::from_f64(*value)).collect();

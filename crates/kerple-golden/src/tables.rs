@@ -69,7 +69,7 @@ fn table(folder: &Folder, case: &Case, len: usize, compat: Compat) -> Result<Dis
 }
 
 fn expected_shape(folder: &Folder, case: &Case) -> Result<Vec<usize>, String> {
-    let key = case.keys("expected").next().ok_or("nothing is expected")?;
+    let key = case.keys("expected").next().ok_or("the case expects nothing")?;
     Ok(case.numbers(folder, "expected", key)?.shape)
 }
 
@@ -90,7 +90,7 @@ pub fn bias(folder: &Folder, case: &Case) -> Scores {
         let expected = case.numbers(folder, "expected", key)?;
         let got = match key {
             "bias_by_distance" => bias.clone(),
-            "weight_by_distance" => table.weight.clone().ok_or("the method makes no weight")?,
+            "weight_by_distance" => table.weight.clone().ok_or("the method has no weight")?,
             key if key.starts_with("bias_matrix") => matrix(bias, table.heads, len, expected.shape[1]),
             other => return Err(format!("expected.{other} is not a known quantity")),
         };
@@ -133,7 +133,7 @@ pub fn clamp(folder: &Folder, case: &Case) -> Scores {
         names.iter().map(|name| Ok(case.numbers(folder, "params", name)?.values)).collect();
     let values = values?;
     let table = encoding.table(&geometry, &values, len);
-    let bias = matrix(table.bias.as_ref().ok_or("the method makes no bias")?, heads, len, len);
+    let bias = matrix(table.bias.as_ref().ok_or("the method has no bias")?, heads, len, len);
     let y: Vec<f64> = x.values.iter().zip(bias.iter().cycle()).map(|(x, bias)| x + bias).collect();
     // entries ahead of the query take distance 0, so they count there
     let mut d_bias = vec![0.0; heads * len];
@@ -188,7 +188,7 @@ pub fn t5_buckets(folder: &Folder, case: &Case) -> Scores {
         .collect();
     let expected = case.numbers(folder, "expected", "bucket")?;
     if expected.values.len() != distances.len() {
-        return Err(format!("{} buckets are expected, {} were made", expected.values.len(), distances.len()));
+        return Err(format!("{} buckets are expected, {} were computed", expected.values.len(), distances.len()));
     }
     let mut score = Score::new("buckets");
     for (d, expected) in distances.iter().zip(&expected.values) {
@@ -274,7 +274,7 @@ pub fn sinusoidal(folder: &Folder, case: &Case) -> Scores {
 pub fn bf16_row(folder: &Folder, case: &Case) -> Scores {
     let keys = case.static_count("K", 1)?;
     let table = table(folder, case, keys, Compat::Bf16)?;
-    let bias = table.bias.ok_or("the method makes no bias")?;
+    let bias = table.bias.ok_or("the method has no bias")?;
     let row: Vec<f64> = bias.chunks(keys).flat_map(|row| row.iter().rev().copied()).collect();
     let mut score = Score::new("bf16 emulation");
     score.compare("row", &row, &case.numbers(folder, "expected", "row")?.values, BF16_ULP);

@@ -15,7 +15,7 @@ pub fn run(folder: &Folder, case: &Case) -> Scores {
         Some("lemma1_counterexample") => counterexample(folder, case),
         Some("fact1_embedding") => embedding(folder, case),
         _ if case.get("expected").get("gram").is_some() => certificate(folder, case),
-        _ => Err("this version does not know such a case".to_owned()),
+        _ => Err("this version does not support such a case".to_owned()),
     }
 }
 

@@ -107,7 +107,7 @@ fn what_a_manifest_promises_and_is_not_there_fails() {
             Box::new(|folder| {
                 edited(&folder.join("manifest.json"), |text| text.replace("\"n_cases\":5", "\"n_cases\":7"));
             }),
-            "manifest.json: n_cases is 7, and there are 5",
+            "manifest.json: n_cases is 7, but the file lists 5",
         ),
         ("media", Box::new(half("groove_timing.json")), "groove_timing.json: "),
     ] {
@@ -196,7 +196,7 @@ fn a_collection_claims_no_case_of_another() {
         {"id": "attn/plain"}, {"id": "listops"}]}"#;
     let (counts, notes) = of_manifest("other", alike);
     assert_eq!((counts.passed, counts.failed, counts.not_covered), (0, 5, 0), "{notes:?}");
-    assert!(notes.iter().all(|note| note.contains("does not know the collection `other`")), "{notes:?}");
+    assert!(notes.iter().all(|note| note.contains("unsupported collection `other`")), "{notes:?}");
     let of_names = |name: &str| of_manifest(name, r#"{"cases": [{"id": "selective/plain"}, {"id": "sine_L7"}]}"#).0;
     let [clocks, spe] = ["clocks", "spe"].map(of_names);
     assert_eq!((clocks.failed, clocks.not_covered), (1, 1));
@@ -219,5 +219,8 @@ fn an_unknown_case_and_a_wrong_value_fail() {
     ]}"#;
     let (counts, notes) = of_manifest("kerple", manifest);
     assert_eq!((counts.passed, counts.failed, counts.not_covered), (0, 3, 0), "{notes:?}");
-    assert!(notes[0].contains("does not know such a case") && notes[2].contains("nothing was compared"), "{notes:?}");
+    assert!(
+        notes[0].contains("does not support such a case") && notes[2].contains("nothing was compared"),
+        "{notes:?}"
+    );
 }

@@ -169,7 +169,7 @@ impl Manifest {
     /// are damage.
     pub fn read(folder: &Path) -> Result<Manifest> {
         Manifest::find(folder)?.ok_or_else(|| {
-            let message = format!("{} holds no reproduction: there is no {MANIFEST_FILE}", folder.display());
+            let message = format!("{} is not a reproduction, {MANIFEST_FILE} is missing", folder.display());
             Error::refused(message, "give the --out folder of `kerple reproduce`")
         })
     }
@@ -183,7 +183,7 @@ impl Manifest {
         let Some(manifest) = kerple_records::Error::unless_absent(read_json::<Manifest>(&path))? else {
             return Ok(None);
         };
-        let hint = "it was changed by hand, or is of another program; get the folder again";
+        let hint = "copy the folder again: the file was edited, or another program wrote it";
         manifest.check().map_err(|message| kerple_records::Error::damaged(&path, message, hint))?;
         Ok(Some(manifest))
     }
@@ -209,7 +209,10 @@ impl Manifest {
             let stays =
                 !folder.as_os_str().is_empty() && folder.components().all(|part| matches!(part, Component::Normal(_)));
             if !stays {
-                return Err(format!("runs: the folder `{}` is not within that of the reproduction", folder.display()));
+                return Err(format!(
+                    "runs: the folder `{}` is outside the folder of the reproduction",
+                    folder.display()
+                ));
             }
             for name in [corpus, variant].into_iter().filter(|name| !name.is_empty()) {
                 check_name(name).map_err(|reason| format!("runs: the name `{name}` {reason}"))?;
@@ -254,9 +257,9 @@ impl Manifest {
 fn check_name(name: &str) -> std::result::Result<(), &'static str> {
     let is_plain = |character: char| character.is_alphanumeric() || "_-.".contains(character);
     match name {
-        "" | "." | ".." => Err("is no name of a folder"),
+        "" | "." | ".." => Err("is not a valid folder name"),
         _ if name.chars().all(is_plain) => Ok(()),
-        _ => Err("holds other characters than letters, digits, `_`, `-` and `.`"),
+        _ => Err("contains other characters than letters, digits, `_`, `-` and `.`"),
     }
 }
 
@@ -291,12 +294,12 @@ mod tests {
         assert!(Manifest::read(write("web", "web/t5/seed-1", 8).path()).is_ok());
         assert_eq!(Manifest::find(&std::env::temp_dir().join("nowhere")).unwrap(), None);
         for (corpus, folder, length, part) in [
-            ("web", "../victim", 8, "`../victim` is not within"),
-            ("web", "web/../../victim", 8, "is not within"),
-            ("web", "/victim", 8, "`/victim` is not within"),
-            ("web", "", 8, "is not within"),
-            ("web/../../y", "web", 8, "`web/../../y` holds other characters"),
-            ("..", "web", 8, "`..` is no name"),
+            ("web", "../victim", 8, "`../victim` is outside"),
+            ("web", "web/../../victim", 8, "is outside"),
+            ("web", "/victim", 8, "`/victim` is outside"),
+            ("web", "", 8, "is outside"),
+            ("web/../../y", "web", 8, "`web/../../y` contains other characters"),
+            ("..", "web", 8, "`..` is not a valid"),
             ("web", "web", 0, "evaluations.all.lengths: a length of 0 tokens"),
             ("web", "web", 1 << 40, "between 1 and 4294967296"),
         ] {

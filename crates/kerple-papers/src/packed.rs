@@ -121,7 +121,14 @@ fn unpack_into(folder: &Path, place: &Path) -> Result<()> {
 /// Reads the archive of a folder to its end, file by file. Folders, which `tar` packs too, are passed over.
 fn each_file(folder: &Path, take: &mut dyn FnMut(&Path, &[u8]) -> Result<()>) -> Result<()> {
     let path = folder.join(ARCHIVE_FILE);
-    let damaged = |message: String| Error::damaged(&path, message, "get the folder again, or leave the archive out");
+    let damaged = |message: String| {
+        Error::damaged(
+            &path,
+            message,
+            "copy the folder again, or \
+        exclude the archive",
+        )
+    };
     let broken = |error: io::Error| damaged(error.to_string());
     let file = File::open(&path).map_err(Error::io("opening", &path))?;
     let bytes = zstd::Decoder::new(file).map_err(Error::io("opening", &path))?;
@@ -138,16 +145,16 @@ fn each_file(folder: &Path, take: &mut dyn FnMut(&Path, &[u8]) -> Result<()>) ->
         match (stays, kind.is_dir(), kind.is_file() && !name.as_os_str().is_empty()) {
             (true, true, _) => continue,
             (true, _, true) => {}
-            _ => return Err(damaged(format!("`{}` is no file within the folder", written.display()))),
+            _ => return Err(damaged(format!("`{}` is not a file within the folder", written.display()))),
         }
         let (size, mut content) = (entry.size(), Vec::new());
         entry.read_to_end(&mut content).map_err(broken)?;
         if content.len() as u64 != size {
-            return Err(damaged(format!("`{}` is cut short, or beyond the limit of {MOST} bytes", name.display())));
+            return Err(damaged(format!("`{}` is truncated, or exceeds the limit of {MOST} bytes", name.display())));
         }
         take(&name, &content)?;
         if !seen.insert(name) {
-            return Err(damaged(format!("`{}` is in it twice", written.display())));
+            return Err(damaged(format!("it contains `{}` twice", written.display())));
         }
     }
     // the checksum of the frame is behind the end of the archive
@@ -223,10 +230,10 @@ mod tests {
         }
         let file = (Regular, "code/plan.json", &b"{}"[..]);
         for (entries, reason) in [
-            (vec![file, (Symlink, "code/link", b"")], "`code/link` is no file within"),
-            (vec![file, (Directory, "../up/", b"")], "`../up/` is no file within"),
-            (vec![file, file], "`code/plan.json` is in it twice"),
-            (vec![file, (Regular, "./code/plan.json", b"x")], "`./code/plan.json` is in it twice"),
+            (vec![file, (Symlink, "code/link", b"")], "`code/link` is not a file within"),
+            (vec![file, (Directory, "../up/", b"")], "`../up/` is not a file within"),
+            (vec![file, file], "it contains `code/plan.json` twice"),
+            (vec![file, (Regular, "./code/plan.json", b"x")], "it contains `./code/plan.json` twice"),
         ] {
             let error = unpacked(packed(&entries).path()).unwrap_err().to_string();
             assert!(error.contains(reason), "{error}");
@@ -277,7 +284,7 @@ mod tests {
             let error = unpacked(folder.path()).unwrap_err();
             assert!(matches!(error, Error::Damaged { .. }), "{error}");
             assert!(
-                error.to_string().contains("victim` is no file within") && !folder.path().join("../victim").exists()
+                error.to_string().contains("victim` is not a file within") && !folder.path().join("../victim").exists()
             );
         }
         let folder = archive("web/plan.json", &[7; 4000]);

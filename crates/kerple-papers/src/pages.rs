@@ -219,8 +219,8 @@ fn made(reproduction: &Folder, folder: &Path) -> Result<Vec<page::Item>> {
         "spe" => Ok(spe::items(reproduction)),
         _ if !reproduction.manifest.claims.is_empty() => Ok(question::items(reproduction)),
         other => Err(Error::refused(
-            format!("{} holds a reproduction of {other}", folder.display()),
-            "this version has no pages for it; use the one that made the folder",
+            format!("{} contains a reproduction of {other}", folder.display()),
+            "use the version that wrote the folder; this one has no pages for it",
         )),
     }
 }

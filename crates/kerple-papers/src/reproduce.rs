@@ -108,13 +108,13 @@ pub fn papers() -> Vec<&'static str> {
 pub fn experiment_file(paper: &str, scale: &str) -> Result<&'static str> {
     let of_paper: Vec<_> = FILES.iter().filter(|(name, ..)| *name == paper).collect();
     if of_paper.is_empty() {
-        let hint = format!("there are {}", papers().join(", "));
-        return Err(Error::refused(format!("there is no reproduction of `{paper}`"), hint));
+        let hint = format!("use one of {}", papers().join(", "));
+        return Err(Error::refused(format!("unknown paper or question `{paper}`"), hint));
     }
     let found = of_paper.iter().find(|(_, name, _)| *name == scale);
     found.map(|(_, _, text)| *text).ok_or_else(|| {
         let scales: Vec<&str> = of_paper.iter().map(|(_, name, _)| *name).collect();
-        Error::refused(format!("there is no scale `{scale}` of {paper}"), format!("use one of {}", scales.join(", ")))
+        Error::refused(format!("unknown scale `{scale}` of {paper}"), format!("use one of {}", scales.join(", ")))
     })
 }
 
@@ -145,7 +145,7 @@ impl Reproduction {
         let experiment = Experiment::parse(experiment_file(paper, scale)?, &place)?;
         let items = crate::pages::items(paper);
         if let Some(unknown) = only.iter().find(|item| !items.contains(&item.as_str())) {
-            let hint = format!("there are {}", items.join(", "));
+            let hint = format!("use one of {}", items.join(", "));
             return Err(Error::refused(format!("--only {unknown}: {paper} has no such table or figure"), hint));
         }
         refuse_another(&out, paper, scale, "--out")?;
@@ -215,7 +215,7 @@ impl Reproduction {
             (None, None) => {
                 let message = format!("the {} scale needs texts", self.scale);
                 let folders: Vec<_> = self.experiment.corpora.iter().map(|c| c.texts.display().to_string()).collect();
-                let hint = format!("give --data DIR, the folder that holds {}", folders.join(", "));
+                let hint = format!("give --data DIR, the folder that contains {}", folders.join(", "));
                 Err(Error::refused(message, hint))
             }
         }
@@ -408,7 +408,7 @@ impl Reproduction {
 fn refuse_another(folder: &Path, paper: &str, scale: &str, option: &str) -> Result<()> {
     match Manifest::find(folder)? {
         Some(old) if (old.paper.as_str(), old.scale.as_str()) != (paper, scale) => {
-            let message = format!("{} holds the {} reproduction of {}", folder.display(), old.scale, old.paper);
+            let message = format!("{} contains the {} reproduction of {}", folder.display(), old.scale, old.paper);
             Err(Error::refused(message, format!("choose another {option} folder")))
         }
         _ => Ok(()),

@@ -56,8 +56,8 @@ impl Sums {
             let parts = line.split_once("  ").filter(|(sum, name)| is_sum(sum) && !name.is_empty());
             let known = parts.is_some_and(|(sum, name)| sums.insert(PathBuf::from(name), sum.to_owned()).is_none());
             if !known {
-                let message = format!("line {} is no sum and name of another file", number + 1);
-                return Err(Error::damaged(&path, message, "get the folder again").into());
+                let message = format!("line {} is not a checksum with the name of another file", number + 1);
+                return Err(Error::damaged(&path, message, "copy the folder again").into());
             }
         }
         Ok(Some(Sums(sums)))
@@ -81,7 +81,8 @@ impl Sums {
 /// # Errors
 /// An export without an archive, or with a damaged one; what cannot be read or written.
 pub fn seal(folder: &Path) -> Result<()> {
-    let missing = || crate::Error::refused(format!("{} holds no archive of runs", folder.display()), "export it first");
+    let missing =
+        || crate::Error::refused(format!("{} contains no archive of runs", folder.display()), "export it first");
     let aside = unpacked(folder)?.ok_or_else(missing)?;
     if !has_checksum(folder)? {
         pack(&Manifest::read(folder)?, aside.path(), folder)?;
@@ -97,8 +98,8 @@ pub(crate) fn refuse_broken(folder: &Path, unpacked: &Path) -> Result<()> {
     let differs = |(name, sum): &(&PathBuf, &String)| found.0.get(*name) != Some(sum);
     let changed = sums.0.iter().find(differs).or_else(|| found.0.iter().find(|(name, _)| !sums.0.contains_key(*name)));
     let Some((name, _)) = changed else { return Ok(()) };
-    let message = format!("{} is not what {SUMS_FILE} is of", name.display());
-    let hint = format!("`kerple verify {}` says all that differs; get the folder again", folder.display());
+    let message = format!("{} does not match {SUMS_FILE}", name.display());
+    let hint = format!("copy the folder again; `kerple verify {}` lists all differences", folder.display());
     Err(Error::damaged(folder, message, hint).into())
 }
 

@@ -42,7 +42,7 @@ pub fn verify(folder: &Path, place: &Path) -> Verification {
         Err(error) => return Verification { problems: vec![error], ..found },
     };
     let here = manifest.runs.iter().filter(|run| place.join(&run.folder).join(PLAN_FILE).is_file()).count();
-    found.good.push(format!("{here} of {} planned runs are there", manifest.runs.len()));
+    found.good.push(format!("{here} of {} planned runs are present", manifest.runs.len()));
     let checked = plan(&manifest, folder, &mut found);
     found.take(checked);
     let checked = runs(&manifest, (folder, place), &mut found);
@@ -65,13 +65,13 @@ fn plan(manifest: &Manifest, folder: &Path, found: &mut Verification) -> Result<
     let Some(differences) = beside_the_plan(manifest)? else { return Ok(()) };
     let (paper, scale) = (&manifest.paper, &manifest.scale);
     if differences.is_empty() {
-        found.good.push(format!("claims, evaluations and runs are those of the plan {paper}-{scale}"));
+        found.good.push(format!("claims, evaluations and runs match the plan {paper}-{scale}"));
     }
     let path = folder.join(crate::manifest::MANIFEST_FILE);
     for difference in differences {
         let hint = format!(
-            "the plan is crates/kerple-papers/experiments/{paper}-{scale}.toml of this program; a reproduction of an older plan is \
-             verified by the program that made it"
+            "compare with crates/kerple-papers/experiments/{paper}-{scale}.toml; to verify a \
+                reproduction of an older plan, use the program that made it"
         );
         found.problem(&path, difference, hint);
     }
@@ -80,7 +80,7 @@ fn plan(manifest: &Manifest, folder: &Path, found: &mut Verification) -> Result<
 
 /// Whether every folder holds the run that the manifest says.
 fn runs(manifest: &Manifest, (folder, place): (&Path, &Path), found: &mut Verification) -> Result<()> {
-    let hint = "runs were exchanged, or the folder was changed by hand; get it again";
+    let hint = "copy the folder again: runs were exchanged, or the folder was edited";
     for run in &manifest.runs {
         let path = place.join(&run.folder).join(PLAN_FILE);
         // what is no plan is found where the run is verified
@@ -89,15 +89,19 @@ fn runs(manifest: &Manifest, (folder, place): (&Path, &Path), found: &mut Verifi
         if own != (Some(&run.label), Some(run.seed)) {
             let says =
                 format!("{} of seed {}", own.0.unwrap_or("nothing"), own.1.map_or("none".into(), |s| s.to_string()));
-            let message =
-                format!("{} is planned for {} of seed {}, it holds {says}", run.folder.display(), run.label, run.seed);
+            let message = format!(
+                "{} is planned for {} of seed {}, but contains {says}",
+                run.folder.display(),
+                run.label,
+                run.seed
+            );
             found.problem(folder, message, hint);
         }
     }
     Ok(())
 }
 
-const GET_AGAIN: &str = "get the folder again, or export it anew from the runs it is of";
+const GET_AGAIN: &str = "copy the folder again, or export it again from its runs";
 
 /// What the export holds beside its sums.
 fn sums(manifest: &Manifest, (folder, place): (&Path, &Path), found: &mut Verification) -> Result<()> {
@@ -106,11 +110,11 @@ fn sums(manifest: &Manifest, (folder, place): (&Path, &Path), found: &mut Verifi
         let (paper, scale, out) = (&manifest.paper, &manifest.scale, folder.display());
         let hint =
             format!("`kerple reproduce {paper} --scale {scale} --out {out} --export NEW` writes an export with sums");
-        found.problem(&path, "is missing: nothing says what was exported", hint);
+        found.problem(&path, "is missing, so the export cannot be checked", hint);
         return Ok(());
     };
     if look(&archive)?.is_none() {
-        found.problem(&archive, format!("is missing, and {SUMS_FILE} is there"), GET_AGAIN);
+        found.problem(&archive, format!("is missing, but {SUMS_FILE} is present"), GET_AGAIN);
         return Ok(());
     }
     let own = Sums::of(place)?;
@@ -130,10 +134,11 @@ fn sums(manifest: &Manifest, (folder, place): (&Path, &Path), found: &mut Verifi
     for (name, sum) in &own.0 {
         match sums.0.get(name) {
             Some(known) if known == sum => {}
-            Some(_) => {
-                problem(name, format!("{} is not what was exported{}", name.display(), why(manifest, place, name)))
-            }
-            None => problem(name, format!("{} was added: {SUMS_FILE} does not have it", name.display())),
+            Some(_) => problem(
+                name,
+                format!("{} differs from what was exported{}", name.display(), why(manifest, place, name)),
+            ),
+            None => problem(name, format!("{} was added: {SUMS_FILE} does not list it", name.display())),
         }
     }
     if problems == 0 {
@@ -169,25 +174,25 @@ fn odd(manifest: &Manifest, place: &Path, run: &PlannedRun, rows: &[EvaluationRo
     let mut odd = Vec::new();
     for (at, row) in rows.iter().enumerate() {
         if let Some(first) = rows[..at].iter().position(|other| other == row) {
-            odd.push(format!("row {} is row {} again", at + 1, first + 1));
+            odd.push(format!("row {} repeats row {}", at + 1, first + 1));
         }
     }
     let Ok(read) = kerple_report::Run::read(&place.join(&run.folder)) else { return odd };
     let steps = read.planned_steps();
     for (at, row) in rows.iter().enumerate().filter(|(_, row)| Some(row.step) != steps) {
-        odd.push(format!("row {} is of step {}, not of the last", at + 1, row.step));
+        odd.push(format!("row {} was computed at step {}, not at the last", at + 1, row.step));
     }
     let text = |row: &EvaluationRow| row.text.as_ref().map(|text| text.checksum.clone());
     let mut texts: BTreeMap<Option<String>, Vec<usize>> = BTreeMap::new();
     rows.iter().enumerate().for_each(|(at, row)| texts.entry(text(row)).or_default().push(at + 1));
     if let Some(fewest) = texts.values().min_by_key(|rows| rows.len()).filter(|_| texts.len() > 1) {
-        odd.push(format!("row {} is over another text than others", fewest[0]));
+        odd.push(format!("row {} scores another text than the other rows", fewest[0]));
     }
     for name in &run.evaluate {
         let Some(facts) = manifest.evaluations.get(name) else { continue };
         let is_there = |length: &&u64| rows.iter().any(|row| row.length == **length && facts.is_of(&read, row));
         if let Some(length) = facts.lengths.iter().find(|length| !is_there(length)) {
-            odd.push(format!("there is no row of `{name}` at {length}"));
+            odd.push(format!("the row of `{name}` at {length} is missing"));
         }
     }
     odd
@@ -212,14 +217,18 @@ fn rendered(manifest: &Manifest, (folder, place): (&Path, &Path), found: &mut Ve
         own.0.iter().filter(|(name, sum)| made.0.get(*name) != Some(sum)).map(|(name, _)| name).collect();
     if differ.is_empty() {
         found.good.push(format!(
-            "{PAGE_FOLDER}: all {} files, of {items} tables and figures, are what this program makes of the runs",
+            "{PAGE_FOLDER}: all {} files, of {items} tables and figures, match what this program \
+                computes from the runs",
             own.0.len()
         ));
     }
     let (paper, scale, out) = (&manifest.paper, &manifest.scale, folder.display());
     for name in differ {
-        let hint = format!("`kerple reproduce {paper} --scale {scale} --out {out} --render` makes the pages anew");
-        let message = "does not follow from the runs: it was changed, or another version of the program made it";
+        let hint = format!(
+            "make the pages again with `kerple reproduce {paper} --scale {scale} \
+            --out {out} --render`"
+        );
+        let message = "does not match the runs: it was edited, or another version of the program made it";
         found.problem(&kept.join(name), message, hint);
     }
     Ok(())

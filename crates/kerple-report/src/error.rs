@@ -36,7 +36,7 @@ impl Error {
         match self {
             Error::Record(error) => error.hint(),
             Error::Refused { hint, .. } => hint.clone(),
-            Error::Render { .. } => "nothing half-written was kept".to_owned(),
+            Error::Render { .. } => "check the disk and run the command again; no partial output was kept".to_owned(),
         }
     }
 
@@ -56,7 +56,8 @@ impl Error {
         let place = if list.is_empty() { String::new() } else { format!(" below {}", list.join(", ")) };
         Error::Refused {
             message: format!("no runs{place}"),
-            hint: "a run folder holds plan.json; name the folder that `kerple train --out` or `kerple compare --out` wrote"
+            hint: "give the --out folder of `kerple train` or `kerple compare`; a run folder \
+                contains plan.json"
                 .into(),
         }
     }

@@ -55,8 +55,8 @@ pub fn refuse_foreign(folder: &Path) -> Result<()> {
         return Ok(());
     }
     Err(Error::Refused {
-        message: format!("{} is there already and is no report of kerple", found.display()),
-        hint: "choose another folder with --out, or move the file away".into(),
+        message: format!("{} already exists and is not a report of kerple", found.display()),
+        hint: "choose another folder with --out, or move the file".into(),
     })
 }
 

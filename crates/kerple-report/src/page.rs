@@ -241,7 +241,7 @@ fn headline(results: &Results) -> String {
         if let Some(sentence) = results.answers.iter().find_map(answers::headline) {
             return sentence;
         }
-        return "There is not yet a length at which two encodings can be compared.".into();
+        return "No length has two encodings to compare yet.".into();
     };
     let factor = length as f64 / table.setting.train_len as f64;
     let mut text = format!(
@@ -256,7 +256,7 @@ fn headline(results: &Results) -> String {
     let tested: Vec<_> =
         table.tests.iter().filter(|test| test.length == length && test.window.is_none() && test.p.is_some()).collect();
     if best.n == 1 {
-        text.push_str(" With one seed it is not known whether a difference is more than noise.");
+        text.push_str(" One seed does not show whether a difference exceeds the noise.");
     } else if results.reference.as_deref().map(|name| (name, None)) == Some(best.name()) && !tested.is_empty() {
         let beaten = tested.iter().filter(|test| test.dagger).count();
         text.push_str(&format!(

@@ -111,7 +111,8 @@ impl Results {
         notes.extend(tables.iter().flat_map(Table::notes));
         if reference.is_none() && encodings.len() > 1 && !tables.is_empty() {
             notes.push(format!(
-                "No run has the encoding {USUAL_REFERENCE} and no other was named as reference: nothing is tested."
+                "No run has the encoding {USUAL_REFERENCE} and no other reference was given, so \
+                    nothing is tested."
             ));
         }
         Ok(Results {
@@ -145,10 +146,13 @@ fn choose_reference(runs: &[&Run], wanted: Option<&str>) -> Result<Option<String
     if let Some(wanted) = wanted {
         let list = available.iter().copied().collect::<Vec<_>>().join(", ");
         return Err(Error::Refused {
-            message: format!("no evaluated run has the encoding {wanted:?}; there are {list}"),
-            hint: available
-                .first()
-                .map_or("evaluate the runs first".into(), |name| format!("for example --reference {name}")),
+            message: format!(
+                "no evaluated run has the encoding {wanted:?}; the evaluated encodings \
+                are {list}"
+            ),
+            hint: available.first().map_or("evaluate the runs first, with `kerple eval RUN`".into(), |name| {
+                format!("use e.g. --reference {name}")
+            }),
         });
     }
     let of_kind = evaluated().filter(|run| run.encoding_kind() == Some(USUAL_REFERENCE));

@@ -285,7 +285,7 @@ fn walk(folder: &Path, found: &mut BTreeMap<PathBuf, PathBuf>) -> Result<()> {
 fn read_plan(path: &Path) -> Result<Value> {
     let plan: Value = read_json(path)?;
     let checked = plan["train_len"].as_u64().map_or(Ok(0), kerple_records::check_length);
-    let hint = "it was changed by hand, or is of another program; leave the run out";
+    let hint = "exclude the run: the file was edited, or another program wrote it";
     checked.map_err(|reason| kerple_records::Error::damaged(path, format!("train_len: {reason}"), hint))?;
     Ok(plan)
 }
@@ -294,7 +294,7 @@ fn read_optional_rows<Row: DeserializeOwned>(path: &Path, notes: &mut Vec<String
     let Some(found) = kerple_records::Error::unless_absent(read_rows(path))? else { return Ok(Vec::new()) };
     if let Some(line) = found.truncated_line {
         let name = path.file_name().unwrap_or_default().to_string_lossy();
-        notes.push(format!("{name}: line {line}, the last, is incomplete and was left out"));
+        notes.push(format!("{name}: the last line, {line}, is incomplete and was skipped"));
     }
     Ok(found.rows)
 }

@@ -79,11 +79,7 @@ pub fn perplexity(nll: &[f64]) -> f64 {
 /// # Panics
 /// If `nll` is not a whole number of segments.
 pub fn position_perplexity(nll: &[f64], length: usize) -> Vec<f64> {
-    assert!(
-        length > 0 && nll.len().is_multiple_of(length),
-        "nll: {} losses are no whole segments of {length}",
-        nll.len()
-    );
+    assert!(length > 0 && nll.len().is_multiple_of(length), "nll: {} losses are not a multiple of {length}", nll.len());
     (0..length)
         .map(|position| {
             let losses: Vec<f64> = nll.iter().skip(position).step_by(length).copied().collect();
@@ -113,7 +109,7 @@ pub struct PairedTest {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Untestable {
     /// The two samples are not pairs.
-    #[error("{x} values against {y}: not pairs")]
+    #[error("{x} values cannot be paired with {y}")]
     Unpaired {
         /// Values of the first sample.
         x: usize,

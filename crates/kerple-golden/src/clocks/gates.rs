@@ -68,7 +68,7 @@ impl Gates {
                 let (y, w, b) = (read("y", &[batch, len, width])?, read("W", &[heads, width])?, read("b", &[heads])?);
                 Ok(Some(Gates::Rows { y, w, b, dims }))
             }
-            other => Err(format!("`{other}` has gates of a kind that is not known")),
+            other => Err(format!("`{other}` has an unknown kind of gates")),
         }
     }
 

@@ -210,16 +210,24 @@ impl Experiment {
         let corpora: Vec<&str> = experiment.corpora.iter().map(|corpus| corpus.name.as_str()).collect();
         for part in &experiment.parts {
             if let Some(name) = part.corpora.iter().find(|name| !corpora.contains(&name.as_str())) {
-                return Err(fail(format!("part: there is no corpus `{name}`"), "name one of the [[corpus]] tables"));
+                return Err(fail(
+                    format!("part: unknown corpus `{name}`"),
+                    "use the name of a \
+                    [[corpus]] table",
+                ));
             }
             if let Some(name) = part.evaluate.iter().find(|name| !experiment.evaluations.contains_key(*name)) {
-                return Err(fail(format!("part: there is no evaluation `{name}`"), "add [evaluation.NAME]"));
+                return Err(fail(format!("part: unknown evaluation `{name}`"), "add [evaluation.NAME]"));
             }
             if let Some(name) = part.probe.iter().find(|name| !experiment.probes.contains_key(*name)) {
-                return Err(fail(format!("part: there is no probe `{name}`"), "add [probe.NAME]"));
+                return Err(fail(format!("part: unknown probe `{name}`"), "add [probe.NAME]"));
             }
             if part.variant.is_empty() != part.set.is_empty() {
-                return Err(fail("part: `variant` and `set` go together".to_owned(), "name what `set` changes"));
+                return Err(fail(
+                    "part: `variant` and `set` must be given together".to_owned(),
+                    "set `variant` \
+                    to a name for what `set` changes",
+                ));
             }
         }
         if let Some((corpus, [one, other])) = experiment.ambiguous() {
@@ -227,7 +235,7 @@ impl Experiment {
             let message = format!("part: variant `{variant}` of `{corpus}` is both {one} and {other}");
             return Err(fail(
                 message,
-                "its runs share a folder: give every part of a variant the same `set`, or another name",
+                "give every part of a variant the same `set`, or another name: its runs share a folder",
             ));
         }
         if let Some((claim, message)) =
@@ -235,7 +243,7 @@ impl Experiment {
         {
             return Err(fail(
                 format!("claim `{}`: {message}", claim.text),
-                "a claim is about runs and evaluations of the [[part]] tables",
+                "use runs and evaluations of the [[part]] tables in claims",
             ));
         }
         Ok(experiment)
@@ -244,11 +252,11 @@ impl Experiment {
     /// What a claim is about and no part has.
     fn lacks(&self, claim: &Claim) -> Option<String> {
         if let Some(name) = claim.corpora.iter().find(|name| !self.corpora.iter().any(|corpus| corpus.name == **name)) {
-            return Some(format!("there is no corpus `{name}`"));
+            return Some(format!("unknown corpus `{name}`"));
         }
         let is_change = claim.of == Measure::Change;
         if is_change != claim.from.is_some() || (!is_change && claim.beside.is_none()) {
-            return Some("a change has `from`, and everything else is held `beside` another arm".to_owned());
+            return Some("a change needs `from`, every other measure needs `beside` with another arm".to_owned());
         }
         let about = self.corpora.iter().filter(|c| claim.corpora.is_empty() || claim.corpora.contains(&c.name));
         about.flat_map(|corpus| claim.arms().map(move |arm| (corpus, arm))).find_map(|(corpus, (arm, evaluation))| {
@@ -268,7 +276,10 @@ impl Experiment {
             (!is_there || !is_evaluated).then(|| {
                 let Arm { encoding, variant, .. } = arm;
                 let name = &corpus.name;
-                format!("no three seeds of `{encoding}`, variant `{variant}`, on `{name}` are evaluated as `{evaluation}` there")
+                format!(
+                    "fewer than three seeds of `{encoding}`, variant `{variant}`, on `{name}` \
+                    are evaluated as `{evaluation}` there"
+                )
             })
         })
     }

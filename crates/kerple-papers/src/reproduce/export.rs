@@ -177,14 +177,14 @@ fn written_as(value: &mut Value, write: impl FnOnce(f64) -> String) {
 fn refuse_target(manifest: &Manifest, out: &Path, folder: &Path) -> Result<()> {
     let hint = "choose another --export folder";
     if real(folder)?.starts_with(real(out)?) {
-        let message = format!("--export {} is the folder of the reproduction, or within it", folder.display());
+        let message = format!("--export {} is the folder of the reproduction, or inside it", folder.display());
         return Err(Error::refused(message, hint));
     }
     refuse_another(folder, &manifest.paper, &manifest.scale, "--export")?;
     for run in &manifest.runs {
         let trained = checkpoint::folder(&folder.join(&run.folder));
         if look(&trained)?.is_some() {
-            return Err(Error::refused(format!("{} is there: this is no export", trained.display()), hint));
+            return Err(Error::refused(format!("{} exists, so this is not an export", trained.display()), hint));
         }
     }
     Ok(())

@@ -226,7 +226,7 @@ fn mistakes_in_an_experiment_are_named() {
     for (from, to, part) in [
         ("corpora = [\"github\"]", "corpora = [\"gitlab\"]", "no corpus `gitlab`"),
         ("evaluate = [\"lengths\"]", "evaluate = [\"length\"]", "no evaluation `length`"),
-        ("variant = \"twice\"\n", "", "go together"),
+        ("variant = \"twice\"\n", "", "must be given together"),
         (
             "variant = \"four_times\"",
             "variant = \"twice\"",
@@ -247,8 +247,8 @@ fn mistakes_in_an_experiment_are_named() {
         ),
         ("variant = \"paper_sum\" }", "variant = \"sum\" }", "variant `sum`"),
         ("lengths = [8192]", "lengths = [9000]", "are evaluated as `lengths` there"),
-        ("from = 256\n", "", "a change has `from`"),
-        ("seeds = 5", "seeds = 2", "no three seeds of"),
+        ("from = 256\n", "", "a change needs `from`"),
+        ("seeds = 5", "seeds = 2", "fewer than three seeds of"),
     ] {
         let changed = text.replacen(from, to, 1);
         let error = Experiment::parse(&changed, "here.toml").unwrap_err().to_string();

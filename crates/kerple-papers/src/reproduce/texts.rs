@@ -48,7 +48,7 @@ impl Reproduction {
         let Some(texts) = self.given(corpus) else {
             let has_built_in = self.is_made_up(corpus) || corpus.peps.is_some();
             return match known.is_some_and(|known| !known.is_empty()) && has_built_in {
-                true => Err(self.other_texts(corpus, "the built-in ones")),
+                true => Err(self.other_texts(corpus, "the built-in texts")),
                 false => Ok(()),
             };
         };
@@ -71,8 +71,9 @@ impl Reproduction {
     fn other_texts(&self, corpus: &CorpusConfig, asked: &str) -> Error {
         let prepared = self.data_of(&corpus.name);
         Error::refused(
-            format!("{} was prepared of other texts than {asked}", prepared.display()),
-            "give --data as when it was made, or choose another --out folder; --render makes the pages without any",
+            format!("{} was prepared from other texts than {asked}", prepared.display()),
+            "give the same --data as when it was prepared, or choose another --out folder; --render \
+                makes the pages without texts",
         )
     }
 }

@@ -57,9 +57,10 @@ impl AnswersPart {
         let grid = Grid { caption, head, rows };
         let tests = table.means.iter().find_map(|mean| mean.test.as_ref()).map_or_else(String::new, |test| {
             format!(
-                " In small print the difference to {0} with its 95 % interval; \u{2020}: {0} has significantly more right answers \
-                 beyond the training length (paired two-sided t-test over the common seeds, p < 0.05 after Holm's correction for all \
-                 tests of this table).",
+                " Small print: the difference to {0} with its 95 % interval; \u{2020}: {0} has \
+                    significantly more right answers beyond the training length (paired two-sided \
+                    t-test over the common seeds, p < 0.05 after Holm's correction for all tests of \
+                    this table).",
                 test.reference
             )
         });
@@ -141,7 +142,7 @@ fn by_depth(results: &Results, table: &AnswerTable, index: usize) -> Option<Figu
         id: format!("answers-{index}-depth"),
         section: Section::Answers(index),
         title: format!("{title}: {}", table.title),
-        caption: "0 % is the beginning of the sequence, where the key is farthest from the question.".to_owned(),
+        caption: "0 % is the start of the sequence, where the key is farthest from the question.".to_owned(),
         plots: vec![plot(&title, table, axis, series.collect(), [0.0, 100.0])],
     })
 }

@@ -112,7 +112,8 @@ fn by_length(results: &Results, table: &Table, index: usize) -> Vec<Figure> {
             section: Section::Table(index),
             title: "The same, near the best".into(),
             caption: format!(
-                "The same points on a linear axis that ends at {NEAR} times the lowest perplexity; lines that leave the frame go on above it."
+                "The same points on a linear axis that ends at {NEAR} times the lowest perplexity; \
+                    lines that leave the frame continue above it."
             ),
             plots: vec![plot(axis, format!("{setting}, perplexities up to {NEAR} times the lowest, {best:.1}."))],
         });

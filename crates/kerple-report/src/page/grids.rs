@@ -209,15 +209,19 @@ pub(super) fn speeds(results: &Results) -> Vec<Grid> {
                     speed.n.to_string().into(),
                 ],
             });
-            let length =
-                speeds[0].train_len.map_or_else(String::new, |length| format!(" at {length} tokens a sequence"));
+            let length = speeds[0].train_len.map_or_else(String::new, |length| {
+                format!(
+                    " at {length} tokens \
+                    per sequence"
+                )
+            });
             let group = results.groups.iter().find(|group| group.id == speeds[0].group && !group.title.is_empty());
             let group = group.map_or_else(String::new, |group| format!(", {}", group.title));
             let baseline = &speeds[0].baseline;
             let why = if baseline == "sinusoidal" { "" } else { ", the fastest, as sinusoidal was not trained" };
             Grid {
-                caption: format!("Seconds a training step{length}{group}; relative to {baseline}{why}"),
-                head: ["encoding", "seconds a step", "relative", "n"].map(str::to_owned).to_vec(),
+                caption: format!("Seconds per training step{length}{group}; relative to {baseline}{why}"),
+                head: ["encoding", "seconds per step", "relative", "n"].map(str::to_owned).to_vec(),
                 rows: rows.collect(),
             }
         })

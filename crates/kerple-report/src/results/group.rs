@@ -105,7 +105,7 @@ impl Setting {
             instructions: None,
             title: match row.other_start() {
                 None => format!("{protocol}, {split} split, trained at {train_len}"),
-                Some(start) => format!("{protocol} behind {start}, {split} split, trained at {train_len}"),
+                Some(start) => format!("{protocol} after {start}, {split} split, trained at {train_len}"),
             },
         }
     }
@@ -122,8 +122,8 @@ impl Setting {
             (Some(span), Some(segments), Some(seed)) => {
                 format!("The text is {segments} segments of {span} tokens, drawn with seed {seed}.")
             }
-            _ => "It was not recorded which text was scored, so every run stands for itself: no means, no tests. Evaluating \
-                  the runs again records it."
+            _ => "The rows do not record which text was scored, so runs are shown one by one, \
+                without means or tests. Evaluate the runs again to record it."
                 .to_owned(),
         };
         format!("{} {text}", protocol_meaning(&self.protocol))

@@ -153,7 +153,7 @@ pub(super) fn notes(runs: &[Run]) -> Vec<String> {
         let folder = run.folder.display();
         match state(run) {
             State::Finished => {}
-            State::NotStarted => notes.push(format!("{folder} holds a plan and no results.")),
+            State::NotStarted => notes.push(format!("{folder} contains a plan and no results.")),
             State::Unfinished => {
                 let planned = run.planned_steps().map_or_else(|| "an unknown number".into(), |steps| steps.to_string());
                 notes.push(format!("{folder} is unfinished: {} of {planned} steps.", run.steps_done()));
@@ -177,7 +177,8 @@ pub(super) fn notes(runs: &[Run]) -> Vec<String> {
         }
         if let Some(waiting) = run.waiting() {
             notes.push(format!(
-                "{folder} was trained by several ranks; the first waited {:.1} % of its updates.",
+                "{folder} was trained by several ranks; the first waited during {:.1} % of the time \
+                    of its updates.",
                 100.0 * waiting
             ));
         }

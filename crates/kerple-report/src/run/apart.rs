@@ -67,9 +67,7 @@ pub(super) fn mark_duplicates(runs: &mut [Run]) {
             let is_new = |row: &&EvaluationRow| !known.contains(&identity(row));
             let more: Vec<EvaluationRow> = runs[index].evaluations.iter().filter(is_new).cloned().collect();
             if !more.is_empty() {
-                runs[index]
-                    .notes
-                    .push(format!("{} evaluations that only this copy has count all the same", more.len()));
+                runs[index].notes.push(format!("{} evaluations that only this copy has are counted", more.len()));
             }
             runs[keep].evaluations.extend(more);
         }
@@ -157,7 +155,7 @@ fn name_by_maker(runs: &mut [Run]) {
             let title = differences.title(place);
             if !title.is_empty() {
                 runs[index].name = format!("{name} ({title})");
-                let note = "another run of this plan and seed was computed otherwise";
+                let note = "another run of this plan and seed was computed with other numerics";
                 runs[index].notes.push(format!("{note}; called {:?} here", runs[index].name));
             }
         }

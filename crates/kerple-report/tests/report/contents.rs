@@ -80,14 +80,12 @@ fn one_seed_and_one_encoding_make_a_report() {
     let summary = report(&root).unwrap();
     assert!(summary.results.tables[0].scores.iter().all(|score| !score.best && score.ratio.is_none()));
     assert!(summary.results.tables[0].tests.is_empty());
-    assert!(read(&root, "index.html").contains("not yet a length at which two encodings can be compared"));
+    assert!(read(&root, "index.html").contains("No length has two encodings to compare yet"));
     run(root.path(), "kerple_log", 1, &[(128, 20.0)]);
     report(&root).unwrap();
     let html = read(&root, "index.html");
     assert!(
-        html.contains(
-            "kerple_log has the lowest perplexity of 2 encodings: 20.00 (n = 1). With one seed it is not known"
-        )
+        html.contains("kerple_log has the lowest perplexity of 2 encodings: 20.00 (n = 1). One seed does not show")
     );
 }
 
@@ -99,7 +97,7 @@ fn a_plan_alone_makes_a_report() {
     std::fs::write(folder.join(kerple_records::PLAN_FILE), "{}").unwrap();
     let summary = report(&root).unwrap();
     assert_eq!(summary.results.encodings, ["alone"]);
-    assert!(summary.results.notes[0].ends_with("holds a plan and no results."));
+    assert!(summary.results.notes[0].ends_with("contains a plan and no results."));
     assert!(read(&root, "index.html").contains("not started"));
     assert!(table_text(&summary.results).starts_with("nothing evaluated yet"));
 }

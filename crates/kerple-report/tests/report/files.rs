@@ -188,7 +188,7 @@ fn corrupt_rows_stop_with_file_and_line_and_incomplete_ones_are_noted() {
     std::fs::write(&file, &whole[..whole.len() - 20]).unwrap();
     let summary = report(&root).unwrap();
     assert!(
-        summary.results.notes.iter().any(|note| note.contains("evaluation.jsonl: line 2, the last, is incomplete"))
+        summary.results.notes.iter().any(|note| note.contains("evaluation.jsonl: the last line, 2, is incomplete"))
     );
     assert_eq!(summary.results.tables[0].score(("kerple_log", None), 128).unwrap().n, 2);
     std::fs::write(&file, whole.replacen('{', "[", 1)).unwrap();

@@ -194,7 +194,7 @@ fn rows_of_unknown_text_stand_alone() {
     assert!(unknown.scores.is_empty() && unknown.tests.is_empty() && unknown.evaluations.len() == 4);
     assert!(results.notes.iter().any(|note| note.contains("unknown text: 4 rows were written")), "{results:?}");
     let html = read(&root, "index.html");
-    assert!(html.contains("kerple_log, seed 2") && html.contains("no means, no tests"));
+    assert!(html.contains("kerple_log, seed 2") && html.contains("without means or tests"));
     let text = table_text(&results);
     assert!(text.contains("kerple_log, seed 1  51.00") && text.contains("sinusoidal, seed 2  52.00"), "{text}");
     assert!(results.positions.iter().all(|curve| curve.length < 256));
@@ -293,7 +293,7 @@ fn a_window_in_evaluation_is_tested_against_the_reference() {
     assert!((test.difference.unwrap() - 1.02).abs() < 1e-12);
     let html = read(&root, "index.html");
     assert!(html.contains("At 128 tokens, kerple_log that sees only the last 32 keys has a perplexity 1.020 higher"));
-    assert!(html.contains("so it uses what lies further back"));
+    assert!(html.contains("so it uses more distant keys"));
     assert!(table_text(&results).contains("kerple_log, window 32"));
 }
 

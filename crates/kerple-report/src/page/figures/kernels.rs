@@ -48,9 +48,10 @@ pub(super) fn kernels(part: &Part) -> Option<Figure> {
         section: Section::Kernels,
         title: part.title("Kernels by distance"),
         caption: format!(
-            "One line a head, after the last recorded step; a picture for each layer with kernels of its own. The bias is added to the scores after the 1/\u{221a}D scale, a weight \
-             multiplies them. Biases below \u{2212}{} are not shown: they leave weights of less than 6e\u{2212}6. Distance 0 has no place on \
-             the logarithmic axis.",
+            "One line per head, after the last recorded step; one picture per layer with kernels of \
+                its own. The bias is added to the scores after the 1/\u{221a}D scale, a weight \
+                multiplies them. Biases below \u{2212}{} are not shown: they leave weights of less \
+                than 6e\u{2212}6. The logarithmic axis cannot show distance 0.",
             -LOWEST_BIAS
         ),
         plots,
@@ -197,7 +198,7 @@ pub(super) fn parameters(part: &Part) -> Option<Figure> {
         id: part.id("parameters"),
         section: Section::Kernels,
         title: part.title("Kernel parameters over training"),
-        caption: "One line a head, from the values logged while training.".into(),
+        caption: "One line per head, from the values logged during training.".into(),
         plots,
     })
 }
