@@ -374,7 +374,7 @@ def test_tables_without_torch_are_the_same():
 @pytest.mark.parametrize(
     ("make", "words"),
     [
-        (lambda: Encoding("kerple_lag", 4), "there is no `kerple_lag`"),
+        (lambda: Encoding("kerple_lag", 4), "unknown encoding `kerple_lag`"),
         (lambda: KerpleLog(heads=0), "heads = 0"),
         (lambda: Encoding("t5", 4, num_buckets=3), "num_buckets"),
         (lambda: Encoding("kerple_log", 4, window=0), "window"),

@@ -125,7 +125,7 @@ fn a_picture_that_cannot_be_drawn_is_an_error() {
     let output = place.run(&["describe", "rotary", "--svg", "rotary.svg"]);
     let said = String::from_utf8(output.stderr).unwrap();
     assert_eq!(output.status.code(), Some(2), "{said}");
-    assert!(said.contains("rotary has no table over distances") && said.contains("kerple_log"), "{said}");
+    assert!(said.contains("rotary has no distance table") && said.contains("kerple_log"), "{said}");
     assert!(!place.path("rotary.svg").exists());
     place.ok(&["describe", "alibi", "--svg", "alibi.svg"]);
     assert!(place.read("alibi.svg").starts_with("<svg"));

@@ -237,7 +237,7 @@ fn mistakes_are_named() {
         (vec!["reproduce", "kerple", "--out", "x"], "the small scale needs texts"),
         (vec!["reproduce", "kerple", "--scale", "small", "--out", "r"], "holds the smoke reproduction"),
         (smoke("x", &["--only", "table11"]), "no such table or figure"),
-        (smoke("x", &["--shard", "2/2"]), "shards 0 to 1"),
+        (smoke("x", &["--shard", "2/2"]), "shards are 0 to 1"),
         (smoke("x", &["--shard", "0/2", "--slurm", "2"]), "cannot be used with"),
         (smoke("x", &["--slurm", "0"]), "at least 1"),
         (smoke("x", &["--render"]), "is not a reproduction"),

@@ -72,12 +72,12 @@ const IN_RUNS: [Tampering; 16] = [
     (
         "rows of another seed",
         |at| drop(fs::copy(at.join(OTHER).join("evaluation.jsonl"), at.join(ROWS))),
-        "row 1: it is of",
+        "row 1: it belongs to",
     ),
     (
         "rows of another encoding",
         |at| drop(fs::copy(at.join("web/kerple_log/seed-2001/evaluation.jsonl"), at.join(ROWS))),
-        "row 1: it is of kerple_log",
+        "row 1: it belongs to kerple_log",
     ),
     (
         "a learning rate",
@@ -114,7 +114,7 @@ const IN_RUNS: [Tampering; 16] = [
             fs::rename(at.join(OTHER), at.join(RUN)).unwrap();
             fs::rename(at.join("aside"), at.join(OTHER)).unwrap();
         },
-        "web/alibi/seed-2001 is planned for alibi of seed 2001, it holds alibi of seed 2002",
+        "web/alibi/seed-2001 is planned for alibi of seed 2001, but contains alibi of seed 2002",
     ),
     (
         "the commit of a plan",

@@ -137,7 +137,7 @@ fn rows_that_contradict_themselves_or_the_plan_are_found() {
     for (file, key, expected) in [
         ("evaluation.jsonl", "\"perplexity\":", "row 2: the perplexity is 1"),
         ("evaluation.jsonl", "\"bits_per_byte\":", "row 2: bits_per_byte is 1"),
-        ("evaluation.jsonl", "\"seed\":", "row 2: it is of "),
+        ("evaluation.jsonl", "\"seed\":", "row 2: it belongs to "),
         ("metrics.jsonl", "\"tokens\":", "tokens are not "),
     ] {
         let path = format!("run/{file}");

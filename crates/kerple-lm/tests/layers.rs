@@ -157,13 +157,13 @@ fn mistakes_name_the_kind() {
             "a = { every = 2, window = 2 }\nb = { at = [3], window = 3 }",
             "model.layers.b.at: layer 3 is already assigned to kind `a`",
         ),
-        ("layer3 = { every = 2, window = 2 }", "model.layers.layer3: this is no name"),
+        ("layer3 = { every = 2, window = 2 }", "model.layers.layer3: invalid name for a layer kind"),
         (
             "a = { every = 2, encoding = \"learned\" }",
-            "model.layers.a.encoding.kind: learned is added to the embeddings",
+            "model.layers.a.encoding.kind: learned is added to the token embeddings",
         ),
-        ("a = { every = 2, encoding = \"sine_spe\" }", "model.layers.a.encoding.kind: sine_spe is a code"),
-        ("a = { every = 2, encoding = \"nope\" }", "there is no `nope`"),
+        ("a = { every = 2, encoding = \"sine_spe\" }", "model.layers.a.encoding.kind: sine_spe needs linear attention"),
+        ("a = { every = 2, encoding = \"nope\" }", "unknown encoding `nope`"),
         (
             "a = { every = 2, window = 3, attention = { linear = {} } }",
             "model.layers.a.encoding: linear attention does not support kerple_log-window3",

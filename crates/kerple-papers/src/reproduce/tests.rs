@@ -175,7 +175,7 @@ fn corpora_have_models_and_probes_of_their_own() {
     assert_eq!((&usual.model, &usual.train), (&experiment.model, &experiment.train));
     let text = experiment_file("spe", "small").unwrap().replacen("probe = [\"style\"]", "probe = [\"tune\"]", 1);
     let error = Experiment::parse(&text, "here.toml").unwrap_err().to_string();
-    assert!(error.contains("no probe `tune`"), "{error}");
+    assert!(error.contains("unknown probe `tune`"), "{error}");
 }
 
 #[test]
@@ -206,7 +206,7 @@ fn what_is_not_there_is_named() {
     }
     let small = request("kerple", "small", &[]).unwrap();
     let error = small.to_prepare(&Arc::default()).err().unwrap();
-    assert!(error.hint().contains("--data DIR, the folder that holds web, code, latex"), "{}", error.hint());
+    assert!(error.hint().contains("--data DIR, the folder that contains web, code, latex"), "{}", error.hint());
 }
 
 #[test]
@@ -224,8 +224,8 @@ fn results_say_how_they_differ_from_the_papers() {
 fn mistakes_in_an_experiment_are_named() {
     let text = experiment_file("kerple", "small").unwrap();
     for (from, to, part) in [
-        ("corpora = [\"github\"]", "corpora = [\"gitlab\"]", "no corpus `gitlab`"),
-        ("evaluate = [\"lengths\"]", "evaluate = [\"length\"]", "no evaluation `length`"),
+        ("corpora = [\"github\"]", "corpora = [\"gitlab\"]", "unknown corpus `gitlab`"),
+        ("evaluate = [\"lengths\"]", "evaluate = [\"length\"]", "unknown evaluation `length`"),
         ("variant = \"twice\"\n", "", "must be given together"),
         (
             "variant = \"four_times\"",
