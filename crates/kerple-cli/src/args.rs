@@ -23,7 +23,7 @@ use std::path::PathBuf;
 const VERSION: &str = concat!(env!("CARGO_PKG_VERSION"), " (commit ", env!("KERPLE_COMMIT"), ")");
 
 const EXIT_CODES: &str =
-    "Exit codes: 0 done, 1 failed, 2 misused, 130 stopped by Ctrl-C or a signal with what was done saved.";
+    "Exit codes: 0 success, 1 failure, 2 usage error, 130 stopped by Ctrl-C or a signal, with finished work saved.";
 
 /// Train short, test long: relative positional encodings and length extrapolation in transformers.
 #[derive(Debug, Parser)]
@@ -38,97 +38,106 @@ pub struct Cli {
 /// What to do.
 #[derive(Debug, Subcommand)]
 pub enum Command {
-    /// The main job with defaults: prepare text, train several encodings short, evaluate them long, write a report.
+    /// Run an example with defaults: prepare text, train several encodings on short sequences,
+    /// evaluate them on long ones, write a report.
     Quickstart(Quickstart),
-    /// Turn text into token shards.
+    /// Convert text to token shards.
     Prepare(Prepare),
-    /// Train one run; the same --out again resumes it.
+    /// Train one run, or resume it when --out contains it.
     Train(Train),
-    /// Make a run of a model of Hugging Face transformers or of a GPT-NeoX checkpoint.
+    /// Convert a Hugging Face transformers model or a GPT-NeoX checkpoint to a run.
     Import(Import),
-    /// Write a run as a folder that Hugging Face transformers loads.
+    /// Convert a run to a folder that Hugging Face transformers loads.
     Export(Export),
     /// Evaluate a trained run at any lengths.
     Eval(Eval),
-    /// Train and evaluate several encodings and seeds with the same settings; resumes where it stopped.
+    /// Train and evaluate several encodings and seeds with the same settings; re-run the command to
+    /// resume.
     Compare(Compare),
-    /// Reproduce a paper: its runs, then its tables and figures beside the printed numbers; resumes where it stopped.
+    /// Reproduce a paper: its runs, then its tables and figures next to the published numbers;
+    /// re-run the command to resume.
     Reproduce(Reproduce),
-    /// Write tables, statistics and plots of run folders as HTML, Markdown, CSV and JSON.
+    /// Write tables, statistics and plots for run folders as HTML, Markdown, CSV and JSON.
     Report(Report),
-    /// List every encoding, or show one: formula, parameters, source and a picture of its bias.
+    /// List all encodings, or show one: formula, parameters, source and a plot of its bias.
     Describe(Describe),
-    /// Work with kernels of distance: which are valid, why, and what they look like.
+    /// Check, plot and analyse kernels of distance.
     Kernel(Kernel),
-    /// Stream text from a trained run.
+    /// Sample text from a trained run and stream it.
     Sample(Sample),
-    /// Serve a trained run over HTTP: completions in OpenAI's shape, and a page.
+    /// Serve a trained run over HTTP: completions in the format of OpenAI, and a web page.
     Serve(Serve),
-    /// Compare the style of pieces of music with that of a reference: intervals, rhythms and drums.
+    /// Compare the style of MIDI files with a reference: intervals, rhythms and drums.
     Style(Style),
-    /// Check engines against the definition, then time them.
+    /// Check kernels against the reference, then time them.
     Bench(Bench),
-    /// Compare every checksum of prepared data and runs, or of all in some folders, and read every row; exit code 1 when
-    /// something is damaged.
+    /// Verify every checksum and every row of prepared data, runs and folders of them; the exit
+    /// code is 1 when something is damaged.
     Verify(Verify),
-    /// List the devices that models can run on: GPUs, their memory and what they have kernels for.
+    /// List the devices that models can run on, with their memory and kernels.
     Devices(Devices),
-    /// Run every case of a folder of reference values through every engine that has it.
+    /// Run a folder of reference values through every engine that supports them.
     Golden(Golden),
-    /// Print what a shell completes: put it where the shell looks, or load it from its start file.
+    /// Print a completion script for a shell; save it where the shell looks for completions, or
+    /// source it.
     Completions(Completions),
-    /// Print every command with its options as Markdown, or write man pages.
+    /// Print all commands and options as Markdown, or write man pages.
     Manual(Manual),
 }
 
 #[derive(Debug, Args)]
 pub struct Quickstart {
-    /// Minutes the whole job may take; decides the number of training steps.
+    /// Minutes for the whole job; sets the number of training steps.
     #[arg(long, default_value_t = 10.0)]
     pub minutes: f64,
-    /// Text to use instead of what the program brings along, Python Enhancement Proposals: files or folders.
+    /// Text files or folders to use instead of the built-in text, Python Enhancement Proposals.
     #[arg(long, num_args = 1.., value_name = "PATH")]
     pub data: Vec<PathBuf>,
     #[command(flatten)]
     pub hardware: Hardware,
-    /// Where everything is written.
+    /// Output folder.
     #[arg(long, default_value = "runs/quickstart")]
     pub out: PathBuf,
 }
 
 #[derive(Debug, Args)]
 pub struct Prepare {
-    /// .jsonl, .jsonl.zst, .jsonl.gz, .parquet, text files, folders of them, a GPT-NeoX .bin/.idx pair, or, with a tokenizer
-    /// for music, MIDI files and .tar, .tar.zst, .tar.gz of them.
+    /// Files or folders: .jsonl, .jsonl.zst, .jsonl.gz, .parquet, text files, a GPT-NeoX .bin/.idx
+    /// pair, or, with a tokenizer for music, MIDI files and .tar, .tar.zst, .tar.gz archives of
+    /// them.
     #[arg(long, required = true, num_args = 1.., value_name = "PATH")]
     pub input: Vec<PathBuf>,
-    /// Folder to write.
+    /// Output folder.
     #[arg(long)]
     pub out: PathBuf,
-    /// `byte`, a Hugging Face tokenizer.json, `bpe:N` to train one with N tokens, or, for MIDI files, `remi` (pop piano) or
-    /// `groove` (bass, drums and one more).
+    /// `byte`, a Hugging Face tokenizer.json, `bpe:N` to train one with N tokens, or, for MIDI
+    /// files, `remi` (pop piano) or `groove` (bass, drums and one more).
     #[arg(long, default_value = "byte")]
     pub tokenizer: String,
-    /// Key of the text in JSON lines and Parquet columns.
+    /// Key of the text in JSON lines, or its column in Parquet files.
     #[arg(long, default_value = "text")]
     pub text_key: String,
-    /// Shares of the documents for training, validation and test, whatever names of files and folders state. Without it names
-    /// count where they state splits, and other documents are shared 0.90,0.05,0.05.
+    /// Fractions of the documents for training, validation and test, regardless of names of files
+    /// and folders. By default names that state a split decide, and other documents are split
+    /// 0.90,0.05,0.05.
     #[arg(long, value_name = "TRAIN,VALID,TEST")]
     pub split: Option<String>,
-    /// Altered copies of each training piece of music, drawn as published: transposed, for grooves cut and thinned too.
+    /// Augmented copies of each training piece of music, drawn as published: transposed, for
+    /// grooves also cut and thinned.
     #[arg(long, default_value_t = 0)]
     pub copies: u64,
-    /// Pass over up to this many damaged MIDI files, rows of Parquet and lines of JSON; they are named and counted.
+    /// Skip up to this many damaged MIDI files, Parquet rows and JSON lines; each is reported and
+    /// counted.
     #[arg(long, value_name = "N", default_value_t = 0)]
     pub skip_bad: u64,
-    /// Keep a split of which tokens represent less than half of the bytes.
+    /// Accept a split whose tokens represent less than half of its bytes.
     #[arg(long)]
     pub allow_loss: bool,
-    /// Replace a prepared corpus of other content. Runs that were trained on that one need it.
+    /// Replace a prepared corpus that has other content. Runs that were trained on the old corpus
+    /// need it.
     #[arg(long)]
     pub replace: bool,
-    /// Token that ends a document, when the tokenizer does not say.
+    /// End-of-document token, when the tokenizer does not define one.
     #[arg(long)]
     pub end_of_document: Option<String>,
     /// Print the summary as JSON.
@@ -138,45 +147,47 @@ pub struct Prepare {
 
 #[derive(Debug, Args)]
 pub struct Train {
-    /// Run file; with --from it may be left out, and its [data], [train] and [encoding] stand for those of the other run.
+    /// Run file; optional with --from, where its [data], [train] and [encoding] replace those of
+    /// the other run.
     #[arg(long, required_unless_present = "from")]
     pub config: Option<PathBuf>,
     /// Override a key of the run file, e.g. train.steps=100.
     #[arg(long, value_name = "KEY=VALUE")]
     pub set: Vec<String>,
-    /// Begin with the weights of this run, with other positions, another length or other data.
+    /// Initialise from the weights of this run, with other positions, another length or other data.
     #[arg(long, value_name = "RUN")]
     pub from: Option<PathBuf>,
-    /// Run folder; resumes when it holds a run of the same plan.
+    /// Run folder; resumes when it contains a run with the same plan.
     #[arg(long)]
     pub out: PathBuf,
     #[command(flatten)]
     pub hardware: Hardware,
-    /// Refuse a damaged checkpoint instead of going on from the one before.
+    /// Fail on a damaged checkpoint instead of resuming from the previous one.
     #[arg(long)]
     pub strict: bool,
-    /// Print the outcome as JSON.
+    /// Print the result as JSON.
     #[arg(long)]
     pub json: bool,
 }
 
 #[derive(Debug, Args)]
 pub struct Import {
-    /// Folder with config.json and safetensors of GPT-NeoX, GPT-2, BLOOM, MPT, LLaMA, SmolLM3 or Qwen3, or of a GPT-NeoX run.
+    /// Folder with config.json and safetensors of GPT-NeoX, GPT-2, BLOOM, MPT, LLaMA, SmolLM3 or
+    /// Qwen3, or folder of a GPT-NeoX run.
     pub folder: PathBuf,
-    /// Run folder to write.
+    /// Output run folder.
     #[arg(long)]
     pub out: PathBuf,
-    /// tokenizer.json in place of the folder's.
+    /// tokenizer.json to use instead of the folder's.
     #[arg(long, value_name = "FILE")]
     pub tokenizer: Option<PathBuf>,
-    /// Token that ends a document, in place of the one that ends what the model generates.
+    /// End-of-document token, instead of the token that ends the model's generation.
     #[arg(long, value_name = "TOKEN")]
     pub end_of_document: Option<String>,
-    /// Value of pos-emb of a GPT-NeoX run whose files do not say it, e.g. kerple_log.
+    /// Value of pos-emb for a GPT-NeoX run whose files do not contain it, e.g. kerple_log.
     #[arg(long, value_name = "NAME")]
     pub pos_emb: Option<String>,
-    /// Print what was made as JSON.
+    /// Print the result as JSON.
     #[arg(long)]
     pub json: bool,
 }
@@ -187,25 +198,25 @@ pub struct Eval {
     pub run: PathBuf,
     #[command(flatten)]
     pub evaluation: Evaluation,
-    /// Evaluate with attention restricted to this many positions.
+    /// Evaluate with an attention window of this many positions.
     #[arg(long, value_parser = count)]
     pub window: Option<usize>,
-    /// Evaluate with other rotary rates: `linear`, `ntk`, `dynamic`, `yarn`, `llama3`, or keys as in a run file,
-    /// `{ kind = "yarn", factor = 4 }`.
+    /// Evaluate with RoPE scaling: `linear`, `ntk`, `dynamic`, `yarn`, `llama3`, or keys as in a
+    /// run file, `{ kind = "yarn", factor = 4 }`.
     #[arg(long, value_parser = rope_scaling)]
     pub rope_scaling: Option<Scaling>,
-    /// Part of the text.
+    /// Split of the data.
     #[arg(long, value_enum, default_value = "test")]
     pub split: Split,
-    /// Other prepared data, with the same tokenizer.
+    /// Other prepared data with the same tokenizer.
     #[arg(long, value_name = "PATH")]
     pub data: Option<PathBuf>,
     #[command(flatten)]
     pub hardware: Hardware,
-    /// Refuse a damaged checkpoint instead of taking the one before.
+    /// Fail on a damaged checkpoint instead of using the previous one.
     #[arg(long)]
     pub strict: bool,
-    /// Write the rows as results of lm-evaluation-harness too.
+    /// Also write the rows in the results format of lm-evaluation-harness.
     #[arg(long, value_name = "FILE")]
     pub lm_eval: Option<PathBuf>,
     /// Print rows as JSON lines.
@@ -221,18 +232,19 @@ pub struct Compare {
     /// Names of encodings, or `@FILE` with a TOML list `[[encoding]]` of settings.
     #[arg(long, required = true, value_delimiter = ',')]
     pub encodings: Vec<String>,
-    /// Layers in which they stand, counted from 0; the others keep the run file's encoding.
+    /// Layers that use these encodings, counted from 0; other layers keep the run file's encoding.
     #[arg(long, value_delimiter = ',')]
     pub layers: Option<Vec<usize>>,
-    /// Number of seeds, counted up from the run file's.
+    /// Number of seeds, counted up from the seed of the run file.
     #[arg(long, default_value_t = 1)]
     pub seeds: u64,
     #[command(flatten)]
     pub evaluation: Evaluation,
-    /// Evaluate runs that rotate with other rotary rates too, e.g. `yarn`; may be repeated.
+    /// Also evaluate runs with rotary encodings under this RoPE scaling, e.g. `yarn`; may be
+    /// repeated.
     #[arg(long, value_parser = rope_scaling)]
     pub rope_scaling: Vec<Scaling>,
-    /// Where run folders and the report are written.
+    /// Output folder for runs and report.
     #[arg(long)]
     pub out: PathBuf,
     #[command(flatten)]
@@ -246,44 +258,47 @@ pub struct Compare {
 
 #[derive(Debug, Args)]
 pub struct Reproduce {
-    /// The paper: kerple, dape or spe; or a question: arena, budget, decay, draws, induction, languages or seeds.
+    /// A paper: kerple, dape or spe; or an experiment of this project: arena, budget, decay, draws,
+    /// induction, languages or seeds.
     pub paper: String,
     /// smoke (minutes), small (hours on two cores) or paper (the paper's own sizes).
     #[arg(long, default_value = "small")]
     pub scale: String,
-    /// Tables and figures that are wanted, e.g. table3,figure5; all when absent.
+    /// Tables and figures to make, e.g. table3,figure5; by default all.
     #[arg(long, value_delimiter = ',')]
     pub only: Vec<String>,
-    /// Folder of the texts' folders, e.g. latex/, code/ and web/; smoke has text of its own.
+    /// Folder that contains the texts' folders, e.g. latex/, code/ and web/; smoke uses built-in
+    /// text.
     #[arg(long, value_name = "DIR")]
     pub data: Option<PathBuf>,
-    /// Where texts, runs and pages are written.
+    /// Output folder for texts, runs and pages.
     #[arg(long)]
     pub out: PathBuf,
     #[command(flatten)]
     pub sharing: Sharing,
-    /// Train nothing; make the pages of what is there.
+    /// Train nothing; make the pages of existing runs.
     #[arg(long)]
     pub render: bool,
-    /// Train nothing; copy plans, logs, evaluations and kernels to a folder, without checkpoints and texts, with pages.
+    /// Train nothing; copy plans, logs, evaluations, kernels and pages to this folder, without
+    /// checkpoints and texts.
     #[arg(long, value_name = "DIR")]
     pub export: Option<PathBuf>,
     #[command(flatten)]
     pub hardware: Hardware,
-    /// Print what was made as JSON.
+    /// Print the result as JSON.
     #[arg(long)]
     pub json: bool,
 }
 
 #[derive(Debug, Args)]
 pub struct Report {
-    /// Folders with runs in them.
+    /// Folders that contain runs.
     #[arg(required = true)]
     pub dirs: Vec<PathBuf>,
-    /// Folder to write.
+    /// Output folder.
     #[arg(long)]
     pub out: PathBuf,
-    /// Encoding that the paired tests compare with; kerple_log when present.
+    /// Baseline encoding of the paired tests; by default kerple_log when present.
     #[arg(long)]
     pub reference: Option<String>,
     /// Print the report's numbers as JSON.
@@ -295,13 +310,13 @@ pub struct Report {
 pub struct Describe {
     /// Name of an encoding, or `config` for the keys of a run file.
     pub encoding: Option<String>,
-    /// Heads to draw.
+    /// Number of heads to plot.
     #[arg(long, default_value_t = 8, value_parser = count)]
     pub heads: usize,
-    /// Distances to draw.
+    /// Number of distances to plot.
     #[arg(long, default_value_t = 512, value_parser = count)]
     pub distances: usize,
-    /// Write the picture as SVG.
+    /// Write the plot as an SVG file.
     #[arg(long, value_name = "FILE")]
     pub svg: Option<PathBuf>,
     /// Print everything as JSON.
@@ -313,37 +328,38 @@ pub struct Describe {
 pub struct Sample {
     /// Run folder.
     pub run: PathBuf,
-    /// Text to go on from; of music, words of events.
+    /// Text to continue; for music, event words.
     #[arg(long, default_value = "", allow_hyphen_values = true)]
     pub prompt: String,
-    /// Music to go on from: the first bars of a MIDI file.
+    /// Music to continue: the first bars of a MIDI file.
     #[arg(long, value_name = "FILE", conflicts_with = "prompt")]
     pub prompt_midi: Option<PathBuf>,
-    /// How many bars of it.
+    /// Number of bars of --prompt-midi.
     #[arg(long, default_value_t = 2, requires = "prompt_midi")]
     pub bars: u64,
     /// Write the music as a MIDI file.
     #[arg(long, value_name = "FILE")]
     pub midi: Option<PathBuf>,
-    /// Write a picture of the music, a piano roll, as SVG.
+    /// Write the music as a piano roll in an SVG file.
     #[arg(long, value_name = "FILE")]
     pub svg: Option<PathBuf>,
-    /// Tokens to add.
+    /// Number of tokens to sample.
     #[arg(long, default_value_t = 256, value_parser = count)]
     pub tokens: usize,
-    /// 0 always takes the likeliest token; 1 samples from the model's distribution. By default 0.8 for text, 1.2 for pop
-    /// piano and 0.6 for grooves, as published.
+    /// Sampling temperature: 0 always takes the likeliest token, 1 samples from the model's
+    /// distribution. By default 0.8 for text, 1.2 for pop piano and 0.6 for grooves, as published.
     #[arg(long)]
     pub temperature: Option<f64>,
-    /// Only the likeliest tokens are considered; 0 considers all.
+    /// Sample from this many likeliest tokens; 0 uses all.
     #[arg(long, default_value_t = 0)]
     pub top_k: usize,
-    /// Only the likeliest tokens that together have this share are considered. By default 0.9 for pop piano, else 1.
+    /// Sample from the likeliest tokens that together have this probability. By default 0.9 for pop
+    /// piano, else 1.
     #[arg(long)]
     pub top_p: Option<f64>,
     #[command(flatten)]
     pub hardware: Hardware,
-    /// Seed of the draws.
+    /// Seed for sampling.
     #[arg(long, default_value_t = 0)]
     pub seed: u64,
 }
@@ -353,7 +369,7 @@ pub struct Bench {
     /// What to time.
     #[arg(value_enum)]
     pub work: Work,
-    /// Run file whose model is timed (step, eval); its text is not read.
+    /// Run file of the model to time (step, eval); its text is not read.
     #[arg(long, conflicts_with_all = ["heads", "head_dim", "layers"])]
     pub config: Option<PathBuf>,
     /// Override a key of the run file, e.g. model.block.gated=true.
@@ -362,90 +378,92 @@ pub struct Bench {
     /// Sequence lengths (attention, linear, step, eval) or cached keys (decode).
     #[arg(long, value_delimiter = ',', value_parser = count)]
     pub lens: Vec<usize>,
-    /// Sequences.
+    /// Batch size.
     #[arg(long, value_parser = count)]
     pub batch: Option<usize>,
-    /// Attention heads.
+    /// Number of attention heads.
     #[arg(long, value_parser = count)]
     pub heads: Option<usize>,
-    /// Features a head.
+    /// Features per head.
     #[arg(long, value_parser = count)]
     pub head_dim: Option<usize>,
-    /// Layers (step, eval).
+    /// Number of layers (step, eval).
     #[arg(long, value_parser = count)]
     pub layers: Option<usize>,
-    /// Vocabulary (step, eval).
+    /// Vocabulary size (step, eval).
     #[arg(long, value_parser = count)]
     pub vocab: Option<usize>,
-    /// Time a model with this encoding (step, eval), or its scores alternately with KERPLE-log's (attention): a name, or a
-    /// table in JSON.
+    /// Encoding as a name or a JSON table: time a model with it (step, eval), or its scores
+    /// alternately with KERPLE-log's (attention).
     #[arg(long)]
     pub encoding: Option<String>,
-    /// Timed repetitions.
+    /// Number of timed repetitions.
     #[arg(long, default_value_t = 5, value_parser = count)]
     pub repeats: usize,
-    /// Use no wider instructions than these.
+    /// Widest instruction set to use.
     #[arg(long, value_enum)]
     pub instructions: Option<Instructions>,
     #[command(flatten)]
     pub hardware: Hardware,
-    /// Print one JSON object a line.
+    /// Print one JSON object per line.
     #[arg(long)]
     pub json: bool,
 }
 
 #[derive(Debug, Args)]
 pub struct Style {
-    /// MIDI file that the others are compared with, whole.
+    /// MIDI file that the others are compared with as a whole.
     pub reference: PathBuf,
-    /// MIDI files that are compared with it together, bass with bass, drums with drums, harmony with harmony.
+    /// MIDI files to compare with it together: bass with bass, drums with drums, harmony with
+    /// harmony.
     #[arg(required = true)]
     pub pieces: Vec<PathBuf>,
-    /// Equal parts of their time, each compared on its own.
+    /// Number of equal parts of their duration, each compared separately.
     #[arg(long, default_value_t = 1, value_parser = count)]
     pub parts: usize,
-    /// Print one JSON object a part.
+    /// Print one JSON object per part.
     #[arg(long)]
     pub json: bool,
 }
 
 #[derive(Debug, Args)]
 pub struct Verify {
-    /// Prepared data, GPT-NeoX prefixes, run folders, or folders of them: comparisons, reproductions and their exports.
+    /// Prepared data, GPT-NeoX prefixes, run folders, or folders that contain them: comparisons,
+    /// reproductions and their exports.
     #[arg(required = true)]
     pub paths: Vec<PathBuf>,
-    /// Print one JSON object for each run and each text.
+    /// Print one JSON object per run and per text.
     #[arg(long)]
     pub json: bool,
 }
 
 #[derive(Debug, Args)]
 pub struct Golden {
-    /// Folder with manifest.json and the files it names.
+    /// Folder with manifest.json and the files it lists.
     pub dir: PathBuf,
     #[command(flatten)]
     pub hardware: Hardware,
-    /// Print verdicts as JSON lines.
+    /// Print the results as JSON lines.
     #[arg(long)]
     pub json: bool,
 }
 
 #[derive(Debug, Args)]
 pub struct Devices {
-    /// Print one JSON object a device.
+    /// Print one JSON object per device.
     #[arg(long)]
     pub json: bool,
 }
 
 #[derive(Debug, Args)]
 pub struct Completions {
-    /// Which shell.
+    /// Shell.
     pub shell: clap_complete::Shell,
 }
 
 #[derive(Debug, Args)]
 pub struct Manual {
-    /// Write a man page of every command to this folder.
+    /// Write a man page per command to this folder.
     #[arg(long, value_name = "DIR")]
     pub man: Option<PathBuf>,
 }

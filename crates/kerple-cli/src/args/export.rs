@@ -9,23 +9,24 @@ use std::path::PathBuf;
 pub struct Export {
     /// Run folder.
     pub run: PathBuf,
-    /// Folder to write.
+    /// Output folder.
     #[arg(long)]
     pub out: PathBuf,
-    /// Architecture; the first of transformers' own that can say the model when left out, else kerple's, with its Python code
-    /// beside the weights.
+    /// Architecture. By default the first built-in one of transformers that expresses the model,
+    /// else kerple's own, with its Python code next to the weights.
     #[arg(long = "as", value_enum, value_name = "ARCHITECTURE")]
     pub family: Option<Architecture>,
-    /// Type of the stored weights; what an encoding learns stays f32 in kerple's own architecture.
+    /// Type of the stored weights; parameters of encodings stay f32 in kerple's own architecture.
     #[arg(long, value_enum, default_value = "f32")]
     pub dtype: Stored,
-    /// Rows of sinusoids to store, so that a model that adds them can be GPT-2's; longer inputs fail there.
+    /// Rows of sinusoids to store, so that a model that adds them can be exported as gpt2; longer
+    /// inputs fail there.
     #[arg(long, value_name = "N", value_parser = super::groups::count)]
     pub positions: Option<usize>,
-    /// Most bytes of a file of weights.
+    /// Largest size of a weight file in bytes.
     #[arg(long, value_name = "BYTES", default_value_t = 50_000_000_000, value_parser = clap::value_parser!(u64).range(1..))]
     pub shard: u64,
-    /// Print what was written as JSON.
+    /// Print the result as JSON.
     #[arg(long)]
     pub json: bool,
 }

@@ -10,17 +10,18 @@ use std::ffi::OsString;
 #[derive(Debug, Args)]
 #[command(next_help_heading = "Options of every command")]
 pub struct General {
-    /// Say less: results and errors only.
+    /// Print results and errors only.
     #[arg(short, long, global = true, conflicts_with = "verbose")]
     pub quiet: bool,
-    /// Say more: which program runs on which processor, and a line of progress every second that stays.
+    /// Also print the program version and the CPU, and a permanent progress line every second.
     #[arg(short, long, global = true)]
     pub verbose: bool,
     // its value is read before all else, by `color`, so that errors of parsing have it too
-    /// Colours of errors and of help; `auto` uses them on a terminal unless NO_COLOR is set.
+    /// Colours of errors and help; `auto` uses them on a terminal unless NO_COLOR is set.
     #[arg(long, global = true, value_enum, value_name = "WHEN", default_value = "auto")]
     pub color: When,
-    /// Threads to work with; all of the machine, or a rank's share of it, when absent. Results do not depend on it.
+    /// Number of threads. By default all of the machine, or a rank's share of it. Results do not
+    /// depend on it.
     #[arg(long, global = true, env = "KERPLE_THREADS", hide_env_values = true, value_name = "N", value_parser = threads)]
     pub threads: Option<usize>,
 }
@@ -41,9 +42,9 @@ impl General {
 pub enum When {
     /// On a terminal.
     Auto,
-    /// Wherever the output goes.
+    /// Always.
     Always,
-    /// Nowhere.
+    /// Never.
     Never,
 }
 

@@ -26,22 +26,24 @@ pub struct RunFile {
 /// What is evaluated.
 #[derive(Debug, Args)]
 pub struct Evaluation {
-    /// Lengths to evaluate at, in tokens; 1x to 32x the training length when absent, for tasks every half up to 12.5x.
+    /// Lengths to evaluate, in tokens. By default 1x to 32x the training length; for tasks every
+    /// half up to 12.5x.
     #[arg(long, value_delimiter = ',', value_parser = count)]
     pub lengths: Vec<usize>,
     /// segments, blocks, last:COUNT, sliding:STRIDE or rolling:LENGTH.
     #[arg(long, default_value = "segments")]
     pub protocol: String,
-    /// Segments of the text, refused when the text holds fewer; up to 320 when absent, for blocks and sliding as many as
-    /// hold 320 training sequences; for rolling documents, all when absent. Of a task, sequences of each length; up to 512
-    /// when absent.
+    /// Number of segments of the text; the text must have that many. By default up to 320; for
+    /// blocks and sliding as many as contain 320 training sequences. For rolling the number of
+    /// documents, by default all; for a task the number of sequences of each length, by default up
+    /// to 512.
     #[arg(long, value_parser = count)]
     pub segments: Option<usize>,
-    /// Tokens a segment of the text, the same for all lengths and at least the longest; when absent as in earlier
-    /// evaluations of the run, or 32 training lengths.
+    /// Tokens per segment, the same for all lengths and at least the longest. By default as in
+    /// earlier evaluations of the run, or 32 training lengths.
     #[arg(long, value_parser = count)]
     pub span: Option<usize>,
-    /// Keep the loss at every position.
+    /// Record the loss at every position.
     #[arg(long)]
     pub positions: bool,
 }
@@ -74,13 +76,15 @@ impl Evaluation {
 /// What models run on.
 #[derive(Debug, Args)]
 pub struct Hardware {
-    /// Where models run: cpu, cuda, vulkan, metal or wgpu, cuda:1 for the second of a kind, wgpu:software for tests; `kerple
-    /// devices` lists them. No part of a plan, which gives the same run on all devices up to rounding.
+    /// Where models run: cpu, cuda, vulkan, metal or wgpu, cuda:1 for the second device of a kind,
+    /// wgpu:software for tests; `kerple devices` lists them. The device is not part of a plan,
+    /// which gives the same run on all devices up to rounding.
     #[arg(long, default_value = "cpu")]
     pub device: Name,
-    /// What products of matrices multiply on GPUs, and add up in f32: f32, or numbers rounded to tf32 or bf16, which GPUs with matrix
-    /// units multiply faster. All else is f32: weights, moments, norms, softmax, losses, positions. No part of a plan; sittings.jsonl
-    /// says which it was.
+    /// Precision of the inputs of matrix products on GPUs, which accumulate in f32: f32, or rounded
+    /// to tf32 or bf16, which GPUs with matrix units multiply faster. Everything else is f32:
+    /// weights, optimizer state, norms, softmax, losses, positions. The precision is not part of a
+    /// plan; sittings.jsonl records it.
     #[arg(long, value_name = "PRECISION", default_value = "f32")]
     pub precision: Precision,
 }
@@ -130,10 +134,12 @@ impl Hardware {
 /// How runs are divided among processes.
 #[derive(Debug, Args)]
 pub struct Sharing {
-    /// Take only every N-th run, from the I-th on, counted from 0; folders of all shards are merged by copying them together.
+    /// Take only every N-th run, starting from the I-th, counted from 0; copy the folders of all
+    /// shards together to merge them.
     #[arg(long, value_name = "I/N")]
     pub shard: Option<Shard>,
-    /// Train nothing; write scripts for a Slurm job array of N tasks, K of them at a time, and a job that makes the pages.
+    /// Train nothing; write scripts for a Slurm job array of N tasks, K at a time, and for a job
+    /// that makes the pages.
     #[arg(long, value_name = "N[%K]", conflicts_with = "shard")]
     pub slurm: Option<Array>,
 }
@@ -219,7 +225,7 @@ pub enum Instructions {
     Avx512,
     /// AVX2 with fused multiply-add.
     Avx2,
-    /// What every processor of the architecture has.
+    /// Instructions that every CPU of the architecture has.
     Portable,
 }
 

@@ -12,7 +12,8 @@ pub struct Kernel {
 /// What to do with a kernel.
 #[derive(Debug, Subcommand)]
 pub enum KernelCommand {
-    /// Is it conditionally positive definite, which shift makes it positive definite, and why not.
+    /// Check whether a kernel is conditionally positive definite, which shift makes it positive
+    /// definite, and why not.
     Check {
         /// Kernel expression, e.g. 'log(b=1, a=0.5)'.
         expression: String,
@@ -23,25 +24,27 @@ pub enum KernelCommand {
         #[arg(long)]
         json: bool,
     },
-    /// Draw kernels, or the learned kernels of a run.
+    /// Plot kernels, or the learned kernels of a run.
     Plot {
         /// Kernel expressions, or run folders.
         #[arg(required = true)]
         what: Vec<String>,
-        /// Distances to draw.
+        /// Number of distances to plot.
         #[arg(long, default_value_t = 512)]
         length: usize,
-        /// Logarithmic distances.
+        /// Use a logarithmic axis of distances.
         #[arg(long)]
         log: bool,
-        /// Number of heads with an effective length up to x, instead of the kernels (run folders only).
+        /// Plot the number of heads with an effective length up to x instead of the kernels (run
+        /// folders only).
         #[arg(long)]
         effective_lengths: bool,
-        /// Write an SVG file instead of drawing in the terminal.
+        /// Write an SVG file instead of plotting in the terminal.
         #[arg(long, value_name = "FILE")]
         svg: Option<PathBuf>,
     },
-    /// Feature maps of the shifted kernel by eigendecomposition, with the error of low ranks.
+    /// Compute feature maps of the shifted kernel by eigendecomposition, with the error of low
+    /// ranks.
     Features {
         /// Kernel expression.
         expression: String,
@@ -55,14 +58,14 @@ pub enum KernelCommand {
         #[arg(long)]
         json: bool,
     },
-    /// How far a kernel lets attention reach.
+    /// Compute how far a kernel lets attention reach.
     Reach {
         /// Kernel expression.
         expression: String,
-        /// Length of the row of attention.
+        /// Length of the attention row.
         #[arg(long, default_value_t = 4096)]
         length: usize,
-        /// Largest size of a score `|q.k| / sqrt(D)`.
+        /// Largest magnitude of a score, `|q.k| / sqrt(D)`.
         #[arg(long, default_value_t = 1.0)]
         scores: f64,
         /// Print as JSON.

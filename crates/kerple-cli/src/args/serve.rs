@@ -8,33 +8,37 @@ use std::path::PathBuf;
 pub struct Serve {
     /// Run folder.
     pub run: PathBuf,
-    /// Address to listen on. Any but this machine's own lets others in: there is no key and no encryption.
+    /// Address to listen on. With any other address than this machine's own, other machines can
+    /// connect, without a key or encryption.
     #[arg(long, default_value = "127.0.0.1")]
     pub host: String,
-    /// Port to listen on; 0 lets the system choose one.
+    /// Port to listen on; with 0 the system chooses one.
     #[arg(long, default_value_t = 8000)]
     pub port: u16,
-    /// What clients call the model; the name of the run folder when absent.
+    /// Model name for clients; by default the name of the run folder.
     #[arg(long)]
     pub name: Option<String>,
-    /// Most tokens of a prompt and its completion; when absent 32 training lengths, at least 4096, as far as the encoding is
-    /// defined.
+    /// Maximum number of tokens of a prompt with its completion. By default 32 training lengths and
+    /// at least 4096, limited to what the encoding supports.
     #[arg(long, value_parser = count)]
     pub max_len: Option<usize>,
-    /// Texts that are written at the same time.
+    /// Maximum number of sequences that are decoded at the same time.
     #[arg(long, default_value_t = 8, value_parser = count)]
     pub batch: usize,
-    /// Prompts that wait or are worked on; more are refused until some are done.
+    /// Maximum number of prompts that wait or are processed; further prompts are refused until one
+    /// is done.
     #[arg(long, default_value_t = 256, value_parser = queue)]
     pub queue: usize,
-    /// Most connections that are open at the same time. Where all are taken, those that have sent no whole request for a second
-    /// are closed for new ones.
+    /// Maximum number of open connections. When all are in use, connections that have not sent a
+    /// complete request for a second are closed for new ones.
     #[arg(long, default_value_t = 512, value_parser = count)]
     pub connections: usize,
-    /// Most MiB of a request's body; when absent what 16 prompts of --max-len tokens need, from 1 to 16 MiB.
+    /// Maximum size of a request body in MiB. By default what 16 prompts of --max-len tokens need,
+    /// from 1 to 16 MiB.
     #[arg(long, value_name = "MIB", value_parser = mebibytes)]
     pub max_body: Option<usize>,
-    /// Another name that requests may be for, besides localhost, this machine's addresses and --host; may be repeated.
+    /// Another host name that requests may address, besides localhost, this machine's addresses and
+    /// --host; may be repeated.
     #[arg(long, value_name = "NAME")]
     pub allow_host: Vec<String>,
     #[command(flatten)]

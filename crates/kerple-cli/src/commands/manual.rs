@@ -35,7 +35,8 @@ pub fn run(args: &Manual) -> Outcome {
 const INTRODUCTION: &str = "\
 # Commands
 
-What `--help` says of every command; this page is the output of `kerple manual`.
+Every command and option of `kerple`, for people who use the command line. The page is the output of
+`kerple manual`.
 ";
 
 /// Prints the help of a command and of those below it. Options of every command stand at the first only.
