@@ -220,7 +220,7 @@ impl<'a, I: Iterator<Item = ((Moments, Tensor<1>), &'a Group)>> ModuleMapper for
             let values = plain(tensor);
             let (values, moments) = match &self.clipped {
                 Clipped::Known(factor) => {
-                    let gradient_scale = factor.expect("without a finite norm there is no update");
+                    let gradient_scale = factor.expect("an update needs a finite norm");
                     fused(&adam::Update { gradient_scale, ..settings }, group.range, values, gradient, moments)
                 }
                 #[cfg(feature = "cube")]

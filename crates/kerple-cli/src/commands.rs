@@ -107,7 +107,7 @@ pub fn remark_on_kernels(plan: &Plan, device: Name) {
     let composed = plan.model.composed_on_gpus(&plan.encoding, plan.data.task.as_ref());
     if device != Name::Cpu && !composed.is_empty() {
         remarkln!(
-            "note: {device} has no kernel for {}; attention uses composed Burn operations: softmax \
+            "note: {device} has no kernel for {}; attention uses plain Burn operations: softmax \
                 attention is chunked over queries and needs memory linear in the length, linear \
                 attention needs memory that grows with its square",
             composed.join(", ")

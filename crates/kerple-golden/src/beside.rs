@@ -35,7 +35,7 @@ pub fn with(
         Err(why) => why,
         Ok(Some(all)) => match (run(&all, found).map(|count| count as u64), wanted) {
             (Some(count), Some(wanted)) if count != wanted => format!("{count} cases instead of {wanted}"),
-            (None | Some(0), _) => "there are no cases".to_owned(),
+            (None | Some(0), _) => "the list `cases` is empty".to_owned(),
             (Some(_), _) => return,
         },
     };

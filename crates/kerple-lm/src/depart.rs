@@ -89,7 +89,7 @@ impl Departure {
         let key = |set: &String| set.split_once('=').map_or("", |(key, _)| key.trim()).to_owned();
         if overrides.iter().any(|set| key(set) == "model.preset") {
             let message = "--from takes sizes from the other run";
-            return Err(Error::config("--set model.preset", message, "leave it out"));
+            return Err(Error::config("--set model.preset", message, "remove it"));
         }
         let before = table.get("encoding").and_then(|encoding| encoding.get("kind")).cloned();
         let mut kinds =

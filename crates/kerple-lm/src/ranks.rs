@@ -153,7 +153,7 @@ impl Ranks {
 
     /// What every rank says, in the order of their numbers.
     pub fn gather<T: Serialize + DeserializeOwned + Clone>(&self, own: &T) -> Vec<T> {
-        let text = || serde_json::to_vec(own).expect("what ranks say is plain data");
+        let text = || serde_json::to_vec(own).expect("messages of ranks are plain data");
         let read = |said: Vec<u8>| serde_json::from_slice(&said).expect("all ranks are the same program");
         let said = self.timed(|ranks| ranks.all_gather(&text()));
         said.map_or_else(|| vec![own.clone()], |said| said.into_iter().map(read).collect())
@@ -243,7 +243,7 @@ impl Ranks {
         let own = self.own(count).map(work).collect::<Result<Vec<T>>>();
         let mut all: Vec<_> = self.share(own)?.into_iter().map(Vec::into_iter).collect();
         let ranks = self.count();
-        let next = |piece: usize| all[piece % ranks].next().expect("every rank did its own");
+        let next = |piece: usize| all[piece % ranks].next().expect("every rank did its own work");
         Ok((0..count).map(next).collect())
     }
 

@@ -123,7 +123,7 @@ pub enum Untestable {
         n: usize,
     },
     /// All pairs differ by the same amount up to rounding, so it is unknown how far chance alone takes them.
-    #[error("all {n} differences are equal up to rounding: there is no spread to test them against")]
+    #[error("all {n} differences are equal up to rounding, so they have no spread to test against")]
     NoSpread {
         /// Pairs there are.
         n: usize,

@@ -56,7 +56,7 @@ fn initial(parameter: &Parameter) -> String {
         (true, false) => format!(", kept at or above {}", parameter.low),
         _ => String::new(),
     };
-    format!("{:<10} {:?}, starts as {start}{range}", parameter.name, parameter.shape)
+    format!("{:<10} {:?}, initialised as {start}{range}", parameter.name, parameter.shape)
 }
 
 /// What linear attention makes of it.

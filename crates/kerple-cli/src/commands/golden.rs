@@ -8,7 +8,7 @@ use kerple_burn::device::Name;
 
 /// Runs every case and prints it with its worst error and tolerance.
 pub fn run(args: &Golden) -> Outcome {
-    args.hardware.check_exact("reference values are met in f32")?;
+    args.hardware.check_exact("reference values are compared in f32")?;
     let device = match args.hardware.device {
         Name::Cpu => None,
         name => Some((args.hardware.host()?.device, name.to_string())),

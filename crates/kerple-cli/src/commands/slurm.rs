@@ -97,7 +97,7 @@ fn array_script(Place { folder, here }: &Place, Array { tasks, at_once }: Array,
     let last = tasks - 1;
     format!(
         r#"#!/usr/bin/env bash
-# {tasks} shards of the runs. Each can be run again at any time: what is done is skipped, what was begun goes on.
+# {tasks} shards of the runs. A shard can be re-run at any time: it skips finished runs and resumes started ones.
 #SBATCH --job-name=kerple
 #SBATCH --array=0-{last}{limit}
 #SBATCH --requeue
@@ -109,7 +109,7 @@ cd {here} || exit
 export KERPLE_THREADS="${{SLURM_CPUS_PER_TASK:-1}}"
 {command} --shard "$SLURM_ARRAY_TASK_ID/{tasks}" &
 work=$!
-# before the time is over Slurm sends TERM: the run is saved, and the task goes into the queue again
+# before the time limit Slurm sends TERM: the run is saved and the task is requeued
 stopped=
 trap 'trap "" TERM; stopped=yes; kill -TERM "$work"' TERM
 wait "$work"
@@ -129,7 +129,7 @@ exit "$status"
 fn render_script(Place { folder, here }: &Place, command: &str) -> String {
     format!(
         r#"#!/usr/bin/env bash
-# Tables and figures of what the shards wrote.
+# Makes tables and figures from the output of the shards.
 #SBATCH --job-name=kerple-pages
 set -u
 exec >>{folder}/pages.log 2>&1
@@ -140,7 +140,7 @@ exec {command}
 }
 
 const SUBMIT: &str = r#"#!/usr/bin/env bash
-# Submits the shards, and behind them the job that makes the pages. Options of sbatch may follow.
+# Submits the shards, then the job that makes the pages. Append options of sbatch.
 set -euo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
 shards=$(sbatch --parsable --output=/dev/null "$@" "$here/array.sh")

@@ -66,7 +66,7 @@ impl Decoder {
     /// # Panics
     /// When there are not as many tokens as sequences, or none.
     pub fn grow_each(&self, ids: &[u32], growing: &mut [&mut Growing]) -> Vec<Vec<f32>> {
-        assert!(!ids.is_empty() && ids.len() == growing.len(), "a token for each sequence");
+        assert!(!ids.is_empty() && ids.len() == growing.len(), "one token per sequence");
         if !growing.iter().all(|one| self.can_append(1, one)) {
             return ids.iter().zip(growing).map(|(id, one)| self.grow(&[*id], one)).collect();
         }

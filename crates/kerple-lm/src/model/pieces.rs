@@ -68,7 +68,7 @@ impl Pieces<'_> {
         let starts = || range.clone().step_by(part);
         let mut memories = vec![memory];
         for start in starts().skip(1) {
-            let mut memory = memories.last().expect("the first is there").clone();
+            let mut memory = memories.last().expect("the first is present").clone();
             for from in (start - part..start).step_by(self.each) {
                 let ids = columns(self.tokens.ids, self.tokens.len, from..from + self.each);
                 let tokens = Tokens { ids: &ids, batch: self.tokens.batch, len: self.each };

@@ -234,7 +234,7 @@ fn check_attention(encoding: &Encoding, (attention, model): (&AttentionKind, &Mo
         return refuse(
             "model.block.kv_heads",
             "linear attention does not support grouped-query attention (kv_heads must equal n_heads)".to_owned(),
-            "leave it out",
+            "remove it",
         );
     }
     if block.score_scale.is_some() || block.scale_by_layer {
@@ -250,7 +250,7 @@ fn check_attention(encoding: &Encoding, (attention, model): (&AttentionKind, &Mo
             return refuse(
                 key,
                 "linear attention does not support this key, it has no softmax".to_owned(),
-                "leave it out",
+                "remove it",
             );
         }
     }
@@ -306,7 +306,7 @@ pub(super) fn check_piece(task: Option<&TaskConfig>, piece: Option<usize>, model
     } else if model.block.dropout > 0.0 {
         ("dropout does not support chunked sequences".to_owned(), "set model.block.dropout = 0")
     } else if task.is_some() {
-        ("tasks do not support chunked sequences".to_owned(), "leave it out")
+        ("tasks do not support chunked sequences".to_owned(), "remove it")
     } else {
         return Ok(());
     };

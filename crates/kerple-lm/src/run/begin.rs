@@ -57,7 +57,7 @@ impl RunFolder {
     fn fill(&self, Beginning { weights, plan, tokenizer, special }: Beginning) -> Result<Plan> {
         let mut made = None;
         let first = checkpoint::begin(self.path(), weights, |sha256| Ok(made.insert(plan(sha256)?).course()))?;
-        let plan = made.expect("the course is asked for");
+        let plan = made.expect("the trajectory was requested");
         self.write_tokens(tokenizer, &special)?;
         self.add_first_kernels(&plan, &first)?;
         self.write_plan(&plan)?;

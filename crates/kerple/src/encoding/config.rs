@@ -173,7 +173,7 @@ impl Encoding {
         }
         if let (Some(_), Randomized::Never(why)) = (self.randomized, self.method.positional().randomized()) {
             let message = format!("`{}` cannot be randomized: {why}", self.method.kind());
-            return Err(Refusal::new("randomized", message, "leave it out"));
+            return Err(Refusal::new("randomized", message, "remove it"));
         }
         if let Some(most) = self.randomized {
             let hint = "set it to the longest sequence to be evaluated";

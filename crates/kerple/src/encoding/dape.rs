@@ -175,7 +175,7 @@ impl Positional for Config {
             }
             Source::Nothing | Source::Rotation if self.variant != Variant::default() => {
                 let message = format!("`{name}` adds no bias to scores, so there is one variant");
-                Err(Refusal::new("variant", message, "leave it out"))
+                Err(Refusal::new("variant", message, "remove it"))
             }
             Source::Nothing | Source::Rotation | Source::Table(_) | Source::Fire(_) => Ok(()),
         }

@@ -113,14 +113,15 @@ impl Positional for Config {
                 return Ok(());
             }
             let message =
-                format!("{width} is out of range, a head has {features} features, which are rotated in pairs");
+                format!("{width} is out of range, heads have {features} features, which are rotated \
+                    in pairs");
             return Err(Refusal::new("width", message, "remove it to rotate all features"));
         }
         if self.width(features) > 0 {
             return Ok(());
         }
         if features < 2 {
-            let message = format!("rotary rotates pairs of features, but a head has {features}");
+            let message = format!("rotary rotates pairs of features, but heads have {features}");
             return Err(Refusal::new("kind", message, "raise model.head_dim to at least 2"));
         }
         Err(Refusal::new(

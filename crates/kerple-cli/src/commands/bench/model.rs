@@ -208,7 +208,7 @@ pub fn eval(subject: &Subject, length: usize, sizes: Sizes, tell: &mut dyn FnMut
     let checked = noise_batch(sizes.batch, CHECKED.min(length), subject.vocab);
     let definition = losses(&model.clone().with_engine(Engine::Composed), &checked);
     // a chain of products in f32, each rounded in another order
-    agree("the loss of a token", &losses(&model, &checked), &definition, 1e-4)?;
+    agree("the loss of one token", &losses(&model, &checked), &definition, 1e-4)?;
     let batch = noise_batch(sizes.batch, length, subject.vocab);
     let model = model.with_engine(subject.engine);
     let run = || drop(model.scored(batch.input(), &batch.targets, &Pass::evaluation(0)));

@@ -104,7 +104,7 @@ fn sizes_that_do_not_fit_are_refused() {
     let one = Geometry::new(4, 1, 32);
     for (text, geometry, says) in [
         (r#"{"kind":"rotary","pct":0.1}"#, GEOMETRY, "`pct`: 0.1 of 16 features per head is less than one pair"),
-        (r#"{"kind":"rotary"}"#, one, "`kind`: rotary rotates pairs of features, but a head has 1"),
+        (r#"{"kind":"rotary"}"#, one, "`kind`: rotary rotates pairs of features, but heads have 1"),
         (
             r#"{"kind":"transformer_xl"}"#,
             odd,
