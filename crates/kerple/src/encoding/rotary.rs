@@ -112,9 +112,10 @@ impl Positional for Config {
             if (1..=features).contains(&width) && width.next_multiple_of(2) <= features {
                 return Ok(());
             }
-            let message =
-                format!("{width} is out of range, heads have {features} features, which are rotated \
-                    in pairs");
+            let message = format!(
+                "{width} is out of range, heads have {features} features, which are rotated \
+                    in pairs"
+            );
             return Err(Refusal::new("width", message, "remove it to rotate all features"));
         }
         if self.width(features) > 0 {
