@@ -1,8 +1,9 @@
-//! AdamW with clipping by global norm on the parameters of a module.
+//! AdamW with clipping by global norm for the parameters of a module.
 //!
-//! [`kerple::ops::adam`] has the formula. Where there is a kernel it runs as one pass over each parameter, in place; elsewhere
-//! as plain Burn operations on the parameter's device, which is the definition. Moments are tensors beside their parameter, the
-//! norm of the gradient is one, and no update comes back to the host.
+//! [`kerple::ops::adam`] has the formula. Where a kernel exists, the update is one in-place pass
+//! per parameter; elsewhere it is plain Burn operations on the parameter's device, the reference.
+//! The optimizer state and the gradient norm are tensors on the same device, and no update returns
+//! to the host.
 
 #[cfg(feature = "cube")]
 mod gpu;

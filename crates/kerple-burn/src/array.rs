@@ -1,4 +1,4 @@
-//! Contiguous CPU arrays: what a fused operation sees of a tensor.
+//! Contiguous CPU arrays: the view that a fused operation has of a tensor.
 
 use burn::backend::flex::FlexTensor;
 use burn::tensor::{DType, Element, TensorData};

@@ -1,4 +1,4 @@
-//! A transformer block: attention and feed-forward, joined as its plan says.
+//! A transformer block: attention and feed-forward, connected as its plan describes.
 
 use crate::forms::Positions;
 use crate::fused::Engine;

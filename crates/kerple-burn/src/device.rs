@@ -1,7 +1,7 @@
-//! Devices by the names that people give them.
+//! Devices by their names on the command line.
 //!
-//! A name is one device and nothing else: no device stands in for another, and a software renderer, which computes on the
-//! processor what a GPU would, is taken only where it is named.
+//! A name is exactly one device: no device replaces another. A software renderer, which computes on
+//! the CPU what a GPU would, is used only when it is named.
 
 use burn::tensor::Device;
 use std::fmt;

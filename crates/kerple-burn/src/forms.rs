@@ -1,4 +1,4 @@
-//! What a positional method hands to attention: the forms of [`kerple::forms`] as tensors.
+//! The forms of [`kerple::forms`] as tensors: what a positional method passes to attention.
 //!
 //! Rows added to the embeddings never reach attention.
 

@@ -1,9 +1,10 @@
-//! The one door through which operations with their own backward enter Burn.
+//! Custom autograd operations: the only way for operations with their own backward to enter Burn.
 //!
-//! An [`Op`] computes outputs from inputs, and gradients from what it saved, on slices of the host. [`apply`] runs it on the
-//! backend where its inputs are, tracked by Burn's autodiff when one of them is; a [`Home`] is a backend that it may be
-//! written for. Everything else in this crate is an `Op` with a composed definition in plain Burn operations beside it, which
-//! runs where [`Engine::has_kernel`] finds none.
+//! An [`Op`] computes outputs from inputs, and gradients from what it saved, on slices of the host.
+//! [`apply`] runs it on the backend of its inputs; Burn's autodiff tracks it when one of the inputs
+//! is tracked. A [`Home`] is a backend that an operation can be written for. Everything else in
+//! this crate is an `Op` with a reference in plain Burn operations, which runs where
+//! [`Engine::has_kernel`] finds no kernel.
 
 #![allow(clippy::too_many_arguments, reason = "one argument a tensor: the extension macro takes no collections")]
 

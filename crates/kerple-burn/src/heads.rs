@@ -1,4 +1,4 @@
-//! How queries, keys and values of a layer lie in the rows of its packed projection.
+//! The layout of queries, keys and values in the rows of a layer's packed projection.
 
 use burn::tensor::Tensor;
 use kerple::attention::Strides;

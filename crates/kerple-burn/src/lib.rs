@@ -1,12 +1,17 @@
 //! Positional encodings, exact attention with learned distance tables, and transformer blocks for Burn.
 //!
-//! * [`fused`] is the door through which CPU operations with their own backward enter Burn; [`mod@array`] is what they see.
-//! * [`ops`] are functions of tensors: the fused version of each beside its definition in plain Burn operations, which any
-//!   backend runs. An [`Engine`](fused::Engine) chooses.
-//! * [`layers`] are modules with parameters that call them, [`block`] joins two of them as a [`plan`] says.
-//! * [`heads`] says how queries, keys and values lie in packed rows, [`piece`] what a piece of longer sequences knows of the rest.
-//! * [`positions`] turns an encoding's parameters into the [`forms`] that attention takes; [`memory`] keeps what was seen.
-//! * [`device`] opens devices by their names; with the crate's features `gpu` and `cuda` there are others than the processor.
+//! * [`fused`] adds operations with their own backward to Burn; [`mod@array`] is their view of
+//!   tensors.
+//! * [`ops`] are functions of tensors: a fused version of each, and its reference in plain Burn
+//!   operations, which runs on any backend. An [`Engine`](fused::Engine) chooses.
+//! * [`layers`] are modules with parameters that call them, [`block`] connects two of them by a
+//!   [`plan`].
+//! * [`heads`] is the layout of queries, keys and values in packed rows, [`piece`] the state
+//!   between chunks of longer sequences.
+//! * [`positions`] turns an encoding's parameters into the [`forms`] that attention takes;
+//!   [`memory`] is the KV cache.
+//! * [`device`] opens devices by their names; the crate's features `gpu` and `cuda` add devices
+//!   other than the CPU.
 
 pub mod adamw;
 pub mod array;

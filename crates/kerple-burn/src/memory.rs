@@ -1,7 +1,9 @@
-//! What a layer remembers of the positions it has seen, so that new ones are added without computing the old ones again.
+//! The KV cache of a layer and the state of linear attention: new positions are added without
+//! computing earlier ones again.
 //!
-//! Softmax attention remembers keys and values, which grow with the positions, but for those that a window has passed. Linear attention remembers sums over them, of a
-//! fixed size: [`Recurrent`].
+//! Softmax attention keeps a KV cache, which grows with the number of positions, except those that
+//! a window has passed. Linear attention keeps sums over keys and values, of a fixed size:
+//! [`Recurrent`].
 
 use crate::forms::{Clock, Positions, Scores};
 use crate::fused::{Engine, Target};

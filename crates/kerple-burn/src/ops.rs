@@ -1,10 +1,13 @@
-//! Operations: functions of tensors, each fused for the CPU beside its definition in plain Burn operations.
+//! Operations: functions of tensors, each with a fused version for the CPU and a reference in plain
+//! Burn operations.
 //!
-//! `operation(.., engine)` runs the fused version where there is one for the tensor's device and
-//! [`Engine::Fused`](crate::fused::Engine) is asked for, and the definition elsewhere; `composed(..)` is the definition.
-//! The definitions hold whole score matrices in memory: the price of being readable and portable. On GPUs the definition of softmax
-//! attention stands in where there is no kernel, some queries after others. Tests hold the two equal,
-//! in the output and in every gradient. Parameters belong to the modules of [`layers`](crate::layers), which call these.
+//! `operation(.., engine)` runs the fused version where the tensor's device has one and
+//! [`Engine::Fused`](crate::fused::Engine) is requested, and the reference elsewhere;
+//! `composed(..)` is the reference. References keep whole score matrices in memory, the price of
+//! being readable and portable. On GPUs the reference of softmax attention runs where no kernel
+//! exists, chunked over queries. Tests check that both are equal, in the output and in every
+//! gradient. Parameters belong to the modules of [`layers`](crate::layers), which call these
+//! operations.
 
 pub mod activation;
 pub mod attention;

@@ -1,7 +1,8 @@
-//! Walking the parameters of a module: names, values, gradients, and how each is updated.
+//! Iterating over the parameters of a module: names, values, gradients, and how each is updated.
 //!
-//! The order is that of the module's fields and is the same in every function here. Values cross to the host only in
-//! [`collect`] and [`load`], for checkpoints; everything else stays on the device.
+//! The order is that of the module's fields and is the same in every function here. Only
+//! [`collect`] and [`load`], for checkpoints, copy values to the host; everything else stays on the
+//! device.
 
 use crate::array::Array;
 use burn::backend::Flex;

@@ -1,4 +1,5 @@
-//! What a forward pass is told besides its input: where it stands, and what it may draw.
+//! The context of a forward pass besides its input: its position in the sequence, and its random
+//! draws.
 
 use kerple::seed::{Purpose, stream_at};
 use rand_chacha::ChaCha8Rng;

@@ -1,4 +1,4 @@
-//! Rows that are a piece of longer sequences, trained from the last piece to the first.
+//! Rows that are a chunk of longer sequences, trained from the last chunk to the first.
 
 use crate::fused::Number;
 use kerple::attention::linear::{self, Gradients, Later, Problem, Saved, State};

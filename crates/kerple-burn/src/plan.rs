@@ -1,4 +1,4 @@
-//! What a transformer block is made of, as plain data.
+//! The settings of a transformer block, as plain data.
 
 use crate::heads::Heads;
 use kerple::kernel::exponentials::{Amplitude, Demand, Tolerance};

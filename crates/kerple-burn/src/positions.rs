@@ -1,4 +1,4 @@
-//! Encodings as Burn modules: learned parameters in, the forms that attention consumes out.
+//! Encodings as Burn modules: from learned parameters to the forms that attention consumes.
 
 mod read;
 mod table;

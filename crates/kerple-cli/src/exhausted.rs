@@ -1,5 +1,5 @@
-//! A GPU that runs out of memory while it works. Work is asked for long before it is done, so the news comes as a panic, on whichever
-//! thread waits for a result or hands work on.
+//! Out-of-memory errors of a GPU. Work on a GPU is queued, so the error arrives later, as a panic
+//! on the thread that waits for a result or queues more work.
 
 use crate::failure::Failure;
 use crate::output;

@@ -1,4 +1,4 @@
-//! What a command says when it cannot do its work.
+//! The failure of a command: message, hint and exit code.
 
 use std::path::Path;
 

@@ -1,5 +1,5 @@
-//! The `kerple` command, for its own program and for that of the Python package: stdout carries results, stderr the rest; exit 0
-//! done, 1 failed, 2 misused, 130 stopped.
+//! The `kerple` command, for its own program and for that of the Python package: results go to
+//! stdout, the rest to stderr; exit codes are 0 success, 1 failure, 2 usage error, 130 stopped.
 
 #[allow(rustdoc::broken_intra_doc_links, reason = "comments there are what --help prints")]
 mod args;

@@ -1,7 +1,7 @@
 //! Results on stdout, everything else on stderr.
 //!
-//! A result that cannot be written is a failure; a remark that cannot be written (a full disk behind `2>log`) is no reason
-//! to end hours of work.
+//! A result that cannot be written is a failure. A remark that cannot be written (a full disk after
+//! `2>log`) does not end hours of work.
 
 use crate::failure::Failure;
 use clap::builder::styling::{AnsiColor, Style};

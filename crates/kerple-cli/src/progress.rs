@@ -1,4 +1,5 @@
-//! Progress for people: one redrawn line on a terminal, a plain line an interval otherwise. Always on stderr.
+//! Progress for people: one redrawn line on a terminal, otherwise a plain line per interval. Always
+//! on stderr.
 
 use crate::output::{Voice, voice};
 use std::io::{IsTerminal, Write, stderr};

@@ -1,4 +1,4 @@
-//! Files beside a manifest whose cases it does not list.
+//! Files next to a manifest whose cases it does not list.
 
 use crate::folder::{EXTRAS, Folder};
 use crate::{Score, Tolerance, Verdict};

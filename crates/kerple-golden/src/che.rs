@@ -1,5 +1,6 @@
-//! The Chomsky-hierarchy tasks and their encoder: `che.json` and `che_encoder.json` beside a manifest, as the released
-//! generators and model of Ruoss et al. 2023, arXiv:2305.16843, made them.
+//! The Chomsky-hierarchy tasks and their encoder: `che.json` and `che_encoder.json` next to a
+//! manifest, generated with the released generators and model of Ruoss et al. 2023,
+//! arXiv:2305.16843.
 //!
 //! Answers are recomputed from the inputs, losses and accuracies from logits, encodings through the whole model.
 

@@ -1,5 +1,5 @@
-//! Clocks, sinks and growth with the length: additive clocks of every kind of gate through every engine, and running sums of a
-//! million tokens.
+//! Cumulative gates, attention sinks and scaling with the length: additive gates of every kind
+//! through every engine, and cumulative sums of a million tokens.
 
 mod engines;
 mod gates;

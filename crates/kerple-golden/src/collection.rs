@@ -1,8 +1,8 @@
-//! Collections of reference values, and what runs their cases.
+//! Collections of reference values, and the runners of their cases.
 //!
-//! A runner owns the cases of its collection and of no other: names of cases may be alike in two. Which collection a folder
-//! holds, its manifest says at `set`, or else the folder's name. A folder of another name is of the one collection that knows
-//! all of its cases and runs one of them.
+//! A runner owns the cases of its collection only: two collections may have cases of the same name.
+//! The manifest names its collection at `set`; without it the folder's name does. A folder of
+//! another name belongs to the one collection that knows all of its cases and runs one of them.
 
 use crate::folder::{Case, Folder};
 use crate::{Runner, attention, clocks, data, interchange, maps, media, spe, tables, theory, training};

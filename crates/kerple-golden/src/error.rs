@@ -1,4 +1,4 @@
-//! What can go wrong before the first case runs.
+//! Errors before the first case runs.
 
 use std::path::{Path, PathBuf};
 

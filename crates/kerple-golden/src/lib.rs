@@ -1,7 +1,8 @@
-//! Reference values: runs every case of a folder (`manifest.json`, `.safetensors`) through every engine that has it.
+//! The conformance suite: runs every case of a folder of reference values (`manifest.json`,
+//! `.safetensors`) through every engine that supports it.
 //!
-//! A case this version does not know is a failure, not a skip. One of a method that is known and not built is told of as not
-//! covered.
+//! An unknown case is a failure, not a skip. A case of a method that is known but not built is
+//! reported as not covered.
 
 mod attention;
 mod beside;

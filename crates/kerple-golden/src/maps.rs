@@ -1,4 +1,5 @@
-//! Score maps: FIRE, DAPE and others, case by case as `op` says: the scores themselves, or whole attention layers.
+//! Score modifications: FIRE, DAPE and others. The field `op` of a case selects the scores
+//! themselves or whole attention layers.
 
 use crate::engines::Answer;
 use crate::folder::{Case, Folder, Numbers};

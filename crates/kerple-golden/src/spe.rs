@@ -1,4 +1,5 @@
-//! Stochastic positional encodings and linear attention: cases that are known by how their names begin, each with a file of its own.
+//! Stochastic positional encodings and linear attention: cases that are identified by the prefix of
+//! their names, each with a file of its own.
 
 mod attention;
 mod codes;

@@ -1,4 +1,4 @@
-//! Tables, rotations, rows and slopes by themselves.
+//! Tables, rotations, rows and slopes on their own.
 
 use crate::folder::{Case, Folder};
 use crate::{Score, Tolerance};

@@ -1,4 +1,4 @@
-//! Schedules, optimiser updates and statistics.
+//! Schedules, optimizer updates and statistics.
 
 use crate::folder::{Case, Folder};
 use crate::{EXACT, Score};

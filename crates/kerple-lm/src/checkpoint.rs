@@ -1,4 +1,5 @@
-//! Checkpoints: weights and moments as safetensors, the rest as JSON; written aside, synced, renamed, checksummed.
+//! Checkpoints: weights and optimizer state as safetensors, the rest as JSON. They are written to a
+//! temporary folder, synced, renamed and checksummed.
 
 use crate::error::{Error, Result};
 use crate::learner::{Learner, Part};

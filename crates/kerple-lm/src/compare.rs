@@ -1,4 +1,4 @@
-//! Several encodings and seeds under the same settings, one run after another, resumable.
+//! Several encodings and seeds with the same settings, one run after another, resumable.
 
 use crate::config::RunConfig;
 use crate::corpus::{Source, Split};

@@ -1,4 +1,4 @@
-//! What a run file says. Plain data: `plan` resolves and checks it.
+//! The keys of a run file, as plain data: `plan` resolves and checks them.
 
 use crate::error::{Error, Result};
 use crate::layers::LayerConfig;

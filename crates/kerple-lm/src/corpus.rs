@@ -1,4 +1,4 @@
-//! Prepared text as training and evaluation need it, or a task in its place.
+//! The source of training and evaluation data: a prepared text or a task.
 
 use crate::config::{DataConfig, PackingConfig};
 use crate::error::{Error, Result};

@@ -1,8 +1,10 @@
-//! Runs that begin with the weights of another run, and have other positions, another length or other data.
+//! Fine-tuning: runs that are initialised from the weights of another run (`train --from`), with
+//! other positions, another length or other data.
 //!
-//! The models of both plans are compared key by key: all but where positions enter must be as it was. An encoding keeps what it
-//! has learned where it is of the same kind and has the same learned values; others begin as they do in a fresh run. What
-//! follows from the training length by default stays as it was at the length that the weights were trained at.
+//! The models of both plans are compared key by key; only positions may differ. An encoding
+//! initialises from the other run where both have the same kind and the same learned parameters;
+//! other encodings are initialised as in a fresh run. Defaults that depend on the training length
+//! keep the values of the length that the weights were trained at.
 
 use crate::checkpoint::{self, Found, State};
 use crate::config::{DataConfig, RunConfig};

@@ -1,4 +1,4 @@
-//! What can go wrong with what a user typed or a file held.
+//! Errors in what a user typed or a file contains.
 
 use kerple_files::printable;
 use std::path::{Path, PathBuf};

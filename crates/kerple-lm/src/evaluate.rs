@@ -1,4 +1,5 @@
-//! Evaluation beyond the training length: the one place where a model, what is scored and a protocol become a row.
+//! Evaluation beyond the training length: the one place where a model, a text or task and a
+//! protocol become a row.
 //!
 //! ```text
 //! Scored, fixed for all lengths --score(model, length)--> Found --> EvaluationRow
@@ -6,8 +7,9 @@
 //!   OfTask:  AnswersRequest --sequences of a length--> right answers
 //! ```
 //!
-//! A row knows its text and what computed it, so what was scored once is recognised ([`EvaluationKey`]), and never mixed with
-//! other text or with numbers of another precision, device or instruction set.
+//! A row records its text and its provenance. Evaluations are therefore reused ([`EvaluationKey`])
+//! and never mixed with other texts or with numbers of another precision, device or instruction
+//! set.
 
 mod answers;
 mod extent;

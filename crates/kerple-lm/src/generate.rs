@@ -1,4 +1,4 @@
-//! Text, token by token, with a cache of keys and values.
+//! Text, token by token, with a KV cache.
 
 use crate::error::{Error, Result};
 use crate::model::Decoder;

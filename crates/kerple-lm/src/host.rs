@@ -1,4 +1,5 @@
-//! What work is done on: the device, what rows say of program and machine, and who else works on it. An argument everywhere, and no part of a plan.
+//! The execution environment: the device, the provenance for rows, and the other ranks. It is an
+//! argument everywhere and not part of a plan.
 
 use crate::ranks::Ranks;
 use burn::tensor::Device;

@@ -1,7 +1,7 @@
-//! Runs that are worked off one after another: each trained, evaluated, and left alone once it is done.
+//! A sweep of runs, one after another: each is trained and evaluated, and skipped once it is done.
 //!
-//! Jobs are numbered in a fixed order, so that a [`Shard`] on another machine takes its own and no two touch one folder;
-//! what they wrote merges by copying folders together.
+//! Jobs are numbered in a fixed order, so a [`Shard`] on another machine takes its own jobs and no
+//! two shards write to one folder. Copying folders together merges their results.
 
 use crate::corpus::{Source, Split};
 use crate::error::{Error, Result};

@@ -1,4 +1,5 @@
-//! Layers that differ from the others: kinds of layers by their names, and where each stands.
+//! Layers that differ from the others: named kinds of layers, and the layers that each is assigned
+//! to.
 
 use crate::error::{Error, Result};
 use kerple::encoding::Encoding;

@@ -1,4 +1,5 @@
-//! A model that learns a task: the gradients of a batch, and updates by them.
+//! A model in training: the gradients of a batch, with gradient accumulation over its
+//! micro-batches, and the updates.
 
 use crate::plan::Plan;
 use crate::ranks::{self, Loss, OrderedSum, Ranks};

@@ -1,6 +1,7 @@
 //! Decoder models, training, evaluation and run folders.
 //!
-//! A [`config::RunConfig`] is what was written; [`plan::Plan`] is everything resolved and checked. Only plans run.
+//! A [`config::RunConfig`] is the run file as written; a [`plan::Plan`] has every choice resolved
+//! and checked. Only plans run.
 
 pub mod checkpoint;
 pub mod compare;

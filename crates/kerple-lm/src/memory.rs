@@ -1,4 +1,4 @@
-//! How much memory a plan needs, before it is taken.
+//! The memory that a plan needs, estimated before it is allocated.
 //!
 //! With `P` trained values, `T` tokens worked on at once, `M` the model's width, `F` the inner width of the feed-forward
 //! layers, `H` heads, `V` the vocabulary, 4 bytes a value:
@@ -19,9 +19,10 @@
 //! program      32 MiB of code and what it reads, 6 MiB for each thread: as they are resident when a tiny model is trained
 //! ```
 //!
-//! An estimate: what is allocated lies within a factor of two of it, which a test holds for plans of which one part or another takes the most,
-//! and so does what is resident, by what the operating system says of such runs. A request is refused only where the estimate alone exceeds
-//! all the memory there is.
+//! This is an estimate: allocations are within a factor of two of it, which a test checks for plans
+//! in which different parts dominate. So is the resident memory of such runs, as the operating
+//! system reports it. A request is refused only if the estimate alone exceeds the memory of the
+//! machine.
 
 mod caches;
 mod positions;

@@ -1,6 +1,7 @@
-//! The decoder: token embeddings, blocks with a positional encoding, and an output projection, as the plan says.
+//! The decoder: token embeddings, blocks with a positional encoding, and an output projection,
+//! built from the plan.
 //!
-//! An [`Encoder`] is made of the same [`Trunk`].
+//! An [`Encoder`] shares the same [`Trunk`].
 
 mod classifier;
 mod encoder;

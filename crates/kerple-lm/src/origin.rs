@@ -1,4 +1,4 @@
-//! Where the first weights of a run are from, where they were not drawn.
+//! The origin of a run's first weights, where they were not drawn at random.
 
 use serde::{Deserialize, Serialize};
 

@@ -1,5 +1,5 @@
-//! What is measured of a trained decoder beside its losses: how relative its attention is, how alike its music,
-//! and what its last queries see.
+//! Measurements of a trained decoder other than its losses: how relative its attention is, how
+//! similar its music is, and the scores of its last queries.
 
 mod attention;
 mod scores;

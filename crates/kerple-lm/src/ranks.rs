@@ -1,4 +1,5 @@
-//! Ranks: processes, perhaps on several machines, that work on one thing together.
+//! Ranks: processes, on one or several machines, that work together. Their number is the world
+//! size.
 //!
 //! ```text
 //! train                   rows of every batch, in turns: part p of k is rank p mod n's; one update, the same on all ranks
@@ -6,12 +7,13 @@
 //! compare, reproduce      runs, in turns; each run is of one rank alone
 //! ```
 //!
-//! Whatever can fail on one rank alone (a read, a write, a signal) is agreed on before any rank goes on, so that none waits for
-//! one that has given up: [`Ranks::share`]. What is summed is summed in one order at any number of ranks ([`OrderedSum`]), so a
-//! run has the bits of one process that works off the same parts. How ranks reach one another is a [`Communicator`]'s: threads
-//! of one process ([`threads`]), or MPI (crate `kerple-mpi`).
+//! Ranks agree on whatever can fail on one rank alone (a read, a write, a signal) before any of
+//! them continues, so none waits for a rank that has given up: [`Ranks::share`]. The all-reduce
+//! adds in one order at any world size ([`OrderedSum`]), so a run is bitwise equal to that of one
+//! process with the same micro-batches. A [`Communicator`] connects ranks: threads of one process
+//! ([`threads`]), or MPI (crate `kerple-mpi`).
 //!
-//! Not for models that do not fit one machine: every rank holds all weights and moments.
+//! Not for models that do not fit on one machine: every rank keeps all weights and optimizer state.
 
 mod sum;
 pub mod threads;

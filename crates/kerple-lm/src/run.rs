@@ -1,4 +1,4 @@
-//! A run folder: what lies where, who may write, what of it can be trusted.
+//! A run folder: which file is where, who may write it, and what a reader can trust.
 //!
 //! | file | holds | written |
 //! |---|---|---|
@@ -15,8 +15,9 @@
 //! | `checkpoints/step-N/` | weights, moments, state | see [`checkpoint`] |
 //! | `.lock` | who trains | see [`Lock`] |
 //!
-//! What is replaced is written aside, synced and renamed, so a crash leaves the old file or the new one. One process trains
-//! in a folder at a time; reading, and appending evaluations, is always possible.
+//! Files that are replaced are written to a temporary file, synced and renamed, so a crash leaves
+//! the old file or the new one. One process at a time trains in a folder; reading and appending
+//! evaluations is always possible.
 
 mod begin;
 mod kernels;

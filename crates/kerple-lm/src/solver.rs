@@ -1,4 +1,5 @@
-//! The model that a plan asks for: a decoder for texts and marked tokens, an encoder with places or one class for its answer.
+//! The model that a plan describes: a decoder for texts and marked tokens, an encoder with places
+//! or one class for its answer.
 
 use crate::model::{Classifier, Decoder, Transducer};
 use crate::plan::Plan;

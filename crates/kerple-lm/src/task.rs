@@ -1,4 +1,4 @@
-//! What a model is trained for: a batch of any task, its loss, and what an evaluation counts.
+//! The training objective: a batch of any task, its loss, and what an evaluation counts.
 
 mod answering;
 

@@ -1,6 +1,7 @@
-//! Files of tensors (safetensors) that are larger than what is held of them: one tensor at a time, in both directions.
+//! Safetensors files that are larger than memory allows: read and written one tensor at a time.
 //!
-//! Files are read at places, not mapped: one that another program cuts short is an error, not the end of this process.
+//! Files are read with positioned reads, not memory-mapped: when another program truncates a file,
+//! this process gets an error and is not killed.
 
 use crate::error::{Error, Result};
 use kerple_data::Sha256;

@@ -1,7 +1,8 @@
-//! The training loop: resumable to the bit, stoppable at any step, never silent about a number that is not one.
+//! The training loop: bitwise resumable, stoppable at any step, and it reports every NaN and
+//! infinity.
 //!
-//! Of several ranks every one reads, computes and makes the same updates; the first writes. What can fail on one alone is agreed
-//! on before all go on: see [`crate::ranks`].
+//! Every rank reads, computes and makes the same updates; the first rank writes. Ranks agree on
+//! what can fail on one of them before all continue: see [`crate::ranks`].
 
 use crate::checkpoint::{self, Found, State};
 use crate::config::TrainConfig;

@@ -1,9 +1,10 @@
 //! Ranks of an MPI job: a [`kerple_lm::ranks::Communicator`] over any MPI that is installed.
 //!
-//! MPI carries bytes; it adds nothing up, because the order of its sums is its own affair. All of it is called from the thread
-//! that called `join`. A rank that is lost ends the job: the launcher sees to that, and MPI's own errors do.
+//! MPI only transports bytes; it adds nothing, because it does not define the order of its sums.
+//! All calls come from the thread that called `join`. A lost rank ends the job, through the
+//! launcher and MPI's own errors.
 //!
-//! Without the feature `mpi` there is nothing here.
+//! Without the feature `mpi` this crate is empty.
 
 #[cfg(feature = "mpi")]
 mod world;

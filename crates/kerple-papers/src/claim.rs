@@ -1,4 +1,4 @@
-//! What an experiment is to settle: claims that are written before its runs.
+//! The pre-registered claims of an experiment, written before its runs.
 
 use serde::{Deserialize, Serialize};
 

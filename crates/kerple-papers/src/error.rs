@@ -1,4 +1,4 @@
-//! What can go wrong between an experiment and its pages.
+//! Errors between an experiment and its pages.
 
 /// What running or reporting says.
 #[derive(Debug, thiserror::Error)]

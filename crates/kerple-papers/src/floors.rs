@@ -1,8 +1,10 @@
-//! What right answers are worth: the share that one constant answer hits, and the share that the first token alone gives away. A
-//! model that is no better than these has not learned the task, however far it is above a guess.
+//! Floors for right answers: the share that one constant answer reaches, and the share that the
+//! first token alone reveals. A model that is not better than these has not learned the task,
+//! however far it is above a guess.
 //!
-//! Both are rules that anyone can learn from the training split: the most frequent answer, and the most frequent answer after each
-//! first token. What is kept is how often they are right on the test split.
+//! Both are rules that can be learned from the training split: the most frequent answer, and the
+//! most frequent answer after each first token. The floors are how often they are right on the test
+//! split.
 
 use crate::error::Result;
 use kerple_data::Split;

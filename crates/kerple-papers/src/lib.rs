@@ -4,8 +4,8 @@
 //! experiment.toml --reproduce--> reproduction.json, CORPUS[-VARIANT]/LABEL/seed-N, timing.json --pages--> paper/index.html, ...
 //! ```
 //!
-//! Between the two stands a folder alone, which [`manifest`] and [`packed`] describe: runs may be made by several machines, and
-//! pages of runs that were made years ago.
+//! The folder is the only interface between the two; [`manifest`] and [`packed`] describe it.
+//! Several machines may compute the runs, and pages may be made from runs of earlier years.
 
 pub mod claim;
 pub mod error;

@@ -1,5 +1,5 @@
-//! What a reproduction consists of: which runs there are to be, over which text. Written before the first run, so that
-//! tables say what is missing, and pages can be made of the folder alone.
+//! The manifest of a reproduction: the planned runs and their texts. It is written before the first
+//! run, so tables can show what is missing, and pages need only the folder.
 
 use crate::claim::Claim;
 use crate::error::{Error, Result};

@@ -1,5 +1,5 @@
-//! Run folders of a reproduction as one compressed archive: what is kept of hundreds of runs is one file. `tar --zstd -xf` makes
-//! the folders again.
+//! The run folders of a reproduction as one compressed archive: hundreds of runs are kept as one
+//! file. `tar --zstd -xf` restores the folders.
 
 use crate::floors::FLOORS_FILE;
 use crate::manifest::{MANIFEST_FILE, Manifest};

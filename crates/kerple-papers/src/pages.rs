@@ -1,11 +1,11 @@
-//! The tables and figures of a paper in its own layout, ours beside the printed numbers, made of
-//! the folder of a reproduction alone.
+//! The tables and figures of a paper in its own layout, our numbers next to the published ones,
+//! computed from the folder of a reproduction alone.
 //!
 //! ```text
 //! reproduction.json, CORPUS[-VARIANT]/LABEL/seed-N/*, timing.json --write--> paper/index.html, report.md, cells.csv, figures/*.svg
 //! ```
 //!
-//! Means, deviations and paired tests are those of [`Results`]. What is missing says so.
+//! Means, deviations and paired tests are those of [`Results`]. Missing parts are marked.
 
 mod cells;
 mod change;

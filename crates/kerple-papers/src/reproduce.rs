@@ -4,8 +4,9 @@
 //! experiment.toml -> Reproduction -> OUT/data/CORPUS, OUT/reproduction.json, OUT/CORPUS[-VARIANT]/LABEL/seed-N, OUT/timing.json
 //! ```
 //!
-//! What is done is skipped, what was begun goes on, and a [`Shard`] takes every n-th run, so that folders of several
-//! machines are merged by copying them together. Tables and figures are made of the folder alone: [`pages`](crate::pages).
+//! Finished runs are skipped, started runs are resumed, and a [`Shard`] takes every n-th run, so
+//! copying folders of several machines together merges them. Tables and figures are computed from
+//! the folder alone: [`pages`](crate::pages).
 
 mod carried;
 mod experiment;

@@ -1,7 +1,8 @@
-//! The sums of an export: what was exported is known by the SHA-256 of every file.
+//! The checksums of an export: the SHA-256 of every exported file.
 //!
-//! They are of the files and not of the archive's bytes, so that an archive may be packed again. Whoever changes a file and its sum too
-//! is not found out by them: what no sum can show is what the files should have been.
+//! They are checksums of the files and not of the archive's bytes, so an archive may be packed
+//! again. They do not detect a change of both a file and its checksum: no checksum can show what a
+//! file should have contained.
 
 use crate::error::Result;
 use crate::manifest::Manifest;

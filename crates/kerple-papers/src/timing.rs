@@ -1,4 +1,4 @@
-//! Steps of several encodings, timed beside each other.
+//! Steps of several encodings, timed in turns.
 
 use kerple_records::{Maker, number};
 use serde::{Deserialize, Serialize};

@@ -1,7 +1,8 @@
-//! Whether a reproduction is what it says: its sums, the plan that this program carries, its runs, and its pages.
+//! Verification of a reproduction: its checksums, the built-in plan, its runs, and its pages.
 //!
-//! Rows and plans are compared with themselves where runs are verified. What is found here is what only the whole shows: a run, a row or
-//! a claim that is missing, doubled, exchanged or changed since it was exported.
+//! The verification of runs checks rows and plans for consistency. This module finds what only the
+//! whole shows: a run, a row or a claim that is missing, duplicated, exchanged or changed since it
+//! was exported.
 
 use crate::error::{Error, Result};
 use crate::manifest::{Manifest, PlannedRun};

@@ -1,4 +1,4 @@
-//! What a run was trained under, and how runs that differ in it are told apart in words.
+//! The training conditions of a run, and the words that distinguish runs with different conditions.
 
 use std::collections::{BTreeMap, BTreeSet};
 

@@ -1,4 +1,4 @@
-//! What can go wrong between run folders and a written report.
+//! Errors between run folders and a written report.
 
 use std::path::{Path, PathBuf};
 

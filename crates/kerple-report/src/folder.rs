@@ -1,4 +1,4 @@
-//! The folder of a page: what is put there, and whether it may be.
+//! The output folder of a page: what is written there, and what may be overwritten.
 
 use crate::error::{Error, Result};
 use serde::Serialize;

@@ -4,9 +4,10 @@
 //! run folders --find_runs--> Run --grouped by settings and text--> results --write--> index.html, report.md, CSV, JSON
 //! ```
 //!
-//! [`kerple_records`] defines the files of a run folder; [`statistics`] is plain functions on slices; [`results`] are means, deviations
-//! and paired tests over what may meet; [`plot`] draws lines for pages and terminals. This crate knows no tensors and nothing
-//! of how a run is made: it reads what the files hold. `docs/results.md` says what a report is made of.
+//! [`kerple_records`] defines the files of a run folder; [`statistics`] has plain functions on
+//! slices; [`results`] has means, deviations and paired tests over comparable runs; [`plot`] draws
+//! lines for pages and terminals. This crate knows neither tensors nor training: it reads files.
+//! `docs/results.md` describes the contents of a report.
 
 mod conditions;
 pub mod error;

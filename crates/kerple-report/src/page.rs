@@ -1,4 +1,4 @@
-//! What the pages say, in the order they say it; the templates only lay it out.
+//! The contents of the pages, in their order; the templates only lay them out.
 
 use minijinja::syntax::SyntaxConfig;
 use minijinja::value::Serde;

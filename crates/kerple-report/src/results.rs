@@ -1,4 +1,5 @@
-//! Runs to numbers: every mean, deviation, ratio and test of the report, as plain rows that go unchanged to JSON and CSV.
+//! From runs to numbers: every mean, deviation, ratio and test of the report, as plain rows that
+//! are written unchanged to JSON and CSV.
 
 mod answers;
 mod group;

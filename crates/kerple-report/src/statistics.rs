@@ -1,4 +1,5 @@
-//! The statistics behind the tables: perplexities, means over seeds, and whether a difference is more than the seeds' noise.
+//! The statistics of the tables: perplexities, means over seeds, and whether a difference exceeds
+//! the noise of seeds.
 //!
 //! Seeds change the text that is evaluated, so two encodings vary together from seed to seed; the test is therefore
 //! *paired*, as in Chi et al. 2022, arXiv:2205.09921, Table 3. Not for samples of different runs without a common seed.

@@ -1,8 +1,11 @@
-//! Exact attention: `softmax(z) v`, where `z` is made of `s = scale * q.k` by distance tables or by a map of all heads.
+//! Exact attention: `softmax(z) v`, where `z` is computed from `s = scale * q.k` by distance tables
+//! or by a score modification of all heads.
 //!
-//! Query `i` of `Q` sits at absolute position `K - Q + i` and sees the keys that its [`Sight`] says, by the distance
-//! `d = K - Q + i - j`. A row that sees no key gives zeros. All engines take the same [`Problem`] and strided views, so a
-//! packed `[B, L, H, q|k|v, D]` projection needs no transpose.
+//! Query `i` of `Q` is at absolute position `K - Q + i` and attends to the keys that its attention
+//! mask ([`Sight`]) allows, by the distance `d = K - Q + i - j`. A row without visible keys gives
+//! zeros. All engines take the same [`Problem`] and strided views, so a packed
+//! `[B, L, H, q|k|v, D]` projection needs no transpose. They support a softcap and an attention
+//! sink.
 //!
 //! | engine | scores | memory beyond inputs and outputs |
 //! |---|---|---|
@@ -10,11 +13,12 @@
 //! | [`tiled`] | [`Scores::Table`] | O(L), at the speed of the machine |
 //! | [`row_block`] | [`Scores::Map`] | O(K) for each of a block of rows and each head |
 //!
-//! [`forward`] and [`backward`] choose between the last two, whose results have the same bits on any number of threads.
-//! A value that is not a number reaches every result that depends on it. It may also reach a query that does not see it: a
-//! tile multiplies the values it has masked by 0.
+//! [`forward`] and [`backward`] choose between the last two, whose results are bitwise equal at any
+//! number of threads. A NaN reaches every result that depends on it. It may also reach a query that
+//! does not attend to it: a tile multiplies the values it has masked by 0.
 //!
-//! [`linear`] is another attention: features instead of a softmax, in time linear in the length.
+//! [`linear`] is a different attention: features instead of a softmax, in time linear in the
+//! length.
 
 mod cap;
 pub mod linear;

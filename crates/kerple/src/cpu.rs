@@ -1,4 +1,5 @@
-//! What the processor can do, chosen when the program runs: instruction sets, vectors, reductions, elementary functions.
+//! The abilities of the CPU, detected when the program runs: instruction sets, vectors, reductions,
+//! elementary functions.
 //!
 //! There are two ways to write a fast loop. A body of `vectorized!` is ordinary branch-free Rust over a
 //! [`Number`], compiled once for each [`InstructionSet`]: with the wider registers enabled the compiler vectorises

@@ -1,10 +1,11 @@
-//! Score maps as plain data, and the code that computes with them.
+//! Score modifications as plain data, and the code that computes with them.
 //!
-//! A method that changes the scores of all heads together describes what it does by a [`Map`]. With the numbers it learns,
-//! one array of them, a map becomes a [`ScoreMap`] that attention engines call ([`Map::over`]); `kerple-burn` makes the same
-//! of plain tensor operations, its definition. The array holds, one after another: a bias `[H, C]` and a weight `[H, C]` by
-//! distance where the method hands over such tables, then what
-//! [`Map::numbers`] makes of the method's own parameters: those themselves, in their order, for most maps.
+//! A method that changes the scores of all heads together describes its score modification by a
+//! [`Map`]. With its learned parameters in one array, a map becomes a [`ScoreMap`] that attention
+//! engines call ([`Map::over`]); `kerple-burn` has the reference in plain tensor operations. The
+//! array contains, one after another: a bias `[H, C]` and a weight `[H, C]` by distance where the
+//! method has such tables, then what [`Map::numbers`] computes from the method's own parameters:
+//! for most maps the parameters themselves, in their order.
 
 mod bias;
 mod chunk;

@@ -1,4 +1,4 @@
-//! How far products of matrices round what they multiply.
+//! The precision to which matrix products round their inputs.
 
 use std::fmt;
 use std::str::FromStr;

@@ -1,8 +1,9 @@
-//! Independent random streams of one seed, one a purpose.
+//! Independent random streams of one seed, one per purpose.
 //!
-//! A stream is a ChaCha8 generator whose key *is* the coordinates of what is drawn (seed, place, purpose), so what one
-//! use draws changes nothing for another: a model has the same initial weights under every encoding, and an encoding the
-//! same values in a model of any width. Nothing is carried along; a stream is made where it is needed.
+//! A stream is a ChaCha8 generator whose key *is* the coordinates of a draw (seed, place, purpose),
+//! so draws of one use change nothing for another. A model has the same initial weights under every
+//! encoding, and an encoding the same values in a model of any width. No state is carried along; a
+//! stream is created where it is needed.
 
 use rand::{Rng, RngExt, SeedableRng};
 use rand_chacha::ChaCha8Rng;

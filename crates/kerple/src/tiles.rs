@@ -1,7 +1,8 @@
-//! What engines are made of: products of small tiles, copies of strided rows into them, softmax along them, views of arrays, and
-//! threads that claim pieces of work in order.
+//! The building blocks of engines: products of small tiles (the microkernel), copies of strided
+//! rows into tiles, softmax along them, views of arrays, and threads that claim work in order.
 //!
-//! Nothing here knows what it is used for. Attention, features of rows and score maps are written on top.
+//! Nothing here knows its use. Attention, features of rows and score modifications are written on
+//! top.
 
 pub(crate) mod product;
 pub(crate) mod registers;

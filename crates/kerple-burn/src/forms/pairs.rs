@@ -1,4 +1,4 @@
-//! Some queries and some keys of attention, and what lies along the distances between them.
+//! Some queries and keys of attention, and the values along the distances between them.
 
 use burn::tensor::{Bool, Device, Int, Tensor, TensorData};
 use kerple::forms::{Sides, Sight};

@@ -1,4 +1,4 @@
-//! The door on GPUs.
+//! Custom autograd operations on GPUs.
 
 use super::{Forward, Home, Op, Step};
 use burn::backend::tensor::FloatTensor;

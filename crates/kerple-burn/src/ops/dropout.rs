@@ -1,4 +1,5 @@
-//! Dropout: a share of the values becomes 0, the others grow by what that takes. Srivastava et al. 2014.
+//! Dropout: a fraction of the values becomes 0, and the others are scaled up in return. Srivastava
+//! et al. 2014.
 
 #[cfg(feature = "cube")]
 mod gpu;

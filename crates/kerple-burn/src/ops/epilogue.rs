@@ -1,4 +1,4 @@
-//! What becomes of a product on its way out: `base + act(x + bias)`. On the processor it is a part of fused layers.
+//! The epilogue of a matrix product: `base + act(x + bias)`. On the CPU it is part of fused layers.
 
 #[cfg(feature = "cube")]
 mod gpu;

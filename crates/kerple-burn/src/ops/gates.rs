@@ -1,11 +1,11 @@
-//! Gates that a layer makes of its normed rows, and the clocks that they advance.
+//! Gates that a layer computes from its normed rows, and their cumulative sums.
 //!
 //! ```text
 //! a = x W + b          g = ln sigmoid(a)          c = running sums of g, from the first token on
 //! ```
 //!
-//! Fused, gates are part of the operation that holds the rows, and clocks are f64 whatever the rows are; see
-//! [`kerple::ops::clocks`].
+//! In fused layers gates are part of the operation that has the rows, and cumulative gates are f64
+//! for any type of rows; see [`kerple::ops::clocks`].
 
 use super::linear;
 use crate::array::Array;

@@ -1,4 +1,4 @@
-//! Score maps in plain Burn operations: the definitions of [`kerple::maps`].
+//! Score modifications in plain Burn operations: the references of [`kerple::maps`].
 
 mod cope;
 mod fire;

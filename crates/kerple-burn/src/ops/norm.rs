@@ -1,4 +1,4 @@
-//! Normalisation over the last axis: layer norm, and by the root mean square.
+//! Normalisation over the last axis: layer norm and RMSNorm.
 
 #[cfg(feature = "cube")]
 mod gpu;

@@ -1,5 +1,5 @@
-//! What becomes of queries and keys between their projection and their rotation: a norm of each head, and queries that grow
-//! with the number of keys they see.
+//! Steps between the projection of queries and keys and their rotation: a norm per head, and
+//! queries that are scaled by the number of keys they attend to.
 //!
 //! ```text
 //! q, k = gamma x / sqrt(mean(x^2) + epsilon)      over the D features of a head (Henry et al. 2020, arXiv:2010.04245)

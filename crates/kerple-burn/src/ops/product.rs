@@ -1,4 +1,4 @@
-//! Products of matrices, of numbers as exact as the engine says.
+//! Matrix products in the precision of the engine.
 
 #[cfg(feature = "cube")]
 mod gpu;

@@ -1,4 +1,4 @@
-//! What the result of a branch is added to.
+//! The residual that the result of a branch is added to.
 
 use crate::array::Array;
 use crate::fused::{Found, Inputs, Number, Step};

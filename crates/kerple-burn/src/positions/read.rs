@@ -1,5 +1,5 @@
-//! The stored numbers of all layers, read at once: what stands in a pass is made of them on the host, and a device is waited
-//! for once instead of for every parameter.
+//! The stored parameters of all layers, read at once: the host computes the forms of a pass from
+//! them, and waits for the device once instead of once per parameter.
 
 use super::PositionalEncoding;
 use crate::forms::Positions;

@@ -1,4 +1,5 @@
-//! Tables made on the host as tensors, through which gradients reach the numbers they were made of.
+//! Tables that the host computes as tensors, with gradients for the parameters that they are
+//! computed from.
 
 use crate::array::Array;
 use crate::fused::{Engine, Forward, Input, Op, Saved, Step, Target, apply};

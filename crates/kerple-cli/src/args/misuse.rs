@@ -1,4 +1,4 @@
-//! What is wrong with the arguments, said as everything else is said: an error, and a hint.
+//! Errors in the arguments, in the form of all other errors: a message and a hint.
 
 use super::Cli;
 use crate::failure::Failure;

@@ -1,4 +1,4 @@
-//! `kerple bench`: checks against the definition, then times.
+//! `kerple bench`: checks kernels against the reference, then times them.
 
 mod attention;
 mod decode;

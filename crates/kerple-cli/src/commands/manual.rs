@@ -1,4 +1,4 @@
-//! `kerple completions SHELL` and `kerple manual`: the command line as shells, `man` and readers want it.
+//! `kerple completions SHELL` and `kerple manual`: shell completions, man pages and Markdown.
 
 use crate::args::{Cli, Completions, Manual};
 use crate::failure::{Failure, Outcome};

@@ -1,4 +1,4 @@
-//! `kerple quickstart`: the main job with defaults.
+//! `kerple quickstart`: an example with defaults.
 
 use super::compare::run_comparison;
 use super::report::write_and_print;

@@ -1,4 +1,4 @@
-//! Attention with clocks in every engine: on slices and through Burn.
+//! Attention with cumulative gates in every engine: on slices and through Burn.
 
 use crate::engines::{both, cast, wide};
 use burn::tensor::{DType, Device, Tensor, TensorData};

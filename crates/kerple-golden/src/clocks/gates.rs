@@ -1,4 +1,4 @@
-//! Gates of every kind, and the gradients in what they are made of.
+//! Gates of every kind, and the gradients for the values they are computed from.
 
 use crate::folder::{Case, Folder};
 use kerple::attention::Dims;

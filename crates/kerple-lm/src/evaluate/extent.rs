@@ -1,7 +1,8 @@
-//! Which text is scored, fixed once for all lengths, and the windows that read it at one length.
+//! The scored text, fixed once for all lengths, and the windows that read it at one length.
 //!
-//! The text is `segments` spans of `span` tokens, each with the token after it as its last target; the seed says where
-//! they lie. `segments` and `last:k` take spans from all over the split; `blocks` and `sliding` join them to one stretch.
+//! The text is `segments` segments of `span` tokens, each with the next token as its last target;
+//! the seed determines where they start. `segments` and `last:k` take segments from the whole
+//! split; `blocks` and `sliding` join them to one stretch.
 //!
 //! ```text
 //! segments   the last L tokens of each span, all scored

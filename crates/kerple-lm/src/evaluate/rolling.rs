@@ -6,9 +6,9 @@
 //! later        the S tokens before the last     scores the next S, or what is left of the document
 //! ```
 //!
-//! So a full window after the first has one token of context, and the last one as many as there is room for. Perplexities are
-//! of all documents together: of words, `exp(-sum ll / words)`, where words are what white space separates, and of bytes of
-//! the documents' text.
+//! A full window after the first has one token of context, and the last window as many as fit.
+//! Perplexities are over all documents together: per word, `exp(-sum ll / words)`, where white
+//! space separates words, and per byte of the documents' text.
 
 use super::{Amount, Extent, Request, Window};
 use crate::error::{Error, Result};

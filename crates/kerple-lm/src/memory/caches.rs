@@ -1,6 +1,7 @@
-//! What a text holds while it grows: keys and values of softmax attention, states and draws of linear attention.
+//! The memory of a growing sequence: the KV cache of softmax attention, states and draws of linear
+//! attention.
 //!
-//! With `n` tokens so far, `G` key and value heads, `H` heads of `D` features, a layer:
+//! With `n` tokens so far, `G` key and value heads, `H` heads of `D` features, per layer:
 //!
 //! ```text
 //! softmax      8 G D c, and 8 H c of gates; c is n as a power of two, 256 at least; of a window and the piece that is read

@@ -1,4 +1,5 @@
-//! What positions take: draws, rows and tables of the encoding, codes, features and states of linear attention.
+//! The memory of positions: draws, rows and tables of the encoding, codes, features and states of
+//! linear attention.
 //!
 //! With `n` positions at once of `s` in a sequence, `R` realisations, `M` features, `K` terms of a decay, `p` learned tensors:
 //!

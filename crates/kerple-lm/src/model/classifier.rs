@@ -1,4 +1,4 @@
-//! An encoder with one answer for a sequence, or for a pair of them.
+//! An encoder with one answer per sequence, or per pair of sequences.
 
 use super::{Encoder, Tokens, trunk};
 use crate::config::Readout;

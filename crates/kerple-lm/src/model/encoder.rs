@@ -1,4 +1,4 @@
-//! The encoder: the decoder's blocks, seeing in both directions, over padded sequences.
+//! The encoder: the decoder's blocks with bidirectional attention over padded sequences.
 
 use super::Tokens;
 use super::trunk::{self, Drawn, Trunk};

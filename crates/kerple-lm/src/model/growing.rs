@@ -1,10 +1,13 @@
-//! Sequences that grow token by token, each at its own length, and what the model predicts along a sequence.
+//! Decoding of sequences of different lengths, token by token, and the model's predictions along a
+//! sequence.
 //!
-//! A sequence has the length it has, never the one it may come to have. Where the positions of earlier tokens depend on the
-//! length (rotary rates that stretch with it, randomized positions), the KV cache of a shorter sequence is of no use: the whole
-//! sequence is computed again for each token, and what the model predicts is what evaluation finds at that length. A cache of
-//! keys before their rotation (Peng et al. 2023, arXiv:2309.00071, section 3.4) would save the products but keep what the layers
-//! below made of the old positions, so that a text would depend on how it came to be that long.
+//! A sequence is computed at its current length, never at the length it may reach. Where positions
+//! of earlier tokens depend on the length (RoPE scaling by the length, randomized positions), the
+//! KV cache of a shorter sequence cannot be used: the whole sequence is computed again for each
+//! token, and predictions equal those of an evaluation at that length. A cache of keys before their
+//! rotation (Peng et al. 2023, arXiv:2309.00071, section 3.4) would save the products. But it would
+//! keep what the layers below computed from the old positions, so a text would depend on how it
+//! reached its length.
 
 use super::{Decoder, MOST_PREFILLED, Tokens};
 use burn::tensor::Tensor;

@@ -1,12 +1,14 @@
-//! Training on sequences that are longer than what there is room for: piece by piece, where layers keep a state of fixed size.
+//! Training on sequences that exceed the memory: chunk by chunk, where layers keep a state of fixed
+//! size.
 //!
 //! ```text
 //! forwards, outside autodiff:   the state of every layer in front of every piece
 //! backwards, from the last:     a piece's loss and its gradient; the layers leave for the piece before what it needs of this one
 //! ```
 //!
-//! The gradients are those of whole sequences up to rounding. Room is needed for one piece, and for at most [`MOST_STATES`]
-//! states: of more pieces, states are kept in front of every few, and made again from there when their turn comes.
+//! The gradients equal those of whole sequences up to rounding. Memory is needed for one chunk and
+//! for at most [`MOST_STATES`] states. With more chunks, states are kept before every few chunks
+//! and recomputed from there when needed.
 
 use super::{Decoder, Tokens, columns};
 use burn::tensor::Tensor;

@@ -1,5 +1,5 @@
-//! A model from sequences to sequences of answers: an encoder reads the input and empty places behind it, and answers there.
-//! Ruoss et al. 2023, arXiv:2305.16843.
+//! A model from sequences to sequences of answers: an encoder reads the input followed by empty
+//! places, and answers at these places. Ruoss et al. 2023, arXiv:2305.16843.
 
 use super::{Encoder, Tokens, trunk};
 use crate::plan::Plan;

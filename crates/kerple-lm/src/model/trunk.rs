@@ -1,4 +1,5 @@
-//! What decoders and encoders share: token embeddings, blocks with a positional encoding, and the norm of the result.
+//! The part that decoders and encoders share: token embeddings, blocks with a positional encoding,
+//! and the final norm.
 
 use super::Tokens;
 use crate::plan::{ModelPlan, Plan};

@@ -1,4 +1,4 @@
-//! Plans that go out from another one, or from a model of another program.
+//! Plans that are derived from another plan, or from a model of another program.
 
 use super::{DataFacts, ModelPlan, Plan};
 use crate::config::{ModelConfig, Preset, RunConfig, TrainConfig};

@@ -1,4 +1,4 @@
-//! What a plan refuses.
+//! The checks of a plan.
 
 use super::{Head, ModelPlan};
 use crate::config::{Readout, TrainConfig};

@@ -1,7 +1,7 @@
-//! What is other in two plans, by the keys of a run file.
+//! The differences between two plans, by the keys of a run file.
 //!
-//! Everything that is written down of a plan is compared, so a key that is new is compared from its first day on. What a run
-//! that begins with the weights of another may change is left out by name, in [`of_models`].
+//! All of a plan is compared, so a new key is compared from its first day on. Keys that fine-tuning
+//! may change are excluded by name, in [`of_models`].
 
 use super::{ModelPlan, Plan};
 use crate::config::{REFERENCE, Readout};

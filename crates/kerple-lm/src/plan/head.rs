@@ -1,4 +1,5 @@
-//! What stands behind the layers of a model, and what that makes of it: one place for all kinds of answers.
+//! The output head after the layers of a model and its loss: one place for all kinds of answers,
+//! and for the pooling of encoders.
 
 use super::ModelPlan;
 use crate::config::Readout;

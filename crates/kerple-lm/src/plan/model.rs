@@ -1,4 +1,5 @@
-//! The model of a plan: sizes, blocks, and what each layer has.
+//! The model of a plan: sizes, blocks, tied embeddings, gated linear unit, and the settings of each
+//! layer.
 
 use super::Head;
 use crate::config::Readout;

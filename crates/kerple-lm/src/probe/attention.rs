@@ -1,4 +1,4 @@
-//! How relative and how monotonic attention is, and what it looks like.
+//! How relative and how monotonic attention is, with attention maps.
 
 use crate::corpus::CorpusText;
 use crate::error::{Error, Result};

@@ -1,6 +1,7 @@
-//! What the last query of a text sees: its scores on their way to the softmax, layer by layer, kept for pictures.
+//! The scores of the last query of a text on their way to the softmax, layer by layer, kept for
+//! figures.
 //!
-//! Not an evaluation: nothing is averaged, and nothing is compared.
+//! This is not an evaluation: nothing is averaged, and nothing is compared.
 
 use crate::error::Result;
 use crate::evaluate::{Amount, Extent, Protocol, Request};

@@ -1,5 +1,5 @@
-//! Music that goes on from a prompt, held against the piece the prompt is from. Cífka et al. 2020 and Liutkus et al. 2021,
-//! arXiv:2105.08399, section 3.3.
+//! Music that continues a prompt, compared with the piece that the prompt is from. Cífka et al.
+//! 2020 and Liutkus et al. 2021, arXiv:2105.08399, section 3.3.
 
 use crate::corpus::{Source, Split};
 use crate::error::{Error, Result};

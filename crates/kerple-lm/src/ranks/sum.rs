@@ -1,12 +1,16 @@
-//! Sums of the gradients of parts of a batch, in the order of the parts, however many ranks they are on.
+//! A deterministic all-reduce: sums the gradients of micro-batches in the order of the
+//! micro-batches, at any world size.
 //!
-//! With `k` parts, one process adds them up one after the other, `((g_0 + g_1) + g_2) + ...`. Additions of floating point
-//! numbers do not commute with another order, so ranks keep this one: they work off the parts in rounds, rank r of n the parts
-//! r, n + r, 2n + r, ... After a round each rank hands every other one a chunk of its gradient, and adds the chunks it is
-//! given, in the order of the ranks, to what it has of earlier rounds; after the last round all ranks hand their sums to all.
+//! With `k` micro-batches, one process adds their gradients one after another,
+//! `((g_0 + g_1) + g_2) + ...`. Floating-point addition is not associative, so ranks keep this
+//! order. They compute the micro-batches in rounds: rank r of n takes r, n + r, 2n + r, ... After a
+//! round each rank sends every other rank a chunk of its gradient. It adds the chunks that it
+//! receives, in the order of the ranks, to its sum of earlier rounds. After the last round all
+//! ranks send their sums to all.
 //!
-//! A rank sends `(n - 1)/n` of a gradient a round and as much at the end: with one part a rank what a ring sends. What has no
-//! gradient in a part is handed over as `-0`, which added to any number leaves its bits.
+//! A rank sends `(n - 1)/n` of a gradient per round and as much at the end: with one micro-batch
+//! per rank this equals a ring all-reduce. A missing gradient of a micro-batch is sent as `-0`,
+//! which leaves the bits of any sum unchanged.
 
 use super::Ranks;
 use burn::tensor::{DType, Device, Tensor, TensorData};

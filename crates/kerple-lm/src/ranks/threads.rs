@@ -1,4 +1,4 @@
-//! Ranks in threads of one process: what MPI does between processes, for tests and for programs that try it.
+//! Ranks as threads of one process, for tests and experiments: the same as MPI between processes.
 
 use super::Communicator;
 use std::sync::atomic::{AtomicBool, Ordering};

@@ -1,4 +1,5 @@
-//! Runs whose first weights are not drawn: they begin with a checkpoint of step 0 that has no moments.
+//! Runs whose first weights are not drawn at random: they begin with a checkpoint of step 0 without
+//! optimizer state.
 
 use super::{RunFolder, SpecialTokens};
 use crate::checkpoint;

@@ -1,4 +1,4 @@
-//! Tables of encodings as they are at a step, for `kernels.json`.
+//! Tables of encodings at a step, for `kernels.json`.
 
 use kerple::forms::DistanceTable;
 use kerple_burn::positions::PositionalEncoding;

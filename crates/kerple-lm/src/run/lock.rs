@@ -1,7 +1,9 @@
-//! One trainer a folder: an advisory lock that lives as long as its process, and says who that is.
+//! One trainer per folder: an advisory lock that lives as long as its process and names the
+//! process.
 //!
-//! The lock is the operating system's on the open file, not the file's existence: a killed process holds nothing. It does not
-//! keep out processes on other machines where a network file system does not pass locks on.
+//! The operating system locks the open file; the file's existence is not the lock, so a killed
+//! process leaves no lock. Processes on other machines are not kept out where a network file system
+//! does not support locks.
 
 use crate::error::{Error, Result};
 use serde::{Deserialize, Serialize};

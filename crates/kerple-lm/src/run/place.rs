@@ -1,4 +1,5 @@
-//! Where the text of a run lies. The plan holds what the text is; a place may change, and is known by that.
+//! The location of a run's text. The plan identifies the text by its content, so its location may
+//! change.
 
 use crate::checkpoint::present;
 use crate::config::DataConfig;

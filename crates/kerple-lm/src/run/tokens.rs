@@ -1,8 +1,9 @@
-//! The tokenizer that a run carries: its definition, and tokens with a meaning of their own.
+//! The tokenizer of a run: its definition and its special tokens.
 //!
-//! Training copies the tokenizer of the text into the run, so that the text is needed no more once the model is trained. Runs
-//! that began with the weights of another program carry that program's. Bytes need no file: the plan names them. Runs of
-//! earlier versions carry none until they are trained again, and use that of their text.
+//! Training copies the tokenizer of the text into the run, so a trained model no longer needs the
+//! text. Imported runs contain the tokenizer of the other program. The byte tokenizer needs no
+//! file: the plan names it. Runs of earlier versions contain no tokenizer until they are trained
+//! again, and use that of their text.
 
 use super::RunFolder;
 use crate::checkpoint::present;

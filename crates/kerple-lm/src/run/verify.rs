@@ -1,5 +1,6 @@
-//! Whether a run folder holds what it says: every checksum computed, every row read. Rows have no checksum, so what is found
-//! of them is damage to their form, and what contradicts itself or the plan.
+//! Verification of a run folder: computes every checksum and reads every row. Rows have no
+//! checksum, so what is found in them is damage to their form, and contradictions with themselves
+//! or the plan.
 
 use super::{Place, RunFolder};
 use crate::checkpoint;

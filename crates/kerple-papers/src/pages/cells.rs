@@ -1,4 +1,4 @@
-//! Cells of a paper's tables: what the runs of a reproduction say, beside what was printed.
+//! Cells of a paper's tables: the results of a reproduction's runs next to the published numbers.
 
 use super::Folder;
 use super::published::{Printed, Value};

@@ -1,4 +1,4 @@
-//! How far methods of KERPLE are from where they were trained: the change of perplexity from the training length.
+//! The change of perplexity from the training length, for the methods of KERPLE.
 
 use super::page::Item;
 use super::verdict::{BySeed, Unit, change, interval, shown};

@@ -1,9 +1,10 @@
-//! What KERPLE claims, held against the runs.
+//! The claims of KERPLE, tested with the runs.
 //!
-//! A claim about length has two sides: the level, a method's log-perplexity less the logarithmic kernel's, and the change from
-//! the training length, in which a method that is worse everywhere is not worse for it. What a method that uses nothing beyond
-//! its training length would show is a change too: blocks that are longer have fewer tokens with little context. So flat is
-//! said beside ALiBi, and of ALiBi beside the logarithmic kernel under a window.
+//! A claim about length has two aspects. The level is a method's log-perplexity less the
+//! logarithmic kernel's. The change is measured from the training length, so a method that is worse
+//! everywhere is not penalised. A method that uses nothing beyond its training length also changes,
+//! because longer blocks have fewer tokens with little context. Flatness is therefore relative to
+//! ALiBi, and for ALiBi relative to the logarithmic kernel under a window.
 
 use super::page::Item;
 use super::verdict::{

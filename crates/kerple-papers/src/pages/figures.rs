@@ -1,4 +1,4 @@
-//! Figures of a paper, drawn as those of the report are.
+//! Figures of a paper, drawn like those of the report.
 
 use super::Folder;
 use super::page::Item;

@@ -1,4 +1,4 @@
-//! What encodings and trainings are called where people read them: labels and variants are names of folders.
+//! Display names of encodings and training variants: labels and variants are folder names.
 
 use super::Folder;
 use std::collections::BTreeMap;

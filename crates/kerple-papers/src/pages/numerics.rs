@@ -1,4 +1,5 @@
-//! One precision a page: rows that were computed otherwise than most of a reproduction are no part of its tables.
+//! One precision per page: rows with other numerics than most of a reproduction are excluded from
+//! its tables.
 
 use kerple_records::{EvaluationRow, Maker, Numerics};
 use kerple_report::Run;

@@ -1,4 +1,4 @@
-//! The numbers a paper printed, read from one file of data a paper.
+//! The published numbers of a paper, read from one data file per paper.
 
 use serde::Deserialize;
 use std::collections::BTreeMap;

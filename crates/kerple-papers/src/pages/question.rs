@@ -1,8 +1,8 @@
-//! Experiments that ask a question of their own: what is to be settled is written before the runs, and judged as it was written.
+//! The project's own experiments: their claims are written before the runs and judged as written.
 //!
-//! A [`Claim`] stands in the experiment file, and with it in the manifest: its arms, its lengths, and the smallest effect that
-//! counts. So pages of such a folder need nothing but the folder, and say of every claim what became of it, also before there
-//! is a run.
+//! A [`Claim`] is part of the experiment file and so of the manifest: its arms, its lengths, and
+//! the smallest effect that counts. Pages therefore need only the folder, and state the verdict of
+//! every claim, also before the first run.
 
 mod flips;
 mod kernels;

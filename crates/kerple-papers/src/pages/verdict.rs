@@ -1,8 +1,9 @@
-//! The one rule by which claims are judged, the same for every paper.
+//! The rule that judges claims, the same for every paper.
 //!
-//! A claim is about differences of pairs: of two methods at the same seed, or of one method at two lengths. It says at which
-//! lengths, and on which side of a bound their mean lies. The bound is the smallest effect that counts and stands with the
-//! claim. At every length the mean is tested against the bound, two-sided, and p-values of one claim are corrected together.
+//! A claim is about differences of pairs: two methods at the same seed, or one method at two
+//! lengths. It names its lengths, and in which direction from a bound the mean must be. The bound
+//! is the smallest effect that counts and is part of the claim. At every length a two-sided test
+//! compares the mean with the bound, and the p-values of one claim are corrected together.
 
 use kerple_report::Run;
 use kerple_report::format::{number, probability};

@@ -1,4 +1,4 @@
-//! What the plan that this program carries says beside a manifest of the same name.
+//! Comparison of a manifest with the built-in plan of the same name.
 
 use super::{Experiment, FILES, facts, planned};
 use crate::error::Result;

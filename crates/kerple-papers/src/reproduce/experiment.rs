@@ -1,4 +1,5 @@
-//! What an experiment file says. Plain data; [`super::Reproduction`] resolves and checks it.
+//! The contents of an experiment file, as plain data; [`super::Reproduction`] resolves and checks
+//! it.
 
 use crate::claim::{Arm, Claim, Measure};
 use kerple::encoding::scaling::Scaling;

@@ -1,4 +1,5 @@
-//! What right answers of tasks are worth, written once beside the manifest, when the files of the tasks are at hand.
+//! The floors of tasks, written once next to the manifest while the files of the tasks are
+//! available.
 
 use super::Reproduction;
 use crate::error::Result;

@@ -1,4 +1,5 @@
-//! Whether prepared texts are of the texts that are asked for: a result is never shown for other data than it is of.
+//! Checks that prepared texts are the requested ones: a result is never shown for other data than
+//! its own.
 
 use super::{CorpusConfig, Reproduction};
 use crate::error::{Error, Result};

@@ -1,5 +1,5 @@
-//! Training steps, or forward passes, of several encodings beside each other, in turns, so that what else the machine does
-//! meets all alike.
+//! Training steps, or forward passes, of several encodings in turns, so that other load on the
+//! machine affects all alike.
 
 use super::Reproduction;
 use crate::error::Result;

@@ -1,4 +1,4 @@
-//! Figures: plots with words, and where they stand on a page.
+//! Figures: plots with captions, and their places on a page.
 
 use super::{SMALL, WIDE};
 use crate::plot::{Plot, grid, standalone};

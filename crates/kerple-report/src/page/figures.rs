@@ -1,4 +1,4 @@
-//! Which plots a report has, from results and runs.
+//! The plots of a report, from results and runs.
 
 pub mod kernels;
 mod training;

@@ -1,4 +1,4 @@
-//! Right answers of tasks by length: one table for every task, setting and part of the data.
+//! Right answers of tasks by length: one table per task, setting and split of the data.
 
 use std::collections::{BTreeMap, BTreeSet};
 

@@ -1,4 +1,5 @@
-//! What may meet in one mean, one table, one test: runs of the same conditions, rows over the same text.
+//! Which runs are compared: a mean, table or test has only runs of the same conditions and rows
+//! over the same text.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;

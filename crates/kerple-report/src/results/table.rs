@@ -1,8 +1,9 @@
-//! Encoding by length: one table for every setting.
+//! Encoding by length: one table per setting.
 //!
-//! A row of a table is an encoding, or an encoding whose attention an evaluation restricted to a window: the windowed
-//! baseline of Chi et al. 2022, arXiv:2205.09921, section 5.5. Both stand in one table and are tested against the same
-//! reference, because they read the same text. Rows whose text is unknown are listed run by run.
+//! A row of a table is an encoding, or an encoding whose attention an evaluation restricted to a
+//! window: the windowed baseline of Chi et al. 2022, arXiv:2205.09921, section 5.5. Both are in one
+//! table and are tested against the same reference, because they read the same text. Rows of
+//! unknown text are listed run by run.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;

@@ -1,4 +1,4 @@
-//! What was run, how far it got, how fast it went, and how far its heads see.
+//! The runs: their progress, their speed, and the effective lengths of their heads.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;

@@ -1,4 +1,4 @@
-//! Which runs and rows are the same one twice, and what those are called that only seem to be.
+//! Detection of duplicate runs and rows, and names for runs that only look like duplicates.
 
 use super::Run;
 use crate::conditions::{Conditions, Differences};

@@ -1,4 +1,5 @@
-//! Soft caps: scores bent to `cap tanh(s / cap)`, which stays within the cap (Gemma 2, arXiv:2408.00118).
+//! Softcap: scores become `cap tanh(s / cap)`, which stays within the cap (Gemma 2,
+//! arXiv:2408.00118).
 
 use crate::cpu::vectorized;
 

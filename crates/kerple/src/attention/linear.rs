@@ -20,11 +20,13 @@
 //! last, one row or many, with the same result as one call for all. Decays are applied once a chunk, from tables made in f64,
 //! so f32 does not drift over a million positions.
 //!
-//! * [`naive`] is the definition, in quadratic time.
-//! * Padding: keys from a sequence's length on count for nothing.
-//! * A sequence of any length can be trained in pieces: states are kept where pieces begin, and gradients are made from the last
-//!   piece to the first, each handing [`Later`] to the one before ([`backward_piece`]). Rows need no more room than a piece has.
-//! * Heads of sequences are independent pieces of work, and sums have a fixed order: the bits do not depend on threads.
+//! * [`naive`] is the reference, in quadratic time.
+//! * Padding: keys from a sequence's length on are ignored.
+//! * A sequence of any length can be trained in chunks: states are kept where chunks begin, and
+//!   gradients are computed from the last chunk to the first, each passing [`Later`] to the
+//!   previous one ([`backward_piece`]). Rows need no more memory than one chunk.
+//! * Heads of sequences are independent, and sums have a fixed order: results do not depend on the
+//!   number of threads.
 
 mod backward;
 mod both;

@@ -1,4 +1,4 @@
-//! The definition: one query at a time, one row of scores for each head held.
+//! The reference: one query at a time, with one row of scores per head in memory.
 //!
 //! ```text
 //! s[h, j] = scale * q[h].k[h, j]        or cap tanh of it / cap, over the keys j in sight        d = position of the query - j

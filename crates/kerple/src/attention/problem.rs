@@ -1,4 +1,4 @@
-//! What is computed, and the checks that every engine makes first.
+//! The inputs of attention, and the checks that every engine makes first.
 
 use crate::Number;
 use crate::forms::{Scores, Sides, Sight, Strided, Table, visible_keys};

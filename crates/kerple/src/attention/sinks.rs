@@ -1,11 +1,12 @@
-//! The gradient in what stands beside the keys of a row: a logit without a value, which takes a share of the weights.
+//! The gradient of the attention sink: a logit without a value, which takes a share of the weights
+//! of a row.
 //!
 //! ```text
 //! lse = ln(exp(sink) + sum exp z)        p[j] = exp(z[j] - lse)        d_sink = -sum over rows of exp(sink - lse) d_out.out
 //! ```
 //!
-//! The forward begins its running maximum and total with the sink's. The backward of scores, queries, keys and values needs
-//! nothing more: it works with the weights that `lse` says.
+//! The forward starts its running maximum and total with the sink's. The backward of scores,
+//! queries, keys and values needs nothing more: it uses the weights that `lse` implies.
 
 use super::{Problem, Saved};
 use crate::Number;

@@ -1,14 +1,16 @@
-//! Exact attention tile by tile: a few tiles of scores at a time, never `[L, L]`.
+//! Exact attention with an online softmax: a few tiles of scores at a time, never `[L, L]`.
 //!
-//! The forward keeps a running maximum and sum per query and rescales what it has when the maximum grows (Milakov and
-//! Gimelshein 2018, arXiv:1805.02867); the backward computes the scores again from `lse` instead of having stored them
-//! (Dao et al. 2022, arXiv:2205.14135). Tiles that no query of theirs sees are skipped. Memory beyond inputs and outputs is
-//! a few tables of `[H, K]` and `[B, H, Q]` and some tiles per thread.
+//! The forward keeps a running maximum and sum per query and rescales its sums when the maximum
+//! grows (Milakov and Gimelshein 2018, arXiv:1805.02867). The backward recomputes the scores from
+//! `lse` instead of storing them (Dao et al. 2022, arXiv:2205.14135). Tiles that are fully masked
+//! are skipped. Memory beyond inputs and outputs is a few tables of `[H, K]` and `[B, H, Q]` and
+//! some tiles per thread.
 //!
-//! * `product`: the small matrix product that every step is made of, on the vectors of [`cpu`](crate::cpu);
+//! * `product`: the small matrix product that every step uses, on the vectors of
+//!   [`cpu`](crate::cpu);
 //! * `forward`, `backward`: what is multiplied with what; `decode`: one query, where memory is the limit;
-//! * `damping`: features whose products fade with distance; `clocks`: positions that the content sets;
-//! * `workers`: which thread does what, and why the bits do not depend on it.
+//! * `damping`: features whose products decay with distance; `clocks`: cumulative gates;
+//! * `workers`: which thread does what, and why results do not depend on it.
 
 mod backward;
 mod blocks;

@@ -1,4 +1,4 @@
-//! A bias for each query and key, and perhaps a network over heads that sees scores and biases.
+//! A bias per query and key, and optionally a network over heads that sees scores and biases.
 //!
 //! ```text
 //! y = s + b                          without a network: FIRE

@@ -1,4 +1,4 @@
-//! Clocks: how far apart tokens are by what they say themselves, as running sums of gates.
+//! Cumulative gates: content-dependent distances between tokens, as running sums of log gates.
 //!
 //! ```text
 //! g = ln sigmoid(a)          c[t] = sum over n <= t of g[n]

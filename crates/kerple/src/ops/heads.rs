@@ -1,4 +1,4 @@
-//! What becomes of queries and keys between their projection and their rotation, in place on packed rows.
+//! Steps between the projection of queries and keys and their rotation, in place on packed rows.
 //!
 //! ```text
 //! norm    y = gamma x / sqrt(mean(x^2) + epsilon)     over the D features of each head

@@ -1,4 +1,5 @@
-//! The one matrix product behind all seven of attention: a small `C = A B` on scratch tiles.
+//! The one matrix product that all seven products of attention use: a small `C = A B` on scratch
+//! tiles.
 
 use crate::Number;
 use crate::cpu::lanes::{Kernel, Lanes};

@@ -1,5 +1,5 @@
-//! Sums in registers: the one inner loop of all products that are written here. How their factors lie, which rows and vectors they
-//! take together, and over what they add up, is theirs.
+//! The microkernel: sums in registers, the one inner loop of all products in this crate. Callers
+//! define how factors are laid out, which rows and vectors are taken together, and what is summed.
 
 use crate::Number;
 use crate::cpu::lanes::Lanes;

@@ -1,4 +1,4 @@
-//! The definition of attention in plain Burn operations, of any queries and keys of a call.
+//! The reference of attention in plain Burn operations, for any queries and keys of a call.
 
 use super::Scoring;
 use super::cumsum::GateCumsum;

@@ -1,4 +1,4 @@
-//! Running sums over the tokens of a row, in plain Burn operations.
+//! Cumulative sums over the tokens of a row, in plain Burn operations.
 
 use crate::forms::Pairs;
 use burn::tensor::kind::{Basic, Numeric};

@@ -1,5 +1,6 @@
-//! Attention on GPUs of what has no kernel: the definition for some queries after others, over the keys that they see, so that scores
-//! of all queries are never held. The backward makes the scores of a piece again.
+//! Attention on GPUs without a kernel: the reference, chunked over queries, with the keys that they
+//! attend to, so scores of all queries are never in memory at once. The backward recomputes the
+//! scores of a chunk.
 
 use super::Scoring;
 use super::composed::{Terms, Told, shifted};

@@ -1,4 +1,4 @@
-//! What has a kernel for which call.
+//! Which calls have a kernel on which device.
 
 use crate::forms::Positions;
 use crate::fused::Target;

@@ -1,4 +1,4 @@
-//! What becomes of products on GPUs, by the kernels of [`kerple_cube::epilogue`].
+//! Epilogues of products on GPUs, by the kernels of [`kerple_cube::epilogue`].
 
 use super::Epilogue;
 use crate::fused::{Forward, GpuOp, Inputs, Op, Saved, Step, like};

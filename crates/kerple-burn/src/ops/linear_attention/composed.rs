@@ -1,4 +1,4 @@
-//! The definition of linear attention in plain Burn operations: whole codes, all pairs.
+//! The reference of linear attention in plain Burn operations: whole codes, all pairs.
 
 use super::super::attention;
 use super::super::product::exact;

@@ -1,5 +1,5 @@
-//! Linear attention on GPUs: features, and the quotient at its end, as the definition has them, and between them sums in chunks by
-//! the kernels of [`kerple_cube::linear`], in memory linear in the length.
+//! Linear attention on GPUs: features and the final quotient as in the reference, and between them
+//! sums in chunks by the kernels of [`kerple_cube::linear`], in memory linear in the length.
 
 use super::composed::{featured, quotient};
 use super::{Linear, Places};

@@ -1,5 +1,6 @@
-//! The end of a language model on GPUs: the definition for some rows after others, so that logits of a whole batch are never held.
-//! Gradients are made with the loss, while the logits of their rows are there.
+//! The end of a language model on GPUs: the reference, chunked over rows, so logits of a whole
+//! batch are never in memory at once. Gradients are computed together with the loss, while the
+//! logits of their rows are in memory.
 
 use super::{End, Head, Loss, Targets, by_parts};
 use crate::fused::{Forward, GpuOp, Saved, Step, array, like, tensor};

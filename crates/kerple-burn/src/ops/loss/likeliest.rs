@@ -1,4 +1,4 @@
-//! The likeliest tokens at every position, and the loss of a target beside them; without gradients.
+//! The likeliest tokens at every position and the loss of a target, without gradients.
 
 use super::{End, Head, Targets, logits};
 use crate::array::Array;

@@ -1,4 +1,5 @@
-//! A bias and perhaps a network over heads, see [`kerple::maps::mixed`] and [`kerple::maps::convolved`].
+//! A bias and optionally a network over heads, see [`kerple::maps::mixed`] and
+//! [`kerple::maps::convolved`].
 
 #[cfg(feature = "cube")]
 mod gpu;

@@ -1,4 +1,5 @@
-//! Products of queries with vectors of relative position, and those beside values, see [`kerple::maps::relative`].
+//! Products of queries with vectors of relative position, and vectors that are added to values, see
+//! [`kerple::maps::relative`].
 
 use super::{Mapped, Numbers};
 use crate::forms::Pairs;

@@ -1,4 +1,4 @@
-//! Products on GPUs: Burn's kernels, given numbers of the precision that is asked for, and none of less.
+//! Products on GPUs: Burn's kernels with inputs of the requested precision, never less.
 
 use crate::fused::{Forward, GpuOp, Inputs, Op, Saved, Step, array, tensor};
 use burn::backend::Cube;

@@ -1,4 +1,5 @@
-//! One attention layer: the tiled engine, the definition where it is short enough, and the composed Burn operations.
+//! One attention layer: the tiled engine, the reference where it is short enough, and plain Burn
+//! operations.
 
 use super::{Row, Sizes, agree, times};
 use crate::failure::{Failure, Outcome};

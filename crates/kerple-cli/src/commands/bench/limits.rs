@@ -1,4 +1,4 @@
-//! What is refused before anything of it is made.
+//! Requests that are refused before anything is allocated.
 
 use super::{Sizes, model::Subject};
 use crate::args::{Bench, Work};

@@ -1,4 +1,4 @@
-//! What the machine can do, measured beside the work.
+//! The peak performance of the machine, measured together with the work.
 
 use kerple::ops::gemm::{Product, To, matmul};
 use rayon::prelude::*;

@@ -1,4 +1,5 @@
-//! Attention on a GPU: its kernels, and the definition in Burn's operations where that is short enough.
+//! Attention on a GPU: its kernels, and the reference in Burn's operations where it is short
+//! enough.
 
 use super::attention::{LONGEST_COMPOSED, flops, log_bias, noise};
 use super::{Row, Sizes, agree, times};

@@ -1,4 +1,4 @@
-//! Rows of an evaluation in the shape of a results file of lm-evaluation-harness, for tools that read those.
+//! Evaluation rows in the results format of lm-evaluation-harness, for tools that read it.
 
 use kerple_lm::plan::Plan;
 use kerple_records::EvaluationRow;

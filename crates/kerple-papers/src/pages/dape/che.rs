@@ -1,4 +1,4 @@
-//! Table 2: formal languages, with what the paper claims of them.
+//! Table 2: formal languages, with the paper's claims about them.
 
 use super::printed::Printed;
 use crate::manifest::{CorpusFacts, runs_folder};

@@ -1,7 +1,8 @@
-//! What the paper claims, held against the runs.
+//! The claims of the paper, tested with the runs.
 //!
-//! The last tokens of each text are scored, the same at every length but the shortest, so a method that uses nothing beyond its
-//! training length is level over them, and flat needs no baseline.
+//! The last tokens of each text are scored, the same at every length but the shortest. A method
+//! that uses nothing beyond its training length is therefore level over them, and flatness needs no
+//! baseline.
 
 use super::measure::{Method, Place};
 use super::methods::*;

@@ -1,5 +1,5 @@
-//! What the runs say of a method: losses by seed. Two methods are compared on the seeds both have, whose text, batches and
-//! initial weights are the same.
+//! The results of a method: losses by seed. Two methods are compared on their common seeds, whose
+//! text, batches and initial weights are the same.
 
 use crate::manifest::EvaluationFacts;
 use crate::manifest::PlannedRun;

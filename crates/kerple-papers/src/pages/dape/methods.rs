@@ -1,4 +1,5 @@
-//! The methods the paper compares. A method and what DAPE makes of it share a colour; what is not adapted is dashed.
+//! The methods that the paper compares. A method and its DAPE version share a colour; methods
+//! without DAPE are dashed.
 
 use super::measure::Method;
 

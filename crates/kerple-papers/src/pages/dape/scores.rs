@@ -1,4 +1,4 @@
-//! Figures 1 and 7: what the last query of a text sees, and which heads look near or far.
+//! Figures 1 and 7: the scores of the last query of a text, and which heads attend near or far.
 
 use crate::error::Result;
 use crate::manifest::PlannedRun;

@@ -1,9 +1,11 @@
-//! Whether the order of two methods depends on how long they are trained, of every pair of methods.
+//! Whether the order of two methods depends on the training budget, for every pair of methods.
 //!
-//! An order flips where the two differ by more than the margin on one side after the first training and on the other side after
-//! the last. Both differences are tested beside the margin, and both tests must succeed, so neither is corrected for the other.
-//! Many pairs are looked at: what is corrected for their number is the test of the change, the difference after the last training
-//! less that after the first, which is 0 wherever the training does not matter.
+//! An order flips where the two differ by more than the margin in one direction after the first
+//! training and in the other direction after the last. Both differences are tested against the
+//! margin, and both tests must succeed, so neither is corrected for the other. There are many
+//! pairs, so the test of the change is corrected for their number. The change is the difference
+//! after the last training less that after the first, which is 0 wherever the training does not
+//! matter.
 
 use super::super::verdict;
 use super::post_hoc::OrderFlips;

@@ -1,4 +1,5 @@
-//! What kernels of distance were learned, in numbers: the median over heads, layers and seeds at some distances.
+//! The learned kernels of distance in numbers: the median over heads, layers and seeds at some
+//! distances.
 
 use super::{Set, runs, sets};
 use crate::claim::Arm;

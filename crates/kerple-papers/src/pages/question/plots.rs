@@ -1,4 +1,5 @@
-//! Changes of perplexity with length as lines, a small plot for every text and variant, and what a window costs.
+//! Changes of perplexity with length as lines, a small plot per text and variant, and the cost of a
+//! window.
 
 use super::{Set, all_keys, sets, values};
 use crate::claim::Arm;

@@ -1,4 +1,4 @@
-//! Claims that were written after the runs. They are judged as the others are and stand apart from them.
+//! Claims that were written after the runs. They are judged like the others and shown separately.
 
 use crate::claim::Claim;
 use serde::Deserialize;

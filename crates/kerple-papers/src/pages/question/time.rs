@@ -1,4 +1,4 @@
-//! What an update takes, and what a method would reach that is given the time of a slower one.
+//! The time of an update, and what a method would reach in the time of a slower one.
 
 use super::post_hoc::EqualTime;
 use super::{Set, runs, sets, values};

@@ -1,4 +1,5 @@
-//! What SPE claims, held against the runs; beside it what the same methods show against no positions at all, and linear KERPLE.
+//! The claims of SPE, tested with the runs, with the same methods compared to no positions and to
+//! linear KERPLE.
 
 use super::super::Folder;
 use super::super::page::Item;

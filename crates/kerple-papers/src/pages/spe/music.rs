@@ -1,4 +1,4 @@
-//! Music: cross-entropy by position, and how alike continuations are.
+//! Music: cross-entropy by position, and the similarity of continuations.
 
 use super::super::Folder;
 use super::super::cells::CellRow;

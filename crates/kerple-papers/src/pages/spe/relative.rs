@@ -1,4 +1,4 @@
-//! How relative and how monotonic attention is, in numbers and in pictures.
+//! How relative and how monotonic attention is, in numbers and figures.
 
 use super::super::Folder;
 use super::super::page::{Item, Picture};

@@ -1,4 +1,5 @@
-//! What the encodings learned: kernels by distance, how far heads see, and parameters over training.
+//! Learned encodings: kernels by distance, effective lengths of heads, and parameters over
+//! training.
 
 use std::collections::{BTreeMap, BTreeSet};
 

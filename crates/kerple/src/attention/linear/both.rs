@@ -1,4 +1,4 @@
-//! Rows that see all keys: one sum over all of them.
+//! Bidirectional rows without a decay: one sum over all keys.
 
 use super::backward::{self, for_each_unit};
 use super::decay::Terms;

@@ -1,4 +1,4 @@
-//! How products fade with distance, and how many sums that takes.
+//! Decay of products with distance, and the number of sums that it needs.
 //!
 //! Between chunks a decay is a sum of K exponentials, and each needs a sum over the past of its own. Within a chunk the same
 //! exponentials are nearly alike: as functions of the row they are combinations of J of themselves,

@@ -1,4 +1,4 @@
-//! Causal rows, chunk by chunk, behind a state.
+//! Causal rows, chunk by chunk, after a state.
 
 use super::decay::Terms;
 use super::state::{ChunkRows, Sums, Unit};

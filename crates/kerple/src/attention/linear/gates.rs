@@ -1,4 +1,4 @@
-//! Gates between the rows of a chunk: how far clocks fall, as factors.
+//! Gates between the rows of a chunk: differences of cumulative gates as factors.
 //!
 //! ```text
 //! c_t = sum of the gates of rows 0 ..= t of the chunk        e^(c_t - c_j)     on the product of rows t and j of the chunk

@@ -1,4 +1,5 @@
-//! Rows that see all keys through a decay: a causal pass, and one from the end of each sequence on that leaves out the row itself.
+//! Bidirectional rows with a decay: a causal pass, and a pass from the end of each sequence that
+//! excludes the row itself.
 //!
 //! ```text
 //! N_i = sum over j <= i of a(i - j) phi(q_i).phi(k_j) v_j + sum over j > i of a(j - i) phi(q_i).phi(k_j) v_j        r_i likewise

@@ -1,4 +1,4 @@
-//! The definition: features of single rows, and every pair of positions.
+//! The reference: features of single rows, and every pair of positions.
 //!
 //! ```text
 //! r_i = guard + sum_j a(i - j) phi(q_i).phi(k_j)        out_i = sum_j a(i - j) phi(q_i).phi(k_j) v_j / r_i
@@ -8,7 +8,8 @@
 //! d_a(i - j) = phi(q_i).phi(k_j) d_p_ij / a(i - j)        d_gate_n = sum over j < n <= i of phi(q_i).phi(k_j) d_p_ij
 //! ```
 //!
-//! Not for speed: [`forward`](super::forward()) and [`backward`](super::backward()) compute the same and are tested against this.
+//! Not for speed: [`forward`](super::forward()) and [`backward`](super::backward()) compute the
+//! same and are tested against this.
 
 use super::{DecayGradient, Gradients, Inputs, Problem, Reach, Saved, Side, check_backward, check_forward};
 use crate::Number;

@@ -1,4 +1,5 @@
-//! What a causal pass knows of the positions before: sums over whole chunks, and the rows that are met one by one.
+//! The state of a causal pass over earlier positions: sums over whole chunks, and the rows that are
+//! processed one by one.
 
 use super::decay::Terms;
 use super::gates::Clock;

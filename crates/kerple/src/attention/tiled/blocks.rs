@@ -1,4 +1,4 @@
-//! Which blocks of queries and of keys see each other.
+//! Which blocks of queries attend to which blocks of keys.
 
 use super::backward::{KEYS, QUERIES};
 use crate::Number;

@@ -1,4 +1,5 @@
-//! Clocks of a tile: what lies between its queries and its keys, exact wherever in a sequence the tile is.
+//! Cumulative gates of a tile: the difference between its queries and its keys, exact wherever in a
+//! sequence the tile is.
 //!
 //! ```text
 //! c_i - c_j = (high_i - high_j) + (low_i - low_j)        c = base + high + low

@@ -1,4 +1,4 @@
-//! A tile of the backward pass: which of its queries see which of its keys.
+//! A tile of the backward pass: which of its queries attend to which of its keys.
 
 use super::backward::KEYS;
 

@@ -1,4 +1,4 @@
-//! What can be wrong with the text of an expression.
+//! Errors in the text of an expression.
 
 use super::token::Span;
 use crate::kernel::function::Function;

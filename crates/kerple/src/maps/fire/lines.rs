@@ -1,4 +1,4 @@
-//! FIRE's bias as arrays, for engines elsewhere than on the processor.
+//! FIRE's bias as arrays, for engines on other devices than the CPU.
 
 use super::super::Extent;
 use super::{Fire, FireBias};

@@ -1,4 +1,4 @@
-//! The likeliest tokens at every row, and the loss of a target beside them, without the logits of all rows.
+//! The likeliest tokens of every row and the loss of a target, without the logits of all rows.
 
 use super::{Chunk, FEWEST_ROWS_PER_TASK, Head, Plan, Targets, normalizer};
 use crate::Number;
