@@ -61,7 +61,7 @@ pub struct AdamW {
 }
 
 impl AdamW {
-    /// Zero moments for each parameter of `module`, which says how it is updated.
+    /// Zero moments for each parameter of `module`, which defines how it is updated.
     pub fn new<M: Module + Describe>(module: &M, settings: Settings) -> AdamW {
         let zeros = |values: Tensor<1>| Moments { first: values.zeros_like(), second: values.zeros_like() };
         let moments = parameters::values(module).into_iter().map(zeros).collect();

@@ -62,7 +62,8 @@ impl Block {
         )
     }
 
-    /// New positions `[B, L, M]` behind those that `memory` holds; it then holds them too. For inference.
+    /// New positions `[B, L, M]` after those of the KV cache `memory`, to which they are added. For
+    /// inference.
     pub fn extend(&self, x: Tensor<3>, positions: &Positions, memory: &mut Memory, engine: Engine) -> Tensor<3> {
         let attention = |x, residual| self.attention.extend(x, residual, positions, memory);
         self.join(x, attention, |x, residual| self.mlp.forward(x, residual, engine))

@@ -134,7 +134,7 @@ pub struct Opened {
     pub device: Device,
     /// What it calls itself.
     pub part: String,
-    /// Bytes it lends, where it says so; nothing is said of the processor.
+    /// Bytes that the device lends, where it reports them; unknown for the CPU.
     pub memory: Option<u64>,
 }
 
@@ -145,7 +145,7 @@ pub struct Listed {
     pub name: Name,
     /// What it calls itself.
     pub part: String,
-    /// Bytes it lends, where it says so.
+    /// Bytes that the device lends, where it reports them.
     pub memory: Option<u64>,
     /// Bytes of the largest array.
     pub largest: u64,

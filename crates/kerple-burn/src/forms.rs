@@ -17,11 +17,13 @@ use std::sync::Arc;
 pub struct Positions {
     /// Rotation of the queries and keys of this pass.
     pub rotary: Option<Arc<RotaryTables>>,
-    /// Rates at which products of each feature fade with distance, `[D]`; softmax attention without a map takes them.
+    /// Rates at which products of each feature decay with distance, `[D]`; softmax attention
+    /// without a score modification takes them.
     pub damping: Option<Arc<[f64]>>,
     /// What becomes of scores.
     pub scores: Scores,
-    /// How far apart tokens are by what they say, beside what becomes of scores; softmax attention without a map takes it.
+    /// Cumulative gates, content-dependent distances between tokens, in addition to other changes
+    /// of scores; softmax attention without a score modification takes them.
     pub clock: Option<Clock>,
     /// Which keys a query sees.
     pub sight: Sight,

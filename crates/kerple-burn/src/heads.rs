@@ -13,7 +13,7 @@ pub struct Heads {
     pub heads: usize,
     /// Key and value heads, G, a divisor of H; query head `h` reads key head `h / (H / G)`.
     pub kv_heads: usize,
-    /// Features a head, D.
+    /// Features per head, D.
     pub head_dim: usize,
 }
 

@@ -239,7 +239,8 @@ impl Recurrent {
     }
 }
 
-/// Growing keys and values, `[B, G, capacity, D]` each, so that a head's keys are contiguous.
+/// Growing keys and values, `[B, G, capacity, D]` each, so that the keys of each head are
+/// contiguous.
 #[derive(Clone, Debug)]
 pub struct Rows {
     batch: usize,

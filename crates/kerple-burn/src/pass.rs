@@ -21,9 +21,9 @@ pub struct Pass {
     pub shared_from: u64,
     /// Whether the pass trains: dropout is off otherwise.
     pub train: bool,
-    /// Positions of the whole sequence where a pass takes it in pieces, as decoding does, or of the longest sequence of a batch
-    /// that is worked off in parts; `None`: the longest is here, and taken at once. What is drawn for all positions together
-    /// is drawn for this many.
+    /// Positions of the whole sequence where a pass processes it in chunks, as decoding does, or of
+    /// the longest sequence of a batch in micro-batches; `None`: the longest is here, and processed
+    /// at once. Draws for all positions together are for this many.
     pub span: Option<usize>,
 }
 

@@ -5,11 +5,12 @@ use kerple::attention::linear::{self, Gradients, Later, Problem, Saved, State};
 use std::any::Any;
 use std::sync::{Arc, Mutex};
 
-/// What the pieces behind one leave for it in a layer; nothing behind the last.
+/// The gradients that later chunks leave for this one in a layer; nothing after the last chunk.
 #[derive(Clone, Debug, Default)]
 pub struct Behind(Arc<Mutex<Option<Later<f32>>>>);
 
-/// A layer's place in longer sequences: what it knows of the positions before, and what those behind leave for it.
+/// A layer's position in longer sequences: the state of earlier positions, and what later chunks
+/// leave for it.
 #[derive(Clone, Debug)]
 pub struct Piece {
     /// `None` in front of the first position.

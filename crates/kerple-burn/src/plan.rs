@@ -56,10 +56,10 @@ pub struct BlockPlan {
     /// scalable softmax. `1 / ln(training length)` starts where scores are as without.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub ssmax: Option<f64>,
-    /// What stands beside the keys in the softmax.
+    /// The attention sink in the softmax.
     #[serde(skip_serializing_if = "SinkKind::is_default")]
     pub sink: SinkKind,
-    /// Scaled scores are bent to `soft_cap tanh(s / soft_cap)`, before a bias is added.
+    /// The softcap: scaled scores become `soft_cap tanh(s / soft_cap)`, before a bias is added.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub soft_cap: Option<f64>,
     /// Queries, keys and values are cut to `-clamp_qkv ..= clamp_qkv`.
@@ -137,7 +137,8 @@ impl BlockPlan {
     }
 }
 
-/// A logit of each head that stands beside those of the keys and has no value, so that a query need not look at any key.
+/// The attention sink: an extra logit per head without a value, so that a query need not attend to
+/// any key.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum SinkKind {
@@ -146,7 +147,7 @@ pub enum SinkKind {
     None,
     /// It is 0: the softmax divides by its sum plus 1.
     One,
-    /// A learned one a head, starting at 0.
+    /// A learned logit per head, initialised as 0.
     Learned,
 }
 
@@ -156,7 +157,7 @@ impl SinkKind {
     }
 }
 
-/// What turns queries, keys and values into the output of a head.
+/// The operation from queries, keys and values to the output of a head.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum AttentionKind {
@@ -196,7 +197,8 @@ pub struct LinearPlan {
     /// Random features are drawn anew every so many updates; 0: never. Evaluation has a draw of its own, always the same,
     /// which is also that of `redraw = 0`.
     pub redraw: u64,
-    /// Furthest distance, in tokens, for which the kernel of an encoding is met within the tolerance.
+    /// Furthest distance, in tokens, for which the kernel of an encoding is approximated within the
+    /// tolerance.
     pub horizon: usize,
     /// Largest relative error of the kernel up to there: 0.01, 0.001 or 0.0001.
     pub tolerance: f64,
@@ -378,7 +380,7 @@ pub struct Sizes {
     pub d_model: usize,
     /// Query heads, H.
     pub n_heads: usize,
-    /// Features a head, D.
+    /// Features per head, D.
     pub head_dim: usize,
     /// Inner width of the feed-forward branch, F.
     pub d_hidden: usize,

@@ -28,7 +28,7 @@ pub struct Standing {
     pub other: Option<usize>,
     /// Keys that a query sees, itself included; `None`: all.
     pub window: Option<usize>,
-    /// What linear attention asks of kernels; `None`: attention is no linear one.
+    /// The requirements of linear attention on kernels; `None`: attention is not linear.
     pub demand: Option<Demand>,
 }
 
@@ -139,7 +139,7 @@ impl PositionalEncoding {
         PositionalEncoding { others: others.collect(), standing: standing.clone(), ..self }
     }
 
-    /// What stands in a layer: this one, or one of the others.
+    /// The encoding of a layer: this one, or one of the others.
     fn of_layer(&self, layer: usize) -> &PositionalEncoding {
         match self.standing[layer].other {
             Some(other) if self.name.is_none() => &self.others[other],
@@ -152,7 +152,7 @@ impl PositionalEncoding {
         std::iter::once(self).chain(&self.others)
     }
 
-    /// Without a window, which linear attention does not have: layers beside it may.
+    /// Without a window, which linear attention does not support: other layers may have one.
     fn unlimited(&self) -> Encoding {
         Encoding { window: None, ..(*self.encoding).clone() }
     }
@@ -472,7 +472,8 @@ impl PositionalEncoding {
 }
 
 impl Describe for PositionalEncoding {
-    /// What an encoding says of its parameters; ranges are held by projection only when the encoding says so.
+    /// The encoding's description of its parameters; projection keeps ranges only where the
+    /// encoding requires it.
     fn describe(&self, groups: &mut Groups) {
         let parameters = self.encoding.parameters(&self.geometry);
         let projected = self.encoding.clamp == Clamp::Projected;

@@ -33,7 +33,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// Reads a MIDI file, and says what of it was repaired.
+/// Reads a MIDI file and reports its repairs.
 pub fn read_piece(path: &Path) -> kerple_data::Result<Piece> {
     let piece = Piece::read(path)?;
     piece.repairs.iter().for_each(|repair| remarkln!("note: {}: {repair}", path.display()));

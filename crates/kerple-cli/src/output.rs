@@ -9,12 +9,12 @@ use std::fmt::Arguments;
 use std::io::{Write, stdout};
 use std::sync::OnceLock;
 
-/// How much is said beside results and errors.
+/// How much is printed in addition to results and errors.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Voice {
-    /// Nothing, no results either: another rank says it all.
+    /// Nothing, not even results: another rank prints them.
     Silent,
-    /// Results, and nothing beside them.
+    /// Results, and nothing else.
     Quiet,
     /// Remarks, and progress in a line that is redrawn.
     Normal,

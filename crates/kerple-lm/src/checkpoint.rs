@@ -101,8 +101,8 @@ pub(crate) fn place(run: &Path, step: u64) -> PathBuf {
     folder(run).join(format!("step-{step:08}"))
 }
 
-/// Saves a checkpoint and removes all but the newest `keep`, and any of later steps, which are damaged or of a sitting that
-/// was given up.
+/// Saves a checkpoint and removes all but the newest `keep`, and any of later steps, which are
+/// damaged or belong to an abandoned session.
 ///
 /// At every moment the checkpoint that the run went on from is whole: what is removed is removed after the new one is in its
 /// place.
@@ -200,8 +200,9 @@ fn write_state(aside: &Path, state: State) -> Result<()> {
     sync(aside)
 }
 
-/// Makes the checkpoint of step 0 of a run whose weights are not drawn, without moments, in a folder that has none. `write` puts
-/// the weights into a file, and `course` says what course a run has that begins with weights of this SHA-256. Returns the file.
+/// Writes the checkpoint of step 0, without optimizer state, for a run whose weights are not drawn
+/// at random, in a folder that has none. `write` puts the weights into a file, and `course` gives
+/// the course of a run that is initialised from weights with this SHA-256. Returns the file.
 ///
 /// # Errors
 /// The first error of `write` or `course`, and what the file system refuses; there is then no checkpoint.
@@ -276,7 +277,7 @@ pub(crate) fn fill(file: &TensorFile, name: &str, values: &mut [f32]) -> Result<
 /// Reads the state of a checkpoint and refuses one that does not follow a plan.
 ///
 /// # Errors
-/// A damaged file, one of another step than its folder says, or of another course.
+/// A damaged file, or one of another step than its folder's name, or of another course.
 pub fn state(checkpoint: &Path, plan: &Plan) -> Result<State> {
     let state = read_state(checkpoint)?;
     let course = plan.course();
@@ -307,7 +308,8 @@ fn short(hash: &str) -> String {
     hash.chars().take(12).collect()
 }
 
-/// Compares all checksums of a checkpoint with its files, and its course with a plan's; says whether it has moments.
+/// Compares all checksums of a checkpoint with its files, and its course with a plan's; returns
+/// whether it has optimizer state.
 ///
 /// # Errors
 /// What is damaged, or of another course.
@@ -333,8 +335,8 @@ pub struct Found<T> {
     pub notes: Vec<String>,
 }
 
-/// The newest checkpoint that `load` can read. Damaged ones are passed over with a note, or refused if `strict`; `None`
-/// where there is no checkpoint at all.
+/// The newest checkpoint that `load` can read. Damaged ones are skipped with a note, or refused if
+/// `strict`; `None` where there is no checkpoint at all.
 ///
 /// # Errors
 /// The first error, when no checkpoint can be read: a run never silently starts again from nothing.

@@ -96,7 +96,7 @@ pub struct ModelConfig {
     pub n_layers: Option<usize>,
     /// Attention heads.
     pub n_heads: Option<usize>,
-    /// Features a head.
+    /// Features per head.
     pub head_dim: Option<usize>,
     /// Model width; heads times their features when absent.
     pub d_model: Option<usize>,
@@ -110,7 +110,7 @@ pub struct ModelConfig {
     /// What a classifier's answer is read off.
     #[serde(skip_serializing_if = "Readout::is_default")]
     pub readout: Readout,
-    /// What a block is made of: `[model.block]`, by default the paper's.
+    /// The settings of a block: `[model.block]`, by default the paper's.
     #[serde(skip_serializing_if = "BlockPlan::is_default")]
     pub block: BlockPlan,
     /// Kinds of layers that differ from the others, by their names: `[model.layers.NAME]`.
@@ -125,8 +125,8 @@ pub enum Readout {
     /// The mean of the encoder's rows, by one linear layer.
     #[default]
     Mean,
-    /// The row of a token of its own in front of the sequence, by a hidden layer as wide as the feed-forward layers and a
-    /// linear one: the Long Range Arena.
+    /// The row of a class token before the sequence, through a hidden layer as wide as the
+    /// feed-forward layers and a linear one: the Long Range Arena.
     First,
     /// Of a pair of texts: the rows of such tokens, the encoder reading each text by itself, by two hidden layers, the
     /// second half as wide, and a linear one.
@@ -181,8 +181,9 @@ pub struct TrainConfig {
     pub piece: Option<usize>,
     /// Updates.
     pub steps: u64,
-    /// Updates the learning-rate schedule is laid out over; `steps` when absent. After them the rate stays where it is, so a
-    /// finished run goes on with a larger `steps` and this as it was. A schedule of 0 updates neither warms up nor decays.
+    /// Updates that the learning-rate schedule covers; `steps` when absent. After them the rate
+    /// stays constant, so a finished run is extended with a larger `steps` and this value
+    /// unchanged. A schedule of 0 updates neither warms up nor decays.
     pub schedule_steps: Option<u64>,
     /// Peak learning rate.
     pub learning_rate: f64,
@@ -199,9 +200,10 @@ pub struct TrainConfig {
     pub betas: [f64; 2],
     /// Added to the denominator of Adam's update.
     pub eps: f64,
-    /// Decoupled weight decay of matrices, T5's table and learned positions among them, as in GPT-NeoX. Norms, biases and
-    /// the kernels' parameters are not decayed, but for FIRE's `c` and `multiplier` and what DAPE takes from its base, as in
-    /// its released code, or where an encoding says that it is `decayed`.
+    /// Decoupled weight decay of matrices, including T5's table and learned positions, as in
+    /// GPT-NeoX. Norms, biases and the kernels' parameters are not decayed. Exceptions are FIRE's
+    /// `c` and `multiplier` and what DAPE takes from its base, as in its released code, and
+    /// encodings with `decayed`.
     pub weight_decay: f64,
     /// Gradients are scaled down to this global norm; 0 turns clipping off.
     pub clip: f64,

@@ -130,7 +130,8 @@ impl Source {
         ))
     }
 
-    /// Refuses a split with a token that has no row in a model's embedding: a tokenizer may have more tokens than its model rows.
+    /// Refuses a split with a token that has no row in a model's embedding: a tokenizer may have
+    /// more tokens than its model has rows.
     ///
     /// # Errors
     /// The token and the rows; a text that cannot be read.
@@ -257,7 +258,7 @@ pub struct CorpusText<'a> {
 }
 
 impl CorpusText<'_> {
-    /// Where each document lies, its end-of-document token included.
+    /// The position of each document, its end-of-document token included.
     pub fn documents(&self) -> impl Iterator<Item = Range<usize>> {
         let tokens = self.corpus.split(self.split);
         (0..tokens.documents()).map(|number| tokens.document(number))

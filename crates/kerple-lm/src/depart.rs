@@ -129,7 +129,7 @@ impl Departure {
         }
     }
 
-    /// Opens the data of a run file, which may be that of the other run, wherever it lies now.
+    /// Opens the data of a run file, which may be that of the other run, at its current location.
     ///
     /// # Errors
     /// What cannot be read; text of another tokenizer; a task.
@@ -191,8 +191,8 @@ impl Departure {
     /// which values begin anew.
     ///
     /// # Errors
-    /// A model in which not all weights have a place, or other values than those of its encodings have none; what the file system
-    /// refuses. Nothing is left behind.
+    /// A model that cannot take all weights, or that lacks values other than those of its
+    /// encodings; errors of the file system. No partial output is kept.
     pub fn begin(&self, plan: &Plan, out: &RunFolder) -> Result<Vec<String>> {
         if out.plan()?.is_some() {
             return Ok(Vec::new());

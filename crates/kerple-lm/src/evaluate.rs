@@ -89,8 +89,9 @@ pub trait Scored {
         None
     }
 
-    /// Scores one length; `tell` is called with windows done and windows in all, and says whether to go on. `None` when not.
-    /// Several ranks take windows in turns, and all of them know what all found.
+    /// Scores one length; `tell` is called with the number of finished windows and of all windows,
+    /// and returns whether to continue. `None` when it stops. Ranks take windows in turns, and
+    /// every rank receives the results of all.
     ///
     /// # Errors
     /// Text or data that can no longer be read.

@@ -119,8 +119,8 @@ fn forget_after(folder: &Path, step: u64) -> Result<()> {
 }
 
 impl EventFile {
-    /// A new file in `folder` for a sitting that starts after `step` updates, made with its first number; later steps in the
-    /// files of earlier sittings are taken back.
+    /// A new file in `folder` for a session that starts after `step` updates, created with its
+    /// first number; later steps in the files of earlier sessions are removed.
     ///
     /// # Errors
     /// A folder that cannot be written.
@@ -146,7 +146,7 @@ impl EventFile {
         file.write_all(&record(event)).map_err(Error::io(&self.path, "append to"))
     }
 
-    /// A new file in `folder` beside what is there.
+    /// A new file in `folder` next to existing files.
     ///
     /// # Errors
     /// A folder that cannot be written.

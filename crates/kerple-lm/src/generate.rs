@@ -21,9 +21,10 @@ pub struct Draw {
     pub seed: u64,
 }
 
-/// Follows a text as it grows. A closure that takes a token and says whether to go on allows every token.
+/// Follows a text as it grows. A closure that takes a token and returns whether to continue allows
+/// every token.
 pub trait Follow {
-    /// Whether a token may come next.
+    /// Whether this token may come next.
     fn allows(&self, _token: u32) -> bool {
         true
     }
@@ -54,8 +55,9 @@ pub fn check(model: &Decoder, prompt: usize, count: usize) -> Result<()> {
 /// Extends `prompt` by up to `count` tokens that `follow` allows, giving it each; stops when it returns false. Nothing depends on
 /// tokens that are yet to come and nothing is held for them, so `count` may be any number.
 ///
-/// `vocab` is the number of tokens that the tokenizer knows: rows that only pad the vocabulary are never drawn. The draws
-/// are those of [`Purpose::Sampling`], one a token; what the encoding draws, it draws for each length from the same seed.
+/// `vocab` is the number of tokens of the tokenizer: rows that only pad the vocabulary are never
+/// drawn. The draws are those of [`Purpose::Sampling`], one per token; the encoding draws for each
+/// length from the same seed.
 ///
 /// # Errors
 /// What [`check`] refuses, logits that are not numbers, and a place where no token is allowed.

@@ -24,7 +24,8 @@ pub struct Host {
     /// Whether numbers come back from the device without waiting for it: then losses are read after every update, otherwise when
     /// something asks for them.
     pub reads_freely: bool,
-    /// The memory of a device that has its own and says how much; of the processor it is asked for.
+    /// The memory of a device that has its own and reports it; for the CPU the operating system is
+    /// asked.
     pub memory: Option<Limit>,
 }
 

@@ -94,7 +94,7 @@ impl Window {
     }
 }
 
-/// What one layer has, whatever kind it is of.
+/// The settings of one layer, whatever its kind.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Layer<'a> {
     /// How positions enter.
@@ -113,7 +113,7 @@ impl Layer<'_> {
         Encoding { window: self.window, ..self.encoding.clone() }
     }
 
-    /// As the encodings of a model are told of it.
+    /// The view that the encodings of a model have of it.
     pub fn standing(&self) -> Standing {
         let demand = self.attention.linear().and_then(|plan| plan.demand());
         Standing { other: self.other, window: self.window, demand }

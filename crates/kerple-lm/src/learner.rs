@@ -107,10 +107,11 @@ impl<M: Module + Describe, T: Task<M>> Learner<M, T> {
         &self.task
     }
 
-    /// The loss and gradients of a batch that is worked off in `parts`. Of several ranks, `parts` are this one's, of equally
-    /// many rows, every n-th of the batch ([`Ranks::rows`]), and every rank has as many; loss and gradients are those of the
-    /// whole batch. `pass` is that of the first part of the batch. What is drawn for all positions is drawn for those of the
-    /// longest sequence of all parts. Parts are added up in their order, each once it is whole.
+    /// The loss and gradients of a batch in micro-batches, `parts`. With several ranks, `parts` are
+    /// those of this rank, every n-th of the batch ([`Ranks::rows`]) and of equal size, and every
+    /// rank has equally many; loss and gradients are those of the whole batch. `pass` is that of
+    /// the first part of the batch. Draws for all positions are for those of the longest sequence
+    /// of all parts. Gradient accumulation adds whole parts in their order.
     pub fn gradients(&self, parts: &[Batch], pass: Pass) -> Gradients {
         let (loss, values) = self.sums(parts, pass);
         Gradients { loss: loss.read(), values }
@@ -148,7 +149,7 @@ impl<M: Module + Describe, T: Task<M>> Learner<M, T> {
         (loss, sums)
     }
 
-    /// One update by a batch that is worked off in `parts`.
+    /// One update by a batch in micro-batches, `parts`.
     ///
     /// # Errors
     /// A loss or gradient that is not finite; the learner is then as it was.

@@ -56,7 +56,8 @@ impl Describe for Decoder {
 pub(crate) const MOST_PREFILLED: usize = 4096;
 
 impl Decoder {
-    /// A fresh model whose matrices begin as the plan's [`InitKind`](kerple_burn::plan::InitKind) says.
+    /// A fresh model whose matrices are initialised by the plan's
+    /// [`InitKind`](kerple_burn::plan::InitKind).
     ///
     /// The same seed gives every encoding the same initial weights: weights and encoding draw from streams of their own.
     pub fn new(plan: &Plan, device: &Device) -> Decoder {
@@ -219,14 +220,15 @@ impl Decoder {
         self.in_layers(tokens, pass, |attention, x, positions| attention.last_scores(x, positions))
     }
 
-    /// Logits of the token after the last of `tokens`, `[B, V]`, behind all that `memory` holds; it then holds `tokens` too.
+    /// Logits of the token after the last of `tokens`, `[B, V]`, given the KV cache `memory`, to
+    /// which `tokens` are added.
     ///
-    /// Long sequences are taken in pieces: beyond `memory`, what is held does not grow with their length. One pass serves a
-    /// whole sequence; encodings that draw for all positions together need to be told how many there will be, see
-    /// [`Pass::over`].
+    /// Long sequences are processed in chunks: beyond `memory`, memory does not grow with their
+    /// length. One pass serves a whole sequence; encodings that draw for all positions together
+    /// need the final number of positions, see [`Pass::over`].
     ///
     /// # Panics
-    /// When there is no token, or `memory` was made for another number of sequences.
+    /// When there are no tokens, or `memory` was created for another number of sequences.
     pub fn extend(&self, tokens: Tokens, memory: &mut [Memory], pass: &Pass) -> Tensor<2> {
         let Tokens { ids, batch, len } = tokens;
         assert!(len > 0, "the prompt has no token to continue from");
@@ -240,8 +242,8 @@ impl Decoder {
         loss::logits(x.narrow(1, last, 1), self.output()).squeeze_dim(1)
     }
 
-    /// Tokens behind `before` positions as they go into the layers, and what each layer is told of their positions; tables are
-    /// kept in memories, where there are some.
+    /// Tokens after `before` positions as they enter the layers, with each layer's input about
+    /// their positions; tables are kept in KV caches, where there are some.
     fn embedded(
         &self,
         tokens: Tokens,
@@ -266,7 +268,7 @@ impl Decoder {
         layers.fold(x, |x, ((block, positions), memory)| block.extend(x, positions, memory, self.trunk.engine))
     }
 
-    /// Empty memories, one a layer, for `batch` sequences.
+    /// Empty KV caches, one per layer, for `batch` sequences.
     pub fn memories(&self, batch: usize) -> Vec<Memory> {
         self.trunk.blocks.iter().map(|block| block.attention.memory(batch, self.trunk.engine)).collect()
     }

@@ -308,9 +308,9 @@ impl Plan {
         }
     }
 
-    /// SHA-256 of all that decides what update `n` does, hence without how many there are. A run whose plan keeps its
-    /// course can be gone on with: that is how a finished run is extended. GPT-NeoX's data order depends on the number of
-    /// updates, so there it belongs to the course.
+    /// SHA-256 of everything that determines update `n`, hence without the number of updates. A run
+    /// whose plan keeps its course can be resumed with it: this is how a finished run is extended.
+    /// GPT-NeoX's data order depends on the number of updates, so there it belongs to the course.
     pub fn course(&self) -> String {
         self.without_end().digest()
     }
@@ -336,7 +336,7 @@ impl Plan {
         plan
     }
 
-    /// Whether a run that was started with this plan may go on with `next` after `done` updates.
+    /// Whether a run that was started with this plan may resume with `next` after `done` updates.
     ///
     /// # Errors
     /// Other text, other settings, each with both values; fewer updates than are done.
@@ -393,7 +393,7 @@ impl Plan {
         Error::refused(format!("the folder contains a run of another plan: {}{more}", shown.join(", ")), hint)
     }
 
-    /// How a run goes on with more updates than it was made for.
+    /// How to extend a run beyond its planned updates.
     fn hint_to_extend(&self, next: &Plan) -> String {
         let (steps, laid_out) = (next.steps, self.train.schedule_steps.unwrap_or(self.steps));
         let keep = format!("--set train.steps={steps} --set train.schedule_steps={laid_out}");

@@ -32,8 +32,9 @@ use std::rc::Rc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-/// How ranks reach one another. Every rank calls the same operations in the same order; each returns when the others have
-/// called it too. One that loses a rank ends the process: there is nothing to go on with.
+/// The connection between ranks. Every rank calls the same operations in the same order; each call
+/// returns when the others have called it too. A rank that loses another ends its process, since it
+/// cannot continue.
 pub trait Communicator {
     /// The number of this rank, from 0.
     fn rank(&self) -> usize;
@@ -153,7 +154,7 @@ impl Ranks {
         Some(result)
     }
 
-    /// What every rank says, in the order of their numbers.
+    /// The messages of all ranks, in the order of their numbers.
     pub fn gather<T: Serialize + DeserializeOwned + Clone>(&self, own: &T) -> Vec<T> {
         let text = || serde_json::to_vec(own).expect("messages of ranks are plain data");
         let read = |said: Vec<u8>| serde_json::from_slice(&said).expect("all ranks are the same program");
@@ -164,7 +165,8 @@ impl Ranks {
     /// What every rank has found out, in the order of their numbers, or that one could not.
     ///
     /// # Errors
-    /// On every rank when there is one on any: its own, or [`Error::Rank`] with what the first that has one says.
+    /// On every rank when any rank has an error: its own, or [`Error::Rank`] with the message of
+    /// the first rank that has one.
     pub fn share<T: Serialize + DeserializeOwned + Clone>(&self, own: Result<T>) -> Result<Vec<T>> {
         let Some(communicator) = &self.communicator else { return own.map(|own| vec![own]) };
         let refusal = |error: &Error| Refusal {
@@ -233,7 +235,8 @@ impl Ranks {
         self.agree(done)
     }
 
-    /// What `work` says of pieces 0 to `count`, in their order: every rank does its own, and all know all.
+    /// The results of `work` for pieces 0 to `count`, in their order: every rank computes its own,
+    /// and all ranks receive all.
     ///
     /// # Errors
     /// As [`Ranks::share`].
@@ -326,8 +329,9 @@ impl Ranks {
         self.timed(|ranks| ranks.all_gather_values(own, all));
     }
 
-    /// Sequences that are worked on at once where a batch of `batch` is worked off in parts of `micro_batch` by one process:
-    /// as many where all ranks then have equally many parts, otherwise the most below that with which they have.
+    /// The micro-batch of a rank, where one process would use `micro_batch` for a batch of `batch`:
+    /// the same if all ranks then have equally many micro-batches, otherwise the largest smaller
+    /// one for which they do.
     ///
     /// # Errors
     /// A batch that this many ranks cannot share.

@@ -111,7 +111,7 @@ impl RunFolder {
         })
     }
 
-    /// Saves the plan and where its text lies.
+    /// Saves the plan and the location of its text.
     ///
     /// # Errors
     /// What the file system refuses.
@@ -267,7 +267,7 @@ impl RunFolder {
         Ok(if present(&path)? { kerple_records::read_rows(&path)?.rows } else { Vec::new() })
     }
 
-    /// Records that a sitting begins, on disk before its first update.
+    /// Records the start of a session, on disk before its first update.
     ///
     /// # Errors
     /// A file that cannot be written.
@@ -277,7 +277,7 @@ impl RunFolder {
         Ok(journal.sync()?)
     }
 
-    /// Adds the learned tables as they are at a step; later ones, of a sitting whose end was lost, are dropped.
+    /// Adds the learned tables of a step; later ones, of a session whose end was lost, are dropped.
     ///
     /// # Errors
     /// A file that is damaged or cannot be written.

@@ -12,7 +12,7 @@ pub trait Batches {
     /// # Errors
     /// Text that can no longer be read.
     fn batch(&self, step: u64, rows: Range<usize>) -> Result<Batch>;
-    /// Sequences to measure the validation loss on; 0 where there is no text for it.
+    /// Number of sequences for the validation loss; 0 where there is no text for it.
     fn validation_rows(&self) -> usize;
     /// The tokenizer of the text, where there is one.
     fn tokenizer(&self) -> Option<&Tokenizer> {
@@ -37,7 +37,7 @@ pub trait Text {
     fn checksum(&self) -> String;
     /// Tokens of the split.
     fn len(&self) -> usize;
-    /// Whether there is no token at all.
+    /// Whether the text is empty.
     fn is_empty(&self) -> bool {
         self.len() == 0
     }

@@ -52,7 +52,7 @@ pub trait Work {
     fn with<M: Planned, T: Task<M> + Copy>(self, task: T) -> Self::Found;
 }
 
-/// Does work with the model of a plan: the one place that says which kind of answer is given by which model.
+/// Runs work with the model of a plan: the one place that maps kinds of answers to models.
 pub fn work<W: Work>(plan: &Plan, work: W) -> W::Found {
     match plan.data.task.as_ref().map(|task| task.facts().answer) {
         None => work.with::<Decoder, _>(LanguageModel { piece: plan.train.piece }),

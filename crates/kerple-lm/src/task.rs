@@ -13,8 +13,9 @@ use std::ops::Range;
 
 /// Sequences of one length with what is to be predicted from them.
 ///
-/// `B` is [`Batch::rows`], `L` is [`Batch::len`]. A task decides how many targets a sequence has: a language model one a
-/// token, a classifier one, a transducer one for each place of its output.
+/// `B` is [`Batch::rows`], `L` is [`Batch::len`]. A task determines the number of targets of a
+/// sequence: a language model has one per token, a classifier one, a transducer one for each place
+/// of its output.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Batch {
     /// Token ids, `[B, L]`.
@@ -63,7 +64,7 @@ impl Batch {
         }
     }
 
-    /// The batch in parts of `each` sequences, to be worked off one after the other.
+    /// The batch in micro-batches of `each` sequences.
     ///
     /// # Errors
     /// As [`parts`].
@@ -71,7 +72,7 @@ impl Batch {
         Ok(parts(0..self.rows, each)?.into_iter().map(|rows| self.slice(rows)).collect())
     }
 
-    /// Which of the targets `[B, L]`, one a token, are scored and not padding; all when absent.
+    /// Which of the targets `[B, L]`, one per token, are scored and not padding; all when absent.
     pub fn scored_tokens(&self) -> Option<Vec<bool>> {
         let Some(lengths) = &self.lengths else { return self.scored.clone() };
         let within = lengths.iter().flat_map(|length| (0..self.len).map(move |at| at < *length));

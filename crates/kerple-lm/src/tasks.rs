@@ -54,8 +54,8 @@ impl TaskSource {
         self.examples.count(split).map_or(wanted, |count| count.min(wanted))
     }
 
-    /// Some examples of a split, made one batch; and where in each the answer lies, for tasks with one such place. Those of
-    /// different lengths are padded.
+    /// Some examples of a split as one batch, with the place of each answer, for tasks with one
+    /// such place. Examples of different lengths are padded.
     ///
     /// # Errors
     /// Data that can no longer be read, or a length that is too short for the task.

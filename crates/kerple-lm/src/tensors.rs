@@ -37,7 +37,7 @@ pub struct TensorFile {
 }
 
 impl TensorFile {
-    /// Opens a file whose header says what it holds, and no more or less than that.
+    /// Opens a file whose header describes its contents exactly.
     ///
     /// # Errors
     /// What cannot be read; a file that is cut short, or no file of tensors, with `hint`.

@@ -24,12 +24,12 @@ use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
-/// A training run and how this sitting works on it.
+/// A training run and the settings of this session.
 #[derive(Clone, Copy)]
 pub struct Sitting<'a> {
     /// What is trained.
     pub plan: &'a Plan,
-    /// Where; what is there already is gone on with.
+    /// The run folder; an existing run in it is resumed.
     pub run: &'a RunFolder,
     /// Where the sequences come from.
     pub batches: &'a dyn Batches,
@@ -37,12 +37,12 @@ pub struct Sitting<'a> {
     pub stop: &'a AtomicBool,
     /// Refuse a damaged checkpoint instead of going on from the one before.
     pub strict: bool,
-    /// Where the model is, and what the row of this sitting says; no part of the plan.
+    /// The device of the model, and the provenance for this session's row; not part of the plan.
     pub host: &'a Host,
 }
 
 impl Sitting<'_> {
-    /// What the run folder says of it, when it begins with this update.
+    /// The row of the run folder for a session that starts with this update.
     fn row(&self, first_step: u64, micro_batch: usize) -> SittingRow {
         SittingRow {
             first_step,
@@ -63,7 +63,7 @@ pub enum Event<'a> {
     Step(&'a Progress),
 }
 
-/// What a progress display is told after every step.
+/// The values that a progress display receives after every step.
 #[derive(Clone, Debug)]
 pub struct Progress {
     /// Updates done.
@@ -83,9 +83,9 @@ pub struct Progress {
 pub struct Outcome {
     /// Updates done.
     pub step: u64,
-    /// Whether the run is complete; otherwise it was told to stop and has saved.
+    /// Whether the run is complete; otherwise it was stopped and is saved.
     pub finished: bool,
-    /// Loss of the last step of this sitting, when there was one.
+    /// Loss of the last step of this session, when there was one.
     pub loss: Option<f64>,
     /// Training seconds, over all sittings.
     pub seconds: f64,
@@ -128,7 +128,7 @@ struct Begun<M, T> {
     notes: Vec<String>,
 }
 
-/// Trains until the run is complete or told to stop; the same folder again resumes.
+/// Trains until the run is complete or stopped; the same folder resumes it.
 ///
 /// # Errors
 /// What cannot be read or written, a folder in use or of another plan, or a number that is not one.
@@ -228,7 +228,7 @@ impl<'a, M: Planned, T: Task<M> + Copy> Trainer<'a, M, T> {
         Ok((trainer, lock))
     }
 
-    /// Writes that this sitting begins, and opens what it goes on writing.
+    /// Records the start of this session, and opens the files that it appends to.
     fn claim(&self, commit: Option<String>) -> Result<Writer> {
         let (plan, run, step) = (self.plan, self.sitting.run, self.state.step);
         run.write_plan(&Plan { commit, ..plan.clone() })?;

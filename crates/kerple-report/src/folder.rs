@@ -25,7 +25,8 @@ pub fn put(path: PathBuf, content: Vec<u8>, files: &mut Vec<PathBuf>) -> kerple_
     Ok(())
 }
 
-/// Refuses a folder with pages that no report of ours left there. Its `index.html` says whose the folder is.
+/// Refuses a folder with pages that no report of kerple wrote. Its `index.html` identifies who
+/// wrote the folder.
 ///
 /// # Errors
 /// [`Error::Refused`] with the file that is another's; a disk that does not answer.

@@ -29,7 +29,7 @@ pub(crate) const WIDE: (f64, f64) = (900.0, 420.0);
 const NARROW: (f64, f64) = (358.0, 320.0);
 pub(crate) const SMALL: (f64, f64) = (340.0, 230.0);
 
-/// What the report says that no run knows.
+/// Facts of the report that no run contains.
 #[derive(Clone, Debug)]
 pub struct Options {
     /// Title of the page.
@@ -95,7 +95,7 @@ pub struct Grid {
 /// A row of a table.
 #[derive(Clone, Debug, Serialize)]
 pub struct Row {
-    /// What stands in the first column.
+    /// The contents of the first column.
     pub name: String,
     /// Colour of the encoding in the plots, where the row is one.
     pub colour: Option<usize>,

@@ -64,7 +64,7 @@ pub(crate) fn highest(values: &[BTreeMap<u64, f64>]) -> Vec<usize> {
     lowest(&values.iter().map(turned).collect::<Vec<_>>())
 }
 
-/// Everything the report says in numbers.
+/// All numbers of the report.
 #[derive(Clone, Debug, Serialize)]
 pub struct Results {
     /// Names of the encodings, in the order of tables and legends.

@@ -88,7 +88,7 @@ impl Run {
             .unwrap_or_else(|| self.folder_name())
     }
 
-    /// The kind of encoding, where the plan says it.
+    /// The kind of encoding, where the plan has it.
     pub fn encoding_kind(&self) -> Option<&str> {
         self.plan["encoding"]["kind"].as_str()
     }
@@ -129,7 +129,7 @@ impl Run {
         self.metrics.last().map(|row| row.seconds)
     }
 
-    /// The version of the program that trained it, where the plan says it.
+    /// The version of the program that trained it, where the plan has it.
     pub fn commit(&self) -> Option<&str> {
         self.plan["commit"].as_str()
     }
@@ -139,7 +139,7 @@ impl Run {
         kerple_records::sittings_up_to(&self.sittings, self.steps_done())
     }
 
-    /// Commits of the programs that trained and evaluated it, as far as they are known.
+    /// Known commits of the programs that trained and evaluated it.
     pub fn programs(&self) -> BTreeSet<String> {
         let trained = self.counted_sittings().into_iter().filter_map(|row| row.maker.commit.clone());
         let evaluated = self.evaluations.iter().filter_map(|row| row.made_by.as_ref()?.commit.clone());

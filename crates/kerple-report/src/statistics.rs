@@ -106,7 +106,7 @@ pub struct PairedTest {
     pub df: usize,
 }
 
-/// Why there is no test.
+/// Why this was not tested.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Untestable {
     /// The two samples are not pairs.

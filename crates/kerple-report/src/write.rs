@@ -27,8 +27,8 @@ pub struct Summary {
 /// report there, of whose figures none is left. Each file is whole or absent.
 ///
 /// # Errors
-/// [`Error::Refused`] of no runs, of an unknown reference, or if the folder holds a page that is no report;
-/// [`Error::Record`] if a file cannot be written.
+/// [`Error::Refused`] without runs, for an unknown reference, or if the folder contains a page that
+/// is not a report; [`Error::Record`] if a file cannot be written.
 pub fn write(runs: &[Run], folder: &Path, options: &Options) -> Result<Summary> {
     let mut results = Results::of(runs, options.reference.as_deref())?;
     refuse_foreign(folder)?;

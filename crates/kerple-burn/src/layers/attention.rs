@@ -14,7 +14,7 @@ use burn::module::{Module, Param};
 use burn::tensor::Tensor;
 use rand::Rng;
 
-/// Where a sequence stands in one layer: what attention is told of its new positions, and its memory.
+/// A sequence in one layer: the form for its new positions, and its KV cache.
 pub type Place<'a> = (&'a Positions, &'a mut Memory);
 
 /// A self-attention branch: norm, packed projection, attention, output projection.
@@ -30,9 +30,10 @@ pub struct Attention {
     pub q_norm: Option<Param<Tensor<1>>>,
     /// See `q_norm`.
     pub k_norm: Option<Param<Tensor<1>>>,
-    /// By how much scores grow with the logarithm of the keys in sight, `[H]`, where the plan has them grow.
+    /// ScalableSoftmax: the factor of the logarithm of the number of visible keys, `[H]`, where the
+    /// plan has one.
     pub growth: Option<Param<Tensor<1>>>,
-    /// Logits beside those of the keys, `[H]`, start at 0; where they are learned.
+    /// Attention sinks, extra logits per head, `[H]`, initialised as 0; where they are learned.
     pub sinks: Option<Param<Tensor<1>>>,
     #[module(skip)]
     heads: Heads,
@@ -166,7 +167,8 @@ impl Attention {
         Some(attention::seen(q.narrow(2, len - 1, 1), k, &self.scoring(), positions))
     }
 
-    /// New positions `[B, L, M]` behind those that `memory` holds; it then holds them too. For inference.
+    /// New positions `[B, L, M]` after those of the KV cache `memory`, to which they are added. For
+    /// inference.
     pub fn extend(&self, x: Tensor<3>, residual: Residual, positions: &Positions, memory: &mut Memory) -> Tensor<3> {
         let (normed, qkv) = self.projected(x.clone(), positions, memory.len() + x.dims()[1]);
         let a = memory.attend(qkv, self.heads, &self.scoring(), &gates::of_rows(positions, &normed));
@@ -176,7 +178,7 @@ impl Attention {
     /// The same of `B` sequences at places of their own, `[B, L, M]`, each with its memory.
     ///
     /// # Panics
-    /// When there are not as many memories, or one is of more than one sequence.
+    /// When the number of KV caches differs, or one has more than one sequence.
     pub fn extend_each(&self, x: Tensor<3>, residual: Residual, mut places: Vec<Place>) -> Tensor<3> {
         let [batch, len, _] = x.dims();
         assert_eq!(batch, places.len(), "one KV cache per sequence");

@@ -37,14 +37,14 @@ pub fn default_scale(head_dim: usize) -> f64 {
     (head_dim as f64).sqrt().recip()
 }
 
-/// What a layer does to scores beside what positions do.
+/// Changes of scores by a layer, in addition to those by positions.
 #[derive(Clone, Debug)]
 pub struct Scoring {
     /// Factor on `q.k`.
     pub scale: f64,
-    /// Scaled scores are bent to `cap tanh(s / cap)` before anything else becomes of them.
+    /// The softcap: scaled scores become `cap tanh(s / cap)` before any other change.
     pub cap: Option<f64>,
-    /// A logit of each head that stands beside those of the keys and has no value, `[H]`.
+    /// The attention sink: an extra logit per head without a value, `[H]`.
     pub sinks: Option<Tensor<1>>,
 }
 

@@ -78,7 +78,7 @@ pub struct AttentionLayer {
     pub heads: Heads,
     /// What becomes of queries and keys before they are rotated.
     pub prepare: Prepare,
-    /// What becomes of scores, beside what positions do.
+    /// Changes of scores, in addition to those by positions.
     pub scoring: Scoring,
     /// Queries, keys and values are cut to `-clamp ..= clamp` before everything else.
     pub clamp: Option<f64>,
@@ -209,7 +209,7 @@ impl Branch {
         }
     }
 
-    /// How many heads are worked off at once where nothing is kept of them; `None`: all.
+    /// How many heads are processed at once where nothing of them is kept; `None`: all.
     fn heads_at_once(&self, dims: Dims) -> Option<usize> {
         let a_head = 3 * dims.queries * dims.head_dim;
         let long = dims.batch == 1 && a_head * dims.heads > MOST_PACKED;

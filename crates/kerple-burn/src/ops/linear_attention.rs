@@ -25,7 +25,7 @@ use std::sync::Arc;
 /// What has a kernel for it.
 const KERNELS: &[Target] = &[Target::Host];
 
-/// What a layer of linear attention is told besides its tensors.
+/// The settings of a layer of linear attention, in addition to its tensors.
 #[derive(Clone, Debug)]
 pub struct Linear {
     /// Features and decays.

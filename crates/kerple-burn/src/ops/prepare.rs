@@ -20,7 +20,8 @@ pub struct Prepare {
     pub norms: Option<[Tensor<1>; 2]>,
     /// Added to the mean square.
     pub epsilon: f64,
-    /// By how much queries grow with the logarithm of the keys in sight, `[H]`, where they do.
+    /// ScalableSoftmax: the factor of the logarithm of the number of visible keys, `[H]`, if there
+    /// is one.
     pub slopes: Option<Tensor<1>>,
 }
 

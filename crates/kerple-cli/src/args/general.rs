@@ -48,7 +48,7 @@ pub enum When {
     Never,
 }
 
-/// What `--color` says among arguments that may be wrong otherwise.
+/// The value of `--color` among arguments that may be wrong otherwise.
 pub fn color(arguments: &[OsString]) -> ColorChoice {
     let words = arguments.iter().map_while(|word| word.to_str().filter(|word| *word != "--"));
     let (mut said, mut named) = (None, false);

@@ -105,7 +105,7 @@ impl Hardware {
         Ok(cpu.on(self.device, opened, self.precision))
     }
 
-    /// Refuses numbers that are shorter than `f32`, and says why.
+    /// Refuses precisions below `f32`, with a reason.
     ///
     /// # Errors
     /// When they are asked for.

@@ -6,7 +6,7 @@ use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::{Command, CommandFactory};
 use std::ffi::OsString;
 
-/// The failure behind an error of the argument parser.
+/// The failure that corresponds to an error of the argument parser.
 pub fn failure(error: &clap::Error, arguments: &[OsString]) -> Failure {
     let text = error.render().to_string();
     // the rest is tips and usage, which the hint replaces

@@ -153,7 +153,7 @@ impl Job {
         Ok(kerple_records::write_json(&Job::file(out), self)?)
     }
 
-    /// This job as an earlier sitting left it.
+    /// This job as an earlier session left it.
     fn continued(self, out: &Path) -> Result<Job, Failure> {
         let hint = "use the same --data and --minutes to resume, or another folder with --out";
         let file = Job::file(out);

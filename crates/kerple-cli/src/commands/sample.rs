@@ -12,7 +12,7 @@ use kerple_report::plot::{PianoRoll, Sound};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// Streams text, or the words of music, that goes on from the prompt.
+/// Streams text, or the event words of music, that continues the prompt.
 pub fn run(args: &Sample) -> Outcome {
     check_range(
         "--temperature",

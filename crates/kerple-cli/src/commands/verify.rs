@@ -15,7 +15,7 @@ use std::ffi::OsString;
 use std::fs::DirEntry;
 use std::path::{Path, PathBuf};
 
-/// Reads what every path holds and compares it with what it says of itself.
+/// Reads the contents of every path and checks their consistency.
 pub fn run(args: &Verify) -> Outcome {
     let mut problems = Vec::new();
     let mut read = BTreeSet::new();

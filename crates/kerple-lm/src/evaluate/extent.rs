@@ -196,7 +196,7 @@ impl Extent {
         self.segments
     }
 
-    /// What a row says of the text, for a split whose tokens have this checksum.
+    /// The description of the text in a row, for a split whose tokens have this checksum.
     pub fn scored(&self, checksum: &str) -> ScoredText {
         let (span, segments) = (self.span as u64, self.segments as u64);
         ScoredText { checksum: checksum.to_owned(), span, segments, seed: self.seed }

@@ -18,7 +18,7 @@ pub struct EvaluationKey {
     pub window: Option<u64>,
     /// How rotary rates are scaled.
     pub rope_scaling: Option<String>,
-    /// What stands in front of documents, where it is not the token that ends them.
+    /// The token before documents, where it is not the end-of-document token.
     pub start: Option<String>,
     /// Tokens a sequence.
     pub length: u64,
@@ -28,15 +28,15 @@ pub struct EvaluationKey {
     pub numerics: Option<Numerics>,
 }
 
-/// Which rows of a run count as the evaluation that is asked for. The program that made a row is no part of either: what reuses
-/// a row of another commit says so.
+/// Which rows of a run count as the requested evaluation. The program that computed a row is not
+/// part of either; a note names the commit of a reused row.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Reuse {
     /// Rows of the same numerics, to the instruction set: one run is evaluated here and now.
     Same,
-    /// Also rows of another instruction set, or of another GPU of the same kind. Many runs are worked on by several machines and
-    /// copied together, often without their checkpoints. Rows of older versions, which do not record what computed them, are
-    /// of `f32` on a processor.
+    /// Also rows of another instruction set, or of another GPU of the same kind. Often several
+    /// machines compute runs, which are then copied together without their checkpoints. Rows of
+    /// older versions, which do not record their provenance, are `f32` on a CPU.
     AnyMachine,
 }
 

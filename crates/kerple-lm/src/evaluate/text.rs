@@ -36,7 +36,7 @@ impl Losses {
         self.position_count.iter().sum()
     }
 
-    /// Adds what the model says of one window: the loss at each of its positions.
+    /// Adds the model's results for one window: the loss at each of its positions.
     fn add(&mut self, window: &Window, nll: &[f64]) {
         for (position, loss) in nll.iter().enumerate().skip(window.score_from) {
             self.position_sum[position] += loss;
@@ -47,8 +47,9 @@ impl Losses {
     }
 }
 
-/// Runs `model` on windows, which are the rows of `pass`; `tell` is called with the number of windows done and says whether to
-/// go on. `None` when not. Several ranks take groups of windows in turns, and all of them know all losses.
+/// Runs `model` on windows, which are the rows of `pass`; `tell` is called with the number of
+/// finished windows and returns whether to continue. `None` when it stops. Ranks take groups of
+/// windows in turns, and every rank receives all losses.
 ///
 /// # Errors
 /// Text that can no longer be read.
@@ -140,7 +141,7 @@ impl<T: Text> OfText<T> {
         Ok(OfText { checksum: text.checksum(), text, request, extent, special: special.clone() })
     }
 
-    /// What stands in front of each document, as rows write it, where the protocol takes documents.
+    /// The token before each document, as rows record it, where the protocol takes documents.
     fn start(&self) -> Option<String> {
         let known = self.text.tokenizer().filter(|_| matches!(self.request.protocol, Protocol::Rolling(_)));
         known.map(|known| self.special.start_in_words(known))

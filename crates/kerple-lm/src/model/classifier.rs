@@ -20,7 +20,7 @@ pub struct Classifier {
     pub encoder: Encoder,
     /// The token in front of sequences that answers are read off, `[M]`, begins at 0; none for the mean of all rows.
     pub first: Option<Param<Tensor<1>>>,
-    /// Layers in front of the last one, each with a ReLU behind it.
+    /// Layers before the last one, each followed by a ReLU.
     pub hidden: Vec<Linear>,
     /// `[.., C]`
     pub head: Linear,

@@ -17,7 +17,7 @@ use std::sync::Arc;
 /// An encoder with its positional encoding; distance tables count the absolute distance.
 #[derive(Module, Debug)]
 pub struct Encoder {
-    /// All of it; nothing stands behind the norm.
+    /// All of the model; nothing follows the norm.
     pub trunk: Trunk,
 }
 

@@ -30,7 +30,7 @@ impl Growing {
         self.memory.first().map_or(0, Memory::len)
     }
 
-    /// Whether there is no token yet.
+    /// Whether the sequence is empty.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
@@ -45,7 +45,7 @@ impl Decoder {
     /// Adds tokens; returns the logits of the token after them, `[V]`.
     ///
     /// # Panics
-    /// When there is no token.
+    /// When the sequence is empty.
     pub fn grow(&self, ids: &[u32], growing: &mut Growing) -> Vec<f32> {
         if !self.can_append(ids.len(), growing) {
             growing.memory = self.memories(1);
@@ -100,7 +100,7 @@ impl Decoder {
     /// attention take it whole, and the losses have the bits of [`Decoder::scored`].
     ///
     /// # Panics
-    /// When there is no token, or `growing` holds some already.
+    /// When there are no tokens, or `growing` has some already.
     pub fn read(&self, ids: &[u32], count: usize, growing: &mut Growing, keep: bool) -> (Likeliest<f64>, Vec<f32>) {
         assert!(growing.is_empty(), "the sequence has begun");
         let len = ids.len();
@@ -132,7 +132,8 @@ impl Decoder {
         (all, last)
     }
 
-    /// Predictions of the tokens after those of a piece of a sequence, as far as there are any, given its hidden rows.
+    /// Predictions of the tokens after those of a chunk of a sequence, where such tokens exist,
+    /// given its hidden rows.
     fn predicted(&self, x: Tensor<3>, ids: &[u32], piece: std::ops::Range<usize>, count: usize) -> Likeliest<f64> {
         let end = ids.len().min(piece.end + 1);
         let targets = &ids[piece.start + 1..end];

@@ -61,7 +61,7 @@ impl Decoder {
 }
 
 impl Pieces<'_> {
-    /// The pieces of a stretch of positions behind what `memory` holds, the last first.
+    /// The chunks of a range of positions after those of `memory`, last chunk first.
     fn learn(&self, range: Range<usize>, memory: Vec<Memory>, learn: &mut dyn FnMut(Tensor<1>)) {
         if range.len() <= self.each {
             return learn(self.loss(range, &memory));

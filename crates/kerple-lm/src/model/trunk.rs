@@ -17,14 +17,14 @@ use kerple_burn::plan::EmbeddingDropout;
 use kerple_burn::positions::{PositionalEncoding, Standing};
 use rand::Rng;
 
-/// Embeddings, layers and the norm behind them. Its parameters are named as if they were the model's own.
+/// Embeddings, layers and the final norm. Its parameters are named like the model's own.
 #[derive(Module, Debug)]
 pub struct Trunk {
     /// Token embeddings, `[V, M]`.
     pub embedding: Param<Tensor<2>>,
     /// Right after the embedding, where the plan has it.
     pub embedding_norm: Option<Norm>,
-    /// The encoding, with a set of learned values for all layers or one a layer.
+    /// The encoding, with one set of learned parameters for all layers or one per layer.
     pub encoding: PositionalEncoding,
     /// Layers.
     pub blocks: Vec<Block>,

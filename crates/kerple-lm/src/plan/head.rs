@@ -9,7 +9,7 @@ use kerple_data::tasks::{Answer, TaskConfig};
 pub(crate) enum Head<'a> {
     /// At every token, with one of the vocabulary: texts, and tasks that mark tokens.
     Tokens,
-    /// At empty places behind the sequence.
+    /// At empty places after the sequence.
     Places(&'a TaskConfig),
     /// Once.
     Class(&'a TaskConfig),

@@ -20,9 +20,9 @@ pub struct ModelPlan {
     pub n_layers: usize,
     /// Attention heads, H.
     pub n_heads: usize,
-    /// Features a head, D.
+    /// Features per head, D.
     pub head_dim: usize,
-    /// Model width, M; H * D unless the run file says otherwise.
+    /// Model width, M; H * D unless the run file sets it.
     pub d_model: usize,
     /// Inner width of the feed-forward layers.
     pub d_hidden: usize,
@@ -31,7 +31,7 @@ pub struct ModelPlan {
     /// What a classifier's answer is read off; not written down where it is the default.
     #[serde(default, skip_serializing_if = "Readout::is_default")]
     pub readout: Readout,
-    /// What a block is made of; not written down where it is the default.
+    /// The settings of a block; omitted where they are the default.
     #[serde(default, skip_serializing_if = "BlockPlan::is_default")]
     pub block: BlockPlan,
     /// Kinds of layers that differ from the others, by their names; not written down where all are alike.
@@ -51,7 +51,7 @@ impl ModelPlan {
         Sizes { d_model, n_heads, head_dim, d_hidden }
     }
 
-    /// Widths of what a class is read off and of the hidden layers behind it.
+    /// Widths of the input of a class and of the hidden layers after it.
     pub fn read_widths(&self) -> Vec<usize> {
         match self.readout {
             Readout::Mean => vec![self.d_model],

@@ -30,7 +30,7 @@ pub struct Thread {
     table: Arc<Table>,
 }
 
-/// So many ranks, one a thread.
+/// This many ranks, one per thread.
 ///
 /// ```
 /// use kerple_lm::ranks::Communicator;

@@ -52,7 +52,7 @@ impl std::fmt::Display for Holder {
     }
 }
 
-/// What the clock says.
+/// The time of the clock.
 pub fn seconds_since_1970() -> u64 {
     SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs())
 }

@@ -54,7 +54,8 @@ impl Place {
         !self.candidates(run, plan).iter().any(|path| ["", ".idx", ".bin"].iter().any(|end| there(path, end)))
     }
 
-    /// Where the text may be: beside the run, where it was, or where the run file says, seen from here.
+    /// Possible locations of the text: next to the run, at its previous path, or at the run file's
+    /// path, as seen from here.
     fn candidates(&self, run: &Path, plan: &Plan) -> Vec<PathBuf> {
         let beside = self.from_run.as_ref().map(|path| run.join(path));
         let mut places: Vec<PathBuf> = Vec::new();

@@ -45,7 +45,8 @@ impl SpecialTokens {
         SpecialTokens { end_of_document: Some(end), eos: vec![end], ..SpecialTokens::default() }
     }
 
-    /// What stands in front of a text of a tokenizer: for `eval --protocol rolling`, for `sample`, and for clients of the server.
+    /// The token before a text of a tokenizer: for `eval --protocol rolling`, for `sample`, and for
+    /// clients of the server.
     pub fn start(&self, tokenizer: &Tokenizer) -> u32 {
         self.start.or(self.bos).unwrap_or(tokenizer.end_of_document())
     }
@@ -103,7 +104,7 @@ impl RunFolder {
         Ok(if known == SpecialTokens::default() { SpecialTokens::of(tokenizer) } else { known })
     }
 
-    /// The tokenizer that lies in the folder; `None` where none does.
+    /// The tokenizer in the folder; `None` where there is none.
     ///
     /// # Errors
     /// A damaged tokenizer, or one that is not the plan's.

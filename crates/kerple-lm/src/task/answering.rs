@@ -19,7 +19,7 @@ pub struct Answering;
 /// Losses and hits of answers to which a model gave these logits, `[targets, classes]`; of equal logits the first counts.
 ///
 /// # Panics
-/// When there are not as many logits, or a target is no class.
+/// When there are not as many logits, or a target is not a class.
 pub fn classified(logits: &[f64], classes: usize, targets: &[u32], scored: Option<Vec<bool>>) -> Scores {
     assert_eq!(logits.len(), classes * targets.len(), "logits: [{}, {classes}]", targets.len());
     let score = |(row, target): (&[f64], &u32)| {
@@ -96,7 +96,8 @@ impl Task<Decoder> for Answering {
         model.weighted_loss(batch.input(), targets, mean_share(targets), pass)
     }
 
-    /// What is not scored has no loss and is no hit: logits are made where answers are.
+    /// Places that are not scored have neither loss nor hit: logits are computed only where answers
+    /// are.
     fn score(&self, model: &Decoder, batch: &Batch, pass: &Pass) -> Scores {
         let scored = batch.scored_tokens().unwrap_or_else(|| vec![true; batch.targets.len()]);
         let places: Vec<usize> = (0..scored.len()).filter(|place| scored[*place]).collect();

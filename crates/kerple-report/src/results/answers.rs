@@ -59,7 +59,7 @@ pub struct AnswerMean {
     pub beyond_max: Option<f64>,
     /// The mean beyond it against the reference's.
     pub test: Option<AnswerTest>,
-    /// Why there is no such test, where there is something to test against.
+    /// Why this was not tested, where there is a reference to test against.
     pub untestable: Option<String>,
 }
 
@@ -89,7 +89,7 @@ pub struct AnswerTest {
     pub dagger: bool,
 }
 
-/// The accuracy by where in a sequence the answer lies.
+/// The accuracy by the place of the answer in a sequence.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct AnswerDepths {
     /// Name of the encoding.

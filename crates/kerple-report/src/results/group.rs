@@ -15,7 +15,7 @@ use kerple_records::{EvaluationRow, Numerics, protocol_meaning};
 pub struct Group {
     /// Fingerprint of the plan without seed and encoding; equal in every report.
     pub id: String,
-    /// Tokens a training sequence, where the plan says it.
+    /// Tokens per training sequence, where the plan has them.
     pub train_len: Option<u64>,
     /// What tells it from the other groups of the report: `n_layers 2, steps 920`. Empty for the only one.
     pub title: String,
@@ -61,7 +61,7 @@ pub struct Setting {
     pub split: String,
     /// How sequences are cut and which tokens are scored.
     pub protocol: String,
-    /// What stands in front of documents, where it is not the token that ends them.
+    /// The token before documents, where it is not the end-of-document token.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub start: Option<String>,
     /// The [`Group`] of the runs.

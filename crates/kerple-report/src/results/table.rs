@@ -56,7 +56,7 @@ pub struct Evaluation {
 }
 
 impl Evaluation {
-    /// The run it is of, in words: encoding, window and seed.
+    /// The run of the row, in words: encoding, window and seed.
     pub fn run_name(&self) -> String {
         format!("{}, seed {}", name_text((&self.encoding, self.window)), self.seed)
     }
@@ -147,7 +147,7 @@ pub struct Test {
     pub p_holm: Option<f64>,
     /// Whether the reference is significantly better by the uncorrected p: the paper's dagger.
     pub dagger: bool,
-    /// Why there is no test.
+    /// Why this was not tested.
     pub untestable: Option<String>,
 }
 
@@ -169,7 +169,7 @@ pub struct Table {
     pub scores: Vec<Score>,
     /// The comparisons with the reference.
     pub tests: Vec<Test>,
-    /// The runs' rows the cells are made of, each alone where the text is unknown.
+    /// The runs' rows that the cells are computed from, each alone where the text is unknown.
     pub evaluations: Vec<Evaluation>,
 }
 

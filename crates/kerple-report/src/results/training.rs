@@ -53,7 +53,7 @@ pub struct RunRow {
     pub plan: Option<String>,
     /// The [`Group`] it can be compared in.
     pub group: String,
-    /// Commits of the programs that trained and evaluated it, as far as they are known.
+    /// Known commits of the programs that trained and evaluated it.
     #[serde(serialize_with = "joined")]
     pub programs: BTreeSet<String>,
     /// Processors, threads, instruction sets, devices and precisions it was trained with, where that was recorded.
@@ -73,7 +73,7 @@ pub struct RunRow {
 pub struct Speed {
     /// The [`Group`] of the runs.
     pub group: String,
-    /// Tokens a training sequence, where the plan says it.
+    /// Tokens per training sequence, where the plan has them.
     pub train_len: Option<u64>,
     /// Name of the encoding.
     pub encoding: String,

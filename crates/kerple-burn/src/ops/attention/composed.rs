@@ -31,7 +31,7 @@ pub fn weights(q: Tensor<4>, k: Tensor<4>, scoring: &Scoring, positions: &Positi
 
 /// Scores of queries on their way to the softmax, `[B, H, Q, K]` each; any numbers where a query does not see.
 pub struct Seen {
-    /// Scaled products of queries and keys, bent where they have a cap.
+    /// Scaled products of queries and keys, with the softcap if there is one.
     pub scores: Tensor<4>,
     /// The bias by distance, where there is one; of one sequence.
     pub bias: Option<Tensor<4>>,

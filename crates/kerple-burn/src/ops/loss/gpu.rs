@@ -43,7 +43,7 @@ impl End {
 }
 
 impl Loss {
-    /// Rows that are worked off at once.
+    /// Rows that are processed at once.
     fn pieces(&self, inputs: &[CubeTensor]) -> impl Iterator<Item = Range<usize>> + use<> {
         let shape = inputs[self.end.weight].meta.shape();
         let (rows, vocab) = (self.end.ids.len(), if self.end.tied { shape[0] } else { shape[1] });
