@@ -5,7 +5,7 @@ use crate::{Score, Tolerance, Verdict};
 use kerple::encoding::{alibi, t5};
 use serde_json::Value;
 
-/// What the file of extras says, where a folder has it.
+/// The contents of the file of extras, where a folder has one.
 pub fn verdicts(folder: &Folder) -> Vec<Verdict> {
     let mut found = Vec::new();
     with(folder, EXTRAS, folder.promised(EXTRAS), &mut found, |all, found| {

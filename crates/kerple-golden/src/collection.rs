@@ -17,7 +17,7 @@ pub enum Collection {
     Spe,
     Clocks,
     Interchange,
-    /// Formal languages, all beside the manifest.
+    /// Formal languages, all next to the manifest.
     Che,
 }
 

@@ -31,7 +31,7 @@ pub struct Numbers {
 
 type Found<T> = std::result::Result<T, String>;
 
-/// Files whose cases no manifest lists. Their generator writes all of them beside its manifest.
+/// Files whose cases no manifest lists. Their generator writes all of them next to its manifest.
 pub const CHE: &str = "che.json";
 pub const CHE_ENCODER: &str = "che_encoder.json";
 pub const CHE_ENCODER_TENSORS: &str = "che_encoder.safetensors";
@@ -73,7 +73,7 @@ impl Folder {
         path.file_name().unwrap_or_default().to_string_lossy().into_owned()
     }
 
-    /// What the manifest says that it is a set of.
+    /// The set that the manifest names.
     pub fn set(&self) -> Option<&str> {
         self.manifest["set"].as_str()
     }
@@ -82,7 +82,7 @@ impl Folder {
         self.manifest["cases"].as_array().into_iter().flatten().map(Case)
     }
 
-    /// Refuses a manifest with another number of cases than it says.
+    /// Refuses a manifest whose number of cases differs from what it promises.
     pub fn is_whole(&self) -> Found<()> {
         match (self.manifest["n_cases"].as_u64(), self.cases().count() as u64) {
             (Some(said), found) if said != found => Err(format!(
@@ -93,7 +93,7 @@ impl Folder {
         }
     }
 
-    /// Refuses a case whose file is of another size than it says.
+    /// Refuses a case whose file has another size than it promises.
     pub fn has_file_of(&self, case: &Case) -> Found<()> {
         let (Some(file), Some(said)) = (case.get("file").as_str(), case.get("bytes").as_u64()) else { return Ok(()) };
         let path = self.path.join(file);

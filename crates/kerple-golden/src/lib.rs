@@ -31,7 +31,7 @@ use folder::{Case, Folder};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
 
-/// What one engine made of one case.
+/// The result of one engine for one case.
 #[derive(Clone, Debug, serde::Serialize)]
 pub struct Verdict {
     /// Name of the case.
@@ -123,7 +123,7 @@ impl Score {
     }
 }
 
-/// How many cases of a folder there are of each outcome.
+/// The number of cases of a folder with each outcome.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counts {
     /// Cases that every engine passed.

@@ -55,7 +55,7 @@ pub enum Measure {
     Answers,
 }
 
-/// Where the mean of differences lies.
+/// The direction from the bound in which the mean of differences must be.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Bound {

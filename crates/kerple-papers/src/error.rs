@@ -1,6 +1,6 @@
 //! Errors between an experiment and its pages.
 
-/// What running or reporting says.
+/// Errors of running or reporting.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {

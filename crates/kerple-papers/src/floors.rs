@@ -26,7 +26,7 @@ pub struct Floor {
     pub corpus: String,
     /// Fingerprint of the examples, as in the rows of evaluations.
     pub content: String,
-    /// Examples of the training split that the rules are of.
+    /// Examples of the training split that the rules are computed from.
     pub train: u64,
     /// Examples of the test split that they are tried on.
     pub test: u64,

@@ -30,7 +30,7 @@ pub struct Manifest {
     /// What the runs are to settle, where the experiment asks a question of its own.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub claims: Vec<Claim>,
-    /// Every run, in the order in which they are worked off.
+    /// Every run, in the order of execution.
     pub runs: Vec<PlannedRun>,
 }
 
@@ -188,7 +188,7 @@ impl Manifest {
         Ok(Some(manifest))
     }
 
-    /// Refuses what no reproduction says, before a path or an array is made of it.
+    /// Refuses invalid values before a path or an array is computed from them.
     fn check(&self) -> std::result::Result<(), String> {
         for CorpusFacts { name, .. } in &self.corpora {
             check_name(name).map_err(|reason| format!("corpora: the name `{name}` {reason}"))?;

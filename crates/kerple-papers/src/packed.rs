@@ -15,8 +15,9 @@ pub use tempfile::TempDir;
 /// Name of the archive in the folder of a reproduction.
 pub const ARCHIVE_FILE: &str = "runs.tar.zst";
 
-/// Name of the list of SHA-256 sums beside the archive: of the manifest, the timing, and every file in the archive by its place in
-/// it. `sha256sum --check` reads it where the archive is unpacked.
+/// Name of the list of SHA-256 sums next to the archive: of the manifest, the timing, and every
+/// file in the archive by its path in it. `sha256sum --check` reads it where the archive is
+/// unpacked.
 pub const SUMS_FILE: &str = "SHA256SUMS";
 
 /// Most bytes that an archive may hold once it is unpacked: some ten times those of the largest reproduction there is.
@@ -88,8 +89,8 @@ pub fn unpacked(folder: &Path) -> Result<Option<TempDir>> {
     Ok(Some(aside))
 }
 
-/// Makes run folders of an archive again where they are to be gone on with, and removes it and its sums; does nothing where there is
-/// none.
+/// Unpacks the run folders of an archive so that they can be resumed, and removes the archive and
+/// its sums; does nothing where there is none.
 ///
 /// # Errors
 /// As [`unpacked`].

@@ -343,7 +343,7 @@ impl Reproduction {
         Some(data.join(&corpus.texts))
     }
 
-    /// What a run file says of a corpus.
+    /// The keys of a run file for a corpus.
     fn data_config(&self, name: &str) -> DataConfig {
         let corpus = self.experiment.corpus(name);
         match &corpus.task {

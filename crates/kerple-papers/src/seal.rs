@@ -43,10 +43,10 @@ impl Sums {
         Ok(())
     }
 
-    /// Those that lie beside an archive; `None` where there are none.
+    /// The sums next to an archive; `None` where there are none.
     ///
     /// # Errors
-    /// A file that cannot be read, or with a line that is no sum.
+    /// A file that cannot be read, or a line that is not a sum.
     pub fn read(folder: &Path) -> Result<Option<Sums>> {
         let path = folder.join(SUMS_FILE);
         let read = kerple_files::read_text(&path).map_err(Error::io("reading", &path));
@@ -76,8 +76,8 @@ impl Sums {
     }
 }
 
-/// Writes the sums of what an export holds beside its archive, which is packed anew where its frame has no checksum; files stay what
-/// they are.
+/// Writes the sums of an export's contents next to its archive, which is packed again where its
+/// frame has no checksum; files stay unchanged.
 ///
 /// # Errors
 /// An export without an archive, or with a damaged one; what cannot be read or written.

@@ -59,7 +59,7 @@ impl InstructionSet {
         current
     }
 
-    /// Those of this processor, narrowest first, whatever [`limit`] says.
+    /// Those of this CPU, narrowest first, regardless of [`limit`].
     pub fn available() -> impl Iterator<Item = InstructionSet> {
         Self::ALL.into_iter().filter(|set| *set <= Self::detected())
     }
@@ -86,8 +86,8 @@ thread_local! {
     static ALONE: Cell<bool> = const { Cell::new(false) };
 }
 
-/// Runs `f` with attention on this thread alone, whatever pool it is of: for calls that are done before others would be awake.
-/// The bits of results are the same.
+/// Runs `f` with attention on this thread alone, whatever its pool: for calls that finish before
+/// other threads would be awake. Results are bitwise the same.
 pub fn alone<R>(f: impl FnOnce() -> R) -> R {
     struct Before(bool);
     impl Drop for Before {

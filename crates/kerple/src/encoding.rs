@@ -54,9 +54,9 @@ use serde::{Deserialize, Serialize};
 pub struct Geometry {
     /// Attention heads, H.
     pub heads: usize,
-    /// Features a head, D.
+    /// Features per head, D.
     pub head_dim: usize,
-    /// Features of a token, M.
+    /// Features per token, M.
     pub d_model: usize,
     /// Length of the training sequences, in tokens.
     pub train_len: usize,
@@ -122,7 +122,7 @@ impl Encoding {
         self.form_of(geometry, &self.true_values(geometry, stored), places.into())
     }
 
-    /// The same of true values; what is no table needs none.
+    /// The same of constrained values; only tables need them.
     fn form_of(&self, geometry: &Geometry, values: &[Vec<f64>], places: Places) -> Form {
         let (own, lags) = self.lags(&places);
         let inputs = Inputs { geometry, values, places: own, compat: self.compat };
@@ -185,8 +185,8 @@ impl Encoding {
         }
     }
 
-    /// Bias and weight of keys at distances `0..range.end` behind a query, or the drawn ones; those that a score map computes
-    /// with, and neutral for methods that have none.
+    /// Bias and weight of keys at distances `0..range.end` before a query, or at the drawn ones;
+    /// those that a score modification computes with, and neutral for methods that have none.
     pub fn table<'a>(&self, geometry: &Geometry, stored: &[Vec<f64>], places: impl Into<Places<'a>>) -> DistanceTable {
         let places = places.into();
         let len = places.range.end;
@@ -265,7 +265,7 @@ impl Encoding {
         matches!(self.entry(), Entry::Scores(tables) | Entry::Map { tables, .. } if tables.sides == Sides::Two)
     }
 
-    /// Whether it is defined for keys behind a query only, so that no encoder can have it.
+    /// Whether it is defined for causal attention only, so that encoders cannot use it.
     pub fn only_looks_back(&self) -> bool {
         self.entry() == Entry::Rotation { fades: true }
     }

@@ -104,8 +104,9 @@ impl Sides {
 
 /// Scores change with the distance `d = i - j` between query `i` and key `j`: `z = s * weight[h][d] + bias[h][d]`.
 ///
-/// Rows are heads, columns distances as [`Sides`] says; made in f64 and cast once to the compute type. `None` means the
-/// neutral table (bias 0, weight 1) and costs nothing in an engine.
+/// Rows are heads, columns distances in the order of [`Sides`]; computed in f64 and cast once to
+/// the compute type. `None` means the neutral table (bias 0, weight 1) and costs nothing in an
+/// engine.
 ///
 /// # Shapes
 /// `C = sides.columns(len)`: `[H, L]` for a decoder, `[H, 2L - 1]` for an encoder.
@@ -133,7 +134,7 @@ impl DistanceTable {
         DistanceTable { len: distances.len(), ..self.with_columns(&kept) }
     }
 
-    /// The one-sided table of the keys behind a query.
+    /// The one-sided table of the keys before a query.
     pub fn behind(self) -> DistanceTable {
         if self.sides == Sides::One {
             return self;
@@ -164,7 +165,7 @@ impl DistanceTable {
     /// The gradient in a one-sided table `[H, len]`, given that in its mirror image `[H, 2 len - 1]`.
     ///
     /// # Panics
-    /// If `d_mirrored` is not made of rows of `2 len - 1`.
+    /// If `d_mirrored` does not consist of rows of `2 len - 1`.
     pub fn mirrored_backward(d_mirrored: &[f64], len: usize) -> Vec<f64> {
         let (columns, origin) = (Sides::Two.columns(len), Sides::Two.origin(len));
         assert!(
@@ -191,7 +192,8 @@ pub struct Rotary {
     pub amplitude: f64,
     /// Positions are rounded to bf16 before the product, as the original's low-precision runs do.
     pub bf16_positions: bool,
-    /// Of each pair: products of its features are multiplied by `e^(-rate d)` at distance d; empty where none fade.
+    /// Per pair: products of its features are multiplied by `e^(-rate d)` at distance d; empty
+    /// where none decay.
     pub damping: Vec<f64>,
 }
 

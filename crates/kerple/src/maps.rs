@@ -33,7 +33,7 @@ pub enum Map {
     Cope(Cope),
 }
 
-/// What a map is told of a call.
+/// The inputs of a score modification about a call.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Extent {
     /// The sides of the tables.
@@ -62,7 +62,8 @@ impl Map {
         }
     }
 
-    /// The numbers of [`Map::over`] that are made of a method's own parameters, given those one after another.
+    /// The numbers of [`Map::over`] that are computed from a method's own parameters, given those
+    /// one after another.
     pub fn numbers(&self, own: &[f64], extent: Extent) -> Vec<f64> {
         match self {
             Map::Relative(relative) => relative.numbers(own, extent),

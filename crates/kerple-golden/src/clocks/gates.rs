@@ -6,7 +6,7 @@ use kerple::ops::clocks::{self, log_sigmoid};
 use kerple::ops::gemm::To;
 use kerple::ops::linear::Linear;
 
-/// What the gates of a case are made of.
+/// The inputs of the gates of a case.
 pub enum Gates {
     /// `ln sigmoid(a)`, with the sign of `a` as it stands (FoX) or turned (CABLE); `[B, H, L]`.
     Logits { a: Vec<f64>, sign: f64 },
@@ -105,7 +105,7 @@ impl Gates {
         (0..w.len()).map(|at| w[at % heads * width + at / heads]).collect()
     }
 
-    /// The gradients in what gates are made of, by name, given that in the gates.
+    /// The gradients of the gates' inputs, by name, given that of the gates.
     pub fn backward(&self, d_gates: &[f64]) -> Vec<(String, Vec<f64>)> {
         let found = match self {
             Gates::Logits { a, sign } => {

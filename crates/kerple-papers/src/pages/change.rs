@@ -72,7 +72,7 @@ impl<'a> Text<'a> {
         rows.filter(|row| row.encoding == label && row.length == length).map(|row| (row.seed, row.nll)).collect()
     }
 
-    /// Changes from the training length, one a seed.
+    /// Changes from the training length, one per seed.
     fn changes(&self, label: &str, length: u64) -> Vec<f64> {
         change(&self.losses(label, length), &self.losses(label, self.train_len)).into_values().collect()
     }

@@ -22,7 +22,7 @@ pub(super) struct Item {
     pub notes: Vec<String>,
     pub grids: Vec<Grid>,
     pub figures: Vec<Figure>,
-    /// What is no plot.
+    /// Parts that are not plots.
     pub pictures: Vec<Picture>,
     /// The cells of its grids; `complete` and `planned` count something else where there are none.
     pub cells: Vec<CellRow>,

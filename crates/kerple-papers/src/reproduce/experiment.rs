@@ -313,7 +313,7 @@ impl Experiment {
     /// The run file of runs on this corpus, whose data is given, with what is `set`; seed and encoding are replaced.
     ///
     /// # Errors
-    /// Overrides that are no keys of a run file.
+    /// Overrides that are not keys of a run file.
     pub fn config(&self, set: &[String], corpus: &CorpusConfig, data: DataConfig) -> Result<RunConfig> {
         let (model, train) = match &self.tasks {
             Some(tasks) if data.task.is_some() => (&tasks.model, &tasks.train),

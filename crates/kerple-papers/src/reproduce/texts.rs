@@ -7,7 +7,7 @@ use kerple_data::{Inventory, Sources};
 use std::path::PathBuf;
 
 impl Reproduction {
-    /// Where it is kept what texts a corpus was made of.
+    /// The file that records the texts of a corpus.
     fn inventory_file(&self, corpus: &CorpusConfig) -> PathBuf {
         self.data_of(&corpus.name).with_added_extension("texts.json")
     }

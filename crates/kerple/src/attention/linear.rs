@@ -57,7 +57,8 @@ use std::hash::{DefaultHasher, Hash, Hasher};
 /// Positions of a chunk.
 pub const CHUNK: usize = crate::features::MOST_ROWS;
 
-/// Fewest positions that rows meet one by one where products fade: their own chunk and the one before.
+/// Fewest positions that rows process one by one where products decay: their own chunk and the
+/// previous one.
 pub const NEAR: usize = 2 * CHUNK;
 
 /// Sizes of one call; queries and keys have the same positions.
@@ -120,15 +121,15 @@ pub struct Problem<'a, T> {
     pub maps: &'a [&'a dyn RowMap<T>],
     /// What becomes of products with distance; `None`: nothing.
     pub decay: Option<Decay<'a, T>>,
-    /// Gates `[B, H, L]`, logarithms of at most 0: products fade by the sum of those behind the key, up to the query's own, as in
-    /// [`crate::ops::clocks`]. Causal only, and in place of a decay.
+    /// Log gates `[B, H, L]`, at most 0: products decay by the sum of the gates after the key, up
+    /// to the query's own, as in [`crate::ops::clocks`]. Causal only, and instead of a decay.
     pub gates: Option<&'a [T]>,
     /// What keeps the denominator from 0.
     pub guard: Guard,
 }
 
 impl<'a, T: Number> Problem<'a, T> {
-    /// Causal rows without padding, whose products do not fade.
+    /// Causal rows without padding, without decay of products.
     pub fn causal(dims: Dims, maps: &'a [&'a dyn RowMap<T>]) -> Problem<'a, T> {
         let (reach, guard) = (Reach::Causal, Guard::Nothing);
         Problem { dims, reach, lengths: None, maps, decay: None, gates: None, guard }
@@ -138,7 +139,7 @@ impl<'a, T: Number> Problem<'a, T> {
         Chain::new(self.maps)
     }
 
-    /// How products fade, for each head.
+    /// The decay of products, per head.
     fn terms(&self) -> Vec<Terms<T>> {
         (0..self.dims.heads).map(|head| Terms::new(self.decay.as_ref(), head)).collect()
     }
@@ -159,7 +160,7 @@ impl<'a, T: Number> Problem<'a, T> {
         hasher.finish()
     }
 
-    /// Positions of a sequence that are no padding, of those of a call that starts at `first`.
+    /// Positions of a sequence that are not padding, among those of a call that starts at `first`.
     fn valid(&self, batch: usize, first: usize) -> usize {
         self.lengths.map_or(usize::MAX, |lengths| lengths[batch]).saturating_sub(first)
     }
@@ -254,10 +255,11 @@ fn run_forward<T: Number>(
     }
 }
 
-/// The same behind the positions that `state` holds; it then holds these too. Causal, without padding.
+/// The same after the positions of `state`, which these are then added to. Causal, without padding.
 ///
 /// # Panics
-/// If a slice does not fit, the problem is not causal or has padding, or the state is of another problem.
+/// If a slice does not fit, the problem is not causal or has padding, or the state belongs to
+/// another problem.
 pub fn extend<T: Number>(
     problem: &Problem<T>,
     inputs: Inputs<T>,
@@ -317,8 +319,9 @@ pub fn backward<T: Number>(problem: &Problem<T>, saved: Saved<T>, gradients: Gra
     run_backward(problem, saved, None, gradients);
 }
 
-/// The same for a piece of longer sequences that [`extend`] computed behind `before`: `d_out` is then the gradient of the loss of
-/// all positions, and `later` has seen every piece behind this one, the last first. It then has seen this one too.
+/// The same for a chunk of longer sequences that [`extend`] computed after `before`: `d_out` is
+/// then the gradient of the loss of all positions, and `later` includes every later chunk, last
+/// chunk first. This chunk is then added to it.
 ///
 /// # Panics
 /// As [`backward()`] and [`extend`] do, and if a piece neither ends the sequence nor has whole chunks.

@@ -249,7 +249,7 @@ impl<'a, T: Number> Row<'a, T> {
             .flat_map(move |head| visible.clone().map(signed).map(move |(key, sign)| (head, key, sign)))
     }
 
-    /// What a map has beside values.
+    /// The vectors that a score modification adds to values.
     fn values(&self) -> Option<&'a dyn ValueMap<T>> {
         match self.problem.scores {
             Scores::Map(map) if !self.visible.is_empty() => map.values(),
@@ -257,7 +257,8 @@ impl<'a, T: Number> Row<'a, T> {
         }
     }
 
-    /// Adds what a map has beside values to the output, given the weights `[H, visible]`.
+    /// Adds the vectors that a score modification adds to values to the output, given the weights
+    /// `[H, visible]`.
     fn add_values(&self, weights: &[T], queries: &[T], out: &ViewMut<T>) {
         let (Some(values), dims) = (self.values(), self.problem.dims) else { return };
         let mut added = vec![T::ZERO; queries.len()];
@@ -268,7 +269,8 @@ impl<'a, T: Number> Row<'a, T> {
         }
     }
 
-    /// The gradient in the weights through what a map has beside values, `[H, visible]`.
+    /// The gradient of the weights through the vectors that a score modification adds to values,
+    /// `[H, visible]`.
     fn value_products(&self, queries: &[T], d_out: View<T>) -> Vec<T> {
         let mut products = vec![T::ZERO; self.problem.dims.heads * self.visible.len()];
         if let Some(values) = self.values() {
@@ -279,7 +281,7 @@ impl<'a, T: Number> Row<'a, T> {
         products
     }
 
-    /// Adds the gradient in what a map has beside values.
+    /// Adds the gradient of the vectors that a score modification adds to values.
     fn values_backward(&self, weights: &[T], queries: &[T], d_out: View<T>, sums: &mut [T]) {
         if let Some(values) = self.values() {
             let d_out = self.queries(d_out);

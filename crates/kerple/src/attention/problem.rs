@@ -21,7 +21,7 @@ pub struct Dims {
     pub queries: usize,
     /// Key positions, K.
     pub keys: usize,
-    /// Features a head, D; at least 1.
+    /// Features per head, D; at least 1.
     pub head_dim: usize,
 }
 
@@ -39,9 +39,10 @@ pub struct Problem<'a, T> {
     pub dims: Dims,
     /// Factor on `q.k`, usually `1 / sqrt(D)`.
     pub scale: T,
-    /// Scaled scores are bent to `cap tanh(s / cap)`, within 2e-7 of the cap in `f32`, before anything else becomes of them.
+    /// The softcap: scaled scores become `cap tanh(s / cap)`, within 2e-7 of the cap in `f32`,
+    /// before any other change.
     pub cap: Option<T>,
-    /// A logit of each head that stands beside those of the keys and has no value, `[H]`.
+    /// The attention sink: an extra logit per head without a value, `[H]`.
     pub sinks: Option<&'a [T]>,
     /// Which keys a query sees.
     pub sight: Sight,

@@ -41,7 +41,7 @@ const KEYS: usize = 64;
 /// Writes `out` and, for the backward, `lse` (`[B, H, Q]`, minus infinity for a row that sees nothing).
 ///
 /// # Panics
-/// If a slice does not fit the sizes of `problem`, or its scores are no map.
+/// If a slice does not fit the sizes of `problem`, or its scores are not a score modification.
 pub fn forward<T: Number>(problem: &Problem<T>, q: View<T>, k: View<T>, v: View<T>, out: ViewMut<T>, lse: &mut [T]) {
     forward_with(InstructionSet::current(), problem, q, k, v, out, lse);
 }
@@ -62,7 +62,8 @@ fn forward_with<T: Number>(
 /// Writes every gradient of [`forward()`], given its results and the gradient in `out`.
 ///
 /// # Panics
-/// If a slice does not fit the sizes of `problem`, two gradients share an element, or the scores are no map.
+/// If a slice does not fit the sizes of `problem`, two gradients share an element, or the scores
+/// are not a score modification.
 pub fn backward<T: Number>(problem: &Problem<T>, saved: Saved<T>, gradients: Gradients<T>) {
     backward_with(InstructionSet::current(), problem, saved, gradients);
 }

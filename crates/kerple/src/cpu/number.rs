@@ -9,8 +9,9 @@ use std::ops::{Add, AddAssign, Div, Mul, Neg, Sub, SubAssign};
 
 /// `f32`, the fast one, or `f64`, the exact one; there are no others.
 ///
-/// Functions of `f64` are those of `std` and `libm`. Those of `f32` vectorise: they have no branches, tables or calls, and
-/// the error bounds stand beside them. NaN in gives NaN out, everywhere.
+/// Functions of `f64` are those of `std` and `libm`. Those of `f32` vectorise: they have no
+/// branches, tables or calls, and their error bounds are documented. NaN in gives NaN out,
+/// everywhere.
 pub trait Number:
     Copy
     + Debug

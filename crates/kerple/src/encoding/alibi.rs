@@ -25,7 +25,8 @@ use serde::{Deserialize, Serialize};
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Config {
-    /// How much nearer keys behind an encoder's query are than keys as far ahead, in tokens; at most 1.
+    /// How many tokens nearer keys before an encoder's query count than keys as far after it; at
+    /// most 1.
     #[serde(skip_serializing_if = "is_zero")]
     pub behind: f64,
     /// The smallest slope is 2 to minus this power: 8 in the original, `alibi_bias_max` of MPT.

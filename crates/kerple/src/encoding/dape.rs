@@ -99,7 +99,7 @@ enum Source<'a> {
     Rotation,
     Table(Tables),
     Fire(&'a fire::Config),
-    /// Something that is no bias of scores.
+    /// A method that does not add a bias to scores.
     Other(&'static str),
 }
 

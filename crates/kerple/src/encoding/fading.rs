@@ -19,7 +19,8 @@ use rayon::prelude::*;
 /// A decay, with the derivatives of its parts in the stored numbers.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Fading {
-    /// At distances of positions that are met one by one, `[H, met]`, see [`Decay`](crate::attention::linear::Decay).
+    /// At distances of positions that are processed one by one, `[H, met]`, see
+    /// [`Decay`](crate::attention::linear::Decay).
     pub near: Vec<f64>,
     /// Of `near`; `None` where nothing is learned.
     pub near_slopes: Option<Slopes>,
@@ -48,10 +49,10 @@ pub enum InLinear {
     Gates,
 }
 
-/// How `exp` of a method's bias fades with distance.
+/// The decay of `exp` of a method's bias with distance.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Fade {
-    /// `exp(-slope d)`, a slope a head.
+    /// `exp(-slope d)`, one slope per head.
     Linear(Vec<f64>),
     /// As a kernel learns to.
     Learned(Learned),

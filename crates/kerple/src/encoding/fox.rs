@@ -33,7 +33,7 @@ use serde::{Deserialize, Serialize};
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Config {
-    /// What gates are made of.
+    /// The inputs of the gates.
     #[serde(skip_serializing_if = "Gate::is_default")]
     pub gate: Gate,
     /// Tokens that the first and the last head remember at the start, the others geometrically between them.
@@ -41,16 +41,16 @@ pub struct Config {
     pub spans: Option<[f64; 2]>,
 }
 
-/// What gates are made of.
+/// The inputs of the gates.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Gate {
-    /// The rows of a layer and a bias a head.
+    /// The rows of a layer and a bias per head.
     #[default]
     Full,
     /// The bias: all tokens have the same gate.
     BiasOnly,
-    /// The bias that `spans` says, which is not learned.
+    /// The bias that follows from `spans`, which is not learned.
     Fixed,
 }
 

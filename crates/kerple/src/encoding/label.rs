@@ -10,8 +10,9 @@ const MOST: usize = 32;
 impl Encoding {
     /// Short name for tables and folders: the kind, and what differs from the defaults.
     ///
-    /// Letters, digits and `._=-` only. Equal encodings have equal labels; different ones have different labels.
-    /// (Texts that hold other characters, such as kernel expressions, are told apart by 32 bits of a hash.)
+    /// Letters, digits and `._=-` only. Equal encodings have equal labels; different ones have
+    /// different labels. (Texts with other characters, such as kernel expressions, are
+    /// distinguished by 32 bits of a hash.)
     pub fn label(&self) -> String {
         let mut label = self.method.kind().to_owned();
         let own = self.method.keys();

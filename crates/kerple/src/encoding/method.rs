@@ -115,7 +115,7 @@ pub trait Positional {
         None
     }
 
-    /// What enters the model. Only tables are made of values.
+    /// Where it enters the model. Only tables are computed from parameters.
     fn form(&self, inputs: &Inputs) -> Form;
 
     /// Derivatives of the form's tables in the parameters.
@@ -128,7 +128,8 @@ pub trait Positional {
         TableSlopes::default()
     }
 
-    /// How `exp` of its bias fades with distance in a model of so many heads; `None`: linear attention cannot take it.
+    /// The decay of `exp` of its bias with distance in a model with this many heads; `None`: linear
+    /// attention does not support it.
     fn decay(&self, _heads: usize) -> Option<Fade> {
         None
     }
@@ -142,8 +143,8 @@ pub trait Positional {
     /// one: at any other length the method is then as it was trained.
     fn pin_length(&mut self, _train_len: usize) {}
 
-    /// The kernels behind its bias and its weight, whose learned values are those of [`Positional::parameters`] in this order;
-    /// nothing where they are no expressions.
+    /// The kernels of its bias and its weight, whose parameters are those of
+    /// [`Positional::parameters`] in this order; nothing where they are not expressions.
     fn kernels(&self) -> [Option<Expr>; 2] {
         [None, None]
     }
@@ -181,7 +182,7 @@ macro_rules! methods {
                 }
             }
 
-            /// What the method says about itself.
+            /// The description of the method.
             pub fn positional(&self) -> &dyn Positional {
                 match self {
                     $(Method::$variant(config) => config,)+

@@ -66,7 +66,7 @@ impl<'de> Deserialize<'de> for Init {
 }
 
 impl Init {
-    /// Refuses a start that is no number, or cannot give a value in `[low, high]`.
+    /// Refuses an initial value that is not a number, or cannot give a value in `[low, high]`.
     ///
     /// # Errors
     /// The key, the start and the range.
@@ -126,9 +126,9 @@ pub enum Scope {
 impl Scope {
     /// Of methods whose form enters the model once, or that learn nothing.
     pub const SHARED: &[Scope] = &[Scope::Model];
-    /// Of methods that share what they learn unless told otherwise.
+    /// For methods whose layers share their parameters by default.
     pub const SHARED_OR_OWN: &[Scope] = &[Scope::Model, Scope::Layer];
-    /// Of methods whose layers learn for themselves unless told otherwise.
+    /// For methods whose layers have their own parameters by default.
     pub const OWN_OR_SHARED: &[Scope] = &[Scope::Layer, Scope::Model];
 }
 

@@ -36,7 +36,7 @@ pub struct Places<'a> {
     pub range: Range<usize>,
     /// Positions of the whole sequence, at least `range.end`.
     pub span: usize,
-    /// What stands in the place of positions, or of distances, `0..span`.
+    /// The drawn positions, or distances, that replace `0..span`.
     pub drawn: Option<&'a [usize]>,
 }
 
@@ -76,7 +76,8 @@ fn sorted_draw(count: usize, most: usize, rng: &mut impl Rng) -> Vec<usize> {
 }
 
 impl Encoding {
-    /// What stands in the place of positions, or of distances, `0..span`; `None` for an encoding that is not randomized.
+    /// The drawn positions, or distances, that replace `0..span`; `None` for an encoding that is
+    /// not randomized.
     ///
     /// # Panics
     /// When the encoding has fewer positions, see [`Encoding::longest`].

@@ -168,7 +168,8 @@ impl Rotary {
         angles.map(|angle| (self.amplitude * angle.cos(), self.amplitude * angle.sin())).unzip()
     }
 
-    /// Rates at which the products of each of `head_dim` features fade with distance; `None` where they do not.
+    /// Rates at which the products of each of `head_dim` features decay with distance; `None` where
+    /// they do not.
     pub fn damping(&self, head_dim: usize) -> Option<Vec<f64>> {
         let of_pairs = self.damping.iter().chain(&self.damping).copied();
         let rates = of_pairs.chain(std::iter::repeat(0.0)).take(head_dim);

@@ -41,7 +41,7 @@ impl Default for Config {
 /// Most buckets.
 const MOST_BUCKETS: usize = 1 << 16;
 
-/// Bucket of a key `distance = i - j` behind the query.
+/// Bucket of a key at `distance = i - j` before the query.
 ///
 /// The logarithm, the division and the product are float32, in this order, as in the original.
 /// `causal = false` halves the buckets and gives the upper half to keys after the query (`distance < 0`).

@@ -30,7 +30,7 @@ use serde::{Deserialize, Serialize};
 pub struct Config {
     /// Base of the geometric sequence of rates of rotation.
     pub base: f64,
-    /// The larger, the more alike all pairs fade.
+    /// The larger, the more similar is the decay of all pairs.
     pub gamma: f64,
     /// B: distance, in tokens, over which the products of pair n fall to zeta_n.
     pub scale_base: f64,

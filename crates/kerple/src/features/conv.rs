@@ -25,7 +25,7 @@ use std::ops::Range;
 pub struct ConvShape {
     /// Heads, H.
     pub heads: usize,
-    /// Features a head, D.
+    /// Features per head, D.
     pub head_dim: usize,
     /// Realisations, R: the width of what the code makes of a row.
     pub realisations: usize,

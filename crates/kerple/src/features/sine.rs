@@ -35,7 +35,7 @@ use std::f64::consts::TAU;
 pub struct SineShape {
     /// Heads, H.
     pub heads: usize,
-    /// Features a head, D.
+    /// Features per head, D.
     pub head_dim: usize,
     /// Sinusoids a feature, K.
     pub waves: usize,

@@ -17,22 +17,24 @@ pub enum Scores<'a, T> {
     Map(&'a dyn ScoreMap<T>),
 }
 
-/// A [`DistanceTable`](super::DistanceTable) in the compute type, with the sides of the sight it is used with.
+/// A [`DistanceTable`](super::DistanceTable) in the compute type, with the directions of the
+/// attention mask it is used with.
 #[derive(Clone, Copy, Debug)]
 pub struct Table<'a, T> {
     /// Added to the scaled score, `[H, C]`.
     pub bias: Option<&'a [T]>,
     /// Multiplies the scaled score, `[H, C]`.
     pub weight: Option<&'a [T]>,
-    /// Rate of each feature, `[D]`: its product of query and key is multiplied by `e^(-rate d)`, before weight and bias. For
-    /// causal sight.
+    /// Rate of each feature, `[D]`: its product of query and key is multiplied by `e^(-rate d)`,
+    /// before weight and bias. For a causal attention mask.
     pub damping: Option<&'a [f64]>,
     /// Clocks `c` of all keys' positions, `[B, H, K]`, where the content says how far apart tokens are (FoX): `c_i - c_j` is
     /// added for a key behind the query, and `c_j - c_i` for one ahead. Running sums of gates, in f64 so that differences are
     /// as exact at the end of a long sequence as at its start; in both directions they never increase. There are no more
     /// queries than keys. A row is a head of a sequence.
     pub clocks: Option<Strided<&'a [f64]>>,
-    /// Distances on a side, 0 among them: `C = len` for causal sight, `2 len - 1` for both directions.
+    /// Distances in one direction, 0 among them: `C = len` for a causal attention mask, `2 len - 1`
+    /// for both directions.
     pub len: usize,
 }
 
@@ -96,8 +98,8 @@ pub trait ScoreMap<T>: Debug + Sync {
     /// `scores`: `[H, rows, columns]`
     fn forward(&self, block: &Block<T>, scores: &mut [T]);
 
-    /// Replaces the gradient in what [`forward`](ScoreMap::forward) made of `scores` by the gradient in `scores`, and adds
-    /// the gradients in its other inputs.
+    /// Replaces the gradient of the result of [`forward`](ScoreMap::forward) for `scores` by the
+    /// gradient of `scores`, and adds the gradients of its other inputs.
     ///
     /// # Shapes
     /// `scores`: `[H, rows, columns]`
@@ -126,8 +128,8 @@ pub trait ScoreMap<T>: Debug + Sync {
     }
 }
 
-/// Vectors that stand beside values: the output of a row is a weighted sum of `v[j] + a(i, j)`, where `a` does not depend on
-/// any value.
+/// Vectors that are added to values: the output of a row is a weighted sum of `v[j] + a(i, j)`,
+/// where `a` does not depend on any value.
 pub trait ValueMap<T> {
     /// Adds `sum over j of weights[h, i, j] a(i, j)` to the output, weights being 0 where a row does not see.
     ///

@@ -11,7 +11,7 @@
 
 use crate::compat::Compat;
 
-/// One base kernel; its parameters are passed beside it, in the order of [`Base::parameters`].
+/// One base kernel; its parameters are passed separately, in the order of [`Base::parameters`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Base {
     /// `-a d^p`

@@ -87,7 +87,7 @@ pub struct Shift {
     pub c_geometric_naive: Option<f64>,
     /// Smallest eigenvalue of `K + c_min 11'`.
     pub smallest_eigenvalue: Option<f64>,
-    /// Why there is no `c_min`.
+    /// Why `c_min` does not exist.
     pub refused: Option<String>,
 }
 

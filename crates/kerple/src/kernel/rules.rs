@@ -141,7 +141,7 @@ pub struct Derivation {
     pub rule: Rule,
     /// Why the rule applies, or does not.
     pub because: String,
-    /// The parts it is made of.
+    /// The parts of the expression.
     pub premises: Vec<Derivation>,
     /// Infimum over all distances and learned values.
     #[serde(skip)]

@@ -27,7 +27,7 @@ const ROOM: usize = 16;
 pub struct Cope {
     /// Heads, H.
     pub heads: usize,
-    /// Features a head, D.
+    /// Features per head, D.
     pub head_dim: usize,
     /// Whole positions, P.
     pub positions: usize,

@@ -33,7 +33,7 @@ pub struct Fire {
     pub threshold: f64,
     /// Slope of the hidden units below 0.
     pub slope: f64,
-    /// Positions that stand in the place of `0, 1, 2, ..`, increasing; at least as many as there are keys.
+    /// Positions that replace `0, 1, 2, ..`, increasing; at least as many as there are keys.
     pub drawn: Option<Vec<usize>>,
 }
 

@@ -26,11 +26,12 @@ use vectors::Vectors;
 pub struct Relative {
     /// Heads, H.
     pub heads: usize,
-    /// Features a head, D.
+    /// Features per head, D.
     pub head_dim: usize,
     /// Where the vectors come from.
     pub source: Source,
-    /// Distances that stand in the place of `0, 1, 2, ..`, on both sides; at least as many as there are keys.
+    /// Distances that replace `0, 1, 2, ..`, in both directions; at least as many as there are
+    /// keys.
     pub lags: Option<Vec<usize>>,
     /// Whether learned vectors are added to values as well, others of the same number.
     pub values: bool,

@@ -69,7 +69,7 @@ pub fn of_logits_backward<T: Number>(logits: &[T], d_clocks: &[f64], [batch, len
 /// Clocks `[B, H, L]` of gates that are there, as many.
 ///
 /// # Panics
-/// If they are no rows of `len`.
+/// If they are not rows of `len`.
 pub fn of_gates<T: Number>(gates: &[T], len: usize) -> Vec<f64> {
     check_shape!(gates, rows = gates.len() / len.max(1), L = len);
     let mut clocks = vec![0.0; gates.len()];
@@ -82,7 +82,7 @@ pub fn of_gates<T: Number>(gates: &[T], len: usize) -> Vec<f64> {
 /// The gradient in the gates, given that in their clocks, rows of `len` both.
 ///
 /// # Panics
-/// If they are no rows of `len`.
+/// If they are not rows of `len`.
 pub fn of_gates_backward<T: Number>(d_clocks: &[f64], len: usize) -> Vec<T> {
     check_shape!(d_clocks, rows = d_clocks.len() / len.max(1), L = len);
     d_clocks.chunks_exact(len.max(1)).flat_map(gates_behind).map(T::from_f64).collect()

@@ -26,7 +26,7 @@ pub struct Place {
     pub stride: usize,
     /// Heads.
     pub heads: usize,
-    /// Features a head, D.
+    /// Features per head, D.
     pub head_dim: usize,
 }
 

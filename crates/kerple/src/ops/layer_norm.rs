@@ -14,7 +14,7 @@ use crate::cpu::reduce;
 use crate::cpu::vectorized;
 use rayon::prelude::*;
 
-/// Added to the variance unless a model says otherwise.
+/// Added to the variance by default.
 pub const EPSILON: f64 = 1e-5;
 
 /// What a row is measured against.

@@ -60,7 +60,7 @@ impl<'a, T: Number> Linear<'a, T> {
     /// Features that come out.
     ///
     /// # Panics
-    /// If the weight is no matrix with this many rows, or the bias does not fit it.
+    /// If the weight is not a matrix with this many rows, or the bias does not fit it.
     pub fn outputs(&self, inputs: usize) -> usize {
         let Linear { weight, bias } = *self;
         let outputs = weight.len() / inputs.max(1);

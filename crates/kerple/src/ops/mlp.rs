@@ -87,7 +87,7 @@ impl<'a, T: Number> Residual<'a, T> {
 pub struct Hidden<T> {
     /// `up(norm(x))`
     pub up: Vec<T>,
-    /// `gate(norm(x))`; empty where there is no gate.
+    /// `gate(norm(x))`; empty without a gate.
     pub gate: Vec<T>,
 }
 

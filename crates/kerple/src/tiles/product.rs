@@ -30,7 +30,7 @@ pub(crate) struct Matrix<'a, R> {
 }
 
 impl<R: Number> Product<'_, R> {
-    /// Panics unless every index that `run` forms lies in its slice.
+    /// Panics unless every index that `run` forms is within its slice.
     fn check(&self, lanes: usize) {
         let Self { rows, inner, columns, a, .. } = *self;
         // from the first element to the last of `rows` pieces of `length`; saturating is beyond every slice

@@ -49,7 +49,8 @@ impl Shape {
         axes.try_fold(self.head_dim, |extent, axis| extent.checked_add(last(axis)?))
     }
 
-    /// Whether no two rows overlap, as far as nested strides show it: each axis steps over all that lies within.
+    /// Whether no two rows overlap, as nested strides show: each axis steps over everything within
+    /// it.
     fn rows_are_apart(&self, strides: Strides) -> bool {
         let Some(extent) = self.extent(strides) else { return false };
         extent == 0 || nest(self.head_dim, self.lengths().into_iter().zip(strides.axes()))

@@ -80,7 +80,7 @@ impl<T: Number> Scratch<T> {
         }
     }
 
-    /// Goes on in front of what comes later; returns how many of its rows are met one by one.
+    /// Continues before the later positions; returns how many of its rows are processed one by one.
     fn begin_behind(&mut self, ahead: &Ahead<T>) -> usize {
         self.unit.sums.clone_from(&ahead.sums);
         let held = [&ahead.queries, &ahead.d_sums, &ahead.d_counts];

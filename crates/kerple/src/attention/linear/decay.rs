@@ -69,7 +69,7 @@ impl<T: Number> Decay<'_, T> {
         assert!(rates.iter().all(|rate| *rate >= 0.0), "decay rates must not be negative");
     }
 
-    /// Whether a pair is met one by one, the later position first.
+    /// Whether a pair is processed one by one, the later position first.
     pub fn is_near(&self, query: usize, key: usize) -> bool {
         query / CHUNK - key / CHUNK < self.met / CHUNK
     }

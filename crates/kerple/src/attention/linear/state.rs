@@ -9,8 +9,8 @@ use crate::cpu::reduce;
 use crate::features::{Multiply, padded, transpose};
 use crate::tiles::registers::Keep;
 
-/// The state of every head of every sequence: its size does not depend on how many positions it has seen. It is of the maps and
-/// the decay that it was made with.
+/// The state of every head of every sequence: its size does not depend on the number of positions.
+/// It belongs to the feature maps and the decay that it was created with.
 #[derive(Clone, Debug)]
 pub struct State<T> {
     pub(super) dims: Dims,
@@ -45,7 +45,8 @@ impl<T: Number> State<T> {
         self.position == 0
     }
 
-    /// Whether it can go on with this problem: its sequences, heads and values, its maps and its decay.
+    /// Whether it fits this problem: its sequences, heads and values, its feature maps and its
+    /// decay.
     pub fn is_of(&self, problem: &Problem<T>) -> bool {
         self.dims == Dims { len: 0, head_dim: 0, ..problem.dims } && self.identity == problem.identity()
     }
@@ -60,8 +61,8 @@ impl<T: Number> State<T> {
     }
 }
 
-/// What the positions behind a piece of a sequence leave for the keys in it and before it, see [`super::backward_piece`]: its size
-/// does not depend on how many they are.
+/// The gradients that positions after a chunk of a sequence leave for the keys in it and before it,
+/// see [`super::backward_piece`]: their size does not depend on the number of positions.
 #[derive(Clone, Debug)]
 pub struct Later<T> {
     /// [`Problem::identity`]
@@ -71,7 +72,7 @@ pub struct Later<T> {
 }
 
 impl<T: Number> Later<T> {
-    /// Nothing: behind the last position.
+    /// Nothing: after the last position.
     pub fn new(problem: &Problem<T>) -> Later<T> {
         let (Dims { heads, batch, value_dim, .. }, terms) = (problem.dims, problem.terms());
         let features = problem.chain().widths()[1];

@@ -152,7 +152,8 @@ impl<L: Lanes> Call<'_, L> {
         }
     }
 
-    /// How far a head's clock falls from each key to the query, which is at the last key's position.
+    /// The difference of a head's cumulative gates from each key to the query, which is at the last
+    /// key's position.
     fn passed(&self, batch: usize, head: usize, keys: &Range<usize>) -> Option<Vec<L::Number>> {
         let clocks = self.problem.clocks(batch, head)?;
         let own = clocks[clocks.len() - 1];

@@ -25,7 +25,7 @@ pub(super) struct Taps<'a, T> {
 }
 
 impl<T: Number> Taps<'_, T> {
-    /// Panics unless every index that `run` forms lies in its slice.
+    /// Panics unless every index that `run` forms is within its slice.
     fn check(&self, lanes: usize) {
         let Self { rows, channels, taps, columns, a_strides: [row, channel], b_stride, c_stride, .. } = *self;
         let end = |count: usize, stride: usize, length: usize| {

@@ -4,7 +4,7 @@ use super::{Chunk, FEWEST_ROWS_PER_TASK, Head, Plan, Targets, normalizer};
 use crate::Number;
 use rayon::prelude::*;
 
-/// What the head says of each row, losses in nats: `nll = -ln p`.
+/// The predictions for each row, losses in nats: `nll = -ln p`.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Likeliest<T> {
     /// Of the target, `[rows]`; the bits of [`forward`](super::forward). 0 where a row is not scored.
