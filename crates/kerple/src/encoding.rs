@@ -1,8 +1,9 @@
 //! Positional methods: which parameters they learn and which form they hand over.
 //!
-//! [`Encoding`] is what a run file's `[encoding]` table says: a [`Method`] and the choices every method shares.
-//! One file a method, or a family of methods that differ only in a formula, each with its keys, checks, words, parameters,
-//! form and derivatives: what [`Positional`] asks for. Nothing about a method lives elsewhere but its line in [`Method`].
+//! [`Encoding`] is the `[encoding]` table of a run file: a [`Method`] and the choices that all
+//! methods share. There is one file per method, or per family of methods that differ only in a
+//! formula, with its keys, checks, description, parameters, form and Jacobian: the functions of
+//! [`Positional`]. Nothing about a method is anywhere else except its line in [`Method`].
 
 pub mod alibi;
 pub mod cope;

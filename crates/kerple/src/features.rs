@@ -1,5 +1,5 @@
-//! Maps of single rows: from a query or key of a head to the features that [linear attention](crate::attention::linear)
-//! multiplies.
+//! Feature maps of single rows: from a query or key of a head to the features that [linear
+//! attention](crate::attention::linear) multiplies.
 //!
 //! ```text
 //! x [rows, D]  --code (SPE)-->  [rows, R]  --features-->  phi(x) [rows, M]

@@ -3,9 +3,10 @@
 //! A method hands over one [`Form`](crate::encoding::Form):
 //!
 //! * [`Absolute`] enters once, at the embeddings; [`Rotary`] turns queries and keys in every layer.
-//! * [`DistanceTable`] and [`ScoreMap`] change scores between the product and the softmax: an engine takes one of them as
-//!   [`Scores`], with a [`Sight`] that says which keys a query sees.
-//! * [`Gates`] are made of a layer's own rows; their running sums are clocks, which enter scores beside tables.
+//! * [`DistanceTable`] and [`ScoreMap`] (a score modification) change scores between the product
+//!   and the softmax: an engine takes one of them as [`Scores`], with an attention mask, [`Sight`].
+//! * [`Gates`] are computed from a layer's own rows; their cumulative sums enter scores in addition
+//!   to tables.
 //! * A [`Code`] contracts queries and keys with random rows of both, before the features of linear attention.
 
 mod code;

@@ -1,4 +1,4 @@
-//! Kernels of distance: expressions, proofs, certificates, and what follows from them.
+//! Kernels of distance: expressions, proofs, certificates, and their consequences.
 //!
 //! A relative positional bias adds `k(d)` to the attention score of a query and a key at distance `d = i - j`. KERPLE (Chi
 //! et al. 2022, arXiv:2205.09921) asks that `k(|x - x'|)` be *conditionally positive definite* (CPD):

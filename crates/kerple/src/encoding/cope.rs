@@ -5,10 +5,11 @@
 //! z_ij = s_ij + q_i . e[p_ij]        e at whole positions is learned, between them interpolated
 //! ```
 //!
-//! A key's position is how many gates are open between it and the query, so it depends on the content: sentences or
-//! paragraphs may count instead of tokens. `q` is not scaled in `q . e`, as in the paper's code. Enters: scores. Learned: e,
-//! `[D, P]`, the same for all heads, in every layer for itself, decayed; it starts at 0. Past the training length: defined;
-//! keys behind more than P - 1 open gates share a position.
+//! A key's position is the number of open gates between it and the query, so it depends on the
+//! content: sentences or paragraphs may count instead of tokens. `q` is not scaled in `q . e`, as
+//! in the paper's code. Enters: scores. Learned: e, `[D, P]`, the same for all heads, in every
+//! layer for itself, decayed; it is initialised as 0. Past the training length: defined; keys after
+//! more than P - 1 open gates share a position.
 
 use super::method::{Entry, Inputs, Positional, Tables};
 use super::randomized::Randomized;

@@ -5,9 +5,10 @@
 //! z = s + b + W2 act(W1 [s; b] + b1) + b2        act(x) = x for x > 0, else 0.01 x
 //! ```
 //!
-//! At each query and key one network mixes the scaled scores `s` and the biases `b` of all heads. `b` is that of the base:
-//! any encoding that hands over a bias by distance, FIRE, or nothing beside a rotation or none. `variant` says what the
-//! network sees and what is added; `kernel` keys at a time are seen by each of its layers, see [`crate::maps::convolved`].
+//! At each query and key one network mixes the scaled scores `s` and the biases `b` of all heads.
+//! `b` is that of the base: any encoding with a bias by distance, FIRE, a rotation, or none.
+//! `variant` selects the inputs of the network and what is added; each of its layers sees `kernel`
+//! keys at a time, see [`crate::maps::convolved`].
 //!
 //! Enters: scores of all heads, after the `1/sqrt(D)` scale. Learned: the network, and what the base learns, in every layer
 //! for itself; all but the network's biases are decayed, the base's too, as in the released code. The base's FIRE has the

@@ -1,4 +1,5 @@
-//! Encodings as decays of linear attention: the kernel as it is at short distances, a sum of exponentials beyond.
+//! Encodings as decays of linear attention: the exact kernel at short distances, a sum of
+//! exponentials beyond.
 //!
 //! ```text
 //! a_h(d) = exp(b_h(d))        near[h][d] for d < met        sum_k weights[h][k] exp(-rates[h][k] d) for every d > met - CHUNK

@@ -1,4 +1,4 @@
-//! What a method hands over as a whole, and the derivatives of its tables.
+//! The form that a method passes to attention, and the Jacobian of its tables.
 
 use crate::cpu::reduce;
 use crate::forms::{Absolute, Code, DistanceTable, Gates, Rotary, Sides, kept_columns};

@@ -15,9 +15,10 @@
 //! `b_h = -ln(expm1(1/T_h))`, where `T_h` are geometric from the first head's tokens to the last's. `gate = "fixed"` is these
 //! gates unlearned, which makes it a bias `-d/T_h`.
 //!
-//! An encoder has `z_ij = s_ij - |c_i - c_j|`. The authors' other parts, norms of queries and keys, an output gate and norm,
-//! shifts of tokens, are no positions; the first are `qk_norm` of a block. In a decoder's linear attention products fade by
-//! `e^(c_i - c_j)`, which makes it gated linear attention.
+//! An encoder has `z_ij = s_ij - |c_i - c_j|`. The authors' other parts, norms of queries and keys,
+//! an output gate and norm, shifts of tokens, are not positions; the first are `qk_norm` of a
+//! block. In a decoder's linear attention products decay by `e^(c_i - c_j)`, which makes it gated
+//! linear attention.
 
 use super::fading::Fade;
 use super::method::{Entry, Inputs, Positional, Tables};

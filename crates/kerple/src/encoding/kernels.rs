@@ -1,4 +1,5 @@
-//! Kernel expressions as distance tables: what the methods with names and those of a run file share.
+//! Kernel expressions as distance tables: the part that named methods and those of a run file
+//! share.
 
 use super::method::{Inputs, Tables};
 use crate::encoding::{Slopes, TableSlopes};

@@ -1,4 +1,4 @@
-//! The list of methods, and what every one of them must say.
+//! The list of methods, and the interface of every method.
 
 use super::fading::Fade;
 use super::parameter::{Parameter, Scope};

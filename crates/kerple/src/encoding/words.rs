@@ -1,4 +1,4 @@
-//! What a method is, in words, for help texts and generated tables.
+//! The description of a method, for help texts and generated tables.
 
 use serde::Serialize;
 

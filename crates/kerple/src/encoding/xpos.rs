@@ -1,4 +1,5 @@
-//! xPos: rotary position embedding whose products fade with distance. Sun et al. 2022, arXiv:2212.10554, section 3.
+//! xPos: rotary position embedding whose products decay with distance. Sun et al. 2022,
+//! arXiv:2212.10554, section 3.
 //!
 //! ```text
 //! s_ij = 1/sqrt(D) sum over pairs n of zeta_n^((i - j) / B) (q_i turned by i f_n) . (k_j turned by j f_n)

@@ -1,4 +1,5 @@
-//! What stochastic codes have in common: their noise, their scale and their gate. Liutkus et al. 2021, arXiv:2105.08399.
+//! The common parts of stochastic codes: their noise, their scale and their gate. Liutkus et al.
+//! 2021, arXiv:2105.08399.
 //!
 //! ```text
 //! q_hat[m, r] = sum_d q[m, d] q_bar[m, d, r]        k_hat[n, r] = sum_d k[n, d] k_bar[n, d, r]        r = 1..R

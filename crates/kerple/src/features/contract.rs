@@ -1,8 +1,8 @@
 //! Contraction of rows with a stochastic code: `y[b, t, r] = sum_d x[b, t, d] code[t, d, r]`.
 //!
-//! A code is the same for all sequences, so it is made once for all of them: a few positions at a time, never that of a whole
-//! sequence, and while it is in cache every position is one product, `[B, D] [D, R]`. With a batch this costs a fraction of
-//! what a contraction of each sequence by itself would.
+//! A code is the same for all sequences, so it is computed once for all of them: a few positions at
+//! a time, never for a whole sequence. While it is in cache every position is one product,
+//! `[B, D] [D, R]`. With a batch this costs a fraction of a contraction per sequence.
 
 use super::{Multiply, Place, RowGradients, RowMap, Rows, padded, transpose};
 use crate::Number;

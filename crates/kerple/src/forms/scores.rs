@@ -1,4 +1,4 @@
-//! What happens to scores between the product of query and key and the softmax.
+//! Changes of scores between the product of query and key and the softmax.
 
 use super::Sight;
 use crate::Number;

@@ -1,4 +1,5 @@
-//! Certificates: what a kernel is on a set of points, decided by eigenvalues, and which shift makes it positive definite.
+//! Certificates: the class of a kernel on a set of points, decided by eigenvalues, and the shift
+//! that makes it positive definite.
 //!
 //! With the Gram matrix `K` of `N` points and `tol = 1e-9 N max|K|`, `K` is PD when `lambda_min(K) >= -tol`, CPD when the
 //! smallest eigenvalue of `K` restricted to vectors that sum to 0 is `>= -tol`, and strictly CPD when it is `> tol`.

@@ -1,4 +1,4 @@
-//! What can go wrong between a text and a statement about a kernel.
+//! Errors between a text and a statement about a kernel.
 
 use super::parse::ParseError;
 use super::points::PointsError;

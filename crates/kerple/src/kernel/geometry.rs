@@ -1,4 +1,4 @@
-//! What follows from a kernel's class: embeddings, feature maps, and how far a head reaches.
+//! Consequences of a kernel's class: embeddings, feature maps, and how far a head reaches.
 
 use nalgebra::{DMatrix, DVector};
 use serde::Serialize;

@@ -1,4 +1,5 @@
-//! Parameters of a kernel expression: what a rule allows, where a learned value starts, how it stays in range.
+//! Parameters of a kernel expression: the range that a rule allows, the initial value, and how a
+//! learned value stays in range.
 
 use rand::{Rng, RngExt};
 use serde::{Deserialize, Serialize};

@@ -1,4 +1,5 @@
-//! What an expression is by construction: a class for every part of it, and the fact each step rests on.
+//! The class of an expression by construction: a class for every part of it, and the fact that each
+//! step uses.
 //!
 //! A kernel `k(d)` of the distance `d = |x - x'|` is *positive definite* (PD) when `sum_ij c_i c_j k(x_i, x_j) >= 0` for all
 //! points and all `c`, and *conditionally positive definite* (CPD) when that holds for every `c` that sums to 0. It is
