@@ -1,4 +1,4 @@
-//! Fine-tuning: runs that are initialised from the weights of another run (`train --from`), with
+//! Fine-tuning: runs that initialise from the weights of another run (`train --from`), with
 //! other positions, another length or other data.
 //!
 //! The models of both plans are compared key by key; only positions may differ. An encoding

@@ -54,8 +54,9 @@ impl From<f64> for Scoring {
     }
 }
 
-/// Attention of `[B, H, Q, D]` queries over `[B, G, K, D]` keys and values; G divides H, and the last query is at the last
-/// key's position. Rotations are not part of it, see [`rotated`]; what a method adds to queries is.
+/// Attention of `[B, H, Q, D]` queries over `[B, G, K, D]` keys and values; G divides H
+/// (grouped-query attention), and the last query is at the last key's position. Rotations are not
+/// part of it, see [`rotated`]; what a method adds to queries is.
 ///
 /// # Panics
 /// When positions ask for gates of rows, which a layer has.

@@ -1,4 +1,5 @@
-//! A bias per query and key, and optionally a network over heads that sees scores and biases.
+//! The score modification with a bias per query and key, and optionally a network over heads that
+//! sees scores and biases.
 //!
 //! ```text
 //! y = s + b                          without a network: FIRE
