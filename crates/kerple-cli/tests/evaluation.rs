@@ -28,7 +28,7 @@ const RUN: &str = "all/runs/alibi/seed-1235";
 fn compare(place: &Place, lengths: &str, options: &[&str]) -> Vec<u64> {
     let basic = ["compare", "--config", "run.toml", "--encodings", "alibi", "--out", "all", "--json", "--lengths"];
     let printed = place.ok(&[&basic[..], &[lengths], options].concat());
-    rows(&printed).iter().filter_map(|row| row["length"].as_u64()).collect()
+    rows(&printed).iter().filter_map(|row| row["eval_len"].as_u64()).collect()
 }
 
 #[test]
@@ -65,28 +65,28 @@ fn what_a_model_cannot_take_is_no_evaluation_of_it() {
 }
 
 #[test]
-fn rows_and_sittings_say_what_made_them() {
+fn rows_and_sessions_say_what_made_them() {
     let place = compared();
-    let sittings = rows(&place.read(format!("{RUN}/sittings.jsonl")));
+    let sessions = rows(&place.read(format!("{RUN}/sessions.jsonl")));
     let evaluations = rows(&place.read(format!("{RUN}/evaluation.jsonl")));
-    let maker = &evaluations[0]["made_by"];
-    let about = ["commit", "machine", "instructions", "threads", "device", "precision"];
+    let provenance = &evaluations[0]["provenance"];
+    let about = ["commit", "cpu", "simd", "threads", "device", "precision"];
     for key in about {
-        assert!(maker[key].is_string() || maker[key].as_u64() > Some(0), "{key}: {maker}");
-        assert_eq!(maker[key], sittings[0][key], "{key}");
+        assert!(provenance[key].is_string() || provenance[key].as_u64() > Some(0), "{key}: {provenance}");
+        assert_eq!(provenance[key], sessions[0][key], "{key}");
     }
-    assert_eq!((maker.as_object().unwrap().len(), sittings.len()), (about.len(), 1));
-    assert_eq!((&sittings[0]["first_step"], &sittings[0]["micro_batch"]), (&1.into(), &4.into()));
+    assert_eq!((provenance.as_object().unwrap().len(), sessions.len()), (about.len(), 1));
+    assert_eq!((&sessions[0]["first_step"], &sessions[0]["micro_batch_size"]), (&1.into(), &4.into()));
     let alone = place.command(&["eval", RUN, "--lengths", "32", "--json"]).env("RAYON_NUM_THREADS", "1").output();
     let row = rows(&String::from_utf8(alone.unwrap().stdout).unwrap()).remove(0);
-    assert_eq!(row["made_by"]["threads"], 1, "a row says what evaluated it, not what trained the run");
+    assert_eq!(row["provenance"]["threads"], 1, "a row says what evaluated it, not what trained the run");
 }
 
 /// Writes the rows of the run with another value of a key of what made them.
 fn made_otherwise(place: &Place, key: &str, value: &str) {
     let file = format!("{RUN}/evaluation.jsonl");
     let changed = rows(&place.read(&file)).into_iter().map(|mut row| {
-        row["made_by"][key] = value.into();
+        row["provenance"][key] = value.into();
         format!("{row}\n")
     });
     place.write(&file, changed.collect::<String>());
@@ -110,7 +110,7 @@ fn rows_of_other_numerics_are_other_rows() {
             "cuda:0 (NVIDIA H100)",
             "were computed in f32 on cuda, NVIDIA H100; the new rows are computed in f32 on cpu, ",
         ),
-        ("instructions", "mmx", "were computed in f32 on cpu, mmx; "),
+        ("simd", "mmx", "were computed in f32 on cpu, mmx; "),
     ] {
         let place = compared();
         assert_eq!(evaluated(&place, "16").0, 0, "the same program on the same machine");
@@ -135,7 +135,7 @@ fn a_row_of_another_program_counts_and_says_so() {
 
 #[test]
 fn what_was_computed_otherwise_is_not_done_for_a_comparison() {
-    for (key, value, fresh) in [("precision", "bf16", 1), ("device", "cuda:0 (A)", 1), ("instructions", "mmx", 0)] {
+    for (key, value, fresh) in [("precision", "bf16", 1), ("device", "cuda:0 (A)", 1), ("simd", "mmx", 0)] {
         let place = compared();
         made_otherwise(&place, key, value);
         assert_eq!(compare(&place, "16", &["--segments", "4"]).len(), fresh, "{key}");
@@ -143,7 +143,7 @@ fn what_was_computed_otherwise_is_not_done_for_a_comparison() {
     }
     // what counts although another machine or program made it is said
     let place = compared();
-    made_otherwise(&place, "instructions", "mmx");
+    made_otherwise(&place, "simd", "mmx");
     let basic = ["compare", "--config", "run.toml", "--encodings", "alibi", "--out", "all", "--lengths", "16"];
     let output = place.run(&[&basic[..], &["--segments", "4"]].concat());
     let said = String::from_utf8(output.stderr).unwrap();
@@ -154,7 +154,7 @@ fn what_was_computed_otherwise_is_not_done_for_a_comparison() {
     // rows of older versions, which had nothing but f32 on a processor
     let file = format!("{RUN}/evaluation.jsonl");
     let old = rows(&place.read(&file)).into_iter().map(|mut row| {
-        row.as_object_mut().unwrap().remove("made_by");
+        row.as_object_mut().unwrap().remove("provenance");
         format!("{row}\n")
     });
     place.write(&file, old.collect::<String>());
@@ -175,7 +175,7 @@ fn windows_segments_and_spans_are_told_apart() {
     // of the earlier texts of 4 segments the last that is long enough
     assert_eq!(compare(&place, "128", &["--segments", "4"]), [128]);
     let last = rows(&place.read(format!("{RUN}/evaluation.jsonl"))).pop().unwrap();
-    assert_eq!(last["text"]["span"], 512);
+    assert_eq!(last["text"]["segment_len"], 512);
 }
 
 #[test]
@@ -241,7 +241,8 @@ fn a_comparison_scales_the_runs_that_rotate() {
     place.make_data();
     let basic = ["compare", "--config", "run.toml", "--encodings", "alibi,rotary", "--out", "all", "--json"];
     let asked = ["--lengths", "16,64", "--segments", "4", "--rope-scaling", "yarn", "--rope-scaling", "linear"];
-    let compare = || rows(&place.ok(&[basic, asked].concat())).into_iter().filter(|row| row["length"].is_u64()).count();
+    let compare =
+        || rows(&place.ok(&[basic, asked].concat())).into_iter().filter(|row| row["eval_len"].is_u64()).count();
     assert_eq!(compare(), 2 + 3 * 2);
     assert_eq!(compare(), 0, "nothing is done twice");
 }

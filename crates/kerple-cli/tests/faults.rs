@@ -13,7 +13,7 @@ use std::fs;
 use std::process::Stdio;
 use std::time::Duration;
 
-/// Rows without the times, which no two sittings share.
+/// Rows without the times, which no two sessions share.
 fn rows(place: &Place, file: &str) -> Vec<Value> {
     let without_times = |line: &str| {
         let mut row: Value = serde_json::from_str(line).unwrap();

@@ -106,7 +106,7 @@ fn pipes_in_a_run_folder_are_not_waited_for() {
     place.ok(&["eval", "good", "--lengths", "16"]);
     for file in [
         "plan.json",
-        "data.json",
+        "data_path.json",
         "metrics.jsonl",
         "evaluation.jsonl",
         "kernels.json",

@@ -77,7 +77,7 @@ fn runs_are_those_of_the_processor_and_move_between_the_two() {
     let [here, there] = ["log-here", "log-there"].map(|run| column(&place, &format!("{run}/metrics.jsonl"), "loss"));
     assert_eq!(here.len(), 30);
     assert_close("moved", &there, &here);
-    let said: Vec<Value> = lines(&place.read("log-here/sittings.jsonl"));
+    let said: Vec<Value> = lines(&place.read("log-here/sessions.jsonl"));
     assert!(said[0]["device"] == "cpu" && said[1]["device"].as_str().unwrap().starts_with(&device), "{said:?}");
     assert_eq!((&said[0]["first_step"], &said[1]["first_step"]), (&1.into(), &21.into()));
 }
@@ -90,7 +90,7 @@ fn a_run_says_what_its_products_were_made_of() {
     let train = |out: &str, precision: &str| {
         let run = ["train", "--config", "run.toml", "--out", out, "--precision", precision];
         place.ok(&[&run[..], &own].concat());
-        let said = lines(&place.read(format!("{out}/sittings.jsonl")))[0]["precision"].as_str().unwrap().to_owned();
+        let said = lines(&place.read(format!("{out}/sessions.jsonl")))[0]["precision"].as_str().unwrap().to_owned();
         (said, column(&place, &format!("{out}/metrics.jsonl"), "loss"))
     };
     let ((f32, exact), (bf16, short)) = (train("exact", "f32"), train("short", "bf16"));

@@ -45,7 +45,7 @@ fn an_imported_model_is_a_run() {
         assert!(place.ok(&["verify", &run]).contains("step 0, weights"));
         let text = ["--data", "ids", "--split", "valid", "--segments", "4", "--span", "64"];
         let rows = json(&place.ok(&[&["eval", &run, "--lengths", "16,64", "--json"], &text[..]].concat()));
-        assert_eq!(rows.iter().map(|row| row["length"].as_u64().unwrap()).collect::<Vec<_>>(), [16, 64]);
+        assert_eq!(rows.iter().map(|row| row["eval_len"].as_u64().unwrap()).collect::<Vec<_>>(), [16, 64]);
         // random weights that were made sharp, on random tokens: worse than knowing nothing
         assert!(rows.iter().all(|row| row["nll"].as_f64().unwrap() > 128f64.ln() && row["step"] == 0), "{rows:?}");
         assert!(place.ok(&["verify", &run]).contains("evaluation.jsonl: 2 rows"));

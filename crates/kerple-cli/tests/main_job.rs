@@ -13,7 +13,7 @@ fn json_lines(text: &str) -> Vec<Value> {
 /// Step, loss, gradient norm and validation loss of every row: what must not depend on when a run was stopped.
 fn losses(place: &Place, run: &str) -> Vec<[Value; 4]> {
     let rows = json_lines(&place.read(format!("{run}/metrics.jsonl")));
-    rows.iter().map(|row| ["step", "loss", "grad_norm", "valid_loss"].map(|key| row[key].clone())).collect()
+    rows.iter().map(|row| ["step", "loss", "grad_norm", "val_loss"].map(|key| row[key].clone())).collect()
 }
 
 #[cfg(unix)]
@@ -84,7 +84,7 @@ fn every_protocol_scores_what_it_says() {
             assert_eq!(row["perplexity"].as_f64().unwrap(), nll.exp());
             // an untrained model of 256 bytes is near ln 256 = 5.545
             assert!((4.0..5.6).contains(&nll), "{nll}");
-            assert_eq!(row["position_nll"].as_array().unwrap().len() as u64, row["length"].as_u64().unwrap());
+            assert_eq!(row["nll_by_position"].as_array().unwrap().len() as u64, row["eval_len"].as_u64().unwrap());
         }
         printed.extend(rows);
     }

@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 /// Lowest first.
 const ORDERS: [(&str, &str); 13] = [
     ("kerple", "shape compat seed precision cpu tiles ops features forms maps attention kernel encoding"),
-    ("kerple-records", "error number length sitting probe check journal"),
+    ("kerple-records", "error number length session probe check old_names journal"),
     (
         "kerple-data",
         "error split hash contain file json machine tokens order examples random music tokenizer corpus text prepare lra tasks peps",
@@ -36,7 +36,7 @@ const ORDERS: [(&str, &str); 13] = [
         "facts failure stop list raw names hosts penalties prompts completion tokens choice answer worker connections routes",
     ),
     ("kerple-cli", "failure memory output exhausted args progress commands ranks main"),
-    ("kerple-py", "threads dlpack array encoding kernel parts attention linear command"),
+    ("kerple-py", "threads dlpack array encoding kernel parts attention linear run_folder command"),
 ];
 
 fn sources(folder: &Path, found: &mut Vec<PathBuf>) {

@@ -25,7 +25,7 @@ fn a_run_works_from_any_folder() {
     assert_eq!(
         found.good.len(),
         7,
-        "plan, checkpoint, metrics, sittings, evaluations, kernels, data: {:?}",
+        "plan, checkpoint, metrics, sessions, evaluations, kernels, data: {:?}",
         found.good
     );
 

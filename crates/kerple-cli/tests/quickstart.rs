@@ -62,7 +62,7 @@ fn it_ends_in_tables_and_figures_and_goes_on_where_it_was_stopped() {
         assert!(printed.contains(encoding), "{printed}");
         let rows = place.read(format!("q/runs/{encoding}/seed-1235/evaluation.jsonl"));
         let rows: Vec<Value> = rows.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
-        let lengths: Vec<u64> = rows.iter().map(|row| row["length"].as_u64().unwrap()).collect();
+        let lengths: Vec<u64> = rows.iter().map(|row| row["eval_len"].as_u64().unwrap()).collect();
         assert_eq!(lengths, [64, 128, 256, 512, 1024, 2048], "{encoding}");
         let text: Vec<&Value> = rows.iter().map(|row| &row["text"]).collect();
         assert!(text[0]["checksum"].is_string() && text.iter().all(|other| *other == text[0]), "{text:?}");

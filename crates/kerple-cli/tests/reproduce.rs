@@ -38,7 +38,7 @@ fn rows(place: &Place, out: &str) -> BTreeMap<PathBuf, Vec<Value>> {
         let row = |line: &str| {
             let mut row: Value = serde_json::from_str(line).unwrap();
             row["seconds"] = Value::Null;
-            row["made_by"] = Value::Null;
+            row["provenance"] = Value::Null;
             row
         };
         (path, text.lines().map(row).collect())
@@ -104,10 +104,10 @@ fn it_ends_in_every_table_and_figure_and_a_second_call_does_nothing() {
     let plan: Value = serde_json::from_str(&plan).unwrap();
     assert_eq!(plan["data"]["path"], "data/github");
     // but what trained the runs
-    let sittings = "github/alibi/seed-1235/sittings.jsonl";
-    let kept = fs::read_to_string(unpacked.path().join(sittings)).unwrap();
+    let sessions = "github/alibi/seed-1235/sessions.jsonl";
+    let kept = fs::read_to_string(unpacked.path().join(sessions)).unwrap();
     let [kept, trained] =
-        [kept, place.read(format!("r/{sittings}"))].map(|rows| serde_json::from_str::<Value>(&rows).unwrap());
+        [kept, place.read(format!("r/{sessions}"))].map(|rows| serde_json::from_str::<Value>(&rows).unwrap());
     assert_eq!(kept, trained);
 }
 
@@ -144,7 +144,7 @@ fn music_and_the_arena_end_in_every_table_and_figure() {
     // a probe is made once for each run that asks for it, and a player opens what it was made of
     let probes = place.read("s/groove/conv_spe-noise=shared-realisations=8-taps=16/seed-1236/probes.jsonl");
     let probe: Value = serde_json::from_str(probes.trim_end()).unwrap();
-    assert_eq!(probe["found"]["style"]["rows"].as_array().unwrap().len(), 2 * 4);
+    assert_eq!(probe["result"]["style"]["rows"].as_array().unwrap().len(), 2 * 4);
     let evaluated = place.read("s/groove/conv_spe-noise=shared-realisations=8-taps=16/seed-1236/evaluation.jsonl");
     let evaluated: Value = serde_json::from_str(evaluated.lines().next().unwrap()).unwrap();
     let text = |row: &Value| ["checksum", "seed"].map(|key| row["text"][key].clone());
@@ -203,14 +203,14 @@ fn dape_is_trained_measured_and_looked_into() {
     }
     // times are of a machine
     let timing: Value = serde_json::from_str(&place.read("d/timing.json")).unwrap();
-    let maker = &timing["made_by"];
-    assert!(maker["threads"].as_u64() > Some(0) && maker["device"] == "cpu", "{maker}");
-    for key in ["machine", "instructions", "precision"] {
-        let word = maker[key].as_str().unwrap();
+    let provenance = &timing["provenance"];
+    assert!(provenance["threads"].as_u64() > Some(0) && provenance["device"] == "cpu", "{provenance}");
+    for key in ["cpu", "simd", "precision"] {
+        let word = provenance[key].as_str().unwrap();
         assert!(page.contains("Timed on ") && page.contains(word), "{key}: {word}");
     }
     assert!(["local", "anti-local", "depends on the text"].iter().any(|kind| page.contains(kind)));
-    let scores: Value = serde_json::from_str(&place.read("d/arxiv-512/dape/seed-1235/scores.json")).unwrap();
+    let scores: Value = serde_json::from_str(&place.read("d/arxiv-512/dape/seed-1235/attention_scores.json")).unwrap();
     let lengths: Vec<u64> = scores.as_array().unwrap().iter().map(|one| one["length"].as_u64().unwrap()).collect();
     assert_eq!(lengths, [64, 64, 1024, 1024]);
     assert_eq!(place.ok(&few), printed, "nothing is done twice");

@@ -128,8 +128,8 @@ const IN_RUNS: [Tampering; 16] = [
     ),
     (
         "a machine",
-        |at| in_row(&at.join(RUN).join("sittings.jsonl"), 0, |row| row["machine"] = "another".into()),
-        "web/alibi/seed-2001/sittings.jsonl differs from what was exported",
+        |at| in_row(&at.join(RUN).join("sessions.jsonl"), 0, |row| row["cpu"] = "another".into()),
+        "web/alibi/seed-2001/sessions.jsonl differs from what was exported",
     ),
     (
         "a row of another step",
@@ -148,8 +148,8 @@ const IN_RUNS: [Tampering; 16] = [
     ),
     (
         "a file added",
-        |at| fs::write(at.join(RUN).join("scores.json"), "[]").unwrap(),
-        "web/alibi/seed-2001/scores.json was added",
+        |at| fs::write(at.join(RUN).join("attention_scores.json"), "[]").unwrap(),
+        "web/alibi/seed-2001/attention_scores.json was added",
     ),
 ];
 

@@ -39,10 +39,10 @@ fn a_run_of_a_task_is_trained_evaluated_verified_and_reported() {
     let rows: Vec<Value> = rows.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
     assert_eq!(rows.len(), 2);
     assert_eq!(
-        (&rows[1]["length"], &rows[1]["tokens"], &rows[1]["protocol"]),
+        (&rows[1]["eval_len"], &rows[1]["tokens"], &rows[1]["protocol"]),
         (&64.into(), &16.into(), &"answers".into())
     );
-    assert_eq!(rows[1]["answers"]["by_depth"].as_array().unwrap().len(), 10);
+    assert_eq!(rows[1]["task"]["by_depth"].as_array().unwrap().len(), 10);
     let again = place.ok(&["eval", "r", "--lengths", "16,64", "--segments", "8", "--json"]);
     assert_eq!(again.lines().map(|line| serde_json::from_str(line).unwrap()).collect::<Vec<Value>>(), rows);
     assert!(place.ok(&["verify", "r"]).contains("data: unchanged since"));
@@ -78,7 +78,7 @@ fn recall_is_compared_far_beyond_the_training_length() {
     let rows = place.read("c/runs/none/seed-1235/evaluation.jsonl");
     let last: Value = serde_json::from_str(rows.lines().last().unwrap()).unwrap();
     // two keys are asked for in each of four sequences
-    assert_eq!((&last["length"], &last["tokens"]), (&256.into(), &8.into()), "{rows}");
+    assert_eq!((&last["eval_len"], &last["tokens"]), (&256.into(), &8.into()), "{rows}");
 }
 
 #[test]
@@ -170,7 +170,7 @@ fn sequences_with_a_class_are_trained_by_the_same_commands() {
     assert!(evaluated.status.success() && said.contains(note), "{said}");
     let rows = place.read(format!("{run}/evaluation.jsonl"));
     let rows: Vec<Value> = rows.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
-    let scored: Vec<_> = rows.iter().map(|row| (&row["length"], &row["segments"])).collect();
+    let scored: Vec<_> = rows.iter().map(|row| (&row["eval_len"], &row["n_windows"])).collect();
     assert_eq!(scored, [(&16.into(), &20.into()), (&24.into(), &20.into())]);
     let refused = place.run(&["train", "--config", "run.toml", "--set", "model.readout=towers", "--out", "r"]);
     let message = String::from_utf8_lossy(&refused.stderr).into_owned();

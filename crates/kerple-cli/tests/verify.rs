@@ -96,22 +96,22 @@ fn what_is_no_row_is_found_with_its_line() {
     place.make_data();
     place.ok(&["train", "--config", "run.toml", "--out", "run"]);
     place.ok(&["eval", "run", "--lengths", "16,32"]);
-    let text = r#"{"checksum":"ab","span":32,"segments":2,"seed":0}"#;
-    let probe = format!(r#"{{"step":20,"text":{text},"asked":{{}},"found":{{"attention":[]}}}}"#);
+    let text = r#"{"checksum":"ab","segment_len":32,"n_segments":2,"seed":0}"#;
+    let probe = format!(r#"{{"step":20,"text":{text},"config":{{}},"result":{{"attention":[]}}}}"#);
     place.write("run/probes.jsonl", format!("{probe}\n{probe}\n"));
     let scores = format!(r#"[{{"step":20,"text":{text},"length":16,"segment":0,"layers":[]}}]"#);
-    place.write("run/scores.json", scores);
+    place.write("run/attention_scores.json", scores);
     let said = place.ok(&["verify", "run"]);
     for good in [
         "metrics.jsonl: 3 rows",
-        "sittings.jsonl: 1 rows",
+        "sessions.jsonl: 1 rows",
         "evaluation.jsonl: 2 rows",
         "probes.jsonl: 2 rows",
-        "scores.json: 1 snapshots",
+        "attention_scores.json: 1 snapshots",
     ] {
         assert!(said.contains(good), "{said}");
     }
-    for file in ["metrics.jsonl", "evaluation.jsonl", "probes.jsonl", "kernels.json", "scores.json"] {
+    for file in ["metrics.jsonl", "evaluation.jsonl", "probes.jsonl", "kernels.json", "attention_scores.json"] {
         let path = format!("run/{file}");
         let whole = place.read(&path);
         // what stands in the second line, or in the only one, is no step any more

@@ -28,7 +28,7 @@ const DISCARDED: &str = ".replaced";
 pub struct State {
     /// Updates done.
     pub step: u64,
-    /// Training seconds so far, over all sittings.
+    /// Training seconds so far, over all sessions.
     pub seconds: f64,
     /// What decides the updates: [`Plan::course`].
     pub plan: String,

@@ -33,7 +33,7 @@ use crate::ranks::Ranks;
 use crate::run::{RunFolder, SpecialTokens};
 use crate::solver::Solve;
 use kerple::encoding::Encoding;
-use kerple_records::{Answers, EvaluationRow, Journal, Maker, Rolled};
+use kerple_records::{EvaluationRow, Journal, Provenance, Rolled, TaskScore};
 use std::collections::BTreeSet;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -140,43 +140,43 @@ pub struct Found {
     /// Bytes of text that the scored tokens stand for.
     pub bytes: Option<u64>,
     /// Loss by position, where it was asked for.
-    pub position_nll: Option<Vec<f64>>,
+    pub nll_by_position: Option<Vec<f64>>,
     /// Mean loss of each window.
-    pub segment_nll: Option<Vec<f64>>,
+    pub nll_by_segment: Option<Vec<f64>>,
     /// Of tasks.
-    pub answers: Option<Answers>,
+    pub task: Option<TaskScore>,
     /// Of whole documents.
     pub rolling: Option<Rolled>,
 }
 
 /// Whether a row counts as what would be computed again.
 fn covers(row: &EvaluationRow, key: &EvaluationKey, (positions, reuse): (bool, Reuse)) -> bool {
-    key.is_of(row, reuse) && (row.position_nll.is_some() || !positions)
+    key.is_of(row, reuse) && (row.nll_by_position.is_some() || !positions)
 }
 
-/// The row of every length that counts as the evaluation of the plan's last step by `maker`, the latest of several; `None` of a
+/// The row of every length that counts as the evaluation of the plan's last step by `provenance`, the latest of several; `None` of a
 /// length without one. `encoding` is what they are evaluated with, which may differ from what the plan was trained with.
 pub fn known<'a>(
     rows: &'a [EvaluationRow],
     (plan, encoding): (&Plan, &Encoding),
     scored: &dyn Scored,
-    (maker, reuse): (&Maker, Reuse),
+    (provenance, reuse): (&Provenance, Reuse),
 ) -> Vec<Option<&'a EvaluationRow>> {
     let of_length = |length: &usize| {
-        let key = scored.key(encoding, *length, plan.steps).by(maker);
+        let key = scored.key(encoding, *length, plan.steps).by(provenance);
         rows.iter().rev().find(|row| covers(row, &key, (scored.positions(), reuse)))
     };
     scored.lengths().iter().map(of_length).collect()
 }
 
 /// What a row that counts was made by that this program is not, in words; `None` where only threads and processor may differ.
-pub fn made_elsewhere(row: &EvaluationRow, maker: &Maker) -> Option<String> {
-    let Some(by) = &row.made_by else { return Some("by an unrecorded program".to_owned()) };
-    let program = (by.commit != maker.commit).then(|| match &by.commit {
+pub fn made_elsewhere(row: &EvaluationRow, provenance: &Provenance) -> Option<String> {
+    let Some(by) = &row.provenance else { return Some("by an unrecorded program".to_owned()) };
+    let program = (by.commit != provenance.commit).then(|| match &by.commit {
         Some(commit) => format!("by the program of commit {commit}"),
         None => "by a program of unknown commit".to_owned(),
     });
-    let numerics = Some(by.numerics()).filter(|by| *by != maker.numerics()).map(|by| format!("in {by}"));
+    let numerics = Some(by.numerics()).filter(|by| *by != provenance.numerics()).map(|by| format!("in {by}"));
     let words: Vec<String> = program.into_iter().chain(numerics).collect();
     (!words.is_empty()).then(|| words.join(", "))
 }
@@ -224,7 +224,7 @@ impl<'a> Evaluation<'a> {
 
     /// Identifies the evaluation of one length, here.
     pub fn key(&self, length: usize) -> EvaluationKey {
-        self.scored.key(self.model.encoding().encoding(), length, self.step).by(&self.host.maker)
+        self.scored.key(self.model.encoding().encoding(), length, self.step).by(&self.host.provenance)
     }
 
     /// Evaluates every length that no earlier row covers and appends its row; `false` when `stop` was set before the end.
@@ -268,7 +268,7 @@ impl<'a> Evaluation<'a> {
         };
         let others: BTreeSet<String> = self.known.iter().filter(is_other).map(words).collect();
         let others = Vec::from_iter(others).join(" and ");
-        let here = self.host.maker.numerics();
+        let here = self.host.provenance.numerics();
         (!others.is_empty()).then(|| {
             format!(
                 "earlier rows of this evaluation were computed {others}; the new rows are computed \
@@ -279,17 +279,17 @@ impl<'a> Evaluation<'a> {
 
     /// Refuses ranks that would evaluate different things: other checkpoints, texts or lengths, or by another program.
     fn expect_same(&self) -> Result<()> {
-        let Host { maker, ranks, .. } = self.host;
+        let Host { provenance, ranks, .. } = self.host;
         let encoding = self.model.encoding().encoding();
         let key = |length: &usize| self.scored.key(encoding, *length, self.step);
         let asked: Vec<EvaluationKey> = self.scored.lengths().iter().map(key).collect();
-        let numerics = maker.numerics();
+        let numerics = provenance.numerics();
         let facts = [
             ("plan", self.plan.hash.clone()),
             ("a checkpoint of step", self.step.to_string()),
             ("to evaluate", format!("{asked:?}")),
-            ("a program of commit", maker.commit.clone().unwrap_or_default()),
-            ("instruction set", maker.instructions.clone()),
+            ("a program of commit", provenance.commit.clone().unwrap_or_default()),
+            ("instruction set", provenance.simd.clone()),
             ("kind of device", numerics.device),
             ("precision", numerics.precision),
         ];
@@ -315,7 +315,7 @@ impl<'a> Evaluation<'a> {
         })?;
         let row = |found| {
             let seconds = clock.elapsed().as_secs_f64();
-            self.key(length).row(self.plan, self.model.encoding().encoding(), found, (seconds, &self.host.maker))
+            self.key(length).row(self.plan, self.model.encoding().encoding(), found, (seconds, &self.host.provenance))
         };
         Ok(found.map(row))
     }

@@ -95,7 +95,7 @@ fn parse(data: &[u8]) -> Option<(usize, u64)> {
     Some((end + 4, step))
 }
 
-/// Cuts the files of earlier sittings off before the first event of a step after `step`, which will come again, and before
+/// Cuts the files of earlier sessions off before the first event of a step after `step`, which will come again, and before
 /// anything a crash has left incomplete.
 fn forget_after(folder: &Path, step: u64) -> Result<()> {
     for entry in std::fs::read_dir(folder).map_err(Error::io(folder, "list"))? {
@@ -135,7 +135,7 @@ impl EventFile {
         let file = match &mut self.file {
             Some(file) => file,
             none => {
-                // two sittings of one second from one step share a file
+                // two sessions of one second from one step share a file
                 let mut file = kerple_files::append(&self.path).map_err(Error::io(&self.path, "create"))?;
                 let mut version = self::event(now(), 0);
                 bytes_field(3, b"brain.Event:2", &mut version);
@@ -163,16 +163,16 @@ impl EventFile {
     pub fn metrics(&mut self, row: &MetricsRow) -> Result<()> {
         let step = row.step;
         self.scalar(step, "loss/train", row.loss)?;
-        if let Some(valid) = row.valid_loss {
+        if let Some(valid) = row.val_loss {
             self.scalar(step, "loss/validation", valid)?;
         }
         self.scalar(step, "opt/learning_rate", row.learning_rate)?;
         self.scalar(step, "opt/grad_norm", row.grad_norm)?;
         self.scalar(step, "opt/seconds_per_step", row.step_seconds)?;
-        if let Some(waiting) = row.waiting {
-            self.scalar(step, "opt/waiting", waiting)?;
+        if let Some(waiting) = row.comm_wait_fraction {
+            self.scalar(step, "opt/comm_wait_fraction", waiting)?;
         }
-        for (name, values) in row.encoding.iter().filter(|(_, values)| values.len() <= MOST_CURVES) {
+        for (name, values) in row.encoding_params.iter().filter(|(_, values)| values.len() <= MOST_CURVES) {
             for (number, value) in values.iter().enumerate() {
                 self.scalar(step, &format!("kernel/{name}/{number}"), *value)?;
             }
@@ -185,11 +185,11 @@ impl EventFile {
     /// # Errors
     /// A file that cannot be written.
     pub fn evaluation(&mut self, row: &EvaluationRow) -> Result<()> {
-        let accuracy = row.answers.as_ref().map(|answers| answers.accuracy);
+        let accuracy = row.task.as_ref().map(|task| task.accuracy);
         let found =
             [("perplexity", Some(row.perplexity)), ("bits_per_byte", row.bits_per_byte), ("accuracy", accuracy)];
         for (name, value) in found {
-            value.map_or(Ok(()), |value| self.scalar(row.length, &format!("eval/{name}"), value))?;
+            value.map_or(Ok(()), |value| self.scalar(row.eval_len, &format!("eval/{name}"), value))?;
         }
         Ok(())
     }
@@ -247,13 +247,13 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let row: MetricsRow = serde_json::from_str(
             r#"{"step":1,"loss":1.0,"learning_rate":0.5,"grad_norm":1.0,"tokens":3,"seconds":1.0,"step_seconds":1.0,
-                "valid_loss":2.0,"encoding":{"layer0.r1":[1.0,2.0]}}"#,
+                "val_loss":2.0,"encoding_params":{"layer0.r1":[1.0,2.0]}}"#,
         )
         .unwrap();
         let mut many = row.clone();
         many.step = 2;
-        many.valid_loss = None;
-        many.encoding.insert("rows".to_owned(), vec![1.0; MOST_CURVES + 1]);
+        many.val_loss = None;
+        many.encoding_params.insert("rows".to_owned(), vec![1.0; MOST_CURVES + 1]);
         let mut file = EventFile::create(folder.path(), 0).unwrap();
         file.metrics(&row).unwrap();
         file.metrics(&many).unwrap();
@@ -267,7 +267,7 @@ mod tests {
     fn an_evaluation_has_a_folder_and_lengths_for_steps() {
         let folder = tempfile::tempdir().unwrap();
         let row: EvaluationRow = serde_json::from_str(
-            r#"{"encoding":"alibi","seed":1,"train_len":64,"length":128,"protocol":"last:32","split":"test","step":9,"window":5,
+            r#"{"label":"alibi","seed":1,"train_len":64,"eval_len":128,"protocol":"last:32","split":"test","step":9,"window":5,
                 "segments":2,"tokens":256,"nll":1.5,"perplexity":4.4816,"bits_per_byte":2.0,"seconds":0.5}"#,
         )
         .unwrap();

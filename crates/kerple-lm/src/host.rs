@@ -8,7 +8,7 @@ use kerple::precision::Precision;
 use kerple_burn::device::{Name, Opened};
 use kerple_burn::fused::{Engine, Target};
 use kerple_data::machine::Limit;
-use kerple_records::Maker;
+use kerple_records::Provenance;
 
 /// A device in a machine, and the program that works there.
 #[derive(Clone, Debug)]
@@ -18,7 +18,7 @@ pub struct Host {
     /// What they compute with.
     pub engine: Engine,
     /// What rows say of it.
-    pub maker: Maker,
+    pub provenance: Provenance,
     /// The processes that work together, of which this is one.
     pub ranks: Ranks,
     /// Whether numbers come back from the device without waiting for it: then losses are read after every update, otherwise when
@@ -32,16 +32,16 @@ pub struct Host {
 impl Host {
     /// The processor, for a program built from this commit.
     pub fn cpu(commit: Option<String>) -> Host {
-        let maker = Maker {
+        let provenance = Provenance {
             commit,
-            machine: processor(),
-            instructions: InstructionSet::current().name().to_owned(),
+            cpu: processor(),
+            simd: InstructionSet::current().name().to_owned(),
             threads: rayon::current_num_threads() as u64,
             device: "cpu".to_owned(),
             precision: "f32".to_owned(),
         };
         let (device, ranks) = (crate::device(), Ranks::alone());
-        Host { device, engine: Engine::Fused, maker, ranks, reads_freely: true, memory: None }
+        Host { device, engine: Engine::Fused, provenance, ranks, reads_freely: true, memory: None }
     }
 
     /// The memory that models have here, where it is known: on the processor, this process's share of the machine's.
@@ -55,10 +55,11 @@ impl Host {
     /// The same with models on another device, and products of this precision.
     pub fn on(self, name: Name, opened: Opened, precision: Precision) -> Host {
         let Opened { device, part, memory } = opened;
-        let maker = Maker { device: format!("{name} ({part})"), precision: precision.to_string(), ..self.maker };
+        let provenance =
+            Provenance { device: format!("{name} ({part})"), precision: precision.to_string(), ..self.provenance };
         let reads_freely = Target::of(&device) == Some(Target::Host);
         let memory = memory.map(|bytes| Limit { name: "the memory of the device", bytes });
-        Host { device, engine: Engine::of(precision), maker, reads_freely, memory, ..self }
+        Host { device, engine: Engine::of(precision), provenance, reads_freely, memory, ..self }
     }
 
     /// The same as one of several processes.

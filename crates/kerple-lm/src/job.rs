@@ -14,7 +14,7 @@ use crate::probe::Probe;
 use crate::ranks::Ranks;
 use crate::run::{RunFolder, Trained};
 use crate::sequences::Text;
-use crate::train::{self, Sitting};
+use crate::train::{self, TrainSession};
 use kerple::encoding::Encoding;
 use kerple::encoding::scaling::Scaling;
 use kerple_records::Numerics;
@@ -228,13 +228,13 @@ impl Job<'_> {
         if let Some(note) = self.trained_otherwise()? {
             tell(Event::Training(train::Event::Note(note)));
         }
-        if let Some(makers) = self.is_done()? {
-            makers.into_iter().for_each(|by| *elsewhere.entry(by).or_default() += 1);
+        if let Some(provenances) = self.is_done()? {
+            provenances.into_iter().for_each(|by| *elsewhere.entry(by).or_default() += 1);
             return Ok(true);
         }
         let batches = source.batches(plan)?;
-        let sitting = Sitting { plan, run: folder, batches: &batches, stop, strict: false, host };
-        if !train::train(&sitting, &mut |event| tell(Event::Training(event)))?.finished {
+        let session = TrainSession { plan, run: folder, batches: &batches, stop, strict: false, host };
+        if !train::train(&session, &mut |event| tell(Event::Training(event)))?.finished {
             return Ok(false);
         }
         let Trained { plan, state, mut model, .. } = folder.load_solver(&host.device, false)?;
@@ -260,10 +260,10 @@ impl Job<'_> {
     /// Measures what is not done yet; `false` when `stop` was set before the end.
     fn probe(&self, trained: (&Plan, &Decoder), stop: &AtomicBool) -> Result<bool> {
         for probe in self.probes {
-            if probe.is_done(self.folder, self.plan, self.source, &self.host.maker)? {
+            if probe.is_done(self.folder, self.plan, self.source, &self.host.provenance)? {
                 continue;
             }
-            if !probe.run(self.folder, trained, self.source, &self.host.maker, stop)? {
+            if !probe.run(self.folder, trained, self.source, &self.host.provenance, stop)? {
                 return Ok(false);
             }
         }
@@ -272,11 +272,11 @@ impl Job<'_> {
 
     /// What to say of a run whose updates were made in another precision, or on another kind of device, than is asked for now.
     fn trained_otherwise(&self) -> Result<Option<String>> {
-        let sittings = self.folder.sittings()?;
-        let here = self.host.maker.numerics();
-        let counted = kerple_records::sittings_up_to(&sittings, self.plan.steps).into_iter();
+        let sessions = self.folder.sessions()?;
+        let here = self.host.provenance.numerics();
+        let counted = kerple_records::sessions_up_to(&sessions, self.plan.steps).into_iter();
         let others: BTreeSet<Numerics> =
-            counted.map(|row| row.maker.numerics()).filter(|other| other.chosen() != here.chosen()).collect();
+            counted.map(|row| row.provenance.numerics()).filter(|other| other.chosen() != here.chosen()).collect();
         let words = Vec::from_iter(others.iter().map(Numerics::to_string)).join(" and ");
         Ok((!others.is_empty()).then(|| {
             format!(
@@ -295,23 +295,23 @@ impl Job<'_> {
         }
         let rows = self.folder.evaluations()?;
         for probe in self.probes {
-            if !probe.is_done(self.folder, self.plan, self.source, &self.host.maker)? {
+            if !probe.is_done(self.folder, self.plan, self.source, &self.host.provenance)? {
                 return Ok(None);
             }
         }
-        let (mut expected, mut makers) = (self.probes.len(), BTreeSet::new());
+        let (mut expected, mut provenances) = (self.probes.len(), BTreeSet::new());
         let special = self.folder.special_tokens()?;
         for ask in self.asks {
             let Some((encoding, request)) = self.served(ask) else { continue };
             expected += request.lengths.len();
             let scored = evaluate::of_source(self.source, Split::Test, (self.plan, &special), &request, &[])?;
-            let maker = &self.host.maker;
-            for row in evaluate::known(&rows, (self.plan, &encoding), &*scored, (maker, Reuse::AnyMachine)) {
+            let provenance = &self.host.provenance;
+            for row in evaluate::known(&rows, (self.plan, &encoding), &*scored, (provenance, Reuse::AnyMachine)) {
                 let Some(row) = row else { return Ok(None) };
-                makers.extend(evaluate::made_elsewhere(row, maker));
+                provenances.extend(evaluate::made_elsewhere(row, provenance));
             }
         }
-        Ok((expected > 0).then_some(makers))
+        Ok((expected > 0).then_some(provenances))
     }
 
     /// What is asked of this run: the encoding, and the request of the run's seed at the lengths that is defined for;

@@ -12,7 +12,7 @@ use crate::plan::Plan;
 use crate::run::RunFolder;
 use crate::sequences::Text;
 use kerple::seed::{Purpose, stream_at};
-use kerple_records::{Journal, Maker, Numerics, ProbeRow, ScoredText};
+use kerple_records::{Journal, Numerics, ProbeRow, Provenance, ScoredText};
 use rand::RngExt;
 use serde::{Deserialize, Serialize};
 use std::sync::atomic::AtomicBool;
@@ -50,36 +50,37 @@ pub enum Probe {
 
 impl Probe {
     /// The settings as rows have them.
-    fn asked(&self) -> serde_json::Value {
+    fn config(&self) -> serde_json::Value {
         serde_json::to_value(self).expect("settings are plain data")
     }
 
     /// What of the test text is measured on in a run of a plan.
     fn text(&self, plan: &Plan, source: &Source) -> Result<ScoredText> {
         let longest = |lengths: &[usize]| lengths.iter().copied().max().unwrap_or(0);
-        let (span, segments) = match self {
+        let (segment_len, n_segments) = match self {
             Probe::Attention { lengths, sequences } => (longest(lengths), *sequences),
             Probe::Style { songs, tokens, .. } => (*tokens, *songs),
             Probe::Scores { lengths } => (longest(lengths), scores::TEXTS),
         };
         let checksum = source.text(Split::Test)?.checksum();
-        Ok(ScoredText { checksum, span: span as u64, segments: segments as u64, seed: plan.seed })
+        Ok(ScoredText { checksum, segment_len: segment_len as u64, n_segments: n_segments as u64, seed: plan.seed })
     }
 
     /// Whether a run's folder has the answer to this for the last step of a plan, on this data, in the precision and on the kind
-    /// of device of `maker` where that is recorded.
+    /// of device of `provenance` where that is recorded.
     ///
     /// # Errors
     /// A task, which has no text; a damaged file.
-    pub fn is_done(&self, folder: &RunFolder, plan: &Plan, source: &Source, maker: &Maker) -> Result<bool> {
-        let here = maker.numerics();
-        let suits = |by: Option<&Maker>| Numerics::chosen_or_usual(by.map(Maker::numerics).as_ref()) == here.chosen();
+    pub fn is_done(&self, folder: &RunFolder, plan: &Plan, source: &Source, provenance: &Provenance) -> Result<bool> {
+        let here = provenance.numerics();
+        let suits =
+            |by: Option<&Provenance>| Numerics::chosen_or_usual(by.map(Provenance::numerics).as_ref()) == here.chosen();
         if let Probe::Scores { lengths } = self {
             return scores::are_kept(folder, plan.steps, lengths, suits);
         }
-        let (asked, text) = (self.asked(), self.text(plan, source)?);
+        let (config, text) = (self.config(), self.text(plan, source)?);
         let is_this = |row: &ProbeRow| {
-            (row.step, &row.asked, &row.text) == (plan.steps, &asked, &text) && suits(row.made_by.as_ref())
+            (row.step, &row.config, &row.text) == (plan.steps, &config, &text) && suits(row.provenance.as_ref())
         };
         Ok(folder.probes()?.iter().any(is_this))
     }
@@ -97,7 +98,7 @@ impl Probe {
         };
         if !sensible {
             return Err(Error::refused(
-                format!("the probe {} has an empty list or a count of 0", self.asked()),
+                format!("the probe {} has an empty list or a count of 0", self.config()),
                 "use \
                 counts of at least 1",
             ));
@@ -131,12 +132,12 @@ impl Probe {
         folder: &RunFolder,
         (plan, model): (&Plan, &Decoder),
         source: &Source,
-        maker: &Maker,
+        provenance: &Provenance,
         stop: &AtomicBool,
     ) -> Result<bool> {
         self.check(source)?;
         let text = source.text(Split::Test)?;
-        let found = match self {
+        let result = match self {
             Probe::Attention { lengths, sequences } => {
                 attention::measure(plan, model, &text, (lengths, *sequences), stop)?
             }
@@ -145,13 +146,13 @@ impl Probe {
                 style::measure(plan, model, source, &asked, stop)?
             }
             Probe::Scores { lengths } => {
-                folder.write_scores(&scores::measure((model, plan.steps), &text, lengths, (plan.seed, maker))?)?;
+                folder.write_scores(&scores::measure((model, plan.steps), &text, lengths, (plan.seed, provenance))?)?;
                 return Ok(true);
             }
         };
-        let Some(found) = found else { return Ok(false) };
-        let (text, made_by) = (self.text(plan, source)?, Some(maker.clone()));
-        let row = ProbeRow { step: plan.steps, text, asked: self.asked(), found, made_by };
+        let Some(result) = result else { return Ok(false) };
+        let (text, provenance) = (self.text(plan, source)?, Some(provenance.clone()));
+        let row = ProbeRow { step: plan.steps, text, config: self.config(), result, provenance };
         Journal::open(&folder.probes_file())?.push(&row)?;
         Ok(true)
     }

@@ -3,13 +3,13 @@
 //! | file | holds | written |
 //! |---|---|---|
 //! | `plan.json` | [`Plan`] | once, replaced as a whole when the run is extended |
-//! | `data.json` | [`Place`]: where the text was | with the plan |
+//! | `data_path.json` | [`Place`]: where the text was | with the plan |
 //! | `metrics.jsonl` | a row a logged step | appended while training, synced before every checkpoint |
-//! | `sittings.jsonl` | who trained from which update on, a row a sitting | appended and synced before its first update |
+//! | `sessions.jsonl` | who trained from which update on, a row a session | appended and synced before its first update |
 //! | `kernels.json` | learned kernels over training | replaced as a whole, before every checkpoint |
 //! | `evaluation.jsonl` | a row an evaluated length | appended |
 //! | `probes.jsonl` | what else was measured, a row a probe | appended |
-//! | `scores.json` | scores of last queries, for pictures | once, where they are asked for |
+//! | `attention_scores.json` | scores of last queries, for pictures | once, where they are asked for |
 //! | `tokenizer.json`, `special_tokens.json` | its tokenizer, unless tokens are bytes | once, with the plan |
 //! | `events/` | TensorBoard | appended while training |
 //! | `checkpoints/step-N/` | weights, moments, state | see [`checkpoint`] |
@@ -41,7 +41,7 @@ use crate::plan::Plan;
 use crate::solver::{self, Planned, Solve, Work};
 use crate::task::Task;
 use burn::tensor::Device;
-use kerple_records::{EvaluationRow, Journal, KernelSnapshot, MetricsRow, ProbeRow, ScoreSnapshot, SittingRow};
+use kerple_records::{EvaluationRow, Journal, KernelSnapshot, MetricsRow, ProbeRow, ScoreSnapshot, SessionRow};
 use std::path::{Path, PathBuf};
 
 /// The folder of one run.
@@ -86,8 +86,9 @@ impl RunFolder {
     /// The saved plan, if there is one.
     ///
     /// # Errors
-    /// A plan that cannot be read, or was changed by hand.
+    /// A plan that cannot be read, or was changed by hand; a folder with names from before 0.1.0.
     pub fn plan(&self) -> Result<Option<Plan>> {
+        kerple_records::old_names::refuse_files(&self.path)?;
         let path = self.path.join(kerple_records::PLAN_FILE);
         if !present(&path)? {
             return Ok(None);
@@ -222,7 +223,7 @@ impl RunFolder {
 
     /// Path of the scores of last queries.
     pub fn scores_file(&self) -> PathBuf {
-        self.path.join(kerple_records::SCORES_FILE)
+        self.path.join(kerple_records::ATTENTION_SCORES_FILE)
     }
 
     /// The scores of last queries that were kept.
@@ -258,12 +259,12 @@ impl RunFolder {
         Ok(Journal::open(&path)?)
     }
 
-    /// The sittings the run was trained in; none where it was trained before they were recorded.
+    /// The sessions the run was trained in; none where it was trained before they were recorded.
     ///
     /// # Errors
     /// A file that cannot be read.
-    pub fn sittings(&self) -> Result<Vec<SittingRow>> {
-        let path = self.path.join(kerple_records::SITTINGS_FILE);
+    pub fn sessions(&self) -> Result<Vec<SessionRow>> {
+        let path = self.path.join(kerple_records::SESSIONS_FILE);
         Ok(if present(&path)? { kerple_records::read_rows(&path)?.rows } else { Vec::new() })
     }
 
@@ -271,8 +272,8 @@ impl RunFolder {
     ///
     /// # Errors
     /// A file that cannot be written.
-    pub fn add_sitting(&self, row: &SittingRow) -> Result<()> {
-        let mut journal = Journal::open(&self.path.join(kerple_records::SITTINGS_FILE))?;
+    pub fn add_session(&self, row: &SessionRow) -> Result<()> {
+        let mut journal = Journal::open(&self.path.join(kerple_records::SESSIONS_FILE))?;
         journal.push(row)?;
         Ok(journal.sync()?)
     }

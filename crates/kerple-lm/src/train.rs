@@ -19,14 +19,14 @@ use crate::solver::{self, Planned, Work};
 use crate::task::{self, Task};
 use kerple_burn::parameters;
 use kerple_burn::pass::Pass;
-use kerple_records::{Journal, MetricsRow, SittingRow};
+use kerple_records::{Journal, MetricsRow, SessionRow};
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
 /// A training run and the settings of this session.
 #[derive(Clone, Copy)]
-pub struct Sitting<'a> {
+pub struct TrainSession<'a> {
     /// What is trained.
     pub plan: &'a Plan,
     /// The run folder; an existing run in it is resumed.
@@ -41,15 +41,15 @@ pub struct Sitting<'a> {
     pub host: &'a Host,
 }
 
-impl Sitting<'_> {
+impl TrainSession<'_> {
     /// The row of the run folder for a session that starts with this update.
-    fn row(&self, first_step: u64, micro_batch: usize) -> SittingRow {
-        SittingRow {
+    fn row(&self, first_step: u64, micro_batch: usize) -> SessionRow {
+        SessionRow {
             first_step,
-            maker: self.host.maker.clone(),
-            micro_batch: micro_batch as u64,
-            ranks: self.host.ranks.count() as u64,
-            began: seconds_since_1970(),
+            provenance: self.host.provenance.clone(),
+            micro_batch_size: micro_batch as u64,
+            world_size: self.host.ranks.count() as u64,
+            started_at: seconds_since_1970(),
         }
     }
 }
@@ -87,13 +87,13 @@ pub struct Outcome {
     pub finished: bool,
     /// Loss of the last step of this session, when there was one.
     pub loss: Option<f64>,
-    /// Training seconds, over all sittings.
+    /// Training seconds, over all sessions.
     pub seconds: f64,
 }
 
 /// A run being trained.
 struct Trainer<'a, M, T> {
-    sitting: &'a Sitting<'a>,
+    session: &'a TrainSession<'a>,
     plan: &'a Plan,
     ranks: &'a Ranks,
     learner: Learner<M, T>,
@@ -132,13 +132,13 @@ struct Begun<M, T> {
 ///
 /// # Errors
 /// What cannot be read or written, a folder in use or of another plan, or a number that is not one.
-pub fn train(sitting: &Sitting, tell: &mut dyn FnMut(Event)) -> Result<Outcome> {
-    solver::work(sitting.plan, Training { sitting, tell })
+pub fn train(session: &TrainSession, tell: &mut dyn FnMut(Event)) -> Result<Outcome> {
+    solver::work(session.plan, Training { session, tell })
 }
 
 /// Training of whichever model a plan asks for.
 struct Training<'a, 'b> {
-    sitting: &'a Sitting<'a>,
+    session: &'a TrainSession<'a>,
     tell: &'b mut dyn FnMut(Event),
 }
 
@@ -146,17 +146,17 @@ impl Work for Training<'_, '_> {
     type Found = Result<Outcome>;
 
     fn with<M: Planned, T: Task<M> + Copy>(self, task: T) -> Result<Outcome> {
-        train_with::<M, T>(self.sitting, task, self.tell)
+        train_with::<M, T>(self.session, task, self.tell)
     }
 }
 
 fn train_with<M: Planned, T: Task<M> + Copy>(
-    sitting: &Sitting,
+    session: &TrainSession,
     task: T,
     tell: &mut dyn FnMut(Event),
 ) -> Result<Outcome> {
-    let (plan, ranks) = (sitting.plan, &sitting.host.ranks);
-    let (mut trainer, _lock) = Trainer::<M, T>::open(sitting, task, tell)?;
+    let (plan, ranks) = (session.plan, &session.host.ranks);
+    let (mut trainer, _lock) = Trainer::<M, T>::open(session, task, tell)?;
     let (started, first) = (Instant::now(), trainer.state.step);
     while trainer.state.step < plan.steps {
         let (clock, waited) = (Instant::now(), ranks.waited());
@@ -174,7 +174,7 @@ fn train_with<M: Planned, T: Task<M> + Copy>(
             tokens_per_second: (plan.train.batch * plan.train_len) as f64 / seconds,
             seconds_left: started.elapsed().as_secs_f64() / (step - first) as f64 * (plan.steps - step) as f64,
         }));
-        let stopping = ranks.share(logged.map(|()| sitting.stop.load(Ordering::Relaxed)))?.contains(&true);
+        let stopping = ranks.share(logged.map(|()| session.stop.load(Ordering::Relaxed)))?.contains(&true);
         let due = step.is_multiple_of(plan.train.checkpoint_every) || step == plan.steps;
         if due || stopping {
             trainer.save(due)?;
@@ -200,44 +200,44 @@ fn fresh<M: Planned, T: Task<M>>(plan: &Plan, task: T, host: &Host) -> Learner<M
 impl<'a, M: Planned, T: Task<M> + Copy> Trainer<'a, M, T> {
     /// Takes the folder, checks all that is in it on every rank, and only then writes.
     fn open(
-        sitting: &'a Sitting<'a>,
+        session: &'a TrainSession<'a>,
         task: T,
         tell: &mut dyn FnMut(Event),
     ) -> Result<(Trainer<'a, M, T>, Option<Lock>)> {
-        let Sitting { plan, run, batches, host, .. } = *sitting;
+        let TrainSession { plan, run, batches, host, .. } = *session;
         let ranks = &host.ranks;
         let micro_batch = ranks.agree(micro_batch(plan, host))?;
         let lock = ranks.first(|| run.lock())?;
-        let begun = ranks.agree(Begun::read(sitting, task))?;
+        let begun = ranks.agree(Begun::read(session, task))?;
         let Begun { learner, mut state, saved, commit, notes } = begun;
-        expect_same_run(sitting, &state)?;
+        expect_same_run(session, &state)?;
         let asked = plan.train.micro_batch.unwrap_or(plan.train.batch);
         let parts = (micro_batch != asked).then(|| parts_note(asked, micro_batch, ranks));
         let validation = validation_note(plan, batches.validation_rows());
         let remarks = [parts, batches.remark().map(str::to_owned), validation];
         notes.into_iter().chain(remarks.into_iter().flatten()).for_each(|note| tell(Event::Note(note)));
         let learner = learner.with_ranks(ranks.clone());
-        state.device = Some(host.maker.device.clone());
-        state.precision = Some(host.maker.precision.clone());
+        state.device = Some(host.provenance.device.clone());
+        state.precision = Some(host.provenance.precision.clone());
         let (writer, fresh, waited) = (None, Vec::new(), 0.0);
         let learned = None;
         let mut trainer =
-            Trainer { sitting, plan, ranks, learner, state, micro_batch, writer, saved, learned, fresh, waited };
-        let commit = commit.unwrap_or_else(|| host.maker.commit.clone());
+            Trainer { session, plan, ranks, learner, state, micro_batch, writer, saved, learned, fresh, waited };
+        let commit = commit.unwrap_or_else(|| host.provenance.commit.clone());
         trainer.writer = ranks.first(|| trainer.claim(commit))?;
         Ok((trainer, lock))
     }
 
     /// Records the start of this session, and opens the files that it appends to.
     fn claim(&self, commit: Option<String>) -> Result<Writer> {
-        let (plan, run, step) = (self.plan, self.sitting.run, self.state.step);
+        let (plan, run, step) = (self.plan, self.session.run, self.state.step);
         run.write_plan(&Plan { commit, ..plan.clone() })?;
-        if let Some(tokenizer) = self.sitting.batches.tokenizer() {
+        if let Some(tokenizer) = self.session.batches.tokenizer() {
             run.keep_tokenizer(plan, tokenizer)?;
         }
         checkpoint::tidy(run.path(), plan.train.keep, step)?;
         if step < plan.steps {
-            run.add_sitting(&self.sitting.row(step + 1, self.micro_batch))?;
+            run.add_session(&self.session.row(step + 1, self.micro_batch))?;
         }
         let metrics = run.reopen_metrics(step)?;
         let events = EventFile::create(&run.events(), step)?;
@@ -250,7 +250,7 @@ impl<'a, M: Planned, T: Task<M> + Copy> Trainer<'a, M, T> {
     /// This rank's parts of the batch of the update after `step` others, and its pass.
     fn parts(&self, step: u64) -> Result<(Vec<task::Batch>, Pass)> {
         let rows = self.ranks.rows(self.plan.train.batch, self.micro_batch);
-        let read = rows.into_iter().map(|rows| self.sitting.batches.batch(step, rows));
+        let read = rows.into_iter().map(|rows| self.session.batches.batch(step, rows));
         let parts = self.ranks.agree(read.collect::<Result<Vec<task::Batch>>>())?;
         Ok((parts, Pass::training(self.plan.seed, step)))
     }
@@ -264,7 +264,7 @@ impl<'a, M: Planned, T: Task<M> + Copy> Trainer<'a, M, T> {
         self.learner.advance(&parts, pass, update);
         self.state.step += 1;
         let asked = self.is_logged() || self.learned.is_none();
-        if asked || self.sitting.host.reads_freely { self.read() } else { Ok(()) }
+        if asked || self.session.host.reads_freely { self.read() } else { Ok(()) }
     }
 
     /// Reads what was not read yet, and refuses to go on from numbers that are none.
@@ -295,7 +295,7 @@ impl<'a, M: Planned, T: Task<M> + Copy> Trainer<'a, M, T> {
         train.valid_every > 0 && (step.is_multiple_of(train.valid_every) || step == *steps)
     }
 
-    /// Whether the last update has a row: which steps have one does not depend on where sittings begin and end.
+    /// Whether the last update has a row: which steps have one does not depend on where sessions begin and end.
     fn is_logged(&self) -> bool {
         let (step, Plan { train, steps, .. }) = (self.state.step, self.plan);
         self.is_validated() || step == *steps || step == 1 || step.is_multiple_of(train.log_every)
@@ -305,9 +305,9 @@ impl<'a, M: Planned, T: Task<M> + Copy> Trainer<'a, M, T> {
     fn log(&mut self) -> Result<()> {
         let (Plan { train, .. }, step) = (self.plan, self.state.step);
         let Some(Learned { loss, grad_norm }) = self.learned.filter(|_| self.is_logged()) else { return Ok(()) };
-        let valid_loss = if self.is_validated() { self.validate()? } else { None };
+        let val_loss = if self.is_validated() { self.validate()? } else { None };
         let (mut sorted, waited) = (std::mem::take(&mut self.fresh), std::mem::take(&mut self.waited));
-        let waiting = (self.ranks.count() > 1).then(|| (waited / sorted.iter().sum::<f64>()).min(1.0));
+        let comm_wait_fraction = (self.ranks.count() > 1).then(|| (waited / sorted.iter().sum::<f64>()).min(1.0));
         sorted.sort_by(f64::total_cmp);
         let Some(writer) = &mut self.writer else { return Ok(()) };
         let encoding = self.learner.model().encoding();
@@ -320,16 +320,16 @@ impl<'a, M: Planned, T: Task<M> + Copy> Trainer<'a, M, T> {
             tokens: step * (train.batch * train.train_len) as u64,
             seconds: self.state.seconds,
             step_seconds: sorted[sorted.len() / 2],
-            waiting,
-            valid_loss,
-            encoding: encoding.true_values().into_iter().filter(|(_, values)| small(values)).collect(),
+            comm_wait_fraction,
+            val_loss,
+            encoding_params: encoding.true_values().into_iter().filter(|(_, values)| small(values)).collect(),
         };
         writer.push(&row)
     }
 
     /// Mean loss of the validation sequences, a few at a time however many there are.
     fn validate(&self) -> Result<Option<f64>> {
-        let batches = self.sitting.batches;
+        let batches = self.session.batches;
         let rows = batches.validation_rows();
         let at_once = (TOKENS_AT_ONCE / self.plan.sequence_len()).max(1);
         let model = parameters::without_autodiff(self.learner.model());
@@ -353,9 +353,9 @@ impl<'a, M: Planned, T: Task<M> + Copy> Trainer<'a, M, T> {
                 self.snapshot_kernels()?;
             }
             self.writer.as_ref().map_or(Ok(()), Writer::sync)?;
-            checkpoint::save(self.sitting.run.path(), self.plan.train.keep, &self.state, &self.learner)
+            checkpoint::save(self.session.run.path(), self.plan.train.keep, &self.state, &self.learner)
         })?;
-        let place = || checkpoint::place(self.sitting.run.path(), self.state.step);
+        let place = || checkpoint::place(self.session.run.path(), self.state.step);
         self.saved = Some(saved.unwrap_or_else(place));
         Ok(())
     }
@@ -378,14 +378,14 @@ impl<'a, M: Planned, T: Task<M> + Copy> Trainer<'a, M, T> {
     /// Adds the learned tables as they are now to `kernels.json`.
     fn snapshot_kernels(&self) -> Result<()> {
         let snapshot = snapshot(self.learner.model().encoding(), self.state.step);
-        snapshot.map_or(Ok(()), |snapshot| self.sitting.run.add_kernels(snapshot))
+        snapshot.map_or(Ok(()), |snapshot| self.session.run.add_kernels(snapshot))
     }
 }
 
 impl<M: Planned, T: Task<M> + Copy> Begun<M, T> {
     /// Reads what is in the folder; writes nothing.
-    fn read(sitting: &Sitting, task: T) -> Result<Begun<M, T>> {
-        let Sitting { plan, run, strict, host, .. } = *sitting;
+    fn read(session: &TrainSession, task: T) -> Result<Begun<M, T>> {
+        let TrainSession { plan, run, strict, host, .. } = *session;
         let found = checkpoint::newest(run.path(), strict, |path| {
             let state = checkpoint::state(path, plan)?;
             let mut learner = fresh(plan, task, host);
@@ -437,17 +437,17 @@ fn micro_batch(plan: &Plan, host: &Host) -> Result<usize> {
 }
 
 /// Refuses ranks that would not make the same updates.
-fn expect_same_run(sitting: &Sitting, state: &State) -> Result<()> {
-    let Host { maker, ranks, .. } = sitting.host;
+fn expect_same_run(session: &TrainSession, state: &State) -> Result<()> {
+    let Host { provenance, ranks, .. } = session.host;
     let facts = [
-        ("plan", sitting.plan.hash.clone()),
-        ("data", sitting.plan.facts.content.clone()),
+        ("plan", session.plan.hash.clone()),
+        ("data", session.plan.facts.content.clone()),
         ("a checkpoint of step", state.step.to_string()),
         ("a checkpoint with weights", state.model_sha256.clone()),
         ("a checkpoint with optimizer state", state.optimizer_sha256.clone()),
-        ("a program of commit", maker.commit.clone().unwrap_or_default()),
-        ("instruction set", maker.instructions.clone()),
-        ("precision", maker.precision.clone()),
+        ("a program of commit", provenance.commit.clone().unwrap_or_default()),
+        ("instruction set", provenance.simd.clone()),
+        ("precision", provenance.precision.clone()),
     ];
     let hint = "start all ranks with the same run file, data, run folder and program, on CPUs with the same \
             instruction set";

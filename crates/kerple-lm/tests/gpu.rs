@@ -21,8 +21,8 @@ use kerple_lm::plan::Plan;
 use kerple_lm::run::RunFolder;
 use kerple_lm::sequences::Batches;
 use kerple_lm::task::LanguageModel;
-use kerple_lm::train::{Event, Outcome, Sitting, train};
-use kerple_records::{SittingRow, read_rows};
+use kerple_lm::train::{Event, Outcome, TrainSession, train};
+use kerple_records::{SessionRow, read_rows};
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -80,13 +80,13 @@ fn linear_attention_trains_as_on_the_processor() {
 }
 
 fn sit(host: &Host, folder: &Path, plan: &Plan, stop_after: Option<u64>) -> Outcome {
-    try_sitting(host, folder, plan, stop_after).unwrap()
+    try_session(host, folder, plan, stop_after).unwrap()
 }
 
-fn try_sitting(host: &Host, folder: &Path, plan: &Plan, stop_after: Option<u64>) -> kerple_lm::Result<Outcome> {
+fn try_session(host: &Host, folder: &Path, plan: &Plan, stop_after: Option<u64>) -> kerple_lm::Result<Outcome> {
     let (run, batches, stop) = (RunFolder::new(folder), Counting(plan.clone()), AtomicBool::new(false));
-    let sitting = Sitting { plan, run: &run, batches: &batches, stop: &stop, strict: true, host };
-    train(&sitting, &mut |event| {
+    let session = TrainSession { plan, run: &run, batches: &batches, stop: &stop, strict: true, host };
+    train(&session, &mut |event| {
         if let Event::Step(progress) = event {
             stop.store(stop_after == Some(progress.step), Ordering::Relaxed);
         }
@@ -98,9 +98,9 @@ fn a_device_with_less_memory_than_training_takes_is_refused() {
     let (plan, folder) = (plan(&encoding("kerple_log"), TrainConfig::default()), tempfile::tempdir().unwrap());
     let host = |memory| Host::cpu(None).on(name(), Opened { memory, ..opened() }, Precision::F32);
     let needed = plan.training_memory(plan.train.batch).total();
-    let error = try_sitting(&host(Some(needed / 2)), folder.path(), &plan, Some(1)).unwrap_err();
+    let error = try_session(&host(Some(needed / 2)), folder.path(), &plan, Some(1)).unwrap_err();
     assert!(error.to_string().contains("the memory of the device is"), "{error}");
-    try_sitting(&host(Some(needed)), folder.path(), &plan, Some(1)).unwrap();
+    try_session(&host(Some(needed)), folder.path(), &plan, Some(1)).unwrap();
 }
 
 #[test]
@@ -115,11 +115,11 @@ fn a_run_moves_between_devices() {
     for (host, stop_after) in [(&here, 4), (&there, 8), (&here, 10)] {
         sit(host, &moved, &plan, Some(stop_after));
     }
-    let (found, sittings) = (sit(&there, &moved, &plan, None).loss.unwrap(), moved.join("sittings.jsonl"));
+    let (found, sessions) = (sit(&there, &moved, &plan, None).loss.unwrap(), moved.join("sessions.jsonl"));
     assert!((found - expected).abs() < 1e-3 * expected, "{found}, on the processor alone {expected}");
-    let rows: Vec<SittingRow> = read_rows(&sittings).unwrap().rows;
-    let said: Vec<(u64, &str)> = rows.iter().map(|row| (row.first_step, &row.maker.device[..])).collect();
-    let gpu = &there.maker.device[..];
+    let rows: Vec<SessionRow> = read_rows(&sessions).unwrap().rows;
+    let said: Vec<(u64, &str)> = rows.iter().map(|row| (row.first_step, &row.provenance.device[..])).collect();
+    let gpu = &there.provenance.device[..];
     assert!(gpu.starts_with(&name().to_string()), "{gpu}");
     assert_eq!(said, [(1, "cpu"), (5, gpu), (9, "cpu"), (11, gpu)]);
 }

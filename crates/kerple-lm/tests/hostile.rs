@@ -21,7 +21,7 @@ use kerple_lm::plan::{DataFacts, Plan};
 use kerple_lm::run::RunFolder;
 use kerple_lm::sequences::Batches;
 use kerple_lm::task::{Batch, LanguageModel, Task};
-use kerple_lm::train::{Sitting, train};
+use kerple_lm::train::{TrainSession, train};
 use kerple_lm::{Error, Result};
 use kerple_records::{EvaluationRow, Journal};
 use kerple_report::{Options, find_runs, write};
@@ -220,9 +220,15 @@ impl Finished {
             TrainConfig { steps: 3, log_every: 1, valid_every: 2, valid_segments: 2, ..TrainConfig::default() };
         let (folder, plan) = (tempfile::tempdir().unwrap(), plan(&encoding("kerple_log"), settings));
         let (run, batches, stop) = (RunFolder::new(folder.path()), Counting(plan.clone()), AtomicBool::new(false));
-        let sitting =
-            Sitting { plan: &plan, run: &run, batches: &batches, stop: &stop, strict: false, host: &Host::cpu(None) };
-        assert!(train(&sitting, &mut |_| {}).unwrap().finished);
+        let session = TrainSession {
+            plan: &plan,
+            run: &run,
+            batches: &batches,
+            stop: &stop,
+            strict: false,
+            host: &Host::cpu(None),
+        };
+        assert!(train(&session, &mut |_| {}).unwrap().finished);
         let mut rows = Journal::open(&run.evaluation_file()).unwrap();
         for length in [12, 24, 48] {
             rows.push(&evaluation(&plan, length)).unwrap();
@@ -270,11 +276,11 @@ impl Finished {
 }
 
 fn evaluation(plan: &Plan, length: u64) -> EvaluationRow {
-    let text = serde_json::json!({ "checksum": "c", "span": 48, "segments": 2, "seed": 7 });
+    let text = serde_json::json!({ "checksum": "c", "segment_len": 48, "n_segments": 2, "seed": 7 });
     let row = serde_json::json!({
-        "encoding": plan.label, "seed": plan.seed, "train_len": plan.train_len, "length": length, "protocol": "segments",
-        "split": "test", "step": 3, "text": text, "segments": 2, "tokens": 2 * length, "nll": 2.0, "perplexity": 7.4,
-        "seconds": 0.1, "position_nll": vec![2.0; length as usize], "segment_nll": [2.0, 2.0],
+        "label": plan.label, "seed": plan.seed, "train_len": plan.train_len, "eval_len": length, "protocol": "segments",
+        "split": "test", "step": 3, "text": text, "n_windows": 2, "tokens": 2 * length, "nll": 2.0, "perplexity": 7.4,
+        "seconds": 0.1, "nll_by_position": vec![2.0; length as usize], "nll_by_segment": [2.0, 2.0],
     });
     serde_json::from_value(row).unwrap()
 }
@@ -290,7 +296,7 @@ fn run_folders() {
     let files: [(&str, Seal); 9] = [
         ("plan.json", &|_, _| ()),
         ("metrics.jsonl", &|_, _| ()),
-        ("sittings.jsonl", &|_, _| ()),
+        ("sessions.jsonl", &|_, _| ()),
         ("evaluation.jsonl", &|_, _| ()),
         ("kernels.json", &|_, _| ()),
         ("checkpoints/step-00000003/state.json", &|_, _| ()),

@@ -16,9 +16,9 @@ use kerple_lm::ranks::Ranks;
 use kerple_lm::run::RunFolder;
 use kerple_lm::sequences::Batches;
 use kerple_lm::task::Batch;
-use kerple_lm::train::{self, Event, Outcome, Sitting, train};
+use kerple_lm::train::{self, Event, Outcome, TrainSession, train};
 use kerple_lm::{Error, Result};
-use kerple_records::{EvaluationRow, MetricsRow, SittingRow, read_rows};
+use kerple_records::{EvaluationRow, MetricsRow, SessionRow, read_rows};
 use std::fs;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
@@ -42,7 +42,7 @@ fn plan(steps: u64, micro_batch: usize) -> Plan {
     plan_of(&encoding("kerple_log"), train, [2, 2, 8], [12, 12])
 }
 
-/// One sitting of one rank; `stop_after` sets its own flag.
+/// One session of one rank; `stop_after` sets its own flag.
 fn sit(ranks: &Ranks, folder: &Path, plan: &Plan, stop_after: Option<u64>) -> (Result<Outcome>, Vec<String>) {
     sit_on(ranks, folder, plan, &Counting(plan.clone()), stop_after)
 }
@@ -56,8 +56,8 @@ fn sit_on(
 ) -> (Result<Outcome>, Vec<String>) {
     let (run, stop, host) = (RunFolder::new(folder), AtomicBool::new(false), Host::cpu(None).with_ranks(ranks.clone()));
     let mut notes = Vec::new();
-    let sitting = Sitting { plan, run: &run, batches, stop: &stop, strict: false, host: &host };
-    let outcome = train(&sitting, &mut |event| match event {
+    let session = TrainSession { plan, run: &run, batches, stop: &stop, strict: false, host: &host };
+    let outcome = train(&session, &mut |event| match event {
         Event::Step(progress) => stop.store(stop_after == Some(progress.step), Ordering::Relaxed),
         Event::Note(note) => notes.push(note),
     });
@@ -68,7 +68,7 @@ fn sit_on(
 fn trace(folder: &Path) -> (u64, Vec<u8>, Vec<u8>, Vec<MetricsRow>, Vec<u8>) {
     let (step, newest) = checkpoint::list(folder).unwrap().pop().unwrap();
     let mut rows = read_rows::<MetricsRow>(&folder.join("metrics.jsonl")).unwrap().rows;
-    rows.iter_mut().for_each(|row| (row.seconds, row.step_seconds, row.waiting) = (0.0, 0.0, None));
+    rows.iter_mut().for_each(|row| (row.seconds, row.step_seconds, row.comm_wait_fraction) = (0.0, 0.0, None));
     let read = |path: PathBuf| fs::read(path).unwrap();
     let [weights, moments] = ["model", "optimizer"].map(|name| read(newest.join(name).with_extension("safetensors")));
     (step, weights, moments, rows, read(folder.join("kernels.json")))
@@ -79,7 +79,7 @@ fn any_number_of_ranks_trains_the_run_of_one() {
     let plan = plan(8, 2);
     let alone = tempfile::tempdir().unwrap();
     let straight = sit(&Ranks::alone(), alone.path(), &plan, None).0.unwrap();
-    assert!(read_rows::<MetricsRow>(&alone.path().join("metrics.jsonl")).unwrap().rows[0].waiting.is_none());
+    assert!(read_rows::<MetricsRow>(&alone.path().join("metrics.jsonl")).unwrap().rows[0].comm_wait_fraction.is_none());
     for count in [2, 3, 6] {
         let folder = tempfile::tempdir().unwrap();
         let ended = on_ranks(count, |ranks| sit(&ranks, folder.path(), &plan, None));
@@ -88,9 +88,9 @@ fn any_number_of_ranks_trains_the_run_of_one() {
         }
         assert!(trace(folder.path()) == trace(alone.path()), "{count} ranks");
         let rows = read_rows::<MetricsRow>(&folder.path().join("metrics.jsonl")).unwrap().rows;
-        assert!(rows.iter().all(|row| (0.0..=1.0).contains(&row.waiting.unwrap())), "{rows:?}");
-        let sittings = read_rows::<SittingRow>(&folder.path().join("sittings.jsonl")).unwrap().rows;
-        assert_eq!((sittings.len(), sittings[0].ranks, sittings[0].micro_batch), (1, count as u64, 2));
+        assert!(rows.iter().all(|row| (0.0..=1.0).contains(&row.comm_wait_fraction.unwrap())), "{rows:?}");
+        let sessions = read_rows::<SessionRow>(&folder.path().join("sessions.jsonl")).unwrap().rows;
+        assert_eq!((sessions.len(), sessions[0].world_size, sessions[0].micro_batch_size), (1, count as u64, 2));
     }
 }
 
@@ -287,8 +287,11 @@ fn windows_are_shared_and_rows_are_those_of_one() {
     let run = RunFolder::new(place.path().join("run"));
     let (stop, host) = (AtomicBool::new(false), Host::cpu(None));
     let batches = source.batches(&plan).unwrap();
-    train(&Sitting { plan: &plan, run: &run, batches: &batches, stop: &stop, strict: false, host: &host }, &mut |_| {})
-        .unwrap();
+    train(
+        &TrainSession { plan: &plan, run: &run, batches: &batches, stop: &stop, strict: false, host: &host },
+        &mut |_| {},
+    )
+    .unwrap();
     let evaluate = |ranks: Ranks, stop_at: Option<usize>| {
         let (host, stop) = (Host::cpu(None).with_ranks(ranks), AtomicBool::new(false));
         let (source, request) = (Source::open(&config.data).unwrap(), request());
@@ -339,8 +342,9 @@ fn sequences_of_a_task_are_shared_too() {
             // four sequences are two ranks' or one's, not three's
             let alone = host.alone();
             let train = |host: &Host| {
-                let sitting = Sitting { plan: &plan, run: &run, batches: &batches, stop: &stop, strict: false, host };
-                train::train(&sitting, &mut |_| {}).map(drop)
+                let session =
+                    TrainSession { plan: &plan, run: &run, batches: &batches, stop: &stop, strict: false, host };
+                train::train(&session, &mut |_| {}).map(drop)
             };
             host.ranks.first(|| train(&alone)).unwrap();
             let trained = run.load_solver(&host.device, true).unwrap();

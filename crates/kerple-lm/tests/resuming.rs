@@ -10,9 +10,9 @@ use kerple_lm::config::TrainConfig;
 use kerple_lm::host::Host;
 use kerple_lm::plan::Plan;
 use kerple_lm::run::RunFolder;
-use kerple_lm::train::{Event, Outcome, Sitting, train};
+use kerple_lm::train::{Event, Outcome, TrainSession, train};
 use kerple_lm::{Error, checkpoint};
-use kerple_records::{KernelSnapshot, MetricsRow, SittingRow, read_json, read_rows, write_json};
+use kerple_records::{KernelSnapshot, MetricsRow, SessionRow, read_json, read_rows, write_json};
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -33,7 +33,7 @@ fn config(steps: u64) -> TrainConfig {
     }
 }
 
-/// One sitting; returns how it ended and what it said.
+/// One session; returns how it ended and what it said.
 fn sit(folder: &Path, plan: &Plan, stop_after: Option<u64>, strict: bool) -> (Result<Outcome, Error>, Vec<String>) {
     sit_as(&Host::cpu(None), folder, plan, stop_after, strict)
 }
@@ -47,8 +47,8 @@ fn sit_as(
 ) -> (Result<Outcome, Error>, Vec<String>) {
     let (run, batches, stop) = (RunFolder::new(folder), Counting(plan.clone()), AtomicBool::new(false));
     let mut notes = Vec::new();
-    let sitting = Sitting { plan, run: &run, batches: &batches, stop: &stop, strict, host };
-    let outcome = train(&sitting, &mut |event| match event {
+    let session = TrainSession { plan, run: &run, batches: &batches, stop: &stop, strict, host };
+    let outcome = train(&session, &mut |event| match event {
         Event::Step(progress) => stop.store(stop_after == Some(progress.step), Ordering::Relaxed),
         Event::Note(note) => notes.push(note),
     });
@@ -107,7 +107,7 @@ fn resuming_equals_not_having_stopped() {
         assert!(trace(whole.path()) == trace(parts.path()), "{kind}");
         let steps: Vec<u64> = trace(whole.path()).3.iter().map(|row| row.step).collect();
         assert_eq!(steps, [1, 3, 4, 6, 8, 9, 12, 14], "every 4th, every 3rd for validation, first and last");
-        let validated = |row: &&MetricsRow| row.valid_loss.is_some();
+        let validated = |row: &&MetricsRow| row.val_loss.is_some();
         let steps: Vec<u64> = trace(whole.path()).3.iter().filter(validated).map(|row| row.step).collect();
         assert_eq!(steps, [3, 6, 9, 12, 14], "validation has its own steps");
     }
@@ -119,7 +119,7 @@ fn layers_with_kernels_of_their_own_are_recorded_one_by_one() {
     let run = tempfile::tempdir().unwrap();
     go(run.path(), &plan);
     let rows = read_rows::<MetricsRow>(&run.path().join("metrics.jsonl")).unwrap().rows;
-    let names: Vec<&str> = rows[0].encoding.keys().map(String::as_str).collect();
+    let names: Vec<&str> = rows[0].encoding_params.keys().map(String::as_str).collect();
     assert_eq!(names, ["layer0.r1", "layer0.r2", "layer1.r1", "layer1.r2"]);
     let snapshots: Vec<KernelSnapshot> = read_json(&run.path().join("kernels.json")).unwrap();
     let last = snapshots.last().unwrap();
@@ -127,7 +127,7 @@ fn layers_with_kernels_of_their_own_are_recorded_one_by_one() {
     assert_eq!((bias.len(), last.effective_length.len()), (4, 4), "two heads of two layers");
     for (row, name) in bias.iter().zip(["layer0", "layer0", "layer1", "layer1"].iter().enumerate()) {
         let (at, layer) = name;
-        let value = |parameter: &str| rows.last().unwrap().encoding[&format!("{layer}.{parameter}")][at % 2];
+        let value = |parameter: &str| rows.last().unwrap().encoding_params[&format!("{layer}.{parameter}")][at % 2];
         assert_eq!(row[1], -value("r1") * value("r2").ln_1p(), "head {} of {layer}", at % 2);
     }
 }
@@ -255,7 +255,7 @@ fn a_reader_follows_a_trainer_that_replaces_what_it_reads() {
 }
 
 #[test]
-fn later_checkpoints_of_a_lost_sitting_do_not_push_out_good_ones() {
+fn later_checkpoints_of_a_lost_session_do_not_push_out_good_ones() {
     let folder = tempfile::tempdir().unwrap();
     go(folder.path(), &plan(&encoding("none"), TrainConfig { keep: 2, ..config(14) }));
     fs::write(place(folder.path(), 14).join("model.safetensors"), "damaged").unwrap();
@@ -270,12 +270,12 @@ fn one_process_trains_in_a_folder() {
     let folder = tempfile::tempdir().unwrap();
     let plan = plan(&encoding("alibi"), config(6));
     let (run, batches, stop) = (RunFolder::new(folder.path()), Counting(plan.clone()), AtomicBool::new(false));
-    let sitting =
-        Sitting { plan: &plan, run: &run, batches: &batches, stop: &stop, strict: false, host: &Host::cpu(None) };
+    let session =
+        TrainSession { plan: &plan, run: &run, batches: &batches, stop: &stop, strict: false, host: &Host::cpu(None) };
     let mut seconds = 0;
-    train(&sitting, &mut |event| {
+    train(&session, &mut |event| {
         if let Event::Step(progress) = event {
-            let error = train(&sitting, &mut |_| panic!("a second trainer works")).unwrap_err();
+            let error = train(&session, &mut |_| panic!("a second trainer works")).unwrap_err();
             assert!(matches!(error, Error::Busy { .. }), "{error}");
             assert!(error.to_string().contains(&format!("process {}", std::process::id())), "{error}");
             seconds += 1;
@@ -338,13 +338,14 @@ fn a_run_remembers_the_programs_that_trained_it() {
         let plan = RunFolder::new(folder.path()).existing_plan().unwrap();
         assert_eq!(plan.commit.as_deref(), Some("first"), "after the {program}");
     }
-    let sittings = read_rows::<SittingRow>(&folder.path().join("sittings.jsonl")).unwrap().rows;
-    let began: Vec<_> = sittings.iter().map(|row| (row.maker.commit.as_deref().unwrap(), row.first_step)).collect();
-    assert_eq!(began, [("first", 1), ("second", 3), ("third", 5)]);
-    for SittingRow { maker, micro_batch, began, .. } in &sittings {
-        let here = Host::cpu(maker.commit.clone()).maker;
-        assert_eq!((maker, *micro_batch), (&here, 2));
-        assert!(!here.machine.is_empty() && here.threads > 0 && *began > 1_700_000_000, "{here}");
+    let sessions = read_rows::<SessionRow>(&folder.path().join("sessions.jsonl")).unwrap().rows;
+    let started: Vec<_> =
+        sessions.iter().map(|row| (row.provenance.commit.as_deref().unwrap(), row.first_step)).collect();
+    assert_eq!(started, [("first", 1), ("second", 3), ("third", 5)]);
+    for SessionRow { provenance, micro_batch_size, started_at, .. } in &sessions {
+        let here = Host::cpu(provenance.commit.clone()).provenance;
+        assert_eq!((provenance, *micro_batch_size), (&here, 2));
+        assert!(!here.cpu.is_empty() && here.threads > 0 && *started_at > 1_700_000_000, "{here}");
     }
 }
 
@@ -367,8 +368,8 @@ fn a_run_goes_on_with_fewer_sequences_at_once_and_says_so() {
     seven.sha256 = fingerprint(&serde_json::to_vec(&seven).unwrap());
     write_json(&state, &seven).unwrap();
     assert!(sit(folder.path(), &with(1), None, true).0.unwrap().finished);
-    let sittings = read_rows::<SittingRow>(&folder.path().join("sittings.jsonl")).unwrap().rows;
-    let said: Vec<_> = sittings.iter().map(|row| (row.first_step, row.micro_batch)).collect();
+    let sessions = read_rows::<SessionRow>(&folder.path().join("sessions.jsonl")).unwrap().rows;
+    let said: Vec<_> = sessions.iter().map(|row| (row.first_step, row.micro_batch_size)).collect();
     assert_eq!(said, [(1, 4), (5, 2), (8, 1)]);
     let last: State = read_json(&place(folder.path(), 9).join("state.json")).unwrap();
     assert_eq!(last.plan, with(4).course(), "what it writes is as any other writes it");
@@ -414,14 +415,20 @@ fn missing_validation_text_is_said_once() {
         let (run, stop) = (RunFolder::new(folder.path().join(rows.to_string())), AtomicBool::new(false));
         let batches = Short(Counting(plan.clone()), rows);
         let mut notes = Vec::new();
-        let sitting =
-            Sitting { plan: &plan, run: &run, batches: &batches, stop: &stop, strict: false, host: &Host::cpu(None) };
+        let session = TrainSession {
+            plan: &plan,
+            run: &run,
+            batches: &batches,
+            stop: &stop,
+            strict: false,
+            host: &Host::cpu(None),
+        };
         let mut tell = |event: Event| {
             if let Event::Note(note) = event {
                 notes.push(note);
             }
         };
-        train(&sitting, &mut tell).unwrap();
+        train(&session, &mut tell).unwrap();
         notes
     };
     assert!(matches!(&short(0)[..], [note] if note.contains("no validation loss")));

@@ -17,8 +17,8 @@ use kerple_lm::run::RunFolder;
 use kerple_lm::sequences::Batches;
 use kerple_lm::solver::Planned;
 use kerple_lm::task::{Answering, Batch, Task};
-use kerple_lm::train::{Event, Outcome, Sitting, train};
-use kerple_records::{EvaluationRow, Maker, MetricsRow};
+use kerple_lm::train::{Event, Outcome, TrainSession, train};
+use kerple_records::{EvaluationRow, MetricsRow, Provenance};
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -66,9 +66,9 @@ fn run(config: &RunConfig, folder: &Path, stop_at: u64) -> Outcome {
     let (plan, source) = plan(config);
     let (run, stop) = (RunFolder::new(folder), AtomicBool::new(false));
     let batches = source.batches(&plan).unwrap();
-    let sitting =
-        Sitting { plan: &plan, run: &run, batches: &batches, stop: &stop, strict: false, host: &Host::cpu(None) };
-    let outcome = train(&sitting, &mut |event| {
+    let session =
+        TrainSession { plan: &plan, run: &run, batches: &batches, stop: &stop, strict: false, host: &Host::cpu(None) };
+    let outcome = train(&session, &mut |event| {
         if let Event::Step(progress) = event {
             stop.store(progress.step >= stop_at, Ordering::Relaxed);
         }
@@ -126,8 +126,8 @@ fn rows_say_what_was_evaluated_and_are_not_made_twice() {
     run(&config, folder.path(), 100);
     let (rows, fresh) = evaluate(folder.path(), &request(&[8, 24]));
     assert_eq!((rows.len(), fresh), (2, 2));
-    let answers = rows[1].answers.as_ref().unwrap();
-    assert_eq!((rows[1].length, rows[1].segments, rows[1].tokens), (24, 40, 40 * 24));
+    let answers = rows[1].task.as_ref().unwrap();
+    assert_eq!((rows[1].eval_len, rows[1].n_windows, rows[1].tokens), (24, 40, 40 * 24));
     assert_eq!((answers.task.as_str(), answers.chance, &answers.by_depth), ("bucket_sort", 0.2, &None));
     assert!((0.0..=1.0).contains(&answers.accuracy));
     let (again, fresh) = evaluate(folder.path(), &request(&[24, 8, 9]));
@@ -138,8 +138,8 @@ fn rows_say_what_was_evaluated_and_are_not_made_twice() {
     assert_eq!((fresh, other), (1, 1));
     let (plan, source) = plan(&config);
     let rows = RunFolder::new(folder.path()).evaluations().unwrap();
-    let here = Host::cpu(None).maker;
-    let lacks = |by: (&Maker, Reuse), encoding: &Encoding, source: &Source, lengths: &[usize]| {
+    let here = Host::cpu(None).provenance;
+    let lacks = |by: (&Provenance, Reuse), encoding: &Encoding, source: &Source, lengths: &[usize]| {
         let scored = OfTask::new(source.task().unwrap(), request(lengths));
         let found = known(&rows, (&plan, encoding), &scored, by);
         lengths.iter().zip(found).filter(|(_, row)| row.is_none()).map(|(length, _)| *length).collect::<Vec<usize>>()
@@ -154,10 +154,10 @@ fn rows_say_what_was_evaluated_and_are_not_made_twice() {
     assert_eq!(missing(&plan.encoding, &other, &[8]), [8], "so are other examples");
     // and what is computed otherwise: of another machine's instruction set where only one is asked for
     for (by, [same, any]) in [
-        (Maker { precision: "bf16".into(), ..here.clone() }, [1, 1]),
-        (Maker { device: "cuda:0 (A)".into(), ..here.clone() }, [1, 1]),
-        (Maker { instructions: "mmx".into(), ..here.clone() }, [1, 0]),
-        (Maker { commit: Some("abc".into()), threads: 99, ..here.clone() }, [0, 0]),
+        (Provenance { precision: "bf16".into(), ..here.clone() }, [1, 1]),
+        (Provenance { device: "cuda:0 (A)".into(), ..here.clone() }, [1, 1]),
+        (Provenance { simd: "mmx".into(), ..here.clone() }, [1, 0]),
+        (Provenance { commit: Some("abc".into()), threads: 99, ..here.clone() }, [0, 0]),
     ] {
         let lacking = |reuse| lacks((&by, reuse), &plan.encoding, &source, &[8]).len();
         assert_eq!([lacking(Reuse::Same), lacking(Reuse::AnyMachine)], [same, any], "{by}");

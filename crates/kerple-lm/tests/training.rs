@@ -11,7 +11,7 @@ use kerple_lm::plan::Plan;
 use kerple_lm::run::RunFolder;
 use kerple_lm::sequences::Batches;
 use kerple_lm::task::{LanguageModel, Task};
-use kerple_lm::train::{Event, Outcome, Sitting, train};
+use kerple_lm::train::{Event, Outcome, TrainSession, train};
 use kerple_lm::{Error, checkpoint};
 use kerple_records::{MetricsRow, read_rows};
 use std::path::Path;
@@ -34,9 +34,9 @@ fn run(folder: &Path, kind: &str, config: TrainConfig, stop_after: Option<u64>) 
     let plan = plan(&encoding(kind), config);
     let stop = AtomicBool::new(false);
     let (run, batches) = (RunFolder::new(folder), Counting(plan.clone()));
-    let sitting =
-        Sitting { plan: &plan, run: &run, batches: &batches, stop: &stop, strict: false, host: &Host::cpu(None) };
-    train(&sitting, &mut |event| {
+    let session =
+        TrainSession { plan: &plan, run: &run, batches: &batches, stop: &stop, strict: false, host: &Host::cpu(None) };
+    train(&session, &mut |event| {
         if let Event::Step(progress) = event {
             stop.store(stop_after == Some(progress.step), Ordering::Relaxed);
         }
@@ -51,7 +51,7 @@ fn try_train(folder: &Path, plan: &Plan) -> Result<Outcome, Error> {
 
 fn train_on(folder: &Path, plan: &Plan, host: &Host) -> Result<Outcome, Error> {
     let (run, batches, stop) = (RunFolder::new(folder), Counting(plan.clone()), AtomicBool::new(false));
-    train(&Sitting { plan, run: &run, batches: &batches, stop: &stop, strict: false, host }, &mut |_| {})
+    train(&TrainSession { plan, run: &run, batches: &batches, stop: &stop, strict: false, host }, &mut |_| {})
 }
 
 fn weights(folder: &Path) -> Vec<u8> {
@@ -96,7 +96,7 @@ fn validation_in_parts_is_the_loss_of_all() {
     assert!(700 * plan.train_len > TOKENS_AT_ONCE, "more than one part, the last of them small");
     try_train(folder.path(), &plan).unwrap();
     let rows = read_rows::<MetricsRow>(&folder.path().join("metrics.jsonl")).unwrap().rows;
-    let found = rows.last().unwrap().valid_loss.unwrap();
+    let found = rows.last().unwrap().val_loss.unwrap();
     let model = RunFolder::new(folder.path()).load(&kerple_lm::device(), true).unwrap().model;
     let all = Counting(plan.clone()).validation(0..700).unwrap();
     let want = LanguageModel::default().loss(&model, &all, &Pass::evaluation(plan.seed)).into_scalar::<f32>();
@@ -144,7 +144,7 @@ fn losses_that_are_read_late_are_the_same_and_so_is_what_they_stop() {
         plan.train.learning_rate *= rate;
         let error = train_on(folder.path(), &plan, host).err().map(|error| error.to_string());
         let rows = read_rows::<MetricsRow>(&folder.path().join("metrics.jsonl")).unwrap().rows;
-        let rows: Vec<_> = rows.iter().map(|row| (row.step, row.loss, row.grad_norm, row.valid_loss)).collect();
+        let rows: Vec<_> = rows.iter().map(|row| (row.step, row.loss, row.grad_norm, row.val_loss)).collect();
         (error, rows, checkpoint::list(folder.path()).unwrap().len())
     };
     let whole = |host: &Host| of(host, config(17), 1.0);

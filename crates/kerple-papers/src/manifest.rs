@@ -86,7 +86,7 @@ pub struct SplitFacts {
     pub bytes: u64,
 }
 
-/// How runs are evaluated; the keys are those of [`EvaluationRow`] and of its text.
+/// How runs are evaluated.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct EvaluationFacts {
     /// Protocol.
@@ -112,12 +112,13 @@ impl EvaluationFacts {
     /// Whether a row of a run is this evaluation: of its last step, on the test text of its seed, and as is said here.
     pub(crate) fn is_of(&self, run: &Run, row: &EvaluationRow) -> bool {
         // segments of a task are its sequences
-        let (protocol, span) = match row.answers {
-            Some(_) => (ANSWERS, row.length),
+        let (protocol, span) = match row.task {
+            Some(_) => (ANSWERS, row.eval_len),
             None => (self.protocol.as_str(), self.span),
         };
-        let is_text =
-            |text: &ScoredText| (text.span, text.segments, Some(text.seed)) == (span, self.segments, run.seed());
+        let is_text = |text: &ScoredText| {
+            (text.segment_len, text.n_segments, Some(text.seed)) == (span, self.segments, run.seed())
+        };
         let is_window = match self.window {
             None => run.window_of(row).is_none(),
             asked => row.window == asked,
@@ -127,7 +128,7 @@ impl EvaluationFacts {
             asked => row.rope_scaling == *asked,
         };
         (row.protocol.as_str(), row.split.as_str()) == (protocol, "test")
-            && self.lengths.contains(&row.length)
+            && self.lengths.contains(&row.eval_len)
             && row.text.as_ref().is_some_and(is_text)
             && Some(row.step) == run.planned_steps()
             && is_window

@@ -1,6 +1,6 @@
 //! Steps of several encodings, timed in turns.
 
-use kerple_records::{Maker, number};
+use kerple_records::{Provenance, number};
 use serde::{Deserialize, Serialize};
 
 /// Name of the file of timed training steps in the folder of a reproduction.
@@ -18,7 +18,7 @@ pub struct Timing {
     pub forward: bool,
     /// The program that timed them, and what it ran on; absent in files of older versions.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub made_by: Option<Maker>,
+    pub provenance: Option<Provenance>,
     /// A row an encoding.
     pub rows: Vec<TimingRow>,
 }
@@ -26,7 +26,7 @@ pub struct Timing {
 impl Timing {
     /// What the times are of, in words, where it was recorded.
     pub(crate) fn place(&self) -> Option<String> {
-        self.made_by.as_ref().map(|maker| format!("Timed on {maker}."))
+        self.provenance.as_ref().map(|provenance| format!("Timed on {provenance}."))
     }
 }
 

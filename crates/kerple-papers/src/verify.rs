@@ -191,7 +191,7 @@ fn odd(manifest: &Manifest, place: &Path, run: &PlannedRun, rows: &[EvaluationRo
     }
     for name in &run.evaluate {
         let Some(facts) = manifest.evaluations.get(name) else { continue };
-        let is_there = |length: &&u64| rows.iter().any(|row| row.length == **length && facts.is_of(&read, row));
+        let is_there = |length: &&u64| rows.iter().any(|row| row.eval_len == **length && facts.is_of(&read, row));
         if let Some(length) = facts.lengths.iter().find(|length| !is_there(length)) {
             odd.push(format!("the row of `{name}` at {length} is missing"));
         }

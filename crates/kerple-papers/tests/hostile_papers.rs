@@ -27,30 +27,30 @@ fn scratch() -> tempfile::TempDir {
 }
 
 fn rows(method: &str, corpus: &str, seed: u64) -> Vec<Value> {
-    let row = |protocol: &str, (span, length): (u64, u64)| {
-        let text = json!({"checksum": corpus, "span": span, "segments": 2, "seed": seed});
-        json!({"encoding": method, "seed": seed, "train_len": 8, "length": length, "protocol": protocol, "split": "test",
-            "step": 9, "text": text, "segments": 2, "tokens": 32, "bytes": 40, "nll": 2.0 + 0.1 * seed as f64,
+    let row = |protocol: &str, (segment_len, eval_len): (u64, u64)| {
+        let text = json!({"checksum": corpus, "segment_len": segment_len, "n_segments": 2, "seed": seed});
+        json!({"label": method, "seed": seed, "train_len": 8, "eval_len": eval_len, "protocol": protocol, "split": "test",
+            "step": 9, "text": text, "n_windows": 2, "tokens": 32, "bytes": 40, "nll": 2.0 + 0.1 * seed as f64,
             "perplexity": 7.4 + seed as f64, "bits_per_byte": 2.1, "seconds": 0.5})
     };
     if corpus == "task" {
         let mut row = row("answers", (16, 16));
-        row["answers"] = json!({"task": "parity_check", "accuracy": 0.5, "chance": 0.5, "by_depth": [0.5, 0.25]});
+        row["task"] = json!({"name": "parity_check", "accuracy": 0.5, "chance": 0.5, "by_depth": [0.5, 0.25]});
         return vec![row];
     }
     let mut rows = vec![row("last:4", (16, 8)), row("last:4", (16, 16)), row("segments", (16, 16))];
-    rows[2]["position_nll"] = json!((0..16).map(|at| 3.0 - 0.1 * f64::from(at)).collect::<Vec<_>>());
+    rows[2]["nll_by_position"] = json!((0..16).map(|at| 3.0 - 0.1 * f64::from(at)).collect::<Vec<_>>());
     rows
 }
 
 fn probes(seed: u64) -> Vec<Value> {
-    let text = json!({"checksum": "shown", "span": 16, "segments": 2, "seed": seed});
+    let text = json!({"checksum": "shown", "segment_len": 16, "n_segments": 2, "seed": seed});
     let attention = json!([{"layer": 0, "head": 0, "length": 16, "translation_invariance": 0.5, "monotonicity": 0.25,
         "single_translation_invariance": 0.5, "single_monotonicity": 0.25, "cells": [1.0, 0.0, 0.5, 1.5]}]);
     let quarter = json!({"song": 0, "quarter": 1, "time_pitch": 0.5, "onset_duration": 0.5, "onset_drum": 0.25});
     let roll = json!({"voices": ["piano"], "notes": [[0.0, 1.0, 60, 0], [1.0, 2.0, 71, 0]], "prompt": 1.0});
     [("attention", attention), ("style", json!({"rows": [quarter], "roll": roll}))]
-        .map(|(name, found)| json!({"step": 9, "text": text, "asked": {}, "found": {name: found}}))
+        .map(|(name, found)| json!({"step": 9, "text": text, "config": {}, "result": {name: found}}))
         .into()
 }
 
@@ -85,8 +85,8 @@ impl Made {
             "corpora": [text(corpus, "byte"), text("task", "")], "evaluations": evaluations});
         let seconds: Vec<Value> =
             methods.iter().map(|name| json!({"encoding": name, "seconds": [0.5, 0.25]})).collect();
-        let maker = json!({"machine": "m", "instructions": "avx2", "threads": 2, "device": "cpu", "precision": "f32"});
-        let timing = json!({"train_len": 8, "batch": 4, "forward": true, "made_by": maker, "rows": seconds});
+        let provenance = json!({"cpu": "m", "simd": "avx2", "threads": 2, "device": "cpu", "precision": "f32"});
+        let timing = json!({"train_len": 8, "batch": 4, "forward": true, "provenance": provenance, "rows": seconds});
         made.write("reproduction.json", &manifest.to_string());
         made.write("timing.json", &timing.to_string());
         made
@@ -97,10 +97,10 @@ impl Made {
         let plan = json!({"label": method, "seed": seed, "train_len": 8, "steps": 9, "hash": format!("{corpus}{method}"),
             "parameters": 1000, "encoding": {"kind": method}, "model": {"n_layers": 1, "n_heads": 2, "head_dim": 8}});
         let metrics = json!({"step": 9, "loss": 2.0, "learning_rate": 0.1, "grad_norm": 1.0, "tokens": 288, "seconds": 3.0,
-            "step_seconds": 0.25, "valid_loss": 2.5, "encoding": {"r1": [0.5, 1.0]}});
+            "step_seconds": 0.25, "val_loss": 2.5, "encoding_params": {"r1": [0.5, 1.0]}});
         let kernels = json!([{"step": 9, "distances": [0, 1, 8], "bias": [[0.0, -1.0, -3.0], [0.0, -0.5, -1.0]],
             "weight": [[1.0, 0.5, 0.25]], "effective_length": [8, null]}]);
-        let text = json!({"checksum": corpus, "span": 16, "segments": 2, "seed": seed});
+        let text = json!({"checksum": corpus, "segment_len": 16, "n_segments": 2, "seed": seed});
         let values = json!([[0.5, 0.25, 1.0, 2.0], [1.0, 0.5, 0.25, 0.0]]);
         let layer = json!({"scores": values, "bias": values, "adaptive": values});
         let score = |segment: u64| json!({"step": 9, "text": text, "length": 4, "segment": segment, "layers": [layer]});
@@ -110,7 +110,7 @@ impl Made {
             ("evaluation.jsonl", lines(&rows(method, corpus, seed))),
             ("probes.jsonl", lines(&probes(seed))),
             ("kernels.json", kernels.to_string()),
-            ("scores.json", json!([score(0), score(1)]).to_string()),
+            ("attention_scores.json", json!([score(0), score(1)]).to_string()),
         ];
         all.iter().for_each(|(name, content)| self.write(folder.join(name).to_str().unwrap(), content));
     }

@@ -14,6 +14,7 @@ mod encoding;
 mod kernel;
 mod linear;
 mod parts;
+mod run_folder;
 mod threads;
 
 use kerple::cpu::InstructionSet;
@@ -49,6 +50,7 @@ fn _native(module: &Bound<PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(linear::linear_backward, module)?)?;
     module.add_function(wrap_pyfunction!(encoding::methods, module)?)?;
     module.add_function(wrap_pyfunction!(kernel::check_kernel, module)?)?;
+    module.add_function(wrap_pyfunction!(run_folder::refuse_old_names, module)?)?;
     #[cfg(feature = "command")]
     module.add_function(wrap_pyfunction!(command::command, module)?)?;
     module.add_function(wrap_pyfunction!(instruction_set, module)?)?;

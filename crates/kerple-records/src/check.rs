@@ -1,7 +1,7 @@
 //! Checks whether a row is consistent. Rows have no checksum, but most of their values follow from
 //! others.
 
-use crate::{Answers, EvaluationRow, MetricsRow, bits_per_byte};
+use crate::{EvaluationRow, MetricsRow, TaskScore, bits_per_byte};
 
 /// Rounding, relative: a value is written with all its digits and computed again in few steps.
 const ROUNDING: f64 = 1e-9;
@@ -17,15 +17,15 @@ fn is_share(value: f64) -> bool {
 impl EvaluationRow {
     /// A contradiction between values of the row, in words.
     pub fn contradiction(&self) -> Option<String> {
-        let EvaluationRow { nll, perplexity, tokens, segments, length, .. } = *self;
-        if length == 0 || segments == 0 || tokens == 0 {
+        let EvaluationRow { nll, perplexity, tokens, windows, eval_len, .. } = *self;
+        if eval_len == 0 || windows == 0 || tokens == 0 {
             return Some(format!(
-                "{tokens} tokens of {segments} segments of {length} are scored; all three must be at least 1"
+                "{tokens} tokens of {windows} windows of {eval_len} are scored; all three must be at least 1"
             ));
         }
         // answers may be longer than the sequence they are of
-        if self.answers.is_none() && segments.checked_mul(length).is_some_and(|most| tokens > most) {
-            return Some(format!("{tokens} tokens are scored, but {segments} segments of {length} contain fewer"));
+        if self.task.is_none() && windows.checked_mul(eval_len).is_some_and(|most| tokens > most) {
+            return Some(format!("{tokens} tokens are scored, but {windows} windows of {eval_len} contain fewer"));
         }
         if !agree(perplexity, nll.exp()) {
             return Some(format!("the perplexity is {perplexity}, but exp(nll) is {}", nll.exp()));
@@ -52,17 +52,18 @@ impl EvaluationRow {
                 }
             }
         }
-        let lists = [("position_nll", &self.position_nll, length), ("segment_nll", &self.segment_nll, segments)];
+        let lists =
+            [("nll_by_position", &self.nll_by_position, eval_len), ("nll_by_segment", &self.nll_by_segment, n_windows)];
         for (name, list, expected) in lists {
             if let Some(values) = list.as_ref().filter(|values| values.len() as u64 != expected) {
                 return Some(format!("{name} has {} values; expected {expected}", values.len()));
             }
         }
-        self.answers.as_ref().and_then(|answers| answers.contradiction(tokens))
+        self.task.as_ref().and_then(|task| task.contradiction(tokens))
     }
 }
 
-impl Answers {
+impl TaskScore {
     fn contradiction(&self, counted: u64) -> Option<String> {
         let depths = self.by_depth.iter().flatten().filter(|share| !share.is_nan()).map(|share| ("by_depth", *share));
         let mut shares = [("accuracy", self.accuracy), ("chance", self.chance)].into_iter().chain(depths);
@@ -84,7 +85,7 @@ impl MetricsRow {
             return Some(format!("step {}: {} tokens are not {each}", self.step, self.tokens));
         }
         let sizes = [("grad_norm", self.grad_norm), ("seconds", self.seconds), ("step_seconds", self.step_seconds)];
-        let waiting = self.waiting.map(|waiting| ("waiting", waiting));
+        let waiting = self.comm_wait_fraction.map(|waiting| ("comm_wait_fraction", waiting));
         let negative = sizes.into_iter().chain(waiting).find(|(_, value)| *value < 0.0);
         negative.map(|(name, value)| format!("step {}: {name} is {value}; it must not be negative", self.step))
     }
@@ -105,10 +106,10 @@ mod tests {
     }
 
     fn row() -> EvaluationRow {
-        serde_json::from_value(serde_json::json!({"encoding": "alibi", "seed": 1, "train_len": 64, "length": 4, "protocol": "blocks",
-            "split": "test", "step": 9, "segments": 2, "tokens": 8, "bytes": 16, "nll": 1.5, "perplexity": 1.5f64.exp(),
-            "bits_per_byte": 1.5 * 8.0 / (16.0 * std::f64::consts::LN_2), "seconds": 0.5, "position_nll": [1.0, 1.0, 2.0, 2.0],
-            "segment_nll": [1.0, 2.0], "answers": {"task": "parity", "accuracy": 0.375, "chance": 0.5, "by_depth": [0.5, "NaN"]}}))
+        serde_json::from_value(serde_json::json!({"label": "alibi", "seed": 1, "train_len": 64, "eval_len": 4, "protocol": "blocks",
+            "split": "test", "step": 9, "n_windows": 2, "tokens": 8, "bytes": 16, "nll": 1.5, "perplexity": 1.5f64.exp(),
+            "bits_per_byte": 1.5 * 8.0 / (16.0 * std::f64::consts::LN_2), "seconds": 0.5, "nll_by_position": [1.0, 1.0, 2.0, 2.0],
+            "nll_by_segment": [1.0, 2.0], "task": {"name": "parity", "accuracy": 0.375, "chance": 0.5, "by_depth": [0.5, "NaN"]}}))
         .unwrap()
     }
 
@@ -122,17 +123,17 @@ mod tests {
             (|row| row.bits_per_byte = Some(1.0), "bits_per_byte is 1, but nll, tokens and bytes give 1.08"),
             (|row| row.rolling = Some(rolled(2.0)), "word_perplexity is 2, which contradicts"),
             (|row| row.bytes = None, "the row has no bytes"),
-            (|row| row.tokens = 0, "0 tokens of 2 segments of 4"),
-            (|row| (row.tokens, row.answers) = (9, None), "9 tokens are scored, but 2 segments of 4 contain fewer"),
-            (|row| row.position_nll = Some(vec![1.0]), "position_nll has 1 values; expected 4"),
-            (|row| row.segment_nll = Some(vec![1.0; 3]), "segment_nll has 3 values; expected 2"),
-            (|row| row.answers.as_mut().unwrap().accuracy = 1.125, "accuracy is 1.125; a share must be 0 to 1"),
-            (|row| row.answers.as_mut().unwrap().chance = f64::NAN, "chance is NaN; a share must be 0 to 1"),
+            (|row| row.tokens = 0, "0 tokens of 2 windows of 4"),
+            (|row| (row.tokens, row.task) = (9, None), "9 tokens are scored, but 2 windows of 4 contain fewer"),
+            (|row| row.nll_by_position = Some(vec![1.0]), "nll_by_position has 1 values; expected 4"),
+            (|row| row.nll_by_segment = Some(vec![1.0; 3]), "nll_by_segment has 3 values; expected 2"),
+            (|row| row.task.as_mut().unwrap().accuracy = 1.125, "accuracy is 1.125; a share must be 0 to 1"),
+            (|row| row.task.as_mut().unwrap().chance = f64::NAN, "chance is NaN; a share must be 0 to 1"),
             (
-                |row| row.answers.as_mut().unwrap().by_depth = Some(vec![-0.1]),
+                |row| row.task.as_mut().unwrap().by_depth = Some(vec![-0.1]),
                 "by_depth is -0.1; a share must be 0 to 1",
             ),
-            (|row| row.answers.as_mut().unwrap().accuracy = 0.4, "does not give a whole number of 8 answers"),
+            (|row| row.task.as_mut().unwrap().accuracy = 0.4, "does not give a whole number of 8 task"),
         ];
         for (change, expected) in changes {
             let mut row = row();
@@ -144,7 +145,7 @@ mod tests {
 
     #[test]
     fn what_overflowed_agrees_with_itself() {
-        let mut row = EvaluationRow { answers: None, bytes: None, bits_per_byte: None, ..row() };
+        let mut row = EvaluationRow { task: None, bytes: None, bits_per_byte: None, ..row() };
         for nll in [800.0, f64::INFINITY, f64::NAN] {
             (row.nll, row.perplexity) = (nll, nll.exp());
             assert_eq!(row.contradiction(), None, "{nll}");
@@ -161,7 +162,7 @@ mod tests {
         assert_eq!(row.contradiction(9).unwrap(), "step 3: 24 tokens are not 3 updates of 9");
         let row = MetricsRow { seconds: -1.0, ..row };
         assert_eq!(row.contradiction(8).unwrap(), "step 3: seconds is -1; it must not be negative");
-        let row = MetricsRow { seconds: 1.0, waiting: Some(-0.5), ..row };
-        assert_eq!(row.contradiction(8).unwrap(), "step 3: waiting is -0.5; it must not be negative");
+        let row = MetricsRow { seconds: 1.0, comm_wait_fraction: Some(-0.5), ..row };
+        assert_eq!(row.contradiction(8).unwrap(), "step 3: comm_wait_fraction is -0.5; it must not be negative");
     }
 }

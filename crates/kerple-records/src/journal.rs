@@ -9,6 +9,7 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 
 use crate::error::{Error, Result};
+use crate::old_names::refuse_keys;
 
 /// A file of records, one JSON value per line, that only grows.
 ///
@@ -117,10 +118,11 @@ pub struct Rows<Row> {
 /// Reads a file of records, one JSON value per line.
 ///
 /// # Errors
-/// [`Error::Damaged`] with file and line if a complete line is not a record; [`Error::Io`] if the
-/// file cannot be read.
+/// [`Error::Damaged`] with file and line if a complete line is not a record, or has old
+/// names; [`Error::Io`] if the file cannot be read.
 pub fn read_rows<Row: DeserializeOwned>(path: &Path) -> Result<Rows<Row>> {
     let text = kerple_files::read(path).map_err(Error::io("reading", path))?;
+    refuse_keys(path, &text)?;
     let mut found = Rows { rows: Vec::new(), truncated_line: None };
     for (index, line) in text.split_inclusive(|&byte| byte == b'\n').enumerate() {
         if line.trim_ascii().is_empty() {
@@ -152,6 +154,7 @@ pub fn look(path: &Path) -> Result<Option<Metadata>> {
 /// it cannot be read.
 pub fn read_json<T: DeserializeOwned>(path: &Path) -> Result<T> {
     let text = kerple_files::read(path).map_err(Error::io("reading", path))?;
+    refuse_keys(path, &text)?;
     serde_json::from_slice(&text).map_err(|error| Error::damaged_line(path, error.line(), &error))
 }
 
@@ -192,10 +195,10 @@ mod tests {
             grad_norm: f64::INFINITY,
             tokens: 512 * step,
             seconds: 0.3,
-            waiting: None,
+            comm_wait_fraction: None,
             step_seconds: 0.1,
-            valid_loss: None,
-            encoding: BTreeMap::from([("r1".into(), vec![0.25, 1.0 / 3.0])]),
+            val_loss: None,
+            encoding_params: BTreeMap::from([("r1".into(), vec![0.25, 1.0 / 3.0])]),
         }
     }
 
@@ -211,7 +214,7 @@ mod tests {
         let back = read_rows::<MetricsRow>(&path).unwrap();
         assert!(back.rows[0].loss.is_nan());
         assert_eq!(back.rows[0].grad_norm, f64::INFINITY);
-        assert_eq!(back.rows[0].encoding, metrics(1).encoding);
+        assert_eq!(back.rows[0].encoding_params, metrics(1).encoding_params);
         assert_eq!(back.truncated_line, None);
     }
 

@@ -4,12 +4,13 @@
 //! | file | content | written |
 //! |---|---|---|
 //! | `plan.json` | object: everything resolved before the run began | once |
+//! | `data_path.json` | object: where the text is | with the plan |
 //! | `metrics.jsonl` | [`MetricsRow`] per line | while training |
-//! | `sittings.jsonl` | [`SittingRow`] per line, one per session | when training starts or resumes |
+//! | `sessions.jsonl` | [`SessionRow`] per line, one per session | when training starts or resumes |
 //! | `evaluation.jsonl` | [`EvaluationRow`] per line | a line per finished (length, protocol, seed) |
 //! | `probes.jsonl` | [`ProbeRow`] per line | a line per finished probe |
 //! | `kernels.json` | array of [`KernelSnapshot`] | replaced as a whole |
-//! | `scores.json` | array of [`ScoreSnapshot`] | once, on request |
+//! | `attention_scores.json` | array of [`ScoreSnapshot`] | once, on request |
 //!
 //! One write call writes a line, so a crash can leave an incomplete last line and nothing else.
 //! Reading tolerates exactly that. Replaced files are written aside, synced and renamed. NaN and
@@ -24,21 +25,24 @@ mod error;
 mod journal;
 mod length;
 pub mod number;
+pub mod old_names;
 mod probe;
-mod sitting;
+mod session;
 
 pub use error::{Error, Result};
 pub use journal::{Journal, Rows, look, read_json, read_rows, replace_rows, write_dense_json, write_json};
 pub use length::{MOST_TOKENS, check_length};
-pub use probe::{AttentionRow, Found, ProbeRow, Roll, StyleFound, StyleRow};
-pub use sitting::{Maker, Numerics, SittingRow, sittings_up_to};
+pub use probe::{AttentionRow, ProbeResult, ProbeRow, Roll, StyleResult, StyleRow};
+pub use session::{Numerics, Provenance, SessionRow, sessions_up_to};
 
 /// Name of the file of the resolved plan.
 pub const PLAN_FILE: &str = "plan.json";
+/// Name of the file that holds where the text is.
+pub const DATA_PATH_FILE: &str = "data_path.json";
 /// Name of the file of [`MetricsRow`]s.
 pub const METRICS_FILE: &str = "metrics.jsonl";
-/// Name of the file of [`SittingRow`]s.
-pub const SITTINGS_FILE: &str = "sittings.jsonl";
+/// Name of the file of [`SessionRow`]s.
+pub const SESSIONS_FILE: &str = "sessions.jsonl";
 /// Name of the file of [`EvaluationRow`]s.
 pub const EVALUATION_FILE: &str = "evaluation.jsonl";
 /// Name of the file of [`ProbeRow`]s.
@@ -46,7 +50,7 @@ pub const PROBES_FILE: &str = "probes.jsonl";
 /// Name of the file of [`KernelSnapshot`]s.
 pub const KERNELS_FILE: &str = "kernels.json";
 /// Name of the file of [`ScoreSnapshot`]s.
-pub const SCORES_FILE: &str = "scores.json";
+pub const ATTENTION_SCORES_FILE: &str = "attention_scores.json";
 
 /// One logged training step.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -65,7 +69,7 @@ pub struct MetricsRow {
     /// Tokens trained on so far; for tasks, whose batches differ in length, as if all had the
     /// training length.
     pub tokens: u64,
-    /// Wall time so far in seconds, summed over resumes. The only key, with `step_seconds` and `waiting`, that differs between a
+    /// Wall time so far in seconds, summed over resumes. The only key, with `step_seconds` and `comm_wait_fraction`, that differs between a
     /// resumed run and an uninterrupted one.
     #[serde(with = "number")]
     pub seconds: f64,
@@ -75,13 +79,13 @@ pub struct MetricsRow {
     /// Share of the time since the last row that rank 0 waited for the other ranks and their data;
     /// absent with a world size of 1.
     #[serde(with = "number", default, skip_serializing_if = "Option::is_none")]
-    pub waiting: Option<f64>,
+    pub comm_wait_fraction: Option<f64>,
     /// Validation loss at this step, nats per token, where it was measured.
     #[serde(with = "number", default)]
-    pub valid_loss: Option<f64>,
+    pub val_loss: Option<f64>,
     /// Learned parameters of the encoding, name to value per head; empty where there are none or they were not logged.
     #[serde(with = "number", default, skip_serializing_if = "BTreeMap::is_empty")]
-    pub encoding: BTreeMap<String, Vec<f64>>,
+    pub encoding_params: BTreeMap<String, Vec<f64>>,
 }
 
 /// One evaluated (checkpoint, length, protocol). For tasks, `tokens` and `nll` cover the counted
@@ -89,7 +93,7 @@ pub struct MetricsRow {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct EvaluationRow {
     /// The run's label, by which results are grouped.
-    pub encoding: String,
+    pub label: String,
     /// Seed of the run.
     pub seed: u64,
     /// Tokens per training sequence.
@@ -97,7 +101,7 @@ pub struct EvaluationRow {
     pub train_len: u64,
     /// Tokens per evaluated sequence.
     #[serde(deserialize_with = "length::deserialize")]
-    pub length: u64,
+    pub eval_len: u64,
     /// `segments`, `blocks`, `last:N`, `sliding:STRIDE` or `rolling:N`; see [`protocol_meaning`].
     pub protocol: String,
     /// Window: keys a query attends to, itself included; all earlier keys if absent.
@@ -113,8 +117,8 @@ pub struct EvaluationRow {
     /// Which text was scored. Absent in rows of older versions, which are therefore comparable with no other row.
     #[serde(default)]
     pub text: Option<ScoredText>,
-    /// Sequences evaluated: windows of at most `length` tokens.
-    pub segments: u64,
+    /// Sequences evaluated: windows of at most `eval_len` tokens.
+    pub n_windows: u64,
     /// Tokens scored.
     pub tokens: u64,
     /// Bytes of text that the scored tokens represent, where known.
@@ -137,23 +141,23 @@ pub struct EvaluationRow {
     pub seconds: f64,
     /// Loss by position, nats, mean over the segments, on request.
     #[serde(with = "number", default, skip_serializing_if = "Option::is_none")]
-    pub position_nll: Option<Vec<f64>>,
+    pub nll_by_position: Option<Vec<f64>>,
     /// Mean loss of each segment, nats per scored token, on request.
     #[serde(with = "number", default, skip_serializing_if = "Option::is_none")]
-    pub segment_nll: Option<Vec<f64>>,
+    pub nll_by_segment: Option<Vec<f64>>,
     /// Correct answers, for runs that learned a task.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub answers: Option<Answers>,
+    pub task: Option<TaskScore>,
     /// Provenance of the evaluation. Absent in rows of older versions.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub made_by: Option<Maker>,
+    pub provenance: Option<Provenance>,
 }
 
 /// Correct answers of a task.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Answers {
+pub struct TaskScore {
     /// Name of the task.
-    pub task: String,
+    pub name: String,
     /// Share of the counted answers that were correct.
     #[serde(with = "number")]
     pub accuracy: f64,
@@ -197,10 +201,10 @@ pub struct ScoredText {
     /// Checksum of the split's tokens.
     pub checksum: String,
     /// Tokens per segment of the text, the same for all lengths.
-    pub span: u64,
+    pub segment_len: u64,
     /// Segments of the text.
-    pub segments: u64,
-    /// Seed that placed the segments.
+    pub n_segments: u64,
+    /// Seed that placed the n_segments.
     pub seed: u64,
 }
 
@@ -219,7 +223,7 @@ impl EvaluationRow {
 
     /// The part of its provenance that decides its digits; `None` for rows that do not record it.
     pub fn numerics(&self) -> Option<Numerics> {
-        self.made_by.as_ref().map(Maker::numerics)
+        self.provenance.as_ref().map(Provenance::numerics)
     }
 
     /// Whether both rows scored the same text by the same rule; false for rows that do not record
@@ -268,7 +272,7 @@ pub struct ScoreSnapshot {
     pub layers: Vec<LayerScores>,
     /// Provenance. Absent in files of older versions.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub made_by: Option<Maker>,
+    pub provenance: Option<Provenance>,
 }
 
 /// One layer's part of a [`ScoreSnapshot`]: `[head][key]` each.
@@ -340,29 +344,29 @@ mod tests {
     #[test]
     fn optional_keys_may_be_missing() {
         let row: EvaluationRow = serde_json::from_str(
-            r#"{"encoding":"alibi","seed":1,"train_len":64,"length":128,"protocol":"blocks","split":"test","step":9,
-                "segments":2,"tokens":256,"nll":1.5,"perplexity":4.4816,"seconds":0.5,"from a newer version":true}"#,
+            r#"{"label":"alibi","seed":1,"train_len":64,"eval_len":128,"protocol":"blocks","split":"test","step":9,
+                "n_windows":2,"tokens":256,"nll":1.5,"perplexity":4.4816,"seconds":0.5,"from a newer version":true}"#,
         )
         .unwrap();
-        assert_eq!((row.window, row.bytes, &row.position_nll, &row.text), (None, None, &None, &None));
+        assert_eq!((row.window, row.bytes, &row.nll_by_position, &row.text), (None, None, &None, &None));
         assert!(!row.same_text(&row), "what does not say its text is over no known text");
     }
 
     #[test]
     fn any_difference_in_the_text_makes_rows_incomparable() {
         let row: EvaluationRow = serde_json::from_str(
-            r#"{"encoding":"alibi","seed":1,"train_len":64,"length":128,"protocol":"blocks","split":"test","step":9,
-                "text":{"checksum":"ab","span":2048,"segments":8,"seed":1},
-                "segments":2,"tokens":256,"nll":1.5,"perplexity":4.4816,"seconds":0.5}"#,
+            r#"{"label":"alibi","seed":1,"train_len":64,"eval_len":128,"protocol":"blocks","split":"test","step":9,
+                "text":{"checksum":"ab","segment_len":2048,"n_segments":8,"seed":1},
+                "n_windows":2,"tokens":256,"nll":1.5,"perplexity":4.4816,"seconds":0.5}"#,
         )
         .unwrap();
         let text = row.text.clone().unwrap();
         let with = |text| EvaluationRow { text: Some(text), ..row.clone() };
-        assert!(row.same_text(&EvaluationRow { length: 64, encoding: "t5".into(), ..row.clone() }));
+        assert!(row.same_text(&EvaluationRow { eval_len: 64, label: "t5".into(), ..row.clone() }));
         for other in [
             with(ScoredText { checksum: "cd".into(), ..text.clone() }),
-            with(ScoredText { span: 1024, ..text.clone() }),
-            with(ScoredText { segments: 9, ..text.clone() }),
+            with(ScoredText { segment_len: 1024, ..text.clone() }),
+            with(ScoredText { n_segments: 9, ..text.clone() }),
             with(ScoredText { seed: 2, ..text }),
             EvaluationRow { split: "valid".into(), ..row.clone() },
             EvaluationRow { protocol: "segments".into(), ..row.clone() },

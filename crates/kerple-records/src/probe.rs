@@ -1,7 +1,7 @@
 //! Measurements of a trained run other than its losses.
 
 use crate::number;
-use crate::{Maker, ScoredText};
+use crate::{Provenance, ScoredText};
 use serde::{Deserialize, Serialize};
 
 /// The result of one probe.
@@ -12,22 +12,22 @@ pub struct ProbeRow {
     /// The measured text, of the test split; its seed also seeds the random draws.
     pub text: ScoredText,
     /// The settings as the experiment gives them: rows with equal settings are of the same kind.
-    pub asked: serde_json::Value,
+    pub config: serde_json::Value,
     /// The answer.
-    pub found: Found,
+    pub result: ProbeResult,
     /// Provenance. Absent in rows of older versions.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub made_by: Option<Maker>,
+    pub provenance: Option<Provenance>,
 }
 
-/// An answer.
+/// What a probe can find.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Found {
+pub enum ProbeResult {
     /// A row for every length, layer and head.
     Attention(Vec<AttentionRow>),
     /// How music goes on.
-    Style(StyleFound),
+    Style(StyleResult),
 }
 
 /// The attention of one head over some sequences.
@@ -60,7 +60,7 @@ pub struct AttentionRow {
 
 /// How music continues from prompts.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct StyleFound {
+pub struct StyleResult {
     /// A row for every song and quarter.
     pub rows: Vec<StyleRow>,
     /// One of the continuations.

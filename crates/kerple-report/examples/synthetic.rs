@@ -131,17 +131,17 @@ fn evaluation(
         losses.into_iter().enumerate().map(|(i, loss)| if (i as u64) < scored_from { f64::NAN } else { loss }).collect()
     });
     EvaluationRow {
-        encoding: name.into(),
+        label: name.into(),
         seed,
         train_len: TRAIN_LEN,
-        length,
+        eval_len: length,
         protocol: protocol.into(),
         window,
         rope_scaling: None,
         split: "test".into(),
-        text: Some(ScoredText { checksum: "0123456789abcdef".into(), span: 16384, segments: 320, seed }),
+        text: Some(ScoredText { checksum: "0123456789abcdef".into(), segment_len: 16384, n_segments: 320, seed }),
         step,
-        segments: 320,
+        n_windows: 320,
         tokens,
         bytes: Some(bytes),
         nll,
@@ -149,10 +149,10 @@ fn evaluation(
         bits_per_byte: Some(kerple_records::bits_per_byte(nll * tokens as f64, bytes)),
         rolling: None,
         seconds: tokens as f64 / 20_000.0,
-        position_nll: positions,
-        segment_nll: None,
-        answers: None,
-        made_by: None,
+        nll_by_position: positions,
+        nll_by_segment: None,
+        task: None,
+        provenance: None,
     }
 }
 
@@ -211,10 +211,10 @@ fn write_metrics(
             grad_norm: 0.6 + 0.1 * noise.uniform(),
             tokens: step * 16384,
             seconds: step as f64 * step_seconds,
-            waiting: None,
+            comm_wait_fraction: None,
             step_seconds: step_seconds * (1.0 + 0.02 * noise.uniform()),
-            valid_loss: step.is_multiple_of(500).then_some(loss + 0.04),
-            encoding: if learned { heads.parameters.iter().map(moved).collect() } else { BTreeMap::new() },
+            val_loss: step.is_multiple_of(500).then_some(loss + 0.04),
+            encoding_params: if learned { heads.parameters.iter().map(moved).collect() } else { BTreeMap::new() },
         })?;
     }
     Ok(())

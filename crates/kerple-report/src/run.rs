@@ -13,7 +13,7 @@ use crate::conditions::Conditions;
 use crate::error::{Error, Result};
 use crate::statistics::median;
 use kerple_records::{
-    EvaluationRow, KernelSnapshot, Maker, MetricsRow, Numerics, ProbeRow, SittingRow, look, read_json, read_rows,
+    EvaluationRow, KernelSnapshot, MetricsRow, Numerics, ProbeRow, Provenance, SessionRow, look, read_json, read_rows,
 };
 
 /// One run folder.
@@ -29,8 +29,8 @@ pub struct Run {
     pub plan: Value,
     /// Logged steps in order; those that a resume from an earlier checkpoint made again appear once.
     pub metrics: Vec<MetricsRow>,
-    /// Sittings it was trained in, in the order in which they began; none where it was trained before they were recorded.
-    pub sittings: Vec<SittingRow>,
+    /// Sessions it was trained in, in the order in which they began; none where it was trained before they were recorded.
+    pub sessions: Vec<SessionRow>,
     /// Evaluations; one that was repeated for the same checkpoint appears once, the last.
     pub evaluations: Vec<EvaluationRow>,
     /// Kernels over training, by step.
@@ -49,10 +49,11 @@ impl Run {
     /// # Errors
     /// [`Error::Record`] of what cannot be read or is damaged, with file and line.
     pub fn read(folder: &Path) -> Result<Run> {
+        kerple_records::old_names::refuse_files(folder)?;
         let plan = read_plan(&folder.join(kerple_records::PLAN_FILE))?;
         let mut notes = Vec::new();
         let metrics = read_optional_rows(&folder.join(kerple_records::METRICS_FILE), &mut notes)?;
-        let sittings = read_optional_rows(&folder.join(kerple_records::SITTINGS_FILE), &mut notes)?;
+        let sessions = read_optional_rows(&folder.join(kerple_records::SESSIONS_FILE), &mut notes)?;
         let evaluations = read_optional_rows(&folder.join(kerple_records::EVALUATION_FILE), &mut notes)?;
         let probes = read_optional_rows(&folder.join(kerple_records::PROBES_FILE), &mut notes)?;
         let kernels = kerple_records::Error::unless_absent(read_json(&folder.join(kerple_records::KERNELS_FILE)))?;
@@ -65,7 +66,7 @@ impl Run {
             conditions: Conditions::of_plan(&plan),
             plan,
             metrics: without_repeated_steps(metrics),
-            sittings,
+            sessions,
             evaluations,
             kernels,
             probes,
@@ -83,7 +84,7 @@ impl Run {
     pub fn label(&self) -> String {
         let text = |value: &Value| value.as_str().map(str::to_owned);
         text(&self.plan["label"])
-            .or_else(|| self.evaluations.first().map(|row| row.encoding.clone()))
+            .or_else(|| self.evaluations.first().map(|row| row.label.clone()))
             .or_else(|| text(&self.plan["encoding"]["kind"]))
             .unwrap_or_else(|| self.folder_name())
     }
@@ -134,49 +135,49 @@ impl Run {
         self.plan["commit"].as_str()
     }
 
-    /// Sittings whose updates are in the run.
-    fn counted_sittings(&self) -> Vec<&SittingRow> {
-        kerple_records::sittings_up_to(&self.sittings, self.steps_done())
+    /// Sessions whose updates are in the run.
+    fn counted_sessions(&self) -> Vec<&SessionRow> {
+        kerple_records::sessions_up_to(&self.sessions, self.steps_done())
     }
 
     /// Known commits of the programs that trained and evaluated it.
     pub fn programs(&self) -> BTreeSet<String> {
-        let trained = self.counted_sittings().into_iter().filter_map(|row| row.maker.commit.clone());
-        let evaluated = self.evaluations.iter().filter_map(|row| row.made_by.as_ref()?.commit.clone());
-        let before = self.commit().filter(|_| self.sittings.is_empty()).map(str::to_owned);
+        let trained = self.counted_sessions().into_iter().filter_map(|row| row.provenance.commit.clone());
+        let evaluated = self.evaluations.iter().filter_map(|row| row.provenance.as_ref()?.commit.clone());
+        let before = self.commit().filter(|_| self.sessions.is_empty()).map(str::to_owned);
         trained.chain(evaluated).chain(before).collect()
     }
 
     /// Processors, threads, instruction sets, devices and precisions it was trained with, where that was recorded, and ranks
     /// where there were several.
     pub fn machines(&self) -> BTreeSet<String> {
-        let words = |row: &SittingRow| {
-            let Maker { machine, instructions, threads, device, precision, .. } = &row.maker;
-            let ranks = if row.ranks > 1 { format!("{} ranks, ", row.ranks) } else { String::new() };
-            format!("{ranks}{machine}, {threads} threads, {instructions}, {device}, {precision}")
+        let words = |row: &SessionRow| {
+            let Provenance { cpu, simd, threads, device, precision, .. } = &row.provenance;
+            let ranks = if row.world_size > 1 { format!("{} ranks, ", row.world_size) } else { String::new() };
+            format!("{ranks}{cpu}, {threads} threads, {simd}, {device}, {precision}")
         };
-        self.counted_sittings().into_iter().map(words).collect()
+        self.counted_sessions().into_iter().map(words).collect()
     }
 
     /// Share of the time of its updates that the first of several ranks waited for the others, median of its rows; `None` where
     /// one process trained it.
     pub fn waiting(&self) -> Option<f64> {
-        let shares: Vec<f64> = self.metrics.iter().filter_map(|row| row.waiting).collect();
+        let shares: Vec<f64> = self.metrics.iter().filter_map(|row| row.comm_wait_fraction).collect();
         (!shares.is_empty()).then(|| median(&shares))
     }
 
     /// What equal bits need to be equal: programs, and precisions, devices and instruction sets where they are known.
     pub fn computed_by(&self) -> (BTreeSet<String>, BTreeSet<String>) {
-        let trained = self.counted_sittings().into_iter().map(|row| &row.maker);
-        let makers = trained.chain(self.evaluations.iter().filter_map(|row| row.made_by.as_ref()));
-        (self.programs(), makers.map(|maker| maker.numerics().to_string()).collect())
+        let trained = self.counted_sessions().into_iter().map(|row| &row.provenance);
+        let provenances = trained.chain(self.evaluations.iter().filter_map(|row| row.provenance.as_ref()));
+        (self.programs(), provenances.map(|provenance| provenance.numerics().to_string()).collect())
     }
 
     /// What its updates were computed in; `None` stands for what was not recorded.
     pub fn trained_in(&self) -> BTreeSet<Option<Numerics>> {
-        match &self.sittings[..] {
+        match &self.sessions[..] {
             [] => [None].into(),
-            _ => self.counted_sittings().into_iter().map(|row| Some(row.maker.numerics())).collect(),
+            _ => self.counted_sessions().into_iter().map(|row| Some(row.provenance.numerics())).collect(),
         }
     }
 
@@ -194,11 +195,12 @@ impl Run {
 
     /// Which update on was made by which program in what.
     fn made(&self) -> Vec<(u64, Option<Numerics>, Option<String>)> {
-        match &self.sittings[..] {
+        match &self.sessions[..] {
             [] => vec![(1, None, self.commit().map(str::to_owned))],
             _ => {
-                let made = |row: &SittingRow| (row.first_step, Some(row.maker.numerics()), row.maker.commit.clone());
-                self.counted_sittings().into_iter().map(made).collect()
+                let made =
+                    |row: &SessionRow| (row.first_step, Some(row.provenance.numerics()), row.provenance.commit.clone());
+                self.counted_sessions().into_iter().map(made).collect()
             }
         }
     }
@@ -373,10 +375,10 @@ mod tests {
             bits_per_byte: None,
             rolling: None,
             seconds: 1.0,
-            position_nll: None,
-            segment_nll: None,
-            answers: None,
-            made_by: None,
+            nll_by_position: None,
+            nll_by_segment: None,
+            task: None,
+            provenance: None,
         };
         let mut notes = Vec::new();
         let rows = vec![evaluation(64, 2.0), evaluation(128, 2.5), evaluation(64, 2.1), evaluation(128, 2.5)];

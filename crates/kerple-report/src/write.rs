@@ -120,14 +120,14 @@ struct Task<'a> {
     text_seed: Option<u64>,
     precision: &'a str,
     device: &'a str,
-    instructions: Option<&'a str>,
+    simd: Option<&'a str>,
     chance: f64,
 }
 
 fn answer_rows(table: &AnswerTable) -> impl Iterator<Item = (Task<'_>, &AnswerScore)> {
     let &AnswerTable { ref task, ref group, ref split, train_len, ref text, examples, text_seed, chance, .. } = table;
-    let (precision, device, instructions) = (&table.precision, &table.device, table.instructions.as_deref());
-    let of = Task { task, group, split, train_len, text, examples, text_seed, precision, device, instructions, chance };
+    let (precision, device, simd) = (&table.precision, &table.device, table.simd.as_deref());
+    let of = Task { task, group, split, train_len, text, examples, text_seed, precision, device, simd, chance };
     table.scores.iter().map(move |score| (of, score))
 }
 

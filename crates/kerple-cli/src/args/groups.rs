@@ -84,7 +84,7 @@ pub struct Hardware {
     /// Precision of the inputs of matrix products on GPUs, which accumulate in f32: f32, or rounded
     /// to tf32 or bf16, which GPUs with matrix units multiply faster. Everything else is f32:
     /// weights, optimizer state, norms, softmax, losses, positions. The precision is not part of a
-    /// plan; sittings.jsonl records it.
+    /// plan; sessions.jsonl records it.
     #[arg(long, value_name = "PRECISION", default_value = "f32")]
     pub precision: Precision,
 }

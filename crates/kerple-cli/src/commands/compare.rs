@@ -134,11 +134,11 @@ where
         Event::Evaluation(evaluate::Event::Row { fresh: false, .. }) => {}
         Event::Evaluation(evaluate::Event::Row { row, .. }) if json => print_json(row),
         Event::Evaluation(evaluate::Event::Row { row, .. }) => {
-            let found = match &row.answers {
-                Some(answers) => format!("right {:.2} %", 100.0 * answers.accuracy),
+            let found = match &row.task {
+                Some(task) => format!("right {:.2} %", 100.0 * task.accuracy),
                 None => format!("perplexity {:.3}", row.perplexity),
             };
-            line.done(&format!("{what}  length {:>6}  {found}", row.length));
+            line.done(&format!("{what}  length {:>6}  {found}", row.eval_len));
         }
     })?;
     if finished {

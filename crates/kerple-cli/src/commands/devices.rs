@@ -9,14 +9,14 @@ use kerple_lm::host::Host;
 
 /// Lists the processor, and what else this program was built for and the machine has.
 pub fn run(args: &Devices) -> Outcome {
-    let (cpu, others) = (Host::cpu(None).maker, device::list());
+    let (cpu, others) = (Host::cpu(None).provenance, device::list());
     if args.json {
         let threads = cpu.threads;
-        print_json(&serde_json::json!({ "name": "cpu", "part": cpu.machine, "threads": threads }));
+        print_json(&serde_json::json!({ "name": "cpu", "part": cpu.cpu, "threads": threads }));
         others.iter().for_each(|listed| print_json(&as_json(listed)));
         return Ok(());
     }
-    resultln!("{:<14} {}, {} threads", "cpu", cpu.machine, cpu.threads);
+    resultln!("{:<14} {}, {} threads", "cpu", cpu.cpu, cpu.threads);
     others.iter().for_each(|listed| resultln!("{}", line(listed)));
     let kinds = [Name::Cuda(0), Name::Wgpu(0), Name::Vulkan(0), Name::Metal(0)];
     let missing: Vec<&str> = kinds.into_iter().filter(|kind| !kind.is_built()).filter_map(Name::feature).collect();

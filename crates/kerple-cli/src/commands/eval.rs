@@ -17,7 +17,7 @@ use kerple_lm::memory::TOKENS_AT_ONCE;
 use kerple_lm::plan::Plan;
 use kerple_lm::ranks::Ranks;
 use kerple_lm::run::{RunFolder, Trained};
-use kerple_records::{EvaluationRow, Maker};
+use kerple_records::{EvaluationRow, Provenance};
 use std::sync::atomic::AtomicBool;
 
 /// Evaluates a trained run and adds the rows to its `evaluation.jsonl`.
@@ -55,7 +55,7 @@ pub fn run(args: &Eval, ranks: &Ranks) -> Outcome {
         resultln!("{header}");
     }
     let label = model.encoding().encoding().label();
-    let rows = show(args, (&label, unit, &host.maker), print, |stop, tell| evaluation.run(stop, tell))?;
+    let rows = show(args, (&label, unit, &host.provenance), print, |stop, tell| evaluation.run(stop, tell))?;
     write_results(args, &plan, &rows)
 }
 
@@ -98,7 +98,7 @@ fn split(args: &Eval) -> corpus::Split {
 /// Evaluates until the end or until it is stopped, and prints every row; a length consists of so many units.
 fn show(
     args: &Eval,
-    (label, unit, maker): (&str, &str, &Maker),
+    (label, unit, provenance): (&str, &str, &Provenance),
     print: fn(&EvaluationRow),
     evaluate: impl FnOnce(&AtomicBool, &mut dyn FnMut(Event)) -> kerple_lm::Result<bool>,
 ) -> Result<Vec<EvaluationRow>, Failure> {
@@ -118,9 +118,9 @@ fn show(
         }
         Event::Row { row, fresh } => {
             rows.push(row.clone());
-            let by = evaluate::made_elsewhere(row, maker).map_or(String::new(), |by| format!(" {by}"));
+            let by = evaluate::made_elsewhere(row, provenance).map_or(String::new(), |by| format!(" {by}"));
             let known = if fresh { String::new() } else { format!("  (evaluated before{by})") };
-            line.done(&format!("{label}  length {}{known}", row.length));
+            line.done(&format!("{label}  length {}{known}", row.eval_len));
             print(row);
         }
     })?;
@@ -140,15 +140,15 @@ fn write_results(args: &Eval, plan: &Plan, rows: &[EvaluationRow]) -> Outcome {
 }
 
 fn print_answers(row: &EvaluationRow) {
-    let right = row.answers.as_ref().map_or(f64::NAN, |answers| 100.0 * answers.accuracy);
-    resultln!("{:>8} {right:>9.2} {:>10.5} {:>9} {:>9.2}", row.length, row.nll, row.tokens, row.seconds);
+    let right = row.task.as_ref().map_or(f64::NAN, |task| 100.0 * task.accuracy);
+    resultln!("{:>8} {right:>9.2} {:>10.5} {:>9} {:>9.2}", row.eval_len, row.nll, row.tokens, row.seconds);
 }
 
 fn print_row(row: &EvaluationRow) {
     let bits = row.bits_per_byte.map_or_else(|| "-".to_owned(), |bits| format!("{bits:.4}"));
     resultln!(
         "{:>8} {:>12.4} {:>10.5} {bits:>10} {:>9} {:>9.2}",
-        row.length,
+        row.eval_len,
         row.perplexity,
         row.nll,
         row.tokens,

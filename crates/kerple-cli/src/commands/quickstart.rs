@@ -17,7 +17,7 @@ use kerple_lm::host::Host;
 use kerple_lm::job::Shard;
 use kerple_lm::plan::Plan;
 use kerple_lm::run::RunFolder;
-use kerple_lm::train::{self, Sitting};
+use kerple_lm::train::{self, TrainSession};
 use serde::{Deserialize, Serialize};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -212,7 +212,7 @@ fn affordable_steps(
     const TRIAL: u64 = 24;
     let folder = out.join(".trial");
     if kerple_files::is_there(&folder).map_err(|error| Failure::reading(&folder, &error))? {
-        // an earlier sitting was killed in it
+        // an earlier session was killed in it
         std::fs::remove_dir_all(&folder).map_err(|error| Failure::writing(&folder, &error))?;
     }
     let trial = RunConfig { train: TrainConfig { steps: TRIAL, ..config.train.clone() }, ..config.clone() };
@@ -222,8 +222,8 @@ fn affordable_steps(
     let mut before = Instant::now();
     let mut line = Line::new();
     let (run, batches) = (RunFolder::new(&folder), source.batches(&plan)?);
-    let sitting = Sitting { plan: &plan, run: &run, batches: &batches, stop, strict: false, host };
-    let outcome = train::train(&sitting, &mut |event| {
+    let session = TrainSession { plan: &plan, run: &run, batches: &batches, stop, strict: false, host };
+    let outcome = train::train(&session, &mut |event| {
         if let train::Event::Step(step) = event {
             times.push(before.elapsed().as_secs_f64());
             before = Instant::now();

@@ -5,7 +5,7 @@ use crate::args::Report;
 use crate::failure::Outcome;
 use crate::output::resultln;
 use kerple_lm::host::Host;
-use kerple_records::Maker;
+use kerple_records::Provenance;
 use kerple_report::{Options, find_runs, table_text, write};
 use std::path::{Path, PathBuf};
 
@@ -35,6 +35,6 @@ pub fn program() -> String {
 
 /// The processor of this machine, what is used of it, and how.
 pub fn machine() -> String {
-    let Maker { machine, threads, instructions, .. } = Host::cpu(None).maker;
-    format!("{machine}, {threads} threads, {instructions}")
+    let Provenance { cpu, threads, simd, .. } = Host::cpu(None).provenance;
+    format!("{cpu}, {threads} threads, {simd}")
 }

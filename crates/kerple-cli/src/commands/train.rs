@@ -12,7 +12,7 @@ use kerple_lm::depart::Departure;
 use kerple_lm::plan::Plan;
 use kerple_lm::ranks::Ranks;
 use kerple_lm::run::RunFolder;
-use kerple_lm::train::{self, Event, Sitting};
+use kerple_lm::train::{self, Event, TrainSession};
 use std::sync::atomic::AtomicBool;
 
 /// The text and the plan of the run, which begins with the weights of another one where that is asked for.
@@ -57,8 +57,9 @@ pub fn run(args: &Train, ranks: &Ranks) -> Outcome {
     }
     remark_on_kernels(&plan, args.hardware.device);
     let (batches, mut line) = (source.batches(&plan)?, Line::new());
-    let sitting = Sitting { plan: &plan, run: &run, batches: &batches, stop: &stop, strict: args.strict, host: &host };
-    let outcome = train::train(&sitting, &mut |event| match event {
+    let session =
+        TrainSession { plan: &plan, run: &run, batches: &batches, stop: &stop, strict: args.strict, host: &host };
+    let outcome = train::train(&session, &mut |event| match event {
         Event::Note(note) => line.done(&format!("note: {note}")),
         Event::Step(step) => line.show(|| step_line(&plan.label, step)),
     })?;

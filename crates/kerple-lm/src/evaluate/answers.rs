@@ -11,7 +11,7 @@ use crate::tasks::TaskSource;
 use kerple::encoding::Encoding;
 use kerple_data::Split;
 use kerple_data::tasks::Facts;
-use kerple_records::{ANSWERS, Answers, ScoredText};
+use kerple_records::{ANSWERS, ScoredText, TaskScore};
 
 /// What is evaluated of a task.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -102,7 +102,8 @@ impl Scored for OfTask<'_> {
 
     fn key(&self, encoding: &Encoding, length: usize, step: u64) -> EvaluationKey {
         let AnswersRequest { examples, seed, split, .. } = self.request;
-        let text = ScoredText { checksum: self.checksum.clone(), span: length as u64, segments: examples, seed };
+        let text =
+            ScoredText { checksum: self.checksum.clone(), segment_len: length as u64, n_segments: examples, seed };
         EvaluationKey::new((text, split.name()), (ANSWERS.to_owned(), None), encoding, length, step)
     }
 
@@ -173,14 +174,14 @@ impl Scored for OfTask<'_> {
                 return Ok(None);
             }
         }
-        let answers = Answers {
-            task: self.facts.name.clone(),
+        let task = TaskScore {
+            name: self.facts.name.clone(),
             accuracy: found.right as f64 / found.counted as f64,
             chance: self.facts.chance,
             by_depth: found.by_depth(),
         };
         let nll = found.loss / found.counted as f64;
-        Ok(Some(Found { nll, tokens: found.counted, answers: Some(answers), ..Found::default() }))
+        Ok(Some(Found { nll, tokens: found.counted, task: Some(task), ..Found::default() }))
     }
 
     fn words(&self) -> Vec<String> {

@@ -198,8 +198,8 @@ impl Extent {
 
     /// The description of the text in a row, for a split whose tokens have this checksum.
     pub fn scored(&self, checksum: &str) -> ScoredText {
-        let (span, segments) = (self.span as u64, self.segments as u64);
-        ScoredText { checksum: checksum.to_owned(), span, segments, seed: self.seed }
+        let (segment_len, n_segments) = (self.span as u64, self.segments as u64);
+        ScoredText { checksum: checksum.to_owned(), segment_len, n_segments, seed: self.seed }
     }
 
     /// The windows that read the text at one length, at most the span, in a split of `tokens` tokens; none of documents.

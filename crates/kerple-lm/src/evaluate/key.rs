@@ -3,7 +3,7 @@
 use super::Found;
 use crate::plan::Plan;
 use kerple::encoding::Encoding;
-use kerple_records::{EvaluationRow, Maker, Numerics, ScoredText, bits_per_byte};
+use kerple_records::{EvaluationRow, Numerics, Provenance, ScoredText, bits_per_byte};
 
 /// What makes an evaluation the same as another of the same run: all that its numbers depend on.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -63,8 +63,8 @@ impl EvaluationKey {
     }
 
     /// The same, computed by this program on this device.
-    pub(super) fn by(self, maker: &Maker) -> EvaluationKey {
-        EvaluationKey { numerics: Some(maker.numerics()), ..self }
+    pub(super) fn by(self, provenance: &Provenance) -> EvaluationKey {
+        EvaluationKey { numerics: Some(provenance.numerics()), ..self }
     }
 
     /// Whether a row is this evaluation, whatever computed it.
@@ -93,7 +93,7 @@ impl EvaluationKey {
             window: row.window,
             rope_scaling: row.rope_scaling.clone(),
             start: row.other_start().map(str::to_owned),
-            length: row.length,
+            length: row.eval_len,
             step: row.step,
             numerics: row.numerics(),
         })
@@ -105,21 +105,21 @@ impl EvaluationKey {
         plan: &Plan,
         encoding: &Encoding,
         found: Found,
-        (seconds, maker): (f64, &Maker),
+        (seconds, provenance): (f64, &Provenance),
     ) -> EvaluationRow {
         let EvaluationKey { text, split, protocol, window, rope_scaling, start: _, length, step, numerics: _ } = self;
-        let Found { nll, tokens, windows, bytes, position_nll, segment_nll, answers, rolling } = found;
+        let Found { nll, tokens, windows, bytes, nll_by_position, nll_by_segment, task, rolling } = found;
         EvaluationRow {
-            encoding: if encoding == &plan.encoding { plan.label.clone() } else { encoding.label() },
+            label: if encoding == &plan.encoding { plan.label.clone() } else { encoding.label() },
             seed: plan.seed,
             train_len: plan.train_len as u64,
-            length,
+            eval_len: length,
             protocol,
             window,
             rope_scaling,
             split,
             step,
-            segments: windows.unwrap_or(text.segments),
+            n_windows: windows.unwrap_or(text.n_segments),
             text: Some(text),
             tokens,
             bytes,
@@ -127,11 +127,11 @@ impl EvaluationKey {
             perplexity: nll.exp(),
             bits_per_byte: bytes.map(|bytes| bits_per_byte(nll * tokens as f64, bytes)),
             seconds,
-            position_nll,
-            segment_nll,
-            answers,
+            nll_by_position,
+            nll_by_segment,
+            task,
             rolling,
-            made_by: Some(maker.clone()),
+            provenance: Some(provenance.clone()),
         }
     }
 }

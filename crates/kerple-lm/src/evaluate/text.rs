@@ -105,7 +105,7 @@ pub fn earlier_extents(rows: &[EvaluationRow], text: &dyn Text, protocol: Protoc
     let (checksum, protocol) = (text.checksum(), protocol.to_string());
     let of = |row: &EvaluationRow| {
         let scored = row.text.as_ref().filter(|scored| scored.checksum == checksum)?;
-        (row.split == text.split() && row.protocol == protocol).then_some((scored.span, scored.segments))
+        (row.split == text.split() && row.protocol == protocol).then_some((scored.segment_len, scored.n_segments))
     };
     rows.iter().filter_map(of).collect()
 }
@@ -216,10 +216,10 @@ impl<T: Text> Scored for OfText<T> {
             tokens,
             windows: Some(windows.len() as u64),
             bytes,
-            position_nll: (self.request.positions)
+            nll_by_position: (self.request.positions)
                 .then(|| losses.position_sum.iter().zip(&losses.position_count).map(mean).collect()),
-            segment_nll: Some(losses.window_mean),
-            answers: None,
+            nll_by_segment: Some(losses.window_mean),
+            task: None,
             rolling,
         }))
     }

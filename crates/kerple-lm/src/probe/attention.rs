@@ -9,7 +9,7 @@ use kerple::attention::measure::{Part, monotonicity, translation_invariance};
 use kerple::seed::Purpose;
 use kerple_burn::pass::Pass;
 use kerple_data::Segments;
-use kerple_records::{AttentionRow, Found};
+use kerple_records::{AttentionRow, ProbeResult};
 use std::sync::atomic::{AtomicBool, Ordering};
 
 /// Cells of a picture on a side.
@@ -32,7 +32,7 @@ pub(super) fn measure(
     text: &CorpusText,
     (lengths, sequences): (&[usize], usize),
     stop: &AtomicBool,
-) -> Result<Option<Found>> {
+) -> Result<Option<ProbeResult>> {
     let mut rows = Vec::new();
     for &length in lengths {
         model.check_len(length)?;
@@ -63,7 +63,7 @@ pub(super) fn measure(
             }));
         }
     }
-    Ok(Some(Found::Attention(rows)))
+    Ok(Some(ProbeResult::Attention(rows)))
 }
 
 /// Where sequences of this length begin.

@@ -11,7 +11,7 @@ use crate::sequences::Text;
 use burn::tensor::Tensor;
 use kerple_burn::ops::attention::Seen;
 use kerple_burn::pass::Pass;
-use kerple_records::{LayerScores, Maker, ScoreSnapshot};
+use kerple_records::{LayerScores, Provenance, ScoreSnapshot};
 
 /// Texts of each length.
 pub(super) const TEXTS: usize = 2;
@@ -19,16 +19,16 @@ pub(super) const TEXTS: usize = 2;
 /// Significant digits that are kept.
 const DIGITS: usize = 5;
 
-/// Whether a run's file has the scores of a checkpoint at all of these lengths, of makers that suit.
+/// Whether a run's file has the scores of a checkpoint at all of these lengths, of provenances that suit.
 pub(super) fn are_kept(
     folder: &RunFolder,
     step: u64,
     lengths: &[usize],
-    suits: impl Fn(Option<&Maker>) -> bool,
+    suits: impl Fn(Option<&Provenance>) -> bool,
 ) -> Result<bool> {
     let known = folder.scores()?;
     let is_one = |one: &ScoreSnapshot, length: usize| {
-        (one.step, one.length) == (step, length as u64) && suits(one.made_by.as_ref())
+        (one.step, one.length) == (step, length as u64) && suits(one.provenance.as_ref())
     };
     let has = |length: &usize| known.iter().any(|one| is_one(one, *length));
     Ok(lengths.iter().all(has))
@@ -55,7 +55,7 @@ pub(super) fn measure(
     (model, step): (&Decoder, u64),
     text: &dyn Text,
     lengths: &[usize],
-    (seed, maker): (u64, &Maker),
+    (seed, provenance): (u64, &Provenance),
 ) -> Result<Vec<ScoreSnapshot>> {
     let extent = extent(text, lengths, seed)?;
     let mut all = Vec::new();
@@ -66,8 +66,8 @@ pub(super) fn measure(
             let seen = model.last_scores(Tokens { ids: &ids, batch: 1, len: length }, &Pass::evaluation(seed));
             let layers = seen.into_iter().map(layer).collect();
             let scored = extent.scored(&text.checksum());
-            let (length, segment, made_by) = (length as u64, segment as u64, Some(maker.clone()));
-            all.push(ScoreSnapshot { step, text: scored, length, segment, layers, made_by });
+            let (length, segment, provenance) = (length as u64, segment as u64, Some(provenance.clone()));
+            all.push(ScoreSnapshot { step, text: scored, length, segment, layers, provenance });
         }
     }
     Ok(all)

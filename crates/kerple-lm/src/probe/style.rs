@@ -10,7 +10,7 @@ use crate::sequences::Text;
 use kerple::seed::Purpose;
 use kerple_data::music::style::{Onset, likeness, part};
 use kerple_data::music::{Piece, Rules, Vocabulary};
-use kerple_records::{Found, Roll, StyleFound, StyleRow};
+use kerple_records::{ProbeResult, Roll, StyleResult, StyleRow};
 use std::sync::atomic::{AtomicBool, Ordering};
 
 /// Parts of the time that are compared on their own.
@@ -36,7 +36,7 @@ pub(super) fn measure(
     source: &Source,
     asked: &Asked,
     stop: &AtomicBool,
-) -> Result<Option<Found>> {
+) -> Result<Option<ProbeResult>> {
     let tokenizer = source.tokenizer()?;
     let vocabulary = tokenizer.music_vocabulary().expect("the probe was checked");
     let songs = songs(source, vocabulary, asked)?;
@@ -69,7 +69,7 @@ pub(super) fn measure(
             }
         }));
     }
-    Ok(Some(Found::Style(StyleFound { rows, roll: roll.unwrap_or_default() })))
+    Ok(Some(ProbeResult::Style(StyleResult { rows, roll: roll.unwrap_or_default() })))
 }
 
 /// The first test pieces that are longer than their prompt, and leave room behind it.

@@ -6,11 +6,9 @@ use crate::config::DataConfig;
 use crate::corpus::Source;
 use crate::error::{Error, Result};
 use crate::plan::Plan;
+use kerple_records::DATA_PATH_FILE;
 use serde::{Deserialize, Serialize};
 use std::path::{Component, Path, PathBuf};
-
-/// Name of the file of the place.
-const FILE: &str = "data.json";
 
 /// Where the text was when the run was last trained.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -31,12 +29,12 @@ impl Place {
     }
 
     pub(super) fn write(&self, run: &Path) -> Result<()> {
-        Ok(kerple_records::write_json(&run.join(FILE), self)?)
+        Ok(kerple_records::write_json(&run.join(DATA_PATH_FILE), self)?)
     }
 
     /// What the run says, or nothing where it says nothing.
     pub(super) fn read(run: &Path) -> Result<Place> {
-        let path = run.join(FILE);
+        let path = run.join(DATA_PATH_FILE);
         match present(&path)? {
             true => Ok(kerple_records::read_json(&path)?),
             false => Ok(Place::default()),

@@ -7,7 +7,7 @@ use crate::checkpoint;
 use crate::error::Error;
 use crate::plan::Plan;
 use kerple::encoding::Encoding;
-use kerple_records::{EvaluationRow, KernelSnapshot, MetricsRow, ProbeRow, ScoreSnapshot, SittingRow};
+use kerple_records::{EvaluationRow, KernelSnapshot, MetricsRow, ProbeRow, ScoreSnapshot, SessionRow};
 use serde::de::DeserializeOwned;
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -72,11 +72,11 @@ impl RunFolder {
         };
         let plan = known.as_ref();
         count_in(kerple_records::METRICS_FILE, "rows", &|path| metrics(path, plan));
-        count_in(kerple_records::SITTINGS_FILE, "rows", &sittings);
+        count_in(kerple_records::SESSIONS_FILE, "rows", &sessions);
         count_in(kerple_records::EVALUATION_FILE, "rows", &|path| evaluations(path, plan));
         count_in(kerple_records::PROBES_FILE, "rows", &rows::<ProbeRow>);
         count_in(kerple_records::KERNELS_FILE, "snapshots", &snapshots::<KernelSnapshot>);
-        count_in(kerple_records::SCORES_FILE, "snapshots", &snapshots::<ScoreSnapshot>);
+        count_in(kerple_records::ATTENTION_SCORES_FILE, "snapshots", &snapshots::<ScoreSnapshot>);
         if let Some(plan) = known {
             match self.verify_tokens(&plan) {
                 Ok(line) => found.good.extend(line),
@@ -109,13 +109,13 @@ fn evaluations(path: &Path, plan: Option<&Plan>) -> crate::Result<usize> {
     let beside = |row: &EvaluationRow, plan: &Plan| {
         // other rotary rates make another label, and so does a window that was not trained with
         let windowed = || Encoding { window: row.window.map(|keys| keys as usize), ..plan.encoding.clone() }.label();
-        let label = row.rope_scaling.is_some() || row.encoding == plan.label || row.encoding == windowed();
-        let same = label && (row.seed, row.train_len) == (plan.seed, plan.train_len as u64);
-        let (encoding, seed, step) = (&row.encoding, row.seed, row.step);
+        let labelled = row.rope_scaling.is_some() || row.label == plan.label || row.label == windowed();
+        let same = labelled && (row.seed, row.train_len) == (plan.seed, plan.train_len as u64);
+        let (label, seed, step) = (&row.label, row.seed, row.step);
         (!same || step > plan.train.steps).then(|| {
             let run = format!("{}, seed {}, {} steps", plan.label, plan.seed, plan.train.steps);
             format!(
-                "it belongs to {encoding}, seed {seed}, step {step}, trained at {}; the run is {run}",
+                "it belongs to {label}, seed {seed}, step {step}, trained at {}; the run is {run}",
                 row.train_len
             )
         })
@@ -152,10 +152,10 @@ fn metrics(path: &Path, plan: Option<&Plan>) -> crate::Result<usize> {
     }
 }
 
-/// Sittings that could have been.
-fn sittings(path: &Path) -> crate::Result<usize> {
-    let rows = kerple_records::read_rows::<SittingRow>(path)?.rows;
-    match rows.iter().position(|row| row.first_step == 0 || row.micro_batch == 0) {
+/// Sessions that could have been.
+fn sessions(path: &Path) -> crate::Result<usize> {
+    let rows = kerple_records::read_rows::<SessionRow>(path)?.rows;
+    match rows.iter().position(|row| row.first_step == 0 || row.micro_batch_size == 0) {
         None => Ok(rows.len()),
         Some(at) => {
             let message = format!("row {} has update 0 or a micro-batch of 0; both must be at least 1", at + 1);

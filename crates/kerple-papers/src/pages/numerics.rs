@@ -1,7 +1,7 @@
 //! One precision per page: rows with other numerics than most of a reproduction are excluded from
 //! its tables.
 
-use kerple_records::{EvaluationRow, Maker, Numerics};
+use kerple_records::{EvaluationRow, Numerics, Provenance};
 use kerple_report::Run;
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -13,8 +13,8 @@ fn chosen(found: Option<&Numerics>) -> Chosen {
     (precision.to_owned(), device.to_owned())
 }
 
-fn of_maker(maker: Option<&Maker>) -> Chosen {
-    chosen(maker.map(Maker::numerics).as_ref())
+fn of_provenance(provenance: Option<&Provenance>) -> Chosen {
+    chosen(provenance.map(Provenance::numerics).as_ref())
 }
 
 /// Leaves of the rows those that are, and whose run is, of the precision and kind of device that most are of; of rows that differ in
@@ -25,16 +25,17 @@ pub(super) fn keep_one(runs: &mut [&mut Run]) -> usize {
     let mut counts: BTreeMap<(BTreeSet<Chosen>, Chosen), usize> = BTreeMap::new();
     for run in &*runs {
         let own = trained(run);
-        let rows = run.evaluations.iter().map(|row| &row.made_by).chain(run.probes.iter().map(|row| &row.made_by));
-        rows.for_each(|by| *counts.entry((own.clone(), of_maker(by.as_ref()))).or_default() += 1);
+        let rows =
+            run.evaluations.iter().map(|row| &row.provenance).chain(run.probes.iter().map(|row| &row.provenance));
+        rows.for_each(|by| *counts.entry((own.clone(), of_provenance(by.as_ref()))).or_default() += 1);
     }
     let all: usize = counts.values().sum();
     let Some(((updates, rows), _)) = counts.into_iter().max_by_key(|(_, count)| *count) else { return 0 };
     let mut kept = 0;
     for run in runs {
         let is_alike = trained(run) == updates;
-        run.evaluations.retain(|row| is_alike && of_maker(row.made_by.as_ref()) == rows);
-        run.probes.retain(|row| is_alike && of_maker(row.made_by.as_ref()) == rows);
+        run.evaluations.retain(|row| is_alike && of_provenance(row.provenance.as_ref()) == rows);
+        run.probes.retain(|row| is_alike && of_provenance(row.provenance.as_ref()) == rows);
         keep_last(&mut run.evaluations);
         kept += run.evaluations.len() + run.probes.len();
     }
@@ -44,8 +45,8 @@ pub(super) fn keep_one(runs: &mut [&mut Run]) -> usize {
 /// Of rows that are the same evaluation, whatever made them, the last.
 fn keep_last(rows: &mut Vec<EvaluationRow>) {
     let identity = |row: &EvaluationRow| {
-        let how = (row.protocol.clone(), row.split.clone(), row.text.clone(), row.position_nll.is_some());
-        (how, row.encoding.clone(), row.rope_scaling.clone(), row.window, row.length, row.step)
+        let how = (row.protocol.clone(), row.split.clone(), row.text.clone(), row.nll_by_position.is_some());
+        (how, row.label.clone(), row.rope_scaling.clone(), row.window, row.eval_len, row.step)
     };
     let mut seen = BTreeSet::new();
     rows.reverse();

@@ -85,8 +85,8 @@ fn values(all: &Folder, corpus: &str, arm: &Arm, evaluation: &str, length: u64) 
         .and_then(|_| all_keys(all, facts))
         .map_or(facts, |(_, whole)| whole);
     let value = |run: &Run| {
-        let row = run.evaluations.iter().find(|row| row.length == length && facts.is_of(run, row))?;
-        Some((run.seed()?, row.answers.as_ref().map_or(row.nll, |answers| answers.accuracy)))
+        let row = run.evaluations.iter().find(|row| row.eval_len == length && facts.is_of(run, row))?;
+        Some((run.seed()?, row.task.as_ref().map_or(row.nll, |task| task.accuracy)))
     };
     runs(all, corpus, arm).into_iter().filter_map(value).collect()
 }

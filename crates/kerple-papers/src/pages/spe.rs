@@ -199,13 +199,13 @@ mod tests {
         let mut runs = Vec::new();
         let row = |(corpus, label): (&str, &str), seed: u64, [within, beyond]: [f64; 2]| -> EvaluationRow {
             let (name, value) = match corpus {
-                "text" => ("answers", json!({"task": "text", "accuracy": within, "chance": 0.5})),
-                _ => ("position_nll", json!([[within; 4], [beyond; 4]].concat())),
+                "text" => ("task", json!({"name": "text", "accuracy": within, "chance": 0.5})),
+                _ => ("nll_by_position", json!([[within; 4], [beyond; 4]].concat())),
             };
             let protocol = if corpus == "text" { ANSWERS } else { "segments" };
-            let text = json!({"checksum": corpus, "span": 8, "segments": 2, "seed": seed});
-            let row = json!({"encoding": label, "seed": seed, "train_len": 4, "length": 8, "split": "test",
-                "protocol": protocol, "step": 9, "text": text, "segments": 2, "tokens": 16, "nll": 1.0, "perplexity": 2.7,
+            let text = json!({"checksum": corpus, "segment_len": 8, "n_segments": 2, "seed": seed});
+            let row = json!({"label": label, "seed": seed, "train_len": 4, "eval_len": 8, "split": "test",
+                "protocol": protocol, "step": 9, "text": text, "n_windows": 2, "tokens": 16, "nll": 1.0, "perplexity": 2.7,
                 "seconds": 1.0, name: value});
             serde_json::from_value(row).unwrap()
         };
@@ -246,12 +246,12 @@ mod tests {
             ("split", |row| row.split = "train".into()),
             ("checksum", |row| row.text.as_mut().unwrap().checksum = "other".into()),
             ("seed", |row| row.text.as_mut().unwrap().seed = 77),
-            ("segments", |row| row.text.as_mut().unwrap().segments = 3),
-            ("span", |row| row.text.as_mut().unwrap().span = 16),
+            ("n_segments", |row| row.text.as_mut().unwrap().n_segments = 3),
+            ("segment_len", |row| row.text.as_mut().unwrap().segment_len = 16),
             ("window", |row| row.window = Some(2)),
             ("scaling", |row| row.rope_scaling = Some("yarn".into())),
             ("step", |row| row.step = 5),
-            ("length", |row| row.length = 16),
+            ("eval_len", |row| row.eval_len = 16),
         ];
         let own = BySeed::from([1, 2, 3].map(|seed| (seed, 0.5)));
         for (name, change) in others {
@@ -270,10 +270,10 @@ mod tests {
     fn what_else_was_measured_is_no_part_of_it_either() {
         let root = folder("", |_| {});
         let row = |checksum: &str, seed: u64, step: u64, found: f64| {
-            let text = json!({"checksum": checksum, "span": 8, "segments": 2, "seed": seed});
+            let text = json!({"checksum": checksum, "segment_len": 8, "n_segments": 2, "seed": seed});
             let found = json!({"attention": [{"layer": 0, "head": 0, "length": 8, "translation_invariance": found,
                 "monotonicity": 0.5, "single_translation_invariance": 0.5, "single_monotonicity": 0.5}]});
-            json!({"step": step, "text": text, "asked": {"kind": "attention"}, "found": found})
+            json!({"step": step, "text": text, "config": {"kind": "attention"}, "result": found})
         };
         for seed in 1..4 {
             let mut rows =

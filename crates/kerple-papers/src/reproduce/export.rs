@@ -13,8 +13,8 @@ use crate::timing::{TIMING_FILE, Timing};
 use kerple_lm::checkpoint;
 use kerple_lm::run::RunFolder;
 use kerple_records::{
-    EVALUATION_FILE, KERNELS_FILE, METRICS_FILE, PLAN_FILE, PROBES_FILE, SCORES_FILE, SITTINGS_FILE, look, read_json,
-    read_rows,
+    ATTENTION_SCORES_FILE, EVALUATION_FILE, KERNELS_FILE, METRICS_FILE, PLAN_FILE, PROBES_FILE, SESSIONS_FILE, look,
+    read_json, read_rows,
 };
 use serde_json::{Map, Number, Value};
 use std::path::{Path, PathBuf};
@@ -75,7 +75,7 @@ fn keep(run: &Path, trained_in: Option<&Path>, to: &Path) -> Result<bool> {
         (EVALUATION_FILE, evaluated),
         (METRICS_FILE, logged),
         (PROBES_FILE, |rows| rows),
-        (SITTINGS_FILE, |rows| rows),
+        (SESSIONS_FILE, |rows| rows),
     ];
     for (name, thin) in rows {
         if look(&run.join(name))?.is_some() {
@@ -83,7 +83,8 @@ fn keep(run: &Path, trained_in: Option<&Path>, to: &Path) -> Result<bool> {
             kerple_records::replace_rows(&to.join(name), &rows)?;
         }
     }
-    let snapshots: [(&str, Thin, usize); 2] = [(KERNELS_FILE, last_alone, OTHERS), (SCORES_FILE, |all| all, OF_SCORES)];
+    let snapshots: [(&str, Thin, usize); 2] =
+        [(KERNELS_FILE, last_alone, OTHERS), (ATTENTION_SCORES_FILE, |all| all, OF_SCORES)];
     for (name, thin, digits) in snapshots {
         if look(&run.join(name))?.is_some() {
             let mut all = thin(read_json::<Vec<Value>>(&run.join(name))?);
@@ -96,7 +97,7 @@ fn keep(run: &Path, trained_in: Option<&Path>, to: &Path) -> Result<bool> {
 
 fn evaluated(mut rows: Vec<Value>) -> Vec<Value> {
     for row in rows.iter_mut().filter_map(Value::as_object_mut) {
-        row.remove("segment_nll");
+        row.remove("nll_by_segment");
         change(row, "seconds", |value| round(value, OTHERS));
     }
     rows
@@ -110,12 +111,12 @@ const MOST_ROWS: usize = 60;
 
 fn logged(rows: Vec<Value>) -> Vec<Value> {
     let (every, last) = (rows.len().div_ceil(MOST_ROWS).max(1), rows.len().saturating_sub(1));
-    let kept = |at: usize, row: &Value| at.is_multiple_of(every) || at == last || !row["valid_loss"].is_null();
+    let kept = |at: usize, row: &Value| at.is_multiple_of(every) || at == last || !row["val_loss"].is_null();
     let rows = rows.into_iter().enumerate().filter(|(at, row)| kept(*at, row)).map(|(_, row)| row).collect();
     let mut rows = without_weights(rows);
     for row in rows.iter_mut().filter_map(Value::as_object_mut) {
         ["grad_norm", "seconds", "step_seconds"].iter().for_each(|key| change(row, key, |value| round(value, OTHERS)));
-        ["loss", "valid_loss"].iter().for_each(|key| change(row, key, shorten));
+        ["loss", "val_loss"].iter().for_each(|key| change(row, key, shorten));
     }
     rows
 }
@@ -132,8 +133,8 @@ fn without_weights(mut rows: Vec<Value>) -> Vec<Value> {
     };
     let last = rows.len().saturating_sub(1);
     for (at, row) in rows.iter_mut().enumerate() {
-        if at < last || count(&row["encoding"]) > MOST_VALUES {
-            row.as_object_mut().map(|row| row.remove("encoding"));
+        if at < last || count(&row["encoding_params"]) > MOST_VALUES {
+            row.as_object_mut().map(|row| row.remove("encoding_params"));
         }
     }
     rows
@@ -208,7 +209,7 @@ mod tests {
 
     #[test]
     fn of_long_logs_few_rows_stay() {
-        let row = |step: usize| json!({"step": step, "loss": 2.0, "valid_loss": (step == 100).then_some(2.5)});
+        let row = |step: usize| json!({"step": step, "loss": 2.0, "val_loss": (step == 100).then_some(2.5)});
         let steps = |count: usize| -> Vec<u64> {
             logged((1..=count).map(row).collect()).iter().map(|row| row["step"].as_u64().unwrap()).collect()
         };

@@ -57,8 +57,8 @@ impl Reproduction {
             tell(round + 1, timing.rounds);
         }
         let (train_len, batch) = (config.train.train_len as u64, config.train.batch as u64);
-        let made_by = Some(self.host.maker.clone());
-        let timing = Timing { train_len, batch, forward: timing.forward, made_by, rows };
+        let provenance = Some(self.host.provenance.clone());
+        let timing = Timing { train_len, batch, forward: timing.forward, provenance, rows };
         Ok(kerple_records::write_json(&file, &timing).map(|()| true)?)
     }
 }

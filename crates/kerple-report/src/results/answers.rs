@@ -9,7 +9,7 @@ use super::table::Name;
 use super::{Spread, highest, number};
 use crate::run::Run;
 use crate::statistics::{ALPHA, Untestable, holm, paired_t_test};
-use kerple_records::{Answers, EvaluationRow, Numerics, ScoredText};
+use kerple_records::{EvaluationRow, Numerics, ScoredText, TaskScore};
 
 /// The accuracy of an encoding at a length, over seeds.
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -125,7 +125,7 @@ pub struct AnswerTable {
     /// The kind of device; `cpu` also of rows of older versions.
     pub device: String,
     /// The instruction set, or the GPU, where a run was evaluated in several; absent where rows of all are in the table.
-    pub instructions: Option<String>,
+    pub simd: Option<String>,
     /// Share of right answers of a guess.
     #[serde(with = "number")]
     pub chance: f64,
@@ -197,24 +197,24 @@ struct Key {
     text_seed: Option<u64>,
     precision: String,
     device: String,
-    instructions: Option<String>,
+    simd: Option<String>,
 }
 
 impl Key {
     /// Of a row of a task, but for what other rows decide.
-    fn of(run: &Run, row: &EvaluationRow, (answers, text): (&Answers, &ScoredText)) -> Key {
+    fn of(run: &Run, row: &EvaluationRow, (answers, text): (&TaskScore, &ScoredText)) -> Key {
         let numerics = row.numerics();
         let (precision, device) = Numerics::chosen_or_usual(numerics.as_ref());
         Key {
             group: run.conditions.fingerprint(),
-            task: answers.task.clone(),
+            task: answers.name.clone(),
             split: row.split.clone(),
             text: text.checksum.clone(),
-            examples: text.segments,
+            examples: text.n_segments,
             text_seed: None,
             precision: precision.to_owned(),
             device: device.to_owned(),
-            instructions: None,
+            simd: None,
         }
     }
 
@@ -241,8 +241,8 @@ impl Key {
         if differs(&|key| key.device == self.device) {
             title += &format!(", on {}", self.device);
         }
-        if let Some(instructions) = &self.instructions {
-            title += &format!(", instructions {instructions}");
+        if let Some(simd) = &self.simd {
+            title += &format!(", simd {simd}");
         }
         title
     }
@@ -258,16 +258,16 @@ pub(super) fn tables<'a>(
     reference: Option<&str>,
 ) -> Vec<AnswerTable> {
     let of_run = |&run: &&'a Run| {
-        let of_row = move |row: &'a EvaluationRow| Some((run, row, (row.answers.as_ref()?, row.text.as_ref()?)));
+        let of_row = move |row: &'a EvaluationRow| Some((run, row, (row.task.as_ref()?, row.text.as_ref()?)));
         run.evaluations.iter().filter_map(of_row)
     };
     let rows = || runs.iter().flat_map(of_run);
     let tables = Tables::new(rows().map(|(run, row, of)| (Key::of(run, row, of), run, row)));
-    let mut found: BTreeMap<Key, Vec<(&Run, &EvaluationRow, &Answers)>> = BTreeMap::new();
+    let mut found: BTreeMap<Key, Vec<(&Run, &EvaluationRow, &TaskScore)>> = BTreeMap::new();
     for (run, row, of) in rows() {
         let key = Key::of(run, row, of);
-        for (text_seed, instructions) in tables.of(&key, row) {
-            let key = Key { text_seed, instructions, ..key.clone() };
+        for (text_seed, simd) in tables.of(&key, row) {
+            let key = Key { text_seed, simd, ..key.clone() };
             found.entry(key).or_default().push((run, row, of.0));
         }
     }
@@ -283,12 +283,12 @@ pub(super) fn tables<'a>(
 
 /// Of several checkpoints of a run at one length, the latest.
 fn of_latest_steps<'a>(
-    rows: &[(&'a Run, &'a EvaluationRow, &'a Answers)],
-) -> Vec<(&'a Run, &'a EvaluationRow, &'a Answers)> {
-    let mut latest: BTreeMap<_, (&Run, &EvaluationRow, &Answers)> = BTreeMap::new();
+    rows: &[(&'a Run, &'a EvaluationRow, &'a TaskScore)],
+) -> Vec<(&'a Run, &'a EvaluationRow, &'a TaskScore)> {
+    let mut latest: BTreeMap<_, (&Run, &EvaluationRow, &TaskScore)> = BTreeMap::new();
     for &(run, row, answers) in rows {
         let kept =
-            latest.entry((run.name_of(row), run.window_of(row), row.length, row.seed)).or_insert((run, row, answers));
+            latest.entry((run.name_of(row), run.window_of(row), row.eval_len, row.seed)).or_insert((run, row, answers));
         if row.step >= kept.1.step {
             *kept = (run, row, answers);
         }
@@ -298,12 +298,12 @@ fn of_latest_steps<'a>(
 
 fn table(
     (key, sequences): (Key, &str),
-    rows: &[(&Run, &EvaluationRow, &Answers)],
+    rows: &[(&Run, &EvaluationRow, &TaskScore)],
     groups: &[Group],
     (encodings, reference): (&[String], Option<&str>),
 ) -> AnswerTable {
     let (_, first, answers) = rows[0];
-    let Key { group, task, split, text, examples, text_seed, precision, device, instructions } = key;
+    let Key { group, task, split, text, examples, text_seed, precision, device, simd } = key;
     // by place in the order of encodings, name and window
     type Setting = (usize, String, Option<u64>);
     let mut curves: BTreeMap<Setting, BTreeMap<u64, Curve>> = BTreeMap::new();
@@ -312,12 +312,12 @@ fn table(
         let place = encodings.iter().position(|name| *name == run.name).unwrap_or(encodings.len());
         let (name, window) = (run.name_of(row), run.window_of(row));
         let curve = curves.entry((place, name.clone(), window)).or_default().entry(row.seed).or_default();
-        curve.insert(row.length, answers.accuracy);
+        curve.insert(row.eval_len, answers.accuracy);
         if let Some(by_depth) = &answers.by_depth {
-            depths.entry(((place, name, window), row.length)).or_default().push(by_depth);
+            depths.entry(((place, name, window), row.eval_len)).or_default().push(by_depth);
         }
     }
-    let lengths: BTreeSet<u64> = rows.iter().map(|(_, row, _)| row.length).collect();
+    let lengths: BTreeSet<u64> = rows.iter().map(|(_, row, _)| row.eval_len).collect();
     let mut scores = Vec::new();
     for ((_, name, window), seeds) in &curves {
         for &length in &lengths {
@@ -358,7 +358,7 @@ fn table(
         text_seed,
         precision,
         device,
-        instructions,
+        simd,
         chance: answers.chance,
         title,
         means,

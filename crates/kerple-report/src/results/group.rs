@@ -79,7 +79,7 @@ pub struct Setting {
     /// The kind of device; `cpu` also of rows of older versions.
     pub device: String,
     /// The instruction set, or the GPU, where a run was evaluated in several; absent where rows of all are in the table.
-    pub instructions: Option<String>,
+    pub simd: Option<String>,
     /// A few words that tell it from the other settings of the report; programs have the keys above.
     #[serde(skip)]
     pub title: String,
@@ -98,12 +98,12 @@ impl Setting {
             start: row.other_start().map(str::to_owned),
             group: run.conditions.fingerprint(),
             text: text.map(|text| text.checksum.clone()),
-            text_span: text.map(|text| text.span),
-            text_segments: text.map(|text| text.segments),
+            text_span: text.map(|text| text.segment_len),
+            text_segments: text.map(|text| text.n_segments),
             text_seed: None,
             precision: precision.to_owned(),
             device: device.to_owned(),
-            instructions: None,
+            simd: None,
             title: match row.other_start() {
                 None => format!("{protocol}, {split} split, trained at {train_len}"),
                 Some(start) => format!("{protocol} after {start}, {split} split, trained at {train_len}"),
@@ -151,7 +151,7 @@ struct Alike {
     /// Text seeds that are another than their run's.
     fixed: BTreeSet<u64>,
     /// Instruction sets by run and all else that tells its rows apart.
-    instructions: BTreeMap<(PathBuf, String), BTreeSet<Option<String>>>,
+    simd: BTreeMap<(PathBuf, String), BTreeSet<Option<String>>>,
 }
 
 impl<Key: Ord> Tables<Key> {
@@ -167,8 +167,8 @@ impl<Key: Ord> Tables<Key> {
             };
             let EvaluationRow { encoding, length, window, rope_scaling, step, .. } = row;
             let which = format!("{encoding} {length} {window:?} {rope_scaling:?} {step} {seed:?}");
-            let instructions = row.numerics().map(|numerics| numerics.instructions);
-            alike.instructions.entry((run.folder.clone(), which)).or_default().insert(instructions);
+            let simd = row.numerics().map(|numerics| numerics.simd);
+            alike.simd.entry((run.folder.clone(), which)).or_default().insert(simd);
         }
         Tables { of }
     }
@@ -176,9 +176,9 @@ impl<Key: Ord> Tables<Key> {
     /// Text seed and instructions of every table that a row is in; it is among those that this was made of.
     pub(super) fn of(&self, key: &Key, row: &EvaluationRow) -> Vec<(Option<u64>, Option<String>)> {
         let alike = self.of.get(key).expect("the tables are those of all rows");
-        let several = alike.instructions.values().any(|sets| sets.len() > 1);
-        let instructions = || row.numerics().map_or_else(|| "not recorded".to_owned(), |by| by.instructions);
-        let instructions = several.then(instructions);
+        let several = alike.simd.values().any(|sets| sets.len() > 1);
+        let simd = || row.numerics().map_or_else(|| "not recorded".to_owned(), |by| by.simd);
+        let simd = several.then(simd);
         let seeds = match row.text.as_ref().map(|text| text.seed).filter(|_| is_drawn(&row.protocol)) {
             None => vec![None],
             Some(seed) if seed != row.seed => vec![Some(seed)],
@@ -186,7 +186,7 @@ impl<Key: Ord> Tables<Key> {
             Some(seed) if alike.own.len() == 1 => vec![Some(seed)],
             Some(seed) => vec![None, Some(seed)],
         };
-        seeds.into_iter().map(|seed| (seed, instructions.clone())).collect()
+        seeds.into_iter().map(|seed| (seed, simd.clone())).collect()
     }
 }
 
@@ -229,7 +229,7 @@ impl Settings {
 
 fn settings(tables: &Tables<Setting>, of: Setting, row: &EvaluationRow) -> impl Iterator<Item = Setting> + use<> {
     let all = tables.of(&of, row).into_iter();
-    all.map(move |(text_seed, instructions)| Setting { text_seed, instructions, ..of.clone() })
+    all.map(move |(text_seed, simd)| Setting { text_seed, simd, ..of.clone() })
 }
 
 /// What tells what computed a setting from that of others that are otherwise alike.
@@ -241,8 +241,8 @@ fn numerics_title(setting: &Setting, alike: &[&Setting]) -> String {
     if alike.iter().any(|other| other.device != setting.device) {
         title += &format!(", on {}", setting.device);
     }
-    match &setting.instructions {
-        Some(instructions) => title + &format!(", instructions {instructions}"),
+    match &setting.simd {
+        Some(simd) => title + &format!(", simd {simd}"),
         None => title,
     }
 }

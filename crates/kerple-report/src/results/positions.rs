@@ -55,11 +55,11 @@ pub(super) fn curves(runs: &[&Run], settings: &Settings, encodings: &[String]) -
     // Of several checkpoints of a run the latest counts, as in the tables.
     let mut latest: BTreeMap<Key, BySeed> = BTreeMap::new();
     for run in runs {
-        for row in run.evaluations.iter().filter(|row| row.position_nll.is_some() && row.text.is_some()) {
+        for row in run.evaluations.iter().filter(|row| row.nll_by_position.is_some() && row.text.is_some()) {
             let name = run.name_of(row);
             let place = encodings.iter().position(|known| *known == name).expect("every name is listed");
             for setting in settings.of_row(run, row) {
-                let seeds = latest.entry((setting, row.length, place, run.window_of(row))).or_default();
+                let seeds = latest.entry((setting, row.eval_len, place, run.window_of(row))).or_default();
                 if seeds.get(&row.seed).is_none_or(|other| other.step <= row.step) {
                     seeds.insert(row.seed, row);
                 }
@@ -79,7 +79,7 @@ pub(super) fn curves(runs: &[&Run], settings: &Settings, encodings: &[String]) -
 
 /// Means over seeds and over the scored positions of bins of equal ratio; positions that not every seed has are left out.
 fn bins(seeds: &[&EvaluationRow]) -> Vec<PositionBin> {
-    let losses = |row: &&EvaluationRow| row.position_nll.as_ref().map_or(0, Vec::len);
+    let losses = |row: &&EvaluationRow| row.nll_by_position.as_ref().map_or(0, Vec::len);
     let length = seeds.iter().map(losses).min().unwrap_or(0);
     // Powers of two end their bins, so that a length that is one leaves no bin of a single, noisy position.
     let bin_of = |position: usize| (BINS_AN_OCTAVE * (position as f64).log2() - 1e-9).ceil();
@@ -97,14 +97,14 @@ fn bins(seeds: &[&EvaluationRow]) -> Vec<PositionBin> {
 
 /// The loss at a position, counted from 1; NaN where there is none.
 fn loss_at(row: &EvaluationRow, position: usize) -> f64 {
-    row.position_nll.as_ref().and_then(|losses| losses.get(position - 1)).copied().unwrap_or(f64::NAN)
+    row.nll_by_position.as_ref().and_then(|losses| losses.get(position - 1)).copied().unwrap_or(f64::NAN)
 }
 
 /// Whether a position was scored. One that was not is NaN, and so is one that diverged; but then the row's mean is not
 /// finite either, and the protocol says what was scored.
 fn is_scored(row: &EvaluationRow, position: usize) -> bool {
     let last = row.protocol.strip_prefix("last:").and_then(|count| count.parse::<u64>().ok());
-    let from = last.map_or(0, |count| row.length.saturating_sub(count));
+    let from = last.map_or(0, |count| row.eval_len.saturating_sub(count));
     position as u64 > from && !(row.nll.is_finite() && loss_at(row, position).is_nan())
 }
 
@@ -115,17 +115,17 @@ mod tests {
     fn row(protocol: &str, losses: &[f64]) -> EvaluationRow {
         let scored: Vec<f64> = losses.iter().copied().filter(|loss| !loss.is_nan()).collect();
         EvaluationRow {
-            encoding: "alibi".into(),
+            label: "alibi".into(),
             seed: 1,
             train_len: 64,
-            length: losses.len() as u64,
+            eval_len: losses.len() as u64,
             protocol: protocol.into(),
             window: None,
             rope_scaling: None,
             split: "test".into(),
             text: None,
             step: 1,
-            segments: 1,
+            n_windows: 1,
             tokens: scored.len() as u64,
             bytes: None,
             nll: mean(&scored),
@@ -133,10 +133,10 @@ mod tests {
             bits_per_byte: None,
             rolling: None,
             seconds: 1.0,
-            position_nll: Some(losses.to_vec()),
-            segment_nll: None,
-            answers: None,
-            made_by: None,
+            nll_by_position: Some(losses.to_vec()),
+            nll_by_segment: None,
+            task: None,
+            provenance: None,
         }
     }
 

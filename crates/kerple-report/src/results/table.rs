@@ -279,7 +279,7 @@ impl Table {
 pub(super) fn tables(runs: &[&Run], groups: &[Group], settings: &Settings, reference: Option<&str>) -> Vec<Table> {
     let mut by_setting: BTreeMap<Setting, Vec<Evaluation>> = BTreeMap::new();
     for run in runs {
-        for row in run.evaluations.iter().filter(|row| row.answers.is_none()) {
+        for row in run.evaluations.iter().filter(|row| row.task.is_none()) {
             for setting in settings.of_row(run, row) {
                 by_setting.entry(setting).or_default().push(evaluation(run, row));
             }
@@ -308,10 +308,10 @@ fn evaluation(run: &Run, row: &EvaluationRow) -> Evaluation {
         encoding: run.name_of(row),
         window: run.window_of(row),
         seed: row.seed,
-        length: row.length,
+        length: row.eval_len,
         step: row.step,
         unfinished: run.planned_steps().is_some_and(|planned| row.step < planned),
-        segments: row.segments,
+        segments: row.n_windows,
         tokens: row.tokens,
         bytes: row.bytes,
         nll: row.nll,

@@ -8,9 +8,9 @@ use std::path::Path;
 
 /// Everything that makes rows of one run different rows, but for the program that made them.
 fn identity(row: &EvaluationRow) -> impl Ord + use<> {
-    let what = (row.encoding.clone(), row.protocol.clone(), row.split.clone(), row.text.clone());
+    let what = (row.label.clone(), row.protocol.clone(), row.split.clone(), row.text.clone());
     let how = (row.rope_scaling.clone(), row.window, row.other_start().map(str::to_owned), row.numerics());
-    (what, how, row.seed, row.train_len, row.length, row.step)
+    (what, how, row.seed, row.train_len, row.eval_len, row.step)
 }
 
 /// Of rows of one identity the last; one that says otherwise than those before it is noted.
@@ -30,13 +30,13 @@ pub(super) fn without_repeated_evaluations(rows: Vec<EvaluationRow>, notes: &mut
 fn repeated_note(before: &EvaluationRow, row: &EvaluationRow) -> Option<String> {
     let same = before.nll == row.nll || (before.nll.is_nan() && row.nll.is_nan());
     let program = |row: &EvaluationRow| {
-        let commit = row.made_by.as_ref().and_then(|maker| maker.commit.clone());
+        let commit = row.provenance.as_ref().and_then(|provenance| provenance.commit.clone());
         commit.map_or_else(|| "an unknown program".to_owned(), |commit| format!("program {commit}"))
     };
     (!same).then(|| {
         format!(
             "length {} under {} was evaluated twice, with a loss of {} by {} and of {} by {}; the later row counts",
-            row.length,
+            row.eval_len,
             row.protocol,
             before.nll,
             program(before),
@@ -112,7 +112,7 @@ pub(super) fn name_by_encoding(runs: &mut [Run]) {
 /// Gives runs longer names where one name would still pool different runs under one seed: with what computed them, where that
 /// is what differs, with the name of the folder above, if that separates them, else with their own folder.
 pub(super) fn tell_apart(runs: &mut [Run]) {
-    name_by_maker(runs);
+    name_by_provenance(runs);
     let parent = |run: &Run| {
         let above = run.folder.parent().and_then(Path::file_name);
         above.map_or_else(String::new, |name| name.to_string_lossy().into_owned())
@@ -131,26 +131,26 @@ pub(super) fn tell_apart(runs: &mut [Run]) {
 }
 
 /// Runs of one plan and seed that different programs made, or that were made in different instruction sets, are called by that.
-fn name_by_maker(runs: &mut [Run]) {
+fn name_by_provenance(runs: &mut [Run]) {
     let mut by_plan: BTreeMap<(String, Option<String>), Vec<usize>> = BTreeMap::new();
     for index in clashing_runs(runs) {
         let plan = runs[index].plan_hash().map(str::to_owned);
         by_plan.entry((runs[index].name.clone(), plan)).or_default().push(index);
     }
     for ((name, plan), indices) in by_plan {
-        let makers = |index: &usize| {
+        let provenances = |index: &usize| {
             let made = runs[*index].made().into_iter();
-            let (instructions, programs): (BTreeSet<String>, BTreeSet<String>) = made
+            let (simd, programs): (BTreeSet<String>, BTreeSet<String>) = made
                 .map(|(_, numerics, commit)| {
-                    let instructions = numerics.map_or_else(|| "not recorded".to_owned(), |by| by.instructions);
-                    (instructions, commit.unwrap_or_else(|| "unknown".to_owned()))
+                    let simd = numerics.map_or_else(|| "not recorded".to_owned(), |by| by.simd);
+                    (simd, commit.unwrap_or_else(|| "unknown".to_owned()))
                 })
                 .unzip();
             let words = |all: BTreeSet<String>| Vec::from_iter(all).join(" and ");
-            Conditions::of(&serde_json::json!({"instructions": words(instructions), "program": words(programs)}))
+            Conditions::of(&serde_json::json!({"simd": words(simd), "program": words(programs)}))
         };
-        let makers: Vec<Conditions> = indices.iter().map(makers).collect();
-        let differences = Differences::between(&makers.iter().collect::<Vec<_>>());
+        let provenances: Vec<Conditions> = indices.iter().map(provenances).collect();
+        let differences = Differences::between(&provenances.iter().collect::<Vec<_>>());
         for (place, &index) in indices.iter().enumerate().filter(|_| plan.is_some()) {
             let title = differences.title(place);
             if !title.is_empty() {
@@ -238,17 +238,17 @@ mod tests {
         assert_eq!(names(root.path()), ["t5", "t5"]);
     }
 
-    /// A run of one plan, with its only sitting and a row.
-    fn made(folder: &Path, name: &str, [commit, instructions, precision]: [&str; 3], rows: &[[&str; 2]]) {
+    /// A run of one plan, with its only session and a row.
+    fn made(folder: &Path, name: &str, [commit, simd, precision]: [&str; 3], rows: &[[&str; 2]]) {
         plan(folder, name, json!({"label": "alibi", "seed": 1, "hash": "abc", "steps": 9}));
         let run = folder.join(name);
-        let sitting = json!({"first_step": 1, "commit": commit, "machine": "m", "instructions": instructions, "threads": 1,
-            "device": "cpu", "precision": precision, "micro_batch": 8, "began": 1});
-        std::fs::write(run.join(kerple_records::SITTINGS_FILE), format!("{sitting}\n")).unwrap();
-        let row = |[instructions, precision]: &[&str; 2]| {
-            let maker = json!({"machine": "m", "instructions": instructions, "threads": 1, "device": "cpu", "precision": precision});
-            let row = json!({"encoding": "alibi", "seed": 1, "train_len": 64, "length": 64, "protocol": "blocks", "split": "test",
-                "step": 9, "segments": 1, "tokens": 64, "nll": 2.0, "perplexity": 7.4, "seconds": 1.0, "made_by": maker});
+        let session = json!({"first_step": 1, "commit": commit, "cpu": "m", "simd": simd, "threads": 1,
+            "device": "cpu", "precision": precision, "micro_batch_size": 8, "started_at": 1});
+        std::fs::write(run.join(kerple_records::SESSIONS_FILE), format!("{session}\n")).unwrap();
+        let row = |[simd, precision]: &[&str; 2]| {
+            let provenance = json!({"cpu": "m", "simd": simd, "threads": 1, "device": "cpu", "precision": precision});
+            let row = json!({"label": "alibi", "seed": 1, "train_len": 64, "eval_len": 64, "protocol": "blocks", "split": "test",
+                "step": 9, "n_windows": 1, "tokens": 64, "nll": 2.0, "perplexity": 7.4, "seconds": 1.0, "provenance": provenance});
             format!("{row}\n")
         };
         std::fs::write(run.join(kerple_records::EVALUATION_FILE), rows.iter().map(row).collect::<String>()).unwrap();
@@ -259,7 +259,7 @@ mod tests {
         let usual = ["c1", "avx2", "f32"];
         for (other, expected) in [
             (["c2", "avx2", "f32"], Some(["alibi (program c1)", "alibi (program c2)"])),
-            (["c1", "avx512", "f32"], Some(["alibi (instructions avx2)", "alibi (instructions avx512)"])),
+            (["c1", "avx512", "f32"], Some(["alibi (simd avx2)", "alibi (simd avx512)"])),
             // another precision is another training, as another batch would be
             (["c1", "avx2", "bf16"], Some(["alibi", "alibi"])),
             (usual, None),

@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use kerple_records::{ANSWERS, Answers, EvaluationRow, Journal, ScoredText, read_rows};
+use kerple_records::{ANSWERS, EvaluationRow, Journal, ScoredText, TaskScore, read_rows};
 use kerple_report::{Options, find_runs, table_text, write};
 use serde_json::json;
 
@@ -18,17 +18,17 @@ fn run(root: &Path, encoding: &str, seed: u64, accuracies: &[(u64, f64)], depths
     let mut text = String::new();
     for &(length, accuracy) in accuracies {
         let row = EvaluationRow {
-            encoding: encoding.to_owned(),
+            label: encoding.to_owned(),
             seed,
             train_len: 40,
-            length,
+            eval_len: length,
             protocol: ANSWERS.to_owned(),
             window: None,
             rope_scaling: None,
             split: "test".to_owned(),
             step: 9,
-            text: Some(ScoredText { checksum: "ab".to_owned(), span: length, segments: 64, seed }),
-            segments: 64,
+            text: Some(ScoredText { checksum: "ab".to_owned(), segment_len: length, n_segments: 64, seed }),
+            n_windows: 64,
             tokens: 320,
             bytes: None,
             nll: 1.0,
@@ -36,11 +36,11 @@ fn run(root: &Path, encoding: &str, seed: u64, accuracies: &[(u64, f64)], depths
             bits_per_byte: None,
             rolling: None,
             seconds: 0.5,
-            position_nll: None,
-            segment_nll: None,
-            made_by: None,
-            answers: Some(Answers {
-                task: "passkey".to_owned(),
+            nll_by_position: None,
+            nll_by_segment: None,
+            provenance: None,
+            task: Some(TaskScore {
+                name: "passkey".to_owned(),
                 accuracy,
                 chance: 0.1,
                 by_depth: depths.map(<[f64]>::to_vec),
@@ -100,7 +100,7 @@ fn accuracies_on_other_sequences_never_meet() {
     type Change = fn(&mut ScoredText);
     let others: [(&str, Change); 3] = [
         ("passkey, text decaf", |text| text.checksum = "decaf".to_owned()),
-        ("passkey, 99 sequences", |text| text.segments = 99),
+        ("passkey, 99 sequences", |text| text.n_segments = 99),
         ("passkey, text seed 77", |text| text.seed = 77),
     ];
     for (title, change) in others {
@@ -108,9 +108,9 @@ fn accuracies_on_other_sequences_never_meet() {
         all(root.path());
         let file = root.path().join("alibi-1/evaluation.jsonl");
         let known = read_rows::<EvaluationRow>(&file).unwrap().rows;
-        let mut row = known.into_iter().find(|row| row.length == 80).unwrap();
+        let mut row = known.into_iter().find(|row| row.eval_len == 80).unwrap();
         change(row.text.as_mut().unwrap());
-        row.answers.as_mut().unwrap().accuracy = 0.05;
+        row.task.as_mut().unwrap().accuracy = 0.05;
         Journal::open(&file).unwrap().push(&row).unwrap();
         let runs = find_runs(&[root.path()]).unwrap();
         let tables = write(&runs, &root.path().join("report"), &Options::default()).unwrap().results.answers;

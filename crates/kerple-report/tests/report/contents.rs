@@ -135,13 +135,13 @@ fn the_terminal_tells_of_the_reference_that_was_named() {
 fn what_made_the_runs_is_shown_and_not_what_makes_the_page() {
     let root = complete();
     let seed = |seed: u64| root.path().join(format!("runs/kerple_log #{seed}"));
-    let sitting = |first_step: u64, machine: &str, commit: &str| {
-        json!({"first_step": first_step, "commit": commit, "machine": machine, "instructions": "avx2", "threads": 2,
-            "device": "cpu", "precision": "f32", "micro_batch": 8, "began": 1})
+    let session = |first_step: u64, cpu: &str, commit: &str| {
+        json!({"first_step": first_step, "commit": commit, "cpu": cpu, "simd": "avx2", "threads": 2,
+            "device": "cpu", "precision": "f32", "micro_batch_size": 8, "started_at": 1})
     };
-    // the second sitting of seed 3 made all again that the first had
-    let rows = [sitting(1, "thrown away", "abc9"), sitting(1, "a Xeon", "abc3")].map(|row| format!("{row}\n"));
-    std::fs::write(seed(3).join(kerple_records::SITTINGS_FILE), rows.concat()).unwrap();
+    // the second session of seed 3 made all again that the first had
+    let rows = [session(1, "thrown away", "abc9"), session(1, "a Xeon", "abc3")].map(|row| format!("{row}\n"));
+    std::fs::write(seed(3).join(kerple_records::SESSIONS_FILE), rows.concat()).unwrap();
     for number in [1, 2] {
         let path = seed(number).join(kerple_records::PLAN_FILE);
         let mut plan: Value = kerple_records::read_json(&path).unwrap();

@@ -93,7 +93,7 @@ fn csv_and_json_hold_the_same_numbers() {
             table[list].as_array().unwrap().iter().map(|row| {
                 let mut row = row.clone();
                 let setting = ["train_len", "split", "protocol", "group"];
-                let computed = ["precision", "device", "instructions"];
+                let computed = ["precision", "device", "simd"];
                 for name in setting.iter().chain(&["text", "text_span", "text_segments", "text_seed"]).chain(&computed)
                 {
                     row[name] = table[name].clone();

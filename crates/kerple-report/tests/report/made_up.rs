@@ -10,7 +10,7 @@ use tempfile::TempDir;
 
 /// What every row of one seed scores.
 pub fn text(seed: u64) -> ScoredText {
-    ScoredText { checksum: "c0ffee".into(), span: 128, segments: 2, seed }
+    ScoredText { checksum: "c0ffee".into(), segment_len: 128, n_segments: 2, seed }
 }
 
 /// A run of 100 steps, trained at 64, with a perplexity per length.
@@ -27,7 +27,7 @@ pub fn run_of(root: &Path, above: &str, label: &str, seed: u64, model: Value, pe
     write_json(&folder.join(kerple_records::PLAN_FILE), &plan).unwrap();
     let mut metrics = Journal::open(&folder.join(kerple_records::METRICS_FILE)).unwrap();
     for step in [50, 100] {
-        let encoding = BTreeMap::from([("r1".to_owned(), vec![0.1 * step as f64, 1.0])]);
+        let encoding_params = BTreeMap::from([("r1".to_owned(), vec![0.1 * step as f64, 1.0])]);
         let seconds = 0.5 * step as f64;
         let row = MetricsRow {
             step,
@@ -36,10 +36,10 @@ pub fn run_of(root: &Path, above: &str, label: &str, seed: u64, model: Value, pe
             grad_norm: 1.0,
             tokens: 64 * step,
             seconds,
-            waiting: None,
+            comm_wait_fraction: None,
             step_seconds: 0.5,
-            valid_loss: Some(3.1),
-            encoding,
+            val_loss: Some(3.1),
+            encoding_params,
         };
         metrics.push(&row).unwrap();
     }
@@ -61,17 +61,17 @@ pub fn run_of(root: &Path, above: &str, label: &str, seed: u64, model: Value, pe
 
 pub fn evaluation(label: &str, seed: u64, length: u64, perplexity: f64) -> EvaluationRow {
     EvaluationRow {
-        encoding: label.into(),
+        label: label.into(),
         seed,
         train_len: 64,
-        length,
+        eval_len: length,
         protocol: "segments".into(),
         window: None,
         rope_scaling: None,
         split: "test".into(),
         text: Some(text(seed)),
         step: 100,
-        segments: 2,
+        n_windows: 2,
         tokens: 2 * length,
         bytes: Some(8 * length),
         nll: perplexity.ln(),
@@ -79,10 +79,10 @@ pub fn evaluation(label: &str, seed: u64, length: u64, perplexity: f64) -> Evalu
         bits_per_byte: None,
         rolling: None,
         seconds: 1.0,
-        position_nll: Some(vec![perplexity.ln(); length as usize]),
-        segment_nll: None,
-        answers: None,
-        made_by: None,
+        nll_by_position: Some(vec![perplexity.ln(); length as usize]),
+        nll_by_segment: None,
+        task: None,
+        provenance: None,
     }
 }
 

@@ -1,6 +1,6 @@
 //! What may meet in one mean, table and test, and what never does.
 
-use kerple_records::{EvaluationRow, Journal, Maker, ScoredText, write_json};
+use kerple_records::{EvaluationRow, Journal, Provenance, ScoredText, write_json};
 use kerple_report::table_text;
 use serde_json::{Value, json};
 use tempfile::TempDir;
@@ -30,8 +30,8 @@ fn rows_over_other_text_never_meet() {
     type Change = fn(&mut ScoredText);
     let other_texts: [(&str, Change); 4] = [
         ("text decaf", |text| text.checksum = "decaf".into()),
-        ("segments of 512 tokens", |text| text.span = 512),
-        ("99 segments", |text| text.segments = 99),
+        ("segments of 512 tokens", |text| text.segment_len = 512),
+        ("99 segments", |text| text.n_segments = 99),
         ("text seed 77", |text| text.seed = 77),
     ];
     for (words, change) in other_texts {
@@ -54,29 +54,30 @@ fn rows_over_other_text_never_meet() {
 }
 
 /// What computed a row.
-fn maker(precision: &str, device: &str, instructions: &str) -> Maker {
-    let [precision, device, instructions] = [precision, device, instructions].map(str::to_owned);
-    Maker { commit: None, machine: "m".into(), instructions, threads: 1, device, precision }
+fn provenance(precision: &str, device: &str, simd: &str) -> Provenance {
+    let [precision, device, simd] = [precision, device, simd].map(str::to_owned);
+    Provenance { commit: None, cpu: "m".into(), simd, threads: 1, device, precision }
 }
 
 /// Appends a row of every seed of one encoding at 128 that differs in nothing but what computed it.
-fn evaluated_again(root: &TempDir, perplexity: f64, made_by: impl Fn(u64) -> Maker) {
+fn evaluated_again(root: &TempDir, perplexity: f64, provenance: impl Fn(u64) -> Provenance) {
     for seed in [1, 2, 3] {
         let file = root.path().join(format!("runs/kerple_log #{seed}")).join(kerple_records::EVALUATION_FILE);
-        let row = EvaluationRow { made_by: Some(made_by(seed)), ..evaluation("kerple_log", seed, 128, perplexity) };
+        let row =
+            EvaluationRow { provenance: Some(provenance(seed)), ..evaluation("kerple_log", seed, 128, perplexity) };
         Journal::open(&file).unwrap().push(&row).unwrap();
     }
 }
 
 #[test]
 fn rows_of_another_precision_or_device_are_other_rows() {
-    for (words, made_by) in [
-        (", bf16", maker("bf16", "cpu", "avx2")),
-        (", on cuda", maker("f32", "cuda:0 (H100)", "avx2")),
-        (", bf16, on cuda", maker("bf16", "cuda:1 (H100)", "avx512")),
+    for (words, provenance) in [
+        (", bf16", provenance("bf16", "cpu", "avx2")),
+        (", on cuda", provenance("f32", "cuda:0 (H100)", "avx2")),
+        (", bf16, on cuda", provenance("bf16", "cuda:1 (H100)", "avx512")),
     ] {
         let root = complete();
-        evaluated_again(&root, 5.0, |_| made_by.clone());
+        evaluated_again(&root, 5.0, |_| provenance.clone());
         let tables = report(&root).unwrap().results.tables;
         let of = |other: bool| tables.iter().find(|table| table.setting.title.ends_with(words) == other).unwrap();
         assert_eq!(tables.len(), 2, "{words}");
@@ -89,18 +90,18 @@ fn rows_of_another_precision_or_device_are_other_rows() {
 #[test]
 fn instruction_sets_part_rows_of_one_run_and_are_named_between_runs() {
     let root = complete();
-    evaluated_again(&root, 5.0, |_| maker("f32", "cpu", "avx512"));
+    evaluated_again(&root, 5.0, |_| provenance("f32", "cpu", "avx512"));
     let tables = report(&root).unwrap().results.tables;
     let titles: Vec<&str> = tables.iter().map(|table| table.setting.title.as_str()).collect();
-    let title = |set: &str| format!("segments, test split, trained at 64, instructions {set}");
+    let title = |set: &str| format!("segments, test split, trained at 64, simd {set}");
     assert_eq!(titles, [title("avx512"), title("not recorded")]);
     let at = |table: usize| tables[table].score(("kerple_log", None), 128).unwrap().perplexity;
     assert_eq!([at(0), at(1)], [5.0, 20.0]);
     // every run once, each evaluated by another machine: one table, and what is in it is said
     let root = complete();
-    for (seed, instructions) in [(1, "avx2"), (2, "avx512"), (3, "avx2")] {
+    for (seed, simd) in [(1, "avx2"), (2, "avx512"), (3, "avx2")] {
         let row = |length| EvaluationRow {
-            made_by: Some(maker("f32", "cpu", instructions)),
+            provenance: Some(provenance("f32", "cpu", simd)),
             ..evaluation("kerple_log", seed, length, 20.0 + seed as f64)
         };
         let file = root.path().join(format!("runs/kerple_log #{seed}")).join(kerple_records::EVALUATION_FILE);
@@ -119,18 +120,19 @@ fn runs_of_another_precision_are_other_runs() {
     let root = complete();
     for seed in [1, 2, 3] {
         let folder = root.path().join(format!("runs/kerple_log #{seed}"));
-        let sitting = |first_step: u64, precision: &str, instructions: &str| {
-            let maker = json!({"machine": "m", "instructions": instructions, "threads": 1, "device": "cpu"});
-            let mut row = json!({"first_step": first_step, "precision": precision, "micro_batch": 8, "began": 1});
-            row.as_object_mut().unwrap().extend(maker.as_object().unwrap().clone());
+        let session = |first_step: u64, precision: &str, simd: &str| {
+            let provenance = json!({"cpu": "m", "simd": simd, "threads": 1, "device": "cpu"});
+            let mut row =
+                json!({"first_step": first_step, "precision": precision, "micro_batch_size": 8, "started_at": 1});
+            row.as_object_mut().unwrap().extend(provenance.as_object().unwrap().clone());
             format!("{row}\n")
         };
         let rows = match seed {
-            1 => sitting(1, "bf16", "avx2"),
-            2 => sitting(1, "f32", "avx2") + &sitting(60, "f32", "avx512"),
-            _ => sitting(1, "f32", "avx2"),
+            1 => session(1, "bf16", "avx2"),
+            2 => session(1, "f32", "avx2") + &session(60, "f32", "avx512"),
+            _ => session(1, "f32", "avx2"),
         };
-        std::fs::write(folder.join(kerple_records::SITTINGS_FILE), rows).unwrap();
+        std::fs::write(folder.join(kerple_records::SESSIONS_FILE), rows).unwrap();
     }
     let results = report(&root).unwrap().results;
     let titles: Vec<&str> = results.groups.iter().map(|group| group.title.as_str()).collect();
@@ -321,7 +323,7 @@ fn last_tokens_make_a_curve_over_all_lengths() {
             // Only the last 32 positions are scored, and the others have no loss.
             let losses = (0..length).map(|i| if i + 32 < length { f64::NAN } else { 2.0 }).collect();
             let row = evaluation(label, seed, length, 2f64.exp());
-            rows.push(&EvaluationRow { protocol: "last:32".into(), position_nll: Some(losses), ..row }).unwrap();
+            rows.push(&EvaluationRow { protocol: "last:32".into(), nll_by_position: Some(losses), ..row }).unwrap();
         }
     }
     let results = report(&root).unwrap().results;

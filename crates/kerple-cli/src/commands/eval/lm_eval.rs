@@ -21,7 +21,7 @@ pub fn results(run: &Path, plan: &Plan, rows: &[EvaluationRow]) -> Value {
             higher.insert(name, is_higher.into());
         }
     }
-    let samples = first.rolling.as_ref().map_or(first.segments, |rolled| rolled.documents);
+    let samples = first.rolling.as_ref().map_or(first.n_windows, |rolled| rolled.documents);
     let mut of_task = json!({ "name": task, "alias": task, "sample_len": samples });
     of_task.as_object_mut().expect("an object").extend(metrics);
     let kind = if first.rolling.is_some() { "loglikelihood_rolling" } else { first.protocol.as_str() };
@@ -45,18 +45,18 @@ pub fn results(run: &Path, plan: &Plan, rows: &[EvaluationRow]) -> Value {
         "n-samples": by_task(json!({ "original": samples, "effective": samples })),
         "config": {
             "model": "kerple",
-            "model_args": { "run": run.to_string_lossy(), "encoding": first.encoding, "step": first.step, "plan": plan.hash },
+            "model_args": { "run": run.to_string_lossy(), "encoding": first.label, "step": first.step, "plan": plan.hash },
             "batch_size": null,
             "device": "cpu",
             "limit": null,
             "bootstrap_iters": 0,
             "random_seed": first.seed,
         },
-        "git_hash": first.made_by.as_ref().and_then(|maker| maker.commit.clone()),
+        "git_hash": first.provenance.as_ref().and_then(|provenance| provenance.commit.clone()),
         "date": SystemTime::now().duration_since(UNIX_EPOCH).map_or(0.0, |since| since.as_secs_f64()),
         "model_source": "kerple",
         "model_name": name,
-        "max_length": rows.iter().map(|row| row.length).max(),
+        "max_length": rows.iter().map(|row| row.eval_len).max(),
         "total_evaluation_time_seconds": seconds.to_string(),
     })
 }
@@ -73,9 +73,9 @@ fn measured(row: &EvaluationRow) -> Vec<(String, f64, bool)> {
         .map(|(name, value)| (name.to_owned(), value, false))
         .into();
     }
-    match &row.answers {
-        Some(answers) => vec![(format!("acc_{}", row.length), answers.accuracy, true)],
-        None => vec![(format!("perplexity_{}", row.length), row.perplexity, false)],
+    match &row.task {
+        Some(task) => vec![(format!("acc_{}", row.eval_len), task.accuracy, true)],
+        None => vec![(format!("perplexity_{}", row.eval_len), row.perplexity, false)],
     }
 }
 

@@ -178,8 +178,8 @@ fn accuracies(all: &Folder, task: &str) -> Accuracies {
 
 /// Mean accuracy of a run over the lengths beyond its training length.
 fn beyond(run: &Run) -> Option<f64> {
-    let rows = run.evaluations.iter().filter(|row| row.length > row.train_len);
-    let values: Vec<f64> = rows.filter_map(|row| Some(row.answers.as_ref()?.accuracy)).collect();
+    let rows = run.evaluations.iter().filter(|row| row.eval_len > row.train_len);
+    let values: Vec<f64> = rows.filter_map(|row| Some(row.task.as_ref()?.accuracy)).collect();
     (!values.is_empty()).then(|| mean(&values))
 }
 

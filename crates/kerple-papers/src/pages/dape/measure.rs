@@ -125,7 +125,7 @@ impl<'a> Place<'a> {
             let facts = self.evaluations(planned, method).into_iter().find(|facts| facts.lengths.contains(&length));
             let run = self.runs(method).into_iter().find(|run| run.seed() == Some(planned.seed));
             let (Some(facts), Some(run)) = (facts, run) else { continue };
-            let asked = |row: &&EvaluationRow| row.length == length && facts.is_of(run, row);
+            let asked = |row: &&EvaluationRow| row.eval_len == length && facts.is_of(run, row);
             if let Some(row) = run.evaluations.iter().find(asked) {
                 found.insert(planned.seed, value(row));
             }

@@ -4,7 +4,7 @@ use crate::error::Result;
 use crate::manifest::PlannedRun;
 use crate::pages::Folder;
 use crate::pages::page::Item;
-use kerple_records::{LayerScores, SCORES_FILE, ScoreSnapshot, read_json};
+use kerple_records::{ATTENTION_SCORES_FILE, LayerScores, ScoreSnapshot, read_json};
 use kerple_report::format::number;
 use kerple_report::page::{Cell, Figure, Grid, Row, Section};
 use kerple_report::plot::{Axis, Legend, Plot, Series};
@@ -54,7 +54,7 @@ fn snapshots(all: &Folder, planned: &PlannedRun) -> Result<Vec<ScoreSnapshot>> {
     let run = group.runs.iter().find(|run| run.label() == planned.label && run.seed() == Some(planned.seed));
     let Some(run) = run else { return Ok(Vec::new()) };
     let all: Option<Vec<ScoreSnapshot>> =
-        kerple_records::Error::unless_absent(read_json(&run.folder.join(SCORES_FILE)))?;
+        kerple_records::Error::unless_absent(read_json(&run.folder.join(ATTENTION_SCORES_FILE)))?;
     Ok(all.unwrap_or_default().into_iter().filter(|one| Some(one.step) == run.planned_steps()).collect())
 }
 

@@ -56,21 +56,21 @@ pub(super) fn tasks(all: &Folder) -> Vec<&CorpusFacts> {
 /// Share of right answers at the longest evaluated length, for every seed.
 pub(super) fn accuracy(all: &Folder, task: &str, variant: &str, method: Method) -> BySeed {
     by_seed(method.runs(all, task, variant), |run: &Run| {
-        Some(run.evaluations.iter().max_by_key(|row| row.length)?.answers.as_ref()?.accuracy)
+        Some(run.evaluations.iter().max_by_key(|row| row.eval_len)?.task.as_ref()?.accuracy)
     })
 }
 
 /// Answers that a share is of.
 pub(super) fn answers(all: &Folder, task: &str, variant: &str) -> f64 {
     let runs = all.group(task, variant).into_iter().flat_map(|group| &group.runs);
-    runs.flat_map(|run| &run.evaluations).map(|row| row.segments as f64).fold(0.0, f64::max)
+    runs.flat_map(|run| &run.evaluations).map(|row| row.n_windows as f64).fold(0.0, f64::max)
 }
 
 /// Share of right answers of a guess.
 pub(super) fn chance(all: &Folder, task: &str) -> Option<f64> {
     let groups = FEATURES.iter().filter_map(|(_, variant, _)| all.group(task, variant));
     let mut rows = groups.flat_map(|group| &group.runs).flat_map(|run| &run.evaluations);
-    rows.find_map(|row| Some(row.answers.as_ref()?.chance))
+    rows.find_map(|row| Some(row.task.as_ref()?.chance))
 }
 
 /// Right answers by task, features and encoding.

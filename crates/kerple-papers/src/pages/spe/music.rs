@@ -5,7 +5,7 @@ use super::super::cells::CellRow;
 use super::super::page::{Item, Picture};
 use super::{BySeed, METHODS, Method, by_seed, cell, spread};
 use crate::manifest::CorpusFacts;
-use kerple_records::{Found, Roll, StyleRow};
+use kerple_records::{ProbeResult, Roll, StyleRow};
 use kerple_report::Run;
 use kerple_report::format::count;
 use kerple_report::page::{Figure, Grid, Row, Section};
@@ -34,8 +34,8 @@ pub(super) fn corpora(all: &Folder) -> Vec<&CorpusFacts> {
 fn losses<'a>(all: &Folder, run: &'a Run) -> Option<&'a [f64]> {
     let facts = all.manifest.evaluations.get(POSITIONS)?;
     let longest = *facts.lengths.iter().max()?;
-    let row = run.evaluations.iter().find(|row| row.length == longest && facts.is_of(run, row))?;
-    row.position_nll.as_deref()
+    let row = run.evaluations.iter().find(|row| row.eval_len == longest && facts.is_of(run, row))?;
+    row.nll_by_position.as_deref()
 }
 
 /// Mean cross-entropy at some positions, for every seed.
@@ -149,9 +149,9 @@ fn curves(all: &Folder, corpus: &CorpusFacts, [trained, longest]: [usize; 2]) ->
 
 /// What a run's probe of continuations found.
 fn style(run: &Run) -> Option<(&[StyleRow], &Roll)> {
-    run.probes.iter().rev().find_map(|row| match &row.found {
-        Found::Style(found) => Some((&found.rows[..], &found.roll)),
-        Found::Attention(_) => None,
+    run.probes.iter().rev().find_map(|row| match &row.result {
+        ProbeResult::Style(found) => Some((&found.rows[..], &found.roll)),
+        ProbeResult::Attention(_) => None,
     })
 }
 

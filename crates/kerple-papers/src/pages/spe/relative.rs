@@ -4,7 +4,7 @@ use super::super::Folder;
 use super::super::page::{Item, Picture};
 use super::{BySeed, METHODS, Method, by_seed, cell};
 use crate::manifest::CorpusFacts;
-use kerple_records::{AttentionRow, Found};
+use kerple_records::{AttentionRow, ProbeResult};
 use kerple_report::Run;
 use kerple_report::format::count;
 use kerple_report::page::{Grid, Row};
@@ -20,9 +20,9 @@ pub(super) type Measure = fn(&AttentionRow) -> f64;
 
 /// What a run's probe of attention found.
 fn rows(run: &Run) -> &[AttentionRow] {
-    let found = run.probes.iter().rev().find_map(|row| match &row.found {
-        Found::Attention(rows) => Some(&rows[..]),
-        Found::Style(_) => None,
+    let found = run.probes.iter().rev().find_map(|row| match &row.result {
+        ProbeResult::Attention(rows) => Some(&rows[..]),
+        ProbeResult::Style(_) => None,
     });
     found.unwrap_or_default()
 }

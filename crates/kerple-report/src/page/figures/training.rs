@@ -15,7 +15,7 @@ const BINS: u64 = 80;
 pub(super) fn losses(part: &Part) -> Vec<Figure> {
     let training = collect(part, |run| run.metrics.iter().map(|row| (row.step, row.loss)).collect());
     let validation =
-        collect(part, |run| run.metrics.iter().filter_map(|row| Some((row.step, row.valid_loss?))).collect());
+        collect(part, |run| run.metrics.iter().filter_map(|row| Some((row.step, row.val_loss?))).collect());
     let kinds = [("training-loss", "Training loss", training), ("validation-loss", "Validation loss", validation)];
     kinds.into_iter().filter_map(|(id, title, rows)| figure(part, id, title, &rows)).collect()
 }

@@ -6,15 +6,15 @@ use std::fmt;
 /// Provenance: a program and the hardware it ran on. Where any field but `threads` differs, equal
 /// bits are not promised.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
-pub struct Maker {
+pub struct Provenance {
     /// The commit the program was built from, where known; a trailing `+` means that files were
     /// changed since.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub commit: Option<String>,
     /// Name of the CPU.
-    pub machine: String,
+    pub cpu: String,
     /// The instruction set in use: `portable`, `avx2`, `avx512`.
-    pub instructions: String,
+    pub simd: String,
     /// Threads.
     pub threads: u64,
     /// The device of the models: `cpu`.
@@ -23,7 +23,7 @@ pub struct Maker {
     pub precision: String,
 }
 
-/// The part of the provenance ([`Maker`]) that decides how numbers are rounded. Rows with different
+/// The part of the provenance ([`Provenance`]) that decides how numbers are rounded. Rows with different
 /// numerics are different rows, whatever else is equal.
 ///
 /// The program is not part of it. Another commit computes other bits only where its arithmetic
@@ -36,13 +36,13 @@ pub struct Numerics {
     /// The kind of device, without its number: `cpu`, `cuda`.
     pub device: String,
     /// The instruction set of a CPU, or the name of a GPU.
-    pub instructions: String,
+    pub simd: String,
 }
 
 /// What [`Numerics::chosen`] is of whatever does not record it.
 const USUAL: (&str, &str) = ("f32", "cpu");
 
-impl Maker {
+impl Provenance {
     /// Its numerics.
     pub fn numerics(&self) -> Numerics {
         // `cuda:1 (NVIDIA H100)`: which of several equal devices it was changes nothing
@@ -52,8 +52,8 @@ impl Maker {
             _ => name,
         };
         let part = part.strip_suffix(')').unwrap_or(part);
-        let instructions = if part.is_empty() || kind == "cpu" { &self.instructions } else { part };
-        Numerics { precision: self.precision.clone(), device: kind.to_owned(), instructions: instructions.to_owned() }
+        let simd = if part.is_empty() || kind == "cpu" { &self.simd } else { part };
+        Numerics { precision: self.precision.clone(), device: kind.to_owned(), simd: simd.to_owned() }
     }
 }
 
@@ -72,15 +72,15 @@ impl Numerics {
 
 impl fmt::Display for Numerics {
     fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
-        write!(f, "{} on {}, {}", self.precision, self.device, self.instructions)
+        write!(f, "{} on {}, {}", self.precision, self.device, self.simd)
     }
 }
 
-impl fmt::Display for Maker {
+impl fmt::Display for Provenance {
     fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
-        let Maker { commit, machine, instructions, threads, device, precision } = self;
+        let Provenance { commit, cpu, simd, threads, device, precision } = self;
         let commit = commit.as_deref().unwrap_or("unknown");
-        write!(f, "{machine}, {threads} threads, {instructions}, {device}, {precision}, commit {commit}")
+        write!(f, "{cpu}, {threads} threads, {simd}, {device}, {precision}, commit {commit}")
     }
 }
 
@@ -88,19 +88,19 @@ impl fmt::Display for Maker {
 /// the updates that the last checkpoint of an earlier session did not include, so an update belongs
 /// to the last row whose `first_step` is not after it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct SittingRow {
+pub struct SessionRow {
     /// The first update it made, counted from 1 as in [`MetricsRow`](crate::MetricsRow).
     pub first_step: u64,
     /// The provenance; its keys are at the same level as the others.
     #[serde(flatten)]
-    pub maker: Maker,
+    pub provenance: Provenance,
     /// Micro-batch size: it changes results by rounding.
-    pub micro_batch: u64,
+    pub micro_batch_size: u64,
     /// World size: the number of processes that trained it.
     #[serde(default = "one", skip_serializing_if = "is_one")]
-    pub ranks: u64,
-    /// When it began, in seconds since 1970.
-    pub began: u64,
+    pub world_size: u64,
+    /// When it started, in seconds since 1970.
+    pub started_at: u64,
 }
 
 fn one() -> u64 {
@@ -113,8 +113,8 @@ fn is_one(count: &u64) -> bool {
 
 /// The sessions of the updates up to `step`, in order, without those whose updates were all
 /// repeated. Updates before the first row's come from versions that did not record sessions.
-pub fn sittings_up_to(rows: &[SittingRow], step: u64) -> Vec<&SittingRow> {
-    let mut found: Vec<&SittingRow> = Vec::new();
+pub fn sessions_up_to(rows: &[SessionRow], step: u64) -> Vec<&SessionRow> {
+    let mut found: Vec<&SessionRow> = Vec::new();
     for row in rows {
         while found.pop_if(|before| before.first_step >= row.first_step).is_some() {}
         found.push(row);
@@ -127,48 +127,48 @@ pub fn sittings_up_to(rows: &[SittingRow], step: u64) -> Vec<&SittingRow> {
 mod tests {
     use super::*;
 
-    fn row(first_step: u64) -> SittingRow {
+    fn row(first_step: u64) -> SessionRow {
         let text = format!(
-            r#"{{"first_step":{first_step},"commit":"abc","machine":"a processor","instructions":"avx2","threads":2,
-                "device":"cpu","precision":"f32","micro_batch":8,"began":1,"from a newer version":true}}"#
+            r#"{{"first_step":{first_step},"commit":"abc","cpu":"a processor","simd":"avx2","threads":2,
+                "device":"cpu","precision":"f32","micro_batch_size":8,"started_at":1,"from a newer version":true}}"#
         );
         serde_json::from_str(&text).unwrap()
     }
 
     #[test]
-    fn an_update_is_of_the_last_sitting_that_made_it() {
+    fn an_update_is_of_the_last_session_that_made_it() {
         // the third went back behind the second, whose checkpoint was damaged
         let rows = [1, 21, 11, 31].map(row);
-        let counting = |step| sittings_up_to(&rows, step).into_iter().map(|row| row.first_step).collect::<Vec<_>>();
+        let counting = |step| sessions_up_to(&rows, step).into_iter().map(|row| row.first_step).collect::<Vec<_>>();
         assert_eq!((counting(99), counting(30), counting(0)), (vec![1, 11, 31], vec![1, 11], vec![]));
     }
 
     #[test]
     fn numerics_are_precision_kind_of_device_and_instructions() {
-        let maker = |device: &str| Maker { device: device.to_owned(), ..row(1).maker };
-        let words = |device: &str| maker(device).numerics().to_string();
+        let provenance = |device: &str| Provenance { device: device.to_owned(), ..row(1).provenance };
+        let words = |device: &str| provenance(device).numerics().to_string();
         assert_eq!(words("cpu"), "f32 on cpu, avx2");
         assert_eq!(words("cuda:0 (NVIDIA H100 (80 GB))"), "f32 on cuda, NVIDIA H100 (80 GB)");
         assert_eq!(words("cuda:3 (NVIDIA H100 (80 GB))"), words("cuda:0 (NVIDIA H100 (80 GB))"));
         assert_eq!(words("wgpu:software (llvmpipe)"), "f32 on wgpu:software, llvmpipe");
         assert_eq!(Numerics::chosen_or_usual(None), ("f32", "cpu"), "older versions had nothing else");
-        let same = Maker { threads: 64, machine: "another".into(), commit: None, ..maker("cpu") };
-        assert_eq!(same.numerics(), maker("cpu").numerics());
+        let same = Provenance { threads: 64, cpu: "another".into(), commit: None, ..provenance("cpu") };
+        assert_eq!(same.numerics(), provenance("cpu").numerics());
         for other in [
-            Maker { precision: "bf16".into(), ..maker("cpu") },
-            Maker { instructions: "avx512".into(), ..maker("cpu") },
-            maker("cuda:0 (A)"),
+            Provenance { precision: "bf16".into(), ..provenance("cpu") },
+            Provenance { simd: "avx512".into(), ..provenance("cpu") },
+            provenance("cuda:0 (A)"),
         ] {
-            assert_ne!(other.numerics(), maker("cpu").numerics(), "{other}");
+            assert_ne!(other.numerics(), provenance("cpu").numerics(), "{other}");
         }
     }
 
     #[test]
-    fn the_makers_keys_stand_beside_the_others() {
+    fn keys_of_provenance_stand_beside_the_others() {
         let row = row(7);
         let written = serde_json::to_value(&row).unwrap();
-        assert_eq!((&written["first_step"], &written["instructions"]), (&7.into(), &"avx2".into()));
-        assert_eq!(row.maker.to_string(), "a processor, 2 threads, avx2, cpu, f32, commit abc");
-        assert_eq!(serde_json::from_value::<SittingRow>(written).unwrap(), row);
+        assert_eq!((&written["first_step"], &written["simd"]), (&7.into(), &"avx2".into()));
+        assert_eq!(row.provenance.to_string(), "a processor, 2 threads, avx2, cpu, f32, commit abc");
+        assert_eq!(serde_json::from_value::<SessionRow>(written).unwrap(), row);
     }
 }
