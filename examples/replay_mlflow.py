@@ -33,10 +33,10 @@ def flat(value, name=""):
 def metrics(run):
     for row in rows(run / "metrics.jsonl"):
         time = int(1000 * row["seconds"])
-        for name in ["loss", "valid_loss", "learning_rate", "grad_norm"]:
+        for name in ["loss", "val_loss", "learning_rate", "grad_norm"]:
             if isinstance(row.get(name), float | int):  # "NaN" and "inf" are texts
                 yield Metric(name, row[name], time, row["step"])
-        for name, values in row.get("encoding", {}).items():
+        for name, values in row.get("encoding_params", {}).items():
             for number, value in enumerate(values[:64]):
                 if isinstance(value, float | int):
                     yield Metric(f"kernel/{name}/{number}", value, time, row["step"])
@@ -44,7 +44,7 @@ def metrics(run):
         group = f"eval/{row['split']} {row['protocol'].replace(':', ' ')}"
         for name in ["perplexity", "bits_per_byte"]:
             if isinstance(row.get(name), float | int):
-                yield Metric(f"{group}/{name}", row[name], 0, row["length"])
+                yield Metric(f"{group}/{name}", row[name], 0, row["eval_len"])
 
 
 def replay(run):

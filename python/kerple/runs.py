@@ -26,6 +26,7 @@ from typing import Any
 
 import numpy as np
 
+from . import _native
 from ._arrow import stream
 from .drawing import Curves
 
@@ -158,12 +159,14 @@ class Run:
 
     Raises:
         FileNotFoundError: the path does not contain a run.
+        ValueError: its files or keys have names from before 0.1.0.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = Path(path)
         if not (self.path / "plan.json").exists():
             raise FileNotFoundError(f"{self.path} is no run folder: it has no plan.json")
+        _native.refuse_old_names(self.path)
 
     def __repr__(self) -> str:
         return f"Run({str(self.path)!r})"
@@ -181,9 +184,9 @@ class Run:
     @property
     def learned(self) -> dict[str, np.ndarray]:
         """The encoding's parameters over training, ``[steps, values]`` by name, and ``step``."""
-        rows = [row for row in _lines(self.path / "metrics.jsonl") if row.get("encoding")]
-        names = rows[0]["encoding"] if rows else {}
-        found = {name: np.array([row["encoding"][name] for row in rows]) for name in names}
+        rows = [row for row in _lines(self.path / "metrics.jsonl") if row.get("encoding_params")]
+        names = rows[0]["encoding_params"] if rows else {}
+        found = {name: np.array([row["encoding_params"][name] for row in rows]) for name in names}
         return {"step": np.array([row["step"] for row in rows], dtype=np.int64), **found} if rows else {}
 
     @property
@@ -191,8 +194,8 @@ class Run:
         """One row per text, protocol, window and length."""
         flat = []
         for row in _lines(self.path / "evaluation.jsonl"):
-            answers = row.pop("answers", None) or {}
-            flat.append({**row, **{f"answers.{name}": value for name, value in answers.items()}})
+            task = row.pop("task", None) or {}
+            flat.append({**row, **{f"task.{name}": value for name, value in task.items()}})
         return Table.of(flat)
 
     @property
@@ -236,7 +239,7 @@ class Run:
         """Losses over steps, as a plot that notebooks display."""
         metrics = self.metrics
         curves = {}
-        for name, column in (("training", "loss"), ("validation", "valid_loss")):
+        for name, column in (("training", "loss"), ("validation", "val_loss")):
             if column in metrics:
                 known = ~np.isnan(metrics[column].astype(float))
                 curves[name] = (metrics["step"][known], metrics[column][known])
@@ -256,12 +259,12 @@ class Run:
     def draw_evaluations(self) -> Curves:
         """Perplexity by length, one curve per protocol and split."""
         table, curves = self.evaluations, {}
-        if "length" in table:
+        if "eval_len" in table:
             settings = [f"{a} {b}" for a, b in zip(table["protocol"], table["split"], strict=True)]
             for setting in dict.fromkeys(settings):
                 own = np.array([one == setting for one in settings])
-                order = np.argsort(table["length"][own], kind="stable")
-                curves[setting] = (table["length"][own][order], table["perplexity"][own][order])
+                order = np.argsort(table["eval_len"][own], kind="stable")
+                curves[setting] = (table["eval_len"][own][order], table["perplexity"][own][order])
         return Curves(curves, "evaluated length, tokens", "perplexity")
 
     def _repr_html_(self) -> str:

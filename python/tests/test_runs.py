@@ -56,9 +56,9 @@ def test_a_run_is_trained_and_read(trained):
 def test_evaluating_and_sampling(trained):
     run, _ = trained
     rows = run.evaluate(lengths=[32, 64])
-    assert [row["length"] for row in rows] == [32, 64] and all(row["perplexity"] > 1 for row in rows)
+    assert [row["eval_len"] for row in rows] == [32, 64] and all(row["perplexity"] > 1 for row in rows)
     table = run.evaluations
-    assert {32, 64} <= set(table["length"].tolist())
+    assert {32, 64} <= set(table["eval_len"].tolist())
     assert run.sample("7 and", tokens=8, seed=1, temperature=0).startswith("7 and")
     with pytest.raises(runs.CommandError, match="--no-such"):
         run.evaluate(no_such=1)
@@ -66,7 +66,7 @@ def test_evaluating_and_sampling(trained):
 
 def test_lengths_may_be_an_array(trained):
     rows = trained[0].evaluate(lengths=np.array([32]), protocol="blocks")
-    assert [row["length"] for row in rows] == [32]
+    assert [row["eval_len"] for row in rows] == [32]
 
 
 @pytest.mark.parametrize("prompt", ["- item", "--tokens", "one\r\ntwo\rthree\n"])
@@ -201,16 +201,32 @@ def write(folder, **files):
 
 def test_journals_are_read_as_they_are_written(tmp_path):
     run = write(
-        tmp_path / "run", metrics_jsonl='{"step":1,"loss":"NaN"}\n{"step":2,"loss":0.5,"valid_loss":2.0}\n{"step":3,'
+        tmp_path / "run", metrics_jsonl='{"step":1,"loss":"NaN"}\n{"step":2,"loss":0.5,"val_loss":2.0}\n{"step":3,'
     )
     assert run.metrics["step"].tolist() == [1, 2], "a last line without an end is being written"
-    assert np.isnan(run.metrics["loss"][0]) and np.isnan(run.metrics["valid_loss"][0])
+    assert np.isnan(run.metrics["loss"][0]) and np.isnan(run.metrics["val_loss"][0])
     assert run.evaluations.rows == 0 and run.kernels == [] and run.learned == {}
     damaged = write(tmp_path / "damaged", metrics_jsonl='{"step":1}\n{"step"\n')
     with pytest.raises(ValueError, match="metrics.jsonl: line 2"):
         _ = damaged.metrics
     with pytest.raises(FileNotFoundError, match="plan.json"):
         Run(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("file", "text", "named"),
+    [
+        ("sittings.jsonl", "", "`sittings.jsonl` is now `sessions.jsonl`"),
+        ("metrics.jsonl", '{"step":1,"valid_loss":2.0}\n', "`valid_loss` is now `val_loss`"),
+        ("evaluation.jsonl", '{"encoding":"alibi","length":8}\n', "`length` is now `eval_len`"),
+    ],
+)
+def test_folders_with_old_names_are_refused(tmp_path, file, text, named):
+    run = write(tmp_path / "run")
+    (run.path / file).write_text(text)
+    with pytest.raises(ValueError, match="written before 0.1.0") as error:
+        Run(run.path)
+    assert named in str(error.value) and "train the run again" in str(error.value)
 
 
 def test_weights_that_lie_outside_of_their_file_are_refused(tmp_path):
