@@ -26,7 +26,7 @@ for n in 2 3 4; do
     same_run "$here/alone" "$run"
     quiet ranks "$n" "$KERPLE" eval "$run" "${evaluate[@]}"
     same_run "$here/alone-evaluated" "$run"
-    grep -q "\"ranks\":$n" "$run/sittings.jsonl" || fail "the sitting does not say $n ranks"
+    grep -q "\"world_size\":$n" "$run/sessions.jsonl" || fail "the session does not say $n ranks"
     quiet "$KERPLE" report "$run" --out "$run/report"
     grep -q "was trained by several ranks; the first waited" "$run/report/index.html" || fail "the page says nothing of waiting"
     say "$n ranks: the first waits for $(waiting "$run") of an update"

@@ -60,10 +60,10 @@ same_run() {
         cmp <(timeless "$1/$file") <(timeless "$2/$file") || fail "$2/$file differs"
     done < <(files "$1")
 }
-files() { (cd "$1" && find . -type f ! -path './events/*' ! -name sittings.jsonl ! -name .lock | sort); }
+files() { (cd "$1" && find . -type f ! -path './events/*' ! -name sessions.jsonl ! -name .lock | sort); }
 timeless() {
     case $1 in
-        *.json | *.jsonl) sed -E 's/"(seconds|step_seconds|waiting|threads|sha256)": ?[^,}]*,?//g' "$1" ;;
+        *.json | *.jsonl) sed -E 's/"(seconds|step_seconds|comm_wait_fraction|threads|sha256)": ?[^,}]*,?//g' "$1" ;;
         *) cat "$1" ;;
     esac
 }
@@ -115,7 +115,7 @@ rank_among() {
 newest() { { ls "$1/checkpoints" 2>/dev/null || true; } | tail -n 1; }
 has_newer() { [ "$(newest "$1")" != "$2" ]; }
 # The share of an update that the first of several ranks waited, by the last row of a run.
-waiting() { grep -o '"waiting":[0-9.]*' "$1/metrics.jsonl" | tail -n 1 | cut -d: -f2; }
+waiting() { grep -o '"comm_wait_fraction":[0-9.]*' "$1/metrics.jsonl" | tail -n 1 | cut -d: -f2; }
 
 # Two networks of this machine, $near and $far, with a slow link between them; a machine that makes none says why, and it fails.
 two_networks() {

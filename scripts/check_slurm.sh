@@ -40,9 +40,9 @@ within 60 is_over "$pages"
 for label in alibi rotary; do
     for seed in 5 6; do same_run "$here/alone/runs/$label/seed-$seed" "$out/runs/$label/seed-$seed"; done
 done
-[ "$(wc -l <"$out/runs/alibi/seed-5/sittings.jsonl")" = 2 ] || fail "the stopped run was not gone on with"
+[ "$(wc -l <"$out/runs/alibi/seed-5/sessions.jsonl")" = 2 ] || fail "the stopped run was not gone on with"
 [ -f "$out/report/index.html" ] || fail "the dependent job has made no page"
-say "the stopped run went on after $(tail -n 1 "$out/runs/alibi/seed-5/sittings.jsonl" | grep -o '"first_step":[0-9]*')"
+say "the stopped run went on after $(tail -n 1 "$out/runs/alibi/seed-5/sessions.jsonl" | grep -o '"first_step":[0-9]*')"
 
 echo "== a job of two ranks, stopped by USR1 before its time is over"
 one train --config "$here/run.toml" "${slow[@]}" --out "$here/one"
@@ -59,5 +59,5 @@ grep -q "the run is saved" "$here/ranks.log" || fail "nothing says that the run 
 job=$(submit)
 within 120 is_over "$job"
 same_run "$here/one" "$here/two"
-[ "$(grep -c '"ranks":2' "$here/two/sittings.jsonl")" = 2 ] || fail "not two sittings of two ranks"
+[ "$(grep -c '"world_size":2' "$here/two/sessions.jsonl")" = 2 ] || fail "not two sessions of two ranks"
 echo "a real Slurm: all is well"

@@ -43,7 +43,7 @@ measure() { # PARTS COMMAND...
         --set train.steps="$steps" --set train.log_every=2 --set train.checkpoint_every="$steps" --out "$out"
     of() { tail -n +2 "$out/metrics.jsonl" | { grep -o "\"$1\":[0-9.e-]*" || echo :0; } | cut -d: -f2 | sort -g |
         awk '{ v[NR] = $1 } END { print v[int((NR + 1) / 2)] }'; }
-    echo "$(of step_seconds) $(of waiting)"
+    echo "$(of step_seconds) $(of comm_wait_fraction)"
     parameters=$(grep -Eo '"parameters": ?[0-9]+' "$out/plan.json" | grep -Eo '[0-9]+')
 }
 
