@@ -128,10 +128,10 @@ def migrate(folder, renames, tables):
     """Whether anything was to be renamed."""
     archive = unpacked(folder / ARCHIVE)
     beside = {name: (folder / name).read_bytes() for name in BESIDE if (folder / name).exists()}
-    former = (folder / SUMS).read_text()
-    changed = len(set(sums({**archive, **beside}).splitlines()) - set(former.splitlines()))
-    if changed:
-        print(f"{folder}: {changed} files are not those of {SUMS}", file=sys.stderr)
+    former, current = (folder / SUMS).read_text(), sums({**archive, **beside})
+    if former != current:
+        changed = len(set(former.splitlines()) ^ set(current.splitlines()))
+        print(f"{folder}: {changed} lines of {SUMS} are not those of the files", file=sys.stderr)
     runs = {}
     for path, content in archive.items():
         above, _, name = path.rpartition("/")
@@ -141,7 +141,7 @@ def migrate(folder, renames, tables):
     order = {above: at for at, above in enumerate(dict.fromkeys(path.rpartition("/")[0] for path in runs))}
     runs = dict(sorted(runs.items(), key=lambda file: (order[file[0].rpartition("/")[0]], file[0])))
     kept = {name: converted(name, content, tables) for name, content in beside.items()}
-    if (runs, kept, changed) == (archive, beside, 0):
+    if (runs, kept, former) == (archive, beside, current):
         return False
     if runs != archive:
         (folder / ARCHIVE).write_bytes(packed(runs))

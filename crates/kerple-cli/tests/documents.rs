@@ -46,7 +46,7 @@ fn picture(cells: &[BTreeMap<String, String>]) -> Plot {
         };
         let number = |cell: &BTreeMap<String, String>, key: &str| cell[key].parse().unwrap();
         let points = cells.iter().filter(of_kind).map(|cell| Point {
-            x: number(cell, "length"),
+            x: number(cell, "eval_len"),
             y: number(cell, "perplexity"),
             error: number(cell, "perplexity_deviation"),
         });

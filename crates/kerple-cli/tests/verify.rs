@@ -129,6 +129,33 @@ fn what_is_no_row_is_found_with_its_line() {
 }
 
 #[test]
+fn folders_with_names_from_before_are_refused() {
+    let place = Place::new();
+    place.make_data();
+    place.ok(&["train", "--config", "run.toml", "--out", "run"]);
+    place.ok(&["eval", "run", "--lengths", "16"]);
+    let refused = |commands: &[&[&str]], named: &str| {
+        for command in commands {
+            let output = place.run(command);
+            let said = [output.stdout, output.stderr].map(|bytes| String::from_utf8(bytes).unwrap()).concat();
+            assert!(!output.status.success() && said.contains("was written before 0.1.0"), "{command:?}: {said}");
+            assert!(said.contains(named) && said.contains("train the run again"), "{command:?}: {said}");
+        }
+    };
+    let (eval, report) = (["eval", "run", "--lengths", "16"], ["report", "run", "--out", "page"]);
+    let all: [&[&str]; 5] =
+        [&["train", "--config", "run.toml", "--out", "run"], &eval, &["sample", "run"], &report, &["verify", "run"]];
+    fs::rename(place.path("run/sessions.jsonl"), place.path("run/sittings.jsonl")).unwrap();
+    refused(&all, "`sittings.jsonl` is now `sessions.jsonl`");
+    fs::rename(place.path("run/sittings.jsonl"), place.path("run/sessions.jsonl")).unwrap();
+    let rows = place.read("run/evaluation.jsonl");
+    place.write("run/evaluation.jsonl", rows.replace("\"eval_len\"", "\"length\""));
+    refused(&[&eval, &report, &["verify", "run"]], "`length` is now `eval_len`");
+    place.write("run/evaluation.jsonl", rows);
+    place.ok(&["verify", "run"]);
+}
+
+#[test]
 fn rows_that_contradict_themselves_or_the_plan_are_found() {
     let place = Place::new();
     place.make_data();

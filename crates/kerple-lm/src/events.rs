@@ -268,7 +268,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let row: EvaluationRow = serde_json::from_str(
             r#"{"label":"alibi","seed":1,"train_len":64,"eval_len":128,"protocol":"last:32","split":"test","step":9,"window":5,
-                "segments":2,"tokens":256,"nll":1.5,"perplexity":4.4816,"bits_per_byte":2.0,"seconds":0.5}"#,
+                "n_windows":2,"tokens":256,"nll":1.5,"perplexity":4.4816,"bits_per_byte":2.0,"seconds":0.5}"#,
         )
         .unwrap();
         assert_eq!(of_evaluation(&row), "eval/test-last-32-window5-step9");

@@ -111,8 +111,8 @@ impl Group {
     /// The table of perplexities that an evaluation makes.
     fn table(&self, facts: &EvaluationFacts) -> Option<&Table> {
         self.results.tables.iter().find(|table| {
-            let Setting { protocol, text_span, text_segments, .. } = &table.setting;
-            (protocol, *text_span, *text_segments) == (&facts.protocol, Some(facts.span), Some(facts.segments))
+            let Setting { protocol, text_segment_len, text_n_segments, .. } = &table.setting;
+            (protocol, *text_segment_len, *text_n_segments) == (&facts.protocol, Some(facts.span), Some(facts.segments))
         })
     }
 }

@@ -235,7 +235,7 @@ impl Layout {
 fn headline(results: &Results) -> String {
     let found = results.tables.iter().find(|table| table.has_text()).and_then(|table| {
         let length = *table.lengths().last()?;
-        Some((table, length, table.scores.iter().find(|score| score.length == length && score.best)?))
+        Some((table, length, table.scores.iter().find(|score| score.eval_len == length && score.best)?))
     });
     let Some((table, length, best)) = found else {
         if let Some(sentence) = results.answers.iter().find_map(answers::headline) {
@@ -253,8 +253,11 @@ fn headline(results: &Results) -> String {
         with_deviation(best.perplexity, best.perplexity_deviation),
         best.n
     );
-    let tested: Vec<_> =
-        table.tests.iter().filter(|test| test.length == length && test.window.is_none() && test.p.is_some()).collect();
+    let tested: Vec<_> = table
+        .tests
+        .iter()
+        .filter(|test| test.eval_len == length && test.window.is_none() && test.p.is_some())
+        .collect();
     if best.n == 1 {
         text.push_str(" One seed does not show whether a difference exceeds the noise.");
     } else if results.reference.as_deref().map(|name| (name, None)) == Some(best.name()) && !tested.is_empty() {

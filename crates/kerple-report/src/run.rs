@@ -161,7 +161,7 @@ impl Run {
 
     /// Share of the time of its updates that the first of several ranks waited for the others, median of its rows; `None` where
     /// one process trained it.
-    pub fn waiting(&self) -> Option<f64> {
+    pub fn comm_wait_fraction(&self) -> Option<f64> {
         let shares: Vec<f64> = self.metrics.iter().filter_map(|row| row.comm_wait_fraction).collect();
         (!shares.is_empty()).then(|| median(&shares))
     }
@@ -357,17 +357,17 @@ mod tests {
         assert_eq!(kept.iter().map(|row| (row.step, row.loss)).collect::<Vec<_>>(), [(10, 5.0), (20, 4.1), (30, 3.6)]);
 
         let evaluation = |length, nll| EvaluationRow {
-            encoding: "alibi".into(),
+            label: "alibi".into(),
             seed: 1,
             train_len: 64,
-            length,
+            eval_len: length,
             protocol: "blocks".into(),
             window: None,
             rope_scaling: None,
             split: "test".into(),
             step: 30,
             text: None,
-            segments: 1,
+            n_windows: 1,
             tokens: 64,
             bytes: None,
             nll,

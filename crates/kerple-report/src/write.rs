@@ -95,8 +95,8 @@ fn csv_tables(results: &Results) -> Result<Vec<(&'static str, Vec<u8>)>> {
             csv(
                 "positions",
                 positions.flat_map(|curve| {
-                    let PositionCurve { length, encoding, window, n, .. } = curve;
-                    let what = Curve { length: *length, encoding, window: *window, n: *n };
+                    let PositionCurve { eval_len, encoding, window, n, .. } = curve;
+                    let what = Curve { eval_len: *eval_len, encoding, window: *window, n: *n };
                     curve.bins.iter().map(move |bin| (&curve.setting, what, bin))
                 }),
             )?,
@@ -134,7 +134,7 @@ fn answer_rows(table: &AnswerTable) -> impl Iterator<Item = (Task<'_>, &AnswerSc
 /// Which curve a row of `positions.csv` belongs to.
 #[derive(Clone, Copy, Serialize)]
 struct Curve<'a> {
-    length: u64,
+    eval_len: u64,
     encoding: &'a str,
     window: Option<u64>,
     n: usize,

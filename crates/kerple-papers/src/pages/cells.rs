@@ -23,7 +23,7 @@ pub(super) struct CellRow {
     /// Label of the encoding.
     pub encoding: String,
     /// Tokens an evaluated sequence.
-    pub length: u64,
+    pub eval_len: u64,
     /// The length over the training length.
     #[serde(with = "number")]
     pub multiple: f64,
@@ -79,7 +79,7 @@ impl CellRow {
             corpus: corpus.to_owned(),
             variant: String::new(),
             encoding: encoding.to_owned(),
-            length,
+            eval_len: length,
             multiple: f64::NAN,
             n,
             planned,
@@ -158,7 +158,7 @@ impl Spec<'_> {
             let of_row = columns.iter().map(|(_, label, printed)| {
                 let score = table.and_then(|table| table.score((label, None), length));
                 let test = table.and_then(|table| {
-                    table.tests.iter().find(|t| t.encoding == *label && t.window.is_none() && t.length == length)
+                    table.tests.iter().find(|t| t.encoding == *label && t.window.is_none() && t.eval_len == length)
                 });
                 let name = self.printed.1.unwrap_or(corpus);
                 let value = self.printed.0.value(name, (length, self.train_len), printed);
@@ -167,7 +167,7 @@ impl Spec<'_> {
             let of_row: Vec<CellRow> = of_row.collect();
             let by_seed = |(_, label, _): &(&str, &str, &str)| {
                 let rows = table.into_iter().flat_map(|table| &table.evaluations);
-                let of = rows.filter(|row| row.encoding == *label && row.window.is_none() && row.length == length);
+                let of = rows.filter(|row| row.encoding == *label && row.window.is_none() && row.eval_len == length);
                 of.map(|row| (row.seed, row.perplexity)).collect()
             };
             let best = lowest(&columns.iter().map(by_seed).collect::<Vec<_>>());
@@ -191,7 +191,7 @@ impl Spec<'_> {
             corpus: corpus.to_owned(),
             variant: self.variant.to_owned(),
             encoding: label.to_owned(),
-            length,
+            eval_len: length,
             multiple: length as f64 / self.train_len as f64,
             n: score.map_or(0, |score| score.n),
             planned,

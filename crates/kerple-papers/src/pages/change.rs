@@ -69,7 +69,7 @@ impl<'a> Text<'a> {
 
     fn losses(&self, label: &str, length: u64) -> BySeed {
         let rows = self.table.evaluations.iter().filter(|row| row.window.is_none());
-        rows.filter(|row| row.encoding == label && row.length == length).map(|row| (row.seed, row.nll)).collect()
+        rows.filter(|row| row.encoding == label && row.eval_len == length).map(|row| (row.seed, row.nll)).collect()
     }
 
     /// Changes from the training length, one per seed.

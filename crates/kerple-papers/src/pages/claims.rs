@@ -218,7 +218,7 @@ impl<'a> Measured<'a> {
     fn losses(&self, (label, window): Method, length: u64) -> BySeed {
         let window = window.filter(|window| *window < length);
         let rows = self.table.evaluations.iter();
-        let of = rows.filter(|row| row.encoding == label && row.window == window && row.length == length);
+        let of = rows.filter(|row| row.encoding == label && row.window == window && row.eval_len == length);
         of.map(|row| (row.seed, row.nll)).collect()
     }
 
@@ -292,9 +292,9 @@ mod tests {
             )
             .unwrap();
             let row = |(length, perplexity): (u64, f64)| {
-                let text = json!({"checksum": "c", "span": 2048, "segments": 2, "seed": seed});
-                let row = json!({"encoding": label, "seed": seed, "train_len": 64, "length": length, "protocol": "blocks",
-                    "split": "test", "step": 9, "text": text, "segments": 2, "tokens": 99, "nll": perplexity.ln(),
+                let text = json!({"checksum": "c", "segment_len": 2048, "n_segments": 2, "seed": seed});
+                let row = json!({"label": label, "seed": seed, "train_len": 64, "eval_len": length, "protocol": "blocks",
+                    "split": "test", "step": 9, "text": text, "n_windows": 2, "tokens": 99, "nll": perplexity.ln(),
                     "perplexity": perplexity, "seconds": 1.0});
                 format!("{row}\n")
             };

@@ -66,8 +66,8 @@ pub(super) fn positions(all: &Folder, id: &'static str, title: &'static str, pla
     };
     let all_curves = group.results.positions.iter();
     let curves: Vec<&PositionCurve> = all_curves
-        .filter(|curve| curve.length == length && labels.contains(curve.encoding.as_str()))
-        .filter(|curve| curve.setting.protocol == facts.protocol && curve.setting.text_span == Some(facts.span))
+        .filter(|curve| curve.eval_len == length && labels.contains(curve.encoding.as_str()))
+        .filter(|curve| curve.setting.protocol == facts.protocol && curve.setting.text_segment_len == Some(facts.span))
         .collect();
     item.complete = curves.iter().map(|curve| curve.n).sum::<usize>().min(item.planned);
     if item.complete < item.planned {

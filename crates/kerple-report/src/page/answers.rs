@@ -104,7 +104,7 @@ fn by_length(results: &Results, table: &AnswerTable, index: usize) -> Figure {
     let line = |name: Name| {
         let scores = table.scores.iter().filter(|score| score.name() == name);
         let points = scores.map(|score| Point {
-            x: score.length as f64,
+            x: score.eval_len as f64,
             y: 100.0 * score.accuracy,
             error: 100.0 * score.accuracy_deviation.filter(|deviation| deviation.is_finite()).unwrap_or(0.0),
         });
@@ -126,8 +126,8 @@ fn by_length(results: &Results, table: &AnswerTable, index: usize) -> Figure {
 }
 
 fn by_depth(results: &Results, table: &AnswerTable, index: usize) -> Option<Figure> {
-    let longest = table.depths.iter().map(|depths| depths.length).max()?;
-    let here = table.depths.iter().filter(|depths| depths.length == longest);
+    let longest = table.depths.iter().map(|depths| depths.eval_len).max()?;
+    let here = table.depths.iter().filter(|depths| depths.eval_len == longest);
     let series = here.map(|depths| {
         let parts = depths.accuracy.len() as f64;
         let points = depths.accuracy.iter().enumerate();

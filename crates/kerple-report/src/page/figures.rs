@@ -124,7 +124,7 @@ fn by_length(results: &Results, table: &Table, index: usize) -> Vec<Figure> {
 fn score_series(results: &Results, table: &Table, name: Name) -> Series {
     let scores = table.scores.iter().filter(|score| score.name() == name);
     let points = scores.map(|score| Point {
-        x: score.length as f64,
+        x: score.eval_len as f64,
         y: score.perplexity,
         error: score.perplexity_deviation.filter(|deviation| deviation.is_finite()).unwrap_or(0.0),
     });
@@ -139,7 +139,7 @@ fn by_position(results: &Results) -> Vec<Figure> {
         let setting = &table.setting;
         let mut lengths: BTreeMap<u64, Vec<&PositionCurve>> = BTreeMap::new();
         for curve in results.positions.iter().filter(|curve| curve.setting == *setting) {
-            lengths.entry(curve.length).or_default().push(curve);
+            lengths.entry(curve.eval_len).or_default().push(curve);
         }
         let all_in_one = setting.protocol.starts_with("last:") && !lengths.is_empty();
         let panels: Vec<Vec<&PositionCurve>> = match all_in_one {
@@ -164,7 +164,7 @@ pub fn position_figure(
     setting: &Setting,
     curves: &[&PositionCurve],
 ) -> Option<Figure> {
-    let lengths: BTreeSet<u64> = curves.iter().map(|curve| curve.length).collect();
+    let lengths: BTreeSet<u64> = curves.iter().map(|curve| curve.eval_len).collect();
     let (&shortest, &length) = (lengths.first()?, lengths.last()?);
     let series = position_series(results, curves);
     let shown = series.iter().flat_map(|series| &series.points).map(|point| point.y);

@@ -96,7 +96,7 @@ fn lengths_head(lengths: &[u64]) -> Vec<String> {
 /// Perplexities run by run, where it is unknown whether they are over the same text.
 fn run_grid(results: &Results, table: &Table, lengths: &[u64]) -> Grid {
     let cell = |rows: &[Evaluation], length: u64| {
-        let row = rows.iter().find(|row| row.length == length);
+        let row = rows.iter().find(|row| row.eval_len == length);
         let note = row.filter(|row| row.unfinished).map(|_| "unfinished".to_owned());
         Cell { note, ..row.map_or_else(|| "\u{2013}".to_owned(), |row| number(row.perplexity)).into() }
     };
@@ -117,16 +117,16 @@ pub fn windows(table: &Table) -> Vec<String> {
     let of_reference = table.tests.iter().filter(|test| test.encoding == test.reference);
     let mut longest: BTreeMap<u64, &Test> = BTreeMap::new();
     for test in of_reference {
-        let Some(window) = test.window.filter(|&window| window < test.length) else { continue };
+        let Some(window) = test.window.filter(|&window| window < test.eval_len) else { continue };
         let kept = longest.entry(window).or_insert(test);
-        if test.length > kept.length {
+        if test.eval_len > kept.eval_len {
             *kept = test;
         }
     }
     let sentence = |(window, test): (u64, &Test)| {
         let what = format!(
             "At {} tokens, {} that sees only the last {} keys",
-            count(test.length),
+            count(test.eval_len),
             test.reference,
             count(window)
         );
@@ -175,7 +175,7 @@ fn test_grid(results: &Results, table: &Table) -> Option<Grid> {
             name: name_text((&test.encoding, test.window)),
             colour: Some(results.place(&test.encoding)),
             cells: vec![
-                count(test.length).into(),
+                count(test.eval_len).into(),
                 test.n.to_string().into(),
                 optional(test.difference, number),
                 Cell { text: interval, note: test.untestable.clone(), ..Cell::default() },

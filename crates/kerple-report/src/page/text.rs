@@ -95,7 +95,7 @@ fn block(quantity: &str, table: &Table, value: impl Fn(&Score) -> Option<Shown>)
 fn runs_block(table: &Table) -> String {
     let lengths = table.lengths();
     let row = |rows: &[Evaluation]| {
-        let at = |length: &u64| rows.iter().find(|row| row.length == *length);
+        let at = |length: &u64| rows.iter().find(|row| row.eval_len == *length);
         let cells =
             lengths.iter().map(|length| at(length).map_or_else(|| "- ".into(), |row| number(row.perplexity) + " "));
         std::iter::once(rows[0].run_name()).chain(cells).collect()

@@ -19,7 +19,7 @@ pub struct AnswerScore {
     /// Keys a query saw, where only the evaluation restricted them.
     pub window: Option<u64>,
     /// Tokens an evaluated sequence.
-    pub length: u64,
+    pub eval_len: u64,
     /// Seeds evaluated here.
     pub n: usize,
     /// Mean share of right answers.
@@ -97,7 +97,7 @@ pub struct AnswerDepths {
     /// Keys a query saw, where only the evaluation restricted them.
     pub window: Option<u64>,
     /// Tokens an evaluated sequence.
-    pub length: u64,
+    pub eval_len: u64,
     /// Mean over seeds, in equal parts from the beginning of the sequence to its end.
     #[serde(with = "number")]
     pub accuracy: Vec<f64>,
@@ -143,7 +143,7 @@ pub struct AnswerTable {
 impl AnswerTable {
     /// The lengths evaluated, increasing.
     pub fn lengths(&self) -> Vec<u64> {
-        self.scores.iter().map(|score| score.length).collect::<BTreeSet<_>>().into_iter().collect()
+        self.scores.iter().map(|score| score.eval_len).collect::<BTreeSet<_>>().into_iter().collect()
     }
 
     /// A few of the lengths, for a table that a person reads: the training length, what lies closest to its double and so on,
@@ -158,7 +158,7 @@ impl AnswerTable {
 
     /// The cell of a row and a length, if it exists.
     pub fn score(&self, name: Name, length: u64) -> Option<&AnswerScore> {
-        self.scores.iter().find(|score| score.name() == name && score.length == length)
+        self.scores.iter().find(|score| score.name() == name && score.eval_len == length)
     }
 
     /// What was measured, in sentences.
@@ -328,7 +328,7 @@ fn table(
     mark_best(&mut scores, |score| {
         let of = |((_, name, window), _): &(&Setting, _)| (name.as_str(), *window) == score.name();
         let seeds = curves.iter().find(of).into_iter().flat_map(|(_, seeds)| seeds);
-        seeds.filter_map(|(seed, curve)| Some((*seed, *curve.get(&score.length)?))).collect()
+        seeds.filter_map(|(seed, curve)| Some((*seed, *curve.get(&score.eval_len)?))).collect()
     });
     let ends = (first.train_len, &lengths);
     let own = |wanted: &str| curves.iter().find(|((_, name, window), _)| name == wanted && window.is_none());
@@ -344,7 +344,7 @@ fn table(
     let depths = depths.iter().map(|(((_, name, window), length), all)| AnswerDepths {
         encoding: name.clone(),
         window: *window,
-        length: *length,
+        eval_len: *length,
         accuracy: by_part(all),
     });
     let title = groups.iter().find(|known| known.id == group).map_or("", |group| &group.title);
@@ -374,7 +374,7 @@ fn score(encoding: String, window: Option<u64>, length: u64, found: &[f64]) -> O
     Some(AnswerScore {
         encoding,
         window,
-        length,
+        eval_len: length,
         n: found.len(),
         accuracy: mean,
         accuracy_deviation: deviation,
@@ -460,9 +460,9 @@ fn by_part(all: &[&Vec<f64>]) -> Vec<f64> {
 
 /// Marks the highest at every length, of accuracies by seed.
 fn mark_best(scores: &mut [AnswerScore], by_seed: impl Fn(&AnswerScore) -> Curve) {
-    let lengths: BTreeSet<u64> = scores.iter().map(|score| score.length).collect();
+    let lengths: BTreeSet<u64> = scores.iter().map(|score| score.eval_len).collect();
     for length in lengths {
-        let here: Vec<usize> = (0..scores.len()).filter(|&at| scores[at].length == length).collect();
+        let here: Vec<usize> = (0..scores.len()).filter(|&at| scores[at].eval_len == length).collect();
         let values: Vec<Curve> = here.iter().map(|at| by_seed(&scores[*at])).collect();
         highest(&values).into_iter().for_each(|place| scores[here[place]].best = true);
     }

@@ -69,9 +69,9 @@ pub struct Setting {
     /// Checksum of the tokens the text is drawn from; absent if it is unknown which text was scored.
     pub text: Option<String>,
     /// Tokens a segment of the text.
-    pub text_span: Option<u64>,
+    pub text_segment_len: Option<u64>,
     /// Segments of the text.
-    pub text_segments: Option<u64>,
+    pub text_n_segments: Option<u64>,
     /// What the segments were drawn with; absent where it is each run's own seed, or nothing was drawn.
     pub text_seed: Option<u64>,
     /// What products of matrices multiplied; `f32` also of rows of older versions, which had nothing else and do not record it.
@@ -98,8 +98,8 @@ impl Setting {
             start: row.other_start().map(str::to_owned),
             group: run.conditions.fingerprint(),
             text: text.map(|text| text.checksum.clone()),
-            text_span: text.map(|text| text.segment_len),
-            text_segments: text.map(|text| text.n_segments),
+            text_segment_len: text.map(|text| text.segment_len),
+            text_n_segments: text.map(|text| text.n_segments),
             text_seed: None,
             precision: precision.to_owned(),
             device: device.to_owned(),
@@ -113,7 +113,7 @@ impl Setting {
 
     /// What was measured, in sentences.
     pub fn meaning(&self) -> String {
-        let text = match (self.text_span, self.text_segments, self.text_seed) {
+        let text = match (self.text_segment_len, self.text_n_segments, self.text_seed) {
             (_, Some(segments), _) if !is_drawn(&self.protocol) => {
                 format!("The text is {segments} documents, the same for every seed.")
             }
@@ -165,8 +165,8 @@ impl<Key: Ord> Tables<Key> {
                 Some(seed) => alike.fixed.insert(seed),
                 None => false,
             };
-            let EvaluationRow { encoding, length, window, rope_scaling, step, .. } = row;
-            let which = format!("{encoding} {length} {window:?} {rope_scaling:?} {step} {seed:?}");
+            let EvaluationRow { label, eval_len, window, rope_scaling, step, .. } = row;
+            let which = format!("{label} {eval_len} {window:?} {rope_scaling:?} {step} {seed:?}");
             let simd = row.numerics().map(|numerics| numerics.simd);
             alike.simd.entry((run.folder.clone(), which)).or_default().insert(simd);
         }
@@ -256,11 +256,13 @@ fn text_title(setting: &Setting, alike: &[&Setting]) -> String {
         title += &format!(", text {}", checksum.chars().take(8).collect::<String>());
     }
     if let Some(segments) =
-        setting.text_segments.filter(|_| differs(&|other| other.text_segments == setting.text_segments))
+        setting.text_n_segments.filter(|_| differs(&|other| other.text_n_segments == setting.text_n_segments))
     {
         title += &format!(", {segments} segments");
     }
-    if let Some(span) = setting.text_span.filter(|_| differs(&|other| other.text_span == setting.text_span)) {
+    if let Some(span) =
+        setting.text_segment_len.filter(|_| differs(&|other| other.text_segment_len == setting.text_segment_len))
+    {
         title += &format!(", segments of {span} tokens");
     }
     if let Some(seed) = setting.text_seed {

@@ -32,7 +32,7 @@ pub struct PositionCurve {
     #[serde(flatten)]
     pub setting: Setting,
     /// Tokens an evaluated sequence.
-    pub length: u64,
+    pub eval_len: u64,
     /// Name of the encoding.
     pub encoding: String,
     /// Keys a query saw, where only the evaluation restricted them.
@@ -68,7 +68,7 @@ pub(super) fn curves(runs: &[&Run], settings: &Settings, encodings: &[String]) -
     }
     let curve = |((setting, length, place, window), seeds): (Key, BySeed)| PositionCurve {
         setting,
-        length,
+        eval_len: length,
         encoding: encodings[place].clone(),
         window,
         n: seeds.len(),

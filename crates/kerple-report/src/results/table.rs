@@ -26,13 +26,13 @@ pub struct Evaluation {
     /// Seed of the run.
     pub seed: u64,
     /// Tokens an evaluated sequence.
-    pub length: u64,
+    pub eval_len: u64,
     /// Optimizer steps of the checkpoint.
     pub step: u64,
     /// Whether the plan asks for more steps.
     pub unfinished: bool,
     /// Sequences evaluated.
-    pub segments: u64,
+    pub n_windows: u64,
     /// Tokens scored.
     pub tokens: u64,
     /// Bytes those tokens stand for.
@@ -70,7 +70,7 @@ pub struct Score {
     /// Keys a query saw, where only the evaluation restricted them.
     pub window: Option<u64>,
     /// Tokens an evaluated sequence.
-    pub length: u64,
+    pub eval_len: u64,
     /// Seeds evaluated here.
     pub n: usize,
     /// Seeds there are for this training length, over all encodings.
@@ -122,7 +122,7 @@ pub struct Test {
     /// The one it is compared with, with attention as it was trained.
     pub reference: String,
     /// Tokens an evaluated sequence.
-    pub length: u64,
+    pub eval_len: u64,
     /// Seeds both have.
     pub n: usize,
     /// Mean of the encoding's perplexity less the reference's.
@@ -176,7 +176,7 @@ pub struct Table {
 impl Table {
     /// The lengths evaluated, increasing.
     pub fn lengths(&self) -> Vec<u64> {
-        self.evaluations.iter().map(|row| row.length).collect::<BTreeSet<_>>().into_iter().collect()
+        self.evaluations.iter().map(|row| row.eval_len).collect::<BTreeSet<_>>().into_iter().collect()
     }
 
     /// What was evaluated, in the order of the rows.
@@ -193,7 +193,7 @@ impl Table {
 
     /// The cell of a row and a length, if it exists.
     pub fn score(&self, name: Name, length: u64) -> Option<&Score> {
-        self.scores.iter().find(|score| score.name() == name && score.length == length)
+        self.scores.iter().find(|score| score.name() == name && score.eval_len == length)
     }
 
     /// The evaluations of each run, those under one window together.
@@ -212,9 +212,9 @@ impl Table {
     /// Puts rows in the order of the encodings, without a window first, then by length.
     pub(super) fn sort(&mut self, encodings: &[String]) {
         let place = |encoding: &str| encodings.iter().position(|name| name == encoding);
-        self.scores.sort_by_key(|row| (place(&row.encoding), row.window, row.length));
-        self.tests.sort_by_key(|row| (place(&row.encoding), row.window, row.length));
-        self.evaluations.sort_by_key(|row| (place(&row.encoding), row.window, row.length, row.seed));
+        self.scores.sort_by_key(|row| (place(&row.encoding), row.window, row.eval_len));
+        self.tests.sort_by_key(|row| (place(&row.encoding), row.window, row.eval_len));
+        self.evaluations.sort_by_key(|row| (place(&row.encoding), row.window, row.eval_len, row.seed));
     }
 
     /// What a reader of the table must know about missing and odd cells.
@@ -308,10 +308,10 @@ fn evaluation(run: &Run, row: &EvaluationRow) -> Evaluation {
         encoding: run.name_of(row),
         window: run.window_of(row),
         seed: row.seed,
-        length: row.eval_len,
+        eval_len: row.eval_len,
         step: row.step,
         unfinished: run.planned_steps().is_some_and(|planned| row.step < planned),
-        segments: row.n_windows,
+        n_windows: row.n_windows,
         tokens: row.tokens,
         bytes: row.bytes,
         nll: row.nll,
@@ -327,7 +327,7 @@ fn evaluation(run: &Run, row: &EvaluationRow) -> Evaluation {
 fn of_latest_steps(evaluations: Vec<Evaluation>) -> Vec<Evaluation> {
     let mut latest: BTreeMap<(String, Option<u64>, u64, u64), Evaluation> = BTreeMap::new();
     for row in evaluations {
-        let key = (row.encoding.clone(), row.window, row.length, row.seed);
+        let key = (row.encoding.clone(), row.window, row.eval_len, row.seed);
         if latest.get(&key).is_none_or(|other| other.step <= row.step) {
             latest.insert(key, row);
         }
@@ -344,12 +344,12 @@ fn table(setting: Setting, evaluations: Vec<Evaluation>, seeds: &BTreeSet<u64>, 
     }
     let mut cells: Cells = BTreeMap::new();
     for row in &evaluations {
-        cells.entry(((&row.encoding, row.window), row.length)).or_default().push(row);
+        cells.entry(((&row.encoding, row.window), row.eval_len)).or_default().push(row);
     }
     let tests = reference.map_or_else(Vec::new, |reference| tests(&cells, reference));
     let scores = cells.iter().map(|(&(name, length), rows)| {
         let at_train_len = cells.get(&(name, setting.train_len)).map_or(&[][..], Vec::as_slice);
-        let test = tests.iter().find(|test| (test.encoding.as_str(), test.window) == name && test.length == length);
+        let test = tests.iter().find(|test| (test.encoding.as_str(), test.window) == name && test.eval_len == length);
         score(rows, at_train_len, seeds.len(), test)
     });
     let mut scores: Vec<Score> = scores.collect();
@@ -369,7 +369,7 @@ fn score(rows: &[&Evaluation], at_train_len: &[&Evaluation], n_expected: usize, 
     Score {
         encoding: rows[0].encoding.clone(),
         window: rows[0].window,
-        length: rows[0].length,
+        eval_len: rows[0].eval_len,
         n: rows.len(),
         n_expected,
         n_not_finite: perplexities.iter().filter(|value| !value.is_finite()).count(),
@@ -393,9 +393,9 @@ fn mark_lowest(
     value: impl Fn(&Evaluation) -> Option<f64>,
     mark: impl Fn(&mut Score),
 ) {
-    let lengths: BTreeSet<u64> = scores.iter().map(|score| score.length).collect();
+    let lengths: BTreeSet<u64> = scores.iter().map(|score| score.eval_len).collect();
     for length in lengths {
-        let here: Vec<usize> = (0..scores.len()).filter(|&at| scores[at].length == length).collect();
+        let here: Vec<usize> = (0..scores.len()).filter(|&at| scores[at].eval_len == length).collect();
         let by_seed = |at: &usize| {
             let rows = cells.get(&(scores[*at].name(), length)).into_iter().flatten();
             rows.filter_map(|row| Some((row.seed, value(row)?))).collect()
@@ -436,7 +436,7 @@ fn test(name: Name, reference: &str, length: u64, rows: &[&Evaluation], others: 
         encoding: name.0.to_owned(),
         window: name.1,
         reference: reference.to_owned(),
-        length,
+        eval_len: length,
         n: x.len(),
         difference: found.map(|found| found.mean_difference),
         difference_low: interval.map(|ends| ends.0),

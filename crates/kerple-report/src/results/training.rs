@@ -175,7 +175,7 @@ pub(super) fn notes(runs: &[Run]) -> Vec<String> {
         if run.evaluations.is_empty() && run.steps_done() > 0 {
             notes.push(format!("{folder} has no evaluations."));
         }
-        if let Some(waiting) = run.waiting() {
+        if let Some(waiting) = run.comm_wait_fraction() {
             notes.push(format!(
                 "{folder} was trained by several ranks; the first waited during {:.1} % of the time \
                     of its updates.",

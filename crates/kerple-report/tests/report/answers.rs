@@ -76,7 +76,7 @@ fn accuracies_meet_by_length_with_their_means() {
     assert!(close(at("alibi", 80).accuracy, 0.6) && at("alibi", 80).best && !at("rotary", 80).best);
     assert!(at("alibi", 20).best && at("rotary", 20).best, "all that are equally high are marked");
     assert!(at("rotary", 40).best && close(at("alibi", 40).accuracy_max, 0.9));
-    let depths = table.depths.iter().find(|depths| depths.length == 160).unwrap();
+    let depths = table.depths.iter().find(|depths| depths.eval_len == 160).unwrap();
     assert!(close(depths.accuracy[0], 0.3) && close(depths.accuracy[1], 0.9), "{depths:?}");
 
     let page = std::fs::read_to_string(&summary.index).unwrap();

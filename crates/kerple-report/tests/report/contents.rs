@@ -27,10 +27,10 @@ fn numbers_are_those_computed_by_hand() {
     assert_eq!((sinusoidal.perplexity, sinusoidal.perplexity_deviation), (3e4, Some(1e4)));
     assert!(sinusoidal.dagger && !sinusoidal.best);
     // At 64 the two are equal under every seed: no winner by more than order, p = 1.
-    let test = table.tests.iter().find(|test| test.length == 64).unwrap();
+    let test = table.tests.iter().find(|test| test.eval_len == 64).unwrap();
     assert_eq!((test.p, test.p_holm, test.difference, test.dagger), (Some(1.0), Some(1.0), Some(0.0), false));
     // At 128 the other's p counts twice.
-    let test = table.tests.iter().find(|test| test.length == 128).unwrap();
+    let test = table.tests.iter().find(|test| test.eval_len == 128).unwrap();
     assert!((test.p_holm.unwrap() - 2.0 * test.p.unwrap()).abs() < 1e-15);
     assert!(results.notes.is_empty());
     let speed = &results.speeds[1];

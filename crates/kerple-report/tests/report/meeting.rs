@@ -199,7 +199,7 @@ fn rows_of_unknown_text_stand_alone() {
     assert!(html.contains("kerple_log, seed 2") && html.contains("without means or tests"));
     let text = table_text(&results);
     assert!(text.contains("kerple_log, seed 1  51.00") && text.contains("sinusoidal, seed 2  52.00"), "{text}");
-    assert!(results.positions.iter().all(|curve| curve.length < 256));
+    assert!(results.positions.iter().all(|curve| curve.eval_len < 256));
 }
 
 /// A small and a large model, two encodings with two seeds each.
@@ -330,7 +330,7 @@ fn last_tokens_make_a_curve_over_all_lengths() {
     let curves: Vec<_> = results.positions.iter().filter(|curve| curve.setting.protocol == "last:32").collect();
     assert_eq!(curves.len(), 4);
     for curve in &curves {
-        assert_eq!((curve.bins[0].first, curve.bins.last().unwrap().last), (curve.length - 31, curve.length));
+        assert_eq!((curve.bins[0].first, curve.bins.last().unwrap().last), (curve.eval_len - 31, curve.eval_len));
         assert!(curve.bins.iter().all(|bin| (bin.perplexity.ln() - 2.0).abs() < 1e-12));
     }
     let html = read(&root, "index.html");

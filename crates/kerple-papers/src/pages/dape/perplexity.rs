@@ -161,7 +161,7 @@ fn grid(place: &Place, methods: &[&Method], cells: &[Vec<CellRow>]) -> Grid {
 }
 
 fn row(place: &Place, methods: &[&Method], cells: &[CellRow]) -> Row {
-    let by_seed = methods.iter().zip(cells).map(|(method, cell)| place.perplexities(method, cell.length));
+    let by_seed = methods.iter().zip(cells).map(|(method, cell)| place.perplexities(method, cell.eval_len));
     let best = lowest(&by_seed.collect::<Vec<_>>());
     let cell = |(at, cell): (usize, &CellRow)| {
         let missing = (cell.n < cell.planned).then(|| format!("{} of {} seeds", cell.n, cell.planned));
@@ -179,7 +179,7 @@ fn row(place: &Place, methods: &[&Method], cells: &[CellRow]) -> Row {
     let name = cells.first().map_or_else(String::new, |cell| {
         let multiple = format!("{:.2}", cell.multiple);
         let multiple = multiple.trim_end_matches('0').trim_end_matches('.');
-        format!("{} ({multiple}\u{d7})", count(cell.length))
+        format!("{} ({multiple}\u{d7})", count(cell.eval_len))
     });
     Row { name, colour: None, cells: cells.iter().enumerate().map(cell).collect() }
 }
@@ -188,10 +188,10 @@ fn figure(place: &Place, shown: &Shown, methods: &[&Method], cells: &[Vec<CellRo
     let drawn = |value: &f64| value.is_finite() && *value > 0.0;
     let values = || cells.iter().flatten().filter_map(|cell| cell.perplexity).filter(drawn);
     let (low, high) = (values().reduce(f64::min)?, values().reduce(f64::max)?);
-    let lengths: Vec<u64> = cells.iter().filter_map(|row| row.first()).map(|cell| cell.length).collect();
+    let lengths: Vec<u64> = cells.iter().filter_map(|row| row.first()).map(|cell| cell.eval_len).collect();
     let line = |(at, method): (usize, &&Method)| {
         let known = cells.iter().filter_map(|row| row.get(at)?.perplexity.map(|y| (&row[at], y)));
-        let point = |(cell, y): (&CellRow, f64)| Point { x: cell.length as f64, y, error: 0.0 };
+        let point = |(cell, y): (&CellRow, f64)| Point { x: cell.eval_len as f64, y, error: 0.0 };
         let line = Series::line(method.name, method.colour, []);
         Series { points: known.map(point).collect(), markers: true, dash: usize::from(method.dashed), ..line }
     };

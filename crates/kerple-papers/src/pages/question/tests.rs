@@ -23,9 +23,9 @@ fn folder(claim: &Value, perplexity: impl Fn(&str, u64) -> Option<Perplexities>)
             "encoding": {"kind": "alibi"}});
         write_json(&folder.join(PLAN_FILE), &plan).unwrap();
         let row = |(length, perplexity): (u64, f64)| {
-            let text = json!({"checksum": "c", "span": 256, "segments": 2, "seed": seed});
-            let row = json!({"encoding": "alibi", "seed": seed, "train_len": 64, "length": length, "protocol": "blocks",
-                "split": "test", "step": 9, "text": text, "segments": 2, "tokens": 99, "nll": perplexity.ln(),
+            let text = json!({"checksum": "c", "segment_len": 256, "n_segments": 2, "seed": seed});
+            let row = json!({"label": "alibi", "seed": seed, "train_len": 64, "eval_len": length, "protocol": "blocks",
+                "split": "test", "step": 9, "text": text, "n_windows": 2, "tokens": 99, "nll": perplexity.ln(),
                 "perplexity": perplexity, "seconds": 1.0});
             format!("{row}\n")
         };
@@ -97,7 +97,7 @@ fn programs_read_the_same_numbers() {
     let cells = values_of(&root);
     assert_eq!(cells.len(), 4, "two variants at two lengths");
     let far = &cells[3];
-    assert_eq!((far["variant"].as_str(), far["length"].as_u64()), (Some("decayed"), Some(256)));
+    assert_eq!((far["variant"].as_str(), far["eval_len"].as_u64()), (Some("decayed"), Some(256)));
     assert_eq!((far["n"].as_u64(), far["planned"].as_u64(), far["multiple"].as_f64()), (Some(2), Some(3), Some(4.0)));
     let mean = 20.9 * 1.003;
     assert!((far["perplexity"].as_f64().unwrap() - mean).abs() < 1e-9, "{far}");
