@@ -275,7 +275,10 @@ mod tests {
         let strange = EvaluationRow { rope_scaling: Some("{ a = 1 }../b".into()), window: None, ..row.clone() };
         assert_eq!(of_evaluation(&strange), "eval/test-last-32---a---1--..-b-step9", "one folder within another");
         for length in [256, 128] {
-            EventFile::beside(folder.path()).unwrap().evaluation(&EvaluationRow { length, ..row.clone() }).unwrap();
+            EventFile::beside(folder.path())
+                .unwrap()
+                .evaluation(&EvaluationRow { eval_len: length, ..row.clone() })
+                .unwrap();
         }
         assert_eq!(steps(folder.path()), [128, 128, 256, 256], "none is taken back");
         assert_eq!(tags(folder.path())[..2], ["eval/perplexity", "eval/bits_per_byte"]);

@@ -128,7 +128,7 @@ fn rows_say_what_was_evaluated_and_are_not_made_twice() {
     assert_eq!((rows.len(), fresh), (2, 2));
     let answers = rows[1].task.as_ref().unwrap();
     assert_eq!((rows[1].eval_len, rows[1].n_windows, rows[1].tokens), (24, 40, 40 * 24));
-    assert_eq!((answers.task.as_str(), answers.chance, &answers.by_depth), ("bucket_sort", 0.2, &None));
+    assert_eq!((answers.name.as_str(), answers.chance, &answers.by_depth), ("bucket_sort", 0.2, &None));
     assert!((0.0..=1.0).contains(&answers.accuracy));
     let (again, fresh) = evaluate(folder.path(), &request(&[24, 8, 9]));
     assert_eq!((again.len(), fresh, &again[0]), (3, 1, &rows[1]));

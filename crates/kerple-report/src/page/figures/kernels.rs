@@ -178,12 +178,12 @@ pub(super) fn effective_lengths(part: &Part) -> Option<Figure> {
 
 /// One small plot for every learned parameter of every encoding, one line a head.
 pub(super) fn parameters(part: &Part) -> Option<Figure> {
-    let examples = examples(part, |run| run.metrics.iter().any(|row| !row.encoding.is_empty()));
+    let examples = examples(part, |run| run.metrics.iter().any(|row| !row.encoding_params.is_empty()));
     let mut plots = Vec::new();
     for run in examples {
         let mut heads: BTreeMap<(&str, usize), Vec<(f64, f64)>> = BTreeMap::new();
         for row in &run.metrics {
-            for (name, values) in &row.encoding {
+            for (name, values) in &row.encoding_params {
                 for (head, &value) in values.iter().enumerate() {
                     heads.entry((name, head)).or_default().push((row.step as f64, value));
                 }
