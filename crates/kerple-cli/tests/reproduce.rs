@@ -219,8 +219,8 @@ fn dape_is_trained_measured_and_looked_into() {
     assert_eq!(serde_json::from_str::<Value>(&place.read("kept/timing.json")).unwrap(), timing);
     let unpacked = kerple_papers::packed::unpacked(&place.path("kept")).unwrap().unwrap();
     let log = |folder: &Path| fs::read_to_string(folder.join("arxiv-512/dape/seed-1235/metrics.jsonl")).unwrap();
-    assert!(log(&place.path("d")).contains("\"encoding\""));
-    assert!(!log(unpacked.path()).contains("\"encoding\""), "a network's weights are not kept");
+    assert!(log(&place.path("d")).contains("\"encoding_params\""));
+    assert!(!log(unpacked.path()).contains("\"encoding_params\""), "a network's weights are not kept");
     let claims = place.ok(&[&command[..], &["--render"]].concat());
     assert!(claims.starts_with("claims"), "{claims}");
     let page = place.read("d/paper/report.md");
