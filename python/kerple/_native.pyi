@@ -19,7 +19,7 @@ class Rule:
         scale: float,
         causal: bool,
         window: int | None,
-        cap: float | None,
+        softcap: float | None,
         threads: int,
         encoding: Encoding | None = None,
     ) -> Rule: ...

@@ -28,6 +28,7 @@ import numpy as np
 
 from . import _native
 from ._arrow import stream
+from ._renamed import ARGUMENTS, refuse_arguments
 from .drawing import Curves
 
 
@@ -280,9 +281,11 @@ class Run:
         out = _command(["eval", str(self.path), *told, "--json", *_options(options)])
         return [_numbers(json.loads(line)) for line in out.splitlines() if line.startswith("{")]
 
-    def sample(self, prompt: str = "", *, tokens: int = 256, **options: Any) -> str:
+    def sample(self, prompt: str = "", *, max_new_tokens: int = 256, **options: Any) -> str:
         """Runs ``kerple sample`` and returns the prompt with its continuation."""
-        return _command(["sample", str(self.path), f"--prompt={prompt}", "--tokens", str(tokens), *_options(options)])
+        refuse_arguments("Run.sample", [name for name in options if name in ARGUMENTS["Run.sample"]])
+        told = [f"--prompt={prompt}", "--max-new-tokens", str(max_new_tokens)]
+        return _command(["sample", str(self.path), *told, *_options(options)])
 
 
 class CommandError(RuntimeError):

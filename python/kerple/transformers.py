@@ -241,7 +241,7 @@ def attend(
     bias = None
     if position_bias is not None:
         bias = _bias_of(position_bias, sight, query.shape[2], key.shape[2])
-    out = _call(query, key, value, sight, bias=bias, scale=scaling, window=sliding_window, cap=softcap, sinks=s_aux)
+    out = _call(query, key, value, sight, bias=bias, scale=scaling, window=sliding_window, softcap=softcap, sinks=s_aux)
     return out, None
 
 

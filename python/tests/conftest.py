@@ -24,7 +24,7 @@ def spread(table, queries, keys, causal):
 
 
 def defined(
-    q, k, v, bias=None, weight=None, causal=True, window=None, scale=None, cap=None, sinks=None,
+    q, k, v, bias=None, weight=None, causal=True, window=None, scale=None, softcap=None, sinks=None,
     gates=None, key_lengths=None, key_starts=None,
 ):  # fmt: skip
     """What ``kerple.torch.attention`` must give, from its formula."""
@@ -32,8 +32,8 @@ def defined(
     keys = k.shape[2]
     k, v = (x.repeat_interleave(heads // k.shape[1], 1) for x in (k, v))
     scores = q @ k.transpose(-1, -2) * (features**-0.5 if scale is None else scale)
-    if cap is not None:
-        scores = cap * torch.tanh(scores / cap)
+    if softcap is not None:
+        scores = softcap * torch.tanh(scores / softcap)
     if weight is not None:
         scores = scores * spread(weight, queries, keys, causal)
     if bias is not None:

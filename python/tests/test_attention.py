@@ -7,7 +7,7 @@ import torch
 from torch import library as registry
 
 import kerple
-from kerple.torch import attention, mirrored
+from kerple.torch import attention, symmetric
 
 CASES = {
     "plain": dict(),
@@ -25,12 +25,12 @@ CASES = {
     "padding before": dict(tables="bw", key_starts=[0, 3]),
     "padding on both sides": dict(tables="b", key_starts=[2, 3], key_lengths=[9, 5], causal=False),
     "no key at all": dict(tables="b", key_lengths=[9, 0]),
-    "a cap and sinks": dict(tables="b", cap=2.0, sinks=True),
+    "a softcap and sinks": dict(tables="b", softcap=2.0, sinks=True),
     "a scale": dict(tables="b", scale=0.3),
     "longer tables": dict(tables="bw", columns=5),
     "gates": dict(gates=True),
     "gates in both directions": dict(tables="b", gates=True, causal=False),
-    "gates and all else": dict(tables="bw", gates=True, window=4, cap=2.0, sinks=True, heads=4, kv_heads=2),
+    "gates and all else": dict(tables="bw", gates=True, window=4, softcap=2.0, sinks=True, heads=4, kv_heads=2),
     "gates of more keys": dict(gates=True, queries=3, keys=11),
     "gates and one query": dict(gates=True, queries=1, keys=11),
     "gates and padding behind": dict(tables="b", gates=True, key_lengths=[9, 4]),
@@ -74,7 +74,7 @@ def test_equals_its_definition_in_outputs_and_all_gradients(name, definition):
 
 
 @pytest.mark.parametrize(
-    "name", ["bias and weight", "both directions", "grouped heads", "padding before", "a cap and sinks", "gates and padding before"]
+    "name", ["bias and weight", "both directions", "grouped heads", "padding before", "a softcap and sinks", "gates and padding before"]
 )
 def test_gradcheck(name):
     inputs, named, options = case(torch.float64, **{"queries": 4, "keys": 5, **CASES[name]}, features=3)
@@ -91,11 +91,11 @@ def operands(**of):
     if beside[-1] is not None:  # clocks
         beside[-1] = beside[-1].detach().double().cumsum(-1).requires_grad_()
     keys = [torch.tensor(options[name]) if name in options else None for name in ("key_starts", "key_lengths")]
-    window, cap = options.get("window"), options.get("cap")
-    return (*inputs, *beside, *keys, "", 0.4, options.get("causal", True), window, cap)
+    window, softcap = options.get("window"), options.get("softcap")
+    return (*inputs, *beside, *keys, "", 0.4, options.get("causal", True), window, softcap)
 
 
-@pytest.mark.parametrize("name", ["plain", "bias and weight", "both directions", "padding before", "a cap and sinks", "gates and all else"])
+@pytest.mark.parametrize("name", ["plain", "bias and weight", "both directions", "padding before", "a softcap and sinks", "gates and all else"])
 def test_opcheck(name):
     registry.opcheck(torch.ops.kerple.attention.default, operands(**CASES[name]))
 
@@ -213,13 +213,13 @@ def test_half_precision_is_computed_in_single():
     assert torch.equal(out, attention(q.float(), k.float(), v.float(), bias=bias).bfloat16())
 
 
-def test_mirrored_depends_on_the_absolute_distance():
-    assert mirrored(torch.tensor([[0.0, 1.0, 2.0]])).tolist() == [[2.0, 1.0, 0.0, 1.0, 2.0]]
+def test_symmetric_depends_on_the_absolute_distance():
+    assert symmetric(torch.tensor([[0.0, 1.0, 2.0]])).tolist() == [[2.0, 1.0, 0.0, 1.0, 2.0]]
     q, k, v = (torch.randn(1, 2, 6, 4, dtype=torch.float64) for _ in range(3))
     bias = torch.randn(2, 6, dtype=torch.float64)
     d = (torch.arange(6)[:, None] - torch.arange(6)).abs()
     want = (q @ k.transpose(-1, -2) / 2 + bias[:, d]).softmax(-1) @ v
-    torch.testing.assert_close(attention(q, k, v, bias=mirrored(bias), causal=False), want, rtol=0, atol=1e-12)
+    torch.testing.assert_close(attention(q, k, v, bias=symmetric(bias), causal=False), want, rtol=0, atol=1e-12)
 
 
 def test_a_second_derivative_is_refused():
@@ -268,7 +268,7 @@ def tensors(**changed):
         (tensors(), dict(window=0), ValueError, ["window = 0", "at least 1"]),
         (tensors(), dict(window=-3), ValueError, ["window = -3"]),
         (tensors(), dict(scale=math.nan), ValueError, ["scale = NaN"]),
-        (tensors(), dict(cap=0.0), ValueError, ["cap"]),
+        (tensors(), dict(softcap=0.0), ValueError, ["softcap"]),
         (tensors(), dict(sinks=torch.zeros(3)), ValueError, ["sinks", "[H] = [2]", "[3]"]),
         (tensors(), dict(gates=torch.zeros(1, 2, 3)), ValueError, ["gates", "[B, H, K] = [1, 2, 4]", "(1, 2, 3)"]),
         (tensors(), dict(gates=[0.0]), TypeError, ["gates", "torch.Tensor"]),

@@ -63,7 +63,7 @@ def test_attention_answers_in_words(seed):
             causal=draw.choice([True, False]),
             window=draw.choice([None, None, number(draw, 3)]),
             scale=draw.choice([None, None, number(draw, 0.3)]),
-            cap=draw.choice([None, None, number(draw, 2.0)]),
+            softcap=draw.choice([None, None, number(draw, 2.0)]),
         )
         for name, shape in (("bias", (heads, columns)), ("weight", (heads, columns)), ("sinks", (heads,))):
             if draw.random() < 0.3 and min(shape) >= 0:

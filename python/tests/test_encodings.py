@@ -9,7 +9,7 @@ from torch import library as registry
 
 import kerple
 import kerple.torch as kt
-from kerple.torch import Cache, Encoding, Kernel, KerpleLog, attention, project_
+from kerple.torch import Encoding, Kernel, KerpleLog, KVCache, attention, project_
 
 CLASSES = {
     one.kind: one for one in vars(kt).values() if isinstance(one, type) and issubclass(one, Encoding) and one.kind
@@ -94,7 +94,7 @@ def test_new_queries_behind_old_keys_are_the_last_rows(kind):
     """Decoding with a cache gives what the whole sequence gives."""
     encoding, (q, k, v) = module(kind), inputs(40, 40)
     with torch.no_grad():
-        whole, cache, rows = encoding(q, k, v, **beside(encoding, 2, 40)), Cache(), []
+        whole, cache, rows = encoding(q, k, v, **beside(encoding, 2, 40)), KVCache(), []
         for start, end in [(0, 17), (17, 18), (18, 19), (19, 40)]:
             keys, values = cache.append(k[:, :, start:end], v[:, :, start:end])
             rows.append(encoding(q[:, :, start:end], keys, values, **beside(encoding, 2, 40, end)))
@@ -321,7 +321,7 @@ def test_the_window_of_the_keys_is_kept():
     bias, _ = encoding.table(9, dtype=torch.float64)
     assert torch.equal(encoding(q, k, v), attention(q, k, v, bias=bias, window=3))
     with torch.no_grad():
-        cache, rows = Cache(window=3), []
+        cache, rows = KVCache(window=3), []
         for at in range(9):
             rows.append(encoding(q[:, :, at : at + 1], *cache.append(k[:, :, at : at + 1], v[:, :, at : at + 1])))
         assert len(cache) == 3
@@ -385,8 +385,8 @@ def test_tables_without_torch_are_the_same():
         (lambda: Encoding("dape", 4, 6)(*inputs(heads=2)), "4 heads of 6"),
         (lambda: Encoding("dape", 4, 6)(*inputs(9, 3)), "9 queries"),
         (lambda: Encoding("kerple_log", 4, randomized=64), "randomized"),
-        (lambda: Cache().append(torch.zeros(1, 2, 3, 4), torch.zeros(1, 2, 4, 4)), "alike"),
-        (lambda: Cache(window=0), "window = 0"),
+        (lambda: KVCache().append(torch.zeros(1, 2, 3, 4), torch.zeros(1, 2, 4, 4)), "alike"),
+        (lambda: KVCache(window=0), "window = 0"),
     ],
 )
 def test_what_does_not_fit_is_refused_in_words(make, words):

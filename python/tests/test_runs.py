@@ -59,19 +59,19 @@ def test_evaluating_and_sampling(trained):
     assert [row["eval_len"] for row in rows] == [32, 64] and all(row["perplexity"] > 1 for row in rows)
     table = run.evaluations
     assert {32, 64} <= set(table["eval_len"].tolist())
-    assert run.sample("7 and", tokens=8, seed=1, temperature=0).startswith("7 and")
+    assert run.sample("7 and", max_new_tokens=8, seed=1, temperature=0).startswith("7 and")
     with pytest.raises(runs.CommandError, match="--no-such"):
         run.evaluate(no_such=1)
 
 
 def test_lengths_may_be_an_array(trained):
-    rows = trained[0].evaluate(lengths=np.array([32]), protocol="blocks")
+    rows = trained[0].evaluate(lengths=np.array([32]), protocol="nonoverlapping")
     assert [row["eval_len"] for row in rows] == [32]
 
 
-@pytest.mark.parametrize("prompt", ["- item", "--tokens", "one\r\ntwo\rthree\n"])
+@pytest.mark.parametrize("prompt", ["- item", "--max-new-tokens", "one\r\ntwo\rthree\n"])
 def test_a_prompt_is_sampled_as_it_is(trained, prompt):
-    assert trained[0].sample(prompt, tokens=4).startswith(prompt)
+    assert trained[0].sample(prompt, max_new_tokens=4).startswith(prompt)
 
 
 def test_a_callback_sees_rows_that_are_made_anew(tmp_path):

@@ -17,7 +17,7 @@ use pyo3::prelude::*;
 pub struct Rule {
     scale: f64,
     sight: Sight,
-    cap: Option<f64>,
+    softcap: Option<f64>,
     threads: usize,
     /// The encoding of a score modification or of decaying products.
     encoding: Option<Py<Encoding>>,
@@ -28,20 +28,22 @@ pub struct Rule {
 #[pymethods]
 impl Rule {
     #[new]
-    #[pyo3(signature = (scale, causal, window, cap, threads, encoding=None))]
+    #[pyo3(signature = (scale, causal, window, softcap, threads, encoding=None))]
     fn new(
         scale: f64,
         causal: bool,
         window: Option<i64>,
-        cap: Option<f64>,
+        softcap: Option<f64>,
         threads: usize,
         encoding: Option<Py<Encoding>>,
     ) -> PyResult<Rule> {
         if !scale.is_finite() {
             return Err(PyValueError::new_err(format!("scale = {scale} must be finite")));
         }
-        if cap.is_some_and(|cap| !(cap > 0.0 && cap.is_finite())) {
-            return Err(PyValueError::new_err(format!("cap = {cap:?} must be a finite number above 0, or None")));
+        if softcap.is_some_and(|cap| !(cap > 0.0 && cap.is_finite())) {
+            return Err(PyValueError::new_err(format!(
+                "softcap = {softcap:?} must be a finite number above 0, or None"
+            )));
         }
         let window = match window.map(usize::try_from) {
             Some(Ok(0)) | Some(Err(_)) => {
@@ -59,7 +61,7 @@ impl Rule {
                  query; use causal=True",
             ));
         }
-        Ok(Rule { scale, sight, cap, threads, encoding, damping })
+        Ok(Rule { scale, sight, softcap, threads, encoding, damping })
     }
 }
 
@@ -279,7 +281,7 @@ impl<'a, T: Number + Element> Numbers<'a, T> {
                 Scores::Table(Table { bias, weight, damping, clocks, len })
             }
         };
-        let (scale, cap) = (T::from_f64(rule.scale), rule.cap.map(T::from_f64));
+        let (scale, cap) = (T::from_f64(rule.scale), rule.softcap.map(T::from_f64));
         let (sinks, sight, lengths) = (self.sinks, rule.sight, part.lengths.as_deref());
         Problem { dims: part.dims(dims), scale, cap, sinks, sight, lengths, scores }
     }

@@ -5,8 +5,9 @@ try:
 except ImportError as error:
     raise ImportError("kerple.torch needs PyTorch: pip install 'kerple[torch]'") from error
 
-from ._attention import attention, mirrored
-from .cache import Cache
+from .._renamed import refuse_name as _refuse_name
+from ._attention import attention, symmetric
+from .cache import KVCache
 from .encodings import (
     T5,
     Alibi,
@@ -24,7 +25,7 @@ from .encodings import (
     KerplePower,
     KerplePowerOriginal,
     KerpleWeight,
-    NoPositions,
+    NoPE,
     Rotary,
     Sandwich,
     Shaw,
@@ -38,7 +39,6 @@ from .linear import LinearAttention, LinearState
 
 __all__ = [
     "Alibi",
-    "Cache",
     "Cope",
     "Dape",
     "Encoding",
@@ -46,6 +46,7 @@ __all__ = [
     "Fox",
     "GaussianBias",
     "GaussianWeight",
+    "KVCache",
     "Kernel",
     "KerpleBiasWeight",
     "KerpleLog",
@@ -55,7 +56,7 @@ __all__ = [
     "KerpleWeight",
     "LinearAttention",
     "LinearState",
-    "NoPositions",
+    "NoPE",
     "Rotary",
     "Sandwich",
     "Shaw",
@@ -65,6 +66,10 @@ __all__ = [
     "TransformerXl",
     "Xpos",
     "attention",
-    "mirrored",
     "project_",
+    "symmetric",
 ]
+
+
+def __getattr__(name: str) -> object:
+    _refuse_name(__name__, name)

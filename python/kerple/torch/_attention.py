@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NoReturn
 
 import torch
 from torch import Tensor
 
+from .._renamed import refuse_arguments
 from ._ops import call
 
 _HALF = (torch.float16, torch.bfloat16)
@@ -112,11 +114,12 @@ def attention(
     causal: bool = True,
     window: int | None = None,
     scale: float | None = None,
-    cap: float | None = None,
+    softcap: float | None = None,
     sinks: Tensor | None = None,
     gates: Tensor | None = None,
     key_lengths: Tensor | Sequence[int] | None = None,
     key_starts: Tensor | Sequence[int] | None = None,
+    **unknown: NoReturn,
 ) -> Tensor:
     """``softmax(scale * q k^T * weight[i - j] + bias[i - j]) v``, exactly, in memory linear in the
     lengths.
@@ -134,13 +137,13 @@ def attention(
             head ``h // (H // G)``.
         bias: added to scaled scores, ``[H, L]`` over distances ``0..L - 1`` with ``L >= K``;
             without ``causal`` it is ``[H, 2 L - 1]`` over ``-(L - 1)..L - 1``, ``L >= max(Q, K)``,
-            see :func:`mirrored`.
+            see :func:`symmetric`.
         weight: multiplies scaled scores; same shape as ``bias``.
         causal: a query attends to itself and earlier keys only. Unlike in
             ``scaled_dot_product_attention`` it is the default.
         window: a query attends only to keys with ``|d| < window``; None is no limit.
         scale: multiplies ``q k^T``; ``1 / sqrt(D)`` by default.
-        cap: softcap; scaled scores become ``cap tanh(s / cap)`` before anything else.
+        softcap: scaled scores become ``softcap tanh(s / softcap)`` before anything else.
         sinks: attention sinks, an extra logit per head without a value, ``[H]``.
         gates: log gates, ``[B, H, K]``: how much of the tokens before it each token lets through.
             The sum of the gates after key j, up to the query's own, is added to the score of key j;
@@ -157,7 +160,11 @@ def attention(
         TypeError: another type of numbers.
         ValueError: shapes, values or devices; the message names the argument and the limit.
     """
-    return attend(q, k, v, bias, weight, sinks, None, gates, key_starts, key_lengths, "", scale, causal, window, cap)
+    if unknown:
+        refuse_arguments("attention", unknown)
+    return attend(
+        q, k, v, bias, weight, sinks, None, gates, key_starts, key_lengths, "", scale, causal, window, softcap
+    )  # fmt: skip
 
 
 def attend(
@@ -175,7 +182,7 @@ def attend(
     scale: float | None,
     causal: bool,
     window: int | None,
-    cap: float | None,
+    softcap: float | None,
 ) -> Tensor:
     """:func:`attention`, also with the score modification or the decay of an encoding."""
     q, k, v = as_autocast(q, k, v)
@@ -191,12 +198,12 @@ def attend(
     made = call(
         q, k, v, beside("bias", bias, dtype), beside("weight", weight, dtype), beside("sinks", sinks, dtype),
         beside("numbers", numbers, dtype), clocks_of(gates, q.shape[1], k, starts, ends), starts, ends,
-        encoding, float(scale), bool(causal), window, cap,
+        encoding, float(scale), bool(causal), window, softcap,
     )  # fmt: skip
     return made if of == dtype else made.to(of)
 
 
-def mirrored(table: Tensor) -> Tensor:
+def symmetric(table: Tensor) -> Tensor:
     """The table ``[H, 2 L - 1]`` over both directions, which depends on ``|d|`` alone, from a table
     ``[H, L]`` over ``d >= 0``.
     """

@@ -21,7 +21,7 @@ from torch.autograd import forward_ad
 from .. import _native
 
 _library = registry.Library("kerple", "DEF")
-_OPTIONS = "str encoding, float scale, bool causal, int? window, float? cap"
+_OPTIONS = "str encoding, float scale, bool causal, int? window, float? softcap"
 _INPUTS = (
     "Tensor q, Tensor k, Tensor v, Tensor? bias, Tensor? weight, Tensor? sinks, Tensor? numbers, Tensor? clocks, "
     "Tensor? key_starts, Tensor? key_lengths"
@@ -51,8 +51,8 @@ def encoding(key: str) -> _native.Encoding:
 
 
 @lru_cache(maxsize=4096)
-def _rule(key: str, scale: float, causal: bool, window: int | None, cap: float | None, threads: int) -> _native.Rule:
-    return _native.Rule(scale, causal, window, cap, threads, encoding(key) if key else None)
+def _rule(key: str, scale: float, causal: bool, window: int | None, softcap: float | None, threads: int) -> _native.Rule:
+    return _native.Rule(scale, causal, window, softcap, threads, encoding(key) if key else None)
 
 
 def _rows(x: Tensor) -> Tensor:

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 
-class Cache:
+class KVCache:
     """KV cache that appends keys and values.
 
     It allocates memory for twice as many positions as are needed, so each row is copied once on
@@ -14,7 +14,7 @@ class Cache:
 
     ::
 
-        cache = Cache()
+        cache = KVCache()
         for q, k, v in steps:                    # [B, H, 1, D] each, or a whole prompt first
             out = encoding(q, *cache.append(k, v))
 

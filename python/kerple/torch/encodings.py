@@ -9,13 +9,14 @@ A parameter may have a range. The raw value is trained, formulas use the value w
 from __future__ import annotations
 
 import json
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor, nn
 
 from .. import _native, kernels
-from ._attention import as_autocast, attend, check_qkv, mirrored
+from .._renamed import refuse_arguments
+from ._attention import as_autocast, attend, check_qkv, symmetric
 from ._ops import encoding, encoding_key, table
 
 
@@ -145,7 +146,7 @@ class Encoding(nn.Module):
     def _sided(rows: Tensor, length: int, causal: bool, two_sides: bool) -> Tensor:
         if two_sides:
             return rows[:, length - 1 :] if causal else rows
-        return rows if causal else mirrored(rows)
+        return rows if causal else symmetric(rows)
 
     def _numbers(self, length: int, causal: bool, dtype: torch.dtype) -> Tensor:
         """The inputs of a score modification: a table, then parameters of its own."""
@@ -206,13 +207,16 @@ class Encoding(nn.Module):
         *,
         causal: bool = True,
         scale: float | None = None,
-        cap: float | None = None,
+        softcap: float | None = None,
         sinks: Tensor | None = None,
         gates: Tensor | None = None,
         key_lengths: Tensor | None = None,
         key_starts: Tensor | None = None,
+        **unknown: NoReturn,
     ) -> Tensor:
         """:func:`~kerple.torch.attention` with this method, with the same arguments and result."""
+        if unknown:
+            refuse_arguments("Encoding.forward", unknown)
         q, k, v = as_autocast(q, k, v)
         of, dtype = check_qkv(q, k, v)
         if self._entry == "gates" and gates is None:
@@ -229,8 +233,9 @@ class Encoding(nn.Module):
         if self.kind == "transformer_xl":
             q = q + self.u.to(dtype)[:, None]
         out = attend(
-            q, k, v, bias, weight, sinks, numbers, gates, key_starts, key_lengths, self._in_engine, scale, causal, self.window, cap
-        )
+            q, k, v, bias, weight, sinks, numbers, gates, key_starts, key_lengths,
+            self._in_engine, scale, causal, self.window, softcap,
+        )  # fmt: skip
         return out.to(of)
 
 
@@ -248,7 +253,7 @@ class _Named(Encoding):
         super().__init__(None, heads, head_dim, **options)
 
 
-class NoPositions(_Named):
+class NoPE(_Named):
     """No positions: only the causal mask orders tokens."""
 
     kind = "none"
