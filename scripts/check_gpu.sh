@@ -13,12 +13,12 @@ fi
 # without a desktop's session the drivers say so, many times
 export XDG_RUNTIME_DIR=${XDG_RUNTIME_DIR:-$(mktemp -d)}
 
-crates=(-p kerple-cube -p kerple-burn -p kerple-lm -p kerple-cli)
-features=kerple-cube/wgpu,kerple-cube/cuda-source,kerple-burn/gpu,kerple-lm/gpu,kerple-cli/gpu
+crates=(-p kerple-cube -p kerple-burn -p kerple-lm -p kerple-cli -p kerple-golden)
+features=kerple-cube/wgpu,kerple-cube/cuda-source,kerple-burn/gpu,kerple-lm/gpu,kerple-cli/gpu,kerple-golden/gpu
 case ${KERPLE_TEST_DEVICE:-} in
-    cuda*) features=$features,kerple-cube/cuda,kerple-cli/cuda ;;
-    vulkan*) features=$features,kerple-cli/vulkan ;;
-    metal*) features=$features,kerple-cli/metal ;;
+    cuda*) features=$features,kerple-cube/cuda,kerple-cli/cuda,kerple-golden/cuda ;;
+    vulkan*) features=$features,kerple-cli/vulkan,kerple-golden/vulkan ;;
+    metal*) features=$features,kerple-cli/metal,kerple-golden/metal ;;
 esac
 
 step cargo clippy --release --locked "${crates[@]}" --features "$features" --all-targets -- -D warnings
@@ -33,7 +33,7 @@ source scripts/python_venv.sh
 if [ -z "${KERPLE_TEST_DEVICE:-}" ]; then
     install_torch numpy
     KERPLE=$target/release/kerple step "$venv/bin/python" scripts/compare_gpu.py attention --device wgpu:software --torch-device cpu --small \
-        --lens 64 --precision f32 --rounds 1 --repeats 1
+        --lengths 64 --precision f32 --rounds 1 --repeats 1
 fi
 
 # the same kernels through NVIDIA's compiler, which needs no GPU

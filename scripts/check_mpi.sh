@@ -11,7 +11,7 @@ build --features kerple-cli/mpi
 make_run
 train() { local n=$1; shift; ranks "$n" "$KERPLE" train --config "$here/run.toml" "$@"; }
 rank_of() { local rank=$1; shift; rank_among "$rank" $(pgrep -f -- "^$KERPLE train .*$*"); }
-evaluate=(--lengths 64,128,1024 --segments 7 --span 1024 --positions)
+evaluate=(--lengths 64,128,1024 --n-segments 7 --segment-len 1024 --per-position)
 
 echo "== one process"
 one train --config "$here/run.toml" --out "$here/alone"
@@ -100,7 +100,7 @@ ranks 3 "$KERPLE" verify "$here/alone" >"$here/log" 2>&1 || status=$?
 [ "$status" = 2 ] && [ "$(grep -c '^error: ' "$here/log")" = 1 ] || fail "verify on 3 ranks: exit code $status"
 
 echo "== 3 ranks share the runs of a comparison, and of a reproduction"
-compare=(compare --config "$here/run.toml" --encodings alibi,rotary --seeds 2 --lengths 64,256 --segments 5 --span 256)
+compare=(compare --config "$here/run.toml" --encodings alibi,rotary --seeds 2 --lengths 64,256 --n-segments 5 --segment-len 256)
 reproduce=(reproduce kerple --scale smoke --only figure5)
 for work in compare reproduce; do
     declare -n command=$work

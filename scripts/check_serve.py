@@ -109,7 +109,7 @@ def check(kerple, folder):
          "doc_to_text: '{{prompt}}'\ndoc_to_target: ''\ngeneration_kwargs:\n  until: ['\\n\\n\\n']\n  max_gen_toks: 12\n"
          "  temperature: 0\nmetric_list:\n  - metric: bypass\n")
 
-    server = subprocess.Popen([kerple, "serve", "run", "--port", "0", "--name", "tiny"], cwd=folder, stdout=subprocess.PIPE, text=True)
+    server = subprocess.Popen([kerple, "serve", "run", "--port", "0", "--served-model-name", "tiny"], cwd=folder, stdout=subprocess.PIPE, text=True)
     try:
         url = server.stdout.readline().strip()
         results, samples = evaluated(folder, url, ["rolling", "writing"])

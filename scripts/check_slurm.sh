@@ -12,7 +12,7 @@ undo+=("scripts/slurm_here.sh stop $here/slurm")
 variables=$(scripts/slurm_here.sh start "$here/slurm")
 eval "$variables"
 out=$here/out
-compare=(compare --config "$here/run.toml" "${slow[@]}" --encodings alibi,rotary --seeds 2 --lengths 64,256 --segments 5 --span 256)
+compare=(compare --config "$here/run.toml" "${slow[@]}" --encodings alibi,rotary --seeds 2 --lengths 64,256 --n-segments 5 --segment-len 256)
 state() { squeue --noheader --jobs "$1" --format=%T 2>/dev/null; }
 is() { [ "$(state "$1")" = "$2" ]; }
 is_over() { is "$1" ''; }

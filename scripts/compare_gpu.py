@@ -163,7 +163,7 @@ def measured(work, *told):
 
 def ours(work, length, flags, biases):
     """Rows of `kerple bench` by their bias."""
-    command = [KERPLE, "bench", work, "--lens", str(length), *flags, "--json"]
+    command = [KERPLE, "bench", work, "--lengths", str(length), *flags, "--json"]
     found = {}
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         for line in process.stdout:
@@ -217,14 +217,14 @@ if __name__ == "__main__":
     parser.add_argument("what", nargs="?", default="all", choices=[*MODES, "all"])
     parser.add_argument("--device", default="cuda", help="kerple's")
     parser.add_argument("--torch-device", default="cuda", help="PyTorch's")
-    parser.add_argument("--lens", type=int, nargs="+", default=[512, 1024, 2048, 4096, 8192, 16384], help="of attention")
+    parser.add_argument("--lengths", type=int, nargs="+", default=[512, 1024, 2048, 4096, 8192, 16384], help="of attention")
     parser.add_argument("--precision", nargs="+", default=["bf16", "tf32", "f32"], choices=["bf16", "tf32", "f32"])
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--repeats", type=int, default=10, help="timed calls of a round")
     parser.add_argument("--small", action="store_true", help="sizes for a rehearsal without a GPU")
     args = parser.parse_args()
     for precision in args.precision:
-        for length in args.lens if args.what != "step" else []:
+        for length in args.lengths if args.what != "step" else []:
             compare("attention", length, precision, args)
         if args.what != "attention":
             compare("step", 64 if args.small else 512, precision, args)

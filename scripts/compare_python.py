@@ -2,7 +2,7 @@
 """Times kerple's attention for PyTorch against PyTorch's own on this machine, alternately, and prints ratios and memory.
 
     pip install './python[transformers]'
-    python3 scripts/compare_python.py [overhead|attention|models|all] [--instructions avx512,avx2] [--lens 128,512,2048,8192]
+    python3 scripts/compare_python.py [overhead|attention|models|all] [--simd avx512,avx2] [--lengths 128,512,2048,8192]
         [--models bloom,mpt]
 
 Attention is one KERPLE-log layer, B1 H12 D64, float32, causal, with the gradients of the kernel's two numbers a head; forward, and
@@ -141,16 +141,16 @@ def rows(rounds, sets, title, kind, modes, *asked):
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("what", nargs="?", default="all", choices=["attention", "overhead", "models", "all"])
-    parser.add_argument("--instructions", default=",".join(SETS), help="avx512, avx2 or both")
-    parser.add_argument("--lens", help=f"default: {LENGTHS} of attention, {MODEL_LENGTHS} of models")
+    parser.add_argument("--simd", default=",".join(SETS), help="avx512, avx2 or both")
+    parser.add_argument("--lengths", help=f"default: {LENGTHS} of attention, {MODEL_LENGTHS} of models")
     parser.add_argument("--models", default=",".join(MODELS))
     parser.add_argument("--child", help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.child:
         print(json.dumps(measured(*json.loads(args.child))))
         return
-    sets = args.instructions.split(",")
-    lengths = lambda usual: map(int, args.lens.split(",")) if args.lens else usual
+    sets = args.simd.split(",")
+    lengths = lambda usual: map(int, args.lengths.split(",")) if args.lengths else usual
     if args.what in ("overhead", "all"):
         print(json.dumps(dict(work="overhead", **child(__file__, sets[0], "overhead", "kerple", narrow=False))), flush=True)
     passes = ((False, "forward"), (True, "forward and backward"))

@@ -2,11 +2,11 @@
 """Times kerple against PyTorch on this machine, alternately, and prints the ratios.
 
     pip install torch numpy
-    cargo build --release && python3 scripts/compare_torch.py [attention|dape|step|neox|eval|all] [--rounds 3] [--instructions avx2]
+    cargo build --release && python3 scripts/compare_torch.py [attention|dape|step|neox|eval|all] [--rounds 3] [--simd avx2]
 
 Attention is one KERPLE-log layer, B1 H12 D64, float32; `dape` the same with a network of 32 hidden units over heads. A step trains a GPT-NeoX decoder with AdamW and clipping: 4 layers,
 width 256, 4 heads, batch 8, 256 tokens, or for `neox` 12 layers, width 768, 12 heads, batch 2, 50304 tokens. A ratio above 1
-means that kerple is faster. With --instructions avx2 neither side uses wider ones.
+means that kerple is faster. With --simd avx2 neither side uses wider ones.
 """
 import argparse, json, math, sys, time
 from measuring import bench, child, median_ms, peak_mib, spread
@@ -151,7 +151,7 @@ def compare(name, rounds):
         ratios = {mode: [] for mode in modes}
         for _ in range(rounds):
             for mode in modes:
-                ours = bench(work, "--lens", str(length), *flags, *NARROW, pick=pick)
+                ours = bench(work, "--lengths", str(length), *flags, *NARROW, pick=pick)
                 theirs = child(__file__, kind, mode, length, sizes, narrow=bool(NARROW))
                 ratios[mode].append(theirs["ms"] / ours)
                 print(f"  {kind} L={length}: kerple {ours:.1f} ms, torch {mode} {theirs['ms']:.1f} ms, peak {theirs['peak_mib']:.0f} MiB", file=sys.stderr)
@@ -166,9 +166,9 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("what", nargs="?", default="all", choices=[*CASES, "all"])
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--instructions", choices=["avx2"])
+    parser.add_argument("--simd", choices=["avx2"])
     args = parser.parse_args()
-    if args.instructions:
-        NARROW.extend(["--instructions", args.instructions])
+    if args.simd:
+        NARROW.extend(["--simd", args.simd])
     for name in CASES if args.what == "all" else [args.what]:
         compare(name, args.rounds)

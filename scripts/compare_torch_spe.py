@@ -2,13 +2,13 @@
 """Times linear attention with SineSPE and FAVOR+ against the same formulas in eager PyTorch, alternately, on this machine.
 
     pip install torch numpy
-    cargo build --release && python3 scripts/compare_torch_spe.py [--rounds 3] [--length 4096] [--instructions avx2]
+    cargo build --release && python3 scripts/compare_torch_spe.py [--rounds 3] [--length 4096] [--simd avx2]
 
 One layer, B1 H8 D64 R64, K sinusoids, M = 128 features, float32, forward and backward in q, k, v and what the code learns.
 The PyTorch side follows the published formulas: codes q_bar and k_bar are made as tensors [1, L, H, D, R], multiplied into
 queries and keys, mapped to exp(+-x Omega - |x|^2 / 2), and attention is causal by running sums over chunks (running sums over
 all positions, as in the original's fallback, would hold L M D numbers a head). A ratio above 1 means that kerple is faster.
-With --instructions avx2 neither side uses wider ones.
+With --simd avx2 neither side uses wider ones.
 """
 import argparse, json, math, os, sys
 from measuring import bench, child, median_ms, spread
@@ -66,8 +66,8 @@ def torch_ms(length, waves, threads, chunk=128):
 
 
 def kerple_ms(length, threads, instructions):
-    told = ["linear", "--lens", length, "--heads", H, "--head-dim", D, "--threads", threads]
-    told += ["--instructions", instructions] if instructions else []
+    told = ["linear", "--lengths", length, "--heads", H, "--head-dim", D, "--threads", threads]
+    told += ["--simd", instructions] if instructions else []
     return bench(*map(str, told), pick=dict(bias="sine_spe", backward=True, engine="chunked"))
 
 
@@ -77,7 +77,7 @@ if __name__ == "__main__":
     parser.add_argument("--length", type=int, default=4096)
     parser.add_argument("--waves", type=int, default=5)
     parser.add_argument("--threads", type=int, default=os.cpu_count())
-    parser.add_argument("--instructions", choices=["avx2"])
+    parser.add_argument("--simd", choices=["avx2"])
     parser.add_argument("--child", help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.child:
@@ -85,8 +85,8 @@ if __name__ == "__main__":
         sys.exit()
     ratios = []
     for _ in range(args.rounds):
-        ours = kerple_ms(args.length, args.threads, args.instructions)
-        theirs = child(__file__, args.length, args.waves, args.threads, narrow=bool(args.instructions))
+        ours = kerple_ms(args.length, args.threads, args.simd)
+        theirs = child(__file__, args.length, args.waves, args.threads, narrow=bool(args.simd))
         ratios.append(theirs / ours)
         print(f"  L={args.length}: kerple {ours:.1f} ms, torch eager {theirs:.1f} ms", file=sys.stderr)
     print(f"SineSPE + FAVOR+ L={args.length} forward and backward: {spread(ratios)}")

@@ -74,7 +74,7 @@ def told(*command):
 def ours(run, data, length, tokens, threads):
     """`kerple eval` by its own clock, which begins when the model is loaded."""
     (run / "evaluation.jsonl").unlink(missing_ok=True)  # what was evaluated is not evaluated again
-    out, mib = told("eval", run, "--data", data, "--lengths", length, "--segments", max(tokens // length, 1), "--protocol", "segments",
+    out, mib = told("eval", run, "--data", data, "--lengths", length, "--n-segments", max(tokens // length, 1), "--protocol", "segments",
                     "--threads", threads, "--json")
     row = json.loads(out)
     return dict(rate=row["tokens"] / row["seconds"], mib=mib)
@@ -119,7 +119,7 @@ def main():
             sys.exit("no model was made")
         told("import", work / "model", "--out", work / "run")
         write_text(work / "text", max(options.tokens, options.memory) + 2 * options.length)
-        told("prepare", "--input", work / "text", "--tokenizer", work / "run" / "tokenizer.json", "--end-of-document", "<|endoftext|>",
+        told("prepare", "--input", work / "text", "--tokenizer", work / "run" / "tokenizer.json", "--eod-token", "<|endoftext|>",
              "--split", "0.02,0.02,0.96", "--out", work / "data")
         compare(work, options.rounds, options.length, options.tokens, options.threads)
         if options.memory:

@@ -6,6 +6,7 @@ mod general;
 mod groups;
 mod kernel;
 mod misuse;
+mod renamed;
 mod serve;
 
 pub use call::Call;
@@ -68,7 +69,7 @@ pub enum Command {
     /// Serve a trained run over HTTP: completions in the format of OpenAI, and a web page.
     Serve(Serve),
     /// Compare the style of MIDI files with a reference: intervals, rhythms and drums.
-    Style(Style),
+    MusicStyle(MusicStyle),
     /// Check kernels against the reference, then time them.
     Bench(Bench),
     /// Verify every checksum and every row of prepared data, runs and folders of them; the exit
@@ -125,11 +126,11 @@ pub struct Prepare {
     /// Augmented copies of each training piece of music, drawn as published: transposed, for
     /// grooves also cut and thinned.
     #[arg(long, default_value_t = 0)]
-    pub copies: u64,
+    pub augment: u64,
     /// Skip up to this many damaged MIDI files, Parquet rows and JSON lines; each is reported and
     /// counted.
     #[arg(long, value_name = "N", default_value_t = 0)]
-    pub skip_bad: u64,
+    pub max_bad_documents: u64,
     /// Accept a split whose tokens represent less than half of its bytes.
     #[arg(long)]
     pub allow_loss: bool,
@@ -139,7 +140,7 @@ pub struct Prepare {
     pub replace: bool,
     /// End-of-document token, when the tokenizer does not define one.
     #[arg(long)]
-    pub end_of_document: Option<String>,
+    pub eod_token: Option<String>,
     /// Print the summary as JSON.
     #[arg(long)]
     pub json: bool,
@@ -147,16 +148,16 @@ pub struct Prepare {
 
 #[derive(Debug, Args)]
 pub struct Train {
-    /// Run file; optional with --from, where its [data], [train] and [encoding] replace those of
+    /// Run file; optional with --init_from, where its [data], [train] and [encoding] replace those of
     /// the other run.
-    #[arg(long, required_unless_present = "from")]
+    #[arg(long, required_unless_present = "init_from")]
     pub config: Option<PathBuf>,
     /// Override a key of the run file, e.g. train.steps=100.
     #[arg(long, value_name = "KEY=VALUE")]
     pub set: Vec<String>,
     /// Initialise from the weights of this run, with other positions, another length or other data.
     #[arg(long, value_name = "RUN")]
-    pub from: Option<PathBuf>,
+    pub init_from: Option<PathBuf>,
     /// Run folder; resumes when it contains a run with the same plan.
     #[arg(long)]
     pub out: PathBuf,
@@ -183,7 +184,7 @@ pub struct Import {
     pub tokenizer: Option<PathBuf>,
     /// End-of-document token, instead of the token that ends the model's generation.
     #[arg(long, value_name = "TOKEN")]
-    pub end_of_document: Option<String>,
+    pub eod_token: Option<String>,
     /// Value of pos-emb for a GPT-NeoX run whose files do not contain it, e.g. kerple_log.
     #[arg(long, value_name = "NAME")]
     pub pos_emb: Option<String>,
@@ -278,7 +279,7 @@ pub struct Reproduce {
     pub sharing: Sharing,
     /// Train nothing; make the pages of existing runs.
     #[arg(long)]
-    pub render: bool,
+    pub pages_only: bool,
     /// Train nothing; copy plans, logs, evaluations, kernels and pages to this folder, without
     /// checkpoints and texts.
     #[arg(long, value_name = "DIR")]
@@ -315,7 +316,7 @@ pub struct Describe {
     pub heads: usize,
     /// Number of distances to plot.
     #[arg(long, default_value_t = 512, value_parser = count)]
-    pub distances: usize,
+    pub length: usize,
     /// Write the plot as an SVG file.
     #[arg(long, value_name = "FILE")]
     pub svg: Option<PathBuf>,
@@ -345,7 +346,7 @@ pub struct Sample {
     pub svg: Option<PathBuf>,
     /// Number of tokens to sample.
     #[arg(long, default_value_t = 256, value_parser = count)]
-    pub tokens: usize,
+    pub max_new_tokens: usize,
     /// Sampling temperature: 0 always takes the likeliest token, 1 samples from the model's
     /// distribution. By default 0.8 for text, 1.2 for pop piano and 0.6 for grooves, as published.
     #[arg(long)]
@@ -377,7 +378,7 @@ pub struct Bench {
     pub set: Vec<String>,
     /// Sequence lengths (attention, linear, step, eval) or cached keys (decode).
     #[arg(long, value_delimiter = ',', value_parser = count)]
-    pub lens: Vec<usize>,
+    pub lengths: Vec<usize>,
     /// Batch size.
     #[arg(long, value_parser = count)]
     pub batch: Option<usize>,
@@ -402,7 +403,7 @@ pub struct Bench {
     pub repeats: usize,
     /// Widest instruction set to use.
     #[arg(long, value_enum)]
-    pub instructions: Option<Instructions>,
+    pub simd: Option<Instructions>,
     #[command(flatten)]
     pub hardware: Hardware,
     /// Print one JSON object per line.
@@ -411,7 +412,7 @@ pub struct Bench {
 }
 
 #[derive(Debug, Args)]
-pub struct Style {
+pub struct MusicStyle {
     /// MIDI file that the others are compared with as a whole.
     pub reference: PathBuf,
     /// MIDI files to compare with it together: bass with bass, drums with drums, harmony with

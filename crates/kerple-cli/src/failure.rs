@@ -108,9 +108,3 @@ impl From<kerple_burn::device::Unavailable> for Failure {
         Failure::misuse(error.to_string(), error.hint())
     }
 }
-
-impl From<kerple_golden::Error> for Failure {
-    fn from(error: kerple_golden::Error) -> Failure {
-        Failure::failed(error.to_string(), error.hint())
-    }
-}

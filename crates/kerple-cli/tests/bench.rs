@@ -10,23 +10,23 @@ use std::collections::BTreeSet;
 #[test]
 fn sizes_that_do_not_fit_are_refused() {
     let place = Place::new();
-    let small = ["--lens", "16", "--heads", "2", "--head-dim", "4", "--repeats", "1"];
+    let small = ["--lengths", "16", "--heads", "2", "--head-dim", "4", "--repeats", "1"];
     let refused = |work: &str, options: &[&str], says: &str| {
         let output = place.run(&[&["bench", work], options].concat());
         let message = String::from_utf8_lossy(&output.stderr).into_owned();
         assert_eq!(output.status.code(), Some(2), "{options:?}: {message}");
         assert!(message.contains(says) && message.contains("hint: "), "{options:?}: {message}");
     };
-    for option in ["--lens", "--heads", "--head-dim", "--batch"] {
+    for option in ["--lengths", "--heads", "--head-dim", "--batch"] {
         for work in ["attention", "linear", "decode", "step", "eval"] {
             refused(work, &[option, "1099511627776", "--repeats", "1"], "it must be at most");
         }
     }
     for work in ["attention", "linear", "decode"] {
-        let sizes = ["--lens", "16777216", "--heads", "65536", "--head-dim", "65536"];
-        refused(work, &sizes, "--lens 16777216 needs about ");
+        let sizes = ["--lengths", "16777216", "--heads", "65536", "--head-dim", "65536"];
+        refused(work, &sizes, "--lengths 16777216 needs about ");
     }
-    refused("step", &["--lens", "16777216", "--batch", "16", "--layers", "1"], "training needs about ");
+    refused("step", &["--lengths", "16777216", "--batch", "16", "--layers", "1"], "training needs about ");
     refused("decode", &[&small[..], &["--threads", "100000"]].concat(), "at most 4096");
     for (encoding, says) in [
         (r#"{"kind":"alibi","behind":0.5}"#, "it has a bias for keys after the query"),
@@ -48,7 +48,7 @@ fn every_work_is_checked_and_timed() {
         ("decode", &["tiled"]),
     ] {
         let sizes =
-            ["--lens", "200", "--batch", "1", "--heads", "2", "--head-dim", "16", "--layers", "1", "--repeats", "1"];
+            ["--lengths", "200", "--batch", "1", "--heads", "2", "--head-dim", "16", "--layers", "1", "--repeats", "1"];
         let printed = place.ok(&[&["bench", work, "--json"], &sizes[..]].concat());
         let rows: Vec<Value> = printed.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
         let found: BTreeSet<&str> = rows.iter().map(|row| row["engine"].as_str().unwrap()).collect();

@@ -1,4 +1,4 @@
-//! `train --from`: what stays as it was, what may be other, and that every hint on the way works when it is followed.
+//! `train --init-from`: what stays as it was, what may be other, and that every hint on the way works when it is followed.
 
 mod common;
 
@@ -12,10 +12,10 @@ fn short(place: &Place, more: &[&str]) {
     place.ok(&[&set[..], more].concat());
 }
 
-/// What `train --from short --out OUT` says where it is refused; nothing is left behind.
+/// What `train --init-from short --out OUT` says where it is refused; nothing is left behind.
 fn refused(place: &Place, out: &str, more: &[&str]) -> String {
     let was_there = place.path(out).exists();
-    let output = place.run(&[&["train", "--from", "short", "--out", out], more].concat());
+    let output = place.run(&[&["train", "--init-from", "short", "--out", out], more].concat());
     let stderr = String::from_utf8(output.stderr).unwrap();
     assert_eq!(output.status.code(), Some(2), "{more:?}: {stderr}");
     assert_eq!(place.path(out).exists(), was_there, "{more:?}");
@@ -24,7 +24,7 @@ fn refused(place: &Place, out: &str, more: &[&str]) -> String {
 
 /// What the same says where it is not refused.
 fn begun(place: &Place, out: &str, more: &[&str]) -> String {
-    let output = place.run(&[&["train", "--from", "short", "--out", out], more].concat());
+    let output = place.run(&[&["train", "--init-from", "short", "--out", out], more].concat());
     let stderr = String::from_utf8(output.stderr).unwrap();
     assert!(output.status.success(), "{more:?}: {stderr}");
     stderr
@@ -35,7 +35,7 @@ fn plan(place: &Place, run: &str) -> Value {
 }
 
 fn perplexities(place: &Place, run: &str, lengths: &str) -> Vec<f64> {
-    let text = place.ok(&["eval", run, "--lengths", lengths, "--segments", "8", "--span", "256", "--json"]);
+    let text = place.ok(&["eval", run, "--lengths", lengths, "--n-segments", "8", "--segment-len", "256", "--json"]);
     let rows = text.lines().map(|line| serde_json::from_str::<Value>(line).unwrap());
     rows.map(|row| row["perplexity"].as_f64().unwrap()).collect()
 }
@@ -144,7 +144,7 @@ fn a_run_of_no_updates_goes_on_as_its_hint_says() {
     let before = perplexities(&place, "zero", "16");
     let said = refused(&place, "zero", &["--set", "train.steps=30"]);
     assert!(said.contains("--set train.steps=30 --set train.schedule_steps=0"), "{said}");
-    let other = "kerple train --from RUN --out FOLDER --set train.steps=30";
+    let other = "kerple train --init-from RUN --out FOLDER --set train.steps=30";
     assert!(said.contains(other), "{said}");
     // the first of both ways goes on in the folder, at a rate that trains
     let options = options_of_hint(&said);
@@ -167,7 +167,7 @@ fn a_run_of_no_updates_goes_on_as_its_hint_says() {
     assert!(last["learning_rate"].as_f64().unwrap() > 0.0 && last["step"] == 30, "{last}");
     assert_eq!(plan(&place, "anew")["train"]["schedule_steps"], 30);
     // a longer run than the first, by the hint of a schedule that has updates
-    let again = ["train", "--from", "zero", "--out", "anew"];
+    let again = ["train", "--init-from", "zero", "--out", "anew"];
     let said = place.run(&[&again[..], &["--set", "train.steps=40"]].concat()).stderr;
     let options = options_of_hint(&String::from_utf8(said).unwrap());
     assert_eq!(options.len(), 4, "{options:?}");
@@ -243,7 +243,8 @@ fn values_that_mean_something_else_begin_anew() {
     let place = Place::new();
     short(&place, &["--set", "model.layers.far={ at = [1], encoding = \"t5\" }"]);
     let near = "model.layers.a={ at = [0], encoding = \"none\" }";
-    let output = place.run(&["train", "--from", "short", "--out", "both", "--set", near, "--set", "train.steps=0"]);
+    let output =
+        place.run(&["train", "--init-from", "short", "--out", "both", "--set", near, "--set", "train.steps=0"]);
     let notes = String::from_utf8(output.stderr).unwrap();
     // the model's own encoding then stands nowhere
     assert!(!output.status.success() && notes.contains("no layer uses the model's encoding"), "{notes}");
@@ -265,10 +266,10 @@ fn without_text() -> Place {
 #[test]
 fn a_run_carries_its_tokenizer() {
     let place = without_text();
-    let with = place.ok(&["sample", "short", "--prompt", "ka", "--tokens", "20"]);
+    let with = place.ok(&["sample", "short", "--prompt", "ka", "--max-new-tokens", "20"]);
     std::fs::remove_dir_all(place.path("data")).unwrap();
     std::fs::remove_dir_all(place.path("text")).unwrap();
-    assert_eq!(place.ok(&["sample", "short", "--prompt", "ka", "--tokens", "20"]), with);
+    assert_eq!(place.ok(&["sample", "short", "--prompt", "ka", "--max-new-tokens", "20"]), with);
     place.ok(&["export", "short", "--out", "exported"]);
     assert!(place.path("exported/tokenizer.json").exists());
     assert!(place.ok(&["verify", "short"]).contains("tokenizer.json: 300 tokens"));
@@ -298,18 +299,18 @@ fn runs_that_carry_no_tokenizer_use_that_of_their_text_and_say_how_to_keep_it() 
     for file in ["tokenizer.json", "special_tokens.json"] {
         std::fs::remove_file(place.path(format!("short/{file}"))).unwrap();
     }
-    let with = place.ok(&["sample", "short", "--prompt", "ka", "--tokens", "20"]);
+    let with = place.ok(&["sample", "short", "--prompt", "ka", "--max-new-tokens", "20"]);
     std::fs::rename(place.path("data"), place.path("moved")).unwrap();
     for command in [&["sample", "short"][..], &["serve", "short", "--port", "0"]] {
         let output = place.run(command);
         let said = String::from_utf8(output.stderr).unwrap();
         assert!(!output.status.success() && !said.contains("--data"), "{command:?}: {said}");
-        let hint = "kerple train --from RUN --out COPY --set data.path=PATH --set train.steps=0";
+        let hint = "kerple train --init-from RUN --out COPY --set data.path=PATH --set train.steps=0";
         assert!(said.contains(hint), "{command:?}: {said}");
     }
-    place.ok(&["train", "--from", "short", "--out", "copy", "--set", "data.path=moved", "--set", "train.steps=0"]);
+    place.ok(&["train", "--init-from", "short", "--out", "copy", "--set", "data.path=moved", "--set", "train.steps=0"]);
     std::fs::remove_dir_all(place.path("moved")).unwrap();
-    assert_eq!(place.ok(&["sample", "copy", "--prompt", "ka", "--tokens", "20"]), with);
+    assert_eq!(place.ok(&["sample", "copy", "--prompt", "ka", "--max-new-tokens", "20"]), with);
 }
 
 #[test]
@@ -318,7 +319,7 @@ fn bytes_need_neither_text_nor_file() {
     short(&place, &[]);
     std::fs::remove_dir_all(place.path("data")).unwrap();
     assert!(!place.path("short/tokenizer.json").exists());
-    assert!(place.ok(&["sample", "short", "--prompt", "ka", "--tokens", "5"]).starts_with("ka"));
+    assert!(place.ok(&["sample", "short", "--prompt", "ka", "--max-new-tokens", "5"]).starts_with("ka"));
     place.ok(&["export", "short", "--out", "exported"]);
     assert!(place.path("exported/tokenizer.json").exists());
 }

@@ -108,7 +108,7 @@ fn prepare() {
     for split in ["0.9,x,0.05,0.05", "0.9,0.1", "0.9,0.1,0", "0.9,0.2,-0.1"] {
         say.fails(&["prepare", "--input", "text", "--out", "out", &format!("--split={split}")]);
     }
-    say.fails(&["prepare", "--input", "text", "--out", "out", "--end-of-document", "<eos>"]);
+    say.fails(&["prepare", "--input", "text", "--out", "out", "--eod-token", "<eos>"]);
     say.fails(&["prepare", "--input", "whole.jsonl.zst", "--out", "out", "--text-key", "body"]);
     say.done("prepare");
     let left: Vec<_> = fs::read_dir(place.path("")).unwrap().map(|entry| entry.unwrap().file_name()).collect();
@@ -250,19 +250,19 @@ fn evaluation() {
     place.ok(&["train", "--config", "run.toml", "--out", "run"]);
     place.ok(&["train", "--config", "run.toml", "--out", "learned", "--set", "encoding.kind=learned"]);
     let mut say = Transcript::of(&place);
-    for protocol in ["words", "last", "last:0", "last:few", "sliding:-1", "blocks:3"] {
+    for protocol in ["words", "last", "last:0", "last:few", "sliding:-1", "nonoverlapping:3", "blocks"] {
         say.fails(&["eval", "run", "--protocol", protocol]);
     }
     say.fails(&["eval", "run", "--protocol", "last:32", "--lengths", "16,64"]);
     say.fails(&["eval", "run", "--protocol", "sliding:32", "--lengths", "16,64"]);
     say.fails(&["eval", "run", "--lengths", "16,0"]);
     say.fails(&["eval", "run", "--lengths", "1000000"]);
-    say.fails(&["eval", "run", "--segments", "0"]);
+    say.fails(&["eval", "run", "--n-segments", "0"]);
     say.fails(&["eval", "run", "--window", "0"]);
     say.fails(&["eval", "run", "--data", "missing"]);
     say.fails(&["eval", "run", "--data", "other"]);
     say.fails(&["eval", "learned", "--lengths", "4096"]);
-    say.fails(&["sample", "learned", "--tokens", "100"]);
+    say.fails(&["sample", "learned", "--max-new-tokens", "100"]);
     say.fails(&["sample", "run", "--temperature=-1"]);
     assert!(!place.path("run/evaluation.jsonl").exists(), "a refused evaluation leaves no rows");
     say.done("evaluation");
@@ -322,9 +322,9 @@ fn kernels() {
     }
     say.fails(&["kernel", "features", "log(1, 1)", "--rank", "0"]);
     say.fails(&["kernel", "features", "log(1, 1)", "--rank", "17"]);
-    say.fails(&["kernel", "reach", "log(1, 1)", "--length", "0"]);
-    say.fails(&["kernel", "reach", "log(1, 1)", "--length", "1000000000000"]);
-    say.fails(&["kernel", "reach", "log(1, 1)", "--scores", "nan"]);
+    say.fails(&["kernel", "effective-span", "log(1, 1)", "--length", "0"]);
+    say.fails(&["kernel", "effective-span", "log(1, 1)", "--length", "1000000000000"]);
+    say.fails(&["kernel", "effective-span", "log(1, 1)", "--scores", "nan"]);
     say.fails(&["kernel", "plot", "log(1, 1)", "--length", "1"]);
     say.fails(&["kernel", "plot", "log(1, 1)", "--length", "1000000000000"]);
     say.fails(&["kernel", "plot", "log(1, 1)", "--effective-lengths"]);
@@ -351,11 +351,15 @@ fn arguments() {
     say.fails(&["eval", "run", "--split", "tests"]);
     say.fails(&["train", "--out", "out"]);
     say.fails(&["train", "--config", "run.toml", "--out", "out", "--device", "gpu"]);
-    say.fails(&["sample", "run", "--tokens", "18446744073709551615"]);
+    say.fails(&["sample", "run", "--max-new-tokens", "18446744073709551615"]);
     say.fails(&["bench", "speed"]);
     say.fails(&["bench", "step", "--config", "run.toml", "--layers", "2"]);
     say.fails(&["kernel"]);
-    for flag in ["--lens", "--batch", "--heads", "--head-dim", "--layers", "--vocab", "--threads", "--repeats"] {
+    // what had another name: all of it is in `args/renamed.rs`
+    say.fails(&["sample", "run", "--tokens=5"]);
+    say.fails(&["kernel", "reach", "log(1, 1)"]);
+    say.fails(&["golden", "golden/kerple"]);
+    for flag in ["--lengths", "--batch", "--heads", "--head-dim", "--layers", "--vocab", "--threads", "--repeats"] {
         for number in ["0", "-1", "9223372036854775808", "18446744073709551615"] {
             let output = place.run(&["bench", "attention", &format!("{flag}={number}")]);
             let stderr = String::from_utf8(output.stderr).unwrap();
@@ -380,7 +384,7 @@ fn full_disks_behind_the_streams() {
         &["describe", "config"][..],
         &["describe", "--json"],
         &["eval", "run", "--lengths", "16", "--json"],
-        &["sample", "run", "--tokens", "4"],
+        &["sample", "run", "--max-new-tokens", "4"],
     ] {
         let output = place.command(arguments).stdout(full()).output().unwrap();
         let stderr = String::from_utf8(output.stderr).unwrap();
@@ -394,20 +398,11 @@ fn the_rest() {
     let place = Place::new();
     place.write("file", "");
     place.write("folder/notes", "no manifest");
-    place.write("half/manifest.json", "{\"cases\": [");
-    place.write("none/manifest.json", "{\"cases\": []}");
-    place.write(
-        "unknown/manifest.json",
-        "{\"set\": \"kerple\", \"cases\": [{\"id\": \"teleport/3\"}, {\"id\": \"attn/no_inputs\"}, 3]}",
-    );
     let mut say = Transcript::of(&place);
     say.fails(&["describe", "kerple"]);
     say.fails(&["describe", "alibi", "--heads", "0"]);
-    say.fails(&["describe", "alibi", "--distances", "1000000000000"]);
+    say.fails(&["describe", "alibi", "--length", "1000000000000"]);
     say.fails(&["describe", "alibi", "--svg", "file/out.svg"]);
-    for folder in ["missing", "folder", "half", "none", "unknown"] {
-        say.fails(&["golden", folder]);
-    }
     for minutes in ["0", "-1", "nan"] {
         say.fails(&["quickstart", "--out", "out", &format!("--minutes={minutes}")]);
     }

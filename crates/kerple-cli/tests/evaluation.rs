@@ -18,7 +18,7 @@ fn compared() -> Place {
         place.write(&format!("upper/{part:02}.txt"), text);
     }
     place.ok(&["prepare", "--input", "upper", "--out", "data2"]);
-    assert_eq!(compare(&place, "16", &["--segments", "4"]), [16]);
+    assert_eq!(compare(&place, "16", &["--n-segments", "4"]), [16]);
     place
 }
 
@@ -34,8 +34,12 @@ fn compare(place: &Place, lengths: &str, options: &[&str]) -> Vec<u64> {
 #[test]
 fn other_data_is_another_text() {
     let place = compared();
-    let other = rows(&place.ok(&["eval", RUN, "--json", "--lengths", "32", "--segments", "4", "--data", "data2"]));
-    assert_eq!(compare(&place, "16,32", &["--segments", "4"]), [32], "the row over other text is not the run's result");
+    let other = rows(&place.ok(&["eval", RUN, "--json", "--lengths", "32", "--n-segments", "4", "--data", "data2"]));
+    assert_eq!(
+        compare(&place, "16,32", &["--n-segments", "4"]),
+        [32],
+        "the row over other text is not the run's result"
+    );
     let all = rows(&place.read(format!("{RUN}/evaluation.jsonl")));
     assert_eq!(all.len(), 3);
     assert_eq!(all[0]["text"], all[2]["text"], "later calls keep the text");
@@ -52,7 +56,7 @@ fn what_a_model_cannot_take_is_no_evaluation_of_it() {
     place.ok(&[&["train", "--config", "run.toml", "--out", "r", "--set", linear][..], &rotary].concat());
     // below and beyond what is read in pieces
     for length in ["32", "8192"] {
-        let refused = place.run(&["eval", "r", "--lengths", length, "--window", "8", "--segments", "1"]);
+        let refused = place.run(&["eval", "r", "--lengths", length, "--window", "8", "--n-segments", "1"]);
         let said = String::from_utf8_lossy(&refused.stderr).into_owned();
         assert_eq!(refused.status.code(), Some(2), "{said}");
         assert!(
@@ -61,7 +65,7 @@ fn what_a_model_cannot_take_is_no_evaluation_of_it() {
         );
     }
     assert!(!place.path("r/evaluation.jsonl").exists());
-    place.ok(&["eval", "r", "--lengths", "32", "--rope-scaling", "ntk", "--segments", "1"]);
+    place.ok(&["eval", "r", "--lengths", "32", "--rope-scaling", "ntk", "--n-segments", "1"]);
 }
 
 #[test]
@@ -95,7 +99,7 @@ fn made_otherwise(place: &Place, key: &str, value: &str) {
 /// Lengths of `eval` that were evaluated now, and what was remarked.
 fn evaluated(place: &Place, lengths: &str) -> (usize, String) {
     let before = place.read(format!("{RUN}/evaluation.jsonl")).lines().count();
-    let output = place.run(&["eval", RUN, "--lengths", lengths, "--segments", "4"]);
+    let output = place.run(&["eval", RUN, "--lengths", lengths, "--n-segments", "4"]);
     let said = String::from_utf8(output.stderr).unwrap();
     assert!(output.status.success(), "{said}");
     (place.read(format!("{RUN}/evaluation.jsonl")).lines().count() - before, said)
@@ -138,14 +142,14 @@ fn what_was_computed_otherwise_is_not_done_for_a_comparison() {
     for (key, value, fresh) in [("precision", "bf16", 1), ("device", "cuda:0 (A)", 1), ("simd", "mmx", 0)] {
         let place = compared();
         made_otherwise(&place, key, value);
-        assert_eq!(compare(&place, "16", &["--segments", "4"]).len(), fresh, "{key}");
-        assert_eq!(compare(&place, "16", &["--segments", "4"]).len(), 0, "{key}");
+        assert_eq!(compare(&place, "16", &["--n-segments", "4"]).len(), fresh, "{key}");
+        assert_eq!(compare(&place, "16", &["--n-segments", "4"]).len(), 0, "{key}");
     }
     // what counts although another machine or program made it is said
     let place = compared();
     made_otherwise(&place, "simd", "mmx");
     let basic = ["compare", "--config", "run.toml", "--encodings", "alibi", "--out", "all", "--lengths", "16"];
-    let output = place.run(&[&basic[..], &["--segments", "4"]].concat());
+    let output = place.run(&[&basic[..], &["--n-segments", "4"]].concat());
     let said = String::from_utf8(output.stderr).unwrap();
     assert!(
         said.contains("1 of the runs count as done because of rows that were computed in f32 on cpu, mmx"),
@@ -158,7 +162,7 @@ fn what_was_computed_otherwise_is_not_done_for_a_comparison() {
         format!("{row}\n")
     });
     place.write(&file, old.collect::<String>());
-    assert_eq!(compare(&place, "16", &["--segments", "4"]).len(), 0);
+    assert_eq!(compare(&place, "16", &["--n-segments", "4"]).len(), 0);
     let (fresh, said) = evaluated(&place, "16");
     assert!(fresh == 1 && said.contains("were computed by an unrecorded program; the new rows"), "{said}");
 }
@@ -166,14 +170,18 @@ fn what_was_computed_otherwise_is_not_done_for_a_comparison() {
 #[test]
 fn windows_segments_and_spans_are_told_apart() {
     let place = compared();
-    place.ok(&["eval", RUN, "--lengths", "32", "--segments", "4", "--window", "2"]);
-    assert_eq!(compare(&place, "16,32", &["--segments", "4"]), [32], "a row with a window is another result");
-    assert_eq!(compare(&place, "16,32", &["--segments", "4"]), [0u64; 0], "nothing is done twice");
-    assert_eq!(compare(&place, "16,32", &["--segments", "9"]), [16, 32], "more segments are more text");
-    assert_eq!(compare(&place, "16", &["--segments", "4", "--span", "64"]), [16], "another span is another text");
-    assert_eq!(compare(&place, "32", &["--segments", "4", "--positions"]), [32], "positions were not kept");
+    place.ok(&["eval", RUN, "--lengths", "32", "--n-segments", "4", "--window", "2"]);
+    assert_eq!(compare(&place, "16,32", &["--n-segments", "4"]), [32], "a row with a window is another result");
+    assert_eq!(compare(&place, "16,32", &["--n-segments", "4"]), [0u64; 0], "nothing is done twice");
+    assert_eq!(compare(&place, "16,32", &["--n-segments", "9"]), [16, 32], "more segments are more text");
+    assert_eq!(
+        compare(&place, "16", &["--n-segments", "4", "--segment-len", "64"]),
+        [16],
+        "another span is another text"
+    );
+    assert_eq!(compare(&place, "32", &["--n-segments", "4", "--per-position"]), [32], "positions were not kept");
     // of the earlier texts of 4 segments the last that is long enough
-    assert_eq!(compare(&place, "128", &["--segments", "4"]), [128]);
+    assert_eq!(compare(&place, "128", &["--n-segments", "4"]), [128]);
     let last = rows(&place.read(format!("{RUN}/evaluation.jsonl"))).pop().unwrap();
     assert_eq!(last["text"]["segment_len"], 512);
 }
@@ -181,7 +189,7 @@ fn windows_segments_and_spans_are_told_apart() {
 #[test]
 fn evaluating_again_shows_what_is_known() {
     let place = compared();
-    let eval = ["eval", RUN, "--json", "--lengths", "16,48", "--protocol", "last:16", "--positions"];
+    let eval = ["eval", RUN, "--json", "--lengths", "16,48", "--protocol", "last:16", "--per-position"];
     let first = place.ok(&eval);
     let kept = place.read(format!("{RUN}/evaluation.jsonl"));
     assert_eq!(place.ok(&eval), first);
@@ -196,10 +204,10 @@ fn numbers_do_not_wrap() {
     for options in [
         ["--lengths", "18446744073709551615"],
         ["--lengths", "18446744073709551614"],
-        ["--segments", "1152921504606846976"],
-        ["--span", "18446744073709551615"],
+        ["--n-segments", "1152921504606846976"],
+        ["--segment-len", "18446744073709551615"],
     ] {
-        for protocol in ["segments", "blocks", "last:1", "sliding:1"] {
+        for protocol in ["segments", "nonoverlapping", "last:1", "sliding:1"] {
             let output = place.run(&[&["eval", RUN, "--protocol", protocol], &options[..]].concat());
             let message = String::from_utf8(output.stderr).unwrap();
             assert_eq!(output.status.code(), Some(2), "{options:?} {protocol}: {message}");
@@ -215,7 +223,7 @@ fn scaled_rotations_are_results_of_their_own() {
     place.make_data();
     place.ok(&["train", "--config", "run.toml", "--set", "encoding.kind=rotary", "--out", "rotary"]);
     let eval = |options: &[&str]| {
-        let basic = ["eval", "rotary", "--json", "--lengths", "16,64", "--segments", "4"];
+        let basic = ["eval", "rotary", "--json", "--lengths", "16,64", "--n-segments", "4"];
         rows(&place.ok(&[&basic[..], options].concat()))
     };
     let (plain, yarn) = (eval(&[]), eval(&["--rope-scaling", "yarn"]));
@@ -240,7 +248,7 @@ fn a_comparison_scales_the_runs_that_rotate() {
     let place = Place::new();
     place.make_data();
     let basic = ["compare", "--config", "run.toml", "--encodings", "alibi,rotary", "--out", "all", "--json"];
-    let asked = ["--lengths", "16,64", "--segments", "4", "--rope-scaling", "yarn", "--rope-scaling", "linear"];
+    let asked = ["--lengths", "16,64", "--n-segments", "4", "--rope-scaling", "yarn", "--rope-scaling", "linear"];
     let compare =
         || rows(&place.ok(&[basic, asked].concat())).into_iter().filter(|row| row["eval_len"].is_u64()).count();
     assert_eq!(compare(), 2 + 3 * 2);
@@ -258,10 +266,10 @@ fn what_reaches_beyond_the_horizon_is_remarked_on() {
         assert!(output.status.success(), "{output:?}");
         String::from_utf8(output.stderr).unwrap()
     };
-    let evaluated = |lengths| said(&["eval", "run", "--segments", "2", "--lengths", lengths]);
+    let evaluated = |lengths| said(&["eval", "run", "--n-segments", "2", "--lengths", lengths]);
     assert!(!evaluated("16,32").contains("horizon"));
-    assert!(evaluated("16,64").contains("note: 64 tokens exceed the horizon of 32"));
-    assert!(said(&["sample", "run", "--prompt", "ka lo", "--tokens", "50"]).contains("exceed the horizon of 32"));
+    assert!(evaluated("16,64").contains("note: 64 max-new-tokens exceed the horizon of 32"));
+    assert!(said(&["sample", "run", "--prompt", "ka lo", "--max-new-tokens", "50"]).contains("exceed the horizon of 32"));
 }
 
 /// A list item is a prompt, and so is what looks like an expression or an option; other values have a hint that works.
@@ -270,8 +278,8 @@ fn text_may_begin_with_a_minus() {
     let place = Place::new();
     place.make_data();
     place.ok(&["train", "--config", "run.toml", "--out", "run", "--set", "train.steps=0"]);
-    for prompt in ["- item", "-", "--", "-(x) b", "-0.5*log(b)", "--tokens", "-h"] {
-        let text = place.ok(&["sample", "run", "--tokens", "1", "--prompt", prompt]);
+    for prompt in ["- item", "-", "--", "-(x) b", "-0.5*log(b)", "--max-new-tokens", "-h"] {
+        let text = place.ok(&["sample", "run", "--max-new-tokens", "1", "--prompt", prompt]);
         assert!(text.starts_with(prompt), "{prompt}: {text}");
     }
     let refused = |arguments: &[&str]| {

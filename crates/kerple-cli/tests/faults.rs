@@ -60,7 +60,7 @@ fn train_with<'a>(out: &'a str, sets: [&'a str; 2]) -> Vec<&'a str> {
 }
 
 fn eval(run: &str) -> [&str; 8] {
-    ["eval", run, "--lengths", "16,64,128,256,512", "--segments", "8", "--protocol", "blocks"]
+    ["eval", run, "--lengths", "16,64,128,256,512", "--n-segments", "8", "--protocol", "nonoverlapping"]
 }
 
 /// Whether a run of this many steps is what an undisturbed one is.

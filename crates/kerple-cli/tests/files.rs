@@ -28,8 +28,8 @@ fn writers(to: &str) -> Vec<Vec<&str>> {
     vec![
         vec!["describe", "alibi", "--svg", to],
         vec!["kernel", "plot", "log(1, 1)", "--svg", to],
-        vec!["sample", "music", "--tokens", "9", "--svg", to],
-        vec!["sample", "music", "--tokens", "9", "--midi", to],
+        vec!["sample", "music", "--max-new-tokens", "9", "--svg", to],
+        vec!["sample", "music", "--max-new-tokens", "9", "--midi", to],
     ]
 }
 
@@ -127,10 +127,6 @@ fn pipes_in_a_run_folder_are_not_waited_for() {
         std::fs::remove_dir_all(place.path("run")).unwrap();
     }
     pipe(&place, "pipe");
-    place.write("values/other", "");
-    pipe(&place, "values/manifest.json");
-    for arguments in [&["train", "--config", "pipe", "--out", "run"][..], &["golden", "values"]] {
-        let (output, message) = ends(&place, arguments);
-        assert!(output.status.code() != Some(0) && message.contains("this is a pipe"), "{message}");
-    }
+    let (output, message) = ends(&place, &["train", "--config", "pipe", "--out", "run"]);
+    assert!(output.status.code() != Some(0) && message.contains("this is a pipe"), "{message}");
 }

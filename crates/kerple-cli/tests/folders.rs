@@ -75,7 +75,7 @@ fn a_packed_export_is_as_good_as_the_folder_it_is_of() {
     assert!(archive("kept") == archive("again"));
     // going on makes run folders of it, in which nothing is left to be done
     let printed = place.ok(&figure("kept", &["--data", "texts"]));
-    assert_eq!(printed.replace("kept/", "r/"), place.ok(&figure("r", &["--render"])));
+    assert_eq!(printed.replace("kept/", "r/"), place.ok(&figure("r", &["--pages-only"])));
     assert!(
         !place.path("kept/runs.tar.zst").exists() && place.path("kept/arxiv-512/dape/seed-1235/plan.json").is_file()
     );
@@ -84,7 +84,7 @@ fn a_packed_export_is_as_good_as_the_folder_it_is_of() {
     let mut damaged = archive("again");
     damaged.truncate(archive("again").len() / 2);
     place.write("again/runs.tar.zst", damaged);
-    refused(&place, &figure("again", &["--render"]), "again/runs.tar.zst");
+    refused(&place, &figure("again", &["--pages-only"]), "again/runs.tar.zst");
     refused(&place, &["verify", "again"], "again/runs.tar.zst");
 }
 
@@ -101,7 +101,7 @@ fn a_manifest_leads_nowhere_else() {
         assert!(manifest.contains(from), "{from}");
         place.write("r/reproduction.json", manifest.replace(from, to));
         refused(&place, &figure("r", &["--export", "deep/er"]), part);
-        refused(&place, &figure("r", &["--render"]), part);
+        refused(&place, &figure("r", &["--pages-only"]), part);
     }
 }
 
@@ -115,7 +115,7 @@ fn plans_and_rows_of_impossible_lengths_are_named() {
             let text = good.replace("\"train_len\":64", &lying).replace("\"train_len\": 64", &lying);
             assert_ne!(text, good);
             place.write(name, text);
-            refused(&place, &figure("r", &["--render"]), &format!("a length of {lie} tokens is out of range"));
+            refused(&place, &figure("r", &["--pages-only"]), &format!("a length of {lie} tokens is out of range"));
         }
         place.write(name, good);
     }
@@ -124,7 +124,7 @@ fn plans_and_rows_of_impossible_lengths_are_named() {
 #[test]
 fn a_result_is_shown_for_the_data_it_is_of() {
     let place = place();
-    let printed = place.ok(&figure("r", &["--render"]));
+    let printed = place.ok(&figure("r", &["--pages-only"]));
     place.write("upper/latex/00.txt", place.read("texts/latex/00.txt").to_uppercase());
     refused(&place, &figure("r", &["--data", "upper"]), "was prepared from other texts than upper/latex");
     refused(&place, &figure("r", &["--data", "nowhere"]), "nowhere/latex");
@@ -135,7 +135,7 @@ fn a_result_is_shown_for_the_data_it_is_of() {
     // text that is added counts
     place.write("moved/latex/99.txt", "more");
     refused(&place, &figure("r", &["--data", "moved"]), "99.txt is new");
-    assert_eq!(place.ok(&figure("r", &["--render"])), printed);
+    assert_eq!(place.ok(&figure("r", &["--pages-only"])), printed);
 }
 
 /// A name that no disk can hold is an error of looking, as a disk that does not answer is.

@@ -1,10 +1,10 @@
-//! The command on a GPU: reference values, training, evaluation, and a run that moves, beside the same on the processor.
+//! The command on a GPU: training, evaluation, and a run that moves, beside the same on the processor.
 //!
 //! A software renderer stands in, unless `KERPLE_TEST_DEVICE` names a device as `--device` does.
 
 mod common;
 
-use common::{Place, document, skip};
+use common::{Place, skip};
 use serde_json::Value;
 
 fn device() -> String {
@@ -29,17 +29,12 @@ fn assert_close(what: &str, found: &[f64], expected: &[f64]) {
 }
 
 #[test]
-fn it_is_listed_and_meets_the_reference_values() {
+fn it_is_listed() {
     let (place, device) = (Place::new(), device());
     let listed = lines(&place.ok(&["devices", "--json"]));
-    let name = if device.contains(':') { device.clone() } else { format!("{device}:0") };
+    let name = if device.contains(':') { device } else { format!("{device}:0") };
     let own = listed.iter().find(|row| row["name"] == name.as_str()).unwrap_or_else(|| panic!("{name}: {listed:?}"));
     assert_eq!(own["attention_kernels"], true, "{own}");
-    let golden = document("golden/kerple");
-    let verdicts = lines(&place.ok(&["golden", golden.to_str().unwrap(), "--device", &device, "--json"]));
-    let engine = format!("burn on {name} f32");
-    let passed = verdicts.iter().filter(|verdict| verdict["engine"] == engine.as_str() && verdict["passed"] == true);
-    assert_eq!(passed.count(), 42);
 }
 
 #[test]
@@ -66,7 +61,7 @@ fn runs_are_those_of_the_processor_and_move_between_the_two() {
         assert_close(name, &losses(&there), &losses(&here));
     }
     let evaluate = |run: &str, device: &str| {
-        place.ok(&["eval", run, "--lengths", "16,70", "--segments", "3", "--device", device]);
+        place.ok(&["eval", run, "--lengths", "16,70", "--n-segments", "3", "--device", device]);
         column(&place, &format!("{run}/evaluation.jsonl"), "nll")
     };
     assert_close("evaluation", &evaluate("log-there", &device), &evaluate("log-here", "cpu"));
@@ -98,23 +93,20 @@ fn a_run_says_what_its_products_were_made_of() {
     let off = exact.iter().zip(&short).map(|(a, b)| (a - b).abs() / a).fold(0.0, f64::max);
     // losses are means of many numbers that are each off by up to 2^-8
     assert!(off > 1e-6 && off < 1.0 / 256.0, "{off:e}");
-    let golden = document("golden/kerple");
-    let refused = place.run(&["golden", golden.to_str().unwrap(), "--device", &device, "--precision", "bf16"]);
-    assert_eq!(refused.status.code(), Some(2));
 }
 
 #[test]
 fn what_is_timed_is_what_has_kernels() {
     let (place, device) = (Place::new(), device());
     for work in ["decode", "linear"] {
-        let output = place.run(&["bench", work, "--device", &device, "--lens", "16"]);
+        let output = place.run(&["bench", work, "--device", &device, "--lengths", "16"]);
         let said = String::from_utf8(output.stderr).unwrap();
         assert!(
             output.status.code() == Some(2) && said.contains("this benchmark does not run on that device"),
             "{said}"
         );
     }
-    let sizes = ["--lens", "40", "--heads", "2", "--head-dim", "8", "--repeats", "1", "--json", "--device", &device];
+    let sizes = ["--lengths", "40", "--heads", "2", "--head-dim", "8", "--repeats", "1", "--json", "--device", &device];
     let short = lines(&place.ok(&[&["bench", "attention", "--precision", "bf16"], &sizes[..]].concat()));
     assert!(short.iter().all(|row| row["device"].as_str().unwrap().ends_with(" bf16")), "{short:?}");
     let rows = lines(&place.ok(&[&["bench", "attention"], &sizes[..]].concat()));
@@ -136,7 +128,7 @@ fn an_array_that_a_device_has_no_room_for_is_an_error() {
     }
     let run = |batch: u64| {
         let (batch, sizes) =
-            (batch.to_string(), ["--heads", "12", "--head-dim", "64", "--lens", "16384", "--repeats", "1"]);
+            (batch.to_string(), ["--heads", "12", "--head-dim", "64", "--lengths", "16384", "--repeats", "1"]);
         let output =
             place.run(&[&["bench", "attention", "--device", &device, "--batch", &batch][..], &sizes[..]].concat());
         let [out, said] = [output.stdout, output.stderr].map(|bytes| String::from_utf8(bytes).unwrap());

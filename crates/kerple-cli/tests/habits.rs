@@ -156,7 +156,7 @@ fn shells_complete_commands_and_options() {
 fn every_command_has_a_man_page() {
     let place = Place::new();
     assert_eq!(place.ok(&["manual", "--man", "man"]), "man\n");
-    for page in ["kerple", "kerple-train", "kerple-kernel-reach", "kerple-completions"] {
+    for page in ["kerple", "kerple-train", "kerple-kernel-effective-span", "kerple-completions"] {
         let text = place.read(format!("man/{page}.1"));
         assert!(text.contains(".SH NAME") && text.contains(".SH OPTIONS"), "{page}");
     }

@@ -63,7 +63,7 @@ fn parts<'a>(literal: &'a str, known: &BTreeMap<String, BTreeSet<String>>) -> Ve
     let mut rest = literal;
     while let Some((before, after)) = rest.split_once("kerple ") {
         found.push((None, before));
-        let name: String = after.chars().take_while(|c| c.is_ascii_lowercase()).collect();
+        let name: String = after.chars().take_while(|c| c.is_ascii_lowercase() || *c == '-').collect();
         if !known.contains_key(&name) {
             rest = after;
             continue;
@@ -81,7 +81,10 @@ fn parts<'a>(literal: &'a str, known: &BTreeMap<String, BTreeSet<String>>) -> Ve
 fn options_in_messages_are_options_that_there_are() {
     let place = Place::new();
     let known = commands(&place);
-    assert!(known.len() > 12 && known["train"].contains("from") && known["serve"].contains("max-len"), "{known:?}");
+    assert!(
+        known.len() > 12 && known["train"].contains("init-from") && known["serve"].contains("max-model-len"),
+        "{known:?}"
+    );
     let mut files = Vec::new();
     for name in ["kerple-lm", "kerple-serve", "kerple-interchange", "kerple-papers", "kerple-cli"] {
         sources(&document(&format!("crates/{name}/src")), &mut files);
@@ -91,17 +94,17 @@ fn options_in_messages_are_options_that_there_are() {
     for file in &files {
         // the command that a file is about
         let of = file.parent().is_some_and(|folder| folder.ends_with("commands"));
-        let own = of.then(|| file.file_stem().unwrap().to_str().unwrap());
+        let own = of.then(|| file.file_stem().unwrap().to_str().unwrap().replace('_', "-"));
         // scripts for sbatch, and a page about other programs
         if file.ends_with("commands/slurm.rs") || file.ends_with("export/readme.rs") {
             continue;
         }
-        for literal in literals(file).into_iter().filter(|literal| !literal.contains("cargo install")) {
+        for literal in literals(file).into_iter().filter(|literal| !literal.contains("cargo ")) {
             for (command, said) in parts(&literal, &known) {
                 for option in options(said) {
-                    let (place, has) = match (&command, own.and_then(|own| known.get(own))) {
+                    let (place, has) = match (&command, own.as_ref().and_then(|own| known.get(own))) {
                         (Some(command), _) => (command.as_str(), known[command].contains(&option)),
-                        (None, Some(all)) => (own.unwrap(), all.contains(&option)),
+                        (None, Some(all)) => (own.as_deref().unwrap(), all.contains(&option)),
                         (None, None) => ("any command", anywhere.contains(&option)),
                     };
                     named += usize::from(command.is_some());

@@ -43,7 +43,7 @@ fn an_imported_model_is_a_run() {
         let made = json(&place.ok(&["import", &golden(name), "--out", &run, "--json"]));
         assert!(made[0]["parameters"].as_u64().unwrap() > 10_000, "{made:?}");
         assert!(place.ok(&["verify", &run]).contains("step 0, weights"));
-        let text = ["--data", "ids", "--split", "valid", "--segments", "4", "--span", "64"];
+        let text = ["--data", "ids", "--split", "valid", "--n-segments", "4", "--segment-len", "64"];
         let rows = json(&place.ok(&[&["eval", &run, "--lengths", "16,64", "--json"], &text[..]].concat()));
         assert_eq!(rows.iter().map(|row| row["eval_len"].as_u64().unwrap()).collect::<Vec<_>>(), [16, 64]);
         // random weights that were made sharp, on random tokens: worse than knowing nothing
@@ -70,7 +70,7 @@ fn training_goes_on_from_an_imported_model() {
     let steps =
         ["--set", "train.steps=3", "--set", "train.train_len=16", "--set", "train.batch=2", "--set", "data.path=ids"];
     let from = |out: &str, more: &[&str]| {
-        let all = [&["train", "--from", "model", "--out", out, "--json"], &steps[..], more].concat();
+        let all = [&["train", "--init-from", "model", "--out", out, "--json"], &steps[..], more].concat();
         json(&place.ok(&all))[0].clone()
     };
     assert_eq!(from("same", &[])["step"], 3);
@@ -96,7 +96,8 @@ fn short(place: &Place) {
 }
 
 fn perplexities(place: &Place, run: &str, more: &[&str]) -> Vec<f64> {
-    let all = [&["eval", run, "--lengths", "16,64", "--segments", "8", "--span", "256", "--json"], more].concat();
+    let all =
+        [&["eval", run, "--lengths", "16,64", "--n-segments", "8", "--segment-len", "256", "--json"], more].concat();
     json(&place.ok(&all)).iter().map(|row| row["perplexity"].as_f64().unwrap()).collect()
 }
 
@@ -105,12 +106,12 @@ fn a_run_that_begins_with_anothers_weights_is_that_model() {
     let place = Place::new();
     short(&place);
     let known = perplexities(&place, "short", &[]);
-    place.ok(&["train", "--from", "short", "--out", "same", "--set", "train.steps=0"]);
+    place.ok(&["train", "--init-from", "short", "--out", "same", "--set", "train.steps=0"]);
     assert_eq!(perplexities(&place, "same", &[]), known, "not trained, so the same to the bit");
     // stretched by the length it was trained at, as the evaluation stretches it
     place.ok(&[
         "train",
-        "--from",
+        "--init-from",
         "short",
         "--out",
         "yarn",
@@ -129,7 +130,7 @@ fn a_run_that_begins_with_anothers_weights_is_that_model() {
     // without rotation it is another model, which learns
     place.ok(&[
         "train",
-        "--from",
+        "--init-from",
         "short",
         "--out",
         "dropped",
@@ -142,7 +143,7 @@ fn a_run_that_begins_with_anothers_weights_is_that_model() {
     assert_ne!(dropped, known);
     place.ok(&[
         "train",
-        "--from",
+        "--init-from",
         "short",
         "--out",
         "learnt",
@@ -167,11 +168,11 @@ fn what_a_run_cannot_begin_with_is_refused_and_leaves_nothing() {
         (&["--set", "data.task=parity_check"], "data.task is"),
         (&["--set", "encoding.kind=rotarx"], "rotarx"),
     ] {
-        let output = place.run(&[&["train", "--from", "short", "--out", "new"], arguments].concat());
+        let output = place.run(&[&["train", "--init-from", "short", "--out", "new"], arguments].concat());
         let stderr = String::from_utf8_lossy(&output.stderr);
         assert!(!output.status.success() && stderr.contains(says), "{arguments:?}: {stderr}");
         assert!(!place.path("new").exists(), "{arguments:?}");
     }
-    let output = place.run(&["train", "--from", "data", "--out", "new"]);
+    let output = place.run(&["train", "--init-from", "data", "--out", "new"]);
     assert!(String::from_utf8_lossy(&output.stderr).contains("is not a run folder"));
 }

@@ -62,16 +62,16 @@ fn every_protocol_scores_what_it_says() {
     let mut printed = Vec::new();
     // tokens scored at lengths 16 and 60 with 10 segments of 32 * 16 tokens; 60 does not divide 5120
     for (protocol, tokens) in
-        [("segments", [160, 600]), ("blocks", [5120, 5120]), ("last:8", [80, 80]), ("sliding:16", [5120, 5120])]
+        [("segments", [160, 600]), ("nonoverlapping", [5120, 5120]), ("last:8", [80, 80]), ("sliding:16", [5120, 5120])]
     {
         let lines = place.ok(&[
             "eval",
             "run",
             "--json",
-            "--positions",
+            "--per-position",
             "--lengths",
             "16,60",
-            "--segments",
+            "--n-segments",
             "10",
             "--protocol",
             protocol,
@@ -125,7 +125,7 @@ fn a_comparison_ends_in_a_report() {
         "2",
         "--lengths",
         "16,64",
-        "--segments",
+        "--n-segments",
         "20",
         "--out",
         "all",
@@ -207,7 +207,7 @@ fn samples_follow_their_seed() {
     place.make_data();
     place.ok(&["train", "--config", "run.toml", "--out", "run"]);
     let sample = |options: &[&str]| {
-        let output = place.run(&[&["sample", "run", "--prompt", "ka lo", "--tokens", "40"], options].concat());
+        let output = place.run(&[&["sample", "run", "--prompt", "ka lo", "--max-new-tokens", "40"], options].concat());
         assert!(output.status.success());
         output.stdout
     };
@@ -226,7 +226,7 @@ fn pictures_and_descriptions() {
     let list = place.ok(&["describe", "--json"]);
     for about in json_lines(&list) {
         let kind = about["kind"].as_str().unwrap();
-        let text = place.ok(&["describe", kind, "--heads", "2", "--distances", "16"]);
+        let text = place.ok(&["describe", kind, "--heads", "2", "--length", "16"]);
         assert!(text.contains(about["description"]["formula"].as_str().unwrap()), "{text}");
         let all: Value = serde_json::from_str(&place.ok(&["describe", kind, "--json", "--heads", "2"])).unwrap();
         if let Some(bias) = all["bias"].as_array() {

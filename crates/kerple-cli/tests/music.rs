@@ -23,7 +23,7 @@ fn music_is_learned_and_written() {
     for number in 0..96 {
         place.write(&format!("midi/{number:02}.mid"), piece(number).to_midi().unwrap());
     }
-    let summary = place.ok(&["prepare", "--input", "midi", "--tokenizer", "remi", "--copies", "2", "--out", "data"]);
+    let summary = place.ok(&["prepare", "--input", "midi", "--tokenizer", "remi", "--augment", "2", "--out", "data"]);
     assert!(summary.contains("tokenizer remi, vocabulary 333"), "{summary}");
     place.write("run.toml", RUN.replace("steps = 20", "steps = 150\nlearning_rate = 1e-2"));
     place.ok(&["train", "--config", "run.toml", "--out", "run"]);
@@ -32,16 +32,18 @@ fn music_is_learned_and_written() {
     assert!(row["bits_per_byte"].is_null(), "events stand for no bytes: {row}");
     // 333 equally likely events have a loss of 5.8
     assert!(row["nll"].as_f64().unwrap() < 5.0, "{row}");
-    let words = place.ok(&["sample", "run", "--tokens", "80", "--midi", "out.mid", "--svg", "out.svg"]);
+    let words = place.ok(&["sample", "run", "--max-new-tokens", "80", "--midi", "out.mid", "--svg", "out.svg"]);
     assert!(words.starts_with("Bar_None "), "{words}");
     let sampled = Piece::read(&place.path("out.mid")).unwrap();
     assert_eq!((sampled.resolution, sampled.tracks.len() <= 1), (480, true));
     assert!(place.read("out.svg").starts_with("<svg"));
-    let options = ["sample", "run", "--prompt-midi", "midi/00.mid", "--bars", "1", "--tokens", "1", "--midi", "on.mid"];
+    let options =
+        ["sample", "run", "--prompt-midi", "midi/00.mid", "--bars", "1", "--max-new-tokens", "1", "--midi", "on.mid"];
     let words = place.ok(&options);
     assert!(words.starts_with("Bar_None Beat_0 Note_Pitch_48 ") && words.matches("Bar_None").count() >= 2, "{words}");
     assert_eq!(Piece::read(&place.path("on.mid")).unwrap().notes(), 8);
-    let greedy = |seed: &str| place.ok(&["sample", "run", "--tokens", "20", "--temperature", "0", "--seed", seed]);
+    let greedy =
+        |seed: &str| place.ok(&["sample", "run", "--max-new-tokens", "20", "--temperature", "0", "--seed", seed]);
     assert_eq!(greedy("1"), greedy("2"));
     for (arguments, said) in [
         (&["sample", "run", "--prompt", "la la"][..], "`la` is not a word of the remi events"),
@@ -62,15 +64,15 @@ fn pieces_are_held_against_a_reference() {
         place.write(&format!("{number}.mid"), piece(number).to_midi().unwrap());
     }
     let similarity = |other: &str| -> Vec<f64> {
-        let rows = place.ok(&["style", "0.mid", other, "--parts", "2", "--json"]);
+        let rows = place.ok(&["music-style", "0.mid", other, "--parts", "2", "--json"]);
         let of = |line: &str| serde_json::from_str::<serde_json::Value>(line).unwrap();
         rows.lines().map(|line| of(line)["time_pitch"].as_f64().unwrap()).collect()
     };
     // transposed it is the same, which a step up in every round is not
     assert!(similarity("1.mid").iter().all(|value| *value > 0.99));
     assert!(similarity("37.mid").iter().all(|value| *value < 0.99));
-    assert!(place.ok(&["style", "0.mid", "1.mid"]).contains("onset-drum"));
-    let output = place.run(&["style", "0.mid", "2.mid"]);
+    assert!(place.ok(&["music-style", "0.mid", "1.mid"]).contains("onset-drum"));
+    let output = place.run(&["music-style", "0.mid", "2.mid"]);
     assert!(!output.status.success() && String::from_utf8_lossy(&output.stderr).contains("2.mid"));
 }
 

@@ -29,7 +29,7 @@ const ORDERS: [(&str, &str); 13] = [
     ("kerple-mpi", "world"),
     (
         "kerple-golden",
-        "error folder engines burn_layer tables layer attention maps clocks spe media data interchange theory training collection beside che",
+        "error folder engines burn_layer tables layer attention maps clocks spe media data interchange theory training collection beside che main",
     ),
     (
         "kerple-serve",

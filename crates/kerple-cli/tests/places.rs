@@ -14,7 +14,7 @@ fn a_run_works_from_any_folder() {
     place.ok(&["train", "--config", "run.toml", "--out", "runs/one"]);
     fs::create_dir(place.path("elsewhere")).unwrap();
     let eval = |run: &str, options: &[&str]| {
-        let mut command = place.command(&[&["eval", run, "--lengths", "16", "--segments", "2"], options].concat());
+        let mut command = place.command(&[&["eval", run, "--lengths", "16", "--n-segments", "2"], options].concat());
         let output = command.current_dir(place.path("elsewhere")).output().unwrap();
         (output.status.code(), String::from_utf8(output.stderr).unwrap())
     };
@@ -33,7 +33,7 @@ fn a_run_works_from_any_folder() {
     fs::create_dir(place.path("moved")).unwrap();
     fs::rename(place.path("runs"), place.path("moved/runs")).unwrap();
     fs::rename(place.path("data"), place.path("moved/data")).unwrap();
-    let (code, message) = eval("../moved/runs/one", &["--protocol", "blocks"]);
+    let (code, message) = eval("../moved/runs/one", &["--protocol", "nonoverlapping"]);
     assert_eq!(code, Some(0), "{message}");
 
     // other text where the text was is not taken for it
@@ -94,7 +94,7 @@ fn a_run_of_a_task_knows_its_data() {
     place.write("run.toml", TEXTS);
     place.ok(&["train", "--config", "run.toml", "--out", "r"]);
     let eval = |folder: &str, run: &str, options: &[&str]| {
-        let basic = ["eval", run, "--lengths", "16", "--json", "--segments"];
+        let basic = ["eval", run, "--lengths", "16", "--json", "--n-segments"];
         let output = place.command(&[&basic[..], options].concat()).current_dir(place.path(folder)).output().unwrap();
         let message = String::from_utf8(output.stderr).unwrap();
         let row = serde_json::from_slice::<Value>(&output.stdout).map_err(|_| message);

@@ -78,13 +78,13 @@ fn it_ends_in_every_table_and_figure_and_a_second_call_does_nothing() {
     let checksum = text("alibi")["checksum"].as_str().unwrap().to_owned();
     let foreign = kept.lines().next().unwrap().replacen(&checksum, &"0".repeat(checksum.len()), 1);
     place.write(file, format!("{kept}{foreign}\n"));
-    assert_eq!(place.ok(&smoke("r", &["--render"])), printed);
+    assert_eq!(place.ok(&smoke("r", &["--pages-only"])), printed);
     assert!(
         place.read("r/paper/report.md").contains("rows over other texts, left out: 1\n")
             && !markdown.contains("left out:")
     );
     place.write(file, kept);
-    place.ok(&smoke("r", &["--render"]));
+    place.ok(&smoke("r", &["--pages-only"]));
 
     let before = files(&place.path("r"));
     assert_eq!(place.ok(&smoke("r", &[])), printed);
@@ -169,7 +169,7 @@ fn shards_together_are_one_run() {
     let (a, b) = (rows(&place, "a"), rows(&place, "b"));
     assert!(!a.is_empty() && !b.is_empty() && a.keys().all(|run| !b.contains_key(run)), "no run is in both");
     // half of it: what is missing says so
-    let partial = place.ok(&smoke("a", &[&few[..], &["--render"]].concat()));
+    let partial = place.ok(&smoke("a", &[&few[..], &["--pages-only"]].concat()));
     let line = partial.lines().find(|line| line.starts_with("table10")).unwrap();
     assert!(!line.contains("14 of 14"), "{line}");
     assert!(place.read("a/paper/report.md").contains("0 of 2 seeds"));
@@ -179,7 +179,7 @@ fn shards_together_are_one_run() {
     }
     assert_eq!(rows(&place, "a"), rows(&place, "whole"));
     assert_eq!(
-        place.ok(&smoke("a", &[&few[..], &["--render"]].concat())).replace("a/paper", "whole/paper"),
+        place.ok(&smoke("a", &[&few[..], &["--pages-only"]].concat())).replace("a/paper", "whole/paper"),
         place.ok(&smoke("whole", &few))
     );
     assert_eq!(place.read("a/paper/cells.csv"), place.read("whole/paper/cells.csv"));
@@ -221,7 +221,7 @@ fn dape_is_trained_measured_and_looked_into() {
     let log = |folder: &Path| fs::read_to_string(folder.join("arxiv-512/dape/seed-1235/metrics.jsonl")).unwrap();
     assert!(log(&place.path("d")).contains("\"encoding_params\""));
     assert!(!log(unpacked.path()).contains("\"encoding_params\""), "a network's weights are not kept");
-    let claims = place.ok(&[&command[..], &["--render"]].concat());
+    let claims = place.ok(&[&command[..], &["--pages-only"]].concat());
     assert!(claims.starts_with("claims"), "{claims}");
     let page = place.read("d/paper/report.md");
     let line = page.lines().find(|line| line.starts_with("| DAPE is below a network of the bias alone")).unwrap();
@@ -240,7 +240,7 @@ fn mistakes_are_named() {
         (smoke("x", &["--shard", "2/2"]), "shards are 0 to 1"),
         (smoke("x", &["--shard", "0/2", "--slurm", "2"]), "cannot be used with"),
         (smoke("x", &["--slurm", "0"]), "at least 1"),
-        (smoke("x", &["--render"]), "is not a reproduction"),
+        (smoke("x", &["--pages-only"]), "is not a reproduction"),
     ] {
         let output = place.run(&arguments);
         let said = String::from_utf8(output.stderr).unwrap();

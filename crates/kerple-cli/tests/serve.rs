@@ -52,7 +52,7 @@ fn signal(child: &Child, number: i32) {
 fn a_signal_ends_the_server_after_what_was_asked() {
     let place = trained();
     for number in [libc::SIGTERM, libc::SIGINT] {
-        let (mut child, address) = start(&place, &["--max-len", "2000", "--name", "it"]);
+        let (mut child, address) = start(&place, &["--max-model-len", "2000", "--served-model-name", "it"]);
         let asked = ask(&address, r#"{"prompt": "ka", "max_tokens": 400, "temperature": 0}"#);
         std::thread::sleep(Duration::from_millis(200));
         signal(&child, number);
@@ -68,7 +68,7 @@ fn a_signal_ends_the_server_after_what_was_asked() {
 #[test]
 fn a_second_signal_ends_it_at_once() {
     let place = trained();
-    let (mut child, address) = start(&place, &["--max-len", "2000000"]);
+    let (mut child, address) = start(&place, &["--max-model-len", "2000000"]);
     // all pairs of so many tokens take seconds
     let _asked = ask(&address, &format!(r#"{{"prompt": "{}", "max_tokens": 1}}"#, "ka ".repeat(50_000)));
     std::thread::sleep(Duration::from_millis(200));
@@ -90,8 +90,8 @@ fn what_cannot_be_served_is_said_before_anything_listens() {
     for (arguments, says) in [
         (&["nowhere"][..], "is not a run folder"),
         (&["run", "--host", "no such host"], "--host no such host"),
-        (&["run", "--max-len", "0"], "at least 1"),
-        (&["run", "--queue", "100000"], "at most 65536"),
+        (&["run", "--max-model-len", "0"], "at least 1"),
+        (&["run", "--max-queue", "100000"], "at most 65536"),
         (&["run", "--max-body", "2000"], "at most 1024"),
         (&["run", "--connections", "0"], "at least 1"),
     ] {

@@ -35,7 +35,7 @@ fn place() -> Place {
 fn a_run_of_a_task_is_trained_evaluated_verified_and_reported() {
     let place = place();
     place.ok(&["train", "--config", "run.toml", "--out", "r"]);
-    let rows = place.ok(&["eval", "r", "--lengths", "16,64", "--segments", "8", "--json"]);
+    let rows = place.ok(&["eval", "r", "--lengths", "16,64", "--n-segments", "8", "--json"]);
     let rows: Vec<Value> = rows.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
     assert_eq!(rows.len(), 2);
     assert_eq!(
@@ -43,7 +43,7 @@ fn a_run_of_a_task_is_trained_evaluated_verified_and_reported() {
         (&64.into(), &16.into(), &"answers".into())
     );
     assert_eq!(rows[1]["task"]["by_depth"].as_array().unwrap().len(), 10);
-    let again = place.ok(&["eval", "r", "--lengths", "16,64", "--segments", "8", "--json"]);
+    let again = place.ok(&["eval", "r", "--lengths", "16,64", "--n-segments", "8", "--json"]);
     assert_eq!(again.lines().map(|line| serde_json::from_str(line).unwrap()).collect::<Vec<Value>>(), rows);
     assert!(place.ok(&["verify", "r"]).contains("data: unchanged since"));
     let printed = place.ok(&["report", "r", "--out", "page"]);
@@ -59,7 +59,7 @@ fn a_run_of_a_task_is_trained_evaluated_verified_and_reported() {
 fn encodings_are_compared_on_a_task() {
     let place = place();
     let compare = ["compare", "--config", "run.toml", "--encodings", "alibi,learned", "--seeds", "2", "--out", "c"];
-    let lengths = ["--lengths", "8,16,32", "--segments", "4"];
+    let lengths = ["--lengths", "8,16,32", "--n-segments", "4"];
     let printed = place.ok(&[&compare[..], &lengths].concat());
     assert!(printed.contains("beyond 16") && printed.contains("learned"), "{printed}");
     // no row for what learned positions are not defined for
@@ -73,7 +73,7 @@ fn recall_is_compared_far_beyond_the_training_length() {
     let place = place();
     let task = r#"data.task={ kind = "recall", pairs = 2, vocab = 16 }"#;
     let compare = ["compare", "--config", "run.toml", "--set", task, "--encodings", "alibi,none", "--out", "c"];
-    let printed = place.ok(&[&compare[..], &["--lengths", "8,16,256", "--segments", "4"]].concat());
+    let printed = place.ok(&[&compare[..], &["--lengths", "8,16,256", "--n-segments", "4"]].concat());
     assert!(printed.contains("recall: right answers in percent, guessing has 12.50"), "{printed}");
     let rows = place.read("c/runs/none/seed-1235/evaluation.jsonl");
     let last: Value = serde_json::from_str(rows.lines().last().unwrap()).unwrap();
@@ -146,7 +146,7 @@ fn sequences_with_a_class_are_trained_by_the_same_commands() {
         let set = [&task[..], &readout, linear, &len[0], "train.decay=inverse_root", "model.block.init=xavier"];
         let set: Vec<&str> = set.iter().flat_map(|set| ["--set", set]).collect();
         let compare = ["compare", "--config", "run.toml", "--encodings", "none,sinusoidal,sine_spe", "--out", &readout];
-        let printed = place.ok(&[&compare[..], &set, &["--lengths", &len[1], "--segments", "20"]].concat());
+        let printed = place.ok(&[&compare[..], &set, &["--lengths", &len[1], "--n-segments", "20"]].concat());
         assert!(printed.contains("sine_spe") && printed.contains("guessing has"), "{printed}");
         place.ok(&["verify", &format!("{readout}/runs/sine_spe/seed-1235")]);
     }
@@ -154,7 +154,7 @@ fn sequences_with_a_class_are_trained_by_the_same_commands() {
     let task = "data.task={ kind = \"lra_retrieval\", train = 50, valid = 10, test = 20 }";
     let compare = ["compare", "--config", "run.toml", "--set", task, "--set", "model.readout=towers", "--set"];
     let refused =
-        place.run(&[&compare[..], &[linear, "--encodings", "none", "--segments", "21", "--out", "few"]].concat());
+        place.run(&[&compare[..], &[linear, "--encodings", "none", "--n-segments", "21", "--out", "few"]].concat());
     let message = String::from_utf8_lossy(&refused.stderr).into_owned();
     assert!(message.contains("21 sequences of lra_retrieval were requested, the test split has 20"), "{message}");
     assert!(!place.path("few/runs").exists());

@@ -40,7 +40,7 @@ pub struct PrepareOptions {
     /// that produced them.
     pub tokenizer: String,
     /// The token that ends a document, when a `tokenizer.json` does not have one of the usual names.
-    pub end_of_document: Option<String>,
+    pub eod_token: Option<String>,
     /// Key of the text in JSON lines, column of the text in Parquet.
     pub text_key: String,
     /// Shares of train, valid and test, in any unit; ignored for files whose names state a split.
@@ -51,11 +51,11 @@ pub struct PrepareOptions {
     pub byte_budget: Option<u64>,
     /// Vocabulary size of token files; if absent, their largest token ends it.
     pub vocab_size: Option<usize>,
-    /// Altered copies of each training piece, drawn as published; for music only.
-    pub copies: u64,
+    /// Altered augment of each training piece, drawn as published; for music only.
+    pub augment: u64,
     /// Number of damaged documents to report and skip before the next one is an error: MIDI files,
     /// rows and lines.
-    pub skip_bad: u64,
+    pub max_bad_documents: u64,
     /// Accept a split whose tokens represent less than half of its bytes.
     pub allow_loss: bool,
     /// Replace a prepared corpus with other content; runs that were trained on that one need it.
@@ -71,14 +71,14 @@ impl PrepareOptions {
             inputs,
             out: out.to_owned(),
             tokenizer: "byte".to_owned(),
-            end_of_document: None,
+            eod_token: None,
             text_key: "text".to_owned(),
             split: [0.9, 0.05, 0.05],
             split_by_name: true,
             byte_budget: None,
             vocab_size: None,
-            copies: 0,
-            skip_bad: 0,
+            augment: 0,
+            max_bad_documents: 0,
             allow_loss: false,
             replace: false,
             stop: None,
@@ -151,27 +151,27 @@ pub fn prepare(options: &PrepareOptions, progress: &mut dyn FnMut(&Progress)) ->
     let staging = Staging::create(&options.out)?;
     let (mut files, passed_over) = options.inputs.files()?;
     let music = Representation::named(&options.tokenizer);
-    if options.copies > MOST_COPIES {
+    if options.augment > MOST_COPIES {
         return Err(Error::refused(
-            format!("{} altered copies of each piece are too many; the limit is {MOST_COPIES}", options.copies),
+            format!("{} altered augment of each piece are too many; the limit is {MOST_COPIES}", options.augment),
             "use fewer: a piece of pop piano has 13 transpositions",
         ));
     }
-    if options.skip_bad > MOST_BAD {
+    if options.max_bad_documents > MOST_BAD {
         return Err(Error::refused(
             format!(
-                "--skip-bad {} is out of range; up to {MOST_BAD} damaged documents can be skipped",
-                options.skip_bad
+                "--max-bad-documents {} is out of range; up to {MOST_BAD} damaged documents can be skipped",
+                options.max_bad_documents
             ),
             "fix the inputs if they have more damaged documents",
         ));
     }
     match music {
         Some(representation) => files.iter_mut().for_each(|file| file.expect_music(representation)),
-        None if options.copies > 0 => {
+        None if options.augment > 0 => {
             return Err(Error::refused(
-                format!("{} altered copies need a music tokenizer; `{}` is not one", options.copies, options.tokenizer),
-                "leave the copies out, or choose `remi` or `groove`",
+                format!("{} altered augment need a music tokenizer; `{}` is not one", options.augment, options.tokenizer),
+                "leave the augment out, or choose `remi` or `groove`",
             ));
         }
         None => {}
@@ -208,8 +208,8 @@ pub fn prepare(options: &PrepareOptions, progress: &mut dyn FnMut(&Progress)) ->
     summary.warnings.extend(of_token_files);
     summary.assignment = selection.describe(&tally);
     summary.warnings.extend(selection.unused_names());
-    if options.copies > 0 {
-        summary.assignment += &format!("; {} altered copies of each training piece", options.copies);
+    if options.augment > 0 {
+        summary.assignment += &format!("; {} altered copies of each training piece", options.augment);
     }
     summary.inputs = options.inputs.labels();
     (summary.duplicates, summary.empty) = (tally.duplicates, tally.empty);

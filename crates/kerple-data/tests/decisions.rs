@@ -145,8 +145,11 @@ fn damaged_documents_are_passed_over_where_that_is_allowed() {
         let content = lines(&documents(0, 60)) + bad + &lines(&documents(60, 60));
         let input = folder(&[("a.jsonl", &content)]);
         let error = run(input.path(), |_| {}).unwrap_err();
-        assert!(error.to_string().contains("a.jsonl, line 61: ") && error.hint().contains("--skip-bad N"), "{error}");
-        let (summary, _out) = run(input.path(), |options| options.skip_bad = 5).unwrap();
+        assert!(
+            error.to_string().contains("a.jsonl, line 61: ") && error.hint().contains("--max-bad-documents N"),
+            "{error}"
+        );
+        let (summary, _out) = run(input.path(), |options| options.max_bad_documents = 5).unwrap();
         assert_eq!((total(&summary), summary.damaged.len()), (120, 1), "{bad}");
     }
 }

@@ -369,9 +369,9 @@ fn numbers_of_a_preparation_have_limits() {
         for options in [
             kerple_data::PrepareOptions { byte_budget: Some(number), ..plain() },
             kerple_data::PrepareOptions { vocab_size: Some(number as usize), ..plain() },
-            kerple_data::PrepareOptions { copies: number, ..plain() },
-            kerple_data::PrepareOptions { copies: number, tokenizer: "remi".to_owned(), ..plain() },
-            kerple_data::PrepareOptions { skip_bad: number, ..plain() },
+            kerple_data::PrepareOptions { augment: number, ..plain() },
+            kerple_data::PrepareOptions { augment: number, tokenizer: "remi".to_owned(), ..plain() },
+            kerple_data::PrepareOptions { max_bad_documents: number, ..plain() },
             kerple_data::PrepareOptions { tokenizer: format!("bpe:{number}"), ..plain() },
             kerple_data::PrepareOptions { split: [number as f64, 1.0, 1.0], ..plain() },
         ] {

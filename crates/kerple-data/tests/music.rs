@@ -34,9 +34,9 @@ fn archive(path: &Path, pieces: impl IntoIterator<Item = u64>) {
     fs::write(path, zstd::encode_all(&tar.into_inner().unwrap()[..], 3).unwrap()).unwrap();
 }
 
-fn run(input: &Path, out: &Path, tokenizer: &str, copies: u64) -> kerple_data::Result<Summary> {
+fn run(input: &Path, out: &Path, tokenizer: &str, augment: u64) -> kerple_data::Result<Summary> {
     let tokenizer = tokenizer.to_owned();
-    prepare(&PrepareOptions { tokenizer, copies, ..PrepareOptions::new(Sources::paths(&[input]), out) }, &mut |_| {})
+    prepare(&PrepareOptions { tokenizer, augment, ..PrepareOptions::new(Sources::paths(&[input]), out) }, &mut |_| {})
 }
 
 #[test]
@@ -143,13 +143,14 @@ fn damaged_documents_are_passed_over_when_asked() {
     fs::write(text.join("a.jsonl"), lines.join("\n") + "\n{\"text\":null}\n{\"text\":\"last\"}\n").unwrap();
     for (input, tokenizer, bad, named) in [(&midi, "remi", 2, "0005.mid"), (&text, "byte", 1, "a.jsonl, line 81")] {
         let out = folder.path().join(tokenizer);
-        let prepared = |skip_bad: u64| {
+        let prepared = |max_bad_documents: u64| {
             let tokenizer = tokenizer.to_owned();
-            let options = PrepareOptions { tokenizer, skip_bad, ..PrepareOptions::new(Sources::paths(&[input]), &out) };
+            let options =
+                PrepareOptions { tokenizer, max_bad_documents, ..PrepareOptions::new(Sources::paths(&[input]), &out) };
             prepare(&options, &mut |_| {})
         };
         let error = prepared(bad - 1).unwrap_err();
-        assert!(error.hint().contains("--skip-bad N") && !out.exists(), "{error}");
+        assert!(error.hint().contains("--max-bad-documents N") && !out.exists(), "{error}");
         let summary = prepared(bad).unwrap();
         assert_eq!(summary.damaged.len() as u64, bad);
         assert!(summary.damaged[0].contains(named), "{:?}", summary.damaged);
@@ -169,7 +170,7 @@ fn copies_and_skips_have_limits() {
     let error = run(folder.path(), &out, "remi", u64::MAX).unwrap_err();
     assert!(error.is_misuse() && error.to_string().contains("the limit is 1000"), "{error}");
     let inputs = Sources::paths(&[folder.path()]);
-    let options = PrepareOptions { skip_bad: 1 << 40, ..PrepareOptions::new(inputs, &out) };
+    let options = PrepareOptions { max_bad_documents: 1 << 40, ..PrepareOptions::new(inputs, &out) };
     assert!(prepare(&options, &mut |_| {}).unwrap_err().to_string().contains("up to 10000"));
     assert!(!out.exists());
 }

@@ -52,7 +52,7 @@ pub struct Options {
     /// Type of the stored weights.
     pub precision: Precision,
     /// Most bytes of a weight file; a larger tensor has its own file.
-    pub shard: u64,
+    pub max_shard_size: u64,
     /// Rows of fixed positions to store, so that a sinusoidal model can be exported as GPT-2.
     pub positions: Option<usize>,
     /// The architecture; if absent, the first that can represent the model.
@@ -61,7 +61,7 @@ pub struct Options {
 
 impl Default for Options {
     fn default() -> Self {
-        Options { precision: Precision::F32, shard: 50_000_000_000, positions: None, family: None }
+        Options { precision: Precision::F32, max_shard_size: 50_000_000_000, positions: None, family: None }
     }
 }
 
@@ -142,7 +142,7 @@ fn said(plan: &Plan, options: &Options) -> Result<Said> {
             let message = format!("{} cannot represent this model: {why}", family.model_type());
             Error::refused(
                 message,
-                "leave out --as to use the first architecture that can; kerple represents every model",
+                "leave out --arch to use the first architecture that can; kerple represents every model",
             )
         });
     }

@@ -40,7 +40,7 @@ const CONFIG: &str = "config.json";
 #[derive(Clone, Debug, Default)]
 pub struct Options {
     /// The end-of-document token, by name.
-    pub end_of_document: Option<String>,
+    pub eod_token: Option<String>,
     /// A `tokenizer.json` in place of the folder's.
     pub tokenizer: Option<PathBuf>,
     /// GPT-NeoX's `pos-emb` of a run, where its files do not state it.

@@ -361,11 +361,11 @@ fn rolled(copy: &Copy, front: u32) -> (f64, f64, String) {
     fs::write(place.join("text.jsonl"), lines.join("\n")).unwrap();
     let mut options = PrepareOptions::new(Sources::paths(&[place.join("text.jsonl")]), &place.join("data"));
     options.tokenizer = copy.out().join("tokenizer.json").to_str().unwrap().to_owned();
-    options.end_of_document = Some("</s>".to_owned());
+    options.eod_token = Some("</s>".to_owned());
     prepare(&options, &mut |_| {}).unwrap();
     let source = Source::open(&DataConfig::text(place.join("data"))).unwrap();
-    let (protocol, segments) = (Protocol::Rolling(8), Amount::UpTo(64));
-    let request = Request { lengths: vec![8], protocol, segments, span: None, seed: 0, positions: false };
+    let (protocol, n_segments) = (Protocol::Rolling(8), Amount::UpTo(64));
+    let request = Request { lengths: vec![8], protocol, n_segments, segment_len: None, seed: 0, per_position: false };
     let Trained { plan, model, .. } = run.load(&kerple_lm::device(), true).unwrap();
     let (host, special) = (Host::cpu(None), run.special_tokens().unwrap());
     let known = run.evaluations().unwrap();

@@ -99,7 +99,7 @@ fn every_family_gives_back_every_bit() {
             goes_round(&of(encoding, model), &options);
         }
         // and in files of a few tensors each
-        let options = export::Options { family: Some(family), shard: 4096, ..export::Options::default() };
+        let options = export::Options { family: Some(family), max_shard_size: 4096, ..export::Options::default() };
         goes_round(&of(encoding, model), &options);
     }
 }

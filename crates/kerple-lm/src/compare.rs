@@ -126,8 +126,8 @@ impl Comparison {
         }
         let earlier = evaluate::earlier_extents(&rows, text, self.request.protocol);
         let extent = self.request.extent(self.config.train.train_len, text.len(), &earlier)?;
-        let segments = Amount::Exactly(extent.segments());
-        Ok(Request { span: Some(extent.span()), segments, ..self.request.clone() })
+        let n_segments = Amount::Exactly(extent.segments());
+        Ok(Request { segment_len: Some(extent.span()), n_segments, ..self.request.clone() })
     }
 }
 
@@ -141,13 +141,13 @@ mod tests {
     fn encodings_are_exchanged_in_the_layers_that_are_named() {
         let text = "data.path = \"nowhere\"\nencoding.kind = \"rotary\"\nmodel.n_layers = 3";
         let [alibi, rotary] = ["alibi", "rotary"].map(|kind| serde_json::from_value::<Encoding>(kind.into()).unwrap());
-        let (lengths, protocol, segments) = (vec![16], Protocol::Segments, Amount::UpTo(1));
+        let (lengths, protocol, n_segments) = (vec![16], Protocol::Segments, Amount::UpTo(1));
         let comparison = Comparison {
             config: RunConfig::parse(text, "test", &[]).unwrap(),
             encodings: Vec::new(),
             layers: Some(vec![1]),
             seeds: 1,
-            request: Request { lengths, protocol, segments, span: None, seed: 0, positions: false },
+            request: Request { lengths, protocol, n_segments, segment_len: None, seed: 0, per_position: false },
             rope_scalings: Vec::new(),
             out: PathBuf::new(),
             host: Host::cpu(None),

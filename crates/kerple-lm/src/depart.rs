@@ -39,7 +39,7 @@ impl Departure {
         let plan = run.existing_plan()?;
         if let Some(task) = &plan.data.task {
             let message = format!("{} contains a run of the task {}", run.path().display(), task.facts().name);
-            return Err(Error::refused(message, "give --from a run that was trained on a text or imported"));
+            return Err(Error::refused(message, "give --init-from a run that was trained on a text or imported"));
         }
         let found = checkpoint::newest(run.path(), false, |path| {
             let state = checkpoint::state(path, &plan)?;
@@ -135,7 +135,7 @@ impl Departure {
     /// What cannot be read; text of another tokenizer; a task.
     pub fn data(&self, config: &mut RunConfig) -> Result<Source> {
         if let Some(task) = &config.data.task {
-            let message = format!("--from needs a language model, but data.task is {}", task.facts().name);
+            let message = format!("--init-from needs a language model, but data.task is {}", task.facts().name);
             return Err(Error::refused(message, "remove data.task"));
         }
         let source = match config.data == self.plan.data {

@@ -247,10 +247,10 @@ impl Plan {
             let halves = std::iter::successors(Some(length / 2), |shorter| Some(shorter / 2));
             let shorter = || halves.take_while(|length| *length > 0).find(|length| fits(*length, texts));
             match (1..texts).rev().find(|texts| fits(length, *texts)) {
-                Some(texts) => format!("use --batch {texts}, or lower --max-len"),
+                Some(texts) => format!("use --max-num-seqs {texts}, or lower --max-model-len"),
                 None => shorter().map_or_else(
                     || "serve a smaller model, or use a machine with more memory".to_owned(),
-                    |length| format!("use --max-len {length}"),
+                    |length| format!("use --max-model-len {length}"),
                 ),
             }
         })

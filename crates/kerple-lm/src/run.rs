@@ -137,7 +137,7 @@ impl RunFolder {
         if plan.data.task.is_none() && plan.data.path.as_os_str().is_empty() {
             let message = format!("{} has no text, its model was imported", self.path.display());
             let hint = "prepare a text with RUN/tokenizer.json and give its path: kerple eval RUN \
-                --data PATH, or kerple train --from RUN --out OTHER --set data.path=PATH";
+                --data PATH, or kerple train --init-from RUN --out OTHER --set data.path=PATH";
             return Err(Error::refused(message, hint));
         }
         Place::read(&self.path)?.open(&self.path, plan)

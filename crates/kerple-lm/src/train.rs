@@ -404,8 +404,8 @@ impl<M: Planned, T: Task<M> + Copy> Begun<M, T> {
                 Begun { learner, state, saved: Some(path), commit, notes }
             }
             None if plan.origin.is_some() => {
-                let message = format!("{} lacks the weights that the run is initialised from", run.path().display());
-                let hint = "initialise it again in another folder: kerple train --from RUN --out FOLDER";
+                let message = format!("{} lacks the weights that the run is initialised init-from", run.path().display());
+                let hint = "initialise it again in another folder: kerple train --init-from RUN --out FOLDER";
                 return Err(Error::refused(message, hint));
             }
             None => {

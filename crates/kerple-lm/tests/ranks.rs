@@ -269,7 +269,7 @@ fn text(folder: &Path) -> RunConfig {
 
 fn request() -> Request {
     let (lengths, protocol) = (vec![16, 4096, 64], Protocol::Segments);
-    Request { lengths, protocol, segments: Amount::Exactly(5), span: Some(4096), seed: 3, positions: true }
+    Request { lengths, protocol, n_segments: Amount::Exactly(5), segment_len: Some(4096), seed: 3, per_position: true }
 }
 
 fn rows(run: &Path) -> Vec<EvaluationRow> {

@@ -185,7 +185,7 @@ impl Reproduction {
                 tokenizer,
                 split: corpus.split,
                 byte_budget: corpus.bytes,
-                copies: corpus.copies,
+                augment: corpus.copies,
                 stop: Some(stop.clone()),
                 ..PrepareOptions::new(Sources::paths(&[folder]), &self.data_of(&corpus.name))
             })

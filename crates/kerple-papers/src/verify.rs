@@ -227,7 +227,7 @@ fn rendered(manifest: &Manifest, (folder, place): (&Path, &Path), found: &mut Ve
     for name in differ {
         let hint = format!(
             "make the pages again with `kerple reproduce {paper} --scale {scale} \
-            --out {out} --render`"
+            --out {out} --pages-only`"
         );
         let message = "does not match the runs: it was edited, or another version of the program made it";
         found.problem(&kept.join(name), message, hint);

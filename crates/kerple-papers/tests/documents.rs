@@ -316,7 +316,7 @@ fn pages_are_those_of_the_rows() {
         // the head names the program that made the page
         let body = |page: &str| page.split_once("\n## ").unwrap().1.to_owned();
         let rendered = pages::markdown(&results(paper)).unwrap();
-        assert!(body(&page) == body(&rendered), "results/{paper}-small/paper is not what `--render` makes");
+        assert!(body(&page) == body(&rendered), "results/{paper}-small/paper is not what `--pages-only` makes");
     }
 }
 

@@ -102,7 +102,7 @@ pub struct EvaluationRow {
     /// Tokens per evaluated sequence.
     #[serde(deserialize_with = "length::deserialize")]
     pub eval_len: u64,
-    /// `segments`, `blocks`, `last:N`, `sliding:STRIDE` or `rolling:N`; see [`protocol_meaning`].
+    /// `segments`, `nonoverlapping`, `last:N`, `sliding:STRIDE` or `rolling:N`; see [`protocol_meaning`].
     pub protocol: String,
     /// Window: keys a query attends to, itself included; all earlier keys if absent.
     #[serde(default)]
@@ -309,8 +309,8 @@ pub fn protocol_meaning(protocol: &str) -> String {
              is the share of correct answers; where an answer has several tokens, each counts."
                 .into()
         }
-        None if protocol == "blocks" => {
-            "The same text at every length, cut into consecutive blocks of that length that do not \
+        None if protocol == "nonoverlapping" => {
+            "The same text at every length, cut into consecutive nonoverlapping of that length that do not \
              overlap. The last block is shorter where the length does not divide the text. Every \
              token is scored, including the first ones of a block, which have little context."
                 .into()
@@ -344,7 +344,7 @@ mod tests {
     #[test]
     fn optional_keys_may_be_missing() {
         let row: EvaluationRow = serde_json::from_str(
-            r#"{"label":"alibi","seed":1,"train_len":64,"eval_len":128,"protocol":"blocks","split":"test","step":9,
+            r#"{"label":"alibi","seed":1,"train_len":64,"eval_len":128,"protocol":"nonoverlapping","split":"test","step":9,
                 "n_windows":2,"tokens":256,"nll":1.5,"perplexity":4.4816,"seconds":0.5,"from a newer version":true}"#,
         )
         .unwrap();
@@ -355,7 +355,7 @@ mod tests {
     #[test]
     fn any_difference_in_the_text_makes_rows_incomparable() {
         let row: EvaluationRow = serde_json::from_str(
-            r#"{"label":"alibi","seed":1,"train_len":64,"eval_len":128,"protocol":"blocks","split":"test","step":9,
+            r#"{"label":"alibi","seed":1,"train_len":64,"eval_len":128,"protocol":"nonoverlapping","split":"test","step":9,
                 "text":{"checksum":"ab","segment_len":2048,"n_segments":8,"seed":1},
                 "n_windows":2,"tokens":256,"nll":1.5,"perplexity":4.4816,"seconds":0.5}"#,
         )
@@ -383,7 +383,7 @@ mod tests {
 
     #[test]
     fn every_protocol_has_words() {
-        for protocol in ["segments", "blocks", "last:256", "sliding:128", "rolling:512", ANSWERS] {
+        for protocol in ["segments", "nonoverlapping", "last:256", "sliding:128", "rolling:512", ANSWERS] {
             assert!(!protocol_meaning(protocol).contains("no description"), "{protocol}");
         }
         assert!(protocol_meaning("sliding:128").contains("128"));

@@ -87,7 +87,7 @@ fn write_run(
     // The text of a seed is the same for every encoding, so its difficulty is too.
     let text = (seed as f64 - 1237.0) * 0.016;
     if (name, layers) == ("alibi", 12) {
-        let row = evaluation(name, seed, 1024, "blocks", None, steps, perplexities[1].ln());
+        let row = evaluation(name, seed, 1024, "nonoverlapping", None, steps, perplexities[1].ln());
         rows.push(&EvaluationRow { text: None, ..row })?;
     }
     for protocol in ["segments", "last:256"] {

@@ -361,7 +361,7 @@ mod tests {
             seed: 1,
             train_len: 64,
             eval_len: length,
-            protocol: "blocks".into(),
+            protocol: "nonoverlapping".into(),
             window: None,
             rope_scaling: None,
             split: "test".into(),
@@ -386,7 +386,8 @@ mod tests {
         assert_eq!(kept, [evaluation(64, 2.1), evaluation(128, 2.5)]);
         let [note] = &notes[..] else { panic!("rows that are equal are no news: {notes:?}") };
         assert!(
-            note.contains("length 64 under blocks") && note.contains("a loss of 2 by an unknown program and of 2.1")
+            note.contains("length 64 under nonoverlapping")
+                && note.contains("a loss of 2 by an unknown program and of 2.1")
         );
     }
 }

@@ -115,13 +115,13 @@ impl Completion {
     }
 
     fn check_sizes(&self, limits: &Limits) -> Outcome<()> {
-        let len = limits.len;
+        let len = limits.max_model_len;
         let longest = self.prompts.iter().map(|prompt| prompt.tokens.len()).max().unwrap_or(0);
         // the last token drawn takes no position of its own
         if longest.saturating_add(self.count.saturating_sub(1)) > len {
             let message = format!(
                 "a prompt of {longest} tokens and a completion of up to {} exceed the {len} tokens \
-                 that this server allows; send less, or restart the server with a larger --max-len \
+                 that this server allows; send less, or restart the server with a larger --max-model-len \
                  if the model supports it",
                 self.count
             );

@@ -11,7 +11,7 @@ pub(crate) fn of(served: &Served) -> Value {
         "name": name,
         "encoding": plan.label,
         "train_len": plan.train_len,
-        "max_len": limits.len,
+        "max_model_len": limits.max_model_len,
         "step": step,
         "n_layers": plan.model.n_layers,
         "n_heads": plan.model.n_heads,

@@ -53,11 +53,11 @@ use std::time::Duration;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Limits {
     /// Most tokens of a prompt and its completion.
-    pub len: usize,
+    pub max_model_len: usize,
     /// Most completions that are extended together.
-    pub batch: usize,
+    pub max_num_seqs: usize,
     /// Most prompts that wait or are in progress; further ones are refused until some are done.
-    pub queue: usize,
+    pub max_queue: usize,
     /// Most bytes of a request's body.
     pub body: usize,
     /// Most open connections.
@@ -74,8 +74,15 @@ impl Limits {
     pub fn of(plan: &Plan, model: &Decoder) -> Limits {
         let wish = plan.train_len.saturating_mul(32).max(4096);
         let longest = model.trunk.encoding.longest().map_or(wish, |(longest, _)| longest.min(wish));
-        let (batch, queue, connections) = (8, 256, 512);
-        Limits { len: longest, batch, queue, body: Limits::body_of(longest), connections, head: 20, seconds: 30 }
+        Limits {
+            max_model_len: longest,
+            max_num_seqs: 8,
+            max_queue: 256,
+            body: Limits::body_of(longest),
+            connections: 512,
+            head: 20,
+            seconds: 30,
+        }
     }
 
     /// The limit of a body in bytes: 16 prompts of `len` tokens at 16 bytes per token, from 1 to 16
@@ -113,8 +120,8 @@ impl Served {
     /// # Errors
     /// Lengths for which the encoding is not defined, or which need too much memory.
     pub fn check(&self, memory: Option<&Limit>) -> Result<()> {
-        self.model.check_len(self.limits.len)?;
-        self.plan.check_serving_memory(self.limits.len, self.limits.batch, memory)
+        self.model.check_len(self.limits.max_model_len)?;
+        self.plan.check_serving_memory(self.limits.max_model_len, self.limits.max_num_seqs, memory)
     }
 
     /// The model, and what others than its thread need.

@@ -31,7 +31,7 @@ pub(crate) fn read(raw: Option<&RawValue>, shared: &Shared) -> Outcome<Vec<Promp
         return Err(Failure::bad("prompt", format!("`prompt` is missing; it must be {EXPECTED}")));
     };
     let wrong = |_| raw::wrong("prompt", raw, EXPECTED);
-    let (len, queue) = (shared.limits.len, shared.limits.queue);
+    let (len, queue) = (shared.limits.max_model_len, shared.limits.max_queue);
     let ids = UpTo(len, PhantomData::<u32>);
     let mut letters = raw.get().chars().filter(|letter| !letter.is_ascii_whitespace());
     match (letters.next(), letters.next()) {
@@ -63,7 +63,7 @@ fn check_count<T>(prompts: &List<T>, queue: usize) -> Outcome<()> {
 }
 
 fn of_text(Text(written): Text, shared: &Shared) -> Outcome<Prompt> {
-    let (len, longest) = (shared.limits.len, shared.names.longest());
+    let (len, longest) = (shared.limits.max_model_len, shared.names.longest());
     if written.len() > len.saturating_mul(longest) {
         let message = format!(
             "a prompt of {} bytes exceeds the {len} tokens that this server allows, of up to {longest} bytes each",
@@ -80,7 +80,7 @@ fn of_text(Text(written): Text, shared: &Shared) -> Outcome<Prompt> {
 }
 
 fn of_tokens(List { kept, count }: List<u32>, shared: &Shared) -> Outcome<Prompt> {
-    let (vocab, len) = (shared.plan.model.vocab_size, shared.limits.len);
+    let (vocab, len) = (shared.plan.model.vocab_size, shared.limits.max_model_len);
     if count == 0 {
         return Err(empty());
     }

@@ -63,7 +63,7 @@ impl Server {
         let of_thread = shared.clone();
         let work = move || worker::work(&model, &of_thread, &waiting);
         let thread = std::thread::Builder::new().name("model".to_owned()).spawn(work)?;
-        let places = Arc::new(Semaphore::new(shared.limits.queue));
+        let places = Arc::new(Semaphore::new(shared.limits.max_queue));
         let bodies = Arc::new(Semaphore::new((LONG_BODIES / shared.limits.body.max(1)).clamp(4, 64)));
         let (requests, started) = (Arc::default(), now());
         Ok(Server { state: Handle { shared, jobs, places, bodies, requests, started }, thread })
@@ -146,7 +146,7 @@ struct Limits {
 
 impl Limits {
     fn of(state: &Handle) -> Limits {
-        let most = state.shared.limits.queue;
+        let most = state.shared.limits.max_queue;
         Limits { waiting: most - state.places.available_permits().min(most), most }
     }
 }
@@ -154,7 +154,7 @@ impl Limits {
 fn described(state: &Handle) -> Value {
     json!({
         "id": state.shared.name, "object": "model", "created": state.started, "owned_by": "kerple",
-        "max_model_len": state.shared.limits.len,
+        "max_model_len": state.shared.limits.max_model_len,
     })
 }
 

@@ -39,7 +39,7 @@ pub(crate) fn info(shared: &Shared) -> Info {
         pad_token_id: pad,
         chat_template: None,
         vocab_size,
-        max_model_len: shared.limits.len,
+        max_model_len: shared.limits.max_model_len,
     }
 }
 
@@ -84,7 +84,7 @@ pub(crate) fn tokenize(body: &[u8], shared: &Shared) -> Outcome<Tokens> {
         (None, None) => return Err(missing("prompt")),
     };
     let tokens = tokens.map_err(|error| Failure::bad(param, format!("{error}; {}", error.hint())))?;
-    Ok(Tokens { count: tokens.len(), tokens, max_model_len: shared.limits.len })
+    Ok(Tokens { count: tokens.len(), tokens, max_model_len: shared.limits.max_model_len })
 }
 
 /// Text, and where that cannot be written as it is, its bytes.

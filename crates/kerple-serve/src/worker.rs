@@ -53,7 +53,7 @@ pub(crate) fn work(model: &Decoder, shared: &Shared, jobs: &Receiver<Job>) {
         // one prompt is read between two steps of the others, so that none of them waits long
         let next = match writing.len() {
             0 => jobs.recv().ok(),
-            busy if busy < shared.limits.batch => jobs.try_recv().ok(),
+            busy if busy < shared.limits.max_num_seqs => jobs.try_recv().ok(),
             _ => None,
         };
         match next {

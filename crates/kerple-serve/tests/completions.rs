@@ -23,7 +23,7 @@ fn scoring_tells_every_token_of_the_prompt_and_one_more() {
     for encoding in ["kerple_log", "rotary", "learned", "dape"] {
         let (_, model) = model(encoding);
         let mut served = served(encoding);
-        served.limits.len = 16;
+        served.limits.max_model_len = 16;
         let client = Client::new(served);
         // as evaluation harnesses ask
         let prompts = [ids(PROMPT), ids("fox"), ids("x")];
@@ -117,7 +117,7 @@ fn answers_do_not_depend_on_limits_or_on_what_may_come() {
         let mut expected: Option<Value> = None;
         for (len, batch, queue) in [(200, 3, 8), (90, 1, 3), (400, 8, 100)] {
             let mut served = served_by(encoding);
-            (served.limits.len, served.limits.batch, served.limits.queue) = (len, batch, queue);
+            (served.limits.max_model_len, served.limits.max_num_seqs, served.limits.max_queue) = (len, batch, queue);
             let client = Client::new(served);
             let whole = ask(&client, json!(prompt), json!({"max_tokens": 12})).remove(0);
             let expected = &*expected.get_or_insert_with(|| whole.clone());

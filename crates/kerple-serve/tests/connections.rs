@@ -54,7 +54,7 @@ fn half_requests_keep_nobody_out() {
 #[test]
 fn a_server_that_is_busy_says_so_and_that_it_works() {
     let mut narrow = served("alibi");
-    (narrow.limits.connections, narrow.limits.len) = (2, 1 << 20);
+    (narrow.limits.connections, narrow.limits.max_model_len) = (2, 1 << 20);
     let (address, stop, thread) = listen(narrow);
     let endless = || request(address, r#"{"prompt":"a","max_tokens":1000000,"stream":true,"ignore_eos":true}"#);
     let writing = [endless(), endless()];

@@ -211,7 +211,7 @@ fn hostile_bodies_are_refused_and_the_server_goes_on() {
 fn lengths_end_where_the_encoding_does() {
     let mut beyond = served("learned");
     assert!(beyond.check(None).unwrap_err().to_string().contains("16 positions, 200 were requested"));
-    beyond.limits.len = 16;
+    beyond.limits.max_model_len = 16;
     let client = Client::new(beyond);
     // the last token drawn takes no position
     assert_eq!(client.complete(json!({"prompt": vec![1; 15], "max_tokens": 2, "temperature": 0})).len(), 1);
@@ -262,7 +262,7 @@ fn paths_say_what_there_is() {
     assert_eq!(&client.get("/v1/models/tiny"), described);
     assert_eq!(client.get("/health"), json!({"status": "ok", "waiting": 0, "queue": 8}));
     let shown = client.get("/model.json");
-    assert_eq!((&shown["train_len"], &shown["max_len"]), (&16.into(), &200.into()));
+    assert_eq!((&shown["train_len"], &shown["max_model_len"]), (&16.into(), &200.into()));
     assert_eq!(shown["kernels"]["bias"].as_array().unwrap().len(), 2, "a row for each head");
     let (status, page) = client.send("GET", "/", "");
     assert!(status.is_success() && page.contains("<!doctype html>") && !page.contains("http://fonts"));
@@ -286,8 +286,8 @@ fn paths_say_what_there_is() {
 #[test]
 fn a_full_queue_is_said_and_empties_when_a_client_goes_away() {
     let mut narrow = served("alibi");
-    narrow.limits.queue = 2;
-    narrow.limits.len = 1 << 20;
+    narrow.limits.max_queue = 2;
+    narrow.limits.max_model_len = 1 << 20;
     let client = Client::new(narrow);
     let endless = client.begin(json!({"prompt": ["a", "b"], "max_tokens": 1_000_000, "stream": true}));
     assert!(endless.status().is_success());

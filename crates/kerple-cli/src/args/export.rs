@@ -15,7 +15,7 @@ pub struct Export {
     /// Architecture. By default the first built-in one of transformers that expresses the model,
     /// else kerple's own, with its Python code next to the weights.
     #[arg(long = "as", value_enum, value_name = "ARCHITECTURE")]
-    pub family: Option<Architecture>,
+    pub arch: Option<Architecture>,
     /// Type of the stored weights; parameters of encodings stay f32 in kerple's own architecture.
     #[arg(long, value_enum, default_value = "f32")]
     pub dtype: Stored,
@@ -25,7 +25,7 @@ pub struct Export {
     pub positions: Option<usize>,
     /// Largest size of a weight file in bytes.
     #[arg(long, value_name = "BYTES", default_value_t = 50_000_000_000, value_parser = clap::value_parser!(u64).range(1..))]
-    pub shard: u64,
+    pub max_shard_size: u64,
     /// Print the result as JSON.
     #[arg(long)]
     pub json: bool,

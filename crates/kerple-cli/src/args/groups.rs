@@ -30,22 +30,22 @@ pub struct Evaluation {
     /// half up to 12.5x.
     #[arg(long, value_delimiter = ',', value_parser = count)]
     pub lengths: Vec<usize>,
-    /// segments, blocks, last:COUNT, sliding:STRIDE or rolling:LENGTH.
+    /// segments, nonoverlapping, last:COUNT, sliding:STRIDE or rolling:LENGTH.
     #[arg(long, default_value = "segments")]
     pub protocol: String,
     /// Number of segments of the text; the text must have that many. By default up to 320; for
-    /// blocks and sliding as many as contain 320 training sequences. For rolling the number of
+    /// nonoverlapping and sliding as many as contain 320 training sequences. For rolling the number of
     /// documents, by default all; for a task the number of sequences of each length, by default up
     /// to 512.
     #[arg(long, value_parser = count)]
-    pub segments: Option<usize>,
+    pub n_segments: Option<usize>,
     /// Tokens per segment, the same for all lengths and at least the longest. By default as in
     /// earlier evaluations of the run, or 32 training lengths.
     #[arg(long, value_parser = count)]
-    pub span: Option<usize>,
+    pub segment_len: Option<usize>,
     /// Record the loss at every position.
     #[arg(long)]
-    pub positions: bool,
+    pub per_position: bool,
 }
 
 impl Evaluation {
@@ -65,10 +65,10 @@ impl Evaluation {
             },
             protocol,
             // 320 segments, as the original evaluates, or what there is
-            segments: self.segments.map_or(Amount::UpTo(320), Amount::Exactly),
-            span: self.span,
+            n_segments: self.n_segments.map_or(Amount::UpTo(320), Amount::Exactly),
+            segment_len: self.segment_len,
             seed,
-            positions: self.positions,
+            per_position: self.per_position,
         })
     }
 }

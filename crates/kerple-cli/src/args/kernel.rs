@@ -59,7 +59,7 @@ pub enum KernelCommand {
         json: bool,
     },
     /// Compute how far a kernel lets attention reach.
-    Reach {
+    EffectiveSpan {
         /// Kernel expression.
         expression: String,
         /// Length of the attention row.

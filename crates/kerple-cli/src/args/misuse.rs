@@ -1,6 +1,6 @@
 //! Errors in the arguments, in the form of all other errors: a message and a hint.
 
-use super::Cli;
+use super::{Cli, renamed};
 use crate::failure::Failure;
 use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::{Command, CommandFactory};
@@ -21,7 +21,7 @@ pub fn failure(error: &clap::Error, arguments: &[OsString]) -> Failure {
             "`kerple --help` lists the commands; `kerple quickstart` runs an example",
         );
     }
-    if let Some(hint) = value_with_minus(error, arguments) {
+    if let Some(hint) = new_name(error, arguments).or_else(|| value_with_minus(error, arguments)) {
         return Failure::misuse(what, hint);
     }
     let hint = match (tips, error.get(ContextKind::SuggestedArg)) {
@@ -30,6 +30,18 @@ pub fn failure(error: &clap::Error, arguments: &[OsString]) -> Failure {
         (None, _) => "add --help to the command to list its options".to_owned(),
     };
     Failure::misuse(what, hint)
+}
+
+/// What an option or a command is called today, where it was called otherwise before.
+fn new_name(error: &clap::Error, arguments: &[OsString]) -> Option<String> {
+    let words: Vec<String> = arguments.iter().map(|argument| argument.to_string_lossy().into_owned()).collect();
+    let (kind, look): (_, fn(&str, &str) -> Option<String>) = match error.kind() {
+        ErrorKind::UnknownArgument => (ContextKind::InvalidArg, renamed::option),
+        ErrorKind::InvalidSubcommand => (ContextKind::InvalidSubcommand, renamed::command),
+        _ => return None,
+    };
+    let Some(ContextValue::String(unknown)) = error.get(kind) else { return None };
+    look(renamed::named(&Cli::command(), &words).get_name(), unknown)
 }
 
 /// How to write a value that begins with a minus, where one behind an option was taken for another option.

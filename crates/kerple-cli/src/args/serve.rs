@@ -17,23 +17,23 @@ pub struct Serve {
     pub port: u16,
     /// Model name for clients; by default the name of the run folder.
     #[arg(long)]
-    pub name: Option<String>,
+    pub served_model_name: Option<String>,
     /// Maximum number of tokens of a prompt with its completion. By default 32 training lengths and
     /// at least 4096, limited to what the encoding supports.
     #[arg(long, value_parser = count)]
-    pub max_len: Option<usize>,
+    pub max_model_len: Option<usize>,
     /// Maximum number of sequences that are decoded at the same time.
     #[arg(long, default_value_t = 8, value_parser = count)]
-    pub batch: usize,
+    pub max_num_seqs: usize,
     /// Maximum number of prompts that wait or are processed; further prompts are refused until one
     /// is done.
     #[arg(long, default_value_t = 256, value_parser = queue)]
-    pub queue: usize,
+    pub max_queue: usize,
     /// Maximum number of open connections. When all are in use, connections that have not sent a
     /// complete request for a second are closed for new ones.
     #[arg(long, default_value_t = 512, value_parser = count)]
     pub connections: usize,
-    /// Maximum size of a request body in MiB. By default what 16 prompts of --max-len tokens need,
+    /// Maximum size of a request body in MiB. By default what 16 prompts of --max-model-len tokens need,
     /// from 1 to 16 MiB.
     #[arg(long, value_name = "MIB", value_parser = mebibytes)]
     pub max_body: Option<usize>,

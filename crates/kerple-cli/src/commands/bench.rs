@@ -49,7 +49,7 @@ pub struct Row {
     #[serde(skip_serializing_if = "Option::is_none")]
     bandwidth_share: Option<f64>,
     threads: usize,
-    instructions: &'static str,
+    simd: &'static str,
     device: String,
 }
 
@@ -97,7 +97,7 @@ impl Row {
             extra_mib: Some(0.0),
             bandwidth_share: None,
             threads: rayon::current_num_threads(),
-            instructions: kerple::cpu::InstructionSet::current().name(),
+            simd: kerple::cpu::InstructionSet::current().name(),
             device: "cpu".to_owned(),
         }
     }
@@ -173,13 +173,13 @@ fn encoding(text: &str) -> Result<Encoding, Failure> {
 
 /// Checks, times and prints.
 pub fn run(args: &Bench) -> Outcome {
-    if let Some(most) = args.instructions {
+    if let Some(most) = args.simd {
         let wanted = most.set();
         if kerple::cpu::limit(wanted) != wanted {
             let has = kerple::cpu::InstructionSet::detected().name();
             return Err(Failure::misuse(
-                format!("--instructions {}: this CPU supports at most {has}", wanted.name()),
-                "choose a narrower instruction set, or omit --instructions",
+                format!("--simd {}: this CPU supports at most {has}", wanted.name()),
+                "choose a narrower instruction set, or omit --simd",
             ));
         }
     }
@@ -196,22 +196,22 @@ pub fn run(args: &Bench) -> Outcome {
         head_dim: args.head_dim.unwrap_or(64),
         repeats: args.repeats,
     };
-    let lens = match (args.lens.is_empty(), args.work) {
-        (false, _) => args.lens.clone(),
+    let lengths = match (args.lengths.is_empty(), args.work) {
+        (false, _) => args.lengths.clone(),
         (true, Work::Attention) => vec![512, 2048],
         (true, Work::Step) => vec![512],
         (true, Work::Decode) => vec![1024, 8192],
         (true, Work::Eval) => vec![16_384],
         (true, Work::Linear) => vec![4096, 32_768],
     };
-    limits::options(args, &lens, sizes)?;
+    limits::options(args, &lengths, sizes)?;
     let encoding = args.encoding.as_deref().map(encoding).transpose()?;
     if let (Some(_), Work::Attention, true) = (&encoding, args.work, device != Name::Cpu) {
         let hint = "omit --encoding: the kernels need the same time for a learned bias of any encoding";
         return Err(Failure::misuse(format!("--device {device}: encodings are compared on the CPU only"), hint));
     }
     let subject = model::Subject::new(args, encoding.as_ref(), sizes)?;
-    for length in &lens {
+    for length in &lengths {
         if let (Work::Attention, Some(encoding)) = (args.work, &encoding) {
             limits::encoding(encoding, *length, sizes)?;
         }
@@ -223,7 +223,7 @@ pub fn run(args: &Bench) -> Outcome {
             heading();
         }
         let mut tell = |row: Row| if args.json { print_json(&row) } else { show(&row) };
-        for length in lens {
+        for length in lengths {
             match args.work {
                 Work::Attention => match &encoding {
                     None if device != Name::Cpu => on_device::run(subject.device(), length, sizes, &mut tell)?,

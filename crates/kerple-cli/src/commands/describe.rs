@@ -113,32 +113,32 @@ fn no_picture(encoding: &Encoding, path: &Path) -> Failure {
 }
 
 fn one(args: &Describe, encoding: &Encoding) -> Outcome {
-    if args.heads == 0 || args.distances < 2 {
+    if args.heads == 0 || args.length < 2 {
         return Err(Failure::misuse(
-            "the picture is too small, it needs at least 1 head and 2 distances",
-            "raise --heads or --distances",
+            "the picture is too small, it needs at least 1 head and 2 length",
+            "raise --heads or --length",
         ));
     }
-    if args.heads.saturating_mul(args.distances) > MOST_VALUES {
+    if args.heads.saturating_mul(args.length) > MOST_VALUES {
         return Err(Failure::misuse(
-            format!("{} heads times {} distances exceed the limit of {MOST_VALUES} values", args.heads, args.distances),
-            "lower --heads or --distances",
+            format!("{} heads times {} length exceed the limit of {MOST_VALUES} values", args.heads, args.length),
+            "lower --heads or --length",
         ));
     }
     let about = encoding.method.description();
     let geometry = Geometry::new(args.heads, 64, 512);
     let parameters = encoding.parameters(&geometry);
-    let plot = picture(encoding, args.heads, args.distances);
+    let plot = picture(encoding, args.heads, args.length);
     match (&args.svg, &plot) {
         (Some(path), Some(plot)) => write_file(path, &plot.file())?,
         (Some(path), None) => return Err(no_picture(encoding, path)),
         (None, _) => {}
     }
     if args.json {
-        let table = encoding.table(&geometry, &encoding.initial(&geometry, 0), args.distances);
+        let table = encoding.table(&geometry, &encoding.initial(&geometry, 0), args.length);
         print_json(&serde_json::json!({
             "kind": encoding.method.kind(), "description": about, "parameters": parameters, "config": encoding,
-            "heads": args.heads, "distances": args.distances, "bias": table.bias, "weight": table.weight,
+            "heads": args.heads, "length": args.length, "bias": table.bias, "weight": table.weight,
             "linear": in_linear(encoding, &geometry),
         }));
         return Ok(());

@@ -12,9 +12,9 @@ use kerple_lm::run::RunFolder;
 pub fn run(args: &Export) -> Outcome {
     let options = Options {
         precision: args.dtype.into(),
-        shard: args.shard,
+        max_shard_size: args.max_shard_size,
         positions: args.positions,
-        family: args.family.map(Family::from),
+        family: args.arch.map(Family::from),
     };
     let Exported { family, files, bytes, notes } = export::export(&RunFolder::new(&args.run), &args.out, &options)?;
     notes.iter().for_each(|note| remarkln!("note: {note}"));

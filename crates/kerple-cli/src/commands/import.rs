@@ -9,11 +9,8 @@ use kerple_lm::run::RunFolder;
 
 /// Makes a run of a model of another program.
 pub fn run(args: &Import) -> Outcome {
-    let options = Options {
-        end_of_document: args.end_of_document.clone(),
-        tokenizer: args.tokenizer.clone(),
-        pos_emb: args.pos_emb.clone(),
-    };
+    let options =
+        Options { eod_token: args.eod_token.clone(), tokenizer: args.tokenizer.clone(), pos_emb: args.pos_emb.clone() };
     let Imported { plan, notes } = import::import(&args.folder, &args.out, &options)?;
     notes.iter().for_each(|note| remarkln!("note: {note}"));
     let family = plan.origin.as_ref().and_then(|origin| origin.family());
@@ -41,7 +38,7 @@ pub fn run(args: &Import) -> Outcome {
         let end = tokenizer.name(tokenizer.end_of_document()).unwrap_or_default();
         let file = args.out.join("tokenizer.json");
         remarkln!(
-            "to prepare text for it: kerple prepare --tokenizer {} --end-of-document '{end}' --input \
+            "to prepare text for it: kerple prepare --tokenizer {} --eod-token '{end}' --input \
                 TEXT --out DATA",
             file.display()
         );

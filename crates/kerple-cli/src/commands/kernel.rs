@@ -20,14 +20,14 @@ pub fn run(args: &Kernel) -> Outcome {
         KernelCommand::Features { expression, points, rank, json } => {
             show(&report::features(expression.trim(), points, rank)?, *json);
         }
-        KernelCommand::Reach { scores, .. } if !(scores.is_finite() && *scores >= 0.0) => {
+        KernelCommand::EffectiveSpan { scores, .. } if !(scores.is_finite() && *scores >= 0.0) => {
             return Err(Failure::misuse(
                 format!("--scores {scores} is out of range, it must be at least 0 and finite"),
                 "it bounds |q.k| / sqrt(D), e.g. --scores 1",
             ));
         }
-        KernelCommand::Reach { expression, length, scores, json } => {
-            show(&report::reach(expression.trim(), *length, *scores)?, *json);
+        KernelCommand::EffectiveSpan { expression, length, scores, json } => {
+            show(&report::effective_span(expression.trim(), *length, *scores)?, *json);
         }
         KernelCommand::Plot { what, length, log, effective_lengths, svg } => {
             if *length < 2 {

@@ -51,7 +51,7 @@ fn chapter(command: Command, first: bool) {
     let help = shown.render_long_help().to_string();
     let lines: Vec<&str> = help.trim_end().lines().map(str::trim_end).collect();
     resultln!("\n## {}\n\n```text\n{}\n```", command.get_bin_name().unwrap_or("kerple"), lines.join("\n"));
-    for below in command.get_subcommands().filter(|below| below.get_name() != "help") {
+    for below in command.get_subcommands().filter(|below| below.get_name() != "help" && !below.is_hide_set()) {
         chapter(below.clone(), false);
     }
 }

@@ -1,7 +1,7 @@
-//! `kerple style REFERENCE PIECE...`
+//! `kerple music-style REFERENCE PIECE...`
 
 use super::{print_json, read_piece};
-use crate::args::Style;
+use crate::args::MusicStyle;
 use crate::failure::{Failure, Outcome};
 use crate::output::resultln;
 use kerple_data::music::style::{Likeness, Onset, likeness, part};
@@ -9,7 +9,7 @@ use kerple_data::music::{Piece, Representation};
 use std::path::Path;
 
 /// Prints how alike pieces of music are to a reference, part by part of their time.
-pub fn run(args: &Style) -> Outcome {
+pub fn run(args: &MusicStyle) -> Outcome {
     let reference = trio(&args.reference)?;
     let pieces = args.pieces.iter().map(|path| trio(path)).collect::<Result<Vec<Piece>, Failure>>()?;
     if !args.json {

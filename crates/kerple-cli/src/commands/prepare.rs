@@ -10,12 +10,12 @@ use kerple_data::{PrepareOptions, Sources};
 /// Turns text into token shards.
 pub fn run(args: &Prepare) -> Outcome {
     let split = args.split.as_deref().map(shares).transpose()?;
-    if let Some(token) = &args.end_of_document
+    if let Some(token) = &args.eod_token
         && (matches!(args.tokenizer.as_str(), "byte" | "remi" | "groove") || args.tokenizer.starts_with("bpe:"))
     {
         return Err(Failure::misuse(
-            format!("--end-of-document {token}: tokenizer `{}` has its own end-of-document token", args.tokenizer),
-            "omit --end-of-document, or give a tokenizer.json with --tokenizer",
+            format!("--eod-token {token}: tokenizer `{}` has its own eod-token token", args.tokenizer),
+            "omit --eod-token, or give a tokenizer.json with --tokenizer",
         ));
     }
     let usual = PrepareOptions::new(Sources::paths(&args.input), &args.out);
@@ -24,9 +24,9 @@ pub fn run(args: &Prepare) -> Outcome {
         text_key: args.text_key.clone(),
         split: split.unwrap_or(usual.split),
         split_by_name: split.is_none(),
-        end_of_document: args.end_of_document.clone(),
-        copies: args.copies,
-        skip_bad: args.skip_bad,
+        eod_token: args.eod_token.clone(),
+        augment: args.augment,
+        max_bad_documents: args.max_bad_documents,
         allow_loss: args.allow_loss,
         replace: args.replace,
         stop: Some(stop_flag_saying("stopping; no partial output is kept")),

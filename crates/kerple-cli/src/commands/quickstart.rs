@@ -84,10 +84,10 @@ pub fn run(args: &Quickstart) -> Outcome {
         request: Request {
             lengths: default_lengths(TRAIN_LEN),
             protocol: Protocol::Last(TRAIN_LEN),
-            segments: Amount::UpTo(SEGMENTS),
-            span: None,
+            n_segments: Amount::UpTo(SEGMENTS),
+            segment_len: None,
             seed: 0,
-            positions: true,
+            per_position: true,
         },
         rope_scalings: Vec::new(),
         out: args.out.clone(),

@@ -16,7 +16,7 @@ use std::sync::atomic::AtomicBool;
 
 /// Runs what is not done yet, then makes the pages.
 pub fn run(args: &Reproduce, ranks: &Ranks) -> Outcome {
-    let models_run = !args.render && args.export.is_none() && args.sharing.slurm.is_none();
+    let models_run = !args.pages_only && args.export.is_none() && args.sharing.slurm.is_none();
     let reproduction = Reproduction::new(Request {
         paper: &args.paper,
         scale: &args.scale,
@@ -25,8 +25,8 @@ pub fn run(args: &Reproduce, ranks: &Ranks) -> Outcome {
         only: args.only.clone(),
         host: args.hardware.host_where(models_run)?.with_ranks(ranks.clone()),
     })?;
-    let renders = args.render || args.export.is_some();
-    if renders && !ranks.is_first() {
+    let pages_only = args.pages_only || args.export.is_some();
+    if pages_only && !ranks.is_first() {
         return Ok(());
     }
     if let Some(folder) = &args.export {
@@ -34,12 +34,12 @@ pub fn run(args: &Reproduce, ranks: &Ranks) -> Outcome {
         remarkln!("copied {runs} evaluated runs to {}", folder.display());
         return pages(folder, args);
     }
-    if args.render {
+    if args.pages_only {
         return pages(&args.out, args);
     }
     if let Some(array) = args.sharing.slurm {
         slurm::refuse_ranks(ranks)?;
-        return slurm::write_and_print(&args.out, array, &render_arguments(args));
+        return slurm::write_and_print(&args.out, array, &pages_arguments(args));
     }
     let (shard, stop) = (args.sharing.shard.unwrap_or(Shard::WHOLE), stop_flag());
     if ranks.is_first() {
@@ -57,7 +57,7 @@ pub fn run(args: &Reproduce, ranks: &Ranks) -> Outcome {
     }
     if args.sharing.shard.is_some() {
         remarkln!(
-            "shard {shard} is done; when all shards are, re-run the command with --render in place \
+            "shard {shard} is done; when all shards are, re-run the command with --pages-only in place \
                 of --shard to make the pages"
         );
         return Ok(());
@@ -66,13 +66,13 @@ pub fn run(args: &Reproduce, ranks: &Ranks) -> Outcome {
 }
 
 /// The arguments that make the pages.
-fn render_arguments(args: &Reproduce) -> Vec<OsString> {
+fn pages_arguments(args: &Reproduce) -> Vec<OsString> {
     let mut words: Vec<OsString> =
         vec!["reproduce".into(), (&args.paper).into(), "--scale".into(), (&args.scale).into()];
     if !args.only.is_empty() {
         words.extend(["--only".into(), args.only.join(",").into()]);
     }
-    words.extend(["--out".into(), (&args.out).into(), "--render".into()]);
+    words.extend(["--out".into(), (&args.out).into(), "--pages-only".into()]);
     words
 }
 

@@ -36,8 +36,8 @@ pub fn run(args: &Sample) -> Outcome {
     let special = run.special_tokens_of(&tokenizer)?;
     let prompt = prompt(args, &tokenizer, special.start(&tokenizer))?;
     plan.check_tokens(prompt.iter().copied().max(), "the prompt", |token| tokenizer.name(token))?;
-    generate::check(&model, prompt.len(), args.tokens)?;
-    remark_on_horizon(&model.trunk.encoding, prompt.len() + args.tokens);
+    generate::check(&model, prompt.len(), args.max_new_tokens)?;
+    remark_on_horizon(&model.trunk.encoding, prompt.len() + args.max_new_tokens);
     remark_on_kernels(&plan, args.hardware.device);
     let (temperature, top_p) = music.map_or((0.8, 1.0), |music| music.representation().sampling());
     let draw = Draw {
@@ -58,7 +58,7 @@ pub fn run(args: &Sample) -> Outcome {
         print(&args.prompt);
     }
     sampled.begin(&prompt[1..], music.is_some());
-    generate::generate(&model, &prompt, args.tokens, plan.facts.vocab_size, &draw, &mut sampled)?;
+    generate::generate(&model, &prompt, args.max_new_tokens, plan.facts.vocab_size, &draw, &mut sampled)?;
     let Sampled { decoder, tokens, stop, .. } = sampled;
     print(&decoder.finish());
     print("\n");
@@ -67,8 +67,8 @@ pub fn run(args: &Sample) -> Outcome {
     }
     if stop.load(Ordering::Relaxed) {
         return Err(Failure::stopped(
-            "stopped before the end; sampled tokens are kept",
-            "set the number of tokens with --tokens",
+            "stopped before the end; sampled max-new-tokens are kept",
+            "set the number of max-new-tokens with --max-new-tokens",
         ));
     }
     Ok(())

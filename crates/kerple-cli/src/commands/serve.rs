@@ -19,9 +19,16 @@ pub fn run(args: &Serve) -> Outcome {
     let tokenizer = run.tokenizer(&plan)?;
     let special = run.special_tokens_of(&tokenizer)?;
     let usual = Limits::of(&plan, &model);
-    let len = args.max_len.unwrap_or(usual.len);
-    let body = args.max_body.unwrap_or(Limits::body_of(len));
-    let limits = Limits { len, batch: args.batch, queue: args.queue, body, connections: args.connections, ..usual };
+    let max_model_len = args.max_model_len.unwrap_or(usual.max_model_len);
+    let body = args.max_body.unwrap_or(Limits::body_of(max_model_len));
+    let limits = Limits {
+        max_model_len,
+        max_num_seqs: args.max_num_seqs,
+        max_queue: args.max_queue,
+        body,
+        connections: args.connections,
+        ..usual
+    };
     let hosts = hosts(args, &address);
     let served = Served { name: name(args), plan, step: state.step, model, tokenizer, special, limits, hosts };
     served.check(host.limit().as_ref())?;
@@ -30,7 +37,7 @@ pub fn run(args: &Serve) -> Outcome {
     }
     let stop = stop_flag_saying("finishing open requests, then stopping; press Ctrl-C again to stop at once");
     let ready = |address: SocketAddr| {
-        remarkln!("web page at /, completions at /v1/completions; up to {len} tokens; press Ctrl-C to stop");
+        remarkln!("web page at /, completions at /v1/completions; up to {max_model_len} tokens; press Ctrl-C to stop");
         resultln!("http://{address}");
     };
     kerple_serve::serve(served, address, ready, stop)?;
@@ -59,5 +66,5 @@ fn hosts(args: &Serve, address: &SocketAddr) -> Hosts {
 fn name(args: &Serve) -> String {
     let whole = args.run.canonicalize().unwrap_or_else(|_| args.run.clone());
     let folder = || whole.file_name().map_or("kerple".into(), |name| Path::new(name).display().to_string());
-    args.name.clone().unwrap_or_else(folder)
+    args.served_model_name.clone().unwrap_or_else(folder)
 }

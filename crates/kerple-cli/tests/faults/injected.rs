@@ -29,7 +29,7 @@ fn train(out: &str) -> Vec<&str> {
 }
 
 fn eval(run: &str) -> [&str; 8] {
-    ["eval", run, "--lengths", "16,64", "--segments", "4", "--protocol", "blocks"]
+    ["eval", run, "--lengths", "16,64", "--n-segments", "4", "--protocol", "nonoverlapping"]
 }
 
 fn traced(place: &Place, options: &[&str], arguments: &[&str]) -> Output {

@@ -54,7 +54,7 @@ pub(super) fn tokenizer(
 }
 
 fn from_file(path: &Path, options: &PrepareOptions) -> Result<Tokenizer> {
-    Tokenizer::from_file(path, options.end_of_document.as_deref()).map_err(|error| match error {
+    Tokenizer::from_file(path, options.eod_token.as_deref()).map_err(|error| match error {
         Error::Io { path, source, .. } if source.kind() == std::io::ErrorKind::NotFound => Error::refused(
             format!("tokenizer `{}`: no such file", path.display()),
             "use `byte`, `bpe:N`, `remi`, `groove`, or the path of a tokenizer.json",

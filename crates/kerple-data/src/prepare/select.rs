@@ -107,9 +107,9 @@ pub(super) struct Selection<'a> {
     budget: u64,
     shares: [f64; 3],
     /// Altered copies of each training piece of music.
-    copies: u64,
+    augment: u64,
     /// Damaged documents that may be passed over.
-    skip_bad: u64,
+    max_bad_documents: u64,
 }
 
 /// How a document comes into a split.
@@ -143,8 +143,8 @@ impl<'a> Selection<'a> {
             text_key: &options.text_key,
             budget,
             shares,
-            copies: options.copies,
-            skip_bad: options.skip_bad,
+            augment: options.augment,
+            max_bad_documents: options.max_bad_documents,
         })
     }
 
@@ -211,16 +211,16 @@ impl<'a> Selection<'a> {
 
     /// Counts a damaged document, unless there are more than may be passed over.
     fn pass_over(&self, error: Error, tally: &mut Tally) -> Result<()> {
-        if (tally.bad.len() as u64) < self.skip_bad {
+        if (tally.bad.len() as u64) < self.max_bad_documents {
             tally.bad.push(error.to_string());
             return Ok(());
         }
         Err(match error {
             Error::Damaged { path, place, mut message, hint } => {
-                if self.skip_bad > 0 {
-                    message += &format!("; {} damaged documents before it were skipped", self.skip_bad);
+                if self.max_bad_documents > 0 {
+                    message += &format!("; {} damaged documents before it were skipped", self.max_bad_documents);
                 }
-                let hint = format!("{hint} (`kerple prepare --skip-bad N` skips up to N of them)");
+                let hint = format!("{hint} (`kerple prepare --max-bad-documents N` skips up to N of them)");
                 Error::Damaged { path, place, message, hint }
             }
             other => other,
@@ -271,8 +271,13 @@ impl<'a> Selection<'a> {
                         Rule::Hashed => tally.hashed += 1,
                         Rule::Cut => tally.cut += 1,
                     }
-                    let mut document =
-                        Passing { origin: (index, number), split: None, tally: &mut tally, sink, copies: self.copies };
+                    let mut document = Passing {
+                        origin: (index, number),
+                        split: None,
+                        tally: &mut tally,
+                        sink,
+                        augment: self.augment,
+                    };
                     let read = || before + documents.bytes_read();
                     if document.pass(&content, rule, hash, &self.shares, &read)?.is_break() {
                         return Ok(tally);
@@ -295,7 +300,7 @@ struct Passing<'d, 's> {
     split: Option<Split>,
     tally: &'d mut Tally,
     sink: &'d mut Sink<'s>,
-    copies: u64,
+    augment: u64,
 }
 
 impl Passing<'_, '_> {
@@ -350,7 +355,7 @@ impl Passing<'_, '_> {
     /// A piece and, to train on, its altered copies, each a document of its own.
     fn music(&mut self, score: &Score, split: Split) -> Result<ControlFlow<()>> {
         let mut flow = self.part(split, Body::Text(score.text()))?;
-        let copies = if split == Split::Train { self.copies } else { 0 };
+        let copies = if split == Split::Train { self.augment } else { 0 };
         for number in 0..copies {
             if flow.is_break() || self.end()?.is_break() {
                 return Ok(ControlFlow::Break(()));

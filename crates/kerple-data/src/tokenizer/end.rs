@@ -25,7 +25,7 @@ const STATED: [(&str, &str); 4] = [
 /// Longer files are not these.
 const LONGEST: u64 = 1 << 26;
 
-const HINT: &str = "name the token that ends a document with --end-of-document TOKEN";
+const HINT: &str = "name the token that ends a document with --eod-token TOKEN";
 
 /// The token that ends a document.
 #[derive(Clone, Debug)]
@@ -55,7 +55,7 @@ impl End {
     pub(super) fn named(inner: &HuggingFace, path: &Path, name: &str) -> Result<End> {
         let missing = || Error::refused(format!("{}: unknown token `{name}`", path.display()), HINT);
         let id = inner.token(name).ok_or_else(missing)?;
-        Ok(End { because: "named by --end-of-document".to_owned(), ..End::known(inner, id) })
+        Ok(End { because: "named by --eod-token".to_owned(), ..End::known(inner, id) })
     }
 
     /// The token that the files beside a `tokenizer.json` say, or a usual one.
@@ -74,7 +74,7 @@ impl End {
         for (other, _) in others.iter().filter(|(_, ids)| !ids.contains(&id)) {
             warnings.push(format!(
                 "{file} names `{}` as the end of a text, and {other} another token: using the \
-                 first; to use the other, pass --end-of-document TOKEN",
+                 first; to use the other, pass --eod-token TOKEN",
                 name(id)
             ));
         }
@@ -90,7 +90,7 @@ impl End {
         if let Some(rival) = rival.filter(|rival| inner.is_special(*rival)) {
             warnings.push(format!(
                 "documents end with `{}`, as in {file}; `{1}` could end them too: to use it, pass \
-                 --end-of-document '{1}'",
+                 --eod-token '{1}'",
                 name(id),
                 name(rival)
             ));
@@ -109,7 +109,7 @@ impl End {
             let because = "the first usual name among its special tokens".to_owned();
             let warnings = others.iter().map(|(other, _)| {
                 format!(
-                    "documents end with `{name}`; `{other}` is special too: to use it, pass --end-of-document '{other}'"
+                    "documents end with `{name}`; `{other}` is special too: to use it, pass --eod-token '{other}'"
                 )
             });
             return Ok(End { id: *id, special: true, because, warnings: warnings.collect() });

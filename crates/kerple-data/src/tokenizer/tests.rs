@@ -362,7 +362,7 @@ fn the_end_of_a_document_is_what_files_say_or_special() {
     assert!(tokenizer.warnings().is_empty());
     let two = with_added(&[("<eos>", true), ("</s>", true)], &[]).unwrap();
     assert_eq!(two.end_of_document(), 11);
-    insta::assert_snapshot!(two.warnings().join("; "), @"documents end with `</s>`; `<eos>` is special too: to use it, pass --end-of-document '<eos>'");
+    insta::assert_snapshot!(two.warnings().join("; "), @"documents end with `</s>`; `<eos>` is special too: to use it, pass --eod-token '<eos>'");
     let plain = with_added(&[("<eos>", false)], &[]).unwrap();
     assert_eq!((plain.end_of_document(), plain.end_of_document_is_special()), (10, false));
     assert!(plain.warnings()[0].contains("does not mark as special"));
@@ -372,7 +372,7 @@ fn the_end_of_a_document_is_what_files_say_or_special() {
             .to_string()
             .contains("`</s>` may end documents, but is not among the tokens marked as special, which are `<bos>`")
     );
-    assert!(unclear.hint().contains("--end-of-document TOKEN"));
+    assert!(unclear.hint().contains("--eod-token TOKEN"));
     let all = [("<|endoftext|>", true), ("<|im_end|>", true), ("<eos>", true)];
     for (file, text, id, warnings) in [
         ("tokenizer_config.json", r#"{"eos_token": "<|im_end|>"}"#, 11, 1),

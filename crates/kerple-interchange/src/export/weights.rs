@@ -143,7 +143,7 @@ impl<'a> Tensors<'a> {
         let mut shards: Vec<Vec<&Tensor>> = vec![Vec::new()];
         let mut held = 0;
         for tensor in &self.all {
-            if held > 0 && held + size(tensor) > options.shard {
+            if held > 0 && held + size(tensor) > options.max_shard_size {
                 shards.push(Vec::new());
                 held = 0;
             }

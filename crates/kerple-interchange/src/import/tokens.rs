@@ -72,10 +72,10 @@ fn open(folder: &Path, path: &Path, options: &Options, described: &mut Described
     let mut names = Names { tokenizer: &plain, files: &files, path, described };
     names.check_ids();
     names.take()?;
-    let end = match &options.end_of_document {
+    let end = match &options.eod_token {
         Some(name) => Some(plain.token(name).ok_or_else(|| {
             let message = format!("{}: unknown token `{}`", path.display(), short(name));
-            Error::refused(message, "name the token that ends a document with --end-of-document TOKEN")
+            Error::refused(message, "name the token that ends a document with --eod-token TOKEN")
         })?),
         None => described.special.eos.first().copied(),
     };
@@ -88,7 +88,7 @@ fn open(folder: &Path, path: &Path, options: &Options, described: &mut Described
             path.display(),
             short(&name)
         );
-        return Err(Error::refused(message, "name another token with --end-of-document TOKEN"));
+        return Err(Error::refused(message, "name another token with --eod-token TOKEN"));
     }
     described.special.end_of_document = Some(end);
     Ok(tokenizer)

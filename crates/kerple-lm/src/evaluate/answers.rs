@@ -29,7 +29,7 @@ pub struct AnswersRequest {
 impl Request {
     /// The request as tasks have it: segments are sequences of each length, by default as many as are usual, or as there are.
     pub fn answers(&self, split: Split, source: &TaskSource) -> AnswersRequest {
-        let examples = match self.segments {
+        let examples = match self.n_segments {
             Amount::Exactly(count) => count as u64,
             Amount::UpTo(_) => source.available(split, EXAMPLES),
         };
@@ -50,7 +50,7 @@ impl AnswersRequest {
         let (asked, name, split) = (self.examples, source.facts().name, self.split.name());
         Err(Error::refused(
             format!("{asked} sequences of {name} were requested, the {split} split has {available}"),
-            "give --segments at least 1 and at most the number of sequences in the split",
+            "give --n-segments at least 1 and at most the number of sequences in the split",
         ))
     }
 }

@@ -2,18 +2,18 @@
 //!
 //! The text is `segments` segments of `span` tokens, each with the next token as its last target;
 //! the seed determines where they start. `segments` and `last:k` take segments from the whole
-//! split; `blocks` and `sliding` join them to one stretch.
+//! split; `nonoverlapping` and `sliding` join them to one stretch.
 //!
 //! ```text
 //! segments   the last L tokens of each span, all scored
 //! last:k     the last L tokens of each span, the last k scored
-//! blocks     the stretch cut every L tokens, the last block being what is left; all scored
+//! nonoverlapping  the stretch cut every L tokens, the last block being what is left; all scored
 //! sliding:s  windows of L tokens, moved by s, the last one by what is left; what is new in each is scored
 //! ```
 //!
 //! `rolling:s` reads documents instead, see [`rolling`](super::rolling).
 //!
-//! So `last`, `blocks` and `sliding` score the same tokens at every length, and longer `segments` contain shorter ones.
+//! So `last`, `nonoverlapping` and `sliding` score the same tokens at every length, and longer `segments` contain shorter ones.
 
 use super::Protocol;
 use crate::error::{Error, Result};
@@ -45,8 +45,8 @@ impl Window {
 pub enum Amount {
     /// So many, or an error.
     Exactly(usize),
-    /// So many, or as many as the text holds. `blocks` and `sliding`, which read the whole of every segment, take as
-    /// many as hold the tokens of this many training sequences.
+    /// So many, or as many as the text holds. `nonoverlapping` and `sliding`, which read the whole of every segment,
+    /// take as many as hold the tokens of this many training sequences.
     UpTo(usize),
 }
 
@@ -58,14 +58,14 @@ pub struct Request {
     /// Which tokens are scored.
     pub protocol: Protocol,
     /// Segments of the text.
-    pub segments: Amount,
+    pub n_segments: Amount,
     /// Tokens a segment of the text; when absent as in earlier rows, or enough for the lengths and for 32 times the
     /// training length.
-    pub span: Option<usize>,
+    pub segment_len: Option<usize>,
     /// Selects the text; the same seed gives every method the same text.
     pub seed: u64,
     /// Whether the loss at every position is kept.
-    pub positions: bool,
+    pub per_position: bool,
 }
 
 /// The text of an evaluation, the same at every length.
@@ -101,14 +101,14 @@ impl Request {
             let span = usize::try_from(*span).ok().filter(|span| *span >= longest)?;
             (self.count(span, train_len, tokens) as u64 == *segments).then_some(span)
         };
-        let span = match (self.span, earlier.iter().rev().find_map(matches)) {
+        let span = match (self.segment_len, earlier.iter().rev().find_map(matches)) {
             (Some(span), _) | (None, Some(span)) => span,
             (None, None) => self.default_span(longest, train_len, tokens),
         };
         if span < longest {
             return Err(Error::refused(
                 format!("segments of {span} tokens are shorter than the longest length, {longest}"),
-                "raise --span, or drop the longer lengths",
+                "raise --segment-len, or drop the longer lengths",
             ));
         }
         let segments = self.count(span, train_len, tokens);
@@ -163,7 +163,7 @@ impl Request {
 
     fn default_span(&self, longest: usize, train_len: usize, tokens: usize) -> usize {
         let wish = train_len.saturating_mul(DEFAULT_MULTIPLE).max(longest);
-        let fits = match self.segments {
+        let fits = match self.n_segments {
             Amount::Exactly(count) => (tokens - 1) / count.max(1),
             Amount::UpTo(_) => tokens - 1,
         };
@@ -172,10 +172,10 @@ impl Request {
 
     /// Segments of `span` tokens; not more than fit, unless an exact number was asked for.
     fn count(&self, span: usize, train_len: usize, tokens: usize) -> usize {
-        let most = match (self.segments, self.protocol) {
+        let most = match (self.n_segments, self.protocol) {
             (Amount::Exactly(count), _) => return count,
             (Amount::UpTo(count), Protocol::Segments | Protocol::Last(_)) => count,
-            (Amount::UpTo(count), Protocol::Blocks | Protocol::Sliding(_)) => {
+            (Amount::UpTo(count), Protocol::Nonoverlapping | Protocol::Sliding(_)) => {
                 count.saturating_mul(train_len).div_ceil(span.max(1))
             }
             // documents are as long as they are
@@ -214,7 +214,7 @@ impl Extent {
         match self.protocol {
             Protocol::Segments => ends_of_spans(0),
             Protocol::Last(count) => ends_of_spans(length - count),
-            Protocol::Blocks => {
+            Protocol::Nonoverlapping => {
                 let begin = begin();
                 let block = |at: usize| Window::new(begin + at, length.min(stretch - at), 0);
                 (0..stretch).step_by(length).map(block).collect()
@@ -239,8 +239,8 @@ mod tests {
     use proptest::prelude::*;
     use std::collections::BTreeSet;
 
-    fn request(protocol: Protocol, lengths: &[usize], segments: Amount) -> Request {
-        Request { lengths: lengths.to_vec(), protocol, segments, span: None, seed: 3, positions: false }
+    fn request(protocol: Protocol, lengths: &[usize], n_segments: Amount) -> Request {
+        Request { lengths: lengths.to_vec(), protocol, n_segments, segment_len: None, seed: 3, per_position: false }
     }
 
     fn scored(windows: &[Window]) -> Vec<usize> {
@@ -249,7 +249,7 @@ mod tests {
 
     #[test]
     fn the_same_tokens_are_scored_at_every_length_and_in_later_calls() {
-        for protocol in [Protocol::Last(8), Protocol::Blocks, Protocol::Sliding(5)] {
+        for protocol in [Protocol::Last(8), Protocol::Nonoverlapping, Protocol::Sliding(5)] {
             let asked = request(protocol, &[16, 37, 64], Amount::Exactly(7));
             let extent = asked.extent(16, 10_000, &[]).unwrap();
             assert_eq!((extent.span(), extent.segments()), (512, 7), "32 times the training length");
@@ -286,15 +286,15 @@ mod tests {
         assert_eq!(span(&asked, &[(100, 5), (200, 5)]), 200, "the last of them");
         assert_eq!(span(&asked, &[(100, 6)]), 512, "other segments are another text");
         assert_eq!(span(&asked, &[(63, 5)]), 512, "too short for the length");
-        assert_eq!(span(&Request { span: Some(90), ..asked }, &[(100, 5)]), 90, "what is asked for counts");
+        assert_eq!(span(&Request { segment_len: Some(90), ..asked }, &[(100, 5)]), 90, "what is asked for counts");
         let open = request(Protocol::Last(4), &[64], Amount::UpTo(320));
         assert_eq!(span(&open, &[(100, 99)]), 100, "as many as fit");
     }
 
     #[test]
     fn requests_are_never_silently_smaller() {
-        let extent = |segments, lengths: &[usize], span| {
-            let asked = Request { span, ..request(Protocol::Segments, lengths, segments) };
+        let extent = |segments, lengths: &[usize], segment_len| {
+            let asked = Request { segment_len, ..request(Protocol::Segments, lengths, segments) };
             asked.extent(16, 1000, &[]).map(|extent| (extent.span(), extent.segments()))
         };
         assert_eq!(extent(Amount::UpTo(320), &[16], None).unwrap(), (512, 1));
@@ -321,7 +321,7 @@ mod tests {
             tokens in 40usize..4000, length in 1usize..30, count in 1usize..40, kind in 0usize..4, seed: u64,
         ) {
             let protocol =
-                [Protocol::Segments, Protocol::Blocks, Protocol::Last(1), Protocol::Sliding(length.div_ceil(3))][kind];
+                [Protocol::Segments, Protocol::Nonoverlapping, Protocol::Last(1), Protocol::Sliding(length.div_ceil(3))][kind];
             let asked = Request { seed, ..request(protocol, &[length], Amount::UpTo(count)) };
             let extent = asked.extent(7, tokens, &[]).unwrap();
             let windows = extent.windows(length, tokens);

@@ -12,7 +12,7 @@ pub enum Protocol {
     /// One segment of the length a span of the text, every token scored: the code released with KERPLE.
     Segments,
     /// Consecutive blocks of each length over the same text, every token scored: the KERPLE paper's description.
-    Blocks,
+    Nonoverlapping,
     /// The last `k` tokens of each span of the text, the same tokens at every length: DAPE.
     Last(usize),
     /// A window moved by a stride over the same text, only its newest tokens scored.
@@ -20,6 +20,9 @@ pub enum Protocol {
     /// Documents one by one, every token scored once, in windows of at most this many: lm-evaluation-harness.
     Rolling(usize),
 }
+
+/// Names that protocols had, and those they have.
+const RENAMED: [(&str, &str); 1] = [("blocks", "nonoverlapping")];
 
 impl Protocol {
     /// What the protocol scores, in words.
@@ -32,7 +35,7 @@ impl fmt::Display for Protocol {
     fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
         match self {
             Protocol::Segments => f.write_str("segments"),
-            Protocol::Blocks => f.write_str("blocks"),
+            Protocol::Nonoverlapping => f.write_str("nonoverlapping"),
             Protocol::Last(k) => write!(f, "last:{k}"),
             Protocol::Sliding(stride) => write!(f, "sliding:{stride}"),
             Protocol::Rolling(length) => write!(f, "rolling:{length}"),
@@ -61,13 +64,13 @@ impl FromStr for Protocol {
         let number = |text: &str| text.parse::<usize>().ok().filter(|number| *number > 0);
         let parsed = match text.split_once(':') {
             None if text == "segments" => Some(Protocol::Segments),
-            None if text == "blocks" => Some(Protocol::Blocks),
+            None if text == "nonoverlapping" => Some(Protocol::Nonoverlapping),
             Some(("last", count)) => number(count).map(Protocol::Last),
             Some(("sliding", stride)) => number(stride).map(Protocol::Sliding),
             Some(("rolling", length)) => number(length).map(Protocol::Rolling),
             _ => None,
         };
-        let hint = "use segments, blocks, last:COUNT, sliding:STRIDE or rolling:LENGTH, e.g. last:256";
+        let hint = "use segments, nonoverlapping, last:COUNT, sliding:STRIDE or rolling:LENGTH, e.g. last:256";
         parsed.ok_or_else(|| Error::refused(format!("unknown evaluation protocol `{text}`"), hint))
     }
 }

@@ -24,17 +24,17 @@ use std::ops::Range;
 pub(super) fn extent(request: &Request, text: &dyn Text) -> Result<Extent> {
     let span = request.check_lengths()?;
     let there = text.documents().len();
-    let segments = match request.segments {
+    let segments = match request.n_segments {
         Amount::Exactly(count) if count <= there => count,
         Amount::Exactly(count) => {
             let message = format!("{count} documents were requested, the {} split has {there}", text.split());
-            return Err(Error::refused(message, "lower --segments, or omit it to score all documents"));
+            return Err(Error::refused(message, "lower --n-segments, or omit it to score all documents"));
         }
         Amount::UpTo(_) => there,
     };
-    if request.positions {
-        let message = format!("{} scores windows of documents, whose positions are not comparable", request.protocol);
-        return Err(Error::refused(message, "omit --positions, or use --protocol segments"));
+    if request.per-position {
+        let message = format!("{} scores windows of documents, whose per-position are not comparable", request.protocol);
+        return Err(Error::refused(message, "omit --per-position, or use --protocol segments"));
     }
     let tokenizer = text.tokenizer().filter(|tokenizer| tokenizer.music_vocabulary().is_none());
     if segments == 0 || tokenizer.is_none() {

@@ -167,7 +167,7 @@ impl<T: Text> Scored for OfText<T> {
     }
 
     fn positions(&self) -> bool {
-        self.request.positions
+        self.request.per_position
     }
 
     fn key(&self, encoding: &Encoding, length: usize, step: u64) -> EvaluationKey {
@@ -216,7 +216,7 @@ impl<T: Text> Scored for OfText<T> {
             tokens,
             windows: Some(windows.len() as u64),
             bytes,
-            nll_by_position: (self.request.positions)
+            nll_by_position: (self.request.per_position)
                 .then(|| losses.position_sum.iter().zip(&losses.position_count).map(mean).collect()),
             nll_by_segment: Some(losses.window_mean),
             task: None,

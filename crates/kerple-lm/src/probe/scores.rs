@@ -42,10 +42,10 @@ pub(super) fn extent(text: &dyn Text, lengths: &[usize], seed: u64) -> Result<Ex
     let request = Request {
         lengths: lengths.to_vec(),
         protocol: Protocol::Last(1),
-        segments: Amount::Exactly(TEXTS),
-        span: lengths.iter().copied().max(),
+        n_segments: Amount::Exactly(TEXTS),
+        segment_len: lengths.iter().copied().max(),
         seed,
-        positions: false,
+        per_position: false,
     };
     request.extent(1, text.len(), &[])
 }

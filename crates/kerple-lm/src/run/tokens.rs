@@ -149,7 +149,7 @@ impl RunFolder {
                 it), and {error}"
             );
             let hint = "restore the text, or copy the run together with its tokenizer: kerple train \
-                --from RUN --out COPY --set data.path=PATH --set train.steps=0";
+                --init-from RUN --out COPY --set data.path=PATH --set train.steps=0";
             Error::refused(message, hint)
         })?;
         let of_text = source.tokenizer()?;

@@ -293,7 +293,7 @@ mod tests {
             .unwrap();
             let row = |(length, perplexity): (u64, f64)| {
                 let text = json!({"checksum": "c", "segment_len": 2048, "n_segments": 2, "seed": seed});
-                let row = json!({"label": label, "seed": seed, "train_len": 64, "eval_len": length, "protocol": "blocks",
+                let row = json!({"label": label, "seed": seed, "train_len": 64, "eval_len": length, "protocol": "nonoverlapping",
                     "split": "test", "step": 9, "text": text, "n_windows": 2, "tokens": 99, "nll": perplexity.ln(),
                     "perplexity": perplexity, "seconds": 1.0});
                 format!("{row}\n")
@@ -303,7 +303,8 @@ mod tests {
             runs.push(json!({"folder": path, "corpus": "github", "label": label, "seed": seed, "train_len": 64,
                 "evaluate": ["lengths", "other"], "serves": []}));
         }
-        let asked = |lengths: &[u64]| json!({"protocol": "blocks", "span": 2048, "segments": 2, "lengths": lengths});
+        let asked =
+            |lengths: &[u64]| json!({"protocol": "nonoverlapping", "span": 2048, "segments": 2, "lengths": lengths});
         let manifest = json!({"paper": "kerple", "scale": "smoke", "title": "", "about": "", "runs": runs,
             "corpora": [{"name": "github", "title": "GitHub", "texts": "", "tokenizer": "byte"}],
             "evaluations": {"lengths": asked(&[64, 128, 2048]), "other": asked(&[64, 96])}});

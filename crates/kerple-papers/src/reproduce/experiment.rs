@@ -140,10 +140,10 @@ impl EvaluationConfig {
         Request {
             lengths: self.lengths.clone(),
             protocol: self.protocol,
-            segments: Amount::Exactly(self.segments),
-            span: Some(self.span),
+            n_segments: Amount::Exactly(self.segments),
+            segment_len: Some(self.span),
             seed: 0,
-            positions: self.positions,
+            per_position: self.positions,
         }
     }
 }

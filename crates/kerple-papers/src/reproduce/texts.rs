@@ -73,7 +73,7 @@ impl Reproduction {
         let prepared = self.data_of(&corpus.name);
         Error::refused(
             format!("{} was prepared from other texts than {asked}", prepared.display()),
-            "give the same --data as when it was prepared, or choose another --out folder; --render \
+            "give the same --data as when it was prepared, or choose another --out folder; --pages-only \
                 makes the pages without texts",
         )
     }

@@ -247,7 +247,7 @@ mod tests {
         std::fs::write(run.join(kerple_records::SESSIONS_FILE), format!("{session}\n")).unwrap();
         let row = |[simd, precision]: &[&str; 2]| {
             let provenance = json!({"cpu": "m", "simd": simd, "threads": 1, "device": "cpu", "precision": precision});
-            let row = json!({"label": "alibi", "seed": 1, "train_len": 64, "eval_len": 64, "protocol": "blocks", "split": "test",
+            let row = json!({"label": "alibi", "seed": 1, "train_len": 64, "eval_len": 64, "protocol": "nonoverlapping", "split": "test",
                 "step": 9, "n_windows": 1, "tokens": 64, "nll": 2.0, "perplexity": 7.4, "seconds": 1.0, "provenance": provenance});
             format!("{row}\n")
         };

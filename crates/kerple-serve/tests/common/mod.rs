@@ -43,7 +43,8 @@ pub fn served_by(encoding: &str) -> Served {
     let source = Source::open(&DataConfig::text(&path)).unwrap();
     let plan = Plan::new(&config, source.facts()).unwrap();
     let model = Decoder::new(&plan, &kerple_lm::device());
-    let limits = Limits { len: 200, batch: 3, queue: 8, body: 1 << 16, ..Limits::of(&plan, &model) };
+    let limits =
+        Limits { max_model_len: 200, max_num_seqs: 3, max_queue: 8, body: 1 << 16, ..Limits::of(&plan, &model) };
     let tokenizer = Tokenizer::byte();
     let special = SpecialTokens::of(&tokenizer);
     let hosts = Hosts::of(std::net::Ipv4Addr::LOCALHOST.into());

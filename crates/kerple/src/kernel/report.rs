@@ -209,9 +209,9 @@ pub fn features(expr: &str, points: &str, ranks: &[usize]) -> Result<FeatureRepo
     Ok(FeatureReport { kernel: expr.to_string(), points: points.to_string(), shift: maps[0].shift, maps })
 }
 
-/// How far a kernel used as a bias lets a row of attention see; the answer of [`reach`].
+/// How far a kernel used as a bias lets a row of attention see; the answer of [`effective_span`].
 #[derive(Clone, Debug, PartialEq, Serialize)]
-pub struct Reach {
+pub struct EffectiveSpan {
     /// The kernel, in canonical form.
     pub kernel: String,
     /// Keys a row sees.
@@ -224,7 +224,7 @@ pub struct Reach {
     pub beyond: Vec<(usize, FarShare)>,
 }
 
-impl fmt::Display for Reach {
+impl fmt::Display for EffectiveSpan {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let length = self.effective_length.map_or("none".to_owned(), |d| format!("{d} tokens"));
         writeln!(f, "{}\n\neffective length  {length} (bias below -2, of {} tokens)\n", self.kernel, self.len)?;
@@ -237,11 +237,11 @@ impl fmt::Display for Reach {
     }
 }
 
-/// How far a kernel without learned parameters reaches among `len` keys: `kerple kernel reach EXPR --length L --scores S`.
+/// How far a kernel without learned parameters reaches among `len` keys: `kerple kernel effective-span EXPR --length L --scores S`.
 ///
 /// # Errors
 /// When the expression cannot be read or has learned parameters, or `len` is not in `1..=MAX_LENGTH`.
-pub fn reach(expr: &str, len: usize, score_bound: f64) -> Result<Reach, Error> {
+pub fn effective_span(expr: &str, len: usize, score_bound: f64) -> Result<EffectiveSpan, Error> {
     let expr = Expr::parse_unproven(expr)?;
     in_limits("the length", len, 1)?;
     let parameters = expr.parameters();
@@ -251,7 +251,7 @@ pub fn reach(expr: &str, len: usize, score_bound: f64) -> Result<Reach, Error> {
     }
     let score_bound = score_bound.abs();
     let steps = std::iter::successors(Some(0usize), |d| Some(2 * d + 1)).take_while(|d| *d < len);
-    Ok(Reach {
+    Ok(EffectiveSpan {
         kernel: expr.to_string(),
         len,
         score_bound,
@@ -302,7 +302,7 @@ mod tests {
         {
             assert!(check(expr, points).unwrap_err().hint().unwrap().contains(hint));
         }
-        assert!(reach("log", 100, 1.0).unwrap_err().hint().unwrap().contains("`b=0.5`"));
+        assert!(effective_span("log", 100, 1.0).unwrap_err().hint().unwrap().contains("`b=0.5`"));
         assert!(curves(&["log"], 1, false).unwrap_err().to_string().contains("expected 2 to 16777216"));
     }
 
@@ -350,12 +350,12 @@ mod tests {
     }
 
     #[test]
-    fn reach_is_the_effective_length_and_falling_shares() {
-        let reach = reach("log(1.0702, 0.1875)", 512, 1.0).unwrap();
-        assert_eq!(reach.effective_length, Some(30));
-        assert_eq!(reach.beyond.iter().map(|(d, _)| *d).collect::<Vec<_>>(), [0, 1, 3, 7, 15, 31, 63, 127, 255, 511]);
-        assert!(reach.beyond.windows(2).all(|pair| pair[0].1.equal_scores > pair[1].1.equal_scores));
-        assert_eq!(reach.beyond[9].1, FarShare { equal_scores: 0.0, most: 0.0 });
-        assert!(reach.to_string().contains("effective length  30 tokens"));
+    fn a_span_is_the_effective_length_and_falling_shares() {
+        let span = effective_span("log(1.0702, 0.1875)", 512, 1.0).unwrap();
+        assert_eq!(span.effective_length, Some(30));
+        assert_eq!(span.beyond.iter().map(|(d, _)| *d).collect::<Vec<_>>(), [0, 1, 3, 7, 15, 31, 63, 127, 255, 511]);
+        assert!(span.beyond.windows(2).all(|pair| pair[0].1.equal_scores > pair[1].1.equal_scores));
+        assert_eq!(span.beyond[9].1, FarShare { equal_scores: 0.0, most: 0.0 });
+        assert!(span.to_string().contains("effective length  30 tokens"));
     }
 }

@@ -11,10 +11,10 @@ const ARRAYS: u128 = 9;
 const ARRAYS_OF_TWO: u128 = 2 * ARRAYS;
 
 /// Refuses options that no work can have, each by itself.
-pub fn options(args: &Bench, lens: &[usize], sizes: Sizes) -> Outcome {
-    let longest = lens.iter().copied().max().unwrap_or(1);
+pub fn options(args: &Bench, lengths: &[usize], sizes: Sizes) -> Outcome {
+    let longest = lengths.iter().copied().max().unwrap_or(1);
     for (option, value, most) in [
-        ("--lens", longest, 1 << 24),
+        ("--lengths", longest, 1 << 24),
         ("--batch", sizes.batch, 1 << 20),
         ("--heads", sizes.heads, 1 << 16),
         ("--head-dim", sizes.head_dim, 1 << 16),
@@ -64,6 +64,6 @@ pub fn memory(work: Work, subject: &Subject, length: usize, sizes: Sizes, two: b
         return Ok(());
     }
     let (need, have) = (bytes as f64 / 1e9, limit.bytes as f64 / 1e9);
-    let message = format!("--lens {length} needs about {need:.1} GB of memory, {} has {have:.1} GB", limit.name);
-    Err(Failure::misuse(message, "lower --lens, --batch, --heads or --head-dim"))
+    let message = format!("--lengths {length} needs about {need:.1} GB of memory, {} has {have:.1} GB", limit.name);
+    Err(Failure::misuse(message, "lower --lengths, --batch, --heads or --head-dim"))
 }

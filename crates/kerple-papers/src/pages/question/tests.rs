@@ -24,7 +24,7 @@ fn folder(claim: &Value, perplexity: impl Fn(&str, u64) -> Option<Perplexities>)
         write_json(&folder.join(PLAN_FILE), &plan).unwrap();
         let row = |(length, perplexity): (u64, f64)| {
             let text = json!({"checksum": "c", "segment_len": 256, "n_segments": 2, "seed": seed});
-            let row = json!({"label": "alibi", "seed": seed, "train_len": 64, "eval_len": length, "protocol": "blocks",
+            let row = json!({"label": "alibi", "seed": seed, "train_len": 64, "eval_len": length, "protocol": "nonoverlapping",
                 "split": "test", "step": 9, "text": text, "n_windows": 2, "tokens": 99, "nll": perplexity.ln(),
                 "perplexity": perplexity, "seconds": 1.0});
             format!("{row}\n")
@@ -34,7 +34,7 @@ fn folder(claim: &Value, perplexity: impl Fn(&str, u64) -> Option<Perplexities>)
     }
     let manifest = json!({"paper": "decay", "scale": "small", "title": "A question", "about": "", "runs": runs,
         "claims": [claim], "corpora": [{"name": "web", "title": "Web pages", "texts": "", "tokenizer": "byte"}],
-        "evaluations": {"lengths": {"protocol": "blocks", "span": 256, "segments": 2, "lengths": [64, 256]}}});
+        "evaluations": {"lengths": {"protocol": "nonoverlapping", "span": 256, "segments": 2, "lengths": [64, 256]}}});
     write_json(&root.path().join(MANIFEST_FILE), &manifest).unwrap();
     root
 }
