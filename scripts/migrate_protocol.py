@@ -4,7 +4,9 @@
     python3 scripts/migrate_protocol.py results/*
 
 Rows of evaluations inside the archive, the manifest beside it and the sums of both. Bytes are replaced, so every number stays as it
-was written; a folder without the old name is left alone. The pages are made again by `kerple reproduce PAPER --pages-only`. Needs zstd.
+was written; a folder without the old name is left alone. Needs zstd. Then the pages are made again:
+
+    UPDATE_RESULTS=1 cargo test --release -p kerple-papers --test documents pages_are_those_of_the_rows
 """
 
 import hashlib
