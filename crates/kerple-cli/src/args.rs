@@ -77,12 +77,11 @@ pub enum Command {
     Verify(Verify),
     /// List the devices that models can run on, with their memory and kernels.
     Devices(Devices),
-    /// Run a folder of reference values through every engine that supports them.
-    Golden(Golden),
     /// Print a completion script for a shell; save it where the shell looks for completions, or
     /// source it.
     Completions(Completions),
     /// Print all commands and options as Markdown, or write man pages.
+    #[command(hide = true)]
     Manual(Manual),
 }
 
@@ -434,17 +433,6 @@ pub struct Verify {
     #[arg(required = true)]
     pub paths: Vec<PathBuf>,
     /// Print one JSON object per run and per text.
-    #[arg(long)]
-    pub json: bool,
-}
-
-#[derive(Debug, Args)]
-pub struct Golden {
-    /// Folder with manifest.json and the files it lists.
-    pub dir: PathBuf,
-    #[command(flatten)]
-    pub hardware: Hardware,
-    /// Print the results as JSON lines.
     #[arg(long)]
     pub json: bool,
 }

@@ -14,7 +14,7 @@ pub struct Export {
     pub out: PathBuf,
     /// Architecture. By default the first built-in one of transformers that expresses the model,
     /// else kerple's own, with its Python code next to the weights.
-    #[arg(long = "as", value_enum, value_name = "ARCHITECTURE")]
+    #[arg(long, value_enum, value_name = "ARCHITECTURE")]
     pub arch: Option<Architecture>,
     /// Type of the stored weights; parameters of encodings stay f32 in kerple's own architecture.
     #[arg(long, value_enum, default_value = "f32")]

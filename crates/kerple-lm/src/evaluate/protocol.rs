@@ -70,7 +70,27 @@ impl FromStr for Protocol {
             Some(("rolling", length)) => number(length).map(Protocol::Rolling),
             _ => None,
         };
-        let hint = "use segments, nonoverlapping, last:COUNT, sliding:STRIDE or rolling:LENGTH, e.g. last:256";
-        parsed.ok_or_else(|| Error::refused(format!("unknown evaluation protocol `{text}`"), hint))
+        parsed.ok_or_else(|| {
+            let hint = match RENAMED.iter().find(|(old, _)| *old == text) {
+                Some((old, new)) => format!("`{old}` is now `{new}`"),
+                None => {
+                    "use segments, nonoverlapping, last:COUNT, sliding:STRIDE or rolling:LENGTH, e.g. last:256".into()
+                }
+            };
+            Error::refused(format!("unknown evaluation protocol `{text}`"), hint)
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_old_name_is_refused_with_the_new_one() {
+        for (old, new) in RENAMED {
+            assert_eq!(old.parse::<Protocol>().unwrap_err().hint(), format!("`{old}` is now `{new}`"));
+            assert_eq!(new.parse::<Protocol>().unwrap().to_string(), new);
+        }
     }
 }
