@@ -13,7 +13,7 @@ step() { printf '\n$ kerple %s\n' "$*"; "$kerple" "$@"; }
 # the model that is to be extended
 step prepare --input README.md ARCHITECTURE.md CONTRIBUTING.md docs crates/kerple/src --out "$out/data"
 step train --config configs/tiny.toml --out "$out/short" --set "data.path=$out/data" --set encoding.kind=rotary \
-    --set train.train_len=32 --set train.batch=8 --set train.steps=80 --set train.valid_every=0
+    --set train.train_len=32 --set train.batch_size=8 --set train.steps=80 --set train.eval_interval=0
 evaluate() { step eval "$@" --lengths 32,128,256 --n-segments 8 --protocol last:32; }
 evaluate "$out/short"
 evaluate "$out/short" --rope-scaling yarn
@@ -22,7 +22,7 @@ evaluate "$out/short" --rope-scaling yarn
 extend() {
     name=$1
     shift
-    step train --init-from "$out/short" --out "$out/$name" --set train.train_len=128 --set train.batch=4 --set train.steps=40 \
+    step train --init-from "$out/short" --out "$out/$name" --set train.train_len=128 --set train.batch_size=4 --set train.steps=40 \
         --set train.learning_rate=0.0003 "$@"
     evaluate "$out/$name"
 }

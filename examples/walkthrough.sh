@@ -12,7 +12,7 @@ step prepare --input README.md ARCHITECTURE.md CONTRIBUTING.md docs crates/kerpl
 for kind in kerple_log sinusoidal; do
     step train --config configs/tiny.toml --out "$out/$kind" \
         --set "data.path=$out/data" --set "encoding.kind=$kind" \
-        --set train.train_len=32 --set train.batch=8 --set train.steps=60 --set train.valid_every=0
+        --set train.train_len=32 --set train.batch_size=8 --set train.steps=60 --set train.eval_interval=0
     step eval "$out/$kind" --lengths 32,128,512 --n-segments 8 --protocol last:32
 done
 step kernel plot "$out/kerple_log" --length 64

@@ -90,7 +90,7 @@ same_run "$here/alone" "$run"
 
 echo "== ranks that differ are refused"
 status=0
-ranks 2 bash -c 'exec "$0" train --config "$1" --set train.clip=0.$((5 + OMPI_COMM_WORLD_RANK)) --out "$2"' \
+ranks 2 bash -c 'exec "$0" train --config "$1" --set train.grad_clip=0.$((5 + OMPI_COMM_WORLD_RANK)) --out "$2"' \
     "$KERPLE" "$here/run.toml" "$here/differing" >"$here/log" 2>&1 || status=$?
 [ "$status" = 1 ] && grep -q "rank 1 on $(hostname): plan" "$here/log" || fail "other settings on rank 1: exit code $status"
 

@@ -34,7 +34,7 @@ n_heads = 2
 head_dim = 16
 [train]
 train_len = 32
-batch = 8
+batch_size = 8
 steps = 150
 """
 

@@ -81,18 +81,18 @@ n_heads = 2
 head_dim = 16
 [train]
 train_len = 64
-batch = 12
-micro_batch = 1
+batch_size = 12
+micro_batch_size = 1
 steps = 24
 learning_rate = 3e-3
 log_every = 3
-valid_every = 6
-valid_segments = 300
-checkpoint_every = 6
+eval_interval = 6
+eval_sequences = 300
+save_interval = 6
 TOML
 }
 # for a run that is met while it works
-slow=(--set train.train_len=512 --set train.checkpoint_every=2)
+slow=(--set train.train_len=512 --set train.save_interval=2)
 
 # Open MPI, and what the program needs to be built with it.
 install_mpi() {

@@ -29,14 +29,14 @@ ROOT = Path(__file__).resolve().parent.parent
 TRAIN, LONG, PROMPT, NEW = 32, 256, 20, 12
 # of logits whose spread is about 3; sums of f32 in other orders
 TOLERANCE = 1e-4
-SPE = '{ kind = "sine_spe", waves = 3, realisations = 8 }'
+SPE = '{ kind = "sine_spe", num_sines = 3, num_realizations = 8 }'
 # encodings that go by the length of a sequence, or draw for it
 BY_LENGTH = ("scaling = \"ntk\"", "randomized")
 
 
 def linear(features, **keys):
     keys = ", ".join(f"{key} = {value}" for key, value in keys.items())
-    return {"model.block.attention": f'{{ linear = {{ features = "{features}", count = 32{", " + keys if keys else ""} }} }}'}
+    return {"model.block.attention": f'{{ linear = {{ feature_map = "{features}", n_features = 32{", " + keys if keys else ""} }} }}'}
 
 
 # name: encoding, other keys of the run file, what the folder must be
@@ -59,8 +59,8 @@ CASES = {
     "rotary_window": ('{ kind = "rotary", window = 24 }', {}, "kerple"),
     "log_window": ('{ kind = "kerple_log", window = 24 }', {}, "kerple"),
     "log_inside": ('{ kind = "kerple_log", scale = "inside" }', {}, "kerple"),
-    "log_layer": ('{ kind = "kerple_log", scope = "layer" }', {}, "kerple"),
-    "log_clamped": ('{ kind = "kerple_log", clamp = "working_copy" }', {}, "kerple"),
+    "log_layer": ('{ kind = "kerple_log", share = "layer" }', {}, "kerple"),
+    "log_clamped": ('{ kind = "kerple_log", clamp = "forward_only" }', {}, "kerple"),
     "expression": ('{ kind = "kernel", bias = "-(-log(b, a))^0.5 + s*power(a, 1)", weight = "exp(1, a~0.1, p)" , keep = "smooth" }', {}, "kerple"),
     "expression_log": ('{ kind = "kernel", bias = "-log(1 - log3(b, a, p))" }', {}, "kerple"),
     "dape_v2": ('{ kind = "dape", base = "alibi", kernel = 3, variant = "add_residual" }', {}, "kerple"),
@@ -70,17 +70,17 @@ CASES = {
     "dape_none": ('{ kind = "dape", base = "none" }', {}, "kerple"),
     "dape_t5": ('{ kind = "dape", base = "t5", variant = "bias_only" }', {}, "kerple"),
     "shaw_values": ('{ kind = "shaw", values = true }', {}, "kerple"),
-    "llama": ('"rotary"', {"model.block.norm": '"rms"', "model.block.norm_eps": "1e-6", "model.block.gated": "true", "model.block.activation": '"silu"',
-        "model.block.qkv_bias": "false", "model.block.out_bias": "false", "model.block.mlp_bias": "false", "model.block.kv_heads": "2", "model.head_dim": "24", "model.d_model": "64"}, "llama"),
-    "grouped": ('"kerple_log"', {"model.block.kv_heads": "2", "model.block.qk_norm": "true", "model.block.sink": '"learned"',
-        "model.block.soft_cap": "20.0", "model.block.gated": "true", "model.block.activation": '"relu2"', "model.block.tied_head": "true"}, "kerple"),
-    "first": ('"t5"', {"model.block.residual": '"post"', "model.block.activation": '"relu"', "model.block.scaled_embedding": "true",
-        "model.block.embedding_norm": "true", "model.block.head_bias": "true", "model.block.sink": '"one"', "model.block.ssmax": "0.3"}, "kerple"),
-    "normed": ('"alibi"', {"model.block.residual": '"normed"', "model.block.norm": '"layer_without_shift"', "model.block.clamp_qkv": "1.5",
-        "model.block.score_scale": "0.3", "model.block.scale_by_layer": "true", "model.block.activation": '"quick_gelu"'}, "kerple"),
+    "llama": ('"rotary"', {"model.block.norm": '"rms"', "model.block.norm_eps": "1e-6", "model.block.glu": "true", "model.block.activation": '"silu"',
+        "model.block.qkv_bias": "false", "model.block.out_bias": "false", "model.block.mlp_bias": "false", "model.block.n_kv_heads": "2", "model.head_dim": "24", "model.d_model": "64"}, "llama"),
+    "grouped": ('"kerple_log"', {"model.block.n_kv_heads": "2", "model.block.qk_norm": "true", "model.block.sink": '"learned"',
+        "model.block.attn_softcap": "20.0", "model.block.glu": "true", "model.block.activation": '"relu2"', "model.block.tie_embeddings": "true"}, "kerple"),
+    "first": ('"t5"', {"model.block.residual": '"post"', "model.block.activation": '"relu"', "model.block.scale_embeddings": "true",
+        "model.block.embedding_norm": "true", "model.block.lm_head_bias": "true", "model.block.sink": '"one"', "model.block.ssmax": "0.3"}, "kerple"),
+    "normed": ('"alibi"', {"model.block.residual": '"normed"', "model.block.norm": '"layer_no_bias"', "model.block.clip_qkv": "1.5",
+        "model.block.attn_scale": "0.3", "model.block.scale_attn_by_layer": "true", "model.block.activation": '"quick_gelu"'}, "kerple"),
     "mixed_layers": ('"kerple_log"', {"model.layers.other.at": "[1]", "model.layers.other.encoding": '"rotary"', "model.layers.other.window": "16"}, "kerple"),
     "fox": ('"fox"', {}, "kerple"),
-    "fox_grouped": ('{ kind = "fox", gate = "bias_only", window = 24 }', {"model.block.kv_heads": "2", "model.block.sink": '"learned"'}, "kerple"),
+    "fox_grouped": ('{ kind = "fox", gate = "bias_only", window = 24 }', {"model.block.n_kv_heads": "2", "model.block.sink": '"learned"'}, "kerple"),
     "fox_spans": ('{ kind = "fox", spans = [2, 64] }', {}, "kerple"),
     "fox_fixed": ('{ kind = "fox", gate = "fixed", spans = [2, 64] }', {}, "kerple"),
     "favor": ('"none"', linear("favor"), "kerple"),
@@ -91,15 +91,15 @@ CASES = {
     "relu_power": ('"kerple_power"', linear("relu", horizon=4096), "kerple"),
     "elu_alibi": ('"alibi"', linear("elu"), "kerple"),
     "spe": (SPE, linear("favor"), "kerple"),
-    "conv_spe": ('{ kind = "conv_spe", taps = [9], realisations = 7 }', linear("favor"), "kerple"),
-    "conv_spe_plane": ('{ kind = "conv_spe", taps = [2, 3], size = [16, 16], gated = false, noise = "shared" }', linear("elu"), "kerple"),
+    "conv_spe": ('{ kind = "conv_spe", kernel_size = [9], num_realizations = 7 }', linear("favor"), "kerple"),
+    "conv_spe_plane": ('{ kind = "conv_spe", kernel_size = [2, 3], size = [16, 16], gated = false, noise = "shared" }', linear("elu"), "kerple"),
     **{f"{kind}_randomized": (f'{{ kind = "{kind}", randomized = 300{keys} }}', {}, "kerple") for kind, keys in {
         "rotary": "", "sinusoidal": "", "learned": ", positions = 300", "alibi": "", "kerple_bias_weight": "", "fire": "", "shaw": "",
         "transformer_xl": ""}.items()},
     "dape_randomized": ('{ kind = "dape", base = "rotary", randomized = 300 }', {}, "kerple"),
     "favor_randomized": ('{ kind = "rotary", randomized = 300 }', linear("favor"), "kerple"),
     "layers_randomized": ('"kerple_log"', {"model.layers.other.at": "[1]", "model.layers.other.encoding": '{ kind = "t5", randomized = 300 }'}, "kerple"),
-    **{f"{kind}_bf16": (f'{{ kind = "{kind}", compat = "bf16"{keys} }}', {}, "kerple") for kind, keys in {
+    **{f"{kind}_bf16": (f'{{ kind = "{kind}", emulate = "bf16"{keys} }}', {}, "kerple") for kind, keys in {
         "rotary": "", "sinusoidal": "", "alibi": ", bias_max = 7.0", "t5": "", "sandwich": "", "kerple_log": ", scale = \"inside\"", "kerple_bias_weight": "",
         "kerple_power_original": "", "fox": ', gate = "fixed", spans = [3, 60]',
         "kernel": ', bias = "-(-log(b, a))^0.5 + s*power(a, 1) - log(1 - log3(b, a, p))", weight = "exp(1, a~0.1, p)*gauss(c, a~0.001)"'}.items()},
@@ -157,7 +157,7 @@ class Check:
         self.bin, self.work = Path(options.bin), work
         (work / "run.toml").write_text(
             f'[data]\npath = "{work}/data"\n[model]\nn_layers = 2\nn_heads = 4\nhead_dim = 16\nd_hidden = 96\n'
-            f"[train]\ntrain_len = {TRAIN}\nbatch = 8\nsteps = 40\nlearning_rate = 2e-2\nwarmup = 0.1\nvalid_every = 40\ncheckpoint_every = 40\n"
+            f"[train]\ntrain_len = {TRAIN}\nbatch_size = 8\nsteps = 40\nlearning_rate = 2e-2\nwarmup_ratio = 0.1\neval_interval = 40\nsave_interval = 40\n"
         )
         # a text that does not change, so that a model's rounding does not either
         shutil.copy(ROOT / "LICENSE-APACHE", work / "text.txt")
@@ -300,17 +300,17 @@ class Check:
 
         def walk(part):
             parts = part.values() if isinstance(part, dict) else part if isinstance(part, list) else []
-            found.extend([part] if isinstance(part, dict) and part.get("compat") else [])
+            found.extend([part] if isinstance(part, dict) and part.get("emulate") else [])
             for inner in parts:
                 walk(inner)
 
         walk(model.config.forms)
         for form in found:
-            form["compat"] = None
+            form["emulate"] = None
         with torch.no_grad():
             gap = (model(ids).logits - logits).abs().max().item()
         for form in found:
-            form["compat"] = "bf16"
+            form["emulate"] = "bf16"
         expect(found and gap > 10 * gap_of_rounded, f"exact formulas move logits by {gap:.1e} alone: nothing was compared")
 
     def saves(self, model, folder, wanted):

@@ -31,7 +31,7 @@ head_dim = 64
 [train]
 train_len = 256
 learning_rate = 1e-4
-valid_every = 0
+eval_interval = 0
 TOML
 fi
 
@@ -39,8 +39,8 @@ fi
 measure() { # PARTS COMMAND...
     local parts=$1 out; shift
     out=$(mktemp -d "$here/XXXX")
-    quiet "$@" "$KERPLE" train --config "$config" --set train.batch=$((parts * each)) --set train.micro_batch=$each \
-        --set train.steps="$steps" --set train.log_every=2 --set train.checkpoint_every="$steps" --out "$out"
+    quiet "$@" "$KERPLE" train --config "$config" --set train.batch_size=$((parts * each)) --set train.micro_batch_size=$each \
+        --set train.steps="$steps" --set train.log_every=2 --set train.save_interval="$steps" --out "$out"
     of() { tail -n +2 "$out/metrics.jsonl" | { grep -o "\"$1\":[0-9.e-]*" || echo :0; } | cut -d: -f2 | sort -g |
         awk '{ v[NR] = $1 } END { print v[int((NR + 1) / 2)] }'; }
     echo "$(of step_seconds) $(of comm_wait_fraction)"

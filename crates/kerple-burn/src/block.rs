@@ -90,7 +90,7 @@ impl Block {
                 let attended = attention(x.clone(), Residual::Input);
                 mlp(x, Residual::Beside(attended))
             }
-            ResidualKind::Normed | ResidualKind::Post => mlp(attention(x, Residual::Normed), Residual::Normed),
+            ResidualKind::NormResidual | ResidualKind::PostLn => mlp(attention(x, Residual::Normed), Residual::Normed),
         }
     }
 }

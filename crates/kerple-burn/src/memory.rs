@@ -223,7 +223,7 @@ impl Recurrent {
             maps: &chain,
             decay: tables.map(|tables| tables.decay(count)),
             gates: gates.as_deref(),
-            guard: linear_attention::guard(self.linear.plan.features),
+            guard: linear_attention::guard(self.linear.plan.feature_map),
         };
         let state = begun.state.get_or_insert_with(|| State::new(&problem));
         let (starts, strides) = heads.layout(len);

@@ -10,14 +10,14 @@ use serde::{Deserialize, Serialize};
 /// | family | what differs from the default |
 /// |---|---|
 /// | GPT-NeoX, Pythia | `residual = "parallel"` |
-/// | GPT-2 | `activation = "gelu_tanh"`, `tied_head` |
-/// | BLOOM | `activation = "gelu_tanh"`, `embedding_norm`, `tied_head`; a flag makes it `residual = "normed"` |
-/// | MPT | `norm = "layer_without_shift"`, no biases, `tied_head`, perhaps `clamp_qkv` |
-/// | the first Transformer | `residual = "post"`, `activation = "relu"`, `scaled_embedding`, `dropout` |
-/// | SPE's music | the same with `embedding_dropout = "before"`, `hidden_dropout`, `head_bias`, `init = "small_normal"` |
-/// | LLaMA | `norm = "rms"`, `norm_eps`, no biases, `gated`, `activation = "silu"`, `kv_heads` |
+/// | GPT-2 | `activation = "gelu_tanh"`, `tie_embeddings` |
+/// | BLOOM | `activation = "gelu_tanh"`, `embedding_norm`, `tie_embeddings`; a flag makes it `residual = "norm_residual"` |
+/// | MPT | `norm = "layer_no_bias"`, no biases, `tie_embeddings`, perhaps `clip_qkv` |
+/// | the first Transformer | `residual = "post_ln"`, `activation = "relu"`, `scale_embeddings`, `dropout` |
+/// | SPE's music | the same with `embedding_dropout = "before"`, `hidden_dropout`, `lm_head_bias`, `init = "small_normal"` |
+/// | LLaMA | `norm = "rms"`, `norm_eps`, no biases, `glu`, `activation = "silu"`, `n_kv_heads` |
 /// | Qwen3 | the same with `qk_norm` |
-/// | Gemma 2 | the same with `soft_cap = 50` |
+/// | Gemma 2 | the same with `attn_softcap = 50` |
 /// | gpt-oss | the same with `sink = "learned"` |
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
@@ -38,16 +38,16 @@ pub struct BlockPlan {
     pub mlp_bias: bool,
     /// Key and value heads, a divisor of the query heads; as many as those when absent.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub kv_heads: Option<usize>,
+    pub n_kv_heads: Option<usize>,
     /// Activation of the feed-forward branch.
     pub activation: Activation,
     /// Whether the feed-forward branch has a gate: `down(act(gate(x)) * up(x))`.
-    pub gated: bool,
+    pub glu: bool,
     /// Factor on `q.k`; `1 / sqrt(D)` when absent.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub score_scale: Option<f64>,
+    pub attn_scale: Option<f64>,
     /// Whether layer `i`, from 0, divides that factor by `i + 1`.
-    pub scale_by_layer: bool,
+    pub scale_attn_by_layer: bool,
     /// Whether the features of each query and key head are divided by their root mean square and multiplied by learned scales,
     /// before they are rotated.
     #[serde(skip_serializing_if = "is_false")]
@@ -59,23 +59,23 @@ pub struct BlockPlan {
     /// The attention sink in the softmax.
     #[serde(skip_serializing_if = "SinkKind::is_default")]
     pub sink: SinkKind,
-    /// The softcap: scaled scores become `soft_cap tanh(s / soft_cap)`, before a bias is added.
+    /// The softcap: scaled scores become `attn_softcap tanh(s / attn_softcap)`, before a bias is added.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub soft_cap: Option<f64>,
-    /// Queries, keys and values are cut to `-clamp_qkv ..= clamp_qkv`.
+    pub attn_softcap: Option<f64>,
+    /// Queries, keys and values are cut to `-clip_qkv ..= clip_qkv`.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub clamp_qkv: Option<f64>,
+    pub clip_qkv: Option<f64>,
     /// Whether the output projection is the embedding, transposed.
-    pub tied_head: bool,
+    pub tie_embeddings: bool,
     /// Whether it has a bias.
     #[serde(skip_serializing_if = "is_false")]
-    pub head_bias: bool,
+    pub lm_head_bias: bool,
     /// Kind of attention.
     #[serde(skip_serializing_if = "AttentionKind::is_softmax")]
     pub attention: AttentionKind,
     /// Whether embeddings are multiplied by the square root of the model width.
     #[serde(skip_serializing_if = "is_false")]
-    pub scaled_embedding: bool,
+    pub scale_embeddings: bool,
     /// How matrices begin.
     #[serde(skip_serializing_if = "InitKind::is_default")]
     pub init: InitKind,
@@ -108,20 +108,20 @@ impl Default for BlockPlan {
             qkv_bias: true,
             out_bias: true,
             mlp_bias: true,
-            kv_heads: None,
+            n_kv_heads: None,
             activation: Activation::Gelu,
-            gated: false,
-            score_scale: None,
-            scale_by_layer: false,
+            glu: false,
+            attn_scale: None,
+            scale_attn_by_layer: false,
             qk_norm: false,
             ssmax: None,
             sink: SinkKind::None,
-            soft_cap: None,
-            clamp_qkv: None,
-            tied_head: false,
-            head_bias: false,
+            attn_softcap: None,
+            clip_qkv: None,
+            tie_embeddings: false,
+            lm_head_bias: false,
             attention: AttentionKind::Softmax,
-            scaled_embedding: false,
+            scale_embeddings: false,
             init: InitKind::Normal,
             dropout: 0.0,
             embedding_dropout: EmbeddingDropout::Added,
@@ -146,7 +146,7 @@ pub enum SinkKind {
     #[default]
     None,
     /// It is 0: the softmax divides by its sum plus 1.
-    One,
+    OffByOne,
     /// A learned logit per head, initialised as 0.
     Learned,
 }
@@ -164,7 +164,7 @@ pub enum AttentionKind {
     /// Softmax attention, exact.
     #[default]
     Softmax,
-    /// Linear attention: features of queries and keys, `attention = { linear = { features = "favor" } }`.
+    /// Linear attention: features of queries and keys, `attention = { linear = { feature_map = "favor" } }`.
     Linear(LinearPlan),
 }
 
@@ -187,16 +187,16 @@ impl AttentionKind {
 #[serde(deny_unknown_fields, default)]
 pub struct LinearPlan {
     /// The feature map.
-    pub features: FeatureKind,
+    pub feature_map: FeatureKind,
     /// Number of random features, M; even for `favor`, whose projection has half as many columns. Not used by the others.
-    pub count: usize,
+    pub n_features: usize,
     /// Whether the lengths of random directions are drawn by themselves; as published `favor` and `relu_rf` take them of the
     /// rows of the block that directions are made of, on which they depend.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
-    pub independent_lengths: bool,
+    pub independent_norms: bool,
     /// Random features are drawn anew every so many updates; 0: never. Evaluation has a draw of its own, always the same,
-    /// which is also that of `redraw = 0`.
-    pub redraw: u64,
+    /// which is also that of `redraw_every = 0`.
+    pub redraw_every: u64,
     /// Furthest distance, in tokens, for which the kernel of an encoding is approximated within the
     /// tolerance.
     pub horizon: usize,
@@ -208,17 +208,23 @@ pub struct LinearPlan {
 
 impl Default for LinearPlan {
     fn default() -> Self {
-        let (features, horizon) = (FeatureKind::Favor, 1 << 20);
-        let independent_lengths = false;
-        LinearPlan { features, count: 128, independent_lengths, redraw: 20, horizon, tolerance: 1e-3, amplitude: 4.0 }
+        LinearPlan {
+            feature_map: FeatureKind::Favor,
+            n_features: 128,
+            independent_norms: false,
+            redraw_every: 20,
+            horizon: 1 << 20,
+            tolerance: 1e-3,
+            amplitude: 4.0,
+        }
     }
 }
 
 impl LinearPlan {
     /// Features of rows of this width.
     pub fn width(&self, rows: usize) -> usize {
-        match self.features {
-            FeatureKind::Favor | FeatureKind::FavorJax | FeatureKind::ReluRf => self.count,
+        match self.feature_map {
+            FeatureKind::Favor | FeatureKind::FavorJax | FeatureKind::ReluRf => self.n_features,
             FeatureKind::Relu | FeatureKind::Elu => rows,
         }
     }
@@ -285,7 +291,7 @@ pub enum NormKind {
     #[default]
     Layer,
     /// Layer norm with scale only.
-    LayerWithoutShift,
+    LayerNoBias,
     /// By the root mean square, with scale only.
     Rms,
 }
@@ -295,7 +301,7 @@ impl NormKind {
     pub fn vectors(self) -> usize {
         match self {
             NormKind::Layer => 2,
-            NormKind::LayerWithoutShift | NormKind::Rms => 1,
+            NormKind::LayerNoBias | NormKind::Rms => 1,
         }
     }
 }
@@ -310,11 +316,11 @@ pub enum ResidualKind {
     /// `x += attention(n1(x)) + mlp(n2(x))`
     Parallel,
     /// `h = n1(x); x = h + attention(h); h = n2(x); x = h + mlp(h)`
-    Normed,
+    NormResidual,
     /// `x = n1(x + attention(x)); x = n2(x + mlp(x))`, post-norm (Vaswani et al. 2017, arXiv:1706.03762). Computed as
-    /// `normed` with every norm in front of the branch that follows it: the first branch has none, and the last is the norm
+    /// `norm_residual` with every norm in front of the branch that follows it: the first branch has none, and the last is the norm
     /// of the model's result.
-    Post,
+    PostLn,
 }
 
 /// How matrices begin.
@@ -390,7 +396,7 @@ impl Sizes {
     /// The heads of a block of this plan.
     pub fn heads(&self, plan: &BlockPlan) -> Heads {
         let (heads, head_dim) = (self.n_heads, self.head_dim);
-        Heads { heads, kv_heads: plan.kv_heads.unwrap_or(heads), head_dim }
+        Heads { heads, kv_heads: plan.n_kv_heads.unwrap_or(heads), head_dim }
     }
 
     /// Trained values of a block of this plan, each with two norms.
@@ -399,7 +405,7 @@ impl Sizes {
         let bias = |has: bool, width: usize| if has { width } else { 0 };
         let attention = m * heads.packed() + bias(plan.qkv_bias, heads.packed());
         let out = heads.inner() * m + bias(plan.out_bias, m);
-        let inward = (m * f + bias(plan.mlp_bias, f)) * if plan.gated { 2 } else { 1 };
+        let inward = (m * f + bias(plan.mlp_bias, f)) * if plan.glu { 2 } else { 1 };
         let down = f * m + bias(plan.mlp_bias, m);
         let of_heads = bias(plan.qk_norm, 2 * heads.head_dim)
             + bias(plan.ssmax.is_some(), heads.heads)

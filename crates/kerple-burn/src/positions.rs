@@ -13,7 +13,7 @@ use crate::plan::AttentionKind;
 use burn::module::{Module, Param};
 use burn::tensor::{DType, Device, Int, Tensor, TensorData};
 use kerple::encoding::scaling::Scaling;
-use kerple::encoding::{Clamp, Encoding, Entry, Geometry, Parameter, Places, Refusal, Scope};
+use kerple::encoding::{Clamp, Encoding, Entry, Geometry, Parameter, Places, Refusal, Share};
 use kerple::encoding::{Form, MapForm, Slopes, TableSlopes};
 use kerple::forms::{Absolute, DistanceTable, Rotary, Sides, Sight};
 use kerple::kernel::exponentials::Demand;
@@ -105,15 +105,15 @@ impl PositionalEncoding {
         (seed, device): (u64, &Device),
     ) -> PositionalEncoding {
         let parameters = encoding.parameters(geometry);
-        let drawn = |layer: usize, scope: Scope| -> Vec<Param<Tensor<1>>> {
+        let drawn = |layer: usize, share: Share| -> Vec<Param<Tensor<1>>> {
             let all = encoding.initial_in_layer(geometry, seed, layer).into_iter().zip(&parameters);
-            all.filter(|(_, parameter)| parameter.scope == scope).map(|(values, _)| param(values, device)).collect()
+            all.filter(|(_, parameter)| parameter.share == share).map(|(values, _)| param(values, device)).collect()
         };
-        let has_own = parameters.iter().any(|parameter| parameter.scope == Scope::Layer);
+        let has_own = parameters.iter().any(|parameter| parameter.share == Share::Layer);
         let own: Arc<[usize]> = (0..standing.len()).filter(|layer| standing[*layer].other == which).collect();
         PositionalEncoding {
-            values: drawn(0, Scope::Model),
-            layers: own.iter().filter(|_| has_own).map(|layer| drawn(*layer, Scope::Layer)).collect(),
+            values: drawn(0, Share::Model),
+            layers: own.iter().filter(|_| has_own).map(|layer| drawn(*layer, Share::Layer)).collect(),
             others: Vec::new(),
             encoding: Arc::new(encoding.clone()),
             geometry: Arc::new(*geometry),
@@ -241,13 +241,13 @@ impl PositionalEncoding {
         for (number, layer) in sets.iter().enumerate() {
             let values = self.encoding.true_values(&self.geometry, &self.numbers(*layer));
             for (parameter, values) in parameters.iter().zip(values) {
-                match (parameter.scope, &self.name) {
-                    (Scope::Layer, _) => found.push((format!("layer{layer}.{}", parameter.name), values)),
-                    (Scope::Model, Some(name)) if number == 0 => {
+                match (parameter.share, &self.name) {
+                    (Share::Layer, _) => found.push((format!("layer{layer}.{}", parameter.name), values)),
+                    (Share::Model, Some(name)) if number == 0 => {
                         found.push((format!("{name}.{}", parameter.name), values));
                     }
-                    (Scope::Model, None) if number == 0 => found.push((parameter.name.clone(), values)),
-                    (Scope::Model, _) => {}
+                    (Share::Model, None) if number == 0 => found.push((parameter.name.clone(), values)),
+                    (Share::Model, _) => {}
                 }
             }
         }
@@ -481,14 +481,14 @@ impl Describe for PositionalEncoding {
             Some(demand) => self.unlimited().range_in_linear(parameter, demand),
             None => parameter.stored_range(),
         };
-        let mut say = |values: &[Param<Tensor<1>>], scope: Scope| {
-            for (value, parameter) in values.iter().zip(parameters.iter().filter(|known| known.scope == scope)) {
+        let mut say = |values: &[Param<Tensor<1>>], share: Share| {
+            for (value, parameter) in values.iter().zip(parameters.iter().filter(|known| known.share == share)) {
                 let range = projected.then(|| range(parameter));
                 groups.say(value, Group { decay: parameter.decay, range });
             }
         };
-        say(&self.values, Scope::Model);
-        self.layers.iter().for_each(|own| say(own, Scope::Layer));
+        say(&self.values, Share::Model);
+        self.layers.iter().for_each(|own| say(own, Share::Layer));
         self.others.iter().for_each(|other| other.describe(groups));
     }
 }

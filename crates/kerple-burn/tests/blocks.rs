@@ -59,7 +59,7 @@ fn check(plan: &BlockPlan, kind: &str, layer: usize, seed: u64) {
     let composed = run(&both, &x, &up, |both, x| both.forward(x, Engine::Composed));
     assert_close(&fused, &composed, &what);
     let kinked =
-        plan.clamp_qkv.is_some() || kind == "dape" || matches!(plan.activation, Activation::Relu | Activation::Relu2);
+        plan.clip_qkv.is_some() || kind == "dape" || matches!(plan.activation, Activation::Relu | Activation::Relu2);
     let step = if kinked { 1e-5 } else { 1e-4 };
     assert_slopes(&both, &x, &up, |both, x| both.forward(x, Engine::Fused), &fused, step, &what);
     let values: usize =
@@ -72,8 +72,10 @@ fn check(plan: &BlockPlan, kind: &str, layer: usize, seed: u64) {
 #[test]
 fn products_of_choices_equal_their_definition() {
     let mut seed = 0;
-    for norm in [NormKind::Layer, NormKind::LayerWithoutShift, NormKind::Rms] {
-        for residual in [ResidualKind::Sequential, ResidualKind::Parallel, ResidualKind::Normed, ResidualKind::Post] {
+    for norm in [NormKind::Layer, NormKind::LayerNoBias, NormKind::Rms] {
+        for residual in
+            [ResidualKind::Sequential, ResidualKind::Parallel, ResidualKind::NormResidual, ResidualKind::PostLn]
+        {
             for (gated, kv_heads, biases) in [
                 (false, None, true),
                 (true, Some(2), false),
@@ -86,8 +88,8 @@ fn products_of_choices_equal_their_definition() {
                 let plan = BlockPlan {
                     norm,
                     residual,
-                    gated,
-                    kv_heads,
+                    glu: gated,
+                    n_kv_heads: kv_heads,
                     qkv_bias: biases,
                     out_bias: biases,
                     mlp_bias: biases,
@@ -102,8 +104,8 @@ fn products_of_choices_equal_their_definition() {
 
 /// Whatever becomes of queries, keys and scores.
 fn softened(plan: &BlockPlan) -> BlockPlan {
-    let (ssmax, sink, soft_cap) = (Some(0.4), SinkKind::Learned, Some(0.7));
-    BlockPlan { qk_norm: true, ssmax, sink, soft_cap, ..plan.clone() }
+    let (ssmax, sink, attn_softcap) = (Some(0.4), SinkKind::Learned, Some(0.7));
+    BlockPlan { qk_norm: true, ssmax, sink, attn_softcap, ..plan.clone() }
 }
 
 #[test]
@@ -122,27 +124,27 @@ fn single_choices_equal_their_definition() {
         BlockPlan { out_bias: false, ..default.clone() },
         BlockPlan { mlp_bias: false, ..default.clone() },
         BlockPlan { norm_eps: 0.3, ..default.clone() },
-        BlockPlan { score_scale: Some(1.0), ..default.clone() },
-        BlockPlan { scale_by_layer: true, ..default.clone() },
+        BlockPlan { attn_scale: Some(1.0), ..default.clone() },
+        BlockPlan { scale_attn_by_layer: true, ..default.clone() },
         BlockPlan { qk_norm: true, ..default.clone() },
-        BlockPlan { qk_norm: true, norm_eps: 0.3, kv_heads: Some(2), ..default.clone() },
+        BlockPlan { qk_norm: true, norm_eps: 0.3, n_kv_heads: Some(2), ..default.clone() },
         BlockPlan { ssmax: Some(0.4), ..default.clone() },
-        BlockPlan { ssmax: Some(0.4), qk_norm: true, kv_heads: Some(1), ..default.clone() },
+        BlockPlan { ssmax: Some(0.4), qk_norm: true, n_kv_heads: Some(1), ..default.clone() },
         BlockPlan { sink: SinkKind::Learned, ..default.clone() },
-        BlockPlan { sink: SinkKind::One, kv_heads: Some(2), ..default.clone() },
-        BlockPlan { soft_cap: Some(0.3), ..default.clone() },
-        BlockPlan { clamp_qkv: Some(0.4), qk_norm: true, ..softened(&default) },
+        BlockPlan { sink: SinkKind::OffByOne, n_kv_heads: Some(2), ..default.clone() },
+        BlockPlan { attn_softcap: Some(0.3), ..default.clone() },
+        BlockPlan { clip_qkv: Some(0.4), qk_norm: true, ..softened(&default) },
         softened(&default),
-        BlockPlan { clamp_qkv: Some(0.4), ..default.clone() },
-        BlockPlan { clamp_qkv: Some(0.4), kv_heads: Some(2), residual: ResidualKind::Normed, ..default.clone() },
+        BlockPlan { clip_qkv: Some(0.4), ..default.clone() },
+        BlockPlan { clip_qkv: Some(0.4), n_kv_heads: Some(2), residual: ResidualKind::NormResidual, ..default.clone() },
         BlockPlan { activation: Activation::Relu, ..default.clone() },
         BlockPlan { activation: Activation::Relu2, ..default.clone() },
         BlockPlan { dropout: 0.4, ..default.clone() },
         BlockPlan { dropout: 0.4, residual: ResidualKind::Parallel, ..default.clone() },
-        BlockPlan { dropout: 0.4, residual: ResidualKind::Normed, ..default.clone() },
-        BlockPlan { dropout: 0.4, residual: ResidualKind::Post, ..default.clone() },
+        BlockPlan { dropout: 0.4, residual: ResidualKind::NormResidual, ..default.clone() },
+        BlockPlan { dropout: 0.4, residual: ResidualKind::PostLn, ..default.clone() },
         BlockPlan { dropout: 0.4, hidden_dropout: true, ..default.clone() },
-        BlockPlan { dropout: 0.4, hidden_dropout: true, gated: true, ..default.clone() },
+        BlockPlan { dropout: 0.4, hidden_dropout: true, glu: true, ..default.clone() },
         default,
     ]
     .into_iter()
@@ -159,11 +161,16 @@ fn gates_equal_their_definition() {
     for (seed, plan) in [
         default.clone(),
         softened(&default),
-        BlockPlan { kv_heads: Some(2), norm: NormKind::Rms, qkv_bias: false, ..default.clone() },
-        BlockPlan { kv_heads: Some(1), sink: SinkKind::One, residual: ResidualKind::Parallel, ..default.clone() },
-        BlockPlan { residual: ResidualKind::Normed, dropout: 0.4, ..default.clone() },
-        BlockPlan { residual: ResidualKind::Post, ..default.clone() },
-        BlockPlan { clamp_qkv: Some(0.4), ..default },
+        BlockPlan { n_kv_heads: Some(2), norm: NormKind::Rms, qkv_bias: false, ..default.clone() },
+        BlockPlan {
+            n_kv_heads: Some(1),
+            sink: SinkKind::OffByOne,
+            residual: ResidualKind::Parallel,
+            ..default.clone()
+        },
+        BlockPlan { residual: ResidualKind::NormResidual, dropout: 0.4, ..default.clone() },
+        BlockPlan { residual: ResidualKind::PostLn, ..default.clone() },
+        BlockPlan { clip_qkv: Some(0.4), ..default },
     ]
     .into_iter()
     .enumerate()
@@ -187,15 +194,15 @@ fn every_choice_matters() {
     for changed in [
         BlockPlan { norm_eps: 0.3, ..plain.clone() },
         BlockPlan { residual: ResidualKind::Parallel, ..plain.clone() },
-        BlockPlan { residual: ResidualKind::Normed, ..plain.clone() },
+        BlockPlan { residual: ResidualKind::NormResidual, ..plain.clone() },
         BlockPlan { activation: Activation::GeluTanh, ..plain.clone() },
         BlockPlan { activation: Activation::Silu, ..plain.clone() },
         BlockPlan { activation: Activation::QuickGelu, ..plain.clone() },
-        BlockPlan { score_scale: Some(1.0), ..plain.clone() },
-        BlockPlan { scale_by_layer: true, ..plain.clone() },
-        BlockPlan { clamp_qkv: Some(0.1), ..plain.clone() },
-        BlockPlan { sink: SinkKind::One, ..plain.clone() },
-        BlockPlan { soft_cap: Some(0.1), ..plain.clone() },
+        BlockPlan { attn_scale: Some(1.0), ..plain.clone() },
+        BlockPlan { scale_attn_by_layer: true, ..plain.clone() },
+        BlockPlan { clip_qkv: Some(0.1), ..plain.clone() },
+        BlockPlan { sink: SinkKind::OffByOne, ..plain.clone() },
+        BlockPlan { attn_softcap: Some(0.1), ..plain.clone() },
         BlockPlan { dropout: 0.4, ..plain.clone() },
     ] {
         assert_ne!(out(&changed, 1), out(&plain, 1), "{changed:?}");
@@ -203,9 +210,9 @@ fn every_choice_matters() {
     let dropped = BlockPlan { dropout: 0.4, ..plain.clone() };
     assert_ne!(out(&BlockPlan { hidden_dropout: true, ..dropped.clone() }, 1), out(&dropped, 1));
     assert_eq!(out(&BlockPlan { hidden_dropout: true, ..plain.clone() }, 1), out(&plain, 1));
-    let by_layer = BlockPlan { scale_by_layer: true, ..plain.clone() };
+    let by_layer = BlockPlan { scale_attn_by_layer: true, ..plain.clone() };
     assert_eq!(out(&by_layer, 0), out(&plain, 0));
-    let usual = BlockPlan { score_scale: Some((SIZES.head_dim as f64).sqrt().recip()), ..plain.clone() };
+    let usual = BlockPlan { attn_scale: Some((SIZES.head_dim as f64).sqrt().recip()), ..plain.clone() };
     assert_eq!(out(&usual, 0), out(&plain, 0));
 }
 
@@ -214,8 +221,8 @@ fn every_choice_matters() {
 fn both_directions_equal_their_definition() {
     let plans = [
         BlockPlan::default(),
-        BlockPlan { kv_heads: Some(2), residual: ResidualKind::Parallel, ..BlockPlan::default() },
-        BlockPlan { clamp_qkv: Some(0.9), ..BlockPlan::default() },
+        BlockPlan { n_kv_heads: Some(2), residual: ResidualKind::Parallel, ..BlockPlan::default() },
+        BlockPlan { clip_qkv: Some(0.9), ..BlockPlan::default() },
         softened(&BlockPlan::default()),
     ];
     let kinds = ["kerple_bias_weight", "rotary", "none", "alibi", "t5_encoder", "fox"];
@@ -243,7 +250,7 @@ fn both_directions_equal_their_definition() {
 /// The first branch of a post-norm model has no norm, every other one that of the branch before it.
 #[test]
 fn post_norm_norms_what_a_branch_was_added_to() {
-    let plan = BlockPlan { residual: ResidualKind::Post, ..BlockPlan::default() };
+    let plan = BlockPlan { residual: ResidualKind::PostLn, ..BlockPlan::default() };
     let (first, second) = (Both::new(&plan, "none", 0, 1), Both::new(&plan, "none", 1, 2));
     let x = random([2, 5, SIZES.d_model], &mut rng(3));
     let positions = first.encoding.positions(0, [5, 5], (&device(), DType::F64), Engine::Fused, &PASS);
@@ -276,7 +283,7 @@ fn shared_key_heads_equal_repeated_ones() {
     let geometry = Geometry::new(SIZES.n_heads, SIZES.head_dim, 64);
     let none = PositionalEncoding::new(&none, &geometry, 1, 0, &device);
     let positions = none.positions(0, [9, 9], (&device, DType::F64), Engine::Fused, &PASS);
-    let one = BlockPlan { kv_heads: Some(1), ..BlockPlan::default() };
+    let one = BlockPlan { n_kv_heads: Some(1), ..BlockPlan::default() };
     let one = Block::new(&one, &SIZES, 0, &mut init(&mut rng, &device)).map(&mut Randomize(&mut rng));
     let mut all = Block::new(&BlockPlan::default(), &SIZES, 0, &mut init(&mut rng, &device));
     // every parameter but the packed projection is the same
@@ -321,7 +328,7 @@ fn unknown_gates_under_padding_count_as_nothing() {
         let positions = Positions { clock, lengths: Some(lengths.as_slice().into()), ..Positions::default() };
         let out = match linear {
             true => {
-                let plan = LinearPlan { features: FeatureKind::Elu, ..LinearPlan::default() };
+                let plan = LinearPlan { feature_map: FeatureKind::Elu, ..LinearPlan::default() };
                 linear_attention(rows.clone(), &Linear { plan, layer: 0 }, &positions, engine)
             }
             false => {

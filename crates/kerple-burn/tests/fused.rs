@@ -109,7 +109,7 @@ fn losses_and_embeddings_equal_their_definition() {
     (scored[3], scored[4]) = (false, true);
     let (x, up, one) =
         (random([batch, len, width], &mut rng), random([batch, len, 1], &mut rng), random([1, 1, 1], &mut rng));
-    let kinds = [NormKind::Layer, NormKind::LayerWithoutShift, NormKind::Rms];
+    let kinds = [NormKind::Layer, NormKind::LayerNoBias, NormKind::Rms];
     for (norm, tied, masked) in kinds.into_iter().flat_map(|n| [(n, false, false), (n, true, true), (n, false, true)]) {
         let (output, what) = (Output::new(norm, [width, vocab], tied, masked), format!("{norm:?} {tied} {masked}"));
         // what is not scored need not be in the vocabulary

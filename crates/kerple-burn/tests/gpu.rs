@@ -183,7 +183,7 @@ fn linear_of(
     let fading =
         decay.as_ref().map(|[near, weights]| Fading { near: near.clone(), beyond: Some(beyond(weights)) }.into());
     let positions = Positions { fading, lengths: lengths.map(Into::into), sight, ..Positions::default() };
-    let plan = LinearPlan { features, count, ..LinearPlan::default() };
+    let plan = LinearPlan { feature_map: features, n_features: count, ..LinearPlan::default() };
     let out = linear_attention(own.clone(), &Linear { plan, layer: 0 }, &positions, Engine::Fused);
     let mut gradients = (out.clone() * out.clone().sin()).sum().backward();
     let get = |tensor: Tensor<1>| tensor.into_data().try_to_vec::<f32>().unwrap();
@@ -228,7 +228,7 @@ fn gated_of(device: &Device, len: usize, engine: Engine) -> Vec<Vec<f32>> {
     let gates = (random([1, 2, 2, len], -0.5..0.0) * strength).reshape([2, 2, len]).detach().require_grad();
     let clock = Some(Clock::Gates(gates.clone()));
     let positions = Positions { clock, sight: Sight::CAUSAL, ..Positions::default() };
-    let plan = LinearPlan { features: FeatureKind::Elu, ..LinearPlan::default() };
+    let plan = LinearPlan { feature_map: FeatureKind::Elu, ..LinearPlan::default() };
     let out = linear_attention(own.clone(), &Linear { plan, layer: 0 }, &positions, engine);
     let mut gradients = (out.clone() * out.clone().sin()).sum().backward();
     let get = |tensor: Tensor<1>| tensor.into_data().try_to_vec::<f32>().unwrap();
@@ -320,7 +320,7 @@ fn feed_forward_branches_are_those_of_the_processor() {
     let device = gpu();
     let plain = BlockPlan::default();
     let gated =
-        BlockPlan { norm: NormKind::Rms, gated: true, mlp_bias: false, activation: Activation::Silu, ..plain.clone() };
+        BlockPlan { norm: NormKind::Rms, glu: true, mlp_bias: false, activation: Activation::Silu, ..plain.clone() };
     // composed, the slope of GELU is Burn's, which is that of an approximation on GPUs
     for (plan, engines) in [(plain, &[Engine::Fused][..]), (gated, &[Engine::Fused, Engine::Composed])] {
         let expected = branch(&Device::flex(), &plan, Engine::Fused);

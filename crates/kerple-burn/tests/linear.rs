@@ -34,11 +34,11 @@ fn encodings() -> Vec<Encoding> {
         r#"{"kind":"alibi"}"#,
         r#"{"kind":"kerple_log"}"#,
         r#"{"kind":"kerple_power","r2":[0.0,1.0]}"#,
-        r#"{"kind":"sine_spe","waves":2,"realisations":6}"#,
-        r#"{"kind":"sine_spe","waves":1,"realisations":5,"gated":false,"noise":"shared","scope":"layer"}"#,
-        r#"{"kind":"sine_spe","waves":1,"realisations":5,"gating":"jax"}"#,
-        r#"{"kind":"conv_spe","taps":[5],"realisations":6}"#,
-        r#"{"kind":"conv_spe","taps":[2,3],"size":[12,20],"realisations":6,"gated":false}"#,
+        r#"{"kind":"sine_spe","num_sines":2,"num_realizations":6}"#,
+        r#"{"kind":"sine_spe","num_sines":1,"num_realizations":5,"gated":false,"noise":"shared","share":"layer"}"#,
+        r#"{"kind":"sine_spe","num_sines":1,"num_realizations":5,"gating":"jax"}"#,
+        r#"{"kind":"conv_spe","kernel_size":[5],"num_realizations":6}"#,
+        r#"{"kind":"conv_spe","kernel_size":[2,3],"size":[12,20],"num_realizations":6,"gated":false}"#,
         r#"{"kind":"kerple_power","r1":[0.03,0.1],"r2":[1.1,1.4]}"#,
         r#"{"kind":"fox"}"#,
         r#"{"kind":"fox","gate":"bias_only"}"#,
@@ -49,7 +49,7 @@ fn encodings() -> Vec<Encoding> {
 }
 
 fn plan(features: FeatureKind) -> BlockPlan {
-    let linear = LinearPlan { features, count: 10, ..LinearPlan::default() };
+    let linear = LinearPlan { feature_map: features, n_features: 10, ..LinearPlan::default() };
     BlockPlan { attention: AttentionKind::Linear(linear), ..BlockPlan::default() }
 }
 
@@ -97,7 +97,8 @@ fn fused_equals_its_definition() {
 /// Their gradients are of draws' means, not of what was drawn: no differences to compare them with.
 #[test]
 fn centred_gradients_are_those_of_the_definition() {
-    let encoding = serde_json::from_str(r#"{"kind":"sine_spe","waves":2,"realisations":6,"centred":true}"#).unwrap();
+    let encoding =
+        serde_json::from_str(r#"{"kind":"sine_spe","num_sines":2,"num_realizations":6,"centred":true}"#).unwrap();
     let (both, mut rng, len) = (Both::new(&plan(FeatureKind::Favor), &encoding, 3), rng(4), 290);
     let (x, up) = (random([1, len, SIZES.d_model], &mut rng), random([1, len, SIZES.d_model], &mut rng));
     let forward = |both: &Both, x: Tensor<3>, engine| {
@@ -106,7 +107,7 @@ fn centred_gradients_are_those_of_the_definition() {
     let [fused, composed] =
         [Engine::Fused, Engine::Composed].map(|engine| run(&both, &x, &up, |both, x| forward(both, x, engine)));
     assert_close(&fused, &composed, "centred");
-    let plain = serde_json::from_str(r#"{"kind":"sine_spe","waves":2,"realisations":6}"#).unwrap();
+    let plain = serde_json::from_str(r#"{"kind":"sine_spe","num_sines":2,"num_realizations":6}"#).unwrap();
     let plain = Both::new(&plan(FeatureKind::Favor), &plain, 3);
     let plain = run(&plain, &x, &up, |both, x| forward(both, x, Engine::Fused));
     assert_ne!(format!("{fused:?}"), format!("{plain:?}"), "the key changes something");
@@ -153,7 +154,7 @@ fn a_state_equals_whole_sequences() {
 
 #[test]
 fn draws_are_by_step_in_training_and_fixed_in_evaluation() {
-    let encoding = serde_json::from_str::<Encoding>(r#"{"kind":"sine_spe","realisations":6}"#).unwrap();
+    let encoding = serde_json::from_str::<Encoding>(r#"{"kind":"sine_spe","num_realizations":6}"#).unwrap();
     let out = |plan: &BlockPlan, pass: Pass| {
         let both = Both::new(plan, &encoding, 1);
         let x = random([1, 9, SIZES.d_model], &mut rng(2));
@@ -170,7 +171,7 @@ fn draws_are_by_step_in_training_and_fixed_in_evaluation() {
     // features alone: the same for so many updates
     let none = serde_json::from_str::<Encoding>(r#"{"kind":"none"}"#).unwrap();
     let omega = |redraw: u64, pass: Pass| {
-        let linear = LinearPlan { count: 10, redraw, ..LinearPlan::default() };
+        let linear = LinearPlan { n_features: 10, redraw_every: redraw, ..LinearPlan::default() };
         let plan = BlockPlan { attention: AttentionKind::Linear(linear), ..BlockPlan::default() };
         let both = Both::new(&plan, &none, 1);
         let positions = both.positions(9, &pass, Engine::Fused);

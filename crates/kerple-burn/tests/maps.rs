@@ -19,25 +19,25 @@ const SIZES: Sizes = Sizes { d_model: 8, n_heads: 4, head_dim: 5, d_hidden: 6 };
 
 /// A threshold that is no position: where they are equal, the slope of FIRE's bias in it jumps.
 const ENCODINGS: &[&str] = &[
-    r#"{"kind":"fire","threshold":4.5}"#,
-    r#"{"kind":"fire","width":3,"threshold":6.25,"window":5}"#,
+    r#"{"kind":"fire","init_l":4.5}"#,
+    r#"{"kind":"fire","hidden":3,"init_l":6.25,"window":5}"#,
     r#"{"kind":"dape"}"#,
     r#"{"kind":"dape","base":"alibi","variant":"concat","hidden":7}"#,
     r#"{"kind":"dape","base":"t5","variant":"add_residual","hidden":4,"window":3}"#,
     r#"{"kind":"dape","base":{"kind":"kernel","bias":"log(b, a) + 0.5*power(a, p)","keep":"smooth"},"variant":"bias_only"}"#,
     r#"{"kind":"dape","base":"none","hidden":5}"#,
     r#"{"kind":"dape","base":"rotary","hidden":5}"#,
-    r#"{"kind":"dape","base":{"kind":"fire","threshold":4.5,"width":6},"hidden":5}"#,
+    r#"{"kind":"dape","base":{"kind":"fire","init_l":4.5,"hidden":6},"hidden":5}"#,
     r#"{"kind":"dape","kernel":3,"hidden":5}"#,
     r#"{"kind":"dape","base":"alibi","kernel":3,"variant":"concat","hidden":5,"window":4}"#,
     r#"{"kind":"dape","kernel":5,"variant":"add_residual","hidden":3,"edge":"closed"}"#,
     r#"{"kind":"dape","base":"alibi","kernel":7,"variant":"bias_only","hidden":3,"edge":"closed","window":4}"#,
     r#"{"kind":"dape","kernel":7,"hidden":3}"#,
-    r#"{"kind":"dape","base":{"kind":"fire","threshold":4.5,"width":6},"kernel":3,"hidden":5}"#,
+    r#"{"kind":"dape","base":{"kind":"fire","init_l":4.5,"hidden":6},"kernel":3,"hidden":5}"#,
     r#"{"kind":"dape","base":"rotary","kernel":5,"hidden":5}"#,
-    r#"{"kind":"fire","threshold":40.5,"randomized":200}"#,
-    r#"{"kind":"dape","base":{"kind":"fire","threshold":40.5,"width":6},"hidden":5,"randomized":200}"#,
-    r#"{"kind":"dape","base":{"kind":"fire","threshold":40.5},"kernel":3,"hidden":5,"randomized":200,"window":4}"#,
+    r#"{"kind":"fire","init_l":40.5,"randomized":200}"#,
+    r#"{"kind":"dape","base":{"kind":"fire","init_l":40.5,"hidden":6},"hidden":5,"randomized":200}"#,
+    r#"{"kind":"dape","base":{"kind":"fire","init_l":40.5},"kernel":3,"hidden":5,"randomized":200,"window":4}"#,
     r#"{"kind":"dape","base":"rotary","hidden":5,"randomized":200}"#,
     r#"{"kind":"dape","base":"alibi","kernel":3,"hidden":5,"randomized":200}"#,
     r#"{"kind":"transformer_xl"}"#,
@@ -47,7 +47,7 @@ const ENCODINGS: &[&str] = &[
     r#"{"kind":"shaw","max_distance":3,"values":true}"#,
     r#"{"kind":"shaw","max_distance":3,"values":true,"window":5}"#,
     r#"{"kind":"shaw","max_distance":8,"values":true,"randomized":200}"#,
-    r#"{"kind":"cope","positions":3}"#,
+    r#"{"kind":"cope","npos_max":3}"#,
     r#"{"kind":"cope","window":5}"#,
     r#"{"kind":"xpos","scale_base":12}"#,
     r#"{"kind":"xpos","base":100,"scale_base":16,"gamma":0.2,"window":5}"#,
@@ -98,8 +98,8 @@ impl Both {
 
 #[test]
 fn fused_equals_composed_and_finite_differences() {
-    let shared = BlockPlan { kv_heads: Some(2), ..BlockPlan::default() };
-    let clamped = BlockPlan { clamp_qkv: Some(2.0), ..BlockPlan::default() }; // takes the parts one by one
+    let shared = BlockPlan { n_kv_heads: Some(2), ..BlockPlan::default() };
+    let clamped = BlockPlan { clip_qkv: Some(2.0), ..BlockPlan::default() }; // takes the parts one by one
     for (seed, &text) in (0..).zip(ENCODINGS) {
         for (plan, sees, len) in [
             (BlockPlan::default(), Sees::Before, 9),

@@ -22,15 +22,15 @@ const HEAD_DIM: usize = 6;
 /// Encodings with maps and fading products. A threshold that is no position: where they are equal, the slope of FIRE's bias in it
 /// jumps.
 const ENCODINGS: &[&str] = &[
-    r#"{"kind":"fire","threshold":4.5}"#,
-    r#"{"kind":"fire","width":3,"threshold":6.25,"window":5}"#,
-    r#"{"kind":"fire","threshold":40.5,"randomized":200}"#,
+    r#"{"kind":"fire","init_l":4.5}"#,
+    r#"{"kind":"fire","hidden":3,"init_l":6.25,"window":5}"#,
+    r#"{"kind":"fire","init_l":40.5,"randomized":200}"#,
     r#"{"kind":"dape"}"#,
     r#"{"kind":"dape","base":"t5","variant":"add_residual","hidden":4,"window":3}"#,
     r#"{"kind":"dape","base":"alibi","variant":"concat","hidden":7}"#,
     r#"{"kind":"dape","base":"alibi","variant":"bias_only","hidden":7}"#,
     r#"{"kind":"dape","base":"none","hidden":5}"#,
-    r#"{"kind":"dape","base":{"kind":"fire","threshold":4.5,"width":6},"hidden":5}"#,
+    r#"{"kind":"dape","base":{"kind":"fire","init_l":4.5,"hidden":6},"hidden":5}"#,
     r#"{"kind":"dape","kernel":3,"hidden":5}"#,
     r#"{"kind":"dape","base":"alibi","kernel":3,"variant":"concat","hidden":5,"window":4}"#,
     r#"{"kind":"dape","kernel":5,"variant":"add_residual","hidden":3,"edge":"closed"}"#,
@@ -40,7 +40,7 @@ const ENCODINGS: &[&str] = &[
     r#"{"kind":"shaw","max_distance":3,"values":true}"#,
     r#"{"kind":"shaw","max_distance":30,"values":true,"window":5}"#,
     r#"{"kind":"shaw","max_distance":8,"randomized":200}"#,
-    r#"{"kind":"cope","positions":3}"#,
+    r#"{"kind":"cope","npos_max":3}"#,
     r#"{"kind":"cope","window":5}"#,
     r#"{"kind":"xpos","scale_base":12}"#,
     r#"{"kind":"xpos","base":100,"scale_base":16,"gamma":0.2,"window":5}"#,
@@ -196,11 +196,11 @@ fn the_bias_of_fire_in_kernels_is_that_of_the_processor() {
         attention(q, k, v, scoring.clone(), positions, Engine::Fused)
     };
     for (text, sees, sizes) in [
-        (r#"{"kind":"fire","threshold":4.5}"#, Sees::Before, [150, 150]),
-        (r#"{"kind":"fire","threshold":40.5,"randomized":400}"#, Sees::Before, [70, 90]),
-        (r#"{"kind":"fire","threshold":6.25,"window":50}"#, Sees::All, [130, 130]),
-        (r#"{"kind":"fire","width":5,"threshold":20.5}"#, Sees::Padded, [70, 70]),
-        (r#"{"kind":"fire","threshold":4.5}"#, Sees::Before, [1, 300]),
+        (r#"{"kind":"fire","init_l":4.5}"#, Sees::Before, [150, 150]),
+        (r#"{"kind":"fire","init_l":40.5,"randomized":400}"#, Sees::Before, [70, 90]),
+        (r#"{"kind":"fire","init_l":6.25,"window":50}"#, Sees::All, [130, 130]),
+        (r#"{"kind":"fire","hidden":5,"init_l":20.5}"#, Sees::Padded, [70, 70]),
+        (r#"{"kind":"fire","init_l":4.5}"#, Sees::Before, [1, 300]),
     ] {
         let case = Case { text, sees, sizes, gates: false, cap: None, sinks: false };
         let (found, expected) = (run(&device, case, attend), run(&Device::flex(), case, attend));
@@ -219,7 +219,7 @@ fn caps_and_sinks_in_kernels_are_those_of_the_processor() {
     for (text, sees, sizes, gates) in [
         (r#"{"kind":"kerple_log"}"#, Sees::Before, [90, 90], true),
         (r#"{"kind":"kerple_log","window":20}"#, Sees::Padded, [70, 70], false),
-        (r#"{"kind":"fire","threshold":4.5}"#, Sees::Before, [70, 80], false),
+        (r#"{"kind":"fire","init_l":4.5}"#, Sees::Before, [70, 80], false),
         (r#"{"kind":"kernel","bias":"log(b, a)","weight":"exp(1, a, p)"}"#, Sees::Before, [90, 90], false),
         (r#"{"kind":"none"}"#, Sees::Before, [2, 300], false),
         (r#"{"kind":"kerple_log"}"#, Sees::Before, [90, 400], true),
@@ -247,7 +247,7 @@ fn networks_over_heads_are_those_of_the_processor() {
         (r#"{"kind":"dape","base":"t5","variant":"add_residual","hidden":40}"#, Sees::Before, [20, 50]),
         (r#"{"kind":"dape","base":"kerple_power","variant":"bias_only","hidden":5}"#, Sees::Before, [40, 40]),
         (r#"{"kind":"dape","base":"rotary","hidden":9}"#, Sees::Before, [40, 40]),
-        (r#"{"kind":"dape","base":{"kind":"fire","threshold":4.5,"width":6},"hidden":5}"#, Sees::All, [30, 30]),
+        (r#"{"kind":"dape","base":{"kind":"fire","init_l":4.5,"hidden":6},"hidden":5}"#, Sees::All, [30, 30]),
     ] {
         let case = Case { text, sees, sizes, gates: false, cap: None, sinks: false };
         let attend =

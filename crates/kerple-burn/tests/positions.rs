@@ -2,7 +2,7 @@
 
 use burn::module::{Module, ModuleMapper, Param};
 use burn::tensor::{DType, Device, Tensor, TensorData};
-use kerple::encoding::{Clamp, Encoding, Geometry, METHODS, Method, Scope, expression};
+use kerple::encoding::{Clamp, Encoding, Geometry, METHODS, Method, Share, expression};
 use kerple::kernel::{expr::Expr, parameter::Keep};
 use kerple_burn::forms::Positions;
 use kerple_burn::fused::Engine;
@@ -28,11 +28,11 @@ fn smooth(bias: &str, weight: Option<&str>) -> Encoding {
     Encoding::from(Method::Kernel(expression::Config { bias, weight, keep: Keep::Smooth, unproven: false }))
 }
 
-/// Every method by its defaults, and expressions whose stored numbers are mapped; in both scopes where there are two.
+/// Every method by its defaults, and expressions whose stored numbers are mapped; in both shares where there are two.
 fn all() -> Vec<Encoding> {
     let mut all: Vec<Encoding> = METHODS.iter().map(|kind| Encoding::from(Method::named(kind).unwrap())).collect();
     all.push(smooth("log(b, a) + 0.5*power(a, p)", Some("exp(1, a, p)")));
-    let layered = |encoding: &Encoding| Encoding { scope: Scope::Layer, ..encoding.clone() };
+    let layered = |encoding: &Encoding| Encoding { share: Share::Layer, ..encoding.clone() };
     let layered: Vec<Encoding> = all.iter().map(layered).filter(|encoding| encoding.check(&GEOMETRY).is_ok()).collect();
     assert!(layered.len() >= 11, "T5 and the kernels that learn may differ by layer");
     all.into_iter().chain(layered).collect()
@@ -113,7 +113,7 @@ fn fused_tables_equal_composed_ones_in_values_and_gradients() {
 fn gradients_in_stored_numbers_pass_finite_differences() {
     for encoding in all() {
         // in range, away from ends where a clamp is flat
-        let free = Encoding { clamp: Clamp::WorkingCopy, ..encoding.clone() };
+        let free = Encoding { clamp: Clamp::ForwardOnly, ..encoding.clone() };
         let module = double(&free, 1);
         let options = (&device(), DType::F64);
         let Some((_, gradients)) = run(&module, &module.positions(0, [LEN, LEN], options, Engine::Fused, &PASS)) else {
@@ -152,7 +152,7 @@ fn gradients_in_stored_numbers_pass_finite_differences() {
 #[test]
 fn layers_share_values_or_have_their_own() {
     let shared = Encoding::from(Method::named("kerple_log").unwrap());
-    let own = Encoding { scope: Scope::Layer, ..shared.clone() };
+    let own = Encoding { share: Share::Layer, ..shared.clone() };
     let names = |encoding: &Encoding| {
         let module = double(encoding, 3);
         parameters::collect(&module).into_iter().map(|named| named.name).collect::<Vec<_>>()
@@ -186,13 +186,13 @@ fn layers_share_values_or_have_their_own() {
 
 #[test]
 fn every_parameter_says_its_group() {
-    for (kind, scope, group) in [
-        ("kerple_log", Scope::Layer, Group { decay: false, range: Some([0.01, f64::INFINITY]) }),
-        ("kerple_log", Scope::Model, Group { decay: false, range: Some([0.01, f64::INFINITY]) }),
-        ("t5", Scope::Layer, Group { decay: true, range: Some([f64::NEG_INFINITY, f64::INFINITY]) }),
-        ("learned", Scope::Model, Group { decay: true, range: Some([f64::NEG_INFINITY, f64::INFINITY]) }),
+    for (kind, share, group) in [
+        ("kerple_log", Share::Layer, Group { decay: false, range: Some([0.01, f64::INFINITY]) }),
+        ("kerple_log", Share::Model, Group { decay: false, range: Some([0.01, f64::INFINITY]) }),
+        ("t5", Share::Layer, Group { decay: true, range: Some([f64::NEG_INFINITY, f64::INFINITY]) }),
+        ("learned", Share::Model, Group { decay: true, range: Some([f64::NEG_INFINITY, f64::INFINITY]) }),
     ] {
-        let encoding = Encoding { scope, ..Encoding::from(Method::named(kind).unwrap()) };
+        let encoding = Encoding { share, ..Encoding::from(Method::named(kind).unwrap()) };
         let groups = parameters::groups(&double(&encoding, 2));
         assert!(!groups.is_empty() && groups.iter().all(|found| *found == group), "{kind}: {groups:?}");
     }
@@ -210,7 +210,7 @@ fn every_parameter_says_its_group() {
 
 #[test]
 fn reports_are_given_true_values_by_name() {
-    let module = double(&Encoding { scope: Scope::Layer, ..smooth("power(a, p~1.5)", None) }, 2);
+    let module = double(&Encoding { share: Share::Layer, ..smooth("power(a, p~1.5)", None) }, 2);
     let values = module.true_values();
     let names: Vec<&str> = values.iter().map(|(name, _)| name.as_str()).collect();
     assert_eq!(names, ["layer0.a", "layer0.p", "layer1.a", "layer1.p"]);

@@ -372,7 +372,7 @@ pub struct Bench {
     /// Run file of the model to time (step, eval); its text is not read.
     #[arg(long, conflicts_with_all = ["heads", "head_dim", "layers"])]
     pub config: Option<PathBuf>,
-    /// Override a key of the run file, e.g. model.block.gated=true.
+    /// Override a key of the run file, e.g. model.block.glu=true.
     #[arg(long, value_name = "KEY=VALUE", requires = "config")]
     pub set: Vec<String>,
     /// Sequence lengths (attention, linear, step, eval) or cached keys (decode).

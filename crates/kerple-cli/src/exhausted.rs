@@ -7,7 +7,7 @@ use kerple_burn::device::Name;
 use std::panic;
 
 /// What can be asked for less of, by the commands that take it.
-const HINT: &str = "lower train.micro_batch (results change by rounding only) or train.train_len; \
+const HINT: &str = "lower train.micro_batch_size (results change by rounding only) or train.train_len; \
     for eval lower --lengths; for bench lower --batch or --lengths. See docs/gpu.md for memory use";
 
 /// Ends the process with an error in place of a panic when this device has no memory left.

@@ -61,20 +61,20 @@ const BLOCKS: [(&str, &str, bool); 25] = [
     ("qkv_bias", "false", false),
     ("out_bias", "false", false),
     ("mlp_bias", "false", false),
-    ("kv_heads", "1", false),
+    ("n_kv_heads", "1", false),
     ("activation", "\"relu\"", false),
-    ("gated", "true", false),
-    ("score_scale", "0.5", false),
-    ("scale_by_layer", "true", false),
+    ("glu", "true", false),
+    ("attn_scale", "0.5", false),
+    ("scale_attn_by_layer", "true", false),
     ("qk_norm", "true", false),
     ("ssmax", "0.3", false),
-    ("sink", "\"one\"", false),
-    ("soft_cap", "20.0", false),
-    ("clamp_qkv", "8.0", false),
-    ("tied_head", "true", false),
-    ("head_bias", "true", false),
-    ("attention", "{ linear = { features = \"relu\" } }", false),
-    ("scaled_embedding", "true", false),
+    ("sink", "\"off_by_one\"", false),
+    ("attn_softcap", "20.0", false),
+    ("clip_qkv", "8.0", false),
+    ("tie_embeddings", "true", false),
+    ("lm_head_bias", "true", false),
+    ("attention", "{ linear = { feature_map = \"relu\" } }", false),
+    ("scale_embeddings", "true", false),
     ("init", "\"xavier\"", false),
     ("dropout", "0.1", true),
     ("embedding_dropout", "\"before\"", true),
@@ -102,7 +102,7 @@ fn a_model_that_is_other_in_anything_but_positions_is_refused() {
     // the embedding, the head and all matrices have as many values as before
     let said = refused(&place, "new", &["--set", "model.n_heads=4", "--set", "model.head_dim=4"]);
     assert!(said.contains("model.head_dim = 4 (was 8), model.n_heads = 4 (was 2)"), "{said}");
-    let linear = "model.layers.far={ at = [1], attention = { linear = { features = \"relu\" } } }";
+    let linear = "model.layers.far={ at = [1], attention = { linear = { feature_map = \"relu\" } } }";
     let said = refused(&place, "new", &["--set", linear]);
     assert!(said.contains("attention of layer 1 = {") && said.contains("(was \"softmax\")"), "{said}");
     let said = refused(&place, "new", &["--set", "model.preset=small"]);
@@ -115,7 +115,7 @@ fn a_model_that_is_other_in_anything_but_positions_is_refused() {
 #[test]
 fn draws_that_belong_to_a_model_keep_their_seed() {
     let place = Place::new();
-    let linear = "model.block.attention={ linear = { features = \"favor\", count = 16, redraw = 0 } }";
+    let linear = "model.block.attention={ linear = { feature_map = \"favor\", n_features = 16, redraw_every = 0 } }";
     short(&place, &["--set", "encoding.kind=rotary", "--set", linear, "--set", "seed=1"]);
     assert!(refused(&place, "new", &["--set", "seed=2"]).contains("seed = 2"));
     begun(&place, "new", &["--set", "train.steps=0"]);
@@ -201,7 +201,7 @@ fn what_follows_from_the_training_length_stays() {
         (&["encoding.kind=fire"][..], "/encoding/threshold"),
         (&["encoding.kind=dape", "encoding.base=fire"], "/encoding/base/threshold"),
         (&["encoding.kind=rotary", "encoding.scaling=yarn"], "/encoding/scaling/original_len"),
-        (&["model.layers.far={ at = [1], encoding = \"fire\" }"], "/model/layers/far/encoding/threshold"),
+        (&["model.layers.far={ at = [1], encoding = \"fire\" }"], "/model/layers/far/encoding/init_l"),
         (
             &["model.layers.far={ at = [1], encoding = { kind = \"rotary\", scaling = \"linear\" } }"],
             "/model/layers/far/encoding/scaling/original_len",

@@ -147,15 +147,15 @@ fn train() {
         "train.steps=many",
         "train.steps=1.5",
         "train=3",
-        "train.decay=fast",
-        "train.batch=0",
+        "train.lr_schedule=fast",
+        "train.batch_size=0",
         "train.train_len=0",
         "train.train_len=1000000",
-        "train.batch=1048577",
-        "train.micro_batch=3",
+        "train.batch_size=1048577",
+        "train.micro_batch_size=3",
         "train.learning_rate=nan",
-        "train.betas=[0.9]",
-        "train.betas=[0.9, 1.0]",
+        "train.adam_betas=[0.9]",
+        "train.adam_betas=[0.9, 1.0]",
         "train.log_every=0",
         "model.preset=huge",
         "model.head_dim=0",
@@ -165,7 +165,7 @@ fn train() {
         "encoding.kind=kerple",
         "data.path=missing",
         "data.path=text",
-        "data.packing=tight",
+        "data.sampling=tight",
     ] {
         say.fails(&["train", "--config", "run.toml", "--out", "out", "--set", set]);
     }
@@ -175,7 +175,7 @@ fn train() {
     say.fails(&two("encoding.kind=kernel", "encoding.bias=\"log(b=1\""));
     say.fails(&two("encoding.kind=t5", "encoding.num_bucket=8"));
     say.fails(&two("model.n_layers=60000", "model.head_dim=1000"));
-    say.fails(&two("train.batch=1000000", "train.train_len=1000"));
+    say.fails(&two("train.batch_size=1000000", "train.train_len=1000"));
     say.fails(&["train", "--config", "run.toml", "--out", "file"]);
     say.fails(&["train", "--config", "run.toml", "--out", "file/out"]);
     say.done("train");

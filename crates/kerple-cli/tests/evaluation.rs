@@ -51,7 +51,7 @@ fn other_data_is_another_text() {
 fn what_a_model_cannot_take_is_no_evaluation_of_it() {
     let place = Place::new();
     place.make_data();
-    let linear = "model.block.attention={ linear = { features = \"elu\" } }";
+    let linear = "model.block.attention={ linear = { feature_map = \"elu\" } }";
     let rotary = ["--set", "encoding={ kind = \"rotary\" }"];
     place.ok(&[&["train", "--config", "run.toml", "--out", "r", "--set", linear][..], &rotary].concat());
     // below and beyond what is read in pieces
@@ -259,7 +259,7 @@ fn a_comparison_scales_the_runs_that_rotate() {
 fn what_reaches_beyond_the_horizon_is_remarked_on() {
     let place = Place::new();
     place.make_data();
-    let linear = "model.block.attention={ linear = { count = 8, horizon = 32 } }";
+    let linear = "model.block.attention={ linear = { n_features = 8, horizon = 32 } }";
     place.ok(&["train", "--config", "run.toml", "--out", "run", "--set", linear]);
     let said = |command: &[&str]| {
         let output = place.run(command);

@@ -44,15 +44,20 @@ fn until_done(place: &Place, arguments: &[&str], longest: u64, state: &mut u64) 
 
 /// The arguments of a training run, and of its evaluation, in which every kind of file is written often.
 fn train(out: &str) -> Vec<&str> {
-    train_with(out, ["train.steps=400", "train.checkpoint_every=4"])
+    train_with(out, ["train.steps=400", "train.save_interval=4"])
 }
 
 fn train_with<'a>(out: &'a str, sets: [&'a str; 2]) -> Vec<&'a str> {
     let mut train = vec!["train", "--config", "run.toml", "--out", out];
-    for set in
-        ["data.packing=megatron", "train.batch=8", "train.micro_batch=4", "train.log_every=3", "train.valid_every=7"]
-            .into_iter()
-            .chain(sets)
+    for set in [
+        "data.sampling=megatron",
+        "train.batch_size=8",
+        "train.micro_batch_size=4",
+        "train.log_every=3",
+        "train.eval_interval=7",
+    ]
+    .into_iter()
+    .chain(sets)
     {
         train.extend(["--set", set]);
     }

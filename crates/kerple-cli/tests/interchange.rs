@@ -67,8 +67,16 @@ fn training_goes_on_from_an_imported_model() {
     let place = Place::new();
     make_ids(&place);
     place.ok(&["import", &golden("neox_sequential_tied_bf16"), "--out", "model"]);
-    let steps =
-        ["--set", "train.steps=3", "--set", "train.train_len=16", "--set", "train.batch=2", "--set", "data.path=ids"];
+    let steps = [
+        "--set",
+        "train.steps=3",
+        "--set",
+        "train.train_len=16",
+        "--set",
+        "train.batch_size=2",
+        "--set",
+        "data.path=ids",
+    ];
     let from = |out: &str, more: &[&str]| {
         let all = [&["train", "--init-from", "model", "--out", out, "--json"], &steps[..], more].concat();
         json(&place.ok(&all))[0].clone()
@@ -77,13 +85,13 @@ fn training_goes_on_from_an_imported_model() {
     let kernel = from("kernel", &["--set", "encoding.kind=kerple_log"]);
     assert_eq!((&kernel["finished"], &kernel["step"]), (&Value::from(true), &Value::from(3)));
     let plan: Value = serde_json::from_str(&place.read("kernel/plan.json")).unwrap();
-    let origin = &plan["origin"];
+    let init_from = &plan["init_from"];
     assert_eq!(
-        [&origin["kind"], &origin["family"], &origin["step"]],
+        [&init_from["kind"], &init_from["family"], &init_from["step"]],
         [&Value::from("run"), &"gpt_neox".into(), &0.into()]
     );
     let before: Value = serde_json::from_str(&place.read("model/plan.json")).unwrap();
-    assert_eq!((&origin["plan"], &origin["weights"]), (&before["hash"], &before["origin"]["weights"]));
+    assert_eq!((&init_from["plan"], &init_from["weights"]), (&before["hash"], &before["init_from"]["weights"]));
     // the same command again has nothing left to do
     assert_eq!(from("kernel", &["--set", "encoding.kind=kerple_log"])["loss"], Value::Null);
     assert!(place.ok(&["verify", "kernel"]).contains("step 3, weights and optimizer state"));
@@ -163,7 +171,7 @@ fn what_a_run_cannot_begin_with_is_refused_and_leaves_nothing() {
     for (arguments, says) in [
         (&["--set", "model.n_layers=2"][..], "model.n_layers = 2 (was 1)"),
         (&["--set", "model.d_hidden=32"], "model.d_hidden = 32 (was 64)"),
-        (&["--set", "model.block.tied_head=true"], "model.block.tied_head = true (was false)"),
+        (&["--set", "model.block.tie_embeddings=true"], "model.block.tie_embeddings = true (was false)"),
         (&["--config", "other.toml"], "--from takes the model from the other run"),
         (&["--set", "data.task=parity_check"], "data.task is"),
         (&["--set", "encoding.kind=rotarx"], "rotarx"),

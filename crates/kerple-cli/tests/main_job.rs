@@ -22,7 +22,9 @@ fn stopped_and_resumed_equals_uninterrupted() {
     let place = Place::new();
     place.make_data();
     let mut train = vec!["train", "--config", "run.toml", "--json"];
-    for set in ["train.steps=60", "train.batch=64", "train.log_every=1", "train.valid_every=7", "model.head_dim=32"] {
+    for set in
+        ["train.steps=60", "train.batch_size=64", "train.log_every=1", "train.eval_interval=7", "model.head_dim=32"]
+    {
         train.extend(["--set", set]);
     }
     let into = |out| [&train[..], &["--out", out]].concat();

@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 
 /// Lowest first.
 const ORDERS: [(&str, &str); 13] = [
-    ("kerple", "shape compat seed precision cpu tiles ops features forms maps attention kernel encoding"),
+    ("kerple", "shape emulate seed precision cpu tiles ops features forms maps attention kernel encoding"),
     ("kerple-records", "error number length session probe check old_names journal"),
     (
         "kerple-data",
@@ -21,7 +21,7 @@ const ORDERS: [(&str, &str); 13] = [
     ),
     (
         "kerple-lm",
-        "error origin tensors schedule layers config plan model task sequences solver memory ranks events host learner generate checkpoint \
+        "error renamed init_from tensors schedule layers config plan model task sequences solver memory ranks events host learner generate checkpoint \
          tasks corpus run depart evaluate train probe job compare",
     ),
     ("kerple-interchange", "layout export import"),

@@ -75,7 +75,7 @@ head_dim = 8
 
 [train]
 train_len = 16
-batch = 4
+batch_size = 4
 steps = 4
 "#;
 

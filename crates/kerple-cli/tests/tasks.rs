@@ -20,9 +20,9 @@ head_dim = 8
 
 [train]
 train_len = 16
-batch = 4
+batch_size = 4
 steps = 12
-valid_every = 6
+eval_interval = 6
 "#;
 
 fn place() -> Place {
@@ -136,23 +136,23 @@ fn opening_a_task_is_stopped_by_a_signal() {
 fn sequences_with_a_class_are_trained_by_the_same_commands() {
     let place = Place::new();
     place.write("run.toml", TASK);
-    let linear = "model.block.attention={ linear = { features = \"favor_jax\", count = 8 } }";
-    for (task, readout, len) in [
-        ("{ kind = \"listops\", more_than = 5, fewer_than = 30, depth = 4 }", "first", "30"),
-        ("{ kind = \"lra_retrieval\", train = 50, valid = 10, test = 20 }", "towers", "41"),
+    let linear = "model.block.attention={ linear = { feature_map = \"favor_jax\", n_features = 8 } }";
+    for (task, pooling, len) in [
+        ("{ kind = \"listops\", more_than = 5, fewer_than = 30, depth = 4 }", "cls", "30"),
+        ("{ kind = \"lra_retrieval\", train = 50, valid = 10, test = 20 }", "two_tower", "41"),
     ] {
-        let (task, readout) = (format!("data.task={task}"), format!("model.readout={readout}"));
+        let (task, pooling) = (format!("data.task={task}"), format!("model.pooling={pooling}"));
         let len = [format!("train.train_len={len}"), len.to_owned()];
-        let set = [&task[..], &readout, linear, &len[0], "train.decay=inverse_root", "model.block.init=xavier"];
+        let set = [&task[..], &pooling, linear, &len[0], "train.lr_schedule=inverse_root", "model.block.init=xavier"];
         let set: Vec<&str> = set.iter().flat_map(|set| ["--set", set]).collect();
-        let compare = ["compare", "--config", "run.toml", "--encodings", "none,sinusoidal,sine_spe", "--out", &readout];
+        let compare = ["compare", "--config", "run.toml", "--encodings", "none,sinusoidal,sine_spe", "--out", &pooling];
         let printed = place.ok(&[&compare[..], &set, &["--lengths", &len[1], "--n-segments", "20"]].concat());
         assert!(printed.contains("sine_spe") && printed.contains("guessing has"), "{printed}");
-        place.ok(&["verify", &format!("{readout}/runs/sine_spe/seed-1235")]);
+        place.ok(&["verify", &format!("{pooling}/runs/sine_spe/seed-1235")]);
     }
     // more than there is to evaluate is refused before anything is trained
     let task = "data.task={ kind = \"lra_retrieval\", train = 50, valid = 10, test = 20 }";
-    let compare = ["compare", "--config", "run.toml", "--set", task, "--set", "model.readout=towers", "--set"];
+    let compare = ["compare", "--config", "run.toml", "--set", task, "--set", "model.pooling=two_tower", "--set"];
     let refused =
         place.run(&[&compare[..], &[linear, "--encodings", "none", "--n-segments", "21", "--out", "few"]].concat());
     let message = String::from_utf8_lossy(&refused.stderr).into_owned();
@@ -172,9 +172,9 @@ fn sequences_with_a_class_are_trained_by_the_same_commands() {
     let rows: Vec<Value> = rows.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
     let scored: Vec<_> = rows.iter().map(|row| (&row["eval_len"], &row["n_windows"])).collect();
     assert_eq!(scored, [(&16.into(), &20.into()), (&24.into(), &20.into())]);
-    let refused = place.run(&["train", "--config", "run.toml", "--set", "model.readout=towers", "--out", "r"]);
+    let refused = place.run(&["train", "--config", "run.toml", "--set", "model.pooling=two_tower", "--out", "r"]);
     let message = String::from_utf8_lossy(&refused.stderr).into_owned();
-    assert!(refused.status.code() == Some(2) && message.contains("model.readout"), "{message}");
+    assert!(refused.status.code() == Some(2) && message.contains("model.pooling"), "{message}");
 }
 
 #[test]

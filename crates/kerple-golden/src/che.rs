@@ -14,7 +14,7 @@ use kerple_data::tasks::TaskConfig;
 use kerple_data::tasks::chomsky::Chomsky;
 use kerple_lm::config::RunConfig;
 use kerple_lm::model::{Tokens, Transducer};
-use kerple_lm::plan::{DataFacts, Plan};
+use kerple_lm::plan::{DataInfo, Plan};
 use kerple_lm::task::classified;
 use serde_json::Value;
 
@@ -168,18 +168,18 @@ impl Sizes {
             n_heads = {heads}
             head_dim = {}
             [model.block]
-            residual = "post"
+            residual = "post_ln"
             activation = "relu"
             qkv_bias = false
             out_bias = false
-            scaled_embedding = true
+            scale_embeddings = true
             "#,
             width / heads
         );
         let config = RunConfig::parse(&text, "the original's encoder", &[]).map_err(|error| error.to_string())?;
         let facts =
             config.data.task.as_ref().map(|task| kerple_lm::tasks::facts(task.facts())).ok_or("a task has a name")?;
-        let facts = DataFacts { vocab_size: vocab, ..facts };
+        let facts = DataInfo { vocab_size: vocab, ..facts };
         Plan::new(&config, facts).map_err(|error| error.to_string())
     }
 

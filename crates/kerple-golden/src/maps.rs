@@ -25,7 +25,7 @@ fn encoding(folder: &Folder, case: &Case) -> Result<(Encoding, Vec<&'static str>
     let fire = || -> Result<Value, String> {
         let width = case.numbers(folder, "params", "mlp.0.weight")?.shape[0];
         let threshold = case.numbers(folder, "params", "init_L")?.values[0];
-        Ok(json!({ "kind": "fire", "width": width, "threshold": threshold }))
+        Ok(json!({ "kind": "fire", "hidden": width, "init_l": threshold }))
     };
     let plain = |kind: &str| json!({ "kind": kind });
     let (base, names): (Value, &[&str]) = match method.rsplit('_').next().unwrap_or(method) {
@@ -34,7 +34,7 @@ fn encoding(folder: &Folder, case: &Case) -> Result<(Encoding, Vec<&'static str>
         "fire" => (fire()?, &FIRE),
         "nope" | "none" => (plain("none"), &[]),
         "rotary" => (plain("rotary"), &[]),
-        "cope" => (json!({ "kind": "cope", "positions": case.get("npos_max") }), &["pos_emb"]),
+        "cope" => (json!({ "kind": "cope", "npos_max": case.get("npos_max") }), &["pos_emb"]),
         "xl" => (plain("transformer_xl"), &["r_net.weight", "r_w_bias", "r_r_bias"]),
         other => return Err(format!("the method `{other}` is not known")),
     };

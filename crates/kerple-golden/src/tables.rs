@@ -3,7 +3,7 @@
 use crate::folder::{Case, Folder};
 use crate::{Score, Tolerance};
 use kerple::attention::Strides;
-use kerple::encoding::{Compat, Encoding, Geometry, Scale, TableGradient, alibi, rotary, sinusoidal, t5};
+use kerple::encoding::{Emulate, Encoding, Geometry, Scale, TableGradient, alibi, rotary, sinusoidal, t5};
 use kerple::forms::DistanceTable;
 use kerple::ops::rotary::{Angles, Rotated, Turn, rotate};
 use serde_json::json;
@@ -52,10 +52,10 @@ pub fn method(name: &str, case: &Case) -> Result<(Encoding, Vec<String>), String
 }
 
 /// Table at distances `0..len` of a case whose parameters stand in `params` with the given prefix of values.
-fn table(folder: &Folder, case: &Case, len: usize, compat: Compat) -> Result<DistanceTable, String> {
+fn table(folder: &Folder, case: &Case, len: usize, emulate: Emulate) -> Result<DistanceTable, String> {
     let name = case.id().split('/').nth(1).unwrap_or_default();
     let (mut encoding, names) = method(name, case)?;
-    encoding.compat = compat;
+    encoding.emulate = emulate;
     let values: Result<Vec<_>, String> =
         names.iter().map(|name| Ok(case.numbers(folder, "params", name)?.values)).collect();
     let heads = match case.static_size("H") {
@@ -82,7 +82,7 @@ fn matrix(rows: &[f64], heads: usize, len: usize, size: usize) -> Vec<f64> {
 
 pub fn bias(folder: &Folder, case: &Case) -> Scores {
     let len = case.static_size("Dmax")?;
-    let table = table(folder, case, len, Compat::Exact)?;
+    let table = table(folder, case, len, Emulate::Exact)?;
     let zeros = vec![0.0; table.heads * len];
     let bias = table.bias.as_ref().unwrap_or(&zeros);
     let mut score = Score::new("table f64");
@@ -101,7 +101,7 @@ pub fn bias(folder: &Folder, case: &Case) -> Scores {
 
 pub fn decode(folder: &Folder, case: &Case) -> Scores {
     let keys = case.static_count("K", 1)?;
-    let table = table(folder, case, keys, Compat::Exact)?;
+    let table = table(folder, case, keys, Emulate::Exact)?;
     let bias = table.bias.unwrap_or_else(|| vec![0.0; table.heads * keys]);
     let last_row: Vec<f64> = bias.chunks(keys).flat_map(|row| row.iter().rev().copied()).collect();
     let mut score = Score::new("table f64");
@@ -116,7 +116,7 @@ pub fn quirk(_folder: &Folder, case: &Case) -> Scores {
     let mut score = Score::new("table f64");
     for entry in log {
         let len = entry[0].as_u64().ok_or("a length is missing")? as usize;
-        let table = alibi::Config::default().table(4, len, Compat::Exact);
+        let table = alibi::Config::default().table(4, len, Emulate::Exact);
         score.equal("number of distances", table.bias.map_or(0, |bias| bias.len()), 4 * len);
     }
     Ok(vec![score])
@@ -166,7 +166,7 @@ pub fn alibi_slopes(folder: &Folder, case: &Case) -> Scores {
 
 pub fn alibi_bias(folder: &Folder, case: &Case) -> Scores {
     let (heads, len) = (case.static_size("H")?, case.static_size("L")?);
-    let bias = alibi::Config::default().table(heads, len, Compat::Exact).bias.unwrap_or_default();
+    let bias = alibi::Config::default().table(heads, len, Emulate::Exact).bias.unwrap_or_default();
     let mut score = Score::new("table f64");
     let expected = case.numbers(folder, "expected", "bias")?;
     score.compare("bias", &matrix(&bias, heads, len, len), &expected.values, case.tolerance(""));
@@ -239,8 +239,8 @@ pub fn rotary_table(folder: &Folder, case: &Case) -> Scores {
     let config = rotary::Config { base, ..Default::default() };
     // angles are concatenated with themselves
     let twice = |half: &[f64]| half.chunks(dim / 2).flat_map(|row| [row, row].concat()).collect::<Vec<f64>>();
-    let (cos, sin) = config.rotary(dim, Compat::Exact).tables(0..n);
-    let (low_cos, low_sin) = config.rotary(dim, Compat::Bf16).tables(0..n);
+    let (cos, sin) = config.rotary(dim, Emulate::Exact).tables(0..n);
+    let (low_cos, low_sin) = config.rotary(dim, Emulate::Bf16).tables(0..n);
     let mut scores = precisions(folder, case, "cos", &twice(&cos), &twice(&low_cos))?;
     scores.extend(precisions(folder, case, "sin", &twice(&sin), &twice(&low_sin))?);
     Ok(scores)
@@ -253,7 +253,7 @@ pub fn rotary_apply(folder: &Folder, case: &Case) -> Scores {
     for key in case.keys("expected") {
         let input = case.numbers(folder, "inputs", key)?;
         let len = input.shape[2];
-        let rotary = rotary::Config { base, ..Default::default() }.rotary(rotated, Compat::Exact);
+        let rotary = rotary::Config { base, ..Default::default() }.rotary(rotated, Emulate::Exact);
         let (cos, sin) = rotary.tables(offset..offset + len);
         let &[batch, heads, len, _] = input.shape.as_slice() else { return Err("expected [B, H, L, D]".to_owned()) };
         let mut x = input.values;
@@ -268,12 +268,12 @@ pub fn rotary_apply(folder: &Folder, case: &Case) -> Scores {
 pub fn sinusoidal(folder: &Folder, case: &Case) -> Scores {
     let (dim, n) = (case.static_size("dim")?, case.static_size("n")?);
     let config = sinusoidal::Config { base: case.static_number("base").unwrap_or(10_000.0) };
-    precisions(folder, case, "", &config.rows(dim, 0..n, Compat::Exact), &config.rows(dim, 0..n, Compat::Bf16))
+    precisions(folder, case, "", &config.rows(dim, 0..n, Emulate::Exact), &config.rows(dim, 0..n, Emulate::Bf16))
 }
 
 pub fn bf16_row(folder: &Folder, case: &Case) -> Scores {
     let keys = case.static_count("K", 1)?;
-    let table = table(folder, case, keys, Compat::Bf16)?;
+    let table = table(folder, case, keys, Emulate::Bf16)?;
     let bias = table.bias.ok_or("the method has no bias")?;
     let row: Vec<f64> = bias.chunks(keys).flat_map(|row| row.iter().rev().copied()).collect();
     let mut score = Score::new("bf16 emulation");

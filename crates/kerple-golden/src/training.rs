@@ -16,12 +16,12 @@ fn number(entry: &Value, key: &str) -> Result<f64, String> {
 pub fn schedule(folder: &Folder, case: &Case) -> Scores {
     let params = case.get("params");
     let schedule = Schedule {
-        cycle: 0,
+        lr_cycle_steps: 0,
         learning_rate: number(params, "start_lr")?,
-        min_learning_rate: number(params, "min_lr")?,
+        min_lr: number(params, "min_lr")?,
         steps: number(params, "total_iters")? as u64,
-        warmup: number(params, "warmup")?,
-        decay: serde_json::from_value(params["decay_style"].clone()).map_err(|error| error.to_string())?,
+        warmup_ratio: number(params, "warmup")?,
+        lr_schedule: serde_json::from_value(params["decay_style"].clone()).map_err(|error| error.to_string())?,
     };
     let steps = case.numbers(folder, "expected", "steps")?;
     let got: Vec<f64> = steps.values.iter().map(|step| schedule.at(*step as u64)).collect();

@@ -146,8 +146,8 @@ fn said(plan: &Plan, options: &Options) -> Result<Said> {
             )
         });
     }
-    let origin = plan.origin.as_ref().and_then(|origin| origin.family());
-    let known = origin.into_iter().filter(|family| *family != Family::Kerple).chain(native::FAMILIES);
+    let init_from = plan.init_from.as_ref().and_then(|init_from| init_from.family());
+    let known = init_from.into_iter().filter(|family| *family != Family::Kerple).chain(native::FAMILIES);
     if let Some(said) = known.into_iter().find_map(|family| say(family).ok()) {
         return Ok(said);
     }

@@ -26,8 +26,8 @@ use crate::layout;
 use config::Keys;
 use kerple_data::Tokenizer;
 use kerple_lm::config::{DataConfig, RunConfig, TrainConfig};
-use kerple_lm::origin::{Family, Origin};
-use kerple_lm::plan::{DataFacts, NO_TOKENIZER, Plan};
+use kerple_lm::init_from::{Family, InitFrom};
+use kerple_lm::plan::{DataInfo, NO_TOKENIZER, Plan};
 use kerple_lm::run::{Beginning, RunFolder, SpecialTokens};
 use kerple_lm::{Error, Result};
 use std::path::{Path, PathBuf};
@@ -72,7 +72,7 @@ impl Described {
     /// A model of these sizes and positions, trained on sequences of `train_len` tokens.
     fn new(family: Family, config: families::Shape) -> Described {
         let families::Shape { model, encoding, train_len } = config;
-        let train = TrainConfig { train_len, batch: 1, steps: 0, ..TrainConfig::default() };
+        let train = TrainConfig { train_len, batch_size: 1, steps: 0, ..TrainConfig::default() };
         let config = RunConfig { seed: 1235, data: DataConfig::default(), encoding, model, train };
         let (special, notes, place) = (SpecialTokens::default(), Vec::new(), PathBuf::new());
         Described { family, config, special, notes, place }
@@ -129,8 +129,8 @@ fn assemble(
     let family = described.family;
     weights::check_outline(&described, tensors)?;
     let tie = weights::tie(&mut described, tensors)?;
-    let rows = described.config.model.vocab_rows.expect("families state their rows");
-    let facts = DataFacts {
+    let rows = described.config.model.padded_vocab_size.expect("families state their rows");
+    let facts = DataInfo {
         // tokens beyond the rows are never drawn, and refused where a text has them
         vocab_size: tokenizer.as_ref().map_or(rows, |tokenizer| tokenizer.vocab_size().min(rows)),
         tokenizer: tokenizer.as_ref().map_or(NO_TOKENIZER.to_owned(), |tokenizer| tokenizer.fingerprint().clone()),
@@ -138,8 +138,8 @@ fn assemble(
         content: String::new(),
     };
     let plan = |sha256: &str| {
-        let origin = Origin::Imported { family, weights: sha256.to_owned() };
-        Plan::of_origin(&described.config, facts.clone(), origin)
+        let init_from = InitFrom::Imported { family, weights: sha256.to_owned() };
+        Plan::of_init_from(&described.config, facts.clone(), init_from)
             .map_err(|error| names::theirs(error, family, &described.place))
     };
     let entries = weights::renamed(layout::entries(family, &plan("")?), family, tie);

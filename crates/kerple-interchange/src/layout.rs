@@ -12,9 +12,9 @@
 mod arrange;
 mod names;
 
-use kerple::encoding::{Encoding, Parameter, Scope};
+use kerple::encoding::{Encoding, Parameter, Share};
 use kerple_burn::plan::{NormKind, ResidualKind, SinkKind};
-use kerple_lm::origin::Family;
+use kerple_lm::init_from::Family;
 use kerple_lm::plan::{ModelPlan, Plan};
 use names::{Names, Packing};
 
@@ -104,10 +104,10 @@ pub fn entries(family: Family, plan: &Plan) -> Vec<Entry> {
     table.encodings(plan);
     (0..plan.model.n_layers).for_each(|layer| table.block(layer));
     table.norm("norm", table.names.norm);
-    if !plan.model.block.tied_head {
+    if !plan.model.block.tie_embeddings {
         table.entries.push(head(family, plan));
     }
-    if plan.model.block.head_bias {
+    if plan.model.block.lm_head_bias {
         let name = table.names.head.replace(".weight", ".bias");
         table.vector("head_bias", &name, plan.model.vocab_size);
     }
@@ -169,9 +169,9 @@ impl Table<'_> {
     fn encoding(&mut self, plan: &Plan, encoding: &Encoding, which: Option<usize>, ours: &str, names: Option<&str>) {
         let parameters = encoding.parameters(&plan.geometry());
         let named = |name: &str| names.map(|names| names.replace("{}", &name.replace('.', "_")));
-        let of = |scope: Scope| parameters.iter().filter(move |known| known.scope == scope).enumerate();
+        let of = |share: Share| parameters.iter().filter(move |known| known.share == share).enumerate();
         let len = |parameter: &Parameter| vec![parameter.shape.iter().product()];
-        for (number, parameter) in of(Scope::Model) {
+        for (number, parameter) in of(Share::Model) {
             if let Some(theirs) = named(&parameter.name) {
                 self.same(&format!("{ours}.values.{number}"), len(parameter), &theirs, parameter.shape.clone());
             }
@@ -179,7 +179,7 @@ impl Table<'_> {
         let stands = self.model.every_layer(&plan.encoding).map(|layer| layer.other).enumerate();
         let own: Vec<usize> = stands.filter(|(_, other)| *other == which).map(|(layer, _)| layer).collect();
         for (place, layer) in own.into_iter().enumerate() {
-            for (number, parameter) in of(Scope::Layer) {
+            for (number, parameter) in of(Share::Layer) {
                 if let Some(theirs) = named(&format!("layer{layer}_{}", parameter.name)) {
                     let ours = format!("{ours}.layers.{place}.{number}");
                     self.same(&ours, len(parameter), &theirs, parameter.shape.clone());
@@ -226,7 +226,7 @@ impl Table<'_> {
         let (width, hidden, heads) = (model.d_model, model.d_hidden, model.sizes().heads(block));
         let theirs = |name: &str| format!("{layers}{layer}.{name}");
         let [attention, mlp] = ["attention", "mlp"].map(|branch| format!("blocks.{layer}.{branch}"));
-        if layer > 0 || block.residual != ResidualKind::Post {
+        if layer > 0 || block.residual != ResidualKind::PostLn {
             self.norm(&format!("{attention}.norm"), &theirs(norms[0]));
         }
         let interleaved = heads.heads == heads.kv_heads;
@@ -254,7 +254,7 @@ impl Table<'_> {
         }
         self.norm(&format!("{mlp}.norm"), &theirs(norms[1]));
         self.linear(&format!("{mlp}.up"), width, &[(theirs(up), hidden)], block.mlp_bias, None);
-        if let Some(gate) = gate.filter(|_| block.gated) {
+        if let Some(gate) = gate.filter(|_| block.glu) {
             self.linear(&format!("{mlp}.gate"), width, &[(theirs(gate), hidden)], block.mlp_bias, None);
         }
         self.linear(&format!("{mlp}.down"), hidden, &[(theirs(down), width)], block.mlp_bias, None);

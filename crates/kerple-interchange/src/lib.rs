@@ -7,4 +7,4 @@ pub mod export;
 pub mod import;
 pub mod layout;
 
-pub use kerple_lm::origin::Family;
+pub use kerple_lm::init_from::Family;

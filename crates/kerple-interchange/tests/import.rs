@@ -3,7 +3,7 @@
 use kerple_interchange::import::{Options, import};
 use kerple_interchange::layout::{aliases, entries};
 use kerple_lm::Error;
-use kerple_lm::origin::Family;
+use kerple_lm::init_from::Family;
 use kerple_lm::run::RunFolder;
 use kerple_lm::tensors::{Dtype, TensorFile};
 use serde_json::{Value, json};

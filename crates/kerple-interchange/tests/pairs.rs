@@ -342,7 +342,7 @@ fn special_tokens_are_tokens_with_rows() {
     fs::remove_file(copy.file("generation_config.json")).unwrap();
     says(&copy.notes(), &["has 301 tokens, but the embedding has 192 rows", "eos_token `w250`", "is ignored"]);
     let (run, plan) = (RunFolder::new(copy.out()), RunFolder::new(copy.out()).existing_plan().unwrap());
-    assert_eq!((plan.facts.vocab_size, plan.model.vocab_size), (192, 192));
+    assert_eq!((plan.data_info.vocab_size, plan.model.vocab_size), (192, 192));
     assert_eq!(run.tokenizer(&plan).unwrap().vocab_size(), 301);
     let refused = plan.check_tokens(Some(200), "the prompt", |_| Some("w200".to_owned())).unwrap_err().to_string();
     says(&refused, &["the prompt has token 200 `w200`", "192 rows"]);

@@ -4,8 +4,8 @@ use kerple_interchange::export::{self, Precision, export};
 use kerple_interchange::import::{self, import};
 use kerple_interchange::{Family, layout};
 use kerple_lm::config::RunConfig;
-use kerple_lm::origin::Origin;
-use kerple_lm::plan::{DataFacts, NO_TOKENIZER, Plan};
+use kerple_lm::init_from::InitFrom;
+use kerple_lm::plan::{DataInfo, NO_TOKENIZER, Plan};
 use kerple_lm::run::{Beginning, RunFolder, SpecialTokens};
 use kerple_lm::tensors::{Slot, write};
 use serde_json::Value;
@@ -17,13 +17,13 @@ const WEIGHTS: &str = "checkpoints/step-00000000/model.safetensors";
 
 /// A run of a small model with these keys, with weights that every type holds exactly.
 fn run(folder: &Path, keys: &str) -> RunFolder {
-    let text = format!("seed = 7\n{keys}\n[train]\ntrain_len = 16\nbatch = 1\nsteps = 0\n");
+    let text = format!("seed = 7\n{keys}\n[train]\ntrain_len = 16\nbatch_size = 1\nsteps = 0\n");
     let config = RunConfig::parse(&text, "test", &[]).unwrap();
     let plan = |weights: &str| {
         let facts =
-            DataFacts { vocab_size: 40, tokenizer: NO_TOKENIZER.to_owned(), train_tokens: 0, content: String::new() };
-        let origin = Origin::Imported { family: Family::Kerple, weights: weights.to_owned() };
-        Plan::of_origin(&config, facts, origin)
+            DataInfo { vocab_size: 40, tokenizer: NO_TOKENIZER.to_owned(), train_tokens: 0, content: String::new() };
+        let init_from = InitFrom::Imported { family: Family::Kerple, weights: weights.to_owned() };
+        Plan::of_init_from(&config, facts, init_from)
     };
     let entries = layout::entries(Family::Kerple, &plan("").unwrap());
     let slots: Vec<Slot> =
@@ -70,26 +70,26 @@ fn goes_round(keys: &str, options: &export::Options) -> (Plan, Plan) {
 fn of(encoding: &str, model: &str) -> String {
     let block = if model.starts_with("[model") { "" } else { "[model.block]" };
     format!(
-        "encoding = {encoding}\n[data]\npath = \"x\"\n[model]\nn_layers = 4\nn_heads = 4\nhead_dim = 8\nvocab_rows = 40\n{block}\n{model}"
+        "encoding = {encoding}\n[data]\npath = \"x\"\n[model]\nn_layers = 4\nn_heads = 4\nhead_dim = 8\npadded_vocab_size = 40\n{block}\n{model}"
     )
 }
 
-const LLAMA: &str = "norm = \"rms\"\ngated = true\nactivation = \"silu\"\nqkv_bias = false\nout_bias = false\nmlp_bias = false\nkv_heads = 2\n";
+const LLAMA: &str = "norm = \"rms\"\nglu = true\nactivation = \"silu\"\nqkv_bias = false\nout_bias = false\nmlp_bias = false\nn_kv_heads = 2\n";
 
 #[test]
 fn every_family_gives_back_every_bit() {
     let bare =
-        "norm = \"layer_without_shift\"\nqkv_bias = false\nout_bias = false\nmlp_bias = false\ntied_head = true\n";
-    let bloom = "embedding_norm = true\nactivation = \"gelu_tanh\"\ntied_head = true\n";
+        "norm = \"layer_no_bias\"\nqkv_bias = false\nout_bias = false\nmlp_bias = false\ntie_embeddings = true\n";
+    let bloom = "embedding_norm = true\nactivation = \"gelu_tanh\"\ntie_embeddings = true\n";
     let still = format!("{LLAMA}[model.layers.still]\nevery = 2\nencoding = \"none\"\n");
     let windowed = format!("{LLAMA}qk_norm = true\n[model.layers.windowed]\nat = [2, 3]\nwindow = 8\n");
     for (family, encoding, model) in [
         (Family::GptNeox, "\"rotary\"", "residual = \"parallel\"\n"),
-        (Family::GptNeox, "{ kind = \"rotary\", pct = 0.25 }", "tied_head = true\n"),
-        (Family::Gpt2, "\"learned\"", "tied_head = true\nactivation = \"gelu_tanh\"\n"),
+        (Family::GptNeox, "{ kind = \"rotary\", pct = 0.25 }", "tie_embeddings = true\n"),
+        (Family::Gpt2, "\"learned\"", "tie_embeddings = true\nactivation = \"gelu_tanh\"\n"),
         (Family::Bloom, "\"alibi\"", bloom),
         (Family::Mpt, "{ kind = \"alibi\", bias_max = 16.0 }", bare),
-        (Family::Mpt, "\"alibi\"", &format!("{bare}clamp_qkv = 0.5\n")),
+        (Family::Mpt, "\"alibi\"", &format!("{bare}clip_qkv = 0.5\n")),
         (Family::Llama, "\"rotary\"", LLAMA),
         (Family::Qwen3, "\"rotary\"", &windowed),
         (Family::Smollm3, "\"rotary\"", &still),
@@ -107,8 +107,8 @@ fn every_family_gives_back_every_bit() {
 #[test]
 fn our_own_files_come_back_as_the_plans_they_were() {
     let own = export::Options { family: Some(Family::Kerple), ..export::Options::default() };
-    let linear = "[model.block.attention.linear]\ncount = 16\n";
-    let layers = "[model.block]\nsink = \"learned\"\nssmax = 0.5\nsoft_cap = 30.0\n[model.layers.near]\nevery = 2\nwindow = 4\n[model.layers.still]\nat = [0]\nencoding = \"t5\"\n";
+    let linear = "[model.block.attention.linear]\nn_features = 16\n";
+    let layers = "[model.block]\nsink = \"learned\"\nssmax = 0.5\nattn_softcap = 30.0\n[model.layers.near]\nevery = 2\nwindow = 4\n[model.layers.still]\nat = [0]\nencoding = \"t5\"\n";
     for kind in kerple::encoding::METHODS {
         let model = if kind.ends_with("_spe") { linear } else { "" };
         let (before, after) = goes_round(&of(&format!("\"{kind}\""), model), &own);
@@ -120,9 +120,9 @@ fn our_own_files_come_back_as_the_plans_they_were() {
         ("\"kerple_log\"", linear),
         ("{ kind = \"fox\", gate = \"bias_only\" }", ""),
         ("\"fox\"", linear),
-        ("{ kind = \"conv_spe\", taps = [2, 3], size = [8, 8], gated = false }", linear),
-        ("{ kind = \"kerple_log\", compat = \"bf16\", randomized = 64 }", ""),
-        ("{ kind = \"fox\", gate = \"fixed\", spans = [2, 64], compat = \"bf16\" }", ""),
+        ("{ kind = \"conv_spe\", kernel_size = [2, 3], size = [8, 8], gated = false }", linear),
+        ("{ kind = \"kerple_log\", emulate = \"bf16\", randomized = 64 }", ""),
+        ("{ kind = \"fox\", gate = \"fixed\", spans = [2, 64], emulate = \"bf16\" }", ""),
         ("{ kind = \"rotary\", randomized = 64 }", layers),
     ] {
         let (before, after) = goes_round(&of(encoding, model), &own);
@@ -148,7 +148,7 @@ fn what_was_changed_in_one_place_only_is_refused() {
     };
     let says = |error: String, parts: &[&str]| parts.iter().for_each(|part| assert!(error.contains(part), "{error}"));
     says(
-        error(&|config| config["encoding"]["scope"] = "layer".into()),
+        error(&|config| config["encoding"]["share"] = "layer".into()),
         &["forms = ", "it contradicts block, encoding and kinds_of_layers"],
     );
     says(error(&|config| config["layer_plan"][1]["window"] = 4.into()), &["layer_plan = "]);
@@ -163,7 +163,7 @@ fn what_was_changed_in_one_place_only_is_refused() {
 fn draws_come_back_or_are_refused() {
     let place: TempDir = tempfile::tempdir().unwrap();
     let at = |name: &str| place.path().join(name);
-    let linear = "[model.block.attention.linear]\ncount = 16\n";
+    let linear = "[model.block.attention.linear]\nn_features = 16\n";
     let own = export::Options { family: Some(Family::Kerple), ..Default::default() };
     for (kind, tensor) in
         [("sine_spe", "omega"), ("sine_spe", "noise"), ("kerple_log", "near"), ("conv_spe", "gate_noise")]

@@ -4,6 +4,7 @@
 use crate::error::{Error, Result};
 use crate::learner::{Learner, Part};
 use crate::plan::Plan;
+use crate::renamed;
 use crate::task::Task;
 use crate::tensors::{self, PART, Slot, Take, TensorFile};
 use burn::module::Module;
@@ -17,7 +18,7 @@ use std::path::{Path, PathBuf};
 
 const MODEL: &str = "model.safetensors";
 const MOMENTS: &str = "optimizer.safetensors";
-const STATE: &str = "state.json";
+const STATE: &str = renamed::STATE_FILE;
 
 /// A checkpoint in the making, and one that is being removed. Both are this process's: it holds the run's lock.
 const ASIDE: &str = ".partial";
@@ -30,8 +31,8 @@ pub struct State {
     pub step: u64,
     /// Training seconds so far, over all sessions.
     pub seconds: f64,
-    /// What decides the updates: [`Plan::course`].
-    pub plan: String,
+    /// What decides the updates: [`Plan::trajectory_hash`].
+    pub trajectory_hash: String,
     /// SHA-256 of the weights file.
     pub model_sha256: String,
     /// SHA-256 of the moments file; empty where there is none, before the first update of a run whose weights were not drawn.
@@ -52,7 +53,7 @@ impl State {
         State {
             step: 0,
             seconds: 0.0,
-            plan: course,
+            trajectory_hash: course,
             model_sha256: String::new(),
             optimizer_sha256: String::new(),
             device: None,
@@ -218,8 +219,8 @@ pub fn begin(
         fs::create_dir_all(&aside).map_err(Error::io(&aside, "create"))?;
         let model_sha256 = write(&aside.join(MODEL))?;
         let state = State { model_sha256, ..State::start(String::new()) };
-        let plan = course(&state.model_sha256)?;
-        write_state(&aside, State { plan, ..state })?;
+        let trajectory_hash = course(&state.model_sha256)?;
+        write_state(&aside, State { trajectory_hash, ..state })?;
         fs::rename(&aside, &place).map_err(Error::io(&place, "rename to"))
     };
     make().inspect_err(|_| _ = fs::remove_dir_all(&aside))?;
@@ -280,11 +281,11 @@ pub(crate) fn fill(file: &TensorFile, name: &str, values: &mut [f32]) -> Result<
 /// A damaged file, or one of another step than its folder's name, or of another course.
 pub fn state(checkpoint: &Path, plan: &Plan) -> Result<State> {
     let state = read_state(checkpoint)?;
-    let course = plan.course();
-    if plan.follows(&state.plan) {
-        return Ok(State { plan: course, ..state });
+    let course = plan.trajectory_hash();
+    if plan.follows(&state.trajectory_hash) {
+        return Ok(State { trajectory_hash: course, ..state });
     }
-    let message = format!("the checkpoint belongs to plan {}, the run to plan {}", short(&state.plan), short(&course));
+    let message = format!("the checkpoint belongs to plan {}, the run to plan {}", short(&state.trajectory_hash), short(&course));
     let hint = "restore the checkpoint and the run file that belong together";
     Err(Error::refused(format!("{}: {message}", checkpoint.join(STATE).display()), hint))
 }
@@ -293,7 +294,11 @@ fn read_state(checkpoint: &Path) -> Result<State> {
     let path = checkpoint.join(STATE);
     let text = kerple_files::read_text(&path).map_err(Error::io(&path, "read"))?;
     let damaged = |message: String| Error::damaged(&path, message, AGAIN);
-    let state: State = serde_json::from_str(&text).map_err(|error| damaged(error.to_string()))?;
+    let state: State = serde_json::from_str(&text).map_err(|error| {
+        let content = serde_json::from_str(&text).unwrap_or_default();
+        let renamed = renamed::hint(renamed::STATE_FILE, &content);
+        Error::damaged(&path, error.to_string(), renamed.as_deref().unwrap_or(AGAIN))
+    })?;
     if state.sha256 != state.digest() {
         return Err(damaged("the checksum does not match".to_owned()));
     }

@@ -135,7 +135,7 @@ impl Comparison {
 mod tests {
     use super::*;
     use crate::evaluate::Protocol;
-    use crate::plan::DataFacts;
+    use crate::plan::DataInfo;
 
     #[test]
     fn encodings_are_exchanged_in_the_layers_that_are_named() {
@@ -152,8 +152,7 @@ mod tests {
             out: PathBuf::new(),
             host: Host::cpu(None),
         };
-        let facts =
-            DataFacts { vocab_size: 9, tokenizer: String::new(), train_tokens: 1 << 20, content: String::new() };
+        let facts = DataInfo { vocab_size: 9, tokenizer: String::new(), train_tokens: 1 << 20, content: String::new() };
         let label = |encoding: &Encoding| Plan::new(&comparison.config_of(1, encoding), facts.clone()).unwrap().label;
         assert_eq!([label(&alibi), label(&rotary)], ["rotary-at1=alibi", "rotary"]);
         let everywhere = Comparison { layers: None, ..comparison.clone() };

@@ -2,7 +2,8 @@
 
 use crate::error::{Error, Result};
 use crate::layers::LayerConfig;
-use crate::schedule::Decay;
+use crate::renamed;
+use crate::schedule::LrSchedule;
 use kerple::encoding::Encoding;
 use kerple_burn::plan::BlockPlan;
 use kerple_data::tasks::TaskConfig;
@@ -45,7 +46,7 @@ pub struct DataConfig {
     /// A folder made by `kerple prepare`, or a GPT-NeoX prefix of `.bin` and `.idx` files.
     pub path: PathBuf,
     /// How sequences are cut from the stream of documents.
-    pub packing: PackingConfig,
+    pub sampling: SamplingConfig,
     /// What is learned instead of a text: the name of a task, or a table of its `kind` and keys.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub task: Option<TaskConfig>,
@@ -78,7 +79,7 @@ impl DataConfig {
 /// How training sequences are drawn.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum PackingConfig {
+pub enum SamplingConfig {
     /// Windows at uniformly drawn places, with replacement.
     #[default]
     Random,
@@ -103,13 +104,13 @@ pub struct ModelConfig {
     /// Inner width of the feed-forward layers; 4 times the model width when absent.
     pub d_hidden: Option<usize>,
     /// The vocabulary is padded to a multiple of this; padded logits take part in the softmax.
-    pub pad_vocab_to: Option<usize>,
+    pub pad_vocab_multiple: Option<usize>,
     /// Rows of the embedding, instead.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub vocab_rows: Option<usize>,
+    pub padded_vocab_size: Option<usize>,
     /// What a classifier's answer is read off.
-    #[serde(skip_serializing_if = "Readout::is_default")]
-    pub readout: Readout,
+    #[serde(skip_serializing_if = "Pooling::is_default")]
+    pub pooling: Pooling,
     /// The settings of a block: `[model.block]`, by default the paper's.
     #[serde(skip_serializing_if = "BlockPlan::is_default")]
     pub block: BlockPlan,
@@ -121,22 +122,22 @@ pub struct ModelConfig {
 /// What a classifier's answer is read off.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Readout {
+pub enum Pooling {
     /// The mean of the encoder's rows, by one linear layer.
     #[default]
     Mean,
     /// The row of a class token before the sequence, through a hidden layer as wide as the
     /// feed-forward layers and a linear one: the Long Range Arena.
-    First,
+    Cls,
     /// Of a pair of texts: the rows of such tokens, the encoder reading each text by itself, by two hidden layers, the
     /// second half as wide, and a linear one.
-    Towers,
+    TwoTower,
 }
 
-impl Readout {
+impl Pooling {
     /// Whether it is the default, which is not written down.
     pub fn is_default(&self) -> bool {
-        *self == Readout::default()
+        *self == Pooling::default()
     }
 }
 
@@ -173,12 +174,12 @@ pub struct TrainConfig {
     /// Tokens a sequence.
     pub train_len: usize,
     /// Sequences an update.
-    pub batch: usize,
+    pub batch_size: usize,
     /// Sequences at once in memory; gradients of the parts of a batch are added. The whole batch when absent.
-    pub micro_batch: Option<usize>,
+    pub micro_batch_size: Option<usize>,
     /// Tokens of a sequence at once in memory, where attention is linear: a multiple of 128. Whole sequences when absent.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub piece: Option<usize>,
+    pub chunk_len: Option<usize>,
     /// Updates.
     pub steps: u64,
     /// Updates that the learning-rate schedule covers; `steps` when absent. After them the rate
@@ -188,65 +189,71 @@ pub struct TrainConfig {
     /// Peak learning rate.
     pub learning_rate: f64,
     /// Floor of the decay.
-    pub min_learning_rate: f64,
+    pub min_lr: f64,
     /// Share of the steps that warms up.
-    pub warmup: f64,
+    pub warmup_ratio: f64,
     /// Shape after warm-up.
-    pub decay: Decay,
+    pub lr_schedule: LrSchedule,
     /// Updates from one restart of `cosine_restarts` to the next; all updates when absent.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub cycle: Option<u64>,
+    pub lr_cycle_steps: Option<u64>,
     /// Decay rates of Adam's moments.
-    pub betas: [f64; 2],
+    pub adam_betas: [f64; 2],
     /// Added to the denominator of Adam's update.
-    pub eps: f64,
+    pub adam_eps: f64,
     /// Decoupled weight decay of matrices, including T5's table and learned positions, as in
     /// GPT-NeoX. Norms, biases and the kernels' parameters are not decayed. Exceptions are FIRE's
     /// `c` and `multiplier` and what DAPE takes from its base, as in its released code, and
     /// encodings with `decayed`.
     pub weight_decay: f64,
     /// Gradients are scaled down to this global norm; 0 turns clipping off.
-    pub clip: f64,
+    pub grad_clip: f64,
     /// Adam's bias corrections of the first update are those of this step. The original's engine starts at 2.
-    pub first_adam_step: u64,
+    pub adam_first_step: u64,
     /// A line in `metrics.jsonl` every so many steps, and at the first, the last and those of a validation.
     pub log_every: u64,
     /// Loss on the validation split every so many steps; 0 never.
-    pub valid_every: u64,
+    pub eval_interval: u64,
     /// Sequences of a validation.
-    pub valid_segments: usize,
+    pub eval_sequences: usize,
     /// A checkpoint every so many steps, and at the end.
-    pub checkpoint_every: u64,
+    pub save_interval: u64,
     /// Checkpoints kept.
-    pub keep: usize,
+    pub keep_last_n: usize,
 }
 
 impl Default for TrainConfig {
     fn default() -> Self {
         TrainConfig {
             train_len: 512,
-            batch: 32,
-            micro_batch: None,
-            piece: None,
+            batch_size: 32,
+            micro_batch_size: None,
+            chunk_len: None,
             steps: 50_000,
             schedule_steps: None,
             learning_rate: 6e-4,
-            min_learning_rate: 0.0,
-            warmup: 0.01,
-            decay: Decay::Cosine,
-            cycle: None,
-            betas: [0.9, 0.999],
-            eps: 1e-8,
+            min_lr: 0.0,
+            warmup_ratio: 0.01,
+            lr_schedule: LrSchedule::Cosine,
+            lr_cycle_steps: None,
+            adam_betas: [0.9, 0.999],
+            adam_eps: 1e-8,
             weight_decay: 0.0,
-            clip: 1.0,
-            first_adam_step: 1,
+            grad_clip: 1.0,
+            adam_first_step: 1,
             log_every: 10,
-            valid_every: 1000,
-            valid_segments: 10,
-            checkpoint_every: 1000,
-            keep: 2,
+            eval_interval: 1000,
+            eval_sequences: 10,
+            save_interval: 1000,
+            keep_last_n: 2,
         }
     }
+}
+
+/// What to do about a run file that cannot be read: the new names of its keys, or where all keys are listed.
+fn hint(text: &str) -> String {
+    let table = toml::from_str::<toml::Table>(text).ok().and_then(|table| serde_json::to_value(table).ok());
+    table.and_then(|table| renamed::hint(renamed::RUN_FILE, &table)).unwrap_or_else(|| KEYS_HINT.to_owned())
 }
 
 const KEYS_HINT: &str = "`kerple describe config` lists every key of a run file";
@@ -299,7 +306,7 @@ impl RunConfig {
     /// # Errors
     /// As [`RunConfig::read`].
     pub fn parse(text: &str, place: &str, overrides: &[String]) -> Result<RunConfig> {
-        let fail = |error: toml::de::Error| Error::config(place, error.to_string().trim_end(), KEYS_HINT);
+        let fail = |error: toml::de::Error| Error::config(place, error.to_string().trim_end(), hint(text));
         if overrides.is_empty() {
             return toml::from_str(text).map_err(fail);
         }
@@ -311,7 +318,7 @@ impl RunConfig {
         // lines of the merged text are not lines of the file, so only the message is passed on
         toml::from_str(&text).map_err(|error| {
             let place = format!("{place} with --set {}", overrides.join(" --set "));
-            Error::config(place, error.message(), KEYS_HINT)
+            Error::config(place, error.message(), hint(&text))
         })
     }
 }

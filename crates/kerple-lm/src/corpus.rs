@@ -1,8 +1,8 @@
 //! The source of training and evaluation data: a prepared text or a task.
 
-use crate::config::{DataConfig, PackingConfig};
+use crate::config::{DataConfig, SamplingConfig};
 use crate::error::{Error, Result};
-use crate::plan::{DataFacts, NO_TOKENIZER, Plan};
+use crate::plan::{DataInfo, NO_TOKENIZER, Plan};
 use crate::sequences::Batches;
 use crate::sequences::Text;
 use crate::task::Batch;
@@ -17,7 +17,7 @@ pub use kerple_data::Split;
 #[derive(Debug)]
 pub struct Source {
     content: Content,
-    facts: DataFacts,
+    facts: DataInfo,
 }
 
 #[derive(Debug)]
@@ -48,7 +48,7 @@ impl Source {
             return Ok(Source { facts: tasks::facts(source.facts()), content: Content::Task(source) });
         }
         let corpus = Corpus::open(&config.path)?;
-        let facts = DataFacts {
+        let facts = DataInfo {
             vocab_size: corpus.vocab_size(),
             tokenizer: corpus.fingerprint().to_owned(),
             train_tokens: corpus.split(Split::Train).len() as u64,
@@ -58,7 +58,7 @@ impl Source {
     }
 
     /// What a plan needs to know of it.
-    pub fn facts(&self) -> DataFacts {
+    pub fn facts(&self) -> DataInfo {
         self.facts.clone()
     }
 
@@ -103,7 +103,7 @@ impl Source {
     ///
     /// # Errors
     /// Both fingerprints.
-    pub fn check_tokenizer(&self, facts: &DataFacts) -> Result<()> {
+    pub fn check_tokenizer(&self, facts: &DataInfo) -> Result<()> {
         let found = self.corpus()?.fingerprint();
         if found == facts.tokenizer {
             return Ok(());
@@ -162,14 +162,14 @@ impl Source {
             Content::Task(task) => return Ok(SourceBatches::Task(task.batches(plan))),
         };
         [Split::Train, Split::Valid].into_iter().try_for_each(|split| self.check_rows(split, plan))?;
-        let packing = match plan.data.packing {
-            PackingConfig::Random => Packing::Random,
-            PackingConfig::Megatron => Packing::Megatron { steps: plan.steps },
+        let packing = match plan.data.sampling {
+            SamplingConfig::Random => Packing::Random,
+            SamplingConfig::Megatron => Packing::Megatron { steps: plan.steps },
         };
-        let shape = BatchShape { batch: plan.train.batch, seq_len: plan.train_len };
+        let shape = BatchShape { batch: plan.train.batch_size, seq_len: plan.train_len };
         let train = kerple_data::Batches::new(corpus.split(Split::Train), packing, shape, plan.seed)?;
         let valid = corpus.split(Split::Valid).clone();
-        let starts = kerple_data::random_segments(valid.len(), plan.train_len, plan.train.valid_segments, plan.seed);
+        let starts = kerple_data::random_segments(valid.len(), plan.train_len, plan.train.eval_sequences, plan.seed);
         let (starts, tokenizer) = (starts.to_vec(), corpus.tokenizer().ok());
         Ok(SourceBatches::Text(CorpusBatches { train, valid, starts, len: plan.train_len, tokenizer }))
     }

@@ -10,9 +10,9 @@ use crate::checkpoint::{self, Found, State};
 use crate::config::{DataConfig, RunConfig};
 use crate::corpus::Source;
 use crate::error::{Error, Result};
+use crate::init_from::InitFrom;
 use crate::model::Decoder;
-use crate::origin::Origin;
-use crate::plan::{self, DataFacts, Plan};
+use crate::plan::{self, DataInfo, Plan};
 use crate::run::{Beginning, RunFolder};
 use crate::tensors::{self, Slot, TensorFile};
 use kerple::encoding::{Encoding, Method};
@@ -146,7 +146,7 @@ impl Departure {
             }
             false => Source::open(&config.data)?,
         };
-        source.check_tokenizer(&self.plan.facts)?;
+        source.check_tokenizer(&self.plan.data_info)?;
         Ok(source)
     }
 
@@ -154,21 +154,21 @@ impl Departure {
     ///
     /// # Errors
     /// As [`Plan::new`]; a model that is other than that of the other run in more than its positions.
-    pub fn plan_of(&self, config: &RunConfig, facts: DataFacts, out: &RunFolder) -> Result<Plan> {
+    pub fn plan_of(&self, config: &RunConfig, facts: DataInfo, out: &RunFolder) -> Result<Plan> {
         // a run that was begun goes on from where it began, however far the other one is now
         let before = out.plan()?;
         let is_new = before.is_none();
-        let begun = before.and_then(|plan| plan.origin);
-        let same = |origin: &Origin| matches!(origin, Origin::Run { plan, .. } if *plan == self.plan.hash);
-        let origin = begun.filter(same).unwrap_or_else(|| Origin::Run {
+        let begun = before.and_then(|plan| plan.init_from);
+        let same = |init_from: &InitFrom| matches!(init_from, InitFrom::Run { plan, .. } if *plan == self.plan.hash);
+        let init_from = begun.filter(same).unwrap_or_else(|| InitFrom::Run {
             label: self.plan.label.clone(),
             plan: self.plan.hash.clone(),
             step: self.state.step,
             train_len: self.plan.train_len,
             weights: self.state.model_sha256.clone(),
-            family: self.plan.origin.as_ref().and_then(Origin::family),
+            family: self.plan.init_from.as_ref().and_then(InitFrom::family),
         });
-        let plan = Plan::of_origin(config, facts, origin)?;
+        let plan = Plan::of_init_from(config, facts, init_from)?;
         if is_new {
             self.refuse_other_model(&plan)?;
         }
@@ -267,7 +267,7 @@ impl Departure {
         let sizes = |plan: &Plan, encoding: &Encoding| -> Vec<(String, Vec<usize>)> {
             encoding.parameters(&plan.geometry()).into_iter().map(|own| (own.name, own.shape)).collect()
         };
-        is_same_method(&old.method, &new.method) && old.scope == new.scope && sizes(&self.plan, old) == sizes(plan, new)
+        is_same_method(&old.method, &new.method) && old.share == new.share && sizes(&self.plan, old) == sizes(plan, new)
     }
 }
 

@@ -179,7 +179,7 @@ fn work_off_alone(jobs: &[Job], shard: Shard, stop: &AtomicBool, tell: &mut dyn 
     let (mut lost, mut elsewhere) = (None, BTreeMap::new());
     for (index, job) in jobs.iter().enumerate().filter(|(index, _)| shard.takes(*index)) {
         let (name, seed, runs) = (job.name, job.plan.seed, jobs.len());
-        let memory = job.plan.training_memory(job.plan.train.micro_batch.unwrap_or(job.plan.train.batch));
+        let memory = job.plan.training_memory(job.plan.train.micro_batch_size.unwrap_or(job.plan.train.batch_size));
         tell(Event::Run { name, seed, index, runs, memory });
         match job.work(stop, &mut elsewhere, tell) {
             Ok(true) => {}

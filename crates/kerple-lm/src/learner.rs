@@ -73,7 +73,12 @@ pub struct Learner<M, T> {
 /// The optimizer's settings of a plan.
 pub fn settings(plan: &Plan) -> Settings {
     let train = &plan.train;
-    Settings { betas: train.betas, epsilon: train.eps, weight_decay: train.weight_decay, clip: train.clip }
+    Settings {
+        betas: train.adam_betas,
+        epsilon: train.adam_eps,
+        weight_decay: train.weight_decay,
+        clip: train.grad_clip,
+    }
 }
 
 impl<M: Module + Describe, T: Task<M>> Learner<M, T> {

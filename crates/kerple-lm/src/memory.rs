@@ -137,9 +137,9 @@ impl Plan {
     pub fn training_memory(&self, micro_batch: usize) -> Memory {
         let model = &self.model;
         let [m, f, h] = [model.d_model, model.d_hidden, model.n_heads];
-        let at_once = self.train.piece.unwrap_or(usize::MAX).min(self.sequence_len());
+        let at_once = self.train.chunk_len.unwrap_or(usize::MAX).min(self.sequence_len());
         let tokens = micro_batch.saturating_mul(at_once);
-        let in_parts = micro_batch < self.train.batch;
+        let in_parts = micro_batch < self.train.batch_size;
         let parts = 1 + usize::from(in_parts) + usize::from(in_parts && at_once < self.sequence_len());
         let hidden = if model.block.dropout > 0.0 && model.block.hidden_dropout { 2 * f } else { f };
         let packed = model.sizes().heads(&model.block).packed();
@@ -151,7 +151,7 @@ impl Plan {
         };
         let a_token = model.n_layers * (6 * m + hidden + h) + 10 * m + 2 * f + prepared;
         let saving = bytes(&[3, self.parameters]);
-        let evaluation = match self.train.valid_every {
+        let evaluation = match self.train.eval_interval {
             0 => 0,
             _ => self.evaluation_memory(self.sequence_len()).activations,
         };
@@ -167,7 +167,7 @@ impl Plan {
             logits: logits(tokens, model.vocab_size).saturating_mul(2),
             positions: positions::positions(self, rows),
             caches: 0,
-            examples: A_TOKEN.saturating_mul(self.train.batch as u64).saturating_mul(self.sequence_len() as u64),
+            examples: A_TOKEN.saturating_mul(self.train.batch_size as u64).saturating_mul(self.sequence_len() as u64),
             program: program(),
         }
     }
@@ -211,13 +211,13 @@ impl Plan {
     /// The estimate, the limit and the number to change.
     pub fn check_training_memory(&self, limit: Option<&Limit>) -> Result<()> {
         let Some(limit) = limit else { return Ok(()) };
-        let micro_batch = self.train.micro_batch.unwrap_or(self.train.batch);
+        let micro_batch = self.train.micro_batch_size.unwrap_or(self.train.batch_size);
         self.training_memory(micro_batch).check(limit, "training", || {
             let fits = |rows: &usize| self.training_memory(*rows).total() <= limit.bytes;
-            let divides = |rows: &usize| self.train.batch.is_multiple_of(*rows);
+            let divides = |rows: &usize| self.train.batch_size.is_multiple_of(*rows);
             match (1..micro_batch).rev().filter(divides).find(fits) {
                 Some(rows) => format!(
-                    "use --set train.micro_batch={rows}; it fits and gives the \
+                    "use --set train.micro_batch_size={rows}; it fits and gives the \
                     same training up to rounding; a stopped run resumes with it"
                 ),
                 None => "use a smaller model, or lower train.train_len".to_owned(),

@@ -75,8 +75,8 @@ impl Decoder {
         let mut init = trunk::init(plan, drawn.then_some(&mut rng), device);
         let embedding = trunk::embedding(plan, &mut init);
         let blocks = trunk::blocks(plan, &mut init);
-        let head = (!block.tied_head).then(|| normal_matrix([*d_model, *vocab_size], init.std, &mut init));
-        let head_bias = block.head_bias.then(|| init.zeros(*vocab_size));
+        let head = (!block.tie_embeddings).then(|| normal_matrix([*d_model, *vocab_size], init.std, &mut init));
+        let head_bias = block.lm_head_bias.then(|| init.zeros(*vocab_size));
         let embedding_norm = trunk::embedding_norm(plan, &mut init);
         let norm = trunk::norm(plan, &mut init);
         let trunk = Trunk::of(plan, device, Drawn { embedding, embedding_norm, blocks, norm });

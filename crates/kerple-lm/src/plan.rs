@@ -11,13 +11,14 @@ pub(crate) use difference::{line, of_models, of_positions};
 pub(crate) use head::Head;
 pub use model::ModelPlan;
 
-use crate::config::{DataConfig, PackingConfig, RunConfig, TrainConfig};
+use crate::config::{DataConfig, RunConfig, SamplingConfig, TrainConfig};
 use crate::error::{Error, Result};
+use crate::init_from::InitFrom;
 use crate::layers::{self, All, Window};
-use crate::origin::Origin;
 use crate::schedule::Schedule;
 use check::{
-    MOST_BATCH, check, check_block, check_encodings, check_layers, check_piece, check_readout, check_task, check_train,
+    MOST_BATCH, check, check_block, check_chunk_len, check_encodings, check_layers, check_pooling, check_task,
+    check_train,
 };
 use difference::flatten;
 use kerple::encoding::{Encoding, Geometry};
@@ -31,7 +32,7 @@ pub const NO_TOKENIZER: &str = "none";
 
 /// What is known of the prepared data a run reads.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct DataFacts {
+pub struct DataInfo {
     /// Tokens the tokenizer knows.
     pub vocab_size: usize,
     /// Fingerprint of the tokenizer.
@@ -52,12 +53,12 @@ pub struct Plan {
     /// What is read.
     pub data: DataConfig,
     /// What is known of it.
-    pub facts: DataFacts,
+    pub data_info: DataInfo,
     /// How positions enter.
     pub encoding: Encoding,
     /// Sizes.
     pub model: ModelPlan,
-    /// Optimisation; `micro_batch` and `schedule_steps` are always set.
+    /// Optimisation; `micro_batch_size` and `schedule_steps` are always set.
     pub train: TrainConfig,
     /// Tokens a training sequence.
     pub train_len: usize,
@@ -67,8 +68,8 @@ pub struct Plan {
     pub parameters: usize,
     /// What its first weights are, where they are not drawn.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub origin: Option<Origin>,
-    /// SHA-256 of all of the above but the place of the data, how often things are saved and logged, and `micro_batch`, which
+    pub init_from: Option<InitFrom>,
+    /// SHA-256 of all of the above but the place of the data, how often things are saved and logged, and `micro_batch_size`, which
     /// changes results by rounding alone.
     pub hash: String,
     /// The program that began the run, where it knows; no part of the hash.
@@ -97,11 +98,11 @@ impl Plan {
     ///
     /// # Errors
     /// A value out of range, or values that contradict each other, each with the key, the value and the limit.
-    pub fn new(config: &RunConfig, facts: DataFacts) -> Result<Plan> {
+    pub fn new(config: &RunConfig, facts: DataInfo) -> Result<Plan> {
         Plan::resolve(config, facts, None)
     }
 
-    fn resolve(config: &RunConfig, facts: DataFacts, origin: Option<Origin>) -> Result<Plan> {
+    fn resolve(config: &RunConfig, facts: DataInfo, init_from: Option<InitFrom>) -> Result<Plan> {
         let mut train = config.train.clone();
         let [layers, heads, head_dim] = config.model.preset.sizes();
         let n_layers = config.model.n_layers.unwrap_or(layers);
@@ -110,23 +111,23 @@ impl Plan {
         let d_model = config.model.d_model.unwrap_or(n_heads * head_dim);
         let task = config.data.task.as_ref();
         // what was imported has read nothing yet
-        let reads = !matches!(origin, Some(Origin::Imported { .. }));
+        let reads = !matches!(init_from, Some(InitFrom::Imported { .. }));
         if reads {
             config.data.check()?;
         }
         // tokens of tasks are few, and matrices of texts are wide
-        let pad = config.model.pad_vocab_to.unwrap_or(if task.is_some() { 1 } else { 128 });
-        let (rows, tokens) = (config.model.vocab_rows, facts.vocab_size as f64);
-        let hint = "remove it, or set at least one row per token and remove pad_vocab_to";
-        let most = if config.model.pad_vocab_to.is_some() { tokens } else { MOST_ROWS };
-        check("model.vocab_rows", rows.map_or(tokens, |rows| rows as f64), tokens..=most, hint)?;
+        let pad = config.model.pad_vocab_multiple.unwrap_or(if task.is_some() { 1 } else { 128 });
+        let (rows, tokens) = (config.model.padded_vocab_size, facts.vocab_size as f64);
+        let hint = "remove it, or set at least one row per token and remove pad_vocab_multiple";
+        let most = if config.model.pad_vocab_multiple.is_some() { tokens } else { MOST_ROWS };
+        check("model.padded_vocab_size", rows.map_or(tokens, |rows| rows as f64), tokens..=most, hint)?;
         let model_hint = "remove it to use the preset's value";
         for (key, value) in [
             ("model.n_layers", n_layers),
             ("model.n_heads", n_heads),
             ("model.head_dim", head_dim),
             ("model.d_hidden", config.model.d_hidden.unwrap_or(1)),
-            ("model.pad_vocab_to", pad),
+            ("model.pad_vocab_multiple", pad),
         ] {
             check(key, value as f64, 1.0..=WIDEST, model_hint)?;
         }
@@ -140,22 +141,22 @@ impl Plan {
             d_model,
             d_hidden: config.model.d_hidden.unwrap_or(4 * d_model),
             vocab_size: rows.unwrap_or(facts.vocab_size.next_multiple_of(pad)),
-            readout: config.model.readout,
+            pooling: config.model.pooling,
             block: config.model.block.clone(),
             layers: layers::resolve(&config.model.layers, n_layers)?,
         };
-        check_readout(task, model.readout)?;
+        check_pooling(task, model.pooling)?;
         check_block(&model)?;
         check_train(&train)?;
-        let micro_batch = train.micro_batch.unwrap_or(train.batch);
-        if micro_batch == 0 || !train.batch.is_multiple_of(micro_batch) {
+        let micro_batch = train.micro_batch_size.unwrap_or(train.batch_size);
+        if micro_batch == 0 || !train.batch_size.is_multiple_of(micro_batch) {
             return Err(Error::Config {
-                place: "train.micro_batch".to_owned(),
-                message: format!("{micro_batch} does not divide train.batch = {}", train.batch),
-                hint: "choose a divisor of train.batch: all micro-batches have the same size".to_owned(),
+                place: "train.micro_batch_size".to_owned(),
+                message: format!("{micro_batch} does not divide train.batch_size = {}", train.batch_size),
+                hint: "choose a divisor of train.batch_size: all micro-batches have the same size".to_owned(),
             });
         }
-        train.micro_batch = Some(micro_batch);
+        train.micro_batch_size = Some(micro_batch);
         train.schedule_steps = Some(train.schedule_steps.unwrap_or(train.steps));
         if config.seed > i64::MAX as u64 {
             return Err(Error::Config {
@@ -177,7 +178,7 @@ impl Plan {
                 "prepare more text, or lower train.train_len",
             ));
         }
-        let train_len = Head::of(task).positions(model.readout, train.train_len);
+        let train_len = Head::of(task).positions(model.pooling, train.train_len);
         let geometry = model.geometry(train_len);
         check_encodings(&config.encoding, &geometry, &model)?;
         // before anything is made of it
@@ -190,19 +191,19 @@ impl Plan {
             smaller model",
         )?;
         check_layers(task, &config.encoding, &geometry, &model)?;
-        check_piece(task, train.piece, &model)?;
+        check_chunk_len(task, train.chunk_len, &model)?;
         let plan = Plan {
             label: model.label(&config.encoding),
             seed: config.seed,
             data: config.data.clone(),
-            facts,
+            data_info: facts,
             parameters,
             encoding: config.encoding.clone(),
             model,
             train_len: train.train_len,
             steps: train.steps,
             train,
-            origin,
+            init_from,
             hash: String::new(),
             commit: None,
         };
@@ -260,7 +261,7 @@ impl Plan {
     /// Tokens of a sequence of this length as the model reads it: with the empty places of its answer, with the token that its
     /// class is read off, of a pair its longer half.
     pub fn sequence_of(&self, length: usize) -> usize {
-        self.head().positions(self.model.readout, length)
+        self.head().positions(self.model.pooling, length)
     }
 
     /// Refuses what the run's encoding is changed into for an evaluation, where this model cannot take it.
@@ -300,37 +301,38 @@ impl Plan {
     pub fn schedule(&self) -> Schedule {
         Schedule {
             learning_rate: self.train.learning_rate,
-            min_learning_rate: self.train.min_learning_rate,
+            min_lr: self.train.min_lr,
             steps: self.train.schedule_steps.unwrap_or(self.train.steps),
-            warmup: self.train.warmup,
-            decay: self.train.decay,
-            cycle: self.train.cycle.unwrap_or(self.train.schedule_steps.unwrap_or(self.train.steps)),
+            warmup_ratio: self.train.warmup_ratio,
+            lr_schedule: self.train.lr_schedule,
+            lr_cycle_steps: self.train.lr_cycle_steps.unwrap_or(self.train.schedule_steps.unwrap_or(self.train.steps)),
         }
     }
 
     /// SHA-256 of everything that determines update `n`, hence without the number of updates. A run
-    /// whose plan keeps its course can be resumed with it: this is how a finished run is extended.
-    /// GPT-NeoX's data order depends on the number of updates, so there it belongs to the course.
-    pub fn course(&self) -> String {
+    /// whose plan keeps its trajectory can be resumed with it: this is how a finished run is extended.
+    /// GPT-NeoX's data order depends on the number of updates, so there it belongs to the trajectory.
+    pub fn trajectory_hash(&self) -> String {
         self.without_end().digest()
     }
 
     /// Whether a checkpoint's course is that of this plan, as this version writes it or as earlier ones did, which took it for
-    /// another one with every other `micro_batch`.
+    /// another one with every other `micro_batch_size`.
     pub fn follows(&self, course: &str) -> bool {
         let plan = self.without_end();
         let with = |micro_batch: usize| {
-            let train = TrainConfig { micro_batch: Some(micro_batch), ..plan.train.clone() };
+            let train = TrainConfig { micro_batch_size: Some(micro_batch), ..plan.train.clone() };
             digest(&Plan { train, ..plan.clone() }.canonical_before())
         };
-        let mut parts = (1..=plan.train.batch.min(MOST_BATCH)).filter(|rows| plan.train.batch.is_multiple_of(*rows));
+        let mut parts =
+            (1..=plan.train.batch_size.min(MOST_BATCH)).filter(|rows| plan.train.batch_size.is_multiple_of(*rows));
         course == plan.digest() || parts.any(|rows| with(rows) == course)
     }
 
     /// The plan of all runs with this course.
     fn without_end(&self) -> Plan {
         let mut plan = self.clone();
-        if plan.data.packing != PackingConfig::Megatron {
+        if plan.data.sampling != SamplingConfig::Megatron {
             (plan.steps, plan.train.steps) = (0, 0);
         }
         plan
@@ -341,12 +343,12 @@ impl Plan {
     /// # Errors
     /// Other text, other settings, each with both values; fewer updates than are done.
     pub fn may_become(&self, next: &Plan, done: u64) -> Result<()> {
-        if self.facts.content != next.facts.content {
+        if self.data_info.content != next.data_info.content {
             let message = format!("{} contains other text than the run was started with", next.data.path.display());
             let hint = "restore the text, or train a new run on the new text in another --out folder";
             return Err(Error::refused(message, format!("{hint}{}", self.known_otherwise())));
         }
-        if self.course() != next.course() {
+        if self.trajectory_hash() != next.trajectory_hash() {
             return Err(self.refuse_other(next));
         }
         if next.steps < done {
@@ -384,7 +386,7 @@ impl Plan {
             })
             .collect();
         let only_steps = changed.iter().all(|(_, key)| key == "train.steps" || key == "train.schedule_steps");
-        let hint = match only_steps && self.data.packing == PackingConfig::Random {
+        let hint = match only_steps && self.data.sampling == SamplingConfig::Random {
             true => self.hint_to_extend(next),
             false => "use another --out folder, or the run file that started this one".to_owned(),
         };
@@ -418,15 +420,15 @@ impl Plan {
         digest(&self.canonical())
     }
 
-    /// The plan of all runs with this hash. Its `micro_batch` is the whole batch: what a plan has that does not name one, so
+    /// The plan of all runs with this hash. Its `micro_batch_size` is the whole batch: what a plan has that does not name one, so
     /// that those keep the hash which they had when it counted.
     fn canonical(&self) -> Plan {
         let mut canonical = self.canonical_before();
-        canonical.train.micro_batch = Some(canonical.train.batch);
+        canonical.train.micro_batch_size = Some(canonical.train.batch_size);
         canonical
     }
 
-    /// The same as it was when `micro_batch` counted.
+    /// The same as it was when `micro_batch_size` counted.
     fn canonical_before(&self) -> Plan {
         let mut canonical = self.clone();
         canonical.data.path = std::path::PathBuf::new();
@@ -435,10 +437,10 @@ impl Plan {
         let defaults = TrainConfig::default();
         canonical.train = TrainConfig {
             log_every: defaults.log_every,
-            valid_every: defaults.valid_every,
-            valid_segments: defaults.valid_segments,
-            checkpoint_every: defaults.checkpoint_every,
-            keep: defaults.keep,
+            eval_interval: defaults.eval_interval,
+            eval_sequences: defaults.eval_sequences,
+            save_interval: defaults.save_interval,
+            keep_last_n: defaults.keep_last_n,
             ..canonical.train
         };
         canonical

@@ -341,8 +341,8 @@ impl Ranks {
             let divides = |ranks: &usize| batch.is_multiple_of(*ranks);
             let fits = (1..count).rev().find(divides).unwrap_or(1);
             return Err(Error::refused(
-                format!("{count} ranks do not divide train.batch = {batch}"),
-                format!("use a world size that divides train.batch, e.g. {fits}"),
+                format!("{count} ranks do not divide train.batch_size = {batch}"),
+                format!("use a world size that divides train.batch_size, e.g. {fits}"),
             ));
         }
         let own = batch / count;

@@ -38,6 +38,7 @@ use crate::corpus::Source;
 use crate::error::{Error, Result};
 use crate::model::Decoder;
 use crate::plan::Plan;
+use crate::renamed;
 use crate::solver::{self, Planned, Solve, Work};
 use crate::task::Task;
 use burn::tensor::Device;
@@ -95,7 +96,11 @@ impl RunFolder {
         }
         let text = kerple_files::read_text(&path).map_err(Error::io(&path, "read"))?;
         let hint = "restore the file: it was edited, or written by another version";
-        let plan: Plan = serde_json::from_str(&text).map_err(|error| Error::damaged(&path, error.to_string(), hint))?;
+        let plan: Plan = serde_json::from_str(&text).map_err(|error| {
+            let content = serde_json::from_str(&text).unwrap_or_default();
+            let renamed = renamed::hint(renamed::PLAN_FILE, &content);
+            Error::damaged(&path, error.to_string(), renamed.as_deref().unwrap_or(hint))
+        })?;
         let genuine =
             plan.genuine().ok_or_else(|| Error::damaged(&path, "the hash does not match the settings", hint))?;
         Ok(Some(genuine))

@@ -55,7 +55,7 @@ pub trait Work {
 /// Runs work with the model of a plan: the one place that maps kinds of answers to models.
 pub fn work<W: Work>(plan: &Plan, work: W) -> W::Found {
     match plan.data.task.as_ref().map(|task| task.facts().answer) {
-        None => work.with::<Decoder, _>(LanguageModel { piece: plan.train.piece }),
+        None => work.with::<Decoder, _>(LanguageModel { piece: plan.train.chunk_len }),
         Some(Answer::Marked) => work.with::<Decoder, _>(Answering),
         Some(Answer::Tape) => work.with::<Transducer, _>(Answering),
         Some(Answer::Class) => work.with::<Classifier, _>(Answering),

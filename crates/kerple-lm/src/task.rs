@@ -90,7 +90,7 @@ impl Batch {
 pub fn parts(rows: Range<usize>, each: usize) -> Result<Vec<Range<usize>>> {
     if each == 0 || !rows.len().is_multiple_of(each) {
         let message = format!("a micro-batch of {each} sequences does not divide a batch of {}", rows.len());
-        return Err(Error::refused(message, "choose a train.micro_batch that divides train.batch"));
+        return Err(Error::refused(message, "choose a train.micro_batch_size that divides train.batch_size"));
     }
     Ok(rows.step_by(each).map(|row| row..row + each).collect())
 }

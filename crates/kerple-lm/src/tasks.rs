@@ -1,7 +1,7 @@
 //! Tasks as training and evaluation need them: batches of examples.
 
 use crate::error::Result;
-use crate::plan::{DataFacts, Plan};
+use crate::plan::{DataInfo, Plan};
 use crate::sequences::Batches;
 use crate::task::Batch;
 use kerple_data::Split;
@@ -23,11 +23,11 @@ impl fmt::Debug for TaskSource {
 }
 
 /// What a plan needs to know of a task.
-pub fn facts(task: Facts) -> DataFacts {
+pub fn facts(task: Facts) -> DataInfo {
     let Facts { name, answer, vocab, content, .. } = task;
     // the empty place is a token too
     let vocab_size = vocab + usize::from(answer == Answer::Tape);
-    DataFacts { vocab_size, tokenizer: name, train_tokens: 0, content: kerple_data::fingerprint(content.as_bytes()) }
+    DataInfo { vocab_size, tokenizer: name, train_tokens: 0, content: kerple_data::fingerprint(content.as_bytes()) }
 }
 
 impl TaskSource {
@@ -100,9 +100,9 @@ impl TaskSource {
         TaskBatches {
             source: self,
             seed: plan.seed,
-            batch: plan.train.batch,
+            batch: plan.train.batch_size,
             lengths: shortest..plan.train_len + 1,
-            valid: self.available(Split::Valid, plan.train.valid_segments as u64) as usize,
+            valid: self.available(Split::Valid, plan.train.eval_sequences as u64) as usize,
         }
     }
 }

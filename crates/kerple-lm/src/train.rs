@@ -171,11 +171,11 @@ fn train_with<M: Planned, T: Task<M> + Copy>(
             step,
             steps: plan.steps,
             loss: trainer.learned.map_or(f64::NAN, |learned| learned.loss),
-            tokens_per_second: (plan.train.batch * plan.train_len) as f64 / seconds,
+            tokens_per_second: (plan.train.batch_size * plan.train_len) as f64 / seconds,
             seconds_left: started.elapsed().as_secs_f64() / (step - first) as f64 * (plan.steps - step) as f64,
         }));
         let stopping = ranks.share(logged.map(|()| session.stop.load(Ordering::Relaxed)))?.contains(&true);
-        let due = step.is_multiple_of(plan.train.checkpoint_every) || step == plan.steps;
+        let due = step.is_multiple_of(plan.train.save_interval) || step == plan.steps;
         if due || stopping {
             trainer.save(due)?;
         }
@@ -211,7 +211,7 @@ impl<'a, M: Planned, T: Task<M> + Copy> Trainer<'a, M, T> {
         let begun = ranks.agree(Begun::read(session, task))?;
         let Begun { learner, mut state, saved, commit, notes } = begun;
         expect_same_run(session, &state)?;
-        let asked = plan.train.micro_batch.unwrap_or(plan.train.batch);
+        let asked = plan.train.micro_batch_size.unwrap_or(plan.train.batch_size);
         let parts = (micro_batch != asked).then(|| parts_note(asked, micro_batch, ranks));
         let validation = validation_note(plan, batches.validation_rows());
         let remarks = [parts, batches.remark().map(str::to_owned), validation];
@@ -235,7 +235,7 @@ impl<'a, M: Planned, T: Task<M> + Copy> Trainer<'a, M, T> {
         if let Some(tokenizer) = self.session.batches.tokenizer() {
             run.keep_tokenizer(plan, tokenizer)?;
         }
-        checkpoint::tidy(run.path(), plan.train.keep, step)?;
+        checkpoint::tidy(run.path(), plan.train.keep_last_n, step)?;
         if step < plan.steps {
             run.add_session(&self.session.row(step + 1, self.micro_batch))?;
         }
@@ -249,8 +249,8 @@ impl<'a, M: Planned, T: Task<M> + Copy> Trainer<'a, M, T> {
 
     /// This rank's parts of the batch of the update after `step` others, and its pass.
     fn parts(&self, step: u64) -> Result<(Vec<task::Batch>, Pass)> {
-        let rows = self.ranks.rows(self.plan.train.batch, self.micro_batch);
-        let read = rows.into_iter().map(|rows| self.session.batches.batch(step, rows));
+        let rows = self.ranks.rows(self.plan.train.batch_size, self.micro_batch);
+        let read = rows.into_iter().map(|rows| self.session.batches.batch_size(step, rows));
         let parts = self.ranks.agree(read.collect::<Result<Vec<task::Batch>>>())?;
         Ok((parts, Pass::training(self.plan.seed, step)))
     }
@@ -260,7 +260,7 @@ impl<'a, M: Planned, T: Task<M> + Copy> Trainer<'a, M, T> {
         let step = self.state.step;
         let (parts, pass) = self.parts(step)?;
         let learning_rate = self.plan.schedule().rate(step)?;
-        let update = Update { learning_rate, adam_step: self.plan.train.first_adam_step + step };
+        let update = Update { learning_rate, adam_step: self.plan.train.adam_first_step + step };
         self.learner.advance(&parts, pass, update);
         self.state.step += 1;
         let asked = self.is_logged() || self.learned.is_none();
@@ -292,7 +292,7 @@ impl<'a, M: Planned, T: Task<M> + Copy> Trainer<'a, M, T> {
     /// Whether the last update is followed by a validation.
     fn is_validated(&self) -> bool {
         let (step, Plan { train, steps, .. }) = (self.state.step, self.plan);
-        train.valid_every > 0 && (step.is_multiple_of(train.valid_every) || step == *steps)
+        train.eval_interval > 0 && (step.is_multiple_of(train.eval_interval) || step == *steps)
     }
 
     /// Whether the last update has a row: which steps have one does not depend on where sessions begin and end.
@@ -317,7 +317,7 @@ impl<'a, M: Planned, T: Task<M> + Copy> Trainer<'a, M, T> {
             loss,
             learning_rate: self.plan.schedule().at(step - 1),
             grad_norm,
-            tokens: step * (train.batch * train.train_len) as u64,
+            tokens: step * (train.batch_size * train.train_len) as u64,
             seconds: self.state.seconds,
             step_seconds: sorted[sorted.len() / 2],
             comm_wait_fraction,
@@ -353,7 +353,7 @@ impl<'a, M: Planned, T: Task<M> + Copy> Trainer<'a, M, T> {
                 self.snapshot_kernels()?;
             }
             self.writer.as_ref().map_or(Ok(()), Writer::sync)?;
-            checkpoint::save(self.session.run.path(), self.plan.train.keep, &self.state, &self.learner)
+            checkpoint::save(self.session.run.path(), self.plan.train.keep_last_n, &self.state, &self.learner)
         })?;
         let place = || checkpoint::place(self.session.run.path(), self.state.step);
         self.saved = Some(saved.unwrap_or_else(place));
@@ -403,13 +403,13 @@ impl<M: Planned, T: Task<M> + Copy> Begun<M, T> {
             Some(Found { path, value: (learner, state), notes }) => {
                 Begun { learner, state, saved: Some(path), commit, notes }
             }
-            None if plan.origin.is_some() => {
+            None if plan.init_from.is_some() => {
                 let message = format!("{} lacks the weights that the run is initialised init-from", run.path().display());
                 let hint = "initialise it again in another folder: kerple train --init-from RUN --out FOLDER";
                 return Err(Error::refused(message, hint));
             }
             None => {
-                let (learner, state) = (fresh(plan, task, host), State::start(plan.course()));
+                let (learner, state) = (fresh(plan, task, host), State::start(plan.trajectory_hash()));
                 Begun { learner, state, saved: None, commit, notes: Vec::new() }
             }
         })
@@ -430,8 +430,8 @@ impl Writer {
 /// Sequences at once, after what cannot be trained here is refused.
 fn micro_batch(plan: &Plan, host: &Host) -> Result<usize> {
     let train = &plan.train;
-    let rows = host.ranks.micro_batch(train.batch, train.micro_batch.unwrap_or(train.batch))?;
-    let in_parts = Plan { train: TrainConfig { micro_batch: Some(rows), ..train.clone() }, ..plan.clone() };
+    let rows = host.ranks.micro_batch(train.batch_size, train.micro_batch_size.unwrap_or(train.batch_size))?;
+    let in_parts = Plan { train: TrainConfig { micro_batch_size: Some(rows), ..train.clone() }, ..plan.clone() };
     in_parts.check_training_memory(host.limit().as_ref())?;
     Ok(rows)
 }
@@ -441,7 +441,7 @@ fn expect_same_run(session: &TrainSession, state: &State) -> Result<()> {
     let Host { provenance, ranks, .. } = session.host;
     let facts = [
         ("plan", session.plan.hash.clone()),
-        ("data", session.plan.facts.content.clone()),
+        ("data", session.plan.data_info.content.clone()),
         ("a checkpoint of step", state.step.to_string()),
         ("a checkpoint with weights", state.model_sha256.clone()),
         ("a checkpoint with optimizer state", state.optimizer_sha256.clone()),
@@ -458,7 +458,7 @@ fn expect_same_run(session: &TrainSession, state: &State) -> Result<()> {
 fn parts_note(asked: usize, micro_batch: usize, ranks: &Ranks) -> String {
     format!(
         "micro-batches of {micro_batch} sequences instead of {asked}, so that all {} ranks have \
-            equally many; one process with train.micro_batch={micro_batch} gives bitwise the same \
+            equally many; one process with train.micro_batch_size={micro_batch} gives bitwise the same \
             results",
         ranks.count()
     )
@@ -467,9 +467,9 @@ fn parts_note(asked: usize, micro_batch: usize, ranks: &Ranks) -> String {
 /// What to say of validation text that is shorter than was asked for.
 fn validation_note(plan: &Plan, rows: usize) -> Option<String> {
     let train = &plan.train;
-    let (wanted, len) = (train.valid_segments, plan.train_len);
+    let (wanted, len) = (train.eval_sequences, plan.train_len);
     match rows {
-        _ if train.valid_every == 0 || rows >= wanted => None,
+        _ if train.eval_interval == 0 || rows >= wanted => None,
         0 => Some(format!(
             "no validation loss: the validation split is shorter than one sequence of \
             {len} tokens"

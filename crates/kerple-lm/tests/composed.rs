@@ -71,13 +71,19 @@ fn layers_that_differ_train_composed_as_fused() {
 fn other_blocks_train_composed_as_fused() {
     let default = BlockPlan::default();
     for block in [
-        BlockPlan { residual: ResidualKind::Parallel, tied_head: true, ..default.clone() },
-        BlockPlan { qk_norm: true, ssmax: Some(0.4), sink: SinkKind::Learned, soft_cap: Some(2.0), ..default.clone() },
-        BlockPlan { embedding_norm: true, clamp_qkv: Some(0.05), head_bias: true, ..default.clone() },
+        BlockPlan { residual: ResidualKind::Parallel, tie_embeddings: true, ..default.clone() },
+        BlockPlan {
+            qk_norm: true,
+            ssmax: Some(0.4),
+            sink: SinkKind::Learned,
+            attn_softcap: Some(2.0),
+            ..default.clone()
+        },
+        BlockPlan { embedding_norm: true, clip_qkv: Some(0.05), lm_head_bias: true, ..default.clone() },
         BlockPlan {
             norm: NormKind::Rms,
-            gated: true,
-            kv_heads: Some(1),
+            glu: true,
+            n_kv_heads: Some(1),
             activation: Activation::Silu,
             qkv_bias: false,
             out_bias: false,

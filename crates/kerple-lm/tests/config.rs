@@ -4,12 +4,12 @@ use kerple_data::fingerprint;
 use kerple_data::tasks::TaskConfig;
 use kerple_lm::config::{REFERENCE, RunConfig, TrainConfig};
 use kerple_lm::memory::Limit;
-use kerple_lm::plan::{DataFacts, Plan};
+use kerple_lm::plan::{DataInfo, Plan};
 use kerple_lm::run::RunFolder;
 use std::path::{Path, PathBuf};
 
-fn facts() -> DataFacts {
-    DataFacts { vocab_size: 256, tokenizer: "byte".to_owned(), train_tokens: 1 << 30, content: "text".to_owned() }
+fn facts() -> DataInfo {
+    DataInfo { vocab_size: 256, tokenizer: "byte".to_owned(), train_tokens: 1 << 30, content: "text".to_owned() }
 }
 
 fn plan(overrides: &[&str]) -> Result<Plan, kerple_lm::Error> {
@@ -44,14 +44,14 @@ fn every_key_changes_the_plan() {
     let plain = plan(&[]).unwrap();
     for key in [
         "seed=1",
-        "data.packing=megatron",
+        "data.sampling=megatron",
         "data.task=even_pairs",
         "encoding.kind=alibi",
         "encoding.window=64",
         "encoding.scale=inside",
-        "encoding.compat=bf16",
-        "encoding.clamp=working_copy",
-        "encoding.scope=layer",
+        "encoding.emulate=bf16",
+        "encoding.clamp=forward_only",
+        "encoding.share=layer",
         "encoding.randomized=2048",
         "encoding.decayed=true",
         "model.preset=small",
@@ -59,33 +59,33 @@ fn every_key_changes_the_plan() {
         "model.n_heads=5",
         "model.head_dim=16",
         "model.d_hidden=100",
-        "model.pad_vocab_to=100",
+        "model.pad_vocab_multiple=100",
         "model.d_model=64",
         "model.block.norm=rms",
-        "model.block.norm=layer_without_shift",
+        "model.block.norm=layer_no_bias",
         "model.block.norm_eps=1e-6",
         "model.block.embedding_norm=true",
         "model.block.residual=parallel",
-        "model.block.residual=normed",
+        "model.block.residual=norm_residual",
         "model.block.qkv_bias=false",
         "model.block.out_bias=false",
         "model.block.mlp_bias=false",
-        "model.block.kv_heads=2",
+        "model.block.n_kv_heads=2",
         "model.block.activation=silu",
-        "model.block.gated=true",
-        "model.block.score_scale=1.0",
-        "model.block.scale_by_layer=true",
-        "model.block.clamp_qkv=8.0",
+        "model.block.glu=true",
+        "model.block.attn_scale=1.0",
+        "model.block.scale_attn_by_layer=true",
+        "model.block.clip_qkv=8.0",
         "model.block.qk_norm=true",
         "model.block.ssmax=0.2",
-        "model.block.sink=one",
+        "model.block.sink=off_by_one",
         "model.block.sink=learned",
-        "model.block.soft_cap=50.0",
-        "model.vocab_rows=300",
-        "model.block.tied_head=true",
-        "model.block.head_bias=true",
-        "model.block.residual=post",
-        "model.block.scaled_embedding=true",
+        "model.block.attn_softcap=50.0",
+        "model.padded_vocab_size=300",
+        "model.block.tie_embeddings=true",
+        "model.block.lm_head_bias=true",
+        "model.block.residual=post_ln",
+        "model.block.scale_embeddings=true",
         "model.block.init=fan_in",
         "model.block.init=xavier",
         "model.block.init=small_wang",
@@ -96,22 +96,22 @@ fn every_key_changes_the_plan() {
         "model.layers.a={ every = 2, window = 9 }",
         "model.layers.a={ at = [0], encoding = \"none\" }",
         "model.layers.a={ at = [0], attention = { linear = {} } }",
-        "train.decay=inverse_root",
-        "train.decay=cosine_restarts",
-        "train.cycle=7",
+        "train.lr_schedule=inverse_root",
+        "train.lr_schedule=cosine_restarts",
+        "train.lr_cycle_steps=7",
         "train.train_len=64",
-        "train.batch=16",
+        "train.batch_size=16",
         "train.steps=100",
         "train.schedule_steps=100",
         "train.learning_rate=0.5",
-        "train.min_learning_rate=1e-5",
-        "train.warmup=0.1",
-        "train.decay=linear",
-        "train.betas=[0.9, 0.99]",
-        "train.eps=1e-6",
+        "train.min_lr=1e-5",
+        "train.warmup_ratio=0.1",
+        "train.lr_schedule=linear",
+        "train.adam_betas=[0.9, 0.99]",
+        "train.adam_eps=1e-6",
         "train.weight_decay=0.1",
-        "train.clip=0.5",
-        "train.first_adam_step=2",
+        "train.grad_clip=0.5",
+        "train.adam_first_step=2",
     ] {
         let changed = plan(&[key]).unwrap_or_else(|error| panic!("{key}: {error}"));
         assert_ne!(changed.hash, plain.hash, "{key}");
@@ -119,12 +119,12 @@ fn every_key_changes_the_plan() {
     // where the data lies, how often things are saved and how many sequences are in memory does not make another run
     for key in [
         "data.path=elsewhere",
-        "train.micro_batch=8",
+        "train.micro_batch_size=8",
         "train.log_every=7",
-        "train.valid_every=7",
-        "train.valid_segments=7",
-        "train.checkpoint_every=7",
-        "train.keep=7",
+        "train.eval_interval=7",
+        "train.eval_sequences=7",
+        "train.save_interval=7",
+        "train.keep_last_n=7",
     ] {
         let changed = plan(&[key]).unwrap();
         assert_eq!(changed.hash, plain.hash, "{key}");
@@ -132,16 +132,16 @@ fn every_key_changes_the_plan() {
     }
 }
 
-/// What earlier versions hashed of a plan: `micro_batch` too.
+/// What earlier versions hashed of a plan: `micro_batch_size` too.
 fn hash_before(plan: &Plan) -> String {
     let defaults = TrainConfig::default();
     let mut plan = Plan { hash: String::new(), commit: None, ..plan.clone() };
     plan.data.path = PathBuf::new();
     plan.train.log_every = defaults.log_every;
-    plan.train.valid_every = defaults.valid_every;
-    plan.train.valid_segments = defaults.valid_segments;
-    plan.train.checkpoint_every = defaults.checkpoint_every;
-    plan.train.keep = defaults.keep;
+    plan.train.eval_interval = defaults.eval_interval;
+    plan.train.eval_sequences = defaults.eval_sequences;
+    plan.train.save_interval = defaults.save_interval;
+    plan.train.keep_last_n = defaults.keep_last_n;
     fingerprint(serde_json::to_string(&plan).unwrap().as_bytes())
 }
 
@@ -166,17 +166,19 @@ fn plans_of_earlier_versions_are_genuine() {
     }
     assert!(found >= 500, "{found} plans");
     // those that named a micro-batch had another hash
-    let plan = plan(&["train.batch=8", "train.micro_batch=2"]).unwrap();
+    let plan = plan(&["train.batch_size=8", "train.micro_batch_size=2"]).unwrap();
     let before = Plan { hash: hash_before(&plan), ..plan.clone() };
     assert_ne!(before.hash, plan.hash);
     assert_eq!(before.clone().genuine().as_ref(), Some(&plan));
     let mut course = before.clone();
     (course.steps, course.train.steps) = (0, 0);
     let course = hash_before(&course);
-    assert_ne!(course, plan.course());
-    let four = Plan { train: TrainConfig { micro_batch: Some(4), ..plan.train.clone() }, ..plan.clone() };
+    assert_ne!(course, plan.trajectory_hash());
+    let four = Plan { train: TrainConfig { micro_batch_size: Some(4), ..plan.train.clone() }, ..plan.clone() };
     assert!(plan.follows(&course) && four.follows(&course), "it may go on with any other");
-    for change in [TrainConfig { clip: 0.5, ..plan.train.clone() }, TrainConfig { batch: 16, ..plan.train.clone() }] {
+    for change in
+        [TrainConfig { grad_clip: 0.5, ..plan.train.clone() }, TrainConfig { batch_size: 16, ..plan.train.clone() }]
+    {
         let other = Plan { train: change, ..before.clone() };
         assert!(!other.follows(&course) && other.genuine().is_none());
     }
@@ -184,19 +186,19 @@ fn plans_of_earlier_versions_are_genuine() {
 
 #[test]
 fn what_decides_an_update_is_the_course() {
-    let course = |keys: &[&str]| plan(keys).unwrap().course();
+    let course = |keys: &[&str]| plan(keys).unwrap().trajectory_hash();
     let steps = ["train.steps=100", "train.schedule_steps=50"];
     assert_eq!(course(&steps), course(&["train.steps=200", "train.schedule_steps=50"]));
     assert_ne!(course(&steps), course(&["train.steps=100"]));
     assert_ne!(course(&steps), course(&["train.steps=100", "train.schedule_steps=50", "seed=1"]));
-    let megatron = |steps| course(&[steps, "train.schedule_steps=50", "data.packing=megatron"]);
+    let megatron = |steps| course(&[steps, "train.schedule_steps=50", "data.sampling=megatron"]);
     assert_ne!(megatron("train.steps=100"), megatron("train.steps=200"), "its order is made for so many updates");
 }
 
 #[test]
 fn more_memory_than_there_is_is_refused_with_the_number_to_change() {
     let limit = |bytes| Some(Limit { name: "the machine's memory", bytes });
-    let paper = plan(&["model.preset=neox-162m", "train.batch=32"]).unwrap();
+    let paper = plan(&["model.preset=neox-162m", "train.batch_size=32"]).unwrap();
     assert!(paper.check_training_memory(None).is_ok(), "what cannot be read refuses nothing");
     assert!(paper.check_training_memory(limit(1 << 40).as_ref()).is_ok());
     let small = limit(8 << 30);
@@ -204,10 +206,10 @@ fn more_memory_than_there_is_is_refused_with_the_number_to_change() {
     assert!(error.to_string().contains("the machine's memory is 8.0 GiB") && error.is_misuse(), "{error}");
     // the number of the hint fits, the next larger one does not
     let hint = error.hint();
-    let rows: usize = hint.split_once("train.micro_batch=").unwrap().1.split_once(' ').unwrap().0.parse().unwrap();
+    let rows: usize = hint.split_once("train.micro_batch_size=").unwrap().1.split_once(' ').unwrap().0.parse().unwrap();
     let with = |rows: usize| {
-        let set = format!("train.micro_batch={rows}");
-        plan(&["model.preset=neox-162m", "train.batch=32", &set]).unwrap().check_training_memory(small.as_ref())
+        let set = format!("train.micro_batch_size={rows}");
+        plan(&["model.preset=neox-162m", "train.batch_size=32", &set]).unwrap().check_training_memory(small.as_ref())
     };
     assert!(with(rows).is_ok() && with(2 * rows).is_err(), "{hint}");
     let error = paper.check_training_memory(limit(1 << 20).as_ref()).unwrap_err();
@@ -219,9 +221,9 @@ fn more_memory_than_there_is_is_refused_with_the_number_to_change() {
 #[test]
 fn the_estimate_counts_what_positions_and_examples_take() {
     const MIB: u64 = 1 << 20;
-    let linear = "model.block.attention={ linear = { features = \"favor\", count = 64 } }";
+    let linear = "model.block.attention={ linear = { feature_map = \"favor\", n_features = 64 } }";
     let of = |set: &[&str]| {
-        let plan = plan(&[&["train.batch=1", "train.valid_every=0"][..], set].concat()).unwrap();
+        let plan = plan(&[&["train.batch_size=1", "train.eval_interval=0"][..], set].concat()).unwrap();
         plan.training_memory(1).positions
     };
     let small = of(&["encoding.kind=kerple_log"]);
@@ -231,13 +233,13 @@ fn the_estimate_counts_what_positions_and_examples_take() {
     assert!(drawn > 4 * 1_000_000 * 8 * 4 - MIB && drawn < 256 * MIB, "{drawn}");
     // as many realisations: the images of 512 queries and keys in 4 heads, noise of 10 waves, a projection of blocks
     let code = |keys: &str| of(&[linear, &format!("encoding={{ kind = \"sine_spe\", {keys} }}")]);
-    assert!(code("realisations = 64") < 16 * MIB);
-    assert!(code("realisations = 4096") > 4 * 512 * 4 * 4096 * 4, "{}", code("realisations = 4096"));
-    assert!(code("realisations = 64, waves = 4096") > 2 * 4096 * 64 * 128 * 4);
-    let taps = of(&[linear, "encoding={ kind = \"conv_spe\", realisations = 2048, taps = [1024] }"]);
+    assert!(code("num_realizations = 64") < 16 * MIB);
+    assert!(code("num_realizations = 4096") > 4 * 512 * 4 * 4096 * 4, "{}", code("num_realizations = 4096"));
+    assert!(code("num_realizations = 64, num_sines = 4096") > 2 * 4096 * 64 * 128 * 4);
+    let taps = of(&[linear, "encoding={ kind = \"conv_spe\", num_realizations = 2048, kernel_size = [1024] }"]);
     assert!(taps > 1024 * 2048 * 12, "{taps}");
     // a state a piece, up to 64 of them in a stretch
-    let pieces = |len: &str| of(&[linear, "encoding.kind=kerple_log", "train.piece=1024", len]);
+    let pieces = |len: &str| of(&[linear, "encoding.kind=kerple_log", "train.chunk_len=1024", len]);
     let [few, many, more] = ["train.train_len=1024", "train.train_len=65536", "train.train_len=4194304"].map(pieces);
     assert!(few + 64 * MIB < many && many < more && more < 3 * many, "{few} {many} {more}");
     // a task is answered on whole sequences, a text is read in pieces
@@ -266,12 +268,12 @@ fn mistakes_are_named() {
         ("train.stepz=3", "stepz"),
         ("train.steps=many", "many"),
         ("train.steps=-1", "-1"),
-        ("train.warmup=0.9", "0.9"),
-        ("train.betas=[0.9, 1.0]", "betas[1]"),
-        ("train.micro_batch=5", "divide"),
-        ("train.batch=0", "batch"),
-        ("train.clip=inf", "train.clip"),
-        ("train.clip=nan", "train.clip"),
+        ("train.warmup_ratio=0.9", "0.9"),
+        ("train.adam_betas=[0.9, 1.0]", "adam_betas[1]"),
+        ("train.micro_batch_size=5", "divide"),
+        ("train.batch_size=0", "batch_size"),
+        ("train.grad_clip=inf", "train.grad_clip"),
+        ("train.grad_clip=nan", "train.grad_clip"),
         ("train.weight_decay=inf", "train.weight_decay"),
         ("train.weight_decay=1e300", "train.weight_decay"),
         ("train.weight_decay=2000", "train.learning_rate * train.weight_decay"),
@@ -287,15 +289,15 @@ fn mistakes_are_named() {
         ("model.preset=huge", "huge"),
         ("model.n_heads=0", "n_heads"),
         ("model.d_model=0", "model.d_model"),
-        ("model.block.kv_heads=3", "divide"),
-        ("model.block.kv_heads=0", "divide"),
+        ("model.block.n_kv_heads=3", "divide"),
+        ("model.block.n_kv_heads=0", "divide"),
         ("model.block.norm_eps=nan", "norm_eps"),
         ("model.block.dropout=1.0", "dropout"),
         ("model.block.init=zero", "zero"),
-        ("model.block.clamp_qkv=0.0", "clamp_qkv"),
-        ("model.block.score_scale=inf", "score_scale"),
-        ("model.readout=first", "model.readout"),
-        ("train.cycle=0", "train.cycle"),
+        ("model.block.clip_qkv=0.0", "clip_qkv"),
+        ("model.block.attn_scale=inf", "attn_scale"),
+        ("model.pooling=cls", "model.pooling"),
+        ("train.lr_cycle_steps=0", "train.lr_cycle_steps"),
         ("model.block.norm=group", "group"),
         ("model.block.activation=mish", "mish"),
         ("model.block.bias=true", "bias"),
@@ -317,9 +319,9 @@ fn a_default_block_leaves_plans_and_hashes_as_they_were() {
     assert!(!text.contains("block"), "{text}");
     let read: Plan = serde_json::from_str(&text).unwrap();
     assert!(read == plain && read.clone().genuine() == Some(read));
-    let changed = plan(&["model.block.gated=true"]).unwrap();
+    let changed = plan(&["model.block.glu=true"]).unwrap();
     let read: Plan = serde_json::from_str(&serde_json::to_string(&changed).unwrap()).unwrap();
-    assert!(read == changed && read.model.block.gated && read.clone().genuine() == Some(read));
+    assert!(read == changed && read.model.block.glu && read.clone().genuine() == Some(read));
 }
 
 #[test]
@@ -370,12 +372,12 @@ fn what_gpus_have_no_kernel_for_is_named() {
     assert_eq!(composed(&["encoding.kind=fox"]), "");
     assert_eq!(composed(&["encoding.kind=fox", "data.task=even_pairs"]), "the gates of fox-shared");
     assert_eq!(composed(&["encoding.kind=xpos"]), "the decaying products of xpos");
-    assert_eq!(composed(&["model.block.soft_cap=30", "model.block.sink=learned"]), "");
-    let linear = "model.block.attention={ linear = { features = \"elu\" } }";
+    assert_eq!(composed(&["model.block.attn_softcap=30", "model.block.sink=learned"]), "");
+    let linear = "model.block.attention={ linear = { feature_map = \"elu\" } }";
     let exact = "model.layers.exact={ at = [1], encoding = \"cope\", attention = \"softmax\" }";
     assert_eq!(composed(&[linear, exact]), "the score map of cope");
     assert_eq!(composed(&[linear, "encoding.kind=fox"]), "");
     assert_eq!(composed(&[linear, "data.task=even_pairs"]), "");
-    let wide = "model.block.attention={ linear = { count = 512 } }";
+    let wide = "model.block.attention={ linear = { n_features = 512 } }";
     assert_eq!(composed(&[wide]), "");
 }

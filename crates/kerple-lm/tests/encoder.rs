@@ -127,12 +127,12 @@ fn a_classifier_learns_from_whole_sequences() {
     assert!(accuracy > 0.95, "{accuracy}");
 }
 
-/// A plan of the arena: a classifier with linear attention and a readout.
-fn arena(encoding: &str, readout: &str) -> kerple_lm::plan::Plan {
+/// A plan of the arena: a classifier with linear attention and a pooling.
+fn arena(encoding: &str, pooling: &str) -> kerple_lm::plan::Plan {
     let text = format!(
         "[data]\ntask = {{ kind = \"lra_retrieval\", train = 10, valid = 10, test = 10 }}\n[encoding]\n{encoding}\n\
-         [model]\nn_layers = 2\nn_heads = 2\nhead_dim = 8\nreadout = \"{readout}\"\n[model.block]\ninit = \"xavier\"\n\
-         attention = {{ linear = {{ features = \"favor_jax\", count = 16 }} }}\n[train]\ntrain_len = 11\nbatch = 2\n"
+         [model]\nn_layers = 2\nn_heads = 2\nhead_dim = 8\npooling = \"{pooling}\"\n[model.block]\ninit = \"xavier\"\n\
+         attention = {{ linear = {{ feature_map = \"favor_jax\", n_features = 16 }} }}\n[train]\ntrain_len = 11\nbatch_size = 2\n"
     );
     let config = kerple_lm::config::RunConfig::parse(&text, "arena", &[]).unwrap();
     let facts = kerple_lm::tasks::facts(config.data.task.as_ref().unwrap().facts());
@@ -148,21 +148,21 @@ fn logits(model: &Classifier, ids: &[u32], lengths: Option<&[usize]>, batch: usi
 fn answers_are_read_off_as_the_plan_says() {
     const SEPARATOR: u32 = kerple_data::lra::retrieval::SEPARATOR;
     for encoding in
-        ["kind = \"sinusoidal\"", "kind = \"sine_spe\"\nrealisations = 8", "kind = \"conv_spe\"\ntaps = [4]"]
+        ["kind = \"sinusoidal\"", "kind = \"sine_spe\"\nnum_realizations = 8", "kind = \"conv_spe\"\nkernel_size = [4]"]
     {
-        for readout in ["mean", "first", "towers"] {
-            let plan = arena(encoding, readout);
+        for pooling in ["mean", "cls", "two_tower"] {
+            let plan = arena(encoding, pooling);
             let model = Classifier::new(&plan, 2, &kerple_lm::device());
             let values: usize = kerple_burn::parameters::values(&model).iter().map(|values| values.dims()[0]).sum();
-            assert_eq!(values, plan.parameters, "{encoding} {readout}");
+            assert_eq!(values, plan.parameters, "{encoding} {pooling}");
             let (pair, swapped) = ([5, 6, 7, SEPARATOR, 8, 9], [8, 9, SEPARATOR, 5, 6, 7]);
             let alone = logits(&model, &pair, None, 1);
             let both = [&pair[..], &[0, 0], &swapped, &[0, 0]].concat();
             let padded = logits(&model, &both, Some(&[6, 6]), 2);
-            assert_near(&alone, &padded[..2], &format!("{encoding} {readout}, padding"));
-            assert_ne!(padded[..2], padded[2..], "{encoding} {readout}: the order counts");
+            assert_near(&alone, &padded[..2], &format!("{encoding} {pooling}, padding"));
+            assert_ne!(padded[..2], padded[2..], "{encoding} {pooling}: the order counts");
             let composed = model.clone().with_engine(Engine::Composed);
-            assert_near(&alone, &logits(&composed, &pair, None, 1), &format!("{encoding} {readout}, composed"));
+            assert_near(&alone, &logits(&composed, &pair, None, 1), &format!("{encoding} {pooling}, composed"));
         }
     }
 }

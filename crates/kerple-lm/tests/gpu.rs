@@ -42,7 +42,7 @@ fn gpu() -> Device {
 const SETTINGS: Settings = Settings { betas: [0.9, 0.999], epsilon: 1e-2, weight_decay: 0.01, clip: 1.0 };
 
 fn assert_same_training(plan: &Plan, what: &str) {
-    let (batches, rows) = (Counting(plan.clone()), plan.train.batch);
+    let (batches, rows) = (Counting(plan.clone()), plan.train.batch_size);
     let learner =
         |device: Device| Learner::new(Decoder::new(plan, &device.autodiff()), LanguageModel::default(), SETTINGS);
     let (mut here, mut there) = (learner(kerple_lm::device()), learner(gpu()));
@@ -72,7 +72,8 @@ fn linear_attention_trains_as_on_the_processor() {
         ("rotary", FeatureKind::Relu),
         ("fox", FeatureKind::Elu),
     ] {
-        let attention = AttentionKind::Linear(LinearPlan { features, count: 16, ..LinearPlan::default() });
+        let attention =
+            AttentionKind::Linear(LinearPlan { feature_map: features, n_features: 16, ..LinearPlan::default() });
         let block = BlockPlan { attention, ..BlockPlan::default() };
         let plan = plan_with(&encoding(kind), TrainConfig::default(), block);
         assert_same_training(&plan, &format!("linear {kind}"));
@@ -97,7 +98,7 @@ fn try_session(host: &Host, folder: &Path, plan: &Plan, stop_after: Option<u64>)
 fn a_device_with_less_memory_than_training_takes_is_refused() {
     let (plan, folder) = (plan(&encoding("kerple_log"), TrainConfig::default()), tempfile::tempdir().unwrap());
     let host = |memory| Host::cpu(None).on(name(), Opened { memory, ..opened() }, Precision::F32);
-    let needed = plan.training_memory(plan.train.batch).total();
+    let needed = plan.training_memory(plan.train.batch_size).total();
     let error = try_session(&host(Some(needed / 2)), folder.path(), &plan, Some(1)).unwrap_err();
     assert!(error.to_string().contains("the memory of the device is"), "{error}");
     try_session(&host(Some(needed)), folder.path(), &plan, Some(1)).unwrap();
@@ -106,7 +107,7 @@ fn a_device_with_less_memory_than_training_takes_is_refused() {
 #[test]
 fn a_run_moves_between_devices() {
     let train =
-        TrainConfig { steps: 12, learning_rate: 1e-2, warmup: 0.1, checkpoint_every: 4, ..TrainConfig::default() };
+        TrainConfig { steps: 12, learning_rate: 1e-2, warmup_ratio: 0.1, save_interval: 4, ..TrainConfig::default() };
     let (plan, folder) = (plan_of(&encoding("kerple_log"), train, [1, 2, 8], [16, 4]), tempfile::tempdir().unwrap());
     let here = Host::cpu(None);
     let there = here.clone().on(name(), opened(), Precision::F32);
@@ -127,7 +128,7 @@ fn a_run_moves_between_devices() {
 #[test]
 fn models_compute_with_the_precision_that_is_asked_for() {
     let (plan, pass) = (plan(&encoding("kerple_log"), TrainConfig::default()), Pass::evaluation(0));
-    let batch = Counting(plan.clone()).batch(0, 0..plan.train.batch).unwrap();
+    let batch = Counting(plan.clone()).batch(0, 0..plan.train.batch_size).unwrap();
     let losses = |engine: Engine, device: &Device| {
         let model = Decoder::new(&plan, device).with_engine(engine);
         model.nll(batch.input(), &batch.targets, &pass).into_data().iter::<f32>().collect::<Vec<f32>>()

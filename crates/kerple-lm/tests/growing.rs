@@ -18,9 +18,9 @@ fn models() -> Vec<(String, Decoder)> {
     let mut found: Vec<(String, Decoder)> =
         encodings.iter().map(|encoding| (encoding.label(), of(&plan(encoding, train())))).collect();
     let blocks = [
-        BlockPlan { residual: ResidualKind::Parallel, tied_head: true, ..BlockPlan::default() },
-        BlockPlan { residual: ResidualKind::Post, qk_norm: true, gated: true, ..BlockPlan::default() },
-        BlockPlan { kv_heads: Some(1), ssmax: Some(0.4), sink: SinkKind::Learned, ..BlockPlan::default() },
+        BlockPlan { residual: ResidualKind::Parallel, tie_embeddings: true, ..BlockPlan::default() },
+        BlockPlan { residual: ResidualKind::PostLn, qk_norm: true, glu: true, ..BlockPlan::default() },
+        BlockPlan { n_kv_heads: Some(1), ssmax: Some(0.4), sink: SinkKind::Learned, ..BlockPlan::default() },
         BlockPlan { attention: AttentionKind::Linear(LinearPlan::default()), ..BlockPlan::default() },
     ];
     let with = |block: BlockPlan| (format!("{block:?}"), of(&plan_with(&encoding("kerple_log"), train(), block)));

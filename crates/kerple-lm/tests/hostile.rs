@@ -17,7 +17,7 @@ use kerple_lm::corpus::Source;
 use kerple_lm::host::Host;
 use kerple_lm::learner::{self, Learner};
 use kerple_lm::model::Decoder;
-use kerple_lm::plan::{DataFacts, Plan};
+use kerple_lm::plan::{DataInfo, Plan};
 use kerple_lm::run::RunFolder;
 use kerple_lm::sequences::Batches;
 use kerple_lm::task::{Batch, LanguageModel, Task};
@@ -45,15 +45,15 @@ fn hunt(name: &str, good: &[u8], cases: u32, read: &dyn Fn(&[u8]) -> Result<()>)
     hunt::hunt(name, good, cases, &|bytes| check(name, || read(bytes)));
 }
 
-fn facts() -> DataFacts {
-    DataFacts { vocab_size: 300, tokenizer: "t".to_owned(), train_tokens: 1 << 40, content: "c".to_owned() }
+fn facts() -> DataInfo {
+    DataInfo { vocab_size: 300, tokenizer: "t".to_owned(), train_tokens: 1 << 40, content: "c".to_owned() }
 }
 
 /// A run file, down to its plan and what it would take.
 fn as_run_file(bytes: &[u8], set: &[String]) -> Result<()> {
     let config = RunConfig::parse(&String::from_utf8_lossy(bytes), "run.toml", set)?;
     let plan = Plan::new(&config, facts())?;
-    let _ = plan.training_memory(plan.train.batch).to_string();
+    let _ = plan.training_memory(plan.train.batch_size).to_string();
     let back: Plan = serde_json::from_str(&serde_json::to_string(&plan).unwrap()).expect("what is written is read");
     assert_eq!(back.hash, plan.hash);
     Ok(())
@@ -62,7 +62,8 @@ fn as_run_file(bytes: &[u8], set: &[String]) -> Result<()> {
 /// Every kind of value a run file has, and encodings with keys of their own.
 fn run_files() -> Vec<String> {
     let commented = REFERENCE.replace("\n# ", "\n");
-    let of = |encoding: &str| format!("[data]\npath = \"d\"\n[encoding]\n{encoding}\n[train]\nsteps = 10\nbatch = 4\n");
+    let of =
+        |encoding: &str| format!("[data]\npath = \"d\"\n[encoding]\n{encoding}\n[train]\nsteps = 10\nbatch_size = 4\n");
     let mut files = vec![REFERENCE.to_owned()];
     if RunConfig::parse(&commented, "run.toml", &[]).is_ok() {
         files.push(commented);
@@ -88,7 +89,7 @@ fn run_files_and_assignments() {
     for set in [
         "train.steps=100",
         "encoding={kind=\"kerple_log\",r1=[0.0,2.0]}",
-        "train.betas=[0.9, 0.95]",
+        "train.adam_betas=[0.9, 0.95]",
         "model.block.norm=rms",
         "model.n_heads=4",
         "data.path=elsewhere",
@@ -151,7 +152,7 @@ fn as_planned(file: &toml::Value) -> Result<()> {
         let config = RunConfig { data: DataConfig { path: PathBuf::new(), ..config.data }, ..config };
         let source = Source::open(&config.data)?;
         let plan = Plan::new(&config, source.facts())?;
-        if plan.train_len <= 4096 && plan.train.batch <= 64 {
+        if plan.train_len <= 4096 && plan.train.batch_size <= 64 {
             source.batches(&plan)?.batch(0, 0..1)?;
         }
     }
@@ -168,7 +169,7 @@ fn numbers_of_run_files() {
     let mut files: Vec<String> = shipped.map(|path| fs::read_to_string(path).unwrap()).collect();
     files.extend(run_files());
     let of = |task: &str| {
-        format!("[data]\ntask = {task}\n[encoding]\nkind = \"rotary\"\n[train]\nbatch = 2\ntrain_len = 64\n")
+        format!("[data]\ntask = {task}\n[encoding]\nkind = \"rotary\"\n[train]\nbatch_size = 2\ntrain_len = 64\n")
     };
     files.extend([
         of("{kind=\"passkey\",digits=5,noise=32}"),
@@ -217,7 +218,7 @@ struct Finished {
 impl Finished {
     fn new() -> Finished {
         let settings =
-            TrainConfig { steps: 3, log_every: 1, valid_every: 2, valid_segments: 2, ..TrainConfig::default() };
+            TrainConfig { steps: 3, log_every: 1, eval_interval: 2, eval_sequences: 2, ..TrainConfig::default() };
         let (folder, plan) = (tempfile::tempdir().unwrap(), plan(&encoding("kerple_log"), settings));
         let (run, batches, stop) = (RunFolder::new(folder.path()), Counting(plan.clone()), AtomicBool::new(false));
         let session = TrainSession {
@@ -306,7 +307,7 @@ fn run_folders() {
     ];
     let plan = run.path().join("plan.json");
     let good = fs::read_to_string(&plan).unwrap();
-    fs::write(&plan, good.replace("first_adam_step", "first\u{7f}adam_step")).unwrap();
+    fs::write(&plan, good.replace("adam_first_step", "first\u{7f}adam_step")).unwrap();
     let message = run.read().unwrap_err().to_string();
     assert!(message.contains("unknown field `first\\u{7f}adam_step`"), "{message}");
     fs::write(&plan, good).unwrap();

@@ -116,7 +116,7 @@ fn memory_of_windows_stays_small_and_exact() {
 fn values_are_told_apart_by_kind_and_layer() {
     let text = "encoding.kind = \"kerple_log\"\n[model.layers]\n\
                 a = { at = [1], encoding = \"kerple_power\" }\n\
-                b = { at = [0, 3], encoding = { kind = \"kerple_log\", scope = \"layer\" } }";
+                b = { at = [0, 3], encoding = { kind = \"kerple_log\", share = \"layer\" } }";
     let model = Decoder::new(&read(text).unwrap(), &kerple_lm::device());
     let names: Vec<String> = model.trunk.encoding.true_values().into_iter().map(|(name, _)| name).collect();
     assert_eq!(names, ["r1", "r2", "a.r1", "a.r2", "layer0.r1", "layer0.r2", "layer3.r1", "layer3.r2"]);
@@ -169,8 +169,8 @@ fn mistakes_name_the_kind() {
             "model.layers.a.encoding: linear attention does not support kerple_log-window3",
         ),
         (
-            "a = { every = 2, attention = { linear = { count = 7 } } }",
-            "model.layers.a.attention.linear.count: 7 is odd",
+            "a = { every = 2, attention = { linear = { n_features = 7 } } }",
+            "model.layers.a.attention.linear.n_features: 7 is odd",
         ),
         ("a = { every = 1, encoding = \"rotary\" }", "encoding: no layer uses the model's encoding kerple_log"),
     ] {

@@ -5,7 +5,7 @@ mod common;
 use burn::module::{Module, Param};
 use burn::tensor::{DType, Device, Int, Tensor, TensorData, activation};
 use common::{encoding, on_ranks, plan};
-use kerple::encoding::{METHODS, Scope};
+use kerple::encoding::{METHODS, Share};
 use kerple_burn::fused::Engine;
 use kerple_burn::layers::{Init, normal_matrix};
 use kerple_burn::parameters::{self, Describe, Group};
@@ -182,7 +182,7 @@ fn matrices_are_decayed_and_kernels_are_not() {
                 None if name.starts_with("encoding.layers.") => {
                     // networks over scores: which of their numbers are decayed is said one by one
                     let index: usize = name.rsplit('.').next().unwrap().parse().unwrap();
-                    let parameter = learned.iter().filter(|known| known.scope == Scope::Layer).nth(index).unwrap();
+                    let parameter = learned.iter().filter(|known| known.share == Share::Layer).nth(index).unwrap();
                     Group { decay: parameter.decay, range: Some(parameter.stored_range()) }
                 }
                 None => Group { decay: name.ends_with("weight") || name == "embedding" || name == "head", range: None },
@@ -191,7 +191,7 @@ fn matrices_are_decayed_and_kernels_are_not() {
         }
     }
     let mut free = encoding("kerple_log");
-    free.clamp = kerple::encoding::Clamp::WorkingCopy;
+    free.clamp = kerple::encoding::Clamp::ForwardOnly;
     let model = Decoder::new(&plan(&free, config()), &device());
     assert!(parameters::groups(&model).iter().all(|group| group.range.is_none()));
 }

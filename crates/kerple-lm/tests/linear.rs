@@ -10,24 +10,24 @@ use kerple_burn::plan::{AttentionKind, BlockPlan, FeatureKind, LinearPlan};
 use kerple_lm::config::{RunConfig, TrainConfig};
 use kerple_lm::learner::{Learner, settings};
 use kerple_lm::model::{Decoder, Tokens};
-use kerple_lm::plan::{DataFacts, Plan};
+use kerple_lm::plan::{DataInfo, Plan};
 use kerple_lm::task::{Batch, LanguageModel, Task};
 
 fn linear(features: FeatureKind) -> BlockPlan {
-    let linear = LinearPlan { features, count: 16, ..LinearPlan::default() };
+    let linear = LinearPlan { feature_map: features, n_features: 16, ..LinearPlan::default() };
     BlockPlan { attention: AttentionKind::Linear(linear), ..BlockPlan::default() }
 }
 
 fn read(text: &str) -> Result<Plan, String> {
     let text = format!("data.path = \"nowhere\"\nmodel.n_heads = 2\nmodel.head_dim = 8\n{text}");
     let config = RunConfig::parse(&text, "test", &[]).map_err(|error| format!("{error}, {}", error.hint()))?;
-    let facts = DataFacts { vocab_size: 23, tokenizer: String::new(), train_tokens: 10_000, content: String::new() };
+    let facts = DataInfo { vocab_size: 23, tokenizer: String::new(), train_tokens: 10_000, content: String::new() };
     Plan::new(&config, facts).map_err(|error| format!("{error}, {}", error.hint()))
 }
 
 #[test]
 fn plans_say_what_linear_attention_cannot_take() {
-    let features = "model.block.attention = { linear = { features = \"elu\" } }";
+    let features = "model.block.attention = { linear = { feature_map = \"elu\" } }";
     for kind in
         ["none", "rotary", "sinusoidal", "learned", "alibi", "kerple_log", "kerple_power", "sine_spe", "conv_spe"]
     {
@@ -38,26 +38,26 @@ fn plans_say_what_linear_attention_cannot_take() {
         ("encoding.kind = \"sine_spe\"", "encoding.kind"),
         (&format!("encoding.kind = \"t5\"\n{features}"), "encoding"),
         (&format!("encoding.kind = \"kerple_log\"\nencoding.window = 9\n{features}"), "encoding"),
-        (&format!("encoding.kind = \"none\"\nmodel.block.kv_heads = 1\n{features}"), "kv_heads"),
-        (&format!("encoding.kind = \"none\"\nmodel.block.score_scale = 1.0\n{features}"), "score_scale"),
-        (&format!("encoding.kind = \"none\"\nmodel.block.sink = \"one\"\n{features}"), "block.sink"),
-        (&format!("encoding.kind = \"none\"\nmodel.block.soft_cap = 1.0\n{features}"), "soft_cap"),
+        (&format!("encoding.kind = \"none\"\nmodel.block.n_kv_heads = 1\n{features}"), "n_kv_heads"),
+        (&format!("encoding.kind = \"none\"\nmodel.block.attn_scale = 1.0\n{features}"), "attn_scale"),
+        (&format!("encoding.kind = \"none\"\nmodel.block.sink = \"off_by_one\"\n{features}"), "block.sink"),
+        (&format!("encoding.kind = \"none\"\nmodel.block.attn_softcap = 1.0\n{features}"), "attn_softcap"),
         (&format!("encoding.kind = \"none\"\nmodel.block.ssmax = 1.0\n{features}"), "ssmax"),
         ("encoding.kind = \"cope\"\nmodel.block.ssmax = 1.0", "ssmax"),
-        ("encoding.kind = \"none\"\nmodel.block.attention = { linear = { count = 7 } }", "count"),
+        ("encoding.kind = \"none\"\nmodel.block.attention = { linear = { n_features = 7 } }", "n_features"),
         ("encoding.kind = \"none\"\nmodel.block.attention = { linear = { tolerance = 0.5 } }", "tolerance"),
         ("encoding.kind = \"none\"\nmodel.block.attention = { linear = { horizon = 0 } }", "horizon"),
         ("encoding.kind = \"none\"\nmodel.block.attention = { linear = { tolerances = 1 } }", "tolerances"),
-        ("encoding = { kind = \"conv_spe\", taps = [2, 2] }", "size"),
-        ("encoding.kind = \"alibi\"\ntrain.piece = 128", "softmax"),
-        (&format!("encoding.kind = \"alibi\"\ntrain.piece = 100\n{features}"), "multiple of 128"),
-        (&format!("encoding.kind = \"alibi\"\ntrain.piece = 0\n{features}"), "multiple of 128"),
+        ("encoding = { kind = \"conv_spe\", kernel_size = [2, 2] }", "size"),
+        ("encoding.kind = \"alibi\"\ntrain.chunk_len = 128", "softmax"),
+        (&format!("encoding.kind = \"alibi\"\ntrain.chunk_len = 100\n{features}"), "multiple of 128"),
+        (&format!("encoding.kind = \"alibi\"\ntrain.chunk_len = 0\n{features}"), "multiple of 128"),
         (
-            &format!("encoding.kind = \"alibi\"\ntrain.piece = 128\nmodel.block.dropout = 0.1\n{features}"),
+            &format!("encoding.kind = \"alibi\"\ntrain.chunk_len = 128\nmodel.block.dropout = 0.1\n{features}"),
             "dropout = 0",
         ),
         (&format!("encoding.kind = \"fox\"\ndata.task = \"even_pairs\"\n{features}"), "in decoders only"),
-        (&format!("encoding.kind = \"alibi\"\ntrain.piece = 128\ndata.task = \"even_pairs\"\n{features}"), "whole"),
+        (&format!("encoding.kind = \"alibi\"\ntrain.chunk_len = 128\ndata.task = \"even_pairs\"\n{features}"), "whole"),
     ] {
         let refused = read(text).unwrap_err();
         assert!(refused.contains(key), "{text}: {refused}");
@@ -76,7 +76,7 @@ fn softmax_attention_is_not_written_down() {
 fn long_texts_in_pieces_equal_whole_ones() {
     let encodings = [
         encoding("kerple_log"),
-        serde_json::from_str::<Encoding>(r#"{"kind":"sine_spe","waves":2,"realisations":6}"#).unwrap(),
+        serde_json::from_str::<Encoding>(r#"{"kind":"sine_spe","num_sines":2,"num_realizations":6}"#).unwrap(),
         encoding("rotary"),
         encoding("kerple_power"),
         encoding("fox"),
@@ -160,13 +160,13 @@ fn gradients_of_pieces_are_those_of_whole_sequences() {
         (r#"{"kind":"kerple_log"}"#, FeatureKind::Favor),
         (r#"{"kind":"kerple_power","r2":[0.0,1.0]}"#, FeatureKind::Relu),
         (r#"{"kind":"kerple_power","r1":[0.02,0.1],"r2":[1.1,1.4]}"#, FeatureKind::Elu),
-        (r#"{"kind":"sine_spe","waves":2,"realisations":6}"#, FeatureKind::Favor),
-        (r#"{"kind":"conv_spe","taps":[9],"realisations":6}"#, FeatureKind::Favor),
+        (r#"{"kind":"sine_spe","num_sines":2,"num_realizations":6}"#, FeatureKind::Favor),
+        (r#"{"kind":"conv_spe","kernel_size":[9],"num_realizations":6}"#, FeatureKind::Favor),
     ] {
         assert_pieces_are_whole(text, features, (2, 700), 256);
     }
     // more pieces than there are states kept
-    for text in [r#"{"kind":"kerple_log"}"#, r#"{"kind":"sine_spe","waves":2,"realisations":6}"#] {
+    for text in [r#"{"kind":"kerple_log"}"#, r#"{"kind":"sine_spe","num_sines":2,"num_realizations":6}"#] {
         assert_pieces_are_whole(text, FeatureKind::Favor, (1, 130 * 128 + 50), 128);
     }
 }
@@ -202,7 +202,7 @@ fn assert_pieces_are_whole(text: &str, features: FeatureKind, (rows, len): (usiz
 #[test]
 fn frozen_noise_is_that_of_every_update() {
     for (kind, frozen) in ["sine_spe", "conv_spe"].into_iter().flat_map(|kind| [(kind, false), (kind, true)]) {
-        let text = format!(r#"{{"kind":"{kind}","realisations":6,"frozen":{frozen}}}"#);
+        let text = format!(r#"{{"kind":"{kind}","num_realizations":6,"frozen":{frozen}}}"#);
         let encoding = serde_json::from_str::<Encoding>(&text).unwrap();
         assert_eq!(encoding.label().contains("frozen"), frozen);
         let plan = plan(&encoding, TrainConfig::default());

@@ -11,7 +11,7 @@ use kerple_lm::config::RunConfig;
 use kerple_lm::learner::{self, Learner, Update};
 use kerple_lm::memory::{Limit, TOKENS_AT_ONCE};
 use kerple_lm::model::{Decoder, Growing, Tokens};
-use kerple_lm::plan::{DataFacts, Plan};
+use kerple_lm::plan::{DataInfo, Plan};
 use kerple_lm::sequences::Batches;
 use kerple_lm::task::{LanguageModel, Task};
 
@@ -21,7 +21,7 @@ const PIECE: usize = 64;
 /// How much more, or less, than is estimated may be held.
 const FACTOR: f64 = 2.0;
 
-const LINEAR: &str = "model.block.attention = { linear = { features = \"relu\" } }";
+const LINEAR: &str = "model.block.attention = { linear = { feature_map = \"relu\" } }";
 
 /// What a plan of a test differs in.
 struct Sizes {
@@ -34,13 +34,13 @@ struct Sizes {
 
 fn plan_of(name: &str, text: &str, sizes: Sizes) -> Plan {
     let Sizes { layers, heads: [heads, head_dim], len, batch, piece } = sizes;
-    let piece = piece.map_or(String::new(), |piece| format!("train.piece = {piece}\n"));
+    let piece = piece.map_or(String::new(), |piece| format!("train.chunk_len = {piece}\n"));
     let text = format!(
-        "data.path = \"nowhere\"\n{text}\ntrain.train_len = {len}\ntrain.batch = {batch}\ntrain.valid_every = 0\n{piece}\
+        "data.path = \"nowhere\"\n{text}\ntrain.train_len = {len}\ntrain.batch_size = {batch}\ntrain.eval_interval = 0\n{piece}\
          model.n_layers = {layers}\nmodel.n_heads = {heads}\nmodel.head_dim = {head_dim}"
     );
     let config = RunConfig::parse(&text, name, &[]).unwrap();
-    let facts = DataFacts { vocab_size: 256, tokenizer: String::new(), train_tokens: 1 << 30, content: String::new() };
+    let facts = DataInfo { vocab_size: 256, tokenizer: String::new(), train_tokens: 1 << 30, content: String::new() };
     Plan::new(&config, facts).unwrap()
 }
 
@@ -50,7 +50,7 @@ fn linear(encoding: &str) -> String {
 
 /// Linear attention with so many random features.
 fn favor(encoding: &str, count: usize) -> String {
-    let attention = format!("{{ linear = {{ features = \"favor\", count = {count} }} }}");
+    let attention = format!("{{ linear = {{ feature_map = \"favor\", n_features = {count} }} }}");
     format!("encoding = {encoding}\nmodel.block.attention = {attention}")
 }
 
@@ -107,15 +107,15 @@ fn train(plans: Vec<(&'static str, Plan)>) {
         let batches = Counting(plan.clone());
         let held = counting::most(|| {
             let model = Decoder::new(&plan, &kerple_lm::device().autodiff());
-            let task = LanguageModel { piece: plan.train.piece };
+            let task = LanguageModel { piece: plan.train.chunk_len };
             let mut learner = Learner::new(model, task, learner::settings(&plan));
             for step in 0..2 {
-                let batch = batches.batch(step, 0..plan.train.batch).unwrap();
+                let batch = batches.batch(step, 0..plan.train.batch_size).unwrap();
                 let update = Update { learning_rate: 1e-3, adam_step: step + 1 };
                 learner.step(&[batch], Pass::training(1, step), update).unwrap();
             }
         });
-        let estimate = plan.training_memory(plan.train.batch);
+        let estimate = plan.training_memory(plan.train.batch_size);
         println!("{estimate}");
         // what is allocated is no program
         within(name, estimate.total() - estimate.program, held.1);
@@ -138,7 +138,7 @@ fn a_validation_holds_what_is_estimated() {
     for (name, plan) in plans().into_iter().chain(plans_of_positions()).filter(|(name, _)| *name != "weights") {
         let batches = Counting(plan.clone());
         let model = Decoder::new(&plan, &kerple_lm::device());
-        let task = LanguageModel { piece: plan.train.piece };
+        let task = LanguageModel { piece: plan.train.chunk_len };
         let held = counting::most(|| {
             // as many sequences as a validation takes at once
             let rows = (TOKENS_AT_ONCE / plan.sequence_len()).max(1);
@@ -188,7 +188,7 @@ fn texts_that_grow_hold_what_is_estimated() {
     let (len, texts) = (2048, 8);
     for (text, heads) in [
         ("encoding = \"rotary\"".to_owned(), [4, 16]),
-        ("encoding = \"rotary\"\nmodel.block.kv_heads = 1".to_owned(), [8, 16]),
+        ("encoding = \"rotary\"\nmodel.block.n_kv_heads = 1".to_owned(), [8, 16]),
         ("encoding = { kind = \"rotary\", window = 128 }".to_owned(), [4, 16]),
         ("encoding = \"t5\"".to_owned(), [16, 2]),
         ("encoding = \"fox\"".to_owned(), [16, 2]),

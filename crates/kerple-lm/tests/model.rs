@@ -3,14 +3,14 @@
 mod common;
 
 use common::{IDS, PASS, assert_decoding, encoding, logits, plan, plan_with};
-use kerple::encoding::{Encoding, METHODS, Method, Scope};
+use kerple::encoding::{Encoding, METHODS, Method, Share};
 use kerple_burn::fused::Engine;
 use kerple_burn::ops::activation::Activation;
 use kerple_burn::plan::{BlockPlan, EmbeddingDropout, InitKind, NormKind, ResidualKind, SinkKind};
 use kerple_lm::config::{ModelConfig, Preset, RunConfig, TrainConfig};
 use kerple_lm::model::{Decoder, Tokens};
 use kerple_lm::pass::Pass;
-use kerple_lm::plan::{DataFacts, Plan};
+use kerple_lm::plan::{DataInfo, Plan};
 
 #[test]
 fn the_papers_model_has_the_papers_size() {
@@ -24,7 +24,7 @@ fn the_papers_model_has_the_papers_size() {
             train: TrainConfig::default(),
         };
         let facts =
-            DataFacts { vocab_size: 50_257, tokenizer: String::new(), train_tokens: 1 << 40, content: String::new() };
+            DataInfo { vocab_size: 50_257, tokenizer: String::new(), train_tokens: 1 << 40, content: String::new() };
         let plan = Plan::new(&config, facts).unwrap();
         assert_eq!(plan.model.vocab_size, 50_304);
         assert_eq!(plan.parameters, 162_322_944 + own, "{kind}");
@@ -39,7 +39,7 @@ fn randomized(kind: &str) -> Encoding {
 /// Every method, and some that learn tables with a set of values a layer.
 fn every_encoding() -> Vec<Encoding> {
     let mut all: Vec<Encoding> = METHODS.iter().map(|kind| encoding(kind)).collect();
-    all.extend(["kerple_log", "kernel", "t5"].map(|kind| Encoding { scope: Scope::Layer, ..encoding(kind) }));
+    all.extend(["kerple_log", "kernel", "t5"].map(|kind| Encoding { share: Share::Layer, ..encoding(kind) }));
     all.extend(["rotary", "sinusoidal", "t5", "kerple_weight"].map(randomized));
     all.push(serde_json::from_str(r#"{"kind":"learned","positions":40,"randomized":40}"#).unwrap());
     all.extend(common::maps());
@@ -155,12 +155,12 @@ fn the_loss_is_the_one_of_plain_operations() {
 
 #[test]
 fn layers_start_alike_only_where_they_share() {
-    let tables = |scope: Scope| {
-        let encoding = Encoding { scope, ..encoding("kerple_log") };
+    let tables = |share: Share| {
+        let encoding = Encoding { share, ..encoding("kerple_log") };
         let model = Decoder::new(&plan(&encoding, TrainConfig::default()), &kerple_lm::device());
         [0, 1].map(|layer| model.trunk.encoding.table(layer, 9).bias.unwrap())
     };
-    let ([shared, same], [own, other]) = (tables(Scope::Model), tables(Scope::Layer));
+    let ([shared, same], [own, other]) = (tables(Share::Model), tables(Share::Layer));
     assert!(shared == same && shared == own && own != other);
 }
 
@@ -169,13 +169,19 @@ fn families() -> Vec<BlockPlan> {
     let default = BlockPlan::default();
     let bare = BlockPlan { qkv_bias: false, out_bias: false, mlp_bias: false, ..default.clone() };
     vec![
-        BlockPlan { residual: ResidualKind::Parallel, head_bias: true, ..default.clone() },
-        BlockPlan { activation: Activation::GeluTanh, tied_head: true, head_bias: true, ..default.clone() },
-        BlockPlan { embedding_norm: true, residual: ResidualKind::Normed, tied_head: true, ..default },
-        BlockPlan { norm: NormKind::LayerWithoutShift, clamp_qkv: Some(0.01), tied_head: true, ..bare.clone() },
-        BlockPlan { qk_norm: true, sink: SinkKind::Learned, kv_heads: Some(1), ..bare.clone() },
-        BlockPlan { ssmax: Some(0.4), sink: SinkKind::One, soft_cap: Some(0.02), qk_norm: true, ..bare.clone() },
-        BlockPlan { norm: NormKind::Rms, gated: true, kv_heads: Some(1), activation: Activation::Silu, ..bare },
+        BlockPlan { residual: ResidualKind::Parallel, lm_head_bias: true, ..default.clone() },
+        BlockPlan { activation: Activation::GeluTanh, tie_embeddings: true, lm_head_bias: true, ..default.clone() },
+        BlockPlan { embedding_norm: true, residual: ResidualKind::NormResidual, tie_embeddings: true, ..default },
+        BlockPlan { norm: NormKind::LayerNoBias, clip_qkv: Some(0.01), tie_embeddings: true, ..bare.clone() },
+        BlockPlan { qk_norm: true, sink: SinkKind::Learned, n_kv_heads: Some(1), ..bare.clone() },
+        BlockPlan {
+            ssmax: Some(0.4),
+            sink: SinkKind::OffByOne,
+            attn_softcap: Some(0.02),
+            qk_norm: true,
+            ..bare.clone()
+        },
+        BlockPlan { norm: NormKind::Rms, glu: true, n_kv_heads: Some(1), activation: Activation::Silu, ..bare },
     ]
 }
 
@@ -300,10 +306,10 @@ fn scores_of_the_last_query_are_those_of_the_layers() {
 /// Rows of queries and keys are held once more where they are normed, and again where queries grow.
 #[test]
 fn rows_that_are_made_ready_are_counted() {
-    let train = TrainConfig { valid_every: 0, ..TrainConfig::default() };
+    let train = TrainConfig { eval_interval: 0, ..TrainConfig::default() };
     let activations = |block: BlockPlan| {
         let plan = plan_with(&encoding("none"), train.clone(), block);
-        (plan.training_memory(plan.train.batch).activations, plan.train.batch * plan.train_len)
+        (plan.training_memory(plan.train.batch_size).activations, plan.train.batch_size * plan.train_len)
     };
     let (plain, tokens) = activations(BlockPlan::default());
     let (normed, _) = activations(BlockPlan { qk_norm: true, ..BlockPlan::default() });

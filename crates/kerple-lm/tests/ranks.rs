@@ -29,14 +29,14 @@ fn plan(steps: u64, micro_batch: usize) -> Plan {
     let train = TrainConfig {
         steps,
         learning_rate: 1e-2,
-        warmup: 0.1,
+        warmup_ratio: 0.1,
         weight_decay: 0.1,
-        micro_batch: Some(micro_batch),
+        micro_batch_size: Some(micro_batch),
         log_every: 4,
-        valid_every: 3,
-        valid_segments: 700,
-        checkpoint_every: 5,
-        keep: 3,
+        eval_interval: 3,
+        eval_sequences: 700,
+        save_interval: 5,
+        keep_last_n: 3,
         ..TrainConfig::default()
     };
     plan_of(&encoding("kerple_log"), train, [2, 2, 8], [12, 12])
@@ -261,7 +261,7 @@ fn text(folder: &Path) -> RunConfig {
     prepare(&options, &mut |_| {}).unwrap();
     let text = format!(
         "seed = 3\ndata.path = {:?}\nencoding.kind = \"alibi\"\nmodel.n_layers = 1\nmodel.n_heads = 2\nmodel.head_dim = 8\n\
-         [train]\ntrain_len = 16\nbatch = 4\nsteps = 4\nlearning_rate = 1e-2\ncheckpoint_every = 2\nlog_every = 1\n",
+         [train]\ntrain_len = 16\nbatch_size = 4\nsteps = 4\nlearning_rate = 1e-2\nsave_interval = 2\nlog_every = 1\n",
         out.display().to_string()
     );
     RunConfig::parse(&text, "test", &[]).unwrap()
@@ -328,7 +328,7 @@ fn sequences_of_a_task_are_shared_too() {
     let place = tempfile::tempdir().unwrap();
     let text = "seed = 7\ndata.task = \"stack_manipulation\"\nencoding.kind = \"alibi\"\n\
                 [model]\nn_layers = 1\nn_heads = 2\nhead_dim = 8\n\
-                [train]\ntrain_len = 8\nbatch = 4\nsteps = 3\nlearning_rate = 1e-2\n";
+                [train]\ntrain_len = 8\nbatch_size = 4\nsteps = 3\nlearning_rate = 1e-2\n";
     let config = RunConfig::parse(text, "test", &[]).unwrap();
     let source = Source::open(&config.data).unwrap();
     let plan = Plan::new(&config, source.facts()).unwrap();

@@ -3,7 +3,7 @@
 mod common;
 
 use common::{Counting, encoding, plan};
-use kerple::encoding::{Encoding, Scope};
+use kerple::encoding::{Encoding, Share};
 use kerple_data::fingerprint;
 use kerple_lm::checkpoint::State;
 use kerple_lm::config::TrainConfig;
@@ -21,14 +21,14 @@ fn config(steps: u64) -> TrainConfig {
     TrainConfig {
         steps,
         learning_rate: 1e-2,
-        warmup: 0.1,
+        warmup_ratio: 0.1,
         weight_decay: 0.1,
-        micro_batch: Some(2),
+        micro_batch_size: Some(2),
         log_every: 4,
-        valid_every: 3,
-        valid_segments: 3,
-        checkpoint_every: 5,
-        keep: 3,
+        eval_interval: 3,
+        eval_sequences: 3,
+        save_interval: 5,
+        keep_last_n: 3,
         ..TrainConfig::default()
     }
 }
@@ -91,7 +91,7 @@ fn copy(from: &Path, to: &Path) {
 
 #[test]
 fn resuming_equals_not_having_stopped() {
-    let layered = Encoding { scope: Scope::Layer, ..encoding("kerple_log") };
+    let layered = Encoding { share: Share::Layer, ..encoding("kerple_log") };
     let encodings = [encoding("kerple_bias_weight"), encoding("t5"), encoding("learned"), layered];
     let alike = encodings.iter().map(|encoding| plan(encoding, config(14)));
     let differing = common::patterns(&config(14)).into_iter().map(|(_, plan)| plan);
@@ -115,7 +115,7 @@ fn resuming_equals_not_having_stopped() {
 
 #[test]
 fn layers_with_kernels_of_their_own_are_recorded_one_by_one() {
-    let plan = plan(&Encoding { scope: Scope::Layer, ..encoding("kerple_log") }, config(3));
+    let plan = plan(&Encoding { share: Share::Layer, ..encoding("kerple_log") }, config(3));
     let run = tempfile::tempdir().unwrap();
     go(run.path(), &plan);
     let rows = read_rows::<MetricsRow>(&run.path().join("metrics.jsonl")).unwrap().rows;
@@ -241,7 +241,7 @@ fn a_damaged_checkpoint_is_passed_over_and_said() {
 #[test]
 fn a_reader_follows_a_trainer_that_replaces_what_it_reads() {
     let folder = tempfile::tempdir().unwrap();
-    go(folder.path(), &plan(&encoding("none"), TrainConfig { keep: 1, ..config(3) }));
+    go(folder.path(), &plan(&encoding("none"), TrainConfig { keep_last_n: 1, ..config(3) }));
     let found = checkpoint::newest(folder.path(), false, |path| {
         if path == place(folder.path(), 3) {
             fs::rename(path, place(folder.path(), 4)).unwrap();
@@ -257,9 +257,9 @@ fn a_reader_follows_a_trainer_that_replaces_what_it_reads() {
 #[test]
 fn later_checkpoints_of_a_lost_session_do_not_push_out_good_ones() {
     let folder = tempfile::tempdir().unwrap();
-    go(folder.path(), &plan(&encoding("none"), TrainConfig { keep: 2, ..config(14) }));
+    go(folder.path(), &plan(&encoding("none"), TrainConfig { keep_last_n: 2, ..config(14) }));
     fs::write(place(folder.path(), 14).join("model.safetensors"), "damaged").unwrap();
-    let other = plan(&encoding("none"), TrainConfig { keep: 1, checkpoint_every: 3, ..config(14) });
+    let other = plan(&encoding("none"), TrainConfig { keep_last_n: 1, save_interval: 3, ..config(14) });
     sit(folder.path(), &other, Some(12), false).0.unwrap();
     let steps: Vec<u64> = checkpoint::list(folder.path()).unwrap().into_iter().map(|(step, _)| step).collect();
     assert_eq!(steps, [12]);
@@ -293,9 +293,9 @@ fn a_refused_plan_leaves_the_folder_as_it_was() {
     let folder = tempfile::tempdir().unwrap();
     let good = plan(&encoding("alibi"), config(3));
     go(folder.path(), &good);
-    let batch = plan(&encoding("alibi"), TrainConfig { clip: 0.5, ..config(3) });
+    let batch = plan(&encoding("alibi"), TrainConfig { grad_clip: 0.5, ..config(3) });
     let error = refused(folder.path(), &batch);
-    assert!(error.to_string().contains("train.clip = 0.5 (was 1.0)") && error.is_misuse(), "{error}");
+    assert!(error.to_string().contains("train.grad_clip = 0.5 (was 1.0)") && error.is_misuse(), "{error}");
     // as if the first plan.json had never reached the disk
     fs::remove_file(folder.path().join("plan.json")).unwrap();
     let error = refused(folder.path(), &batch);
@@ -304,7 +304,7 @@ fn a_refused_plan_leaves_the_folder_as_it_was() {
     assert!(go(folder.path(), &good).finished);
     // other text under the same name
     let mut other = good.clone();
-    other.facts.content = "another".to_owned();
+    other.data_info.content = "another".to_owned();
     let error = refused(folder.path(), &other);
     assert!(error.to_string().contains("other text"), "{error}");
 }
@@ -352,7 +352,7 @@ fn a_run_remembers_the_programs_that_trained_it() {
 #[test]
 fn a_run_goes_on_with_fewer_sequences_at_once_and_says_so() {
     let folder = tempfile::tempdir().unwrap();
-    let with = |micro_batch| plan(&encoding("alibi"), TrainConfig { micro_batch: Some(micro_batch), ..config(9) });
+    let with = |micro_batch| plan(&encoding("alibi"), TrainConfig { micro_batch_size: Some(micro_batch), ..config(9) });
     sit(folder.path(), &with(4), Some(4), false).0.unwrap();
     sit(folder.path(), &with(2), Some(7), false).0.unwrap();
     // a checkpoint of a version that took the micro-batch for part of the course
@@ -360,10 +360,17 @@ fn a_run_goes_on_with_fewer_sequences_at_once_and_says_so() {
     let mut seven: State = read_json(&state).unwrap();
     let mut before = with(2);
     (before.hash, before.steps, before.train.steps, before.data.path) = (String::new(), 0, 0, PathBuf::new());
-    let TrainConfig { log_every, valid_every, valid_segments, checkpoint_every, keep, .. } = TrainConfig::default();
-    before.train =
-        TrainConfig { log_every, valid_every, valid_segments, checkpoint_every, keep, ..before.train.clone() };
-    seven.plan = fingerprint(serde_json::to_string(&before).unwrap().as_bytes());
+    let TrainConfig { log_every, eval_interval, eval_sequences, save_interval, keep_last_n: keep, .. } =
+        TrainConfig::default();
+    before.train = TrainConfig {
+        log_every,
+        eval_interval,
+        eval_sequences,
+        save_interval,
+        keep_last_n: keep,
+        ..before.train.clone()
+    };
+    seven.trajectory_hash = fingerprint(serde_json::to_string(&before).unwrap().as_bytes());
     seven.sha256 = String::new();
     seven.sha256 = fingerprint(&serde_json::to_vec(&seven).unwrap());
     write_json(&state, &seven).unwrap();
@@ -372,10 +379,10 @@ fn a_run_goes_on_with_fewer_sequences_at_once_and_says_so() {
     let said: Vec<_> = sessions.iter().map(|row| (row.first_step, row.micro_batch_size)).collect();
     assert_eq!(said, [(1, 4), (5, 2), (8, 1)]);
     let last: State = read_json(&place(folder.path(), 9).join("state.json")).unwrap();
-    assert_eq!(last.plan, with(4).course(), "what it writes is as any other writes it");
-    let error = refused(folder.path(), &plan(&encoding("alibi"), TrainConfig { clip: 0.5, ..config(9) }));
+    assert_eq!(last.trajectory_hash, with(4).trajectory_hash(), "what it writes is as any other writes it");
+    let error = refused(folder.path(), &plan(&encoding("alibi"), TrainConfig { grad_clip: 0.5, ..config(9) }));
     let said = error.to_string();
-    assert!(said.contains("train.clip = 0.5 (was 1.0)") && !said.contains("micro_batch"), "{said}");
+    assert!(said.contains("train.grad_clip = 0.5 (was 1.0)") && !said.contains("micro_batch_size"), "{said}");
 }
 
 #[test]
@@ -388,7 +395,7 @@ fn no_step_at_all_still_makes_a_checkpoint() {
 #[test]
 fn checkpoints_hold_finite_values_only() {
     let folder = tempfile::tempdir().unwrap();
-    let mut plan = plan(&encoding("alibi"), TrainConfig { checkpoint_every: 1, warmup: 0.0, ..config(5) });
+    let mut plan = plan(&encoding("alibi"), TrainConfig { save_interval: 1, warmup_ratio: 0.0, ..config(5) });
     plan.train.learning_rate = f64::INFINITY;
     let error = refused(folder.path(), &plan);
     assert!(matches!(error, Error::NotFinite { step: 1, .. }), "{error}");

@@ -33,23 +33,23 @@ fn config(task: &str, more: &[&str]) -> RunConfig {
         n_heads = 2
         head_dim = 8
         [model.block]
-        residual = "post"
+        residual = "post_ln"
         activation = "relu"
         qkv_bias = false
         out_bias = false
-        scaled_embedding = true
+        scale_embeddings = true
         init = "fan_in"
         dropout = 0.1
         [train]
         train_len = 8
-        batch = 16
+        batch_size = 16
         steps = 12
         learning_rate = 3e-3
-        warmup = 0.0
-        decay = "constant"
+        warmup_ratio = 0.0
+        lr_schedule = "constant"
         log_every = 1
-        checkpoint_every = 5
-        valid_every = 6
+        save_interval = 5
+        eval_interval = 6
         "#
     );
     let more: Vec<String> = more.iter().map(|more| (*more).to_owned()).collect();
@@ -166,7 +166,7 @@ fn rows_say_what_was_evaluated_and_are_not_made_twice() {
 
 #[test]
 fn a_task_is_learned() {
-    let config = config("\"bucket_sort\"", &["train.steps=120", "train.valid_every=0", "model.block.dropout=0.0"]);
+    let config = config("\"bucket_sort\"", &["train.steps=120", "train.eval_interval=0", "model.block.dropout=0.0"]);
     let folder = tempfile::tempdir().unwrap();
     run(&config, folder.path(), 1000);
     let losses =
@@ -198,9 +198,9 @@ const LIST_OPS: &str = "{ kind = \"listops\", more_than = 2, fewer_than = 24, de
 
 #[test]
 fn positions_are_drawn_for_the_longest_row_of_the_batch() {
-    for readout in ["mean", "first"] {
-        let readout = format!("model.readout={readout}");
-        let set = ["encoding={kind=\"rotary\",randomized=64}", "train.train_len=24", &readout];
+    for pooling in ["mean", "cls"] {
+        let pooling = format!("model.pooling={pooling}");
+        let set = ["encoding={kind=\"rotary\",randomized=64}", "train.train_len=24", &pooling];
         let (plan, source) = plan(&config(LIST_OPS, &set));
         let batches = source.batches(&plan).unwrap();
         let loss = |each: usize| {
@@ -214,7 +214,7 @@ fn positions_are_drawn_for_the_longest_row_of_the_batch() {
         let whole = loss(16);
         for each in [1, 2, 8] {
             // the same sums in another order, in f32
-            assert!((loss(each) - whole).abs() < 1e-5 * whole, "{readout}, {each} rows: {} {whole}", loss(each));
+            assert!((loss(each) - whole).abs() < 1e-5 * whole, "{pooling}, {each} rows: {} {whole}", loss(each));
         }
     }
 }
@@ -305,7 +305,7 @@ fn impossible_tasks_are_refused() {
     let (plan, source) = plan(&config("\"duplicate_string\"", &["encoding.kind=learned"]));
     assert_eq!(plan.sequence_len(), 24);
     assert_eq!(served(&plan, &plan.encoding, &[4, 8, 9, 100]), [4, 8]);
-    assert_eq!(plan.facts.vocab_size, 3);
+    assert_eq!(plan.data_info.vocab_size, 3);
     assert!(source.text(Split::Test).unwrap_err().to_string().contains("duplicate_string is a task"));
     let hidden = TaskConfig::named("duplicate_string").unwrap();
     assert_eq!(plan.data.task, Some(hidden));

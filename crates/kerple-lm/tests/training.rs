@@ -21,11 +21,11 @@ fn config(steps: u64) -> TrainConfig {
     TrainConfig {
         steps,
         learning_rate: 1e-2,
-        warmup: 0.1,
+        warmup_ratio: 0.1,
         weight_decay: 0.1,
         log_every: 1,
-        valid_every: 10,
-        checkpoint_every: 5,
+        eval_interval: 10,
+        save_interval: 5,
         ..TrainConfig::default()
     }
 }
@@ -83,7 +83,7 @@ fn any_number_of_threads_gives_the_same_bits() {
 fn parts_of_a_batch_add_up() {
     let (whole, parts) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
     let a = run(whole.path(), "alibi", config(10), None).loss.unwrap();
-    let b = run(parts.path(), "alibi", TrainConfig { micro_batch: Some(2), ..config(10) }, None).loss.unwrap();
+    let b = run(parts.path(), "alibi", TrainConfig { micro_batch_size: Some(2), ..config(10) }, None).loss.unwrap();
     // the same sums in another order, in f32
     assert!((a - b).abs() < 1e-4 * a, "{a} {b}");
 }
@@ -91,7 +91,7 @@ fn parts_of_a_batch_add_up() {
 #[test]
 fn validation_in_parts_is_the_loss_of_all() {
     let folder = tempfile::tempdir().unwrap();
-    let train = TrainConfig { valid_every: 2, valid_segments: 700, ..config(2) };
+    let train = TrainConfig { eval_interval: 2, eval_sequences: 700, ..config(2) };
     let plan = plan(&encoding("kerple_log"), train);
     assert!(700 * plan.train_len > TOKENS_AT_ONCE, "more than one part, the last of them small");
     try_train(folder.path(), &plan).unwrap();
@@ -110,8 +110,8 @@ const FAR_TOO_HIGH: f64 = 1e300;
 #[test]
 fn a_loss_that_is_no_number_stops_the_run() {
     let folder = tempfile::tempdir().unwrap();
-    let wild = TrainConfig { learning_rate: 10.0, clip: 0.0, warmup: 0.0, eps: 1e-30, ..config(400) };
-    let plan = plan(&encoding("kerple_power"), TrainConfig { betas: [0.0, 0.0], ..wild });
+    let wild = TrainConfig { learning_rate: 10.0, grad_clip: 0.0, warmup_ratio: 0.0, adam_eps: 1e-30, ..config(400) };
+    let plan = plan(&encoding("kerple_power"), TrainConfig { adam_betas: [0.0, 0.0], ..wild });
     // a model whose weights are poisoned after a good checkpoint
     let mut poisoned = plan.clone();
     poisoned.train.learning_rate = FAR_TOO_HIGH;
@@ -125,9 +125,9 @@ fn a_loss_that_is_no_number_stops_the_run() {
 fn a_learning_rate_that_is_no_number_stops_the_run_before_it_is_used() {
     for rate in [f64::NAN, f64::INFINITY, -1.0] {
         let folder = tempfile::tempdir().unwrap();
-        let mut plan = plan(&encoding("kerple_power"), TrainConfig { warmup: 0.0, ..config(10) });
+        let mut plan = plan(&encoding("kerple_power"), TrainConfig { warmup_ratio: 0.0, ..config(10) });
         plan.train.learning_rate = rate;
-        plan.train.min_learning_rate = rate.min(0.0);
+        plan.train.min_lr = rate.min(0.0);
         let error = try_train(folder.path(), &plan).unwrap_err();
         let Error::NotFinite { step: 1, ref what, .. } = error else { panic!("{error}") };
         assert!(what == "the learning rate" && error.hint().contains("train.learning_rate"), "{error}");
@@ -139,7 +139,7 @@ fn losses_that_are_read_late_are_the_same_and_so_is_what_they_stop() {
     let late = Host { reads_freely: false, ..Host::cpu(None) };
     let of = |host: &Host, config: TrainConfig, rate: f64| {
         let folder = tempfile::tempdir().unwrap();
-        let train = TrainConfig { log_every: 7, micro_batch: Some(2), ..config };
+        let train = TrainConfig { log_every: 7, micro_batch_size: Some(2), ..config };
         let mut plan = plan(&encoding("kerple_log"), train);
         plan.train.learning_rate *= rate;
         let error = train_on(folder.path(), &plan, host).err().map(|error| error.to_string());
@@ -151,8 +151,9 @@ fn losses_that_are_read_late_are_the_same_and_so_is_what_they_stop() {
     assert_eq!(whole(&late), whole(&Host::cpu(None)));
     assert_eq!(whole(&late).1.iter().map(|row| row.0).collect::<Vec<_>>(), [1, 7, 10, 14, 17]);
     // the first update spoils the weights, the second sees it, the seventh or the checkpoint is where it is read
-    for checkpoint_every in [100, 4] {
-        let spoiled = |host: &Host| of(host, TrainConfig { checkpoint_every, warmup: 0.0, ..config(17) }, FAR_TOO_HIGH);
+    for save_interval in [100, 4] {
+        let spoiled =
+            |host: &Host| of(host, TrainConfig { save_interval, warmup_ratio: 0.0, ..config(17) }, FAR_TOO_HIGH);
         let (error, rows, saved) = spoiled(&late);
         assert_eq!((rows.len(), saved), (1, 0));
         assert!(error.as_ref().unwrap().contains("step 2"), "{error:?}");
@@ -163,7 +164,7 @@ fn losses_that_are_read_late_are_the_same_and_so_is_what_they_stop() {
 #[test]
 fn only_the_newest_checkpoints_are_kept() {
     let folder = tempfile::tempdir().unwrap();
-    run(folder.path(), "none", TrainConfig { keep: 2, ..config(17) }, None);
+    run(folder.path(), "none", TrainConfig { keep_last_n: 2, ..config(17) }, None);
     let steps: Vec<u64> = checkpoint::list(folder.path()).unwrap().into_iter().map(|(step, _)| step).collect();
     assert_eq!(steps, [15, 17]);
 }

@@ -351,7 +351,7 @@ impl Reproduction {
                 let path = self.task_path(corpus).unwrap_or_default();
                 DataConfig { path, task: Some(task.clone()), ..DataConfig::default() }
             }
-            None => DataConfig { packing: self.experiment.packing, ..DataConfig::text(self.data_of(name)) },
+            None => DataConfig { sampling: self.experiment.sampling, ..DataConfig::text(self.data_of(name)) },
         }
     }
 

@@ -13,21 +13,21 @@ const LEFT_OUT: [&str; 16] = [
     "parameters",
     "hash",
     "commit",
-    "origin.plan",
-    "origin.weights",
+    "init_from.plan",
+    "init_from.weights",
     "data.path",
     "train.log_every",
-    "train.valid_every",
-    "train.valid_segments",
-    "train.checkpoint_every",
-    "train.keep",
-    "train.micro_batch",
+    "train.eval_interval",
+    "train.eval_sequences",
+    "train.save_interval",
+    "train.keep_last_n",
+    "train.micro_batch_size",
     "train.seed",
 ];
 
 /// What a reader looks at first when two settings differ; other keys follow by name.
 const FIRST: [&str; 9] =
-    ["n_layers", "d_model", "n_heads", "head_dim", "steps", "batch", "learning_rate", "packing", "tokenizer"];
+    ["n_layers", "d_model", "n_heads", "head_dim", "steps", "batch_size", "learning_rate", "sampling", "tokenizer"];
 
 /// Differences named in a title, unless more are needed to tell all apart.
 const IN_A_TITLE: usize = 3;
@@ -179,8 +179,8 @@ mod tests {
     fn plan(layers: u64, steps: u64) -> Value {
         json!({
             "label": "alibi", "seed": 1, "encoding": {"kind": "alibi"}, "hash": "x", "parameters": 7, "steps": steps,
-            "data": {"path": "a", "packing": "random"}, "model": {"n_layers": layers, "n_heads": 4},
-            "train": {"steps": steps, "batch": 8, "log_every": 10, "micro_batch": null},
+            "data": {"path": "a", "sampling": "random"}, "model": {"n_layers": layers, "n_heads": 4},
+            "train": {"steps": steps, "batch_size": 8, "log_every": 10, "micro_batch_size": null},
         })
     }
 
@@ -196,16 +196,16 @@ mod tests {
             ("/hash", json!("y")),
             ("/data/path", json!("b")),
             ("/train/log_every", json!(1)),
-            ("/train/micro_batch", json!(4)),
+            ("/train/micro_batch_size", json!(4)),
         ] {
             *other.pointer_mut(path).unwrap() = value;
         }
         assert_eq!(Conditions::of_plan(&one), Conditions::of_plan(&other));
         for (path, value) in [
             ("/model/n_heads", json!(8)),
-            ("/train/batch", json!(9)),
+            ("/train/batch_size", json!(9)),
             ("/train/steps", json!(10)),
-            ("/data/packing", json!("megatron")),
+            ("/data/sampling", json!("megatron")),
         ] {
             let mut other = one.clone();
             *other.pointer_mut(path).unwrap() = value;

@@ -16,7 +16,7 @@ pub(crate) fn of(served: &Served) -> Value {
         "n_layers": plan.model.n_layers,
         "n_heads": plan.model.n_heads,
         "d_model": plan.model.d_model,
-        "vocab_size": plan.facts.vocab_size,
+        "vocab_size": plan.data_info.vocab_size,
         "kernels": run::snapshot(&model.trunk.encoding, *step),
     })
 }

@@ -25,7 +25,7 @@ pub(crate) struct Info {
 /// What is known of the tokenizer. Where no other token is known to begin a text, the one that ends a document does.
 pub(crate) fn info(shared: &Shared) -> Info {
     let Shared { tokenizer, special, plan, names, .. } = shared;
-    let (end, vocab_size) = (tokenizer.end_of_document(), plan.facts.vocab_size);
+    let (end, vocab_size) = (tokenizer.end_of_document(), plan.data_info.vocab_size);
     let (bos, pad) = (special.start(tokenizer), special.pad.unwrap_or(end));
     let eos = special.eos.first().copied().unwrap_or(end);
     let name = |id| Some(names.of(id).to_owned());
@@ -102,7 +102,7 @@ pub(crate) fn detokenize(body: &[u8], shared: &Shared) -> Outcome<Detokenized> {
     let Some(tokens) = keys.take("tokens") else { return Err(missing("tokens")) };
     keys.finish(&[], "tokens and model")?;
     let tokens: Vec<u32> = raw::value("tokens", Some(tokens), Vec::new(), "a list of token ids")?;
-    let vocab = shared.plan.facts.vocab_size;
+    let vocab = shared.plan.data_info.vocab_size;
     if let Some(id) = tokens.iter().find(|id| **id as usize >= vocab) {
         let message = format!("token {id} is out of range; the tokenizer has {vocab}, counted from 0");
         return Err(Failure::bad("tokens", message));

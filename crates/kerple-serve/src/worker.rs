@@ -119,7 +119,7 @@ fn step(model: &Decoder, shared: &Shared, writing: &mut Vec<Writing>) {
 fn draw(one: &mut Writing, shared: &Shared) -> bool {
     let request = &one.job.request;
     let mut logits: Vec<f64> =
-        one.logits.iter().take(shared.plan.facts.vocab_size).map(|logit| f64::from(*logit)).collect();
+        one.logits.iter().take(shared.plan.data_info.vocab_size).map(|logit| f64::from(*logit)).collect();
     request.penalties.apply(&mut logits, &one.counts);
     let floor = request.penalties.floor(&logits, request.draw.temperature);
     let Ok(token) = one.sampler.next(&logits, &|token| logits[token as usize] >= floor) else {

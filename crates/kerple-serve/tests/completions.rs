@@ -152,7 +152,7 @@ fn texts_are_those_that_sampling_draws() {
                 drawn.push(token);
                 token != 0
             };
-            generate(&model, &ids(PROMPT), 40, plan.facts.vocab_size, &draw, &mut take).unwrap();
+            generate(&model, &ids(PROMPT), 40, plan.data_info.vocab_size, &draw, &mut take).unwrap();
             let body = json!({
                 "prompt": PROMPT, "max_tokens": 40, "temperature": temperature, "top_p": top_p, "top_k": top_k, "seed": 11, "logprobs": 0,
             });

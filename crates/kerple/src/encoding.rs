@@ -15,6 +15,7 @@ pub mod fox;
 pub mod kerple;
 pub mod learned;
 pub mod none;
+pub mod renamed;
 pub mod rotary;
 pub mod sandwich;
 pub mod scaling;
@@ -36,14 +37,15 @@ mod randomized;
 mod refusal;
 mod words;
 
-pub use crate::compat::Compat;
+pub use crate::emulate::Emulate;
 pub use config::{Clamp, Encoding, Scale};
 pub use fading::{Fade, Fading, InLinear, Learned};
 pub use form::{Form, MapForm, Slopes, TableSlopes};
 pub use method::{Entry, Inputs, METHODS, Method, Positional, Tables};
-pub use parameter::{Init, Parameter, Scope};
+pub use parameter::{Init, Parameter, Share};
 pub use randomized::{Places, Randomized};
 pub use refusal::{Checked, Refusal};
+pub use renamed::{RENAMED, Renamed};
 pub use words::Description;
 
 use crate::forms::{Absolute, Code, DistanceTable, Gates, Rotary, Sides};
@@ -87,8 +89,8 @@ impl Encoding {
     /// The learned tensors, in the order every other function takes them. Empty for fixed methods.
     pub fn parameters(&self, geometry: &Geometry) -> Vec<Parameter> {
         let own = self.method.positional().parameters(geometry);
-        let scope = |own: Scope| if self.scope == Scope::Layer { Scope::Layer } else { own };
-        let shared = |own: Parameter| Parameter { scope: scope(own.scope), decay: own.decay || self.decayed, ..own };
+        let share = |own: Share| if self.share == Share::Layer { Share::Layer } else { own };
+        let shared = |own: Parameter| Parameter { share: share(own.share), decay: own.decay || self.decayed, ..own };
         own.into_iter().map(shared).collect()
     }
 
@@ -102,7 +104,7 @@ impl Encoding {
     /// Every parameter of every layer has a random stream of its own.
     pub fn initial_in_layer(&self, geometry: &Geometry, seed: u64, layer: usize) -> Vec<Vec<f64>> {
         let draw = |(index, parameter): (usize, Parameter)| {
-            let layer = if parameter.scope == Scope::Layer { layer } else { 0 };
+            let layer = if parameter.share == Share::Layer { layer } else { 0 };
             parameter.draw(&mut stream_at(seed, Purpose::Encoding, [index as u64, layer as u64]))
         };
         self.parameters(geometry).into_iter().enumerate().map(draw).collect()
@@ -126,7 +128,7 @@ impl Encoding {
     /// The same of constrained values; only tables need them.
     fn form_of(&self, geometry: &Geometry, values: &[Vec<f64>], places: Places) -> Form {
         let (own, lags) = self.lags(&places);
-        let inputs = Inputs { geometry, values, places: own, compat: self.compat };
+        let inputs = Inputs { geometry, values, places: own, emulate: self.emulate };
         let mut form = self.method.positional().form(&inputs);
         let (Form::Table(table) | Form::Map(MapForm { table, .. })) = &mut form else { return form };
         if let Some(lags) = lags {
@@ -150,7 +152,7 @@ impl Encoding {
         let places = places.into();
         let values = self.true_values(geometry, stored);
         let (own, lags) = self.lags(&places);
-        let inputs = Inputs { geometry, values: &values, places: own, compat: self.compat };
+        let inputs = Inputs { geometry, values: &values, places: own, emulate: self.emulate };
         let mut slopes = self.method.positional().slopes(&inputs);
         if let Some(lags) = lags {
             slopes = slopes.columns(inputs.places.range.end, lags);
@@ -279,7 +281,7 @@ impl Encoding {
 
     /// Learned values beyond those of a model of this many layers without positions.
     pub fn parameter_count(&self, geometry: &Geometry, layers: usize) -> usize {
-        let times = |parameter: &Parameter| if parameter.scope == Scope::Layer { layers } else { 1 };
+        let times = |parameter: &Parameter| if parameter.share == Share::Layer { layers } else { 1 };
         let count = |parameter: &Parameter| parameter.len().saturating_mul(times(parameter));
         self.parameters(geometry).iter().map(count).fold(0, usize::saturating_add)
     }

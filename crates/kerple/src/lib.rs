@@ -4,8 +4,8 @@
 //! [forms]; an attention engine knows only the forms. See `ARCHITECTURE.md` for the whole picture.
 
 pub mod attention;
-mod compat;
 pub mod cpu;
+mod emulate;
 pub mod encoding;
 pub mod features;
 pub mod forms;

@@ -20,7 +20,7 @@ pub type Place<'a> = (&'a Positions, &'a mut Memory);
 /// A self-attention branch: norm, packed projection, attention, output projection.
 #[derive(Module, Debug)]
 pub struct Attention {
-    /// Applied to the input; absent in the first layer of a model with [`ResidualKind::Post`].
+    /// Applied to the input; absent in the first layer of a model with [`ResidualKind::PostLn`].
     pub norm: Option<Norm>,
     /// Packed projection, `[M, (H + 2 G) D]`, see [`Heads`].
     pub qkv: Linear,
@@ -53,10 +53,10 @@ impl Attention {
     /// A fresh branch of layer `layer`, counted from 0.
     pub fn new(plan: &BlockPlan, sizes: &Sizes, layer: usize, init: &mut Init<impl Rng>) -> Attention {
         let heads = sizes.heads(plan);
-        let scale = plan.score_scale.unwrap_or(default_scale(heads.head_dim));
-        let divisor = if plan.scale_by_layer { (layer + 1) as f64 } else { 1.0 };
+        let scale = plan.attn_scale.unwrap_or(default_scale(heads.head_dim));
+        let divisor = if plan.scale_attn_by_layer { (layer + 1) as f64 } else { 1.0 };
         Attention {
-            norm: (layer > 0 || plan.residual != ResidualKind::Post).then(|| Norm::new(plan, sizes.d_model, init)),
+            norm: (layer > 0 || plan.residual != ResidualKind::PostLn).then(|| Norm::new(plan, sizes.d_model, init)),
             qkv: Linear::packed([sizes.d_model, heads.packed()], heads.inner(), plan.qkv_bias, init.std, init),
             out: Linear::new([heads.inner(), sizes.d_model], plan.out_bias, init.std_out, init),
             q_norm: plan.qk_norm.then(|| init.filled(1.0, heads.head_dim)),
@@ -66,9 +66,9 @@ impl Attention {
             heads,
             scale: scale / divisor,
             norm_epsilon: plan.norm_eps,
-            cap: plan.soft_cap,
+            cap: plan.attn_softcap,
             sink: plan.sink,
-            clamp: plan.clamp_qkv,
+            clamp: plan.clip_qkv,
             linear: plan.attention.linear().map(|plan| linear_attention::Linear { plan: plan.clone(), layer }),
         }
     }
@@ -110,7 +110,7 @@ impl Attention {
         };
         let sinks = match self.sink {
             SinkKind::None => None,
-            SinkKind::One => Some(one()),
+            SinkKind::OffByOne => Some(one()),
             SinkKind::Learned => self.sinks.as_ref().map(Param::val),
         };
         Scoring { scale: self.scale, cap: self.cap, sinks }

@@ -33,7 +33,7 @@ impl Mlp {
         Mlp {
             norm: Norm::new(plan, width, init),
             up: Linear::new([width, hidden], bias, std, init),
-            gate: plan.gated.then(|| Linear::new([width, hidden], bias, std, init)),
+            gate: plan.glu.then(|| Linear::new([width, hidden], bias, std, init)),
             down: Linear::new([hidden, width], bias, init.std_out, init),
             activation: plan.activation,
         }

@@ -27,7 +27,7 @@ impl Norm {
     pub fn new(plan: &BlockPlan, width: usize, init: &mut Init<impl Rng>) -> Norm {
         let (kind, shifts) = match plan.norm {
             NormKind::Layer => (Kind::Layer, true),
-            NormKind::LayerWithoutShift => (Kind::Layer, false),
+            NormKind::LayerNoBias => (Kind::Layer, false),
             NormKind::Rms => (Kind::Rms, false),
         };
         let scales = match (init.kind.norm_std(), init.rng.as_deref_mut()) {

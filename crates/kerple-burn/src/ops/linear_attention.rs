@@ -97,8 +97,9 @@ impl Linear {
     ///
     /// It is drawn anew every so many updates, and is always the same one in evaluation.
     pub fn omega(&self, width: usize, pass: &Pass) -> Vec<f64> {
-        let LinearPlan { features, count, redraw, independent_lengths, .. } = self.plan;
-        let published = if independent_lengths { omega::Lengths::Drawn } else { omega::Lengths::OfRows };
+        let LinearPlan { feature_map: features, n_features: count, redraw_every: redraw, independent_norms, .. } =
+            self.plan;
+        let published = if independent_norms { omega::Lengths::Drawn } else { omega::Lengths::OfRows };
         let (columns, lengths) = match features {
             FeatureKind::Favor => (count.div_ceil(2), published),
             FeatureKind::ReluRf => (count, published),
@@ -146,7 +147,7 @@ impl<T: Number> Maps<T> {
         let code = code.map(|(code, values)| code.drawn(values, linear.noise(code, pass)));
         let omega = linear.omega(width, pass);
         let columns = omega.len() / width;
-        let features: Vec<Arc<dyn RowMap<T>>> = match linear.plan.features {
+        let features: Vec<Arc<dyn RowMap<T>>> = match linear.plan.feature_map {
             FeatureKind::Favor => vec![Arc::new(Favor::new(&omega, [width, columns], Form::BothSigns))],
             FeatureKind::FavorJax => {
                 let floor = 1e-6 / (columns as f64).sqrt();
@@ -268,7 +269,7 @@ impl Core {
     fn problem<'a, T: Number>(&'a self, inputs: &'a [Array], maps: &'a [&'a dyn RowMap<T>]) -> Problem<'a, T> {
         let dims = self.dims(inputs);
         let decay = self.fading.as_ref().map(|places| places.decay(dims.heads, inputs));
-        let (gates, guard) = (self.gates.map(|place| inputs[place].slice()), guard(self.linear.plan.features));
+        let (gates, guard) = (self.gates.map(|place| inputs[place].slice()), guard(self.linear.plan.feature_map));
         Problem { dims, reach: self.reach, lengths: self.lengths.as_deref(), maps, decay, gates, guard }
     }
 

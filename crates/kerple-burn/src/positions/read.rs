@@ -9,7 +9,7 @@ use crate::parameters::plain;
 use crate::pass::Pass;
 use burn::module::Param;
 use burn::tensor::{DType, Device, Tensor};
-use kerple::encoding::{Entry, Scope};
+use kerple::encoding::{Entry, Share};
 use std::cell::OnceCell;
 
 /// An encoding with its numbers as they are now.
@@ -75,8 +75,8 @@ impl PositionalEncoding {
         let place = self.own.iter().position(|own| *own == layer);
         let (mut shared, mut own) = (shared.iter(), place.and_then(|place| each.get(place)).into_iter().flatten());
         let parameters = self.encoding.parameters(&self.geometry).into_iter();
-        let find = |scope| if scope == Scope::Model { shared.next() } else { own.next() };
-        parameters.map(|parameter| parameter.scope).filter_map(find).collect()
+        let find = |share| if share == Share::Model { shared.next() } else { own.next() };
+        parameters.map(|parameter| parameter.share).filter_map(find).collect()
     }
 }
 

@@ -32,7 +32,7 @@ pub fn run(args: &Eval, ranks: &Ranks) -> Outcome {
     change(model.encoding_mut(), args)?;
     let source = open(args, &run, &plan)?;
     if !of_task {
-        source.check_tokenizer(&plan.facts)?;
+        source.check_tokenizer(&plan.data_info)?;
     }
     let scored =
         evaluate::of_source(&source, split(args), (&plan, &run.special_tokens()?), &request, &run.evaluations()?)?;

@@ -13,7 +13,7 @@ pub fn run(args: &Import) -> Outcome {
         Options { eod_token: args.eod_token.clone(), tokenizer: args.tokenizer.clone(), pos_emb: args.pos_emb.clone() };
     let Imported { plan, notes } = import::import(&args.folder, &args.out, &options)?;
     notes.iter().for_each(|note| remarkln!("note: {note}"));
-    let family = plan.origin.as_ref().and_then(|origin| origin.family());
+    let family = plan.init_from.as_ref().and_then(|init_from| init_from.family());
     let family = family.map_or("", |family| family.model_type());
     let special = RunFolder::new(&args.out).special_tokens()?;
     if args.json {
@@ -31,7 +31,7 @@ pub fn run(args: &Import) -> Outcome {
         sizes.n_layers,
         sizes.n_heads,
         sizes.head_dim,
-        plan.facts.vocab_size,
+        plan.data_info.vocab_size,
         plan.train_len
     );
     if let Ok(tokenizer) = RunFolder::new(&args.out).tokenizer(&plan) {

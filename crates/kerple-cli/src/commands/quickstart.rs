@@ -107,12 +107,12 @@ fn config(data: &Path) -> RunConfig {
         model: ModelConfig { preset: Preset::Tiny, ..ModelConfig::default() },
         train: TrainConfig {
             train_len: TRAIN_LEN,
-            batch: BATCH,
+            batch_size: BATCH,
             learning_rate: 3e-3,
-            warmup: 0.05,
-            valid_every: 0,
-            checkpoint_every: 1_000_000,
-            keep: 1,
+            warmup_ratio: 0.05,
+            eval_interval: 0,
+            save_interval: 1_000_000,
+            keep_last_n: 1,
             ..TrainConfig::default()
         },
     }

@@ -58,7 +58,7 @@ pub fn run(args: &Sample) -> Outcome {
         print(&args.prompt);
     }
     sampled.begin(&prompt[1..], music.is_some());
-    generate::generate(&model, &prompt, args.max_new_tokens, plan.facts.vocab_size, &draw, &mut sampled)?;
+    generate::generate(&model, &prompt, args.max_new_tokens, plan.data_info.vocab_size, &draw, &mut sampled)?;
     let Sampled { decoder, tokens, stop, .. } = sampled;
     print(&decoder.finish());
     print("\n");

@@ -48,12 +48,12 @@ pub fn run(args: &Train, ranks: &Ranks) -> Outcome {
         plan.label,
         plan.parameters,
         plan.steps,
-        plan.train.batch,
+        plan.train.batch_size,
         plan.train_len,
         &plan.hash[..12]
     );
     if args.hardware.device == Name::Cpu {
-        remarkln!("{}", plan.training_memory(plan.train.micro_batch.unwrap_or(plan.train.batch)));
+        remarkln!("{}", plan.training_memory(plan.train.micro_batch_size.unwrap_or(plan.train.batch_size)));
     }
     remark_on_kernels(&plan, args.hardware.device);
     let (batches, mut line) = (source.batches(&plan)?, Line::new());

@@ -144,6 +144,6 @@ head_dim = 8
 
 [train]
 train_len = 16
-batch = 4
+batch_size = 4
 steps = 20
 "#;

@@ -25,7 +25,7 @@ struct Call {
 }
 
 fn train(out: &str) -> Vec<&str> {
-    train_with(out, ["train.steps=24", "train.checkpoint_every=4"])
+    train_with(out, ["train.steps=24", "train.save_interval=4"])
 }
 
 fn eval(run: &str) -> [&str; 8] {

@@ -55,13 +55,13 @@ pub(crate) fn kerple(plan: &Plan) -> std::result::Result<Said, String> {
         "hidden_size": model.d_model,
         "num_hidden_layers": model.n_layers,
         "num_attention_heads": model.n_heads,
-        "num_key_value_heads": block.kv_heads.unwrap_or(model.n_heads),
+        "num_key_value_heads": block.n_kv_heads.unwrap_or(model.n_heads),
         "head_dim": model.head_dim,
         "intermediate_size": model.d_hidden,
         "layer_norm_eps": block.norm_eps,
         "max_position_embeddings": plan.train_len,
         "train_len": plan.train_len,
-        "tie_word_embeddings": block.tied_head,
+        "tie_word_embeddings": block.tie_embeddings,
         "block": table(block),
         "encoding": table(&plan.encoding),
         "kinds_of_layers": table(&model.layers),
@@ -94,7 +94,7 @@ fn stream(rng: &ChaCha8Rng) -> Value {
 /// What linear attention of a layer is told.
 fn linear_plan(plan: &Plan, layer: usize, linear: &LinearPlan) -> Map<String, Value> {
     let mut all = Map::new();
-    all.insert("features".to_owned(), table(&linear.features));
+    all.insert("feature_map".to_owned(), table(&linear.feature_map));
     all.insert("chunk".to_owned(), kerple::attention::linear::CHUNK.into());
     let code = plan.model.layer(&plan.encoding, layer).encoding.code(&plan.geometry());
     all.insert("gating".to_owned(), table(&code.as_ref().and_then(|code| code.gating)));
@@ -111,7 +111,7 @@ fn filtered(plan: &Plan, linear: &Linear, code: &Code) -> Option<(String, Value)
     let CodeKind::Conv(shape) = &code.kind else { return None };
     let [of_code, _] = linear.noise(code, &Pass::evaluation(plan.seed));
     let (taps, size, width) = (&shape.taps, &shape.size, shape.realisations);
-    let noise = json!({ "taps": taps, "size": size, "realisations": width, "stream": stream(&of_code) });
+    let noise = json!({ "kernel_size": taps, "size": size, "num_realizations": width, "stream": stream(&of_code) });
     Some(("noise".to_owned(), noise))
 }
 

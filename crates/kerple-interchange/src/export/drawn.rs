@@ -1,7 +1,7 @@
 //! Tensors that linear attention draws or computes once: random directions, decays, the noise of a
 //! code. In torch they are tensors.
 
-use kerple::encoding::{Encoding, Parameter, Scope};
+use kerple::encoding::{Encoding, Parameter, Share};
 use kerple::features::Normals;
 use kerple::forms::{Code, CodeKind};
 use kerple_burn::ops::linear_attention::Linear;
@@ -40,7 +40,7 @@ impl Drawn {
 pub(super) fn list(all: &[Drawn], config: &mut Map<String, Value>) {
     for Drawn { layer, name, shape, .. } in all {
         if let Some(drawn) = config["layer_plan"][*layer]["linear"]["drawn"].as_array_mut() {
-            drawn.push(json!({ "name": name, "tensor": name, "shape": shape, "scope": "layer" }));
+            drawn.push(json!({ "name": name, "tensor": name, "shape": shape, "share": "layer" }));
         }
     }
 }
@@ -128,9 +128,9 @@ fn stored(
     let before = plan.model.every_layer(&plan.encoding).take(number).filter(|other| other.other == layer.other).count();
     let mut counts = [0, 0];
     let mut value = |parameter: Parameter| {
-        let (own, place) = match parameter.scope {
-            Scope::Model => (0, format!("{folder}.values.{}", counts[0])),
-            Scope::Layer => (1, format!("{folder}.layers.{before}.{}", counts[1])),
+        let (own, place) = match parameter.share {
+            Share::Model => (0, format!("{folder}.values.{}", counts[0])),
+            Share::Layer => (1, format!("{folder}.layers.{before}.{}", counts[1])),
         };
         counts[own] += 1;
         Ok(read(&place, parameter.len())?.into_iter().map(f64::from).collect())

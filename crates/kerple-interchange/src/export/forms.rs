@@ -1,7 +1,7 @@
 //! Encodings as data for `positions_kerple.py` and `attention_kerple.py`.
 
 use kerple::encoding::{
-    Compat, Encoding, Entry, Form, Geometry, MapForm, Method, Parameter, Places, Scale, Scope, rotary, t5,
+    Emulate, Encoding, Entry, Form, Geometry, MapForm, Method, Parameter, Places, Scale, Share, rotary, t5,
 };
 use kerple::forms::Absolute;
 use kerple::kernel::parameter::Keep;
@@ -89,18 +89,18 @@ fn finite(value: f64) -> Option<f64> {
     value.is_finite().then_some(value)
 }
 
-/// A learned tensor: its names, shape and scope, its range, and where it starts.
+/// A learned tensor: its names, shape and share, its range, and where it starts.
 fn parameter(parameter: &Parameter) -> Said<Value> {
-    let Parameter { name, shape, init, low, high, keep, scope, .. } = parameter;
+    let Parameter { name, shape, init, low, high, keep, share, .. } = parameter;
     let tensor = name.replace('.', "_");
-    if *scope == Scope::Model && (TAKEN.contains(&tensor.as_str()) || tensor.starts_with('_')) {
+    if *share == Share::Model && (TAKEN.contains(&tensor.as_str()) || tensor.starts_with('_')) {
         return Err(format!("torch modules have an attribute `{tensor}`, so a learned value cannot have this name"));
     }
     Ok(json!({
         "name": name,
         "tensor": tensor,
         "shape": shape,
-        "scope": scope,
+        "share": share,
         "low": finite(*low),
         "high": finite(*high),
         "keep": if *keep == Keep::Smooth { "smooth" } else { "projection" },
@@ -138,8 +138,8 @@ fn embeddings(encoding: &Encoding, geometry: &Geometry) -> Value {
 
 /// Says so where formulas are rounded after every step.
 fn rounded(encoding: &Encoding, form: &mut Value) {
-    if encoding.compat == Compat::Bf16 {
-        form["compat"] = json!(encoding.compat);
+    if encoding.emulate == Emulate::Bf16 {
+        form["emulate"] = json!(encoding.emulate);
     }
 }
 
@@ -202,8 +202,8 @@ fn table(encoding: &Encoding, geometry: &Geometry) -> Said<Value> {
         }),
         (Method::Sandwich(keys), _) => json!({ "kind": "sandwich", "features": keys.features, "base": keys.base }),
         // these are divided by, where others are multiplied with
-        (Method::Fox(_), _) if encoding.compat == Compat::Bf16 => {
-            let exact = Encoding { compat: Compat::Exact, ..encoding.clone() };
+        (Method::Fox(_), _) if encoding.emulate == Emulate::Bf16 => {
+            let exact = Encoding { emulate: Emulate::Exact, ..encoding.clone() };
             let tokens: Vec<f64> = slopes(&exact, geometry)?.into_iter().map(f64::recip).collect();
             json!({ "kind": "spans", "tokens": tokens })
         }
@@ -257,7 +257,7 @@ fn edges(keys: &t5::Config) -> Vec<usize> {
 fn map(encoding: &Encoding, geometry: &Geometry) -> Said<Map<String, Value>> {
     let mut form = match &encoding.method {
         Method::Fire(keys) => object(json!({
-            "map": "fire", "width": keys.width, "threshold": keys.threshold.unwrap_or(geometry.train_len as f64),
+            "map": "fire", "width": keys.hidden, "init_l": keys.init_l.unwrap_or(geometry.train_len as f64),
         })),
         Method::TransformerXl(_) => object(json!({ "map": "transformer_xl" })),
         Method::Shaw(keys) => object(json!({ "map": "shaw", "reach": keys.max_distance, "values": keys.values })),

@@ -8,7 +8,7 @@ use super::forms::width;
 use super::{Options, Said};
 use crate::Family;
 use kerple::encoding::scaling::{Dynamic, Llama3, Ramp, Scaling, Stretch, Yarn};
-use kerple::encoding::{Compat, Encoding, Method, Scale, rotary};
+use kerple::encoding::{Emulate, Encoding, Method, Scale, rotary};
 use kerple_burn::ops::activation::Activation;
 use kerple_burn::plan::{AttentionKind, BlockPlan, NormKind, ResidualKind, SinkKind};
 use kerple_lm::plan::Plan;
@@ -35,7 +35,7 @@ pub(super) fn config(family: Family, plan: &Plan, options: &Options) -> Why<Said
         ("model_type".to_owned(), json!(family.model_type())),
         ("architectures".to_owned(), json!([family.architecture()])),
         ("vocab_size".to_owned(), json!(plan.model.vocab_size)),
-        ("tie_word_embeddings".to_owned(), json!(plan.model.block.tied_head)),
+        ("tie_word_embeddings".to_owned(), json!(plan.model.block.tie_embeddings)),
     ]);
     Ok(Said { family, config, notes })
 }
@@ -47,17 +47,17 @@ fn need(same: bool, what: &str) -> Why<()> {
 
 /// What none of the families has.
 fn check(plan: &Plan) -> Why<()> {
-    let BlockPlan { ssmax, sink, soft_cap, head_bias, scaled_embedding, .. } = plan.model.block;
+    let BlockPlan { ssmax, sink, attn_softcap, lm_head_bias, scale_embeddings, .. } = plan.model.block;
     need(ssmax.is_none(), "model.block.ssmax")?;
     need(sink == SinkKind::None, "model.block.sink")?;
-    need(soft_cap.is_none(), "model.block.soft_cap")?;
-    need(!head_bias, "model.block.head_bias")?;
-    need(!scaled_embedding, "model.block.scaled_embedding")?;
+    need(attn_softcap.is_none(), "model.block.attn_softcap")?;
+    need(!lm_head_bias, "model.block.lm_head_bias")?;
+    need(!scale_embeddings, "model.block.scale_embeddings")?;
     let softmax = |layer: usize| *plan.model.layer(&plan.encoding, layer).attention == AttentionKind::Softmax;
     need((0..plan.model.n_layers).all(softmax), "model.block.attention")?;
     for (_, encoding) in encodings(plan) {
         need(encoding.scale == Scale::After, "encoding.scale")?;
-        need(encoding.compat == Compat::Exact, "encoding.compat")?;
+        need(encoding.emulate == Emulate::Exact, "encoding.emulate")?;
         need(encoding.randomized.is_none(), "encoding.randomized")?;
     }
     Ok(())
@@ -68,18 +68,18 @@ fn check(plan: &Plan) -> Why<()> {
 fn check_plain(plan: &Plan) -> Why<()> {
     let (model, block) = (&plan.model, &plan.model.block);
     check(plan)?;
-    need(block.kv_heads.is_none_or(|heads| heads == model.n_heads), "model.block.kv_heads")?;
+    need(block.n_kv_heads.is_none_or(|heads| heads == model.n_heads), "model.block.n_kv_heads")?;
     need(model.n_heads * model.head_dim == model.d_model, "model.d_model")?;
-    need(!block.gated, "model.block.gated")?;
+    need(!block.glu, "model.block.glu")?;
     need(!block.qk_norm, "model.block.qk_norm")?;
     need(model.layers.is_empty(), "model.layers")?;
     need(plan.encoding.window.is_none(), "encoding.window")
 }
 
 fn check_scores(block: &BlockPlan) -> Why<()> {
-    need(block.score_scale.is_none(), "model.block.score_scale")?;
-    need(!block.scale_by_layer, "model.block.scale_by_layer")?;
-    need(block.clamp_qkv.is_none(), "model.block.clamp_qkv")
+    need(block.attn_scale.is_none(), "model.block.attn_scale")?;
+    need(!block.scale_attn_by_layer, "model.block.scale_attn_by_layer")?;
+    need(block.clip_qkv.is_none(), "model.block.clip_qkv")
 }
 
 fn check_biases(block: &BlockPlan, have: bool) -> Why<()> {
@@ -166,7 +166,9 @@ fn gpt_neox(plan: &Plan) -> Why<Value> {
     let parallel = match block.residual {
         ResidualKind::Sequential => false,
         ResidualKind::Parallel => true,
-        ResidualKind::Normed | ResidualKind::Post => return need(false, "model.block.residual").map(|()| Value::Null),
+        ResidualKind::NormResidual | ResidualKind::PostLn => {
+            return need(false, "model.block.residual").map(|()| Value::Null);
+        }
     };
     let (keys, partial) = match &plan.encoding.method {
         Method::Rotary(keys) => (keys.clone(), share(width(keys, &plan.geometry()), model.head_dim)),
@@ -189,11 +191,11 @@ fn gpt2(plan: &Plan, options: &Options) -> Why<Value> {
     check_biases(block, true)?;
     need(block.norm == NormKind::Layer && !block.embedding_norm, "the plan's norms (model.block)")?;
     need(block.residual == ResidualKind::Sequential, "model.block.residual")?;
-    need(block.clamp_qkv.is_none(), "model.block.clamp_qkv")?;
-    let scaled = match block.score_scale {
+    need(block.clip_qkv.is_none(), "model.block.clip_qkv")?;
+    let scaled = match block.attn_scale {
         None => true,
         Some(1.0) => false,
-        Some(other) => return Err(format!("it has no equivalent of model.block.score_scale = {other}")),
+        Some(other) => return Err(format!("it has no equivalent of model.block.attn_scale = {other}")),
     };
     let rows = match (&plan.encoding.method, options.positions) {
         (Method::Learned(_), _) => plan.encoding.longest(&plan.geometry()),
@@ -206,7 +208,7 @@ fn gpt2(plan: &Plan, options: &Options) -> Why<Value> {
     Ok(json!({
         "n_embd": model.d_model, "n_layer": model.n_layers, "n_head": model.n_heads, "n_inner": model.d_hidden,
         "n_positions": rows, "activation_function": activation(block), "layer_norm_epsilon": block.norm_eps,
-        "scale_attn_weights": scaled, "scale_attn_by_inverse_layer_idx": block.scale_by_layer,
+        "scale_attn_weights": scaled, "scale_attn_by_inverse_layer_idx": block.scale_attn_by_layer,
         "attn_pdrop": 0.0, "embd_pdrop": 0.0, "resid_pdrop": 0.0,
     }))
 }
@@ -229,8 +231,8 @@ fn bloom(plan: &Plan) -> Why<Value> {
     need(model.d_hidden == 4 * model.d_model, "model.d_hidden")?;
     let normed = match block.residual {
         ResidualKind::Sequential => false,
-        ResidualKind::Normed => true,
-        ResidualKind::Parallel | ResidualKind::Post => {
+        ResidualKind::NormResidual => true,
+        ResidualKind::Parallel | ResidualKind::PostLn => {
             return need(false, "model.block.residual").map(|()| Value::Null);
         }
     };
@@ -246,10 +248,10 @@ fn mpt(plan: &Plan) -> Why<(Value, Vec<String>)> {
     let (model, block) = (&plan.model, &plan.model.block);
     check_plain(plan)?;
     check_biases(block, false)?;
-    need(block.norm == NormKind::LayerWithoutShift && !block.embedding_norm, "the plan's norms (model.block)")?;
+    need(block.norm == NormKind::LayerNoBias && !block.embedding_norm, "the plan's norms (model.block)")?;
     need(block.residual == ResidualKind::Sequential, "model.block.residual")?;
     need(block.activation == Activation::Gelu, "model.block.activation")?;
-    need(!block.scale_by_layer, "model.block.scale_by_layer")?;
+    need(!block.scale_attn_by_layer, "model.block.scale_attn_by_layer")?;
     need(model.d_hidden == 4 * model.d_model, "model.d_hidden")?;
     let bias_max = alibi(&plan.encoding)?;
     let mut notes = Vec::new();
@@ -263,7 +265,7 @@ fn mpt(plan: &Plan) -> Why<(Value, Vec<String>)> {
         "expansion_ratio": 4, "layer_norm_epsilon": block.norm_eps, "no_bias": true, "learned_pos_emb": false,
         "attn_config": {
             "alibi": true, "alibi_bias_max": if bias_max.fract() == 0.0 { json!(bias_max as u64) } else { json!(bias_max) },
-            "attn_type": "multihead_attention", "clip_qkv": block.clamp_qkv, "softmax_scale": block.score_scale,
+            "attn_type": "multihead_attention", "clip_qkv": block.clip_qkv, "softmax_scale": block.attn_scale,
             "prefix_lm": false, "qk_ln": false,
         },
     });
@@ -296,7 +298,7 @@ fn llama(family: Family, plan: &Plan) -> Why<Value> {
     check_scores(block)?;
     need(block.norm == NormKind::Rms && !block.embedding_norm, "the plan's norms (model.block)")?;
     need(block.residual == ResidualKind::Sequential, "model.block.residual")?;
-    need(block.gated, "model.block.gated")?;
+    need(block.glu, "model.block.glu")?;
     need(block.qkv_bias == block.out_bias, "the plan's biases (model.block)")?;
     need(block.qk_norm == (family == Family::Qwen3), "model.block.qk_norm")?;
     let (keys, layers) = layers(plan)?;
@@ -309,7 +311,7 @@ fn llama(family: Family, plan: &Plan) -> Why<Value> {
     let rope = rope(&keys, plan, None)?;
     let mut config = json!({
         "hidden_size": model.d_model, "num_hidden_layers": model.n_layers, "num_attention_heads": model.n_heads,
-        "num_key_value_heads": block.kv_heads.unwrap_or(model.n_heads), "head_dim": model.head_dim,
+        "num_key_value_heads": block.n_kv_heads.unwrap_or(model.n_heads), "head_dim": model.head_dim,
         "intermediate_size": model.d_hidden, "hidden_act": activation(block), "rms_norm_eps": block.norm_eps,
         "attention_bias": block.qkv_bias, "max_position_embeddings": rope.length, "rope_theta": rope.base,
         "rope_scaling": rope.scaling, "rope_parameters": rope.parameters, "attention_dropout": 0.0,

@@ -1,12 +1,12 @@
 use super::*;
 use kerple_lm::config::RunConfig;
-use kerple_lm::plan::DataFacts;
+use kerple_lm::plan::DataInfo;
 
 /// A plan of a small model with these keys.
 fn plan(keys: &str) -> Plan {
-    let text = format!("{keys}\n[train]\ntrain_len = 32\nbatch = 2\nsteps = 1\n");
+    let text = format!("{keys}\n[train]\ntrain_len = 32\nbatch_size = 2\nsteps = 1\n");
     let config = RunConfig::parse(&text, "test", &[]).unwrap();
-    let facts = DataFacts { vocab_size: 256, tokenizer: "t".to_owned(), train_tokens: 1000, content: "c".to_owned() };
+    let facts = DataInfo { vocab_size: 256, tokenizer: "t".to_owned(), train_tokens: 1000, content: "c".to_owned() };
     Plan::new(&config, facts).unwrap()
 }
 
@@ -21,7 +21,7 @@ fn family(encoding: &str, model: &str) -> Family {
     said(&of(encoding, model), &Options::default()).unwrap().family
 }
 
-const LLAMA: &str = "d_hidden = 96\n[model.block]\nnorm = \"rms\"\ngated = true\nactivation = \"silu\"\nqkv_bias = false\nout_bias = false\nmlp_bias = false\n";
+const LLAMA: &str = "d_hidden = 96\n[model.block]\nnorm = \"rms\"\nglu = true\nactivation = \"silu\"\nqkv_bias = false\nout_bias = false\nmlp_bias = false\n";
 
 #[test]
 fn models_go_out_as_what_knows_them() {
@@ -35,17 +35,17 @@ fn models_go_out_as_what_knows_them() {
         ("{ kind = \"rotary\", scaling = \"yarn\" }", "", Family::Kerple),
         ("{ kind = \"rotary\", window = 8 }", "", Family::Kerple),
         ("\"learned\"", "", Family::Gpt2),
-        ("\"learned\"", "[model.block]\nkv_heads = 2\n", Family::Kerple),
+        ("\"learned\"", "[model.block]\nn_kv_heads = 2\n", Family::Kerple),
         ("\"sinusoidal\"", "", Family::Kerple),
         ("\"alibi\"", "", Family::Kerple),
         (
             "\"alibi\"",
-            "[model.block]\nembedding_norm = true\nactivation = \"gelu_tanh\"\ntied_head = true\n",
+            "[model.block]\nembedding_norm = true\nactivation = \"gelu_tanh\"\ntie_embeddings = true\n",
             Family::Bloom,
         ),
         (
             "{ kind = \"alibi\", bias_max = 16.0 }",
-            "[model.block]\nnorm = \"layer_without_shift\"\nqkv_bias = false\nout_bias = false\nmlp_bias = false\ntied_head = true\n",
+            "[model.block]\nnorm = \"layer_no_bias\"\nqkv_bias = false\nout_bias = false\nmlp_bias = false\ntie_embeddings = true\n",
             Family::Mpt,
         ),
         ("\"rotary\"", LLAMA, Family::Llama),
@@ -63,7 +63,7 @@ fn models_go_out_as_what_knows_them() {
 #[test]
 fn every_encoding_goes_out() {
     for kind in kerple::encoding::METHODS {
-        let linear = if kind.ends_with("_spe") { "[model.block.attention.linear]\ncount = 16\n" } else { "" };
+        let linear = if kind.ends_with("_spe") { "[model.block.attention.linear]\nn_features = 16\n" } else { "" };
         let plan = of(&format!("\"{kind}\""), linear);
         let found = said(&plan, &Options { family: Some(Family::Kerple), ..Options::default() });
         let said = found.unwrap_or_else(|error| panic!("{kind}: {error}"));
@@ -75,7 +75,7 @@ fn every_encoding_goes_out() {
 /// Architectures of others know neither.
 #[test]
 fn what_is_rounded_or_drawn_is_said_in_our_own_words() {
-    for (key, value) in [("compat", "\"bf16\""), ("randomized", "64")] {
+    for (key, value) in [("emulate", "\"bf16\""), ("randomized", "64")] {
         let plan = of(&format!("{{ kind = \"rotary\", {key} = {value} }}"), "");
         assert_eq!(said(&plan, &Options::default()).unwrap().family, Family::Kerple);
         let neox = Options { family: Some(Family::GptNeox), ..Options::default() };

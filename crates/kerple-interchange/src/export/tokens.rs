@@ -37,7 +37,7 @@ impl Tokens {
             names: [const { None }; 3],
             unknown: None,
         };
-        if plan.facts.tokenizer == NO_TOKENIZER {
+        if plan.data_info.tokenizer == NO_TOKENIZER {
             notes.push("the run has no tokenizer, so the folder has none either".to_owned());
             return Ok(none(special));
         }

@@ -14,7 +14,7 @@ use ::kerple::encoding::Encoding;
 use kerple_burn::ops::activation::Activation;
 use kerple_lm::Result;
 use kerple_lm::config::ModelConfig;
-use kerple_lm::origin::Family;
+use kerple_lm::init_from::Family;
 use serde_json::Value;
 
 /// The model that a configuration describes.

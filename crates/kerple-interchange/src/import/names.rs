@@ -2,7 +2,7 @@
 
 use super::CONFIG;
 use kerple_lm::Error;
-use kerple_lm::origin::Family;
+use kerple_lm::init_from::Family;
 use std::path::Path;
 
 /// Our names of sizes, and those of `config.json` or of a GPT-NeoX run.
@@ -37,7 +37,7 @@ fn sizes(family: Family, is_hugging_face: bool) -> [(&'static str, &'static str)
             if family == Family::Kerple { "train_len" } else { "max_position_embeddings" },
         ],
     };
-    let ours = ["n_layers", "n_heads", "head_dim", "d_model", "d_hidden", "vocab_rows", "train_len"];
+    let ours = ["n_layers", "n_heads", "head_dim", "d_model", "d_hidden", "padded_vocab_size", "train_len"];
     std::array::from_fn(|at| (ours[at], theirs[at]))
 }
 
@@ -51,9 +51,9 @@ pub fn outline(family: Family, file: &Path) -> [&'static str; 3] {
 /// Our names of what is not a size, and theirs.
 const OTHERS: [(&str, &str); 9] = [
     ("model.block.norm_eps", "the eps of the norms"),
-    ("model.block.kv_heads", "num_key_value_heads"),
-    ("model.block.clamp_qkv", "attn_config.clip_qkv"),
-    ("model.block.score_scale", "attn_config.softmax_scale"),
+    ("model.block.n_kv_heads", "num_key_value_heads"),
+    ("model.block.clip_qkv", "attn_config.clip_qkv"),
+    ("model.block.attn_scale", "attn_config.softmax_scale"),
     ("encoding.base", "the rotary base (rope_theta or rotary_emb_base)"),
     ("encoding.bias_max", "attn_config.alibi_bias_max"),
     ("encoding.width", "the rotated features per head (partial_rotary_factor or rotary_pct)"),
@@ -100,7 +100,7 @@ mod tests {
             "m/config.json: num_attention_heads * head_dim: 0 is"
         );
         assert_eq!(named("train.train_len", Family::Kerple, "run/configs"), "run/configs: seq-length: 0 is");
-        assert_eq!(named("model.block.kv_heads", Family::Qwen3, config), "m/config.json: num_key_value_heads: 0 is");
+        assert_eq!(named("model.block.n_kv_heads", Family::Qwen3, config), "m/config.json: num_key_value_heads: 0 is");
         assert_eq!(
             named("encoding.scaling.factor", Family::Llama, config),
             "m/config.json: factor of the rotary scaling: 0 is"

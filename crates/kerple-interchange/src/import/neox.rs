@@ -18,7 +18,7 @@ mod stored;
 use super::short::short;
 use super::tokens;
 use super::{Described, Imported, Options, assemble};
-use kerple_lm::origin::Family;
+use kerple_lm::init_from::Family;
 use kerple_lm::{Error, Result};
 use settings::Settings;
 use std::path::{Path, PathBuf};

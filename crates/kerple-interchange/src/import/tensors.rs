@@ -4,7 +4,7 @@ use super::config::{self, Keys};
 use super::short::short;
 pub use super::short::shown;
 use crate::export::drawn::is_drawn;
-use kerple_lm::origin::Family;
+use kerple_lm::init_from::Family;
 use kerple_lm::tensors::{Dtype, Take, TensorFile};
 use kerple_lm::{Error, Result};
 use std::collections::{BTreeMap, BTreeSet};

@@ -47,7 +47,7 @@ pub fn beside(folder: &Path, options: &Options, described: &mut Described) -> Re
         return Ok(None);
     }
     let tokenizer = open(folder, &path, options, described)?;
-    let (tokens, rows) = (tokenizer.vocab_size(), described.config.model.vocab_rows.unwrap_or(0));
+    let (tokens, rows) = (tokenizer.vocab_size(), described.config.model.padded_vocab_size.unwrap_or(0));
     if tokens > rows {
         described.notes.push(format!(
             "{} has {tokens} tokens, but the embedding has {rows} rows: texts with the other tokens \
@@ -80,7 +80,7 @@ fn open(folder: &Path, path: &Path, options: &Options, described: &mut Described
         None => described.special.eos.first().copied(),
     };
     let tokenizer = Tokenizer::from_definition(path, definition, end)?;
-    let (end, rows) = (tokenizer.end_of_document(), described.config.model.vocab_rows.unwrap_or(0));
+    let (end, rows) = (tokenizer.end_of_document(), described.config.model.padded_vocab_size.unwrap_or(0));
     if end as usize >= rows {
         let name = tokenizer.name(end).unwrap_or_default();
         let message = format!(
@@ -123,7 +123,7 @@ impl Names<'_> {
     /// The id of a special token that the files name, where the model has it.
     fn id(&mut self, key: &str) -> Option<u32> {
         let (name, file) = self.files.name(key)?;
-        let rows = self.described.config.model.vocab_rows.unwrap_or(0);
+        let rows = self.described.config.model.padded_vocab_size.unwrap_or(0);
         let why = match self.tokenizer.token(name) {
             Some(id) if (id as usize) < rows => return Some(id),
             Some(id) => format!("it is token {id}, but the embedding has {rows} rows"),
@@ -178,7 +178,7 @@ fn special(folder: &Path, keys: &Keys, described: &mut Described) -> Result<()> 
         false => Value::Object(serde_json::Map::new()),
     };
     let generation = Keys::new(&path, &value)?;
-    let rows = described.config.model.vocab_rows.unwrap_or(0);
+    let rows = described.config.model.padded_vocab_size.unwrap_or(0);
     let [bos, eos, pad] = ["bos_token_id", "eos_token_id", "pad_token_id"].map(|key| {
         let [own, over] = [keys, &generation].map(|keys| ids(keys, key));
         let (own, over) = (own?, over?);

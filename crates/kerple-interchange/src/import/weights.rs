@@ -4,7 +4,7 @@ use super::tensors::{Tensors, shown};
 use super::{Described, names};
 use crate::layout::{Entry, aliases};
 use kerple::encoding::Method;
-use kerple_lm::origin::Family;
+use kerple_lm::init_from::Family;
 use kerple_lm::tensors::{Slot, write as write_tensors};
 use kerple_lm::{Error, Result};
 use std::collections::{BTreeMap, BTreeSet};
@@ -41,7 +41,7 @@ fn check_shape(name: &str, shape: &[usize], makes: &str, tensors: &dyn Tensors) 
 /// A tensor that is missing or has another shape.
 pub fn check_outline(described: &Described, tensors: &dyn Tensors) -> Result<()> {
     let (family, model) = (described.family, &described.config.model);
-    let [rows, width] = [model.vocab_rows, model.d_model].map(|size| size.expect("families state their sizes"));
+    let [rows, width] = [model.padded_vocab_size, model.d_model].map(|size| size.expect("families state their sizes"));
     let outline = crate::layout::outline(family);
     let embedding = [outline.embedding, outline.head].into_iter().find_map(|name| name_of(family, name, tensors));
     let embedding = embedding.ok_or_else(|| missing(&[outline.embedding.to_owned()], tensors))?;
@@ -74,7 +74,7 @@ pub enum Tie {
 /// A file that cannot be read.
 pub fn tie(described: &mut Described, tensors: &dyn Tensors) -> Result<Tie> {
     let (family, block) = (described.family, &mut described.config.model.block);
-    if !block.tied_head {
+    if !block.tie_embeddings {
         return Ok(Tie::AsSaid);
     }
     let outline = crate::layout::outline(family);
@@ -90,7 +90,7 @@ pub fn tie(described: &mut Described, tensors: &dyn Tensors) -> Result<Tie> {
             if same {
                 return Ok(Tie::Twice);
             }
-            block.tied_head = false;
+            block.tie_embeddings = false;
             let note = format!(
                 "config.json ties the head to the embedding, but `{head}` differs from \
                  `{embedding}`: keeping them separate"

@@ -21,7 +21,7 @@ use crate::layers::Layer;
 use crate::model::MOST_STATES;
 use crate::plan::Plan;
 use kerple::attention::linear::{CHUNK, NEAR};
-use kerple::encoding::{Entry, Geometry, Scope};
+use kerple::encoding::{Entry, Geometry, Share};
 use kerple::features::ConvShape;
 use kerple::forms::{Code, CodeKind};
 use kerple::kernel::exponentials::Grid;
@@ -65,7 +65,7 @@ fn encoding((layer, layers): (&Layer, usize), geometry: &Geometry, (rows, sides)
     let randomized = encoding.randomized;
     let Geometry { heads, head_dim, d_model, .. } = *geometry;
     let parameters = encoding.parameters(geometry);
-    let has_own = parameters.iter().any(|parameter| parameter.scope == Scope::Layer);
+    let has_own = parameters.iter().any(|parameter| parameter.share == Share::Layer);
     let sets = if has_own || randomized.is_some() { layers } else { 1 };
     let draws = randomized.map_or(0, |_| bytes(&[2, rows.span, layers]));
     let held = match encoding.entry() {
@@ -114,7 +114,7 @@ pub(super) fn held(layer: &Layer, linear: &LinearPlan, geometry: &Geometry, rows
 fn projection((layer, layers): (&Layer, usize), linear: &LinearPlan, geometry: &Geometry) -> u64 {
     let width = layer.encoding.code(geometry).as_ref().map_or(geometry.head_dim, Code::realisations);
     let features = linear.width(width);
-    match linear.features {
+    match linear.feature_map {
         FeatureKind::Relu | FeatureKind::Elu => 0,
         FeatureKind::Favor | FeatureKind::FavorJax | FeatureKind::ReluRf => {
             bytes(&[3, width, features, layers]).saturating_add(bytes(&[6, width, width.max(features)]))

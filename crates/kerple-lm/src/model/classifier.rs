@@ -1,7 +1,7 @@
 //! An encoder with one answer per sequence, or per pair of sequences.
 
 use super::{Encoder, Tokens, trunk};
-use crate::config::Readout;
+use crate::config::Pooling;
 use crate::plan::Plan;
 use burn::module::{Module, Param};
 use burn::tensor::{Device, Tensor, TensorData, activation};
@@ -25,7 +25,7 @@ pub struct Classifier {
     /// `[.., C]`
     pub head: Linear,
     #[module(skip)]
-    readout: Readout,
+    pooling: Pooling,
 }
 
 impl Describe for Classifier {
@@ -43,12 +43,12 @@ impl Classifier {
         let widths = plan.model.read_widths();
         let hidden = widths.windows(2).map(|pair| Linear::new([pair[0], pair[1]], true, init.std, &mut init)).collect();
         let head = Linear::new([widths[widths.len() - 1], classes], true, init.std, &mut init);
-        let readout = plan.model.readout;
-        let first = (readout != Readout::Mean).then(|| {
+        let pooling = plan.model.pooling;
+        let first = (pooling != Pooling::Mean).then(|| {
             let zeros = Tensor::<1>::zeros([plan.model.d_model], (device, encoder.trunk.embedding.val().dtype()));
             Param::from_tensor(zeros)
         });
-        Classifier { encoder, first, hidden, head, readout }
+        Classifier { encoder, first, hidden, head, pooling }
     }
 
     /// The same model, computing with this engine.
@@ -62,10 +62,10 @@ impl Classifier {
     /// As [`Encoder::forward`], or when a sequence is empty whose mean is taken.
     pub fn logits(&self, tokens: Tokens, lengths: Option<&[usize]>, pass: &Pass) -> Tensor<2> {
         let batch = tokens.batch;
-        let read = match self.readout {
-            Readout::Mean => mean(self.encoder.forward(tokens, lengths, pass), lengths),
-            Readout::First => self.first_row(tokens, lengths, pass),
-            Readout::Towers => {
+        let read = match self.pooling {
+            Pooling::Mean => mean(self.encoder.forward(tokens, lengths, pass), lengths),
+            Pooling::Cls => self.first_row(tokens, lengths, pass),
+            Pooling::TwoTower => {
                 let Halves { ids, lengths, len } = Halves::of(tokens, lengths);
                 let rows = self.first_row(Tokens { ids: &ids, batch: 2 * batch, len }, Some(&lengths), pass);
                 let width = rows.dims()[2];
@@ -79,10 +79,10 @@ impl Classifier {
 
     /// Positions of the longest sequence as the encoder reads it: a text of a pair by itself, with the token in front.
     pub fn span(&self, tokens: Tokens, lengths: Option<&[usize]>) -> usize {
-        match self.readout {
-            Readout::Mean => tokens.len,
-            Readout::First => tokens.len + 1,
-            Readout::Towers => Halves::of(tokens, lengths).len + 1,
+        match self.pooling {
+            Pooling::Mean => tokens.len,
+            Pooling::Cls => tokens.len + 1,
+            Pooling::TwoTower => Halves::of(tokens, lengths).len + 1,
         }
     }
 

@@ -56,7 +56,7 @@ struct Embedded {
 impl Embedded {
     fn of(plan: &Plan) -> Embedded {
         let ModelPlan { d_model, block, .. } = &plan.model;
-        let scale = if block.scaled_embedding { (*d_model as f64).sqrt() } else { 1.0 };
+        let scale = if block.scale_embeddings { (*d_model as f64).sqrt() } else { 1.0 };
         Embedded { scale, share: block.dropout, dropped: block.embedding_dropout }
     }
 }

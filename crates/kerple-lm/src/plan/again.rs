@@ -1,21 +1,21 @@
 //! Plans that are derived from another plan, or from a model of another program.
 
-use super::{DataFacts, ModelPlan, Plan};
+use super::{DataInfo, ModelPlan, Plan};
 use crate::config::{ModelConfig, Preset, RunConfig, TrainConfig};
 use crate::error::Result;
+use crate::init_from::InitFrom;
 use crate::layers::{LayerConfig, LayerKind};
-use crate::origin::Origin;
 
 impl Plan {
     /// The same of a run whose first weights are not drawn.
     ///
     /// # Errors
     /// As [`Plan::new`].
-    pub fn of_origin(config: &RunConfig, facts: DataFacts, origin: Origin) -> Result<Plan> {
-        match origin {
+    pub fn of_init_from(config: &RunConfig, facts: DataInfo, init_from: InitFrom) -> Result<Plan> {
+        match init_from {
             // nothing was read yet
-            Origin::Imported { .. } => Plan::resolve(config, facts, Some(origin)),
-            Origin::Run { .. } => Ok(Plan { origin: Some(origin), ..Plan::new(config, facts)? }.sealed()),
+            InitFrom::Imported { .. } => Plan::resolve(config, facts, Some(init_from)),
+            InitFrom::Run { .. } => Ok(Plan { init_from: Some(init_from), ..Plan::new(config, facts)? }.sealed()),
         }
     }
 
@@ -25,14 +25,14 @@ impl Plan {
 
     /// A run file that makes this plan again of the same data.
     pub fn config(&self) -> RunConfig {
-        let ModelPlan { n_layers, n_heads, head_dim, d_model, d_hidden, vocab_size, readout, .. } = self.model;
+        let ModelPlan { n_layers, n_heads, head_dim, d_model, d_hidden, vocab_size, pooling, .. } = self.model;
         let kind = |(name, kind): (&String, &LayerKind)| {
             let LayerKind { at, encoding, window, attention } = kind.clone();
             (name.clone(), LayerConfig { at: Some(at), every: None, encoding, window, attention })
         };
         let train = TrainConfig {
             // as if they had not been named, so that others may be
-            micro_batch: self.train.micro_batch.filter(|rows| *rows != self.train.batch),
+            micro_batch_size: self.train.micro_batch_size.filter(|rows| *rows != self.train.batch_size),
             schedule_steps: self.train.schedule_steps.filter(|steps| *steps != self.steps),
             ..self.train.clone()
         };
@@ -47,9 +47,9 @@ impl Plan {
                 head_dim: Some(head_dim),
                 d_model: Some(d_model),
                 d_hidden: Some(d_hidden),
-                pad_vocab_to: None,
-                vocab_rows: Some(vocab_size),
-                readout,
+                pad_vocab_multiple: None,
+                padded_vocab_size: Some(vocab_size),
+                pooling,
                 block: self.model.block.clone(),
                 layers: self.model.layers.iter().map(kind).collect(),
             },
@@ -78,20 +78,20 @@ mod tests {
         let others = [
             r#"{"kind":"learned","positions":600,"window":7}"#,
             r#"{"kind":"rotary","pct":0.5,"scaling":{"kind":"yarn","factor":4,"original_len":64}}"#,
-            r#"{"kind":"fire","threshold":64,"randomized":2048}"#,
-            r#"{"kind":"dape","base":{"kind":"fire","threshold":5.5},"kernel":3}"#,
+            r#"{"kind":"fire","init_l":64,"randomized":2048}"#,
+            r#"{"kind":"dape","base":{"kind":"fire","init_l":5.5},"kernel":3}"#,
             r#"{"kind":"dape","base":{"kind":"rotary","scaling":"ntk"}}"#,
             r#"{"kind":"kernel","bias":"log(b, a)","weight":"exp(1, a, p)","keep":"smooth","scale":"inside"}"#,
-            r#"{"kind":"conv_spe","taps":[4,4],"size":[32,32],"frozen":true}"#,
-            r#"{"kind":"kerple_log","scope":"layer","compat":"bf16","clamp":"working_copy","decayed":true}"#,
+            r#"{"kind":"conv_spe","kernel_size":[4,4],"size":[32,32],"frozen":true}"#,
+            r#"{"kind":"kerple_log","share":"layer","emulate":"bf16","clamp":"forward_only","decayed":true}"#,
         ];
         let texts = named.chain(scaled).chain(others.map(str::to_owned));
         texts.map(|text| serde_json::from_str(&text).unwrap_or_else(|error| panic!("{text}: {error}"))).collect()
     }
 
-    fn facts() -> DataFacts {
+    fn facts() -> DataInfo {
         let [tokenizer, content] = ["t", "c"].map(str::to_owned);
-        DataFacts { vocab_size: 300, tokenizer, train_tokens: 1 << 20, content }
+        DataInfo { vocab_size: 300, tokenizer, train_tokens: 1 << 20, content }
     }
 
     fn config(encoding: Encoding, block: BlockPlan, layers: BTreeMap<String, LayerConfig>) -> RunConfig {

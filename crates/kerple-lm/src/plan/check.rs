@@ -1,7 +1,7 @@
 //! The checks of a plan.
 
 use super::{Head, ModelPlan};
-use crate::config::{Readout, TrainConfig};
+use crate::config::{Pooling, TrainConfig};
 use crate::error::{Error, Result};
 use crate::layers::Layer;
 use kerple::attention::linear::CHUNK;
@@ -32,19 +32,19 @@ pub(super) fn check(key: &str, value: f64, limits: std::ops::RangeInclusive<f64>
 }
 
 /// Only classes are read off something, and towers off pairs.
-pub(super) fn check_readout(task: Option<&TaskConfig>, readout: Readout) -> Result<()> {
+pub(super) fn check_pooling(task: Option<&TaskConfig>, pooling: Pooling) -> Result<()> {
     let is_class = Head::of(task).is_class();
     let is_pair = matches!(task, Some(TaskConfig::Arena(Arena::Retrieval(_))));
-    let (fits, hint) = match readout {
-        Readout::Mean => (true, ""),
-        Readout::First => (is_class, "remove it; it needs a task with one class per sequence"),
-        Readout::Towers => (is_pair, "remove it; it needs the task lra_retrieval"),
+    let (fits, hint) = match pooling {
+        Pooling::Mean => (true, ""),
+        Pooling::Cls => (is_class, "remove it; it needs a task with one class per sequence"),
+        Pooling::TwoTower => (is_pair, "remove it; it needs the task lra_retrieval"),
     };
     if fits {
         return Ok(());
     }
     let message = "the data does not support this pooling".to_owned();
-    Err(Error::Config { place: "model.readout".to_owned(), message, hint: hint.to_owned() })
+    Err(Error::Config { place: "model.pooling".to_owned(), message, hint: hint.to_owned() })
 }
 
 /// Refuses a task with keys out of range, or sequences that are too short for it.
@@ -67,14 +67,14 @@ pub(super) fn check_block(model: &ModelPlan) -> Result<()> {
     check("model.block.dropout", block.dropout, 0.0..=0.95, hint)?;
     check("model.block.norm_eps", block.norm_eps, 0.0..=1.0, hint)?;
     let finite = -f64::MAX..=f64::MAX;
-    check("model.block.score_scale", block.score_scale.unwrap_or(1.0), finite.clone(), hint)?;
+    check("model.block.attn_scale", block.attn_scale.unwrap_or(1.0), finite.clone(), hint)?;
     check("model.block.ssmax", block.ssmax.unwrap_or(1.0), finite.clone(), hint)?;
-    check("model.block.soft_cap", block.soft_cap.unwrap_or(1.0), 1e-6..=1e30, hint)?;
-    check("model.block.clamp_qkv", block.clamp_qkv.unwrap_or(1.0), 1e-30..=1e30, hint)?;
-    let kv_heads = block.kv_heads.unwrap_or(model.n_heads);
+    check("model.block.attn_softcap", block.attn_softcap.unwrap_or(1.0), 1e-6..=1e30, hint)?;
+    check("model.block.clip_qkv", block.clip_qkv.unwrap_or(1.0), 1e-30..=1e30, hint)?;
+    let kv_heads = block.n_kv_heads.unwrap_or(model.n_heads);
     if kv_heads == 0 || !model.n_heads.is_multiple_of(kv_heads) {
         return Err(Error::Config {
-            place: "model.block.kv_heads".to_owned(),
+            place: "model.block.n_kv_heads".to_owned(),
             message: format!("{kv_heads} does not divide model.n_heads = {}", model.n_heads),
             hint: "choose a divisor of model.n_heads".to_owned(),
         });
@@ -218,7 +218,7 @@ fn check_attention(encoding: &Encoding, (attention, model): (&AttentionKind, &Mo
             return refuse(
                 "encoding.kind",
                 message,
-                "set model.block.attention = { linear = { features = \"favor\" } }",
+                "set model.block.attention = { linear = { feature_map = \"favor\" } }",
             );
         }
         return Ok(());
@@ -230,20 +230,20 @@ fn check_attention(encoding: &Encoding, (attention, model): (&AttentionKind, &Mo
             \"inside\"; or softmax attention";
         return refuse("encoding", message, hint);
     }
-    if block.kv_heads.is_some_and(|kv_heads| kv_heads != model.n_heads) {
+    if block.n_kv_heads.is_some_and(|kv_heads| kv_heads != model.n_heads) {
         return refuse(
-            "model.block.kv_heads",
-            "linear attention does not support grouped-query attention (kv_heads must equal n_heads)".to_owned(),
+            "model.block.n_kv_heads",
+            "linear attention does not support grouped-query attention (n_kv_heads must equal n_heads)".to_owned(),
             "remove it",
         );
     }
-    if block.score_scale.is_some() || block.scale_by_layer {
+    if block.attn_scale.is_some() || block.scale_attn_by_layer {
         let message = "linear attention does not support scaling of scores".to_owned();
-        return refuse("model.block.score_scale", message, "remove score_scale and scale_by_layer");
+        return refuse("model.block.attn_scale", message, "remove attn_scale and scale_attn_by_layer");
     }
     for (key, is_set) in [
         ("model.block.ssmax", block.ssmax.is_some()),
-        ("model.block.soft_cap", block.soft_cap.is_some()),
+        ("model.block.attn_softcap", block.attn_softcap.is_some()),
         ("model.block.sink", block.sink != SinkKind::None),
     ] {
         if is_set {
@@ -263,13 +263,13 @@ fn check_linear(linear: &LinearPlan, encoding: &Encoding, model: &ModelPlan) -> 
         Err(Error::Config { place: key.to_owned(), message, hint: hint.to_owned() })
     };
     let hint = "remove it to use the default";
-    check("model.block.attention.linear.count", linear.count as f64, 2.0..=65_536.0, hint)?;
+    check("model.block.attention.linear.n_features", linear.n_features as f64, 2.0..=65_536.0, hint)?;
     check("model.block.attention.linear.horizon", linear.horizon as f64, 1.0..=1e12, hint)?;
     check_directions(encoding, linear, model)?;
-    if linear.features == FeatureKind::Favor && !linear.count.is_multiple_of(2) {
+    if linear.feature_map == FeatureKind::Favor && !linear.n_features.is_multiple_of(2) {
         let message =
-            format!("{} is odd, it must be even: `favor` has two features per random direction", linear.count);
-        return refuse("model.block.attention.linear.count", message, "use an even number");
+            format!("{} is odd, it must be even: `favor` has two features per random direction", linear.n_features);
+        return refuse("model.block.attention.linear.n_features", message, "use an even number");
     }
     if linear.demand().is_none() {
         let message = format!("unsupported tolerance {} with amplitude {}", linear.tolerance, linear.amplitude);
@@ -286,18 +286,18 @@ fn check_linear(linear: &LinearPlan, encoding: &Encoding, model: &ModelPlan) -> 
 fn check_directions(encoding: &Encoding, linear: &LinearPlan, model: &ModelPlan) -> Result<()> {
     const WIDEST: f64 = 4096.0;
     const MOST: f64 = (1u64 << 22) as f64;
-    if matches!(linear.features, FeatureKind::Relu | FeatureKind::Elu) {
+    if matches!(linear.feature_map, FeatureKind::Relu | FeatureKind::Elu) {
         return Ok(());
     }
     let code = encoding.code(&model.geometry(1));
     let width = code.map_or(model.head_dim, |code| code.realisations()) as f64;
     check("features per head before random directions", width, 1.0..=WIDEST, "use the features `relu` or `elu`")?;
-    let numbers = "model.block.attention.linear.count * features per head";
-    check(numbers, linear.count as f64 * width, 1.0..=MOST, "lower the count, or the encoding's realisations")
+    let numbers = "model.block.attention.linear.n_features * features per head";
+    check(numbers, linear.n_features as f64 * width, 1.0..=MOST, "lower n_features, or the encoding's num_realizations")
 }
 
 /// Pieces are cut where layers keep a state, of sequences that are one text.
-pub(super) fn check_piece(task: Option<&TaskConfig>, piece: Option<usize>, model: &ModelPlan) -> Result<()> {
+pub(super) fn check_chunk_len(task: Option<&TaskConfig>, piece: Option<usize>, model: &ModelPlan) -> Result<()> {
     let Some(piece) = piece else { return Ok(()) };
     let (message, hint) = if piece == 0 || !piece.is_multiple_of(CHUNK) {
         (format!("{piece} is not a multiple of {CHUNK}"), "e.g. 16384")
@@ -310,7 +310,7 @@ pub(super) fn check_piece(task: Option<&TaskConfig>, piece: Option<usize>, model
     } else {
         return Ok(());
     };
-    Err(Error::Config { place: "train.piece".to_owned(), message, hint: hint.to_owned() })
+    Err(Error::Config { place: "train.chunk_len".to_owned(), message, hint: hint.to_owned() })
 }
 
 fn refused(Refusal { key, message, hint }: Refusal) -> Error {
@@ -321,26 +321,26 @@ pub(super) fn check_train(train: &TrainConfig) -> Result<()> {
     let below_one = 1.0 - f64::EPSILON;
     for (key, value, limits) in [
         ("train.train_len", train.train_len as f64, 1.0..=super::LONGEST_SEQUENCE),
-        ("train.batch", train.batch as f64, 1.0..=MOST_BATCH as f64),
-        ("train.batch * train.train_len", train.batch as f64 * train.train_len as f64, 1.0..=MOST_TOKENS),
+        ("train.batch_size", train.batch_size as f64, 1.0..=MOST_BATCH as f64),
+        ("train.batch_size * train.train_len", train.batch_size as f64 * train.train_len as f64, 1.0..=MOST_TOKENS),
         ("train.steps", train.steps as f64, 0.0..=1e12),
         ("train.schedule_steps", train.schedule_steps.unwrap_or(train.steps) as f64, 0.0..=1e12),
-        ("train.cycle", train.cycle.unwrap_or(1) as f64, 1.0..=1e12),
+        ("train.lr_cycle_steps", train.lr_cycle_steps.unwrap_or(1) as f64, 1.0..=1e12),
         ("train.learning_rate", train.learning_rate, 0.0..=10.0),
-        ("train.min_learning_rate", train.min_learning_rate, 0.0..=10.0),
-        ("train.warmup", train.warmup, 0.0..=0.5),
-        ("train.betas[0]", train.betas[0], 0.0..=below_one),
-        ("train.betas[1]", train.betas[1], 0.0..=below_one),
-        ("train.eps", train.eps, f64::MIN_POSITIVE..=1.0),
+        ("train.min_lr", train.min_lr, 0.0..=10.0),
+        ("train.warmup_ratio", train.warmup_ratio, 0.0..=0.5),
+        ("train.adam_betas[0]", train.adam_betas[0], 0.0..=below_one),
+        ("train.adam_betas[1]", train.adam_betas[1], 0.0..=below_one),
+        ("train.adam_eps", train.adam_eps, f64::MIN_POSITIVE..=1.0),
         ("train.weight_decay", train.weight_decay, 0.0..=1e6),
         // at 1 an update alone would turn every matrix to zero
         ("train.learning_rate * train.weight_decay", train.learning_rate * train.weight_decay, 0.0..=1.0),
-        ("train.clip", train.clip, 0.0..=1e9),
-        ("train.first_adam_step", train.first_adam_step as f64, 1.0..=1e9),
+        ("train.grad_clip", train.grad_clip, 0.0..=1e9),
+        ("train.adam_first_step", train.adam_first_step as f64, 1.0..=1e9),
         ("train.log_every", train.log_every as f64, 1.0..=1e12),
-        ("train.checkpoint_every", train.checkpoint_every as f64, 1.0..=1e12),
-        ("train.valid_segments", train.valid_segments as f64, 1.0..=1e9),
-        ("train.keep", train.keep as f64, 1.0..=1e9),
+        ("train.save_interval", train.save_interval as f64, 1.0..=1e12),
+        ("train.eval_sequences", train.eval_sequences as f64, 1.0..=1e9),
+        ("train.keep_last_n", train.keep_last_n as f64, 1.0..=1e9),
     ] {
         check(key, value, limits, "remove the key to use the paper's value")?;
     }

@@ -4,7 +4,7 @@
 //! may change are excluded by name, in [`of_models`].
 
 use super::{ModelPlan, Plan};
-use crate::config::{REFERENCE, Readout};
+use crate::config::{Pooling, REFERENCE};
 use crate::layers::LayerKind;
 use kerple_burn::plan::{AttentionKind, BlockPlan, EmbeddingDropout, FeatureKind};
 use serde::Serialize;
@@ -88,7 +88,7 @@ pub(crate) fn of_models(old: &Plan, new: &Plan) -> Vec<Difference> {
 /// The model of a plan by the keys of a run file, without what may be other, and without attention, which may differ by layer.
 fn model(plan: &Plan) -> Values {
     let own = ModelPlan {
-        readout: Readout::default(),
+        pooling: Pooling::default(),
         block: BlockPlan::default(),
         layers: BTreeMap::new(),
         ..plan.model.clone()
@@ -102,9 +102,9 @@ fn model(plan: &Plan) -> Values {
     };
     let mut all = values("model", &own);
     if let Some(rows) = all.remove("model.vocab_size") {
-        all.insert("model.vocab_rows".to_owned(), rows);
+        all.insert("model.padded_vocab_size".to_owned(), rows);
     }
-    all.extend(values("model.readout", &plan.model.readout));
+    all.extend(values("model.pooling", &plan.model.pooling));
     all.extend(values("model.block", &block));
     all
 }
@@ -142,8 +142,8 @@ fn draws_once(plan: &Plan) -> bool {
     let geometry = plan.geometry();
     plan.model.every_layer(&plan.encoding).any(|layer| {
         let Some(linear) = layer.attention.linear() else { return false };
-        let random = match linear.features {
-            FeatureKind::Favor | FeatureKind::FavorJax | FeatureKind::ReluRf => linear.redraw == 0,
+        let random = match linear.feature_map {
+            FeatureKind::Favor | FeatureKind::FavorJax | FeatureKind::ReluRf => linear.redraw_every == 0,
             FeatureKind::Relu | FeatureKind::Elu => false,
         };
         random || layer.encoding.code(&geometry).is_some_and(|code| code.frozen)

@@ -2,7 +2,7 @@
 //! and for the pooling of encoders.
 
 use super::ModelPlan;
-use crate::config::Readout;
+use crate::config::Pooling;
 use kerple_data::tasks::{Answer, TaskConfig};
 
 /// How a model answers.
@@ -37,32 +37,32 @@ impl<'a> Head<'a> {
 
     /// Tokens of a sequence of this length as the model reads it: with the empty places of its answer, with the token that its
     /// class is read off, of a pair its longer half.
-    pub(crate) fn positions(&self, readout: Readout, length: usize) -> usize {
+    pub(crate) fn positions(&self, pooling: Pooling, length: usize) -> usize {
         match self {
             Head::Tokens => length,
             Head::Places(task) => length + task.answers(length),
-            Head::Class(_) => match readout {
-                Readout::Mean => length,
-                Readout::First => length + 1,
+            Head::Class(_) => match pooling {
+                Pooling::Mean => length,
+                Pooling::Cls => length + 1,
                 // the separator is half of none, and each half has a token in front
-                Readout::Towers => length.saturating_sub(1).div_ceil(2) + 1,
+                Pooling::TwoTower => length.saturating_sub(1).div_ceil(2) + 1,
             },
         }
     }
 
     /// Trained values of it, biases included.
     pub(crate) fn parameters(&self, model: &ModelPlan) -> usize {
-        let ModelPlan { d_model, vocab_size, readout, block, .. } = model;
+        let ModelPlan { d_model, vocab_size, pooling, block, .. } = model;
         match self {
             Head::Tokens => {
-                let matrix = if block.tied_head { 0 } else { vocab_size * d_model };
-                matrix + if block.head_bias { *vocab_size } else { 0 }
+                let matrix = if block.tie_embeddings { 0 } else { vocab_size * d_model };
+                matrix + if block.lm_head_bias { *vocab_size } else { 0 }
             }
             Head::Places(task) => (d_model + 1) * task.facts().classes,
             Head::Class(task) => {
                 let widths: Vec<usize> = model.read_widths().into_iter().chain([task.facts().classes]).collect();
                 let layers: usize = widths.windows(2).map(|pair| (pair[0] + 1) * pair[1]).sum();
-                layers + if *readout == Readout::Mean { 0 } else { *d_model }
+                layers + if *pooling == Pooling::Mean { 0 } else { *d_model }
             }
         }
     }

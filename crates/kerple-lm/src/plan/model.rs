@@ -2,7 +2,7 @@
 //! layer.
 
 use super::Head;
-use crate::config::Readout;
+use crate::config::Pooling;
 use crate::layers::{Layer, LayerKind, Window};
 use kerple::encoding::{Encoding, Entry, Geometry};
 use kerple_burn::plan::{AttentionKind, BlockPlan, ResidualKind, Sizes};
@@ -29,8 +29,8 @@ pub struct ModelPlan {
     /// Rows of the embedding, V: the tokenizer's vocabulary, padded.
     pub vocab_size: usize,
     /// What a classifier's answer is read off; not written down where it is the default.
-    #[serde(default, skip_serializing_if = "Readout::is_default")]
-    pub readout: Readout,
+    #[serde(default, skip_serializing_if = "Pooling::is_default")]
+    pub pooling: Pooling,
     /// The settings of a block; omitted where they are the default.
     #[serde(default, skip_serializing_if = "BlockPlan::is_default")]
     pub block: BlockPlan,
@@ -53,10 +53,10 @@ impl ModelPlan {
 
     /// Widths of the input of a class and of the hidden layers after it.
     pub fn read_widths(&self) -> Vec<usize> {
-        match self.readout {
-            Readout::Mean => vec![self.d_model],
-            Readout::First => vec![self.d_model, self.d_hidden],
-            Readout::Towers => vec![2 * self.d_model, self.d_hidden, (self.d_hidden / 2).max(1)],
+        match self.pooling {
+            Pooling::Mean => vec![self.d_model],
+            Pooling::Cls => vec![self.d_model, self.d_hidden],
+            Pooling::TwoTower => vec![2 * self.d_model, self.d_hidden, (self.d_hidden / 2).max(1)],
         }
     }
 
@@ -65,8 +65,8 @@ impl ModelPlan {
         let matrices = self.vocab_size * self.d_model + Head::of(task).parameters(self);
         let norms = if self.block.embedding_norm { 2 } else { 1 } * self.block.norm.vectors() * self.d_model;
         let absent = match self.block.residual {
-            ResidualKind::Post => self.block.norm.vectors() * self.d_model,
-            ResidualKind::Sequential | ResidualKind::Parallel | ResidualKind::Normed => 0,
+            ResidualKind::PostLn => self.block.norm.vectors() * self.d_model,
+            ResidualKind::Sequential | ResidualKind::Parallel | ResidualKind::NormResidual => 0,
         };
         matrices + self.n_layers * self.sizes().parameters(&self.block) + norms - absent
     }

@@ -50,7 +50,7 @@ pub(super) fn measure(
             let mut written = Written::new(vocabulary, &song.prompt, tokenizer.end_of_document(), stop);
             let prompt = [&[tokenizer.end_of_document()], &song.prompt[..]].concat();
             let count = asked.tokens - song.prompt.len();
-            generate::generate(model, &prompt, count, plan.facts.vocab_size, &draw, &mut written)?;
+            generate::generate(model, &prompt, count, plan.data_info.vocab_size, &draw, &mut written)?;
             if stop.load(Ordering::Relaxed) {
                 return Ok(None);
             }

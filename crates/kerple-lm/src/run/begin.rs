@@ -57,7 +57,7 @@ impl RunFolder {
 
     fn fill(&self, Beginning { weights, plan, tokenizer, special }: Beginning) -> Result<Plan> {
         let mut made = None;
-        let first = checkpoint::begin(self.path(), weights, |sha256| Ok(made.insert(plan(sha256)?).course()))?;
+        let first = checkpoint::begin(self.path(), weights, |sha256| Ok(made.insert(plan(sha256)?).trajectory_hash()))?;
         let plan = made.expect("the trajectory was requested");
         self.write_tokens(tokenizer, &special)?;
         self.add_first_kernels(&plan, &first)?;

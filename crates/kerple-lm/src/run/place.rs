@@ -70,7 +70,7 @@ impl Place {
         let mut looked = Vec::new();
         for path in self.candidates(run, plan) {
             match Source::open(&DataConfig { path: path.clone(), ..plan.data.clone() }) {
-                Ok(source) if source.facts().content == plan.facts.content => return Ok((path, source)),
+                Ok(source) if source.facts().content == plan.data_info.content => return Ok((path, source)),
                 Ok(_) => looked.push(format!("{}: other text", path.display())),
                 Err(error) => looked.push(error.to_string()),
             }

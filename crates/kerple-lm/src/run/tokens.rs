@@ -115,10 +115,10 @@ impl RunFolder {
         }
         let definition = kerple_files::read_text(&path).map_err(Error::io(&path, "read"))?;
         let tokenizer = Tokenizer::from_definition(&path, definition, self.special_tokens()?.end_of_document)?;
-        if tokenizer.fingerprint() == &plan.facts.tokenizer {
+        if tokenizer.fingerprint() == &plan.data_info.tokenizer {
             return Ok(Some(tokenizer));
         }
-        let message = format!("its fingerprint is {}, the plan has {}", tokenizer.fingerprint(), plan.facts.tokenizer);
+        let message = format!("its fingerprint is {}, the plan has {}", tokenizer.fingerprint(), plan.data_info.tokenizer);
         let hint = "restore the run's own tokenizer.json and special_tokens.json: one of them was changed";
         Err(Error::damaged(&path, message, hint))
     }
@@ -132,10 +132,10 @@ impl RunFolder {
             return Ok(tokenizer);
         }
         let (bytes, place) = (Tokenizer::byte(), self.path().display());
-        if plan.facts.tokenizer == *bytes.fingerprint() {
+        if plan.data_info.tokenizer == *bytes.fingerprint() {
             return Ok(bytes);
         }
-        if plan.facts.tokenizer == NO_TOKENIZER {
+        if plan.data_info.tokenizer == NO_TOKENIZER {
             let message = format!("{place} has no tokenizer, only token ids");
             return Err(Error::refused(
                 message,

@@ -93,9 +93,9 @@ impl RunFolder {
             Err(_) if place.is_empty(&self.path, plan) => Ok("data: missing, not checked"),
             Err(error) => Err(error),
             Ok((_, source)) => {
-                if !read.contains(&plan.facts.content) {
+                if !read.contains(&plan.data_info.content) {
                     source.verify()?;
-                    read.insert(plan.facts.content.clone());
+                    read.insert(plan.data_info.content.clone());
                 }
                 Ok("data: unchanged since the run began")
             }
@@ -136,7 +136,7 @@ fn contradicts(path: &Path, at: usize, why: &str) -> Error {
 /// Metrics that agree with themselves, in which no step is twice or out of order.
 fn metrics(path: &Path, plan: Option<&Plan>) -> crate::Result<usize> {
     let rows = kerple_records::read_rows::<MetricsRow>(path)?.rows;
-    let tokens = plan.map(|plan| (plan.train.batch as u64).saturating_mul(plan.train.train_len as u64));
+    let tokens = plan.map(|plan| (plan.train.batch_size as u64).saturating_mul(plan.train.train_len as u64));
     for (at, row) in rows.iter().enumerate() {
         if let Some(why) = tokens.and_then(|tokens| row.contradiction(tokens)) {
             return Err(contradicts(path, at, &why));

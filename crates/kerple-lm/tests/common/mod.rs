@@ -7,7 +7,7 @@ use kerple_lm::config::{DataConfig, ModelConfig, RunConfig, TrainConfig};
 use kerple_lm::learner::Gradients;
 use kerple_lm::model::{Decoder, Tokens};
 use kerple_lm::pass::Pass;
-use kerple_lm::plan::{DataFacts, Plan};
+use kerple_lm::plan::{DataInfo, Plan};
 use kerple_lm::ranks::{Ranks, threads};
 use kerple_lm::sequences::Batches;
 use kerple_lm::task::Batch;
@@ -34,7 +34,7 @@ impl Batches for Counting {
     }
 
     fn validation_rows(&self) -> usize {
-        self.0.train.valid_segments
+        self.0.train.eval_sequences
     }
 
     fn validation(&self, rows: Range<usize>) -> kerple_lm::Result<Batch> {
@@ -58,18 +58,18 @@ pub fn assert_same_gradients(found: Gradients, expected: Gradients, names: &[Str
 /// Encodings that change the scores of all heads, other than by their defaults.
 pub fn maps() -> Vec<Encoding> {
     let texts = [
-        r#"{"kind":"fire","threshold":5.5,"scope":"model"}"#,
+        r#"{"kind":"fire","init_l":5.5,"share":"model"}"#,
         r#"{"kind":"dape","base":"alibi","variant":"concat"}"#,
         r#"{"kind":"dape","base":"t5","variant":"add_residual","randomized":40}"#,
-        r#"{"kind":"dape","base":"kerple_power","variant":"bias_only","scope":"model"}"#,
+        r#"{"kind":"dape","base":"kerple_power","variant":"bias_only","share":"model"}"#,
         r#"{"kind":"dape","base":"rotary","hidden":5}"#,
         r#"{"kind":"dape","base":"none","kernel":3}"#,
-        r#"{"kind":"dape","base":{"kind":"fire","threshold":5.5}}"#,
-        r#"{"kind":"dape","base":{"kind":"fire","threshold":5.5},"kernel":3,"hidden":4}"#,
+        r#"{"kind":"dape","base":{"kind":"fire","init_l":5.5}}"#,
+        r#"{"kind":"dape","base":{"kind":"fire","init_l":5.5},"kernel":3,"hidden":4}"#,
         r#"{"kind":"dape","kernel":5,"variant":"concat"}"#,
         r#"{"kind":"dape","base":"rotary","kernel":7}"#,
-        r#"{"kind":"fire","threshold":9.5,"randomized":40}"#,
-        r#"{"kind":"dape","base":{"kind":"fire","threshold":9.5},"randomized":40}"#,
+        r#"{"kind":"fire","init_l":9.5,"randomized":40}"#,
+        r#"{"kind":"dape","base":{"kind":"fire","init_l":9.5},"randomized":40}"#,
         r#"{"kind":"shaw","max_distance":3,"values":true}"#,
         r#"{"kind":"xpos","scale_base":12}"#,
     ];
@@ -109,11 +109,11 @@ fn plan_from(
             n_layers: Some(n_layers),
             n_heads: Some(n_heads),
             head_dim: Some(head_dim),
-            pad_vocab_to: Some(8),
+            pad_vocab_multiple: Some(8),
             block,
             ..ModelConfig::default()
         },
-        train: TrainConfig { train_len, batch, ..train },
+        train: TrainConfig { train_len, batch_size: batch, ..train },
     };
     Plan::new(&config, facts()).unwrap()
 }
@@ -157,7 +157,7 @@ pub fn assert_decoding(model: &Decoder, what: &str) {
 
 /// Models whose layers differ, in words and as plans.
 pub fn patterns(train: &TrainConfig) -> Vec<(&'static str, Plan)> {
-    let linear = "model.block.attention = { linear = { features = \"elu\" } }";
+    let linear = "model.block.attention = { linear = { feature_map = \"elu\" } }";
     [
         (
             "no positions in every second layer",
@@ -178,7 +178,7 @@ pub fn patterns(train: &TrainConfig) -> Vec<(&'static str, Plan)> {
         (
             "softmax with a window in most, linear in a few, under rows for the embeddings",
             "encoding = { kind = \"learned\", positions = 40, window = 5 }",
-            "wide = { every = 3, window = \"all\", attention = { linear = { features = \"relu\" } } }\n\
+            "wide = { every = 3, window = \"all\", attention = { linear = { feature_map = \"relu\" } } }\n\
              mixed = { at = [0], encoding = { kind = \"dape\", base = \"alibi\", hidden = 4 } }",
         ),
         (
@@ -202,18 +202,18 @@ pub fn patterns(train: &TrainConfig) -> Vec<(&'static str, Plan)> {
 pub fn plan_of_text(text: &str, train: &TrainConfig) -> Result<Plan, String> {
     let text = format!(
         "seed = 7\ndata.path = \"nowhere\"\nmodel.n_layers = 4\nmodel.n_heads = 2\nmodel.head_dim = 8\n\
-         model.pad_vocab_to = 8\n{text}"
+         model.pad_vocab_multiple = 8\n{text}"
     );
     let said = |error: kerple_lm::Error| format!("{error}, {}", error.hint());
     let config = RunConfig::parse(&text, "test", &[]).map_err(said)?;
-    let config = RunConfig { train: TrainConfig { train_len: 12, batch: 4, ..train.clone() }, ..config };
+    let config = RunConfig { train: TrainConfig { train_len: 12, batch_size: 4, ..train.clone() }, ..config };
     Plan::new(&config, facts()).map_err(said)
 }
 
 /// A tiny language.
-fn facts() -> DataFacts {
+fn facts() -> DataInfo {
     let [tokenizer, content] = ["counting"; 2].map(str::to_owned);
-    DataFacts { vocab_size: 23, tokenizer, train_tokens: 1000, content }
+    DataInfo { vocab_size: 23, tokenizer, train_tokens: 1000, content }
 }
 
 /// What `work` gives on each of so many ranks, which are threads.

@@ -102,7 +102,7 @@ fn table3(all: &Folder, printed: &Printed) -> Item {
         ("heads", at("/model/n_heads")),
         ("training length", lengths.join(", ")),
         ("optimizer", format!("Adam, {}", at("/train/learning_rate"))),
-        ("sequences a batch", at("/train/batch")),
+        ("sequences a batch", at("/train/batch_size")),
         ("updates", at("/steps")),
         ("precision", said_of_runs(runs.iter().map(|run| run.precisions()))),
     ];

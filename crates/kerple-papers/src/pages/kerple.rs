@@ -192,7 +192,7 @@ fn configuration(
         ("training length", at("/train_len")),
         ("parameters", at("/parameters")),
         ("optimizer", format!("Adam, {}", at("/train/learning_rate"))),
-        ("sequences a batch", at("/train/batch")),
+        ("sequences a batch", at("/train/batch_size")),
         ("updates", at("/steps")),
         ("precision", said_of_runs(runs.iter().map(|run| run.precisions()))),
         (

@@ -5,7 +5,7 @@ use crate::claim::{Arm, Claim, Measure};
 use kerple::encoding::scaling::Scaling;
 use kerple::encoding::{Encoding, Method};
 use kerple_data::tasks::TaskConfig;
-use kerple_lm::config::{DataConfig, ModelConfig, PackingConfig, RunConfig, TrainConfig};
+use kerple_lm::config::{DataConfig, ModelConfig, RunConfig, SamplingConfig, TrainConfig};
 use kerple_lm::evaluate::{Amount, Protocol, Request};
 use kerple_lm::probe::Probe;
 use kerple_lm::{Error, Result};
@@ -25,7 +25,7 @@ pub struct Experiment {
     pub seed: u64,
     /// How training sequences are drawn.
     #[serde(default)]
-    pub packing: PackingConfig,
+    pub sampling: SamplingConfig,
     /// Sizes.
     #[serde(default)]
     pub model: ModelConfig,

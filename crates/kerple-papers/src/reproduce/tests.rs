@@ -1,18 +1,18 @@
 use super::*;
 use kerple_burn::plan::{FeatureKind, InitKind};
 use kerple_data::tasks::TaskConfig;
-use kerple_lm::config::Readout;
+use kerple_lm::config::Pooling;
 use kerple_lm::evaluate;
 use kerple_lm::host::Host;
-use kerple_lm::plan::DataFacts;
+use kerple_lm::plan::DataInfo;
 use kerple_lm::tasks;
 
 fn experiment(scale: &str) -> Experiment {
     Experiment::parse(experiment_file("kerple", scale).unwrap(), scale).unwrap()
 }
 
-fn facts(vocab_size: usize) -> DataFacts {
-    DataFacts { vocab_size, tokenizer: String::new(), train_tokens: 1 << 40, content: String::new() }
+fn facts(vocab_size: usize) -> DataInfo {
+    DataInfo { vocab_size, tokenizer: String::new(), train_tokens: 1 << 40, content: String::new() }
 }
 
 #[test]
@@ -78,7 +78,10 @@ fn the_papers_scale_is_the_papers() {
     let config = RunConfig { encoding: usual.encodings[0].clone(), ..config };
     let plan = Plan::new(&config, facts(50_257)).unwrap();
     // Table 2, and 24 values of the kernel
-    assert_eq!((plan.parameters, plan.steps, plan.train.batch, plan.train_len), (162_322_944 + 24, 50_000, 32, 512));
+    assert_eq!(
+        (plan.parameters, plan.steps, plan.train.batch_size, plan.train_len),
+        (162_322_944 + 24, 50_000, 32, 512)
+    );
     let planned = planned(&experiment, &["table3".to_owned()]);
     let seeds: BTreeSet<u64> = planned.iter().map(|planned| planned.run.seed).collect();
     assert_eq!(seeds.into_iter().collect::<Vec<_>>(), [1235, 1236, 1237, 1238, 1239]);
@@ -91,11 +94,11 @@ fn dape_trains_as_its_paper_says() {
     for part in experiment.parts.iter().filter(|part| !part.serves.contains(&"che".to_owned())) {
         let config = experiment.config(&part.set, &experiment.corpora[0], DataConfig::text("nowhere")).unwrap();
         let (train, label) = (&config.train, &part.variant);
-        assert_eq!((train.betas, train.weight_decay, train.clip), ([0.9, 0.95], 0.1, 1.0), "{label}");
+        assert_eq!((train.adam_betas, train.weight_decay, train.grad_clip), ([0.9, 0.95], 0.1, 1.0), "{label}");
         // the rate falls to a tenth, whatever the size of the model
-        assert!((train.min_learning_rate * 10.0 / train.learning_rate - 1.0).abs() < 1e-9, "{label}");
+        assert!((train.min_lr * 10.0 / train.learning_rate - 1.0).abs() < 1e-9, "{label}");
         assert_eq!(
-            (config.model.block.init, train.steps, train.warmup),
+            (config.model.block.init, train.steps, train.warmup_ratio),
             (InitKind::SmallWang, 50_000, 0.01),
             "{label}"
         );
@@ -169,8 +172,8 @@ fn corpora_have_models_and_probes_of_their_own() {
     assert_eq!((&text.run.evaluate[..], text.run.probe.len()), (&["answers_text".to_owned()][..], 0));
     let set = &experiment.parts[text.part].set;
     let config = experiment.config(set, experiment.corpus("text"), DataConfig::text("nowhere")).unwrap();
-    let relu = config.model.block.attention.linear().is_some_and(|linear| linear.features == FeatureKind::Relu);
-    assert!(relu && config.model.readout == Readout::First && config.train.train_len == 256, "{config:?}");
+    let relu = config.model.block.attention.linear().is_some_and(|linear| linear.feature_map == FeatureKind::Relu);
+    assert!(relu && config.model.pooling == Pooling::Cls && config.train.train_len == 256, "{config:?}");
     let usual = experiment.config(&[], experiment.corpus("piano"), DataConfig::text("nowhere")).unwrap();
     assert_eq!((&usual.model, &usual.train), (&experiment.model, &experiment.train));
     let text = experiment_file("spe", "small").unwrap().replacen("probe = [\"style\"]", "probe = [\"tune\"]", 1);
@@ -185,7 +188,7 @@ fn spe_models_begin_and_train_as_released() {
         let config = experiment.config(&[], corpus, DataConfig::text("nowhere")).unwrap();
         let (block, is_music) = (&config.model.block, corpus.task.is_none());
         let init = if is_music { InitKind::SmallNormal } else { InitKind::Xavier };
-        assert_eq!((block.hidden_dropout, block.head_bias, block.init), (true, is_music, init), "{}", corpus.name);
+        assert_eq!((block.hidden_dropout, block.lm_head_bias, block.init), (true, is_music, init), "{}", corpus.name);
     }
 }
 

@@ -56,9 +56,9 @@ impl Reproduction {
             }
             tell(round + 1, timing.rounds);
         }
-        let (train_len, batch) = (config.train.train_len as u64, config.train.batch as u64);
+        let (train_len, batch_size) = (config.train.train_len as u64, config.train.batch_size as u64);
         let provenance = Some(self.host.provenance.clone());
-        let timing = Timing { train_len, batch, forward: timing.forward, provenance, rows };
+        let timing = Timing { train_len, batch_size, forward: timing.forward, provenance, rows };
         Ok(kerple_records::write_json(&file, &timing).map(|()| true)?)
     }
 }
@@ -66,7 +66,7 @@ impl Reproduction {
 /// Seconds of the second forward pass of a fresh model, all logits included; the first one meets cold caches.
 fn forward(plan: &Plan, batches: &dyn Batches, host: &Host) -> Result<f64> {
     let model = Decoder::new(plan, &host.device).with_engine(host.engine);
-    let batch = batches.batch(0, 0..plan.train.batch)?;
+    let batch = batches.batch(0, 0..plan.train.batch_size)?;
     let mut last = 0.0;
     for _ in 0..2 {
         let tokens = Tokens { ids: &batch.tokens, batch: batch.rows, len: batch.len };
@@ -84,11 +84,11 @@ fn step(plan: &Plan, batches: &dyn Batches, host: &Host) -> Result<f64> {
     let mut learner = Learner::new(model, LanguageModel::default(), learner::settings(plan));
     let mut last = 0.0;
     for step in 0..2 {
-        let micro = plan.train.micro_batch.unwrap_or(plan.train.batch);
-        let parts = kerple_lm::task::parts(0..plan.train.batch, micro)?;
+        let micro = plan.train.micro_batch_size.unwrap_or(plan.train.batch_size);
+        let parts = kerple_lm::task::parts(0..plan.train.batch_size, micro)?;
         let parts =
             parts.into_iter().map(|rows| batches.batch(step, rows)).collect::<kerple_lm::Result<Vec<Batch>>>()?;
-        let update = Update { learning_rate: plan.schedule().at(step), adam_step: plan.train.first_adam_step + step };
+        let update = Update { learning_rate: plan.schedule().at(step), adam_step: plan.train.adam_first_step + step };
         let clock = Instant::now();
         learner.step(&parts, Pass::training(plan.seed, step), update).map_err(|number| {
             kerple_lm::Error::NotFinite {

@@ -267,8 +267,8 @@ fn another_place_of_the_data_and_other_logging_are_the_same_setting() {
         run(root.path(), "kerple_log", seed, &[(64, 20.0 + seed as f64)]);
         let path = root.path().join(format!("runs/kerple_log #{seed}")).join(kerple_records::PLAN_FILE);
         let mut plan: Value = kerple_records::read_json(&path).unwrap();
-        plan["data"] = json!({"path": format!("place {seed}"), "packing": "random"});
-        plan["train"] = json!({"batch": 8, "log_every": seed, "keep": seed});
+        plan["data"] = json!({"path": format!("place {seed}"), "sampling": "random"});
+        plan["train"] = json!({"batch_size": 8, "log_every": seed, "keep_last_n": seed});
         write_json(&path, &plan).unwrap();
     }
     let results = report(&root).unwrap().results;

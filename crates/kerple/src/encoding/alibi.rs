@@ -16,7 +16,7 @@ use super::method::{Entry, Inputs, Positional, Tables};
 use super::randomized::Randomized;
 use super::refusal::{Checked, Refusal};
 use super::words::{DEFINED, Description, SCORES};
-use super::{Compat, Geometry, Parameter, Scope};
+use super::{Emulate, Geometry, Parameter, Share};
 use crate::encoding::Form;
 use crate::forms::{DistanceTable, Sides};
 use serde::{Deserialize, Serialize};
@@ -77,11 +77,11 @@ impl Config {
     }
 
     /// Bias at distances `0..len`, on both sides where they differ.
-    pub fn table(&self, heads: usize, len: usize, compat: Compat) -> DistanceTable {
+    pub fn table(&self, heads: usize, len: usize, emulate: Emulate) -> DistanceTable {
         let sides = self.sides();
         let (origin, columns) = (sides.origin(len), sides.columns(len));
         let away = |column: usize| column.abs_diff(origin) as f64 - if column > origin { self.behind } else { 0.0 };
-        let r = move |value: f64| compat.round(value);
+        let r = move |value: f64| emulate.round(value);
         let row = |slope: f64| (0..columns).map(move |column: usize| -r(r(f64::from(slope as f32)) * r(away(column))));
         let bias = slopes_down_to(heads, self.bias_max).into_iter().flat_map(row).collect();
         DistanceTable { heads, len, sides, bias: Some(bias), weight: None }
@@ -120,8 +120,8 @@ impl Positional for Config {
         Vec::new()
     }
 
-    fn scopes(&self) -> &'static [Scope] {
-        Scope::SHARED
+    fn shares(&self) -> &'static [Share] {
+        Share::SHARED
     }
 
     fn randomized(&self) -> Randomized {
@@ -129,7 +129,7 @@ impl Positional for Config {
     }
 
     fn form(&self, inputs: &Inputs) -> Form {
-        Form::Table(self.table(inputs.geometry.heads, inputs.places.range.end, inputs.compat))
+        Form::Table(self.table(inputs.geometry.heads, inputs.places.range.end, inputs.emulate))
     }
 
     fn decay(&self, heads: usize) -> Option<Fade> {

@@ -1,10 +1,10 @@
 //! The `[encoding]` table of a run file.
 
-use super::parameter::Scope;
+use super::parameter::Share;
 use super::randomized::Randomized;
 use super::refusal::{Checked, Refusal, check_count};
 use super::scaling::Scaling;
-use super::{Compat, Geometry, METHODS, Method, finite, randomized};
+use super::{Emulate, Geometry, METHODS, Method, finite, randomized, renamed};
 use serde::de::{DeserializeOwned, Error};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use serde_json::{Map, Value};
@@ -29,7 +29,7 @@ pub enum Clamp {
     #[default]
     Projected,
     /// Stored values are free, only the copy that attention uses is clamped: the original under mixed precision.
-    WorkingCopy,
+    ForwardOnly,
 }
 
 /// A positional method with the choices every method shares.
@@ -42,11 +42,11 @@ pub struct Encoding {
     /// Where the table enters.
     pub scale: Scale,
     /// Precision of positions.
-    pub compat: Compat,
+    pub emulate: Emulate,
     /// When parameters are clamped.
     pub clamp: Clamp,
     /// Whether layers share what is learned.
-    pub scope: Scope,
+    pub share: Share,
     /// Positions, or distances, are drawn from this many; see [`Randomized`].
     pub randomized: Option<usize>,
     /// Whether weight decay shrinks all that is learned, the numbers of a kernel too.
@@ -55,9 +55,9 @@ pub struct Encoding {
 
 impl From<Method> for Encoding {
     fn from(method: Method) -> Self {
-        let Shared { window, scale, compat, clamp, scope: _, randomized, decayed } = Shared::default();
-        let scope = method.positional().scopes()[0];
-        Encoding { method, window, scale, compat, clamp, scope, randomized, decayed }
+        let Shared { window, scale, emulate, clamp, share: _, randomized, decayed } = Shared::default();
+        let share = method.positional().shares()[0];
+        Encoding { method, window, scale, emulate, clamp, share, randomized, decayed }
     }
 }
 
@@ -68,18 +68,18 @@ struct Shared {
     #[serde(skip_serializing_if = "Option::is_none")]
     window: Option<usize>,
     scale: Scale,
-    compat: Compat,
+    emulate: Emulate,
     clamp: Clamp,
     /// Not written when it is the method's usual one, so that plans from before it existed keep their hash.
     #[serde(skip_serializing_if = "Option::is_none")]
-    scope: Option<Scope>,
+    share: Option<Share>,
     #[serde(skip_serializing_if = "Option::is_none")]
     randomized: Option<usize>,
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     decayed: bool,
 }
 
-const SHARED_KEYS: [&str; 7] = ["window", "scale", "compat", "clamp", "scope", "randomized", "decayed"];
+const SHARED_KEYS: [&str; 7] = ["window", "scale", "emulate", "clamp", "share", "randomized", "decayed"];
 
 /// Reads `value`, naming the key that does not fit and saying what would in words.
 fn parse<T: DeserializeOwned, E: Error>(value: Value) -> Result<T, E> {
@@ -111,11 +111,12 @@ impl<'de> Deserialize<'de> for Encoding {
                 METHODS.join(", ")
             )));
         }
+        renamed::refuse(&[renamed::SHARED, &kind], &own).map_err(|refusal| D::Error::custom(refusal.line()))?;
         let shared = SHARED_KEYS.iter().filter_map(|key| own.remove_entry(*key)).collect();
-        let Shared { window, scale, compat, clamp, scope, randomized, decayed } = parse(Value::Object(shared))?;
+        let Shared { window, scale, emulate, clamp, share, randomized, decayed } = parse(Value::Object(shared))?;
         let method: Method = parse(Value::Object(Map::from_iter([(kind, Value::Object(own))])))?;
-        let scope = scope.unwrap_or(method.positional().scopes()[0]);
-        let encoding = Encoding { method, window, scale, compat, clamp, scope, randomized, decayed };
+        let share = share.unwrap_or(method.positional().shares()[0]);
+        let encoding = Encoding { method, window, scale, emulate, clamp, share, randomized, decayed };
         encoding.check_keys().map_err(|refusal| D::Error::custom(refusal.line()))?;
         Ok(encoding)
     }
@@ -124,9 +125,9 @@ impl<'de> Deserialize<'de> for Encoding {
 impl Serialize for Encoding {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         let mut map = Map::from_iter([("kind".to_owned(), Value::from(self.method.kind()))]);
-        let Encoding { window, scale, compat, clamp, randomized, decayed, .. } = *self;
-        let scope = Some(self.scope).filter(|_| !self.has_usual_scope());
-        let shared = Shared { window, scale, compat, clamp, scope, randomized, decayed };
+        let Encoding { window, scale, emulate, clamp, randomized, decayed, .. } = *self;
+        let share = Some(self.share).filter(|_| !self.has_usual_share());
+        let shared = Shared { window, scale, emulate, clamp, share, randomized, decayed };
         let shared = serde_json::to_value(shared).map_err(serde::ser::Error::custom)?;
         map.extend(self.method.keys());
         map.extend(shared.as_object().cloned().unwrap_or_default());
@@ -158,8 +159,8 @@ impl Method {
 
 impl Encoding {
     /// Whether layers share what is learned or not as they usually do with this method.
-    pub(super) fn has_usual_scope(&self) -> bool {
-        self.method.positional().scopes()[0] == self.scope
+    pub(super) fn has_usual_share(&self) -> bool {
+        self.method.positional().shares()[0] == self.share
     }
 
     fn check_keys(&self) -> Checked {
@@ -167,9 +168,9 @@ impl Encoding {
             let hint = "use 1 for the token itself, a larger number, or remove it to attend to everything";
             return Err(Refusal::new("window", "a window of 0 attends to nothing, it must be at least 1", hint));
         }
-        if !self.method.positional().scopes().contains(&self.scope) {
+        if !self.method.positional().shares().contains(&self.share) {
             let message = format!("`{}` has no parameters that a layer could own", self.method.kind());
-            return Err(Refusal::new("scope", message, "remove it, or use an encoding that learns a table"));
+            return Err(Refusal::new("share", message, "remove it, or use an encoding that learns a table"));
         }
         if let (Some(_), Randomized::Never(why)) = (self.randomized, self.method.positional().randomized()) {
             let message = format!("`{}` cannot be randomized: {why}", self.method.kind());

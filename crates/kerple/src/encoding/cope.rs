@@ -15,7 +15,7 @@ use super::method::{Entry, Inputs, Positional, Tables};
 use super::randomized::Randomized;
 use super::refusal::{Checked, check_count};
 use super::words::{Description, SCORES};
-use super::{Geometry, Init, Parameter, Scope};
+use super::{Geometry, Init, Parameter, Share};
 use crate::encoding::{Form, MapForm};
 use crate::forms::DistanceTable;
 use crate::maps::Cope;
@@ -26,12 +26,12 @@ use serde::{Deserialize, Serialize};
 #[serde(deny_unknown_fields, default)]
 pub struct Config {
     /// P: whole positions.
-    pub positions: usize,
+    pub npos_max: usize,
 }
 
 impl Default for Config {
     fn default() -> Self {
-        Config { positions: 64 }
+        Config { npos_max: 64 }
     }
 }
 
@@ -55,16 +55,16 @@ impl Positional for Config {
     }
 
     fn check_keys(&self) -> Checked {
-        check_count("positions", self.positions, 2..=MOST, "use 64, the usual number of whole positions")
+        check_count("npos_max", self.npos_max, 2..=MOST, "use 64, the usual number of whole positions")
     }
 
     fn parameters(&self, geometry: &Geometry) -> Vec<Parameter> {
         let start = Init::Constant(0.0);
-        vec![Parameter { init: start, ..Parameter::matrix("embedding", [geometry.head_dim, self.positions], 0.0) }]
+        vec![Parameter { init: start, ..Parameter::matrix("embedding", [geometry.head_dim, self.npos_max], 0.0) }]
     }
 
-    fn scopes(&self) -> &'static [Scope] {
-        Scope::OWN_OR_SHARED
+    fn shares(&self) -> &'static [Share] {
+        Share::OWN_OR_SHARED
     }
 
     fn randomized(&self) -> Randomized {
@@ -73,7 +73,7 @@ impl Positional for Config {
 
     fn form(&self, inputs: &Inputs) -> Form {
         let Geometry { heads, head_dim, .. } = *inputs.geometry;
-        let map = Cope { heads, head_dim, positions: self.positions }.into();
+        let map = Cope { heads, head_dim, positions: self.npos_max }.into();
         let table = DistanceTable { heads, len: inputs.places.range.end, ..DistanceTable::default() };
         Form::Map(MapForm { map, table, rotary: None, own: 1 })
     }

@@ -21,7 +21,7 @@ use super::method::{Entry, Inputs, Method, Positional, Tables};
 use super::randomized::Randomized;
 use super::refusal::{Checked, Refusal};
 use super::words::{Description, SCORES};
-use super::{Geometry, METHODS, Parameter, Scope, rotary};
+use super::{Geometry, METHODS, Parameter, Share, renamed, rotary};
 use crate::encoding::{Form, MapForm, TableSlopes};
 use crate::forms::DistanceTable;
 use crate::maps::mixed::{Bias, Mixed};
@@ -29,6 +29,7 @@ use crate::maps::network::{Edge, Network, SLOPE, Variant};
 use serde::de::Error;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use serde_json::{Map, Value};
+use std::fmt;
 
 /// Keys of DAPE.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -78,8 +79,10 @@ impl<'de> Deserialize<'de> for Base {
                 METHODS.join(", ")
             )));
         }
+        let in_base = |error: &dyn fmt::Display| D::Error::custom(format!("`base`: {error}"));
+        renamed::refuse(&[&kind], &keys).map_err(|refusal| in_base(&refusal.line()))?;
         let method = serde_json::from_value(Value::Object(Map::from_iter([(kind, Value::Object(keys))])));
-        method.map(|method| Base(Box::new(method))).map_err(|error| D::Error::custom(format!("`base`: {error}")))
+        method.map(|method| Base(Box::new(method))).map_err(|error: serde_json::Error| in_base(&error))
     }
 }
 
@@ -207,8 +210,8 @@ impl Positional for Config {
         of_base.chain(network).collect()
     }
 
-    fn scopes(&self) -> &'static [Scope] {
-        Scope::OWN_OR_SHARED
+    fn shares(&self) -> &'static [Share] {
+        Share::OWN_OR_SHARED
     }
 
     fn randomized(&self) -> Randomized {

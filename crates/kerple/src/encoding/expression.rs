@@ -11,7 +11,7 @@ use super::kernels::Kernels;
 use super::method::{Entry, Inputs, Positional};
 use super::randomized::Randomized;
 use super::words::{DEFINED, Description, KERPLE, SCORES};
-use super::{Geometry, Init, Parameter, Scope};
+use super::{Geometry, Init, Parameter, Share};
 use crate::encoding::{Form, TableSlopes};
 use crate::kernel::expr::Expr;
 use crate::kernel::parameter::{self, Keep};
@@ -110,8 +110,8 @@ impl Positional for Config {
         biases.chain(weight.iter().map(|own| ("weight", own))).map(parameter).collect()
     }
 
-    fn scopes(&self) -> &'static [Scope] {
-        Scope::SHARED_OR_OWN
+    fn shares(&self) -> &'static [Share] {
+        Share::SHARED_OR_OWN
     }
 
     fn randomized(&self) -> Randomized {

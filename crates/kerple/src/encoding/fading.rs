@@ -12,7 +12,7 @@
 
 use super::{Encoding, Entry, Geometry, Parameter, Scale};
 use crate::attention::linear::{CHUNK, NEAR};
-use crate::compat::Compat;
+use crate::emulate::Emulate;
 use crate::encoding::Slopes;
 use crate::kernel::exponentials::{self, Demand, Grid, Sum};
 use rayon::prelude::*;
@@ -116,7 +116,7 @@ impl Learned {
 
 impl Encoding {
     fn fades(&self, heads: usize) -> Option<Fade> {
-        let plain = self.scale == Scale::After && self.compat == Compat::Exact;
+        let plain = self.scale == Scale::After && self.emulate == Emulate::Exact;
         let whole = self.window.is_none() && self.randomized.is_none();
         if plain && whole { self.method.positional().decay(heads) } else { None }
     }

@@ -5,7 +5,7 @@
 //! psi(x) = ln(1 + |c x|)                     P = |m p|
 //! ```
 //!
-//! `p`, the threshold, is the training length unless it is set, with all that a task adds to it: the empty places where answers
+//! `p`, `init_l`, is the training length unless it is set, with all that a task adds to it: the empty places where answers
 //! stand, and the token that a class is read off; DAPE's listing has 512, its released training code 64 whatever
 //! the training length. Encoders take `|i - j|` and `max(i, j, P)`. Enters: scores, after the `1/sqrt(D)`
 //! scale. Randomized positions are drawn for tokens, not for distances: `i` and `j` become those of a sorted set. Learned: c, m,
@@ -16,7 +16,7 @@ use super::method::{Entry, Inputs, Positional, Tables};
 use super::randomized::Randomized;
 use super::refusal::{Checked, Refusal, check_count};
 use super::words::{Description, SCORES};
-use super::{Geometry, Init, Parameter, Scope};
+use super::{Geometry, Init, Parameter, Share};
 use crate::encoding::{Form, MapForm};
 use crate::forms::DistanceTable;
 use crate::maps::Mixed;
@@ -29,16 +29,16 @@ use serde::{Deserialize, Serialize};
 #[serde(deny_unknown_fields, default)]
 pub struct Config {
     /// Hidden units of the network.
-    pub width: usize,
+    pub hidden: usize,
     /// Positions below this one share one measure; when absent the training length, in tasks with the empty places of answers
     /// and the token that a class is read off.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub threshold: Option<f64>,
+    pub init_l: Option<f64>,
 }
 
 impl Default for Config {
     fn default() -> Self {
-        Config { width: 32, threshold: None }
+        Config { hidden: 32, init_l: None }
     }
 }
 
@@ -55,8 +55,8 @@ pub(super) fn check_hidden(key: &str, units: usize) -> Checked {
 impl Config {
     /// The bias of a model at these places, its hidden units with this slope below 0.
     pub(super) fn bias(&self, inputs: &Inputs, slope: f64) -> Fire {
-        let threshold = self.threshold.unwrap_or(inputs.geometry.train_len as f64);
-        Fire { width: self.width, threshold, slope, drawn: inputs.places.drawn.map(<[usize]>::to_vec) }
+        let threshold = self.init_l.unwrap_or(inputs.geometry.train_len as f64);
+        Fire { width: self.hidden, threshold, slope, drawn: inputs.places.drawn.map(<[usize]>::to_vec) }
     }
 }
 
@@ -77,18 +77,18 @@ impl Positional for Config {
     }
 
     fn check_keys(&self) -> Checked {
-        check_hidden("width", self.width)?;
-        match self.threshold {
-            Some(threshold) if !(threshold.is_finite() && threshold > 0.0) => {
-                let message = format!("{threshold} is out of range, it must be above 0");
-                Err(Refusal::new("threshold", message, "remove it to use the training length"))
+        check_hidden("hidden", self.hidden)?;
+        match self.init_l {
+            Some(init_l) if !(init_l.is_finite() && init_l > 0.0) => {
+                let message = format!("{init_l} is out of range, it must be above 0");
+                Err(Refusal::new("init_l", message, "remove it to use the training length"))
             }
             _ => Ok(()),
         }
     }
 
     fn parameters(&self, geometry: &Geometry) -> Vec<Parameter> {
-        let (heads, width) = (geometry.heads, self.width);
+        let (heads, hidden) = (geometry.heads, self.hidden);
         let scalar = |name: &str, start: f64| Parameter {
             shape: vec![1],
             init: Init::Constant(start),
@@ -97,15 +97,15 @@ impl Positional for Config {
         vec![
             scalar("c", 0.1),
             scalar("multiplier", 1.0),
-            Parameter::of_layer("weight1", &[width, 1], 1),
-            Parameter::of_layer("bias1", &[width], 1),
-            Parameter::of_layer("weight2", &[heads, width], width),
-            Parameter::of_layer("bias2", &[heads], width),
+            Parameter::of_layer("weight1", &[hidden, 1], 1),
+            Parameter::of_layer("bias1", &[hidden], 1),
+            Parameter::of_layer("weight2", &[heads, hidden], hidden),
+            Parameter::of_layer("bias2", &[heads], hidden),
         ]
     }
 
-    fn scopes(&self) -> &'static [Scope] {
-        Scope::OWN_OR_SHARED
+    fn shares(&self) -> &'static [Share] {
+        Share::OWN_OR_SHARED
     }
 
     fn randomized(&self) -> Randomized {
@@ -120,7 +120,7 @@ impl Positional for Config {
     }
 
     fn pin_length(&mut self, train_len: usize) {
-        self.threshold.get_or_insert(train_len as f64);
+        self.init_l.get_or_insert(train_len as f64);
     }
 
     fn fire(&self) -> Option<&Config> {

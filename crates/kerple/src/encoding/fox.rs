@@ -25,7 +25,7 @@ use super::method::{Entry, Inputs, Positional, Tables};
 use super::randomized::Randomized;
 use super::refusal::{Checked, Refusal};
 use super::words::{DEFINED, Description, SCORES};
-use super::{Geometry, Init, Parameter, Scope};
+use super::{Geometry, Init, Parameter, Share};
 use crate::encoding::Form;
 use crate::forms::{DistanceTable, Gates, Sides};
 use serde::{Deserialize, Serialize};
@@ -126,8 +126,8 @@ impl Positional for Config {
         }
     }
 
-    fn scopes(&self) -> &'static [Scope] {
-        Scope::OWN_OR_SHARED
+    fn shares(&self) -> &'static [Share] {
+        Share::OWN_OR_SHARED
     }
 
     fn randomized(&self) -> Randomized {
@@ -141,7 +141,7 @@ impl Positional for Config {
         let (heads, len) = (inputs.geometry.heads, inputs.places.range.end);
         match (self.gate, self.spans) {
             (Gate::Fixed, Some(spans)) => {
-                let row = |tokens: f64| (0..len).map(move |d| -inputs.compat.round(d as f64 / tokens));
+                let row = |tokens: f64| (0..len).map(move |d| -inputs.emulate.round(d as f64 / tokens));
                 let bias = memories(spans, heads).flat_map(row).collect();
                 Form::Table(DistanceTable { heads, len, sides: Sides::One, bias: Some(bias), weight: None })
             }

@@ -25,7 +25,7 @@ impl Part<'_> {
     }
 
     fn rows(&self, inputs: &Inputs) -> Vec<f64> {
-        let row = |head| self.expr.row(&self.values(inputs, head), inputs.places.range.end, inputs.compat);
+        let row = |head| self.expr.row(&self.values(inputs, head), inputs.places.range.end, inputs.emulate);
         (0..inputs.geometry.heads).flat_map(row).collect()
     }
 
@@ -34,7 +34,7 @@ impl Part<'_> {
         let mut found: Vec<(usize, Vec<f64>)> =
             (0..self.count).map(|at| (self.first + at, Vec::with_capacity(size))).collect();
         for head in 0..inputs.geometry.heads {
-            self.expr.each_gradient(&self.values(inputs, head), inputs.places.range.end, inputs.compat, |gradient| {
+            self.expr.each_gradient(&self.values(inputs, head), inputs.places.range.end, inputs.emulate, |gradient| {
                 found.iter_mut().zip(gradient).for_each(|((_, rows), slope)| rows.push(*slope));
             });
         }

@@ -1,7 +1,7 @@
 //! KERPLE: kernelized relative positional embedding. Chi et al. 2022, arXiv:2205.09921, sections 4, 5.3 and A.3.
 //!
 //! ```text
-//! b(d), w(d)  functions of the distance d = i - j >= 0 and of learned values r, one set a head, shared by all layers (`scope = "layer"`: one set a layer)
+//! b(d), w(d)  functions of the distance d = i - j >= 0 and of learned values r, one set a head, shared by all layers (`share = "layer"`: one set a layer)
 //! ```
 //!
 //! | kind                    | bias b(d)                | weight w(d)        | learned        |
@@ -30,7 +30,7 @@ use super::method::{Entry, Inputs, Positional, Tables};
 use super::randomized::Randomized;
 use super::refusal::Checked;
 use super::words::{DEFINED, Description, KERPLE, SCORES};
-use super::{Geometry, Init, Parameter, Scope, alibi};
+use super::{Geometry, Init, Parameter, Share, alibi};
 use crate::encoding::{Form, TableSlopes};
 use crate::forms::Sides;
 use crate::kernel::expr::Expr;
@@ -100,8 +100,8 @@ impl<K: Named> Positional for K {
         self.learned().into_iter().map(parameter).collect()
     }
 
-    fn scopes(&self) -> &'static [Scope] {
-        Scope::SHARED_OR_OWN
+    fn shares(&self) -> &'static [Share] {
+        Share::SHARED_OR_OWN
     }
 
     fn randomized(&self) -> Randomized {
@@ -267,8 +267,8 @@ impl Positional for PowerOriginal {
         Vec::new()
     }
 
-    fn scopes(&self) -> &'static [Scope] {
-        Scope::SHARED
+    fn shares(&self) -> &'static [Share] {
+        Share::SHARED
     }
 
     fn randomized(&self) -> Randomized {

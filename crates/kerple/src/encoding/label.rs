@@ -1,7 +1,7 @@
 //! Short names of encodings for tables and folders.
 
 use super::scaling::Scaling;
-use super::{Clamp, Compat, Encoding, Method, Scale, Scope};
+use super::{Clamp, Emulate, Encoding, Method, Scale, Share};
 use serde_json::Value;
 
 /// Longest readable part of a text in a label, in characters.
@@ -14,17 +14,18 @@ impl Encoding {
     /// different labels. (Texts with other characters, such as kernel expressions, are
     /// distinguished by 32 bits of a hash.)
     pub fn label(&self) -> String {
-        let mut label = self.method.kind().to_owned();
+        let kind = self.method.kind();
+        let mut label = kind.to_owned();
         let own = self.method.keys();
-        let defaults = Method::named(self.method.kind()).map(|method| method.keys()).unwrap_or_default();
-        for (key, value) in own.iter().filter(|(key, value)| defaults.get(*key) != Some(value)) {
+        let defaults = Method::named(kind).map(|method| method.keys()).unwrap_or_default();
+        for (word, value) in by_word(kind, own.iter().filter(|(key, value)| defaults.get(*key) != Some(value))) {
             label += &match value {
-                Value::Bool(true) => format!("-{key}"),
-                value => format!("-{key}={}", short(value)),
+                Value::Bool(true) => format!("-{word}"),
+                value => format!("-{word}={}", short(value)),
             };
         }
-        for key in defaults.keys().filter(|key| !own.contains_key(*key)) {
-            label += &format!("-no_{key}");
+        for (word, _) in by_word(kind, defaults.iter().filter(|(key, _)| !own.contains_key(*key))) {
+            label += &format!("-no_{word}");
         }
         if let Some(window) = self.window {
             label += &format!("-window{window}");
@@ -34,10 +35,10 @@ impl Encoding {
         }
         for (differs, word) in [
             (self.scale == Scale::Inside, "-inside"),
-            (self.compat == Compat::Bf16, "-bf16"),
-            (self.clamp == Clamp::WorkingCopy, "-working_copy"),
+            (self.emulate == Emulate::Bf16, "-bf16"),
+            (self.clamp == Clamp::ForwardOnly, "-working_copy"),
             (self.decayed, "-decayed"),
-            (!self.has_usual_scope(), if self.scope == Scope::Layer { "-layer" } else { "-shared" }),
+            (!self.has_usual_share(), if self.share == Share::Layer { "-layer" } else { "-shared" }),
         ] {
             label += if differs { word } else { "" };
         }
@@ -49,6 +50,27 @@ impl Scaling {
     /// Its part of a label: `yarn`, `linear.factor4`.
     pub fn label(&self) -> String {
         short(&serde_json::to_value(self).expect("keys are plain data"))
+    }
+}
+
+/// Keys of a kind by the words that labels have for them, in the order of these.
+fn by_word<'a>(kind: &str, keys: impl Iterator<Item = (&'a String, &'a Value)>) -> Vec<(&'a str, &'a Value)> {
+    let mut words: Vec<(&str, &Value)> = keys.map(|(key, value)| (word(kind, key), value)).collect();
+    words.sort_by_key(|(word, _)| *word);
+    words
+}
+
+/// The word that labels have for a key. Folders and rows of results are known by their labels, so these keep their words when keys
+/// get others.
+fn word<'a>(kind: &str, key: &'a str) -> &'a str {
+    match (kind, key) {
+        ("fire", "hidden") => "width",
+        ("fire", "init_l") => "threshold",
+        ("cope", "npos_max") => "positions",
+        ("sine_spe", "num_sines") => "waves",
+        ("sine_spe" | "conv_spe", "num_realizations") => "realisations",
+        ("conv_spe", "kernel_size") => "taps",
+        _ => key,
     }
 }
 
@@ -64,8 +86,8 @@ fn short(value: &Value) -> String {
         Value::Array(list) => list.iter().map(short).collect::<Vec<_>>().join(".."),
         Value::Object(keys) => {
             let kind = keys.get("kind").map(short);
-            let others = keys.iter().filter(|(key, _)| *key != "kind");
-            let others = others.map(|(key, value)| format!("{key}{}", short(value)));
+            let others = by_word(kind.as_deref().unwrap_or_default(), keys.iter().filter(|(key, _)| *key != "kind"));
+            let others = others.into_iter().map(|(word, value)| format!("{word}{}", short(value)));
             kind.into_iter().chain(others).collect::<Vec<_>>().join(".")
         }
     }

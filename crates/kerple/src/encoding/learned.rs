@@ -11,7 +11,7 @@ use super::method::{Entry, Inputs, Positional};
 use super::randomized::Randomized;
 use super::refusal::{Checked, Refusal, check_count};
 use super::words::{Description, EMBEDDINGS};
-use super::{Geometry, Parameter, Scope};
+use super::{Geometry, Parameter, Share};
 use crate::encoding::Form;
 use crate::forms::Absolute;
 use serde::{Deserialize, Serialize};
@@ -71,8 +71,8 @@ impl Positional for Config {
         vec![Parameter::matrix("positions", [self.positions(geometry), geometry.d_model], 0.02)]
     }
 
-    fn scopes(&self) -> &'static [Scope] {
-        Scope::SHARED
+    fn shares(&self) -> &'static [Share] {
+        Share::SHARED
     }
 
     fn pin_length(&mut self, train_len: usize) {

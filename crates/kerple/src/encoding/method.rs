@@ -1,11 +1,11 @@
 //! The list of methods, and the interface of every method.
 
 use super::fading::Fade;
-use super::parameter::{Parameter, Scope};
+use super::parameter::{Parameter, Share};
 use super::randomized::{Places, Randomized};
 use super::refusal::Checked;
 use super::words::Description;
-use super::{Compat, Geometry};
+use super::{Emulate, Geometry};
 use super::{
     alibi, cope, dape, expression, fire, fox, kerple, learned, none, rotary, sandwich, shaw, sinusoidal, spe, t5,
     transformer_xl, xpos,
@@ -26,7 +26,7 @@ pub struct Inputs<'a> {
     /// is not their affair.
     pub places: Places<'a>,
     /// Precision.
-    pub compat: Compat,
+    pub emulate: Emulate,
 }
 
 /// Where a method's form enters a model: of which kind it is, whatever the sizes of the model and the learned values are.
@@ -105,7 +105,7 @@ pub trait Positional {
 
     /// How often its learned tensors may exist, the usual choice first: never once a layer where the form enters the model
     /// once.
-    fn scopes(&self) -> &'static [Scope];
+    fn shares(&self) -> &'static [Share];
 
     /// What of it randomized positions draw.
     fn randomized(&self) -> Randomized;

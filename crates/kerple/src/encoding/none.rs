@@ -9,7 +9,7 @@
 use super::method::{Entry, Inputs, Positional};
 use super::randomized::Randomized;
 use super::words::{DEFINED, Description};
-use super::{Geometry, Parameter, Scope};
+use super::{Geometry, Parameter, Share};
 use crate::encoding::Form;
 use serde::{Deserialize, Serialize};
 
@@ -38,8 +38,8 @@ impl Positional for Config {
         Vec::new()
     }
 
-    fn scopes(&self) -> &'static [Scope] {
-        Scope::SHARED
+    fn shares(&self) -> &'static [Share] {
+        Share::SHARED
     }
 
     fn randomized(&self) -> Randomized {

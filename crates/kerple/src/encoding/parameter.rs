@@ -115,7 +115,7 @@ fn range(low: f64, high: f64) -> String {
 /// How often a learned tensor exists in a model.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Scope {
+pub enum Share {
     /// Once: all layers share it.
     #[default]
     Model,
@@ -123,13 +123,13 @@ pub enum Scope {
     Layer,
 }
 
-impl Scope {
+impl Share {
     /// Of methods whose form enters the model once, or that learn nothing.
-    pub const SHARED: &[Scope] = &[Scope::Model];
+    pub const SHARED: &[Share] = &[Share::Model];
     /// For methods whose layers share their parameters by default.
-    pub const SHARED_OR_OWN: &[Scope] = &[Scope::Model, Scope::Layer];
+    pub const SHARED_OR_OWN: &[Share] = &[Share::Model, Share::Layer];
     /// For methods whose layers have their own parameters by default.
-    pub const OWN_OR_SHARED: &[Scope] = &[Scope::Layer, Scope::Model];
+    pub const OWN_OR_SHARED: &[Share] = &[Share::Layer, Share::Model];
 }
 
 /// One learned tensor of an encoding.
@@ -148,7 +148,7 @@ pub struct Parameter {
     /// How values stay in `[low, high]`, and so what the stored numbers mean.
     pub keep: Keep,
     /// How often it exists in a model.
-    pub scope: Scope,
+    pub share: Share,
     /// Whether weight decay shrinks it: matrices are decayed; numbers of a kernel are not, but for FIRE's and DAPE's.
     pub decay: bool,
 }
@@ -163,7 +163,7 @@ impl Parameter {
             low: f64::NEG_INFINITY,
             high: f64::INFINITY,
             keep: Keep::Projection,
-            scope: Scope::Model,
+            share: Share::Model,
             decay: true,
         }
     }
@@ -186,7 +186,7 @@ impl Parameter {
             low,
             high,
             keep: Keep::Projection,
-            scope: Scope::Model,
+            share: Share::Model,
             decay: false,
         }
     }

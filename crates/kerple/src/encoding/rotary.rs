@@ -14,7 +14,7 @@ use super::randomized::Randomized;
 use super::refusal::{Checked, Refusal, check_base};
 use super::scaling::{Lengths, Scaled, Scaling, plain_rates};
 use super::words::Description;
-use super::{Compat, Geometry, Parameter, Scope};
+use super::{Emulate, Geometry, Parameter, Share};
 use crate::encoding::Form;
 use crate::forms::Rotary;
 use serde::{Deserialize, Serialize};
@@ -52,22 +52,22 @@ impl Config {
     }
 
     /// The rotation for heads of `head_dim` features, without any scaling.
-    pub fn rotary(&self, head_dim: usize, compat: Compat) -> Rotary {
+    pub fn rotary(&self, head_dim: usize, emulate: Emulate) -> Rotary {
         let rates = plain_rates(self.base, self.width(head_dim));
-        Config::turning(Scaled { rates, amplitude: 1.0 }, compat)
+        Config::turning(Scaled { rates, amplitude: 1.0 }, emulate)
     }
 
     /// The same in sequences of these lengths.
-    fn scaled(&self, head_dim: usize, lengths: Lengths, compat: Compat) -> Rotary {
+    fn scaled(&self, head_dim: usize, lengths: Lengths, emulate: Emulate) -> Rotary {
         match self.scaling {
-            Some(scaling) => Config::turning(scaling.scaled(self.base, self.width(head_dim), lengths), compat),
-            None => self.rotary(head_dim, compat),
+            Some(scaling) => Config::turning(scaling.scaled(self.base, self.width(head_dim), lengths), emulate),
+            None => self.rotary(head_dim, emulate),
         }
     }
 
-    fn turning(Scaled { rates, amplitude }: Scaled, compat: Compat) -> Rotary {
-        let inv_freq = rates.into_iter().map(|rate| compat.round(rate)).collect();
-        Rotary { inv_freq, amplitude, bf16_positions: compat == Compat::Bf16, damping: Vec::new() }
+    fn turning(Scaled { rates, amplitude }: Scaled, emulate: Emulate) -> Rotary {
+        let inv_freq = rates.into_iter().map(|rate| emulate.round(rate)).collect();
+        Rotary { inv_freq, amplitude, bf16_positions: emulate == Emulate::Bf16, damping: Vec::new() }
     }
 }
 
@@ -136,8 +136,8 @@ impl Positional for Config {
         Vec::new()
     }
 
-    fn scopes(&self) -> &'static [Scope] {
-        Scope::SHARED
+    fn shares(&self) -> &'static [Share] {
+        Share::SHARED
     }
 
     fn randomized(&self) -> Randomized {
@@ -146,7 +146,7 @@ impl Positional for Config {
 
     fn form(&self, inputs: &Inputs) -> Form {
         let Geometry { head_dim, train_len, .. } = *inputs.geometry;
-        Form::Rotary(self.scaled(head_dim, Lengths { train_len, span: inputs.places.span }, inputs.compat))
+        Form::Rotary(self.scaled(head_dim, Lengths { train_len, span: inputs.places.span }, inputs.emulate))
     }
 
     fn pin_length(&mut self, train_len: usize) {
@@ -161,8 +161,8 @@ impl Positional for Config {
 impl Rotary {
     /// `cos` and `sin` of the angles of these positions times the amplitude, `[len, rotated / 2]` each.
     pub fn tables(&self, positions: impl IntoIterator<Item = usize>) -> (Vec<f64>, Vec<f64>) {
-        let compat = if self.bf16_positions { Compat::Bf16 } else { Compat::Exact };
-        let angle = |position: usize, rate: f64| compat.round(compat.round(position as f64) * rate);
+        let emulate = if self.bf16_positions { Emulate::Bf16 } else { Emulate::Exact };
+        let angle = |position: usize, rate: f64| emulate.round(emulate.round(position as f64) * rate);
         let angles =
             positions.into_iter().flat_map(|position| self.inv_freq.iter().map(move |rate| angle(position, *rate)));
         angles.map(|angle| (self.amplitude * angle.cos(), self.amplitude * angle.sin())).unzip()

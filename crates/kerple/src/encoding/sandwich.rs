@@ -13,7 +13,7 @@ use super::method::{Entry, Inputs, Positional, Tables};
 use super::randomized::Randomized;
 use super::refusal::{Checked, Refusal, check_base};
 use super::words::{DEFINED, Description, SCORES};
-use super::{Compat, Geometry, Parameter, Scope};
+use super::{Emulate, Geometry, Parameter, Share};
 use crate::encoding::Form;
 use crate::forms::{DistanceTable, Sides};
 use serde::{Deserialize, Serialize};
@@ -39,8 +39,8 @@ const MOST: usize = 1 << 16;
 
 impl Config {
     /// Bias at distances `0..len`.
-    pub fn table(&self, heads: usize, len: usize, compat: Compat) -> DistanceTable {
-        let r = |value: f64| compat.round(value);
+    pub fn table(&self, heads: usize, len: usize, emulate: Emulate) -> DistanceTable {
+        let r = |value: f64| emulate.round(value);
         let rate = |k: usize| r(self.base.powf(-2.0 * k as f64 / self.features as f64));
         let rates: Vec<f64> = (0..self.features / 2).map(rate).collect();
         // cos x - 1 without its cancellation
@@ -81,8 +81,8 @@ impl Positional for Config {
         Vec::new()
     }
 
-    fn scopes(&self) -> &'static [Scope] {
-        Scope::SHARED
+    fn shares(&self) -> &'static [Share] {
+        Share::SHARED
     }
 
     fn randomized(&self) -> Randomized {
@@ -90,7 +90,7 @@ impl Positional for Config {
     }
 
     fn form(&self, inputs: &Inputs) -> Form {
-        Form::Table(self.table(inputs.geometry.heads, inputs.places.range.end, inputs.compat))
+        Form::Table(self.table(inputs.geometry.heads, inputs.places.range.end, inputs.emulate))
     }
 }
 
@@ -101,7 +101,7 @@ mod tests {
     #[test]
     fn the_bias_is_the_product_of_two_rows() {
         let (heads, len) = (12, 600);
-        let table = Config::default().table(heads, len, Compat::Exact).bias.unwrap();
+        let table = Config::default().table(heads, len, Emulate::Exact).bias.unwrap();
         let row = |t: usize| {
             let angles = (0..64).map(move |k| t as f64 / 10_000f64.powf(2.0 * f64::from(k) / 128.0));
             angles.clone().map(f64::sin).chain(angles.map(f64::cos)).collect::<Vec<f64>>()
@@ -120,7 +120,7 @@ mod tests {
 
     #[test]
     fn nearest_is_highest_and_far_distances_are_finite() {
-        let table = Config::default().table(4, 1_000_004, Compat::Exact).bias.unwrap();
+        let table = Config::default().table(4, 1_000_004, Emulate::Exact).bias.unwrap();
         for row in table.chunks(1_000_004) {
             assert_eq!(row[0], 0.0);
             assert!(row[1..].iter().all(|bias| bias.is_finite() && *bias < 0.0));

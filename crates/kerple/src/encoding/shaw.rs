@@ -13,7 +13,7 @@ use super::method::{Entry, Inputs, Positional, Tables};
 use super::randomized::Randomized;
 use super::refusal::{Checked, check_count};
 use super::words::{Description, SCORES};
-use super::{Geometry, Parameter, Scope};
+use super::{Geometry, Parameter, Share};
 use crate::encoding::{Form, MapForm};
 use crate::forms::DistanceTable;
 use crate::maps::relative::{Relative, Source};
@@ -64,8 +64,8 @@ impl Positional for Config {
         if self.values { vec![vectors("keys"), vectors("values")] } else { vec![vectors("keys")] }
     }
 
-    fn scopes(&self) -> &'static [Scope] {
-        Scope::OWN_OR_SHARED
+    fn shares(&self) -> &'static [Share] {
+        Share::OWN_OR_SHARED
     }
 
     fn randomized(&self) -> Randomized {

@@ -11,7 +11,7 @@ use super::method::{Entry, Inputs, Positional};
 use super::randomized::Randomized;
 use super::refusal::{Checked, Refusal, check_base};
 use super::words::{Description, EMBEDDINGS, UNSEEN};
-use super::{Compat, Geometry, Parameter, Scope};
+use super::{Emulate, Geometry, Parameter, Share};
 use crate::encoding::Form;
 use crate::forms::Absolute;
 use serde::{Deserialize, Serialize};
@@ -32,8 +32,8 @@ impl Default for Config {
 
 impl Config {
     /// Rows of these positions, `[L, d_model]`; `d_model` even.
-    pub fn rows(&self, d_model: usize, positions: impl Iterator<Item = usize>, compat: Compat) -> Vec<f64> {
-        let r = |value: f64| compat.round(value);
+    pub fn rows(&self, d_model: usize, positions: impl Iterator<Item = usize>, emulate: Emulate) -> Vec<f64> {
+        let r = |value: f64| emulate.round(value);
         let rates: Vec<f64> = (0..d_model / 2).map(|j| r(self.base.powf(-2.0 * j as f64 / d_model as f64))).collect();
         let angles = |t: usize| rates.iter().map(move |rate| r(r(t as f64) * rate));
         positions.flat_map(|t| angles(t).map(move |a| r(a.sin())).chain(angles(t).map(move |a| r(a.cos())))).collect()
@@ -73,8 +73,8 @@ impl Positional for Config {
         Vec::new()
     }
 
-    fn scopes(&self) -> &'static [Scope] {
-        Scope::SHARED
+    fn shares(&self) -> &'static [Share] {
+        Share::SHARED
     }
 
     fn randomized(&self) -> Randomized {
@@ -82,7 +82,7 @@ impl Positional for Config {
     }
 
     fn form(&self, inputs: &Inputs) -> Form {
-        let rows = self.rows(inputs.geometry.d_model, inputs.places.positions(), inputs.compat);
+        let rows = self.rows(inputs.geometry.d_model, inputs.places.positions(), inputs.emulate);
         Form::Absolute(Absolute::Fixed(rows))
     }
 }

@@ -11,7 +11,7 @@
 //! | `conv_spe` | `sum_j a_j b_(j + lag)`, 0 from a lag of P on    | two filters, query and key    |
 //!
 //! Both may have a gate, see [`Gating`]. Enters: queries and keys of every layer, before the feature map; attention is
-//! linear, see `model.block.attention`. Learned values are shared by layers or not by `scope`, as for every encoding; the gate
+//! linear, see `model.block.attention`. Learned values are shared by layers or not by `share`, as for every encoding; the gate
 //! is each layer's own. The noise is drawn for a whole pass: anew for every update in training, unless it is `frozen`, always the same one in
 //! evaluation, and one for a whole decoded sequence. (The original draws in evaluation too, and anew for every token.)
 //!
@@ -22,7 +22,7 @@ use super::method::{Entry, Inputs, Positional};
 use super::randomized::Randomized;
 use super::refusal::{Checked, Refusal, check_count};
 use super::words::{DEFINED, Description};
-use super::{Geometry, Init, Parameter, Scope};
+use super::{Geometry, Init, Parameter, Share};
 use crate::encoding::Form;
 use crate::features::{ConvShape, Gating, SineShape, filter_scale, padded};
 use crate::forms::{Code, CodeKind};
@@ -31,7 +31,7 @@ use serde::{Deserialize, Serialize};
 
 const SOURCE: &str = "Liutkus et al. 2021, arXiv:2105.08399";
 const ENTERS: &str = "queries and keys of every layer, before the features of linear attention";
-/// Most waves, taps and positions along an axis.
+/// Most sines, taps and positions along an axis.
 const MOST: usize = 1 << 16;
 /// Most realisations: random directions of so many features are made orthogonal to each other.
 const MOST_REALISATIONS: usize = 1 << 12;
@@ -54,9 +54,9 @@ pub enum Noise {
 #[serde(deny_unknown_fields, default)]
 pub struct Sine {
     /// Sinusoids for each feature, K.
-    pub waves: usize,
+    pub num_sines: usize,
     /// Realisations, R: features of a query or key after the code.
-    pub realisations: usize,
+    pub num_realizations: usize,
     /// Whether the code is gated.
     pub gated: bool,
     /// Which share the gate is of.
@@ -74,7 +74,7 @@ pub struct Sine {
 impl Default for Sine {
     fn default() -> Self {
         let (gating, noise) = (Gating::Torch, Noise::Layer);
-        Sine { waves: 5, realisations: 64, gated: true, gating, noise, centred: false, frozen: false }
+        Sine { num_sines: 5, num_realizations: 64, gated: true, gating, noise, centred: false, frozen: false }
     }
 }
 
@@ -83,11 +83,11 @@ impl Default for Sine {
 #[serde(deny_unknown_fields, default)]
 pub struct Conv {
     /// Taps of a filter along each axis, P: one number for sequences, two or three for rows of pixels or voxels.
-    pub taps: Vec<usize>,
+    pub kernel_size: Vec<usize>,
     /// Positions along each axis where there is more than one; their product is the longest sequence.
     pub size: Vec<usize>,
     /// Realisations, R.
-    pub realisations: usize,
+    pub num_realizations: usize,
     /// Whether the code is gated.
     pub gated: bool,
     /// Which share the gate is of.
@@ -102,7 +102,7 @@ pub struct Conv {
 impl Default for Conv {
     fn default() -> Self {
         let (gating, noise) = (Gating::Torch, Noise::Layer);
-        Conv { taps: vec![128], size: vec![], realisations: 64, gated: true, gating, noise, frozen: false }
+        Conv { kernel_size: vec![128], size: vec![], num_realizations: 64, gated: true, gating, noise, frozen: false }
     }
 }
 
@@ -117,17 +117,17 @@ fn check_size(what: &str, factors: &[usize]) -> Checked {
         return Ok(());
     }
     let message = format!("{what} would need {numbers} values, the limit is {MOST_NUMBERS}");
-    Err(Refusal::new("realisations", message, "lower it, or one of its factors"))
+    Err(Refusal::new("num_realizations", message, "lower it, or one of its factors"))
 }
 
-fn parameter(name: &str, shape: Vec<usize>, init: Init, scope: Scope) -> Parameter {
+fn parameter(name: &str, shape: Vec<usize>, init: Init, share: Share) -> Parameter {
     let (low, high, keep) = (f64::NEG_INFINITY, f64::INFINITY, Keep::Projection);
-    Parameter { name: name.to_owned(), shape, init, low, high, keep, scope, decay: false }
+    Parameter { name: name.to_owned(), shape, init, low, high, keep, share, decay: false }
 }
 
 fn gate(geometry: &Geometry, gated: bool) -> Option<Parameter> {
     let shape = vec![geometry.heads, geometry.head_dim];
-    gated.then(|| parameter("gate", shape, Init::Normal { std: 1.0 }, Scope::Layer))
+    gated.then(|| parameter("gate", shape, Init::Normal { std: 1.0 }, Share::Layer))
 }
 
 impl Positional for Sine {
@@ -147,29 +147,29 @@ impl Positional for Sine {
     }
 
     fn check_keys(&self) -> Checked {
-        check("waves", self.waves, MOST)?;
-        check("realisations", self.realisations, MOST_REALISATIONS)
+        check("num_sines", self.num_sines, MOST)?;
+        check("num_realizations", self.num_realizations, MOST_REALISATIONS)
     }
 
     fn check(&self, geometry: &Geometry) -> Checked {
         let Geometry { heads, head_dim, .. } = *geometry;
-        let what = format!("the noise of {} waves with {} realisations", self.waves, self.realisations);
-        check_size(&what, &[heads, head_dim, 2 * self.waves + 1, padded(self.realisations)])
+        let what = format!("the noise of {} sines with {} realizations", self.num_sines, self.num_realizations);
+        check_size(&what, &[heads, head_dim, 2 * self.num_sines + 1, padded(self.num_realizations)])
     }
 
     fn parameters(&self, geometry: &Geometry) -> Vec<Parameter> {
-        let shape = || vec![geometry.heads, geometry.head_dim, self.waves];
-        let wave = |name, init| parameter(name, shape(), init, Scope::Model);
+        let shape = || vec![geometry.heads, geometry.head_dim, self.num_sines];
+        let wave = |name, init| parameter(name, shape(), init, Share::Model);
         let own = [
             wave("freqs", Init::Around { mean: -4.0, std: 1.0 }),
             wave("offsets", Init::Normal { std: 1.0 }),
-            wave("gains", Init::Gains { waves: self.waves }),
+            wave("gains", Init::Gains { waves: self.num_sines }),
         ];
         own.into_iter().chain(gate(geometry, self.gated)).collect()
     }
 
-    fn scopes(&self) -> &'static [Scope] {
-        Scope::SHARED_OR_OWN
+    fn shares(&self) -> &'static [Share] {
+        Share::SHARED_OR_OWN
     }
 
     fn randomized(&self) -> Randomized {
@@ -178,8 +178,8 @@ impl Positional for Sine {
 
     fn form(&self, inputs: &Inputs) -> Form {
         let Geometry { heads, head_dim, .. } = *inputs.geometry;
-        let Sine { waves, realisations, .. } = *self;
-        let kind = CodeKind::Sine(SineShape { heads, head_dim, waves, realisations });
+        let kind = SineShape { heads, head_dim, waves: self.num_sines, realisations: self.num_realizations };
+        let kind = CodeKind::Sine(kind);
         let (gating, shared) = (self.gated.then_some(self.gating), self.noise == Noise::Shared);
         Form::Code(Code { kind, gating, shared, frozen: self.frozen, centred: self.centred })
     }
@@ -189,7 +189,7 @@ impl Conv {
     fn shape(&self, geometry: &Geometry) -> ConvShape {
         let Geometry { heads, head_dim, .. } = *geometry;
         let size = if self.size.is_empty() { vec![1] } else { self.size.clone() };
-        ConvShape { heads, head_dim, realisations: self.realisations, taps: self.taps.clone(), size }
+        ConvShape { heads, head_dim, realisations: self.num_realizations, taps: self.kernel_size.clone(), size }
     }
 }
 
@@ -210,17 +210,17 @@ impl Positional for Conv {
     }
 
     fn check_keys(&self) -> Checked {
-        let axes = self.taps.len();
+        let axes = self.kernel_size.len();
         if !(1..=3).contains(&axes) {
             return Err(Refusal::new(
-                "taps",
+                "kernel_size",
                 format!("{axes} axes are out of range, it must be 1 to 3"),
-                "use taps = [128], the usual filter",
+                "use kernel_size = [128], the usual filter",
             ));
         }
         let sizes = if axes == 1 { 0 } else { axes };
         if self.size.len() != sizes {
-            let message = format!("{} axes, but taps of {axes} axes need {sizes}", self.size.len());
+            let message = format!("{} axes, but a kernel_size of {axes} axes needs {sizes}", self.size.len());
             return Err(Refusal::new(
                 "size",
                 message,
@@ -228,10 +228,10 @@ impl Positional for Conv {
                 or remove `size` for sequences",
             ));
         }
-        self.taps.iter().try_for_each(|taps| check("taps", *taps, MOST))?;
+        self.kernel_size.iter().try_for_each(|taps| check("kernel_size", *taps, MOST))?;
         self.size.iter().try_for_each(|size| check("size", *size, MOST))?;
-        check("taps", self.taps.iter().fold(1, |all: usize, taps| all.saturating_mul(*taps)), MOST)?;
-        check("realisations", self.realisations, MOST_REALISATIONS)
+        check("kernel_size", self.kernel_size.iter().fold(1, |all: usize, taps| all.saturating_mul(*taps)), MOST)?;
+        check("num_realizations", self.num_realizations, MOST_REALISATIONS)
     }
 
     fn check(&self, geometry: &Geometry) -> Checked {
@@ -239,25 +239,25 @@ impl Positional for Conv {
             Some(longest) if longest < geometry.train_len => {
                 let message = format!("{:?} has {longest} positions, train_len is {}", self.size, geometry.train_len);
                 let hint = "give the number of positions along each axis of a whole sequence; the \
-                    class token adds one, readout = \"mean\" has no class token";
+                    class token adds one, pooling = \"mean\" has no class token";
                 Err(Refusal::new("size", message, hint))
             }
             _ => {
                 let (noise, what) = (self.shape(geometry).reached_at_once(), "the noise that a few positions reach");
-                check_size(what, &[geometry.head_dim, noise, padded(self.realisations)])
+                check_size(what, &[geometry.head_dim, noise, padded(self.num_realizations)])
             }
         }
     }
 
     fn parameters(&self, geometry: &Geometry) -> Vec<Parameter> {
-        let shape = || [&[geometry.heads, geometry.head_dim], &self.taps[..]].concat();
-        let init = Init::Uniform([0.0, filter_scale(&self.taps)]);
-        let own = ["query", "key"].map(|name| parameter(name, shape(), init, Scope::Model));
+        let shape = || [&[geometry.heads, geometry.head_dim], &self.kernel_size[..]].concat();
+        let init = Init::Uniform([0.0, filter_scale(&self.kernel_size)]);
+        let own = ["query", "key"].map(|name| parameter(name, shape(), init, Share::Model));
         own.into_iter().chain(gate(geometry, self.gated)).collect()
     }
 
-    fn scopes(&self) -> &'static [Scope] {
-        Scope::SHARED_OR_OWN
+    fn shares(&self) -> &'static [Share] {
+        Share::SHARED_OR_OWN
     }
 
     fn randomized(&self) -> Randomized {
@@ -278,7 +278,7 @@ impl Positional for Conv {
 
 #[cfg(test)]
 mod tests {
-    use crate::encoding::{Encoding, Geometry, Scope};
+    use crate::encoding::{Encoding, Geometry, Share};
 
     #[test]
     fn layers_share_what_is_learned_but_for_their_gates() {
@@ -287,18 +287,19 @@ mod tests {
             let encoding: Encoding = serde_json::from_str(text).unwrap();
             let [first, second] = [0, 1].map(|layer| encoding.initial_in_layer(&geometry, 1, layer));
             for ((parameter, first), second) in encoding.parameters(&geometry).iter().zip(first).zip(second) {
-                let scope = if parameter.name == "gate" { Scope::Layer } else { Scope::Model };
-                assert_eq!((parameter.scope, first == second), (scope, scope == Scope::Model), "{}", parameter.name);
+                let share = if parameter.name == "gate" { Share::Layer } else { Share::Model };
+                assert_eq!((parameter.share, first == second), (share, share == Share::Model), "{}", parameter.name);
             }
         }
     }
 
     #[test]
     fn a_raster_has_no_place_for_a_token_in_front() {
-        let encoding: Encoding = serde_json::from_str(r#"{"kind":"conv_spe","taps":[3,3],"size":[32,32]}"#).unwrap();
+        let encoding: Encoding =
+            serde_json::from_str(r#"{"kind":"conv_spe","kernel_size":[3,3],"size":[32,32]}"#).unwrap();
         assert!(encoding.check(&Geometry::new(2, 4, 1024)).is_ok());
         let refusal = encoding.check(&Geometry::new(2, 4, 1025)).unwrap_err();
         assert!(refusal.message.contains("has 1024 positions"), "{}", refusal.message);
-        assert!(refusal.hint.contains("readout = \"mean\""), "{}", refusal.hint);
+        assert!(refusal.hint.contains("pooling = \"mean\""), "{}", refusal.hint);
     }
 }

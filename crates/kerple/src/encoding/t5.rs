@@ -14,7 +14,7 @@ use super::method::{Entry, Inputs, Positional, Tables};
 use super::randomized::Randomized;
 use super::refusal::{Checked, Refusal, check_count};
 use super::words::{Description, SCORES};
-use super::{Geometry, Parameter, Scope};
+use super::{Geometry, Parameter, Share};
 use crate::encoding::{Form, Slopes, TableSlopes};
 use crate::forms::{DistanceTable, Sides};
 use serde::{Deserialize, Serialize};
@@ -119,8 +119,8 @@ impl Positional for Config {
         vec![Parameter::matrix("weight", [self.num_buckets, geometry.heads], std)]
     }
 
-    fn scopes(&self) -> &'static [Scope] {
-        Scope::SHARED_OR_OWN
+    fn shares(&self) -> &'static [Share] {
+        Share::SHARED_OR_OWN
     }
 
     fn randomized(&self) -> Randomized {
@@ -129,7 +129,7 @@ impl Positional for Config {
 
     fn form(&self, inputs: &Inputs) -> Form {
         let (heads, len, factor) = (inputs.geometry.heads, inputs.places.range.end, factor(inputs.geometry));
-        let round = |value: f64| inputs.compat.round(value);
+        let round = |value: f64| inputs.emulate.round(value);
         let entry = |bucket: usize, head: usize| round(factor * round(inputs.values[0][bucket * heads + head]));
         let rows = self.rows(len);
         let bias = (0..heads).flat_map(|head| rows.iter().map(move |bucket| entry(*bucket, head))).collect();

@@ -211,24 +211,24 @@ fn ranges_are_those_of_the_released_code() {
 
 #[test]
 fn bf16_positions_are_a_staircase() {
-    let mut encoding: Encoding = serde_json::from_str(r#"{"kind":"alibi","compat":"bf16"}"#).unwrap();
+    let mut encoding: Encoding = serde_json::from_str(r#"{"kind":"alibi","emulate":"bf16"}"#).unwrap();
     let bias = encoding.table(&GEOMETRY, &[], 512).bias.unwrap();
     assert_eq!(bias[257], bias[256]);
-    encoding.compat = Compat::Exact;
+    encoding.emulate = Emulate::Exact;
     let bias = encoding.table(&GEOMETRY, &[], 512).bias.unwrap();
     assert_ne!(bias[257], bias[256]);
 }
 
 #[test]
 fn low_precision_gradients_are_taken_at_low_precision_distances() {
-    let mut encoding: Encoding = serde_json::from_str(r#"{"kind":"kerple_log","compat":"bf16"}"#).unwrap();
+    let mut encoding: Encoding = serde_json::from_str(r#"{"kind":"kerple_log","emulate":"bf16"}"#).unwrap();
     let geometry = Geometry { heads: 1, ..GEOMETRY };
     let (r1, r2, len) = (0.75, 0.5, 1000); // both have a bf16 value
     let values = [vec![r1], vec![r2]];
     let up: Vec<f64> = (0..len).map(|d| (d as f64 * 0.37).sin()).collect();
     let gradient = TableGradient { len, d_bias: Some(&up), d_weight: None };
     let got = encoding.table_backward(&geometry, &values, gradient).concat();
-    let rounded = |d: usize| Compat::Bf16.round(d as f64);
+    let rounded = |d: usize| Emulate::Bf16.round(d as f64);
     let sum = |slope: &dyn Fn(f64) -> f64, at: &dyn Fn(usize) -> f64| -> f64 {
         up.iter().enumerate().map(|(d, up)| up * slope(at(d))).sum()
     };
@@ -237,7 +237,7 @@ fn low_precision_gradients_are_taken_at_low_precision_distances() {
     let expected = [sum(&in_r1, &rounded), sum(&in_r2, &rounded)];
     // sums of a thousand terms of size up to 6 in f64
     got.iter().zip(expected).for_each(|(a, b)| assert!((a - b).abs() < 1e-11, "{a} {b}"));
-    encoding.compat = Compat::Exact;
+    encoding.emulate = Emulate::Exact;
     let exact = encoding.table_backward(&geometry, &values, gradient).concat();
     let expected = [sum(&in_r1, &|d| d as f64), sum(&in_r2, &|d| d as f64)];
     exact.iter().zip(expected).for_each(|(a, b)| assert!((a - b).abs() < 1e-11, "{a} {b}"));
@@ -270,12 +270,12 @@ fn layers_draw_values_of_their_own_where_they_have_their_own() {
     let [first, second, third] = layers(&encoding);
     assert!(first == second && second == third && first == encoding.initial(&GEOMETRY, 3));
     assert_eq!(encoding.parameter_count(&GEOMETRY, 3), 8);
-    encoding.scope = Scope::Layer;
+    encoding.share = Share::Layer;
     let [own, other, third] = layers(&encoding);
     assert_eq!(own, first, "the first layer starts as a shared encoding does");
     assert!(own != other && other != third && own != third);
     assert_eq!(encoding.parameter_count(&GEOMETRY, 3), 24);
-    assert!(encoding.parameters(&GEOMETRY).iter().all(|parameter| parameter.scope == Scope::Layer));
+    assert!(encoding.parameters(&GEOMETRY).iter().all(|parameter| parameter.share == Share::Layer));
 }
 
 #[test]
@@ -390,10 +390,10 @@ fn every_key_changes_what_is_handed_over() {
         ("kerple_log", "\"r1\":1"),
         ("kerple_log", "\"r2\":1"),
         ("kerple_log", "\"scale\":\"inside\""),
-        ("kerple_log", "\"compat\":\"bf16\""),
-        ("kerple_log", "\"clamp\":\"working_copy\""),
+        ("kerple_log", "\"emulate\":\"bf16\""),
+        ("kerple_log", "\"clamp\":\"forward_only\""),
         ("kerple_log", "\"window\":5"),
-        ("kerple_log", "\"scope\":\"layer\""),
+        ("kerple_log", "\"share\":\"layer\""),
         ("kernel", "\"bias\":\"power(a, p)\""),
         ("kernel", "\"weight\":\"power(a, p)\""),
         ("kernel", "\"keep\":\"smooth\""),
@@ -415,14 +415,14 @@ fn every_key_changes_what_is_handed_over() {
         ("xpos", "\"gamma\":0.5"),
         ("xpos", "\"scale_base\":64"),
         ("fire", "\"randomized\":64"),
-        ("cope", "\"positions\":9"),
-        ("fire", "\"width\":8"),
-        ("fire", "\"threshold\":64"),
-        ("fire", "\"scope\":\"model\""),
+        ("cope", "\"npos_max\":9"),
+        ("fire", "\"hidden\":8"),
+        ("fire", "\"init_l\":64"),
+        ("fire", "\"share\":\"model\""),
         ("fox", "\"gate\":\"bias_only\""),
         ("fox", "\"spans\":[2.0,64.0]"),
         ("fox", "\"gate\":\"fixed\",\"spans\":[2.0,64.0]"),
-        ("fox", "\"scope\":\"model\""),
+        ("fox", "\"share\":\"model\""),
         ("fox", "\"window\":5"),
     ] {
         let (plain, changed) = (format!("{{\"kind\":\"{kind}\"}}"), format!("{{\"kind\":\"{kind}\",{key}}}"));
@@ -485,7 +485,7 @@ proptest! {
 
     #[test]
     fn rotary_angles_of_a_late_start_equal_the_tail(start in 0usize..500) {
-        let rotary = rotary::Config::default().rotary(16, Compat::Exact);
+        let rotary = rotary::Config::default().rotary(16, Emulate::Exact);
         let (cos, sin) = rotary.tables(0..start + 5);
         let (late_cos, late_sin) = rotary.tables(start..start + 5);
         prop_assert_eq!(&cos[start * 8..], &late_cos[..]);

@@ -19,7 +19,7 @@ use super::method::{Entry, Inputs, Positional};
 use super::randomized::Randomized;
 use super::refusal::{Checked, Refusal, check_base};
 use super::words::Description;
-use super::{Geometry, Parameter, Scope, rotary};
+use super::{Geometry, Parameter, Share, rotary};
 use crate::attention::MOST_DAMPING;
 use crate::encoding::Form;
 use crate::forms::Rotary;
@@ -105,8 +105,8 @@ impl Positional for Config {
         Vec::new()
     }
 
-    fn scopes(&self) -> &'static [Scope] {
-        Scope::SHARED
+    fn shares(&self) -> &'static [Share] {
+        Share::SHARED
     }
 
     fn randomized(&self) -> Randomized {
@@ -114,7 +114,7 @@ impl Positional for Config {
     }
 
     fn form(&self, inputs: &Inputs) -> Form {
-        let rotary = self.rotation().rotary(inputs.geometry.head_dim, inputs.compat);
+        let rotary = self.rotation().rotary(inputs.geometry.head_dim, inputs.emulate);
         let pairs = rotary.inv_freq.len();
         let damping = (0..pairs).map(|n| self.rate(n as f64 / pairs as f64)).collect();
         Form::Rotary(Rotary { damping, ..rotary })

@@ -9,7 +9,7 @@
 //! At `d = 0` every derivative in an exponent is 0, the limit of `d^p ln d` for `p > 0`.
 //! Raising to the power 1 is exact in IEEE arithmetic, so `log` with `p = 1` and the two-parameter kernel agree to the bit.
 
-use crate::compat::Compat;
+use crate::emulate::Emulate;
 
 /// One base kernel; its parameters are passed separately, in the order of [`Base::parameters`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -69,7 +69,7 @@ impl Base {
     /// The value with every intermediate rounded to bf16, in the original's order of operations; parameters and `d` are
     /// rounded already.
     pub(super) fn at_bf16(self, parameters: [f64; 3], d: f64) -> f64 {
-        let r = |value| Compat::Bf16.round(value);
+        let r = |value| Emulate::Bf16.round(value);
         match (self, parameters) {
             (Base::Power, [a, p, _]) => -r(r(d.powf(p)) * a),
             (Base::Log, [b, a, p]) => r(-b * r(r(1.0 + r(a * r(d.powf(p)))).ln())),

@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 use super::function::Function;
 use super::parameter::{Init, Parameter, Role};
 use crate::check_shape;
-use crate::compat::Compat;
+use crate::emulate::Emulate;
 
 /// A parameter in an expression: given, or learned per head.
 #[derive(Clone, Debug, PartialEq)]
@@ -136,7 +136,7 @@ impl Expr {
     /// The kernel at distance `|d|`; `parameters` in the order of [`Expr::parameters`].
     pub fn at(&self, parameters: &[f64], d: f64) -> f64 {
         let mut next = 0;
-        let value = self.root.at(parameters, d.abs(), &mut next, Compat::Exact);
+        let value = self.root.at(parameters, d.abs(), &mut next, Emulate::Exact);
         debug_assert_eq!(next, parameters.len(), "one value per learned parameter");
         value
     }
@@ -159,7 +159,7 @@ impl Expr {
     pub fn table(&self, parameters: &[f64], heads: usize, len: usize) -> Vec<f64> {
         let count = self.root.count();
         check_shape!(parameters, H = heads, P = count);
-        let row = |head: usize| self.row(&parameters[head * count..(head + 1) * count], len, Compat::Exact);
+        let row = |head: usize| self.row(&parameters[head * count..(head + 1) * count], len, Emulate::Exact);
         (0..heads).flat_map(row).collect()
     }
 
@@ -167,9 +167,9 @@ impl Expr {
     ///
     /// # Shapes
     /// `parameters` `[P]`, result `[L]`.
-    pub fn row(&self, parameters: &[f64], len: usize, compat: Compat) -> Vec<f64> {
+    pub fn row(&self, parameters: &[f64], len: usize, emulate: Emulate) -> Vec<f64> {
         check_shape!(parameters, P = self.root.count());
-        (0..len).map(|d| self.root.at(parameters, compat.round(d as f64), &mut 0, compat)).collect()
+        (0..len).map(|d| self.root.at(parameters, emulate.round(d as f64), &mut 0, emulate)).collect()
     }
 
     /// Calls `each` with the derivatives of [`Expr::row`] in the parameters, one distance after the other.
@@ -179,13 +179,13 @@ impl Expr {
     ///
     /// # Shapes
     /// `parameters` and what `each` is given `[P]`; `each` is called L times.
-    pub fn each_gradient(&self, parameters: &[f64], len: usize, compat: Compat, mut each: impl FnMut(&[f64])) {
+    pub fn each_gradient(&self, parameters: &[f64], len: usize, emulate: Emulate, mut each: impl FnMut(&[f64])) {
         let count = self.root.count();
         check_shape!(parameters, P = count);
-        let parameters: Vec<f64> = parameters.iter().map(|value| compat.round(*value)).collect();
+        let parameters: Vec<f64> = parameters.iter().map(|value| emulate.round(*value)).collect();
         let mut gradient = vec![0.0; count];
         for d in 0..len {
-            self.root.gradient(&parameters, compat.round(d as f64), &mut gradient, &mut 0);
+            self.root.gradient(&parameters, emulate.round(d as f64), &mut gradient, &mut 0);
             each(&gradient);
         }
     }
@@ -250,31 +250,31 @@ impl Node {
     }
 
     /// Value at `d`; `next` is the index of the next learned parameter.
-    fn at(&self, parameters: &[f64], d: f64, next: &mut usize, compat: Compat) -> f64 {
-        let round = |value| compat.round(value);
+    fn at(&self, parameters: &[f64], d: f64, next: &mut usize, emulate: Emulate) -> f64 {
+        let round = |value| emulate.round(value);
         match self {
             Node::Call { function, arguments } => {
                 let mut values = [0.0; 3];
                 for (slot, value) in values.iter_mut().zip(arguments) {
                     *slot = round(value.read(parameters, next).0);
                 }
-                function.value(values, d, compat)
+                function.value(values, d, emulate)
             }
             Node::Scale { factor, of } => {
                 let factor = round(factor.read(parameters, next).0);
-                round(factor * of.at(parameters, d, next, compat))
+                round(factor * of.at(parameters, d, next, emulate))
             }
-            Node::Sum(of) => of.iter().fold(0.0, |sum, node| round(sum + node.at(parameters, d, next, compat))),
-            Node::Product(of) => of.iter().fold(1.0, |all, node| round(all * node.at(parameters, d, next, compat))),
+            Node::Sum(of) => of.iter().fold(0.0, |sum, node| round(sum + node.at(parameters, d, next, emulate))),
+            Node::Product(of) => of.iter().fold(1.0, |all, node| round(all * node.at(parameters, d, next, emulate))),
             Node::Fraction { of, alpha } => {
-                let magnitude = -of.at(parameters, d, next, compat);
+                let magnitude = -of.at(parameters, d, next, emulate);
                 -round(magnitude.powf(round(alpha.read(parameters, next).0)))
             }
-            Node::NegLog(of) => match compat {
-                Compat::Exact => -(-of.at(parameters, d, next, compat)).ln_1p(),
-                Compat::Bf16 => -round(round(1.0 - of.at(parameters, d, next, compat)).ln()),
+            Node::NegLog(of) => match emulate {
+                Emulate::Exact => -(-of.at(parameters, d, next, emulate)).ln_1p(),
+                Emulate::Bf16 => -round(round(1.0 - of.at(parameters, d, next, emulate)).ln()),
             },
-            Node::ExpOf(of) => round(of.at(parameters, d, next, compat).exp()),
+            Node::ExpOf(of) => round(of.at(parameters, d, next, emulate).exp()),
         }
     }
 

@@ -2,7 +2,7 @@
 
 use super::base::Base;
 use super::parameter::Role;
-use crate::compat::Compat;
+use crate::emulate::Emulate;
 
 /// The functions an expression can call, with their parameters.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -94,10 +94,10 @@ impl Function {
     }
 
     /// The value at `d`.
-    pub(super) fn value(self, values: [f64; 3], d: f64, compat: Compat) -> f64 {
-        match compat {
-            Compat::Exact => self.jet(values, d).0,
-            Compat::Bf16 => self.value_bf16(values, d),
+    pub(super) fn value(self, values: [f64; 3], d: f64, emulate: Emulate) -> f64 {
+        match emulate {
+            Emulate::Exact => self.jet(values, d).0,
+            Emulate::Bf16 => self.value_bf16(values, d),
         }
     }
 

@@ -9,7 +9,7 @@ use super::expr::Expr;
 use super::function::Function;
 use super::parse::ParseErrorKind;
 use super::rules::{Class, Rule};
-use crate::compat::Compat;
+use crate::emulate::Emulate;
 
 mod certificates;
 
@@ -234,9 +234,9 @@ fn tables_are_prefixes_of_longer_ones_and_every_parameter_matters() {
 }
 
 /// Derivatives in each parameter, `[P][L]`.
-fn slopes(expr: &Expr, values: &[f64], len: usize, compat: Compat) -> Vec<Vec<f64>> {
+fn slopes(expr: &Expr, values: &[f64], len: usize, emulate: Emulate) -> Vec<Vec<f64>> {
     let mut rows = vec![Vec::new(); values.len()];
-    expr.each_gradient(values, len, compat, |gradient| {
+    expr.each_gradient(values, len, emulate, |gradient| {
         rows.iter_mut().zip(gradient).for_each(|(row, slope)| row.push(*slope));
     });
     rows
@@ -247,13 +247,13 @@ fn slopes_match_central_differences() {
     let expr = Expr::parse("log(b, a) + 0.5*gauss(c, a)").unwrap();
     let len = 9;
     let values = expr.initial(1, &mut ChaCha8Rng::seed_from_u64(9));
-    let slopes = slopes(&expr, &values, len, Compat::Exact);
+    let slopes = slopes(&expr, &values, len, Emulate::Exact);
     for (i, slopes) in slopes.iter().enumerate() {
         let step = 1e-6;
         let [mut up, mut down] = [values.clone(), values.clone()];
         up[i] += step;
         down[i] -= step;
-        let [up, down] = [up, down].map(|values| expr.row(&values, len, Compat::Exact));
+        let [up, down] = [up, down].map(|values| expr.row(&values, len, Emulate::Exact));
         for ((slope, up), down) in slopes.iter().zip(up).zip(down) {
             // truncation 1e-12, rounding 1e-16 * 10 / 1e-6
             assert!((slope - (up - down) / (2.0 * step)).abs() < 1e-8);
@@ -266,15 +266,15 @@ fn low_precision_is_a_staircase_for_values_and_slopes() {
     for text in ["log(b, a)", "0.3*power(a, p) - (-log)^0.7", "exp(log(b, a))*gauss + 2", "-log(1 - power)"] {
         let expr = Expr::parse(text).unwrap();
         let values = expr.initial(1, &mut ChaCha8Rng::seed_from_u64(3));
-        let row = expr.row(&values, 300, Compat::Bf16);
+        let row = expr.row(&values, 300, Emulate::Bf16);
         assert_eq!(row[257], row[256], "{text}"); // bf16 has no 257
-        assert!(row.iter().all(|value| Compat::Bf16.round(*value) == *value), "{text}");
-        let exact = expr.row(&values, 300, Compat::Exact);
+        assert!(row.iter().all(|value| Emulate::Bf16.round(*value) == *value), "{text}");
+        let exact = expr.row(&values, 300, Emulate::Exact);
         // eight binary digits a step, and a few steps; differences of large terms lose more
         assert!(row.iter().zip(&exact).all(|(low, high)| (low - high).abs() < 0.1 * high.abs().max(1.0)), "{text}");
-        let rounded: Vec<f64> = values.iter().map(|value| Compat::Bf16.round(*value)).collect();
+        let rounded: Vec<f64> = values.iter().map(|value| Emulate::Bf16.round(*value)).collect();
         for (low, high) in
-            slopes(&expr, &values, 300, Compat::Bf16).iter().zip(slopes(&expr, &rounded, 300, Compat::Exact))
+            slopes(&expr, &values, 300, Emulate::Bf16).iter().zip(slopes(&expr, &rounded, 300, Emulate::Exact))
         {
             assert_eq!((low[257], low[258]), (high[256], high[258]), "{text}");
         }

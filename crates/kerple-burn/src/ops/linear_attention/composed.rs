@@ -49,7 +49,7 @@ pub(super) fn featured([q, k]: [Tensor<4>; 2], linear: &Linear, positions: &Posi
 
 /// Weighted values `[B, H, Q, D]` by the guarded sums of their weights, `[B, H, Q, 1]`.
 pub(super) fn quotient(values: Tensor<4>, sums: Tensor<4>, linear: &Linear) -> Tensor<4> {
-    let sums = match guard(linear.plan.features) {
+    let sums = match guard(linear.plan.feature_map) {
         Guard::Nothing => sums,
         Guard::Add(epsilon) => sums + epsilon,
         Guard::Small(epsilon) => {
@@ -127,7 +127,7 @@ fn features(x: Tensor<4>, linear: &Linear, omega: &[f64], is_query: bool) -> Ten
         let parts = signs.into_iter().map(|z| (z - less.clone()).exp() * count.sqrt().recip() + floor).collect();
         Tensor::cat(parts, 3)
     };
-    match linear.plan.features {
+    match linear.plan.feature_map {
         FeatureKind::Favor => favor(true, 0.0),
         FeatureKind::FavorJax => favor(false, 1e-6 / (columns as f64).sqrt()),
         FeatureKind::Relu => activation::relu(x) + 1e-3,

@@ -13,7 +13,7 @@ use kerple_lm::config::{DataConfig, ModelConfig, Preset, RunConfig, TrainConfig}
 use kerple_lm::learner::{Learner, Update, settings};
 use kerple_lm::model::Decoder;
 use kerple_lm::pass::Pass;
-use kerple_lm::plan::{DataFacts, Plan};
+use kerple_lm::plan::{DataInfo, Plan};
 use kerple_lm::task::{Batch, LanguageModel};
 
 /// The model that is timed.
@@ -47,7 +47,7 @@ impl Subject {
                     head_dim: Some(sizes.head_dim),
                     ..ModelConfig::default()
                 },
-                train: TrainConfig { steps: 1000, warmup: 0.0, ..TrainConfig::default() },
+                train: TrainConfig { steps: 1000, warmup_ratio: 0.0, ..TrainConfig::default() },
             },
         };
         if let Some(encoding) = encoding {
@@ -94,8 +94,9 @@ impl Subject {
     }
 
     fn plan(&self, length: usize, batch: usize) -> Result<Plan, kerple_lm::Error> {
-        let train = TrainConfig { train_len: length, batch, micro_batch: None, ..self.config.train.clone() };
-        let facts = DataFacts {
+        let train =
+            TrainConfig { train_len: length, batch_size: batch, micro_batch_size: None, ..self.config.train.clone() };
+        let facts = DataInfo {
             vocab_size: self.vocab,
             tokenizer: String::new(),
             train_tokens: 1 << 40,
@@ -134,12 +135,12 @@ fn tokens(count: usize, vocab: usize, seed: u32) -> Vec<u32> {
 fn flops(plan: &Plan, batch: usize, length: usize, backward: bool) -> f64 {
     let model = &plan.model;
     let (m, f, v) = (model.d_model as f64, model.d_hidden as f64, model.vocab_size as f64);
-    let (inner, groups) = ((model.n_heads * model.head_dim) as f64, model.block.kv_heads.unwrap_or(model.n_heads));
+    let (inner, groups) = ((model.n_heads * model.head_dim) as f64, model.block.n_kv_heads.unwrap_or(model.n_heads));
     let key = (groups * model.head_dim) as f64;
-    let feed_forward = if model.block.gated { 3.0 } else { 2.0 } * m * f;
+    let feed_forward = if model.block.glu { 3.0 } else { 2.0 } * m * f;
     let matrices = model.n_layers as f64 * (2.0 * m * (inner + key) + feed_forward) + m * v;
     // linear attention adds to and reads one sum of features, however many exponentials there are
-    let seen = model.block.attention.linear().map_or(length, |linear| 2 * linear.count);
+    let seen = model.block.attention.linear().map_or(length, |linear| 2 * linear.n_features);
     let attention = model.n_layers as f64 * inner * seen as f64;
     let (matrix_passes, attention_passes) = if backward { (3.0, 3.5) } else { (1.0, 1.0) };
     2.0 * (batch * length) as f64 * (matrix_passes * matrices + attention_passes * attention)
@@ -157,7 +158,7 @@ fn noise_batch(rows: usize, length: usize, vocab: usize) -> Batch {
 /// Fails unless the loss and every gradient of the fused model equal the definition's.
 fn check_step(subject: &Subject, batch: usize) -> Outcome {
     let plan = subject.plan(CHECKED, batch.min(2))?;
-    let batch = [noise_batch(plan.train.batch, CHECKED, subject.vocab)];
+    let batch = [noise_batch(plan.train.batch_size, CHECKED, subject.vocab)];
     let pass = Pass::training(plan.seed, 0);
     let fused = subject.learner(&plan, Engine::Fused).gradients(&batch, pass);
     let definition = subject.learner(&plan, Engine::Composed).gradients(&batch, pass);

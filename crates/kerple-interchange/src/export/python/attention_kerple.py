@@ -195,7 +195,7 @@ def fire_bias(block, slope):
     rows = slice(block.first, block.first + block.q.shape[2])
     of = lambda positions: positions if block.positions.drawn is None else block.positions.drawn[positions]
     query = of(block.at.positions[:, rows])
-    largest = torch.maximum(query.double(), (m * form["threshold"]).abs())
+    largest = torch.maximum(query.double(), (m * form["init_l"]).abs())
     inverse = (1.0 / (psi(largest) + 1e-6)).float()[:, None, :, None]
     if block.positions.drawn is None:
         apart = psi(torch.arange(block.at.length, dtype=torch.float64, device=c.device)).float()[block.distance]
@@ -347,7 +347,7 @@ def attend_linear(q, k, v, at, plan, own, clocks=None):
     `own` holds what an encoding learns, a layer's random directions and its decay. Every pair is met: time is quadratic.
     """
     omega = own["omega"].float() if "omega" in own else None
-    q, k = features(q.float(), plan["features"], omega, True), features(k.float(), plan["features"], omega, False)
+    q, k = features(q.float(), plan["feature_map"], omega, True), features(k.float(), plan["feature_map"], omega, False)
     rows = max(1, min(MOST_HELD // max(q.shape[0] * q.shape[1] * k.shape[2], 1), MOST_ROWS))
     out = []
     for first in range(0, q.shape[2], rows):
@@ -361,9 +361,9 @@ def attend_linear(q, k, v, at, plan, own, clocks=None):
             pairs = pairs * fallen(clocks, part.shape[2], keys).clamp(max=0.0).exp().float()
         pairs = pairs.masked_fill(~seen, 0.0)
         total = pairs.sum(-1, keepdim=True)
-        if plan["features"] in ("favor", "relu_rf", "elu"):
+        if plan["feature_map"] in ("favor", "relu_rf", "elu"):
             total = total + 1e-6
-        elif plan["features"] == "favor_jax":
+        elif plan["feature_map"] == "favor_jax":
             total = total + 2e-6 * (total.abs() <= 1e-6)
         out.append(pairs @ v[:, :, : keys.stop].float() / torch.where(total == 0, 1.0, total))
     return torch.cat(out, 2).to(v.dtype)

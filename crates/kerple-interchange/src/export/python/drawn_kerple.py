@@ -80,7 +80,7 @@ def coded(x, plan, own, positions, is_query):
     if "gate" in own:
         gate = own["gate"] if plan["gating"] == "jax" else -own["gate"]
         share, shared = torch.sigmoid(gate), torch.sigmoid(-gate)
-    width = plan["noise"]["realisations"] if "noise" in plan else own["noise"].shape[-1]
+    width = plan["noise"]["num_realizations"] if "noise" in plan else own["noise"].shape[-1]
     unit = (width * x.shape[3]) ** -0.25
     make = filtered if "noise" in plan else waved
     found = []
@@ -118,7 +118,7 @@ def filtered(plan, own, positions, factor, is_query):
     rows = []
     for head in range(heads):
         numbers = (torch.arange(head * dim, (head + 1) * dim, device=positions.device) + 1 << 40) | stream["number"]
-        drawn = normals(stream["key"], numbers, first, count, noise["realisations"])
+        drawn = normals(stream["key"], numbers, first, count, noise["num_realizations"])
         rows.append(sum(filters[head, :, tap] * drawn[:, origin - first + by] for tap, by in enumerate(reach)))
     return torch.stack(rows)[:, :, positions - low].permute(2, 0, 3, 1, 4)
 
@@ -126,11 +126,11 @@ def filtered(plan, own, positions, factor, is_query):
 def reached(noise, positions):
     """The noise row of each position's first tap, and how far behind it those of all taps are."""
     origin, reach, stride = torch.zeros_like(positions), [0], 1
-    for axis in reversed(range(len(noise["taps"]))):
+    for axis in reversed(range(len(noise["kernel_size"]))):
         place = positions
         if axis > 0:
             place, positions = positions % noise["size"][axis], positions // noise["size"][axis]
         origin = origin + place * stride
-        reach = [tap * stride + by for tap in range(noise["taps"][axis]) for by in reach]
-        stride = stride * (noise["size"][axis] + noise["taps"][axis] - 1) if axis > 0 else stride
+        reach = [tap * stride + by for tap in range(noise["kernel_size"][axis]) for by in reach]
+        stride = stride * (noise["size"][axis] + noise["kernel_size"][axis] - 1) if axis > 0 else stride
     return origin, reach

@@ -49,7 +49,7 @@ class KerpleLearned(nn.Module):
         form = config.forms[index]
         layers = [layer for layer, plan in enumerate(config.layer_plan) if plan["form"] == index]
         for parameter in form["parameters"]:
-            ends = [f"layer{layer}_" for layer in layers] if parameter["scope"] == "layer" else [""]
+            ends = [f"layer{layer}_" for layer in layers] if parameter["share"] == "layer" else [""]
             for prefix in ends:
                 self.add(prefix, parameter)
 
@@ -60,7 +60,7 @@ class KerpleLearned(nn.Module):
     def read(self, parameters, layer):
         """The values that formulas take, float64, by the names that formulas have for them."""
         prefix = {"model": "", "layer": f"layer{layer}_"}
-        return {p["name"]: used(p, getattr(self, prefix[p["scope"]] + p["tensor"])) for p in parameters}
+        return {p["name"]: used(p, getattr(self, prefix[p["share"]] + p["tensor"])) for p in parameters}
 
 
 class KerpleEncoding(KerpleLearned):
@@ -123,7 +123,7 @@ class KerpleEncoding(KerpleLearned):
         made, found = {}, []
         for layer, plan in enumerate(self.config.layer_plan):
             form, drawn = self.config.forms[plan["form"]], self.drawn(layer)
-            alone = drawn or form.get("drawn") or any(parameter["scope"] == "layer" for parameter in form["parameters"])
+            alone = drawn or form.get("drawn") or any(parameter["share"] == "layer" for parameter in form["parameters"])
             key = layer if alone else (plan["form"], plan["linear"] is None)
             if key not in made:
                 made[key] = self.positions_of(layer, at, device)
@@ -165,10 +165,10 @@ class KerpleAttention(nn.Module):
         if block.get("sink") == "learned":
             self.sinks = nn.Parameter(torch.zeros(self.heads))
         self.block, self.plan = block, config.layer_plan[layer]
-        self.scale = block.get("score_scale") or self.dim**-0.5
-        if block.get("score_scale") is not None:
-            self.scale = block["score_scale"]
-        if block.get("scale_by_layer"):
+        self.scale = block.get("attn_scale") or self.dim**-0.5
+        if block.get("attn_scale") is not None:
+            self.scale = block["attn_scale"]
+        if block.get("scale_attn_by_layer"):
             self.scale /= layer + 1
 
     def split(self, x):
@@ -182,8 +182,8 @@ class KerpleAttention(nn.Module):
     def prepared(self, x, at, positions):
         """Queries, keys and values as they are before their rotation."""
         packed = self.query_key_value(x)
-        if self.block.get("clamp_qkv") is not None:
-            packed = packed.clamp(-self.block["clamp_qkv"], self.block["clamp_qkv"])
+        if self.block.get("clip_qkv") is not None:
+            packed = packed.clamp(-self.block["clip_qkv"], self.block["clip_qkv"])
         q, k, v = self.split(packed)
         if self.block.get("qk_norm"):
             q, k = self.q_norm(q), self.k_norm(k)
@@ -232,7 +232,7 @@ class KerpleAttention(nn.Module):
             sinks = None
             if self.block.get("sink", "none") != "none":
                 sinks = self.sinks if self.block["sink"] == "learned" else torch.zeros(self.heads, device=x.device)
-            scoring = Scoring(self.scale, self.block.get("soft_cap"), sinks, self.plan["window"], clocks)
+            scoring = Scoring(self.scale, self.block.get("attn_softcap"), sinks, self.plan["window"], clocks)
             a = attend(q, k, v, at, positions, scoring)
         return self.dense(a.transpose(1, 2).reshape(*x.shape[:2], self.heads * self.dim))
 
@@ -242,7 +242,7 @@ class KerpleMLP(nn.Module):
         super().__init__()
         block, bias = config.block, config.block.get("mlp_bias", True)
         self.dense_h_to_4h = nn.Linear(config.hidden_size, config.intermediate_size, bias=bias)
-        self.dense_gate = nn.Linear(config.hidden_size, config.intermediate_size, bias=bias) if block.get("gated") else None
+        self.dense_gate = nn.Linear(config.hidden_size, config.intermediate_size, bias=bias) if block.get("glu") else None
         self.dense_4h_to_h = nn.Linear(config.intermediate_size, config.hidden_size, bias=bias)
         self.activation = ACTIVATIONS[block.get("activation", "gelu")]
 
@@ -258,7 +258,7 @@ class KerpleLayer(nn.Module):
         super().__init__()
         kind, eps = config.block.get("norm", "layer"), config.layer_norm_eps
         self.residual = config.block.get("residual", "sequential")
-        first = self.residual != "post" or layer > 0
+        first = self.residual != "post_ln" or layer > 0
         self.input_layernorm = KerpleNorm(config.hidden_size, eps, kind) if first else nn.Identity()
         self.attention = KerpleAttention(config, layer)
         self.post_attention_layernorm = KerpleNorm(config.hidden_size, eps, kind)
@@ -269,7 +269,7 @@ class KerpleLayer(nn.Module):
         attended = self.attention(normed, at, positions, cache)
         if self.residual == "parallel":
             return x + attended + self.mlp(self.post_attention_layernorm(x))
-        normed_base = self.residual in ("normed", "post")
+        normed_base = self.residual in ("norm_residual", "post_ln")
         x = (normed if normed_base else x) + attended
         normed = self.post_attention_layernorm(x)
         return (normed if normed_base else x) + self.mlp(normed)
@@ -372,7 +372,7 @@ class KerpleModel(KerplePreTrainedModel):
         cache = past_key_values if isinstance(past_key_values, Cache) else None
         x = self.embed_tokens(input_ids) if inputs_embeds is None else inputs_embeds
         at = self.place(x, attention_mask, position_ids, 0 if cache is None else cache.get_seq_length())
-        if self.config.block.get("scaled_embedding"):
+        if self.config.block.get("scale_embeddings"):
             x = x * math.sqrt(self.config.hidden_size)
         if self.config.block.get("embedding_norm"):
             x = self.embed_layer_norm(x)
@@ -399,7 +399,7 @@ class KerpleForCausalLM(KerplePreTrainedModel, GenerationMixin):
     def __init__(self, config):
         super().__init__(config)
         self.model = KerpleModel(config)
-        self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=config.block.get("head_bias", False))
+        self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=config.block.get("lm_head_bias", False))
         self.post_init()
 
     def get_input_embeddings(self):

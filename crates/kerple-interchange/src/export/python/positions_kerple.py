@@ -42,7 +42,7 @@ class Rounded:
 
 
 def rounding(form):
-    return Rounded() if form.get("compat") == "bf16" else Exact()
+    return Rounded() if form.get("emulate") == "bf16" else Exact()
 
 
 def kernel(program, values, d, r):

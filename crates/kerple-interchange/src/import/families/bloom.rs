@@ -8,14 +8,14 @@ use kerple_burn::ops::activation::Activation;
 use kerple_burn::plan::{BlockPlan, ResidualKind};
 use kerple_lm::Result;
 use kerple_lm::config::ModelConfig;
-use kerple_lm::origin::Family;
+use kerple_lm::init_from::Family;
 
 pub fn describe(keys: &Keys) -> Result<Described> {
     let width = keys.size(&["hidden_size", "n_embed"], 64, Limit::Width)?;
     let heads = keys.size(&["n_head", "num_attention_heads"], 8, Limit::Width)?;
     let head_dim = head_dim(keys, ("n_head", heads), width)?;
     let residual = match keys.flag("apply_residual_connection_post_layernorm", false)? {
-        true => ResidualKind::Normed,
+        true => ResidualKind::NormResidual,
         false => ResidualKind::Sequential,
     };
     let block = BlockPlan {
@@ -23,7 +23,7 @@ pub fn describe(keys: &Keys) -> Result<Described> {
         norm_eps: keys.number("layer_norm_epsilon", 1e-5)?,
         embedding_norm: true,
         activation: Activation::GeluTanh,
-        tied_head: keys.flag("tie_word_embeddings", true)?,
+        tie_embeddings: keys.flag("tie_word_embeddings", true)?,
         ..BlockPlan::default()
     };
     let inner = keys.size(&["n_inner"], 4 * width, Limit::Width)?;
@@ -36,7 +36,7 @@ pub fn describe(keys: &Keys) -> Result<Described> {
         head_dim: Some(head_dim),
         d_model: Some(width),
         d_hidden: Some(inner),
-        vocab_rows: Some(keys.size(&["vocab_size"], 250_880, Limit::Rows)?),
+        padded_vocab_size: Some(keys.size(&["vocab_size"], 250_880, Limit::Rows)?),
         block,
         ..ModelConfig::default()
     };

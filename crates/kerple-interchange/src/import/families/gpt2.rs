@@ -7,7 +7,7 @@ use kerple::encoding::{Encoding, Method, learned};
 use kerple_burn::plan::BlockPlan;
 use kerple_lm::Result;
 use kerple_lm::config::ModelConfig;
-use kerple_lm::origin::Family;
+use kerple_lm::init_from::Family;
 
 pub fn describe(keys: &Keys) -> Result<Described> {
     let width = keys.size(&["n_embd", "hidden_size"], 768, Limit::Width)?;
@@ -18,9 +18,9 @@ pub fn describe(keys: &Keys) -> Result<Described> {
     let block = BlockPlan {
         norm_eps: keys.number("layer_norm_epsilon", 1e-5)?,
         activation: activation(keys, "activation_function", "gelu_new")?,
-        score_scale: (!scaled).then_some(1.0),
-        scale_by_layer: keys.flag("scale_attn_by_inverse_layer_idx", false)?,
-        tied_head: keys.flag("tie_word_embeddings", true)?,
+        attn_scale: (!scaled).then_some(1.0),
+        scale_attn_by_layer: keys.flag("scale_attn_by_inverse_layer_idx", false)?,
+        tie_embeddings: keys.flag("tie_word_embeddings", true)?,
         ..BlockPlan::default()
     };
     let model = ModelConfig {
@@ -29,7 +29,7 @@ pub fn describe(keys: &Keys) -> Result<Described> {
         head_dim: Some(head_dim),
         d_model: Some(width),
         d_hidden: Some(keys.size(&["n_inner"], 4 * width, Limit::Width)?),
-        vocab_rows: Some(keys.size(&["vocab_size"], 50_257, Limit::Rows)?),
+        padded_vocab_size: Some(keys.size(&["vocab_size"], 50_257, Limit::Rows)?),
         block,
         ..ModelConfig::default()
     };

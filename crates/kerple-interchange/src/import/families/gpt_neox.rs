@@ -7,7 +7,7 @@ use crate::import::rope;
 use kerple_burn::plan::{BlockPlan, ResidualKind};
 use kerple_lm::Result;
 use kerple_lm::config::ModelConfig;
-use kerple_lm::origin::Family;
+use kerple_lm::init_from::Family;
 
 pub fn describe(keys: &Keys) -> Result<Described> {
     let width = keys.size(&["hidden_size"], 6144, Limit::Width)?;
@@ -25,7 +25,7 @@ pub fn describe(keys: &Keys) -> Result<Described> {
         qkv_bias: bias,
         out_bias: bias,
         activation: activation(keys, "hidden_act", "gelu")?,
-        tied_head: keys.flag("tie_word_embeddings", false)?,
+        tie_embeddings: keys.flag("tie_word_embeddings", false)?,
         ..BlockPlan::default()
     };
     let turns = rope::Family {
@@ -42,7 +42,7 @@ pub fn describe(keys: &Keys) -> Result<Described> {
         head_dim: Some(head_dim),
         d_model: Some(width),
         d_hidden: Some(keys.size(&["intermediate_size"], 24_576, Limit::Width)?),
-        vocab_rows: Some(keys.size(&["vocab_size"], 50_432, Limit::Rows)?),
+        padded_vocab_size: Some(keys.size(&["vocab_size"], 50_432, Limit::Rows)?),
         block,
         ..ModelConfig::default()
     };

@@ -5,11 +5,11 @@ use crate::export;
 use crate::import::Described;
 use crate::import::config::{Keys, Limit};
 use kerple_lm::config::{ModelConfig, RunConfig};
-use kerple_lm::origin::{Family, Origin};
-use kerple_lm::plan::{DataFacts, NO_TOKENIZER, Plan};
-use kerple_lm::{Error, Result};
+use kerple_lm::init_from::{Family, InitFrom};
+use kerple_lm::plan::{DataInfo, NO_TOKENIZER, Plan};
+use kerple_lm::{Error, Result, renamed};
 use serde::de::DeserializeOwned;
-use serde_json::Value;
+use serde_json::{Value, json};
 
 /// What torch computes with, made of the other keys when the model went out.
 const MADE: [&str; 2] = ["forms", "layer_plan"];
@@ -25,7 +25,7 @@ pub fn describe(keys: &Keys) -> Result<Described> {
         head_dim: size("head_dim", Limit::Width)?,
         d_model: size("hidden_size", Limit::Width)?,
         d_hidden: size("intermediate_size", Limit::Width)?,
-        vocab_rows: size("vocab_size", Limit::Rows)?,
+        padded_vocab_size: size("vocab_size", Limit::Rows)?,
         block: table(keys, "block")?,
         layers: table(keys, "kinds_of_layers")?,
         ..ModelConfig::default()
@@ -44,19 +44,28 @@ pub fn describe(keys: &Keys) -> Result<Described> {
 /// A value as a run file has it.
 fn table<T: DeserializeOwned>(keys: &Keys, key: &str) -> Result<T> {
     let value = keys.raw(key).unwrap_or(&Value::Null);
-    T::deserialize(value).map_err(|error| keys.refuse(key, value, &error.to_string()))
+    T::deserialize(value).map_err(|error| {
+        let run_file = match key {
+            "block" => json!({ "model": { "block": value } }),
+            "kinds_of_layers" => json!({ "model": { "layers": value } }),
+            _ => json!({ key: value }),
+        };
+        let renamed =
+            renamed::hint(renamed::RUN_FILE, &run_file).map_or_else(String::new, |names| format!("; {names}"));
+        keys.refuse(key, value, &format!("{error}{renamed}"))
+    })
 }
 
 /// Refuses a folder in which one of the keys was changed and what was made of them was not, or the other way round.
 fn check_made(keys: &Keys, config: &RunConfig) -> Result<()> {
-    let facts = DataFacts {
-        vocab_size: config.model.vocab_rows.unwrap_or_default(),
+    let facts = DataInfo {
+        vocab_size: config.model.padded_vocab_size.unwrap_or_default(),
         tokenizer: NO_TOKENIZER.to_owned(),
         train_tokens: 0,
         content: String::new(),
     };
-    let origin = Origin::Imported { family: Family::Kerple, weights: String::new() };
-    let plan = Plan::of_origin(config, facts, origin)?;
+    let init_from = InitFrom::Imported { family: Family::Kerple, weights: String::new() };
+    let plan = Plan::of_init_from(config, facts, init_from)?;
     let ours = export::config::kerple(&plan).map_err(|why| Error::damaged(keys.path(), why, AGAIN))?.config;
     let given = [MADE[0], MADE[1], "num_key_value_heads", "layer_norm_eps", "tie_word_embeddings"];
     for key in given {

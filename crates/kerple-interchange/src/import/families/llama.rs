@@ -8,8 +8,8 @@ use crate::import::rope;
 use kerple_burn::plan::{BlockPlan, NormKind};
 use kerple_lm::Result;
 use kerple_lm::config::ModelConfig;
+use kerple_lm::init_from::Family;
 use kerple_lm::layers::{LayerConfig, Window};
-use kerple_lm::origin::Family;
 use serde_json::Value;
 use std::collections::BTreeMap;
 
@@ -77,11 +77,11 @@ pub fn describe(keys: &Keys, family: Family) -> Result<Described> {
         qkv_bias: bias,
         out_bias: bias,
         mlp_bias: family != Family::Qwen3 && keys.flag("mlp_bias", false)?,
-        kv_heads: (kv_heads != heads).then_some(kv_heads),
+        n_kv_heads: (kv_heads != heads).then_some(kv_heads),
         activation: activation(keys, "hidden_act", "silu")?,
-        gated: true,
+        glu: true,
         qk_norm: family == Family::Qwen3,
-        tied_head: keys.flag("tie_word_embeddings", known.tied)?,
+        tie_embeddings: keys.flag("tie_word_embeddings", known.tied)?,
         ..BlockPlan::default()
     };
     let turns = rope::Family {
@@ -101,7 +101,7 @@ pub fn describe(keys: &Keys, family: Family) -> Result<Described> {
         head_dim: Some(head_dim),
         d_model: Some(width),
         d_hidden: Some(keys.size(&["intermediate_size"], known.inner, Limit::Width)?),
-        vocab_rows: Some(keys.size(&["vocab_size"], known.rows, Limit::Rows)?),
+        padded_vocab_size: Some(keys.size(&["vocab_size"], known.rows, Limit::Rows)?),
         block,
         layers: named(&unrotated, &windowed, all_unrotated),
         ..ModelConfig::default()

@@ -7,7 +7,7 @@ use kerple::encoding::{Encoding, Method, alibi};
 use kerple_burn::plan::{BlockPlan, NormKind};
 use kerple_lm::Result;
 use kerple_lm::config::ModelConfig;
-use kerple_lm::origin::Family;
+use kerple_lm::init_from::Family;
 use serde_json::{Value, json};
 
 /// Biases by distance of transformers, whatever the configuration says.
@@ -30,12 +30,12 @@ pub fn describe(keys: &Keys) -> Result<Described> {
         inner.notes().into_iter().for_each(|note| keys.remark(note));
     }
     let mut block = BlockPlan {
-        norm: NormKind::LayerWithoutShift,
+        norm: NormKind::LayerNoBias,
         norm_eps: keys.number("layer_norm_epsilon", 1e-5)?,
         qkv_bias: false,
         out_bias: false,
         mlp_bias: false,
-        tied_head: keys.flag("tie_word_embeddings", true)?,
+        tie_embeddings: keys.flag("tie_word_embeddings", true)?,
         ..BlockPlan::default()
     };
     let mut bias_max = USUAL_BIAS_MAX;
@@ -48,8 +48,8 @@ pub fn describe(keys: &Keys) -> Result<Described> {
         attention.expect("sliding_window_size", &[json!(-1)])?;
         attention.expect("attn_logit_softcapping", &[])?;
         bias_max = attention.number("alibi_bias_max", USUAL_BIAS_MAX)?;
-        block.clamp_qkv = attention.optional_number("clip_qkv")?.filter(|limit| *limit != 0.0);
-        block.score_scale = attention.optional_number("softmax_scale")?;
+        block.clip_qkv = attention.optional_number("clip_qkv")?.filter(|limit| *limit != 0.0);
+        block.attn_scale = attention.optional_number("softmax_scale")?;
         attention.notes().into_iter().for_each(|note| keys.remark(note));
     }
     let model = ModelConfig {
@@ -58,7 +58,7 @@ pub fn describe(keys: &Keys) -> Result<Described> {
         head_dim: Some(head_dim),
         d_model: Some(width),
         d_hidden: Some(4 * width),
-        vocab_rows: Some(keys.size(&["vocab_size"], 50_368, Limit::Rows)?),
+        padded_vocab_size: Some(keys.size(&["vocab_size"], 50_368, Limit::Rows)?),
         block,
         ..ModelConfig::default()
     };

@@ -190,7 +190,7 @@ impl Settings {
             residual,
             norm_eps: self.number("layernorm-epsilon", 1e-5)?,
             activation: self.activation()?,
-            tied_head: !self.flag("no-weight-tying")?,
+            tie_embeddings: !self.flag("no-weight-tying")?,
             ..BlockPlan::default()
         };
         let longest = self.size_or("max-position-embeddings", 512)?;
@@ -201,7 +201,7 @@ impl Settings {
             head_dim: Some(head_dim),
             d_model: Some(width),
             d_hidden: Some(inner),
-            vocab_rows: Some(rows),
+            padded_vocab_size: Some(rows),
             block,
             ..ModelConfig::default()
         };

@@ -37,8 +37,8 @@ fn unknown_and_ill_typed_keys_are_refused() {
         (r#"{"kind":"rotary","pct":1.5}"#, "`pct`: 1.5 is out of range, it must be above 0 and at most 1"),
         (r#"{"kind":"rotary","pct":1,"base":-1.0}"#, "`base`: -1 is out of range, it must be at least 1"),
         (r#"{"kind":"sinusoidal","base":0}"#, "`base`: 0 is out of range"),
-        (r#"{"kind":"alibi","scope":"layer"}"#, "`scope`: `alibi` has no parameters that a layer could own"),
-        (r#"{"kind":"learned","scope":"layer"}"#, "`scope`"),
+        (r#"{"kind":"alibi","share":"layer"}"#, "`share`: `alibi` has no parameters that a layer could own"),
+        (r#"{"kind":"learned","share":"layer"}"#, "`share`"),
         (r#"{"kind":"kernel","bias":"log(b"}"#, "`bias`"),
         (r#"{"kind":"rotary","scaling":"yarm"}"#, "`scaling`: unknown scaling `yarm`, use one of linear"),
         (r#"{"kind":"rotary","scaling":{"kind":"linear","factor":0}}"#, "`scaling`: factor 0 is out of range"),
@@ -46,7 +46,7 @@ fn unknown_and_ill_typed_keys_are_refused() {
         (r#"{"kind":"sandwich","features":7}"#, "`features`: 7 is out of range, it must be even"),
         (r#"{"kind":"sandwich","base":0}"#, "`base`: 0 is out of range"),
         (r#"{"kind":"shaw","max_distance":0}"#, "`max_distance`: 0 is out of range"),
-        (r#"{"kind":"cope","positions":1}"#, "`positions`: 1 is out of range, it must be between 2"),
+        (r#"{"kind":"cope","npos_max":1}"#, "`npos_max`: 1 is out of range, it must be between 2"),
         (r#"{"kind":"cope","randomized":64}"#, "`randomized`: `cope` cannot be randomized: its positions depend"),
         (r#"{"kind":"none","randomized":64}"#, "`randomized`: `none` cannot be randomized: no position enters"),
         (r#"{"kind":"fire","scale":"inside"}"#, "`scale`: `fire` adds no bias table to scores"),
@@ -66,10 +66,13 @@ fn unknown_and_ill_typed_keys_are_refused() {
             r#"{"kind":"t5","num_buckets":4611686018427387904,"max_distance":9223372036854775807}"#,
             "`num_buckets`: 4611686018427387904 is out of range, it must be between 2 and 65536",
         ),
-        (r#"{"kind":"sine_spe","realisations":65536}"#, "`realisations`: 65536 is out of range"),
-        (r#"{"kind":"sine_spe","waves":65537}"#, "`waves`: 65537 is out of range"),
-        (r#"{"kind":"conv_spe","taps":[65537]}"#, "`taps`: 65537 is out of range"),
-        (r#"{"kind":"conv_spe","taps":[3,3],"size":[9,1099511627776]}"#, "`size`: 1099511627776 is out of range"),
+        (r#"{"kind":"sine_spe","num_realizations":65536}"#, "`num_realizations`: 65536 is out of range"),
+        (r#"{"kind":"sine_spe","num_sines":65537}"#, "`num_sines`: 65537 is out of range"),
+        (r#"{"kind":"conv_spe","kernel_size":[65537]}"#, "`kernel_size`: 65537 is out of range"),
+        (
+            r#"{"kind":"conv_spe","kernel_size":[3,3],"size":[9,1099511627776]}"#,
+            "`size`: 1099511627776 is out of range",
+        ),
         (r#"{"window":5}"#, "kind"),
         ("5", "kind"),
     ] {
@@ -122,14 +125,14 @@ fn sizes_that_do_not_fit_are_refused() {
             "`randomized`: 31 positions are fewer than the 32 tokens of a training sequence",
         ),
         (
-            r#"{"kind":"sine_spe","waves":65536,"realisations":4096}"#,
+            r#"{"kind":"sine_spe","num_sines":65536,"num_realizations":4096}"#,
             GEOMETRY,
-            "`realisations`: the noise of 65536 waves with 4096 realisations would be 34360000512 numbers",
+            "`num_realizations`: the noise of 65536 sines with 4096 realizations would be 34360000512 numbers",
         ),
         (
-            r#"{"kind":"conv_spe","taps":[65536],"realisations":4096}"#,
+            r#"{"kind":"conv_spe","kernel_size":[65536],"num_realizations":4096}"#,
             GEOMETRY,
-            "`realisations`: the noise that a few positions reach would be",
+            "`num_realizations`: the noise that a few positions reach would be",
         ),
         (
             r#"{"kind":"learned","randomized":64}"#,
@@ -200,14 +203,14 @@ fn variants() -> Vec<Encoding> {
 fn labels_tell_encodings_apart_and_fit_a_file_name() {
     let mut seen: Vec<(String, Encoding)> = Vec::new();
     for plain in variants() {
-        for (window, scale, compat, clamp) in [
-            (None, Scale::After, Compat::Exact, Clamp::Projected),
-            (Some(64), Scale::After, Compat::Bf16, Clamp::Projected),
-            (Some(640), Scale::Inside, Compat::Exact, Clamp::WorkingCopy),
+        for (window, scale, emulate, clamp) in [
+            (None, Scale::After, Emulate::Exact, Clamp::Projected),
+            (Some(64), Scale::After, Emulate::Bf16, Clamp::Projected),
+            (Some(640), Scale::Inside, Emulate::Exact, Clamp::ForwardOnly),
         ] {
-            for scope in [Scope::Model, Scope::Layer] {
+            for share in [Share::Model, Share::Layer] {
                 let window = window.or(plain.window);
-                let encoding = Encoding { window, scale, compat, clamp, scope, ..plain.clone() };
+                let encoding = Encoding { window, scale, emulate, clamp, share, ..plain.clone() };
                 if seen.iter().all(|(_, other)| *other != encoding) {
                     seen.push((encoding.label(), encoding));
                 }
@@ -228,8 +231,20 @@ fn labels_tell_encodings_apart_and_fit_a_file_name() {
         (r#"{"kind":"rotary","base":500000.0}"#, "rotary-base=500000"),
         (r#"{"kind":"rotary","scaling":"yarn","randomized":64}"#, "rotary-scaling=yarn-randomized64"),
         (r#"{"kind":"rotary","scaling":{"kind":"linear","factor":4}}"#, "rotary-scaling=linear.factor4"),
-        (r#"{"kind":"kerple_log","r1":[0.5,1],"window":64,"scope":"layer"}"#, "kerple_log-r1=0.5..1-window64-layer"),
+        (r#"{"kind":"kerple_log","r1":[0.5,1],"window":64,"share":"layer"}"#, "kerple_log-r1=0.5..1-window64-layer"),
         (r#"{"kind":"kernel","bias":"power(a, p)"}"#, "kernel-bias=power_a_p."),
+        // folders and rows of results are called by these
+        (
+            r#"{"kind":"sine_spe","num_sines":10,"num_realizations":32,"gating":"jax","share":"layer"}"#,
+            "sine_spe-gating=jax-realisations=32-waves=10-layer",
+        ),
+        (
+            r#"{"kind":"conv_spe","kernel_size":[32],"num_realizations":32,"noise":"shared"}"#,
+            "conv_spe-noise=shared-realisations=32-taps=32",
+        ),
+        (r#"{"kind":"fire","hidden":8,"init_l":64}"#, "fire-threshold=64-width=8"),
+        (r#"{"kind":"dape","base":{"kind":"fire","hidden":8,"init_l":64}}"#, "dape-base=fire.threshold64.width8"),
+        (r#"{"kind":"cope","npos_max":9}"#, "cope-positions=9"),
     ] {
         assert!(read(text).unwrap().label().starts_with(label), "{}", read(text).unwrap().label());
     }
@@ -297,8 +312,8 @@ fn a_learned_table_without_derivatives_is_no_method() {
         fn parameters(&self, geometry: &Geometry) -> Vec<Parameter> {
             vec![Parameter::matrix("weight", [1, geometry.heads], 1.0)]
         }
-        fn scopes(&self) -> &'static [Scope] {
-            Scope::SHARED
+        fn shares(&self) -> &'static [Share] {
+            Share::SHARED
         }
         fn randomized(&self) -> Randomized {
             Randomized::Distances
@@ -308,7 +323,7 @@ fn a_learned_table_without_derivatives_is_no_method() {
         }
     }
     let places = Places::from(4);
-    Silent.slopes(&Inputs { geometry: &GEOMETRY, values: &[vec![0.0; 4]], places, compat: Compat::Exact });
+    Silent.slopes(&Inputs { geometry: &GEOMETRY, values: &[vec![0.0; 4]], places, emulate: Emulate::Exact });
 }
 
 /// A key that changes nothing is refused, so every method but those that add biases by distance.
@@ -334,10 +349,10 @@ fn a_named_kernel_is_the_expression_of_a_run_file() {
             vec!["bias.a", "bias.p", "weight.a", "weight.p"],
         ),
     ] {
-        for compat in [Compat::Exact, Compat::Bf16] {
-            let named = Encoding { compat, ..Encoding::from(Method::named(named).unwrap()) };
+        for emulate in [Emulate::Exact, Emulate::Bf16] {
+            let named = Encoding { emulate, ..Encoding::from(Method::named(named).unwrap()) };
             let text = format!(r#"{{"kind":"kernel",{keys}}}"#);
-            let expression = Encoding { compat, ..serde_json::from_str(&text).unwrap() };
+            let expression = Encoding { emulate, ..serde_json::from_str(&text).unwrap() };
             let found: Vec<String> = expression.parameters(&GEOMETRY).into_iter().map(|p| p.name).collect();
             assert_eq!(found, names, "{text}");
             let mut values = named.initial(&GEOMETRY, 5);
@@ -373,7 +388,7 @@ fn dape_takes_bases_that_add_a_bias_and_refuses_others() {
         (r#""base":"dape""#, "already changes all heads together"),
         (r#""base":"alibie""#, "unknown encoding `alibie`"),
         (r#""base":{"kind":"alibi","r1":1}"#, "unknown field"),
-        (r#""base":{"kind":"fire","width":0}"#, "`width`: 0 is out of range"),
+        (r#""base":{"kind":"fire","hidden":0}"#, "`hidden`: 0 is out of range"),
         (r#""base":"none","variant":"concat""#, "there is one variant"),
         (r#""kernel":2"#, "it must be odd"),
         (r#""hidden":0"#, "0 is out of range"),

@@ -5,7 +5,7 @@ use serde::{Deserialize, Serialize};
 /// Precision of positions and tables.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Compat {
+pub enum Emulate {
     /// Made in f64, cast once.
     #[default]
     Exact,
@@ -13,12 +13,12 @@ pub enum Compat {
     Bf16,
 }
 
-impl Compat {
+impl Emulate {
     /// The value as this precision holds it: itself, or the nearest bf16 value, ties to even.
     pub fn round(self, value: f64) -> f64 {
         match self {
-            Compat::Exact => value,
-            Compat::Bf16 => bf16(value),
+            Emulate::Exact => value,
+            Emulate::Bf16 => bf16(value),
         }
     }
 }
@@ -34,16 +34,16 @@ fn bf16(value: f64) -> f64 {
 
 #[cfg(test)]
 mod tests {
-    use super::Compat;
+    use super::Emulate;
 
     #[test]
     fn integers_are_exact_to_256_and_512_positions_take_385_values() {
-        let round = |d: f64| Compat::Bf16.round(d);
+        let round = |d: f64| Emulate::Bf16.round(d);
         let rounded: std::collections::BTreeSet<u64> = (0..512).map(|d| round(f64::from(d)) as u64).collect();
         assert_eq!(rounded.len(), 385);
         assert!((0..=256).all(|d| round(f64::from(d)) == f64::from(d)));
         assert_eq!(round(257.0), 256.0);
         assert_eq!(round(259.0), 260.0);
-        assert_eq!(Compat::Exact.round(257.3), 257.3);
+        assert_eq!(Emulate::Exact.round(257.3), 257.3);
     }
 }

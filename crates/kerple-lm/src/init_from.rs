@@ -69,7 +69,7 @@ impl Family {
 /// What the first weights of a run were.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "kind", rename_all = "snake_case")]
-pub enum Origin {
+pub enum InitFrom {
     /// Those of a model of another program.
     Imported {
         /// Its architecture.
@@ -95,12 +95,12 @@ pub enum Origin {
     },
 }
 
-impl Origin {
+impl InitFrom {
     /// The architecture that the weights came with.
     pub fn family(&self) -> Option<Family> {
         match self {
-            Origin::Imported { family, .. } => Some(*family),
-            Origin::Run { family, .. } => *family,
+            InitFrom::Imported { family, .. } => Some(*family),
+            InitFrom::Run { family, .. } => *family,
         }
     }
 }

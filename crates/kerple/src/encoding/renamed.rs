@@ -1,0 +1,77 @@
+//! Keys that were renamed: what a file or a caller still has of them is refused, with the new name in the hint.
+
+use super::refusal::{Checked, Refusal};
+use serde_json::{Map, Value};
+use std::fmt;
+
+/// A key, or one of its values, that was renamed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Renamed {
+    /// The table it is a key of: that of a run file, or the kind of an encoding for keys that only this kind has.
+    pub table: &'static str,
+    /// The key, before.
+    pub key: &'static str,
+    /// The value, before; `None` where the key itself was renamed.
+    pub value: Option<&'static str>,
+    /// The name of the key, or the value, now.
+    pub new: &'static str,
+}
+
+impl Renamed {
+    /// A renamed key.
+    pub const fn key(table: &'static str, key: &'static str, new: &'static str) -> Renamed {
+        Renamed { table, key, value: None, new }
+    }
+
+    /// A renamed value of a key.
+    pub const fn value(table: &'static str, key: &'static str, value: &'static str, new: &'static str) -> Renamed {
+        Renamed { table, key, value: Some(value), new }
+    }
+
+    /// Whether a table of this name and these keys still has it.
+    pub fn is_in(&self, table: &str, keys: &Map<String, Value>) -> bool {
+        self.table == table
+            && keys.get(self.key).is_some_and(|found| self.value.is_none_or(|value| found.as_str() == Some(value)))
+    }
+}
+
+impl fmt::Display for Renamed {
+    fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
+        let Renamed { key, new, .. } = self;
+        match self.value {
+            None => write!(f, "`{key}` is now `{new}`"),
+            Some(value) => write!(f, "`{key} = \"{value}\"` is now `{key} = \"{new}\"`"),
+        }
+    }
+}
+
+/// Table of the keys that encodings share.
+pub const SHARED: &str = "encoding";
+
+/// What was renamed of encodings.
+pub const RENAMED: [Renamed; 10] = [
+    Renamed::key(SHARED, "scope", "share"),
+    Renamed::key(SHARED, "compat", "emulate"),
+    Renamed::value(SHARED, "clamp", "working_copy", "forward_only"),
+    Renamed::key("fire", "width", "hidden"),
+    Renamed::key("fire", "threshold", "init_l"),
+    Renamed::key("cope", "positions", "npos_max"),
+    Renamed::key("sine_spe", "waves", "num_sines"),
+    Renamed::key("sine_spe", "realisations", "num_realizations"),
+    Renamed::key("conv_spe", "taps", "kernel_size"),
+    Renamed::key("conv_spe", "realisations", "num_realizations"),
+];
+
+/// Refuses keys of these tables that were renamed.
+///
+/// # Errors
+/// The first of them, with its new name.
+pub(super) fn refuse(tables: &[&str], keys: &Map<String, Value>) -> Checked {
+    let is_old = |renamed: &&Renamed| tables.iter().any(|table| renamed.is_in(table, keys));
+    let Some(renamed) = RENAMED.iter().find(is_old) else { return Ok(()) };
+    let message = match renamed.value {
+        None => "there is no such key".to_owned(),
+        Some(value) => format!("there is no `{value}`"),
+    };
+    Err(Refusal::new(renamed.key, message, renamed.to_string()))
+}
