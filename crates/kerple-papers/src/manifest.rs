@@ -160,6 +160,18 @@ pub struct PlannedRun {
     pub probe: Vec<String>,
     /// Tables and figures that need it.
     pub serves: Vec<String>,
+    /// The hashes of its plan, where keys of the plan were renamed after its rows were computed.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub plan_hash: Option<PlanHash>,
+}
+
+/// The hashes of one plan before and after its keys were renamed: its values, and so its rows, are the same.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PlanHash {
+    /// The hash in `plan.json`.
+    pub now: String,
+    /// The hash that the plan had when its rows were computed.
+    pub computed_under: String,
 }
 
 impl Manifest {

@@ -278,9 +278,14 @@ impl Reproduction {
             }
             Ok(facts)
         };
+        // of rows that are there already
+        let before = Manifest::find(&self.out)?;
         let run = |planned: Planned| {
             let train_len = Some(self.config(&planned)?.train.train_len as u64);
-            Ok(PlannedRun { train_len, ..planned.run })
+            let same = |run: &&PlannedRun| run.folder == planned.run.folder;
+            let before = before.iter().flat_map(|manifest| &manifest.runs).find(same);
+            let plan_hash = before.and_then(|run| run.plan_hash.clone());
+            Ok(PlannedRun { train_len, plan_hash, ..planned.run })
         };
         let manifest = Manifest {
             paper: self.paper.clone(),
@@ -457,9 +462,18 @@ fn planned(experiment: &Experiment, only: &[String]) -> Vec<Planned> {
                     if place == found.len() {
                         let (corpus, variant) = (corpus.name.clone(), part.variant.clone());
                         let (evaluate, probe, serves) = (Vec::new(), Vec::new(), Vec::new());
-                        let train_len = None;
-                        let run =
-                            PlannedRun { folder, corpus, variant, label, seed, train_len, evaluate, probe, serves };
+                        let run = PlannedRun {
+                            folder,
+                            corpus,
+                            variant,
+                            label,
+                            seed,
+                            train_len: None,
+                            evaluate,
+                            probe,
+                            serves,
+                            plan_hash: None,
+                        };
                         let (encoding, scores) = (encoding.clone(), Vec::new());
                         found.push(Planned { run, encoding, scores, part: number });
                     }

@@ -5,7 +5,7 @@
 //! was exported.
 
 use crate::error::{Error, Result};
-use crate::manifest::{Manifest, PlannedRun};
+use crate::manifest::{Manifest, PlanHash, PlannedRun};
 use crate::packed::BESIDE;
 use crate::packed::{ARCHIVE_FILE, SUMS_FILE};
 use crate::pages::{self, PAGE_FOLDER};
@@ -95,6 +95,17 @@ fn runs(manifest: &Manifest, (folder, place): (&Path, &Path), found: &mut Verifi
                 run.folder.display(),
                 run.label,
                 run.seed
+            );
+            found.problem(folder, message, hint);
+        }
+        // the one plan that stands for the one that the rows were computed under
+        let Some(PlanHash { now, computed_under }) = &run.plan_hash else { continue };
+        let hash = plan["hash"].as_str().unwrap_or("nothing");
+        if hash != now {
+            let message = format!(
+                "the rows of {} were computed under plan {computed_under}, which is {now} since its keys were renamed; it holds \
+                 {hash}",
+                run.folder.display()
             );
             found.problem(folder, message, hint);
         }
@@ -233,4 +244,33 @@ fn rendered(manifest: &Manifest, (folder, place): (&Path, &Path), found: &mut Ve
         found.problem(&kept.join(name), message, hint);
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    #[test]
+    fn a_plan_with_renamed_keys_is_the_one_that_the_manifest_names() {
+        let folder = tempfile::tempdir().unwrap();
+        let problems = |plan: &str| {
+            let run = json!({"folder": "web/t5/seed-1", "corpus": "web", "label": "t5", "seed": 1, "evaluate": [],
+                "serves": [], "plan_hash": {"now": "aa", "computed_under": "bb"}});
+            let manifest = json!({"paper": "none", "scale": "smoke", "title": "", "about": "", "corpora": [],
+                "evaluations": {}, "runs": [run]});
+            std::fs::create_dir_all(folder.path().join("web/t5/seed-1")).unwrap();
+            std::fs::write(folder.path().join(crate::manifest::MANIFEST_FILE), manifest.to_string()).unwrap();
+            let plan = json!({"label": "t5", "seed": 1, "hash": plan});
+            std::fs::write(folder.path().join("web/t5/seed-1").join(PLAN_FILE), plan.to_string()).unwrap();
+            let found = verify(folder.path(), folder.path());
+            found.problems.iter().map(ToString::to_string).collect::<Vec<String>>()
+        };
+        assert_eq!(problems("aa"), [""; 0]);
+        for other in ["bb", "cc"] {
+            let found = problems(other);
+            let says = format!("computed under plan bb, which is aa since its keys were renamed; it holds {other}");
+            assert!(found.len() == 1 && found[0].contains(&says), "{found:?}");
+        }
+    }
 }

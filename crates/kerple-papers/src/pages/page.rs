@@ -186,6 +186,11 @@ fn runs(all: &Folder) -> Grid {
             Some(_) if is_done(all, run) => "done".to_owned(),
             Some(run) => format!("{} of {} updates", run.steps_done(), run.planned_steps().unwrap_or(0)),
         };
+        // that of the rows, also where keys were renamed since
+        let hash = found.and_then(|found| match &run.plan_hash {
+            Some(renamed) => Some(renamed.computed_under.as_str()),
+            None => found.plan_hash(),
+        });
         let folder = run.folder.display().to_string();
         let link = found.map(|_| format!("../{folder}/"));
         let text = |value: Option<String>| Cell::from(value.unwrap_or_else(|| "\u{2013}".to_owned()));
@@ -194,7 +199,7 @@ fn runs(all: &Folder) -> Grid {
             colour: None,
             cells: vec![
                 Cell { link, ..state.into() },
-                text(found.and_then(|run| run.plan_hash()).map(|hash| hash.chars().take(12).collect())),
+                text(hash.map(|hash| hash.chars().take(12).collect())),
                 text(found.map(|run| said_of_runs(std::iter::once(run.programs())))),
                 text(found.and_then(|run| run.training_seconds()).map(kerple_report::format::duration)),
                 run.serves.join(", ").into(),

@@ -21,7 +21,10 @@ pub fn beside_the_plan(manifest: &Manifest) -> Result<Option<Vec<String>>> {
     let planned: Vec<PlannedRun> = planned(&experiment, &[]).into_iter().map(|planned| planned.run).collect();
     let runs = [&manifest.runs, &planned].map(|runs| {
         let named = |run: &PlannedRun| {
-            (format!("the run {}", run.folder.display()), PlannedRun { train_len: None, ..run.clone() })
+            (
+                format!("the run {}", run.folder.display()),
+                PlannedRun { train_len: None, plan_hash: None, ..run.clone() },
+            )
         };
         by_name(runs.iter().map(named))
     });
