@@ -36,7 +36,7 @@ pub use corpus::{Corpus, Report, SplitCounts, Summary, Verified, has_summary, is
 pub use error::{Error, Result};
 pub use hash::{Sha256, fingerprint};
 pub use order::{
-    Batch, BatchShape, Batches, NumpyRandom, Packing, Segments, blocks, document_index, random_segments, sample_index,
+    Batch, BatchShape, Batches, NumpyRandom, Sampling, Segments, blocks, document_index, random_segments, sample_index,
     shuffle_index, split_boundaries,
 };
 pub use prepare::{PrepareOptions, Progress, prepare};

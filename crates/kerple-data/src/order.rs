@@ -18,7 +18,7 @@ use std::ops::Range;
 
 /// Which windows are trained on.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Packing {
+pub enum Sampling {
     /// Windows at uniformly drawn places of the stream, with replacement.
     #[default]
     Random,
@@ -100,7 +100,7 @@ impl Batches {
     ///
     /// # Errors
     /// Fewer tokens than one sequence and its last target need, an empty shape, or a seed NumPy does not have.
-    pub fn new(tokens: &Tokens, packing: Packing, shape: BatchShape, seed: u64) -> Result<Batches> {
+    pub fn new(tokens: &Tokens, sampling: Sampling, shape: BatchShape, seed: u64) -> Result<Batches> {
         let BatchShape { batch, seq_len } = shape;
         if batch == 0 || seq_len == 0 {
             return Err(Error::refused(
@@ -114,13 +114,13 @@ impl Batches {
                 "prepare more text, or train on shorter sequences",
             ));
         }
-        let order = match packing {
-            Packing::Random => Order::Random { seed },
-            Packing::Megatron { steps } => {
+        let order = match sampling {
+            Sampling::Random => Order::Random { seed },
+            Sampling::Megatron { steps } => {
                 let seed = u32::try_from(seed).map_err(|_| {
                     Error::refused(
                         format!("seed {seed} is too large for GPT-NeoX's data order; the limit is {}", u32::MAX),
-                        "use a smaller seed, or set data.packing = \"random\"",
+                        "use a smaller seed, or set data.sampling = \"random\"",
                     )
                 })?;
                 let needed = u128::from(steps).saturating_mul(batch as u128);

@@ -285,7 +285,8 @@ pub fn state(checkpoint: &Path, plan: &Plan) -> Result<State> {
     if plan.follows(&state.trajectory_hash) {
         return Ok(State { trajectory_hash: course, ..state });
     }
-    let message = format!("the checkpoint belongs to plan {}, the run to plan {}", short(&state.trajectory_hash), short(&course));
+    let message =
+        format!("the checkpoint belongs to plan {}, the run to plan {}", short(&state.trajectory_hash), short(&course));
     let hint = "restore the checkpoint and the run file that belong together";
     Err(Error::refused(format!("{}: {message}", checkpoint.join(STATE).display()), hint))
 }

@@ -7,7 +7,7 @@ use crate::sequences::Batches;
 use crate::sequences::Text;
 use crate::task::Batch;
 use crate::tasks::{self, TaskBatches, TaskSource};
-use kerple_data::{BatchShape, Corpus, Packing, Tokenizer, Tokens};
+use kerple_data::{BatchShape, Corpus, Sampling, Tokenizer, Tokens};
 use std::ops::Range;
 use std::sync::atomic::AtomicBool;
 
@@ -162,12 +162,12 @@ impl Source {
             Content::Task(task) => return Ok(SourceBatches::Task(task.batches(plan))),
         };
         [Split::Train, Split::Valid].into_iter().try_for_each(|split| self.check_rows(split, plan))?;
-        let packing = match plan.data.sampling {
-            SamplingConfig::Random => Packing::Random,
-            SamplingConfig::Megatron => Packing::Megatron { steps: plan.steps },
+        let sampling = match plan.data.sampling {
+            SamplingConfig::Random => Sampling::Random,
+            SamplingConfig::Megatron => Sampling::Megatron { steps: plan.steps },
         };
         let shape = BatchShape { batch: plan.train.batch_size, seq_len: plan.train_len };
-        let train = kerple_data::Batches::new(corpus.split(Split::Train), packing, shape, plan.seed)?;
+        let train = kerple_data::Batches::new(corpus.split(Split::Train), sampling, shape, plan.seed)?;
         let valid = corpus.split(Split::Valid).clone();
         let starts = kerple_data::random_segments(valid.len(), plan.train_len, plan.train.eval_sequences, plan.seed);
         let (starts, tokenizer) = (starts.to_vec(), corpus.tokenizer().ok());

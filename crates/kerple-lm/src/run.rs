@@ -96,11 +96,12 @@ impl RunFolder {
         }
         let text = kerple_files::read_text(&path).map_err(Error::io(&path, "read"))?;
         let hint = "restore the file: it was edited, or written by another version";
-        let plan: Plan = serde_json::from_str(&text).map_err(|error| {
-            let content = serde_json::from_str(&text).unwrap_or_default();
-            let renamed = renamed::hint(renamed::PLAN_FILE, &content);
-            Error::damaged(&path, error.to_string(), renamed.as_deref().unwrap_or(hint))
-        })?;
+        let content: Value =
+            serde_json::from_str(&text).map_err(|error| Error::damaged(&path, error.to_string(), hint))?;
+        if let Some(names) = renamed::hint(renamed::PLAN_FILE, &content) {
+            return Err(Error::damaged(&path, "keys of the plan were renamed", names));
+        }
+        let plan: Plan = serde_json::from_str(&text).map_err(|error| Error::damaged(&path, error.to_string(), hint))?;
         let genuine =
             plan.genuine().ok_or_else(|| Error::damaged(&path, "the hash does not match the settings", hint))?;
         Ok(Some(genuine))

@@ -5,7 +5,9 @@ use kerple_data::tasks::TaskConfig;
 use kerple_lm::config::{REFERENCE, RunConfig, TrainConfig};
 use kerple_lm::memory::Limit;
 use kerple_lm::plan::{DataInfo, Plan};
+use kerple_lm::renamed::{self, Renamed};
 use kerple_lm::run::RunFolder;
+use serde_json::{Value, json};
 use std::path::{Path, PathBuf};
 
 fn facts() -> DataInfo {
@@ -380,4 +382,68 @@ fn what_gpus_have_no_kernel_for_is_named() {
     assert_eq!(composed(&[linear, "data.task=even_pairs"]), "");
     let wide = "model.block.attention={ linear = { n_features = 512 } }";
     assert_eq!(composed(&[wide]), "");
+}
+
+/// What `--set` changes to have a key of a table with this value.
+fn assignment(table: &str, key: &str, value: &str) -> String {
+    match table {
+        kind if kerple::encoding::METHODS.contains(&kind) => {
+            format!("encoding={{ kind = \"{kind}\", {key} = {value} }}")
+        }
+        table => format!("{table}.{key}={value}"),
+    }
+}
+
+fn bare(assignment: &str) -> Result<RunConfig, kerple_lm::Error> {
+    let text = "data.path = \"nowhere\"\nencoding.kind = \"kerple_log\"";
+    RunConfig::parse(text, "bare.toml", &[assignment.to_owned()])
+}
+
+#[test]
+fn keys_that_were_renamed_are_refused_with_their_new_names() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut count = 0;
+    for renamed in renamed::all() {
+        let Renamed { table, key, value, new } = *renamed;
+        let error = match table {
+            renamed::PLAN_FILE => {
+                let run = RunFolder::new(folder.path());
+                run.write_plan(&plan(&[]).unwrap()).unwrap();
+                let path = folder.path().join(table);
+                let mut content: Value = serde_json::from_str(&std::fs::read_to_string(&path).unwrap()).unwrap();
+                content[key] = content[new].take();
+                std::fs::write(&path, content.to_string()).unwrap();
+                run.plan().unwrap_err()
+            }
+            renamed::STATE_FILE => {
+                std::fs::write(folder.path().join(table), json!({ key: "abc" }).to_string()).unwrap();
+                kerple_lm::checkpoint::state(folder.path(), &plan(&[]).unwrap()).unwrap_err()
+            }
+            _ => {
+                let old = value.map_or_else(|| "1".to_owned(), |value| format!("\"{value}\""));
+                let error = bare(&assignment(table, key, &old)).unwrap_err();
+                assert!(error.is_misuse(), "{renamed}");
+                // the new name is one, whatever the value is refused for
+                let set = if value.is_some() { (key, format!("\"{new}\"")) } else { (new, old) };
+                let now = bare(&assignment(table, set.0, &set.1)).err().map(|error| error.to_string() + &error.hint());
+                assert!(!now.is_some_and(|now| now.contains("unknown") || now.contains("is now")), "{renamed}");
+                error
+            }
+        };
+        assert_eq!(error.hint(), renamed.to_string(), "{error}");
+        count += 1;
+    }
+    assert!(count > 50, "{count} names");
+}
+
+#[test]
+fn every_renamed_key_of_a_file_is_in_the_hint() {
+    let text = "data = { path = \"nowhere\", packing = \"megatron\" }\nencoding = { kind = \"dape\", base = { kind = \"fire\", \
+                threshold = 9 } }\n[model.layers.a]\nevery = 2\nencoding = { kind = \"conv_spe\", taps = [4] }\nattention = { \
+                linear = { count = 8 } }\n[model.block]\nresidual = \"post\"\n[train]\nbatch = 4\nwarmup = 0.1\n";
+    let error = RunConfig::parse(text, "old.toml", &[]).unwrap_err();
+    let hint = "`packing` is now `sampling`, `batch` is now `batch_size`, `warmup` is now `warmup_ratio`, \
+                `residual = \"post\"` is now `residual = \"post_ln\"`, `count` is now `n_features`, \
+                `threshold` is now `init_l`, `taps` is now `kernel_size`";
+    assert!(error.to_string().contains("old.toml") && error.hint() == hint, "{error}: {}", error.hint());
 }

@@ -123,7 +123,7 @@ fn parts_that_ranks_cannot_share_are_made_smaller_and_it_is_said() {
     let untouched = tempfile::tempdir().unwrap();
     for (outcome, _) in on_ranks(5, |ranks| sit(&ranks, untouched.path(), &plan, None)) {
         let error = outcome.unwrap_err();
-        assert!(error.to_string().contains("5 ranks do not divide train.batch = 12"), "{error}");
+        assert!(error.to_string().contains("5 ranks do not divide train.batch_size = 12"), "{error}");
         assert!(error.hint().contains("e.g. 4") && error.is_misuse(), "{}", error.hint());
     }
     assert_eq!(fs::read_dir(untouched.path()).unwrap().count(), 0);

@@ -5,7 +5,7 @@
 //! ```
 //!
 //! Neighbouring samples share one token. Both shuffles draw from one [`NumpyRandom`], documents
-//! first. It exists to repeat runs of GPT-NeoX; [`Packing::Random`](super::Packing::Random) is
+//! first. It exists to repeat runs of GPT-NeoX; [`Sampling::Random`](super::Sampling::Random) is
 //! simpler and needs no tables.
 
 use super::NumpyRandom;
@@ -113,7 +113,7 @@ impl Order {
             (0..tokens.documents()).map(length).collect::<std::result::Result<_, _>>().map_err(|_| {
                 Error::refused(
                     format!("a document has more than {} tokens, the limit of GPT-NeoX's data order", i32::MAX),
-                    "set data.packing = \"random\", or use shorter documents",
+                    "set data.sampling = \"random\", or use shorter documents",
                 )
             })?;
         // the last token has no target in the epoch that ends with it
@@ -122,11 +122,11 @@ impl Order {
         if places > i32::MAX as u128 {
             return Err(Error::refused(
                 format!("{epochs} epochs have {places} documents; GPT-NeoX's data order counts documents in 32 bits"),
-                "train for fewer steps, or set data.packing = \"random\"",
+                "train for fewer steps, or set data.sampling = \"random\"",
             ));
         }
         let samples = epochs * tokens.len() as u128 / seq_len as u128;
-        let hint = "train for fewer steps, or set data.packing = \"random\", which needs no tables";
+        let hint = "train for fewer steps, or set data.sampling = \"random\", which needs no tables";
         machine::require("GPT-NeoX's data order", 4 * places + 16 * samples, hint)?;
         let epochs = epochs as usize;
         let mut random = NumpyRandom::new(seed);

@@ -118,7 +118,8 @@ impl RunFolder {
         if tokenizer.fingerprint() == &plan.data_info.tokenizer {
             return Ok(Some(tokenizer));
         }
-        let message = format!("its fingerprint is {}, the plan has {}", tokenizer.fingerprint(), plan.data_info.tokenizer);
+        let message =
+            format!("its fingerprint is {}, the plan has {}", tokenizer.fingerprint(), plan.data_info.tokenizer);
         let hint = "restore the run's own tokenizer.json and special_tokens.json: one of them was changed";
         Err(Error::damaged(&path, message, hint))
     }

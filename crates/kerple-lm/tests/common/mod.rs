@@ -168,7 +168,7 @@ pub fn patterns(train: &TrainConfig) -> Vec<(&'static str, Plan)> {
         (
             "a window in most, and other kernels where there is none",
             "encoding = { kind = \"alibi\", window = 4 }",
-            "global = { every = 4, encoding = { kind = \"kerple_power\", scope = \"layer\" } }",
+            "global = { every = 4, encoding = { kind = \"kerple_power\", share = \"layer\" } }",
         ),
         (
             "linear in most, softmax in a few",

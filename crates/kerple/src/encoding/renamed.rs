@@ -70,8 +70,8 @@ pub(super) fn refuse(tables: &[&str], keys: &Map<String, Value>) -> Checked {
     let is_old = |renamed: &&Renamed| tables.iter().any(|table| renamed.is_in(table, keys));
     let Some(renamed) = RENAMED.iter().find(is_old) else { return Ok(()) };
     let message = match renamed.value {
-        None => "there is no such key".to_owned(),
-        Some(value) => format!("there is no `{value}`"),
+        None => "unknown key".to_owned(),
+        Some(value) => format!("unknown value `{value}`"),
     };
     Err(Refusal::new(renamed.key, message, renamed.to_string()))
 }

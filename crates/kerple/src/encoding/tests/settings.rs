@@ -1,6 +1,7 @@
 //! What is written in a run file: refusals in words, and labels.
 
 use super::*;
+use crate::encoding::RENAMED;
 
 fn read(text: &str) -> Result<Encoding, String> {
     serde_json::from_str::<Encoding>(text).map_err(|error| error.to_string())
@@ -247,6 +248,21 @@ fn labels_tell_encodings_apart_and_fit_a_file_name() {
         (r#"{"kind":"cope","npos_max":9}"#, "cope-positions=9"),
     ] {
         assert!(read(text).unwrap().label().starts_with(label), "{}", read(text).unwrap().label());
+    }
+}
+
+#[test]
+fn names_that_were_renamed_are_refused_with_the_new_ones() {
+    for renamed in RENAMED {
+        let kind = if METHODS.contains(&renamed.table) { renamed.table } else { "kerple_log" };
+        let value = renamed.value.map_or_else(|| "1".to_owned(), |value| format!("\"{value}\""));
+        let keys = format!(r#"{{"kind":"{kind}","{}":{value}}}"#, renamed.key);
+        let error = read(&keys).unwrap_err();
+        assert!(error.contains(&format!("`{}`: ", renamed.key)) && error.contains(&renamed.to_string()), "{error}");
+        if kind == "fire" {
+            let error = read(&format!(r#"{{"kind":"dape","base":{keys}}}"#)).unwrap_err();
+            assert!(error.starts_with("`base`") && error.contains(&renamed.to_string()), "{error}");
+        }
     }
 }
 
