@@ -66,14 +66,14 @@ fn run(arguments: &Arguments) -> Result<(), Failure> {
             println!("{}{}", of_several(&arguments.folders, folder), summary(counts));
         }
         if counts.passed + counts.failed == 0 {
-            let message = format!("{} holds no case", folder.display());
+            let message = format!("{} contains no test case", folder.display());
             return Err(Failure::new(message, "give a folder whose manifest.json lists cases"));
         }
         failures += counts.failed;
     }
     match failures {
         0 => Ok(()),
-        _ => Err(Failure::new(format!("{failures} cases failed"), "the lines marked FAILED say which value is off")),
+        _ => Err(Failure::new(format!("{failures} cases failed"), "see the lines marked FAILED for the values that differ")),
     }
 }
 

@@ -51,8 +51,8 @@ fn what_is_no_folder_of_reference_values_is_an_error_with_a_hint() {
         ("missing", "error: missing/manifest.json: cannot read: ", holds),
         ("folder", "error: folder/manifest.json: cannot read: ", holds),
         ("half", "error: half/manifest.json: EOF while parsing", holds),
-        ("none", "error: none holds no case", "hint: give a folder whose manifest.json lists cases"),
-        ("unknown", "error: 3 cases failed", "hint: the lines marked FAILED say which value is off"),
+        ("none", "error: none contains no test case", "hint: give a folder whose manifest.json lists cases"),
+        ("unknown", "error: 3 cases failed", "hint: see the lines marked FAILED for the values that differ"),
     ] {
         let output = conformance(place.path(), &[folder]);
         let said = text(&output.stderr);

@@ -43,6 +43,7 @@ use crate::solver::{self, Planned, Solve, Work};
 use crate::task::Task;
 use burn::tensor::Device;
 use kerple_records::{EvaluationRow, Journal, KernelSnapshot, MetricsRow, ProbeRow, ScoreSnapshot, SessionRow};
+use serde_json::Value;
 use std::path::{Path, PathBuf};
 
 /// The folder of one run.
