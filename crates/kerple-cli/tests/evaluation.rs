@@ -268,8 +268,10 @@ fn what_reaches_beyond_the_horizon_is_remarked_on() {
     };
     let evaluated = |lengths| said(&["eval", "run", "--n-segments", "2", "--lengths", lengths]);
     assert!(!evaluated("16,32").contains("horizon"));
-    assert!(evaluated("16,64").contains("note: 64 max-new-tokens exceed the horizon of 32"));
-    assert!(said(&["sample", "run", "--prompt", "ka lo", "--max-new-tokens", "50"]).contains("exceed the horizon of 32"));
+    assert!(evaluated("16,64").contains("note: 64 tokens exceed the horizon of 32"));
+    assert!(
+        said(&["sample", "run", "--prompt", "ka lo", "--max-new-tokens", "50"]).contains("exceed the horizon of 32")
+    );
 }
 
 /// A list item is a prompt, and so is what looks like an expression or an option; other values have a hint that works.

@@ -51,7 +51,7 @@ pub struct PrepareOptions {
     pub byte_budget: Option<u64>,
     /// Vocabulary size of token files; if absent, their largest token ends it.
     pub vocab_size: Option<usize>,
-    /// Altered augment of each training piece, drawn as published; for music only.
+    /// Altered copies of each training piece, drawn as published; for music only.
     pub augment: u64,
     /// Number of damaged documents to report and skip before the next one is an error: MIDI files,
     /// rows and lines.
@@ -153,7 +153,7 @@ pub fn prepare(options: &PrepareOptions, progress: &mut dyn FnMut(&Progress)) ->
     let music = Representation::named(&options.tokenizer);
     if options.augment > MOST_COPIES {
         return Err(Error::refused(
-            format!("{} altered augment of each piece are too many; the limit is {MOST_COPIES}", options.augment),
+            format!("{} altered copies of each piece are too many; the limit is {MOST_COPIES}", options.augment),
             "use fewer: a piece of pop piano has 13 transpositions",
         ));
     }
@@ -170,8 +170,11 @@ pub fn prepare(options: &PrepareOptions, progress: &mut dyn FnMut(&Progress)) ->
         Some(representation) => files.iter_mut().for_each(|file| file.expect_music(representation)),
         None if options.augment > 0 => {
             return Err(Error::refused(
-                format!("{} altered augment need a music tokenizer; `{}` is not one", options.augment, options.tokenizer),
-                "leave the augment out, or choose `remi` or `groove`",
+                format!(
+                    "{} altered copies need a music tokenizer; `{}` is not one",
+                    options.augment, options.tokenizer
+                ),
+                "leave the altered copies out, or choose `remi` or `groove`",
             ));
         }
         None => {}

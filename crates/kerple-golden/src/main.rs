@@ -73,7 +73,10 @@ fn run(arguments: &Arguments) -> Result<(), Failure> {
     }
     match failures {
         0 => Ok(()),
-        _ => Err(Failure::new(format!("{failures} cases failed"), "see the lines marked FAILED for the values that differ")),
+        _ => Err(Failure::new(
+            format!("{failures} cases failed"),
+            "see the lines marked FAILED for the values that differ",
+        )),
     }
 }
 

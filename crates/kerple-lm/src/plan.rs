@@ -406,7 +406,7 @@ impl Plan {
             ),
             (0, None) => format!(
                 "to resume, use {keep}; with a schedule of 0 updates the learning rate stays at \
-                    train.learning_rate; to train with a schedule, start another run init-from these \
+                    train.learning_rate; to train with a schedule, start another run from these \
                     weights: kerple train --init-from RUN --out FOLDER --set train.steps={steps}"
             ),
             (0, Some(_)) => format!(

@@ -250,7 +250,7 @@ impl<'a, M: Planned, T: Task<M> + Copy> Trainer<'a, M, T> {
     /// This rank's parts of the batch of the update after `step` others, and its pass.
     fn parts(&self, step: u64) -> Result<(Vec<task::Batch>, Pass)> {
         let rows = self.ranks.rows(self.plan.train.batch_size, self.micro_batch);
-        let read = rows.into_iter().map(|rows| self.session.batches.batch_size(step, rows));
+        let read = rows.into_iter().map(|rows| self.session.batches.batch(step, rows));
         let parts = self.ranks.agree(read.collect::<Result<Vec<task::Batch>>>())?;
         Ok((parts, Pass::training(self.plan.seed, step)))
     }
@@ -404,7 +404,7 @@ impl<M: Planned, T: Task<M> + Copy> Begun<M, T> {
                 Begun { learner, state, saved: Some(path), commit, notes }
             }
             None if plan.init_from.is_some() => {
-                let message = format!("{} lacks the weights that the run is initialised init-from", run.path().display());
+                let message = format!("{} lacks the weights that the run is initialised from", run.path().display());
                 let hint = "initialise it again in another folder: kerple train --init-from RUN --out FOLDER";
                 return Err(Error::refused(message, hint));
             }

@@ -235,7 +235,8 @@ fn serving_is_refused_where_caches_do_not_fit_and_the_hint_fits() {
     plan.check_evaluation_memory(len, Some(&some)).unwrap();
     let error = plan.check_serving_memory(len, texts, Some(&some)).unwrap_err();
     assert!(
-        error.to_string().contains("serving 8 sequences of 65536 tokens") && error.hint().contains("use --max-num-seqs 3")
+        error.to_string().contains("serving 8 sequences of 65536 tokens")
+            && error.hint().contains("use --max-num-seqs 3")
     );
     plan.check_serving_memory(len, 3, Some(&some)).unwrap();
     let few = limit(plan.serving_memory(4096, texts).total());

@@ -17,15 +17,15 @@ fn is_share(value: f64) -> bool {
 impl EvaluationRow {
     /// A contradiction between values of the row, in words.
     pub fn contradiction(&self) -> Option<String> {
-        let EvaluationRow { nll, perplexity, tokens, windows, eval_len, .. } = *self;
-        if eval_len == 0 || windows == 0 || tokens == 0 {
+        let EvaluationRow { nll, perplexity, tokens, n_windows, eval_len, .. } = *self;
+        if eval_len == 0 || n_windows == 0 || tokens == 0 {
             return Some(format!(
-                "{tokens} tokens of {windows} windows of {eval_len} are scored; all three must be at least 1"
+                "{tokens} tokens of {n_windows} windows of {eval_len} are scored; all three must be at least 1"
             ));
         }
         // answers may be longer than the sequence they are of
-        if self.task.is_none() && windows.checked_mul(eval_len).is_some_and(|most| tokens > most) {
-            return Some(format!("{tokens} tokens are scored, but {windows} windows of {eval_len} contain fewer"));
+        if self.task.is_none() && n_windows.checked_mul(eval_len).is_some_and(|most| tokens > most) {
+            return Some(format!("{tokens} tokens are scored, but {n_windows} windows of {eval_len} contain fewer"));
         }
         if !agree(perplexity, nll.exp()) {
             return Some(format!("the perplexity is {perplexity}, but exp(nll) is {}", nll.exp()));
@@ -129,10 +129,7 @@ mod tests {
             (|row| row.nll_by_segment = Some(vec![1.0; 3]), "nll_by_segment has 3 values; expected 2"),
             (|row| row.task.as_mut().unwrap().accuracy = 1.125, "accuracy is 1.125; a share must be 0 to 1"),
             (|row| row.task.as_mut().unwrap().chance = f64::NAN, "chance is NaN; a share must be 0 to 1"),
-            (
-                |row| row.task.as_mut().unwrap().by_depth = Some(vec![-0.1]),
-                "by_depth is -0.1; a share must be 0 to 1",
-            ),
+            (|row| row.task.as_mut().unwrap().by_depth = Some(vec![-0.1]), "by_depth is -0.1; a share must be 0 to 1"),
             (|row| row.task.as_mut().unwrap().accuracy = 0.4, "does not give a whole number of 8 task"),
         ];
         for (change, expected) in changes {

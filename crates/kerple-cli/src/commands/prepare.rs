@@ -14,7 +14,7 @@ pub fn run(args: &Prepare) -> Outcome {
         && (matches!(args.tokenizer.as_str(), "byte" | "remi" | "groove") || args.tokenizer.starts_with("bpe:"))
     {
         return Err(Failure::misuse(
-            format!("--eod-token {token}: tokenizer `{}` has its own eod-token token", args.tokenizer),
+            format!("--eod-token {token}: tokenizer `{}` has its own end-of-document token", args.tokenizer),
             "omit --eod-token, or give a tokenizer.json with --tokenizer",
         ));
     }

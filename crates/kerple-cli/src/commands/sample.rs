@@ -67,8 +67,8 @@ pub fn run(args: &Sample) -> Outcome {
     }
     if stop.load(Ordering::Relaxed) {
         return Err(Failure::stopped(
-            "stopped before the end; sampled max-new-tokens are kept",
-            "set the number of max-new-tokens with --max-new-tokens",
+            "stopped before the end; sampled tokens are kept",
+            "set the number of tokens with --max-new-tokens",
         ));
     }
     Ok(())

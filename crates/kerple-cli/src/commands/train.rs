@@ -17,7 +17,7 @@ use std::sync::atomic::AtomicBool;
 
 /// The text and the plan of the run, which begins with the weights of another one where that is asked for.
 fn begin(args: &Train, run: &RunFolder, ranks: &Ranks, stop: &AtomicBool) -> Result<(Source, Plan), Failure> {
-    let Some(init-from) = &args.init-from else {
+    let Some(from) = &args.init_from else {
         let file = args.config.as_ref().expect("--config is required without --init-from");
         let config = RunConfig::read(file, &args.set)?;
         let source = Source::open_until(&config.data, stop)?;

@@ -108,9 +108,7 @@ impl End {
         if let Some(((name, id), others)) = special.split_first() {
             let because = "the first usual name among its special tokens".to_owned();
             let warnings = others.iter().map(|(other, _)| {
-                format!(
-                    "documents end with `{name}`; `{other}` is special too: to use it, pass --eod-token '{other}'"
-                )
+                format!("documents end with `{name}`; `{other}` is special too: to use it, pass --eod-token '{other}'")
             });
             return Ok(End { id: *id, special: true, because, warnings: warnings.collect() });
         }

@@ -32,8 +32,8 @@ pub(super) fn extent(request: &Request, text: &dyn Text) -> Result<Extent> {
         }
         Amount::UpTo(_) => there,
     };
-    if request.per-position {
-        let message = format!("{} scores windows of documents, whose per-position are not comparable", request.protocol);
+    if request.per_position {
+        let message = format!("{} scores windows of documents, whose positions are not comparable", request.protocol);
         return Err(Error::refused(message, "omit --per-position, or use --protocol segments"));
     }
     let tokenizer = text.tokenizer().filter(|tokenizer| tokenizer.music_vocabulary().is_none());

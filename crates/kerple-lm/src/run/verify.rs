@@ -114,10 +114,7 @@ fn evaluations(path: &Path, plan: Option<&Plan>) -> crate::Result<usize> {
         let (label, seed, step) = (&row.label, row.seed, row.step);
         (!same || step > plan.train.steps).then(|| {
             let run = format!("{}, seed {}, {} steps", plan.label, plan.seed, plan.train.steps);
-            format!(
-                "it belongs to {label}, seed {seed}, step {step}, trained at {}; the run is {run}",
-                row.train_len
-            )
+            format!("it belongs to {label}, seed {seed}, step {step}, trained at {}; the run is {run}", row.train_len)
         })
     };
     for (at, row) in rows.iter().enumerate() {

@@ -56,9 +56,9 @@ impl Reproduction {
             }
             tell(round + 1, timing.rounds);
         }
-        let (train_len, batch_size) = (config.train.train_len as u64, config.train.batch_size as u64);
+        let (train_len, batch) = (config.train.train_len as u64, config.train.batch_size as u64);
         let provenance = Some(self.host.provenance.clone());
-        let timing = Timing { train_len, batch_size, forward: timing.forward, provenance, rows };
+        let timing = Timing { train_len, batch, forward: timing.forward, provenance, rows };
         Ok(kerple_records::write_json(&file, &timing).map(|()| true)?)
     }
 }
