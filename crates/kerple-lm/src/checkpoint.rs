@@ -48,12 +48,12 @@ pub struct State {
 }
 
 impl State {
-    /// Where a run of this course stands before its first update.
-    pub fn start(course: String) -> State {
+    /// Where a run of this trajectory stands before its first update.
+    pub fn start(trajectory: String) -> State {
         State {
             step: 0,
             seconds: 0.0,
-            trajectory_hash: course,
+            trajectory_hash: trajectory,
             model_sha256: String::new(),
             optimizer_sha256: String::new(),
             device: None,
@@ -202,15 +202,15 @@ fn write_state(aside: &Path, state: State) -> Result<()> {
 }
 
 /// Writes the checkpoint of step 0, without optimizer state, for a run whose weights are not drawn
-/// at random, in a folder that has none. `write` puts the weights into a file, and `course` gives
-/// the course of a run that is initialised from weights with this SHA-256. Returns the file.
+/// at random, in a folder that has none. `write` puts the weights into a file, and `trajectory` gives
+/// the trajectory of a run that is initialised from weights with this SHA-256. Returns the file.
 ///
 /// # Errors
-/// The first error of `write` or `course`, and what the file system refuses; there is then no checkpoint.
+/// The first error of `write` or `trajectory`, and what the file system refuses; there is then no checkpoint.
 pub fn begin(
     run: &Path,
     write: impl FnOnce(&Path) -> Result<String>,
-    course: impl FnOnce(&str) -> Result<String>,
+    trajectory: impl FnOnce(&str) -> Result<String>,
 ) -> Result<TensorFile> {
     let all = folder(run);
     let (aside, place) = (all.join(ASIDE), all.join(format!("step-{:08}", 0)));
@@ -219,7 +219,7 @@ pub fn begin(
         fs::create_dir_all(&aside).map_err(Error::io(&aside, "create"))?;
         let model_sha256 = write(&aside.join(MODEL))?;
         let state = State { model_sha256, ..State::start(String::new()) };
-        let trajectory_hash = course(&state.model_sha256)?;
+        let trajectory_hash = trajectory(&state.model_sha256)?;
         write_state(&aside, State { trajectory_hash, ..state })?;
         fs::rename(&aside, &place).map_err(Error::io(&place, "rename to"))
     };
@@ -278,15 +278,18 @@ pub(crate) fn fill(file: &TensorFile, name: &str, values: &mut [f32]) -> Result<
 /// Reads the state of a checkpoint and refuses one that does not follow a plan.
 ///
 /// # Errors
-/// A damaged file, or one of another step than its folder's name, or of another course.
+/// A damaged file, or one of another step than its folder's name, or of another trajectory.
 pub fn state(checkpoint: &Path, plan: &Plan) -> Result<State> {
     let state = read_state(checkpoint)?;
-    let course = plan.trajectory_hash();
+    let trajectory = plan.trajectory_hash();
     if plan.follows(&state.trajectory_hash) {
-        return Ok(State { trajectory_hash: course, ..state });
+        return Ok(State { trajectory_hash: trajectory, ..state });
     }
-    let message =
-        format!("the checkpoint belongs to plan {}, the run to plan {}", short(&state.trajectory_hash), short(&course));
+    let message = format!(
+        "the checkpoint belongs to plan {}, the run to plan {}",
+        short(&state.trajectory_hash),
+        short(&trajectory)
+    );
     let hint = "restore the checkpoint and the run file that belong together";
     Err(Error::refused(format!("{}: {message}", checkpoint.join(STATE).display()), hint))
 }
@@ -314,11 +317,11 @@ fn short(hash: &str) -> String {
     hash.chars().take(12).collect()
 }
 
-/// Compares all checksums of a checkpoint with its files, and its course with a plan's; returns
+/// Compares all checksums of a checkpoint with its files, and its trajectory with a plan's; returns
 /// whether it has optimizer state.
 ///
 /// # Errors
-/// What is damaged, or of another course.
+/// What is damaged, or of another trajectory.
 pub fn verify(checkpoint: &Path, plan: Option<&Plan>) -> Result<bool> {
     let state = match plan {
         Some(plan) => state(checkpoint, plan)?,

@@ -316,9 +316,9 @@ impl Plan {
         self.without_end().digest()
     }
 
-    /// Whether a checkpoint's course is that of this plan, as this version writes it or as earlier ones did, which took it for
+    /// Whether a checkpoint's trajectory is that of this plan, as this version writes it or as earlier ones did, which took it for
     /// another one with every other `micro_batch_size`.
-    pub fn follows(&self, course: &str) -> bool {
+    pub fn follows(&self, trajectory: &str) -> bool {
         let plan = self.without_end();
         let with = |micro_batch: usize| {
             let train = TrainConfig { micro_batch_size: Some(micro_batch), ..plan.train.clone() };
@@ -326,10 +326,10 @@ impl Plan {
         };
         let mut parts =
             (1..=plan.train.batch_size.min(MOST_BATCH)).filter(|rows| plan.train.batch_size.is_multiple_of(*rows));
-        course == plan.digest() || parts.any(|rows| with(rows) == course)
+        trajectory == plan.digest() || parts.any(|rows| with(rows) == trajectory)
     }
 
-    /// The plan of all runs with this course.
+    /// The plan of all runs with this trajectory.
     fn without_end(&self) -> Plan {
         let mut plan = self.clone();
         if plan.data.sampling != SamplingConfig::Megatron {

@@ -172,28 +172,28 @@ fn plans_of_earlier_versions_are_genuine() {
     let before = Plan { hash: hash_before(&plan), ..plan.clone() };
     assert_ne!(before.hash, plan.hash);
     assert_eq!(before.clone().genuine().as_ref(), Some(&plan));
-    let mut course = before.clone();
-    (course.steps, course.train.steps) = (0, 0);
-    let course = hash_before(&course);
-    assert_ne!(course, plan.trajectory_hash());
+    let mut trajectory = before.clone();
+    (trajectory.steps, trajectory.train.steps) = (0, 0);
+    let trajectory = hash_before(&trajectory);
+    assert_ne!(trajectory, plan.trajectory_hash());
     let four = Plan { train: TrainConfig { micro_batch_size: Some(4), ..plan.train.clone() }, ..plan.clone() };
-    assert!(plan.follows(&course) && four.follows(&course), "it may go on with any other");
+    assert!(plan.follows(&trajectory) && four.follows(&trajectory), "it may go on with any other");
     for change in
         [TrainConfig { grad_clip: 0.5, ..plan.train.clone() }, TrainConfig { batch_size: 16, ..plan.train.clone() }]
     {
         let other = Plan { train: change, ..before.clone() };
-        assert!(!other.follows(&course) && other.genuine().is_none());
+        assert!(!other.follows(&trajectory) && other.genuine().is_none());
     }
 }
 
 #[test]
-fn what_decides_an_update_is_the_course() {
-    let course = |keys: &[&str]| plan(keys).unwrap().trajectory_hash();
+fn what_decides_an_update_is_the_trajectory() {
+    let trajectory = |keys: &[&str]| plan(keys).unwrap().trajectory_hash();
     let steps = ["train.steps=100", "train.schedule_steps=50"];
-    assert_eq!(course(&steps), course(&["train.steps=200", "train.schedule_steps=50"]));
-    assert_ne!(course(&steps), course(&["train.steps=100"]));
-    assert_ne!(course(&steps), course(&["train.steps=100", "train.schedule_steps=50", "seed=1"]));
-    let megatron = |steps| course(&[steps, "train.schedule_steps=50", "data.sampling=megatron"]);
+    assert_eq!(trajectory(&steps), trajectory(&["train.steps=200", "train.schedule_steps=50"]));
+    assert_ne!(trajectory(&steps), trajectory(&["train.steps=100"]));
+    assert_ne!(trajectory(&steps), trajectory(&["train.steps=100", "train.schedule_steps=50", "seed=1"]));
+    let megatron = |steps| trajectory(&[steps, "train.schedule_steps=50", "data.sampling=megatron"]);
     assert_ne!(megatron("train.steps=100"), megatron("train.steps=200"), "its order is made for so many updates");
 }
 
@@ -208,7 +208,7 @@ fn more_memory_than_there_is_is_refused_with_the_number_to_change() {
     assert!(error.to_string().contains("the machine's memory is 8.0 GiB") && error.is_misuse(), "{error}");
     // the number of the hint fits, the next larger one does not
     let hint = error.hint();
-    let rows: usize = hint.split_once("train.micro_batch_size=").unwrap().1.split_once(' ').unwrap().0.parse().unwrap();
+    let rows: usize = hint.split_once("train.micro_batch_size=").unwrap().1.split_once(';').unwrap().0.parse().unwrap();
     let with = |rows: usize| {
         let set = format!("train.micro_batch_size={rows}");
         plan(&["model.preset=neox-162m", "train.batch_size=32", &set]).unwrap().check_training_memory(small.as_ref())

@@ -57,7 +57,10 @@ fn plans_say_what_linear_attention_cannot_take() {
             "dropout = 0",
         ),
         (&format!("encoding.kind = \"fox\"\ndata.task = \"even_pairs\"\n{features}"), "in decoders only"),
-        (&format!("encoding.kind = \"alibi\"\ntrain.chunk_len = 128\ndata.task = \"even_pairs\"\n{features}"), "whole"),
+        (
+            &format!("encoding.kind = \"alibi\"\ntrain.chunk_len = 128\ndata.task = \"even_pairs\"\n{features}"),
+            "chunked",
+        ),
     ] {
         let refused = read(text).unwrap_err();
         assert!(refused.contains(key), "{text}: {refused}");

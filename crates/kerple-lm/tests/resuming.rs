@@ -355,7 +355,7 @@ fn a_run_goes_on_with_fewer_sequences_at_once_and_says_so() {
     let with = |micro_batch| plan(&encoding("alibi"), TrainConfig { micro_batch_size: Some(micro_batch), ..config(9) });
     sit(folder.path(), &with(4), Some(4), false).0.unwrap();
     sit(folder.path(), &with(2), Some(7), false).0.unwrap();
-    // a checkpoint of a version that took the micro-batch for part of the course
+    // a checkpoint of a version that took the micro-batch for part of the trajectory
     let state = place(folder.path(), 7).join("state.json");
     let mut seven: State = read_json(&state).unwrap();
     let mut before = with(2);

@@ -296,7 +296,7 @@ fn check_directions(encoding: &Encoding, linear: &LinearPlan, model: &ModelPlan)
     check(numbers, linear.n_features as f64 * width, 1.0..=MOST, "lower n_features, or the encoding's num_realizations")
 }
 
-/// Pieces are cut where layers keep a state, of sequences that are one text.
+/// Sequences are processed in chunks where every layer keeps a state, and only those of one text.
 pub(super) fn check_chunk_len(task: Option<&TaskConfig>, piece: Option<usize>, model: &ModelPlan) -> Result<()> {
     let Some(piece) = piece else { return Ok(()) };
     let (message, hint) = if piece == 0 || !piece.is_multiple_of(CHUNK) {

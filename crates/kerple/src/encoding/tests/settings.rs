@@ -128,12 +128,12 @@ fn sizes_that_do_not_fit_are_refused() {
         (
             r#"{"kind":"sine_spe","num_sines":65536,"num_realizations":4096}"#,
             GEOMETRY,
-            "`num_realizations`: the noise of 65536 sines with 4096 realizations would be 34360000512 numbers",
+            "`num_realizations`: the noise of 65536 sines with 4096 realizations would need 34360000512 values",
         ),
         (
             r#"{"kind":"conv_spe","kernel_size":[65536],"num_realizations":4096}"#,
             GEOMETRY,
-            "`num_realizations`: the noise that a few positions reach would be",
+            "`num_realizations`: the noise that a few positions reach would need",
         ),
         (
             r#"{"kind":"learned","randomized":64}"#,
