@@ -106,7 +106,7 @@ fn a_model_that_is_other_in_anything_but_positions_is_refused() {
     let said = refused(&place, "new", &["--set", linear]);
     assert!(said.contains("attention of layer 1 = {") && said.contains("(was \"softmax\")"), "{said}");
     let said = refused(&place, "new", &["--set", "model.preset=small"]);
-    assert!(said.contains("--from takes sizes from the other run"), "{said}");
+    assert!(said.contains("--init-from takes sizes from the other run"), "{said}");
     // what the hint says: without the key it works, and is the model that was
     begun(&place, "same", &["--set", "train.steps=0"]);
     assert_eq!(perplexities(&place, "same", "16,64"), perplexities(&place, "short", "16,64"));

@@ -172,7 +172,7 @@ fn what_a_run_cannot_begin_with_is_refused_and_leaves_nothing() {
         (&["--set", "model.n_layers=2"][..], "model.n_layers = 2 (was 1)"),
         (&["--set", "model.d_hidden=32"], "model.d_hidden = 32 (was 64)"),
         (&["--set", "model.block.tie_embeddings=true"], "model.block.tie_embeddings = true (was false)"),
-        (&["--config", "other.toml"], "--from takes the model from the other run"),
+        (&["--config", "other.toml"], "--init-from takes the model from the other run"),
         (&["--set", "data.task=parity_check"], "data.task is"),
         (&["--set", "encoding.kind=rotarx"], "rotarx"),
     ] {

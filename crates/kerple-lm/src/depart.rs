@@ -1,4 +1,4 @@
-//! Fine-tuning: runs that initialise from the weights of another run (`train --from`), with
+//! Fine-tuning: runs that initialise from the weights of another run (`train --init-from`), with
 //! other positions, another length or other data.
 //!
 //! The models of both plans are compared key by key; only positions may differ. An encoding
@@ -84,13 +84,13 @@ impl Departure {
             })?;
             if own.contains_key("model") {
                 let hint = "remove [model]; use --set model.KEY=VALUE for keys that may change";
-                return Err(refuse("--from takes the model from the other run".to_owned(), hint));
+                return Err(refuse("--init-from takes the model from the other run".to_owned(), hint));
             }
             table.extend(own);
         }
         let key = |set: &String| set.split_once('=').map_or("", |(key, _)| key.trim()).to_owned();
         if overrides.iter().any(|set| key(set) == "model.preset") {
-            let message = "--from takes sizes from the other run";
+            let message = "--init-from takes sizes from the other run";
             return Err(Error::config("--set model.preset", message, "remove it"));
         }
         let before = table.get("encoding").and_then(|encoding| encoding.get("kind")).cloned();
@@ -183,7 +183,7 @@ impl Departure {
         }
         let keys: Vec<&str> = other.iter().map(|difference| difference.key.as_str()).collect();
         let message = format!("the run cannot be initialised from these weights: {}", plan::line(&other));
-        let hint = format!("keep {} as in the run that --from names; only positions may differ", keys.join(", "));
+        let hint = format!("keep {} as in the run that --init-from names; only positions may differ", keys.join(", "));
         Err(Error::refused(message, hint))
     }
 
@@ -288,5 +288,5 @@ const OTHERS: &str = "encoding.others.";
 
 fn other_model(what: &str) -> Error {
     let message = format!("the run cannot be initialised from these weights: {what}");
-    Error::refused(message, "keep model.KEY as in the run that --from names; only positions may differ")
+    Error::refused(message, "keep model.KEY as in the run that --init-from names; only positions may differ")
 }

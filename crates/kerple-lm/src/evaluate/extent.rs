@@ -121,7 +121,7 @@ impl Request {
                             tokens, enough for {}",
                         (tokens - 1) / span
                     ),
-                    "lower --segments or --lengths, evaluate another --split, or prepare more text",
+                    "lower --n-segments or --lengths, evaluate another --split, or prepare more text",
                 ));
             }
         }
