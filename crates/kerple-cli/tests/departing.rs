@@ -198,8 +198,8 @@ fn learned_positions_go_on() {
 #[test]
 fn what_follows_from_the_training_length_stays() {
     for (kind, pinned) in [
-        (&["encoding.kind=fire"][..], "/encoding/threshold"),
-        (&["encoding.kind=dape", "encoding.base=fire"], "/encoding/base/threshold"),
+        (&["encoding.kind=fire"][..], "/encoding/init_l"),
+        (&["encoding.kind=dape", "encoding.base=fire"], "/encoding/base/init_l"),
         (&["encoding.kind=rotary", "encoding.scaling=yarn"], "/encoding/scaling/original_len"),
         (&["model.layers.far={ at = [1], encoding = \"fire\" }"], "/model/layers/far/encoding/init_l"),
         (

@@ -213,10 +213,10 @@ fn runs() {
         ("short-hash", "plan.json", |text| text.replace("\"hash\": \"", "\"hash\": \"\", \"was\": \"")),
         // behind the seconds, whose digits differ from run to run
         ("half-state", "checkpoints/step-00000020/state.json", |text| {
-            text[..text.find("\"plan\"").unwrap() + 20].to_owned()
+            text[..text.find("\"trajectory_hash\"").unwrap() + 30].to_owned()
         }),
         ("other-plan", "checkpoints/step-00000020/state.json", |text| {
-            text.replace("\"plan\": \"", "\"plan\": \"000000000000")
+            text.replace("\"trajectory_hash\": \"", "\"trajectory_hash\": \"000000000000")
         }),
         ("half-metrics", "metrics.jsonl", |text| format!("{}\n{text}", &text[..20])),
     ];

@@ -128,5 +128,5 @@ fn pipes_in_a_run_folder_are_not_waited_for() {
     }
     pipe(&place, "pipe");
     let (output, message) = ends(&place, &["train", "--config", "pipe", "--out", "run"]);
-    assert!(output.status.code() != Some(0) && message.contains("this is a pipe"), "{message}");
+    assert!(output.status.code() != Some(0) && message.contains("the path is a pipe"), "{message}");
 }

@@ -54,7 +54,7 @@ fn an_export_replaces_no_more_than_an_older_one() {
     refused(&place, &figure("r", &["--export", "r"]), "is the folder of the reproduction");
     refused(&place, &figure("r", &["--export", "r/../r/kept"]), "or inside it");
     place.ok(&["reproduce", "kerple", "--scale", "smoke", "--only", "table1", "--out", "other"]);
-    refused(&place, &figure("r", &["--export", "other"]), "other holds the smoke reproduction of kerple");
+    refused(&place, &figure("r", &["--export", "other"]), "other contains the smoke reproduction of kerple");
     place.ok(&figure("second", &["--data", "texts"]));
     refused(&place, &figure("r", &["--export", "second"]), "this is not an export");
     // one that is an export is replaced
