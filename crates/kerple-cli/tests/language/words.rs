@@ -88,7 +88,9 @@ fn prose_and_messages_use_plain_words() {
     for file in documents().into_iter().filter(|file| file != "docs/glossary.md") {
         count(&mut found, &file, &read(&file));
     }
-    for file in files("crates", ".rs").into_iter().filter(|file| file.contains("/src/") && !file.contains("tests")) {
+    // tables of old names hold the words that went
+    let is_spoken = |file: &String| file.contains("/src/") && !file.contains("tests") && !file.ends_with("/renamed.rs");
+    for file in files("crates", ".rs").into_iter().filter(is_spoken) {
         for text in literals::sentences(&read(&file)) {
             count(&mut found, &file, &text);
         }
