@@ -147,7 +147,7 @@ pub struct Prepare {
 
 #[derive(Debug, Args)]
 pub struct Train {
-    /// Run file; optional with --init_from, where its [data], [train] and [encoding] replace those of
+    /// Run file; optional with --init-from, where its [data], [train] and [encoding] replace those of
     /// the other run.
     #[arg(long, required_unless_present = "init_from")]
     pub config: Option<PathBuf>,
