@@ -235,7 +235,7 @@ fn mistakes_are_named() {
     for (arguments, part) in [
         (vec!["reproduce", "rope", "--out", "x"], "unknown paper or question `rope`"),
         (vec!["reproduce", "kerple", "--out", "x"], "the small scale needs texts"),
-        (vec!["reproduce", "kerple", "--scale", "small", "--out", "r"], "holds the smoke reproduction"),
+        (vec!["reproduce", "kerple", "--scale", "small", "--out", "r"], "contains the smoke reproduction"),
         (smoke("x", &["--only", "table11"]), "no such table or figure"),
         (smoke("x", &["--shard", "2/2"]), "shards are 0 to 1"),
         (smoke("x", &["--shard", "0/2", "--slurm", "2"]), "cannot be used with"),

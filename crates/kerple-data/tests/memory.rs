@@ -53,8 +53,8 @@ fn memory_is_bounded() {
     };
     let text: String = (0..150_000u64).map(word).collect();
     fs::write(&words, text).unwrap();
-    let options =
-        PrepareOptions { tokenizer: "bpe:600".to_owned(), ..PrepareOptions::new(Sources::paths(&[&words]), &out) };
+    let plain = PrepareOptions::new(Sources::paths(&[&words]), &out);
+    let options = PrepareOptions { tokenizer: "bpe:600".to_owned(), replace: true, ..plain };
     let mut said = 0;
     let (_, bytes) = most(|| prepare(&options, &mut |progress| said = said.max(progress.memory)).unwrap());
     assert!(bytes < said as usize && said < 4 * bytes as u64, "{} MiB, {} MiB said", bytes / MIB, said >> 20);

@@ -46,7 +46,8 @@ fn what_is_no_folder_of_reference_values_is_an_error_with_a_hint() {
         "unknown/manifest.json",
         "{\"set\": \"kerple\", \"cases\": [{\"id\": \"teleport/3\"}, {\"id\": \"attn/no_inputs\"}, 3]}",
     );
-    let holds = "hint: a folder of reference values holds manifest.json and the .safetensors files it names";
+    let holds =
+        "hint: give a folder of reference values: it contains manifest.json and the .safetensors files it lists";
     for (folder, says, hint) in [
         ("missing", "error: missing/manifest.json: cannot read: ", holds),
         ("folder", "error: folder/manifest.json: cannot read: ", holds),
@@ -61,9 +62,9 @@ fn what_is_no_folder_of_reference_values_is_an_error_with_a_hint() {
     }
     let printed = text(&conformance(place.path(), &["unknown"]).stdout);
     let expected = [
-        "FAILED teleport/3                         none               error inf       of 0.00e0    this version does not know such a case of unknown",
+        "FAILED teleport/3                         none               error inf       of 0.00e0    this version does not support such a case of unknown",
         "FAILED attn/no_inputs                     none               error inf       of 0.00e0    inputs.q is missing",
-        "FAILED (a case without id or name)        none               error inf       of 0.00e0    this version does not know such a case of unknown",
+        "FAILED (a case without id or name)        none               error inf       of 0.00e0    this version does not support such a case of unknown",
         "0 passed, 3 failed",
     ];
     assert_eq!(printed.lines().collect::<Vec<_>>(), expected);
@@ -82,5 +83,5 @@ fn a_pipe_is_no_manifest() {
     assert!(Command::new("mkfifo").arg(&pipe).status().unwrap().success());
     let output = conformance(place.path(), &["."]);
     let said = text(&output.stderr);
-    assert!(output.status.code() == Some(1) && said.contains("this is a pipe"), "{said}");
+    assert!(output.status.code() == Some(1) && said.contains("the path is a pipe"), "{said}");
 }

@@ -345,7 +345,7 @@ fn special_tokens_are_tokens_with_rows() {
     assert_eq!((plan.data_info.vocab_size, plan.model.vocab_size), (192, 192));
     assert_eq!(run.tokenizer(&plan).unwrap().vocab_size(), 301);
     let refused = plan.check_tokens(Some(200), "the prompt", |_| Some("w200".to_owned())).unwrap_err().to_string();
-    says(&refused, &["the prompt has token 200 `w200`", "192 rows"]);
+    says(&refused, &["the prompt contains token 200 `w200`", "192 rows"]);
     plan.check_tokens(Some(191), "the prompt", |_| None).unwrap();
 }
 

@@ -51,7 +51,7 @@ fn models_go_out_as_what_knows_them() {
         ("\"rotary\"", LLAMA, Family::Llama),
         ("\"rotary\"", &format!("{LLAMA}qk_norm = true\n"), Family::Qwen3),
         ("\"rotary\"", &format!("{LLAMA}{layers}"), Family::Smollm3),
-        ("\"rotary\"", &format!("{LLAMA}sink = \"one\"\n"), Family::Kerple),
+        ("\"rotary\"", &format!("{LLAMA}sink = \"off_by_one\"\n"), Family::Kerple),
     ] {
         assert_eq!(family(encoding, model), expected, "{encoding} {model}");
     }
