@@ -211,7 +211,9 @@ fn a_damaged_checkpoint_is_passed_over_and_said() {
         ("moments", &|at| flip(at.join("optimizer.safetensors"))),
         ("step", &|at| edit(at.join("state.json"), "\"step\": 14", "\"step\": 4")),
         ("seconds", &|at| edit(at.join("state.json"), "\"seconds\": ", "\"seconds\": 1")),
-        ("a plan that is not ASCII", &|at| edit(at.join("state.json"), "\"plan\": \"", "\"plan\": \"aéééééééé")),
+        ("a hash that is not ASCII", &|at| {
+            edit(at.join("state.json"), "\"trajectory_hash\": \"", "\"trajectory_hash\": \"aéééééééé")
+        }),
         ("a missing file", &|at| fs::remove_file(at.join("optimizer.safetensors")).unwrap()),
     ];
     for (what, damage) in damages {
@@ -439,6 +441,6 @@ fn missing_validation_text_is_said_once() {
         notes
     };
     assert!(matches!(&short(0)[..], [note] if note.contains("no validation loss")));
-    assert!(matches!(&short(2)[..], [note] if note.contains("over 2 sequences")));
+    assert!(matches!(&short(2)[..], [note] if note.contains("uses 2 sequences")));
     assert!(short(3).is_empty());
 }
