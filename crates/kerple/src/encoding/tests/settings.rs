@@ -138,7 +138,7 @@ fn sizes_that_do_not_fit_are_refused() {
         (
             r#"{"kind":"learned","randomized":64}"#,
             GEOMETRY,
-            "`randomized`: positions are drawn from 64, `learned` has 32",
+            "`randomized`: positions are drawn from 64, but `learned` has 32",
         ),
     ] {
         let refusal = read(text).unwrap().check(&geometry).expect_err(text);
