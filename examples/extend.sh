@@ -11,7 +11,7 @@ kerple=${KERPLE:-${CARGO_TARGET_DIR:-target}/release/kerple}
 step() { printf '\n$ kerple %s\n' "$*"; "$kerple" "$@"; }
 
 # the model that is to be extended
-step prepare --input README.md ARCHITECTURE.md CONTRIBUTING.md docs crates/kerple/src --out "$out/data"
+step prepare --input README.md ARCHITECTURE.md CONTRIBUTING.md docs crates/kerple-core/src --out "$out/data"
 step train --config configs/tiny.toml --out "$out/short" --set "data.path=$out/data" --set encoding.kind=rotary \
     --set train.train_len=32 --set train.batch_size=8 --set train.steps=80 --set train.eval_interval=0
 evaluate() { step eval "$@" --lengths 32,128,256 --n-segments 8 --protocol last:32; }

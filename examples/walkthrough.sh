@@ -8,7 +8,7 @@ kerple=${KERPLE:-${CARGO_TARGET_DIR:-target}/release/kerple}
 [ -x "$kerple" ] || cargo build --release --locked
 step() { printf '\n$ kerple %s\n' "$*"; "$kerple" "$@"; }
 
-step prepare --input README.md ARCHITECTURE.md CONTRIBUTING.md docs crates/kerple/src --out "$out/data"
+step prepare --input README.md ARCHITECTURE.md CONTRIBUTING.md docs crates/kerple-core/src --out "$out/data"
 for kind in kerple_log sinusoidal; do
     step train --config configs/tiny.toml --out "$out/$kind" \
         --set "data.path=$out/data" --set "encoding.kind=$kind" \

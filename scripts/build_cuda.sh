@@ -118,6 +118,6 @@ export XDG_DATA_HOME=$root
 # the newest interface that the driver must know; without a toolkit the newest of all would be assumed
 export CUDARC_CUDA_VERSION=${CUDARC_CUDA_VERSION:-13000}
 if [ $# -eq 0 ]; then
-    set -- build --release --locked -p kerple-cli --features cuda
+    set -- build --release --locked -p kerple --features cuda
 fi
 exec "${CARGO:-cargo}" "$@"

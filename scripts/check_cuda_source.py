@@ -2,7 +2,7 @@
 
     check_cuda_source.py CUDA_FOLDER SOURCE_FOLDER [ARCHITECTURE]
 
-The sources are those that the test `cuda_source` of kerple-cube writes. CUDA_FOLDER has lib/libnvrtc.so, bin/ptxas and include/.
+The sources are those that the test `cuda_source` of kerple-gpu writes. CUDA_FOLDER has lib/libnvrtc.so, bin/ptxas and include/.
 Fails where a kernel does not compile, where one that has matrix units make its products has no instruction of theirs, where registers
 do not suffice for what a unit holds, or where a multiprocessor has no room for a cube, for two of heads of 64 features. The compiler
 spills a few values where one more cube then fits, which is allowed up to a limit; asked for room for one cube it must spill nothing.

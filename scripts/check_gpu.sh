@@ -13,12 +13,12 @@ fi
 # without a desktop's session the drivers say so, many times
 export XDG_RUNTIME_DIR=${XDG_RUNTIME_DIR:-$(mktemp -d)}
 
-crates=(-p kerple-cube -p kerple-burn -p kerple-lm -p kerple-cli -p kerple-golden)
-features=kerple-cube/wgpu,kerple-cube/cuda-source,kerple-burn/gpu,kerple-lm/gpu,kerple-cli/gpu,kerple-golden/gpu
+crates=(-p kerple-gpu -p kerple-burn -p kerple-lm -p kerple -p kerple-conformance)
+features=kerple-gpu/wgpu,kerple-gpu/cuda-source,kerple-burn/gpu,kerple-lm/gpu,kerple/gpu,kerple-conformance/gpu
 case ${KERPLE_TEST_DEVICE:-} in
-    cuda*) features=$features,kerple-cube/cuda,kerple-cli/cuda,kerple-golden/cuda ;;
-    vulkan*) features=$features,kerple-cli/vulkan,kerple-golden/vulkan ;;
-    metal*) features=$features,kerple-cli/metal,kerple-golden/metal ;;
+    cuda*) features=$features,kerple-gpu/cuda,kerple/cuda,kerple-conformance/cuda ;;
+    vulkan*) features=$features,kerple/vulkan,kerple-conformance/vulkan ;;
+    metal*) features=$features,kerple/metal,kerple-conformance/metal ;;
 esac
 
 step cargo clippy --release --locked "${crates[@]}" --features "$features" --all-targets -- -D warnings

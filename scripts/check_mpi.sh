@@ -6,8 +6,8 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 source scripts/check_setup.sh
 install_mpi
-[ -n "${KERPLE:-}" ] || cargo clippy --release --locked --workspace --features kerple-cli/mpi -- -D warnings
-build --features kerple-cli/mpi
+[ -n "${KERPLE:-}" ] || cargo clippy --release --locked --workspace --features kerple/mpi -- -D warnings
+build --features kerple/mpi
 make_run
 train() { local n=$1; shift; ranks "$n" "$KERPLE" train --config "$here/run.toml" "$@"; }
 rank_of() { local rank=$1; shift; rank_among "$rank" $(pgrep -f -- "^$KERPLE train .*$*"); }

@@ -10,7 +10,7 @@ if ! two_networks 100mbit; then
     exit 0
 fi
 install_mpi
-build --features kerple-cli/mpi
+build --features kerple/mpi
 make_run
 two() { near_and_far "$KERPLE" train --config "$here/run.toml" "$@"; }
 

@@ -7,5 +7,5 @@ bin=${KERPLE_BIN:-${CARGO_TARGET_DIR:-target}/release}
 source scripts/python_venv.sh
 
 install_torch 'lm_eval[api]'
-[ -n "${KERPLE_BIN:-}" ] || cargo build --release --locked -p kerple-cli
+[ -n "${KERPLE_BIN:-}" ] || cargo build --release --locked -p kerple
 "$venv/bin/python" scripts/check_serve.py "$bin/kerple"

@@ -6,7 +6,7 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 source scripts/check_setup.sh
 install_mpi
-build --features kerple-cli/mpi
+build --features kerple/mpi
 make_run
 undo+=("scripts/slurm_here.sh stop $here/slurm")
 variables=$(scripts/slurm_here.sh start "$here/slurm")

@@ -13,7 +13,7 @@ source scripts/check_setup.sh
 most=${1:-$(nproc)}
 config=${2:-}
 install_mpi
-build --features kerple-cli/mpi
+build --features kerple/mpi
 export KERPLE_THREADS=1
 each=4 # sequences of a part
 steps=${STEPS:-8}

@@ -7,7 +7,7 @@ Of each folder it rewrites `runs.tar.zst`, `timing.json` and `SHA256SUMS`. Numbe
 `plan.json` and `kernels.json` are copied byte by byte, so that plans keep their hashes. Files that another migration has changed
 may differ from their sums: the script says how many do, and writes the sums of what there is.
 
-The names are those of `crates/kerple-records/src/old_names.rs`, which this script reads. It needs the command `zstd`.
+The names are those of `crates/kerple-run/src/old_names.rs`, which this script reads. It needs the command `zstd`.
 """
 
 import hashlib
@@ -20,7 +20,7 @@ import tarfile
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-NAMES = ROOT / "crates/kerple-records/src/old_names.rs"
+NAMES = ROOT / "crates/kerple-run/src/old_names.rs"
 ARCHIVE, SUMS = "runs.tar.zst", "SHA256SUMS"
 BESIDE = ["reproduction.json", "timing.json", "floors.json"]
 
@@ -108,7 +108,7 @@ def unpacked(archive):
 
 
 def packed(files):
-    """The files as an archive, in their order, as `kerple_papers::packed` packs them."""
+    """The files as an archive, in their order, as `kerple_experiments::packed` packs them."""
     out = io.BytesIO()
     with tarfile.open(fileobj=out, mode="w", format=tarfile.GNU_FORMAT) as archive:
         for name, content in files.items():

@@ -6,7 +6,7 @@
 Rows of evaluations inside the archive, the manifest beside it and the sums of both. Bytes are replaced, so every number stays as it
 was written; a folder without the old name is left alone. Needs zstd. Then the pages are made again:
 
-    UPDATE_RESULTS=1 cargo test --release -p kerple-papers --test documents pages_are_those_of_the_rows
+    UPDATE_RESULTS=1 cargo test --release -p kerple-experiments --test documents pages_are_those_of_the_rows
 """
 
 import hashlib

@@ -9,7 +9,7 @@ name=kerple-$version-$(rustc -vV | sed -n 's/^host: //p')
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 
-cargo build --release --locked --package kerple-cli
+cargo build --release --locked --package kerple
 binary=${CARGO_TARGET_DIR:-target}/release/kerple
 [ ! -e "$binary.exe" ] || binary=$binary.exe
 

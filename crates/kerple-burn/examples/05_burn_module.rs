@@ -2,13 +2,13 @@
 
 use burn::module::Module;
 use burn::tensor::{DType, Device, Tensor, TensorData};
-use kerple::encoding::{Encoding, Geometry, Method};
 use kerple_burn::adamw::{AdamW, Settings, Update};
 use kerple_burn::fused::Engine;
 use kerple_burn::ops::attention::{attention, default_scale};
 use kerple_burn::parameters::{self, Describe, Groups};
 use kerple_burn::pass::Pass;
 use kerple_burn::positions::PositionalEncoding;
+use kerple_core::encoding::{Encoding, Geometry, Method};
 
 const LEN: usize = 32;
 

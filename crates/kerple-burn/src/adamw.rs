@@ -1,6 +1,6 @@
 //! AdamW with clipping by global norm for the parameters of a module.
 //!
-//! [`kerple::ops::adam`] has the formula. Where a kernel exists, the update is one in-place pass
+//! [`kerple_core::ops::adam`] has the formula. Where a kernel exists, the update is one in-place pass
 //! per parameter; elsewhere it is plain Burn operations on the parameter's device, the reference.
 //! The optimizer state and the gradient norm are tensors on the same device, and no update returns
 //! to the host.
@@ -15,7 +15,7 @@ use crate::with_element;
 use burn::backend::{Flex, flex::FlexTensor};
 use burn::module::{Module, ModuleMapper, Param};
 use burn::tensor::{Bool, DType, Device, Tensor, TensorData};
-use kerple::ops::adam;
+use kerple_core::ops::adam;
 
 /// What updates in one pass: by a norm that the host knows, and by one on the device.
 const KERNELS: &[Target] = &[Target::Host];

@@ -94,7 +94,7 @@ impl Unavailable {
         match self {
             Unavailable::NotBuilt { feature, .. } => {
                 format!(
-                    "build with it: cargo install --locked --path crates/kerple-cli --features {feature}; see docs/gpu.md"
+                    "build with it: cargo install --locked --path crates/kerple --features {feature}; see docs/gpu.md"
                 )
             }
             Unavailable::Absent { present, .. } => {
@@ -228,9 +228,9 @@ mod on_gpus {
 #[cfg(feature = "cube")]
 mod on_gpus {
     use super::{Device, Listed, Name, Opened};
-    use kerple::attention::Dims;
-    use kerple_cube::attention::Attention;
-    use kerple_cube::cubecl::{self, device::WgpuBackend, device::WgpuDevice, device::WgpuDeviceKind};
+    use kerple_core::attention::Dims;
+    use kerple_gpu::attention::Attention;
+    use kerple_gpu::cubecl::{self, device::WgpuBackend, device::WgpuDevice, device::WgpuDeviceKind};
 
     /// The GPUs that this interface reaches, fastest kinds first, without software renderers.
     fn adapters(backend: WgpuBackend) -> Vec<cubecl::Device> {

@@ -1,4 +1,4 @@
-//! The forms of [`kerple::forms`] as tensors: what a positional method passes to attention.
+//! The forms of [`kerple_core::forms`] as tensors: what a positional method passes to attention.
 //!
 //! Rows added to the embeddings never reach attention.
 
@@ -7,8 +7,8 @@ mod pairs;
 use crate::pass::Pass;
 use crate::piece::Piece;
 use burn::tensor::{Bool, DType, Device, Tensor, TensorData};
-pub use kerple::forms::Sight;
-use kerple::maps::{Extent, Map};
+pub use kerple_core::forms::Sight;
+use kerple_core::maps::{Extent, Map};
 pub(crate) use pairs::Pairs;
 use std::sync::Arc;
 
@@ -40,7 +40,7 @@ pub struct Positions {
 }
 
 /// Clocks of tokens: scores get what the running sum of gates falls from key to query, see
-/// [`Table::clocks`](kerple::forms::Table::clocks).
+/// [`Table::clocks`](kerple_core::forms::Table::clocks).
 #[derive(Clone, Debug)]
 #[allow(clippy::large_enum_variant, reason = "there is one in a layer")]
 pub enum Clock {
@@ -59,7 +59,7 @@ pub enum Clock {
 #[derive(Clone, Debug)]
 pub struct Code {
     /// Which code.
-    pub plan: kerple::forms::Code,
+    pub plan: kerple_core::forms::Code,
     /// The encoding's parameters, flattened, in their order.
     pub values: Vec<Tensor<1>>,
 }
@@ -83,7 +83,7 @@ impl Code {
     }
 }
 
-/// A decay of linear attention, see [`kerple::attention::linear::Decay`].
+/// A decay of linear attention, see [`kerple_core::attention::linear::Decay`].
 #[derive(Clone, Debug)]
 pub struct Fading {
     /// At short distances, `[H, met]`.
@@ -191,7 +191,7 @@ pub enum Scores {
     /// Nothing.
     #[default]
     Plain,
-    /// By distance: `z = s * weight[h][d] + bias[h][d]`. Columns are distances as [`kerple::forms::Sides`] of the sight has
+    /// By distance: `z = s * weight[h][d] + bias[h][d]`. Columns are distances as [`kerple_core::forms::Sides`] of the sight has
     /// them, at least as many as there are keys.
     Table {
         /// Added to scaled scores, `[H, C]`.
@@ -239,8 +239,8 @@ impl RotaryTables {
     /// # Panics
     /// When they differ in size, or are no rows of `half` values.
     pub fn new(half: usize, cos: Vec<f64>, sin: Vec<f64>) -> RotaryTables {
-        kerple::check_shape!(cos, L = cos.len() / half.max(1), half = half);
-        kerple::check_shape!(sin, L = cos.len() / half.max(1), half = half);
+        kerple_core::check_shape!(cos, L = cos.len() / half.max(1), half = half);
+        kerple_core::check_shape!(sin, L = cos.len() / half.max(1), half = half);
         RotaryTables { half, cos, sin, held: None }
     }
 

@@ -19,7 +19,7 @@ use burn::backend::{Autodiff, Backend, Dispatch, DispatchTensor, Flex, backend_e
 #[cfg(feature = "cube")]
 use burn::backend::{Cube, DispatchDevice};
 use burn::tensor::{DType, Device, Tensor};
-use kerple::precision::Precision;
+use kerple_core::precision::Precision;
 use std::any::Any;
 use std::fmt::Debug;
 use std::sync::Arc;
@@ -415,7 +415,7 @@ impl Engine {
 }
 
 /// `f32` or `f64` as Burn's element: what fused operations compute with.
-pub trait Number: burn::tensor::Element + bytemuck::Pod + kerple::Number {}
+pub trait Number: burn::tensor::Element + bytemuck::Pod + kerple_core::Number {}
 
 impl Number for f32 {}
 impl Number for f64 {}

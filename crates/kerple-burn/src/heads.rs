@@ -1,7 +1,7 @@
 //! The layout of queries, keys and values in the rows of a layer's packed projection.
 
 use burn::tensor::Tensor;
-use kerple::attention::Strides;
+use kerple_core::attention::Strides;
 
 /// Heads of a self-attention layer, and how queries, keys and values lie in a row of the packed projection.
 ///

@@ -12,10 +12,10 @@ use crate::ops::attention::{self, Call, ScoreInputs, Scoring};
 use crate::ops::linear_attention::{self, Linear, Maps};
 use crate::piece::{Behind, Piece};
 use burn::tensor::{DType, Tensor, TensorData};
-use kerple::attention::linear::{self, Problem, State};
-use kerple::attention::{Dims, Strides, View, ViewMut};
-use kerple::forms::Strided;
-use kerple::ops::rotary::Turn;
+use kerple_core::attention::linear::{self, Problem, State};
+use kerple_core::attention::{Dims, Strides, View, ViewMut};
+use kerple_core::forms::Strided;
+use kerple_core::ops::rotary::Turn;
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -309,7 +309,7 @@ impl Rows {
     /// Adds the keys and values of `len` positions from packed rows, see [`Heads`].
     fn push(&mut self, qkv: &[f32], len: usize) {
         let (packed, Heads { kv_heads, head_dim: d, .. }) = (self.heads.packed(), self.heads);
-        kerple::check_shape!(qkv, B = self.batch, L = len, packed = packed);
+        kerple_core::check_shape!(qkv, B = self.batch, L = len, packed = packed);
         self.reserve(self.len + len);
         let ([_, key, value], strides) = self.heads.layout(len);
         for sequence in 0..self.batch {
@@ -328,7 +328,7 @@ impl Rows {
 
     /// Runs the clocks on through the last `len` positions, whose gates these are, `[B, H, len]`.
     fn run(&mut self, gates: Vec<f64>, len: usize) {
-        kerple::check_shape!(gates, B = self.batch, H = self.heads.heads, L = len);
+        kerple_core::check_shape!(gates, B = self.batch, H = self.heads.heads, L = len);
         self.clocks.resize(self.batch * self.heads.heads * self.capacity, 0.0);
         let before = self.len - len;
         for (clocks, gates) in self.clocks.chunks_exact_mut(self.capacity).zip(gates.chunks_exact(len.max(1))) {

@@ -1,7 +1,7 @@
 //! The context of a forward pass besides its input: its position in the sequence, and its random
 //! draws.
 
-use kerple::seed::{Purpose, stream_at};
+use kerple_core::seed::{Purpose, stream_at};
 use rand_chacha::ChaCha8Rng;
 
 /// One forward pass of a model.

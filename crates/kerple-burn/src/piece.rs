@@ -1,7 +1,7 @@
 //! Rows that are a chunk of longer sequences, trained from the last chunk to the first.
 
 use crate::fused::Number;
-use kerple::attention::linear::{self, Gradients, Later, Problem, Saved, State};
+use kerple_core::attention::linear::{self, Gradients, Later, Problem, Saved, State};
 use std::any::Any;
 use std::sync::{Arc, Mutex};
 

@@ -1,8 +1,8 @@
 //! The settings of a transformer block, as plain data.
 
 use crate::heads::Heads;
-use kerple::kernel::exponentials::{Amplitude, Demand, Tolerance};
-use kerple::ops::activation::Activation;
+use kerple_core::kernel::exponentials::{Amplitude, Demand, Tolerance};
+use kerple_core::ops::activation::Activation;
 use serde::{Deserialize, Serialize};
 
 /// The choices in which decoders of one shape differ. The default is GPT-NeoX's sequential block, as KERPLE trains it.
@@ -182,7 +182,7 @@ impl AttentionKind {
     }
 }
 
-/// Linear attention, see [`kerple::attention::linear`].
+/// Linear attention, see [`kerple_core::attention::linear`].
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct LinearPlan {

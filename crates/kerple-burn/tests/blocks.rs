@@ -8,7 +8,6 @@ use burn::tensor::{DType, Tensor};
 use common::{
     PASS, Randomize, TRAINING, ToDouble, assert_close, assert_slopes, device, init, random, rng, run, tensor,
 };
-use kerple::encoding::{Encoding, Geometry, Method, fox, t5};
 use kerple_burn::block::Block;
 use kerple_burn::forms::{Clock, Positions};
 use kerple_burn::fused::Engine;
@@ -20,6 +19,7 @@ use kerple_burn::ops::linear_attention::{Linear, linear_attention};
 use kerple_burn::parameters;
 use kerple_burn::plan::{BlockPlan, FeatureKind, LinearPlan, NormKind, ResidualKind, SinkKind, Sizes};
 use kerple_burn::positions::PositionalEncoding;
+use kerple_core::encoding::{Encoding, Geometry, Method, fox, t5};
 
 /// A block and an encoding, so that the tables' gradients reach its parameters.
 #[derive(Module, Debug)]

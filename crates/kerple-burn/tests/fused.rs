@@ -7,7 +7,6 @@ use burn::tensor::{DType, Tensor, TensorData};
 use common::{
     PASS, Randomize, ToDouble, ToSingle, assert_close, assert_slopes, device, init, random, rng, run, values,
 };
-use kerple::encoding::{Encoding, Geometry, METHODS, Method};
 use kerple_burn::forms::{Positions, Scores};
 use kerple_burn::fused::Engine;
 use kerple_burn::layers::{Attention, Norm, normal_matrix};
@@ -16,6 +15,7 @@ use kerple_burn::ops::{Residual, attention::attention, embedding::embed};
 use kerple_burn::parameters::without_autodiff;
 use kerple_burn::plan::{BlockPlan, NormKind, SinkKind, Sizes};
 use kerple_burn::positions::PositionalEncoding;
+use kerple_core::encoding::{Encoding, Geometry, METHODS, Method};
 use rand::RngExt;
 
 /// A layer that holds an encoding, so that the tables' gradients reach its parameters.

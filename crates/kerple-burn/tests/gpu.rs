@@ -4,7 +4,6 @@
 
 use burn::module::Module;
 use burn::tensor::{DType, Device, Tensor, TensorData};
-use kerple::precision::Precision;
 use kerple_burn::adamw::{AdamW, Settings, Update};
 use kerple_burn::device::Name;
 use kerple_burn::forms::{Clock, Exponentials, Fading, Positions, Scores, Sight};
@@ -20,6 +19,7 @@ use kerple_burn::ops::{self, Norm, Residual};
 use kerple_burn::parameters::{self, Describe};
 use kerple_burn::pass::Pass;
 use kerple_burn::plan::{BlockPlan, FeatureKind, InitKind, LinearPlan, NormKind, Sizes};
+use kerple_core::precision::Precision;
 use rand::{RngExt, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 

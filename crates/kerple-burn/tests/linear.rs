@@ -6,7 +6,6 @@ mod common;
 use burn::module::Module;
 use burn::tensor::{DType, Device, Tensor};
 use common::{Randomize, ToDouble, assert_close, assert_slopes, device, init, random, rng, run};
-use kerple::encoding::{Encoding, Geometry};
 use kerple_burn::block::Block;
 use kerple_burn::forms::Positions;
 use kerple_burn::fused::Engine;
@@ -14,6 +13,7 @@ use kerple_burn::layers::Init;
 use kerple_burn::pass::Pass;
 use kerple_burn::plan::{AttentionKind, BlockPlan, FeatureKind, InitKind, LinearPlan, Sizes};
 use kerple_burn::positions::PositionalEncoding;
+use kerple_core::encoding::{Encoding, Geometry};
 
 #[derive(Module, Debug)]
 struct Both {

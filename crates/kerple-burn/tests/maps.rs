@@ -7,13 +7,13 @@ mod common;
 use burn::module::Module;
 use burn::tensor::{DType, Device, Tensor};
 use common::{PASS, Randomize, ToDouble, assert_close, assert_slopes, device, init, random, rng, run};
-use kerple::encoding::{Encoding, Geometry};
 use kerple_burn::block::Block;
 use kerple_burn::forms::Positions;
 use kerple_burn::fused::Engine;
 use kerple_burn::layers::Init;
 use kerple_burn::plan::{BlockPlan, InitKind, Sizes};
 use kerple_burn::positions::PositionalEncoding;
+use kerple_core::encoding::{Encoding, Geometry};
 
 const SIZES: Sizes = Sizes { d_model: 8, n_heads: 4, head_dim: 5, d_hidden: 6 };
 

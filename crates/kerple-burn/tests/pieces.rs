@@ -4,7 +4,6 @@
 //! A software renderer stands in, unless `KERPLE_TEST_DEVICE` names a device as `--device` does.
 
 use burn::tensor::{DType, Device, Tensor, TensorData};
-use kerple::encoding::{Encoding, Geometry};
 use kerple_burn::device::Name;
 use kerple_burn::forms::{Clock, Positions};
 use kerple_burn::fused::Engine;
@@ -12,6 +11,7 @@ use kerple_burn::ops::attention::{Scoring, attention, in_pieces};
 use kerple_burn::parameters;
 use kerple_burn::pass::Pass;
 use kerple_burn::positions::PositionalEncoding;
+use kerple_core::encoding::{Encoding, Geometry};
 use rand::{RngExt, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 

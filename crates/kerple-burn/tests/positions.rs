@@ -2,8 +2,6 @@
 
 use burn::module::{Module, ModuleMapper, Param};
 use burn::tensor::{DType, Device, Tensor, TensorData};
-use kerple::encoding::{Clamp, Encoding, Geometry, METHODS, Method, Share, expression};
-use kerple::kernel::{expr::Expr, parameter::Keep};
 use kerple_burn::forms::Positions;
 use kerple_burn::fused::Engine;
 use kerple_burn::heads::Heads;
@@ -12,6 +10,8 @@ use kerple_burn::parameters::{self, Group};
 use kerple_burn::pass::Pass;
 use kerple_burn::plan::{AttentionKind, LinearPlan};
 use kerple_burn::positions::PositionalEncoding;
+use kerple_core::encoding::{Clamp, Encoding, Geometry, METHODS, Method, Share, expression};
+use kerple_core::kernel::{expr::Expr, parameter::Keep};
 
 const GEOMETRY: Geometry = Geometry::new(3, 4, 16);
 const LEN: usize = 40;

@@ -1,6 +1,6 @@
 //! Errors in user input and in files.
 
-use kerple_files::printable;
+use kerple_run::files::printable;
 use std::path::{Path, PathBuf};
 
 /// An error for users: what is wrong and where, with the value and the limit, and a hint.
@@ -49,7 +49,7 @@ impl Error {
     /// The hint: what to do about it.
     pub fn hint(&self) -> String {
         match self {
-            Error::Io { source, .. } => kerple_files::hint(source).to_owned(),
+            Error::Io { source, .. } => kerple_run::files::hint(source).to_owned(),
             Error::Damaged { hint, .. } | Error::Refused { hint, .. } => hint.clone(),
             Error::Stopped => "run the same command to start over".to_owned(),
         }

@@ -18,7 +18,7 @@ pub(crate) struct Bytes {
 
 impl Bytes {
     pub(crate) fn open(path: &Path) -> Result<Bytes> {
-        let file = kerple_files::open(path).map_err(Error::io(path, "open"))?;
+        let file = kerple_run::files::open(path).map_err(Error::io(path, "open"))?;
         let len = file.metadata().map_err(Error::io(path, "open"))?.len();
         Ok(Bytes { file, path: path.to_owned(), len })
     }
@@ -65,7 +65,7 @@ impl Bytes {
 /// # Errors
 /// A disk that does not answer.
 pub(crate) fn is_folder(path: &Path) -> Result<bool> {
-    kerple_files::is_folder(path).map_err(Error::io(path, "look for"))
+    kerple_run::files::is_folder(path).map_err(Error::io(path, "look for"))
 }
 
 /// Whether a regular file is at a place.
@@ -73,7 +73,7 @@ pub(crate) fn is_folder(path: &Path) -> Result<bool> {
 /// # Errors
 /// A disk that does not answer.
 pub(crate) fn is_file(path: &Path) -> Result<bool> {
-    kerple_files::is_file(path).map_err(Error::io(path, "look for"))
+    kerple_run::files::is_file(path).map_err(Error::io(path, "look for"))
 }
 
 #[cfg(unix)]

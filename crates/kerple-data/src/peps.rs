@@ -41,7 +41,7 @@ pub fn write(folder: &Path, numbers: RangeInclusive<u32>) -> Result<()> {
     std::fs::create_dir_all(folder).map_err(Error::io(folder, "create"))?;
     for (split, lines) in Split::ALL.iter().zip(files) {
         let path = folder.join(format!("{}.jsonl", split.name()));
-        kerple_files::replace(&path, lines.as_bytes()).map_err(Error::io(&path, "write"))?;
+        kerple_run::files::replace(&path, lines.as_bytes()).map_err(Error::io(&path, "write"))?;
     }
     Ok(())
 }

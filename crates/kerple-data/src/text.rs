@@ -326,7 +326,7 @@ impl<R: Read> Read for Counted<R> {
 /// Opens a file for reading what it holds uncompressed.
 pub(crate) fn open(path: &Path, compression: Compression, count: Rc<Cell<u64>>) -> Result<Box<dyn BufRead>> {
     const BUFFER: usize = 1 << 18;
-    let file = kerple_files::open(path).map_err(Error::io(path, "open"))?;
+    let file = kerple_run::files::open(path).map_err(Error::io(path, "open"))?;
     let raw = BufReader::with_capacity(BUFFER, Counted { inner: file, count });
     Ok(match compression {
         Compression::None => Box::new(raw),

@@ -89,7 +89,7 @@ fn write(path: &Path, all: &[Named]) -> Result<String> {
 }
 
 fn sync(folder: &Path) -> Result<()> {
-    kerple_files::sync_folder(folder).map_err(Error::io(folder, "sync"))
+    kerple_run::files::sync_folder(folder).map_err(Error::io(folder, "sync"))
 }
 
 /// Folder of checkpoints of a run.
@@ -157,7 +157,7 @@ fn discard(checkpoint: &Path) -> Result<()> {
 
 /// Whether something is at `path`. A disk that does not answer is an error: what could not be seen is not absent.
 pub(crate) fn present(path: &Path) -> Result<bool> {
-    kerple_files::is_there(path).map_err(Error::io(path, "look for"))
+    kerple_run::files::is_there(path).map_err(Error::io(path, "look for"))
 }
 
 fn remove(path: &Path) -> Result<()> {
@@ -197,7 +197,7 @@ fn write_aside<M: Module + Describe, T: Task<M>>(aside: &Path, state: &State, le
 fn write_state(aside: &Path, state: State) -> Result<()> {
     let path = aside.join(STATE);
     let text = serde_json::to_string_pretty(&state.sealed()).expect("a state is plain data");
-    kerple_files::write_within(&path, text.as_bytes()).map_err(Error::io(&path, "write"))?;
+    kerple_run::files::write_within(&path, text.as_bytes()).map_err(Error::io(&path, "write"))?;
     sync(aside)
 }
 
@@ -296,7 +296,7 @@ pub fn state(checkpoint: &Path, plan: &Plan) -> Result<State> {
 
 fn read_state(checkpoint: &Path) -> Result<State> {
     let path = checkpoint.join(STATE);
-    let text = kerple_files::read_text(&path).map_err(Error::io(&path, "read"))?;
+    let text = kerple_run::files::read_text(&path).map_err(Error::io(&path, "read"))?;
     let damaged = |message: String| Error::damaged(&path, message, AGAIN);
     let state: State = serde_json::from_str(&text).map_err(|error| {
         let content = serde_json::from_str(&text).unwrap_or_default();

@@ -10,8 +10,8 @@ use crate::layers::LayerConfig;
 use crate::plan::Plan;
 use crate::run::RunFolder;
 use crate::sequences::Text;
-use kerple::encoding::Encoding;
-use kerple::encoding::scaling::Scaling;
+use kerple_core::encoding::Encoding;
+use kerple_core::encoding::scaling::Scaling;
 use std::path::PathBuf;
 use std::sync::atomic::AtomicBool;
 

@@ -4,8 +4,8 @@ use crate::error::{Error, Result};
 use crate::layers::LayerConfig;
 use crate::renamed;
 use crate::schedule::LrSchedule;
-use kerple::encoding::Encoding;
 use kerple_burn::plan::BlockPlan;
+use kerple_core::encoding::Encoding;
 use kerple_data::tasks::TaskConfig;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -297,7 +297,7 @@ impl RunConfig {
     /// # Errors
     /// A missing or unreadable file, TOML that does not parse, unknown or ill-typed keys.
     pub fn read(file: &Path, overrides: &[String]) -> Result<RunConfig> {
-        let text = kerple_files::read_text(file).map_err(Error::io(file, "read the run file"))?;
+        let text = kerple_run::files::read_text(file).map_err(Error::io(file, "read the run file"))?;
         RunConfig::parse(&text, &file.display().to_string(), overrides)
     }
 

@@ -15,8 +15,8 @@ use crate::model::Decoder;
 use crate::plan::{self, DataInfo, Plan};
 use crate::run::{Beginning, RunFolder};
 use crate::tensors::{self, Slot, TensorFile};
-use kerple::encoding::{Encoding, Method};
 use kerple_burn::parameters::{self, Named};
+use kerple_core::encoding::{Encoding, Method};
 use std::path::Path;
 
 /// A run that others begin with.
@@ -70,7 +70,7 @@ impl Departure {
         let mut table = toml::Table::try_from(self.plan.config())
             .map_err(|error| Error::refused(format!("{place}: {error}"), "its plan cannot be written as a run file"))?;
         if let Some(file) = file {
-            let text = kerple_files::read_text(file).map_err(Error::io(file, "read the run file"))?;
+            let text = kerple_run::files::read_text(file).map_err(Error::io(file, "read the run file"))?;
             let refuse = |message: String, hint: &str| Error::Config {
                 place: file.display().to_string(),
                 message,

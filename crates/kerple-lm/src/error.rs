@@ -1,6 +1,6 @@
 //! Errors in what a user typed or a file contains.
 
-use kerple_files::printable;
+use kerple_run::files::printable;
 use std::path::{Path, PathBuf};
 
 /// An error for people: what is wrong, with the value and the limit, and what to do about it.
@@ -62,7 +62,7 @@ pub enum Error {
     Data(#[from] kerple_data::Error),
     /// A file of records could not be read or written.
     #[error(transparent)]
-    Record(#[from] kerple_records::Error),
+    Record(#[from] kerple_run::Error),
     /// Another rank cannot go on, so this one does not either.
     #[error("rank {rank} on {host}: {message}")]
     Rank {
@@ -100,7 +100,7 @@ impl Error {
     /// What to do about it.
     pub fn hint(&self) -> String {
         match self {
-            Error::Io { source, .. } => kerple_files::hint(source).to_owned(),
+            Error::Io { source, .. } => kerple_run::files::hint(source).to_owned(),
             Error::Data(error) => error.hint(),
             Error::Record(error) => error.hint(),
             Error::Busy { .. } => "wait for that process, stop it, or use another --out folder".to_owned(),

@@ -11,7 +11,7 @@
 //! `Event { wall_time = 1: double, step = 2: int64, file_version = 3: string, summary = 5 }`.
 
 use crate::error::{Error, Result};
-use kerple_records::{EvaluationRow, MetricsRow};
+use kerple_run::{EvaluationRow, MetricsRow};
 use std::fs::File;
 use std::io::Write;
 use std::path::{Path, PathBuf};
@@ -103,7 +103,7 @@ fn forget_after(folder: &Path, step: u64) -> Result<()> {
         if path.extension().is_none_or(|extension| extension != "kerple") {
             continue;
         }
-        let data = kerple_files::read(&path).map_err(Error::io(&path, "read"))?;
+        let data = kerple_run::files::read(&path).map_err(Error::io(&path, "read"))?;
         let mut kept = 0;
         while let Some((length, found)) = parse(&data[kept..])
             && found <= step
@@ -136,7 +136,7 @@ impl EventFile {
             Some(file) => file,
             none => {
                 // two sessions of one second from one step share a file
-                let mut file = kerple_files::append(&self.path).map_err(Error::io(&self.path, "create"))?;
+                let mut file = kerple_run::files::append(&self.path).map_err(Error::io(&self.path, "create"))?;
                 let mut version = self::event(now(), 0);
                 bytes_field(3, b"brain.Event:2", &mut version);
                 file.write_all(&record(&version)).map_err(Error::io(&self.path, "append to"))?;

@@ -2,7 +2,7 @@
 
 use crate::error::{Error, Result};
 use crate::model::Decoder;
-use kerple::seed::{Purpose, stream};
+use kerple_core::seed::{Purpose, stream};
 use rand::RngExt;
 use rand_chacha::ChaCha8Rng;
 use std::cmp::Ordering;

@@ -3,12 +3,12 @@
 
 use crate::ranks::Ranks;
 use burn::tensor::Device;
-use kerple::cpu::InstructionSet;
-use kerple::precision::Precision;
 use kerple_burn::device::{Name, Opened};
 use kerple_burn::fused::{Engine, Target};
+use kerple_core::cpu::InstructionSet;
+use kerple_core::precision::Precision;
 use kerple_data::machine::Limit;
-use kerple_records::Provenance;
+use kerple_run::Provenance;
 
 /// A device in a machine, and the program that works there.
 #[derive(Clone, Debug)]

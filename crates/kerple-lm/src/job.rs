@@ -15,9 +15,9 @@ use crate::ranks::Ranks;
 use crate::run::{RunFolder, Trained};
 use crate::sequences::Text;
 use crate::train::{self, TrainSession};
-use kerple::encoding::Encoding;
-use kerple::encoding::scaling::Scaling;
-use kerple_records::Numerics;
+use kerple_core::encoding::Encoding;
+use kerple_core::encoding::scaling::Scaling;
+use kerple_run::Numerics;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::str::FromStr;
@@ -274,7 +274,7 @@ impl Job<'_> {
     fn trained_otherwise(&self) -> Result<Option<String>> {
         let sessions = self.folder.sessions()?;
         let here = self.host.provenance.numerics();
-        let counted = kerple_records::sessions_up_to(&sessions, self.plan.steps).into_iter();
+        let counted = kerple_run::sessions_up_to(&sessions, self.plan.steps).into_iter();
         let others: BTreeSet<Numerics> =
             counted.map(|row| row.provenance.numerics()).filter(|other| other.chosen() != here.chosen()).collect();
         let words = Vec::from_iter(others.iter().map(Numerics::to_string)).join(" and ");

@@ -2,9 +2,9 @@
 //! to.
 
 use crate::error::{Error, Result};
-use kerple::encoding::Encoding;
 use kerple_burn::plan::AttentionKind;
 use kerple_burn::positions::Standing;
+use kerple_core::encoding::Encoding;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 

@@ -19,6 +19,8 @@ pub mod layers;
 pub mod learner;
 pub mod memory;
 pub mod model;
+#[cfg(feature = "mpi")]
+pub mod mpi;
 pub mod plan;
 pub mod probe;
 pub mod ranks;

@@ -30,7 +30,7 @@ mod positions;
 use crate::error::{Error, Result};
 use crate::model::MOST_PREFILLED;
 use crate::plan::Plan;
-use kerple::ops::cross_entropy;
+use kerple_core::ops::cross_entropy;
 pub use kerple_data::machine::Limit;
 use positions::Rows;
 use std::fmt;

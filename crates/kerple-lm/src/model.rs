@@ -23,7 +23,6 @@ use crate::error::{Error, Result};
 use crate::plan::{ModelPlan, Plan};
 use burn::module::{Module, Param};
 use burn::tensor::{Device, Int, Tensor, TensorData};
-use kerple::seed::{Purpose, stream};
 use kerple_burn::forms::Positions;
 use kerple_burn::fused::Engine;
 use kerple_burn::layers::{Attention, normal_matrix};
@@ -32,6 +31,7 @@ use kerple_burn::ops::attention::Seen;
 use kerple_burn::ops::loss::{self, Head, Targets};
 use kerple_burn::parameters::{Describe, Groups};
 use kerple_burn::pass::Pass;
+use kerple_core::seed::{Purpose, stream};
 
 use std::ops::Range;
 

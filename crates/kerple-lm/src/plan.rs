@@ -21,8 +21,8 @@ use check::{
     check_train,
 };
 use difference::flatten;
-use kerple::encoding::{Encoding, Geometry};
 use kerple_burn::pass::Pass;
+use kerple_core::encoding::{Encoding, Geometry};
 use kerple_data::lra::Arena;
 use kerple_data::tasks::TaskConfig;
 use serde::{Deserialize, Serialize};

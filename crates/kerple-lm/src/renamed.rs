@@ -1,13 +1,13 @@
 //! Keys of run files, plans and checkpoints that were renamed: what a file still has of them is refused, with the new name in
 //! the hint.
 
-pub use kerple::encoding::Renamed;
+pub use kerple_core::encoding::Renamed;
 use serde_json::{Map, Value};
 
 /// A run file, or what `--set` makes of one.
 pub const RUN_FILE: &str = "run file";
 /// The file of a plan.
-pub const PLAN_FILE: &str = kerple_records::PLAN_FILE;
+pub const PLAN_FILE: &str = kerple_run::PLAN_FILE;
 /// The file of a checkpoint that says where its run stands.
 pub const STATE_FILE: &str = "state.json";
 
@@ -64,7 +64,7 @@ const OWN: [Renamed; 41] = [
 
 /// Everything that was renamed.
 pub fn all() -> impl Iterator<Item = &'static Renamed> {
-    OWN.iter().chain(&kerple::encoding::RENAMED)
+    OWN.iter().chain(&kerple_core::encoding::RENAMED)
 }
 
 /// The new names of what the content of a file still calls otherwise; `None` where it has no old name.
@@ -95,7 +95,7 @@ fn tables<'a>(file: &'a str, content: &'a Value) -> Vec<(&'a str, &'a Map<String
     ];
     all.extend(layers().map(|kind| (LINEAR, &kind["attention"]["linear"])));
     for encoding in std::iter::once(&content["encoding"]).chain(layers().map(|kind| &kind["encoding"])) {
-        all.push((kerple::encoding::renamed::SHARED, encoding));
+        all.push((kerple_core::encoding::renamed::SHARED, encoding));
         // that of dape has keys of its own kind
         let methods = [encoding, &encoding["base"]];
         all.extend(methods.map(|method| (method["kind"].as_str().unwrap_or_default(), method)));

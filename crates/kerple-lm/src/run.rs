@@ -42,7 +42,7 @@ use crate::renamed;
 use crate::solver::{self, Planned, Solve, Work};
 use crate::task::Task;
 use burn::tensor::Device;
-use kerple_records::{EvaluationRow, Journal, KernelSnapshot, MetricsRow, ProbeRow, ScoreSnapshot, SessionRow};
+use kerple_run::{EvaluationRow, Journal, KernelSnapshot, MetricsRow, ProbeRow, ScoreSnapshot, SessionRow};
 use serde_json::Value;
 use std::path::{Path, PathBuf};
 
@@ -90,12 +90,12 @@ impl RunFolder {
     /// # Errors
     /// A plan that cannot be read, or was changed by hand; a folder with names from before 0.1.0.
     pub fn plan(&self) -> Result<Option<Plan>> {
-        kerple_records::old_names::refuse_files(&self.path)?;
-        let path = self.path.join(kerple_records::PLAN_FILE);
+        kerple_run::old_names::refuse_files(&self.path)?;
+        let path = self.path.join(kerple_run::PLAN_FILE);
         if !present(&path)? {
             return Ok(None);
         }
-        let text = kerple_files::read_text(&path).map_err(Error::io(&path, "read"))?;
+        let text = kerple_run::files::read_text(&path).map_err(Error::io(&path, "read"))?;
         let hint = "restore the file: it was edited, or written by another version";
         let content: Value =
             serde_json::from_str(&text).map_err(|error| Error::damaged(&path, error.to_string(), hint))?;
@@ -125,7 +125,7 @@ impl RunFolder {
     /// What the file system refuses.
     pub fn write_plan(&self, plan: &Plan) -> Result<()> {
         Place::of(&plan.data.path, &self.path).write(&self.path)?;
-        Ok(kerple_records::write_json(&self.path.join(kerple_records::PLAN_FILE), plan)?)
+        Ok(kerple_run::write_json(&self.path.join(kerple_run::PLAN_FILE), plan)?)
     }
 
     /// Opens the text the run was trained on, wherever it was last seen.
@@ -202,7 +202,7 @@ impl RunFolder {
 
     /// Path of the rows of evaluations.
     pub fn evaluation_file(&self) -> PathBuf {
-        self.path.join(kerple_records::EVALUATION_FILE)
+        self.path.join(kerple_run::EVALUATION_FILE)
     }
 
     /// Rows of earlier evaluations.
@@ -211,12 +211,12 @@ impl RunFolder {
     /// A file that cannot be read.
     pub fn evaluations(&self) -> Result<Vec<EvaluationRow>> {
         let path = self.evaluation_file();
-        Ok(if present(&path)? { kerple_records::read_rows(&path)?.rows } else { Vec::new() })
+        Ok(if present(&path)? { kerple_run::read_rows(&path)?.rows } else { Vec::new() })
     }
 
     /// Path of the rows of probes.
     pub fn probes_file(&self) -> PathBuf {
-        self.path.join(kerple_records::PROBES_FILE)
+        self.path.join(kerple_run::PROBES_FILE)
     }
 
     /// What earlier probes found.
@@ -225,12 +225,12 @@ impl RunFolder {
     /// A file that cannot be read.
     pub fn probes(&self) -> Result<Vec<ProbeRow>> {
         let path = self.probes_file();
-        Ok(if present(&path)? { kerple_records::read_rows(&path)?.rows } else { Vec::new() })
+        Ok(if present(&path)? { kerple_run::read_rows(&path)?.rows } else { Vec::new() })
     }
 
     /// Path of the scores of last queries.
     pub fn scores_file(&self) -> PathBuf {
-        self.path.join(kerple_records::ATTENTION_SCORES_FILE)
+        self.path.join(kerple_run::ATTENTION_SCORES_FILE)
     }
 
     /// The scores of last queries that were kept.
@@ -239,7 +239,7 @@ impl RunFolder {
     /// A damaged file.
     pub fn scores(&self) -> Result<Vec<ScoreSnapshot>> {
         let path = self.scores_file();
-        Ok(if present(&path)? { kerple_records::read_json(&path)? } else { Vec::new() })
+        Ok(if present(&path)? { kerple_run::read_json(&path)? } else { Vec::new() })
     }
 
     /// Keeps scores of last queries in the place of earlier ones.
@@ -247,7 +247,7 @@ impl RunFolder {
     /// # Errors
     /// A file that cannot be written.
     pub fn write_scores(&self, all: &[ScoreSnapshot]) -> Result<()> {
-        Ok(kerple_records::write_dense_json(&self.scores_file(), &all)?)
+        Ok(kerple_run::write_dense_json(&self.scores_file(), &all)?)
     }
 
     /// Opens the metrics for appending, without rows of steps that the checkpoint has not seen.
@@ -255,14 +255,14 @@ impl RunFolder {
     /// # Errors
     /// A file that is damaged or cannot be written; it is then as it was.
     pub fn reopen_metrics(&self, step: u64) -> Result<Journal<MetricsRow>> {
-        let path = self.path.join(kerple_records::METRICS_FILE);
+        let path = self.path.join(kerple_run::METRICS_FILE);
         let journal = Journal::open(&path)?;
-        let rows = kerple_records::read_rows::<MetricsRow>(&path)?.rows;
+        let rows = kerple_run::read_rows::<MetricsRow>(&path)?.rows;
         let kept: Vec<_> = rows.iter().filter(|row| row.step <= step).collect();
         if kept.len() == rows.len() {
             return Ok(journal);
         }
-        kerple_records::replace_rows(&path, &kept)?;
+        kerple_run::replace_rows(&path, &kept)?;
         Ok(Journal::open(&path)?)
     }
 
@@ -271,8 +271,8 @@ impl RunFolder {
     /// # Errors
     /// A file that cannot be read.
     pub fn sessions(&self) -> Result<Vec<SessionRow>> {
-        let path = self.path.join(kerple_records::SESSIONS_FILE);
-        Ok(if present(&path)? { kerple_records::read_rows(&path)?.rows } else { Vec::new() })
+        let path = self.path.join(kerple_run::SESSIONS_FILE);
+        Ok(if present(&path)? { kerple_run::read_rows(&path)?.rows } else { Vec::new() })
     }
 
     /// Records the start of a session, on disk before its first update.
@@ -280,7 +280,7 @@ impl RunFolder {
     /// # Errors
     /// A file that cannot be written.
     pub fn add_session(&self, row: &SessionRow) -> Result<()> {
-        let mut journal = Journal::open(&self.path.join(kerple_records::SESSIONS_FILE))?;
+        let mut journal = Journal::open(&self.path.join(kerple_run::SESSIONS_FILE))?;
         journal.push(row)?;
         Ok(journal.sync()?)
     }
@@ -290,11 +290,11 @@ impl RunFolder {
     /// # Errors
     /// A file that is damaged or cannot be written.
     pub fn add_kernels(&self, snapshot: KernelSnapshot) -> Result<()> {
-        let path = self.path.join(kerple_records::KERNELS_FILE);
-        let mut all: Vec<KernelSnapshot> = if present(&path)? { kerple_records::read_json(&path)? } else { Vec::new() };
+        let path = self.path.join(kerple_run::KERNELS_FILE);
+        let mut all: Vec<KernelSnapshot> = if present(&path)? { kerple_run::read_json(&path)? } else { Vec::new() };
         all.retain(|old| old.step < snapshot.step);
         all.push(snapshot);
-        Ok(kerple_records::write_dense_json(&path, &all)?)
+        Ok(kerple_run::write_dense_json(&path, &all)?)
     }
 
     /// Folder of the TensorBoard files.

@@ -43,7 +43,7 @@ impl TensorFile {
     /// What cannot be read; a file that is cut short, or no file of tensors, with `hint`.
     pub fn open(path: &Path, hint: &str) -> Result<TensorFile> {
         let damaged = |message: String| Error::damaged(path, message, hint);
-        let mut file = kerple_files::open(path).map_err(Error::io(path, "read"))?;
+        let mut file = kerple_run::files::open(path).map_err(Error::io(path, "read"))?;
         let bytes = file.metadata().map_err(Error::io(path, "open"))?.len();
         let mut size = [0; 8];
         if bytes < 8 {
@@ -142,7 +142,7 @@ impl TensorFile {
 /// # Errors
 /// A file that cannot be read.
 pub fn sha256(path: &Path) -> Result<String> {
-    let mut file = kerple_files::open(path).map_err(Error::io(path, "read"))?;
+    let mut file = kerple_run::files::open(path).map_err(Error::io(path, "read"))?;
     let (mut sum, mut block) = (Sha256::default(), vec![0; BLOCK]);
     loop {
         match file.read(&mut block).map_err(Error::io(path, "read"))? {

@@ -19,7 +19,7 @@ use crate::solver::{self, Planned, Work};
 use crate::task::{self, Task};
 use kerple_burn::parameters;
 use kerple_burn::pass::Pass;
-use kerple_records::{Journal, MetricsRow, SessionRow};
+use kerple_run::{Journal, MetricsRow, SessionRow};
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;

@@ -3,12 +3,12 @@
 mod common;
 
 use common::{assert_same_gradients, encoding, plan, plan_with};
-use kerple::encoding::METHODS;
 use kerple_burn::fused::Engine;
 use kerple_burn::ops::activation::Activation;
 use kerple_burn::ops::loss::Targets;
 use kerple_burn::parameters;
 use kerple_burn::plan::{BlockPlan, NormKind, ResidualKind, SinkKind};
+use kerple_core::encoding::METHODS;
 use kerple_lm::config::TrainConfig;
 use kerple_lm::learner::{Learner, Settings, Update};
 use kerple_lm::model::{Decoder, Tokens};

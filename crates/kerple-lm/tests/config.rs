@@ -387,7 +387,7 @@ fn what_gpus_have_no_kernel_for_is_named() {
 /// What `--set` changes to have a key of a table with this value.
 fn assignment(table: &str, key: &str, value: &str) -> String {
     match table {
-        kind if kerple::encoding::METHODS.contains(&kind) => {
+        kind if kerple_core::encoding::METHODS.contains(&kind) => {
             format!("encoding={{ kind = \"{kind}\", {key} = {value} }}")
         }
         table => format!("{table}.{key}={value}"),

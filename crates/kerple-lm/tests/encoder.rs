@@ -4,9 +4,9 @@ mod common;
 
 use burn::tensor::{Int, Tensor, TensorData, activation};
 use common::{encoding, plan};
-use kerple::encoding::METHODS;
 use kerple_burn::fused::Engine;
 use kerple_burn::parameters::without_autodiff;
+use kerple_core::encoding::METHODS;
 use kerple_lm::config::TrainConfig;
 use kerple_lm::learner::{Learner, Settings, Update};
 use kerple_lm::model::{Classifier, Encoder, Tokens};

@@ -3,8 +3,8 @@
 mod common;
 
 use common::{encoding, plan};
-use kerple::seed::{Purpose, stream};
 use kerple_burn::parameters;
+use kerple_core::seed::{Purpose, stream};
 use kerple_lm::config::TrainConfig;
 use kerple_lm::generate::{Draw, generate};
 use kerple_lm::model::{Decoder, Tokens};

@@ -6,12 +6,12 @@ mod common;
 
 use burn::tensor::Device;
 use common::{Counting, assert_same_gradients, encoding, plan, plan_of, plan_with};
-use kerple::encoding::METHODS;
-use kerple::precision::Precision;
 use kerple_burn::device::{Name, Opened};
 use kerple_burn::fused::Engine;
 use kerple_burn::parameters;
 use kerple_burn::plan::{AttentionKind, BlockPlan, FeatureKind, LinearPlan};
+use kerple_core::encoding::METHODS;
+use kerple_core::precision::Precision;
 use kerple_lm::config::TrainConfig;
 use kerple_lm::host::Host;
 use kerple_lm::learner::{Learner, Settings, Update};
@@ -22,7 +22,7 @@ use kerple_lm::run::RunFolder;
 use kerple_lm::sequences::Batches;
 use kerple_lm::task::LanguageModel;
 use kerple_lm::train::{Event, Outcome, TrainSession, train};
-use kerple_records::{SessionRow, read_rows};
+use kerple_run::{SessionRow, read_rows};
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 

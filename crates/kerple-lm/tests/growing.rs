@@ -3,9 +3,9 @@
 mod common;
 
 use common::{IDS, encoding, logits, maps, patterns, plan, plan_with};
-use kerple::encoding::Encoding;
 use kerple_burn::fused::Engine;
 use kerple_burn::plan::{AttentionKind, BlockPlan, LinearPlan, ResidualKind, SinkKind};
+use kerple_core::encoding::Encoding;
 use kerple_lm::config::TrainConfig;
 use kerple_lm::model::{Decoder, Growing, Tokens};
 use kerple_lm::pass::Pass;

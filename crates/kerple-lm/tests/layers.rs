@@ -4,13 +4,13 @@ mod common;
 
 use burn::tensor::{DType, Tensor};
 use common::{IDS, PASS, assert_decoding, logits, patterns, plan_of_text};
-use kerple::encoding::Encoding;
 use kerple_burn::fused::Engine;
 use kerple_burn::memory::Memory;
 use kerple_burn::ops::embedding::embed;
 use kerple_burn::parameters;
 use kerple_burn::plan::{AttentionKind, InitKind};
 use kerple_burn::positions::PositionalEncoding;
+use kerple_core::encoding::Encoding;
 use kerple_lm::config::TrainConfig;
 use kerple_lm::model::{Decoder, Tokens};
 use kerple_lm::plan::Plan;

@@ -5,11 +5,11 @@ mod common;
 use burn::module::{Module, Param};
 use burn::tensor::{DType, Device, Int, Tensor, TensorData, activation};
 use common::{encoding, on_ranks, plan};
-use kerple::encoding::{METHODS, Share};
 use kerple_burn::fused::Engine;
 use kerple_burn::layers::{Init, normal_matrix};
 use kerple_burn::parameters::{self, Describe, Group};
 use kerple_burn::plan::InitKind;
+use kerple_core::encoding::{METHODS, Share};
 use kerple_lm::config::TrainConfig;
 use kerple_lm::learner::{Learned, Learner, NotFinite, Part, Settings, Update, settings};
 use kerple_lm::model::Decoder;
@@ -191,7 +191,7 @@ fn matrices_are_decayed_and_kernels_are_not() {
         }
     }
     let mut free = encoding("kerple_log");
-    free.clamp = kerple::encoding::Clamp::ForwardOnly;
+    free.clamp = kerple_core::encoding::Clamp::ForwardOnly;
     let model = Decoder::new(&plan(&free, config()), &device());
     assert!(parameters::groups(&model).iter().all(|group| group.range.is_none()));
 }

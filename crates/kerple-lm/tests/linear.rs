@@ -3,10 +3,10 @@
 mod common;
 
 use common::{encoding, plan, plan_with};
-use kerple::encoding::Encoding;
 use kerple_burn::parameters;
 use kerple_burn::pass::Pass;
 use kerple_burn::plan::{AttentionKind, BlockPlan, FeatureKind, LinearPlan};
+use kerple_core::encoding::Encoding;
 use kerple_lm::config::{RunConfig, TrainConfig};
 use kerple_lm::learner::{Learner, settings};
 use kerple_lm::model::{Decoder, Tokens};

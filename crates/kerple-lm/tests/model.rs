@@ -3,10 +3,10 @@
 mod common;
 
 use common::{IDS, PASS, assert_decoding, encoding, logits, plan, plan_with};
-use kerple::encoding::{Encoding, METHODS, Method, Share};
 use kerple_burn::fused::Engine;
 use kerple_burn::ops::activation::Activation;
 use kerple_burn::plan::{BlockPlan, EmbeddingDropout, InitKind, NormKind, ResidualKind, SinkKind};
+use kerple_core::encoding::{Encoding, METHODS, Method, Share};
 use kerple_lm::config::{ModelConfig, Preset, RunConfig, TrainConfig};
 use kerple_lm::model::{Decoder, Tokens};
 use kerple_lm::pass::Pass;

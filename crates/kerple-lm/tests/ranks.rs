@@ -18,7 +18,7 @@ use kerple_lm::sequences::Batches;
 use kerple_lm::task::Batch;
 use kerple_lm::train::{self, Event, Outcome, TrainSession, train};
 use kerple_lm::{Error, Result};
-use kerple_records::{EvaluationRow, MetricsRow, SessionRow, read_rows};
+use kerple_run::{EvaluationRow, MetricsRow, SessionRow, read_rows};
 use std::fs;
 use std::ops::Range;
 use std::path::{Path, PathBuf};

@@ -3,7 +3,7 @@
 mod common;
 
 use common::{Counting, encoding, plan};
-use kerple::encoding::{Encoding, Share};
+use kerple_core::encoding::{Encoding, Share};
 use kerple_data::fingerprint;
 use kerple_lm::checkpoint::State;
 use kerple_lm::config::TrainConfig;
@@ -12,7 +12,7 @@ use kerple_lm::plan::Plan;
 use kerple_lm::run::RunFolder;
 use kerple_lm::train::{Event, Outcome, TrainSession, train};
 use kerple_lm::{Error, checkpoint};
-use kerple_records::{KernelSnapshot, MetricsRow, SessionRow, read_json, read_rows, write_json};
+use kerple_run::{KernelSnapshot, MetricsRow, SessionRow, read_json, read_rows, write_json};
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};

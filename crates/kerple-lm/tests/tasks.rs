@@ -1,8 +1,8 @@
 //! Tasks from a run file to rows: batches, training, stopping and going on, evaluation.
 
-use kerple::encoding::Encoding;
 use kerple_burn::fused::Engine;
 use kerple_burn::parameters;
+use kerple_core::encoding::Encoding;
 use kerple_data::Split;
 use kerple_data::tasks::TaskConfig;
 use kerple_lm::config::RunConfig;
@@ -18,7 +18,7 @@ use kerple_lm::sequences::Batches;
 use kerple_lm::solver::Planned;
 use kerple_lm::task::{Answering, Batch, Task};
 use kerple_lm::train::{Event, Outcome, TrainSession, train};
-use kerple_records::{EvaluationRow, MetricsRow, Provenance};
+use kerple_run::{EvaluationRow, MetricsRow, Provenance};
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -169,8 +169,7 @@ fn a_task_is_learned() {
     let config = config("\"bucket_sort\"", &["train.steps=120", "train.eval_interval=0", "model.block.dropout=0.0"]);
     let folder = tempfile::tempdir().unwrap();
     run(&config, folder.path(), 1000);
-    let losses =
-        kerple_records::read_rows::<MetricsRow>(&folder.path().join(kerple_records::METRICS_FILE)).unwrap().rows;
+    let losses = kerple_run::read_rows::<MetricsRow>(&folder.path().join(kerple_run::METRICS_FILE)).unwrap().rows;
     let mean = |rows: &[MetricsRow]| rows.iter().map(|row| row.loss).sum::<f64>() / rows.len() as f64;
     // who does not look at the sequence has the entropy of five digits
     let (last, guessing) = (mean(&losses[100..]), 5f64.ln());

@@ -13,7 +13,7 @@ use kerple_lm::sequences::Batches;
 use kerple_lm::task::{LanguageModel, Task};
 use kerple_lm::train::{Event, Outcome, TrainSession, train};
 use kerple_lm::{Error, checkpoint};
-use kerple_records::{MetricsRow, read_rows};
+use kerple_run::{MetricsRow, read_rows};
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 

@@ -6,8 +6,8 @@
 //! it.
 
 use crate::dlpack::{self, Said};
-use kerple::Number;
-use kerple::attention::{Strides, View, ViewMut};
+use kerple_core::Number;
+use kerple_core::attention::{Strides, View, ViewMut};
 use pyo3::exceptions::{PyTypeError, PyValueError};
 use pyo3::intern;
 use pyo3::prelude::*;

@@ -4,10 +4,10 @@ use crate::array::{Array, Element, Kind, part};
 use crate::encoding::Encoding;
 use crate::parts::{Part, behind, parts, tails};
 use crate::threads::{Work, run};
-use kerple::Number;
-use kerple::attention::{self, Dims, Gradients, Problem, Saved, Scores, Sight, Table, View};
-use kerple::forms::{ScoreMap, Sides, Strided};
-use kerple::maps::Extent;
+use kerple_core::Number;
+use kerple_core::attention::{self, Dims, Gradients, Problem, Saved, Scores, Sight, Table, View};
+use kerple_core::forms::{ScoreMap, Sides, Strided};
+use kerple_core::maps::Extent;
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 
@@ -138,7 +138,7 @@ impl Inputs {
         }
         // what the engine makes room for
         let reach = queries.saturating_add(keys).saturating_add(1 << 10);
-        let room = kerple::elements(&[batch.max(1), heads.max(1), reach, head_dim.saturating_add(1 << 6)]);
+        let room = kerple_core::elements(&[batch.max(1), heads.max(1), reach, head_dim.saturating_add(1 << 6)]);
         if room.is_none_or(|room| room > isize::MAX as usize / size_of::<f64>()) {
             return Err(PyValueError::new_err(format!("{dims:?} is larger than any memory")));
         }
@@ -288,7 +288,7 @@ impl<'a, T: Number + Element> Numbers<'a, T> {
 
     fn work(&self, dims: Dims) -> Work {
         let sizes = [dims.batch, dims.heads, dims.queries, dims.keys, dims.head_dim];
-        match kerple::elements(&sizes) {
+        match kerple_core::elements(&sizes) {
             Some(products) if self.sinks.is_none() && self.clocks.is_none() => Work::Products(products),
             _ => Work::Any,
         }

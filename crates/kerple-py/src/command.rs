@@ -5,11 +5,11 @@ use std::ffi::OsString;
 use std::path::PathBuf;
 
 #[global_allocator]
-static ALLOCATOR: kerple_cli::Counted = kerple_cli::Counted;
+static ALLOCATOR: kerple::Counted = kerple::Counted;
 
 /// Runs the command once, as the only work of the process, and returns the exit code. `program` is
 /// the call that repeats it.
 #[pyfunction]
 pub fn command(py: Python<'_>, program: PathBuf, arguments: Vec<OsString>) -> u8 {
-    py.detach(|| kerple_cli::run(program, arguments))
+    py.detach(|| kerple::run(program, arguments))
 }

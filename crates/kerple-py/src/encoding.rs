@@ -3,11 +3,11 @@
 
 use crate::array::Array;
 use crate::threads::{Work, run};
-use kerple::Number;
-use kerple::encoding::{Clamp, Entry, Form, Geometry, METHODS, MapForm, Method};
-use kerple::forms::{DistanceTable, ScoreMap, Sides};
-use kerple::maps::relative::Source;
-use kerple::maps::{Extent, Map};
+use kerple_core::Number;
+use kerple_core::encoding::{Clamp, Entry, Form, Geometry, METHODS, MapForm, Method};
+use kerple_core::forms::{DistanceTable, ScoreMap, Sides};
+use kerple_core::maps::relative::Source;
+use kerple_core::maps::{Extent, Map};
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
@@ -20,7 +20,7 @@ const MOST_VALUES: usize = 1 << 31;
 #[pyclass(frozen)]
 #[derive(Debug)]
 pub struct Encoding {
-    encoding: kerple::encoding::Encoding,
+    encoding: kerple_core::encoding::Encoding,
     geometry: Geometry,
     /// The score modification, if it has one.
     map: Option<MapForm>,
@@ -84,7 +84,7 @@ impl Encoding {
     }
 
     /// The encoding, and the geometry of its model.
-    pub fn parts(&self) -> (&kerple::encoding::Encoding, &Geometry) {
+    pub fn parts(&self) -> (&kerple_core::encoding::Encoding, &Geometry) {
         (&self.encoding, &self.geometry)
     }
 
@@ -94,7 +94,7 @@ impl Encoding {
         let parameters = self.encoding.parameters(&self.geometry);
         let count: usize = parameters.iter().map(|parameter| parameter.len()).sum();
         values.expect_shape("P", &[count])?;
-        let next = |parameter: &kerple::encoding::Parameter| {
+        let next = |parameter: &kerple_core::encoding::Parameter| {
             let (own, more) = rest.split_at(parameter.len());
             rest = more;
             own.to_vec()
@@ -104,7 +104,7 @@ impl Encoding {
 
     fn check_len(&self, len: usize) -> PyResult<()> {
         let columns = Sides::Two.columns(len);
-        match kerple::elements(&[self.geometry.heads, columns]) {
+        match kerple_core::elements(&[self.geometry.heads, columns]) {
             Some(count) if len > 0 && count <= MOST_VALUES => Ok(()),
             _ => Err(PyValueError::new_err(format!(
                 "length = {len} is out of range: a table of {} heads may have 1 to {MOST_VALUES} values",
@@ -127,7 +127,7 @@ impl Encoding {
             }
         }
         let refuse = |error: String| PyValueError::new_err(error);
-        let encoding: kerple::encoding::Encoding =
+        let encoding: kerple_core::encoding::Encoding =
             serde_json::from_str(keys).map_err(|error| refuse(format!("encoding: {error}")))?;
         let geometry = Geometry::new(heads, head_dim, train_len);
         encoding.check(&geometry).map_err(|refusal| refuse(refusal.line()))?;
@@ -209,7 +209,7 @@ impl Encoding {
 
     /// The learned tensors: name, shape, range of raw parameters, whether weight decay applies.
     fn parameters(&self) -> Vec<(String, Vec<usize>, f64, f64, bool)> {
-        let of = |parameter: kerple::encoding::Parameter| {
+        let of = |parameter: kerple_core::encoding::Parameter| {
             let [low, high] = parameter.stored_range();
             (parameter.name, parameter.shape, low, high, parameter.decay)
         };

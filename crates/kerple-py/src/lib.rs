@@ -17,7 +17,7 @@ mod parts;
 mod run_folder;
 mod threads;
 
-use kerple::cpu::InstructionSet;
+use kerple_core::cpu::InstructionSet;
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 
@@ -33,7 +33,7 @@ fn limit_instruction_set(most: &str) -> PyResult<&'static str> {
     let found = InstructionSet::ALL.into_iter().find(|set| set.name() == most);
     let names = InstructionSet::ALL.map(InstructionSet::name).join(", ");
     let set = found.ok_or_else(|| PyValueError::new_err(format!("most = {most:?} is unknown; use one of {names}")))?;
-    Ok(kerple::cpu::limit(set).name())
+    Ok(kerple_core::cpu::limit(set).name())
 }
 
 /// The module `kerple._native`.

@@ -4,15 +4,15 @@
 use crate::array::{Array, Element, Kind};
 use crate::encoding::Encoding;
 use crate::threads::{Work, run};
-use kerple::Number;
-use kerple::attention::linear::{
+use kerple_core::Number;
+use kerple_core::attention::linear::{
     self, Decay, DecayGradient, Dims, Gradients, Guard, Inputs, Problem, Reach, Saved, State,
 };
-use kerple::encoding::{Fading, InLinear};
-use kerple::features::{Favor, Form, Pointwise, RowMap, omega};
-use kerple::forms::Drawn;
-use kerple::kernel::exponentials::{Amplitude, Demand, Tolerance};
-use kerple::seed::{Purpose, stream_at};
+use kerple_core::encoding::{Fading, InLinear};
+use kerple_core::features::{Favor, Form, Pointwise, RowMap, omega};
+use kerple_core::forms::Drawn;
+use kerple_core::kernel::exponentials::{Amplitude, Demand, Tolerance};
+use kerple_core::seed::{Purpose, stream_at};
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use std::sync::{Mutex, PoisonError};
@@ -191,8 +191,12 @@ impl Call {
             return Err(PyValueError::new_err("q, v: head_dim is 0; it must be at least 1"));
         }
         let dims = Dims { batch, heads, len, head_dim, value_dim };
-        let room =
-            kerple::elements(&[batch.max(1), heads.max(1), len.saturating_add(1 << 10), head_dim.max(value_dim) + 64]);
+        let room = kerple_core::elements(&[
+            batch.max(1),
+            heads.max(1),
+            len.saturating_add(1 << 10),
+            head_dim.max(value_dim) + 64,
+        ]);
         if room.is_none_or(|room| room > isize::MAX as usize / size_of::<f64>()) {
             return Err(PyValueError::new_err(format!("{dims:?} is larger than any memory")));
         }

@@ -2,8 +2,8 @@
 //! the first are dropped.
 
 use crate::array::Array;
-use kerple::attention::Dims;
-use kerple::forms::Sides;
+use kerple_core::attention::Dims;
+use kerple_core::forms::Sides;
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use std::borrow::Cow;

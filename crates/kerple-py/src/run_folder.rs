@@ -7,6 +7,6 @@ use std::path::PathBuf;
 /// Refuses a run folder that has names from before 0.1.0.
 #[pyfunction]
 pub fn refuse_old_names(folder: PathBuf) -> PyResult<()> {
-    let refused = kerple_records::old_names::refuse_folder(&folder);
+    let refused = kerple_run::old_names::refuse_folder(&folder);
     refused.map_err(|error| PyValueError::new_err(format!("{error}; {}", error.hint())))
 }

@@ -33,7 +33,7 @@ static POOLS: Mutex<Pools> = Mutex::new(Pools { process: 0, pools: Vec::new() })
 /// How much a call computes.
 #[derive(Clone, Copy, PartialEq)]
 pub enum Work {
-    /// So many products; it is all done by functions that know [`kerple::cpu::alone`].
+    /// So many products; it is all done by functions that know [`kerple_core::cpu::alone`].
     Products(usize),
     /// Anything else.
     Any,
@@ -69,7 +69,7 @@ pub fn run<R: Send>(py: Python, threads: usize, work: Work, f: impl FnOnce() -> 
     let small = matches!(work, Work::Products(count) if count < SMALL || threads == 1);
     let pool = if small { None } else { Some(pool(py, threads)?) };
     let run = || match pool {
-        None => kerple::cpu::alone(f),
+        None => kerple_core::cpu::alone(f),
         Some(pool) => pool.install(f),
     };
     py.detach(|| catch_unwind(AssertUnwindSafe(run))).map_err(|panic| failure(&*panic))

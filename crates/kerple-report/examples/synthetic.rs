@@ -8,8 +8,8 @@
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
-use kerple_records::{EvaluationRow, Journal, KernelSnapshot, MetricsRow, ScoredText, write_json};
 use kerple_report::{Options, find_runs, table_text, write};
+use kerple_run::{EvaluationRow, Journal, KernelSnapshot, MetricsRow, ScoredText, write_json};
 use serde_json::json;
 
 const TRAIN_LEN: u64 = 512;
@@ -76,14 +76,14 @@ fn write_run(
         "label": name, "seed": seed, "train_len": TRAIN_LEN, "steps": STEPS, "encoding": {"kind": name},
         "parameters": 13_526_912 * layers, "hash": format!("{name:-<16}{layers}"), "model": {"n_layers": layers},
     });
-    write_json(&folder.join(kerple_records::PLAN_FILE), &plan)?;
+    write_json(&folder.join(kerple_run::PLAN_FILE), &plan)?;
     let heads = Heads::new(name, noise);
     write_metrics(folder, &heads, steps, step_seconds, perplexities[0], noise)?;
     write_kernels(folder, &heads, steps)?;
     if (name, seed) == ("none", 1239) {
         return Ok(());
     }
-    let mut rows = Journal::open(&folder.join(kerple_records::EVALUATION_FILE))?;
+    let mut rows = Journal::open(&folder.join(kerple_run::EVALUATION_FILE))?;
     // The text of a seed is the same for every encoding, so its difficulty is too.
     let text = (seed as f64 - 1237.0) * 0.016;
     if (name, layers) == ("alibi", 12) {
@@ -146,7 +146,7 @@ fn evaluation(
         bytes: Some(bytes),
         nll,
         perplexity: nll.exp(),
-        bits_per_byte: Some(kerple_records::bits_per_byte(nll * tokens as f64, bytes)),
+        bits_per_byte: Some(kerple_run::bits_per_byte(nll * tokens as f64, bytes)),
         rolling: None,
         seconds: tokens as f64 / 20_000.0,
         nll_by_position: positions,
@@ -195,7 +195,7 @@ fn write_metrics(
     perplexity: f64,
     noise: &mut Noise,
 ) -> Result<(), Box<dyn std::error::Error>> {
-    let mut rows = Journal::open(&folder.join(kerple_records::METRICS_FILE))?;
+    let mut rows = Journal::open(&folder.join(kerple_run::METRICS_FILE))?;
     for step in (50..=steps).step_by(50) {
         let progress = step as f64 / STEPS as f64;
         let loss = perplexity.ln() + 0.35 * (1.0 - progress) + 4.0 * (step as f64 / -160.0).exp();
@@ -235,7 +235,7 @@ fn write_kernels(folder: &Path, heads: &Heads, step: u64) -> Result<(), Box<dyn 
         effective_length: (0..12).map(effective).collect(),
         distances,
     };
-    Ok(write_json(&folder.join(kerple_records::KERNELS_FILE), &[snapshot])?)
+    Ok(write_json(&folder.join(kerple_run::KERNELS_FILE), &[snapshot])?)
 }
 
 /// A small generator of made-up noise; the same seed, the same runs.

@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 pub enum Error {
     /// A file could not be read or written, or holds something else than it should.
     #[error(transparent)]
-    Record(#[from] kerple_records::Error),
+    Record(#[from] kerple_run::Error),
     /// What was asked for cannot be done with what is there.
     #[error("{message}")]
     Refused {
@@ -47,7 +47,7 @@ impl Error {
 
     /// For `map_err` at a file operation.
     pub(crate) fn io(action: &'static str, path: &Path) -> impl FnOnce(std::io::Error) -> Error {
-        move |source| kerple_records::Error::io(action, path)(source).into()
+        move |source| kerple_run::Error::io(action, path)(source).into()
     }
 
     /// No `plan.json` below the given folders.

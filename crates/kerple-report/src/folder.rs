@@ -17,10 +17,10 @@ pub const MARK: &str = "made by kerple report";
 ///
 /// # Errors
 /// A file or folder that cannot be written.
-pub fn put(path: PathBuf, content: Vec<u8>, files: &mut Vec<PathBuf>) -> kerple_records::Result<()> {
+pub fn put(path: PathBuf, content: Vec<u8>, files: &mut Vec<PathBuf>) -> kerple_run::Result<()> {
     let folder = path.parent().expect("a file is in a folder");
-    std::fs::create_dir_all(folder).map_err(kerple_records::Error::io("creating", folder))?;
-    kerple_files::replace(&path, &content).map_err(kerple_records::Error::io("writing", &path))?;
+    std::fs::create_dir_all(folder).map_err(kerple_run::Error::io("creating", folder))?;
+    kerple_run::files::replace(&path, &content).map_err(kerple_run::Error::io("writing", &path))?;
     files.push(path);
     Ok(())
 }
@@ -34,7 +34,7 @@ pub fn refuse_foreign(folder: &Path) -> Result<()> {
     // How a page ends that was made before there was a mark.
     const UNMARKED: &str = "The same numbers are in <a href=\"report.json\">";
     let index = folder.join(INDEX);
-    let (found, ours) = match kerple_files::read(&index) {
+    let (found, ours) = match kerple_run::files::read(&index) {
         Ok(page) => {
             let page = String::from_utf8_lossy(&page);
             (index, page.trim().is_empty() || page.contains(MARK) || page.contains(UNMARKED))
@@ -42,8 +42,8 @@ pub fn refuse_foreign(folder: &Path) -> Result<()> {
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
             let others = [TEXT, "report.json"].map(|name| folder.join(name));
             let mut read = others.into_iter().filter_map(|other| {
-                let text = kerple_files::read(&other).map_err(kerple_records::Error::io("reading", &other));
-                kerple_records::Error::unless_absent(text).map(|text| Some((other, text?))).transpose()
+                let text = kerple_run::files::read(&other).map_err(kerple_run::Error::io("reading", &other));
+                kerple_run::Error::unless_absent(text).map(|text| Some((other, text?))).transpose()
             });
             let Some((other, text)) = read.next().transpose()? else { return Ok(()) };
             let ours = text.is_empty() || String::from_utf8_lossy(&text).contains(MARK);
@@ -68,8 +68,8 @@ pub fn refuse_foreign(folder: &Path) -> Result<()> {
 /// A file that cannot be read or removed.
 pub fn remove_former_figures(folder: &Path, kept: &[PathBuf]) -> Result<()> {
     let page = folder.join(TEXT);
-    let page = kerple_records::Error::unless_absent(
-        kerple_files::read(&page).map_err(kerple_records::Error::io("reading", &page)),
+    let page = kerple_run::Error::unless_absent(
+        kerple_run::files::read(&page).map_err(kerple_run::Error::io("reading", &page)),
     )?
     .unwrap_or_default();
     let page = String::from_utf8_lossy(&page);
@@ -77,8 +77,8 @@ pub fn remove_former_figures(folder: &Path, kept: &[PathBuf]) -> Result<()> {
     for name in names.filter(|name| name.ends_with(".svg") && !name.contains(['/', '\\'])) {
         let figure = folder.join("figures").join(name);
         if !kept.contains(&figure) {
-            let removed = std::fs::remove_file(&figure).map_err(kerple_records::Error::io("removing", &figure));
-            kerple_records::Error::unless_absent(removed)?;
+            let removed = std::fs::remove_file(&figure).map_err(kerple_run::Error::io("removing", &figure));
+            kerple_run::Error::unless_absent(removed)?;
         }
     }
     Ok(())

@@ -4,7 +4,7 @@
 //! run folders --find_runs--> Run --grouped by settings and text--> results --write--> index.html, report.md, CSV, JSON
 //! ```
 //!
-//! [`kerple_records`] defines the files of a run folder; [`statistics`] has plain functions on
+//! [`kerple_run`] defines the files of a run folder; [`statistics`] has plain functions on
 //! slices; [`results`] has means, deviations and paired tests over comparable runs; [`plot`] draws
 //! lines for pages and terminals. This crate knows neither tensors nor training: it reads files.
 //! `docs/results.md` describes the contents of a report.

@@ -15,7 +15,7 @@ use self::group::Settings;
 use crate::error::{Error, Result};
 use crate::run::Run;
 use crate::statistics::{deviation, mean};
-use kerple_records::number;
+use kerple_run::number;
 
 pub use answers::{AnswerDepths, AnswerMean, AnswerScore, AnswerTable, AnswerTest};
 pub use group::{Group, Setting};

@@ -12,7 +12,7 @@ use serde_json::Value;
 use crate::conditions::Conditions;
 use crate::error::{Error, Result};
 use crate::statistics::median;
-use kerple_records::{
+use kerple_run::{
     EvaluationRow, KernelSnapshot, MetricsRow, Numerics, ProbeRow, Provenance, SessionRow, look, read_json, read_rows,
 };
 
@@ -49,14 +49,14 @@ impl Run {
     /// # Errors
     /// [`Error::Record`] of what cannot be read or is damaged, with file and line.
     pub fn read(folder: &Path) -> Result<Run> {
-        kerple_records::old_names::refuse_files(folder)?;
-        let plan = read_plan(&folder.join(kerple_records::PLAN_FILE))?;
+        kerple_run::old_names::refuse_files(folder)?;
+        let plan = read_plan(&folder.join(kerple_run::PLAN_FILE))?;
         let mut notes = Vec::new();
-        let metrics = read_optional_rows(&folder.join(kerple_records::METRICS_FILE), &mut notes)?;
-        let sessions = read_optional_rows(&folder.join(kerple_records::SESSIONS_FILE), &mut notes)?;
-        let evaluations = read_optional_rows(&folder.join(kerple_records::EVALUATION_FILE), &mut notes)?;
-        let probes = read_optional_rows(&folder.join(kerple_records::PROBES_FILE), &mut notes)?;
-        let kernels = kerple_records::Error::unless_absent(read_json(&folder.join(kerple_records::KERNELS_FILE)))?;
+        let metrics = read_optional_rows(&folder.join(kerple_run::METRICS_FILE), &mut notes)?;
+        let sessions = read_optional_rows(&folder.join(kerple_run::SESSIONS_FILE), &mut notes)?;
+        let evaluations = read_optional_rows(&folder.join(kerple_run::EVALUATION_FILE), &mut notes)?;
+        let probes = read_optional_rows(&folder.join(kerple_run::PROBES_FILE), &mut notes)?;
+        let kernels = kerple_run::Error::unless_absent(read_json(&folder.join(kerple_run::KERNELS_FILE)))?;
         let mut kernels: Vec<KernelSnapshot> = kernels.unwrap_or_default();
         kernels.sort_by_key(|snapshot| snapshot.step);
         let evaluations = without_repeated_evaluations(evaluations, &mut notes);
@@ -137,7 +137,7 @@ impl Run {
 
     /// Sessions whose updates are in the run.
     fn counted_sessions(&self) -> Vec<&SessionRow> {
-        kerple_records::sessions_up_to(&self.sessions, self.steps_done())
+        kerple_run::sessions_up_to(&self.sessions, self.steps_done())
     }
 
     /// Known commits of the programs that trained and evaluated it.
@@ -267,7 +267,7 @@ pub fn find_runs<P: AsRef<Path>>(folders: &[P]) -> Result<Vec<Run>> {
 
 /// Collects run folders by their canonical path, so that overlapping arguments give each once.
 fn walk(folder: &Path, found: &mut BTreeMap<PathBuf, PathBuf>) -> Result<()> {
-    let plan = folder.join(kerple_records::PLAN_FILE);
+    let plan = folder.join(kerple_run::PLAN_FILE);
     if look(&plan)?.is_some_and(|about| about.is_file()) {
         let canonical = folder.canonicalize().map_err(Error::io("reading", folder))?;
         found.entry(canonical).or_insert_with(|| folder.to_owned());
@@ -286,14 +286,14 @@ fn walk(folder: &Path, found: &mut BTreeMap<PathBuf, PathBuf>) -> Result<()> {
 /// A plan whose training length, where it says one, is one.
 fn read_plan(path: &Path) -> Result<Value> {
     let plan: Value = read_json(path)?;
-    let checked = plan["train_len"].as_u64().map_or(Ok(0), kerple_records::check_length);
+    let checked = plan["train_len"].as_u64().map_or(Ok(0), kerple_run::check_length);
     let hint = "exclude the run: the file was edited, or another program wrote it";
-    checked.map_err(|reason| kerple_records::Error::damaged(path, format!("train_len: {reason}"), hint))?;
+    checked.map_err(|reason| kerple_run::Error::damaged(path, format!("train_len: {reason}"), hint))?;
     Ok(plan)
 }
 
 fn read_optional_rows<Row: DeserializeOwned>(path: &Path, notes: &mut Vec<String>) -> Result<Vec<Row>> {
-    let Some(found) = kerple_records::Error::unless_absent(read_rows(path))? else { return Ok(Vec::new()) };
+    let Some(found) = kerple_run::Error::unless_absent(read_rows(path))? else { return Ok(Vec::new()) };
     if let Some(line) = found.truncated_line {
         let name = path.file_name().unwrap_or_default().to_string_lossy();
         notes.push(format!("{name}: the last line, {line}, is incomplete and was skipped"));
@@ -319,7 +319,7 @@ mod tests {
     fn plan(folder: &Path, name: &str, plan: Value) {
         let run = folder.join(name);
         std::fs::create_dir_all(&run).unwrap();
-        std::fs::write(run.join(kerple_records::PLAN_FILE), plan.to_string()).unwrap();
+        std::fs::write(run.join(kerple_run::PLAN_FILE), plan.to_string()).unwrap();
     }
 
     #[test]
@@ -338,10 +338,7 @@ mod tests {
         let error = find_runs(&[root.path()]).unwrap_err();
         assert!(matches!(error, Error::Refused { .. }));
         assert!(error.hint().contains("plan.json"));
-        assert!(matches!(
-            find_runs(&[root.path().join("absent")]),
-            Err(Error::Record(kerple_records::Error::Io { .. }))
-        ));
+        assert!(matches!(find_runs(&[root.path().join("absent")]), Err(Error::Record(kerple_run::Error::Io { .. }))));
     }
 
     #[test]

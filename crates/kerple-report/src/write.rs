@@ -10,7 +10,7 @@ use crate::page::figures::figures;
 use crate::page::{Layout, Options, Page};
 use crate::results::{AnswerScore, AnswerTable, PositionCurve, Results};
 use crate::run::Run;
-use kerple_records::write_json;
+use kerple_run::write_json;
 
 /// What was written.
 #[derive(Clone, Debug)]

@@ -4,7 +4,7 @@ use crate::Shared;
 use crate::completion::Completion;
 use crate::prompts::Prompt;
 use crate::stop::{Gate, Passed};
-use kerple::ops::cross_entropy::Likeliest;
+use kerple_core::ops::cross_entropy::Likeliest;
 use kerple_data::StreamDecoder;
 use std::collections::VecDeque;
 use std::sync::Arc;

@@ -7,7 +7,7 @@ use crate::completion::Completion;
 use crate::failure::Failure;
 use crate::penalties::Counts;
 use axum::http::StatusCode;
-use kerple::ops::cross_entropy::of_row;
+use kerple_core::ops::cross_entropy::of_row;
 use kerple_lm::generate::Sampler;
 use kerple_lm::model::{Decoder, Growing};
 use std::sync::Arc;

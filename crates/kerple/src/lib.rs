@@ -1,21 +1,100 @@
-//! Relative positional encodings as functions of distance, the theory of their kernels, and exact attention that consumes them.
-//!
-//! The mathematics of kerple on plain slices: no tensor framework, no files. A positional method makes one of a few
-//! [forms]; an attention engine knows only the forms. See `ARCHITECTURE.md` for the whole picture.
+//! The `kerple` command, for its own program and for that of the Python package: results go to
+//! stdout, the rest to stderr; exit codes are 0 success, 1 failure, 2 usage error, 130 stopped.
 
-pub mod attention;
-pub mod cpu;
-mod emulate;
-pub mod encoding;
-pub mod features;
-pub mod forms;
-pub mod kernel;
-pub mod maps;
-pub mod ops;
-pub mod precision;
-pub mod seed;
-mod shape;
-mod tiles;
+#[allow(rustdoc::broken_intra_doc_links, reason = "comments there are what --help prints")]
+mod args;
+mod commands;
+mod exhausted;
+mod failure;
+mod memory;
+mod output;
+mod progress;
+mod ranks;
 
-pub use cpu::Number;
-pub use shape::elements;
+use args::{Call, Cli, Command, General};
+use failure::{Failure, Outcome};
+use kerple_lm::ranks::Ranks;
+use output::{Voice, remarkln};
+use std::ffi::OsString;
+use std::path::PathBuf;
+
+pub use memory::Counted;
+
+/// Runs the command and returns what its process ends with: `program` is how it can be called again, `arguments` are what follows
+/// its name. Once in a process, whose signals and threads it sets and whose memory [`Counted`] hands out.
+pub fn run(program: PathBuf, arguments: Vec<OsString>) -> u8 {
+    memory::keep_freed();
+    end_quietly_on_a_closed_pipe();
+    let cli = match Cli::of(Call { program, arguments }) {
+        Ok(Some(cli)) => cli,
+        Ok(None) => return 0,
+        Err(failure) => return end(&Ranks::alone(), &failure),
+    };
+    let ranks = ranks::join();
+    let admitted = ranks::admit(&cli.command, &ranks);
+    match admitted.and_then(|()| begin(&cli.general, &ranks)).and_then(|()| act(cli.command, &ranks)) {
+        Ok(()) => 0,
+        Err(failure) => end(&ranks, &failure),
+    }
+}
+
+/// Says why it ends; where the other ranks do not know, they end with it.
+fn end(ranks: &Ranks, failure: &Failure) -> u8 {
+    output::complain(failure, ranks.name());
+    if !ranks.failed_together() && !failure.known {
+        ranks.abort(failure.code);
+    }
+    failure.code
+}
+
+/// Does what the options of every command ask for.
+fn begin(general: &General, ranks: &Ranks) -> Outcome {
+    let voice = if ranks.is_first() { general.voice() } else { Voice::Silent };
+    output::speak(voice);
+    if let Some(threads) = general.threads.or_else(|| ranks::threads(ranks)) {
+        let pool = rayon::ThreadPoolBuilder::new().num_threads(threads);
+        pool.build_global()
+            .map_err(|error| Failure::failed(format!("--threads {threads}: {error}"), "lower --threads"))?;
+    }
+    if ranks.count() > 1 {
+        let threads = rayon::current_num_threads();
+        remarkln!("{} ranks, {} of them on this machine, {threads} threads each", ranks.count(), ranks.local_count());
+    }
+    if output::voice() == Voice::Verbose {
+        remarkln!("{}, {}", commands::report::program(), commands::report::machine());
+    }
+    Ok(())
+}
+
+fn act(command: Command, ranks: &Ranks) -> Outcome {
+    match command {
+        Command::Quickstart(args) => commands::quickstart::run(&args),
+        Command::Prepare(args) => commands::prepare::run(&args),
+        Command::Train(args) => commands::train::run(&args, ranks),
+        Command::Import(args) => commands::import::run(&args),
+        Command::Export(args) => commands::export::run(&args),
+        Command::Eval(args) => commands::eval::run(&args, ranks),
+        Command::Compare(args) => commands::compare::run(&args, ranks),
+        Command::Reproduce(args) => commands::reproduce::run(&args, ranks),
+        Command::Report(args) => commands::report::run(&args),
+        Command::Describe(args) => commands::describe::run(&args),
+        Command::Kernel(args) => commands::kernel::run(&args),
+        Command::Sample(args) => commands::sample::run(&args),
+        Command::Serve(args) => commands::serve::run(&args),
+        Command::MusicStyle(args) => commands::music_style::run(&args),
+        Command::Bench(args) => commands::bench::run(&args),
+        Command::Verify(args) => commands::verify::run(&args),
+        Command::Devices(args) => commands::devices::run(&args),
+        Command::Completions(args) => commands::manual::completions(&args),
+        Command::Manual(args) => commands::manual::run(&args),
+    }
+}
+
+/// `kerple ... | head` ends with its reader, as other programs do, instead of with a panic.
+fn end_quietly_on_a_closed_pipe() {
+    #[cfg(unix)]
+    // SAFETY: restores the default action of a signal before any other thread exists.
+    unsafe {
+        libc::signal(libc::SIGPIPE, libc::SIG_DFL);
+    }
+}

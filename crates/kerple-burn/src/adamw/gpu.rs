@@ -1,11 +1,11 @@
-//! The optimizer on GPUs, by the kernels of [`kerple_cube::adamw`].
+//! The optimizer on GPUs, by the kernels of [`kerple_gpu::adamw`].
 
 use super::Moments;
 use crate::fused::{array, tensor};
 use burn::tensor::Tensor;
 use burn_cubecl::tensor::CubeTensor;
-use kerple::ops::adam;
-use kerple_cube::adamw::{self, Parameter};
+use kerple_core::ops::adam;
+use kerple_gpu::adamw::{self, Parameter};
 
 /// The global L2 norm of gradients, `[1]`.
 pub(super) fn norm(gradients: &[Tensor<1>]) -> Tensor<1> {

@@ -1,7 +1,7 @@
 //! Some queries and keys of attention, and the values along the distances between them.
 
 use burn::tensor::{Bool, Device, Int, Tensor, TensorData};
-use kerple::forms::{Sides, Sight};
+use kerple_core::forms::{Sides, Sight};
 use std::ops::Range;
 
 /// Positions of queries and of keys, each consecutive.

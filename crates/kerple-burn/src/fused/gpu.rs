@@ -7,7 +7,7 @@ use burn::tensor::{BackendPrimitive, Shape, Tensor};
 use burn_cubecl::Cube;
 use burn_cubecl::kernel::into_contiguous;
 use burn_cubecl::tensor::CubeTensor;
-use kerple_cube::cubecl::server::Handle;
+use kerple_gpu::cubecl::server::Handle;
 
 /// What an operation is on a GPU: [`Op`] on arrays that lie there.
 pub trait GpuOp {

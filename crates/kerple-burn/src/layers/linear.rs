@@ -5,7 +5,7 @@ use crate::ops;
 use crate::plan::InitKind;
 use burn::module::{Module, Param};
 use burn::tensor::Tensor;
-use kerple::seed::standard_normal;
+use kerple_core::seed::standard_normal;
 use rand::{Rng, RngExt};
 
 /// A matrix of independent draws from N(0, std^2), cut at two standard deviations for [`InitKind::FanIn`].

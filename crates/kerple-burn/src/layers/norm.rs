@@ -7,7 +7,7 @@ use crate::ops::norm::Kind;
 use crate::plan::{BlockPlan, NormKind};
 use burn::module::{Module, Param};
 use burn::tensor::Tensor;
-use kerple::seed::standard_normal;
+use kerple_core::seed::standard_normal;
 use rand::Rng;
 
 /// Normalisation over the model width.

@@ -1,8 +1,8 @@
 //! The activations of a feed-forward layer.
 
 use burn::tensor::{Tensor, activation};
-pub use kerple::ops::activation::Activation;
-use kerple::ops::activation::Formula;
+pub use kerple_core::ops::activation::Activation;
+use kerple_core::ops::activation::Formula;
 
 /// The definition; see [`Activation`] for the formulas.
 pub fn composed(x: Tensor<3>, kind: Activation) -> Tensor<3> {

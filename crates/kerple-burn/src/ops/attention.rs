@@ -25,10 +25,10 @@ use crate::parameters::{flat, on_host};
 use crate::with_element;
 use burn::tensor::Tensor;
 use composed::shifted;
-use kerple::attention::{self, Dims, Gradients, Problem, Strides, View, ViewMut};
-use kerple::forms::{Sides, Sight, Strided, Table};
-use kerple::maps::{Extent, Map};
-use kerple::ops::{clocks, zeros};
+use kerple_core::attention::{self, Dims, Gradients, Problem, Strides, View, ViewMut};
+use kerple_core::forms::{Sides, Sight, Strided, Table};
+use kerple_core::maps::{Extent, Map};
+use kerple_core::ops::{clocks, zeros};
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -259,7 +259,7 @@ impl ScoreInputs {
             (Places::Tables(places), _) => self.tables(places, inputs, clocks, first_head..first_head + dims.heads),
             (Places::Map(..), Some(map)) => {
                 assert!(clocks.is_none(), "score modifications take no cumulative gates");
-                kerple::forms::Scores::Map(&**map)
+                kerple_core::forms::Scores::Map(&**map)
             }
             (Places::Map(..), None) => unreachable!("a map was made for them"),
         };
@@ -275,7 +275,7 @@ impl ScoreInputs {
         inputs: &'a [Array],
         clocks: Option<Strided<&'a [f64]>>,
         heads: Range<usize>,
-    ) -> kerple::forms::Scores<'a, T> {
+    ) -> kerple_core::forms::Scores<'a, T> {
         let [bias, weight] = places.map(|place| place.map(|place| &inputs[place]));
         let columns = bias.or(weight).map_or(0, |table| table.shape()[1]);
         let len = match self.sight.sides() {
@@ -284,7 +284,7 @@ impl ScoreInputs {
         };
         let of_heads = |table: &'a Array| &table.slice()[heads.start * columns..heads.end * columns];
         let [bias, weight] = [bias, weight].map(|table| table.map(of_heads));
-        kerple::forms::Scores::Table(Table { bias, weight, damping: self.damping.as_deref(), clocks, len })
+        kerple_core::forms::Scores::Table(Table { bias, weight, damping: self.damping.as_deref(), clocks, len })
     }
 
     fn each_place(&self) -> [Option<usize>; 4] {
@@ -309,7 +309,7 @@ struct Core {
     #[cfg(feature = "cube")]
     known: Arc<[f64]>,
     #[cfg(feature = "cube")]
-    precision: kerple::precision::Precision,
+    precision: kerple_core::precision::Precision,
 }
 
 impl Core {

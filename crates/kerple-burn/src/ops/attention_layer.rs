@@ -10,13 +10,13 @@ use crate::fused::{Engine, Forward, Found, Inputs, Number, Op, Saved, Step, Targ
 use crate::heads::Heads;
 use crate::with_element;
 use burn::tensor::Tensor;
-use kerple::attention::{Dims, Strides, View, ViewMut};
-use kerple::ops::clocks;
-use kerple::ops::gemm::To;
-use kerple::ops::layer_norm;
-use kerple::ops::mlp;
-use kerple::ops::rotary::{self, Angles, Rotated, Turn};
-use kerple::ops::zeros;
+use kerple_core::attention::{Dims, Strides, View, ViewMut};
+use kerple_core::ops::clocks;
+use kerple_core::ops::gemm::To;
+use kerple_core::ops::layer_norm;
+use kerple_core::ops::mlp;
+use kerple_core::ops::rotary::{self, Angles, Rotated, Turn};
+use kerple_core::ops::zeros;
 use std::borrow::Cow;
 use std::sync::Arc;
 

@@ -4,7 +4,7 @@ use crate::array::Array;
 use crate::fused::{Engine, Forward, Inputs, Number, Op, Saved, Step, Target};
 use crate::with_element;
 use burn::tensor::{Int, Tensor, TensorData};
-use kerple::ops::{embedding, zeros};
+use kerple_core::ops::{embedding, zeros};
 
 /// What has a kernel for it.
 const KERNELS: &[Target] = &[Target::Host];

@@ -7,7 +7,7 @@ use crate::array::Array;
 use crate::fused::{Engine, Forward, Found, Inputs, Number, Op, Saved, Step, Target};
 use crate::with_element;
 use burn::tensor::Tensor;
-use kerple::ops::mlp::{self, Gradients, Hidden};
+use kerple_core::ops::mlp::{self, Gradients, Hidden};
 
 /// What has a kernel for it.
 const KERNELS: &[Target] = &[Target::Host];

@@ -5,15 +5,15 @@
 //! ```
 //!
 //! In fused layers gates are part of the operation that has the rows, and cumulative gates are f64
-//! for any type of rows; see [`kerple::ops::clocks`].
+//! for any type of rows; see [`kerple_core::ops::clocks`].
 
 use super::linear;
 use crate::array::Array;
 use crate::forms::{Clock, Positions};
 use crate::fused::{Found, Inputs, Number};
 use burn::tensor::{Tensor, activation};
-use kerple::ops::clocks;
-use kerple::ops::gemm::To;
+use kerple_core::ops::clocks;
+use kerple_core::ops::gemm::To;
 use std::borrow::Cow;
 
 /// Gates `[B, H, L]` of rows `[B, L, M]`; composed.
@@ -50,9 +50,9 @@ impl Places {
         Some(Places { weight: inputs.add_some(weight.clone()), bias: inputs.add(bias.clone()) })
     }
 
-    fn linear<T: Number>(self, inputs: &[Array]) -> Option<kerple::ops::linear::Linear<'_, T>> {
+    fn linear<T: Number>(self, inputs: &[Array]) -> Option<kerple_core::ops::linear::Linear<'_, T>> {
         let bias = Some(inputs[self.bias].slice());
-        self.weight.map(|weight| kerple::ops::linear::Linear { weight: inputs[weight].slice(), bias })
+        self.weight.map(|weight| kerple_core::ops::linear::Linear { weight: inputs[weight].slice(), bias })
     }
 
     /// Logits of gates, `[B, L, H]`, of rows `[B, L, width]`.
@@ -88,7 +88,7 @@ impl Places {
             }
             _ => {
                 let mut d_bias = vec![T::ZERO; heads];
-                kerple::ops::gemm::add_rows(&d_logits, &mut d_bias);
+                kerple_core::ops::gemm::add_rows(&d_logits, &mut d_bias);
                 found.put(self.bias, d_bias);
             }
         }

@@ -7,8 +7,8 @@ use crate::array::Array;
 use crate::fused::{Engine, Forward, Found, Inputs, Number, Op, Saved, Step, Target};
 use crate::with_element;
 use burn::tensor::Tensor;
-use kerple::ops::gemm::To;
-use kerple::ops::linear::{self, LinearGradients};
+use kerple_core::ops::gemm::To;
+use kerple_core::ops::linear::{self, LinearGradients};
 
 /// What has a kernel for it.
 const KERNELS: &[Target] = &[Target::Host];

@@ -1,4 +1,4 @@
-//! Linear attention: features of queries and keys instead of a softmax, see [`kerple::attention::linear`].
+//! Linear attention: features of queries and keys instead of a softmax, see [`kerple_core::attention::linear`].
 
 mod composed;
 #[cfg(feature = "cube")]
@@ -14,11 +14,11 @@ use crate::piece::Piece;
 use crate::plan::{FeatureKind, LinearPlan};
 use crate::with_element;
 use burn::tensor::Tensor;
-use kerple::attention::linear::{self, Decay, DecayGradient, Dims, Gradients, Guard, Problem, Reach};
-use kerple::attention::{Strides, View, ViewMut};
-use kerple::features::{Favor, Form, Offset, Pointwise, Project, RowMap, omega};
-use kerple::forms::{Drawn, Sight};
-use kerple::ops::zeros;
+use kerple_core::attention::linear::{self, Decay, DecayGradient, Dims, Gradients, Guard, Problem, Reach};
+use kerple_core::attention::{Strides, View, ViewMut};
+use kerple_core::features::{Favor, Form, Offset, Pointwise, Project, RowMap, omega};
+use kerple_core::forms::{Drawn, Sight};
+use kerple_core::ops::zeros;
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -116,7 +116,7 @@ impl Linear {
     }
 
     /// The noise of a code, and of its gate.
-    pub fn noise(&self, code: &kerple::forms::Code, pass: &Pass) -> [rand_chacha::ChaCha8Rng; 2] {
+    pub fn noise(&self, code: &kerple_core::forms::Code, pass: &Pass) -> [rand_chacha::ChaCha8Rng; 2] {
         let layer = self.layer as u64;
         let fixed = Pass { span: pass.span, ..Pass::evaluation(pass.seed) };
         let pass = if code.frozen { &fixed } else { pass };
@@ -140,7 +140,7 @@ impl<T: Number> Maps<T> {
     pub(crate) fn new(
         linear: &Linear,
         head_dim: usize,
-        code: Option<(&kerple::forms::Code, &[Vec<f64>])>,
+        code: Option<(&kerple_core::forms::Code, &[Vec<f64>])>,
         pass: &Pass,
     ) -> Maps<T> {
         let width = code.map_or(head_dim, |(code, _)| code.realisations());

@@ -13,8 +13,8 @@ use crate::fused::GpuOp;
 use crate::fused::{Engine, Forward, Found, Inputs, Number, Op, Saved, Step, Target};
 use crate::with_element;
 use burn::tensor::{Int, Tensor, TensorData, activation};
-pub use kerple::ops::cross_entropy::Targets;
-use kerple::ops::cross_entropy::{self, Gradients};
+pub use kerple_core::ops::cross_entropy::Targets;
+use kerple_core::ops::cross_entropy::{self, Gradients};
 
 /// What has a kernel for the loss, and for losses that are not differentiated.
 const KERNELS: &[Target] = &[Target::Host, Target::Gpu];

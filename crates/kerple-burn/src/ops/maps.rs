@@ -1,4 +1,4 @@
-//! Score modifications in plain Burn operations: the references of [`kerple::maps`].
+//! Score modifications in plain Burn operations: the references of [`kerple_core::maps`].
 
 mod cope;
 mod fire;
@@ -8,8 +8,8 @@ mod relative;
 use crate::forms::{Pairs, Scores};
 use crate::fused::Engine;
 use burn::tensor::{Bool, Tensor};
-use kerple::forms::Sight;
-use kerple::maps::{Extent, Map};
+use kerple_core::forms::Sight;
+use kerple_core::maps::{Extent, Map};
 
 /// What a map is given.
 pub(super) struct Mapped<'a> {

@@ -9,9 +9,9 @@ use crate::fused::GpuOp;
 use crate::fused::{Engine, Forward, Found, Inputs, Number, Op, Saved, Step, Target};
 use crate::with_element;
 use burn::tensor::Tensor;
-pub use kerple::ops::layer_norm::Kind;
-use kerple::ops::layer_norm::{self, NormGradients, Stats};
-use kerple::ops::zeros;
+pub use kerple_core::ops::layer_norm::Kind;
+use kerple_core::ops::layer_norm::{self, NormGradients, Stats};
+use kerple_core::ops::zeros;
 
 /// What has a kernel for it.
 const KERNELS: &[Target] = &[Target::Host, Target::Gpu];

@@ -11,7 +11,7 @@ use crate::forms::Positions;
 use crate::fused::{Found, Inputs, Number};
 use crate::heads::Heads;
 use burn::tensor::{Tensor, TensorData};
-use kerple::ops::heads::{self, Growth, HeadNorm, Place};
+use kerple_core::ops::heads::{self, Growth, HeadNorm, Place};
 
 /// What is done, and its tensors.
 #[derive(Clone, Debug, Default)]

@@ -9,7 +9,7 @@ use crate::fused::Target;
 #[cfg(feature = "cube")]
 use burn::tensor::DType;
 use burn::tensor::Tensor;
-use kerple::precision::Precision;
+use kerple_core::precision::Precision;
 
 /// `x W`, or `x W^T` where the matrix is `turned`, for each of the first axes, which are alike: `[.., rows, in]` to `[.., rows, out]`.
 /// The precision is the engine's; the definition's is `f32`.

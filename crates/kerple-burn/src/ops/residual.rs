@@ -3,7 +3,7 @@
 use crate::array::Array;
 use crate::fused::{Found, Inputs, Number, Step};
 use burn::tensor::Tensor;
-use kerple::ops::mlp;
+use kerple_core::ops::mlp;
 
 /// What the result of a branch is added to.
 #[derive(Clone, Debug)]

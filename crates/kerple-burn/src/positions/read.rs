@@ -9,7 +9,7 @@ use crate::parameters::plain;
 use crate::pass::Pass;
 use burn::module::Param;
 use burn::tensor::{DType, Device, Tensor};
-use kerple::encoding::{Entry, Share};
+use kerple_core::encoding::{Entry, Share};
 use std::cell::OnceCell;
 
 /// An encoding with its numbers as they are now.
@@ -59,18 +59,18 @@ impl PositionalEncoding {
         self.each().zip(forms()).map(&mut of).collect()
     }
 
-    /// The tensors of one layer, in the order of [`kerple::encoding::Encoding::parameters`].
+    /// The tensors of one layer, in the order of [`kerple_core::encoding::Encoding::parameters`].
     pub(super) fn stored(&self, layer: usize) -> Vec<Tensor<1>> {
         self.select(layer, &self.values, &self.layers).into_iter().map(Param::val).collect()
     }
 
-    /// Stored numbers of what stands in one layer, in the order of [`kerple::encoding::Encoding::parameters`].
+    /// Stored numbers of what stands in one layer, in the order of [`kerple_core::encoding::Encoding::parameters`].
     pub fn numbers(&self, layer: usize) -> Vec<Vec<f64>> {
         let stored = self.of_layer(layer).stored(layer).into_iter();
         stored.map(|values| values.into_data().iter::<f64>().collect()).collect()
     }
 
-    /// Of one layer, in the order of [`kerple::encoding::Encoding::parameters`]: of what all layers share, and of what each has.
+    /// Of one layer, in the order of [`kerple_core::encoding::Encoding::parameters`]: of what all layers share, and of what each has.
     fn select<'a, T>(&self, layer: usize, shared: &'a [T], each: &'a [Vec<T>]) -> Vec<&'a T> {
         let place = self.own.iter().position(|own| *own == layer);
         let (mut shared, mut own) = (shared.iter(), place.and_then(|place| each.get(place)).into_iter().flatten());

@@ -6,7 +6,7 @@ use crate::fused::{Engine, Forward, Input, Op, Saved, Step, Target, apply};
 use crate::with_element;
 use burn::tensor::{DType, Device, Element, ElementConversion, Int, Tensor, TensorData};
 use bytemuck::Pod;
-use kerple::encoding::Slopes;
+use kerple_core::encoding::Slopes;
 use std::sync::Arc;
 
 /// What has a kernel for it.

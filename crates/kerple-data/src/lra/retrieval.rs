@@ -88,7 +88,7 @@ impl Files {
             let path = folder.join(format!("new_aan_pairs.{part}.tsv"));
             let file = Bytes::open(&path)?;
             let mut input =
-                BufReader::with_capacity(1 << 18, kerple_files::open(&path).map_err(Error::io(&path, "open"))?);
+                BufReader::with_capacity(1 << 18, kerple_run::files::open(&path).map_err(Error::io(&path, "open"))?);
             let (mut lines, mut line, mut at, mut number) = (Vec::new(), Vec::new(), 0u64, 0);
             loop {
                 check_stop(stop)?;

@@ -97,7 +97,7 @@ fn reviews(folder: &Path, stop: &AtomicBool) -> Result<Sequences> {
         files.sort();
         for file in files {
             check_stop(stop)?;
-            let review = kerple_files::read(&file).map_err(Error::io(&file, "read"))?;
+            let review = kerple_run::files::read(&file).map_err(Error::io(&file, "read"))?;
             found
                 .push(with_line_feeds(without_mark(&review)), label)
                 .map_err(|message| Error::damaged(&file, message, "remove the file"))?;

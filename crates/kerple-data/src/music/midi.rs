@@ -60,7 +60,7 @@ impl Piece {
     /// A file that cannot be written, or what [`Piece::to_midi`] refuses.
     pub fn write(&self, path: &Path) -> crate::error::Result<()> {
         let bytes = self.to_midi().map_err(|message| Error::refused(message, "nothing was written"))?;
-        kerple_files::replace(path, &bytes).map_err(Error::io(path, "write"))
+        kerple_run::files::replace(path, &bytes).map_err(Error::io(path, "write"))
     }
 }
 

@@ -9,7 +9,7 @@
 use crate::corpus::{META, Summary, TOKENIZER, has_summary, is_shard};
 use crate::error::{Error, Result};
 use crate::split::Split;
-use kerple_files::{abandoned, aside, is_there, sync_folder};
+use kerple_run::files::{abandoned, aside, is_there, sync_folder};
 use std::ffi::{OsStr, OsString};
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
@@ -92,7 +92,7 @@ impl Staging {
     }
 
     pub(super) fn write(&self, name: &str, text: &str) -> Result<()> {
-        let written = kerple_files::write_within(&self.partial.join(name), text.as_bytes());
+        let written = kerple_run::files::write_within(&self.partial.join(name), text.as_bytes());
         written.map_err(Error::io(&self.out.join(name), "write"))
     }
 

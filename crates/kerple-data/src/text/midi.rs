@@ -97,7 +97,7 @@ impl Iterator for Archive {
             let bad = |message: String, hint: String| Error::damaged_at(&self.path, format!(", {name}"), message, hint);
             let piece = Piece::from_midi(&bytes).map_err(|message| bad(message, AGAIN.to_owned()));
             let score = piece.and_then(|piece| {
-                let place = format!("{}, {}", self.path.display(), kerple_files::printable(&name));
+                let place = format!("{}, {}", self.path.display(), kerple_run::files::printable(&name));
                 let score = Score::new(piece, self.representation, &place);
                 score.map_err(|error| bad(error.to_string(), error.hint()))
             });

@@ -47,7 +47,7 @@ pub(super) struct Rows {
 
 impl Rows {
     pub(super) fn open(path: &Path, size: u64, name: &str, read: Rc<Cell<u64>>) -> Result<Rows> {
-        let mut file = kerple_files::open(path).map_err(Error::io(path, "open"))?;
+        let mut file = kerple_run::files::open(path).map_err(Error::io(path, "open"))?;
         let failed = |message: String| unreadable(path, String::new(), message);
         footer::check(&mut file).map_err(failed)?;
         let file = contain(|| SerializedFileReader::new(file)).map_err(failed)?;

@@ -88,7 +88,7 @@ fn leads_up(link: &Path) -> Result<bool> {
 fn token_prefix(path: &Path) -> Result<Option<std::path::PathBuf>> {
     let half = path.extension().is_some_and(|end| end == "bin" || end == "idx");
     let prefix = if half { path.with_extension("") } else { path.to_owned() };
-    let named = half || !kerple_files::is_there(path).map_err(Error::io(path, "look for"))?;
+    let named = half || !kerple_run::files::is_there(path).map_err(Error::io(path, "look for"))?;
     Ok((named && TokenFiles::exist(&prefix)?).then_some(prefix))
 }
 

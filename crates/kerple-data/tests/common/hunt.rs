@@ -1,4 +1,4 @@
-//! The harness of all tests of damaged and lying files, those of `kerple-lm` and `kerple-golden` too: good files are changed,
+//! The harness of all tests of damaged and lying files, those of `kerple-lm` and `kerple-conformance` too: good files are changed,
 //! and reading them ends with an error in words or a success, never with a panic, and takes no more than it may.
 #![allow(dead_code, reason = "each test program takes what it needs")]
 

@@ -8,10 +8,10 @@ use crate::ranks::Ranks;
 use crate::solver::Solve;
 use crate::task::{Batch, Scores};
 use crate::tasks::TaskSource;
-use kerple::encoding::Encoding;
+use kerple_core::encoding::Encoding;
 use kerple_data::Split;
 use kerple_data::tasks::Facts;
-use kerple_records::{ANSWERS, ScoredText, TaskScore};
+use kerple_run::{ANSWERS, ScoredText, TaskScore};
 
 /// What is evaluated of a task.
 #[derive(Clone, Debug, PartialEq, Eq)]

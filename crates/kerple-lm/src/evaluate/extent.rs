@@ -17,7 +17,7 @@
 
 use super::Protocol;
 use crate::error::{Error, Result};
-use kerple_records::ScoredText;
+use kerple_run::ScoredText;
 
 /// A stretch of text to run the model on: inputs `start..start + len`, each scored on the token after it, from
 /// `score_from` on.

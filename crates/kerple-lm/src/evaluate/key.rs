@@ -2,8 +2,8 @@
 
 use super::Found;
 use crate::plan::Plan;
-use kerple::encoding::Encoding;
-use kerple_records::{EvaluationRow, Numerics, Provenance, ScoredText, bits_per_byte};
+use kerple_core::encoding::Encoding;
+use kerple_run::{EvaluationRow, Numerics, Provenance, ScoredText, bits_per_byte};
 
 /// What makes an evaluation the same as another of the same run: all that its numbers depend on.
 #[derive(Clone, Debug, PartialEq, Eq)]

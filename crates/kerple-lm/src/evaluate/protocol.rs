@@ -27,7 +27,7 @@ const RENAMED: [(&str, &str); 1] = [("blocks", "nonoverlapping")];
 impl Protocol {
     /// What the protocol scores, in words.
     pub fn meaning(self) -> String {
-        kerple_records::protocol_meaning(&self.to_string())
+        kerple_run::protocol_meaning(&self.to_string())
     }
 }
 

@@ -13,7 +13,7 @@
 use super::{Amount, Extent, Request, Window};
 use crate::error::{Error, Result};
 use crate::sequences::Text;
-use kerple_records::Rolled;
+use kerple_run::Rolled;
 use std::ops::Range;
 
 /// The documents that are scored: all, or the first of them where a number was asked for.

@@ -9,9 +9,9 @@ use crate::ranks::Ranks;
 use crate::run::SpecialTokens;
 use crate::sequences::Text;
 use crate::solver::Solve;
-use kerple::encoding::Encoding;
 use kerple_burn::pass::Pass;
-use kerple_records::{EvaluationRow, Rolled};
+use kerple_core::encoding::Encoding;
+use kerple_run::{EvaluationRow, Rolled};
 use std::ops::Range;
 
 /// Losses of a set of windows.
@@ -172,7 +172,7 @@ impl<T: Text> Scored for OfText<T> {
 
     fn key(&self, encoding: &Encoding, length: usize, step: u64) -> EvaluationKey {
         let (text, protocol) = (self.extent.scored(&self.checksum), self.request.protocol.to_string());
-        let start = self.start().filter(|start| start != kerple_records::END_OF_DOCUMENT);
+        let start = self.start().filter(|start| start != kerple_run::END_OF_DOCUMENT);
         EvaluationKey::new((text, self.text.split()), (protocol, start), encoding, length, step)
     }
 

@@ -14,8 +14,8 @@ use super::positions::{self, Rows};
 use crate::layers::Layer;
 use crate::model::MOST_PREFILLED;
 use crate::plan::Plan;
-use kerple::encoding::Entry;
 use kerple_burn::memory::{FEWEST_HELD, FIRST_CAPACITY};
+use kerple_core::encoding::Entry;
 
 /// Bytes that one text of so many tokens holds.
 pub(super) fn caches(plan: &Plan, length: usize) -> u64 {

@@ -20,13 +20,13 @@ use super::bytes;
 use crate::layers::Layer;
 use crate::model::MOST_STATES;
 use crate::plan::Plan;
-use kerple::attention::linear::{CHUNK, NEAR};
-use kerple::encoding::{Entry, Geometry, Share};
-use kerple::features::ConvShape;
-use kerple::forms::{Code, CodeKind};
-use kerple::kernel::exponentials::Grid;
 use kerple_burn::ops::linear_attention::MOST_HELD;
 use kerple_burn::plan::{FeatureKind, LinearPlan};
+use kerple_core::attention::linear::{CHUNK, NEAR};
+use kerple_core::encoding::{Entry, Geometry, Share};
+use kerple_core::features::ConvShape;
+use kerple_core::forms::{Code, CodeKind};
+use kerple_core::kernel::exponentials::Grid;
 
 /// What is in memory at once.
 #[derive(Clone, Copy, Debug)]

@@ -5,12 +5,12 @@ use crate::config::Pooling;
 use crate::plan::Plan;
 use burn::module::{Module, Param};
 use burn::tensor::{Device, Tensor, TensorData, activation};
-use kerple::seed::{Purpose, stream};
 use kerple_burn::fused::Engine;
 use kerple_burn::layers::Linear;
 use kerple_burn::ops::product::exact;
 use kerple_burn::parameters::{Describe, Groups};
 use kerple_burn::pass::Pass;
+use kerple_core::seed::{Purpose, stream};
 use kerple_data::lra::retrieval::SEPARATOR;
 
 /// An encoder, what is read off it, and linear layers over classes.

@@ -5,12 +5,12 @@ use super::trunk::{self, Drawn, Trunk};
 use crate::plan::Plan;
 use burn::module::Module;
 use burn::tensor::{Device, Tensor};
-use kerple::seed::{Purpose, stream};
 use kerple_burn::forms::Positions;
 use kerple_burn::fused::Engine;
 use kerple_burn::layers::Init;
 use kerple_burn::parameters::{Describe, Groups};
 use kerple_burn::pass::Pass;
+use kerple_core::seed::{Purpose, stream};
 use rand::Rng;
 use std::sync::Arc;
 

@@ -5,11 +5,11 @@ use super::{Encoder, Tokens, trunk};
 use crate::plan::Plan;
 use burn::module::Module;
 use burn::tensor::{Device, Tensor};
-use kerple::seed::{Purpose, stream};
 use kerple_burn::fused::Engine;
 use kerple_burn::layers::Linear;
 use kerple_burn::parameters::{Describe, Groups};
 use kerple_burn::pass::Pass;
+use kerple_core::seed::{Purpose, stream};
 
 /// An encoder and a linear layer over answers at its last places.
 #[derive(Module, Debug)]

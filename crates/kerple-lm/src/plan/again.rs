@@ -63,9 +63,9 @@ mod tests {
     use super::*;
     use crate::config::DataConfig;
     use crate::layers::{All, Window};
-    use kerple::encoding::scaling::SCALINGS;
-    use kerple::encoding::{Encoding, Entry, METHODS};
     use kerple_burn::plan::{AttentionKind, BlockPlan, LinearPlan};
+    use kerple_core::encoding::scaling::SCALINGS;
+    use kerple_core::encoding::{Encoding, Entry, METHODS};
     use std::collections::BTreeMap;
 
     /// Every encoding by its defaults, and with keys that are tables, lists or absent.
@@ -127,7 +127,7 @@ mod tests {
                 attention: is_code.then(linear),
                 ..LayerConfig::default()
             };
-            let main = Encoding::from(kerple::encoding::Method::named("rotary").unwrap());
+            let main = Encoding::from(kerple_core::encoding::Method::named("rotary").unwrap());
             survives(&config(main, BlockPlan::default(), BTreeMap::from([("far".to_owned(), kind)])));
         }
     }

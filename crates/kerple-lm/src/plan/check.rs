@@ -4,10 +4,10 @@ use super::{Head, ModelPlan};
 use crate::config::{Pooling, TrainConfig};
 use crate::error::{Error, Result};
 use crate::layers::Layer;
-use kerple::attention::linear::CHUNK;
-use kerple::encoding::{Encoding, Form, Geometry, InLinear, MapForm, Refusal};
-use kerple::maps::Map;
 use kerple_burn::plan::{AttentionKind, FeatureKind, LinearPlan, SinkKind};
+use kerple_core::attention::linear::CHUNK;
+use kerple_core::encoding::{Encoding, Form, Geometry, InLinear, MapForm, Refusal};
+use kerple_core::maps::Map;
 use kerple_data::lra::Arena;
 use kerple_data::tasks::{Facts, TaskConfig};
 

@@ -4,8 +4,8 @@
 use super::Head;
 use crate::config::Pooling;
 use crate::layers::{Layer, LayerKind, Window};
-use kerple::encoding::{Encoding, Entry, Geometry};
 use kerple_burn::plan::{AttentionKind, BlockPlan, ResidualKind, Sizes};
+use kerple_core::encoding::{Encoding, Entry, Geometry};
 use kerple_data::tasks::TaskConfig;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;

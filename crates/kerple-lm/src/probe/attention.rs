@@ -5,11 +5,11 @@ use crate::error::{Error, Result};
 use crate::model::{Decoder, Tokens};
 use crate::plan::Plan;
 use crate::sequences::Text;
-use kerple::attention::measure::{Part, monotonicity, translation_invariance};
-use kerple::seed::Purpose;
 use kerple_burn::pass::Pass;
+use kerple_core::attention::measure::{Part, monotonicity, translation_invariance};
+use kerple_core::seed::Purpose;
 use kerple_data::Segments;
-use kerple_records::{AttentionRow, ProbeResult};
+use kerple_run::{AttentionRow, ProbeResult};
 use std::sync::atomic::{AtomicBool, Ordering};
 
 /// Cells of a picture on a side.

@@ -11,7 +11,7 @@ use crate::sequences::Text;
 use burn::tensor::Tensor;
 use kerple_burn::ops::attention::Seen;
 use kerple_burn::pass::Pass;
-use kerple_records::{LayerScores, Provenance, ScoreSnapshot};
+use kerple_run::{LayerScores, Provenance, ScoreSnapshot};
 
 /// Texts of each length.
 pub(super) const TEXTS: usize = 2;

@@ -7,10 +7,10 @@ use crate::generate::{self, Draw, Follow};
 use crate::model::Decoder;
 use crate::plan::Plan;
 use crate::sequences::Text;
-use kerple::seed::Purpose;
+use kerple_core::seed::Purpose;
 use kerple_data::music::style::{Onset, likeness, part};
 use kerple_data::music::{Piece, Rules, Vocabulary};
-use kerple_records::{ProbeResult, Roll, StyleResult, StyleRow};
+use kerple_run::{ProbeResult, Roll, StyleResult, StyleRow};
 use std::sync::atomic::{AtomicBool, Ordering};
 
 /// Parts of the time that are compared on their own.

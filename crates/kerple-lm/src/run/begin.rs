@@ -35,21 +35,21 @@ impl RunFolder {
     pub fn begin(&self, with: Beginning) -> Result<Plan> {
         let place = self.path();
         let taken = fs::read_dir(place).is_ok_and(|mut entries| entries.next().is_some());
-        if taken || kerple_files::is_file(place).map_err(Error::io(place, "look for"))? {
+        if taken || kerple_run::files::is_file(place).map_err(Error::io(place, "look for"))? {
             let message = format!("{} already exists and is not empty", place.display());
             return Err(Error::refused(message, "choose another --out folder, or remove this one"));
         }
         let (folder, name) = whereabouts(place)?;
         fs::create_dir_all(&folder).map_err(Error::io(&folder, "create"))?;
-        for (_, left) in kerple_files::abandoned(&folder, STATE) {
+        for (_, left) in kerple_run::files::abandoned(&folder, STATE) {
             _ = fs::remove_dir_all(left);
         }
-        let aside = kerple_files::aside(&folder, &name, STATE);
+        let aside = kerple_run::files::aside(&folder, &name, STATE);
         let make = || {
             fs::create_dir_all(&aside).map_err(Error::io(&aside, "create"))?;
             let plan = RunFolder::new(&aside).fill(with)?;
             fs::rename(&aside, place).map_err(Error::io(place, "rename to"))?;
-            kerple_files::sync_folder(&folder).map_err(Error::io(&folder, "sync"))?;
+            kerple_run::files::sync_folder(&folder).map_err(Error::io(&folder, "sync"))?;
             Ok(plan)
         };
         make().inspect_err(|_| _ = fs::remove_dir_all(&aside))

@@ -1,8 +1,8 @@
 //! Tables of encodings at a step, for `kernels.json`.
 
-use kerple::forms::DistanceTable;
 use kerple_burn::positions::PositionalEncoding;
-use kerple_records::KernelSnapshot;
+use kerple_core::forms::DistanceTable;
+use kerple_run::KernelSnapshot;
 
 /// Distances at which learned kernels are recorded: all up to 64, then about 30 for each factor of ten, to 20480.
 fn recorded_distances() -> Vec<u64> {

@@ -6,7 +6,7 @@ use crate::config::DataConfig;
 use crate::corpus::Source;
 use crate::error::{Error, Result};
 use crate::plan::Plan;
-use kerple_records::DATA_PATH_FILE;
+use kerple_run::DATA_PATH_FILE;
 use serde::{Deserialize, Serialize};
 use std::path::{Component, Path, PathBuf};
 
@@ -29,14 +29,14 @@ impl Place {
     }
 
     pub(super) fn write(&self, run: &Path) -> Result<()> {
-        Ok(kerple_records::write_json(&run.join(DATA_PATH_FILE), self)?)
+        Ok(kerple_run::write_json(&run.join(DATA_PATH_FILE), self)?)
     }
 
     /// What the run says, or nothing where it says nothing.
     pub(super) fn read(run: &Path) -> Result<Place> {
         let path = run.join(DATA_PATH_FILE);
         match present(&path)? {
-            true => Ok(kerple_records::read_json(&path)?),
+            true => Ok(kerple_run::read_json(&path)?),
             false => Ok(Place::default()),
         }
     }

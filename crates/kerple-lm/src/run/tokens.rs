@@ -54,7 +54,7 @@ impl SpecialTokens {
     /// The same as rows of evaluations write it.
     pub fn start_in_words(&self, tokenizer: &Tokenizer) -> String {
         match self.start(tokenizer) {
-            start if start == tokenizer.end_of_document() => kerple_records::END_OF_DOCUMENT.to_owned(),
+            start if start == tokenizer.end_of_document() => kerple_run::END_OF_DOCUMENT.to_owned(),
             start => format!("bos {start}"),
         }
     }
@@ -67,10 +67,10 @@ impl RunFolder {
     /// A folder that cannot be written.
     pub fn write_tokens(&self, tokenizer: Option<&Tokenizer>, special: &SpecialTokens) -> Result<()> {
         // a definition that is there has its special tokens beside it, whenever writing ends
-        kerple_records::write_json(&self.path().join(SPECIAL), special)?;
+        kerple_run::write_json(&self.path().join(SPECIAL), special)?;
         if let Some(tokenizer) = tokenizer {
             let path = self.path().join(DEFINITION);
-            kerple_files::replace(&path, tokenizer.definition().as_bytes()).map_err(Error::io(&path, "write"))?;
+            kerple_run::files::replace(&path, tokenizer.definition().as_bytes()).map_err(Error::io(&path, "write"))?;
         }
         Ok(())
     }
@@ -92,7 +92,7 @@ impl RunFolder {
     /// A damaged file.
     pub fn special_tokens(&self) -> Result<SpecialTokens> {
         let path = self.path().join(SPECIAL);
-        Ok(if present(&path)? { kerple_records::read_json(&path)? } else { SpecialTokens::default() })
+        Ok(if present(&path)? { kerple_run::read_json(&path)? } else { SpecialTokens::default() })
     }
 
     /// The same, where nothing is known those of its tokenizer.
@@ -113,7 +113,7 @@ impl RunFolder {
         if !present(&path)? {
             return Ok(None);
         }
-        let definition = kerple_files::read_text(&path).map_err(Error::io(&path, "read"))?;
+        let definition = kerple_run::files::read_text(&path).map_err(Error::io(&path, "read"))?;
         let tokenizer = Tokenizer::from_definition(&path, definition, self.special_tokens()?.end_of_document)?;
         if tokenizer.fingerprint() == &plan.data_info.tokenizer {
             return Ok(Some(tokenizer));

@@ -6,8 +6,8 @@ use super::{Place, RunFolder};
 use crate::checkpoint;
 use crate::error::Error;
 use crate::plan::Plan;
-use kerple::encoding::Encoding;
-use kerple_records::{EvaluationRow, KernelSnapshot, MetricsRow, ProbeRow, ScoreSnapshot, SessionRow};
+use kerple_core::encoding::Encoding;
+use kerple_run::{EvaluationRow, KernelSnapshot, MetricsRow, ProbeRow, ScoreSnapshot, SessionRow};
 use serde::de::DeserializeOwned;
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -66,17 +66,17 @@ impl RunFolder {
         let mut count_in = |name: &str, what: &str, count: &dyn Fn(&Path) -> crate::Result<usize>| {
             let path = self.path.join(name);
             // what cannot be seen is read all the same, so that the reason is a problem
-            if kerple_files::is_there(&path).unwrap_or(true) {
+            if kerple_run::files::is_there(&path).unwrap_or(true) {
                 found.note(count(&path), |count| format!("{name}: {count} {what}"));
             }
         };
         let plan = known.as_ref();
-        count_in(kerple_records::METRICS_FILE, "rows", &|path| metrics(path, plan));
-        count_in(kerple_records::SESSIONS_FILE, "rows", &sessions);
-        count_in(kerple_records::EVALUATION_FILE, "rows", &|path| evaluations(path, plan));
-        count_in(kerple_records::PROBES_FILE, "rows", &rows::<ProbeRow>);
-        count_in(kerple_records::KERNELS_FILE, "snapshots", &snapshots::<KernelSnapshot>);
-        count_in(kerple_records::ATTENTION_SCORES_FILE, "snapshots", &snapshots::<ScoreSnapshot>);
+        count_in(kerple_run::METRICS_FILE, "rows", &|path| metrics(path, plan));
+        count_in(kerple_run::SESSIONS_FILE, "rows", &sessions);
+        count_in(kerple_run::EVALUATION_FILE, "rows", &|path| evaluations(path, plan));
+        count_in(kerple_run::PROBES_FILE, "rows", &rows::<ProbeRow>);
+        count_in(kerple_run::KERNELS_FILE, "snapshots", &snapshots::<KernelSnapshot>);
+        count_in(kerple_run::ATTENTION_SCORES_FILE, "snapshots", &snapshots::<ScoreSnapshot>);
         if let Some(plan) = known {
             match self.verify_tokens(&plan) {
                 Ok(line) => found.good.extend(line),
@@ -105,7 +105,7 @@ impl RunFolder {
 
 /// Evaluations that agree with themselves and with the plan.
 fn evaluations(path: &Path, plan: Option<&Plan>) -> crate::Result<usize> {
-    let rows = kerple_records::read_rows::<EvaluationRow>(path)?.rows;
+    let rows = kerple_run::read_rows::<EvaluationRow>(path)?.rows;
     let beside = |row: &EvaluationRow, plan: &Plan| {
         // other rotary rates make another label, and so does a window that was not trained with
         let windowed = || Encoding { window: row.window.map(|keys| keys as usize), ..plan.encoding.clone() }.label();
@@ -132,7 +132,7 @@ fn contradicts(path: &Path, at: usize, why: &str) -> Error {
 
 /// Metrics that agree with themselves, in which no step is twice or out of order.
 fn metrics(path: &Path, plan: Option<&Plan>) -> crate::Result<usize> {
-    let rows = kerple_records::read_rows::<MetricsRow>(path)?.rows;
+    let rows = kerple_run::read_rows::<MetricsRow>(path)?.rows;
     let tokens = plan.map(|plan| (plan.train.batch_size as u64).saturating_mul(plan.train.train_len as u64));
     for (at, row) in rows.iter().enumerate() {
         if let Some(why) = tokens.and_then(|tokens| row.contradiction(tokens)) {
@@ -151,7 +151,7 @@ fn metrics(path: &Path, plan: Option<&Plan>) -> crate::Result<usize> {
 
 /// Sessions that could have been.
 fn sessions(path: &Path) -> crate::Result<usize> {
-    let rows = kerple_records::read_rows::<SessionRow>(path)?.rows;
+    let rows = kerple_run::read_rows::<SessionRow>(path)?.rows;
     match rows.iter().position(|row| row.first_step == 0 || row.micro_batch_size == 0) {
         None => Ok(rows.len()),
         Some(at) => {
@@ -167,9 +167,9 @@ fn sessions(path: &Path) -> crate::Result<usize> {
 }
 
 fn rows<Row: DeserializeOwned>(path: &Path) -> crate::Result<usize> {
-    Ok(kerple_records::read_rows::<Row>(path)?.rows.len())
+    Ok(kerple_run::read_rows::<Row>(path)?.rows.len())
 }
 
 fn snapshots<Snapshot: DeserializeOwned>(path: &Path) -> crate::Result<usize> {
-    Ok(kerple_records::read_json::<Vec<Snapshot>>(path)?.len())
+    Ok(kerple_run::read_json::<Vec<Snapshot>>(path)?.len())
 }

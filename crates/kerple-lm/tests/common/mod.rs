@@ -1,8 +1,8 @@
 //! A tiny model on a tiny language.
 #![allow(dead_code, reason = "each test file takes what it needs")]
 
-use kerple::encoding::{Encoding, Method};
 use kerple_burn::plan::{AttentionKind, BlockPlan, LinearPlan};
+use kerple_core::encoding::{Encoding, Method};
 use kerple_lm::config::{DataConfig, ModelConfig, RunConfig, TrainConfig};
 use kerple_lm::learner::Gradients;
 use kerple_lm::model::{Decoder, Tokens};

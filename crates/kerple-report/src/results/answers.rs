@@ -9,7 +9,7 @@ use super::table::Name;
 use super::{Spread, highest, number};
 use crate::run::Run;
 use crate::statistics::{ALPHA, Untestable, holm, paired_t_test};
-use kerple_records::{EvaluationRow, Numerics, ScoredText, TaskScore};
+use kerple_run::{EvaluationRow, Numerics, ScoredText, TaskScore};
 
 /// The accuracy of an encoding at a length, over seeds.
 #[derive(Clone, Debug, PartialEq, Serialize)]

@@ -8,7 +8,7 @@ use serde::Serialize;
 
 use crate::conditions::{Conditions, Differences};
 use crate::run::Run;
-use kerple_records::{EvaluationRow, Numerics, protocol_meaning};
+use kerple_run::{EvaluationRow, Numerics, protocol_meaning};
 
 /// Runs that were trained under the same conditions, whatever their encoding and seed.
 #[derive(Clone, Debug, PartialEq, Serialize)]

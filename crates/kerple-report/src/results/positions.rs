@@ -8,7 +8,7 @@ use super::group::{Setting, Settings};
 use super::number;
 use crate::run::Run;
 use crate::statistics::{mean, perplexity};
-use kerple_records::EvaluationRow;
+use kerple_run::EvaluationRow;
 
 /// Bins an octave of positions.
 pub(crate) const BINS_AN_OCTAVE: f64 = 6.0;

@@ -14,7 +14,7 @@ use super::group::{Group, Setting, Settings};
 use super::{Spread, lowest, number};
 use crate::run::Run;
 use crate::statistics::{ALPHA, Untestable, holm, paired_t_test};
-use kerple_records::{EvaluationRow, bits_per_byte};
+use kerple_run::{EvaluationRow, bits_per_byte};
 
 /// One run's evaluation as it went into a table.
 #[derive(Clone, Debug, Serialize)]

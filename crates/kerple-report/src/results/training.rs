@@ -9,7 +9,7 @@ use super::group::Group;
 use super::{Spread, number};
 use crate::run::Run;
 use crate::statistics::median;
-use kerple_records::Numerics;
+use kerple_run::Numerics;
 
 /// The encoding whose step time the others are given relative to, as in the KERPLE paper's Table 4: it adds no work.
 const USUAL_BASELINE: &str = "sinusoidal";

@@ -2,7 +2,7 @@
 
 use super::Run;
 use crate::conditions::{Conditions, Differences};
-use kerple_records::EvaluationRow;
+use kerple_run::EvaluationRow;
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
@@ -180,7 +180,7 @@ mod tests {
     fn plan(folder: &Path, name: &str, plan: Value) {
         let run = folder.join(name);
         std::fs::create_dir_all(&run).unwrap();
-        std::fs::write(run.join(kerple_records::PLAN_FILE), plan.to_string()).unwrap();
+        std::fs::write(run.join(kerple_run::PLAN_FILE), plan.to_string()).unwrap();
     }
 
     fn names(folder: &Path) -> Vec<String> {
@@ -196,7 +196,7 @@ mod tests {
         plan(root.path(), "other-seed", json!({"label": "alibi", "seed": 2, "hash": "abc"}));
         let metrics =
             r#"{"step":1,"loss":2.0,"learning_rate":0.1,"grad_norm":1.0,"tokens":8,"seconds":1.0,"step_seconds":1.0}"#;
-        std::fs::write(root.path().join("second").join(kerple_records::METRICS_FILE), format!("{metrics}\n")).unwrap();
+        std::fs::write(root.path().join("second").join(kerple_run::METRICS_FILE), format!("{metrics}\n")).unwrap();
         let runs = find_runs(&[root.path()]).unwrap();
         let kept: Vec<_> = runs.iter().filter(|run| run.duplicate_of.is_none()).map(Run::folder_name).collect();
         assert_eq!(kept, ["other-seed", "second"]);
@@ -244,14 +244,14 @@ mod tests {
         let run = folder.join(name);
         let session = json!({"first_step": 1, "commit": commit, "cpu": "m", "simd": simd, "threads": 1,
             "device": "cpu", "precision": precision, "micro_batch_size": 8, "started_at": 1});
-        std::fs::write(run.join(kerple_records::SESSIONS_FILE), format!("{session}\n")).unwrap();
+        std::fs::write(run.join(kerple_run::SESSIONS_FILE), format!("{session}\n")).unwrap();
         let row = |[simd, precision]: &[&str; 2]| {
             let provenance = json!({"cpu": "m", "simd": simd, "threads": 1, "device": "cpu", "precision": precision});
             let row = json!({"label": "alibi", "seed": 1, "train_len": 64, "eval_len": 64, "protocol": "nonoverlapping", "split": "test",
                 "step": 9, "n_windows": 1, "tokens": 64, "nll": 2.0, "perplexity": 7.4, "seconds": 1.0, "provenance": provenance});
             format!("{row}\n")
         };
-        std::fs::write(run.join(kerple_records::EVALUATION_FILE), rows.iter().map(row).collect::<String>()).unwrap();
+        std::fs::write(run.join(kerple_run::EVALUATION_FILE), rows.iter().map(row).collect::<String>()).unwrap();
     }
 
     #[test]

@@ -2,8 +2,8 @@
 
 use std::path::Path;
 
-use kerple_records::{ANSWERS, EvaluationRow, Journal, ScoredText, TaskScore, read_rows};
 use kerple_report::{Options, find_runs, table_text, write};
+use kerple_run::{ANSWERS, EvaluationRow, Journal, ScoredText, TaskScore, read_rows};
 use serde_json::json;
 
 /// A run folder with the accuracies of some lengths.

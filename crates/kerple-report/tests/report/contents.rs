@@ -1,7 +1,7 @@
 //! The numbers and words of a report, also where something is missing or broken.
 
-use kerple_records::write_json;
 use kerple_report::{Options, find_runs, table_text, write};
+use kerple_run::write_json;
 use serde_json::{Value, json};
 
 use crate::made_up::{complete, read, report, run};
@@ -94,7 +94,7 @@ fn a_plan_alone_makes_a_report() {
     let root = tempfile::tempdir().unwrap();
     let folder = root.path().join("runs/alone");
     std::fs::create_dir_all(&folder).unwrap();
-    std::fs::write(folder.join(kerple_records::PLAN_FILE), "{}").unwrap();
+    std::fs::write(folder.join(kerple_run::PLAN_FILE), "{}").unwrap();
     let summary = report(&root).unwrap();
     assert_eq!(summary.results.encodings, ["alone"]);
     assert!(summary.results.notes[0].ends_with("contains a plan and no results."));
@@ -141,10 +141,10 @@ fn what_made_the_runs_is_shown_and_not_what_makes_the_page() {
     };
     // the second session of seed 3 made all again that the first had
     let rows = [session(1, "thrown away", "abc9"), session(1, "a Xeon", "abc3")].map(|row| format!("{row}\n"));
-    std::fs::write(seed(3).join(kerple_records::SESSIONS_FILE), rows.concat()).unwrap();
+    std::fs::write(seed(3).join(kerple_run::SESSIONS_FILE), rows.concat()).unwrap();
     for number in [1, 2] {
-        let path = seed(number).join(kerple_records::PLAN_FILE);
-        let mut plan: Value = kerple_records::read_json(&path).unwrap();
+        let path = seed(number).join(kerple_run::PLAN_FILE);
+        let mut plan: Value = kerple_run::read_json(&path).unwrap();
         plan["commit"] = json!(format!("abc{number}"));
         write_json(&path, &plan).unwrap();
     }

@@ -173,7 +173,7 @@ fn figures_of_an_earlier_report_are_gone_and_others_stay() {
         std::fs::read_dir(&figures).unwrap().collect::<Vec<_>>()
     );
     for run in std::fs::read_dir(root.path().join("runs")).unwrap() {
-        std::fs::remove_file(run.unwrap().path().join(kerple_records::KERNELS_FILE)).unwrap();
+        std::fs::remove_file(run.unwrap().path().join(kerple_run::KERNELS_FILE)).unwrap();
     }
     let summary = report(&root).unwrap();
     let names = std::fs::read_dir(&figures).unwrap().map(|file| file.unwrap().path());
@@ -184,7 +184,7 @@ fn figures_of_an_earlier_report_are_gone_and_others_stay() {
 #[test]
 fn corrupt_rows_stop_with_file_and_line_and_incomplete_ones_are_noted() {
     let root = complete();
-    let file = root.path().join("runs/kerple_log #1").join(kerple_records::EVALUATION_FILE);
+    let file = root.path().join("runs/kerple_log #1").join(kerple_run::EVALUATION_FILE);
     let whole = std::fs::read_to_string(&file).unwrap();
     std::fs::write(&file, &whole[..whole.len() - 20]).unwrap();
     let summary = report(&root).unwrap();

@@ -3,8 +3,8 @@
 use std::collections::BTreeMap;
 use std::path::Path;
 
-use kerple_records::{EvaluationRow, Journal, KernelSnapshot, MetricsRow, ScoredText, write_json};
 use kerple_report::{Error, Options, Summary, find_runs, write};
+use kerple_run::{EvaluationRow, Journal, KernelSnapshot, MetricsRow, ScoredText, write_json};
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
@@ -24,8 +24,8 @@ pub fn run_of(root: &Path, above: &str, label: &str, seed: u64, model: Value, pe
     std::fs::create_dir_all(&folder).unwrap();
     let plan = json!({"label": label, "seed": seed, "train_len": 64, "steps": 100, "hash": format!("{label}-{model}"),
         "encoding": {"kind": label}, "parameters": 617 * model["n_layers"].as_u64().unwrap(), "model": model});
-    write_json(&folder.join(kerple_records::PLAN_FILE), &plan).unwrap();
-    let mut metrics = Journal::open(&folder.join(kerple_records::METRICS_FILE)).unwrap();
+    write_json(&folder.join(kerple_run::PLAN_FILE), &plan).unwrap();
+    let mut metrics = Journal::open(&folder.join(kerple_run::METRICS_FILE)).unwrap();
     for step in [50, 100] {
         let encoding_params = BTreeMap::from([("r1".to_owned(), vec![0.1 * step as f64, 1.0])]);
         let seconds = 0.5 * step as f64;
@@ -43,7 +43,7 @@ pub fn run_of(root: &Path, above: &str, label: &str, seed: u64, model: Value, pe
         };
         metrics.push(&row).unwrap();
     }
-    let mut evaluations = Journal::open(&folder.join(kerple_records::EVALUATION_FILE)).unwrap();
+    let mut evaluations = Journal::open(&folder.join(kerple_run::EVALUATION_FILE)).unwrap();
     for &(length, perplexity) in perplexities {
         evaluations.push(&evaluation(label, seed, length, perplexity)).unwrap();
     }
@@ -56,7 +56,7 @@ pub fn run_of(root: &Path, above: &str, label: &str, seed: u64, model: Value, pe
         weight: None,
         effective_length: vec![Some(20), None],
     };
-    write_json(&folder.join(kerple_records::KERNELS_FILE), &[snapshot]).unwrap();
+    write_json(&folder.join(kerple_run::KERNELS_FILE), &[snapshot]).unwrap();
 }
 
 pub fn evaluation(label: &str, seed: u64, length: u64, perplexity: f64) -> EvaluationRow {

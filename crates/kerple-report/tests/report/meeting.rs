@@ -1,7 +1,7 @@
 //! What may meet in one mean, table and test, and what never does.
 
-use kerple_records::{EvaluationRow, Journal, Provenance, ScoredText, write_json};
 use kerple_report::table_text;
+use kerple_run::{EvaluationRow, Journal, Provenance, ScoredText, write_json};
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
@@ -10,7 +10,7 @@ use crate::made_up::{complete, evaluation, read, report, run, run_of, text};
 #[test]
 fn other_settings_make_other_tables_and_the_latest_checkpoint_counts() {
     let root = complete();
-    let file = root.path().join("runs/kerple_log #1").join(kerple_records::EVALUATION_FILE);
+    let file = root.path().join("runs/kerple_log #1").join(kerple_run::EVALUATION_FILE);
     let mut rows = Journal::open(&file).unwrap();
     let row = |length, perplexity| evaluation("kerple_log", 1, length, perplexity);
     rows.push(&EvaluationRow { step: 50, ..row(64, 90.0) }).unwrap();
@@ -38,7 +38,7 @@ fn rows_over_other_text_never_meet() {
         let root = complete();
         // The same split, protocol and length for every seed of one encoding, over other text.
         for seed in [1, 2, 3] {
-            let file = root.path().join(format!("runs/kerple_log #{seed}")).join(kerple_records::EVALUATION_FILE);
+            let file = root.path().join(format!("runs/kerple_log #{seed}")).join(kerple_run::EVALUATION_FILE);
             let mut other = text(seed);
             change(&mut other);
             let row = EvaluationRow { text: Some(other), ..evaluation("kerple_log", seed, 128, 5.0) };
@@ -62,7 +62,7 @@ fn provenance(precision: &str, device: &str, simd: &str) -> Provenance {
 /// Appends a row of every seed of one encoding at 128 that differs in nothing but what computed it.
 fn evaluated_again(root: &TempDir, perplexity: f64, provenance: impl Fn(u64) -> Provenance) {
     for seed in [1, 2, 3] {
-        let file = root.path().join(format!("runs/kerple_log #{seed}")).join(kerple_records::EVALUATION_FILE);
+        let file = root.path().join(format!("runs/kerple_log #{seed}")).join(kerple_run::EVALUATION_FILE);
         let row =
             EvaluationRow { provenance: Some(provenance(seed)), ..evaluation("kerple_log", seed, 128, perplexity) };
         Journal::open(&file).unwrap().push(&row).unwrap();
@@ -104,7 +104,7 @@ fn instruction_sets_part_rows_of_one_run_and_are_named_between_runs() {
             provenance: Some(provenance("f32", "cpu", simd)),
             ..evaluation("kerple_log", seed, length, 20.0 + seed as f64)
         };
-        let file = root.path().join(format!("runs/kerple_log #{seed}")).join(kerple_records::EVALUATION_FILE);
+        let file = root.path().join(format!("runs/kerple_log #{seed}")).join(kerple_run::EVALUATION_FILE);
         std::fs::remove_file(&file).unwrap();
         let mut rows = Journal::open(&file).unwrap();
         [64, 128].map(row).iter().for_each(|row| rows.push(row).unwrap());
@@ -132,7 +132,7 @@ fn runs_of_another_precision_are_other_runs() {
             2 => session(1, "f32", "avx2") + &session(60, "f32", "avx512"),
             _ => session(1, "f32", "avx2"),
         };
-        std::fs::write(folder.join(kerple_records::SESSIONS_FILE), rows).unwrap();
+        std::fs::write(folder.join(kerple_run::SESSIONS_FILE), rows).unwrap();
     }
     let results = report(&root).unwrap().results;
     let titles: Vec<&str> = results.groups.iter().map(|group| group.title.as_str()).collect();
@@ -150,7 +150,7 @@ fn no_seed_stands_alone_by_its_number() {
         let root = tempfile::tempdir().unwrap();
         for seed in seeds {
             run(root.path(), "alibi", seed, &[]);
-            let file = root.path().join(format!("runs/alibi #{seed}")).join(kerple_records::EVALUATION_FILE);
+            let file = root.path().join(format!("runs/alibi #{seed}")).join(kerple_run::EVALUATION_FILE);
             let row = evaluation("alibi", seed, 64, 20.0 + seed as f64);
             let row = EvaluationRow { protocol: "rolling:64".into(), text: Some(text(0)), ..row };
             Journal::open(&file).unwrap().push(&row).unwrap();
@@ -164,7 +164,7 @@ fn no_seed_stands_alone_by_its_number() {
     let root = tempfile::tempdir().unwrap();
     for seed in [1, 2, 3] {
         run(root.path(), "alibi", seed, &[]);
-        let file = root.path().join(format!("runs/alibi #{seed}")).join(kerple_records::EVALUATION_FILE);
+        let file = root.path().join(format!("runs/alibi #{seed}")).join(kerple_run::EVALUATION_FILE);
         let row = EvaluationRow { text: Some(text(2)), ..evaluation("alibi", seed, 64, 20.0 + seed as f64) };
         Journal::open(&file).unwrap().push(&row).unwrap();
     }
@@ -176,7 +176,7 @@ fn no_seed_stands_alone_by_its_number() {
     assert_eq!(found(&root), [(Some(2), 3)]);
     // and their own texts too: the run of that seed is among both
     for seed in [1, 3] {
-        let file = root.path().join(format!("runs/alibi #{seed}")).join(kerple_records::EVALUATION_FILE);
+        let file = root.path().join(format!("runs/alibi #{seed}")).join(kerple_run::EVALUATION_FILE);
         Journal::open(&file).unwrap().push(&evaluation("alibi", seed, 64, 20.0)).unwrap();
     }
     assert_eq!(found(&root), [(None, 3), (Some(2), 3)]);
@@ -186,7 +186,7 @@ fn no_seed_stands_alone_by_its_number() {
 fn rows_of_unknown_text_stand_alone() {
     let root = complete();
     for (label, seed) in [("kerple_log", 1), ("kerple_log", 2), ("sinusoidal", 1), ("sinusoidal", 2)] {
-        let file = root.path().join(format!("runs/{label} #{seed}")).join(kerple_records::EVALUATION_FILE);
+        let file = root.path().join(format!("runs/{label} #{seed}")).join(kerple_run::EVALUATION_FILE);
         let row = EvaluationRow { text: None, ..evaluation(label, seed, 256, 50.0 + seed as f64) };
         Journal::open(&file).unwrap().push(&row).unwrap();
     }
@@ -245,11 +245,11 @@ fn other_training_lengths_are_said_once() {
     for (label, train_len) in [("alibi", 64), ("t5", 32)] {
         run(root.path(), label, 1, &[]);
         let folder = root.path().join(format!("runs/{label} #1"));
-        let mut plan: Value = kerple_records::read_json(&folder.join(kerple_records::PLAN_FILE)).unwrap();
+        let mut plan: Value = kerple_run::read_json(&folder.join(kerple_run::PLAN_FILE)).unwrap();
         plan["train_len"] = json!(train_len);
-        write_json(&folder.join(kerple_records::PLAN_FILE), &plan).unwrap();
+        write_json(&folder.join(kerple_run::PLAN_FILE), &plan).unwrap();
         let row = EvaluationRow { train_len, ..evaluation(label, 1, 64, 20.0) };
-        Journal::open(&folder.join(kerple_records::EVALUATION_FILE)).unwrap().push(&row).unwrap();
+        Journal::open(&folder.join(kerple_run::EVALUATION_FILE)).unwrap().push(&row).unwrap();
     }
     let results = report(&root).unwrap().results;
     let titles: Vec<_> = results.tables.iter().map(|table| table.setting.title.as_str()).collect();
@@ -265,8 +265,8 @@ fn another_place_of_the_data_and_other_logging_are_the_same_setting() {
     let root = tempfile::tempdir().unwrap();
     for seed in [1, 2] {
         run(root.path(), "kerple_log", seed, &[(64, 20.0 + seed as f64)]);
-        let path = root.path().join(format!("runs/kerple_log #{seed}")).join(kerple_records::PLAN_FILE);
-        let mut plan: Value = kerple_records::read_json(&path).unwrap();
+        let path = root.path().join(format!("runs/kerple_log #{seed}")).join(kerple_run::PLAN_FILE);
+        let mut plan: Value = kerple_run::read_json(&path).unwrap();
         plan["data"] = json!({"path": format!("place {seed}"), "sampling": "random"});
         plan["train"] = json!({"batch_size": 8, "log_every": seed, "keep_last_n": seed});
         write_json(&path, &plan).unwrap();
@@ -279,7 +279,7 @@ fn another_place_of_the_data_and_other_logging_are_the_same_setting() {
 fn a_window_in_evaluation_is_tested_against_the_reference() {
     let root = complete();
     for seed in [1, 2, 3] {
-        let file = root.path().join(format!("runs/kerple_log #{seed}")).join(kerple_records::EVALUATION_FILE);
+        let file = root.path().join(format!("runs/kerple_log #{seed}")).join(kerple_run::EVALUATION_FILE);
         let row =
             evaluation("kerple_log-window32", seed, 128, 18.0 + 2.0 * (seed - 1) as f64 + 1.0 + 0.01 * seed as f64);
         Journal::open(&file).unwrap().push(&EvaluationRow { window: Some(32), ..row }).unwrap();
@@ -304,11 +304,11 @@ fn a_window_in_training_is_the_encodings_own() {
     let root = tempfile::tempdir().unwrap();
     run(root.path(), "alibi-window16", 1, &[]);
     let folder = root.path().join("runs/alibi-window16 #1");
-    let mut plan: Value = kerple_records::read_json(&folder.join(kerple_records::PLAN_FILE)).unwrap();
+    let mut plan: Value = kerple_run::read_json(&folder.join(kerple_run::PLAN_FILE)).unwrap();
     plan["encoding"]["window"] = json!(16);
-    write_json(&folder.join(kerple_records::PLAN_FILE), &plan).unwrap();
+    write_json(&folder.join(kerple_run::PLAN_FILE), &plan).unwrap();
     let row = EvaluationRow { window: Some(16), ..evaluation("alibi-window16", 1, 64, 20.0) };
-    Journal::open(&folder.join(kerple_records::EVALUATION_FILE)).unwrap().push(&row).unwrap();
+    Journal::open(&folder.join(kerple_run::EVALUATION_FILE)).unwrap().push(&row).unwrap();
     let results = report(&root).unwrap().results;
     assert_eq!(results.tables[0].names(), [("alibi-window16", None)]);
 }
@@ -317,7 +317,7 @@ fn a_window_in_training_is_the_encodings_own() {
 fn last_tokens_make_a_curve_over_all_lengths() {
     let root = complete();
     for (label, seed) in [("kerple_log", 1), ("kerple_log", 2), ("sinusoidal", 1), ("sinusoidal", 2)] {
-        let file = root.path().join(format!("runs/{label} #{seed}")).join(kerple_records::EVALUATION_FILE);
+        let file = root.path().join(format!("runs/{label} #{seed}")).join(kerple_run::EVALUATION_FILE);
         let mut rows = Journal::open(&file).unwrap();
         for length in [32, 128] {
             // Only the last 32 positions are scored, and the others have no loss.
@@ -345,11 +345,8 @@ fn duplicates_count_once() {
     let root = complete();
     let copy = root.path().join("runs/a copy");
     std::fs::create_dir_all(&copy).unwrap();
-    std::fs::copy(
-        root.path().join("runs/kerple_log #1").join(kerple_records::PLAN_FILE),
-        copy.join(kerple_records::PLAN_FILE),
-    )
-    .unwrap();
+    std::fs::copy(root.path().join("runs/kerple_log #1").join(kerple_run::PLAN_FILE), copy.join(kerple_run::PLAN_FILE))
+        .unwrap();
     let summary = report(&root).unwrap();
     assert_eq!(summary.results.tables[0].score(("kerple_log", None), 64).unwrap().n, 3);
     assert!(read(&root, "report.md").contains("(duplicate of ../runs/kerple_log #1)"));

@@ -7,8 +7,8 @@ use crate::fused::Engine;
 use crate::ops::maps::{self, Mapped};
 use crate::ops::product::product;
 use burn::tensor::{Bool, Int, Tensor, TensorData, activation};
-use kerple::forms::{Sides, Sight};
-use kerple::maps::{Extent, Map};
+use kerple_core::forms::{Sides, Sight};
+use kerple_core::maps::{Extent, Map};
 use std::ops::Range;
 use std::sync::Arc;
 

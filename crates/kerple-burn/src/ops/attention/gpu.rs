@@ -1,4 +1,4 @@
-//! Attention with tables or with FIRE's bias on GPUs, by the kernels of [`kerple_cube::attention`].
+//! Attention with tables or with FIRE's bias on GPUs, by the kernels of [`kerple_gpu::attention`].
 
 use super::cumsum::{GateCumsum, running_sums};
 use super::{Core, Places};
@@ -7,15 +7,15 @@ use crate::fused::{Forward, GpuOp, Saved, Step, array, like, of_shape, tensor};
 use burn::backend::DispatchDevice;
 use burn::tensor::{DType, Tensor};
 use burn_cubecl::tensor::CubeTensor;
-use kerple::attention::Dims;
-use kerple::forms::Sides;
-use kerple::maps::fire::{self, Fire};
-use kerple::maps::mixed::{Bias, Mixed};
-use kerple::maps::{Extent, Map};
-use kerple_cube::attention::lines::Lines;
-use kerple_cube::attention::{self, Attention, Tables};
-use kerple_cube::cubecl::client::Client;
-use kerple_cube::cubecl::prelude::CubeElement;
+use kerple_core::attention::Dims;
+use kerple_core::forms::Sides;
+use kerple_core::maps::fire::{self, Fire};
+use kerple_core::maps::mixed::{Bias, Mixed};
+use kerple_core::maps::{Extent, Map};
+use kerple_gpu::attention::lines::Lines;
+use kerple_gpu::attention::{self, Attention, Tables};
+use kerple_gpu::cubecl::client::Client;
+use kerple_gpu::cubecl::prelude::CubeElement;
 
 /// FIRE, where a map is its bias and nothing else.
 fn bias_of(map: &Map) -> Option<(&Fire, usize)> {

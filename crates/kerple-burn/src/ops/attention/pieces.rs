@@ -8,9 +8,9 @@ use crate::forms::{Pairs, Positions};
 use crate::fused::{Engine, Forward, GpuOp, Inputs, Op, Saved, Step, array, like, tensor};
 use burn::tensor::{Gradients, Tensor};
 use burn_cubecl::tensor::CubeTensor;
-use kerple::forms::Sides;
-use kerple::maps::Map;
-use kerple::maps::mixed::{Bias, Mixed};
+use kerple_core::forms::Sides;
+use kerple_core::maps::Map;
+use kerple_core::maps::mixed::{Bias, Mixed};
 use std::ops::Range;
 
 /// Values of pairs of queries and keys that are held at once, about; 256 MiB in `f32`.

@@ -1,9 +1,9 @@
-//! Dropout on GPUs, by the kernel of [`kerple_cube::dropout`].
+//! Dropout on GPUs, by the kernel of [`kerple_gpu::dropout`].
 
 use super::Drop;
 use crate::fused::{Forward, GpuOp, Saved, Step, like};
 use burn_cubecl::tensor::CubeTensor;
-use kerple_cube::dropout::{Stream, dropped};
+use kerple_gpu::dropout::{Stream, dropped};
 
 impl Drop {
     /// The same for values and for gradients.

@@ -1,11 +1,11 @@
-//! Epilogues of products on GPUs, by the kernels of [`kerple_cube::epilogue`].
+//! Epilogues of products on GPUs, by the kernels of [`kerple_gpu::epilogue`].
 
 use super::Epilogue;
 use crate::fused::{Forward, GpuOp, Inputs, Op, Saved, Step, like};
 use burn::tensor::Tensor;
 use burn_cubecl::tensor::CubeTensor;
-use kerple::ops::activation::Activation;
-use kerple_cube::epilogue::{self, Gradients};
+use kerple_core::ops::activation::Activation;
+use kerple_gpu::epilogue::{self, Gradients};
 
 pub(super) fn epilogue(x: Tensor<3>, Epilogue { bias, activation, base }: Epilogue) -> Tensor<3> {
     if bias.is_none() && activation.is_none() && base.is_none() {

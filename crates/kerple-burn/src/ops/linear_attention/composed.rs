@@ -6,9 +6,9 @@ use super::{Linear, guard};
 use crate::forms::{Code, Exponentials, Fading, Pairs, Positions};
 use crate::plan::FeatureKind;
 use burn::tensor::{DType, Device, Int, Tensor, TensorData, activation};
-use kerple::attention::linear::{CHUNK, Guard};
-use kerple::features::{ConvShape, Gating, Normals, SineShape};
-use kerple::forms::{CodeKind, Sight};
+use kerple_core::attention::linear::{CHUNK, Guard};
+use kerple_core::features::{ConvShape, Gating, Normals, SineShape};
+use kerple_core::forms::{CodeKind, Sight};
 use std::f64::consts::TAU;
 
 /// Linear attention of `[B, H, Q, D]` queries over `[B, H, K, D]` keys and values; the last query is at the last key's

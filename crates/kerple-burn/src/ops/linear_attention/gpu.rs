@@ -1,5 +1,5 @@
 //! Linear attention on GPUs: features and the final quotient as in the reference, and between them
-//! sums in chunks by the kernels of [`kerple_cube::linear`], in memory linear in the length.
+//! sums in chunks by the kernels of [`kerple_gpu::linear`], in memory linear in the length.
 
 use super::composed::{featured, quotient};
 use super::{Linear, Places};
@@ -9,9 +9,9 @@ use crate::ops::attention::running_sums;
 use burn::backend::DispatchDevice;
 use burn::tensor::{DType, Tensor, TensorData};
 use burn_cubecl::tensor::CubeTensor;
-use kerple::attention::linear::CHUNK;
-use kerple::forms::Sight;
-use kerple_cube::linear::{self, Dims, Fading};
+use kerple_core::attention::linear::CHUNK;
+use kerple_core::forms::Sight;
+use kerple_gpu::linear::{self, Dims, Fading};
 
 /// Features of queries and keys that a kernel takes, at most; more are taken some after others.
 const AT_ONCE: usize = 256;

@@ -5,8 +5,8 @@ use crate::array::Array;
 use crate::fused::{Engine, Forward, Inputs, Number, Op, Saved, Step, Target};
 use crate::with_element;
 use burn::tensor::Tensor;
-pub use kerple::ops::cross_entropy::Likeliest;
-use kerple::ops::cross_entropy::{self, of_row};
+pub use kerple_core::ops::cross_entropy::Likeliest;
+use kerple_core::ops::cross_entropy::{self, of_row};
 
 /// What has a kernel for it.
 const KERNELS: &[Target] = &[Target::Host];

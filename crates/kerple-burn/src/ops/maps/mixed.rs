@@ -1,5 +1,5 @@
-//! A bias and optionally a network over heads, see [`kerple::maps::mixed`] and
-//! [`kerple::maps::convolved`].
+//! A bias and optionally a network over heads, see [`kerple_core::maps::mixed`] and
+//! [`kerple_core::maps::convolved`].
 
 #[cfg(feature = "cube")]
 mod gpu;
@@ -7,10 +7,10 @@ mod gpu;
 use super::{Mapped, Numbers, fire, rectified};
 use crate::ops::product::exact;
 use burn::tensor::{Bool, Tensor, TensorData};
-use kerple::forms::Sight;
-use kerple::maps::Mixed;
-use kerple::maps::mixed::Bias;
-use kerple::maps::network::{Edge, Network, SLOPE, Variant};
+use kerple_core::forms::Sight;
+use kerple_core::maps::Mixed;
+use kerple_core::maps::mixed::Bias;
+use kerple_core::maps::network::{Edge, Network, SLOPE, Variant};
 
 pub(super) fn composed(mixed: &Mixed, mapped: Mapped) -> Tensor<4> {
     let [batch, heads, queries, keys] = mapped.scores.dims();

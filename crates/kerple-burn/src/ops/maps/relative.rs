@@ -1,12 +1,12 @@
 //! Products of queries with vectors of relative position, and vectors that are added to values, see
-//! [`kerple::maps::relative`].
+//! [`kerple_core::maps::relative`].
 
 use super::{Mapped, Numbers};
 use crate::forms::Pairs;
 use crate::ops::product::exact;
 use burn::tensor::{Int, Tensor, TensorData};
-use kerple::maps::Extent;
-use kerple::maps::relative::{Relative, Source};
+use kerple_core::maps::Extent;
+use kerple_core::maps::relative::{Relative, Source};
 
 /// Vectors, `w` and vectors of values, one after another, of what is learned.
 pub(super) fn numbers(relative: &Relative, own: &Tensor<1>, extent: Extent) -> Tensor<1> {

@@ -1,10 +1,10 @@
-//! Norms on GPUs, by the kernels of [`kerple_cube::norm`].
+//! Norms on GPUs, by the kernels of [`kerple_gpu::norm`].
 
 use super::{Alone, Kind};
 use crate::fused::{Forward, GpuOp, Saved, Step, like};
 use burn_cubecl::tensor::CubeTensor;
-use kerple_cube::cubecl::server::Handle;
-use kerple_cube::norm::{self, Gradients};
+use kerple_gpu::cubecl::server::Handle;
+use kerple_gpu::norm::{self, Gradients};
 
 impl Alone {
     fn on(&self, inputs: &[CubeTensor]) -> norm::Norm {

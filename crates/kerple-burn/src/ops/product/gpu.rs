@@ -9,8 +9,8 @@ use cubek::matmul::definition::{MatmulElems, MatmulGlobalElems};
 use cubek::matmul::multi_level;
 use cubek::matmul::strategy::Strategy;
 use cubek::std::InputBinding;
-use kerple::precision::Precision;
-use kerple_cube::precision::{element, has_matrix_units, round};
+use kerple_core::precision::Precision;
+use kerple_gpu::precision::{element, has_matrix_units, round};
 
 pub(super) fn product<const D: usize>(
     x: Tensor<D>,

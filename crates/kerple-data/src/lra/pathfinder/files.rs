@@ -129,7 +129,7 @@ impl Examples for Files {
 
 /// The pixels of a square PNG image of grey values, or of the first channel of one in colour.
 fn grey_pixels(path: &Path, size: usize) -> Result<Vec<u8>> {
-    let file = kerple_files::open(path).map_err(Error::io(path, "open"))?;
+    let file = kerple_run::files::open(path).map_err(Error::io(path, "open"))?;
     let bad = |message: String| Error::damaged(path, message, "download the image again");
     let decoded = contain(|| -> std::result::Result<(png::OutputInfo, Vec<u8>), String> {
         let mut decoder =

@@ -8,7 +8,7 @@ use crate::page::{Figure, Section};
 use crate::plot::{Axis, DASHES, Legend, Plot, Series};
 use crate::results::EffectiveLength;
 use crate::run::Run;
-use kerple_records::KernelSnapshot;
+use kerple_run::KernelSnapshot;
 
 /// A bias this far below 0 leaves a weight of `exp(-12)`, 6e-6: what lies beyond makes no difference to attention.
 const LOWEST_BIAS: f64 = -12.0;

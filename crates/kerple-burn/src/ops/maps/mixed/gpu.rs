@@ -1,11 +1,11 @@
-//! A network over heads on GPUs, by the kernels of [`kerple_cube::over_heads`].
+//! A network over heads on GPUs, by the kernels of [`kerple_gpu::over_heads`].
 
 use crate::fused::{Forward, GpuOp, Inputs, Op, Saved, Step, like};
 use burn::backend::DispatchDevice;
 use burn::tensor::{DType, Tensor};
 use burn_cubecl::tensor::CubeTensor;
-use kerple::maps::network::Network;
-use kerple_cube::over_heads::OverHeads;
+use kerple_core::maps::network::Network;
+use kerple_gpu::over_heads::OverHeads;
 
 /// Scores `[B, H, Q, K]` with what a network of these numbers and a bias, `[1, H, Q, K]`, add to them; `None`: there is no kernel.
 pub(super) fn mixed(

@@ -1,0 +1,175 @@
+//! Cumulative gates, attention sinks and scaling with the length: additive gates of every kind
+//! through every engine, and cumulative sums of a million tokens.
+
+mod engines;
+mod gates;
+
+use crate::folder::{Case, Folder};
+use crate::{Runner, Score, Tolerance};
+use engines::{Engine, Found, Given};
+use gates::Gates;
+use kerple_core::attention::Dims;
+use kerple_core::encoding::{Encoding, Geometry, Method, TableGradient, fox};
+use kerple_core::forms::DistanceTable;
+
+type Scores = Result<Vec<Score>, String>;
+
+/// Methods of the same collection that there is no engine for, by how the names of their cases begin.
+const NOT_BUILT: [(&str, &str); 14] = [
+    ("kclock/", "kernels on cumulative gates"),
+    ("window/sinks_log_clock", "kernels on cumulative gates, and keys outside the window that stay visible"),
+    ("window/capped_distance", "distances that end"),
+    ("ssmax/log_clock", "kernels on cumulative gates"),
+    ("ssmax/temperature", "a temperature by steps of the length"),
+    ("stick/", "stick-breaking attention"),
+    ("softpick/", "softpick"),
+    ("selective/", "selective attention"),
+    ("path/", "accumulated reflections"),
+    ("rotary/", "rotations by cumulative gates and of some of the rates"),
+    ("twin/elu", "linear attention with a gate per token"),
+    ("decode/rows", "kernels on cumulative gates"),
+    ("theory/cpd_learned_positions", "kernels on cumulative gates"),
+    ("theory/far_mass", "bounds of far mass"),
+];
+
+/// Why a case of this name is not covered, if it is known and is not.
+pub fn not_built(name: &str) -> Option<&'static str> {
+    NOT_BUILT.into_iter().find(|(begins, _)| name.starts_with(begins)).map(|(_, what)| what)
+}
+
+/// What runs a case of this name.
+pub fn runner(name: &str) -> Option<Runner> {
+    if name == "clock/fox_bias_init" {
+        return Some(spans);
+    }
+    match name.split('/').next()? {
+        "nope" | "fox" | "cable" | "clock" | "sink" | "ssmax" => Some(run),
+        "long" => Some(long),
+        _ => None,
+    }
+}
+
+/// What a case adds by distance, with the names of its parameters.
+fn table(name: &str) -> Option<(&'static str, [&'static str; 2])> {
+    match name {
+        "clock/with_table" => Some(("kerple_log", ["r1", "r2"])),
+        "clock/with_weight" => Some(("kerple_weight", ["w1", "w2"])),
+        _ => None,
+    }
+}
+
+fn run(folder: &Folder, case: &Case) -> Scores {
+    let q = case.numbers(folder, "inputs", "q")?;
+    let &[batch, heads, len, head_dim] = q.shape.as_slice() else { return Err("q is not [B, H, L, D]".to_owned()) };
+    let dims = Dims { batch, heads, kv_heads: heads, queries: len, keys: len, head_dim };
+    let read = |field: &str, key: &str| case.numbers(folder, field, key).map(|numbers| numbers.values);
+    let sinks = match case.id() {
+        "sink/softmax1" => Some(vec![0.0; heads]),
+        name if name.starts_with("sink/") => Some(read("params", "sigma")?),
+        _ => None,
+    };
+    let by_distance = match table(case.id()) {
+        None => None,
+        Some((kind, names)) => {
+            let values = [read("params", names[0])?, read("params", names[1])?].to_vec();
+            let encoding = Encoding::from(Method::named(kind).ok_or("a method of this version")?);
+            Some((encoding, Geometry::new(heads, head_dim, len), values, names))
+        }
+    };
+    let gates = Gates::read(folder, case, dims)?;
+    let given = Given {
+        dims,
+        scale: case.static_number("scale").ok_or("static.scale is missing")?,
+        table: by_distance.as_ref().map_or_else(DistanceTable::default, |(encoding, geometry, values, _)| {
+            encoding.table(geometry, values, len)
+        }),
+        gates: gates.as_ref().map(Gates::values),
+        sinks,
+        slopes: if case.id() == "ssmax/plain" { Some(read("params", "sm")?) } else { None },
+        q: q.values,
+        k: read("inputs", "k")?,
+        v: read("inputs", "v")?,
+        d_out: read("inputs", "dout")?,
+    };
+    given.check()?;
+    let engines = Engine::ALL.into_iter().filter(|engine| given.slopes.is_none() || !engine.is_of_burn());
+    let engines: Vec<Engine> = engines.collect();
+    let mut scores = Vec::new();
+    for engine in engines {
+        let found = given.run(engine);
+        let mut named = found.named(&given);
+        if let Some((encoding, geometry, values, names)) = &by_distance {
+            let gradient = TableGradient { len, d_bias: found.d_bias.as_deref(), d_weight: found.d_weight.as_deref() };
+            let of_values = encoding.table_backward(geometry, values, gradient);
+            named.extend(names.iter().map(|name| format!("grad_{name}")).zip(of_values));
+        }
+        if let (Some(gates), Some(d_gates)) = (&gates, &found.d_gates) {
+            named.extend(gates.backward(d_gates));
+        }
+        scores.push(score(engine, named, folder, case)?);
+    }
+    Ok(scores)
+}
+
+fn score(engine: Engine, named: Vec<(String, Vec<f64>)>, folder: &Folder, case: &Case) -> Result<Score, String> {
+    let mut score = Score::new(engine.name());
+    let tolerance = case.tolerance(if engine.is_single() { "if_you_compute_in_f32" } else { "f64_arrays" });
+    for key in case.keys("expected") {
+        let (_, got) = named
+            .iter()
+            .find(|(name, _)| name == key)
+            .ok_or_else(|| format!("expected.{key} is not a known quantity"))?;
+        score.compare(key, got, &case.numbers(folder, "expected", key)?.values, tolerance);
+    }
+    Ok(score)
+}
+
+impl Found {
+    fn named(&self, given: &Given) -> Vec<(String, Vec<f64>)> {
+        let Found { out, d_q, d_k, d_v, d_sinks, d_slopes, .. } = self;
+        let all = [("out", Some(out)), ("grad_q", Some(d_q)), ("grad_k", Some(d_k)), ("grad_v", Some(d_v))];
+        let own = [("grad_sigma", d_sinks.as_ref()), ("grad_sm", d_slopes.as_ref())];
+        let clocks = given.gates.as_ref().map(|gates| kerple_core::ops::clocks::of_gates(gates, given.dims.keys));
+        let values = all.into_iter().chain(own).filter_map(|(name, values)| Some((name.to_owned(), values?.clone())));
+        values.chain(clocks.map(|clocks| ("c".to_owned(), clocks))).collect()
+    }
+}
+
+/// Gates that start at spans between two, and those that stay there.
+fn spans(folder: &Folder, case: &Case) -> Scores {
+    let number = |key: &str| case.static_number(key).ok_or_else(|| format!("static.{key} is missing"));
+    let (heads, spans) = (case.static_count("H", 1)?, Some([number("T_min")?, number("T_max")?]));
+    let geometry = Geometry::new(heads, 1, 2);
+    let of = |gate| Encoding::from(Method::Fox(fox::Config { gate, spans }));
+    let [biases] = <[Vec<f64>; 1]>::try_from(of(fox::Gate::BiasOnly).initial(&geometry, 0)).map_err(|_| "one bias")?;
+    let table = of(fox::Gate::Fixed).table(&geometry, &[], 2).bias.ok_or("a table")?;
+    let gates: Vec<f64> = table.chunks(2).map(|row| row[1]).collect();
+    let mut score = Score::new("spans");
+    for (key, got) in [("T", gates.iter().map(|gate| -gate.recip()).collect()), ("b", biases), ("gate", gates)] {
+        score.compare(key, &got, &case.numbers(folder, "expected", key)?.values, case.tolerance(""));
+    }
+    Ok(vec![score])
+}
+
+/// `q = 0`: weights are what clocks say alone, so the output follows from a recurrence in time linear in the length.
+fn long(folder: &Folder, case: &Case) -> Scores {
+    let number = |key: &str| case.static_number(key).ok_or_else(|| format!("static.{key} is missing"));
+    let (len, mean, phase) = (case.static_count("L", 1)?, number("mean")?, number("phase")?);
+    let rows = case.numbers(folder, "static", "rows")?.values;
+    let gates: Vec<f64> = (0..len).map(|t| mean * (1.0 + (0.37 * t as f64 + phase).sin())).collect();
+    let values: Vec<f64> = (0..len).map(|t| (0.011 * t as f64).cos() + 0.001 * (t % 17) as f64).collect();
+    let expected = ["out", "A"].map(|key| case.numbers(folder, "expected", key).map(|numbers| numbers.values));
+    let [out, sums] = expected;
+    let (out, sums) = (out?, sums?);
+    let mut scores = Vec::new();
+    for engine in Engine::ALL.into_iter().filter(|engine| !engine.is_of_burn()) {
+        let mut score = Score::new(engine.name());
+        let tolerance: Tolerance = case.tolerance(if engine.is_single() { "if_you_compute_in_f32" } else { "" });
+        let found: Vec<[f64; 2]> =
+            rows.iter().map(|row| engines::last_row(engine, &gates, &values, *row as usize)).collect();
+        score.compare("out", &found.iter().map(|found| found[0]).collect::<Vec<f64>>(), &out, tolerance);
+        score.compare("A", &found.iter().map(|found| found[1]).collect::<Vec<f64>>(), &sums, tolerance);
+        scores.push(score);
+    }
+    Ok(scores)
+}

@@ -1,0 +1,219 @@
+//! Attention with cumulative gates in every engine: on slices and through Burn.
+
+use crate::engines::{both, cast, wide};
+use burn::tensor::{DType, Device, Tensor, TensorData};
+use kerple_burn::forms::{Clock, Positions};
+use kerple_burn::fused;
+use kerple_burn::ops::attention::{Scoring, attention};
+use kerple_core::Number;
+use kerple_core::attention::{self, Dims, Problem, Scores, Strides, Table, View, ViewMut, naive};
+use kerple_core::forms::{DistanceTable, Strided};
+use kerple_core::ops::clocks;
+use kerple_core::ops::heads::{self, Growth, Place};
+
+/// Which version computes, and in what.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Engine {
+    /// The definition on slices.
+    Naive { single: bool },
+    /// Tile by tile.
+    Tiled { single: bool },
+    /// Through Burn, in double precision.
+    Burn(fused::Engine),
+}
+
+impl Engine {
+    pub const ALL: [Engine; 6] = [
+        Engine::Naive { single: false },
+        Engine::Naive { single: true },
+        Engine::Tiled { single: false },
+        Engine::Tiled { single: true },
+        Engine::Burn(fused::Engine::Composed),
+        Engine::Burn(fused::Engine::Fused),
+    ];
+
+    pub fn name(self) -> &'static str {
+        match self {
+            Engine::Naive { single: false } => "naive f64",
+            Engine::Naive { single: true } => "naive f32",
+            Engine::Tiled { single: false } => "tiled f64",
+            Engine::Tiled { single: true } => "tiled f32",
+            Engine::Burn(fused::Engine::Composed) => "burn composed f64",
+            Engine::Burn(fused::Engine::Fused | fused::Engine::Rounded(_)) => "burn fused f64",
+        }
+    }
+
+    pub fn is_single(self) -> bool {
+        matches!(self, Engine::Naive { single: true } | Engine::Tiled { single: true })
+    }
+
+    pub fn is_of_burn(self) -> bool {
+        matches!(self, Engine::Burn(_))
+    }
+}
+
+/// One layer's attention, and the gradient that flows into its output; arrays are `[B, H, L, D]`.
+pub struct Given {
+    pub dims: Dims,
+    pub scale: f64,
+    pub table: DistanceTable,
+    /// `[B, H, L]`
+    pub gates: Option<Vec<f64>>,
+    /// `[H]`
+    pub sinks: Option<Vec<f64>>,
+    /// Of the growth of queries with the keys they see, `[H]`.
+    pub slopes: Option<Vec<f64>>,
+    pub q: Vec<f64>,
+    pub k: Vec<f64>,
+    pub v: Vec<f64>,
+    pub d_out: Vec<f64>,
+}
+
+/// What an engine returns; gradients in what a case has.
+pub struct Found {
+    pub out: Vec<f64>,
+    pub d_q: Vec<f64>,
+    pub d_k: Vec<f64>,
+    pub d_v: Vec<f64>,
+    pub d_bias: Option<Vec<f64>>,
+    pub d_weight: Option<Vec<f64>>,
+    pub d_gates: Option<Vec<f64>>,
+    pub d_sinks: Option<Vec<f64>>,
+    pub d_slopes: Option<Vec<f64>>,
+}
+
+impl Given {
+    /// Refuses arrays that do not belong together.
+    pub fn check(&self) -> Result<(), String> {
+        let Dims { batch, heads, keys, head_dim, .. } = self.dims;
+        let (elements, tokens) = (batch * heads * keys * head_dim, batch * heads * keys);
+        let of_heads = [&self.sinks, &self.slopes].into_iter().flatten().all(|values| values.len() == heads);
+        let like_q = [&self.k, &self.v, &self.d_out].into_iter().all(|values| values.len() == elements);
+        let gates = self.gates.as_ref().is_none_or(|gates| gates.len() == tokens);
+        if of_heads && like_q && gates { Ok(()) } else { Err("arrays of different sizes".to_owned()) }
+    }
+
+    pub fn run(&self, engine: Engine) -> Found {
+        match engine {
+            Engine::Naive { single: true } => self.slices::<f32>(false),
+            Engine::Naive { single: false } => self.slices::<f64>(false),
+            Engine::Tiled { single: true } => self.slices::<f32>(true),
+            Engine::Tiled { single: false } => self.slices::<f64>(true),
+            Engine::Burn(engine) => self.burn(engine),
+        }
+    }
+
+    fn slices<T: Number>(&self, fused: bool) -> Found {
+        let Dims { heads, keys: len, head_dim, .. } = self.dims;
+        // `[B, L, H, D]`, as a layer's projection has it
+        let strides = Strides { batch: len * heads * head_dim, head: head_dim, row: heads * head_dim };
+        let [q, k, v, d_out] =
+            [&self.q, &self.k, &self.v, &self.d_out].map(|x| cast::<T>(&turned(x, [heads, len, head_dim])));
+        let place = Place { row: heads * head_dim, start: 0, stride: head_dim, heads, head_dim };
+        let logs: Vec<T> = (1..=len).map(|keys| T::from_f64((keys as f64).ln())).collect();
+        let slopes = self.slopes.as_deref().map(cast::<T>);
+        let growth = slopes.as_deref().map(|slopes| Growth { slopes, logs: &logs });
+        let mut grown = q.clone();
+        if let Some(growth) = growth {
+            heads::scale(&mut grown, place, growth);
+        }
+        let [bias, weight] = [&self.table.bias, &self.table.weight].map(|table| table.as_deref().map(cast::<T>));
+        let (sinks, clocks) =
+            (self.sinks.as_deref().map(cast::<T>), self.gates.as_ref().map(|g| clocks::of_gates(g, len)));
+        let table = Table {
+            bias: bias.as_deref(),
+            weight: weight.as_deref(),
+            clocks: clocks.as_deref().map(|values| Strided { values, stride: len }),
+            len,
+            ..Table::PLAIN
+        };
+        let plain = Problem::causal(self.dims, T::from_f64(self.scale));
+        let problem = Problem { sinks: sinks.as_deref(), scores: Scores::Table(table), ..plain };
+        let mut found = both(&problem, strides, [&grown, &k, &v, &d_out], 0, fused);
+        let d_slopes = growth.map(|growth| wide(heads::scale_backward(&q, &mut found.d_q, place, growth)));
+        let dense = |x: Vec<T>| turned(&wide(x), [len, heads, head_dim]);
+        Found {
+            out: dense(found.out),
+            d_q: dense(found.d_q),
+            d_k: dense(found.d_k),
+            d_v: dense(found.d_v),
+            d_bias: found.d_bias.map(wide),
+            d_weight: found.d_weight.map(wide),
+            d_gates: found.d_clocks.map(|d_clocks| clocks::of_gates_backward(&d_clocks, len)),
+            d_sinks: found.d_sinks.map(wide),
+            d_slopes,
+        }
+    }
+
+    /// In double precision through Burn's autodiff.
+    fn burn(&self, engine: fused::Engine) -> Found {
+        let device = Device::flex().autodiff();
+        fn tensor<const D: usize>(values: &[f64], shape: [usize; D], device: &Device) -> Tensor<D> {
+            let data = TensorData::new(values.to_vec(), shape);
+            Tensor::<D>::from_data(data, (device, DType::F64)).require_grad()
+        }
+        fn numbers<const D: usize>(tensor: Tensor<D>) -> Vec<f64> {
+            tensor.into_data().iter::<f64>().collect()
+        }
+        let Dims { batch, heads, keys: len, head_dim, .. } = self.dims;
+        let four = |values: &[f64]| tensor(values, [batch, heads, len, head_dim], &device);
+        let [q, k, v, d_out] = [&self.q, &self.k, &self.v, &self.d_out].map(|values| four(values));
+        let gates = self.gates.as_deref().map(|gates| tensor(gates, [batch, heads, len], &device));
+        let sinks = self.sinks.as_deref().map(|sinks| tensor(sinks, [heads], &device));
+        let two = |table: &Option<Vec<f64>>| table.as_deref().map(|table| tensor(table, [heads, len], &device));
+        let (bias, weight) = (two(&self.table.bias), two(&self.table.weight));
+        let scores = match (&bias, &weight) {
+            (None, None) => kerple_burn::forms::Scores::Plain,
+            _ => kerple_burn::forms::Scores::Table { bias: bias.clone(), weight: weight.clone() },
+        };
+        let positions = Positions { scores, clock: gates.clone().map(Clock::Gates), ..Positions::default() };
+        let scoring = Scoring { sinks: sinks.clone(), ..Scoring::from(self.scale) };
+        let out = attention(q.clone(), k.clone(), v.clone(), scoring, &positions, engine);
+        let gradients = (out.clone() * d_out.detach()).sum().backward();
+        let of = |x: &Tensor<4>| x.grad(&gradients).map(numbers).unwrap_or_default();
+        Found {
+            out: numbers(out),
+            d_q: of(&q),
+            d_k: of(&k),
+            d_v: of(&v),
+            d_bias: bias.and_then(|bias| bias.grad(&gradients)).map(numbers),
+            d_weight: weight.and_then(|weight| weight.grad(&gradients)).map(numbers),
+            d_gates: gates.and_then(|gates| gates.grad(&gradients)).map(numbers),
+            d_sinks: sinks.and_then(|sinks| sinks.grad(&gradients)).map(numbers),
+            d_slopes: None,
+        }
+    }
+}
+
+/// `[B, a, b, D]` as `[B, b, a, D]`.
+fn turned(x: &[f64], [a, b, head_dim]: [usize; 3]) -> Vec<f64> {
+    let row = |index: usize| {
+        let (batch, at) = (index / (a * b), index % (a * b));
+        &x[(batch * a * b + at % a * b + at / a) * head_dim..][..head_dim]
+    };
+    (0..x.len() / head_dim.max(1)).flat_map(row).copied().collect()
+}
+
+/// Of a query at this position and the keys up to it, with scores that are 0: the output, and the sum of the weights where
+/// the query's own is 1.
+pub fn last_row(engine: Engine, gates: &[f64], values: &[f64], position: usize) -> [f64; 2] {
+    match engine.is_single() {
+        true => row::<f32>(engine, gates, values, position),
+        false => row::<f64>(engine, gates, values, position),
+    }
+}
+
+fn row<T: Number>(engine: Engine, gates: &[f64], values: &[f64], position: usize) -> [f64; 2] {
+    let keys = position + 1;
+    let dims = Dims { batch: 1, heads: 1, kv_heads: 1, queries: 1, keys, head_dim: 1 };
+    let clocks = clocks::of_gates(&gates[..keys], keys);
+    let table = Table { clocks: Some(Strided { values: &clocks, stride: keys }), ..Table::PLAIN };
+    let problem = Problem { scores: Scores::Table(table), ..Problem::causal(dims, T::ONE) };
+    let (q, k, v) = ([T::ZERO], vec![T::ONE; keys], cast::<T>(&values[..keys]));
+    let (mut out, mut lse) = ([T::ZERO], [T::ZERO]);
+    let strides = Strides { batch: keys, head: keys, row: 1 };
+    let view = |data| View { data, strides };
+    let forward = if matches!(engine, Engine::Naive { .. }) { naive::forward::<T> } else { attention::forward::<T> };
+    forward(&problem, view(&q), view(&k), view(&v), ViewMut::new(&mut out, strides), &mut lse);
+    [out[0].to_f64(), lse[0].to_f64().exp()]
+}

@@ -1,0 +1,152 @@
+//! Gates of every kind, and the gradients for the values they are computed from.
+
+use crate::folder::{Case, Folder};
+use kerple_core::attention::Dims;
+use kerple_core::ops::clocks::{self, log_sigmoid};
+use kerple_core::ops::gemm::To;
+use kerple_core::ops::linear::Linear;
+
+/// The inputs of the gates of a case.
+pub enum Gates {
+    /// `ln sigmoid(a)`, with the sign of `a` as it stands (FoX) or turned (CABLE); `[B, H, L]`.
+    Logits { a: Vec<f64>, sign: f64 },
+    /// `-rate sigmoid(a)`
+    Rate { a: Vec<f64>, rate: Vec<f64>, dims: Dims },
+    /// `ln sigmoid(b)` of each head.
+    Heads { b: Vec<f64>, dims: Dims },
+    /// `-slope` of each head.
+    Slopes { slope: Vec<f64>, dims: Dims },
+    /// As they stand.
+    Given(Vec<f64>),
+    /// The differences of clocks that stand.
+    Clocks { c: Vec<f64>, dims: Dims },
+    /// `ln sigmoid(y W' + b)` of rows `[B, L, M]`.
+    Rows { y: Vec<f64>, w: Vec<f64>, b: Vec<f64>, dims: Dims },
+}
+
+fn sigmoid(a: f64) -> f64 {
+    1.0 / (1.0 + (-a).exp())
+}
+
+/// `[B, H, L]` from what `at` says of each, and of its head.
+fn of_heads(dims: Dims, at: impl Fn(usize, usize) -> f64) -> Vec<f64> {
+    let Dims { batch, heads, keys, .. } = dims;
+    (0..batch * heads * keys).map(|index| at(index, index / keys % heads)).collect()
+}
+
+/// Sums over sequences and tokens, `[H]`.
+fn sums(dims: Dims, values: impl Iterator<Item = f64>) -> Vec<f64> {
+    let mut sums = vec![0.0; dims.heads];
+    values.enumerate().for_each(|(index, value)| sums[index / dims.keys % dims.heads] += value);
+    sums
+}
+
+impl Gates {
+    pub fn read(folder: &Folder, case: &Case, dims: Dims) -> Result<Option<Gates>, String> {
+        let Dims { batch, heads, keys: len, .. } = dims;
+        let read = |key: &str, sizes: &[usize]| {
+            let numbers = case.numbers(folder, "params", key)?;
+            match numbers.shape == sizes {
+                true => Ok(numbers.values),
+                false => Err(format!("params.{key} has the shape {:?} instead of {sizes:?}", numbers.shape)),
+            }
+        };
+        let tokens = [batch, heads, len];
+        let of_kind = |sign: f64| Ok(Some(Gates::Logits { a: read("a", &tokens)?, sign }));
+        match case.id() {
+            "nope/plain" | "sink/plain" | "sink/softmax1" | "ssmax/plain" => Ok(None),
+            "sink/fox" | "clock/with_table" | "clock/with_weight" => of_kind(1.0),
+            name if name.starts_with("fox/") => of_kind(1.0),
+            name if name.starts_with("cable/") => of_kind(-1.0),
+            "clock/rate" => Ok(Some(Gates::Rate { a: read("a", &tokens)?, rate: read("rate", &[heads])?, dims })),
+            "clock/bias_only" => Ok(Some(Gates::Heads { b: read("b", &[heads])?, dims })),
+            "clock/alibi" => Ok(Some(Gates::Slopes { slope: read("slope", &[heads])?, dims })),
+            "clock/hard_reset" => Ok(Some(Gates::Given(read("g", &tokens)?))),
+            "clock/raw_nonmonotone" => Ok(Some(Gates::Clocks { c: read("c", &tokens)?, dims })),
+            "clock/projection" => {
+                let width = case.static_count("M", 1)?;
+                let (y, w, b) = (read("y", &[batch, len, width])?, read("W", &[heads, width])?, read("b", &[heads])?);
+                Ok(Some(Gates::Rows { y, w, b, dims }))
+            }
+            other => Err(format!("`{other}` has an unknown kind of gates")),
+        }
+    }
+
+    /// `[B, H, L]`
+    pub fn values(&self) -> Vec<f64> {
+        match self {
+            Gates::Logits { a, sign } => a.iter().map(|a| log_sigmoid(sign * a)).collect(),
+            Gates::Rate { a, rate, dims } => of_heads(*dims, |index, head| -rate[head] * sigmoid(a[index])),
+            Gates::Heads { b, dims } => of_heads(*dims, |_, head| log_sigmoid(b[head])),
+            Gates::Slopes { slope, dims } => of_heads(*dims, |_, head| -slope[head]),
+            Gates::Given(gates) => gates.clone(),
+            Gates::Clocks { c, dims } => {
+                of_heads(*dims, |index, _| c[index] - if index % dims.keys == 0 { 0.0 } else { c[index - 1] })
+            }
+            Gates::Rows { dims, .. } => {
+                let clocks = clocks::of_logits(&self.logits(), [dims.batch, dims.keys, dims.heads]);
+                Gates::Clocks { c: clocks, dims: *dims }.values()
+            }
+        }
+    }
+
+    /// The weight `[M, H]` and the logits `[B, L, H]` of gates that rows make.
+    fn logits(&self) -> Vec<f64> {
+        let Gates::Rows { y, b, .. } = self else { return Vec::new() };
+        let (weight, mut logits) = (self.weight(), Vec::new());
+        let linear = Linear { weight: &weight, bias: Some(b) };
+        linear.forward(To::End(&mut logits), y, weight.len() / b.len());
+        logits
+    }
+
+    fn weight(&self) -> Vec<f64> {
+        let Gates::Rows { w, b, .. } = self else { return Vec::new() };
+        let (heads, width) = (b.len(), w.len() / b.len());
+        (0..w.len()).map(|at| w[at % heads * width + at / heads]).collect()
+    }
+
+    /// The gradients of the gates' inputs, by name, given that of the gates.
+    pub fn backward(&self, d_gates: &[f64]) -> Vec<(String, Vec<f64>)> {
+        let found = match self {
+            Gates::Logits { a, sign } => {
+                vec![("grad_a", a.iter().zip(d_gates).map(|(a, d)| sign * d * sigmoid(-sign * a)).collect())]
+            }
+            Gates::Rate { a, rate, dims } => {
+                let open = |index: usize| sigmoid(a[index]);
+                let d_a =
+                    of_heads(*dims, |index, head| -d_gates[index] * rate[head] * open(index) * (1.0 - open(index)));
+                vec![
+                    ("grad_a", d_a),
+                    ("grad_rate", sums(*dims, d_gates.iter().enumerate().map(|(index, d)| -d * open(index)))),
+                ]
+            }
+            Gates::Heads { b, dims } => {
+                let slope = |index: usize| sigmoid(-b[index / dims.keys % dims.heads]);
+                vec![("grad_b", sums(*dims, d_gates.iter().enumerate().map(|(index, d)| d * slope(index))))]
+            }
+            Gates::Slopes { dims, .. } => vec![("grad_slope", sums(*dims, d_gates.iter().map(|d| -d)))],
+            Gates::Given(_) => vec![("grad_g", d_gates.to_vec())],
+            Gates::Clocks { dims, .. } => vec![("grad_c", in_clocks(*dims, d_gates))],
+            Gates::Rows { y, b, dims, .. } => {
+                let (logits, weight, width) = (self.logits(), self.weight(), y.len() / (dims.batch * dims.keys));
+                let sizes = [dims.batch, dims.keys, dims.heads];
+                let d_logits = clocks::of_logits_backward(&logits, &in_clocks(*dims, d_gates), sizes);
+                let linear = Linear { weight: &weight, bias: Some(b) };
+                let (mut gradients, mut d_y) = (linear.gradients(width), Vec::new());
+                linear.backward(y, &d_logits, width, &mut gradients);
+                linear.backward_input(To::End(&mut d_y), &d_logits, width);
+                let d_weight = &gradients.d_weight;
+                let d_w = (0..d_weight.len()).map(|at| d_weight[at % width * dims.heads + at / width]).collect();
+                vec![("grad_y", d_y), ("grad_W", d_w), ("grad_b", gradients.d_bias.unwrap_or_default())]
+            }
+        };
+        found.into_iter().map(|(name, values)| (name.to_owned(), values)).collect()
+    }
+}
+
+/// The gradient in clocks, given that in their gates: a gate is a difference of clocks.
+fn in_clocks(dims: Dims, d_gates: &[f64]) -> Vec<f64> {
+    of_heads(dims, |index, _| {
+        d_gates[index] - if index % dims.keys + 1 == dims.keys { 0.0 } else { d_gates[index + 1] }
+    })
+}

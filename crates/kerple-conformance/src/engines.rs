@@ -1,0 +1,79 @@
+//! Attention on slices, forward and backward, by any engine on the host.
+
+use kerple_core::Number;
+use kerple_core::attention::{self, Dims, Gradients, Problem, Saved, Scores, Strides, Table, View, ViewMut, naive};
+
+/// What an engine returns; arrays are `[B, H, L, D]`, parameter gradients in the order of the encoding.
+pub struct Answer {
+    pub out: Vec<f64>,
+    pub d_q: Vec<f64>,
+    pub d_k: Vec<f64>,
+    pub d_v: Vec<f64>,
+    pub d_values: Vec<Vec<f64>>,
+}
+
+pub(crate) fn cast<T: Number>(values: &[f64]) -> Vec<T> {
+    values.iter().map(|value| T::from_f64(*value)).collect()
+}
+
+pub(crate) fn wide<T: Number>(values: Vec<T>) -> Vec<f64> {
+    values.into_iter().map(T::to_f64).collect()
+}
+
+/// Attention and the gradients in whatever a problem has.
+pub(crate) struct Both<T> {
+    pub(crate) out: Vec<T>,
+    pub(crate) d_q: Vec<T>,
+    pub(crate) d_k: Vec<T>,
+    pub(crate) d_v: Vec<T>,
+    pub(crate) d_bias: Option<Vec<T>>,
+    pub(crate) d_weight: Option<Vec<T>>,
+    pub(crate) d_map: Option<Vec<T>>,
+    pub(crate) d_sinks: Option<Vec<T>>,
+    pub(crate) d_clocks: Option<Vec<f64>>,
+}
+
+/// Forward and backward on slices of these strides, tile by tile or by the definition; a map has so many numbers.
+pub(crate) fn both<T: Number>(
+    problem: &Problem<T>,
+    strides: Strides,
+    [q, k, v, d_out]: [&[T]; 4],
+    map_numbers: usize,
+    fused: bool,
+) -> Both<T> {
+    let Dims { batch, heads, queries, .. } = problem.dims;
+    let room = |values: &[T]| vec![T::ZERO; values.len()];
+    let (tables, d_map) = match &problem.scores {
+        Scores::Table(table) => (*table, None),
+        Scores::Map(_) => (Table::PLAIN, Some(vec![T::ZERO; map_numbers])),
+    };
+    let mut found = Both {
+        out: room(q),
+        d_q: room(q),
+        d_k: room(k),
+        d_v: room(v),
+        d_bias: tables.bias.map(room),
+        d_weight: tables.weight.map(room),
+        d_map,
+        d_sinks: problem.sinks.map(room),
+        d_clocks: tables.clocks.map(|clocks| vec![0.0; clocks.values.len()]),
+    };
+    let mut lse = vec![T::ZERO; batch * heads * queries];
+    let view = |data| View { data, strides };
+    let forward = if fused { attention::forward::<T> } else { naive::forward::<T> };
+    forward(problem, view(q), view(k), view(v), ViewMut::new(&mut found.out, strides), &mut lse);
+    let gradients = Gradients {
+        d_q: ViewMut::new(&mut found.d_q, strides),
+        d_k: ViewMut::new(&mut found.d_k, strides),
+        d_v: ViewMut::new(&mut found.d_v, strides),
+        d_bias: found.d_bias.as_deref_mut(),
+        d_weight: found.d_weight.as_deref_mut(),
+        d_map: found.d_map.as_deref_mut(),
+        d_sinks: found.d_sinks.as_deref_mut(),
+        d_clocks: found.d_clocks.as_deref_mut(),
+    };
+    let saved = Saved { q: view(q), k: view(k), v: view(v), out: view(&found.out), lse: &lse, d_out: view(d_out) };
+    let backward = if fused { attention::backward::<T> } else { naive::backward::<T> };
+    backward(problem, saved, gradients);
+    found
+}

@@ -1,0 +1,103 @@
+//! `conformance FOLDER...`: every case of folders of reference values through every engine that has it.
+
+use clap::Parser;
+use kerple_burn::device::Name;
+use kerple_conformance::{Counts, Verdict};
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+/// Run every case of folders of reference values through every engine that has it.
+#[derive(Debug, Parser)]
+#[command(name = "conformance", version, max_term_width = 110)]
+struct Arguments {
+    /// Folders with manifest.json and the files it names.
+    #[arg(required = true, value_name = "FOLDER")]
+    folders: Vec<PathBuf>,
+    /// Run attention on this device too, named as for `kerple --device`.
+    #[arg(long, default_value = "cpu")]
+    device: Name,
+    /// Print verdicts as JSON lines.
+    #[arg(long)]
+    json: bool,
+}
+
+/// What is wrong, and what to do about it.
+struct Failure {
+    message: String,
+    hint: String,
+    /// 1 failed, 2 misused.
+    code: u8,
+}
+
+impl Failure {
+    fn new(message: impl Into<String>, hint: impl Into<String>) -> Failure {
+        Failure { message: message.into(), hint: hint.into(), code: 1 }
+    }
+}
+
+fn main() -> ExitCode {
+    let arguments = Arguments::parse();
+    match run(&arguments) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(Failure { message, hint, code }) => {
+            eprintln!("error: {message}\n\nhint: {hint}");
+            ExitCode::from(code)
+        }
+    }
+}
+
+/// Runs every folder and prints each case with its worst error and tolerance.
+fn run(arguments: &Arguments) -> Result<(), Failure> {
+    let device = match arguments.device {
+        Name::Cpu => None,
+        name => {
+            let opened =
+                name.open().map_err(|error| Failure { code: 2, ..Failure::new(error.to_string(), error.hint()) })?;
+            Some((opened.device, name.to_string()))
+        }
+    };
+    // a case whose numbers contradict each other is reported as a verdict
+    std::panic::set_hook(Box::new(|_| {}));
+    let mut failures = 0;
+    for folder in &arguments.folders {
+        let counts = kerple_conformance::run_on(device.clone(), folder, &mut |verdict| show(verdict, arguments.json))
+            .map_err(|error| Failure::new(error.to_string(), error.hint()))?;
+        if !arguments.json {
+            println!("{}{}", of_several(&arguments.folders, folder), summary(counts));
+        }
+        if counts.passed + counts.failed == 0 {
+            let message = format!("{} contains no test case", folder.display());
+            return Err(Failure::new(message, "give a folder whose manifest.json lists cases"));
+        }
+        failures += counts.failed;
+    }
+    match failures {
+        0 => Ok(()),
+        _ => Err(Failure::new(
+            format!("{failures} cases failed"),
+            "see the lines marked FAILED for the values that differ",
+        )),
+    }
+}
+
+/// The name of a folder before its counts, where there are several.
+fn of_several(folders: &[PathBuf], folder: &Path) -> String {
+    if folders.len() > 1 { format!("{}: ", folder.display()) } else { String::new() }
+}
+
+fn summary(Counts { passed, failed, not_covered }: Counts) -> String {
+    let rest = if not_covered > 0 { format!(", {not_covered} not covered") } else { String::new() };
+    format!("{passed} passed, {failed} failed{rest}")
+}
+
+fn show(verdict: &Verdict, json: bool) {
+    if json {
+        return println!("{}", serde_json::to_string(verdict).expect("verdicts are plain data"));
+    }
+    let Verdict { case, engine, worst, tolerance, note, .. } = verdict;
+    if !verdict.covered {
+        return println!("-      {case:<34} {note}");
+    }
+    let mark = if verdict.passed { "ok    " } else { "FAILED" };
+    println!("{mark} {case:<34} {engine:<18} error {worst:<9.2e} of {tolerance:<9.2e} {note}");
+}

@@ -1,0 +1,127 @@
+//! Random matrices, measures of attention maps, and sums of exponentials.
+
+use super::Values;
+use crate::folder::{Case, Folder};
+use crate::{Score, Tolerance};
+use kerple_core::attention::linear::{Decay, Dims, Inputs, NEAR, Problem, forward, naive};
+use kerple_core::attention::measure::{Part, monotonicity, translation_invariance};
+use kerple_core::attention::{Strides, View, ViewMut};
+use kerple_core::features::{Pointwise, RowMap, omega};
+use kerple_core::seed::{Purpose, stream};
+
+type Scores = Result<Vec<Score>, String>;
+
+/// Omega from given blocks; the signs of columns are a convention of QR.
+pub fn orthogonal(folder: &Folder, case: &Case) -> Scores {
+    let values = Values { folder, case };
+    let [d, m] = values.sizes("omega")?;
+    let blocks = [values.of("block0")?, values.of("block1")?];
+    let got = omega::from_blocks(&[&blocks[0], &blocks[1]], [d, m]);
+    let expected = values.of("omega")?;
+    let same_sign =
+        |column: usize| (0..d).map(|row| got[row * m + column] * expected[row * m + column]).sum::<f64>() > 0.0;
+    let signs: Vec<f64> = (0..m).map(|column| if same_sign(column) { 1.0 } else { -1.0 }).collect();
+    let got: Vec<f64> = got.iter().enumerate().map(|(at, value)| value * signs[at % m]).collect();
+    let mut score = Score::new("orthogonal");
+    values.compare(&mut score, "omega", &got, None)?;
+    Ok(vec![score])
+}
+
+/// Products of rows of one block, and their squared lengths, `[M]`.
+fn structure(rows: &[f64], d: usize) -> (f64, Vec<f64>) {
+    let row = |at: usize| &rows[at * d..(at + 1) * d];
+    let dot = |a: usize, b: usize| row(a).iter().zip(row(b)).map(|(a, b)| a * b).sum::<f64>();
+    let count = rows.len() / d;
+    let pairs = (0..count).flat_map(|a| (0..a).filter(move |b| b / d == a / d).map(move |b| (a, b)));
+    (pairs.map(|(a, b)| dot(a, b).abs()).fold(0.0, f64::max), (0..count).map(|a| dot(a, a)).collect())
+}
+
+/// A sample and one of ours have the same structure: rows orthogonal in blocks, and their lengths.
+pub fn blocks(folder: &Folder, case: &Case) -> Scores {
+    let values = Values { folder, case };
+    let [m, d] = values.sizes("proj")?;
+    let equal = values.size("scaling")? == 1;
+    let lengths = if equal { omega::Lengths::Equal } else { omega::Lengths::Drawn };
+    let drawn = omega::orthogonal([d, m], lengths, &mut stream(1, Purpose::Noise));
+    let ours: Vec<f64> = (0..m * d).map(|at| drawn[at % d * m + at / d]).collect();
+    let mut score = Score::new("structure");
+    let tolerance = Tolerance { absolute: 1e-10 * d as f64, relative: 0.0 };
+    for (name, rows) in [("sample", values.of("proj")?), ("ours", ours)] {
+        let (product, squares) = structure(&rows, d);
+        score.compare(&format!("{name}: products"), &[product], &[0.0], tolerance);
+        if equal {
+            score.compare(&format!("{name}: lengths"), &squares, &vec![d as f64; m], tolerance);
+        }
+    }
+    Ok(vec![score])
+}
+
+/// How relative and monotonic a map is.
+pub fn metrics(folder: &Folder, case: &Case) -> Scores {
+    let values = Values { folder, case };
+    let (map, n) = (values.of("attn")?, values.size("n")?);
+    let mut score = Score::new("measure");
+    let near = |first: usize| Part { first, furthest: Some(5) };
+    let all = Part { first: 0, furthest: None };
+    let invariance = [all, near(0)].map(|extent| translation_invariance(&map, n, extent));
+    let monotonicity = [all, near(4)].map(|extent| monotonicity(&map, n, extent));
+    values.compare(&mut score, "translation_invariance", &invariance, None)?;
+    values.compare(&mut score, "monotonicity", &monotonicity, None)?;
+    Ok(vec![score])
+}
+
+/// The kernel `(1 + r2 t)^-r1` and its sums of exponentials, as kernels of attention: both are given as tables, which is what
+/// a chunk takes; and the weights by the closed form.
+pub fn exponentials(folder: &Folder, case: &Case) -> Scores {
+    let values = Values { folder, case };
+    let [heads, nodes] = values.sizes("nodes")?;
+    let (pairs, rates, weights) = (values.of("r1r2")?, values.of("nodes")?, values.of("weights")?);
+    let (len, lags) = (values.size("L")?, values.size("T")?);
+    let exact: Vec<f64> = (0..heads * lags)
+        .map(|at| (1.0 + pairs[at / lags * 2 + 1] * (at % lags) as f64).powf(-pairs[at / lags * 2]))
+        .collect();
+    let term = |head: usize, k: usize, t: usize| match rates[head * nodes + k] {
+        // what is left at distance 0
+        rate if rate == f64::INFINITY => {
+            if t == 0 {
+                weights[head * nodes + k]
+            } else {
+                0.0
+            }
+        }
+        rate => weights[head * nodes + k] * (-rate * t as f64).exp(),
+    };
+    let sum: Vec<f64> = (0..heads * lags).map(|at| (0..nodes).map(|k| term(at / lags, k, at % lags)).sum()).collect();
+    let mut score = Score::new("definition");
+    values.compare(&mut score, "a_exact", &exact, None)?;
+    values.compare(&mut score, "a_soe", &sum, None)?;
+    let mut scores = vec![score];
+    for (name, chunked) in [("naive", false), ("chunked f64", true)] {
+        let mut score = Score::new(name);
+        for (key, table) in [("out_exact", &exact), ("out_soe", &sum)] {
+            let near: Vec<f64> = (0..heads * NEAR).map(|at| table[at / NEAR * lags + at % NEAR]).collect();
+            values.compare(&mut score, key, &faded(&values, &near, [heads, len], chunked)?, None)?;
+        }
+        scores.push(score);
+    }
+    Ok(scores)
+}
+
+/// Attention of given features, `[1, H, L, M]`, with a decay by a table, `[H, NEAR]`.
+fn faded(values: &Values, near: &[f64], [heads, len]: [usize; 2], chunked: bool) -> Result<Vec<f64>, String> {
+    let (q, k, v) = (values.of("phi_q")?, values.of("phi_k")?, values.of("v")?);
+    let (head_dim, value_dim) = (q.len() / (heads * len), v.len() / (heads * len));
+    let strides = |d: usize| Strides { batch: heads * len * d, head: len * d, row: d };
+    // features that are given are not negative: relu leaves them as they are
+    let map = Pointwise::Relu { width: head_dim, shift: 0.0 };
+    let maps = [&map as &dyn RowMap<f64>];
+    let decay = Some(Decay { met: NEAR, near, terms: 0, rates: &[], weights: &[] });
+    let dims = Dims { batch: 1, heads, len, head_dim, value_dim };
+    let problem = Problem { decay, ..Problem::causal(dims, &maps) };
+    let view = |data, d| View { data, strides: strides(d) };
+    let inputs = Inputs { q: view(&q, head_dim), k: view(&k, head_dim), v: view(&v, value_dim) };
+    let (mut out, mut denominators) = (vec![0.0; v.len()], vec![0.0; heads * len]);
+    let run = if chunked { forward::<f64> } else { naive::forward::<f64> };
+    run(&problem, inputs, ViewMut::new(&mut out, strides(value_dim)), &mut denominators);
+    Ok(out)
+}

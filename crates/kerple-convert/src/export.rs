@@ -1,0 +1,220 @@
+//! Exports runs as folders that transformers loads.
+//!
+//! A model is exported as the first architecture that can represent it: that of its origin, one
+//! that transformers has built in, or kerple's own, whose Python code is in the folder with the
+//! weights. Nothing is approximated: if an architecture cannot represent a setting, the next one is
+//! tried; if none can, the export is refused and names the setting.
+//!
+//! | file | holds |
+//! |---|---|
+//! | `config.json`, `generation_config.json` | sizes, choices, special tokens |
+//! | `model.safetensors`, or shards and their index | weights, by the table of [`layout`](crate::layout) |
+//! | `tokenizer.json`, `tokenizer_config.json` | the tokenizer, under a class that keeps it as it is |
+//! | `*_kerple.py` | the model in torch, where the architecture is kerple's |
+//! | `README.md` | how to load it, and what it is |
+
+pub(crate) mod config;
+pub(crate) mod drawn;
+mod forms;
+mod native;
+mod readme;
+#[cfg(test)]
+mod tests;
+mod tokens;
+mod weights;
+
+use crate::Family;
+use kerple_lm::checkpoint;
+use kerple_lm::error::{Error, Result};
+use kerple_lm::plan::Plan;
+use kerple_lm::run::RunFolder;
+use serde_json::{Map, Value};
+use std::fs;
+use std::path::{Path, PathBuf};
+use tokens::Tokens;
+pub use weights::Precision;
+
+/// How the name of a folder ends while it is made.
+const STATE: &str = "export";
+
+/// The Python code of kerple's own architecture.
+const PYTHON: [(&str, &str); 5] = [
+    ("configuration_kerple.py", include_str!("export/python/configuration_kerple.py")),
+    ("modeling_kerple.py", include_str!("export/python/modeling_kerple.py")),
+    ("attention_kerple.py", include_str!("export/python/attention_kerple.py")),
+    ("positions_kerple.py", include_str!("export/python/positions_kerple.py")),
+    ("drawn_kerple.py", include_str!("export/python/drawn_kerple.py")),
+];
+
+/// The options of an export.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Options {
+    /// Type of the stored weights.
+    pub precision: Precision,
+    /// Most bytes of a weight file; a larger tensor has its own file.
+    pub max_shard_size: u64,
+    /// Rows of fixed positions to store, so that a sinusoidal model can be exported as GPT-2.
+    pub positions: Option<usize>,
+    /// The architecture; if absent, the first that can represent the model.
+    pub family: Option<Family>,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Options { precision: Precision::F32, max_shard_size: 50_000_000_000, positions: None, family: None }
+    }
+}
+
+/// The result of an export.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Exported {
+    /// The architecture.
+    pub family: Family,
+    /// Names of the files.
+    pub files: Vec<String>,
+    /// Bytes of the weights.
+    pub bytes: u64,
+    /// Notes for the user.
+    pub notes: Vec<String>,
+}
+
+/// Writes the newest checkpoint of a run as a folder that transformers loads, as a whole or not at
+/// all.
+///
+/// # Errors
+/// A run of a task, or one without a checkpoint; a setting that no architecture, or not the
+/// requested one, can represent, by its key; an existing destination; errors of the disk.
+pub fn export(run: &RunFolder, to: &Path, options: &Options) -> Result<Exported> {
+    let plan = run.existing_plan()?;
+    if let Some(task) = &plan.data.task {
+        let message = format!("{} contains a run of the task {}", run.path().display(), task.facts().name);
+        return Err(Error::refused(message, "give a run that was trained on text"));
+    }
+    let said = said(&plan, options)?;
+    let found =
+        checkpoint::newest(run.path(), false, |path| checkpoint::weights(path, &checkpoint::state(path, &plan)?))?;
+    let Some(found) = found else {
+        let hint = "train it first: `kerple train --config FILE --out RUN`";
+        return Err(Error::refused(format!("{} has no checkpoint yet", run.path().display()), hint));
+    };
+    let mut notes = [found.notes.clone(), said.notes.clone()].concat();
+    let tokens = Tokens::of(run, &plan, &mut notes)?;
+    let folder = Making::begin(to)?;
+    let mut config = said.config.clone();
+    let file = &found.value;
+    let drawn = match said.family {
+        Family::Kerple => drawn::tensors(&plan, |name, len| weights::read(file, name, len))?,
+        _ => Vec::new(),
+    };
+    drawn::list(&drawn, &mut config);
+    let tensors = weights::Tensors::new(said.family, &plan, file, drawn, options);
+    config.extend(tokens.ids());
+    let name = options.precision.torch();
+    config.extend([("dtype", name), ("torch_dtype", name)].map(|(key, value)| (key.to_owned(), Value::from(value))));
+    let bytes = tensors.write(&folder, options)?;
+    folder.write_json("config.json", &Value::Object(config))?;
+    folder.write_json("generation_config.json", &Value::Object(tokens.ids()))?;
+    tokens.write(&folder, &plan)?;
+    if said.family == Family::Kerple {
+        PYTHON.iter().try_for_each(|(name, text)| folder.write(name, text.as_bytes()))?;
+    }
+    folder.write("README.md", readme::text(said.family, &plan, &tokens).as_bytes())?;
+    let files = folder.end()?;
+    Ok(Exported { family: said.family, files, bytes, notes })
+}
+
+/// A model as an architecture says it.
+#[derive(Clone, Debug)]
+pub(crate) struct Said {
+    family: Family,
+    pub(crate) config: Map<String, Value>,
+    notes: Vec<String>,
+}
+
+/// The plan in the words of the first architecture that has them.
+fn said(plan: &Plan, options: &Options) -> Result<Said> {
+    let say = |family: Family| match family {
+        Family::Kerple => config::kerple(plan),
+        _ => native::config(family, plan, options),
+    };
+    if let Some(family) = options.family {
+        return say(family).map_err(|why| {
+            let message = format!("{} cannot represent this model: {why}", family.model_type());
+            Error::refused(
+                message,
+                "leave out --arch to use the first architecture that can; kerple represents every model",
+            )
+        });
+    }
+    let init_from = plan.init_from.as_ref().and_then(|init_from| init_from.family());
+    let known = init_from.into_iter().filter(|family| *family != Family::Kerple).chain(native::FAMILIES);
+    if let Some(said) = known.into_iter().find_map(|family| say(family).ok()) {
+        return Ok(said);
+    }
+    say(Family::Kerple).map_err(|why| Error::refused(why, "evaluate the run with kerple, or serve it"))
+}
+
+/// A folder in the making, beside the place it is for.
+struct Making {
+    aside: PathBuf,
+    place: PathBuf,
+    parent: PathBuf,
+}
+
+impl Making {
+    fn begin(place: &Path) -> Result<Making> {
+        let taken = fs::read_dir(place).is_ok_and(|mut entries| entries.next().is_some());
+        if taken || kerple_run::files::is_file(place).map_err(Error::io(place, "look for"))? {
+            let message = format!("{} exists and is not empty", place.display());
+            return Err(Error::refused(message, "choose another --out folder, or remove this one"));
+        }
+        let absolute = std::path::absolute(place).map_err(Error::io(place, "look for"))?;
+        let (Some(parent), Some(name)) = (absolute.parent(), absolute.file_name()) else {
+            let message = format!("{} does not name a folder", place.display());
+            return Err(Error::refused(message, "choose another --out folder"));
+        };
+        fs::create_dir_all(parent).map_err(Error::io(parent, "create"))?;
+        for (_, left) in kerple_run::files::abandoned(parent, STATE) {
+            _ = fs::remove_dir_all(left);
+        }
+        let aside = kerple_run::files::aside(parent, name, STATE);
+        fs::create_dir_all(&aside).map_err(Error::io(&aside, "create"))?;
+        Ok(Making { aside, place: place.to_owned(), parent: parent.to_owned() })
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.aside.join(name)
+    }
+
+    fn write(&self, name: &str, content: &[u8]) -> Result<()> {
+        let path = self.path(name);
+        kerple_run::files::write_within(&path, content).map_err(Error::io(&path, "write"))
+    }
+
+    /// Two spaces, keys sorted.
+    fn write_json(&self, name: &str, value: &Value) -> Result<()> {
+        let text = serde_json::to_string_pretty(value).expect("plain data") + "\n";
+        self.write(name, text.as_bytes())
+    }
+
+    /// Puts the folder at its place and says what is in it.
+    fn end(self) -> Result<Vec<String>> {
+        let mut files = Vec::new();
+        for entry in fs::read_dir(&self.aside).map_err(Error::io(&self.aside, "list"))? {
+            let entry = entry.map_err(Error::io(&self.aside, "list"))?;
+            files.push(entry.file_name().to_string_lossy().into_owned());
+        }
+        files.sort();
+        kerple_run::files::sync_folder(&self.aside).map_err(Error::io(&self.aside, "sync"))?;
+        fs::rename(&self.aside, &self.place).map_err(Error::io(&self.place, "rename to"))?;
+        kerple_run::files::sync_folder(&self.parent).map_err(Error::io(&self.parent, "sync"))?;
+        Ok(files)
+    }
+}
+
+impl Drop for Making {
+    /// What was not put at its place is removed.
+    fn drop(&mut self) {
+        _ = fs::remove_dir_all(&self.aside);
+    }
+}

@@ -1,0 +1,292 @@
+//! Encodings as data for `positions_kerple.py` and `attention_kerple.py`.
+
+use kerple_core::encoding::{
+    Emulate, Encoding, Entry, Form, Geometry, MapForm, Method, Parameter, Places, Scale, Share, rotary, t5,
+};
+use kerple_core::forms::Absolute;
+use kerple_core::kernel::parameter::Keep;
+use serde_json::{Map, Value, json};
+
+type Said<T> = Result<T, String>;
+
+/// Attributes of torch's modules, which no tensor of one can be called.
+const TAKEN: [&str; 56] = [
+    "T_destination",
+    "absolute",
+    "add",
+    "add_module",
+    "apply",
+    "bfloat16",
+    "buffers",
+    "call_super_init",
+    "children",
+    "compile",
+    "config",
+    "cpu",
+    "cuda",
+    "double",
+    "draw",
+    "drawn",
+    "draws",
+    "dump_patches",
+    "each_layer",
+    "eval",
+    "extra_repr",
+    "float",
+    "forward",
+    "get_buffer",
+    "get_extra_state",
+    "get_parameter",
+    "get_submodule",
+    "half",
+    "inits",
+    "ipu",
+    "load_state_dict",
+    "modules",
+    "mtia",
+    "named_buffers",
+    "named_children",
+    "named_modules",
+    "named_parameters",
+    "of_layer",
+    "parameters",
+    "positions_of",
+    "read",
+    "register_buffer",
+    "register_module",
+    "register_parameter",
+    "requires_grad_",
+    "set_extra_state",
+    "set_submodule",
+    "share_memory",
+    "span",
+    "state_dict",
+    "to",
+    "to_empty",
+    "train",
+    "training",
+    "type",
+    "zero_grad",
+];
+
+/// What an encoding hands to a model, with what it learns.
+///
+/// # Errors
+/// What has no such form, by name.
+pub(super) fn form(encoding: &Encoding, geometry: &Geometry) -> Said<Map<String, Value>> {
+    let all = encoding.parameters(geometry);
+    let mut form = entering(encoding, geometry)?;
+    let said = all.iter().map(parameter).collect::<Said<Vec<Value>>>()?;
+    form.insert("parameters".to_owned(), said.into());
+    Ok(form)
+}
+
+fn object(value: Value) -> Map<String, Value> {
+    if let Value::Object(map) = value { map } else { Map::new() }
+}
+
+fn finite(value: f64) -> Option<f64> {
+    value.is_finite().then_some(value)
+}
+
+/// A learned tensor: its names, shape and share, its range, and where it starts.
+fn parameter(parameter: &Parameter) -> Said<Value> {
+    let Parameter { name, shape, init, low, high, keep, share, .. } = parameter;
+    let tensor = name.replace('.', "_");
+    if *share == Share::Model && (TAKEN.contains(&tensor.as_str()) || tensor.starts_with('_')) {
+        return Err(format!("torch modules have an attribute `{tensor}`, so a learned value cannot have this name"));
+    }
+    Ok(json!({
+        "name": name,
+        "tensor": tensor,
+        "shape": shape,
+        "share": share,
+        "low": finite(*low),
+        "high": finite(*high),
+        "keep": if *keep == Keep::Smooth { "smooth" } else { "projection" },
+        "init": init,
+    }))
+}
+
+fn entering(encoding: &Encoding, geometry: &Geometry) -> Said<Map<String, Value>> {
+    let form = match encoding.entry() {
+        Entry::Nowhere => json!({ "enters": "nowhere" }),
+        Entry::Embeddings => embeddings(encoding, geometry),
+        Entry::Rotation { .. } => {
+            let mut form = object(json!({ "enters": "rotation" }));
+            form.append(&mut rotation(encoding, geometry)?);
+            Value::Object(form)
+        }
+        Entry::Scores(_) => json!({ "enters": "scores", "table": table(encoding, geometry)? }),
+        Entry::Map { .. } => Value::Object(map(encoding, geometry)?),
+        Entry::Gates => json!({ "enters": "gates" }),
+        Entry::Code => json!({ "enters": "code" }),
+    };
+    Ok(object(form))
+}
+
+fn embeddings(encoding: &Encoding, geometry: &Geometry) -> Value {
+    match (&encoding.method, encoding.absolute(geometry, Places::from(0))) {
+        (Method::Sinusoidal(keys), Some(Absolute::Fixed(_))) => {
+            let mut form = json!({ "enters": "embeddings", "rows": "sinusoidal", "base": keys.base });
+            rounded(encoding, &mut form);
+            form
+        }
+        _ => json!({ "enters": "embeddings", "rows": "learned" }),
+    }
+}
+
+/// Says so where formulas are rounded after every step.
+fn rounded(encoding: &Encoding, form: &mut Value) {
+    if encoding.emulate == Emulate::Bf16 {
+        form["emulate"] = json!(encoding.emulate);
+    }
+}
+
+/// Rates of a rotation, how they follow the length, and how products fade.
+fn rotation(encoding: &Encoding, geometry: &Geometry) -> Said<Map<String, Value>> {
+    let rotary = encoding.rotary(geometry, geometry.train_len).ok_or("this encoding does not rotate")?;
+    let plain = match &encoding.method {
+        Method::Rotary(keys) => keys.clone(),
+        Method::Xpos(keys) => rotary::Config { base: keys.base, ..rotary::Config::default() },
+        other => return Err(format!("{} does not rotate", other.kind())),
+    };
+    let mut form = json!({ "width": width(&plain, geometry), "base": plain.base });
+    rounded(encoding, &mut form);
+    let mut form = object(form);
+    if let Some(scaling) = plain.scaling {
+        form.insert("scaling".to_owned(), self::scaling(scaling, geometry));
+    }
+    if !rotary.damping.is_empty() {
+        form.insert("damping".to_owned(), rotary.damping.into());
+    }
+    Ok(form)
+}
+
+/// Features that the rates are made for.
+pub(super) fn width(keys: &rotary::Config, geometry: &Geometry) -> usize {
+    keys.width.unwrap_or_else(|| keys.rotary(geometry.head_dim, Default::default()).rotated())
+}
+
+/// All keys, the original length among them.
+fn scaling(scaling: kerple_core::encoding::scaling::Scaling, geometry: &Geometry) -> Value {
+    use kerple_core::encoding::scaling::{Dynamic, Llama3, Scaling, Stretch, Yarn};
+    let original = |len: Option<usize>| len.unwrap_or(geometry.train_len);
+    match scaling {
+        Scaling::Linear(Stretch { factor, original_len }) => {
+            json!({ "kind": "linear", "factor": factor, "original_len": original(original_len) })
+        }
+        Scaling::Ntk(Stretch { factor, original_len }) => {
+            json!({ "kind": "ntk", "factor": factor, "original_len": original(original_len) })
+        }
+        Scaling::Dynamic(Dynamic { factor, original_len }) => {
+            json!({ "kind": "dynamic", "factor": factor, "original_len": original(original_len) })
+        }
+        Scaling::Yarn(Yarn { factor, original_len, beta_fast, beta_slow, ramp, attention_factor, truncate }) => json!({
+            "kind": "yarn", "factor": factor, "original_len": original(original_len), "beta_fast": beta_fast,
+            "beta_slow": beta_slow, "ramp": ramp, "attention_factor": attention_factor, "truncate": truncate,
+        }),
+        Scaling::Llama3(Llama3 { factor, low_freq_factor, high_freq_factor, original_len }) => json!({
+            "kind": "llama3", "factor": factor, "low_freq_factor": low_freq_factor,
+            "high_freq_factor": high_freq_factor, "original_len": original(original_len),
+        }),
+    }
+}
+
+/// A table over distances, by the formula that makes it.
+fn table(encoding: &Encoding, geometry: &Geometry) -> Said<Value> {
+    let positional = encoding.method.positional();
+    let mut table = match (&encoding.method, positional.kernels()) {
+        (Method::T5(keys), _) => json!({
+            "kind": "t5", "edges": edges(keys), "factor": (geometry.head_dim as f64).sqrt(),
+        }),
+        (Method::Sandwich(keys), _) => json!({ "kind": "sandwich", "features": keys.features, "base": keys.base }),
+        // these are divided by, where others are multiplied with
+        (Method::Fox(_), _) if encoding.emulate == Emulate::Bf16 => {
+            let exact = Encoding { emulate: Emulate::Exact, ..encoding.clone() };
+            let tokens: Vec<f64> = slopes(&exact, geometry)?.into_iter().map(f64::recip).collect();
+            json!({ "kind": "spans", "tokens": tokens })
+        }
+        (Method::Alibi(_) | Method::KerplePowerOriginal(_) | Method::Fox(_), _) => {
+            json!({ "kind": "alibi", "slopes": slopes(encoding, geometry)? })
+        }
+        (_, [None, None]) => {
+            return Err(format!("the exported torch code has no table for {}", encoding.method.kind()));
+        }
+        (_, [bias, weight]) => {
+            let names: Vec<String> = positional.parameters(geometry).into_iter().map(|known| known.name).collect();
+            let split = bias.as_ref().map_or(0, |bias| bias.parameters().len());
+            let end = split + weight.as_ref().map_or(0, |weight| weight.parameters().len());
+            json!({
+                "kind": "kernels",
+                "bias": bias.map(|bias| bias.program(&names[..split])),
+                "weight": weight.map(|weight| weight.program(&names[split..end])),
+            })
+        }
+    };
+    if encoding.scale == Scale::Inside {
+        table["scale"] = (geometry.head_dim as f64).sqrt().recip().into();
+    }
+    rounded(encoding, &mut table);
+    Ok(table)
+}
+
+/// How far the bias of each head falls over the first distance.
+fn slopes(encoding: &Encoding, geometry: &Geometry) -> Said<Vec<f64>> {
+    let plain = Encoding { scale: Scale::After, randomized: None, ..encoding.clone() };
+    let bias = plain.table(geometry, &[], 2).bias.ok_or("this table has no bias")?;
+    Ok(bias.chunks_exact(2).map(|row| -row[1]).collect())
+}
+
+/// The first distance of every bucket but the first.
+fn edges(keys: &t5::Config) -> Vec<usize> {
+    let bucket = |distance: usize| t5::bucket(distance as i64, keys.num_buckets, keys.max_distance, true);
+    let first = |wanted: usize| {
+        // buckets never fall with the distance, and from `max_distance` on there is one
+        let (mut low, mut high) = (0, keys.max_distance.saturating_mul(2));
+        while low < high {
+            let middle = low + (high - low) / 2;
+            if bucket(middle) < wanted { low = middle + 1 } else { high = middle }
+        }
+        low
+    };
+    (1..=bucket(keys.max_distance.saturating_mul(2))).map(first).collect()
+}
+
+/// What changes the scores of all heads together.
+fn map(encoding: &Encoding, geometry: &Geometry) -> Said<Map<String, Value>> {
+    let mut form = match &encoding.method {
+        Method::Fire(keys) => object(json!({
+            "map": "fire", "width": keys.hidden, "init_l": keys.init_l.unwrap_or(geometry.train_len as f64),
+        })),
+        Method::TransformerXl(_) => object(json!({ "map": "transformer_xl" })),
+        Method::Shaw(keys) => object(json!({ "map": "shaw", "reach": keys.max_distance, "values": keys.values })),
+        Method::Cope(_) => object(json!({ "map": "cope" })),
+        Method::Dape(keys) => {
+            let mut form = object(json!({
+                "map": "dape", "variant": keys.variant, "kernel": keys.kernel, "hidden": keys.hidden, "edge": keys.edge,
+            }));
+            let base = Encoding { method: (*keys.base.0).clone(), ..encoding.clone() };
+            let mut own = match (base.entry(), base.form(geometry, &base.initial(geometry, 0), 0..1)) {
+                (Entry::Scores(_), _) => object(json!({ "base": "table", "table": table(&base, geometry)? })),
+                (_, Form::Map(MapForm { .. })) => {
+                    let mut own = map(&base, geometry)?;
+                    let base = own.insert("map".to_owned(), "dape".into());
+                    own.insert("base".to_owned(), base.unwrap_or_default());
+                    own
+                }
+                (Entry::Rotation { .. }, _) => {
+                    object(json!({ "base": "none", "rotation": rotation(&base, geometry)? }))
+                }
+                (Entry::Nowhere, _) => object(json!({ "base": "none" })),
+                _ => return Err(format!("the exported torch code has no dape over {}", keys.base.0.kind())),
+            };
+            own.remove("enters");
+            form.append(&mut own);
+            form
+        }
+        other => return Err(format!("the exported torch code has no score modification for {}", other.kind())),
+    };
+    form.insert("enters".to_owned(), "map".into());
+    Ok(form)
+}

@@ -1,0 +1,153 @@
+use super::*;
+use kerple_lm::config::RunConfig;
+use kerple_lm::plan::DataInfo;
+
+/// A plan of a small model with these keys.
+fn plan(keys: &str) -> Plan {
+    let text = format!("{keys}\n[train]\ntrain_len = 32\nbatch_size = 2\nsteps = 1\n");
+    let config = RunConfig::parse(&text, "test", &[]).unwrap();
+    let facts = DataInfo { vocab_size: 256, tokenizer: "t".to_owned(), train_tokens: 1000, content: "c".to_owned() };
+    Plan::new(&config, facts).unwrap()
+}
+
+/// With the encoding and other keys of the model.
+fn of(encoding: &str, model: &str) -> Plan {
+    plan(&format!(
+        "encoding = {encoding}\n[data]\npath = \"x\"\n[model]\nn_layers = 2\nn_heads = 4\nhead_dim = 16\n{model}"
+    ))
+}
+
+fn family(encoding: &str, model: &str) -> Family {
+    said(&of(encoding, model), &Options::default()).unwrap().family
+}
+
+const LLAMA: &str = "d_hidden = 96\n[model.block]\nnorm = \"rms\"\nglu = true\nactivation = \"silu\"\nqkv_bias = false\nout_bias = false\nmlp_bias = false\n";
+
+#[test]
+fn models_go_out_as_what_knows_them() {
+    let layers = "[model.layers.plain]\nevery = 2\nencoding = \"none\"\n";
+    for (encoding, model, expected) in [
+        ("\"rotary\"", "", Family::GptNeox),
+        ("\"none\"", "", Family::GptNeox),
+        ("\"rotary\"", "[model.block]\nresidual = \"parallel\"\n", Family::GptNeox),
+        ("{ kind = \"rotary\", scaling = { kind = \"linear\", factor = 4.0 } }", "", Family::GptNeox),
+        ("{ kind = \"rotary\", scaling = { kind = \"ntk\", factor = 4.0 } }", "", Family::Kerple),
+        ("{ kind = \"rotary\", scaling = \"yarn\" }", "", Family::Kerple),
+        ("{ kind = \"rotary\", window = 8 }", "", Family::Kerple),
+        ("\"learned\"", "", Family::Gpt2),
+        ("\"learned\"", "[model.block]\nn_kv_heads = 2\n", Family::Kerple),
+        ("\"sinusoidal\"", "", Family::Kerple),
+        ("\"alibi\"", "", Family::Kerple),
+        (
+            "\"alibi\"",
+            "[model.block]\nembedding_norm = true\nactivation = \"gelu_tanh\"\ntie_embeddings = true\n",
+            Family::Bloom,
+        ),
+        (
+            "{ kind = \"alibi\", bias_max = 16.0 }",
+            "[model.block]\nnorm = \"layer_no_bias\"\nqkv_bias = false\nout_bias = false\nmlp_bias = false\ntie_embeddings = true\n",
+            Family::Mpt,
+        ),
+        ("\"rotary\"", LLAMA, Family::Llama),
+        ("\"rotary\"", &format!("{LLAMA}qk_norm = true\n"), Family::Qwen3),
+        ("\"rotary\"", &format!("{LLAMA}{layers}"), Family::Smollm3),
+        ("\"rotary\"", &format!("{LLAMA}sink = \"off_by_one\"\n"), Family::Kerple),
+    ] {
+        assert_eq!(family(encoding, model), expected, "{encoding} {model}");
+    }
+    let options = Options { positions: Some(100), ..Options::default() };
+    let found = said(&of("\"sinusoidal\"", ""), &options).unwrap();
+    assert_eq!((found.family, &found.config["n_positions"]), (Family::Gpt2, &Value::from(100)));
+}
+
+#[test]
+fn every_encoding_goes_out() {
+    for kind in kerple_core::encoding::METHODS {
+        let linear = if kind.ends_with("_spe") { "[model.block.attention.linear]\nn_features = 16\n" } else { "" };
+        let plan = of(&format!("\"{kind}\""), linear);
+        let found = said(&plan, &Options { family: Some(Family::Kerple), ..Options::default() });
+        let said = found.unwrap_or_else(|error| panic!("{kind}: {error}"));
+        let parameters = said.config["forms"][0]["parameters"].as_array().unwrap().len();
+        assert_eq!(parameters, plan.encoding.parameters(&plan.geometry()).len(), "{kind}");
+    }
+}
+
+/// Architectures of others know neither.
+#[test]
+fn what_is_rounded_or_drawn_is_said_in_our_own_words() {
+    for (key, value) in [("emulate", "\"bf16\""), ("randomized", "64")] {
+        let plan = of(&format!("{{ kind = \"rotary\", {key} = {value} }}"), "");
+        assert_eq!(said(&plan, &Options::default()).unwrap().family, Family::Kerple);
+        let neox = Options { family: Some(Family::GptNeox), ..Options::default() };
+        let error = said(&plan, &neox).unwrap_err().to_string();
+        assert!(error.contains(&format!("it has no equivalent of encoding.{key}")), "{error}");
+    }
+}
+
+#[test]
+fn what_torch_would_compute_otherwise_is_refused() {
+    for taken in ["half", "span"] {
+        let plan = of(&format!("{{ kind = \"kernel\", bias = \"{taken}*power(a, 1)\" }}"), "");
+        let error = said(&plan, &Options::default()).unwrap_err().to_string();
+        assert!(error.contains(&format!("torch modules have an attribute `{taken}`")), "{error}");
+    }
+    let options = Options { family: Some(Family::Llama), ..Options::default() };
+    let error = said(&of("\"rotary\"", ""), &options).unwrap_err().to_string();
+    assert!(
+        error.contains("llama cannot represent this model: it has no equivalent of the plan's norms (model.block)"),
+        "{error}"
+    );
+}
+
+/// The configuration as transformers reads it: truncation leaves the width, and rates have names for old and new readers.
+#[test]
+fn rotary_keys_say_the_width_and_the_rates() {
+    for pct in (2..=16).map(|features| f64::from(features) / 16.0) {
+        let found = said(&of(&format!("{{ kind = \"rotary\", pct = {pct} }}"), ""), &Options::default());
+        let Ok(found) = found else { continue }; // less than a pair
+        let share = found.config["rotary_pct"].as_f64().unwrap();
+        assert_eq!((16.0 * share) as usize, (16.0 * pct) as usize / 2 * 2, "{pct}");
+        assert_eq!(found.config["rope_parameters"]["partial_rotary_factor"], share);
+    }
+    let yarn =
+        "{ kind = \"rotary\", scaling = { kind = \"yarn\", factor = 4.0, ramp = \"index\", original_len = 16 } }";
+    let found = said(&of(yarn, ""), &Options::default()).unwrap();
+    let scaling = &found.config["rope_scaling"];
+    assert_eq!(scaling["rope_type"], "yarn");
+    assert_eq!(scaling["original_max_position_embeddings"], 16);
+    assert_eq!(scaling["attention_factor"], 0.1 * 4f64.ln() + 1.0);
+    assert_eq!(found.config["rope_parameters"]["rope_theta"], 10_000.0);
+}
+
+/// Buckets as the exporter's edges say, at every distance.
+#[test]
+fn edges_are_those_of_buckets() {
+    let found = said(&of("{ kind = \"t5\", num_buckets = 8, max_distance = 20 }", ""), &Options::default()).unwrap();
+    let edges: Vec<u64> = found.config["forms"][0]["table"]["edges"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|edge| edge.as_u64().unwrap())
+        .collect();
+    for distance in 0..100 {
+        let bucket = edges.iter().filter(|edge| **edge <= distance).count();
+        assert_eq!(bucket, kerple_core::encoding::t5::bucket(distance as i64, 8, 20, true), "{distance}");
+    }
+}
+
+#[test]
+fn a_place_where_something_is_stays_as_it_is() {
+    let folder = tempfile::tempdir().unwrap();
+    let place = folder.path().join("out");
+    fs::create_dir(&place).unwrap();
+    fs::write(place.join("mine"), "x").unwrap();
+    let error = Making::begin(&place).err().unwrap().to_string();
+    assert!(error.contains("exists and is not empty"), "{error}");
+    let other = folder.path().join("other");
+    let making = Making::begin(&other).unwrap();
+    making.write("a", b"b").unwrap();
+    drop(making);
+    // given up: nothing is left, neither there nor beside it
+    let left: Vec<_> = fs::read_dir(folder.path()).unwrap().map(|entry| entry.unwrap().file_name()).collect();
+    assert_eq!(left, ["out"]);
+}

@@ -1,0 +1,353 @@
+//! The keys of a `config.json`: read with the defaults of a family, refused by name and value.
+
+use super::short::{listed, short};
+use kerple_lm::{Error, Result, plan};
+use serde_json::{Map, Value};
+use std::cell::RefCell;
+use std::collections::BTreeSet;
+use std::io::Read;
+use std::path::Path;
+
+/// The size limit of a model description, in bytes.
+pub const DESCRIPTION: u64 = 1 << 24;
+/// The size limit of a tensor index, in bytes.
+pub const INDEX: u64 = 1 << 26;
+/// The size limit of a tokenizer, in bytes.
+pub const TOKENIZER: u64 = 1 << 28;
+
+/// Largest number of a count without a limit of its own.
+const MOST: u64 = 1 << 28;
+
+/// The kind of a size, and so its limit: that of plans, so that no larger model is built.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Limit {
+    /// Features and heads.
+    Width,
+    /// Layers.
+    Layers,
+    /// Rows of the embedding.
+    Rows,
+    /// Positions.
+    Length,
+}
+
+impl Limit {
+    fn most(self) -> u64 {
+        let most = match self {
+            Limit::Width => plan::WIDEST,
+            Limit::Layers => plan::MOST_LAYERS,
+            Limit::Rows => plan::MOST_ROWS,
+            Limit::Length => plan::LONGEST_SEQUENCE,
+        };
+        most as u64
+    }
+}
+
+/// The text of a configuration file of at most `longest` bytes.
+///
+/// # Errors
+/// A file that cannot be read, is too long, or is not text.
+pub fn read_text(path: &Path, longest: u64) -> Result<String> {
+    let file = kerple_run::files::open(path).map_err(Error::io(path, "open"))?;
+    let bytes = file.metadata().map_err(Error::io(path, "open"))?.len();
+    if bytes > longest {
+        let message = format!("the file has {bytes} bytes; at most {longest} are allowed");
+        return Err(Error::damaged(path, message, "give the model's own file"));
+    }
+    let mut text = String::new();
+    file.take(longest).read_to_string(&mut text).map_err(Error::io(path, "read"))?;
+    Ok(text)
+}
+
+/// The value of a JSON file.
+///
+/// # Errors
+/// Text that is not JSON, with its line.
+pub fn parse(path: &Path, text: &str) -> Result<Value> {
+    serde_json::from_str(text)
+        .map_err(|error| Error::damaged(path, format!("not JSON: {error}"), "copy the file again"))
+}
+
+/// Keys that change no result, or are read by something else. Words that end with `*` stand for all keys that begin so.
+const HARMLESS: &[&str] = &[
+    "architectures",
+    "model_type",
+    "auto_map",
+    "dtype",
+    "torch_dtype",
+    "transformers_version",
+    "_name_or_path",
+    "name_or_path",
+    "use_cache",
+    "initializer_range",
+    "attention_dropout",
+    "hidden_dropout",
+    "attn_pdrop",
+    "embd_pdrop",
+    "resid_pdrop",
+    "emb_pdrop",
+    "classifier_dropout",
+    "attention_dropout_prob",
+    "hidden_dropout_prob",
+    "summary_*",
+    "is_decoder",
+    "return_dict",
+    "return_dict_in_generate",
+    "bos_token_id",
+    "eos_token_id",
+    "pad_token_id",
+    "unk_token_id",
+    "sep_token_id",
+    "mask_token_id",
+    "decoder_start_token_id",
+    "forced_bos_token_id",
+    "forced_eos_token_id",
+    "suppress_tokens",
+    "begin_suppress_tokens",
+    "pretraining_tp",
+    "slow_but_exact",
+    "reorder_and_upcast_attn",
+    "n_ctx",
+    "id2label",
+    "label2id",
+    "init_device",
+    "init_config",
+    "verbose",
+    "tokenizer_name",
+    "learned_pos_emb",
+    "embedding_fraction",
+    "task_specific_params",
+    "torchscript",
+    "gradient_checkpointing",
+    "chunk_size_feed_forward",
+    "output_attentions",
+    "output_hidden_states",
+    "problem_type",
+    "finetuning_task",
+    "use_bfloat16",
+    "tf_legacy_loss",
+    "tie_encoder_decoder",
+    "cross_attention_hidden_size",
+    "num_labels",
+    "max_length",
+    "min_length",
+    "do_sample",
+    "early_stopping",
+    "num_beams",
+    "num_beam_groups",
+    "diversity_penalty",
+    "temperature",
+    "top_k",
+    "top_p",
+    "typical_p",
+    "repetition_penalty",
+    "length_penalty",
+    "no_repeat_ngram_size",
+    "encoder_no_repeat_ngram_size",
+    "bad_words_ids",
+    "num_return_sequences",
+    "output_scores",
+    "remove_invalid_values",
+    "exponential_decay_length_penalty",
+    "generation_config",
+    "bias_dropout_fusion",
+    "masked_softmax_fusion",
+    "attn_impl",
+    "attn_uses_sequence_id",
+    "attention_softmax_in_fp32",
+    "skip_bias_add",
+    "skip_bias_add_qkv",
+    "unk_index",
+    "layer_norm_type",
+    "use_return_dict",
+    "attn_implementation",
+    "_attn_implementation",
+    "_attn_implementation_autoset",
+    "prefix",
+    "is_encoder_decoder",
+    "add_cross_attention",
+    "pruned_heads",
+    "quantization_config",
+    "kernel_hyperparams",
+];
+
+/// The keys of one table.
+pub struct Keys<'a> {
+    path: &'a Path,
+    /// In front of the names of keys, e.g. `attn_config.`.
+    within: String,
+    map: &'a Map<String, Value>,
+    read: RefCell<BTreeSet<String>>,
+    notes: RefCell<Vec<String>>,
+}
+
+impl<'a> Keys<'a> {
+    /// The keys of a file.
+    ///
+    /// # Errors
+    /// A value that is not a table.
+    pub fn new(path: &'a Path, value: &'a Value) -> Result<Keys<'a>> {
+        let map = value.as_object();
+        let map = map.ok_or_else(|| Error::damaged(path, "not a JSON object", "copy the file again"))?;
+        Ok(Keys { path, within: String::new(), map, read: RefCell::default(), notes: RefCell::default() })
+    }
+
+    /// The file.
+    pub fn path(&self) -> &'a Path {
+        self.path
+    }
+
+    /// A raw value, `null` too.
+    pub fn raw(&self, key: &str) -> Option<&'a Value> {
+        self.read.borrow_mut().insert(key.to_owned());
+        self.map.get(key)
+    }
+
+    /// A value; `null` counts as absent.
+    pub fn value(&self, key: &str) -> Option<&'a Value> {
+        self.raw(key).filter(|value| !value.is_null())
+    }
+
+    /// A table within this one, where it is there.
+    ///
+    /// # Errors
+    /// A value that is not a table.
+    pub fn table(&self, key: &str) -> Result<Option<Keys<'a>>> {
+        let Some(value) = self.value(key) else { return Ok(None) };
+        let map = value.as_object().ok_or_else(|| self.refuse(key, value, "it must be a table"))?;
+        let within = format!("{}{key}.", self.within);
+        Ok(Some(Keys { path: self.path, within, map, read: RefCell::default(), notes: RefCell::default() }))
+    }
+
+    /// Adds a note about a choice that was made.
+    pub fn remark(&self, note: String) {
+        self.notes.borrow_mut().push(note);
+    }
+
+    /// The notes so far, and one about keys that nothing has read and that are not known to be
+    /// harmless.
+    pub fn notes(&self) -> Vec<String> {
+        self.notes.take().into_iter().chain(self.unknown()).collect()
+    }
+
+    /// The name of a key as messages have it.
+    pub fn name(&self, key: &str) -> String {
+        format!("{}{}", self.within, short(key))
+    }
+
+    /// The names of all keys.
+    pub fn names(&self) -> impl Iterator<Item = &'a String> {
+        self.map.keys()
+    }
+
+    /// An error about the value of a key.
+    pub fn refuse(&self, key: &str, value: &Value, why: &str) -> Error {
+        let (name, value) = (self.name(key), short(&value.to_string()));
+        Error::Config {
+            place: self.path.display().to_string(),
+            message: format!("{name} = {value}: {why}"),
+            hint: "docs/interchange.md lists what can be imported of each family".to_owned(),
+        }
+    }
+
+    /// A whole number.
+    ///
+    /// # Errors
+    /// A value of another type, or out of range.
+    pub fn optional_count(&self, key: &str) -> Result<Option<usize>> {
+        let Some(value) = self.value(key) else { return Ok(None) };
+        match value.as_u64().filter(|number| *number <= MOST) {
+            Some(number) => Ok(Some(number as usize)),
+            None => Err(self.refuse(key, value, &format!("it must be a whole number of at most {MOST}"))),
+        }
+    }
+
+    /// A size under any of its names, at least 1 and within its limit.
+    ///
+    /// # Errors
+    /// As [`Keys::optional_count`]; two names with different sizes.
+    pub fn size(&self, names: &[&str], default: usize, limit: Limit) -> Result<usize> {
+        let most = limit.most();
+        let mut known: Option<(&str, usize)> = None;
+        for name in names {
+            let Some(value) = self.value(name) else { continue };
+            let found = value.as_u64().filter(|number| (1..=most).contains(number));
+            let found = found.ok_or_else(|| {
+                self.refuse(name, value, &format!("it must be a whole number of at least 1 and at most {most}"))
+            })?;
+            match known {
+                Some((other, said)) if said as u64 != found => {
+                    return Err(self.refuse(name, value, &format!("it contradicts {other} = {said}")));
+                }
+                Some(_) => {}
+                None => known = Some((name, found as usize)),
+            }
+        }
+        Ok(known.map_or(default, |(_, size)| size))
+    }
+
+    /// A finite number.
+    ///
+    /// # Errors
+    /// What is none.
+    pub fn optional_number(&self, key: &str) -> Result<Option<f64>> {
+        let Some(value) = self.value(key) else { return Ok(None) };
+        let number = value.as_f64().filter(|number| number.is_finite());
+        number.map(Some).ok_or_else(|| self.refuse(key, value, "it must be a number"))
+    }
+
+    /// The same with a default.
+    ///
+    /// # Errors
+    /// As [`Keys::optional_number`].
+    pub fn number(&self, key: &str, default: f64) -> Result<f64> {
+        Ok(self.optional_number(key)?.unwrap_or(default))
+    }
+
+    /// True or false.
+    ///
+    /// # Errors
+    /// What is neither.
+    pub fn flag(&self, key: &str, default: bool) -> Result<bool> {
+        let Some(value) = self.value(key) else { return Ok(default) };
+        value.as_bool().ok_or_else(|| self.refuse(key, value, "it must be true or false"))
+    }
+
+    /// A word.
+    ///
+    /// # Errors
+    /// What is none.
+    pub fn word(&self, key: &str, default: &'a str) -> Result<&'a str> {
+        let Some(value) = self.value(key) else { return Ok(default) };
+        value.as_str().ok_or_else(|| self.refuse(key, value, "it must be a string"))
+    }
+
+    /// Refuses a value other than these; an absent key is fine.
+    ///
+    /// # Errors
+    /// The key and its value.
+    pub fn expect(&self, key: &str, values: &[Value]) -> Result<()> {
+        match self.value(key).filter(|value| !values.contains(value)) {
+            None => Ok(()),
+            Some(value) => {
+                let known: Vec<String> = values.iter().map(Value::to_string).collect();
+                Err(self.refuse(key, value, &format!("only {} can be imported", known.join(" or "))))
+            }
+        }
+    }
+
+    /// A note of keys that nobody has read and that are not known to be harmless.
+    pub fn unknown(&self) -> Option<String> {
+        let harmless = |name: &str| {
+            HARMLESS.iter().any(|known| match known.strip_suffix('*') {
+                Some(start) => name.starts_with(start),
+                None => *known == name,
+            })
+        };
+        let read = self.read.borrow();
+        let odd: Vec<String> = (self.names().filter(|name| !read.contains(*name) && !harmless(name)))
+            .map(|name| format!("{}{name}", self.within))
+            .collect();
+        (!odd.is_empty()).then(|| format!("ignored keys that this version does not know: {}", listed(&odd, 40)))
+    }
+}

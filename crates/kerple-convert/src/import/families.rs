@@ -1,0 +1,115 @@
+//! Reads the configurations of the families, each with its own defaults.
+
+mod bloom;
+mod gpt2;
+mod gpt_neox;
+mod kerple;
+mod llama;
+mod mpt;
+
+use super::Described;
+use super::config::Keys;
+use super::short::short;
+use ::kerple_core::encoding::Encoding;
+use kerple_burn::ops::activation::Activation;
+use kerple_lm::Result;
+use kerple_lm::config::ModelConfig;
+use kerple_lm::init_from::Family;
+use serde_json::Value;
+
+/// The model that a configuration describes.
+#[derive(Debug)]
+pub struct Shape {
+    /// Sizes and blocks; every size is given.
+    pub model: ModelConfig,
+    /// How positions enter.
+    pub encoding: Encoding,
+    /// Tokens of a training sequence, where known.
+    pub train_len: usize,
+}
+
+/// Reads a configuration by its `model_type`, or by its class where it has none.
+///
+/// # Errors
+/// An unknown family, and settings of a family that cannot be imported.
+pub fn describe(keys: &Keys) -> Result<Described> {
+    let family = family(keys)?;
+    for key in ["quantization_config", "compression_config"] {
+        if let Some(value) = keys.value(key) {
+            return Err(keys.refuse(key, value, "quantized weights cannot be imported"));
+        }
+    }
+    // of two descriptions transformers takes parts of each
+    for key in ["text_config", "decoder", "generator"] {
+        if let Some(value) = keys.value(key) {
+            return Err(keys.refuse(
+                key,
+                value,
+                "the model is described in two places; only a description at the top level can be imported",
+            ));
+        }
+    }
+    keys.expect("is_encoder_decoder", &[Value::Bool(false)])?;
+    keys.expect("add_cross_attention", &[Value::Bool(false)])?;
+    keys.expect("pruned_heads", &[serde_json::json!({})])?;
+    match family {
+        Family::GptNeox => gpt_neox::describe(keys),
+        Family::Gpt2 => gpt2::describe(keys),
+        Family::Bloom => bloom::describe(keys),
+        Family::Mpt => mpt::describe(keys),
+        Family::Llama | Family::Smollm3 | Family::Qwen3 => llama::describe(keys, family),
+        Family::Kerple => kerple::describe(keys),
+    }
+}
+
+fn family(keys: &Keys) -> Result<Family> {
+    let architecture = keys.value("architectures").and_then(|list| list.get(0));
+    let (key, value, found) = match (keys.value("model_type"), architecture) {
+        (Some(value), _) => ("model_type", value, Family::ALL.into_iter().find(|family| value == family.model_type())),
+        (None, Some(value)) => {
+            ("architectures", value, Family::ALL.into_iter().find(|family| value == family.architecture()))
+        }
+        (None, None) => {
+            return Err(keys.refuse("model_type", &Value::Null, "the file does not state its architecture"));
+        }
+    };
+    if let (Some(found), Some(said)) = (found, architecture.and_then(Value::as_str))
+        && said != found.architecture()
+        && key == "model_type"
+    {
+        let (said, kind) = (short(said), found.model_type());
+        keys.remark(format!(
+            "architectures is {said} but model_type is {kind}: using model_type, as transformers does"
+        ));
+    }
+    found.ok_or_else(|| {
+        let known: Vec<&str> = Family::ALL.iter().map(|family| family.model_type()).collect();
+        keys.refuse(key, value, &format!("only these can be imported: {}", known.join(", ")))
+    })
+}
+
+/// The activation that a key names.
+fn activation(keys: &Keys, key: &str, default: &'static str) -> Result<Activation> {
+    let word = keys.word(key, default)?;
+    Ok(match word {
+        "gelu" | "gelu_python" => Activation::Gelu,
+        // the constants of gelu_fast differ by less than an f32 does
+        "gelu_new" | "gelu_pytorch_tanh" | "gelu_python_tanh" | "gelu_accurate" | "gelu_fast" => Activation::GeluTanh,
+        "silu" | "swish" => Activation::Silu,
+        "quick_gelu" => Activation::QuickGelu,
+        "relu" => Activation::Relu,
+        "relu2" => Activation::Relu2,
+        other => {
+            let known = "use gelu, gelu_new, gelu_fast, silu, quick_gelu, relu or relu2";
+            return Err(keys.refuse(key, &Value::from(other), known));
+        }
+    })
+}
+
+/// Features of a head, where heads share the width of the model.
+fn head_dim(keys: &Keys, heads: (&str, usize), width: usize) -> Result<usize> {
+    match width % heads.1 {
+        0 => Ok(width / heads.1),
+        _ => Err(keys.refuse(heads.0, &Value::from(heads.1), &format!("it does not divide the width of {width}"))),
+    }
+}

@@ -1,0 +1,47 @@
+//! BLOOM.
+
+use super::{Shape, head_dim};
+use crate::import::Described;
+use crate::import::config::{Keys, Limit};
+use kerple_burn::ops::activation::Activation;
+use kerple_burn::plan::{BlockPlan, ResidualKind};
+use kerple_core::encoding::{Encoding, Method, alibi};
+use kerple_lm::Result;
+use kerple_lm::config::ModelConfig;
+use kerple_lm::init_from::Family;
+
+pub fn describe(keys: &Keys) -> Result<Described> {
+    let width = keys.size(&["hidden_size", "n_embed"], 64, Limit::Width)?;
+    let heads = keys.size(&["n_head", "num_attention_heads"], 8, Limit::Width)?;
+    let head_dim = head_dim(keys, ("n_head", heads), width)?;
+    let residual = match keys.flag("apply_residual_connection_post_layernorm", false)? {
+        true => ResidualKind::NormResidual,
+        false => ResidualKind::Sequential,
+    };
+    let block = BlockPlan {
+        residual,
+        norm_eps: keys.number("layer_norm_epsilon", 1e-5)?,
+        embedding_norm: true,
+        activation: Activation::GeluTanh,
+        tie_embeddings: keys.flag("tie_word_embeddings", true)?,
+        ..BlockPlan::default()
+    };
+    let inner = keys.size(&["n_inner"], 4 * width, Limit::Width)?;
+    if inner != 4 * width {
+        return Err(keys.refuse("n_inner", &inner.into(), "this family has 4 times the width"));
+    }
+    let model = ModelConfig {
+        n_layers: Some(keys.size(&["n_layer", "num_hidden_layers"], 2, Limit::Layers)?),
+        n_heads: Some(heads),
+        head_dim: Some(head_dim),
+        d_model: Some(width),
+        d_hidden: Some(inner),
+        padded_vocab_size: Some(keys.size(&["vocab_size"], 250_880, Limit::Rows)?),
+        block,
+        ..ModelConfig::default()
+    };
+    let encoding = Encoding::from(Method::Alibi(alibi::Config::default()));
+    // no limit; what it was trained at is rarely said
+    let train_len = keys.size(&["seq_length"], 2048, Limit::Length)?;
+    Ok(Described::new(Family::Bloom, Shape { model, encoding, train_len }))
+}

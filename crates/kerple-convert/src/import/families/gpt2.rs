@@ -1,0 +1,38 @@
+//! GPT-2.
+
+use super::{Shape, activation, head_dim};
+use crate::import::Described;
+use crate::import::config::{Keys, Limit};
+use kerple_burn::plan::BlockPlan;
+use kerple_core::encoding::{Encoding, Method, learned};
+use kerple_lm::Result;
+use kerple_lm::config::ModelConfig;
+use kerple_lm::init_from::Family;
+
+pub fn describe(keys: &Keys) -> Result<Described> {
+    let width = keys.size(&["n_embd", "hidden_size"], 768, Limit::Width)?;
+    let heads = keys.size(&["n_head", "num_attention_heads"], 12, Limit::Width)?;
+    let head_dim = head_dim(keys, ("n_head", heads), width)?;
+    let positions = keys.size(&["n_positions", "max_position_embeddings"], 1024, Limit::Length)?;
+    let scaled = keys.flag("scale_attn_weights", true)?;
+    let block = BlockPlan {
+        norm_eps: keys.number("layer_norm_epsilon", 1e-5)?,
+        activation: activation(keys, "activation_function", "gelu_new")?,
+        attn_scale: (!scaled).then_some(1.0),
+        scale_attn_by_layer: keys.flag("scale_attn_by_inverse_layer_idx", false)?,
+        tie_embeddings: keys.flag("tie_word_embeddings", true)?,
+        ..BlockPlan::default()
+    };
+    let model = ModelConfig {
+        n_layers: Some(keys.size(&["n_layer", "num_hidden_layers"], 12, Limit::Layers)?),
+        n_heads: Some(heads),
+        head_dim: Some(head_dim),
+        d_model: Some(width),
+        d_hidden: Some(keys.size(&["n_inner"], 4 * width, Limit::Width)?),
+        padded_vocab_size: Some(keys.size(&["vocab_size"], 50_257, Limit::Rows)?),
+        block,
+        ..ModelConfig::default()
+    };
+    let encoding = Encoding::from(Method::Learned(learned::Config { positions: Some(positions) }));
+    Ok(Described::new(Family::Gpt2, Shape { model, encoding, train_len: positions }))
+}

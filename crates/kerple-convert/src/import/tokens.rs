@@ -1,0 +1,219 @@
+//! The tokenizer of a folder and its special tokens.
+
+mod files;
+
+use super::config::{self, Keys};
+use super::short::short;
+use super::{Described, Options};
+use files::Files;
+use kerple_data::Tokenizer;
+use kerple_lm::{Error, Result};
+use serde_json::Value;
+use std::path::Path;
+
+const TOKENIZER: &str = "tokenizer.json";
+/// What goes before `config.json` where tokens are generated.
+const GENERATION: &str = "generation_config.json";
+
+/// Tokenizers that only their own libraries read.
+const OTHERS: [&str; 4] = ["tokenizer.model", "vocab.json", "spiece.model", "vocab.txt"];
+
+/// Reads the tokenizer, if any, and adds the special tokens to the description.
+///
+/// # Errors
+/// A tokenizer that cannot be read, or has no end-of-document token.
+pub fn read(folder: &Path, keys: &Keys, options: &Options, described: &mut Described) -> Result<Option<Tokenizer>> {
+    special(folder, keys, described)?;
+    beside(folder, options, described)
+}
+
+/// The tokenizer of a folder without other information on tokens.
+///
+/// # Errors
+/// As [`read`].
+pub fn beside(folder: &Path, options: &Options, described: &mut Described) -> Result<Option<Tokenizer>> {
+    let path = options.tokenizer.clone().unwrap_or_else(|| folder.join(TOKENIZER));
+    let look = |path: &Path| kerple_run::files::is_there(path).map_err(Error::io(path, "look for"));
+    if options.tokenizer.is_none() && !look(&path)? {
+        for other in OTHERS {
+            if look(&folder.join(other))? {
+                let message = format!("{}: of tokenizers, only {TOKENIZER} is supported", folder.join(other).display());
+                let hint = "convert it: AutoTokenizer.from_pretrained(FOLDER).save_pretrained(FOLDER) of transformers writes tokenizer.json";
+                return Err(Error::refused(message, hint));
+            }
+        }
+        let note = "tokenizer.json is missing: the run has token ids only".to_owned();
+        described.notes.push(note);
+        return Ok(None);
+    }
+    let tokenizer = open(folder, &path, options, described)?;
+    let (tokens, rows) = (tokenizer.vocab_size(), described.config.model.padded_vocab_size.unwrap_or(0));
+    if tokens > rows {
+        described.notes.push(format!(
+            "{} has {tokens} tokens, but the embedding has {rows} rows: texts with the other tokens \
+             are refused, and the model never generates them",
+            path.display()
+        ));
+    }
+    Ok(Some(tokenizer))
+}
+
+/// The tokenizer with the token that ends a document: the one named, `eos` of the files, or a usual one.
+fn open(folder: &Path, path: &Path, options: &Options, described: &mut Described) -> Result<Tokenizer> {
+    let mut definition = config::read_text(path, config::TOKENIZER)?;
+    // any id will do to look names up
+    let mut plain = Tokenizer::from_definition(path, definition.clone(), Some(0))?;
+    let own = Files::of(path.parent().unwrap_or(folder))?;
+    let files = if own.is_empty() { Files::of(folder)? } else { own };
+    if let Some(merged) = files.added_to(path, &definition, &mut described.notes)? {
+        plain = Tokenizer::from_definition(path, merged.clone(), Some(0))?;
+        definition = merged;
+    }
+    let mut names = Names { tokenizer: &plain, files: &files, path, described };
+    names.check_ids();
+    names.take()?;
+    let end = match &options.eod_token {
+        Some(name) => Some(plain.token(name).ok_or_else(|| {
+            let message = format!("{}: unknown token `{}`", path.display(), short(name));
+            Error::refused(message, "name the token that ends a document with --eod-token TOKEN")
+        })?),
+        None => described.special.eos.first().copied(),
+    };
+    let tokenizer = Tokenizer::from_definition(path, definition, end)?;
+    let (end, rows) = (tokenizer.end_of_document(), described.config.model.padded_vocab_size.unwrap_or(0));
+    if end as usize >= rows {
+        let name = tokenizer.name(end).unwrap_or_default();
+        let message = format!(
+            "{}: documents end with token {end} `{}`, but the model's embedding has {rows} rows",
+            path.display(),
+            short(&name)
+        );
+        return Err(Error::refused(message, "name another token with --eod-token TOKEN"));
+    }
+    described.special.end_of_document = Some(end);
+    Ok(tokenizer)
+}
+
+/// What a tokenizer and the files beside it make of special tokens.
+struct Names<'a> {
+    tokenizer: &'a Tokenizer,
+    files: &'a Files,
+    path: &'a Path,
+    described: &'a mut Described,
+}
+
+impl Names<'_> {
+    /// Leaves out ids that are no tokens: they have no text, and are not generated.
+    fn check_ids(&mut self) {
+        let special = &mut self.described.special;
+        let mut odd = Vec::new();
+        let mut is_token = |key: &str, id: u32| {
+            let known = self.tokenizer.name(id).is_some() || self.tokenizer.music_vocabulary().is_some();
+            if !known {
+                odd.push(format!("{key} {id} is not in the vocabulary of {}: ignored", self.path.display()));
+            }
+            known
+        };
+        special.bos = special.bos.filter(|id| is_token("bos_token_id", *id));
+        special.eos.retain(|id| is_token("eos_token_id", *id));
+        special.pad = special.pad.filter(|id| is_token("pad_token_id", *id));
+        self.described.notes.extend(odd);
+    }
+
+    /// The id of a special token that the files name, where the model has it.
+    fn id(&mut self, key: &str) -> Option<u32> {
+        let (name, file) = self.files.name(key)?;
+        let rows = self.described.config.model.padded_vocab_size.unwrap_or(0);
+        let why = match self.tokenizer.token(name) {
+            Some(id) if (id as usize) < rows => return Some(id),
+            Some(id) => format!("it is token {id}, but the embedding has {rows} rows"),
+            None => format!("{} has no such token", self.path.display()),
+        };
+        self.described.notes.push(format!("{key} `{}` of {file} is ignored: {why}", short(name)));
+        None
+    }
+
+    /// Takes the names: generation goes by the ids of the model's files, and what stands in front of a text by the tokenizer's.
+    fn take(&mut self) -> Result<()> {
+        let [bos, eos, pad, unknown] = ["bos_token", "eos_token", "pad_token", "unk_token"].map(|key| self.id(key));
+        let Described { special, notes, .. } = &mut *self.described;
+        special.unknown = unknown;
+        special.pad = special.pad.or(pad);
+        let named = |id: u32| short(&self.tokenizer.name(id).unwrap_or_default());
+        if let Some(eos) = eos.filter(|eos| !special.eos.contains(eos)) {
+            if special.eos.is_empty() {
+                special.eos.push(eos);
+            } else {
+                let (name, ids) = (named(eos), &special.eos);
+                notes.push(format!(
+                    "eos_token of the tokenizer is `{name}` ({eos}), but eos_token_id is {ids:?}: \
+                     generation stops at the latter, as in transformers"
+                ));
+            }
+        }
+        // a tokenizer without bos begins texts with its eos
+        let start = bos.or(eos).filter(|_| bos.is_some() || self.files.name("bos_token").is_none());
+        match (start, special.bos) {
+            (Some(start), Some(known)) if start != known => {
+                special.start = Some(start);
+                notes.push(format!(
+                    "texts begin with `{}` ({start}) of the tokenizer, as in lm-evaluation-harness, and not with bos_token_id {known}",
+                    named(start)
+                ));
+            }
+            (Some(start), None) if bos.is_some() => special.bos = Some(start),
+            (Some(start), None) => special.start = Some(start),
+            _ => {}
+        }
+        Ok(())
+    }
+}
+
+/// Ids of `config.json`, over which those of `generation_config.json` go.
+fn special(folder: &Path, keys: &Keys, described: &mut Described) -> Result<()> {
+    let path = folder.join(GENERATION);
+    let there = kerple_run::files::is_there(&path).map_err(Error::io(&path, "look for"))?;
+    let value = match there {
+        true => config::parse(&path, &config::read_text(&path, config::DESCRIPTION)?)?,
+        false => Value::Object(serde_json::Map::new()),
+    };
+    let generation = Keys::new(&path, &value)?;
+    let rows = described.config.model.padded_vocab_size.unwrap_or(0);
+    let [bos, eos, pad] = ["bos_token_id", "eos_token_id", "pad_token_id"].map(|key| {
+        let [own, over] = [keys, &generation].map(|keys| ids(keys, key));
+        let (own, over) = (own?, over?);
+        match (&own, &over) {
+            (Some(own), Some(over)) if own != over => keys.remark(format!(
+                "{key} is {own:?} in config.json but {over:?} in {GENERATION}: using the latter, as transformers does"
+            )),
+            (Some(own), None) if there && key == "eos_token_id" => keys.remark(format!(
+                "{GENERATION} has no {key}: using {own:?} of config.json, where transformers would not stop"
+            )),
+            _ => {}
+        }
+        let (within, beyond): (Vec<i64>, Vec<i64>) =
+            over.or(own).into_iter().flatten().partition(|id| (0..rows as i64).contains(id));
+        // -1 stands for none in old files
+        if beyond.iter().any(|id| *id != -1) {
+            keys.remark(format!("{key} {beyond:?} exceeds the {rows} rows of the embedding: ignored"));
+        }
+        Ok::<_, Error>(within.into_iter().map(|id| id as u32).collect::<Vec<u32>>())
+    });
+    let special = &mut described.special;
+    (special.bos, special.eos, special.pad) = (bos?.first().copied(), eos?, pad?.first().copied());
+    Ok(())
+}
+
+/// The ids that a key says.
+fn ids(keys: &Keys, key: &str) -> Result<Option<Vec<i64>>> {
+    /// Tokens that end a text.
+    const MOST: usize = 1000;
+    let Some(value) = keys.value(key) else { return Ok(None) };
+    let list = value.as_array().map_or(std::slice::from_ref(value), Vec::as_slice);
+    let most = if key == "eos_token_id" { MOST } else { 1 };
+    if list.len() > most {
+        return Err(keys.refuse(key, value, &format!("it must be one token id, or a list of at most {most}")));
+    }
+    let id = |id: &Value| id.as_i64().ok_or_else(|| keys.refuse(key, value, "it must be one token id"));
+    list.iter().map(id).collect::<Result<Vec<i64>>>().map(Some)
+}

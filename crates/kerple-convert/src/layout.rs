@@ -1,0 +1,262 @@
+//! The correspondence of a model's parameters and the tensors of another program's files.
+//!
+//! ours    matrices `[in, out]`, `y = x W + b`; queries, keys and values in one matrix, columns `[head][q|k|v][D]`, or with fewer key
+//!         heads `[q heads][k heads][v heads]`; see [`Heads`]
+//! theirs  PyTorch's `[out, in]`, or GPT-2's `[in, out]`; queries, keys and values in one matrix of either order, or in three
+//!
+//! An [`Entry`] is a bijection between the values of one parameter and those of its tensors, so
+//! reading and writing by the same entry restores every value. Biases are matrices of one row.
+//!
+//! [`Heads`]: kerple_burn::heads::Heads
+
+mod arrange;
+mod names;
+
+use kerple_burn::plan::{NormKind, ResidualKind, SinkKind};
+use kerple_core::encoding::{Encoding, Parameter, Share};
+use kerple_lm::init_from::Family;
+use kerple_lm::plan::{ModelPlan, Plan};
+use names::{Names, Packing};
+
+/// A tensor of another program.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Theirs {
+    /// Its usual name, e.g. `gpt_neox.layers.0.attention.dense.weight`.
+    pub name: String,
+    /// Its shape as stored.
+    pub shape: Vec<usize>,
+}
+
+/// A parameter of a decoder and the tensors it is built from.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Entry {
+    /// Its path in our files, e.g. `blocks.0.attention.out.weight`.
+    pub ours: String,
+    /// Its shape there.
+    pub shape: Vec<usize>,
+    /// The tensors that stand side by side along their outputs.
+    pub theirs: Vec<Theirs>,
+    /// Whether theirs are `[out, in]`.
+    pub transposed: bool,
+    /// Heads and their features, where their outputs are `[q|k|v][head][D]` and ours `[head][q|k|v][D]`.
+    pub parts_first: Option<[usize; 2]>,
+}
+
+impl Entry {
+    /// Inputs and outputs of our matrix; a vector has one input.
+    fn sides(&self) -> [usize; 2] {
+        match self.shape[..] {
+            [input, output] => [input, output],
+            _ => [1, self.len()],
+        }
+    }
+
+    /// Values of our parameter.
+    pub fn len(&self) -> usize {
+        self.shape.iter().product()
+    }
+
+    /// Whether there are none.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+}
+
+/// Other names under which a family's files hold a tensor, the usual one first: names without the base model's prefix, and
+/// of GPT-NeoX's head.
+pub fn aliases(family: Family, name: &str) -> Vec<String> {
+    let names = Names::of(family);
+    let mut all = vec![name.to_owned()];
+    all.extend(names.head_alias.filter(|_| name == names.head).map(str::to_owned));
+    let bare: Vec<String> = all.iter().filter_map(|name| name.strip_prefix(names.prefix)).map(str::to_owned).collect();
+    all.extend(bare);
+    all
+}
+
+/// Names of the tables that are as long as a vocabulary or a longest sequence.
+#[derive(Clone, Copy, Debug)]
+pub struct Outline {
+    /// The embedding.
+    pub embedding: &'static str,
+    /// Learned positions.
+    pub positions: &'static str,
+    /// The output projection.
+    pub head: &'static str,
+}
+
+/// The names of a family's tables.
+pub fn outline(family: Family) -> Outline {
+    let Names { embedding, head, .. } = Names::of(family);
+    let positions = match family {
+        Family::Gpt2 => "transformer.wpe.weight",
+        _ => "model.encoding.positions",
+    };
+    Outline { embedding, positions, head }
+}
+
+/// Every parameter of a plan's decoder, in the order of its own files, with the tensors of a family. A tied head is not among
+/// them; see [`head`].
+///
+/// The family is one whose blocks can be those of the plan: what a family has no tensor for has no entry.
+pub fn entries(family: Family, plan: &Plan) -> Vec<Entry> {
+    let mut table = Table { names: Names::of(family), model: &plan.model, entries: Vec::new() };
+    table.embedding();
+    table.encodings(plan);
+    (0..plan.model.n_layers).for_each(|layer| table.block(layer));
+    table.norm("norm", table.names.norm);
+    if !plan.model.block.tie_embeddings {
+        table.entries.push(head(family, plan));
+    }
+    if plan.model.block.lm_head_bias {
+        let name = table.names.head.replace(".weight", ".bias");
+        table.vector("head_bias", &name, plan.model.vocab_size);
+    }
+    table.entries
+}
+
+/// The output projection, whether it is the embedding or a matrix of its own.
+pub fn head(family: Family, plan: &Plan) -> Entry {
+    let [width, rows] = [plan.model.d_model, plan.model.vocab_size];
+    let theirs = vec![Theirs { name: Names::of(family).head.to_owned(), shape: vec![rows, width] }];
+    Entry { ours: "head".to_owned(), shape: vec![width, rows], theirs, transposed: true, parts_first: None }
+}
+
+/// Entries in the making.
+struct Table<'a> {
+    names: Names,
+    model: &'a ModelPlan,
+    entries: Vec<Entry>,
+}
+
+impl Table<'_> {
+    /// Values as they lie, `shape` in theirs.
+    fn same(&mut self, ours: &str, our_shape: Vec<usize>, theirs: &str, shape: Vec<usize>) {
+        let theirs = vec![Theirs { name: theirs.to_owned(), shape }];
+        let entry = Entry { ours: ours.to_owned(), shape: our_shape, theirs, transposed: false, parts_first: None };
+        self.entries.push(entry);
+    }
+
+    fn vector(&mut self, ours: &str, theirs: &str, len: usize) {
+        self.same(ours, vec![len], theirs, vec![len]);
+    }
+
+    fn embedding(&mut self) {
+        let shape = vec![self.model.vocab_size, self.model.d_model];
+        self.same("embedding", shape.clone(), self.names.embedding, shape);
+        if let Some(norm) = self.names.embedding_norm.filter(|_| self.model.block.embedding_norm) {
+            self.norm("embedding_norm", norm);
+        }
+    }
+
+    /// Scales, and shifts where the plan's norms have them.
+    fn norm(&mut self, ours: &str, theirs: &str) {
+        self.vector(&format!("{ours}.gamma"), &format!("{theirs}.weight"), self.model.d_model);
+        if self.model.block.norm == NormKind::Layer {
+            self.vector(&format!("{ours}.beta"), &format!("{theirs}.bias"), self.model.d_model);
+        }
+    }
+
+    /// What encodings learn: GPT-2's rows, and all of kerple's own files.
+    fn encodings(&mut self, plan: &Plan) {
+        let others = self.model.other_encodings();
+        self.encoding(plan, &plan.encoding, None, "encoding", self.names.encoding);
+        for (number, (name, other)) in others.iter().enumerate() {
+            let theirs = self.names.encoding.map(|names| names.replace("{}", &format!("{name}.{{}}")));
+            self.encoding(plan, other, Some(number), &format!("encoding.others.{number}"), theirs.as_deref());
+        }
+    }
+
+    fn encoding(&mut self, plan: &Plan, encoding: &Encoding, which: Option<usize>, ours: &str, names: Option<&str>) {
+        let parameters = encoding.parameters(&plan.geometry());
+        let named = |name: &str| names.map(|names| names.replace("{}", &name.replace('.', "_")));
+        let of = |share: Share| parameters.iter().filter(move |known| known.share == share).enumerate();
+        let len = |parameter: &Parameter| vec![parameter.shape.iter().product()];
+        for (number, parameter) in of(Share::Model) {
+            if let Some(theirs) = named(&parameter.name) {
+                self.same(&format!("{ours}.values.{number}"), len(parameter), &theirs, parameter.shape.clone());
+            }
+        }
+        let stands = self.model.every_layer(&plan.encoding).map(|layer| layer.other).enumerate();
+        let own: Vec<usize> = stands.filter(|(_, other)| *other == which).map(|(layer, _)| layer).collect();
+        for (place, layer) in own.into_iter().enumerate() {
+            for (number, parameter) in of(Share::Layer) {
+                if let Some(theirs) = named(&format!("layer{layer}_{}", parameter.name)) {
+                    let ours = format!("{ours}.layers.{place}.{number}");
+                    self.same(&ours, len(parameter), &theirs, parameter.shape.clone());
+                }
+            }
+        }
+    }
+
+    /// A linear layer from `input` to the outputs of `theirs` together.
+    fn linear(
+        &mut self,
+        ours: &str,
+        input: usize,
+        theirs: &[(String, usize)],
+        bias: bool,
+        parts_first: Option<[usize; 2]>,
+    ) {
+        let transposed = self.names.transposed;
+        let output = theirs.iter().map(|(_, output)| output).sum();
+        let matrix = |output: usize| if transposed { vec![output, input] } else { vec![input, output] };
+        let named = |end: &str, shape: &dyn Fn(usize) -> Vec<usize>| {
+            let tensor =
+                |(name, output): &(String, usize)| Theirs { name: format!("{name}.{end}"), shape: shape(*output) };
+            theirs.iter().map(tensor).collect()
+        };
+        let weights = named("weight", &matrix);
+        let biases = named("bias", &|output| vec![output]);
+        let entry = |end: &str, shape, theirs, transposed| Entry {
+            ours: format!("{ours}.{end}"),
+            shape,
+            theirs,
+            transposed,
+            parts_first,
+        };
+        self.entries.push(entry("weight", vec![input, output], weights, transposed));
+        if bias {
+            self.entries.push(entry("bias", vec![output], biases, false));
+        }
+    }
+
+    fn block(&mut self, layer: usize) {
+        let Names { layer: layers, norms, packing, out, up, gate, down, qk_norms, .. } = self.names;
+        let (model, block) = (self.model, &self.model.block);
+        let (width, hidden, heads) = (model.d_model, model.d_hidden, model.sizes().heads(block));
+        let theirs = |name: &str| format!("{layers}{layer}.{name}");
+        let [attention, mlp] = ["attention", "mlp"].map(|branch| format!("blocks.{layer}.{branch}"));
+        if layer > 0 || block.residual != ResidualKind::PostLn {
+            self.norm(&format!("{attention}.norm"), &theirs(norms[0]));
+        }
+        let interleaved = heads.heads == heads.kv_heads;
+        let split = interleaved.then_some([heads.heads, heads.head_dim]);
+        let [inner, keys] = [heads.inner(), heads.kv_heads * heads.head_dim];
+        let (packed, parts_first) = match packing {
+            Packing::HeadsFirst(name) => (vec![(theirs(name), heads.packed())], None),
+            Packing::PartsFirst(name) => (vec![(theirs(name), heads.packed())], split),
+            Packing::Apart(names) => (names.map(theirs).into_iter().zip([inner, keys, keys]).collect(), split),
+        };
+        self.linear(&format!("{attention}.qkv"), width, &packed, block.qkv_bias, parts_first);
+        self.linear(&format!("{attention}.out"), inner, &[(theirs(out), width)], block.out_bias, None);
+        for (ours, name) in ["q_norm", "k_norm"].into_iter().zip(qk_norms.into_iter().flatten()) {
+            if block.qk_norm {
+                self.vector(&format!("{attention}.{ours}"), &theirs(name), heads.head_dim);
+            }
+        }
+        if self.names.encoding.is_some() {
+            // what only kerple's own files can say
+            for (ours, has) in [("growth", block.ssmax.is_some()), ("sinks", block.sink == SinkKind::Learned)] {
+                if has {
+                    self.vector(&format!("{attention}.{ours}"), &theirs(&format!("attention.{ours}")), heads.heads);
+                }
+            }
+        }
+        self.norm(&format!("{mlp}.norm"), &theirs(norms[1]));
+        self.linear(&format!("{mlp}.up"), width, &[(theirs(up), hidden)], block.mlp_bias, None);
+        if let Some(gate) = gate.filter(|_| block.glu) {
+            self.linear(&format!("{mlp}.gate"), width, &[(theirs(gate), hidden)], block.mlp_bias, None);
+        }
+        self.linear(&format!("{mlp}.down"), hidden, &[(theirs(down), width)], block.mlp_bias, None);
+    }
+}

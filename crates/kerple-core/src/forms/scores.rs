@@ -1,0 +1,232 @@
+//! Changes of scores between the product of query and key and the softmax.
+
+use super::Sight;
+use crate::Number;
+use std::fmt::Debug;
+use std::ops::Range;
+
+/// What turns scaled scores `s = scale * q.k` into the `z` of the softmax.
+///
+/// Clocks, positions that the content sets, are a field of [`Table`] beside bias and weight, not a third variant: they
+/// combine with tables. A tile reads them by token, its own queries and its own keys, where it reads tables by distance.
+#[derive(Clone, Copy, Debug)]
+pub enum Scores<'a, T> {
+    /// `z = s * weight[h][d] + bias[h][d]`, each head by itself.
+    Table(Table<'a, T>),
+    /// All heads of a row at once become something else.
+    Map(&'a dyn ScoreMap<T>),
+}
+
+/// A [`DistanceTable`](super::DistanceTable) in the compute type, with the directions of the
+/// attention mask it is used with.
+#[derive(Clone, Copy, Debug)]
+pub struct Table<'a, T> {
+    /// Added to the scaled score, `[H, C]`.
+    pub bias: Option<&'a [T]>,
+    /// Multiplies the scaled score, `[H, C]`.
+    pub weight: Option<&'a [T]>,
+    /// Rate of each feature, `[D]`: its product of query and key is multiplied by `e^(-rate d)`,
+    /// before weight and bias. For a causal attention mask.
+    pub damping: Option<&'a [f64]>,
+    /// Clocks `c` of all keys' positions, `[B, H, K]`, where the content says how far apart tokens are (FoX): `c_i - c_j` is
+    /// added for a key behind the query, and `c_j - c_i` for one ahead. Running sums of gates, in f64 so that differences are
+    /// as exact at the end of a long sequence as at its start; in both directions they never increase. There are no more
+    /// queries than keys. A row is a head of a sequence.
+    pub clocks: Option<Strided<&'a [f64]>>,
+    /// Distances in one direction, 0 among them: `C = len` for a causal attention mask, `2 len - 1`
+    /// for both directions.
+    pub len: usize,
+}
+
+impl<T> Table<'_, T> {
+    /// Nothing.
+    pub const PLAIN: Self = Table { bias: None, weight: None, damping: None, clocks: None, len: 0 };
+}
+
+impl<'a, T> Scores<'a, T> {
+    /// `z = s`
+    pub const PLAIN: Self = Scores::Table(Table::PLAIN);
+
+    /// By distance; see [`Table`].
+    pub fn table(bias: Option<&'a [T]>, weight: Option<&'a [T]>, len: usize) -> Self {
+        Scores::Table(Table { bias, weight, len, ..Table::PLAIN })
+    }
+}
+
+/// A differentiable function of the scores of a row, all heads and all keys together, such as an MLP over heads (DAPE).
+///
+/// What a row becomes depends on that row only, never on which rows share its block or how many columns the block has.
+/// Keys that a row does not see have score 0 when a map gets it, and whatever the map puts there is ignored; so is the
+/// gradient there.
+///
+/// Memory and time are the map's own affair. An engine calls it from several threads, each with a block of its own.
+///
+/// ```
+/// use kerple_core::forms::{Block, MapGradients, Reach, ScoreMap};
+/// /// `z = cap tanh(s / cap)`, the soft cap of Gemma 2. One parameter: the cap.
+/// #[derive(Debug)]
+/// struct SoftCap(f64);
+/// impl ScoreMap<f64> for SoftCap {
+///     fn parameters(&self) -> usize {
+///         1
+///     }
+///     fn reach(&self) -> Reach {
+///         Reach::Pair
+///     }
+///     fn forward(&self, _: &Block<f64>, scores: &mut [f64]) {
+///         scores.iter_mut().for_each(|s| *s = self.0 * (*s / self.0).tanh());
+///     }
+///     fn backward(&self, _: &Block<f64>, scores: &[f64], gradients: MapGradients<f64>) {
+///         for (s, d) in scores.iter().zip(gradients.d_scores) {
+///             let t = (s / self.0).tanh();
+///             gradients.sums[0] += *d * (t - s / self.0 * (1.0 - t * t));
+///             *d *= 1.0 - t * t;
+///         }
+///     }
+/// }
+/// ```
+pub trait ScoreMap<T>: Debug + Sync {
+    /// Numbers in the gradient of the map's own parameters, P.
+    fn parameters(&self) -> usize;
+
+    /// What a mapped score depends on; an engine may hand over parts of rows where that is less than the row.
+    fn reach(&self) -> Reach;
+
+    /// Replaces the scaled scores of a block by what the softmax gets.
+    ///
+    /// # Shapes
+    /// `scores`: `[H, rows, columns]`
+    fn forward(&self, block: &Block<T>, scores: &mut [T]);
+
+    /// Replaces the gradient of the result of [`forward`](ScoreMap::forward) for `scores` by the
+    /// gradient of `scores`, and adds the gradients of its other inputs.
+    ///
+    /// # Shapes
+    /// `scores`: `[H, rows, columns]`
+    fn backward(&self, block: &Block<T>, scores: &[T], gradients: MapGradients<T>);
+
+    /// Numbers that the backward of blocks adds to, S. A map may sum something from which the gradient in its parameters is
+    /// made once, in [`finish`](ScoreMap::finish); the default is that gradient itself.
+    fn sums(&self) -> usize {
+        self.parameters()
+    }
+
+    /// Writes the gradient in the map's parameters, given the sums over all blocks.
+    ///
+    /// # Shapes
+    /// `sums`: `[S]`, `d_parameters`: `[P]`
+    fn finish(&self, sums: &[T], d_parameters: &mut [T])
+    where
+        T: Number,
+    {
+        d_parameters.copy_from_slice(sums);
+    }
+
+    /// What the map adds to values by distance, if it does.
+    fn values(&self) -> Option<&dyn ValueMap<T>> {
+        None
+    }
+}
+
+/// Vectors that are added to values: the output of a row is a weighted sum of `v[j] + a(i, j)`,
+/// where `a` does not depend on any value.
+pub trait ValueMap<T> {
+    /// Adds `sum over j of weights[h, i, j] a(i, j)` to the output, weights being 0 where a row does not see.
+    ///
+    /// # Shapes
+    /// `weights`: `[H, rows, columns]`, `out`: `[H, rows, D]`
+    fn add(&self, block: &Block<T>, weights: &[T], out: Strided<&mut [T]>);
+
+    /// Adds `d_out[h, i] . a(i, j)` to the gradient in the weights of the pairs that are seen.
+    ///
+    /// # Shapes
+    /// `d_out`: `[H, rows, D]`, `d_weights`: `[H, rows, columns]`
+    fn add_products(&self, block: &Block<T>, d_out: Strided<&[T]>, d_weights: &mut [T]);
+
+    /// Adds the gradient in what the vectors are made of, as [`ScoreMap::backward`] does, of weights that are 0 where a row
+    /// does not see.
+    ///
+    /// # Shapes
+    /// `weights`: `[H, rows, columns]`, `d_out`: `[H, rows, D]`, `sums`: `[S]` of [`ScoreMap::sums`]
+    fn add_gradient(&self, block: &Block<T>, weights: &[T], d_out: Strided<&[T]>, sums: &mut [T]);
+}
+
+/// Rows one after another, at this distance from each other.
+#[derive(Clone, Copy, Debug)]
+pub struct Strided<S> {
+    /// All of them.
+    pub values: S,
+    /// From the start of one to the start of the next.
+    pub stride: usize,
+}
+
+/// How many of a row's scores one mapped score depends on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Reach {
+    /// Those of its own query and key, of all heads.
+    Pair,
+    /// All of the row.
+    Row,
+}
+
+/// The rows that a [`ScoreMap`] gets at a time: consecutive queries of one sequence, all heads.
+#[derive(Clone, Copy, Debug)]
+pub struct Block<'a, T> {
+    /// Which sequence.
+    pub batch: usize,
+    /// Heads, H.
+    pub heads: usize,
+    /// Queries of the block.
+    pub rows: usize,
+    /// Keys of the block, with unseen ones among them and perhaps after the last: at least what its rows see, or for
+    /// [`Reach::Pair`] any part of it.
+    pub columns: usize,
+    /// Position of the first query; negative where queries sit before every key.
+    pub first_position: isize,
+    /// Position of the key of the first column.
+    pub first_key: usize,
+    /// Keys the sequence has, its length.
+    pub keys: usize,
+    /// Which of them a query sees.
+    pub sight: Sight,
+    /// The queries, not scaled, for maps that need more than scores (CoPE, Transformer-XL), `[H, rows, D]`.
+    pub q: &'a [T],
+}
+
+impl<T> Block<'_, T> {
+    /// Distance from the query of a row to the key of a column.
+    pub fn distance(&self, row: usize, column: usize) -> isize {
+        self.first_position + row as isize - (self.first_key + column) as isize
+    }
+
+    /// The columns that a row sees.
+    pub fn visible(&self, row: usize) -> Range<usize> {
+        let keys = visible_keys(self.sight, self.first_position + row as isize, self.keys);
+        let [start, end] = [keys.start, keys.end].map(|key| key.saturating_sub(self.first_key).min(self.columns));
+        start..end
+    }
+}
+
+/// The keys that a query at `position` sees of a sequence that has `keys`; empty where there is none.
+pub(crate) fn visible_keys(sight: Sight, position: isize, keys: usize) -> Range<usize> {
+    let limit = |key: isize| key.clamp(0, keys as isize) as usize;
+    let window = sight.window().map_or(isize::MAX, |window| isize::try_from(window).unwrap_or(isize::MAX));
+    let end = match sight {
+        Sight::Causal { .. } => limit(position + 1),
+        Sight::Both { .. } => limit(position.saturating_add(window)),
+    };
+    limit((position + 1).saturating_sub(window)).min(end)..end
+}
+
+/// The gradients of one block in a [`ScoreMap`]'s backward.
+#[derive(Debug)]
+pub struct MapGradients<'a, T> {
+    /// In: the gradient in the mapped scores, 0 where a row does not see. Out: the gradient in the scores.
+    /// `[H, rows, columns]`
+    pub d_scores: &'a mut [T],
+    /// The gradient in [`Block::q`] is added here, `[H, rows, D]`; that through the scores is not the map's to add.
+    pub d_q: &'a mut [T],
+    /// The gradient in the map's own parameters, or what it is made of, is added here, `[S]` of [`ScoreMap::sums`]. Engines
+    /// sum blocks in a fixed order.
+    pub sums: &'a mut [T],
+}

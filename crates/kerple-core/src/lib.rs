@@ -1,0 +1,21 @@
+//! Relative positional encodings as functions of distance, the theory of their kernels, and exact attention that consumes them.
+//!
+//! The mathematics of kerple on plain slices: no tensor framework, no files. A positional method makes one of a few
+//! [forms]; an attention engine knows only the forms. See `ARCHITECTURE.md` for the whole picture.
+
+pub mod attention;
+pub mod cpu;
+mod emulate;
+pub mod encoding;
+pub mod features;
+pub mod forms;
+pub mod kernel;
+pub mod maps;
+pub mod ops;
+pub mod precision;
+pub mod seed;
+mod shape;
+mod tiles;
+
+pub use cpu::Number;
+pub use shape::elements;

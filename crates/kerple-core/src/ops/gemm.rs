@@ -1,0 +1,487 @@
+//! Matrix products of row-major slices, on the `gemm` crate's kernels.
+//!
+//! A product is cut into blocks of the result whose sizes depend on its shape only, one block a task, each computed by
+//! one thread. So the bits do not depend on the number of threads, and a slow core delays one block, not half the work.
+//! A block is tall and narrow: its columns of the right factor are packed once and used for every row, while the kernels
+//! read a left factor that is not transposed where it lies. Where both factors run down, `panels` takes their place.
+
+mod blocks;
+mod kernel;
+mod panels;
+
+pub use blocks::matmul_blocks;
+
+use super::ROWS_PER_TASK;
+use crate::Number;
+use crate::cpu::reduce;
+use crate::{check_shape, elements};
+use kernel::Factor;
+use rayon::prelude::*;
+use std::ops::Range;
+
+/// Columns of a block: two of the kernel's tiles with AVX-512. Of few blocks, and so of small ones, half as many.
+const BLOCK_COLUMNS: usize = 128;
+/// Most rows of a block; in a product of fewer rows, everything is packed once.
+const MOST_ROWS: usize = 2048;
+/// Rows of two factors that both run down, from which on they are copied first.
+const WORTH_PANELS: usize = 256;
+/// Rows of the kernel's tile.
+const TILE_ROWS: usize = 6;
+/// Fewest blocks a large product is cut into.
+const ENOUGH_BLOCKS: usize = 12;
+/// Most rows and columns of a block that is finished into a second matrix, and the fewest rows that are worth it. Such a
+/// block has whole rows if it can: narrow pieces at strides of a power of two use few sets of the cache, and reads of one
+/// matrix wait for writes at the same place in a page of the other.
+const FINISHED_ROWS: usize = 256;
+const FINISHED_COLUMNS: usize = 1024;
+const FEWEST_FINISHED_ROWS: usize = 96;
+/// Multiplications that are worth a task.
+const WORTH_A_TASK: usize = 1 << 18;
+
+/// Sizes and layout of one product `c = op(a) op(b)`: `op(a)` is `[m, k]`, `op(b)` is `[k, n]`, `c` is `[m, n]`.
+///
+/// ```
+/// use kerple_core::ops::gemm::{Product, To, matmul};
+/// let (a, b) = ([1.0f32, 2.0, 3.0, 4.0], [1.0f32, 0.0, 1.0, 1.0]);
+/// let mut c = Vec::new();
+/// matmul(To::End(&mut c), &a, &b, Product::new(2, 2, 2));
+/// assert_eq!(c, [3.0, 2.0, 7.0, 4.0]);
+/// matmul(To::Sum(&mut c), &a, &b, Product::new(2, 2, 2).transpose_b());
+/// assert_eq!(c, [4.0, 5.0, 10.0, 11.0]);
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Product {
+    m: usize,
+    k: usize,
+    n: usize,
+    a_is_transposed: bool,
+    b_is_transposed: bool,
+}
+
+impl Product {
+    /// `c = a b`.
+    pub fn new(m: usize, k: usize, n: usize) -> Product {
+        Product { m, k, n, a_is_transposed: false, b_is_transposed: false }
+    }
+
+    /// The slice of the left factor holds `[k, m]`.
+    pub fn transpose_a(self) -> Product {
+        Product { a_is_transposed: true, ..self }
+    }
+
+    /// The slice of the right factor holds `[n, k]`.
+    pub fn transpose_b(self) -> Product {
+        Product { b_is_transposed: true, ..self }
+    }
+
+    /// Rows and columns of the blocks of the result; a function of the shape and of whether there is a second matrix.
+    fn block(self, beside: bool) -> (usize, usize) {
+        let Product { m, k, n, .. } = self;
+        let worthwhile = m.saturating_mul(k).saturating_mul(n) / WORTH_A_TASK;
+        if worthwhile < ENOUGH_BLOCKS {
+            return (m, n.div_ceil(worthwhile.max(1)).next_multiple_of(BLOCK_COLUMNS));
+        }
+        if beside {
+            let across = n.div_ceil(FINISHED_COLUMNS);
+            let down = m.div_ceil(FINISHED_ROWS).max(ENOUGH_BLOCKS.div_ceil(across));
+            let rows = m.div_ceil(down).next_multiple_of(TILE_ROWS);
+            if rows >= FEWEST_FINISHED_ROWS {
+                return (rows, n.div_ceil(across).next_multiple_of(BLOCK_COLUMNS));
+            }
+        }
+        let (mut down, mut columns) = (m.div_ceil(MOST_ROWS), BLOCK_COLUMNS);
+        if down * n.div_ceil(columns) < ENOUGH_BLOCKS {
+            columns /= 2;
+            down = down.max(ENOUGH_BLOCKS / n.div_ceil(columns));
+        }
+        (m.div_ceil(down).next_multiple_of(TILE_ROWS), columns)
+    }
+}
+
+/// Where a matrix is written.
+#[derive(Debug)]
+pub enum To<'a, T> {
+    /// Over the matrix there.
+    Overwrite(&'a mut [T]),
+    /// Added to the matrix there.
+    Sum(&'a mut [T]),
+    /// After the last value of a vector, which need not be cleared before.
+    End(&'a mut Vec<T>),
+}
+
+impl<'a, T> To<'a, T> {
+    /// A sum, started here: an empty vector gets its first matrix, another one has it added.
+    pub fn sum(to: &'a mut Vec<T>) -> To<'a, T> {
+        if to.is_empty() { To::End(to) } else { To::Sum(to) }
+    }
+}
+
+/// Writes `op(a) op(b)` to `c`, on the current rayon pool.
+///
+/// # Panics
+/// If a slice has the wrong size.
+pub fn matmul<T: Number>(c: To<'_, T>, a: &[T], b: &[T], product: Product) {
+    let Product { m, k, n, a_is_transposed, b_is_transposed } = product;
+    // elsewhere the kernels of the `gemm` crate are the better ones
+    if cfg!(target_arch = "x86_64") && a_is_transposed && !b_is_transposed && k >= WORTH_PANELS {
+        check_shape!(a, k = k, m = m);
+        check_shape!(b, k = k, n = n);
+        // SAFETY: the factors and the result have these sizes, and this call alone writes it.
+        return write(c, [m, n], |c, adds| unsafe { panels::multiply(c, adds, a, b, [m, k, n]) });
+    }
+    matmul_then(c, None, a, b, product, |_, _, _, _| {});
+}
+
+/// [`matmul`] with `bias`, `[n]`, added to each row: a linear layer.
+///
+/// # Panics
+/// If a slice has the wrong size.
+pub fn matmul_bias<T: Number>(c: To<'_, T>, a: &[T], b: &[T], bias: &[T], product: Product) {
+    let n = product.n;
+    check_shape!(bias, n = n);
+    matmul_then(c, None, a, b, product, |_, columns, c, _| reduce::add(c, &bias[columns]));
+}
+
+/// [`matmul`], and then `finish` on every piece of a row of `c` while it is in cache. It is given the row, the columns of
+/// the piece, the piece, and the same piece of a new matrix of the shape of `c` that is appended to `beside`; it holds
+/// zeros, or is empty if there is no `beside`.
+///
+/// # Panics
+/// If a slice has the wrong size.
+pub fn matmul_then<T: Number>(
+    c: To<'_, T>,
+    beside: Option<&mut Vec<T>>,
+    a: &[T],
+    b: &[T],
+    product: Product,
+    finish: impl Fn(usize, Range<usize>, &mut [T], &mut [T]) + Sync,
+) {
+    let Product { m, k, n, .. } = product;
+    check_shape!(a, m = m, k = k);
+    check_shape!(b, k = k, n = n);
+    let (rows, columns) = product.block(beside.is_some());
+    let (down, across) = (m.div_ceil(rows.max(1)), n.div_ceil(columns.max(1)));
+    let work = |c: Matrix<T>, adds: bool, beside: Option<Matrix<T>>| {
+        let block = |t: usize| {
+            let (i, j) = (t / across, t % across);
+            let (i, j) = (i * rows..m.min((i + 1) * rows), j * columns..n.min((j + 1) * columns));
+            // SAFETY: `a` and `b` were seen to hold their matrices, and `c` has room for its own; this block of it is written
+            // by this task alone, and where it is not added to, every element of it.
+            unsafe {
+                let start = c.start.add(i.start * n + j.start);
+                multiply_block(product, (start, n, adds), a, b, i.clone(), j.clone());
+            }
+            for row in i {
+                // SAFETY: the pieces lie in this block, which is this task's alone, and that of `c` has been written.
+                let pieces =
+                    unsafe { (c.piece(row, j.clone()), beside.map(|beside| beside.cleared_piece(row, j.clone()))) };
+                finish(row, j.clone(), pieces.0, pieces.1.unwrap_or_default());
+            }
+        };
+        match down * across {
+            1 => block(0),
+            blocks => (0..blocks).into_par_iter().with_max_len(1).for_each(block),
+        }
+    };
+    write(c, [m, n], |c, adds| match beside {
+        Some(beside) => write(To::End(beside), [m, n], |beside, _| work(c, adds, Some(beside))),
+        None => work(c, adds, None),
+    });
+}
+
+/// Has all of a matrix `[m, n]` written where it goes, or added to what is there if it is told so.
+///
+/// # Panics
+/// If there is no room of this size.
+fn write<T: Number>(c: To<'_, T>, [m, n]: [usize; 2], by: impl FnOnce(Matrix<T>, bool)) {
+    let values = elements(&[m, n]).unwrap_or_else(|| panic!("c: [m, n] = [{m}, {n}] are too many values"));
+    let matrix = |start| Matrix { start, columns: n };
+    let adds = matches!(c, To::Sum(_));
+    match c {
+        To::Overwrite(c) | To::Sum(c) => {
+            check_shape!(c, m = m, n = n);
+            by(matrix(c.as_mut_ptr()), adds);
+        }
+        To::End(c) => {
+            by(matrix(room(c, values)), false);
+            // SAFETY: all of the values after the last one have been written.
+            unsafe { c.set_len(c.len() + values) }
+        }
+    }
+}
+
+/// Where a vector goes on, with room for this many values.
+fn room<T>(vector: &mut Vec<T>, values: usize) -> *mut T {
+    vector.reserve_exact(values);
+    vector.spare_capacity_mut().as_mut_ptr().cast()
+}
+
+/// A row-major matrix that threads write in disjoint pieces.
+#[derive(Clone, Copy)]
+struct Matrix<T> {
+    start: *mut T,
+    columns: usize,
+}
+
+// SAFETY: it is used only through its methods and `multiply_block`, whose callers give every piece to one thread.
+unsafe impl<T: Send> Send for Matrix<T> {}
+// SAFETY: likewise.
+unsafe impl<T: Send> Sync for Matrix<T> {}
+
+impl<T: Number> Matrix<T> {
+    /// # Safety
+    /// The piece lies in the matrix, which outlives it, has been written, and nothing else uses it meanwhile.
+    unsafe fn piece<'a>(self, row: usize, columns: Range<usize>) -> &'a mut [T] {
+        // SAFETY: the caller's promise.
+        unsafe { std::slice::from_raw_parts_mut(self.start.add(row * self.columns + columns.start), columns.len()) }
+    }
+
+    /// # Safety
+    /// As [`Matrix::piece`], but it need not have been written.
+    unsafe fn cleared_piece<'a>(self, row: usize, columns: Range<usize>) -> &'a mut [T] {
+        // SAFETY: the caller's promise, and the piece is written before it is taken for numbers.
+        unsafe {
+            let start = self.start.add(row * self.columns + columns.start);
+            (0..columns.len()).for_each(|i| start.add(i).write(T::ZERO));
+            self.piece(row, columns)
+        }
+    }
+
+    /// # Safety
+    /// As [`Matrix::piece`], but it need not have been written.
+    unsafe fn copy_piece(self, row: usize, columns: Range<usize>, from: &[T]) {
+        assert_eq!(from.len(), columns.len());
+        // SAFETY: the caller's promise; the piece and what may be read of `from` are apart, since the piece is used by nobody.
+        unsafe {
+            let start = self.start.add(row * self.columns + columns.start);
+            std::ptr::copy_nonoverlapping(from.as_ptr(), start, from.len());
+        }
+    }
+}
+
+/// The block of the result at these rows and columns, written to `c`, or added to what is there; its rows are so far apart.
+///
+/// # Safety
+/// `a` and `b` have the sizes of `product`, the block lies inside the result, `c` has room for it and has been written if the
+/// product is to be added to it, and nothing else uses it meanwhile.
+unsafe fn multiply_block<T: Number>(
+    product: Product,
+    c: (*mut T, usize, bool),
+    a: &[T],
+    b: &[T],
+    rows: Range<usize>,
+    columns: Range<usize>,
+) {
+    let Product { m, k, n, a_is_transposed, b_is_transposed } = product;
+    let (a_row, a_column) = if a_is_transposed { (1, m) } else { (k, 1) };
+    let (b_row, b_column) = if b_is_transposed { (1, k) } else { (n, 1) };
+    // with k = 0 the factors have no elements, and the starts of their blocks may lie outside of them: `wrapping_add`
+    let a = Factor { start: a.as_ptr().wrapping_add(rows.start * a_row), row_stride: a_row, column_stride: a_column };
+    let b =
+        Factor { start: b.as_ptr().wrapping_add(columns.start * b_column), row_stride: b_row, column_stride: b_column };
+    // SAFETY: by the caller's promise every element the kernel touches lies in its matrix, and it alone writes the block.
+    unsafe { kernel::multiply([rows.len(), k, columns.len()], c, a, b) };
+}
+
+/// Adds the sum of the rows of `rows`, `[_, columns]`, to `sum`, `[columns]`: the gradient of a bias.
+///
+/// # Panics
+/// If `rows` is not a whole number of rows.
+pub fn add_rows<T: Number>(rows: &[T], sum: &mut [T]) {
+    let columns = sum.len();
+    let count = rows.len().checked_div(columns).unwrap_or(0);
+    check_shape!(rows, count = count, columns = columns);
+    if count == 0 {
+        return;
+    }
+    let mut partial = vec![T::ZERO; count.div_ceil(ROWS_PER_TASK) * columns];
+    rows.par_chunks(ROWS_PER_TASK * columns)
+        .zip(partial.par_chunks_mut(columns))
+        .for_each(|(rows, sum)| rows.chunks_exact(columns).for_each(|row| reduce::add(sum, row)));
+    partial.chunks_exact(columns).for_each(|partial| reduce::add(sum, partial));
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cpu::InstructionSet;
+    use crate::cpu::tests::on_every_set;
+    use crate::ops::testing::{assert_same_at_any_threads, random, single};
+    use proptest::prelude::*;
+
+    fn plain(product: Product, a: &[f64], b: &[f64]) -> Vec<f64> {
+        let Product { m, k, n, a_is_transposed, b_is_transposed } = product;
+        let a = |i: usize, l: usize| if a_is_transposed { a[l * m + i] } else { a[i * k + l] };
+        let b = |l: usize, j: usize| if b_is_transposed { b[j * k + l] } else { b[l * n + j] };
+        let element = |i, j| (0..k).map(|l| a(i, l) * b(l, j)).sum::<f64>();
+        (0..m * n).map(|at| element(at / n, at % n)).collect()
+    }
+
+    fn layouts(product: Product) -> [Product; 4] {
+        [product, product.transpose_a(), product.transpose_b(), product.transpose_a().transpose_b()]
+    }
+
+    fn check_against_plain(m: usize, k: usize, n: usize, seed: u64) {
+        let (a, b, c) = (random(m * k, seed), random(k * n, seed + 1), random(m * n, seed + 2));
+        for product in layouts(Product::new(m, k, n)) {
+            let want = plain(product, &a, &b);
+            let (mut over, mut sum, mut end) = (vec![f64::NAN; m * n], c.clone(), vec![0.5; 3]);
+            let mut float = Vec::new();
+            matmul(To::Overwrite(&mut over), &a, &b, product);
+            matmul(To::Sum(&mut sum), &a, &b, product);
+            matmul(To::End(&mut end), &a, &b, product);
+            matmul(To::sum(&mut float), &single(&a), &single(&b), product);
+            assert_eq!((&end[..3], &end[3..]), (&[0.5; 3][..], &over[..]));
+            for i in 0..m * n {
+                // rounding of k + 1 terms of size below 1, and of the inputs for f32
+                let size = (k + 1) as f64;
+                assert!((over[i] - want[i]).abs() <= 1e-15 * size, "{product:?} {i}");
+                assert!((sum[i] - c[i] - want[i]).abs() <= 1e-15 * size, "{product:?} {i}");
+                assert!((f64::from(float[i]) - want[i]).abs() <= 3e-7 * size, "{product:?} {i}");
+            }
+        }
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(40))]
+        #[test]
+        fn product_equals_plain_loops(m in 0usize..40, k in 0usize..40, n in 0usize..40, seed: u64) {
+            check_against_plain(m, k, n, seed % 1000);
+        }
+    }
+
+    #[test]
+    fn large_products_equal_plain_loops() {
+        // the last ones are cut along k where both factors run down, within blocks and with many of them
+        for (m, k, n) in
+            [(MOST_ROWS + 1, 70, 65), (386, 33, 130), (7, 100, 1500), (769, 20, 129), (100, 519, 131), (257, 1000, 300)]
+        {
+            let (rows, columns) = Product::new(m, k, n).block(false);
+            assert!(rows < m || columns < n, "more than one block");
+            check_against_plain(m, k, n, 7);
+        }
+    }
+
+    #[test]
+    fn threads_do_not_change_bits() {
+        for (m, k, n) in [(500, 300, 200), (64, 1100, 900)] {
+            let (a, b) = (single(&random(m * k, 1)), single(&random(k * n, 2)));
+            for product in layouts(Product::new(m, k, n)) {
+                assert_same_at_any_threads(|| {
+                    let mut c = vec![0.5f32; m * n];
+                    matmul(To::Sum(&mut c), &a, &b, product);
+                    c
+                });
+            }
+        }
+    }
+
+    #[test]
+    fn every_piece_is_finished_once() {
+        // the last two in blocks of many columns, one across and two
+        for (m, k, n) in [(2, 3, 4), (385, 40, 130), (1300, 40, 130), (1300, 20, 1100)] {
+            let (a, b, bias) = (random(m * k, 1), random(k * n, 2), random(n, 3));
+            let product = Product::new(m, k, n);
+            let (mut c, mut beside, mut biased, mut want) = (Vec::new(), vec![0.5], Vec::new(), Vec::new());
+            matmul(To::End(&mut want), &a, &b, product);
+            matmul_bias(To::End(&mut biased), &a, &b, &bias, product);
+            matmul_then(To::End(&mut c), Some(&mut beside), &a, &b, product, |row, columns, c, beside| {
+                for ((c, beside), column) in c.iter_mut().zip(beside).zip(columns) {
+                    *beside += *c;
+                    *c = (row * n + column) as f64;
+                }
+            });
+            assert_eq!((c.len(), beside.len(), beside[0]), (m * n, m * n + 1, 0.5));
+            for i in 0..m * n {
+                assert_eq!((c[i], beside[i + 1], biased[i]), (i as f64, want[i], want[i] + bias[i % n]));
+            }
+        }
+    }
+
+    #[test]
+    fn rows_are_summed() {
+        let rows: Vec<f32> = (0..7 * 201).map(|i| i as f32).collect();
+        let mut sum = [1.0f32; 7];
+        add_rows(&rows, &mut sum);
+        // 201 rows of 7 whole numbers: exact
+        assert_eq!(sum, std::array::from_fn(|j| (1 + 201 * 200 / 2 * 7 + 201 * j) as f32));
+        let before = sum;
+        add_rows(&[], &mut sum);
+        assert_eq!(sum, before);
+        assert_same_at_any_threads(|| {
+            let mut sum = [0.0f32; 7];
+            add_rows(&single(&random(7 * 1000, 1)), &mut sum);
+            sum
+        });
+    }
+
+    #[test]
+    fn every_instruction_set_multiplies() {
+        // one block, which this thread computes; rows and columns that end within the kernels' tiles
+        let (m, k, n) = (29, 67, 71);
+        let (a, b, c) = (random(m * k, 1), random(k * n, 2), random(m * n, 3));
+        for product in layouts(Product::new(m, k, n)) {
+            let want = plain(product, &a, &b);
+            let on_sets = on_every_set(|| {
+                let (mut over, mut sum) = (vec![f32::NAN; m * n], single(&c));
+                matmul(To::Overwrite(&mut over), &single(&a), &single(&b), product);
+                matmul(To::Sum(&mut sum), &single(&a), &single(&b), product);
+                (over, sum)
+            });
+            for (set, (over, sum)) in InstructionSet::available().zip(&on_sets) {
+                for i in 0..m * n {
+                    // rounding of k + 1 terms of size below 1, and of the inputs
+                    let close = |got: f32, want: f64| (f64::from(got) - want).abs() <= 3e-7 * (k + 1) as f64;
+                    assert!(close(over[i], want[i]) && close(sum[i], c[i] + want[i]), "{set:?} {product:?} {i}");
+                }
+            }
+            // without fused multiply-add, sums round otherwise: so it was another kernel
+            assert!(on_sets.len() == 1 || on_sets[0] != on_sets[1], "{product:?}");
+        }
+    }
+
+    #[test]
+    fn panels_give_the_same_bits_on_wide_instruction_sets() {
+        let (m, k, n) = (67, 700, 71);
+        let (a, b) = (single(&random(m * k, 1)), single(&random(k * n, 2)));
+        // of this thread alone, which the set is for
+        let pool = rayon::ThreadPoolBuilder::new().num_threads(1).use_current_thread().build().unwrap();
+        let on_sets = on_every_set(|| {
+            let mut c = vec![f32::NAN; m * n];
+            pool.install(|| matmul(To::Overwrite(&mut c), &a, &b, Product::new(m, k, n).transpose_a()));
+            c
+        });
+        assert!(on_sets.len() < 3 || on_sets[1] == on_sets[2]);
+        assert!(on_sets.len() == 1 || on_sets[0] != on_sets[1], "without fused multiply-add, sums round otherwise");
+    }
+
+    #[test]
+    fn products_of_nothing_are_zero() {
+        // many blocks of a result whose factors have no elements
+        let (m, n) = (3000, 300);
+        for product in layouts(Product::new(m, 0, n)) {
+            let (mut over, mut end) = (vec![f32::NAN; m * n], vec![1.0]);
+            matmul(To::Overwrite(&mut over), &[], &[], product);
+            matmul(To::End(&mut end), &[], &[], product);
+            assert!(over.iter().chain(&end[1..]).all(|value| *value == 0.0) && end.len() == 1 + m * n);
+        }
+    }
+
+    #[test]
+    #[should_panic(expected = "c: [m, n] = [8589934592, 2147483648] are too many values")]
+    fn results_that_wrap_are_refused() {
+        matmul(To::End(&mut Vec::new()), &[0.0f32; 0], &[], Product::new(1 << 33, 0, 1 << 31));
+    }
+
+    #[test]
+    #[should_panic(expected = "a: expected [m, k] = [8589934592, 2147483648] (too many values), got 0")]
+    fn factors_that_wrap_are_refused() {
+        matmul(To::Overwrite(&mut [0.0f32; 0]), &[], &[], Product::new(1 << 33, 1 << 31, 0));
+    }
+
+    #[test]
+    #[should_panic(expected = "b: expected [k, n] = [3, 4] (12 values), got 11")]
+    fn wrong_size_panics() {
+        matmul(To::Overwrite(&mut [0.0f32; 8]), &[0.0; 6], &[0.0; 11], Product::new(2, 3, 4));
+    }
+}

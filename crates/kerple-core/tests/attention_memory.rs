@@ -1,0 +1,133 @@
+//! Memory that the engines take beyond inputs and outputs, counted by the allocator.
+
+use kerple_core::attention::{self, Dims, Gradients, Problem, Saved, Scores, Strides, View, ViewMut};
+use kerple_core::forms::{Block, MapGradients, Reach, ScoreMap, Sides};
+use kerple_core::maps::mixed::{Bias, Mixed};
+use kerple_core::maps::network::{Edge, Network, Variant};
+use kerple_core::maps::{Extent, Map};
+use std::alloc::{GlobalAlloc, Layout, System};
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+/// The system's allocator, with the bytes in use and the most there have been.
+struct Counting;
+
+static LIVE: AtomicUsize = AtomicUsize::new(0);
+static PEAK: AtomicUsize = AtomicUsize::new(0);
+
+#[global_allocator]
+static ALLOCATOR: Counting = Counting;
+
+// SAFETY: the system's allocator does all the work.
+unsafe impl GlobalAlloc for Counting {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        PEAK.fetch_max(LIVE.fetch_add(layout.size(), Ordering::Relaxed) + layout.size(), Ordering::Relaxed);
+        // SAFETY: the caller's promise.
+        unsafe { System.alloc(layout) }
+    }
+
+    unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
+        LIVE.fetch_sub(layout.size(), Ordering::Relaxed);
+        // SAFETY: the caller's promise.
+        unsafe { System.dealloc(pointer, layout) }
+    }
+}
+
+/// Tests run one at a time: the counter is the process's.
+static ALONE: Mutex<()> = Mutex::new(());
+
+/// The most bytes in use at a time while `run` runs, beyond those before.
+fn extra(run: impl FnOnce()) -> usize {
+    let before = LIVE.load(Ordering::Relaxed);
+    PEAK.store(before, Ordering::Relaxed);
+    run();
+    PEAK.load(Ordering::Relaxed) - before
+}
+
+/// Extra bytes of a forward and of a backward with `parameters` gradients of a table or of a map.
+fn of_forward_and_backward(dims: Dims, scores: Scores<f32>, parameters: usize) -> [usize; 2] {
+    let Dims { heads, queries: len, head_dim, .. } = dims;
+    let strides = Strides { batch: heads * len * head_dim, head: len * head_dim, row: head_dim };
+    let input: Vec<f32> = (0..strides.batch).map(|i| (i % 7) as f32 / 7.0).collect();
+    let mut results = vec![vec![0.0; strides.batch]; 4];
+    let (mut lse, mut d_parameters) = (vec![0.0; heads * len], vec![0.0; parameters]);
+    let problem = Problem { scores, ..Problem::causal(dims, 0.125) };
+    let view = View { data: &input, strides };
+    let [out, d_q, d_k, d_v] = results.as_mut_slice() else { unreachable!("there are four") };
+    let forward = extra(|| attention::forward(&problem, view, view, view, ViewMut::new(out, strides), &mut lse));
+    let saved = Saved { q: view, k: view, v: view, out: View { data: out, strides }, lse: &lse, d_out: view };
+    let [d_q, d_k, d_v] = [d_q, d_k, d_v].map(|gradient| ViewMut::new(gradient, strides));
+    let none = Gradients { d_q, d_k, d_v, d_bias: None, d_weight: None, d_map: None, d_sinks: None, d_clocks: None };
+    let gradients = match scores {
+        Scores::Table(_) => Gradients { d_bias: Some(&mut d_parameters), ..none },
+        Scores::Map(_) => Gradients { d_map: Some(&mut d_parameters), ..none },
+    };
+    let backward = extra(|| attention::backward(&problem, saved, gradients));
+    [forward, backward]
+}
+
+#[test]
+fn tables_cost_a_few_numbers_for_each_position() {
+    let _alone = ALONE.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+    let (heads, len, head_dim) = (2, 16384, 64);
+    let dims = Dims { batch: 1, heads, kv_heads: heads, queries: len, keys: len, head_dim };
+    let bias: Vec<f32> = (0..heads * len).map(|i| -((i % len) as f32).ln_1p()).collect();
+    let [forward, backward] = of_forward_and_backward(dims, Scores::table(Some(&bias), None, len), bias.len());
+    // the table again, and in the backward its gradient and the means; tiles and diagonal sums for each thread
+    let (positions, threads) = (4 * heads * len, rayon::current_num_threads());
+    assert!(forward < 5 * positions / 4 + threads * (192 << 10), "{forward} bytes forward");
+    assert!(backward < 13 * positions / 4 + threads * (448 << 10), "{backward} bytes; one head's scores are a GiB");
+}
+
+/// `z = s + parameter`, which a softmax does not see.
+#[derive(Debug)]
+struct Shift(f32);
+
+impl ScoreMap<f32> for Shift {
+    fn parameters(&self) -> usize {
+        1
+    }
+    fn reach(&self) -> Reach {
+        Reach::Row
+    }
+    fn forward(&self, _: &Block<f32>, scores: &mut [f32]) {
+        scores.iter_mut().for_each(|s| *s += self.0);
+    }
+    fn backward(&self, _: &Block<f32>, _: &[f32], gradients: MapGradients<f32>) {
+        gradients.sums[0] += gradients.d_scores.iter().sum::<f32>();
+    }
+}
+
+#[test]
+fn maps_cost_a_block_of_rows_for_each_thread() {
+    let _alone = ALONE.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+    let (heads, len, head_dim) = (3, 4096, 16);
+    let dims = Dims { batch: 1, heads, kv_heads: heads, queries: len, keys: len, head_dim };
+    let [forward, backward] = of_forward_and_backward(dims, Scores::Map(&Shift(0.5)), 1);
+    let (block, thread) = (4 * heads * 48 * len, 256 << 10); // rows and tiles of 16 features for each thread
+    let threads = rayon::current_num_threads();
+    assert!(forward < threads * (block + thread), "{forward} bytes forward, a block is {block}");
+    assert!(backward < threads * (3 * block + thread), "{backward} bytes backward, a block is {block}");
+}
+
+/// Of the numbers of a whole evaluation: 8192 tokens, where `[H, L, L]` of a single array would be 1 GiB.
+#[test]
+fn dape_costs_tables_and_a_tile_for_each_thread() {
+    let _alone = ALONE.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+    let (heads, len, head_dim, hidden) = (4, 8192, 16, 32);
+    let network = Network { hidden, variant: Variant::ConcatResidual, kernel: 1, edge: Edge::Open };
+    let map = Map::from(Mixed { heads, bias: Bias::Table, network: Some(network) });
+    let count = heads * len + hidden * (3 * heads + 1) + heads;
+    let values: Vec<f32> = (0..count).map(|i| (i % 5) as f32 / 50.0).collect();
+    let dims = Dims { batch: 1, heads, kv_heads: heads, queries: len, keys: len, head_dim };
+    let extent = Extent { sides: Sides::One, len, scale: 1.0 };
+    let tables = extra(|| drop(map.over(&values, extent)));
+    // biases, and their share of the hidden units twice: with keys and with units as lanes
+    assert!(tables < 4 * (heads + 2 * hidden) * (len + 192) + (64 << 10), "{tables} bytes of tables");
+    let [forward, backward] = of_forward_and_backward(dims, Scores::Map(&*map.over(&values, extent)), count);
+    let (tile, thread, threads) = (4 * heads * 128 * 64, 512 << 10, rayon::current_num_threads());
+    assert!(forward < threads * (tile + thread), "{forward} bytes forward, a tile is {tile}");
+    // and what is summed by distance, once for the sequence and once for each thread
+    let sums = 4 * (heads + hidden) * (len + 192) * (1 + threads);
+    assert!(backward < sums + threads * (3 * tile + thread), "{backward} bytes backward, a tile is {tile}");
+}

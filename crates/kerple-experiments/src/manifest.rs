@@ -1,0 +1,341 @@
+//! The manifest of a reproduction: the planned runs and their texts. It is written before the first
+//! run, so tables can show what is missing, and pages need only the folder.
+
+use crate::claim::Claim;
+use crate::error::{Error, Result};
+use kerple_report::Run;
+use kerple_run::{ANSWERS, EvaluationRow, ScoredText, check_length, read_json};
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
+use std::path::{Component, Path, PathBuf};
+
+/// Name of the file in the folder of a reproduction.
+pub const MANIFEST_FILE: &str = "reproduction.json";
+
+/// A reproduction of a paper.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Manifest {
+    /// Short name of the paper: `kerple`.
+    pub paper: String,
+    /// `smoke`, `small` or `paper`.
+    pub scale: String,
+    /// Title of the page.
+    pub title: String,
+    /// What differs from the paper, in sentences.
+    pub about: String,
+    /// Texts, in the paper's order.
+    pub corpora: Vec<CorpusFacts>,
+    /// Ways to evaluate, by name.
+    pub evaluations: BTreeMap<String, EvaluationFacts>,
+    /// What the runs are to settle, where the experiment asks a question of its own.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub claims: Vec<Claim>,
+    /// Every run, in the order of execution.
+    pub runs: Vec<PlannedRun>,
+}
+
+/// A text of a reproduction.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct CorpusFacts {
+    /// Short name.
+    pub name: String,
+    /// The paper's name for it.
+    pub title: String,
+    /// What stands for it here.
+    pub texts: String,
+    /// Tokenizer, as it is named when text is prepared.
+    pub tokenizer: String,
+    /// Tokens the tokenizer knows, once the text is prepared.
+    #[serde(default)]
+    pub vocab_size: Option<u64>,
+    /// Documents, tokens and bytes of text by split, once the text is prepared.
+    #[serde(default)]
+    pub splits: BTreeMap<String, SplitFacts>,
+    /// An example of a task.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub example: Option<TaskExample>,
+    /// Share of right answers of a guess in a task.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub chance: Option<f64>,
+}
+
+impl CorpusFacts {
+    /// Whether it is a task instead of a text.
+    pub fn is_task(&self) -> bool {
+        self.tokenizer.is_empty()
+    }
+}
+
+/// An example of a task, as token numbers.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct TaskExample {
+    /// The sequence.
+    pub input: Vec<u32>,
+    /// What is answered.
+    pub answer: Vec<u32>,
+}
+
+/// What a split holds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SplitFacts {
+    /// Documents.
+    pub documents: u64,
+    /// Tokens.
+    pub tokens: u64,
+    /// Bytes of text.
+    pub bytes: u64,
+}
+
+/// How runs are evaluated.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct EvaluationFacts {
+    /// Protocol.
+    pub protocol: String,
+    /// Tokens a segment of the text.
+    pub span: u64,
+    /// Segments of the text.
+    pub segments: u64,
+    /// Lengths, in tokens.
+    pub lengths: Vec<u64>,
+    /// Keys a query may see, where the evaluation restricts them.
+    #[serde(default)]
+    pub window: Option<u64>,
+    /// Other rotary rates that runs which rotate are evaluated with.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub rope_scaling: Option<String>,
+    /// Whether the loss at every position is kept.
+    #[serde(default)]
+    pub positions: bool,
+}
+
+impl EvaluationFacts {
+    /// Whether a row of a run is this evaluation: of its last step, on the test text of its seed, and as is said here.
+    pub(crate) fn is_of(&self, run: &Run, row: &EvaluationRow) -> bool {
+        // segments of a task are its sequences
+        let (protocol, span) = match row.task {
+            Some(_) => (ANSWERS, row.eval_len),
+            None => (self.protocol.as_str(), self.span),
+        };
+        let is_text = |text: &ScoredText| {
+            (text.segment_len, text.n_segments, Some(text.seed)) == (span, self.segments, run.seed())
+        };
+        let is_window = match self.window {
+            None => run.window_of(row).is_none(),
+            asked => row.window == asked,
+        };
+        let is_scaling = match &self.rope_scaling {
+            None => run.scaling_of(row).is_none(),
+            asked => row.rope_scaling == *asked,
+        };
+        (row.protocol.as_str(), row.split.as_str()) == (protocol, "test")
+            && self.lengths.contains(&row.eval_len)
+            && row.text.as_ref().is_some_and(is_text)
+            && Some(row.step) == run.planned_steps()
+            && is_window
+            && is_scaling
+    }
+}
+
+/// A run that is to be.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PlannedRun {
+    /// Its folder, from that of the reproduction.
+    pub folder: PathBuf,
+    /// Name of its corpus.
+    pub corpus: String,
+    /// What is trained otherwise than usual; empty for the usual runs.
+    #[serde(default)]
+    pub variant: String,
+    /// Label of its encoding.
+    pub label: String,
+    /// Its seed.
+    pub seed: u64,
+    /// Tokens of a training sequence; absent in manifests of older versions.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub train_len: Option<u64>,
+    /// Names of its evaluations.
+    pub evaluate: Vec<String>,
+    /// Names of its probes.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub probe: Vec<String>,
+    /// Tables and figures that need it.
+    pub serves: Vec<String>,
+    /// The hashes of its plan, where keys of the plan were renamed after its rows were computed.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub plan_hash: Option<PlanHash>,
+}
+
+/// The hashes of one plan before and after its keys were renamed: its values, and so its rows, are the same.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PlanHash {
+    /// The hash in `plan.json`.
+    pub now: String,
+    /// The hash that the plan had when its rows were computed.
+    pub computed_under: String,
+}
+
+impl Manifest {
+    /// Reads the manifest of a folder.
+    ///
+    /// # Errors
+    /// A folder without one, or one that is damaged: names and folders that lead out of the folder, and lengths out of range,
+    /// are damage.
+    pub fn read(folder: &Path) -> Result<Manifest> {
+        Manifest::find(folder)?.ok_or_else(|| {
+            let message = format!("{} is not a reproduction, {MANIFEST_FILE} is missing", folder.display());
+            Error::refused(message, "give the --out folder of `kerple reproduce`")
+        })
+    }
+
+    /// Reads the manifest of a folder that may have none.
+    ///
+    /// # Errors
+    /// As [`Manifest::read`]; a disk that does not answer.
+    pub fn find(folder: &Path) -> Result<Option<Manifest>> {
+        let path = folder.join(MANIFEST_FILE);
+        let Some(manifest) = kerple_run::Error::unless_absent(read_json::<Manifest>(&path))? else {
+            return Ok(None);
+        };
+        let hint = "copy the folder again: the file was edited, or another program wrote it";
+        manifest.check().map_err(|message| kerple_run::Error::damaged(&path, message, hint))?;
+        Ok(Some(manifest))
+    }
+
+    /// Refuses invalid values before a path or an array is computed from them.
+    fn check(&self) -> std::result::Result<(), String> {
+        for CorpusFacts { name, .. } in &self.corpora {
+            check_name(name).map_err(|reason| format!("corpora: the name `{name}` {reason}"))?;
+        }
+        for (name, facts) in &self.evaluations {
+            let of = |reason: String| format!("evaluations.{name}.lengths: {reason}");
+            facts.lengths.iter().try_for_each(|length| check_length(*length).map(drop).map_err(of))?;
+        }
+        for claim in &self.claims {
+            let of = |reason: String| format!("claims: `{}`: {reason}", claim.text);
+            claim
+                .lengths
+                .iter()
+                .chain(&claim.from)
+                .try_for_each(|length| check_length(*length).map(drop).map_err(of))?;
+        }
+        for PlannedRun { folder, corpus, variant, .. } in &self.runs {
+            let stays =
+                !folder.as_os_str().is_empty() && folder.components().all(|part| matches!(part, Component::Normal(_)));
+            if !stays {
+                return Err(format!(
+                    "runs: the folder `{}` is outside the folder of the reproduction",
+                    folder.display()
+                ));
+            }
+            for name in [corpus, variant].into_iter().filter(|name| !name.is_empty()) {
+                check_name(name).map_err(|reason| format!("runs: the name `{name}` {reason}"))?;
+            }
+        }
+        Ok(())
+    }
+
+    /// The corpus of this name.
+    pub fn corpus(&self, name: &str) -> Option<&CorpusFacts> {
+        self.corpora.iter().find(|corpus| corpus.name == name)
+    }
+
+    /// Leaves of a run's rows those of its evaluations, none where it is not planned, and of what else was measured that of
+    /// its last step and seed.
+    pub(crate) fn keep_asked(&self, (corpus, variant): (&str, &str), run: &mut Run) {
+        let mut planned = self.of(corpus, variant);
+        let planned = planned.find(|planned| planned.label == run.label() && Some(planned.seed) == run.seed());
+        let names = planned.iter().flat_map(|planned| &planned.evaluate);
+        let asked: Vec<&EvaluationFacts> = names.filter_map(|name| self.evaluations.get(name)).collect();
+        let mut rows = std::mem::take(&mut run.evaluations);
+        rows.retain(|row| asked.iter().any(|facts| facts.is_of(run, row)));
+        run.evaluations = rows;
+        let (steps, seed) = (run.planned_steps(), run.seed());
+        run.probes.retain(|row| (Some(row.step), Some(row.text.seed)) == (steps, seed));
+    }
+
+    /// The label of an encoding among the runs of a corpus and variant, where it may have keys of its own.
+    pub(crate) fn label_of(&self, corpus: &str, variant: &str, name: &str) -> Option<&str> {
+        let mut labels =
+            self.runs.iter().filter(|run| run.corpus == corpus && run.variant == variant).map(|run| &run.label);
+        labels.find(|label| without_keys(label) == name).map(String::as_str)
+    }
+
+    /// Runs of a corpus and variant, whatever their encoding and seed.
+    pub fn of<'a>(&'a self, corpus: &'a str, variant: &'a str) -> impl Iterator<Item = &'a PlannedRun> {
+        self.runs.iter().filter(move |run| run.corpus == corpus && run.variant == variant)
+    }
+}
+
+/// Refuses a name that is more, or less, than a part of a file's name.
+fn check_name(name: &str) -> std::result::Result<(), &'static str> {
+    let is_plain = |character: char| character.is_alphanumeric() || "_-.".contains(character);
+    match name {
+        "" | "." | ".." => Err("is not a valid folder name"),
+        _ if name.chars().all(is_plain) => Ok(()),
+        _ => Err("contains other characters than letters, digits, `_`, `-` and `.`"),
+    }
+}
+
+/// What a label says of an encoding before its own keys: `t5` of `t5-max_distance=32`, `rotary-bf16` of itself.
+pub(crate) fn without_keys(label: &str) -> &str {
+    let end = label.find('=').and_then(|equals| label[..equals].rfind('-'));
+    &label[..end.unwrap_or(label.len())]
+}
+
+/// The folder of the runs of a corpus and variant, from that of the reproduction.
+pub fn runs_folder(corpus: &str, variant: &str) -> String {
+    if variant.is_empty() { corpus.to_owned() } else { format!("{corpus}-{variant}") }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A manifest of one run, whose corpus, folder and only length are given.
+    fn write(corpus: &str, folder: &str, length: u64) -> tempfile::TempDir {
+        let root = tempfile::tempdir().unwrap();
+        let manifest = serde_json::json!({"paper": "spe", "scale": "smoke", "title": "", "about": "",
+            "corpora": [{"name": corpus, "title": "", "texts": "", "tokenizer": "byte"}],
+            "evaluations": {"all": {"protocol": "segments", "span": 8, "segments": 2, "lengths": [length]}},
+            "runs": [{"folder": folder, "corpus": corpus, "label": "t5", "seed": 1, "evaluate": ["all"], "serves": []}]});
+        std::fs::write(root.path().join(MANIFEST_FILE), manifest.to_string()).unwrap();
+        root
+    }
+
+    #[test]
+    fn nothing_leads_out_of_the_folder_and_no_length_is_out_of_range() {
+        assert!(Manifest::read(write("web", "web/t5/seed-1", 8).path()).is_ok());
+        assert_eq!(Manifest::find(&std::env::temp_dir().join("nowhere")).unwrap(), None);
+        for (corpus, folder, length, part) in [
+            ("web", "../victim", 8, "`../victim` is outside"),
+            ("web", "web/../../victim", 8, "is outside"),
+            ("web", "/victim", 8, "`/victim` is outside"),
+            ("web", "", 8, "is outside"),
+            ("web/../../y", "web", 8, "`web/../../y` contains other characters"),
+            ("..", "web", 8, "`..` is not a valid"),
+            ("web", "web", 0, "evaluations.all.lengths: a length of 0 tokens"),
+            ("web", "web", 1 << 40, "between 1 and 4294967296"),
+        ] {
+            let error = Manifest::read(write(corpus, folder, length).path()).unwrap_err();
+            assert!(
+                matches!(error, Error::Run(kerple_lm::Error::Record(kerple_run::Error::Damaged { .. }))),
+                "{error}"
+            );
+            assert!(error.to_string().contains(part) && error.to_string().contains(MANIFEST_FILE), "{error}");
+        }
+    }
+
+    #[test]
+    fn keys_are_no_part_of_an_encodings_name() {
+        let all = [
+            ("t5-max_distance=32", "t5"),
+            ("rotary-bf16", "rotary-bf16"),
+            ("rotary-base=5-bf16", "rotary"),
+            ("t5", "t5"),
+        ];
+        for (label, name) in all {
+            assert_eq!(without_keys(label), name);
+        }
+        assert_eq!(runs_folder("arxiv", "twice"), "arxiv-twice");
+    }
+}

@@ -1,0 +1,64 @@
+//! The learned kernels of distance in numbers: the median over heads, layers and seeds at some
+//! distances.
+
+use super::{Set, runs, sets};
+use crate::claim::Arm;
+use crate::pages::page::Item;
+use crate::pages::{Folder, names};
+use kerple_report::format::{count, number};
+use kerple_report::page::{Cell, Grid, Row};
+use kerple_report::statistics::median;
+use kerple_run::KernelSnapshot;
+use std::collections::BTreeSet;
+
+/// Distances that are shown, beside the longest there is.
+const NEAR: [u64; 2] = [16, 64];
+
+/// Biases of every head of the last snapshots of an arm, at a distance that was sampled.
+fn biases(all: &Folder, corpus: &str, arm: &Arm, distance: u64) -> Vec<f64> {
+    let at = |kept: &KernelSnapshot| {
+        let place = kept.distances.iter().position(|sampled| *sampled == distance)?;
+        Some(kept.bias.as_ref()?.iter().filter_map(move |head| head.get(place).copied()).collect::<Vec<f64>>())
+    };
+    let runs = runs(all, corpus, arm);
+    runs.iter().filter_map(|run| at(run.kernels.last()?)).flatten().collect()
+}
+
+/// A table of biases; none where no kernels are kept.
+pub(super) fn kernels(all: &Folder) -> Item {
+    let mut item = Item::new(
+        "kernels",
+        "Kernels that were learned",
+        "The bias on the scores after training, median over heads, layers and seeds. A bias of \u{2212}2 leaves a key an eighth of the weight \
+         that it would have at distance 0.",
+    );
+    let mut known = BTreeSet::new();
+    for set in sets(all).into_iter().filter(|set| known.insert((set.corpus.name.clone(), set.variant.to_owned()))) {
+        item.grids.extend(grid(all, &set));
+    }
+    item.planned = 1;
+    item.complete = usize::from(!item.grids.is_empty());
+    item
+}
+
+fn grid(all: &Folder, set: &Set) -> Option<Grid> {
+    let corpus = &set.corpus.name;
+    let farthest = |(arm, _): &(Arm, usize)| {
+        runs(all, corpus, arm).iter().filter_map(|run| run.kernels.last()?.distances.last().copied()).max()
+    };
+    let farthest = set.arms.iter().filter_map(farthest).max()?;
+    let distances = [NEAR[0], NEAR[1], farthest];
+    let names = names::encodings(all);
+    let row = |(arm, _): &(Arm, usize)| {
+        let found = distances.map(|distance| biases(all, corpus, arm, distance));
+        let heads = found[0].len();
+        let cells = found.iter().map(|biases| number(median(biases)).into());
+        let cells: Vec<Cell> = cells.chain([count(heads as u64).into()]).collect();
+        (heads > 0).then(|| Row { name: names[arm.encoding.as_str()].clone(), colour: None, cells })
+    };
+    let rows: Vec<Row> = set.arms.iter().filter_map(row).collect();
+    let head = std::iter::once("encoding".to_owned())
+        .chain(distances.iter().map(|distance| format!("at distance {}", count(*distance))))
+        .chain(["heads".to_owned()]);
+    (!rows.is_empty()).then(|| Grid { caption: format!("{}: median bias", set.name(all)), head: head.collect(), rows })
+}

@@ -1,0 +1,222 @@
+//! What of a reproduction is small enough to be kept with a project: plans, rows and what was learned in the end, packed. Left out
+//! are checkpoints, prepared texts, TensorBoard files, losses by segment, what encodings learned on the way, and most rows of long logs
+//! ([`MOST_ROWS`] stay, about); the runs make them again. Scores are kept to [`OF_SCORES`] digits, kernels, norms and times to
+//! [`OTHERS`], and losses of a log as the numbers of 32 bits that they are. Tables and figures are made of an export as of its original.
+
+use super::refuse_another;
+use crate::error::{Error, Result};
+use crate::floors::{FLOORS_FILE, Floor};
+use crate::manifest::{MANIFEST_FILE, Manifest};
+use crate::packed::{pack, unpacked as unpack};
+use crate::seal::{refuse_broken, seal};
+use crate::timing::{TIMING_FILE, Timing};
+use kerple_lm::checkpoint;
+use kerple_lm::run::RunFolder;
+use kerple_run::{
+    ATTENTION_SCORES_FILE, EVALUATION_FILE, KERNELS_FILE, METRICS_FILE, PLAN_FILE, PROBES_FILE, SESSIONS_FILE, look,
+    read_json, read_rows,
+};
+use serde_json::{Map, Number, Value};
+use std::path::{Path, PathBuf};
+use tempfile::TempDir;
+
+/// Writes the manifest, the timing, an archive of the records of every run that has been evaluated, and the sums of all of these into
+/// `folder`, where older ones are replaced; returns how many runs that were.
+///
+/// # Errors
+/// A folder that holds no reproduction, or an export that was changed; one to export into that is the same, within it, or another reproduction; files that
+/// cannot be read or written.
+pub fn export(out: &Path, folder: &Path) -> Result<usize> {
+    let manifest = Manifest::read(out)?;
+    refuse_target(&manifest, out, folder)?;
+    let unpacked = unpack(out)?;
+    if let Some(aside) = &unpacked {
+        refuse_broken(out, aside.path())?;
+    }
+    let from = unpacked.as_ref().map_or(out, TempDir::path);
+    let kept = tempfile::tempdir().map_err(kerple_run::Error::io("preparing", folder))?;
+    let mut runs = 0;
+    for run in &manifest.runs {
+        // an export says already where texts are from the folder of the reproduction
+        let trained_in = unpacked.is_none().then_some(out);
+        runs += usize::from(keep(&from.join(&run.folder), trained_in, &kept.path().join(&run.folder))?);
+    }
+    pack(&manifest, kept.path(), folder)?;
+    kerple_run::write_json(&folder.join(MANIFEST_FILE), &manifest)?;
+    if look(&out.join(TIMING_FILE))?.is_some() {
+        kerple_run::write_json(&folder.join(TIMING_FILE), &read_json::<Timing>(&out.join(TIMING_FILE))?)?;
+    }
+    if look(&out.join(FLOORS_FILE))?.is_some() {
+        kerple_run::write_json(&folder.join(FLOORS_FILE), &read_json::<Vec<Floor>>(&out.join(FLOORS_FILE))?)?;
+    }
+    seal(folder)?;
+    Ok(runs)
+}
+
+/// What is kept of the rows of a file.
+type Thin = fn(Vec<Value>) -> Vec<Value>;
+
+/// Writes what is kept of a run; `false` of one that has not been evaluated.
+fn keep(run: &Path, trained_in: Option<&Path>, to: &Path) -> Result<bool> {
+    if look(&run.join(EVALUATION_FILE))?.is_none() && look(&run.join(PROBES_FILE))?.is_none() {
+        return Ok(false);
+    }
+    std::fs::create_dir_all(to).map_err(kerple_run::Error::io("creating", to))?;
+    if let Some(mut plan) = RunFolder::new(run).plan()? {
+        if let Some(out) = trained_in {
+            // where a machine keeps its texts is no part of a result
+            let path = &plan.data.path;
+            let kept = path.strip_prefix(out).ok().map(Path::to_owned).or_else(|| path.file_name().map(PathBuf::from));
+            plan.data.path = kept.unwrap_or_default();
+        }
+        kerple_run::write_json(&to.join(PLAN_FILE), &plan)?;
+    }
+    let rows: [(&str, Thin); 4] = [
+        (EVALUATION_FILE, evaluated),
+        (METRICS_FILE, logged),
+        (PROBES_FILE, |rows| rows),
+        (SESSIONS_FILE, |rows| rows),
+    ];
+    for (name, thin) in rows {
+        if look(&run.join(name))?.is_some() {
+            let rows = thin(read_rows::<Value>(&run.join(name))?.rows);
+            kerple_run::replace_rows(&to.join(name), &rows)?;
+        }
+    }
+    let snapshots: [(&str, Thin, usize); 2] =
+        [(KERNELS_FILE, last_alone, OTHERS), (ATTENTION_SCORES_FILE, |all| all, OF_SCORES)];
+    for (name, thin, digits) in snapshots {
+        if look(&run.join(name))?.is_some() {
+            let mut all = thin(read_json::<Vec<Value>>(&run.join(name))?);
+            all.iter_mut().for_each(|value| round(value, digits));
+            kerple_run::write_dense_json(&to.join(name), &all)?;
+        }
+    }
+    Ok(true)
+}
+
+fn evaluated(mut rows: Vec<Value>) -> Vec<Value> {
+    for row in rows.iter_mut().filter_map(Value::as_object_mut) {
+        row.remove("nll_by_segment");
+        change(row, "seconds", |value| round(value, OTHERS));
+    }
+    rows
+}
+
+/// Most learned values of an encoding that the last row of a kept log has; more are weights of a network.
+const MOST_VALUES: usize = 64;
+
+/// Rows of a log that are kept, about: every so many, the last, and those of a validation.
+const MOST_ROWS: usize = 60;
+
+fn logged(rows: Vec<Value>) -> Vec<Value> {
+    let (every, last) = (rows.len().div_ceil(MOST_ROWS).max(1), rows.len().saturating_sub(1));
+    let kept = |at: usize, row: &Value| at.is_multiple_of(every) || at == last || !row["val_loss"].is_null();
+    let rows = rows.into_iter().enumerate().filter(|(at, row)| kept(*at, row)).map(|(_, row)| row).collect();
+    let mut rows = without_weights(rows);
+    for row in rows.iter_mut().filter_map(Value::as_object_mut) {
+        ["grad_norm", "seconds", "step_seconds"].iter().for_each(|key| change(row, key, |value| round(value, OTHERS)));
+        ["loss", "val_loss"].iter().for_each(|key| change(row, key, shorten));
+    }
+    rows
+}
+
+fn change(row: &mut Map<String, Value>, key: &str, how: impl FnOnce(&mut Value)) {
+    if let Some(value) = row.get_mut(key) {
+        how(value);
+    }
+}
+
+fn without_weights(mut rows: Vec<Value>) -> Vec<Value> {
+    let count = |learned: &Value| {
+        learned.as_object().into_iter().flatten().filter_map(|(_, list)| Some(list.as_array()?.len())).sum::<usize>()
+    };
+    let last = rows.len().saturating_sub(1);
+    for (at, row) in rows.iter_mut().enumerate() {
+        if at < last || count(&row["encoding_params"]) > MOST_VALUES {
+            row.as_object_mut().map(|row| row.remove("encoding_params"));
+        }
+    }
+    rows
+}
+
+fn last_alone(mut snapshots: Vec<Value>) -> Vec<Value> {
+    snapshots.split_off(snapshots.len().saturating_sub(1))
+}
+
+/// Digits that are kept of scores.
+const OF_SCORES: usize = 6;
+
+/// Digits that are kept of kernels, norms and times.
+const OTHERS: usize = 4;
+
+fn round(value: &mut Value, digits: usize) {
+    match value {
+        Value::Array(list) => list.iter_mut().for_each(|value| round(value, digits)),
+        Value::Object(fields) => fields.values_mut().for_each(|value| round(value, digits)),
+        Value::Number(_) => written_as(value, |exact| format!("{exact:.*e}", digits - 1)),
+        _ => {}
+    }
+}
+
+/// As few digits as make the same number of 32 bits, where it is one.
+fn shorten(value: &mut Value) {
+    written_as(value, |exact| match exact as f32 {
+        short if f64::from(short) == exact => short.to_string(),
+        _ => exact.to_string(),
+    });
+}
+
+/// Another writing of a fraction.
+fn written_as(value: &mut Value, write: impl FnOnce(f64) -> String) {
+    let Some(exact) = value.as_f64().filter(|_| value.is_f64()) else { return };
+    let kept = write(exact).parse::<f64>().expect("a number that was just written");
+    *value = Number::from_f64(kept).expect("a finite number stays finite").into();
+}
+
+/// Refuses to write over what is no export of this reproduction: what is exported is less than what it is made of.
+fn refuse_target(manifest: &Manifest, out: &Path, folder: &Path) -> Result<()> {
+    let hint = "choose another --export folder";
+    if real(folder)?.starts_with(real(out)?) {
+        let message = format!("--export {} is the folder of the reproduction, or inside it", folder.display());
+        return Err(Error::refused(message, hint));
+    }
+    refuse_another(folder, &manifest.paper, &manifest.scale, "--export")?;
+    for run in &manifest.runs {
+        let trained = checkpoint::folder(&folder.join(&run.folder));
+        if look(&trained)?.is_some() {
+            return Err(Error::refused(format!("{} exists, so this is not an export", trained.display()), hint));
+        }
+    }
+    Ok(())
+}
+
+/// A place without links, whether or not there is anything yet.
+fn real(path: &Path) -> Result<PathBuf> {
+    let path = std::path::absolute(path).map_err(kerple_run::Error::io("looking for", path))?;
+    let mut there = path.as_path();
+    while look(there)?.is_none() {
+        there = there.parent().expect("the root is there");
+    }
+    let rest = path.strip_prefix(there).expect("a path begins with those above it");
+    Ok(there.canonicalize().map_err(kerple_run::Error::io("looking for", there))?.join(rest))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    #[test]
+    fn of_long_logs_few_rows_stay() {
+        let row = |step: usize| json!({"step": step, "loss": 2.0, "val_loss": (step == 100).then_some(2.5)});
+        let steps = |count: usize| -> Vec<u64> {
+            logged((1..=count).map(row).collect()).iter().map(|row| row["step"].as_u64().unwrap()).collect()
+        };
+        assert_eq!(steps(MOST_ROWS), (1..=MOST_ROWS as u64).collect::<Vec<u64>>());
+        let kept = steps(480);
+        assert!(kept.contains(&1) && kept.contains(&100) && kept.contains(&480));
+        assert_eq!(kept.len(), MOST_ROWS + 2, "evenly, one that was validated, and the last");
+        assert!(steps(0).is_empty());
+    }
+}

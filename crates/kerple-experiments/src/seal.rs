@@ -1,0 +1,132 @@
+//! The checksums of an export: the SHA-256 of every exported file.
+//!
+//! They are checksums of the files and not of the archive's bytes, so an archive may be packed
+//! again. They do not detect a change of both a file and its checksum: no checksum can show what a
+//! file should have contained.
+
+use crate::error::Result;
+use crate::manifest::Manifest;
+use crate::packed::{SUMS_FILE, has_checksum, pack, unpacked};
+use kerple_data::fingerprint;
+use kerple_report::folder::put;
+use kerple_run::{Error, look};
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+/// SHA-256 sums of files, by their place in a folder.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Sums(pub BTreeMap<PathBuf, String>);
+
+impl Sums {
+    /// Of every file below a folder.
+    ///
+    /// # Errors
+    /// What cannot be read.
+    pub fn of(folder: &Path) -> Result<Sums> {
+        let mut sums = Sums::default();
+        sums.add(folder, folder)?;
+        Ok(sums)
+    }
+
+    fn add(&mut self, folder: &Path, below: &Path) -> Result<()> {
+        for entry in fs::read_dir(below).map_err(Error::io("reading", below))? {
+            let path = entry.map_err(Error::io("reading", below))?.path();
+            if path.is_dir() {
+                self.add(folder, &path)?;
+                continue;
+            }
+            let content = kerple_run::files::read(&path).map_err(Error::io("reading", &path))?;
+            let name = path.strip_prefix(folder).expect("a file is below its folder").to_owned();
+            self.0.insert(name, fingerprint(&content));
+        }
+        Ok(())
+    }
+
+    /// The sums next to an archive; `None` where there are none.
+    ///
+    /// # Errors
+    /// A file that cannot be read, or a line that is not a sum.
+    pub fn read(folder: &Path) -> Result<Option<Sums>> {
+        let path = folder.join(SUMS_FILE);
+        let read = kerple_run::files::read_text(&path).map_err(Error::io("reading", &path));
+        let Some(text) = Error::unless_absent(read)? else { return Ok(None) };
+        let mut sums = BTreeMap::new();
+        for (number, line) in text.lines().enumerate() {
+            let is_sum = |sum: &str| sum.len() == 64 && sum.bytes().all(|byte| byte.is_ascii_hexdigit());
+            let parts = line.split_once("  ").filter(|(sum, name)| is_sum(sum) && !name.is_empty());
+            let known = parts.is_some_and(|(sum, name)| sums.insert(PathBuf::from(name), sum.to_owned()).is_none());
+            if !known {
+                let message = format!("line {} is not a checksum with the name of another file", number + 1);
+                return Err(Error::damaged(&path, message, "copy the folder again").into());
+            }
+        }
+        Ok(Some(Sums(sums)))
+    }
+
+    /// What stands for all of them: whoever noted it knows the export again.
+    pub fn digest(&self) -> String {
+        fingerprint(self.text().as_bytes())
+    }
+
+    fn text(&self) -> String {
+        // names of folders are joined by `/`, whatever the system
+        let name = |path: &Path| path.iter().map(|part| part.to_string_lossy()).collect::<Vec<_>>().join("/");
+        self.0.iter().map(|(path, sum)| format!("{sum}  {}\n", name(path))).collect()
+    }
+}
+
+/// Writes the sums of an export's contents next to its archive, which is packed again where its
+/// frame has no checksum; files stay unchanged.
+///
+/// # Errors
+/// An export without an archive, or with a damaged one; what cannot be read or written.
+pub fn seal(folder: &Path) -> Result<()> {
+    let missing =
+        || crate::Error::refused(format!("{} contains no archive of runs", folder.display()), "export it first");
+    let aside = unpacked(folder)?.ok_or_else(missing)?;
+    if !has_checksum(folder)? {
+        pack(&Manifest::read(folder)?, aside.path(), folder)?;
+    }
+    put(folder.join(SUMS_FILE), Sums::of(aside.path())?.text().into_bytes(), &mut Vec::new())?;
+    Ok(())
+}
+
+/// Refuses an export whose sums are not those of what it holds: what is made of it would look whole.
+pub(crate) fn refuse_broken(folder: &Path, unpacked: &Path) -> Result<()> {
+    let Some(sums) = Sums::read(folder)? else { return Ok(()) };
+    let found = Sums::of(unpacked)?;
+    let differs = |(name, sum): &(&PathBuf, &String)| found.0.get(*name) != Some(sum);
+    let changed = sums.0.iter().find(differs).or_else(|| found.0.iter().find(|(name, _)| !sums.0.contains_key(*name)));
+    let Some((name, _)) = changed else { return Ok(()) };
+    let message = format!("{} does not match {SUMS_FILE}", name.display());
+    let hint = format!("copy the folder again; `kerple verify {}` lists all differences", folder.display());
+    Err(Error::damaged(folder, message, hint).into())
+}
+
+/// Whether a folder has an archive of runs, or the sums of one.
+pub(crate) fn is_export(folder: &Path) -> Result<bool> {
+    Ok(look(&folder.join(crate::packed::ARCHIVE_FILE))?.is_some() || look(&folder.join(SUMS_FILE))?.is_some())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sums_are_read_as_they_are_written_and_nothing_else_is() {
+        let folder = tempfile::tempdir().unwrap();
+        assert_eq!(Sums::read(folder.path()).unwrap(), None);
+        fs::create_dir_all(folder.path().join("web/t5")).unwrap();
+        fs::write(folder.path().join("web/t5/plan.json"), "abc").unwrap();
+        let sums = Sums::of(folder.path()).unwrap();
+        let line = "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad  web/t5/plan.json\n";
+        assert_eq!(sums.text(), line, "FIPS 180-2, appendix B.1, as sha256sum writes it");
+        fs::write(folder.path().join(SUMS_FILE), line).unwrap();
+        assert_eq!(Sums::read(folder.path()).unwrap(), Some(sums));
+        for wrong in ["abc  plan.json\n", &line[..60], &line.replace("ba", "zz"), &line.repeat(2)] {
+            fs::write(folder.path().join(SUMS_FILE), wrong).unwrap();
+            assert!(Sums::read(folder.path()).is_err(), "{wrong}");
+        }
+    }
+}

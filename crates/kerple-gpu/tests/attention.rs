@@ -1,0 +1,118 @@
+//! The kernels against the definition in f64, for random shapes, and against themselves.
+//!
+//! They run on a software renderer, unless `KERPLE_TEST_DEVICE` names a kind of device: `wgpu`, `vulkan`, `metal` or `cuda`.
+
+mod case;
+mod common;
+mod precision;
+
+use case::{BIAS, Case, Has, PLAIN, any_dims, any_sight, dims, small};
+use common::client;
+use kerple_core::attention::{Dims, Sight};
+use kerple_gpu::attention::tile::Tile;
+use rand::SeedableRng;
+use rand_chacha::ChaCha8Rng;
+
+/// Random shapes with these arrays: kernels are compiled once for all of them.
+fn random_shapes(seed: u64, head_dim: usize, has: Has, count: usize) {
+    let (client, mut rng) = (client(), ChaCha8Rng::seed_from_u64(seed));
+    for _ in 0..count {
+        let dims = any_dims(&mut rng, head_dim);
+        let sight = any_sight(&mut rng, dims.keys);
+        Case::new(&mut rng, dims, sight, has).check(&client, small(head_dim));
+    }
+}
+
+#[test]
+fn without_tables() {
+    random_shapes(1, 8, PLAIN, 12);
+}
+
+#[test]
+fn with_a_bias() {
+    random_shapes(2, 8, BIAS, 16);
+}
+
+#[test]
+fn with_a_bias_and_padding() {
+    random_shapes(3, 5, Has { lengths: true, ..BIAS }, 12);
+}
+
+#[test]
+fn with_bias_and_weight_over_several_chunks_of_features() {
+    random_shapes(4, 19, Has { weight: true, ..BIAS }, 12);
+}
+
+#[test]
+fn with_a_weight_alone() {
+    random_shapes(5, 8, Has { weight: true, ..PLAIN }, 6);
+}
+
+#[test]
+fn with_gates() {
+    let (client, mut rng) = (client(), ChaCha8Rng::seed_from_u64(14));
+    for has in [Has { clocks: true, ..PLAIN }, Has { clocks: true, weight: true, lengths: true, ..BIAS }] {
+        for window in [None, Some(17), None, Some(40)] {
+            let any = any_dims(&mut rng, 8);
+            let dims = Dims { queries: any.queries.min(any.keys), ..any };
+            Case::new(&mut rng, dims, Sight::Causal { window }, has).check(&client, small(8));
+        }
+    }
+    // decoding, queries at the end of many keys, and more keys than tiles of any size hold
+    for (sizes, window) in [([2, 300], None), ([3, 1500], Some(700)), ([40, 1200], None), ([700, 700], Some(90))] {
+        let (dims, sight) = (dims(1, [4, 2], sizes, 6), Sight::Causal { window });
+        Case::new(&mut rng, dims, sight, Has { clocks: true, lengths: sizes[0] > 3, ..BIAS }).check(&client, small(6));
+    }
+}
+
+#[test]
+fn decoding() {
+    let (client, mut rng) = (client(), ChaCha8Rng::seed_from_u64(6));
+    for (queries, keys, sight) in [
+        (1, 700, Sight::CAUSAL),
+        (1, 513, Sight::Causal { window: Some(90) }),
+        (3, 300, Sight::CAUSAL),
+        (2, 257, Sight::BOTH),
+    ] {
+        let dims = dims(2, [4, 2], [queries, keys], 6);
+        Case::new(&mut rng, dims, sight, BIAS).check(&client, small(6));
+    }
+}
+
+#[test]
+fn in_the_tiles_of_the_device() {
+    let (client, mut rng) = (client(), ChaCha8Rng::seed_from_u64(7));
+    for (length, sight) in [(70, Sight::CAUSAL), (97, Sight::Causal { window: Some(40) })] {
+        Case::new(&mut rng, dims(1, [2, 1], [length, length], 20), sight, BIAS).check(&client, None);
+    }
+}
+
+#[test]
+fn the_same_bits_every_time() {
+    let (client, mut rng) = (client(), ChaCha8Rng::seed_from_u64(8));
+    let case = Case::new(&mut rng, dims(2, [4, 2], [150, 150], 8), Sight::CAUSAL, BIAS);
+    let once = case.found(&client, small(8));
+    assert!(once.iter().flatten().all(|value| value.is_finite()));
+    for _ in 0..3 {
+        assert!(case.found(&client, small(8)) == once);
+    }
+}
+
+#[test]
+fn scores_far_below_nothing() {
+    // a bias of minus thirty thousand leaves a row one key, and sums of exponentials stay exact
+    let (client, mut rng) = (client(), ChaCha8Rng::seed_from_u64(9));
+    let mut case = Case::new(&mut rng, dims(1, [1, 1], [40, 40], 8), Sight::CAUSAL, BIAS);
+    case.bias.iter_mut().flatten().skip(1).for_each(|bias| *bias = -30_000.0);
+    case.check(&client, small(8));
+}
+
+#[test]
+fn tiles_fit_what_a_device_has() {
+    for head_dim in [1, 8, 64, 80, 128, 256] {
+        for (shared, units) in [(16 << 10, 256), (32 << 10, 256), (48 << 10, 1024), (227 << 10, 1024)] {
+            let tile = Tile::fitting(head_dim, shared, units);
+            assert!(tile.units() <= units && tile.size() >= 8, "{tile:?} in {shared}");
+        }
+    }
+}

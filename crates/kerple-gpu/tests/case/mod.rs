@@ -1,0 +1,224 @@
+//! A call of attention with random inputs, on a device and by the definition.
+
+use crate::common::random;
+use cubecl::client::Client;
+use cubecl::prelude::CubeElement;
+use cubecl::server::Handle;
+use kerple_core::attention::{self, Dims, Problem, Scores, Sight, Strides, Table, View, ViewMut, naive};
+use kerple_core::forms::Strided;
+use kerple_gpu::attention::tile::Tile;
+use kerple_gpu::attention::{Attention, Gradients, Output, REST, Saved, Tables};
+use kerple_gpu::cubecl;
+use rand::RngExt;
+use rand_chacha::ChaCha8Rng;
+
+/// f32 against f64, of the largest value of an array: what products of a few hundred terms and exponentials lose.
+pub const TOLERANCE: f64 = 4e-6;
+
+/// A call with its inputs, which are `f32`, in f64.
+pub struct Case {
+    pub dims: Dims,
+    pub sight: Sight,
+    pub lengths: Option<Vec<usize>>,
+    pub q: Vec<f64>,
+    pub k: Vec<f64>,
+    pub v: Vec<f64>,
+    pub d_out: Vec<f64>,
+    pub bias: Option<Vec<f64>>,
+    pub weight: Option<Vec<f64>>,
+    pub table_len: usize,
+    /// Running sums of gates.
+    pub clocks: Option<Vec<f64>>,
+}
+
+pub const SCALE: f64 = 0.375;
+
+#[derive(Clone, Copy)]
+pub struct Has {
+    pub bias: bool,
+    pub weight: bool,
+    pub lengths: bool,
+    pub clocks: bool,
+}
+
+pub const PLAIN: Has = Has { bias: false, weight: false, lengths: false, clocks: false };
+pub const BIAS: Has = Has { bias: true, ..PLAIN };
+
+impl Case {
+    pub fn new(rng: &mut ChaCha8Rng, dims: Dims, sight: Sight, has: Has) -> Case {
+        let Dims { batch, heads, kv_heads, queries, keys, head_dim } = dims;
+        let (of_queries, of_keys) = (batch * heads * queries * head_dim, batch * kv_heads * keys * head_dim);
+        let table_len = keys.max(queries) + rng.random_range(0..3);
+        let columns = heads * sight.sides().columns(table_len);
+        let table = |wanted: bool, rng: &mut ChaCha8Rng| wanted.then(|| random(rng, columns, 2.0));
+        Case {
+            dims,
+            sight,
+            q: random(rng, of_queries, 1.5),
+            k: random(rng, of_keys, 1.5),
+            v: random(rng, of_keys, 1.0),
+            d_out: random(rng, of_queries, 1.0),
+            bias: table(has.bias, rng),
+            weight: table(has.weight, rng),
+            lengths: has.lengths.then(|| (0..batch).map(|_| rng.random_range(0..=keys)).collect()),
+            table_len: if has.bias || has.weight { table_len } else { 0 },
+            clocks: has.clocks.then(|| clocks(rng, batch * heads, keys)),
+        }
+    }
+
+    /// Everything that forward and backward make, by name.
+    pub fn expected(&self) -> Vec<(&'static str, Vec<f64>)> {
+        let Dims { batch, heads, kv_heads, queries, keys, head_dim } = self.dims;
+        let table = Table {
+            bias: self.bias.as_deref(),
+            weight: self.weight.as_deref(),
+            damping: None,
+            clocks: self.clocks.as_deref().map(|values| Strided { values, stride: keys }),
+            // the definition looks tables up before it asks whether there are any
+            len: self.dims.keys.max(self.dims.queries).max(self.table_len),
+        };
+        let problem = Problem {
+            dims: self.dims,
+            scale: SCALE,
+            cap: None,
+            sinks: None,
+            sight: self.sight,
+            lengths: self.lengths.as_deref(),
+            scores: Scores::Table(table),
+        };
+        let strides = |heads: usize, rows: usize| Strides {
+            batch: heads * rows * head_dim,
+            head: rows * head_dim,
+            row: head_dim,
+        };
+        let (of_queries, of_keys) = (strides(heads, queries), strides(kv_heads, keys));
+        fn view(data: &[f64], strides: Strides) -> View<'_, f64> {
+            View { data, strides }
+        }
+        let [q, k, v] = [(&self.q, of_queries), (&self.k, of_keys), (&self.v, of_keys)].map(|(d, s)| view(d, s));
+        let (mut out, mut lse) = (vec![0.0; self.q.len()], vec![0.0; batch * heads * queries]);
+        naive::forward(&problem, q, k, v, ViewMut::new(&mut out, of_queries), &mut lse);
+        let [mut d_q, mut d_k, mut d_v] = [&self.q, &self.k, &self.v].map(|values| vec![0.0; values.len()]);
+        let room = |table: &Option<Vec<f64>>| table.as_ref().map(|table| vec![0.0; table.len()]);
+        let (mut d_bias, mut d_weight, mut d_clocks) = (room(&self.bias), room(&self.weight), room(&self.clocks));
+        let saved =
+            attention::Saved { q, k, v, out: view(&out, of_queries), lse: &lse, d_out: view(&self.d_out, of_queries) };
+        let gradients = attention::Gradients {
+            d_q: ViewMut::new(&mut d_q, of_queries),
+            d_k: ViewMut::new(&mut d_k, of_keys),
+            d_v: ViewMut::new(&mut d_v, of_keys),
+            d_bias: d_bias.as_deref_mut(),
+            d_weight: d_weight.as_deref_mut(),
+            d_map: None,
+            d_sinks: None,
+            d_clocks: d_clocks.as_deref_mut(),
+        };
+        naive::backward(&problem, saved, gradients);
+        // the kernels write the lowest number in place of minus infinity
+        lse.iter_mut().for_each(|lse| *lse = lse.max(-1e30));
+        let mut all = vec![("out", out), ("lse", lse), ("d_q", d_q), ("d_k", d_k), ("d_v", d_v)];
+        all.extend(d_bias.map(|d_bias| ("d_bias", d_bias)));
+        all.extend(d_weight.map(|d_weight| ("d_weight", d_weight)));
+        all.extend(d_clocks.map(|d_clocks| ("d_clocks", d_clocks)));
+        all
+    }
+
+    /// The same from a device, in its own bits.
+    pub fn found(&self, client: &Client, tile: Option<Tile>) -> Vec<Vec<f32>> {
+        let put = |values: &[f64]| {
+            let values: Vec<f32> = values.iter().map(|value| *value as f32).collect();
+            client.create_from_slice(f32::as_bytes(&values))
+        };
+        let mut call = Attention::new(client, self.dims, SCALE as f32, self.sight);
+        call.tile = tile.unwrap_or(call.tile);
+        let [bias, weight] = [&self.bias, &self.weight].map(|table| table.as_deref().map(put));
+        call.tables = Tables { bias, weight, len: self.table_len };
+        let lengths = |lengths: &Vec<usize>| lengths.iter().map(|length| *length as u32).collect::<Vec<u32>>();
+        call.lengths = self.lengths.as_ref().map(|all| client.create_from_slice(u32::as_bytes(&lengths(all))));
+        let fixed = |sum: &f64| [sum.round() as i32, ((sum - sum.round()) / f64::from(REST)).round() as i32];
+        let clocks = |all: &[f64]| all.iter().flat_map(fixed).collect::<Vec<i32>>();
+        call.clocks = self.clocks.as_deref().map(|all| client.create_from_slice(i32::as_bytes(&clocks(all))));
+        let [q, k, v] = [&self.q, &self.k, &self.v].map(|values| put(values));
+        let output = call.forward(&q, &k, &v);
+        let saved = Saved { q, k, v, output: output.clone() };
+        let wanted = [self.bias.is_some(), self.weight.is_some()];
+        let Gradients { d_q, d_k, d_v, d_tables, d_clocks } = call.backward(&saved, &put(&self.d_out), wanted);
+        let Output { out, lse } = output;
+        let get = |handle: Handle| f32::from_bytes(&client.read_one(handle).expect("the device answers")).to_vec();
+        let of_scores = d_tables.into_iter().flatten().chain(d_clocks);
+        [out, lse, d_q, d_k, d_v].into_iter().chain(of_scores).map(get).collect()
+    }
+
+    /// Compares the two.
+    pub fn check(&self, client: &Client, tile: Option<Tile>) {
+        self.check_within(client, tile, &[]);
+    }
+
+    /// The same where values may be off by more: `margins` of each array, and of those behind them nothing. Returns whether one was.
+    pub fn check_within(&self, client: &Client, tile: Option<Tile>, margins: &[Vec<f64>]) -> bool {
+        let found = self.found(client, tile);
+        let expected = self.expected();
+        assert_eq!(found.len(), expected.len());
+        let mut off = false;
+        for (n, ((name, expected), found)) in expected.into_iter().zip(&found).enumerate() {
+            assert_eq!(expected.len(), found.len(), "{name}");
+            let finite = |value: &&f64| **value > -1e29;
+            let largest = expected.iter().filter(finite).fold(1.0_f64, |largest, value| largest.max(value.abs()));
+            for (at, (expected, found)) in expected.iter().zip(found).enumerate() {
+                let found = f64::from(*found).max(-1e30);
+                let error = (expected - found).abs() / largest;
+                let margin = margins.get(n).map_or(0.0, |margins| margins[at] / largest);
+                off |= error > 2.0 * TOLERANCE;
+                assert!(
+                    error < TOLERANCE + margin,
+                    "{:?} {:?} {:?}: {name}[{at}] is {found}, expected {expected}, error {error:e}",
+                    self.dims,
+                    self.sight,
+                    self.lengths
+                );
+            }
+        }
+        off
+    }
+}
+
+/// Cumulative gates, which forget little or much, as they are a million tokens into a sequence.
+fn clocks(rng: &mut ChaCha8Rng, rows: usize, len: usize) -> Vec<f64> {
+    let mut row = |_| {
+        let mut sum = -700_000.0f64;
+        let sums: Vec<f64> = (0..len)
+            .map(|_| {
+                sum -= rng.random_range(0.0..0.4);
+                sum
+            })
+            .collect();
+        sums
+    };
+    (0..rows).flat_map(&mut row).collect()
+}
+
+pub fn dims(batch: usize, [heads, kv_heads]: [usize; 2], [queries, keys]: [usize; 2], head_dim: usize) -> Dims {
+    Dims { batch, heads, kv_heads, queries, keys, head_dim }
+}
+
+/// Small tiles, so that a few dozen positions are many of them.
+pub fn small(head_dim: usize) -> Option<Tile> {
+    Some(Tile::new([4, 2], 2, head_dim))
+}
+
+pub fn any_sight(rng: &mut ChaCha8Rng, longest: usize) -> Sight {
+    let window = (rng.random_range(0..2) == 0).then(|| rng.random_range(1..=longest));
+    match rng.random_range(0..3) {
+        0 => Sight::Both { window },
+        _ => Sight::Causal { window },
+    }
+}
+
+/// Some heads, a few dozen positions, as many queries as keys or others.
+pub fn any_dims(rng: &mut ChaCha8Rng, head_dim: usize) -> Dims {
+    let kv_heads = rng.random_range(1..3);
+    let heads = kv_heads * rng.random_range(1..4);
+    let keys = rng.random_range(1..60);
+    let queries = if rng.random_range(0..2) == 0 { keys } else { rng.random_range(1..60) };
+    dims(rng.random_range(1..3), [heads, kv_heads], [queries, keys], head_dim)
+}

@@ -1,0 +1,146 @@
+//! Floats that survive JSON: a loss that became NaN or infinite is a result and is written as `"NaN"`, `"inf"` or `"-inf"`.
+//!
+//! JSON has no such numbers. serde_json writes `null` for them, which would turn a diverged run
+//! into a missing one. Use as `#[serde(with = "crate::number")]` on `f64` and on options,
+//! vectors and maps of it.
+
+use std::collections::BTreeMap;
+
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
+
+/// A value built from floats, and its form in a file.
+pub trait Numbers: Sized {
+    /// The same structure with every float replaced by a [`Number`].
+    type Wire: Serialize + DeserializeOwned;
+    /// The value as it goes to a file.
+    fn to_wire(&self) -> Self::Wire;
+    /// The value as it comes from one.
+    fn from_wire(wire: Self::Wire) -> Self;
+}
+
+/// For `#[serde(with)]`.
+///
+/// # Errors
+/// The serializer's.
+pub fn serialize<T: Numbers, S: Serializer>(value: &T, serializer: S) -> Result<S::Ok, S::Error> {
+    value.to_wire().serialize(serializer)
+}
+
+/// For `#[serde(with)]`.
+///
+/// # Errors
+/// A value that is neither a number nor the name of one.
+pub fn deserialize<'de, T: Numbers, D: Deserializer<'de>>(deserializer: D) -> Result<T, D::Error> {
+    T::Wire::deserialize(deserializer).map(T::from_wire)
+}
+
+/// A float in a file: a number where the format has it, else its name.
+#[derive(Serialize, Deserialize)]
+#[serde(untagged)]
+pub enum Number {
+    /// A number of JSON.
+    Finite(f64),
+    /// What JSON has no number for.
+    Named(NotFinite),
+}
+
+/// The floats that JSON has no number for.
+#[derive(Serialize, Deserialize)]
+pub enum NotFinite {
+    /// `"NaN"`.
+    NaN,
+    /// `"inf"`.
+    #[serde(rename = "inf")]
+    Infinity,
+    /// `"-inf"`.
+    #[serde(rename = "-inf")]
+    NegativeInfinity,
+}
+
+impl Numbers for f64 {
+    type Wire = Number;
+
+    fn to_wire(&self) -> Number {
+        match *self {
+            x if x.is_finite() => Number::Finite(x),
+            f64::INFINITY => Number::Named(NotFinite::Infinity),
+            f64::NEG_INFINITY => Number::Named(NotFinite::NegativeInfinity),
+            _ => Number::Named(NotFinite::NaN),
+        }
+    }
+
+    fn from_wire(wire: Number) -> f64 {
+        match wire {
+            Number::Finite(x) => x,
+            Number::Named(NotFinite::NaN) => f64::NAN,
+            Number::Named(NotFinite::Infinity) => f64::INFINITY,
+            Number::Named(NotFinite::NegativeInfinity) => f64::NEG_INFINITY,
+        }
+    }
+}
+
+impl<T: Numbers> Numbers for Option<T> {
+    type Wire = Option<T::Wire>;
+
+    fn to_wire(&self) -> Self::Wire {
+        self.as_ref().map(T::to_wire)
+    }
+
+    fn from_wire(wire: Self::Wire) -> Self {
+        wire.map(T::from_wire)
+    }
+}
+
+impl<T: Numbers> Numbers for Vec<T> {
+    type Wire = Vec<T::Wire>;
+
+    fn to_wire(&self) -> Self::Wire {
+        self.iter().map(T::to_wire).collect()
+    }
+
+    fn from_wire(wire: Self::Wire) -> Self {
+        wire.into_iter().map(T::from_wire).collect()
+    }
+}
+
+impl<T: Numbers> Numbers for BTreeMap<String, T> {
+    type Wire = BTreeMap<String, T::Wire>;
+
+    fn to_wire(&self) -> Self::Wire {
+        self.iter().map(|(name, value)| (name.clone(), value.to_wire())).collect()
+    }
+
+    fn from_wire(wire: Self::Wire) -> Self {
+        wire.into_iter().map(|(name, wire)| (name, T::from_wire(wire))).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[derive(Serialize, Deserialize)]
+    struct Row {
+        #[serde(with = "super")]
+        one: f64,
+        #[serde(with = "super")]
+        many: Vec<Option<f64>>,
+    }
+
+    #[test]
+    fn every_float_comes_back() {
+        let many = vec![Some(f64::INFINITY), None, Some(f64::NEG_INFINITY), Some(0.1 + 0.2), Some(f64::MIN_POSITIVE)];
+        let text = serde_json::to_string(&Row { one: f64::NAN, many: many.clone() }).unwrap();
+        assert_eq!(text, r#"{"one":"NaN","many":["inf",null,"-inf",0.30000000000000004,2.2250738585072014e-308]}"#);
+        let back: Row = serde_json::from_str(&text).unwrap();
+        assert!(back.one.is_nan());
+        assert_eq!(back.many, many);
+    }
+
+    #[test]
+    fn a_missing_number_is_not_nan() {
+        assert!(serde_json::from_str::<Row>(r#"{"one":null,"many":[]}"#).is_err());
+        assert!(serde_json::from_str::<Row>(r#"{"one":"nought","many":[]}"#).is_err());
+    }
+}

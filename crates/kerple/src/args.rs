@@ -1,0 +1,458 @@
+//! The command line. Names are fixed: people and scripts rely on them.
+
+mod call;
+mod export;
+mod general;
+mod groups;
+mod kernel;
+mod misuse;
+mod renamed;
+mod serve;
+
+pub use call::Call;
+use clap::{Args, Parser, Subcommand};
+pub use export::Export;
+pub use general::General;
+pub use groups::{Array, Evaluation, Hardware, Instructions, RunFile, Sharing, Split, Work, default_lengths};
+use groups::{count, rope_scaling};
+pub use kernel::{Kernel, KernelCommand};
+use kerple_core::encoding::scaling::Scaling;
+pub use serve::Serve;
+use std::path::PathBuf;
+
+/// The version and the commit it was built from.
+const VERSION: &str = concat!(env!("CARGO_PKG_VERSION"), " (commit ", env!("KERPLE_COMMIT"), ")");
+
+const EXIT_CODES: &str =
+    "Exit codes: 0 success, 1 failure, 2 usage error, 130 stopped by Ctrl-C or a signal, with finished work saved.";
+
+/// Train short, test long: relative positional encodings and length extrapolation in transformers.
+#[derive(Debug, Parser)]
+#[command(name = "kerple", version = VERSION, arg_required_else_help = true, max_term_width = 110, after_help = EXIT_CODES)]
+pub struct Cli {
+    #[command(flatten)]
+    pub general: General,
+    #[command(subcommand)]
+    pub command: Command,
+}
+
+/// What to do.
+#[derive(Debug, Subcommand)]
+pub enum Command {
+    /// Run an example with defaults: prepare text, train several encodings on short sequences,
+    /// evaluate them on long ones, write a report.
+    Quickstart(Quickstart),
+    /// Convert text to token shards.
+    Prepare(Prepare),
+    /// Train one run, or resume it when --out contains it.
+    Train(Train),
+    /// Convert a Hugging Face transformers model or a GPT-NeoX checkpoint to a run.
+    Import(Import),
+    /// Convert a run to a folder that Hugging Face transformers loads.
+    Export(Export),
+    /// Evaluate a trained run at any lengths.
+    Eval(Eval),
+    /// Train and evaluate several encodings and seeds with the same settings; re-run the command to
+    /// resume.
+    Compare(Compare),
+    /// Reproduce a paper: its runs, then its tables and figures next to the published numbers;
+    /// re-run the command to resume.
+    Reproduce(Reproduce),
+    /// Write tables, statistics and plots for run folders as HTML, Markdown, CSV and JSON.
+    Report(Report),
+    /// List all encodings, or show one: formula, parameters, source and a plot of its bias.
+    Describe(Describe),
+    /// Check, plot and analyse kernels of distance.
+    Kernel(Kernel),
+    /// Sample text from a trained run and stream it.
+    Sample(Sample),
+    /// Serve a trained run over HTTP: completions in the format of OpenAI, and a web page.
+    Serve(Serve),
+    /// Compare the style of MIDI files with a reference: intervals, rhythms and drums.
+    MusicStyle(MusicStyle),
+    /// Check kernels against the reference, then time them.
+    Bench(Bench),
+    /// Verify every checksum and every row of prepared data, runs and folders of them; the exit
+    /// code is 1 when something is damaged.
+    Verify(Verify),
+    /// List the devices that models can run on, with their memory and kernels.
+    Devices(Devices),
+    /// Print a completion script for a shell; save it where the shell looks for completions, or
+    /// source it.
+    Completions(Completions),
+    /// Print all commands and options as Markdown, or write man pages.
+    #[command(hide = true)]
+    Manual(Manual),
+}
+
+#[derive(Debug, Args)]
+pub struct Quickstart {
+    /// Minutes for the whole job; sets the number of training steps.
+    #[arg(long, default_value_t = 10.0)]
+    pub minutes: f64,
+    /// Text files or folders to use instead of the built-in text, Python Enhancement Proposals.
+    #[arg(long, num_args = 1.., value_name = "PATH")]
+    pub data: Vec<PathBuf>,
+    #[command(flatten)]
+    pub hardware: Hardware,
+    /// Output folder.
+    #[arg(long, default_value = "runs/quickstart")]
+    pub out: PathBuf,
+}
+
+#[derive(Debug, Args)]
+pub struct Prepare {
+    /// Files or folders: .jsonl, .jsonl.zst, .jsonl.gz, .parquet, text files, a GPT-NeoX .bin/.idx
+    /// pair, or, with a tokenizer for music, MIDI files and .tar, .tar.zst, .tar.gz archives of
+    /// them.
+    #[arg(long, required = true, num_args = 1.., value_name = "PATH")]
+    pub input: Vec<PathBuf>,
+    /// Output folder.
+    #[arg(long)]
+    pub out: PathBuf,
+    /// `byte`, a Hugging Face tokenizer.json, `bpe:N` to train one with N tokens, or, for MIDI
+    /// files, `remi` (pop piano) or `groove` (bass, drums and one more).
+    #[arg(long, default_value = "byte")]
+    pub tokenizer: String,
+    /// Key of the text in JSON lines, or its column in Parquet files.
+    #[arg(long, default_value = "text")]
+    pub text_key: String,
+    /// Fractions of the documents for training, validation and test, regardless of names of files
+    /// and folders. By default names that state a split decide, and other documents are split
+    /// 0.90,0.05,0.05.
+    #[arg(long, value_name = "TRAIN,VALID,TEST")]
+    pub split: Option<String>,
+    /// Augmented copies of each training piece of music, drawn as published: transposed, for
+    /// grooves also cut and thinned.
+    #[arg(long, default_value_t = 0)]
+    pub augment: u64,
+    /// Skip up to this many damaged MIDI files, Parquet rows and JSON lines; each is reported and
+    /// counted.
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    pub max_bad_documents: u64,
+    /// Accept a split whose tokens represent less than half of its bytes.
+    #[arg(long)]
+    pub allow_loss: bool,
+    /// Replace a prepared corpus that has other content. Runs that were trained on the old corpus
+    /// need it.
+    #[arg(long)]
+    pub replace: bool,
+    /// End-of-document token, when the tokenizer does not define one.
+    #[arg(long)]
+    pub eod_token: Option<String>,
+    /// Print the summary as JSON.
+    #[arg(long)]
+    pub json: bool,
+}
+
+#[derive(Debug, Args)]
+pub struct Train {
+    /// Run file; optional with --init-from, where its [data], [train] and [encoding] replace those of
+    /// the other run.
+    #[arg(long, required_unless_present = "init_from")]
+    pub config: Option<PathBuf>,
+    /// Override a key of the run file, e.g. train.steps=100.
+    #[arg(long, value_name = "KEY=VALUE")]
+    pub set: Vec<String>,
+    /// Initialise from the weights of this run, with other positions, another length or other data.
+    #[arg(long, value_name = "RUN")]
+    pub init_from: Option<PathBuf>,
+    /// Run folder; resumes when it contains a run with the same plan.
+    #[arg(long)]
+    pub out: PathBuf,
+    #[command(flatten)]
+    pub hardware: Hardware,
+    /// Fail on a damaged checkpoint instead of resuming from the previous one.
+    #[arg(long)]
+    pub strict: bool,
+    /// Print the result as JSON.
+    #[arg(long)]
+    pub json: bool,
+}
+
+#[derive(Debug, Args)]
+pub struct Import {
+    /// Folder with config.json and safetensors of GPT-NeoX, GPT-2, BLOOM, MPT, LLaMA, SmolLM3 or
+    /// Qwen3, or folder of a GPT-NeoX run.
+    pub folder: PathBuf,
+    /// Output run folder.
+    #[arg(long)]
+    pub out: PathBuf,
+    /// tokenizer.json to use instead of the folder's.
+    #[arg(long, value_name = "FILE")]
+    pub tokenizer: Option<PathBuf>,
+    /// End-of-document token, instead of the token that ends the model's generation.
+    #[arg(long, value_name = "TOKEN")]
+    pub eod_token: Option<String>,
+    /// Value of pos-emb for a GPT-NeoX run whose files do not contain it, e.g. kerple_log.
+    #[arg(long, value_name = "NAME")]
+    pub pos_emb: Option<String>,
+    /// Print the result as JSON.
+    #[arg(long)]
+    pub json: bool,
+}
+
+#[derive(Debug, Args)]
+pub struct Eval {
+    /// Run folder.
+    pub run: PathBuf,
+    #[command(flatten)]
+    pub evaluation: Evaluation,
+    /// Evaluate with an attention window of this many positions.
+    #[arg(long, value_parser = count)]
+    pub window: Option<usize>,
+    /// Evaluate with RoPE scaling: `linear`, `ntk`, `dynamic`, `yarn`, `llama3`, or keys as in a
+    /// run file, `{ kind = "yarn", factor = 4 }`.
+    #[arg(long, value_parser = rope_scaling)]
+    pub rope_scaling: Option<Scaling>,
+    /// Split of the data.
+    #[arg(long, value_enum, default_value = "test")]
+    pub split: Split,
+    /// Other prepared data with the same tokenizer.
+    #[arg(long, value_name = "PATH")]
+    pub data: Option<PathBuf>,
+    #[command(flatten)]
+    pub hardware: Hardware,
+    /// Fail on a damaged checkpoint instead of using the previous one.
+    #[arg(long)]
+    pub strict: bool,
+    /// Also write the rows in the results format of lm-evaluation-harness.
+    #[arg(long, value_name = "FILE")]
+    pub lm_eval: Option<PathBuf>,
+    /// Print rows as JSON lines.
+    #[arg(long)]
+    pub json: bool,
+}
+
+#[derive(Debug, Args)]
+pub struct Compare {
+    /// Its encoding is replaced by each of --encodings.
+    #[command(flatten)]
+    pub file: RunFile,
+    /// Names of encodings, or `@FILE` with a TOML list `[[encoding]]` of settings.
+    #[arg(long, required = true, value_delimiter = ',')]
+    pub encodings: Vec<String>,
+    /// Layers that use these encodings, counted from 0; other layers keep the run file's encoding.
+    #[arg(long, value_delimiter = ',')]
+    pub layers: Option<Vec<usize>>,
+    /// Number of seeds, counted up from the seed of the run file.
+    #[arg(long, default_value_t = 1)]
+    pub seeds: u64,
+    #[command(flatten)]
+    pub evaluation: Evaluation,
+    /// Also evaluate runs with rotary encodings under this RoPE scaling, e.g. `yarn`; may be
+    /// repeated.
+    #[arg(long, value_parser = rope_scaling)]
+    pub rope_scaling: Vec<Scaling>,
+    /// Output folder for runs and report.
+    #[arg(long)]
+    pub out: PathBuf,
+    #[command(flatten)]
+    pub sharing: Sharing,
+    #[command(flatten)]
+    pub hardware: Hardware,
+    /// Print evaluation rows as JSON lines.
+    #[arg(long)]
+    pub json: bool,
+}
+
+#[derive(Debug, Args)]
+pub struct Reproduce {
+    /// A paper: kerple, dape or spe; or an experiment of this project: arena, budget, decay, draws,
+    /// induction, languages or seeds.
+    pub paper: String,
+    /// smoke (minutes), small (hours on two cores) or paper (the paper's own sizes).
+    #[arg(long, default_value = "small")]
+    pub scale: String,
+    /// Tables and figures to make, e.g. table3,figure5; by default all.
+    #[arg(long, value_delimiter = ',')]
+    pub only: Vec<String>,
+    /// Folder that contains the texts' folders, e.g. latex/, code/ and web/; smoke uses built-in
+    /// text.
+    #[arg(long, value_name = "DIR")]
+    pub data: Option<PathBuf>,
+    /// Output folder for texts, runs and pages.
+    #[arg(long)]
+    pub out: PathBuf,
+    #[command(flatten)]
+    pub sharing: Sharing,
+    /// Train nothing; make the pages of existing runs.
+    #[arg(long)]
+    pub pages_only: bool,
+    /// Train nothing; copy plans, logs, evaluations, kernels and pages to this folder, without
+    /// checkpoints and texts.
+    #[arg(long, value_name = "DIR")]
+    pub export: Option<PathBuf>,
+    #[command(flatten)]
+    pub hardware: Hardware,
+    /// Print the result as JSON.
+    #[arg(long)]
+    pub json: bool,
+}
+
+#[derive(Debug, Args)]
+pub struct Report {
+    /// Folders that contain runs.
+    #[arg(required = true)]
+    pub dirs: Vec<PathBuf>,
+    /// Output folder.
+    #[arg(long)]
+    pub out: PathBuf,
+    /// Baseline encoding of the paired tests; by default kerple_log when present.
+    #[arg(long)]
+    pub reference: Option<String>,
+    /// Print the report's numbers as JSON.
+    #[arg(long)]
+    pub json: bool,
+}
+
+#[derive(Debug, Args)]
+pub struct Describe {
+    /// Name of an encoding, or `config` for the keys of a run file.
+    pub encoding: Option<String>,
+    /// Number of heads to plot.
+    #[arg(long, default_value_t = 8, value_parser = count)]
+    pub heads: usize,
+    /// Number of distances to plot.
+    #[arg(long, default_value_t = 512, value_parser = count)]
+    pub length: usize,
+    /// Write the plot as an SVG file.
+    #[arg(long, value_name = "FILE")]
+    pub svg: Option<PathBuf>,
+    /// Print everything as JSON.
+    #[arg(long)]
+    pub json: bool,
+}
+
+#[derive(Debug, Args)]
+pub struct Sample {
+    /// Run folder.
+    pub run: PathBuf,
+    /// Text to continue; for music, event words.
+    #[arg(long, default_value = "", allow_hyphen_values = true)]
+    pub prompt: String,
+    /// Music to continue: the first bars of a MIDI file.
+    #[arg(long, value_name = "FILE", conflicts_with = "prompt")]
+    pub prompt_midi: Option<PathBuf>,
+    /// Number of bars of --prompt-midi.
+    #[arg(long, default_value_t = 2, requires = "prompt_midi")]
+    pub bars: u64,
+    /// Write the music as a MIDI file.
+    #[arg(long, value_name = "FILE")]
+    pub midi: Option<PathBuf>,
+    /// Write the music as a piano roll in an SVG file.
+    #[arg(long, value_name = "FILE")]
+    pub svg: Option<PathBuf>,
+    /// Number of tokens to sample.
+    #[arg(long, default_value_t = 256, value_parser = count)]
+    pub max_new_tokens: usize,
+    /// Sampling temperature: 0 always takes the likeliest token, 1 samples from the model's
+    /// distribution. By default 0.8 for text, 1.2 for pop piano and 0.6 for grooves, as published.
+    #[arg(long)]
+    pub temperature: Option<f64>,
+    /// Sample from this many likeliest tokens; 0 uses all.
+    #[arg(long, default_value_t = 0)]
+    pub top_k: usize,
+    /// Sample from the likeliest tokens that together have this probability. By default 0.9 for pop
+    /// piano, else 1.
+    #[arg(long)]
+    pub top_p: Option<f64>,
+    #[command(flatten)]
+    pub hardware: Hardware,
+    /// Seed for sampling.
+    #[arg(long, default_value_t = 0)]
+    pub seed: u64,
+}
+
+#[derive(Debug, Args)]
+pub struct Bench {
+    /// What to time.
+    #[arg(value_enum)]
+    pub work: Work,
+    /// Run file of the model to time (step, eval); its text is not read.
+    #[arg(long, conflicts_with_all = ["heads", "head_dim", "layers"])]
+    pub config: Option<PathBuf>,
+    /// Override a key of the run file, e.g. model.block.glu=true.
+    #[arg(long, value_name = "KEY=VALUE", requires = "config")]
+    pub set: Vec<String>,
+    /// Sequence lengths (attention, linear, step, eval) or cached keys (decode).
+    #[arg(long, value_delimiter = ',', value_parser = count)]
+    pub lengths: Vec<usize>,
+    /// Batch size.
+    #[arg(long, value_parser = count)]
+    pub batch: Option<usize>,
+    /// Number of attention heads.
+    #[arg(long, value_parser = count)]
+    pub heads: Option<usize>,
+    /// Features per head.
+    #[arg(long, value_parser = count)]
+    pub head_dim: Option<usize>,
+    /// Number of layers (step, eval).
+    #[arg(long, value_parser = count)]
+    pub layers: Option<usize>,
+    /// Vocabulary size (step, eval).
+    #[arg(long, value_parser = count)]
+    pub vocab: Option<usize>,
+    /// Encoding as a name or a JSON table: time a model with it (step, eval), or its scores
+    /// alternately with KERPLE-log's (attention).
+    #[arg(long)]
+    pub encoding: Option<String>,
+    /// Number of timed repetitions.
+    #[arg(long, default_value_t = 5, value_parser = count)]
+    pub repeats: usize,
+    /// Widest instruction set to use.
+    #[arg(long, value_enum)]
+    pub simd: Option<Instructions>,
+    #[command(flatten)]
+    pub hardware: Hardware,
+    /// Print one JSON object per line.
+    #[arg(long)]
+    pub json: bool,
+}
+
+#[derive(Debug, Args)]
+pub struct MusicStyle {
+    /// MIDI file that the others are compared with as a whole.
+    pub reference: PathBuf,
+    /// MIDI files to compare with it together: bass with bass, drums with drums, harmony with
+    /// harmony.
+    #[arg(required = true)]
+    pub pieces: Vec<PathBuf>,
+    /// Number of equal parts of their duration, each compared separately.
+    #[arg(long, default_value_t = 1, value_parser = count)]
+    pub parts: usize,
+    /// Print one JSON object per part.
+    #[arg(long)]
+    pub json: bool,
+}
+
+#[derive(Debug, Args)]
+pub struct Verify {
+    /// Prepared data, GPT-NeoX prefixes, run folders, or folders that contain them: comparisons,
+    /// reproductions and their exports.
+    #[arg(required = true)]
+    pub paths: Vec<PathBuf>,
+    /// Print one JSON object per run and per text.
+    #[arg(long)]
+    pub json: bool,
+}
+
+#[derive(Debug, Args)]
+pub struct Devices {
+    /// Print one JSON object per device.
+    #[arg(long)]
+    pub json: bool,
+}
+
+#[derive(Debug, Args)]
+pub struct Completions {
+    /// Shell.
+    pub shell: clap_complete::Shell,
+}
+
+#[derive(Debug, Args)]
+pub struct Manual {
+    /// Write a man page per command to this folder.
+    #[arg(long, value_name = "DIR")]
+    pub man: Option<PathBuf>,
+}

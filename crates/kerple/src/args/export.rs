@@ -1,0 +1,79 @@
+//! Arguments of `kerple export`.
+
+use clap::{Args, ValueEnum};
+use kerple_convert::Family;
+use kerple_convert::export::Precision;
+use std::path::PathBuf;
+
+#[derive(Debug, Args)]
+pub struct Export {
+    /// Run folder.
+    pub run: PathBuf,
+    /// Output folder.
+    #[arg(long)]
+    pub out: PathBuf,
+    /// Architecture. By default the first built-in one of transformers that expresses the model,
+    /// else kerple's own, with its Python code next to the weights.
+    #[arg(long, value_enum, value_name = "ARCHITECTURE")]
+    pub arch: Option<Architecture>,
+    /// Type of the stored weights; parameters of encodings stay f32 in kerple's own architecture.
+    #[arg(long, value_enum, default_value = "f32")]
+    pub dtype: Stored,
+    /// Rows of sinusoids to store, so that a model that adds them can be exported as gpt2; longer
+    /// inputs fail there.
+    #[arg(long, value_name = "N", value_parser = super::groups::count)]
+    pub positions: Option<usize>,
+    /// Largest size of a weight file in bytes.
+    #[arg(long, value_name = "BYTES", default_value_t = 50_000_000_000, value_parser = clap::value_parser!(u64).range(1..))]
+    pub max_shard_size: u64,
+    /// Print the result as JSON.
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// `model_type` of `config.json`.
+#[derive(Clone, Copy, Debug, ValueEnum)]
+#[value(rename_all = "snake_case")]
+pub enum Architecture {
+    Kerple,
+    GptNeox,
+    Gpt2,
+    Llama,
+    Qwen3,
+    Smollm3,
+    Bloom,
+    Mpt,
+}
+
+impl From<Architecture> for Family {
+    fn from(architecture: Architecture) -> Family {
+        match architecture {
+            Architecture::Kerple => Family::Kerple,
+            Architecture::GptNeox => Family::GptNeox,
+            Architecture::Gpt2 => Family::Gpt2,
+            Architecture::Llama => Family::Llama,
+            Architecture::Qwen3 => Family::Qwen3,
+            Architecture::Smollm3 => Family::Smollm3,
+            Architecture::Bloom => Family::Bloom,
+            Architecture::Mpt => Family::Mpt,
+        }
+    }
+}
+
+/// Type of stored weights.
+#[derive(Clone, Copy, Debug, ValueEnum)]
+pub enum Stored {
+    F32,
+    Bf16,
+    F16,
+}
+
+impl From<Stored> for Precision {
+    fn from(stored: Stored) -> Precision {
+        match stored {
+            Stored::F32 => Precision::F32,
+            Stored::Bf16 => Precision::Bf16,
+            Stored::F16 => Precision::F16,
+        }
+    }
+}

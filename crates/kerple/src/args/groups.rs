@@ -1,0 +1,280 @@
+//! Options that several commands share, and the numbers and names that options take.
+
+use crate::exhausted;
+use crate::failure::Failure;
+use clap::{Args, ValueEnum};
+use kerple_burn::device::Name;
+use kerple_core::cpu::InstructionSet;
+use kerple_core::encoding::scaling::Scaling;
+use kerple_core::precision::Precision;
+use kerple_lm::evaluate::{self, Amount, Protocol, Request};
+use kerple_lm::host::Host;
+use kerple_lm::job::Shard;
+use std::path::PathBuf;
+
+/// A run file and what differs from it.
+#[derive(Debug, Args)]
+pub struct RunFile {
+    /// Run file.
+    #[arg(long)]
+    pub config: PathBuf,
+    /// Override a key of the run file, e.g. train.steps=100.
+    #[arg(long, value_name = "KEY=VALUE")]
+    pub set: Vec<String>,
+}
+
+/// What is evaluated.
+#[derive(Debug, Args)]
+pub struct Evaluation {
+    /// Lengths to evaluate, in tokens. By default 1x to 32x the training length; for tasks every
+    /// half up to 12.5x.
+    #[arg(long, value_delimiter = ',', value_parser = count)]
+    pub lengths: Vec<usize>,
+    /// segments, nonoverlapping, last:COUNT, sliding:STRIDE or rolling:LENGTH.
+    #[arg(long, default_value = "segments")]
+    pub protocol: String,
+    /// Number of segments of the text; the text must have that many. By default up to 320; for
+    /// nonoverlapping and sliding as many as contain 320 training sequences. For rolling the number of
+    /// documents, by default all; for a task the number of sequences of each length, by default up
+    /// to 512.
+    #[arg(long, value_parser = count)]
+    pub n_segments: Option<usize>,
+    /// Tokens per segment, the same for all lengths and at least the longest. By default as in
+    /// earlier evaluations of the run, or 32 training lengths.
+    #[arg(long, value_parser = count)]
+    pub segment_len: Option<usize>,
+    /// Record the loss at every position.
+    #[arg(long)]
+    pub per_position: bool,
+}
+
+impl Evaluation {
+    /// The request of a model trained at `train_len` on a text or a task; when none were named the lengths are 1x to 32x of it,
+    /// of a task every half of it up to 12.5x.
+    ///
+    /// # Errors
+    /// A protocol that does not exist.
+    pub fn request(&self, train_len: usize, seed: u64, task: bool) -> Result<Request, kerple_lm::Error> {
+        let protocol = self.protocol.parse()?;
+        Ok(Request {
+            lengths: match (self.lengths.is_empty(), task, protocol) {
+                (false, _, _) => self.lengths.clone(),
+                (true, true, _) => evaluate::default_lengths(train_len),
+                (true, false, Protocol::Rolling(length)) => vec![length],
+                (true, false, _) => default_lengths(train_len),
+            },
+            protocol,
+            // 320 segments, as the original evaluates, or what there is
+            n_segments: self.n_segments.map_or(Amount::UpTo(320), Amount::Exactly),
+            segment_len: self.segment_len,
+            seed,
+            per_position: self.per_position,
+        })
+    }
+}
+
+/// What models run on.
+#[derive(Debug, Args)]
+pub struct Hardware {
+    /// Where models run: cpu, cuda, vulkan, metal or wgpu, cuda:1 for the second device of a kind,
+    /// wgpu:software for tests; `kerple devices` lists them. The device is not part of a plan,
+    /// which gives the same run on all devices up to rounding.
+    #[arg(long, default_value = "cpu")]
+    pub device: Name,
+    /// Precision of the inputs of matrix products on GPUs, which accumulate in f32: f32, or rounded
+    /// to tf32 or bf16, which GPUs with matrix units multiply faster. Everything else is f32:
+    /// weights, optimizer state, norms, softmax, losses, positions. The precision is not part of a
+    /// plan; sessions.jsonl records it.
+    #[arg(long, value_name = "PRECISION", default_value = "f32")]
+    pub precision: Precision,
+}
+
+impl Hardware {
+    /// The device in this machine, and this program.
+    ///
+    /// # Errors
+    /// A device that is not there, or that this program was built without.
+    pub fn host(&self) -> Result<Host, Failure> {
+        let cpu = Host::cpu(Some(env!("KERPLE_COMMIT").to_owned()));
+        if self.device == Name::Cpu {
+            self.check_exact("the CPU computes in f32")?;
+            return Ok(cpu);
+        }
+        let opened = self.device.open()?;
+        exhausted::tell_of(self.device);
+        Ok(cpu.on(self.device, opened, self.precision))
+    }
+
+    /// Refuses precisions below `f32`, with a reason.
+    ///
+    /// # Errors
+    /// When they are asked for.
+    pub fn check_exact(&self, why: &str) -> Result<(), Failure> {
+        match self.precision {
+            Precision::F32 => Ok(()),
+            shorter => Err(Failure::misuse(
+                format!("--precision {shorter}: {why}"),
+                "omit --precision, or choose a GPU with --device: reduced precision needs a GPU",
+            )),
+        }
+    }
+
+    /// The same for a command that may only write scripts or pages, on a machine without the device.
+    ///
+    /// # Errors
+    /// As [`Hardware::host`], where models run.
+    pub fn host_where(&self, models_run: bool) -> Result<Host, Failure> {
+        match models_run {
+            true => self.host(),
+            false => Hardware { device: Name::Cpu, precision: Precision::F32 }.host(),
+        }
+    }
+}
+
+/// How runs are divided among processes.
+#[derive(Debug, Args)]
+pub struct Sharing {
+    /// Take only every N-th run, starting from the I-th, counted from 0; copy the folders of all
+    /// shards together to merge them.
+    #[arg(long, value_name = "I/N")]
+    pub shard: Option<Shard>,
+    /// Train nothing; write scripts for a Slurm job array of N tasks, K at a time, and for a job
+    /// that makes the pages.
+    #[arg(long, value_name = "N[%K]", conflicts_with = "shard")]
+    pub slurm: Option<Array>,
+}
+
+/// Tasks of a job array, and how many run at a time.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Array {
+    pub tasks: usize,
+    pub at_once: Option<usize>,
+}
+
+impl std::str::FromStr for Array {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Array, String> {
+        let (tasks, at_once) = text.split_once('%').map_or((text, None), |(tasks, most)| (tasks, Some(most)));
+        Ok(Array { tasks: count(tasks)?, at_once: at_once.map(count).transpose()? })
+    }
+}
+
+/// `1x, 2x, ... 32x` of the training length.
+pub fn default_lengths(train_len: usize) -> Vec<usize> {
+    (0..6).map(|octave| train_len.saturating_mul(1 << octave)).collect()
+}
+
+/// Largest count an option takes: products of a few of them stay far from the end of 64 bits in floating point, and no
+/// machine holds as many tokens.
+const MOST: usize = 1 << 40;
+
+/// A number of things, from 1 on.
+pub fn count(text: &str) -> Result<usize, String> {
+    match text.trim().parse::<usize>() {
+        Ok(0) => Err("it must be at least 1".to_owned()),
+        Ok(number) if number <= MOST => Ok(number),
+        Err(error) if *error.kind() != std::num::IntErrorKind::PosOverflow => {
+            Err("it must be a whole number of at least 1".to_owned())
+        }
+        _ => Err(format!("it must be at most {MOST}")),
+    }
+}
+
+/// A scaling of rotary rates: a name, or keys as a run file's inline table.
+pub fn rope_scaling(text: &str) -> Result<Scaling, String> {
+    #[derive(serde::Deserialize)]
+    struct Line {
+        scaling: Scaling,
+    }
+    let value = if text.trim_start().starts_with('{') { text.to_owned() } else { format!("{:?}", text.trim()) };
+    let line: Line = toml::from_str(&format!("scaling = {value}")).map_err(|error| error.message().to_owned())?;
+    Ok(line.scaling)
+}
+
+/// Which part of the prepared text.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Split {
+    /// The training split.
+    Train,
+    /// The validation split.
+    Valid,
+    /// The test split.
+    Test,
+}
+
+/// What is timed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Work {
+    /// One attention layer, forward and backward.
+    Attention,
+    /// A training step of a decoder.
+    Step,
+    /// Attention of one query over cached keys.
+    Decode,
+    /// Evaluation of one long segment.
+    Eval,
+    /// One layer of linear attention, forward and backward.
+    Linear,
+}
+
+/// Instruction sets, widest first.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Instructions {
+    /// AVX-512.
+    Avx512,
+    /// AVX2 with fused multiply-add.
+    Avx2,
+    /// Instructions that every CPU of the architecture has.
+    Portable,
+}
+
+impl Instructions {
+    /// The set of this name.
+    pub fn set(self) -> InstructionSet {
+        match self {
+            Instructions::Avx512 => InstructionSet::Avx512,
+            Instructions::Avx2 => InstructionSet::Avx2,
+            Instructions::Portable => InstructionSet::Portable,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn arrays_say_how_many_run_at_once() {
+        assert_eq!("8".parse(), Ok(Array { tasks: 8, at_once: None }));
+        assert_eq!("8%2".parse(), Ok(Array { tasks: 8, at_once: Some(2) }));
+        for text in ["", "0", "8%", "8%0", "%2"] {
+            assert!(text.parse::<Array>().is_err(), "{text}");
+        }
+    }
+
+    #[test]
+    fn scalings_are_names_or_tables() {
+        let label = |text: &str| rope_scaling(text).map(|scaling| scaling.label());
+        assert_eq!(label("yarn"), Ok("yarn".to_owned()));
+        assert_eq!(label(r#"{ kind = "linear", factor = 4 }"#), Ok("linear.factor4".to_owned()));
+        for (text, says) in
+            [("yarm", "unknown scaling `yarm`"), ("{ kind = 3", ""), (r#"{ kind = "ntk", f = 3 }"#, "f")]
+        {
+            assert!(label(text).unwrap_err().contains(says), "{text}: {:?}", label(text));
+        }
+    }
+
+    #[test]
+    fn counts_have_limits() {
+        assert_eq!(count("7"), Ok(7));
+        assert_eq!(count(&MOST.to_string()), Ok(MOST));
+        assert!(count("0").unwrap_err().contains("at least 1"));
+        for text in [&(MOST + 1).to_string(), "18446744073709551615", "18446744073709551616"] {
+            assert!(count(text).unwrap_err().contains("at most"), "{text}");
+        }
+        for text in ["", "x", "-1", "1.5"] {
+            assert!(count(text).unwrap_err().contains("whole number"), "{text}");
+        }
+    }
+}

@@ -1,0 +1,120 @@
+//! One module per command.
+
+pub mod bench;
+pub mod compare;
+pub mod describe;
+pub mod devices;
+pub mod eval;
+pub mod export;
+pub mod import;
+pub mod kernel;
+pub mod manual;
+pub mod music_style;
+pub mod prepare;
+pub mod quickstart;
+pub mod report;
+pub mod reproduce;
+pub mod sample;
+pub mod serve;
+pub mod slurm;
+pub mod train;
+pub mod verify;
+
+use crate::failure::{Failure, Outcome};
+use crate::output::{remarkln, resultln};
+use crate::progress::duration;
+use kerple_burn::device::Name;
+use kerple_burn::positions::PositionalEncoding;
+use kerple_data::music::Piece;
+use kerple_lm::plan::Plan;
+use kerple_lm::train::Progress;
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+/// Reads a MIDI file and reports its repairs.
+pub fn read_piece(path: &Path) -> kerple_data::Result<Piece> {
+    let piece = Piece::read(path)?;
+    piece.repairs.iter().for_each(|repair| remarkln!("note: {}: {repair}", path.display()));
+    Ok(piece)
+}
+
+/// Writes a file that was asked for, whole or not at all.
+pub fn write_file(path: &Path, content: &str) -> Outcome {
+    kerple_run::files::replace(path, content.as_bytes()).map_err(|error| Failure::writing(path, &error))
+}
+
+/// A flag that the first Ctrl-C, SIGTERM or SIGUSR1 sets; a second one ends the process at once.
+pub fn stop_flag() -> Arc<AtomicBool> {
+    stop_flag_saying("finishing this step, then saving; press Ctrl-C again to stop at once")
+}
+
+/// [`stop_flag`] of work that does something else than saving when it is stopped.
+pub fn stop_flag_saying(what: &'static str) -> Arc<AtomicBool> {
+    let flag = Arc::new(AtomicBool::new(false));
+    let seen = flag.clone();
+    let handler = move || {
+        if seen.swap(true, Ordering::Relaxed) {
+            std::process::exit(130);
+        }
+        remarkln!("\n{what}");
+    };
+    // another handler is only installed already when commands run one another
+    let _ = ctrlc::set_handler(handler);
+    #[cfg(unix)]
+    // SAFETY: the handler does what is allowed in one.
+    unsafe {
+        libc::signal(libc::SIGUSR1, as_term as *const () as libc::sighandler_t);
+    }
+    flag
+}
+
+/// mpirun hands SIGUSR1 on to all ranks and lets them work on; after SIGTERM it kills them within a second.
+#[cfg(unix)]
+extern "C" fn as_term(_: libc::c_int) {
+    // SAFETY: raises a signal, which a handler may do.
+    unsafe {
+        libc::raise(libc::SIGTERM);
+    }
+}
+
+/// A training step as a progress line.
+pub fn step_line(what: &str, p: &Progress) -> String {
+    format!(
+        "{what}  step {}/{}  loss {:.4}  {:.0} tokens/s  {} left",
+        p.step,
+        p.steps,
+        p.loss,
+        p.tokens_per_second,
+        duration(p.seconds_left)
+    )
+}
+
+/// Remarks on sequences of this many tokens that reach further than linear attention holds the kernel to its tolerance.
+pub fn remark_on_horizon(encoding: &PositionalEncoding, len: usize) {
+    if let Some(horizon) = encoding.horizon().filter(|horizon| len > horizon.saturating_add(1)) {
+        remarkln!(
+            "note: {len} tokens exceed the horizon of {horizon}; beyond it the kernel is not \
+                approximated to its tolerance and its slowest term does not decay; for such lengths \
+                train with a larger horizon in model.block.attention"
+        );
+    }
+}
+
+/// Remarks on what of a model's attention has no kernel on the GPU that was asked for.
+pub fn remark_on_kernels(plan: &Plan, device: Name) {
+    let composed = plan.model.composed_on_gpus(&plan.encoding, plan.data.task.as_ref());
+    if device != Name::Cpu && !composed.is_empty() {
+        remarkln!(
+            "note: {device} has no kernel for {}; attention uses plain Burn operations: softmax \
+                attention is chunked over queries and needs memory linear in the length, linear \
+                attention needs memory that grows with its square",
+            composed.join(", ")
+        );
+    }
+}
+
+/// Prints a value as one line of JSON.
+pub fn print_json(value: &impl serde::Serialize) {
+    resultln!("{}", serde_json::to_string(value).expect("results are plain data"));
+}

@@ -1,0 +1,284 @@
+//! One attention layer: the tiled engine, the reference where it is short enough, and plain Burn
+//! operations.
+
+use super::{Row, Sizes, agree, times};
+use crate::failure::{Failure, Outcome};
+use crate::memory::extra_mib;
+use burn::tensor::{DType, Device, Distribution, Tensor};
+use kerple_burn::fused;
+use kerple_burn::ops::attention::{default_scale, rotated};
+use kerple_burn::pass::Pass;
+use kerple_burn::positions::PositionalEncoding;
+use kerple_core::attention::{self, Dims, Gradients, Problem, Saved, Scores, Strides, Table, View, ViewMut, naive};
+use kerple_core::encoding::{Encoding, Geometry, Method};
+use kerple_core::encoding::{Form, MapForm};
+use kerple_core::forms::{Sides, Strided};
+use kerple_core::maps::{Extent, Map};
+use kerple_core::ops::clocks;
+use std::time::Instant;
+
+/// Longest sequence the definition and the composed operations are timed at.
+const LONGEST_NAIVE: usize = 1024;
+pub const LONGEST_COMPOSED: usize = 2048;
+
+/// Inputs of one call, and room for what it returns.
+struct Task {
+    dims: Dims,
+    strides: Strides,
+    inputs: [Vec<f32>; 4],
+    bias: Option<Vec<f32>>,
+    /// A score map and its numbers, in the place of a bias.
+    map: Option<(Map, Vec<f32>)>,
+    /// Rates at which products of features fade.
+    damping: Option<Vec<f64>>,
+    clocks: Option<Vec<f64>>,
+    out: Vec<f32>,
+    lse: Vec<f32>,
+    d: [Vec<f32>; 3],
+    d_bias: Option<Vec<f32>>,
+    d_map: Option<Vec<f32>>,
+    d_clocks: Option<Vec<f64>>,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Engine {
+    Naive,
+    Tiled,
+}
+
+/// Numbers in [-1, 1) that differ from place to place.
+pub fn noise(len: usize, seed: u32) -> Vec<f32> {
+    let mut state = seed.wrapping_mul(747_796_405).wrapping_add(1);
+    let mut next = || {
+        state ^= state << 13;
+        state ^= state >> 17;
+        state ^= state << 5;
+        state as f32 / (1u32 << 31) as f32 - 1.0
+    };
+    (0..len).map(|_| next()).collect()
+}
+
+/// The bias of KERPLE-log heads as they start, `[H, len]`.
+pub fn log_bias(heads: usize, head_dim: usize, len: usize) -> Vec<f32> {
+    let geometry = Geometry::new(heads, head_dim, len);
+    let encoding = Encoding::from(Method::KerpleLog(Default::default()));
+    let table = encoding.table(&geometry, &encoding.initial(&geometry, 0), len);
+    table.bias.unwrap_or_default().into_iter().map(|value| value as f32).collect()
+}
+
+impl Task {
+    /// Of the inputs with this number.
+    fn new(length: usize, Sizes { batch, heads, head_dim, .. }: Sizes, bias: &str, draw: u32) -> Task {
+        let elements = batch * heads * length * head_dim;
+        let with = bias != "none";
+        Task {
+            dims: Dims { batch, heads, kv_heads: heads, queries: length, keys: length, head_dim },
+            strides: Strides { batch: heads * length * head_dim, head: length * head_dim, row: head_dim },
+            inputs: [1, 2, 3, 4].map(|seed| noise(elements, 4 * draw + seed)),
+            bias: with.then(|| log_bias(heads, head_dim, length)),
+            map: None,
+            damping: None,
+            clocks: None,
+            out: vec![0.0; elements],
+            lse: vec![0.0; batch * heads * length],
+            d: [0, 1, 2].map(|_| vec![0.0; elements]),
+            d_bias: (bias == "learned").then(|| vec![0.0; heads * length]),
+            d_map: None,
+            d_clocks: None,
+        }
+    }
+
+    /// With the scores of an encoding as it starts; its rotation is left out.
+    fn of(encoding: &Encoding, length: usize, sizes: Sizes, draw: u32) -> Task {
+        let geometry = Geometry::new(sizes.heads, sizes.head_dim, length);
+        let stored = encoding.initial(&geometry, 0);
+        let cast = |values: Vec<f64>| values.into_iter().map(|value| value as f32).collect::<Vec<f32>>();
+        let plain = Task::new(length, sizes, "none", draw);
+        match encoding.form(&geometry, &stored, length) {
+            Form::Nothing | Form::Absolute(_) | Form::Code(_) => plain,
+            Form::Rotary(rotary) => Task { damping: rotary.damping(sizes.head_dim), ..plain },
+            Form::Table(table) => {
+                let bias = table.bias.map(cast);
+                Task { d_bias: bias.clone(), bias, ..plain }
+            }
+            Form::Gates(_) => {
+                // logits as normed rows make them with the first weights, about N(0, 1/2)
+                let logits = noise(sizes.batch * length * sizes.heads, 9);
+                let clocks = clocks::of_logits(&logits, [sizes.batch, length, sizes.heads]);
+                Task { d_clocks: Some(clocks.clone()), clocks: Some(clocks), ..plain }
+            }
+            Form::Map(MapForm { map, table, own, .. }) => {
+                let tables = [table.bias, table.weight].into_iter().flatten();
+                let extent = Extent { sides: Sides::One, len: length, scale: default_scale(sizes.head_dim) };
+                let own = map.numbers(&stored[stored.len() - own..].concat(), extent);
+                let values: Vec<f32> = tables.chain([own]).flat_map(cast).collect();
+                Task { d_map: Some(values.clone()), map: Some((map, values)), ..plain }
+            }
+        }
+    }
+
+    fn run(&mut self, engine: Engine, backward: bool) {
+        let Task { dims, strides, inputs, bias, map, damping, clocks, out, lse, d, d_bias, d_map, d_clocks } = self;
+        let strides = *strides;
+        let extent = Extent { sides: Sides::One, len: dims.keys, scale: default_scale(dims.head_dim) };
+        let map = map.as_ref().map(|(map, values)| map.over(values, extent));
+        let problem = Problem {
+            scores: match &map {
+                Some(map) => Scores::Map(&**map),
+                None => {
+                    let (bias, damping, len) = (bias.as_deref(), damping.as_deref(), dims.keys);
+                    let clocks = clocks.as_deref().map(|values| Strided { values, stride: len });
+                    Scores::Table(Table { bias, weight: None, damping, clocks, len })
+                }
+            },
+            ..Problem::causal(*dims, (dims.head_dim as f32).sqrt().recip())
+        };
+        let [q, k, v, d_out] = inputs.each_ref().map(|data| View { data, strides });
+        let forward = if engine == Engine::Tiled { attention::forward } else { naive::forward };
+        forward(&problem, q, k, v, ViewMut::new(out, strides), lse);
+        if backward {
+            let [d_q, d_k, d_v] = d.each_mut().map(|data| ViewMut::new(data, strides));
+            let saved = Saved { q, k, v, out: View { data: out, strides }, lse, d_out };
+            let [d_bias, d_map] = [d_bias, d_map].map(|values| values.as_deref_mut());
+            let d_clocks = d_clocks.as_deref_mut();
+            let gradients = Gradients { d_q, d_k, d_v, d_bias, d_weight: None, d_map, d_sinks: None, d_clocks };
+            let run = if engine == Engine::Tiled { attention::backward } else { naive::backward };
+            run(&problem, saved, gradients);
+        }
+    }
+
+    /// Everything the last run returned.
+    fn results(&self) -> Vec<Vec<f32>> {
+        let clocks = self.d_clocks.iter().map(|values| values.iter().map(|value| *value as f32).collect());
+        let tables = self.d_bias.iter().chain(&self.d_map).cloned();
+        [self.out.clone()].into_iter().chain(self.d.iter().cloned()).chain(tables).chain(clocks).collect()
+    }
+}
+
+/// Fails unless the tiled engine equals the definition on a problem of these sizes, at a length it can be run at.
+fn check(sizes: Sizes) -> Outcome {
+    let length = 193;
+    let (mut ours, mut definition) = (Task::new(length, sizes, "learned", 0), Task::new(length, sizes, "learned", 0));
+    ours.run(Engine::Tiled, true);
+    definition.run(Engine::Naive, true);
+    // sums of 193 products, rounded in another order
+    ours.results().into_iter().zip(definition.results()).try_for_each(|(a, b)| agree("the tiled engine", &a, &b, 1e-5))
+}
+
+/// Fails unless an encoding's engine equals the definition on two of three inputs: where a hidden unit lies at its kink to
+/// within rounding, either side is right, and a gradient differs by what this one unit brings.
+fn check_encoding(encoding: &Encoding, sizes: Sizes) -> Outcome {
+    let of_draw = |draw| {
+        let (mut ours, mut definition) = (Task::of(encoding, 193, sizes, draw), Task::of(encoding, 193, sizes, draw));
+        ours.run(Engine::Tiled, true);
+        definition.run(Engine::Naive, true);
+        // sums of up to 193^2 products, rounded in another order
+        let mut results = ours.results().into_iter().zip(definition.results());
+        results.try_for_each(|(ours, definition)| agree("the fused engine", &ours, &definition, 1e-4))
+    };
+    let failed: Vec<Failure> = (0..3).filter_map(|draw| of_draw(draw).err()).collect();
+    if failed.len() < 2 { Ok(()) } else { Err(failed.into_iter().next().expect("there are two")) }
+}
+
+/// Times an encoding and, alternately, KERPLE-log's table.
+pub fn run_encoding(encoding: &Encoding, length: usize, sizes: Sizes, tell: &mut dyn FnMut(Row)) -> Outcome {
+    check_encoding(encoding, sizes)?;
+    for backward in [false, true] {
+        let (mut plain, mut own) = (Task::new(length, sizes, "learned", 0), Task::of(encoding, length, sizes, 0));
+        let mut all = [Vec::new(), Vec::new()];
+        for repeat in 0..=sizes.repeats.max(1) {
+            for (task, all) in [&mut plain, &mut own].into_iter().zip(&mut all) {
+                let clock = Instant::now();
+                task.run(Engine::Tiled, backward);
+                // the first does not count
+                all.extend((repeat > 0).then(|| clock.elapsed().as_secs_f64() * 1e3));
+            }
+        }
+        let tasks = [("tiled", "learned", &mut plain), ("fused", encoding.method.kind(), &mut own)];
+        for ((engine, bias, task), mut all) in tasks.into_iter().zip(all) {
+            all.sort_by(f64::total_cmp);
+            let mut row = Row::new("attention", engine, length, sizes, &all, flops(length, sizes, backward));
+            row.extra_mib = Some(extra_mib(|| task.run(Engine::Tiled, backward)));
+            (row.backward, row.bias) = (backward, bias);
+            tell(row);
+        }
+    }
+    Ok(())
+}
+
+/// Multiply-adds that cannot be avoided, twice: 2 products forward, 5 backward, of half the pairs.
+pub fn flops(length: usize, sizes: Sizes, backward: bool) -> f64 {
+    let pairs = (length * (length + 1) / 2) as f64;
+    let products = if backward { 7.0 } else { 2.0 };
+    2.0 * products * pairs * (sizes.batch * sizes.heads * sizes.head_dim) as f64
+}
+
+/// KERPLE-log attention in plain Burn operations.
+struct Composed {
+    encoding: PositionalEncoding,
+    inputs: [Tensor<4>; 3],
+}
+
+impl Composed {
+    fn new(length: usize, sizes: Sizes) -> Composed {
+        let device = Device::flex().autodiff();
+        let shape = [sizes.batch, sizes.heads, length, sizes.head_dim];
+        let input = || Tensor::<4>::random(shape, Distribution::Uniform(-1.0, 1.0), &device).require_grad();
+        let encoding = Encoding::from(Method::KerpleLog(Default::default()));
+        let geometry = Geometry::new(sizes.heads, sizes.head_dim, length);
+        let encoding = PositionalEncoding::new(&encoding, &geometry, 1, 0, &device);
+        Composed { encoding, inputs: [input(), input(), input()] }
+    }
+
+    /// One forward, and one backward of the sum of the outputs when asked.
+    fn run(&self, backward: bool) {
+        let [q, k, v] = self.inputs.clone();
+        let [_, _, length, head_dim] = q.dims();
+        let positions = self.encoding.positions(
+            0,
+            [length, length],
+            (&q.device(), DType::F32),
+            fused::Engine::Composed,
+            &Pass::evaluation(0),
+        );
+        let out = rotated(q, k, v, default_scale(head_dim), &positions, fused::Engine::Composed);
+        if backward {
+            let _ = out.sum().backward();
+        }
+    }
+}
+
+fn composed(length: usize, sizes: Sizes, tell: &mut dyn FnMut(Row)) {
+    let layer = Composed::new(length, sizes);
+    for backward in [false, true] {
+        let all = times(sizes.repeats, || layer.run(backward));
+        let mut row = Row::new("attention", "composed", length, sizes, &all, flops(length, sizes, backward));
+        row.extra_mib = Some(extra_mib(|| layer.run(backward)));
+        (row.backward, row.bias) = (backward, "learned");
+        tell(row);
+    }
+}
+
+/// Times one length.
+pub fn run(length: usize, sizes: Sizes, tell: &mut dyn FnMut(Row)) -> Outcome {
+    check(sizes)?;
+    for (engine, name) in [(Engine::Tiled, "tiled"), (Engine::Naive, "naive")] {
+        if engine == Engine::Naive && length > LONGEST_NAIVE {
+            continue;
+        }
+        for backward in [false, true] {
+            for bias in ["none", "fixed", "learned"] {
+                let mut task = Task::new(length, sizes, bias, 0);
+                let all = times(sizes.repeats, || task.run(engine, backward));
+                let mut row = Row::new("attention", name, length, sizes, &all, flops(length, sizes, backward));
+                row.extra_mib = Some(extra_mib(|| task.run(engine, backward)));
+                (row.backward, row.bias) = (backward, bias);
+                tell(row);
+            }
+        }
+    }
+    if length <= LONGEST_COMPOSED {
+        composed(length, sizes, tell);
+    }
+    Ok(())
+}

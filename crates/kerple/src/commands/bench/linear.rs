@@ -1,0 +1,187 @@
+//! Linear attention with FAVOR+ features: plain, with SineSPE, and as linear KERPLE; and the last by Fourier transforms.
+
+use super::attention::noise;
+use super::{Row, Sizes, agree, times};
+use crate::failure::Outcome;
+use crate::memory::extra_mib;
+use kerple_core::attention::linear::{
+    self, Decay, DecayGradient, Dims, Gradients, Guard, Inputs, Problem, Saved, toeplitz,
+};
+use kerple_core::attention::{Strides, View, ViewMut};
+use kerple_core::encoding::{Encoding, Fading, Geometry, Method};
+use kerple_core::features::{Favor, Form, RowMap, omega};
+use kerple_core::forms::Drawn;
+use kerple_core::kernel::exponentials::{Amplitude, Demand, Tolerance};
+use kerple_core::seed::{Purpose, stream_at};
+
+/// Longest sequence that the definition and the transforms are timed at.
+const LONGEST_NAIVE: usize = 1024;
+const LONGEST_TRANSFORM: usize = 32_768;
+/// Features.
+const FEATURES: usize = 128;
+const BIASES: [&str; 3] = ["none", "sine_spe", "kerple_log"];
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Engine {
+    Chunked,
+    Naive,
+    /// Forward only.
+    Transform,
+}
+
+impl Engine {
+    fn name(self) -> &'static str {
+        match self {
+            Engine::Chunked => "chunked",
+            Engine::Naive => "naive",
+            Engine::Transform => "fft",
+        }
+    }
+}
+
+struct Task {
+    dims: Dims,
+    inputs: [Vec<f32>; 4],
+    code: Option<Drawn<f32>>,
+    favor: Favor<f32>,
+    fading: Option<Fading>,
+    /// The kernel at every distance, for the transforms.
+    kernel: Vec<f32>,
+    out: Vec<f32>,
+    denominators: Vec<f32>,
+    d: [Vec<f32>; 3],
+    d_parameters: Vec<f32>,
+    d_tables: [Vec<f32>; 2],
+}
+
+impl Task {
+    fn new(len: usize, Sizes { batch, heads, head_dim, .. }: Sizes, bias: &str) -> Task {
+        let geometry = Geometry::new(heads, head_dim, len);
+        let encoding = Encoding::from(Method::named(bias).expect("a bias of this list is a method"));
+        let stored = encoding.initial(&geometry, 0);
+        let noise_of = |place| stream_at(0, Purpose::Noise, [0, place]);
+        let code = encoding.code(&geometry).map(|code| code.drawn(&stored, [noise_of(1), noise_of(2)]));
+        let width = code.as_ref().map_or(head_dim, |code: &Drawn<f32>| code.map().widths()[1]);
+        let sizes = [width, FEATURES / 2];
+        let omega = omega::orthogonal(sizes, omega::Lengths::OfRows, &mut noise_of(3));
+        let demand = Demand { horizon: 1 << 20, tolerance: Tolerance::Thousandth, amplitude: Amplitude::Two };
+        let fading = encoding.fading(&geometry, &stored, &demand);
+        let table = encoding.table(&geometry, &stored, len).bias.unwrap_or_else(|| vec![0.0; heads * len]);
+        let elements = batch * heads * len * head_dim;
+        let parameters = code.as_ref().map_or(0, |code| code.map().parameters());
+        let tables = fading.as_ref().map_or([0, 0], |fading| [fading.near.len(), fading.weights.len()]);
+        Task {
+            dims: Dims { batch, heads, len, head_dim, value_dim: head_dim },
+            inputs: [1, 2, 3, 4].map(|seed| noise(elements, seed)),
+            favor: Favor::new(&omega, sizes, Form::BothSigns),
+            kernel: table.into_iter().map(|bias| bias.exp() as f32).collect(),
+            out: vec![0.0; elements],
+            denominators: vec![0.0; batch * heads * len],
+            d: [0, 1, 2].map(|_| vec![0.0; elements]),
+            d_parameters: vec![0.0; heads * parameters],
+            d_tables: tables.map(|len| vec![0.0; len]),
+            code,
+            fading,
+        }
+    }
+
+    fn run(&mut self, engine: Engine, backward: bool) {
+        let Task { dims, inputs, code, favor, fading, kernel, out, denominators, d, d_parameters, d_tables } = self;
+        let Dims { heads, len, head_dim, .. } = *dims;
+        let strides = Strides { batch: heads * len * head_dim, head: len * head_dim, row: head_dim };
+        let single = |values: &[f64]| values.iter().map(|value| *value as f32).collect::<Vec<f32>>();
+        let tables = fading.as_ref().map(|fading| [single(&fading.near), single(&fading.weights)]);
+        let decay = fading.as_ref().zip(tables.as_ref());
+        let decay = decay.map(|(fading, [near, weights])| {
+            let (met, terms) = (near.len() / heads, fading.terms);
+            Decay { met, near, terms, rates: &fading.rates, weights }
+        });
+        let maps: Vec<&dyn RowMap<f32>> = code.iter().map(Drawn::map).chain([&*favor as &dyn RowMap<f32>]).collect();
+        let problem = Problem { decay, guard: Guard::Add(1e-6), ..Problem::causal(*dims, &maps) };
+        let [q, k, v, d_out] = inputs.each_ref().map(|data| View { data, strides });
+        let rows = Inputs { q, k, v };
+        let to = ViewMut::new(out, strides);
+        match engine {
+            Engine::Chunked => linear::forward(&problem, rows, to, denominators),
+            Engine::Naive => linear::naive::forward(&problem, rows, to, denominators),
+            Engine::Transform => toeplitz::forward(&Problem { decay: None, ..problem }, kernel, rows, to, denominators),
+        }
+        if backward {
+            let [d_q, d_k, d_v] = d.each_mut().map(|data| ViewMut::new(data, strides));
+            let [d_near, d_weights] = d_tables;
+            let d_decay = decay.map(|_| DecayGradient { d_near, d_weights });
+            let saved = Saved { inputs: rows, out: View { data: out, strides }, denominators, d_out };
+            let gradients = Gradients { d_q, d_k, d_v, d_parameters, d_decay, d_gates: None };
+            let run = if engine == Engine::Naive { linear::naive::backward } else { linear::backward };
+            run(&problem, saved, gradients);
+        }
+    }
+
+    fn results(&self) -> Vec<&[f32]> {
+        let gradients = self.d.iter().chain([&self.d_parameters]).chain(&self.d_tables);
+        [&self.out].into_iter().chain(gradients).map(Vec::as_slice).collect()
+    }
+}
+
+/// Fails unless chunks equal the definition, and transforms a sum of exponentials up to its tolerance.
+fn check(sizes: Sizes) -> Outcome {
+    let length = 321;
+    for bias in BIASES {
+        let [mut ours, mut definition] = [0, 1].map(|_| Task::new(length, sizes, bias));
+        ours.run(Engine::Chunked, true);
+        definition.run(Engine::Naive, true);
+        // sums of 321 products of exponentials, rounded in another order
+        ours.results()
+            .into_iter()
+            .zip(definition.results())
+            .try_for_each(|(a, b)| agree("the chunked engine", a, b, 2e-4))?;
+    }
+    let [mut ours, mut exact] = [0, 1].map(|_| Task::new(length, sizes, "kerple_log"));
+    ours.run(Engine::Chunked, false);
+    exact.run(Engine::Transform, false);
+    agree("a sum of exponentials", &ours.out, &exact.out, 2e-3)
+}
+
+/// Multiply-adds of features, sums and what is met one by one, twice; a backward is about three times a forward. A decay of any
+/// number of terms is about seven sums to a row, and the chunk before.
+fn flops(task: &Task, backward: bool) -> f64 {
+    let Dims { batch, heads, len, head_dim, value_dim } = task.dims;
+    let (shapes, chunks) = task.fading.as_ref().map_or((1, 1), |fading| (fading.terms.min(7), 3));
+    let width = task.code.as_ref().map_or(head_dim, |code| code.map().widths()[1]);
+    // rows of the code's matrix: two a wave and one for the gate, for each feature
+    let code = task.code.as_ref().map_or(0, |code| 2 * (code.map().parameters() / width));
+    let features = 2 * width * FEATURES / 2 + code * width;
+    let sums = 2 * shapes * FEATURES * (value_dim + 1);
+    let met = chunks * linear::CHUNK / 2 * (FEATURES + value_dim);
+    let forward = 2.0 * (batch * heads * len) as f64 * (features + sums + met) as f64;
+    if backward { 4.0 * forward } else { forward }
+}
+
+/// Times one length.
+pub fn run(length: usize, sizes: Sizes, tell: &mut dyn FnMut(Row)) -> Outcome {
+    check(sizes)?;
+    for (engine, bias) in
+        [Engine::Chunked, Engine::Naive, Engine::Transform].into_iter().flat_map(|e| BIASES.map(|b| (e, b)))
+    {
+        let skip = match engine {
+            Engine::Chunked => false,
+            Engine::Naive => length > LONGEST_NAIVE,
+            Engine::Transform => length > LONGEST_TRANSFORM || bias != "kerple_log",
+        };
+        if skip {
+            continue;
+        }
+        for backward in [false, true] {
+            if backward && engine == Engine::Transform {
+                continue;
+            }
+            let mut task = Task::new(length, sizes, bias);
+            let all = times(sizes.repeats, || task.run(engine, backward));
+            let mut row = Row::new("linear", engine.name(), length, sizes, &all, flops(&task, backward));
+            row.extra_mib = Some(extra_mib(|| task.run(engine, backward)));
+            (row.backward, row.bias) = (backward, bias);
+            tell(row);
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,149 @@
+//! `kerple compare`
+
+use super::report::write_and_print;
+use super::{print_json, slurm, step_line, stop_flag};
+use crate::args::Compare;
+use crate::failure::{Failure, Outcome};
+use crate::output::remarkln;
+use crate::progress::Line;
+use kerple_core::encoding::{Encoding, METHODS};
+use kerple_lm::compare::{Comparison, Event};
+use kerple_lm::config::RunConfig;
+use kerple_lm::evaluate;
+use kerple_lm::job::Shard;
+use kerple_lm::ranks::Ranks;
+use kerple_lm::train;
+use std::path::Path;
+use std::sync::atomic::AtomicBool;
+
+/// More seeds are a slip of the finger.
+const MOST_SEEDS: u64 = 10_000;
+
+/// Trains and evaluates every encoding with every seed, then writes the report.
+pub fn run(args: &Compare, ranks: &Ranks) -> Outcome {
+    let config = RunConfig::read(&args.file.config, &args.file.set)?;
+    if args.seeds > MOST_SEEDS {
+        return Err(Failure::misuse(
+            format!("--seeds {} is out of range, it must be at most {MOST_SEEDS}", args.seeds),
+            "a few seeds, e.g. --seeds 3, show how much results vary",
+        ));
+    }
+    if args.seeds == 0 {
+        return Err(Failure::misuse(
+            "--seeds 0 is out of range, it must be at least 1",
+            "give at least 1, e.g. --seeds 3",
+        ));
+    }
+    let request = args.evaluation.request(config.train.train_len, config.seed, config.data.task.is_some())?;
+    let comparison = Comparison {
+        encodings: encodings(&args.encodings)?,
+        layers: args.layers.clone(),
+        seeds: args.seeds,
+        request,
+        rope_scalings: args.rope_scaling.clone(),
+        out: args.out.clone(),
+        host: args.hardware.host_where(args.sharing.slurm.is_none())?.with_ranks(ranks.clone()),
+        config,
+    };
+    if let Some(array) = args.sharing.slurm {
+        slurm::refuse_ranks(ranks)?;
+        let render = ["report".into(), (&args.out).into(), "--out".into(), args.out.join("report").into()];
+        return slurm::write_and_print(&args.out, array, &render);
+    }
+    run_comparison(&comparison, args.sharing.shard.unwrap_or(Shard::WHOLE), &stop_flag(), args.json)?;
+    if let Some(shard) = args.sharing.shard {
+        remarkln!(
+            "shard {shard} is done; when all shards are, run `kerple report {}` to write the report",
+            args.out.display()
+        );
+        return Ok(());
+    }
+    if !ranks.is_first() {
+        return Ok(());
+    }
+    write_and_print(std::slice::from_ref(&args.out), &args.out.join("report"), None, args.json)
+}
+
+/// The encodings named on the command line; `@FILE` holds a TOML list `[[encoding]]`.
+fn encodings(names: &[String]) -> Result<Vec<Encoding>, Failure> {
+    let mut found = Vec::new();
+    for name in names {
+        match name.strip_prefix('@') {
+            Some(file) => found.extend(from_file(Path::new(file))?),
+            None => {
+                let known = kerple_core::encoding::Method::named(name).ok_or_else(|| {
+                    Failure::misuse(format!("unknown encoding `{name}`"), format!("use any of {}", METHODS.join(",")))
+                })?;
+                found.push(Encoding::from(known));
+            }
+        }
+    }
+    let mut labels: Vec<String> = found.iter().map(Encoding::label).collect();
+    labels.sort();
+    match labels.windows(2).find(|pair| pair[0] == pair[1]) {
+        Some(pair) => Err(Failure::misuse(
+            format!("`{}` is given twice", pair[0]),
+            "give each \
+            encoding once",
+        )),
+        None => Ok(found),
+    }
+}
+
+fn from_file(file: &Path) -> Result<Vec<Encoding>, Failure> {
+    #[derive(serde::Deserialize)]
+    #[serde(deny_unknown_fields)]
+    struct List {
+        encoding: Vec<Encoding>,
+    }
+    let hint = "write one [[encoding]] table per encoding, with `kind` and its keys";
+    let text = kerple_run::files::read_text(file)
+        .map_err(|error| Failure::misuse(format!("{}: cannot read: {error}", file.display()), hint))?;
+    let list: List = toml::from_str(&text)
+        .map_err(|error| Failure::misuse(format!("{}: {}", file.display(), error.to_string().trim_end()), hint))?;
+    Ok(list.encoding)
+}
+
+/// Runs a shard of a comparison with progress; fails when the user stops it.
+pub fn run_comparison(comparison: &Comparison, shard: Shard, stop: &AtomicBool, json: bool) -> Outcome {
+    work(json, |tell| comparison.run(shard, stop, tell))
+}
+
+/// Does jobs with progress; fails when the user stops it.
+pub fn work<E>(json: bool, run: impl FnOnce(&mut dyn FnMut(Event)) -> Result<bool, E>) -> Outcome
+where
+    Failure: From<E>,
+{
+    let mut line = Line::new();
+    let (mut what, mut first) = (String::new(), true);
+    let finished = run(&mut |event| match event {
+        Event::Run { name, seed, index, runs, memory } => {
+            what = format!("run {}/{runs}  {name} seed {seed}", index + 1);
+            // the runs differ by a few learned values
+            if std::mem::take(&mut first) {
+                line.done(&memory.to_string());
+            }
+        }
+        Event::Lost { error, .. } => line.done(&format!("{what}  failed: {error}; the other runs continue")),
+        Event::Training(train::Event::Note(note)) => line.done(&format!("{what}  note: {note}")),
+        Event::Training(train::Event::Step(step)) => line.show(|| step_line(&what, step)),
+        Event::Evaluation(evaluate::Event::Evaluating { length, done, windows }) => {
+            line.show(|| format!("{what}  evaluating length {length}  window {done}/{windows}"));
+        }
+        Event::Evaluation(evaluate::Event::Note(note)) => line.done(&format!("{what}  note: {note}")),
+        Event::Evaluation(evaluate::Event::Row { fresh: false, .. }) => {}
+        Event::Evaluation(evaluate::Event::Row { row, .. }) if json => print_json(row),
+        Event::Evaluation(evaluate::Event::Row { row, .. }) => {
+            let found = match &row.task {
+                Some(task) => format!("right {:.2} %", 100.0 * task.accuracy),
+                None => format!("perplexity {:.3}", row.perplexity),
+            };
+            line.done(&format!("{what}  length {:>6}  {found}", row.eval_len));
+        }
+    })?;
+    if finished {
+        return Ok(());
+    }
+    line.done("stopped");
+    Err(Failure::stopped("stopped before the end; finished work is saved", "re-run the command to resume"))
+}

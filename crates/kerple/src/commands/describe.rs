@@ -1,0 +1,163 @@
+//! `kerple describe [ENCODING]`
+
+use super::{print_json, write_file};
+use crate::args::Describe;
+use crate::failure::{Failure, Outcome};
+use crate::output::{result, resultln};
+use kerple_core::attention::linear::NEAR;
+use kerple_core::encoding::{Encoding, Geometry, InLinear, Init, METHODS, Method, Parameter};
+use kerple_core::kernel::exponentials::{Amplitude, Demand, Tolerance};
+use kerple_report::plot::{Plot, over_distances};
+use std::path::Path;
+
+/// Largest table that is drawn or printed.
+const MOST_VALUES: usize = 1 << 24;
+
+/// Lists all encodings, or shows one.
+pub fn run(args: &Describe) -> Outcome {
+    match args.encoding.as_deref() {
+        None => list(args.json),
+        Some("config") => result(format_args!("{}", kerple_lm::config::REFERENCE)),
+        Some(kind) => {
+            let method = Method::named(kind).ok_or_else(|| {
+                Failure::misuse(format!("unknown encoding `{kind}`"), format!("use one of {}", METHODS.join(", ")))
+            })?;
+            return one(args, &Encoding::from(method));
+        }
+    }
+    Ok(())
+}
+
+fn list(json: bool) {
+    for method in METHODS.iter().filter_map(|kind| Method::named(kind)) {
+        let about = method.description();
+        if json {
+            print_json(&serde_json::json!({ "kind": method.kind(), "description": about }));
+        } else {
+            resultln!("{:<22} {:<24} {}", method.kind(), about.name, about.formula);
+        }
+    }
+    if !json {
+        resultln!("\n`kerple describe NAME` shows one; `kerple describe config` lists the keys of a run file.");
+    }
+}
+
+fn initial(parameter: &Parameter) -> String {
+    let start = match parameter.init {
+        Init::Constant(value) => format!("{value}"),
+        Init::Uniform([low, high]) => format!("U[{low}, {high})"),
+        Init::Normal { std } => format!("N(0, {std:.4}^2)"),
+        Init::Around { mean, std } => format!("N({mean}, {std:.4}^2)"),
+        Init::Gains { .. } => "2 N(0, 1) / sqrt(norm)".to_owned(),
+        Init::Gates { spans: [first, last] } => format!("-ln(expm1(1/T)), T from {first} to {last}"),
+    };
+    let range = match (parameter.low.is_finite(), parameter.high.is_finite()) {
+        (true, true) => format!(", kept in [{}, {}]", parameter.low, parameter.high),
+        (true, false) => format!(", kept at or above {}", parameter.low),
+        _ => String::new(),
+    };
+    format!("{:<10} {:?}, initialised as {start}{range}", parameter.name, parameter.shape)
+}
+
+/// What linear attention makes of it.
+fn in_linear(encoding: &Encoding, geometry: &Geometry) -> String {
+    let demand = Demand { horizon: 1 << 20, tolerance: Tolerance::Thousandth, amplitude: Amplitude::Four };
+    match encoding.in_linear() {
+        None => "does not support it".to_owned(),
+        Some(InLinear::AsItIs) => "supports it unchanged".to_owned(),
+        Some(InLinear::Gates) => "decays products by its gates, in decoders".to_owned(),
+        Some(InLinear::Code) => "supports it as a code of queries and keys; softmax attention does not".to_owned(),
+        Some(InLinear::Decay) => match encoding.fading(geometry, &encoding.initial(geometry, 0), &demand) {
+            Some(fading) if fading.weight_slopes.is_some() => {
+                let (terms, tolerance, horizon) = (fading.terms, demand.tolerance.value(), demand.horizon);
+                let floor = if fading.floor > 0.0 { format!(" or of {}", fading.floor) } else { String::new() };
+                let met = fading.near.len() / geometry.heads;
+                if terms == 0 {
+                    return format!(
+                        "takes it as an exact window of {met} positions, within {tolerance} of exp(b){floor}"
+                    );
+                }
+                let window = if met > NEAR { format!("{met} positions as they are and ") } else { String::new() };
+                format!(
+                    "takes it as {window}{terms} decaying exponentials, within {tolerance} of exp(b){floor} up to {horizon} tokens"
+                )
+            }
+            _ => "takes it as one decaying exponential, exactly".to_owned(),
+        },
+    }
+}
+
+/// A plot of the encoding's table with parameters as they start.
+fn picture(encoding: &Encoding, heads: usize, distances: usize) -> Option<Plot> {
+    let geometry = Geometry::new(heads, 64, distances);
+    let table = encoding.table(&geometry, &encoding.initial(&geometry, 0), distances);
+    let (rows, what) = match (&table.bias, &table.weight) {
+        (Some(bias), _) => (bias, "bias b(d)"),
+        (None, Some(weight)) => (weight, "weight w(d)"),
+        (None, None) => return None,
+    };
+    let points = |row: &[f64]| row.iter().enumerate().map(|(d, value)| (d as f64, *value)).collect();
+    let curves = rows.chunks(distances).enumerate().map(|(head, row)| (format!("head {head}"), points(row)));
+    let title = format!("{} as it starts, {what} by distance d", encoding.method.kind());
+    Some(over_distances(title, what, false, curves))
+}
+
+fn no_picture(encoding: &Encoding, path: &Path) -> Failure {
+    let drawn = METHODS
+        .iter()
+        .filter(|kind| Method::named(kind).is_some_and(|method| picture(&Encoding::from(method), 1, 2).is_some()));
+    Failure::misuse(
+        format!("{}: {} has no distance table to draw", path.display(), encoding.method.kind()),
+        format!("encodings with a picture: {}", drawn.copied().collect::<Vec<_>>().join(", ")),
+    )
+}
+
+fn one(args: &Describe, encoding: &Encoding) -> Outcome {
+    if args.heads == 0 || args.length < 2 {
+        return Err(Failure::misuse(
+            "the picture is too small, it needs at least 1 head and 2 length",
+            "raise --heads or --length",
+        ));
+    }
+    if args.heads.saturating_mul(args.length) > MOST_VALUES {
+        return Err(Failure::misuse(
+            format!("{} heads times {} length exceed the limit of {MOST_VALUES} values", args.heads, args.length),
+            "lower --heads or --length",
+        ));
+    }
+    let about = encoding.method.description();
+    let geometry = Geometry::new(args.heads, 64, 512);
+    let parameters = encoding.parameters(&geometry);
+    let plot = picture(encoding, args.heads, args.length);
+    match (&args.svg, &plot) {
+        (Some(path), Some(plot)) => write_file(path, &plot.file())?,
+        (Some(path), None) => return Err(no_picture(encoding, path)),
+        (None, _) => {}
+    }
+    if args.json {
+        let table = encoding.table(&geometry, &encoding.initial(&geometry, 0), args.length);
+        print_json(&serde_json::json!({
+            "kind": encoding.method.kind(), "description": about, "parameters": parameters, "config": encoding,
+            "heads": args.heads, "length": args.length, "bias": table.bias, "weight": table.weight,
+            "linear": in_linear(encoding, &geometry),
+        }));
+        return Ok(());
+    }
+    resultln!("{} ({})\n", about.name, encoding.method.kind());
+    resultln!("  formula   {}", about.formula);
+    resultln!("            d = i - j, s = q.k / sqrt(D)");
+    resultln!("  enters    {}", about.enters);
+    resultln!("  learned   {}", about.learned);
+    resultln!("  beyond    {}", about.beyond);
+    resultln!("  linear    {}", in_linear(encoding, &geometry));
+    resultln!("  source    {}", about.source);
+    for parameter in &parameters {
+        resultln!("  {}", initial(parameter));
+    }
+    let keys = toml::to_string(encoding).unwrap_or_default();
+    resultln!("\n[encoding]\n{keys}");
+    if let Some(plot) = &plot {
+        resultln!("{}", plot.text(100, 20));
+    }
+    Ok(())
+}

@@ -1,0 +1,166 @@
+//! `kerple eval RUN`
+
+mod lm_eval;
+
+use super::{print_json, remark_on_horizon, remark_on_kernels, stop_flag_saying, write_file};
+use crate::args::{Eval, Split};
+use crate::failure::{Failure, Outcome};
+use crate::memory;
+use crate::output::{remarkln, resultln};
+use crate::progress::Line;
+use kerple_burn::device::Name;
+use kerple_burn::positions::PositionalEncoding;
+use kerple_lm::config::DataConfig;
+use kerple_lm::corpus::{self, Source};
+use kerple_lm::evaluate::{self, Evaluation, Event};
+use kerple_lm::memory::TOKENS_AT_ONCE;
+use kerple_lm::plan::Plan;
+use kerple_lm::ranks::Ranks;
+use kerple_lm::run::{RunFolder, Trained};
+use kerple_run::{EvaluationRow, Provenance};
+use std::sync::atomic::AtomicBool;
+
+/// Evaluates a trained run and adds the rows to its `evaluation.jsonl`.
+pub fn run(args: &Eval, ranks: &Ranks) -> Outcome {
+    let run = RunFolder::new(&args.run);
+    let host = args.hardware.host()?.with_ranks(ranks.clone());
+    let Trained { plan, state, mut model, notes } = run.load_solver(&host.device, args.strict)?;
+    model.compute_with(host.engine);
+    notes.iter().for_each(|note| remarkln!("note: {note}"));
+    let of_task = plan.data.task.is_some();
+    let request = args.evaluation.request(plan.train_len, plan.seed, of_task)?;
+    change(model.encoding_mut(), args)?;
+    let source = open(args, &run, &plan)?;
+    if !of_task {
+        source.check_tokenizer(&plan.data_info)?;
+    }
+    let scored =
+        evaluate::of_source(&source, split(args), (&plan, &run.special_tokens()?), &request, &run.evaluations()?)?;
+    let evaluation = Evaluation::new(&run, (&plan, state.step, &*model), &*scored, &host)?;
+    scored.words().iter().for_each(|words| remarkln!("{words}"));
+    let longest = scored.lengths().iter().map(|length| scored.tokens(&plan, *length)).max().unwrap_or(0);
+    if args.hardware.device == Name::Cpu {
+        remarkln!("{}", plan.evaluation_memory(longest));
+    }
+    if longest > TOKENS_AT_ONCE && !plan.model.is_linear() {
+        memory::return_freed();
+    }
+    remark_on_horizon(model.encoding(), longest);
+    remark_on_kernels(&plan, args.hardware.device);
+    let (unit, header, print): (_, _, fn(&EvaluationRow)) = match of_task {
+        false => ("window", HEADER, print_row),
+        true => ("sequence", ANSWERS_HEADER, print_answers),
+    };
+    if !args.json {
+        resultln!("{header}");
+    }
+    let label = model.encoding().encoding().label();
+    let rows = show(args, (&label, unit, &host.provenance), print, |stop, tell| evaluation.run(stop, tell))?;
+    write_results(args, &plan, &rows)
+}
+
+const HEADER: &str = "  length   perplexity        nll  bits/byte    tokens   seconds";
+const ANSWERS_HEADER: &str = "  length   right %        nll   answers   seconds";
+
+/// Evaluates with another window or other rotary rates, where that is asked for.
+fn change(encoding: &mut PositionalEncoding, args: &Eval) -> Outcome {
+    if let Some(window) = args.window {
+        if !encoding.has_one_window() {
+            let hint = "omit --window to evaluate the model with its own windows";
+            return Err(Failure::misuse("--window: some layers of this model set their own window", hint));
+        }
+        *encoding = encoding.with_window(Some(window));
+    }
+    if let Some(scaling) = args.rope_scaling {
+        let scaled = encoding.with_rope_scaling(scaling);
+        *encoding =
+            scaled.map_err(|refusal| Failure::misuse(format!("--rope-scaling: {}", refusal.message), refusal.hint))?;
+    }
+    Ok(())
+}
+
+/// The data that was named, or that of the run, wherever it was last seen.
+fn open(args: &Eval, run: &RunFolder, plan: &Plan) -> Result<Source, Failure> {
+    Ok(match &args.data {
+        Some(path) => Source::open(&DataConfig { path: path.clone(), ..plan.data.clone() })?,
+        None => run.open_data(plan)?,
+    })
+}
+
+fn split(args: &Eval) -> corpus::Split {
+    match args.split {
+        Split::Train => corpus::Split::Train,
+        Split::Valid => corpus::Split::Valid,
+        Split::Test => corpus::Split::Test,
+    }
+}
+
+/// Evaluates until the end or until it is stopped, and prints every row; a length consists of so many units.
+fn show(
+    args: &Eval,
+    (label, unit, provenance): (&str, &str, &Provenance),
+    print: fn(&EvaluationRow),
+    evaluate: impl FnOnce(&AtomicBool, &mut dyn FnMut(Event)) -> kerple_lm::Result<bool>,
+) -> Result<Vec<EvaluationRow>, Failure> {
+    let stop = stop_flag_saying(
+        "stopping; finished lengths are saved, this one is not; press Ctrl-C again \
+            to stop at once",
+    );
+    let (mut line, mut rows) = (Line::new(), Vec::new());
+    let finished = evaluate(&stop, &mut |event| match event {
+        Event::Evaluating { length, done, windows } => {
+            line.show(|| format!("{label}  length {length}  {unit} {done}/{windows}"));
+        }
+        Event::Note(note) => line.done(&format!("note: {note}")),
+        Event::Row { row, .. } if args.json => {
+            print_json(row);
+            rows.push(row.clone());
+        }
+        Event::Row { row, fresh } => {
+            rows.push(row.clone());
+            let by = evaluate::made_elsewhere(row, provenance).map_or(String::new(), |by| format!(" {by}"));
+            let known = if fresh { String::new() } else { format!("  (evaluated before{by})") };
+            line.done(&format!("{label}  length {}{known}", row.eval_len));
+            print(row);
+        }
+    })?;
+    if finished {
+        return Ok(rows);
+    }
+    line.done("stopped");
+    let hint = "re-run the command to evaluate the missing lengths";
+    Err(Failure::stopped("stopped before the end; finished lengths are saved", hint))
+}
+
+/// Writes the rows as the harness would, where that is asked for.
+fn write_results(args: &Eval, plan: &Plan, rows: &[EvaluationRow]) -> Outcome {
+    let Some(path) = &args.lm_eval else { return Ok(()) };
+    let results = lm_eval::results(&args.run, plan, rows);
+    write_file(path, &(serde_json::to_string_pretty(&results).expect("results are plain data") + "\n"))
+}
+
+fn print_answers(row: &EvaluationRow) {
+    let right = row.task.as_ref().map_or(f64::NAN, |task| 100.0 * task.accuracy);
+    resultln!("{:>8} {right:>9.2} {:>10.5} {:>9} {:>9.2}", row.eval_len, row.nll, row.tokens, row.seconds);
+}
+
+fn print_row(row: &EvaluationRow) {
+    let bits = row.bits_per_byte.map_or_else(|| "-".to_owned(), |bits| format!("{bits:.4}"));
+    resultln!(
+        "{:>8} {:>12.4} {:>10.5} {bits:>10} {:>9} {:>9.2}",
+        row.eval_len,
+        row.perplexity,
+        row.nll,
+        row.tokens,
+        row.seconds
+    );
+    if let (Some(rolled), Some(bytes)) = (&row.rolling, row.bytes) {
+        resultln!(
+            "word perplexity {:.4}, byte perplexity {:.4}; {} documents, {} words, {bytes} bytes",
+            rolled.word_perplexity,
+            rolled.byte_perplexity,
+            rolled.documents,
+            rolled.words
+        );
+    }
+}

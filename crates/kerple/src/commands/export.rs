@@ -1,0 +1,34 @@
+//! `kerple export RUN`
+
+use super::print_json;
+use crate::args::Export;
+use crate::failure::Outcome;
+use crate::output::{remarkln, resultln};
+use kerple_convert::Family;
+use kerple_convert::export::{self, Exported, Options};
+use kerple_lm::run::RunFolder;
+
+/// Writes a run as a folder that transformers loads.
+pub fn run(args: &Export) -> Outcome {
+    let options = Options {
+        precision: args.dtype.into(),
+        max_shard_size: args.max_shard_size,
+        positions: args.positions,
+        family: args.arch.map(Family::from),
+    };
+    let Exported { family, files, bytes, notes } = export::export(&RunFolder::new(&args.run), &args.out, &options)?;
+    notes.iter().for_each(|note| remarkln!("note: {note}"));
+    let (name, own) = (family.model_type(), family == Family::Kerple);
+    if args.json {
+        let folder = &args.out;
+        print_json(&serde_json::json!({
+            "folder": folder, "model_type": name, "remote_code": own, "files": files, "weight_bytes": bytes, "notes": notes,
+        }));
+        return Ok(());
+    }
+    remarkln!("{name}: {}, {} bytes of weights in {} files", family.architecture(), bytes, files.len());
+    let trust = if own { ", trust_remote_code=True" } else { "" };
+    remarkln!("AutoModelForCausalLM.from_pretrained(\"{}\"{trust})", args.out.display());
+    resultln!("{}", args.out.display());
+    Ok(())
+}

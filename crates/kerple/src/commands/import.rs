@@ -1,0 +1,48 @@
+//! `kerple import FOLDER`
+
+use super::print_json;
+use crate::args::Import;
+use crate::failure::Outcome;
+use crate::output::{remarkln, resultln};
+use kerple_convert::import::{self, Imported, Options};
+use kerple_lm::run::RunFolder;
+
+/// Makes a run of a model of another program.
+pub fn run(args: &Import) -> Outcome {
+    let options =
+        Options { eod_token: args.eod_token.clone(), tokenizer: args.tokenizer.clone(), pos_emb: args.pos_emb.clone() };
+    let Imported { plan, notes } = import::import(&args.folder, &args.out, &options)?;
+    notes.iter().for_each(|note| remarkln!("note: {note}"));
+    let family = plan.init_from.as_ref().and_then(|init_from| init_from.family());
+    let family = family.map_or("", |family| family.model_type());
+    let special = RunFolder::new(&args.out).special_tokens()?;
+    if args.json {
+        print_json(&serde_json::json!({
+            "run": args.out, "family": family, "label": plan.label, "parameters": plan.parameters, "plan": plan.hash,
+            "train_len": plan.train_len, "special_tokens": special, "notes": notes,
+        }));
+        return Ok(());
+    }
+    let sizes = &plan.model;
+    remarkln!(
+        "{family}: {}, {} parameters, {} layers of {} heads of {}, {} tokens, trained at {}",
+        plan.label,
+        plan.parameters,
+        sizes.n_layers,
+        sizes.n_heads,
+        sizes.head_dim,
+        plan.data_info.vocab_size,
+        plan.train_len
+    );
+    if let Ok(tokenizer) = RunFolder::new(&args.out).tokenizer(&plan) {
+        let end = tokenizer.name(tokenizer.end_of_document()).unwrap_or_default();
+        let file = args.out.join("tokenizer.json");
+        remarkln!(
+            "to prepare text for it: kerple prepare --tokenizer {} --eod-token '{end}' --input \
+                TEXT --out DATA",
+            file.display()
+        );
+    }
+    resultln!("{}", args.out.display());
+    Ok(())
+}

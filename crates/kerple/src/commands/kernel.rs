@@ -1,0 +1,117 @@
+//! `kerple kernel`
+
+use super::{print_json, write_file};
+use crate::args::{Kernel, KernelCommand};
+use crate::failure::{Failure, Outcome};
+use crate::output::{result, resultln};
+use kerple_core::kernel::report;
+use kerple_report::plot::{Plot, heads_within, over_distances};
+use kerple_run::{KernelSnapshot, read_json};
+use std::fmt::Display;
+use std::path::Path;
+
+/// Widest and tallest picture in a terminal.
+const TERMINAL: (usize, usize) = (72, 20);
+
+/// Checks, draws or measures a kernel.
+pub fn run(args: &Kernel) -> Outcome {
+    match &args.command {
+        KernelCommand::Check { expression, points, json } => show(&report::check(expression.trim(), points)?, *json),
+        KernelCommand::Features { expression, points, rank, json } => {
+            show(&report::features(expression.trim(), points, rank)?, *json);
+        }
+        KernelCommand::EffectiveSpan { scores, .. } if !(scores.is_finite() && *scores >= 0.0) => {
+            return Err(Failure::misuse(
+                format!("--scores {scores} is out of range, it must be at least 0 and finite"),
+                "it bounds |q.k| / sqrt(D), e.g. --scores 1",
+            ));
+        }
+        KernelCommand::EffectiveSpan { expression, length, scores, json } => {
+            show(&report::effective_span(expression.trim(), *length, *scores)?, *json);
+        }
+        KernelCommand::Plot { what, length, log, effective_lengths, svg } => {
+            if *length < 2 {
+                return Err(Failure::misuse(
+                    format!(
+                        "--length {length} is out of range, it must be at \
+                    least 2"
+                    ),
+                    "give at \
+                    least 2 distances, e.g. --length 512",
+                ));
+            }
+            if *effective_lengths && !what.iter().all(|what| Path::new(what).is_dir()) {
+                return Err(Failure::misuse(
+                    "--effective-lengths needs run folders, not expressions",
+                    "give run folders, or omit --effective-lengths",
+                ));
+            }
+            let plot = match what.iter().all(|what| Path::new(what).is_dir()) {
+                true if *effective_lengths => reach_of_runs(what)?,
+                true => kernels_of_runs(what, *length, *log)?,
+                false => kernels(&what.iter().map(|what| what.trim()).collect::<Vec<_>>(), *length, *log)?,
+            };
+            match svg {
+                Some(path) => {
+                    write_file(path, &plot.file())?;
+                    resultln!("{}", path.display());
+                }
+                None => result(format_args!("{}", plot.text(TERMINAL.0, TERMINAL.1))),
+            }
+        }
+    }
+    Ok(())
+}
+
+fn show(answer: &(impl Display + serde::Serialize), json: bool) {
+    if json {
+        print_json(answer);
+    } else {
+        result(format_args!("{answer}"));
+    }
+}
+
+/// The newest learned kernels of a run.
+fn newest(run: &str) -> Result<KernelSnapshot, Failure> {
+    let path = Path::new(run).join("kernels.json");
+    if !kerple_run::files::is_there(&path).map_err(|error| Failure::reading(&path, &error))? {
+        return Err(Failure::misuse(
+            format!("{run} has no learned kernels: kernels.json is missing"),
+            "give the folder of a run whose encoding learns a kernel, e.g. kerple_log",
+        ));
+    }
+    let snapshots: Vec<KernelSnapshot> = read_json(&path)?;
+    snapshots.into_iter().next_back().ok_or_else(|| {
+        Failure::failed(
+            format!("{}: it contains no snapshot", path.display()),
+            "train the run \
+            for more steps",
+        )
+    })
+}
+
+fn kernels(expressions: &[&str], length: usize, log: bool) -> Result<Plot, Failure> {
+    let curves = report::curves(expressions, length, log)?;
+    Ok(over_distances("kernels", "value", log, curves.into_iter().map(|curve| (curve.name, curve.points))))
+}
+
+fn kernels_of_runs(runs: &[String], length: usize, log: bool) -> Result<Plot, Failure> {
+    let mut curves = Vec::new();
+    for run in runs {
+        let KernelSnapshot { distances, bias, weight, .. } = newest(run)?;
+        let name = |head: usize| if runs.len() > 1 { format!("{run} head {head}") } else { format!("head {head}") };
+        for (head, row) in bias.or(weight).into_iter().flatten().enumerate() {
+            let points = distances.iter().zip(row).map(|(d, value)| (*d as f64, value));
+            curves.push((name(head), points.take_while(|(d, _)| *d < length as f64).collect()));
+        }
+    }
+    Ok(over_distances(format!("learned kernels of {}", runs.join(", ")), "value", log, curves))
+}
+
+fn reach_of_runs(runs: &[String]) -> Result<Plot, Failure> {
+    let found: Result<Vec<_>, Failure> =
+        runs.iter().map(|run| Ok((run.as_str(), newest(run)?.effective_length))).collect();
+    let found = found?;
+    let sets: Vec<(&str, &[Option<u64>])> = found.iter().map(|(run, lengths)| (*run, lengths.as_slice())).collect();
+    Ok(heads_within(&sets, 20_480))
+}

@@ -1,0 +1,40 @@
+//! `kerple report DIR... --out DIR`
+
+use super::print_json;
+use crate::args::Report;
+use crate::failure::Outcome;
+use crate::output::resultln;
+use kerple_lm::host::Host;
+use kerple_report::{Options, find_runs, table_text, write};
+use kerple_run::Provenance;
+use std::path::{Path, PathBuf};
+
+/// Writes the report and prints its headline table.
+pub fn run(args: &Report) -> Outcome {
+    write_and_print(&args.dirs, &args.out, args.reference.clone(), args.json)
+}
+
+/// Writes the report of all runs below `dirs`; prints the table and where the page is.
+pub fn write_and_print(dirs: &[PathBuf], out: &Path, reference: Option<String>, json: bool) -> Outcome {
+    let runs = find_runs(dirs)?;
+    let options = Options { reference, commit: Some(program()), ..Options::default() };
+    let summary = write(&runs, out, &options)?;
+    if json {
+        print_json(&summary.results);
+    } else {
+        resultln!("{}", table_text(&summary.results));
+        resultln!("report: {}", summary.index.display());
+    }
+    Ok(())
+}
+
+/// This program and its version.
+pub fn program() -> String {
+    concat!("kerple ", env!("CARGO_PKG_VERSION"), ", commit ", env!("KERPLE_COMMIT")).to_owned()
+}
+
+/// The processor of this machine, what is used of it, and how.
+pub fn machine() -> String {
+    let Provenance { cpu, threads, simd, .. } = Host::cpu(None).provenance;
+    format!("{cpu}, {threads} threads, {simd}")
+}

@@ -1,0 +1,120 @@
+//! `kerple reproduce PAPER`
+
+use super::compare::work;
+use super::{print_json, slurm, stop_flag};
+use crate::args::Reproduce;
+use crate::failure::{Failure, Outcome};
+use crate::output::{remarkln, resultln};
+use crate::progress::Line;
+use kerple_experiments::reproduce::{Reproduction, Request, export};
+use kerple_lm::job::Shard;
+use kerple_lm::ranks::Ranks;
+use std::ffi::OsString;
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+
+/// Runs what is not done yet, then makes the pages.
+pub fn run(args: &Reproduce, ranks: &Ranks) -> Outcome {
+    let models_run = !args.pages_only && args.export.is_none() && args.sharing.slurm.is_none();
+    let reproduction = Reproduction::new(Request {
+        paper: &args.paper,
+        scale: &args.scale,
+        data: args.data.clone(),
+        out: args.out.clone(),
+        only: args.only.clone(),
+        host: args.hardware.host_where(models_run)?.with_ranks(ranks.clone()),
+    })?;
+    let pages_only = args.pages_only || args.export.is_some();
+    if pages_only && !ranks.is_first() {
+        return Ok(());
+    }
+    if let Some(folder) = &args.export {
+        let runs = export(&args.out, folder)?;
+        remarkln!("copied {runs} evaluated runs to {}", folder.display());
+        return pages(folder, args);
+    }
+    if args.pages_only {
+        return pages(&args.out, args);
+    }
+    if let Some(array) = args.sharing.slurm {
+        slurm::refuse_ranks(ranks)?;
+        return slurm::write_and_print(&args.out, array, &pages_arguments(args));
+    }
+    let (shard, stop) = (args.sharing.shard.unwrap_or(Shard::WHOLE), stop_flag());
+    if ranks.is_first() {
+        prepare(&reproduction, &stop)?;
+        reproduction.write_manifest()?;
+    }
+    ranks.barrier();
+    remarkln!("{} runs in {}", reproduction.runs(), reproduction.out().display());
+    work(false, |tell| reproduction.run(shard, &stop, tell))?;
+    if !ranks.is_first() {
+        return Ok(());
+    }
+    if shard.is_first() {
+        time(&reproduction, &stop)?;
+    }
+    if args.sharing.shard.is_some() {
+        remarkln!(
+            "shard {shard} is done; when all shards are, re-run the command with --pages-only in place \
+                of --shard to make the pages"
+        );
+        return Ok(());
+    }
+    pages(&args.out, args)
+}
+
+/// The arguments that make the pages.
+fn pages_arguments(args: &Reproduce) -> Vec<OsString> {
+    let mut words: Vec<OsString> =
+        vec!["reproduce".into(), (&args.paper).into(), "--scale".into(), (&args.scale).into()];
+    if !args.only.is_empty() {
+        words.extend(["--only".into(), args.only.join(",").into()]);
+    }
+    words.extend(["--out".into(), (&args.out).into(), "--pages-only".into()]);
+    words
+}
+
+fn prepare(reproduction: &Reproduction, stop: &Arc<AtomicBool>) -> Outcome {
+    for (name, options) in reproduction.to_prepare(stop)? {
+        if kerple_data::is_prepared(&options.out) {
+            // another shard was faster
+            continue;
+        }
+        let mut line = Line::new();
+        match kerple_data::prepare(&options, &mut |progress| line.show(|| format!("{name}: {progress}"))) {
+            Ok(summary) => line.done(&format!("{name}: {summary}")),
+            Err(_) if kerple_data::is_prepared(&options.out) => line.done(&format!("{name}: prepared")),
+            Err(error) => return Err(error.into()),
+        }
+    }
+    Ok(())
+}
+
+fn time(reproduction: &Reproduction, stop: &AtomicBool) -> Outcome {
+    let mut line = Line::new();
+    let finished = reproduction.time(stop, &mut |done, rounds| {
+        line.show(|| format!("timing in turns: round {done}/{rounds}"));
+    })?;
+    if finished {
+        return Ok(());
+    }
+    line.done("stopped");
+    Err(Failure::stopped("stopped while timing steps", "re-run the command to resume"))
+}
+
+/// Makes the pages of a folder and prints how complete they are.
+fn pages(folder: &Path, args: &Reproduce) -> Outcome {
+    let facts = [("pages by", super::report::program())];
+    let summary = kerple_experiments::pages::write(folder, &args.only, &facts)?;
+    if args.json {
+        print_json(&summary);
+        return Ok(());
+    }
+    for item in &summary.items {
+        resultln!("{:<9} {:>4} of {:<4} {}", item.id, item.complete, item.planned, item.title);
+    }
+    resultln!("page: {}", summary.index.display());
+    Ok(())
+}

@@ -1,0 +1,212 @@
+//! `kerple verify PATH...`
+
+use super::print_json;
+use crate::args::Verify;
+use crate::failure::{Failure, Outcome};
+use crate::output::{remarkln, resultln};
+use kerple_experiments::manifest::MANIFEST_FILE;
+use kerple_experiments::packed::TempDir;
+use kerple_lm::run::RunFolder;
+use kerple_report::Run;
+use kerple_run::PLAN_FILE;
+use serde::Serialize;
+use std::collections::{BTreeMap, BTreeSet};
+use std::ffi::OsString;
+use std::fs::DirEntry;
+use std::path::{Path, PathBuf};
+
+/// Reads the contents of every path and checks their consistency.
+pub fn run(args: &Verify) -> Outcome {
+    let mut problems = Vec::new();
+    let mut read = BTreeSet::new();
+    for path in &args.paths {
+        // where archives are unpacked as long as they are looked at
+        let mut unpacked = Vec::new();
+        let parts = parts_of(path, &mut unpacked);
+        let found: Vec<Finding> = parts.into_iter().map(|part| part.look(&mut read)).collect();
+        match args.json {
+            true => found.iter().for_each(|finding| print_json(&finding.json())),
+            false => print(path, &found),
+        }
+        problems.extend(found.into_iter().flat_map(|finding| finding.problems));
+    }
+    let Some(code) = problems.iter().map(|problem| problem.code).min() else { return Ok(()) };
+    let message = format!("{} of the checked items are damaged or missing", problems.len());
+    Err(Failure {
+        code,
+        ..Failure::failed(
+            message,
+            "see the lines marked DAMAGED or NOTHING for what \
+        is wrong and where",
+        )
+    })
+}
+
+/// What is looked at as one.
+struct Part {
+    kind: Kind,
+    /// How it is called.
+    path: PathBuf,
+    /// Where it is read: where its archive is unpacked, or the path itself.
+    place: PathBuf,
+    /// Why it cannot be read, where that is known.
+    lost: Option<Failure>,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+enum Kind {
+    Run,
+    Data,
+    #[serde(rename = "reproduction")]
+    Manifest,
+}
+
+impl Kind {
+    fn many(self) -> &'static str {
+        match self {
+            Kind::Run => "runs",
+            Kind::Data => "texts",
+            Kind::Manifest => "lists of planned runs",
+        }
+    }
+}
+
+/// What was found of a part.
+struct Finding {
+    part: Part,
+    good: Vec<String>,
+    problems: Vec<Failure>,
+}
+
+/// A run, prepared data, or all of them in a folder of a comparison or a reproduction. A path that holds nothing of these is
+/// looked at as data, which says what it lacks. Archives of runs are unpacked aside.
+fn parts_of(path: &Path, unpacked: &mut Vec<TempDir>) -> Vec<Part> {
+    let mut parts = Vec::new();
+    collect((path, path), unpacked, &mut parts);
+    if parts.is_empty() {
+        parts.push(Part { kind: Kind::Data, path: path.to_owned(), place: path.to_owned(), lost: None });
+    }
+    parts
+}
+
+/// Adds what is in the folder `place`, which is called `path`.
+fn collect((path, place): (&Path, &Path), unpacked: &mut Vec<TempDir>, parts: &mut Vec<Part>) {
+    let part = |kind, lost| Part { kind, path: path.to_owned(), place: place.to_owned(), lost };
+    match kerple_experiments::packed::unpacked(place) {
+        Ok(None) => {}
+        Ok(Some(aside)) => {
+            let place = aside.path().to_owned();
+            unpacked.push(aside);
+            return collect((path, &place), unpacked, parts);
+        }
+        Err(error) => return parts.push(part(Kind::Manifest, Some(Failure { code: 1, ..error.into() }))),
+    }
+    let mut add = |kind| parts.push(part(kind, None));
+    // what cannot be looked for is read all the same, so that the reason is a problem
+    let is_there = |name: &str| kerple_run::files::is_there(&place.join(name)).unwrap_or(true);
+    if is_there(MANIFEST_FILE) {
+        add(Kind::Manifest);
+    }
+    if is_there(PLAN_FILE) {
+        return add(Kind::Run);
+    }
+    if kerple_data::has_summary(place).unwrap_or(true) {
+        return add(Kind::Data);
+    }
+    let entries = std::fs::read_dir(place).into_iter().flatten().flatten();
+    let is_folder = |entry: &DirEntry| entry.file_type().is_ok_and(|kind| kind.is_dir());
+    let mut names: Vec<OsString> = entries.filter(is_folder).map(|entry| entry.file_name()).collect();
+    names.sort();
+    names.iter().for_each(|name| collect((&path.join(name), &place.join(name)), unpacked, parts));
+}
+
+impl Part {
+    fn look(mut self, read: &mut BTreeSet<String>) -> Finding {
+        if let Some(lost) = self.lost.take() {
+            return Finding { part: self, good: Vec::new(), problems: vec![lost] };
+        }
+        let (good, problems) = match self.kind {
+            Kind::Run => {
+                let found = RunFolder::new(&self.place).verify_unless_read(read);
+                // a run is there, so whatever is wrong is damage
+                let damage = |error| Failure { code: 1, ..Failure::from(error) };
+                (found.good, found.problems.into_iter().map(damage).collect())
+            }
+            Kind::Data => match kerple_data::verify(&self.place) {
+                Ok(report) => {
+                    read.insert(report.content.clone());
+                    (report.to_string().lines().map(str::to_owned).collect(), Vec::new())
+                }
+                Err(error) => (Vec::new(), vec![error.into()]),
+            },
+            Kind::Manifest => {
+                let found = kerple_experiments::verify::verify(&self.path, &self.place);
+                let damage = |error| Failure { code: 1, ..Failure::from(error) };
+                (found.good, found.problems.into_iter().map(damage).collect())
+            }
+        };
+        // where an archive is unpacked means nothing to a reader
+        let [read_at, called] = [&self.place, &self.path].map(|path| path.display().to_string());
+        let named = |failure: Failure| Failure { message: failure.message.replace(&read_at, &called), ..failure };
+        Finding { part: self, good, problems: problems.into_iter().map(named).collect() }
+    }
+}
+
+impl Finding {
+    fn json(&self) -> serde_json::Value {
+        let problems: Vec<&str> = self.problems.iter().map(|problem| problem.message.as_str()).collect();
+        let Part { kind, path, .. } = &self.part;
+        serde_json::json!({ "path": path, "kind": kind, "good": self.good, "problems": problems })
+    }
+}
+
+/// Prints what was found of a path: all of a single thing, of many how many are good, and what is wrong.
+fn print(path: &Path, found: &[Finding]) {
+    resultln!("{}", path.display());
+    if let [finding] = found {
+        finding.good.iter().for_each(|good| resultln!("  ok       {good}"));
+    } else {
+        let manifests: Vec<&Finding> = found.iter().filter(|finding| finding.part.kind == Kind::Manifest).collect();
+        for finding in &manifests {
+            // of several which one
+            let whose = if manifests.len() > 1 { format!("{}: ", finding.part.path.display()) } else { String::new() };
+            finding.good.iter().for_each(|good| resultln!("  ok       {whose}{good}"));
+        }
+        for kind in [Kind::Manifest, Kind::Run, Kind::Data] {
+            let all: Vec<&Finding> = found.iter().filter(|finding| finding.part.kind == kind).collect();
+            let good = all.iter().filter(|finding| finding.problems.is_empty()).count();
+            if good > 0 {
+                resultln!("  ok       {good} of {} {}", all.len(), kind.many());
+            }
+        }
+    }
+    for (program, runs) in by_program(path, found) {
+        resultln!("  program  {program}: {runs}");
+    }
+    for Failure { message, hint, code, .. } in found.iter().flat_map(|finding| &finding.problems) {
+        resultln!("  {}  {message}", if *code == 2 { "NOTHING" } else { "DAMAGED" });
+        remarkln!("hint: {hint}");
+    }
+}
+
+/// Which of many runs are of which program, the seeds of an encoding together: `arxiv/alibi (1235, 1236)`.
+fn by_program(path: &Path, found: &[Finding]) -> Vec<(String, String)> {
+    let mut programs: BTreeMap<BTreeSet<String>, BTreeMap<PathBuf, Vec<String>>> = BTreeMap::new();
+    let runs = found.iter().filter(|finding| finding.part.kind == Kind::Run && found.len() > 1);
+    for Part { path: folder, place, .. } in runs.map(|finding| &finding.part) {
+        let Ok(run) = Run::read(place) else { continue };
+        let from_here = folder.strip_prefix(path).unwrap_or(folder);
+        let seed = from_here.file_name().unwrap_or_default().to_string_lossy();
+        let of_program = programs.entry(run.programs()).or_default();
+        let of_encoding = of_program.entry(from_here.parent().unwrap_or(from_here).to_owned()).or_default();
+        of_encoding.push(seed.trim_start_matches("seed-").to_owned());
+    }
+    let line = |(program, runs): (BTreeSet<String>, BTreeMap<PathBuf, Vec<String>>)| {
+        let program = if program.is_empty() { "unknown".to_owned() } else { Vec::from_iter(program).join(" and ") };
+        let count: usize = runs.values().map(Vec::len).sum();
+        let runs = runs.into_iter().map(|(above, seeds)| format!("{} ({})", above.display(), seeds.join(", ")));
+        (program, format!("{count} runs: {}", runs.collect::<Vec<_>>().join("; ")))
+    };
+    programs.into_iter().map(line).collect()
+}

@@ -1,0 +1,11 @@
+//! The program `kerple`.
+
+use std::process::ExitCode;
+
+#[global_allocator]
+static ALLOCATOR: kerple::Counted = kerple::Counted;
+
+fn main() -> ExitCode {
+    let program = std::env::current_exe().unwrap_or_else(|_| "kerple".into());
+    kerple::run(program, std::env::args_os().skip(1).collect()).into()
+}

@@ -1,0 +1,144 @@
+//! What the documents show is what the program says, and their links lead somewhere; `KERPLE_REFRESH=1 cargo test --release
+//! -p kerple --test documents` writes anew what is made.
+
+mod common;
+
+use common::{Place, document, expect_document};
+use kerple_report::plot::{Axis, Legend, Plot, Point, Series, standalone};
+use serde_json::Value;
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+const BEGIN: &str = "<!-- methods: made by crates/kerple/tests/documents.rs -->\n";
+const END: &str = "<!-- end of methods -->\n";
+
+fn methods() -> String {
+    let list = Place::new().ok(&["describe", "--json"]);
+    let mut table =
+        "| kind | method | scores `z`, or where it enters | past the training length |\n|---|---|---|---|\n".to_owned();
+    for line in list.lines() {
+        let about: Value = serde_json::from_str(line).unwrap();
+        let word = |key: &str| about["description"][key].as_str().unwrap().replace('|', "\\|");
+        let kind = about["kind"].as_str().unwrap();
+        table += &format!("| `{kind}` | {} | `{}` | {} |\n", word("name"), word("formula"), word("beyond"));
+    }
+    table
+}
+
+#[test]
+fn the_table_of_methods_is_current() {
+    let page = std::fs::read_to_string(document("docs/methods.md")).unwrap();
+    let (before, rest) = page.split_once(BEGIN).expect("the page marks the table's beginning");
+    let (_, after) = rest.split_once(END).expect("the page marks the table's end");
+    expect_document("docs/methods.md", &[before, BEGIN, &methods(), END, after].concat());
+}
+
+#[test]
+fn the_reference_of_commands_is_current() {
+    expect_document("docs/commands.md", &Place::new().ok(&["manual"]));
+}
+
+/// Perplexity by length of the web pages of KERPLE reproduced small.
+fn picture(cells: &[BTreeMap<String, String>]) -> Plot {
+    let series = |(colour, (kind, name)): (usize, (&str, &str))| {
+        let of_kind = |cell: &&BTreeMap<_, _>| {
+            cell["item"] == "table3" && cell["corpus"] == "openwebtext2" && cell["encoding"] == kind
+        };
+        let number = |cell: &BTreeMap<String, String>, key: &str| cell[key].parse().unwrap();
+        let points = cells.iter().filter(of_kind).map(|cell| Point {
+            x: number(cell, "eval_len"),
+            y: number(cell, "perplexity"),
+            error: number(cell, "perplexity_deviation"),
+        });
+        Series { markers: true, points: points.collect(), ..Series::line(name, colour, []) }
+    };
+    let shown = [
+        ("kerple_log", "KERPLE-log"),
+        ("kerple_power", "KERPLE-power"),
+        ("alibi", "ALiBi"),
+        ("t5-max_distance=32", "T5"),
+        ("rotary", "rotary"),
+        ("sinusoidal", "sinusoidal"),
+    ];
+    Plot {
+        title: "Perplexity of web pages by evaluated length, trained at 128 tokens".into(),
+        description:
+            "Sinusoidal positions leave the frame at once and rotary positions rise; T5's bias rises late; KERPLE \
+                      and ALiBi stay level to 32 times the training length."
+                .into(),
+        x: Axis::lengths("tokens evaluated", &[128, 256, 512, 1024, 2048, 4096]),
+        y: Axis::log("perplexity", 26.0, 150.0),
+        series: shown.into_iter().enumerate().map(series).collect(),
+        rule: Some((128.0, "trained".into())),
+        legend: Legend::Ends,
+        titled: true,
+    }
+}
+
+#[test]
+fn the_picture_is_of_the_results() {
+    let mut cells = csv::Reader::from_path(document("results/kerple-small/paper/cells.csv")).unwrap();
+    let plot = picture(&cells.deserialize().map(Result::unwrap).collect::<Vec<_>>());
+    assert!(plot.series.iter().all(|series| series.points.len() == 6), "{:?}", plot.series);
+    expect_document("docs/length.svg", &standalone(&plot.svg(760.0, 340.0)));
+}
+
+/// Files below a folder, and bytes in all.
+fn size(folder: &Path) -> (usize, u64) {
+    let entries = std::fs::read_dir(folder).unwrap().map(|entry| entry.unwrap());
+    entries.fold((0, 0), |(files, bytes), entry| {
+        let about = entry.metadata().unwrap();
+        let (more, larger) = if about.is_dir() { size(&entry.path()) } else { (1, about.len()) };
+        (files + more, bytes + larger)
+    })
+}
+
+#[test]
+fn results_and_reference_values_are_few_files() {
+    let [results, golden] = ["results", "golden"].map(|folder| size(&document(folder)));
+    let (files, bytes) = (results.0 + golden.0, results.1 + golden.1);
+    assert!(files <= 300, "{files} files");
+    assert!(bytes <= 16 << 20, "{:.1} MiB", bytes as f64 / f64::from(1 << 20));
+}
+
+#[test]
+fn the_readme_is_short() {
+    let readme = std::fs::read_to_string(document("README.md")).unwrap();
+    assert!(readme.lines().count() <= 90, "{} lines", readme.lines().count());
+}
+
+/// Targets of the links of a page that lead to files.
+fn links(page: &str) -> Vec<&str> {
+    let targets = page.split("](").skip(1).filter_map(|rest| rest.split_once(')')).map(|(target, _)| target);
+    let files = targets.filter(|target| !target.contains("://") && !target.starts_with('#'));
+    files.map(|target| target.split('#').next().unwrap()).collect()
+}
+
+#[test]
+fn links_lead_to_files() {
+    let mut pages: Vec<PathBuf> = ["", "docs"]
+        .iter()
+        .flat_map(|folder| std::fs::read_dir(document(folder)).unwrap())
+        .map(|e| e.unwrap().path())
+        .collect();
+    pages.retain(|path| path.extension().is_some_and(|end| end == "md"));
+    assert!(pages.len() > 10, "{pages:?}");
+    for page in pages {
+        let text = std::fs::read_to_string(&page).unwrap();
+        for link in links(&text) {
+            let target = page.parent().unwrap_or(Path::new("")).join(link);
+            assert!(target.exists(), "{}: there is no {link}", page.display());
+        }
+    }
+}
+
+#[test]
+fn every_page_is_in_the_order_of_reading() {
+    let guide = std::fs::read_to_string(document("docs/README.md")).unwrap();
+    for entry in std::fs::read_dir(document("docs")).unwrap() {
+        let name = entry.unwrap().file_name().into_string().unwrap();
+        if name.ends_with(".md") && name != "README.md" {
+            assert!(links(&guide).contains(&name.as_str()), "docs/README.md does not say when to read {name}");
+        }
+    }
+}

@@ -1,0 +1,88 @@
+//! The modules of a crate stand on each other in one order: each uses those before it, never those behind.
+
+mod common;
+
+use common::document;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+/// Lowest first.
+const ORDERS: [(&str, &str); 12] = [
+    ("kerple-core", "shape emulate seed precision cpu tiles ops features forms maps attention kernel encoding"),
+    ("kerple-run", "files error number length session probe check old_names journal"),
+    (
+        "kerple-data",
+        "error split hash contain file json machine tokens order examples random music tokenizer corpus text prepare lra tasks peps",
+    ),
+    ("kerple-report", "error format statistics plot conditions run results folder page write"),
+    (
+        "kerple-burn",
+        "array device fused pass heads piece forms plan parameters ops memory layers block positions adamw",
+    ),
+    (
+        "kerple-lm",
+        "error renamed init_from tensors schedule layers config plan model task sequences solver memory ranks mpi events host learner generate checkpoint \
+         tasks corpus run depart evaluate train probe job compare",
+    ),
+    ("kerple-convert", "layout export import"),
+    ("kerple-experiments", "error claim manifest timing floors packed seal pages reproduce verify"),
+    (
+        "kerple-conformance",
+        "error folder engines burn_layer tables layer attention maps clocks spe media data interchange theory training collection beside che main",
+    ),
+    (
+        "kerple-serve",
+        "facts failure stop list raw names hosts penalties prompts completion tokens choice answer worker connections routes",
+    ),
+    ("kerple", "failure memory output exhausted args progress commands ranks main"),
+    ("kerple-py", "threads dlpack array encoding kernel parts attention linear run_folder command"),
+];
+
+fn sources(folder: &Path, found: &mut Vec<PathBuf>) {
+    for entry in fs::read_dir(folder).unwrap() {
+        let path = entry.unwrap().path();
+        let name = path.file_stem().unwrap().to_str().unwrap().to_owned();
+        match path.is_dir() {
+            _ if name == "tests" || name == "testing" => {}
+            true => sources(&path, found),
+            false if path.extension().is_some_and(|end| end == "rs") => found.push(path),
+            false => {}
+        }
+    }
+}
+
+/// Modules that code names after `crate::`, comments and tests left out.
+fn used(text: &str) -> Vec<String> {
+    let code = text.split("#[cfg(test)]\nmod tests {").next().unwrap_or(text);
+    let lines = code.lines().map(|line| line.split("//").next().unwrap_or(line));
+    let name = |rest: &str| rest.chars().take_while(|c| c.is_ascii_lowercase() || *c == '_').collect();
+    lines.flat_map(|line| line.split("crate::").skip(1).map(name).collect::<Vec<String>>()).collect()
+}
+
+/// Checks the order of a crate and returns how many uses it has read.
+fn check(name: &str, order: &str) -> usize {
+    let root = document("crates").join(name).join("src");
+    let (mut files, mut seen) = (Vec::new(), 0);
+    sources(&root, &mut files);
+    for file in files {
+        let place = file.strip_prefix(&root).unwrap().with_extension("");
+        let module = place.iter().next().unwrap().to_str().unwrap();
+        if module == "lib" {
+            continue;
+        }
+        let height = |name: &str| order.split_whitespace().position(|other| other == name);
+        let own = height(module).unwrap_or_else(|| panic!("{name}: {module} has no place in the order"));
+        for other in used(&fs::read_to_string(&file).unwrap()) {
+            let Some(other_height) = height(&other) else { continue }; // a macro, a function or a type of the root
+            assert!(other_height <= own, "{} uses {other}, which stands above {module}", file.display());
+            seen += 1;
+        }
+    }
+    seen
+}
+
+#[test]
+fn no_module_uses_one_above_it() {
+    let seen: usize = ORDERS.iter().map(|(name, order)| check(name, order)).sum();
+    assert!(seen > 600, "{seen} uses are too few to have read the crates");
+}
