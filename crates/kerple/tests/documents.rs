@@ -107,15 +107,21 @@ fn the_readme_is_short() {
     assert!(readme.lines().count() <= 90, "{} lines", readme.lines().count());
 }
 
-/// Targets of the links of a page that lead to files.
-fn links(page: &str) -> Vec<&str> {
-    let targets = page.split("](").skip(1).filter_map(|rest| rest.split_once(')')).map(|(target, _)| target);
-    let files = targets.filter(|target| !target.contains("://") && !target.starts_with('#'));
-    files.map(|target| target.split('#').next().unwrap()).collect()
+/// The links of a page that lead to files: text and target.
+fn file_links(page: &str) -> impl Iterator<Item = (&str, &str)> {
+    let texts = page.split("](").map(|before| before.rsplit('[').next().unwrap());
+    let targets = page.split("](").skip(1).map(|rest| rest.split_once(')').map_or("", |(target, _)| target));
+    let is_file = |target: &str| !(target.is_empty() || target.contains("://") || target.starts_with('#'));
+    texts.zip(targets).filter(move |(_, target)| is_file(target))
 }
 
-#[test]
-fn links_lead_to_files() {
+/// Targets of the links of a page that lead to files.
+fn links(page: &str) -> Vec<&str> {
+    file_links(page).map(|(_, target)| target.split('#').next().unwrap()).collect()
+}
+
+/// The pages of the project: at the top and in `docs`.
+fn pages() -> Vec<PathBuf> {
     let mut pages: Vec<PathBuf> = ["", "docs"]
         .iter()
         .flat_map(|folder| std::fs::read_dir(document(folder)).unwrap())
@@ -123,13 +129,54 @@ fn links_lead_to_files() {
         .collect();
     pages.retain(|path| path.extension().is_some_and(|end| end == "md"));
     assert!(pages.len() > 10, "{pages:?}");
-    for page in pages {
+    pages
+}
+
+#[test]
+fn links_lead_to_files() {
+    for page in pages() {
         let text = std::fs::read_to_string(&page).unwrap();
         for link in links(&text) {
             let target = page.parent().unwrap_or(Path::new("")).join(link);
             assert!(target.exists(), "{}: there is no {link}", page.display());
         }
     }
+}
+
+/// Whether a line holds a name as a whole word.
+fn shows(line: &str, name: &str) -> bool {
+    line.split(|c: char| !(c.is_alphanumeric() || c == '_')).any(|word| word == name)
+}
+
+/// The name that a link to a line shows: the last segment of the path in backticks.
+fn shown_name(text: &str) -> Option<&str> {
+    text.strip_prefix('`')?.strip_suffix('`')?.rsplit("::").next()
+}
+
+#[test]
+fn links_to_lines_show_what_they_name() {
+    let mut checked = 0;
+    for page in pages() {
+        let text = std::fs::read_to_string(&page).unwrap();
+        for (name, target) in file_links(&text) {
+            let Some((file, line)) = target.split_once("#L") else { continue };
+            let at = format!("{}: [{name}]({target})", page.display());
+            let line: usize = line.parse().unwrap_or_else(|_| panic!("{at} does not lead to one line"));
+            let name = shown_name(name).unwrap_or_else(|| panic!("{at} does not name what the line shows"));
+            let code = std::fs::read_to_string(page.parent().unwrap_or(Path::new("")).join(file)).unwrap();
+            let found: Vec<usize> =
+                (1..).zip(code.lines()).filter(|(_, line)| shows(line, name)).map(|(n, _)| n).collect();
+            assert!(found.contains(&line), "{at} does not show `{name}`, which is in the lines {found:?}");
+            checked += 1;
+        }
+    }
+    assert!(checked >= 20, "{checked} links to lines");
+}
+
+#[test]
+fn names_are_whole_words() {
+    assert_eq!(["`part`", "`Slopes::backward`", "part"].map(shown_name), [Some("part"), Some("backward"), None]);
+    assert!(shows("fn part(&self)", "part") && !shows("fn parts(&self)", "part"));
 }
 
 #[test]
