@@ -130,7 +130,7 @@ mod tests {
             (|row| row.task.as_mut().unwrap().accuracy = 1.125, "accuracy is 1.125; a share must be 0 to 1"),
             (|row| row.task.as_mut().unwrap().chance = f64::NAN, "chance is NaN; a share must be 0 to 1"),
             (|row| row.task.as_mut().unwrap().by_depth = Some(vec![-0.1]), "by_depth is -0.1; a share must be 0 to 1"),
-            (|row| row.task.as_mut().unwrap().accuracy = 0.4, "does not give a whole number of 8 task"),
+            (|row| row.task.as_mut().unwrap().accuracy = 0.4, "does not give a whole number of 8 answers"),
         ];
         for (change, expected) in changes {
             let mut row = row();

@@ -14,7 +14,7 @@ use crate::old_names::refuse_keys;
 /// A file of records, one JSON value per line, that only grows.
 ///
 /// ```
-/// # use crate::{Journal, read_rows};
+/// # use kerple_run::{Journal, read_rows};
 /// # let folder = tempfile::tempdir()?;
 /// let path = folder.path().join("rows.jsonl");
 /// Journal::open(&path)?.push(&vec![1, 2])?;

@@ -1,7 +1,7 @@
 //! Floats that survive JSON: a loss that became NaN or infinite is a result and is written as `"NaN"`, `"inf"` or `"-inf"`.
 //!
 //! JSON has no such numbers. serde_json writes `null` for them, which would turn a diverged run
-//! into a missing one. Use as `#[serde(with = "crate::number")]` on `f64` and on options,
+//! into a missing one. Use as `#[serde(with = "kerple_run::number")]` on `f64` and on options,
 //! vectors and maps of it.
 
 use std::collections::BTreeMap;

@@ -295,7 +295,7 @@ fn a_window_in_evaluation_is_tested_against_the_reference() {
     assert!((test.difference.unwrap() - 1.02).abs() < 1e-12);
     let html = read(&root, "index.html");
     assert!(html.contains("At 128 tokens, kerple_log that sees only the last 32 keys has a perplexity 1.020 higher"));
-    assert!(html.contains("so it uses more distant keys"));
+    assert!(html.contains("so it uses what lies further back"));
     assert!(table_text(&results).contains("kerple_log, window 32"));
 }
 
