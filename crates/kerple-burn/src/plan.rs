@@ -157,7 +157,7 @@ impl SinkKind {
     }
 }
 
-/// The operation from queries, keys and values to the output of a head.
+/// The operation from queries, keys and values to the output per head.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum AttentionKind {

@@ -1,4 +1,4 @@
-//! Feature maps of single rows: from a query or key of a head to the features that [linear
+//! Feature maps of single rows: from one query or key to the features that [linear
 //! attention](crate::attention::linear) multiplies.
 //!
 //! ```text

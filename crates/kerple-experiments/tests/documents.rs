@@ -1,5 +1,5 @@
-//! What `docs/results-*.md` say is what the rows in `results/` say: their tables are the pages', and no sentence has a number that
-//! stands in no table. `UPDATE_RESULTS=1 cargo test --release -p kerple-experiments --test documents` writes tables, pages and the sums of the
+//! `docs/results-*.md` agree with the rows in `results/`: their tables are the pages', and every number in a sentence occurs in
+//! a table. `UPDATE_RESULTS=1 cargo test --release -p kerple-experiments --test documents` writes tables, pages and the sums of the
 //! archives anew; it changes no run.
 
 use kerple_data::tasks::{Examples, TaskConfig};

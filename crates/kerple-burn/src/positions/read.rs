@@ -64,7 +64,7 @@ impl PositionalEncoding {
         self.select(layer, &self.values, &self.layers).into_iter().map(Param::val).collect()
     }
 
-    /// Stored numbers of what stands in one layer, in the order of [`kerple_core::encoding::Encoding::parameters`].
+    /// Raw parameters of one layer, in the order of [`kerple_core::encoding::Encoding::parameters`].
     pub fn numbers(&self, layer: usize) -> Vec<Vec<f64>> {
         let stored = self.of_layer(layer).stored(layer).into_iter();
         stored.map(|values| values.into_data().iter::<f64>().collect()).collect()

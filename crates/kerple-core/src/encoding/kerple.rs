@@ -1,7 +1,7 @@
 //! KERPLE: kernelized relative positional embedding. Chi et al. 2022, arXiv:2205.09921, sections 4, 5.3 and A.3.
 //!
 //! ```text
-//! b(d), w(d)  functions of the distance d = i - j >= 0 and of learned values r, one set a head, shared by all layers (`share = "layer"`: one set a layer)
+//! b(d), w(d)  functions of the distance d = i - j >= 0 and of learned values r, one set per head, shared by all layers (`share = "layer"`: one set per layer)
 //! ```
 //!
 //! | kind                    | bias b(d)                | weight w(d)        | learned        |

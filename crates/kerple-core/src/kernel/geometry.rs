@@ -1,4 +1,4 @@
-//! Consequences of a kernel's class: embeddings, feature maps, and how far a head reaches.
+//! Consequences of a kernel's class: embeddings, feature maps, and the effective span of a head.
 
 use nalgebra::{DMatrix, DVector};
 use serde::Serialize;

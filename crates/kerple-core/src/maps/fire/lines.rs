@@ -29,7 +29,7 @@ impl<'a> Lines<'a> {
         self.0.pieces.ends()
     }
 
-    /// Value at 0 and slope of a head in a linear piece.
+    /// Value at 0 and slope in one linear segment, for one head.
     pub fn line(&self, piece: usize, head: usize) -> [f32; 2] {
         let (values, slopes) = self.0.pieces.line(piece);
         [values[head], slopes[head]]
