@@ -7,7 +7,7 @@ mod pairs;
 use crate::pass::Pass;
 use crate::piece::Piece;
 use burn::tensor::{Bool, DType, Device, Tensor, TensorData};
-pub use kerple_core::forms::Sight;
+pub use kerple_core::forms::Mask;
 use kerple_core::maps::{Extent, Map};
 pub(crate) use pairs::Pairs;
 use std::sync::Arc;
@@ -26,7 +26,7 @@ pub struct Positions {
     /// of scores; softmax attention without a score modification takes them.
     pub clock: Option<Clock>,
     /// Which keys a query sees.
-    pub sight: Sight,
+    pub sight: Mask,
     /// Keys that each sequence has, `[B]`; the rest is padding. `None`: all of them.
     pub lengths: Option<Arc<[usize]>>,
     /// A stochastic code of queries and keys; linear attention takes it.
@@ -40,7 +40,7 @@ pub struct Positions {
 }
 
 /// Clocks of tokens: scores get what the running sum of gates falls from key to query, see
-/// [`Table::clocks`](kerple_core::forms::Table::clocks).
+/// [`Table::gate_cumsum`](kerple_core::forms::Table::gate_cumsum).
 #[derive(Clone, Debug)]
 #[allow(clippy::large_enum_variant, reason = "there is one in a layer")]
 pub enum Clock {
@@ -109,7 +109,7 @@ impl Default for Positions {
             damping: None,
             scores: Scores::Plain,
             clock: None,
-            sight: Sight::CAUSAL,
+            sight: Mask::CAUSAL,
             lengths: None,
             code: None,
             fading: None,
@@ -162,7 +162,7 @@ impl Positions {
 
     /// As an encoder sees it: in both directions, by the absolute distance where tables have only one side.
     pub fn in_both_directions(self) -> Positions {
-        let Sight::Causal { window } = self.sight else { return self };
+        let Mask::Causal { window } = self.sight else { return self };
         let scores = match self.scores {
             Scores::Plain => Scores::Plain,
             Scores::Table { bias, weight } => Scores::Table { bias: bias.map(mirrored), weight: weight.map(mirrored) },
@@ -170,7 +170,7 @@ impl Positions {
                 Scores::Map { map, bias: bias.map(mirrored), weight: weight.map(mirrored), own, known }
             }
         };
-        Positions { scores, sight: Sight::Both { window }, ..self }
+        Positions { scores, sight: Mask::Bidirectional { window }, ..self }
     }
 }
 

@@ -15,7 +15,7 @@ use burn::tensor::{DType, Device, Int, Tensor, TensorData};
 use kerple_core::encoding::scaling::Scaling;
 use kerple_core::encoding::{Clamp, Encoding, Entry, Geometry, Parameter, Places, Refusal, Share};
 use kerple_core::encoding::{Form, MapForm, Slopes, TableSlopes};
-use kerple_core::forms::{Absolute, DistanceTable, Rotary, Sides, Sight};
+use kerple_core::forms::{Absolute, DistanceTable, Mask, Rotary, Sides};
 use kerple_core::kernel::exponentials::Demand;
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -318,7 +318,7 @@ impl PositionalEncoding {
             return self.others[other].positions_of(layer, [queries, keys], options, (engine, pass), numbers);
         }
         let sight = |sides| sight(window, sides);
-        let mut positions = Positions { sight: sight(Sides::One), pass: *pass, ..Positions::default() };
+        let mut positions = Positions { sight: sight(Sides::OneSided), pass: *pass, ..Positions::default() };
         let entry = self.encoding.entry();
         if let Entry::Nowhere | Entry::Embeddings = entry {
             return positions;
@@ -494,10 +494,10 @@ impl Describe for PositionalEncoding {
 }
 
 /// What is seen with tables of these sides: the past, until an encoder says otherwise, or all.
-fn sight(window: Option<usize>, sides: Sides) -> Sight {
+fn sight(window: Option<usize>, sides: Sides) -> Mask {
     match sides {
-        Sides::One => Sight::Causal { window },
-        Sides::Two => Sight::Both { window },
+        Sides::OneSided => Mask::Causal { window },
+        Sides::TwoSided => Mask::Bidirectional { window },
     }
 }
 

@@ -6,7 +6,7 @@ use burn::module::Module;
 use burn::tensor::{DType, Device, Tensor, TensorData};
 use kerple_burn::adamw::{AdamW, Settings, Update};
 use kerple_burn::device::Name;
-use kerple_burn::forms::{Clock, Exponentials, Fading, Positions, Scores, Sight};
+use kerple_burn::forms::{Clock, Exponentials, Fading, Mask, Positions, Scores};
 use kerple_burn::fused::Engine;
 use kerple_burn::layers::{Init, Mlp};
 use kerple_burn::ops::activation::Activation;
@@ -80,7 +80,7 @@ struct Case {
     seed: u64,
     /// B, H, kv heads, L, D.
     sizes: [usize; 5],
-    sight: Sight,
+    sight: Mask,
     weight: bool,
     lengths: Option<Vec<usize>>,
     cap: Option<f64>,
@@ -88,12 +88,12 @@ struct Case {
 
 #[test]
 fn attention_is_that_of_the_processor() {
-    let case = Case { seed: 1, sizes: [2, 4, 2, 40, 8], sight: Sight::CAUSAL, weight: false, lengths: None, cap: None };
+    let case = Case { seed: 1, sizes: [2, 4, 2, 40, 8], sight: Mask::CAUSAL, weight: false, lengths: None, cap: None };
     let device = gpu();
     for case in [
-        Case { sizes: [1, 2, 2, 33, 8], seed: 2, sight: Sight::Causal { window: Some(7) }, lengths: None, ..case },
+        Case { sizes: [1, 2, 2, 33, 8], seed: 2, sight: Mask::Causal { window: Some(7) }, lengths: None, ..case },
         Case { weight: true, seed: 3, lengths: None, ..case },
-        Case { sight: Sight::BOTH, lengths: Some(vec![40, 29]), ..case },
+        Case { sight: Mask::BIDIRECTIONAL, lengths: Some(vec![40, 29]), ..case },
         Case { cap: Some(3.0), lengths: None, ..case },
     ] {
         let expected = run(&Device::flex(), Engine::Fused, &case);
@@ -164,7 +164,7 @@ fn linear_of(
     device: &Device,
     len: usize,
     (features, count, fades, lengths): (FeatureKind, usize, bool, Option<&[usize]>),
-    sight: Sight,
+    sight: Mask,
 ) -> Vec<Vec<f32>> {
     const HEADS: usize = 2;
     let device = device.clone().autodiff();
@@ -205,7 +205,7 @@ fn linear_attention_is_that_of_the_processor() {
         (70, (FeatureKind::ReluRf, 301, true, Some(&[70, 66]))),
         (40, (FeatureKind::Relu, 8, true, Some(&[17, 40]))),
     ] {
-        for sight in [Sight::CAUSAL, Sight::BOTH] {
+        for sight in [Mask::CAUSAL, Mask::BIDIRECTIONAL] {
             let (expected, found) = (linear_of(&Device::flex(), len, how, sight), linear_of(&device, len, how, sight));
             assert!(expected.iter().flatten().all(|value| value.is_finite()));
             // f32 on both sides, exponentials and quotients of sums in other orders
@@ -227,7 +227,7 @@ fn gated_of(device: &Device, len: usize, engine: Engine) -> Vec<Vec<f32>> {
     let strength = Tensor::<4>::from_data(TensorData::new(vec![1.0f32, 0.01], [1, 1, 2, 1]), &device);
     let gates = (random([1, 2, 2, len], -0.5..0.0) * strength).reshape([2, 2, len]).detach().require_grad();
     let clock = Some(Clock::Gates(gates.clone()));
-    let positions = Positions { clock, sight: Sight::CAUSAL, ..Positions::default() };
+    let positions = Positions { clock, sight: Mask::CAUSAL, ..Positions::default() };
     let plan = LinearPlan { feature_map: FeatureKind::Elu, ..LinearPlan::default() };
     let out = linear_attention(own.clone(), &Linear { plan, layer: 0 }, &positions, engine);
     let mut gradients = (out.clone() * out.clone().sin()).sum().backward();
@@ -392,7 +392,7 @@ fn attention_rounds_what_it_multiplies() {
             let data = TensorData::new(numbers(seed, 2 * 50 * 8, inputs), [1, 2, 50, 8]);
             Tensor::<4>::from_data(data, &device)
         });
-        let positions = Positions { sight: Sight::CAUSAL, ..Positions::default() };
+        let positions = Positions { sight: Mask::CAUSAL, ..Positions::default() };
         let out = match in_some {
             true => in_pieces([q, k, v], &0.4.into(), &positions, 10_000, engine),
             false => attention(q, k, v, 0.4, &positions, engine),

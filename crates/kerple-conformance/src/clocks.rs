@@ -129,7 +129,7 @@ impl Found {
         let Found { out, d_q, d_k, d_v, d_sinks, d_slopes, .. } = self;
         let all = [("out", Some(out)), ("grad_q", Some(d_q)), ("grad_k", Some(d_k)), ("grad_v", Some(d_v))];
         let own = [("grad_sigma", d_sinks.as_ref()), ("grad_sm", d_slopes.as_ref())];
-        let clocks = given.gates.as_ref().map(|gates| kerple_core::ops::clocks::of_gates(gates, given.dims.keys));
+        let clocks = given.gates.as_ref().map(|gates| kerple_core::ops::gate_cumsum::of_gates(gates, given.dims.keys));
         let values = all.into_iter().chain(own).filter_map(|(name, values)| Some((name.to_owned(), values?.clone())));
         values.chain(clocks.map(|clocks| ("c".to_owned(), clocks))).collect()
     }

@@ -56,7 +56,7 @@ pub(crate) fn both<T: Number>(
         d_weight: tables.weight.map(room),
         d_map,
         d_sinks: problem.sinks.map(room),
-        d_clocks: tables.clocks.map(|clocks| vec![0.0; clocks.values.len()]),
+        d_clocks: tables.gate_cumsum.map(|clocks| vec![0.0; clocks.values.len()]),
     };
     let mut lse = vec![T::ZERO; batch * heads * queries];
     let view = |data| View { data, strides };
@@ -70,7 +70,7 @@ pub(crate) fn both<T: Number>(
         d_weight: found.d_weight.as_deref_mut(),
         d_map: found.d_map.as_deref_mut(),
         d_sinks: found.d_sinks.as_deref_mut(),
-        d_clocks: found.d_clocks.as_deref_mut(),
+        d_gate_cumsum: found.d_clocks.as_deref_mut(),
     };
     let saved = Saved { q: view(q), k: view(k), v: view(v), out: view(&found.out), lse: &lse, d_out: view(d_out) };
     let backward = if fused { attention::backward::<T> } else { naive::backward::<T> };

@@ -6,7 +6,7 @@ use crate::folder::{Case, Folder, Numbers};
 use crate::{Score, Tolerance};
 use burn::tensor::{DType, Device};
 use kerple_core::Number;
-use kerple_core::attention::{Dims, Problem, Scores, Sight, Strides};
+use kerple_core::attention::{Dims, Mask, Problem, Scores, Strides};
 use kerple_core::encoding::{Encoding, Form, Geometry, MapForm, TableGradient};
 use kerple_core::forms::{DistanceTable, Sides};
 use kerple_core::maps::Extent;
@@ -26,7 +26,7 @@ pub(crate) struct Layer {
 
 /// What a map is told of a case.
 fn extent(dims: Dims) -> Extent {
-    Extent { sides: Sides::One, len: dims.keys, scale: (dims.head_dim as f64).sqrt().recip() }
+    Extent { sides: Sides::OneSided, len: dims.keys, scale: (dims.head_dim as f64).sqrt().recip() }
 }
 
 impl Layer {
@@ -73,7 +73,7 @@ impl Layer {
             scale: T::from_f64((self.dims.head_dim as f64).sqrt().recip()),
             cap: None,
             sinks: None,
-            sight: Sight::Causal { window: self.encoding.window },
+            mask: Mask::Causal { window: self.encoding.window },
             lengths: None,
             scores: match &map {
                 Some(map) => Scores::Map(&**map),

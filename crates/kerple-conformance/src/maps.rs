@@ -8,7 +8,7 @@ use crate::{Score, Tolerance};
 use kerple_core::Number;
 use kerple_core::attention::Dims;
 use kerple_core::encoding::{Encoding, Form, Geometry, MapForm};
-use kerple_core::forms::{Block, MapGradients, Sides, Sight};
+use kerple_core::forms::{Block, MapGradients, Mask, Sides};
 use kerple_core::maps::{Extent, Map};
 use serde_json::{Value, json};
 
@@ -136,8 +136,10 @@ impl Given<'_> {
         };
         let own = values[values.len() - own..].iter().flatten();
         let numbers: Vec<T> = table.bias.iter().flatten().chain(own).map(|value| T::from_f64(*value)).collect();
-        let map = map
-            .over(&numbers, Extent { sides: Sides::One, len, scale: (self.geometry.head_dim as f64).sqrt().recip() });
+        let map = map.over(
+            &numbers,
+            Extent { sides: Sides::OneSided, len, scale: (self.geometry.head_dim as f64).sqrt().recip() },
+        );
         let cast = |values: &[f64]| values.iter().map(|value| T::from_f64(*value)).collect::<Vec<T>>();
         let (scores, mut mapped, mut d_scores) = (cast(x), cast(x), cast(up));
         let mut d_numbers = vec![T::from_f64(0.0); numbers.len()];
@@ -169,7 +171,7 @@ fn block<'a, T>(batch: usize, heads: usize, len: usize) -> Block<'a, T> {
         first_position: 0,
         first_key: 0,
         keys: len,
-        sight: Sight::CAUSAL,
+        mask: Mask::CAUSAL,
         q: &[],
     }
 }

@@ -29,7 +29,7 @@ macro_rules! run {
             d_weight: None,
             d_map: None,
             d_sinks: None,
-            d_clocks: None,
+            d_gate_cumsum: None,
         };
         let saved = Saved { q, k, v, out: View { data: &out, strides }, lse: &lse, d_out };
         $engine::backward(&$problem, saved, gradients);

@@ -2,7 +2,7 @@
 //! or by a score modification of all heads.
 //!
 //! Query `i` of `Q` is at absolute position `K - Q + i` and attends to the keys that its attention
-//! mask ([`Sight`]) allows, by the distance `d = K - Q + i - j`. A row without visible keys gives
+//! mask ([`Mask`]) allows, by the distance `d = K - Q + i - j`. A row without visible keys gives
 //! zeros. All engines take the same [`Problem`] and strided views, so a packed
 //! `[B, L, H, q|k|v, D]` projection needs no transpose. They support a softcap and an attention
 //! sink.
@@ -31,7 +31,7 @@ mod sinks;
 mod tests;
 pub mod tiled;
 
-pub use crate::forms::{Scores, Sight, Table};
+pub use crate::forms::{Mask, Scores, Table};
 pub use crate::tiles::{Strides, View, ViewMut};
 pub use problem::{Dims, Gradients, MOST_DAMPING, Problem, Saved};
 

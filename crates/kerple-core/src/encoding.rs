@@ -265,7 +265,7 @@ impl Encoding {
 
     /// Whether keys ahead of a query have a bias of their own, so that only an encoder has a use for all of it.
     pub fn tells_ahead(&self) -> bool {
-        matches!(self.entry(), Entry::Scores(tables) | Entry::Map { tables, .. } if tables.sides == Sides::Two)
+        matches!(self.entry(), Entry::Scores(tables) | Entry::Map { tables, .. } if tables.sides == Sides::TwoSided)
     }
 
     /// Whether it is defined for causal attention only, so that encoders cannot use it.

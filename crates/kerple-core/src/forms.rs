@@ -4,7 +4,7 @@
 //!
 //! * [`Absolute`] enters once, at the embeddings; [`Rotary`] turns queries and keys in every layer.
 //! * [`DistanceTable`] and [`ScoreMap`] (a score modification) change scores between the product
-//!   and the softmax: an engine takes one of them as [`Scores`], with an attention mask, [`Sight`].
+//!   and the softmax: an engine takes one of them as [`Scores`], with an attention [`Mask`].
 //! * [`Gates`] are computed from a layer's own rows; their cumulative sums enter scores in addition
 //!   to tables.
 //! * A [`Code`] contracts queries and keys with random rows of both, before the features of linear attention.
@@ -16,49 +16,52 @@ pub use code::{Code, CodeKind, Drawn};
 pub(crate) use scores::visible_keys;
 pub use scores::{Block, MapGradients, Reach, ScoreMap, Scores, Strided, Table, ValueMap};
 
-/// Which keys a query sees, by the distance `d = i - j` from query to key.
+/// The attention mask: which keys a query attends to, by the distance `d = i - j` from query to key.
+///
+/// Padding is not part of it: it differs between the sequences of a batch, see
+/// [`Problem::lengths`](crate::attention::Problem::lengths).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Sight {
+pub enum Mask {
     /// Itself and what came before, as a decoder: `0 <= d`, and `d < window` where there is one.
     Causal {
-        /// Number of keys in sight; `None` sees all.
+        /// Number of visible keys; `None`: all of them.
         window: Option<usize>,
     },
     /// Both directions, as an encoder: `|d| < window` where there is one.
-    Both {
-        /// Keys in sight on each side, the query's own counted on both; `None` sees all.
+    Bidirectional {
+        /// Visible keys on each side, the query's own counted on both; `None`: all of them.
         window: Option<usize>,
     },
 }
 
-impl Sight {
-    /// A decoder's, without a window.
-    pub const CAUSAL: Sight = Sight::Causal { window: None };
-    /// An encoder's, without a window.
-    pub const BOTH: Sight = Sight::Both { window: None };
+impl Mask {
+    /// A decoder, without a window.
+    pub const CAUSAL: Mask = Mask::Causal { window: None };
+    /// An encoder, without a window.
+    pub const BIDIRECTIONAL: Mask = Mask::Bidirectional { window: None };
 
-    /// Its window.
+    /// The window, if there is one.
     pub fn window(self) -> Option<usize> {
-        let (Sight::Causal { window } | Sight::Both { window }) = self;
+        let (Mask::Causal { window } | Mask::Bidirectional { window }) = self;
         window
     }
 
-    /// Whether a key at this distance is seen.
-    pub fn sees(self, distance: isize) -> bool {
-        (self.sides() == Sides::Two || distance >= 0)
+    /// Whether a query attends to a key at this distance.
+    pub fn allows(self, distance: isize) -> bool {
+        (self.sides() == Sides::TwoSided || distance >= 0)
             && self.window().is_none_or(|window| distance.unsigned_abs() < window)
     }
 
-    /// How many of `keys` keys a query at this position sees.
+    /// How many of `keys` keys a query at this position attends to.
     pub fn count(self, position: isize, keys: usize) -> usize {
         visible_keys(self, position, keys).len()
     }
 
-    /// The distances it needs of a table.
+    /// The distances that it needs of a table.
     pub fn sides(self) -> Sides {
         match self {
-            Sight::Causal { .. } => Sides::One,
-            Sight::Both { .. } => Sides::Two,
+            Mask::Causal { .. } => Sides::OneSided,
+            Mask::Bidirectional { .. } => Sides::TwoSided,
         }
     }
 }
@@ -68,25 +71,25 @@ impl Sight {
 pub enum Sides {
     /// `0..len`: column `d`.
     #[default]
-    One,
+    OneSided,
     /// `-(len - 1)..=len - 1`: column `d + len - 1`. Negative distances are keys ahead of the query.
-    Two,
+    TwoSided,
 }
 
 impl Sides {
     /// Columns of a table that reaches distance `len - 1`.
     pub fn columns(self, len: usize) -> usize {
         match self {
-            Sides::One => len,
-            Sides::Two => len.saturating_mul(2).saturating_sub(1),
+            Sides::OneSided => len,
+            Sides::TwoSided => len.saturating_mul(2).saturating_sub(1),
         }
     }
 
     /// The column of distance 0.
     pub fn origin(self, len: usize) -> usize {
         match self {
-            Sides::One => 0,
-            Sides::Two => len.saturating_sub(1),
+            Sides::OneSided => 0,
+            Sides::TwoSided => len.saturating_sub(1),
         }
     }
 
@@ -97,8 +100,8 @@ impl Sides {
         let origin = self.origin(len);
         let behind = distances.iter().map(|distance| origin + distance);
         match self {
-            Sides::One => behind.collect(),
-            Sides::Two => distances.iter().skip(1).rev().map(|distance| origin - distance).chain(behind).collect(),
+            Sides::OneSided => behind.collect(),
+            Sides::TwoSided => distances.iter().skip(1).rev().map(|distance| origin - distance).chain(behind).collect(),
         }
     }
 }
@@ -137,11 +140,11 @@ impl DistanceTable {
 
     /// The one-sided table of the keys before a query.
     pub fn behind(self) -> DistanceTable {
-        if self.sides == Sides::One {
+        if self.sides == Sides::OneSided {
             return self;
         }
         let kept: Vec<usize> = (self.sides.origin(self.len)..self.sides.columns(self.len)).collect();
-        DistanceTable { sides: Sides::One, ..self.with_columns(&kept) }
+        DistanceTable { sides: Sides::OneSided, ..self.with_columns(&kept) }
     }
 
     fn with_columns(&self, kept: &[usize]) -> DistanceTable {
@@ -154,13 +157,13 @@ impl DistanceTable {
     /// # Panics
     /// If the table has two sides already.
     pub fn mirrored(&self) -> DistanceTable {
-        assert_eq!(self.sides, Sides::One, "mirrored() needs a one-sided table");
+        assert_eq!(self.sides, Sides::OneSided, "mirrored() needs a one-sided table");
         let mirror = |table: &Vec<f64>| {
             let row = |row: &[f64]| row.iter().skip(1).rev().chain(row).copied().collect::<Vec<f64>>();
             if self.len == 0 { Vec::new() } else { table.chunks_exact(self.len).flat_map(row).collect() }
         };
         let (bias, weight) = (self.bias.as_ref().map(mirror), self.weight.as_ref().map(mirror));
-        DistanceTable { sides: Sides::Two, bias, weight, ..*self }
+        DistanceTable { sides: Sides::TwoSided, bias, weight, ..*self }
     }
 
     /// The gradient in a one-sided table `[H, len]`, given that in its mirror image `[H, 2 len - 1]`.
@@ -168,7 +171,7 @@ impl DistanceTable {
     /// # Panics
     /// If `d_mirrored` does not consist of rows of `2 len - 1`.
     pub fn mirrored_backward(d_mirrored: &[f64], len: usize) -> Vec<f64> {
-        let (columns, origin) = (Sides::Two.columns(len), Sides::Two.origin(len));
+        let (columns, origin) = (Sides::TwoSided.columns(len), Sides::TwoSided.origin(len));
         assert!(
             columns > 0 && d_mirrored.len().is_multiple_of(columns),
             "{} values are not a multiple of {columns} columns",
@@ -199,7 +202,7 @@ pub struct Rotary {
 }
 
 /// A gate of each token and head, which a layer makes of its own normed rows `x`: `ln sigmoid(x W + b)`. Scores get what the
-/// running sums of gates, clocks, fall from key to query; see [`Table::clocks`].
+/// running sums of gates, cumulative gates, fall from key to query; see [`Table::gate_cumsum`].
 ///
 /// What is learned is an encoding's parameters: W, `[M, H]`, where rows have a part in it, then b, `[H]`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -225,12 +228,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn sight_is_causal_or_symmetric() {
-        let causal: Vec<isize> = (-4..5).filter(|&d| Sight::Causal { window: Some(3) }.sees(d)).collect();
-        let both: Vec<isize> = (-4..5).filter(|&d| Sight::Both { window: Some(3) }.sees(d)).collect();
+    fn mask_is_causal_or_symmetric() {
+        let causal: Vec<isize> = (-4..5).filter(|&d| Mask::Causal { window: Some(3) }.allows(d)).collect();
+        let both: Vec<isize> = (-4..5).filter(|&d| Mask::Bidirectional { window: Some(3) }.allows(d)).collect();
         assert_eq!((causal, both), (vec![0, 1, 2], vec![-2, -1, 0, 1, 2]));
-        assert!(!Sight::CAUSAL.sees(-1) && Sight::CAUSAL.sees(isize::MAX) && Sight::BOTH.sees(isize::MIN));
-        assert!(!Sight::Both { window: Some(0) }.sees(0));
+        assert!(!Mask::CAUSAL.allows(-1) && Mask::CAUSAL.allows(isize::MAX) && Mask::BIDIRECTIONAL.allows(isize::MIN));
+        assert!(!Mask::Bidirectional { window: Some(0) }.allows(0));
     }
 
     #[test]
@@ -238,7 +241,7 @@ mod tests {
         let one = DistanceTable { heads: 2, len: 3, bias: Some((0..6).map(f64::from).collect()), ..Default::default() };
         let two = one.mirrored();
         assert_eq!(two.bias, Some(vec![2.0, 1.0, 0.0, 1.0, 2.0, 5.0, 4.0, 3.0, 4.0, 5.0]));
-        assert_eq!((two.sides, two.len, &two.weight), (Sides::Two, 3, &None));
+        assert_eq!((two.sides, two.len, &two.weight), (Sides::TwoSided, 3, &None));
         let gradient: Vec<f64> = (0..10).map(f64::from).collect();
         let folded = DistanceTable::mirrored_backward(&gradient, 3);
         assert_eq!(folded, [2.0, 1.0 + 3.0, 0.0 + 4.0, 7.0, 6.0 + 8.0, 5.0 + 9.0]);

@@ -8,9 +8,9 @@
 
 pub mod activation;
 pub mod adam;
-pub mod clocks;
 pub mod cross_entropy;
 pub mod embedding;
+pub mod gate_cumsum;
 pub mod gemm;
 pub mod heads;
 pub mod layer_norm;

@@ -57,7 +57,8 @@ fn of_forward_and_backward(dims: Dims, scores: Scores<f32>, parameters: usize) -
     let forward = extra(|| attention::forward(&problem, view, view, view, ViewMut::new(out, strides), &mut lse));
     let saved = Saved { q: view, k: view, v: view, out: View { data: out, strides }, lse: &lse, d_out: view };
     let [d_q, d_k, d_v] = [d_q, d_k, d_v].map(|gradient| ViewMut::new(gradient, strides));
-    let none = Gradients { d_q, d_k, d_v, d_bias: None, d_weight: None, d_map: None, d_sinks: None, d_clocks: None };
+    let none =
+        Gradients { d_q, d_k, d_v, d_bias: None, d_weight: None, d_map: None, d_sinks: None, d_gate_cumsum: None };
     let gradients = match scores {
         Scores::Table(_) => Gradients { d_bias: Some(&mut d_parameters), ..none },
         Scores::Map(_) => Gradients { d_map: Some(&mut d_parameters), ..none },
@@ -120,7 +121,7 @@ fn dape_costs_tables_and_a_tile_for_each_thread() {
     let count = heads * len + hidden * (3 * heads + 1) + heads;
     let values: Vec<f32> = (0..count).map(|i| (i % 5) as f32 / 50.0).collect();
     let dims = Dims { batch: 1, heads, kv_heads: heads, queries: len, keys: len, head_dim };
-    let extent = Extent { sides: Sides::One, len, scale: 1.0 };
+    let extent = Extent { sides: Sides::OneSided, len, scale: 1.0 };
     let tables = extra(|| drop(map.over(&values, extent)));
     // biases, and their share of the hidden units twice: with keys and with units as lanes
     assert!(tables < 4 * (heads + 2 * hidden) * (len + 192) + (64 << 10), "{tables} bytes of tables");

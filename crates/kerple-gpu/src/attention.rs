@@ -25,7 +25,7 @@ use cubecl::client::Client;
 use cubecl::prelude::*;
 use cubecl::server::Handle;
 use kerple_core::attention::Dims;
-use kerple_core::forms::Sight;
+use kerple_core::forms::Mask;
 use kerple_core::precision::Precision;
 use lines::{Lines, MOMENTS};
 use tile::{Has, SizesLaunch, Tile};
@@ -62,7 +62,7 @@ pub struct Attention<'a> {
     /// Factor on `q.k`, usually `1 / sqrt(D)`.
     pub scale: f32,
     /// The attention mask: causal or not, and the window.
-    pub sight: Sight,
+    pub sight: Mask,
     /// Tables that modify scaled scores.
     pub tables: Tables,
     /// A piecewise linear bias, in place of one by distance and without a weight.
@@ -120,7 +120,7 @@ pub struct Gradients {
 
 impl<'a> Attention<'a> {
     /// A call without tables and padding, with the largest tiles that the device supports.
-    pub fn new(client: &'a Client, dims: Dims, scale: f32, sight: Sight) -> Attention<'a> {
+    pub fn new(client: &'a Client, dims: Dims, scale: f32, sight: Mask) -> Attention<'a> {
         let hardware = &client.properties().hardware;
         let tile = Tile::fitting(dims.head_dim, hardware.max_shared_memory_size, hardware.max_units_per_cube as usize);
         let tables = Tables::default();
@@ -343,8 +343,8 @@ impl<'a> Attention<'a> {
         );
         assert!(self.tile.head_dim == head_dim, "the tile has head_dim = {}; expected {head_dim}", self.tile.head_dim);
         let needed = match self.sight {
-            Sight::Causal { .. } => keys,
-            Sight::Both { .. } => keys.max(queries),
+            Mask::Causal { .. } => keys,
+            Mask::Bidirectional { .. } => keys.max(queries),
         };
         let Tables { bias, weight, len } = &self.tables;
         let tables = bias.is_some() || weight.is_some();
@@ -352,7 +352,7 @@ impl<'a> Attention<'a> {
             !tables || *len >= needed,
             "tables have len = {len}; {queries} queries and {keys} keys need at least {needed}"
         );
-        let causal = matches!(self.sight, Sight::Causal { .. });
+        let causal = matches!(self.sight, Mask::Causal { .. });
         assert!(
             self.clocks.is_none() || causal && queries <= keys,
             "gates need a causal mask and no more queries than keys"
@@ -380,8 +380,8 @@ impl<'a> Attention<'a> {
         let furthest = queries + keys;
         let window = self.sight.window().map_or(furthest, |window| window.min(furthest)) as i32;
         let lowest = match self.sight {
-            Sight::Causal { .. } => 0,
-            Sight::Both { .. } => 1 - window,
+            Mask::Causal { .. } => 0,
+            Mask::Bidirectional { .. } => 1 - window,
         };
         let (columns, origin) = match &self.lines {
             None => (self.columns(), self.sight.sides().origin(self.tables.len)),

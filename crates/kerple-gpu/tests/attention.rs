@@ -6,9 +6,9 @@ mod case;
 mod common;
 mod precision;
 
-use case::{BIAS, Case, Has, PLAIN, any_dims, any_sight, dims, small};
+use case::{BIAS, Case, Has, PLAIN, any_dims, any_mask, dims, small};
 use common::client;
-use kerple_core::attention::{Dims, Sight};
+use kerple_core::attention::{Dims, Mask};
 use kerple_gpu::attention::tile::Tile;
 use rand::SeedableRng;
 use rand_chacha::ChaCha8Rng;
@@ -18,7 +18,7 @@ fn random_shapes(seed: u64, head_dim: usize, has: Has, count: usize) {
     let (client, mut rng) = (client(), ChaCha8Rng::seed_from_u64(seed));
     for _ in 0..count {
         let dims = any_dims(&mut rng, head_dim);
-        let sight = any_sight(&mut rng, dims.keys);
+        let sight = any_mask(&mut rng, dims.keys);
         Case::new(&mut rng, dims, sight, has).check(&client, small(head_dim));
     }
 }
@@ -55,12 +55,12 @@ fn with_gates() {
         for window in [None, Some(17), None, Some(40)] {
             let any = any_dims(&mut rng, 8);
             let dims = Dims { queries: any.queries.min(any.keys), ..any };
-            Case::new(&mut rng, dims, Sight::Causal { window }, has).check(&client, small(8));
+            Case::new(&mut rng, dims, Mask::Causal { window }, has).check(&client, small(8));
         }
     }
     // decoding, queries at the end of many keys, and more keys than tiles of any size hold
     for (sizes, window) in [([2, 300], None), ([3, 1500], Some(700)), ([40, 1200], None), ([700, 700], Some(90))] {
-        let (dims, sight) = (dims(1, [4, 2], sizes, 6), Sight::Causal { window });
+        let (dims, sight) = (dims(1, [4, 2], sizes, 6), Mask::Causal { window });
         Case::new(&mut rng, dims, sight, Has { clocks: true, lengths: sizes[0] > 3, ..BIAS }).check(&client, small(6));
     }
 }
@@ -69,10 +69,10 @@ fn with_gates() {
 fn decoding() {
     let (client, mut rng) = (client(), ChaCha8Rng::seed_from_u64(6));
     for (queries, keys, sight) in [
-        (1, 700, Sight::CAUSAL),
-        (1, 513, Sight::Causal { window: Some(90) }),
-        (3, 300, Sight::CAUSAL),
-        (2, 257, Sight::BOTH),
+        (1, 700, Mask::CAUSAL),
+        (1, 513, Mask::Causal { window: Some(90) }),
+        (3, 300, Mask::CAUSAL),
+        (2, 257, Mask::BIDIRECTIONAL),
     ] {
         let dims = dims(2, [4, 2], [queries, keys], 6);
         Case::new(&mut rng, dims, sight, BIAS).check(&client, small(6));
@@ -82,7 +82,7 @@ fn decoding() {
 #[test]
 fn in_the_tiles_of_the_device() {
     let (client, mut rng) = (client(), ChaCha8Rng::seed_from_u64(7));
-    for (length, sight) in [(70, Sight::CAUSAL), (97, Sight::Causal { window: Some(40) })] {
+    for (length, sight) in [(70, Mask::CAUSAL), (97, Mask::Causal { window: Some(40) })] {
         Case::new(&mut rng, dims(1, [2, 1], [length, length], 20), sight, BIAS).check(&client, None);
     }
 }
@@ -90,7 +90,7 @@ fn in_the_tiles_of_the_device() {
 #[test]
 fn the_same_bits_every_time() {
     let (client, mut rng) = (client(), ChaCha8Rng::seed_from_u64(8));
-    let case = Case::new(&mut rng, dims(2, [4, 2], [150, 150], 8), Sight::CAUSAL, BIAS);
+    let case = Case::new(&mut rng, dims(2, [4, 2], [150, 150], 8), Mask::CAUSAL, BIAS);
     let once = case.found(&client, small(8));
     assert!(once.iter().flatten().all(|value| value.is_finite()));
     for _ in 0..3 {
@@ -102,7 +102,7 @@ fn the_same_bits_every_time() {
 fn scores_far_below_nothing() {
     // a bias of minus thirty thousand leaves a row one key, and sums of exponentials stay exact
     let (client, mut rng) = (client(), ChaCha8Rng::seed_from_u64(9));
-    let mut case = Case::new(&mut rng, dims(1, [1, 1], [40, 40], 8), Sight::CAUSAL, BIAS);
+    let mut case = Case::new(&mut rng, dims(1, [1, 1], [40, 40], 8), Mask::CAUSAL, BIAS);
     case.bias.iter_mut().flatten().skip(1).for_each(|bias| *bias = -30_000.0);
     case.check(&client, small(8));
 }

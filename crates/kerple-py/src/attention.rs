@@ -5,7 +5,7 @@ use crate::encoding::Encoding;
 use crate::parts::{Part, behind, parts, tails};
 use crate::threads::{Work, run};
 use kerple_core::Number;
-use kerple_core::attention::{self, Dims, Gradients, Problem, Saved, Scores, Sight, Table, View};
+use kerple_core::attention::{self, Dims, Gradients, Mask, Problem, Saved, Scores, Table, View};
 use kerple_core::forms::{ScoreMap, Sides, Strided};
 use kerple_core::maps::Extent;
 use pyo3::exceptions::PyValueError;
@@ -16,7 +16,7 @@ use pyo3::prelude::*;
 #[derive(Debug)]
 pub struct Rule {
     scale: f64,
-    sight: Sight,
+    sight: Mask,
     softcap: Option<f64>,
     threads: usize,
     /// The encoding of a score modification or of decaying products.
@@ -53,7 +53,7 @@ impl Rule {
             Some(Ok(window)) => Some(window),
             None => None,
         };
-        let sight = if causal { Sight::Causal { window } } else { Sight::Both { window } };
+        let sight = if causal { Mask::Causal { window } } else { Mask::Bidirectional { window } };
         let damping = encoding.as_ref().and_then(|encoding| encoding.get().damping());
         if damping.is_some() && !causal {
             return Err(PyValueError::new_err(
@@ -176,7 +176,7 @@ impl Inputs {
         if queries > keys {
             return refuse(format!("q: {queries} queries exceed the {keys} keys, which alone have gates"));
         }
-        if rule.sight.sides() == Sides::One {
+        if rule.sight.sides() == Sides::OneSided {
             return Ok(());
         }
         if self.starts.is_some() {
@@ -205,8 +205,8 @@ impl Inputs {
             return Err(PyValueError::new_err(format!("{name}: shape is {one:?}, but {} has {two:?}", other.name())));
         }
         let (needed, what) = match rule.sight.sides() {
-            Sides::One => (dims.keys, "one per distance 0 to K - 1"),
-            Sides::Two => {
+            Sides::OneSided => (dims.keys, "one per distance 0 to K - 1"),
+            Sides::TwoSided => {
                 (dims.keys.max(dims.queries).saturating_mul(2).saturating_sub(1), "distances from -(L - 1) to L - 1")
             }
         };
@@ -215,7 +215,7 @@ impl Inputs {
                 format!("{name}: {columns} columns; {} queries and {} keys need {needed}", dims.queries, dims.keys);
             return Err(PyValueError::new_err(format!("{message}: {what}")));
         }
-        if rule.sight.sides() == Sides::Two && columns.is_multiple_of(2) {
+        if rule.sight.sides() == Sides::TwoSided && columns.is_multiple_of(2) {
             let message = "without causal=True the number must be odd, 2L - 1, with distance 0 in column L - 1";
             return Err(PyValueError::new_err(format!("{name}: {columns} columns; {message}")));
         }
@@ -269,8 +269,8 @@ impl<'a, T: Number + Element> Numbers<'a, T> {
     fn problem<'p>(&'p self, rule: &'p Rule, dims: Dims, part: &'p Part) -> Problem<'p, T> {
         let columns = self.bias.or(self.weight).map_or(0, <[T]>::len) / dims.heads.max(1);
         let len = match rule.sight.sides() {
-            Sides::One => columns,
-            Sides::Two => columns.div_ceil(2),
+            Sides::OneSided => columns,
+            Sides::TwoSided => columns.div_ceil(2),
         };
         let scores = match &self.map {
             Some(map) => Scores::Map(&**map),
@@ -278,12 +278,12 @@ impl<'a, T: Number + Element> Numbers<'a, T> {
                 let (bias, weight, damping) = (self.bias, self.weight, rule.damping.as_deref());
                 let (from, stride) = (part.first * dims.heads * dims.keys + part.start, dims.keys);
                 let clocks = self.clocks.map(|clocks| Strided { values: &clocks[from..], stride });
-                Scores::Table(Table { bias, weight, damping, clocks, len })
+                Scores::Table(Table { bias, weight, damping, gate_cumsum: clocks, len })
             }
         };
         let (scale, cap) = (T::from_f64(rule.scale), rule.softcap.map(T::from_f64));
         let (sinks, sight, lengths) = (self.sinks, rule.sight, part.lengths.as_deref());
-        Problem { dims: part.dims(dims), scale, cap, sinks, sight, lengths, scores }
+        Problem { dims: part.dims(dims), scale, cap, sinks, mask: sight, lengths, scores }
     }
 
     fn work(&self, dims: Dims) -> Work {
@@ -439,7 +439,7 @@ fn backward<T: Number + Element>(
                     d_weight: d_weight.as_deref_mut(),
                     d_map: d_map.as_deref_mut(),
                     d_sinks: d_sinks.as_deref_mut(),
-                    d_clocks,
+                    d_gate_cumsum: d_clocks,
                 };
                 attention::backward(&problem, saved, gradients);
             };

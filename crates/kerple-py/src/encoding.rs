@@ -103,7 +103,7 @@ impl Encoding {
     }
 
     fn check_len(&self, len: usize) -> PyResult<()> {
-        let columns = Sides::Two.columns(len);
+        let columns = Sides::TwoSided.columns(len);
         match kerple_core::elements(&[self.geometry.heads, columns]) {
             Some(count) if len > 0 && count <= MOST_VALUES => Ok(()),
             _ => Err(PyValueError::new_err(format!(
@@ -196,8 +196,10 @@ impl Encoding {
     #[getter]
     fn tables(&self) -> (bool, bool, bool) {
         match (self.encoding.entry(), &self.map) {
-            (Entry::Scores(tables), _) => (tables.bias, tables.weight, tables.sides == Sides::Two),
-            (Entry::Map { tables, .. }, Some(map)) => (map.table.bias.is_some(), false, tables.sides == Sides::Two),
+            (Entry::Scores(tables), _) => (tables.bias, tables.weight, tables.sides == Sides::TwoSided),
+            (Entry::Map { tables, .. }, Some(map)) => {
+                (map.table.bias.is_some(), false, tables.sides == Sides::TwoSided)
+            }
             _ => (false, false, false),
         }
     }

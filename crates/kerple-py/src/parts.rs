@@ -42,8 +42,8 @@ pub fn parts(keys: [&Option<Array>; 2], sides: Sides, dims: Dims) -> PyResult<Ve
     }
     let part = |(first, [start, end]): (usize, &[usize; 2])| {
         let skip = match sides {
-            Sides::One => dims.queries.saturating_sub(dims.keys - start),
-            Sides::Two => 0,
+            Sides::OneSided => dims.queries.saturating_sub(dims.keys - start),
+            Sides::TwoSided => 0,
         };
         Part { first, count: 1, start: *start, skip, lengths: Some(vec![end.saturating_sub(*start)]) }
     };

@@ -1,7 +1,7 @@
 //! Some queries and keys of attention, and the values along the distances between them.
 
 use burn::tensor::{Bool, Device, Int, Tensor, TensorData};
-use kerple_core::forms::{Sides, Sight};
+use kerple_core::forms::{Mask, Sides};
 use std::ops::Range;
 
 /// Positions of queries and of keys, each consecutive.
@@ -32,14 +32,14 @@ impl Pairs {
 
     /// Which keys each query does not see, `[B, 1, Q, K]`, or `[1, 1, Q, K]` where all sequences are alike. `lengths` are the keys
     /// that each sequence has.
-    pub(crate) fn hidden(&self, sight: Sight, lengths: Option<&[usize]>, device: &Device) -> Tensor<4, Bool> {
+    pub(crate) fn hidden(&self, sight: Mask, lengths: Option<&[usize]>, device: &Device) -> Tensor<4, Bool> {
         let distances = self.distances(device);
         let ahead = distances.clone().lower_elem(0);
         let unseen = match (sight.sides(), sight.window()) {
-            (Sides::One, None) => ahead,
-            (Sides::Two, None) => distances.clone().not_equal(distances),
-            (Sides::One, Some(window)) => ahead.bool_or(distances.greater_equal_elem(window as i64)),
-            (Sides::Two, Some(window)) => distances.abs().greater_equal_elem(window as i64),
+            (Sides::OneSided, None) => ahead,
+            (Sides::TwoSided, None) => distances.clone().not_equal(distances),
+            (Sides::OneSided, Some(window)) => ahead.bool_or(distances.greater_equal_elem(window as i64)),
+            (Sides::TwoSided, Some(window)) => distances.abs().greater_equal_elem(window as i64),
         };
         let (unseen, [queries, keys]): (Tensor<4, Bool>, _) = (unseen.unsqueeze(), self.sizes());
         let Some(lengths) = lengths else { return unseen };

@@ -26,9 +26,9 @@ use crate::with_element;
 use burn::tensor::Tensor;
 use composed::shifted;
 use kerple_core::attention::{self, Dims, Gradients, Problem, Strides, View, ViewMut};
-use kerple_core::forms::{Sides, Sight, Strided, Table};
+use kerple_core::forms::{Mask, Sides, Strided, Table};
 use kerple_core::maps::{Extent, Map};
-use kerple_core::ops::{clocks, zeros};
+use kerple_core::ops::{gate_cumsum, zeros};
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -123,7 +123,7 @@ pub(crate) struct ScoreInputs {
     cap: Option<f64>,
     sinks: Option<usize>,
     gates: Option<usize>,
-    sight: Sight,
+    sight: Mask,
     lengths: Option<Arc<[usize]>>,
     damping: Option<Arc<[f64]>>,
 }
@@ -235,7 +235,7 @@ impl ScoreInputs {
         let [d_bias, d_weight, d_map, d_sinks] = d_scores.each_mut().map(|values| values.as_deref_mut());
         let mut d_clocks = call.clocks.map(|clocks| vec![0.0; clocks.values.len()]);
         let of_clocks = d_clocks.as_deref_mut();
-        let gradients = Gradients { d_q, d_k, d_v, d_bias, d_weight, d_map, d_sinks, d_clocks: of_clocks };
+        let gradients = Gradients { d_q, d_k, d_v, d_bias, d_weight, d_map, d_sinks, d_gate_cumsum: of_clocks };
         self.with_problem(step.inputs, call, |problem| attention::backward(problem, saved, gradients));
         for (place, gradient) in self.each_place().into_iter().zip(d_scores) {
             if let (Some(place), Some(gradient)) = (place, gradient) {
@@ -266,7 +266,7 @@ impl ScoreInputs {
         let sinks = self.sinks.map(|place| &inputs[place].slice()[first_head..first_head + dims.heads]);
         let lengths = self.lengths.as_deref();
         let (scale, cap) = (T::from_f64(self.scale), self.cap.map(T::from_f64));
-        f(&Problem { dims, scale, cap, sinks, sight: self.sight, lengths, scores });
+        f(&Problem { dims, scale, cap, sinks, mask: self.sight, lengths, scores });
     }
 
     fn tables<'a, T: Number>(
@@ -279,12 +279,18 @@ impl ScoreInputs {
         let [bias, weight] = places.map(|place| place.map(|place| &inputs[place]));
         let columns = bias.or(weight).map_or(0, |table| table.shape()[1]);
         let len = match self.sight.sides() {
-            Sides::One => columns,
-            Sides::Two => columns.div_ceil(2),
+            Sides::OneSided => columns,
+            Sides::TwoSided => columns.div_ceil(2),
         };
         let of_heads = |table: &'a Array| &table.slice()[heads.start * columns..heads.end * columns];
         let [bias, weight] = [bias, weight].map(|table| table.map(of_heads));
-        kerple_core::forms::Scores::Table(Table { bias, weight, damping: self.damping.as_deref(), clocks, len })
+        kerple_core::forms::Scores::Table(Table {
+            bias,
+            weight,
+            damping: self.damping.as_deref(),
+            gate_cumsum: clocks,
+            len,
+        })
     }
 
     fn each_place(&self) -> [Option<usize>; 4] {
@@ -323,7 +329,7 @@ impl Core {
 
     /// Clocks of the gates, where there are gates.
     fn clocks<T: Number>(&self, inputs: &[Array], keys: usize) -> Option<Vec<f64>> {
-        self.scores.gates.map(|place| clocks::of_gates(inputs[place].slice::<T>(), keys))
+        self.scores.gates.map(|place| gate_cumsum::of_gates(inputs[place].slice::<T>(), keys))
     }
 
     fn call<'a, T: Number>(&self, inputs: &'a [Array], clocks: &'a Option<Vec<f64>>) -> Call<'a, T> {
@@ -355,7 +361,7 @@ impl Core {
         let d_clocks = self.scores.backward(step, call, (view(out), lse, view(step.d_output)), d_rows, &mut found);
         self.own.into_iter().zip([d_q, d_k, d_v]).for_each(|(place, gradient)| found.put(place, gradient));
         if let (Some(place), Some(d_clocks)) = (self.scores.gates, d_clocks) {
-            found.put(place, clocks::of_gates_backward::<T>(&d_clocks, dims.keys));
+            found.put(place, gate_cumsum::of_gates_backward::<T>(&d_clocks, dims.keys));
         }
         found.finish()
     }

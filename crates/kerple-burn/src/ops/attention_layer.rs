@@ -11,8 +11,8 @@ use crate::heads::Heads;
 use crate::with_element;
 use burn::tensor::Tensor;
 use kerple_core::attention::{Dims, Strides, View, ViewMut};
-use kerple_core::ops::clocks;
-use kerple_core::ops::gemm::To;
+use kerple_core::ops::gate_cumsum;
+use kerple_core::ops::gemm::Out;
 use kerple_core::ops::layer_norm;
 use kerple_core::ops::mlp;
 use kerple_core::ops::rotary::{self, Angles, Rotated, Turn};
@@ -236,7 +236,7 @@ impl Branch {
             for x in x.chunks(NORMED_ROWS * width) {
                 normed.clear();
                 layer_norm::forward(norm, x, &mut normed);
-                part.as_linear().forward(To::End(&mut rows), &normed, width);
+                part.as_linear().forward(Out::Append(&mut rows), &normed, width);
             }
             if let Some(rotary) = &self.rotary {
                 heads.rotate(&mut rows, rotary, len, Turn::Forward);
@@ -254,7 +254,7 @@ impl Branch {
     fn forward_by_heads<T: Number>(&self, inputs: &[Array], at_once: usize) -> Forward {
         let (a, x) = (self.attend_by_heads::<T>(inputs, at_once), &inputs[self.x]);
         let (base, mut y) = (self.base.of::<T>(inputs), Vec::new());
-        self.out.of::<T>(inputs).forward_onto(To::End(&mut y), &a, self.heads.inner(), base.rows(x.slice(), &[]));
+        self.out.of::<T>(inputs).forward_onto(Out::Append(&mut y), &a, self.heads.inner(), base.rows(x.slice(), &[]));
         Forward { output: Array::from_vec(y, x.shape()), saved: Saved::nothing() }
     }
 
@@ -266,7 +266,7 @@ impl Branch {
         let x = inputs[self.x].slice::<T>();
         let (mut normed, mut qkv) = (Vec::new(), Vec::new());
         layer_norm::forward(self.norm.of(inputs), x, &mut normed);
-        self.qkv.of::<T>(inputs).forward(To::End(&mut qkv), &normed, width);
+        self.qkv.of::<T>(inputs).forward(Out::Append(&mut qkv), &normed, width);
         let logits = self.gates.map(|gates| gates.logits::<T>(inputs, &normed, width));
         let clocks = clocks_of(&logits, dims);
         let base = self.base.of::<T>(inputs);
@@ -282,7 +282,7 @@ impl Branch {
         // the widest rows of a layer go before the last are made
         let qkv = tracked.then(|| raw.unwrap_or(qkv));
         let mut y = Vec::new();
-        self.out.of::<T>(inputs).forward_onto(To::End(&mut y), &a, self.heads.inner(), base.rows(x, &normed));
+        self.out.of::<T>(inputs).forward_onto(Out::Append(&mut y), &a, self.heads.inner(), base.rows(x, &normed));
         let saved = match qkv {
             Some(qkv) => Saved::new(Kept { qkv, a, lse, logits }),
             None => Saved::nothing(),
@@ -308,7 +308,7 @@ impl Branch {
         let out = self.out.of::<T>(inputs);
         let (mut d_out, mut d_a) = (out.gradients(inner), Vec::new());
         out.backward(&kept.a, d_y, inner, &mut d_out);
-        out.backward_input(To::End(&mut d_a), d_y, inner);
+        out.backward_input(Out::Append(&mut d_a), d_y, inner);
         self.out.put(d_out, &mut found);
         let (d_qkv, d_clocks) = self.backward_attention(step, kept, d_a, &mut found);
 
@@ -321,14 +321,14 @@ impl Branch {
         let mut d_normed = match (self.gates, &kept.logits, d_clocks) {
             (Some(gates), Some(logits), Some(d_clocks)) => {
                 let mut d_normed = Vec::new();
-                qkv.backward_input(To::End(&mut d_normed), &d_qkv, width);
+                qkv.backward_input(Out::Append(&mut d_normed), &d_qkv, width);
                 let sizes = [dims.batch, dims.queries, width];
                 gates.backward((logits, &d_clocks), &normed, &mut d_normed, sizes, &mut found);
                 d_normed
             }
             _ => {
                 // the normed rows are done with: their place takes their gradient
-                qkv.backward_input(To::Overwrite(&mut normed), &d_qkv, width);
+                qkv.backward_input(Out::Store(&mut normed), &d_qkv, width);
                 normed
             }
         };
@@ -372,7 +372,7 @@ impl Branch {
 
 /// The clocks that logits of gates make.
 fn clocks_of<T: Number>(logits: &Option<Vec<T>>, dims: Dims) -> Option<Vec<f64>> {
-    logits.as_ref().map(|logits| clocks::of_logits(logits, [dims.batch, dims.queries, dims.heads]))
+    logits.as_ref().map(|logits| gate_cumsum::of_logits(logits, [dims.batch, dims.queries, dims.heads]))
 }
 
 impl Op for Branch {

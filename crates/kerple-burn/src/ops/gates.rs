@@ -5,15 +5,15 @@
 //! ```
 //!
 //! In fused layers gates are part of the operation that has the rows, and cumulative gates are f64
-//! for any type of rows; see [`kerple_core::ops::clocks`].
+//! for any type of rows; see [`kerple_core::ops::gate_cumsum`].
 
 use super::linear;
 use crate::array::Array;
 use crate::forms::{Clock, Positions};
 use crate::fused::{Found, Inputs, Number};
 use burn::tensor::{Tensor, activation};
-use kerple_core::ops::clocks;
-use kerple_core::ops::gemm::To;
+use kerple_core::ops::gate_cumsum;
+use kerple_core::ops::gemm::Out;
 use std::borrow::Cow;
 
 /// Gates `[B, H, L]` of rows `[B, L, M]`; composed.
@@ -59,7 +59,7 @@ impl Places {
     pub(super) fn logits<T: Number>(self, inputs: &[Array], rows: &[T], width: usize) -> Vec<T> {
         let mut logits = Vec::new();
         match self.linear(inputs) {
-            Some(linear) => linear.forward(To::End(&mut logits), rows, width),
+            Some(linear) => linear.forward(Out::Append(&mut logits), rows, width),
             None => logits = inputs[self.bias].slice::<T>().repeat(rows.len() / width.max(1)),
         }
         logits
@@ -76,13 +76,13 @@ impl Places {
     ) {
         let inputs = found.inputs();
         let heads = inputs[self.bias].slice::<T>().len();
-        let d_logits = clocks::of_logits_backward(logits, d_clocks, [batch, len, heads]);
+        let d_logits = gate_cumsum::of_logits_backward(logits, d_clocks, [batch, len, heads]);
         match (self.linear::<T>(inputs), self.weight) {
             (Some(linear), Some(weight)) => {
                 let mut gradients = linear.gradients(width);
                 linear.backward(rows, &d_logits, width, &mut gradients);
                 gradients.finish(width * heads);
-                linear.backward_input(To::Sum(d_rows), &d_logits, width);
+                linear.backward_input(Out::Accumulate(d_rows), &d_logits, width);
                 found.put(weight, gradients.d_weight);
                 found.put_some(Some(self.bias), gradients.d_bias);
             }

@@ -7,7 +7,7 @@ use crate::array::Array;
 use crate::fused::{Engine, Forward, Found, Inputs, Number, Op, Saved, Step, Target};
 use crate::with_element;
 use burn::tensor::Tensor;
-use kerple_core::ops::gemm::To;
+use kerple_core::ops::gemm::Out;
 use kerple_core::ops::linear::{self, LinearGradients};
 
 /// What has a kernel for it.
@@ -99,8 +99,8 @@ impl Alone {
         let &[batch, len, width] = x.shape() else { panic!("x: expected [B, L, in], got {:?}", x.shape()) };
         let mut y = Vec::new();
         match self.base {
-            Some(base) => linear.forward_onto(To::End(&mut y), x.slice(), width, inputs[base].slice()),
-            None => linear.forward(To::End(&mut y), x.slice(), width),
+            Some(base) => linear.forward_onto(Out::Append(&mut y), x.slice(), width, inputs[base].slice()),
+            None => linear.forward(Out::Append(&mut y), x.slice(), width),
         }
         Forward { output: Array::from_vec(y, &[batch, len, linear.outputs(width)]), saved: Saved::nothing() }
     }
@@ -112,7 +112,7 @@ impl Alone {
         let (mut gradients, mut d_x) = (linear.gradients(width), Vec::new());
         linear.backward(x.slice(), d_y, width, &mut gradients);
         gradients.finish(linear.weight.len());
-        linear.backward_input(To::End(&mut d_x), d_y, width);
+        linear.backward_input(Out::Append(&mut d_x), d_y, width);
         self.linear.put(gradients, &mut found);
         found.put(self.x, d_x);
         if let Some(base) = self.base {

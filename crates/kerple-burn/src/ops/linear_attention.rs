@@ -17,7 +17,7 @@ use burn::tensor::Tensor;
 use kerple_core::attention::linear::{self, Decay, DecayGradient, Dims, Gradients, Guard, Problem, Reach};
 use kerple_core::attention::{Strides, View, ViewMut};
 use kerple_core::features::{Favor, Form, Offset, Pointwise, Project, RowMap, omega};
-use kerple_core::forms::{Drawn, Sight};
+use kerple_core::forms::{Drawn, Mask};
 use kerple_core::ops::zeros;
 use std::ops::Range;
 use std::sync::Arc;
@@ -73,11 +73,11 @@ pub fn linear_attention(
     inputs.apply(core)
 }
 
-fn reach(sight: Sight) -> Reach {
+fn reach(sight: Mask) -> Reach {
     match sight {
-        Sight::Causal { window: None } => Reach::Causal,
-        Sight::Both { window: None } => Reach::Both,
-        Sight::Causal { window: Some(_) } | Sight::Both { window: Some(_) } => {
+        Mask::Causal { window: None } => Reach::Causal,
+        Mask::Bidirectional { window: None } => Reach::Both,
+        Mask::Causal { window: Some(_) } | Mask::Bidirectional { window: Some(_) } => {
             panic!("linear attention has no window: plans with one are refused")
         }
     }

@@ -8,7 +8,7 @@ mod relative;
 use crate::forms::{Pairs, Scores};
 use crate::fused::Engine;
 use burn::tensor::{Bool, Tensor};
-use kerple_core::forms::Sight;
+use kerple_core::forms::Mask;
 use kerple_core::maps::{Extent, Map};
 
 /// What a map is given.
@@ -22,7 +22,7 @@ pub(super) struct Mapped<'a> {
     /// What a query does not see, `[B or 1, 1, Q, K]`.
     pub(super) hidden: &'a Tensor<4, Bool>,
     /// Which keys a query sees.
-    pub(super) sight: Sight,
+    pub(super) sight: Mask,
     /// Keys that each sequence has, where some are padding.
     pub(super) lengths: Option<&'a [usize]>,
     /// Not scaled, `[B, H, Q, D]`.

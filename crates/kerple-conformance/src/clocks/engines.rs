@@ -8,7 +8,7 @@ use kerple_burn::ops::attention::{Scoring, attention};
 use kerple_core::Number;
 use kerple_core::attention::{self, Dims, Problem, Scores, Strides, Table, View, ViewMut, naive};
 use kerple_core::forms::{DistanceTable, Strided};
-use kerple_core::ops::clocks;
+use kerple_core::ops::gate_cumsum;
 use kerple_core::ops::heads::{self, Growth, Place};
 
 /// Which version computes, and in what.
@@ -119,11 +119,11 @@ impl Given {
         }
         let [bias, weight] = [&self.table.bias, &self.table.weight].map(|table| table.as_deref().map(cast::<T>));
         let (sinks, clocks) =
-            (self.sinks.as_deref().map(cast::<T>), self.gates.as_ref().map(|g| clocks::of_gates(g, len)));
+            (self.sinks.as_deref().map(cast::<T>), self.gates.as_ref().map(|g| gate_cumsum::of_gates(g, len)));
         let table = Table {
             bias: bias.as_deref(),
             weight: weight.as_deref(),
-            clocks: clocks.as_deref().map(|values| Strided { values, stride: len }),
+            gate_cumsum: clocks.as_deref().map(|values| Strided { values, stride: len }),
             len,
             ..Table::PLAIN
         };
@@ -139,7 +139,7 @@ impl Given {
             d_v: dense(found.d_v),
             d_bias: found.d_bias.map(wide),
             d_weight: found.d_weight.map(wide),
-            d_gates: found.d_clocks.map(|d_clocks| clocks::of_gates_backward(&d_clocks, len)),
+            d_gates: found.d_clocks.map(|d_clocks| gate_cumsum::of_gates_backward(&d_clocks, len)),
             d_sinks: found.d_sinks.map(wide),
             d_slopes,
         }
@@ -206,8 +206,8 @@ pub fn last_row(engine: Engine, gates: &[f64], values: &[f64], position: usize) 
 fn row<T: Number>(engine: Engine, gates: &[f64], values: &[f64], position: usize) -> [f64; 2] {
     let keys = position + 1;
     let dims = Dims { batch: 1, heads: 1, kv_heads: 1, queries: 1, keys, head_dim: 1 };
-    let clocks = clocks::of_gates(&gates[..keys], keys);
-    let table = Table { clocks: Some(Strided { values: &clocks, stride: keys }), ..Table::PLAIN };
+    let clocks = gate_cumsum::of_gates(&gates[..keys], keys);
+    let table = Table { gate_cumsum: Some(Strided { values: &clocks, stride: keys }), ..Table::PLAIN };
     let problem = Problem { scores: Scores::Table(table), ..Problem::causal(dims, T::ONE) };
     let (q, k, v) = ([T::ZERO], vec![T::ONE; keys], cast::<T>(&values[..keys]));
     let (mut out, mut lse) = ([T::ZERO], [T::ZERO]);

@@ -2,8 +2,8 @@
 
 use crate::folder::{Case, Folder};
 use kerple_core::attention::Dims;
-use kerple_core::ops::clocks::{self, log_sigmoid};
-use kerple_core::ops::gemm::To;
+use kerple_core::ops::gate_cumsum::{self, log_sigmoid};
+use kerple_core::ops::gemm::Out;
 use kerple_core::ops::linear::Linear;
 
 /// The inputs of the gates of a case.
@@ -84,7 +84,7 @@ impl Gates {
                 of_heads(*dims, |index, _| c[index] - if index % dims.keys == 0 { 0.0 } else { c[index - 1] })
             }
             Gates::Rows { dims, .. } => {
-                let clocks = clocks::of_logits(&self.logits(), [dims.batch, dims.keys, dims.heads]);
+                let clocks = gate_cumsum::of_logits(&self.logits(), [dims.batch, dims.keys, dims.heads]);
                 Gates::Clocks { c: clocks, dims: *dims }.values()
             }
         }
@@ -95,7 +95,7 @@ impl Gates {
         let Gates::Rows { y, b, .. } = self else { return Vec::new() };
         let (weight, mut logits) = (self.weight(), Vec::new());
         let linear = Linear { weight: &weight, bias: Some(b) };
-        linear.forward(To::End(&mut logits), y, weight.len() / b.len());
+        linear.forward(Out::Append(&mut logits), y, weight.len() / b.len());
         logits
     }
 
@@ -130,11 +130,11 @@ impl Gates {
             Gates::Rows { y, b, dims, .. } => {
                 let (logits, weight, width) = (self.logits(), self.weight(), y.len() / (dims.batch * dims.keys));
                 let sizes = [dims.batch, dims.keys, dims.heads];
-                let d_logits = clocks::of_logits_backward(&logits, &in_clocks(*dims, d_gates), sizes);
+                let d_logits = gate_cumsum::of_logits_backward(&logits, &in_clocks(*dims, d_gates), sizes);
                 let linear = Linear { weight: &weight, bias: Some(b) };
                 let (mut gradients, mut d_y) = (linear.gradients(width), Vec::new());
                 linear.backward(y, &d_logits, width, &mut gradients);
-                linear.backward_input(To::End(&mut d_y), &d_logits, width);
+                linear.backward_input(Out::Append(&mut d_y), &d_logits, width);
                 let d_weight = &gradients.d_weight;
                 let d_w = (0..d_weight.len()).map(|at| d_weight[at % width * dims.heads + at / width]).collect();
                 vec![("grad_y", d_y), ("grad_W", d_w), ("grad_b", gradients.d_bias.unwrap_or_default())]

@@ -1,7 +1,7 @@
 //! Linear attention: `sum_j a(i - j) phi(q_i).phi(k_j) v_j`, divided by the same without `v`, in time linear in the length.
 //!
 //! ```text
-//! out_i = sum_j a_h(|i - j|) phi(q_i).phi(k_j) v_j / (guard + sum_j a_h(|i - j|) phi(q_i).phi(k_j))        over the keys in sight
+//! out_i = sum_j a_h(|i - j|) phi(q_i).phi(k_j) v_j / (guard + sum_j a_h(|i - j|) phi(q_i).phi(k_j))        over the visible keys
 //! ```
 //!
 //! `phi` is a chain of [`RowMap`]s: perhaps a stochastic code, then features. `a` is 1, or a [`Decay`]:
@@ -15,7 +15,7 @@
 //! S_k(s) = sum over j < s of exp(-rate_k (s - j)) phi(k_j) [v_j, 1]        [M, D + 1] for each of K rates
 //! ```
 //!
-//! of which rows meet fewer combinations, see [`Decay`]. With gates, `a` is what the clocks of two tokens have fallen between them,
+//! of which rows meet fewer combinations, see [`Decay`]. With gates, `a` is what the cumulative gates of two tokens have fallen between them,
 //! see [`Problem::gates`], and there is one such sum, which fades by the gates of a chunk. Sums are [`State`] when it is kept: the next call goes on behind the
 //! last, one row or many, with the same result as one call for all. Decays are applied once a chunk, from tables made in f64,
 //! so f32 does not drift over a million positions.
@@ -122,7 +122,7 @@ pub struct Problem<'a, T> {
     /// What becomes of products with distance; `None`: nothing.
     pub decay: Option<Decay<'a, T>>,
     /// Log gates `[B, H, L]`, at most 0: products decay by the sum of the gates after the key, up
-    /// to the query's own, as in [`crate::ops::clocks`]. Causal only, and instead of a decay.
+    /// to the query's own, as in [`crate::ops::gate_cumsum`]. Causal only, and instead of a decay.
     pub gates: Option<&'a [T]>,
     /// What keeps the denominator from 0.
     pub guard: Guard,

@@ -1,7 +1,7 @@
 //! The reference: one query at a time, with one row of scores per head in memory.
 //!
 //! ```text
-//! s[h, j] = scale * q[h].k[h, j]        or cap tanh of it / cap, over the keys j in sight        d = position of the query - j
+//! s[h, j] = scale * q[h].k[h, j]        or cap tanh of it / cap, over the visible keys j        d = position of the query - j
 //!                                       with damping feature f of q and k as e^(-rate[f] d) of it
 //! z[h, j] = s[h, j] * weight[h, d] + bias[h, d] + sign(d) (clock[h, i] - clock[h, j])        or z = map(s), all heads at once
 //! lse[h]  = ln sum exp z[h], and of a sink where heads have one        p[h, j] = exp(z[h, j] - lse[h])        out[h] = sum p[h, j] v[h, j]
@@ -185,8 +185,8 @@ impl<'a, T: Number> Row<'a, T> {
                         + table.bias.map_or(T::ZERO, |bias| bias[at]);
                 }
                 for ((head, key, sign), z) in self.signs().zip(&mut z) {
-                    if let Some(clocks) = self.problem.clocks(self.batch, head) {
-                        *z += T::from_f64(sign * (clocks[self.own_key()] - clocks[key]));
+                    if let Some(gate_cumsum) = self.problem.gate_cumsum(self.batch, head) {
+                        *z += T::from_f64(sign * (gate_cumsum[self.own_key()] - gate_cumsum[key]));
                     }
                 }
             }
@@ -214,10 +214,10 @@ impl<'a, T: Number> Row<'a, T> {
                 }
             }
             Scores::Table(table) => {
-                if let Some(d_clocks) = &mut gradients.d_clocks {
+                if let Some(d_gate_cumsum) = &mut gradients.d_gate_cumsum {
                     let Dims { heads, keys, .. } = self.problem.dims;
                     for ((head, key, sign), d) in self.signs().zip(&*d_scores) {
-                        let row = &mut d_clocks[(self.batch * heads + head) * keys..][..keys];
+                        let row = &mut d_gate_cumsum[(self.batch * heads + head) * keys..][..keys];
                         row[self.own_key()] += sign * d.to_f64();
                         row[key] -= sign * d.to_f64();
                     }
@@ -299,7 +299,7 @@ impl<'a, T: Number> Row<'a, T> {
             first_position: self.problem.dims.position(self.query),
             first_key: self.visible.start,
             keys: self.problem.length(self.batch),
-            sight: self.problem.sight,
+            mask: self.problem.mask,
             q,
         }
     }
@@ -330,9 +330,9 @@ fn add_scaled<T: Number>(to: &mut [T], factor: T, from: &[T]) {
 }
 
 fn clear<T: Number>(dims: Dims, gradients: &mut Gradients<T>) {
-    let Gradients { d_q, d_k, d_v, d_bias, d_weight, d_map, d_sinks, d_clocks } = gradients;
-    if let Some(d_clocks) = d_clocks {
-        d_clocks.fill(0.0);
+    let Gradients { d_q, d_k, d_v, d_bias, d_weight, d_map, d_sinks, d_gate_cumsum } = gradients;
+    if let Some(d_gate_cumsum) = d_gate_cumsum {
+        d_gate_cumsum.fill(0.0);
     }
     let Dims { batch, heads, kv_heads, queries, keys, head_dim } = dims;
     for (view, heads, rows) in [(d_q, heads, queries), (d_k, kv_heads, keys), (d_v, kv_heads, keys)] {

@@ -1,7 +1,7 @@
 //! The inputs of attention, and the checks that every engine makes first.
 
 use crate::Number;
-use crate::forms::{Scores, Sides, Sight, Strided, Table, visible_keys};
+use crate::forms::{Mask, Scores, Sides, Strided, Table, visible_keys};
 use crate::tiles::view::{Shape, View, ViewMut};
 use std::ops::Range;
 
@@ -45,7 +45,7 @@ pub struct Problem<'a, T> {
     /// The attention sink: an extra logit per head without a value, `[H]`.
     pub sinks: Option<&'a [T]>,
     /// Which keys a query sees.
-    pub sight: Sight,
+    pub mask: Mask,
     /// Keys that each sequence has, `[B]`; those from there on are padding, which nobody sees and whose gradients are 0.
     /// Positions count all keys, so queries end where the padding ends. `None`: no padding.
     pub lengths: Option<&'a [usize]>,
@@ -57,7 +57,7 @@ impl<'a, T: Number> Problem<'a, T> {
     /// A decoder's, without a window, padding or tables.
     pub fn causal(dims: Dims, scale: T) -> Self {
         let (cap, sinks, lengths) = (None, None, None);
-        Problem { dims, scale, cap, sinks, sight: Sight::CAUSAL, lengths, scores: Scores::PLAIN }
+        Problem { dims, scale, cap, sinks, mask: Mask::CAUSAL, lengths, scores: Scores::PLAIN }
     }
 
     /// What the running maximum and total of a row of this head begin with.
@@ -72,15 +72,15 @@ impl<'a, T: Number> Problem<'a, T> {
 
     /// The keys that query `i` of a sequence sees; empty where there is none.
     pub fn visible(&self, batch: usize, i: usize) -> Range<usize> {
-        visible_keys(self.sight, self.dims.position(i), self.length(batch))
+        visible_keys(self.mask, self.dims.position(i), self.length(batch))
     }
 
     /// How many keys after its own position a query sees at most: the distances of a call go from minus this to `K - 1`.
     pub(super) fn ahead(&self) -> usize {
         let furthest = self.dims.queries.saturating_sub(1);
-        match self.sight {
-            Sight::Causal { .. } => 0,
-            Sight::Both { window } => window.map_or(furthest, |window| window.saturating_sub(1).min(furthest)),
+        match self.mask {
+            Mask::Causal { .. } => 0,
+            Mask::Bidirectional { window } => window.map_or(furthest, |window| window.saturating_sub(1).min(furthest)),
         }
     }
 
@@ -97,12 +97,12 @@ impl<'a, T: Number> Problem<'a, T> {
 
     /// Columns of a table's row.
     pub(super) fn columns(&self, table: Table<T>) -> usize {
-        self.sight.sides().columns(table.len)
+        self.mask.sides().columns(table.len)
     }
 
     /// Where distance 0 of a head lies in a table.
     pub(super) fn origin(&self, table: Table<T>, head: usize) -> usize {
-        head * self.columns(table) + self.sight.sides().origin(table.len)
+        head * self.columns(table) + self.mask.sides().origin(table.len)
     }
 
     fn check(&self) {
@@ -133,45 +133,50 @@ impl<'a, T: Number> Problem<'a, T> {
             if let Some(rates) = of.damping {
                 crate::check_shape!(rates, D = head_dim);
                 assert!(
-                    matches!(self.sight, Sight::Causal { .. }),
+                    matches!(self.mask, Mask::Causal { .. }),
                     "decaying rotations require \
                     causal attention"
                 );
                 assert!(rates.iter().all(|rate| (0.0..=MOST_DAMPING).contains(rate)), "damping: {rates:?}");
             }
-            if let Some(clocks) = of.clocks {
-                self.check_clocks(clocks);
+            if let Some(gate_cumsum) = of.gate_cumsum {
+                self.check_gate_cumsum(gate_cumsum);
             }
         }
     }
 
-    fn check_clocks(&self, Strided { values, stride }: Strided<&[f64]>) {
+    fn check_gate_cumsum(&self, Strided { values, stride }: Strided<&[f64]>) {
         let Dims { batch, heads, queries, keys, .. } = self.dims;
         let units = batch * heads;
         let needed = crate::elements(&[units.saturating_sub(1), stride]).and_then(|start| start.checked_add(keys));
         let fits = stride >= keys && (units == 0 || needed.is_some_and(|needed| needed <= values.len()));
-        assert!(fits, "clocks (cumulative gates): {} values in rows of {stride} for {:?}", values.len(), self.dims);
+        assert!(
+            fits,
+            "gate_cumsum (cumulative gates): {} values in rows of {stride} for {:?}",
+            values.len(),
+            self.dims
+        );
         assert!(queries <= keys, "{queries} queries exceed the cumulative gates of {keys} keys");
         let falls = |row: &[f64]| row.windows(2).all(|pair| pair[1] <= pair[0] || pair[0].is_nan() || pair[1].is_nan());
-        let both = self.sight.sides() == Sides::Two;
+        let both = self.mask.sides() == Sides::TwoSided;
         let fall = || (0..units).all(|unit| falls(&values[unit * stride..][..keys]));
         assert!(!both || fall(), "cumulative gates must not increase in bidirectional attention");
     }
 
-    /// The clocks of a head of a sequence, `[K]`, where there are clocks.
-    pub(super) fn clocks(&self, batch: usize, head: usize) -> Option<&'a [f64]> {
-        let Scores::Table(Table { clocks: Some(clocks), .. }) = self.scores else { return None };
+    /// The cumulative gates of a head of a sequence, `[K]`, where there are cumulative gates.
+    pub(super) fn gate_cumsum(&self, batch: usize, head: usize) -> Option<&'a [f64]> {
+        let Scores::Table(Table { gate_cumsum: Some(gate_cumsum), .. }) = self.scores else { return None };
         let Dims { heads, keys, .. } = self.dims;
-        Some(&clocks.values[(batch * heads + head) * clocks.stride..][..keys])
+        Some(&gate_cumsum.values[(batch * heads + head) * gate_cumsum.stride..][..keys])
     }
 
     /// Of a table, or of the gradient in one.
     fn check_table(&self, of: Table<T>, table: &[T]) {
         let Dims { heads, queries, keys, .. } = self.dims;
         crate::check_shape!(table, H = heads, C = self.columns(of));
-        let needed = match self.sight {
-            Sight::Causal { .. } => keys,
-            Sight::Both { .. } => keys.max(queries),
+        let needed = match self.mask {
+            Mask::Causal { .. } => keys,
+            Mask::Bidirectional { .. } => keys.max(queries),
         };
         assert!(
             of.len >= needed,
@@ -222,12 +227,12 @@ impl<'a, T: Number> Problem<'a, T> {
             view.check(name, shape);
         }
         crate::check_shape!(saved.lse, B = batch, H = heads, Q = queries);
-        let Gradients { d_q, d_k, d_v, d_bias, d_weight, d_map, d_sinks, d_clocks } = gradients;
+        let Gradients { d_q, d_k, d_v, d_bias, d_weight, d_map, d_sinks, d_gate_cumsum } = gradients;
         assert!(d_sinks.is_none() || self.sinks.is_some(), "d_sinks without sinks");
-        if let Some(d_clocks) = d_clocks {
-            let given = matches!(self.scores, Scores::Table(Table { clocks: Some(_), .. }));
-            assert!(given, "d_clocks without clocks");
-            crate::check_shape!(d_clocks, B = batch, H = heads, K = self.dims.keys);
+        if let Some(d_gate_cumsum) = d_gate_cumsum {
+            let given = matches!(self.scores, Scores::Table(Table { gate_cumsum: Some(_), .. }));
+            assert!(given, "d_gate_cumsum without gate_cumsum");
+            crate::check_shape!(d_gate_cumsum, B = batch, H = heads, K = self.dims.keys);
         }
         if let Some(d_sinks) = d_sinks {
             crate::check_shape!(d_sinks, H = heads);
@@ -289,7 +294,7 @@ pub struct Gradients<'a, T> {
     pub d_map: Option<&'a mut [T]>,
     /// In the sinks, `[H]`.
     pub d_sinks: Option<&'a mut [T]>,
-    /// In the clocks, `[B, H, K]`: of each token, the sum over its row of what it sees less that over its column of who sees
+    /// In the cumulative gates, `[B, H, K]`: of each token, the sum over its row of what it sees less that over its column of who sees
     /// it. They sum to 0, since only differences count.
-    pub d_clocks: Option<&'a mut [f64]>,
+    pub d_gate_cumsum: Option<&'a mut [f64]>,
 }

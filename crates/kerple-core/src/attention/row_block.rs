@@ -198,7 +198,7 @@ impl<T: Number> Inputs<'_, T> {
             first_position: self.problem.dims.position(place.first_query),
             first_key: place.first_key,
             keys: self.problem.length(place.batch),
-            sight: self.problem.sight,
+            mask: self.problem.mask,
             q: &q_of_map[..heads * place.rows * head_dim],
         }
     }

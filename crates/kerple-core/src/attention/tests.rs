@@ -5,7 +5,7 @@ mod mix;
 
 pub(super) use mix::Mix;
 
-use super::{Dims, Gradients, MOST_DAMPING, Problem, Saved, Scores, Sight, Strides, Table, View, ViewMut, naive};
+use super::{Dims, Gradients, MOST_DAMPING, Mask, Problem, Saved, Scores, Strides, Table, View, ViewMut, naive};
 use crate::Number;
 use crate::forms::{Sides, Strided, visible_keys};
 use layout::{Layout, dense};
@@ -18,7 +18,7 @@ use std::ops::Range;
 #[derive(Clone, Debug)]
 pub(super) struct Case {
     pub(super) dims: Dims,
-    pub(super) sight: Sight,
+    pub(super) mask: Mask,
     pub(super) lengths: Option<Vec<usize>>,
     pub(super) table_len: usize,
     pub(super) packed: bool,
@@ -28,14 +28,14 @@ pub(super) struct Case {
     pub(super) d_out: Vec<f64>,
     pub(super) bias: Option<Vec<f64>>,
     pub(super) weight: Option<Vec<f64>>,
-    /// Of features; for causal sight and without a map.
+    /// Of features; for a causal mask and without a map.
     pub(super) damping: Option<Vec<f64>>,
     /// Instead of the tables.
     pub(super) map: Option<Mix<f64>>,
     pub(super) cap: Option<f64>,
     pub(super) sinks: Option<Vec<f64>>,
     /// Beside the tables.
-    pub(super) clocks: Option<Vec<f64>>,
+    pub(super) gate_cumsum: Option<Vec<f64>>,
 }
 
 /// What an engine makes of a [`Case`], dense `[B, H, L, D]` whatever the layout it was computed in.
@@ -50,7 +50,7 @@ pub(super) struct Outcome<T> {
     pub(super) d_weight: Vec<T>,
     pub(super) d_map: Vec<T>,
     pub(super) d_sinks: Vec<T>,
-    pub(super) d_clocks: Vec<f64>,
+    pub(super) d_gate_cumsum: Vec<f64>,
 }
 
 /// The two functions of an engine.
@@ -83,30 +83,47 @@ fn normal(rng: &mut ChaCha8Rng, n: usize) -> Vec<f64> {
 
 impl Case {
     pub(super) fn new(dims: Dims, seed: u64) -> Self {
-        Case::with_sight(dims, Sight::CAUSAL, seed)
+        Case::with_mask(dims, Mask::CAUSAL, seed)
     }
 
-    pub(super) fn with_sight(dims: Dims, sight: Sight, seed: u64) -> Self {
+    pub(super) fn with_mask(dims: Dims, mask: Mask, seed: u64) -> Self {
         let mut rng = ChaCha8Rng::seed_from_u64(seed);
-        let reach = if sight.sides() == Sides::Two { dims.keys.max(dims.queries) } else { dims.keys };
+        let reach = if mask.sides() == Sides::TwoSided { dims.keys.max(dims.queries) } else { dims.keys };
         let table_len = reach + (seed % 3) as usize;
         let query_len = dims.batch * dims.heads * dims.queries * dims.head_dim;
         let key_len = dims.batch * dims.kv_heads * dims.keys * dims.head_dim;
         let [q, d_out] = [(); 2].map(|()| normal(&mut rng, query_len));
         let [k, v] = [(); 2].map(|()| normal(&mut rng, key_len));
-        let [bias, weight] = [(); 2].map(|()| Some(normal(&mut rng, dims.heads * sight.sides().columns(table_len))));
+        let [bias, weight] = [(); 2].map(|()| Some(normal(&mut rng, dims.heads * mask.sides().columns(table_len))));
         let (lengths, damping, map, packed) = (None, None, None, false);
-        let (cap, sinks, clocks) = (None, None, None);
-        Case { dims, sight, lengths, table_len, packed, q, k, v, d_out, bias, weight, damping, map, cap, sinks, clocks }
+        let (cap, sinks, gate_cumsum) = (None, None, None);
+        Case {
+            dims,
+            mask,
+            lengths,
+            table_len,
+            packed,
+            q,
+            k,
+            v,
+            d_out,
+            bias,
+            weight,
+            damping,
+            map,
+            cap,
+            sinks,
+            gate_cumsum,
+        }
     }
 
-    /// The same with clocks, which a few tokens advance by far more than the others; in one direction some run backwards.
-    pub(super) fn clocked(mut self, seed: u64) -> Self {
+    /// The same with cumulative gates, which a few tokens advance by far more than the others; in one direction some run backwards.
+    pub(super) fn gated(mut self, seed: u64) -> Self {
         let Dims { batch, heads, queries, keys, .. } = self.dims;
-        let causal = matches!(self.sight, Sight::Causal { .. });
+        let causal = matches!(self.mask, Mask::Causal { .. });
         let steps = normal(&mut ChaCha8Rng::seed_from_u64(seed), batch * heads * keys);
         let gate = |(token, step): (usize, &f64)| match token % 41 {
-            // a row of the padding does not see itself, and what it sees is rounded as its distance is: clocks fall little there
+            // a row of the padding does not see itself, and what it sees is rounded as its distance is: cumulative gates fall little there
             _ if self.lengths.is_some() => (-0.3 * step.abs() - 1e-3) * 40.0 / keys as f64,
             17 => -1e4,
             5 if causal => 0.2,
@@ -122,8 +139,8 @@ impl Case {
                 })
                 .collect::<Vec<f64>>()
         };
-        // queries in front of every key have no clocks
-        self.clocks = (queries <= keys).then(|| steps.chunks_exact(keys.max(1)).flat_map(row).collect());
+        // queries in front of every key have no cumulative gates
+        self.gate_cumsum = (queries <= keys).then(|| steps.chunks_exact(keys.max(1)).flat_map(row).collect());
         self
     }
 
@@ -146,14 +163,14 @@ impl Case {
     pub(super) fn damped(mut self) -> Self {
         let features = self.dims.head_dim;
         let rate = |feature: usize| MOST_DAMPING * (features - 1 - feature) as f64 / (features - 1).max(1) as f64;
-        self.damping = matches!(self.sight, Sight::Causal { .. }).then(|| (0..features).map(rate).collect());
+        self.damping = matches!(self.mask, Mask::Causal { .. }).then(|| (0..features).map(rate).collect());
         self
     }
 
     /// The keys that a query of a sequence sees.
     pub(super) fn visible(&self, batch: usize, query: usize) -> Range<usize> {
         let length = self.lengths.as_ref().map_or(self.dims.keys, |lengths| lengths[batch]);
-        visible_keys(self.sight, self.dims.position(query), length)
+        visible_keys(self.mask, self.dims.position(query), length)
     }
 
     /// The same numbers as f32 sees them.
@@ -190,14 +207,14 @@ impl Case {
                 bias: tables[0].as_deref(),
                 weight: tables[1].as_deref(),
                 damping: self.damping.as_deref(),
-                clocks: self.clocks.as_deref().map(|values| Strided { values, stride: dims.keys }),
+                gate_cumsum: self.gate_cumsum.as_deref().map(|values| Strided { values, stride: dims.keys }),
                 len: self.table_len,
             }),
         };
         let lengths = self.lengths.as_deref();
         let (cap, sinks) = (self.cap.map(number), self.sinks.as_deref().map(cast));
         let sinks = sinks.as_deref();
-        let problem = Problem { dims, scale: number(SCALE), cap, sinks, sight: self.sight, lengths, scores };
+        let problem = Problem { dims, scale: number(SCALE), cap, sinks, mask: self.mask, lengths, scores };
         let unset = number(f64::NAN); // every result must be overwritten
         let layout = Layout::new(dims, self.packed);
         let inputs = layout.join([&self.q, &self.k, &self.v].map(|values| cast(values)), unset);
@@ -210,11 +227,12 @@ impl Case {
         let [saved_out, d_out] = [&out, &d_out].map(|data| View { data, strides: dense });
         let mut results = vec![unset; inputs.len()];
         let [mut d_bias, mut d_weight] =
-            [(); 2].map(|()| vec![unset; dims.heads * self.sight.sides().columns(self.table_len)]);
+            [(); 2].map(|()| vec![unset; dims.heads * self.mask.sides().columns(self.table_len)]);
         let [d_q, d_k, d_v] = layout.views_mut(&mut results);
         let mut d_map = map.as_ref().map(|map| vec![unset; map.values.len()]);
         let mut d_sinks = self.sinks.as_ref().map(|sinks| vec![unset; sinks.len()]);
-        let mut d_clocks = self.clocks.as_ref().filter(|_| map.is_none()).map(|clocks| vec![f64::NAN; clocks.len()]);
+        let mut d_gate_cumsum =
+            self.gate_cumsum.as_ref().filter(|_| map.is_none()).map(|gate_cumsum| vec![f64::NAN; gate_cumsum.len()]);
         let of_table = |table| Some(table).filter(|_| self.map.is_none());
         let gradients = Gradients {
             d_q,
@@ -224,15 +242,15 @@ impl Case {
             d_weight: of_table(&mut d_weight[..]),
             d_map: d_map.as_deref_mut(),
             d_sinks: d_sinks.as_deref_mut(),
-            d_clocks: d_clocks.as_deref_mut(),
+            d_gate_cumsum: d_gate_cumsum.as_deref_mut(),
         };
         engine.backward(&problem, Saved { q, k, v, out: saved_out, lse: &lse, d_out }, gradients);
         let [d_q, d_k, d_v] = layout.split(&results).map(widen);
         let [d_map, d_sinks] = [d_map, d_sinks].map(Option::unwrap_or_default);
         let [out, lse, d_bias, d_weight, d_map, d_sinks] = [out, lse, d_bias, d_weight, d_map, d_sinks].map(widen);
         let tables = |table| if self.map.is_none() { table } else { Vec::new() };
-        let (d_bias, d_weight, d_clocks) = (tables(d_bias), tables(d_weight), d_clocks.unwrap_or_default());
-        Outcome { out, lse, d_q, d_k, d_v, d_bias, d_weight, d_map, d_sinks, d_clocks }
+        let (d_bias, d_weight, d_gate_cumsum) = (tables(d_bias), tables(d_weight), d_gate_cumsum.unwrap_or_default());
+        Outcome { out, lse, d_q, d_k, d_v, d_bias, d_weight, d_map, d_sinks, d_gate_cumsum }
     }
 }
 
@@ -248,7 +266,7 @@ pub(super) fn assert_close(case: &Case, got: &Outcome<f64>, expected: &Outcome<f
     let most = |values: &[f64]| values.iter().fold(1.0, |most: f64, x| most.max(x.abs()));
     let reach = SCALE * most(&case.q).max(most(&case.k)) * case.weight.as_deref().map_or(1.0, most);
     let fields = |o: &Outcome<f64>| {
-        let Outcome { out, lse, d_q, d_k, d_v, d_bias, d_weight, d_map, d_sinks, d_clocks } = o.clone();
+        let Outcome { out, lse, d_q, d_k, d_v, d_bias, d_weight, d_map, d_sinks, d_gate_cumsum } = o.clone();
         [
             ("out", out),
             ("lse", lse),
@@ -259,13 +277,16 @@ pub(super) fn assert_close(case: &Case, got: &Outcome<f64>, expected: &Outcome<f
             ("d_weight", d_weight),
             ("d_map", d_map),
             ("d_sinks", d_sinks),
-            ("d_clocks", d_clocks),
+            ("d_gate_cumsum", d_gate_cumsum),
         ]
     };
     for ((name, got), (_, expected)) in fields(got).into_iter().zip(fields(expected)) {
         let finite = expected.iter().filter(|x| x.is_finite());
-        let residues =
-            if ["d_bias", "d_weight", "d_map", "d_sinks", "d_clocks"].contains(&name) { lone_rows.max(1) } else { 1 };
+        let residues = if ["d_bias", "d_weight", "d_map", "d_sinks", "d_gate_cumsum"].contains(&name) {
+            lone_rows.max(1)
+        } else {
+            1
+        };
         let factor = if ["d_q", "d_k"].contains(&name) { reach.max(1.0) } else { 1.0 };
         let cancelled = residue * factor * (residues as f64).sqrt(); // independent roundings
         let largest = finite.fold(cancelled, |largest: f64, x| largest.max(x.abs()));
@@ -280,7 +301,7 @@ pub(super) fn assert_close(case: &Case, got: &Outcome<f64>, expected: &Outcome<f
 #[derive(Clone, Debug)]
 pub(super) struct Recipe {
     dims: Dims,
-    sight: Sight,
+    mask: Mask,
     padded: bool,
     bias: bool,
     weight: bool,
@@ -290,7 +311,7 @@ pub(super) struct Recipe {
 
 impl Recipe {
     pub(super) fn case(&self) -> Case {
-        let mut case = Case::with_sight(self.dims, self.sight, self.seed);
+        let mut case = Case::with_mask(self.dims, self.mask, self.seed);
         case.packed = self.packed;
         let length = |b| (self.seed >> (16 * b)) as usize % (self.dims.keys + 1);
         case.lengths = self.padded.then(|| (0..self.dims.batch).map(length).collect());
@@ -302,21 +323,21 @@ impl Recipe {
     }
 }
 
-/// Cases with tables, all sights, odd sizes, padding and rows that see nothing among them.
+/// Cases with tables, all masks, odd sizes, padding and rows that see nothing among them.
 pub(super) fn recipes() -> impl Strategy<Value = Recipe> {
     let sizes = (1usize..3, 1usize..3, 1usize..3, 1usize..200, 1usize..200, 0usize..4);
     let head_dims = prop_oneof![1usize..40, 1usize..258, Just(64)];
     let windows = prop_oneof![Just(None), (0usize..220).prop_map(Some)];
-    let sights = (any::<bool>(), windows)
-        .prop_map(|(causal, window)| if causal { Sight::Causal { window } } else { Sight::Both { window } });
-    let options = (any::<bool>(), any::<bool>(), any::<bool>(), prop_oneof![3 => Just(false), 1 => Just(true)], sights);
+    let masks = (any::<bool>(), windows)
+        .prop_map(|(causal, window)| if causal { Mask::Causal { window } } else { Mask::Bidirectional { window } });
+    let options = (any::<bool>(), any::<bool>(), any::<bool>(), prop_oneof![3 => Just(false), 1 => Just(true)], masks);
     (sizes, head_dims, options, any::<u64>()).prop_map(|(sizes, head_dim, options, seed)| {
-        let (bias, weight, packed, padded, sight) = options;
+        let (bias, weight, packed, padded, mask) = options;
         let (batch, group, kv_heads, queries, more, kind) = sizes;
         let (queries, keys) = [(queries, queries), (queries, queries + more), (queries, more), (1, 9 * more)][kind];
         Recipe {
             dims: dims(batch, group * kv_heads, kv_heads, queries, keys, head_dim),
-            sight,
+            mask,
             padded,
             bias,
             weight,
@@ -348,8 +369,9 @@ fn assert_gradients_match_differences(case: &Case) {
     let map: [Field; 1] = [("map", |case| &mut case.map.as_mut().unwrap().values, |outcome| &outcome.d_map)];
     let of_scores = if case.map.is_some() { &map[..] } else { &tables[..] };
     let sinks: [Field; 1] = [("sinks", |case| case.sinks.as_mut().unwrap(), |outcome| &outcome.d_sinks)];
-    let clocks: [Field; 1] = [("clocks", |case| case.clocks.as_mut().unwrap(), |outcome| &outcome.d_clocks)];
-    for (name, field, gradient) in inputs.iter().chain(of_scores).chain(&sinks).chain(&clocks) {
+    let gate_cumsum: [Field; 1] =
+        [("gate_cumsum", |case| case.gate_cumsum.as_mut().unwrap(), |outcome| &outcome.d_gate_cumsum)];
+    for (name, field, gradient) in inputs.iter().chain(of_scores).chain(&sinks).chain(&gate_cumsum) {
         for (i, &exact) in gradient(&exact).iter().enumerate() {
             let step = 1e-5;
             let moved = |by: f64| {
@@ -366,18 +388,20 @@ fn assert_gradients_match_differences(case: &Case) {
 
 #[test]
 fn naive_gradients_match_central_differences() {
-    for sight in [Sight::CAUSAL, Sight::Causal { window: Some(5) }, Sight::BOTH, Sight::Both { window: Some(3) }] {
-        let mut case = Case::with_sight(dims(2, 4, 2, 5, 7, 3), sight, 11);
+    for mask in
+        [Mask::CAUSAL, Mask::Causal { window: Some(5) }, Mask::BIDIRECTIONAL, Mask::Bidirectional { window: Some(3) }]
+    {
+        let mut case = Case::with_mask(dims(2, 4, 2, 5, 7, 3), mask, 11);
         assert_gradients_match_differences(&case);
         assert_gradients_match_differences(&case.clone().softened(true, true));
         assert_gradients_match_differences(&case.clone().softened(true, true).mapped(12));
         assert_gradients_match_differences(&case.clone().damped());
-        assert_gradients_match_differences(&case.clone().clocked(14));
-        assert_gradients_match_differences(&case.clone().softened(true, true).clocked(15));
+        assert_gradients_match_differences(&case.clone().gated(14));
+        assert_gradients_match_differences(&case.clone().softened(true, true).gated(15));
         assert_gradients_match_differences(&case.clone().mapped(12));
         case.lengths = Some(vec![6, 3]);
         assert_gradients_match_differences(&case);
-        assert_gradients_match_differences(&case.clone().clocked(14));
+        assert_gradients_match_differences(&case.clone().gated(14));
         assert_gradients_match_differences(&case.mapped(13));
     }
 }
@@ -409,14 +433,14 @@ fn rows_that_see_nothing_are_zero() {
 /// No table at all, of no length, is as one of zeros.
 #[test]
 fn scores_without_a_table_stay_as_they_are() {
-    for sight in [Sight::CAUSAL, Sight::BOTH] {
-        let mut zeros = Case::with_sight(dims(1, 2, 1, 5, 6, 4), sight, 5);
+    for mask in [Mask::CAUSAL, Mask::BIDIRECTIONAL] {
+        let mut zeros = Case::with_mask(dims(1, 2, 1, 5, 6, 4), mask, 5);
         zeros.bias.as_mut().unwrap().fill(0.0);
         zeros.weight.as_mut().unwrap().fill(1.0);
         let strides = Strides { batch: 40, head: 20, row: 4 };
         let keys = |data| View { data, strides: Strides { batch: 24, head: 24, row: 4 } };
         let (mut out, mut lse) = ([0.0; 40], [0.0; 10]);
-        let problem = Problem { sight, ..Problem::causal(zeros.dims, SCALE) };
+        let problem = Problem { mask, ..Problem::causal(zeros.dims, SCALE) };
         let q = View { data: &zeros.q, strides };
         naive::forward(&problem, q, keys(&zeros.k), keys(&zeros.v), ViewMut::new(&mut out, strides), &mut lse);
         let expected = zeros.naive();
@@ -449,7 +473,7 @@ fn gradients_that_share_elements_are_refused() {
     naive::backward(
         &problem,
         saved,
-        Gradients { d_q, d_k, d_v, d_bias: None, d_weight: None, d_map: None, d_sinks: None, d_clocks: None },
+        Gradients { d_q, d_k, d_v, d_bias: None, d_weight: None, d_map: None, d_sinks: None, d_gate_cumsum: None },
     );
 }
 

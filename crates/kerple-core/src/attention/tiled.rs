@@ -9,16 +9,16 @@
 //! * `product`: the small matrix product that every step uses, on the vectors of
 //!   [`cpu`](crate::cpu);
 //! * `forward`, `backward`: what is multiplied with what; `decode`: one query, where memory is the limit;
-//! * `damping`: features whose products decay with distance; `clocks`: cumulative gates;
+//! * `damping`: features whose products decay with distance; `gate_cumsum`: cumulative gates;
 //! * `workers`: which thread does what, and why results do not depend on it.
 
 mod backward;
 mod blocks;
-mod clocks;
 mod damping;
 mod decode;
 mod diagonal;
 mod forward;
+mod gate_cumsum;
 mod gradient;
 mod table;
 mod tile;

@@ -73,7 +73,7 @@ fn slopes_down_to(heads: usize, bias_max: f64) -> Vec<f64> {
 
 impl Config {
     fn sides(&self) -> Sides {
-        if self.behind == 0.0 { Sides::One } else { Sides::Two }
+        if self.behind == 0.0 { Sides::OneSided } else { Sides::TwoSided }
     }
 
     /// Bias at distances `0..len`, on both sides where they differ.

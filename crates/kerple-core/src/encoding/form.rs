@@ -57,7 +57,7 @@ impl TableSlopes {
     /// Those of [`DistanceTable::behind`], of a table over `len` distances.
     pub fn behind(self, len: usize) -> TableSlopes {
         let kept: Vec<usize> = (self.sides.origin(len)..self.sides.columns(len)).collect();
-        TableSlopes { sides: Sides::One, ..self.with_columns(len, &kept) }
+        TableSlopes { sides: Sides::OneSided, ..self.with_columns(len, &kept) }
     }
 
     fn with_columns(mut self, len: usize, kept: &[usize]) -> TableSlopes {

@@ -92,7 +92,7 @@ impl Positional for Config {
     fn entry(&self) -> Entry {
         match self.gate {
             Gate::Full | Gate::BiasOnly => Entry::Gates,
-            Gate::Fixed => Entry::Scores(Tables::bias(Sides::One)),
+            Gate::Fixed => Entry::Scores(Tables::bias(Sides::OneSided)),
         }
     }
 
@@ -143,7 +143,7 @@ impl Positional for Config {
             (Gate::Fixed, Some(spans)) => {
                 let row = |tokens: f64| (0..len).map(move |d| -inputs.emulate.round(d as f64 / tokens));
                 let bias = memories(spans, heads).flat_map(row).collect();
-                Form::Table(DistanceTable { heads, len, sides: Sides::One, bias: Some(bias), weight: None })
+                Form::Table(DistanceTable { heads, len, sides: Sides::OneSided, bias: Some(bias), weight: None })
             }
             (gate, _) => Form::Gates(Gates { by_row: gate == Gate::Full }),
         }

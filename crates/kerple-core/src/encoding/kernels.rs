@@ -56,19 +56,19 @@ impl<'a> Kernels<'a> {
 
     /// Which of the two there are.
     pub fn has(&self) -> Tables {
-        Tables { bias: self.bias.is_some(), weight: self.weight.is_some(), sides: Sides::One }
+        Tables { bias: self.bias.is_some(), weight: self.weight.is_some(), sides: Sides::OneSided }
     }
 
     /// Bias and weight at distances `0..places.range.end`.
     pub fn table(&self, inputs: &Inputs) -> DistanceTable {
         let [bias, weight] = self.parts().map(|part| part.map(|part| part.rows(inputs)));
         let (heads, len) = (inputs.geometry.heads, inputs.places.range.end);
-        DistanceTable { heads, len, sides: Sides::One, bias, weight }
+        DistanceTable { heads, len, sides: Sides::OneSided, bias, weight }
     }
 
     /// Derivatives in every value.
     pub fn slopes(&self, inputs: &Inputs) -> TableSlopes {
         let [bias, weight] = self.parts().map(|part| part.and_then(|part| part.slopes(inputs)));
-        TableSlopes { sides: Sides::One, bias, weight }
+        TableSlopes { sides: Sides::OneSided, bias, weight }
     }
 }

@@ -260,7 +260,7 @@ impl Positional for PowerOriginal {
     }
 
     fn entry(&self) -> Entry {
-        Entry::Scores(Tables::bias(Sides::One))
+        Entry::Scores(Tables::bias(Sides::OneSided))
     }
 
     fn parameters(&self, _: &Geometry) -> Vec<Parameter> {

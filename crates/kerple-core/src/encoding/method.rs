@@ -50,7 +50,7 @@ pub enum Entry {
         /// Whether queries and keys are rotated before.
         rotates: bool,
     },
-    /// Scores, by clocks that a layer's own rows set: [`Form::Gates`].
+    /// Scores, by cumulative gates that a layer's own rows set: [`Form::Gates`].
     Gates,
     /// Queries and keys of linear attention: [`Form::Code`].
     Code,

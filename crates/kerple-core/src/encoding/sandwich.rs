@@ -49,7 +49,7 @@ impl Config {
         let sums: Vec<f64> = (0..len).map(sum).collect();
         let row = |head: usize| sums.iter().map(move |sum| r(sum * heads as f64 / (8.0 * (head + 1) as f64)));
         let bias = (0..heads).flat_map(row).collect();
-        DistanceTable { heads, len, sides: Sides::One, bias: Some(bias), weight: None }
+        DistanceTable { heads, len, sides: Sides::OneSided, bias: Some(bias), weight: None }
     }
 }
 
@@ -66,7 +66,7 @@ impl Positional for Config {
     }
 
     fn entry(&self) -> Entry {
-        Entry::Scores(Tables::bias(Sides::One))
+        Entry::Scores(Tables::bias(Sides::OneSided))
     }
 
     fn check_keys(&self) -> Checked {

@@ -61,7 +61,7 @@ pub fn bucket(distance: i64, num_buckets: usize, max_distance: usize, causal: bo
 
 impl Config {
     fn sides(&self) -> Sides {
-        if self.bidirectional { Sides::Two } else { Sides::One }
+        if self.bidirectional { Sides::TwoSided } else { Sides::OneSided }
     }
 
     /// The bucket of each column of a table over `len` distances.

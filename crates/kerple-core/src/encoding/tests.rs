@@ -1,5 +1,5 @@
 use super::*;
-use crate::forms::{Block, Sides, Sight};
+use crate::forms::{Block, Mask, Sides};
 use crate::maps::Extent;
 use proptest::prelude::*;
 
@@ -316,7 +316,7 @@ fn kernels_are_decayed_where_that_is_asked_for() {
 /// What a map makes of the last query's scores.
 fn last_row(form: &MapForm, values: &[Vec<f64>], len: usize) -> Vec<f64> {
     let tables = form.table.bias.iter().chain(&form.table.weight).flatten();
-    let extent = Extent { sides: Sides::One, len, scale: 0.25 };
+    let extent = Extent { sides: Sides::OneSided, len, scale: 0.25 };
     let own = form.map.numbers(&values[values.len() - form.own..].concat(), extent);
     let numbers: Vec<f64> = tables.copied().chain(own).collect();
     let mut scores: Vec<f64> = (0..4 * len).map(|at| (at as f64).sin()).collect();
@@ -328,7 +328,7 @@ fn last_row(form: &MapForm, values: &[Vec<f64>], len: usize) -> Vec<f64> {
         first_position: len as isize - 1,
         first_key: 0,
         keys: len,
-        sight: Sight::CAUSAL,
+        mask: Mask::CAUSAL,
         q: &[0.5; 64],
     };
     form.map.over(&numbers, extent).forward(&block, &mut scores);
@@ -451,9 +451,12 @@ fn t5_of_an_encoder_has_buckets_for_keys_ahead() {
         assert!(rows[0] >= 16 && rows[2] == 0 && rows[4] < 16, "{rows:?}");
         let want = (0..4).flat_map(|head| rows.iter().map(move |row| (row, head)));
         let want: Vec<f64> = want.map(|(row, head)| 4.0 * stored[0][row * 4 + head]).collect();
-        assert_eq!((table.sides, table.len, table.bias.as_ref()), (Sides::Two, 3, Some(&want)));
+        assert_eq!((table.sides, table.len, table.bias.as_ref()), (Sides::TwoSided, 3, Some(&want)));
         let slopes = encoding.table_slopes(&GEOMETRY, &stored, places.clone());
-        assert_eq!((slopes.sides, slopes.bias), (Sides::Two, Some(Slopes::Rows { factor: 4.0, rows: rows.clone() })));
+        assert_eq!(
+            (slopes.sides, slopes.bias),
+            (Sides::TwoSided, Some(Slopes::Rows { factor: 4.0, rows: rows.clone() }))
+        );
         let behind = encoding.table(&GEOMETRY, &stored, places).bias.unwrap();
         assert_eq!(behind, want.chunks(5).flat_map(|row| &row[2..]).copied().collect::<Vec<f64>>());
     }

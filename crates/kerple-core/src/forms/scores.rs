@@ -1,13 +1,13 @@
 //! Changes of scores between the product of query and key and the softmax.
 
-use super::Sight;
+use super::Mask;
 use crate::Number;
 use std::fmt::Debug;
 use std::ops::Range;
 
 /// What turns scaled scores `s = scale * q.k` into the `z` of the softmax.
 ///
-/// Clocks, positions that the content sets, are a field of [`Table`] beside bias and weight, not a third variant: they
+/// Cumulative gates, positions that the content sets, are a field of [`Table`] beside bias and weight, not a third variant: they
 /// combine with tables. A tile reads them by token, its own queries and its own keys, where it reads tables by distance.
 #[derive(Clone, Copy, Debug)]
 pub enum Scores<'a, T> {
@@ -28,11 +28,11 @@ pub struct Table<'a, T> {
     /// Rate of each feature, `[D]`: its product of query and key is multiplied by `e^(-rate d)`,
     /// before weight and bias. For a causal attention mask.
     pub damping: Option<&'a [f64]>,
-    /// Clocks `c` of all keys' positions, `[B, H, K]`, where the content says how far apart tokens are (FoX): `c_i - c_j` is
+    /// Cumulative gates `c` of all keys' positions, `[B, H, K]`, where the content says how far apart tokens are (FoX): `c_i - c_j` is
     /// added for a key behind the query, and `c_j - c_i` for one ahead. Running sums of gates, in f64 so that differences are
     /// as exact at the end of a long sequence as at its start; in both directions they never increase. There are no more
     /// queries than keys. A row is a head of a sequence.
-    pub clocks: Option<Strided<&'a [f64]>>,
+    pub gate_cumsum: Option<Strided<&'a [f64]>>,
     /// Distances in one direction, 0 among them: `C = len` for a causal attention mask, `2 len - 1`
     /// for both directions.
     pub len: usize,
@@ -40,7 +40,7 @@ pub struct Table<'a, T> {
 
 impl<T> Table<'_, T> {
     /// Nothing.
-    pub const PLAIN: Self = Table { bias: None, weight: None, damping: None, clocks: None, len: 0 };
+    pub const PLAIN: Self = Table { bias: None, weight: None, damping: None, gate_cumsum: None, len: 0 };
 }
 
 impl<'a, T> Scores<'a, T> {
@@ -188,7 +188,7 @@ pub struct Block<'a, T> {
     /// Keys the sequence has, its length.
     pub keys: usize,
     /// Which of them a query sees.
-    pub sight: Sight,
+    pub mask: Mask,
     /// The queries, not scaled, for maps that need more than scores (CoPE, Transformer-XL), `[H, rows, D]`.
     pub q: &'a [T],
 }
@@ -201,19 +201,19 @@ impl<T> Block<'_, T> {
 
     /// The columns that a row sees.
     pub fn visible(&self, row: usize) -> Range<usize> {
-        let keys = visible_keys(self.sight, self.first_position + row as isize, self.keys);
+        let keys = visible_keys(self.mask, self.first_position + row as isize, self.keys);
         let [start, end] = [keys.start, keys.end].map(|key| key.saturating_sub(self.first_key).min(self.columns));
         start..end
     }
 }
 
 /// The keys that a query at `position` sees of a sequence that has `keys`; empty where there is none.
-pub(crate) fn visible_keys(sight: Sight, position: isize, keys: usize) -> Range<usize> {
+pub(crate) fn visible_keys(mask: Mask, position: isize, keys: usize) -> Range<usize> {
     let limit = |key: isize| key.clamp(0, keys as isize) as usize;
-    let window = sight.window().map_or(isize::MAX, |window| isize::try_from(window).unwrap_or(isize::MAX));
-    let end = match sight {
-        Sight::Causal { .. } => limit(position + 1),
-        Sight::Both { .. } => limit(position.saturating_add(window)),
+    let window = mask.window().map_or(isize::MAX, |window| isize::try_from(window).unwrap_or(isize::MAX));
+    let end = match mask {
+        Mask::Causal { .. } => limit(position + 1),
+        Mask::Bidirectional { .. } => limit(position.saturating_add(window)),
     };
     limit((position + 1).saturating_sub(window)).min(end)..end
 }

@@ -27,7 +27,7 @@ use super::mixed::{Mixed, cut};
 use super::network::{Edge, Network, SLOPE, Variant};
 use crate::Number;
 use crate::cpu::lanes::{Kernel, Lanes, run};
-use crate::forms::{Block, MapGradients, Reach, ScoreMap, Sides, Sight};
+use crate::forms::{Block, MapGradients, Mask, Reach, ScoreMap, Sides};
 use crate::tiles::registers::Keep;
 use std::ops::Range;
 use taps::Taps;
@@ -63,7 +63,7 @@ impl<'a, T: Number> ConvolvedMap<'a, T> {
             cut(of_network, [units * inputs * network.kernel, units, heads * units * network.kernel, heads]);
         let source = Source::new(mixed, of_bias, sizes, extent, None);
         let places = first_inputs(network.variant, mixed.has_bias()).map(|place| place.map(|block| block * heads));
-        let (is_table, shares) = (matches!(source, Source::Table(_)) && extent.sides == Sides::One, None);
+        let (is_table, shares) = (matches!(source, Source::Table(_)) && extent.sides == Sides::OneSided, None);
         let mut over = ConvolvedMap {
             mixed,
             network,
@@ -175,7 +175,7 @@ impl Row {
     fn new<L: Lanes>(over: &ConvolvedMap<L::Number>, block: &Block<L::Number>, row: usize) -> Row {
         let (seen, reach) = (block.visible(row), over.reach());
         let (first, last) = (block.first_key + seen.start, block.first_key + seen.end);
-        let closed = over.network.edge == Edge::Closed || matches!(block.sight, Sight::Both { .. });
+        let closed = over.network.edge == Edge::Closed || matches!(block.mask, Mask::Bidirectional { .. });
         let before = first.min(reach);
         let after = if closed { block.keys.saturating_sub(last).min(reach) } else { reach };
         let (hidden, wide) = (reach - before..reach + seen.len() + after, seen.len() + 2 * reach);

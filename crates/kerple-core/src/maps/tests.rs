@@ -7,7 +7,7 @@ use super::relative::{Relative, Source};
 use super::{Cope, Extent, Map, Mixed};
 use crate::Number;
 use crate::cpu::tests::on_every_set;
-use crate::forms::{Block, MapGradients, Reach, ScoreMap, Sides, Sight};
+use crate::forms::{Block, MapGradients, Mask, Reach, ScoreMap, Sides};
 
 const HEADS: usize = 3;
 const D: usize = 5;
@@ -56,7 +56,7 @@ fn maps() -> Vec<Map> {
 struct Case {
     map: Map,
     extent: Extent,
-    sight: Sight,
+    mask: Mask,
     keys: usize,
     rows: usize,
     first_position: isize,
@@ -65,8 +65,8 @@ struct Case {
 }
 
 impl Case {
-    fn new(map: &Map, sight: Sight, [rows, keys]: [usize; 2], seed: u64) -> Case {
-        let extent = Extent { sides: sight.sides(), len: keys, scale: 0.7 };
+    fn new(map: &Map, mask: Mask, [rows, keys]: [usize; 2], seed: u64) -> Case {
+        let extent = Extent { sides: mask.sides(), len: keys, scale: 0.7 };
         let count = match map {
             Map::Mixed(mixed) => mixed.sizes(extent).iter().sum::<usize>(),
             Map::Relative(relative) => relative.sizes(extent).iter().sum::<usize>(),
@@ -77,7 +77,7 @@ impl Case {
             values[..2].copy_from_slice(&[-0.3, 1.25]); // c and m, with a threshold among the positions
         }
         let (q, first_position) = (noise(HEADS * rows * D, seed + 7), (keys - rows) as isize);
-        Case { map: map.clone(), extent, sight, keys, rows, first_position, values, q }
+        Case { map: map.clone(), extent, mask, keys, rows, first_position, values, q }
     }
 
     fn block<'q, T>(&self, q: &'q [T]) -> Block<'q, T> {
@@ -89,7 +89,7 @@ impl Case {
             first_position: self.first_position,
             first_key: 0,
             keys: self.keys,
-            sight: self.sight,
+            mask: self.mask,
             q,
         }
     }
@@ -144,15 +144,15 @@ fn assert_close(got: &[f64], want: &[f64], relative: f64, what: &str) {
     }
 }
 
-fn sights() -> [Sight; 4] {
-    [Sight::CAUSAL, Sight::BOTH, Sight::Causal { window: Some(4) }, Sight::Both { window: Some(3) }]
+fn masks() -> [Mask; 4] {
+    [Mask::CAUSAL, Mask::BIDIRECTIONAL, Mask::Causal { window: Some(4) }, Mask::Bidirectional { window: Some(3) }]
 }
 
 #[test]
 fn gradients_match_central_differences() {
     for (seed, map) in (1..).zip(maps()) {
-        for sight in sights() {
-            let case = Case::new(&map, sight, [7, 10], seed);
+        for mask in masks() {
+            let case = Case::new(&map, mask, [7, 10], seed);
             let (scores, up) = (case.seen(noise(case.size(), seed + 50)), case.seen(noise(case.size(), seed + 99)));
             let [d_scores, d_values, d_q] = case.backward::<f64>(&scores, &up);
             let slope = |of: &dyn Fn(f64) -> Vec<f64>| {
@@ -169,11 +169,11 @@ fn gradients_match_central_differences() {
             let in_query = |at| slope(&|by| case.forward::<f64>(&moved(&case.q, at, by), &case.values, &scores));
             let numeric = case.seen((0..scores.len()).map(in_score).collect());
             // differences of sums of a few hundred terms at 1e-6; kinks are nowhere that near
-            assert_close(&d_scores, &numeric, 1e-7, &format!("{map:?} {sight:?}, scores"));
+            assert_close(&d_scores, &numeric, 1e-7, &format!("{map:?} {mask:?}, scores"));
             let numeric: Vec<f64> = (0..case.values.len()).map(in_value).collect();
-            assert_close(&d_values, &numeric, 1e-7, &format!("{map:?} {sight:?}, numbers"));
+            assert_close(&d_values, &numeric, 1e-7, &format!("{map:?} {mask:?}, numbers"));
             let numeric: Vec<f64> = (0..case.q.len()).map(in_query).collect();
-            assert_close(&d_q, &numeric, 1e-7, &format!("{map:?} {sight:?}, queries"));
+            assert_close(&d_q, &numeric, 1e-7, &format!("{map:?} {mask:?}, queries"));
         }
     }
 }
@@ -181,8 +181,8 @@ fn gradients_match_central_differences() {
 #[test]
 fn f32_equals_f64_on_every_instruction_set() {
     for (seed, map) in (1..).zip(maps()) {
-        for (sight, sizes) in [(Sight::CAUSAL, [3, 130]), (Sight::BOTH, [2, 97]), (Sight::CAUSAL, [1, 1])] {
-            let case = Case::new(&map, sight, sizes, seed);
+        for (mask, sizes) in [(Mask::CAUSAL, [3, 130]), (Mask::BIDIRECTIONAL, [2, 97]), (Mask::CAUSAL, [1, 1])] {
+            let case = Case::new(&map, mask, sizes, seed);
             let (scores, up) = (case.seen(noise(case.size(), seed + 50)), case.seen(noise(case.size(), seed + 99)));
             let [d_scores, d_values, d_q] = case.backward::<f64>(&scores, &up);
             let mapped = case.forward::<f64>(&case.q, &case.values, &scores);
@@ -202,8 +202,8 @@ fn f32_equals_f64_on_every_instruction_set() {
 #[test]
 fn parts_of_rows_equal_whole_rows() {
     for (seed, map) in (1..).zip(maps()) {
-        for sight in sights() {
-            let case = Case::new(&map, sight, [5, 12], seed);
+        for mask in masks() {
+            let case = Case::new(&map, mask, [5, 12], seed);
             if case.map.over(&case.values, case.extent).reach() == Reach::Row {
                 continue;
             }
@@ -216,7 +216,7 @@ fn parts_of_rows_equal_whole_rows() {
                 case.map.over(&case.values, case.extent).forward(&block, &mut part);
                 for (at, got) in part.chunks_exact(columns).enumerate() {
                     let seen = block.visible(at % case.rows);
-                    assert_eq!(got[seen.clone()], row(&whole, at)[seen], "{map:?} {sight:?} from {first}");
+                    assert_eq!(got[seen.clone()], row(&whole, at)[seen], "{map:?} {mask:?} from {first}");
                 }
             }
         }
@@ -230,7 +230,7 @@ fn rows_of_a_prefix_are_rows_of_the_whole() {
         let network = if let Map::Mixed(Mixed { network, .. }) = &map { network.clone() } else { None };
         let kernel = network.as_ref().map_or(1, |network| network.kernel);
         let closed = network.as_ref().is_some_and(|network| network.edge == Edge::Closed);
-        let whole = Case::new(&map, Sight::CAUSAL, [20, 20], seed);
+        let whole = Case::new(&map, Mask::CAUSAL, [20, 20], seed);
         let scores = whole.seen(noise(whole.size(), seed + 50));
         let mapped = whole.forward::<f64>(&whole.q, &whole.values, &scores);
         let keys = 13;
@@ -252,9 +252,9 @@ fn rows_of_a_prefix_are_rows_of_the_whole() {
 #[test]
 fn vectors_and_gates_are_as_their_formulas_say() {
     let (rows, keys) = (6, 9);
-    for sight in sights() {
+    for mask in masks() {
         for (seed, map) in (1..).zip(maps()) {
-            let case = Case::new(&map, sight, [rows, keys], seed);
+            let case = Case::new(&map, mask, [rows, keys], seed);
             let scores = case.seen(noise(case.size(), seed + 50));
             let mapped = case.forward::<f64>(&case.q, &case.values, &scores);
             let block = case.block::<f64>(&case.q);
@@ -288,7 +288,7 @@ fn vectors_and_gates_are_as_their_formulas_say() {
                     };
                     let error = mapped[at * keys + j] - row[j] - added;
                     // sums of a few products of size 1
-                    assert!(error.abs() < 1e-14, "{map:?} {sight:?} {head} {i} {j}: {error:e}");
+                    assert!(error.abs() < 1e-14, "{map:?} {mask:?} {head} {i} {j}: {error:e}");
                 }
             }
         }
@@ -301,8 +301,8 @@ fn a_kernel_of_one_key_sees_no_neighbour() {
     for (seed, map) in (1..).zip(maps()) {
         let Map::Mixed(mixed) = &map else { continue };
         let Some(network) = mixed.network.as_ref().filter(|network| network.kernel == 1) else { continue };
-        for sight in sights() {
-            let case = Case::new(&map, sight, [7, 110], seed);
+        for mask in masks() {
+            let case = Case::new(&map, mask, [7, 110], seed);
             let (scores, up) = (case.seen(noise(case.size(), seed + 50)), case.seen(noise(case.size(), seed + 99)));
             let [d_scores, d_values, _] = case.backward::<f64>(&scores, &up);
             let convolved = super::convolved::ConvolvedMap::new(mixed, network, &case.values, case.extent);
@@ -328,8 +328,8 @@ fn neighbours_are_as_the_formula_says() {
         if network.kernel == 1 || !(table || matches!(bias, Bias::None)) {
             continue;
         }
-        for (sight, [rows, keys]) in sights().into_iter().zip([[7, 10], [7, 10], [5, 120], [40, 40]]) {
-            let case = Case::new(&map, sight, [rows, keys], seed);
+        for (mask, [rows, keys]) in masks().into_iter().zip([[7, 10], [7, 10], [5, 120], [40, 40]]) {
+            let case = Case::new(&map, mask, [rows, keys], seed);
             let scores = case.seen(noise(case.size(), seed + 50));
             let mapped = case.forward::<f64>(&case.q, &case.values, &scores);
             let block = case.block::<f64>(&[]);
@@ -354,7 +354,7 @@ fn neighbours_are_as_the_formula_says() {
                         (true, _, _) => bias(channel % HEADS, key),
                     }
                 };
-                let closed = network.edge == Edge::Closed || case.extent.sides == Sides::Two;
+                let closed = network.edge == Edge::Closed || case.extent.sides == Sides::TwoSided;
                 let hidden = |unit: usize, key: isize| {
                     if key < 0 || closed && key >= keys as isize {
                         return 0.0;
@@ -379,7 +379,7 @@ fn neighbours_are_as_the_formula_says() {
                         let want = score(head, key) + own + f + second_bias[head];
                         let got = mapped[(head * rows + row) * keys + key];
                         // sums of a hundred products of size 1
-                        assert!((got - want).abs() < 1e-13, "{map:?} {sight:?} {head} {row} {key}: {got} {want}");
+                        assert!((got - want).abs() < 1e-13, "{map:?} {mask:?} {head} {row} {key}: {got} {want}");
                     }
                 }
             }
@@ -392,11 +392,13 @@ fn neighbours_are_as_the_formula_says() {
 fn projected_vectors_are_waves_through_a_matrix() {
     let (heads, head_dim, width) = (2, 3, 6);
     let own = noise(width * width + 2 * width, 3);
-    for (sides, lags) in [(Sides::One, None), (Sides::Two, None), (Sides::Two, Some(vec![0, 3, 900_000]))] {
+    for (sides, lags) in
+        [(Sides::OneSided, None), (Sides::TwoSided, None), (Sides::TwoSided, Some(vec![0, 3, 900_000]))]
+    {
         let map = Relative { heads, head_dim, source: Source::Projected, lags: lags.clone(), values: false };
         let extent = Extent { sides, len: 3, scale: 1.0 };
         let numbers = Map::from(map).numbers(&own, extent);
-        let distances: &[isize] = if sides == Sides::One { &[0, 1, 2] } else { &[-2, -1, 0, 1, 2] };
+        let distances: &[isize] = if sides == Sides::OneSided { &[0, 1, 2] } else { &[-2, -1, 0, 1, 2] };
         for (at, distance) in distances.iter().enumerate() {
             let lag = lags.as_ref().map_or(distance.unsigned_abs(), |lags| lags[distance.unsigned_abs()]);
             let lag = (lag as f64).copysign(*distance as f64);

@@ -15,7 +15,7 @@ mod pieces;
 
 pub use likeliest::{Likeliest, likeliest, of_row};
 
-use super::gemm::{Product, To, add_rows, matmul, matmul_bias};
+use super::gemm::{Out, Product, add_rows, matmul, matmul_bias};
 use super::layer_norm::{self, Norm, NormGradients, Stats};
 use super::zeros;
 use crate::Number;
@@ -149,13 +149,23 @@ pub fn forward_backward<T: Number>(
             add_rows(d_logits, d_bias);
         }
         match head.tied {
-            false => matmul(To::sum(&mut d_w), &chunk.normed, d_logits, Product::new(m, rows.len(), v).transpose_a()),
-            true => matmul(To::sum(&mut d_w), d_logits, &chunk.normed, Product::new(v, rows.len(), m).transpose_a()),
+            false => matmul(
+                Out::accumulate_into(&mut d_w),
+                &chunk.normed,
+                d_logits,
+                Product::new(m, rows.len(), v).transpose_a(),
+            ),
+            true => matmul(
+                Out::accumulate_into(&mut d_w),
+                d_logits,
+                &chunk.normed,
+                Product::new(v, rows.len(), m).transpose_a(),
+            ),
         }
         // the normed rows are done with: their place takes their gradient
         let back = Product::new(rows.len(), v, m);
         let back = if head.tied { back } else { back.transpose_b() };
-        matmul(To::Overwrite(&mut chunk.normed), d_logits, head.w, back);
+        matmul(Out::Store(&mut chunk.normed), d_logits, head.w, back);
         let of_norm = NormGradients { d_gamma: &mut d_gamma, d_beta: d_beta.as_deref_mut() };
         layer_norm::backward(head.norm, &chunk.x, &stats, &chunk.normed, None, &mut chunk.d_x, of_norm);
         rows.iter().zip(chunk.d_x.chunks_exact(m)).for_each(|(row, from)| d_x[row * m..][..m].copy_from_slice(from));
@@ -227,7 +237,7 @@ impl<T: Number> Chunk<T> {
         rows.iter().zip(self.x.chunks_exact_mut(m)).for_each(|(row, to)| to.copy_from_slice(&x[row * m..][..m]));
         let stats = layer_norm::forward(head.norm, &self.x, &mut self.normed);
         let product = head.product(rows.len(), v);
-        let logits = To::End(&mut self.logits);
+        let logits = Out::Append(&mut self.logits);
         match head.bias {
             Some(bias) => matmul_bias(logits, &self.normed, head.w, bias, product),
             None => matmul(logits, &self.normed, head.w, product),

@@ -41,12 +41,12 @@ const WORTH_A_TASK: usize = 1 << 18;
 /// Sizes and layout of one product `c = op(a) op(b)`: `op(a)` is `[m, k]`, `op(b)` is `[k, n]`, `c` is `[m, n]`.
 ///
 /// ```
-/// use kerple_core::ops::gemm::{Product, To, matmul};
+/// use kerple_core::ops::gemm::{Product, Out, matmul};
 /// let (a, b) = ([1.0f32, 2.0, 3.0, 4.0], [1.0f32, 0.0, 1.0, 1.0]);
 /// let mut c = Vec::new();
-/// matmul(To::End(&mut c), &a, &b, Product::new(2, 2, 2));
+/// matmul(Out::Append(&mut c), &a, &b, Product::new(2, 2, 2));
 /// assert_eq!(c, [3.0, 2.0, 7.0, 4.0]);
-/// matmul(To::Sum(&mut c), &a, &b, Product::new(2, 2, 2).transpose_b());
+/// matmul(Out::Accumulate(&mut c), &a, &b, Product::new(2, 2, 2).transpose_b());
 /// assert_eq!(c, [4.0, 5.0, 10.0, 11.0]);
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -98,21 +98,21 @@ impl Product {
     }
 }
 
-/// Where a matrix is written.
+/// Where a product is written.
 #[derive(Debug)]
-pub enum To<'a, T> {
+pub enum Out<'a, T> {
     /// Over the matrix there.
-    Overwrite(&'a mut [T]),
+    Store(&'a mut [T]),
     /// Added to the matrix there.
-    Sum(&'a mut [T]),
-    /// After the last value of a vector, which need not be cleared before.
-    End(&'a mut Vec<T>),
+    Accumulate(&'a mut [T]),
+    /// After the last value of a vector, in memory that need not be cleared before.
+    Append(&'a mut Vec<T>),
 }
 
-impl<'a, T> To<'a, T> {
-    /// A sum, started here: an empty vector gets its first matrix, another one has it added.
-    pub fn sum(to: &'a mut Vec<T>) -> To<'a, T> {
-        if to.is_empty() { To::End(to) } else { To::Sum(to) }
+impl<'a, T> Out<'a, T> {
+    /// Appends to an empty vector and accumulates into any other: the first and the later terms of a sum.
+    pub fn accumulate_into(to: &'a mut Vec<T>) -> Out<'a, T> {
+        if to.is_empty() { Out::Append(to) } else { Out::Accumulate(to) }
     }
 }
 
@@ -120,7 +120,7 @@ impl<'a, T> To<'a, T> {
 ///
 /// # Panics
 /// If a slice has the wrong size.
-pub fn matmul<T: Number>(c: To<'_, T>, a: &[T], b: &[T], product: Product) {
+pub fn matmul<T: Number>(c: Out<'_, T>, a: &[T], b: &[T], product: Product) {
     let Product { m, k, n, a_is_transposed, b_is_transposed } = product;
     // elsewhere the kernels of the `gemm` crate are the better ones
     if cfg!(target_arch = "x86_64") && a_is_transposed && !b_is_transposed && k >= WORTH_PANELS {
@@ -136,7 +136,7 @@ pub fn matmul<T: Number>(c: To<'_, T>, a: &[T], b: &[T], product: Product) {
 ///
 /// # Panics
 /// If a slice has the wrong size.
-pub fn matmul_bias<T: Number>(c: To<'_, T>, a: &[T], b: &[T], bias: &[T], product: Product) {
+pub fn matmul_bias<T: Number>(c: Out<'_, T>, a: &[T], b: &[T], bias: &[T], product: Product) {
     let n = product.n;
     check_shape!(bias, n = n);
     matmul_then(c, None, a, b, product, |_, columns, c, _| reduce::add(c, &bias[columns]));
@@ -149,7 +149,7 @@ pub fn matmul_bias<T: Number>(c: To<'_, T>, a: &[T], b: &[T], bias: &[T], produc
 /// # Panics
 /// If a slice has the wrong size.
 pub fn matmul_then<T: Number>(
-    c: To<'_, T>,
+    c: Out<'_, T>,
     beside: Option<&mut Vec<T>>,
     a: &[T],
     b: &[T],
@@ -184,7 +184,7 @@ pub fn matmul_then<T: Number>(
         }
     };
     write(c, [m, n], |c, adds| match beside {
-        Some(beside) => write(To::End(beside), [m, n], |beside, _| work(c, adds, Some(beside))),
+        Some(beside) => write(Out::Append(beside), [m, n], |beside, _| work(c, adds, Some(beside))),
         None => work(c, adds, None),
     });
 }
@@ -193,16 +193,16 @@ pub fn matmul_then<T: Number>(
 ///
 /// # Panics
 /// If there is no room of this size.
-fn write<T: Number>(c: To<'_, T>, [m, n]: [usize; 2], by: impl FnOnce(Matrix<T>, bool)) {
+fn write<T: Number>(c: Out<'_, T>, [m, n]: [usize; 2], by: impl FnOnce(Matrix<T>, bool)) {
     let values = elements(&[m, n]).unwrap_or_else(|| panic!("c: [m, n] = [{m}, {n}] are too many values"));
     let matrix = |start| Matrix { start, columns: n };
-    let adds = matches!(c, To::Sum(_));
+    let adds = matches!(c, Out::Accumulate(_));
     match c {
-        To::Overwrite(c) | To::Sum(c) => {
+        Out::Store(c) | Out::Accumulate(c) => {
             check_shape!(c, m = m, n = n);
             by(matrix(c.as_mut_ptr()), adds);
         }
-        To::End(c) => {
+        Out::Append(c) => {
             by(matrix(room(c, values)), false);
             // SAFETY: all of the values after the last one have been written.
             unsafe { c.set_len(c.len() + values) }
@@ -327,10 +327,10 @@ mod tests {
             let want = plain(product, &a, &b);
             let (mut over, mut sum, mut end) = (vec![f64::NAN; m * n], c.clone(), vec![0.5; 3]);
             let mut float = Vec::new();
-            matmul(To::Overwrite(&mut over), &a, &b, product);
-            matmul(To::Sum(&mut sum), &a, &b, product);
-            matmul(To::End(&mut end), &a, &b, product);
-            matmul(To::sum(&mut float), &single(&a), &single(&b), product);
+            matmul(Out::Store(&mut over), &a, &b, product);
+            matmul(Out::Accumulate(&mut sum), &a, &b, product);
+            matmul(Out::Append(&mut end), &a, &b, product);
+            matmul(Out::accumulate_into(&mut float), &single(&a), &single(&b), product);
             assert_eq!((&end[..3], &end[3..]), (&[0.5; 3][..], &over[..]));
             for i in 0..m * n {
                 // rounding of k + 1 terms of size below 1, and of the inputs for f32
@@ -369,7 +369,7 @@ mod tests {
             for product in layouts(Product::new(m, k, n)) {
                 assert_same_at_any_threads(|| {
                     let mut c = vec![0.5f32; m * n];
-                    matmul(To::Sum(&mut c), &a, &b, product);
+                    matmul(Out::Accumulate(&mut c), &a, &b, product);
                     c
                 });
             }
@@ -383,9 +383,9 @@ mod tests {
             let (a, b, bias) = (random(m * k, 1), random(k * n, 2), random(n, 3));
             let product = Product::new(m, k, n);
             let (mut c, mut beside, mut biased, mut want) = (Vec::new(), vec![0.5], Vec::new(), Vec::new());
-            matmul(To::End(&mut want), &a, &b, product);
-            matmul_bias(To::End(&mut biased), &a, &b, &bias, product);
-            matmul_then(To::End(&mut c), Some(&mut beside), &a, &b, product, |row, columns, c, beside| {
+            matmul(Out::Append(&mut want), &a, &b, product);
+            matmul_bias(Out::Append(&mut biased), &a, &b, &bias, product);
+            matmul_then(Out::Append(&mut c), Some(&mut beside), &a, &b, product, |row, columns, c, beside| {
                 for ((c, beside), column) in c.iter_mut().zip(beside).zip(columns) {
                     *beside += *c;
                     *c = (row * n + column) as f64;
@@ -424,8 +424,8 @@ mod tests {
             let want = plain(product, &a, &b);
             let on_sets = on_every_set(|| {
                 let (mut over, mut sum) = (vec![f32::NAN; m * n], single(&c));
-                matmul(To::Overwrite(&mut over), &single(&a), &single(&b), product);
-                matmul(To::Sum(&mut sum), &single(&a), &single(&b), product);
+                matmul(Out::Store(&mut over), &single(&a), &single(&b), product);
+                matmul(Out::Accumulate(&mut sum), &single(&a), &single(&b), product);
                 (over, sum)
             });
             for (set, (over, sum)) in InstructionSet::available().zip(&on_sets) {
@@ -448,7 +448,7 @@ mod tests {
         let pool = rayon::ThreadPoolBuilder::new().num_threads(1).use_current_thread().build().unwrap();
         let on_sets = on_every_set(|| {
             let mut c = vec![f32::NAN; m * n];
-            pool.install(|| matmul(To::Overwrite(&mut c), &a, &b, Product::new(m, k, n).transpose_a()));
+            pool.install(|| matmul(Out::Store(&mut c), &a, &b, Product::new(m, k, n).transpose_a()));
             c
         });
         assert!(on_sets.len() < 3 || on_sets[1] == on_sets[2]);
@@ -461,8 +461,8 @@ mod tests {
         let (m, n) = (3000, 300);
         for product in layouts(Product::new(m, 0, n)) {
             let (mut over, mut end) = (vec![f32::NAN; m * n], vec![1.0]);
-            matmul(To::Overwrite(&mut over), &[], &[], product);
-            matmul(To::End(&mut end), &[], &[], product);
+            matmul(Out::Store(&mut over), &[], &[], product);
+            matmul(Out::Append(&mut end), &[], &[], product);
             assert!(over.iter().chain(&end[1..]).all(|value| *value == 0.0) && end.len() == 1 + m * n);
         }
     }
@@ -470,18 +470,18 @@ mod tests {
     #[test]
     #[should_panic(expected = "c: [m, n] = [8589934592, 2147483648] are too many values")]
     fn results_that_wrap_are_refused() {
-        matmul(To::End(&mut Vec::new()), &[0.0f32; 0], &[], Product::new(1 << 33, 0, 1 << 31));
+        matmul(Out::Append(&mut Vec::new()), &[0.0f32; 0], &[], Product::new(1 << 33, 0, 1 << 31));
     }
 
     #[test]
     #[should_panic(expected = "a: expected [m, k] = [8589934592, 2147483648] (too many values), got 0")]
     fn factors_that_wrap_are_refused() {
-        matmul(To::Overwrite(&mut [0.0f32; 0]), &[], &[], Product::new(1 << 33, 1 << 31, 0));
+        matmul(Out::Store(&mut [0.0f32; 0]), &[], &[], Product::new(1 << 33, 1 << 31, 0));
     }
 
     #[test]
     #[should_panic(expected = "b: expected [k, n] = [3, 4] (12 values), got 11")]
     fn wrong_size_panics() {
-        matmul(To::Overwrite(&mut [0.0f32; 8]), &[0.0; 6], &[0.0; 11], Product::new(2, 3, 4));
+        matmul(Out::Store(&mut [0.0f32; 8]), &[0.0; 6], &[0.0; 11], Product::new(2, 3, 4));
     }
 }

@@ -4,7 +4,7 @@
 //! y = x W + b                 d_W = x^T d_y      d_b = sum of the rows of d_y      d_x = d_y W^T
 //! ```
 
-use super::gemm::{Product, To, add_rows, matmul, matmul_bias, matmul_then};
+use super::gemm::{Out, Product, add_rows, matmul, matmul_bias, matmul_then};
 use super::zeros;
 use crate::Number;
 use crate::check_shape;
@@ -80,7 +80,7 @@ impl<'a, T: Number> Linear<'a, T> {
     ///
     /// # Panics
     /// If a slice has the wrong size.
-    pub fn forward(&self, to: To<'_, T>, x: &[T], inputs: usize) {
+    pub fn forward(&self, to: Out<'_, T>, x: &[T], inputs: usize) {
         let product = self.product(x, inputs);
         match self.bias {
             Some(bias) => matmul_bias(to, x, self.weight, bias, product),
@@ -92,7 +92,7 @@ impl<'a, T: Number> Linear<'a, T> {
     ///
     /// # Panics
     /// If a slice has the wrong size.
-    pub fn forward_onto(&self, to: To<'_, T>, x: &[T], inputs: usize, base: &[T]) {
+    pub fn forward_onto(&self, to: Out<'_, T>, x: &[T], inputs: usize, base: &[T]) {
         let (product, outputs) = (self.product(x, inputs), self.outputs(inputs));
         check_shape!(base, rows = x.len() / inputs.max(1), outputs = outputs);
         matmul_then(to, None, x, self.weight, product, |row, columns, y, _| {
@@ -119,14 +119,14 @@ impl<'a, T: Number> Linear<'a, T> {
             add_rows(d_y, d_bias);
         }
         let product = Product::new(inputs, x.len() / inputs.max(1), self.outputs(inputs)).transpose_a();
-        matmul(To::sum(d_weight), x, d_y, product);
+        matmul(Out::accumulate_into(d_weight), x, d_y, product);
     }
 
     /// Writes the gradient in the input, `[rows, inputs]`.
     ///
     /// # Panics
     /// If a slice has the wrong size.
-    pub fn backward_input(&self, to: To<'_, T>, d_y: &[T], inputs: usize) {
+    pub fn backward_input(&self, to: Out<'_, T>, d_y: &[T], inputs: usize) {
         matmul(to, d_y, self.weight, self.input_product(d_y, inputs));
     }
 
@@ -178,20 +178,20 @@ mod tests {
             let (d_y, base) = (random(rows * o, seed + 3), random(rows * o, seed + 4));
             let linear = Linear { weight: &weight, bias: biased.then_some(&bias[..]) };
             let (mut y, mut onto, mut d_x) = (Vec::new(), Vec::new(), Vec::new());
-            linear.forward(To::End(&mut y), &x, i);
-            linear.forward_onto(To::End(&mut onto), &x, i, &base);
+            linear.forward(Out::Append(&mut y), &x, i);
+            linear.forward_onto(Out::Append(&mut onto), &x, i, &base);
             add(&mut y, &base);
             for ((y, onto), (want, base)) in y.iter().zip(&onto).zip(plain(linear, &x, i).iter().zip(&base)) {
                 prop_assert!((y - want - base).abs() < 1e-13 && (onto - want - base).abs() < 1e-13);
             }
             let (half, mut left) = (o / 2, Vec::new());
-            linear.part(i, 0..half).as_linear().forward(To::End(&mut left), &x, i);
+            linear.part(i, 0..half).as_linear().forward(Out::Append(&mut left), &x, i);
             let of_all = plain(linear, &x, i);
             for (left, all) in left.chunks_exact(half.max(1)).zip(of_all.chunks_exact(o)) {
                 prop_assert!(left.iter().zip(all).all(|(left, all)| (left - all).abs() < 1e-13));
             }
             prop_assert_eq!(left.len(), rows * half);
-            linear.backward_input(To::End(&mut d_x), &d_y, i);
+            linear.backward_input(Out::Append(&mut d_x), &d_y, i);
             let mut gradients = linear.gradients(i);
             // two halves add up
             let half = rows / 2;

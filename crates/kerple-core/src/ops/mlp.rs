@@ -12,7 +12,7 @@
 //! they are in cache.
 
 use super::activation::{self, Activation};
-use super::gemm::{To, matmul_then};
+use super::gemm::{Out, matmul_then};
 use super::layer_norm::{self, Norm, NormGradients};
 use super::linear::{Linear, LinearGradients, add};
 use super::{ROWS_PER_TASK, append, zeros};
@@ -228,7 +228,7 @@ impl<T: Number> Span<T> {
         let h_start = hidden.up.len();
         let activated = |linear: Linear<'_, T>, h: &mut Vec<T>, a: &mut Vec<T>, up: &[T]| {
             let product = linear.product(normed, m);
-            matmul_then(To::End(h), Some(a), normed, linear.weight, product, |row, columns, h, a| {
+            matmul_then(Out::Append(h), Some(a), normed, linear.weight, product, |row, columns, h, a| {
                 if let Some(bias) = linear.bias {
                     reduce::add(h, &bias[columns.clone()]);
                 }
@@ -244,11 +244,11 @@ impl<T: Number> Span<T> {
         match mlp.gate {
             None => activated(mlp.up, &mut hidden.up, a, &[]),
             Some(gate) => {
-                mlp.up.forward(To::End(&mut hidden.up), normed, m);
+                mlp.up.forward(Out::Append(&mut hidden.up), normed, m);
                 activated(gate, &mut hidden.gate, a, &hidden.up[h_start..]);
             }
         }
-        mlp.down.forward_onto(To::End(y), a, f, mlp.residual.rows(x, normed));
+        mlp.down.forward_onto(Out::Append(y), a, f, mlp.residual.rows(x, normed));
     }
 
     /// The same where nothing is kept: hidden values become activations where they are. `up` is room for the ungated ones.
@@ -257,10 +257,10 @@ impl<T: Number> Span<T> {
         let Span { normed, a } = self;
         layer_norm::forward(mlp.norm, x, normed);
         if mlp.gate.is_some() {
-            mlp.up.forward(To::End(up), normed, m);
+            mlp.up.forward(Out::Append(up), normed, m);
         }
         let (linear, up) = (mlp.gate.unwrap_or(mlp.up), &*up);
-        matmul_then(To::End(a), None, normed, linear.weight, linear.product(normed, m), |row, columns, a, _| {
+        matmul_then(Out::Append(a), None, normed, linear.weight, linear.product(normed, m), |row, columns, a, _| {
             if let Some(bias) = linear.bias {
                 reduce::add(a, &bias[columns.clone()]);
             }
@@ -272,7 +272,7 @@ impl<T: Number> Span<T> {
                 activation::multiply(a, &factors[row * f..][columns]);
             }
         });
-        mlp.down.forward_onto(To::End(y), a, f, mlp.residual.rows(x, normed));
+        mlp.down.forward_onto(Out::Append(y), a, f, mlp.residual.rows(x, normed));
     }
 
     /// From `d_y` to the gradients in the hidden values and in everything else; that in `x` is appended.
@@ -294,7 +294,7 @@ impl<T: Number> Span<T> {
         match mlp.gate {
             None => {
                 let product = mlp.down.input_product(d_y, f);
-                matmul_then(To::End(d_up), Some(a), d_y, mlp.down.weight, product, |row, columns, d_up, a| {
+                matmul_then(Out::Append(d_up), Some(a), d_y, mlp.down.weight, product, |row, columns, d_up, a| {
                     let factors = mlp.factors.map(|factors| &factors[row * f..][columns.clone()]);
                     if let Some(factors) = factors {
                         activation::multiply(d_up, factors);
@@ -308,7 +308,7 @@ impl<T: Number> Span<T> {
             Some(_) => {
                 let product = mlp.down.input_product(d_y, f);
                 matmul_then(
-                    To::End(d_gate),
+                    Out::Append(d_gate),
                     Some(d_up),
                     d_y,
                     mlp.down.weight,
@@ -330,9 +330,9 @@ impl<T: Number> Span<T> {
             gate.backward(normed, d_gate, m, gradients);
         }
         // the normed rows are done with: their place takes their gradient
-        mlp.up.backward_input(To::Overwrite(normed), d_up, m);
+        mlp.up.backward_input(Out::Store(normed), d_up, m);
         if let Some(gate) = mlp.gate {
-            gate.backward_input(To::Sum(normed), d_gate, m);
+            gate.backward_input(Out::Accumulate(normed), d_gate, m);
         }
         let through = mlp.residual.backward(d_y, normed);
         let Gradients { d_x, d_gamma, d_beta, .. } = gradients;

@@ -4,7 +4,7 @@ use super::activation::Activation;
 use super::adam::{self, Update};
 use super::cross_entropy::{self, Head, Targets};
 use super::embedding::{gather, scatter_add};
-use super::gemm::{Product, To, add_rows, matmul};
+use super::gemm::{Out, Product, add_rows, matmul};
 use super::layer_norm::{self, EPSILON, Kind, Norm, NormGradients};
 use super::linear::Linear;
 use super::mlp::{self, Mlp, Residual};
@@ -32,9 +32,9 @@ fn threads_do_not_change_bits_of_products() {
     assert_same_at_any_threads(|| {
         let [mut y, mut d_x, mut d_w] = [(); 3].map(|_| Vec::new());
         let mut d_bias = vec![0.0; F];
-        matmul(To::End(&mut y), &x, &w, Product::new(ROWS, M, F));
-        matmul(To::End(&mut d_x), &d_y, &w, Product::new(ROWS, F, M).transpose_b());
-        matmul(To::End(&mut d_w), &x, &d_y, Product::new(M, ROWS, F).transpose_a());
+        matmul(Out::Append(&mut y), &x, &w, Product::new(ROWS, M, F));
+        matmul(Out::Append(&mut d_x), &d_y, &w, Product::new(ROWS, F, M).transpose_b());
+        matmul(Out::Append(&mut d_w), &x, &d_y, Product::new(M, ROWS, F).transpose_a());
         add_rows(&d_y, &mut d_bias);
         (y, d_x, d_w, d_bias)
     });

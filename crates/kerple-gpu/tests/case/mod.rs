@@ -4,7 +4,7 @@ use crate::common::random;
 use cubecl::client::Client;
 use cubecl::prelude::CubeElement;
 use cubecl::server::Handle;
-use kerple_core::attention::{self, Dims, Problem, Scores, Sight, Strides, Table, View, ViewMut, naive};
+use kerple_core::attention::{self, Dims, Mask, Problem, Scores, Strides, Table, View, ViewMut, naive};
 use kerple_core::forms::Strided;
 use kerple_gpu::attention::tile::Tile;
 use kerple_gpu::attention::{Attention, Gradients, Output, REST, Saved, Tables};
@@ -18,7 +18,7 @@ pub const TOLERANCE: f64 = 4e-6;
 /// A call with its inputs, which are `f32`, in f64.
 pub struct Case {
     pub dims: Dims,
-    pub sight: Sight,
+    pub sight: Mask,
     pub lengths: Option<Vec<usize>>,
     pub q: Vec<f64>,
     pub k: Vec<f64>,
@@ -45,7 +45,7 @@ pub const PLAIN: Has = Has { bias: false, weight: false, lengths: false, clocks:
 pub const BIAS: Has = Has { bias: true, ..PLAIN };
 
 impl Case {
-    pub fn new(rng: &mut ChaCha8Rng, dims: Dims, sight: Sight, has: Has) -> Case {
+    pub fn new(rng: &mut ChaCha8Rng, dims: Dims, sight: Mask, has: Has) -> Case {
         let Dims { batch, heads, kv_heads, queries, keys, head_dim } = dims;
         let (of_queries, of_keys) = (batch * heads * queries * head_dim, batch * kv_heads * keys * head_dim);
         let table_len = keys.max(queries) + rng.random_range(0..3);
@@ -75,7 +75,7 @@ impl Case {
             bias: self.bias.as_deref(),
             weight: self.weight.as_deref(),
             damping: None,
-            clocks: self.clocks.as_deref().map(|values| Strided { values, stride: keys }),
+            gate_cumsum: self.clocks.as_deref().map(|values| Strided { values, stride: keys }),
             // the definition looks tables up before it asks whether there are any
             len: self.dims.keys.max(self.dims.queries).max(self.table_len),
         };
@@ -84,7 +84,7 @@ impl Case {
             scale: SCALE,
             cap: None,
             sinks: None,
-            sight: self.sight,
+            mask: self.sight,
             lengths: self.lengths.as_deref(),
             scores: Scores::Table(table),
         };
@@ -113,7 +113,7 @@ impl Case {
             d_weight: d_weight.as_deref_mut(),
             d_map: None,
             d_sinks: None,
-            d_clocks: d_clocks.as_deref_mut(),
+            d_gate_cumsum: d_clocks.as_deref_mut(),
         };
         naive::backward(&problem, saved, gradients);
         // the kernels write the lowest number in place of minus infinity
@@ -208,11 +208,11 @@ pub fn small(head_dim: usize) -> Option<Tile> {
     Some(Tile::new([4, 2], 2, head_dim))
 }
 
-pub fn any_sight(rng: &mut ChaCha8Rng, longest: usize) -> Sight {
+pub fn any_mask(rng: &mut ChaCha8Rng, longest: usize) -> Mask {
     let window = (rng.random_range(0..2) == 0).then(|| rng.random_range(1..=longest));
     match rng.random_range(0..3) {
-        0 => Sight::Both { window },
-        _ => Sight::Causal { window },
+        0 => Mask::Bidirectional { window },
+        _ => Mask::Causal { window },
     }
 }
 

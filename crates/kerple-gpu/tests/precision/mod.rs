@@ -3,9 +3,9 @@
 //! What may differ follows from the format: a number that is rounded is off by its unit, relatively, and everything else by what
 //! `f32` loses. Rounded are weights, where they weigh values, and slopes, where they weigh keys and queries.
 
-use crate::case::{BIAS, Case, Has, SCALE, any_dims, any_sight, dims, small};
+use crate::case::{BIAS, Case, Has, SCALE, any_dims, any_mask, dims, small};
 use crate::common::client;
-use kerple_core::attention::{Dims, Sight};
+use kerple_core::attention::{Dims, Mask};
 use kerple_core::precision::Precision;
 use kerple_gpu::attention::tile::Tile;
 use rand::SeedableRng;
@@ -106,8 +106,8 @@ fn sees(case: &Case, sequence: usize, query: usize, key: usize) -> bool {
     let distance = (query + case.dims.keys) as isize - (case.dims.queries + key) as isize;
     let near = |window: Option<usize>| window.is_none_or(|window| distance.unsigned_abs() < window);
     let in_sight = match case.sight {
-        Sight::Causal { window } => distance >= 0 && near(window),
-        Sight::Both { window } => near(window),
+        Mask::Causal { window } => distance >= 0 && near(window),
+        Mask::Bidirectional { window } => near(window),
     };
     in_sight && case.lengths.as_ref().is_none_or(|lengths| key < lengths[sequence])
 }
@@ -127,7 +127,7 @@ fn products_of_rounded_numbers_are_as_exact_as_the_numbers() {
         let mut off = false;
         for _ in 0..count {
             let dims = any_dims(&mut rng, head_dim);
-            let sight = any_sight(&mut rng, dims.keys);
+            let sight = any_mask(&mut rng, dims.keys);
             let case = rounded(Case::new(&mut rng, dims, sight, has), precision);
             off |= check(&case, Tile { precision, ..small(head_dim).unwrap() });
         }
@@ -140,7 +140,7 @@ fn in_the_tiles_of_the_device() {
     let (client, mut rng) = (client(), ChaCha8Rng::seed_from_u64(11));
     for precision in [Precision::Tf32, Precision::Bf16] {
         let dims = dims(1, [2, 1], [97, 97], 20);
-        let case = rounded(Case::new(&mut rng, dims, Sight::CAUSAL, BIAS), precision);
+        let case = rounded(Case::new(&mut rng, dims, Mask::CAUSAL, BIAS), precision);
         let hardware = &client.properties().hardware;
         let tile = Tile::fitting(20, hardware.max_shared_memory_size, hardware.max_units_per_cube as usize);
         assert!(check(&case, tile.with_precision(precision, client.properties())), "{precision}");
@@ -150,14 +150,14 @@ fn in_the_tiles_of_the_device() {
 #[test]
 fn decoding() {
     let mut rng = ChaCha8Rng::seed_from_u64(12);
-    let case = rounded(Case::new(&mut rng, dims(2, [4, 2], [2, 300], 6), Sight::CAUSAL, BIAS), Precision::Bf16);
+    let case = rounded(Case::new(&mut rng, dims(2, [4, 2], [2, 300], 6), Mask::CAUSAL, BIAS), Precision::Bf16);
     assert!(check(&case, Tile { precision: Precision::Bf16, ..small(6).unwrap() }));
 }
 
 #[test]
 fn inputs_are_rounded_as_they_are_read() {
     let (client, tile) = (client(), Tile { precision: Precision::Bf16, ..small(8).unwrap() });
-    let case = || Case::new(&mut ChaCha8Rng::seed_from_u64(13), dims(1, [2, 1], [50, 50], 8), Sight::CAUSAL, ALL);
+    let case = || Case::new(&mut ChaCha8Rng::seed_from_u64(13), dims(1, [2, 1], [50, 50], 8), Mask::CAUSAL, ALL);
     let found = case().found(&client, Some(tile));
     assert!(found == rounded(case(), Precision::Bf16).found(&client, Some(tile)));
     assert!(found != case().found(&client, small(8)));

@@ -7,7 +7,7 @@ use crate::fused::Engine;
 use crate::ops::maps::{self, Mapped};
 use crate::ops::product::product;
 use burn::tensor::{Bool, Int, Tensor, TensorData, activation};
-use kerple_core::forms::{Sides, Sight};
+use kerple_core::forms::{Mask, Sides};
 use kerple_core::maps::{Extent, Map};
 use std::ops::Range;
 use std::sync::Arc;
@@ -64,7 +64,7 @@ pub(super) struct Told {
     pub(super) scale: f64,
     pub(super) cap: Option<f64>,
     pub(super) map: Option<Arc<Map>>,
-    pub(super) sight: Sight,
+    pub(super) sight: Mask,
     /// Keys of each sequence.
     pub(super) lengths: Option<Arc<[usize]>>,
     pub(super) damping: Option<Arc<[f64]>>,
@@ -169,11 +169,11 @@ impl Terms {
 }
 
 /// Spreads a table over distances into `[1, H, Q, K]`. Entries that the sight hides take some entry of the table.
-fn spread(table: Tensor<2>, sight: Sight, pairs: &Pairs) -> Tensor<4> {
+fn spread(table: Tensor<2>, sight: Mask, pairs: &Pairs) -> Tensor<4> {
     let ([heads, columns], [queries, keys]) = (table.dims(), pairs.sizes());
     let origin = match sight.sides() {
-        Sides::One => 0,
-        Sides::Two => columns / 2,
+        Sides::OneSided => 0,
+        Sides::TwoSided => columns / 2,
     };
     let line = pairs.along(table, 1, origin).reshape([1, heads, 1, queries + keys]);
     pairs.skewed(line.expand([1, heads, queries, queries + keys]))
@@ -190,11 +190,11 @@ fn repeat_heads(x: Tensor<4>, heads: usize) -> Tensor<4> {
 }
 
 /// How far cumulative gates fall from each key to each query, `[B, H, Q, K]`, of gates from the first token on.
-pub(in crate::ops) fn passed(gates: &Tensor<3>, sight: Sight, pairs: &Pairs) -> Tensor<4> {
+pub(in crate::ops) fn passed(gates: &Tensor<3>, sight: Mask, pairs: &Pairs) -> Tensor<4> {
     let passed = GateCumsum::new(gates.clone()).differences(pairs);
     match sight.sides() {
-        Sides::One => passed,
-        Sides::Two => {
+        Sides::OneSided => passed,
+        Sides::TwoSided => {
             let signs = pairs.distances(&passed.device()).sign().float().cast(passed.dtype());
             passed * signs.unsqueeze::<4>()
         }

@@ -3,7 +3,7 @@
 use crate::forms::Pairs;
 use burn::tensor::kind::{Basic, Numeric};
 use burn::tensor::{Int, Tensor};
-use kerple_core::ops::clocks::RESET;
+use kerple_core::ops::gate_cumsum::RESET;
 use std::ops::Range;
 
 /// Burn's `cumsum` adds up the terms of every value anew, so it gets few at a time.

@@ -35,7 +35,7 @@ pub(super) fn runs(q: &Tensor<4>, k: &Tensor<4>, positions: &Positions) -> bool 
         Scores::Plain | Scores::Table { .. } => true,
         Scores::Map { map, .. } => bias_of(map).is_some(),
     };
-    let gated = positions.clock.is_none() || positions.sight.sides() == Sides::One;
+    let gated = positions.clock.is_none() || positions.sight.sides() == Sides::OneSided;
     let plain = positions.damping.is_none() && gated;
     let dims = Dims { batch, heads, kv_heads, queries, keys, head_dim };
     tables && plain && q.dtype() == DType::F32 && Attention::runs(&device.client(), dims)
@@ -106,8 +106,8 @@ impl Core {
         let [bias, weight] = self.tables().map(|place| place.map(|place| &inputs[place]));
         let columns = bias.or(weight).map_or(0, |table| table.meta.shape()[1]);
         let len = match self.scores.sight.sides() {
-            Sides::One => columns,
-            Sides::Two => columns.div_ceil(2),
+            Sides::OneSided => columns,
+            Sides::TwoSided => columns.div_ceil(2),
         };
         let [bias, weight] = [bias, weight].map(|table| table.map(|table| table.handle.clone()));
         let lengths = self.scores.lengths.as_deref().map(|lengths| {

@@ -94,9 +94,9 @@ impl Pieces {
         let seen = sight.window().map(|window| window.saturating_sub(1));
         let start = seen.map_or(0, |seen| queries.start.saturating_sub(seen + beside));
         let end = match (sight.sides(), seen) {
-            (Sides::One, _) => queries.end + beside,
-            (Sides::Two, Some(seen)) => queries.end + seen + beside,
-            (Sides::Two, None) => keys,
+            (Sides::OneSided, _) => queries.end + beside,
+            (Sides::TwoSided, Some(seen)) => queries.end + seen + beside,
+            (Sides::TwoSided, None) => keys,
         };
         start..end.min(keys)
     }

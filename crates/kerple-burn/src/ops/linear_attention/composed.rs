@@ -8,7 +8,7 @@ use crate::plan::FeatureKind;
 use burn::tensor::{DType, Device, Int, Tensor, TensorData, activation};
 use kerple_core::attention::linear::{CHUNK, Guard};
 use kerple_core::features::{ConvShape, Gating, Normals, SineShape};
-use kerple_core::forms::{CodeKind, Sight};
+use kerple_core::forms::{CodeKind, Mask};
 use std::f64::consts::TAU;
 
 /// Linear attention of `[B, H, Q, D]` queries over `[B, H, K, D]` keys and values; the last query is at the last key's
@@ -22,7 +22,7 @@ pub fn composed([q, k, v]: [Tensor<4>; 3], linear: &Linear, positions: &Position
     }
     if let Some(gates) = positions.gates() {
         // from a query back to a key; what keys ahead get does not count, and must not overflow
-        let passed = attention::passed(&gates, Sight::CAUSAL, &Pairs::last([queries, keys]));
+        let passed = attention::passed(&gates, Mask::CAUSAL, &Pairs::last([queries, keys]));
         products = products * passed.clamp_max(0.0).exp();
     }
     let products = products.mask_fill(positions.hidden([queries, keys], &v.device()), 0.0);

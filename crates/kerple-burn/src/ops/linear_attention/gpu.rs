@@ -10,7 +10,7 @@ use burn::backend::DispatchDevice;
 use burn::tensor::{DType, Tensor, TensorData};
 use burn_cubecl::tensor::CubeTensor;
 use kerple_core::attention::linear::CHUNK;
-use kerple_core::forms::Sight;
+use kerple_core::forms::Mask;
 use kerple_gpu::linear::{self, Dims, Fading};
 
 /// Features of queries and keys that a kernel takes, at most; more are taken some after others.
@@ -25,8 +25,8 @@ pub(super) fn runs([q, v]: [&Tensor<4>; 2], linear: &Linear, positions: &Positio
     let width = positions.code.as_ref().map_or(width, |code| code.plan.realisations());
     let dims = Dims { batch, heads, len, features: linear.plan.width(width).min(AT_ONCE), values: deep + 1 };
     let terms = positions.fading.iter().flat_map(|fading| &fading.beyond).map(|beyond| beyond.rates.len() / heads);
-    matches!(positions.sight, Sight::CAUSAL | Sight::BOTH)
-        && (positions.clock.is_none() || positions.sight == Sight::CAUSAL && positions.fading.is_none())
+    matches!(positions.sight, Mask::CAUSAL | Mask::BIDIRECTIONAL)
+        && (positions.clock.is_none() || positions.sight == Mask::CAUSAL && positions.fading.is_none())
         && q.dtype() == DType::F32
         && linear::Linear::runs(&device.client(), dims, terms.max().unwrap_or(1))
 }
@@ -48,8 +48,8 @@ pub(super) fn linear_attention([q, k, v]: [Tensor<4>; 3], linear: &Linear, posit
     let (k, values) = (counting(k), Tensor::cat(vec![v, Tensor::ones([batch, heads, len, 1], (&device, dtype))], 3));
     let behind = behind([q.clone(), k.clone(), values.clone()], positions);
     let sums = match positions.sight {
-        Sight::Causal { .. } => behind,
-        Sight::Both { .. } => {
+        Mask::Causal { .. } => behind,
+        Mask::Bidirectional { .. } => {
             let rows = [counting(q.clone()), k.clone(), values.clone()].map(|rows| from_end(rows, lengths));
             let ahead = from_end(self::behind(rows, positions), lengths);
             // which both have

@@ -20,8 +20,8 @@ pub(super) fn composed(cope: &Cope, mapped: Mapped) -> Tensor<4> {
     let behind = where_true(distances.clone().greater_equal_elem(0));
     let of_behind = running_sums((gates.clone() * behind.clone()).flip([3])).flip([3]) * behind;
     let counted = match sight.sides() {
-        Sides::One => of_behind,
-        Sides::Two => {
+        Sides::OneSided => of_behind,
+        Sides::TwoSided => {
             let own_and_ahead = where_true(distances.clone().lower_equal_elem(0));
             of_behind + running_sums(gates * own_and_ahead) * where_true(distances.lower_elem(0))
         }

@@ -7,7 +7,7 @@ mod gpu;
 use super::{Mapped, Numbers, fire, rectified};
 use crate::ops::product::exact;
 use burn::tensor::{Bool, Tensor, TensorData};
-use kerple_core::forms::Sight;
+use kerple_core::forms::Mask;
 use kerple_core::maps::Mixed;
 use kerple_core::maps::mixed::Bias;
 use kerple_core::maps::network::{Edge, Network, SLOPE, Variant};
@@ -57,7 +57,7 @@ fn over_heads(
     let channels = inputs.dims()[1];
     let unseen = mapped.hidden.clone().expand([batch, channels, queries, keys]);
     let inputs = if k == 1 { inputs } else { inputs.mask_fill(unseen, 0.0) };
-    let open = network.edge == Edge::Open && matches!(mapped.sight, Sight::Causal { .. });
+    let open = network.edge == Edge::Open && matches!(mapped.sight, Mask::Causal { .. });
     let after = if open { reach } else { 0 };
     let shape = [network.hidden, network.inputs(heads, has_bias), k];
     let hidden = rectified(layer(padded(inputs, [0, after]), shape, numbers), SLOPE);

@@ -30,7 +30,7 @@ pub(super) struct Outputs<'a, T> {
     pub(super) d_parameters: ViewMut<'a, T>,
     pub(super) d_near: ViewMut<'a, T>,
     pub(super) d_weights: ViewMut<'a, T>,
-    /// `[B, H, L]`; in clocks first, then in gates.
+    /// `[B, H, L]`; in cumulative gates first, then in gates.
     pub(super) d_gates: Option<ViewMut<'a, T>>,
     pub(super) sizes: [usize; 3],
 }
@@ -189,7 +189,7 @@ pub(super) fn backward<T: Number>(
             later = task.backward_keys(row, [rows, later], saved, outputs, scratch);
         }
         let mut d_clock = behind.as_ref().map_or(0.0, |ahead| ahead.d_clock);
-        task.gates_of_clocks(outputs, &mut d_clock);
+        task.d_gates_from_cumsum(outputs, &mut d_clock);
         if let Some(ahead) = &mut behind {
             ahead.d_clock = d_clock;
             scratch.leave_behind(later, ahead);
@@ -274,7 +274,7 @@ impl<T: Number> Task<'_, T> {
         }
     }
 
-    /// What of products `[rows, stride]` counts: causal, fading, also as clocks fall; the first query has number `before` among the keys.
+    /// What of products `[rows, stride]` counts: causal, fading, also as cumulative gates fall; the first query has number `before` among the keys.
     fn mask(&self, before: usize, [rows, keys, stride]: [usize; 3], clock: &Clock<T>, products: &mut [T]) {
         for (t, row) in products.chunks_exact_mut(stride).take(rows).enumerate() {
             let seen = (before + t + 1).min(keys);
@@ -357,7 +357,7 @@ impl<T: Number> Task<'_, T> {
         let Dims { head_dim, value_dim, .. } = self.problem.dims;
         let Scratch { chain, unit, queries, d_features, d_values, .. } = scratch;
         let features = if side == Side::Query { &queries[..] } else { &unit.keys[..] };
-        self.clocks(side, row, [rows, d_features.len() / CHUNK], [features, d_features], outputs);
+        self.gate_cumsum(side, row, [rows, d_features.len() / CHUNK], [features, d_features], outputs);
         // SAFETY: this item alone writes the part of its head and sequence.
         let d_parameters = unsafe { outputs.d_parameters.row(self.batch, self.head, 0, outputs.sizes[0]) };
         let d_x = self.chain.backward(self.place(side, row, rows), features, d_features, chain, d_parameters);
@@ -374,9 +374,9 @@ impl<T: Number> Task<'_, T> {
         }
     }
 
-    /// Writes what queries leave in the gradient of their clocks, of which keys then take: `d_c_t = sum_j d_p_tj p_tj - sum_i d_p_it p_it`,
+    /// Writes what queries leave in the gradient of their cumulative gates, of which keys then take: `d_c_t = sum_j d_p_tj p_tj - sum_i d_p_it p_it`,
     /// where `p` are the faded products, so each is a product of features with their gradient.
-    fn clocks(
+    fn gate_cumsum(
         &self,
         side: Side,
         row: usize,
@@ -384,18 +384,18 @@ impl<T: Number> Task<'_, T> {
         [features, d_features]: [&[T]; 2],
         outputs: &Outputs<T>,
     ) {
-        let Some(d_clocks) = &outputs.d_gates else { return };
+        let Some(d_gate_cumsum) = &outputs.d_gates else { return };
         // SAFETY: the buffer is checked, and this item alone writes the row of its head and sequence.
-        let d_clocks = unsafe { d_clocks.row(self.batch, self.head, 0, self.problem.dims.len) };
+        let d_gate_cumsum = unsafe { d_gate_cumsum.row(self.batch, self.head, 0, self.problem.dims.len) };
         let pairs = features.chunks_exact(width).zip(d_features.chunks_exact(width));
-        for (d_clock, (features, d_features)) in d_clocks[row..row + rows].iter_mut().zip(pairs) {
+        for (d_clock, (features, d_features)) in d_gate_cumsum[row..row + rows].iter_mut().zip(pairs) {
             let product = reduce::dot(features, d_features);
             *d_clock = if side == Side::Query { product } else { *d_clock - product };
         }
     }
 
-    /// From the gradient in clocks to that in gates, which count in every clock from theirs on; `behind` is the sum over later rows.
-    fn gates_of_clocks(&self, outputs: &Outputs<T>, behind: &mut f64) {
+    /// From the gradient in cumulative gates to that in gates, which count in every clock from theirs on; `behind` is the sum over later rows.
+    fn d_gates_from_cumsum(&self, outputs: &Outputs<T>, behind: &mut f64) {
         let Some(d_gates) = &outputs.d_gates else { return };
         // SAFETY: as above.
         let d_gates = unsafe { d_gates.row(self.batch, self.head, 0, self.problem.dims.len) };

@@ -7,11 +7,11 @@
 //! ```
 //!
 //! Every exponent is of gates in between alone, so it is at most 0, and what underflows is nothing beside a row itself.
-//! A gate that lets nothing through counts as [`RESET`](crate::ops::clocks::RESET), so that rows behind it are told apart.
+//! A gate that lets nothing through counts as [`RESET`](crate::ops::gate_cumsum::RESET), so that rows behind it are told apart.
 
 use crate::Number;
 use crate::cpu::vectorized;
-use crate::ops::clocks::counted;
+use crate::ops::gate_cumsum::counted;
 
 /// The clock over the rows of one chunk that are held.
 #[derive(Clone, Debug, Default)]

@@ -112,7 +112,7 @@ pub(super) struct Ahead<T> {
     pub(super) queries: Vec<T>,
     pub(super) d_sums: Vec<T>,
     pub(super) d_counts: Vec<T>,
-    /// What clocks of rows to come add to the gradient in every gate before them.
+    /// What cumulative gates of rows to come add to the gradient in every gate before them.
     pub(super) d_clock: f64,
 }
 
@@ -166,7 +166,7 @@ impl<T: Number> Sums<T> {
         (self.value_dim + 1) * self.width
     }
 
-    /// Lets everything fade over a chunk, over which clocks have `fallen`, and adds one that is gone.
+    /// Lets everything fade over a chunk, over which cumulative gates have `fallen`, and adds one that is gone.
     pub(super) fn add(
         &mut self,
         terms: &Terms<T>,
@@ -301,7 +301,7 @@ impl<T: Number> Sums<T> {
     }
 }
 
-/// Makes sums fade by what clocks have fallen and adds what is fresh, rounding once, as [`Terms::merge`] does.
+/// Makes sums fade by what cumulative gates have fallen and adds what is fresh, rounding once, as [`Terms::merge`] does.
 fn merge<T: Number>(fallen: f64, sums: &mut [T], fresh: &[T]) {
     let (kept, lost) = (fallen.exp(), -fallen.exp_m1());
     match lost < kept {

@@ -60,7 +60,7 @@ impl<T: Number> Kernel<T> for Backward<'_, T> {
     fn run<L: Lanes<Number = T>>(self, lanes: L) {
         let Backward { inputs, saved, gradients } = self;
         let Dims { batch, kv_heads, .. } = inputs.problem.dims;
-        let Gradients { d_q, d_k, d_v, d_map, d_sinks, d_bias: _, d_weight: _, d_clocks: _ } = gradients;
+        let Gradients { d_q, d_k, d_v, d_map, d_sinks, d_bias: _, d_weight: _, d_gate_cumsum: _ } = gradients;
         sinks::backward(inputs.problem, &saved, d_sinks);
         let size = inputs.map.sums();
         let mut sums = vec![T::ZERO; batch * size];

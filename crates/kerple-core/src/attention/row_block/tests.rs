@@ -3,7 +3,7 @@
 use super::{backward_with, forward_with};
 use crate::Number;
 use crate::attention::tests::{Case, Engine, Mix, Outcome, assert_close, dims, recipes};
-use crate::attention::{Gradients, Problem, Saved, Sight, View, ViewMut};
+use crate::attention::{Gradients, Mask, Problem, Saved, View, ViewMut};
 use crate::cpu::InstructionSet;
 use proptest::prelude::*;
 
@@ -48,11 +48,14 @@ proptest! {
 #[test]
 fn blocks_equal_the_whole() {
     for (queries, keys) in [(1, 300), (48, 48), (49, 65), (129, 131), (131, 60)] {
-        for sight in [Sight::CAUSAL, Sight::Causal { window: Some(50) }, Sight::BOTH, Sight::Both { window: Some(7) }] {
+        for mask in [
+            Mask::CAUSAL,
+            Mask::Causal { window: Some(50) },
+            Mask::BIDIRECTIONAL,
+            Mask::Bidirectional { window: Some(7) },
+        ] {
             for seed in [40, 41] {
-                assert_row_block_equals_naive(
-                    Case::with_sight(dims(2, 4, 2, queries, keys, 5), sight, 40).mapped(seed),
-                );
+                assert_row_block_equals_naive(Case::with_mask(dims(2, 4, 2, queries, keys, 5), mask, 40).mapped(seed));
             }
         }
     }
@@ -60,8 +63,8 @@ fn blocks_equal_the_whole() {
 
 #[test]
 fn the_identity_map_is_plain_attention() {
-    for sight in [Sight::CAUSAL, Sight::BOTH, Sight::Causal { window: Some(60) }] {
-        let mut plain = Case::with_sight(dims(2, 4, 2, 150, 170, 20), sight, 42).rounded();
+    for mask in [Mask::CAUSAL, Mask::BIDIRECTIONAL, Mask::Causal { window: Some(60) }] {
+        let mut plain = Case::with_mask(dims(2, 4, 2, 150, 170, 20), mask, 42).rounded();
         (plain.bias, plain.weight) = (None, None);
         let mut mapped = plain.clone();
         mapped.map = Some(Mix::identity(&plain));
@@ -71,7 +74,7 @@ fn the_identity_map_is_plain_attention() {
                 (outcome.d_bias, outcome.d_weight, outcome.d_map) = (vec![], vec![], vec![]);
             }
             // both are within 1e-5 of the definition, see `tiled_equals_naive`
-            assert_close(&Case::with_sight(dims(2, 4, 2, 150, 170, 20), sight, 42), &mapped, &plain, 2e-5, set.name());
+            assert_close(&Case::with_mask(dims(2, 4, 2, 150, 170, 20), mask, 42), &mapped, &plain, 2e-5, set.name());
         }
     }
 }
@@ -80,8 +83,8 @@ fn the_identity_map_is_plain_attention() {
 fn threads_do_not_change_a_bit() {
     for case in [
         Case::new(dims(3, 4, 2, 150, 201, 20), 43).mapped(46),
-        Case::with_sight(dims(1, 1, 1, 300, 300, 8), Sight::BOTH, 44).mapped(47),
-        Case::with_sight(dims(1, 2, 2, 300, 400, 8), Sight::Causal { window: Some(130) }, 45).mapped(47),
+        Case::with_mask(dims(1, 1, 1, 300, 300, 8), Mask::BIDIRECTIONAL, 44).mapped(47),
+        Case::with_mask(dims(1, 2, 2, 300, 400, 8), Mask::Causal { window: Some(130) }, 45).mapped(47),
         Case::new(dims(1, 2, 2, 400, 400, 8), 45).mapped(48),
     ] {
         for set in InstructionSet::available() {

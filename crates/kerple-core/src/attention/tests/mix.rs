@@ -34,7 +34,7 @@ struct Parts<S> {
 
 impl Mix<f64> {
     pub(in crate::attention) fn new(case: &Case, random: impl Fn(usize) -> Vec<f64>) -> Self {
-        let (heads, sides) = (case.dims.heads, case.sight.sides());
+        let (heads, sides) = (case.dims.heads, case.mask.sides());
         let mut values = random(heads * (heads + 1 + sides.columns(case.table_len) + case.dims.head_dim));
         values.iter_mut().for_each(|x| *x *= 0.5);
         Mix { heads, len: case.table_len, sides, reach: Reach::Row, values }

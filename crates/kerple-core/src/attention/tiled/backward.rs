@@ -5,10 +5,10 @@
 //! additions, whoever computes, and threads that follow each other down the same head at a distance of one tile.
 
 use super::blocks::{key_blocks, most_queries, query_blocks};
-use super::clocks::{self, Passed, Since};
 use super::damping::Damping;
 use super::diagonal::DiagonalSums;
-use super::gradient::{ClockSums, ScoreGradient};
+use super::gate_cumsum::{self, GateOffsets, TileGates};
+use super::gradient::{GateGradientSums, ScoreGradient};
 use super::table::{Order, PaddedTable};
 use super::tile::{STRIP, Tile};
 use crate::Number;
@@ -39,15 +39,15 @@ impl<R: Number> Kernel<R> for Backward<'_, R> {
         let Backward { problem, saved, gradients } = self;
         let Dims { batch, heads, kv_heads, queries, keys, .. } = problem.dims;
         let blocks = queries.div_ceil(QUERIES);
-        let Gradients { d_q, d_k, d_v, d_bias, d_weight, d_map: _, d_sinks, mut d_clocks } = gradients;
+        let Gradients { d_q, d_k, d_v, d_bias, d_weight, d_map: _, d_sinks, mut d_gate_cumsum } = gradients;
         sinks::backward(problem, &saved, d_sinks);
         let distances = problem.ahead() + keys;
         let partial = |wanted: bool| if wanted { vec![R::ZERO; batch * heads * distances] } else { Vec::new() };
         let (mut bias_sums, mut weight_sums) = (partial(d_bias.is_some()), partial(d_weight.is_some()));
         let strides = Strides { batch: heads * distances, head: distances, row: distances };
         let mut means = vec![R::ZERO; batch * heads * queries];
-        let of_rows = d_clocks.is_some() && problem.sight.sides() == Sides::Two;
-        let mut clock_rows = vec![0.0; if of_rows { batch * heads * queries } else { 0 }];
+        let of_rows = d_gate_cumsum.is_some() && problem.mask.sides() == Sides::TwoSided;
+        let mut gate_rows = vec![0.0; if of_rows { batch * heads * queries } else { 0 }];
         let of_tokens = |tokens: usize| Strides { batch: heads * tokens, head: tokens, row: 1 };
         let call = Call {
             lanes,
@@ -64,18 +64,19 @@ impl<R: Number> Kernel<R> for Backward<'_, R> {
                 key_blocks(problem, sum / blocks / heads, sum % blocks).start
             }),
             table_turns: Turns::new(batch * heads, |_| 0),
-            clock_rows: of_rows.then(|| ViewMut::new(&mut clock_rows, of_tokens(queries))),
-            d_clocks: None,
+            gate_rows: of_rows.then(|| ViewMut::new(&mut gate_rows, of_tokens(queries))),
+            d_gate_cumsum: None,
             means: &[],
             damping: Damping::new(problem, QUERIES.max(KEYS)),
         };
         call.prepare(&mut means);
-        if let Some(d_clocks) = &mut d_clocks {
-            d_clocks.fill(0.0);
-            clocks::add_sinks(problem, &saved, &means, d_clocks);
+        if let Some(d_gate_cumsum) = &mut d_gate_cumsum {
+            d_gate_cumsum.fill(0.0);
+            gate_cumsum::add_sinks(problem, &saved, &means, d_gate_cumsum);
         }
-        let d_clocks_view = d_clocks.as_deref_mut().map(|d_clocks| ViewMut::new(d_clocks, of_tokens(keys)));
-        let call = Call { means: &means, d_clocks: d_clocks_view, ..call };
+        let d_gate_cumsum_view =
+            d_gate_cumsum.as_deref_mut().map(|d_gate_cumsum| ViewMut::new(d_gate_cumsum, of_tokens(keys)));
+        let call = Call { means: &means, d_gate_cumsum: d_gate_cumsum_view, ..call };
         let schedule = Schedule::new(batch * kv_heads, keys.div_ceil(KEYS));
         let scratch = || Scratch::new::<L>(&call);
         workers::for_each(batch * kv_heads * keys.div_ceil(KEYS), scratch, |scratch, item| {
@@ -88,8 +89,8 @@ impl<R: Number> Kernel<R> for Backward<'_, R> {
                 add_batches(problem, &sums, table);
             }
         }
-        if let Some(d_clocks) = d_clocks {
-            clocks::add_rows(problem, &clock_rows, d_clocks);
+        if let Some(d_gate_cumsum) = d_gate_cumsum {
+            gate_cumsum::add_rows(problem, &gate_rows, d_gate_cumsum);
         }
     }
 }
@@ -114,9 +115,9 @@ struct Call<'a, L: Lanes> {
     /// By distance from `-ahead` on, as one row for each head of each sequence.
     d_bias: Option<ViewMut<'a, L::Number>>,
     d_weight: Option<ViewMut<'a, L::Number>>,
-    d_clocks: Option<ViewMut<'a, f64>>,
+    d_gate_cumsum: Option<ViewMut<'a, f64>>,
     /// The part of it that rows bring in both directions, by query.
-    clock_rows: Option<ViewMut<'a, f64>>,
+    gate_rows: Option<ViewMut<'a, f64>>,
     bias: PaddedTable<L::Number>,
     weight: Option<PaddedTable<L::Number>>,
     /// Of each block of queries: which block of keys may add to its `d_q`.
@@ -148,11 +149,11 @@ struct Scratch<R> {
     d_v: Vec<R>,
     d_bias: Option<DiagonalSums<R>>,
     d_weight: Option<DiagonalSums<R>>,
-    /// Clocks of the queries and of the keys.
-    clocks: [Since<R>; 2],
-    clock_sums: Option<ClockSums<R>>,
+    /// Cumulative gates of the queries and of the keys.
+    gate_cumsum: [GateOffsets<R>; 2],
+    gate_sums: Option<GateGradientSums<R>>,
     /// Those of the keys, of a head so far, `[KEYS]`.
-    clock_columns: Vec<f64>,
+    gate_columns: Vec<f64>,
     width: usize,
 }
 
@@ -160,7 +161,7 @@ impl<R: Number> Scratch<R> {
     fn new<L: Lanes<Number = R>>(call: &Call<L>) -> Self {
         let problem = call.problem;
         let (head_dim, queries) = (problem.dims.head_dim, most_queries(problem));
-        let has_clocks = problem.tables().clocks.is_some();
+        let has_gates = problem.tables().gate_cumsum.is_some();
         let width = head_dim.next_multiple_of(L::COUNT);
         let unset = |n| workers::scratch(n);
         let sums = |wanted: bool| wanted.then(|| DiagonalSums::new(L::COUNT, queries));
@@ -177,9 +178,9 @@ impl<R: Number> Scratch<R> {
             d_v: unset(KEYS * width),
             d_bias: sums(call.d_bias.is_some()),
             d_weight: sums(call.d_weight.is_some()),
-            clocks: [QUERIES, KEYS].map(|tokens| Since::new(tokens, has_clocks)),
-            clock_sums: call.d_clocks.is_some().then(|| ClockSums::new(problem.sight.sides())),
-            clock_columns: vec![0.0; KEYS],
+            gate_cumsum: [QUERIES, KEYS].map(|tokens| GateOffsets::new(tokens, has_gates)),
+            gate_sums: call.d_gate_cumsum.is_some().then(|| GateGradientSums::new(problem.mask.sides())),
+            gate_columns: vec![0.0; KEYS],
             width,
         }
     }
@@ -226,9 +227,9 @@ impl<'a, L: Lanes> Call<'a, L> {
             for sums in [&mut scratch.d_bias, &mut scratch.d_weight].into_iter().flatten() {
                 sums.begin(query_blocks.start * QUERIES);
             }
-            let clocks = self.problem.clocks(batch, head).map(|clocks| &clocks[first_key..]);
-            if let Some(clocks) = clocks {
-                scratch.clocks[1].load(&clocks[..keys], clocks[0]);
+            let gate_cumsum = self.problem.gate_cumsum(batch, head).map(|gate_cumsum| &gate_cumsum[first_key..]);
+            if let Some(gate_cumsum) = gate_cumsum {
+                scratch.gate_cumsum[1].load(&gate_cumsum[..keys], gate_cumsum[0]);
             }
             for query_block in query_blocks.clone() {
                 let key_blocks = key_blocks(self.problem, batch, query_block);
@@ -240,17 +241,17 @@ impl<'a, L: Lanes> Call<'a, L> {
                 let queries = (queries - first_query).min(QUERIES);
                 let ahead = self.problem.ahead();
                 let tile = Tile { batch, head, first_query, queries, keys, distance, ahead };
-                if let Some(clocks) = clocks {
-                    let all = self.problem.clocks(batch, head).expect("cumulative gates were given");
+                if let Some(gate_cumsum) = gate_cumsum {
+                    let all = self.problem.gate_cumsum(batch, head).expect("cumulative gates were given");
                     let own = self.problem.dims.position(first_query).cast_unsigned();
-                    scratch.clocks[0].load(&all[own..][..queries], clocks[0]);
+                    scratch.gate_cumsum[0].load(&all[own..][..queries], gate_cumsum[0]);
                 }
                 self.tile(scratch, &tile);
                 let sum = (batch * heads + head) * self.problem.dims.queries.div_ceil(QUERIES) + query_block;
                 self.turns.take(sum, block, || self.add_d_q(scratch, &tile, block == key_blocks.start));
             }
             self.add_tables(scratch, batch, head, block);
-            self.add_clocks(scratch, batch, head, first_key, stored);
+            self.add_gate_columns(scratch, batch, head, first_key, stored);
         }
         self.store_keys(scratch, batch, kv_head, first_key, stored);
     }
@@ -305,16 +306,23 @@ impl<'a, L: Lanes> Call<'a, L> {
     }
 
     /// Subtracts what the keys of a block are seen, and begins anew.
-    fn add_clocks(&self, scratch: &mut Scratch<L::Number>, batch: usize, head: usize, first_key: usize, keys: usize) {
-        let Some(d_clocks) = &self.d_clocks else { return };
+    fn add_gate_columns(
+        &self,
+        scratch: &mut Scratch<L::Number>,
+        batch: usize,
+        head: usize,
+        first_key: usize,
+        keys: usize,
+    ) {
+        let Some(d_gate_cumsum) = &self.d_gate_cumsum else { return };
         // SAFETY: the view is `[B, H, K]`, and this item alone writes these keys of it.
-        let to = unsafe { d_clocks.row(batch, head, first_key, keys) };
-        to.iter_mut().zip(&scratch.clock_columns).for_each(|(to, column)| *to -= column);
-        scratch.clock_columns.fill(0.0);
+        let to = unsafe { d_gate_cumsum.row(batch, head, first_key, keys) };
+        to.iter_mut().zip(&scratch.gate_columns).for_each(|(to, column)| *to -= column);
+        scratch.gate_columns.fill(0.0);
     }
 
     fn add_d_q(&self, scratch: &Scratch<L::Number>, tile: &Tile, is_first: bool) {
-        if let (Some(rows), Some(sums)) = (&self.clock_rows, &scratch.clock_sums) {
+        if let (Some(rows), Some(sums)) = (&self.gate_rows, &scratch.gate_sums) {
             // SAFETY: the view is `[B, H, Q]`, and it is this item's turn to write these queries.
             let to = unsafe { rows.row(tile.batch, tile.head, tile.first_query, tile.queries) };
             to.iter_mut().zip(&sums.rows).for_each(|(to, row)| *to += row.to_f64());
@@ -368,7 +376,7 @@ impl<'a, L: Lanes> Call<'a, L> {
         if let Some(cap) = self.problem.cap {
             cap::bend(&mut scratch.weights[..tile.queries * KEYS], cap);
         }
-        let is_whole = tile.is_whole(self.problem.sight.window());
+        let is_whole = tile.is_whole(self.problem.mask.window());
         self.lanes.run(ScoreGradient {
             tile: *tile,
             weights: &mut scratch.weights,
@@ -380,14 +388,14 @@ impl<'a, L: Lanes> Call<'a, L> {
             means: &self.means[at..][..tile.queries],
             d_bias: scratch.d_bias.as_mut(),
             d_weight: scratch.d_weight.as_mut(),
-            clocks: self.problem.tables().clocks.map(|_| {
-                let [queries, keys] = &scratch.clocks;
-                Passed { queries, keys, sides: self.problem.sight.sides() }
+            gate_cumsum: self.problem.tables().gate_cumsum.map(|_| {
+                let [queries, keys] = &scratch.gate_cumsum;
+                TileGates { queries, keys, sides: self.problem.mask.sides() }
             }),
-            d_clocks: scratch.clock_sums.as_mut(),
+            d_gate_cumsum: scratch.gate_sums.as_mut(),
         });
-        if let Some(sums) = &mut scratch.clock_sums {
-            sums.move_columns(&mut scratch.clock_columns[..tile.keys]);
+        if let Some(sums) = &mut scratch.gate_sums {
+            sums.move_columns(&mut scratch.gate_columns[..tile.keys]);
         }
         for query in (0..tile.queries).step_by(strip) {
             let keys = tile.lanes_seen_by(query, L::COUNT).min(tile.keys);

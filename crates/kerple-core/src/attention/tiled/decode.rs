@@ -155,9 +155,9 @@ impl<L: Lanes> Call<'_, L> {
     /// The difference of a head's cumulative gates from each key to the query, which is at the last
     /// key's position.
     fn passed(&self, batch: usize, head: usize, keys: &Range<usize>) -> Option<Vec<L::Number>> {
-        let clocks = self.problem.clocks(batch, head)?;
-        let own = clocks[clocks.len() - 1];
-        Some(clocks[keys.clone()].iter().map(|clock| L::Number::from_f64(own - clock)).collect())
+        let gate_cumsum = self.problem.gate_cumsum(batch, head)?;
+        let own = gate_cumsum[gate_cumsum.len() - 1];
+        Some(gate_cumsum[keys.clone()].iter().map(|clock| L::Number::from_f64(own - clock)).collect())
     }
 
     /// Scales and bends dots where there is a cap; returns what they are still to be scaled by.

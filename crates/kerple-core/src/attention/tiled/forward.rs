@@ -1,7 +1,7 @@
 //! Scores with queries as lanes, so that every step of the softmax is vertical: no sums across a vector.
 
-use super::clocks::{Passed, Since};
 use super::damping::Damping;
+use super::gate_cumsum::{GateOffsets, TileGates};
 use super::table::{Order, PaddedTable};
 use crate::Number;
 use crate::attention::{Dims, Problem, Strides, View, ViewMut, cap};
@@ -77,8 +77,8 @@ struct Scratch<R> {
     q: Vec<R>,
     /// The same and the keys as their products over a tile count them; empty without damping. `[D, QUERIES]`, `[KEYS, D]`
     damped: [Vec<R>; 2],
-    /// Clocks of the queries and of the keys.
-    clocks: [Since<R>; 2],
+    /// Cumulative gates of the queries and of the keys.
+    gate_cumsum: [GateOffsets<R>; 2],
     /// `[KEYS, width]`
     v: Vec<R>,
     /// Scores, then their exponentials, `[KEYS, QUERIES]`
@@ -96,13 +96,13 @@ struct Scratch<R> {
 
 impl<R: Number> Scratch<R> {
     fn new<L: Lanes>(problem: &Problem<R>, damped: bool) -> Self {
-        let (head_dim, has_clocks) = (problem.dims.head_dim, problem.tables().clocks.is_some());
+        let (head_dim, has_gates) = (problem.dims.head_dim, problem.tables().gate_cumsum.is_some());
         let width = head_dim.next_multiple_of(L::COUNT);
         let unset = |n| workers::scratch(n);
         Scratch {
             q: unset(head_dim * QUERIES),
             damped: [QUERIES, KEYS].map(|rows| unset(if damped { head_dim * rows } else { 0 })),
-            clocks: [QUERIES, KEYS].map(|tokens| Since::new(tokens, has_clocks)),
+            gate_cumsum: [QUERIES, KEYS].map(|tokens| GateOffsets::new(tokens, has_gates)),
             v: unset(KEYS * width),
             scores: unset(KEYS * QUERIES),
             out: unset(QUERIES * width),
@@ -160,10 +160,10 @@ impl<L: Lanes> Call<'_, L> {
         if let Some(damping) = &self.damping {
             self.lanes.run(damping.columns(&mut scratch.q, QUERIES, queries));
         }
-        let clocks = self.problem.clocks(batch, head);
+        let gate_cumsum = self.problem.gate_cumsum(batch, head);
         let own = self.problem.dims.position(first_query).max(0) as usize;
-        if let Some(clocks) = clocks {
-            scratch.clocks[0].load(&clocks[own..][..queries], clocks[own]);
+        if let Some(gate_cumsum) = gate_cumsum {
+            scratch.gate_cumsum[0].load(&gate_cumsum[own..][..queries], gate_cumsum[own]);
         }
         let [largest, total] = self.problem.beginning(head);
         scratch.largest.fill(largest);
@@ -182,8 +182,8 @@ impl<L: Lanes> Call<'_, L> {
                 distance: self.problem.dims.position(first_query) - first_key as isize,
                 ahead: self.problem.ahead(),
             };
-            if let Some(clocks) = clocks {
-                scratch.clocks[1].load(&clocks[first_key..][..tile.keys], clocks[own]);
+            if let Some(gate_cumsum) = gate_cumsum {
+                scratch.gate_cumsum[1].load(&gate_cumsum[first_key..][..tile.keys], gate_cumsum[own]);
             }
             self.tile(scratch, &tile, first_key == first.start);
         }
@@ -201,15 +201,15 @@ impl<L: Lanes> Call<'_, L> {
         if let Some(cap) = self.problem.cap {
             cap::bend(&mut scratch.scores[..tile.keys * QUERIES], cap);
         }
-        let is_whole = tile.is_whole(self.problem.sight.window());
+        let is_whole = tile.is_whole(self.problem.mask.window());
         self.lanes.run(Softmax {
             tile: *tile,
             scores: &mut scratch.scores,
             bias: (self.problem.tables().bias.is_some() || !is_whole).then(|| self.bias.at(tile.head, tile.distance)),
             weight: self.weight.as_ref().map(|weight| weight.at(tile.head, tile.distance)),
-            clocks: self.problem.tables().clocks.map(|_| {
-                let [queries, keys] = &scratch.clocks;
-                Passed { queries, keys, sides: self.problem.sight.sides() }
+            gate_cumsum: self.problem.tables().gate_cumsum.map(|_| {
+                let [queries, keys] = &scratch.gate_cumsum;
+                TileGates { queries, keys, sides: self.problem.mask.sides() }
             }),
             largest: &mut scratch.largest,
             total: &mut scratch.total,
@@ -320,7 +320,7 @@ struct Softmax<'a, R> {
     /// The head's row, and where the distance of the tile's first query and key lies in it.
     bias: Option<(&'a [R], usize)>,
     weight: Option<(&'a [R], usize)>,
-    clocks: Option<Passed<'a, R>>,
+    gate_cumsum: Option<TileGates<'a, R>>,
     largest: &'a mut [R],
     total: &'a mut [R],
     rescale: &'a mut [R],
@@ -331,7 +331,7 @@ impl<R: Number> Kernel<R> for Softmax<'_, R> {
 
     #[inline(always)]
     fn run<L: Lanes<Number = R>>(self, lanes: L) {
-        let Softmax { tile, scores, bias, weight, clocks, largest, total, rescale } = self;
+        let Softmax { tile, scores, bias, weight, gate_cumsum, largest, total, rescale } = self;
         for group in 0..tile.queries.div_ceil(L::COUNT) {
             let (keys, lane) = (tile.keys_seen_by(group, L::COUNT), group * L::COUNT);
             assert!(keys * QUERIES <= scores.len() && lane + L::COUNT <= QUERIES);
@@ -339,7 +339,7 @@ impl<R: Number> Kernel<R> for Softmax<'_, R> {
             for (table, origin) in [bias, weight].into_iter().flatten() {
                 assert!(origin + 1 >= keys && origin + lane + L::COUNT <= table.len());
             }
-            let own = clocks.map(|clocks| (clocks, clocks.queries.load_at(lanes, lane)));
+            let own = gate_cumsum.map(|gate_cumsum| (gate_cumsum, gate_cumsum.queries.load_at(lanes, lane)));
             // SAFETY: the assertions bound every index.
             unsafe {
                 let before = lanes.load(largest.as_ptr().add(lane));
@@ -370,10 +370,10 @@ impl<R: Number> Kernel<R> for Softmax<'_, R> {
     }
 }
 
-/// Clocks of a tile, and those of the queries of a step in its lanes.
-type Clocks<'a, L> = (Passed<'a, <L as Arithmetic>::Number>, [<L as Arithmetic>::Vector; 2]);
+/// Cumulative gates of a tile, and those of the queries of a step in its lanes.
+type LaneGates<'a, L> = (TileGates<'a, <L as Arithmetic>::Number>, [<L as Arithmetic>::Vector; 2]);
 
-/// Makes the scores of a key and the lanes from `lane` on what tables and clocks make of them, and returns them.
+/// Makes the scores of a key and the lanes from `lane` on what tables and cumulative gates make of them, and returns them.
 ///
 /// # Safety
 /// They lie in the scores, and those lanes of the distances `key` below the origins in the tables.
@@ -385,7 +385,7 @@ unsafe fn finish_score<L: Lanes>(
     lane: usize,
     weight: Option<(&[L::Number], usize)>,
     bias: Option<(&[L::Number], usize)>,
-    clocks: Option<Clocks<L>>,
+    gate_cumsum: Option<LaneGates<L>>,
 ) -> L::Vector {
     // SAFETY: the caller's promise.
     unsafe {
@@ -397,8 +397,8 @@ unsafe fn finish_score<L: Lanes>(
         if let Some((table, origin)) = bias {
             z = lanes.add(z, lanes.load(table.as_ptr().add(origin - key + lane)));
         }
-        if let Some((clocks, own)) = clocks {
-            z = lanes.add(z, clocks.between(lanes, own, clocks.keys.splat(lanes, key)));
+        if let Some((gate_cumsum, own)) = gate_cumsum {
+            z = lanes.add(z, gate_cumsum.between(lanes, own, gate_cumsum.keys.splat(lanes, key)));
         }
         lanes.store(at, z);
         z

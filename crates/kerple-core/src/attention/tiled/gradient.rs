@@ -1,8 +1,8 @@
 //! From scores to their gradient, tile by tile, with keys as lanes.
 
 use super::backward::{KEYS, QUERIES};
-use super::clocks::{Passed, signed};
 use super::diagonal::DiagonalSums;
+use super::gate_cumsum::{TileGates, signed};
 use super::tile::Tile;
 use crate::Number;
 use crate::cpu::lanes::{Kernel, Lanes};
@@ -23,12 +23,12 @@ pub(super) struct ScoreGradient<'a, R> {
     pub(super) means: &'a [R],
     pub(super) d_bias: Option<&'a mut DiagonalSums<R>>,
     pub(super) d_weight: Option<&'a mut DiagonalSums<R>>,
-    pub(super) clocks: Option<Passed<'a, R>>,
-    pub(super) d_clocks: Option<&'a mut ClockSums<R>>,
+    pub(super) gate_cumsum: Option<TileGates<'a, R>>,
+    pub(super) d_gate_cumsum: Option<&'a mut GateGradientSums<R>>,
 }
 
 /// Sums of the gradient of a tile's scores by token, in both directions with the sign of the distance.
-pub(super) struct ClockSums<R> {
+pub(super) struct GateGradientSums<R> {
     /// Of the rows of the tile, in both directions, `[QUERIES]`.
     pub(super) rows: Vec<R>,
     /// Of its columns, `[KEYS]`.
@@ -36,9 +36,9 @@ pub(super) struct ClockSums<R> {
     sides: Sides,
 }
 
-impl<R: Number> ClockSums<R> {
+impl<R: Number> GateGradientSums<R> {
     pub(super) fn new(sides: Sides) -> Self {
-        ClockSums { rows: vec![R::ZERO; QUERIES], columns: vec![R::ZERO; KEYS], sides }
+        GateGradientSums { rows: vec![R::ZERO; QUERIES], columns: vec![R::ZERO; KEYS], sides }
     }
 
     /// Adds the gradient of the scores of a query and the keys from `key` on; returns it with the signs of distances.
@@ -55,8 +55,8 @@ impl<R: Number> ClockSums<R> {
         d_z: L::Vector,
     ) -> L::Vector {
         let d_z = match self.sides {
-            Sides::One => d_z,
-            Sides::Two => signed(lanes, d_z, tile.distance + query as isize - key as isize),
+            Sides::OneSided => d_z,
+            Sides::TwoSided => signed(lanes, d_z, tile.distance + query as isize - key as isize),
         };
         // SAFETY: the caller's promise.
         unsafe {
@@ -94,7 +94,7 @@ impl<R: Number> Kernel<R> for ScoreGradient<'_, R> {
             let seen = self.lse[query] != R::NEG_INFINITY;
             let lse = lanes.splat(if seen { self.lse[query] } else { R::ZERO - R::LOWEST });
             let mean = lanes.splat(self.means[query]);
-            let own = self.clocks.map(|clocks| (clocks, clocks.queries.splat(lanes, query)));
+            let own = self.gate_cumsum.map(|gate_cumsum| (gate_cumsum, gate_cumsum.queries.splat(lanes, query)));
             let mut row = lanes.splat(R::ZERO);
             for key in (0..columns).step_by(L::COUNT) {
                 // SAFETY: the assertions bound every index: `columns` is whole vectors and at most KEYS.
@@ -114,8 +114,8 @@ impl<R: Number> Kernel<R> for ScoreGradient<'_, R> {
                     if let Some((table, origin)) = self.bias {
                         z = lanes.add(z, lanes.load(table.as_ptr().add(origin - query + key)));
                     }
-                    if let Some((clocks, own)) = own {
-                        z = lanes.add(z, clocks.between(lanes, own, clocks.keys.load_at(lanes, key)));
+                    if let Some((gate_cumsum, own)) = own {
+                        z = lanes.add(z, gate_cumsum.between(lanes, own, gate_cumsum.keys.load_at(lanes, key)));
                     }
                     let p = lanes.exp(lanes.sub(z, lse));
                     let mut d_z = lanes.mul(p, lanes.sub(lanes.load(d_at), mean));
@@ -126,9 +126,9 @@ impl<R: Number> Kernel<R> for ScoreGradient<'_, R> {
                     if let Some(sums) = &mut self.d_weight {
                         sums.add(lanes, query, key, first_lanes(lanes, lanes.mul(d_z, score), tile.keys - key));
                     }
-                    if let Some(sums) = &mut self.d_clocks {
+                    if let Some(sums) = &mut self.d_gate_cumsum {
                         let d_z = sums.add(lanes, &tile, query, key, d_z);
-                        if sums.sides == Sides::Two {
+                        if sums.sides == Sides::TwoSided {
                             row = lanes.add(row, first_lanes(lanes, d_z, tile.keys - key));
                         }
                     }
@@ -142,7 +142,7 @@ impl<R: Number> Kernel<R> for ScoreGradient<'_, R> {
                     lanes.store(d_at, d_z);
                 }
             }
-            if let Some(sums) = &mut self.d_clocks {
+            if let Some(sums) = &mut self.d_gate_cumsum {
                 sums.rows[query] = lanes.sum(row);
             }
         }

@@ -46,7 +46,7 @@ impl<R: Number> PaddedTable<R> {
     fn new(problem: &Problem<R>, table: Option<&[R]>, order: Order, margin: usize, neutral: R, masked: R) -> Self {
         let (heads, keys) = (if table.is_some() { problem.dims.heads } else { 1 }, problem.dims.keys);
         let ahead = problem.ahead();
-        let seen = ahead + keys.min(problem.sight.window().unwrap_or(keys)); // distances, from -ahead on
+        let seen = ahead + keys.min(problem.mask.window().unwrap_or(keys)); // distances, from -ahead on
         let row = 2 * margin + ahead + keys;
         let mut values = vec![masked; heads * row];
         let origin = margin + if order == Order::Ascending { ahead } else { keys.saturating_sub(1) };

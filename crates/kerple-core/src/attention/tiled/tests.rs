@@ -3,7 +3,7 @@
 use super::{backward_with, forward_with};
 use crate::Number;
 use crate::attention::tests::{Case, Engine, Outcome, assert_close, dims, recipes};
-use crate::attention::{Dims, Gradients, Problem, Saved, Sight, View, ViewMut};
+use crate::attention::{Dims, Gradients, Mask, Problem, Saved, View, ViewMut};
 use crate::cpu::InstructionSet;
 use proptest::prelude::*;
 
@@ -53,7 +53,7 @@ proptest! {
 
     #[test]
     fn clocks_equal_naive(recipe in recipes(), seed in any::<u64>()) {
-        assert_tiled_equals_naive(recipe.case().clocked(seed));
+        assert_tiled_equals_naive(recipe.case().gated(seed));
     }
 }
 
@@ -61,7 +61,7 @@ proptest! {
 fn long_rows_cross_many_tiles() {
     assert_tiled_equals_naive(Case::new(dims(1, 2, 1, 300, 700, 16), 3));
     for window in [None, Some(1), Some(150), Some(500)] {
-        let mut case = Case::with_sight(dims(2, 2, 1, 500, 500, 16), Sight::Both { window }, 3);
+        let mut case = Case::with_mask(dims(2, 2, 1, 500, 500, 16), Mask::Bidirectional { window }, 3);
         assert_tiled_equals_naive(case.clone());
         case.lengths = Some(vec![333, 0]);
         assert_tiled_equals_naive(case);
@@ -86,7 +86,7 @@ fn a_million_keys_are_as_exact_as_ten() {
     }
 }
 
-/// Clocks that have run for long, and clocks that stand anywhere.
+/// Cumulative gates that have run for long, and cumulative gates that stand anywhere.
 #[test]
 fn clocks_are_as_exact_wherever_they_stand() {
     let mut case = Case::new(dims(1, 1, 1, 3, 1_000_000, 4), 31);
@@ -97,22 +97,22 @@ fn clocks_are_as_exact_wherever_they_stand() {
         clock += gate(at);
         clock
     };
-    case.clocks = Some((0..1_000_000).map(&mut run).collect());
+    case.gate_cumsum = Some((0..1_000_000).map(&mut run).collect());
     let case = case.rounded();
     let expected = case.naive();
     for set in InstructionSet::available() {
         // f32 carries 6e-8 of scores of order 10, and as much of the few dozen keys that count
         assert_close(&case, &case.tiled_f32(set), &expected, 1e-5, set.name());
     }
-    let case = Case::with_sight(dims(2, 2, 1, 200, 200, 8), Sight::BOTH, 32).clocked(33);
+    let case = Case::with_mask(dims(2, 2, 1, 200, 200, 8), Mask::BIDIRECTIONAL, 32).gated(33);
     let mut moved = case.clone();
-    moved.clocks.iter_mut().flatten().for_each(|clock| *clock += 1e6);
+    moved.gate_cumsum.iter_mut().flatten().for_each(|clock| *clock += 1e6);
     for (set, (here, there)) in
         InstructionSet::available().map(|set| (set, (case.tiled_f32(set), moved.tiled_f32(set))))
     {
         // a clock of 1e6 carries 1e-10
         assert!(here.out.iter().zip(&there.out).all(|(a, b)| (a - b).abs() < 1e-6), "{set:?}");
-        for row in here.d_clocks.chunks_exact(200) {
+        for row in here.d_gate_cumsum.chunks_exact(200) {
             // sums of 200 rows and columns of f32
             assert!(row.iter().sum::<f64>().abs() < 1e-4, "only differences count: {set:?}");
         }
@@ -125,13 +125,13 @@ fn constant_gates_are_a_table() {
     (table.weight, table.sinks) = (None, Some(vec![0.3; 4]));
     let slope = |head: usize| 0.25 / (1 << head) as f64;
     let (keys, len) = (table.dims.keys, table.table_len);
-    let mut clocks = table.clone();
+    let mut gate_cumsum = table.clone();
     table.bias = Some((0..4 * len).map(|at| -slope(at / len) * (at % len) as f64).collect());
-    clocks.bias = None;
-    clocks.clocks = Some((0..8 * keys).map(|at| -slope(at / keys % 4) * (at % keys) as f64).collect());
+    gate_cumsum.bias = None;
+    gate_cumsum.gate_cumsum = Some((0..8 * keys).map(|at| -slope(at / keys % 4) * (at % keys) as f64).collect());
     for set in InstructionSet::available() {
-        let (table, clocks) = (table.tiled_f32(set), clocks.tiled_f32(set));
-        for (a, b) in [(&table.out, &clocks.out), (&table.lse, &clocks.lse), (&table.d_k, &clocks.d_k)] {
+        let (table, gate_cumsum) = (table.tiled_f32(set), gate_cumsum.tiled_f32(set));
+        for (a, b) in [(&table.out, &gate_cumsum.out), (&table.lse, &gate_cumsum.lse), (&table.d_k, &gate_cumsum.d_k)] {
             // f32 sums over 190 keys
             assert!(a.iter().zip(b).all(|(a, b)| (a - b).abs() < 1e-4), "{set:?}");
         }
@@ -141,16 +141,16 @@ fn constant_gates_are_a_table() {
 #[test]
 #[should_panic(expected = "cumulative gates must not increase")]
 fn clocks_that_run_backwards_have_one_direction() {
-    let mut case = Case::with_sight(dims(1, 1, 1, 3, 3, 4), Sight::BOTH, 35);
-    case.clocks = Some(vec![0.0, -1.0, -0.5]);
+    let mut case = Case::with_mask(dims(1, 1, 1, 3, 3, 4), Mask::BIDIRECTIONAL, 35);
+    case.gate_cumsum = Some(vec![0.0, -1.0, -0.5]);
     case.tiled_f64();
 }
 
 #[test]
 fn padding_is_as_if_it_were_not_there() {
-    for sight in [Sight::CAUSAL, Sight::BOTH, Sight::Both { window: Some(40) }] {
+    for mask in [Mask::CAUSAL, Mask::BIDIRECTIONAL, Mask::Bidirectional { window: Some(40) }] {
         let (len, short) = (230, 131);
-        let mut padded = Case::with_sight(dims(1, 2, 2, len, len, 12), sight, 30);
+        let mut padded = Case::with_mask(dims(1, 2, 2, len, len, 12), mask, 30);
         padded.lengths = Some(vec![short]);
         let mut cut = padded.clone();
         (cut.dims.queries, cut.dims.keys, cut.lengths) = (short, short, None);
@@ -165,14 +165,14 @@ fn padding_is_as_if_it_were_not_there() {
         let naive = (padded.naive(), cut.naive());
         let tiled = InstructionSet::available().map(|set| (padded.tiled_f32(set), cut.tiled_f32(set)));
         for (padded, cut) in tiled.chain([naive]) {
-            assert_eq!(head(&padded.out), cut.out, "{sight:?}");
+            assert_eq!(head(&padded.out), cut.out, "{mask:?}");
             // sums over queries hold zeros for those of the padding, in other places
             let gradients = |o: &Outcome<f64>| [o.d_bias.clone(), o.d_weight.clone()].concat();
             for (padded, cut) in gradients(&padded).into_iter().zip(gradients(&cut)) {
-                assert!((padded - cut).abs() < 1e-4, "{sight:?} {padded} {cut}");
+                assert!((padded - cut).abs() < 1e-4, "{mask:?} {padded} {cut}");
             }
             let d_k = padded.d_k.chunks(len * 12).flat_map(|head| &head[short * 12..]);
-            assert!(d_k.copied().all(|x| x == 0.0), "{sight:?}");
+            assert!(d_k.copied().all(|x| x == 0.0), "{mask:?}");
         }
     }
 }
@@ -180,11 +180,11 @@ fn padding_is_as_if_it_were_not_there() {
 #[test]
 fn a_table_that_hides_the_future_is_causal() {
     let dims = dims(1, 2, 1, 170, 210, 9);
-    let mut both = Case::with_sight(dims, Sight::BOTH, 32);
+    let mut both = Case::with_mask(dims, Mask::BIDIRECTIONAL, 32);
     let mut causal = both.clone();
     let (len, columns) = (both.table_len, 2 * both.table_len - 1);
     both.bias.as_mut().unwrap().chunks_mut(columns).for_each(|row| row[..len - 1].fill(f64::NEG_INFINITY));
-    causal.sight = Sight::CAUSAL;
+    causal.mask = Mask::CAUSAL;
     for table in [&mut causal.bias, &mut causal.weight].into_iter().flatten() {
         *table = table.chunks(columns).flat_map(|row| &row[len - 1..]).copied().collect();
     }
@@ -204,19 +204,19 @@ fn a_table_that_hides_the_future_is_causal() {
 /// A case with every option on.
 fn full_case() -> Case {
     let mut case = Case::new(dims(2, 4, 2, 150, 201, 20), 17);
-    (case.sight, case.packed) = (Sight::Causal { window: Some(120) }, true);
+    (case.mask, case.packed) = (Mask::Causal { window: Some(120) }, true);
     case
 }
 
 #[test]
 fn threads_do_not_change_a_bit() {
     let decode = Case::new(dims(2, 4, 2, 1, 3000, 20), 18);
-    let both = Case::with_sight(dims(2, 2, 1, 300, 300, 8), Sight::BOTH, 19);
+    let both = Case::with_mask(dims(2, 2, 1, 300, 300, 8), Mask::BIDIRECTIONAL, 19);
     let one_head = Case::new(dims(1, 1, 1, 700, 700, 8), 19);
     let layer = Case::new(dims(1, 4, 4, 512, 512, 64), 28);
-    let clocked = [full_case().softened(false, true).clocked(36), decode.clone().clocked(37), both.clone().clocked(38)];
+    let gated = [full_case().softened(false, true).gated(36), decode.clone().gated(37), both.clone().gated(38)];
     let plain = [full_case(), one_head, Case::new(dims(3, 3, 1, 90, 90, 8), 20), decode, both, layer];
-    for case in plain.into_iter().chain(clocked) {
+    for case in plain.into_iter().chain(gated) {
         for set in InstructionSet::available() {
             let on = |threads| {
                 let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().unwrap();
@@ -230,9 +230,9 @@ fn threads_do_not_change_a_bit() {
 
 #[test]
 fn huge_biases_neither_overflow_nor_vanish() {
-    for sight in [Sight::CAUSAL, Sight::BOTH] {
-        let mut case = Case::with_sight(dims(1, 3, 3, 130, 130, 16), sight, 21);
-        let (columns, origin) = (sight.sides().columns(case.table_len), sight.sides().origin(case.table_len));
+    for mask in [Mask::CAUSAL, Mask::BIDIRECTIONAL] {
+        let mut case = Case::with_mask(dims(1, 3, 3, 130, 130, 16), mask, 21);
+        let (columns, origin) = (mask.sides().columns(case.table_len), mask.sides().origin(case.table_len));
         let bias = case.bias.as_mut().unwrap();
         // far keys vanish, rows whose every key is far below zero keep their differences, and large positive values win
         (0..columns).filter(|c| c.abs_diff(origin) >= 40).for_each(|c| bias[c] = -1e5);
@@ -244,12 +244,12 @@ fn huge_biases_neither_overflow_nor_vanish() {
         for set in InstructionSet::available() {
             let got = case.tiled_f32(set);
             let all = got.out.iter().chain(&got.lse).chain(&got.d_q).chain(&got.d_bias);
-            assert!(all.copied().all(f64::is_finite), "{set:?} {sight:?}");
+            assert!(all.copied().all(f64::is_finite), "{set:?} {mask:?}");
             // head 0 is an ordinary head; the sums of the others carry an ulp of 16384 or 65536, 1e-3 and 4e-3
             let head = 130 * 16;
             for (i, (got, expected)) in got.out.iter().zip(&expected.out).enumerate() {
                 let tolerance = [1e-5, 1e-2, 4e-2][i / head];
-                assert!((got - expected).abs() <= tolerance, "{set:?} {sight:?} out[{i}] is {got}, not {expected}");
+                assert!((got - expected).abs() <= tolerance, "{set:?} {mask:?} out[{i}] is {got}, not {expected}");
             }
         }
         assert_close(&case, &case.tiled_f64(), &expected, 1e-10, "f64"); // an ulp of 65536 is 7e-12
@@ -260,7 +260,7 @@ fn huge_biases_neither_overflow_nor_vanish() {
 fn minus_infinity_in_the_bias_masks() {
     let mut case = Case::new(dims(1, 1, 1, 100, 100, 8), 22);
     let mut windowed = case.clone();
-    windowed.sight = Sight::Causal { window: Some(30) };
+    windowed.mask = Mask::Causal { window: Some(30) };
     case.bias.as_mut().unwrap()[30..].fill(f64::NEG_INFINITY);
     for set in InstructionSet::available() {
         assert_close(&case, &case.tiled_f32(set), &windowed.tiled_f32(set), 1e-5, set.name());
@@ -293,7 +293,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(24))]
     #[test]
     fn permuted_heads_permute_outputs(recipe in recipes(), turn in 1usize..4) {
-        let case = recipe.case().clocked(39).rounded();
+        let case = recipe.case().gated(39).rounded();
         let Dims { batch, kv_heads, heads, .. } = case.dims;
         // key heads take their query heads along
         let turned = |values: &[f64], batch: usize, parts: usize| -> Vec<f64> {
@@ -309,11 +309,11 @@ proptest! {
         for table in [&mut other.bias, &mut other.weight, &mut other.sinks] {
             *table = table.as_ref().map(|table| turned(table, 1, kv_heads));
         }
-        other.clocks = other.clocks.map(|clocks| turned(&clocks, batch, kv_heads));
+        other.gate_cumsum = other.gate_cumsum.map(|gate_cumsum| turned(&gate_cumsum, batch, kv_heads));
         prop_assert!(heads.is_multiple_of(kv_heads));
         for set in InstructionSet::available() {
             let (one, other) = (case.tiled_f32(set), other.tiled_f32(set));
-            let per_sequence = |o: &Outcome<f64>| [&o.out, &o.d_q, &o.d_k, &o.d_v, &o.d_clocks].map(Clone::clone);
+            let per_sequence = |o: &Outcome<f64>| [&o.out, &o.d_q, &o.d_k, &o.d_v, &o.d_gate_cumsum].map(Clone::clone);
             for (one, other) in per_sequence(&one).into_iter().zip(per_sequence(&other)) {
                 prop_assert_eq!(turned(&one, batch, kv_heads), other);
             }

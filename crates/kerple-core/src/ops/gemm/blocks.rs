@@ -1,6 +1,6 @@
 //! A product that is not kept: blocks of the result, each let go of once something was made of it.
 
-use super::{ENOUGH_BLOCKS, FEWEST_FINISHED_ROWS, MOST_ROWS, Product, TILE_ROWS, To, multiply_block, write};
+use super::{ENOUGH_BLOCKS, FEWEST_FINISHED_ROWS, MOST_ROWS, Out, Product, TILE_ROWS, multiply_block, write};
 use crate::Number;
 use crate::check_shape;
 use rayon::prelude::*;
@@ -30,7 +30,7 @@ pub fn matmul_blocks<T: Number, R: Send>(
         let (end, i) = (if j + 1 == across { n } else { (j + 1) * columns }, i * rows..m.min((i + 1) * rows));
         let (j, mut c) = (j * columns..end, Vec::new());
         // SAFETY: `a` and `b` were seen to hold their matrices, and `c` has room for the block, which is all of it.
-        write(To::End(&mut c), [i.len(), j.len()], |c, adds| unsafe {
+        write(Out::Append(&mut c), [i.len(), j.len()], |c, adds| unsafe {
             multiply_block(product, (c.start, c.columns, adds), a, b, i.clone(), j.clone());
         });
         take(i, j, &mut c)
@@ -51,7 +51,7 @@ mod tests {
             let product = Product::new(m, k, n);
             for product in [product, product.transpose_a(), product.transpose_b()] {
                 let mut whole = Vec::new();
-                matmul(To::End(&mut whole), &a, &b, product);
+                matmul(Out::Append(&mut whole), &a, &b, product);
                 let mut found = vec![f32::NAN; m * n];
                 for (rows, columns, block) in
                     matmul_blocks(&a, &b, product, 32, |rows, columns, block| (rows, columns, block.to_vec()))

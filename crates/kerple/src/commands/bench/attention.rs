@@ -14,7 +14,7 @@ use kerple_core::encoding::{Encoding, Geometry, Method};
 use kerple_core::encoding::{Form, MapForm};
 use kerple_core::forms::{Sides, Strided};
 use kerple_core::maps::{Extent, Map};
-use kerple_core::ops::clocks;
+use kerple_core::ops::gate_cumsum;
 use std::time::Instant;
 
 /// Longest sequence the definition and the composed operations are timed at.
@@ -104,12 +104,12 @@ impl Task {
             Form::Gates(_) => {
                 // logits as normed rows make them with the first weights, about N(0, 1/2)
                 let logits = noise(sizes.batch * length * sizes.heads, 9);
-                let clocks = clocks::of_logits(&logits, [sizes.batch, length, sizes.heads]);
+                let clocks = gate_cumsum::of_logits(&logits, [sizes.batch, length, sizes.heads]);
                 Task { d_clocks: Some(clocks.clone()), clocks: Some(clocks), ..plain }
             }
             Form::Map(MapForm { map, table, own, .. }) => {
                 let tables = [table.bias, table.weight].into_iter().flatten();
-                let extent = Extent { sides: Sides::One, len: length, scale: default_scale(sizes.head_dim) };
+                let extent = Extent { sides: Sides::OneSided, len: length, scale: default_scale(sizes.head_dim) };
                 let own = map.numbers(&stored[stored.len() - own..].concat(), extent);
                 let values: Vec<f32> = tables.chain([own]).flat_map(cast).collect();
                 Task { d_map: Some(values.clone()), map: Some((map, values)), ..plain }
@@ -120,7 +120,7 @@ impl Task {
     fn run(&mut self, engine: Engine, backward: bool) {
         let Task { dims, strides, inputs, bias, map, damping, clocks, out, lse, d, d_bias, d_map, d_clocks } = self;
         let strides = *strides;
-        let extent = Extent { sides: Sides::One, len: dims.keys, scale: default_scale(dims.head_dim) };
+        let extent = Extent { sides: Sides::OneSided, len: dims.keys, scale: default_scale(dims.head_dim) };
         let map = map.as_ref().map(|(map, values)| map.over(values, extent));
         let problem = Problem {
             scores: match &map {
@@ -128,7 +128,7 @@ impl Task {
                 None => {
                     let (bias, damping, len) = (bias.as_deref(), damping.as_deref(), dims.keys);
                     let clocks = clocks.as_deref().map(|values| Strided { values, stride: len });
-                    Scores::Table(Table { bias, weight: None, damping, clocks, len })
+                    Scores::Table(Table { bias, weight: None, damping, gate_cumsum: clocks, len })
                 }
             },
             ..Problem::causal(*dims, (dims.head_dim as f32).sqrt().recip())
@@ -141,7 +141,8 @@ impl Task {
             let saved = Saved { q, k, v, out: View { data: out, strides }, lse, d_out };
             let [d_bias, d_map] = [d_bias, d_map].map(|values| values.as_deref_mut());
             let d_clocks = d_clocks.as_deref_mut();
-            let gradients = Gradients { d_q, d_k, d_v, d_bias, d_weight: None, d_map, d_sinks: None, d_clocks };
+            let gradients =
+                Gradients { d_q, d_k, d_v, d_bias, d_weight: None, d_map, d_sinks: None, d_gate_cumsum: d_clocks };
             let run = if engine == Engine::Tiled { attention::backward } else { naive::backward };
             run(&problem, saved, gradients);
         }

@@ -5,10 +5,10 @@
 //! d_g[t] = sum over n >= t of d_c[n] = -sum over n < t of d_c[n]          d_a = d_g sigmoid(-a)
 //! ```
 //!
-//! Attention counts differences of clocks only, so the gradient in a clock sums to 0 and the first gate has none: sums are
-//! taken from the front, where they are exact. Clocks are f64 whatever gates are, since they grow with the length.
+//! Attention counts differences of cumulative gates only, so the gradient in a clock sums to 0 and the first gate has none: sums are
+//! taken from the front, where they are exact. Cumulative gates are f64 whatever gates are, since they grow with the length.
 //!
-//! A gate of [`RESET`] or less, minus infinity among them, advances a clock by [`RESET`]: no weight passes it, and the clocks
+//! A gate of [`RESET`] or less, minus infinity among them, advances a clock by [`RESET`]: no weight passes it, and the cumulative gates
 //! behind it still tell their tokens apart.
 
 use crate::Number;
@@ -19,7 +19,7 @@ use rayon::prelude::*;
 /// within 1e-11.
 pub const RESET: f64 = -65536.0;
 
-/// A gate as clocks count it; NaN stays NaN.
+/// A gate as cumulative gates count it; NaN stays NaN.
 pub fn counted(gate: f64) -> f64 {
     if gate < RESET { RESET } else { gate }
 }
@@ -29,77 +29,79 @@ pub fn log_sigmoid(a: f64) -> f64 {
     a.min(0.0) - (-a.abs()).exp().ln_1p()
 }
 
-/// Clocks `[B, H, L]` of logits of gates, `[B, L, H]`.
+/// Cumulative gates `[B, H, L]` of logits of gates, `[B, L, H]`.
 ///
 /// # Panics
 /// If there are not as many logits.
 pub fn of_logits<T: Number>(logits: &[T], [batch, len, heads]: [usize; 3]) -> Vec<f64> {
     check_shape!(logits, B = batch, L = len, H = heads);
-    let mut clocks = vec![0.0; logits.len()];
-    clocks.par_chunks_exact_mut(len.max(1)).enumerate().for_each(|(unit, row)| {
+    let mut gate_cumsum = vec![0.0; logits.len()];
+    gate_cumsum.par_chunks_exact_mut(len.max(1)).enumerate().for_each(|(unit, row)| {
         let first = unit / heads * len * heads + unit % heads;
         let logits = logits[first..].iter().step_by(heads);
         run(row, logits.map(|logit| log_sigmoid(logit.to_f64())));
     });
-    clocks
+    gate_cumsum
 }
 
-/// The gradient in the logits, `[B, L, H]`, given that in the clocks, `[B, H, L]`.
+/// The gradient in the logits, `[B, L, H]`, given that in the cumulative gates, `[B, H, L]`.
 ///
 /// # Panics
 /// If there are not as many of either.
-pub fn of_logits_backward<T: Number>(logits: &[T], d_clocks: &[f64], [batch, len, heads]: [usize; 3]) -> Vec<T> {
+pub fn of_logits_backward<T: Number>(logits: &[T], d_gate_cumsum: &[f64], [batch, len, heads]: [usize; 3]) -> Vec<T> {
     check_shape!(logits, B = batch, L = len, H = heads);
-    check_shape!(d_clocks, B = batch, H = heads, L = len);
+    check_shape!(d_gate_cumsum, B = batch, H = heads, L = len);
     let mut d_logits = logits.to_vec();
     let sequence = (len * heads).max(1);
-    d_logits.par_chunks_exact_mut(sequence).zip(d_clocks.par_chunks_exact(sequence)).for_each(|(to, d_clocks)| {
-        for (head, d_clocks) in d_clocks.chunks_exact(len).enumerate() {
-            let logits = to[head..].iter_mut().step_by(heads);
-            for (logit, d_gate) in logits.zip(gates_behind(d_clocks)) {
-                // sigmoid(-a)
-                let slope = 1.0 / (1.0 + logit.to_f64().exp());
-                *logit = T::from_f64(d_gate * slope);
+    d_logits.par_chunks_exact_mut(sequence).zip(d_gate_cumsum.par_chunks_exact(sequence)).for_each(
+        |(to, d_gate_cumsum)| {
+            for (head, d_gate_cumsum) in d_gate_cumsum.chunks_exact(len).enumerate() {
+                let logits = to[head..].iter_mut().step_by(heads);
+                for (logit, d_gate) in logits.zip(gates_behind(d_gate_cumsum)) {
+                    // sigmoid(-a)
+                    let slope = 1.0 / (1.0 + logit.to_f64().exp());
+                    *logit = T::from_f64(d_gate * slope);
+                }
             }
-        }
-    });
+        },
+    );
     d_logits
 }
 
-/// Clocks `[B, H, L]` of gates that are there, as many.
+/// Cumulative gates `[B, H, L]` of gates that are there, as many.
 ///
 /// # Panics
 /// If they are not rows of `len`.
 pub fn of_gates<T: Number>(gates: &[T], len: usize) -> Vec<f64> {
     check_shape!(gates, rows = gates.len() / len.max(1), L = len);
-    let mut clocks = vec![0.0; gates.len()];
-    for (row, gates) in clocks.chunks_exact_mut(len.max(1)).zip(gates.chunks_exact(len.max(1))) {
+    let mut gate_cumsum = vec![0.0; gates.len()];
+    for (row, gates) in gate_cumsum.chunks_exact_mut(len.max(1)).zip(gates.chunks_exact(len.max(1))) {
         run(row, gates.iter().map(|gate| gate.to_f64()));
     }
-    clocks
+    gate_cumsum
 }
 
-/// The gradient in the gates, given that in their clocks, rows of `len` both.
+/// The gradient in the gates, given that in their cumulative gates, rows of `len` both.
 ///
 /// # Panics
 /// If they are not rows of `len`.
-pub fn of_gates_backward<T: Number>(d_clocks: &[f64], len: usize) -> Vec<T> {
-    check_shape!(d_clocks, rows = d_clocks.len() / len.max(1), L = len);
-    d_clocks.chunks_exact(len.max(1)).flat_map(gates_behind).map(T::from_f64).collect()
+pub fn of_gates_backward<T: Number>(d_gate_cumsum: &[f64], len: usize) -> Vec<T> {
+    check_shape!(d_gate_cumsum, rows = d_gate_cumsum.len() / len.max(1), L = len);
+    d_gate_cumsum.chunks_exact(len.max(1)).flat_map(gates_behind).map(T::from_f64).collect()
 }
 
 /// Writes running sums.
-fn run(clocks: &mut [f64], gates: impl Iterator<Item = f64>) {
+fn run(gate_cumsum: &mut [f64], gates: impl Iterator<Item = f64>) {
     let mut clock = 0.0;
-    for (to, gate) in clocks.iter_mut().zip(gates) {
+    for (to, gate) in gate_cumsum.iter_mut().zip(gates) {
         clock += counted(gate);
         *to = clock;
     }
 }
 
 /// The gradient in the gates of a row.
-fn gates_behind(d_clocks: &[f64]) -> impl Iterator<Item = f64> {
-    d_clocks.iter().scan(0.0, |behind, d_clock| {
+fn gates_behind(d_gate_cumsum: &[f64]) -> impl Iterator<Item = f64> {
+    d_gate_cumsum.iter().scan(0.0, |behind, d_clock| {
         let d_gate = *behind;
         *behind -= d_clock;
         Some(d_gate)
@@ -122,10 +124,13 @@ mod tests {
     #[test]
     fn a_reset_keeps_the_differences_behind_it() {
         for reset in [-1e30, f64::NEG_INFINITY] {
-            let clocks = of_gates(&[-0.5, reset, -0.25, -0.125, reset, -0.75], 6);
-            assert!((clocks[1] - clocks[3] - 0.375).abs() < 1e-10, "{clocks:?}");
-            assert!((clocks[4] - clocks[5] - 0.75).abs() < 1e-10, "{clocks:?}");
-            assert!((clocks[3] - clocks[0]).exp() == 0.0 && (clocks[5] - clocks[3]).exp() == 0.0, "{clocks:?}");
+            let gate_cumsum = of_gates(&[-0.5, reset, -0.25, -0.125, reset, -0.75], 6);
+            assert!((gate_cumsum[1] - gate_cumsum[3] - 0.375).abs() < 1e-10, "{gate_cumsum:?}");
+            assert!((gate_cumsum[4] - gate_cumsum[5] - 0.75).abs() < 1e-10, "{gate_cumsum:?}");
+            assert!(
+                (gate_cumsum[3] - gate_cumsum[0]).exp() == 0.0 && (gate_cumsum[5] - gate_cumsum[3]).exp() == 0.0,
+                "{gate_cumsum:?}"
+            );
             let of_logits = of_logits(&[reset, 3.0, reset, 2.0], [1, 4, 1]);
             assert!((of_logits[0] - of_logits[1] + log_sigmoid(3.0)).abs() < 1e-10, "{of_logits:?}");
         }
@@ -143,7 +148,7 @@ mod tests {
             let mean = row.iter().sum::<f64>() / len as f64;
             row.iter_mut().for_each(|up| *up -= mean);
         }
-        let loss = |clocks: Vec<f64>| clocks.iter().zip(&up).map(|(c, up)| c * up).sum::<f64>();
+        let loss = |gate_cumsum: Vec<f64>| gate_cumsum.iter().zip(&up).map(|(c, up)| c * up).sum::<f64>();
         let of = |logits: &[f64]| loss(of_logits(logits, [batch, len, heads]));
         let found = of_logits_backward(&logits, &up, [batch, len, heads]);
         for at in 0..logits.len() {

@@ -6,7 +6,7 @@
 //! ```
 //!
 //! In `f32` a clock that has run for long differs from its neighbours by a few units in its last place. So queries and keys
-//! of a tile have their clocks from a common base on, subtracted in f64, and as two numbers, since a single token may
+//! of a tile have their cumulative gates from a common base on, subtracted in f64, and as two numbers, since a single token may
 //! advance a clock by more than all others of its tile.
 
 use crate::Number;
@@ -15,28 +15,28 @@ use crate::cpu::lanes::Lanes;
 use crate::forms::Sides;
 use crate::tiles::workers;
 
-/// Clocks of consecutive tokens from a base on.
-pub(super) struct Since<R> {
+/// Cumulative gates of consecutive tokens from a base on.
+pub(super) struct GateOffsets<R> {
     high: Vec<R>,
     low: Vec<R>,
 }
 
-impl<R: Number> Since<R> {
-    /// Room for so many tokens, or for none where there are no clocks.
+impl<R: Number> GateOffsets<R> {
+    /// Room for so many tokens, or for none where there are no cumulative gates.
     pub(super) fn new(tokens: usize, wanted: bool) -> Self {
         let room = || workers::scratch(if wanted { tokens } else { 0 });
-        Since { high: room(), low: room() }
+        GateOffsets { high: room(), low: room() }
     }
 
-    /// Takes these clocks; those after them are 0.
-    pub(super) fn load(&mut self, clocks: &[f64], base: f64) {
-        for ((high, low), clock) in self.high.iter_mut().zip(&mut self.low).zip(clocks) {
+    /// Takes these cumulative gates; those after them are 0.
+    pub(super) fn load(&mut self, gate_cumsum: &[f64], base: f64) {
+        for ((high, low), clock) in self.high.iter_mut().zip(&mut self.low).zip(gate_cumsum) {
             let (since, rest) = difference(*clock, base);
             *high = R::from_f64(since);
             *low = R::from_f64(since - high.to_f64() + rest);
         }
-        self.high[clocks.len()..].fill(R::ZERO);
-        self.low[clocks.len()..].fill(R::ZERO);
+        self.high[gate_cumsum.len()..].fill(R::ZERO);
+        self.low[gate_cumsum.len()..].fill(R::ZERO);
     }
 
     /// Of one token, in all lanes.
@@ -61,15 +61,15 @@ fn difference(a: f64, b: f64) -> (f64, f64) {
     (rounded, (a - (rounded + of_b)) + (of_b - b))
 }
 
-/// The clocks of a tile, of the same base.
+/// The cumulative gates of a tile, of the same base.
 #[derive(Clone, Copy)]
-pub(super) struct Passed<'a, R> {
-    pub(super) queries: &'a Since<R>,
-    pub(super) keys: &'a Since<R>,
+pub(super) struct TileGates<'a, R> {
+    pub(super) queries: &'a GateOffsets<R>,
+    pub(super) keys: &'a GateOffsets<R>,
     pub(super) sides: Sides,
 }
 
-impl<R: Number> Passed<'_, R> {
+impl<R: Number> TileGates<'_, R> {
     /// What is added to scores: how far the clock falls from one to the other.
     #[inline(always)]
     pub(super) fn between<L: Lanes<Number = R>>(
@@ -80,9 +80,9 @@ impl<R: Number> Passed<'_, R> {
     ) -> L::Vector {
         let passed = lanes.add(lanes.sub(queries[0], keys[0]), lanes.sub(queries[1], keys[1]));
         match self.sides {
-            Sides::One => passed,
-            // clocks do not increase, so one of the two orders is not positive
-            Sides::Two => lanes.min(lanes.sub(lanes.splat(R::ZERO), passed), passed),
+            Sides::OneSided => passed,
+            // cumulative gates do not increase, so one of the two orders is not positive
+            Sides::TwoSided => lanes.min(lanes.sub(lanes.splat(R::ZERO), passed), passed),
         }
     }
 }
@@ -107,17 +107,17 @@ pub(super) fn signed<L: Lanes>(lanes: L, vector: L::Vector, behind: isize) -> L:
     }
 }
 
-/// Adds the part of the gradient that rows bring in causal sight: the gradients of a row's scores sum to what its sink takes
+/// Adds the part of the gradient that rows bring under a causal mask: the gradients of a row's scores sum to what its sink takes
 /// of the mean, and to 0 where it has none.
-pub(super) fn add_sinks<R: Number>(problem: &Problem<R>, saved: &Saved<R>, means: &[R], d_clocks: &mut [f64]) {
-    let (Some(sinks), Sides::One) = (problem.sinks, problem.sight.sides()) else { return };
+pub(super) fn add_sinks<R: Number>(problem: &Problem<R>, saved: &Saved<R>, means: &[R], d_gate_cumsum: &mut [f64]) {
+    let (Some(sinks), Sides::OneSided) = (problem.sinks, problem.mask.sides()) else { return };
     let Dims { heads, queries, keys, .. } = problem.dims;
     if queries == 0 {
         return;
     }
     let rows = saved.lse.chunks_exact(queries).zip(means.chunks_exact(queries));
     for (unit, (lse, means)) in rows.enumerate() {
-        let own = &mut d_clocks[unit * keys + keys - queries..][..queries];
+        let own = &mut d_gate_cumsum[unit * keys + keys - queries..][..queries];
         for ((d_clock, lse), mean) in own.iter_mut().zip(lse).zip(means) {
             *d_clock += ((sinks[unit % heads] - *lse).exp() * *mean).to_f64();
         }
@@ -125,10 +125,10 @@ pub(super) fn add_sinks<R: Number>(problem: &Problem<R>, saved: &Saved<R>, means
 }
 
 /// Adds sums over rows, `[B, H, Q]`, or nothing where there are none.
-pub(super) fn add_rows<R: Number>(problem: &Problem<R>, rows: &[f64], d_clocks: &mut [f64]) {
+pub(super) fn add_rows<R: Number>(problem: &Problem<R>, rows: &[f64], d_gate_cumsum: &mut [f64]) {
     let Dims { queries, keys, .. } = problem.dims;
     for (unit, rows) in rows.chunks_exact(queries.max(1)).enumerate() {
-        let own = &mut d_clocks[unit * keys + keys - queries..][..queries];
+        let own = &mut d_gate_cumsum[unit * keys + keys - queries..][..queries];
         own.iter_mut().zip(rows).for_each(|(d_clock, row)| *d_clock += row);
     }
 }
