@@ -1,6 +1,6 @@
 //! Reading a folder of reference values.
 
-use crate::{EXACT, Error, Result, Tolerance};
+use crate::{EXACT, Error, FOLDER_HINT, Result, Tolerance};
 use burn::tensor::Device;
 use safetensors::{Dtype, SafeTensors};
 use serde_json::Value;
@@ -41,14 +41,11 @@ const TOGETHER: [&str; 4] = [CHE, CHE_ENCODER, CHE_ENCODER_TENSORS, EXTRAS];
 impl Folder {
     pub fn open(path: &Path) -> Result<Folder> {
         let file = path.join("manifest.json");
-        let text = kerple_run::files::read_text(&file).map_err(|source| Error::Io {
-            path: file.clone(),
-            action: "read",
-            source,
-        })?;
-        let manifest: Value = serde_json::from_str(&text).map_err(|error| Error::damaged(&file, error.to_string()))?;
+        let text = kerple_run::files::read_text(&file).map_err(Error::io(&file, "read"))?;
+        let damaged = |message: String| Error::damaged(&file, message, FOLDER_HINT);
+        let manifest: Value = serde_json::from_str(&text).map_err(|error| damaged(error.to_string()))?;
         if !manifest["cases"].is_array() {
-            return Err(Error::damaged(&file, "the list `cases` is missing"));
+            return Err(damaged("the list `cases` is missing".to_owned()));
         }
         Ok(Folder { path: path.to_owned(), manifest, files: RefCell::default(), device: None })
     }

@@ -12,7 +12,6 @@ mod clocks;
 mod collection;
 mod data;
 mod engines;
-mod error;
 mod folder;
 mod interchange;
 mod layer;
@@ -23,7 +22,11 @@ mod tables;
 mod theory;
 mod training;
 
-pub use error::{Error, Result};
+pub use kerple_run::{Error, Result};
+
+/// What to do about a folder that cannot be read as reference values.
+pub const FOLDER_HINT: &str =
+    "give a folder of reference values: it contains manifest.json and the .safetensors files it lists";
 
 use burn::tensor::Device;
 use collection::Collection;

@@ -61,7 +61,7 @@ fn run(arguments: &Arguments) -> Result<(), Failure> {
     let mut failures = 0;
     for folder in &arguments.folders {
         let counts = kerple_conformance::run_on(device.clone(), folder, &mut |verdict| show(verdict, arguments.json))
-            .map_err(|error| Failure::new(error.to_string(), error.hint()))?;
+            .map_err(|error| Failure::new(error.to_string(), kerple_conformance::FOLDER_HINT))?;
         if !arguments.json {
             println!("{}{}", of_several(&arguments.folders, folder), summary(counts));
         }

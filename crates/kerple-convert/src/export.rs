@@ -25,9 +25,9 @@ mod weights;
 
 use crate::Family;
 use kerple_lm::checkpoint;
-use kerple_lm::error::{Error, Result};
 use kerple_lm::plan::Plan;
 use kerple_lm::run::RunFolder;
+use kerple_lm::{Error, Result};
 use serde_json::{Map, Value};
 use std::fs;
 use std::path::{Path, PathBuf};

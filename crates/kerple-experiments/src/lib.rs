@@ -8,7 +8,7 @@
 //! Several machines may compute the runs, and pages may be made from runs of earlier years.
 
 pub mod claim;
-pub mod error;
+mod error;
 pub mod floors;
 pub mod manifest;
 pub mod packed;

@@ -193,11 +193,11 @@ impl Manifest {
     /// As [`Manifest::read`]; a disk that does not answer.
     pub fn find(folder: &Path) -> Result<Option<Manifest>> {
         let path = folder.join(MANIFEST_FILE);
-        let Some(manifest) = kerple_run::Error::unless_absent(read_json::<Manifest>(&path))? else {
+        let Some(manifest) = Error::unless_absent(read_json::<Manifest>(&path))? else {
             return Ok(None);
         };
         let hint = "copy the folder again: the file was edited, or another program wrote it";
-        manifest.check().map_err(|message| kerple_run::Error::damaged(&path, message, hint))?;
+        manifest.check().map_err(|message| Error::damaged(&path, message, hint))?;
         Ok(Some(manifest))
     }
 
@@ -317,10 +317,7 @@ mod tests {
             ("web", "web", 1 << 40, "between 1 and 4294967296"),
         ] {
             let error = Manifest::read(write(corpus, folder, length).path()).unwrap_err();
-            assert!(
-                matches!(error, Error::Run(kerple_lm::Error::Record(kerple_run::Error::Damaged { .. }))),
-                "{error}"
-            );
+            assert!(matches!(error, Error::Damaged { .. }), "{error}");
             assert!(error.to_string().contains(part) && error.to_string().contains(MANIFEST_FILE), "{error}");
         }
     }

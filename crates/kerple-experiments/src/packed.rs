@@ -31,7 +31,7 @@ const LEVEL: i32 = 19;
 /// # Errors
 /// What cannot be read or written.
 pub fn pack(manifest: &Manifest, from: &Path, folder: &Path) -> Result<()> {
-    let wrong = |error| Error::io("packing", from)(error);
+    let wrong = |error| Error::io_while("packing", from)(error);
     let mut encoder = zstd::Encoder::new(Vec::new(), LEVEL).map_err(wrong)?;
     // of the frame: a flipped bit is found by whatever unpacks it
     encoder.include_checksum(true).map_err(wrong)?;
@@ -41,12 +41,12 @@ pub fn pack(manifest: &Manifest, from: &Path, folder: &Path) -> Result<()> {
         if look(&place)?.is_none() {
             continue;
         }
-        let entries = fs::read_dir(&place).map_err(Error::io("reading", &place))?;
+        let entries = fs::read_dir(&place).map_err(Error::io_while("reading", &place))?;
         let mut names = entries.map(|entry| Ok(entry?.file_name())).collect::<io::Result<Vec<_>>>().map_err(wrong)?;
         names.sort();
         for name in names {
             let path = place.join(&name);
-            let content = fs::read(&path).map_err(Error::io("reading", &path))?;
+            let content = fs::read(&path).map_err(Error::io_while("reading", &path))?;
             let mut header = tar::Header::new_gnu();
             header.set_size(content.len() as u64);
             header.set_mode(0o644);
@@ -62,7 +62,7 @@ pub(crate) fn has_checksum(folder: &Path) -> Result<bool> {
     let path = folder.join(ARCHIVE_FILE);
     let mut head = [0; 5];
     let read = File::open(&path).and_then(|mut file| file.read_exact(&mut head));
-    read.map_err(Error::io("reading", &path))?;
+    read.map_err(Error::io_while("reading", &path))?;
     // RFC 8878, 3.1.1.1.1: the third bit of the byte behind the magic number
     Ok(head[4] & 4 != 0)
 }
@@ -78,11 +78,11 @@ pub fn unpacked(folder: &Path) -> Result<Option<TempDir>> {
     if look(&folder.join(ARCHIVE_FILE))?.is_none() {
         return Ok(None);
     }
-    let aside = tempfile::tempdir().map_err(Error::io("unpacking", folder))?;
+    let aside = tempfile::tempdir().map_err(Error::io_while("unpacking", folder))?;
     for name in BESIDE {
         let (from, to) = (folder.join(name), aside.path().join(name));
         if look(&from)?.is_some() {
-            fs::copy(&from, to).map_err(Error::io("reading", &from))?;
+            fs::copy(&from, to).map_err(Error::io_while("reading", &from))?;
         }
     }
     unpack_into(folder, aside.path())?;
@@ -102,8 +102,8 @@ pub fn restore(folder: &Path) -> Result<()> {
     unpack_into(folder, folder)?;
     // runs that go on are not those that were exported
     let sums = folder.join(SUMS_FILE);
-    Error::unless_absent(fs::remove_file(&sums).map_err(Error::io("removing", &sums)))?;
-    fs::remove_file(&path).map_err(Error::io("removing", &path))
+    Error::unless_absent(fs::remove_file(&sums).map_err(Error::io_while("removing", &sums)))?;
+    fs::remove_file(&path).map_err(Error::io_while("removing", &path))
 }
 
 /// Unpacks the archive of `folder` into `place`; files that are there stay as they are.
@@ -111,10 +111,10 @@ fn unpack_into(folder: &Path, place: &Path) -> Result<()> {
     each_file(folder, &mut |name, content| {
         let to = place.join(name);
         let above = to.parent().expect("a file is in a folder");
-        fs::create_dir_all(above).map_err(Error::io("creating", above))?;
+        fs::create_dir_all(above).map_err(Error::io_while("creating", above))?;
         match File::create_new(&to) {
             Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Ok(()),
-            made => made.and_then(|mut file| file.write_all(content)).map_err(Error::io("writing", &to)),
+            made => made.and_then(|mut file| file.write_all(content)).map_err(Error::io_while("writing", &to)),
         }
     })
 }
@@ -131,8 +131,8 @@ fn each_file(folder: &Path, take: &mut dyn FnMut(&Path, &[u8]) -> Result<()>) ->
         )
     };
     let broken = |error: io::Error| damaged(error.to_string());
-    let file = File::open(&path).map_err(Error::io("opening", &path))?;
-    let bytes = zstd::Decoder::new(file).map_err(Error::io("opening", &path))?;
+    let file = File::open(&path).map_err(Error::io_while("opening", &path))?;
+    let bytes = zstd::Decoder::new(file).map_err(Error::io_while("opening", &path))?;
     // what is beyond the limit is not read: the archive then ends within a file
     let mut archive = tar::Archive::new(bytes.take(MOST));
     let mut seen = BTreeSet::new();

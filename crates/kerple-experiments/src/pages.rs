@@ -122,7 +122,7 @@ impl Folder {
     /// evaluated is no part of the paper.
     fn read(folder: &Path) -> Result<Folder> {
         let manifest = Manifest::read(folder)?;
-        let floors = kerple_run::Error::unless_absent(read_json(&folder.join(FLOORS_FILE)))?.unwrap_or_default();
+        let floors = Error::unless_absent(read_json(&folder.join(FLOORS_FILE)))?.unwrap_or_default();
         let unpacked = unpacked(folder)?;
         let folder = unpacked.as_ref().map_or(folder, TempDir::path);
         let mut found: BTreeMap<String, (&str, Vec<Run>)> = BTreeMap::new();
@@ -133,7 +133,7 @@ impl Folder {
                 continue;
             }
             let mut runs = match find_runs(&[place]) {
-                Err(kerple_report::Error::Refused { .. }) => continue,
+                Err(Error::Refused { .. }) => continue,
                 found => found?,
             };
             runs.iter_mut().for_each(|run| manifest.keep_asked((corpus, variant), run));
@@ -151,7 +151,7 @@ impl Folder {
             Ok((name, Group { runs, results }))
         };
         let groups = found.into_iter().map(group).collect::<Result<_>>()?;
-        let timing = kerple_run::Error::unless_absent(read_json(&folder.join(TIMING_FILE)))?;
+        let timing = Error::unless_absent(read_json(&folder.join(TIMING_FILE)))?;
         Ok(Folder { manifest, groups, timing, floors, over_other_texts, in_other_numerics, _unpacked: unpacked })
     }
 

@@ -233,7 +233,7 @@ impl Reproduction {
         for number in 0..corpus.loops {
             let split = ["train", "valid", "test"][(number % 10).saturating_sub(7) as usize];
             let folder = folder.join(split);
-            std::fs::create_dir_all(&folder).map_err(kerple_run::Error::io("creating", &folder))?;
+            std::fs::create_dir_all(&folder).map_err(Error::io_while("creating", &folder))?;
             loops::piece(0, number, LOOP_BARS).write(&folder.join(format!("{number:04}.mid")))?;
         }
         Ok(folder)
@@ -302,7 +302,7 @@ impl Reproduction {
             claims: self.experiment.claims.clone(),
             runs: planned(&self.experiment, &[]).into_iter().map(run).collect::<Result<_>>()?,
         };
-        std::fs::create_dir_all(&self.out).map_err(kerple_run::Error::io("creating", &self.out))?;
+        std::fs::create_dir_all(&self.out).map_err(Error::io_while("creating", &self.out))?;
         kerple_run::write_json(&self.out.join(MANIFEST_FILE), &manifest)?;
         self.write_floors()
     }
@@ -339,7 +339,7 @@ impl Reproduction {
             host: &alone,
         };
         let jobs: Vec<Job> = (0..self.planned.len()).map(job).collect();
-        Ok(job::work_off(&jobs, (shard, ranks), stop, tell)?)
+        job::work_off(&jobs, (shard, ranks), stop, tell)
     }
 
     /// Where the files of a task are, for tasks about files.

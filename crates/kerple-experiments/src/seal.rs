@@ -30,13 +30,13 @@ impl Sums {
     }
 
     fn add(&mut self, folder: &Path, below: &Path) -> Result<()> {
-        for entry in fs::read_dir(below).map_err(Error::io("reading", below))? {
-            let path = entry.map_err(Error::io("reading", below))?.path();
+        for entry in fs::read_dir(below).map_err(Error::io_while("reading", below))? {
+            let path = entry.map_err(Error::io_while("reading", below))?.path();
             if path.is_dir() {
                 self.add(folder, &path)?;
                 continue;
             }
-            let content = kerple_run::files::read(&path).map_err(Error::io("reading", &path))?;
+            let content = kerple_run::files::read(&path).map_err(Error::io_while("reading", &path))?;
             let name = path.strip_prefix(folder).expect("a file is below its folder").to_owned();
             self.0.insert(name, fingerprint(&content));
         }
@@ -49,7 +49,7 @@ impl Sums {
     /// A file that cannot be read, or a line that is not a sum.
     pub fn read(folder: &Path) -> Result<Option<Sums>> {
         let path = folder.join(SUMS_FILE);
-        let read = kerple_run::files::read_text(&path).map_err(Error::io("reading", &path));
+        let read = kerple_run::files::read_text(&path).map_err(Error::io_while("reading", &path));
         let Some(text) = Error::unless_absent(read)? else { return Ok(None) };
         let mut sums = BTreeMap::new();
         for (number, line) in text.lines().enumerate() {
@@ -58,7 +58,7 @@ impl Sums {
             let known = parts.is_some_and(|(sum, name)| sums.insert(PathBuf::from(name), sum.to_owned()).is_none());
             if !known {
                 let message = format!("line {} is not a checksum with the name of another file", number + 1);
-                return Err(Error::damaged(&path, message, "copy the folder again").into());
+                return Err(Error::damaged(&path, message, "copy the folder again"));
             }
         }
         Ok(Some(Sums(sums)))
@@ -101,7 +101,7 @@ pub(crate) fn refuse_broken(folder: &Path, unpacked: &Path) -> Result<()> {
     let Some((name, _)) = changed else { return Ok(()) };
     let message = format!("{} does not match {SUMS_FILE}", name.display());
     let hint = format!("copy the folder again; `kerple verify {}` lists all differences", folder.display());
-    Err(Error::damaged(folder, message, hint).into())
+    Err(Error::damaged(folder, message, hint))
 }
 
 /// Whether a folder has an archive of runs, or the sums of one.

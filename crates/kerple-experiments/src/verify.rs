@@ -27,7 +27,7 @@ pub struct Verification {
 
 impl Verification {
     fn problem(&mut self, path: &Path, message: impl AsRef<str>, hint: impl Into<String>) {
-        self.problems.push(kerple_run::Error::damaged(path, message, hint).into());
+        self.problems.push(Error::damaged(path, message, hint));
     }
 
     fn take(&mut self, found: Result<()>) {
@@ -214,12 +214,12 @@ fn odd(manifest: &Manifest, place: &Path, run: &PlannedRun, rows: &[EvaluationRo
 fn rendered(manifest: &Manifest, (folder, place): (&Path, &Path), found: &mut Verification) -> Result<()> {
     let kept = folder.join(PAGE_FOLDER);
     let report = kept.join(kerple_report::folder::TEXT);
-    let read = kerple_run::files::read_text(&report).map_err(kerple_run::Error::io("reading", &report));
-    let Some(text) = kerple_run::Error::unless_absent(read)? else { return Ok(()) };
+    let read = kerple_run::files::read_text(&report).map_err(Error::io_while("reading", &report));
+    let Some(text) = Error::unless_absent(read)? else { return Ok(()) };
     // which program made it is all that a page says and no run does
     let by = text.lines().find_map(|line| line.strip_prefix("- pages by: "));
     let facts: Vec<(&'static str, String)> = by.map(|by| ("pages by", by.to_owned())).into_iter().collect();
-    let made = tempfile::tempdir().map_err(kerple_run::Error::io("preparing", folder))?;
+    let made = tempfile::tempdir().map_err(Error::io_while("preparing", folder))?;
     // pages that `--only` made have some of the tables and figures
     let shown = |_: &str, title: &str| text.contains(&format!("\n## {title}\n"));
     let items = pages::write_into(place, made.path(), &shown, &facts)?.items.len();

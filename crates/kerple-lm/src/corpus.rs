@@ -149,7 +149,7 @@ impl Source {
     /// # Errors
     /// A corpus of token ids without one.
     pub fn tokenizer(&self) -> Result<&Tokenizer> {
-        Ok(self.corpus()?.tokenizer()?)
+        self.corpus()?.tokenizer()
     }
 
     /// Training sequences of a plan.
@@ -279,7 +279,7 @@ impl Text for CorpusText<'_> {
     }
 
     fn read(&self, range: Range<usize>) -> Result<Vec<u32>> {
-        Ok(self.corpus.split(self.split).read(range)?)
+        self.corpus.split(self.split).read(range)
     }
 
     fn bytes(&self, range: Range<usize>) -> Option<u64> {

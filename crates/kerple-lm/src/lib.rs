@@ -8,7 +8,7 @@ pub mod compare;
 pub mod config;
 pub mod corpus;
 pub mod depart;
-pub mod error;
+mod error;
 pub mod evaluate;
 pub mod events;
 pub mod generate;

@@ -125,7 +125,7 @@ impl RunFolder {
     /// What the file system refuses.
     pub fn write_plan(&self, plan: &Plan) -> Result<()> {
         Place::of(&plan.data.path, &self.path).write(&self.path)?;
-        Ok(kerple_run::write_json(&self.path.join(kerple_run::PLAN_FILE), plan)?)
+        kerple_run::write_json(&self.path.join(kerple_run::PLAN_FILE), plan)
     }
 
     /// Opens the text the run was trained on, wherever it was last seen.
@@ -247,7 +247,7 @@ impl RunFolder {
     /// # Errors
     /// A file that cannot be written.
     pub fn write_scores(&self, all: &[ScoreSnapshot]) -> Result<()> {
-        Ok(kerple_run::write_dense_json(&self.scores_file(), &all)?)
+        kerple_run::write_dense_json(&self.scores_file(), &all)
     }
 
     /// Opens the metrics for appending, without rows of steps that the checkpoint has not seen.
@@ -263,7 +263,7 @@ impl RunFolder {
             return Ok(journal);
         }
         kerple_run::replace_rows(&path, &kept)?;
-        Ok(Journal::open(&path)?)
+        Journal::open(&path)
     }
 
     /// The sessions the run was trained in; none where it was trained before they were recorded.
@@ -282,7 +282,7 @@ impl RunFolder {
     pub fn add_session(&self, row: &SessionRow) -> Result<()> {
         let mut journal = Journal::open(&self.path.join(kerple_run::SESSIONS_FILE))?;
         journal.push(row)?;
-        Ok(journal.sync()?)
+        journal.sync()
     }
 
     /// Adds the learned tables of a step; later ones, of a session whose end was lost, are dropped.
@@ -294,7 +294,7 @@ impl RunFolder {
         let mut all: Vec<KernelSnapshot> = if present(&path)? { kerple_run::read_json(&path)? } else { Vec::new() };
         all.retain(|old| old.step < snapshot.step);
         all.push(snapshot);
-        Ok(kerple_run::write_dense_json(&path, &all)?)
+        kerple_run::write_dense_json(&path, &all)
     }
 
     /// Folder of the TensorBoard files.

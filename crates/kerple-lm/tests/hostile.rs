@@ -258,10 +258,7 @@ impl Finished {
         let kept = fs::read(&metrics).unwrap();
         let reopened = run.reopen_metrics(2).map(|_| ());
         fs::write(&metrics, kept).unwrap();
-        report.map_err(|error| match error {
-            kerple_report::Error::Record(error) => Error::Record(error),
-            error => Error::Refused { message: error.to_string(), hint: error.hint() },
-        })?;
+        report?;
         loaded.and(reopened)
     }
 

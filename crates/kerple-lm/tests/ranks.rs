@@ -136,7 +136,7 @@ impl Batches for Torn {
     fn batch(&self, step: u64, rows: Range<usize>) -> Result<Batch> {
         if step == self.1 {
             let source = std::io::Error::other("the cable was pulled");
-            return Err(Error::Io { path: "text".into(), action: "read", source });
+            return Err(Error::io(Path::new("text"), "read")(source));
         }
         self.0.batch(step, rows)
     }

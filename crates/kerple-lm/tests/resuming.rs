@@ -248,7 +248,7 @@ fn a_reader_follows_a_trainer_that_replaces_what_it_reads() {
         if path == place(folder.path(), 3) {
             fs::rename(path, place(folder.path(), 4)).unwrap();
             let source = fs::read(path).unwrap_err();
-            return Err(Error::Io { path: path.to_owned(), action: "read", source });
+            return Err(Error::io(path, "read")(source));
         }
         Ok(path.to_owned())
     });

@@ -17,10 +17,10 @@ pub const MARK: &str = "made by kerple report";
 ///
 /// # Errors
 /// A file or folder that cannot be written.
-pub fn put(path: PathBuf, content: Vec<u8>, files: &mut Vec<PathBuf>) -> kerple_run::Result<()> {
+pub fn put(path: PathBuf, content: Vec<u8>, files: &mut Vec<PathBuf>) -> Result<()> {
     let folder = path.parent().expect("a file is in a folder");
-    std::fs::create_dir_all(folder).map_err(kerple_run::Error::io("creating", folder))?;
-    kerple_run::files::replace(&path, &content).map_err(kerple_run::Error::io("writing", &path))?;
+    std::fs::create_dir_all(folder).map_err(Error::io_while("creating", folder))?;
+    kerple_run::files::replace(&path, &content).map_err(Error::io_while("writing", &path))?;
     files.push(path);
     Ok(())
 }
@@ -42,8 +42,8 @@ pub fn refuse_foreign(folder: &Path) -> Result<()> {
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
             let others = [TEXT, "report.json"].map(|name| folder.join(name));
             let mut read = others.into_iter().filter_map(|other| {
-                let text = kerple_run::files::read(&other).map_err(kerple_run::Error::io("reading", &other));
-                kerple_run::Error::unless_absent(text).map(|text| Some((other, text?))).transpose()
+                let text = kerple_run::files::read(&other).map_err(Error::io_while("reading", &other));
+                Error::unless_absent(text).map(|text| Some((other, text?))).transpose()
             });
             let Some((other, text)) = read.next().transpose()? else { return Ok(()) };
             let ours = text.is_empty() || String::from_utf8_lossy(&text).contains(MARK);
@@ -68,17 +68,15 @@ pub fn refuse_foreign(folder: &Path) -> Result<()> {
 /// A file that cannot be read or removed.
 pub fn remove_former_figures(folder: &Path, kept: &[PathBuf]) -> Result<()> {
     let page = folder.join(TEXT);
-    let page = kerple_run::Error::unless_absent(
-        kerple_run::files::read(&page).map_err(kerple_run::Error::io("reading", &page)),
-    )?
-    .unwrap_or_default();
+    let page = Error::unless_absent(kerple_run::files::read(&page).map_err(Error::io_while("reading", &page)))?
+        .unwrap_or_default();
     let page = String::from_utf8_lossy(&page);
     let names = page.split("](figures/").skip(1).filter_map(|rest| rest.split_once(')')).map(|(name, _)| name);
     for name in names.filter(|name| name.ends_with(".svg") && !name.contains(['/', '\\'])) {
         let figure = folder.join("figures").join(name);
         if !kept.contains(&figure) {
-            let removed = std::fs::remove_file(&figure).map_err(kerple_run::Error::io("removing", &figure));
-            kerple_run::Error::unless_absent(removed)?;
+            let removed = std::fs::remove_file(&figure).map_err(Error::io_while("removing", &figure));
+            Error::unless_absent(removed)?;
         }
     }
     Ok(())

@@ -10,7 +10,7 @@
 //! `docs/results.md` describes the contents of a report.
 
 mod conditions;
-pub mod error;
+mod error;
 pub mod folder;
 pub mod format;
 pub mod page;

@@ -96,7 +96,7 @@ impl Results {
     /// [`Error::Refused`] of no runs, or if no run has the `reference`.
     pub fn of(runs: &[Run], reference: Option<&str>) -> Result<Results> {
         if runs.is_empty() {
-            return Err(Error::no_runs(&[]));
+            return Err(crate::run::no_runs::<&std::path::Path>(&[]));
         }
         let counted: Vec<&Run> = runs.iter().filter(|run| run.duplicate_of.is_none()).collect();
         let reference = choose_reference(&counted, reference)?;

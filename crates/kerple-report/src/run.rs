@@ -47,7 +47,7 @@ impl Run {
     /// Reads a run folder. Files other than `plan.json` may be missing.
     ///
     /// # Errors
-    /// [`Error::Record`] of what cannot be read or is damaged, with file and line.
+    /// [`Error::Io`] and [`Error::Damaged`], with file and line, of files that cannot be read.
     pub fn read(folder: &Path) -> Result<Run> {
         kerple_run::old_names::refuse_files(folder)?;
         let plan = read_plan(&folder.join(kerple_run::PLAN_FILE))?;
@@ -56,7 +56,7 @@ impl Run {
         let sessions = read_optional_rows(&folder.join(kerple_run::SESSIONS_FILE), &mut notes)?;
         let evaluations = read_optional_rows(&folder.join(kerple_run::EVALUATION_FILE), &mut notes)?;
         let probes = read_optional_rows(&folder.join(kerple_run::PROBES_FILE), &mut notes)?;
-        let kernels = kerple_run::Error::unless_absent(read_json(&folder.join(kerple_run::KERNELS_FILE)))?;
+        let kernels = Error::unless_absent(read_json(&folder.join(kerple_run::KERNELS_FILE)))?;
         let mut kernels: Vec<KernelSnapshot> = kernels.unwrap_or_default();
         kernels.sort_by_key(|snapshot| snapshot.step);
         let evaluations = without_repeated_evaluations(evaluations, &mut notes);
@@ -249,14 +249,14 @@ pub fn said_of_runs(said: impl Iterator<Item = BTreeSet<String>>) -> String {
 /// evaluations counts. Runs that share label, training length and seed but not the plan get longer names.
 ///
 /// # Errors
-/// [`Error::Refused`] if there are none; [`Error::Record`] of what cannot be read or is damaged, with file and line.
+/// [`Error::Refused`] if there are none; [`Error::Io`] and [`Error::Damaged`], with file and line, of files that cannot be read.
 pub fn find_runs<P: AsRef<Path>>(folders: &[P]) -> Result<Vec<Run>> {
     let mut found = BTreeMap::new();
     for folder in folders {
         walk(folder.as_ref(), &mut found)?;
     }
     if found.is_empty() {
-        return Err(Error::no_runs(&folders.iter().map(|folder| folder.as_ref().to_owned()).collect::<Vec<_>>()));
+        return Err(no_runs(folders));
     }
     let mut runs = found.values().map(|folder| Run::read(folder)).collect::<Result<Vec<Run>>>()?;
     mark_duplicates(&mut runs);
@@ -265,17 +265,25 @@ pub fn find_runs<P: AsRef<Path>>(folders: &[P]) -> Result<Vec<Run>> {
     Ok(runs)
 }
 
+/// No `plan.json` below the given folders.
+pub(crate) fn no_runs<P: AsRef<Path>>(folders: &[P]) -> Error {
+    let list: Vec<String> = folders.iter().map(|folder| folder.as_ref().display().to_string()).collect();
+    let place = if list.is_empty() { String::new() } else { format!(" below {}", list.join(", ")) };
+    let hint = "give the --out folder of `kerple train` or `kerple compare`; a run folder contains plan.json";
+    Error::Refused { message: format!("no runs{place}"), hint: hint.to_owned() }
+}
+
 /// Collects run folders by their canonical path, so that overlapping arguments give each once.
 fn walk(folder: &Path, found: &mut BTreeMap<PathBuf, PathBuf>) -> Result<()> {
     let plan = folder.join(kerple_run::PLAN_FILE);
     if look(&plan)?.is_some_and(|about| about.is_file()) {
-        let canonical = folder.canonicalize().map_err(Error::io("reading", folder))?;
+        let canonical = folder.canonicalize().map_err(Error::io_while("reading", folder))?;
         found.entry(canonical).or_insert_with(|| folder.to_owned());
         return Ok(());
     }
-    for entry in std::fs::read_dir(folder).map_err(Error::io("reading", folder))? {
-        let entry = entry.map_err(Error::io("reading", folder))?;
-        let kind = entry.file_type().map_err(Error::io("reading", folder))?;
+    for entry in std::fs::read_dir(folder).map_err(Error::io_while("reading", folder))? {
+        let entry = entry.map_err(Error::io_while("reading", folder))?;
+        let kind = entry.file_type().map_err(Error::io_while("reading", folder))?;
         if kind.is_dir() {
             walk(&entry.path(), found)?;
         }
@@ -288,12 +296,12 @@ fn read_plan(path: &Path) -> Result<Value> {
     let plan: Value = read_json(path)?;
     let checked = plan["train_len"].as_u64().map_or(Ok(0), kerple_run::check_length);
     let hint = "exclude the run: the file was edited, or another program wrote it";
-    checked.map_err(|reason| kerple_run::Error::damaged(path, format!("train_len: {reason}"), hint))?;
+    checked.map_err(|reason| Error::damaged(path, format!("train_len: {reason}"), hint))?;
     Ok(plan)
 }
 
 fn read_optional_rows<Row: DeserializeOwned>(path: &Path, notes: &mut Vec<String>) -> Result<Vec<Row>> {
-    let Some(found) = kerple_run::Error::unless_absent(read_rows(path))? else { return Ok(Vec::new()) };
+    let Some(found) = Error::unless_absent(read_rows(path))? else { return Ok(Vec::new()) };
     if let Some(line) = found.truncated_line {
         let name = path.file_name().unwrap_or_default().to_string_lossy();
         notes.push(format!("{name}: the last line, {line}, is incomplete and was skipped"));
@@ -338,7 +346,7 @@ mod tests {
         let error = find_runs(&[root.path()]).unwrap_err();
         assert!(matches!(error, Error::Refused { .. }));
         assert!(error.hint().contains("plan.json"));
-        assert!(matches!(find_runs(&[root.path().join("absent")]), Err(Error::Record(kerple_run::Error::Io { .. }))));
+        assert!(matches!(find_runs(&[root.path().join("absent")]), Err(Error::Io { .. })));
     }
 
     #[test]

@@ -28,12 +28,12 @@ pub struct Summary {
 ///
 /// # Errors
 /// [`Error::Refused`] without runs, for an unknown reference, or if the folder contains a page that
-/// is not a report; [`Error::Record`] if a file cannot be written.
+/// is not a report; [`Error::Io`] if a file cannot be written.
 pub fn write(runs: &[Run], folder: &Path, options: &Options) -> Result<Summary> {
     let mut results = Results::of(runs, options.reference.as_deref())?;
     refuse_foreign(folder)?;
     let figures = figures(runs, &results);
-    std::fs::create_dir_all(folder).map_err(Error::io("creating", folder))?;
+    std::fs::create_dir_all(folder).map_err(Error::io_while("creating", folder))?;
     make_relative(&mut results, folder);
     let mut files = Vec::new();
     for figure in &figures {

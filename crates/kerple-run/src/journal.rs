@@ -35,7 +35,7 @@ impl<Row: Serialize> Journal<Row> {
     /// # Errors
     /// [`Error::Io`] if the file cannot be created, read or repaired.
     pub fn open(path: &Path) -> Result<Self> {
-        let file = crate::files::append(path).map_err(Error::io("opening", path))?;
+        let file = crate::files::append(path).map_err(Error::io_while("opening", path))?;
         let mut journal = Journal { path: path.to_owned(), file, row: PhantomData };
         journal.alone(|file| {
             let complete = complete_length(file)?;
@@ -58,7 +58,7 @@ impl<Row: Serialize> Journal<Row> {
     /// # Errors
     /// [`Error::Io`] if they cannot be.
     pub fn sync(&self) -> Result<()> {
-        self.file.sync_data().map_err(Error::io("syncing", &self.path))
+        self.file.sync_data().map_err(Error::io_while("syncing", &self.path))
     }
 
     /// Works on the file while no other process repairs it or appends to it.
@@ -67,15 +67,16 @@ impl<Row: Serialize> Journal<Row> {
         let locked = self.file.lock().is_ok();
         let done = work(&mut self.file);
         if locked {
-            self.file.unlock().map_err(Error::io("unlocking", &self.path))?;
+            self.file.unlock().map_err(Error::io_while("unlocking", &self.path))?;
         }
-        done.map_err(Error::io("writing", &self.path))
+        done.map_err(Error::io_while("writing", &self.path))
     }
 }
 
 /// A row as it stands in a journal, its line end included.
 fn line<Row: Serialize>(row: &Row, path: &Path) -> Result<Vec<u8>> {
-    let mut line = serde_json::to_vec(row).map_err(|error| Error::io("encoding a row for", path)(error.into()))?;
+    let mut line =
+        serde_json::to_vec(row).map_err(|error| Error::io_while("encoding a row for", path)(error.into()))?;
     line.push(b'\n');
     Ok(line)
 }
@@ -121,7 +122,7 @@ pub struct Rows<Row> {
 /// [`Error::Damaged`] with file and line if a complete line is not a record, or has old
 /// names; [`Error::Io`] if the file cannot be read.
 pub fn read_rows<Row: DeserializeOwned>(path: &Path) -> Result<Rows<Row>> {
-    let text = crate::files::read(path).map_err(Error::io("reading", path))?;
+    let text = crate::files::read(path).map_err(Error::io_while("reading", path))?;
     refuse_keys(path, &text)?;
     let mut found = Rows { rows: Vec::new(), truncated_line: None };
     for (index, line) in text.split_inclusive(|&byte| byte == b'\n').enumerate() {
@@ -144,7 +145,7 @@ pub fn read_rows<Row: DeserializeOwned>(path: &Path) -> Result<Rows<Row>> {
 /// # Errors
 /// [`Error::Io`] for a disk that does not answer: unknown is not absent.
 pub fn look(path: &Path) -> Result<Option<Metadata>> {
-    crate::files::look(path).map_err(Error::io("looking for", path))
+    crate::files::look(path).map_err(Error::io_while("looking for", path))
 }
 
 /// Reads a file that holds one JSON value.
@@ -153,7 +154,7 @@ pub fn look(path: &Path) -> Result<Option<Metadata>> {
 /// [`Error::Damaged`] with file and line if its content is not the expected value; [`Error::Io`] if
 /// it cannot be read.
 pub fn read_json<T: DeserializeOwned>(path: &Path) -> Result<T> {
-    let text = crate::files::read(path).map_err(Error::io("reading", path))?;
+    let text = crate::files::read(path).map_err(Error::io_while("reading", path))?;
     refuse_keys(path, &text)?;
     serde_json::from_slice(&text).map_err(|error| Error::damaged_line(path, error.line(), &error))
 }
@@ -163,7 +164,7 @@ pub fn read_json<T: DeserializeOwned>(path: &Path) -> Result<T> {
 /// # Errors
 /// [`Error::Io`] if it cannot be written; the file is then as it was.
 pub fn write_json<T: Serialize>(path: &Path, value: &T) -> Result<()> {
-    let mut text = serde_json::to_vec_pretty(value).map_err(|error| Error::io("encoding", path)(error.into()))?;
+    let mut text = serde_json::to_vec_pretty(value).map_err(|error| Error::io_while("encoding", path)(error.into()))?;
     text.push(b'\n');
     replace(path, &text)
 }
@@ -178,7 +179,7 @@ pub fn write_dense_json<T: Serialize>(path: &Path, value: &T) -> Result<()> {
 }
 
 fn replace(path: &Path, content: &[u8]) -> Result<()> {
-    crate::files::replace(path, content).map_err(Error::io("writing", path))
+    crate::files::replace(path, content).map_err(Error::io_while("writing", path))
 }
 
 #[cfg(test)]

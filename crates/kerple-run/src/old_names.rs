@@ -79,7 +79,7 @@ const HINT: &str = "open it with the version that wrote it, or train the run aga
 pub fn refuse_files(folder: &Path) -> Result<()> {
     for (old, new) in FILES {
         let path = folder.join(old);
-        if crate::files::look(&path).map_err(Error::io("looking for", &path))?.is_some() {
+        if crate::files::look(&path).map_err(Error::io_while("looking for", &path))?.is_some() {
             let message = format!("this run folder was written before 0.1.0; `{old}` is now `{new}`");
             return Err(Error::damaged(&path, message, HINT));
         }
@@ -95,7 +95,7 @@ pub fn refuse_folder(folder: &Path) -> Result<()> {
     refuse_files(folder)?;
     for (file, _) in KEYS {
         let path = folder.join(file);
-        let read = crate::files::read(&path).map_err(Error::io("reading", &path));
+        let read = crate::files::read(&path).map_err(Error::io_while("reading", &path));
         if let Some(text) = Error::unless_absent(read)? {
             refuse_keys(&path, text.split_inclusive(|&byte| byte == b'\n').next().unwrap_or_default())?;
         }

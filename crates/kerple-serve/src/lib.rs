@@ -159,7 +159,7 @@ const PATIENCE: Duration = Duration::from_secs(5);
 /// # Errors
 /// An address that cannot be listened on.
 pub fn serve(served: Served, address: SocketAddr, ready: impl FnOnce(SocketAddr), stop: Arc<AtomicBool>) -> Result<()> {
-    let io = |action| move |source| Error::Io { path: address.to_string().into(), action, source };
+    let io = |action| Error::io(std::path::Path::new(&address.to_string()), action);
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(1)
         .max_blocking_threads(READERS)

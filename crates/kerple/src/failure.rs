@@ -46,10 +46,10 @@ impl Failure {
     }
 }
 
-impl From<kerple_lm::Error> for Failure {
-    fn from(error: kerple_lm::Error) -> Failure {
+impl From<kerple_run::Error> for Failure {
+    fn from(error: kerple_run::Error) -> Failure {
         let code = match error {
-            kerple_lm::Error::Data(kerple_data::Error::Stopped) => Failure::STOPPED,
+            kerple_run::Error::Stopped => Failure::STOPPED,
             _ if error.is_misuse() => 2,
             _ => 1,
         };
@@ -57,7 +57,7 @@ impl From<kerple_lm::Error> for Failure {
             message: error.to_string(),
             hint: error.hint(),
             code,
-            known: matches!(error, kerple_lm::Error::Rank { .. }),
+            known: matches!(error, kerple_run::Error::Rank { .. }),
         }
     }
 }
@@ -66,40 +66,6 @@ impl From<kerple_core::kernel::error::Error> for Failure {
     fn from(error: kerple_core::kernel::error::Error) -> Failure {
         let hint = error.hint().unwrap_or_else(|| "see docs/kernels.md for the syntax of kernels".to_owned());
         Failure::misuse(error.to_string(), hint)
-    }
-}
-
-impl From<kerple_experiments::Error> for Failure {
-    fn from(error: kerple_experiments::Error) -> Failure {
-        match error {
-            kerple_experiments::Error::Run(error) => error.into(),
-            kerple_experiments::Error::Report(error) => error.into(),
-            error => Failure {
-                message: error.to_string(),
-                hint: error.hint(),
-                code: if error.is_misuse() { 2 } else { 1 },
-                known: false,
-            },
-        }
-    }
-}
-
-impl From<kerple_run::Error> for Failure {
-    fn from(error: kerple_run::Error) -> Failure {
-        kerple_lm::Error::from(error).into()
-    }
-}
-
-impl From<kerple_report::Error> for Failure {
-    fn from(error: kerple_report::Error) -> Failure {
-        let code = if error.is_misuse() { 2 } else { 1 };
-        Failure { message: error.to_string(), hint: error.hint(), code, known: false }
-    }
-}
-
-impl From<kerple_data::Error> for Failure {
-    fn from(error: kerple_data::Error) -> Failure {
-        kerple_lm::Error::from(error).into()
     }
 }
 

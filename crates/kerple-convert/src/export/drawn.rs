@@ -6,7 +6,7 @@ use kerple_burn::pass::Pass;
 use kerple_core::encoding::{Encoding, Parameter, Share};
 use kerple_core::features::Normals;
 use kerple_core::forms::{Code, CodeKind};
-use kerple_lm::error::Result;
+use kerple_lm::Result;
 use kerple_lm::layers::Layer;
 use kerple_lm::plan::Plan;
 use serde_json::{Map, Value, json};

@@ -2,7 +2,7 @@
 
 use super::Making;
 use kerple_data::Tokenizer;
-use kerple_lm::error::Result;
+use kerple_lm::Result;
 use kerple_lm::plan::{NO_TOKENIZER, Plan};
 use kerple_lm::run::{RunFolder, SpecialTokens};
 use serde_json::{Map, Value, json};

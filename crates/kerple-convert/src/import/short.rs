@@ -46,7 +46,9 @@ pub fn bounded(error: Error, place: &Path) -> Error {
         Error::Config { place, message, .. } => {
             Error::Config { place: cut(&place, MESSAGE), message: cut(&message, MESSAGE), hint }
         }
-        Error::Damaged { path, message, .. } => Error::Damaged { path, message: cut(&message, MESSAGE), hint },
+        Error::Damaged { path, place, message, .. } => {
+            Error::Damaged { path, place, message: cut(&message, MESSAGE), hint }
+        }
         Error::Refused { message, .. } => Error::Refused { message: cut(&message, MESSAGE), hint },
         other => match other.to_string() {
             text if text.len() <= MESSAGE => other,

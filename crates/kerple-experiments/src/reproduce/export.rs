@@ -34,7 +34,7 @@ pub fn export(out: &Path, folder: &Path) -> Result<usize> {
         refuse_broken(out, aside.path())?;
     }
     let from = unpacked.as_ref().map_or(out, TempDir::path);
-    let kept = tempfile::tempdir().map_err(kerple_run::Error::io("preparing", folder))?;
+    let kept = tempfile::tempdir().map_err(Error::io_while("preparing", folder))?;
     let mut runs = 0;
     for run in &manifest.runs {
         // an export says already where texts are from the folder of the reproduction
@@ -61,7 +61,7 @@ fn keep(run: &Path, trained_in: Option<&Path>, to: &Path) -> Result<bool> {
     if look(&run.join(EVALUATION_FILE))?.is_none() && look(&run.join(PROBES_FILE))?.is_none() {
         return Ok(false);
     }
-    std::fs::create_dir_all(to).map_err(kerple_run::Error::io("creating", to))?;
+    std::fs::create_dir_all(to).map_err(Error::io_while("creating", to))?;
     if let Some(mut plan) = RunFolder::new(run).plan()? {
         if let Some(out) = trained_in {
             // where a machine keeps its texts is no part of a result
@@ -193,13 +193,13 @@ fn refuse_target(manifest: &Manifest, out: &Path, folder: &Path) -> Result<()> {
 
 /// A place without links, whether or not there is anything yet.
 fn real(path: &Path) -> Result<PathBuf> {
-    let path = std::path::absolute(path).map_err(kerple_run::Error::io("looking for", path))?;
+    let path = std::path::absolute(path).map_err(Error::io_while("looking for", path))?;
     let mut there = path.as_path();
     while look(there)?.is_none() {
         there = there.parent().expect("the root is there");
     }
     let rest = path.strip_prefix(there).expect("a path begins with those above it");
-    Ok(there.canonicalize().map_err(kerple_run::Error::io("looking for", there))?.join(rest))
+    Ok(there.canonicalize().map_err(Error::io_while("looking for", there))?.join(rest))
 }
 
 #[cfg(test)]

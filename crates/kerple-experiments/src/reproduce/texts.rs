@@ -30,8 +30,8 @@ impl Reproduction {
     fn write_inventory(&self, corpus: &CorpusConfig, inventory: &Inventory) -> Result<()> {
         let file = self.inventory_file(corpus);
         let above = file.parent().expect("a file is in a folder");
-        std::fs::create_dir_all(above).map_err(kerple_run::Error::io("creating", above))?;
-        Ok(kerple_run::write_json(&file, inventory)?)
+        std::fs::create_dir_all(above).map_err(Error::io_while("creating", above))?;
+        kerple_run::write_json(&file, inventory)
     }
 
     /// Refuses texts other than those that a corpus was made of. Without `--data` the corpus stands for itself, unless there

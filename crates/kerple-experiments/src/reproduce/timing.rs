@@ -2,7 +2,7 @@
 //! machine affects all alike.
 
 use super::Reproduction;
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::timing::{TIMING_FILE, Timing, TimingRow};
 use kerple_burn::pass::Pass;
 use kerple_core::encoding::Encoding;
@@ -40,7 +40,7 @@ impl Reproduction {
         let plan = |encoding: &Encoding| {
             Plan::new(&RunConfig { encoding: encoding.clone(), ..config.clone() }, source.facts())
         };
-        let plans = timing.encodings.iter().map(plan).collect::<kerple_lm::Result<Vec<Plan>>>()?;
+        let plans = timing.encodings.iter().map(plan).collect::<Result<Vec<Plan>>>()?;
         let row = |plan: &Plan| TimingRow { encoding: plan.label.clone(), seconds: Vec::new() };
         let mut rows: Vec<TimingRow> = plans.iter().map(row).collect();
         for round in 0..timing.rounds {
@@ -59,7 +59,7 @@ impl Reproduction {
         let (train_len, batch) = (config.train.train_len as u64, config.train.batch_size as u64);
         let provenance = Some(self.host.provenance.clone());
         let timing = Timing { train_len, batch, forward: timing.forward, provenance, rows };
-        Ok(kerple_run::write_json(&file, &timing).map(|()| true)?)
+        kerple_run::write_json(&file, &timing).map(|()| true)
     }
 }
 
@@ -86,17 +86,14 @@ fn step(plan: &Plan, batches: &dyn Batches, host: &Host) -> Result<f64> {
     for step in 0..2 {
         let micro = plan.train.micro_batch_size.unwrap_or(plan.train.batch_size);
         let parts = kerple_lm::task::parts(0..plan.train.batch_size, micro)?;
-        let parts =
-            parts.into_iter().map(|rows| batches.batch(step, rows)).collect::<kerple_lm::Result<Vec<Batch>>>()?;
+        let parts = parts.into_iter().map(|rows| batches.batch(step, rows)).collect::<Result<Vec<Batch>>>()?;
         let update = Update { learning_rate: plan.schedule().at(step), adam_step: plan.train.adam_first_step + step };
         let clock = Instant::now();
-        learner.step(&parts, Pass::training(plan.seed, step), update).map_err(|number| {
-            kerple_lm::Error::NotFinite {
-                step: step + 1,
-                what: number.what,
-                value: number.value,
-                hint: "lower train.learning_rate".to_owned(),
-            }
+        learner.step(&parts, Pass::training(plan.seed, step), update).map_err(|number| Error::NotFinite {
+            step: step + 1,
+            what: number.what,
+            value: number.value,
+            hint: "lower train.learning_rate".to_owned(),
         })?;
         last = clock.elapsed().as_secs_f64();
     }

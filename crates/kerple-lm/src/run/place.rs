@@ -29,7 +29,7 @@ impl Place {
     }
 
     pub(super) fn write(&self, run: &Path) -> Result<()> {
-        Ok(kerple_run::write_json(&run.join(DATA_PATH_FILE), self)?)
+        kerple_run::write_json(&run.join(DATA_PATH_FILE), self)
     }
 
     /// What the run says, or nothing where it says nothing.

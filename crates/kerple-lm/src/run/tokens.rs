@@ -155,7 +155,7 @@ impl RunFolder {
         })?;
         let of_text = source.tokenizer()?;
         let (definition, end) = (of_text.definition().to_owned(), of_text.end_of_document());
-        Ok(Tokenizer::from_definition(&self.path().join(DEFINITION), definition, Some(end))?)
+        Tokenizer::from_definition(&self.path().join(DEFINITION), definition, Some(end))
     }
 
     /// What the folder holds of a tokenizer, for [`RunFolder::verify`]; `None` where it holds nothing.

@@ -36,7 +36,7 @@ pub fn run(args: &MusicStyle) -> Outcome {
 fn trio(path: &Path) -> Result<Piece, Failure> {
     let vocabulary = Representation::Groove.vocabulary();
     let read = || Ok(vocabulary.piece(&vocabulary.tokens(&read_piece(path)?)?));
-    let piece = read().map_err(|error: kerple_data::Error| Failure::from(kerple_lm::Error::from(error)))?;
+    let piece = read().map_err(|error: kerple_data::Error| Failure::from(error))?;
     match piece.notes() {
         0 => Err(Failure::misuse(
             format!("{} contains no notes", path.display()),

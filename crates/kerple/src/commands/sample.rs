@@ -92,13 +92,13 @@ fn prompt(args: &Sample, tokenizer: &Tokenizer, first: u32) -> Result<Vec<u32>, 
                     --tokenizer remi`",
             ));
         }
-        prompt.extend(tokenizer.encode(&args.prompt).map_err(kerple_lm::Error::from)?);
+        prompt.extend(tokenizer.encode(&args.prompt)?);
         return Ok(prompt);
     };
     let mut tokens = match &args.prompt_midi {
-        None => tokenizer.encode(&args.prompt).map_err(kerple_lm::Error::from)?,
+        None => tokenizer.encode(&args.prompt)?,
         Some(path) => {
-            let piece = read_piece(path).and_then(|piece| music.tokens(&piece)).map_err(kerple_lm::Error::from)?;
+            let piece = read_piece(path).and_then(|piece| music.tokens(&piece))?;
             piece[..music.prompt_len(&piece, args.bars)].to_vec()
         }
     };
@@ -155,7 +155,7 @@ fn print(text: &str) {
 /// Writes the music where it was asked for.
 fn save(args: &Sample, piece: &Piece) -> Outcome {
     if let Some(path) = &args.midi {
-        piece.write(path).map_err(kerple_lm::Error::from)?;
+        piece.write(path)?;
     }
     if let Some(path) = &args.svg {
         let title = format!("{}, seed {}", args.run.display(), args.seed);

@@ -54,7 +54,7 @@ fn snapshots(all: &Folder, planned: &PlannedRun) -> Result<Vec<ScoreSnapshot>> {
     let run = group.runs.iter().find(|run| run.label() == planned.label && run.seed() == Some(planned.seed));
     let Some(run) = run else { return Ok(Vec::new()) };
     let all: Option<Vec<ScoreSnapshot>> =
-        kerple_run::Error::unless_absent(read_json(&run.folder.join(ATTENTION_SCORES_FILE)))?;
+        crate::Error::unless_absent(read_json(&run.folder.join(ATTENTION_SCORES_FILE)))?;
     Ok(all.unwrap_or_default().into_iter().filter(|one| Some(one.step) == run.planned_steps()).collect())
 }
 
