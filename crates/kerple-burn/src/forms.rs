@@ -8,7 +8,7 @@ use crate::pass::Pass;
 use crate::piece::Piece;
 use burn::tensor::{Bool, DType, Device, Tensor, TensorData};
 pub use kerple_core::forms::Mask;
-use kerple_core::maps::{Extent, Map};
+use kerple_core::score_mods::{ScoreModExtent, ScoreModSpec};
 pub(crate) use pairs::Pairs;
 use std::sync::Arc;
 
@@ -40,7 +40,7 @@ pub struct Positions {
 }
 
 /// Clocks of tokens: scores get what the running sum of gates falls from key to query, see
-/// [`Table::gate_cumsum`](kerple_core::forms::Table::gate_cumsum).
+/// [`Table::gate_cumsum`](kerple_core::forms::ScoreTable::gate_cumsum).
 #[derive(Clone, Debug)]
 #[allow(clippy::large_enum_variant, reason = "there is one in a layer")]
 pub enum Clock {
@@ -151,8 +151,8 @@ impl Positions {
     }
 
     /// What a map is told of attention over this many keys.
-    pub(crate) fn extent(&self, keys: usize, scale: f64) -> Extent {
-        Extent { sides: self.sight.sides(), len: keys, scale }
+    pub(crate) fn extent(&self, keys: usize, scale: f64) -> ScoreModExtent {
+        ScoreModExtent { sides: self.sight.sides(), len: keys, scale }
     }
 
     /// Which keys each of the last queries does not see, `[B, 1, Q, K]`, or `[1, 1, Q, K]` where all sequences are alike.
@@ -202,7 +202,7 @@ pub enum Scores {
     /// All heads at once, by a map of this kind over these numbers.
     Map {
         /// What is computed.
-        map: Arc<Map>,
+        map: Arc<ScoreModSpec>,
         /// A bias by distance, `[H, C]`, where the map takes one.
         bias: Option<Tensor<2>>,
         /// A weight by distance, `[H, C]`, where the map takes one.

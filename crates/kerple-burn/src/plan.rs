@@ -1,7 +1,7 @@
 //! The settings of a transformer block, as plain data.
 
 use crate::heads::Heads;
-use kerple_core::kernel::exponentials::{Amplitude, Demand, Tolerance};
+use kerple_core::calculus::exponentials::{Amplitude, ErrorBudget, Tolerance};
 use kerple_core::ops::activation::Activation;
 use serde::{Deserialize, Serialize};
 
@@ -230,7 +230,7 @@ impl LinearPlan {
     }
 
     /// What sums of exponentials must do; `None` for a tolerance or an amplitude that there is no grid for.
-    pub fn demand(&self) -> Option<Demand> {
+    pub fn demand(&self) -> Option<ErrorBudget> {
         let tolerance = match self.tolerance {
             0.01 => Tolerance::Hundredth,
             0.001 => Tolerance::Thousandth,
@@ -243,7 +243,7 @@ impl LinearPlan {
             8.0 => Amplitude::Eight,
             _ => return None,
         };
-        Some(Demand { horizon: self.horizon, tolerance, amplitude })
+        Some(ErrorBudget { horizon: self.horizon, tolerance, amplitude })
     }
 }
 

@@ -12,11 +12,11 @@ use crate::pass::{POSITIONS, Pass};
 use crate::plan::AttentionKind;
 use burn::module::{Module, Param};
 use burn::tensor::{DType, Device, Int, Tensor, TensorData};
+use kerple_core::calculus::exponentials::ErrorBudget;
 use kerple_core::encoding::scaling::Scaling;
-use kerple_core::encoding::{Clamp, Encoding, Entry, Geometry, Parameter, Places, Refusal, Share};
-use kerple_core::encoding::{Form, MapForm, Slopes, TableSlopes};
+use kerple_core::encoding::{Clamp, ConfigError, Encoding, Geometry, Injection, Parameter, Places, Share};
+use kerple_core::encoding::{EncodingForm, Jacobian, ScoreModForm, TableJacobian};
 use kerple_core::forms::{Absolute, DistanceTable, Mask, Rotary, Sides};
-use kerple_core::kernel::exponentials::Demand;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use table::{Table, cast};
@@ -29,7 +29,7 @@ pub struct Standing {
     /// Keys that a query sees, itself included; `None`: all.
     pub window: Option<usize>,
     /// The requirements of linear attention on kernels; `None`: attention is not linear.
-    pub demand: Option<Demand>,
+    pub demand: Option<ErrorBudget>,
 }
 
 /// A positional encoding with its learned parameters, those that layers share once and the others once a layer. In some
@@ -86,7 +86,7 @@ impl PositionalEncoding {
         let other = |(index, (name, other)): (usize, &(String, Encoding))| {
             let other = PositionalEncoding::one(other, Some(index), &standing, geometry, from);
             assert!(
-                other.encoding.entry() != Entry::Embeddings,
+                other.encoding.entry() != Injection::Embeddings,
                 "absolute positions are added to \
                 token embeddings, which layers do not have"
             );
@@ -158,7 +158,7 @@ impl PositionalEncoding {
     }
 
     /// What linear attention asks of its kernel in any of its layers.
-    fn demand(&self) -> Option<&Demand> {
+    fn demand(&self) -> Option<&ErrorBudget> {
         self.own.iter().find_map(|layer| self.standing[*layer].demand.as_ref())
     }
 
@@ -196,7 +196,7 @@ impl PositionalEncoding {
     ///
     /// # Errors
     /// A method that does not rotate, or a scaling that gives no rates.
-    pub fn with_rope_scaling(&self, scaling: Scaling) -> Result<PositionalEncoding, Refusal> {
+    pub fn with_rope_scaling(&self, scaling: Scaling) -> Result<PositionalEncoding, ConfigError> {
         self.encoding.with_rope_scaling(scaling).map(|encoding| self.evaluated_as(encoding))
     }
 
@@ -214,7 +214,7 @@ impl PositionalEncoding {
 
     /// Furthest distance at which linear attention holds a kernel to its tolerance; `None`: at all, or there is none.
     pub fn horizon(&self) -> Option<usize> {
-        let fading = self.each().filter(|one| one.unlimited().fades_as_a_sum());
+        let fading = self.each().filter(|one| one.unlimited().has_approximate_decay());
         fading.filter_map(|one| Some(one.demand()?.horizon)).min()
     }
 
@@ -320,45 +320,45 @@ impl PositionalEncoding {
         let sight = |sides| sight(window, sides);
         let mut positions = Positions { sight: sight(Sides::OneSided), pass: *pass, ..Positions::default() };
         let entry = self.encoding.entry();
-        if let Entry::Nowhere | Entry::Embeddings = entry {
+        if let Injection::Nowhere | Injection::Embeddings = entry {
             return positions;
         }
         let drawn = self.draw(POSITIONS + 1 + layer as u64, keys, pass);
         let span = pass.span.unwrap_or(keys);
         let places = Places { range: keys - queries..keys, span, drawn: drawn.as_deref() };
         match entry {
-            Entry::Nowhere | Entry::Embeddings => {}
-            Entry::Rotation { .. } => {
+            Injection::Nowhere | Injection::Embeddings => {}
+            Injection::Rotation { .. } => {
                 let rotary = self.encoding.rotary(&self.geometry, span).expect("this encoding rotates");
                 positions.damping = rotary.damping(self.geometry.head_dim).map(Arc::from);
                 positions.rotary = Some(turned(&rotary, &places, options, engine));
             }
-            Entry::Gates => positions.clock = Some(self.clock(layer, options.1)),
-            Entry::Code => {
+            Injection::Gates => positions.clock = Some(self.clock(layer, options.1)),
+            Injection::Code => {
                 let plan = self.encoding.code(&self.geometry).expect("this encoding is a code");
                 positions.code = Some(Arc::new(Code { plan, values: self.stored(layer) }));
             }
-            Entry::Scores(_) if demand.is_some() => {
+            Injection::Scores(_) if demand.is_some() => {
                 let fading = |demand| self.fading((self.stored(layer), numbers()), demand, options, engine);
                 positions.fading = demand.as_ref().map(fading);
             }
-            Entry::Scores(_) => {
+            Injection::Scores(_) => {
                 let places = Places { range: 0..keys, ..places };
                 let (stored, numbers) = (self.stored(layer), numbers());
-                let Form::Table(table) = self.encoding.form(&self.geometry, &numbers, places.clone()) else {
+                let EncodingForm::Table(table) = self.encoding.form(&self.geometry, &numbers, places.clone()) else {
                     unreachable!("an encoding keeps its form")
                 };
                 positions.sight = sight(table.sides);
                 let [bias, weight] = self.tensors(table, places, numbers, &stored, options, engine);
                 positions.scores = Scores::Table { bias, weight };
             }
-            Entry::Map { .. } => {
+            Injection::ScoreMod { .. } => {
                 let (stored, numbers) = (self.stored(layer), numbers());
                 let all = Places { range: 0..keys, ..places.clone() };
-                let Form::Map(form) = self.encoding.form(&self.geometry, &numbers, all.clone()) else {
+                let EncodingForm::ScoreMod(form) = self.encoding.form(&self.geometry, &numbers, all.clone()) else {
                     unreachable!("an encoding keeps its form")
                 };
-                let MapForm { map, table, rotary, own } = form;
+                let ScoreModForm { map, table, rotary, own } = form;
                 let known: Arc<[f64]> = numbers[stored.len() - own..].concat().into();
                 let own: Vec<Tensor<1>> = stored[stored.len() - own..].to_vec();
                 let own = (!own.is_empty()).then(|| cast(Tensor::cat(own, 0), options.1));
@@ -385,24 +385,24 @@ impl PositionalEncoding {
     fn fading(
         &self,
         (stored, numbers): (Vec<Tensor<1>>, Vec<Vec<f64>>),
-        demand: &Demand,
+        demand: &ErrorBudget,
         options: (&Device, DType),
         engine: Engine,
     ) -> Arc<Fading> {
         let numbers = Arc::new(numbers);
-        let found = self.unlimited().fading(&self.geometry, &numbers, demand).expect(
+        let found = self.unlimited().decay(&self.geometry, &numbers, demand).expect(
             "plans check that an \
                 encoding decays",
         );
         let (heads, tracked) = (self.geometry.heads, stored.iter().any(|values| values.device().is_autodiff()));
-        let table = |rows: Vec<f64>, slopes: Option<Slopes>| {
+        let table = |rows: Vec<f64>, slopes: Option<Jacobian>| {
             let slopes = slopes.filter(|_| tracked);
             let table = Table { heads, len: rows.len() / heads, rows, slopes, numbers: numbers.clone() };
             table.tensor(&stored, options, engine)
         };
-        let near = table(found.near, found.near_slopes);
+        let near = table(found.near, found.near_jacobian);
         let beyond = (found.terms > 0).then(|| {
-            let weights = table(found.weights, found.weight_slopes);
+            let weights = table(found.weights, found.weight_jacobian);
             Exponentials { weights, rates: found.rates.into() }
         });
         Arc::new(Fading { near, beyond })
@@ -432,8 +432,8 @@ impl PositionalEncoding {
         let len = sides.columns(len);
         let tracked = stored.iter().any(|values| values.device().is_autodiff());
         let slopes = match tracked {
-            true => self.encoding.table_slopes(&self.geometry, &numbers, places),
-            false => TableSlopes::default(),
+            true => self.encoding.table_jacobian(&self.geometry, &numbers, places),
+            false => TableJacobian::default(),
         };
         let numbers = Arc::new(numbers);
         [(bias, slopes.bias), (weight, slopes.weight)].map(|(rows, slopes)| {
@@ -450,7 +450,7 @@ impl PositionalEncoding {
         (device, dtype): (&Device, DType),
         pass: &Pass,
     ) -> Option<Tensor<3>> {
-        let Entry::Embeddings = self.encoding.entry() else { return None };
+        let Injection::Embeddings = self.encoding.entry() else { return None };
         let width = self.geometry.d_model;
         let drawn = self.draw(POSITIONS, start + len, pass);
         let places = Places { drawn: drawn.as_deref(), ..Places::from(start..start + len) };

@@ -10,8 +10,8 @@ use kerple_burn::parameters::{self, Group};
 use kerple_burn::pass::Pass;
 use kerple_burn::plan::{AttentionKind, LinearPlan};
 use kerple_burn::positions::PositionalEncoding;
+use kerple_core::calculus::{expr::Expr, parameter::Keep};
 use kerple_core::encoding::{Clamp, Encoding, Geometry, METHODS, Method, Share, expression};
-use kerple_core::kernel::{expr::Expr, parameter::Keep};
 
 const GEOMETRY: Geometry = Geometry::new(3, 4, 16);
 const LEN: usize = 40;

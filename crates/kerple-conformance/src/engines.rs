@@ -1,7 +1,9 @@
 //! Attention on slices, forward and backward, by any engine on the host.
 
 use kerple_core::Number;
-use kerple_core::attention::{self, Dims, Gradients, Problem, Saved, Scores, Strides, Table, View, ViewMut, naive};
+use kerple_core::attention::{
+    self, Dims, Gradients, Problem, Saved, ScoreTable, ScoreTransform, Strides, View, ViewMut, naive,
+};
 
 /// What an engine returns; arrays are `[B, H, L, D]`, parameter gradients in the order of the encoding.
 pub struct Answer {
@@ -44,8 +46,8 @@ pub(crate) fn both<T: Number>(
     let Dims { batch, heads, queries, .. } = problem.dims;
     let room = |values: &[T]| vec![T::ZERO; values.len()];
     let (tables, d_map) = match &problem.scores {
-        Scores::Table(table) => (*table, None),
-        Scores::Map(_) => (Table::PLAIN, Some(vec![T::ZERO; map_numbers])),
+        ScoreTransform::Table(table) => (*table, None),
+        ScoreTransform::Mod(_) => (ScoreTable::PLAIN, Some(vec![T::ZERO; map_numbers])),
     };
     let mut found = Both {
         out: room(q),

@@ -6,10 +6,10 @@ use crate::folder::{Case, Folder, Numbers};
 use crate::{Score, Tolerance};
 use burn::tensor::{DType, Device};
 use kerple_core::Number;
-use kerple_core::attention::{Dims, Mask, Problem, Scores, Strides};
-use kerple_core::encoding::{Encoding, Form, Geometry, MapForm, TableGradient};
+use kerple_core::attention::{Dims, Mask, Problem, ScoreTransform, Strides};
+use kerple_core::encoding::{Encoding, EncodingForm, Geometry, ScoreModForm, TableGradient};
 use kerple_core::forms::{DistanceTable, Sides};
-use kerple_core::maps::Extent;
+use kerple_core::score_mods::ScoreModExtent;
 
 /// A case, made ready for any engine.
 pub(crate) struct Layer {
@@ -25,8 +25,8 @@ pub(crate) struct Layer {
 }
 
 /// What a map is told of a case.
-fn extent(dims: Dims) -> Extent {
-    Extent { sides: Sides::OneSided, len: dims.keys, scale: (dims.head_dim as f64).sqrt().recip() }
+fn extent(dims: Dims) -> ScoreModExtent {
+    ScoreModExtent { sides: Sides::OneSided, len: dims.keys, scale: (dims.head_dim as f64).sqrt().recip() }
 }
 
 impl Layer {
@@ -45,8 +45,8 @@ impl Layer {
     }
 
     /// All numbers of a score map; none for other forms.
-    fn numbers(&self, form: &Form) -> Vec<f64> {
-        let Form::Map(MapForm { table, own, .. }) = form else { return Vec::new() };
+    fn numbers(&self, form: &EncodingForm) -> Vec<f64> {
+        let EncodingForm::ScoreMod(ScoreModForm { table, own, .. }) = form else { return Vec::new() };
         let values = self.encoding.true_values(&self.geometry, &self.values);
         let own = values[values.len() - own..].iter();
         [&table.bias, &table.weight].into_iter().flatten().chain(own).flatten().copied().collect()
@@ -61,11 +61,13 @@ impl Layer {
         let (numbers, extent) = (self.numbers(&form), extent(self.dims));
         let numbers = cast::<T>(&numbers);
         let (table, map) = match &form {
-            Form::Table(table) => (table.clone(), None),
-            Form::Map(form) => (DistanceTable::default(), Some(form.map.over(&numbers, extent))),
-            Form::Nothing | Form::Absolute(_) | Form::Rotary(_) | Form::Gates(_) | Form::Code(_) => {
-                (DistanceTable::default(), None)
-            }
+            EncodingForm::Table(table) => (table.clone(), None),
+            EncodingForm::ScoreMod(form) => (DistanceTable::default(), Some(form.map.over(&numbers, extent))),
+            EncodingForm::Nothing
+            | EncodingForm::Absolute(_)
+            | EncodingForm::Rotary(_)
+            | EncodingForm::Gates(_)
+            | EncodingForm::Code(_) => (DistanceTable::default(), None),
         };
         let (bias, weight) = (table.bias.as_deref().map(cast::<T>), table.weight.as_deref().map(cast::<T>));
         let problem = Problem {
@@ -76,8 +78,8 @@ impl Layer {
             mask: Mask::Causal { window: self.encoding.window },
             lengths: None,
             scores: match &map {
-                Some(map) => Scores::Map(&**map),
-                None => Scores::table(bias.as_deref(), weight.as_deref(), self.dims.keys),
+                Some(map) => ScoreTransform::Mod(&**map),
+                None => ScoreTransform::table(bias.as_deref(), weight.as_deref(), self.dims.keys),
             },
         };
         let Dims { heads, keys, head_dim, .. } = self.dims;
@@ -156,8 +158,13 @@ pub(crate) fn d_values(
     d_numbers: &[f64],
 ) -> Vec<Vec<f64>> {
     let own = match encoding.form(geometry, values, len) {
-        Form::Map(form) => form.own,
-        Form::Nothing | Form::Absolute(_) | Form::Rotary(_) | Form::Table(_) | Form::Gates(_) | Form::Code(_) => 0,
+        EncodingForm::ScoreMod(form) => form.own,
+        EncodingForm::Nothing
+        | EncodingForm::Absolute(_)
+        | EncodingForm::Rotary(_)
+        | EncodingForm::Table(_)
+        | EncodingForm::Gates(_)
+        | EncodingForm::Code(_) => 0,
     };
     let of_own: usize = values[values.len() - own..].iter().map(Vec::len).sum();
     let (of_table, mut rest) = d_numbers.split_at(d_numbers.len() - of_own);

@@ -7,9 +7,9 @@ use crate::layer::{Layer, d_values};
 use crate::{Score, Tolerance};
 use kerple_core::Number;
 use kerple_core::attention::Dims;
-use kerple_core::encoding::{Encoding, Form, Geometry, MapForm};
-use kerple_core::forms::{Block, MapGradients, Mask, Sides};
-use kerple_core::maps::{Extent, Map};
+use kerple_core::encoding::{Encoding, EncodingForm, Geometry, ScoreModForm};
+use kerple_core::forms::{Mask, ScoreBlock, ScoreModGradients, Sides};
+use kerple_core::score_mods::{ScoreModExtent, ScoreModSpec};
 use serde_json::{Value, json};
 
 /// Computing in f32: the references are f64.
@@ -126,11 +126,11 @@ impl Given<'_> {
         let form = self.encoding.form(&self.geometry, self.values, len);
         let values = self.encoding.true_values(&self.geometry, self.values);
         let (map, table, own) = match form {
-            Form::Map(MapForm { map, table, own, .. }) => (map, table, own),
-            Form::Table(table) => {
+            EncodingForm::ScoreMod(ScoreModForm { map, table, own, .. }) => (map, table, own),
+            EncodingForm::Table(table) => {
                 // a bias by itself is a map without a network
-                let bias = kerple_core::maps::mixed::Bias::Table;
-                (Map::Mixed(kerple_core::maps::Mixed { heads, bias, network: None }), table, 0)
+                let bias = kerple_core::score_mods::mixed::Bias::Table;
+                (ScoreModSpec::Mixed(kerple_core::score_mods::Mixed { heads, bias, network: None }), table, 0)
             }
             other => return Err(format!("{other:?} does not change scores")),
         };
@@ -138,7 +138,7 @@ impl Given<'_> {
         let numbers: Vec<T> = table.bias.iter().flatten().chain(own).map(|value| T::from_f64(*value)).collect();
         let map = map.over(
             &numbers,
-            Extent { sides: Sides::OneSided, len, scale: (self.geometry.head_dim as f64).sqrt().recip() },
+            ScoreModExtent { sides: Sides::OneSided, len, scale: (self.geometry.head_dim as f64).sqrt().recip() },
         );
         let cast = |values: &[f64]| values.iter().map(|value| T::from_f64(*value)).collect::<Vec<T>>();
         let (scores, mut mapped, mut d_scores) = (cast(x), cast(x), cast(up));
@@ -152,7 +152,7 @@ impl Given<'_> {
         {
             let block = block(batch, heads, len);
             map.forward(&block, mapped);
-            let gradients = MapGradients { d_scores, d_q: &mut [], sums: &mut sums };
+            let gradients = ScoreModGradients { d_scores, d_q: &mut [], sums: &mut sums };
             map.backward(&block, scores, gradients);
         }
         map.finish(&sums, &mut d_numbers);
@@ -162,8 +162,8 @@ impl Given<'_> {
     }
 }
 
-fn block<'a, T>(batch: usize, heads: usize, len: usize) -> Block<'a, T> {
-    Block {
+fn block<'a, T>(batch: usize, heads: usize, len: usize) -> ScoreBlock<'a, T> {
+    ScoreBlock {
         batch,
         heads,
         rows: len,

@@ -2,10 +2,10 @@
 
 use crate::folder::{Case, Folder};
 use crate::{EXACT, Score, Tolerance};
-use kerple_core::kernel::certificate::certify;
-use kerple_core::kernel::expr::Expr;
-use kerple_core::kernel::geometry::{effective_lengths, embed};
-use kerple_core::kernel::points::Points;
+use kerple_core::calculus::certificate::certify;
+use kerple_core::calculus::expr::Expr;
+use kerple_core::calculus::geometry::{effective_lengths, embed};
+use kerple_core::calculus::points::Points;
 use serde_json::Value;
 
 type Scores = Result<Vec<Score>, String>;

@@ -1,6 +1,6 @@
 //! Exact attention with a table, by its definition and tiled: the same output, and the same gradient of the table.
 
-use kerple_core::attention::{Dims, Gradients, Problem, Saved, Scores, Strides, View, ViewMut, naive, tiled};
+use kerple_core::attention::{Dims, Gradients, Problem, Saved, ScoreTransform, Strides, View, ViewMut, naive, tiled};
 
 const HEADS: usize = 2;
 const LEN: usize = 300;
@@ -41,7 +41,7 @@ fn main() {
     let bias: Vec<f64> = (0..HEADS * LEN).map(|n| -((n % LEN) as f64).ln_1p()).collect(); // [H, L]
     let dims = Dims { batch: 1, heads: HEADS, kv_heads: HEADS, queries: LEN, keys: LEN, head_dim: DIM };
     let scale = (DIM as f64).sqrt().recip();
-    let problem = Problem { scores: Scores::table(Some(&bias), None, LEN), ..Problem::causal(dims, scale) };
+    let problem = Problem { scores: ScoreTransform::table(Some(&bias), None, LEN), ..Problem::causal(dims, scale) };
     let (definition, fast) = (run!(naive, problem), run!(tiled, problem));
     let worst = |a: &[f64], b: &[f64]| a.iter().zip(b).map(|(a, b)| (a - b).abs()).fold(0.0, f64::max);
     println!("largest difference of outputs          {:.1e}", worst(&definition.0, &fast.0));

@@ -1,7 +1,7 @@
 //! A kernel of your own: parsing it proves it; a wrong one is refused with the part and the reason.
 
-use kerple_core::kernel::expr::Expr;
-use kerple_core::kernel::report;
+use kerple_core::calculus::expr::Expr;
+use kerple_core::calculus::report;
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     let kernel = Expr::parse("log(b, a) + 0.5*power(a~0.1, p=1)")?;

@@ -10,8 +10,8 @@
 //! | engine | scores | memory beyond inputs and outputs |
 //! |---|---|---|
 //! | [`naive`] | all | one row of scores: the definition, loops a student can read |
-//! | [`tiled`] | [`Scores::Table`] | O(L), at the speed of the machine |
-//! | [`row_block`] | [`Scores::Map`] | O(K) for each of a block of rows and each head |
+//! | [`tiled`] | [`ScoreTransform::Table`] | O(L), at the speed of the machine |
+//! | [`row_block`] | [`ScoreTransform::Mod`] | O(K) for each of a block of rows and each head |
 //!
 //! [`forward`] and [`backward`] choose between the last two, whose results are bitwise equal at any
 //! number of threads. A NaN reaches every result that depends on it. It may also reach a query that
@@ -31,7 +31,7 @@ mod sinks;
 mod tests;
 pub mod tiled;
 
-pub use crate::forms::{Mask, Scores, Table};
+pub use crate::forms::{Mask, ScoreTable, ScoreTransform};
 pub use crate::tiles::{Strides, View, ViewMut};
 pub use problem::{Dims, Gradients, MOST_DAMPING, Problem, Saved};
 
@@ -44,8 +44,8 @@ use crate::Number;
 /// If a slice does not fit the sizes of `problem`.
 pub fn forward<T: Number>(problem: &Problem<T>, q: View<T>, k: View<T>, v: View<T>, out: ViewMut<T>, lse: &mut [T]) {
     match problem.scores {
-        Scores::Table(_) => tiled::forward(problem, q, k, v, out, lse),
-        Scores::Map(_) => row_block::forward(problem, q, k, v, out, lse),
+        ScoreTransform::Table(_) => tiled::forward(problem, q, k, v, out, lse),
+        ScoreTransform::Mod(_) => row_block::forward(problem, q, k, v, out, lse),
     }
 }
 
@@ -55,7 +55,7 @@ pub fn forward<T: Number>(problem: &Problem<T>, q: View<T>, k: View<T>, v: View<
 /// If a slice does not fit the sizes of `problem`, or two gradients share an element.
 pub fn backward<T: Number>(problem: &Problem<T>, saved: Saved<T>, gradients: Gradients<T>) {
     match problem.scores {
-        Scores::Table(_) => tiled::backward(problem, saved, gradients),
-        Scores::Map(_) => row_block::backward(problem, saved, gradients),
+        ScoreTransform::Table(_) => tiled::backward(problem, saved, gradients),
+        ScoreTransform::Mod(_) => row_block::backward(problem, saved, gradients),
     }
 }

@@ -8,8 +8,8 @@
 pub mod alibi;
 pub mod cope;
 pub mod dape;
+mod decay;
 pub mod expression;
-mod fading;
 pub mod fire;
 pub mod fox;
 pub mod kerple;
@@ -27,6 +27,8 @@ pub mod transformer_xl;
 pub mod xpos;
 
 mod config;
+mod description;
+mod error;
 mod finite;
 mod form;
 mod kernels;
@@ -34,19 +36,17 @@ mod label;
 mod method;
 mod parameter;
 mod randomized;
-mod refusal;
-mod words;
 
 pub use crate::emulate::Emulate;
 pub use config::{Clamp, Encoding, Scale};
-pub use fading::{Fade, Fading, InLinear, Learned};
-pub use form::{Form, MapForm, Slopes, TableSlopes};
-pub use method::{Entry, Inputs, METHODS, Method, Positional, Tables};
+pub use decay::{BiasDecay, EncodingDecay, InLinear, LearnedDecay};
+pub use description::Description;
+pub use error::{ConfigError, Result};
+pub use form::{EncodingForm, Jacobian, ScoreModForm, TableJacobian};
+pub use method::{FormInputs, Injection, METHODS, Method, Positional, TableContents};
 pub use parameter::{Init, Parameter, Share};
 pub use randomized::{Places, Randomized};
-pub use refusal::{Checked, Refusal};
 pub use renamed::{RENAMED, Renamed};
-pub use words::Description;
 
 use crate::forms::{Absolute, Code, DistanceTable, Gates, Rotary, Sides};
 use crate::seed::{Purpose, stream_at};
@@ -121,16 +121,18 @@ impl Encoding {
     /// What enters the model in a pass over these positions; tables cover distances `0..range.end`, or the drawn ones.
     ///
     /// With [`Scale::Inside`] the bias is divided by `sqrt(D)`, as Chi et al. 2022, Eq. 1 reads literally.
-    pub fn form<'a>(&self, geometry: &Geometry, stored: &[Vec<f64>], places: impl Into<Places<'a>>) -> Form {
+    pub fn form<'a>(&self, geometry: &Geometry, stored: &[Vec<f64>], places: impl Into<Places<'a>>) -> EncodingForm {
         self.form_of(geometry, &self.true_values(geometry, stored), places.into())
     }
 
     /// The same of constrained values; only tables need them.
-    fn form_of(&self, geometry: &Geometry, values: &[Vec<f64>], places: Places) -> Form {
+    fn form_of(&self, geometry: &Geometry, values: &[Vec<f64>], places: Places) -> EncodingForm {
         let (own, lags) = self.lags(&places);
-        let inputs = Inputs { geometry, values, places: own, emulate: self.emulate };
+        let inputs = FormInputs { geometry, values, places: own, emulate: self.emulate };
         let mut form = self.method.positional().form(&inputs);
-        let (Form::Table(table) | Form::Map(MapForm { table, .. })) = &mut form else { return form };
+        let (EncodingForm::Table(table) | EncodingForm::ScoreMod(ScoreModForm { table, .. })) = &mut form else {
+            return form;
+        };
         if let Some(lags) = lags {
             *table = table.columns(lags);
         }
@@ -143,24 +145,24 @@ impl Encoding {
     /// Derivatives of the form's tables in the stored numbers.
     ///
     /// The clamp passes gradients straight through, so these are the formula's derivatives at the clamped values.
-    pub fn table_slopes<'a>(
+    pub fn table_jacobian<'a>(
         &self,
         geometry: &Geometry,
         stored: &[Vec<f64>],
         places: impl Into<Places<'a>>,
-    ) -> TableSlopes {
+    ) -> TableJacobian {
         let places = places.into();
         let values = self.true_values(geometry, stored);
         let (own, lags) = self.lags(&places);
-        let inputs = Inputs { geometry, values: &values, places: own, emulate: self.emulate };
-        let mut slopes = self.method.positional().slopes(&inputs);
+        let inputs = FormInputs { geometry, values: &values, places: own, emulate: self.emulate };
+        let mut jacobian = self.method.positional().jacobian(&inputs);
         if let Some(lags) = lags {
-            slopes = slopes.columns(inputs.places.range.end, lags);
+            jacobian = jacobian.columns(inputs.places.range.end, lags);
         }
-        let columns = slopes.sides.columns(places.range.end);
+        let columns = jacobian.sides.columns(places.range.end);
         let parameters = self.parameters(geometry);
-        for part in [&mut slopes.bias, &mut slopes.weight].into_iter().flatten() {
-            let Slopes::PerHead(own) = part else { continue }; // matrices are stored as they are
+        for part in [&mut jacobian.bias, &mut jacobian.weight].into_iter().flatten() {
+            let Jacobian::PerHead(own) = part else { continue }; // matrices are stored as they are
             for (index, rows) in own {
                 for (row, stored) in rows.chunks_mut(columns.max(1)).zip(&stored[*index]) {
                     let (_, slope) = parameters[*index].value(*stored);
@@ -170,10 +172,10 @@ impl Encoding {
                 }
             }
         }
-        if let (Scale::Inside, Some(bias)) = (self.scale, &mut slopes.bias) {
+        if let (Scale::Inside, Some(bias)) = (self.scale, &mut jacobian.bias) {
             bias.scale(inside(geometry));
         }
-        slopes
+        jacobian
     }
 
     /// Where a method makes its form for these places, and the distances to keep of its table where they are drawn.
@@ -194,28 +196,30 @@ impl Encoding {
         let places = places.into();
         let len = places.range.end;
         match self.form(geometry, stored, places) {
-            Form::Table(table) | Form::Map(MapForm { table, .. }) => table.behind(),
-            Form::Nothing | Form::Absolute(_) | Form::Rotary(_) | Form::Gates(_) | Form::Code(_) => {
-                DistanceTable { heads: geometry.heads, len, ..DistanceTable::default() }
-            }
+            EncodingForm::Table(table) | EncodingForm::ScoreMod(ScoreModForm { table, .. }) => table.behind(),
+            EncodingForm::Nothing
+            | EncodingForm::Absolute(_)
+            | EncodingForm::Rotary(_)
+            | EncodingForm::Gates(_)
+            | EncodingForm::Code(_) => DistanceTable { heads: geometry.heads, len, ..DistanceTable::default() },
         }
     }
 
     /// Gradient of the loss in the stored numbers, given its gradient in [`Encoding::table`]; one vector a parameter.
     pub fn table_backward(&self, geometry: &Geometry, stored: &[Vec<f64>], gradient: TableGradient) -> Vec<Vec<f64>> {
-        let slopes = self.table_slopes(geometry, stored, gradient.len).behind(gradient.len);
+        let jacobian = self.table_jacobian(geometry, stored, gradient.len).behind(gradient.len);
         let mut d_stored: Vec<Vec<f64>> = stored.iter().map(|values| vec![0.0; values.len()]).collect();
-        for (slopes, d_table) in [(slopes.bias, gradient.d_bias), (slopes.weight, gradient.d_weight)] {
-            if let (Some(slopes), Some(d_table)) = (slopes, d_table) {
+        for (jacobian, d_table) in [(jacobian.bias, gradient.d_bias), (jacobian.weight, gradient.d_weight)] {
+            if let (Some(jacobian), Some(d_table)) = (jacobian, d_table) {
                 crate::check_shape!(d_table, H = geometry.heads, L = gradient.len);
-                slopes.backward(geometry.heads, d_table, &mut d_stored);
+                jacobian.backward(geometry.heads, d_table, &mut d_stored);
             }
         }
         d_stored
     }
 
     /// Where it enters a model.
-    pub fn entry(&self) -> Entry {
+    pub fn entry(&self) -> Injection {
         self.method.positional().entry()
     }
 
@@ -226,51 +230,70 @@ impl Encoding {
 
     /// Rotation of queries and keys in a sequence of `span` positions, for methods that have one.
     pub fn rotary(&self, geometry: &Geometry, span: usize) -> Option<Rotary> {
-        let (Entry::Rotation { .. } | Entry::Map { rotates: true, .. }) = self.entry() else { return None };
+        let (Injection::Rotation { .. } | Injection::ScoreMod { rotates: true, .. }) = self.entry() else {
+            return None;
+        };
         match self.form_of(geometry, &[], Places { span, ..Places::from(0) }) {
-            Form::Rotary(rotary) => Some(rotary),
-            Form::Map(MapForm { rotary, .. }) => rotary,
-            Form::Nothing | Form::Absolute(_) | Form::Table(_) | Form::Gates(_) | Form::Code(_) => None,
+            EncodingForm::Rotary(rotary) => Some(rotary),
+            EncodingForm::ScoreMod(ScoreModForm { rotary, .. }) => rotary,
+            EncodingForm::Nothing
+            | EncodingForm::Absolute(_)
+            | EncodingForm::Table(_)
+            | EncodingForm::Gates(_)
+            | EncodingForm::Code(_) => None,
         }
     }
 
     /// What is added to the embeddings of these positions, for absolute methods.
     pub fn absolute<'a>(&self, geometry: &Geometry, places: impl Into<Places<'a>>) -> Option<Absolute> {
-        let Entry::Embeddings = self.entry() else { return None };
+        let Injection::Embeddings = self.entry() else { return None };
         match self.form_of(geometry, &[], places.into()) {
-            Form::Absolute(rows) => Some(rows),
-            Form::Nothing | Form::Rotary(_) | Form::Table(_) | Form::Map(_) | Form::Gates(_) | Form::Code(_) => None,
+            EncodingForm::Absolute(rows) => Some(rows),
+            EncodingForm::Nothing
+            | EncodingForm::Rotary(_)
+            | EncodingForm::Table(_)
+            | EncodingForm::ScoreMod(_)
+            | EncodingForm::Gates(_)
+            | EncodingForm::Code(_) => None,
         }
     }
 
     /// The code of queries and keys, for stochastic methods.
     pub fn code(&self, geometry: &Geometry) -> Option<Code> {
-        let Entry::Code = self.entry() else { return None };
+        let Injection::Code = self.entry() else { return None };
         match self.form_of(geometry, &[], Places::from(0)) {
-            Form::Code(code) => Some(code),
-            Form::Nothing | Form::Absolute(_) | Form::Rotary(_) | Form::Table(_) | Form::Map(_) | Form::Gates(_) => {
-                None
-            }
+            EncodingForm::Code(code) => Some(code),
+            EncodingForm::Nothing
+            | EncodingForm::Absolute(_)
+            | EncodingForm::Rotary(_)
+            | EncodingForm::Table(_)
+            | EncodingForm::ScoreMod(_)
+            | EncodingForm::Gates(_) => None,
         }
     }
 
     /// The gates that a layer makes of its rows, for methods that have them.
     pub fn gates(&self, geometry: &Geometry) -> Option<Gates> {
-        let Entry::Gates = self.entry() else { return None };
+        let Injection::Gates = self.entry() else { return None };
         match self.form_of(geometry, &[], Places::from(0)) {
-            Form::Gates(gates) => Some(gates),
-            Form::Nothing | Form::Absolute(_) | Form::Rotary(_) | Form::Table(_) | Form::Map(_) | Form::Code(_) => None,
+            EncodingForm::Gates(gates) => Some(gates),
+            EncodingForm::Nothing
+            | EncodingForm::Absolute(_)
+            | EncodingForm::Rotary(_)
+            | EncodingForm::Table(_)
+            | EncodingForm::ScoreMod(_)
+            | EncodingForm::Code(_) => None,
         }
     }
 
     /// Whether keys ahead of a query have a bias of their own, so that only an encoder has a use for all of it.
     pub fn tells_ahead(&self) -> bool {
-        matches!(self.entry(), Entry::Scores(tables) | Entry::Map { tables, .. } if tables.sides == Sides::TwoSided)
+        matches!(self.entry(), Injection::Scores(tables) | Injection::ScoreMod { tables, .. } if tables.sides == Sides::TwoSided)
     }
 
     /// Whether it is defined for causal attention only, so that encoders cannot use it.
     pub fn only_looks_back(&self) -> bool {
-        self.entry() == Entry::Rotation { fades: true }
+        self.entry() == Injection::Rotation { decays: true }
     }
 
     /// The longest sequence the method is defined for, in tokens; `None` when it is defined for all.

@@ -1,10 +1,10 @@
 //! The values a positional method hands over. Attention engines know these forms and no method.
 //!
-//! A method hands over one [`Form`](crate::encoding::Form):
+//! A method hands over one [`Form`](crate::encoding::EncodingForm):
 //!
 //! * [`Absolute`] enters once, at the embeddings; [`Rotary`] turns queries and keys in every layer.
-//! * [`DistanceTable`] and [`ScoreMap`] (a score modification) change scores between the product
-//!   and the softmax: an engine takes one of them as [`Scores`], with an attention [`Mask`].
+//! * [`DistanceTable`] and [`ScoreMod`] (a score modification) change scores between the product
+//!   and the softmax: an engine takes one of them as [`ScoreTransform`], with an attention [`Mask`].
 //! * [`Gates`] are computed from a layer's own rows; their cumulative sums enter scores in addition
 //!   to tables.
 //! * A [`Code`] contracts queries and keys with random rows of both, before the features of linear attention.
@@ -14,7 +14,9 @@ mod scores;
 
 pub use code::{Code, CodeKind, Drawn};
 pub(crate) use scores::visible_keys;
-pub use scores::{Block, MapGradients, Reach, ScoreMap, Scores, Strided, Table, ValueMap};
+pub use scores::{
+    ScoreBlock, ScoreDependency, ScoreMod, ScoreModGradients, ScoreTable, ScoreTransform, Strided, ValueMod,
+};
 
 /// The attention mask: which keys a query attends to, by the distance `d = i - j` from query to key.
 ///
@@ -202,7 +204,7 @@ pub struct Rotary {
 }
 
 /// A gate of each token and head, which a layer makes of its own normed rows `x`: `ln sigmoid(x W + b)`. Scores get what the
-/// running sums of gates, cumulative gates, fall from key to query; see [`Table::gate_cumsum`].
+/// running sums of gates, cumulative gates, fall from key to query; see [`ScoreTable::gate_cumsum`].
 ///
 /// What is learned is an encoding's parameters: W, `[M, H]`, where rows have a part in it, then b, `[H]`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

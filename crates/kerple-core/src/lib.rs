@@ -4,15 +4,15 @@
 //! [forms]; an attention engine knows only the forms. See `ARCHITECTURE.md` for the whole picture.
 
 pub mod attention;
+pub mod calculus;
 pub mod cpu;
 mod emulate;
 pub mod encoding;
 pub mod features;
 pub mod forms;
-pub mod kernel;
-pub mod maps;
 pub mod ops;
 pub mod precision;
+pub mod score_mods;
 pub mod seed;
 mod shape;
 mod tiles;

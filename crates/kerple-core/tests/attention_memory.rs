@@ -1,10 +1,10 @@
 //! Memory that the engines take beyond inputs and outputs, counted by the allocator.
 
-use kerple_core::attention::{self, Dims, Gradients, Problem, Saved, Scores, Strides, View, ViewMut};
-use kerple_core::forms::{Block, MapGradients, Reach, ScoreMap, Sides};
-use kerple_core::maps::mixed::{Bias, Mixed};
-use kerple_core::maps::network::{Edge, Network, Variant};
-use kerple_core::maps::{Extent, Map};
+use kerple_core::attention::{self, Dims, Gradients, Problem, Saved, ScoreTransform, Strides, View, ViewMut};
+use kerple_core::forms::{ScoreBlock, ScoreDependency, ScoreMod, ScoreModGradients, Sides};
+use kerple_core::score_mods::mixed::{Bias, Mixed};
+use kerple_core::score_mods::network::{Edge, Network, Variant};
+use kerple_core::score_mods::{ScoreModExtent, ScoreModSpec};
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -45,7 +45,7 @@ fn extra(run: impl FnOnce()) -> usize {
 }
 
 /// Extra bytes of a forward and of a backward with `parameters` gradients of a table or of a map.
-fn of_forward_and_backward(dims: Dims, scores: Scores<f32>, parameters: usize) -> [usize; 2] {
+fn of_forward_and_backward(dims: Dims, scores: ScoreTransform<f32>, parameters: usize) -> [usize; 2] {
     let Dims { heads, queries: len, head_dim, .. } = dims;
     let strides = Strides { batch: heads * len * head_dim, head: len * head_dim, row: head_dim };
     let input: Vec<f32> = (0..strides.batch).map(|i| (i % 7) as f32 / 7.0).collect();
@@ -60,8 +60,8 @@ fn of_forward_and_backward(dims: Dims, scores: Scores<f32>, parameters: usize) -
     let none =
         Gradients { d_q, d_k, d_v, d_bias: None, d_weight: None, d_map: None, d_sinks: None, d_gate_cumsum: None };
     let gradients = match scores {
-        Scores::Table(_) => Gradients { d_bias: Some(&mut d_parameters), ..none },
-        Scores::Map(_) => Gradients { d_map: Some(&mut d_parameters), ..none },
+        ScoreTransform::Table(_) => Gradients { d_bias: Some(&mut d_parameters), ..none },
+        ScoreTransform::Mod(_) => Gradients { d_map: Some(&mut d_parameters), ..none },
     };
     let backward = extra(|| attention::backward(&problem, saved, gradients));
     [forward, backward]
@@ -73,7 +73,7 @@ fn tables_cost_a_few_numbers_for_each_position() {
     let (heads, len, head_dim) = (2, 16384, 64);
     let dims = Dims { batch: 1, heads, kv_heads: heads, queries: len, keys: len, head_dim };
     let bias: Vec<f32> = (0..heads * len).map(|i| -((i % len) as f32).ln_1p()).collect();
-    let [forward, backward] = of_forward_and_backward(dims, Scores::table(Some(&bias), None, len), bias.len());
+    let [forward, backward] = of_forward_and_backward(dims, ScoreTransform::table(Some(&bias), None, len), bias.len());
     // the table again, and in the backward its gradient and the means; tiles and diagonal sums for each thread
     let (positions, threads) = (4 * heads * len, rayon::current_num_threads());
     assert!(forward < 5 * positions / 4 + threads * (192 << 10), "{forward} bytes forward");
@@ -84,17 +84,17 @@ fn tables_cost_a_few_numbers_for_each_position() {
 #[derive(Debug)]
 struct Shift(f32);
 
-impl ScoreMap<f32> for Shift {
+impl ScoreMod<f32> for Shift {
     fn parameters(&self) -> usize {
         1
     }
-    fn reach(&self) -> Reach {
-        Reach::Row
+    fn reach(&self) -> ScoreDependency {
+        ScoreDependency::Row
     }
-    fn forward(&self, _: &Block<f32>, scores: &mut [f32]) {
+    fn forward(&self, _: &ScoreBlock<f32>, scores: &mut [f32]) {
         scores.iter_mut().for_each(|s| *s += self.0);
     }
-    fn backward(&self, _: &Block<f32>, _: &[f32], gradients: MapGradients<f32>) {
+    fn backward(&self, _: &ScoreBlock<f32>, _: &[f32], gradients: ScoreModGradients<f32>) {
         gradients.sums[0] += gradients.d_scores.iter().sum::<f32>();
     }
 }
@@ -104,7 +104,7 @@ fn maps_cost_a_block_of_rows_for_each_thread() {
     let _alone = ALONE.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
     let (heads, len, head_dim) = (3, 4096, 16);
     let dims = Dims { batch: 1, heads, kv_heads: heads, queries: len, keys: len, head_dim };
-    let [forward, backward] = of_forward_and_backward(dims, Scores::Map(&Shift(0.5)), 1);
+    let [forward, backward] = of_forward_and_backward(dims, ScoreTransform::Mod(&Shift(0.5)), 1);
     let (block, thread) = (4 * heads * 48 * len, 256 << 10); // rows and tiles of 16 features for each thread
     let threads = rayon::current_num_threads();
     assert!(forward < threads * (block + thread), "{forward} bytes forward, a block is {block}");
@@ -117,15 +117,15 @@ fn dape_costs_tables_and_a_tile_for_each_thread() {
     let _alone = ALONE.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
     let (heads, len, head_dim, hidden) = (4, 8192, 16, 32);
     let network = Network { hidden, variant: Variant::ConcatResidual, kernel: 1, edge: Edge::Open };
-    let map = Map::from(Mixed { heads, bias: Bias::Table, network: Some(network) });
+    let map = ScoreModSpec::from(Mixed { heads, bias: Bias::Table, network: Some(network) });
     let count = heads * len + hidden * (3 * heads + 1) + heads;
     let values: Vec<f32> = (0..count).map(|i| (i % 5) as f32 / 50.0).collect();
     let dims = Dims { batch: 1, heads, kv_heads: heads, queries: len, keys: len, head_dim };
-    let extent = Extent { sides: Sides::OneSided, len, scale: 1.0 };
+    let extent = ScoreModExtent { sides: Sides::OneSided, len, scale: 1.0 };
     let tables = extra(|| drop(map.over(&values, extent)));
     // biases, and their share of the hidden units twice: with keys and with units as lanes
     assert!(tables < 4 * (heads + 2 * hidden) * (len + 192) + (64 << 10), "{tables} bytes of tables");
-    let [forward, backward] = of_forward_and_backward(dims, Scores::Map(&*map.over(&values, extent)), count);
+    let [forward, backward] = of_forward_and_backward(dims, ScoreTransform::Mod(&*map.over(&values, extent)), count);
     let (tile, thread, threads) = (4 * heads * 128 * 64, 512 << 10, rayon::current_num_threads());
     assert!(forward < threads * (tile + thread), "{forward} bytes forward, a tile is {tile}");
     // and what is summed by distance, once for the sequence and once for each thread

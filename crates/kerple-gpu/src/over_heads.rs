@@ -1,5 +1,5 @@
 //! A network over heads whose inputs are the scores, and perhaps a bias, of one query and key:
-//! [`kerple_core::maps::network`] in `f32`, one unit per pair.
+//! [`kerple_core::score_mods::network`] in `f32`, one unit per pair.
 //!
 //! Hidden units are never stored: the backward recomputes them. There, cubes share the pairs in a
 //! fixed way, and each sums the gradients of the network's parameters over its pairs; those sums
@@ -9,7 +9,7 @@ use crate::attention::{SHARES, array, diagonals};
 use cubecl::client::Client;
 use cubecl::prelude::*;
 use cubecl::server::Handle;
-use kerple_core::maps::network::{Network, SLOPE, Variant};
+use kerple_core::score_mods::network::{Network, SLOPE, Variant};
 
 /// Units of a cube, at most.
 const UNITS: usize = 64;

@@ -10,8 +10,8 @@ use cubecl::prelude::CubeElement;
 use cubecl::server::Handle;
 use kerple_core::attention::linear::{self, CHUNK, Decay, DecayGradient, Guard, Inputs, NEAR, Problem, Reach, naive};
 use kerple_core::attention::{Strides, View, ViewMut};
+use kerple_core::calculus::exponentials::{Amplitude, ErrorBudget, Grid, Tolerance};
 use kerple_core::features::Pointwise;
-use kerple_core::kernel::exponentials::{Amplitude, Demand, Grid, Tolerance};
 use kerple_gpu::cubecl;
 use kerple_gpu::linear::{Dims, Fading, Gradients, Linear};
 use rand::SeedableRng;
@@ -178,7 +178,7 @@ fn products_that_fade() {
 
 #[test]
 fn logarithmic_kernels_over_wide_features() {
-    let demand = Demand { horizon: 1 << 20, tolerance: Tolerance::Thousandth, amplitude: Amplitude::Four };
+    let demand = ErrorBudget { horizon: 1 << 20, tolerance: Tolerance::Thousandth, amplitude: Amplitude::Four };
     let rates = Grid::log(&demand).rates().to_vec();
     assert!(rates.len() > 15);
     // of features, and where they are in the place of values, in more than one chunk

@@ -8,7 +8,7 @@ use common::{client, random};
 use cubecl::client::Client;
 use cubecl::prelude::CubeElement;
 use cubecl::server::Handle;
-use kerple_core::maps::network::{Edge, Network, SLOPE, Variant};
+use kerple_core::score_mods::network::{Edge, Network, SLOPE, Variant};
 use kerple_gpu::cubecl;
 use kerple_gpu::over_heads::{Gradients, OverHeads};
 use rand::{RngExt, SeedableRng};

@@ -9,7 +9,7 @@ use common::{Counting, encoding, plan, plan_with};
 use hunt::{alone, config, counting};
 use kerple_burn::pass::Pass;
 use kerple_burn::plan::{AttentionKind, BlockPlan, LinearPlan};
-use kerple_core::kernel::points::Points;
+use kerple_core::calculus::points::Points;
 use kerple_data::fingerprint;
 use kerple_lm::checkpoint::{self, State};
 use kerple_lm::config::{DataConfig, REFERENCE, RunConfig, TrainConfig};
@@ -347,7 +347,7 @@ fn kernels_and_points() {
         "cauchy(1) - min(log(1, 2), 3)",
     ] {
         let read = |bytes: &[u8]| {
-            let report = kerple_core::kernel::report::check(&String::from_utf8_lossy(bytes), "0..15")
+            let report = kerple_core::calculus::report::check(&String::from_utf8_lossy(bytes), "0..15")
                 .map_err(|error| refused(error.to_string()))?;
             let _ = report.to_string();
             Ok(())

@@ -5,9 +5,9 @@ use crate::encoding::Encoding;
 use crate::parts::{Part, behind, parts, tails};
 use crate::threads::{Work, run};
 use kerple_core::Number;
-use kerple_core::attention::{self, Dims, Gradients, Mask, Problem, Saved, Scores, Table, View};
-use kerple_core::forms::{ScoreMap, Sides, Strided};
-use kerple_core::maps::Extent;
+use kerple_core::attention::{self, Dims, Gradients, Mask, Problem, Saved, ScoreTable, ScoreTransform, View};
+use kerple_core::forms::{ScoreMod, Sides, Strided};
+use kerple_core::score_mods::ScoreModExtent;
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 
@@ -232,7 +232,7 @@ struct Numbers<'a, T> {
     weight: Option<&'a [T]>,
     sinks: Option<&'a [T]>,
     clocks: Option<&'a [f64]>,
-    map: Option<Box<dyn ScoreMap<T> + 'a>>,
+    map: Option<Box<dyn ScoreMod<T> + 'a>>,
 }
 
 impl<'a, T: Number + Element> Numbers<'a, T> {
@@ -240,7 +240,7 @@ impl<'a, T: Number + Element> Numbers<'a, T> {
         let row = |array: &'a Option<Array>| array.as_ref().map(|array| array.values::<T>()).transpose();
         let map = match (&rule.encoding, row(&inputs.numbers)?) {
             (Some(encoding), Some(numbers)) => {
-                let extent = Extent { sides: rule.sight.sides(), len: dims.keys, scale: rule.scale };
+                let extent = ScoreModExtent { sides: rule.sight.sides(), len: dims.keys, scale: rule.scale };
                 if dims.queries > dims.keys {
                     let message = format!("q: {} queries exceed the {} keys", dims.queries, dims.keys);
                     return Err(PyValueError::new_err(format!("{message}, which score modifications do not support")));
@@ -273,12 +273,12 @@ impl<'a, T: Number + Element> Numbers<'a, T> {
             Sides::TwoSided => columns.div_ceil(2),
         };
         let scores = match &self.map {
-            Some(map) => Scores::Map(&**map),
+            Some(map) => ScoreTransform::Mod(&**map),
             None => {
                 let (bias, weight, damping) = (self.bias, self.weight, rule.damping.as_deref());
                 let (from, stride) = (part.first * dims.heads * dims.keys + part.start, dims.keys);
                 let clocks = self.clocks.map(|clocks| Strided { values: &clocks[from..], stride });
-                Scores::Table(Table { bias, weight, damping, gate_cumsum: clocks, len })
+                ScoreTransform::Table(ScoreTable { bias, weight, damping, gate_cumsum: clocks, len })
             }
         };
         let (scale, cap) = (T::from_f64(rule.scale), rule.softcap.map(T::from_f64));

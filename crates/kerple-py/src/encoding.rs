@@ -4,10 +4,10 @@
 use crate::array::Array;
 use crate::threads::{Work, run};
 use kerple_core::Number;
-use kerple_core::encoding::{Clamp, Entry, Form, Geometry, METHODS, MapForm, Method};
-use kerple_core::forms::{DistanceTable, ScoreMap, Sides};
-use kerple_core::maps::relative::Source;
-use kerple_core::maps::{Extent, Map};
+use kerple_core::encoding::{Clamp, EncodingForm, Geometry, Injection, METHODS, Method, ScoreModForm};
+use kerple_core::forms::{DistanceTable, ScoreMod, Sides};
+use kerple_core::score_mods::relative::Source;
+use kerple_core::score_mods::{ScoreModExtent, ScoreModSpec};
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
@@ -23,12 +23,16 @@ pub struct Encoding {
     encoding: kerple_core::encoding::Encoding,
     geometry: Geometry,
     /// The score modification, if it has one.
-    map: Option<MapForm>,
+    map: Option<ScoreModForm>,
 }
 
 impl Encoding {
     /// The score modification with its parameters.
-    pub fn over<'a, T: Number>(&'a self, numbers: &'a [T], extent: Extent) -> PyResult<Box<dyn ScoreMap<T> + 'a>> {
+    pub fn over<'a, T: Number>(
+        &'a self,
+        numbers: &'a [T],
+        extent: ScoreModExtent,
+    ) -> PyResult<Box<dyn ScoreMod<T> + 'a>> {
         let Some(form) = &self.map else {
             return Err(PyValueError::new_err(format!("{} is not a score modification", self.encoding.method.kind())));
         };
@@ -63,7 +67,7 @@ impl Encoding {
     }
 
     /// How many parameters the score modification takes: those of a table, and its own.
-    fn count(&self, form: &MapForm, extent: Extent) -> usize {
+    fn count(&self, form: &ScoreModForm, extent: ScoreModExtent) -> usize {
         let table = match &form.table {
             DistanceTable { bias: None, .. } => 0,
             DistanceTable { heads, .. } => heads * extent.sides.columns(extent.len),
@@ -72,8 +76,8 @@ impl Encoding {
         let own: usize = learned[learned.len() - form.own..].iter().map(|parameter| parameter.len()).sum();
         table
             + match &form.map {
-                Map::Mixed(_) | Map::Cope(_) => own,
-                Map::Relative(relative) => match relative.source {
+                ScoreModSpec::Mixed(_) | ScoreModSpec::Cope(_) => own,
+                ScoreModSpec::Relative(relative) => match relative.source {
                     Source::Learned { .. } => own,
                     Source::Projected => {
                         let width = relative.heads * relative.head_dim;
@@ -139,8 +143,8 @@ impl Encoding {
             return Err(refuse(format!("the encoding learns {values} values; at most {MOST_VALUES} are allowed")));
         }
         let map = match encoding.entry() {
-            Entry::Map { .. } => match encoding.form(&geometry, &encoding.initial(&geometry, 0), 1) {
-                Form::Map(form) => Some(form),
+            Injection::ScoreMod { .. } => match encoding.form(&geometry, &encoding.initial(&geometry, 0), 1) {
+                EncodingForm::ScoreMod(form) => Some(form),
                 _ => None,
             },
             _ => None,
@@ -182,13 +186,13 @@ impl Encoding {
     #[getter]
     fn entry(&self) -> &'static str {
         match self.encoding.entry() {
-            Entry::Nowhere => "nowhere",
-            Entry::Embeddings => "embeddings",
-            Entry::Rotation { .. } => "rotation",
-            Entry::Scores(_) => "scores",
-            Entry::Map { .. } => "map",
-            Entry::Gates => "gates",
-            Entry::Code => "code",
+            Injection::Nowhere => "nowhere",
+            Injection::Embeddings => "embeddings",
+            Injection::Rotation { .. } => "rotation",
+            Injection::Scores(_) => "scores",
+            Injection::ScoreMod { .. } => "map",
+            Injection::Gates => "gates",
+            Injection::Code => "code",
         }
     }
 
@@ -196,8 +200,8 @@ impl Encoding {
     #[getter]
     fn tables(&self) -> (bool, bool, bool) {
         match (self.encoding.entry(), &self.map) {
-            (Entry::Scores(tables), _) => (tables.bias, tables.weight, tables.sides == Sides::TwoSided),
-            (Entry::Map { tables, .. }, Some(map)) => {
+            (Injection::Scores(tables), _) => (tables.bias, tables.weight, tables.sides == Sides::TwoSided),
+            (Injection::ScoreMod { tables, .. }, Some(map)) => {
                 (map.table.bias.is_some(), false, tables.sides == Sides::TwoSided)
             }
             _ => (false, false, false),
@@ -248,7 +252,7 @@ impl Encoding {
         let stored = self.stored(&Array::of("values", values)?)?;
         let (bias, weight) = (Array::some("bias", bias)?, Array::some("weight", weight)?);
         let form = run(py, 1, Work::Any, || self.encoding.form(&self.geometry, &stored, length))?;
-        let (Form::Table(table) | Form::Map(MapForm { table, .. })) = form else {
+        let (EncodingForm::Table(table) | EncodingForm::ScoreMod(ScoreModForm { table, .. })) = form else {
             return Err(PyValueError::new_err(format!("{} has no table over distances", self.kind())));
         };
         let shape = [table.heads, table.sides.columns(table.len)];
@@ -278,7 +282,7 @@ impl Encoding {
     ) -> PyResult<()> {
         self.check_len(length)?;
         let stored = self.stored(&Array::of("values", values)?)?;
-        let slopes = run(py, 1, Work::Any, || self.encoding.table_slopes(&self.geometry, &stored, length))?;
+        let slopes = run(py, 1, Work::Any, || self.encoding.table_jacobian(&self.geometry, &stored, length))?;
         let shape = [self.geometry.heads, slopes.sides.columns(length)];
         let mut sums: Vec<Vec<f64>> = stored.iter().map(|values| vec![0.0; values.len()]).collect();
         for (name, slopes, d) in [("d_bias", slopes.bias, d_bias), ("d_weight", slopes.weight, d_weight)] {

@@ -1,7 +1,7 @@
 //! Kernel expressions and their certificates.
 
 use crate::threads::{Work, run};
-use kerple_core::kernel::report;
+use kerple_core::calculus::report;
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 

@@ -8,10 +8,10 @@ use kerple_core::Number;
 use kerple_core::attention::linear::{
     self, Decay, DecayGradient, Dims, Gradients, Guard, Inputs, Problem, Reach, Saved, State,
 };
-use kerple_core::encoding::{Fading, InLinear};
+use kerple_core::calculus::exponentials::{Amplitude, ErrorBudget, Tolerance};
+use kerple_core::encoding::{EncodingDecay, InLinear};
 use kerple_core::features::{Favor, Form, Pointwise, RowMap, omega};
 use kerple_core::forms::Drawn;
-use kerple_core::kernel::exponentials::{Amplitude, Demand, Tolerance};
 use kerple_core::seed::{Purpose, stream_at};
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
@@ -21,7 +21,8 @@ use std::sync::{Mutex, PoisonError};
 const MOST_HELD: usize = 1 << 26;
 
 /// Within a thousandth of the kernel up to a million tokens, for amplitudes up to 4.
-const DEMAND: Demand = Demand { horizon: 1 << 20, tolerance: Tolerance::Thousandth, amplitude: Amplitude::Four };
+const DEMAND: ErrorBudget =
+    ErrorBudget { horizon: 1 << 20, tolerance: Tolerance::Thousandth, amplitude: Amplitude::Four };
 
 #[derive(Clone, Copy, Debug)]
 enum Features {
@@ -83,7 +84,7 @@ impl LinearRule {
 struct Made<T> {
     code: Option<Drawn<T>>,
     features: Box<dyn RowMap<T>>,
-    fading: Option<(Fading, [Vec<T>; 2])>,
+    fading: Option<(EncodingDecay, [Vec<T>; 2])>,
     guard: Guard,
 }
 
@@ -130,7 +131,7 @@ impl LinearRule {
             Features::Elu => (Box::new(Pointwise::Elu { width }), Guard::Add(1e-6)),
         };
         let fading = (encoding.in_linear() == Some(InLinear::Decay)).then(|| {
-            let found = encoding.fading(geometry, stored, &DEMAND).expect("an encoding that decays");
+            let found = encoding.decay(geometry, stored, &DEMAND).expect("an encoding that decays");
             let cast = |rows: &[f64]| rows.iter().map(|value| T::from_f64(*value)).collect();
             let tables = [cast(&found.near), cast(&found.weights)];
             (found, tables)
@@ -375,7 +376,7 @@ impl<T: Number> Made<T> {
         }
         let mut sums: Vec<Vec<f64>> = call.stored.iter().map(|values| vec![0.0; values.len()]).collect();
         if let Some((found, _)) = &self.fading {
-            for (slopes, d_table) in [&found.near_slopes, &found.weight_slopes].into_iter().zip(d_tables) {
+            for (slopes, d_table) in [&found.near_jacobian, &found.weight_jacobian].into_iter().zip(d_tables) {
                 let d_table: Vec<f64> = d_table.iter().map(|value| value.to_f64()).collect();
                 if let (Some(slopes), false) = (slopes, d_table.is_empty()) {
                     slopes.backward(geometry.heads, &d_table, &mut sums);

@@ -62,8 +62,8 @@ impl From<kerple_run::Error> for Failure {
     }
 }
 
-impl From<kerple_core::kernel::error::Error> for Failure {
-    fn from(error: kerple_core::kernel::error::Error) -> Failure {
+impl From<kerple_core::calculus::error::Error> for Failure {
+    fn from(error: kerple_core::calculus::error::Error) -> Failure {
         let hint = error.hint().unwrap_or_else(|| "see docs/kernels.md for the syntax of kernels".to_owned());
         Failure::misuse(error.to_string(), hint)
     }

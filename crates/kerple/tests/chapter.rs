@@ -6,7 +6,7 @@
 mod common;
 
 use common::{Place, document, expect_document, with_output, words};
-use kerple_core::kernel::expr::Expr;
+use kerple_core::calculus::expr::Expr;
 
 #[test]
 fn the_chapter_shows_true_output() {

@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 
 /// Lowest first.
 const ORDERS: [(&str, &str); 12] = [
-    ("kerple-core", "shape emulate seed precision cpu tiles ops features forms maps attention kernel encoding"),
+    ("kerple-core", "shape emulate seed precision cpu tiles ops features forms score_mods attention calculus encoding"),
     ("kerple-run", "files error number length session probe check old_names journal"),
     (
         "kerple-data",

@@ -26,9 +26,9 @@ use crate::with_element;
 use burn::tensor::Tensor;
 use composed::shifted;
 use kerple_core::attention::{self, Dims, Gradients, Problem, Strides, View, ViewMut};
-use kerple_core::forms::{Mask, Sides, Strided, Table};
-use kerple_core::maps::{Extent, Map};
+use kerple_core::forms::{Mask, ScoreTable, Sides, Strided};
 use kerple_core::ops::{gate_cumsum, zeros};
+use kerple_core::score_mods::{ScoreModExtent, ScoreModSpec};
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -132,11 +132,11 @@ pub(crate) struct ScoreInputs {
 enum Places {
     Tables([Option<usize>; 2]),
     /// All numbers of a map in one array.
-    Map(Arc<Map>, usize),
+    Map(Arc<ScoreModSpec>, usize),
 }
 
 /// All numbers of a map, one after another.
-fn numbers(map: &Map, scores: &Scores, own: Option<&Tensor<1>>, extent: Extent) -> Tensor<1> {
+fn numbers(map: &ScoreModSpec, scores: &Scores, own: Option<&Tensor<1>>, extent: ScoreModExtent) -> Tensor<1> {
     let tables = scores.tables().into_iter().flatten().map(|table| flat(table.clone()));
     Tensor::cat(tables.chain(maps::numbers(map, own, extent)).collect(), 0)
 }
@@ -251,7 +251,7 @@ impl ScoreInputs {
         let over = match &self.places {
             Places::Tables(_) => None,
             Places::Map(map, place) => {
-                let extent = Extent { sides: self.sight.sides(), len: dims.keys, scale: self.scale };
+                let extent = ScoreModExtent { sides: self.sight.sides(), len: dims.keys, scale: self.scale };
                 Some(map.over(inputs[*place].slice::<T>(), extent))
             }
         };
@@ -259,7 +259,7 @@ impl ScoreInputs {
             (Places::Tables(places), _) => self.tables(places, inputs, clocks, first_head..first_head + dims.heads),
             (Places::Map(..), Some(map)) => {
                 assert!(clocks.is_none(), "score modifications take no cumulative gates");
-                kerple_core::forms::Scores::Map(&**map)
+                kerple_core::forms::ScoreTransform::Mod(&**map)
             }
             (Places::Map(..), None) => unreachable!("a map was made for them"),
         };
@@ -275,7 +275,7 @@ impl ScoreInputs {
         inputs: &'a [Array],
         clocks: Option<Strided<&'a [f64]>>,
         heads: Range<usize>,
-    ) -> kerple_core::forms::Scores<'a, T> {
+    ) -> kerple_core::forms::ScoreTransform<'a, T> {
         let [bias, weight] = places.map(|place| place.map(|place| &inputs[place]));
         let columns = bias.or(weight).map_or(0, |table| table.shape()[1]);
         let len = match self.sight.sides() {
@@ -284,7 +284,7 @@ impl ScoreInputs {
         };
         let of_heads = |table: &'a Array| &table.slice()[heads.start * columns..heads.end * columns];
         let [bias, weight] = [bias, weight].map(|table| table.map(of_heads));
-        kerple_core::forms::Scores::Table(Table {
+        kerple_core::forms::ScoreTransform::Table(ScoreTable {
             bias,
             weight,
             damping: self.damping.as_deref(),

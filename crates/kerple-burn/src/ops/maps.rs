@@ -1,4 +1,4 @@
-//! Score modifications in plain Burn operations: the references of [`kerple_core::maps`].
+//! Score modifications in plain Burn operations: the references of [`kerple_core::score_mods`].
 
 mod cope;
 mod fire;
@@ -9,7 +9,7 @@ use crate::forms::{Pairs, Scores};
 use crate::fused::Engine;
 use burn::tensor::{Bool, Tensor};
 use kerple_core::forms::Mask;
-use kerple_core::maps::{Extent, Map};
+use kerple_core::score_mods::{ScoreModExtent, ScoreModSpec};
 
 /// What a map is given.
 pub(super) struct Mapped<'a> {
@@ -28,7 +28,7 @@ pub(super) struct Mapped<'a> {
     /// Not scaled, `[B, H, Q, D]`.
     pub(super) q: Tensor<4>,
     /// What a map is told of a call.
-    pub(super) extent: Extent,
+    pub(super) extent: ScoreModExtent,
     /// Where the queries and keys are.
     pub(super) pairs: &'a Pairs,
     /// Kernels stand in for parts of the definition where there are some, unless it says so.
@@ -36,11 +36,11 @@ pub(super) struct Mapped<'a> {
     pub(super) engine: Engine,
 }
 
-/// The numbers of a map that are made of its method's own parameters; the definition of [`Map::numbers`].
-pub(super) fn numbers(map: &Map, own: Option<&Tensor<1>>, extent: Extent) -> Option<Tensor<1>> {
+/// The numbers of a map that are made of its method's own parameters; the definition of [`ScoreModSpec::numbers`].
+pub(super) fn numbers(map: &ScoreModSpec, own: Option<&Tensor<1>>, extent: ScoreModExtent) -> Option<Tensor<1>> {
     match map {
-        Map::Relative(relative) => own.map(|own| relative::numbers(relative, own, extent)),
-        Map::Mixed(_) | Map::Cope(_) => own.cloned(),
+        ScoreModSpec::Relative(relative) => own.map(|own| relative::numbers(relative, own, extent)),
+        ScoreModSpec::Mixed(_) | ScoreModSpec::Cope(_) => own.cloned(),
     }
 }
 
@@ -49,32 +49,32 @@ pub(crate) fn query_bias(scores: &Scores) -> Option<Tensor<2>> {
     match scores {
         Scores::Plain | Scores::Table { .. } => None,
         Scores::Map { map, own, .. } => match (&**map, own) {
-            (Map::Relative(relative), Some(own)) => relative::query_bias(relative, own),
-            (Map::Relative(_) | Map::Mixed(_) | Map::Cope(_), _) => None,
+            (ScoreModSpec::Relative(relative), Some(own)) => relative::query_bias(relative, own),
+            (ScoreModSpec::Relative(_) | ScoreModSpec::Mixed(_) | ScoreModSpec::Cope(_), _) => None,
         },
     }
 }
 
 /// What a map with these numbers adds to the output of weights `[B, H, Q, K]` beside values, `[B, H, Q, D]`.
 pub(super) fn of_values(
-    map: &Map,
+    map: &ScoreModSpec,
     own: Option<&Tensor<1>>,
     weights: &Tensor<4>,
-    extent: Extent,
+    extent: ScoreModExtent,
     pairs: &Pairs,
 ) -> Option<Tensor<4>> {
     match (map, own) {
-        (Map::Relative(relative), Some(own)) => relative::of_values(relative, own, weights, extent, pairs),
-        (Map::Relative(_) | Map::Mixed(_) | Map::Cope(_), _) => None,
+        (ScoreModSpec::Relative(relative), Some(own)) => relative::of_values(relative, own, weights, extent, pairs),
+        (ScoreModSpec::Relative(_) | ScoreModSpec::Mixed(_) | ScoreModSpec::Cope(_), _) => None,
     }
 }
 
 /// What the softmax gets, `[B, H, Q, K]`; any numbers where a query does not see.
-pub(super) fn composed(map: &Map, mapped: Mapped) -> Tensor<4> {
+pub(super) fn composed(map: &ScoreModSpec, mapped: Mapped) -> Tensor<4> {
     match map {
-        Map::Mixed(mixed) => mixed::composed(mixed, mapped),
-        Map::Relative(relative) => relative::composed(relative, mapped),
-        Map::Cope(cope) => cope::composed(cope, mapped),
+        ScoreModSpec::Mixed(mixed) => mixed::composed(mixed, mapped),
+        ScoreModSpec::Relative(relative) => relative::composed(relative, mapped),
+        ScoreModSpec::Cope(cope) => cope::composed(cope, mapped),
     }
 }
 

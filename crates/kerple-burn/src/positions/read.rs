@@ -9,7 +9,7 @@ use crate::parameters::plain;
 use crate::pass::Pass;
 use burn::module::Param;
 use burn::tensor::{DType, Device, Tensor};
-use kerple_core::encoding::{Entry, Share};
+use kerple_core::encoding::{Injection, Share};
 use std::cell::OnceCell;
 
 /// An encoding with its numbers as they are now.
@@ -34,7 +34,8 @@ impl PositionalEncoding {
 
     /// All numbers that forms are made of.
     fn read(&self) -> Vec<Read> {
-        let forms = || self.each().map(|one| matches!(one.encoding.entry(), Entry::Scores(_) | Entry::Map { .. }));
+        let forms =
+            || self.each().map(|one| matches!(one.encoding.entry(), Injection::Scores(_) | Injection::ScoreMod { .. }));
         let read: Vec<&PositionalEncoding> =
             self.each().zip(forms()).filter(|(_, is)| *is).map(|(one, _)| one).collect();
         let all = read.iter().flat_map(|one| one.values.iter().chain(one.layers.iter().flatten()));
@@ -104,7 +105,7 @@ impl Now<'_> {
         memory: &mut Memory,
     ) -> Positions {
         let one = self.encoding.of_layer(layer);
-        let is_table = matches!(one.encoding.entry(), Entry::Scores(_)) && one.encoding.randomized.is_none();
+        let is_table = matches!(one.encoding.entry(), Injection::Scores(_)) && one.encoding.randomized.is_none();
         let Some(told) = memory.told().filter(|_| is_table) else {
             return self.positions(layer, [queries, keys], options, engine, pass);
         };

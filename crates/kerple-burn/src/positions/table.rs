@@ -6,7 +6,7 @@ use crate::fused::{Engine, Forward, Input, Op, Saved, Step, Target, apply};
 use crate::with_element;
 use burn::tensor::{DType, Device, Element, ElementConversion, Int, Tensor, TensorData};
 use bytemuck::Pod;
-use kerple_core::encoding::Slopes;
+use kerple_core::encoding::Jacobian;
 use std::sync::Arc;
 
 /// What has a kernel for it.
@@ -22,7 +22,7 @@ pub(super) struct Table {
     pub heads: usize,
     pub len: usize,
     pub rows: Vec<f64>,
-    pub slopes: Option<Slopes>,
+    pub slopes: Option<Jacobian>,
     pub numbers: Arc<Vec<Vec<f64>>>,
 }
 
@@ -51,10 +51,10 @@ impl Table {
         let table = constant(rows);
         match slopes {
             None => table,
-            Some(Slopes::PerHead(parameters)) => parameters
+            Some(Jacobian::PerHead(parameters)) => parameters
                 .into_iter()
                 .fold(table, |table, (index, slopes)| table + constant(slopes) * difference(index).reshape([heads, 1])),
-            Some(Slopes::Rows { factor, rows }) => {
+            Some(Jacobian::Rows { factor, rows }) => {
                 let matrix = difference(0).reshape([-1, heads as i32]);
                 let index: Vec<i64> = rows.into_iter().map(|row| row as i64).collect();
                 let index = Tensor::<1, Int>::from_data(TensorData::new(index, [len]), device);

@@ -6,7 +6,7 @@ use kerple_burn::forms::{Clock, Positions};
 use kerple_burn::fused;
 use kerple_burn::ops::attention::{Scoring, attention};
 use kerple_core::Number;
-use kerple_core::attention::{self, Dims, Problem, Scores, Strides, Table, View, ViewMut, naive};
+use kerple_core::attention::{self, Dims, Problem, ScoreTable, ScoreTransform, Strides, View, ViewMut, naive};
 use kerple_core::forms::{DistanceTable, Strided};
 use kerple_core::ops::gate_cumsum;
 use kerple_core::ops::heads::{self, Growth, Place};
@@ -120,15 +120,15 @@ impl Given {
         let [bias, weight] = [&self.table.bias, &self.table.weight].map(|table| table.as_deref().map(cast::<T>));
         let (sinks, clocks) =
             (self.sinks.as_deref().map(cast::<T>), self.gates.as_ref().map(|g| gate_cumsum::of_gates(g, len)));
-        let table = Table {
+        let table = ScoreTable {
             bias: bias.as_deref(),
             weight: weight.as_deref(),
             gate_cumsum: clocks.as_deref().map(|values| Strided { values, stride: len }),
             len,
-            ..Table::PLAIN
+            ..ScoreTable::PLAIN
         };
         let plain = Problem::causal(self.dims, T::from_f64(self.scale));
-        let problem = Problem { sinks: sinks.as_deref(), scores: Scores::Table(table), ..plain };
+        let problem = Problem { sinks: sinks.as_deref(), scores: ScoreTransform::Table(table), ..plain };
         let mut found = both(&problem, strides, [&grown, &k, &v, &d_out], 0, fused);
         let d_slopes = growth.map(|growth| wide(heads::scale_backward(&q, &mut found.d_q, place, growth)));
         let dense = |x: Vec<T>| turned(&wide(x), [len, heads, head_dim]);
@@ -207,8 +207,8 @@ fn row<T: Number>(engine: Engine, gates: &[f64], values: &[f64], position: usize
     let keys = position + 1;
     let dims = Dims { batch: 1, heads: 1, kv_heads: 1, queries: 1, keys, head_dim: 1 };
     let clocks = gate_cumsum::of_gates(&gates[..keys], keys);
-    let table = Table { gate_cumsum: Some(Strided { values: &clocks, stride: keys }), ..Table::PLAIN };
-    let problem = Problem { scores: Scores::Table(table), ..Problem::causal(dims, T::ONE) };
+    let table = ScoreTable { gate_cumsum: Some(Strided { values: &clocks, stride: keys }), ..ScoreTable::PLAIN };
+    let problem = Problem { scores: ScoreTransform::Table(table), ..Problem::causal(dims, T::ONE) };
     let (q, k, v) = ([T::ZERO], vec![T::ONE; keys], cast::<T>(&values[..keys]));
     let (mut out, mut lse) = ([T::ZERO], [T::ZERO]);
     let strides = Strides { batch: keys, head: keys, row: 1 };

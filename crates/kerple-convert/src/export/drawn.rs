@@ -108,7 +108,7 @@ fn decay(
     let (geometry, encoding) = (plan.geometry(), Encoding { window: None, ..layer.encoding.clone() });
     let Some(demand) = layer.attention.linear().and_then(|linear| linear.demand()) else { return Ok(Vec::new()) };
     let stored = stored(plan, number, layer, read)?;
-    let Some(fading) = encoding.fading(&geometry, &stored, &demand) else { return Ok(Vec::new()) };
+    let Some(fading) = encoding.decay(&geometry, &stored, &demand) else { return Ok(Vec::new()) };
     let heads = geometry.heads;
     Ok(vec![
         ("near", vec![heads, fading.near.len() / heads], fading.near),

@@ -1,10 +1,11 @@
 //! Encodings as data for `positions_kerple.py` and `attention_kerple.py`.
 
+use kerple_core::calculus::parameter::Keep;
 use kerple_core::encoding::{
-    Emulate, Encoding, Entry, Form, Geometry, MapForm, Method, Parameter, Places, Scale, Share, rotary, t5,
+    Emulate, Encoding, EncodingForm, Geometry, Injection, Method, Parameter, Places, Scale, ScoreModForm, Share,
+    rotary, t5,
 };
 use kerple_core::forms::Absolute;
-use kerple_core::kernel::parameter::Keep;
 use serde_json::{Map, Value, json};
 
 type Said<T> = Result<T, String>;
@@ -110,17 +111,17 @@ fn parameter(parameter: &Parameter) -> Said<Value> {
 
 fn entering(encoding: &Encoding, geometry: &Geometry) -> Said<Map<String, Value>> {
     let form = match encoding.entry() {
-        Entry::Nowhere => json!({ "enters": "nowhere" }),
-        Entry::Embeddings => embeddings(encoding, geometry),
-        Entry::Rotation { .. } => {
+        Injection::Nowhere => json!({ "enters": "nowhere" }),
+        Injection::Embeddings => embeddings(encoding, geometry),
+        Injection::Rotation { .. } => {
             let mut form = object(json!({ "enters": "rotation" }));
             form.append(&mut rotation(encoding, geometry)?);
             Value::Object(form)
         }
-        Entry::Scores(_) => json!({ "enters": "scores", "table": table(encoding, geometry)? }),
-        Entry::Map { .. } => Value::Object(map(encoding, geometry)?),
-        Entry::Gates => json!({ "enters": "gates" }),
-        Entry::Code => json!({ "enters": "code" }),
+        Injection::Scores(_) => json!({ "enters": "scores", "table": table(encoding, geometry)? }),
+        Injection::ScoreMod { .. } => Value::Object(map(encoding, geometry)?),
+        Injection::Gates => json!({ "enters": "gates" }),
+        Injection::Code => json!({ "enters": "code" }),
     };
     Ok(object(form))
 }
@@ -268,17 +269,17 @@ fn map(encoding: &Encoding, geometry: &Geometry) -> Said<Map<String, Value>> {
             }));
             let base = Encoding { method: (*keys.base.0).clone(), ..encoding.clone() };
             let mut own = match (base.entry(), base.form(geometry, &base.initial(geometry, 0), 0..1)) {
-                (Entry::Scores(_), _) => object(json!({ "base": "table", "table": table(&base, geometry)? })),
-                (_, Form::Map(MapForm { .. })) => {
+                (Injection::Scores(_), _) => object(json!({ "base": "table", "table": table(&base, geometry)? })),
+                (_, EncodingForm::ScoreMod(ScoreModForm { .. })) => {
                     let mut own = map(&base, geometry)?;
                     let base = own.insert("map".to_owned(), "dape".into());
                     own.insert("base".to_owned(), base.unwrap_or_default());
                     own
                 }
-                (Entry::Rotation { .. }, _) => {
+                (Injection::Rotation { .. }, _) => {
                     object(json!({ "base": "none", "rotation": rotation(&base, geometry)? }))
                 }
-                (Entry::Nowhere, _) => object(json!({ "base": "none" })),
+                (Injection::Nowhere, _) => object(json!({ "base": "none" })),
                 _ => return Err(format!("the exported torch code has no dape over {}", keys.base.0.kind())),
             };
             own.remove("enters");

@@ -17,9 +17,9 @@
 //!
 //! Not for speed: [`tiled`](super::tiled) and [`row_block`](super::row_block) compute the same and are tested against this.
 
-use super::{Dims, Gradients, Problem, Saved, Scores, Table, View, ViewMut};
+use super::{Dims, Gradients, Problem, Saved, ScoreTable, ScoreTransform, View, ViewMut};
 use crate::Number;
-use crate::forms::{Block, MapGradients, Strided, ValueMap};
+use crate::forms::{ScoreBlock, ScoreModGradients, Strided, ValueMod};
 use std::borrow::Cow;
 use std::ops::Range;
 
@@ -64,8 +64,8 @@ pub fn backward<T: Number>(problem: &Problem<T>, saved: Saved<T>, mut gradients:
     clear(problem.dims, &mut gradients);
     let dim = problem.dims.head_dim;
     let mut map_sums = match problem.scores {
-        Scores::Map(map) => vec![T::ZERO; map.sums()],
-        Scores::Table(_) => Vec::new(),
+        ScoreTransform::Mod(map) => vec![T::ZERO; map.sums()],
+        ScoreTransform::Table(_) => Vec::new(),
     };
     for row in rows(problem) {
         let (scores, queries) = (row.scores(saved.q, saved.k), row.queries(saved.q));
@@ -107,7 +107,7 @@ pub fn backward<T: Number>(problem: &Problem<T>, saved: Saved<T>, mut gradients:
             }
         }
     }
-    if let (Scores::Map(map), Some(d_map)) = (problem.scores, gradients.d_map) {
+    if let (ScoreTransform::Mod(map), Some(d_map)) = (problem.scores, gradients.d_map) {
         map.finish(&map_sums, d_map);
     }
 }
@@ -168,7 +168,9 @@ impl<'a, T: Number> Row<'a, T> {
 
     /// Features of a query or of a key as their products over this distance count them.
     fn damped<'v>(&self, features: &'v [T], key: usize) -> Cow<'v, [T]> {
-        let Scores::Table(Table { damping: Some(rates), .. }) = self.problem.scores else { return features.into() };
+        let ScoreTransform::Table(ScoreTable { damping: Some(rates), .. }) = self.problem.scores else {
+            return features.into();
+        };
         let distance = (self.problem.dims.position(self.query) - key as isize) as f64;
         let damped = |(value, rate): (&T, &f64)| *value * T::from_f64((-rate * distance).exp());
         features.iter().zip(rates).map(damped).collect::<Vec<T>>().into()
@@ -178,8 +180,8 @@ impl<'a, T: Number> Row<'a, T> {
     fn mapped(&self, scores: &[T], queries: &[T]) -> Vec<T> {
         let mut z = scores.to_vec();
         match self.problem.scores {
-            Scores::Map(map) => map.forward(&self.block(queries), &mut z),
-            Scores::Table(table) => {
+            ScoreTransform::Mod(map) => map.forward(&self.block(queries), &mut z),
+            ScoreTransform::Table(table) => {
                 for (z, at) in z.iter_mut().zip(self.table_indices()) {
                     *z = *z * table.weight.map_or(T::ONE, |weight| weight[at])
                         + table.bias.map_or(T::ZERO, |bias| bias[at]);
@@ -204,16 +206,16 @@ impl<'a, T: Number> Row<'a, T> {
         sums: &mut [T],
     ) {
         match self.problem.scores {
-            Scores::Map(map) => {
+            ScoreTransform::Mod(map) => {
                 let mut d_q = vec![T::ZERO; queries.len()];
-                let of_block = MapGradients { d_scores, d_q: &mut d_q, sums };
+                let of_block = ScoreModGradients { d_scores, d_q: &mut d_q, sums };
                 map.backward(&self.block(queries), scores, of_block);
                 for (head, d_q) in d_q.chunks_exact(self.problem.dims.head_dim).enumerate() {
                     // SAFETY: the view is checked, and this is its only row in use.
                     add_scaled(unsafe { gradients.d_q.row(self.batch, head, self.query, d_q.len()) }, T::ONE, d_q);
                 }
             }
-            Scores::Table(table) => {
+            ScoreTransform::Table(table) => {
                 if let Some(d_gate_cumsum) = &mut gradients.d_gate_cumsum {
                     let Dims { heads, keys, .. } = self.problem.dims;
                     for ((head, key, sign), d) in self.signs().zip(&*d_scores) {
@@ -250,10 +252,10 @@ impl<'a, T: Number> Row<'a, T> {
     }
 
     /// The vectors that a score modification adds to values.
-    fn values(&self) -> Option<&'a dyn ValueMap<T>> {
+    fn values(&self) -> Option<&'a dyn ValueMod<T>> {
         match self.problem.scores {
-            Scores::Map(map) if !self.visible.is_empty() => map.values(),
-            Scores::Map(_) | Scores::Table(_) => None,
+            ScoreTransform::Mod(map) if !self.visible.is_empty() => map.values(),
+            ScoreTransform::Mod(_) | ScoreTransform::Table(_) => None,
         }
     }
 
@@ -290,8 +292,8 @@ impl<'a, T: Number> Row<'a, T> {
         }
     }
 
-    fn block<'q>(&self, q: &'q [T]) -> Block<'q, T> {
-        Block {
+    fn block<'q>(&self, q: &'q [T]) -> ScoreBlock<'q, T> {
+        ScoreBlock {
             batch: self.batch,
             heads: self.problem.dims.heads,
             rows: 1,

@@ -1,11 +1,11 @@
 //! The inputs of attention, and the checks that every engine makes first.
 
 use crate::Number;
-use crate::forms::{Mask, Scores, Sides, Strided, Table, visible_keys};
+use crate::forms::{Mask, ScoreTable, ScoreTransform, Sides, Strided, visible_keys};
 use crate::tiles::view::{Shape, View, ViewMut};
 use std::ops::Range;
 
-/// Largest rate of [`Table::damping`]: over the keys of a tile no factor leaves the range of `f32`.
+/// Largest rate of [`ScoreTable::damping`]: over the keys of a tile no factor leaves the range of `f32`.
 pub const MOST_DAMPING: f64 = 0.125;
 
 /// Sizes of one attention call.
@@ -50,14 +50,14 @@ pub struct Problem<'a, T> {
     /// Positions count all keys, so queries end where the padding ends. `None`: no padding.
     pub lengths: Option<&'a [usize]>,
     /// What becomes of scaled scores. The tables of a call reach the furthest distance of its queries and keys, seen or not.
-    pub scores: Scores<'a, T>,
+    pub scores: ScoreTransform<'a, T>,
 }
 
 impl<'a, T: Number> Problem<'a, T> {
     /// A decoder's, without a window, padding or tables.
     pub fn causal(dims: Dims, scale: T) -> Self {
         let (cap, sinks, lengths) = (None, None, None);
-        Problem { dims, scale, cap, sinks, mask: Mask::CAUSAL, lengths, scores: Scores::PLAIN }
+        Problem { dims, scale, cap, sinks, mask: Mask::CAUSAL, lengths, scores: ScoreTransform::PLAIN }
     }
 
     /// What the running maximum and total of a row of this head begin with.
@@ -85,10 +85,10 @@ impl<'a, T: Number> Problem<'a, T> {
     }
 
     /// The tables, for an engine that takes nothing else.
-    pub(super) fn tables(&self) -> Table<'a, T> {
+    pub(super) fn tables(&self) -> ScoreTable<'a, T> {
         match self.scores {
-            Scores::Table(table) => table,
-            Scores::Map(map) => panic!(
+            ScoreTransform::Table(table) => table,
+            ScoreTransform::Mod(map) => panic!(
                 "{map:?}: this engine takes distance tables; \
                 attention::row_block takes score modifications"
             ),
@@ -96,12 +96,12 @@ impl<'a, T: Number> Problem<'a, T> {
     }
 
     /// Columns of a table's row.
-    pub(super) fn columns(&self, table: Table<T>) -> usize {
+    pub(super) fn columns(&self, table: ScoreTable<T>) -> usize {
         self.mask.sides().columns(table.len)
     }
 
     /// Where distance 0 of a head lies in a table.
-    pub(super) fn origin(&self, table: Table<T>, head: usize) -> usize {
+    pub(super) fn origin(&self, table: ScoreTable<T>, head: usize) -> usize {
         head * self.columns(table) + self.mask.sides().origin(table.len)
     }
 
@@ -126,7 +126,7 @@ impl<'a, T: Number> Problem<'a, T> {
                 assert!(length <= keys, "lengths[{b}] = {length} is more than keys = {keys}");
             }
         }
-        if let Scores::Table(of) = self.scores {
+        if let ScoreTransform::Table(of) = self.scores {
             for table in [of.bias, of.weight].into_iter().flatten() {
                 self.check_table(of, table);
             }
@@ -165,13 +165,13 @@ impl<'a, T: Number> Problem<'a, T> {
 
     /// The cumulative gates of a head of a sequence, `[K]`, where there are cumulative gates.
     pub(super) fn gate_cumsum(&self, batch: usize, head: usize) -> Option<&'a [f64]> {
-        let Scores::Table(Table { gate_cumsum: Some(gate_cumsum), .. }) = self.scores else { return None };
+        let ScoreTransform::Table(ScoreTable { gate_cumsum: Some(gate_cumsum), .. }) = self.scores else { return None };
         let Dims { heads, keys, .. } = self.dims;
         Some(&gate_cumsum.values[(batch * heads + head) * gate_cumsum.stride..][..keys])
     }
 
     /// Of a table, or of the gradient in one.
-    fn check_table(&self, of: Table<T>, table: &[T]) {
+    fn check_table(&self, of: ScoreTable<T>, table: &[T]) {
         let Dims { heads, queries, keys, .. } = self.dims;
         crate::check_shape!(table, H = heads, C = self.columns(of));
         let needed = match self.mask {
@@ -230,7 +230,7 @@ impl<'a, T: Number> Problem<'a, T> {
         let Gradients { d_q, d_k, d_v, d_bias, d_weight, d_map, d_sinks, d_gate_cumsum } = gradients;
         assert!(d_sinks.is_none() || self.sinks.is_some(), "d_sinks without sinks");
         if let Some(d_gate_cumsum) = d_gate_cumsum {
-            let given = matches!(self.scores, Scores::Table(Table { gate_cumsum: Some(_), .. }));
+            let given = matches!(self.scores, ScoreTransform::Table(ScoreTable { gate_cumsum: Some(_), .. }));
             assert!(given, "d_gate_cumsum without gate_cumsum");
             crate::check_shape!(d_gate_cumsum, B = batch, H = heads, K = self.dims.keys);
         }
@@ -244,13 +244,13 @@ impl<'a, T: Number> Problem<'a, T> {
         d_q.check_disjoint("d_q and d_v", query_shape, d_v, key_shape);
         d_k.check_disjoint("d_k and d_v", key_shape, d_v, key_shape);
         match self.scores {
-            Scores::Table(of) => {
+            ScoreTransform::Table(of) => {
                 for table in [d_bias, d_weight].into_iter().flatten() {
                     self.check_table(of, table);
                 }
                 assert!(d_map.is_none(), "d_map of tables");
             }
-            Scores::Map(map) => {
+            ScoreTransform::Mod(map) => {
                 assert!(d_bias.is_none() && d_weight.is_none(), "d_bias or d_weight of a score map");
                 if let Some(d_map) = d_map {
                     crate::check_shape!(d_map, P = map.parameters());
@@ -290,7 +290,7 @@ pub struct Gradients<'a, T> {
     pub d_bias: Option<&'a mut [T]>,
     /// `[H, C]`, likewise.
     pub d_weight: Option<&'a mut [T]>,
-    /// In the own parameters of a [`ScoreMap`](crate::forms::ScoreMap), `[P]`.
+    /// In the own parameters of a [`ScoreMod`](crate::forms::ScoreMod), `[P]`.
     pub d_map: Option<&'a mut [T]>,
     /// In the sinks, `[H]`.
     pub d_sinks: Option<&'a mut [T]>,

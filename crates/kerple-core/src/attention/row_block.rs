@@ -1,4 +1,4 @@
-//! Exact attention for [score maps](crate::forms::ScoreMap): a block of query rows with all heads at a time, and all keys or,
+//! Exact attention for [score maps](crate::forms::ScoreMod): a block of query rows with all heads at a time, and all keys or,
 //! where a map does not mix keys, a tile of them.
 //!
 //! ```text
@@ -10,7 +10,7 @@
 //!
 //! A map mixes heads, so what is held at a time is `[H, rows, columns]` for each thread, once in the forward and three times in
 //! the backward, and `[B, P]` for the gradient in the map's parameters. The columns are all keys of a row where the map mixes
-//! them ([`Reach::Row`]); otherwise they are a tile of keys, small enough for the cache, and the softmax goes on from tile to
+//! them ([`ScoreDependency::Row`]); otherwise they are a tile of keys, small enough for the cache, and the softmax goes on from tile to
 //! tile. Keys that no row of a block sees are left out.
 //!
 //! Blocks add to the `d_k` and `d_v` of each tile and to the map's parameters in the order of their rows, so the bits do not
@@ -21,11 +21,11 @@ mod forward;
 #[cfg(test)]
 mod tests;
 
-use super::{Dims, Gradients, Problem, Saved, Scores, View, ViewMut, cap};
+use super::{Dims, Gradients, Problem, Saved, ScoreTransform, View, ViewMut, cap};
 use crate::Number;
 use crate::cpu::InstructionSet;
 use crate::cpu::lanes::Lanes;
-use crate::forms::{Block, Reach, ScoreMap};
+use crate::forms::{ScoreBlock, ScoreDependency, ScoreMod};
 use crate::tiles::product::{Matrix, Product};
 use crate::tiles::registers::Keep;
 use crate::tiles::rows::{CopyRows, Dots, Transpose};
@@ -74,10 +74,10 @@ fn backward_with<T: Number>(set: InstructionSet, problem: &Problem<T>, saved: Sa
     T::dispatch(set, backward::Backward { inputs, saved, gradients });
 }
 
-fn map<'a, T>(problem: &Problem<'a, T>) -> &'a dyn ScoreMap<T> {
+fn map<'a, T>(problem: &Problem<'a, T>) -> &'a dyn ScoreMod<T> {
     match problem.scores {
-        Scores::Map(map) => map,
-        Scores::Table(_) => panic!(
+        ScoreTransform::Mod(map) => map,
+        ScoreTransform::Table(_) => panic!(
             "attention::row_block takes score modifications; attention::tiled \
             takes distance tables"
         ),
@@ -88,7 +88,7 @@ fn map<'a, T>(problem: &Problem<'a, T>) -> &'a dyn ScoreMap<T> {
 #[derive(Clone, Copy)]
 struct Inputs<'a, T> {
     problem: &'a Problem<'a, T>,
-    map: &'a dyn ScoreMap<T>,
+    map: &'a dyn ScoreMod<T>,
     q: View<'a, T>,
     k: View<'a, T>,
     v: View<'a, T>,
@@ -143,8 +143,8 @@ impl<T: Number> Inputs<'_, T> {
     /// Queries of a block.
     fn rows(&self) -> usize {
         match self.map.reach() {
-            Reach::Pair => ROWS[0],
-            Reach::Row => ROWS[1],
+            ScoreDependency::Pair => ROWS[0],
+            ScoreDependency::Row => ROWS[1],
         }
     }
 
@@ -152,8 +152,8 @@ impl<T: Number> Inputs<'_, T> {
     fn span(&self) -> usize {
         let keys = self.problem.dims.keys;
         match self.map.reach() {
-            Reach::Row => keys.max(1),
-            Reach::Pair => keys.clamp(1, KEYS),
+            ScoreDependency::Row => keys.max(1),
+            ScoreDependency::Pair => keys.clamp(1, KEYS),
         }
     }
 
@@ -188,9 +188,9 @@ impl<T: Number> Inputs<'_, T> {
     }
 
     /// The same for a map.
-    fn block<'q>(&self, place: &Place, q_of_map: &'q [T]) -> Block<'q, T> {
+    fn block<'q>(&self, place: &Place, q_of_map: &'q [T]) -> ScoreBlock<'q, T> {
         let Dims { heads, head_dim, .. } = self.problem.dims;
-        Block {
+        ScoreBlock {
             batch: place.batch,
             heads,
             rows: place.rows,

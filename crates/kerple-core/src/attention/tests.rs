@@ -5,7 +5,9 @@ mod mix;
 
 pub(super) use mix::Mix;
 
-use super::{Dims, Gradients, MOST_DAMPING, Mask, Problem, Saved, Scores, Strides, Table, View, ViewMut, naive};
+use super::{
+    Dims, Gradients, MOST_DAMPING, Mask, Problem, Saved, ScoreTable, ScoreTransform, Strides, View, ViewMut, naive,
+};
 use crate::Number;
 use crate::forms::{Sides, Strided, visible_keys};
 use layout::{Layout, dense};
@@ -202,8 +204,8 @@ impl Case {
         let tables = [&self.bias, &self.weight].map(|table| table.as_deref().map(cast));
         let map = self.map.as_ref().map(|map| map.cast(number));
         let scores = match &map {
-            Some(map) => Scores::Map(map),
-            None => Scores::Table(Table {
+            Some(map) => ScoreTransform::Mod(map),
+            None => ScoreTransform::Table(ScoreTable {
                 bias: tables[0].as_deref(),
                 weight: tables[1].as_deref(),
                 damping: self.damping.as_deref(),

@@ -11,13 +11,13 @@
 //! `behind`, keys behind the query are nearer by so much, and before can be told from after: 0.5 in Ruoss et al. 2023,
 //! arXiv:2305.16843.
 
-use super::fading::Fade;
-use super::method::{Entry, Inputs, Positional, Tables};
+use super::decay::BiasDecay;
+use super::description::{DEFINED, Description, SCORES};
+use super::error::{ConfigError, Result};
+use super::method::{FormInputs, Injection, Positional, TableContents};
 use super::randomized::Randomized;
-use super::refusal::{Checked, Refusal};
-use super::words::{DEFINED, Description, SCORES};
 use super::{Emulate, Geometry, Parameter, Share};
-use crate::encoding::Form;
+use crate::encoding::EncodingForm;
 use crate::forms::{DistanceTable, Sides};
 use serde::{Deserialize, Serialize};
 
@@ -89,7 +89,7 @@ impl Config {
 }
 
 impl Positional for Config {
-    fn words(&self) -> Description {
+    fn description(&self) -> Description {
         Description {
             name: "ALiBi",
             formula: "z = s - slope_h d",
@@ -100,20 +100,20 @@ impl Positional for Config {
         }
     }
 
-    fn entry(&self) -> Entry {
-        Entry::Scores(Tables::bias(self.sides()))
+    fn entry(&self) -> Injection {
+        Injection::Scores(TableContents::bias(self.sides()))
     }
 
-    fn check_keys(&self) -> Checked {
+    fn check_keys(&self) -> Result {
         if !(self.bias_max > 0.0 && self.bias_max <= 100.0) {
             let message = format!("{} is out of range, it must be above 0 and at most 100", self.bias_max);
-            return Err(Refusal::new("bias_max", message, "8 in the original"));
+            return Err(ConfigError::new("bias_max", message, "8 in the original"));
         }
         if (0.0..=1.0).contains(&self.behind) {
             return Ok(());
         }
         let message = format!("{} is out of range, it must be between 0 and 1", self.behind);
-        Err(Refusal::new("behind", message, "0.5 in the original's encoder"))
+        Err(ConfigError::new("behind", message, "0.5 in the original's encoder"))
     }
 
     fn parameters(&self, _: &Geometry) -> Vec<Parameter> {
@@ -128,11 +128,11 @@ impl Positional for Config {
         Randomized::Distances
     }
 
-    fn form(&self, inputs: &Inputs) -> Form {
-        Form::Table(self.table(inputs.geometry.heads, inputs.places.range.end, inputs.emulate))
+    fn form(&self, inputs: &FormInputs) -> EncodingForm {
+        EncodingForm::Table(self.table(inputs.geometry.heads, inputs.places.range.end, inputs.emulate))
     }
 
-    fn decay(&self, heads: usize) -> Option<Fade> {
-        Some(Fade::Linear(slopes_down_to(heads, self.bias_max)))
+    fn bias_decay(&self, heads: usize) -> Option<BiasDecay> {
+        Some(BiasDecay::Linear(slopes_down_to(heads, self.bias_max)))
     }
 }

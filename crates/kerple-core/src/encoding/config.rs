@@ -1,8 +1,8 @@
 //! The `[encoding]` table of a run file.
 
+use super::error::{ConfigError, Result, check_count};
 use super::parameter::Share;
 use super::randomized::Randomized;
-use super::refusal::{Checked, Refusal, check_count};
 use super::scaling::Scaling;
 use super::{Emulate, Geometry, METHODS, Method, finite, randomized, renamed};
 use serde::de::{DeserializeOwned, Error};
@@ -163,18 +163,18 @@ impl Encoding {
         self.method.positional().shares()[0] == self.share
     }
 
-    fn check_keys(&self) -> Checked {
+    fn check_keys(&self) -> Result {
         if self.window == Some(0) {
             let hint = "use 1 for the token itself, a larger number, or remove it to attend to everything";
-            return Err(Refusal::new("window", "a window of 0 attends to nothing, it must be at least 1", hint));
+            return Err(ConfigError::new("window", "a window of 0 attends to nothing, it must be at least 1", hint));
         }
         if !self.method.positional().shares().contains(&self.share) {
             let message = format!("`{}` has no parameters that a layer could own", self.method.kind());
-            return Err(Refusal::new("share", message, "remove it, or use an encoding that learns a table"));
+            return Err(ConfigError::new("share", message, "remove it, or use an encoding that learns a table"));
         }
         if let (Some(_), Randomized::Never(why)) = (self.randomized, self.method.positional().randomized()) {
             let message = format!("`{}` cannot be randomized: {why}", self.method.kind());
-            return Err(Refusal::new("randomized", message, "remove it"));
+            return Err(ConfigError::new("randomized", message, "remove it"));
         }
         if let Some(most) = self.randomized {
             let hint = "set it to the longest sequence to be evaluated";
@@ -183,7 +183,7 @@ impl Encoding {
         self.method.positional().check_keys()?;
         if self.scale == Scale::Inside && !self.method.has_bias_table() {
             let message = format!("`{}` adds no bias table to scores, so `scale` has no effect", self.method.kind());
-            return Err(Refusal::new(
+            return Err(ConfigError::new(
                 "scale",
                 message,
                 "remove it; it applies to kernels, alibi, t5 and dape over one of them",
@@ -205,12 +205,12 @@ impl Encoding {
     ///
     /// # Errors
     /// A method that does not rotate, or a scaling that gives no rates.
-    pub fn with_rope_scaling(&self, scaling: Scaling) -> Result<Encoding, Refusal> {
+    pub fn with_rope_scaling(&self, scaling: Scaling) -> Result<Encoding, ConfigError> {
         scaling.check()?;
         let mut scaled = self.clone();
         let Some(rotary) = scaled.method.positional_mut().rotation_mut() else {
             let message = format!("`{}` has no rotary rates", self.method.kind());
-            return Err(Refusal::new("scaling", message, "use `rotary`, or `dape` with the base `rotary`"));
+            return Err(ConfigError::new("scaling", message, "use `rotary`, or `dape` with the base `rotary`"));
         };
         rotary.scaling = Some(scaling);
         Ok(scaled)
@@ -226,9 +226,9 @@ impl Encoding {
         self.scaling().map(|scaling| scaling.label())
     }
 
-    fn check_randomized(&self, geometry: &Geometry) -> Checked {
+    fn check_randomized(&self, geometry: &Geometry) -> Result {
         let Some(most) = self.randomized else { return Ok(()) };
-        let refuse = |message: String, hint: String| Err(Refusal::new("randomized", message, hint));
+        let refuse = |message: String, hint: String| Err(ConfigError::new("randomized", message, hint));
         if most < geometry.train_len {
             let message =
                 format!("{most} positions are fewer than the {} tokens of a training sequence", geometry.train_len);
@@ -243,11 +243,11 @@ impl Encoding {
         }
     }
 
-    fn check_decayed(&self, geometry: &Geometry) -> Checked {
+    fn check_decayed(&self, geometry: &Geometry) -> Result {
         let own = self.method.positional().parameters(geometry);
         if self.decayed && own.iter().all(|parameter| parameter.decay) {
             let message = format!("`{}` has no parameters that weight decay skips by default", self.method.kind());
-            return Err(Refusal::new(
+            return Err(ConfigError::new(
                 "decayed",
                 message,
                 "remove it; it applies to the parameters of \
@@ -261,7 +261,7 @@ impl Encoding {
     ///
     /// # Errors
     /// The key, the value, the limit and what to change.
-    pub fn check(&self, geometry: &Geometry) -> Checked {
+    pub fn check(&self, geometry: &Geometry) -> Result {
         self.check_keys()?;
         self.method.positional().check(geometry)?;
         self.check_decayed(geometry)?;

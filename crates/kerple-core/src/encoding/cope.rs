@@ -11,14 +11,14 @@
 //! layer for itself, decayed; it is initialised as 0. Past the training length: defined; keys after
 //! more than P - 1 open gates share a position.
 
-use super::method::{Entry, Inputs, Positional, Tables};
+use super::description::{Description, SCORES};
+use super::error::{Result, check_count};
+use super::method::{FormInputs, Injection, Positional, TableContents};
 use super::randomized::Randomized;
-use super::refusal::{Checked, check_count};
-use super::words::{Description, SCORES};
 use super::{Geometry, Init, Parameter, Share};
-use crate::encoding::{Form, MapForm};
+use crate::encoding::{EncodingForm, ScoreModForm};
 use crate::forms::DistanceTable;
-use crate::maps::Cope;
+use crate::score_mods::Cope;
 use serde::{Deserialize, Serialize};
 
 /// Keys of contextual positions.
@@ -39,7 +39,7 @@ impl Default for Config {
 const MOST: usize = 1 << 16;
 
 impl Positional for Config {
-    fn words(&self) -> Description {
+    fn description(&self) -> Description {
         Description {
             name: "CoPE",
             formula: "z = s + q.e[p], p = min(sum of sigmoid(s) from key to query, P - 1)",
@@ -50,11 +50,11 @@ impl Positional for Config {
         }
     }
 
-    fn entry(&self) -> Entry {
-        Entry::Map { tables: Tables::default(), rotates: false }
+    fn entry(&self) -> Injection {
+        Injection::ScoreMod { tables: TableContents::default(), rotates: false }
     }
 
-    fn check_keys(&self) -> Checked {
+    fn check_keys(&self) -> Result {
         check_count("npos_max", self.npos_max, 2..=MOST, "use 64, the usual number of whole positions")
     }
 
@@ -71,10 +71,10 @@ impl Positional for Config {
         Randomized::Never("its positions depend on the content")
     }
 
-    fn form(&self, inputs: &Inputs) -> Form {
+    fn form(&self, inputs: &FormInputs) -> EncodingForm {
         let Geometry { heads, head_dim, .. } = *inputs.geometry;
         let map = Cope { heads, head_dim, positions: self.npos_max }.into();
         let table = DistanceTable { heads, len: inputs.places.range.end, ..DistanceTable::default() };
-        Form::Map(MapForm { map, table, rotary: None, own: 1 })
+        EncodingForm::ScoreMod(ScoreModForm { map, table, rotary: None, own: 1 })
     }
 }

@@ -8,7 +8,7 @@
 //! At each query and key one network mixes the scaled scores `s` and the biases `b` of all heads.
 //! `b` is that of the base: any encoding with a bias by distance, FIRE, a rotation, or none.
 //! `variant` selects the inputs of the network and what is added; each of its layers sees `kernel`
-//! keys at a time, see [`crate::maps::convolved`].
+//! keys at a time, see [`crate::score_mods::convolved`].
 //!
 //! Enters: scores of all heads, after the `1/sqrt(D)` scale. Learned: the network, and what the base learns, in every layer
 //! for itself; all but the network's biases are decayed, the base's too, as in the released code. The base's FIRE has the
@@ -16,16 +16,16 @@
 //! Past the training length: defined where the base is. Differs from the released code: rows do not depend on what follows
 //! them where `kernel > 1`, unless `edge = "closed"`, and decoding gives what training computes.
 
+use super::description::{Description, SCORES};
+use super::error::{ConfigError, Result};
 use super::fire::{self, check_hidden};
-use super::method::{Entry, Inputs, Method, Positional, Tables};
+use super::method::{FormInputs, Injection, Method, Positional, TableContents};
 use super::randomized::Randomized;
-use super::refusal::{Checked, Refusal};
-use super::words::{Description, SCORES};
 use super::{Geometry, METHODS, Parameter, Share, renamed, rotary};
-use crate::encoding::{Form, MapForm, TableSlopes};
+use crate::encoding::{EncodingForm, ScoreModForm, TableJacobian};
 use crate::forms::DistanceTable;
-use crate::maps::mixed::{Bias, Mixed};
-use crate::maps::network::{Edge, Network, SLOPE, Variant};
+use crate::score_mods::mixed::{Bias, Mixed};
+use crate::score_mods::network::{Edge, Network, SLOPE, Variant};
 use serde::de::Error;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use serde_json::{Map, Value};
@@ -101,7 +101,7 @@ impl Serialize for Base {
 enum Source<'a> {
     Nothing,
     Rotation,
-    Table(Tables),
+    Table(TableContents),
     Fire(&'a fire::Config),
     /// A method that does not add a bias to scores.
     Other(&'static str),
@@ -115,15 +115,17 @@ impl Base {
     fn source(&self) -> Source<'_> {
         let base = self.positional();
         match base.entry() {
-            Entry::Nowhere => Source::Nothing,
-            Entry::Rotation { fades: false } => Source::Rotation,
-            Entry::Rotation { fades: true } => Source::Other("decays features of queries and keys"),
-            Entry::Scores(tables) if !tables.weight => Source::Table(tables),
-            Entry::Scores(_) => Source::Other("multiplies scores by a weight"),
-            Entry::Embeddings => Source::Other("is added to the embeddings"),
-            Entry::Map { .. } => base.fire().map_or(Source::Other("already changes all heads together"), Source::Fire),
-            Entry::Gates => Source::Other("has a gate per token"),
-            Entry::Code => Source::Other("replaces queries and keys by codes"),
+            Injection::Nowhere => Source::Nothing,
+            Injection::Rotation { decays: false } => Source::Rotation,
+            Injection::Rotation { decays: true } => Source::Other("decays features of queries and keys"),
+            Injection::Scores(tables) if !tables.weight => Source::Table(tables),
+            Injection::Scores(_) => Source::Other("multiplies scores by a weight"),
+            Injection::Embeddings => Source::Other("is added to the embeddings"),
+            Injection::ScoreMod { .. } => {
+                base.fire().map_or(Source::Other("already changes all heads together"), Source::Fire)
+            }
+            Injection::Gates => Source::Other("has a gate per token"),
+            Injection::Code => Source::Other("replaces queries and keys by codes"),
         }
     }
 
@@ -140,7 +142,7 @@ impl Config {
 }
 
 impl Positional for Config {
-    fn words(&self) -> Description {
+    fn description(&self) -> Description {
         Description {
             name: "DAPE",
             formula: "z = s + b + mlp(s, b) over all heads, b of the base",
@@ -151,19 +153,19 @@ impl Positional for Config {
         }
     }
 
-    fn entry(&self) -> Entry {
+    fn entry(&self) -> Injection {
         let (tables, rotates) = match self.base.source() {
             Source::Table(tables) => (tables, false),
-            source => (Tables::default(), matches!(source, Source::Rotation)),
+            source => (TableContents::default(), matches!(source, Source::Rotation)),
         };
-        Entry::Map { tables, rotates }
+        Injection::ScoreMod { tables, rotates }
     }
 
-    fn check_keys(&self) -> Checked {
+    fn check_keys(&self) -> Result {
         check_hidden("hidden", self.hidden)?;
         if self.kernel.is_multiple_of(2) || self.kernel > 15 {
             let message = format!("{} is out of range, it must be odd and at most 15", self.kernel);
-            return Err(Refusal::new(
+            return Err(ConfigError::new(
                 "kernel",
                 message,
                 "use 1 for one key at a time, or 3, 5 or 7 as \
@@ -175,17 +177,17 @@ impl Positional for Config {
         match self.base.source() {
             Source::Other(why) => {
                 let hint = "use a base that adds a bias to scores, such as kerple_log, or none or rotary";
-                Err(Refusal::new("base", format!("`{name}` {why}"), hint))
+                Err(ConfigError::new("base", format!("`{name}` {why}"), hint))
             }
             Source::Nothing | Source::Rotation if self.variant != Variant::default() => {
                 let message = format!("`{name}` adds no bias to scores, so there is one variant");
-                Err(Refusal::new("variant", message, "remove it"))
+                Err(ConfigError::new("variant", message, "remove it"))
             }
             Source::Nothing | Source::Rotation | Source::Table(_) | Source::Fire(_) => Ok(()),
         }
     }
 
-    fn check(&self, geometry: &Geometry) -> Checked {
+    fn check(&self, geometry: &Geometry) -> Result {
         self.base.positional().check(geometry)
     }
 
@@ -222,24 +224,29 @@ impl Positional for Config {
         self.base.positional().longest(geometry)
     }
 
-    fn form(&self, inputs: &Inputs) -> Form {
+    fn form(&self, inputs: &FormInputs) -> EncodingForm {
         let (heads, len) = (inputs.geometry.heads, inputs.places.range.end);
         let neutral = DistanceTable { heads, len, ..DistanceTable::default() };
         let (bias, table, rotary) = match (self.base.source(), self.base.positional().form(inputs)) {
             (Source::Fire(fire), _) => (Bias::Fire(fire.bias(inputs, SLOPE)), neutral, None),
-            (_, Form::Table(table)) => (Bias::Table, table, None),
-            (_, Form::Rotary(rotary)) => (Bias::None, neutral, Some(rotary)),
-            (_, Form::Nothing | Form::Absolute(_) | Form::Map(_) | Form::Gates(_) | Form::Code(_)) => {
-                (Bias::None, neutral, None)
-            }
+            (_, EncodingForm::Table(table)) => (Bias::Table, table, None),
+            (_, EncodingForm::Rotary(rotary)) => (Bias::None, neutral, Some(rotary)),
+            (
+                _,
+                EncodingForm::Nothing
+                | EncodingForm::Absolute(_)
+                | EncodingForm::ScoreMod(_)
+                | EncodingForm::Gates(_)
+                | EncodingForm::Code(_),
+            ) => (Bias::None, neutral, None),
         };
         let own = 4 + if let Bias::Fire(_) = bias { fire::PARAMETERS } else { 0 };
         let map = Mixed { heads, bias, network: Some(self.network()) };
-        Form::Map(MapForm { map: map.into(), table, rotary, own })
+        EncodingForm::ScoreMod(ScoreModForm { map: map.into(), table, rotary, own })
     }
 
-    fn slopes(&self, inputs: &Inputs) -> TableSlopes {
-        self.base.positional().slopes(inputs)
+    fn jacobian(&self, inputs: &FormInputs) -> TableJacobian {
+        self.base.positional().jacobian(inputs)
     }
 
     fn pin_length(&mut self, train_len: usize) {

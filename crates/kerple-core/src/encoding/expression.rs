@@ -7,14 +7,14 @@
 //! Enters: scores, after the `1/sqrt(D)` scale. Past the training length: defined for every d. What the rules of the
 //! calculus cannot prove valid is refused unless `unproven = true`; a weight needs no proof, it only scales.
 
+use super::description::{DEFINED, Description, KERPLE, SCORES};
 use super::kernels::Kernels;
-use super::method::{Entry, Inputs, Positional};
+use super::method::{FormInputs, Injection, Positional};
 use super::randomized::Randomized;
-use super::words::{DEFINED, Description, KERPLE, SCORES};
 use super::{Geometry, Init, Parameter, Share};
-use crate::encoding::{Form, TableSlopes};
-use crate::kernel::expr::Expr;
-use crate::kernel::parameter::{self, Keep};
+use crate::calculus::expr::Expr;
+use crate::calculus::parameter::{self, Keep};
+use crate::encoding::{EncodingForm, TableJacobian};
 use serde::de::Error;
 use serde::{Deserialize, Deserializer, Serialize};
 
@@ -82,7 +82,7 @@ impl Config {
 }
 
 impl Positional for Config {
-    fn words(&self) -> Description {
+    fn description(&self) -> Description {
         Description {
             name: "kernel expression",
             formula: "z = s weight(d) + bias(d), any expressions",
@@ -93,8 +93,8 @@ impl Positional for Config {
         }
     }
 
-    fn entry(&self) -> Entry {
-        Entry::Scores(self.expressions().has())
+    fn entry(&self) -> Injection {
+        Injection::Scores(self.expressions().has())
     }
 
     /// Learned tensors, `[heads]` each; a name is prefixed where both expressions have it.
@@ -118,12 +118,12 @@ impl Positional for Config {
         Randomized::Distances
     }
 
-    fn form(&self, inputs: &Inputs) -> Form {
-        Form::Table(self.expressions().table(inputs))
+    fn form(&self, inputs: &FormInputs) -> EncodingForm {
+        EncodingForm::Table(self.expressions().table(inputs))
     }
 
-    fn slopes(&self, inputs: &Inputs) -> TableSlopes {
-        self.expressions().slopes(inputs)
+    fn jacobian(&self, inputs: &FormInputs) -> TableJacobian {
+        self.expressions().jacobian(inputs)
     }
 
     fn kernels(&self) -> [Option<Expr>; 2] {

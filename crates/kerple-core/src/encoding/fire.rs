@@ -12,16 +12,16 @@
 //! and the network, in every layer for itself; all but its biases are decayed.
 //! Past the training length: defined for every query and key, the measure grows with the query's position.
 
-use super::method::{Entry, Inputs, Positional, Tables};
+use super::description::{Description, SCORES};
+use super::error::{ConfigError, Result, check_count};
+use super::method::{FormInputs, Injection, Positional, TableContents};
 use super::randomized::Randomized;
-use super::refusal::{Checked, Refusal, check_count};
-use super::words::{Description, SCORES};
 use super::{Geometry, Init, Parameter, Share};
-use crate::encoding::{Form, MapForm};
+use crate::encoding::{EncodingForm, ScoreModForm};
 use crate::forms::DistanceTable;
-use crate::maps::Mixed;
-use crate::maps::fire::Fire;
-use crate::maps::mixed::Bias;
+use crate::score_mods::Mixed;
+use crate::score_mods::fire::Fire;
+use crate::score_mods::mixed::Bias;
 use serde::{Deserialize, Serialize};
 
 /// Keys of FIRE.
@@ -48,20 +48,20 @@ pub(super) const PARAMETERS: usize = 6;
 pub(super) const MOST_HIDDEN: usize = 1024;
 
 /// Refuses a number of hidden units.
-pub(super) fn check_hidden(key: &str, units: usize) -> Checked {
+pub(super) fn check_hidden(key: &str, units: usize) -> Result {
     check_count(key, units, 1..=MOST_HIDDEN, "use 32, the usual number of hidden units")
 }
 
 impl Config {
     /// The bias of a model at these places, its hidden units with this slope below 0.
-    pub(super) fn bias(&self, inputs: &Inputs, slope: f64) -> Fire {
+    pub(super) fn bias(&self, inputs: &FormInputs, slope: f64) -> Fire {
         let threshold = self.init_l.unwrap_or(inputs.geometry.train_len as f64);
         Fire { width: self.hidden, threshold, slope, drawn: inputs.places.drawn.map(<[usize]>::to_vec) }
     }
 }
 
 impl Positional for Config {
-    fn words(&self) -> Description {
+    fn description(&self) -> Description {
         Description {
             name: "FIRE",
             formula: "z = s + mlp(psi(d) / psi(max(i, P))), psi(x) = ln(1 + abs(c x))",
@@ -72,16 +72,16 @@ impl Positional for Config {
         }
     }
 
-    fn entry(&self) -> Entry {
-        Entry::Map { tables: Tables::default(), rotates: false }
+    fn entry(&self) -> Injection {
+        Injection::ScoreMod { tables: TableContents::default(), rotates: false }
     }
 
-    fn check_keys(&self) -> Checked {
+    fn check_keys(&self) -> Result {
         check_hidden("hidden", self.hidden)?;
         match self.init_l {
             Some(init_l) if !(init_l.is_finite() && init_l > 0.0) => {
                 let message = format!("{init_l} is out of range, it must be above 0");
-                Err(Refusal::new("init_l", message, "remove it to use the training length"))
+                Err(ConfigError::new("init_l", message, "remove it to use the training length"))
             }
             _ => Ok(()),
         }
@@ -112,11 +112,11 @@ impl Positional for Config {
         Randomized::Positions
     }
 
-    fn form(&self, inputs: &Inputs) -> Form {
+    fn form(&self, inputs: &FormInputs) -> EncodingForm {
         let (heads, len) = (inputs.geometry.heads, inputs.places.range.end);
         let map = Mixed { heads, bias: Bias::Fire(self.bias(inputs, 0.0)), network: None };
         let table = DistanceTable { heads, len, ..DistanceTable::default() };
-        Form::Map(MapForm { map: map.into(), table, rotary: None, own: PARAMETERS })
+        EncodingForm::ScoreMod(ScoreModForm { map: map.into(), table, rotary: None, own: PARAMETERS })
     }
 
     fn pin_length(&mut self, train_len: usize) {

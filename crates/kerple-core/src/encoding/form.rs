@@ -2,11 +2,11 @@
 
 use crate::cpu::reduce;
 use crate::forms::{Absolute, Code, DistanceTable, Gates, Rotary, Sides, kept_columns};
-use crate::maps::Map;
+use crate::score_mods::ScoreModSpec;
 
 /// What a positional method hands over; a model passes it to the place it enters.
 #[derive(Clone, Debug, PartialEq)]
-pub enum Form {
+pub enum EncodingForm {
     /// Nothing: the causal mask is the only order.
     Nothing,
     /// Rows for the token embeddings.
@@ -16,7 +16,7 @@ pub enum Form {
     /// A change of scores by distance.
     Table(DistanceTable),
     /// A change of the scores of all heads together.
-    Map(MapForm),
+    ScoreMod(ScoreModForm),
     /// A change of scores by what tokens say.
     Gates(Gates),
     /// A stochastic code of queries and keys.
@@ -25,10 +25,10 @@ pub enum Form {
 
 /// A score map as a method hands it over: a description, and where the numbers that it computes with come from.
 #[derive(Clone, Debug, PartialEq)]
-pub struct MapForm {
+pub struct ScoreModForm {
     /// What is computed.
-    pub map: Map,
-    /// Tables made of the method's first parameters, whose derivatives are the method's slopes; neutral where it has none.
+    pub map: ScoreModSpec,
+    /// Tables made of the method's first parameters, whose derivatives are the method's Jacobian; neutral where it has none.
     pub table: DistanceTable,
     /// A rotation of queries and keys before their product.
     pub rotary: Option<Rotary>,
@@ -38,36 +38,36 @@ pub struct MapForm {
 
 /// Derivatives of a [`DistanceTable`] in what an encoding learns; `None` where a table depends on nothing learned.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct TableSlopes {
+pub struct TableJacobian {
     /// The sides of the table.
     pub sides: Sides,
     /// Of the bias.
-    pub bias: Option<Slopes>,
+    pub bias: Option<Jacobian>,
     /// Of the weight.
-    pub weight: Option<Slopes>,
+    pub weight: Option<Jacobian>,
 }
 
-impl TableSlopes {
+impl TableJacobian {
     /// Those of [`DistanceTable::columns`], of a table over `len` distances.
-    pub fn columns(self, len: usize, distances: &[usize]) -> TableSlopes {
+    pub fn columns(self, len: usize, distances: &[usize]) -> TableJacobian {
         let kept = self.sides.kept(len, distances);
         self.with_columns(len, &kept)
     }
 
     /// Those of [`DistanceTable::behind`], of a table over `len` distances.
-    pub fn behind(self, len: usize) -> TableSlopes {
+    pub fn behind(self, len: usize) -> TableJacobian {
         let kept: Vec<usize> = (self.sides.origin(len)..self.sides.columns(len)).collect();
-        TableSlopes { sides: Sides::OneSided, ..self.with_columns(len, &kept) }
+        TableJacobian { sides: Sides::OneSided, ..self.with_columns(len, &kept) }
     }
 
-    fn with_columns(mut self, len: usize, kept: &[usize]) -> TableSlopes {
+    fn with_columns(mut self, len: usize, kept: &[usize]) -> TableJacobian {
         let columns = self.sides.columns(len);
-        for slopes in [&mut self.bias, &mut self.weight].into_iter().flatten() {
-            match slopes {
-                Slopes::PerHead(parameters) => {
+        for jacobian in [&mut self.bias, &mut self.weight].into_iter().flatten() {
+            match jacobian {
+                Jacobian::PerHead(parameters) => {
                     parameters.iter_mut().for_each(|(_, rows)| *rows = kept_columns(rows, columns, kept));
                 }
-                Slopes::Rows { rows, .. } => *rows = kept.iter().map(|column| rows[*column]).collect(),
+                Jacobian::Rows { rows, .. } => *rows = kept.iter().map(|column| rows[*column]).collect(),
             }
         }
         self
@@ -76,7 +76,7 @@ impl TableSlopes {
 
 /// Derivatives of one table `[H, C]`, of as many columns as its sides have.
 #[derive(Clone, Debug, PartialEq)]
-pub enum Slopes {
+pub enum Jacobian {
     /// Row `h` depends on value `h` of parameters `[H]`: the parameter's index and the derivatives in it, `[H, C]`.
     PerHead(Vec<(usize, Vec<f64>)>),
     /// Entry `[h, d]` is `factor` times entry `[rows[d], h]` of the only parameter, a matrix `[R, H]`.
@@ -88,14 +88,14 @@ pub enum Slopes {
     },
 }
 
-impl Slopes {
+impl Jacobian {
     /// Multiplies all derivatives.
     pub fn scale(&mut self, by: f64) {
         match self {
-            Slopes::PerHead(parameters) => {
+            Jacobian::PerHead(parameters) => {
                 parameters.iter_mut().flat_map(|(_, rows)| rows).for_each(|slope| *slope *= by);
             }
-            Slopes::Rows { factor, .. } => *factor *= by,
+            Jacobian::Rows { factor, .. } => *factor *= by,
         }
     }
 
@@ -105,16 +105,16 @@ impl Slopes {
     pub fn backward(&self, heads: usize, d_table: &[f64], d_values: &mut [Vec<f64>]) {
         let len = d_table.len() / heads;
         match self {
-            Slopes::PerHead(parameters) => {
-                for (index, slopes) in parameters {
-                    crate::check_shape!(slopes, H = heads, L = len);
+            Jacobian::PerHead(parameters) => {
+                for (index, rows) in parameters {
+                    crate::check_shape!(rows, H = heads, L = len);
                     for (head, d_value) in d_values[*index].iter_mut().enumerate() {
                         let row = head * len..(head + 1) * len;
-                        *d_value += reduce::sum([&slopes[row.clone()], &d_table[row]], |[a, b]| a * b);
+                        *d_value += reduce::sum([&rows[row.clone()], &d_table[row]], |[a, b]| a * b);
                     }
                 }
             }
-            Slopes::Rows { factor, rows } => {
+            Jacobian::Rows { factor, rows } => {
                 crate::check_shape!(rows, L = len);
                 for (head, d_row) in d_table.chunks_exact(len).enumerate() {
                     for (row, upstream) in rows.iter().zip(d_row) {

@@ -20,13 +20,13 @@
 //! block. In a decoder's linear attention products decay by `e^(c_i - c_j)`, which makes it gated
 //! linear attention.
 
-use super::fading::Fade;
-use super::method::{Entry, Inputs, Positional, Tables};
+use super::decay::BiasDecay;
+use super::description::{DEFINED, Description, SCORES};
+use super::error::{ConfigError, Result};
+use super::method::{FormInputs, Injection, Positional, TableContents};
 use super::randomized::Randomized;
-use super::refusal::{Checked, Refusal};
-use super::words::{DEFINED, Description, SCORES};
 use super::{Geometry, Init, Parameter, Share};
-use crate::encoding::Form;
+use crate::encoding::EncodingForm;
 use crate::forms::{DistanceTable, Gates, Sides};
 use serde::{Deserialize, Serialize};
 
@@ -76,7 +76,7 @@ impl Gate {
 }
 
 impl Positional for Config {
-    fn words(&self) -> Description {
+    fn description(&self) -> Description {
         Description {
             name: "FoX",
             formula: "z = s + c_i - c_j, c = running sum of ln sigmoid(w_h.y + b_h)",
@@ -89,21 +89,21 @@ impl Positional for Config {
         }
     }
 
-    fn entry(&self) -> Entry {
+    fn entry(&self) -> Injection {
         match self.gate {
-            Gate::Full | Gate::BiasOnly => Entry::Gates,
-            Gate::Fixed => Entry::Scores(Tables::bias(Sides::OneSided)),
+            Gate::Full | Gate::BiasOnly => Injection::Gates,
+            Gate::Fixed => Injection::Scores(TableContents::bias(Sides::OneSided)),
         }
     }
 
-    fn check_keys(&self) -> Checked {
+    fn check_keys(&self) -> Result {
         match self.spans {
-            None if self.gate == Gate::Fixed => Err(Refusal::new(
+            None if self.gate == Gate::Fixed => Err(ConfigError::new(
                 "spans",
                 "is missing, fixed gates need it".to_owned(),
                 "set e.g. spans = [2, 512], the tokens that the first and the last head remember",
             )),
-            Some([first, last]) if !(first >= 1.0 && first <= last && last <= LONGEST_SPAN) => Err(Refusal::new(
+            Some([first, last]) if !(first >= 1.0 && first <= last && last <= LONGEST_SPAN) => Err(ConfigError::new(
                 "spans",
                 format!(
                     "[{first}, {last}] is out of range, it must rise from at least 1 to at most {LONGEST_SPAN:e} tokens"
@@ -137,20 +137,26 @@ impl Positional for Config {
         }
     }
 
-    fn form(&self, inputs: &Inputs) -> Form {
+    fn form(&self, inputs: &FormInputs) -> EncodingForm {
         let (heads, len) = (inputs.geometry.heads, inputs.places.range.end);
         match (self.gate, self.spans) {
             (Gate::Fixed, Some(spans)) => {
                 let row = |tokens: f64| (0..len).map(move |d| -inputs.emulate.round(d as f64 / tokens));
                 let bias = memories(spans, heads).flat_map(row).collect();
-                Form::Table(DistanceTable { heads, len, sides: Sides::OneSided, bias: Some(bias), weight: None })
+                EncodingForm::Table(DistanceTable {
+                    heads,
+                    len,
+                    sides: Sides::OneSided,
+                    bias: Some(bias),
+                    weight: None,
+                })
             }
-            (gate, _) => Form::Gates(Gates { by_row: gate == Gate::Full }),
+            (gate, _) => EncodingForm::Gates(Gates { by_row: gate == Gate::Full }),
         }
     }
 
-    fn decay(&self, heads: usize) -> Option<Fade> {
+    fn bias_decay(&self, heads: usize) -> Option<BiasDecay> {
         let spans = self.spans.filter(|_| self.gate == Gate::Fixed)?;
-        Some(Fade::Linear(memories(spans, heads).map(f64::recip).collect()))
+        Some(BiasDecay::Linear(memories(spans, heads).map(f64::recip).collect()))
     }
 }

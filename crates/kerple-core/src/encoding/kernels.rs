@@ -1,10 +1,10 @@
 //! Kernel expressions as distance tables: the part that named methods and those of a run file
 //! share.
 
-use super::method::{Inputs, Tables};
-use crate::encoding::{Slopes, TableSlopes};
+use super::method::{FormInputs, TableContents};
+use crate::calculus::expr::Expr;
+use crate::encoding::{Jacobian, TableJacobian};
 use crate::forms::{DistanceTable, Sides};
-use crate::kernel::expr::Expr;
 
 /// The expressions of a method. Its values are those of the bias, then those of the weight, `[H]` each.
 pub(super) struct Kernels<'a> {
@@ -20,16 +20,16 @@ struct Part<'a> {
 }
 
 impl Part<'_> {
-    fn values(&self, inputs: &Inputs, head: usize) -> Vec<f64> {
+    fn values(&self, inputs: &FormInputs, head: usize) -> Vec<f64> {
         inputs.values[self.first..self.first + self.count].iter().map(|values| values[head]).collect()
     }
 
-    fn rows(&self, inputs: &Inputs) -> Vec<f64> {
+    fn rows(&self, inputs: &FormInputs) -> Vec<f64> {
         let row = |head| self.expr.row(&self.values(inputs, head), inputs.places.range.end, inputs.emulate);
         (0..inputs.geometry.heads).flat_map(row).collect()
     }
 
-    fn slopes(&self, inputs: &Inputs) -> Option<Slopes> {
+    fn jacobian(&self, inputs: &FormInputs) -> Option<Jacobian> {
         let size = inputs.geometry.heads * inputs.places.range.end;
         let mut found: Vec<(usize, Vec<f64>)> =
             (0..self.count).map(|at| (self.first + at, Vec::with_capacity(size))).collect();
@@ -38,7 +38,7 @@ impl Part<'_> {
                 found.iter_mut().zip(gradient).for_each(|((_, rows), slope)| rows.push(*slope));
             });
         }
-        (self.count > 0).then_some(Slopes::PerHead(found))
+        (self.count > 0).then_some(Jacobian::PerHead(found))
     }
 }
 
@@ -55,20 +55,20 @@ impl<'a> Kernels<'a> {
     }
 
     /// Which of the two there are.
-    pub fn has(&self) -> Tables {
-        Tables { bias: self.bias.is_some(), weight: self.weight.is_some(), sides: Sides::OneSided }
+    pub fn has(&self) -> TableContents {
+        TableContents { bias: self.bias.is_some(), weight: self.weight.is_some(), sides: Sides::OneSided }
     }
 
     /// Bias and weight at distances `0..places.range.end`.
-    pub fn table(&self, inputs: &Inputs) -> DistanceTable {
+    pub fn table(&self, inputs: &FormInputs) -> DistanceTable {
         let [bias, weight] = self.parts().map(|part| part.map(|part| part.rows(inputs)));
         let (heads, len) = (inputs.geometry.heads, inputs.places.range.end);
         DistanceTable { heads, len, sides: Sides::OneSided, bias, weight }
     }
 
     /// Derivatives in every value.
-    pub fn slopes(&self, inputs: &Inputs) -> TableSlopes {
-        let [bias, weight] = self.parts().map(|part| part.and_then(|part| part.slopes(inputs)));
-        TableSlopes { sides: Sides::OneSided, bias, weight }
+    pub fn jacobian(&self, inputs: &FormInputs) -> TableJacobian {
+        let [bias, weight] = self.parts().map(|part| part.and_then(|part| part.jacobian(inputs)));
+        TableJacobian { sides: Sides::OneSided, bias, weight }
     }
 }

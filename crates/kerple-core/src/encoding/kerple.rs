@@ -24,17 +24,17 @@
 //! kept positive; where the paper gives no initial values (3-para-log and the Gaussian kinds) they follow by analogy. The released code calls `r1` of the logarithmic kernel `bias_p` and
 //! `r2` `bias_a`, but `r1` of the power kernel `bias_a` and `r2` `bias_p`.
 
-use super::fading::{Fade, Learned};
+use super::decay::{BiasDecay, LearnedDecay};
+use super::description::{DEFINED, Description, KERPLE, SCORES};
+use super::error::Result;
 use super::kernels::Kernels;
-use super::method::{Entry, Inputs, Positional, Tables};
+use super::method::{FormInputs, Injection, Positional, TableContents};
 use super::randomized::Randomized;
-use super::refusal::Checked;
-use super::words::{DEFINED, Description, KERPLE, SCORES};
 use super::{Geometry, Init, Parameter, Share, alibi};
-use crate::encoding::{Form, TableSlopes};
+use crate::calculus::expr::Expr;
+use crate::calculus::parameter::FLOOR;
+use crate::encoding::{EncodingForm, TableJacobian};
 use crate::forms::Sides;
-use crate::kernel::expr::Expr;
-use crate::kernel::parameter::FLOOR;
 use serde::{Deserialize, Serialize};
 
 /// Smallest value of the Gaussian kinds, which the paper only wants positive; far above f32's smallest normal number.
@@ -56,13 +56,13 @@ const POSITIVE_EXPONENT: [f64; 2] = [POSITIVE, EXPONENT_MAX];
 /// A kernel with a name; its keys are the starts of what it learns.
 trait Named {
     /// Name in the literature, formula, and learned values, for people.
-    const WORDS: [&'static str; 3];
+    const DESCRIPTION: [&'static str; 3];
     /// Added to scores: an expression, or nothing.
     const BIAS: Option<&'static str>;
     /// Multiplies scores.
     const WEIGHT: Option<&'static str>;
     /// How linear attention takes its bias.
-    const DECAY: Option<Learned>;
+    const DECAY: Option<LearnedDecay>;
     /// Name, start and range of each learned value, in the order of the expressions.
     fn learned(&self) -> Vec<(&'static str, Init, [f64; 2])>;
 }
@@ -72,7 +72,7 @@ fn expression(text: &str) -> Expr {
     Expr::parse(text).expect("the constants of this file are proven kernels")
 }
 
-fn words([name, formula, learned]: [&'static str; 3]) -> Description {
+fn of_kernel([name, formula, learned]: [&'static str; 3]) -> Description {
     Description { name, formula, learned, enters: SCORES, beyond: DEFINED, source: KERPLE }
 }
 
@@ -83,15 +83,15 @@ fn with_kernels<T>(bias: Option<&str>, weight: Option<&str>, f: impl FnOnce(Kern
 }
 
 impl<K: Named> Positional for K {
-    fn words(&self) -> Description {
-        words(K::WORDS)
+    fn description(&self) -> Description {
+        of_kernel(K::DESCRIPTION)
     }
 
-    fn entry(&self) -> Entry {
-        Entry::Scores(with_kernels(K::BIAS, K::WEIGHT, |kernels| kernels.has()))
+    fn entry(&self) -> Injection {
+        Injection::Scores(with_kernels(K::BIAS, K::WEIGHT, |kernels| kernels.has()))
     }
 
-    fn check_keys(&self) -> Checked {
+    fn check_keys(&self) -> Result {
         self.learned().into_iter().try_for_each(|(key, init, range)| init.check(key, range))
     }
 
@@ -108,16 +108,16 @@ impl<K: Named> Positional for K {
         Randomized::Distances
     }
 
-    fn form(&self, inputs: &Inputs) -> Form {
-        Form::Table(with_kernels(K::BIAS, K::WEIGHT, |kernels| kernels.table(inputs)))
+    fn form(&self, inputs: &FormInputs) -> EncodingForm {
+        EncodingForm::Table(with_kernels(K::BIAS, K::WEIGHT, |kernels| kernels.table(inputs)))
     }
 
-    fn slopes(&self, inputs: &Inputs) -> TableSlopes {
-        with_kernels(K::BIAS, K::WEIGHT, |kernels| kernels.slopes(inputs))
+    fn jacobian(&self, inputs: &FormInputs) -> TableJacobian {
+        with_kernels(K::BIAS, K::WEIGHT, |kernels| kernels.jacobian(inputs))
     }
 
-    fn decay(&self, _: usize) -> Option<Fade> {
-        K::DECAY.map(Fade::Learned)
+    fn bias_decay(&self, _: usize) -> Option<BiasDecay> {
+        K::DECAY.map(BiasDecay::Learned)
     }
 
     fn kernels(&self) -> [Option<Expr>; 2] {
@@ -141,10 +141,10 @@ macro_rules! kernel {
         }
 
         impl Named for $name {
-            const WORDS: [&'static str; 3] = $words;
+            const DESCRIPTION: [&'static str; 3] = $words;
             const BIAS: Option<&'static str> = $bias;
             const WEIGHT: Option<&'static str> = $weight;
-            const DECAY: Option<Learned> = $decay;
+            const DECAY: Option<LearnedDecay> = $decay;
 
             fn learned(&self) -> Vec<(&'static str, Init, [f64; 2])> {
                 vec![$((stringify!($key), self.$key, $range)),+]
@@ -155,7 +155,7 @@ macro_rules! kernel {
 
 kernel! {
     /// `-r1 ln(1 + r2 d)`
-    Log ["KERPLE-log", "z = s - r1 ln(1 + r2 d)", "r1, r2: 2 H"], Some("log(b, a)"), None, Some(Learned::Log),
+    Log ["KERPLE-log", "z = s - r1 ln(1 + r2 d)", "r1, r2: 2 H"], Some("log(b, a)"), None, Some(LearnedDecay::Log),
     /// Amplitude.
     r1: UP_TO_2 => RATE,
     /// Rate.
@@ -164,7 +164,7 @@ kernel! {
 
 kernel! {
     /// `-r1 d^r2`
-    Power ["KERPLE-power", "z = s - r1 d^r2", "r1, r2: 2 H"], Some("power(a, p)"), None, Some(Learned::Power),
+    Power ["KERPLE-power", "z = s - r1 d^r2", "r1, r2: 2 H"], Some("power(a, p)"), None, Some(LearnedDecay::Power),
     /// Amplitude.
     r1: UP_TO_1 => RATE,
     /// Exponent.
@@ -255,12 +255,12 @@ fn original_slopes(heads: usize) -> Vec<f64> {
 pub struct PowerOriginal {}
 
 impl Positional for PowerOriginal {
-    fn words(&self) -> Description {
-        words(["ALiBi inside KERPLE", "z = s - max(slope_h, 0.01) d", "nothing"])
+    fn description(&self) -> Description {
+        of_kernel(["ALiBi inside KERPLE", "z = s - max(slope_h, 0.01) d", "nothing"])
     }
 
-    fn entry(&self) -> Entry {
-        Entry::Scores(Tables::bias(Sides::OneSided))
+    fn entry(&self) -> Injection {
+        Injection::Scores(TableContents::bias(Sides::OneSided))
     }
 
     fn parameters(&self, _: &Geometry) -> Vec<Parameter> {
@@ -275,13 +275,13 @@ impl Positional for PowerOriginal {
         Randomized::Distances
     }
 
-    fn form(&self, inputs: &Inputs) -> Form {
+    fn form(&self, inputs: &FormInputs) -> EncodingForm {
         let slopes = [original_slopes(inputs.geometry.heads)];
-        let inputs = Inputs { values: &slopes, ..inputs.clone() };
-        Form::Table(with_kernels(Some("power(a, 1)"), None, |kernels| kernels.table(&inputs)))
+        let inputs = FormInputs { values: &slopes, ..inputs.clone() };
+        EncodingForm::Table(with_kernels(Some("power(a, 1)"), None, |kernels| kernels.table(&inputs)))
     }
 
-    fn decay(&self, heads: usize) -> Option<Fade> {
-        Some(Fade::Linear(original_slopes(heads)))
+    fn bias_decay(&self, heads: usize) -> Option<BiasDecay> {
+        Some(BiasDecay::Linear(original_slopes(heads)))
     }
 }

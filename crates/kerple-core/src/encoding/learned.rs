@@ -7,12 +7,12 @@
 //! Enters: token embeddings, once. Learned: P, decayed as every matrix is. Past the training length: not defined; longer
 //! sequences are refused.
 
-use super::method::{Entry, Inputs, Positional};
+use super::description::{Description, EMBEDDINGS};
+use super::error::{ConfigError, Result, check_count};
+use super::method::{FormInputs, Injection, Positional};
 use super::randomized::Randomized;
-use super::refusal::{Checked, Refusal, check_count};
-use super::words::{Description, EMBEDDINGS};
 use super::{Geometry, Parameter, Share};
-use crate::encoding::Form;
+use crate::encoding::EncodingForm;
 use crate::forms::Absolute;
 use serde::{Deserialize, Serialize};
 
@@ -35,7 +35,7 @@ impl Config {
 }
 
 impl Positional for Config {
-    fn words(&self) -> Description {
+    fn description(&self) -> Description {
         Description {
             name: "learned positions",
             formula: "x_t += P[t]",
@@ -46,21 +46,21 @@ impl Positional for Config {
         }
     }
 
-    fn entry(&self) -> Entry {
-        Entry::Embeddings
+    fn entry(&self) -> Injection {
+        Injection::Embeddings
     }
 
-    fn check_keys(&self) -> Checked {
+    fn check_keys(&self) -> Result {
         let hint = "remove it to use one row per position of a training sequence";
         self.positions.map_or(Ok(()), |positions| check_count("positions", positions, 1..=MOST, hint))
     }
 
-    fn check(&self, geometry: &Geometry) -> Checked {
+    fn check(&self, geometry: &Geometry) -> Result {
         let positions = self.positions(geometry);
         if positions >= geometry.train_len {
             return Ok(());
         }
-        Err(Refusal::new(
+        Err(ConfigError::new(
             "positions",
             format!("{positions} rows are too few for training sequences of {} tokens", geometry.train_len),
             format!("use at least {}, or train sequences of at most {positions} tokens", geometry.train_len),
@@ -87,7 +87,7 @@ impl Positional for Config {
         Some(self.positions(geometry))
     }
 
-    fn form(&self, inputs: &Inputs) -> Form {
-        Form::Absolute(Absolute::Learned { positions: self.positions(inputs.geometry) })
+    fn form(&self, inputs: &FormInputs) -> EncodingForm {
+        EncodingForm::Absolute(Absolute::Learned { positions: self.positions(inputs.geometry) })
     }
 }

@@ -1,23 +1,23 @@
 //! The list of methods, and the interface of every method.
 
-use super::fading::Fade;
+use super::decay::BiasDecay;
+use super::description::Description;
+use super::error::Result;
 use super::parameter::{Parameter, Share};
 use super::randomized::{Places, Randomized};
-use super::refusal::Checked;
-use super::words::Description;
 use super::{Emulate, Geometry};
 use super::{
     alibi, cope, dape, expression, fire, fox, kerple, learned, none, rotary, sandwich, shaw, sinusoidal, spe, t5,
     transformer_xl, xpos,
 };
-use crate::encoding::{Form, TableSlopes};
+use crate::calculus::expr::Expr;
+use crate::encoding::{EncodingForm, TableJacobian};
 use crate::forms::Sides;
-use crate::kernel::expr::Expr;
 use serde::{Deserialize, Serialize};
 
 /// What a method makes its form from.
 #[derive(Clone, Debug)]
-pub struct Inputs<'a> {
+pub struct FormInputs<'a> {
     /// Sizes of the model.
     pub geometry: &'a Geometry,
     /// Values of [`Positional::parameters`], in range.
@@ -31,34 +31,34 @@ pub struct Inputs<'a> {
 
 /// Where a method's form enters a model: of which kind it is, whatever the sizes of the model and the learned values are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Entry {
-    /// Nowhere: [`Form::Nothing`].
+pub enum Injection {
+    /// Nowhere: [`EncodingForm::Nothing`].
     Nowhere,
-    /// The token embeddings: [`Form::Absolute`].
+    /// The token embeddings: [`EncodingForm::Absolute`].
     Embeddings,
-    /// Queries and keys: [`Form::Rotary`].
+    /// Queries and keys: [`EncodingForm::Rotary`].
     Rotation {
-        /// Whether their products fade with distance too.
-        fades: bool,
+        /// Whether their products decay with distance too.
+        decays: bool,
     },
-    /// Scores, by distance: [`Form::Table`].
-    Scores(Tables),
-    /// The scores of all heads together: [`Form::Map`].
-    Map {
+    /// Scores, by distance: [`EncodingForm::Table`].
+    Scores(TableContents),
+    /// The scores of all heads together: [`EncodingForm::ScoreMod`].
+    ScoreMod {
         /// What of it is by distance.
-        tables: Tables,
+        tables: TableContents,
         /// Whether queries and keys are rotated before.
         rotates: bool,
     },
-    /// Scores, by cumulative gates that a layer's own rows set: [`Form::Gates`].
+    /// Scores, by cumulative gates that a layer's own rows set: [`EncodingForm::Gates`].
     Gates,
-    /// Queries and keys of linear attention: [`Form::Code`].
+    /// Queries and keys of linear attention: [`EncodingForm::Code`].
     Code,
 }
 
 /// What a [`DistanceTable`](crate::forms::DistanceTable) has.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Tables {
+pub struct TableContents {
     /// Whether something is added to scores.
     pub bias: bool,
     /// Whether scores are multiplied by something.
@@ -67,10 +67,10 @@ pub struct Tables {
     pub sides: Sides,
 }
 
-impl Tables {
+impl TableContents {
     /// A bias over these distances.
-    pub(super) fn bias(sides: Sides) -> Tables {
-        Tables { bias: true, weight: false, sides }
+    pub(super) fn bias(sides: Sides) -> TableContents {
+        TableContents { bias: true, weight: false, sides }
     }
 }
 
@@ -79,16 +79,16 @@ impl Tables {
 /// What every method must say has no default; a default is what most methods say, and none takes positions from a model.
 pub trait Positional {
     /// The method in words.
-    fn words(&self) -> Description;
+    fn description(&self) -> Description;
 
     /// Where the form enters.
-    fn entry(&self) -> Entry;
+    fn entry(&self) -> Injection;
 
     /// Refuses keys that are wrong for every model.
     ///
     /// # Errors
     /// The key, the value and the limit.
-    fn check_keys(&self) -> Checked {
+    fn check_keys(&self) -> Result {
         Ok(())
     }
 
@@ -96,7 +96,7 @@ pub trait Positional {
     ///
     /// # Errors
     /// The key, the value and the limit.
-    fn check(&self, _geometry: &Geometry) -> Checked {
+    fn check(&self, _geometry: &Geometry) -> Result {
         Ok(())
     }
 
@@ -116,21 +116,21 @@ pub trait Positional {
     }
 
     /// Where it enters the model. Only tables are computed from parameters.
-    fn form(&self, inputs: &Inputs) -> Form;
+    fn form(&self, inputs: &FormInputs) -> EncodingForm;
 
     /// Derivatives of the form's tables in the parameters.
     ///
     /// # Panics
     /// Where tables are learned: their derivatives must be said.
-    fn slopes(&self, inputs: &Inputs) -> TableSlopes {
-        let learns = matches!(self.entry(), Entry::Scores(_)) && !self.parameters(inputs.geometry).is_empty();
-        assert!(!learns, "{} learns a table without a Jacobian", self.words().name);
-        TableSlopes::default()
+    fn jacobian(&self, inputs: &FormInputs) -> TableJacobian {
+        let learns = matches!(self.entry(), Injection::Scores(_)) && !self.parameters(inputs.geometry).is_empty();
+        assert!(!learns, "{} learns a table without a Jacobian", self.description().name);
+        TableJacobian::default()
     }
 
     /// The decay of `exp` of its bias with distance in a model with this many heads; `None`: linear
     /// attention does not support it.
-    fn decay(&self, _heads: usize) -> Option<Fade> {
+    fn bias_decay(&self, _heads: usize) -> Option<BiasDecay> {
         None
     }
 
@@ -259,11 +259,11 @@ methods! {
 impl Method {
     /// The method in words.
     pub fn description(&self) -> Description {
-        self.positional().words()
+        self.positional().description()
     }
 
     /// Whether it hands over a bias by distance, alone or with a map.
     pub(super) fn has_bias_table(&self) -> bool {
-        matches!(self.positional().entry(), Entry::Scores(tables) | Entry::Map { tables, .. } if tables.bias)
+        matches!(self.positional().entry(), Injection::Scores(tables) | Injection::ScoreMod { tables, .. } if tables.bias)
     }
 }

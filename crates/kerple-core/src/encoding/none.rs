@@ -6,11 +6,11 @@
 //!
 //! Enters: nowhere. Learned: nothing. Past the training length: defined for every distance.
 
-use super::method::{Entry, Inputs, Positional};
+use super::description::{DEFINED, Description};
+use super::method::{FormInputs, Injection, Positional};
 use super::randomized::Randomized;
-use super::words::{DEFINED, Description};
 use super::{Geometry, Parameter, Share};
-use crate::encoding::Form;
+use crate::encoding::EncodingForm;
 use serde::{Deserialize, Serialize};
 
 /// Nothing to set.
@@ -19,7 +19,7 @@ use serde::{Deserialize, Serialize};
 pub struct Config {}
 
 impl Positional for Config {
-    fn words(&self) -> Description {
+    fn description(&self) -> Description {
         Description {
             name: "NoPE",
             formula: "z = s",
@@ -30,8 +30,8 @@ impl Positional for Config {
         }
     }
 
-    fn entry(&self) -> Entry {
-        Entry::Nowhere
+    fn entry(&self) -> Injection {
+        Injection::Nowhere
     }
 
     fn parameters(&self, _: &Geometry) -> Vec<Parameter> {
@@ -46,7 +46,7 @@ impl Positional for Config {
         Randomized::Never("no position enters the model")
     }
 
-    fn form(&self, _: &Inputs) -> Form {
-        Form::Nothing
+    fn form(&self, _: &FormInputs) -> EncodingForm {
+        EncodingForm::Nothing
     }
 }

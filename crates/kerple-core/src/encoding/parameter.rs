@@ -1,9 +1,9 @@
 //! Learned tensors of an encoding: shapes, starts, ranges, and how stored numbers become values.
 
+use super::error::{ConfigError, Result};
 use super::fox;
-use super::refusal::{Checked, Refusal};
+use crate::calculus::parameter::Keep;
 use crate::features::scale_gains;
-use crate::kernel::parameter::Keep;
 use crate::seed::standard_normal;
 use rand::{Rng, RngExt};
 use serde::de::Error;
@@ -70,9 +70,9 @@ impl Init {
     ///
     /// # Errors
     /// The key, the start and the range.
-    pub fn check(&self, key: &str, [low, high]: [f64; 2]) -> Checked {
+    pub fn check(&self, key: &str, [low, high]: [f64; 2]) -> Result {
         let hint = format!("set the initial value `{key}` within {}", range(low, high));
-        let refuse = |message: String| Err(Refusal::new(key, message, hint.clone()));
+        let refuse = |message: String| Err(ConfigError::new(key, message, hint.clone()));
         match *self {
             Init::Constant(value) if !(value.is_finite() && (low..=high).contains(&value)) => {
                 refuse(format!("{value} is out of range, it must be {}", range(low, high)))

@@ -149,7 +149,7 @@ mod tests {
             let d_bias: Vec<f64> = (0..8).map(f64::from).collect();
             let gradient = |places: Places, d_bias: &[f64]| {
                 let mut found: Vec<Vec<f64>> = stored.iter().map(|values| vec![0.0; values.len()]).collect();
-                if let Some(slopes) = encoding.table_slopes(&geometry, &stored, places).bias {
+                if let Some(slopes) = encoding.table_jacobian(&geometry, &stored, places).bias {
                     slopes.backward(2, d_bias, &mut found);
                 }
                 found

@@ -1,6 +1,6 @@
 //! Keys that were renamed: what a file or a caller still has of them is refused, with the new name in the hint.
 
-use super::refusal::{Checked, Refusal};
+use super::error::{ConfigError, Result};
 use serde_json::{Map, Value};
 use std::fmt;
 
@@ -66,12 +66,12 @@ pub const RENAMED: [Renamed; 10] = [
 ///
 /// # Errors
 /// The first of them, with its new name.
-pub(super) fn refuse(tables: &[&str], keys: &Map<String, Value>) -> Checked {
+pub(super) fn refuse(tables: &[&str], keys: &Map<String, Value>) -> Result {
     let is_old = |renamed: &&Renamed| tables.iter().any(|table| renamed.is_in(table, keys));
     let Some(renamed) = RENAMED.iter().find(is_old) else { return Ok(()) };
     let message = match renamed.value {
         None => "unknown key".to_owned(),
         Some(value) => format!("unknown value `{value}`"),
     };
-    Err(Refusal::new(renamed.key, message, renamed.to_string()))
+    Err(ConfigError::new(renamed.key, message, renamed.to_string()))
 }

@@ -9,13 +9,13 @@
 //! those angles; [`Scaling`] makes other rates for longer sequences, in training or in the evaluation of a trained model. The
 //! original's low-precision runs round `inv_freq` and the positions to bf16.
 
-use super::method::{Entry, Inputs, Positional};
+use super::description::Description;
+use super::error::{ConfigError, Result, check_base};
+use super::method::{FormInputs, Injection, Positional};
 use super::randomized::Randomized;
-use super::refusal::{Checked, Refusal, check_base};
 use super::scaling::{Lengths, Scaled, Scaling, plain_rates};
-use super::words::Description;
 use super::{Emulate, Geometry, Parameter, Share};
-use crate::encoding::Form;
+use crate::encoding::EncodingForm;
 use crate::forms::Rotary;
 use serde::{Deserialize, Serialize};
 
@@ -72,7 +72,7 @@ impl Config {
 }
 
 impl Positional for Config {
-    fn words(&self) -> Description {
+    fn description(&self) -> Description {
         Description {
             name: "rotary (RoPE)",
             formula: "q_i, k_j rotated by i f_n, j f_n, f_n = base^(-2n/D)",
@@ -84,21 +84,21 @@ impl Positional for Config {
         }
     }
 
-    fn entry(&self) -> Entry {
-        Entry::Rotation { fades: false }
+    fn entry(&self) -> Injection {
+        Injection::Rotation { decays: false }
     }
 
-    fn check_keys(&self) -> Checked {
+    fn check_keys(&self) -> Result {
         if self.width.is_some() && self.pct != 1.0 {
             let message = format!("width and pct = {} both set the number of rotated features", self.pct);
-            return Err(Refusal::new("pct", message, "remove one of them"));
+            return Err(ConfigError::new("pct", message, "remove one of them"));
         }
         if self.pct > 0.0 && self.pct <= 1.0 {
             check_base(self.base)?;
             return self.scaling.map_or(Ok(()), |scaling| scaling.check());
         }
         let message = format!("{} is out of range, it must be above 0 and at most 1", self.pct);
-        Err(Refusal::new(
+        Err(ConfigError::new(
             "pct",
             message,
             "set the fraction of features per head that are rotated; 1 \
@@ -106,7 +106,7 @@ impl Positional for Config {
         ))
     }
 
-    fn check(&self, geometry: &Geometry) -> Checked {
+    fn check(&self, geometry: &Geometry) -> Result {
         let features = geometry.head_dim;
         if let Some(width) = self.width {
             if (1..=features).contains(&width) && width.next_multiple_of(2) <= features {
@@ -116,16 +116,16 @@ impl Positional for Config {
                 "{width} is out of range, heads have {features} features, which are rotated \
                     in pairs"
             );
-            return Err(Refusal::new("width", message, "remove it to rotate all features"));
+            return Err(ConfigError::new("width", message, "remove it to rotate all features"));
         }
         if self.width(features) > 0 {
             return Ok(());
         }
         if features < 2 {
             let message = format!("rotary rotates pairs of features, but heads have {features}");
-            return Err(Refusal::new("kind", message, "raise model.head_dim to at least 2"));
+            return Err(ConfigError::new("kind", message, "raise model.head_dim to at least 2"));
         }
-        Err(Refusal::new(
+        Err(ConfigError::new(
             "pct",
             format!("{} of {features} features per head is less than one pair, so nothing would be rotated", self.pct),
             format!("use at least {}", 2.0 / features as f64),
@@ -144,9 +144,9 @@ impl Positional for Config {
         Randomized::Positions
     }
 
-    fn form(&self, inputs: &Inputs) -> Form {
+    fn form(&self, inputs: &FormInputs) -> EncodingForm {
         let Geometry { head_dim, train_len, .. } = *inputs.geometry;
-        Form::Rotary(self.scaled(head_dim, Lengths { train_len, span: inputs.places.span }, inputs.emulate))
+        EncodingForm::Rotary(self.scaled(head_dim, Lengths { train_len, span: inputs.places.span }, inputs.emulate))
     }
 
     fn pin_length(&mut self, train_len: usize) {

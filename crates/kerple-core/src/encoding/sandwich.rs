@@ -9,12 +9,12 @@
 //! distance 0 is taken off, which no softmax notices. Enters: scores, after the `1/sqrt(D)` scale. Learned: nothing. Past the
 //! training length: defined for every distance, falling roughly as a logarithm.
 
-use super::method::{Entry, Inputs, Positional, Tables};
+use super::description::{DEFINED, Description, SCORES};
+use super::error::{ConfigError, Result, check_base};
+use super::method::{FormInputs, Injection, Positional, TableContents};
 use super::randomized::Randomized;
-use super::refusal::{Checked, Refusal, check_base};
-use super::words::{DEFINED, Description, SCORES};
 use super::{Emulate, Geometry, Parameter, Share};
-use crate::encoding::Form;
+use crate::encoding::EncodingForm;
 use crate::forms::{DistanceTable, Sides};
 use serde::{Deserialize, Serialize};
 
@@ -54,7 +54,7 @@ impl Config {
 }
 
 impl Positional for Config {
-    fn words(&self) -> Description {
+    fn description(&self) -> Description {
         Description {
             name: "Sandwich",
             formula: "z = s + H/(8h) (sum_k cos(d / 10000^(2k/F)) - F/2), h = 1 .. H",
@@ -65,14 +65,14 @@ impl Positional for Config {
         }
     }
 
-    fn entry(&self) -> Entry {
-        Entry::Scores(Tables::bias(Sides::OneSided))
+    fn entry(&self) -> Injection {
+        Injection::Scores(TableContents::bias(Sides::OneSided))
     }
 
-    fn check_keys(&self) -> Checked {
+    fn check_keys(&self) -> Result {
         if !(2..=MOST).contains(&self.features) || !self.features.is_multiple_of(2) {
             let message = format!("{} is out of range, it must be even and between 2 and {MOST}", self.features);
-            return Err(Refusal::new("features", message, "use e.g. 128, as in the paper"));
+            return Err(ConfigError::new("features", message, "use e.g. 128, as in the paper"));
         }
         check_base(self.base)
     }
@@ -89,8 +89,8 @@ impl Positional for Config {
         Randomized::Distances
     }
 
-    fn form(&self, inputs: &Inputs) -> Form {
-        Form::Table(self.table(inputs.geometry.heads, inputs.places.range.end, inputs.emulate))
+    fn form(&self, inputs: &FormInputs) -> EncodingForm {
+        EncodingForm::Table(self.table(inputs.geometry.heads, inputs.places.range.end, inputs.emulate))
     }
 }
 

@@ -14,7 +14,7 @@
 //! `s` is `factor`, or without one the length of the sequence over `P`, at least 1: sequences that are not longer than in
 //! training are rotated as in training. In a sequence that grows, all positions are rotated for the length it has so far.
 
-use super::refusal::{Checked, Refusal};
+use super::error::{ConfigError, Result};
 use serde::de::Error;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use serde_json::Value;
@@ -271,8 +271,8 @@ impl Scaling {
     }
 
     /// Refuses keys that give no rates in `(0, 1]`.
-    pub(super) fn check(&self) -> Checked {
-        let refuse = |message: String, hint: &str| Err(Refusal::new("scaling", message, hint));
+    pub(super) fn check(&self) -> Result {
+        let refuse = |message: String, hint: &str| Err(ConfigError::new("scaling", message, hint));
         let (factor, original_len) = match self {
             Scaling::Linear(keys) | Scaling::Ntk(keys) => (keys.factor, keys.original_len),
             Scaling::Dynamic(keys) => (Some(keys.factor), keys.original_len),

@@ -9,14 +9,14 @@
 //! asks for them. Enters: scores, and values. Learned: a and b, in every layer for itself, decayed; a decoder uses the upper
 //! halves. Past the training length: defined for every distance, all from K on share a vector.
 
-use super::method::{Entry, Inputs, Positional, Tables};
+use super::description::{Description, SCORES};
+use super::error::{Result, check_count};
+use super::method::{FormInputs, Injection, Positional, TableContents};
 use super::randomized::Randomized;
-use super::refusal::{Checked, check_count};
-use super::words::{Description, SCORES};
 use super::{Geometry, Parameter, Share};
-use crate::encoding::{Form, MapForm};
+use crate::encoding::{EncodingForm, ScoreModForm};
 use crate::forms::DistanceTable;
-use crate::maps::relative::{Relative, Source};
+use crate::score_mods::relative::{Relative, Source};
 use serde::{Deserialize, Serialize};
 
 /// Keys of relative position representations.
@@ -40,7 +40,7 @@ impl Default for Config {
 const MOST: usize = 1 << 20;
 
 impl Positional for Config {
-    fn words(&self) -> Description {
+    fn description(&self) -> Description {
         Description {
             name: "Shaw et al.",
             formula: "z = q.(k + a[clip(d, -K, K)]) / sqrt(D)",
@@ -51,11 +51,11 @@ impl Positional for Config {
         }
     }
 
-    fn entry(&self) -> Entry {
-        Entry::Map { tables: Tables::default(), rotates: false }
+    fn entry(&self) -> Injection {
+        Injection::ScoreMod { tables: TableContents::default(), rotates: false }
     }
 
-    fn check_keys(&self) -> Checked {
+    fn check_keys(&self) -> Result {
         check_count("max_distance", self.max_distance, 1..=MOST, "use e.g. 16, as in the paper")
     }
 
@@ -72,12 +72,12 @@ impl Positional for Config {
         Randomized::Distances
     }
 
-    fn form(&self, inputs: &Inputs) -> Form {
+    fn form(&self, inputs: &FormInputs) -> EncodingForm {
         let (Geometry { heads, head_dim, .. }, places) = (*inputs.geometry, &inputs.places);
         let lags = places.drawn.map(<[usize]>::to_vec);
         let (source, values) = (Source::Learned { reach: self.max_distance }, self.values);
         let map = Relative { heads, head_dim, source, lags, values }.into();
         let table = DistanceTable { heads, len: places.range.end, ..DistanceTable::default() };
-        Form::Map(MapForm { map, table, rotary: None, own: if values { 2 } else { 1 } })
+        EncodingForm::ScoreMod(ScoreModForm { map, table, rotary: None, own: if values { 2 } else { 1 } })
     }
 }

@@ -7,12 +7,12 @@
 //! Enters: added to the token embeddings, once. Past the training length: defined, but the model has not seen those rows.
 //! The original's low-precision runs do all of it in bf16.
 
-use super::method::{Entry, Inputs, Positional};
+use super::description::{Description, EMBEDDINGS, UNSEEN};
+use super::error::{ConfigError, Result, check_base};
+use super::method::{FormInputs, Injection, Positional};
 use super::randomized::Randomized;
-use super::refusal::{Checked, Refusal, check_base};
-use super::words::{Description, EMBEDDINGS, UNSEEN};
 use super::{Emulate, Geometry, Parameter, Share};
-use crate::encoding::Form;
+use crate::encoding::EncodingForm;
 use crate::forms::Absolute;
 use serde::{Deserialize, Serialize};
 
@@ -41,7 +41,7 @@ impl Config {
 }
 
 impl Positional for Config {
-    fn words(&self) -> Description {
+    fn description(&self) -> Description {
         Description {
             name: "sinusoidal",
             formula: "x_t += [sin(t f_j), cos(t f_j)], f_j = base^(-2j/M)",
@@ -52,21 +52,21 @@ impl Positional for Config {
         }
     }
 
-    fn entry(&self) -> Entry {
-        Entry::Embeddings
+    fn entry(&self) -> Injection {
+        Injection::Embeddings
     }
 
-    fn check_keys(&self) -> Checked {
+    fn check_keys(&self) -> Result {
         check_base(self.base)
     }
 
-    fn check(&self, geometry: &Geometry) -> Checked {
+    fn check(&self, geometry: &Geometry) -> Result {
         let width = geometry.d_model;
         if width.is_multiple_of(2) {
             return Ok(());
         }
         let message = format!("sinusoidal rows need an even model width, got {width}");
-        Err(Refusal::new("kind", message, "change model.d_model, or model.n_heads and model.head_dim"))
+        Err(ConfigError::new("kind", message, "change model.d_model, or model.n_heads and model.head_dim"))
     }
 
     fn parameters(&self, _: &Geometry) -> Vec<Parameter> {
@@ -81,8 +81,8 @@ impl Positional for Config {
         Randomized::Positions
     }
 
-    fn form(&self, inputs: &Inputs) -> Form {
+    fn form(&self, inputs: &FormInputs) -> EncodingForm {
         let rows = self.rows(inputs.geometry.d_model, inputs.places.positions(), inputs.emulate);
-        Form::Absolute(Absolute::Fixed(rows))
+        EncodingForm::Absolute(Absolute::Fixed(rows))
     }
 }

@@ -18,15 +18,15 @@
 //! Past the training length: defined for every position of a line; for those of `size` over a plane or volume. A token in front
 //! of a sequence is a position of it, so a raster is coded as a whole only where classes are read off the mean of its rows.
 
-use super::method::{Entry, Inputs, Positional};
+use super::description::{DEFINED, Description};
+use super::error::{ConfigError, Result, check_count};
+use super::method::{FormInputs, Injection, Positional};
 use super::randomized::Randomized;
-use super::refusal::{Checked, Refusal, check_count};
-use super::words::{DEFINED, Description};
 use super::{Geometry, Init, Parameter, Share};
-use crate::encoding::Form;
+use crate::calculus::parameter::Keep;
+use crate::encoding::EncodingForm;
 use crate::features::{ConvShape, Gating, SineShape, filter_scale, padded};
 use crate::forms::{Code, CodeKind};
-use crate::kernel::parameter::Keep;
 use serde::{Deserialize, Serialize};
 
 const SOURCE: &str = "Liutkus et al. 2021, arXiv:2105.08399";
@@ -106,18 +106,18 @@ impl Default for Conv {
     }
 }
 
-fn check(key: &str, value: usize, most: usize) -> Checked {
+fn check(key: &str, value: usize, most: usize) -> Result {
     check_count(key, value, 1..=most, "remove it to use the default")
 }
 
 /// Refuses a code that is larger than any model it could serve.
-fn check_size(what: &str, factors: &[usize]) -> Checked {
+fn check_size(what: &str, factors: &[usize]) -> Result {
     let numbers = crate::elements(factors).unwrap_or(usize::MAX);
     if numbers <= MOST_NUMBERS {
         return Ok(());
     }
     let message = format!("{what} would need {numbers} values, the limit is {MOST_NUMBERS}");
-    Err(Refusal::new("num_realizations", message, "lower it, or one of its factors"))
+    Err(ConfigError::new("num_realizations", message, "lower it, or one of its factors"))
 }
 
 fn parameter(name: &str, shape: Vec<usize>, init: Init, share: Share) -> Parameter {
@@ -131,7 +131,7 @@ fn gate(geometry: &Geometry, gated: bool) -> Option<Parameter> {
 }
 
 impl Positional for Sine {
-    fn words(&self) -> Description {
+    fn description(&self) -> Description {
         Description {
             name: "SineSPE",
             formula: "z = q_hat.k_hat / sqrt(R), E z = sum_i q_i k_i sum_k lambda_k^2 cos(2 pi f_k d + theta_k) / (2K sqrt(D))",
@@ -142,16 +142,16 @@ impl Positional for Sine {
         }
     }
 
-    fn entry(&self) -> Entry {
-        Entry::Code
+    fn entry(&self) -> Injection {
+        Injection::Code
     }
 
-    fn check_keys(&self) -> Checked {
+    fn check_keys(&self) -> Result {
         check("num_sines", self.num_sines, MOST)?;
         check("num_realizations", self.num_realizations, MOST_REALISATIONS)
     }
 
-    fn check(&self, geometry: &Geometry) -> Checked {
+    fn check(&self, geometry: &Geometry) -> Result {
         let Geometry { heads, head_dim, .. } = *geometry;
         let what = format!("the noise of {} sines with {} realizations", self.num_sines, self.num_realizations);
         check_size(&what, &[heads, head_dim, 2 * self.num_sines + 1, padded(self.num_realizations)])
@@ -176,12 +176,12 @@ impl Positional for Sine {
         Randomized::Never("it draws its code, not its positions")
     }
 
-    fn form(&self, inputs: &Inputs) -> Form {
+    fn form(&self, inputs: &FormInputs) -> EncodingForm {
         let Geometry { heads, head_dim, .. } = *inputs.geometry;
         let kind = SineShape { heads, head_dim, waves: self.num_sines, realisations: self.num_realizations };
         let kind = CodeKind::Sine(kind);
         let (gating, shared) = (self.gated.then_some(self.gating), self.noise == Noise::Shared);
-        Form::Code(Code { kind, gating, shared, frozen: self.frozen, centred: self.centred })
+        EncodingForm::Code(Code { kind, gating, shared, frozen: self.frozen, centred: self.centred })
     }
 }
 
@@ -194,7 +194,7 @@ impl Conv {
 }
 
 impl Positional for Conv {
-    fn words(&self) -> Description {
+    fn description(&self) -> Description {
         Description {
             name: "ConvSPE",
             formula: "z = q_hat.k_hat / sqrt(R), E z = sum_i q_i k_i sum_j a_j b_(j+d) / sqrt(D)",
@@ -205,14 +205,14 @@ impl Positional for Conv {
         }
     }
 
-    fn entry(&self) -> Entry {
-        Entry::Code
+    fn entry(&self) -> Injection {
+        Injection::Code
     }
 
-    fn check_keys(&self) -> Checked {
+    fn check_keys(&self) -> Result {
         let axes = self.kernel_size.len();
         if !(1..=3).contains(&axes) {
-            return Err(Refusal::new(
+            return Err(ConfigError::new(
                 "kernel_size",
                 format!("{axes} axes are out of range, it must be 1 to 3"),
                 "use kernel_size = [128], the usual filter",
@@ -221,7 +221,7 @@ impl Positional for Conv {
         let sizes = if axes == 1 { 0 } else { axes };
         if self.size.len() != sizes {
             let message = format!("{} axes, but a kernel_size of {axes} axes needs {sizes}", self.size.len());
-            return Err(Refusal::new(
+            return Err(ConfigError::new(
                 "size",
                 message,
                 "give the number of positions along each axis, \
@@ -234,13 +234,13 @@ impl Positional for Conv {
         check("num_realizations", self.num_realizations, MOST_REALISATIONS)
     }
 
-    fn check(&self, geometry: &Geometry) -> Checked {
+    fn check(&self, geometry: &Geometry) -> Result {
         match self.longest(geometry) {
             Some(longest) if longest < geometry.train_len => {
                 let message = format!("{:?} has {longest} positions, train_len is {}", self.size, geometry.train_len);
                 let hint = "give the number of positions along each axis of a whole sequence; the \
                     class token adds one, pooling = \"mean\" has no class token";
-                Err(Refusal::new("size", message, hint))
+                Err(ConfigError::new("size", message, hint))
             }
             _ => {
                 let (noise, what) = (self.shape(geometry).reached_at_once(), "the noise that a few positions reach");
@@ -269,10 +269,10 @@ impl Positional for Conv {
         (!self.size.is_empty()).then(all)
     }
 
-    fn form(&self, inputs: &Inputs) -> Form {
+    fn form(&self, inputs: &FormInputs) -> EncodingForm {
         let kind = CodeKind::Conv(self.shape(inputs.geometry));
         let (gating, shared) = (self.gated.then_some(self.gating), self.noise == Noise::Shared);
-        Form::Code(Code { kind, gating, shared, frozen: self.frozen, centred: false })
+        EncodingForm::Code(Code { kind, gating, shared, frozen: self.frozen, centred: false })
     }
 }
 

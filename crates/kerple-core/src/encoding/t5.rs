@@ -10,12 +10,12 @@
 //! decayed as every matrix is.
 //! Past the training length: defined for every d, constant from `max_distance` on.
 
-use super::method::{Entry, Inputs, Positional, Tables};
+use super::description::{Description, SCORES};
+use super::error::{ConfigError, Result, check_count};
+use super::method::{FormInputs, Injection, Positional, TableContents};
 use super::randomized::Randomized;
-use super::refusal::{Checked, Refusal, check_count};
-use super::words::{Description, SCORES};
 use super::{Geometry, Parameter, Share};
-use crate::encoding::{Form, Slopes, TableSlopes};
+use crate::encoding::{EncodingForm, Jacobian, TableJacobian};
 use crate::forms::{DistanceTable, Sides};
 use serde::{Deserialize, Serialize};
 
@@ -77,7 +77,7 @@ fn factor(geometry: &Geometry) -> f64 {
 }
 
 impl Positional for Config {
-    fn words(&self) -> Description {
+    fn description(&self) -> Description {
         Description {
             name: "T5 bias",
             formula: "z = s + sqrt(D) W[bucket(d), h]",
@@ -88,22 +88,22 @@ impl Positional for Config {
         }
     }
 
-    fn entry(&self) -> Entry {
-        Entry::Scores(Tables::bias(self.sides()))
+    fn entry(&self) -> Injection {
+        Injection::Scores(TableContents::bias(self.sides()))
     }
 
-    fn check_keys(&self) -> Checked {
+    fn check_keys(&self) -> Result {
         let Config { num_buckets, max_distance, bidirectional } = *self;
         let parts = if bidirectional { 4 } else { 2 };
         if num_buckets < parts || num_buckets % parts > 0 {
             let wanted = if bidirectional { "a multiple of 4" } else { "even and at least 2" };
             let message = format!("{num_buckets} is out of range, it must be {wanted}");
-            return Err(Refusal::new("num_buckets", message, "use e.g. 32, as in the original"));
+            return Err(ConfigError::new("num_buckets", message, "use e.g. 32, as in the original"));
         }
         check_count("num_buckets", num_buckets, parts..=MOST_BUCKETS, "use e.g. 32, as in the original")?;
         if max_distance <= num_buckets / parts {
             let message = format!("{max_distance} must exceed num_buckets / {parts} = {}", num_buckets / parts);
-            return Err(Refusal::new(
+            return Err(ConfigError::new(
                 "max_distance",
                 message,
                 "raise max_distance: half of the \
@@ -127,20 +127,20 @@ impl Positional for Config {
         Randomized::Distances
     }
 
-    fn form(&self, inputs: &Inputs) -> Form {
+    fn form(&self, inputs: &FormInputs) -> EncodingForm {
         let (heads, len, factor) = (inputs.geometry.heads, inputs.places.range.end, factor(inputs.geometry));
         let round = |value: f64| inputs.emulate.round(value);
         let entry = |bucket: usize, head: usize| round(factor * round(inputs.values[0][bucket * heads + head]));
         let rows = self.rows(len);
         let bias = (0..heads).flat_map(|head| rows.iter().map(move |bucket| entry(*bucket, head))).collect();
-        Form::Table(DistanceTable { heads, len, sides: self.sides(), bias: Some(bias), weight: None })
+        EncodingForm::Table(DistanceTable { heads, len, sides: self.sides(), bias: Some(bias), weight: None })
     }
 
-    fn slopes(&self, inputs: &Inputs) -> TableSlopes {
+    fn jacobian(&self, inputs: &FormInputs) -> TableJacobian {
         let rows = self.rows(inputs.places.range.end);
-        TableSlopes {
+        TableJacobian {
             sides: self.sides(),
-            bias: Some(Slopes::Rows { factor: factor(inputs.geometry), rows }),
+            bias: Some(Jacobian::Rows { factor: factor(inputs.geometry), rows }),
             weight: None,
         }
     }

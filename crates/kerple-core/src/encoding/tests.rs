@@ -1,6 +1,6 @@
 use super::*;
-use crate::forms::{Block, Mask, Sides};
-use crate::maps::Extent;
+use crate::forms::{Mask, ScoreBlock, Sides};
+use crate::score_mods::ScoreModExtent;
 use proptest::prelude::*;
 
 mod far;
@@ -314,13 +314,13 @@ fn kernels_are_decayed_where_that_is_asked_for() {
 }
 
 /// What a map makes of the last query's scores.
-fn last_row(form: &MapForm, values: &[Vec<f64>], len: usize) -> Vec<f64> {
+fn last_row(form: &ScoreModForm, values: &[Vec<f64>], len: usize) -> Vec<f64> {
     let tables = form.table.bias.iter().chain(&form.table.weight).flatten();
-    let extent = Extent { sides: Sides::OneSided, len, scale: 0.25 };
+    let extent = ScoreModExtent { sides: Sides::OneSided, len, scale: 0.25 };
     let own = form.map.numbers(&values[values.len() - form.own..].concat(), extent);
     let numbers: Vec<f64> = tables.copied().chain(own).collect();
     let mut scores: Vec<f64> = (0..4 * len).map(|at| (at as f64).sin()).collect();
-    let block = Block {
+    let block = ScoreBlock {
         batch: 0,
         heads: 4,
         rows: 1,
@@ -343,20 +343,20 @@ fn beyond_training_every_method_is_defined_or_says_where_it_ends() {
         let finite = |rows: &Option<Vec<f64>>| rows.iter().flatten().all(|value| value.is_finite());
         let defined = match encoding.form(&GEOMETRY, &values, len - 1..len) {
             // gates are made of rows, wherever those are
-            Form::Nothing | Form::Gates(_) | Form::Code(_) => true,
-            Form::Absolute(Absolute::Fixed(rows)) => {
+            EncodingForm::Nothing | EncodingForm::Gates(_) | EncodingForm::Code(_) => true,
+            EncodingForm::Absolute(Absolute::Fixed(rows)) => {
                 rows.len() == GEOMETRY.d_model && rows.iter().all(|value| value.is_finite())
             }
-            Form::Absolute(Absolute::Learned { positions }) => positions >= len,
-            Form::Rotary(rotary) => {
+            EncodingForm::Absolute(Absolute::Learned { positions }) => positions >= len,
+            EncodingForm::Rotary(rotary) => {
                 let (cos, sin) = rotary.tables([len - 1]);
                 cos.iter().zip(&sin).all(|(cos, sin)| (cos * cos + sin * sin - 1.0).abs() < 1e-12)
             }
-            Form::Table(table) => {
+            EncodingForm::Table(table) => {
                 let sized = |rows: &Option<Vec<f64>>| rows.as_ref().is_none_or(|rows| rows.len() == 4 * len);
                 finite(&table.bias) && finite(&table.weight) && sized(&table.bias) && sized(&table.weight)
             }
-            Form::Map(form) => last_row(&form, &values, len).iter().all(|score| score.is_finite()),
+            EncodingForm::ScoreMod(form) => last_row(&form, &values, len).iter().all(|score| score.is_finite()),
         };
         let said = encoding.longest(&GEOMETRY).is_none_or(|longest| longest >= len);
         assert_eq!(defined, said, "{}", encoding.label());
@@ -446,16 +446,16 @@ fn t5_of_an_encoder_has_buckets_for_keys_ahead() {
     for (lags, distances) in [(None, vec![-2, -1, 0, 1, 2]), (Some([0, 9, 500]), vec![-500, -9, 0, 9, 500])] {
         let places = Places { drawn: lags.as_ref().map(|lags| lags.as_slice()), ..Places::from(3) };
         let encoding = Encoding { randomized: lags.map(|_| 501), ..encoding.clone() };
-        let Form::Table(table) = encoding.form(&GEOMETRY, &stored, places.clone()) else { panic!("no table") };
+        let EncodingForm::Table(table) = encoding.form(&GEOMETRY, &stored, places.clone()) else { panic!("no table") };
         let rows: Vec<usize> = distances.iter().copied().map(bucket).collect();
         assert!(rows[0] >= 16 && rows[2] == 0 && rows[4] < 16, "{rows:?}");
         let want = (0..4).flat_map(|head| rows.iter().map(move |row| (row, head)));
         let want: Vec<f64> = want.map(|(row, head)| 4.0 * stored[0][row * 4 + head]).collect();
         assert_eq!((table.sides, table.len, table.bias.as_ref()), (Sides::TwoSided, 3, Some(&want)));
-        let slopes = encoding.table_slopes(&GEOMETRY, &stored, places.clone());
+        let slopes = encoding.table_jacobian(&GEOMETRY, &stored, places.clone());
         assert_eq!(
             (slopes.sides, slopes.bias),
-            (Sides::TwoSided, Some(Slopes::Rows { factor: 4.0, rows: rows.clone() }))
+            (Sides::TwoSided, Some(Jacobian::Rows { factor: 4.0, rows: rows.clone() }))
         );
         let behind = encoding.table(&GEOMETRY, &stored, places).bias.unwrap();
         assert_eq!(behind, want.chunks(5).flat_map(|row| &row[2..]).copied().collect::<Vec<f64>>());
@@ -502,7 +502,9 @@ fn linear_decays_are_the_biases() {
     for text in [r#""alibi""#, r#"{"kind":"alibi","bias_max":16}"#, r#"{"kind":"fox","gate":"fixed","spans":[2,64]}"#] {
         let encoding: Encoding = serde_json::from_str(text).unwrap();
         let table = encoding.table(&GEOMETRY, &[], 300).bias.unwrap();
-        let Some(Fade::Linear(rates)) = encoding.method.positional().decay(GEOMETRY.heads) else { panic!("{text}") };
+        let Some(BiasDecay::Linear(rates)) = encoding.method.positional().bias_decay(GEOMETRY.heads) else {
+            panic!("{text}")
+        };
         for (head, row) in table.chunks(300).enumerate() {
             for (d, bias) in row.iter().enumerate() {
                 let want = -rates[head] * d as f64;

@@ -9,14 +9,14 @@
 //! and scores. Learned: W, u and v, in every layer for itself, all decayed. Encoders take waves of negative distances for
 //! keys ahead. Past the training length: defined for every distance, by waves that the model has not seen.
 
-use super::method::{Entry, Inputs, Positional, Tables};
+use super::description::{Description, UNSEEN};
+use super::error::{ConfigError, Result};
+use super::method::{FormInputs, Injection, Positional, TableContents};
 use super::randomized::Randomized;
-use super::refusal::{Checked, Refusal};
-use super::words::{Description, UNSEEN};
 use super::{Geometry, Parameter, Share};
-use crate::encoding::{Form, MapForm};
+use crate::encoding::{EncodingForm, ScoreModForm};
 use crate::forms::DistanceTable;
-use crate::maps::relative::{Relative, Source};
+use crate::score_mods::relative::{Relative, Source};
 use serde::{Deserialize, Serialize};
 
 /// Nothing to set.
@@ -25,7 +25,7 @@ use serde::{Deserialize, Serialize};
 pub struct Config {}
 
 impl Positional for Config {
-    fn words(&self) -> Description {
+    fn description(&self) -> Description {
         Description {
             name: "Transformer-XL",
             formula: "z = ((q + u).k + (q + v).r_d) / sqrt(D), r_d = W [sin(d f), cos(d f)]",
@@ -36,17 +36,17 @@ impl Positional for Config {
         }
     }
 
-    fn entry(&self) -> Entry {
-        Entry::Map { tables: Tables::default(), rotates: false }
+    fn entry(&self) -> Injection {
+        Injection::ScoreMod { tables: TableContents::default(), rotates: false }
     }
 
-    fn check(&self, geometry: &Geometry) -> Checked {
+    fn check(&self, geometry: &Geometry) -> Result {
         let width = geometry.heads * geometry.head_dim;
         if width.is_multiple_of(2) {
             return Ok(());
         }
         let message = format!("sinusoids need an even number of features over all heads, got {width}");
-        Err(Refusal::new("kind", message, "change model.n_heads or model.head_dim"))
+        Err(ConfigError::new("kind", message, "change model.n_heads or model.head_dim"))
     }
 
     fn parameters(&self, geometry: &Geometry) -> Vec<Parameter> {
@@ -67,11 +67,11 @@ impl Positional for Config {
         Randomized::Distances
     }
 
-    fn form(&self, inputs: &Inputs) -> Form {
+    fn form(&self, inputs: &FormInputs) -> EncodingForm {
         let (Geometry { heads, head_dim, .. }, places) = (*inputs.geometry, &inputs.places);
         let lags = places.drawn.map(<[usize]>::to_vec);
         let map = Relative { heads, head_dim, source: Source::Projected, lags, values: false }.into();
         let table = DistanceTable { heads, len: places.range.end, ..DistanceTable::default() };
-        Form::Map(MapForm { map, table, rotary: None, own: 3 })
+        EncodingForm::ScoreMod(ScoreModForm { map, table, rotary: None, own: 3 })
     }
 }

@@ -15,13 +15,13 @@
 //! would grow. Past the training length: defined for every distance. Pairs are half-split as in [`rotary`], the
 //! authors' are neighbours, which is another order of features.
 
-use super::method::{Entry, Inputs, Positional};
+use super::description::Description;
+use super::error::{ConfigError, Result, check_base};
+use super::method::{FormInputs, Injection, Positional};
 use super::randomized::Randomized;
-use super::refusal::{Checked, Refusal, check_base};
-use super::words::Description;
 use super::{Geometry, Parameter, Share, rotary};
 use crate::attention::MOST_DAMPING;
-use crate::encoding::Form;
+use crate::encoding::EncodingForm;
 use crate::forms::Rotary;
 use serde::{Deserialize, Serialize};
 
@@ -55,7 +55,7 @@ impl Config {
 }
 
 impl Positional for Config {
-    fn words(&self) -> Description {
+    fn description(&self) -> Description {
         Description {
             name: "xPos",
             formula: "rotary with q_i.k_j of pair n times zeta_n^(d/B), zeta_n = (2n/D + gamma) / (1 + gamma)",
@@ -67,11 +67,11 @@ impl Positional for Config {
         }
     }
 
-    fn entry(&self) -> Entry {
-        Entry::Rotation { fades: true }
+    fn entry(&self) -> Injection {
+        Injection::Rotation { decays: true }
     }
 
-    fn check_keys(&self) -> Checked {
+    fn check_keys(&self) -> Result {
         check_base(self.base)?;
         for (key, value, hint) in [
             ("gamma", self.gamma, "use e.g. 0.4, as in the paper"),
@@ -83,7 +83,7 @@ impl Positional for Config {
             ),
         ] {
             if !(value.is_finite() && value > 0.0) {
-                return Err(Refusal::new(key, format!("{value} is out of range, it must be above 0"), hint));
+                return Err(ConfigError::new(key, format!("{value} is out of range, it must be above 0"), hint));
             }
         }
         let fastest = self.rate(0.0);
@@ -94,10 +94,10 @@ impl Positional for Config {
             "products would decay by e^-{fastest} per token, the limit is \
             e^-{MOST_DAMPING}"
         );
-        Err(Refusal::new("scale_base", message, "raise scale_base or gamma; the paper uses 512 and 0.4"))
+        Err(ConfigError::new("scale_base", message, "raise scale_base or gamma; the paper uses 512 and 0.4"))
     }
 
-    fn check(&self, geometry: &Geometry) -> Checked {
+    fn check(&self, geometry: &Geometry) -> Result {
         self.rotation().check(geometry)
     }
 
@@ -113,17 +113,17 @@ impl Positional for Config {
         Randomized::Never("its products decay with true distances")
     }
 
-    fn form(&self, inputs: &Inputs) -> Form {
+    fn form(&self, inputs: &FormInputs) -> EncodingForm {
         let rotary = self.rotation().rotary(inputs.geometry.head_dim, inputs.emulate);
         let pairs = rotary.inv_freq.len();
         let damping = (0..pairs).map(|n| self.rate(n as f64 / pairs as f64)).collect();
-        Form::Rotary(Rotary { damping, ..rotary })
+        EncodingForm::Rotary(Rotary { damping, ..rotary })
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use crate::attention::{Dims, Problem, Scores, Strides, Table, View, ViewMut, naive, tiled};
+    use crate::attention::{Dims, Problem, ScoreTable, ScoreTransform, Strides, View, ViewMut, naive, tiled};
     use crate::encoding::{Encoding, Geometry, Method};
     use crate::ops::rotary::{Angles, Rotated, Turn, rotate};
     use crate::ops::testing::random;
@@ -148,7 +148,7 @@ mod tests {
         };
         let (q, k) = (turned(q, keys - queries), turned(k, 0));
         let dims = Dims { batch: 1, heads: 1, kv_heads: 1, queries, keys, head_dim: D };
-        let scores = Scores::Table(Table { damping: Some(&damping), ..Table::PLAIN });
+        let scores = ScoreTransform::Table(ScoreTable { damping: Some(&damping), ..ScoreTable::PLAIN });
         let problem = Problem { scores, ..Problem::causal(dims, 0.6) };
         let strides = |rows: usize| Strides { batch: rows * D, head: rows * D, row: D };
         let view = |data, rows| View { data, strides: strides(rows) };

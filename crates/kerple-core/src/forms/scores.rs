@@ -7,20 +7,20 @@ use std::ops::Range;
 
 /// What turns scaled scores `s = scale * q.k` into the `z` of the softmax.
 ///
-/// Cumulative gates, positions that the content sets, are a field of [`Table`] beside bias and weight, not a third variant: they
+/// Cumulative gates, positions that the content sets, are a field of [`ScoreTable`] beside bias and weight, not a third variant: they
 /// combine with tables. A tile reads them by token, its own queries and its own keys, where it reads tables by distance.
 #[derive(Clone, Copy, Debug)]
-pub enum Scores<'a, T> {
+pub enum ScoreTransform<'a, T> {
     /// `z = s * weight[h][d] + bias[h][d]`, each head by itself.
-    Table(Table<'a, T>),
+    Table(ScoreTable<'a, T>),
     /// All heads of a row at once become something else.
-    Map(&'a dyn ScoreMap<T>),
+    Mod(&'a dyn ScoreMod<T>),
 }
 
 /// A [`DistanceTable`](super::DistanceTable) in the compute type, with the directions of the
 /// attention mask it is used with.
 #[derive(Clone, Copy, Debug)]
-pub struct Table<'a, T> {
+pub struct ScoreTable<'a, T> {
     /// Added to the scaled score, `[H, C]`.
     pub bias: Option<&'a [T]>,
     /// Multiplies the scaled score, `[H, C]`.
@@ -38,18 +38,18 @@ pub struct Table<'a, T> {
     pub len: usize,
 }
 
-impl<T> Table<'_, T> {
+impl<T> ScoreTable<'_, T> {
     /// Nothing.
-    pub const PLAIN: Self = Table { bias: None, weight: None, damping: None, gate_cumsum: None, len: 0 };
+    pub const PLAIN: Self = ScoreTable { bias: None, weight: None, damping: None, gate_cumsum: None, len: 0 };
 }
 
-impl<'a, T> Scores<'a, T> {
+impl<'a, T> ScoreTransform<'a, T> {
     /// `z = s`
-    pub const PLAIN: Self = Scores::Table(Table::PLAIN);
+    pub const PLAIN: Self = ScoreTransform::Table(ScoreTable::PLAIN);
 
-    /// By distance; see [`Table`].
+    /// By distance; see [`ScoreTable`].
     pub fn table(bias: Option<&'a [T]>, weight: Option<&'a [T]>, len: usize) -> Self {
-        Scores::Table(Table { bias, weight, len, ..Table::PLAIN })
+        ScoreTransform::Table(ScoreTable { bias, weight, len, ..ScoreTable::PLAIN })
     }
 }
 
@@ -62,21 +62,21 @@ impl<'a, T> Scores<'a, T> {
 /// Memory and time are the map's own affair. An engine calls it from several threads, each with a block of its own.
 ///
 /// ```
-/// use kerple_core::forms::{Block, MapGradients, Reach, ScoreMap};
+/// use kerple_core::forms::{ScoreBlock, ScoreModGradients, ScoreDependency, ScoreMod};
 /// /// `z = cap tanh(s / cap)`, the soft cap of Gemma 2. One parameter: the cap.
 /// #[derive(Debug)]
 /// struct SoftCap(f64);
-/// impl ScoreMap<f64> for SoftCap {
+/// impl ScoreMod<f64> for SoftCap {
 ///     fn parameters(&self) -> usize {
 ///         1
 ///     }
-///     fn reach(&self) -> Reach {
-///         Reach::Pair
+///     fn reach(&self) -> ScoreDependency {
+///         ScoreDependency::Pair
 ///     }
-///     fn forward(&self, _: &Block<f64>, scores: &mut [f64]) {
+///     fn forward(&self, _: &ScoreBlock<f64>, scores: &mut [f64]) {
 ///         scores.iter_mut().for_each(|s| *s = self.0 * (*s / self.0).tanh());
 ///     }
-///     fn backward(&self, _: &Block<f64>, scores: &[f64], gradients: MapGradients<f64>) {
+///     fn backward(&self, _: &ScoreBlock<f64>, scores: &[f64], gradients: ScoreModGradients<f64>) {
 ///         for (s, d) in scores.iter().zip(gradients.d_scores) {
 ///             let t = (s / self.0).tanh();
 ///             gradients.sums[0] += *d * (t - s / self.0 * (1.0 - t * t));
@@ -85,28 +85,28 @@ impl<'a, T> Scores<'a, T> {
 ///     }
 /// }
 /// ```
-pub trait ScoreMap<T>: Debug + Sync {
+pub trait ScoreMod<T>: Debug + Sync {
     /// Numbers in the gradient of the map's own parameters, P.
     fn parameters(&self) -> usize;
 
     /// What a mapped score depends on; an engine may hand over parts of rows where that is less than the row.
-    fn reach(&self) -> Reach;
+    fn reach(&self) -> ScoreDependency;
 
     /// Replaces the scaled scores of a block by what the softmax gets.
     ///
     /// # Shapes
     /// `scores`: `[H, rows, columns]`
-    fn forward(&self, block: &Block<T>, scores: &mut [T]);
+    fn forward(&self, block: &ScoreBlock<T>, scores: &mut [T]);
 
-    /// Replaces the gradient of the result of [`forward`](ScoreMap::forward) for `scores` by the
+    /// Replaces the gradient of the result of [`forward`](ScoreMod::forward) for `scores` by the
     /// gradient of `scores`, and adds the gradients of its other inputs.
     ///
     /// # Shapes
     /// `scores`: `[H, rows, columns]`
-    fn backward(&self, block: &Block<T>, scores: &[T], gradients: MapGradients<T>);
+    fn backward(&self, block: &ScoreBlock<T>, scores: &[T], gradients: ScoreModGradients<T>);
 
     /// Numbers that the backward of blocks adds to, S. A map may sum something from which the gradient in its parameters is
-    /// made once, in [`finish`](ScoreMap::finish); the default is that gradient itself.
+    /// made once, in [`finish`](ScoreMod::finish); the default is that gradient itself.
     fn sums(&self) -> usize {
         self.parameters()
     }
@@ -123,32 +123,32 @@ pub trait ScoreMap<T>: Debug + Sync {
     }
 
     /// What the map adds to values by distance, if it does.
-    fn values(&self) -> Option<&dyn ValueMap<T>> {
+    fn values(&self) -> Option<&dyn ValueMod<T>> {
         None
     }
 }
 
 /// Vectors that are added to values: the output of a row is a weighted sum of `v[j] + a(i, j)`,
 /// where `a` does not depend on any value.
-pub trait ValueMap<T> {
+pub trait ValueMod<T> {
     /// Adds `sum over j of weights[h, i, j] a(i, j)` to the output, weights being 0 where a row does not see.
     ///
     /// # Shapes
     /// `weights`: `[H, rows, columns]`, `out`: `[H, rows, D]`
-    fn add(&self, block: &Block<T>, weights: &[T], out: Strided<&mut [T]>);
+    fn add(&self, block: &ScoreBlock<T>, weights: &[T], out: Strided<&mut [T]>);
 
     /// Adds `d_out[h, i] . a(i, j)` to the gradient in the weights of the pairs that are seen.
     ///
     /// # Shapes
     /// `d_out`: `[H, rows, D]`, `d_weights`: `[H, rows, columns]`
-    fn add_products(&self, block: &Block<T>, d_out: Strided<&[T]>, d_weights: &mut [T]);
+    fn add_products(&self, block: &ScoreBlock<T>, d_out: Strided<&[T]>, d_weights: &mut [T]);
 
-    /// Adds the gradient in what the vectors are made of, as [`ScoreMap::backward`] does, of weights that are 0 where a row
+    /// Adds the gradient in what the vectors are made of, as [`ScoreMod::backward`] does, of weights that are 0 where a row
     /// does not see.
     ///
     /// # Shapes
-    /// `weights`: `[H, rows, columns]`, `d_out`: `[H, rows, D]`, `sums`: `[S]` of [`ScoreMap::sums`]
-    fn add_gradient(&self, block: &Block<T>, weights: &[T], d_out: Strided<&[T]>, sums: &mut [T]);
+    /// `weights`: `[H, rows, columns]`, `d_out`: `[H, rows, D]`, `sums`: `[S]` of [`ScoreMod::sums`]
+    fn add_gradient(&self, block: &ScoreBlock<T>, weights: &[T], d_out: Strided<&[T]>, sums: &mut [T]);
 }
 
 /// Rows one after another, at this distance from each other.
@@ -162,16 +162,16 @@ pub struct Strided<S> {
 
 /// How many of a row's scores one mapped score depends on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Reach {
+pub enum ScoreDependency {
     /// Those of its own query and key, of all heads.
     Pair,
     /// All of the row.
     Row,
 }
 
-/// The rows that a [`ScoreMap`] gets at a time: consecutive queries of one sequence, all heads.
+/// The rows that a [`ScoreMod`] gets at a time: consecutive queries of one sequence, all heads.
 #[derive(Clone, Copy, Debug)]
-pub struct Block<'a, T> {
+pub struct ScoreBlock<'a, T> {
     /// Which sequence.
     pub batch: usize,
     /// Heads, H.
@@ -179,7 +179,7 @@ pub struct Block<'a, T> {
     /// Queries of the block.
     pub rows: usize,
     /// Keys of the block, with unseen ones among them and perhaps after the last: at least what its rows see, or for
-    /// [`Reach::Pair`] any part of it.
+    /// [`ScoreDependency::Pair`] any part of it.
     pub columns: usize,
     /// Position of the first query; negative where queries sit before every key.
     pub first_position: isize,
@@ -193,7 +193,7 @@ pub struct Block<'a, T> {
     pub q: &'a [T],
 }
 
-impl<T> Block<'_, T> {
+impl<T> ScoreBlock<'_, T> {
     /// Distance from the query of a row to the key of a column.
     pub fn distance(&self, row: usize, column: usize) -> isize {
         self.first_position + row as isize - (self.first_key + column) as isize
@@ -218,15 +218,15 @@ pub(crate) fn visible_keys(mask: Mask, position: isize, keys: usize) -> Range<us
     limit((position + 1).saturating_sub(window)).min(end)..end
 }
 
-/// The gradients of one block in a [`ScoreMap`]'s backward.
+/// The gradients of one block in a [`ScoreMod`]'s backward.
 #[derive(Debug)]
-pub struct MapGradients<'a, T> {
+pub struct ScoreModGradients<'a, T> {
     /// In: the gradient in the mapped scores, 0 where a row does not see. Out: the gradient in the scores.
     /// `[H, rows, columns]`
     pub d_scores: &'a mut [T],
-    /// The gradient in [`Block::q`] is added here, `[H, rows, D]`; that through the scores is not the map's to add.
+    /// The gradient in [`ScoreBlock::q`] is added here, `[H, rows, D]`; that through the scores is not the map's to add.
     pub d_q: &'a mut [T],
-    /// The gradient in the map's own parameters, or what it is made of, is added here, `[S]` of [`ScoreMap::sums`]. Engines
+    /// The gradient in the map's own parameters, or what it is made of, is added here, `[S]` of [`ScoreMod::sums`]. Engines
     /// sum blocks in a fixed order.
     pub sums: &'a mut [T],
 }

@@ -1,4 +1,4 @@
-//! FIRE's bias as a piecewise linear function of one number per pair, see [`kerple_core::maps::fire`]: a
+//! FIRE's bias as a piecewise linear function of one number per pair, see [`kerple_core::score_mods::fire`]: a
 //! pair costs a search and a multiply-add. Its gradient is summed by piece, in a fixed order.
 //!
 //! One array holds everything, and kernels take it in place of a bias by distance. It contains the
@@ -11,7 +11,7 @@ use super::{array, each};
 use cubecl::client::Client;
 use cubecl::prelude::*;
 use cubecl::server::Handle;
-use kerple_core::maps::fire;
+use kerple_core::score_mods::fire;
 
 /// What is summed in each piece: the gradient itself, times the number of its pair, and times what else that depends on.
 pub(crate) const MOMENTS: usize = fire::MOMENTS;

@@ -6,7 +6,7 @@ use crate::attention::{EACH, lines};
 use crate::epilogue::{self, Shape};
 use crate::{adamw, dropout, norm, over_heads, precision};
 use cubecl::CompilationError;
-use kerple_core::maps::network::{Edge, Network, Variant};
+use kerple_core::score_mods::network::{Edge, Network, Variant};
 
 impl Writer {
     pub(super) fn step(&self) -> Result<Vec<Source>, CompilationError> {

@@ -4,7 +4,7 @@ use crate::common::random;
 use cubecl::client::Client;
 use cubecl::prelude::CubeElement;
 use cubecl::server::Handle;
-use kerple_core::attention::{self, Dims, Mask, Problem, Scores, Strides, Table, View, ViewMut, naive};
+use kerple_core::attention::{self, Dims, Mask, Problem, ScoreTable, ScoreTransform, Strides, View, ViewMut, naive};
 use kerple_core::forms::Strided;
 use kerple_gpu::attention::tile::Tile;
 use kerple_gpu::attention::{Attention, Gradients, Output, REST, Saved, Tables};
@@ -71,7 +71,7 @@ impl Case {
     /// Everything that forward and backward make, by name.
     pub fn expected(&self) -> Vec<(&'static str, Vec<f64>)> {
         let Dims { batch, heads, kv_heads, queries, keys, head_dim } = self.dims;
-        let table = Table {
+        let table = ScoreTable {
             bias: self.bias.as_deref(),
             weight: self.weight.as_deref(),
             damping: None,
@@ -86,7 +86,7 @@ impl Case {
             sinks: None,
             mask: self.sight,
             lengths: self.lengths.as_deref(),
-            scores: Scores::Table(table),
+            scores: ScoreTransform::Table(table),
         };
         let strides = |heads: usize, rows: usize| Strides {
             batch: heads * rows * head_dim,

@@ -15,7 +15,7 @@ use crate::layers::Layer;
 use crate::model::MOST_PREFILLED;
 use crate::plan::Plan;
 use kerple_burn::memory::{FEWEST_HELD, FIRST_CAPACITY};
-use kerple_core::encoding::Entry;
+use kerple_core::encoding::Injection;
 
 /// Bytes that one text of so many tokens holds.
 pub(super) fn caches(plan: &Plan, length: usize) -> u64 {
@@ -30,7 +30,8 @@ fn of_layer(plan: &Plan, layer: &Layer, length: usize) -> u64 {
     }
     let heads = plan.model.sizes().heads(&plan.model.block);
     let entry = layer.encoding.entry();
-    let plain = matches!(entry, Entry::Nowhere | Entry::Embeddings | Entry::Rotation { .. } | Entry::Scores(_));
+    let plain =
+        matches!(entry, Injection::Nowhere | Injection::Embeddings | Injection::Rotation { .. } | Injection::Scores(_));
     let kept = match layer.window {
         // they are let go of once they are twice as many as needed
         Some(window) if plain => {
@@ -40,10 +41,10 @@ fn of_layer(plan: &Plan, layer: &Layer, length: usize) -> u64 {
     };
     let capacity = kept.max(FIRST_CAPACITY).next_power_of_two();
     let tables = match entry {
-        Entry::Scores(tables) => usize::from(tables.bias) + usize::from(tables.weight),
+        Injection::Scores(tables) => usize::from(tables.bias) + usize::from(tables.weight),
         _ => 0,
     };
-    let gates = if entry == Entry::Gates { bytes(&[2, heads.heads, capacity]) } else { 0 };
+    let gates = if entry == Injection::Gates { bytes(&[2, heads.heads, capacity]) } else { 0 };
     [
         bytes(&[2, heads.kv_heads, heads.head_dim, capacity]),
         gates,

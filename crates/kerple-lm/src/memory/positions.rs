@@ -23,10 +23,10 @@ use crate::plan::Plan;
 use kerple_burn::ops::linear_attention::MOST_HELD;
 use kerple_burn::plan::{FeatureKind, LinearPlan};
 use kerple_core::attention::linear::{CHUNK, NEAR};
-use kerple_core::encoding::{Entry, Geometry, Share};
+use kerple_core::calculus::exponentials::Grid;
+use kerple_core::encoding::{Geometry, Injection, Share};
 use kerple_core::features::ConvShape;
 use kerple_core::forms::{Code, CodeKind};
-use kerple_core::kernel::exponentials::Grid;
 
 /// What is in memory at once.
 #[derive(Clone, Copy, Debug)]
@@ -69,14 +69,16 @@ fn encoding((layer, layers): (&Layer, usize), geometry: &Geometry, (rows, sides)
     let sets = if has_own || randomized.is_some() { layers } else { 1 };
     let draws = randomized.map_or(0, |_| bytes(&[2, rows.span, layers]));
     let held = match encoding.entry() {
-        Entry::Nowhere | Entry::Code => 0,
-        Entry::Embeddings => bytes(&[3, rows.positions, d_model]),
-        Entry::Rotation { .. } => bytes(&[2, rows.positions, head_dim, sets]),
+        Injection::Nowhere | Injection::Code => 0,
+        Injection::Embeddings => bytes(&[3, rows.positions, d_model]),
+        Injection::Rotation { .. } => bytes(&[2, rows.positions, head_dim, sets]),
         // of every layer, whose rows differ: logits, and clocks and their gradient while it is at work
-        Entry::Gates => bytes(&[if rows.training { layers + 4 } else { 4 }, rows.sequences, rows.positions, heads]),
+        Injection::Gates => bytes(&[if rows.training { layers + 4 } else { 4 }, rows.sequences, rows.positions, heads]),
         // as decays they end at a few chunks
-        Entry::Scores(_) | Entry::Map { .. } if attention.linear().is_some() => bytes(&[4, heads, NEAR, sets]),
-        Entry::Scores(_) | Entry::Map { .. } => {
+        Injection::Scores(_) | Injection::ScoreMod { .. } if attention.linear().is_some() => {
+            bytes(&[4, heads, NEAR, sets])
+        }
+        Injection::Scores(_) | Injection::ScoreMod { .. } => {
             let slopes = if rows.training { parameters.len() } else { 0 };
             let kept = bytes(&[2 + 2 * slopes, heads, sides, rows.span, sets]);
             kept.saturating_add(bytes(&[2 * (2 + slopes), heads, sides, randomized.unwrap_or(rows.span)]))
@@ -126,7 +128,7 @@ fn projection((layer, layers): (&Layer, usize), linear: &LinearPlan, geometry: &
 fn state(layer: &Layer, linear: &LinearPlan, geometry: &Geometry) -> u64 {
     let Geometry { head_dim, .. } = *geometry;
     let features = linear.width(layer.encoding.code(geometry).as_ref().map_or(head_dim, Code::realisations));
-    let fades = layer.encoding.fades_as_a_sum();
+    let fades = layer.encoding.has_approximate_decay();
     let terms = linear.demand().filter(|_| fades).map_or(2, |demand| Grid::log(&demand).rates().len() + 8);
     let sums = bytes(&[terms, features, head_dim + 1]);
     sums.saturating_add(bytes(&[if fades { NEAR } else { CHUNK }, features + head_dim]))

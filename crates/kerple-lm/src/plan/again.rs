@@ -65,7 +65,7 @@ mod tests {
     use crate::layers::{All, Window};
     use kerple_burn::plan::{AttentionKind, BlockPlan, LinearPlan};
     use kerple_core::encoding::scaling::SCALINGS;
-    use kerple_core::encoding::{Encoding, Entry, METHODS};
+    use kerple_core::encoding::{Encoding, Injection, METHODS};
     use std::collections::BTreeMap;
 
     /// Every encoding by its defaults, and with keys that are tables, lists or absent.
@@ -114,10 +114,10 @@ mod tests {
     fn every_encoding_survives_the_run_file_of_its_plan() {
         let linear = || AttentionKind::Linear(LinearPlan::default());
         for encoding in encodings() {
-            let is_code = matches!(encoding.entry(), Entry::Code);
+            let is_code = matches!(encoding.entry(), Injection::Code);
             let attention = if is_code { linear() } else { AttentionKind::Softmax };
             survives(&config(encoding.clone(), BlockPlan { attention, ..BlockPlan::default() }, BTreeMap::new()));
-            if matches!(encoding.entry(), Entry::Embeddings) {
+            if matches!(encoding.entry(), Injection::Embeddings) {
                 continue; // layers have none
             }
             let kind = LayerConfig {

@@ -6,8 +6,8 @@ use crate::error::{Error, Result};
 use crate::layers::Layer;
 use kerple_burn::plan::{AttentionKind, FeatureKind, LinearPlan, SinkKind};
 use kerple_core::attention::linear::CHUNK;
-use kerple_core::encoding::{Encoding, Form, Geometry, InLinear, MapForm, Refusal};
-use kerple_core::maps::Map;
+use kerple_core::encoding::{ConfigError, Encoding, EncodingForm, Geometry, InLinear, ScoreModForm};
+use kerple_core::score_mods::ScoreModSpec;
 use kerple_data::lra::Arena;
 use kerple_data::tasks::{Facts, TaskConfig};
 
@@ -153,9 +153,14 @@ fn check_layer(task: Option<&TaskConfig>, layer: &Layer, geometry: &Geometry, mo
 /// Queries that grow with the keys in sight are for scores that are products of queries and keys, and nothing else.
 fn check_growth(encoding: &Encoding, geometry: &Geometry, model: &ModelPlan) -> Result<()> {
     let reads_queries = match encoding.form(geometry, &encoding.initial(geometry, 0), 0..1) {
-        Form::Map(MapForm { map: Map::Relative(_) | Map::Cope(_), .. }) => true,
-        Form::Map(MapForm { map: Map::Mixed(_), .. }) => false,
-        Form::Nothing | Form::Absolute(_) | Form::Rotary(_) | Form::Table(_) | Form::Gates(_) | Form::Code(_) => false,
+        EncodingForm::ScoreMod(ScoreModForm { map: ScoreModSpec::Relative(_) | ScoreModSpec::Cope(_), .. }) => true,
+        EncodingForm::ScoreMod(ScoreModForm { map: ScoreModSpec::Mixed(_), .. }) => false,
+        EncodingForm::Nothing
+        | EncodingForm::Absolute(_)
+        | EncodingForm::Rotary(_)
+        | EncodingForm::Table(_)
+        | EncodingForm::Gates(_)
+        | EncodingForm::Code(_) => false,
     };
     if model.block.ssmax.is_none() || !reads_queries {
         return Ok(());
@@ -313,7 +318,7 @@ pub(super) fn check_chunk_len(task: Option<&TaskConfig>, piece: Option<usize>, m
     Err(Error::Config { place: "train.chunk_len".to_owned(), message, hint: hint.to_owned() })
 }
 
-fn refused(Refusal { key, message, hint }: Refusal) -> Error {
+fn refused(ConfigError { key, message, hint }: ConfigError) -> Error {
     Error::Config { place: format!("encoding.{key}"), message, hint }
 }
 

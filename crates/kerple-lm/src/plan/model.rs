@@ -5,7 +5,7 @@ use super::Head;
 use crate::config::Pooling;
 use crate::layers::{Layer, LayerKind, Window};
 use kerple_burn::plan::{AttentionKind, BlockPlan, ResidualKind, Sizes};
-use kerple_core::encoding::{Encoding, Entry, Geometry};
+use kerple_core::encoding::{Encoding, Geometry, Injection};
 use kerple_data::tasks::TaskConfig;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -110,18 +110,22 @@ impl ModelPlan {
     /// off after others.
     pub fn composed_on_gpus(&self, main: &Encoding, task: Option<&TaskConfig>) -> Vec<String> {
         let of_encoding = |encoding: &Encoding| match encoding.entry() {
-            Entry::Map { .. } if encoding.is_fire() => None,
-            Entry::Map { .. } => Some(format!("the score map of {}", encoding.label())),
-            Entry::Gates => Some(format!("the gates of {}", encoding.label())),
-            Entry::Rotation { fades: true } => Some(format!("the decaying products of {}", encoding.label())),
-            Entry::Nowhere | Entry::Embeddings | Entry::Rotation { .. } | Entry::Scores(_) | Entry::Code => None,
+            Injection::ScoreMod { .. } if encoding.is_fire() => None,
+            Injection::ScoreMod { .. } => Some(format!("the score map of {}", encoding.label())),
+            Injection::Gates => Some(format!("the gates of {}", encoding.label())),
+            Injection::Rotation { decays: true } => Some(format!("the decaying products of {}", encoding.label())),
+            Injection::Nowhere
+            | Injection::Embeddings
+            | Injection::Rotation { .. }
+            | Injection::Scores(_)
+            | Injection::Code => None,
         };
         let mut found: Vec<String> = Vec::new();
         for layer in self.every_layer(main) {
             found.extend(match layer.attention.linear() {
-                None if matches!(layer.encoding.entry(), Entry::Gates) && !Head::of(task).sees_ahead() => None,
+                None if matches!(layer.encoding.entry(), Injection::Gates) && !Head::of(task).sees_ahead() => None,
                 None => of_encoding(layer.encoding),
-                Some(_) if matches!(layer.encoding.entry(), Entry::Gates) => None,
+                Some(_) if matches!(layer.encoding.entry(), Injection::Gates) => None,
                 Some(_) => of_encoding(layer.encoding).map(|what| format!("linear attention with {what}")),
             });
         }

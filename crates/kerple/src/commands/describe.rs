@@ -5,8 +5,8 @@ use crate::args::Describe;
 use crate::failure::{Failure, Outcome};
 use crate::output::{result, resultln};
 use kerple_core::attention::linear::NEAR;
+use kerple_core::calculus::exponentials::{Amplitude, ErrorBudget, Tolerance};
 use kerple_core::encoding::{Encoding, Geometry, InLinear, Init, METHODS, Method, Parameter};
-use kerple_core::kernel::exponentials::{Amplitude, Demand, Tolerance};
 use kerple_report::plot::{Plot, over_distances};
 use std::path::Path;
 
@@ -61,14 +61,14 @@ fn initial(parameter: &Parameter) -> String {
 
 /// What linear attention makes of it.
 fn in_linear(encoding: &Encoding, geometry: &Geometry) -> String {
-    let demand = Demand { horizon: 1 << 20, tolerance: Tolerance::Thousandth, amplitude: Amplitude::Four };
+    let demand = ErrorBudget { horizon: 1 << 20, tolerance: Tolerance::Thousandth, amplitude: Amplitude::Four };
     match encoding.in_linear() {
         None => "does not support it".to_owned(),
         Some(InLinear::AsItIs) => "supports it unchanged".to_owned(),
         Some(InLinear::Gates) => "decays products by its gates, in decoders".to_owned(),
         Some(InLinear::Code) => "supports it as a code of queries and keys; softmax attention does not".to_owned(),
-        Some(InLinear::Decay) => match encoding.fading(geometry, &encoding.initial(geometry, 0), &demand) {
-            Some(fading) if fading.weight_slopes.is_some() => {
+        Some(InLinear::Decay) => match encoding.decay(geometry, &encoding.initial(geometry, 0), &demand) {
+            Some(fading) if fading.weight_jacobian.is_some() => {
                 let (terms, tolerance, horizon) = (fading.terms, demand.tolerance.value(), demand.horizon);
                 let floor = if fading.floor > 0.0 { format!(" or of {}", fading.floor) } else { String::new() };
                 let met = fading.near.len() / geometry.heads;

@@ -4,7 +4,7 @@ use super::{print_json, write_file};
 use crate::args::{Kernel, KernelCommand};
 use crate::failure::{Failure, Outcome};
 use crate::output::{result, resultln};
-use kerple_core::kernel::report;
+use kerple_core::calculus::report;
 use kerple_report::plot::{Plot, heads_within, over_distances};
 use kerple_run::{KernelSnapshot, read_json};
 use std::fmt::Display;

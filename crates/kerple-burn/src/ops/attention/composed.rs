@@ -8,7 +8,7 @@ use crate::ops::maps::{self, Mapped};
 use crate::ops::product::product;
 use burn::tensor::{Bool, Int, Tensor, TensorData, activation};
 use kerple_core::forms::{Mask, Sides};
-use kerple_core::maps::{Extent, Map};
+use kerple_core::score_mods::{ScoreModExtent, ScoreModSpec};
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -63,13 +63,13 @@ pub(super) fn shifted(q: Tensor<4>, positions: &Positions) -> Tensor<4> {
 pub(super) struct Told {
     pub(super) scale: f64,
     pub(super) cap: Option<f64>,
-    pub(super) map: Option<Arc<Map>>,
+    pub(super) map: Option<Arc<ScoreModSpec>>,
     pub(super) sight: Mask,
     /// Keys of each sequence.
     pub(super) lengths: Option<Arc<[usize]>>,
     pub(super) damping: Option<Arc<[f64]>>,
     /// Of the whole call.
-    pub(super) extent: Extent,
+    pub(super) extent: ScoreModExtent,
     /// Of products, and of parts of maps that have kernels.
     pub(super) engine: Engine,
 }
@@ -130,7 +130,7 @@ impl Terms {
                     (scores.clone(), bias.clone(), self.own.as_ref(), *sight, *extent);
                 let (hidden, engine) = (&hidden, *engine);
                 let mapped = Mapped { scores, bias, own, hidden, sight, lengths, q, extent, pairs, engine };
-                let adds_bias = matches!(&**map, Map::Mixed(mixed) if mixed.adds_bias());
+                let adds_bias = matches!(&**map, ScoreModSpec::Mixed(mixed) if mixed.adds_bias());
                 (adds_bias, maps::composed(map, mapped))
             }
         };

@@ -9,19 +9,19 @@ use burn::tensor::{DType, Tensor};
 use burn_cubecl::tensor::CubeTensor;
 use kerple_core::attention::Dims;
 use kerple_core::forms::Sides;
-use kerple_core::maps::fire::{self, Fire};
-use kerple_core::maps::mixed::{Bias, Mixed};
-use kerple_core::maps::{Extent, Map};
+use kerple_core::score_mods::fire::{self, Fire};
+use kerple_core::score_mods::mixed::{Bias, Mixed};
+use kerple_core::score_mods::{ScoreModExtent, ScoreModSpec};
 use kerple_gpu::attention::lines::Lines;
 use kerple_gpu::attention::{self, Attention, Tables};
 use kerple_gpu::cubecl::client::Client;
 use kerple_gpu::cubecl::prelude::CubeElement;
 
 /// FIRE, where a map is its bias and nothing else.
-fn bias_of(map: &Map) -> Option<(&Fire, usize)> {
+fn bias_of(map: &ScoreModSpec) -> Option<(&Fire, usize)> {
     match map {
-        Map::Mixed(Mixed { heads, bias: Bias::Fire(fire), network: None }) => Some((fire, *heads)),
-        Map::Mixed(_) | Map::Relative(_) | Map::Cope(_) => None,
+        ScoreModSpec::Mixed(Mixed { heads, bias: Bias::Fire(fire), network: None }) => Some((fire, *heads)),
+        ScoreModSpec::Mixed(_) | ScoreModSpec::Relative(_) | ScoreModSpec::Cope(_) => None,
     }
 }
 
@@ -97,7 +97,7 @@ impl Core {
         let Places::Map(map, _) = &self.scores.places else { return None };
         let (fire, heads) = bias_of(map).expect("other maps have no kernels");
         let numbers: Vec<f32> = self.known.iter().map(|number| *number as f32).collect();
-        let extent = Extent { sides: self.scores.sight.sides(), len: dims.keys, scale: self.scores.scale };
+        let extent = ScoreModExtent { sides: self.scores.sight.sides(), len: dims.keys, scale: self.scores.scale };
         Some(Lines::new(client, &fire::Lines::new(fire, heads, &numbers, extent), heads))
     }
 

@@ -9,8 +9,8 @@ use crate::fused::{Engine, Forward, GpuOp, Inputs, Op, Saved, Step, array, like,
 use burn::tensor::{Gradients, Tensor};
 use burn_cubecl::tensor::CubeTensor;
 use kerple_core::forms::Sides;
-use kerple_core::maps::Map;
-use kerple_core::maps::mixed::{Bias, Mixed};
+use kerple_core::score_mods::ScoreModSpec;
+use kerple_core::score_mods::mixed::{Bias, Mixed};
 use std::ops::Range;
 
 /// Values of pairs of queries and keys that are held at once, about; 256 MiB in `f32`.
@@ -60,9 +60,9 @@ struct Piece {
 fn values_of_a_pair(told: &Told, heads: usize, head_dim: usize) -> usize {
     let of_map = match told.map.as_deref() {
         None => 0,
-        Some(Map::Relative(relative)) => heads * if relative.values { 6 } else { 4 },
-        Some(Map::Cope(_)) => 10 * heads,
-        Some(Map::Mixed(Mixed { bias, network, .. })) => {
+        Some(ScoreModSpec::Relative(relative)) => heads * if relative.values { 6 } else { 4 },
+        Some(ScoreModSpec::Cope(_)) => 10 * heads,
+        Some(ScoreModSpec::Mixed(Mixed { bias, network, .. })) => {
             let of_bias = if let Bias::Fire(fire) = bias { 4 * heads + 6 * fire.width } else { 2 * heads };
             let of_network = |inputs: usize, hidden: usize, k: usize| match k {
                 // a kernel makes it of the scores
@@ -82,7 +82,7 @@ fn values_of_a_pair(told: &Told, heads: usize, head_dim: usize) -> usize {
 /// How far keys change what becomes of others beside them.
 fn reach(told: &Told) -> usize {
     match told.map.as_deref() {
-        Some(Map::Mixed(Mixed { network: Some(network), .. })) => network.kernel / 2,
+        Some(ScoreModSpec::Mixed(Mixed { network: Some(network), .. })) => network.kernel / 2,
         _ => 0,
     }
 }

@@ -1,11 +1,11 @@
-//! Positions that gates count, see [`kerple_core::maps::cope`].
+//! Positions that gates count, see [`kerple_core::score_mods::cope`].
 
 use super::{Mapped, Numbers};
 use crate::ops::attention::running_sums;
 use crate::ops::product::exact;
 use burn::tensor::{Bool, Tensor, activation};
 use kerple_core::forms::Sides;
-use kerple_core::maps::Cope;
+use kerple_core::score_mods::Cope;
 
 pub(super) fn composed(cope: &Cope, mapped: Mapped) -> Tensor<4> {
     let Mapped { scores, own, q, hidden, sight, pairs, .. } = mapped;

@@ -1,10 +1,10 @@
-//! FIRE's bias, see [`kerple_core::maps::fire`].
+//! FIRE's bias, see [`kerple_core::score_mods::fire`].
 
 use super::{Numbers, rectified};
 use crate::forms::Pairs;
 use crate::ops::product::exact;
 use burn::tensor::{Tensor, TensorData};
-use kerple_core::maps::fire::{EPSILON, Fire};
+use kerple_core::score_mods::fire::{EPSILON, Fire};
 use std::ops::Range;
 
 /// `[1, H, Q, K]`

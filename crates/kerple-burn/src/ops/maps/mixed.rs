@@ -1,5 +1,5 @@
-//! A bias and optionally a network over heads, see [`kerple_core::maps::mixed`] and
-//! [`kerple_core::maps::convolved`].
+//! A bias and optionally a network over heads, see [`kerple_core::score_mods::mixed`] and
+//! [`kerple_core::score_mods::convolved`].
 
 #[cfg(feature = "cube")]
 mod gpu;
@@ -8,9 +8,9 @@ use super::{Mapped, Numbers, fire, rectified};
 use crate::ops::product::exact;
 use burn::tensor::{Bool, Tensor, TensorData};
 use kerple_core::forms::Mask;
-use kerple_core::maps::Mixed;
-use kerple_core::maps::mixed::Bias;
-use kerple_core::maps::network::{Edge, Network, SLOPE, Variant};
+use kerple_core::score_mods::Mixed;
+use kerple_core::score_mods::mixed::Bias;
+use kerple_core::score_mods::network::{Edge, Network, SLOPE, Variant};
 
 pub(super) fn composed(mixed: &Mixed, mapped: Mapped) -> Tensor<4> {
     let [batch, heads, queries, keys] = mapped.scores.dims();

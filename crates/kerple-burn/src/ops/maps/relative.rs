@@ -1,15 +1,15 @@
 //! Products of queries with vectors of relative position, and vectors that are added to values, see
-//! [`kerple_core::maps::relative`].
+//! [`kerple_core::score_mods::relative`].
 
 use super::{Mapped, Numbers};
 use crate::forms::Pairs;
 use crate::ops::product::exact;
 use burn::tensor::{Int, Tensor, TensorData};
-use kerple_core::maps::Extent;
-use kerple_core::maps::relative::{Relative, Source};
+use kerple_core::score_mods::ScoreModExtent;
+use kerple_core::score_mods::relative::{Relative, Source};
 
 /// Vectors, `w` and vectors of values, one after another, of what is learned.
-pub(super) fn numbers(relative: &Relative, own: &Tensor<1>, extent: Extent) -> Tensor<1> {
+pub(super) fn numbers(relative: &Relative, own: &Tensor<1>, extent: ScoreModExtent) -> Tensor<1> {
     let (d, width) = (relative.head_dim, relative.heads * relative.head_dim);
     let (device, dtype) = (own.device(), own.dtype());
     match relative.source {
@@ -72,7 +72,7 @@ pub(super) fn composed(relative: &Relative, mapped: Mapped) -> Tensor<4> {
 }
 
 /// How many distances have vectors, and where distance 0 is among them.
-fn line(relative: &Relative, extent: Extent) -> (usize, usize) {
+fn line(relative: &Relative, extent: ScoreModExtent) -> (usize, usize) {
     let range = relative.distances(extent);
     (range.clone().count(), range.start().unsigned_abs())
 }
@@ -82,7 +82,7 @@ pub(super) fn of_values(
     relative: &Relative,
     own: &Tensor<1>,
     weights: &Tensor<4>,
-    extent: Extent,
+    extent: ScoreModExtent,
     pairs: &Pairs,
 ) -> Option<Tensor<4>> {
     if !relative.values {

@@ -229,9 +229,9 @@ mod tests {
     use super::super::{Decay, Guard, NEAR, naive};
     use super::*;
     use crate::attention::View;
-    use crate::encoding::{Encoding, Fading, Geometry, Method};
+    use crate::calculus::exponentials::{Amplitude, ErrorBudget, Tolerance};
+    use crate::encoding::{Encoding, EncodingDecay, Geometry, Method};
     use crate::features::{Pointwise, RowMap};
-    use crate::kernel::exponentials::{Amplitude, Demand, Tolerance};
     use crate::ops::testing::random;
 
     #[test]
@@ -310,9 +310,9 @@ mod tests {
         let geometry = Geometry::new(2, 5, len);
         let encoding = Encoding::from(Method::named("kerple_log").unwrap());
         let stored = encoding.initial(&geometry, 1);
-        let demand = Demand { horizon: len, tolerance: Tolerance::Thousandth, amplitude: Amplitude::Two };
-        let fading = encoding.fading(&geometry, &stored, &demand).unwrap();
-        let Fading { near, terms, rates, weights, .. } = &fading;
+        let demand = ErrorBudget { horizon: len, tolerance: Tolerance::Thousandth, amplitude: Amplitude::Two };
+        let fading = encoding.decay(&geometry, &stored, &demand).unwrap();
+        let EncodingDecay { near, terms, rates, weights, .. } = &fading;
         let decay = Decay { met: near.len() / 2, near, terms: *terms, rates, weights };
         let behind = encoding.table(&geometry, &stored, len).bias.unwrap();
         let at = |head: usize, d: usize| behind[head * len + d].exp();

@@ -4,7 +4,7 @@ use super::{Inputs, KEYS, Place, Tiles, tiles};
 use crate::Number;
 use crate::attention::{Dims, Gradients, Saved, Strides, ViewMut, cap, sinks};
 use crate::cpu::lanes::{Kernel, Lanes};
-use crate::forms::{MapGradients, Strided};
+use crate::forms::{ScoreModGradients, Strided};
 use crate::tiles::product::{Matrix, Product};
 use crate::tiles::registers::Keep;
 use crate::tiles::rows::{AddRow, Dots, ScaleRow};
@@ -171,7 +171,7 @@ impl<L: Lanes> Call<'_, L> {
         let Dims { heads, kv_heads, head_dim, .. } = self.inputs.problem.dims;
         self.weights(scratch, place);
         let size = heads * place.rows * place.columns;
-        let of_block = MapGradients {
+        let of_block = ScoreModGradients {
             d_scores: &mut scratch.d_scores[..size],
             d_q: &mut scratch.d_q_of_map[..heads * place.rows * head_dim],
             sums: &mut scratch.map_sums,

@@ -2,7 +2,7 @@
 
 use super::Case;
 use crate::Number;
-use crate::forms::{Block, MapGradients, Reach, ScoreMap, Sides};
+use crate::forms::{ScoreBlock, ScoreDependency, ScoreMod, ScoreModGradients, Sides};
 
 /// With heads `h, g`, row `i`, key `j`, distance `d`:
 ///
@@ -19,7 +19,7 @@ pub(in crate::attention) struct Mix<T> {
     len: usize,
     sides: Sides,
     /// `Pair`: near is 0.
-    reach: Reach,
+    reach: ScoreDependency,
     /// `[H, H]`, `[H]`, `[H, C]` and `[H, D]`, one after the other.
     pub(in crate::attention) values: Vec<T>,
 }
@@ -37,7 +37,7 @@ impl Mix<f64> {
         let (heads, sides) = (case.dims.heads, case.mask.sides());
         let mut values = random(heads * (heads + 1 + sides.columns(case.table_len) + case.dims.head_dim));
         values.iter_mut().for_each(|x| *x *= 0.5);
-        Mix { heads, len: case.table_len, sides, reach: Reach::Row, values }
+        Mix { heads, len: case.table_len, sides, reach: ScoreDependency::Row, values }
     }
 
     /// `z = s`
@@ -51,7 +51,7 @@ impl Mix<f64> {
     pub(in crate::attention) fn pairwise(mut self) -> Self {
         let near = self.heads * self.heads..self.heads * (self.heads + 1);
         self.values[near].fill(0.0);
-        Mix { reach: Reach::Pair, ..self }
+        Mix { reach: ScoreDependency::Pair, ..self }
     }
 
     pub(in crate::attention) fn cast<T>(&self, number: fn(f64) -> T) -> Mix<T> {
@@ -81,7 +81,7 @@ impl<T: Number> Mix<T> {
     }
 
     /// Index of a head's distance in the table, and the factor of that row and of that distance.
-    fn at(&self, block: &Block<T>, head: usize, row: usize, column: usize) -> (usize, T, T) {
+    fn at(&self, block: &ScoreBlock<T>, head: usize, row: usize, column: usize) -> (usize, T, T) {
         let distance = block.distance(row, column);
         let origin = head * self.sides.columns(self.len) + self.sides.origin(self.len);
         let position = block.first_position + row as isize;
@@ -92,21 +92,21 @@ impl<T: Number> Mix<T> {
 }
 
 /// Rows of `[H, rows, columns]`, and all that they see.
-fn each_seen<T>(block: &Block<T>) -> impl Iterator<Item = (usize, usize, usize)> {
+fn each_seen<T>(block: &ScoreBlock<T>) -> impl Iterator<Item = (usize, usize, usize)> {
     let row = |head, row| block.visible(row).map(move |column| (head, row, column));
     (0..block.heads).flat_map(move |head| (0..block.rows).flat_map(move |i| row(head, i)))
 }
 
-impl<T: Number> ScoreMap<T> for Mix<T> {
+impl<T: Number> ScoreMod<T> for Mix<T> {
     fn parameters(&self) -> usize {
         self.values.len()
     }
 
-    fn reach(&self) -> Reach {
+    fn reach(&self) -> ScoreDependency {
         self.reach
     }
 
-    fn forward(&self, block: &Block<T>, scores: &mut [T]) {
+    fn forward(&self, block: &ScoreBlock<T>, scores: &mut [T]) {
         let (s, Parts { mix, near, table, turn }) = (scores.to_vec(), self.parts());
         let index = |head: usize, row: usize, column: usize| (head * block.rows + row) * block.columns + column;
         let head_dim = turn.len() / self.heads;
@@ -117,7 +117,7 @@ impl<T: Number> ScoreMap<T> for Mix<T> {
             for g in 0..self.heads {
                 z += mix[h * self.heads + g] * s[index(g, row, column)];
             }
-            if column > block.visible(row).start && self.reach == Reach::Row {
+            if column > block.visible(row).start && self.reach == ScoreDependency::Row {
                 z += near[h] * s[index(h, row, column - 1)];
             }
             let q = &block.q[(h * block.rows + row) * head_dim..][..head_dim];
@@ -126,8 +126,8 @@ impl<T: Number> ScoreMap<T> for Mix<T> {
         }
     }
 
-    fn backward(&self, block: &Block<T>, scores: &[T], gradients: MapGradients<T>) {
-        let MapGradients { d_scores, d_q, sums: d_parameters } = gradients;
+    fn backward(&self, block: &ScoreBlock<T>, scores: &[T], gradients: ScoreModGradients<T>) {
+        let ScoreModGradients { d_scores, d_q, sums: d_parameters } = gradients;
         let (d_z, Parts { mix, near, turn, .. }) = (d_scores.to_vec(), self.parts());
         let d = self.parts_mut(d_parameters);
         let index = |head: usize, row: usize, column: usize| (head * block.rows + row) * block.columns + column;
@@ -141,7 +141,7 @@ impl<T: Number> ScoreMap<T> for Mix<T> {
                 d.mix[h * self.heads + g] += d_z * scores[index(g, row, column)];
                 d_scores[index(g, row, column)] += d_z * mix[h * self.heads + g];
             }
-            if column > block.visible(row).start && self.reach == Reach::Row {
+            if column > block.visible(row).start && self.reach == ScoreDependency::Row {
                 d.near[h] += d_z * scores[index(h, row, column - 1)];
                 d_scores[index(h, row, column - 1)] += d_z * near[h];
             }

@@ -34,11 +34,11 @@ pub(super) fn most_queries<R: Number>(problem: &Problem<R>) -> usize {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::attention::{Dims, Mask, Scores};
+    use crate::attention::{Dims, Mask, ScoreTransform};
 
     fn problem(queries: usize, keys: usize, mask: Mask) -> Problem<'static, f32> {
         let dims = Dims { batch: 2, heads: 1, kv_heads: 1, queries, keys, head_dim: 4 };
-        let scores = Scores::table(None, None, keys.max(queries));
+        let scores = ScoreTransform::table(None, None, keys.max(queries));
         Problem { mask, scores, lengths: Some(&[300, 100]), ..Problem::causal(dims, 1.0) }
     }
 

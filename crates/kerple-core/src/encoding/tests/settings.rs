@@ -296,19 +296,21 @@ fn a_form_enters_where_its_method_says() {
     let over = |base: &str| read(&format!(r#"{{"kind":"dape","base":{base}}}"#)).unwrap();
     let bases = [r#""alibi""#, r#""none""#, r#""rotary""#, r#""fire""#, r#"{"kind":"t5","bidirectional":true}"#];
     for encoding in variants().into_iter().chain(bases.map(over)) {
-        let has = |table: &DistanceTable| Tables {
+        let has = |table: &DistanceTable| TableContents {
             bias: table.bias.is_some(),
             weight: table.weight.is_some(),
             sides: table.sides,
         };
         let made = match &encoding.form(&GEOMETRY, &encoding.initial(&GEOMETRY, 1), 8) {
-            Form::Nothing => Entry::Nowhere,
-            Form::Absolute(_) => Entry::Embeddings,
-            Form::Rotary(rotary) => Entry::Rotation { fades: !rotary.damping.is_empty() },
-            Form::Table(table) => Entry::Scores(has(table)),
-            Form::Map(MapForm { table, rotary, .. }) => Entry::Map { tables: has(table), rotates: rotary.is_some() },
-            Form::Gates(_) => Entry::Gates,
-            Form::Code(_) => Entry::Code,
+            EncodingForm::Nothing => Injection::Nowhere,
+            EncodingForm::Absolute(_) => Injection::Embeddings,
+            EncodingForm::Rotary(rotary) => Injection::Rotation { decays: !rotary.damping.is_empty() },
+            EncodingForm::Table(table) => Injection::Scores(has(table)),
+            EncodingForm::ScoreMod(ScoreModForm { table, rotary, .. }) => {
+                Injection::ScoreMod { tables: has(table), rotates: rotary.is_some() }
+            }
+            EncodingForm::Gates(_) => Injection::Gates,
+            EncodingForm::Code(_) => Injection::Code,
         };
         assert_eq!(encoding.entry(), made, "{}", encoding.label());
     }
@@ -319,11 +321,11 @@ fn a_form_enters_where_its_method_says() {
 fn a_learned_table_without_derivatives_is_no_method() {
     struct Silent;
     impl Positional for Silent {
-        fn words(&self) -> Description {
+        fn description(&self) -> Description {
             Description { name: "silent", ..Method::named("alibi").unwrap().description() }
         }
-        fn entry(&self) -> Entry {
-            Entry::Scores(Tables::default())
+        fn entry(&self) -> Injection {
+            Injection::Scores(TableContents::default())
         }
         fn parameters(&self, geometry: &Geometry) -> Vec<Parameter> {
             vec![Parameter::matrix("weight", [1, geometry.heads], 1.0)]
@@ -334,12 +336,12 @@ fn a_learned_table_without_derivatives_is_no_method() {
         fn randomized(&self) -> Randomized {
             Randomized::Distances
         }
-        fn form(&self, _: &Inputs) -> Form {
-            Form::Table(DistanceTable::default())
+        fn form(&self, _: &FormInputs) -> EncodingForm {
+            EncodingForm::Table(DistanceTable::default())
         }
     }
     let places = Places::from(4);
-    Silent.slopes(&Inputs { geometry: &GEOMETRY, values: &[vec![0.0; 4]], places, emulate: Emulate::Exact });
+    Silent.jacobian(&FormInputs { geometry: &GEOMETRY, values: &[vec![0.0; 4]], places, emulate: Emulate::Exact });
 }
 
 /// A key that changes nothing is refused, so every method but those that add biases by distance.
@@ -374,7 +376,7 @@ fn a_named_kernel_is_the_expression_of_a_run_file() {
             let mut values = named.initial(&GEOMETRY, 5);
             values.iter_mut().flatten().for_each(|value| *value = value.max(0.01)); // where the ranges agree
             assert_eq!(named.table(&GEOMETRY, &values, 700), expression.table(&GEOMETRY, &values, 700), "{text}");
-            let slopes = [&named, &expression].map(|encoding| encoding.table_slopes(&GEOMETRY, &values, 700));
+            let slopes = [&named, &expression].map(|encoding| encoding.table_jacobian(&GEOMETRY, &values, 700));
             assert_eq!(slopes[0], slopes[1], "{text}");
         }
     }

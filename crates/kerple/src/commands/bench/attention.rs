@@ -9,12 +9,14 @@ use kerple_burn::fused;
 use kerple_burn::ops::attention::{default_scale, rotated};
 use kerple_burn::pass::Pass;
 use kerple_burn::positions::PositionalEncoding;
-use kerple_core::attention::{self, Dims, Gradients, Problem, Saved, Scores, Strides, Table, View, ViewMut, naive};
+use kerple_core::attention::{
+    self, Dims, Gradients, Problem, Saved, ScoreTable, ScoreTransform, Strides, View, ViewMut, naive,
+};
 use kerple_core::encoding::{Encoding, Geometry, Method};
-use kerple_core::encoding::{Form, MapForm};
+use kerple_core::encoding::{EncodingForm, ScoreModForm};
 use kerple_core::forms::{Sides, Strided};
-use kerple_core::maps::{Extent, Map};
 use kerple_core::ops::gate_cumsum;
+use kerple_core::score_mods::{ScoreModExtent, ScoreModSpec};
 use std::time::Instant;
 
 /// Longest sequence the definition and the composed operations are timed at.
@@ -28,7 +30,7 @@ struct Task {
     inputs: [Vec<f32>; 4],
     bias: Option<Vec<f32>>,
     /// A score map and its numbers, in the place of a bias.
-    map: Option<(Map, Vec<f32>)>,
+    map: Option<(ScoreModSpec, Vec<f32>)>,
     /// Rates at which products of features fade.
     damping: Option<Vec<f64>>,
     clocks: Option<Vec<f64>>,
@@ -95,21 +97,22 @@ impl Task {
         let cast = |values: Vec<f64>| values.into_iter().map(|value| value as f32).collect::<Vec<f32>>();
         let plain = Task::new(length, sizes, "none", draw);
         match encoding.form(&geometry, &stored, length) {
-            Form::Nothing | Form::Absolute(_) | Form::Code(_) => plain,
-            Form::Rotary(rotary) => Task { damping: rotary.damping(sizes.head_dim), ..plain },
-            Form::Table(table) => {
+            EncodingForm::Nothing | EncodingForm::Absolute(_) | EncodingForm::Code(_) => plain,
+            EncodingForm::Rotary(rotary) => Task { damping: rotary.damping(sizes.head_dim), ..plain },
+            EncodingForm::Table(table) => {
                 let bias = table.bias.map(cast);
                 Task { d_bias: bias.clone(), bias, ..plain }
             }
-            Form::Gates(_) => {
+            EncodingForm::Gates(_) => {
                 // logits as normed rows make them with the first weights, about N(0, 1/2)
                 let logits = noise(sizes.batch * length * sizes.heads, 9);
                 let clocks = gate_cumsum::of_logits(&logits, [sizes.batch, length, sizes.heads]);
                 Task { d_clocks: Some(clocks.clone()), clocks: Some(clocks), ..plain }
             }
-            Form::Map(MapForm { map, table, own, .. }) => {
+            EncodingForm::ScoreMod(ScoreModForm { map, table, own, .. }) => {
                 let tables = [table.bias, table.weight].into_iter().flatten();
-                let extent = Extent { sides: Sides::OneSided, len: length, scale: default_scale(sizes.head_dim) };
+                let extent =
+                    ScoreModExtent { sides: Sides::OneSided, len: length, scale: default_scale(sizes.head_dim) };
                 let own = map.numbers(&stored[stored.len() - own..].concat(), extent);
                 let values: Vec<f32> = tables.chain([own]).flat_map(cast).collect();
                 Task { d_map: Some(values.clone()), map: Some((map, values)), ..plain }
@@ -120,15 +123,15 @@ impl Task {
     fn run(&mut self, engine: Engine, backward: bool) {
         let Task { dims, strides, inputs, bias, map, damping, clocks, out, lse, d, d_bias, d_map, d_clocks } = self;
         let strides = *strides;
-        let extent = Extent { sides: Sides::OneSided, len: dims.keys, scale: default_scale(dims.head_dim) };
+        let extent = ScoreModExtent { sides: Sides::OneSided, len: dims.keys, scale: default_scale(dims.head_dim) };
         let map = map.as_ref().map(|(map, values)| map.over(values, extent));
         let problem = Problem {
             scores: match &map {
-                Some(map) => Scores::Map(&**map),
+                Some(map) => ScoreTransform::Mod(&**map),
                 None => {
                     let (bias, damping, len) = (bias.as_deref(), damping.as_deref(), dims.keys);
                     let clocks = clocks.as_deref().map(|values| Strided { values, stride: len });
-                    Scores::Table(Table { bias, weight: None, damping, gate_cumsum: clocks, len })
+                    ScoreTransform::Table(ScoreTable { bias, weight: None, damping, gate_cumsum: clocks, len })
                 }
             },
             ..Problem::causal(*dims, (dims.head_dim as f32).sqrt().recip())

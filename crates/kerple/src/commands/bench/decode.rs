@@ -3,7 +3,7 @@
 use super::attention::{log_bias, noise};
 use super::{Row, Sizes, agree, machine};
 use crate::failure::Outcome;
-use kerple_core::attention::{Dims, Problem, Scores, Strides, View, ViewMut, naive, tiled};
+use kerple_core::attention::{Dims, Problem, ScoreTransform, Strides, View, ViewMut, naive, tiled};
 use std::time::Instant;
 
 /// Times one number of cached keys.
@@ -17,7 +17,7 @@ pub fn run(keys: usize, sizes: Sizes, tell: &mut dyn FnMut(Row)) -> Outcome {
     let all = Strides { batch: heads * keys * head_dim, head: keys * head_dim, row: head_dim };
     let dims = Dims { batch, heads, kv_heads: heads, queries: 1, keys, head_dim };
     let problem = Problem {
-        scores: Scores::table(Some(&bias), None, keys),
+        scores: ScoreTransform::table(Some(&bias), None, keys),
         ..Problem::causal(dims, (head_dim as f32).sqrt().recip())
     };
     let view = |data, strides| View { data, strides };

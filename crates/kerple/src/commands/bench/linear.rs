@@ -8,10 +8,10 @@ use kerple_core::attention::linear::{
     self, Decay, DecayGradient, Dims, Gradients, Guard, Inputs, Problem, Saved, toeplitz,
 };
 use kerple_core::attention::{Strides, View, ViewMut};
-use kerple_core::encoding::{Encoding, Fading, Geometry, Method};
+use kerple_core::calculus::exponentials::{Amplitude, ErrorBudget, Tolerance};
+use kerple_core::encoding::{Encoding, EncodingDecay, Geometry, Method};
 use kerple_core::features::{Favor, Form, RowMap, omega};
 use kerple_core::forms::Drawn;
-use kerple_core::kernel::exponentials::{Amplitude, Demand, Tolerance};
 use kerple_core::seed::{Purpose, stream_at};
 
 /// Longest sequence that the definition and the transforms are timed at.
@@ -44,7 +44,7 @@ struct Task {
     inputs: [Vec<f32>; 4],
     code: Option<Drawn<f32>>,
     favor: Favor<f32>,
-    fading: Option<Fading>,
+    fading: Option<EncodingDecay>,
     /// The kernel at every distance, for the transforms.
     kernel: Vec<f32>,
     out: Vec<f32>,
@@ -64,8 +64,8 @@ impl Task {
         let width = code.as_ref().map_or(head_dim, |code: &Drawn<f32>| code.map().widths()[1]);
         let sizes = [width, FEATURES / 2];
         let omega = omega::orthogonal(sizes, omega::Lengths::OfRows, &mut noise_of(3));
-        let demand = Demand { horizon: 1 << 20, tolerance: Tolerance::Thousandth, amplitude: Amplitude::Two };
-        let fading = encoding.fading(&geometry, &stored, &demand);
+        let demand = ErrorBudget { horizon: 1 << 20, tolerance: Tolerance::Thousandth, amplitude: Amplitude::Two };
+        let fading = encoding.decay(&geometry, &stored, &demand);
         let table = encoding.table(&geometry, &stored, len).bias.unwrap_or_else(|| vec![0.0; heads * len]);
         let elements = batch * heads * len * head_dim;
         let parameters = code.as_ref().map_or(0, |code| code.map().parameters());

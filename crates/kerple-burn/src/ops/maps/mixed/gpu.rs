@@ -4,7 +4,7 @@ use crate::fused::{Forward, GpuOp, Inputs, Op, Saved, Step, like};
 use burn::backend::DispatchDevice;
 use burn::tensor::{DType, Tensor};
 use burn_cubecl::tensor::CubeTensor;
-use kerple_core::maps::network::Network;
+use kerple_core::score_mods::network::Network;
 use kerple_gpu::over_heads::OverHeads;
 
 /// Scores `[B, H, Q, K]` with what a network of these numbers and a bias, `[1, H, Q, K]`, add to them; `None`: there is no kernel.

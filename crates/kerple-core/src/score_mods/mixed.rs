@@ -1,0 +1,471 @@
+//! The score modification with a bias per query and key, and optionally a network over heads that
+//! sees scores and biases.
+//!
+//! ```text
+//! y = s + b                          without a network: FIRE
+//! y = s + [b] + f(s, b)              with one: DAPE, whose variants say what f sees and whether b is added
+//! ```
+//!
+//! Where the bias is a table over distances, so is its share of the network's first layer, `t[d] = W1b b[d] + b1`: it is made
+//! once a call, and its gradient is summed by distance over all blocks before W1b and b see it. So a pair costs the scores'
+//! share, `2 H D` multiply-adds, whatever the bias.
+
+use super::bias::{Diagonals, Source};
+use super::chunk::{self, WIDTH, channels};
+use super::fire::{self, Fire, Pairs};
+use super::network::{self, Network, Part};
+use super::{ScoreModExtent, ScoreModSpec};
+use crate::Number;
+use crate::cpu::lanes::{Kernel, Lanes, run};
+use crate::forms::{ScoreBlock, ScoreDependency, ScoreMod, ScoreModGradients};
+use crate::tiles::registers::Keep;
+use crate::tiles::rows::Transpose;
+
+/// A bias and perhaps a network.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Mixed {
+    /// Heads, H.
+    pub heads: usize,
+    /// Where the bias comes from.
+    pub bias: Bias,
+    /// Over heads.
+    pub network: Option<Network>,
+}
+
+/// Where the bias comes from.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Bias {
+    /// There is none.
+    None,
+    /// A table over distances, `[H, C]`.
+    Table,
+    /// FIRE's network.
+    Fire(Fire),
+}
+
+impl From<Mixed> for ScoreModSpec {
+    fn from(mixed: Mixed) -> ScoreModSpec {
+        ScoreModSpec::Mixed(mixed)
+    }
+}
+
+impl Mixed {
+    /// Whether there is a bias.
+    pub fn has_bias(&self) -> bool {
+        self.bias != Bias::None
+    }
+
+    /// Whether the bias is added to the scores.
+    pub fn adds_bias(&self) -> bool {
+        self.has_bias() && self.network.as_ref().is_none_or(|network| network.variant.adds_bias())
+    }
+
+    /// How many numbers belong to the table, to FIRE and to the network, in this order.
+    pub(super) fn sizes(&self, extent: ScoreModExtent) -> [usize; 3] {
+        let table = if self.bias == Bias::Table { self.heads * extent.sides.columns(extent.len) } else { 0 };
+        let fire = if let Bias::Fire(fire) = &self.bias { fire.len(self.heads) } else { 0 };
+        let network = self.network.as_ref().map_or(0, |network| network.len(self.heads, self.has_bias()));
+        [table, fire, network]
+    }
+
+    pub(super) fn over<'a, T: Number>(&'a self, values: &'a [T], extent: ScoreModExtent) -> MixedMap<'a, T> {
+        let sizes = self.sizes(extent);
+        crate::check_shape!(values, P = sizes.iter().sum::<usize>());
+        let (of_bias, of_network) = values.split_at(sizes[0] + sizes[1]);
+        let network = self.network.as_ref();
+        let network =
+            network.map(|network| network::NetworkUnits::new(network, self.heads, self.has_bias(), of_network));
+        let source = Source::new(self, of_bias, sizes, extent, network.as_ref());
+        MixedMap { mixed: self, sizes, source, network }
+    }
+}
+
+/// The map with its numbers.
+#[derive(Debug)]
+pub(super) struct MixedMap<'a, T> {
+    mixed: &'a Mixed,
+    sizes: [usize; 3],
+    source: Source<'a, T>,
+    network: Option<network::NetworkUnits<'a, T>>,
+}
+
+impl<T: Number> ScoreMod<T> for MixedMap<'_, T> {
+    fn parameters(&self) -> usize {
+        self.sizes.iter().sum()
+    }
+
+    fn reach(&self) -> ScoreDependency {
+        ScoreDependency::Pair
+    }
+
+    fn forward(&self, block: &ScoreBlock<T>, scores: &mut [T]) {
+        run(Forward { over: self, block, scores });
+    }
+
+    fn backward(&self, block: &ScoreBlock<T>, scores: &[T], gradients: ScoreModGradients<T>) {
+        let ScoreModGradients { d_scores, d_q: _, sums } = gradients;
+        run(Backward { over: self, block, scores, d_scores, sums });
+    }
+
+    fn sums(&self) -> usize {
+        self.lengths().iter().sum()
+    }
+
+    fn finish(&self, sums: &[T], d_parameters: &mut [T]) {
+        run(Finish { over: self, sums, to: d_parameters });
+    }
+}
+
+/// The pairs of one row that are handled at a time: whole vectors of keys, unseen ones at both ends.
+#[derive(Clone, Copy)]
+struct Chunk {
+    /// Where they start in the scores of the first head.
+    at: usize,
+    keys: usize,
+    /// Distance of the first.
+    distance: isize,
+    /// Without the unseen keys after the last.
+    pairs: Pairs,
+}
+
+/// Calls `f` with each chunk of what the rows see. Columns are whole vectors.
+#[inline(always)]
+fn each_chunk<L: Lanes>(block: &ScoreBlock<L::Number>, mut f: impl FnMut(Chunk)) {
+    for row in 0..block.rows {
+        let visible = block.visible(row);
+        let (start, end) = (visible.start / L::COUNT * L::COUNT, visible.end.next_multiple_of(L::COUNT));
+        for first in (start..end).step_by(WIDTH) {
+            let query = block.first_position + row as isize;
+            let keys = (end - first).min(WIDTH);
+            let pairs = Pairs { query, first_key: block.first_key + first, count: keys.min(visible.end - first) };
+            f(Chunk { at: row * block.columns + first, keys, distance: block.distance(row, first), pairs });
+        }
+    }
+}
+
+/// A row of each head, `keys` long: `f(head, row)`.
+#[inline(always)]
+fn each_head<T>(all: &mut [T], chunk: Chunk, stride: usize, mut f: impl FnMut(usize, &mut [T])) {
+    for (head, row) in all[chunk.at..].chunks_mut(stride).enumerate() {
+        f(head, &mut row[..chunk.keys]);
+    }
+}
+
+/// What a chunk is computed in.
+struct Scratch<T> {
+    /// `[H, WIDTH]`
+    bias: Vec<T>,
+    d_bias: Vec<T>,
+    /// With keys as lanes, `[room, WIDTH]`.
+    hidden: Vec<T>,
+    /// With units as lanes, `[WIDTH, room]`.
+    units: Vec<T>,
+    d_units: Vec<T>,
+    fire: Option<fire::Scratch<T>>,
+}
+
+/// The parts of an array of these lengths.
+pub(super) fn cut<T, const N: usize>(mut all: &[T], lengths: [usize; N]) -> [&[T]; N] {
+    lengths.map(|length| {
+        let (part, rest) = all.split_at(length);
+        all = rest;
+        part
+    })
+}
+
+pub(super) fn cut_mut<T, const N: usize>(mut all: &mut [T], lengths: [usize; N]) -> [&mut [T]; N] {
+    lengths.map(|length| {
+        let (part, rest) = std::mem::take(&mut all).split_at_mut(length);
+        all = rest;
+        part
+    })
+}
+
+impl<T: Number> MixedMap<'_, T> {
+    fn scratch(&self) -> Scratch<T> {
+        let room = self.network.as_ref().map_or(0, |network| network.room);
+        let [bias, d_bias] = [(); 2].map(|()| channels(self.mixed.heads));
+        let [hidden, units, d_units] = [(); 3].map(|()| channels(room));
+        Scratch { bias, d_bias, hidden, units, d_units, fire: self.source.scratch() }
+    }
+
+    /// Columns of what is summed by distance; where there is no table, by the place in a chunk.
+    fn stride(&self) -> usize {
+        if let Source::Table(table) = &self.source { table.stride } else { WIDTH }
+    }
+
+    fn column(&self, distance: isize) -> usize {
+        if let Source::Table(table) = &self.source { table.column(distance) as usize } else { 0 }
+    }
+
+    /// Lengths of what the backward sums: FIRE's; by distance the gradient in f, `[H, stride]`, and in z, `[stride, room]`;
+    /// that in W1 of scores, in W1 of biases unless they are a table's, and in W2, `[H, room]` each.
+    fn lengths(&self) -> [usize; 6] {
+        let (heads, stride) = (self.mixed.heads, self.stride());
+        let fire = if let Source::Fire(fire) = &self.source { fire.sums() } else { 0 };
+        let by_distance = if self.network.is_some() || self.sizes[0] > 0 { heads * stride } else { 0 };
+        let Some(network) = &self.network else { return [fire, by_distance, 0, 0, 0, 0] };
+        let weights = heads * network.room;
+        let of_biases = if fire > 0 { weights } else { 0 };
+        [fire, by_distance, stride * network.room, weights, of_biases, weights]
+    }
+}
+
+/// Rows of `from` columns copied to rows of `to`, as far as both go.
+fn copy_columns<T: Copy>((values, from): (&[T], usize), (to, columns): (&mut [T], usize)) {
+    let both = from.min(columns);
+    for (to, from) in to.chunks_exact_mut(columns).zip(values.chunks_exact(from)) {
+        to[..both].copy_from_slice(&from[..both]);
+    }
+}
+
+/// A block and its values.
+type Widened<'q, T> = (ScoreBlock<'q, T>, Vec<T>);
+
+/// The block and its values with columns that are whole vectors, where they are not so already.
+fn widened<'q, L: Lanes>(block: &ScoreBlock<'q, L::Number>, values: &[L::Number]) -> Option<Widened<'q, L::Number>> {
+    let columns = block.columns.next_multiple_of(L::COUNT);
+    (columns != block.columns).then(|| {
+        let mut to = vec![L::Number::ZERO; block.heads * block.rows * columns];
+        copy_columns((values, block.columns), (&mut to, columns));
+        (ScoreBlock { columns, ..*block }, to)
+    })
+}
+
+struct Forward<'a, T> {
+    over: &'a MixedMap<'a, T>,
+    block: &'a ScoreBlock<'a, T>,
+    scores: &'a mut [T],
+}
+
+impl<T: Number> Kernel<T> for Forward<'_, T> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<L: Lanes<Number = T>>(self, lanes: L) {
+        let Forward { over, block, scores } = self;
+        if let Some((wide, mut all)) = widened::<L>(block, scores) {
+            over.forward(&wide, &mut all);
+            return copy_columns((&all, wide.columns), (scores, block.columns));
+        }
+        let mut scratch = over.scratch();
+        each_chunk::<L>(block, |chunk| over.chunk(lanes, block, scores, chunk, &mut scratch));
+    }
+}
+
+impl<T: Number> MixedMap<'_, T> {
+    /// Maps a chunk of scores.
+    #[inline(always)]
+    fn chunk<L: Lanes<Number = T>>(
+        &self,
+        lanes: L,
+        block: &ScoreBlock<T>,
+        scores: &mut [T],
+        chunk: Chunk,
+        scratch: &mut Scratch<T>,
+    ) {
+        let (keys, stride, column) = (chunk.keys, block.rows * block.columns, self.column(chunk.distance));
+        let Scratch { bias, hidden, fire, .. } = scratch;
+        let (bias, bias_stride) = match (&self.source, fire) {
+            (Source::Table(table), _) => (&table.bias[column..], table.stride),
+            (Source::Fire(of), Some(fire)) => {
+                of.bias(lanes, chunk.pairs, fire, bias);
+                (&bias[..], WIDTH)
+            }
+            _ => (&bias[..], WIDTH),
+        };
+        if let Some(network) = &self.network {
+            let keep = match &self.source {
+                Source::Table(table) => Keep::Onto(&table.hidden[0][column..], table.stride),
+                Source::Fire(_) | Source::None => Keep::Onto(&network.constant[0], WIDTH),
+            };
+            network.first_onto(lanes, Part::Scores, (&scores[chunk.at..], stride), keep, hidden, keys);
+            if let Source::Fire(_) = self.source {
+                network.add_first(lanes, Part::Biases, (bias, WIDTH), hidden, keys);
+            }
+        }
+        each_head(scores, chunk, stride, |head, row| {
+            let constant = self.network.as_ref().map_or(T::ZERO, |network| network.second_bias[head]);
+            if self.mixed.adds_bias() {
+                row.iter_mut().zip(&bias[head * bias_stride..]).for_each(|(to, bias)| *to += *bias + constant);
+            } else {
+                row.iter_mut().for_each(|to| *to += constant);
+            }
+        });
+        if let Some(network) = &self.network {
+            network.add_second(lanes, hidden, (&mut scores[chunk.at..], stride), keys);
+        }
+    }
+}
+
+struct Backward<'a, T> {
+    over: &'a MixedMap<'a, T>,
+    block: &'a ScoreBlock<'a, T>,
+    scores: &'a [T],
+    d_scores: &'a mut [T],
+    sums: &'a mut [T],
+}
+
+impl<T: Number> Kernel<T> for Backward<'_, T> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<L: Lanes<Number = T>>(self, lanes: L) {
+        let Backward { over, block, scores, d_scores, sums } = self;
+        if let Some((wide, mut d_all)) = widened::<L>(block, d_scores) {
+            let (mut all, columns) = (vec![T::ZERO; d_all.len()], wide.columns);
+            copy_columns((scores, block.columns), (&mut all, columns));
+            over.backward(&wide, &all, ScoreModGradients { d_scores: &mut d_all, d_q: &mut [], sums });
+            return copy_columns((&d_all, columns), (d_scores, block.columns));
+        }
+        let mut sums = cut_mut(sums, over.lengths());
+        let (mut scratch, stride) = (over.scratch(), block.rows * block.columns);
+        each_chunk::<L>(block, |chunk| {
+            if let (Source::Fire(of), Some(fire)) = (&over.source, &mut scratch.fire) {
+                match over.network {
+                    Some(_) => of.bias(lanes, chunk.pairs, fire, &mut scratch.bias),
+                    None => of.place(chunk.pairs, fire),
+                }
+            }
+            let by_distance = &mut *sums[1];
+            if !by_distance.is_empty() {
+                let (width, column) = (over.stride(), over.column(chunk.distance));
+                each_head(d_scores, chunk, stride, |head, row| {
+                    let to = &mut by_distance[head * width + column..];
+                    to.iter_mut().zip(row).for_each(|(to, d)| *to += *d);
+                });
+            }
+            let d_bias = match &over.network {
+                Some(network) => {
+                    let arrays = (scores, &mut *d_scores, stride);
+                    over.network_backward(lanes, network, chunk, arrays, &mut sums, &mut scratch);
+                    (&scratch.d_bias[..], WIDTH)
+                }
+                None => (&d_scores[chunk.at..], stride),
+            };
+            if let (Source::Fire(of), Some(scratch)) = (&over.source, &mut scratch.fire) {
+                of.backward(lanes, chunk.pairs, d_bias, scratch, sums[0]);
+            }
+        });
+    }
+}
+
+impl<T: Number> MixedMap<'_, T> {
+    /// From the gradient in a chunk's mapped scores to that in its scores, and in its biases where they are no table's.
+    #[inline(always)]
+    fn network_backward<L: Lanes<Number = T>>(
+        &self,
+        lanes: L,
+        network: &network::NetworkUnits<T>,
+        chunk: Chunk,
+        (scores, d_scores, stride): (&[T], &mut [T], usize),
+        [_, _, of_z, of_scores, of_biases, second]: &mut [&mut [T]; 6],
+        scratch: &mut Scratch<T>,
+    ) {
+        let (keys, room, column) = (chunk.keys, network.room, self.column(chunk.distance));
+        let Scratch { bias, d_bias, hidden, units, d_units, .. } = scratch;
+        let scores = (&scores[chunk.at..], stride);
+        let bias = if let Source::Fire(_) = self.source { Some((&bias[..], WIDTH)) } else { None };
+        let keep = match &self.source {
+            Source::Table(table) => Keep::Onto(&table.hidden[1][column * room..], room),
+            Source::Fire(_) | Source::None => Keep::Onto(&network.constant[1], room),
+        };
+        network.units(lanes, Part::Scores, scores, keep, units, keys);
+        if let Some(bias) = bias {
+            network.units(lanes, Part::Biases, bias, Keep::Add, units, keys);
+        }
+        network.units_backward(lanes, (&d_scores[chunk.at..], stride), d_units, keys);
+        let by_distance = &mut of_z[column * room..][..keys * room];
+        let slope = T::from_f64(network::SLOPE);
+        for ((value, d), sum) in units.iter_mut().zip(&mut d_units[..]).zip(by_distance) {
+            let factor = if *value > T::ZERO { T::ONE } else { slope };
+            *value = factor * *value;
+            *d = factor * *d;
+            *sum += *d;
+        }
+        network.add_weights(lanes, (&d_scores[chunk.at..], stride), units, second, keys);
+        if network.sees(Part::Scores) {
+            network.add_weights(lanes, scores, d_units, of_scores, keys);
+        }
+        let (from, to) = (&d_units[..], &mut hidden[..]);
+        lanes.run(Transpose { from, stride: room, rows: keys, head_dim: room, factor: T::ONE, to, width: WIDTH });
+        if let Some(bias) = bias {
+            network.add_weights(lanes, bias, d_units, of_biases, keys);
+            d_bias.fill(T::ZERO);
+            if self.mixed.adds_bias() {
+                chunk::load(lanes, &d_scores[chunk.at..], stride, d_bias, keys);
+            }
+            network.add_first_backward(lanes, Part::Biases, hidden, (d_bias, WIDTH), keys);
+        }
+        network.add_first_backward(lanes, Part::Scores, hidden, (&mut d_scores[chunk.at..], stride), keys);
+    }
+}
+
+/// Makes the gradient in the numbers of what was summed.
+struct Finish<'a, T> {
+    over: &'a MixedMap<'a, T>,
+    sums: &'a [T],
+    to: &'a mut [T],
+}
+
+impl<T: Number> Kernel<T> for Finish<'_, T> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<L: Lanes<Number = T>>(self, lanes: L) {
+        let Finish { over, sums, to } = self;
+        let [fire, of_f, of_z, of_scores, of_biases, second] = cut(sums, over.lengths());
+        to.fill(T::ZERO);
+        let [to_table, to_fire, to_network] = cut_mut(to, over.sizes);
+        let mut of_biases = of_biases.to_vec();
+        match &over.source {
+            Source::None => {}
+            Source::Fire(of) => of.finish(fire, to_fire),
+            Source::Table(table) => over.finish_table(lanes, table, of_f, of_z, &mut of_biases, to_table),
+        }
+        if let Some(network) = &over.network {
+            network.finish([of_scores, &of_biases, second, of_z, of_f], to_network);
+        }
+    }
+}
+
+impl<T: Number> MixedMap<'_, T> {
+    /// From sums by distance to the gradient in the table, and in W1 through it.
+    #[inline(always)]
+    fn finish_table<L: Lanes<Number = T>>(
+        &self,
+        lanes: L,
+        table: &Diagonals<T>,
+        of_f: &[T],
+        of_z: &[T],
+        of_biases: &mut Vec<T>,
+        to: &mut [T],
+    ) {
+        let mut d_bias = channels(self.mixed.heads);
+        let mut d_hidden = channels(self.network.as_ref().map_or(0, |network| network.room));
+        of_biases.resize(d_hidden.len() / WIDTH * self.mixed.heads, T::ZERO);
+        for column in (0..table.columns).step_by(WIDTH) {
+            d_bias.fill(T::ZERO);
+            if self.mixed.adds_bias() {
+                chunk::load(lanes, &of_f[column..], table.stride, &mut d_bias, WIDTH);
+            }
+            if let Some(network) = &self.network {
+                let (room, bias) = (network.room, (&table.bias[column..], table.stride));
+                let (from, to) = (&of_z[column * room..], &mut d_hidden[..]);
+                lanes.run(Transpose {
+                    from,
+                    stride: room,
+                    rows: WIDTH,
+                    head_dim: room,
+                    factor: T::ONE,
+                    to,
+                    width: WIDTH,
+                });
+                network.add_first_backward(lanes, Part::Biases, &d_hidden, (&mut d_bias, WIDTH), WIDTH);
+                network.add_weights(lanes, bias, from, of_biases, WIDTH);
+            }
+            let count = WIDTH.min(table.columns - column);
+            table.add_gradient(column, (&d_bias, WIDTH), count, to);
+        }
+    }
+}
