@@ -39,6 +39,9 @@ pub struct Cli {
 /// What to do.
 #[derive(Debug, Subcommand)]
 pub enum Command {
+    /// Show the effect of the positional encoding in half a minute: train three encodings on short
+    /// sequences and draw their perplexity on longer ones.
+    Demo(Demo),
     /// Run an example with defaults: prepare text, train several encodings on short sequences,
     /// evaluate them on long ones, write a report.
     Quickstart(Quickstart),
@@ -83,6 +86,16 @@ pub enum Command {
     /// Print all commands and options as Markdown, or write man pages.
     #[command(hide = true)]
     Manual(Manual),
+}
+
+#[derive(Debug, Args)]
+pub struct Demo {
+    /// Open the report in a browser at the end.
+    #[arg(long)]
+    pub open: bool,
+    /// Output folder.
+    #[arg(long, default_value = "runs/demo")]
+    pub out: PathBuf,
 }
 
 #[derive(Debug, Args)]

@@ -2,6 +2,7 @@
 
 pub mod bench;
 pub mod compare;
+pub mod demo;
 pub mod describe;
 pub mod devices;
 pub mod eval;
@@ -111,6 +112,13 @@ pub fn remark_on_kernels(plan: &Plan, device: Name) {
                 attention needs memory that grows with its square",
             composed.join(", ")
         );
+    }
+}
+
+/// Opens a page in the browser; where none can be opened, says so and goes on.
+pub fn open_in_browser(page: &Path) {
+    if let Err(error) = open::that_detached(page) {
+        remarkln!("note: no browser could be opened ({error}); open {} yourself", page.display());
     }
 }
 

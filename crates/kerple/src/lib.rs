@@ -68,6 +68,7 @@ fn begin(general: &General, ranks: &Ranks) -> Outcome {
 
 fn act(command: Command, ranks: &Ranks) -> Outcome {
     match command {
+        Command::Demo(args) => commands::demo::run(&args),
         Command::Quickstart(args) => commands::quickstart::run(&args),
         Command::Prepare(args) => commands::prepare::run(&args),
         Command::Train(args) => commands::train::run(&args, ranks),

@@ -87,6 +87,57 @@ impl Line {
     }
 }
 
+/// Several lines that a terminal shows in one place, redrawn when they change. Without a terminal only what stays is written.
+pub struct Live {
+    redrawn: bool,
+    last: Option<Instant>,
+    lines: usize,
+}
+
+impl Live {
+    /// Nothing is drawn yet.
+    pub fn new() -> Live {
+        Live { redrawn: Style::of_process() == Style::Redrawn, last: None, lines: 0 }
+    }
+
+    /// Shows `text` in place of what is there, unless something was shown a moment ago.
+    pub fn show(&mut self, text: impl FnOnce() -> String) {
+        if self.redrawn && self.last.is_none_or(|last| last.elapsed() >= REDRAW) {
+            self.show_now(&text());
+        }
+    }
+
+    /// Shows `text` in place of what is there.
+    pub fn show_now(&mut self, text: &str) {
+        if !self.redrawn {
+            return;
+        }
+        self.clear();
+        let columns = columns();
+        let lines: Vec<String> = text.lines().map(|line| cut(line, columns)).collect();
+        let _ = writeln!(stderr(), "{}", lines.join("\n"));
+        (self.last, self.lines) = (Some(Instant::now()), lines.len());
+    }
+
+    /// Writes a line that stays.
+    pub fn keep(&mut self, line: &str) {
+        self.clear();
+        if Style::of_process() != Style::Hidden {
+            let _ = writeln!(stderr(), "{line}");
+        }
+    }
+
+    /// Removes what is shown.
+    pub fn clear(&mut self) {
+        if self.lines > 0 {
+            // up to the first line, then everything below goes
+            let _ = write!(stderr(), "\x1b[{}A\r\x1b[J", self.lines);
+            let _ = stderr().flush();
+        }
+        (self.last, self.lines) = (None, 0);
+    }
+}
+
 /// Columns that a line may fill without going on in the next; no limit where the terminal does not say.
 fn columns() -> usize {
     let size = terminal_size::terminal_size_of(stderr());
