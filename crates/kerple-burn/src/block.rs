@@ -7,7 +7,7 @@ use crate::memory::Memory;
 use crate::ops::Residual;
 use crate::ops::dropout::{Dropout, dropout};
 use crate::pass::{BRANCHES, HIDDEN, Pass};
-use crate::plan::{BlockPlan, ResidualKind, Sizes};
+use crate::plan::{BlockConfig, BlockSizes, ResidualKind};
 use burn::module::Module;
 use burn::tensor::Tensor;
 use rand::Rng;
@@ -28,9 +28,9 @@ pub struct Block {
 
 impl Block {
     /// A fresh block, layer `layer` from 0.
-    pub fn new(plan: &BlockPlan, sizes: &Sizes, layer: usize, init: &mut Init<impl Rng>) -> Block {
+    pub fn new(plan: &BlockConfig, sizes: &BlockSizes, layer: usize, init: &mut Init<impl Rng>) -> Block {
         let attention = Attention::new(plan, sizes, layer, init);
-        let BlockPlan { residual, dropout, hidden_dropout, .. } = *plan;
+        let BlockConfig { residual, dropout, hidden_dropout, .. } = *plan;
         Block { attention, mlp: Mlp::new(plan, sizes, init), residual, dropout, hidden_dropout, layer }
     }
 

@@ -21,7 +21,7 @@ use serde::{Deserialize, Serialize};
 /// | gpt-oss | the same with `sink = "learned"` |
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
-pub struct BlockPlan {
+pub struct BlockConfig {
     /// Kind of every norm.
     pub norm: NormKind,
     /// Added to the variance in every norm.
@@ -98,9 +98,9 @@ fn is_zero(value: &f64) -> bool {
     *value == 0.0
 }
 
-impl Default for BlockPlan {
+impl Default for BlockConfig {
     fn default() -> Self {
-        BlockPlan {
+        BlockConfig {
             norm: NormKind::Layer,
             norm_eps: 1e-5,
             embedding_norm: false,
@@ -130,10 +130,10 @@ impl Default for BlockPlan {
     }
 }
 
-impl BlockPlan {
+impl BlockConfig {
     /// Whether nothing differs from the default; such a plan is not written down.
     pub fn is_default(&self) -> bool {
-        *self == BlockPlan::default()
+        *self == BlockConfig::default()
     }
 }
 
@@ -165,7 +165,7 @@ pub enum AttentionKind {
     #[default]
     Softmax,
     /// Linear attention: features of queries and keys, `attention = { linear = { feature_map = "favor" } }`.
-    Linear(LinearPlan),
+    Linear(LinearAttentionConfig),
 }
 
 impl AttentionKind {
@@ -174,7 +174,7 @@ impl AttentionKind {
     }
 
     /// Its plan, where it is linear.
-    pub fn linear(&self) -> Option<&LinearPlan> {
+    pub fn linear(&self) -> Option<&LinearAttentionConfig> {
         match self {
             AttentionKind::Softmax => None,
             AttentionKind::Linear(plan) => Some(plan),
@@ -185,7 +185,7 @@ impl AttentionKind {
 /// Linear attention, see [`kerple_core::attention::linear`].
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
-pub struct LinearPlan {
+pub struct LinearAttentionConfig {
     /// The feature map.
     pub feature_map: FeatureKind,
     /// Number of random features, M; even for `favor`, whose projection has half as many columns. Not used by the others.
@@ -206,9 +206,9 @@ pub struct LinearPlan {
     pub amplitude: f64,
 }
 
-impl Default for LinearPlan {
+impl Default for LinearAttentionConfig {
     fn default() -> Self {
-        LinearPlan {
+        LinearAttentionConfig {
             feature_map: FeatureKind::Favor,
             n_features: 128,
             independent_norms: false,
@@ -220,7 +220,7 @@ impl Default for LinearPlan {
     }
 }
 
-impl LinearPlan {
+impl LinearAttentionConfig {
     /// Features of rows of this width.
     pub fn width(&self, rows: usize) -> usize {
         match self.feature_map {
@@ -381,7 +381,7 @@ impl InitKind {
 
 /// Sizes of a block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Sizes {
+pub struct BlockSizes {
     /// Width of the residual stream, M.
     pub d_model: usize,
     /// Query heads, H.
@@ -392,15 +392,15 @@ pub struct Sizes {
     pub d_hidden: usize,
 }
 
-impl Sizes {
+impl BlockSizes {
     /// The heads of a block of this plan.
-    pub fn heads(&self, plan: &BlockPlan) -> Heads {
+    pub fn heads(&self, plan: &BlockConfig) -> Heads {
         let (heads, head_dim) = (self.n_heads, self.head_dim);
         Heads { heads, kv_heads: plan.n_kv_heads.unwrap_or(heads), head_dim }
     }
 
     /// Trained values of a block of this plan, each with two norms.
-    pub fn parameters(&self, plan: &BlockPlan) -> usize {
+    pub fn parameters(&self, plan: &BlockConfig) -> usize {
         let (m, f, heads) = (self.d_model, self.d_hidden, self.heads(plan));
         let bias = |has: bool, width: usize| if has { width } else { 0 };
         let attention = m * heads.packed() + bias(plan.qkv_bias, heads.packed());

@@ -17,7 +17,9 @@ use kerple_burn::ops::activation::Activation;
 use kerple_burn::ops::attention::attention;
 use kerple_burn::ops::linear_attention::{Linear, linear_attention};
 use kerple_burn::parameters;
-use kerple_burn::plan::{BlockPlan, FeatureKind, LinearPlan, NormKind, ResidualKind, SinkKind, Sizes};
+use kerple_burn::plan::{
+    BlockConfig, BlockSizes, FeatureKind, LinearAttentionConfig, NormKind, ResidualKind, SinkKind,
+};
 use kerple_burn::positions::PositionalEncoding;
 use kerple_core::encoding::{Encoding, Geometry, Method, fox, t5};
 
@@ -28,10 +30,10 @@ struct Both {
     encoding: PositionalEncoding,
 }
 
-const SIZES: Sizes = Sizes { d_model: 10, n_heads: 4, head_dim: 6, d_hidden: 14 };
+const SIZES: BlockSizes = BlockSizes { d_model: 10, n_heads: 4, head_dim: 6, d_hidden: 14 };
 
 impl Both {
-    fn new(plan: &BlockPlan, kind: &str, layer: usize, seed: u64) -> Both {
+    fn new(plan: &BlockConfig, kind: &str, layer: usize, seed: u64) -> Both {
         let (device, mut rng) = (device(), rng(seed));
         let block = Block::new(plan, &SIZES, layer, &mut init(&mut rng, &device)).map(&mut Randomize(&mut rng));
         let geometry = Geometry { d_model: SIZES.d_model, ..Geometry::new(SIZES.n_heads, SIZES.head_dim, 64) };
@@ -50,7 +52,7 @@ impl Both {
     }
 }
 
-fn check(plan: &BlockPlan, kind: &str, layer: usize, seed: u64) {
+fn check(plan: &BlockConfig, kind: &str, layer: usize, seed: u64) {
     let (both, mut rng) = (Both::new(plan, kind, layer, seed), rng(seed + 1));
     let (batch, len) = ([1, 2][seed as usize % 2], [5, 9, 1, 33][seed as usize % 4]);
     let (x, up) = (random([batch, len, SIZES.d_model], &mut rng), random([batch, len, SIZES.d_model], &mut rng));
@@ -85,7 +87,7 @@ fn products_of_choices_equal_their_definition() {
             ] {
                 seed += 1;
                 let activation = Activation::ALL[seed as usize % 4];
-                let plan = BlockPlan {
+                let plan = BlockConfig {
                     norm,
                     residual,
                     glu: gated,
@@ -94,7 +96,7 @@ fn products_of_choices_equal_their_definition() {
                     out_bias: biases,
                     mlp_bias: biases,
                     activation,
-                    ..BlockPlan::default()
+                    ..BlockConfig::default()
                 };
                 check(&plan, ["kerple_bias_weight", "rotary", "t5"][seed as usize % 3], 0, seed);
             }
@@ -103,48 +105,53 @@ fn products_of_choices_equal_their_definition() {
 }
 
 /// Whatever becomes of queries, keys and scores.
-fn softened(plan: &BlockPlan) -> BlockPlan {
+fn softened(plan: &BlockConfig) -> BlockConfig {
     let (ssmax, sink, attn_softcap) = (Some(0.4), SinkKind::Learned, Some(0.7));
-    BlockPlan { qk_norm: true, ssmax, sink, attn_softcap, ..plan.clone() }
+    BlockConfig { qk_norm: true, ssmax, sink, attn_softcap, ..plan.clone() }
 }
 
 #[test]
 fn maps_take_what_becomes_of_queries_and_scores() {
     let kinds = ["fire", "dape", "transformer_xl", "shaw", "cope", "xpos"];
     for (seed, kind) in kinds.into_iter().enumerate() {
-        check(&BlockPlan { ssmax: None, ..softened(&BlockPlan::default()) }, kind, 0, seed as u64 + 200);
+        check(&BlockConfig { ssmax: None, ..softened(&BlockConfig::default()) }, kind, 0, seed as u64 + 200);
     }
 }
 
 #[test]
 fn single_choices_equal_their_definition() {
-    let default = BlockPlan::default();
+    let default = BlockConfig::default();
     for (seed, plan) in [
-        BlockPlan { qkv_bias: false, ..default.clone() },
-        BlockPlan { out_bias: false, ..default.clone() },
-        BlockPlan { mlp_bias: false, ..default.clone() },
-        BlockPlan { norm_eps: 0.3, ..default.clone() },
-        BlockPlan { attn_scale: Some(1.0), ..default.clone() },
-        BlockPlan { scale_attn_by_layer: true, ..default.clone() },
-        BlockPlan { qk_norm: true, ..default.clone() },
-        BlockPlan { qk_norm: true, norm_eps: 0.3, n_kv_heads: Some(2), ..default.clone() },
-        BlockPlan { ssmax: Some(0.4), ..default.clone() },
-        BlockPlan { ssmax: Some(0.4), qk_norm: true, n_kv_heads: Some(1), ..default.clone() },
-        BlockPlan { sink: SinkKind::Learned, ..default.clone() },
-        BlockPlan { sink: SinkKind::OffByOne, n_kv_heads: Some(2), ..default.clone() },
-        BlockPlan { attn_softcap: Some(0.3), ..default.clone() },
-        BlockPlan { clip_qkv: Some(0.4), qk_norm: true, ..softened(&default) },
+        BlockConfig { qkv_bias: false, ..default.clone() },
+        BlockConfig { out_bias: false, ..default.clone() },
+        BlockConfig { mlp_bias: false, ..default.clone() },
+        BlockConfig { norm_eps: 0.3, ..default.clone() },
+        BlockConfig { attn_scale: Some(1.0), ..default.clone() },
+        BlockConfig { scale_attn_by_layer: true, ..default.clone() },
+        BlockConfig { qk_norm: true, ..default.clone() },
+        BlockConfig { qk_norm: true, norm_eps: 0.3, n_kv_heads: Some(2), ..default.clone() },
+        BlockConfig { ssmax: Some(0.4), ..default.clone() },
+        BlockConfig { ssmax: Some(0.4), qk_norm: true, n_kv_heads: Some(1), ..default.clone() },
+        BlockConfig { sink: SinkKind::Learned, ..default.clone() },
+        BlockConfig { sink: SinkKind::OffByOne, n_kv_heads: Some(2), ..default.clone() },
+        BlockConfig { attn_softcap: Some(0.3), ..default.clone() },
+        BlockConfig { clip_qkv: Some(0.4), qk_norm: true, ..softened(&default) },
         softened(&default),
-        BlockPlan { clip_qkv: Some(0.4), ..default.clone() },
-        BlockPlan { clip_qkv: Some(0.4), n_kv_heads: Some(2), residual: ResidualKind::NormResidual, ..default.clone() },
-        BlockPlan { activation: Activation::Relu, ..default.clone() },
-        BlockPlan { activation: Activation::Relu2, ..default.clone() },
-        BlockPlan { dropout: 0.4, ..default.clone() },
-        BlockPlan { dropout: 0.4, residual: ResidualKind::Parallel, ..default.clone() },
-        BlockPlan { dropout: 0.4, residual: ResidualKind::NormResidual, ..default.clone() },
-        BlockPlan { dropout: 0.4, residual: ResidualKind::PostLn, ..default.clone() },
-        BlockPlan { dropout: 0.4, hidden_dropout: true, ..default.clone() },
-        BlockPlan { dropout: 0.4, hidden_dropout: true, glu: true, ..default.clone() },
+        BlockConfig { clip_qkv: Some(0.4), ..default.clone() },
+        BlockConfig {
+            clip_qkv: Some(0.4),
+            n_kv_heads: Some(2),
+            residual: ResidualKind::NormResidual,
+            ..default.clone()
+        },
+        BlockConfig { activation: Activation::Relu, ..default.clone() },
+        BlockConfig { activation: Activation::Relu2, ..default.clone() },
+        BlockConfig { dropout: 0.4, ..default.clone() },
+        BlockConfig { dropout: 0.4, residual: ResidualKind::Parallel, ..default.clone() },
+        BlockConfig { dropout: 0.4, residual: ResidualKind::NormResidual, ..default.clone() },
+        BlockConfig { dropout: 0.4, residual: ResidualKind::PostLn, ..default.clone() },
+        BlockConfig { dropout: 0.4, hidden_dropout: true, ..default.clone() },
+        BlockConfig { dropout: 0.4, hidden_dropout: true, glu: true, ..default.clone() },
         default,
     ]
     .into_iter()
@@ -157,20 +164,20 @@ fn single_choices_equal_their_definition() {
 /// Gates are made of the rows of a block, whatever else becomes of those.
 #[test]
 fn gates_equal_their_definition() {
-    let default = BlockPlan::default();
+    let default = BlockConfig::default();
     for (seed, plan) in [
         default.clone(),
         softened(&default),
-        BlockPlan { n_kv_heads: Some(2), norm: NormKind::Rms, qkv_bias: false, ..default.clone() },
-        BlockPlan {
+        BlockConfig { n_kv_heads: Some(2), norm: NormKind::Rms, qkv_bias: false, ..default.clone() },
+        BlockConfig {
             n_kv_heads: Some(1),
             sink: SinkKind::OffByOne,
             residual: ResidualKind::Parallel,
             ..default.clone()
         },
-        BlockPlan { residual: ResidualKind::NormResidual, dropout: 0.4, ..default.clone() },
-        BlockPlan { residual: ResidualKind::PostLn, ..default.clone() },
-        BlockPlan { clip_qkv: Some(0.4), ..default },
+        BlockConfig { residual: ResidualKind::NormResidual, dropout: 0.4, ..default.clone() },
+        BlockConfig { residual: ResidualKind::PostLn, ..default.clone() },
+        BlockConfig { clip_qkv: Some(0.4), ..default },
     ]
     .into_iter()
     .enumerate()
@@ -185,34 +192,34 @@ fn gates_equal_their_definition() {
 /// Each choice changes what a block computes.
 #[test]
 fn every_choice_matters() {
-    let plain = BlockPlan::default();
-    let out = |plan: &BlockPlan, layer: usize| {
+    let plain = BlockConfig::default();
+    let out = |plan: &BlockConfig, layer: usize| {
         let (both, mut rng) = (Both::new(plan, "kerple_log", layer, 5), rng(6));
         common::values(&both.forward(random([1, 7, SIZES.d_model], &mut rng), Engine::Fused))
     };
     // those that keep the parameters, and with them the random draws
     for changed in [
-        BlockPlan { norm_eps: 0.3, ..plain.clone() },
-        BlockPlan { residual: ResidualKind::Parallel, ..plain.clone() },
-        BlockPlan { residual: ResidualKind::NormResidual, ..plain.clone() },
-        BlockPlan { activation: Activation::GeluTanh, ..plain.clone() },
-        BlockPlan { activation: Activation::Silu, ..plain.clone() },
-        BlockPlan { activation: Activation::QuickGelu, ..plain.clone() },
-        BlockPlan { attn_scale: Some(1.0), ..plain.clone() },
-        BlockPlan { scale_attn_by_layer: true, ..plain.clone() },
-        BlockPlan { clip_qkv: Some(0.1), ..plain.clone() },
-        BlockPlan { sink: SinkKind::OffByOne, ..plain.clone() },
-        BlockPlan { attn_softcap: Some(0.1), ..plain.clone() },
-        BlockPlan { dropout: 0.4, ..plain.clone() },
+        BlockConfig { norm_eps: 0.3, ..plain.clone() },
+        BlockConfig { residual: ResidualKind::Parallel, ..plain.clone() },
+        BlockConfig { residual: ResidualKind::NormResidual, ..plain.clone() },
+        BlockConfig { activation: Activation::GeluTanh, ..plain.clone() },
+        BlockConfig { activation: Activation::Silu, ..plain.clone() },
+        BlockConfig { activation: Activation::QuickGelu, ..plain.clone() },
+        BlockConfig { attn_scale: Some(1.0), ..plain.clone() },
+        BlockConfig { scale_attn_by_layer: true, ..plain.clone() },
+        BlockConfig { clip_qkv: Some(0.1), ..plain.clone() },
+        BlockConfig { sink: SinkKind::OffByOne, ..plain.clone() },
+        BlockConfig { attn_softcap: Some(0.1), ..plain.clone() },
+        BlockConfig { dropout: 0.4, ..plain.clone() },
     ] {
         assert_ne!(out(&changed, 1), out(&plain, 1), "{changed:?}");
     }
-    let dropped = BlockPlan { dropout: 0.4, ..plain.clone() };
-    assert_ne!(out(&BlockPlan { hidden_dropout: true, ..dropped.clone() }, 1), out(&dropped, 1));
-    assert_eq!(out(&BlockPlan { hidden_dropout: true, ..plain.clone() }, 1), out(&plain, 1));
-    let by_layer = BlockPlan { scale_attn_by_layer: true, ..plain.clone() };
+    let dropped = BlockConfig { dropout: 0.4, ..plain.clone() };
+    assert_ne!(out(&BlockConfig { hidden_dropout: true, ..dropped.clone() }, 1), out(&dropped, 1));
+    assert_eq!(out(&BlockConfig { hidden_dropout: true, ..plain.clone() }, 1), out(&plain, 1));
+    let by_layer = BlockConfig { scale_attn_by_layer: true, ..plain.clone() };
     assert_eq!(out(&by_layer, 0), out(&plain, 0));
-    let usual = BlockPlan { attn_scale: Some((SIZES.head_dim as f64).sqrt().recip()), ..plain.clone() };
+    let usual = BlockConfig { attn_scale: Some((SIZES.head_dim as f64).sqrt().recip()), ..plain.clone() };
     assert_eq!(out(&usual, 0), out(&plain, 0));
 }
 
@@ -220,10 +227,10 @@ fn every_choice_matters() {
 #[test]
 fn both_directions_equal_their_definition() {
     let plans = [
-        BlockPlan::default(),
-        BlockPlan { n_kv_heads: Some(2), residual: ResidualKind::Parallel, ..BlockPlan::default() },
-        BlockPlan { clip_qkv: Some(0.9), ..BlockPlan::default() },
-        softened(&BlockPlan::default()),
+        BlockConfig::default(),
+        BlockConfig { n_kv_heads: Some(2), residual: ResidualKind::Parallel, ..BlockConfig::default() },
+        BlockConfig { clip_qkv: Some(0.9), ..BlockConfig::default() },
+        softened(&BlockConfig::default()),
     ];
     let kinds = ["kerple_bias_weight", "rotary", "none", "alibi", "t5_encoder", "fox"];
     for (seed, (plan, kind)) in plans.iter().flat_map(|plan| kinds.map(|kind| (plan, kind))).enumerate() {
@@ -250,7 +257,7 @@ fn both_directions_equal_their_definition() {
 /// The first branch of a post-norm model has no norm, every other one that of the branch before it.
 #[test]
 fn post_norm_norms_what_a_branch_was_added_to() {
-    let plan = BlockPlan { residual: ResidualKind::PostLn, ..BlockPlan::default() };
+    let plan = BlockConfig { residual: ResidualKind::PostLn, ..BlockConfig::default() };
     let (first, second) = (Both::new(&plan, "none", 0, 1), Both::new(&plan, "none", 1, 2));
     let x = random([2, 5, SIZES.d_model], &mut rng(3));
     let positions = first.encoding.positions(0, [5, 5], (&device(), DType::F64), Engine::Fused, &PASS);
@@ -283,9 +290,9 @@ fn shared_key_heads_equal_repeated_ones() {
     let geometry = Geometry::new(SIZES.n_heads, SIZES.head_dim, 64);
     let none = PositionalEncoding::new(&none, &geometry, 1, 0, &device);
     let positions = none.positions(0, [9, 9], (&device, DType::F64), Engine::Fused, &PASS);
-    let one = BlockPlan { n_kv_heads: Some(1), ..BlockPlan::default() };
+    let one = BlockConfig { n_kv_heads: Some(1), ..BlockConfig::default() };
     let one = Block::new(&one, &SIZES, 0, &mut init(&mut rng, &device)).map(&mut Randomize(&mut rng));
-    let mut all = Block::new(&BlockPlan::default(), &SIZES, 0, &mut init(&mut rng, &device));
+    let mut all = Block::new(&BlockConfig::default(), &SIZES, 0, &mut init(&mut rng, &device));
     // every parameter but the packed projection is the same
     let (d, m) = (SIZES.head_dim, SIZES.d_model);
     let columns = |packed: &[f64], width: usize| -> Vec<f64> {
@@ -328,7 +335,7 @@ fn unknown_gates_under_padding_count_as_nothing() {
         let positions = Positions { clock, lengths: Some(lengths.as_slice().into()), ..Positions::default() };
         let out = match linear {
             true => {
-                let plan = LinearPlan { feature_map: FeatureKind::Elu, ..LinearPlan::default() };
+                let plan = LinearAttentionConfig { feature_map: FeatureKind::Elu, ..LinearAttentionConfig::default() };
                 linear_attention(rows.clone(), &Linear { plan, layer: 0 }, &positions, engine)
             }
             false => {

@@ -13,7 +13,7 @@ use kerple_burn::layers::{Attention, Norm, normal_matrix};
 use kerple_burn::ops::loss::{self, Head, Targets, losses};
 use kerple_burn::ops::{Residual, attention::attention, embedding::embed};
 use kerple_burn::parameters::without_autodiff;
-use kerple_burn::plan::{BlockPlan, NormKind, SinkKind, Sizes};
+use kerple_burn::plan::{BlockConfig, BlockSizes, NormKind, SinkKind};
 use kerple_burn::positions::PositionalEncoding;
 use kerple_core::encoding::{Encoding, Geometry, METHODS, Method};
 use rand::RngExt;
@@ -34,8 +34,8 @@ fn attention_layers_equal_their_definition_for_every_encoding() {
         let (width, geometry) = (heads * head_dim, Geometry::new(heads, head_dim, 64));
         let encoding = Encoding { window: (n % 2 == 1).then_some(7), ..Encoding::from(Method::named(kind).unwrap()) };
         let encoding = PositionalEncoding::new(&encoding, &geometry, 1, 3, &device()).map(&mut ToDouble);
-        let sizes = Sizes { d_model: width, n_heads: heads, head_dim, d_hidden: 1 };
-        let attention = Attention::new(&BlockPlan::default(), &sizes, 0, &mut init(&mut rng, &device()));
+        let sizes = BlockSizes { d_model: width, n_heads: heads, head_dim, d_hidden: 1 };
+        let attention = Attention::new(&BlockConfig::default(), &sizes, 0, &mut init(&mut rng, &device()));
         let both = Both { attention: attention.map(&mut Randomize(&mut rng)), encoding };
         let (x, up) = (random([batch, len, width], &mut rng), random([batch, len, width], &mut rng));
         let by = |engine: Engine| {
@@ -52,11 +52,11 @@ fn attention_layers_equal_their_definition_for_every_encoding() {
 #[test]
 fn long_sequences_have_the_bits_of_training() {
     // two parts, of four heads and of three, and two spans of rows
-    let (sizes, len) = (Sizes { d_model: 8, n_heads: 7, head_dim: 480, d_hidden: 1 }, 2100);
+    let (sizes, len) = (BlockSizes { d_model: 8, n_heads: 7, head_dim: 480, d_hidden: 1 }, 2100);
     let geometry = Geometry { d_model: sizes.d_model, ..Geometry::new(sizes.n_heads, sizes.head_dim, 64) };
     for (kind, sink) in [("kerple_bias_weight", SinkKind::Learned), ("rotary", SinkKind::None)] {
         let mut rng = rng(4);
-        let plan = BlockPlan { sink, ..BlockPlan::default() };
+        let plan = BlockConfig { sink, ..BlockConfig::default() };
         let attention = Attention::new(&plan, &sizes, 0, &mut init(&mut rng, &device()));
         let encoding = Encoding::from(Method::named(kind).unwrap());
         let encoding = PositionalEncoding::new(&encoding, &geometry, 1, 3, &device()).map(&mut ToDouble);
@@ -84,7 +84,7 @@ struct Output {
 impl Output {
     fn new(norm: NormKind, [width, vocab]: [usize; 2], tied: bool, biased: bool) -> Output {
         let (mut rng, device) = (rng(3), device());
-        let plan = BlockPlan { norm, ..BlockPlan::default() };
+        let plan = BlockConfig { norm, ..BlockConfig::default() };
         let mut init = init(&mut rng, &device);
         let norm = Norm::new(&plan, width, &mut init);
         let weight = normal_matrix(if tied { [vocab, width] } else { [width, vocab] }, 1.0, &mut init);

@@ -18,7 +18,7 @@ use kerple_burn::ops::norm::Kind;
 use kerple_burn::ops::{self, Norm, Residual};
 use kerple_burn::parameters::{self, Describe};
 use kerple_burn::pass::Pass;
-use kerple_burn::plan::{BlockPlan, FeatureKind, InitKind, LinearPlan, NormKind, Sizes};
+use kerple_burn::plan::{BlockConfig, BlockSizes, FeatureKind, InitKind, LinearAttentionConfig, NormKind};
 use kerple_core::precision::Precision;
 use rand::{RngExt, SeedableRng};
 use rand_chacha::ChaCha8Rng;
@@ -183,7 +183,7 @@ fn linear_of(
     let fading =
         decay.as_ref().map(|[near, weights]| Fading { near: near.clone(), beyond: Some(beyond(weights)) }.into());
     let positions = Positions { fading, lengths: lengths.map(Into::into), sight, ..Positions::default() };
-    let plan = LinearPlan { feature_map: features, n_features: count, ..LinearPlan::default() };
+    let plan = LinearAttentionConfig { feature_map: features, n_features: count, ..LinearAttentionConfig::default() };
     let out = linear_attention(own.clone(), &Linear { plan, layer: 0 }, &positions, Engine::Fused);
     let mut gradients = (out.clone() * out.clone().sin()).sum().backward();
     let get = |tensor: Tensor<1>| tensor.into_data().try_to_vec::<f32>().unwrap();
@@ -228,7 +228,7 @@ fn gated_of(device: &Device, len: usize, engine: Engine) -> Vec<Vec<f32>> {
     let gates = (random([1, 2, 2, len], -0.5..0.0) * strength).reshape([2, 2, len]).detach().require_grad();
     let clock = Some(Clock::Gates(gates.clone()));
     let positions = Positions { clock, sight: Mask::CAUSAL, ..Positions::default() };
-    let plan = LinearPlan { feature_map: FeatureKind::Elu, ..LinearPlan::default() };
+    let plan = LinearAttentionConfig { feature_map: FeatureKind::Elu, ..LinearAttentionConfig::default() };
     let out = linear_attention(own.clone(), &Linear { plan, layer: 0 }, &positions, engine);
     let mut gradients = (out.clone() * out.clone().sin()).sum().backward();
     let get = |tensor: Tensor<1>| tensor.into_data().try_to_vec::<f32>().unwrap();
@@ -261,11 +261,11 @@ impl Describe for Branch {}
 /// Values and moments of a norm and a matrix after updates, one of them by gradients that are no numbers.
 fn updated(device: &Device, engine: Engine) -> Vec<Vec<f32>> {
     let mut rng = ChaCha8Rng::seed_from_u64(12);
-    let sizes = Sizes { d_model: 12, n_heads: 2, head_dim: 6, d_hidden: 20 };
+    let sizes = BlockSizes { d_model: 12, n_heads: 2, head_dim: 6, d_hidden: 20 };
     let on = device.clone().autodiff();
     let mut init =
         Init { rng: Some(&mut rng), kind: InitKind::Normal, std: 0.5, std_out: 0.5, device: &on, dtype: DType::F32 };
-    let mut model = Branch { mlp: Mlp::new(&BlockPlan::default(), &sizes, &mut init) };
+    let mut model = Branch { mlp: Mlp::new(&BlockConfig::default(), &sizes, &mut init) };
     let settings = Settings { betas: [0.9, 0.99], epsilon: 1e-2, weight_decay: 0.1, clip: 1.0 };
     let mut optimizer = AdamW::new(&model, settings).with_engine(engine);
     for step in 1..=4 {
@@ -292,9 +292,9 @@ fn updates_are_those_of_the_processor() {
 }
 
 /// What a feed-forward branch makes of rows, and all its gradients.
-fn branch(device: &Device, plan: &BlockPlan, engine: Engine) -> Vec<Vec<f32>> {
+fn branch(device: &Device, plan: &BlockConfig, engine: Engine) -> Vec<Vec<f32>> {
     let (mut rng, device) = (ChaCha8Rng::seed_from_u64(13), device.clone().autodiff());
-    let sizes = Sizes { d_model: 12, n_heads: 2, head_dim: 6, d_hidden: 20 };
+    let sizes = BlockSizes { d_model: 12, n_heads: 2, head_dim: 6, d_hidden: 20 };
     let mut init = Init {
         rng: Some(&mut rng),
         kind: InitKind::SmallNormal,
@@ -318,9 +318,9 @@ fn branch(device: &Device, plan: &BlockPlan, engine: Engine) -> Vec<Vec<f32>> {
 #[test]
 fn feed_forward_branches_are_those_of_the_processor() {
     let device = gpu();
-    let plain = BlockPlan::default();
+    let plain = BlockConfig::default();
     let gated =
-        BlockPlan { norm: NormKind::Rms, glu: true, mlp_bias: false, activation: Activation::Silu, ..plain.clone() };
+        BlockConfig { norm: NormKind::Rms, glu: true, mlp_bias: false, activation: Activation::Silu, ..plain.clone() };
     // composed, the slope of GELU is Burn's, which is that of an approximation on GPUs
     for (plan, engines) in [(plain, &[Engine::Fused][..]), (gated, &[Engine::Fused, Engine::Composed])] {
         let expected = branch(&Device::flex(), &plan, Engine::Fused);

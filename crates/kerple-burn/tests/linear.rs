@@ -11,7 +11,7 @@ use kerple_burn::forms::Positions;
 use kerple_burn::fused::Engine;
 use kerple_burn::layers::Init;
 use kerple_burn::pass::Pass;
-use kerple_burn::plan::{AttentionKind, BlockPlan, FeatureKind, InitKind, LinearPlan, Sizes};
+use kerple_burn::plan::{AttentionKind, BlockConfig, BlockSizes, FeatureKind, InitKind, LinearAttentionConfig};
 use kerple_burn::positions::PositionalEncoding;
 use kerple_core::encoding::{Encoding, Geometry};
 
@@ -21,7 +21,7 @@ struct Both {
     encoding: PositionalEncoding,
 }
 
-const SIZES: Sizes = Sizes { d_model: 10, n_heads: 2, head_dim: 4, d_hidden: 12 };
+const SIZES: BlockSizes = BlockSizes { d_model: 10, n_heads: 2, head_dim: 4, d_hidden: 12 };
 const GEOMETRY: Geometry = Geometry { d_model: 10, ..Geometry::new(2, 4, 64) };
 const FEATURES: [FeatureKind; 5] =
     [FeatureKind::Favor, FeatureKind::FavorJax, FeatureKind::Relu, FeatureKind::ReluRf, FeatureKind::Elu];
@@ -48,13 +48,13 @@ fn encodings() -> Vec<Encoding> {
     .into()
 }
 
-fn plan(features: FeatureKind) -> BlockPlan {
-    let linear = LinearPlan { feature_map: features, n_features: 10, ..LinearPlan::default() };
-    BlockPlan { attention: AttentionKind::Linear(linear), ..BlockPlan::default() }
+fn plan(features: FeatureKind) -> BlockConfig {
+    let linear = LinearAttentionConfig { feature_map: features, n_features: 10, ..LinearAttentionConfig::default() };
+    BlockConfig { attention: AttentionKind::Linear(linear), ..BlockConfig::default() }
 }
 
 impl Both {
-    fn new(plan: &BlockPlan, encoding: &Encoding, seed: u64) -> Both {
+    fn new(plan: &BlockConfig, encoding: &Encoding, seed: u64) -> Both {
         let (device, mut rng) = (device(), rng(seed));
         let block = Block::new(plan, &SIZES, 1, &mut init(&mut rng, &device)).map(&mut Randomize(&mut rng));
         let encoding = PositionalEncoding::new(encoding, &GEOMETRY, 2, 3, &device).map(&mut ToDouble);
@@ -155,7 +155,7 @@ fn a_state_equals_whole_sequences() {
 #[test]
 fn draws_are_by_step_in_training_and_fixed_in_evaluation() {
     let encoding = serde_json::from_str::<Encoding>(r#"{"kind":"sine_spe","num_realizations":6}"#).unwrap();
-    let out = |plan: &BlockPlan, pass: Pass| {
+    let out = |plan: &BlockConfig, pass: Pass| {
         let both = Both::new(plan, &encoding, 1);
         let x = random([1, 9, SIZES.d_model], &mut rng(2));
         let positions = both.positions(9, &pass, Engine::Fused);
@@ -171,8 +171,8 @@ fn draws_are_by_step_in_training_and_fixed_in_evaluation() {
     // features alone: the same for so many updates
     let none = serde_json::from_str::<Encoding>(r#"{"kind":"none"}"#).unwrap();
     let omega = |redraw: u64, pass: Pass| {
-        let linear = LinearPlan { n_features: 10, redraw_every: redraw, ..LinearPlan::default() };
-        let plan = BlockPlan { attention: AttentionKind::Linear(linear), ..BlockPlan::default() };
+        let linear = LinearAttentionConfig { n_features: 10, redraw_every: redraw, ..LinearAttentionConfig::default() };
+        let plan = BlockConfig { attention: AttentionKind::Linear(linear), ..BlockConfig::default() };
         let both = Both::new(&plan, &none, 1);
         let positions = both.positions(9, &pass, Engine::Fused);
         let x = random([1, 9, SIZES.d_model], &mut rng(2));

@@ -11,11 +11,11 @@ use kerple_burn::block::Block;
 use kerple_burn::forms::Positions;
 use kerple_burn::fused::Engine;
 use kerple_burn::layers::Init;
-use kerple_burn::plan::{BlockPlan, InitKind, Sizes};
+use kerple_burn::plan::{BlockConfig, BlockSizes, InitKind};
 use kerple_burn::positions::PositionalEncoding;
 use kerple_core::encoding::{Encoding, Geometry};
 
-const SIZES: Sizes = Sizes { d_model: 8, n_heads: 4, head_dim: 5, d_hidden: 6 };
+const SIZES: BlockSizes = BlockSizes { d_model: 8, n_heads: 4, head_dim: 5, d_hidden: 6 };
 
 /// A threshold that is no position: where they are equal, the slope of FIRE's bias in it jumps.
 const ENCODINGS: &[&str] = &[
@@ -74,7 +74,7 @@ enum Sees {
 }
 
 impl Both {
-    fn new(text: &str, plan: &BlockPlan, seed: u64) -> Both {
+    fn new(text: &str, plan: &BlockConfig, seed: u64) -> Both {
         let (device, mut rng) = (device(), rng(seed));
         let block = Block::new(plan, &SIZES, 0, &mut init(&mut rng, &device)).map(&mut Randomize(&mut rng));
         let encoding: Encoding = serde_json::from_str(text).unwrap();
@@ -98,15 +98,15 @@ impl Both {
 
 #[test]
 fn fused_equals_composed_and_finite_differences() {
-    let shared = BlockPlan { n_kv_heads: Some(2), ..BlockPlan::default() };
-    let clamped = BlockPlan { clip_qkv: Some(2.0), ..BlockPlan::default() }; // takes the parts one by one
+    let shared = BlockConfig { n_kv_heads: Some(2), ..BlockConfig::default() };
+    let clamped = BlockConfig { clip_qkv: Some(2.0), ..BlockConfig::default() }; // takes the parts one by one
     for (seed, &text) in (0..).zip(ENCODINGS) {
         for (plan, sees, len) in [
-            (BlockPlan::default(), Sees::Before, 9),
+            (BlockConfig::default(), Sees::Before, 9),
             (shared.clone(), Sees::Before, 1),
             (clamped.clone(), Sees::Before, 6),
             (shared.clone(), Sees::All, 7),
-            (BlockPlan::default(), Sees::Padded, 6),
+            (BlockConfig::default(), Sees::Padded, 6),
         ] {
             if !matches!(sees, Sees::Before) && !sees_ahead(text) {
                 continue;
@@ -125,7 +125,7 @@ fn fused_equals_composed_and_finite_differences() {
 #[test]
 fn any_number_of_threads_gives_the_same_bits() {
     for text in ENCODINGS {
-        let (both, mut rng) = (Both::new(text, &BlockPlan::default(), 5), rng(6));
+        let (both, mut rng) = (Both::new(text, &BlockConfig::default(), 5), rng(6));
         let [x, up] = [(); 2].map(|()| random([3, 120, SIZES.d_model], &mut rng));
         let on = |threads: usize| {
             let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().unwrap();
@@ -143,7 +143,7 @@ fn a_memory_equals_whole_sequences() {
     for (seed, &text) in (0..).zip(ENCODINGS) {
         let (mut draws, dtype, kind) = (rng(seed), DType::F32, InitKind::Normal);
         let mut init = Init { rng: Some(&mut draws), kind, std: 0.3, std_out: 0.3, device: &device, dtype };
-        let block = Block::new(&BlockPlan::default(), &SIZES, 0, &mut init);
+        let block = Block::new(&BlockConfig::default(), &SIZES, 0, &mut init);
         let geometry = Geometry::new(SIZES.n_heads, SIZES.head_dim, 4);
         let encoding: Encoding = serde_json::from_str(text).unwrap();
         let module = PositionalEncoding::new(&encoding, &geometry, 1, seed, &device);

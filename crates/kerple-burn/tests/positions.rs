@@ -8,7 +8,7 @@ use kerple_burn::heads::Heads;
 use kerple_burn::memory::Memory;
 use kerple_burn::parameters::{self, Group};
 use kerple_burn::pass::Pass;
-use kerple_burn::plan::{AttentionKind, LinearPlan};
+use kerple_burn::plan::{AttentionKind, LinearAttentionConfig};
 use kerple_burn::positions::PositionalEncoding;
 use kerple_core::calculus::{expr::Expr, parameter::Keep};
 use kerple_core::encoding::{Clamp, Encoding, Geometry, METHODS, Method, Share, expression};
@@ -197,7 +197,7 @@ fn every_parameter_says_its_group() {
         assert!(!groups.is_empty() && groups.iter().all(|found| *found == group), "{kind}: {groups:?}");
     }
     // where larger amplitudes would do nothing
-    let linear = AttentionKind::Linear(LinearPlan::default());
+    let linear = AttentionKind::Linear(LinearAttentionConfig::default());
     for (kind, most) in [("kerple_log", 4.0), ("kerple_power", f64::INFINITY)] {
         let groups =
             parameters::groups(&double(&Encoding::from(Method::named(kind).unwrap()), 2).with_attention(&linear));

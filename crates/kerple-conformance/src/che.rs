@@ -13,9 +13,9 @@ use kerple_burn::pass::Pass;
 use kerple_data::tasks::TaskConfig;
 use kerple_data::tasks::chomsky::Chomsky;
 use kerple_lm::config::RunConfig;
-use kerple_lm::model::{Tokens, Transducer};
+use kerple_lm::model::{TokenBatch, Transducer};
+use kerple_lm::objective::classified;
 use kerple_lm::plan::{DataInfo, Plan};
-use kerple_lm::task::classified;
 use serde_json::Value;
 
 /// What the two files of a folder say, where it has them.
@@ -99,7 +99,7 @@ fn metric(task: Chomsky, case: &Value, score: &mut Score) -> Result<(), String> 
     // the original computes both in single precision
     let single = Tolerance { absolute: 2e-7, relative: 2e-6 };
     score.compare("loss", &[found.loss()], &[case["loss"].as_f64().unwrap_or(f64::NAN)], single);
-    let counted = kerple_lm::task::Scores { scored: Some(scored), ..found };
+    let counted = kerple_lm::objective::TargetScores { scored: Some(scored), ..found };
     let accuracy = counted.accuracy().unwrap_or(f64::NAN);
     score.compare("accuracy", &[accuracy], &[case["accuracy"].as_f64().unwrap_or(f64::NAN)], single);
     Ok(())
@@ -141,7 +141,7 @@ fn encoder(folder: &Folder, config: &Value, case: &Value, engine: Engine) -> Res
     });
     filled?;
     let [batch, len] = [size("batch")?, size("T")?];
-    let logits = model.logits(Tokens { ids: &tokens, batch, len }, len, &Pass::evaluation(0)).into_data();
+    let logits = model.logits(TokenBatch { ids: &tokens, batch, len }, len, &Pass::evaluation(0)).into_data();
     let got: Vec<f64> = logits.iter::<f64>().collect();
     // as the file's own note has it: both sides are in single precision
     let tolerance = Tolerance { absolute: 2e-5, relative: 2e-5 };

@@ -3,10 +3,10 @@
 use crate::folder::{Case, Folder};
 use crate::{EXACT, Score, Tolerance};
 use kerple_convert::import::{Options, import};
-use kerple_lm::generate::{self, Draw};
-use kerple_lm::model::{Decoder, Tokens};
+use kerple_lm::generate::{self, SamplingParams};
+use kerple_lm::model::{Decoder, TokenBatch};
 use kerple_lm::pass::Pass;
-use kerple_lm::run::{RunFolder, Trained};
+use kerple_lm::run::{RunFolder, TrainedModel};
 use serde_json::json;
 use std::path::{Component, Path};
 
@@ -19,7 +19,7 @@ pub fn run(folder: &Folder, case: &Case) -> Found<Vec<Score>> {
     let out = aside.path().join("run");
     import(&inside(folder, case)?, &out, &Options::default()).map_err(|error| error.to_string())?;
     let run = RunFolder::new(&out);
-    let Trained { plan, model, .. } = run.load(&kerple_lm::device(), true).map_err(|error| error.to_string())?;
+    let TrainedModel { plan, model, .. } = run.load(&kerple_lm::device(), true).map_err(|error| error.to_string())?;
     logits(folder, case, &model, &mut score)?;
     greedy(folder, case, &model, &mut score)?;
     if let Some(text) = case.get("text").as_str() {
@@ -61,11 +61,11 @@ fn logits(folder: &Folder, case: &Case, model: &Decoder, score: &mut Score) -> F
         Some(absolute) => Ok(Tolerance { absolute, relative: 0.0 }),
         None => Err(format!("tolerance.{key} is missing")),
     };
-    let found: Vec<f64> = model.logits(Tokens { ids: &ids, batch, len }, &pass).into_data().iter::<f64>().collect();
+    let found: Vec<f64> = model.logits(TokenBatch { ids: &ids, batch, len }, &pass).into_data().iter::<f64>().collect();
     score.compare("logits", &found, &expected(folder, case, "logits")?.values, tolerance("logits_abs")?);
     let rows = |from: usize| ids.chunks_exact(len).flat_map(move |row| row[from..from + len - 1].to_vec());
     let (inputs, targets): (Vec<u32>, Vec<u32>) = (rows(0).collect(), rows(1).collect());
-    let nll = model.scored(Tokens { ids: &inputs, batch, len: len - 1 }, &targets, &pass.over(len));
+    let nll = model.scored(TokenBatch { ids: &inputs, batch, len: len - 1 }, &targets, &pass.over(len));
     score.compare("token_nll", &nll, &expected(folder, case, "token_nll")?.values, tolerance("logits_abs")?);
     let mean = nll.iter().sum::<f64>() / nll.len() as f64;
     score.compare("mean_nll", &[mean], &expected(folder, case, "mean_nll")?.values, tolerance("mean_nll_abs")?);
@@ -85,7 +85,7 @@ fn greedy(folder: &Folder, case: &Case, model: &Decoder, score: &mut Score) -> F
     if prompt == 0 || prompt > len {
         return Err(format!("greedy.prompt_tokens is {prompt}, there are {len} tokens"));
     }
-    let draw = Draw { temperature: 0.0, top_k: 0, top_p: 1.0, seed: 0 };
+    let draw = SamplingParams { temperature: 0.0, top_k: 0, top_p: 1.0, seed: 0 };
     let mut all = Vec::new();
     for row in ids.values.chunks_exact(len) {
         let prompt: Vec<u32> = row[..prompt].iter().map(|id| *id as u32).collect();

@@ -3,7 +3,7 @@
 use crate::folder::{Case, Folder};
 use crate::{EXACT, Score};
 use kerple_core::ops::adam;
-use kerple_lm::schedule::Schedule;
+use kerple_lm::schedule::LrScheduler;
 use kerple_report::statistics;
 use serde_json::Value;
 
@@ -15,7 +15,7 @@ fn number(entry: &Value, key: &str) -> Result<f64, String> {
 
 pub fn schedule(folder: &Folder, case: &Case) -> Scores {
     let params = case.get("params");
-    let schedule = Schedule {
+    let schedule = LrScheduler {
         lr_cycle_steps: 0,
         learning_rate: number(params, "start_lr")?,
         min_lr: number(params, "min_lr")?,

@@ -9,9 +9,9 @@
 //! what follows the first PROMPT tokens of the first sequence.
 
 use kerple_burn::pass::Pass;
-use kerple_lm::generate::{Draw, generate};
-use kerple_lm::model::Tokens;
-use kerple_lm::run::{RunFolder, Trained};
+use kerple_lm::generate::{SamplingParams, generate};
+use kerple_lm::model::TokenBatch;
+use kerple_lm::run::{RunFolder, TrainedModel};
 use safetensors::{Dtype, SafeTensors, tensor::TensorView};
 use std::path::Path;
 
@@ -22,7 +22,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         return Ok(());
     };
     let (prompt, count): (usize, usize) = (prompt.parse()?, count.parse()?);
-    let Trained { plan, model, .. } = RunFolder::new(run).load(&kerple_lm::device(), false)?;
+    let TrainedModel { plan, model, .. } = RunFolder::new(run).load(&kerple_lm::device(), false)?;
     let data = std::fs::read(tokens)?;
     let input = SafeTensors::deserialize(&data)?.tensor("input_ids")?;
     let (Dtype::I64, &[batch, len]) = (input.dtype(), input.shape()) else {
@@ -34,9 +34,9 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     }
     model.check_len(len)?;
 
-    let logits = model.logits(Tokens { ids: &ids, batch, len }, &Pass::evaluation(plan.seed)).into_data();
+    let logits = model.logits(TokenBatch { ids: &ids, batch, len }, &Pass::evaluation(plan.seed)).into_data();
     let logits: Vec<u8> = logits.iter::<f32>().flat_map(f32::to_le_bytes).collect();
-    let draw = Draw { temperature: 0.0, top_k: 0, top_p: 1.0, seed: plan.seed };
+    let draw = SamplingParams { temperature: 0.0, top_k: 0, top_p: 1.0, seed: plan.seed };
     let mut greedy: Vec<i64> = Vec::new();
     generate(&model, &ids[..prompt.min(len)], count, plan.model.vocab_size, &draw, &mut |token: u32| {
         greedy.push(i64::from(token));

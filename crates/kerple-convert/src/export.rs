@@ -23,7 +23,7 @@ mod tests;
 mod tokens;
 mod weights;
 
-use crate::Family;
+use crate::ModelFamily;
 use kerple_lm::checkpoint;
 use kerple_lm::plan::Plan;
 use kerple_lm::run::RunFolder;
@@ -56,7 +56,7 @@ pub struct Options {
     /// Rows of fixed positions to store, so that a sinusoidal model can be exported as GPT-2.
     pub positions: Option<usize>,
     /// The architecture; if absent, the first that can represent the model.
-    pub family: Option<Family>,
+    pub family: Option<ModelFamily>,
 }
 
 impl Default for Options {
@@ -69,7 +69,7 @@ impl Default for Options {
 #[derive(Clone, Debug, PartialEq)]
 pub struct Exported {
     /// The architecture.
-    pub family: Family,
+    pub family: ModelFamily,
     /// Names of the files.
     pub files: Vec<String>,
     /// Bytes of the weights.
@@ -103,7 +103,7 @@ pub fn export(run: &RunFolder, to: &Path, options: &Options) -> Result<Exported>
     let mut config = said.config.clone();
     let file = &found.value;
     let drawn = match said.family {
-        Family::Kerple => drawn::tensors(&plan, |name, len| weights::read(file, name, len))?,
+        ModelFamily::Kerple => drawn::tensors(&plan, |name, len| weights::read(file, name, len))?,
         _ => Vec::new(),
     };
     drawn::list(&drawn, &mut config);
@@ -115,7 +115,7 @@ pub fn export(run: &RunFolder, to: &Path, options: &Options) -> Result<Exported>
     folder.write_json("config.json", &Value::Object(config))?;
     folder.write_json("generation_config.json", &Value::Object(tokens.ids()))?;
     tokens.write(&folder, &plan)?;
-    if said.family == Family::Kerple {
+    if said.family == ModelFamily::Kerple {
         PYTHON.iter().try_for_each(|(name, text)| folder.write(name, text.as_bytes()))?;
     }
     folder.write("README.md", readme::text(said.family, &plan, &tokens).as_bytes())?;
@@ -126,15 +126,15 @@ pub fn export(run: &RunFolder, to: &Path, options: &Options) -> Result<Exported>
 /// A model as an architecture says it.
 #[derive(Clone, Debug)]
 pub(crate) struct Said {
-    family: Family,
+    family: ModelFamily,
     pub(crate) config: Map<String, Value>,
     notes: Vec<String>,
 }
 
 /// The plan in the words of the first architecture that has them.
 fn said(plan: &Plan, options: &Options) -> Result<Said> {
-    let say = |family: Family| match family {
-        Family::Kerple => config::kerple(plan),
+    let say = |family: ModelFamily| match family {
+        ModelFamily::Kerple => config::kerple(plan),
         _ => native::config(family, plan, options),
     };
     if let Some(family) = options.family {
@@ -147,11 +147,11 @@ fn said(plan: &Plan, options: &Options) -> Result<Said> {
         });
     }
     let init_from = plan.init_from.as_ref().and_then(|init_from| init_from.family());
-    let known = init_from.into_iter().filter(|family| *family != Family::Kerple).chain(native::FAMILIES);
+    let known = init_from.into_iter().filter(|family| *family != ModelFamily::Kerple).chain(native::FAMILIES);
     if let Some(said) = known.into_iter().find_map(|family| say(family).ok()) {
         return Ok(said);
     }
-    say(Family::Kerple).map_err(|why| Error::refused(why, "evaluate the run with kerple, or serve it"))
+    say(ModelFamily::Kerple).map_err(|why| Error::refused(why, "evaluate the run with kerple, or serve it"))
 }
 
 /// A folder in the making, beside the place it is for.

@@ -24,12 +24,13 @@ mod weights;
 
 use crate::layout;
 use config::Keys;
+use kerple_core::seed::DEFAULT_SEED;
 use kerple_data::Tokenizer;
 use kerple_lm::config::{DataConfig, RunConfig, TrainConfig};
-use kerple_lm::init_from::{Family, InitFrom};
 use kerple_lm::plan::{DataInfo, NO_TOKENIZER, Plan};
-use kerple_lm::run::{Beginning, RunFolder, SpecialTokens};
+use kerple_lm::run::{InitialRun, RunFolder, SpecialTokens};
 use kerple_lm::{Error, Result};
+use kerple_run::{InitFrom, ModelFamily};
 use std::path::{Path, PathBuf};
 use tensors::{Folder, Tensors};
 
@@ -59,7 +60,7 @@ pub struct Imported {
 /// What a configuration says of a model.
 #[derive(Debug)]
 struct Described {
-    family: Family,
+    family: ModelFamily,
     /// Sizes, blocks and encoding; nothing of data and training but the length.
     config: RunConfig,
     special: SpecialTokens,
@@ -70,10 +71,10 @@ struct Described {
 
 impl Described {
     /// A model of these sizes and positions, trained on sequences of `train_len` tokens.
-    fn new(family: Family, config: families::Shape) -> Described {
+    fn new(family: ModelFamily, config: families::Shape) -> Described {
         let families::Shape { model, encoding, train_len } = config;
         let train = TrainConfig { train_len, batch_size: 1, steps: 0, ..TrainConfig::default() };
-        let config = RunConfig { seed: 1235, data: DataConfig::default(), encoding, model, train };
+        let config = RunConfig { seed: DEFAULT_SEED, data: DataConfig::default(), encoding, model, train };
         let (special, notes, place) = (SpecialTokens::default(), Vec::new(), PathBuf::new());
         Described { family, config, special, notes, place }
     }
@@ -145,11 +146,11 @@ fn assemble(
     let entries = weights::renamed(layout::entries(family, &plan("")?), family, tie);
     let found = weights::find(family, &entries, tie, tensors)?;
     let made_anew = match family {
-        Family::Kerple => drawn::check(&plan("")?, &entries, &found, tensors)?,
+        ModelFamily::Kerple => drawn::check(&plan("")?, &entries, &found, tensors)?,
         _ => None,
     };
     let special = described.special.clone();
-    let plan = RunFolder::new(out).begin(Beginning {
+    let plan = RunFolder::new(out).create(InitialRun {
         weights: &mut |path| weights::write(path, &entries, &found, tensors),
         plan: &plan,
         tokenizer: tokenizer.as_ref(),

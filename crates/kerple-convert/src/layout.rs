@@ -14,8 +14,8 @@ mod names;
 
 use kerple_burn::plan::{NormKind, ResidualKind, SinkKind};
 use kerple_core::encoding::{Encoding, Parameter, Share};
-use kerple_lm::init_from::Family;
 use kerple_lm::plan::{ModelPlan, Plan};
+use kerple_run::ModelFamily;
 use names::{Names, Packing};
 
 /// A tensor of another program.
@@ -64,7 +64,7 @@ impl Entry {
 
 /// Other names under which a family's files hold a tensor, the usual one first: names without the base model's prefix, and
 /// of GPT-NeoX's head.
-pub fn aliases(family: Family, name: &str) -> Vec<String> {
+pub fn aliases(family: ModelFamily, name: &str) -> Vec<String> {
     let names = Names::of(family);
     let mut all = vec![name.to_owned()];
     all.extend(names.head_alias.filter(|_| name == names.head).map(str::to_owned));
@@ -85,10 +85,10 @@ pub struct Outline {
 }
 
 /// The names of a family's tables.
-pub fn outline(family: Family) -> Outline {
+pub fn outline(family: ModelFamily) -> Outline {
     let Names { embedding, head, .. } = Names::of(family);
     let positions = match family {
-        Family::Gpt2 => "transformer.wpe.weight",
+        ModelFamily::Gpt2 => "transformer.wpe.weight",
         _ => "model.encoding.positions",
     };
     Outline { embedding, positions, head }
@@ -98,7 +98,7 @@ pub fn outline(family: Family) -> Outline {
 /// them; see [`head`].
 ///
 /// The family is one whose blocks can be those of the plan: what a family has no tensor for has no entry.
-pub fn entries(family: Family, plan: &Plan) -> Vec<Entry> {
+pub fn entries(family: ModelFamily, plan: &Plan) -> Vec<Entry> {
     let mut table = Table { names: Names::of(family), model: &plan.model, entries: Vec::new() };
     table.embedding();
     table.encodings(plan);
@@ -115,7 +115,7 @@ pub fn entries(family: Family, plan: &Plan) -> Vec<Entry> {
 }
 
 /// The output projection, whether it is the embedding or a matrix of its own.
-pub fn head(family: Family, plan: &Plan) -> Entry {
+pub fn head(family: ModelFamily, plan: &Plan) -> Entry {
     let [width, rows] = [plan.model.d_model, plan.model.vocab_size];
     let theirs = vec![Theirs { name: Names::of(family).head.to_owned(), shape: vec![rows, width] }];
     Entry { ours: "head".to_owned(), shape: vec![width, rows], theirs, transposed: true, parts_first: None }

@@ -1,10 +1,10 @@
 //! Conversion of models: imports those of other programs as runs, and exports runs.
 //!
-//! A [`Family`] is an architecture that other programs know. [`layout`] defines once, for both
+//! A [`ModelFamily`] is an architecture that other programs know. [`layout`] defines once, for both
 //! directions, which of their tensors form each parameter of a model, and in which arrangement.
 
 pub mod export;
 pub mod import;
 pub mod layout;
 
-pub use kerple_lm::init_from::Family;
+pub use kerple_run::ModelFamily;

@@ -3,9 +3,9 @@
 use kerple_convert::import::{Options, import};
 use kerple_convert::layout::{aliases, entries};
 use kerple_lm::Error;
-use kerple_lm::init_from::Family;
 use kerple_lm::run::RunFolder;
 use kerple_lm::tensors::{Dtype, TensorFile};
+use kerple_run::ModelFamily;
 use serde_json::{Value, json};
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -90,7 +90,7 @@ fn every_tensor_is_given_back_bit_for_bit() {
     let plan = run.existing_plan().unwrap();
     let ours = TensorFile::open(&copy.out().join("checkpoints/step-00000000/model.safetensors"), "").unwrap();
     let theirs = TensorFile::open(&copy.file("model.safetensors"), "").unwrap();
-    let all = entries(Family::GptNeox, &plan);
+    let all = entries(ModelFamily::GptNeox, &plan);
     assert_eq!(
         all.iter().map(|entry| entry.ours.clone()).collect::<std::collections::BTreeSet<_>>(),
         ours.names().into_iter().collect()
@@ -99,8 +99,10 @@ fn every_tensor_is_given_back_bit_for_bit() {
     for entry in &all {
         let values: Vec<f32> = floats(&ours.read(&entry.ours).unwrap().unwrap());
         for (number, tensor) in entry.theirs.iter().enumerate() {
-            let name =
-                aliases(Family::GptNeox, &tensor.name).into_iter().find(|name| theirs.info(name).is_some()).unwrap();
+            let name = aliases(ModelFamily::GptNeox, &tensor.name)
+                .into_iter()
+                .find(|name| theirs.info(name).is_some())
+                .unwrap();
             let (dtype, shape) = theirs.info(&name).unwrap();
             assert_eq!((dtype, shape), (Dtype::BF16, &tensor.shape[..]), "{name}");
             let stored = theirs.read(&name).unwrap().unwrap();

@@ -3,13 +3,13 @@
 use kerple_convert::import::{Imported, Options, import};
 use kerple_data::{PrepareOptions, Sources, prepare};
 use kerple_lm::config::DataConfig;
-use kerple_lm::corpus::{Source, Split};
-use kerple_lm::evaluate::{self, Amount, Evaluation, Protocol, Request};
-use kerple_lm::host::Host;
-use kerple_lm::model::Tokens;
+use kerple_lm::corpus::{DataSource, Split};
+use kerple_lm::evaluate::{self, EvalCheckpoint, EvalRequest, EvalRun, Protocol, SegmentCount};
+use kerple_lm::model::TokenBatch;
 use kerple_lm::pass::Pass;
-use kerple_lm::run::{RunFolder, SpecialTokens, Trained};
-use kerple_lm::sequences::Text;
+use kerple_lm::run::{RunFolder, SpecialTokens, TrainedModel};
+use kerple_lm::runtime::Runtime;
+use kerple_lm::sequences::EvalText;
 use serde_json::{Value, json};
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -363,14 +363,16 @@ fn rolled(copy: &Copy, front: u32) -> (f64, f64, String) {
     options.tokenizer = copy.out().join("tokenizer.json").to_str().unwrap().to_owned();
     options.eod_token = Some("</s>".to_owned());
     prepare(&options, &mut |_| {}).unwrap();
-    let source = Source::open(&DataConfig::text(place.join("data"))).unwrap();
-    let (protocol, n_segments) = (Protocol::Rolling(8), Amount::UpTo(64));
-    let request = Request { lengths: vec![8], protocol, n_segments, segment_len: None, seed: 0, per_position: false };
-    let Trained { plan, model, .. } = run.load(&kerple_lm::device(), true).unwrap();
-    let (host, special) = (Host::cpu(None), run.special_tokens().unwrap());
+    let source = DataSource::open(&DataConfig::text(place.join("data"))).unwrap();
+    let (protocol, n_segments) = (Protocol::Rolling(8), SegmentCount::UpTo(64));
+    let request =
+        EvalRequest { lengths: vec![8], protocol, n_segments, segment_len: None, seed: 0, per_position: false };
+    let TrainedModel { plan, model, .. } = run.load(&kerple_lm::device(), true).unwrap();
+    let (runtime, special) = (Runtime::cpu(None), run.special_tokens().unwrap());
     let known = run.evaluations().unwrap();
     let scored = evaluate::of_source(&source, Split::Train, (&plan, &special), &request, &known).unwrap();
-    let evaluation = Evaluation::new(&run, (&plan, 0, &model), &*scored, &host).unwrap();
+    let evaluation =
+        EvalRun::new(&run, EvalCheckpoint { plan: &plan, step: 0, model: &model }, &*scored, &runtime).unwrap();
     evaluation.run(&AtomicBool::new(false), &mut |_| {}).unwrap();
     let row = run.evaluations().unwrap().pop().unwrap();
     let text = source.text(Split::Train).unwrap();
@@ -378,7 +380,7 @@ fn rolled(copy: &Copy, front: u32) -> (f64, f64, String) {
     for document in text.documents() {
         let targets = text.read(document.start..document.end - 1).unwrap();
         let ids = [&[front], &targets[..targets.len() - 1]].concat();
-        losses.extend(model.scored(Tokens { ids: &ids, batch: 1, len: ids.len() }, &targets, &Pass::evaluation(0)));
+        losses.extend(model.scored(TokenBatch { ids: &ids, batch: 1, len: ids.len() }, &targets, &Pass::evaluation(0)));
     }
     let mean = losses.iter().sum::<f64>() / losses.len() as f64;
     (row.nll, mean, row.rolling.unwrap().start.unwrap())

@@ -2,12 +2,12 @@
 
 use kerple_convert::export::{self, Precision, export};
 use kerple_convert::import::{self, import};
-use kerple_convert::{Family, layout};
+use kerple_convert::{ModelFamily, layout};
 use kerple_lm::config::RunConfig;
-use kerple_lm::init_from::InitFrom;
 use kerple_lm::plan::{DataInfo, NO_TOKENIZER, Plan};
-use kerple_lm::run::{Beginning, RunFolder, SpecialTokens};
-use kerple_lm::tensors::{Slot, write};
+use kerple_lm::run::{InitialRun, RunFolder, SpecialTokens};
+use kerple_lm::tensors::{TensorSpec, write};
+use kerple_run::InitFrom;
 use serde_json::Value;
 use std::fs;
 use std::path::Path;
@@ -22,12 +22,12 @@ fn run(folder: &Path, keys: &str) -> RunFolder {
     let plan = |weights: &str| {
         let facts =
             DataInfo { vocab_size: 40, tokenizer: NO_TOKENIZER.to_owned(), train_tokens: 0, content: String::new() };
-        let init_from = InitFrom::Imported { family: Family::Kerple, weights: weights.to_owned() };
+        let init_from = InitFrom::Imported { family: ModelFamily::Kerple, weights: weights.to_owned() };
         Plan::of_init_from(&config, facts, init_from)
     };
-    let entries = layout::entries(Family::Kerple, &plan("").unwrap());
-    let slots: Vec<Slot> =
-        entries.iter().map(|entry| Slot { name: entry.ours.clone(), shape: entry.shape.clone() }).collect();
+    let entries = layout::entries(ModelFamily::Kerple, &plan("").unwrap());
+    let slots: Vec<TensorSpec> =
+        entries.iter().map(|entry| TensorSpec { name: entry.ours.clone(), shape: entry.shape.clone() }).collect();
     let mut drawn = 0u64;
     let mut values = |number: usize| {
         let one = |_| {
@@ -39,7 +39,7 @@ fn run(folder: &Path, keys: &str) -> RunFolder {
     let run = RunFolder::new(folder);
     let special = SpecialTokens::default();
     let mut weights = |path: &Path| write(path, &slots, |number, take| take(values(number)));
-    run.begin(Beginning { weights: &mut weights, plan: &plan, tokenizer: None, special }).unwrap();
+    run.create(InitialRun { weights: &mut weights, plan: &plan, tokenizer: None, special }).unwrap();
     run
 }
 
@@ -84,15 +84,15 @@ fn every_family_gives_back_every_bit() {
     let still = format!("{LLAMA}[model.layers.still]\nevery = 2\nencoding = \"none\"\n");
     let windowed = format!("{LLAMA}qk_norm = true\n[model.layers.windowed]\nat = [2, 3]\nwindow = 8\n");
     for (family, encoding, model) in [
-        (Family::GptNeox, "\"rotary\"", "residual = \"parallel\"\n"),
-        (Family::GptNeox, "{ kind = \"rotary\", pct = 0.25 }", "tie_embeddings = true\n"),
-        (Family::Gpt2, "\"learned\"", "tie_embeddings = true\nactivation = \"gelu_tanh\"\n"),
-        (Family::Bloom, "\"alibi\"", bloom),
-        (Family::Mpt, "{ kind = \"alibi\", bias_max = 16.0 }", bare),
-        (Family::Mpt, "\"alibi\"", &format!("{bare}clip_qkv = 0.5\n")),
-        (Family::Llama, "\"rotary\"", LLAMA),
-        (Family::Qwen3, "\"rotary\"", &windowed),
-        (Family::Smollm3, "\"rotary\"", &still),
+        (ModelFamily::GptNeox, "\"rotary\"", "residual = \"parallel\"\n"),
+        (ModelFamily::GptNeox, "{ kind = \"rotary\", pct = 0.25 }", "tie_embeddings = true\n"),
+        (ModelFamily::Gpt2, "\"learned\"", "tie_embeddings = true\nactivation = \"gelu_tanh\"\n"),
+        (ModelFamily::Bloom, "\"alibi\"", bloom),
+        (ModelFamily::Mpt, "{ kind = \"alibi\", bias_max = 16.0 }", bare),
+        (ModelFamily::Mpt, "\"alibi\"", &format!("{bare}clip_qkv = 0.5\n")),
+        (ModelFamily::Llama, "\"rotary\"", LLAMA),
+        (ModelFamily::Qwen3, "\"rotary\"", &windowed),
+        (ModelFamily::Smollm3, "\"rotary\"", &still),
     ] {
         for precision in [Precision::F32, Precision::Bf16, Precision::F16] {
             let options = export::Options { family: Some(family), precision, ..export::Options::default() };
@@ -106,7 +106,7 @@ fn every_family_gives_back_every_bit() {
 
 #[test]
 fn our_own_files_come_back_as_the_plans_they_were() {
-    let own = export::Options { family: Some(Family::Kerple), ..export::Options::default() };
+    let own = export::Options { family: Some(ModelFamily::Kerple), ..export::Options::default() };
     let linear = "[model.block.attention.linear]\nn_features = 16\n";
     let layers = "[model.block]\nsink = \"learned\"\nssmax = 0.5\nattn_softcap = 30.0\n[model.layers.near]\nevery = 2\nwindow = 4\n[model.layers.still]\nat = [0]\nencoding = \"t5\"\n";
     for kind in kerple_core::encoding::METHODS {
@@ -135,7 +135,7 @@ fn what_was_changed_in_one_place_only_is_refused() {
     let place: TempDir = tempfile::tempdir().unwrap();
     let at = |name: &str| place.path().join(name);
     let first = run(&at("first"), &of("\"kerple_log\"", ""));
-    export(&first, &at("out"), &export::Options { family: Some(Family::Kerple), ..Default::default() }).unwrap();
+    export(&first, &at("out"), &export::Options { family: Some(ModelFamily::Kerple), ..Default::default() }).unwrap();
     let path = at("out").join("config.json");
     let whole: Value = serde_json::from_str(&fs::read_to_string(&path).unwrap()).unwrap();
     let error = |change: &dyn Fn(&mut Value)| {
@@ -164,7 +164,7 @@ fn draws_come_back_or_are_refused() {
     let place: TempDir = tempfile::tempdir().unwrap();
     let at = |name: &str| place.path().join(name);
     let linear = "[model.block.attention.linear]\nn_features = 16\n";
-    let own = export::Options { family: Some(Family::Kerple), ..Default::default() };
+    let own = export::Options { family: Some(ModelFamily::Kerple), ..Default::default() };
     for (kind, tensor) in
         [("sine_spe", "omega"), ("sine_spe", "noise"), ("kerple_log", "near"), ("conv_spe", "gate_noise")]
     {

@@ -27,13 +27,13 @@ use kerple_core::encoding::Encoding;
 use kerple_data::music::loops;
 use kerple_data::tasks::{Level, Place, TaskConfig};
 use kerple_data::{Corpus, PrepareOptions, Sources, Split};
+use kerple_lm::analysis::Analysis;
 use kerple_lm::config::{DataConfig, RunConfig};
-use kerple_lm::corpus::Source;
-use kerple_lm::host::Host;
-use kerple_lm::job::{self, Ask, Event, Job, Shard};
+use kerple_lm::corpus::DataSource;
 use kerple_lm::plan::Plan;
-use kerple_lm::probe::Probe;
 use kerple_lm::run::RunFolder;
+use kerple_lm::runtime::Runtime;
+use kerple_lm::sweep::{self, EvalSpec, Shard, SweepEvent, SweepJob};
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -81,7 +81,7 @@ pub struct Reproduction {
     out: PathBuf,
     /// Tables and figures that are wanted; all when empty.
     only: Vec<String>,
-    host: Host,
+    runtime: Runtime,
     planned: Vec<Planned>,
 }
 
@@ -132,7 +132,7 @@ pub struct Request<'a> {
     /// Tables and figures that are wanted; all when empty.
     pub only: Vec<String>,
     /// Where models are, and the program that runs it.
-    pub host: Host,
+    pub runtime: Runtime,
 }
 
 impl Reproduction {
@@ -141,7 +141,7 @@ impl Reproduction {
     /// # Errors
     /// Names there are none of, a folder of another reproduction, texts that are nowhere.
     pub fn new(request: Request) -> Result<Reproduction> {
-        let Request { paper, scale, data, out, only, host } = request;
+        let Request { paper, scale, data, out, only, runtime } = request;
         let place = format!("experiments/{paper}-{scale}.toml");
         let experiment = Experiment::parse(experiment_file(paper, scale)?, &place)?;
         let items = crate::pages::items(paper);
@@ -152,7 +152,7 @@ impl Reproduction {
         refuse_another(&out, paper, scale, "--out")?;
         let planned = planned(&experiment, &only);
         let (paper, scale) = (paper.to_owned(), scale.to_owned());
-        Ok(Reproduction { paper, scale, experiment, data, out, only, host, planned })
+        Ok(Reproduction { paper, scale, experiment, data, out, only, runtime, planned })
     }
 
     /// Folder of everything.
@@ -310,18 +310,18 @@ impl Reproduction {
     /// Trains and evaluates what is not done yet of a shard's runs; `false` when `stop` was set before the end.
     ///
     /// # Errors
-    /// As [`job::work_off`]; what would fail after hours of training is refused before the first run.
-    pub fn run(&self, shard: Shard, stop: &AtomicBool, tell: &mut dyn FnMut(Event)) -> Result<bool> {
-        let (ranks, alone) = (&self.host.ranks, self.host.alone());
+    /// As [`sweep::run_all`]; what would fail after hours of training is refused before the first run.
+    pub fn run(&self, shard: Shard, stop: &AtomicBool, tell: &mut dyn FnMut(SweepEvent)) -> Result<bool> {
+        let (ranks, alone) = (&self.runtime.ranks, self.runtime.alone());
         if ranks.is_first() {
             crate::packed::restore(&self.out)?;
         }
         ranks.barrier();
         let sources = self.sources(stop)?;
         let plans = self.planned.iter().map(|planned| self.plan(planned, &sources)).collect::<Result<Vec<Plan>>>()?;
-        let probes: Vec<Vec<Probe>> =
+        let probes: Vec<Vec<Analysis>> =
             self.planned.iter().map(|planned| self.probes(planned, &sources)).collect::<Result<_>>()?;
-        let asks: Vec<Vec<Ask>> = self.planned.iter().map(|planned| self.asks(planned)).collect();
+        let evals: Vec<Vec<EvalSpec>> = self.planned.iter().map(|planned| self.evals(planned)).collect();
         let folders: Vec<RunFolder> =
             self.planned.iter().map(|p| RunFolder::new(self.out.join(&p.run.folder))).collect();
         let names: Vec<String> = self
@@ -329,17 +329,17 @@ impl Reproduction {
             .iter()
             .map(|Planned { run, .. }| format!("{}/{}", runs_folder(&run.corpus, &run.variant), run.label))
             .collect();
-        let job = |at: usize| Job {
+        let job = |at: usize| SweepJob {
             name: &names[at],
             folder: &folders[at],
             plan: &plans[at],
             source: &sources[&self.planned[at].run.corpus],
-            asks: &asks[at],
+            evals: &evals[at],
             probes: &probes[at],
-            host: &alone,
+            runtime: &alone,
         };
-        let jobs: Vec<Job> = (0..self.planned.len()).map(job).collect();
-        job::work_off(&jobs, (shard, ranks), stop, tell)
+        let jobs: Vec<SweepJob> = (0..self.planned.len()).map(job).collect();
+        sweep::run_all(&jobs, (shard, ranks), stop, tell)
     }
 
     /// Where the files of a task are, for tasks about files.
@@ -361,9 +361,9 @@ impl Reproduction {
     }
 
     /// The texts and tasks that runs need, by name.
-    fn sources(&self, stop: &AtomicBool) -> Result<BTreeMap<String, Source>> {
+    fn sources(&self, stop: &AtomicBool) -> Result<BTreeMap<String, DataSource>> {
         let needed: BTreeSet<&str> = self.planned.iter().map(|planned| planned.run.corpus.as_str()).collect();
-        let open = |name: &str| Source::open_until(&self.data_config(name), stop);
+        let open = |name: &str| DataSource::open_until(&self.data_config(name), stop);
         needed.into_iter().map(|name| Ok((name.to_owned(), open(name)?))).collect()
     }
 
@@ -374,15 +374,15 @@ impl Reproduction {
         Ok(RunConfig { seed: planned.run.seed, encoding: planned.encoding.clone(), ..config })
     }
 
-    fn plan(&self, planned: &Planned, sources: &BTreeMap<String, Source>) -> Result<Plan> {
+    fn plan(&self, planned: &Planned, sources: &BTreeMap<String, DataSource>) -> Result<Plan> {
         let facts = sources[&planned.run.corpus].facts();
         let plan = Plan::new(&self.config(planned)?, facts)?;
         if let Some(old) = RunFolder::new(self.out.join(&planned.run.folder)).plan()? {
             old.may_become(&plan, 0)?;
         }
-        let limit = self.host.limit();
+        let limit = self.runtime.limit();
         plan.check_training_memory(limit.as_ref())?;
-        for ask in self.asks(planned) {
+        for ask in self.evals(planned) {
             ask.request
                 .lengths
                 .iter()
@@ -392,19 +392,19 @@ impl Reproduction {
     }
 
     /// What else is measured of a run.
-    fn probes(&self, planned: &Planned, sources: &BTreeMap<String, Source>) -> Result<Vec<Probe>> {
+    fn probes(&self, planned: &Planned, sources: &BTreeMap<String, DataSource>) -> Result<Vec<Analysis>> {
         let lengths = planned.scores.clone();
-        let scores = (!lengths.is_empty()).then_some(Probe::Scores { lengths });
+        let scores = (!lengths.is_empty()).then_some(Analysis::Scores { lengths });
         let named = planned.run.probe.iter().map(|name| self.experiment.probes[name].clone());
-        let probes: Vec<Probe> = scores.into_iter().chain(named).collect();
+        let probes: Vec<Analysis> = scores.into_iter().chain(named).collect();
         probes.iter().try_for_each(|probe| probe.check(&sources[&planned.run.corpus]))?;
         Ok(probes)
     }
 
-    fn asks(&self, planned: &Planned) -> Vec<Ask> {
+    fn evals(&self, planned: &Planned) -> Vec<EvalSpec> {
         let ask = |name: &String| {
             let config = &self.experiment.evaluations[name];
-            Ask { request: config.request(), window: config.window, rope_scaling: config.rope_scaling }
+            EvalSpec { request: config.request(), window: config.window, rope_scaling: config.rope_scaling }
         };
         planned.run.evaluate.iter().map(ask).collect()
     }

@@ -2,11 +2,11 @@
 //! temporary folder, synced, renamed and checksummed.
 
 use crate::error::{Error, Result};
-use crate::learner::{Learner, Part};
+use crate::objective::Objective;
 use crate::plan::Plan;
 use crate::renamed;
-use crate::task::Task;
-use crate::tensors::{self, PART, Slot, Take, TensorFile};
+use crate::tensors::{self, PART, TensorFile, TensorSpec, ValueSink};
+use crate::train_state::{CheckpointPart, TrainState};
 use burn::module::Module;
 use kerple_burn::array::Array;
 use kerple_burn::parameters::{self, Describe, Named};
@@ -26,7 +26,7 @@ const DISCARDED: &str = ".replaced";
 
 /// Where a run stands.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct State {
+pub struct CheckpointState {
     /// Updates done.
     pub step: u64,
     /// Training seconds so far, over all sessions.
@@ -47,10 +47,10 @@ pub struct State {
     pub sha256: String,
 }
 
-impl State {
+impl CheckpointState {
     /// Where a run of this trajectory stands before its first update.
-    pub fn start(trajectory: String) -> State {
-        State {
+    pub fn start(trajectory: String) -> CheckpointState {
+        CheckpointState {
             step: 0,
             seconds: 0.0,
             trajectory_hash: trajectory,
@@ -68,23 +68,24 @@ impl State {
         all.into_iter().filter(|(_, sha256)| !sha256.is_empty())
     }
 
-    fn sealed(self) -> State {
-        State { sha256: self.digest(), ..self }
+    fn sealed(self) -> CheckpointState {
+        CheckpointState { sha256: self.digest(), ..self }
     }
 
     fn digest(&self) -> String {
-        let open = State { sha256: String::new(), ..self.clone() };
+        let open = CheckpointState { sha256: String::new(), ..self.clone() };
         fingerprint(&serde_json::to_vec(&open).expect("a state is plain data"))
     }
 }
 
 /// An array's values, a part after the other.
-pub(crate) fn in_parts(array: &Array, take: &mut Take<'_>) -> Result<()> {
+pub(crate) fn in_parts(array: &Array, take: &mut ValueSink<'_>) -> Result<()> {
     array.slice::<f32>().chunks(PART).try_for_each(|part| take(part.to_vec()))
 }
 
 fn write(path: &Path, all: &[Named]) -> Result<String> {
-    let slots: Vec<Slot> = all.iter().map(|n| Slot { name: n.name.clone(), shape: n.array.shape().to_vec() }).collect();
+    let slots: Vec<TensorSpec> =
+        all.iter().map(|n| TensorSpec { name: n.name.clone(), shape: n.array.shape().to_vec() }).collect();
     tensors::write(path, &slots, |number, take| in_parts(&all[number].array, take))
 }
 
@@ -110,15 +111,15 @@ pub(crate) fn place(run: &Path, step: u64) -> PathBuf {
 ///
 /// # Errors
 /// What the file system refuses, or a value that is not finite; earlier checkpoints are then intact.
-pub fn save<M: Module + Describe, T: Task<M>>(
+pub fn save<M: Module + Describe, T: Objective<M>>(
     run: &Path,
     keep: usize,
-    state: &State,
-    learner: &Learner<M, T>,
+    state: &CheckpointState,
+    train_state: &TrainState<M, T>,
 ) -> Result<PathBuf> {
     let all = folder(run);
     let (aside, place) = (all.join(ASIDE), place(run, state.step));
-    let saved = write_aside(&aside, state, learner);
+    let saved = write_aside(&aside, state, train_state);
     if let Err(error) = saved {
         let _ = fs::remove_dir_all(&aside);
         return Err(error);
@@ -178,23 +179,27 @@ fn check_finite(step: u64, tensors: &[Named]) -> Result<()> {
     Ok(())
 }
 
-fn write_aside<M: Module + Describe, T: Task<M>>(aside: &Path, state: &State, learner: &Learner<M, T>) -> Result<()> {
+fn write_aside<M: Module + Describe, T: Objective<M>>(
+    aside: &Path,
+    state: &CheckpointState,
+    train_state: &TrainState<M, T>,
+) -> Result<()> {
     remove(aside)?;
     fs::create_dir_all(aside).map_err(Error::io(aside, "create"))?;
-    let save = |part: Part, file: &str| {
-        let tensors = learner.stored(part);
+    let save = |part: CheckpointPart, file: &str| {
+        let tensors = train_state.stored(part);
         check_finite(state.step, &tensors)?;
         write(&aside.join(file), &tensors)
     };
-    let state = State {
-        model_sha256: save(Part::Weights, MODEL)?,
-        optimizer_sha256: save(Part::Moments, MOMENTS)?,
+    let state = CheckpointState {
+        model_sha256: save(CheckpointPart::Weights, MODEL)?,
+        optimizer_sha256: save(CheckpointPart::Moments, MOMENTS)?,
         ..state.clone()
     };
     write_state(aside, state)
 }
 
-fn write_state(aside: &Path, state: State) -> Result<()> {
+fn write_state(aside: &Path, state: CheckpointState) -> Result<()> {
     let path = aside.join(STATE);
     let text = serde_json::to_string_pretty(&state.sealed()).expect("a state is plain data");
     kerple_run::files::write_within(&path, text.as_bytes()).map_err(Error::io(&path, "write"))?;
@@ -207,7 +212,7 @@ fn write_state(aside: &Path, state: State) -> Result<()> {
 ///
 /// # Errors
 /// The first error of `write` or `trajectory`, and what the file system refuses; there is then no checkpoint.
-pub fn begin(
+pub fn create_initial(
     run: &Path,
     write: impl FnOnce(&Path) -> Result<String>,
     trajectory: impl FnOnce(&str) -> Result<String>,
@@ -218,9 +223,9 @@ pub fn begin(
         remove(&aside)?;
         fs::create_dir_all(&aside).map_err(Error::io(&aside, "create"))?;
         let model_sha256 = write(&aside.join(MODEL))?;
-        let state = State { model_sha256, ..State::start(String::new()) };
+        let state = CheckpointState { model_sha256, ..CheckpointState::start(String::new()) };
         let trajectory_hash = trajectory(&state.model_sha256)?;
-        write_state(&aside, State { trajectory_hash, ..state })?;
+        write_state(&aside, CheckpointState { trajectory_hash, ..state })?;
         fs::rename(&aside, &place).map_err(Error::io(&place, "rename to"))
     };
     make().inspect_err(|_| _ = fs::remove_dir_all(&aside))?;
@@ -279,11 +284,11 @@ pub(crate) fn fill(file: &TensorFile, name: &str, values: &mut [f32]) -> Result<
 ///
 /// # Errors
 /// A damaged file, or one of another step than its folder's name, or of another trajectory.
-pub fn state(checkpoint: &Path, plan: &Plan) -> Result<State> {
+pub fn state(checkpoint: &Path, plan: &Plan) -> Result<CheckpointState> {
     let state = read_state(checkpoint)?;
     let trajectory = plan.trajectory_hash();
     if plan.follows(&state.trajectory_hash) {
-        return Ok(State { trajectory_hash: trajectory, ..state });
+        return Ok(CheckpointState { trajectory_hash: trajectory, ..state });
     }
     let message = format!(
         "the checkpoint belongs to plan {}, the run to plan {}",
@@ -294,11 +299,11 @@ pub fn state(checkpoint: &Path, plan: &Plan) -> Result<State> {
     Err(Error::refused(format!("{}: {message}", checkpoint.join(STATE).display()), hint))
 }
 
-fn read_state(checkpoint: &Path) -> Result<State> {
+fn read_state(checkpoint: &Path) -> Result<CheckpointState> {
     let path = checkpoint.join(STATE);
     let text = kerple_run::files::read_text(&path).map_err(Error::io(&path, "read"))?;
     let damaged = |message: String| Error::damaged(&path, message, AGAIN);
-    let state: State = serde_json::from_str(&text).map_err(|error| {
+    let state: CheckpointState = serde_json::from_str(&text).map_err(|error| {
         let content = serde_json::from_str(&text).unwrap_or_default();
         let renamed = renamed::hint(renamed::STATE_FILE, &content);
         Error::damaged(&path, error.to_string(), renamed.as_deref().unwrap_or(AGAIN))
@@ -335,7 +340,7 @@ pub fn verify(checkpoint: &Path, plan: Option<&Plan>) -> Result<bool> {
 
 /// What [`newest`] found.
 #[derive(Debug)]
-pub struct Found<T> {
+pub struct NewestCheckpoint<T> {
     /// The checkpoint.
     pub path: PathBuf,
     /// What was read from it.
@@ -349,7 +354,11 @@ pub struct Found<T> {
 ///
 /// # Errors
 /// The first error, when no checkpoint can be read: a run never silently starts again from nothing.
-pub fn newest<T>(run: &Path, strict: bool, mut load: impl FnMut(&Path) -> Result<T>) -> Result<Option<Found<T>>> {
+pub fn newest<T>(
+    run: &Path,
+    strict: bool,
+    mut load: impl FnMut(&Path) -> Result<T>,
+) -> Result<Option<NewestCheckpoint<T>>> {
     loop {
         let listed = list(run)?;
         let found = newest_of(&listed, strict, &mut load);
@@ -364,11 +373,11 @@ fn newest_of<T>(
     listed: &[(u64, PathBuf)],
     strict: bool,
     load: &mut dyn FnMut(&Path) -> Result<T>,
-) -> Result<Option<Found<T>>> {
+) -> Result<Option<NewestCheckpoint<T>>> {
     let (mut notes, mut first) = (Vec::new(), None);
     for (step, path) in listed.iter().rev() {
         match load(path) {
-            Ok(value) => return Ok(Some(Found { path: path.clone(), value, notes })),
+            Ok(value) => return Ok(Some(NewestCheckpoint { path: path.clone(), value, notes })),
             Err(error) if strict || !is_damage(&error) => return Err(error),
             Err(error) => {
                 notes.push(format!("skipped the checkpoint of step {step}: {error}"));
@@ -393,7 +402,7 @@ fn is_damage(error: &Error) -> bool {
 ///
 /// # Errors
 /// A damaged file, or tensors of another model.
-pub fn load_model<M: Module>(checkpoint: &Path, state: &State, model: M) -> Result<M> {
+pub fn load_model<M: Module>(checkpoint: &Path, state: &CheckpointState, model: M) -> Result<M> {
     let file = open(&checkpoint.join(MODEL), &state.model_sha256)?;
     let (model, filled) = parameters::load(model, |name, values| fill(&file, name, values));
     filled.map(|()| model)
@@ -403,22 +412,22 @@ pub fn load_model<M: Module>(checkpoint: &Path, state: &State, model: M) -> Resu
 ///
 /// # Errors
 /// A damaged file.
-pub fn weights(checkpoint: &Path, state: &State) -> Result<TensorFile> {
+pub fn weights(checkpoint: &Path, state: &CheckpointState) -> Result<TensorFile> {
     open(&checkpoint.join(MODEL), &state.model_sha256)
 }
 
-/// Puts a checkpoint's weights and moments into `learner`, which keeps fresh moments where there are none.
+/// Puts a checkpoint's weights and moments into `train_state`, which keeps fresh moments where there are none.
 ///
 /// # Errors
 /// A damaged file, or tensors of another model.
-pub fn restore<M: Module + Describe, T: Task<M>>(
+pub fn restore<M: Module + Describe, T: Objective<M>>(
     checkpoint: &Path,
-    state: &State,
-    learner: &mut Learner<M, T>,
+    state: &CheckpointState,
+    train_state: &mut TrainState<M, T>,
 ) -> Result<()> {
-    for (part, (file, sha256)) in [Part::Weights, Part::Moments].into_iter().zip(state.files()) {
+    for (part, (file, sha256)) in [CheckpointPart::Weights, CheckpointPart::Moments].into_iter().zip(state.files()) {
         let file = open(&checkpoint.join(file), sha256)?;
-        learner.restore(part, |name, values| fill(&file, name, values))?;
+        train_state.restore(part, |name, values| fill(&file, name, values))?;
     }
     Ok(())
 }

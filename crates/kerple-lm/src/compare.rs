@@ -1,21 +1,21 @@
 //! Several encodings and seeds with the same settings, one run after another, resumable.
 
 use crate::config::RunConfig;
-use crate::corpus::{Source, Split};
+use crate::corpus::{DataSource, Split};
 use crate::error::{Error, Result};
-use crate::evaluate::{self, Amount, Request};
-use crate::host::Host;
-use crate::job::{self, Ask, Job, Shard};
+use crate::evaluate::{self, EvalRequest, SegmentCount};
 use crate::layers::LayerConfig;
 use crate::plan::Plan;
 use crate::run::RunFolder;
-use crate::sequences::Text;
+use crate::runtime::Runtime;
+use crate::sequences::EvalText;
+use crate::sweep::{self, EvalSpec, Shard, SweepJob};
 use kerple_core::encoding::Encoding;
 use kerple_core::encoding::scaling::Scaling;
 use std::path::PathBuf;
 use std::sync::atomic::AtomicBool;
 
-pub use crate::job::Event;
+pub use crate::sweep::SweepEvent;
 
 /// What is compared.
 #[derive(Clone, Debug)]
@@ -30,13 +30,13 @@ pub struct Comparison {
     pub seeds: u64,
     /// Lengths, protocol and amount of the evaluation; its seed is replaced by the run's. Lengths that an encoding is
     /// not defined for are left out.
-    pub request: Request,
+    pub request: EvalRequest,
     /// Other rotary rates that runs which rotate are evaluated with too.
     pub rope_scalings: Vec<Scaling>,
     /// Folder of everything.
     pub out: PathBuf,
     /// Where models are, and the program that runs it.
-    pub host: Host,
+    pub runtime: Runtime,
 }
 
 impl Comparison {
@@ -50,36 +50,37 @@ impl Comparison {
     /// Seeds are the outer loop, so that after every round all encodings have the same number of runs.
     ///
     /// # Errors
-    /// As [`job::work_off`].
-    pub fn run(&self, shard: Shard, stop: &AtomicBool, tell: &mut dyn FnMut(Event)) -> Result<bool> {
-        let (ranks, alone) = (&self.host.ranks, self.host.alone());
-        let source = Source::open_until(&self.config.data, stop)?;
+    /// As [`sweep::run_all`].
+    pub fn run(&self, shard: Shard, stop: &AtomicBool, tell: &mut dyn FnMut(SweepEvent)) -> Result<bool> {
+        let (ranks, alone) = (&self.runtime.ranks, self.runtime.alone());
+        let source = DataSource::open_until(&self.config.data, stop)?;
         let plans = self.plans(&source)?;
         let request = match source.task() {
             Some(_) => self.request.clone(),
             None => self.fixed_request(&plans, &source.text(Split::Test)?)?,
         };
-        let ask = |rope_scaling| Ask { request: request.clone(), window: None, rope_scaling };
-        let asks: Vec<Ask> = [None].into_iter().chain(self.rope_scalings.iter().copied().map(Some)).map(ask).collect();
+        let spec = |rope_scaling| EvalSpec { request: request.clone(), window: None, rope_scaling };
+        let evals: Vec<EvalSpec> =
+            [None].into_iter().chain(self.rope_scalings.iter().copied().map(Some)).map(spec).collect();
         let folders: Vec<RunFolder> = plans.iter().map(|plan| self.folder(&plan.label, plan.seed)).collect();
-        let jobs: Vec<Job> = plans
+        let jobs: Vec<SweepJob> = plans
             .iter()
             .zip(&folders)
-            .map(|(plan, folder)| Job {
+            .map(|(plan, folder)| SweepJob {
                 name: &plan.label,
                 folder,
                 plan,
                 source: &source,
-                asks: &asks,
+                evals: &evals,
                 probes: &[],
-                host: &alone,
+                runtime: &alone,
             })
             .collect();
-        job::work_off(&jobs, (shard, ranks), stop, tell)
+        sweep::run_all(&jobs, (shard, ranks), stop, tell)
     }
 
     /// The plans of all runs; refuses here what would fail after hours of training.
-    fn plans(&self, source: &Source) -> Result<Vec<Plan>> {
+    fn plans(&self, source: &DataSource) -> Result<Vec<Plan>> {
         let Some(end) = self.config.seed.checked_add(self.seeds) else {
             let message = format!("{} seeds from {} on exceed the largest seed", self.seeds, self.config.seed);
             return Err(Error::refused(message, "choose a smaller seed"));
@@ -91,7 +92,7 @@ impl Comparison {
             if let Some(old) = self.folder(&plan.label, seed).plan()? {
                 old.may_become(&plan, 0)?;
             }
-            let limit = self.host.limit();
+            let limit = self.runtime.limit();
             plan.check_training_memory(limit.as_ref())?;
             self.request
                 .lengths
@@ -117,17 +118,17 @@ impl Comparison {
         config
     }
 
-    /// The request with its span fixed, so that all runs of a seed are scored on the same text whatever was evaluated in
+    /// The request with its segment length fixed, so that all runs of a seed are scored on the same text whatever was evaluated in
     /// some of them before.
-    fn fixed_request(&self, plans: &[Plan], text: &dyn Text) -> Result<Request> {
+    fn fixed_request(&self, plans: &[Plan], text: &dyn EvalText) -> Result<EvalRequest> {
         let mut rows = Vec::new();
         for plan in plans {
             rows.extend(self.folder(&plan.label, plan.seed).evaluations()?);
         }
-        let earlier = evaluate::earlier_extents(&rows, text, self.request.protocol);
-        let extent = self.request.extent(self.config.train.train_len, text.len(), &earlier)?;
-        let n_segments = Amount::Exactly(extent.segments());
-        Ok(Request { segment_len: Some(extent.span()), n_segments, ..self.request.clone() })
+        let earlier = evaluate::earlier_segments(&rows, text, self.request.protocol);
+        let segments = self.request.segments(self.config.train.train_len, text.len(), &earlier)?;
+        let n_segments = SegmentCount::Exactly(segments.n_segments());
+        Ok(EvalRequest { segment_len: Some(segments.segment_len()), n_segments, ..self.request.clone() })
     }
 }
 
@@ -141,16 +142,16 @@ mod tests {
     fn encodings_are_exchanged_in_the_layers_that_are_named() {
         let text = "data.path = \"nowhere\"\nencoding.kind = \"rotary\"\nmodel.n_layers = 3";
         let [alibi, rotary] = ["alibi", "rotary"].map(|kind| serde_json::from_value::<Encoding>(kind.into()).unwrap());
-        let (lengths, protocol, n_segments) = (vec![16], Protocol::Segments, Amount::UpTo(1));
+        let (lengths, protocol, n_segments) = (vec![16], Protocol::Segments, SegmentCount::UpTo(1));
         let comparison = Comparison {
             config: RunConfig::parse(text, "test", &[]).unwrap(),
             encodings: Vec::new(),
             layers: Some(vec![1]),
             seeds: 1,
-            request: Request { lengths, protocol, n_segments, segment_len: None, seed: 0, per_position: false },
+            request: EvalRequest { lengths, protocol, n_segments, segment_len: None, seed: 0, per_position: false },
             rope_scalings: Vec::new(),
             out: PathBuf::new(),
-            host: Host::cpu(None),
+            runtime: Runtime::cpu(None),
         };
         let facts = DataInfo { vocab_size: 9, tokenizer: String::new(), train_tokens: 1 << 20, content: String::new() };
         let label = |encoding: &Encoding| Plan::new(&comparison.config_of(1, encoding), facts.clone()).unwrap().label;

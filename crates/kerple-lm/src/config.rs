@@ -4,8 +4,9 @@ use crate::error::{Error, Result};
 use crate::layers::LayerConfig;
 use crate::renamed;
 use crate::schedule::LrSchedule;
-use kerple_burn::plan::BlockPlan;
+use kerple_burn::plan::BlockConfig;
 use kerple_core::encoding::Encoding;
+use kerple_core::seed::DEFAULT_SEED;
 use kerple_data::tasks::TaskConfig;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -19,7 +20,7 @@ pub const REFERENCE: &str = include_str!("reference.toml");
 #[serde(deny_unknown_fields)]
 pub struct RunConfig {
     /// Controls initial weights, data order and evaluation text.
-    #[serde(default = "RunConfig::default_seed")]
+    #[serde(default = "default_seed")]
     pub seed: u64,
     /// What is read.
     pub data: DataConfig,
@@ -33,10 +34,8 @@ pub struct RunConfig {
     pub train: TrainConfig,
 }
 
-impl RunConfig {
-    fn default_seed() -> u64 {
-        1235
-    }
+fn default_seed() -> u64 {
+    DEFAULT_SEED
 }
 
 /// `[data]`: a text by its path, or a task.
@@ -112,8 +111,8 @@ pub struct ModelConfig {
     #[serde(skip_serializing_if = "Pooling::is_default")]
     pub pooling: Pooling,
     /// The settings of a block: `[model.block]`, by default the paper's.
-    #[serde(skip_serializing_if = "BlockPlan::is_default")]
-    pub block: BlockPlan,
+    #[serde(skip_serializing_if = "BlockConfig::is_default")]
+    pub block: BlockConfig,
     /// Kinds of layers that differ from the others, by their names: `[model.layers.NAME]`.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub layers: BTreeMap<String, LayerConfig>,

@@ -2,10 +2,10 @@
 
 use crate::config::{DataConfig, SamplingConfig};
 use crate::error::{Error, Result};
+use crate::objective::SequenceBatch;
 use crate::plan::{DataInfo, NO_TOKENIZER, Plan};
-use crate::sequences::Batches;
-use crate::sequences::Text;
-use crate::task::Batch;
+use crate::sequences::BatchSource;
+use crate::sequences::EvalText;
 use crate::tasks::{self, TaskBatches, TaskSource};
 use kerple_data::{BatchShape, Corpus, Sampling, Tokenizer, Tokens};
 use std::ops::Range;
@@ -15,37 +15,37 @@ pub use kerple_data::Split;
 
 /// What a run learns from.
 #[derive(Debug)]
-pub struct Source {
-    content: Content,
+pub struct DataSource {
+    content: SourceContent,
     facts: DataInfo,
 }
 
 #[derive(Debug)]
 #[allow(clippy::large_enum_variant, reason = "one of them a run")]
-enum Content {
+enum SourceContent {
     Text(Corpus),
     Task(TaskSource),
 }
 
-impl Source {
+impl DataSource {
     /// Opens the corpus or the task a run file names.
     ///
     /// # Errors
     /// What cannot be read, or is damaged; keys of a task out of range.
-    pub fn open(config: &DataConfig) -> Result<Source> {
-        Source::open_until(config, &AtomicBool::new(false))
+    pub fn open(config: &DataConfig) -> Result<DataSource> {
+        DataSource::open_until(config, &AtomicBool::new(false))
     }
 
-    /// As [`Source::open`], until `stop` is set: the files of a task may take minutes.
+    /// As [`DataSource::open`], until `stop` is set: the files of a task may take minutes.
     ///
     /// # Errors
-    /// As [`Source::open`]; [`kerple_data::Error::Stopped`].
-    pub fn open_until(config: &DataConfig, stop: &AtomicBool) -> Result<Source> {
+    /// As [`DataSource::open`]; [`kerple_data::Error::Stopped`].
+    pub fn open_until(config: &DataConfig, stop: &AtomicBool) -> Result<DataSource> {
         config.check()?;
         if let Some(task) = &config.task {
             let path = (!config.path.as_os_str().is_empty()).then_some(config.path.as_path());
             let source = TaskSource::open(task, path, stop)?;
-            return Ok(Source { facts: tasks::facts(source.facts()), content: Content::Task(source) });
+            return Ok(DataSource { facts: tasks::facts(source.facts()), content: SourceContent::Task(source) });
         }
         let corpus = Corpus::open(&config.path)?;
         let facts = DataInfo {
@@ -54,7 +54,7 @@ impl Source {
             train_tokens: corpus.split(Split::Train).len() as u64,
             content: corpus.content().to_owned(),
         };
-        Ok(Source { content: Content::Text(corpus), facts })
+        Ok(DataSource { content: SourceContent::Text(corpus), facts })
     }
 
     /// What a plan needs to know of it.
@@ -65,15 +65,15 @@ impl Source {
     /// The task, where it is one.
     pub fn task(&self) -> Option<&TaskSource> {
         match &self.content {
-            Content::Text(_) => None,
-            Content::Task(task) => Some(task),
+            SourceContent::Text(_) => None,
+            SourceContent::Task(task) => Some(task),
         }
     }
 
     fn corpus(&self) -> Result<&Corpus> {
         match &self.content {
-            Content::Text(corpus) => Ok(corpus),
-            Content::Task(_) => {
+            SourceContent::Text(corpus) => Ok(corpus),
+            SourceContent::Task(_) => {
                 let message = format!("{} is a task and has no text", self.facts.tokenizer);
                 Err(Error::refused(
                     message,
@@ -90,11 +90,11 @@ impl Source {
     /// A file that is damaged.
     pub fn verify(&self) -> Result<()> {
         match &self.content {
-            Content::Text(corpus) => {
+            SourceContent::Text(corpus) => {
                 corpus.verify()?;
             }
             // made when it is asked for, or of files that were read whole when they were opened
-            Content::Task(_) => {}
+            SourceContent::Task(_) => {}
         }
         Ok(())
     }
@@ -136,7 +136,7 @@ impl Source {
     /// # Errors
     /// The token and the rows; a text that cannot be read.
     pub fn check_rows(&self, split: Split, plan: &Plan) -> Result<()> {
-        let Content::Text(corpus) = &self.content else { return Ok(()) };
+        let SourceContent::Text(corpus) = &self.content else { return Ok(()) };
         if corpus.vocab_size() <= plan.model.vocab_size {
             return Ok(());
         }
@@ -158,8 +158,8 @@ impl Source {
     /// Too few tokens for a sequence.
     pub fn batches(&self, plan: &Plan) -> Result<SourceBatches<'_>> {
         let corpus = match &self.content {
-            Content::Text(corpus) => corpus,
-            Content::Task(task) => return Ok(SourceBatches::Task(task.batches(plan))),
+            SourceContent::Text(corpus) => corpus,
+            SourceContent::Task(task) => return Ok(SourceBatches::Task(task.batches(plan))),
         };
         [Split::Train, Split::Valid].into_iter().try_for_each(|split| self.check_rows(split, plan))?;
         let sampling = match plan.data.sampling {
@@ -192,7 +192,7 @@ pub enum SourceBatches<'a> {
 }
 
 impl SourceBatches<'_> {
-    fn inner(&self) -> &dyn Batches {
+    fn inner(&self) -> &dyn BatchSource {
         match self {
             SourceBatches::Text(batches) => batches,
             SourceBatches::Task(batches) => batches,
@@ -200,8 +200,8 @@ impl SourceBatches<'_> {
     }
 }
 
-impl Batches for SourceBatches<'_> {
-    fn batch(&self, step: u64, rows: Range<usize>) -> Result<Batch> {
+impl BatchSource for SourceBatches<'_> {
+    fn batch(&self, step: u64, rows: Range<usize>) -> Result<SequenceBatch> {
         self.inner().batch(step, rows)
     }
 
@@ -217,7 +217,7 @@ impl Batches for SourceBatches<'_> {
         self.inner().remark()
     }
 
-    fn validation(&self, rows: Range<usize>) -> Result<Batch> {
+    fn validation(&self, rows: Range<usize>) -> Result<SequenceBatch> {
         self.inner().validation(rows)
     }
 }
@@ -232,8 +232,8 @@ pub struct CorpusBatches<'a> {
     tokenizer: Option<&'a Tokenizer>,
 }
 
-impl Batches for CorpusBatches<'_> {
-    fn batch(&self, step: u64, rows: Range<usize>) -> Result<Batch> {
+impl BatchSource for CorpusBatches<'_> {
+    fn batch(&self, step: u64, rows: Range<usize>) -> Result<SequenceBatch> {
         Ok(self.train.batch(step, rows)?.into())
     }
 
@@ -245,7 +245,7 @@ impl Batches for CorpusBatches<'_> {
         self.tokenizer
     }
 
-    fn validation(&self, rows: Range<usize>) -> Result<Batch> {
+    fn validation(&self, rows: Range<usize>) -> Result<SequenceBatch> {
         Ok(kerple_data::Batch::at(&self.valid, &self.starts[rows], self.len)?.into())
     }
 }
@@ -265,7 +265,7 @@ impl CorpusText<'_> {
     }
 }
 
-impl Text for CorpusText<'_> {
+impl EvalText for CorpusText<'_> {
     fn split(&self) -> &'static str {
         self.split.name()
     }

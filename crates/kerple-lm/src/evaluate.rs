@@ -2,36 +2,36 @@
 //! protocol become a row.
 //!
 //! ```text
-//! Scored, fixed for all lengths --score(model, length)--> Found --> EvaluationRow
-//!   OfText:  Request --extent--> Extent --windows(length)--> losses
-//!   OfTask:  AnswersRequest --sequences of a length--> right answers
+//! EvalData, fixed for all lengths --score(model, length)--> EvalResult --> EvaluationRow
+//!   TextEval:  EvalRequest --segments--> ScoredSegments --windows(length)--> losses
+//!   TaskEval:  TaskEvalRequest --sequences of a length--> right answers
 //! ```
 //!
 //! A row records its text and its provenance. Evaluations are therefore reused ([`EvaluationKey`])
 //! and never mixed with other texts or with numbers of another precision, device or instruction
 //! set.
 
-mod answers;
-mod extent;
 mod key;
 mod protocol;
 mod rolling;
+mod segments;
+mod tasks;
 mod text;
 
-pub use answers::{AnswersRequest, OfTask, default_lengths, served};
-pub use extent::{Amount, Extent, Request, Window};
 pub use key::{EvaluationKey, Reuse};
 pub use protocol::Protocol;
-pub use text::{Losses, OfText, earlier_extents, losses};
+pub use segments::{EvalRequest, ScoredSegments, SegmentCount, TextWindow};
+pub use tasks::{TaskEval, TaskEvalRequest, default_lengths, served};
+pub use text::{TextEval, WindowLosses, earlier_segments, losses};
 
-use crate::corpus::{Source, Split};
+use crate::architecture::Model;
+use crate::corpus::{DataSource, Split};
 use crate::error::Result;
 use crate::events::{self, EventFile};
-use crate::host::Host;
 use crate::plan::Plan;
 use crate::ranks::Ranks;
 use crate::run::{RunFolder, SpecialTokens};
-use crate::solver::Solve;
+use crate::runtime::Runtime;
 use kerple_core::encoding::Encoding;
 use kerple_run::{EvaluationRow, Journal, Provenance, Rolled, TaskScore};
 use std::collections::BTreeSet;
@@ -41,7 +41,7 @@ use std::time::Instant;
 
 /// What happens, as it happens.
 #[derive(Debug)]
-pub enum Event<'a> {
+pub enum EvalEvent<'a> {
     /// Windows of a length are done.
     Evaluating {
         /// Input length.
@@ -63,7 +63,7 @@ pub enum Event<'a> {
 }
 
 /// What is scored, the same for all lengths and encodings: a text, or sequences of a task.
-pub trait Scored {
+pub trait EvalData {
     /// Lengths that were asked for.
     fn lengths(&self) -> &[usize];
 
@@ -79,7 +79,7 @@ pub trait Scored {
     ///
     /// # Errors
     /// The first of them, with the limit.
-    fn check(&self, plan: &Plan, model: &dyn Solve) -> Result<()>;
+    fn check(&self, plan: &Plan, model: &dyn Model) -> Result<()>;
 
     /// Tokens of a sequence of this length as the model reads it.
     fn tokens(&self, plan: &Plan, length: usize) -> usize;
@@ -98,10 +98,10 @@ pub trait Scored {
     fn score(
         &self,
         shared: (&Plan, &Ranks),
-        model: &dyn Solve,
+        model: &dyn Model,
         length: usize,
         tell: &mut dyn FnMut(usize, usize) -> bool,
-    ) -> Result<Option<Found>>;
+    ) -> Result<Option<EvalResult>>;
 
     /// What it is, in words.
     fn words(&self) -> Vec<String>;
@@ -113,24 +113,24 @@ pub trait Scored {
 /// # Errors
 /// A request that the text cannot serve.
 pub fn of_source<'a>(
-    source: &'a Source,
+    source: &'a DataSource,
     split: Split,
     (plan, special): (&Plan, &SpecialTokens),
-    request: &Request,
+    request: &EvalRequest,
     known: &[EvaluationRow],
-) -> Result<Box<dyn Scored + 'a>> {
+) -> Result<Box<dyn EvalData + 'a>> {
     Ok(match source.task() {
-        Some(task) => Box::new(OfTask::new(task, request.answers(split, task))),
+        Some(task) => Box::new(TaskEval::new(task, request.answers(split, task))),
         None => {
             source.check_rows(split, plan)?;
-            Box::new(OfText::new((plan, special), source.text(split)?, request.clone(), known)?)
+            Box::new(TextEval::new((plan, special), source.text(split)?, request.clone(), known)?)
         }
     })
 }
 
 /// The numbers of one length.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct Found {
+pub struct EvalResult {
     /// Mean loss, nats.
     pub nll: f64,
     /// Scored tokens, or answers that count.
@@ -159,7 +159,7 @@ fn covers(row: &EvaluationRow, key: &EvaluationKey, (positions, reuse): (bool, R
 pub fn known<'a>(
     rows: &'a [EvaluationRow],
     (plan, encoding): (&Plan, &Encoding),
-    scored: &dyn Scored,
+    scored: &dyn EvalData,
     (provenance, reuse): (&Provenance, Reuse),
 ) -> Vec<Option<&'a EvaluationRow>> {
     let of_length = |length: &usize| {
@@ -181,13 +181,24 @@ pub fn made_elsewhere(row: &EvaluationRow, provenance: &Provenance) -> Option<St
     (!words.is_empty()).then(|| words.join(", "))
 }
 
+/// What is evaluated: a checkpoint of a run.
+#[derive(Clone, Copy)]
+pub struct EvalCheckpoint<'a> {
+    /// The plan of the run.
+    pub plan: &'a Plan,
+    /// Updates of the checkpoint.
+    pub step: u64,
+    /// Its model, possibly with another attention window than it was trained with.
+    pub model: &'a dyn Model,
+}
+
 /// A trained model and what it is to score: checked, so that it runs to the end.
-pub struct Evaluation<'a> {
+pub struct EvalRun<'a> {
     plan: &'a Plan,
     step: u64,
-    model: &'a dyn Solve,
-    scored: &'a dyn Scored,
-    host: &'a Host,
+    model: &'a dyn Model,
+    scored: &'a dyn EvalData,
+    runtime: &'a Runtime,
     reuse: Reuse,
     /// The rows of the run, and where more are appended.
     known: Vec<EvaluationRow>,
@@ -195,46 +206,45 @@ pub struct Evaluation<'a> {
     events: PathBuf,
 }
 
-impl<'a> Evaluation<'a> {
-    /// Prepares the evaluation of the checkpoint of `run` after `step` updates, whose model, possibly with another attention
-    /// window than it was trained with, is given. Nothing is written yet.
+impl<'a> EvalRun<'a> {
+    /// Prepares the evaluation of a checkpoint of `run`. Nothing is written yet.
     ///
     /// # Errors
     /// Lengths that the model cannot take, or damaged earlier rows.
     pub fn new(
         run: &RunFolder,
-        (plan, step, model): (&'a Plan, u64, &'a dyn Solve),
-        scored: &'a dyn Scored,
-        host: &'a Host,
-    ) -> Result<Evaluation<'a>> {
+        EvalCheckpoint { plan, step, model }: EvalCheckpoint<'a>,
+        scored: &'a dyn EvalData,
+        runtime: &'a Runtime,
+    ) -> Result<EvalRun<'a>> {
         plan.check_evaluated(model.encoding().encoding())?;
         scored.check(plan, model)?;
         let longest = scored.lengths().iter().map(|length| scored.tokens(plan, *length)).max().unwrap_or(0);
-        plan.check_evaluation_memory(longest, host.limit().as_ref())?;
+        plan.check_evaluation_memory(longest, runtime.limit().as_ref())?;
         let (known, journal, events) = (run.evaluations()?, run.evaluation_file(), run.events());
         let reuse = Reuse::Same;
-        Ok(Evaluation { plan, step, model, scored, host, reuse, known, journal, events })
+        Ok(EvalRun { plan, step, model, scored, runtime, reuse, known, journal, events })
     }
 
     /// The same, with other rows that count as done.
     #[must_use]
-    pub fn reusing(self, reuse: Reuse) -> Evaluation<'a> {
-        Evaluation { reuse, ..self }
+    pub fn reusing(self, reuse: Reuse) -> EvalRun<'a> {
+        EvalRun { reuse, ..self }
     }
 
     /// Identifies the evaluation of one length, here.
     pub fn key(&self, length: usize) -> EvaluationKey {
-        self.scored.key(self.model.encoding().encoding(), length, self.step).by(&self.host.provenance)
+        self.scored.key(self.model.encoding().encoding(), length, self.step).by(&self.runtime.provenance)
     }
 
     /// Evaluates every length that no earlier row covers and appends its row; `false` when `stop` was set before the end.
     ///
     /// # Errors
     /// A file that cannot be written, text or data that can no longer be read.
-    pub fn run(&self, stop: &AtomicBool, tell: &mut dyn FnMut(Event)) -> Result<bool> {
+    pub fn run(&self, stop: &AtomicBool, tell: &mut dyn FnMut(EvalEvent)) -> Result<bool> {
         self.expect_same()?;
-        self.scored.note().into_iter().chain(self.others_note()).for_each(|note| tell(Event::Note(note)));
-        let (ranks, positions) = (&self.host.ranks, self.scored.positions());
+        self.scored.note().into_iter().chain(self.others_note()).for_each(|note| tell(EvalEvent::Note(note)));
+        let (ranks, positions) = (&self.runtime.ranks, self.scored.positions());
         let known = |length: usize| {
             let key = self.key(length);
             self.known.iter().rev().find(|row| covers(row, &key, (positions, self.reuse)))
@@ -244,7 +254,7 @@ impl<'a> Evaluation<'a> {
         let done = ranks.gather(&all).swap_remove(0);
         for (&length, done) in self.scored.lengths().iter().zip(done) {
             if done {
-                known(length).into_iter().for_each(|row| tell(Event::Row { row, fresh: false }));
+                known(length).into_iter().for_each(|row| tell(EvalEvent::Row { row, fresh: false }));
                 continue;
             }
             let Some(row) = self.length(length, stop, tell)? else { return Ok(false) };
@@ -252,7 +262,7 @@ impl<'a> Evaluation<'a> {
                 Journal::open(&self.journal)?.push(&row)?;
                 EventFile::beside(&self.events.join(events::of_evaluation(&row)))?.evaluation(&row)
             })?;
-            tell(Event::Row { row: &row, fresh: true });
+            tell(EvalEvent::Row { row: &row, fresh: true });
         }
         Ok(true)
     }
@@ -268,7 +278,7 @@ impl<'a> Evaluation<'a> {
         };
         let others: BTreeSet<String> = self.known.iter().filter(is_other).map(words).collect();
         let others = Vec::from_iter(others).join(" and ");
-        let here = self.host.provenance.numerics();
+        let here = self.runtime.provenance.numerics();
         (!others.is_empty()).then(|| {
             format!(
                 "earlier rows of this evaluation were computed {others}; the new rows are computed \
@@ -279,7 +289,7 @@ impl<'a> Evaluation<'a> {
 
     /// Refuses ranks that would evaluate different things: other checkpoints, texts or lengths, or by another program.
     fn expect_same(&self) -> Result<()> {
-        let Host { provenance, ranks, .. } = self.host;
+        let Runtime { provenance, ranks, .. } = self.runtime;
         let encoding = self.model.encoding().encoding();
         let key = |length: &usize| self.scored.key(encoding, *length, self.step);
         let asked: Vec<EvaluationKey> = self.scored.lengths().iter().map(key).collect();
@@ -306,16 +316,21 @@ impl<'a> Evaluation<'a> {
         &self,
         length: usize,
         stop: &AtomicBool,
-        tell: &mut dyn FnMut(Event),
+        tell: &mut dyn FnMut(EvalEvent),
     ) -> Result<Option<EvaluationRow>> {
         let clock = Instant::now();
-        let found = self.scored.score((self.plan, &self.host.ranks), self.model, length, &mut |done, windows| {
-            tell(Event::Evaluating { length, done, windows });
+        let found = self.scored.score((self.plan, &self.runtime.ranks), self.model, length, &mut |done, windows| {
+            tell(EvalEvent::Evaluating { length, done, windows });
             !stop.load(Ordering::Relaxed)
         })?;
         let row = |found| {
             let seconds = clock.elapsed().as_secs_f64();
-            self.key(length).row(self.plan, self.model.encoding().encoding(), found, (seconds, &self.host.provenance))
+            self.key(length).row(
+                self.plan,
+                self.model.encoding().encoding(),
+                found,
+                (seconds, &self.runtime.provenance),
+            )
         };
         Ok(found.map(row))
     }

@@ -10,7 +10,7 @@ use std::collections::BinaryHeap;
 
 /// How the next token is chosen.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Draw {
+pub struct SamplingParams {
     /// 0 takes the likeliest token; higher values flatten the distribution.
     pub temperature: f64,
     /// Only this many likeliest tokens are considered; 0 considers all.
@@ -23,7 +23,7 @@ pub struct Draw {
 
 /// Follows a text as it grows. A closure that takes a token and returns whether to continue allows
 /// every token.
-pub trait Follow {
+pub trait DecodingCallback {
     /// Whether this token may come next.
     fn allows(&self, _token: u32) -> bool {
         true
@@ -33,7 +33,7 @@ pub trait Follow {
     fn take(&mut self, token: u32) -> bool;
 }
 
-impl<F: FnMut(u32) -> bool> Follow for F {
+impl<F: FnMut(u32) -> bool> DecodingCallback for F {
     fn take(&mut self, token: u32) -> bool {
         self(token)
     }
@@ -66,15 +66,15 @@ pub fn generate(
     prompt: &[u32],
     count: usize,
     vocab: usize,
-    draw: &Draw,
-    follow: &mut dyn Follow,
+    draw: &SamplingParams,
+    follow: &mut dyn DecodingCallback,
 ) -> Result<()> {
     check(model, prompt.len(), count)?;
     let mut sampler = Sampler::new(*draw);
-    let mut growing = model.begin(draw.seed);
+    let mut sequence = model.new_sequence(draw.seed);
     let mut next = prompt.to_vec();
     for _ in 0..count {
-        let logits = model.grow(&next, &mut growing);
+        let logits = model.decode(&next, &mut sequence);
         let logits: Vec<f64> = logits.iter().take(vocab).map(|logit| f64::from(*logit)).collect();
         let token = sampler.next(&logits, &|token| follow.allows(token))?;
         if !follow.take(token) {
@@ -88,13 +88,13 @@ pub fn generate(
 /// Draws one token after another.
 #[derive(Clone, Debug)]
 pub struct Sampler {
-    draw: Draw,
+    draw: SamplingParams,
     rng: ChaCha8Rng,
 }
 
 impl Sampler {
     /// Before the first draw.
-    pub fn new(draw: Draw) -> Sampler {
+    pub fn new(draw: SamplingParams) -> Sampler {
         Sampler { draw, rng: stream(draw.seed, Purpose::Sampling) }
     }
 
@@ -139,7 +139,7 @@ impl PartialOrd for Candidate {
 /// Tokens that are not allowed lose their share after the unlikely ones have lost theirs, as if they were drawn again; when
 /// none is left, the likeliest that is allowed is taken. Tokens are taken off a heap, in descending order, as far as the
 /// point lies: the vocabulary is not sorted.
-fn choose(logits: &[f64], draw: &Draw, point: f64, allows: &dyn Fn(u32) -> bool) -> Option<u32> {
+fn choose(logits: &[f64], draw: &SamplingParams, point: f64, allows: &dyn Fn(u32) -> bool) -> Option<u32> {
     let likeliest = likeliest(logits, allows)?;
     if draw.temperature == 0.0 {
         return Some(likeliest);
@@ -199,7 +199,7 @@ mod tests {
     use std::cell::Cell;
 
     /// [`choose`] by the definition: everything sorted.
-    fn by_sorting(logits: &[f64], draw: &Draw, point: f64, allows: &dyn Fn(u32) -> bool) -> Option<u32> {
+    fn by_sorting(logits: &[f64], draw: &SamplingParams, point: f64, allows: &dyn Fn(u32) -> bool) -> Option<u32> {
         let mut order: Vec<usize> = (0..logits.len()).collect();
         order.sort_by(|a, b| logits[*b].total_cmp(&logits[*a]));
         let likeliest = order.iter().map(|id| *id as u32).find(|id| allows(*id))?;
@@ -243,7 +243,7 @@ mod tests {
             let (top_k, point) = (rng.random::<u8>() as usize % 60, rng.random());
             let top_p = [1.0, 0.9, 0.5, 0.0][round / 2 % 4];
             for temperature in [0.0, 0.7] {
-                let draw = Draw { temperature, top_k, top_p, seed: 0 };
+                let draw = SamplingParams { temperature, top_k, top_p, seed: 0 };
                 assert_eq!(choose(&logits, &draw, point, &allows), by_sorting(&logits, &draw, point, &allows));
             }
         }
@@ -254,7 +254,7 @@ mod tests {
     fn at_temperature_0_nothing_is_sorted() {
         let (len, asked) = (1 << 20, Cell::new(0));
         let logits: Vec<f64> = (0..len).map(f64::from).collect();
-        let draw = Draw { temperature: 0.0, top_k: 0, top_p: 1.0, seed: 0 };
+        let draw = SamplingParams { temperature: 0.0, top_k: 0, top_p: 1.0, seed: 0 };
         let allows = |_| {
             asked.set(asked.get() + 1);
             true
@@ -269,27 +269,28 @@ mod tests {
     #[test]
     fn draws_follow_the_distribution() {
         let logits = [0.0, 2f64.ln(), 5f64.ln()]; // shares 1/8, 2/8, 5/8
-        let draw = Draw { temperature: 1.0, top_k: 0, top_p: 1.0, seed: 0 };
-        let choose = |draw: &Draw, point| super::choose(&logits, draw, point, &|_| true).unwrap();
+        let draw = SamplingParams { temperature: 1.0, top_k: 0, top_p: 1.0, seed: 0 };
+        let choose = |draw: &SamplingParams, point| super::choose(&logits, draw, point, &|_| true).unwrap();
         assert_eq!(choose(&draw, 0.6), 2);
         assert_eq!(choose(&draw, 0.7), 1);
         assert_eq!(choose(&draw, 0.9), 0);
-        assert_eq!(choose(&Draw { temperature: 0.0, ..draw }, 0.9), 2);
-        assert_eq!(choose(&Draw { top_k: 2, ..draw }, 0.99), 1);
-        assert_eq!(choose(&Draw { top_p: 0.7, ..draw }, 0.99), 1, "two tokens are needed for 7/10");
-        assert_eq!(choose(&Draw { top_p: 0.6, ..draw }, 0.99), 2, "one token has 5/8");
+        assert_eq!(choose(&SamplingParams { temperature: 0.0, ..draw }, 0.9), 2);
+        assert_eq!(choose(&SamplingParams { top_k: 2, ..draw }, 0.99), 1);
+        assert_eq!(choose(&SamplingParams { top_p: 0.7, ..draw }, 0.99), 1, "two tokens are needed for 7/10");
+        assert_eq!(choose(&SamplingParams { top_p: 0.6, ..draw }, 0.99), 2, "one token has 5/8");
     }
 
     #[test]
     fn what_is_not_allowed_is_never_drawn() {
         let logits = [0.0, 2f64.ln(), 5f64.ln()];
-        let draw = Draw { temperature: 1.0, top_k: 0, top_p: 1.0, seed: 0 };
-        let without =
-            |banned: &[u32], draw: &Draw, point| choose(&logits, draw, point, &|token| !banned.contains(&token));
+        let draw = SamplingParams { temperature: 1.0, top_k: 0, top_p: 1.0, seed: 0 };
+        let without = |banned: &[u32], draw: &SamplingParams, point| {
+            choose(&logits, draw, point, &|token| !banned.contains(&token))
+        };
         // shares 1/3 and 2/3 are left
         assert_eq!([0.6, 0.7].map(|point| without(&[2], &draw, point)), [Some(1), Some(0)]);
-        assert_eq!(without(&[2], &Draw { temperature: 0.0, ..draw }, 0.0), Some(1));
-        let narrow = Draw { top_p: 0.6, ..draw };
+        assert_eq!(without(&[2], &SamplingParams { temperature: 0.0, ..draw }, 0.0), Some(1));
+        let narrow = SamplingParams { top_p: 0.6, ..draw };
         assert_eq!(without(&[2], &narrow, 0.5), Some(1), "nothing is left of one token");
         assert_eq!(without(&[0, 1, 2], &draw, 0.5), None);
     }

@@ -23,7 +23,7 @@ pub struct LayerConfig {
     pub encoding: Option<Encoding>,
     /// Keys that a query sees.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub window: Option<Window>,
+    pub window: Option<AttentionWindow>,
     /// Kind of attention.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub attention: Option<AttentionKind>,
@@ -39,7 +39,7 @@ pub struct LayerKind {
     pub encoding: Option<Encoding>,
     /// Keys that a query sees; those of the encoding when absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub window: Option<Window>,
+    pub window: Option<AttentionWindow>,
     /// Kind of attention; the block's when absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub attention: Option<AttentionKind>,
@@ -69,34 +69,34 @@ impl LayerKind {
 /// `window = 512`, or `window = "all"` where the other layers have one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(untagged, expecting = "a window is a number of positions, or \"all\"")]
-pub enum Window {
+pub enum AttentionWindow {
     /// So many, the query's own position included.
     Last(usize),
     /// All.
-    All(All),
+    All(AllKeys),
 }
 
 /// The word.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum All {
+pub enum AllKeys {
     /// Every position.
     All,
 }
 
-impl Window {
+impl AttentionWindow {
     /// As attention takes it.
     pub(crate) fn keys(self) -> Option<usize> {
         match self {
-            Window::Last(keys) => Some(keys),
-            Window::All(_) => None,
+            AttentionWindow::Last(keys) => Some(keys),
+            AttentionWindow::All(_) => None,
         }
     }
 }
 
 /// The settings of one layer, whatever its kind.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Layer<'a> {
+pub struct LayerSettings<'a> {
     /// How positions enter.
     pub encoding: &'a Encoding,
     /// Which of [`ModelPlan::other_encodings`](crate::plan::ModelPlan::other_encodings) that is; `None`: the model's.
@@ -107,7 +107,7 @@ pub struct Layer<'a> {
     pub attention: &'a AttentionKind,
 }
 
-impl Layer<'_> {
+impl LayerSettings<'_> {
     /// The encoding with the window of this layer.
     pub fn windowed(&self) -> Encoding {
         Encoding { window: self.window, ..self.encoding.clone() }
@@ -139,7 +139,7 @@ pub fn resolve(kinds: &BTreeMap<String, LayerConfig>, n_layers: usize) -> Result
             let hint = "set encoding, window or attention, or remove the kind";
             return refuse(name, "", "the layer kind changes nothing".to_owned(), hint);
         }
-        if window == Some(Window::Last(0)) {
+        if window == Some(AttentionWindow::Last(0)) {
             let hint = "set window = 1 for the token itself, a larger number, or \"all\"";
             return refuse(name, ".window", "a window of 0 attends to nothing, it must be at least 1".to_owned(), hint);
         }

@@ -3,36 +3,35 @@
 //! A [`config::RunConfig`] is the run file as written; a [`plan::Plan`] has every choice resolved
 //! and checked. Only plans run.
 
+pub mod analysis;
+pub mod architecture;
 pub mod checkpoint;
 pub mod compare;
 pub mod config;
 pub mod corpus;
-pub mod depart;
 mod error;
 pub mod evaluate;
 pub mod events;
+pub mod finetune;
 pub mod generate;
-pub mod host;
-pub mod init_from;
-pub mod job;
 pub mod layers;
-pub mod learner;
-pub mod memory;
+pub mod memory_estimate;
 pub mod model;
 #[cfg(feature = "mpi")]
 pub mod mpi;
+pub mod objective;
 pub mod plan;
-pub mod probe;
 pub mod ranks;
 pub mod renamed;
 pub mod run;
+pub mod runtime;
 pub mod schedule;
 pub mod sequences;
-pub mod solver;
-pub mod task;
+pub mod sweep;
 pub mod tasks;
 pub mod tensors;
 pub mod train;
+pub mod train_state;
 
 pub use error::{Error, Result};
 pub use kerple_burn::pass;

@@ -3,20 +3,20 @@
 //!
 //! An [`Encoder`] shares the same [`Trunk`].
 
+mod chunked_loss;
 mod classifier;
+mod decode;
 mod encoder;
-mod growing;
-mod pieces;
 mod transducer;
 mod trunk;
 
+pub(crate) use chunked_loss::MOST_STATES;
 pub use classifier::Classifier;
+pub use decode::Sequence;
 pub use encoder::Encoder;
-pub use growing::Growing;
-pub(crate) use pieces::MOST_STATES;
 pub use transducer::Transducer;
-use trunk::Drawn;
 pub use trunk::Trunk;
+use trunk::TrunkParts;
 pub(crate) use trunk::encoding;
 
 use crate::error::{Error, Result};
@@ -79,7 +79,7 @@ impl Decoder {
         let head_bias = block.lm_head_bias.then(|| init.zeros(*vocab_size));
         let embedding_norm = trunk::embedding_norm(plan, &mut init);
         let norm = trunk::norm(plan, &mut init);
-        let trunk = Trunk::of(plan, device, Drawn { embedding, embedding_norm, blocks, norm });
+        let trunk = Trunk::of(plan, device, TrunkParts { embedding, embedding_norm, blocks, norm });
         Decoder { trunk, head, head_bias }
     }
 
@@ -91,7 +91,7 @@ impl Decoder {
 
 /// Token ids of `[batch, len]` sequences.
 #[derive(Clone, Copy, Debug)]
-pub struct Tokens<'a> {
+pub struct TokenBatch<'a> {
     /// Row-major ids.
     pub ids: &'a [u32],
     /// Sequences, B.
@@ -119,19 +119,19 @@ impl Decoder {
     }
 
     /// The residual stream after the last layer, `[B, L, M]`, before the final norm.
-    pub fn hidden(&self, tokens: Tokens, pass: &Pass) -> Tensor<3> {
+    pub fn hidden(&self, tokens: TokenBatch, pass: &Pass) -> Tensor<3> {
         self.trunk.each_layer(self.trunk.embed(None, tokens, 0, pass), pass, |positions| positions, |_, _, _| {})
     }
 
     /// The weight of every key for every query in each layer, `[B, H, L, L]`, by the definition: for short sequences.
-    pub fn attention_weights(&self, tokens: Tokens, pass: &Pass) -> Vec<Tensor<4>> {
+    pub fn attention_weights(&self, tokens: TokenBatch, pass: &Pass) -> Vec<Tensor<4>> {
         self.in_layers(tokens, pass, |attention, x, positions| attention.weights(x, positions))
     }
 
     /// What is found of the attention of each layer, given the layer's input.
     fn in_layers<R>(
         &self,
-        tokens: Tokens,
+        tokens: TokenBatch,
         pass: &Pass,
         find: impl Fn(&Attention, Tensor<3>, &Positions) -> R,
     ) -> Vec<R> {
@@ -154,41 +154,41 @@ impl Decoder {
     }
 
     /// Negative log-likelihood in nats of each target, `[B, L]`.
-    pub fn nll(&self, tokens: Tokens, targets: &[u32], pass: &Pass) -> Tensor<2> {
+    pub fn nll(&self, tokens: TokenBatch, targets: &[u32], pass: &Pass) -> Tensor<2> {
         self.losses(tokens, Targets { ids: targets, scored: None }, pass)
     }
 
     /// The same where some targets are not scored; theirs is 0.
-    pub fn losses(&self, tokens: Tokens, targets: Targets, pass: &Pass) -> Tensor<2> {
+    pub fn losses(&self, tokens: TokenBatch, targets: Targets, pass: &Pass) -> Tensor<2> {
         loss::losses(self.hidden(tokens, pass), self.output(), targets, self.trunk.engine)
     }
 
     /// The mean of [`Decoder::nll`], `[1]`: what training minimises.
-    pub fn loss(&self, tokens: Tokens, targets: &[u32], pass: &Pass) -> Tensor<1> {
+    pub fn loss(&self, tokens: TokenBatch, targets: &[u32], pass: &Pass) -> Tensor<1> {
         let targets = Targets { ids: targets, scored: None };
         self.weighted_loss(tokens, targets, loss::mean_share(targets), pass)
     }
 
     /// `share` times the sum of [`Decoder::losses`], `[1]`: the part of a batch's mean that these sequences bring when the
     /// share is one over all the batch's scored targets.
-    pub fn weighted_loss(&self, tokens: Tokens, targets: Targets, share: f64, pass: &Pass) -> Tensor<1> {
+    pub fn weighted_loss(&self, tokens: TokenBatch, targets: Targets, share: f64, pass: &Pass) -> Tensor<1> {
         loss::loss(self.hidden(tokens, pass), self.output(), targets, share, self.trunk.engine)
     }
 
     /// [`Decoder::nll`] as numbers. Where layers keep a state of fixed size, long sequences are taken in pieces, and what is
     /// held does not grow with their length.
-    pub fn scored(&self, tokens: Tokens, targets: &[u32], pass: &Pass) -> Vec<f64> {
-        let Tokens { ids, batch, len } = tokens;
+    pub fn scored(&self, tokens: TokenBatch, targets: &[u32], pass: &Pass) -> Vec<f64> {
+        let TokenBatch { ids, batch, len } = tokens;
         let most = (MOST_PREFILLED / batch.max(1)).max(1);
         if len <= most || !self.trunk.blocks.iter().all(|block| block.attention.is_linear()) {
             return self.nll(tokens, targets, pass).into_data().iter::<f64>().collect();
         }
-        let (mut memory, pass) = (self.memories(batch), pass.over(len));
+        let (mut caches, pass) = (self.kv_caches(batch), pass.over(len));
         let mut scored = vec![0.0; batch * len];
         for from in (0..len).step_by(most) {
             let count = most.min(len - from);
             let [ids, targets] = [ids, targets].map(|all| columns(all, len, from..from + count));
-            let x = self.remember(Tokens { ids: &ids, batch, len: count }, &mut memory, &pass);
+            let x = self.extend_caches(TokenBatch { ids: &ids, batch, len: count }, &mut caches, &pass);
             let losses = loss::losses(x, self.output(), Targets { ids: &targets, scored: None }, self.trunk.engine);
             for (at, loss) in losses.into_data().iter::<f64>().enumerate() {
                 scored[at / count * len + from + at % count] = loss;
@@ -198,7 +198,7 @@ impl Decoder {
     }
 
     /// Logits of every position, `[B, L, V]`: for short sequences and tests.
-    pub fn logits(&self, tokens: Tokens, pass: &Pass) -> Tensor<3> {
+    pub fn logits(&self, tokens: TokenBatch, pass: &Pass) -> Tensor<3> {
         loss::logits(self.hidden(tokens, pass), self.output())
     }
 
@@ -206,7 +206,7 @@ impl Decoder {
     ///
     /// # Panics
     /// When there are not as many tokens.
-    pub fn logits_at(&self, tokens: Tokens, places: &[usize], pass: &Pass) -> Tensor<2> {
+    pub fn logits_at(&self, tokens: TokenBatch, places: &[usize], pass: &Pass) -> Tensor<2> {
         let x = self.hidden(tokens, pass);
         let [batch, len, width] = x.dims();
         let index: Vec<i64> = places.iter().map(|place| *place as i64).collect();
@@ -216,26 +216,26 @@ impl Decoder {
     }
 
     /// Scores of the last token's queries in every layer, `[B, H, 1, L]`; `None` where attention is linear.
-    pub fn last_scores(&self, tokens: Tokens, pass: &Pass) -> Vec<Option<Seen>> {
+    pub fn last_scores(&self, tokens: TokenBatch, pass: &Pass) -> Vec<Option<Seen>> {
         self.in_layers(tokens, pass, |attention, x, positions| attention.last_scores(x, positions))
     }
 
-    /// Logits of the token after the last of `tokens`, `[B, V]`, given the KV cache `memory`, to
-    /// which `tokens` are added.
+    /// Logits of the token after the last of `tokens`, `[B, V]`, given the KV `caches` of the layers,
+    /// to which `tokens` are added.
     ///
-    /// Long sequences are processed in chunks: beyond `memory`, memory does not grow with their
+    /// Long sequences are processed in chunks: beyond the caches, memory does not grow with their
     /// length. One pass serves a whole sequence; encodings that draw for all positions together
     /// need the final number of positions, see [`Pass::over`].
     ///
     /// # Panics
-    /// When there are no tokens, or `memory` was created for another number of sequences.
-    pub fn extend(&self, tokens: Tokens, memory: &mut [Memory], pass: &Pass) -> Tensor<2> {
-        let Tokens { ids, batch, len } = tokens;
+    /// When there are no tokens, or `caches` were created for another number of sequences.
+    pub fn extend(&self, tokens: TokenBatch, caches: &mut [Memory], pass: &Pass) -> Tensor<2> {
+        let TokenBatch { ids, batch, len } = tokens;
         assert!(len > 0, "the prompt has no token to continue from");
         let most = (MOST_PREFILLED / batch.max(1)).max(1);
         let pieces = (0..len).step_by(most).map(|from| {
             let ids = columns(ids, len, from..len.min(from + most));
-            self.remember(Tokens { ids: &ids, batch, len: ids.len() / batch }, memory, pass)
+            self.extend_caches(TokenBatch { ids: &ids, batch, len: ids.len() / batch }, caches, pass)
         });
         let x = pieces.last().expect("there is a token");
         let last = x.dims()[1] - 1;
@@ -246,30 +246,30 @@ impl Decoder {
     /// their positions; tables are kept in KV caches, where there are some.
     fn embedded(
         &self,
-        tokens: Tokens,
+        tokens: TokenBatch,
         before: usize,
         pass: &Pass,
-        memory: &mut [Memory],
+        caches: &mut [Memory],
     ) -> (Tensor<3>, Vec<Positions>) {
         let x = self.trunk.embed(None, tokens, before, pass);
         let (lens, device, dtype) = ([tokens.len, before + tokens.len], x.device(), x.dtype());
         let (now, engine) = (self.trunk.encoding.now(), self.trunk.engine);
-        let positions = |layer: usize| match memory.get_mut(layer) {
-            Some(memory) => now.behind(layer, lens, (&device, dtype), (engine, pass), memory),
+        let positions = |layer: usize| match caches.get_mut(layer) {
+            Some(cache) => now.behind(layer, lens, (&device, dtype), (engine, pass), cache),
             None => now.positions(layer, lens, (&device, dtype), engine, pass),
         };
         (x, self.trunk.encoding.every_layer(positions).collect())
     }
 
     /// The residual stream of new positions after the last layer, `[B, L, M]`.
-    fn remember(&self, tokens: Tokens, memory: &mut [Memory], pass: &Pass) -> Tensor<3> {
-        let (x, positions) = self.embedded(tokens, memory.first().map_or(0, Memory::len), pass, memory);
-        let layers = self.trunk.blocks.iter().zip(&positions).zip(memory);
-        layers.fold(x, |x, ((block, positions), memory)| block.extend(x, positions, memory, self.trunk.engine))
+    fn extend_caches(&self, tokens: TokenBatch, caches: &mut [Memory], pass: &Pass) -> Tensor<3> {
+        let (x, positions) = self.embedded(tokens, caches.first().map_or(0, Memory::len), pass, caches);
+        let layers = self.trunk.blocks.iter().zip(&positions).zip(caches);
+        layers.fold(x, |x, ((block, positions), cache)| block.extend(x, positions, cache, self.trunk.engine))
     }
 
     /// Empty KV caches, one per layer, for `batch` sequences.
-    pub fn memories(&self, batch: usize) -> Vec<Memory> {
+    pub fn kv_caches(&self, batch: usize) -> Vec<Memory> {
         self.trunk.blocks.iter().map(|block| block.attention.memory(batch, self.trunk.engine)).collect()
     }
 }

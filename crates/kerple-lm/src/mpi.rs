@@ -6,7 +6,7 @@
 use crate::ranks::Communicator;
 use mpi::environment::Universe;
 use mpi::topology::SimpleCommunicator;
-use mpi::traits::{Communicator as _, CommunicatorCollectives, Destination, Source};
+use mpi::traits::{Communicator as _, CommunicatorCollectives, DataSource, Destination};
 use mpi::{Tag, Threading};
 use std::cell::Cell;
 use std::time::Duration;
@@ -21,7 +21,7 @@ const STOP: Tag = 7;
 const AT_ONCE: usize = 1 << 30;
 
 /// All ranks of a job, as one of them sees them.
-pub struct World {
+pub struct MpiCommunicator {
     all: SimpleCommunicator,
     local_count: usize,
     host: String,
@@ -31,7 +31,7 @@ pub struct World {
 }
 
 /// Joins the other ranks, where a launcher started this process as one of several; otherwise `None`, and MPI is not begun.
-pub fn join() -> Option<World> {
+pub fn join() -> Option<MpiCommunicator> {
     if !LAUNCHED.iter().any(|name| std::env::var_os(name).is_some()) {
         return None;
     }
@@ -39,10 +39,10 @@ pub fn join() -> Option<World> {
     let all = universe.world();
     let local_count = usize::try_from(all.split_shared(all.rank()).size()).unwrap_or(1);
     let host = mpi::environment::processor_name().unwrap_or_else(|_| "this machine".to_owned());
-    Some(World { all, local_count, host, asked: Cell::new(false), _universe: universe })
+    Some(MpiCommunicator { all, local_count, host, asked: Cell::new(false), _universe: universe })
 }
 
-impl Drop for World {
+impl Drop for MpiCommunicator {
     /// A rank that panics ends all: the orderly end would wait for the others, and they for it. That end takes the processor from
     /// ranks that still work, so they are waited for here.
     fn drop(&mut self) {
@@ -53,7 +53,7 @@ impl Drop for World {
     }
 }
 
-impl Communicator for World {
+impl Communicator for MpiCommunicator {
     fn rank(&self) -> usize {
         usize::try_from(self.all.rank()).expect("ranks are counted from 0")
     }

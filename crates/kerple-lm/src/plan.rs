@@ -1,21 +1,19 @@
 //! A plan: a run file with every choice made explicit, checked and hashed. It is saved with the run.
 
-mod again;
 mod check;
 mod difference;
 mod head;
 mod model;
 
-pub use difference::Difference;
+pub use difference::PlanDifference;
 pub(crate) use difference::{line, of_models, of_positions};
-pub(crate) use head::Head;
+pub(crate) use head::OutputHead;
 pub use model::ModelPlan;
 
-use crate::config::{DataConfig, RunConfig, SamplingConfig, TrainConfig};
+use crate::config::{DataConfig, ModelConfig, Preset, RunConfig, SamplingConfig, TrainConfig};
 use crate::error::{Error, Result};
-use crate::init_from::InitFrom;
-use crate::layers::{self, All, Window};
-use crate::schedule::Schedule;
+use crate::layers::{self, AllKeys, AttentionWindow, LayerConfig, LayerKind};
+use crate::schedule::LrScheduler;
 use check::{
     MOST_BATCH, check, check_block, check_chunk_len, check_encodings, check_layers, check_pooling, check_task,
     check_train,
@@ -25,6 +23,7 @@ use kerple_burn::pass::Pass;
 use kerple_core::encoding::{Encoding, Geometry};
 use kerple_data::lra::Arena;
 use kerple_data::tasks::TaskConfig;
+use kerple_run::InitFrom;
 use serde::{Deserialize, Serialize};
 
 /// What facts say in place of a tokenizer's fingerprint where none is known: tokens are numbers.
@@ -178,7 +177,7 @@ impl Plan {
                 "prepare more text, or lower train.train_len",
             ));
         }
-        let train_len = Head::of(task).positions(model.pooling, train.train_len);
+        let train_len = OutputHead::of(task).positions(model.pooling, train.train_len);
         let geometry = model.geometry(train_len);
         check_encodings(&config.encoding, &geometry, &model)?;
         // before anything is made of it
@@ -210,6 +209,56 @@ impl Plan {
         Ok(plan.sealed())
     }
 
+    /// The same of a run whose first weights are not drawn.
+    ///
+    /// # Errors
+    /// As [`Plan::new`].
+    pub fn of_init_from(config: &RunConfig, facts: DataInfo, init_from: InitFrom) -> Result<Plan> {
+        match init_from {
+            // nothing was read yet
+            InitFrom::Imported { .. } => Plan::resolve(config, facts, Some(init_from)),
+            InitFrom::Run { .. } => Ok(Plan { init_from: Some(init_from), ..Plan::new(config, facts)? }.sealed()),
+        }
+    }
+
+    fn sealed(self) -> Plan {
+        Plan { hash: self.digest(), ..self }
+    }
+
+    /// A run file that makes this plan again of the same data.
+    pub fn config(&self) -> RunConfig {
+        let ModelPlan { n_layers, n_heads, head_dim, d_model, d_hidden, vocab_size, pooling, .. } = self.model;
+        let kind = |(name, kind): (&String, &LayerKind)| {
+            let LayerKind { at, encoding, window, attention } = kind.clone();
+            (name.clone(), LayerConfig { at: Some(at), every: None, encoding, window, attention })
+        };
+        let train = TrainConfig {
+            // as if they had not been named, so that others may be
+            micro_batch_size: self.train.micro_batch_size.filter(|rows| *rows != self.train.batch_size),
+            schedule_steps: self.train.schedule_steps.filter(|steps| *steps != self.steps),
+            ..self.train.clone()
+        };
+        RunConfig {
+            seed: self.seed,
+            data: self.data.clone(),
+            encoding: self.encoding.clone(),
+            model: ModelConfig {
+                preset: Preset::default(),
+                n_layers: Some(n_layers),
+                n_heads: Some(n_heads),
+                head_dim: Some(head_dim),
+                d_model: Some(d_model),
+                d_hidden: Some(d_hidden),
+                pad_vocab_multiple: None,
+                padded_vocab_size: Some(vocab_size),
+                pooling,
+                block: self.model.block.clone(),
+                layers: self.model.layers.iter().map(kind).collect(),
+            },
+            train,
+        }
+    }
+
     /// The plan as it was read, its hash as this version makes it; `None` where what the hash covers was changed since the plan
     /// was made.
     pub fn genuine(self) -> Option<Plan> {
@@ -218,8 +267,8 @@ impl Plan {
     }
 
     /// How its model answers.
-    pub(crate) fn head(&self) -> Head<'_> {
-        Head::of(self.data.task.as_ref())
+    pub(crate) fn head(&self) -> OutputHead<'_> {
+        OutputHead::of(self.data.task.as_ref())
     }
 
     /// Sizes the encoding needs.
@@ -274,7 +323,7 @@ impl Plan {
         }
         let mut model = self.model.clone();
         if encoding.window != self.encoding.window {
-            let window = encoding.window.map_or(Window::All(All::All), Window::Last);
+            let window = encoding.window.map_or(AttentionWindow::All(AllKeys::All), AttentionWindow::Last);
             model.layers.values_mut().for_each(|kind| kind.window = Some(window));
         }
         let checked = check_layers(self.data.task.as_ref(), encoding, &self.geometry(), &model);
@@ -298,8 +347,8 @@ impl Plan {
     }
 
     /// The learning rate of each update.
-    pub fn schedule(&self) -> Schedule {
-        Schedule {
+    pub fn schedule(&self) -> LrScheduler {
+        LrScheduler {
             learning_rate: self.train.learning_rate,
             min_lr: self.train.min_lr,
             steps: self.train.schedule_steps.unwrap_or(self.train.steps),
@@ -386,9 +435,10 @@ impl Plan {
             })
             .collect();
         let only_steps = changed.iter().all(|(_, key)| key == "train.steps" || key == "train.schedule_steps");
-        let hint = match only_steps && self.data.sampling == SamplingConfig::Random {
-            true => self.hint_to_extend(next),
-            false => "use another --out folder, or the run file that started this one".to_owned(),
+        let hint = if only_steps && self.data.sampling == SamplingConfig::Random {
+            self.hint_to_extend(next)
+        } else {
+            "use another --out folder, or the run file that started this one".to_owned()
         };
         let shown: Vec<&str> = changed.iter().take(4).map(|(text, _)| text.as_str()).collect();
         let more = if changed.len() > 4 { format!(" and {} more", changed.len() - 4) } else { String::new() };
@@ -451,3 +501,6 @@ fn digest(canonical: &Plan) -> String {
     let text = serde_json::to_string(canonical).expect("a plan is plain data");
     kerple_data::fingerprint(text.as_bytes())
 }
+
+#[cfg(test)]
+mod tests;

@@ -9,17 +9,17 @@
 //!
 //! Ranks agree on whatever can fail on one rank alone (a read, a write, a signal) before any of
 //! them continues, so none waits for a rank that has given up: [`Ranks::share`]. The all-reduce
-//! adds in one order at any world size ([`OrderedSum`]), so a run is bitwise equal to that of one
+//! adds in one order at any world size ([`AllReduce`]), so a run is bitwise equal to that of one
 //! process with the same micro-batches. A [`Communicator`] connects ranks: threads of one process
 //! ([`threads`]), or MPI (feature `mpi`).
 //!
 //! Not for models that do not fit on one machine: every rank keeps all weights and optimizer state.
 
-mod sum;
+mod all_reduce;
 pub mod threads;
 
-pub(crate) use sum::add;
-pub use sum::{Loss, OrderedSum};
+pub(crate) use all_reduce::add;
+pub use all_reduce::{AllReduce, BatchLoss};
 
 use crate::error::{Error, Result};
 use kerple_data::machine::Limit;
@@ -78,7 +78,7 @@ impl fmt::Debug for Ranks {
 
 /// Why a rank cannot go on, as the others hear of it.
 #[derive(Clone, Serialize, Deserialize)]
-struct Refusal {
+struct RankFailure {
     host: String,
     message: String,
     hint: String,
@@ -169,19 +169,19 @@ impl Ranks {
     /// the first rank that has one.
     pub fn share<T: Serialize + DeserializeOwned + Clone>(&self, own: Result<T>) -> Result<Vec<T>> {
         let Some(communicator) = &self.communicator else { return own.map(|own| vec![own]) };
-        let refusal = |error: &Error| Refusal {
+        let refusal = |error: &Error| RankFailure {
             host: communicator.host(),
             message: error.to_string(),
             hint: error.hint(),
             misuse: error.is_misuse(),
         };
-        let said: Vec<std::result::Result<T, Refusal>> = self.gather(&own.as_ref().cloned().map_err(refusal));
+        let said: Vec<std::result::Result<T, RankFailure>> = self.gather(&own.as_ref().cloned().map_err(refusal));
         let mut found = Vec::with_capacity(said.len());
         let mut first = None;
         for (rank, said) in said.into_iter().enumerate() {
             match said {
                 Ok(value) => found.push(value),
-                Err(Refusal { host, message, hint, misuse }) => {
+                Err(RankFailure { host, message, hint, misuse }) => {
                     first = first.or(Some(Error::Rank { rank, host, message, hint, misuse }));
                 }
             }

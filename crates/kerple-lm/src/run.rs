@@ -3,7 +3,7 @@
 //! | file | holds | written |
 //! |---|---|---|
 //! | `plan.json` | [`Plan`] | once, replaced as a whole when the run is extended |
-//! | `data_path.json` | [`Place`]: where the text was | with the plan |
+//! | `data_path.json` | [`DataPath`]: where the text was | with the plan |
 //! | `metrics.jsonl` | a row a logged step | appended while training, synced before every checkpoint |
 //! | `sessions.jsonl` | who trained from which update on, a row a session | appended and synced before its first update |
 //! | `kernels.json` | learned kernels over training | replaced as a whole, before every checkpoint |
@@ -13,34 +13,34 @@
 //! | `tokenizer.json`, `special_tokens.json` | its tokenizer, unless tokens are bytes | once, with the plan |
 //! | `events/` | TensorBoard | appended while training |
 //! | `checkpoints/step-N/` | weights, moments, state | see [`checkpoint`] |
-//! | `.lock` | who trains | see [`Lock`] |
+//! | `.lock` | who trains | see [`RunLock`] |
 //!
 //! Files that are replaced are written to a temporary file, synced and renamed, so a crash leaves
 //! the old file or the new one. One process at a time trains in a folder; reading and appending
 //! evaluations is always possible.
 
-mod begin;
+mod data_path;
+mod initial;
 mod kernels;
 mod lock;
-mod place;
 mod tokens;
 mod verify;
 
-pub use begin::Beginning;
+pub use data_path::DataPath;
+pub use initial::InitialRun;
 pub use kernels::snapshot;
-pub use lock::{Holder, Lock, seconds_since_1970};
-pub use place::Place;
+pub use lock::{LockHolder, RunLock, seconds_since_1970};
 pub use tokens::SpecialTokens;
-pub use verify::Verification;
+pub use verify::RunVerification;
 
-use crate::checkpoint::{self, Found, State, present};
-use crate::corpus::Source;
+use crate::architecture::{self, FromPlan, Model, ModelVisitor};
+use crate::checkpoint::{self, CheckpointState, NewestCheckpoint, present};
+use crate::corpus::DataSource;
 use crate::error::{Error, Result};
 use crate::model::Decoder;
+use crate::objective::Objective;
 use crate::plan::Plan;
 use crate::renamed;
-use crate::solver::{self, Planned, Solve, Work};
-use crate::task::Task;
 use burn::tensor::Device;
 use kerple_run::{EvaluationRow, Journal, KernelSnapshot, MetricsRow, ProbeRow, ScoreSnapshot, SessionRow};
 use serde_json::Value;
@@ -54,11 +54,11 @@ pub struct RunFolder {
 
 /// A trained model with its plan and where it stands.
 #[derive(Debug)]
-pub struct Trained<M = Decoder> {
+pub struct TrainedModel<M = Decoder> {
     /// What was trained.
     pub plan: Plan,
     /// Where the checkpoint stands.
-    pub state: State,
+    pub state: CheckpointState,
     /// The model.
     pub model: M,
     /// What was odd, for the user: damaged checkpoints that were passed over.
@@ -80,9 +80,9 @@ impl RunFolder {
     ///
     /// # Errors
     /// [`Error::Busy`] with who holds the lock; a folder that cannot be written.
-    pub fn lock(&self) -> Result<Lock> {
+    pub fn lock(&self) -> Result<RunLock> {
         std::fs::create_dir_all(&self.path).map_err(Error::io(&self.path, "create"))?;
-        Lock::take(&self.path)
+        RunLock::take(&self.path)
     }
 
     /// The saved plan, if there is one.
@@ -124,7 +124,7 @@ impl RunFolder {
     /// # Errors
     /// What the file system refuses.
     pub fn write_plan(&self, plan: &Plan) -> Result<()> {
-        Place::of(&plan.data.path, &self.path).write(&self.path)?;
+        DataPath::of(&plan.data.path, &self.path).write(&self.path)?;
         kerple_run::write_json(&self.path.join(kerple_run::PLAN_FILE), plan)
     }
 
@@ -132,7 +132,7 @@ impl RunFolder {
     ///
     /// # Errors
     /// Where it was looked for, and what was found there instead.
-    pub fn open_data(&self, plan: &Plan) -> Result<Source> {
+    pub fn open_data(&self, plan: &Plan) -> Result<DataSource> {
         self.find_data(plan).map(|(_, source)| source)
     }
 
@@ -140,21 +140,21 @@ impl RunFolder {
     ///
     /// # Errors
     /// As [`RunFolder::open_data`].
-    pub fn find_data(&self, plan: &Plan) -> Result<(PathBuf, Source)> {
+    pub fn find_data(&self, plan: &Plan) -> Result<(PathBuf, DataSource)> {
         if plan.data.task.is_none() && plan.data.path.as_os_str().is_empty() {
             let message = format!("{} has no text, its model was imported", self.path.display());
             let hint = "prepare a text with RUN/tokenizer.json and give its path: kerple eval RUN \
                 --data PATH, or kerple train --init-from RUN --out OTHER --set data.path=PATH";
             return Err(Error::refused(message, hint));
         }
-        Place::read(&self.path)?.open(&self.path, plan)
+        DataPath::read(&self.path)?.open(&self.path, plan)
     }
 
     /// The newest good checkpoint with its model; damaged ones are passed over with a note, or refused if `strict`.
     ///
     /// # Errors
     /// A folder without a plan or a good checkpoint, or with a run of a task.
-    pub fn load(&self, device: &Device, strict: bool) -> Result<Trained> {
+    pub fn load(&self, device: &Device, strict: bool) -> Result<TrainedModel> {
         let plan = self.existing_plan()?;
         if let Some(task) = &plan.data.task {
             let message = format!("{} contains a run of the task {}", self.path.display(), task.facts().name);
@@ -167,37 +167,37 @@ impl RunFolder {
     ///
     /// # Errors
     /// A folder without a plan or a good checkpoint.
-    pub fn load_solver(&self, device: &Device, strict: bool) -> Result<Trained<Box<dyn Solve>>> {
-        struct Loading<'a> {
+    pub fn load_any(&self, device: &Device, strict: bool) -> Result<TrainedModel<Box<dyn Model>>> {
+        struct LoadVisitor<'a> {
             run: &'a RunFolder,
             plan: Plan,
             device: &'a Device,
             strict: bool,
         }
-        impl Work for Loading<'_> {
-            type Found = Result<Trained<Box<dyn Solve>>>;
+        impl ModelVisitor for LoadVisitor<'_> {
+            type Output = Result<TrainedModel<Box<dyn Model>>>;
 
-            fn with<M: Planned, T: Task<M> + Copy>(self, _task: T) -> Self::Found {
-                let Trained { plan, state, model, notes } =
+            fn visit<M: FromPlan, T: Objective<M> + Copy>(self, _task: T) -> Self::Output {
+                let TrainedModel { plan, state, model, notes } =
                     self.run.load_as::<M>(self.plan, self.device, self.strict)?;
-                Ok(Trained { plan, state, model: Box::new(model), notes })
+                Ok(TrainedModel { plan, state, model: Box::new(model), notes })
             }
         }
         let plan = self.existing_plan()?;
-        solver::work(&plan.clone(), Loading { run: self, plan, device, strict })
+        architecture::visit(&plan.clone(), LoadVisitor { run: self, plan, device, strict })
     }
 
-    fn load_as<M: Planned>(&self, plan: Plan, device: &Device, strict: bool) -> Result<Trained<M>> {
+    fn load_as<M: FromPlan>(&self, plan: Plan, device: &Device, strict: bool) -> Result<TrainedModel<M>> {
         let found = checkpoint::newest(&self.path, strict, |path| {
             let state = checkpoint::state(path, &plan)?;
             let model = checkpoint::load_model(path, &state, M::empty(&plan, device))?;
             Ok((state, model))
         })?;
-        let Some(Found { value: (state, model), notes, .. }) = found else {
+        let Some(NewestCheckpoint { value: (state, model), notes, .. }) = found else {
             let hint = "train it first: `kerple train --config FILE --out RUN`";
             return Err(Error::refused(format!("{} has no checkpoint", self.path.display()), hint));
         };
-        Ok(Trained { plan, state, model, notes })
+        Ok(TrainedModel { plan, state, model, notes })
     }
 
     /// Path of the rows of evaluations.

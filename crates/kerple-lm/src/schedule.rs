@@ -49,7 +49,7 @@ pub enum LrSchedule {
 
 /// A learning rate for each update.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Schedule {
+pub struct LrScheduler {
     /// Peak rate.
     pub learning_rate: f64,
     /// Floor of the decay.
@@ -64,7 +64,7 @@ pub struct Schedule {
     pub lr_cycle_steps: u64,
 }
 
-impl Schedule {
+impl LrScheduler {
     /// The rate after `done` updates, that is, for update number `done + 1`.
     pub fn at(&self, done: u64) -> f64 {
         let total = self.steps as f64;
@@ -113,7 +113,7 @@ mod tests {
     /// Long Range Arena: `lr min(1, s / w) / sqrt(max(s, w))`, and a cosine of 35,000 updates from the warm-up on.
     #[test]
     fn roots_and_restarts_are_those_of_the_arena() {
-        let arena = |lr_schedule, learning_rate, steps, warmup_ratio| Schedule {
+        let arena = |lr_schedule, learning_rate, steps, warmup_ratio| LrScheduler {
             learning_rate,
             min_lr: 0.0,
             steps,
@@ -129,7 +129,7 @@ mod tests {
         let image = arena(LrSchedule::CosineRestarts, 2.5e-4, 93_600, 0.005);
         assert_eq!((image.at(234), image.at(468), image.at(35_468)), (1.25e-4, 2.5e-4, 2.5e-4));
         assert!((image.at(468 + 17_500) - 1.25e-4).abs() < 1e-12 && image.at(35_467) < 1e-11);
-        let floor = Schedule { min_lr: 5e-6, ..image };
+        let floor = LrScheduler { min_lr: 5e-6, ..image };
         assert!((floor.at(35_467) - 5e-6).abs() < 1e-11 && floor.at(35_468) == 2.5e-4);
     }
 
@@ -155,7 +155,8 @@ mod tests {
                 })
             {
                 for (learning_rate, min_lr) in [(1e-3, 0.0), (1e-3, 1e-4), (10.0, 10.0), (0.0, 0.0)] {
-                    let schedule = Schedule { learning_rate, min_lr, steps, warmup_ratio, lr_schedule, lr_cycle_steps };
+                    let schedule =
+                        LrScheduler { learning_rate, min_lr, steps, warmup_ratio, lr_schedule, lr_cycle_steps };
                     for done in counts.iter().flat_map(|done| [*done, done + 1, steps / 2, steps.saturating_sub(1)]) {
                         let rate = schedule.rate(done).unwrap();
                         let above = rate <= learning_rate * (1.0 + 1e-12);
@@ -179,7 +180,7 @@ mod tests {
             LrSchedule::Constant,
             LrSchedule::CosineRestarts,
         ] {
-            let schedule = Schedule {
+            let schedule = LrScheduler {
                 learning_rate: 1e-3,
                 min_lr: 0.0,
                 steps: 0,
@@ -196,7 +197,7 @@ mod tests {
     #[test]
     fn a_rate_that_is_not_a_number_is_refused_and_not_hidden_by_the_floor() {
         for lr_schedule in DECAYS {
-            let schedule = Schedule {
+            let schedule = LrScheduler {
                 learning_rate: f64::NAN,
                 min_lr: 0.0,
                 steps: 10,
@@ -211,7 +212,7 @@ mod tests {
 
     #[test]
     fn the_papers_schedule_starts_at_zero_and_ends_flat() {
-        let schedule = Schedule {
+        let schedule = LrScheduler {
             learning_rate: 6e-4,
             min_lr: 0.0,
             steps: 50_000,

@@ -1,17 +1,17 @@
 //! Where sequences come from: batches to train on, and text to evaluate on.
 
 use crate::error::Result;
-use crate::task::Batch;
+use crate::objective::SequenceBatch;
 use kerple_data::Tokenizer;
 use std::ops::Range;
 
 /// Where training sequences come from: pure functions, so resuming needs no saved cursor.
-pub trait Batches {
+pub trait BatchSource {
     /// Rows of the batch of an update, counted from 0.
     ///
     /// # Errors
     /// Text that can no longer be read.
-    fn batch(&self, step: u64, rows: Range<usize>) -> Result<Batch>;
+    fn batch(&self, step: u64, rows: Range<usize>) -> Result<SequenceBatch>;
     /// Number of sequences for the validation loss; 0 where there is no text for it.
     fn validation_rows(&self) -> usize;
     /// The tokenizer of the text, where there is one.
@@ -26,11 +26,11 @@ pub trait Batches {
     ///
     /// # Errors
     /// Text that can no longer be read.
-    fn validation(&self, rows: Range<usize>) -> Result<Batch>;
+    fn validation(&self, rows: Range<usize>) -> Result<SequenceBatch>;
 }
 
 /// A split of text to evaluate on.
-pub trait Text {
+pub trait EvalText {
     /// Name of the split.
     fn split(&self) -> &'static str;
     /// Checksum of the split's tokens.

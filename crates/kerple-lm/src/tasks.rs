@@ -1,9 +1,9 @@
 //! Tasks as training and evaluation need them: batches of examples.
 
 use crate::error::Result;
+use crate::objective::SequenceBatch;
 use crate::plan::{DataInfo, Plan};
-use crate::sequences::Batches;
-use crate::task::Batch;
+use crate::sequences::BatchSource;
 use kerple_data::Split;
 use kerple_data::tasks::{Answer, Examples, Facts, Place, TaskConfig, shuffled, training_length};
 use std::fmt;
@@ -65,10 +65,10 @@ impl TaskSource {
         seed: u64,
         indices: impl IntoIterator<Item = u64>,
         length: usize,
-    ) -> Result<(Batch, Vec<Option<f64>>)> {
+    ) -> Result<(SequenceBatch, Vec<Option<f64>>)> {
         let Facts { answer, vocab, .. } = self.facts();
         let (mut rows, mut depths) = (Vec::new(), Vec::new());
-        let mut batch = Batch::default();
+        let mut batch = SequenceBatch::default();
         let mut scored = Vec::new();
         for index in indices {
             let example = self.examples.example(Place { split, seed, index }, length)?;
@@ -116,8 +116,8 @@ pub struct TaskBatches<'a> {
     valid: usize,
 }
 
-impl Batches for TaskBatches<'_> {
-    fn batch(&self, step: u64, rows: Range<usize>) -> Result<Batch> {
+impl BatchSource for TaskBatches<'_> {
+    fn batch(&self, step: u64, rows: Range<usize>) -> Result<SequenceBatch> {
         let Range { start, end } = self.lengths.clone();
         let number = |row: usize| step * self.batch as u64 + row as u64;
         let (batch, _) = match self.source.examples.count(Split::Train) {
@@ -142,7 +142,7 @@ impl Batches for TaskBatches<'_> {
     }
 
     /// At the training length.
-    fn validation(&self, rows: Range<usize>) -> Result<Batch> {
+    fn validation(&self, rows: Range<usize>) -> Result<SequenceBatch> {
         let indices = rows.map(|row| row as u64);
         Ok(self.source.batch(Split::Valid, self.seed, indices, self.lengths.end - 1)?.0)
     }

@@ -154,7 +154,7 @@ pub fn sha256(path: &Path) -> Result<String> {
 
 /// A tensor that is about to be written as `f32`.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Slot {
+pub struct TensorSpec {
     /// Its name.
     pub name: String,
     /// Its shape.
@@ -165,19 +165,23 @@ pub struct Slot {
 pub const PART: usize = 1 << 20;
 
 /// Takes the next values of a tensor.
-pub type Take<'a> = dyn FnMut(Vec<f32>) -> Result<()> + 'a;
+pub type ValueSink<'a> = dyn FnMut(Vec<f32>) -> Result<()> + 'a;
 
 /// Writes and syncs a new file of `f32` tensors, sorted by name as the format's library sorts them, and returns its SHA-256.
 /// `fill` is asked for the values of one slot, by its number, after the other, in as many parts as it likes.
 ///
 /// # Errors
 /// Names that are there twice, what the disk refuses, and the first error of `fill`; a part of the file may then be there.
-pub fn write(path: &Path, slots: &[Slot], mut fill: impl FnMut(usize, &mut Take<'_>) -> Result<()>) -> Result<String> {
+pub fn write(
+    path: &Path,
+    slots: &[TensorSpec],
+    mut fill: impl FnMut(usize, &mut ValueSink<'_>) -> Result<()>,
+) -> Result<String> {
     let mut order: Vec<usize> = (0..slots.len()).collect();
     order.sort_by_key(|number| &slots[*number].name);
     let mut end = 0;
     let info = |number: &usize| {
-        let Slot { name, shape } = &slots[*number];
+        let TensorSpec { name, shape } = &slots[*number];
         let from = end;
         end += 4 * shape.iter().product::<usize>();
         (name.clone(), TensorInfo { dtype: Dtype::F32, shape: shape.clone(), data_offsets: (from, end) })
@@ -247,8 +251,10 @@ fn put(path: &Path, mut file: File, start: &[u8], tensors: Receiver<Arc<Vec<f32>
 mod tests {
     use super::*;
 
-    fn slots() -> Vec<Slot> {
-        [("b", vec![2, 3]), ("a", vec![5]), ("c", vec![])].map(|(name, shape)| Slot { name: name.into(), shape }).into()
+    fn slots() -> Vec<TensorSpec> {
+        [("b", vec![2, 3]), ("a", vec![5]), ("c", vec![])]
+            .map(|(name, shape)| TensorSpec { name: name.into(), shape })
+            .into()
     }
 
     fn values(number: usize) -> Vec<f32> {
@@ -263,7 +269,8 @@ mod tests {
         let sum = write(&path, &slots(), |number, take| take(values(number))).unwrap();
         assert_eq!(sha256(&path).unwrap(), sum);
         let data = std::fs::read(&path).unwrap();
-        let all: Vec<(Slot, Vec<f32>)> = slots().into_iter().enumerate().map(|(n, slot)| (slot, values(n))).collect();
+        let all: Vec<(TensorSpec, Vec<f32>)> =
+            slots().into_iter().enumerate().map(|(n, slot)| (slot, values(n))).collect();
         let views = all.iter().map(|(slot, values)| {
             let bytes = bytemuck::cast_slice(values);
             (&slot.name, safetensors::tensor::TensorView::new(Dtype::F32, slot.shape.clone(), bytes).unwrap())

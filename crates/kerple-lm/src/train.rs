@@ -4,19 +4,19 @@
 //! Every rank reads, computes and makes the same updates; the first rank writes. Ranks agree on
 //! what can fail on one of them before all continue: see [`crate::ranks`].
 
-use crate::checkpoint::{self, Found, State};
+use crate::architecture::{self, FromPlan, ModelVisitor};
+use crate::checkpoint::{self, CheckpointState, NewestCheckpoint};
 use crate::config::TrainConfig;
 use crate::error::{Error, Result};
 use crate::events::EventFile;
-use crate::host::Host;
-use crate::learner::{self, Learned, Learner, NotFinite, Update};
-use crate::memory::TOKENS_AT_ONCE;
+use crate::memory_estimate::TOKENS_AT_ONCE;
+use crate::objective::{self, Objective};
 use crate::plan::Plan;
 use crate::ranks::Ranks;
-use crate::run::{Lock, RunFolder, seconds_since_1970, snapshot};
-use crate::sequences::Batches;
-use crate::solver::{self, Planned, Work};
-use crate::task::{self, Task};
+use crate::run::{RunFolder, RunLock, seconds_since_1970, snapshot};
+use crate::runtime::Runtime;
+use crate::sequences::BatchSource;
+use crate::train_state::{self, NonFiniteValue, StepMetrics, TrainState, Update};
 use kerple_burn::parameters;
 use kerple_burn::pass::Pass;
 use kerple_run::{Journal, MetricsRow, SessionRow};
@@ -32,13 +32,13 @@ pub struct TrainSession<'a> {
     /// The run folder; an existing run in it is resumed.
     pub run: &'a RunFolder,
     /// Where the sequences come from.
-    pub batches: &'a dyn Batches,
+    pub batches: &'a dyn BatchSource,
     /// Set to save after the current step and end.
     pub stop: &'a AtomicBool,
     /// Refuse a damaged checkpoint instead of going on from the one before.
     pub strict: bool,
     /// The device of the model, and the provenance for this session's row; not part of the plan.
-    pub host: &'a Host,
+    pub runtime: &'a Runtime,
 }
 
 impl TrainSession<'_> {
@@ -46,9 +46,9 @@ impl TrainSession<'_> {
     fn row(&self, first_step: u64, micro_batch: usize) -> SessionRow {
         SessionRow {
             first_step,
-            provenance: self.host.provenance.clone(),
+            provenance: self.runtime.provenance.clone(),
             micro_batch_size: micro_batch as u64,
-            world_size: self.host.ranks.count() as u64,
+            world_size: self.runtime.ranks.count() as u64,
             started_at: seconds_since_1970(),
         }
     }
@@ -56,16 +56,16 @@ impl TrainSession<'_> {
 
 /// What happens, as it happens.
 #[derive(Debug)]
-pub enum Event<'a> {
+pub enum TrainEvent<'a> {
     /// Something the user should know.
     Note(String),
     /// A step is done.
-    Step(&'a Progress),
+    Step(&'a TrainProgress),
 }
 
 /// The values that a progress display receives after every step.
 #[derive(Clone, Debug)]
-pub struct Progress {
+pub struct TrainProgress {
     /// Updates done.
     pub step: u64,
     /// Updates of the whole run.
@@ -80,7 +80,7 @@ pub struct Progress {
 
 /// How a call of [`train`] ended.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Outcome {
+pub struct TrainOutcome {
     /// Updates done.
     pub step: u64,
     /// Whether the run is complete; otherwise it was stopped and is saved.
@@ -92,20 +92,20 @@ pub struct Outcome {
 }
 
 /// A run being trained.
-struct Trainer<'a, M, T> {
+struct TrainLoop<'a, M, T> {
     session: &'a TrainSession<'a>,
     plan: &'a Plan,
     ranks: &'a Ranks,
-    learner: Learner<M, T>,
-    state: State,
+    train_state: TrainState<M, T>,
+    state: CheckpointState,
     /// Sequences at once in memory.
     micro_batch: usize,
     /// Of the rank that writes.
-    writer: Option<Writer>,
+    writer: Option<RunWriter>,
     /// The last good checkpoint.
     saved: Option<PathBuf>,
     /// What the last update did of those that were read.
-    learned: Option<Learned>,
+    learned: Option<StepMetrics>,
     /// Seconds of the steps since the last logged one.
     fresh: Vec<f64>,
     /// Seconds of these that this rank waited for others.
@@ -113,15 +113,15 @@ struct Trainer<'a, M, T> {
 }
 
 /// What is open while a run is written.
-struct Writer {
+struct RunWriter {
     metrics: Journal<MetricsRow>,
     events: EventFile,
 }
 
 /// What a rank reads of a run before it trains.
-struct Begun<M, T> {
-    learner: Learner<M, T>,
-    state: State,
+struct ResumePoint<M, T> {
+    train_state: TrainState<M, T>,
+    state: CheckpointState,
     saved: Option<PathBuf>,
     /// The commit that began the run, where it was begun.
     commit: Option<Option<String>>,
@@ -132,31 +132,31 @@ struct Begun<M, T> {
 ///
 /// # Errors
 /// What cannot be read or written, a folder in use or of another plan, or a number that is not one.
-pub fn train(session: &TrainSession, tell: &mut dyn FnMut(Event)) -> Result<Outcome> {
-    solver::work(session.plan, Training { session, tell })
+pub fn train(session: &TrainSession, tell: &mut dyn FnMut(TrainEvent)) -> Result<TrainOutcome> {
+    architecture::visit(session.plan, TrainVisitor { session, tell })
 }
 
 /// Training of whichever model a plan asks for.
-struct Training<'a, 'b> {
+struct TrainVisitor<'a, 'b> {
     session: &'a TrainSession<'a>,
-    tell: &'b mut dyn FnMut(Event),
+    tell: &'b mut dyn FnMut(TrainEvent),
 }
 
-impl Work for Training<'_, '_> {
-    type Found = Result<Outcome>;
+impl ModelVisitor for TrainVisitor<'_, '_> {
+    type Output = Result<TrainOutcome>;
 
-    fn with<M: Planned, T: Task<M> + Copy>(self, task: T) -> Result<Outcome> {
-        train_with::<M, T>(self.session, task, self.tell)
+    fn visit<M: FromPlan, T: Objective<M> + Copy>(self, objective: T) -> Result<TrainOutcome> {
+        train_with::<M, T>(self.session, objective, self.tell)
     }
 }
 
-fn train_with<M: Planned, T: Task<M> + Copy>(
+fn train_with<M: FromPlan, T: Objective<M> + Copy>(
     session: &TrainSession,
-    task: T,
-    tell: &mut dyn FnMut(Event),
-) -> Result<Outcome> {
-    let (plan, ranks) = (session.plan, &session.host.ranks);
-    let (mut trainer, _lock) = Trainer::<M, T>::open(session, task, tell)?;
+    objective: T,
+    tell: &mut dyn FnMut(TrainEvent),
+) -> Result<TrainOutcome> {
+    let (plan, ranks) = (session.plan, &session.runtime.ranks);
+    let (mut trainer, _lock) = TrainLoop::<M, T>::open(session, objective, tell)?;
     let (started, first) = (Instant::now(), trainer.state.step);
     while trainer.state.step < plan.steps {
         let (clock, waited) = (Instant::now(), ranks.waited());
@@ -167,7 +167,7 @@ fn train_with<M: Planned, T: Task<M> + Copy>(
         trainer.waited += (ranks.waited() - waited).as_secs_f64();
         let step = trainer.state.step;
         let logged = trainer.log();
-        tell(Event::Step(&Progress {
+        tell(TrainEvent::Step(&TrainProgress {
             step,
             steps: plan.steps,
             loss: trainer.learned.map_or(f64::NAN, |learned| learned.loss),
@@ -186,50 +186,50 @@ fn train_with<M: Planned, T: Task<M> + Copy>(
     if trainer.saved.is_none() && trainer.state.step == plan.steps {
         trainer.save(false)?;
     }
-    let State { step, seconds, .. } = trainer.state;
-    Ok(Outcome { step, finished: step == plan.steps, loss: trainer.learned.map(|learned| learned.loss), seconds })
+    let CheckpointState { step, seconds, .. } = trainer.state;
+    Ok(TrainOutcome { step, finished: step == plan.steps, loss: trainer.learned.map(|learned| learned.loss), seconds })
 }
 
-/// A learner of the plan that has seen nothing.
-fn fresh<M: Planned, T: Task<M>>(plan: &Plan, task: T, host: &Host) -> Learner<M, T> {
-    let mut model = M::of(plan, &host.device.clone().autodiff());
-    model.compute_with(host.engine);
-    Learner::new(model, task, learner::settings(plan))
+/// A train_state of the plan that has seen nothing.
+fn fresh<M: FromPlan, T: Objective<M>>(plan: &Plan, objective: T, runtime: &Runtime) -> TrainState<M, T> {
+    let mut model = M::of(plan, &runtime.device.clone().autodiff());
+    model.compute_with(runtime.engine);
+    TrainState::new(model, objective, train_state::settings(plan))
 }
 
-impl<'a, M: Planned, T: Task<M> + Copy> Trainer<'a, M, T> {
+impl<'a, M: FromPlan, T: Objective<M> + Copy> TrainLoop<'a, M, T> {
     /// Takes the folder, checks all that is in it on every rank, and only then writes.
     fn open(
         session: &'a TrainSession<'a>,
-        task: T,
-        tell: &mut dyn FnMut(Event),
-    ) -> Result<(Trainer<'a, M, T>, Option<Lock>)> {
-        let TrainSession { plan, run, batches, host, .. } = *session;
-        let ranks = &host.ranks;
-        let micro_batch = ranks.agree(micro_batch(plan, host))?;
+        objective: T,
+        tell: &mut dyn FnMut(TrainEvent),
+    ) -> Result<(TrainLoop<'a, M, T>, Option<RunLock>)> {
+        let TrainSession { plan, run, batches, runtime, .. } = *session;
+        let ranks = &runtime.ranks;
+        let micro_batch = ranks.agree(micro_batch(plan, runtime))?;
         let lock = ranks.first(|| run.lock())?;
-        let begun = ranks.agree(Begun::read(session, task))?;
-        let Begun { learner, mut state, saved, commit, notes } = begun;
+        let begun = ranks.agree(ResumePoint::read(session, objective))?;
+        let ResumePoint { train_state, mut state, saved, commit, notes } = begun;
         expect_same_run(session, &state)?;
         let asked = plan.train.micro_batch_size.unwrap_or(plan.train.batch_size);
         let parts = (micro_batch != asked).then(|| parts_note(asked, micro_batch, ranks));
         let validation = validation_note(plan, batches.validation_rows());
         let remarks = [parts, batches.remark().map(str::to_owned), validation];
-        notes.into_iter().chain(remarks.into_iter().flatten()).for_each(|note| tell(Event::Note(note)));
-        let learner = learner.with_ranks(ranks.clone());
-        state.device = Some(host.provenance.device.clone());
-        state.precision = Some(host.provenance.precision.clone());
+        notes.into_iter().chain(remarks.into_iter().flatten()).for_each(|note| tell(TrainEvent::Note(note)));
+        let train_state = train_state.with_ranks(ranks.clone());
+        state.device = Some(runtime.provenance.device.clone());
+        state.precision = Some(runtime.provenance.precision.clone());
         let (writer, fresh, waited) = (None, Vec::new(), 0.0);
         let learned = None;
         let mut trainer =
-            Trainer { session, plan, ranks, learner, state, micro_batch, writer, saved, learned, fresh, waited };
-        let commit = commit.unwrap_or_else(|| host.provenance.commit.clone());
+            TrainLoop { session, plan, ranks, train_state, state, micro_batch, writer, saved, learned, fresh, waited };
+        let commit = commit.unwrap_or_else(|| runtime.provenance.commit.clone());
         trainer.writer = ranks.first(|| trainer.claim(commit))?;
         Ok((trainer, lock))
     }
 
     /// Records the start of this session, and opens the files that it appends to.
-    fn claim(&self, commit: Option<String>) -> Result<Writer> {
+    fn claim(&self, commit: Option<String>) -> Result<RunWriter> {
         let (plan, run, step) = (self.plan, self.session.run, self.state.step);
         run.write_plan(&Plan { commit, ..plan.clone() })?;
         if let Some(tokenizer) = self.session.batches.tokenizer() {
@@ -244,14 +244,14 @@ impl<'a, M: Planned, T: Task<M> + Copy> Trainer<'a, M, T> {
         if step == 0 {
             self.snapshot_kernels()?;
         }
-        Ok(Writer { metrics, events })
+        Ok(RunWriter { metrics, events })
     }
 
     /// This rank's parts of the batch of the update after `step` others, and its pass.
-    fn parts(&self, step: u64) -> Result<(Vec<task::Batch>, Pass)> {
+    fn parts(&self, step: u64) -> Result<(Vec<objective::SequenceBatch>, Pass)> {
         let rows = self.ranks.rows(self.plan.train.batch_size, self.micro_batch);
         let read = rows.into_iter().map(|rows| self.session.batches.batch(step, rows));
-        let parts = self.ranks.agree(read.collect::<Result<Vec<task::Batch>>>())?;
+        let parts = self.ranks.agree(read.collect::<Result<Vec<objective::SequenceBatch>>>())?;
         Ok((parts, Pass::training(self.plan.seed, step)))
     }
 
@@ -261,19 +261,19 @@ impl<'a, M: Planned, T: Task<M> + Copy> Trainer<'a, M, T> {
         let (parts, pass) = self.parts(step)?;
         let learning_rate = self.plan.schedule().rate(step)?;
         let update = Update { learning_rate, adam_step: self.plan.train.adam_first_step + step };
-        self.learner.advance(&parts, pass, update);
+        self.train_state.advance(&parts, pass, update);
         self.state.step += 1;
         let asked = self.is_logged() || self.learned.is_none();
-        if asked || self.session.host.reads_freely { self.read() } else { Ok(()) }
+        if asked || self.session.runtime.reads_freely { self.read() } else { Ok(()) }
     }
 
     /// Reads what was not read yet, and refuses to go on from numbers that are none.
     fn read(&mut self) -> Result<()> {
-        let all = self.learner.read();
+        let all = self.train_state.read();
         if let Some(at) = all.iter().position(|learned| !learned.is_finite()) {
             let before = self.state.step - (all.len() - at) as u64;
             let (parts, pass) = self.parts(before)?;
-            let found = self.learner.reason(&parts, pass, all[at]);
+            let found = self.train_state.explain_nonfinite(&parts, pass, all[at]);
             // all ranks have the same sums, so this is on all or on none
             return self.ranks.agree(Err(self.not_finite(before + 1, found)));
         }
@@ -281,7 +281,7 @@ impl<'a, M: Planned, T: Task<M> + Copy> Trainer<'a, M, T> {
         Ok(())
     }
 
-    fn not_finite(&self, step: u64, NotFinite { what, value }: NotFinite) -> Error {
+    fn not_finite(&self, step: u64, NonFiniteValue { what, value }: NonFiniteValue) -> Error {
         let hint = match &self.saved {
             Some(path) => format!("lower train.learning_rate; the last good checkpoint is {}", path.display()),
             None => "lower train.learning_rate; no checkpoint was saved yet".to_owned(),
@@ -304,13 +304,13 @@ impl<'a, M: Planned, T: Task<M> + Copy> Trainer<'a, M, T> {
     /// Writes a row if one is due.
     fn log(&mut self) -> Result<()> {
         let (Plan { train, .. }, step) = (self.plan, self.state.step);
-        let Some(Learned { loss, grad_norm }) = self.learned.filter(|_| self.is_logged()) else { return Ok(()) };
+        let Some(StepMetrics { loss, grad_norm }) = self.learned.filter(|_| self.is_logged()) else { return Ok(()) };
         let val_loss = if self.is_validated() { self.validate()? } else { None };
         let (mut sorted, waited) = (std::mem::take(&mut self.fresh), std::mem::take(&mut self.waited));
         let comm_wait_fraction = (self.ranks.count() > 1).then(|| (waited / sorted.iter().sum::<f64>()).min(1.0));
         sorted.sort_by(f64::total_cmp);
         let Some(writer) = &mut self.writer else { return Ok(()) };
-        let encoding = self.learner.model().encoding();
+        let encoding = self.train_state.model().encoding();
         let small = |values: &Vec<f64>| values.len() <= 1024;
         let row = MetricsRow {
             step,
@@ -332,12 +332,12 @@ impl<'a, M: Planned, T: Task<M> + Copy> Trainer<'a, M, T> {
         let batches = self.session.batches;
         let rows = batches.validation_rows();
         let at_once = (TOKENS_AT_ONCE / self.plan.sequence_len()).max(1);
-        let model = parameters::without_autodiff(self.learner.model());
-        let task = self.learner.task();
+        let model = parameters::without_autodiff(self.train_state.model());
+        let objective = self.train_state.objective();
         let sum = |part: usize| {
             let start = part * at_once;
             let batch = batches.validation(start..rows.min(start + at_once))?;
-            let mean = task.mean_loss(&model, &batch, &self.plan.evaluation_pass(start));
+            let mean = objective.mean_loss(&model, &batch, &self.plan.evaluation_pass(start));
             Ok((mean * batch.rows as f64).to_bits())
         };
         let sums = self.ranks.in_turns(rows.div_ceil(at_once), sum)?;
@@ -352,8 +352,8 @@ impl<'a, M: Planned, T: Task<M> + Copy> Trainer<'a, M, T> {
             if kernels {
                 self.snapshot_kernels()?;
             }
-            self.writer.as_ref().map_or(Ok(()), Writer::sync)?;
-            checkpoint::save(self.session.run.path(), self.plan.train.keep_last_n, &self.state, &self.learner)
+            self.writer.as_ref().map_or(Ok(()), RunWriter::sync)?;
+            checkpoint::save(self.session.run.path(), self.plan.train.keep_last_n, &self.state, &self.train_state)
         })?;
         let place = || checkpoint::place(self.session.run.path(), self.state.step);
         self.saved = Some(saved.unwrap_or_else(place));
@@ -365,7 +365,7 @@ impl<'a, M: Planned, T: Task<M> + Copy> Trainer<'a, M, T> {
         if self.ranks.count() == 1 {
             return Ok(());
         }
-        let weights = self.learner.stored(learner::Part::Weights);
+        let weights = self.train_state.stored(train_state::CheckpointPart::Weights);
         let sum = weights
             .iter()
             .fold(0, |sum, named| crc32c::crc32c_append(sum, bytemuck::cast_slice(named.array.slice::<f32>())));
@@ -377,20 +377,20 @@ impl<'a, M: Planned, T: Task<M> + Copy> Trainer<'a, M, T> {
 
     /// Adds the learned tables as they are now to `kernels.json`.
     fn snapshot_kernels(&self) -> Result<()> {
-        let snapshot = snapshot(self.learner.model().encoding(), self.state.step);
+        let snapshot = snapshot(self.train_state.model().encoding(), self.state.step);
         snapshot.map_or(Ok(()), |snapshot| self.session.run.add_kernels(snapshot))
     }
 }
 
-impl<M: Planned, T: Task<M> + Copy> Begun<M, T> {
+impl<M: FromPlan, T: Objective<M> + Copy> ResumePoint<M, T> {
     /// Reads what is in the folder; writes nothing.
-    fn read(session: &TrainSession, task: T) -> Result<Begun<M, T>> {
-        let TrainSession { plan, run, strict, host, .. } = *session;
+    fn read(session: &TrainSession, objective: T) -> Result<ResumePoint<M, T>> {
+        let TrainSession { plan, run, strict, runtime, .. } = *session;
         let found = checkpoint::newest(run.path(), strict, |path| {
             let state = checkpoint::state(path, plan)?;
-            let mut learner = fresh(plan, task, host);
-            checkpoint::restore(path, &state, &mut learner)?;
-            Ok((learner, state))
+            let mut train_state = fresh(plan, objective, runtime);
+            checkpoint::restore(path, &state, &mut train_state)?;
+            Ok((train_state, state))
         });
         // of two reasons to refuse the plan's is the clearer one
         let done = found.as_ref().ok().and_then(Option::as_ref).map_or(0, |found| found.value.1.step);
@@ -400,8 +400,8 @@ impl<M: Planned, T: Task<M> + Copy> Begun<M, T> {
         }
         let commit = old.map(|old| old.commit);
         Ok(match found? {
-            Some(Found { path, value: (learner, state), notes }) => {
-                Begun { learner, state, saved: Some(path), commit, notes }
+            Some(NewestCheckpoint { path, value: (train_state, state), notes }) => {
+                ResumePoint { train_state, state, saved: Some(path), commit, notes }
             }
             None if plan.init_from.is_some() => {
                 let message = format!("{} lacks the weights that the run is initialised from", run.path().display());
@@ -409,14 +409,15 @@ impl<M: Planned, T: Task<M> + Copy> Begun<M, T> {
                 return Err(Error::refused(message, hint));
             }
             None => {
-                let (learner, state) = (fresh(plan, task, host), State::start(plan.trajectory_hash()));
-                Begun { learner, state, saved: None, commit, notes: Vec::new() }
+                let (train_state, state) =
+                    (fresh(plan, objective, runtime), CheckpointState::start(plan.trajectory_hash()));
+                ResumePoint { train_state, state, saved: None, commit, notes: Vec::new() }
             }
         })
     }
 }
 
-impl Writer {
+impl RunWriter {
     fn push(&mut self, row: &MetricsRow) -> Result<()> {
         self.metrics.push(row)?;
         self.events.metrics(row)
@@ -428,17 +429,17 @@ impl Writer {
 }
 
 /// Sequences at once, after what cannot be trained here is refused.
-fn micro_batch(plan: &Plan, host: &Host) -> Result<usize> {
+fn micro_batch(plan: &Plan, runtime: &Runtime) -> Result<usize> {
     let train = &plan.train;
-    let rows = host.ranks.micro_batch(train.batch_size, train.micro_batch_size.unwrap_or(train.batch_size))?;
+    let rows = runtime.ranks.micro_batch(train.batch_size, train.micro_batch_size.unwrap_or(train.batch_size))?;
     let in_parts = Plan { train: TrainConfig { micro_batch_size: Some(rows), ..train.clone() }, ..plan.clone() };
-    in_parts.check_training_memory(host.limit().as_ref())?;
+    in_parts.check_training_memory(runtime.limit().as_ref())?;
     Ok(rows)
 }
 
 /// Refuses ranks that would not make the same updates.
-fn expect_same_run(session: &TrainSession, state: &State) -> Result<()> {
-    let Host { provenance, ranks, .. } = session.host;
+fn expect_same_run(session: &TrainSession, state: &CheckpointState) -> Result<()> {
+    let Runtime { provenance, ranks, .. } = session.runtime;
     let facts = [
         ("plan", session.plan.hash.clone()),
         ("data", session.plan.data_info.content.clone()),

@@ -7,14 +7,14 @@ use kerple_burn::fused::Engine;
 use kerple_burn::ops::activation::Activation;
 use kerple_burn::ops::loss::Targets;
 use kerple_burn::parameters;
-use kerple_burn::plan::{BlockPlan, NormKind, ResidualKind, SinkKind};
+use kerple_burn::plan::{BlockConfig, NormKind, ResidualKind, SinkKind};
 use kerple_core::encoding::METHODS;
 use kerple_lm::config::TrainConfig;
-use kerple_lm::learner::{Learner, Settings, Update};
-use kerple_lm::model::{Decoder, Tokens};
+use kerple_lm::model::{Decoder, TokenBatch};
+use kerple_lm::objective::{NextTokenPrediction, SequenceBatch};
 use kerple_lm::pass::Pass;
 use kerple_lm::plan::Plan;
-use kerple_lm::task::{Batch, LanguageModel};
+use kerple_lm::train_state::{Settings, TrainState, Update};
 
 const BATCH: usize = 4;
 const LEN: usize = 12;
@@ -30,14 +30,14 @@ const SETTINGS: Settings = Settings { betas: [0.9, 0.999], epsilon: 1e-2, weight
 
 fn assert_same_training(plan: &Plan, what: &str) {
     let model = Decoder::new(plan, &kerple_lm::device().autodiff());
-    let mut fused = Learner::new(model.clone(), LanguageModel::default(), SETTINGS);
-    let mut composed = Learner::new(model.with_engine(Engine::Composed), LanguageModel::default(), SETTINGS)
+    let mut fused = TrainState::new(model.clone(), NextTokenPrediction::default(), SETTINGS);
+    let mut composed = TrainState::new(model.with_engine(Engine::Composed), NextTokenPrediction::default(), SETTINGS)
         .with_engine(Engine::Composed);
     let names = parameters::names(fused.model());
     let mut first = None;
     for step in 0..6 {
         let [tokens, targets] = counting(step);
-        let batch = [Batch { tokens, targets, rows: BATCH, len: LEN, ..Batch::default() }];
+        let batch = [SequenceBatch { tokens, targets, rows: BATCH, len: LEN, ..SequenceBatch::default() }];
         let pass = Pass::training(plan.seed, step);
         let (a, b) = (fused.gradients(&batch, pass), composed.gradients(&batch, pass));
         let loss = b.loss;
@@ -69,18 +69,18 @@ fn layers_that_differ_train_composed_as_fused() {
 
 #[test]
 fn other_blocks_train_composed_as_fused() {
-    let default = BlockPlan::default();
+    let default = BlockConfig::default();
     for block in [
-        BlockPlan { residual: ResidualKind::Parallel, tie_embeddings: true, ..default.clone() },
-        BlockPlan {
+        BlockConfig { residual: ResidualKind::Parallel, tie_embeddings: true, ..default.clone() },
+        BlockConfig {
             qk_norm: true,
             ssmax: Some(0.4),
             sink: SinkKind::Learned,
             attn_softcap: Some(2.0),
             ..default.clone()
         },
-        BlockPlan { embedding_norm: true, clip_qkv: Some(0.05), lm_head_bias: true, ..default.clone() },
-        BlockPlan {
+        BlockConfig { embedding_norm: true, clip_qkv: Some(0.05), lm_head_bias: true, ..default.clone() },
+        BlockConfig {
             norm: NormKind::Rms,
             glu: true,
             n_kv_heads: Some(1),
@@ -106,13 +106,13 @@ fn parts_of_a_batch_bring_their_share_of_the_mean() {
     let scored: Vec<bool> = (0..ids.len()).map(|at| at % 5 < 2).collect();
     let number = |tensor: burn::tensor::Tensor<1>| f64::from(tensor.into_scalar::<f32>());
     let all = Targets { ids: &targets, scored: Some(&scored) };
-    let tokens = Tokens { ids: &ids, batch: BATCH, len: LEN };
+    let tokens = TokenBatch { ids: &ids, batch: BATCH, len: LEN };
     let (share, pass) = (kerple_burn::ops::loss::mean_share(all), Pass::evaluation(0));
     let whole = number(model.weighted_loss(tokens, all, share, &pass));
     let part = |rows: std::ops::Range<usize>| {
         let at = rows.start * LEN..rows.end * LEN;
         let targets = Targets { ids: &targets[at.clone()], scored: Some(&scored[at.clone()]) };
-        number(model.weighted_loss(Tokens { ids: &ids[at], batch: rows.len(), len: LEN }, targets, share, &pass))
+        number(model.weighted_loss(TokenBatch { ids: &ids[at], batch: rows.len(), len: LEN }, targets, share, &pass))
     };
     assert!((whole - part(0..1) - part(1..4)).abs() < 1e-6 * whole);
     let losses: Vec<f32> = model.losses(tokens, all, &pass).into_data().try_to_vec().unwrap();

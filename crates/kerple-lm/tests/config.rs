@@ -3,7 +3,7 @@
 use kerple_data::fingerprint;
 use kerple_data::tasks::TaskConfig;
 use kerple_lm::config::{REFERENCE, RunConfig, TrainConfig};
-use kerple_lm::memory::Limit;
+use kerple_lm::memory_estimate::Limit;
 use kerple_lm::plan::{DataInfo, Plan};
 use kerple_lm::renamed::{self, Renamed};
 use kerple_lm::run::RunFolder;

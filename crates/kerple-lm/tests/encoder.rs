@@ -8,16 +8,16 @@ use kerple_burn::fused::Engine;
 use kerple_burn::parameters::without_autodiff;
 use kerple_core::encoding::METHODS;
 use kerple_lm::config::TrainConfig;
-use kerple_lm::learner::{Learner, Settings, Update};
-use kerple_lm::model::{Classifier, Encoder, Tokens};
+use kerple_lm::model::{Classifier, Encoder, TokenBatch};
+use kerple_lm::objective::{Objective, SequenceBatch, TargetScores};
 use kerple_lm::pass::Pass;
-use kerple_lm::task::{Batch, Scores, Task};
+use kerple_lm::train_state::{Settings, TrainState, Update};
 
 const IDS: [u32; 12] = [3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5, 8];
 
 fn rows(model: &Encoder, ids: &[u32], batch: usize, lengths: Option<&[usize]>) -> Vec<f32> {
     model
-        .forward(Tokens { ids, batch, len: ids.len() / batch }, lengths, &Pass::evaluation(0))
+        .forward(TokenBatch { ids, batch, len: ids.len() / batch }, lengths, &Pass::evaluation(0))
         .into_data()
         .try_to_vec()
         .unwrap()
@@ -73,25 +73,25 @@ fn padding_changes_nothing() {
 /// Whether token 0 is in a sequence.
 struct Contains;
 
-impl Task<Classifier> for Contains {
-    fn loss(&self, model: &Classifier, batch: &Batch, pass: &Pass) -> Tensor<1> {
+impl Objective<Classifier> for Contains {
+    fn loss(&self, model: &Classifier, batch: &SequenceBatch, pass: &Pass) -> Tensor<1> {
         let found = activation::log_softmax(model.logits(batch.input(), batch.lengths.as_deref(), pass), 1);
         let targets: Vec<i64> = batch.targets.iter().map(|id| i64::from(*id)).collect();
         let targets = Tensor::<2, Int>::from_data(TensorData::new(targets, [batch.rows, 1]), &found.device());
         -found.gather(1, targets).mean()
     }
 
-    fn score(&self, model: &Classifier, batch: &Batch, pass: &Pass) -> Scores {
+    fn score(&self, model: &Classifier, batch: &SequenceBatch, pass: &Pass) -> TargetScores {
         let found: Vec<f64> =
             model.logits(batch.input(), batch.lengths.as_deref(), pass).into_data().iter::<f64>().collect();
         let hit = |(row, target): (&[f64], &u32)| u32::from(row[1] > row[0]) == *target;
         let hits: Vec<bool> = found.chunks_exact(2).zip(&batch.targets).map(hit).collect();
-        Scores { losses: vec![0.0; hits.len()], hits: Some(hits), scored: None }
+        TargetScores { losses: vec![0.0; hits.len()], hits: Some(hits), scored: None }
     }
 }
 
 /// Sequences of lengths 2 to 6; the class is whether token 0 is among them.
-fn batch(step: u64, rows: usize) -> Batch {
+fn batch(step: u64, rows: usize) -> SequenceBatch {
     let len = 6;
     let noise = |n: u64| (n.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 40) as usize;
     let (mut tokens, mut targets, mut lengths) = (Vec::new(), Vec::new(), Vec::new());
@@ -109,7 +109,7 @@ fn batch(step: u64, rows: usize) -> Batch {
         targets.push(class);
         lengths.push(length);
     }
-    Batch { tokens, targets, scored: None, lengths: Some(lengths), rows, len }
+    SequenceBatch { tokens, targets, scored: None, lengths: Some(lengths), rows, len }
 }
 
 #[test]
@@ -117,12 +117,12 @@ fn a_classifier_learns_from_whole_sequences() {
     let plan = plan(&encoding("kerple_log"), TrainConfig::default());
     let model = Classifier::new(&plan, 2, &kerple_lm::device().autodiff());
     let settings = Settings { betas: [0.9, 0.999], epsilon: 1e-8, weight_decay: 0.0, clip: 1.0 };
-    let mut learner = Learner::new(model, Contains, settings);
+    let mut train_state = TrainState::new(model, Contains, settings);
     for step in 0..150 {
         let update = Update { learning_rate: 0.01, adam_step: step + 1 };
-        learner.step(&[batch(step, 32)], Pass::training(1, step), update).unwrap();
+        train_state.step(&[batch(step, 32)], Pass::training(1, step), update).unwrap();
     }
-    let model = without_autodiff(learner.model());
+    let model = without_autodiff(train_state.model());
     let accuracy = Contains.score(&model, &batch(1 << 20, 300), &Pass::evaluation(1)).accuracy().unwrap();
     assert!(accuracy > 0.95, "{accuracy}");
 }
@@ -140,7 +140,7 @@ fn arena(encoding: &str, pooling: &str) -> kerple_lm::plan::Plan {
 }
 
 fn logits(model: &Classifier, ids: &[u32], lengths: Option<&[usize]>, batch: usize) -> Vec<f32> {
-    let tokens = Tokens { ids, batch, len: ids.len() / batch };
+    let tokens = TokenBatch { ids, batch, len: ids.len() / batch };
     model.logits(tokens, lengths, &Pass::evaluation(0)).into_data().try_to_vec().unwrap()
 }
 

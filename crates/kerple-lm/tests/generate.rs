@@ -6,15 +6,15 @@ use common::{encoding, plan};
 use kerple_burn::parameters;
 use kerple_core::seed::{Purpose, stream};
 use kerple_lm::config::TrainConfig;
-use kerple_lm::generate::{Draw, generate};
-use kerple_lm::model::{Decoder, Tokens};
+use kerple_lm::generate::{SamplingParams, generate};
+use kerple_lm::model::{Decoder, TokenBatch};
 use kerple_lm::pass::Pass;
 use rand::RngExt;
 
 /// Tokens that the tokenizer of [`common::plan`] knows; the model has 24 rows.
 const VOCAB: usize = 23;
 const PROMPT: [u32; 3] = [3, 1, 4];
-const LIVELY: Draw = Draw { temperature: 1.0, top_k: 0, top_p: 1.0, seed: 5 };
+const LIVELY: SamplingParams = SamplingParams { temperature: 1.0, top_k: 0, top_p: 1.0, seed: 5 };
 
 fn decoder(kind: &str) -> Decoder {
     Decoder::new(&plan(&encoding(kind), TrainConfig::default()), &kerple_lm::device())
@@ -35,7 +35,7 @@ fn changed(kind: &str, change: impl Fn(&str, &mut [f32])) -> Decoder {
     model
 }
 
-fn tokens(model: &Decoder, prompt: &[u32], count: usize, draw: Draw) -> kerple_lm::Result<Vec<u32>> {
+fn tokens(model: &Decoder, prompt: &[u32], count: usize, draw: SamplingParams) -> kerple_lm::Result<Vec<u32>> {
     let mut drawn = Vec::new();
     generate(model, prompt, count, VOCAB, &draw, &mut |token| {
         drawn.push(token);
@@ -47,7 +47,7 @@ fn tokens(model: &Decoder, prompt: &[u32], count: usize, draw: Draw) -> kerple_l
 #[test]
 fn the_same_seed_draws_the_same_tokens() {
     let model = decoder("kerple_log");
-    let draw = |seed| tokens(&model, &PROMPT, 40, Draw { seed, ..LIVELY }).unwrap();
+    let draw = |seed| tokens(&model, &PROMPT, 40, SamplingParams { seed, ..LIVELY }).unwrap();
     assert_eq!(draw(5).len(), 40);
     assert_eq!(draw(5), draw(5));
     assert_ne!(draw(5), draw(6));
@@ -76,12 +76,12 @@ fn padding_of_the_vocabulary_is_never_drawn() {
     let mut padded = 0;
     for first in 0..VOCAB as u32 {
         let logits = model
-            .extend(Tokens { ids: &[first], batch: 1, len: 1 }, &mut model.memories(1), &Pass::evaluation(0))
+            .extend(TokenBatch { ids: &[first], batch: 1, len: 1 }, &mut model.kv_caches(1), &Pass::evaluation(0))
             .into_data();
         let logits: Vec<f64> = logits.iter::<f64>().collect();
         padded += usize::from(logits[..VOCAB].iter().all(|logit| *logit < logits[VOCAB]));
         for temperature in [0.0, 1.0] {
-            let drawn = tokens(&model, &[first], 5, Draw { temperature, ..LIVELY }).unwrap();
+            let drawn = tokens(&model, &[first], 5, SamplingParams { temperature, ..LIVELY }).unwrap();
             assert!(drawn.iter().all(|token| (*token as usize) < VOCAB), "{drawn:?}");
         }
     }
@@ -91,10 +91,10 @@ fn padding_of_the_vocabulary_is_never_drawn() {
 #[test]
 fn temperature_zero_takes_the_likeliest() {
     let model = decoder("rotary");
-    let drawn = tokens(&model, &PROMPT, 12, Draw { temperature: 0.0, ..LIVELY }).unwrap();
+    let drawn = tokens(&model, &PROMPT, 12, SamplingParams { temperature: 0.0, ..LIVELY }).unwrap();
     let mut all = PROMPT.to_vec();
     for token in drawn {
-        let logits = model.logits(Tokens { ids: &all, batch: 1, len: all.len() }, &Pass::evaluation(0)).into_data();
+        let logits = model.logits(TokenBatch { ids: &all, batch: 1, len: all.len() }, &Pass::evaluation(0)).into_data();
         let logits: Vec<f64> = logits.iter::<f64>().collect();
         let last = &logits[logits.len() - 24..][..VOCAB];
         let most = last.iter().fold(f64::NEG_INFINITY, |m, x| m.max(*x));

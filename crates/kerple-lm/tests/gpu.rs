@@ -9,19 +9,19 @@ use common::{Counting, assert_same_gradients, encoding, plan, plan_of, plan_with
 use kerple_burn::device::{Name, Opened};
 use kerple_burn::fused::Engine;
 use kerple_burn::parameters;
-use kerple_burn::plan::{AttentionKind, BlockPlan, FeatureKind, LinearPlan};
+use kerple_burn::plan::{AttentionKind, BlockConfig, FeatureKind, LinearAttentionConfig};
 use kerple_core::encoding::METHODS;
 use kerple_core::precision::Precision;
 use kerple_lm::config::TrainConfig;
-use kerple_lm::host::Host;
-use kerple_lm::learner::{Learner, Settings, Update};
 use kerple_lm::model::Decoder;
+use kerple_lm::objective::NextTokenPrediction;
 use kerple_lm::pass::Pass;
 use kerple_lm::plan::Plan;
 use kerple_lm::run::RunFolder;
-use kerple_lm::sequences::Batches;
-use kerple_lm::task::LanguageModel;
-use kerple_lm::train::{Event, Outcome, TrainSession, train};
+use kerple_lm::runtime::Runtime;
+use kerple_lm::sequences::BatchSource;
+use kerple_lm::train::{TrainEvent, TrainOutcome, TrainSession, train};
+use kerple_lm::train_state::{Settings, TrainState, Update};
 use kerple_run::{SessionRow, read_rows};
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -43,9 +43,10 @@ const SETTINGS: Settings = Settings { betas: [0.9, 0.999], epsilon: 1e-2, weight
 
 fn assert_same_training(plan: &Plan, what: &str) {
     let (batches, rows) = (Counting(plan.clone()), plan.train.batch_size);
-    let learner =
-        |device: Device| Learner::new(Decoder::new(plan, &device.autodiff()), LanguageModel::default(), SETTINGS);
-    let (mut here, mut there) = (learner(kerple_lm::device()), learner(gpu()));
+    let train_state = |device: Device| {
+        TrainState::new(Decoder::new(plan, &device.autodiff()), NextTokenPrediction::default(), SETTINGS)
+    };
+    let (mut here, mut there) = (train_state(kerple_lm::device()), train_state(gpu()));
     let names = parameters::names(here.model());
     for step in 0..3 {
         let (batch, pass) = ([batches.batch(step, 0..rows).unwrap()], Pass::training(plan.seed, step));
@@ -72,23 +73,31 @@ fn linear_attention_trains_as_on_the_processor() {
         ("rotary", FeatureKind::Relu),
         ("fox", FeatureKind::Elu),
     ] {
-        let attention =
-            AttentionKind::Linear(LinearPlan { feature_map: features, n_features: 16, ..LinearPlan::default() });
-        let block = BlockPlan { attention, ..BlockPlan::default() };
+        let attention = AttentionKind::Linear(LinearAttentionConfig {
+            feature_map: features,
+            n_features: 16,
+            ..LinearAttentionConfig::default()
+        });
+        let block = BlockConfig { attention, ..BlockConfig::default() };
         let plan = plan_with(&encoding(kind), TrainConfig::default(), block);
         assert_same_training(&plan, &format!("linear {kind}"));
     }
 }
 
-fn sit(host: &Host, folder: &Path, plan: &Plan, stop_after: Option<u64>) -> Outcome {
-    try_session(host, folder, plan, stop_after).unwrap()
+fn sit(runtime: &Runtime, folder: &Path, plan: &Plan, stop_after: Option<u64>) -> TrainOutcome {
+    try_session(runtime, folder, plan, stop_after).unwrap()
 }
 
-fn try_session(host: &Host, folder: &Path, plan: &Plan, stop_after: Option<u64>) -> kerple_lm::Result<Outcome> {
+fn try_session(
+    runtime: &Runtime,
+    folder: &Path,
+    plan: &Plan,
+    stop_after: Option<u64>,
+) -> kerple_lm::Result<TrainOutcome> {
     let (run, batches, stop) = (RunFolder::new(folder), Counting(plan.clone()), AtomicBool::new(false));
-    let session = TrainSession { plan, run: &run, batches: &batches, stop: &stop, strict: true, host };
+    let session = TrainSession { plan, run: &run, batches: &batches, stop: &stop, strict: true, runtime };
     train(&session, &mut |event| {
-        if let Event::Step(progress) = event {
+        if let TrainEvent::Step(progress) = event {
             stop.store(stop_after == Some(progress.step), Ordering::Relaxed);
         }
     })
@@ -97,11 +106,11 @@ fn try_session(host: &Host, folder: &Path, plan: &Plan, stop_after: Option<u64>)
 #[test]
 fn a_device_with_less_memory_than_training_takes_is_refused() {
     let (plan, folder) = (plan(&encoding("kerple_log"), TrainConfig::default()), tempfile::tempdir().unwrap());
-    let host = |memory| Host::cpu(None).on(name(), Opened { memory, ..opened() }, Precision::F32);
+    let runtime = |memory| Runtime::cpu(None).on(name(), Opened { memory, ..opened() }, Precision::F32);
     let needed = plan.training_memory(plan.train.batch_size).total();
-    let error = try_session(&host(Some(needed / 2)), folder.path(), &plan, Some(1)).unwrap_err();
+    let error = try_session(&runtime(Some(needed / 2)), folder.path(), &plan, Some(1)).unwrap_err();
     assert!(error.to_string().contains("the memory of the device is"), "{error}");
-    try_session(&host(Some(needed)), folder.path(), &plan, Some(1)).unwrap();
+    try_session(&runtime(Some(needed)), folder.path(), &plan, Some(1)).unwrap();
 }
 
 #[test]
@@ -109,12 +118,12 @@ fn a_run_moves_between_devices() {
     let train =
         TrainConfig { steps: 12, learning_rate: 1e-2, warmup_ratio: 0.1, save_interval: 4, ..TrainConfig::default() };
     let (plan, folder) = (plan_of(&encoding("kerple_log"), train, [1, 2, 8], [16, 4]), tempfile::tempdir().unwrap());
-    let here = Host::cpu(None);
+    let here = Runtime::cpu(None);
     let there = here.clone().on(name(), opened(), Precision::F32);
     let [whole, moved] = ["whole", "moved"].map(|name| folder.path().join(name));
     let expected = sit(&here, &whole, &plan, None).loss.unwrap();
-    for (host, stop_after) in [(&here, 4), (&there, 8), (&here, 10)] {
-        sit(host, &moved, &plan, Some(stop_after));
+    for (runtime, stop_after) in [(&here, 4), (&there, 8), (&here, 10)] {
+        sit(runtime, &moved, &plan, Some(stop_after));
     }
     let (found, sessions) = (sit(&there, &moved, &plan, None).loss.unwrap(), moved.join("sessions.jsonl"));
     assert!((found - expected).abs() < 1e-3 * expected, "{found}, on the processor alone {expected}");

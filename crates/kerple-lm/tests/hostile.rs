@@ -8,20 +8,20 @@ mod hunt;
 use common::{Counting, encoding, plan, plan_with};
 use hunt::{alone, config, counting};
 use kerple_burn::pass::Pass;
-use kerple_burn::plan::{AttentionKind, BlockPlan, LinearPlan};
+use kerple_burn::plan::{AttentionKind, BlockConfig, LinearAttentionConfig};
 use kerple_core::calculus::points::Points;
 use kerple_data::fingerprint;
-use kerple_lm::checkpoint::{self, State};
+use kerple_lm::checkpoint::{self, CheckpointState};
 use kerple_lm::config::{DataConfig, REFERENCE, RunConfig, TrainConfig};
-use kerple_lm::corpus::Source;
-use kerple_lm::host::Host;
-use kerple_lm::learner::{self, Learner};
+use kerple_lm::corpus::DataSource;
 use kerple_lm::model::Decoder;
+use kerple_lm::objective::{NextTokenPrediction, Objective, SequenceBatch};
 use kerple_lm::plan::{DataInfo, Plan};
 use kerple_lm::run::RunFolder;
-use kerple_lm::sequences::Batches;
-use kerple_lm::task::{Batch, LanguageModel, Task};
+use kerple_lm::runtime::Runtime;
+use kerple_lm::sequences::BatchSource;
 use kerple_lm::train::{TrainSession, train};
+use kerple_lm::train_state::{self, TrainState};
 use kerple_lm::{Error, Result};
 use kerple_report::{Options, find_runs, write};
 use kerple_run::{EvaluationRow, Journal};
@@ -150,7 +150,7 @@ fn as_planned(file: &toml::Value) -> Result<()> {
     as_run_file(text.as_bytes(), &[])?;
     if config.data.task.as_ref().is_some_and(|task| task.open(None).is_ok()) {
         let config = RunConfig { data: DataConfig { path: PathBuf::new(), ..config.data }, ..config };
-        let source = Source::open(&config.data)?;
+        let source = DataSource::open(&config.data)?;
         let plan = Plan::new(&config, source.facts())?;
         if plan.train_len <= 4096 && plan.train.batch_size <= 64 {
             source.batches(&plan)?.batch(0, 0..1)?;
@@ -227,7 +227,7 @@ impl Finished {
             batches: &batches,
             stop: &stop,
             strict: false,
-            host: &Host::cpu(None),
+            runtime: &Runtime::cpu(None),
         };
         assert!(train(&session, &mut |_| {}).unwrap().finished);
         let mut rows = Journal::open(&run.evaluation_file()).unwrap();
@@ -251,8 +251,8 @@ impl Finished {
         let loaded = run.load(&kerple_lm::device(), false).map(|_| ());
         let state = checkpoint::state(&self.checkpoint, &self.plan)?;
         let model = Decoder::new(&self.plan, &kerple_lm::device().autodiff());
-        let mut learner = Learner::new(model, LanguageModel::default(), learner::settings(&self.plan));
-        checkpoint::restore(&self.checkpoint, &state, &mut learner)?;
+        let mut train_state = TrainState::new(model, NextTokenPrediction::default(), train_state::settings(&self.plan));
+        checkpoint::restore(&self.checkpoint, &state, &mut train_state)?;
         run.evaluations()?;
         let metrics = run.path().join("metrics.jsonl");
         let kept = fs::read(&metrics).unwrap();
@@ -263,9 +263,9 @@ impl Finished {
     }
 
     /// State as it would be written, after `change`.
-    fn seal(&self, change: impl FnOnce(&mut State)) {
+    fn seal(&self, change: impl FnOnce(&mut CheckpointState)) {
         let path = self.checkpoint.join("state.json");
-        let Ok(mut state) = serde_json::from_slice::<State>(&fs::read(&path).unwrap()) else { return };
+        let Ok(mut state) = serde_json::from_slice::<CheckpointState>(&fs::read(&path).unwrap()) else { return };
         change(&mut state);
         state.sha256 = String::new();
         state.sha256 = fingerprint(&serde_json::to_vec(&state).unwrap());
@@ -326,13 +326,15 @@ fn run_folders() {
 #[test]
 fn a_validation_of_long_sequences_takes_what_a_piece_takes() {
     let _alone = alone();
-    let block = BlockPlan { attention: AttentionKind::Linear(LinearPlan::default()), ..BlockPlan::default() };
+    let block =
+        BlockConfig { attention: AttentionKind::Linear(LinearAttentionConfig::default()), ..BlockConfig::default() };
     let plan = plan_with(&encoding("rotary"), TrainConfig::default(), block);
     let model = Decoder::new(&plan, &kerple_lm::device());
     let len = 1 << 16;
-    let batch = Batch { tokens: vec![3; len], targets: vec![4; len], rows: 1, len, ..Batch::default() };
-    let [whole, pieces] = [None, Some(256)]
-        .map(|piece| counting::most(|| LanguageModel { piece }.mean_loss(&model, &batch, &Pass::evaluation(1))).1);
+    let batch = SequenceBatch { tokens: vec![3; len], targets: vec![4; len], rows: 1, len, ..SequenceBatch::default() };
+    let [whole, pieces] = [None, Some(256)].map(|piece| {
+        counting::most(|| NextTokenPrediction { piece }.mean_loss(&model, &batch, &Pass::evaluation(1))).1
+    });
     assert!(pieces < whole / 4, "{} of {} KiB", pieces >> 10, whole >> 10);
 }
 

@@ -12,14 +12,14 @@ use kerple_burn::plan::{AttentionKind, InitKind};
 use kerple_burn::positions::PositionalEncoding;
 use kerple_core::encoding::Encoding;
 use kerple_lm::config::TrainConfig;
-use kerple_lm::model::{Decoder, Tokens};
+use kerple_lm::model::{Decoder, TokenBatch};
 use kerple_lm::plan::Plan;
 
 fn read(text: &str) -> Result<Plan, String> {
     plan_of_text(text, &TrainConfig::default())
 }
 
-const ALL: Tokens = Tokens { ids: &IDS, batch: 1, len: IDS.len() };
+const ALL: TokenBatch = TokenBatch { ids: &IDS, batch: 1, len: IDS.len() };
 
 /// The residual stream after the last layer: blocks that are told of positions by an encoding that stands in all layers.
 fn layer_by_layer(model: &Decoder, plan: &Plan) -> Tensor<3> {
@@ -95,10 +95,10 @@ fn memory_of_windows_stays_small_and_exact() {
     let model = Decoder::new(&read(text).unwrap(), &kerple_lm::device());
     let ids: Vec<u32> = (0..1500).map(|at| (at * at % 23) as u32).collect();
     let whole = logits(&model, &ids);
-    let mut memory = model.memories(1);
+    let mut memory = model.kv_caches(1);
     let mut last = Vec::new();
     for piece in [&ids[..900], &ids[900..1400]].into_iter().chain(ids[1400..].chunks(1)) {
-        let tokens = Tokens { ids: piece, batch: 1, len: piece.len() };
+        let tokens = TokenBatch { ids: piece, batch: 1, len: piece.len() };
         last = numbers(model.extend(tokens, &mut memory, &PASS.over(ids.len())));
     }
     // the same sums in another order, in f32

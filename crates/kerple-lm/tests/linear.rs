@@ -5,17 +5,17 @@ mod common;
 use common::{encoding, plan, plan_with};
 use kerple_burn::parameters;
 use kerple_burn::pass::Pass;
-use kerple_burn::plan::{AttentionKind, BlockPlan, FeatureKind, LinearPlan};
+use kerple_burn::plan::{AttentionKind, BlockConfig, FeatureKind, LinearAttentionConfig};
 use kerple_core::encoding::Encoding;
 use kerple_lm::config::{RunConfig, TrainConfig};
-use kerple_lm::learner::{Learner, settings};
-use kerple_lm::model::{Decoder, Tokens};
+use kerple_lm::model::{Decoder, TokenBatch};
+use kerple_lm::objective::{NextTokenPrediction, Objective, SequenceBatch};
 use kerple_lm::plan::{DataInfo, Plan};
-use kerple_lm::task::{Batch, LanguageModel, Task};
+use kerple_lm::train_state::{TrainState, settings};
 
-fn linear(features: FeatureKind) -> BlockPlan {
-    let linear = LinearPlan { feature_map: features, n_features: 16, ..LinearPlan::default() };
-    BlockPlan { attention: AttentionKind::Linear(linear), ..BlockPlan::default() }
+fn linear(features: FeatureKind) -> BlockConfig {
+    let linear = LinearAttentionConfig { feature_map: features, n_features: 16, ..LinearAttentionConfig::default() };
+    BlockConfig { attention: AttentionKind::Linear(linear), ..BlockConfig::default() }
 }
 
 fn read(text: &str) -> Result<Plan, String> {
@@ -69,10 +69,10 @@ fn plans_say_what_linear_attention_cannot_take() {
 
 #[test]
 fn softmax_attention_is_not_written_down() {
-    let text = |block: &BlockPlan| serde_json::to_string(block).unwrap();
-    assert!(!text(&BlockPlan::default()).contains("attention"));
+    let text = |block: &BlockConfig| serde_json::to_string(block).unwrap();
+    assert!(!text(&BlockConfig::default()).contains("attention"));
     let written = text(&linear(FeatureKind::Relu));
-    assert_eq!(serde_json::from_str::<BlockPlan>(&written).unwrap(), linear(FeatureKind::Relu));
+    assert_eq!(serde_json::from_str::<BlockConfig>(&written).unwrap(), linear(FeatureKind::Relu));
 }
 
 #[test]
@@ -92,7 +92,7 @@ fn long_texts_in_pieces_equal_whole_ones() {
         let len = 4500;
         let ids: Vec<u32> = (0..2 * len).map(|at| (at * at % 23) as u32).collect();
         let targets: Vec<u32> = (0..2 * len).map(|at| (at * 7 % 23) as u32).collect();
-        let (tokens, pass) = (Tokens { ids: &ids, batch: 2, len }, Pass::evaluation(3));
+        let (tokens, pass) = (TokenBatch { ids: &ids, batch: 2, len }, Pass::evaluation(3));
         let whole: Vec<f64> = model.nll(tokens, &targets, &pass).into_data().iter::<f64>().collect();
         let pieces = model.scored(tokens, &targets, &pass);
         let worst = whole.iter().zip(&pieces).fold(0.0f64, |worst, (a, b)| worst.max((a - b).abs()));
@@ -109,9 +109,9 @@ fn a_validation_in_pieces_is_that_of_whole_sequences() {
     let (len, pass) = (9000, Pass::evaluation(3));
     let tokens: Vec<u32> = (0..len).map(|at| (at * at % 23) as u32).collect();
     let targets = tokens.iter().map(|token| (token * 7) % 23).collect();
-    let batch = Batch { tokens, targets, rows: 1, len, ..Batch::default() };
-    let whole = LanguageModel { piece: None }.mean_loss(&model, &batch, &pass);
-    let pieces = LanguageModel { piece: Some(128) }.mean_loss(&model, &batch, &pass);
+    let batch = SequenceBatch { tokens, targets, rows: 1, len, ..SequenceBatch::default() };
+    let whole = NextTokenPrediction { piece: None }.mean_loss(&model, &batch, &pass);
+    let pieces = NextTokenPrediction { piece: Some(128) }.mean_loss(&model, &batch, &pass);
     // a mean of 9000 losses in f32, and f32 sums over as many positions in another order
     assert!((whole - pieces).abs() < 1e-4 * whole && whole != pieces, "{whole} {pieces}");
 }
@@ -125,7 +125,7 @@ fn plans_of_codes_count_what_they_learn() {
 
 #[test]
 fn weights_of_attention_are_shares_of_the_past() {
-    let softmax = || BlockPlan::default();
+    let softmax = || BlockConfig::default();
     for (kind, block) in [
         ("alibi", softmax()),
         ("rotary", softmax()),
@@ -138,7 +138,7 @@ fn weights_of_attention_are_shares_of_the_past() {
         let plan = plan_with(&encoding(kind), TrainConfig::default(), block);
         let model = parameters::without_autodiff(&Decoder::new(&plan, &kerple_lm::device()));
         let (len, ids) = (12, [3u32, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5, 8]);
-        let layers = model.attention_weights(Tokens { ids: &ids, batch: 1, len }, &Pass::evaluation(3));
+        let layers = model.attention_weights(TokenBatch { ids: &ids, batch: 1, len }, &Pass::evaluation(3));
         assert_eq!(layers.len(), 2, "{kind}");
         for weights in layers {
             assert_eq!(weights.dims(), [1, 2, len, len]);
@@ -180,14 +180,14 @@ fn assert_pieces_are_whole(text: &str, features: FeatureKind, (rows, len): (usiz
     let part =
         |shift: usize| -> Vec<u32> { ids.chunks(len + 1).flat_map(|row| &row[shift..shift + len]).copied().collect() };
     let scored = Some((0..rows * len).map(|at| at % 5 > 0).collect());
-    let batch = Batch { tokens: part(0), targets: part(1), scored, lengths: None, rows, len };
+    let batch = SequenceBatch { tokens: part(0), targets: part(1), scored, lengths: None, rows, len };
     let gradients = |piece| {
-        let learner = Learner::new(
+        let train_state = TrainState::new(
             Decoder::new(&plan, &kerple_lm::device().autodiff()),
-            LanguageModel { piece },
+            NextTokenPrediction { piece },
             settings(&plan),
         );
-        learner.gradients(std::slice::from_ref(&batch), Pass::training(3, 1))
+        train_state.gradients(std::slice::from_ref(&batch), Pass::training(3, 1))
     };
     let (whole, pieces) = (gradients(None), gradients(Some(piece)));
     // a mean of f32 losses of size 3
@@ -211,7 +211,7 @@ fn frozen_noise_is_that_of_every_update() {
         let plan = plan(&encoding, TrainConfig::default());
         let model = Decoder::new(&plan, &kerple_lm::device());
         let logits = |step| {
-            let tokens = Tokens { ids: &common::IDS, batch: 1, len: common::IDS.len() };
+            let tokens = TokenBatch { ids: &common::IDS, batch: 1, len: common::IDS.len() };
             model.logits(tokens, &Pass::training(7, step)).into_data()
         };
         assert_eq!(logits(1) == logits(2), frozen, "{kind}");

@@ -5,10 +5,10 @@ mod common;
 use common::{IDS, PASS, assert_decoding, encoding, logits, plan, plan_with};
 use kerple_burn::fused::Engine;
 use kerple_burn::ops::activation::Activation;
-use kerple_burn::plan::{BlockPlan, EmbeddingDropout, InitKind, NormKind, ResidualKind, SinkKind};
+use kerple_burn::plan::{BlockConfig, EmbeddingDropout, InitKind, NormKind, ResidualKind, SinkKind};
 use kerple_core::encoding::{Encoding, METHODS, Method, Share};
 use kerple_lm::config::{ModelConfig, Preset, RunConfig, TrainConfig};
-use kerple_lm::model::{Decoder, Tokens};
+use kerple_lm::model::{Decoder, TokenBatch};
 use kerple_lm::pass::Pass;
 use kerple_lm::plan::{DataInfo, Plan};
 
@@ -144,7 +144,7 @@ fn the_loss_is_the_one_of_plain_operations() {
     for encoding in every_encoding() {
         let model = Decoder::new(&plan(&encoding, TrainConfig::default()), &kerple_lm::device());
         let loss = |model: &Decoder| {
-            let tokens = Tokens { ids: &IDS, batch: 1, len: IDS.len() };
+            let tokens = TokenBatch { ids: &IDS, batch: 1, len: IDS.len() };
             model.loss(tokens, &IDS, &PASS).into_scalar::<f32>()
         };
         let (fused, plain) = (loss(&model), loss(&model.clone().with_engine(Engine::Composed)));
@@ -165,23 +165,23 @@ fn layers_start_alike_only_where_they_share() {
 }
 
 /// The families that other decoders come in.
-fn families() -> Vec<BlockPlan> {
-    let default = BlockPlan::default();
-    let bare = BlockPlan { qkv_bias: false, out_bias: false, mlp_bias: false, ..default.clone() };
+fn families() -> Vec<BlockConfig> {
+    let default = BlockConfig::default();
+    let bare = BlockConfig { qkv_bias: false, out_bias: false, mlp_bias: false, ..default.clone() };
     vec![
-        BlockPlan { residual: ResidualKind::Parallel, lm_head_bias: true, ..default.clone() },
-        BlockPlan { activation: Activation::GeluTanh, tie_embeddings: true, lm_head_bias: true, ..default.clone() },
-        BlockPlan { embedding_norm: true, residual: ResidualKind::NormResidual, tie_embeddings: true, ..default },
-        BlockPlan { norm: NormKind::LayerNoBias, clip_qkv: Some(0.01), tie_embeddings: true, ..bare.clone() },
-        BlockPlan { qk_norm: true, sink: SinkKind::Learned, n_kv_heads: Some(1), ..bare.clone() },
-        BlockPlan {
+        BlockConfig { residual: ResidualKind::Parallel, lm_head_bias: true, ..default.clone() },
+        BlockConfig { activation: Activation::GeluTanh, tie_embeddings: true, lm_head_bias: true, ..default.clone() },
+        BlockConfig { embedding_norm: true, residual: ResidualKind::NormResidual, tie_embeddings: true, ..default },
+        BlockConfig { norm: NormKind::LayerNoBias, clip_qkv: Some(0.01), tie_embeddings: true, ..bare.clone() },
+        BlockConfig { qk_norm: true, sink: SinkKind::Learned, n_kv_heads: Some(1), ..bare.clone() },
+        BlockConfig {
             ssmax: Some(0.4),
             sink: SinkKind::OffByOne,
             attn_softcap: Some(0.02),
             qk_norm: true,
             ..bare.clone()
         },
-        BlockPlan { norm: NormKind::Rms, glu: true, n_kv_heads: Some(1), activation: Activation::Silu, ..bare },
+        BlockConfig { norm: NormKind::Rms, glu: true, n_kv_heads: Some(1), activation: Activation::Silu, ..bare },
     ]
 }
 
@@ -210,10 +210,10 @@ fn prompts_in_pieces_equal_whole_ones() {
     let ids: Vec<u32> = (0..batch * len).map(|at| (at * at % 23) as u32).collect();
     for kind in ["kerple_log", "rotary", "sinusoidal"] {
         let model = Decoder::new(&plan(&encoding(kind), TrainConfig::default()), &kerple_lm::device());
-        let whole = model.logits(Tokens { ids: &ids, batch, len }, &PASS);
+        let whole = model.logits(TokenBatch { ids: &ids, batch, len }, &PASS);
         let last = whole.narrow(1, len - 1, 1).into_data().try_to_vec::<f32>().unwrap();
-        let mut memory = model.memories(batch);
-        let extended = model.extend(Tokens { ids: &ids, batch, len }, &mut memory, &PASS.over(len));
+        let mut memory = model.kv_caches(batch);
+        let extended = model.extend(TokenBatch { ids: &ids, batch, len }, &mut memory, &PASS.over(len));
         let extended = extended.into_data().try_to_vec::<f32>().unwrap();
         assert_eq!(memory[0].len(), len, "{kind}");
         let largest = last.iter().fold(0f32, |m, x| m.max(x.abs()));
@@ -229,7 +229,7 @@ fn draws_change_in_training_and_with_the_layer_and_not_in_evaluation() {
         let model = Decoder::new(&plan(encoding, TrainConfig::default()), &kerple_lm::device());
         let ids = [IDS, IDS, IDS].concat();
         let at = rows.start * IDS.len()..rows.end * IDS.len();
-        let tokens = Tokens { ids: &ids[at.clone()], batch: rows.len(), len: IDS.len() };
+        let tokens = TokenBatch { ids: &ids[at.clone()], batch: rows.len(), len: IDS.len() };
         model.nll(tokens, &ids[at], &pass.at_row(rows.start)).into_data().try_to_vec::<f32>().unwrap()
     };
     let learned = serde_json::from_str(r#"{"kind":"learned","positions":40,"randomized":40}"#).unwrap();
@@ -276,10 +276,10 @@ fn lengths_beyond_a_learned_table_are_refused() {
 fn scores_of_the_last_query_are_those_of_the_layers() {
     let concat: Encoding = serde_json::from_str(r#"{"kind":"dape","variant":"concat"}"#).unwrap();
     for (own, adds_bias) in [(encoding("kerple_log"), true), (encoding("dape"), true), (concat, false)] {
-        let plan = plan_with(&own, TrainConfig::default(), BlockPlan::default());
+        let plan = plan_with(&own, TrainConfig::default(), BlockConfig::default());
         let model = Decoder::new(&plan, &kerple_lm::device());
         let seen = |ids: &[u32]| {
-            let layers = model.last_scores(Tokens { ids, batch: 1, len: ids.len() }, &PASS);
+            let layers = model.last_scores(TokenBatch { ids, batch: 1, len: ids.len() }, &PASS);
             layers.into_iter().map(|layer| layer.expect("softmax attention")).collect::<Vec<_>>()
         };
         let values = |tensor: &burn::tensor::Tensor<4>| tensor.clone().into_data().iter::<f64>().collect::<Vec<_>>();
@@ -307,13 +307,13 @@ fn scores_of_the_last_query_are_those_of_the_layers() {
 #[test]
 fn rows_that_are_made_ready_are_counted() {
     let train = TrainConfig { eval_interval: 0, ..TrainConfig::default() };
-    let activations = |block: BlockPlan| {
+    let activations = |block: BlockConfig| {
         let plan = plan_with(&encoding("none"), train.clone(), block);
         (plan.training_memory(plan.train.batch_size).activations, plan.train.batch_size * plan.train_len)
     };
-    let (plain, tokens) = activations(BlockPlan::default());
-    let (normed, _) = activations(BlockPlan { qk_norm: true, ..BlockPlan::default() });
-    let (grown, _) = activations(BlockPlan { ssmax: Some(0.4), ..BlockPlan::default() });
+    let (plain, tokens) = activations(BlockConfig::default());
+    let (normed, _) = activations(BlockConfig { qk_norm: true, ..BlockConfig::default() });
+    let (grown, _) = activations(BlockConfig { ssmax: Some(0.4), ..BlockConfig::default() });
     let packed = 4 * (tokens * 3 * 2 * 8) as u64; // queries, keys and values of 2 heads of 8
     assert_eq!((normed - plain, grown - plain), (packed, 2 * packed));
 }
@@ -322,9 +322,9 @@ fn rows_that_are_made_ready_are_counted() {
 fn embeddings_of_every_encoding_are_dropped_where_that_is_asked_for() {
     use EmbeddingDropout::{Added, After, Before};
     let trained = |kind: &str, embedding_dropout| {
-        let block = BlockPlan { dropout: 0.4, embedding_dropout, ..BlockPlan::default() };
+        let block = BlockConfig { dropout: 0.4, embedding_dropout, ..BlockConfig::default() };
         let model = Decoder::new(&plan_with(&encoding(kind), TrainConfig::default(), block), &kerple_lm::device());
-        let tokens = Tokens { ids: &IDS, batch: 1, len: IDS.len() };
+        let tokens = TokenBatch { ids: &IDS, batch: 1, len: IDS.len() };
         model.logits(tokens, &Pass::training(1, 2)).into_data().try_to_vec::<f32>().unwrap()
     };
     for kind in ["none", "kerple_log"] {
@@ -339,7 +339,7 @@ fn embeddings_of_every_encoding_are_dropped_where_that_is_asked_for() {
 #[test]
 fn norms_are_drawn_after_the_output_projection() {
     let head = |embedding_norm: bool| {
-        let block = BlockPlan { init: InitKind::SmallNormal, embedding_norm, ..BlockPlan::default() };
+        let block = BlockConfig { init: InitKind::SmallNormal, embedding_norm, ..BlockConfig::default() };
         let plan = plan_with(&encoding("alibi"), TrainConfig::default(), block);
         let model = Decoder::new(&plan, &kerple_lm::device());
         model.head.expect("it is not tied").val().into_data().try_to_vec::<f32>().unwrap()

@@ -7,16 +7,18 @@ use kerple_data::{PrepareOptions, Sources, prepare};
 use kerple_lm::checkpoint;
 use kerple_lm::compare::Comparison;
 use kerple_lm::config::{RunConfig, TrainConfig};
-use kerple_lm::corpus::{Source, Split};
-use kerple_lm::evaluate::{Amount, AnswersRequest, Evaluation, OfTask, Protocol, Request, of_source};
-use kerple_lm::host::Host;
-use kerple_lm::job::{self, Shard};
+use kerple_lm::corpus::{DataSource, Split};
+use kerple_lm::evaluate::{
+    EvalCheckpoint, EvalRequest, EvalRun, Protocol, SegmentCount, TaskEval, TaskEvalRequest, of_source,
+};
+use kerple_lm::objective::SequenceBatch;
 use kerple_lm::plan::Plan;
 use kerple_lm::ranks::Ranks;
 use kerple_lm::run::RunFolder;
-use kerple_lm::sequences::Batches;
-use kerple_lm::task::Batch;
-use kerple_lm::train::{self, Event, Outcome, TrainSession, train};
+use kerple_lm::runtime::Runtime;
+use kerple_lm::sequences::BatchSource;
+use kerple_lm::sweep::{self, Shard};
+use kerple_lm::train::{self, TrainEvent, TrainOutcome, TrainSession, train};
 use kerple_lm::{Error, Result};
 use kerple_run::{EvaluationRow, MetricsRow, SessionRow, read_rows};
 use std::fs;
@@ -43,7 +45,7 @@ fn plan(steps: u64, micro_batch: usize) -> Plan {
 }
 
 /// One session of one rank; `stop_after` sets its own flag.
-fn sit(ranks: &Ranks, folder: &Path, plan: &Plan, stop_after: Option<u64>) -> (Result<Outcome>, Vec<String>) {
+fn sit(ranks: &Ranks, folder: &Path, plan: &Plan, stop_after: Option<u64>) -> (Result<TrainOutcome>, Vec<String>) {
     sit_on(ranks, folder, plan, &Counting(plan.clone()), stop_after)
 }
 
@@ -51,15 +53,16 @@ fn sit_on(
     ranks: &Ranks,
     folder: &Path,
     plan: &Plan,
-    batches: &dyn Batches,
+    batches: &dyn BatchSource,
     stop_after: Option<u64>,
-) -> (Result<Outcome>, Vec<String>) {
-    let (run, stop, host) = (RunFolder::new(folder), AtomicBool::new(false), Host::cpu(None).with_ranks(ranks.clone()));
+) -> (Result<TrainOutcome>, Vec<String>) {
+    let (run, stop, runtime) =
+        (RunFolder::new(folder), AtomicBool::new(false), Runtime::cpu(None).with_ranks(ranks.clone()));
     let mut notes = Vec::new();
-    let session = TrainSession { plan, run: &run, batches, stop: &stop, strict: false, host: &host };
+    let session = TrainSession { plan, run: &run, batches, stop: &stop, strict: false, runtime: &runtime };
     let outcome = train(&session, &mut |event| match event {
-        Event::Step(progress) => stop.store(stop_after == Some(progress.step), Ordering::Relaxed),
-        Event::Note(note) => notes.push(note),
+        TrainEvent::Step(progress) => stop.store(stop_after == Some(progress.step), Ordering::Relaxed),
+        TrainEvent::Note(note) => notes.push(note),
     });
     (outcome, notes)
 }
@@ -132,8 +135,8 @@ fn parts_that_ranks_cannot_share_are_made_smaller_and_it_is_said() {
 /// A text that one rank cannot read at a step.
 struct Torn(Counting, u64);
 
-impl Batches for Torn {
-    fn batch(&self, step: u64, rows: Range<usize>) -> Result<Batch> {
+impl BatchSource for Torn {
+    fn batch(&self, step: u64, rows: Range<usize>) -> Result<SequenceBatch> {
         if step == self.1 {
             let source = std::io::Error::other("the cable was pulled");
             return Err(Error::io(Path::new("text"), "read")(source));
@@ -145,7 +148,7 @@ impl Batches for Torn {
         self.0.validation_rows()
     }
 
-    fn validation(&self, rows: Range<usize>) -> Result<Batch> {
+    fn validation(&self, rows: Range<usize>) -> Result<SequenceBatch> {
         self.0.validation(rows)
     }
 }
@@ -192,8 +195,8 @@ struct Blocking {
     file: Option<PathBuf>,
 }
 
-impl Batches for Blocking {
-    fn batch(&self, step: u64, rows: Range<usize>) -> Result<Batch> {
+impl BatchSource for Blocking {
+    fn batch(&self, step: u64, rows: Range<usize>) -> Result<SequenceBatch> {
         if let (3, Some(file)) = (step, &self.file) {
             block(file);
         }
@@ -204,7 +207,7 @@ impl Batches for Blocking {
         self.inner.validation_rows()
     }
 
-    fn validation(&self, rows: Range<usize>) -> Result<Batch> {
+    fn validation(&self, rows: Range<usize>) -> Result<SequenceBatch> {
         self.inner.validation(rows)
     }
 }
@@ -267,9 +270,16 @@ fn text(folder: &Path) -> RunConfig {
     RunConfig::parse(&text, "test", &[]).unwrap()
 }
 
-fn request() -> Request {
+fn request() -> EvalRequest {
     let (lengths, protocol) = (vec![16, 4096, 64], Protocol::Segments);
-    Request { lengths, protocol, n_segments: Amount::Exactly(5), segment_len: Some(4096), seed: 3, per_position: true }
+    EvalRequest {
+        lengths,
+        protocol,
+        n_segments: SegmentCount::Exactly(5),
+        segment_len: Some(4096),
+        seed: 3,
+        per_position: true,
+    }
 }
 
 fn rows(run: &Path) -> Vec<EvaluationRow> {
@@ -282,27 +292,27 @@ fn rows(run: &Path) -> Vec<EvaluationRow> {
 fn windows_are_shared_and_rows_are_those_of_one() {
     let place = tempfile::tempdir().unwrap();
     let config = text(place.path());
-    let source = Source::open(&config.data).unwrap();
+    let source = DataSource::open(&config.data).unwrap();
     let plan = Plan::new(&config, source.facts()).unwrap();
     let run = RunFolder::new(place.path().join("run"));
-    let (stop, host) = (AtomicBool::new(false), Host::cpu(None));
+    let (stop, runtime) = (AtomicBool::new(false), Runtime::cpu(None));
     let batches = source.batches(&plan).unwrap();
     train(
-        &TrainSession { plan: &plan, run: &run, batches: &batches, stop: &stop, strict: false, host: &host },
+        &TrainSession { plan: &plan, run: &run, batches: &batches, stop: &stop, strict: false, runtime: &runtime },
         &mut |_| {},
     )
     .unwrap();
     let evaluate = |ranks: Ranks, stop_at: Option<usize>| {
-        let (host, stop) = (Host::cpu(None).with_ranks(ranks), AtomicBool::new(false));
-        let (source, request) = (Source::open(&config.data).unwrap(), request());
-        let trained = run.load_solver(&host.device, true).unwrap();
-        let of = (&trained.plan, trained.state.step, &*trained.model);
+        let (runtime, stop) = (Runtime::cpu(None).with_ranks(ranks), AtomicBool::new(false));
+        let (source, request) = (DataSource::open(&config.data).unwrap(), request());
+        let trained = run.load_any(&runtime.device, true).unwrap();
+        let of = EvalCheckpoint { plan: &trained.plan, step: trained.state.step, model: &*trained.model };
         let known = run.evaluations().unwrap();
         let scored =
             of_source(&source, Split::Test, (&trained.plan, &run.special_tokens().unwrap()), &request, &known).unwrap();
-        let evaluation = Evaluation::new(&run, of, &*scored, &host).unwrap();
+        let evaluation = EvalRun::new(&run, of, &*scored, &runtime).unwrap();
         evaluation.run(&stop, &mut |event| {
-            if let kerple_lm::evaluate::Event::Evaluating { length: 4096, done, .. } = event {
+            if let kerple_lm::evaluate::EvalEvent::Evaluating { length: 4096, done, .. } = event {
                 stop.store(stop_at == Some(done), Ordering::Relaxed);
             }
         })
@@ -330,29 +340,29 @@ fn sequences_of_a_task_are_shared_too() {
                 [model]\nn_layers = 1\nn_heads = 2\nhead_dim = 8\n\
                 [train]\ntrain_len = 8\nbatch_size = 4\nsteps = 3\nlearning_rate = 1e-2\n";
     let config = RunConfig::parse(text, "test", &[]).unwrap();
-    let source = Source::open(&config.data).unwrap();
+    let source = DataSource::open(&config.data).unwrap();
     let plan = Plan::new(&config, source.facts()).unwrap();
     let folders = [1, 3].map(|count| {
         let folder = place.path().join(count.to_string());
         on_ranks(count, |ranks| {
-            let (host, stop, run) =
-                (Host::cpu(None).with_ranks(ranks), AtomicBool::new(false), RunFolder::new(&folder));
-            let source = Source::open(&config.data).unwrap();
+            let (runtime, stop, run) =
+                (Runtime::cpu(None).with_ranks(ranks), AtomicBool::new(false), RunFolder::new(&folder));
+            let source = DataSource::open(&config.data).unwrap();
             let batches = source.batches(&plan).unwrap();
             // four sequences are two ranks' or one's, not three's
-            let alone = host.alone();
-            let train = |host: &Host| {
+            let alone = runtime.alone();
+            let train = |runtime: &Runtime| {
                 let session =
-                    TrainSession { plan: &plan, run: &run, batches: &batches, stop: &stop, strict: false, host };
+                    TrainSession { plan: &plan, run: &run, batches: &batches, stop: &stop, strict: false, runtime };
                 train::train(&session, &mut |_| {}).map(drop)
             };
-            host.ranks.first(|| train(&alone)).unwrap();
-            let trained = run.load_solver(&host.device, true).unwrap();
-            let request = AnswersRequest { lengths: vec![8, 400], examples: 70, seed: 7, split: Split::Test };
+            runtime.ranks.first(|| train(&alone)).unwrap();
+            let trained = run.load_any(&runtime.device, true).unwrap();
+            let request = TaskEvalRequest { lengths: vec![8, 400], examples: 70, seed: 7, split: Split::Test };
             let task = source.task().unwrap();
-            let scored = OfTask::new(task, request);
-            let of = (&trained.plan, trained.state.step, trained.model.as_ref());
-            Evaluation::new(&run, of, &scored, &host).unwrap().run(&stop, &mut |_| {}).unwrap()
+            let scored = TaskEval::new(task, request);
+            let of = EvalCheckpoint { plan: &trained.plan, step: trained.state.step, model: trained.model.as_ref() };
+            EvalRun::new(&run, of, &scored, &runtime).unwrap().run(&stop, &mut |_| {}).unwrap()
         });
         folder
     });
@@ -370,7 +380,7 @@ fn comparison(config: &RunConfig, out: PathBuf, ranks: Ranks) -> Comparison {
         request: request(),
         rope_scalings: Vec::new(),
         out,
-        host: Host::cpu(None).with_ranks(ranks),
+        runtime: Runtime::cpu(None).with_ranks(ranks),
     }
 }
 
@@ -397,7 +407,7 @@ fn runs_are_shared_and_are_those_of_one() {
         let compare = |ranks: Ranks, stop_in: bool| {
             let stop = AtomicBool::new(false);
             comparison(&config, out.clone(), ranks).run(Shard::WHOLE, &stop, &mut |event| {
-                if let (true, job::Event::Training(Event::Step(_))) = (stop_in, event) {
+                if let (true, sweep::SweepEvent::Training(TrainEvent::Step(_))) = (stop_in, event) {
                     stop.store(true, Ordering::Relaxed);
                 }
             })
@@ -421,12 +431,12 @@ fn a_run_that_fails_on_one_rank_stops_the_others() {
     // the second run, which is rank 1's, cannot be saved
     let aside = out.join("runs/rotary/seed-3/checkpoints/.partial");
     let ended = on_ranks(2, |ranks| {
-        let (first, host) = (ranks.is_first(), ranks.clone());
-        let comparison = comparison(&config, out.clone(), host);
+        let (first, own) = (ranks.is_first(), ranks.clone());
+        let comparison = comparison(&config, out.clone(), own);
         let ended = comparison.run(Shard::WHOLE, &AtomicBool::new(false), &mut |event| match event {
-            job::Event::Training(Event::Step(step)) if !first && step.step == 1 => block(&aside),
+            sweep::SweepEvent::Training(TrainEvent::Step(step)) if !first && step.step == 1 => block(&aside),
             // a rank that has much to do
-            job::Event::Training(_) if first => std::thread::sleep(std::time::Duration::from_millis(200)),
+            sweep::SweepEvent::Training(_) if first => std::thread::sleep(std::time::Duration::from_millis(200)),
             _ => {}
         });
         ended.unwrap_err().to_string()

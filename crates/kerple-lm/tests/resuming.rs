@@ -5,12 +5,12 @@ mod common;
 use common::{Counting, encoding, plan};
 use kerple_core::encoding::{Encoding, Share};
 use kerple_data::fingerprint;
-use kerple_lm::checkpoint::State;
+use kerple_lm::checkpoint::CheckpointState;
 use kerple_lm::config::TrainConfig;
-use kerple_lm::host::Host;
 use kerple_lm::plan::Plan;
 use kerple_lm::run::RunFolder;
-use kerple_lm::train::{Event, Outcome, TrainSession, train};
+use kerple_lm::runtime::Runtime;
+use kerple_lm::train::{TrainEvent, TrainOutcome, TrainSession, train};
 use kerple_lm::{Error, checkpoint};
 use kerple_run::{KernelSnapshot, MetricsRow, SessionRow, read_json, read_rows, write_json};
 use std::fs;
@@ -34,28 +34,33 @@ fn config(steps: u64) -> TrainConfig {
 }
 
 /// One session; returns how it ended and what it said.
-fn sit(folder: &Path, plan: &Plan, stop_after: Option<u64>, strict: bool) -> (Result<Outcome, Error>, Vec<String>) {
-    sit_as(&Host::cpu(None), folder, plan, stop_after, strict)
-}
-
-fn sit_as(
-    host: &Host,
+fn sit(
     folder: &Path,
     plan: &Plan,
     stop_after: Option<u64>,
     strict: bool,
-) -> (Result<Outcome, Error>, Vec<String>) {
+) -> (Result<TrainOutcome, Error>, Vec<String>) {
+    sit_as(&Runtime::cpu(None), folder, plan, stop_after, strict)
+}
+
+fn sit_as(
+    runtime: &Runtime,
+    folder: &Path,
+    plan: &Plan,
+    stop_after: Option<u64>,
+    strict: bool,
+) -> (Result<TrainOutcome, Error>, Vec<String>) {
     let (run, batches, stop) = (RunFolder::new(folder), Counting(plan.clone()), AtomicBool::new(false));
     let mut notes = Vec::new();
-    let session = TrainSession { plan, run: &run, batches: &batches, stop: &stop, strict, host };
+    let session = TrainSession { plan, run: &run, batches: &batches, stop: &stop, strict, runtime };
     let outcome = train(&session, &mut |event| match event {
-        Event::Step(progress) => stop.store(stop_after == Some(progress.step), Ordering::Relaxed),
-        Event::Note(note) => notes.push(note),
+        TrainEvent::Step(progress) => stop.store(stop_after == Some(progress.step), Ordering::Relaxed),
+        TrainEvent::Note(note) => notes.push(note),
     });
     (outcome, notes)
 }
 
-fn go(folder: &Path, plan: &Plan) -> Outcome {
+fn go(folder: &Path, plan: &Plan) -> TrainOutcome {
     sit(folder, plan, None, false).0.unwrap()
 }
 
@@ -82,10 +87,7 @@ fn copy(from: &Path, to: &Path) {
     for entry in fs::read_dir(from).unwrap() {
         let path = entry.unwrap().path();
         let target = to.join(path.file_name().unwrap());
-        match path.is_dir() {
-            true => copy(&path, &target),
-            false => fs::write(&target, fs::read(&path).unwrap()).unwrap(),
-        }
+        if path.is_dir() { copy(&path, &target) } else { fs::write(&target, fs::read(&path).unwrap()).unwrap() }
     }
 }
 
@@ -272,11 +274,17 @@ fn one_process_trains_in_a_folder() {
     let folder = tempfile::tempdir().unwrap();
     let plan = plan(&encoding("alibi"), config(6));
     let (run, batches, stop) = (RunFolder::new(folder.path()), Counting(plan.clone()), AtomicBool::new(false));
-    let session =
-        TrainSession { plan: &plan, run: &run, batches: &batches, stop: &stop, strict: false, host: &Host::cpu(None) };
+    let session = TrainSession {
+        plan: &plan,
+        run: &run,
+        batches: &batches,
+        stop: &stop,
+        strict: false,
+        runtime: &Runtime::cpu(None),
+    };
     let mut seconds = 0;
     train(&session, &mut |event| {
-        if let Event::Step(progress) = event {
+        if let TrainEvent::Step(progress) = event {
             let error = train(&session, &mut |_| panic!("a second trainer works")).unwrap_err();
             assert!(matches!(error, Error::Busy { .. }), "{error}");
             assert!(error.to_string().contains(&format!("process {}", std::process::id())), "{error}");
@@ -335,8 +343,8 @@ fn a_run_remembers_the_programs_that_trained_it() {
     let plan = plan(&encoding("kerple_log"), config(6));
     // the last has nothing left to do
     for (program, stop) in [("first", Some(2)), ("second", Some(4)), ("third", None), ("fourth", None)] {
-        let host = Host::cpu(Some(program.to_owned()));
-        sit_as(&host, folder.path(), &plan, stop, false).0.unwrap();
+        let runtime = Runtime::cpu(Some(program.to_owned()));
+        sit_as(&runtime, folder.path(), &plan, stop, false).0.unwrap();
         let plan = RunFolder::new(folder.path()).existing_plan().unwrap();
         assert_eq!(plan.commit.as_deref(), Some("first"), "after the {program}");
     }
@@ -345,7 +353,7 @@ fn a_run_remembers_the_programs_that_trained_it() {
         sessions.iter().map(|row| (row.provenance.commit.as_deref().unwrap(), row.first_step)).collect();
     assert_eq!(started, [("first", 1), ("second", 3), ("third", 5)]);
     for SessionRow { provenance, micro_batch_size, started_at, .. } in &sessions {
-        let here = Host::cpu(provenance.commit.clone()).provenance;
+        let here = Runtime::cpu(provenance.commit.clone()).provenance;
         assert_eq!((provenance, *micro_batch_size), (&here, 2));
         assert!(!here.cpu.is_empty() && here.threads > 0 && *started_at > 1_700_000_000, "{here}");
     }
@@ -359,7 +367,7 @@ fn a_run_goes_on_with_fewer_sequences_at_once_and_says_so() {
     sit(folder.path(), &with(2), Some(7), false).0.unwrap();
     // a checkpoint of a version that took the micro-batch for part of the trajectory
     let state = place(folder.path(), 7).join("state.json");
-    let mut seven: State = read_json(&state).unwrap();
+    let mut seven: CheckpointState = read_json(&state).unwrap();
     let mut before = with(2);
     (before.hash, before.steps, before.train.steps, before.data.path) = (String::new(), 0, 0, PathBuf::new());
     let TrainConfig { log_every, eval_interval, eval_sequences, save_interval, keep_last_n: keep, .. } =
@@ -380,7 +388,7 @@ fn a_run_goes_on_with_fewer_sequences_at_once_and_says_so() {
     let sessions = read_rows::<SessionRow>(&folder.path().join("sessions.jsonl")).unwrap().rows;
     let said: Vec<_> = sessions.iter().map(|row| (row.first_step, row.micro_batch_size)).collect();
     assert_eq!(said, [(1, 4), (5, 2), (8, 1)]);
-    let last: State = read_json(&place(folder.path(), 9).join("state.json")).unwrap();
+    let last: CheckpointState = read_json(&place(folder.path(), 9).join("state.json")).unwrap();
     assert_eq!(last.trajectory_hash, with(4).trajectory_hash(), "what it writes is as any other writes it");
     let error = refused(folder.path(), &plan(&encoding("alibi"), TrainConfig { grad_clip: 0.5, ..config(9) }));
     let said = error.to_string();
@@ -409,14 +417,21 @@ fn missing_validation_text_is_said_once() {
     let folder = tempfile::tempdir().unwrap();
     let short = |rows: usize| {
         struct Short(Counting, usize);
-        impl kerple_lm::sequences::Batches for Short {
-            fn batch(&self, step: u64, rows: std::ops::Range<usize>) -> kerple_lm::Result<kerple_lm::task::Batch> {
+        impl kerple_lm::sequences::BatchSource for Short {
+            fn batch(
+                &self,
+                step: u64,
+                rows: std::ops::Range<usize>,
+            ) -> kerple_lm::Result<kerple_lm::objective::SequenceBatch> {
                 self.0.batch(step, rows)
             }
             fn validation_rows(&self) -> usize {
                 self.1
             }
-            fn validation(&self, rows: std::ops::Range<usize>) -> kerple_lm::Result<kerple_lm::task::Batch> {
+            fn validation(
+                &self,
+                rows: std::ops::Range<usize>,
+            ) -> kerple_lm::Result<kerple_lm::objective::SequenceBatch> {
                 self.0.validation(rows)
             }
         }
@@ -430,10 +445,10 @@ fn missing_validation_text_is_said_once() {
             batches: &batches,
             stop: &stop,
             strict: false,
-            host: &Host::cpu(None),
+            runtime: &Runtime::cpu(None),
         };
-        let mut tell = |event: Event| {
-            if let Event::Note(note) = event {
+        let mut tell = |event: TrainEvent| {
+            if let TrainEvent::Note(note) = event {
                 notes.push(note);
             }
         };

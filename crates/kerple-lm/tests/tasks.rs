@@ -5,19 +5,21 @@ use kerple_burn::parameters;
 use kerple_core::encoding::Encoding;
 use kerple_data::Split;
 use kerple_data::tasks::TaskConfig;
+use kerple_lm::architecture::FromPlan;
 use kerple_lm::config::RunConfig;
-use kerple_lm::corpus::Source;
-use kerple_lm::evaluate::{AnswersRequest, Evaluation, Event as Evaluating, OfTask, Reuse, known, served};
-use kerple_lm::host::Host;
-use kerple_lm::learner::{Learner, settings};
+use kerple_lm::corpus::DataSource;
+use kerple_lm::evaluate::{
+    EvalCheckpoint, EvalEvent as Evaluating, EvalRun, Reuse, TaskEval, TaskEvalRequest, known, served,
+};
 use kerple_lm::model::{Classifier, Decoder, Transducer};
+use kerple_lm::objective::{Classification, Objective, SequenceBatch};
 use kerple_lm::pass::Pass;
 use kerple_lm::plan::Plan;
 use kerple_lm::run::RunFolder;
-use kerple_lm::sequences::Batches;
-use kerple_lm::solver::Planned;
-use kerple_lm::task::{Answering, Batch, Task};
-use kerple_lm::train::{Event, Outcome, TrainSession, train};
+use kerple_lm::runtime::Runtime;
+use kerple_lm::sequences::BatchSource;
+use kerple_lm::train::{TrainEvent, TrainOutcome, TrainSession, train};
+use kerple_lm::train_state::{TrainState, settings};
 use kerple_run::{EvaluationRow, MetricsRow, Provenance};
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -56,34 +58,40 @@ fn config(task: &str, more: &[&str]) -> RunConfig {
     RunConfig::parse(&text, "test", &more).unwrap()
 }
 
-fn plan(config: &RunConfig) -> (Plan, Source) {
-    let source = Source::open(&config.data).unwrap();
+fn plan(config: &RunConfig) -> (Plan, DataSource) {
+    let source = DataSource::open(&config.data).unwrap();
     (Plan::new(config, source.facts()).unwrap(), source)
 }
 
 /// Trains in a folder; the stop flag is set at `stop_at`.
-fn run(config: &RunConfig, folder: &Path, stop_at: u64) -> Outcome {
+fn run(config: &RunConfig, folder: &Path, stop_at: u64) -> TrainOutcome {
     let (plan, source) = plan(config);
     let (run, stop) = (RunFolder::new(folder), AtomicBool::new(false));
     let batches = source.batches(&plan).unwrap();
-    let session =
-        TrainSession { plan: &plan, run: &run, batches: &batches, stop: &stop, strict: false, host: &Host::cpu(None) };
+    let session = TrainSession {
+        plan: &plan,
+        run: &run,
+        batches: &batches,
+        stop: &stop,
+        strict: false,
+        runtime: &Runtime::cpu(None),
+    };
     let outcome = train(&session, &mut |event| {
-        if let Event::Step(progress) = event {
+        if let TrainEvent::Step(progress) = event {
             stop.store(progress.step >= stop_at, Ordering::Relaxed);
         }
     });
     outcome.unwrap()
 }
 
-fn evaluate(folder: &Path, request: &AnswersRequest) -> (Vec<EvaluationRow>, usize) {
+fn evaluate(folder: &Path, request: &TaskEvalRequest) -> (Vec<EvaluationRow>, usize) {
     let run = RunFolder::new(folder);
-    let host = Host::cpu(None);
-    let trained = run.load_solver(&host.device, true).unwrap();
-    let source = Source::open(&trained.plan.data).unwrap();
-    let scored = OfTask::new(source.task().unwrap(), request.clone());
-    let solver = (&trained.plan, trained.state.step, trained.model.as_ref());
-    let evaluation = Evaluation::new(&run, solver, &scored, &host).unwrap();
+    let runtime = Runtime::cpu(None);
+    let trained = run.load_any(&runtime.device, true).unwrap();
+    let source = DataSource::open(&trained.plan.data).unwrap();
+    let scored = TaskEval::new(source.task().unwrap(), request.clone());
+    let checkpoint = EvalCheckpoint { plan: &trained.plan, step: trained.state.step, model: trained.model.as_ref() };
+    let evaluation = EvalRun::new(&run, checkpoint, &scored, &runtime).unwrap();
     let (mut rows, mut fresh_ones) = (Vec::new(), 0);
     let finished = evaluation.run(&AtomicBool::new(false), &mut |event| {
         if let Evaluating::Row { row, fresh } = event {
@@ -95,8 +103,8 @@ fn evaluate(folder: &Path, request: &AnswersRequest) -> (Vec<EvaluationRow>, usi
     (rows, fresh_ones)
 }
 
-fn request(lengths: &[usize]) -> AnswersRequest {
-    AnswersRequest { lengths: lengths.to_vec(), examples: 40, seed: 7, split: Split::Test }
+fn request(lengths: &[usize]) -> TaskEvalRequest {
+    TaskEvalRequest { lengths: lengths.to_vec(), examples: 40, seed: 7, split: Split::Test }
 }
 
 #[test]
@@ -133,24 +141,24 @@ fn rows_say_what_was_evaluated_and_are_not_made_twice() {
     let (again, fresh) = evaluate(folder.path(), &request(&[24, 8, 9]));
     assert_eq!((again.len(), fresh, &again[0]), (3, 1, &rows[1]));
     // another number of sequences, or other ones, is another evaluation
-    let (_, fresh) = evaluate(folder.path(), &AnswersRequest { examples: 41, ..request(&[8]) });
-    let (_, other) = evaluate(folder.path(), &AnswersRequest { seed: 8, ..request(&[8]) });
+    let (_, fresh) = evaluate(folder.path(), &TaskEvalRequest { examples: 41, ..request(&[8]) });
+    let (_, other) = evaluate(folder.path(), &TaskEvalRequest { seed: 8, ..request(&[8]) });
     assert_eq!((fresh, other), (1, 1));
     let (plan, source) = plan(&config);
     let rows = RunFolder::new(folder.path()).evaluations().unwrap();
-    let here = Host::cpu(None).provenance;
-    let lacks = |by: (&Provenance, Reuse), encoding: &Encoding, source: &Source, lengths: &[usize]| {
-        let scored = OfTask::new(source.task().unwrap(), request(lengths));
+    let here = Runtime::cpu(None).provenance;
+    let lacks = |by: (&Provenance, Reuse), encoding: &Encoding, source: &DataSource, lengths: &[usize]| {
+        let scored = TaskEval::new(source.task().unwrap(), request(lengths));
         let found = known(&rows, (&plan, encoding), &scored, by);
         lengths.iter().zip(found).filter(|(_, row)| row.is_none()).map(|(length, _)| *length).collect::<Vec<usize>>()
     };
-    let missing = |encoding: &Encoding, source: &Source, lengths: &[usize]| {
+    let missing = |encoding: &Encoding, source: &DataSource, lengths: &[usize]| {
         lacks((&here, Reuse::Same), encoding, source, lengths)
     };
     assert_eq!(missing(&plan.encoding, &source, &[8, 9, 10, 24]), [10]);
     let windowed = Encoding { window: Some(4), ..plan.encoding.clone() };
     assert_eq!(missing(&windowed, &source, &[8]), [8], "a window is another evaluation");
-    let other = Source::open(&self::config("\"odds_first\"", &[]).data).unwrap();
+    let other = DataSource::open(&self::config("\"odds_first\"", &[]).data).unwrap();
     assert_eq!(missing(&plan.encoding, &other, &[8]), [8], "so are other examples");
     // and what is computed otherwise: of another machine's instruction set where only one is asked for
     for (by, [same, any]) in [
@@ -203,12 +211,12 @@ fn positions_are_drawn_for_the_longest_row_of_the_batch() {
         let (plan, source) = plan(&config(LIST_OPS, &set));
         let batches = source.batches(&plan).unwrap();
         let loss = |each: usize| {
-            let parts: Vec<Batch> =
+            let parts: Vec<SequenceBatch> =
                 (0..16).step_by(each).map(|row| batches.batch(3, row..row + each).unwrap()).collect();
             let lengths: std::collections::BTreeSet<usize> = parts.iter().map(|part| part.len).collect();
             assert!(each > 2 || lengths.len() > 1, "parts are padded by themselves: {lengths:?}");
             let model = Classifier::of(&plan, &kerple_lm::device().autodiff());
-            Learner::new(model, Answering, settings(&plan)).gradients(&parts, Pass::training(1, 3)).loss
+            TrainState::new(model, Classification, settings(&plan)).gradients(&parts, Pass::training(1, 3)).loss
         };
         let whole = loss(16);
         for each in [1, 2, 8] {
@@ -225,8 +233,8 @@ fn groups_of_classes_do_not_share_a_draw() {
         let (batch, _) = source.task().unwrap().batch(Split::Test, 1, 0..8, 16).unwrap();
         let pass = plan.evaluation_pass(first);
         match task {
-            LIST_OPS => Answering.score(&Classifier::of(&plan, &kerple_lm::device()), &batch, &pass).losses,
-            _ => Answering.score(&Decoder::of(&plan, &kerple_lm::device()), &batch, &pass).losses,
+            LIST_OPS => Classification.score(&Classifier::of(&plan, &kerple_lm::device()), &batch, &pass).losses,
+            _ => Classification.score(&Decoder::of(&plan, &kerple_lm::device()), &batch, &pass).losses,
         }
     };
     let (drawn, plain) = ("encoding={kind=\"rotary\",randomized=64}", "encoding.kind=rotary");
@@ -247,11 +255,11 @@ fn fused_models_equal_their_definition() {
             let found = match task {
                 "\"passkey\"" => {
                     let model = Decoder::of(&plan, &device).with_engine(engine);
-                    Learner::new(model, Answering, settings(&plan)).gradients(parts, pass)
+                    TrainState::new(model, Classification, settings(&plan)).gradients(parts, pass)
                 }
                 _ => {
                     let model = Transducer::of(&plan, &device).with_engine(engine);
-                    Learner::new(model, Answering, settings(&plan)).gradients(parts, pass)
+                    TrainState::new(model, Classification, settings(&plan)).gradients(parts, pass)
                 }
             };
             let values =
@@ -274,8 +282,8 @@ fn losses_and_scores_agree() {
     let batch = source.batches(&plan).unwrap().batch(1, 0..4).unwrap();
     let model = Decoder::of(&plan, &kerple_lm::device());
     let pass = Pass::evaluation(1);
-    let scores = Answering.score(&model, &batch, &pass);
-    let loss = f64::from(Answering.loss(&model, &batch, &pass).into_scalar::<f32>());
+    let scores = Classification.score(&model, &batch, &pass);
+    let loss = f64::from(Classification.loss(&model, &batch, &pass).into_scalar::<f32>());
     assert!((scores.loss() - loss).abs() < 1e-5, "{} {loss}", scores.loss());
     assert_eq!(scores.scored.unwrap().iter().filter(|scored| **scored).count(), 8);
     let parameters: usize = parameters::collect(&model).iter().map(|n| n.array.shape().iter().product::<usize>()).sum();
@@ -299,7 +307,7 @@ fn impossible_tasks_are_refused() {
     assert!(refused("\"passkey\"", &["train.train_len=64", ahead]).contains("a bias for keys after the query"));
     assert!(refused("\"duplicate_string\"", &["encoding.kind=xpos"]).contains("an encoder attends in both directions"));
     let empty = RunConfig::parse("data = {}\nencoding = { kind = \"alibi\" }", "test", &[]).unwrap();
-    assert!(Source::open(&empty.data).unwrap_err().to_string().contains("missing field `path`"));
+    assert!(DataSource::open(&empty.data).unwrap_err().to_string().contains("missing field `path`"));
     // learned positions have rows for the training sequences with their empty places
     let (plan, source) = plan(&config("\"duplicate_string\"", &["encoding.kind=learned"]));
     assert_eq!(plan.sequence_len(), 24);

@@ -4,14 +4,14 @@ mod common;
 
 use common::{Counting, encoding, plan};
 use kerple_lm::config::TrainConfig;
-use kerple_lm::host::Host;
-use kerple_lm::memory::TOKENS_AT_ONCE;
+use kerple_lm::memory_estimate::TOKENS_AT_ONCE;
+use kerple_lm::objective::{NextTokenPrediction, Objective};
 use kerple_lm::pass::Pass;
 use kerple_lm::plan::Plan;
 use kerple_lm::run::RunFolder;
-use kerple_lm::sequences::Batches;
-use kerple_lm::task::{LanguageModel, Task};
-use kerple_lm::train::{Event, Outcome, TrainSession, train};
+use kerple_lm::runtime::Runtime;
+use kerple_lm::sequences::BatchSource;
+use kerple_lm::train::{TrainEvent, TrainOutcome, TrainSession, train};
 use kerple_lm::{Error, checkpoint};
 use kerple_run::{MetricsRow, read_rows};
 use std::path::Path;
@@ -30,14 +30,20 @@ fn config(steps: u64) -> TrainConfig {
     }
 }
 
-fn run(folder: &Path, kind: &str, config: TrainConfig, stop_after: Option<u64>) -> Outcome {
+fn run(folder: &Path, kind: &str, config: TrainConfig, stop_after: Option<u64>) -> TrainOutcome {
     let plan = plan(&encoding(kind), config);
     let stop = AtomicBool::new(false);
     let (run, batches) = (RunFolder::new(folder), Counting(plan.clone()));
-    let session =
-        TrainSession { plan: &plan, run: &run, batches: &batches, stop: &stop, strict: false, host: &Host::cpu(None) };
+    let session = TrainSession {
+        plan: &plan,
+        run: &run,
+        batches: &batches,
+        stop: &stop,
+        strict: false,
+        runtime: &Runtime::cpu(None),
+    };
     train(&session, &mut |event| {
-        if let Event::Step(progress) = event {
+        if let TrainEvent::Step(progress) = event {
             stop.store(stop_after == Some(progress.step), Ordering::Relaxed);
         }
     })
@@ -45,13 +51,13 @@ fn run(folder: &Path, kind: &str, config: TrainConfig, stop_after: Option<u64>) 
 }
 
 /// Trains to the end without being stopped.
-fn try_train(folder: &Path, plan: &Plan) -> Result<Outcome, Error> {
-    train_on(folder, plan, &Host::cpu(None))
+fn try_train(folder: &Path, plan: &Plan) -> Result<TrainOutcome, Error> {
+    train_on(folder, plan, &Runtime::cpu(None))
 }
 
-fn train_on(folder: &Path, plan: &Plan, host: &Host) -> Result<Outcome, Error> {
+fn train_on(folder: &Path, plan: &Plan, runtime: &Runtime) -> Result<TrainOutcome, Error> {
     let (run, batches, stop) = (RunFolder::new(folder), Counting(plan.clone()), AtomicBool::new(false));
-    train(&TrainSession { plan, run: &run, batches: &batches, stop: &stop, strict: false, host }, &mut |_| {})
+    train(&TrainSession { plan, run: &run, batches: &batches, stop: &stop, strict: false, runtime }, &mut |_| {})
 }
 
 fn weights(folder: &Path) -> Vec<u8> {
@@ -99,7 +105,7 @@ fn validation_in_parts_is_the_loss_of_all() {
     let found = rows.last().unwrap().val_loss.unwrap();
     let model = RunFolder::new(folder.path()).load(&kerple_lm::device(), true).unwrap().model;
     let all = Counting(plan.clone()).validation(0..700).unwrap();
-    let want = LanguageModel::default().loss(&model, &all, &Pass::evaluation(plan.seed)).into_scalar::<f32>();
+    let want = NextTokenPrediction::default().loss(&model, &all, &Pass::evaluation(plan.seed)).into_scalar::<f32>();
     // a mean of 8400 losses in f32, in one sum or in two
     assert!((found - f64::from(want)).abs() < 1e-5 * found, "{found} {want}");
 }
@@ -136,28 +142,29 @@ fn a_learning_rate_that_is_no_number_stops_the_run_before_it_is_used() {
 
 #[test]
 fn losses_that_are_read_late_are_the_same_and_so_is_what_they_stop() {
-    let late = Host { reads_freely: false, ..Host::cpu(None) };
-    let of = |host: &Host, config: TrainConfig, rate: f64| {
+    let late = Runtime { reads_freely: false, ..Runtime::cpu(None) };
+    let of = |runtime: &Runtime, config: TrainConfig, rate: f64| {
         let folder = tempfile::tempdir().unwrap();
         let train = TrainConfig { log_every: 7, micro_batch_size: Some(2), ..config };
         let mut plan = plan(&encoding("kerple_log"), train);
         plan.train.learning_rate *= rate;
-        let error = train_on(folder.path(), &plan, host).err().map(|error| error.to_string());
+        let error = train_on(folder.path(), &plan, runtime).err().map(|error| error.to_string());
         let rows = read_rows::<MetricsRow>(&folder.path().join("metrics.jsonl")).unwrap().rows;
         let rows: Vec<_> = rows.iter().map(|row| (row.step, row.loss, row.grad_norm, row.val_loss)).collect();
         (error, rows, checkpoint::list(folder.path()).unwrap().len())
     };
-    let whole = |host: &Host| of(host, config(17), 1.0);
-    assert_eq!(whole(&late), whole(&Host::cpu(None)));
+    let whole = |runtime: &Runtime| of(runtime, config(17), 1.0);
+    assert_eq!(whole(&late), whole(&Runtime::cpu(None)));
     assert_eq!(whole(&late).1.iter().map(|row| row.0).collect::<Vec<_>>(), [1, 7, 10, 14, 17]);
     // the first update spoils the weights, the second sees it, the seventh or the checkpoint is where it is read
     for save_interval in [100, 4] {
-        let spoiled =
-            |host: &Host| of(host, TrainConfig { save_interval, warmup_ratio: 0.0, ..config(17) }, FAR_TOO_HIGH);
+        let spoiled = |runtime: &Runtime| {
+            of(runtime, TrainConfig { save_interval, warmup_ratio: 0.0, ..config(17) }, FAR_TOO_HIGH)
+        };
         let (error, rows, saved) = spoiled(&late);
         assert_eq!((rows.len(), saved), (1, 0));
         assert!(error.as_ref().unwrap().contains("step 2"), "{error:?}");
-        assert_eq!((error, rows, saved), spoiled(&Host::cpu(None)));
+        assert_eq!((error, rows, saved), spoiled(&Runtime::cpu(None)));
     }
 }
 

@@ -23,6 +23,7 @@ use std::collections::BTreeMap;
 mod check;
 mod error;
 pub mod files;
+mod init_from;
 mod journal;
 mod length;
 pub mod number;
@@ -31,6 +32,7 @@ mod probe;
 mod session;
 
 pub use error::{Error, Result};
+pub use init_from::{InitFrom, ModelFamily};
 pub use journal::{Journal, Rows, look, read_json, read_rows, replace_rows, write_dense_json, write_json};
 pub use length::{MOST_TOKENS, check_length};
 pub use probe::{AttentionRow, ProbeResult, ProbeRow, Roll, StyleResult, StyleRow};

@@ -6,7 +6,7 @@ use crate::penalties::Penalties;
 use crate::prompts::{self, Prompt, Text};
 use crate::raw::{self, Keys, Neutral};
 use crate::{Limits, Shared};
-use kerple_lm::generate::Draw;
+use kerple_lm::generate::SamplingParams;
 use serde::Deserialize;
 use serde_json::value::RawValue;
 use std::marker::PhantomData;
@@ -30,7 +30,7 @@ pub(crate) struct Completion {
     pub(crate) by_id: bool,
     /// Most tokens to add.
     pub(crate) count: usize,
-    pub(crate) draw: Draw,
+    pub(crate) draw: SamplingParams,
     pub(crate) penalties: Penalties,
     /// Texts before which a completion ends.
     pub(crate) stops: Vec<String>,
@@ -143,12 +143,12 @@ impl Completion {
     }
 }
 
-fn draw(keys: &mut Keys, seed: u64) -> Outcome<Draw> {
+fn draw(keys: &mut Keys, seed: u64) -> Outcome<SamplingParams> {
     let (least, most) = (i128::from(i64::MIN), i128::from(u64::MAX));
     let seed = raw::within("seed", keys.take("seed"), i128::from(seed), (least, most), "a whole number of 64 bits")?;
     // some clients say -1 for all
     let top_k = raw::within("top_k", keys.take("top_k"), 0i64, (-1, i64::MAX), "a whole number, 0 for all tokens")?;
-    Ok(Draw {
+    Ok(SamplingParams {
         temperature: number(keys, "temperature", 1.0, (0.0, f64::MAX), "a number of at least 0")?,
         top_k: top_k.max(0) as usize,
         top_p: number(keys, "top_p", 1.0, (0.0, 1.0), "a number from 0 to 1")?,

@@ -38,7 +38,7 @@ pub use routes::{Server, router};
 use names::Names;
 
 use kerple_data::Tokenizer;
-use kerple_lm::memory::Limit;
+use kerple_lm::memory_estimate::Limit;
 use kerple_lm::model::Decoder;
 use kerple_lm::plan::Plan;
 use kerple_lm::run::SpecialTokens;

@@ -9,7 +9,7 @@ use crate::penalties::Counts;
 use axum::http::StatusCode;
 use kerple_core::ops::cross_entropy::of_row;
 use kerple_lm::generate::Sampler;
-use kerple_lm::model::{Decoder, Growing};
+use kerple_lm::model::{Decoder, Sequence};
 use std::sync::Arc;
 use std::sync::mpsc::Receiver;
 use tokio::sync::OwnedSemaphorePermit;
@@ -35,7 +35,7 @@ pub(crate) enum Told {
 /// A text that is being written.
 struct Writing<'s> {
     job: Job,
-    growing: Growing,
+    sequence: Sequence,
     sampler: Sampler,
     counts: Counts,
     choice: Choice<'s>,
@@ -77,14 +77,14 @@ fn begin<'s>(model: &Decoder, shared: &'s Shared, job: Job) -> Option<Writing<'s
     let prompt = &request.prompts[job.index];
     let count = request.count;
     // nothing that is computed depends on how long the text may become
-    let mut growing = model.begin(shared.plan.seed);
+    let mut sequence = model.new_sequence(shared.plan.seed);
     let (predicted, logits) = match (request.echo, request.logprobs, count) {
         (true, Some(alternatives), _) => {
-            let (found, logits) = model.read(&prompt.tokens, alternatives, &mut growing, count > 1);
+            let (found, logits) = model.score_prompt(&prompt.tokens, alternatives, &mut sequence, count > 1);
             (Some(found), logits)
         }
         (_, _, 0) => (None, Vec::new()),
-        (_, _, _) => (None, model.grow(&prompt.tokens, &mut growing)),
+        (_, _, _) => (None, model.decode(&prompt.tokens, &mut sequence)),
     };
     if predicted.as_ref().is_some_and(|found| found.target_nll.iter().any(|nll| nll.is_nan())) {
         tell(&job, Told::Failed(not_a_number()));
@@ -100,15 +100,15 @@ fn begin<'s>(model: &Decoder, shared: &'s Shared, job: Job) -> Option<Writing<'s
         tell(&job, Told::Piece(job.index, piece));
     }
     let (sampler, counts) = (Sampler::new(request.draw), Counts::of_prompt(&prompt.tokens));
-    let mut one = Writing { job, growing, sampler, counts, choice, logits, last: 0, left: count };
+    let mut one = Writing { job, sequence, sampler, counts, choice, logits, last: 0, left: count };
     draw(&mut one, shared).then_some(one)
 }
 
 /// One token more for each text; those that end leave.
 fn step(model: &Decoder, shared: &Shared, writing: &mut Vec<Writing>) {
     let ids: Vec<u32> = writing.iter().map(|one| one.last).collect();
-    let mut growing: Vec<&mut Growing> = writing.iter_mut().map(|one| &mut one.growing).collect();
-    let logits = model.grow_each(&ids, &mut growing);
+    let mut sequence: Vec<&mut Sequence> = writing.iter_mut().map(|one| &mut one.sequence).collect();
+    let logits = model.decode_batch(&ids, &mut sequence);
     for (one, logits) in writing.iter_mut().zip(logits) {
         one.logits = logits;
     }

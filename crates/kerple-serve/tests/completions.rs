@@ -3,8 +3,8 @@
 mod common;
 
 use common::{Client, model, served, served_by};
-use kerple_lm::generate::{Draw, generate};
-use kerple_lm::model::Tokens;
+use kerple_lm::generate::{SamplingParams, generate};
+use kerple_lm::model::TokenBatch;
 use kerple_lm::pass::Pass;
 use serde_json::{Value, json};
 
@@ -38,7 +38,7 @@ fn scoring_tells_every_token_of_the_prompt_and_one_more() {
                 .map(|key| told[key].as_array().unwrap().len());
             assert_eq!(lens, [prompt.len() + 1; 4], "{encoding}");
             assert!(told["token_logprobs"][0].is_null() && told["top_logprobs"][0].is_null());
-            let tokens = Tokens { ids: prompt, batch: 1, len: prompt.len() };
+            let tokens = TokenBatch { ids: prompt, batch: 1, len: prompt.len() };
             let logits: Vec<f64> = model.logits(tokens, &Pass::evaluation(3)).into_data().iter::<f64>().collect();
             let vocab = logits.len() / prompt.len();
             let all: Vec<f64> = numbers(&Value::Array(told["token_logprobs"].as_array().unwrap()[1..].to_vec()));
@@ -146,7 +146,7 @@ fn texts_are_those_that_sampling_draws() {
         let (plan, model) = model(encoding);
         let client = Client::new(served(encoding));
         for (temperature, top_p, top_k) in [(0.0, 1.0, 0), (1.0, 1.0, 0), (0.7, 0.8, 0), (1.5, 1.0, 9)] {
-            let draw = Draw { temperature, top_k, top_p, seed: 11 };
+            let draw = SamplingParams { temperature, top_k, top_p, seed: 11 };
             let mut drawn = Vec::new();
             let mut take = |token| {
                 drawn.push(token);

@@ -28,7 +28,7 @@ use kerple_burn::device::Name;
 use kerple_burn::positions::PositionalEncoding;
 use kerple_data::music::Piece;
 use kerple_lm::plan::Plan;
-use kerple_lm::train::Progress;
+use kerple_lm::train::TrainProgress;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -80,7 +80,7 @@ extern "C" fn as_term(_: libc::c_int) {
 }
 
 /// A training step as a progress line.
-pub fn step_line(what: &str, p: &Progress) -> String {
+pub fn step_line(what: &str, p: &TrainProgress) -> String {
     format!(
         "{what}  step {}/{}  loss {:.4}  {:.0} tokens/s  {} left",
         p.step,

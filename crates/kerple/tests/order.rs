@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 /// Lowest first.
 const ORDERS: [(&str, &str); 12] = [
     ("kerple-core", "shape emulate seed precision cpu tiles ops features forms score_mods attention calculus encoding"),
-    ("kerple-run", "files error number length session probe check old_names journal"),
+    ("kerple-run", "files error number length init_from session probe check old_names journal"),
     (
         "kerple-data",
         "error split hash contain file json machine tokens order examples random music tokenizer corpus text prepare lra tasks peps",
@@ -21,8 +21,8 @@ const ORDERS: [(&str, &str); 12] = [
     ),
     (
         "kerple-lm",
-        "error renamed init_from tensors schedule layers config plan model task sequences solver memory ranks mpi events host learner generate checkpoint \
-         tasks corpus run depart evaluate train probe job compare",
+        "error renamed tensors schedule layers config plan model objective sequences architecture memory_estimate ranks mpi events runtime train_state \
+         generate checkpoint tasks corpus run finetune evaluate train analysis sweep compare",
     ),
     ("kerple-convert", "layout export import"),
     ("kerple-experiments", "error claim manifest timing floors packed seal pages reproduce verify"),

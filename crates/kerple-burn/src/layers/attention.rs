@@ -9,7 +9,7 @@ use crate::ops::attention::{self, Scoring, Seen, default_scale};
 use crate::ops::attention_layer::{self, AttentionLayer};
 use crate::ops::prepare::{self, Prepare};
 use crate::ops::{Residual, gates, linear, linear_attention, norm};
-use crate::plan::{BlockPlan, ResidualKind, SinkKind, Sizes};
+use crate::plan::{BlockConfig, BlockSizes, ResidualKind, SinkKind};
 use burn::module::{Module, Param};
 use burn::tensor::Tensor;
 use rand::Rng;
@@ -51,7 +51,7 @@ pub struct Attention {
 
 impl Attention {
     /// A fresh branch of layer `layer`, counted from 0.
-    pub fn new(plan: &BlockPlan, sizes: &Sizes, layer: usize, init: &mut Init<impl Rng>) -> Attention {
+    pub fn new(plan: &BlockConfig, sizes: &BlockSizes, layer: usize, init: &mut Init<impl Rng>) -> Attention {
         let heads = sizes.heads(plan);
         let scale = plan.attn_scale.unwrap_or(default_scale(heads.head_dim));
         let divisor = if plan.scale_attn_by_layer { (layer + 1) as f64 } else { 1.0 };

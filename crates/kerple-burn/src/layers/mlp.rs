@@ -6,7 +6,7 @@ use crate::ops::Residual;
 use crate::ops::activation::Activation;
 use crate::ops::dropout::{self, Dropout};
 use crate::ops::feed_forward::{self, FeedForward};
-use crate::plan::{BlockPlan, Sizes};
+use crate::plan::{BlockConfig, BlockSizes};
 use burn::module::Module;
 use burn::tensor::Tensor;
 use rand::Rng;
@@ -28,7 +28,7 @@ pub struct Mlp {
 
 impl Mlp {
     /// A fresh branch.
-    pub fn new(plan: &BlockPlan, sizes: &Sizes, init: &mut Init<impl Rng>) -> Mlp {
+    pub fn new(plan: &BlockConfig, sizes: &BlockSizes, init: &mut Init<impl Rng>) -> Mlp {
         let (width, hidden, bias, std) = (sizes.d_model, sizes.d_hidden, plan.mlp_bias, init.std);
         Mlp {
             norm: Norm::new(plan, width, init),

@@ -4,7 +4,7 @@ use super::Init;
 use crate::fused::Engine;
 use crate::ops;
 use crate::ops::norm::Kind;
-use crate::plan::{BlockPlan, NormKind};
+use crate::plan::{BlockConfig, NormKind};
 use burn::module::{Module, Param};
 use burn::tensor::Tensor;
 use kerple_core::seed::standard_normal;
@@ -24,7 +24,7 @@ pub struct Norm {
 
 impl Norm {
     /// A fresh norm of this width.
-    pub fn new(plan: &BlockPlan, width: usize, init: &mut Init<impl Rng>) -> Norm {
+    pub fn new(plan: &BlockConfig, width: usize, init: &mut Init<impl Rng>) -> Norm {
         let (kind, shifts) = match plan.norm {
             NormKind::Layer => (Kind::Layer, true),
             NormKind::LayerNoBias => (Kind::Layer, false),
@@ -67,7 +67,7 @@ mod tests {
             let (mut rng, device) = (rand_chacha::ChaCha8Rng::seed_from_u64(1), Device::flex());
             let mut init =
                 Init { rng: Some(&mut rng), kind, std: 0.1, std_out: 0.1, device: &device, dtype: DType::F64 };
-            let norm = Norm::new(&BlockPlan::default(), 4000, &mut init);
+            let norm = Norm::new(&BlockConfig::default(), 4000, &mut init);
             norm.gamma.val().into_data().iter::<f64>().collect()
         };
         assert!(scales(InitKind::Normal).iter().all(|scale| *scale == 1.0));

@@ -11,7 +11,7 @@ use crate::forms::{Code, Fading, Positions};
 use crate::fused::{Engine, Forward, Found, Inputs, Number, Op, Saved, Step, Target};
 use crate::pass::{CODES, FEATURES, GATES, Pass};
 use crate::piece::Piece;
-use crate::plan::{FeatureKind, LinearPlan};
+use crate::plan::{FeatureKind, LinearAttentionConfig};
 use crate::with_element;
 use burn::tensor::Tensor;
 use kerple_core::attention::linear::{self, Decay, DecayGradient, Dims, Gradients, Guard, Problem, Reach};
@@ -29,7 +29,7 @@ const KERNELS: &[Target] = &[Target::Host];
 #[derive(Clone, Debug)]
 pub struct Linear {
     /// Features and decays.
-    pub plan: LinearPlan,
+    pub plan: LinearAttentionConfig,
     /// Which layer, from 0: each draws for itself.
     pub layer: usize,
 }
@@ -97,8 +97,13 @@ impl Linear {
     ///
     /// It is drawn anew every so many updates, and is always the same one in evaluation.
     pub fn omega(&self, width: usize, pass: &Pass) -> Vec<f64> {
-        let LinearPlan { feature_map: features, n_features: count, redraw_every: redraw, independent_norms, .. } =
-            self.plan;
+        let LinearAttentionConfig {
+            feature_map: features,
+            n_features: count,
+            redraw_every: redraw,
+            independent_norms,
+            ..
+        } = self.plan;
         let published = if independent_norms { omega::Lengths::Drawn } else { omega::Lengths::OfRows };
         let (columns, lengths) = match features {
             FeatureKind::Favor => (count.div_ceil(2), published),

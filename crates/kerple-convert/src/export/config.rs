@@ -1,10 +1,10 @@
 //! `config.json` of kerple's own architecture.
 
 use super::{Said, forms};
-use crate::Family;
+use crate::ModelFamily;
 use kerple_burn::ops::linear_attention::Linear;
 use kerple_burn::pass::{POSITIONS, Pass};
-use kerple_burn::plan::LinearPlan;
+use kerple_burn::plan::LinearAttentionConfig;
 use kerple_core::encoding::{Encoding, Randomized};
 use kerple_core::forms::{Code, CodeKind};
 use kerple_lm::plan::Plan;
@@ -44,8 +44,8 @@ pub(crate) fn kerple(plan: &Plan) -> std::result::Result<Said, String> {
         })
         .collect();
     let config = json!({
-        "model_type": Family::Kerple.model_type(),
-        "architectures": [Family::Kerple.architecture()],
+        "model_type": ModelFamily::Kerple.model_type(),
+        "architectures": [ModelFamily::Kerple.architecture()],
         "auto_map": {
             "AutoConfig": "configuration_kerple.KerpleConfig",
             "AutoModel": "modeling_kerple.KerpleModel",
@@ -70,7 +70,7 @@ pub(crate) fn kerple(plan: &Plan) -> std::result::Result<Said, String> {
         "layer_plan": layers,
     });
     let Value::Object(config) = config else { unreachable!("an object") };
-    Ok(Said { family: Family::Kerple, config, notes: notes(plan) })
+    Ok(Said { family: ModelFamily::Kerple, config, notes: notes(plan) })
 }
 
 /// What stands in the place of positions or of distances: how many it is drawn from, and the streams it is drawn from in
@@ -92,7 +92,7 @@ fn stream(rng: &ChaCha8Rng) -> Value {
 }
 
 /// What linear attention of a layer is told.
-fn linear_plan(plan: &Plan, layer: usize, linear: &LinearPlan) -> Map<String, Value> {
+fn linear_plan(plan: &Plan, layer: usize, linear: &LinearAttentionConfig) -> Map<String, Value> {
     let mut all = Map::new();
     all.insert("feature_map".to_owned(), table(&linear.feature_map));
     all.insert("chunk".to_owned(), kerple_core::attention::linear::CHUNK.into());

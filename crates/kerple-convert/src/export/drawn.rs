@@ -7,7 +7,7 @@ use kerple_core::encoding::{Encoding, Parameter, Share};
 use kerple_core::features::Normals;
 use kerple_core::forms::{Code, CodeKind};
 use kerple_lm::Result;
-use kerple_lm::layers::Layer;
+use kerple_lm::layers::LayerSettings;
 use kerple_lm::plan::Plan;
 use serde_json::{Map, Value, json};
 
@@ -71,7 +71,7 @@ pub(crate) fn tensors(plan: &Plan, mut read: impl FnMut(&str, usize) -> Result<V
 type Named = (&'static str, Vec<usize>, Vec<f64>);
 
 /// What evaluation draws, always the same.
-fn random(plan: &Plan, number: usize, layer: &Layer) -> Vec<Named> {
+fn random(plan: &Plan, number: usize, layer: &LayerSettings) -> Vec<Named> {
     let (geometry, pass) = (plan.geometry(), Pass::evaluation(plan.seed));
     let Some(plan) = layer.attention.linear().cloned() else { return Vec::new() };
     let (linear, code) = (Linear { plan, layer: number }, layer.encoding.code(&geometry));
@@ -102,7 +102,7 @@ fn random(plan: &Plan, number: usize, layer: &Layer) -> Vec<Named> {
 fn decay(
     plan: &Plan,
     number: usize,
-    layer: &Layer,
+    layer: &LayerSettings,
     read: &mut impl FnMut(&str, usize) -> Result<Vec<f32>>,
 ) -> Result<Vec<Named>> {
     let (geometry, encoding) = (plan.geometry(), Encoding { window: None, ..layer.encoding.clone() });
@@ -121,7 +121,7 @@ fn decay(
 fn stored(
     plan: &Plan,
     number: usize,
-    layer: &Layer,
+    layer: &LayerSettings,
     read: &mut impl FnMut(&str, usize) -> Result<Vec<f32>>,
 ) -> Result<Vec<Vec<f64>>> {
     let folder = layer.other.map_or("encoding".to_owned(), |other| format!("encoding.others.{other}"));

@@ -6,29 +6,36 @@
 use super::config::encodings;
 use super::forms::width;
 use super::{Options, Said};
-use crate::Family;
+use crate::ModelFamily;
 use kerple_burn::ops::activation::Activation;
-use kerple_burn::plan::{AttentionKind, BlockPlan, NormKind, ResidualKind, SinkKind};
+use kerple_burn::plan::{AttentionKind, BlockConfig, NormKind, ResidualKind, SinkKind};
 use kerple_core::encoding::scaling::{Dynamic, Llama3, Ramp, Scaling, Stretch, Yarn};
 use kerple_core::encoding::{Emulate, Encoding, Method, Scale, rotary};
 use kerple_lm::plan::Plan;
 use serde_json::{Map, Value, json};
 
 /// In the order in which they are tried.
-pub(super) const FAMILIES: [Family; 7] =
-    [Family::GptNeox, Family::Gpt2, Family::Llama, Family::Qwen3, Family::Smollm3, Family::Bloom, Family::Mpt];
+pub(super) const FAMILIES: [ModelFamily; 7] = [
+    ModelFamily::GptNeox,
+    ModelFamily::Gpt2,
+    ModelFamily::Llama,
+    ModelFamily::Qwen3,
+    ModelFamily::Smollm3,
+    ModelFamily::Bloom,
+    ModelFamily::Mpt,
+];
 
 type Why<T> = Result<T, String>;
 
 /// The configuration of a family, or the key that it has no words for.
-pub(super) fn config(family: Family, plan: &Plan, options: &Options) -> Why<Said> {
+pub(super) fn config(family: ModelFamily, plan: &Plan, options: &Options) -> Why<Said> {
     let (own, notes) = match family {
-        Family::GptNeox => (gpt_neox(plan)?, Vec::new()),
-        Family::Gpt2 => (gpt2(plan, options)?, Vec::new()),
-        Family::Llama | Family::Qwen3 | Family::Smollm3 => (llama(family, plan)?, Vec::new()),
-        Family::Bloom => (bloom(plan)?, Vec::new()),
-        Family::Mpt => mpt(plan)?,
-        Family::Kerple => return Err("it is kerple's own architecture".to_owned()),
+        ModelFamily::GptNeox => (gpt_neox(plan)?, Vec::new()),
+        ModelFamily::Gpt2 => (gpt2(plan, options)?, Vec::new()),
+        ModelFamily::Llama | ModelFamily::Qwen3 | ModelFamily::Smollm3 => (llama(family, plan)?, Vec::new()),
+        ModelFamily::Bloom => (bloom(plan)?, Vec::new()),
+        ModelFamily::Mpt => mpt(plan)?,
+        ModelFamily::Kerple => return Err("it is kerple's own architecture".to_owned()),
     };
     let Value::Object(mut config) = own else { unreachable!("an object") };
     config.extend([
@@ -47,7 +54,7 @@ fn need(same: bool, what: &str) -> Why<()> {
 
 /// What none of the families has.
 fn check(plan: &Plan) -> Why<()> {
-    let BlockPlan { ssmax, sink, attn_softcap, lm_head_bias, scale_embeddings, .. } = plan.model.block;
+    let BlockConfig { ssmax, sink, attn_softcap, lm_head_bias, scale_embeddings, .. } = plan.model.block;
     need(ssmax.is_none(), "model.block.ssmax")?;
     need(sink == SinkKind::None, "model.block.sink")?;
     need(attn_softcap.is_none(), "model.block.attn_softcap")?;
@@ -76,19 +83,19 @@ fn check_plain(plan: &Plan) -> Why<()> {
     need(plan.encoding.window.is_none(), "encoding.window")
 }
 
-fn check_scores(block: &BlockPlan) -> Why<()> {
+fn check_scores(block: &BlockConfig) -> Why<()> {
     need(block.attn_scale.is_none(), "model.block.attn_scale")?;
     need(!block.scale_attn_by_layer, "model.block.scale_attn_by_layer")?;
     need(block.clip_qkv.is_none(), "model.block.clip_qkv")
 }
 
-fn check_biases(block: &BlockPlan, have: bool) -> Why<()> {
+fn check_biases(block: &BlockConfig, have: bool) -> Why<()> {
     let all = [block.qkv_bias, block.out_bias, block.mlp_bias];
     need(all == [have; 3], "the plan's biases (model.block)")
 }
 
 /// What transformers calls an activation.
-fn activation(block: &BlockPlan) -> &'static str {
+fn activation(block: &BlockConfig) -> &'static str {
     match block.activation {
         Activation::Gelu => "gelu",
         Activation::GeluTanh => "gelu_new",
@@ -292,7 +299,7 @@ fn layers(plan: &Plan) -> Why<(rotary::Config, Vec<Kind>)> {
     Ok((keys.unwrap_or_default(), all))
 }
 
-fn llama(family: Family, plan: &Plan) -> Why<Value> {
+fn llama(family: ModelFamily, plan: &Plan) -> Why<Value> {
     let (model, block) = (&plan.model, &plan.model.block);
     check(plan)?;
     check_scores(block)?;
@@ -300,14 +307,14 @@ fn llama(family: Family, plan: &Plan) -> Why<Value> {
     need(block.residual == ResidualKind::Sequential, "model.block.residual")?;
     need(block.glu, "model.block.glu")?;
     need(block.qkv_bias == block.out_bias, "the plan's biases (model.block)")?;
-    need(block.qk_norm == (family == Family::Qwen3), "model.block.qk_norm")?;
+    need(block.qk_norm == (family == ModelFamily::Qwen3), "model.block.qk_norm")?;
     let (keys, layers) = layers(plan)?;
     need(width(&keys, &plan.geometry()) == model.head_dim, "encoding.pct")?;
     let (rotates, windowed) =
         (layers.iter().all(|(rotates, _)| *rotates), layers.iter().any(|(_, window)| window.is_some()));
-    need(rotates || family == Family::Smollm3, "layers without rotation")?;
-    need(!windowed || family != Family::Llama, "windows")?;
-    need(!block.mlp_bias || family != Family::Qwen3, "model.block.mlp_bias")?;
+    need(rotates || family == ModelFamily::Smollm3, "layers without rotation")?;
+    need(!windowed || family != ModelFamily::Llama, "windows")?;
+    need(!block.mlp_bias || family != ModelFamily::Qwen3, "model.block.mlp_bias")?;
     let rope = rope(&keys, plan, None)?;
     let mut config = json!({
         "hidden_size": model.d_model, "num_hidden_layers": model.n_layers, "num_attention_heads": model.n_heads,
@@ -316,10 +323,10 @@ fn llama(family: Family, plan: &Plan) -> Why<Value> {
         "attention_bias": block.qkv_bias, "max_position_embeddings": rope.length, "rope_theta": rope.base,
         "rope_scaling": rope.scaling, "rope_parameters": rope.parameters, "attention_dropout": 0.0,
     });
-    if family != Family::Qwen3 {
+    if family != ModelFamily::Qwen3 {
         config["mlp_bias"] = block.mlp_bias.into();
     }
-    if family != Family::Llama {
+    if family != ModelFamily::Llama {
         let windows: Vec<usize> = layers.iter().filter_map(|(_, window)| *window).collect();
         need(windows.windows(2).all(|pair| pair[0] == pair[1]), "windows of different sizes")?;
         let kind = |window: &Option<usize>| if window.is_some() { "sliding_attention" } else { "full_attention" };
@@ -327,7 +334,7 @@ fn llama(family: Family, plan: &Plan) -> Why<Value> {
         config["use_sliding_window"] = windowed.into();
         config["sliding_window"] = windows.first().copied().into();
     }
-    if family == Family::Smollm3 {
+    if family == ModelFamily::Smollm3 {
         config["no_rope_layers"] = layers.iter().map(|(rotates, _)| u8::from(*rotates)).collect();
     }
     Ok(config)

@@ -1,13 +1,13 @@
 //! The `README.md` of an exported folder.
 
 use super::tokens::Tokens;
-use crate::Family;
+use crate::ModelFamily;
 use kerple_lm::plan::Plan;
 use std::fmt::Write;
 
 /// How to load the model, what it is, and what it does not do.
-pub(super) fn text(family: Family, plan: &Plan, tokens: &Tokens) -> String {
-    let own = family == Family::Kerple;
+pub(super) fn text(family: ModelFamily, plan: &Plan, tokens: &Tokens) -> String {
+    let own = family == ModelFamily::Kerple;
     let trust = if own { ", trust_remote_code=True" } else { "" };
     let mut text = format!(
         "---\nlibrary_name: transformers\ntags:\n- kerple\n---\n# {label}\n\n\

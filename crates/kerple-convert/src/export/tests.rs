@@ -17,7 +17,7 @@ fn of(encoding: &str, model: &str) -> Plan {
     ))
 }
 
-fn family(encoding: &str, model: &str) -> Family {
+fn family(encoding: &str, model: &str) -> ModelFamily {
     said(&of(encoding, model), &Options::default()).unwrap().family
 }
 
@@ -27,37 +27,37 @@ const LLAMA: &str = "d_hidden = 96\n[model.block]\nnorm = \"rms\"\nglu = true\na
 fn models_go_out_as_what_knows_them() {
     let layers = "[model.layers.plain]\nevery = 2\nencoding = \"none\"\n";
     for (encoding, model, expected) in [
-        ("\"rotary\"", "", Family::GptNeox),
-        ("\"none\"", "", Family::GptNeox),
-        ("\"rotary\"", "[model.block]\nresidual = \"parallel\"\n", Family::GptNeox),
-        ("{ kind = \"rotary\", scaling = { kind = \"linear\", factor = 4.0 } }", "", Family::GptNeox),
-        ("{ kind = \"rotary\", scaling = { kind = \"ntk\", factor = 4.0 } }", "", Family::Kerple),
-        ("{ kind = \"rotary\", scaling = \"yarn\" }", "", Family::Kerple),
-        ("{ kind = \"rotary\", window = 8 }", "", Family::Kerple),
-        ("\"learned\"", "", Family::Gpt2),
-        ("\"learned\"", "[model.block]\nn_kv_heads = 2\n", Family::Kerple),
-        ("\"sinusoidal\"", "", Family::Kerple),
-        ("\"alibi\"", "", Family::Kerple),
+        ("\"rotary\"", "", ModelFamily::GptNeox),
+        ("\"none\"", "", ModelFamily::GptNeox),
+        ("\"rotary\"", "[model.block]\nresidual = \"parallel\"\n", ModelFamily::GptNeox),
+        ("{ kind = \"rotary\", scaling = { kind = \"linear\", factor = 4.0 } }", "", ModelFamily::GptNeox),
+        ("{ kind = \"rotary\", scaling = { kind = \"ntk\", factor = 4.0 } }", "", ModelFamily::Kerple),
+        ("{ kind = \"rotary\", scaling = \"yarn\" }", "", ModelFamily::Kerple),
+        ("{ kind = \"rotary\", window = 8 }", "", ModelFamily::Kerple),
+        ("\"learned\"", "", ModelFamily::Gpt2),
+        ("\"learned\"", "[model.block]\nn_kv_heads = 2\n", ModelFamily::Kerple),
+        ("\"sinusoidal\"", "", ModelFamily::Kerple),
+        ("\"alibi\"", "", ModelFamily::Kerple),
         (
             "\"alibi\"",
             "[model.block]\nembedding_norm = true\nactivation = \"gelu_tanh\"\ntie_embeddings = true\n",
-            Family::Bloom,
+            ModelFamily::Bloom,
         ),
         (
             "{ kind = \"alibi\", bias_max = 16.0 }",
             "[model.block]\nnorm = \"layer_no_bias\"\nqkv_bias = false\nout_bias = false\nmlp_bias = false\ntie_embeddings = true\n",
-            Family::Mpt,
+            ModelFamily::Mpt,
         ),
-        ("\"rotary\"", LLAMA, Family::Llama),
-        ("\"rotary\"", &format!("{LLAMA}qk_norm = true\n"), Family::Qwen3),
-        ("\"rotary\"", &format!("{LLAMA}{layers}"), Family::Smollm3),
-        ("\"rotary\"", &format!("{LLAMA}sink = \"off_by_one\"\n"), Family::Kerple),
+        ("\"rotary\"", LLAMA, ModelFamily::Llama),
+        ("\"rotary\"", &format!("{LLAMA}qk_norm = true\n"), ModelFamily::Qwen3),
+        ("\"rotary\"", &format!("{LLAMA}{layers}"), ModelFamily::Smollm3),
+        ("\"rotary\"", &format!("{LLAMA}sink = \"off_by_one\"\n"), ModelFamily::Kerple),
     ] {
         assert_eq!(family(encoding, model), expected, "{encoding} {model}");
     }
     let options = Options { positions: Some(100), ..Options::default() };
     let found = said(&of("\"sinusoidal\"", ""), &options).unwrap();
-    assert_eq!((found.family, &found.config["n_positions"]), (Family::Gpt2, &Value::from(100)));
+    assert_eq!((found.family, &found.config["n_positions"]), (ModelFamily::Gpt2, &Value::from(100)));
 }
 
 #[test]
@@ -65,7 +65,7 @@ fn every_encoding_goes_out() {
     for kind in kerple_core::encoding::METHODS {
         let linear = if kind.ends_with("_spe") { "[model.block.attention.linear]\nn_features = 16\n" } else { "" };
         let plan = of(&format!("\"{kind}\""), linear);
-        let found = said(&plan, &Options { family: Some(Family::Kerple), ..Options::default() });
+        let found = said(&plan, &Options { family: Some(ModelFamily::Kerple), ..Options::default() });
         let said = found.unwrap_or_else(|error| panic!("{kind}: {error}"));
         let parameters = said.config["forms"][0]["parameters"].as_array().unwrap().len();
         assert_eq!(parameters, plan.encoding.parameters(&plan.geometry()).len(), "{kind}");
@@ -77,8 +77,8 @@ fn every_encoding_goes_out() {
 fn what_is_rounded_or_drawn_is_said_in_our_own_words() {
     for (key, value) in [("emulate", "\"bf16\""), ("randomized", "64")] {
         let plan = of(&format!("{{ kind = \"rotary\", {key} = {value} }}"), "");
-        assert_eq!(said(&plan, &Options::default()).unwrap().family, Family::Kerple);
-        let neox = Options { family: Some(Family::GptNeox), ..Options::default() };
+        assert_eq!(said(&plan, &Options::default()).unwrap().family, ModelFamily::Kerple);
+        let neox = Options { family: Some(ModelFamily::GptNeox), ..Options::default() };
         let error = said(&plan, &neox).unwrap_err().to_string();
         assert!(error.contains(&format!("it has no equivalent of encoding.{key}")), "{error}");
     }
@@ -91,7 +91,7 @@ fn what_torch_would_compute_otherwise_is_refused() {
         let error = said(&plan, &Options::default()).unwrap_err().to_string();
         assert!(error.contains(&format!("torch modules have an attribute `{taken}`")), "{error}");
     }
-    let options = Options { family: Some(Family::Llama), ..Options::default() };
+    let options = Options { family: Some(ModelFamily::Llama), ..Options::default() };
     let error = said(&of("\"rotary\"", ""), &options).unwrap_err().to_string();
     assert!(
         error.contains("llama cannot represent this model: it has no equivalent of the plan's norms (model.block)"),

@@ -2,7 +2,7 @@
 
 use super::drawn::Drawn;
 use super::{Making, Options};
-use crate::Family;
+use crate::ModelFamily;
 use crate::layout::{Entry, entries};
 use half::{bf16, f16};
 use kerple_core::encoding::Places;
@@ -95,7 +95,7 @@ pub(super) struct Tensors<'a> {
 impl<'a> Tensors<'a> {
     /// Those of a plan's decoder, with what was drawn for it.
     pub(super) fn new(
-        family: Family,
+        family: ModelFamily,
         plan: &Plan,
         file: &'a TensorFile,
         drawn: Vec<Drawn>,
@@ -103,7 +103,7 @@ impl<'a> Tensors<'a> {
     ) -> Tensors<'a> {
         let entries = entries(family, plan);
         let of_entries = entries.iter().enumerate().flat_map(|(entry, known)| {
-            let exact = family == Family::Kerple && known.ours.starts_with("encoding.");
+            let exact = family == ModelFamily::Kerple && known.ours.starts_with("encoding.");
             let tensor = move |(number, theirs): (usize, &crate::layout::Theirs)| Tensor {
                 name: theirs.name.clone(),
                 shape: theirs.shape.clone(),
@@ -113,13 +113,13 @@ impl<'a> Tensors<'a> {
             known.theirs.iter().enumerate().map(tensor).collect::<Vec<Tensor>>()
         });
         let mut all: Vec<Tensor> = of_entries.collect();
-        let rows = fixed_rows(plan, options).filter(|_| family == Family::Gpt2);
+        let rows = fixed_rows(plan, options).filter(|_| family == ModelFamily::Gpt2);
         let made = drawn.into_iter().map(Drawn::tensor).chain(rows);
         let tensor = |(name, shape, values): (String, Vec<usize>, Vec<f32>)| Tensor {
             name,
             shape,
             source: Source::Made(values),
-            exact: family == Family::Kerple,
+            exact: family == ModelFamily::Kerple,
         };
         all.extend(made.map(tensor));
         all.sort_by(|a, b| a.name.cmp(&b.name));

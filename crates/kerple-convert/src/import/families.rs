@@ -14,7 +14,7 @@ use ::kerple_core::encoding::Encoding;
 use kerple_burn::ops::activation::Activation;
 use kerple_lm::Result;
 use kerple_lm::config::ModelConfig;
-use kerple_lm::init_from::Family;
+use kerple_run::ModelFamily;
 use serde_json::Value;
 
 /// The model that a configuration describes.
@@ -53,21 +53,23 @@ pub fn describe(keys: &Keys) -> Result<Described> {
     keys.expect("add_cross_attention", &[Value::Bool(false)])?;
     keys.expect("pruned_heads", &[serde_json::json!({})])?;
     match family {
-        Family::GptNeox => gpt_neox::describe(keys),
-        Family::Gpt2 => gpt2::describe(keys),
-        Family::Bloom => bloom::describe(keys),
-        Family::Mpt => mpt::describe(keys),
-        Family::Llama | Family::Smollm3 | Family::Qwen3 => llama::describe(keys, family),
-        Family::Kerple => kerple::describe(keys),
+        ModelFamily::GptNeox => gpt_neox::describe(keys),
+        ModelFamily::Gpt2 => gpt2::describe(keys),
+        ModelFamily::Bloom => bloom::describe(keys),
+        ModelFamily::Mpt => mpt::describe(keys),
+        ModelFamily::Llama | ModelFamily::Smollm3 | ModelFamily::Qwen3 => llama::describe(keys, family),
+        ModelFamily::Kerple => kerple::describe(keys),
     }
 }
 
-fn family(keys: &Keys) -> Result<Family> {
+fn family(keys: &Keys) -> Result<ModelFamily> {
     let architecture = keys.value("architectures").and_then(|list| list.get(0));
     let (key, value, found) = match (keys.value("model_type"), architecture) {
-        (Some(value), _) => ("model_type", value, Family::ALL.into_iter().find(|family| value == family.model_type())),
+        (Some(value), _) => {
+            ("model_type", value, ModelFamily::ALL.into_iter().find(|family| value == family.model_type()))
+        }
         (None, Some(value)) => {
-            ("architectures", value, Family::ALL.into_iter().find(|family| value == family.architecture()))
+            ("architectures", value, ModelFamily::ALL.into_iter().find(|family| value == family.architecture()))
         }
         (None, None) => {
             return Err(keys.refuse("model_type", &Value::Null, "the file does not state its architecture"));
@@ -83,7 +85,7 @@ fn family(keys: &Keys) -> Result<Family> {
         ));
     }
     found.ok_or_else(|| {
-        let known: Vec<&str> = Family::ALL.iter().map(|family| family.model_type()).collect();
+        let known: Vec<&str> = ModelFamily::ALL.iter().map(|family| family.model_type()).collect();
         keys.refuse(key, value, &format!("only these can be imported: {}", known.join(", ")))
     })
 }

@@ -2,11 +2,11 @@
 
 use super::CONFIG;
 use kerple_lm::Error;
-use kerple_lm::init_from::Family;
+use kerple_run::ModelFamily;
 use std::path::Path;
 
 /// Our names of sizes, and those of `config.json` or of a GPT-NeoX run.
-fn sizes(family: Family, is_hugging_face: bool) -> [(&'static str, &'static str); 7] {
+fn sizes(family: ModelFamily, is_hugging_face: bool) -> [(&'static str, &'static str); 7] {
     let theirs = match family {
         _ if !is_hugging_face => [
             "num-layers",
@@ -17,25 +17,27 @@ fn sizes(family: Family, is_hugging_face: bool) -> [(&'static str, &'static str)
             "the rows of word_embeddings.weight",
             "seq-length",
         ],
-        Family::Gpt2 => ["n_layer", "n_head", "n_embd / n_head", "n_embd", "n_inner", "vocab_size", "n_positions"],
-        Family::Bloom => {
+        ModelFamily::Gpt2 => ["n_layer", "n_head", "n_embd / n_head", "n_embd", "n_inner", "vocab_size", "n_positions"],
+        ModelFamily::Bloom => {
             ["n_layer", "n_head", "hidden_size / n_head", "hidden_size", "4 * hidden_size", "vocab_size", "seq_length"]
         }
-        Family::Mpt => {
+        ModelFamily::Mpt => {
             ["n_layers", "n_heads", "d_model / n_heads", "d_model", "4 * d_model", "vocab_size", "max_seq_len"]
         }
-        Family::GptNeox | Family::Llama | Family::Qwen3 | Family::Smollm3 | Family::Kerple => [
-            "num_hidden_layers",
-            "num_attention_heads",
-            match family {
-                Family::GptNeox => "hidden_size / num_attention_heads",
-                _ => "head_dim",
-            },
-            "hidden_size",
-            "intermediate_size",
-            "vocab_size",
-            if family == Family::Kerple { "train_len" } else { "max_position_embeddings" },
-        ],
+        ModelFamily::GptNeox | ModelFamily::Llama | ModelFamily::Qwen3 | ModelFamily::Smollm3 | ModelFamily::Kerple => {
+            [
+                "num_hidden_layers",
+                "num_attention_heads",
+                match family {
+                    ModelFamily::GptNeox => "hidden_size / num_attention_heads",
+                    _ => "head_dim",
+                },
+                "hidden_size",
+                "intermediate_size",
+                "vocab_size",
+                if family == ModelFamily::Kerple { "train_len" } else { "max_position_embeddings" },
+            ]
+        }
     };
     let ours = ["n_layers", "n_heads", "head_dim", "d_model", "d_hidden", "padded_vocab_size", "train_len"];
     std::array::from_fn(|at| (ours[at], theirs[at]))
@@ -43,7 +45,7 @@ fn sizes(family: Family, is_hugging_face: bool) -> [(&'static str, &'static str)
 
 /// The names of three sizes: the rows of the embedding, its width, and the rows of learned
 /// positions.
-pub fn outline(family: Family, file: &Path) -> [&'static str; 3] {
+pub fn outline(family: ModelFamily, file: &Path) -> [&'static str; 3] {
     let [.., width, _, rows, positions] = sizes(family, file.ends_with(CONFIG)).map(|(_, theirs)| theirs);
     [rows, width, positions]
 }
@@ -62,7 +64,7 @@ const OTHERS: [(&str, &str); 9] = [
 ];
 
 /// An error of a plan with the keys of the files it was built from; other errors are unchanged.
-pub fn theirs(error: Error, family: Family, file: &Path) -> Error {
+pub fn theirs(error: Error, family: ModelFamily, file: &Path) -> Error {
     let Error::Config { place, message, .. } = error else { return error };
     let mut name = match OTHERS.iter().find(|(ours, _)| *ours == place) {
         Some((_, theirs)) => (*theirs).to_owned(),
@@ -94,15 +96,18 @@ mod tests {
             theirs(error, family, Path::new(file)).to_string()
         };
         let config = "m/config.json";
-        assert_eq!(named("model.n_layers", Family::Gpt2, config), "m/config.json: n_layer: 0 is");
+        assert_eq!(named("model.n_layers", ModelFamily::Gpt2, config), "m/config.json: n_layer: 0 is");
         assert_eq!(
-            named("model.n_heads * model.head_dim", Family::Llama, config),
+            named("model.n_heads * model.head_dim", ModelFamily::Llama, config),
             "m/config.json: num_attention_heads * head_dim: 0 is"
         );
-        assert_eq!(named("train.train_len", Family::Kerple, "run/configs"), "run/configs: seq-length: 0 is");
-        assert_eq!(named("model.block.n_kv_heads", Family::Qwen3, config), "m/config.json: num_key_value_heads: 0 is");
+        assert_eq!(named("train.train_len", ModelFamily::Kerple, "run/configs"), "run/configs: seq-length: 0 is");
         assert_eq!(
-            named("encoding.scaling.factor", Family::Llama, config),
+            named("model.block.n_kv_heads", ModelFamily::Qwen3, config),
+            "m/config.json: num_key_value_heads: 0 is"
+        );
+        assert_eq!(
+            named("encoding.scaling.factor", ModelFamily::Llama, config),
             "m/config.json: factor of the rotary scaling: 0 is"
         );
     }

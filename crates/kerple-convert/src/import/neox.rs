@@ -18,8 +18,8 @@ mod stored;
 use super::short::short;
 use super::tokens;
 use super::{Described, Imported, Options, assemble};
-use kerple_lm::init_from::Family;
 use kerple_lm::{Error, Result};
+use kerple_run::ModelFamily;
 use settings::Settings;
 use std::path::{Path, PathBuf};
 use stored::Stored;
@@ -74,7 +74,7 @@ pub fn import(folder: &Path, out: &Path, options: &Options) -> Result<Imported> 
     let step = step_folder(folder)?;
     let settings = Settings::read(&step, options.pos_emb.as_deref())?;
     let stored = Stored::open(&step, &settings)?;
-    let mut described = Described::new(Family::Kerple, settings.shape(&stored)?);
+    let mut described = Described::new(ModelFamily::Kerple, settings.shape(&stored)?);
     described.place = settings.place().to_owned();
     described.notes = settings.notes(&stored)?;
     let tokenizer = tokens::beside(folder, options, &mut described)?;

@@ -4,9 +4,9 @@ use super::config::{self, Keys};
 use super::short::short;
 pub use super::short::shown;
 use crate::export::drawn::is_drawn;
-use kerple_lm::init_from::Family;
-use kerple_lm::tensors::{Dtype, Take, TensorFile};
+use kerple_lm::tensors::{Dtype, TensorFile, ValueSink};
 use kerple_lm::{Error, Result};
+use kerple_run::ModelFamily;
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
@@ -29,7 +29,7 @@ pub trait Tensors {
     ///
     /// # Errors
     /// As of [`Tensors::read`], and the first of `take`.
-    fn parts(&self, name: &str, take: &mut Take<'_>) -> Result<()> {
+    fn parts(&self, name: &str, take: &mut ValueSink<'_>) -> Result<()> {
         take(self.read(name)?)
     }
 
@@ -63,7 +63,7 @@ impl Folder {
     /// # Errors
     /// No file of tensors; an index that names files outside the folder, or tensors that are not in their files; a tensor that is
     /// in two of them; a file that `transformers_weights` names.
-    pub fn open(folder: &Path, family: Family, keys: &Keys) -> Result<Folder> {
+    pub fn open(folder: &Path, family: ModelFamily, keys: &Keys) -> Result<Folder> {
         keys.expect("transformers_weights", &[WHOLE.into()])?;
         let there = |name: &str| {
             let path = folder.join(name);
@@ -85,7 +85,7 @@ impl Folder {
                 keys.remark(format!("found both {taken} and {other}: using {taken}, as transformers does"));
             }
         }
-        if family == Family::Kerple {
+        if family == ModelFamily::Kerple {
             found.drawn = found.of.extract_if(.., |name, _| is_drawn(name)).collect();
         }
         found.of.retain(|name, _| !is_buffer(family, name));
@@ -200,11 +200,11 @@ fn without_tensors(folder: &Path) -> Error {
 }
 
 /// Masks and rates that older files hold and every reader computes anew.
-fn is_buffer(family: Family, name: &str) -> bool {
+fn is_buffer(family: ModelFamily, name: &str) -> bool {
     let parts: Vec<&str> = name.split('.').collect();
     let attention = match family {
-        Family::GptNeox => "attention",
-        Family::Gpt2 => "attn",
+        ModelFamily::GptNeox => "attention",
+        ModelFamily::Gpt2 => "attn",
         _ => "",
     };
     match parts[..] {
@@ -232,7 +232,7 @@ impl Tensors for Folder {
         Ok(all)
     }
 
-    fn parts(&self, name: &str, take: &mut Take<'_>) -> Result<()> {
+    fn parts(&self, name: &str, take: &mut ValueSink<'_>) -> Result<()> {
         let absent = || Error::damaged(&self.place(name), format!("tensor `{name}` is missing"), AGAIN);
         let file = self.file(name).ok_or_else(absent)?;
         let (dtype, _) = file.info(name).ok_or_else(absent)?;

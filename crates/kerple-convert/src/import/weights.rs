@@ -4,9 +4,9 @@ use super::tensors::{Tensors, shown};
 use super::{Described, names};
 use crate::layout::{Entry, aliases};
 use kerple_core::encoding::Method;
-use kerple_lm::init_from::Family;
-use kerple_lm::tensors::{Slot, write as write_tensors};
+use kerple_lm::tensors::{TensorSpec, write as write_tensors};
 use kerple_lm::{Error, Result};
+use kerple_run::ModelFamily;
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
@@ -14,7 +14,7 @@ use std::path::Path;
 pub type Found = BTreeMap<String, String>;
 
 /// What a tensor is called in the files.
-fn name_of(family: Family, usual: &str, tensors: &dyn Tensors) -> Option<String> {
+fn name_of(family: ModelFamily, usual: &str, tensors: &dyn Tensors) -> Option<String> {
     aliases(family, usual).into_iter().find(|name| tensors.shape(name).is_some())
 }
 
@@ -103,7 +103,7 @@ pub fn tie(described: &mut Described, tensors: &dyn Tensors) -> Result<Tie> {
 }
 
 /// The entries with the embedding under the name of the head, where only that is there.
-pub fn renamed(mut entries: Vec<Entry>, family: Family, tie: Tie) -> Vec<Entry> {
+pub fn renamed(mut entries: Vec<Entry>, family: ModelFamily, tie: Tie) -> Vec<Entry> {
     if tie == Tie::HeadAlone {
         let outline = crate::layout::outline(family);
         let theirs = entries.iter_mut().flat_map(|entry| &mut entry.theirs);
@@ -118,7 +118,7 @@ pub fn renamed(mut entries: Vec<Entry>, family: Family, tie: Tie) -> Vec<Entry> 
 ///
 /// # Errors
 /// Tensors that are missing, of another shape, or not known, by their names.
-pub fn find(family: Family, entries: &[Entry], tie: Tie, tensors: &dyn Tensors) -> Result<Found> {
+pub fn find(family: ModelFamily, entries: &[Entry], tie: Tie, tensors: &dyn Tensors) -> Result<Found> {
     let (mut found, mut absent) = (Found::new(), Vec::new());
     let wanted = || entries.iter().flat_map(|entry| &entry.theirs);
     for tensor in wanted() {
@@ -155,8 +155,8 @@ pub fn find(family: Family, entries: &[Entry], tie: Tie, tensors: &dyn Tensors) 
 /// # Errors
 /// What cannot be read or written; a value that is not finite, with its tensor.
 pub fn write(path: &Path, entries: &[Entry], found: &Found, tensors: &dyn Tensors) -> Result<String> {
-    let slots: Vec<Slot> =
-        entries.iter().map(|entry| Slot { name: entry.ours.clone(), shape: entry.shape.clone() }).collect();
+    let slots: Vec<TensorSpec> =
+        entries.iter().map(|entry| TensorSpec { name: entry.ours.clone(), shape: entry.shape.clone() }).collect();
     write_tensors(path, &slots, |number, take| {
         let entry = &entries[number];
         if let Some(theirs) = entry.same() {

@@ -1,6 +1,6 @@
 //! The tensor names of the families, one table per family.
 
-use crate::Family;
+use crate::ModelFamily;
 
 /// How queries, keys and values are stored.
 #[derive(Clone, Copy, Debug)]
@@ -136,14 +136,14 @@ const KERPLE: Names = Names {
 };
 
 impl Names {
-    pub(super) fn of(family: Family) -> Names {
+    pub(super) fn of(family: ModelFamily) -> Names {
         match family {
-            Family::GptNeox => GPT_NEOX,
-            Family::Gpt2 => GPT2,
-            Family::Bloom => BLOOM,
-            Family::Mpt => MPT,
-            Family::Llama | Family::Smollm3 | Family::Qwen3 => LLAMA,
-            Family::Kerple => KERPLE,
+            ModelFamily::GptNeox => GPT_NEOX,
+            ModelFamily::Gpt2 => GPT2,
+            ModelFamily::Bloom => BLOOM,
+            ModelFamily::Mpt => MPT,
+            ModelFamily::Llama | ModelFamily::Smollm3 | ModelFamily::Qwen3 => LLAMA,
+            ModelFamily::Kerple => KERPLE,
         }
     }
 }

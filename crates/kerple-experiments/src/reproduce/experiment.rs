@@ -5,9 +5,9 @@ use crate::claim::{Arm, Claim, Measure};
 use kerple_core::encoding::scaling::Scaling;
 use kerple_core::encoding::{Encoding, Method};
 use kerple_data::tasks::TaskConfig;
+use kerple_lm::analysis::Analysis;
 use kerple_lm::config::{DataConfig, ModelConfig, RunConfig, SamplingConfig, TrainConfig};
-use kerple_lm::evaluate::{Amount, Protocol, Request};
-use kerple_lm::probe::Probe;
+use kerple_lm::evaluate::{EvalRequest, Protocol, SegmentCount};
 use kerple_lm::{Error, Result};
 use serde::Deserialize;
 use std::collections::BTreeMap;
@@ -43,7 +43,7 @@ pub struct Experiment {
     pub evaluations: BTreeMap<String, EvaluationConfig>,
     /// What else is measured of trained runs, by name: `[probe.NAME]`.
     #[serde(rename = "probe", default)]
-    pub probes: BTreeMap<String, Probe>,
+    pub probes: BTreeMap<String, Analysis>,
     /// Sets of runs: `[[part]]`.
     #[serde(rename = "part")]
     pub parts: Vec<PartConfig>,
@@ -136,11 +136,11 @@ fn segments() -> Protocol {
 
 impl EvaluationConfig {
     /// What is asked of a run; its seed is the run's.
-    pub fn request(&self) -> Request {
-        Request {
+    pub fn request(&self) -> EvalRequest {
+        EvalRequest {
             lengths: self.lengths.clone(),
             protocol: self.protocol,
-            n_segments: Amount::Exactly(self.segments),
+            n_segments: SegmentCount::Exactly(self.segments),
             segment_len: Some(self.span),
             seed: 0,
             per_position: self.positions,
@@ -167,7 +167,7 @@ pub struct PartConfig {
     /// Names of evaluations, in the order in which they are made.
     #[serde(default)]
     pub evaluate: Vec<String>,
-    /// Lengths at which the scores of the last query are kept, see [`Probe::Scores`].
+    /// Lengths at which the scores of the last query are kept, see [`Analysis::Scores`].
     #[serde(default)]
     pub scores: Vec<usize>,
     /// Names of probes, made after the evaluations.

@@ -3,8 +3,8 @@ use kerple_burn::plan::{FeatureKind, InitKind};
 use kerple_data::tasks::TaskConfig;
 use kerple_lm::config::Pooling;
 use kerple_lm::evaluate;
-use kerple_lm::host::Host;
 use kerple_lm::plan::DataInfo;
+use kerple_lm::runtime::Runtime;
 use kerple_lm::tasks;
 
 fn experiment(scale: &str) -> Experiment {
@@ -41,8 +41,8 @@ fn shipped_experiments_can_be_run() {
                         continue;
                     }
                     let asked = &experiment.evaluations[name];
-                    let extent = asked.request().extent(plan.train_len, 1 << 40, &[]).unwrap();
-                    assert_eq!((extent.span(), extent.segments()), (asked.span, asked.segments));
+                    let segments = asked.request().segments(plan.train_len, 1 << 40, &[]).unwrap();
+                    assert_eq!((segments.segment_len(), segments.n_segments()), (asked.span, asked.segments));
                 }
                 let scored = part.scores.iter().all(|length| *length <= 1 << 13);
                 assert!(scored && (part.scores.is_empty() || corpus.task.is_none()), "{scale}: {:?}", part.scores);
@@ -196,7 +196,14 @@ fn spe_models_begin_and_train_as_released() {
 fn what_is_not_there_is_named() {
     let request = |paper, scale, only: &[&str]| {
         let only = only.iter().map(|item| (*item).to_owned()).collect();
-        Reproduction::new(Request { paper, scale, data: None, out: "nowhere".into(), only, host: Host::cpu(None) })
+        Reproduction::new(Request {
+            paper,
+            scale,
+            data: None,
+            out: "nowhere".into(),
+            only,
+            runtime: Runtime::cpu(None),
+        })
     };
     for (paper, scale, only, message, hint) in [
         ("rope", "small", &[][..], "`rope`", "kerple"),

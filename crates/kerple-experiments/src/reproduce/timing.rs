@@ -7,13 +7,13 @@ use crate::timing::{TIMING_FILE, Timing, TimingRow};
 use kerple_burn::pass::Pass;
 use kerple_core::encoding::Encoding;
 use kerple_lm::config::RunConfig;
-use kerple_lm::corpus::Source;
-use kerple_lm::host::Host;
-use kerple_lm::learner::{self, Learner, Update};
-use kerple_lm::model::{Decoder, Tokens};
+use kerple_lm::corpus::DataSource;
+use kerple_lm::model::{Decoder, TokenBatch};
+use kerple_lm::objective::{NextTokenPrediction, SequenceBatch};
 use kerple_lm::plan::Plan;
-use kerple_lm::sequences::Batches;
-use kerple_lm::task::{Batch, LanguageModel};
+use kerple_lm::runtime::Runtime;
+use kerple_lm::sequences::BatchSource;
+use kerple_lm::train_state::{self, TrainState, Update};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
@@ -36,7 +36,7 @@ impl Reproduction {
         };
         let set = [part.set.as_slice(), &timing.set].concat();
         let config = self.experiment.config(&set, corpus, self.data_config(&corpus.name))?;
-        let source = Source::open_until(&config.data, stop)?;
+        let source = DataSource::open_until(&config.data, stop)?;
         let plan = |encoding: &Encoding| {
             Plan::new(&RunConfig { encoding: encoding.clone(), ..config.clone() }, source.facts())
         };
@@ -50,26 +50,26 @@ impl Reproduction {
                 }
                 let batches = source.batches(plan)?;
                 row.seconds.push(match timing.forward {
-                    true => forward(plan, &batches, &self.host)?,
-                    false => step(plan, &batches, &self.host)?,
+                    true => forward(plan, &batches, &self.runtime)?,
+                    false => step(plan, &batches, &self.runtime)?,
                 });
             }
             tell(round + 1, timing.rounds);
         }
         let (train_len, batch) = (config.train.train_len as u64, config.train.batch_size as u64);
-        let provenance = Some(self.host.provenance.clone());
+        let provenance = Some(self.runtime.provenance.clone());
         let timing = Timing { train_len, batch, forward: timing.forward, provenance, rows };
         kerple_run::write_json(&file, &timing).map(|()| true)
     }
 }
 
 /// Seconds of the second forward pass of a fresh model, all logits included; the first one meets cold caches.
-fn forward(plan: &Plan, batches: &dyn Batches, host: &Host) -> Result<f64> {
-    let model = Decoder::new(plan, &host.device).with_engine(host.engine);
+fn forward(plan: &Plan, batches: &dyn BatchSource, runtime: &Runtime) -> Result<f64> {
+    let model = Decoder::new(plan, &runtime.device).with_engine(runtime.engine);
     let batch = batches.batch(0, 0..plan.train.batch_size)?;
     let mut last = 0.0;
     for _ in 0..2 {
-        let tokens = Tokens { ids: &batch.tokens, batch: batch.rows, len: batch.len };
+        let tokens = TokenBatch { ids: &batch.tokens, batch: batch.rows, len: batch.len };
         let clock = Instant::now();
         let logits = model.logits(tokens, &Pass::evaluation(plan.seed));
         std::hint::black_box(logits.into_data());
@@ -78,18 +78,18 @@ fn forward(plan: &Plan, batches: &dyn Batches, host: &Host) -> Result<f64> {
     Ok(last)
 }
 
-/// Seconds of the second step of a fresh learner; the first one meets cold caches.
-fn step(plan: &Plan, batches: &dyn Batches, host: &Host) -> Result<f64> {
-    let model = Decoder::new(plan, &host.device.clone().autodiff()).with_engine(host.engine);
-    let mut learner = Learner::new(model, LanguageModel::default(), learner::settings(plan));
+/// Seconds of the second step of a fresh train_state; the first one meets cold caches.
+fn step(plan: &Plan, batches: &dyn BatchSource, runtime: &Runtime) -> Result<f64> {
+    let model = Decoder::new(plan, &runtime.device.clone().autodiff()).with_engine(runtime.engine);
+    let mut train_state = TrainState::new(model, NextTokenPrediction::default(), train_state::settings(plan));
     let mut last = 0.0;
     for step in 0..2 {
         let micro = plan.train.micro_batch_size.unwrap_or(plan.train.batch_size);
-        let parts = kerple_lm::task::parts(0..plan.train.batch_size, micro)?;
-        let parts = parts.into_iter().map(|rows| batches.batch(step, rows)).collect::<Result<Vec<Batch>>>()?;
+        let parts = kerple_lm::objective::parts(0..plan.train.batch_size, micro)?;
+        let parts = parts.into_iter().map(|rows| batches.batch(step, rows)).collect::<Result<Vec<SequenceBatch>>>()?;
         let update = Update { learning_rate: plan.schedule().at(step), adam_step: plan.train.adam_first_step + step };
         let clock = Instant::now();
-        learner.step(&parts, Pass::training(plan.seed, step), update).map_err(|number| Error::NotFinite {
+        train_state.step(&parts, Pass::training(plan.seed, step), update).map_err(|number| Error::NotFinite {
             step: step + 1,
             what: number.what,
             value: number.value,

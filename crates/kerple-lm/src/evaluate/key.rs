@@ -1,6 +1,6 @@
 //! What makes two evaluations the same, and the rows that they become.
 
-use super::Found;
+use super::EvalResult;
 use crate::plan::Plan;
 use kerple_core::encoding::Encoding;
 use kerple_run::{EvaluationRow, Numerics, Provenance, ScoredText, bits_per_byte};
@@ -104,11 +104,11 @@ impl EvaluationKey {
         self,
         plan: &Plan,
         encoding: &Encoding,
-        found: Found,
+        found: EvalResult,
         (seconds, provenance): (f64, &Provenance),
     ) -> EvaluationRow {
         let EvaluationKey { text, split, protocol, window, rope_scaling, start: _, length, step, numerics: _ } = self;
-        let Found { nll, tokens, windows, bytes, nll_by_position, nll_by_segment, task, rolling } = found;
+        let EvalResult { nll, tokens, windows, bytes, nll_by_position, nll_by_segment, task, rolling } = found;
         EvaluationRow {
             label: if encoding == &plan.encoding { plan.label.clone() } else { encoding.label() },
             seed: plan.seed,

@@ -9,11 +9,11 @@ use std::str::FromStr;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(into = "String", try_from = "String")]
 pub enum Protocol {
-    /// One segment of the length a span of the text, every token scored: the code released with KERPLE.
+    /// One window of the length per segment of the text, every token scored: the code released with KERPLE.
     Segments,
     /// Consecutive blocks of each length over the same text, every token scored: the KERPLE paper's description.
     Nonoverlapping,
-    /// The last `k` tokens of each span of the text, the same tokens at every length: DAPE.
+    /// The last `k` tokens of each segment of the text, the same tokens at every length: DAPE.
     Last(usize),
     /// A window moved by a stride over the same text, only its newest tokens scored.
     Sliding(usize),

@@ -10,9 +10,9 @@
 //! Perplexities are over all documents together: per word, `exp(-sum ll / words)`, where white
 //! space separates words, and per byte of the documents' text.
 
-use super::{Amount, Extent, Request, Window};
+use super::{EvalRequest, ScoredSegments, SegmentCount, TextWindow};
 use crate::error::{Error, Result};
-use crate::sequences::Text;
+use crate::sequences::EvalText;
 use kerple_run::Rolled;
 use std::ops::Range;
 
@@ -21,31 +21,31 @@ use std::ops::Range;
 /// # Errors
 /// A request for other lengths than the protocol's, for positions or for more documents than there are, and tokens without a
 /// text.
-pub(super) fn extent(request: &Request, text: &dyn Text) -> Result<Extent> {
-    let span = request.check_lengths()?;
+pub(super) fn segments(request: &EvalRequest, text: &dyn EvalText) -> Result<ScoredSegments> {
+    let window = request.check_lengths()?;
     let there = text.documents().len();
-    let segments = match request.n_segments {
-        Amount::Exactly(count) if count <= there => count,
-        Amount::Exactly(count) => {
+    let n_segments = match request.n_segments {
+        SegmentCount::Exactly(count) if count <= there => count,
+        SegmentCount::Exactly(count) => {
             let message = format!("{count} documents were requested, the {} split has {there}", text.split());
             return Err(Error::refused(message, "lower --n-segments, or omit it to score all documents"));
         }
-        Amount::UpTo(_) => there,
+        SegmentCount::UpTo(_) => there,
     };
     if request.per_position {
         let message = format!("{} scores windows of documents, whose positions are not comparable", request.protocol);
         return Err(Error::refused(message, "omit --per-position, or use --protocol segments"));
     }
     let tokenizer = text.tokenizer().filter(|tokenizer| tokenizer.music_vocabulary().is_none());
-    if segments == 0 || tokenizer.is_none() {
+    if n_segments == 0 || tokenizer.is_none() {
         let message = format!("{} needs documents of text, the {} split has none", request.protocol, text.split());
         return Err(Error::refused(message, "choose another protocol"));
     }
-    Ok(Extent { protocol: request.protocol, span, segments, seed: 0 })
+    Ok(ScoredSegments { protocol: request.protocol, segment_len: window, n_segments, seed: 0 })
 }
 
 /// The first documents of a split, without the tokens that end them.
-pub(super) fn documents(text: &dyn Text, count: usize) -> Result<Vec<Range<usize>>> {
+pub(super) fn documents(text: &dyn EvalText, count: usize) -> Result<Vec<Range<usize>>> {
     let end = text.tokenizer().map(|tokenizer| tokenizer.end_of_document());
     let without = |mut range: Range<usize>| {
         if !range.is_empty() && text.read(range.end - 1..range.end)?.first().copied() == end {
@@ -57,16 +57,16 @@ pub(super) fn documents(text: &dyn Text, count: usize) -> Result<Vec<Range<usize
 }
 
 /// The windows of `span` tokens that read documents, longest first.
-pub(super) fn windows(documents: &[Range<usize>], span: usize, prefix: u32) -> Vec<Window> {
+pub(super) fn windows(documents: &[Range<usize>], span: usize, prefix: u32) -> Vec<TextWindow> {
     let mut windows = Vec::new();
     for Range { start, end } in documents.iter().cloned() {
         let len = end - start;
         if len > 0 {
-            windows.push(Window { start, len: len.min(span), score_from: 0, prefix: Some(prefix) });
+            windows.push(TextWindow { start, len: len.min(span), score_from: 0, prefix: Some(prefix) });
         }
         for scored in (span..len).step_by(span) {
             let new = span.min(len - scored);
-            windows.push(Window::new(start + scored + new - 1 - span, span, span - new));
+            windows.push(TextWindow::new(start + scored + new - 1 - span, span, span - new));
         }
     }
     // windows of one length are worked on together
@@ -75,7 +75,7 @@ pub(super) fn windows(documents: &[Range<usize>], span: usize, prefix: u32) -> V
 }
 
 /// Sizes of the documents' text, and what follows from their losses: `nll` summed, in nats.
-pub(super) fn rolled(text: &dyn Text, documents: &[Range<usize>], nll: f64) -> Result<(u64, Rolled)> {
+pub(super) fn rolled(text: &dyn EvalText, documents: &[Range<usize>], nll: f64) -> Result<(u64, Rolled)> {
     let (mut bytes, mut words) = (0, 0);
     for document in documents {
         let tokens = text.read(document.clone())?;

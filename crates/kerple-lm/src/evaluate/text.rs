@@ -1,14 +1,14 @@
 //! Evaluation on a text: the losses of windows by a decoder.
 
-use super::{EvaluationKey, Extent, Found, Protocol, Request, Scored, Window, rolling};
+use super::{EvalData, EvalRequest, EvalResult, EvaluationKey, Protocol, ScoredSegments, TextWindow, rolling};
+use crate::architecture::Model;
 use crate::error::Result;
-use crate::memory::TOKENS_AT_ONCE;
-use crate::model::{Decoder, Tokens};
+use crate::memory_estimate::TOKENS_AT_ONCE;
+use crate::model::{Decoder, TokenBatch};
 use crate::plan::Plan;
 use crate::ranks::Ranks;
 use crate::run::SpecialTokens;
-use crate::sequences::Text;
-use crate::solver::Solve;
+use crate::sequences::EvalText;
 use kerple_burn::pass::Pass;
 use kerple_core::encoding::Encoding;
 use kerple_run::{EvaluationRow, Rolled};
@@ -16,7 +16,7 @@ use std::ops::Range;
 
 /// Losses of a set of windows.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct Losses {
+pub struct WindowLosses {
     /// Sum of the losses at each position over windows, nats.
     pub position_sum: Vec<f64>,
     /// Windows in which each position is scored.
@@ -25,7 +25,7 @@ pub struct Losses {
     pub window_mean: Vec<f64>,
 }
 
-impl Losses {
+impl WindowLosses {
     /// Mean over all scored tokens, nats.
     pub fn mean(&self) -> f64 {
         self.position_sum.iter().sum::<f64>() / self.tokens() as f64
@@ -37,7 +37,7 @@ impl Losses {
     }
 
     /// Adds the model's results for one window: the loss at each of its positions.
-    fn add(&mut self, window: &Window, nll: &[f64]) {
+    fn add(&mut self, window: &TextWindow, nll: &[f64]) {
         for (position, loss) in nll.iter().enumerate().skip(window.score_from) {
             self.position_sum[position] += loss;
             self.position_count[position] += 1;
@@ -55,14 +55,14 @@ impl Losses {
 /// Text that can no longer be read.
 pub fn losses(
     model: &Decoder,
-    text: &dyn Text,
-    windows: &[Window],
+    text: &dyn EvalText,
+    windows: &[TextWindow],
     (pass, ranks): (Pass, &Ranks),
     tell: &mut dyn FnMut(usize) -> bool,
-) -> Result<Option<Losses>> {
+) -> Result<Option<WindowLosses>> {
     let longest = windows.iter().map(|window| window.len).max().unwrap_or(0);
     let (position_sum, position_count) = (vec![0.0; longest], vec![0; longest]);
-    let mut losses = Losses { position_sum, position_count, window_mean: Vec::with_capacity(windows.len()) };
+    let mut losses = WindowLosses { position_sum, position_count, window_mean: Vec::with_capacity(windows.len()) };
     let (mut groups, mut row) = (Vec::new(), 0);
     for equal in windows.chunk_by(|a, b| a.len == b.len) {
         for group in equal.chunks((TOKENS_AT_ONCE / equal[0].len).max(1)) {
@@ -87,7 +87,7 @@ pub fn losses(
 }
 
 /// Losses of all positions of windows of one length, window by window.
-fn nll(model: &Decoder, text: &dyn Text, group: &[Window], pass: &Pass) -> Result<Vec<f64>> {
+fn nll(model: &Decoder, text: &dyn EvalText, group: &[TextWindow], pass: &Pass) -> Result<Vec<f64>> {
     let len = group[0].len;
     let (mut ids, mut targets) = (Vec::new(), Vec::new());
     for window in group {
@@ -97,11 +97,11 @@ fn nll(model: &Decoder, text: &dyn Text, group: &[Window], pass: &Pass) -> Resul
         ids.extend(&tokens[..len]);
         targets.extend(&tokens[1..]);
     }
-    Ok(model.scored(Tokens { ids: &ids, batch: group.len(), len }, &targets, pass))
+    Ok(model.scored(TokenBatch { ids: &ids, batch: group.len(), len }, &targets, pass))
 }
 
-/// Span and segments of the rows over this text, for [`Request::extent`].
-pub fn earlier_extents(rows: &[EvaluationRow], text: &dyn Text, protocol: Protocol) -> Vec<(u64, u64)> {
+/// Lengths and numbers of segments of the rows over this text, for [`EvalRequest::segments`].
+pub fn earlier_segments(rows: &[EvaluationRow], text: &dyn EvalText, protocol: Protocol) -> Vec<(u64, u64)> {
     let (checksum, protocol) = (text.checksum(), protocol.to_string());
     let of = |row: &EvaluationRow| {
         let scored = row.text.as_ref().filter(|scored| scored.checksum == checksum)?;
@@ -111,15 +111,15 @@ pub fn earlier_extents(rows: &[EvaluationRow], text: &dyn Text, protocol: Protoc
 }
 
 /// A text, fixed for all lengths.
-pub struct OfText<T> {
+pub struct TextEval<T> {
     text: T,
     checksum: String,
-    request: Request,
-    extent: Extent,
+    request: EvalRequest,
+    segments: ScoredSegments,
     special: SpecialTokens,
 }
 
-impl<T: Text> OfText<T> {
+impl<T: EvalText> TextEval<T> {
     /// The text that a request asks for, for a run with these special tokens: the same as in earlier rows with its seed, where
     /// that suits.
     ///
@@ -128,17 +128,17 @@ impl<T: Text> OfText<T> {
     pub fn new(
         (plan, special): (&Plan, &SpecialTokens),
         text: T,
-        request: Request,
+        request: EvalRequest,
         known: &[EvaluationRow],
-    ) -> Result<OfText<T>> {
+    ) -> Result<TextEval<T>> {
         let of_seed = |row: &&EvaluationRow| row.text.as_ref().is_some_and(|text| text.seed == request.seed);
         let earlier: Vec<EvaluationRow> = known.iter().filter(of_seed).cloned().collect();
-        let extents = earlier_extents(&earlier, &text, request.protocol);
-        let extent = match request.protocol {
-            Protocol::Rolling(_) => rolling::extent(&request, &text)?,
-            _ => request.extent(plan.train_len, text.len(), &extents)?,
+        let earlier = earlier_segments(&earlier, &text, request.protocol);
+        let segments = match request.protocol {
+            Protocol::Rolling(_) => rolling::segments(&request, &text)?,
+            _ => request.segments(plan.train_len, text.len(), &earlier)?,
         };
-        Ok(OfText { checksum: text.checksum(), text, request, extent, special: special.clone() })
+        Ok(TextEval { checksum: text.checksum(), text, request, segments, special: special.clone() })
     }
 
     /// The token before each document, as rows record it, where the protocol takes documents.
@@ -150,18 +150,18 @@ impl<T: Text> OfText<T> {
     /// The documents that are scored, where the protocol takes those.
     fn documents(&self) -> Result<Vec<Range<usize>>> {
         match self.request.protocol {
-            Protocol::Rolling(_) => rolling::documents(&self.text, self.extent.segments()),
+            Protocol::Rolling(_) => rolling::documents(&self.text, self.segments.n_segments()),
             _ => Ok(Vec::new()),
         }
     }
 }
 
 /// The model of a text.
-fn decoder(model: &dyn Solve) -> &Decoder {
+fn decoder(model: &dyn Model) -> &Decoder {
     model.decoder().expect("texts are predicted by decoders: plans of texts have no others")
 }
 
-impl<T: Text> Scored for OfText<T> {
+impl<T: EvalText> EvalData for TextEval<T> {
     fn lengths(&self) -> &[usize] {
         &self.request.lengths
     }
@@ -171,12 +171,12 @@ impl<T: Text> Scored for OfText<T> {
     }
 
     fn key(&self, encoding: &Encoding, length: usize, step: u64) -> EvaluationKey {
-        let (text, protocol) = (self.extent.scored(&self.checksum), self.request.protocol.to_string());
+        let (text, protocol) = (self.segments.scored(&self.checksum), self.request.protocol.to_string());
         let start = self.start().filter(|start| start != kerple_run::END_OF_DOCUMENT);
         EvaluationKey::new((text, self.text.split()), (protocol, start), encoding, length, step)
     }
 
-    fn check(&self, _plan: &Plan, model: &dyn Solve) -> Result<()> {
+    fn check(&self, _plan: &Plan, model: &dyn Model) -> Result<()> {
         self.request.lengths.iter().try_for_each(|length| decoder(model).check_len(*length))
     }
 
@@ -187,31 +187,30 @@ impl<T: Text> Scored for OfText<T> {
     fn score(
         &self,
         (plan, ranks): (&Plan, &Ranks),
-        model: &dyn Solve,
+        model: &dyn Model,
         length: usize,
         tell: &mut dyn FnMut(usize, usize) -> bool,
-    ) -> Result<Option<Found>> {
+    ) -> Result<Option<EvalResult>> {
         let documents = self.documents()?;
         let windows = match self.text.tokenizer() {
             Some(known) if !documents.is_empty() => rolling::windows(&documents, length, self.special.start(known)),
-            _ => self.extent.windows(length, self.text.len()),
+            _ => self.segments.windows(length, self.text.len()),
         };
         let pass = Pass::evaluation(plan.seed);
         let mut tell = |done| tell(done, windows.len());
         let losses = losses(decoder(model), &self.text, &windows, (pass, ranks), &mut tell)?;
         let Some(losses) = losses else { return Ok(None) };
         let scored =
-            |window: &Window| self.text.bytes(window.start + window.score_from + 1..window.start + window.len + 1);
+            |window: &TextWindow| self.text.bytes(window.start + window.score_from + 1..window.start + window.len + 1);
         let mean = |(sum, count): (&f64, &u64)| sum / *count as f64;
         let (nll, tokens) = (losses.mean(), losses.tokens());
-        let (bytes, rolling) = match documents.is_empty() {
-            true => (windows.iter().map(scored).sum(), None),
-            false => {
-                let (bytes, rolled) = rolling::rolled(&self.text, &documents, nll * tokens as f64)?;
-                (Some(bytes), Some(Rolled { start: self.start(), ..rolled }))
-            }
+        let (bytes, rolling) = if documents.is_empty() {
+            (windows.iter().map(scored).sum(), None)
+        } else {
+            let (bytes, rolled) = rolling::rolled(&self.text, &documents, nll * tokens as f64)?;
+            (Some(bytes), Some(Rolled { start: self.start(), ..rolled }))
         };
-        Ok(Some(Found {
+        Ok(Some(EvalResult {
             nll,
             tokens,
             windows: Some(windows.len() as u64),
@@ -225,14 +224,18 @@ impl<T: Text> Scored for OfText<T> {
     }
 
     fn words(&self) -> Vec<String> {
-        let (protocol, extent, split) = (self.request.protocol, &self.extent, self.text.split());
+        let (protocol, segments, split) = (self.request.protocol, &self.segments, self.text.split());
         let text = match protocol {
             Protocol::Rolling(_) => format!(
                 "text: {} documents of the {split} split, each after {}",
-                extent.segments(),
+                segments.n_segments(),
                 self.start().unwrap_or_default()
             ),
-            _ => format!("text: {} segments of {} tokens of the {split} split", extent.segments(), extent.span()),
+            _ => format!(
+                "text: {} segments of {} tokens of the {split} split",
+                segments.n_segments(),
+                segments.segment_len()
+            ),
         };
         vec![format!("{protocol}: {}", protocol.meaning()), text]
     }

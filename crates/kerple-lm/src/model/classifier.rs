@@ -1,6 +1,6 @@
 //! An encoder with one answer per sequence, or per pair of sequences.
 
-use super::{Encoder, Tokens, trunk};
+use super::{Encoder, TokenBatch, trunk};
 use crate::config::Pooling;
 use crate::plan::Plan;
 use burn::module::{Module, Param};
@@ -60,14 +60,14 @@ impl Classifier {
     ///
     /// # Panics
     /// As [`Encoder::forward`], or when a sequence is empty whose mean is taken.
-    pub fn logits(&self, tokens: Tokens, lengths: Option<&[usize]>, pass: &Pass) -> Tensor<2> {
+    pub fn logits(&self, tokens: TokenBatch, lengths: Option<&[usize]>, pass: &Pass) -> Tensor<2> {
         let batch = tokens.batch;
         let read = match self.pooling {
             Pooling::Mean => mean(self.encoder.forward(tokens, lengths, pass), lengths),
             Pooling::Cls => self.first_row(tokens, lengths, pass),
             Pooling::TwoTower => {
-                let Halves { ids, lengths, len } = Halves::of(tokens, lengths);
-                let rows = self.first_row(Tokens { ids: &ids, batch: 2 * batch, len }, Some(&lengths), pass);
+                let TwoTowerInput { ids, lengths, len } = TwoTowerInput::of(tokens, lengths);
+                let rows = self.first_row(TokenBatch { ids: &ids, batch: 2 * batch, len }, Some(&lengths), pass);
                 let width = rows.dims()[2];
                 // a pair is two rows after each other
                 rows.reshape([1, batch, 2 * width])
@@ -78,16 +78,16 @@ impl Classifier {
     }
 
     /// Positions of the longest sequence as the encoder reads it: a text of a pair by itself, with the token in front.
-    pub fn span(&self, tokens: Tokens, lengths: Option<&[usize]>) -> usize {
+    pub fn span(&self, tokens: TokenBatch, lengths: Option<&[usize]>) -> usize {
         match self.pooling {
             Pooling::Mean => tokens.len,
             Pooling::Cls => tokens.len + 1,
-            Pooling::TwoTower => Halves::of(tokens, lengths).len + 1,
+            Pooling::TwoTower => TwoTowerInput::of(tokens, lengths).len + 1,
         }
     }
 
     /// What the encoder makes of the token in front, `[1, B, M]`.
-    fn first_row(&self, tokens: Tokens, lengths: Option<&[usize]>, pass: &Pass) -> Tensor<3> {
+    fn first_row(&self, tokens: TokenBatch, lengths: Option<&[usize]>, pass: &Pass) -> Tensor<3> {
         let batch = tokens.batch;
         let rows = self.encoder.forward_behind(self.first.as_ref().map(Param::val), tokens, lengths, pass);
         let width = rows.dims()[2];
@@ -111,16 +111,16 @@ fn mean(rows: Tensor<3>, lengths: Option<&[usize]>) -> Tensor<3> {
 
 /// The two texts of each pair as sequences of their own, one after the other.
 #[derive(Debug, PartialEq)]
-struct Halves {
+struct TwoTowerInput {
     ids: Vec<u32>,
     lengths: Vec<usize>,
     len: usize,
 }
 
-impl Halves {
+impl TwoTowerInput {
     /// Of pairs with a separator between the texts; what has none is a text and an empty one.
-    fn of(tokens: Tokens, lengths: Option<&[usize]>) -> Halves {
-        let Tokens { ids, batch, len } = tokens;
+    fn of(tokens: TokenBatch, lengths: Option<&[usize]>) -> TwoTowerInput {
+        let TokenBatch { ids, batch, len } = tokens;
         let mut texts: Vec<&[u32]> = Vec::with_capacity(2 * batch);
         for (at, row) in ids.chunks_exact(len.max(1)).enumerate() {
             let row = &row[..lengths.map_or(len, |lengths| lengths[at])];
@@ -131,7 +131,7 @@ impl Halves {
         let padded = |text: &&[u32]| {
             text.iter().copied().chain(std::iter::repeat_n(0, longest - text.len())).collect::<Vec<u32>>()
         };
-        Halves {
+        TwoTowerInput {
             ids: texts.iter().flat_map(padded).collect(),
             lengths: texts.iter().map(|text| text.len()).collect(),
             len: longest,
@@ -146,10 +146,10 @@ mod tests {
     #[test]
     fn pairs_are_taken_apart() {
         let ids = [5, 6, SEPARATOR, 7, 0, 0, 8, SEPARATOR, 9, 10, 11, 12];
-        let halves = Halves::of(Tokens { ids: &ids, batch: 2, len: 6 }, Some(&[4, 6]));
+        let halves = TwoTowerInput::of(TokenBatch { ids: &ids, batch: 2, len: 6 }, Some(&[4, 6]));
         let expected = [[5, 6, 0, 0], [7, 0, 0, 0], [8, 0, 0, 0], [9, 10, 11, 12]];
-        assert_eq!(halves, Halves { ids: expected.concat(), lengths: vec![2, 1, 1, 4], len: 4 });
-        let alone = Halves::of(Tokens { ids: &[5, 6], batch: 1, len: 2 }, None);
+        assert_eq!(halves, TwoTowerInput { ids: expected.concat(), lengths: vec![2, 1, 1, 4], len: 4 });
+        let alone = TwoTowerInput::of(TokenBatch { ids: &[5, 6], batch: 1, len: 2 }, None);
         assert_eq!((alone.lengths, alone.len), (vec![2, 0], 2));
     }
 }

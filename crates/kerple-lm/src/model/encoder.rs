@@ -1,7 +1,7 @@
 //! The encoder: the decoder's blocks with bidirectional attention over padded sequences.
 
-use super::Tokens;
-use super::trunk::{self, Drawn, Trunk};
+use super::TokenBatch;
+use super::trunk::{self, Trunk, TrunkParts};
 use crate::plan::Plan;
 use burn::module::Module;
 use burn::tensor::{Device, Tensor};
@@ -39,7 +39,7 @@ impl Encoder {
         let embedding_norm = trunk::embedding_norm(plan, init);
         let blocks = trunk::blocks(plan, init);
         let norm = trunk::norm(plan, init);
-        Encoder { trunk: Trunk::of(plan, init.device, Drawn { embedding, embedding_norm, blocks, norm }) }
+        Encoder { trunk: Trunk::of(plan, init.device, TrunkParts { embedding, embedding_norm, blocks, norm }) }
     }
 
     /// The same model, computing with this engine.
@@ -52,7 +52,7 @@ impl Encoder {
     ///
     /// # Panics
     /// When there are not as many lengths as sequences, or one exceeds L.
-    pub fn forward(&self, tokens: Tokens, lengths: Option<&[usize]>, pass: &Pass) -> Tensor<3> {
+    pub fn forward(&self, tokens: TokenBatch, lengths: Option<&[usize]>, pass: &Pass) -> Tensor<3> {
         self.forward_behind(None, tokens, lengths, pass)
     }
 
@@ -63,12 +63,12 @@ impl Encoder {
     pub fn forward_behind(
         &self,
         first: Option<Tensor<1>>,
-        tokens: Tokens,
+        tokens: TokenBatch,
         lengths: Option<&[usize]>,
         pass: &Pass,
     ) -> Tensor<3> {
         if let Some(lengths) = lengths {
-            let Tokens { batch, len, .. } = tokens;
+            let TokenBatch { batch, len, .. } = tokens;
             let longest = lengths.iter().max().copied().unwrap_or(0);
             assert!(lengths.len() == batch && longest <= len, "lengths: {lengths:?} of {batch} sequences of {len}");
         }

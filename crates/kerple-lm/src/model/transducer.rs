@@ -1,7 +1,7 @@
 //! A model from sequences to sequences of answers: an encoder reads the input followed by empty
 //! places, and answers at these places. Ruoss et al. 2023, arXiv:2305.16843.
 
-use super::{Encoder, Tokens, trunk};
+use super::{Encoder, TokenBatch, trunk};
 use crate::plan::Plan;
 use burn::module::Module;
 use burn::tensor::{Device, Tensor};
@@ -44,7 +44,7 @@ impl Transducer {
     ///
     /// # Panics
     /// When there are not as many tokens.
-    pub fn logits(&self, tokens: Tokens, places: usize, pass: &Pass) -> Tensor<3> {
+    pub fn logits(&self, tokens: TokenBatch, places: usize, pass: &Pass) -> Tensor<3> {
         assert!(places <= tokens.len, "{places} answers at {} tokens", tokens.len);
         let rows = self.encoder.forward(tokens, None, pass);
         self.head.forward(rows.narrow(1, tokens.len - places, places))

@@ -1,7 +1,7 @@
 //! The part that decoders and encoders share: token embeddings, blocks with a positional encoding,
 //! and the final norm.
 
-use super::Tokens;
+use super::TokenBatch;
 use crate::plan::{ModelPlan, Plan};
 use burn::module::{Module, Param};
 use burn::tensor::{Device, Tensor};
@@ -31,7 +31,7 @@ pub struct Trunk {
     /// Of the result.
     pub norm: Norm,
     #[module(skip)]
-    embedded: Embedded,
+    embedded: EmbeddingSteps,
     #[module(skip)]
     pub(crate) engine: Engine,
 }
@@ -44,7 +44,7 @@ impl Describe for Trunk {
 
 /// What becomes of embeddings besides their norm.
 #[derive(Clone, Copy, Debug)]
-struct Embedded {
+struct EmbeddingSteps {
     /// Factor on them.
     scale: f64,
     /// Share that training drops.
@@ -53,11 +53,11 @@ struct Embedded {
     dropped: EmbeddingDropout,
 }
 
-impl Embedded {
-    fn of(plan: &Plan) -> Embedded {
+impl EmbeddingSteps {
+    fn of(plan: &Plan) -> EmbeddingSteps {
         let ModelPlan { d_model, block, .. } = &plan.model;
         let scale = if block.scale_embeddings { (*d_model as f64).sqrt() } else { 1.0 };
-        Embedded { scale, share: block.dropout, dropped: block.embedding_dropout }
+        EmbeddingSteps { scale, share: block.dropout, dropped: block.embedding_dropout }
     }
 }
 
@@ -76,7 +76,7 @@ pub(crate) fn encoding(plan: &Plan, device: &Device) -> PositionalEncoding {
 }
 
 /// The parts of a trunk whose initial values are drawn.
-pub(super) struct Drawn {
+pub(super) struct TrunkParts {
     pub(super) embedding: Param<Tensor<2>>,
     pub(super) embedding_norm: Option<Norm>,
     pub(super) blocks: Vec<Block>,
@@ -104,9 +104,9 @@ pub(super) fn blocks(plan: &Plan, init: &mut Init<impl Rng>) -> Vec<Block> {
 
 impl Trunk {
     /// Of parts that were drawn. In which order, decides the weights of a seed, so decoders and encoders keep their own.
-    pub(super) fn of(plan: &Plan, device: &Device, drawn: Drawn) -> Trunk {
-        let Drawn { embedding, embedding_norm, blocks, norm } = drawn;
-        let (encoding, embedded) = (encoding(plan, device), Embedded::of(plan));
+    pub(super) fn of(plan: &Plan, device: &Device, drawn: TrunkParts) -> Trunk {
+        let TrunkParts { embedding, embedding_norm, blocks, norm } = drawn;
+        let (encoding, embedded) = (encoding(plan, device), EmbeddingSteps::of(plan));
         Trunk { embedding, embedding_norm, encoding, blocks, norm, embedded, engine: Engine::Fused }
     }
 
@@ -117,8 +117,8 @@ impl Trunk {
 
     /// Embeddings of tokens from position `start` on, `[B, L, M]`, with what the encoding adds to them; one more where there is
     /// a row `[M]` to stand in front of every sequence.
-    pub(super) fn embed(&self, first: Option<Tensor<1>>, tokens: Tokens, start: usize, pass: &Pass) -> Tensor<3> {
-        let Tokens { ids, batch, len } = tokens;
+    pub(super) fn embed(&self, first: Option<Tensor<1>>, tokens: TokenBatch, start: usize, pass: &Pass) -> Tensor<3> {
+        let TokenBatch { ids, batch, len } = tokens;
         let table = self.embedding.val();
         let device = table.device();
         let mut x = embed(table, ids, [batch, len], self.engine);
@@ -132,7 +132,7 @@ impl Trunk {
             let width = x.dims()[2];
             x = Tensor::cat(vec![first.reshape([1, 1, width]).expand([batch, 1, width]), x], 1);
         }
-        let Embedded { share, dropped, .. } = self.embedded;
+        let EmbeddingSteps { share, dropped, .. } = self.embedded;
         let drop = |x| dropout(x, Dropout { share, pass, place: EMBEDDINGS }, self.engine);
         if dropped == EmbeddingDropout::Before {
             x = drop(x);

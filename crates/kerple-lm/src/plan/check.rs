@@ -1,10 +1,10 @@
 //! The checks of a plan.
 
-use super::{Head, ModelPlan};
+use super::{ModelPlan, OutputHead};
 use crate::config::{Pooling, TrainConfig};
 use crate::error::{Error, Result};
-use crate::layers::Layer;
-use kerple_burn::plan::{AttentionKind, FeatureKind, LinearPlan, SinkKind};
+use crate::layers::LayerSettings;
+use kerple_burn::plan::{AttentionKind, FeatureKind, LinearAttentionConfig, SinkKind};
 use kerple_core::attention::linear::CHUNK;
 use kerple_core::encoding::{ConfigError, Encoding, EncodingForm, Geometry, InLinear, ScoreModForm};
 use kerple_core::score_mods::ScoreModSpec;
@@ -33,7 +33,7 @@ pub(super) fn check(key: &str, value: f64, limits: std::ops::RangeInclusive<f64>
 
 /// Only classes are read off something, and towers off pairs.
 pub(super) fn check_pooling(task: Option<&TaskConfig>, pooling: Pooling) -> Result<()> {
-    let is_class = Head::of(task).is_class();
+    let is_class = OutputHead::of(task).is_class();
     let is_pair = matches!(task, Some(TaskConfig::Arena(Arena::Retrieval(_))));
     let (fits, hint) = match pooling {
         Pooling::Mean => (true, ""),
@@ -113,8 +113,8 @@ pub(super) fn check_layers(
     for (name, kind) in &model.layers {
         let layer = model.layer(encoding, kind.at[0]);
         let absolute = layer.other.is_some() && layer.encoding.absolute(geometry, 0..1).is_some();
-        let checked = match absolute {
-            true => Err(Error::Config {
+        let checked = if absolute {
+            Err(Error::Config {
                 place: "encoding.kind".to_owned(),
                 message: format!(
                     "{} is added to the token embeddings and cannot be the encoding of \
@@ -122,8 +122,9 @@ pub(super) fn check_layers(
                     layer.encoding.label()
                 ),
                 hint: "set it as the model's encoding, in [encoding]".to_owned(),
-            }),
-            false => check_layer(task, &layer, geometry, model),
+            })
+        } else {
+            check_layer(task, &layer, geometry, model)
         };
         checked.map_err(|error| of_kind(error, name))?;
     }
@@ -141,7 +142,7 @@ fn of_kind(error: Error, name: &str) -> Error {
     Error::Config { place, message, hint }
 }
 
-fn check_layer(task: Option<&TaskConfig>, layer: &Layer, geometry: &Geometry, model: &ModelPlan) -> Result<()> {
+fn check_layer(task: Option<&TaskConfig>, layer: &LayerSettings, geometry: &Geometry, model: &ModelPlan) -> Result<()> {
     let encoding = layer.windowed();
     encoding.check(geometry).map_err(refused)?;
     check_growth(&encoding, geometry, model)?;
@@ -178,7 +179,7 @@ fn check_growth(encoding: &Encoding, geometry: &Geometry, model: &ModelPlan) -> 
 /// Gates of linear attention are sums from the first token on, which an encoder's last row cannot be met by.
 fn check_gates(task: Option<&TaskConfig>, encoding: &Encoding, attention: &AttentionKind) -> Result<()> {
     let gated = attention.linear().is_some() && encoding.in_linear() == Some(InLinear::Gates);
-    if !gated || !Head::of(task).sees_ahead() {
+    if !gated || !OutputHead::of(task).sees_ahead() {
         return Ok(());
     }
     Err(Error::Config {
@@ -190,7 +191,7 @@ fn check_gates(task: Option<&TaskConfig>, encoding: &Encoding, attention: &Atten
 
 /// Only encoders read in both directions.
 fn check_direction(task: Option<&TaskConfig>, encoding: &Encoding) -> Result<()> {
-    let is_encoder = Head::of(task).sees_ahead();
+    let is_encoder = OutputHead::of(task).sees_ahead();
     if is_encoder && encoding.only_looks_back() {
         return Err(Error::Config {
             place: "encoding".to_owned(),
@@ -263,7 +264,7 @@ fn check_attention(encoding: &Encoding, (attention, model): (&AttentionKind, &Mo
 }
 
 /// Keys of linear attention.
-fn check_linear(linear: &LinearPlan, encoding: &Encoding, model: &ModelPlan) -> Result<()> {
+fn check_linear(linear: &LinearAttentionConfig, encoding: &Encoding, model: &ModelPlan) -> Result<()> {
     let refuse = |key: &str, message: String, hint: &str| {
         Err(Error::Config { place: key.to_owned(), message, hint: hint.to_owned() })
     };
@@ -288,7 +289,7 @@ fn check_linear(linear: &LinearPlan, encoding: &Encoding, model: &ModelPlan) -> 
 }
 
 /// Random directions are drawn in square blocks and made orthogonal to each other, so rows are not wide, nor many directions long.
-fn check_directions(encoding: &Encoding, linear: &LinearPlan, model: &ModelPlan) -> Result<()> {
+fn check_directions(encoding: &Encoding, linear: &LinearAttentionConfig, model: &ModelPlan) -> Result<()> {
     const WIDEST: f64 = 4096.0;
     const MOST: f64 = (1u64 << 22) as f64;
     if matches!(linear.feature_map, FeatureKind::Relu | FeatureKind::Elu) {

@@ -6,7 +6,7 @@
 use super::{ModelPlan, Plan};
 use crate::config::{Pooling, REFERENCE};
 use crate::layers::LayerKind;
-use kerple_burn::plan::{AttentionKind, BlockPlan, EmbeddingDropout, FeatureKind};
+use kerple_burn::plan::{AttentionKind, BlockConfig, EmbeddingDropout, FeatureKind};
 use serde::Serialize;
 use serde_json::Value;
 use std::collections::{BTreeMap, BTreeSet};
@@ -14,7 +14,7 @@ use std::fmt;
 
 /// A key that has other values in two plans.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Difference {
+pub struct PlanDifference {
     /// The key of a run file.
     pub key: String,
     /// The value in the plan before.
@@ -23,19 +23,19 @@ pub struct Difference {
     pub is: String,
 }
 
-impl fmt::Display for Difference {
+impl fmt::Display for PlanDifference {
     fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
         write!(f, "{} = {} (was {})", self.key, self.is, self.was)
     }
 }
 
 /// All of them in a line.
-pub(crate) fn line(all: &[Difference]) -> String {
-    all.iter().map(Difference::to_string).collect::<Vec<_>>().join(", ")
+pub(crate) fn line(all: &[PlanDifference]) -> String {
+    all.iter().map(PlanDifference::to_string).collect::<Vec<_>>().join(", ")
 }
 
 /// Values by their keys.
-type Values = BTreeMap<String, String>;
+type FlatPlan = BTreeMap<String, String>;
 
 /// Every value of a tree with its path.
 pub(super) fn flatten(path: &str, value: &Value, out: &mut Vec<(String, String)>) {
@@ -50,7 +50,7 @@ fn json(value: &impl Serialize) -> Value {
     serde_json::to_value(value).expect("a plan is plain data")
 }
 
-fn values(path: &str, value: &impl Serialize) -> Values {
+fn values(path: &str, value: &impl Serialize) -> FlatPlan {
     let mut all = Vec::new();
     flatten(path, &json(value), &mut all);
     all.into_iter().collect()
@@ -63,37 +63,41 @@ fn usual(key: &str) -> String {
     defaults.pointer(&pointer).map_or_else(|| "not set".to_owned(), Value::to_string)
 }
 
-fn compare(old: &Values, new: &Values) -> Vec<Difference> {
+fn compare(old: &FlatPlan, new: &FlatPlan) -> Vec<PlanDifference> {
     let keys: BTreeSet<&String> = old.keys().chain(new.keys()).filter(|key| old.get(*key) != new.get(*key)).collect();
-    let value = |all: &Values, key: &str| all.get(key).filter(|value| *value != "null").cloned();
+    let value = |all: &FlatPlan, key: &str| all.get(key).filter(|value| *value != "null").cloned();
     let difference = |key: &String| {
         let [was, is] = [old, new].map(|all| value(all, key).unwrap_or_else(|| usual(key)));
-        Difference { key: key.clone(), was, is }
+        PlanDifference { key: key.clone(), was, is }
     };
     keys.into_iter().map(difference).collect()
 }
 
 /// What is other in the model of a plan than in that of another whose weights it begins with, and may not be: all but where
 /// positions enter, which keys a query sees, and the dropout of training.
-pub(crate) fn of_models(old: &Plan, new: &Plan) -> Vec<Difference> {
+pub(crate) fn of_models(old: &Plan, new: &Plan) -> Vec<PlanDifference> {
     let mut found = compare(&model(old), &model(new));
     found.extend(attention_by_layer(old, new));
     if old.seed != new.seed && draws_once(old) {
         let [was, is] = [old, new].map(|plan| plan.seed.to_string());
-        found.push(Difference { key: "seed".to_owned(), was, is: format!("{is}, which draws other random features") });
+        found.push(PlanDifference {
+            key: "seed".to_owned(),
+            was,
+            is: format!("{is}, which draws other random features"),
+        });
     }
     found
 }
 
 /// The model of a plan by the keys of a run file, without what may be other, and without attention, which may differ by layer.
-fn model(plan: &Plan) -> Values {
+fn model(plan: &Plan) -> FlatPlan {
     let own = ModelPlan {
         pooling: Pooling::default(),
-        block: BlockPlan::default(),
+        block: BlockConfig::default(),
         layers: BTreeMap::new(),
         ..plan.model.clone()
     };
-    let block = BlockPlan {
+    let block = BlockConfig {
         attention: AttentionKind::default(),
         dropout: 0.0,
         hidden_dropout: false,
@@ -110,7 +114,7 @@ fn model(plan: &Plan) -> Values {
 }
 
 /// Layers whose attention is of another kind, those that changed alike together.
-fn attention_by_layer(old: &Plan, new: &Plan) -> Vec<Difference> {
+fn attention_by_layer(old: &Plan, new: &Plan) -> Vec<PlanDifference> {
     const MOST_NAMED: usize = 8;
     let all = |plan: &Plan| -> Vec<String> {
         plan.model.every_layer(&plan.encoding).map(|layer| json(layer.attention).to_string()).collect()
@@ -129,7 +133,7 @@ fn attention_by_layer(old: &Plan, new: &Plan) -> Vec<Difference> {
         let more = if more > 0 { format!(" and {more} more") } else { String::new() };
         format!("attention of layer {}{more}", named.join(", "))
     };
-    let difference = |((was, is), layers): ((&String, &String), Vec<usize>)| Difference {
+    let difference = |((was, is), layers): ((&String, &String), Vec<usize>)| PlanDifference {
         key: key(&layers),
         was: was.clone(),
         is: is.clone(),
@@ -152,7 +156,7 @@ fn draws_once(plan: &Plan) -> bool {
 
 /// What is other in where positions enter, which keys a query sees, and the dropout of training: what [`of_models`] leaves out,
 /// and the training length.
-pub(crate) fn of_positions(old: &Plan, new: &Plan) -> Vec<Difference> {
+pub(crate) fn of_positions(old: &Plan, new: &Plan) -> Vec<PlanDifference> {
     let mut found = compare(&positions(old), &positions(new));
     let changed = found.iter().filter_map(|other| other.key.strip_suffix("kind"));
     let changed: Vec<String> = changed.filter(|prefix| prefix.ends_with("encoding.")).map(str::to_owned).collect();
@@ -165,8 +169,8 @@ pub(crate) fn of_positions(old: &Plan, new: &Plan) -> Vec<Difference> {
     found
 }
 
-fn positions(plan: &Plan) -> Values {
-    let BlockPlan { dropout, hidden_dropout, embedding_dropout, .. } = &plan.model.block;
+fn positions(plan: &Plan) -> FlatPlan {
+    let BlockConfig { dropout, hidden_dropout, embedding_dropout, .. } = &plan.model.block;
     let mut all = values("encoding", &plan.encoding);
     all.extend(values("train.train_len", &plan.train_len));
     all.extend(values("model.block.dropout", dropout));

@@ -6,7 +6,7 @@ use crate::config::Pooling;
 use kerple_data::tasks::{Answer, TaskConfig};
 
 /// How a model answers.
-pub(crate) enum Head<'a> {
+pub(crate) enum OutputHead<'a> {
     /// At every token, with one of the vocabulary: texts, and tasks that mark tokens.
     Tokens,
     /// At empty places after the sequence.
@@ -15,33 +15,33 @@ pub(crate) enum Head<'a> {
     Class(&'a TaskConfig),
 }
 
-impl<'a> Head<'a> {
+impl<'a> OutputHead<'a> {
     /// The head of what a text, or this task, is learned with.
-    pub(crate) fn of(task: Option<&'a TaskConfig>) -> Head<'a> {
+    pub(crate) fn of(task: Option<&'a TaskConfig>) -> OutputHead<'a> {
         match task.map(|task| (task, task.facts().answer)) {
-            None | Some((_, Answer::Marked)) => Head::Tokens,
-            Some((task, Answer::Tape)) => Head::Places(task),
-            Some((task, Answer::Class)) => Head::Class(task),
+            None | Some((_, Answer::Marked)) => OutputHead::Tokens,
+            Some((task, Answer::Tape)) => OutputHead::Places(task),
+            Some((task, Answer::Class)) => OutputHead::Class(task),
         }
     }
 
     /// Whether the layers are an encoder's, which sees keys ahead of a query.
     pub(crate) fn sees_ahead(&self) -> bool {
-        !matches!(self, Head::Tokens)
+        !matches!(self, OutputHead::Tokens)
     }
 
     /// Whether one answer is for a whole sequence, which has a length of its own.
     pub(crate) fn is_class(&self) -> bool {
-        matches!(self, Head::Class(_))
+        matches!(self, OutputHead::Class(_))
     }
 
     /// Tokens of a sequence of this length as the model reads it: with the empty places of its answer, with the token that its
     /// class is read off, of a pair its longer half.
     pub(crate) fn positions(&self, pooling: Pooling, length: usize) -> usize {
         match self {
-            Head::Tokens => length,
-            Head::Places(task) => length + task.answers(length),
-            Head::Class(_) => match pooling {
+            OutputHead::Tokens => length,
+            OutputHead::Places(task) => length + task.answers(length),
+            OutputHead::Class(_) => match pooling {
                 Pooling::Mean => length,
                 Pooling::Cls => length + 1,
                 // the separator is half of none, and each half has a token in front
@@ -54,12 +54,12 @@ impl<'a> Head<'a> {
     pub(crate) fn parameters(&self, model: &ModelPlan) -> usize {
         let ModelPlan { d_model, vocab_size, pooling, block, .. } = model;
         match self {
-            Head::Tokens => {
+            OutputHead::Tokens => {
                 let matrix = if block.tie_embeddings { 0 } else { vocab_size * d_model };
                 matrix + if block.lm_head_bias { *vocab_size } else { 0 }
             }
-            Head::Places(task) => (d_model + 1) * task.facts().classes,
-            Head::Class(task) => {
+            OutputHead::Places(task) => (d_model + 1) * task.facts().classes,
+            OutputHead::Class(task) => {
                 let widths: Vec<usize> = model.read_widths().into_iter().chain([task.facts().classes]).collect();
                 let layers: usize = widths.windows(2).map(|pair| (pair[0] + 1) * pair[1]).sum();
                 layers + if *pooling == Pooling::Mean { 0 } else { *d_model }

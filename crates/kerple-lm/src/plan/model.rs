@@ -1,10 +1,10 @@
 //! The model of a plan: sizes, blocks, tied embeddings, gated linear unit, and the settings of each
 //! layer.
 
-use super::Head;
+use super::OutputHead;
 use crate::config::Pooling;
-use crate::layers::{Layer, LayerKind, Window};
-use kerple_burn::plan::{AttentionKind, BlockPlan, ResidualKind, Sizes};
+use crate::layers::{AttentionWindow, LayerKind, LayerSettings};
+use kerple_burn::plan::{AttentionKind, BlockConfig, BlockSizes, ResidualKind};
 use kerple_core::encoding::{Encoding, Geometry, Injection};
 use kerple_data::tasks::TaskConfig;
 use serde::{Deserialize, Serialize};
@@ -32,8 +32,8 @@ pub struct ModelPlan {
     #[serde(default, skip_serializing_if = "Pooling::is_default")]
     pub pooling: Pooling,
     /// The settings of a block; omitted where they are the default.
-    #[serde(default, skip_serializing_if = "BlockPlan::is_default")]
-    pub block: BlockPlan,
+    #[serde(default, skip_serializing_if = "BlockConfig::is_default")]
+    pub block: BlockConfig,
     /// Kinds of layers that differ from the others, by their names; not written down where all are alike.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub layers: BTreeMap<String, LayerKind>,
@@ -46,9 +46,9 @@ impl ModelPlan {
     }
 
     /// Sizes of a block.
-    pub fn sizes(&self) -> Sizes {
+    pub fn sizes(&self) -> BlockSizes {
         let ModelPlan { n_heads, head_dim, d_model, d_hidden, .. } = *self;
-        Sizes { d_model, n_heads, head_dim, d_hidden }
+        BlockSizes { d_model, n_heads, head_dim, d_hidden }
     }
 
     /// Widths of the input of a class and of the hidden layers after it.
@@ -62,7 +62,7 @@ impl ModelPlan {
 
     /// Trained values without those of the encoding, of the model that a text or this task is learned with.
     pub fn parameters(&self, task: Option<&TaskConfig>) -> usize {
-        let matrices = self.vocab_size * self.d_model + Head::of(task).parameters(self);
+        let matrices = self.vocab_size * self.d_model + OutputHead::of(task).parameters(self);
         let norms = if self.block.embedding_norm { 2 } else { 1 } * self.block.norm.vectors() * self.d_model;
         let absent = match self.block.residual {
             ResidualKind::PostLn => self.block.norm.vectors() * self.d_model,
@@ -86,22 +86,22 @@ impl ModelPlan {
     }
 
     /// What a layer has, in a model with this encoding.
-    pub fn layer<'a>(&'a self, encoding: &'a Encoding, layer: usize) -> Layer<'a> {
-        let shared = Layer { encoding, other: None, window: encoding.window, attention: &self.block.attention };
+    pub fn layer<'a>(&'a self, encoding: &'a Encoding, layer: usize) -> LayerSettings<'a> {
+        let shared = LayerSettings { encoding, other: None, window: encoding.window, attention: &self.block.attention };
         let Some((name, kind)) = self.kind(layer) else { return shared };
         let own = kind.encoding.as_ref();
         let window = own.unwrap_or(encoding).window;
         let named = self.layers.iter().filter(|(_, kind)| kind.encoding.is_some()).position(|(other, _)| other == name);
-        Layer {
+        LayerSettings {
             encoding: own.unwrap_or(encoding),
             other: named,
-            window: kind.window.map_or(window, Window::keys),
+            window: kind.window.map_or(window, AttentionWindow::keys),
             attention: kind.attention.as_ref().unwrap_or(shared.attention),
         }
     }
 
     /// What every layer has.
-    pub fn every_layer<'a>(&'a self, encoding: &'a Encoding) -> impl Iterator<Item = Layer<'a>> {
+    pub fn every_layer<'a>(&'a self, encoding: &'a Encoding) -> impl Iterator<Item = LayerSettings<'a>> {
         (0..self.n_layers).map(move |layer| self.layer(encoding, layer))
     }
 
@@ -123,7 +123,9 @@ impl ModelPlan {
         let mut found: Vec<String> = Vec::new();
         for layer in self.every_layer(main) {
             found.extend(match layer.attention.linear() {
-                None if matches!(layer.encoding.entry(), Injection::Gates) && !Head::of(task).sees_ahead() => None,
+                None if matches!(layer.encoding.entry(), Injection::Gates) && !OutputHead::of(task).sees_ahead() => {
+                    None
+                }
                 None => of_encoding(layer.encoding),
                 Some(_) if matches!(layer.encoding.entry(), Injection::Gates) => None,
                 Some(_) => of_encoding(layer.encoding).map(|what| format!("linear attention with {what}")),
@@ -141,8 +143,8 @@ impl ModelPlan {
     }
 
     /// The block of a layer.
-    pub fn block_of(&self, encoding: &Encoding, layer: usize) -> BlockPlan {
-        BlockPlan { attention: self.layer(encoding, layer).attention.clone(), ..self.block.clone() }
+    pub fn block_of(&self, encoding: &Encoding, layer: usize) -> BlockConfig {
+        BlockConfig { attention: self.layer(encoding, layer).attention.clone(), ..self.block.clone() }
     }
 
     /// Whether every layer keeps a state of fixed size.

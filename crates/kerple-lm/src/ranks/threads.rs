@@ -7,14 +7,14 @@ use std::time::Duration;
 
 /// What the ranks of one group share.
 #[derive(Debug)]
-struct Table {
-    state: Mutex<State>,
+struct RankExchange {
+    state: Mutex<ExchangeRound>,
     changed: Condvar,
     stop: Vec<AtomicBool>,
 }
 
 #[derive(Debug)]
-struct State {
+struct ExchangeRound {
     /// What each rank hands over in this round.
     given: Vec<Option<Arc<[u8]>>>,
     /// Ranks that have taken everything.
@@ -25,9 +25,9 @@ struct State {
 
 /// One of several threads.
 #[derive(Debug)]
-pub struct Thread {
+pub struct ThreadRank {
     rank: usize,
-    table: Arc<Table>,
+    exchange: Arc<RankExchange>,
 }
 
 /// This many ranks, one per thread.
@@ -35,30 +35,34 @@ pub struct Thread {
 /// ```
 /// use kerple_lm::ranks::Communicator;
 /// let all = std::thread::scope(|scope| {
-///     let spawn = |rank: kerple_lm::ranks::threads::Thread| scope.spawn(move || rank.all_gather(&[rank.rank() as u8]));
+///     let spawn = |rank: kerple_lm::ranks::threads::ThreadRank| scope.spawn(move || rank.all_gather(&[rank.rank() as u8]));
 ///     let threads: Vec<_> = kerple_lm::ranks::threads::group(2).into_iter().map(spawn).collect();
 ///     threads.into_iter().map(|thread| thread.join().unwrap()).collect::<Vec<_>>()
 /// });
 /// assert_eq!(all, [[[0], [1]], [[0], [1]]]);
 /// ```
-pub fn group(count: usize) -> Vec<Thread> {
-    let state = State { given: vec![None; count], taken: 0, gone: None };
+pub fn group(count: usize) -> Vec<ThreadRank> {
+    let state = ExchangeRound { given: vec![None; count], taken: 0, gone: None };
     let stop = (0..count).map(|_| AtomicBool::new(false)).collect();
-    let table = Arc::new(Table { state: Mutex::new(state), changed: Condvar::new(), stop });
-    (0..count).map(|rank| Thread { rank, table: table.clone() }).collect()
+    let exchange = Arc::new(RankExchange { state: Mutex::new(state), changed: Condvar::new(), stop });
+    (0..count).map(|rank| ThreadRank { rank, exchange: exchange.clone() }).collect()
 }
 
-impl Thread {
+impl ThreadRank {
     /// Waits until `ready`; ends this thread too when a rank is gone.
-    fn wait(&self, meanwhile: &mut dyn FnMut(), ready: impl Fn(&State) -> bool) -> MutexGuard<'_, State> {
-        let mut state = self.table.state.lock().expect("no rank panics while it holds the table");
+    fn wait(
+        &self,
+        meanwhile: &mut dyn FnMut(),
+        ready: impl Fn(&ExchangeRound) -> bool,
+    ) -> MutexGuard<'_, ExchangeRound> {
+        let mut state = self.exchange.state.lock().expect("no rank panics while it holds the table");
         while !ready(&state) {
             if let Some(rank) = state.gone {
                 drop(state);
                 panic!("rank {rank} has ended");
             }
             meanwhile();
-            let waited = self.table.changed.wait_timeout(state, Duration::from_millis(10));
+            let waited = self.exchange.changed.wait_timeout(state, Duration::from_millis(10));
             state = waited.expect("no rank panics while it holds the table").0;
         }
         state
@@ -70,7 +74,7 @@ impl Thread {
         let mut state = self.wait(meanwhile, |state| state.given[self.rank].is_none());
         state.given[self.rank] = Some(own.into());
         drop(state);
-        self.table.changed.notify_all();
+        self.exchange.changed.notify_all();
         let mut state = self.wait(meanwhile, |state| state.given.iter().all(Option::is_some));
         let all = state.given.iter().flatten().cloned().collect();
         state.taken += 1;
@@ -79,28 +83,28 @@ impl Thread {
             state.given.fill(None);
         }
         drop(state);
-        self.table.changed.notify_all();
+        self.exchange.changed.notify_all();
         all
     }
 }
 
-impl Drop for Thread {
+impl Drop for ThreadRank {
     fn drop(&mut self) {
-        if let Ok(mut state) = self.table.state.lock() {
+        if let Ok(mut state) = self.exchange.state.lock() {
             state.gone = Some(self.rank);
             drop(state);
-            self.table.changed.notify_all();
+            self.exchange.changed.notify_all();
         }
     }
 }
 
-impl Communicator for Thread {
+impl Communicator for ThreadRank {
     fn rank(&self) -> usize {
         self.rank
     }
 
     fn count(&self) -> usize {
-        self.table.stop.len()
+        self.exchange.stop.len()
     }
 
     fn local_count(&self) -> usize {
@@ -137,12 +141,12 @@ impl Communicator for Thread {
     }
 
     fn ask_to_stop(&self) {
-        let others = self.table.stop.iter().enumerate().filter(|(rank, _)| *rank != self.rank);
+        let others = self.exchange.stop.iter().enumerate().filter(|(rank, _)| *rank != self.rank);
         others.for_each(|(_, stop)| stop.store(true, Ordering::Relaxed));
     }
 
     fn is_asked_to_stop(&self) -> bool {
-        self.table.stop[self.rank].load(Ordering::Relaxed)
+        self.exchange.stop[self.rank].load(Ordering::Relaxed)
     }
 
     fn abort(&self, code: u8) -> ! {

@@ -17,13 +17,13 @@ const FILE: &str = ".lock";
 
 /// The right to train in a folder, until it is dropped.
 #[derive(Debug)]
-pub struct Lock {
+pub struct RunLock {
     _file: File,
 }
 
 /// A process that holds a lock.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Holder {
+pub struct LockHolder {
     /// Process id.
     pub pid: u32,
     /// Name of the machine.
@@ -34,20 +34,20 @@ pub struct Holder {
     pub since: u64,
 }
 
-impl Holder {
+impl LockHolder {
     /// This process, now.
-    fn here() -> Holder {
+    fn here() -> LockHolder {
         let host = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
         let host = if host.trim().is_empty() { "this machine" } else { host.trim() };
         let words = std::env::args_os().map(|word| word.to_string_lossy().into_owned());
         let command = words.collect::<Vec<_>>().join(" ");
-        Holder { pid: std::process::id(), host: host.to_owned(), command, since: seconds_since_1970() }
+        LockHolder { pid: std::process::id(), host: host.to_owned(), command, since: seconds_since_1970() }
     }
 }
 
-impl std::fmt::Display for Holder {
+impl std::fmt::Display for LockHolder {
     fn fmt(&self, f: &mut std::fmt::Formatter) -> std::fmt::Result {
-        let Holder { pid, host, command, since } = self;
+        let LockHolder { pid, host, command, since } = self;
         write!(f, "process {pid} on {host} since {}, `{command}`", utc(*since))
     }
 }
@@ -69,9 +69,9 @@ fn utc(seconds: u64) -> String {
     format!("{year}-{month:02}-{day:02} {:02}:{:02}:{:02} UTC", second / 3600, second / 60 % 60, second % 60)
 }
 
-impl Lock {
+impl RunLock {
     /// Takes the lock of a folder.
-    pub(super) fn take(folder: &Path) -> Result<Lock> {
+    pub(super) fn take(folder: &Path) -> Result<RunLock> {
         let path = folder.join(FILE);
         let opened = OpenOptions::new().read(true).write(true).create(true).truncate(false).open(&path);
         let mut file = opened.map_err(Error::io(&path, "open"))?;
@@ -82,17 +82,17 @@ impl Lock {
                 // who took it may still be writing its name
                 let _ = file.read_to_string(&mut text);
                 let holder =
-                    serde_json::from_str(&text).map_or("another process".to_owned(), |h: Holder| h.to_string());
+                    serde_json::from_str(&text).map_or("another process".to_owned(), |h: LockHolder| h.to_string());
                 return Err(Error::Busy { path: folder.to_owned(), holder });
             }
             // a file system without locks: nothing can be held, and nothing is lost to a single user
             Err(TryLockError::Error(error)) if error.kind() == std::io::ErrorKind::Unsupported => {}
             Err(TryLockError::Error(error)) => return Err(Error::io(&path, "lock")(error)),
         }
-        let text = serde_json::to_string(&Holder::here()).expect("a holder is plain data") + "\n";
+        let text = serde_json::to_string(&LockHolder::here()).expect("a holder is plain data") + "\n";
         let written = file.set_len(0).and_then(|()| file.rewind()).and_then(|()| file.write_all(text.as_bytes()));
         written.map_err(Error::io(&path, "write"))?;
-        Ok(Lock { _file: file })
+        Ok(RunLock { _file: file })
     }
 }
 
@@ -103,12 +103,12 @@ mod tests {
     #[test]
     fn a_lock_says_who_holds_it_and_ends_with_its_holder() {
         let folder = tempfile::tempdir().unwrap();
-        let lock = Lock::take(folder.path()).unwrap();
-        let error = Lock::take(folder.path()).unwrap_err();
+        let lock = RunLock::take(folder.path()).unwrap();
+        let error = RunLock::take(folder.path()).unwrap_err();
         assert!(error.to_string().contains(&format!("process {} on", std::process::id())), "{error}");
         assert!(!error.hint().is_empty() && !error.is_misuse());
         drop(lock);
-        Lock::take(folder.path()).unwrap();
+        RunLock::take(folder.path()).unwrap();
     }
 
     #[test]

@@ -2,7 +2,7 @@
 //! checksum, so what is found in them is damage to their form, and contradictions with themselves
 //! or the plan.
 
-use super::{Place, RunFolder};
+use super::{DataPath, RunFolder};
 use crate::checkpoint;
 use crate::error::Error;
 use crate::plan::Plan;
@@ -14,14 +14,14 @@ use std::path::Path;
 
 /// What was checked, and what was wrong.
 #[derive(Debug, Default)]
-pub struct Verification {
+pub struct RunVerification {
     /// A line for everything that is as it should be.
     pub good: Vec<String>,
     /// What is not.
     pub problems: Vec<Error>,
 }
 
-impl Verification {
+impl RunVerification {
     fn note<T>(&mut self, found: crate::Result<T>, good: impl FnOnce(T) -> String) {
         match found {
             Ok(found) => self.good.push(good(found)),
@@ -37,13 +37,13 @@ impl Verification {
 
 impl RunFolder {
     /// Compares every checksum and reads every row the folder holds, and its text where that is at hand; changes nothing.
-    pub fn verify(&self) -> Verification {
+    pub fn verify(&self) -> RunVerification {
         self.verify_unless_read(&mut BTreeSet::new())
     }
 
     /// The same of one of many runs: texts whose content is in `read` are not read again, and join it once they are.
-    pub fn verify_unless_read(&self, read: &mut BTreeSet<String>) -> Verification {
-        let mut found = Verification::default();
+    pub fn verify_unless_read(&self, read: &mut BTreeSet<String>) -> RunVerification {
+        let mut found = RunVerification::default();
         let plan = self.existing_plan();
         let known = plan.as_ref().ok().cloned();
         found.note(plan, |plan| format!("plan.json: {}, plan {}", plan.label, &plan.hash[..12]));
@@ -88,7 +88,7 @@ impl RunFolder {
     }
 
     fn verify_data(&self, plan: &Plan, read: &mut BTreeSet<String>) -> crate::Result<&'static str> {
-        let place = Place::read(&self.path)?;
+        let place = DataPath::read(&self.path)?;
         match place.open(&self.path, plan) {
             Err(_) if place.is_empty(&self.path, plan) => Ok("data: missing, not checked"),
             Err(error) => Err(error),

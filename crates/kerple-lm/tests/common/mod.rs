@@ -1,16 +1,16 @@
 //! A tiny model on a tiny language.
 #![allow(dead_code, reason = "each test file takes what it needs")]
 
-use kerple_burn::plan::{AttentionKind, BlockPlan, LinearPlan};
+use kerple_burn::plan::{AttentionKind, BlockConfig, LinearAttentionConfig};
 use kerple_core::encoding::{Encoding, Method};
 use kerple_lm::config::{DataConfig, ModelConfig, RunConfig, TrainConfig};
-use kerple_lm::learner::Gradients;
-use kerple_lm::model::{Decoder, Tokens};
+use kerple_lm::model::{Decoder, TokenBatch};
+use kerple_lm::objective::SequenceBatch;
 use kerple_lm::pass::Pass;
 use kerple_lm::plan::{DataInfo, Plan};
 use kerple_lm::ranks::{Ranks, threads};
-use kerple_lm::sequences::Batches;
-use kerple_lm::task::Batch;
+use kerple_lm::sequences::BatchSource;
+use kerple_lm::train_state::BatchGradients;
 use std::ops::Range;
 use std::rc::Rc;
 
@@ -18,18 +18,18 @@ use std::rc::Rc;
 pub struct Counting(pub Plan);
 
 impl Counting {
-    fn make(&self, step: u64, rows: Range<usize>) -> Batch {
+    fn make(&self, step: u64, rows: Range<usize>) -> SequenceBatch {
         let len = self.0.train_len;
         let token = |row: usize, at: usize| ((step as usize * 7 + row * 5 + at) % 23) as u32;
         let all = |shift: usize| {
             rows.clone().flat_map(|row| (0..len).map(move |at| token(row, at + shift))).collect::<Vec<u32>>()
         };
-        Batch { tokens: all(0), targets: all(1), rows: rows.len(), len, ..Batch::default() }
+        SequenceBatch { tokens: all(0), targets: all(1), rows: rows.len(), len, ..SequenceBatch::default() }
     }
 }
 
-impl Batches for Counting {
-    fn batch(&self, step: u64, rows: Range<usize>) -> kerple_lm::Result<Batch> {
+impl BatchSource for Counting {
+    fn batch(&self, step: u64, rows: Range<usize>) -> kerple_lm::Result<SequenceBatch> {
         Ok(self.make(step, rows))
     }
 
@@ -37,14 +37,14 @@ impl Batches for Counting {
         self.0.train.eval_sequences
     }
 
-    fn validation(&self, rows: Range<usize>) -> kerple_lm::Result<Batch> {
+    fn validation(&self, rows: Range<usize>) -> kerple_lm::Result<SequenceBatch> {
         Ok(self.make(1_000_003, rows))
     }
 }
 
 /// Loss and gradients of `found` are those of `expected` in f32, a few hundred roundings apart; updates let the two drift a little
 /// further.
-pub fn assert_same_gradients(found: Gradients, expected: Gradients, names: &[String], what: &str) {
+pub fn assert_same_gradients(found: BatchGradients, expected: BatchGradients, names: &[String], what: &str) {
     assert!((found.loss - expected.loss).abs() < 1e-5 * expected.loss, "{what}: {} {}", found.loss, expected.loss);
     assert!(names.len() == found.values.len() && names.len() == expected.values.len(), "{what}");
     for (name, (a, b)) in names.iter().zip(found.values.into_iter().zip(expected.values)) {
@@ -82,13 +82,13 @@ pub fn plan(encoding: &Encoding, train: TrainConfig) -> Plan {
 }
 
 /// The same of other blocks.
-pub fn plan_with(encoding: &Encoding, train: TrainConfig, block: BlockPlan) -> Plan {
+pub fn plan_with(encoding: &Encoding, train: TrainConfig, block: BlockConfig) -> Plan {
     plan_from(encoding, train, [2, 2, 8], [12, 4], block)
 }
 
 /// A plan of a decoder of this many layers, heads and features a head, for batches of this length and number.
 pub fn plan_of(encoding: &Encoding, train: TrainConfig, sizes: [usize; 3], batch: [usize; 2]) -> Plan {
-    plan_from(encoding, train, sizes, batch, BlockPlan::default())
+    plan_from(encoding, train, sizes, batch, BlockConfig::default())
 }
 
 fn plan_from(
@@ -96,10 +96,10 @@ fn plan_from(
     train: TrainConfig,
     [n_layers, n_heads, head_dim]: [usize; 3],
     [train_len, batch]: [usize; 2],
-    mut block: BlockPlan,
+    mut block: BlockConfig,
 ) -> Plan {
     if matches!(encoding.method, Method::SineSpe(_) | Method::ConvSpe(_)) {
-        block.attention = AttentionKind::Linear(LinearPlan::default());
+        block.attention = AttentionKind::Linear(LinearAttentionConfig::default());
     }
     let config = RunConfig {
         seed: 7,
@@ -125,7 +125,7 @@ pub fn encoding(kind: &str) -> Encoding {
 
 /// Logits of one sequence.
 pub fn logits(model: &Decoder, ids: &[u32]) -> Vec<f32> {
-    let tokens = Tokens { ids, batch: 1, len: ids.len() };
+    let tokens = TokenBatch { ids, batch: 1, len: ids.len() };
     model.logits(tokens, &PASS).into_data().try_to_vec::<f32>().unwrap()
 }
 
@@ -138,11 +138,11 @@ pub const IDS: [u32; 12] = [3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5, 8];
 pub fn assert_decoding(model: &Decoder, what: &str) {
     let whole = logits(model, &IDS);
     let width = whole.len() / IDS.len();
-    let mut memory = model.memories(1);
+    let mut memory = model.kv_caches(1);
     let mut parts = Vec::new();
     for (start, end) in [(0, 5)].into_iter().chain((5..12).map(|at| (at, at + 1))) {
         let ids = &IDS[start..end];
-        let last = model.extend(Tokens { ids, batch: 1, len: ids.len() }, &mut memory, &PASS.over(IDS.len()));
+        let last = model.extend(TokenBatch { ids, batch: 1, len: ids.len() }, &mut memory, &PASS.over(IDS.len()));
         assert_eq!(last.dims(), [1, width], "{what}");
         parts.extend(last.into_data().try_to_vec::<f32>().unwrap());
     }

@@ -6,7 +6,7 @@ use axum::http::{Request, StatusCode};
 use http_body_util::BodyExt;
 use kerple_data::{PrepareOptions, Sources, Tokenizer, prepare};
 use kerple_lm::config::{DataConfig, RunConfig};
-use kerple_lm::corpus::Source;
+use kerple_lm::corpus::DataSource;
 use kerple_lm::model::Decoder;
 use kerple_lm::plan::Plan;
 use kerple_lm::run::SpecialTokens;
@@ -40,7 +40,7 @@ pub fn served_by(encoding: &str) -> Served {
          model.head_dim = 8\nmodel.block.init = \"xavier\"\ntrain.train_len = 16\n"
     );
     let config = RunConfig::parse(&text, "test", &[]).unwrap();
-    let source = Source::open(&DataConfig::text(&path)).unwrap();
+    let source = DataSource::open(&DataConfig::text(&path)).unwrap();
     let plan = Plan::new(&config, source.facts()).unwrap();
     let model = Decoder::new(&plan, &kerple_lm::device());
     let limits =

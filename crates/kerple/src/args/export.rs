@@ -1,7 +1,7 @@
 //! Arguments of `kerple export`.
 
 use clap::{Args, ValueEnum};
-use kerple_convert::Family;
+use kerple_convert::ModelFamily;
 use kerple_convert::export::Precision;
 use std::path::PathBuf;
 
@@ -45,17 +45,17 @@ pub enum Architecture {
     Mpt,
 }
 
-impl From<Architecture> for Family {
-    fn from(architecture: Architecture) -> Family {
+impl From<Architecture> for ModelFamily {
+    fn from(architecture: Architecture) -> ModelFamily {
         match architecture {
-            Architecture::Kerple => Family::Kerple,
-            Architecture::GptNeox => Family::GptNeox,
-            Architecture::Gpt2 => Family::Gpt2,
-            Architecture::Llama => Family::Llama,
-            Architecture::Qwen3 => Family::Qwen3,
-            Architecture::Smollm3 => Family::Smollm3,
-            Architecture::Bloom => Family::Bloom,
-            Architecture::Mpt => Family::Mpt,
+            Architecture::Kerple => ModelFamily::Kerple,
+            Architecture::GptNeox => ModelFamily::GptNeox,
+            Architecture::Gpt2 => ModelFamily::Gpt2,
+            Architecture::Llama => ModelFamily::Llama,
+            Architecture::Qwen3 => ModelFamily::Qwen3,
+            Architecture::Smollm3 => ModelFamily::Smollm3,
+            Architecture::Bloom => ModelFamily::Bloom,
+            Architecture::Mpt => ModelFamily::Mpt,
         }
     }
 }

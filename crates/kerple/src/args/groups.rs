@@ -7,9 +7,9 @@ use kerple_burn::device::Name;
 use kerple_core::cpu::InstructionSet;
 use kerple_core::encoding::scaling::Scaling;
 use kerple_core::precision::Precision;
-use kerple_lm::evaluate::{self, Amount, Protocol, Request};
-use kerple_lm::host::Host;
-use kerple_lm::job::Shard;
+use kerple_lm::evaluate::{self, EvalRequest, Protocol, SegmentCount};
+use kerple_lm::runtime::Runtime;
+use kerple_lm::sweep::Shard;
 use std::path::PathBuf;
 
 /// A run file and what differs from it.
@@ -54,9 +54,9 @@ impl Evaluation {
     ///
     /// # Errors
     /// A protocol that does not exist.
-    pub fn request(&self, train_len: usize, seed: u64, task: bool) -> Result<Request, kerple_lm::Error> {
+    pub fn request(&self, train_len: usize, seed: u64, task: bool) -> Result<EvalRequest, kerple_lm::Error> {
         let protocol = self.protocol.parse()?;
-        Ok(Request {
+        Ok(EvalRequest {
             lengths: match (self.lengths.is_empty(), task, protocol) {
                 (false, _, _) => self.lengths.clone(),
                 (true, true, _) => evaluate::default_lengths(train_len),
@@ -65,7 +65,7 @@ impl Evaluation {
             },
             protocol,
             // 320 segments, as the original evaluates, or what there is
-            n_segments: self.n_segments.map_or(Amount::UpTo(320), Amount::Exactly),
+            n_segments: self.n_segments.map_or(SegmentCount::UpTo(320), SegmentCount::Exactly),
             segment_len: self.segment_len,
             seed,
             per_position: self.per_position,
@@ -94,8 +94,8 @@ impl Hardware {
     ///
     /// # Errors
     /// A device that is not there, or that this program was built without.
-    pub fn host(&self) -> Result<Host, Failure> {
-        let cpu = Host::cpu(Some(env!("KERPLE_COMMIT").to_owned()));
+    pub fn runtime(&self) -> Result<Runtime, Failure> {
+        let cpu = Runtime::cpu(Some(env!("KERPLE_COMMIT").to_owned()));
         if self.device == Name::Cpu {
             self.check_exact("the CPU computes in f32")?;
             return Ok(cpu);
@@ -123,10 +123,10 @@ impl Hardware {
     ///
     /// # Errors
     /// As [`Hardware::host`], where models run.
-    pub fn host_where(&self, models_run: bool) -> Result<Host, Failure> {
+    pub fn runtime_where(&self, models_run: bool) -> Result<Runtime, Failure> {
         match models_run {
-            true => self.host(),
-            false => Hardware { device: Name::Cpu, precision: Precision::F32 }.host(),
+            true => self.runtime(),
+            false => Hardware { device: Name::Cpu, precision: Precision::F32 }.runtime(),
         }
     }
 }

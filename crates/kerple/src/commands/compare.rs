@@ -7,11 +7,11 @@ use crate::failure::{Failure, Outcome};
 use crate::output::remarkln;
 use crate::progress::Line;
 use kerple_core::encoding::{Encoding, METHODS};
-use kerple_lm::compare::{Comparison, Event};
+use kerple_lm::compare::{Comparison, SweepEvent};
 use kerple_lm::config::RunConfig;
 use kerple_lm::evaluate;
-use kerple_lm::job::Shard;
 use kerple_lm::ranks::Ranks;
+use kerple_lm::sweep::Shard;
 use kerple_lm::train;
 use std::path::Path;
 use std::sync::atomic::AtomicBool;
@@ -42,7 +42,7 @@ pub fn run(args: &Compare, ranks: &Ranks) -> Outcome {
         request,
         rope_scalings: args.rope_scaling.clone(),
         out: args.out.clone(),
-        host: args.hardware.host_where(args.sharing.slurm.is_none())?.with_ranks(ranks.clone()),
+        runtime: args.hardware.runtime_where(args.sharing.slurm.is_none())?.with_ranks(ranks.clone()),
         config,
     };
     if let Some(array) = args.sharing.slurm {
@@ -110,30 +110,30 @@ pub fn run_comparison(comparison: &Comparison, shard: Shard, stop: &AtomicBool, 
 }
 
 /// Does jobs with progress; fails when the user stops it.
-pub fn work<E>(json: bool, run: impl FnOnce(&mut dyn FnMut(Event)) -> Result<bool, E>) -> Outcome
+pub fn work<E>(json: bool, run: impl FnOnce(&mut dyn FnMut(SweepEvent)) -> Result<bool, E>) -> Outcome
 where
     Failure: From<E>,
 {
     let mut line = Line::new();
     let (mut what, mut first) = (String::new(), true);
     let finished = run(&mut |event| match event {
-        Event::Run { name, seed, index, runs, memory } => {
+        SweepEvent::Run { name, seed, index, runs, memory } => {
             what = format!("run {}/{runs}  {name} seed {seed}", index + 1);
             // the runs differ by a few learned values
             if std::mem::take(&mut first) {
                 line.done(&memory.to_string());
             }
         }
-        Event::Lost { error, .. } => line.done(&format!("{what}  failed: {error}; the other runs continue")),
-        Event::Training(train::Event::Note(note)) => line.done(&format!("{what}  note: {note}")),
-        Event::Training(train::Event::Step(step)) => line.show(|| step_line(&what, step)),
-        Event::Evaluation(evaluate::Event::Evaluating { length, done, windows }) => {
+        SweepEvent::Diverged { error, .. } => line.done(&format!("{what}  failed: {error}; the other runs continue")),
+        SweepEvent::Training(train::TrainEvent::Note(note)) => line.done(&format!("{what}  note: {note}")),
+        SweepEvent::Training(train::TrainEvent::Step(step)) => line.show(|| step_line(&what, step)),
+        SweepEvent::Evaluation(evaluate::EvalEvent::Evaluating { length, done, windows }) => {
             line.show(|| format!("{what}  evaluating length {length}  window {done}/{windows}"));
         }
-        Event::Evaluation(evaluate::Event::Note(note)) => line.done(&format!("{what}  note: {note}")),
-        Event::Evaluation(evaluate::Event::Row { fresh: false, .. }) => {}
-        Event::Evaluation(evaluate::Event::Row { row, .. }) if json => print_json(row),
-        Event::Evaluation(evaluate::Event::Row { row, .. }) => {
+        SweepEvent::Evaluation(evaluate::EvalEvent::Note(note)) => line.done(&format!("{what}  note: {note}")),
+        SweepEvent::Evaluation(evaluate::EvalEvent::Row { fresh: false, .. }) => {}
+        SweepEvent::Evaluation(evaluate::EvalEvent::Row { row, .. }) if json => print_json(row),
+        SweepEvent::Evaluation(evaluate::EvalEvent::Row { row, .. }) => {
             let found = match &row.task {
                 Some(task) => format!("right {:.2} %", 100.0 * task.accuracy),
                 None => format!("perplexity {:.3}", row.perplexity),

@@ -7,12 +7,13 @@ use crate::failure::{Failure, Outcome};
 use crate::output::{remarkln, resultln};
 use crate::progress::{Live, duration};
 use kerple_core::encoding::{Encoding, Method};
+use kerple_core::seed::DEFAULT_SEED;
 use kerple_data::{PrepareOptions, Sources};
-use kerple_lm::compare::{Comparison, Event};
+use kerple_lm::compare::{Comparison, SweepEvent};
 use kerple_lm::config::{DataConfig, ModelConfig, Preset, RunConfig, TrainConfig};
-use kerple_lm::evaluate::{self, Amount, Protocol, Request};
-use kerple_lm::host::Host;
-use kerple_lm::job::Shard;
+use kerple_lm::evaluate::{self, EvalRequest, Protocol, SegmentCount};
+use kerple_lm::runtime::Runtime;
+use kerple_lm::sweep::Shard;
 use kerple_lm::train;
 use kerple_report::plot::{Axis, Legend, Plot, Series};
 use kerple_report::{Options, find_runs};
@@ -45,10 +46,10 @@ pub fn run(args: &Demo) -> Outcome {
     let mut live = Live::new();
     let mut doing = String::new();
     let finished = comparison.run(Shard::WHOLE, &stop, &mut |event| match event {
-        Event::Run { name, index, runs, .. } => doing = format!("{}/{runs} {name}", index + 1),
-        Event::Lost { error, .. } => live.keep(&format!("{doing} failed: {error}")),
-        Event::Training(train::Event::Step(step)) => live.show(|| curves.text() + &step_line(&doing, step)),
-        Event::Evaluation(evaluate::Event::Row { row, .. }) => {
+        SweepEvent::Run { name, index, runs, .. } => doing = format!("{}/{runs} {name}", index + 1),
+        SweepEvent::Diverged { error, .. } => live.keep(&format!("{doing} failed: {error}")),
+        SweepEvent::Training(train::TrainEvent::Step(step)) => live.show(|| curves.text() + &step_line(&doing, step)),
+        SweepEvent::Evaluation(evaluate::EvalEvent::Row { row, .. }) => {
             curves.add(&row.label, row.eval_len, row.perplexity);
             live.show_now(&(curves.text() + &doing));
         }
@@ -94,7 +95,7 @@ fn prepare(text: &Path, out: &Path, stop: &Arc<AtomicBool>) -> Outcome {
 fn comparison(out: &Path, data: &Path) -> Comparison {
     Comparison {
         config: RunConfig {
-            seed: 1235,
+            seed: DEFAULT_SEED,
             data: DataConfig::text(data),
             encoding: Encoding::from(Method::KerpleLog(Default::default())),
             model: ModelConfig { preset: Preset::Tiny, ..ModelConfig::default() },
@@ -113,17 +114,17 @@ fn comparison(out: &Path, data: &Path) -> Comparison {
         layers: None,
         encodings: ENCODINGS.iter().filter_map(|kind| Method::named(kind)).map(Encoding::from).collect(),
         seeds: 1,
-        request: Request {
+        request: EvalRequest {
             lengths: LENGTHS.to_vec(),
             protocol: Protocol::Last(TRAIN_LEN),
-            n_segments: Amount::UpTo(SEGMENTS),
+            n_segments: SegmentCount::UpTo(SEGMENTS),
             segment_len: LENGTHS.last().copied(),
             seed: 0,
             per_position: true,
         },
         rope_scalings: Vec::new(),
         out: out.to_owned(),
-        host: Host::cpu(Some(env!("KERPLE_COMMIT").to_owned())),
+        runtime: Runtime::cpu(Some(env!("KERPLE_COMMIT").to_owned())),
     }
 }
 

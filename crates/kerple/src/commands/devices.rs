@@ -5,11 +5,11 @@ use crate::args::Devices;
 use crate::failure::Outcome;
 use crate::output::{remarkln, resultln};
 use kerple_burn::device::{self, Listed, Name};
-use kerple_lm::host::Host;
+use kerple_lm::runtime::Runtime;
 
 /// Lists the processor, and what else this program was built for and the machine has.
 pub fn run(args: &Devices) -> Outcome {
-    let (cpu, others) = (Host::cpu(None).provenance, device::list());
+    let (cpu, others) = (Runtime::cpu(None).provenance, device::list());
     if args.json {
         let threads = cpu.threads;
         print_json(&serde_json::json!({ "name": "cpu", "part": cpu.cpu, "threads": threads }));

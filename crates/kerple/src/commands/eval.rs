@@ -11,21 +11,21 @@ use crate::progress::Line;
 use kerple_burn::device::Name;
 use kerple_burn::positions::PositionalEncoding;
 use kerple_lm::config::DataConfig;
-use kerple_lm::corpus::{self, Source};
-use kerple_lm::evaluate::{self, Evaluation, Event};
-use kerple_lm::memory::TOKENS_AT_ONCE;
+use kerple_lm::corpus::{self, DataSource};
+use kerple_lm::evaluate::{self, EvalCheckpoint, EvalEvent, EvalRun};
+use kerple_lm::memory_estimate::TOKENS_AT_ONCE;
 use kerple_lm::plan::Plan;
 use kerple_lm::ranks::Ranks;
-use kerple_lm::run::{RunFolder, Trained};
+use kerple_lm::run::{RunFolder, TrainedModel};
 use kerple_run::{EvaluationRow, Provenance};
 use std::sync::atomic::AtomicBool;
 
 /// Evaluates a trained run and adds the rows to its `evaluation.jsonl`.
 pub fn run(args: &Eval, ranks: &Ranks) -> Outcome {
     let run = RunFolder::new(&args.run);
-    let host = args.hardware.host()?.with_ranks(ranks.clone());
-    let Trained { plan, state, mut model, notes } = run.load_solver(&host.device, args.strict)?;
-    model.compute_with(host.engine);
+    let runtime = args.hardware.runtime()?.with_ranks(ranks.clone());
+    let TrainedModel { plan, state, mut model, notes } = run.load_any(&runtime.device, args.strict)?;
+    model.compute_with(runtime.engine);
     notes.iter().for_each(|note| remarkln!("note: {note}"));
     let of_task = plan.data.task.is_some();
     let request = args.evaluation.request(plan.train_len, plan.seed, of_task)?;
@@ -36,7 +36,8 @@ pub fn run(args: &Eval, ranks: &Ranks) -> Outcome {
     }
     let scored =
         evaluate::of_source(&source, split(args), (&plan, &run.special_tokens()?), &request, &run.evaluations()?)?;
-    let evaluation = Evaluation::new(&run, (&plan, state.step, &*model), &*scored, &host)?;
+    let evaluation =
+        EvalRun::new(&run, EvalCheckpoint { plan: &plan, step: state.step, model: &*model }, &*scored, &runtime)?;
     scored.words().iter().for_each(|words| remarkln!("{words}"));
     let longest = scored.lengths().iter().map(|length| scored.tokens(&plan, *length)).max().unwrap_or(0);
     if args.hardware.device == Name::Cpu {
@@ -55,7 +56,7 @@ pub fn run(args: &Eval, ranks: &Ranks) -> Outcome {
         resultln!("{header}");
     }
     let label = model.encoding().encoding().label();
-    let rows = show(args, (&label, unit, &host.provenance), print, |stop, tell| evaluation.run(stop, tell))?;
+    let rows = show(args, (&label, unit, &runtime.provenance), print, |stop, tell| evaluation.run(stop, tell))?;
     write_results(args, &plan, &rows)
 }
 
@@ -80,9 +81,9 @@ fn change(encoding: &mut PositionalEncoding, args: &Eval) -> Outcome {
 }
 
 /// The data that was named, or that of the run, wherever it was last seen.
-fn open(args: &Eval, run: &RunFolder, plan: &Plan) -> Result<Source, Failure> {
+fn open(args: &Eval, run: &RunFolder, plan: &Plan) -> Result<DataSource, Failure> {
     Ok(match &args.data {
-        Some(path) => Source::open(&DataConfig { path: path.clone(), ..plan.data.clone() })?,
+        Some(path) => DataSource::open(&DataConfig { path: path.clone(), ..plan.data.clone() })?,
         None => run.open_data(plan)?,
     })
 }
@@ -100,7 +101,7 @@ fn show(
     args: &Eval,
     (label, unit, provenance): (&str, &str, &Provenance),
     print: fn(&EvaluationRow),
-    evaluate: impl FnOnce(&AtomicBool, &mut dyn FnMut(Event)) -> kerple_lm::Result<bool>,
+    evaluate: impl FnOnce(&AtomicBool, &mut dyn FnMut(EvalEvent)) -> kerple_lm::Result<bool>,
 ) -> Result<Vec<EvaluationRow>, Failure> {
     let stop = stop_flag_saying(
         "stopping; finished lengths are saved, this one is not; press Ctrl-C again \
@@ -108,15 +109,15 @@ fn show(
     );
     let (mut line, mut rows) = (Line::new(), Vec::new());
     let finished = evaluate(&stop, &mut |event| match event {
-        Event::Evaluating { length, done, windows } => {
+        EvalEvent::Evaluating { length, done, windows } => {
             line.show(|| format!("{label}  length {length}  {unit} {done}/{windows}"));
         }
-        Event::Note(note) => line.done(&format!("note: {note}")),
-        Event::Row { row, .. } if args.json => {
+        EvalEvent::Note(note) => line.done(&format!("note: {note}")),
+        EvalEvent::Row { row, .. } if args.json => {
             print_json(row);
             rows.push(row.clone());
         }
-        Event::Row { row, fresh } => {
+        EvalEvent::Row { row, fresh } => {
             rows.push(row.clone());
             let by = evaluate::made_elsewhere(row, provenance).map_or(String::new(), |by| format!(" {by}"));
             let known = if fresh { String::new() } else { format!("  (evaluated before{by})") };

@@ -4,7 +4,7 @@ use super::print_json;
 use crate::args::Export;
 use crate::failure::Outcome;
 use crate::output::{remarkln, resultln};
-use kerple_convert::Family;
+use kerple_convert::ModelFamily;
 use kerple_convert::export::{self, Exported, Options};
 use kerple_lm::run::RunFolder;
 
@@ -14,11 +14,11 @@ pub fn run(args: &Export) -> Outcome {
         precision: args.dtype.into(),
         max_shard_size: args.max_shard_size,
         positions: args.positions,
-        family: args.arch.map(Family::from),
+        family: args.arch.map(ModelFamily::from),
     };
     let Exported { family, files, bytes, notes } = export::export(&RunFolder::new(&args.run), &args.out, &options)?;
     notes.iter().for_each(|note| remarkln!("note: {note}"));
-    let (name, own) = (family.model_type(), family == Family::Kerple);
+    let (name, own) = (family.model_type(), family == ModelFamily::Kerple);
     if args.json {
         let folder = &args.out;
         print_json(&serde_json::json!({

@@ -8,15 +8,16 @@ use crate::failure::{Failure, Outcome};
 use crate::output::remarkln;
 use crate::progress::{Line, duration};
 use kerple_core::encoding::{Encoding, Method};
+use kerple_core::seed::DEFAULT_SEED;
 use kerple_data::{PrepareOptions, Sources};
 use kerple_lm::compare::Comparison;
 use kerple_lm::config::{DataConfig, ModelConfig, Preset, RunConfig, TrainConfig};
-use kerple_lm::corpus::Source;
-use kerple_lm::evaluate::{Amount, Protocol, Request};
-use kerple_lm::host::Host;
-use kerple_lm::job::Shard;
+use kerple_lm::corpus::DataSource;
+use kerple_lm::evaluate::{EvalRequest, Protocol, SegmentCount};
 use kerple_lm::plan::Plan;
 use kerple_lm::run::RunFolder;
+use kerple_lm::runtime::Runtime;
+use kerple_lm::sweep::Shard;
 use kerple_lm::train::{self, TrainSession};
 use serde::{Deserialize, Serialize};
 use std::path::{Path, PathBuf};
@@ -44,7 +45,7 @@ pub fn run(args: &Quickstart) -> Outcome {
             "give a number greater than 0, e.g. --minutes 10",
         ));
     }
-    let (clock, stop, host) = (Instant::now(), stop_flag(), args.hardware.host()?);
+    let (clock, stop, runtime) = (Instant::now(), stop_flag(), args.hardware.runtime()?);
     let data = args.out.join("data");
     let mut job = Job::of(args)?;
     if kerple_data::is_prepared(&data) {
@@ -67,7 +68,7 @@ pub fn run(args: &Quickstart) -> Outcome {
         Some(steps) => steps,
         None => {
             let left = args.minutes * 60.0 - clock.elapsed().as_secs_f64();
-            let steps = affordable_steps(&config, &args.out, left, &stop, &host)?;
+            let steps = affordable_steps(&config, &args.out, left, &stop, &runtime)?;
             job.steps = Some(steps);
             job.record(&args.out)?;
             steps
@@ -81,17 +82,17 @@ pub fn run(args: &Quickstart) -> Outcome {
         layers: None,
         encodings: ENCODINGS.iter().filter_map(|kind| Method::named(kind)).map(Encoding::from).collect(),
         seeds: SEEDS,
-        request: Request {
+        request: EvalRequest {
             lengths: default_lengths(TRAIN_LEN),
             protocol: Protocol::Last(TRAIN_LEN),
-            n_segments: Amount::UpTo(SEGMENTS),
+            n_segments: SegmentCount::UpTo(SEGMENTS),
             segment_len: None,
             seed: 0,
             per_position: true,
         },
         rope_scalings: Vec::new(),
         out: args.out.clone(),
-        host,
+        runtime,
     };
     run_comparison(&comparison, Shard::WHOLE, &stop, false)?;
     write_and_print(std::slice::from_ref(&args.out), &args.out.join("report"), None, false)?;
@@ -101,7 +102,7 @@ pub fn run(args: &Quickstart) -> Outcome {
 
 fn config(data: &Path) -> RunConfig {
     RunConfig {
-        seed: 1235,
+        seed: DEFAULT_SEED,
         data: DataConfig::text(data),
         encoding: Encoding::from(Method::KerpleLog(Default::default())),
         model: ModelConfig { preset: Preset::Tiny, ..ModelConfig::default() },
@@ -207,7 +208,7 @@ fn affordable_steps(
     out: &Path,
     seconds: f64,
     stop: &AtomicBool,
-    host: &Host,
+    runtime: &Runtime,
 ) -> Result<u64, Failure> {
     const TRIAL: u64 = 24;
     let folder = out.join(".trial");
@@ -216,15 +217,15 @@ fn affordable_steps(
         std::fs::remove_dir_all(&folder).map_err(|error| Failure::writing(&folder, &error))?;
     }
     let trial = RunConfig { train: TrainConfig { steps: TRIAL, ..config.train.clone() }, ..config.clone() };
-    let source = Source::open(&trial.data)?;
+    let source = DataSource::open(&trial.data)?;
     let plan = Plan::new(&trial, source.facts())?;
     let mut times = Vec::new();
     let mut before = Instant::now();
     let mut line = Line::new();
     let (run, batches) = (RunFolder::new(&folder), source.batches(&plan)?);
-    let session = TrainSession { plan: &plan, run: &run, batches: &batches, stop, strict: false, host };
+    let session = TrainSession { plan: &plan, run: &run, batches: &batches, stop, strict: false, runtime };
     let outcome = train::train(&session, &mut |event| {
-        if let train::Event::Step(step) = event {
+        if let train::TrainEvent::Step(step) = event {
             times.push(before.elapsed().as_secs_f64());
             before = Instant::now();
             line.show(|| format!("timing a training step: {}/{TRIAL}", step.step));

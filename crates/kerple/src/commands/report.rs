@@ -4,7 +4,7 @@ use super::print_json;
 use crate::args::Report;
 use crate::failure::Outcome;
 use crate::output::resultln;
-use kerple_lm::host::Host;
+use kerple_lm::runtime::Runtime;
 use kerple_report::{Options, find_runs, table_text, write};
 use kerple_run::Provenance;
 use std::path::{Path, PathBuf};
@@ -35,6 +35,6 @@ pub fn program() -> String {
 
 /// The processor of this machine, what is used of it, and how.
 pub fn machine() -> String {
-    let Provenance { cpu, threads, simd, .. } = Host::cpu(None).provenance;
+    let Provenance { cpu, threads, simd, .. } = Runtime::cpu(None).provenance;
     format!("{cpu}, {threads} threads, {simd}")
 }

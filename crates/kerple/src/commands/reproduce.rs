@@ -7,8 +7,8 @@ use crate::failure::{Failure, Outcome};
 use crate::output::{remarkln, resultln};
 use crate::progress::Line;
 use kerple_experiments::reproduce::{Reproduction, Request, export};
-use kerple_lm::job::Shard;
 use kerple_lm::ranks::Ranks;
+use kerple_lm::sweep::Shard;
 use std::ffi::OsString;
 use std::path::Path;
 use std::sync::Arc;
@@ -23,7 +23,7 @@ pub fn run(args: &Reproduce, ranks: &Ranks) -> Outcome {
         data: args.data.clone(),
         out: args.out.clone(),
         only: args.only.clone(),
-        host: args.hardware.host_where(models_run)?.with_ranks(ranks.clone()),
+        runtime: args.hardware.runtime_where(models_run)?.with_ranks(ranks.clone()),
     })?;
     let pages_only = args.pages_only || args.export.is_some();
     if pages_only && !ranks.is_first() {

@@ -6,8 +6,8 @@ use crate::failure::{Failure, Outcome};
 use crate::output::{self, remarkln};
 use kerple_data::music::{Piece, Rules, Vocabulary};
 use kerple_data::{StreamDecoder, Tokenizer};
-use kerple_lm::generate::{self, Draw, Follow};
-use kerple_lm::run::{RunFolder, Trained};
+use kerple_lm::generate::{self, DecodingCallback, SamplingParams};
+use kerple_lm::run::{RunFolder, TrainedModel};
 use kerple_report::plot::{PianoRoll, Sound};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -27,9 +27,9 @@ pub fn run(args: &Sample) -> Outcome {
         "use 0.9 to sample from the likeliest tokens that hold 90 % of the probability, 1 for all tokens",
     )?;
     let run = RunFolder::new(&args.run);
-    let host = args.hardware.host()?;
-    let Trained { plan, model, notes, .. } = run.load(&host.device, false)?;
-    let model = model.with_engine(host.engine);
+    let runtime = args.hardware.runtime()?;
+    let TrainedModel { plan, model, notes, .. } = run.load(&runtime.device, false)?;
+    let model = model.with_engine(runtime.engine);
     notes.iter().for_each(|note| remarkln!("note: {note}"));
     let tokenizer = run.tokenizer(&plan)?;
     let music = tokenizer.music_vocabulary();
@@ -40,7 +40,7 @@ pub fn run(args: &Sample) -> Outcome {
     remark_on_horizon(&model.trunk.encoding, prompt.len() + args.max_new_tokens);
     remark_on_kernels(&plan, args.hardware.device);
     let (temperature, top_p) = music.map_or((0.8, 1.0), |music| music.representation().sampling());
-    let draw = Draw {
+    let draw = SamplingParams {
         temperature: args.temperature.unwrap_or(temperature),
         top_k: args.top_k,
         top_p: args.top_p.unwrap_or(top_p),
@@ -137,7 +137,7 @@ impl Sampled<'_> {
     }
 }
 
-impl Follow for Sampled<'_> {
+impl DecodingCallback for Sampled<'_> {
     fn allows(&self, token: u32) -> bool {
         self.rules.as_ref().is_none_or(|rules| rules.allows(token))
     }

@@ -4,7 +4,7 @@ use super::stop_flag_saying;
 use crate::args::Serve;
 use crate::failure::{Failure, Outcome};
 use crate::output::{remarkln, resultln};
-use kerple_lm::run::{RunFolder, Trained};
+use kerple_lm::run::{RunFolder, TrainedModel};
 use kerple_serve::{Hosts, Limits, Served};
 use std::net::{SocketAddr, ToSocketAddrs};
 use std::path::Path;
@@ -12,9 +12,9 @@ use std::path::Path;
 /// Serves a trained run until it is stopped.
 pub fn run(args: &Serve) -> Outcome {
     let address = address(args)?;
-    let (host, run) = (args.hardware.host()?, RunFolder::new(&args.run));
-    let Trained { plan, state, model, notes } = run.load(&host.device, false)?;
-    let model = model.with_engine(host.engine);
+    let (runtime, run) = (args.hardware.runtime()?, RunFolder::new(&args.run));
+    let TrainedModel { plan, state, model, notes } = run.load(&runtime.device, false)?;
+    let model = model.with_engine(runtime.engine);
     notes.iter().for_each(|note| remarkln!("note: {note}"));
     let tokenizer = run.tokenizer(&plan)?;
     let special = run.special_tokens_of(&tokenizer)?;
@@ -31,7 +31,7 @@ pub fn run(args: &Serve) -> Outcome {
     };
     let hosts = hosts(args, &address);
     let served = Served { name: name(args), plan, step: state.step, model, tokenizer, special, limits, hosts };
-    served.check(host.limit().as_ref())?;
+    served.check(runtime.limit().as_ref())?;
     if !address.ip().is_loopback() {
         remarkln!("note: other machines can reach {}, and no key is required", address.ip());
     }

@@ -7,32 +7,32 @@ use crate::output::{remarkln, resultln};
 use crate::progress::{Line, duration};
 use kerple_burn::device::Name;
 use kerple_lm::config::RunConfig;
-use kerple_lm::corpus::Source;
-use kerple_lm::depart::Departure;
+use kerple_lm::corpus::DataSource;
+use kerple_lm::finetune::BaseRun;
 use kerple_lm::plan::Plan;
 use kerple_lm::ranks::Ranks;
 use kerple_lm::run::RunFolder;
-use kerple_lm::train::{self, Event, TrainSession};
+use kerple_lm::train::{self, TrainEvent, TrainSession};
 use std::sync::atomic::AtomicBool;
 
 /// The text and the plan of the run, which begins with the weights of another one where that is asked for.
-fn begin(args: &Train, run: &RunFolder, ranks: &Ranks, stop: &AtomicBool) -> Result<(Source, Plan), Failure> {
+fn begin(args: &Train, run: &RunFolder, ranks: &Ranks, stop: &AtomicBool) -> Result<(DataSource, Plan), Failure> {
     let Some(from) = &args.init_from else {
         let file = args.config.as_ref().expect("--config is required without --init-from");
         let config = RunConfig::read(file, &args.set)?;
-        let source = Source::open_until(&config.data, stop)?;
+        let source = DataSource::open_until(&config.data, stop)?;
         let plan = Plan::new(&config, source.facts())?;
         return Ok((source, plan));
     };
-    let departure = Departure::open(RunFolder::new(from))?;
-    departure.notes.iter().for_each(|note| remarkln!("note: {note}"));
-    let mut config = departure.config(args.config.as_deref(), &args.set)?;
-    let source = departure.data(&mut config)?;
-    let plan = departure.plan_of(&config, source.facts(), run)?;
+    let base = BaseRun::open(RunFolder::new(from))?;
+    base.notes.iter().for_each(|note| remarkln!("note: {note}"));
+    let mut config = base.config(args.config.as_deref(), &args.set)?;
+    let source = base.data(&mut config)?;
+    let plan = base.plan_of(&config, source.facts(), run)?;
     // all have seen the folder as it was, then the first writes
     ranks.barrier();
     if ranks.is_first() {
-        departure.begin(&plan, run)?.iter().for_each(|note| remarkln!("note: {note}"));
+        base.create_run(&plan, run)?.iter().for_each(|note| remarkln!("note: {note}"));
     }
     ranks.barrier();
     Ok((source, plan))
@@ -41,7 +41,7 @@ fn begin(args: &Train, run: &RunFolder, ranks: &Ranks, stop: &AtomicBool) -> Res
 /// Trains or resumes one run.
 pub fn run(args: &Train, ranks: &Ranks) -> Outcome {
     let (run, stop) = (RunFolder::new(&args.out), stop_flag());
-    let host = args.hardware.host()?.with_ranks(ranks.clone());
+    let runtime = args.hardware.runtime()?.with_ranks(ranks.clone());
     let (source, plan) = begin(args, &run, ranks, &stop)?;
     remarkln!(
         "{}: {} parameters, {} steps of {} x {} tokens, plan {}",
@@ -58,10 +58,10 @@ pub fn run(args: &Train, ranks: &Ranks) -> Outcome {
     remark_on_kernels(&plan, args.hardware.device);
     let (batches, mut line) = (source.batches(&plan)?, Line::new());
     let session =
-        TrainSession { plan: &plan, run: &run, batches: &batches, stop: &stop, strict: args.strict, host: &host };
+        TrainSession { plan: &plan, run: &run, batches: &batches, stop: &stop, strict: args.strict, runtime: &runtime };
     let outcome = train::train(&session, &mut |event| match event {
-        Event::Note(note) => line.done(&format!("note: {note}")),
-        Event::Step(step) => line.show(|| step_line(&plan.label, step)),
+        TrainEvent::Note(note) => line.done(&format!("note: {note}")),
+        TrainEvent::Step(step) => line.show(|| step_line(&plan.label, step)),
     })?;
     let loss = outcome.loss.map_or_else(String::new, |loss| format!(", loss {loss:.4}"));
     line.done(&format!("{} of {} steps{loss}, {}", outcome.step, plan.steps, duration(outcome.seconds)));

@@ -4,11 +4,11 @@ use super::{Shape, head_dim};
 use crate::import::Described;
 use crate::import::config::{Keys, Limit};
 use kerple_burn::ops::activation::Activation;
-use kerple_burn::plan::{BlockPlan, ResidualKind};
+use kerple_burn::plan::{BlockConfig, ResidualKind};
 use kerple_core::encoding::{Encoding, Method, alibi};
 use kerple_lm::Result;
 use kerple_lm::config::ModelConfig;
-use kerple_lm::init_from::Family;
+use kerple_run::ModelFamily;
 
 pub fn describe(keys: &Keys) -> Result<Described> {
     let width = keys.size(&["hidden_size", "n_embed"], 64, Limit::Width)?;
@@ -18,13 +18,13 @@ pub fn describe(keys: &Keys) -> Result<Described> {
         true => ResidualKind::NormResidual,
         false => ResidualKind::Sequential,
     };
-    let block = BlockPlan {
+    let block = BlockConfig {
         residual,
         norm_eps: keys.number("layer_norm_epsilon", 1e-5)?,
         embedding_norm: true,
         activation: Activation::GeluTanh,
         tie_embeddings: keys.flag("tie_word_embeddings", true)?,
-        ..BlockPlan::default()
+        ..BlockConfig::default()
     };
     let inner = keys.size(&["n_inner"], 4 * width, Limit::Width)?;
     if inner != 4 * width {
@@ -43,5 +43,5 @@ pub fn describe(keys: &Keys) -> Result<Described> {
     let encoding = Encoding::from(Method::Alibi(alibi::Config::default()));
     // no limit; what it was trained at is rarely said
     let train_len = keys.size(&["seq_length"], 2048, Limit::Length)?;
-    Ok(Described::new(Family::Bloom, Shape { model, encoding, train_len }))
+    Ok(Described::new(ModelFamily::Bloom, Shape { model, encoding, train_len }))
 }

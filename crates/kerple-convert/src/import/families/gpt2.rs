@@ -3,11 +3,11 @@
 use super::{Shape, activation, head_dim};
 use crate::import::Described;
 use crate::import::config::{Keys, Limit};
-use kerple_burn::plan::BlockPlan;
+use kerple_burn::plan::BlockConfig;
 use kerple_core::encoding::{Encoding, Method, learned};
 use kerple_lm::Result;
 use kerple_lm::config::ModelConfig;
-use kerple_lm::init_from::Family;
+use kerple_run::ModelFamily;
 
 pub fn describe(keys: &Keys) -> Result<Described> {
     let width = keys.size(&["n_embd", "hidden_size"], 768, Limit::Width)?;
@@ -15,13 +15,13 @@ pub fn describe(keys: &Keys) -> Result<Described> {
     let head_dim = head_dim(keys, ("n_head", heads), width)?;
     let positions = keys.size(&["n_positions", "max_position_embeddings"], 1024, Limit::Length)?;
     let scaled = keys.flag("scale_attn_weights", true)?;
-    let block = BlockPlan {
+    let block = BlockConfig {
         norm_eps: keys.number("layer_norm_epsilon", 1e-5)?,
         activation: activation(keys, "activation_function", "gelu_new")?,
         attn_scale: (!scaled).then_some(1.0),
         scale_attn_by_layer: keys.flag("scale_attn_by_inverse_layer_idx", false)?,
         tie_embeddings: keys.flag("tie_word_embeddings", true)?,
-        ..BlockPlan::default()
+        ..BlockConfig::default()
     };
     let model = ModelConfig {
         n_layers: Some(keys.size(&["n_layer", "num_hidden_layers"], 12, Limit::Layers)?),
@@ -34,5 +34,5 @@ pub fn describe(keys: &Keys) -> Result<Described> {
         ..ModelConfig::default()
     };
     let encoding = Encoding::from(Method::Learned(learned::Config { positions: Some(positions) }));
-    Ok(Described::new(Family::Gpt2, Shape { model, encoding, train_len: positions }))
+    Ok(Described::new(ModelFamily::Gpt2, Shape { model, encoding, train_len: positions }))
 }

@@ -4,10 +4,10 @@ use super::{Shape, activation, head_dim};
 use crate::import::Described;
 use crate::import::config::{Keys, Limit};
 use crate::import::rope;
-use kerple_burn::plan::{BlockPlan, ResidualKind};
+use kerple_burn::plan::{BlockConfig, ResidualKind};
 use kerple_lm::Result;
 use kerple_lm::config::ModelConfig;
-use kerple_lm::init_from::Family;
+use kerple_run::ModelFamily;
 
 pub fn describe(keys: &Keys) -> Result<Described> {
     let width = keys.size(&["hidden_size"], 6144, Limit::Width)?;
@@ -19,14 +19,14 @@ pub fn describe(keys: &Keys) -> Result<Described> {
         true => ResidualKind::Parallel,
         false => ResidualKind::Sequential,
     };
-    let block = BlockPlan {
+    let block = BlockConfig {
         residual,
         norm_eps: keys.number("layer_norm_eps", 1e-5)?,
         qkv_bias: bias,
         out_bias: bias,
         activation: activation(keys, "hidden_act", "gelu")?,
         tie_embeddings: keys.flag("tie_word_embeddings", false)?,
-        ..BlockPlan::default()
+        ..BlockConfig::default()
     };
     let turns = rope::Family {
         base: 10_000.0,
@@ -47,5 +47,5 @@ pub fn describe(keys: &Keys) -> Result<Described> {
         ..ModelConfig::default()
     };
     let shape = Shape { model, encoding: rope::read(keys, &turns)?, train_len: longest };
-    Ok(Described::new(Family::GptNeox, shape))
+    Ok(Described::new(ModelFamily::GptNeox, shape))
 }

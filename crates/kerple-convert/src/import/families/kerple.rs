@@ -5,9 +5,9 @@ use crate::export;
 use crate::import::Described;
 use crate::import::config::{Keys, Limit};
 use kerple_lm::config::{ModelConfig, RunConfig};
-use kerple_lm::init_from::{Family, InitFrom};
 use kerple_lm::plan::{DataInfo, NO_TOKENIZER, Plan};
 use kerple_lm::{Error, Result, renamed};
+use kerple_run::{InitFrom, ModelFamily};
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 
@@ -31,7 +31,8 @@ pub fn describe(keys: &Keys) -> Result<Described> {
         ..ModelConfig::default()
     };
     let train_len = size("train_len", Limit::Length)?.unwrap_or_default();
-    let mut described = Described::new(Family::Kerple, Shape { model, encoding: table(keys, "encoding")?, train_len });
+    let mut described =
+        Described::new(ModelFamily::Kerple, Shape { model, encoding: table(keys, "encoding")?, train_len });
     described.config.seed = table(keys, "seed")?;
     check_made(keys, &described.config)?;
     // for programs that ask how much a model reads; kerple's reads any length
@@ -64,7 +65,7 @@ fn check_made(keys: &Keys, config: &RunConfig) -> Result<()> {
         train_tokens: 0,
         content: String::new(),
     };
-    let init_from = InitFrom::Imported { family: Family::Kerple, weights: String::new() };
+    let init_from = InitFrom::Imported { family: ModelFamily::Kerple, weights: String::new() };
     let plan = Plan::of_init_from(config, facts, init_from)?;
     let ours = export::config::kerple(&plan).map_err(|why| Error::damaged(keys.path(), why, AGAIN))?.config;
     let given = [MADE[0], MADE[1], "num_key_value_heads", "layer_norm_eps", "tie_word_embeddings"];

@@ -5,11 +5,11 @@ use super::{Shape, activation};
 use crate::import::Described;
 use crate::import::config::{Keys, Limit};
 use crate::import::rope;
-use kerple_burn::plan::{BlockPlan, NormKind};
+use kerple_burn::plan::{BlockConfig, NormKind};
 use kerple_lm::Result;
 use kerple_lm::config::ModelConfig;
-use kerple_lm::init_from::Family;
-use kerple_lm::layers::{LayerConfig, Window};
+use kerple_lm::layers::{AttentionWindow, LayerConfig};
+use kerple_run::ModelFamily;
 use serde_json::Value;
 use std::collections::BTreeMap;
 
@@ -42,9 +42,9 @@ const LLAMA: Defaults = Defaults {
     tied: false,
 };
 
-fn defaults(family: Family) -> Defaults {
+fn defaults(family: ModelFamily) -> Defaults {
     match family {
-        Family::Smollm3 => Defaults {
+        ModelFamily::Smollm3 => Defaults {
             width: 2048,
             layers: 36,
             heads: 16,
@@ -55,14 +55,14 @@ fn defaults(family: Family) -> Defaults {
             tied: true,
             ..LLAMA
         },
-        Family::Qwen3 => {
+        ModelFamily::Qwen3 => {
             Defaults { inner: 22_016, kv_heads: Some(32), head_dim: Some(128), rows: 151_936, longest: 32_768, ..LLAMA }
         }
         _ => LLAMA,
     }
 }
 
-pub fn describe(keys: &Keys, family: Family) -> Result<Described> {
+pub fn describe(keys: &Keys, family: ModelFamily) -> Result<Described> {
     let known = defaults(family);
     let width = keys.size(&["hidden_size"], known.width, Limit::Width)?;
     let layers = keys.size(&["num_hidden_layers"], known.layers, Limit::Layers)?;
@@ -71,18 +71,18 @@ pub fn describe(keys: &Keys, family: Family) -> Result<Described> {
     let head_dim = head_dim(keys, family, width / heads, &known)?;
     let longest = keys.size(&["max_position_embeddings"], known.longest, Limit::Length)?;
     let bias = keys.flag("attention_bias", false)?;
-    let block = BlockPlan {
+    let block = BlockConfig {
         norm: NormKind::Rms,
         norm_eps: keys.number("rms_norm_eps", 1e-6)?,
         qkv_bias: bias,
         out_bias: bias,
-        mlp_bias: family != Family::Qwen3 && keys.flag("mlp_bias", false)?,
+        mlp_bias: family != ModelFamily::Qwen3 && keys.flag("mlp_bias", false)?,
         n_kv_heads: (kv_heads != heads).then_some(kv_heads),
         activation: activation(keys, "hidden_act", "silu")?,
         glu: true,
-        qk_norm: family == Family::Qwen3,
+        qk_norm: family == ModelFamily::Qwen3,
         tie_embeddings: keys.flag("tie_word_embeddings", known.tied)?,
-        ..BlockPlan::default()
+        ..BlockConfig::default()
     };
     let turns = rope::Family {
         base: known.base,
@@ -124,8 +124,8 @@ fn kv_heads(keys: &Keys, heads: usize, known: &Defaults) -> Result<usize> {
     }
 }
 
-fn head_dim(keys: &Keys, family: Family, share: usize, known: &Defaults) -> Result<usize> {
-    if let (Some(Value::Null), Family::Smollm3 | Family::Qwen3) = (keys.raw("head_dim"), family) {
+fn head_dim(keys: &Keys, family: ModelFamily, share: usize, known: &Defaults) -> Result<usize> {
+    if let (Some(Value::Null), ModelFamily::Smollm3 | ModelFamily::Qwen3) = (keys.raw("head_dim"), family) {
         return Err(keys.refuse("head_dim", &Value::Null, "this family needs a number; otherwise leave out the key"));
     }
     let found = keys.size(&["head_dim"], known.head_dim.unwrap_or(share), Limit::Width)?;
@@ -140,9 +140,9 @@ fn head_dim(keys: &Keys, family: Family, share: usize, known: &Defaults) -> Resu
 }
 
 /// Which layers do not rotate, and the window of each that has one.
-fn kinds(keys: &Keys, family: Family, layers: usize) -> Result<(Vec<bool>, Vec<Option<usize>>)> {
+fn kinds(keys: &Keys, family: ModelFamily, layers: usize) -> Result<(Vec<bool>, Vec<Option<usize>>)> {
     let unrotated = match family {
-        Family::Smollm3 => unrotated(keys, layers)?,
+        ModelFamily::Smollm3 => unrotated(keys, layers)?,
         _ => {
             // no class of these reads it
             if let Some(value) = keys.value("no_rope_layers")
@@ -154,7 +154,7 @@ fn kinds(keys: &Keys, family: Family, layers: usize) -> Result<(Vec<bool>, Vec<O
         }
     };
     let windows = match family {
-        Family::Llama => {
+        ModelFamily::Llama => {
             for key in ["sliding_window", "layer_types"] {
                 if let Some(value) = keys.value(key).filter(|value| !is_all_full(value)) {
                     return Err(keys.refuse(key, value, "this family does not support windows"));
@@ -202,11 +202,11 @@ fn unrotated(keys: &Keys, layers: usize) -> Result<Vec<bool>> {
 }
 
 /// The window of each layer that has one, itself included.
-fn windows(keys: &Keys, family: Family, unrotated: &[bool]) -> Result<Vec<Option<usize>>> {
+fn windows(keys: &Keys, family: ModelFamily, unrotated: &[bool]) -> Result<Vec<Option<usize>>> {
     let layers = unrotated.len();
     let used = keys.flag("use_sliding_window", false)?;
     // absent is 4096 for Qwen3, and null is none
-    let absent = keys.raw("sliding_window").is_none() && family == Family::Qwen3;
+    let absent = keys.raw("sliding_window").is_none() && family == ModelFamily::Qwen3;
     let own = keys.raw("sliding_window").filter(|value| !value.is_null());
     let window = || match own {
         None if absent => Ok(4096),
@@ -220,7 +220,7 @@ fn windows(keys: &Keys, family: Family, unrotated: &[bool]) -> Result<Vec<Option
         )),
     };
     let first = match family {
-        Family::Qwen3 => keys.optional_count("max_window_layers")?.unwrap_or(28),
+        ModelFamily::Qwen3 => keys.optional_count("max_window_layers")?.unwrap_or(28),
         _ => 0,
     };
     if let Some(value) = keys.value("layer_types") {
@@ -242,7 +242,7 @@ fn windows(keys: &Keys, family: Family, unrotated: &[bool]) -> Result<Vec<Option
     if !used || (own.is_none() && !absent) {
         return Ok(vec![None; layers]);
     }
-    let has = |layer: usize| if family == Family::Qwen3 { layer >= first } else { unrotated[layer] };
+    let has = |layer: usize| if family == ModelFamily::Qwen3 { layer >= first } else { unrotated[layer] };
     (0..layers).map(|layer| if has(layer) { window().map(Some) } else { Ok(None) }).collect()
 }
 
@@ -260,7 +260,7 @@ fn named(unrotated: &[bool], windows: &[Option<usize>], all_unrotated: bool) -> 
         let kind = kinds.entry(name.to_owned()).or_insert_with(|| LayerConfig {
             at: Some(Vec::new()),
             encoding: still.then(rope::none),
-            window: window.map(Window::Last),
+            window: window.map(AttentionWindow::Last),
             ..LayerConfig::default()
         });
         kind.at.as_mut().expect("it was made with one").push(layer);

@@ -3,11 +3,11 @@
 use super::{Shape, head_dim};
 use crate::import::Described;
 use crate::import::config::{Keys, Limit};
-use kerple_burn::plan::{BlockPlan, NormKind};
+use kerple_burn::plan::{BlockConfig, NormKind};
 use kerple_core::encoding::{Encoding, Method, alibi};
 use kerple_lm::Result;
 use kerple_lm::config::ModelConfig;
-use kerple_lm::init_from::Family;
+use kerple_run::ModelFamily;
 use serde_json::{Value, json};
 
 /// Biases by distance of transformers, whatever the configuration says.
@@ -29,14 +29,14 @@ pub fn describe(keys: &Keys) -> Result<Described> {
         inner.expect("ffn_type", &[json!("mptmlp")])?;
         inner.notes().into_iter().for_each(|note| keys.remark(note));
     }
-    let mut block = BlockPlan {
+    let mut block = BlockConfig {
         norm: NormKind::LayerNoBias,
         norm_eps: keys.number("layer_norm_epsilon", 1e-5)?,
         qkv_bias: false,
         out_bias: false,
         mlp_bias: false,
         tie_embeddings: keys.flag("tie_word_embeddings", true)?,
-        ..BlockPlan::default()
+        ..BlockConfig::default()
     };
     let mut bias_max = USUAL_BIAS_MAX;
     if let Some(attention) = keys.table("attn_config")? {
@@ -64,7 +64,7 @@ pub fn describe(keys: &Keys) -> Result<Described> {
     };
     let encoding = Encoding::from(Method::Alibi(alibi::Config { bias_max, ..alibi::Config::default() }));
     let train_len = keys.size(&["max_seq_len"], 2048, Limit::Length)?;
-    let mut described = Described::new(Family::Mpt, Shape { model, encoding, train_len });
+    let mut described = Described::new(ModelFamily::Mpt, Shape { model, encoding, train_len });
     if bias_max != USUAL_BIAS_MAX {
         described.notes.push(format!(
             "alibi_bias_max is {bias_max}: using it, as its authors do; transformers computes with {USUAL_BIAS_MAX}"

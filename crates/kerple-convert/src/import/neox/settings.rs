@@ -7,7 +7,7 @@ use crate::import::config::{DESCRIPTION, read_text};
 use crate::import::families::Shape;
 use crate::import::short::{listed, short};
 use kerple_burn::ops::activation::Activation;
-use kerple_burn::plan::{BlockPlan, ResidualKind};
+use kerple_burn::plan::{BlockConfig, ResidualKind};
 use kerple_core::encoding::{Encoding, Method, alibi, learned, rotary, t5};
 use kerple_lm::config::ModelConfig;
 use kerple_lm::{Error, Result, plan};
@@ -186,12 +186,12 @@ impl Settings {
         let (head_dim, layers) = (width / heads, self.size("num-layers")?);
         let [rows, inner] = stored.sizes(width)?;
         let residual = if self.is_parallel()? { ResidualKind::Parallel } else { ResidualKind::Sequential };
-        let block = BlockPlan {
+        let block = BlockConfig {
             residual,
             norm_eps: self.number("layernorm-epsilon", 1e-5)?,
             activation: self.activation()?,
             tie_embeddings: !self.flag("no-weight-tying")?,
-            ..BlockPlan::default()
+            ..BlockConfig::default()
         };
         let longest = self.size_or("max-position-embeddings", 512)?;
         let encoding = self.encoding(stored, head_dim)?;

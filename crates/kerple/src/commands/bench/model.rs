@@ -10,11 +10,11 @@ use kerple_core::encoding::{Encoding, Method};
 use kerple_core::precision::Precision;
 use kerple_data::machine::Limit;
 use kerple_lm::config::{DataConfig, ModelConfig, Preset, RunConfig, TrainConfig};
-use kerple_lm::learner::{Learner, Update, settings};
 use kerple_lm::model::Decoder;
+use kerple_lm::objective::{NextTokenPrediction, SequenceBatch};
 use kerple_lm::pass::Pass;
 use kerple_lm::plan::{DataInfo, Plan};
-use kerple_lm::task::{Batch, LanguageModel};
+use kerple_lm::train_state::{TrainState, Update, settings};
 
 /// The model that is timed.
 pub struct Subject {
@@ -53,13 +53,13 @@ impl Subject {
         if let Some(encoding) = encoding {
             config.encoding = encoding.clone();
         }
-        let host = args.hardware.host()?;
+        let runtime = args.hardware.runtime()?;
         Ok(Subject {
             config,
             vocab: args.vocab.unwrap_or(256),
-            limit: host.limit(),
-            device: host.device,
-            engine: host.engine,
+            limit: runtime.limit(),
+            device: runtime.device,
+            engine: runtime.engine,
             name: match args.hardware.precision {
                 Precision::F32 => args.hardware.device.to_string(),
                 shorter => format!("{} {shorter}", args.hardware.device),
@@ -116,9 +116,9 @@ impl Subject {
         Ok(())
     }
 
-    fn learner(&self, plan: &Plan, engine: Engine) -> Learner<Decoder, LanguageModel> {
+    fn train_state(&self, plan: &Plan, engine: Engine) -> TrainState<Decoder, NextTokenPrediction> {
         let model = Decoder::new(plan, &self.device.clone().autodiff()).with_engine(engine);
-        Learner::new(model, LanguageModel::default(), settings(plan)).with_engine(engine)
+        TrainState::new(model, NextTokenPrediction::default(), settings(plan)).with_engine(engine)
     }
 }
 
@@ -149,10 +149,10 @@ fn flops(plan: &Plan, batch: usize, length: usize, backward: bool) -> f64 {
 /// Tokens a sequence of the models that are checked before they are timed: several tiles.
 const CHECKED: usize = 200;
 
-fn noise_batch(rows: usize, length: usize, vocab: usize) -> Batch {
+fn noise_batch(rows: usize, length: usize, vocab: usize) -> SequenceBatch {
     let count = rows * length;
     let (tokens, targets) = (tokens(count, vocab, 1), tokens(count, vocab, 2));
-    Batch { tokens, targets, rows, len: length, ..Batch::default() }
+    SequenceBatch { tokens, targets, rows, len: length, ..SequenceBatch::default() }
 }
 
 /// Fails unless the loss and every gradient of the fused model equal the definition's.
@@ -160,8 +160,8 @@ fn check_step(subject: &Subject, batch: usize) -> Outcome {
     let plan = subject.plan(CHECKED, batch.min(2))?;
     let batch = [noise_batch(plan.train.batch_size, CHECKED, subject.vocab)];
     let pass = Pass::training(plan.seed, 0);
-    let fused = subject.learner(&plan, Engine::Fused).gradients(&batch, pass);
-    let definition = subject.learner(&plan, Engine::Composed).gradients(&batch, pass);
+    let fused = subject.train_state(&plan, Engine::Fused).gradients(&batch, pass);
+    let definition = subject.train_state(&plan, Engine::Composed).gradients(&batch, pass);
     // a chain of products in f32, each rounded in another order
     const TOLERANCE: f32 = 1e-3;
     agree("the loss of the fused step", &[fused.loss as f32], &[definition.loss as f32], TOLERANCE)?;
@@ -179,13 +179,13 @@ pub fn step(subject: &Subject, length: usize, sizes: Sizes, tell: &mut dyn FnMut
     let batch = noise_batch(sizes.batch, length, subject.vocab);
     for (name, engine) in [("fused", subject.engine), ("composed", Engine::Composed)] {
         subject.device.memory_cleanup();
-        let mut learner = subject.learner(&plan, engine);
+        let mut train_state = subject.train_state(&plan, engine);
         let mut adam_step = 0;
         let mut run = || {
             adam_step += 1;
             let update = Update { learning_rate: plan.train.learning_rate, adam_step };
             let pass = Pass::training(plan.seed, adam_step);
-            learner.step(std::slice::from_ref(&batch), pass, update).expect("noise has a finite loss");
+            train_state.step(std::slice::from_ref(&batch), pass, update).expect("noise has a finite loss");
         };
         let all = times(sizes.repeats, &mut run);
         let flops = flops(&plan, sizes.batch, length, true);
@@ -198,7 +198,7 @@ pub fn step(subject: &Subject, length: usize, sizes: Sizes, tell: &mut dyn FnMut
 }
 
 /// The loss of every token.
-fn losses(model: &Decoder, batch: &Batch) -> Vec<f32> {
+fn losses(model: &Decoder, batch: &SequenceBatch) -> Vec<f32> {
     model.nll(batch.input(), &batch.targets, &Pass::evaluation(0)).into_data().iter::<f32>().collect()
 }
 

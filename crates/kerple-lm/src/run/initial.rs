@@ -16,7 +16,7 @@ use std::path::{Path, PathBuf};
 const STATE: &str = "run";
 
 /// What a run begins with.
-pub struct Beginning<'a> {
+pub struct InitialRun<'a> {
     /// Puts the weights, as [`crate::model::Decoder`] names them, into a file, and returns its SHA-256.
     pub weights: &'a mut dyn FnMut(&Path) -> Result<String>,
     /// The plan of a run that begins with weights of this SHA-256.
@@ -32,7 +32,7 @@ impl RunFolder {
     ///
     /// # Errors
     /// A folder with something in it; the first error of what it begins with; what the file system refuses.
-    pub fn begin(&self, with: Beginning) -> Result<Plan> {
+    pub fn create(&self, with: InitialRun) -> Result<Plan> {
         let place = self.path();
         let taken = fs::read_dir(place).is_ok_and(|mut entries| entries.next().is_some());
         if taken || kerple_run::files::is_file(place).map_err(Error::io(place, "look for"))? {
@@ -55,9 +55,11 @@ impl RunFolder {
         make().inspect_err(|_| _ = fs::remove_dir_all(&aside))
     }
 
-    fn fill(&self, Beginning { weights, plan, tokenizer, special }: Beginning) -> Result<Plan> {
+    fn fill(&self, InitialRun { weights, plan, tokenizer, special }: InitialRun) -> Result<Plan> {
         let mut made = None;
-        let first = checkpoint::begin(self.path(), weights, |sha256| Ok(made.insert(plan(sha256)?).trajectory_hash()))?;
+        let first = checkpoint::create_initial(self.path(), weights, |sha256| {
+            Ok(made.insert(plan(sha256)?).trajectory_hash())
+        })?;
         let plan = made.expect("the trajectory was requested");
         self.write_tokens(tokenizer, &special)?;
         self.add_first_kernels(&plan, &first)?;

@@ -32,7 +32,7 @@ use crate::model::MOST_PREFILLED;
 use crate::plan::Plan;
 use kerple_core::ops::cross_entropy;
 pub use kerple_data::machine::Limit;
-use positions::Rows;
+use positions::ResidentPositions;
 use std::fmt;
 
 /// Tokens worked on at once when sequences are short; one sequence at least.
@@ -40,7 +40,7 @@ pub const TOKENS_AT_ONCE: usize = 8192;
 
 /// Bytes by what they are for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Memory {
+pub struct MemoryEstimate {
     /// Trained values.
     pub weights: u64,
     /// Adam's moments.
@@ -70,10 +70,11 @@ const PROGRAM: u64 = 32 << 20;
 /// Bytes of a thread: its stack, and what the allocator keeps for it.
 const A_THREAD: u64 = 6 << 20;
 
-impl Memory {
+impl MemoryEstimate {
     /// All of it.
     pub fn total(&self) -> u64 {
-        let Memory { weights, moments, gradients, activations, logits, positions, caches, examples, program } = *self;
+        let MemoryEstimate { weights, moments, gradients, activations, logits, positions, caches, examples, program } =
+            *self;
         let others = [moments, gradients, activations, logits, positions, caches, examples, program];
         others.into_iter().fold(weights, u64::saturating_add)
     }
@@ -88,7 +89,7 @@ impl Memory {
     }
 }
 
-impl fmt::Display for Memory {
+impl fmt::Display for MemoryEstimate {
     fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
         write!(f, "memory: about {} (weights {}", gibibytes(self.total()), gibibytes(self.weights))?;
         for (name, bytes) in [
@@ -134,7 +135,7 @@ fn bytes(factors: &[usize]) -> u64 {
 
 impl Plan {
     /// What training takes, with parts of `micro_batch` sequences, or saving a checkpoint where that is more.
-    pub fn training_memory(&self, micro_batch: usize) -> Memory {
+    pub fn training_memory(&self, micro_batch: usize) -> MemoryEstimate {
         let model = &self.model;
         let [m, f, h] = [model.d_model, model.d_hidden, model.n_heads];
         let at_once = self.train.chunk_len.unwrap_or(usize::MAX).min(self.sequence_len());
@@ -155,9 +156,10 @@ impl Plan {
             0 => 0,
             _ => self.evaluation_memory(self.sequence_len()).activations,
         };
-        let rows = Rows { sequences: micro_batch, positions: at_once, span: self.sequence_len(), training: true };
+        let rows =
+            ResidentPositions { sequences: micro_batch, positions: at_once, span: self.sequence_len(), training: true };
         let gradients = bytes(&[parts, self.parameters]).saturating_add(bytes(&[2, m, model.vocab_size]));
-        Memory {
+        MemoryEstimate {
             weights: bytes(&[self.parameters]),
             moments: bytes(&[2, self.parameters]),
             // saving needs its copies after the gradients are gone
@@ -173,15 +175,15 @@ impl Plan {
     }
 
     /// What evaluating sequences of `length` tokens takes.
-    pub fn evaluation_memory(&self, length: usize) -> Memory {
+    pub fn evaluation_memory(&self, length: usize) -> MemoryEstimate {
         let model = &self.model;
         // longer texts are taken in pieces by linear attention
         let in_pieces = model.is_linear() && self.data.task.is_none() && length > MOST_PREFILLED;
         let (all, sequences) = (length.max(TOKENS_AT_ONCE), (TOKENS_AT_ONCE / length.max(1)).max(1));
         let at_once = if in_pieces { MOST_PREFILLED } else { length };
         let tokens = if in_pieces { MOST_PREFILLED } else { all };
-        let rows = Rows { sequences, positions: at_once, span: length, training: false };
-        Memory {
+        let rows = ResidentPositions { sequences, positions: at_once, span: length, training: false };
+        MemoryEstimate {
             weights: bytes(&[self.parameters]),
             moments: 0,
             gradients: 0,
@@ -200,9 +202,9 @@ impl Plan {
     }
 
     /// What serving takes: a prompt that is read while so many texts grow, of up to `length` tokens each.
-    pub fn serving_memory(&self, length: usize, texts: usize) -> Memory {
+    pub fn serving_memory(&self, length: usize, texts: usize) -> MemoryEstimate {
         let caches = caches::caches(self, length).saturating_mul(texts as u64);
-        Memory { caches, ..self.evaluation_memory(length) }
+        MemoryEstimate { caches, ..self.evaluation_memory(length) }
     }
 
     /// Refuses training that needs more memory than there is.

@@ -20,14 +20,14 @@ const BUCKET: usize = 1 << 22;
 
 /// A loss that may still be on its device: reading it waits for all that leads to it.
 #[derive(Clone, Debug, Default)]
-pub struct Loss {
+pub struct BatchLoss {
     /// What is known of it.
     known: f64,
     /// What is added to that: of each part the pieces, `[1]` each.
     parts: Vec<Vec<Tensor<1>>>,
 }
 
-impl Loss {
+impl BatchLoss {
     /// The number.
     pub fn read(self) -> f64 {
         of_parts(self.parts).into_iter().fold(self.known, |sum, part| sum + part)
@@ -51,11 +51,11 @@ fn of_parts(parts: Vec<Vec<Tensor<1>>>) -> Vec<f64> {
 }
 
 /// The loss and the gradients of the parts so far.
-pub struct OrderedSum<'a> {
+pub struct AllReduce<'a> {
     ranks: &'a Ranks,
     /// The parameters, flattened.
     like: Vec<Tensor<1>>,
-    loss: Loss,
+    loss: BatchLoss,
     /// One a parameter; absent where no part of this rank, alone in its process, depends on it.
     sums: Vec<Option<Tensor<1>>>,
     /// Of several ranks, the chunks of the sum that this one adds up, bucket by bucket.
@@ -64,11 +64,11 @@ pub struct OrderedSum<'a> {
     met: Vec<bool>,
 }
 
-impl<'a> OrderedSum<'a> {
+impl<'a> AllReduce<'a> {
     /// Nothing yet, of parameters `like` these, flattened.
-    pub fn new(ranks: &'a Ranks, like: Vec<Tensor<1>>) -> OrderedSum<'a> {
+    pub fn new(ranks: &'a Ranks, like: Vec<Tensor<1>>) -> AllReduce<'a> {
         let (sums, met) = (vec![None; like.len()], vec![false; like.len()]);
-        OrderedSum { ranks, like, loss: Loss::default(), sums, chunks: Vec::new(), met }
+        AllReduce { ranks, like, loss: BatchLoss::default(), sums, chunks: Vec::new(), met }
     }
 
     /// Adds a part of every rank, in the order of their numbers: this one's loss in pieces, and its gradient in each parameter,
@@ -121,7 +121,7 @@ impl<'a> OrderedSum<'a> {
     }
 
     /// The sums, the same on every rank; zeros where no part depends on a parameter.
-    pub fn finish(self) -> (Loss, Vec<Tensor<1>>) {
+    pub fn finish(self) -> (BatchLoss, Vec<Tensor<1>>) {
         let sizes = self.sizes();
         if self.ranks.count() == 1 {
             let whole =
@@ -144,9 +144,10 @@ impl<'a> OrderedSum<'a> {
         let whole = self.like.iter().zip(sizes).enumerate().map(|(parameter, (like, size))| {
             let values = &flat[at..at + size];
             at += size;
-            match met.iter().any(|met| met[parameter]) {
-                true => Tensor::from_data(TensorData::new(values.to_vec(), [size]), (&like.device(), like.dtype())),
-                false => like.zeros_like(),
+            if met.iter().any(|met| met[parameter]) {
+                Tensor::from_data(TensorData::new(values.to_vec(), [size]), (&like.device(), like.dtype()))
+            } else {
+                like.zeros_like()
             }
         });
         (self.loss, whole.collect())

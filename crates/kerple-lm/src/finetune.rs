@@ -6,36 +6,36 @@
 //! other encodings are initialised as in a fresh run. Defaults that depend on the training length
 //! keep the values of the length that the weights were trained at.
 
-use crate::checkpoint::{self, Found, State};
+use crate::checkpoint::{self, CheckpointState, NewestCheckpoint};
 use crate::config::{DataConfig, RunConfig};
-use crate::corpus::Source;
+use crate::corpus::DataSource;
 use crate::error::{Error, Result};
-use crate::init_from::InitFrom;
 use crate::model::Decoder;
 use crate::plan::{self, DataInfo, Plan};
-use crate::run::{Beginning, RunFolder};
-use crate::tensors::{self, Slot, TensorFile};
+use crate::run::{InitialRun, RunFolder};
+use crate::tensors::{self, TensorFile, TensorSpec};
 use kerple_burn::parameters::{self, Named};
 use kerple_core::encoding::{Encoding, Method};
+use kerple_run::InitFrom;
 use std::path::Path;
 
-/// A run that others begin with.
+/// The run that another one is initialised from.
 #[derive(Debug)]
-pub struct Departure {
+pub struct BaseRun {
     run: RunFolder,
     plan: Plan,
-    state: State,
+    state: CheckpointState,
     weights: TensorFile,
     /// What was odd, for the user: damaged checkpoints that were passed over.
     pub notes: Vec<String>,
 }
 
-impl Departure {
+impl BaseRun {
     /// Opens the newest good checkpoint of a run that was trained on a text, or imported.
     ///
     /// # Errors
     /// A folder without a plan or a good checkpoint, or with a run of a task.
-    pub fn open(run: RunFolder) -> Result<Departure> {
+    pub fn open(run: RunFolder) -> Result<BaseRun> {
         let plan = run.existing_plan()?;
         if let Some(task) = &plan.data.task {
             let message = format!("{} contains a run of the task {}", run.path().display(), task.facts().name);
@@ -46,11 +46,11 @@ impl Departure {
             let weights = checkpoint::weights(path, &state)?;
             Ok((state, weights))
         })?;
-        let Some(Found { value: (state, weights), notes, .. }) = found else {
+        let Some(NewestCheckpoint { value: (state, weights), notes, .. }) = found else {
             let message = format!("{} has no checkpoint", run.path().display());
             return Err(Error::refused(message, "train it first: `kerple train --config FILE --out RUN`"));
         };
-        Ok(Departure { run, plan, state, weights, notes })
+        Ok(BaseRun { run, plan, state, weights, notes })
     }
 
     /// The plan of that run.
@@ -133,18 +133,17 @@ impl Departure {
     ///
     /// # Errors
     /// What cannot be read; text of another tokenizer; a task.
-    pub fn data(&self, config: &mut RunConfig) -> Result<Source> {
+    pub fn data(&self, config: &mut RunConfig) -> Result<DataSource> {
         if let Some(task) = &config.data.task {
             let message = format!("--init-from needs a language model, but data.task is {}", task.facts().name);
             return Err(Error::refused(message, "remove data.task"));
         }
-        let source = match config.data == self.plan.data {
-            true => {
-                let (path, source) = self.run.find_data(&self.plan)?;
-                config.data = DataConfig { path, ..config.data.clone() };
-                source
-            }
-            false => Source::open(&config.data)?,
+        let source = if config.data == self.plan.data {
+            let (path, source) = self.run.find_data(&self.plan)?;
+            config.data = DataConfig { path, ..config.data.clone() };
+            source
+        } else {
+            DataSource::open(&config.data)?
         };
         source.check_tokenizer(&self.plan.data_info)?;
         Ok(source)
@@ -193,7 +192,7 @@ impl Departure {
     /// # Errors
     /// A model that cannot take all weights, or that lacks values other than those of its
     /// encodings; errors of the file system. No partial output is kept.
-    pub fn begin(&self, plan: &Plan, out: &RunFolder) -> Result<Vec<String>> {
+    pub fn create_run(&self, plan: &Plan, out: &RunFolder) -> Result<Vec<String>> {
         if out.plan()?.is_some() {
             return Ok(Vec::new());
         }
@@ -205,8 +204,8 @@ impl Departure {
         if let Some(left) = self.weights.names().iter().find(|name| !known(name)) {
             return Err(other_model(&format!("the model has no parameter `{left}`")));
         }
-        let slots: Vec<Slot> =
-            all.iter().map(|n| Slot { name: n.name.clone(), shape: n.array.shape().to_vec() }).collect();
+        let slots: Vec<TensorSpec> =
+            all.iter().map(|n| TensorSpec { name: n.name.clone(), shape: n.array.shape().to_vec() }).collect();
         let mut write = |path: &Path| {
             tensors::write(path, &slots, |number, take| {
                 let array = &all[number].array;
@@ -220,7 +219,7 @@ impl Departure {
         let tokenizer = self.run.carried_tokenizer(&self.plan)?;
         let special = self.run.special_tokens()?;
         let same = |_: &str| Ok(plan.clone());
-        out.begin(Beginning { weights: &mut write, plan: &same, tokenizer: tokenizer.as_ref(), special })?;
+        out.create(InitialRun { weights: &mut write, plan: &same, tokenizer: tokenizer.as_ref(), special })?;
         let anew =
             all.iter().zip(&sources).filter(|(_, source)| source.is_none()).map(|(named, _)| named.name.as_str());
         Ok(self.remarks(plan, &anew.collect::<Vec<_>>()))
@@ -240,13 +239,15 @@ impl Departure {
         let values: usize = array.shape().iter().product();
         let fits =
             |name: &String| self.weights.info(name).is_some_and(|(_, shape)| shape.iter().product::<usize>() == values);
-        match name.starts_with(ENCODING) {
-            true => Ok(self.source_of_encoding(plan, name).filter(fits)),
-            false if fits(name) => Ok(Some(name.clone())),
-            false => Err(other_model(&format!(
+        if name.starts_with(ENCODING) {
+            Ok(self.source_of_encoding(plan, name).filter(fits))
+        } else if fits(name) {
+            Ok(Some(name.clone()))
+        } else {
+            Err(other_model(&format!(
                 "the other run has no parameter `{name}` with {values} \
                 values"
-            ))),
+            )))
         }
     }
 

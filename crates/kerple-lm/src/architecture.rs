@@ -2,8 +2,8 @@
 //! or one class for its answer.
 
 use crate::model::{Classifier, Decoder, Transducer};
+use crate::objective::{Classification, NextTokenPrediction, Objective, SequenceBatch, TargetScores};
 use crate::plan::Plan;
-use crate::task::{Answering, Batch, LanguageModel, Scores, Task};
 use burn::module::Module;
 use burn::tensor::Device;
 use kerple_burn::fused::Engine;
@@ -15,7 +15,7 @@ use std::any::Any;
 use std::fmt::Debug;
 
 /// A model that answers, whichever kind it is.
-pub trait Solve: Debug {
+pub trait Model: Debug {
     /// How positions enter.
     fn encoding(&self) -> &PositionalEncoding;
 
@@ -26,14 +26,14 @@ pub trait Solve: Debug {
     fn compute_with(&mut self, engine: Engine);
 
     /// The loss of each target and whether it was hit.
-    fn score(&self, batch: &Batch, pass: &Pass) -> Scores;
+    fn score(&self, batch: &SequenceBatch, pass: &Pass) -> TargetScores;
 
     /// The model, where it is one that texts are predicted with.
     fn decoder(&self) -> Option<&Decoder>;
 }
 
 /// A model that a plan describes whole.
-pub trait Planned: Module + Describe + Solve + 'static {
+pub trait FromPlan: Module + Describe + Model + 'static {
     /// A fresh one.
     fn of(plan: &Plan, device: &Device) -> Self;
 
@@ -44,21 +44,21 @@ pub trait Planned: Module + Describe + Solve + 'static {
 }
 
 /// What is to be done with the model of a plan and what it is trained for, whichever they are.
-pub trait Work {
+pub trait ModelVisitor {
     /// What comes of it.
-    type Found;
+    type Output;
 
     /// Does it.
-    fn with<M: Planned, T: Task<M> + Copy>(self, task: T) -> Self::Found;
+    fn visit<M: FromPlan, T: Objective<M> + Copy>(self, task: T) -> Self::Output;
 }
 
 /// Runs work with the model of a plan: the one place that maps kinds of answers to models.
-pub fn work<W: Work>(plan: &Plan, work: W) -> W::Found {
+pub fn visit<V: ModelVisitor>(plan: &Plan, visitor: V) -> V::Output {
     match plan.data.task.as_ref().map(|task| task.facts().answer) {
-        None => work.with::<Decoder, _>(LanguageModel { piece: plan.train.chunk_len }),
-        Some(Answer::Marked) => work.with::<Decoder, _>(Answering),
-        Some(Answer::Tape) => work.with::<Transducer, _>(Answering),
-        Some(Answer::Class) => work.with::<Classifier, _>(Answering),
+        None => visitor.visit::<Decoder, _>(NextTokenPrediction { piece: plan.train.chunk_len }),
+        Some(Answer::Marked) => visitor.visit::<Decoder, _>(Classification),
+        Some(Answer::Tape) => visitor.visit::<Transducer, _>(Classification),
+        Some(Answer::Class) => visitor.visit::<Classifier, _>(Classification),
     }
 }
 
@@ -67,7 +67,7 @@ fn classes(plan: &Plan) -> usize {
     plan.data.task.as_ref().map(TaskConfig::facts).map_or(plan.model.vocab_size, |facts| facts.classes)
 }
 
-impl Planned for Decoder {
+impl FromPlan for Decoder {
     fn of(plan: &Plan, device: &Device) -> Decoder {
         Decoder::new(plan, device)
     }
@@ -77,23 +77,23 @@ impl Planned for Decoder {
     }
 }
 
-impl Planned for Transducer {
+impl FromPlan for Transducer {
     fn of(plan: &Plan, device: &Device) -> Transducer {
         Transducer::new(plan, classes(plan), device)
     }
 }
 
-impl Planned for Classifier {
+impl FromPlan for Classifier {
     fn of(plan: &Plan, device: &Device) -> Classifier {
         Classifier::new(plan, classes(plan), device)
     }
 }
 
 /// Every model answers alike, and has its layers in one place.
-macro_rules! solve {
+macro_rules! impl_model {
     ($($model:ident: $($trunk:ident).+;)+) => {
         $(
-            impl Solve for $model {
+            impl Model for $model {
                 fn encoding(&self) -> &PositionalEncoding {
                     &self.$($trunk).+.encoding
                 }
@@ -106,8 +106,8 @@ macro_rules! solve {
                     self.$($trunk).+.engine = engine;
                 }
 
-                fn score(&self, batch: &Batch, pass: &Pass) -> Scores {
-                    Answering.score(self, batch, pass)
+                fn score(&self, batch: &SequenceBatch, pass: &Pass) -> TargetScores {
+                    Classification.score(self, batch, pass)
                 }
 
                 fn decoder(&self) -> Option<&Decoder> {
@@ -118,7 +118,7 @@ macro_rules! solve {
     };
 }
 
-solve! {
+impl_model! {
     Decoder: trunk;
     Transducer: encoder.trunk;
     Classifier: encoder.trunk;

@@ -1,12 +1,12 @@
 //! The scored text, fixed once for all lengths, and the windows that read it at one length.
 //!
-//! The text is `segments` segments of `span` tokens, each with the next token as its last target;
+//! The text is `n_segments` segments of `segment_len` tokens, each with the next token as its last target;
 //! the seed determines where they start. `segments` and `last:k` take segments from the whole
 //! split; `nonoverlapping` and `sliding` join them to one stretch.
 //!
 //! ```text
-//! segments   the last L tokens of each span, all scored
-//! last:k     the last L tokens of each span, the last k scored
+//! segments   the last L tokens of each segment, all scored
+//! last:k     the last L tokens of each segment, the last k scored
 //! nonoverlapping  the stretch cut every L tokens, the last block being what is left; all scored
 //! sliding:s  windows of L tokens, moved by s, the last one by what is left; what is new in each is scored
 //! ```
@@ -22,7 +22,7 @@ use kerple_run::ScoredText;
 /// A stretch of text to run the model on: inputs `start..start + len`, each scored on the token after it, from
 /// `score_from` on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Window {
+pub struct TextWindow {
     /// First input token.
     pub start: usize,
     /// Input tokens.
@@ -33,16 +33,16 @@ pub struct Window {
     pub prefix: Option<u32>,
 }
 
-impl Window {
+impl TextWindow {
     /// A window within the text.
-    pub fn new(start: usize, len: usize, score_from: usize) -> Window {
-        Window { start, len, score_from, prefix: None }
+    pub fn new(start: usize, len: usize, score_from: usize) -> TextWindow {
+        TextWindow { start, len, score_from, prefix: None }
     }
 }
 
 /// How many segments are wanted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Amount {
+pub enum SegmentCount {
     /// So many, or an error.
     Exactly(usize),
     /// So many, or as many as the text holds. `nonoverlapping` and `sliding`, which read the whole of every segment,
@@ -52,13 +52,13 @@ pub enum Amount {
 
 /// What is evaluated.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Request {
+pub struct EvalRequest {
     /// Input lengths, in tokens.
     pub lengths: Vec<usize>,
     /// Which tokens are scored.
     pub protocol: Protocol,
     /// Segments of the text.
-    pub n_segments: Amount,
+    pub n_segments: SegmentCount,
     /// Tokens a segment of the text; when absent as in earlier rows, or enough for the lengths and for 32 times the
     /// training length.
     pub segment_len: Option<usize>,
@@ -70,23 +70,23 @@ pub struct Request {
 
 /// The text of an evaluation, the same at every length.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Extent {
+pub struct ScoredSegments {
     pub(super) protocol: Protocol,
-    pub(super) span: usize,
-    pub(super) segments: usize,
+    pub(super) segment_len: usize,
+    pub(super) n_segments: usize,
     pub(super) seed: u64,
 }
 
 /// The longest multiple of the training length that is evaluated when nothing else is said.
 const DEFAULT_MULTIPLE: usize = 32;
 
-impl Request {
-    /// Fixes the text in a split of `tokens` tokens for a model trained at `train_len`. `earlier` are spans and segments of
+impl EvalRequest {
+    /// Fixes the text in a split of `tokens` tokens for a model trained at `train_len`. `earlier` are lengths and numbers of segments of
     /// evaluations of the same split with this protocol and seed, of which the last that suits is taken.
     ///
     /// # Errors
     /// A request that the split, or the protocol, cannot serve, with both numbers.
-    pub fn extent(&self, train_len: usize, tokens: usize, earlier: &[(u64, u64)]) -> Result<Extent> {
+    pub fn segments(&self, train_len: usize, tokens: usize, earlier: &[(u64, u64)]) -> Result<ScoredSegments> {
         let longest = self.check_lengths()?;
         if tokens <= longest {
             return Err(Error::refused(
@@ -97,35 +97,35 @@ impl Request {
                 "prepare more text, evaluate another --split, or lower --lengths",
             ));
         }
-        let matches = |(span, segments): &(u64, u64)| {
-            let span = usize::try_from(*span).ok().filter(|span| *span >= longest)?;
-            (self.count(span, train_len, tokens) as u64 == *segments).then_some(span)
+        let matches = |(segment_len, n_segments): &(u64, u64)| {
+            let segment_len = usize::try_from(*segment_len).ok().filter(|segment_len| *segment_len >= longest)?;
+            (self.count(segment_len, train_len, tokens) as u64 == *n_segments).then_some(segment_len)
         };
-        let span = match (self.segment_len, earlier.iter().rev().find_map(matches)) {
-            (Some(span), _) | (None, Some(span)) => span,
-            (None, None) => self.default_span(longest, train_len, tokens),
+        let segment_len = match (self.segment_len, earlier.iter().rev().find_map(matches)) {
+            (Some(segment_len), _) | (None, Some(segment_len)) => segment_len,
+            (None, None) => self.default_segment_len(longest, train_len, tokens),
         };
-        if span < longest {
+        if segment_len < longest {
             return Err(Error::refused(
-                format!("segments of {span} tokens are shorter than the longest length, {longest}"),
+                format!("segments of {segment_len} tokens are shorter than the longest length, {longest}"),
                 "raise --segment-len, or drop the longer lengths",
             ));
         }
-        let segments = self.count(span, train_len, tokens);
-        match segments.checked_mul(span) {
-            Some(text) if segments > 0 && text < tokens => {}
+        let n_segments = self.count(segment_len, train_len, tokens);
+        match n_segments.checked_mul(segment_len) {
+            Some(text) if n_segments > 0 && text < tokens => {}
             _ => {
                 return Err(Error::refused(
                     format!(
-                        "{segments} segments of {span} tokens were requested, the split has {tokens} \
+                        "{n_segments} segments of {segment_len} tokens were requested, the split has {tokens} \
                             tokens, enough for {}",
-                        (tokens - 1) / span
+                        (tokens - 1) / segment_len
                     ),
                     "lower --n-segments or --lengths, evaluate another --split, or prepare more text",
                 ));
             }
         }
-        Ok(Extent { protocol: self.protocol, span, segments, seed: self.seed })
+        Ok(ScoredSegments { protocol: self.protocol, segment_len, n_segments, seed: self.seed })
     }
 
     /// The longest length, after all were checked against the protocol.
@@ -161,70 +161,70 @@ impl Request {
         }
     }
 
-    fn default_span(&self, longest: usize, train_len: usize, tokens: usize) -> usize {
+    fn default_segment_len(&self, longest: usize, train_len: usize, tokens: usize) -> usize {
         let wish = train_len.saturating_mul(DEFAULT_MULTIPLE).max(longest);
         let fits = match self.n_segments {
-            Amount::Exactly(count) => (tokens - 1) / count.max(1),
-            Amount::UpTo(_) => tokens - 1,
+            SegmentCount::Exactly(count) => (tokens - 1) / count.max(1),
+            SegmentCount::UpTo(_) => tokens - 1,
         };
         wish.min(fits).max(longest)
     }
 
-    /// Segments of `span` tokens; not more than fit, unless an exact number was asked for.
-    fn count(&self, span: usize, train_len: usize, tokens: usize) -> usize {
+    /// Segments of `segment_len` tokens; not more than fit, unless an exact number was asked for.
+    fn count(&self, segment_len: usize, train_len: usize, tokens: usize) -> usize {
         let most = match (self.n_segments, self.protocol) {
-            (Amount::Exactly(count), _) => return count,
-            (Amount::UpTo(count), Protocol::Segments | Protocol::Last(_)) => count,
-            (Amount::UpTo(count), Protocol::Nonoverlapping | Protocol::Sliding(_)) => {
-                count.saturating_mul(train_len).div_ceil(span.max(1))
+            (SegmentCount::Exactly(count), _) => return count,
+            (SegmentCount::UpTo(count), Protocol::Segments | Protocol::Last(_)) => count,
+            (SegmentCount::UpTo(count), Protocol::Nonoverlapping | Protocol::Sliding(_)) => {
+                count.saturating_mul(train_len).div_ceil(segment_len.max(1))
             }
             // documents are as long as they are
-            (Amount::UpTo(_), Protocol::Rolling(_)) => tokens,
+            (SegmentCount::UpTo(_), Protocol::Rolling(_)) => tokens,
         };
-        most.min((tokens - 1) / span.max(1))
+        most.min((tokens - 1) / segment_len.max(1))
     }
 }
 
-impl Extent {
+impl ScoredSegments {
     /// Tokens a segment.
-    pub fn span(&self) -> usize {
-        self.span
+    pub fn segment_len(&self) -> usize {
+        self.segment_len
     }
 
     /// Segments.
-    pub fn segments(&self) -> usize {
-        self.segments
+    pub fn n_segments(&self) -> usize {
+        self.n_segments
     }
 
     /// The description of the text in a row, for a split whose tokens have this checksum.
     pub fn scored(&self, checksum: &str) -> ScoredText {
-        let (segment_len, n_segments) = (self.span as u64, self.segments as u64);
+        let (segment_len, n_segments) = (self.segment_len as u64, self.n_segments as u64);
         ScoredText { checksum: checksum.to_owned(), segment_len, n_segments, seed: self.seed }
     }
 
-    /// The windows that read the text at one length, at most the span, in a split of `tokens` tokens; none of documents.
-    pub fn windows(&self, length: usize, tokens: usize) -> Vec<Window> {
-        let stretch = self.span * self.segments;
+    /// The windows that read the text at one length, at most that of a segment, in a split of `tokens` tokens; none of documents.
+    pub fn windows(&self, length: usize, tokens: usize) -> Vec<TextWindow> {
+        let stretch = self.segment_len * self.n_segments;
         let begin = || kerple_data::random_segments(tokens, stretch, 1, self.seed)[0];
-        let ends_of_spans = |score_from: usize| {
-            let starts = kerple_data::random_segments(tokens, self.span, self.segments, self.seed);
-            let window = |start: usize| Window::new(start + self.span - length, length, score_from);
+        let ends_of_segments = |score_from: usize| {
+            let starts = kerple_data::random_segments(tokens, self.segment_len, self.n_segments, self.seed);
+            let window = |start: usize| TextWindow::new(start + self.segment_len - length, length, score_from);
             starts.into_iter().map(window).collect()
         };
         match self.protocol {
-            Protocol::Segments => ends_of_spans(0),
-            Protocol::Last(count) => ends_of_spans(length - count),
+            Protocol::Segments => ends_of_segments(0),
+            Protocol::Last(count) => ends_of_segments(length - count),
             Protocol::Nonoverlapping => {
                 let begin = begin();
-                let block = |at: usize| Window::new(begin + at, length.min(stretch - at), 0);
+                let block = |at: usize| TextWindow::new(begin + at, length.min(stretch - at), 0);
                 (0..stretch).step_by(length).map(block).collect()
             }
             Protocol::Sliding(stride) => {
                 let begin = begin();
-                let first = Window::new(begin, length, 0);
+                let first = TextWindow::new(begin, length, 0);
                 let next = |scored: usize| {
                     let new = stride.min(stretch - scored);
-                    Window::new(begin + scored + new - length, length, length - new)
+                    TextWindow::new(begin + scored + new - length, length, length - new)
                 };
                 std::iter::once(first).chain((length..stretch).step_by(stride).map(next)).collect()
             }
@@ -239,23 +239,23 @@ mod tests {
     use proptest::prelude::*;
     use std::collections::BTreeSet;
 
-    fn request(protocol: Protocol, lengths: &[usize], n_segments: Amount) -> Request {
-        Request { lengths: lengths.to_vec(), protocol, n_segments, segment_len: None, seed: 3, per_position: false }
+    fn request(protocol: Protocol, lengths: &[usize], n_segments: SegmentCount) -> EvalRequest {
+        EvalRequest { lengths: lengths.to_vec(), protocol, n_segments, segment_len: None, seed: 3, per_position: false }
     }
 
-    fn scored(windows: &[Window]) -> Vec<usize> {
+    fn scored(windows: &[TextWindow]) -> Vec<usize> {
         windows.iter().flat_map(|w| w.start + w.score_from + 1..=w.start + w.len).collect()
     }
 
     #[test]
     fn the_same_tokens_are_scored_at_every_length_and_in_later_calls() {
         for protocol in [Protocol::Last(8), Protocol::Nonoverlapping, Protocol::Sliding(5)] {
-            let asked = request(protocol, &[16, 37, 64], Amount::Exactly(7));
-            let extent = asked.extent(16, 10_000, &[]).unwrap();
-            assert_eq!((extent.span(), extent.segments()), (512, 7), "32 times the training length");
-            let expected: BTreeSet<usize> = scored(&extent.windows(16, 10_000)).into_iter().collect();
+            let asked = request(protocol, &[16, 37, 64], SegmentCount::Exactly(7));
+            let segments = asked.segments(16, 10_000, &[]).unwrap();
+            assert_eq!((segments.segment_len(), segments.n_segments()), (512, 7), "32 times the training length");
+            let expected: BTreeSet<usize> = scored(&segments.windows(16, 10_000)).into_iter().collect();
             for length in [16, 37, 64, 100, 511, 512] {
-                let tokens = scored(&extent.windows(length, 10_000));
+                let tokens = scored(&segments.windows(length, 10_000));
                 assert_eq!(
                     tokens.len(),
                     expected.len(),
@@ -264,15 +264,15 @@ mod tests {
                 assert_eq!(tokens.into_iter().collect::<BTreeSet<_>>(), expected, "{protocol} at {length}");
             }
             // a later call for other lengths, alone
-            let later = request(protocol, &[100], Amount::Exactly(7)).extent(16, 10_000, &[]).unwrap();
-            assert_eq!(later, extent);
+            let later = request(protocol, &[100], SegmentCount::Exactly(7)).segments(16, 10_000, &[]).unwrap();
+            assert_eq!(later, segments);
         }
     }
 
     #[test]
     fn longer_segments_contain_shorter_ones() {
-        let extent = request(Protocol::Segments, &[16], Amount::Exactly(9)).extent(16, 10_000, &[]).unwrap();
-        let (short, long) = (extent.windows(16, 10_000), extent.windows(300, 10_000));
+        let segments = request(Protocol::Segments, &[16], SegmentCount::Exactly(9)).segments(16, 10_000, &[]).unwrap();
+        let (short, long) = (segments.windows(16, 10_000), segments.windows(300, 10_000));
         assert_eq!((short.len(), long.len()), (9, 9));
         for (short, long) in short.iter().zip(&long) {
             assert_eq!(short.start + short.len, long.start + long.len);
@@ -280,39 +280,49 @@ mod tests {
     }
 
     #[test]
-    fn an_earlier_span_is_taken_where_it_suits() {
-        let asked = request(Protocol::Last(4), &[64], Amount::Exactly(5));
-        let span = |asked: &Request, earlier: &[(u64, u64)]| asked.extent(16, 10_000, earlier).unwrap().span();
-        assert_eq!(span(&asked, &[(100, 5), (200, 5)]), 200, "the last of them");
-        assert_eq!(span(&asked, &[(100, 6)]), 512, "other segments are another text");
-        assert_eq!(span(&asked, &[(63, 5)]), 512, "too short for the length");
-        assert_eq!(span(&Request { segment_len: Some(90), ..asked }, &[(100, 5)]), 90, "what is asked for counts");
-        let open = request(Protocol::Last(4), &[64], Amount::UpTo(320));
-        assert_eq!(span(&open, &[(100, 99)]), 100, "as many as fit");
+    fn an_earlier_segment_length_is_taken_where_it_suits() {
+        let asked = request(Protocol::Last(4), &[64], SegmentCount::Exactly(5));
+        let segment_len =
+            |asked: &EvalRequest, earlier: &[(u64, u64)]| asked.segments(16, 10_000, earlier).unwrap().segment_len();
+        assert_eq!(segment_len(&asked, &[(100, 5), (200, 5)]), 200, "the last of them");
+        assert_eq!(segment_len(&asked, &[(100, 6)]), 512, "other segments are another text");
+        assert_eq!(segment_len(&asked, &[(63, 5)]), 512, "too short for the length");
+        assert_eq!(
+            segment_len(&EvalRequest { segment_len: Some(90), ..asked }, &[(100, 5)]),
+            90,
+            "what is asked for counts"
+        );
+        let open = request(Protocol::Last(4), &[64], SegmentCount::UpTo(320));
+        assert_eq!(segment_len(&open, &[(100, 99)]), 100, "as many as fit");
     }
 
     #[test]
     fn requests_are_never_silently_smaller() {
-        let extent = |segments, lengths: &[usize], segment_len| {
-            let asked = Request { segment_len, ..request(Protocol::Segments, lengths, segments) };
-            asked.extent(16, 1000, &[]).map(|extent| (extent.span(), extent.segments()))
+        let segments = |n_segments, lengths: &[usize], segment_len| {
+            let asked = EvalRequest { segment_len, ..request(Protocol::Segments, lengths, n_segments) };
+            asked.segments(16, 1000, &[]).map(|segments| (segments.segment_len(), segments.n_segments()))
         };
-        assert_eq!(extent(Amount::UpTo(320), &[16], None).unwrap(), (512, 1));
-        assert_eq!(extent(Amount::UpTo(320), &[16], Some(16)).unwrap(), (16, 62));
-        assert_eq!(extent(Amount::Exactly(10), &[16], None).unwrap(), (99, 10), "a smaller span makes room");
-        let refused = |segments, lengths: &[usize], span| extent(segments, lengths, span).unwrap_err().to_string();
-        let message = refused(Amount::Exactly(63), &[16], None);
+        assert_eq!(segments(SegmentCount::UpTo(320), &[16], None).unwrap(), (512, 1));
+        assert_eq!(segments(SegmentCount::UpTo(320), &[16], Some(16)).unwrap(), (16, 62));
+        assert_eq!(segments(SegmentCount::Exactly(10), &[16], None).unwrap(), (99, 10), "shorter segments make room");
+        let refused = |n_segments, lengths: &[usize], segment_len| {
+            segments(n_segments, lengths, segment_len).unwrap_err().to_string()
+        };
+        let message = refused(SegmentCount::Exactly(63), &[16], None);
         assert!(message.contains("63 segments of 16") && message.contains("enough for 62"), "{message}");
-        assert!(refused(Amount::Exactly(2), &[16], Some(500)).contains("enough for 1"), "one token more is needed");
-        assert!(refused(Amount::Exactly(1 << 60), &[16], None).contains("enough for 62"));
-        assert!(refused(Amount::Exactly(1 << 60), &[16], Some(16)).contains("enough for 62"), "no product wraps");
-        assert!(refused(Amount::Exactly(0), &[16], None).contains("0 segments"));
-        assert!(refused(Amount::UpTo(9), &[16], Some(0)).contains("shorter than"));
-        assert!(refused(Amount::UpTo(9), &[16], Some(usize::MAX)).contains("enough for 0"));
-        assert!(refused(Amount::UpTo(9), &[usize::MAX], None).contains("1000 tokens"));
-        assert!(refused(Amount::UpTo(9), &[1000], None).contains("1000 tokens"));
-        assert!(refused(Amount::UpTo(9), &[16, 0], None).contains("length of 0"));
-        assert!(refused(Amount::UpTo(9), &[], None).contains("no length"));
+        assert!(
+            refused(SegmentCount::Exactly(2), &[16], Some(500)).contains("enough for 1"),
+            "one token more is needed"
+        );
+        assert!(refused(SegmentCount::Exactly(1 << 60), &[16], None).contains("enough for 62"));
+        assert!(refused(SegmentCount::Exactly(1 << 60), &[16], Some(16)).contains("enough for 62"), "no product wraps");
+        assert!(refused(SegmentCount::Exactly(0), &[16], None).contains("0 segments"));
+        assert!(refused(SegmentCount::UpTo(9), &[16], Some(0)).contains("shorter than"));
+        assert!(refused(SegmentCount::UpTo(9), &[16], Some(usize::MAX)).contains("enough for 0"));
+        assert!(refused(SegmentCount::UpTo(9), &[usize::MAX], None).contains("1000 tokens"));
+        assert!(refused(SegmentCount::UpTo(9), &[1000], None).contains("1000 tokens"));
+        assert!(refused(SegmentCount::UpTo(9), &[16, 0], None).contains("length of 0"));
+        assert!(refused(SegmentCount::UpTo(9), &[], None).contains("no length"));
     }
 
     proptest! {
@@ -322,9 +332,9 @@ mod tests {
         ) {
             let protocol =
                 [Protocol::Segments, Protocol::Nonoverlapping, Protocol::Last(1), Protocol::Sliding(length.div_ceil(3))][kind];
-            let asked = Request { seed, ..request(protocol, &[length], Amount::UpTo(count)) };
-            let extent = asked.extent(7, tokens, &[]).unwrap();
-            let windows = extent.windows(length, tokens);
+            let asked = EvalRequest { seed, ..request(protocol, &[length], SegmentCount::UpTo(count)) };
+            let segments = asked.segments(7, tokens, &[]).unwrap();
+            let windows = segments.windows(length, tokens);
             prop_assert!(!windows.is_empty());
             for window in &windows {
                 prop_assert!(window.len > window.score_from && window.start + window.len < tokens, "{:?}", window);

@@ -5,12 +5,12 @@ mod attention;
 mod scores;
 mod style;
 
-use crate::corpus::{Source, Split};
+use crate::corpus::{DataSource, Split};
 use crate::error::{Error, Result};
 use crate::model::Decoder;
 use crate::plan::Plan;
 use crate::run::RunFolder;
-use crate::sequences::Text;
+use crate::sequences::EvalText;
 use kerple_core::seed::{Purpose, stream_at};
 use kerple_run::{Journal, Numerics, ProbeRow, Provenance, ScoredText};
 use rand::RngExt;
@@ -20,7 +20,7 @@ use std::sync::atomic::AtomicBool;
 /// A measurement and its settings.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "kind", rename_all = "snake_case", deny_unknown_fields)]
-pub enum Probe {
+pub enum Analysis {
     /// Attention maps over the test text, each sequence with draws of its own where the encoding draws.
     Attention {
         /// Tokens of a sequence.
@@ -48,19 +48,19 @@ pub enum Probe {
     },
 }
 
-impl Probe {
+impl Analysis {
     /// The settings as rows have them.
     fn config(&self) -> serde_json::Value {
         serde_json::to_value(self).expect("settings are plain data")
     }
 
     /// What of the test text is measured on in a run of a plan.
-    fn text(&self, plan: &Plan, source: &Source) -> Result<ScoredText> {
+    fn text(&self, plan: &Plan, source: &DataSource) -> Result<ScoredText> {
         let longest = |lengths: &[usize]| lengths.iter().copied().max().unwrap_or(0);
         let (segment_len, n_segments) = match self {
-            Probe::Attention { lengths, sequences } => (longest(lengths), *sequences),
-            Probe::Style { songs, tokens, .. } => (*tokens, *songs),
-            Probe::Scores { lengths } => (longest(lengths), scores::TEXTS),
+            Analysis::Attention { lengths, sequences } => (longest(lengths), *sequences),
+            Analysis::Style { songs, tokens, .. } => (*tokens, *songs),
+            Analysis::Scores { lengths } => (longest(lengths), scores::TEXTS),
         };
         let checksum = source.text(Split::Test)?.checksum();
         Ok(ScoredText { checksum, segment_len: segment_len as u64, n_segments: n_segments as u64, seed: plan.seed })
@@ -71,11 +71,17 @@ impl Probe {
     ///
     /// # Errors
     /// A task, which has no text; a damaged file.
-    pub fn is_done(&self, folder: &RunFolder, plan: &Plan, source: &Source, provenance: &Provenance) -> Result<bool> {
+    pub fn is_done(
+        &self,
+        folder: &RunFolder,
+        plan: &Plan,
+        source: &DataSource,
+        provenance: &Provenance,
+    ) -> Result<bool> {
         let here = provenance.numerics();
         let suits =
             |by: Option<&Provenance>| Numerics::chosen_or_usual(by.map(Provenance::numerics).as_ref()) == here.chosen();
-        if let Probe::Scores { lengths } = self {
+        if let Analysis::Scores { lengths } = self {
             return scores::are_kept(folder, plan.steps, lengths, suits);
         }
         let (config, text) = (self.config(), self.text(plan, source)?);
@@ -89,12 +95,12 @@ impl Probe {
     ///
     /// # Errors
     /// What is out of range, or missing.
-    pub fn check(&self, source: &Source) -> Result<()> {
+    pub fn check(&self, source: &DataSource) -> Result<()> {
         let positive = |all: &[usize]| all.iter().all(|value| *value > 0);
         let sensible = match self {
-            Probe::Attention { lengths, sequences } => positive(lengths) && !lengths.is_empty() && *sequences > 0,
-            Probe::Style { songs, samples, tokens, .. } => positive(&[*songs, *samples, *tokens]),
-            Probe::Scores { lengths } => positive(lengths) && !lengths.is_empty(),
+            Analysis::Attention { lengths, sequences } => positive(lengths) && !lengths.is_empty() && *sequences > 0,
+            Analysis::Style { songs, samples, tokens, .. } => positive(&[*songs, *samples, *tokens]),
+            Analysis::Scores { lengths } => positive(lengths) && !lengths.is_empty(),
         };
         if !sensible {
             return Err(Error::refused(
@@ -104,14 +110,14 @@ impl Probe {
             ));
         }
         match self {
-            Probe::Attention { lengths, sequences } => {
+            Analysis::Attention { lengths, sequences } => {
                 let text = source.text(Split::Test)?;
                 lengths.iter().try_for_each(|length| attention::starts(&text, *length, *sequences, 0).map(drop))
             }
-            Probe::Scores { lengths } => scores::extent(&source.text(Split::Test)?, lengths, 0).map(drop),
-            Probe::Style { songs, samples, bars, tokens } => match source.tokenizer()?.music_vocabulary() {
+            Analysis::Scores { lengths } => scores::segments(&source.text(Split::Test)?, lengths, 0).map(drop),
+            Analysis::Style { songs, samples, bars, tokens } => match source.tokenizer()?.music_vocabulary() {
                 Some(vocabulary) => {
-                    let asked = style::Asked { songs: *songs, samples: *samples, bars: *bars, tokens: *tokens };
+                    let asked = style::StyleSettings { songs: *songs, samples: *samples, bars: *bars, tokens: *tokens };
                     style::songs(source, vocabulary, &asked).map(drop)
                 }
                 None => Err(Error::refused(
@@ -131,21 +137,21 @@ impl Probe {
         &self,
         folder: &RunFolder,
         (plan, model): (&Plan, &Decoder),
-        source: &Source,
+        source: &DataSource,
         provenance: &Provenance,
         stop: &AtomicBool,
     ) -> Result<bool> {
         self.check(source)?;
         let text = source.text(Split::Test)?;
         let result = match self {
-            Probe::Attention { lengths, sequences } => {
+            Analysis::Attention { lengths, sequences } => {
                 attention::measure(plan, model, &text, (lengths, *sequences), stop)?
             }
-            Probe::Style { songs, samples, bars, tokens } => {
-                let asked = style::Asked { songs: *songs, samples: *samples, bars: *bars, tokens: *tokens };
+            Analysis::Style { songs, samples, bars, tokens } => {
+                let asked = style::StyleSettings { songs: *songs, samples: *samples, bars: *bars, tokens: *tokens };
                 style::measure(plan, model, source, &asked, stop)?
             }
-            Probe::Scores { lengths } => {
+            Analysis::Scores { lengths } => {
                 folder.write_scores(&scores::measure((model, plan.steps), &text, lengths, (plan.seed, provenance))?)?;
                 return Ok(true);
             }
@@ -190,9 +196,9 @@ mod tests {
         let tokenizer = "groove".to_owned();
         let options = PrepareOptions { tokenizer, ..PrepareOptions::new(Sources::paths(&[&music]), &out) };
         prepare(&options, &mut |_| {}).unwrap();
-        let source = Source::open(&DataConfig::text(&out)).unwrap();
-        let style = |songs| Probe::Style { songs, samples: 1, bars: 2, tokens: 2000 }.check(&source);
-        let attention = |length| Probe::Attention { lengths: vec![16, length], sequences: 2 }.check(&source);
+        let source = DataSource::open(&DataConfig::text(&out)).unwrap();
+        let style = |songs| Analysis::Style { songs, samples: 1, bars: 2, tokens: 2000 }.check(&source);
+        let attention = |length| Analysis::Attention { lengths: vec![16, length], sequences: 2 }.check(&source);
         assert!(style(2).is_ok() && attention(32).is_ok());
         let (songs, text) = (style(3).unwrap_err().to_string(), attention(1 << 20).unwrap_err().to_string());
         assert!(songs.contains("3 prompt pieces were requested, the test split has 2"), "{songs}");

@@ -10,8 +10,8 @@
 //! ```
 
 use super::bytes;
-use super::positions::{self, Rows};
-use crate::layers::Layer;
+use super::positions::{self, ResidentPositions};
+use crate::layers::LayerSettings;
 use crate::model::MOST_PREFILLED;
 use crate::plan::Plan;
 use kerple_burn::memory::{FEWEST_HELD, FIRST_CAPACITY};
@@ -22,10 +22,11 @@ pub(super) fn caches(plan: &Plan, length: usize) -> u64 {
     plan.model.every_layer(&plan.encoding).map(|layer| of_layer(plan, &layer, length)).fold(0, u64::saturating_add)
 }
 
-fn of_layer(plan: &Plan, layer: &Layer, length: usize) -> u64 {
+fn of_layer(plan: &Plan, layer: &LayerSettings, length: usize) -> u64 {
     let geometry = plan.geometry();
     if let Some(linear) = layer.attention.linear() {
-        let rows = Rows { sequences: 1, positions: FEWEST_HELD.min(length), span: length, training: false };
+        let rows =
+            ResidentPositions { sequences: 1, positions: FEWEST_HELD.min(length), span: length, training: false };
         return positions::held(layer, linear, &geometry, rows);
     }
     let heads = plan.model.sizes().heads(&plan.model.block);

@@ -17,11 +17,11 @@
 //! ```
 
 use super::bytes;
-use crate::layers::Layer;
+use crate::layers::LayerSettings;
 use crate::model::MOST_STATES;
 use crate::plan::Plan;
 use kerple_burn::ops::linear_attention::MOST_HELD;
-use kerple_burn::plan::{FeatureKind, LinearPlan};
+use kerple_burn::plan::{FeatureKind, LinearAttentionConfig};
 use kerple_core::attention::linear::{CHUNK, NEAR};
 use kerple_core::calculus::exponentials::Grid;
 use kerple_core::encoding::{Geometry, Injection, Share};
@@ -30,7 +30,7 @@ use kerple_core::forms::{Code, CodeKind};
 
 /// What is in memory at once.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Rows {
+pub(super) struct ResidentPositions {
     /// Sequences.
     pub sequences: usize,
     /// Positions of each.
@@ -42,8 +42,8 @@ pub(super) struct Rows {
 }
 
 /// Bytes that the positions of a plan's model take.
-pub(super) fn positions(plan: &Plan, rows: Rows) -> u64 {
-    let mut kinds: Vec<(Layer, usize)> = Vec::new();
+pub(super) fn positions(plan: &Plan, rows: ResidentPositions) -> u64 {
+    let mut kinds: Vec<(LayerSettings, usize)> = Vec::new();
     for layer in plan.model.every_layer(&plan.encoding) {
         match kinds.iter_mut().find(|(known, _)| *known == layer) {
             Some((_, layers)) => *layers += 1,
@@ -51,7 +51,7 @@ pub(super) fn positions(plan: &Plan, rows: Rows) -> u64 {
         }
     }
     let (geometry, sides) = (plan.geometry(), 1 + usize::from(plan.head().sees_ahead()));
-    let of_kind = |(layer, layers): &(Layer, usize)| {
+    let of_kind = |(layer, layers): &(LayerSettings, usize)| {
         let encoding = encoding((layer, *layers), &geometry, (rows, sides));
         let linear = layer.attention.linear();
         encoding.saturating_add(linear.map_or(0, |linear| attention((layer, *layers), linear, &geometry, rows)))
@@ -60,8 +60,12 @@ pub(super) fn positions(plan: &Plan, rows: Rows) -> u64 {
 }
 
 /// Draws, rows and tables of so many layers.
-fn encoding((layer, layers): (&Layer, usize), geometry: &Geometry, (rows, sides): (Rows, usize)) -> u64 {
-    let Layer { encoding, attention, .. } = *layer;
+fn encoding(
+    (layer, layers): (&LayerSettings, usize),
+    geometry: &Geometry,
+    (rows, sides): (ResidentPositions, usize),
+) -> u64 {
+    let LayerSettings { encoding, attention, .. } = *layer;
     let randomized = encoding.randomized;
     let Geometry { heads, head_dim, d_model, .. } = *geometry;
     let parameters = encoding.parameters(geometry);
@@ -88,7 +92,12 @@ fn encoding((layer, layers): (&Layer, usize), geometry: &Geometry, (rows, sides)
 }
 
 /// Codes, features and states of linear attention in so many layers.
-fn attention((layer, layers): (&Layer, usize), linear: &LinearPlan, geometry: &Geometry, rows: Rows) -> u64 {
+fn attention(
+    (layer, layers): (&LayerSettings, usize),
+    linear: &LinearAttentionConfig,
+    geometry: &Geometry,
+    rows: ResidentPositions,
+) -> u64 {
     let Geometry { heads, head_dim, .. } = *geometry;
     let code = layer.encoding.code(geometry);
     let codes = code.as_ref().map_or(0, |code| {
@@ -106,14 +115,19 @@ fn attention((layer, layers): (&Layer, usize), linear: &LinearPlan, geometry: &G
 }
 
 /// What a text that grows holds in a layer of linear attention: its state, and what was drawn for it.
-pub(super) fn held(layer: &Layer, linear: &LinearPlan, geometry: &Geometry, rows: Rows) -> u64 {
+pub(super) fn held(
+    layer: &LayerSettings,
+    linear: &LinearAttentionConfig,
+    geometry: &Geometry,
+    rows: ResidentPositions,
+) -> u64 {
     let states = state(layer, linear, geometry).saturating_mul(geometry.heads as u64);
     let noise = layer.encoding.code(geometry).map_or(0, |code| held_noise(&code.kind, 1, rows.positions));
     [noise, projection((layer, 1), linear, geometry)].into_iter().fold(states, u64::saturating_add)
 }
 
 /// Random directions of so many layers, and what is there while they are made.
-fn projection((layer, layers): (&Layer, usize), linear: &LinearPlan, geometry: &Geometry) -> u64 {
+fn projection((layer, layers): (&LayerSettings, usize), linear: &LinearAttentionConfig, geometry: &Geometry) -> u64 {
     let width = layer.encoding.code(geometry).as_ref().map_or(geometry.head_dim, Code::realisations);
     let features = linear.width(width);
     match linear.feature_map {
@@ -125,7 +139,7 @@ fn projection((layer, layers): (&Layer, usize), linear: &LinearPlan, geometry: &
 }
 
 /// The sums of one head.
-fn state(layer: &Layer, linear: &LinearPlan, geometry: &Geometry) -> u64 {
+fn state(layer: &LayerSettings, linear: &LinearAttentionConfig, geometry: &Geometry) -> u64 {
     let Geometry { head_dim, .. } = *geometry;
     let features = linear.width(layer.encoding.code(geometry).as_ref().map_or(head_dim, Code::realisations));
     let fades = layer.encoding.has_approximate_decay();
@@ -135,7 +149,7 @@ fn state(layer: &Layer, linear: &LinearPlan, geometry: &Geometry) -> u64 {
 }
 
 /// Noise of so many layers, and of threads that draw it where it is not held.
-fn noise(kind: &CodeKind, layers: usize, rows: Rows) -> u64 {
+fn noise(kind: &CodeKind, layers: usize, rows: ResidentPositions) -> u64 {
     let a_thread = match kind {
         CodeKind::Sine(_) => 0,
         CodeKind::Conv(shape) => bytes(&[3, taps(shape).saturating_add(CHUNK), shape.realisations]),
@@ -168,7 +182,7 @@ fn taps(shape: &ConvShape) -> usize {
 
 /// States of a sequence that are kept in a layer: none where it is worked off at once, one before every piece of a stretch of
 /// at most [`MOST_STATES`], and what later pieces leave.
-fn states(rows: Rows) -> u64 {
+fn states(rows: ResidentPositions) -> u64 {
     let pieces = rows.span.div_ceil(rows.positions.max(1));
     match (pieces, rows.training) {
         (0 | 1, _) => 0,

@@ -4,10 +4,10 @@ mod common;
 
 use common::{IDS, encoding, logits, maps, patterns, plan, plan_with};
 use kerple_burn::fused::Engine;
-use kerple_burn::plan::{AttentionKind, BlockPlan, LinearPlan, ResidualKind, SinkKind};
+use kerple_burn::plan::{AttentionKind, BlockConfig, LinearAttentionConfig, ResidualKind, SinkKind};
 use kerple_core::encoding::Encoding;
 use kerple_lm::config::TrainConfig;
-use kerple_lm::model::{Decoder, Growing, Tokens};
+use kerple_lm::model::{Decoder, Sequence, TokenBatch};
 use kerple_lm::pass::Pass;
 
 fn models() -> Vec<(String, Decoder)> {
@@ -18,12 +18,12 @@ fn models() -> Vec<(String, Decoder)> {
     let mut found: Vec<(String, Decoder)> =
         encodings.iter().map(|encoding| (encoding.label(), of(&plan(encoding, train())))).collect();
     let blocks = [
-        BlockPlan { residual: ResidualKind::Parallel, tie_embeddings: true, ..BlockPlan::default() },
-        BlockPlan { residual: ResidualKind::PostLn, qk_norm: true, glu: true, ..BlockPlan::default() },
-        BlockPlan { n_kv_heads: Some(1), ssmax: Some(0.4), sink: SinkKind::Learned, ..BlockPlan::default() },
-        BlockPlan { attention: AttentionKind::Linear(LinearPlan::default()), ..BlockPlan::default() },
+        BlockConfig { residual: ResidualKind::Parallel, tie_embeddings: true, ..BlockConfig::default() },
+        BlockConfig { residual: ResidualKind::PostLn, qk_norm: true, glu: true, ..BlockConfig::default() },
+        BlockConfig { n_kv_heads: Some(1), ssmax: Some(0.4), sink: SinkKind::Learned, ..BlockConfig::default() },
+        BlockConfig { attention: AttentionKind::Linear(LinearAttentionConfig::default()), ..BlockConfig::default() },
     ];
-    let with = |block: BlockPlan| (format!("{block:?}"), of(&plan_with(&encoding("kerple_log"), train(), block)));
+    let with = |block: BlockConfig| (format!("{block:?}"), of(&plan_with(&encoding("kerple_log"), train(), block)));
     found.extend(blocks.map(with));
     found.extend(patterns(&train()).into_iter().map(|(what, plan)| (what.to_owned(), of(&plan))));
     found
@@ -31,9 +31,9 @@ fn models() -> Vec<(String, Decoder)> {
 
 /// What the model says after tokens that came one by one.
 fn alone(model: &Decoder, first: &[u32], then: &[u32]) -> Vec<Vec<f32>> {
-    let mut growing = model.begin(0);
-    model.grow(first, &mut growing);
-    then.iter().map(|id| model.grow(&[*id], &mut growing)).collect()
+    let mut sequence = model.new_sequence(0);
+    model.decode(first, &mut sequence);
+    then.iter().map(|id| model.decode(&[*id], &mut sequence)).collect()
 }
 
 #[test]
@@ -42,13 +42,13 @@ fn side_by_side_equals_alone() {
         // three sequences of other lengths and other tokens
         let firsts = [&IDS[..3], &IDS[1..8], &IDS[5..6]];
         let then = [[7, 2, 9], [1, 1, 22], [0, 13, 4]];
-        let mut growing: Vec<Growing> = firsts.iter().map(|_| model.begin(0)).collect();
-        firsts.iter().zip(&mut growing).for_each(|(first, one)| {
-            model.grow(first, one);
+        let mut sequence: Vec<Sequence> = firsts.iter().map(|_| model.new_sequence(0)).collect();
+        firsts.iter().zip(&mut sequence).for_each(|(first, one)| {
+            model.decode(first, one);
         });
         for step in 0..3 {
             let ids = then.map(|ids| ids[step]);
-            let together = model.grow_each(&ids, &mut growing.iter_mut().collect::<Vec<_>>());
+            let together = model.decode_batch(&ids, &mut sequence.iter_mut().collect::<Vec<_>>());
             for ((first, then), together) in firsts.iter().zip(&then).zip(together) {
                 let alone = &alone(&model, first, then)[step];
                 let error = alone.iter().zip(&together).fold(0f32, |m, (a, b)| m.max((a - b).abs()));
@@ -56,7 +56,7 @@ fn side_by_side_equals_alone() {
                 assert!(error < 1e-5, "{what}, step {step}: {error}");
             }
         }
-        assert_eq!(growing.iter().map(Growing::len).collect::<Vec<_>>(), [6, 10, 4]);
+        assert_eq!(sequence.iter().map(Sequence::len).collect::<Vec<_>>(), [6, 10, 4]);
     }
 }
 
@@ -65,8 +65,8 @@ fn predictions_are_those_of_all_logits() {
     for (what, model) in models() {
         for (keep, engine) in [(false, Engine::Fused), (true, Engine::Fused), (true, Engine::Composed)] {
             let model = model.clone().with_engine(engine);
-            let mut growing = model.begin(0);
-            let (found, last) = model.read(&IDS, 2, &mut growing, keep);
+            let mut sequence = model.new_sequence(0);
+            let (found, last) = model.score_prompt(&IDS, 2, &mut sequence, keep);
             let whole = logits(&model, &IDS);
             let vocab = whole.len() / IDS.len();
             assert_eq!((found.target_nll.len(), found.ids.len(), found.nll.len()), (11, 22, 22), "{what}");
@@ -81,8 +81,8 @@ fn predictions_are_those_of_all_logits() {
                 assert!(found.nll[2 * at] <= found.nll[2 * at + 1], "{what}");
             }
             last.iter().zip(&whole[11 * vocab..]).for_each(|(a, b)| close(f64::from(*a), f64::from(*b)));
-            let kept = if keep || !growing.is_empty() { IDS.len() } else { 0 };
-            assert_eq!(growing.len(), kept, "{what}");
+            let kept = if keep || !sequence.is_empty() { IDS.len() } else { 0 };
+            assert_eq!(sequence.len(), kept, "{what}");
         }
     }
 }
@@ -90,17 +90,17 @@ fn predictions_are_those_of_all_logits() {
 #[test]
 fn losses_have_the_bits_of_evaluation() {
     for (what, model) in models() {
-        let mut growing = model.begin(0);
-        let (found, _) = model.read(&IDS, 1, &mut growing, false);
-        let (tokens, targets) = (Tokens { ids: &IDS, batch: 1, len: 12 }, [&IDS[1..], &[0]].concat());
+        let mut sequence = model.new_sequence(0);
+        let (found, _) = model.score_prompt(&IDS, 1, &mut sequence, false);
+        let (tokens, targets) = (TokenBatch { ids: &IDS, batch: 1, len: 12 }, [&IDS[1..], &[0]].concat());
         let scored = &model.scored(tokens, &targets, &Pass::evaluation(0))[..11];
-        if growing.is_empty() {
+        if sequence.is_empty() {
             assert_eq!(found.target_nll, scored, "{what}");
         } else {
             // linear layers take it through their memory
             found.target_nll.iter().zip(scored).for_each(|(a, b)| assert!((a - b).abs() < 1e-5, "{what}: {a} {b}"));
         }
-        let one = model.read(&IDS[..1], 3, &mut model.begin(0), false);
+        let one = model.score_prompt(&IDS[..1], 3, &mut model.new_sequence(0), false);
         assert!(one.0.ids.is_empty() && one.1.len() == 24, "nothing predicts the first token");
     }
 }
@@ -110,9 +110,12 @@ fn losses_have_the_bits_of_evaluation() {
 #[test]
 fn a_sequence_has_the_length_it_has() {
     let longer: Vec<u32> = IDS.iter().chain(&IDS).copied().collect();
-    let block = |linear: bool| match linear {
-        true => BlockPlan { attention: AttentionKind::Linear(LinearPlan::default()), ..BlockPlan::default() },
-        false => BlockPlan::default(),
+    let block = |linear: bool| {
+        if linear {
+            BlockConfig { attention: AttentionKind::Linear(LinearAttentionConfig::default()), ..BlockConfig::default() }
+        } else {
+            BlockConfig::default()
+        }
     };
     for (encoding, linear, follows) in [
         (r#"{"kind":"rotary","scaling":"linear"}"#, false, true),
@@ -130,8 +133,8 @@ fn a_sequence_has_the_length_it_has() {
         let model = Decoder::new(&plan_with(&of, TrainConfig::default(), block(linear)), &kerple_lm::device());
         assert_eq!(!model.trunk.encoding.keeps_positions([14, 20]), follows, "{encoding}");
         for start in [1, 4, 12, 14] {
-            let mut growing = [model.begin(0), model.begin(0)];
-            let mut last = growing.each_mut().map(|one| model.grow(&longer[..start], one));
+            let mut sequence = [model.new_sequence(0), model.new_sequence(0)];
+            let mut last = sequence.each_mut().map(|one| model.decode(&longer[..start], one));
             for len in start..20 {
                 let whole = logits(&model, &longer[..len]);
                 for last in &last {
@@ -140,11 +143,11 @@ fn a_sequence_has_the_length_it_has() {
                     // the same sums in another order, in f32
                     assert!(error < 1e-5, "{encoding}, from {start} to {len}: {error}");
                 }
-                let [alone, beside] = &mut growing;
-                let other = &mut model.begin(0);
-                model.grow(&[7], other);
-                let each = model.grow_each(&[longer[len], 3], &mut [beside, other]).swap_remove(0);
-                last = [model.grow(&longer[len..=len], alone), each];
+                let [alone, beside] = &mut sequence;
+                let other = &mut model.new_sequence(0);
+                model.decode(&[7], other);
+                let each = model.decode_batch(&[longer[len], 3], &mut [beside, other]).swap_remove(0);
+                last = [model.decode(&longer[len..=len], alone), each];
             }
         }
     }
@@ -154,7 +157,7 @@ fn a_sequence_has_the_length_it_has() {
 #[test]
 fn predictions_do_not_depend_on_what_comes_after() {
     for (what, model) in models() {
-        let [kept, left] = [true, false].map(|keep| model.read(&IDS, 2, &mut model.begin(0), keep));
+        let [kept, left] = [true, false].map(|keep| model.score_prompt(&IDS, 2, &mut model.new_sequence(0), keep));
         assert_eq!((kept.0.target_nll, kept.0.nll, kept.1), (left.0.target_nll, left.0.nll, left.1), "{what}");
     }
 }

@@ -3,7 +3,7 @@
 
 use crate::checkpoint::present;
 use crate::config::DataConfig;
-use crate::corpus::Source;
+use crate::corpus::DataSource;
 use crate::error::{Error, Result};
 use crate::plan::Plan;
 use kerple_run::DATA_PATH_FILE;
@@ -12,20 +12,20 @@ use std::path::{Component, Path, PathBuf};
 
 /// Where the text was when the run was last trained.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Place {
+pub struct DataPath {
     /// As seen from the run folder, so that both can be moved together.
     pub from_run: Option<PathBuf>,
     /// From the root.
     pub absolute: Option<PathBuf>,
 }
 
-impl Place {
+impl DataPath {
     /// The place of `path`, for a run in `run`. What cannot be written as text is left out.
-    pub fn of(path: &Path, run: &Path) -> Place {
+    pub fn of(path: &Path, run: &Path) -> DataPath {
         let written = |path: PathBuf| path.to_str().is_some().then_some(path);
         let (path, run) = (std::path::absolute(path).ok(), std::path::absolute(run).ok());
         let from_run = path.as_ref().zip(run).and_then(|(path, run)| relative(path, &run));
-        Place { from_run: from_run.and_then(written), absolute: path.and_then(written) }
+        DataPath { from_run: from_run.and_then(written), absolute: path.and_then(written) }
     }
 
     pub(super) fn write(&self, run: &Path) -> Result<()> {
@@ -33,12 +33,9 @@ impl Place {
     }
 
     /// What the run says, or nothing where it says nothing.
-    pub(super) fn read(run: &Path) -> Result<Place> {
+    pub(super) fn read(run: &Path) -> Result<DataPath> {
         let path = run.join(DATA_PATH_FILE);
-        match present(&path)? {
-            true => Ok(kerple_run::read_json(&path)?),
-            false => Ok(Place::default()),
-        }
+        if present(&path)? { Ok(kerple_run::read_json(&path)?) } else { Ok(DataPath::default()) }
     }
 
     /// Whether nothing at all is where the text was, as in a copy without it.
@@ -66,10 +63,10 @@ impl Place {
     }
 
     /// Opens the text of the plan, wherever it is.
-    pub(super) fn open(&self, run: &Path, plan: &Plan) -> Result<(PathBuf, Source)> {
+    pub(super) fn open(&self, run: &Path, plan: &Plan) -> Result<(PathBuf, DataSource)> {
         let mut looked = Vec::new();
         for path in self.candidates(run, plan) {
-            match Source::open(&DataConfig { path: path.clone(), ..plan.data.clone() }) {
+            match DataSource::open(&DataConfig { path: path.clone(), ..plan.data.clone() }) {
                 Ok(source) if source.facts().content == plan.data_info.content => return Ok((path, source)),
                 Ok(_) => looked.push(format!("{}: other text", path.display())),
                 Err(error) => looked.push(error.to_string()),

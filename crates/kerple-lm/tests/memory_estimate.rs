@@ -8,12 +8,12 @@ use common::Counting;
 use hunt::counting;
 use kerple_burn::pass::Pass;
 use kerple_lm::config::RunConfig;
-use kerple_lm::learner::{self, Learner, Update};
-use kerple_lm::memory::{Limit, TOKENS_AT_ONCE};
-use kerple_lm::model::{Decoder, Growing, Tokens};
+use kerple_lm::memory_estimate::{Limit, TOKENS_AT_ONCE};
+use kerple_lm::model::{Decoder, Sequence, TokenBatch};
+use kerple_lm::objective::{NextTokenPrediction, Objective};
 use kerple_lm::plan::{DataInfo, Plan};
-use kerple_lm::sequences::Batches;
-use kerple_lm::task::{LanguageModel, Task};
+use kerple_lm::sequences::BatchSource;
+use kerple_lm::train_state::{self, TrainState, Update};
 
 /// Tokens of a prompt that are read at once.
 const PIECE: usize = 64;
@@ -107,12 +107,12 @@ fn train(plans: Vec<(&'static str, Plan)>) {
         let batches = Counting(plan.clone());
         let held = counting::most(|| {
             let model = Decoder::new(&plan, &kerple_lm::device().autodiff());
-            let task = LanguageModel { piece: plan.train.chunk_len };
-            let mut learner = Learner::new(model, task, learner::settings(&plan));
+            let task = NextTokenPrediction { piece: plan.train.chunk_len };
+            let mut train_state = TrainState::new(model, task, train_state::settings(&plan));
             for step in 0..2 {
                 let batch = batches.batch(step, 0..plan.train.batch_size).unwrap();
                 let update = Update { learning_rate: 1e-3, adam_step: step + 1 };
-                learner.step(&[batch], Pass::training(1, step), update).unwrap();
+                train_state.step(&[batch], Pass::training(1, step), update).unwrap();
             }
         });
         let estimate = plan.training_memory(plan.train.batch_size);
@@ -138,7 +138,7 @@ fn a_validation_holds_what_is_estimated() {
     for (name, plan) in plans().into_iter().chain(plans_of_positions()).filter(|(name, _)| *name != "weights") {
         let batches = Counting(plan.clone());
         let model = Decoder::new(&plan, &kerple_lm::device());
-        let task = LanguageModel { piece: plan.train.chunk_len };
+        let task = NextTokenPrediction { piece: plan.train.chunk_len };
         let held = counting::most(|| {
             // as many sequences as a validation takes at once
             let rows = (TOKENS_AT_ONCE / plan.sequence_len()).max(1);
@@ -171,7 +171,7 @@ fn a_long_text_holds_what_is_estimated() {
         let model = Decoder::new(&plan, &kerple_lm::device());
         let ids: Vec<u32> = (0..len as u32).map(|id| id % 251).collect();
         let held = counting::most(|| {
-            let tokens = Tokens { ids: &ids, batch: 1, len };
+            let tokens = TokenBatch { ids: &ids, batch: 1, len };
             assert_eq!(model.scored(tokens, &ids, &Pass::evaluation(0)).len(), len);
         });
         let estimate = plan.evaluation_memory(len);
@@ -205,15 +205,15 @@ fn texts_that_grow_hold_what_is_estimated() {
             // of a window a whole prompt is held; otherwise in pieces, so that what is held is more than what is at work
             let piece = if plan.encoding.window.is_some() { len } else { PIECE };
             let read = |_| {
-                let mut growing = model.begin(0);
-                ids.chunks(piece).for_each(|piece| drop(model.grow(piece, &mut growing)));
-                growing
+                let mut sequence = model.new_sequence(0);
+                ids.chunks(piece).for_each(|piece| drop(model.decode(piece, &mut sequence)));
+                sequence
             };
-            let mut all: Vec<Growing> = (0..texts).map(read).collect();
+            let mut all: Vec<Sequence> = (0..texts).map(read).collect();
             for _ in 0..4 {
-                model.grow_each(&vec![1; texts], &mut all.iter_mut().collect::<Vec<_>>());
+                model.decode_batch(&vec![1; texts], &mut all.iter_mut().collect::<Vec<_>>());
             }
-            assert!(all.iter().all(|growing| growing.len() == len));
+            assert!(all.iter().all(|sequence| sequence.len() == len));
         });
         let estimate = plan.serving_memory(len, texts);
         assert_eq!(estimate.total() - estimate.caches, plan.evaluation_memory(len).total());

@@ -1,6 +1,6 @@
 //! Answers: one of several classes at some places, by whichever model has such places.
 
-use super::{Batch, Scores, Task};
+use super::{Objective, SequenceBatch, TargetScores};
 use crate::model::{Classifier, Decoder, Transducer};
 use burn::tensor::{Int, Tensor, TensorData, activation};
 use kerple_burn::ops::loss::{Targets, mean_share};
@@ -14,13 +14,13 @@ use kerple_burn::pass::Pass;
 /// | [`Classifier`] | one a sequence | it |
 /// | [`Decoder`] | the scored tokens | those |
 #[derive(Clone, Copy, Debug, Default)]
-pub struct Answering;
+pub struct Classification;
 
 /// Losses and hits of answers to which a model gave these logits, `[targets, classes]`; of equal logits the first counts.
 ///
 /// # Panics
 /// When there are not as many logits, or a target is not a class.
-pub fn classified(logits: &[f64], classes: usize, targets: &[u32], scored: Option<Vec<bool>>) -> Scores {
+pub fn classified(logits: &[f64], classes: usize, targets: &[u32], scored: Option<Vec<bool>>) -> TargetScores {
     assert_eq!(logits.len(), classes * targets.len(), "logits: [{}, {classes}]", targets.len());
     let score = |(row, target): (&[f64], &u32)| {
         let largest = row.iter().copied().fold(f64::NEG_INFINITY, f64::max);
@@ -29,7 +29,7 @@ pub fn classified(logits: &[f64], classes: usize, targets: &[u32], scored: Optio
         (normalizer - row[*target as usize], likeliest == Some(*target as usize))
     };
     let (losses, hits) = logits.chunks_exact(classes).zip(targets).map(score).unzip();
-    Scores { losses, hits: Some(hits), scored }
+    TargetScores { losses, hits: Some(hits), scored }
 }
 
 /// The mean loss of logits `[1, rows, C]`.
@@ -44,53 +44,53 @@ fn numbers<const D: usize>(tensor: Tensor<D>) -> Vec<f64> {
     tensor.into_data().iter::<f64>().collect()
 }
 
-impl Answering {
+impl Classification {
     /// `[1, B places, C]`
-    fn transduced(model: &Transducer, batch: &Batch, pass: &Pass) -> Tensor<3> {
+    fn transduced(model: &Transducer, batch: &SequenceBatch, pass: &Pass) -> Tensor<3> {
         let logits = model.logits(batch.input(), batch.targets.len() / batch.rows.max(1), pass);
         let classes = logits.dims()[2];
         logits.reshape([1, batch.targets.len(), classes])
     }
 }
 
-impl Task<Transducer> for Answering {
-    fn loss(&self, model: &Transducer, batch: &Batch, pass: &Pass) -> Tensor<1> {
-        mean_loss(Answering::transduced(model, batch, pass), &batch.targets)
+impl Objective<Transducer> for Classification {
+    fn loss(&self, model: &Transducer, batch: &SequenceBatch, pass: &Pass) -> Tensor<1> {
+        mean_loss(Classification::transduced(model, batch, pass), &batch.targets)
     }
 
-    fn score(&self, model: &Transducer, batch: &Batch, pass: &Pass) -> Scores {
-        let logits = Answering::transduced(model, batch, pass);
+    fn score(&self, model: &Transducer, batch: &SequenceBatch, pass: &Pass) -> TargetScores {
+        let logits = Classification::transduced(model, batch, pass);
         let classes = logits.dims()[2];
         classified(&numbers(logits), classes, &batch.targets, batch.scored.clone())
     }
 
-    fn weight(&self, batch: &Batch) -> usize {
+    fn weight(&self, batch: &SequenceBatch) -> usize {
         batch.targets.len()
     }
 }
 
-impl Task<Classifier> for Answering {
-    fn loss(&self, model: &Classifier, batch: &Batch, pass: &Pass) -> Tensor<1> {
+impl Objective<Classifier> for Classification {
+    fn loss(&self, model: &Classifier, batch: &SequenceBatch, pass: &Pass) -> Tensor<1> {
         mean_loss(model.logits(batch.input(), batch.lengths.as_deref(), pass).unsqueeze_dim(0), &batch.targets)
     }
 
-    fn score(&self, model: &Classifier, batch: &Batch, pass: &Pass) -> Scores {
+    fn score(&self, model: &Classifier, batch: &SequenceBatch, pass: &Pass) -> TargetScores {
         let logits = model.logits(batch.input(), batch.lengths.as_deref(), pass);
         let classes = logits.dims()[1];
         classified(&numbers(logits), classes, &batch.targets, None)
     }
 
-    fn span(&self, model: &Classifier, batch: &Batch) -> usize {
+    fn span(&self, model: &Classifier, batch: &SequenceBatch) -> usize {
         model.span(batch.input(), batch.lengths.as_deref())
     }
 
-    fn weight(&self, batch: &Batch) -> usize {
+    fn weight(&self, batch: &SequenceBatch) -> usize {
         batch.targets.len()
     }
 }
 
-impl Task<Decoder> for Answering {
-    fn loss(&self, model: &Decoder, batch: &Batch, pass: &Pass) -> Tensor<1> {
+impl Objective<Decoder> for Classification {
+    fn loss(&self, model: &Decoder, batch: &SequenceBatch, pass: &Pass) -> Tensor<1> {
         let scored = batch.scored_tokens();
         let targets = Targets { ids: &batch.targets, scored: scored.as_deref() };
         model.weighted_loss(batch.input(), targets, mean_share(targets), pass)
@@ -98,7 +98,7 @@ impl Task<Decoder> for Answering {
 
     /// Places that are not scored have neither loss nor hit: logits are computed only where answers
     /// are.
-    fn score(&self, model: &Decoder, batch: &Batch, pass: &Pass) -> Scores {
+    fn score(&self, model: &Decoder, batch: &SequenceBatch, pass: &Pass) -> TargetScores {
         let scored = batch.scored_tokens().unwrap_or_else(|| vec![true; batch.targets.len()]);
         let places: Vec<usize> = (0..scored.len()).filter(|place| scored[*place]).collect();
         let logits = model.logits_at(batch.input(), &places, pass);
@@ -109,10 +109,10 @@ impl Task<Decoder> for Answering {
         for ((place, loss), hit) in places.into_iter().zip(found.losses).zip(found.hits.into_iter().flatten()) {
             (losses[place], hits[place]) = (loss, hit);
         }
-        Scores { losses, hits: Some(hits), scored: Some(scored) }
+        TargetScores { losses, hits: Some(hits), scored: Some(scored) }
     }
 
-    fn weight(&self, batch: &Batch) -> usize {
+    fn weight(&self, batch: &SequenceBatch) -> usize {
         batch.scored_tokens().map_or(batch.targets.len(), |scored| super::count(&scored))
     }
 }

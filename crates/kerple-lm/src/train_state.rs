@@ -1,9 +1,9 @@
 //! A model in training: the gradients of a batch, with gradient accumulation over its
 //! micro-batches, and the updates.
 
+use crate::objective::{Objective, SequenceBatch};
 use crate::plan::Plan;
-use crate::ranks::{self, Loss, OrderedSum, Ranks};
-use crate::task::{Batch, Task};
+use crate::ranks::{self, AllReduce, BatchLoss, Ranks};
 use burn::module::Module;
 use burn::tensor::Tensor;
 use kerple_burn::adamw::AdamW;
@@ -16,7 +16,7 @@ pub use kerple_burn::adamw::{Settings, Update};
 
 /// The mean loss of a batch, and its gradient in each parameter, flattened, in the order of the module.
 #[derive(Clone, Debug)]
-pub struct Gradients {
+pub struct BatchGradients {
     /// Mean over the scored targets.
     pub loss: f64,
     /// Zero in a parameter that the loss does not depend on.
@@ -25,7 +25,7 @@ pub struct Gradients {
 
 /// What an update did, or did not where one of these is not finite.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Learned {
+pub struct StepMetrics {
     /// Mean loss of the batch before the update.
     pub loss: f64,
     /// Global norm of its gradient before clipping.
@@ -34,40 +34,40 @@ pub struct Learned {
 
 /// A loss or gradient that is not a number; nothing was updated.
 #[derive(Clone, Debug, PartialEq)]
-pub struct NotFinite {
+pub struct NonFiniteValue {
     /// The loss, or the name of the first parameter with such a gradient.
     pub what: String,
     /// NaN or infinity.
     pub value: f64,
 }
 
-/// What of a learner a checkpoint holds.
+/// What a checkpoint holds of a training state.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Part {
+pub enum CheckpointPart {
     /// The values of the parameters, by their paths.
     Weights,
     /// The optimizer's moments: `first.PATH` of all parameters, then `second.PATH`.
     Moments,
 }
 
-impl Learned {
+impl StepMetrics {
     /// Whether there was an update.
     pub fn is_finite(&self) -> bool {
         self.loss.is_finite() && self.grad_norm.is_finite()
     }
 }
 
-/// A model, its task and its optimizer.
-pub struct Learner<M, T> {
+/// A model, its objective and its optimizer.
+pub struct TrainState<M, T> {
     /// Away only during an update.
     model: Option<M>,
-    task: T,
+    objective: T,
     optimizer: AdamW,
     ranks: Ranks,
     /// Losses and norms of updates that were not read yet.
-    unread: Vec<(Loss, Tensor<1>)>,
+    unread: Vec<(BatchLoss, Tensor<1>)>,
     /// Added to every norm: 0 until a loss or a norm was not finite, and from then on no number, which no update survives.
-    doubt: Option<Tensor<1>>,
+    found_nonfinite: Option<Tensor<1>>,
 }
 
 /// The optimizer's settings of a plan.
@@ -81,21 +81,28 @@ pub fn settings(plan: &Plan) -> Settings {
     }
 }
 
-impl<M: Module + Describe, T: Task<M>> Learner<M, T> {
-    /// A learner that has seen nothing; `model` lives on a device with autodiff.
-    pub fn new(model: M, task: T, settings: Settings) -> Learner<M, T> {
+impl<M: Module + Describe, T: Objective<M>> TrainState<M, T> {
+    /// A fresh training state; `model` lives on a device with autodiff.
+    pub fn new(model: M, objective: T, settings: Settings) -> TrainState<M, T> {
         let optimizer = AdamW::new(&model, settings);
-        Learner { model: Some(model), task, optimizer, ranks: Ranks::alone(), unread: Vec::new(), doubt: None }
+        TrainState {
+            model: Some(model),
+            objective,
+            optimizer,
+            ranks: Ranks::alone(),
+            unread: Vec::new(),
+            found_nonfinite: None,
+        }
     }
 
     /// The same with an optimizer that computes with this engine.
-    pub fn with_engine(self, engine: Engine) -> Learner<M, T> {
-        Learner { optimizer: self.optimizer.with_engine(engine), ..self }
+    pub fn with_engine(self, engine: Engine) -> TrainState<M, T> {
+        TrainState { optimizer: self.optimizer.with_engine(engine), ..self }
     }
 
     /// The same as one of several ranks, which all make the same updates.
-    pub fn with_ranks(self, ranks: Ranks) -> Learner<M, T> {
-        Learner { ranks, ..self }
+    pub fn with_ranks(self, ranks: Ranks) -> TrainState<M, T> {
+        TrainState { ranks, ..self }
     }
 
     /// The model as it is now.
@@ -108,8 +115,8 @@ impl<M: Module + Describe, T: Task<M>> Learner<M, T> {
     }
 
     /// What is learned.
-    pub fn task(&self) -> &T {
-        &self.task
+    pub fn objective(&self) -> &T {
+        &self.objective
     }
 
     /// The loss and gradients of a batch in micro-batches, `parts`. With several ranks, `parts` are
@@ -117,19 +124,19 @@ impl<M: Module + Describe, T: Task<M>> Learner<M, T> {
     /// rank has equally many; loss and gradients are those of the whole batch. `pass` is that of
     /// the first part of the batch. Draws for all positions are for those of the longest sequence
     /// of all parts. Gradient accumulation adds whole parts in their order.
-    pub fn gradients(&self, parts: &[Batch], pass: Pass) -> Gradients {
+    pub fn gradients(&self, parts: &[SequenceBatch], pass: Pass) -> BatchGradients {
         let (loss, values) = self.sums(parts, pass);
-        Gradients { loss: loss.read(), values }
+        BatchGradients { loss: loss.read(), values }
     }
 
     /// The same with the loss where it was made.
-    fn sums(&self, parts: &[Batch], pass: Pass) -> (Loss, Vec<Tensor<1>>) {
-        let weight: usize = parts.iter().map(|part| self.task.weight(part)).sum();
-        let longest = parts.iter().map(|part| self.task.span(self.model(), part)).max().unwrap_or(0);
+    fn sums(&self, parts: &[SequenceBatch], pass: Pass) -> (BatchLoss, Vec<Tensor<1>>) {
+        let weight: usize = parts.iter().map(|part| self.objective.weight(part)).sum();
+        let longest = parts.iter().map(|part| self.objective.span(self.model(), part)).max().unwrap_or(0);
         let all = self.ranks.gather(&(weight, longest));
         let total = all.iter().map(|(weight, _)| weight).sum::<usize>() as f64;
         let pass = pass.over(all.iter().map(|(_, longest)| *longest).max().unwrap_or(0));
-        let mut sum = OrderedSum::new(&self.ranks, parameters::values(self.model()));
+        let mut sum = AllReduce::new(&self.ranks, parameters::values(self.model()));
         let mut row = self.ranks.rank() * parts.first().map_or(0, |part| part.rows);
         for part in parts {
             let (loss, gradients) = self.part(part, total, &pass.at_row(row));
@@ -140,12 +147,12 @@ impl<M: Module + Describe, T: Task<M>> Learner<M, T> {
     }
 
     /// A part's share of the loss, in pieces, and of the gradients of a batch that scores `total` targets.
-    fn part(&self, part: &Batch, total: f64, pass: &Pass) -> (Vec<Tensor<1>>, Vec<Option<Tensor<1>>>) {
+    fn part(&self, part: &SequenceBatch, total: f64, pass: &Pass) -> (Vec<Tensor<1>>, Vec<Option<Tensor<1>>>) {
         let (mut loss, mut sums) = (Vec::new(), vec![None; self.optimizer.groups().len()]);
-        let weight = self.task.weight(part);
+        let weight = self.objective.weight(part);
         // a part of which nothing is scored has no loss
         if weight > 0 {
-            self.task.each_loss(self.model(), part, pass, &mut |piece| {
+            self.objective.each_loss(self.model(), part, pass, &mut |piece| {
                 let piece = piece / (total / weight as f64);
                 loss.push(piece.clone().inner());
                 ranks::add(&mut sums, parameters::gradients(self.model(), &mut piece.backward()));
@@ -157,42 +164,43 @@ impl<M: Module + Describe, T: Task<M>> Learner<M, T> {
     /// One update by a batch in micro-batches, `parts`.
     ///
     /// # Errors
-    /// A loss or gradient that is not finite; the learner is then as it was.
-    pub fn step(&mut self, parts: &[Batch], pass: Pass, update: Update) -> Result<Learned, NotFinite> {
+    /// A loss or gradient that is not finite; the state is then as it was.
+    pub fn step(&mut self, parts: &[SequenceBatch], pass: Pass, update: Update) -> Result<StepMetrics, NonFiniteValue> {
         self.advance(parts, pass, update);
         let learned = self.read().pop().expect("there was an update");
         if learned.is_finite() {
             return Ok(learned);
         }
-        self.doubt = None;
-        Err(self.reason(parts, pass, learned))
+        self.found_nonfinite = None;
+        Err(self.explain_nonfinite(parts, pass, learned))
     }
 
     /// The same without a look at its loss and norm: what comes next need not wait for them. From an update on of which one is
-    /// not finite, nothing is changed any more; [`Learner::read`] tells.
-    pub fn advance(&mut self, parts: &[Batch], pass: Pass, update: Update) {
+    /// not finite, nothing is changed any more; [`TrainState::read`] tells.
+    pub fn advance(&mut self, parts: &[SequenceBatch], pass: Pass, update: Update) {
         let (loss, values) = self.sums(parts, pass);
         let norm = self.optimizer.norm(&values);
         // 0 where all is finite
-        let doubt = (loss.on_device((&norm.device(), norm.dtype())) + norm.clone()) * 0.0;
-        let doubt = if let Some(earlier) = self.doubt.take() { earlier + doubt } else { doubt };
+        let found_nonfinite = (loss.on_device((&norm.device(), norm.dtype())) + norm.clone()) * 0.0;
+        let found_nonfinite =
+            if let Some(earlier) = self.found_nonfinite.take() { earlier + found_nonfinite } else { found_nonfinite };
         let model = self.take();
-        self.model = Some(self.optimizer.step(model, values, norm.clone() + doubt.clone(), update));
-        self.doubt = Some(doubt);
+        self.model = Some(self.optimizer.step(model, values, norm.clone() + found_nonfinite.clone(), update));
+        self.found_nonfinite = Some(found_nonfinite);
         self.unread.push((loss, norm));
     }
 
     /// What the updates did that were not read yet, in their order.
-    pub fn read(&mut self) -> Vec<Learned> {
+    pub fn read(&mut self) -> Vec<StepMetrics> {
         let unread = std::mem::take(&mut self.unread).into_iter();
-        unread.map(|(loss, norm)| Learned { loss: loss.read(), grad_norm: norm.into_scalar() }).collect()
+        unread.map(|(loss, norm)| StepMetrics { loss: loss.read(), grad_norm: norm.into_scalar() }).collect()
     }
 
     /// What was not finite in the first update that was none, by its batch; the parameters are still those that it had.
-    pub fn reason(&self, parts: &[Batch], pass: Pass, found: Learned) -> NotFinite {
-        let Learned { loss, grad_norm } = found;
+    pub fn explain_nonfinite(&self, parts: &[SequenceBatch], pass: Pass, found: StepMetrics) -> NonFiniteValue {
+        let StepMetrics { loss, grad_norm } = found;
         if !loss.is_finite() {
-            return NotFinite { what: "the loss".to_owned(), value: loss };
+            return NonFiniteValue { what: "the loss".to_owned(), value: loss };
         }
         let (_, gradients) = self.sums(parts, pass);
         let place = gradients.iter().position(|gradient| !self.optimizer.is_finite(gradient));
@@ -200,7 +208,7 @@ impl<M: Module + Describe, T: Task<M>> Learner<M, T> {
             Some(at) => format!("the gradient of `{}`", parameters::names(self.model())[at]),
             None => "the norm of the gradient".to_owned(),
         };
-        NotFinite { what, value: grad_norm }
+        NonFiniteValue { what, value: grad_norm }
     }
 
     /// The first parameter that holds a value that is not finite: a checkpoint of it could not be gone on from.
@@ -210,11 +218,11 @@ impl<M: Module + Describe, T: Task<M>> Learner<M, T> {
     }
 
     /// What a checkpoint holds, on the host.
-    pub fn stored(&self, part: Part) -> Vec<Named> {
+    pub fn stored(&self, part: CheckpointPart) -> Vec<Named> {
         let weights = parameters::collect(self.model());
         match part {
-            Part::Weights => weights,
-            Part::Moments => {
+            CheckpointPart::Weights => weights,
+            CheckpointPart::Moments => {
                 let moments = self.optimizer.moments();
                 let named = |which: usize| {
                     let named = |(weight, moment): (&Named, &[Array; 2])| Named {
@@ -228,19 +236,23 @@ impl<M: Module + Describe, T: Task<M>> Learner<M, T> {
         }
     }
 
-    /// Replaces what a checkpoint holds: `fill` is given each name as [`Learner::stored`] gives it, and writes the values.
+    /// Replaces what a checkpoint holds: `fill` is given each name as [`TrainState::stored`] gives it, and writes the values.
     ///
     /// # Errors
-    /// The first error of `fill`; the learner is then partly replaced.
-    pub fn restore<E>(&mut self, part: Part, mut fill: impl FnMut(&str, &mut [f32]) -> Result<(), E>) -> Result<(), E> {
-        self.doubt = None;
+    /// The first error of `fill`; the state is then partly replaced.
+    pub fn restore<E>(
+        &mut self,
+        part: CheckpointPart,
+        mut fill: impl FnMut(&str, &mut [f32]) -> Result<(), E>,
+    ) -> Result<(), E> {
+        self.found_nonfinite = None;
         match part {
-            Part::Weights => {
+            CheckpointPart::Weights => {
                 let (model, filled) = parameters::load(self.take(), fill);
                 self.model = Some(model);
                 filled
             }
-            Part::Moments => {
+            CheckpointPart::Moments => {
                 let names = parameters::names(self.model());
                 self.optimizer.load_moments(|at, second, values| fill(&moment_name(second, &names[at]), values))
             }

@@ -5,7 +5,7 @@ use serde::{Deserialize, Serialize};
 /// An architecture that other programs know, by the name that `config.json` has for it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Family {
+pub enum ModelFamily {
     /// GPT-NeoX, Pythia.
     GptNeox,
     /// GPT-2.
@@ -24,44 +24,44 @@ pub enum Family {
     Kerple,
 }
 
-impl Family {
+impl ModelFamily {
     /// All of them.
-    pub const ALL: [Family; 8] = [
-        Family::GptNeox,
-        Family::Gpt2,
-        Family::Bloom,
-        Family::Mpt,
-        Family::Llama,
-        Family::Smollm3,
-        Family::Qwen3,
-        Family::Kerple,
+    pub const ALL: [ModelFamily; 8] = [
+        ModelFamily::GptNeox,
+        ModelFamily::Gpt2,
+        ModelFamily::Bloom,
+        ModelFamily::Mpt,
+        ModelFamily::Llama,
+        ModelFamily::Smollm3,
+        ModelFamily::Qwen3,
+        ModelFamily::Kerple,
     ];
 
     /// Its `model_type`.
     pub fn model_type(self) -> &'static str {
         match self {
-            Family::GptNeox => "gpt_neox",
-            Family::Gpt2 => "gpt2",
-            Family::Bloom => "bloom",
-            Family::Mpt => "mpt",
-            Family::Llama => "llama",
-            Family::Smollm3 => "smollm3",
-            Family::Qwen3 => "qwen3",
-            Family::Kerple => "kerple",
+            ModelFamily::GptNeox => "gpt_neox",
+            ModelFamily::Gpt2 => "gpt2",
+            ModelFamily::Bloom => "bloom",
+            ModelFamily::Mpt => "mpt",
+            ModelFamily::Llama => "llama",
+            ModelFamily::Smollm3 => "smollm3",
+            ModelFamily::Qwen3 => "qwen3",
+            ModelFamily::Kerple => "kerple",
         }
     }
 
     /// The class of its language model.
     pub fn architecture(self) -> &'static str {
         match self {
-            Family::GptNeox => "GPTNeoXForCausalLM",
-            Family::Gpt2 => "GPT2LMHeadModel",
-            Family::Bloom => "BloomForCausalLM",
-            Family::Mpt => "MptForCausalLM",
-            Family::Llama => "LlamaForCausalLM",
-            Family::Smollm3 => "SmolLM3ForCausalLM",
-            Family::Qwen3 => "Qwen3ForCausalLM",
-            Family::Kerple => "KerpleForCausalLM",
+            ModelFamily::GptNeox => "GPTNeoXForCausalLM",
+            ModelFamily::Gpt2 => "GPT2LMHeadModel",
+            ModelFamily::Bloom => "BloomForCausalLM",
+            ModelFamily::Mpt => "MptForCausalLM",
+            ModelFamily::Llama => "LlamaForCausalLM",
+            ModelFamily::Smollm3 => "SmolLM3ForCausalLM",
+            ModelFamily::Qwen3 => "Qwen3ForCausalLM",
+            ModelFamily::Kerple => "KerpleForCausalLM",
         }
     }
 }
@@ -73,7 +73,7 @@ pub enum InitFrom {
     /// Those of a model of another program.
     Imported {
         /// Its architecture.
-        family: Family,
+        family: ModelFamily,
         /// SHA-256 of the weights in our layout.
         weights: String,
     },
@@ -91,13 +91,13 @@ pub enum InitFrom {
         weights: String,
         /// The architecture it was imported with, or began as, if it did.
         #[serde(default, skip_serializing_if = "Option::is_none")]
-        family: Option<Family>,
+        family: Option<ModelFamily>,
     },
 }
 
 impl InitFrom {
     /// The architecture that the weights came with.
-    pub fn family(&self) -> Option<Family> {
+    pub fn family(&self) -> Option<ModelFamily> {
         match self {
             InitFrom::Imported { family, .. } => Some(*family),
             InitFrom::Run { family, .. } => *family,

@@ -2,15 +2,15 @@
 //! size.
 //!
 //! ```text
-//! forwards, outside autodiff:   the state of every layer in front of every piece
-//! backwards, from the last:     a piece's loss and its gradient; the layers leave for the piece before what it needs of this one
+//! forwards, outside autodiff:   the state of every layer before every chunk
+//! backwards, from the last:     a chunk's loss and its gradient; the layers leave for the chunk before what it needs of this one
 //! ```
 //!
 //! The gradients equal those of whole sequences up to rounding. Memory is needed for one chunk and
 //! for at most [`MOST_STATES`] states. With more chunks, states are kept before every few chunks
 //! and recomputed from there when needed.
 
-use super::{Decoder, Tokens, columns};
+use super::{Decoder, TokenBatch, columns};
 use burn::tensor::Tensor;
 use kerple_burn::forms::Positions;
 use kerple_burn::memory::Memory;
@@ -23,15 +23,15 @@ use std::ops::Range;
 /// Most states that are kept of one stretch of a sequence.
 pub(crate) const MOST_STATES: usize = 64;
 
-/// Sequences that are taken in pieces.
-struct Pieces<'a> {
+/// The loss of sequences that are computed in chunks.
+struct ChunkedLoss<'a> {
     model: &'a Decoder,
     /// The model outside autodiff.
     plain: Decoder,
-    tokens: Tokens<'a>,
+    tokens: TokenBatch<'a>,
     targets: Targets<'a>,
     share: f64,
-    /// Positions of a piece.
+    /// Positions of a chunk.
     each: usize,
     pass: Pass,
     /// For each layer.
@@ -39,61 +39,61 @@ struct Pieces<'a> {
 }
 
 impl Decoder {
-    /// [`Decoder::weighted_loss`] as a sum over pieces of `each` positions, which are handed to `learn` from the last to the first.
+    /// [`Decoder::weighted_loss`] as a sum over chunks of `each` positions, which are handed to `learn` from the last to the first.
     /// It makes the gradient of each before it returns. Without dropout; models whose memory grows take everything at once.
-    pub fn loss_in_pieces(
+    pub fn chunked_loss(
         &self,
-        tokens: Tokens,
+        tokens: TokenBatch,
         targets: Targets,
         share: f64,
         (each, pass): (usize, &Pass),
         learn: &mut dyn FnMut(Tensor<1>),
     ) {
         let (plain, pass) = (parameters::without_autodiff(self), pass.over(tokens.len));
-        let memory = plain.memories(tokens.batch);
-        let behind: Vec<Behind> = memory.iter().map(|_| Behind::default()).collect();
-        if memory.iter().zip(&behind).any(|(own, behind)| own.piece(behind).is_none()) {
+        let caches = plain.kv_caches(tokens.batch);
+        let behind: Vec<Behind> = caches.iter().map(|_| Behind::default()).collect();
+        if caches.iter().zip(&behind).any(|(own, behind)| own.piece(behind).is_none()) {
             return learn(self.weighted_loss(tokens, targets, share, &pass));
         }
-        let pieces = Pieces { model: self, plain, tokens, targets, share, each, pass, behind };
-        pieces.learn(0..tokens.len, memory, learn);
+        let chunks = ChunkedLoss { model: self, plain, tokens, targets, share, each, pass, behind };
+        chunks.learn(0..tokens.len, caches, learn);
     }
 }
 
-impl Pieces<'_> {
-    /// The chunks of a range of positions after those of `memory`, last chunk first.
-    fn learn(&self, range: Range<usize>, memory: Vec<Memory>, learn: &mut dyn FnMut(Tensor<1>)) {
+impl ChunkedLoss<'_> {
+    /// The chunks of a range of positions after those of `caches`, last chunk first.
+    fn learn(&self, range: Range<usize>, caches: Vec<Memory>, learn: &mut dyn FnMut(Tensor<1>)) {
         if range.len() <= self.each {
-            return learn(self.loss(range, &memory));
+            return learn(self.loss(range, &caches));
         }
         let part = range.len().div_ceil(self.each).div_ceil(MOST_STATES) * self.each;
         let starts = || range.clone().step_by(part);
-        let mut memories = vec![memory];
+        let mut states = vec![caches];
         for start in starts().skip(1) {
-            let mut memory = memories.last().expect("the first is present").clone();
+            let mut caches = states.last().expect("the first is present").clone();
             for from in (start - part..start).step_by(self.each) {
                 let ids = columns(self.tokens.ids, self.tokens.len, from..from + self.each);
-                let tokens = Tokens { ids: &ids, batch: self.tokens.batch, len: self.each };
-                self.plain.remember(tokens, &mut memory, &self.pass);
+                let tokens = TokenBatch { ids: &ids, batch: self.tokens.batch, len: self.each };
+                self.plain.extend_caches(tokens, &mut caches, &self.pass);
             }
-            memory.iter_mut().for_each(Memory::let_go);
-            memories.push(memory);
+            caches.iter_mut().for_each(Memory::let_go);
+            states.push(caches);
         }
-        for (start, memory) in starts().zip(memories).rev() {
-            self.learn(start..range.end.min(start + part), memory, learn);
+        for (start, caches) in starts().zip(states).rev() {
+            self.learn(start..range.end.min(start + part), caches, learn);
         }
     }
 
-    /// The loss of one piece.
-    fn loss(&self, range: Range<usize>, memory: &[Memory]) -> Tensor<1> {
-        let Pieces { model, tokens: Tokens { ids, batch, len }, targets, .. } = *self;
+    /// The loss of one chunk.
+    fn loss(&self, range: Range<usize>, caches: &[Memory]) -> Tensor<1> {
+        let ChunkedLoss { model, tokens: TokenBatch { ids, batch, len }, targets, .. } = *self;
         let [ids, own] = [ids, targets.ids].map(|all| columns(all, len, range.clone()));
         let scored = targets.scored.map(|scored| columns(scored, len, range.clone()));
-        let tokens = Tokens { ids: &ids, batch, len: range.len() };
+        let tokens = TokenBatch { ids: &ids, batch, len: range.len() };
         let (mut x, positions) = model.embedded(tokens, range.start, &self.pass, &mut []);
-        let layers = model.trunk.blocks.iter().zip(positions).zip(memory.iter().zip(&self.behind));
-        for ((block, positions), (memory, behind)) in layers {
-            let positions = Positions { piece: memory.piece(behind), ..positions };
+        let layers = model.trunk.blocks.iter().zip(positions).zip(caches.iter().zip(&self.behind));
+        for ((block, positions), (cache, behind)) in layers {
+            let positions = Positions { piece: cache.piece(behind), ..positions };
             x = block.forward(x, &positions, &self.pass, model.trunk.engine);
         }
         let targets = Targets { ids: &own, scored: scored.as_deref() };

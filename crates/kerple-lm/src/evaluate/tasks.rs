@@ -1,21 +1,22 @@
 //! Evaluation of a task: the share of right answers at each length.
 
-use super::{Amount, EvaluationKey, Found, Request, Scored};
+use super::{EvalData, EvalRequest, EvalResult, EvaluationKey, SegmentCount};
+use crate::architecture::Model;
 use crate::error::{Error, Result};
-use crate::memory::TOKENS_AT_ONCE;
+use crate::memory_estimate::TOKENS_AT_ONCE;
+use crate::objective::{SequenceBatch, TargetScores};
 use crate::plan::Plan;
 use crate::ranks::Ranks;
-use crate::solver::Solve;
-use crate::task::{Batch, Scores};
 use crate::tasks::TaskSource;
 use kerple_core::encoding::Encoding;
 use kerple_data::Split;
 use kerple_data::tasks::Facts;
 use kerple_run::{ANSWERS, ScoredText, TaskScore};
+use serde::{Deserialize, Serialize};
 
 /// What is evaluated of a task.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct AnswersRequest {
+pub struct TaskEvalRequest {
     /// Tokens of a sequence, without empty places.
     pub lengths: Vec<usize>,
     /// Sequences of each length.
@@ -26,18 +27,18 @@ pub struct AnswersRequest {
     pub split: Split,
 }
 
-impl Request {
+impl EvalRequest {
     /// The request as tasks have it: segments are sequences of each length, by default as many as are usual, or as there are.
-    pub fn answers(&self, split: Split, source: &TaskSource) -> AnswersRequest {
+    pub fn answers(&self, split: Split, source: &TaskSource) -> TaskEvalRequest {
         let examples = match self.n_segments {
-            Amount::Exactly(count) => count as u64,
-            Amount::UpTo(_) => source.available(split, EXAMPLES),
+            SegmentCount::Exactly(count) => count as u64,
+            SegmentCount::UpTo(_) => source.available(split, EXAMPLES),
         };
-        AnswersRequest { lengths: self.lengths.clone(), examples, seed: self.seed, split }
+        TaskEvalRequest { lengths: self.lengths.clone(), examples, seed: self.seed, split }
     }
 }
 
-impl AnswersRequest {
+impl TaskEvalRequest {
     /// Refuses what the data cannot serve.
     ///
     /// # Errors
@@ -81,34 +82,34 @@ pub fn served(plan: &Plan, encoding: &Encoding, lengths: &[usize]) -> Vec<usize>
 }
 
 /// Sequences of a task, the same for all encodings.
-pub struct OfTask<'a> {
+pub struct TaskEval<'a> {
     source: &'a TaskSource,
     facts: Facts,
     checksum: String,
-    request: AnswersRequest,
+    request: TaskEvalRequest,
 }
 
-impl<'a> OfTask<'a> {
+impl<'a> TaskEval<'a> {
     /// The sequences that a request asks for.
-    pub fn new(source: &'a TaskSource, request: AnswersRequest) -> OfTask<'a> {
-        OfTask { source, facts: source.facts(), checksum: source.checksum(), request }
+    pub fn new(source: &'a TaskSource, request: TaskEvalRequest) -> TaskEval<'a> {
+        TaskEval { source, facts: source.facts(), checksum: source.checksum(), request }
     }
 }
 
-impl Scored for OfTask<'_> {
+impl EvalData for TaskEval<'_> {
     fn lengths(&self) -> &[usize] {
         &self.request.lengths
     }
 
     fn key(&self, encoding: &Encoding, length: usize, step: u64) -> EvaluationKey {
-        let AnswersRequest { examples, seed, split, .. } = self.request;
+        let TaskEvalRequest { examples, seed, split, .. } = self.request;
         let text =
             ScoredText { checksum: self.checksum.clone(), segment_len: length as u64, n_segments: examples, seed };
         EvaluationKey::new((text, split.name()), (ANSWERS.to_owned(), None), encoding, length, step)
     }
 
-    fn check(&self, plan: &Plan, model: &dyn Solve) -> Result<()> {
-        let OfTask { request, facts, .. } = self;
+    fn check(&self, plan: &Plan, model: &dyn Model) -> Result<()> {
+        let TaskEval { request, facts, .. } = self;
         if request.lengths.is_empty() {
             return Err(Error::refused(
                 "no length was given",
@@ -143,7 +144,7 @@ impl Scored for OfTask<'_> {
     }
 
     fn note(&self) -> Option<String> {
-        let AnswersRequest { examples, split, .. } = self.request;
+        let TaskEvalRequest { examples, split, .. } = self.request;
         let has_fewer = examples < EXAMPLES && self.source.available(split, EXAMPLES) == examples;
         let split = split.name();
         has_fewer.then(|| format!("the {split} split has {examples} sequences, fewer than {EXAMPLES}; all are scored"))
@@ -152,13 +153,13 @@ impl Scored for OfTask<'_> {
     fn score(
         &self,
         (plan, ranks): (&Plan, &Ranks),
-        model: &dyn Solve,
+        model: &dyn Model,
         length: usize,
         tell: &mut dyn FnMut(usize, usize) -> bool,
-    ) -> Result<Option<Found>> {
-        let AnswersRequest { examples, seed, split, .. } = self.request;
+    ) -> Result<Option<EvalResult>> {
+        let TaskEvalRequest { examples, seed, split, .. } = self.request;
         let at_once = (TOKENS_AT_ONCE / plan.sequence_of(length)).max(1) as u64;
-        let mut found = Count::default();
+        let mut found = AnswerTally::default();
         let parts: Vec<u64> = (0..examples).step_by(at_once as usize).collect();
         for round in parts.chunks(ranks.count()) {
             let own = round.get(ranks.rank()).map(|first| {
@@ -181,18 +182,18 @@ impl Scored for OfTask<'_> {
             by_depth: found.by_depth(),
         };
         let nll = found.loss / found.counted as f64;
-        Ok(Some(Found { nll, tokens: found.counted, task: Some(task), ..Found::default() }))
+        Ok(Some(EvalResult { nll, tokens: found.counted, task: Some(task), ..EvalResult::default() }))
     }
 
     fn words(&self) -> Vec<String> {
-        let OfTask { facts: Facts { name, chance, .. }, request, .. } = self;
+        let TaskEval { facts: Facts { name, chance, .. }, request, .. } = self;
         vec![format!("{name}: {} sequences of each length, chance is {:.1} %", request.examples, 100.0 * chance)]
     }
 }
 
 /// Answers so far.
 #[derive(Default)]
-struct Count {
+struct AnswerTally {
     loss: f64,
     right: u64,
     counted: u64,
@@ -200,21 +201,33 @@ struct Count {
     depths: [(u64, u64); DEPTHS],
 }
 
-/// An answer that counts: the bits of its loss, whether it was right, and which part of the sequence it was to be found in.
-type Answered = (u64, bool, Option<usize>);
+/// An answer that counts.
+#[derive(Clone, Copy, Serialize, Deserialize)]
+struct ScoredAnswer {
+    /// The bits of its loss: ranks exchange text, which must not round.
+    loss: u64,
+    hit: bool,
+    /// The part of the sequence that holds the answer.
+    depth: Option<usize>,
+}
 
 /// The answers of a batch that count, in their order.
-fn answered(batch: &Batch, scores: &Scores, depths: &[Option<f64>]) -> Vec<Answered> {
+fn answered(batch: &SequenceBatch, scores: &TargetScores, depths: &[Option<f64>]) -> Vec<ScoredAnswer> {
     let each = scores.losses.len() / batch.rows.max(1);
     let hits = scores.hits.as_deref().unwrap_or(&[]);
     let counts = |at: &usize| scores.scored.as_ref().is_none_or(|scored| scored[*at]);
     let part = |depth: f64| ((depth * DEPTHS as f64) as usize).min(DEPTHS - 1);
     let all = scores.losses.iter().zip(hits).enumerate().filter(|(at, _)| counts(at));
-    all.map(|(at, (loss, hit))| (loss.to_bits(), *hit, depths[at / each].map(part))).collect()
+    let answer = |(at, (loss, hit)): (usize, (&f64, &bool))| ScoredAnswer {
+        loss: loss.to_bits(),
+        hit: *hit,
+        depth: depths[at / each].map(part),
+    };
+    all.map(answer).collect()
 }
 
-impl Count {
-    fn add(&mut self, &(loss, hit, depth): &Answered) {
+impl AnswerTally {
+    fn add(&mut self, &ScoredAnswer { loss, hit, depth }: &ScoredAnswer) {
         self.loss += f64::from_bits(loss);
         self.counted += 1;
         self.right += u64::from(hit);
@@ -238,19 +251,19 @@ mod tests {
 
     #[test]
     fn what_does_not_count_counts_for_nothing() {
-        let batch = Batch { rows: 2, len: 3, ..Batch::default() };
-        let scores = Scores {
+        let batch = SequenceBatch { rows: 2, len: 3, ..SequenceBatch::default() };
+        let scores = TargetScores {
             losses: vec![1.0, f64::NAN, 2.0, 4.0],
             hits: Some(vec![true, true, false, true]),
             scored: Some(vec![true, false, true, true]),
         };
-        let mut found = Count::default();
+        let mut found = AnswerTally::default();
         answered(&batch, &scores, &[Some(0.0), Some(1.0)]).iter().for_each(|answer| found.add(answer));
         assert_eq!((found.loss, found.right, found.counted), (7.0, 2, 3));
         let by_depth = found.by_depth().unwrap();
         assert_eq!((by_depth[0], by_depth[9]), (1.0, 0.5));
         assert!(by_depth[1..9].iter().all(|share| share.is_nan()));
-        assert_eq!(Count::default().by_depth(), None);
+        assert_eq!(AnswerTally::default().by_depth(), None);
     }
 
     #[test]

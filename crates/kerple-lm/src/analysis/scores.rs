@@ -4,10 +4,10 @@
 //! This is not an evaluation: nothing is averaged, and nothing is compared.
 
 use crate::error::Result;
-use crate::evaluate::{Amount, Extent, Protocol, Request};
-use crate::model::{Decoder, Tokens};
+use crate::evaluate::{EvalRequest, Protocol, ScoredSegments, SegmentCount};
+use crate::model::{Decoder, TokenBatch};
 use crate::run::RunFolder;
-use crate::sequences::Text;
+use crate::sequences::EvalText;
 use burn::tensor::Tensor;
 use kerple_burn::ops::attention::Seen;
 use kerple_burn::pass::Pass;
@@ -38,34 +38,34 @@ pub(super) fn are_kept(
 ///
 /// # Errors
 /// Text that is too short.
-pub(super) fn extent(text: &dyn Text, lengths: &[usize], seed: u64) -> Result<Extent> {
-    let request = Request {
+pub(super) fn segments(text: &dyn EvalText, lengths: &[usize], seed: u64) -> Result<ScoredSegments> {
+    let request = EvalRequest {
         lengths: lengths.to_vec(),
         protocol: Protocol::Last(1),
-        n_segments: Amount::Exactly(TEXTS),
+        n_segments: SegmentCount::Exactly(TEXTS),
         segment_len: lengths.iter().copied().max(),
         seed,
         per_position: false,
     };
-    request.extent(1, text.len(), &[])
+    request.segments(1, text.len(), &[])
 }
 
 /// The scores of the last query of texts of these lengths.
 pub(super) fn measure(
     (model, step): (&Decoder, u64),
-    text: &dyn Text,
+    text: &dyn EvalText,
     lengths: &[usize],
     (seed, provenance): (u64, &Provenance),
 ) -> Result<Vec<ScoreSnapshot>> {
-    let extent = extent(text, lengths, seed)?;
+    let segments = segments(text, lengths, seed)?;
     let mut all = Vec::new();
     for &length in lengths {
         model.check_len(length)?;
-        for (segment, window) in extent.windows(length, text.len()).into_iter().enumerate() {
+        for (segment, window) in segments.windows(length, text.len()).into_iter().enumerate() {
             let ids = text.read(window.start..window.start + length)?;
-            let seen = model.last_scores(Tokens { ids: &ids, batch: 1, len: length }, &Pass::evaluation(seed));
+            let seen = model.last_scores(TokenBatch { ids: &ids, batch: 1, len: length }, &Pass::evaluation(seed));
             let layers = seen.into_iter().map(layer).collect();
-            let scored = extent.scored(&text.checksum());
+            let scored = segments.scored(&text.checksum());
             let (length, segment, provenance) = (length as u64, segment as u64, Some(provenance.clone()));
             all.push(ScoreSnapshot { step, text: scored, length, segment, layers, provenance });
         }

@@ -2,9 +2,9 @@
 
 use crate::corpus::CorpusText;
 use crate::error::{Error, Result};
-use crate::model::{Decoder, Tokens};
+use crate::model::{Decoder, TokenBatch};
 use crate::plan::Plan;
-use crate::sequences::Text;
+use crate::sequences::EvalText;
 use kerple_burn::pass::Pass;
 use kerple_core::attention::measure::{Part, monotonicity, translation_invariance};
 use kerple_core::seed::Purpose;
@@ -19,7 +19,7 @@ const ALL: Part = Part { first: 0, furthest: None };
 
 /// What is known of one head.
 #[derive(Clone, Default)]
-struct Head {
+struct HeadStatistics {
     /// Sum of the maps, `[L, L]`.
     sum: Vec<f64>,
     invariance: f64,
@@ -37,7 +37,7 @@ pub(super) fn measure(
     for &length in lengths {
         model.check_len(length)?;
         let starts = starts(text, length, sequences, plan.seed)?;
-        let mut heads: Vec<Vec<Head>> = Vec::new();
+        let mut heads: Vec<Vec<HeadStatistics>> = Vec::new();
         for (number, start) in starts.iter().enumerate() {
             if stop.load(Ordering::Relaxed) {
                 return Ok(None);
@@ -45,8 +45,8 @@ pub(super) fn measure(
             let ids = text.read(*start..start + length)?;
             // another draw of a stochastic code for every sequence: a single one is relative in the mean only
             let pass = Pass::evaluation(super::seed_at(plan.seed, Purpose::Evaluation, [length, number]));
-            let maps = model.attention_weights(Tokens { ids: &ids, batch: 1, len: length }, &pass);
-            heads.resize(maps.len(), vec![Head::default(); plan.model.n_heads]);
+            let maps = model.attention_weights(TokenBatch { ids: &ids, batch: 1, len: length }, &pass);
+            heads.resize(maps.len(), vec![HeadStatistics::default(); plan.model.n_heads]);
             for (layer, maps) in heads.iter_mut().zip(maps) {
                 let values: Vec<f64> = maps.into_data().iter::<f64>().collect();
                 layer
@@ -76,7 +76,7 @@ pub(super) fn starts(text: &CorpusText, length: usize, sequences: usize, seed: u
     Ok(starts)
 }
 
-impl Head {
+impl HeadStatistics {
     fn add(&mut self, map: &[f64], length: usize) {
         self.sum.resize(map.len(), 0.0);
         self.sum.iter_mut().zip(map).for_each(|(sum, weight)| *sum += weight);

@@ -12,7 +12,7 @@ use kerple_run::Provenance;
 
 /// A device in a machine, and the program that works there.
 #[derive(Clone, Debug)]
-pub struct Host {
+pub struct Runtime {
     /// Where models are.
     pub device: Device,
     /// What they compute with.
@@ -29,9 +29,9 @@ pub struct Host {
     pub memory: Option<Limit>,
 }
 
-impl Host {
+impl Runtime {
     /// The processor, for a program built from this commit.
-    pub fn cpu(commit: Option<String>) -> Host {
+    pub fn cpu(commit: Option<String>) -> Runtime {
         let provenance = Provenance {
             commit,
             cpu: processor(),
@@ -41,7 +41,7 @@ impl Host {
             precision: "f32".to_owned(),
         };
         let (device, ranks) = (crate::device(), Ranks::alone());
-        Host { device, engine: Engine::Fused, provenance, ranks, reads_freely: true, memory: None }
+        Runtime { device, engine: Engine::Fused, provenance, ranks, reads_freely: true, memory: None }
     }
 
     /// The memory that models have here, where it is known: on the processor, this process's share of the machine's.
@@ -53,22 +53,22 @@ impl Host {
     }
 
     /// The same with models on another device, and products of this precision.
-    pub fn on(self, name: Name, opened: Opened, precision: Precision) -> Host {
+    pub fn on(self, name: Name, opened: Opened, precision: Precision) -> Runtime {
         let Opened { device, part, memory } = opened;
         let provenance =
             Provenance { device: format!("{name} ({part})"), precision: precision.to_string(), ..self.provenance };
         let reads_freely = Target::of(&device) == Some(Target::Host);
         let memory = memory.map(|bytes| Limit { name: "the memory of the device", bytes });
-        Host { device, engine: Engine::of(precision), provenance, reads_freely, memory, ..self }
+        Runtime { device, engine: Engine::of(precision), provenance, reads_freely, memory, ..self }
     }
 
     /// The same as one of several processes.
-    pub fn with_ranks(self, ranks: Ranks) -> Host {
-        Host { ranks, ..self }
+    pub fn with_ranks(self, ranks: Ranks) -> Runtime {
+        Runtime { ranks, ..self }
     }
 
     /// The same for work that this process does by itself.
-    pub fn alone(&self) -> Host {
+    pub fn alone(&self) -> Runtime {
         self.clone().with_ranks(Ranks::alone())
     }
 }

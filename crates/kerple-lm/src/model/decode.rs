@@ -9,7 +9,7 @@
 //! keep what the layers below computed from the old positions, so a text would depend on how it
 //! reached its length.
 
-use super::{Decoder, MOST_PREFILLED, Tokens};
+use super::{Decoder, MOST_PREFILLED, TokenBatch};
 use burn::tensor::Tensor;
 use kerple_burn::forms::Positions;
 use kerple_burn::memory::Memory;
@@ -18,16 +18,16 @@ use kerple_burn::pass::Pass;
 
 /// A sequence that grows: its tokens, and what the layers remember of them.
 #[derive(Clone, Debug)]
-pub struct Growing {
+pub struct Sequence {
     ids: Vec<u32>,
-    memory: Vec<Memory>,
+    caches: Vec<Memory>,
     pass: Pass,
 }
 
-impl Growing {
+impl Sequence {
     /// Tokens so far.
     pub fn len(&self) -> usize {
-        self.memory.first().map_or(0, Memory::len)
+        self.caches.first().map_or(0, Memory::len)
     }
 
     /// Whether the sequence is empty.
@@ -38,28 +38,28 @@ impl Growing {
 
 impl Decoder {
     /// An empty sequence; what its encoding draws, it draws from `seed`.
-    pub fn begin(&self, seed: u64) -> Growing {
-        Growing { ids: Vec::new(), memory: self.memories(1), pass: Pass::evaluation(seed).over(0) }
+    pub fn new_sequence(&self, seed: u64) -> Sequence {
+        Sequence { ids: Vec::new(), caches: self.kv_caches(1), pass: Pass::evaluation(seed).over(0) }
     }
 
     /// Adds tokens; returns the logits of the token after them, `[V]`.
     ///
     /// # Panics
     /// When the sequence is empty.
-    pub fn grow(&self, ids: &[u32], growing: &mut Growing) -> Vec<f32> {
-        if !self.can_append(ids.len(), growing) {
-            growing.memory = self.memories(1);
+    pub fn decode(&self, ids: &[u32], sequence: &mut Sequence) -> Vec<f32> {
+        if !self.can_append(ids.len(), sequence) {
+            sequence.caches = self.kv_caches(1);
         }
-        let new = growing.len();
-        let Growing { ids: all, memory, pass } = growing;
+        let new = sequence.len();
+        let Sequence { ids: all, caches, pass } = sequence;
         all.extend(ids);
         *pass = pass.over(all.len());
-        numbers(self.extend(Tokens { ids: &all[new..], batch: 1, len: all.len() - new }, memory, pass))
+        numbers(self.extend(TokenBatch { ids: &all[new..], batch: 1, len: all.len() - new }, caches, pass))
     }
 
     /// Whether earlier tokens keep their positions when so many are added.
-    fn can_append(&self, count: usize, growing: &Growing) -> bool {
-        let len = growing.len();
+    fn can_append(&self, count: usize, sequence: &Sequence) -> bool {
+        let len = sequence.len();
         len == 0 || self.trunk.encoding.keeps_positions([len, len + count])
     }
 
@@ -68,24 +68,24 @@ impl Decoder {
     ///
     /// # Panics
     /// When there are not as many tokens as sequences, or none.
-    pub fn grow_each(&self, ids: &[u32], growing: &mut [&mut Growing]) -> Vec<Vec<f32>> {
-        assert!(!ids.is_empty() && ids.len() == growing.len(), "one token per sequence");
-        if !growing.iter().all(|one| self.can_append(1, one)) {
-            return ids.iter().zip(growing).map(|(id, one)| self.grow(&[*id], one)).collect();
+    pub fn decode_batch(&self, ids: &[u32], sequence: &mut [&mut Sequence]) -> Vec<Vec<f32>> {
+        assert!(!ids.is_empty() && ids.len() == sequence.len(), "one token per sequence");
+        if !sequence.iter().all(|one| self.can_append(1, one)) {
+            return ids.iter().zip(sequence).map(|(id, one)| self.decode(&[*id], one)).collect();
         }
-        let begin = |(id, one): (&u32, &mut &mut Growing)| {
+        let begin = |(id, one): (&u32, &mut &mut Sequence)| {
             let before = one.len();
-            let Growing { ids, memory, pass } = &mut **one;
+            let Sequence { ids, caches, pass } = &mut **one;
             ids.push(*id);
             *pass = pass.over(ids.len());
-            self.embedded(Tokens { ids: &[*id], batch: 1, len: 1 }, before, pass, memory)
+            self.embedded(TokenBatch { ids: &[*id], batch: 1, len: 1 }, before, pass, caches)
         };
         let (rows, positions): (Vec<Tensor<3>>, Vec<Vec<Positions>>) =
-            ids.iter().zip(growing.iter_mut()).map(begin).unzip();
+            ids.iter().zip(sequence.iter_mut()).map(begin).unzip();
         let mut x = Tensor::cat(rows, 0);
         for (layer, block) in self.trunk.blocks.iter().enumerate() {
-            let places = positions.iter().zip(growing.iter_mut());
-            let places = places.map(|(positions, one)| (&positions[layer], &mut one.memory[layer])).collect();
+            let places = positions.iter().zip(sequence.iter_mut());
+            let places = places.map(|(positions, one)| (&positions[layer], &mut one.caches[layer])).collect();
             x = block.extend_each(x, places, self.trunk.engine);
         }
         let logits = loss::logits(x, self.output());
@@ -96,30 +96,36 @@ impl Decoder {
     /// What the model predicts along one sequence: the loss of every token but the first, with the `count` likeliest in its
     /// place, and the logits of the token after the last, `[V]`. The logits of all positions are never held together.
     ///
-    /// The sequence begins `growing`, which then holds it if it is to be kept; whether it is changes no number. Layers of softmax
+    /// The sequence begins `sequence`, which then holds it if it is to be kept; whether it is changes no number. Layers of softmax
     /// attention take it whole, and the losses have the bits of [`Decoder::scored`].
     ///
     /// # Panics
-    /// When there are no tokens, or `growing` has some already.
-    pub fn read(&self, ids: &[u32], count: usize, growing: &mut Growing, keep: bool) -> (Likeliest<f64>, Vec<f32>) {
-        assert!(growing.is_empty(), "the sequence has begun");
+    /// When there are no tokens, or `sequence` has some already.
+    pub fn score_prompt(
+        &self,
+        ids: &[u32],
+        count: usize,
+        sequence: &mut Sequence,
+        keep: bool,
+    ) -> (Likeliest<f64>, Vec<f32>) {
+        assert!(sequence.is_empty(), "the sequence has begun");
         let len = ids.len();
-        let pass = growing.pass.over(len);
+        let pass = sequence.pass.over(len);
         if !self.trunk.blocks.iter().all(|block| block.attention.is_linear()) {
-            let x = self.hidden(Tokens { ids, batch: 1, len }, &pass);
+            let x = self.hidden(TokenBatch { ids, batch: 1, len }, &pass);
             let found = self.predicted(x.clone(), ids, 0..len, count);
             let last = numbers(loss::logits(x.narrow(1, len - 1, 1), self.output()));
             if keep {
-                self.grow(ids, growing);
+                self.decode(ids, sequence);
             }
             return (found, last);
         }
-        (growing.ids, growing.pass) = (ids.to_vec(), pass);
+        (sequence.ids, sequence.pass) = (ids.to_vec(), pass);
         let (mut all, mut last) = (Likeliest::default(), Vec::new());
         for from in (0..len).step_by(MOST_PREFILLED) {
             let piece = from..len.min(from + MOST_PREFILLED);
-            let tokens = Tokens { ids: &ids[piece.clone()], batch: 1, len: piece.len() };
-            let x = self.remember(tokens, &mut growing.memory, &growing.pass);
+            let tokens = TokenBatch { ids: &ids[piece.clone()], batch: 1, len: piece.len() };
+            let x = self.extend_caches(tokens, &mut sequence.caches, &sequence.pass);
             if piece.end == len {
                 last = numbers(loss::logits(x.clone().narrow(1, piece.len() - 1, 1), self.output()));
             }

@@ -1,4 +1,4 @@
-//! The learner: any model and task, parts of a batch and ranks that add up, parameters updated as they say.
+//! The train_state: any model and task, parts of a batch and ranks that add up, parameters updated as they say.
 
 mod common;
 
@@ -11,12 +11,12 @@ use kerple_burn::parameters::{self, Describe, Group};
 use kerple_burn::plan::InitKind;
 use kerple_core::encoding::{METHODS, Share};
 use kerple_lm::config::TrainConfig;
-use kerple_lm::learner::{Learned, Learner, NotFinite, Part, Settings, Update, settings};
 use kerple_lm::model::Decoder;
+use kerple_lm::objective::{NextTokenPrediction, Objective, SequenceBatch, TargetScores};
 use kerple_lm::pass::Pass;
 use kerple_lm::plan::Plan;
 use kerple_lm::ranks::Ranks;
-use kerple_lm::task::{Batch, LanguageModel, Scores, Task};
+use kerple_lm::train_state::{CheckpointPart, NonFiniteValue, Settings, StepMetrics, TrainState, Update, settings};
 use rand::{RngExt, SeedableRng};
 
 const SETTINGS: Settings = Settings { betas: [0.9, 0.999], epsilon: 1e-8, weight_decay: 0.01, clip: 1.0 };
@@ -55,7 +55,7 @@ struct Majority {
 
 impl Majority {
     /// Log-probabilities, `[B, 2]`. Padding and dropped tokens do not count.
-    fn forward(&self, model: &Bag, batch: &Batch, pass: &Pass) -> Tensor<2> {
+    fn forward(&self, model: &Bag, batch: &SequenceBatch, pass: &Pass) -> Tensor<2> {
         let device = model.table.val().device();
         let [rows, len] = [batch.rows, batch.len];
         let lengths = batch.lengths.clone().unwrap_or_else(|| vec![len; rows]);
@@ -75,27 +75,27 @@ impl Majority {
     }
 }
 
-impl Task<Bag> for Majority {
-    fn loss(&self, model: &Bag, batch: &Batch, pass: &Pass) -> Tensor<1> {
+impl Objective<Bag> for Majority {
+    fn loss(&self, model: &Bag, batch: &SequenceBatch, pass: &Pass) -> Tensor<1> {
         let found = self.forward(model, batch, pass);
         let targets: Vec<i64> = batch.targets.iter().map(|id| i64::from(*id)).collect();
         let targets = Tensor::<2, Int>::from_data(TensorData::new(targets, [batch.rows, 1]), &found.device());
         -found.gather(1, targets).mean()
     }
 
-    fn score(&self, model: &Bag, batch: &Batch, pass: &Pass) -> Scores {
+    fn score(&self, model: &Bag, batch: &SequenceBatch, pass: &Pass) -> TargetScores {
         let found: Vec<f64> = self.forward(model, batch, pass).into_data().iter::<f64>().collect();
         let (losses, hits) = found
             .chunks_exact(2)
             .zip(&batch.targets)
             .map(|(row, target)| (-row[*target as usize], u32::from(row[1] > row[0]) == *target))
             .unzip();
-        Scores { losses, hits: Some(hits), scored: None }
+        TargetScores { losses, hits: Some(hits), scored: None }
     }
 }
 
 /// Sequences of odd lengths among tokens 0..8; the class is whether most tokens are above 3. Padding would spoil it.
-fn majority(step: u64, rows: usize) -> Batch {
+fn majority(step: u64, rows: usize) -> SequenceBatch {
     let len = 7;
     let mut rng = rand_chacha::ChaCha8Rng::seed_from_u64(step);
     let (mut tokens, mut targets, mut lengths) = (Vec::new(), Vec::new(), Vec::new());
@@ -108,26 +108,26 @@ fn majority(step: u64, rows: usize) -> Batch {
         targets.push(class);
         lengths.push(length);
     }
-    Batch { tokens, targets, scored: None, lengths: Some(lengths), rows, len }
+    SequenceBatch { tokens, targets, scored: None, lengths: Some(lengths), rows, len }
 }
 
 fn at(step: u64) -> Update {
     Update { learning_rate: 0.05, adam_step: step + 1 }
 }
 
-fn weights<M: Module + Describe, T: Task<M>>(learner: &Learner<M, T>) -> Vec<f32> {
-    learner.stored(Part::Weights).iter().flat_map(|named| named.array.slice::<f32>().to_vec()).collect()
+fn weights<M: Module + Describe, T: Objective<M>>(train_state: &TrainState<M, T>) -> Vec<f32> {
+    train_state.stored(CheckpointPart::Weights).iter().flat_map(|named| named.array.slice::<f32>().to_vec()).collect()
 }
 
 #[test]
 fn a_classifier_is_learned() {
-    let mut learner = Learner::new(Bag::new(), Majority { dropout: 0.1 }, SETTINGS);
+    let mut train_state = TrainState::new(Bag::new(), Majority { dropout: 0.1 }, SETTINGS);
     for step in 0..300 {
         let parts = majority(step, 16).split(8).unwrap();
-        learner.step(&parts, Pass::training(7, step), at(step)).unwrap();
+        train_state.step(&parts, Pass::training(7, step), at(step)).unwrap();
     }
-    let model = parameters::without_autodiff(learner.model());
-    let score = || learner.task().score(&model, &majority(1_000_000, 200), &Pass::evaluation(7));
+    let model = parameters::without_autodiff(train_state.model());
+    let score = || train_state.objective().score(&model, &majority(1_000_000, 200), &Pass::evaluation(7));
     assert!(score().accuracy().unwrap() > 0.95, "{:?}", score().accuracy());
     assert!(score().loss() < 0.3, "{}", score().loss());
     assert_eq!(score(), score(), "evaluation draws");
@@ -135,10 +135,10 @@ fn a_classifier_is_learned() {
 
 #[test]
 fn noise_depends_on_the_step_and_not_on_the_parts() {
-    let learner = Learner::new(Bag::new(), Majority { dropout: 0.5 }, SETTINGS);
+    let train_state = TrainState::new(Bag::new(), Majority { dropout: 0.5 }, SETTINGS);
     let batch = majority(0, 12);
     let gradients = |rows: usize, pass: Pass| {
-        let found = learner.gradients(&batch.split(rows).unwrap(), pass);
+        let found = train_state.gradients(&batch.split(rows).unwrap(), pass);
         let values: Vec<f64> = found.values[0].clone().into_data().iter::<f64>().collect();
         (found.loss, values)
     };
@@ -152,14 +152,14 @@ fn noise_depends_on_the_step_and_not_on_the_parts() {
     assert_ne!(gradients(12, Pass::evaluation(1)).1, whole);
 }
 
-fn counting(step: u64, rows: usize, len: usize) -> Batch {
+fn counting(step: u64, rows: usize, len: usize) -> SequenceBatch {
     let token = |row: usize, at: usize| ((step as usize * 7 + row * 5 + at) % 23) as u32;
     let all = |shift: usize| (0..rows).flat_map(|row| (0..len).map(move |at| token(row, at + shift))).collect();
-    Batch { tokens: all(0), targets: all(1), rows, len, ..Batch::default() }
+    SequenceBatch { tokens: all(0), targets: all(1), rows, len, ..SequenceBatch::default() }
 }
 
-fn decoder(plan: &Plan) -> Learner<Decoder, LanguageModel> {
-    Learner::new(Decoder::new(plan, &device()), LanguageModel::default(), settings(plan))
+fn decoder(plan: &Plan) -> TrainState<Decoder, NextTokenPrediction> {
+    TrainState::new(Decoder::new(plan, &device()), NextTokenPrediction::default(), settings(plan))
 }
 
 fn config() -> TrainConfig {
@@ -200,9 +200,9 @@ fn matrices_are_decayed_and_kernels_are_not() {
 fn decay_pulls_a_table_and_leaves_a_kernel() {
     let step = |kind: &str, weight_decay: f64| {
         let plan = plan(&encoding(kind), TrainConfig { weight_decay, ..config() });
-        let mut learner = decoder(&plan);
-        learner.step(&[counting(0, 4, 12)], Pass::training(7, 0), at(0)).unwrap();
-        learner.model().trunk.encoding.numbers(0)
+        let mut train_state = decoder(&plan);
+        train_state.step(&[counting(0, 4, 12)], Pass::training(7, 0), at(0)).unwrap();
+        train_state.model().trunk.encoding.numbers(0)
     };
     for kind in ["t5", "learned"] {
         assert_ne!(step(kind, 0.0), step(kind, 0.5), "{kind}");
@@ -211,14 +211,14 @@ fn decay_pulls_a_table_and_leaves_a_kernel() {
 }
 
 #[test]
-fn composed_and_fused_learners_agree() {
+fn composed_and_fused_updates_agree() {
     for kind in ["kerple_log", "t5", "rotary", "learned"] {
         let plan = plan(&encoding(kind), config());
-        let learner = |engine| {
+        let train_state = |engine| {
             let model = Decoder::new(&plan, &device()).with_engine(engine);
-            Learner::new(model, LanguageModel::default(), settings(&plan)).with_engine(engine)
+            TrainState::new(model, NextTokenPrediction::default(), settings(&plan)).with_engine(engine)
         };
-        let (mut fused, mut composed) = (learner(Engine::Fused), learner(Engine::Composed));
+        let (mut fused, mut composed) = (train_state(Engine::Fused), train_state(Engine::Composed));
         for step in 0..6 {
             let parts = counting(step, 4, 12).split(2).unwrap();
             let a = fused.step(&parts, Pass::training(7, step), at(step)).unwrap();
@@ -233,14 +233,14 @@ fn composed_and_fused_learners_agree() {
 #[test]
 fn only_scored_targets_count() {
     let plan = plan(&encoding("alibi"), config());
-    let learner = decoder(&plan);
+    let train_state = decoder(&plan);
     let mut batch = counting(3, 4, 12);
     // one, two, three and four targets of the rows
     let scored: Vec<bool> = (0..48).map(|at| at % 12 <= at / 12).collect();
     batch.scored = Some(scored.clone());
-    let model = parameters::without_autodiff(learner.model());
-    let scores = LanguageModel::default().score(&model, &batch, &Pass::evaluation(0));
-    let whole = learner.gradients(std::slice::from_ref(&batch), Pass::training(7, 0));
+    let model = parameters::without_autodiff(train_state.model());
+    let scores = NextTokenPrediction::default().score(&model, &batch, &Pass::evaluation(0));
+    let whole = train_state.gradients(std::slice::from_ref(&batch), Pass::training(7, 0));
     assert!((whole.loss - scores.loss()).abs() < 1e-5, "{} {}", whole.loss, scores.loss());
 
     let values = |tensors: &[Tensor<1>]| -> Vec<f64> {
@@ -249,15 +249,15 @@ fn only_scored_targets_count() {
     for (target, scored) in batch.targets.iter_mut().zip(&scored) {
         *target = if *scored { *target } else { 22 - *target };
     }
-    let other = learner.gradients(std::slice::from_ref(&batch), Pass::training(7, 0));
+    let other = train_state.gradients(std::slice::from_ref(&batch), Pass::training(7, 0));
     assert_eq!((whole.loss, values(&whole.values)), (other.loss, values(&other.values)));
 
     // what is padding is not scored either, and as the last of its row changes nothing before it
-    let lengths = Batch { scored: None, lengths: Some(vec![1, 2, 3, 4]), ..batch.clone() };
-    assert_eq!(learner.gradients(&[lengths], Pass::training(7, 0)).loss, whole.loss);
+    let lengths = SequenceBatch { scored: None, lengths: Some(vec![1, 2, 3, 4]), ..batch.clone() };
+    assert_eq!(train_state.gradients(&[lengths], Pass::training(7, 0)).loss, whole.loss);
 
     // parts score 1, 2, 3 and 4 targets: they are weighted by that
-    let parts = learner.gradients(&batch.split(1).unwrap(), Pass::training(7, 0));
+    let parts = train_state.gradients(&batch.split(1).unwrap(), Pass::training(7, 0));
     assert!((whole.loss - parts.loss).abs() < 1e-5, "{} {}", whole.loss, parts.loss);
     let largest = values(&whole.values).iter().fold(0f64, |m, x| m.max(x.abs()));
     for (a, b) in values(&whole.values).iter().zip(values(&parts.values)) {
@@ -269,14 +269,14 @@ fn only_scored_targets_count() {
 fn any_number_of_ranks_equals_one_with_as_many_parts() {
     let plan = plan(&encoding("kerple_log"), config());
     let train = |ranks: Ranks| {
-        let mut learner = decoder(&plan).with_ranks(ranks.clone());
+        let mut train_state = decoder(&plan).with_ranks(ranks.clone());
         let learned = |step: u64| {
             let batch = counting(step, 12, 12);
-            let parts: Vec<Batch> = ranks.rows(12, 1).into_iter().map(|rows| batch.slice(rows)).collect();
-            learner.step(&parts, Pass::training(7, step), at(step)).unwrap()
+            let parts: Vec<SequenceBatch> = ranks.rows(12, 1).into_iter().map(|rows| batch.slice(rows)).collect();
+            train_state.step(&parts, Pass::training(7, step), at(step)).unwrap()
         };
-        let learned: Vec<Learned> = (0..4).map(learned).collect();
-        (learned, weights(&learner))
+        let learned: Vec<StepMetrics> = (0..4).map(learned).collect();
+        (learned, weights(&train_state))
     };
     let alone = train(Ranks::alone());
     for count in [2, 3, 4, 6, 12] {
@@ -293,9 +293,9 @@ fn ranks_of_which_some_score_nothing_add_up() {
         let mut batch = counting(3, 4, 12);
         // nothing of the first and the third row counts
         batch.scored = Some((0..48).map(|at| at / 12 % 2 == 1 && at % 3 > 0).collect());
-        let learner = decoder(&plan).with_ranks(ranks.clone());
-        let parts: Vec<Batch> = ranks.rows(4, 1).into_iter().map(|rows| batch.slice(rows)).collect();
-        let found = learner.gradients(&parts, Pass::training(7, 0));
+        let train_state = decoder(&plan).with_ranks(ranks.clone());
+        let parts: Vec<SequenceBatch> = ranks.rows(4, 1).into_iter().map(|rows| batch.slice(rows)).collect();
+        let found = train_state.gradients(&parts, Pass::training(7, 0));
         let bits = |values: Tensor<1>| values.into_data().iter::<f32>().map(f32::to_bits).collect::<Vec<u32>>();
         (found.loss.to_bits(), found.values.into_iter().map(bits).collect::<Vec<_>>())
     };
@@ -308,20 +308,20 @@ fn ranks_of_which_some_score_nothing_add_up() {
 }
 
 #[test]
-fn what_is_stored_brings_a_learner_back() {
+fn a_stored_state_is_restored() {
     let plan = plan(&encoding("kerple_bias_weight"), config());
-    let mut learner = decoder(&plan);
-    let step = |learner: &mut Learner<Decoder, LanguageModel>, n: u64| {
-        learner.step(&[counting(n, 4, 12)], Pass::training(7, n), at(n)).unwrap()
+    let mut train_state = decoder(&plan);
+    let step = |train_state: &mut TrainState<Decoder, NextTokenPrediction>, n: u64| {
+        train_state.step(&[counting(n, 4, 12)], Pass::training(7, n), at(n)).unwrap()
     };
-    step(&mut learner, 0);
-    let stored = [Part::Weights, Part::Moments].map(|part| learner.stored(part));
+    step(&mut train_state, 0);
+    let stored = [CheckpointPart::Weights, CheckpointPart::Moments].map(|part| train_state.stored(part));
     assert_eq!(stored[1].len(), 2 * stored[0].len());
     assert_eq!(stored[1][0].name, format!("first.{}", stored[0][0].name));
     assert_eq!(stored[1][0].array.shape(), stored[0][0].array.shape());
 
     let mut other = decoder(&plan);
-    for (part, stored) in [Part::Weights, Part::Moments].into_iter().zip(&stored) {
+    for (part, stored) in [CheckpointPart::Weights, CheckpointPart::Moments].into_iter().zip(&stored) {
         let fill = |name: &str, values: &mut [f32]| {
             let named = stored.iter().find(|named| named.name == name).ok_or(())?;
             values.copy_from_slice(named.array.slice());
@@ -329,28 +329,28 @@ fn what_is_stored_brings_a_learner_back() {
         };
         other.restore(part, fill).unwrap();
     }
-    let expected: Vec<Learned> = (1..4).map(|n| step(&mut learner, n)).collect();
-    let got: Vec<Learned> = (1..4).map(|n| step(&mut other, n)).collect();
+    let expected: Vec<StepMetrics> = (1..4).map(|n| step(&mut train_state, n)).collect();
+    let got: Vec<StepMetrics> = (1..4).map(|n| step(&mut other, n)).collect();
     assert_eq!(got, expected);
-    assert_eq!(weights(&learner), weights(&other));
+    assert_eq!(weights(&train_state), weights(&other));
 }
 
 #[test]
 fn a_number_that_is_none_changes_nothing() {
     let plan = plan(&encoding("kerple_log"), config());
-    let mut learner = decoder(&plan);
-    assert_eq!(learner.not_finite(), None);
+    let mut train_state = decoder(&plan);
+    assert_eq!(train_state.not_finite(), None);
     let poison = |name: &str, values: &mut [f32]| {
         values.fill(if name == "head" { f32::INFINITY } else { 0.01 });
         Ok::<(), ()>(())
     };
-    learner.restore(Part::Weights, poison).unwrap();
-    assert_eq!(learner.not_finite().as_deref(), Some("head"));
-    let before = weights(&learner);
-    let error = learner.step(&[counting(0, 4, 12)], Pass::training(7, 0), at(0)).unwrap_err();
-    let NotFinite { what, value } = error;
+    train_state.restore(CheckpointPart::Weights, poison).unwrap();
+    assert_eq!(train_state.not_finite().as_deref(), Some("head"));
+    let before = weights(&train_state);
+    let error = train_state.step(&[counting(0, 4, 12)], Pass::training(7, 0), at(0)).unwrap_err();
+    let NonFiniteValue { what, value } = error;
     assert!(what == "the loss" && !value.is_finite(), "{what} {value}");
-    assert_eq!(weights(&learner), before);
+    assert_eq!(weights(&train_state), before);
 }
 
 #[test]
@@ -359,7 +359,7 @@ fn updates_that_are_read_later_are_the_same_until_one_is_none() {
     let pass = |n: u64| Pass::training(7, n);
     let (mut soon, mut late) = (decoder(&plan), decoder(&plan));
     let batch = |n: u64| counting(n, 4, 12).split(2).unwrap();
-    let read: Vec<Learned> = (0..3).map(|n| soon.step(&batch(n), pass(n), at(n)).unwrap()).collect();
+    let read: Vec<StepMetrics> = (0..3).map(|n| soon.step(&batch(n), pass(n), at(n)).unwrap()).collect();
     (0..3).for_each(|n| late.advance(&batch(n), pass(n), at(n)));
     assert_eq!(late.read(), read);
     assert_eq!((weights(&late), late.read()), (weights(&soon), Vec::new()));
@@ -367,7 +367,7 @@ fn updates_that_are_read_later_are_the_same_until_one_is_none() {
     late.advance(&batch(3), pass(3), Update { learning_rate: f64::INFINITY, ..at(3) });
     let spoiled = weights(&late);
     (4..6).for_each(|n| late.advance(&batch(n), pass(n), at(n)));
-    let read: Vec<bool> = late.read().iter().map(Learned::is_finite).collect();
+    let read: Vec<bool> = late.read().iter().map(StepMetrics::is_finite).collect();
     assert_eq!(read, [true, false, false]);
     let bits = |values: Vec<f32>| values.into_iter().map(f32::to_bits).collect::<Vec<_>>();
     assert_eq!(bits(weights(&late)), bits(spoiled));
@@ -380,11 +380,11 @@ fn a_step_of_real_size_has_the_same_bits_at_any_number_of_threads() {
     let run = |threads: usize| {
         let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().unwrap();
         pool.install(|| {
-            let mut learner = decoder(&plan);
-            let learned: Vec<Learned> = (0..2)
-                .map(|n| learner.step(&counting(n, 8, 160).split(4).unwrap(), Pass::training(7, n), at(n)).unwrap())
+            let mut train_state = decoder(&plan);
+            let learned: Vec<StepMetrics> = (0..2)
+                .map(|n| train_state.step(&counting(n, 8, 160).split(4).unwrap(), Pass::training(7, n), at(n)).unwrap())
                 .collect();
-            (learned, weights(&learner))
+            (learned, weights(&train_state))
         })
     };
     let one = run(1);

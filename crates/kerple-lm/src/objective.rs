@@ -1,11 +1,11 @@
 //! The training objective: a batch of any task, its loss, and what an evaluation counts.
 
-mod answering;
+mod classification;
 
-pub use answering::{Answering, classified};
+pub use classification::{Classification, classified};
 
 use crate::error::{Error, Result};
-use crate::model::{Decoder, Tokens};
+use crate::model::{Decoder, TokenBatch};
 use burn::tensor::Tensor;
 use kerple_burn::ops::loss::{Targets, mean_share};
 use kerple_burn::pass::Pass;
@@ -13,11 +13,11 @@ use std::ops::Range;
 
 /// Sequences of one length with what is to be predicted from them.
 ///
-/// `B` is [`Batch::rows`], `L` is [`Batch::len`]. A task determines the number of targets of a
+/// `B` is [`SequenceBatch::rows`], `L` is [`SequenceBatch::len`]. A task determines the number of targets of a
 /// sequence: a language model has one per token, a classifier one, a transducer one for each place
 /// of its output.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct Batch {
+pub struct SequenceBatch {
     /// Token ids, `[B, L]`.
     pub tokens: Vec<u32>,
     /// `[B, targets a sequence]`.
@@ -32,29 +32,29 @@ pub struct Batch {
     pub len: usize,
 }
 
-impl From<kerple_data::Batch> for Batch {
-    fn from(batch: kerple_data::Batch) -> Batch {
+impl From<kerple_data::Batch> for SequenceBatch {
+    fn from(batch: kerple_data::Batch) -> SequenceBatch {
         let kerple_data::Batch { tokens, targets, batch: rows, seq_len: len } = batch;
-        Batch { tokens, targets, scored: None, lengths: None, rows, len }
+        SequenceBatch { tokens, targets, scored: None, lengths: None, rows, len }
     }
 }
 
-impl Batch {
+impl SequenceBatch {
     /// The model's input.
-    pub fn input(&self) -> Tokens<'_> {
-        Tokens { ids: &self.tokens, batch: self.rows, len: self.len }
+    pub fn input(&self) -> TokenBatch<'_> {
+        TokenBatch { ids: &self.tokens, batch: self.rows, len: self.len }
     }
 
     /// Some of the sequences.
     ///
     /// # Panics
     /// When there are not as many.
-    pub fn slice(&self, rows: Range<usize>) -> Batch {
+    pub fn slice(&self, rows: Range<usize>) -> SequenceBatch {
         fn part<T: Clone>(values: &[T], of: usize, rows: &Range<usize>) -> Vec<T> {
             let width = values.len() / of;
             values[rows.start * width..rows.end * width].to_vec()
         }
-        Batch {
+        SequenceBatch {
             tokens: part(&self.tokens, self.rows, &rows),
             targets: part(&self.targets, self.rows, &rows),
             scored: self.scored.as_ref().map(|scored| part(scored, self.rows, &rows)),
@@ -68,7 +68,7 @@ impl Batch {
     ///
     /// # Errors
     /// As [`parts`].
-    pub fn split(&self, each: usize) -> Result<Vec<Batch>> {
+    pub fn split(&self, each: usize) -> Result<Vec<SequenceBatch>> {
         Ok(parts(0..self.rows, each)?.into_iter().map(|rows| self.slice(rows)).collect())
     }
 
@@ -101,7 +101,7 @@ fn count(scored: &[bool]) -> usize {
 
 /// What an evaluation knows of each target of a batch.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Scores {
+pub struct TargetScores {
     /// Loss in nats, as many as targets; what is not scored has one too, which counts for nothing.
     pub losses: Vec<f64>,
     /// Whether the likeliest answer was the target; absent for tasks that do not ask.
@@ -110,7 +110,7 @@ pub struct Scores {
     pub scored: Option<Vec<bool>>,
 }
 
-impl Scores {
+impl TargetScores {
     fn mean(&self, value: impl Fn(usize) -> f64) -> f64 {
         let counts = |at: &usize| self.scored.as_ref().is_none_or(|scored| scored[*at]);
         let (sum, count) = (0..self.losses.len()).filter(counts).fold((0.0, 0), |(s, n), at| (s + value(at), n + 1));
@@ -128,60 +128,60 @@ impl Scores {
     }
 }
 
-/// A task for models of type `M`.
-pub trait Task<M> {
+/// An objective for models of type `M`.
+pub trait Objective<M> {
     /// The mean loss of the batch's scored targets, `[1]`: what training minimises.
-    fn loss(&self, model: &M, batch: &Batch, pass: &Pass) -> Tensor<1>;
+    fn loss(&self, model: &M, batch: &SequenceBatch, pass: &Pass) -> Tensor<1>;
 
     /// The same as a sum of losses, of each of which `learn` makes the gradient before the next is made.
-    fn each_loss(&self, model: &M, batch: &Batch, pass: &Pass, learn: &mut dyn FnMut(Tensor<1>)) {
+    fn each_loss(&self, model: &M, batch: &SequenceBatch, pass: &Pass, learn: &mut dyn FnMut(Tensor<1>)) {
         learn(self.loss(model, batch, pass));
     }
 
     /// The same as a number, of a model outside autodiff.
-    fn mean_loss(&self, model: &M, batch: &Batch, pass: &Pass) -> f64 {
+    fn mean_loss(&self, model: &M, batch: &SequenceBatch, pass: &Pass) -> f64 {
         f64::from(self.loss(model, batch, pass).into_scalar::<f32>())
     }
 
     /// The loss of each target, for evaluation; `model` is outside autodiff.
-    fn score(&self, model: &M, batch: &Batch, pass: &Pass) -> Scores;
+    fn score(&self, model: &M, batch: &SequenceBatch, pass: &Pass) -> TargetScores;
 
     /// Positions of the batch's longest sequence as the model reads it.
-    fn span(&self, _model: &M, batch: &Batch) -> usize {
+    fn span(&self, _model: &M, batch: &SequenceBatch) -> usize {
         batch.len
     }
 
-    /// How many targets [`Task::loss`] is a mean of: parts of a batch are weighted by it.
-    fn weight(&self, batch: &Batch) -> usize {
+    /// How many targets [`Objective::loss`] is a mean of: parts of a batch are weighted by it.
+    fn weight(&self, batch: &SequenceBatch) -> usize {
         batch.scored.as_deref().map_or(batch.targets.len(), count)
     }
 }
 
 /// Predicting the next token: targets are `[B, L]`, those of padding are never scored.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct LanguageModel {
-    /// Tokens of a sequence whose gradient is made at once, see [`Decoder::loss_in_pieces`]; all when absent.
+pub struct NextTokenPrediction {
+    /// Tokens of a sequence whose gradient is made at once, see [`Decoder::chunked_loss`]; all when absent.
     pub piece: Option<usize>,
 }
 
-impl Task<Decoder> for LanguageModel {
-    fn loss(&self, model: &Decoder, batch: &Batch, pass: &Pass) -> Tensor<1> {
+impl Objective<Decoder> for NextTokenPrediction {
+    fn loss(&self, model: &Decoder, batch: &SequenceBatch, pass: &Pass) -> Tensor<1> {
         let scored = batch.scored_tokens();
         let targets = Targets { ids: &batch.targets, scored: scored.as_deref() };
         model.weighted_loss(batch.input(), targets, mean_share(targets), pass)
     }
 
-    fn each_loss(&self, model: &Decoder, batch: &Batch, pass: &Pass, learn: &mut dyn FnMut(Tensor<1>)) {
+    fn each_loss(&self, model: &Decoder, batch: &SequenceBatch, pass: &Pass, learn: &mut dyn FnMut(Tensor<1>)) {
         match self.piece {
             Some(each) if each < batch.len && batch.lengths.is_none() => {
                 let targets = Targets { ids: &batch.targets, scored: batch.scored.as_deref() };
-                model.loss_in_pieces(batch.input(), targets, mean_share(targets), (each, pass), learn);
+                model.chunked_loss(batch.input(), targets, mean_share(targets), (each, pass), learn);
             }
             _ => learn(self.loss(model, batch, pass)),
         }
     }
 
-    fn mean_loss(&self, model: &Decoder, batch: &Batch, pass: &Pass) -> f64 {
+    fn mean_loss(&self, model: &Decoder, batch: &SequenceBatch, pass: &Pass) -> f64 {
         match self.piece {
             // what does not fit a backward at once is not taken at once here
             Some(each) if each < batch.len && batch.lengths.is_none() && batch.scored.is_none() => {
@@ -192,12 +192,12 @@ impl Task<Decoder> for LanguageModel {
         }
     }
 
-    fn score(&self, model: &Decoder, batch: &Batch, pass: &Pass) -> Scores {
+    fn score(&self, model: &Decoder, batch: &SequenceBatch, pass: &Pass) -> TargetScores {
         let losses = model.nll(batch.input(), &batch.targets, pass).into_data().iter::<f64>().collect();
-        Scores { losses, hits: None, scored: batch.scored_tokens() }
+        TargetScores { losses, hits: None, scored: batch.scored_tokens() }
     }
 
-    fn weight(&self, batch: &Batch) -> usize {
+    fn weight(&self, batch: &SequenceBatch) -> usize {
         batch.scored_tokens().map_or(batch.targets.len(), |scored| count(&scored))
     }
 }
@@ -206,9 +206,9 @@ impl Task<Decoder> for LanguageModel {
 mod tests {
     use super::*;
 
-    fn batch() -> Batch {
+    fn batch() -> SequenceBatch {
         let scored = vec![true, false, true, true, false, false];
-        Batch {
+        SequenceBatch {
             tokens: (0..12).collect(),
             targets: (0..6).collect(),
             scored: Some(scored),
@@ -229,8 +229,8 @@ mod tests {
 
     #[test]
     fn padding_is_not_scored() {
-        let mut batch = Batch { targets: (0..12).collect(), scored: None, ..batch() };
-        let marks = |batch: &Batch| -> String {
+        let mut batch = SequenceBatch { targets: (0..12).collect(), scored: None, ..batch() };
+        let marks = |batch: &SequenceBatch| -> String {
             batch.scored_tokens().unwrap().iter().map(|scored| if *scored { 'x' } else { '-' }).collect()
         };
         assert_eq!(marks(&batch), "xxxxxxx-x---");
@@ -252,13 +252,13 @@ mod tests {
 
     #[test]
     fn what_is_not_scored_counts_for_nothing() {
-        let scores = Scores {
+        let scores = TargetScores {
             losses: vec![1.0, f64::NAN, 3.0, 8.0],
             hits: Some(vec![true, true, false, true]),
             scored: Some(vec![true, false, true, true]),
         };
         assert_eq!((scores.loss(), scores.accuracy()), (4.0, Some(2.0 / 3.0)));
-        let all = Scores { scored: None, losses: vec![1.0, 2.0, 3.0, 8.0], ..scores };
+        let all = TargetScores { scored: None, losses: vec![1.0, 2.0, 3.0, 8.0], ..scores };
         assert_eq!((all.loss(), all.accuracy()), (3.5, Some(0.75)));
     }
 }

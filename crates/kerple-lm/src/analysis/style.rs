@@ -1,12 +1,12 @@
 //! Music that continues a prompt, compared with the piece that the prompt is from. Cífka et al.
 //! 2020 and Liutkus et al. 2021, arXiv:2105.08399, section 3.3.
 
-use crate::corpus::{Source, Split};
+use crate::corpus::{DataSource, Split};
 use crate::error::{Error, Result};
-use crate::generate::{self, Draw, Follow};
+use crate::generate::{self, DecodingCallback, SamplingParams};
 use crate::model::Decoder;
 use crate::plan::Plan;
-use crate::sequences::Text;
+use crate::sequences::EvalText;
 use kerple_core::seed::Purpose;
 use kerple_data::music::style::{Onset, likeness, part};
 use kerple_data::music::{Piece, Rules, Vocabulary};
@@ -16,8 +16,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 /// Parts of the time that are compared on their own.
 const QUARTERS: u64 = 4;
 
-/// Settings, see [`Probe::Style`](super::Probe::Style).
-pub(super) struct Asked {
+/// Settings, see [`Analysis::Style`](super::Analysis::Style).
+pub(super) struct StyleSettings {
     pub songs: usize,
     pub samples: usize,
     pub bars: u64,
@@ -25,7 +25,7 @@ pub(super) struct Asked {
 }
 
 /// A piece and the part of it that is given.
-pub(super) struct Song {
+pub(super) struct SongPrompt {
     whole: Piece,
     prompt: Vec<u32>,
 }
@@ -33,8 +33,8 @@ pub(super) struct Song {
 pub(super) fn measure(
     plan: &Plan,
     model: &Decoder,
-    source: &Source,
-    asked: &Asked,
+    source: &DataSource,
+    asked: &StyleSettings,
     stop: &AtomicBool,
 ) -> Result<Option<ProbeResult>> {
     let tokenizer = source.tokenizer()?;
@@ -46,8 +46,8 @@ pub(super) fn measure(
         let mut pieces = Vec::new();
         for sample in 0..asked.samples {
             let seed = super::seed_at(plan.seed, Purpose::Sampling, [number, sample]);
-            let draw = Draw { temperature, top_k: 0, top_p, seed };
-            let mut written = Written::new(vocabulary, &song.prompt, tokenizer.end_of_document(), stop);
+            let draw = SamplingParams { temperature, top_k: 0, top_p, seed };
+            let mut written = SongWriter::new(vocabulary, &song.prompt, tokenizer.end_of_document(), stop);
             let prompt = [&[tokenizer.end_of_document()], &song.prompt[..]].concat();
             let count = asked.tokens - song.prompt.len();
             generate::generate(model, &prompt, count, plan.data_info.vocab_size, &draw, &mut written)?;
@@ -73,7 +73,7 @@ pub(super) fn measure(
 }
 
 /// The first test pieces that are longer than their prompt, and leave room behind it.
-pub(super) fn songs(source: &Source, vocabulary: &Vocabulary, asked: &Asked) -> Result<Vec<Song>> {
+pub(super) fn songs(source: &DataSource, vocabulary: &Vocabulary, asked: &StyleSettings) -> Result<Vec<SongPrompt>> {
     let text = source.text(Split::Test)?;
     let mut songs = Vec::new();
     for range in text.documents() {
@@ -81,7 +81,7 @@ pub(super) fn songs(source: &Source, vocabulary: &Vocabulary, asked: &Asked) -> 
         ids.pop_if(|last| *last == vocabulary.end());
         let prompt = ids[..vocabulary.prompt_len(&ids, asked.bars)].to_vec();
         if prompt.len() < asked.tokens.min(ids.len()) {
-            songs.push(Song { whole: vocabulary.piece(&ids), prompt });
+            songs.push(SongPrompt { whole: vocabulary.piece(&ids), prompt });
         }
         if songs.len() == asked.songs {
             return Ok(songs);
@@ -92,16 +92,16 @@ pub(super) fn songs(source: &Source, vocabulary: &Vocabulary, asked: &Asked) -> 
 }
 
 /// A piece as it is written.
-struct Written<'a> {
+struct SongWriter<'a> {
     rules: Rules,
     tokens: Vec<u32>,
     end: u32,
     stop: &'a AtomicBool,
 }
 
-impl<'a> Written<'a> {
-    fn new(vocabulary: &Vocabulary, prompt: &[u32], end: u32, stop: &'a AtomicBool) -> Written<'a> {
-        let mut written = Written { rules: vocabulary.rules(), tokens: Vec::new(), end, stop };
+impl<'a> SongWriter<'a> {
+    fn new(vocabulary: &Vocabulary, prompt: &[u32], end: u32, stop: &'a AtomicBool) -> SongWriter<'a> {
+        let mut written = SongWriter { rules: vocabulary.rules(), tokens: Vec::new(), end, stop };
         prompt.iter().for_each(|token| written.add(*token));
         written
     }
@@ -112,7 +112,7 @@ impl<'a> Written<'a> {
     }
 }
 
-impl Follow for Written<'_> {
+impl DecodingCallback for SongWriter<'_> {
     /// The end is not: all continuations have as many tokens.
     fn allows(&self, token: u32) -> bool {
         token != self.end && self.rules.allows(token)

@@ -3,17 +3,17 @@
 //! Jobs are numbered in a fixed order, so a [`Shard`] on another machine takes its own jobs and no
 //! two shards write to one folder. Copying folders together merges their results.
 
-use crate::corpus::{Source, Split};
+use crate::analysis::Analysis;
+use crate::corpus::{DataSource, Split};
 use crate::error::{Error, Result};
-use crate::evaluate::{self, Evaluation, Request, Reuse};
-use crate::host::Host;
-use crate::memory::Memory;
+use crate::evaluate::{self, EvalCheckpoint, EvalRequest, EvalRun, Reuse};
+use crate::memory_estimate::MemoryEstimate;
 use crate::model::Decoder;
 use crate::plan::Plan;
-use crate::probe::Probe;
 use crate::ranks::Ranks;
-use crate::run::{RunFolder, Trained};
-use crate::sequences::Text;
+use crate::run::{RunFolder, TrainedModel};
+use crate::runtime::Runtime;
+use crate::sequences::EvalText;
 use crate::train::{self, TrainSession};
 use kerple_core::encoding::Encoding;
 use kerple_core::encoding::scaling::Scaling;
@@ -25,7 +25,7 @@ use std::sync::atomic::AtomicBool;
 
 /// A run, and what is evaluated of it.
 #[derive(Clone, Copy)]
-pub struct Job<'a> {
+pub struct SweepJob<'a> {
     /// What people call it.
     pub name: &'a str,
     /// Where it is kept.
@@ -33,28 +33,28 @@ pub struct Job<'a> {
     /// What is trained.
     pub plan: &'a Plan,
     /// The text.
-    pub source: &'a Source,
+    pub source: &'a DataSource,
     /// What is evaluated, in this order.
-    pub asks: &'a [Ask],
+    pub evals: &'a [EvalSpec],
     /// What else is measured, after that.
-    pub probes: &'a [Probe],
+    pub probes: &'a [Analysis],
     /// Where the model is, and what rows say of it; a job is one process's.
-    pub host: &'a Host,
+    pub runtime: &'a Runtime,
 }
 
 /// An evaluation of a trained run.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Ask {
-    /// Which text, at which lengths: `span` is set, so that all runs of a seed are scored on the same text whatever was
+pub struct EvalSpec {
+    /// Which text, at which lengths: `segment_len` is set, so that all runs of a seed are scored on the same text whatever was
     /// evaluated of some of them before. Lengths that the encoding is not defined for are left out.
-    pub request: Request,
+    pub request: EvalRequest,
     /// Keys a query may see, where that is not what the run was trained with; asked only of runs whose layers see alike far.
     pub window: Option<usize>,
     /// Other rotary rates than the run was trained with; asked only of runs that rotate.
     pub rope_scaling: Option<Scaling>,
 }
 
-impl Ask {
+impl EvalSpec {
     /// What a run of this plan is evaluated with; `None` where this is not asked of it.
     fn encoding(&self, plan: &Plan) -> Option<Encoding> {
         let trained = &plan.encoding;
@@ -79,7 +79,7 @@ pub struct Shard {
 
 /// What happens, as it happens.
 #[derive(Debug)]
-pub enum Event<'a> {
+pub enum SweepEvent<'a> {
     /// A run begins, or goes on.
     Run {
         /// What people call it.
@@ -91,10 +91,10 @@ pub enum Event<'a> {
         /// Runs in all, those of other shards included.
         runs: usize,
         /// What training it takes.
-        memory: Memory,
+        memory: MemoryEstimate,
     },
     /// A run produced what is not a number; the others go on.
-    Lost {
+    Diverged {
         /// What people call it.
         name: &'a str,
         /// Its seed.
@@ -103,9 +103,9 @@ pub enum Event<'a> {
         error: &'a Error,
     },
     /// What training does.
-    Training(train::Event<'a>),
+    Training(train::TrainEvent<'a>),
     /// What an evaluation does.
-    Evaluation(evaluate::Event<'a>),
+    Evaluation(evaluate::EvalEvent<'a>),
 }
 
 impl Shard {
@@ -157,17 +157,17 @@ impl FromStr for Shard {
 /// # Errors
 /// The first error of a job. A run whose numbers stop being numbers does not keep the others from being trained: its error
 /// is returned at the end.
-pub fn work_off(
-    jobs: &[Job],
+pub fn run_all(
+    jobs: &[SweepJob],
     (shard, ranks): (Shard, &Ranks),
     stop: &AtomicBool,
-    tell: &mut dyn FnMut(Event),
+    tell: &mut dyn FnMut(SweepEvent),
 ) -> Result<bool> {
     let own = shard.of(ranks);
     let check = || jobs.iter().enumerate().filter(|(index, _)| own.takes(*index)).try_for_each(|(_, job)| job.check());
     ranks.agree(check())?;
     let done = ranks.apart(stop, |hear| {
-        work_off_alone(jobs, own, stop, &mut |event| {
+        run_own(jobs, own, stop, &mut |event| {
             hear();
             tell(event);
         })
@@ -175,17 +175,17 @@ pub fn work_off(
     Ok(!done.contains(&false))
 }
 
-fn work_off_alone(jobs: &[Job], shard: Shard, stop: &AtomicBool, tell: &mut dyn FnMut(Event)) -> Result<bool> {
+fn run_own(jobs: &[SweepJob], shard: Shard, stop: &AtomicBool, tell: &mut dyn FnMut(SweepEvent)) -> Result<bool> {
     let (mut lost, mut elsewhere) = (None, BTreeMap::new());
     for (index, job) in jobs.iter().enumerate().filter(|(index, _)| shard.takes(*index)) {
         let (name, seed, runs) = (job.name, job.plan.seed, jobs.len());
         let memory = job.plan.training_memory(job.plan.train.micro_batch_size.unwrap_or(job.plan.train.batch_size));
-        tell(Event::Run { name, seed, index, runs, memory });
-        match job.work(stop, &mut elsewhere, tell) {
+        tell(SweepEvent::Run { name, seed, index, runs, memory });
+        match job.train_and_evaluate(stop, &mut elsewhere, tell) {
             Ok(true) => {}
             Ok(false) => return Ok(false),
             Err(error @ Error::NotFinite { .. }) => {
-                tell(Event::Lost { name, seed, error: &error });
+                tell(SweepEvent::Diverged { name, seed, error: &error });
                 lost = lost.or(Some(error));
             }
             Err(error) => return Err(error),
@@ -196,20 +196,20 @@ fn work_off_alone(jobs: &[Job], shard: Shard, stop: &AtomicBool, tell: &mut dyn 
             "{runs} of the runs count as done because of rows that were computed \
             {by}; pages state their provenance"
         );
-        tell(Event::Evaluation(evaluate::Event::Note(note)));
+        tell(SweepEvent::Evaluation(evaluate::EvalEvent::Note(note)));
     }
     lost.map_or(Ok(true), Err)
 }
 
-impl Job<'_> {
+impl SweepJob<'_> {
     /// Refuses evaluations that the data cannot serve, before anything is trained for them.
     fn check(&self) -> Result<()> {
-        for (encoding, request) in self.asks.iter().filter_map(|ask| self.served(ask)) {
+        for (encoding, request) in self.evals.iter().filter_map(|spec| self.served(spec)) {
             self.plan.check_evaluated(&encoding)?;
             match self.source.task() {
                 Some(task) => request.answers(Split::Test, task).check(task)?,
                 None => {
-                    request.extent(self.plan.train_len, self.source.text(Split::Test)?.len(), &[])?;
+                    request.segments(self.plan.train_len, self.source.text(Split::Test)?.len(), &[])?;
                 }
             }
         }
@@ -218,35 +218,40 @@ impl Job<'_> {
 
     /// Trains and evaluates what is not done yet; `false` when `stop` was set before the end. `elsewhere` counts the runs that are
     /// done by rows of another program or machine, by what made those.
-    fn work(
+    fn train_and_evaluate(
         &self,
         stop: &AtomicBool,
         elsewhere: &mut BTreeMap<String, usize>,
-        tell: &mut dyn FnMut(Event),
+        tell: &mut dyn FnMut(SweepEvent),
     ) -> Result<bool> {
-        let Job { plan, folder, source, host, .. } = *self;
+        let SweepJob { plan, folder, source, runtime, .. } = *self;
         if let Some(note) = self.trained_otherwise()? {
-            tell(Event::Training(train::Event::Note(note)));
+            tell(SweepEvent::Training(train::TrainEvent::Note(note)));
         }
         if let Some(provenances) = self.is_done()? {
             provenances.into_iter().for_each(|by| *elsewhere.entry(by).or_default() += 1);
             return Ok(true);
         }
         let batches = source.batches(plan)?;
-        let session = TrainSession { plan, run: folder, batches: &batches, stop, strict: false, host };
-        if !train::train(&session, &mut |event| tell(Event::Training(event)))?.finished {
+        let session = TrainSession { plan, run: folder, batches: &batches, stop, strict: false, runtime };
+        if !train::train(&session, &mut |event| tell(SweepEvent::Training(event)))?.finished {
             return Ok(false);
         }
-        let Trained { plan, state, mut model, .. } = folder.load_solver(&host.device, false)?;
-        model.compute_with(host.engine);
+        let TrainedModel { plan, state, mut model, .. } = folder.load_any(&runtime.device, false)?;
+        model.compute_with(runtime.engine);
         let (learned, special) = (model.encoding().clone(), folder.special_tokens()?);
-        for ask in self.asks {
-            let Some((encoding, request)) = self.served(ask) else { continue };
+        for spec in self.evals {
+            let Some((encoding, request)) = self.served(spec) else { continue };
             *model.encoding_mut() = learned.evaluated_as(encoding);
             let scored = evaluate::of_source(source, Split::Test, (&plan, &special), &request, &folder.evaluations()?)?;
-            let evaluation = Evaluation::new(folder, (&plan, state.step, &*model), &*scored, host)?;
+            let evaluation = EvalRun::new(
+                folder,
+                EvalCheckpoint { plan: &plan, step: state.step, model: &*model },
+                &*scored,
+                runtime,
+            )?;
             let evaluation = evaluation.reusing(Reuse::AnyMachine);
-            if !evaluation.run(stop, &mut |event| tell(Event::Evaluation(event)))? {
+            if !evaluation.run(stop, &mut |event| tell(SweepEvent::Evaluation(event)))? {
                 return Ok(false);
             }
         }
@@ -260,10 +265,10 @@ impl Job<'_> {
     /// Measures what is not done yet; `false` when `stop` was set before the end.
     fn probe(&self, trained: (&Plan, &Decoder), stop: &AtomicBool) -> Result<bool> {
         for probe in self.probes {
-            if probe.is_done(self.folder, self.plan, self.source, &self.host.provenance)? {
+            if probe.is_done(self.folder, self.plan, self.source, &self.runtime.provenance)? {
                 continue;
             }
-            if !probe.run(self.folder, trained, self.source, &self.host.provenance, stop)? {
+            if !probe.run(self.folder, trained, self.source, &self.runtime.provenance, stop)? {
                 return Ok(false);
             }
         }
@@ -273,7 +278,7 @@ impl Job<'_> {
     /// What to say of a run whose updates were made in another precision, or on another kind of device, than is asked for now.
     fn trained_otherwise(&self) -> Result<Option<String>> {
         let sessions = self.folder.sessions()?;
-        let here = self.host.provenance.numerics();
+        let here = self.runtime.provenance.numerics();
         let counted = kerple_run::sessions_up_to(&sessions, self.plan.steps).into_iter();
         let others: BTreeSet<Numerics> =
             counted.map(|row| row.provenance.numerics()).filter(|other| other.chosen() != here.chosen()).collect();
@@ -295,17 +300,17 @@ impl Job<'_> {
         }
         let rows = self.folder.evaluations()?;
         for probe in self.probes {
-            if !probe.is_done(self.folder, self.plan, self.source, &self.host.provenance)? {
+            if !probe.is_done(self.folder, self.plan, self.source, &self.runtime.provenance)? {
                 return Ok(None);
             }
         }
         let (mut expected, mut provenances) = (self.probes.len(), BTreeSet::new());
         let special = self.folder.special_tokens()?;
-        for ask in self.asks {
-            let Some((encoding, request)) = self.served(ask) else { continue };
+        for spec in self.evals {
+            let Some((encoding, request)) = self.served(spec) else { continue };
             expected += request.lengths.len();
             let scored = evaluate::of_source(self.source, Split::Test, (self.plan, &special), &request, &[])?;
-            let provenance = &self.host.provenance;
+            let provenance = &self.runtime.provenance;
             for row in evaluate::known(&rows, (self.plan, &encoding), &*scored, (provenance, Reuse::AnyMachine)) {
                 let Some(row) = row else { return Ok(None) };
                 provenances.extend(evaluate::made_elsewhere(row, provenance));
@@ -316,10 +321,10 @@ impl Job<'_> {
 
     /// What is asked of this run: the encoding, and the request of the run's seed at the lengths that is defined for;
     /// `None` when nothing is.
-    fn served(&self, ask: &Ask) -> Option<(Encoding, Request)> {
-        let encoding = ask.encoding(self.plan)?;
-        let lengths = evaluate::served(self.plan, &encoding, &ask.request.lengths);
-        let request = Request { seed: self.plan.seed, lengths, ..ask.request.clone() };
+    fn served(&self, spec: &EvalSpec) -> Option<(Encoding, EvalRequest)> {
+        let encoding = spec.encoding(self.plan)?;
+        let lengths = evaluate::served(self.plan, &encoding, &spec.request.lengths);
+        let request = EvalRequest { seed: self.plan.seed, lengths, ..spec.request.clone() };
         (!request.lengths.is_empty()).then_some((encoding, request))
     }
 }

@@ -1,0 +1,71 @@
+use super::*;
+use crate::config::DataConfig;
+use crate::layers::{AllKeys, AttentionWindow};
+use kerple_burn::plan::{AttentionKind, BlockConfig, LinearAttentionConfig};
+use kerple_core::encoding::scaling::SCALINGS;
+use kerple_core::encoding::{Encoding, Injection, METHODS};
+use std::collections::BTreeMap;
+
+/// Every encoding by its defaults, and with keys that are tables, lists or absent.
+fn encodings() -> Vec<Encoding> {
+    let named = METHODS.iter().map(|kind| match *kind {
+        "kernel" => r#"{"kind":"kernel","bias":"log(b, a)"}"#.to_owned(),
+        kind => format!(r#"{{"kind":"{kind}"}}"#),
+    });
+    let scaled = SCALINGS.iter().map(|scaling| format!(r#"{{"kind":"rotary","scaling":"{scaling}"}}"#));
+    let others = [
+        r#"{"kind":"learned","positions":600,"window":7}"#,
+        r#"{"kind":"rotary","pct":0.5,"scaling":{"kind":"yarn","factor":4,"original_len":64}}"#,
+        r#"{"kind":"fire","init_l":64,"randomized":2048}"#,
+        r#"{"kind":"dape","base":{"kind":"fire","init_l":5.5},"kernel":3}"#,
+        r#"{"kind":"dape","base":{"kind":"rotary","scaling":"ntk"}}"#,
+        r#"{"kind":"kernel","bias":"log(b, a)","weight":"exp(1, a, p)","keep":"smooth","scale":"inside"}"#,
+        r#"{"kind":"conv_spe","kernel_size":[4,4],"size":[32,32],"frozen":true}"#,
+        r#"{"kind":"kerple_log","share":"layer","emulate":"bf16","clamp":"forward_only","decayed":true}"#,
+    ];
+    let texts = named.chain(scaled).chain(others.map(str::to_owned));
+    texts.map(|text| serde_json::from_str(&text).unwrap_or_else(|error| panic!("{text}: {error}"))).collect()
+}
+
+fn facts() -> DataInfo {
+    let [tokenizer, content] = ["t", "c"].map(str::to_owned);
+    DataInfo { vocab_size: 300, tokenizer, train_tokens: 1 << 20, content }
+}
+
+fn config(encoding: Encoding, block: BlockConfig, layers: BTreeMap<String, LayerConfig>) -> RunConfig {
+    let model = ModelConfig { n_layers: Some(3), block, layers, ..ModelConfig::default() };
+    RunConfig { seed: 7, data: DataConfig::text("nowhere"), encoding, model, train: TrainConfig::default() }
+}
+
+/// A plan's run file, as it is written, makes the plan again.
+fn survives(config: &RunConfig) {
+    let plan = Plan::new(config, facts()).unwrap_or_else(|error| panic!("{config:?}: {error}"));
+    let text = toml::to_string(&plan.config()).unwrap_or_else(|error| panic!("{}: {error}", plan.label));
+    let table = toml::Table::try_from(plan.config()).unwrap_or_else(|error| panic!("{}: {error}", plan.label));
+    for text in [text, toml::to_string(&table).unwrap()] {
+        let read = RunConfig::parse(&text, "here", &[]).unwrap_or_else(|error| panic!("{error}\n{text}"));
+        assert_eq!(Plan::new(&read, facts()).unwrap(), plan, "{text}");
+    }
+}
+
+#[test]
+fn every_encoding_survives_the_run_file_of_its_plan() {
+    let linear = || AttentionKind::Linear(LinearAttentionConfig::default());
+    for encoding in encodings() {
+        let is_code = matches!(encoding.entry(), Injection::Code);
+        let attention = if is_code { linear() } else { AttentionKind::Softmax };
+        survives(&config(encoding.clone(), BlockConfig { attention, ..BlockConfig::default() }, BTreeMap::new()));
+        if matches!(encoding.entry(), Injection::Embeddings) {
+            continue; // layers have none
+        }
+        let kind = LayerConfig {
+            every: Some(2),
+            encoding: Some(encoding),
+            window: (!is_code).then_some(AttentionWindow::All(AllKeys::All)),
+            attention: is_code.then(linear),
+            ..LayerConfig::default()
+        };
+        let main = Encoding::from(kerple_core::encoding::Method::named("rotary").unwrap());
+        survives(&config(main, BlockConfig::default(), BTreeMap::from([("far".to_owned(), kind)])));
+    }
+}
