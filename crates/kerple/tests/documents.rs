@@ -4,6 +4,7 @@
 mod common;
 
 use common::{Place, document, expect_document};
+use kerple_core::encoding::METHODS;
 use kerple_report::plot::{Axis, Legend, Plot, Point, Series, standalone};
 use serde_json::Value;
 use std::collections::BTreeMap;
@@ -20,7 +21,7 @@ fn methods() -> String {
         let about: Value = serde_json::from_str(line).unwrap();
         let word = |key: &str| about["description"][key].as_str().unwrap().replace('|', "\\|");
         let kind = about["kind"].as_str().unwrap();
-        table += &format!("| `{kind}` | {} | `{}` | {} |\n", word("name"), word("formula"), word("beyond"));
+        table += &format!("| [`{kind}`](encodings/{kind}.md) | {} | `{}` | {} |\n", word("name"), word("formula"), word("beyond"));
     }
     table
 }
@@ -31,6 +32,54 @@ fn the_table_of_methods_is_current() {
     let (before, rest) = page.split_once(BEGIN).expect("the page marks the table's beginning");
     let (_, after) = rest.split_once(END).expect("the page marks the table's end");
     expect_document("docs/methods.md", &[before, BEGIN, &methods(), END, after].concat());
+}
+
+const ENCODING_BEGIN: &str = "<!-- encoding: made by crates/kerple/tests/documents.rs -->\n";
+const ENCODING_END: &str = "<!-- end of encoding -->\n";
+
+/// What the program knows about an encoding, as a table, and its picture if it has one.
+fn facts(place: &Place, kind: &str) -> (String, Option<String>) {
+    let about: Value = serde_json::from_str(&place.ok(&["describe", kind, "--json"])).unwrap();
+    let word = |value: &Value| value.as_str().unwrap().replace('|', "\\|");
+    let of = |key: &str| word(&about["description"][key]);
+    let picture = ["bias", "weight"].into_iter().find(|key| about[key].is_array()).map(|shown| {
+        place.ok(&["describe", kind, "--heads", "4", "--length", "128", "--svg", "encoding.svg"]);
+        (shown, place.read("encoding.svg"))
+    });
+    let mut table = "| | |\n|---|---|\n".to_owned();
+    table += &format!("| kind | `{kind}` |\n");
+    table += &format!("| formula | `{}` |\n", of("formula"));
+    for (title, text) in [
+        ("enters", of("enters")),
+        ("learned", of("learned")),
+        ("past the training length", of("beyond")),
+        ("linear attention", word(&about["linear"])),
+        ("source", of("source")),
+    ] {
+        table += &format!("| {title} | {text} |\n");
+    }
+    if let Some((shown, _)) = &picture {
+        table += &format!("\n![The {shown} of four heads by distance, as initialised]({kind}.svg)\n");
+    }
+    (table, picture.map(|(_, svg)| svg))
+}
+
+#[test]
+fn the_page_of_every_encoding_is_current() {
+    let place = Place::new();
+    let summary = std::fs::read_to_string(document("docs/SUMMARY.md")).unwrap();
+    for kind in METHODS {
+        let name = format!("docs/encodings/{kind}.md");
+        let page = std::fs::read_to_string(document(&name)).unwrap_or_else(|error| panic!("{name}: {error}"));
+        let (before, rest) = page.split_once(ENCODING_BEGIN).expect("the page marks the table's beginning");
+        let (_, after) = rest.split_once(ENCODING_END).expect("the page marks the table's end");
+        let (table, picture) = facts(&place, kind);
+        expect_document(&name, &[before, ENCODING_BEGIN, "\n", &table, "\n", ENCODING_END, after].concat());
+        if let Some(picture) = picture {
+            expect_document(&format!("docs/encodings/{kind}.svg"), &picture);
+        }
+        assert!(summary.contains(&format!("(encodings/{kind}.md)")), "docs/SUMMARY.md does not list {name}");
+    }
 }
 
 #[test]
@@ -44,13 +93,16 @@ fn picture(cells: &[BTreeMap<String, String>]) -> Plot {
         let of_kind = |cell: &&BTreeMap<_, _>| {
             cell["item"] == "table3" && cell["corpus"] == "openwebtext2" && cell["encoding"] == kind
         };
+        let of_kind: Vec<_> = cells.iter().filter(of_kind).collect();
+        let n = &of_kind[0]["n"];
+        assert!(of_kind.iter().all(|cell| &cell["n"] == n), "{kind}: lengths differ in their number of seeds");
         let number = |cell: &BTreeMap<String, String>, key: &str| cell[key].parse().unwrap();
-        let points = cells.iter().filter(of_kind).map(|cell| Point {
+        let points = of_kind.iter().map(|cell| Point {
             x: number(cell, "eval_len"),
             y: number(cell, "perplexity"),
             error: number(cell, "perplexity_deviation"),
         });
-        Series { markers: true, points: points.collect(), ..Series::line(name, colour, []) }
+        Series { markers: true, points: points.collect(), ..Series::line(format!("{name}, n = {n}"), colour, []) }
     };
     let shown = [
         ("kerple_log", "KERPLE-log"),
@@ -58,16 +110,14 @@ fn picture(cells: &[BTreeMap<String, String>]) -> Plot {
         ("alibi", "ALiBi"),
         ("t5-max_distance=32", "T5"),
         ("rotary", "rotary"),
-        ("sinusoidal", "sinusoidal"),
     ];
     Plot {
         title: "Perplexity of web pages by evaluated length, trained at 128 tokens".into(),
-        description:
-            "Sinusoidal positions leave the frame at once and rotary positions rise; T5's bias rises late; KERPLE \
-                      and ALiBi stay level to 32 times the training length."
-                .into(),
+        description: "Rotary positions leave the frame beyond 512 tokens; T5's bias rises late; KERPLE and ALiBi stay \
+                      level to 32 times the training length."
+            .into(),
         x: Axis::lengths("tokens evaluated", &[128, 256, 512, 1024, 2048, 4096]),
-        y: Axis::log("perplexity", 26.0, 150.0),
+        y: Axis::log("perplexity", 27.0, 44.0),
         series: shown.into_iter().enumerate().map(series).collect(),
         rule: Some((128.0, "trained".into())),
         legend: Legend::Ends,
@@ -78,7 +128,8 @@ fn picture(cells: &[BTreeMap<String, String>]) -> Plot {
 #[test]
 fn the_picture_is_of_the_results() {
     let mut cells = csv::Reader::from_path(document("results/kerple-small/paper/cells.csv")).unwrap();
-    let plot = picture(&cells.deserialize().map(Result::unwrap).collect::<Vec<_>>());
+    let cells = cells.deserialize().map(Result::unwrap).collect::<Vec<_>>();
+    let plot = picture(&cells);
     assert!(plot.series.iter().all(|series| series.points.len() == 6), "{:?}", plot.series);
     expect_document("docs/length.svg", &standalone(&plot.svg(760.0, 340.0)));
 }
@@ -104,7 +155,7 @@ fn results_and_reference_values_are_few_files() {
 #[test]
 fn the_readme_is_short() {
     let readme = std::fs::read_to_string(document("README.md")).unwrap();
-    assert!(readme.lines().count() <= 90, "{} lines", readme.lines().count());
+    assert!(readme.lines().count() <= 80, "{} lines", readme.lines().count());
 }
 
 /// The links of a page that lead to files: text and target.
@@ -122,7 +173,7 @@ fn links(page: &str) -> Vec<&str> {
 
 /// The pages of the project: at the top and in `docs`.
 fn pages() -> Vec<PathBuf> {
-    let mut pages: Vec<PathBuf> = ["", "docs"]
+    let mut pages: Vec<PathBuf> = ["", "docs", "docs/encodings"]
         .iter()
         .flat_map(|folder| std::fs::read_dir(document(folder)).unwrap())
         .map(|e| e.unwrap().path())
@@ -184,7 +235,8 @@ fn every_page_is_in_the_order_of_reading() {
     let guide = std::fs::read_to_string(document("docs/README.md")).unwrap();
     for entry in std::fs::read_dir(document("docs")).unwrap() {
         let name = entry.unwrap().file_name().into_string().unwrap();
-        if name.ends_with(".md") && name != "README.md" {
+        // SUMMARY.md is the table of contents of the site
+        if name.ends_with(".md") && !["README.md", "SUMMARY.md"].contains(&name.as_str()) {
             assert!(links(&guide).contains(&name.as_str()), "docs/README.md does not say when to read {name}");
         }
     }
