@@ -9,8 +9,8 @@ name=kerple-$version-$(rustc -vV | sed -n 's/^host: //p')
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 
-cargo build --release --locked --package kerple
-binary=${CARGO_TARGET_DIR:-target}/release/kerple
+cargo build --profile dist --locked --package kerple
+binary=${CARGO_TARGET_DIR:-target}/dist/kerple
 [ ! -e "$binary.exe" ] || binary=$binary.exe
 
 folder=$work/$name

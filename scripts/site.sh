@@ -6,7 +6,9 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
-command -v mdbook >/dev/null || cargo install --locked mdbook@0.5.4
+for tool in mdbook npm; do
+    command -v $tool >/dev/null || { echo "error: no $tool; cargo install --locked mdbook@0.5.4, and Node.js has npm" >&2; exit 2; }
+done
 site=${CARGO_TARGET_DIR:-target}/site
 repository=$(sed -n 's/^repository = "\(.*\)"$/\1/p' Cargo.toml)
 rm -rf "$site"

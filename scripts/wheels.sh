@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Wheels of the Python package for Linux, one for all Pythons from 3.10 on: scripts/wheels.sh [DIR] [TARGET...]
+# Wheels of the Python package for Linux, one for all Pythons from 3.10 on, and its sources: scripts/wheels.sh [DIR] [TARGET...]
 #
 # Zig links against an old glibc, so that the wheels run wherever manylinux 2.17 does. Targets other than this machine's are
 # cross-built; `rustup target add TARGET` brings their standard library. auditwheel says what each really needs, and the one for
@@ -13,14 +13,16 @@ targets=("$@")
 
 KERPLE_VENV=target/python-wheels
 source scripts/python_venv.sh
-install 'maturin>=1.9,<2' ziglang auditwheel
+install 'maturin>=1.9,<2' ziglang auditwheel twine
 export PATH="$venv/bin:$PATH"
-rm -f "$out"/kerple-*.whl
+rm -f "$out"/kerple-*
 for target in "${targets[@]}"; do
     ! command -v rustup >/dev/null || rustup target add "$target"
-    (cd python && maturin build --release --locked --zig --compatibility manylinux_2_17 --target "$target" --out "$out")
+    (cd python && maturin build --profile dist --locked --zig --compatibility manylinux_2_17 --target "$target" --out "$out")
 done
 for wheel in "$out"/kerple-*.whl; do auditwheel show "$wheel"; done
+(cd python && maturin sdist --out "$out")
+twine check --strict "$out"/kerple-*
 
 own=$(ls "$out"/kerple-*"$(uname -m)".whl 2>/dev/null) || { echo "no wheel for this machine was asked for, none is tried"; ls -l "$out"; exit; }
 venv=$(mktemp -d)

@@ -21,7 +21,12 @@ fn methods() -> String {
         let about: Value = serde_json::from_str(line).unwrap();
         let word = |key: &str| about["description"][key].as_str().unwrap().replace('|', "\\|");
         let kind = about["kind"].as_str().unwrap();
-        table += &format!("| [`{kind}`](encodings/{kind}.md) | {} | `{}` | {} |\n", word("name"), word("formula"), word("beyond"));
+        table += &format!(
+            "| [`{kind}`](encodings/{kind}.md) | {} | `{}` | {} |\n",
+            word("name"),
+            word("formula"),
+            word("beyond")
+        );
     }
     table
 }

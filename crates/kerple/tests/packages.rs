@@ -24,13 +24,17 @@ fn every_crate_says_what_it_is() {
     for folder in crates() {
         let package = &manifest(&folder.join("Cargo.toml"))["package"];
         let name = package["name"].as_str().unwrap();
-        for key in ["version", "edition", "rust-version", "license"] {
+        for key in ["version", "edition", "rust-version", "license", "repository", "homepage"] {
             assert_eq!(package[key]["workspace"].as_bool(), Some(true), "{name}: {key}");
         }
         assert!(package["description"].as_str().unwrap().len() > 30, "{name}");
         for key in ["keywords", "categories"] {
             assert!((1..=5).contains(&package[key].as_array().unwrap().len()), "{name}: {key}");
         }
+        let is_published = package.get("publish").is_none();
+        let documentation = package.get("documentation").and_then(|url| url.as_str());
+        assert_eq!(documentation.is_some(), is_published, "{name}: documentation");
+        assert!(documentation.is_none_or(|url| url == format!("https://docs.rs/{name}")), "{name}");
         assert!(package["metadata"]["docs"]["rs"].get("targets").is_some(), "{name}");
         let readme = fs::read_to_string(folder.join(package["readme"].as_str().unwrap())).unwrap();
         assert!(readme.starts_with(&format!("# {name}\n")), "{name}");
@@ -54,6 +58,33 @@ fn versions_are_one() {
     }
     let citation = fs::read_to_string(document("CITATION.cff")).unwrap();
     assert!(citation.contains(&format!("\nversion: {version}\n")), "CITATION.cff is of another version than {version}");
+}
+
+#[test]
+fn dependencies_are_ranges() {
+    let workspace = &manifest(&document("Cargo.toml"))["workspace"];
+    for (name, at) in workspace["dependencies"].as_table().unwrap() {
+        let version = at.as_str().or_else(|| at.get("version").and_then(|version| version.as_str())).unwrap();
+        assert!(version.starts_with(|c: char| c.is_ascii_digit()), "{name} is pinned to {version}");
+    }
+}
+
+#[test]
+fn the_repository_is_named_in_one_place() {
+    let workspace = &manifest(&document("Cargo.toml"))["workspace"]["package"];
+    let url = workspace["repository"].as_str().unwrap();
+    assert_eq!(workspace["homepage"].as_str(), Some(url));
+    let mut pages: Vec<PathBuf> = ["", "docs", "python", "scripts", ".github/workflows"]
+        .iter()
+        .flat_map(|folder| fs::read_dir(document(folder)).unwrap())
+        .map(|entry| entry.unwrap().path())
+        .filter(|path| path.is_file() && !path.ends_with("Cargo.toml"))
+        .collect();
+    pages.extend(crates().iter().map(|folder| folder.join("README.md")));
+    for page in pages {
+        let names_it = fs::read_to_string(&page).is_ok_and(|text| text.contains(url));
+        assert!(!names_it, "{} names the repository; Cargo.toml is the one place for it", page.display());
+    }
 }
 
 /// Crates with their features, as cargo builds them for these arguments.

@@ -1,0 +1,56 @@
+#!/usr/bin/env bash
+# What people install, without the clone: the packed crates and the wheel, each in an empty folder, run
+# the demo. The crates are built as crates.io would hand them out; KERPLE_WHEEL names a wheel that is
+# built already.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+step() { printf '\n== %s\n' "$*"; "$@"; }
+clone=$PWD target=$(realpath -m "${CARGO_TARGET_DIR:-target}")
+version=$(sed -n 's/^version = "\(.*\)"$/\1/p' Cargo.toml | head -n 1)
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+
+# alone COMMAND...: in a new folder, with a home of its own, where the clone cannot be seen
+alone() {
+    local folder
+    folder=$(mktemp -d -p "$work")
+    if unshare --mount true 2>/dev/null; then
+        unshare --mount bash -c 'mount -t tmpfs none "$1" && cd "$2" && shift 2 && exec env -i HOME="$PWD" PATH="$PATH" "$@"' \
+            - "$clone" "$folder" "$@"
+    else
+        echo "note: the clone cannot be hidden here, mounts need root"
+        (cd "$folder" && env -i HOME="$folder" PATH="$PATH" "$@")
+    fi
+}
+
+# demo PROGRAM...: rotary rises, and the report is there
+demo() {
+    alone bash -c '"$@" demo --out demo >out.txt && cat out.txt && test -s demo/report/index.html &&
+        awk "\$1 == \"rotary\" { found = 1; if (\$6 < 1.3 * \$2) exit 1 } END { exit !found }" out.txt' - "$@"
+}
+
+step cargo package --workspace --exclude kerple-conformance --exclude kerple-py --locked --no-verify --allow-dirty
+mkdir "$work/crates"
+for crate in "$target"/package/kerple*-"$version".crate; do tar -C "$work/crates" -xzf "$crate"; done
+# crates.io does not have them yet
+{
+    echo "[patch.crates-io]"
+    for folder in "$work"/crates/*/; do
+        name=$(basename "$folder" "-$version")
+        echo "$name = { path = \"${folder%/}\" }"
+    done
+} >"$work/patch.toml"
+(cd "$work" && step cargo install --path "crates/kerple-$version" --root "$work/installed" --config patch.toml --target-dir "$target")
+demo "$work/installed/bin/kerple"
+
+source scripts/python_venv.sh
+wheel=${KERPLE_WHEEL:-}
+if [ -z "$wheel" ]; then
+    install 'maturin>=1.9,<2'
+    (cd python && "$venv/bin/maturin" build --release --locked --out "$work/wheel")
+    wheel=$(ls "$work"/wheel/kerple-*.whl)
+fi
+venv=$work/python
+install "$wheel"
+demo "$venv/bin/kerple"
+demo "$venv/bin/python" -m kerple
