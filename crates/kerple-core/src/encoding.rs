@@ -34,6 +34,7 @@ mod form;
 mod kernels;
 mod label;
 mod method;
+mod names;
 mod parameter;
 mod randomized;
 
@@ -44,6 +45,7 @@ pub use description::Description;
 pub use error::{ConfigError, Result};
 pub use form::{EncodingForm, Jacobian, ScoreModForm, TableJacobian};
 pub use method::{FormInputs, Injection, METHODS, Method, Positional, TableContents};
+pub use names::kind_of;
 pub use parameter::{Init, Parameter, Share};
 pub use randomized::{Places, Randomized};
 pub use renamed::{RENAMED, Renamed};

@@ -15,6 +15,7 @@ pub mod precision;
 pub mod score_mods;
 pub mod seed;
 mod shape;
+pub mod suggest;
 mod tiles;
 
 pub use cpu::Number;

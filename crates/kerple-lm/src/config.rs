@@ -7,6 +7,7 @@ use crate::schedule::LrSchedule;
 use kerple_burn::plan::BlockConfig;
 use kerple_core::encoding::Encoding;
 use kerple_core::seed::DEFAULT_SEED;
+use kerple_core::suggest::with_suggestion;
 use kerple_data::tasks::TaskConfig;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -305,7 +306,8 @@ impl RunConfig {
     /// # Errors
     /// As [`RunConfig::read`].
     pub fn parse(text: &str, place: &str, overrides: &[String]) -> Result<RunConfig> {
-        let fail = |error: toml::de::Error| Error::config(place, error.to_string().trim_end(), hint(text));
+        let fail =
+            |error: toml::de::Error| Error::config(place, with_suggestion(error.to_string().trim_end()), hint(text));
         if overrides.is_empty() {
             return toml::from_str(text).map_err(fail);
         }
@@ -317,7 +319,7 @@ impl RunConfig {
         // lines of the merged text are not lines of the file, so only the message is passed on
         toml::from_str(&text).map_err(|error| {
             let place = format!("{place} with --set {}", overrides.join(" --set "));
-            Error::config(place, error.message(), hint(&text))
+            Error::config(place, with_suggestion(error.message()), hint(&text))
         })
     }
 }

@@ -163,7 +163,7 @@ fn mistakes_name_the_kind() {
             "model.layers.a.encoding.kind: learned is added to the token embeddings",
         ),
         ("a = { every = 2, encoding = \"sine_spe\" }", "model.layers.a.encoding.kind: sine_spe needs linear attention"),
-        ("a = { every = 2, encoding = \"nope\" }", "unknown encoding `nope`"),
+        ("a = { every = 2, encoding = \"nothing\" }", "unknown encoding `nothing`"),
         (
             "a = { every = 2, window = 3, attention = { linear = {} } }",
             "model.layers.a.encoding: linear attention does not support kerple_log-window3",

@@ -1,6 +1,7 @@
 //! The command line. Names are fixed: people and scripts rely on them.
 
 mod call;
+mod encoding_name;
 mod export;
 mod general;
 mod groups;
@@ -11,6 +12,7 @@ mod serve;
 
 pub use call::Call;
 use clap::{Args, Parser, Subcommand};
+use encoding_name::EncodingName;
 pub use export::Export;
 pub use general::General;
 pub use groups::{Array, Evaluation, Hardware, Instructions, RunFile, Sharing, Split, Work, default_lengths};
@@ -243,7 +245,7 @@ pub struct Compare {
     #[command(flatten)]
     pub file: RunFile,
     /// Names of encodings, or `@FILE` with a TOML list `[[encoding]]` of settings.
-    #[arg(long, required = true, value_delimiter = ',')]
+    #[arg(long, required = true, value_delimiter = ',', value_parser = EncodingName, hide_possible_values = true)]
     pub encodings: Vec<String>,
     /// Layers that use these encodings, counted from 0; other layers keep the run file's encoding.
     #[arg(long, value_delimiter = ',')]
@@ -322,6 +324,7 @@ pub struct Report {
 #[derive(Debug, Args)]
 pub struct Describe {
     /// Name of an encoding, or `config` for the keys of a run file.
+    #[arg(value_parser = EncodingName, hide_possible_values = true)]
     pub encoding: Option<String>,
     /// Number of heads to plot.
     #[arg(long, default_value_t = 8, value_parser = count)]
@@ -408,7 +411,7 @@ pub struct Bench {
     pub vocab: Option<usize>,
     /// Encoding as a name or a JSON table: time a model with it (step, eval), or its scores
     /// alternately with KERPLE-log's (attention).
-    #[arg(long)]
+    #[arg(long, value_parser = EncodingName, hide_possible_values = true)]
     pub encoding: Option<String>,
     /// Number of timed repetitions.
     #[arg(long, default_value_t = 5, value_parser = count)]

@@ -26,6 +26,7 @@ use crate::output::{remarkln, resultln};
 use crate::progress::duration;
 use kerple_burn::device::Name;
 use kerple_burn::positions::PositionalEncoding;
+use kerple_core::encoding::{Encoding, Method, kind_of};
 use kerple_data::music::Piece;
 use kerple_lm::plan::Plan;
 use kerple_lm::train::TrainProgress;
@@ -38,6 +39,12 @@ pub fn read_piece(path: &Path) -> kerple_data::Result<Piece> {
     let piece = Piece::read(path)?;
     piece.repairs.iter().for_each(|repair| remarkln!("note: {}: {repair}", path.display()));
     Ok(piece)
+}
+
+/// The encoding of this name with its default keys.
+pub fn encoding(name: &str) -> Result<Encoding, Failure> {
+    let kind = kind_of(name).map_err(|unknown| Failure::misuse(unknown.message, unknown.hint))?;
+    Ok(Encoding::from(Method::named(kind).expect("a kind names a method")))
 }
 
 /// Writes a file that was asked for, whole or not at all.

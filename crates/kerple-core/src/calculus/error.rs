@@ -60,7 +60,7 @@ impl Error {
     pub fn hint(&self) -> Option<String> {
         match self {
             Error::Expression(_) => Some(
-                "kernels look like `log(1, 0.5)`, `power(a=1, p=1.5)`, `0.5*log(b, a) + power(a, 1)`, `-(-k)^0.5`, `-log(1 - k)`, `exp(k)`"
+                "kernels look like `log(1, 0.5)`, `power(a=1, p=1.5)`, `0.5*log(b, a) + power(a, 1)`, `-(-k)^0.5`, `-log(1 - k)`, `exp(k)`; `kerple describe NAME` prints the expression of an encoding"
                     .into(),
             ),
             Error::Points(_) => {

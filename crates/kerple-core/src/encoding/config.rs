@@ -4,7 +4,8 @@ use super::error::{ConfigError, Result, check_count};
 use super::parameter::Share;
 use super::randomized::Randomized;
 use super::scaling::Scaling;
-use super::{Emulate, Geometry, METHODS, Method, finite, randomized, renamed};
+use super::{Emulate, Geometry, Method, finite, kind_of, randomized, renamed};
+use crate::suggest::with_suggestion;
 use serde::de::{DeserializeOwned, Error};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use serde_json::{Map, Value};
@@ -87,6 +88,7 @@ fn parse<T: DeserializeOwned, E: Error>(value: Value) -> Result<T, E> {
         let message = error.inner().to_string();
         let message =
             message.replace("expected usize", "expected a whole number").replace("expected f64", "expected a number");
+        let message = with_suggestion(&message);
         let key = error.path().iter().rfind(|segment| matches!(segment, Segment::Map { .. }));
         match key {
             Some(key) => E::custom(format!("`{key}`: {message}")),
@@ -105,16 +107,11 @@ impl<'de> Deserialize<'de> for Encoding {
             },
             other => return Err(D::Error::custom(format!("expected a name or a table with `kind`, got {other}"))),
         };
-        if !METHODS.contains(&kind.as_str()) {
-            return Err(D::Error::custom(format!(
-                "`kind`: unknown encoding `{kind}`, use one of {}",
-                METHODS.join(", ")
-            )));
-        }
-        renamed::refuse(&[renamed::SHARED, &kind], &own).map_err(|refusal| D::Error::custom(refusal.line()))?;
+        let kind = kind_of(&kind).map_err(|unknown| D::Error::custom(unknown.line()))?;
+        renamed::refuse(&[renamed::SHARED, kind], &own).map_err(|refusal| D::Error::custom(refusal.line()))?;
         let shared = SHARED_KEYS.iter().filter_map(|key| own.remove_entry(*key)).collect();
         let Shared { window, scale, emulate, clamp, share, randomized, decayed } = parse(Value::Object(shared))?;
-        let method: Method = parse(Value::Object(Map::from_iter([(kind, Value::Object(own))])))?;
+        let method: Method = parse(Value::Object(Map::from_iter([(kind.to_owned(), Value::Object(own))])))?;
         let share = share.unwrap_or(method.positional().shares()[0]);
         let encoding = Encoding { method, window, scale, emulate, clamp, share, randomized, decayed };
         encoding.check_keys().map_err(|refusal| D::Error::custom(refusal.line()))?;

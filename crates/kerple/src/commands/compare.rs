@@ -6,7 +6,7 @@ use crate::args::Compare;
 use crate::failure::{Failure, Outcome};
 use crate::output::remarkln;
 use crate::progress::Line;
-use kerple_core::encoding::{Encoding, METHODS};
+use kerple_core::encoding::Encoding;
 use kerple_lm::compare::{Comparison, SweepEvent};
 use kerple_lm::config::RunConfig;
 use kerple_lm::evaluate;
@@ -71,10 +71,7 @@ fn encodings(names: &[String]) -> Result<Vec<Encoding>, Failure> {
         match name.strip_prefix('@') {
             Some(file) => found.extend(from_file(Path::new(file))?),
             None => {
-                let known = kerple_core::encoding::Method::named(name).ok_or_else(|| {
-                    Failure::misuse(format!("unknown encoding `{name}`"), format!("use any of {}", METHODS.join(",")))
-                })?;
-                found.push(Encoding::from(known));
+                found.push(super::encoding(name)?);
             }
         }
     }

@@ -19,10 +19,7 @@ pub fn run(args: &Describe) -> Outcome {
         None => list(args.json),
         Some("config") => result(format_args!("{}", kerple_lm::config::REFERENCE)),
         Some(kind) => {
-            let method = Method::named(kind).ok_or_else(|| {
-                Failure::misuse(format!("unknown encoding `{kind}`"), format!("use one of {}", METHODS.join(", ")))
-            })?;
-            return one(args, &Encoding::from(method));
+            return one(args, &super::encoding(kind)?);
         }
     }
     Ok(())
@@ -146,6 +143,11 @@ fn one(args: &Describe, encoding: &Encoding) -> Outcome {
     resultln!("{} ({})\n", about.name, encoding.method.kind());
     resultln!("  formula   {}", about.formula);
     resultln!("            d = i - j, s = q.k / sqrt(D)");
+    for (what, kernel) in ["bias", "weight"].into_iter().zip(encoding.method.positional().kernels()) {
+        if let Some(kernel) = kernel {
+            resultln!("  {what:<9} {kernel}    (an expression for `kerple kernel`)");
+        }
+    }
     resultln!("  enters    {}", about.enters);
     resultln!("  learned   {}", about.learned);
     resultln!("  beyond    {}", about.beyond);
