@@ -139,7 +139,7 @@ impl AdamW {
     pub fn step<M: Module>(&mut self, module: M, gradients: Vec<Tensor<1>>, norm: Tensor<1>, update: Update) -> M {
         assert_eq!(gradients.len(), self.groups.len(), "gradients: expected one for each parameter");
         let Settings { betas, epsilon, clip, .. } = self.settings;
-        let settings = adam::Update {
+        let settings = adam::AdamWUpdate {
             lr: update.learning_rate,
             beta1: betas[0],
             beta2: betas[1],
@@ -206,7 +206,7 @@ struct Apply<I> {
     clipped: Clipped,
     /// Of groups that decay.
     weight_decay: f64,
-    settings: adam::Update,
+    settings: adam::AdamWUpdate,
     entries: I,
     done: Vec<Moments>,
 }
@@ -215,14 +215,14 @@ impl<'a, I: Iterator<Item = ((Moments, Tensor<1>), &'a Group)>> ModuleMapper for
     fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
         let ((moments, gradient), group) = self.entries.next().expect("mapping visits what visiting visits");
         let weight_decay = if group.decay { self.weight_decay } else { 0.0 };
-        let settings = adam::Update { weight_decay, ..self.settings };
+        let settings = adam::AdamWUpdate { weight_decay, ..self.settings };
         param.map(|tensor| {
             let tracked = tensor.device().is_autodiff();
             let values = plain(tensor);
             let (values, moments) = match &self.clipped {
                 Clipped::Known(factor) => {
                     let gradient_scale = factor.expect("an update needs a finite norm");
-                    fused(&adam::Update { gradient_scale, ..settings }, group.range, values, gradient, moments)
+                    fused(&adam::AdamWUpdate { gradient_scale, ..settings }, group.range, values, gradient, moments)
                 }
                 #[cfg(feature = "cube")]
                 Clipped::InKernel(norm, clip) => {
@@ -242,13 +242,13 @@ impl<'a, I: Iterator<Item = ((Moments, Tensor<1>), &'a Group)>> ModuleMapper for
 
 /// The definition: one update of one parameter in plain Burn operations, by a gradient that is clipped already.
 fn composed<const D: usize>(
-    settings: &adam::Update,
+    settings: &adam::AdamWUpdate,
     range: Option<[f64; 2]>,
     (values, old): (Tensor<D>, Moments),
     g: Tensor<1>,
     finite: &Tensor<1, Bool>,
 ) -> (Tensor<D>, Moments) {
-    let adam::Update { lr, beta1, beta2, epsilon, weight_decay, step, .. } = *settings;
+    let adam::AdamWUpdate { lr, beta1, beta2, epsilon, weight_decay, step, .. } = *settings;
     let correction = |beta: f64| 1.0 - beta.powf(step as f64);
     let (shape, before) = (values.dims(), parameters::flat(values));
     let first = old.first.clone() + (g.clone() - old.first.clone()) * (1.0 - beta1);
@@ -284,7 +284,7 @@ fn clamp<T: PartialOrd>(value: T, low: T, high: T) -> T {
 }
 
 fn in_place<T: Number>(
-    settings: &adam::Update,
+    settings: &adam::AdamWUpdate,
     range: Option<[f64; 2]>,
     values: &mut [T],
     gradient: &[T],
@@ -299,7 +299,7 @@ fn in_place<T: Number>(
 
 /// [`composed`] in one pass, in place where nothing else shares the values.
 fn fused<const D: usize>(
-    settings: &adam::Update,
+    settings: &adam::AdamWUpdate,
     range: Option<[f64; 2]>,
     values: Tensor<D>,
     gradient: Tensor<1>,

@@ -228,7 +228,7 @@ mod on_gpus {
 #[cfg(feature = "cube")]
 mod on_gpus {
     use super::{Device, Listed, Name, Opened};
-    use kerple_core::attention::Dims;
+    use kerple_core::attention::AttentionDims;
     use kerple_gpu::attention::Attention;
     use kerple_gpu::cubecl::{self, device::WgpuBackend, device::WgpuDevice, device::WgpuDeviceKind};
 
@@ -277,7 +277,7 @@ mod on_gpus {
         }
         let client = find(name)?.client();
         let properties = client.properties();
-        let least = Dims { batch: 1, heads: 1, kv_heads: 1, queries: 1, keys: 1, head_dim: 64 };
+        let least = AttentionDims { batch: 1, heads: 1, kv_heads: 1, queries: 1, keys: 1, head_dim: 64 };
         Some(Listed {
             name,
             part: properties.identity.name.clone(),

@@ -12,8 +12,8 @@ use crate::ops::attention::{self, Call, ScoreInputs, Scoring};
 use crate::ops::linear_attention::{self, Linear, Maps};
 use crate::piece::{Behind, Piece};
 use burn::tensor::{DType, Tensor, TensorData};
-use kerple_core::attention::linear::{self, Problem, State};
-use kerple_core::attention::{Dims, Strides, View, ViewMut};
+use kerple_core::attention::linear::{self, LinearAttentionProblem, RecurrentState};
+use kerple_core::attention::{AttentionDims, Strides, View, ViewMut};
 use kerple_core::forms::Strided;
 use kerple_core::ops::rotary::Turn;
 use std::ops::Range;
@@ -172,7 +172,7 @@ struct Begun {
     /// Positions whose noise is held.
     held: Range<usize>,
     decay: Option<HeldDecay>,
-    state: Option<State<f32>>,
+    state: Option<RecurrentState<f32>>,
 }
 
 impl Begun {
@@ -216,16 +216,16 @@ impl Recurrent {
             begun.decay.as_ref().map(|(near, weights, rates)| linear_attention::Tables { near, weights, rates });
         let gates =
             positions.clock.as_ref().map(|clock| clock.gates().clone().into_data().iter::<f32>().collect::<Vec<f32>>());
-        let problem = Problem {
-            dims: linear::Dims { batch, heads: count, len, head_dim, value_dim: head_dim },
-            reach: linear::Reach::Causal,
+        let problem = LinearAttentionProblem {
+            dims: linear::LinearAttentionDims { batch, heads: count, len, head_dim, value_dim: head_dim },
+            reach: linear::LinearMask::Causal,
             lengths: None,
             maps: &chain,
             decay: tables.map(|tables| tables.decay(count)),
             gates: gates.as_deref(),
             guard: linear_attention::guard(self.linear.plan.feature_map),
         };
-        let state = begun.state.get_or_insert_with(|| State::new(&problem));
+        let state = begun.state.get_or_insert_with(|| RecurrentState::new(&problem));
         let (starts, strides) = heads.layout(len);
         let [q, k, v] = starts.map(|start| View { data: &rows[start..], strides });
         let inner = heads.inner();
@@ -233,7 +233,7 @@ impl Recurrent {
         let merged = Strides { batch: len * inner, head: head_dim, row: inner };
         let mut denominators = vec![0.0; batch * count * len];
         let to = ViewMut::new(&mut out, merged);
-        linear::extend(&problem, linear::Inputs { q, k, v }, to, &mut denominators, state);
+        linear::extend(&problem, linear::LinearAttentionInputs { q, k, v }, to, &mut denominators, state);
         self.len += len;
         Tensor::from_data(TensorData::new(out, [batch, len, inner]), &device)
     }
@@ -291,7 +291,7 @@ impl Rows {
             self.run(clock.gates().clone().into_data().iter::<f64>().collect(), len);
         }
         let Heads { heads: query_heads, kv_heads, head_dim } = heads;
-        let dims = Dims { batch, heads: query_heads, kv_heads, queries: len, keys: self.len, head_dim };
+        let dims = AttentionDims { batch, heads: query_heads, kv_heads, queries: len, keys: self.len, head_dim };
         let (scores, inputs) = ScoreInputs::outside_autodiff(positions, scoring, self.seen);
         let ([start, ..], packed) = heads.layout(len);
         let head = self.capacity * head_dim;

@@ -1,25 +1,27 @@
 //! Rows that are a chunk of longer sequences, trained from the last chunk to the first.
 
 use crate::fused::Number;
-use kerple_core::attention::linear::{self, Gradients, Later, Problem, Saved, State};
+use kerple_core::attention::linear::{
+    self, LinearAttentionGradients, LinearAttentionProblem, LinearAttentionSaved, RecurrentState, StateGradient,
+};
 use std::any::Any;
 use std::sync::{Arc, Mutex};
 
 /// The gradients that later chunks leave for this one in a layer; nothing after the last chunk.
 #[derive(Clone, Debug, Default)]
-pub struct Behind(Arc<Mutex<Option<Later<f32>>>>);
+pub struct Behind(Arc<Mutex<Option<StateGradient<f32>>>>);
 
 /// A layer's position in longer sequences: the state of earlier positions, and what later chunks
 /// leave for it.
 #[derive(Clone, Debug)]
 pub struct Piece {
     /// `None` in front of the first position.
-    before: Option<Arc<State<f32>>>,
+    before: Option<Arc<RecurrentState<f32>>>,
     behind: Behind,
 }
 
 impl Piece {
-    pub(crate) fn new(before: Option<State<f32>>, behind: &Behind) -> Piece {
+    pub(crate) fn new(before: Option<RecurrentState<f32>>, behind: &Behind) -> Piece {
         Piece { before: before.map(Arc::new), behind: behind.clone() }
     }
 
@@ -29,21 +31,26 @@ impl Piece {
     }
 
     /// The state before the piece.
-    pub(crate) fn state<T: Number>(&self, problem: &Problem<T>) -> State<T> {
+    pub(crate) fn state<T: Number>(&self, problem: &LinearAttentionProblem<T>) -> RecurrentState<T> {
         match self.before.as_deref() {
-            Some(state) => (state as &dyn Any).downcast_ref::<State<T>>().expect("states are f32").clone(),
-            None => State::new(problem),
+            Some(state) => (state as &dyn Any).downcast_ref::<RecurrentState<T>>().expect("states are f32").clone(),
+            None => RecurrentState::new(problem),
         }
     }
 
     /// [`linear::backward_piece`]; what is behind then knows of these rows too.
-    pub(crate) fn backward<T: Number>(&self, problem: &Problem<T>, saved: Saved<T>, gradients: Gradients<T>) {
+    pub(crate) fn backward<T: Number>(
+        &self,
+        problem: &LinearAttentionProblem<T>,
+        saved: LinearAttentionSaved<T>,
+        gradients: LinearAttentionGradients<T>,
+    ) {
         let mut behind = self.behind.0.lock().expect("a backward that panicked ends the run");
-        let later = (&mut *behind as &mut dyn Any).downcast_mut::<Option<Later<T>>>().expect(
+        let later = (&mut *behind as &mut dyn Any).downcast_mut::<Option<StateGradient<T>>>().expect(
             "states \
             are f32",
         );
-        let later = later.get_or_insert_with(|| Later::new(problem));
+        let later = later.get_or_insert_with(|| StateGradient::new(problem));
         linear::backward_piece(problem, saved, (&self.state(problem), later), gradients);
     }
 }

@@ -6,7 +6,7 @@ use crate::folder::{Case, Folder, Numbers};
 use crate::layer::Layer;
 use crate::tables::method;
 use burn::tensor::DType;
-use kerple_core::attention::Dims;
+use kerple_core::attention::AttentionDims;
 use kerple_core::encoding::Geometry;
 
 fn layer(folder: &Folder, case: &Case) -> Result<Layer, String> {
@@ -21,7 +21,7 @@ fn layer(folder: &Folder, case: &Case) -> Result<Layer, String> {
         geometry: Geometry::new(heads, head_dim, len),
         names,
         values: values?,
-        dims: Dims { batch, heads, kv_heads: heads, queries: len, keys: len, head_dim },
+        dims: AttentionDims { batch, heads, kv_heads: heads, queries: len, keys: len, head_dim },
         k: read("k")?,
         v: read("v")?,
         d_out: read("dout")?,

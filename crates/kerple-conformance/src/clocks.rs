@@ -8,7 +8,7 @@ use crate::folder::{Case, Folder};
 use crate::{Runner, Score, Tolerance};
 use engines::{Engine, Found, Given};
 use gates::Gates;
-use kerple_core::attention::Dims;
+use kerple_core::attention::AttentionDims;
 use kerple_core::encoding::{Encoding, Geometry, Method, TableGradient, fox};
 use kerple_core::forms::DistanceTable;
 
@@ -61,7 +61,7 @@ fn table(name: &str) -> Option<(&'static str, [&'static str; 2])> {
 fn run(folder: &Folder, case: &Case) -> Scores {
     let q = case.numbers(folder, "inputs", "q")?;
     let &[batch, heads, len, head_dim] = q.shape.as_slice() else { return Err("q is not [B, H, L, D]".to_owned()) };
-    let dims = Dims { batch, heads, kv_heads: heads, queries: len, keys: len, head_dim };
+    let dims = AttentionDims { batch, heads, kv_heads: heads, queries: len, keys: len, head_dim };
     let read = |field: &str, key: &str| case.numbers(folder, field, key).map(|numbers| numbers.values);
     let sinks = match case.id() {
         "sink/softmax1" => Some(vec![0.0; heads]),

@@ -1,8 +1,7 @@
 //! Attention on slices, forward and backward, by any engine on the host.
 
 use kerple_core::Number;
-use kerple_core::attention::{
-    self, Dims, Gradients, Problem, Saved, ScoreTable, ScoreTransform, Strides, View, ViewMut, naive,
+use kerple_core::attention::{self, AttentionDims, AttentionGradients, AttentionProblem, AttentionSaved, ScoreTable, ScoreTransform, Strides, View, ViewMut, naive,
 };
 
 /// What an engine returns; arrays are `[B, H, L, D]`, parameter gradients in the order of the encoding.
@@ -37,13 +36,13 @@ pub(crate) struct Both<T> {
 
 /// Forward and backward on slices of these strides, tile by tile or by the definition; a map has so many numbers.
 pub(crate) fn both<T: Number>(
-    problem: &Problem<T>,
+    problem: &AttentionProblem<T>,
     strides: Strides,
     [q, k, v, d_out]: [&[T]; 4],
     map_numbers: usize,
     fused: bool,
 ) -> Both<T> {
-    let Dims { batch, heads, queries, .. } = problem.dims;
+    let AttentionDims { batch, heads, queries, .. } = problem.dims;
     let room = |values: &[T]| vec![T::ZERO; values.len()];
     let (tables, d_map) = match &problem.scores {
         ScoreTransform::Table(table) => (*table, None),
@@ -64,7 +63,7 @@ pub(crate) fn both<T: Number>(
     let view = |data| View { data, strides };
     let forward = if fused { attention::forward::<T> } else { naive::forward::<T> };
     forward(problem, view(q), view(k), view(v), ViewMut::new(&mut found.out, strides), &mut lse);
-    let gradients = Gradients {
+    let gradients = AttentionGradients {
         d_q: ViewMut::new(&mut found.d_q, strides),
         d_k: ViewMut::new(&mut found.d_k, strides),
         d_v: ViewMut::new(&mut found.d_v, strides),
@@ -74,7 +73,8 @@ pub(crate) fn both<T: Number>(
         d_sinks: found.d_sinks.as_deref_mut(),
         d_gate_cumsum: found.d_clocks.as_deref_mut(),
     };
-    let saved = Saved { q: view(q), k: view(k), v: view(v), out: view(&found.out), lse: &lse, d_out: view(d_out) };
+    let saved =
+        AttentionSaved { q: view(q), k: view(k), v: view(v), out: view(&found.out), lse: &lse, d_out: view(d_out) };
     let backward = if fused { attention::backward::<T> } else { naive::backward::<T> };
     backward(problem, saved, gradients);
     found

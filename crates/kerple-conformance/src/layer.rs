@@ -6,7 +6,7 @@ use crate::folder::{Case, Folder, Numbers};
 use crate::{Score, Tolerance};
 use burn::tensor::{DType, Device};
 use kerple_core::Number;
-use kerple_core::attention::{Dims, Mask, Problem, ScoreTransform, Strides};
+use kerple_core::attention::{AttentionDims, AttentionProblem, Mask, ScoreTransform, Strides};
 use kerple_core::encoding::{Encoding, EncodingForm, Geometry, ScoreModForm, TableGradient};
 use kerple_core::forms::{DistanceTable, Sides};
 use kerple_core::score_mods::ScoreModExtent;
@@ -17,7 +17,7 @@ pub(crate) struct Layer {
     pub(crate) geometry: Geometry,
     pub(crate) names: Vec<String>,
     pub(crate) values: Vec<Vec<f64>>,
-    pub(crate) dims: Dims,
+    pub(crate) dims: AttentionDims,
     pub(crate) q: Vec<f64>,
     pub(crate) k: Vec<f64>,
     pub(crate) v: Vec<f64>,
@@ -25,7 +25,7 @@ pub(crate) struct Layer {
 }
 
 /// What a map is told of a case.
-fn extent(dims: Dims) -> ScoreModExtent {
+fn extent(dims: AttentionDims) -> ScoreModExtent {
     ScoreModExtent { sides: Sides::OneSided, len: dims.keys, scale: (dims.head_dim as f64).sqrt().recip() }
 }
 
@@ -70,10 +70,10 @@ impl Layer {
             | EncodingForm::Code(_) => (DistanceTable::default(), None),
         };
         let (bias, weight) = (table.bias.as_deref().map(cast::<T>), table.weight.as_deref().map(cast::<T>));
-        let problem = Problem {
+        let problem = AttentionProblem {
             dims: self.dims,
             scale: T::from_f64((self.dims.head_dim as f64).sqrt().recip()),
-            cap: None,
+            softcap: None,
             sinks: None,
             mask: Mask::Causal { window: self.encoding.window },
             lengths: None,
@@ -82,7 +82,7 @@ impl Layer {
                 None => ScoreTransform::table(bias.as_deref(), weight.as_deref(), self.dims.keys),
             },
         };
-        let Dims { heads, keys, head_dim, .. } = self.dims;
+        let AttentionDims { heads, keys, head_dim, .. } = self.dims;
         let strides = Strides { batch: heads * keys * head_dim, head: keys * head_dim, row: head_dim };
         let [q, k, v, d_out] = [&q, &k, &self.v, &self.d_out].map(|values| cast(values));
         let found = both(&problem, strides, [&q, &k, &v, &d_out], numbers.len(), fused);

@@ -6,7 +6,7 @@ use crate::folder::{Case, Folder, Numbers};
 use crate::layer::{Layer, d_values};
 use crate::{Score, Tolerance};
 use kerple_core::Number;
-use kerple_core::attention::Dims;
+use kerple_core::attention::AttentionDims;
 use kerple_core::encoding::{Encoding, EncodingForm, Geometry, ScoreModForm};
 use kerple_core::forms::{Mask, ScoreBlock, ScoreModGradients, Sides};
 use kerple_core::score_mods::{ScoreModExtent, ScoreModSpec};
@@ -81,7 +81,7 @@ pub fn attention(folder: &Folder, case: &Case) -> Result<Vec<Score>, String> {
         geometry: Geometry::new(heads, head_dim, len),
         values: values(folder, case, &names)?,
         names: names.iter().map(|name| (*name).to_owned()).collect(),
-        dims: Dims { batch, heads, kv_heads: heads, queries: len, keys: len, head_dim },
+        dims: AttentionDims { batch, heads, kv_heads: heads, queries: len, keys: len, head_dim },
         k: read("k")?,
         v: read("v")?,
         d_out: read("dout")?,

@@ -46,7 +46,7 @@ pub fn adam(folder: &Folder, case: &Case) -> Scores {
         }
         let mut trajectory = Vec::new();
         for (step, gradient) in (1..).zip(gradients.chunks(start.len().max(1))) {
-            let settings = adam::Update {
+            let settings = adam::AdamWUpdate {
                 lr: number(params, "lr")?,
                 beta1: betas[0],
                 beta2: betas[1],

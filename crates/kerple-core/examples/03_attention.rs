@@ -1,6 +1,7 @@
 //! Exact attention with a table, by its definition and tiled: the same output, and the same gradient of the table.
 
-use kerple_core::attention::{Dims, Gradients, Problem, Saved, ScoreTransform, Strides, View, ViewMut, naive, tiled};
+use kerple_core::attention::{AttentionDims, AttentionGradients, AttentionProblem, AttentionSaved, ScoreTransform, Strides, View, ViewMut, naive, tiled,
+};
 
 const HEADS: usize = 2;
 const LEN: usize = 300;
@@ -21,7 +22,7 @@ macro_rules! run {
         let mut d = vec![vec![0.0; HEADS * LEN * DIM]; 3];
         let [d_q, d_k, d_v] = d.as_mut_slice() else { unreachable!() };
         let mut d_bias = vec![0.0; HEADS * LEN]; // as small as the table: no [L, L] matrix anywhere
-        let gradients = Gradients {
+        let gradients = AttentionGradients {
             d_q: ViewMut::new(d_q, strides),
             d_k: ViewMut::new(d_k, strides),
             d_v: ViewMut::new(d_v, strides),
@@ -31,7 +32,7 @@ macro_rules! run {
             d_sinks: None,
             d_gate_cumsum: None,
         };
-        let saved = Saved { q, k, v, out: View { data: &out, strides }, lse: &lse, d_out };
+        let saved = AttentionSaved { q, k, v, out: View { data: &out, strides }, lse: &lse, d_out };
         $engine::backward(&$problem, saved, gradients);
         (out, d_bias)
     }};
@@ -39,9 +40,9 @@ macro_rules! run {
 
 fn main() {
     let bias: Vec<f64> = (0..HEADS * LEN).map(|n| -((n % LEN) as f64).ln_1p()).collect(); // [H, L]
-    let dims = Dims { batch: 1, heads: HEADS, kv_heads: HEADS, queries: LEN, keys: LEN, head_dim: DIM };
+    let dims = AttentionDims { batch: 1, heads: HEADS, kv_heads: HEADS, queries: LEN, keys: LEN, head_dim: DIM };
     let scale = (DIM as f64).sqrt().recip();
-    let problem = Problem { scores: ScoreTransform::table(Some(&bias), None, LEN), ..Problem::causal(dims, scale) };
+    let problem = AttentionProblem { scores: ScoreTransform::table(Some(&bias), None, LEN), ..AttentionProblem::causal(dims, scale) };
     let (definition, fast) = (run!(naive, problem), run!(tiled, problem));
     let worst = |a: &[f64], b: &[f64]| a.iter().zip(b).map(|(a, b)| (a - b).abs()).fold(0.0, f64::max);
     println!("largest difference of outputs          {:.1e}", worst(&definition.0, &fast.0));

@@ -3,7 +3,7 @@
 //!
 //! Query `i` of `Q` is at absolute position `K - Q + i` and attends to the keys that its attention
 //! mask ([`Mask`]) allows, by the distance `d = K - Q + i - j`. A row without visible keys gives
-//! zeros. All engines take the same [`Problem`] and strided views, so a packed
+//! zeros. All engines take the same [`AttentionProblem`] and strided views, so a packed
 //! `[B, L, H, q|k|v, D]` projection needs no transpose. They support a softcap and an attention
 //! sink.
 //!
@@ -20,20 +20,20 @@
 //! [`linear`] is a different attention: features instead of a softmax, in time linear in the
 //! length.
 
-mod cap;
 pub mod linear;
 pub mod measure;
 pub mod naive;
 mod problem;
 pub mod row_block;
 mod sinks;
+mod softcap;
 #[cfg(test)]
 mod tests;
 pub mod tiled;
 
 pub use crate::forms::{Mask, ScoreTable, ScoreTransform};
 pub use crate::tiles::{Strides, View, ViewMut};
-pub use problem::{Dims, Gradients, MOST_DAMPING, Problem, Saved};
+pub use problem::{AttentionDims, AttentionGradients, AttentionProblem, AttentionSaved, MAX_FEATURE_DECAY};
 
 use crate::Number;
 
@@ -42,7 +42,14 @@ use crate::Number;
 ///
 /// # Panics
 /// If a slice does not fit the sizes of `problem`.
-pub fn forward<T: Number>(problem: &Problem<T>, q: View<T>, k: View<T>, v: View<T>, out: ViewMut<T>, lse: &mut [T]) {
+pub fn forward<T: Number>(
+    problem: &AttentionProblem<T>,
+    q: View<T>,
+    k: View<T>,
+    v: View<T>,
+    out: ViewMut<T>,
+    lse: &mut [T],
+) {
     match problem.scores {
         ScoreTransform::Table(_) => tiled::forward(problem, q, k, v, out, lse),
         ScoreTransform::Mod(_) => row_block::forward(problem, q, k, v, out, lse),
@@ -53,7 +60,7 @@ pub fn forward<T: Number>(problem: &Problem<T>, q: View<T>, k: View<T>, v: View<
 ///
 /// # Panics
 /// If a slice does not fit the sizes of `problem`, or two gradients share an element.
-pub fn backward<T: Number>(problem: &Problem<T>, saved: Saved<T>, gradients: Gradients<T>) {
+pub fn backward<T: Number>(problem: &AttentionProblem<T>, saved: AttentionSaved<T>, gradients: AttentionGradients<T>) {
     match problem.scores {
         ScoreTransform::Table(_) => tiled::backward(problem, saved, gradients),
         ScoreTransform::Mod(_) => row_block::backward(problem, saved, gradients),

@@ -89,13 +89,13 @@ thread_local! {
 /// Runs `f` with attention on this thread alone, whatever its pool: for calls that finish before
 /// other threads would be awake. Results are bitwise the same.
 pub fn alone<R>(f: impl FnOnce() -> R) -> R {
-    struct Before(bool);
-    impl Drop for Before {
+    struct RestoreAlone(bool);
+    impl Drop for RestoreAlone {
         fn drop(&mut self) {
             ALONE.set(self.0);
         }
     }
-    let _before = Before(ALONE.replace(true));
+    let _before = RestoreAlone(ALONE.replace(true));
     f()
 }
 

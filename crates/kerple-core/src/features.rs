@@ -5,7 +5,7 @@
 //! x [rows, D]  --code (SPE)-->  [rows, R]  --features-->  phi(x) [rows, M]
 //! ```
 //!
-//! A [`RowMap`] is one arrow. Engines run a chain of them on a chunk of rows at a time, forward and backward, so the features
+//! A [`FeatureMap`] is one arrow. Engines run a chain of them on a chunk of rows at a time, forward and backward, so the features
 //! and codes of a whole sequence never exist.
 //!
 //! | map | what it makes of a row |
@@ -13,9 +13,9 @@
 //! | [`Pointwise`] | `relu(x) + shift`, `elu(x) + 1` |
 //! | [`Project`] | `x Omega`; before `relu` these are generalised random features |
 //! | [`Favor`] | positive random features of the softmax kernel (FAVOR+), in both published forms |
-//! | [`Sine`], [`Conv`] | the row contracted with a stochastic code (SPE) |
+//! | [`SineCode`], [`ConvCode`] | the row contracted with a stochastic code (SPE) |
 //!
-//! Rows are padded to whole vectors, see [`padded`]; what is beyond the width is 0 on both sides of every map.
+//! FeatureMapSaved are padded to whole vectors, see [`padded`]; what is beyond the width is 0 on both sides of every map.
 
 mod code;
 pub mod contract;
@@ -28,24 +28,24 @@ mod sine;
 #[cfg(test)]
 mod tests;
 
-pub use code::{Gate, Gating, Normals, Table, gated_kernel};
-pub use conv::{Conv, ConvGradient, ConvShape, Filters, filter_scale};
-pub use favor::{Favor, Form, Offset};
+pub use code::{CodeGate, Gating, NoiseTable, Normals, gated_kernel};
+pub use conv::{ConvCode, ConvGradient, ConvShape, Filters, filter_scale};
+pub use favor::{Favor, FavorFeatures, Offset};
 pub use pointwise::Pointwise;
 pub use project::Project;
-pub use sine::{Sine, SineGradient, SineShape, Waves, scale_gains};
+pub use sine::{SineCode, SineGradient, SineShape, Waves, scale_gains};
 
 use crate::Number;
 use crate::cpu::lanes;
-use crate::tiles::product::{Matrix, Product};
-use crate::tiles::registers::Keep;
+use crate::tiles::microkernel::StoreMode;
+use crate::tiles::product::{SmallGemm, StridedMatrix};
 use crate::tiles::rows::Transpose;
 use std::fmt::Debug;
 use std::hash::{DefaultHasher, Hasher};
 
 /// Whether a row is a query or a key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Side {
+pub enum RowKind {
     /// A query.
     Query,
     /// A key.
@@ -54,16 +54,16 @@ pub enum Side {
 
 /// Which rows a map is given: consecutive positions of one head of one sequence.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Place {
+pub struct RowRange {
     /// Queries or keys.
-    pub side: Side,
+    pub side: RowKind,
     /// Sequence.
     pub batch: usize,
     /// Head.
     pub head: usize,
     /// Position of the first row.
     pub first: usize,
-    /// Rows.
+    /// FeatureMapSaved.
     pub rows: usize,
 }
 
@@ -74,7 +74,7 @@ pub const MOST_ROWS: usize = 128;
 ///
 /// What a row becomes depends on the row, its position, side, sequence and head only, not on which rows share its call. An
 /// engine calls it from several threads, each with room of its own.
-pub trait RowMap<T>: Debug + Send + Sync {
+pub trait FeatureMap<T>: Debug + Send + Sync {
     /// Numbers of a row that comes in, and of one that goes out.
     fn widths(&self) -> [usize; 2];
 
@@ -88,19 +88,19 @@ pub trait RowMap<T>: Debug + Send + Sync {
     fn identity(&self) -> u64;
 
     /// The map as a code, which engines contract with the rows of all sequences at once.
-    fn code(&self) -> Option<&dyn contract::Code<T>> {
+    fn code(&self) -> Option<&dyn contract::StochasticCode<T>> {
         None
     }
 
     /// Writes the images of rows.
     ///
     /// # Shapes
-    /// `x`: `[rows, padded(widths[0])]`; `y`: `[rows, padded(widths[1])]`; `room`: [`RowMap::room`].
-    fn forward(&self, place: Place, x: &[T], y: &mut [T], room: &mut [T]);
+    /// `x`: `[rows, padded(widths[0])]`; `y`: `[rows, padded(widths[1])]`; `room`: [`FeatureMap::room`].
+    fn forward(&self, place: RowRange, x: &[T], y: &mut [T], room: &mut [T]);
 
     /// Writes the gradient in rows, given that in their images, and adds to that in the parameters of the head. `room` is as
-    /// [`RowMap::forward`] left it for the same rows.
-    fn backward(&self, place: Place, rows: Rows<T>, room: &mut [T], gradients: RowGradients<T>);
+    /// [`FeatureMap::forward`] left it for the same rows.
+    fn backward(&self, place: RowRange, rows: FeatureMapSaved<T>, room: &mut [T], gradients: FeatureMapGradients<T>);
 }
 
 /// Puts the bits of numbers into `hasher`.
@@ -108,9 +108,9 @@ pub(crate) fn hash_numbers(numbers: impl IntoIterator<Item = f64>, hasher: &mut 
     numbers.into_iter().for_each(|number| hasher.write_u64(number.to_bits()));
 }
 
-/// What [`RowMap::backward`] reads.
+/// What [`FeatureMap::backward`] reads.
 #[derive(Clone, Copy, Debug)]
-pub struct Rows<'a, T> {
+pub struct FeatureMapSaved<'a, T> {
     /// `[rows, padded(widths[0])]`
     pub x: &'a [T],
     /// What the forward made of them, `[rows, padded(widths[1])]`.
@@ -119,12 +119,12 @@ pub struct Rows<'a, T> {
     pub d_y: &'a [T],
 }
 
-/// Where [`RowMap::backward`] writes.
+/// Where [`FeatureMap::backward`] writes.
 #[derive(Debug)]
-pub struct RowGradients<'a, T> {
+pub struct FeatureMapGradients<'a, T> {
     /// Overwritten, `[rows, padded(widths[0])]`.
     pub d_x: &'a mut [T],
-    /// Added to, [`RowMap::parameters`].
+    /// Added to, [`FeatureMap::parameters`].
     pub d_parameters: &'a mut [T],
 }
 
@@ -135,17 +135,18 @@ pub fn padded(width: usize) -> usize {
 
 /// `c = a b` on the current instruction set: `a` is `[rows, inner]` with strides, `b` and `c` have rows of `columns` values,
 /// a multiple of 16.
-pub(crate) struct Multiply<'a, T> {
+pub(crate) struct RowProduct<'a, T> {
     pub(crate) sizes: [usize; 3],
     pub(crate) a: (&'a [T], [usize; 2]),
     pub(crate) b: (&'a [T], usize),
 }
 
-impl<T: Number> Multiply<'_, T> {
-    pub(crate) fn to(self, c: &mut [T], c_stride: usize, keep: Keep<T>) {
-        let Multiply { sizes: [rows, inner, columns], a: (data, [row_stride, column_stride]), b: (b, b_stride) } = self;
-        let a = Matrix { data, row_stride, column_stride };
-        lanes::run(Product { rows, inner, columns, a, b, b_stride, c, c_stride, keep });
+impl<T: Number> RowProduct<'_, T> {
+    pub(crate) fn to(self, c: &mut [T], c_stride: usize, store: StoreMode<T>) {
+        let RowProduct { sizes: [rows, inner, columns], a: (data, [row_stride, column_stride]), b: (b, b_stride) } =
+            self;
+        let a = StridedMatrix { data, row_stride, column_stride };
+        lanes::run(SmallGemm { rows, inner, columns, a, b, b_stride, c, c_stride, store });
     }
 }
 
@@ -161,28 +162,28 @@ pub(crate) fn transpose<T: Number>(
 
 /// Maps one after another, with room for what is between them.
 #[derive(Debug)]
-pub(crate) struct Chain<'a, T> {
-    maps: &'a [&'a dyn RowMap<T>],
+pub(crate) struct FeatureChain<'a, T> {
+    maps: &'a [&'a dyn FeatureMap<T>],
 }
 
-/// What one thread needs to run a [`Chain`] on [`MOST_ROWS`] rows.
-pub(crate) struct ChainRoom<T> {
+/// What one thread needs to run a [`FeatureChain`] on [`MOST_ROWS`] rows.
+pub(crate) struct FeatureChainScratch<T> {
     /// The rows before each map.
     x: Vec<Vec<T>>,
     room: Vec<Vec<T>>,
     d: [Vec<T>; 2],
 }
 
-impl<'a, T: Number> Chain<'a, T> {
+impl<'a, T: Number> FeatureChain<'a, T> {
     /// # Panics
     /// When there is no map, or widths do not follow on each other.
-    pub(crate) fn new(maps: &'a [&'a dyn RowMap<T>]) -> Chain<'a, T> {
+    pub(crate) fn new(maps: &'a [&'a dyn FeatureMap<T>]) -> FeatureChain<'a, T> {
         assert!(!maps.is_empty(), "linear attention needs a feature map");
         for pair in maps.windows(2) {
             let (made, taken) = (pair[0].widths()[1], pair[1].widths()[0]);
             assert!(made == taken, "{:?} returns rows of {made}, but {:?} expects rows of {taken}", pair[0], pair[1]);
         }
-        Chain { maps }
+        FeatureChain { maps }
     }
 
     /// Numbers of a row that comes in, and of one that goes out.
@@ -195,9 +196,9 @@ impl<'a, T: Number> Chain<'a, T> {
         self.maps.iter().map(|map| map.parameters()).sum()
     }
 
-    pub(crate) fn room(&self, fill: impl Fn(usize) -> Vec<T>) -> ChainRoom<T> {
+    pub(crate) fn room(&self, fill: impl Fn(usize) -> Vec<T>) -> FeatureChainScratch<T> {
         let widest = self.maps.iter().flat_map(|map| map.widths()).max().unwrap_or(0);
-        ChainRoom {
+        FeatureChainScratch {
             x: self.maps.iter().map(|map| fill(MOST_ROWS * padded(map.widths()[0]))).collect(),
             room: self.maps.iter().map(|map| fill(map.room())).collect(),
             d: [fill(MOST_ROWS * padded(widest)), fill(MOST_ROWS * padded(widest))],
@@ -205,8 +206,14 @@ impl<'a, T: Number> Chain<'a, T> {
     }
 
     /// The images of rows that `load` writes, `[rows, padded(M)]`.
-    pub(crate) fn forward(&self, place: Place, load: impl FnOnce(&mut [T]), room: &mut ChainRoom<T>, y: &mut [T]) {
-        let width = |map: &dyn RowMap<T>, end: usize| place.rows * padded(map.widths()[end]);
+    pub(crate) fn forward(
+        &self,
+        place: RowRange,
+        load: impl FnOnce(&mut [T]),
+        room: &mut FeatureChainScratch<T>,
+        y: &mut [T],
+    ) {
+        let width = |map: &dyn FeatureMap<T>, end: usize| place.rows * padded(map.widths()[end]);
         load(&mut room.x[0][..width(self.maps[0], 0)]);
         for (at, map) in self.maps.iter().enumerate() {
             let (before, after) = room.x.split_at_mut(at + 1);
@@ -218,26 +225,30 @@ impl<'a, T: Number> Chain<'a, T> {
         }
     }
 
-    /// The gradient in the rows of the last [`Chain::forward`] whose images are `y`; adds to that in the parameters.
+    /// The gradient in the rows of the last [`FeatureChain::forward`] whose images are `y`; adds to that in the parameters.
     pub(crate) fn backward<'r>(
         &self,
-        place: Place,
+        place: RowRange,
         y: &[T],
         d_y: &[T],
-        room: &'r mut ChainRoom<T>,
+        room: &'r mut FeatureChainScratch<T>,
         d_parameters: &mut [T],
     ) -> &'r [T] {
-        let width = |map: &dyn RowMap<T>, end: usize| place.rows * padded(map.widths()[end]);
+        let width = |map: &dyn FeatureMap<T>, end: usize| place.rows * padded(map.widths()[end]);
         let [mut from, mut to] = room.d.each_mut();
         from[..width(self.maps[self.maps.len() - 1], 1)]
             .copy_from_slice(&d_y[..width(self.maps[self.maps.len() - 1], 1)]);
         let mut end = self.parameters();
         for (at, map) in self.maps.iter().enumerate().rev() {
             let y = room.x.get(at + 1).map_or(y, |x| &x[..]);
-            let rows = Rows { x: &room.x[at][..width(*map, 0)], y: &y[..width(*map, 1)], d_y: &from[..width(*map, 1)] };
+            let rows = FeatureMapSaved {
+                x: &room.x[at][..width(*map, 0)],
+                y: &y[..width(*map, 1)],
+                d_y: &from[..width(*map, 1)],
+            };
             let start = end - map.parameters();
             let gradients =
-                RowGradients { d_x: &mut to[..width(*map, 0)], d_parameters: &mut d_parameters[start..end] };
+                FeatureMapGradients { d_x: &mut to[..width(*map, 0)], d_parameters: &mut d_parameters[start..end] };
             map.backward(place, rows, &mut room.room[at], gradients);
             end = start;
             std::mem::swap(&mut from, &mut to);

@@ -4,8 +4,8 @@
 //! Nothing here knows its use. Attention, features of rows and score modifications are written on
 //! top.
 
+pub(crate) mod microkernel;
 pub(crate) mod product;
-pub(crate) mod registers;
 pub(crate) mod rows;
 pub(crate) mod softmax;
 pub(crate) mod view;

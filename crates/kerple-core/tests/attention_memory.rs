@@ -1,6 +1,7 @@
 //! Memory that the engines take beyond inputs and outputs, counted by the allocator.
 
-use kerple_core::attention::{self, Dims, Gradients, Problem, Saved, ScoreTransform, Strides, View, ViewMut};
+use kerple_core::attention::{self, AttentionDims, AttentionGradients, AttentionProblem, AttentionSaved, ScoreTransform, Strides, View, ViewMut,
+};
 use kerple_core::forms::{ScoreBlock, ScoreDependency, ScoreMod, ScoreModGradients, Sides};
 use kerple_core::score_mods::mixed::{Bias, Mixed};
 use kerple_core::score_mods::network::{Edge, Network, Variant};
@@ -45,23 +46,31 @@ fn extra(run: impl FnOnce()) -> usize {
 }
 
 /// Extra bytes of a forward and of a backward with `parameters` gradients of a table or of a map.
-fn of_forward_and_backward(dims: Dims, scores: ScoreTransform<f32>, parameters: usize) -> [usize; 2] {
-    let Dims { heads, queries: len, head_dim, .. } = dims;
+fn of_forward_and_backward(dims: AttentionDims, scores: ScoreTransform<f32>, parameters: usize) -> [usize; 2] {
+    let AttentionDims { heads, queries: len, head_dim, .. } = dims;
     let strides = Strides { batch: heads * len * head_dim, head: len * head_dim, row: head_dim };
     let input: Vec<f32> = (0..strides.batch).map(|i| (i % 7) as f32 / 7.0).collect();
     let mut results = vec![vec![0.0; strides.batch]; 4];
     let (mut lse, mut d_parameters) = (vec![0.0; heads * len], vec![0.0; parameters]);
-    let problem = Problem { scores, ..Problem::causal(dims, 0.125) };
+    let problem = AttentionProblem { scores, ..AttentionProblem::causal(dims, 0.125) };
     let view = View { data: &input, strides };
     let [out, d_q, d_k, d_v] = results.as_mut_slice() else { unreachable!("there are four") };
     let forward = extra(|| attention::forward(&problem, view, view, view, ViewMut::new(out, strides), &mut lse));
-    let saved = Saved { q: view, k: view, v: view, out: View { data: out, strides }, lse: &lse, d_out: view };
+    let saved = AttentionSaved { q: view, k: view, v: view, out: View { data: out, strides }, lse: &lse, d_out: view };
     let [d_q, d_k, d_v] = [d_q, d_k, d_v].map(|gradient| ViewMut::new(gradient, strides));
-    let none =
-        Gradients { d_q, d_k, d_v, d_bias: None, d_weight: None, d_map: None, d_sinks: None, d_gate_cumsum: None };
+    let none = AttentionGradients {
+        d_q,
+        d_k,
+        d_v,
+        d_bias: None,
+        d_weight: None,
+        d_map: None,
+        d_sinks: None,
+        d_gate_cumsum: None,
+    };
     let gradients = match scores {
-        ScoreTransform::Table(_) => Gradients { d_bias: Some(&mut d_parameters), ..none },
-        ScoreTransform::Mod(_) => Gradients { d_map: Some(&mut d_parameters), ..none },
+        ScoreTransform::Table(_) => AttentionGradients { d_bias: Some(&mut d_parameters), ..none },
+        ScoreTransform::Mod(_) => AttentionGradients { d_map: Some(&mut d_parameters), ..none },
     };
     let backward = extra(|| attention::backward(&problem, saved, gradients));
     [forward, backward]
@@ -71,7 +80,7 @@ fn of_forward_and_backward(dims: Dims, scores: ScoreTransform<f32>, parameters: 
 fn tables_cost_a_few_numbers_for_each_position() {
     let _alone = ALONE.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
     let (heads, len, head_dim) = (2, 16384, 64);
-    let dims = Dims { batch: 1, heads, kv_heads: heads, queries: len, keys: len, head_dim };
+    let dims = AttentionDims { batch: 1, heads, kv_heads: heads, queries: len, keys: len, head_dim };
     let bias: Vec<f32> = (0..heads * len).map(|i| -((i % len) as f32).ln_1p()).collect();
     let [forward, backward] = of_forward_and_backward(dims, ScoreTransform::table(Some(&bias), None, len), bias.len());
     // the table again, and in the backward its gradient and the means; tiles and diagonal sums for each thread
@@ -103,7 +112,7 @@ impl ScoreMod<f32> for Shift {
 fn maps_cost_a_block_of_rows_for_each_thread() {
     let _alone = ALONE.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
     let (heads, len, head_dim) = (3, 4096, 16);
-    let dims = Dims { batch: 1, heads, kv_heads: heads, queries: len, keys: len, head_dim };
+    let dims = AttentionDims { batch: 1, heads, kv_heads: heads, queries: len, keys: len, head_dim };
     let [forward, backward] = of_forward_and_backward(dims, ScoreTransform::Mod(&Shift(0.5)), 1);
     let (block, thread) = (4 * heads * 48 * len, 256 << 10); // rows and tiles of 16 features for each thread
     let threads = rayon::current_num_threads();
@@ -120,7 +129,7 @@ fn dape_costs_tables_and_a_tile_for_each_thread() {
     let map = ScoreModSpec::from(Mixed { heads, bias: Bias::Table, network: Some(network) });
     let count = heads * len + hidden * (3 * heads + 1) + heads;
     let values: Vec<f32> = (0..count).map(|i| (i % 5) as f32 / 50.0).collect();
-    let dims = Dims { batch: 1, heads, kv_heads: heads, queries: len, keys: len, head_dim };
+    let dims = AttentionDims { batch: 1, heads, kv_heads: heads, queries: len, keys: len, head_dim };
     let extent = ScoreModExtent { sides: Sides::OneSided, len, scale: 1.0 };
     let tables = extra(|| drop(map.over(&values, extent)));
     // biases, and their share of the hidden units twice: with keys and with units as lanes

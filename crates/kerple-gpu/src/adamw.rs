@@ -126,11 +126,11 @@ pub fn apply(
     client: &Client,
     parameter: &Parameter,
     norm: &Handle,
-    settings: &adam::Update,
+    settings: &adam::AdamWUpdate,
     clip: f64,
     range: Option<[f64; 2]>,
 ) {
-    let adam::Update { lr, beta1, beta2, epsilon, weight_decay, step, .. } = *settings;
+    let adam::AdamWUpdate { lr, beta1, beta2, epsilon, weight_decay, step, .. } = *settings;
     assert!(step > 0, "step: the bias corrections count from 1");
     let correction = |beta: f64| 1.0 - beta.powf(step as f64);
     let [low, high] = range.unwrap_or_default();

@@ -24,7 +24,7 @@ use cubecl::calculate_cube_count_elemwise;
 use cubecl::client::Client;
 use cubecl::prelude::*;
 use cubecl::server::Handle;
-use kerple_core::attention::Dims;
+use kerple_core::attention::AttentionDims;
 use kerple_core::forms::Mask;
 use kerple_core::precision::Precision;
 use lines::{Lines, MOMENTS};
@@ -58,7 +58,7 @@ pub struct Attention<'a> {
     /// The device.
     pub client: &'a Client,
     /// Sizes.
-    pub dims: Dims,
+    pub dims: AttentionDims,
     /// Factor on `q.k`, usually `1 / sqrt(D)`.
     pub scale: f32,
     /// The attention mask: causal or not, and the window.
@@ -120,7 +120,7 @@ pub struct Gradients {
 
 impl<'a> Attention<'a> {
     /// A call without tables and padding, with the largest tiles that the device supports.
-    pub fn new(client: &'a Client, dims: Dims, scale: f32, sight: Mask) -> Attention<'a> {
+    pub fn new(client: &'a Client, dims: AttentionDims, scale: f32, sight: Mask) -> Attention<'a> {
         let hardware = &client.properties().hardware;
         let tile = Tile::fitting(dims.head_dim, hardware.max_shared_memory_size, hardware.max_units_per_cube as usize);
         let tables = Tables::default();
@@ -134,8 +134,8 @@ impl<'a> Attention<'a> {
     }
 
     /// Whether a device has kernels for these sizes and enough memory for them.
-    pub fn runs(client: &Client, dims: Dims) -> bool {
-        let Dims { batch, heads, queries, keys, head_dim, .. } = dims;
+    pub fn runs(client: &Client, dims: AttentionDims) -> bool {
+        let AttentionDims { batch, heads, queries, keys, head_dim, .. } = dims;
         let some = batch > 0 && heads > 0 && queries > 0 && keys > 0;
         some && head_dim <= 256 && client.properties().hardware.max_bindings >= BINDINGS && tile::fits(dims)
     }
@@ -149,7 +149,7 @@ impl<'a> Attention<'a> {
         if self.dims.queries <= DECODED && self.dims.keys > decode::SPAN {
             return self.decode(q, k, v);
         }
-        let Dims { batch, heads, queries, head_dim, .. } = self.dims;
+        let AttentionDims { batch, heads, queries, head_dim, .. } = self.dims;
         let out = self.room(batch * heads * queries * head_dim);
         let lse = self.room(batch * heads * queries);
         let tiles = self.tile.along(queries);
@@ -177,7 +177,7 @@ impl<'a> Attention<'a> {
     }
 
     fn decode(&self, q: &Handle, k: &Handle, v: &Handle) -> Output {
-        let Dims { batch, heads, queries, keys, head_dim, .. } = self.dims;
+        let AttentionDims { batch, heads, queries, keys, head_dim, .. } = self.dims;
         let (rows, spans) = (batch * heads * queries, keys.div_ceil(decode::SPAN));
         let (values, tops, totals) =
             (self.room(rows * spans * head_dim), self.room(rows * spans), self.room(rows * spans));
@@ -227,7 +227,7 @@ impl<'a> Attention<'a> {
         self.check();
         let [bias, weight] = [self.tables.bias.is_some() || self.lines.is_some(), self.tables.weight.is_some()];
         assert!((bias || !wanted[0]) && (weight || !wanted[1]), "the call has no such table, so it has no gradient");
-        let Dims { batch, heads, queries, head_dim, .. } = self.dims;
+        let AttentionDims { batch, heads, queries, head_dim, .. } = self.dims;
         let rows = batch * heads * queries;
         let delta = self.room(rows);
         let (count, dim) = each(self.client, rows);
@@ -253,7 +253,7 @@ impl<'a> Attention<'a> {
         delta: &Handle,
         wanted: [bool; 2],
     ) -> (Handle, [Option<Handle>; 2]) {
-        let Dims { batch, heads, queries, .. } = self.dims;
+        let AttentionDims { batch, heads, queries, .. } = self.dims;
         let ([q_len, k_len], rows) = (self.lens(), batch * heads * queries);
         let tiles = self.tile.along(queries);
         let slots = match wanted {
@@ -303,7 +303,7 @@ impl<'a> Attention<'a> {
     }
 
     fn of_keys(&self, saved: &Saved, d_out: &Handle, delta: &Handle) -> [Handle; 3] {
-        let Dims { batch, heads, kv_heads, queries, keys, .. } = self.dims;
+        let AttentionDims { batch, heads, kv_heads, queries, keys, .. } = self.dims;
         let ([q_len, k_len], rows) = (self.lens(), batch * heads * queries);
         let [d_k, d_v] = [self.room(k_len), self.room(k_len)];
         let of_clocks = if self.clocks.is_some() { batch * heads * keys } else { 1 };
@@ -335,7 +335,7 @@ impl<'a> Attention<'a> {
     }
 
     fn check(&self) {
-        let Dims { heads, kv_heads, queries, keys, head_dim, .. } = self.dims;
+        let AttentionDims { heads, kv_heads, queries, keys, head_dim, .. } = self.dims;
         assert!(Attention::runs(self.client, self.dims), "no kernel for {:?} on this device", self.dims);
         assert!(
             kv_heads > 0 && heads.is_multiple_of(kv_heads),
@@ -370,12 +370,12 @@ impl<'a> Attention<'a> {
 
     /// Values of queries, and of keys.
     fn lens(&self) -> [usize; 2] {
-        let Dims { batch, heads, kv_heads, queries, keys, head_dim } = self.dims;
+        let AttentionDims { batch, heads, kv_heads, queries, keys, head_dim } = self.dims;
         [batch * heads * queries * head_dim, batch * kv_heads * keys * head_dim]
     }
 
     fn sizes(&self, slots: usize) -> SizesLaunch {
-        let Dims { heads, kv_heads, queries, keys, .. } = self.dims;
+        let AttentionDims { heads, kv_heads, queries, keys, .. } = self.dims;
         // no distance of a call is larger
         let furthest = queries + keys;
         let window = self.sight.window().map_or(furthest, |window| window.min(furthest)) as i32;
@@ -423,7 +423,7 @@ impl<'a> Attention<'a> {
     fn optional(&self, other: &Handle) -> [BufferArg; 4] {
         let (Tables { bias, weight, .. }, table) = (&self.tables, self.dims.heads * self.columns());
         let lines = self.lines.as_ref().map(|lines| array(&lines.values, lines.len));
-        let Dims { batch, heads, keys, .. } = self.dims;
+        let AttentionDims { batch, heads, keys, .. } = self.dims;
         let given = [(bias, table), (weight, table), (&self.lengths, batch), (&self.clocks, 2 * batch * heads * keys)];
         let [bias, weight, lengths, clocks] = given.map(|(handle, len)| match handle {
             Some(handle) => array(handle, len),

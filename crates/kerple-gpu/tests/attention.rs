@@ -8,7 +8,7 @@ mod precision;
 
 use case::{BIAS, Case, Has, PLAIN, any_dims, any_mask, dims, small};
 use common::client;
-use kerple_core::attention::{Dims, Mask};
+use kerple_core::attention::{AttentionDims, Mask};
 use kerple_gpu::attention::tile::Tile;
 use rand::SeedableRng;
 use rand_chacha::ChaCha8Rng;
@@ -54,7 +54,7 @@ fn with_gates() {
     for has in [Has { clocks: true, ..PLAIN }, Has { clocks: true, weight: true, lengths: true, ..BIAS }] {
         for window in [None, Some(17), None, Some(40)] {
             let any = any_dims(&mut rng, 8);
-            let dims = Dims { queries: any.queries.min(any.keys), ..any };
+            let dims = AttentionDims { queries: any.queries.min(any.keys), ..any };
             Case::new(&mut rng, dims, Mask::Causal { window }, has).check(&client, small(8));
         }
     }

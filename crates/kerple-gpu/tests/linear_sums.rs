@@ -8,7 +8,10 @@ use common::{client, random};
 use cubecl::client::Client;
 use cubecl::prelude::CubeElement;
 use cubecl::server::Handle;
-use kerple_core::attention::linear::{self, CHUNK, Decay, DecayGradient, Guard, Inputs, NEAR, Problem, Reach, naive};
+use kerple_core::attention::linear::{
+    self, CHUNK, Decay, DecayGradient, DenominatorGuard, LinearAttentionInputs, LinearAttentionProblem, LinearMask,
+    NEAR, naive,
+};
 use kerple_core::attention::{Strides, View, ViewMut};
 use kerple_core::calculus::exponentials::{Amplitude, ErrorBudget, Grid, Tolerance};
 use kerple_core::features::Pointwise;
@@ -65,26 +68,27 @@ impl Case {
     fn expected(&self) -> (Vec<Named>, Vec<f64>) {
         let Dims { batch, heads, len, features, values } = self.dims;
         let (deep, rows) = (values - 1, batch * heads * len);
-        let dims = linear::Dims { batch, heads, len, head_dim: features, value_dim: deep };
+        let dims = linear::LinearAttentionDims { batch, heads, len, head_dim: features, value_dim: deep };
         let map = Pointwise::Relu { width: features, shift: 0.0 };
         let decay = self.decay.as_ref().map(|Fades { met, near, rates, weights }| {
             let terms = rates.len() / heads;
             Decay { met: *met, near, terms, rates, weights }
         });
-        let (reach, guard) = (Reach::Causal, Guard::Nothing);
-        let problem = Problem { dims, reach, lengths: None, maps: &[&map], decay, gates: None, guard };
+        let (reach, guard) = (LinearMask::Causal, DenominatorGuard::Nothing);
+        let problem = LinearAttentionProblem { dims, reach, lengths: None, maps: &[&map], decay, gates: None, guard };
         let strides = |width: usize| Strides { batch: heads * len * width, head: len * width, row: width };
         let [of_rows, of_values] = [features, deep].map(strides);
         let view = |data, strides| View { data, strides };
-        let inputs = Inputs { q: view(&self.q, of_rows), k: view(&self.k, of_rows), v: view(&self.v, of_values) };
+        let inputs =
+            LinearAttentionInputs { q: view(&self.q, of_rows), k: view(&self.k, of_rows), v: view(&self.v, of_values) };
         let (mut out, mut sums) = (vec![0.0; rows * deep], vec![0.0; rows]);
         naive::forward(&problem, inputs, ViewMut::new(&mut out, of_values), &mut sums);
         let [mut d_q, mut d_k, mut d_v] = [features, features, deep].map(|width| vec![0.0; rows * width]);
         let room = |count: usize| vec![0.0; heads * count];
         let mut d_decay = self.decay.as_ref().map(|decay| [room(decay.met), room(decay.rates.len() / heads)]);
         let d_out = view(&self.d_out, of_values);
-        let saved = linear::Saved { inputs, out: view(&out, of_values), denominators: &sums, d_out };
-        let gradients = linear::Gradients {
+        let saved = linear::LinearAttentionSaved { inputs, out: view(&out, of_values), denominators: &sums, d_out };
+        let gradients = linear::LinearAttentionGradients {
             d_q: ViewMut::new(&mut d_q, of_rows),
             d_k: ViewMut::new(&mut d_k, of_rows),
             d_v: ViewMut::new(&mut d_v, of_values),

@@ -9,8 +9,8 @@ use cubecl::client::Client;
 use cubecl::prelude::CubeElement;
 use cubecl::server::Handle;
 use kerple_core::ops::activation::Activation;
-use kerple_core::ops::adam::{self, Update};
-use kerple_core::ops::layer_norm::{self, Kind, NormGradients};
+use kerple_core::ops::adam::{self, AdamWUpdate};
+use kerple_core::ops::layer_norm::{self, NormGradients, RowNorm};
 use kerple_gpu::adamw::{self, Parameter};
 use kerple_gpu::cubecl;
 use kerple_gpu::dropout::{Stream, dropped};
@@ -50,21 +50,21 @@ fn normed(client: &Client, norm: &Norm, [x, d_y]: [&[f64]; 2]) -> Vec<Vec<f32>> 
 fn norms_and_their_gradients() {
     let (client, mut rng) = (client(), ChaCha8Rng::seed_from_u64(1));
     for (rows, width) in [(1, 7), (600, 5), (40, 64), (33, 200)] {
-        for (kind, shifted) in [(Kind::Layer, true), (Kind::Layer, false), (Kind::Rms, false)] {
+        for (kind, shifted) in [(RowNorm::Layer, true), (RowNorm::Layer, false), (RowNorm::Rms, false)] {
             // far from 0, where a variance of differences of squares would lose its digits
             let x: Vec<f64> =
                 random(&mut rng, rows * width, 1.0).into_iter().map(|x| f64::from((x + 3.0) as f32)).collect();
             let [gamma, beta] = [(); 2].map(|()| random(&mut rng, width, 1.0));
             let d_y = random(&mut rng, rows * width, 1.0);
             let beta = shifted.then_some(&beta[..]);
-            let on_host = layer_norm::Norm { kind, gamma: &gamma, beta, epsilon: 1e-5 };
+            let on_host = layer_norm::NormParameters { kind, gamma: &gamma, beta, epsilon: 1e-5 };
             let (mut y, mut d_x, mut d_gamma) = (Vec::new(), Vec::new(), vec![0.0; width]);
             let mut d_beta = beta.map(|beta| vec![0.0; beta.len()]);
             let stats = layer_norm::forward(on_host, &x, &mut y);
             let gradients = NormGradients { d_gamma: &mut d_gamma, d_beta: d_beta.as_deref_mut() };
             layer_norm::backward(on_host, &x, &stats, &d_y, None, &mut d_x, gradients);
             let norm = Norm {
-                centred: kind == Kind::Layer,
+                centred: kind == RowNorm::Layer,
                 epsilon: 1e-5,
                 gamma: put(&client, &gamma),
                 beta: beta.map(|beta| put(&client, beta)),
@@ -161,7 +161,8 @@ fn updates_of_a_parameter() {
             // above the limit and below it
             let norm = [0.25, 8.0][step as usize % 2];
             let gradient_scale = if clip > 0.0 { adam::clip_scale(norm, clip) } else { 1.0 };
-            let settings = Update { lr: 0.05, epsilon: 1e-2, weight_decay, step, gradient_scale, ..Update::default() };
+            let settings =
+                AdamWUpdate { lr: 0.05, epsilon: 1e-2, weight_decay, step, gradient_scale, ..AdamWUpdate::default() };
             adam::update(&settings, &mut values, &gradient, &mut first, &mut second);
             if let Some([low, high]) = range {
                 values.iter_mut().for_each(|value| *value = value.clamp(low, high));
@@ -183,7 +184,7 @@ fn updates_of_a_parameter() {
             let [of_values, of_first, of_second] = state.clone();
             let gradient = put(&client, &vec![1.0; len]);
             let parameter = Parameter { values: of_values, first: of_first, second: of_second, gradient, len };
-            adamw::apply(&client, &parameter, &put(&client, &[norm]), &Update::default(), clip, range);
+            adamw::apply(&client, &parameter, &put(&client, &[norm]), &AdamWUpdate::default(), clip, range);
         }
         assert!(now() == found);
     }

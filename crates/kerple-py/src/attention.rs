@@ -5,7 +5,8 @@ use crate::encoding::Encoding;
 use crate::parts::{Part, behind, parts, tails};
 use crate::threads::{Work, run};
 use kerple_core::Number;
-use kerple_core::attention::{self, Dims, Gradients, Mask, Problem, Saved, ScoreTable, ScoreTransform, View};
+use kerple_core::attention::{self, AttentionDims, AttentionGradients, AttentionProblem, AttentionSaved, Mask, ScoreTable, ScoreTransform, View,
+};
 use kerple_core::forms::{ScoreMod, Sides, Strided};
 use kerple_core::score_mods::ScoreModExtent;
 use pyo3::exceptions::PyValueError;
@@ -115,10 +116,10 @@ impl Inputs {
     }
 
     /// The sizes of the call, after all checks.
-    fn dims(&self, rule: &Rule) -> PyResult<Dims> {
+    fn dims(&self, rule: &Rule) -> PyResult<AttentionDims> {
         let [batch, heads, queries, head_dim] = self.q.sizes("B, H, Q, D")?;
         let [_, kv_heads, keys, _] = self.k.sizes("B, G, K, D")?;
-        let dims = Dims { batch, heads, kv_heads, queries, keys, head_dim };
+        let dims = AttentionDims { batch, heads, kv_heads, queries, keys, head_dim };
         if head_dim == 0 {
             return Err(PyValueError::new_err("q: head_dim is 0; it must be at least 1"));
         }
@@ -161,12 +162,12 @@ impl Inputs {
         Ok(dims)
     }
 
-    fn parts(&self, rule: &Rule, dims: Dims) -> PyResult<Vec<Part>> {
+    fn parts(&self, rule: &Rule, dims: AttentionDims) -> PyResult<Vec<Part>> {
         parts([&self.starts, &self.lengths], rule.sight.sides(), dims)
     }
 
-    fn check_clocks(&self, clocks: &Array, dims: Dims, rule: &Rule) -> PyResult<()> {
-        let Dims { batch, heads, queries, keys, .. } = dims;
+    fn check_clocks(&self, clocks: &Array, dims: AttentionDims, rule: &Rule) -> PyResult<()> {
+        let AttentionDims { batch, heads, queries, keys, .. } = dims;
         clocks.expect_shape("B, H, K", &[batch, heads, keys])?;
         let clocks = clocks.values::<f64>()?;
         let refuse = |message: String| Err(PyValueError::new_err(message));
@@ -193,7 +194,7 @@ impl Inputs {
         [&self.bias, &self.weight, &self.sinks, &self.numbers].into_iter().flatten()
     }
 
-    fn check_table(&self, array: &Array, dims: Dims, rule: &Rule) -> PyResult<()> {
+    fn check_table(&self, array: &Array, dims: AttentionDims, rule: &Rule) -> PyResult<()> {
         let [heads, columns] = array.sizes("H, C")?;
         let name = array.name();
         if heads != dims.heads {
@@ -236,7 +237,7 @@ struct Numbers<'a, T> {
 }
 
 impl<'a, T: Number + Element> Numbers<'a, T> {
-    fn new(inputs: &'a Inputs, rule: &'a Rule, dims: Dims) -> PyResult<Numbers<'a, T>> {
+    fn new(inputs: &'a Inputs, rule: &'a Rule, dims: AttentionDims) -> PyResult<Numbers<'a, T>> {
         let row = |array: &'a Option<Array>| array.as_ref().map(|array| array.values::<T>()).transpose();
         let map = match (&rule.encoding, row(&inputs.numbers)?) {
             (Some(encoding), Some(numbers)) => {
@@ -266,7 +267,7 @@ impl<'a, T: Number + Element> Numbers<'a, T> {
         })
     }
 
-    fn problem<'p>(&'p self, rule: &'p Rule, dims: Dims, part: &'p Part) -> Problem<'p, T> {
+    fn problem<'p>(&'p self, rule: &'p Rule, dims: AttentionDims, part: &'p Part) -> AttentionProblem<'p, T> {
         let columns = self.bias.or(self.weight).map_or(0, <[T]>::len) / dims.heads.max(1);
         let len = match rule.sight.sides() {
             Sides::OneSided => columns,
@@ -278,15 +279,15 @@ impl<'a, T: Number + Element> Numbers<'a, T> {
                 let (bias, weight, damping) = (self.bias, self.weight, rule.damping.as_deref());
                 let (from, stride) = (part.first * dims.heads * dims.keys + part.start, dims.keys);
                 let clocks = self.clocks.map(|clocks| Strided { values: &clocks[from..], stride });
-                ScoreTransform::Table(ScoreTable { bias, weight, damping, gate_cumsum: clocks, len })
+                ScoreTransform::Table(ScoreTable { bias, weight, feature_decay: damping, gate_cumsum: clocks, len })
             }
         };
         let (scale, cap) = (T::from_f64(rule.scale), rule.softcap.map(T::from_f64));
         let (sinks, sight, lengths) = (self.sinks, rule.sight, part.lengths.as_deref());
-        Problem { dims: part.dims(dims), scale, cap, sinks, mask: sight, lengths, scores }
+        AttentionProblem { dims: part.dims(dims), scale, softcap: cap, sinks, mask: sight, lengths, scores }
     }
 
-    fn work(&self, dims: Dims) -> Work {
+    fn work(&self, dims: AttentionDims) -> Work {
         let sizes = [dims.batch, dims.heads, dims.queries, dims.keys, dims.head_dim];
         match kerple_core::elements(&sizes) {
             Some(products) if self.sinks.is_none() && self.clocks.is_none() => Work::Products(products),
@@ -332,7 +333,7 @@ fn forward<T: Number + Element>(
     py: Python,
     rule: &Rule,
     inputs: &Inputs,
-    dims: Dims,
+    dims: AttentionDims,
     [out, lse]: [&Array; 2],
 ) -> PyResult<()> {
     let (numbers, parts) = (Numbers::<T>::new(inputs, rule, dims)?, inputs.parts(rule, dims)?);
@@ -390,7 +391,7 @@ fn backward<T: Number + Element>(
     py: Python,
     rule: &Rule,
     inputs: &Inputs,
-    dims: Dims,
+    dims: AttentionDims,
     [out, lse, d_out]: &[Array; 3],
     made: &[Option<Array>],
 ) -> PyResult<()> {
@@ -420,7 +421,7 @@ fn backward<T: Number + Element>(
         for of in &parts {
             let problem = numbers.problem(rule, dims, of);
             let lse = tails(&lse[of.first * rows..][..of.count * rows], dims.queries, of.skip);
-            let saved = Saved {
+            let saved = AttentionSaved {
                 q: part(numbers.q, of.first, of.skip),
                 k: part(numbers.k, of.first, of.start),
                 v: part(numbers.v, of.first, of.start),
@@ -431,7 +432,7 @@ fn backward<T: Number + Element>(
             let [d_q, d_k, d_v] = &mut d_qkv;
             let [d_bias, d_weight, d_sinks, d_map] = &mut d_beside[..] else { unreachable!("four were taken") };
             let mut make = |d_clocks: Option<&mut [f64]>| {
-                let gradients = Gradients {
+                let gradients = AttentionGradients {
                     d_q: d_q.from(of.first, of.skip),
                     d_k: d_k.from(of.first, of.start),
                     d_v: d_v.from(of.first, of.start),

@@ -6,11 +6,12 @@ use crate::encoding::Encoding;
 use crate::threads::{Work, run};
 use kerple_core::Number;
 use kerple_core::attention::linear::{
-    self, Decay, DecayGradient, Dims, Gradients, Guard, Inputs, Problem, Reach, Saved, State,
+    self, Decay, DecayGradient, DenominatorGuard, LinearAttentionDims, LinearAttentionGradients, LinearAttentionInputs,
+    LinearAttentionProblem, LinearAttentionSaved, LinearMask, RecurrentState,
 };
 use kerple_core::calculus::exponentials::{Amplitude, ErrorBudget, Tolerance};
 use kerple_core::encoding::{EncodingDecay, InLinear};
-use kerple_core::features::{Favor, Form, Pointwise, RowMap, omega};
+use kerple_core::features::{Favor, FavorFeatures, FeatureMap, Pointwise, omega};
 use kerple_core::forms::Drawn;
 use kerple_core::seed::{Purpose, stream_at};
 use pyo3::exceptions::PyValueError;
@@ -83,9 +84,9 @@ impl LinearRule {
 /// The feature maps and the decay that a call builds from its encoding.
 struct Made<T> {
     code: Option<Drawn<T>>,
-    features: Box<dyn RowMap<T>>,
+    features: Box<dyn FeatureMap<T>>,
     fading: Option<(EncodingDecay, [Vec<T>; 2])>,
-    guard: Guard,
+    guard: DenominatorGuard,
 }
 
 impl LinearRule {
@@ -112,7 +113,7 @@ impl LinearRule {
         stream_at(seed, Purpose::Noise, [draw, u64::MAX - (layer << 2 | purpose)])
     }
 
-    fn made<T: Number>(&self, stored: &[Vec<f64>], dims: Dims, first: usize) -> Made<T> {
+    fn made<T: Number>(&self, stored: &[Vec<f64>], dims: LinearAttentionDims, first: usize) -> Made<T> {
         let (encoding, geometry) = self.encoding.get().parts();
         let plan = encoding.code(geometry);
         let width = plan.as_ref().map_or(dims.head_dim, |plan| plan.realisations());
@@ -121,14 +122,14 @@ impl LinearRule {
             code.hold(first..first.saturating_add(dims.len), MOST_HELD);
             code
         });
-        let (features, guard): (Box<dyn RowMap<T>>, Guard) = match self.features {
+        let (features, guard): (Box<dyn FeatureMap<T>>, DenominatorGuard) = match self.features {
             Features::Favor(count) => {
                 let size = [width, count / 2];
-                let omega = omega::orthogonal(size, omega::Lengths::OfRows, &mut self.stream(2));
-                (Box::new(Favor::new(&omega, size, Form::BothSigns)), Guard::Add(1e-6))
+                let omega = omega::orthogonal(size, omega::ColumnNorms::OfRows, &mut self.stream(2));
+                (Box::new(Favor::new(&omega, size, FavorFeatures::BothSigns)), DenominatorGuard::Add(1e-6))
             }
-            Features::Relu => (Box::new(Pointwise::Relu { width, shift: 1e-3 }), Guard::Nothing),
-            Features::Elu => (Box::new(Pointwise::Elu { width }), Guard::Add(1e-6)),
+            Features::Relu => (Box::new(Pointwise::Relu { width, shift: 1e-3 }), DenominatorGuard::Nothing),
+            Features::Elu => (Box::new(Pointwise::Elu { width }), DenominatorGuard::Add(1e-6)),
         };
         let fading = (encoding.in_linear() == Some(InLinear::Decay)).then(|| {
             let found = encoding.decay(geometry, stored, &DEMAND).expect("an encoding that decays");
@@ -141,17 +142,17 @@ impl LinearRule {
 }
 
 impl<T: Number> Made<T> {
-    fn chain(&self) -> Vec<&dyn RowMap<T>> {
+    fn chain(&self) -> Vec<&dyn FeatureMap<T>> {
         self.code.iter().map(Drawn::map).chain([&*self.features]).collect()
     }
 
     fn problem<'a>(
         &'a self,
         rule: &LinearRule,
-        dims: Dims,
-        maps: &'a [&'a dyn RowMap<T>],
+        dims: LinearAttentionDims,
+        maps: &'a [&'a dyn FeatureMap<T>],
         (gates, lengths): (Option<&'a [T]>, Option<&'a [usize]>),
-    ) -> Problem<'a, T> {
+    ) -> LinearAttentionProblem<'a, T> {
         let decay = self.fading.as_ref().map(|(found, [near, weights])| Decay {
             met: near.len() / dims.heads,
             near,
@@ -159,8 +160,8 @@ impl<T: Number> Made<T> {
             rates: &found.rates,
             weights,
         });
-        let reach = if rule.causal { Reach::Causal } else { Reach::Both };
-        Problem { dims, reach, lengths, maps, decay, gates, guard: self.guard }
+        let reach = if rule.causal { LinearMask::Causal } else { LinearMask::Both };
+        LinearAttentionProblem { dims, reach, lengths, maps, decay, gates, guard: self.guard }
     }
 }
 
@@ -172,7 +173,7 @@ struct Call {
     stored: Vec<Vec<f64>>,
     gates: Option<Array>,
     lengths: Option<Vec<usize>>,
-    dims: Dims,
+    dims: LinearAttentionDims,
 }
 
 type Maybe<'py> = Option<Bound<'py, PyAny>>;
@@ -191,7 +192,7 @@ impl Call {
         if head_dim == 0 || value_dim == 0 {
             return Err(PyValueError::new_err("q, v: head_dim is 0; it must be at least 1"));
         }
-        let dims = Dims { batch, heads, len, head_dim, value_dim };
+        let dims = LinearAttentionDims { batch, heads, len, head_dim, value_dim };
         let room = kerple_core::elements(&[
             batch.max(1),
             heads.max(1),
@@ -228,8 +229,8 @@ impl Call {
         Ok(Call { q, k, v, stored, gates, lengths, dims })
     }
 
-    fn inputs<T: Element + Number>(&self) -> PyResult<Inputs<'_, T>> {
-        Ok(Inputs { q: self.q.view()?, k: self.k.view()?, v: self.v.view()? })
+    fn inputs<T: Element + Number>(&self) -> PyResult<LinearAttentionInputs<'_, T>> {
+        Ok(LinearAttentionInputs { q: self.q.view()?, k: self.k.view()?, v: self.v.view()? })
     }
 
     fn gates<T: Element>(&self) -> PyResult<Option<&[T]>> {
@@ -264,7 +265,7 @@ fn forward<T: Element + Number>(
     rule: &LinearRule,
     call: &Call,
     [out, denominators]: [&Array; 2],
-    state: Option<&Mutex<Option<State<T>>>>,
+    state: Option<&Mutex<Option<RecurrentState<T>>>>,
 ) -> PyResult<()> {
     let (inputs, gates) = (call.inputs::<T>()?, call.gates::<T>()?);
     // SAFETY: `out` and `denominators` were made for this call, so nothing else of it shares their memory.
@@ -278,7 +279,7 @@ fn forward<T: Element + Number>(
     }
     let refused = run(py, rule.threads, Work::Any, || {
         let mut held = state.map(|state| state.lock().unwrap_or_else(PoisonError::into_inner));
-        let first = held.as_ref().and_then(|held| held.as_ref()).map_or(0, State::len);
+        let first = held.as_ref().and_then(|held| held.as_ref()).map_or(0, RecurrentState::len);
         let made = rule.made::<T>(&call.stored, call.dims, first);
         let maps = made.chain();
         let problem = made.problem(rule, call.dims, &maps, (gates, call.lengths.as_deref()));
@@ -286,7 +287,7 @@ fn forward<T: Element + Number>(
             linear::forward(&problem, inputs, out.from(0, 0), denominators);
             return None;
         };
-        let fresh = State::new(&problem);
+        let fresh = RecurrentState::new(&problem);
         let before = held.as_ref().unwrap_or(&fresh);
         if !before.is_of(&problem) {
             return Some("state: it has other sizes, features or learned values; start a new one");
@@ -337,7 +338,7 @@ fn backward<T: Element + Number>(
     (d_values, d_gates): (&Array, Option<&Array>),
 ) -> PyResult<()> {
     let gates = call.gates::<T>()?;
-    let saved = Saved {
+    let saved = LinearAttentionSaved {
         inputs: call.inputs::<T>()?,
         out: out.view()?,
         denominators: denominators.values::<T>()?,
@@ -361,7 +362,7 @@ fn backward<T: Element + Number>(
         linear::backward(
             &problem,
             saved,
-            Gradients { d_q, d_k, d_v, d_parameters: &mut d_parameters, d_decay, d_gates },
+            LinearAttentionGradients { d_q, d_k, d_v, d_parameters: &mut d_parameters, d_decay, d_gates },
         );
         d_values.copy_from_slice(&made.gradient(rule, call, &d_parameters, &d_tables).concat());
     })
@@ -392,8 +393,8 @@ impl<T: Number> Made<T> {
 #[pyclass(frozen)]
 #[derive(Debug, Default)]
 pub struct LinearState {
-    single: Mutex<Option<State<f32>>>,
-    double: Mutex<Option<State<f64>>>,
+    single: Mutex<Option<RecurrentState<f32>>>,
+    double: Mutex<Option<RecurrentState<f64>>>,
 }
 
 #[pymethods]
@@ -405,15 +406,15 @@ impl LinearState {
 
     /// The number of positions so far.
     fn __len__(&self) -> usize {
-        let single = self.single.lock().unwrap_or_else(PoisonError::into_inner).as_ref().map(State::len);
-        let double = self.double.lock().unwrap_or_else(PoisonError::into_inner).as_ref().map(State::len);
+        let single = self.single.lock().unwrap_or_else(PoisonError::into_inner).as_ref().map(RecurrentState::len);
+        let double = self.double.lock().unwrap_or_else(PoisonError::into_inner).as_ref().map(RecurrentState::len);
         single.or(double).unwrap_or(0)
     }
 
     /// Its size in bytes.
     fn bytes(&self) -> usize {
-        let single = self.single.lock().unwrap_or_else(PoisonError::into_inner).as_ref().map(State::bytes);
-        let double = self.double.lock().unwrap_or_else(PoisonError::into_inner).as_ref().map(State::bytes);
+        let single = self.single.lock().unwrap_or_else(PoisonError::into_inner).as_ref().map(RecurrentState::bytes);
+        let double = self.double.lock().unwrap_or_else(PoisonError::into_inner).as_ref().map(RecurrentState::bytes);
         single.or(double).unwrap_or(0)
     }
 }

@@ -2,7 +2,7 @@
 //! the first are dropped.
 
 use crate::array::Array;
-use kerple_core::attention::Dims;
+use kerple_core::attention::AttentionDims;
 use kerple_core::forms::Sides;
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
@@ -24,13 +24,13 @@ pub struct Part {
 
 impl Part {
     /// Its sizes.
-    pub fn dims(&self, dims: Dims) -> Dims {
-        Dims { batch: self.count, queries: dims.queries - self.skip, keys: dims.keys - self.start, ..dims }
+    pub fn dims(&self, dims: AttentionDims) -> AttentionDims {
+        AttentionDims { batch: self.count, queries: dims.queries - self.skip, keys: dims.keys - self.start, ..dims }
     }
 }
 
 /// One part where no key is dropped; otherwise one part per sequence.
-pub fn parts(keys: [&Option<Array>; 2], sides: Sides, dims: Dims) -> PyResult<Vec<Part>> {
+pub fn parts(keys: [&Option<Array>; 2], sides: Sides, dims: AttentionDims) -> PyResult<Vec<Part>> {
     let whole = Part { first: 0, count: dims.batch, start: 0, skip: 0, lengths: None };
     if keys.iter().all(|array| array.is_none()) {
         return Ok(vec![whole]);
@@ -51,7 +51,7 @@ pub fn parts(keys: [&Option<Array>; 2], sides: Sides, dims: Dims) -> PyResult<Ve
 }
 
 /// The keys that each sequence has, those between padding on both sides.
-fn spans(keys: [&Option<Array>; 2], dims: Dims) -> PyResult<Vec<[usize; 2]>> {
+fn spans(keys: [&Option<Array>; 2], dims: AttentionDims) -> PyResult<Vec<[usize; 2]>> {
     let [starts, lengths] = keys.map(|array| array.as_ref().map(Array::values::<i64>).transpose());
     let (starts, lengths) = (starts?, lengths?);
     let at = |name: &str, values: Option<&[i64]>, b: usize, usual: usize| match values.map(|values| values[b]) {

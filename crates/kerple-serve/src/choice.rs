@@ -4,7 +4,7 @@ use crate::Shared;
 use crate::completion::Completion;
 use crate::prompts::Prompt;
 use crate::stop::{Gate, Passed};
-use kerple_core::ops::cross_entropy::Likeliest;
+use kerple_core::ops::cross_entropy::TopK;
 use kerple_data::StreamDecoder;
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -64,7 +64,7 @@ impl<'s> Choice<'s> {
         shared: &'s Shared,
         request: &Arc<Completion>,
         prompt: &Prompt,
-        predicted: Option<&Likeliest<f64>>,
+        predicted: Option<&TopK<f64>>,
     ) -> (Choice<'s>, Option<Piece>) {
         let mut choice = Choice {
             shared,
@@ -95,7 +95,7 @@ impl<'s> Choice<'s> {
     }
 
     /// Adds a token; the `last` one ends the text.
-    pub(crate) fn add(&mut self, token: u32, found: &Likeliest<f32>, last: bool) -> Piece {
+    pub(crate) fn add(&mut self, token: u32, found: &TopK<f32>, last: bool) -> Piece {
         let offset = self.decoded;
         let mut text = self.decoder.push(token);
         let is_end = self.request.ends.contains(&token);
@@ -135,7 +135,7 @@ fn logprob(nll: f64) -> f64 {
 }
 
 /// The loss, the likeliest ids and their losses of one row.
-fn of_row(found: &Likeliest<f64>, row: usize) -> (f64, Vec<u32>, Vec<f64>) {
+fn of_row(found: &TopK<f64>, row: usize) -> (f64, Vec<u32>, Vec<f64>) {
     let count = found.ids.len() / found.target_nll.len();
     let range = row * count..(row + 1) * count;
     (found.target_nll[row], found.ids[range.clone()].to_vec(), found.nll[range].to_vec())

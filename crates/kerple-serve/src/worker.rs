@@ -7,7 +7,7 @@ use crate::completion::Completion;
 use crate::failure::Failure;
 use crate::penalties::Counts;
 use axum::http::StatusCode;
-use kerple_core::ops::cross_entropy::of_row;
+use kerple_core::ops::cross_entropy::top_k_of_row;
 use kerple_lm::generate::Sampler;
 use kerple_lm::model::{Decoder, Sequence};
 use std::sync::Arc;
@@ -128,7 +128,7 @@ fn draw(one: &mut Writing, shared: &Shared) -> bool {
     };
     one.counts.add(token);
     let alternatives = request.logprobs.unwrap_or(0);
-    let found = of_row(&one.logits, Some(token), alternatives);
+    let found = top_k_of_row(&one.logits, Some(token), alternatives);
     one.left -= 1;
     one.last = token;
     let piece = one.choice.add(token, &found, one.left == 0);

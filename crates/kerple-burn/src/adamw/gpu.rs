@@ -25,7 +25,7 @@ fn own<const D: usize>(tensor: Tensor<D>) -> CubeTensor {
 /// [`composed`](super::composed) in one kernel, in place where nothing else shares the values, by a gradient that is not clipped
 /// yet.
 pub(super) fn update<const D: usize>(
-    settings: &adam::Update,
+    settings: &adam::AdamWUpdate,
     range: Option<[f64; 2]>,
     (values, moments): (Tensor<D>, Moments),
     gradient: Tensor<1>,

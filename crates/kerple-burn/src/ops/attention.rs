@@ -25,7 +25,7 @@ use crate::parameters::{flat, on_host};
 use crate::with_element;
 use burn::tensor::Tensor;
 use composed::shifted;
-use kerple_core::attention::{self, Dims, Gradients, Problem, Strides, View, ViewMut};
+use kerple_core::attention::{self, AttentionDims, AttentionGradients, AttentionProblem, Strides, View, ViewMut};
 use kerple_core::forms::{Mask, ScoreTable, Sides, Strided};
 use kerple_core::ops::{gate_cumsum, zeros};
 use kerple_core::score_mods::{ScoreModExtent, ScoreModSpec};
@@ -144,7 +144,7 @@ fn numbers(map: &ScoreModSpec, scores: &Scores, own: Option<&Tensor<1>>, extent:
 /// What one call of the engine reads besides the numbers of its scores.
 #[derive(Clone, Copy)]
 pub(crate) struct Call<'a, T> {
-    pub(crate) dims: Dims,
+    pub(crate) dims: AttentionDims,
     /// Queries, keys and values.
     pub(crate) rows: [View<'a, T>; 3],
     /// Clocks of query heads, where there are gates.
@@ -229,13 +229,14 @@ impl ScoreInputs {
         found: &mut Found,
     ) -> Option<Vec<f64>> {
         let [q, k, v] = call.rows;
-        let saved = attention::Saved { q, k, v, out, lse, d_out };
+        let saved = attention::AttentionSaved { q, k, v, out, lse, d_out };
         let room = |place: &usize| zeros::<T>(step.inputs[*place].slice::<T>().len());
         let mut d_scores = self.each_place().map(|place| place.filter(|place| step.wanted[*place]).as_ref().map(room));
         let [d_bias, d_weight, d_map, d_sinks] = d_scores.each_mut().map(|values| values.as_deref_mut());
         let mut d_clocks = call.clocks.map(|clocks| vec![0.0; clocks.values.len()]);
         let of_clocks = d_clocks.as_deref_mut();
-        let gradients = Gradients { d_q, d_k, d_v, d_bias, d_weight, d_map, d_sinks, d_gate_cumsum: of_clocks };
+        let gradients =
+            AttentionGradients { d_q, d_k, d_v, d_bias, d_weight, d_map, d_sinks, d_gate_cumsum: of_clocks };
         self.with_problem(step.inputs, call, |problem| attention::backward(problem, saved, gradients));
         for (place, gradient) in self.each_place().into_iter().zip(d_scores) {
             if let (Some(place), Some(gradient)) = (place, gradient) {
@@ -246,7 +247,7 @@ impl ScoreInputs {
     }
 
     /// Calls `f` with the problem over these inputs.
-    fn with_problem<T: Number>(&self, inputs: &[Array], call: Call<T>, f: impl FnOnce(&Problem<T>)) {
+    fn with_problem<T: Number>(&self, inputs: &[Array], call: Call<T>, f: impl FnOnce(&AttentionProblem<T>)) {
         let Call { dims, clocks, first_head, .. } = call;
         let over = match &self.places {
             Places::Tables(_) => None,
@@ -266,7 +267,7 @@ impl ScoreInputs {
         let sinks = self.sinks.map(|place| &inputs[place].slice()[first_head..first_head + dims.heads]);
         let lengths = self.lengths.as_deref();
         let (scale, cap) = (T::from_f64(self.scale), self.cap.map(T::from_f64));
-        f(&Problem { dims, scale, cap, sinks, mask: self.sight, lengths, scores });
+        f(&AttentionProblem { dims, scale, softcap: cap, sinks, mask: self.sight, lengths, scores });
     }
 
     fn tables<'a, T: Number>(
@@ -287,7 +288,7 @@ impl ScoreInputs {
         kerple_core::forms::ScoreTransform::Table(ScoreTable {
             bias,
             weight,
-            damping: self.damping.as_deref(),
+            feature_decay: self.damping.as_deref(),
             gate_cumsum: clocks,
             len,
         })
@@ -302,7 +303,7 @@ impl ScoreInputs {
 }
 
 /// Dense clocks as an engine takes them.
-pub(crate) fn rows(clocks: &Option<Vec<f64>>, dims: Dims) -> Option<Strided<&[f64]>> {
+pub(crate) fn rows(clocks: &Option<Vec<f64>>, dims: AttentionDims) -> Option<Strided<&[f64]>> {
     clocks.as_deref().map(|values| Strided { values, stride: dims.keys })
 }
 
@@ -319,9 +320,10 @@ struct Core {
 }
 
 impl Core {
-    fn sizes(&self, inputs: &[Array]) -> (Dims, Strides, Strides) {
+    fn sizes(&self, inputs: &[Array]) -> (AttentionDims, Strides, Strides) {
         let (q, k) = (inputs[self.own[0]].shape(), inputs[self.own[1]].shape());
-        let dims = Dims { batch: q[0], heads: q[1], kv_heads: k[1], queries: q[2], keys: k[2], head_dim: q[3] };
+        let dims =
+            AttentionDims { batch: q[0], heads: q[1], kv_heads: k[1], queries: q[2], keys: k[2], head_dim: q[3] };
         let contiguous =
             |heads: usize, rows: usize, d: usize| Strides { batch: heads * rows * d, head: rows * d, row: d };
         (dims, contiguous(q[1], q[2], q[3]), contiguous(k[1], k[2], k[3]))

@@ -10,7 +10,7 @@ use crate::fused::{Engine, Forward, Found, Inputs, Number, Op, Saved, Step, Targ
 use crate::heads::Heads;
 use crate::with_element;
 use burn::tensor::Tensor;
-use kerple_core::attention::{Dims, Strides, View, ViewMut};
+use kerple_core::attention::{AttentionDims, Strides, View, ViewMut};
 use kerple_core::ops::gate_cumsum;
 use kerple_core::ops::gemm::Out;
 use kerple_core::ops::layer_norm;
@@ -186,7 +186,7 @@ struct Kept<T> {
 #[derive(Clone, Copy)]
 struct Sizes {
     width: usize,
-    dims: Dims,
+    dims: AttentionDims,
     /// Starts of q, k and v in a packed row.
     starts: [usize; 3],
     packed: Strides,
@@ -202,7 +202,7 @@ impl Branch {
         let merged = Strides { batch: len * inner, head: head_dim, row: inner };
         Sizes {
             width,
-            dims: Dims { batch, heads, kv_heads, queries: len, keys: len, head_dim },
+            dims: AttentionDims { batch, heads, kv_heads, queries: len, keys: len, head_dim },
             starts,
             packed,
             merged,
@@ -210,7 +210,7 @@ impl Branch {
     }
 
     /// How many heads are processed at once where nothing of them is kept; `None`: all.
-    fn heads_at_once(&self, dims: Dims) -> Option<usize> {
+    fn heads_at_once(&self, dims: AttentionDims) -> Option<usize> {
         let a_head = 3 * dims.queries * dims.head_dim;
         let long = dims.batch == 1 && a_head * dims.heads > MOST_PACKED;
         let apart = self.scores.heads_are_apart() && self.heads.is_interleaved() && self.prepare.is_nothing();
@@ -242,7 +242,7 @@ impl Branch {
                 heads.rotate(&mut rows, rotary, len, Turn::Forward);
             }
             let (starts, packed) = heads.layout(len);
-            let dims = Dims { heads: count, kv_heads: count, ..dims };
+            let dims = AttentionDims { heads: count, kv_heads: count, ..dims };
             let rows = starts.map(|start| View { data: &rows[start..], strides: packed });
             let call = Call { dims, rows, clocks: None, first_head };
             self.scores.forward(inputs, call, ViewMut::new(&mut a[first_head * d..], merged));
@@ -270,7 +270,7 @@ impl Branch {
         let logits = self.gates.map(|gates| gates.logits::<T>(inputs, &normed, width));
         let clocks = clocks_of(&logits, dims);
         let base = self.base.of::<T>(inputs);
-        if !matches!(base, mlp::Residual::Normed) {
+        if !matches!(base, mlp::MlpResidual::Normed) {
             normed = Vec::new();
         }
         let raw = (tracked && !self.prepare.is_nothing()).then(|| qkv.clone());
@@ -371,7 +371,7 @@ impl Branch {
 }
 
 /// The clocks that logits of gates make.
-fn clocks_of<T: Number>(logits: &Option<Vec<T>>, dims: Dims) -> Option<Vec<f64>> {
+fn clocks_of<T: Number>(logits: &Option<Vec<T>>, dims: AttentionDims) -> Option<Vec<f64>> {
     logits.as_ref().map(|logits| gate_cumsum::of_logits(logits, [dims.batch, dims.queries, dims.heads]))
 }
 

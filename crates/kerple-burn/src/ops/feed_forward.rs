@@ -7,7 +7,7 @@ use crate::array::Array;
 use crate::fused::{Engine, Forward, Found, Inputs, Number, Op, Saved, Step, Target};
 use crate::with_element;
 use burn::tensor::Tensor;
-use kerple_core::ops::mlp::{self, Gradients, Hidden};
+use kerple_core::ops::mlp::{self, Hidden, MlpGradients};
 
 /// What has a kernel for it.
 const KERNELS: &[Target] = &[Target::Host];
@@ -86,8 +86,8 @@ struct Branch {
 }
 
 impl Branch {
-    fn mlp<'a, T: Number>(&self, inputs: &'a [Array]) -> mlp::Mlp<'a, T> {
-        mlp::Mlp {
+    fn mlp<'a, T: Number>(&self, inputs: &'a [Array]) -> mlp::MlpParameters<'a, T> {
+        mlp::MlpParameters {
             norm: self.norm.of(inputs),
             up: self.up.of(inputs),
             gate: self.gate.map(|gate| gate.of(inputs)),
@@ -112,7 +112,7 @@ impl Branch {
     fn backward<T: Number>(&self, step: &Step) -> Vec<Option<Array>> {
         let (inputs, d_y) = (step.inputs, step.d_output);
         let (x, hidden) = (inputs[self.x].slice(), step.saved::<Hidden<T>>());
-        let Gradients { d_x, d_gamma, d_beta, up, gate, down } =
+        let MlpGradients { d_x, d_gamma, d_beta, up, gate, down } =
             mlp::backward(self.mlp(inputs), x, hidden, d_y.slice());
         let mut found = Found::new(inputs);
         found.put(self.x, d_x);

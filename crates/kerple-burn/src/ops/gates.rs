@@ -50,9 +50,9 @@ impl Places {
         Some(Places { weight: inputs.add_some(weight.clone()), bias: inputs.add(bias.clone()) })
     }
 
-    fn linear<T: Number>(self, inputs: &[Array]) -> Option<kerple_core::ops::linear::Linear<'_, T>> {
+    fn linear<T: Number>(self, inputs: &[Array]) -> Option<kerple_core::ops::linear::LinearParameters<'_, T>> {
         let bias = Some(inputs[self.bias].slice());
-        self.weight.map(|weight| kerple_core::ops::linear::Linear { weight: inputs[weight].slice(), bias })
+        self.weight.map(|weight| kerple_core::ops::linear::LinearParameters { weight: inputs[weight].slice(), bias })
     }
 
     /// Logits of gates, `[B, L, H]`, of rows `[B, L, width]`.

@@ -74,8 +74,11 @@ impl Places {
         Places { weight: inputs.add(linear.weight), bias: inputs.add_some(linear.bias) }
     }
 
-    pub(super) fn of<T: Number>(self, inputs: &[Array]) -> linear::Linear<'_, T> {
-        linear::Linear { weight: inputs[self.weight].slice(), bias: self.bias.map(|bias| inputs[bias].slice()) }
+    pub(super) fn of<T: Number>(self, inputs: &[Array]) -> linear::LinearParameters<'_, T> {
+        linear::LinearParameters {
+            weight: inputs[self.weight].slice(),
+            bias: self.bias.map(|bias| inputs[bias].slice()),
+        }
     }
 
     /// Records the gradients in the parameters.

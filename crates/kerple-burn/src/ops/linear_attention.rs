@@ -14,9 +14,12 @@ use crate::piece::Piece;
 use crate::plan::{FeatureKind, LinearAttentionConfig};
 use crate::with_element;
 use burn::tensor::Tensor;
-use kerple_core::attention::linear::{self, Decay, DecayGradient, Dims, Gradients, Guard, Problem, Reach};
+use kerple_core::attention::linear::{
+    self, Decay, DecayGradient, DenominatorGuard, LinearAttentionDims, LinearAttentionGradients,
+    LinearAttentionProblem, LinearMask,
+};
 use kerple_core::attention::{Strides, View, ViewMut};
-use kerple_core::features::{Favor, Form, Offset, Pointwise, Project, RowMap, omega};
+use kerple_core::features::{Favor, FavorFeatures, FeatureMap, Offset, Pointwise, Project, omega};
 use kerple_core::forms::{Drawn, Mask};
 use kerple_core::ops::zeros;
 use std::ops::Range;
@@ -73,10 +76,10 @@ pub fn linear_attention(
     inputs.apply(core)
 }
 
-fn reach(sight: Mask) -> Reach {
+fn reach(sight: Mask) -> LinearMask {
     match sight {
-        Mask::Causal { window: None } => Reach::Causal,
-        Mask::Bidirectional { window: None } => Reach::Both,
+        Mask::Causal { window: None } => LinearMask::Causal,
+        Mask::Bidirectional { window: None } => LinearMask::Both,
         Mask::Causal { window: Some(_) } | Mask::Bidirectional { window: Some(_) } => {
             panic!("linear attention has no window: plans with one are refused")
         }
@@ -84,11 +87,11 @@ fn reach(sight: Mask) -> Reach {
 }
 
 /// What keeps denominators of these features from 0: as published with each.
-pub(crate) fn guard(kind: FeatureKind) -> Guard {
+pub(crate) fn guard(kind: FeatureKind) -> DenominatorGuard {
     match kind {
-        FeatureKind::Favor | FeatureKind::ReluRf | FeatureKind::Elu => Guard::Add(1e-6),
-        FeatureKind::FavorJax => Guard::Small(1e-6),
-        FeatureKind::Relu => Guard::Nothing,
+        FeatureKind::Favor | FeatureKind::ReluRf | FeatureKind::Elu => DenominatorGuard::Add(1e-6),
+        FeatureKind::FavorJax => DenominatorGuard::Small(1e-6),
+        FeatureKind::Relu => DenominatorGuard::Nothing,
     }
 }
 
@@ -97,18 +100,13 @@ impl Linear {
     ///
     /// It is drawn anew every so many updates, and is always the same one in evaluation.
     pub fn omega(&self, width: usize, pass: &Pass) -> Vec<f64> {
-        let LinearAttentionConfig {
-            feature_map: features,
-            n_features: count,
-            redraw_every: redraw,
-            independent_norms,
-            ..
-        } = self.plan;
-        let published = if independent_norms { omega::Lengths::Drawn } else { omega::Lengths::OfRows };
+        let LinearAttentionConfig { feature_map: features, n_features: count, redraw_every: redraw, independent_norms, .. } =
+            self.plan;
+        let published = if independent_norms { omega::ColumnNorms::Drawn } else { omega::ColumnNorms::OfRows };
         let (columns, lengths) = match features {
             FeatureKind::Favor => (count.div_ceil(2), published),
             FeatureKind::ReluRf => (count, published),
-            FeatureKind::FavorJax => (count, omega::Lengths::Drawn),
+            FeatureKind::FavorJax => (count, omega::ColumnNorms::Drawn),
             FeatureKind::Relu | FeatureKind::Elu => return Vec::new(),
         };
         let pass = match (pass.train, pass.step.checked_div(redraw)) {
@@ -134,7 +132,7 @@ impl Linear {
 #[derive(Clone, Debug)]
 pub(crate) struct Maps<T> {
     code: Option<Drawn<T>>,
-    features: Vec<Arc<dyn RowMap<T>>>,
+    features: Vec<Arc<dyn FeatureMap<T>>>,
 }
 
 /// Most numbers of noise that a layer holds while it works: 256 MiB in f32.
@@ -152,11 +150,15 @@ impl<T: Number> Maps<T> {
         let code = code.map(|(code, values)| code.drawn(values, linear.noise(code, pass)));
         let omega = linear.omega(width, pass);
         let columns = omega.len() / width;
-        let features: Vec<Arc<dyn RowMap<T>>> = match linear.plan.feature_map {
-            FeatureKind::Favor => vec![Arc::new(Favor::new(&omega, [width, columns], Form::BothSigns))],
+        let features: Vec<Arc<dyn FeatureMap<T>>> = match linear.plan.feature_map {
+            FeatureKind::Favor => vec![Arc::new(Favor::new(&omega, [width, columns], FavorFeatures::BothSigns))],
             FeatureKind::FavorJax => {
                 let floor = 1e-6 / (columns as f64).sqrt();
-                let favor = Favor::new(&omega, [width, columns], Form::Positive).with(Offset::Row, Offset::None, floor);
+                let favor = Favor::new(&omega, [width, columns], FavorFeatures::Positive).with(
+                    Offset::Row,
+                    Offset::None,
+                    floor,
+                );
                 vec![Arc::new(favor)]
             }
             FeatureKind::Relu => vec![Arc::new(Pointwise::Relu { width, shift: 1e-3 })],
@@ -181,7 +183,7 @@ impl<T: Number> Maps<T> {
         }
     }
 
-    pub(crate) fn chain(&self) -> Vec<&dyn RowMap<T>> {
+    pub(crate) fn chain(&self) -> Vec<&dyn FeatureMap<T>> {
         self.code.iter().map(Drawn::map).chain(self.features.iter().map(|map| &**map)).collect()
     }
 }
@@ -238,7 +240,7 @@ struct Core {
     gates: Option<usize>,
     linear: Linear,
     pass: Pass,
-    reach: Reach,
+    reach: LinearMask,
     lengths: Option<Arc<[usize]>>,
     piece: Option<Piece>,
 }
@@ -250,13 +252,13 @@ struct Kept<T> {
 }
 
 impl Core {
-    fn dims(&self, inputs: &[Array]) -> Dims {
+    fn dims(&self, inputs: &[Array]) -> LinearAttentionDims {
         let &[batch, heads, len, head_dim] = inputs[self.own[0]].shape() else { panic!("q: expected [B, H, L, D]") };
-        Dims { batch, heads, len, head_dim, value_dim: inputs[self.own[2]].shape()[3] }
+        LinearAttentionDims { batch, heads, len, head_dim, value_dim: inputs[self.own[2]].shape()[3] }
     }
 
     /// The positions of the rows.
-    fn places(&self, dims: Dims) -> Range<usize> {
+    fn places(&self, dims: LinearAttentionDims) -> Range<usize> {
         let first = self.piece.as_ref().map_or(0, Piece::first);
         first..first + dims.len
     }
@@ -271,20 +273,24 @@ impl Core {
         Maps::new(&self.linear, self.dims(inputs).head_dim, code, &self.pass).over(span)
     }
 
-    fn problem<'a, T: Number>(&'a self, inputs: &'a [Array], maps: &'a [&'a dyn RowMap<T>]) -> Problem<'a, T> {
+    fn problem<'a, T: Number>(
+        &'a self,
+        inputs: &'a [Array],
+        maps: &'a [&'a dyn FeatureMap<T>],
+    ) -> LinearAttentionProblem<'a, T> {
         let dims = self.dims(inputs);
         let decay = self.fading.as_ref().map(|places| places.decay(dims.heads, inputs));
         let (gates, guard) = (self.gates.map(|place| inputs[place].slice()), guard(self.linear.plan.feature_map));
-        Problem { dims, reach: self.reach, lengths: self.lengths.as_deref(), maps, decay, gates, guard }
+        LinearAttentionProblem { dims, reach: self.reach, lengths: self.lengths.as_deref(), maps, decay, gates, guard }
     }
 
-    fn inputs<'a, T: Number>(&self, inputs: &'a [Array]) -> linear::Inputs<'a, T> {
+    fn inputs<'a, T: Number>(&self, inputs: &'a [Array]) -> linear::LinearAttentionInputs<'a, T> {
         let view = |place: usize| {
             let &[_, heads, len, d] = inputs[place].shape() else { panic!("expected [B, H, L, D]") };
             View { data: inputs[place].slice(), strides: contiguous([heads, len, d]) }
         };
         let [q, k, v] = self.own.map(view);
-        linear::Inputs { q, k, v }
+        linear::LinearAttentionInputs { q, k, v }
     }
 
     fn forward<T: Number>(&self, inputs: &[Array], tracked: bool) -> Forward {
@@ -326,13 +332,13 @@ impl Core {
             [room(places.near), d_weights]
         });
         let mut d_gates = self.gates.map(room);
-        let saved = linear::Saved {
+        let saved = linear::LinearAttentionSaved {
             inputs: self.inputs(inputs),
             out: View { data: out.slice::<T>(), strides: values },
             denominators,
             d_out: View { data: step.d_output.slice::<T>(), strides: values },
         };
-        let gradients = Gradients {
+        let gradients = LinearAttentionGradients {
             d_q: ViewMut::new(&mut d_q, rows),
             d_k: ViewMut::new(&mut d_k, rows),
             d_v: ViewMut::new(&mut d_v, values),

@@ -13,8 +13,8 @@ use crate::fused::GpuOp;
 use crate::fused::{Engine, Forward, Found, Inputs, Number, Op, Saved, Step, Target};
 use crate::with_element;
 use burn::tensor::{Int, Tensor, TensorData, activation};
-pub use kerple_core::ops::cross_entropy::Targets;
-use kerple_core::ops::cross_entropy::{self, Gradients};
+pub use kerple_core::ops::cross_entropy::LossTargets;
+use kerple_core::ops::cross_entropy::{self, LmHeadGradients};
 
 /// What has a kernel for the loss, and for losses that are not differentiated.
 const KERNELS: &[Target] = &[Target::Host, Target::Gpu];
@@ -48,7 +48,7 @@ fn logits_after(normed: Tensor<3>, Head { weight, tied, bias, .. }: Head, engine
 ///
 /// # Panics
 /// When the targets are not `B L` many, or a scored one is not below V.
-pub fn losses(x: Tensor<3>, head: Head, targets: Targets, engine: Engine) -> Tensor<2> {
+pub fn losses(x: Tensor<3>, head: Head, targets: LossTargets, engine: Engine) -> Tensor<2> {
     let targets_of = if x.is_autodiff() { OF_EACH } else { KERNELS };
     if engine.has_kernel(targets_of, &x) { fused(x, head, targets, None, engine) } else { composed(x, head, targets) }
 }
@@ -58,7 +58,7 @@ pub fn losses(x: Tensor<3>, head: Head, targets: Targets, engine: Engine) -> Ten
 ///
 /// # Panics
 /// As [`losses`].
-pub fn loss(x: Tensor<3>, head: Head, targets: Targets, share: f64, engine: Engine) -> Tensor<1> {
+pub fn loss(x: Tensor<3>, head: Head, targets: LossTargets, share: f64, engine: Engine) -> Tensor<1> {
     if engine.has_kernel(KERNELS, &x) {
         return fused(x, head, targets, Some(share), engine);
     }
@@ -66,19 +66,19 @@ pub fn loss(x: Tensor<3>, head: Head, targets: Targets, share: f64, engine: Engi
 }
 
 /// What each scored target counts in their mean: one over their number; 0 when there are none.
-pub fn mean_share(targets: Targets) -> f64 {
+pub fn mean_share(targets: LossTargets) -> f64 {
     let all = targets.ids.len();
     let count = targets.scored.map_or(all, |scored| scored.iter().filter(|scored| **scored).count());
     if count == 0 { 0.0 } else { 1.0 / count as f64 }
 }
 
 /// The definition of [`losses`].
-pub fn composed(x: Tensor<3>, head: Head, targets: Targets) -> Tensor<2> {
+pub fn composed(x: Tensor<3>, head: Head, targets: LossTargets) -> Tensor<2> {
     by_parts(x, head, targets, Engine::Composed)
 }
 
 /// Norm and logits by this engine, the rest composed.
-fn by_parts(x: Tensor<3>, head: Head, targets: Targets, engine: Engine) -> Tensor<2> {
+fn by_parts(x: Tensor<3>, head: Head, targets: LossTargets, engine: Engine) -> Tensor<2> {
     let ([batch, len, _], device) = (x.dims(), x.device());
     let rows = batch * len;
     let logits = logits_after(norm::norm(x, head.norm.clone(), engine), head, engine);
@@ -99,7 +99,13 @@ fn by_parts(x: Tensor<3>, head: Head, targets: Targets, engine: Engine) -> Tenso
     }
 }
 
-fn fused<const D: usize>(x: Tensor<3>, head: Head, targets: Targets, share: Option<f64>, engine: Engine) -> Tensor<D> {
+fn fused<const D: usize>(
+    x: Tensor<3>,
+    head: Head,
+    targets: LossTargets,
+    share: Option<f64>,
+    engine: Engine,
+) -> Tensor<D> {
     let mut inputs = Inputs::default();
     let end = End::add(x, head, targets, &mut inputs);
     inputs.apply(Loss { end, share, engine })
@@ -118,7 +124,7 @@ struct End {
 }
 
 impl End {
-    fn add(x: Tensor<3>, head: Head, targets: Targets, inputs: &mut Inputs) -> End {
+    fn add(x: Tensor<3>, head: Head, targets: LossTargets, inputs: &mut Inputs) -> End {
         let Head { norm, weight, tied, bias } = head;
         let x = inputs.add(x);
         let norm = norm::Places::add(norm, inputs);
@@ -126,13 +132,13 @@ impl End {
         End { x, norm, weight, tied, bias, ids: targets.ids.to_vec(), scored: targets.scored.map(<[bool]>::to_vec) }
     }
 
-    fn head<'a, T: Number>(&self, inputs: &'a [Array]) -> cross_entropy::Head<'a, T> {
+    fn head<'a, T: Number>(&self, inputs: &'a [Array]) -> cross_entropy::LmHead<'a, T> {
         let bias = self.bias.map(|bias| inputs[bias].slice());
-        cross_entropy::Head { norm: self.norm.of(inputs), w: inputs[self.weight].slice(), tied: self.tied, bias }
+        cross_entropy::LmHead { norm: self.norm.of(inputs), w: inputs[self.weight].slice(), tied: self.tied, bias }
     }
 
-    fn targets(&self) -> Targets<'_> {
-        Targets { ids: &self.ids, scored: self.scored.as_deref() }
+    fn targets(&self) -> LossTargets<'_> {
+        LossTargets { ids: &self.ids, scored: self.scored.as_deref() }
     }
 }
 
@@ -152,7 +158,7 @@ impl Loss {
         let end = &self.end;
         let x = inputs[end.x].slice();
         let (nll, gradients) = cross_entropy::forward_backward(end.head(inputs), x, end.targets(), d_nll);
-        let Gradients { d_x, d_gamma, d_beta, d_w, d_bias } = gradients;
+        let LmHeadGradients { d_x, d_gamma, d_beta, d_w, d_bias } = gradients;
         let mut found = Found::new(inputs);
         found.put(end.x, d_x);
         end.norm.put(d_gamma, d_beta, &mut found);

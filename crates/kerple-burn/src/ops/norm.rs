@@ -9,8 +9,8 @@ use crate::fused::GpuOp;
 use crate::fused::{Engine, Forward, Found, Inputs, Number, Op, Saved, Step, Target};
 use crate::with_element;
 use burn::tensor::Tensor;
-pub use kerple_core::ops::layer_norm::Kind;
-use kerple_core::ops::layer_norm::{self, NormGradients, Stats};
+pub use kerple_core::ops::layer_norm::RowNorm;
+use kerple_core::ops::layer_norm::{self, NormGradients, NormStats};
 use kerple_core::ops::zeros;
 
 /// What has a kernel for it.
@@ -20,7 +20,7 @@ const KERNELS: &[Target] = &[Target::Host, Target::Gpu];
 #[derive(Clone, Debug)]
 pub struct Norm {
     /// Layer norm or root mean square.
-    pub kind: Kind,
+    pub kind: RowNorm,
     /// Scale, `[M]`.
     pub gamma: Tensor<1>,
     /// Shift, `[M]`.
@@ -30,7 +30,7 @@ pub struct Norm {
 }
 
 /// `(x - mean) / sqrt(variance + epsilon) * gamma + beta` on `[B, L, M]`, biased variance; the mean counts as 0 for
-/// [`Kind::Rms`].
+/// [`RowNorm::Rms`].
 pub fn norm(x: Tensor<3>, norm: Norm, engine: Engine) -> Tensor<3> {
     if !engine.has_kernel(KERNELS, &x) {
         return composed(x, norm);
@@ -44,8 +44,8 @@ pub fn norm(x: Tensor<3>, norm: Norm, engine: Engine) -> Tensor<3> {
 /// The definition.
 pub fn composed(x: Tensor<3>, Norm { kind, gamma, beta, epsilon }: Norm) -> Tensor<3> {
     let centred = match kind {
-        Kind::Layer => x.clone() - x.mean_dim(2),
-        Kind::Rms => x,
+        RowNorm::Layer => x.clone() - x.mean_dim(2),
+        RowNorm::Rms => x,
     };
     let variance = centred.clone().powi_scalar(2).mean_dim(2);
     let scaled = centred / (variance + epsilon).sqrt() * gamma.unsqueeze();
@@ -58,7 +58,7 @@ pub fn composed(x: Tensor<3>, Norm { kind, gamma, beta, epsilon }: Norm) -> Tens
 /// Where the tensors of a norm are among an operation's inputs.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Places {
-    pub(super) kind: Kind,
+    pub(super) kind: RowNorm,
     pub(super) gamma: usize,
     pub(super) beta: Option<usize>,
     pub(super) epsilon: f64,
@@ -70,16 +70,21 @@ impl Places {
         Places { kind, gamma: inputs.add(gamma), beta: inputs.add_some(beta), epsilon }
     }
 
-    pub(super) fn of<T: Number>(self, inputs: &[Array]) -> layer_norm::Norm<'_, T> {
+    pub(super) fn of<T: Number>(self, inputs: &[Array]) -> layer_norm::NormParameters<'_, T> {
         let Places { kind, gamma, beta, epsilon } = self;
-        layer_norm::Norm { kind, gamma: inputs[gamma].slice(), beta: beta.map(|beta| inputs[beta].slice()), epsilon }
+        layer_norm::NormParameters {
+            kind,
+            gamma: inputs[gamma].slice(),
+            beta: beta.map(|beta| inputs[beta].slice()),
+            epsilon,
+        }
     }
 
     /// The norm's backward: records the gradients in its parameters and returns that in `x`, with `residual` added.
     pub(super) fn backward<T: Number>(
         self,
         x: &[T],
-        stats: &Stats<T>,
+        stats: &NormStats<T>,
         d_y: &[T],
         residual: Option<&[T]>,
         found: &mut Found,
@@ -117,7 +122,7 @@ impl Alone {
     fn backward<T: Number>(&self, step: &Step) -> Vec<Option<Array>> {
         let mut found = Found::new(step.inputs);
         let (x, d_y) = (step.inputs[self.x].slice::<T>(), step.d_output.slice());
-        let d_x = self.norm.backward(x, step.saved::<Stats<T>>(), d_y, None, &mut found);
+        let d_x = self.norm.backward(x, step.saved::<NormStats<T>>(), d_y, None, &mut found);
         found.put(self.x, d_x);
         found.finish()
     }

@@ -11,7 +11,7 @@ use crate::forms::Positions;
 use crate::fused::{Found, Inputs, Number};
 use crate::heads::Heads;
 use burn::tensor::{Tensor, TensorData};
-use kerple_core::ops::heads::{self, Growth, HeadNorm, Place};
+use kerple_core::ops::heads::{self, HeadLayout, HeadNorm, ScalableSoftmax};
 
 /// What is done, and its tensors.
 #[derive(Clone, Debug, Default)]
@@ -123,7 +123,7 @@ impl Places {
         &self,
         inputs: &'a [Array],
         heads: Heads,
-    ) -> impl Iterator<Item = (Place, HeadNorm<'a, T>)> + use<'a, T> {
+    ) -> impl Iterator<Item = (HeadLayout, HeadNorm<'a, T>)> + use<'a, T> {
         let epsilon = self.epsilon;
         let places = [of_queries(heads), of_keys(heads)];
         let gammas = self.norms.into_iter().flatten();
@@ -133,17 +133,17 @@ impl Places {
             .map(move |(place, gamma)| (place, HeadNorm { gamma: inputs[gamma].slice(), epsilon }))
     }
 
-    fn growth<'a, T: Number>(&self, inputs: &'a [Array], logs: &'a [T]) -> Option<(usize, Growth<'a, T>)> {
-        self.slopes.map(|place| (place, Growth { slopes: inputs[place].slice(), logs }))
+    fn growth<'a, T: Number>(&self, inputs: &'a [Array], logs: &'a [T]) -> Option<(usize, ScalableSoftmax<'a, T>)> {
+        self.slopes.map(|place| (place, ScalableSoftmax { slopes: inputs[place].slice(), logs }))
     }
 }
 
-fn of_queries(heads: Heads) -> Place {
+fn of_queries(heads: Heads) -> HeadLayout {
     let ([start, ..], strides) = heads.layout(1);
-    Place { row: heads.packed(), start, stride: strides.head, heads: heads.heads, head_dim: heads.head_dim }
+    HeadLayout { row: heads.packed(), start, stride: strides.head, heads: heads.heads, head_dim: heads.head_dim }
 }
 
-fn of_keys(heads: Heads) -> Place {
+fn of_keys(heads: Heads) -> HeadLayout {
     let ([_, start, _], strides) = heads.layout(1);
-    Place { row: heads.packed(), start, stride: strides.head, heads: heads.kv_heads, head_dim: heads.head_dim }
+    HeadLayout { row: heads.packed(), start, stride: strides.head, heads: heads.kv_heads, head_dim: heads.head_dim }
 }

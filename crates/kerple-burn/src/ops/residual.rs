@@ -45,11 +45,11 @@ impl Base {
         }
     }
 
-    pub(super) fn of<T: Number>(self, inputs: &[Array]) -> mlp::Residual<'_, T> {
+    pub(super) fn of<T: Number>(self, inputs: &[Array]) -> mlp::MlpResidual<'_, T> {
         match self {
-            Base::Input => mlp::Residual::Input,
-            Base::Normed => mlp::Residual::Normed,
-            Base::At(base) => mlp::Residual::Beside(inputs[base].slice()),
+            Base::Input => mlp::MlpResidual::Input,
+            Base::Normed => mlp::MlpResidual::Normed,
+            Base::At(base) => mlp::MlpResidual::Beside(inputs[base].slice()),
         }
     }
 

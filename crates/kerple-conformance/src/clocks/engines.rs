@@ -6,10 +6,10 @@ use kerple_burn::forms::{Clock, Positions};
 use kerple_burn::fused;
 use kerple_burn::ops::attention::{Scoring, attention};
 use kerple_core::Number;
-use kerple_core::attention::{self, Dims, Problem, ScoreTable, ScoreTransform, Strides, View, ViewMut, naive};
+use kerple_core::attention::{self, AttentionDims, AttentionProblem, ScoreTable, ScoreTransform, Strides, View, ViewMut, naive};
 use kerple_core::forms::{DistanceTable, Strided};
 use kerple_core::ops::gate_cumsum;
-use kerple_core::ops::heads::{self, Growth, Place};
+use kerple_core::ops::heads::{self, HeadLayout, ScalableSoftmax};
 
 /// Which version computes, and in what.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -54,7 +54,7 @@ impl Engine {
 
 /// One layer's attention, and the gradient that flows into its output; arrays are `[B, H, L, D]`.
 pub struct Given {
-    pub dims: Dims,
+    pub dims: AttentionDims,
     pub scale: f64,
     pub table: DistanceTable,
     /// `[B, H, L]`
@@ -85,7 +85,7 @@ pub struct Found {
 impl Given {
     /// Refuses arrays that do not belong together.
     pub fn check(&self) -> Result<(), String> {
-        let Dims { batch, heads, keys, head_dim, .. } = self.dims;
+        let AttentionDims { batch, heads, keys, head_dim, .. } = self.dims;
         let (elements, tokens) = (batch * heads * keys * head_dim, batch * heads * keys);
         let of_heads = [&self.sinks, &self.slopes].into_iter().flatten().all(|values| values.len() == heads);
         let like_q = [&self.k, &self.v, &self.d_out].into_iter().all(|values| values.len() == elements);
@@ -104,15 +104,15 @@ impl Given {
     }
 
     fn slices<T: Number>(&self, fused: bool) -> Found {
-        let Dims { heads, keys: len, head_dim, .. } = self.dims;
+        let AttentionDims { heads, keys: len, head_dim, .. } = self.dims;
         // `[B, L, H, D]`, as a layer's projection has it
         let strides = Strides { batch: len * heads * head_dim, head: head_dim, row: heads * head_dim };
         let [q, k, v, d_out] =
             [&self.q, &self.k, &self.v, &self.d_out].map(|x| cast::<T>(&turned(x, [heads, len, head_dim])));
-        let place = Place { row: heads * head_dim, start: 0, stride: head_dim, heads, head_dim };
+        let place = HeadLayout { row: heads * head_dim, start: 0, stride: head_dim, heads, head_dim };
         let logs: Vec<T> = (1..=len).map(|keys| T::from_f64((keys as f64).ln())).collect();
         let slopes = self.slopes.as_deref().map(cast::<T>);
-        let growth = slopes.as_deref().map(|slopes| Growth { slopes, logs: &logs });
+        let growth = slopes.as_deref().map(|slopes| ScalableSoftmax { slopes, logs: &logs });
         let mut grown = q.clone();
         if let Some(growth) = growth {
             heads::scale(&mut grown, place, growth);
@@ -127,8 +127,8 @@ impl Given {
             len,
             ..ScoreTable::PLAIN
         };
-        let plain = Problem::causal(self.dims, T::from_f64(self.scale));
-        let problem = Problem { sinks: sinks.as_deref(), scores: ScoreTransform::Table(table), ..plain };
+        let plain = AttentionProblem::causal(self.dims, T::from_f64(self.scale));
+        let problem = AttentionProblem { sinks: sinks.as_deref(), scores: ScoreTransform::Table(table), ..plain };
         let mut found = both(&problem, strides, [&grown, &k, &v, &d_out], 0, fused);
         let d_slopes = growth.map(|growth| wide(heads::scale_backward(&q, &mut found.d_q, place, growth)));
         let dense = |x: Vec<T>| turned(&wide(x), [len, heads, head_dim]);
@@ -155,7 +155,7 @@ impl Given {
         fn numbers<const D: usize>(tensor: Tensor<D>) -> Vec<f64> {
             tensor.into_data().iter::<f64>().collect()
         }
-        let Dims { batch, heads, keys: len, head_dim, .. } = self.dims;
+        let AttentionDims { batch, heads, keys: len, head_dim, .. } = self.dims;
         let four = |values: &[f64]| tensor(values, [batch, heads, len, head_dim], &device);
         let [q, k, v, d_out] = [&self.q, &self.k, &self.v, &self.d_out].map(|values| four(values));
         let gates = self.gates.as_deref().map(|gates| tensor(gates, [batch, heads, len], &device));
@@ -205,10 +205,10 @@ pub fn last_row(engine: Engine, gates: &[f64], values: &[f64], position: usize) 
 
 fn row<T: Number>(engine: Engine, gates: &[f64], values: &[f64], position: usize) -> [f64; 2] {
     let keys = position + 1;
-    let dims = Dims { batch: 1, heads: 1, kv_heads: 1, queries: 1, keys, head_dim: 1 };
+    let dims = AttentionDims { batch: 1, heads: 1, kv_heads: 1, queries: 1, keys, head_dim: 1 };
     let clocks = gate_cumsum::of_gates(&gates[..keys], keys);
     let table = ScoreTable { gate_cumsum: Some(Strided { values: &clocks, stride: keys }), ..ScoreTable::PLAIN };
-    let problem = Problem { scores: ScoreTransform::Table(table), ..Problem::causal(dims, T::ONE) };
+    let problem = AttentionProblem { scores: ScoreTransform::Table(table), ..AttentionProblem::causal(dims, T::ONE) };
     let (q, k, v) = ([T::ZERO], vec![T::ONE; keys], cast::<T>(&values[..keys]));
     let (mut out, mut lse) = ([T::ZERO], [T::ZERO]);
     let strides = Strides { batch: keys, head: keys, row: 1 };

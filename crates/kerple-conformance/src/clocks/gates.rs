@@ -1,27 +1,27 @@
 //! Gates of every kind, and the gradients for the values they are computed from.
 
 use crate::folder::{Case, Folder};
-use kerple_core::attention::Dims;
+use kerple_core::attention::AttentionDims;
 use kerple_core::ops::gate_cumsum::{self, log_sigmoid};
 use kerple_core::ops::gemm::Out;
-use kerple_core::ops::linear::Linear;
+use kerple_core::ops::linear::LinearParameters;
 
 /// The inputs of the gates of a case.
 pub enum Gates {
     /// `ln sigmoid(a)`, with the sign of `a` as it stands (FoX) or turned (CABLE); `[B, H, L]`.
     Logits { a: Vec<f64>, sign: f64 },
     /// `-rate sigmoid(a)`
-    Rate { a: Vec<f64>, rate: Vec<f64>, dims: Dims },
+    Rate { a: Vec<f64>, rate: Vec<f64>, dims: AttentionDims },
     /// `ln sigmoid(b)` of each head.
-    Heads { b: Vec<f64>, dims: Dims },
+    Heads { b: Vec<f64>, dims: AttentionDims },
     /// `-slope` of each head.
-    Slopes { slope: Vec<f64>, dims: Dims },
+    Slopes { slope: Vec<f64>, dims: AttentionDims },
     /// As they stand.
     Given(Vec<f64>),
     /// The differences of clocks that stand.
-    Clocks { c: Vec<f64>, dims: Dims },
+    Clocks { c: Vec<f64>, dims: AttentionDims },
     /// `ln sigmoid(y W' + b)` of rows `[B, L, M]`.
-    Rows { y: Vec<f64>, w: Vec<f64>, b: Vec<f64>, dims: Dims },
+    Rows { y: Vec<f64>, w: Vec<f64>, b: Vec<f64>, dims: AttentionDims },
 }
 
 fn sigmoid(a: f64) -> f64 {
@@ -29,21 +29,21 @@ fn sigmoid(a: f64) -> f64 {
 }
 
 /// `[B, H, L]` from what `at` says of each, and of its head.
-fn of_heads(dims: Dims, at: impl Fn(usize, usize) -> f64) -> Vec<f64> {
-    let Dims { batch, heads, keys, .. } = dims;
+fn of_heads(dims: AttentionDims, at: impl Fn(usize, usize) -> f64) -> Vec<f64> {
+    let AttentionDims { batch, heads, keys, .. } = dims;
     (0..batch * heads * keys).map(|index| at(index, index / keys % heads)).collect()
 }
 
 /// Sums over sequences and tokens, `[H]`.
-fn sums(dims: Dims, values: impl Iterator<Item = f64>) -> Vec<f64> {
+fn sums(dims: AttentionDims, values: impl Iterator<Item = f64>) -> Vec<f64> {
     let mut sums = vec![0.0; dims.heads];
     values.enumerate().for_each(|(index, value)| sums[index / dims.keys % dims.heads] += value);
     sums
 }
 
 impl Gates {
-    pub fn read(folder: &Folder, case: &Case, dims: Dims) -> Result<Option<Gates>, String> {
-        let Dims { batch, heads, keys: len, .. } = dims;
+    pub fn read(folder: &Folder, case: &Case, dims: AttentionDims) -> Result<Option<Gates>, String> {
+        let AttentionDims { batch, heads, keys: len, .. } = dims;
         let read = |key: &str, sizes: &[usize]| {
             let numbers = case.numbers(folder, "params", key)?;
             match numbers.shape == sizes {
@@ -94,7 +94,7 @@ impl Gates {
     fn logits(&self) -> Vec<f64> {
         let Gates::Rows { y, b, .. } = self else { return Vec::new() };
         let (weight, mut logits) = (self.weight(), Vec::new());
-        let linear = Linear { weight: &weight, bias: Some(b) };
+        let linear = LinearParameters { weight: &weight, bias: Some(b) };
         linear.forward(Out::Append(&mut logits), y, weight.len() / b.len());
         logits
     }
@@ -131,7 +131,7 @@ impl Gates {
                 let (logits, weight, width) = (self.logits(), self.weight(), y.len() / (dims.batch * dims.keys));
                 let sizes = [dims.batch, dims.keys, dims.heads];
                 let d_logits = gate_cumsum::of_logits_backward(&logits, &in_clocks(*dims, d_gates), sizes);
-                let linear = Linear { weight: &weight, bias: Some(b) };
+                let linear = LinearParameters { weight: &weight, bias: Some(b) };
                 let (mut gradients, mut d_y) = (linear.gradients(width), Vec::new());
                 linear.backward(y, &d_logits, width, &mut gradients);
                 linear.backward_input(Out::Append(&mut d_y), &d_logits, width);
@@ -145,7 +145,7 @@ impl Gates {
 }
 
 /// The gradient in clocks, given that in their gates: a gate is a difference of clocks.
-fn in_clocks(dims: Dims, d_gates: &[f64]) -> Vec<f64> {
+fn in_clocks(dims: AttentionDims, d_gates: &[f64]) -> Vec<f64> {
     of_heads(dims, |index, _| {
         d_gates[index] - if index % dims.keys + 1 == dims.keys { 0.0 } else { d_gates[index + 1] }
     })

@@ -5,10 +5,13 @@ use super::rows::images;
 use crate::Score;
 use crate::folder::{Case, Folder};
 use kerple_core::Number;
-use kerple_core::attention::linear::{Dims, Guard, Inputs, Problem, Reach, forward, naive};
+use kerple_core::attention::linear::{
+    DenominatorGuard, LinearAttentionDims, LinearAttentionInputs, LinearAttentionProblem, LinearMask, forward, naive,
+};
 use kerple_core::attention::{Strides, View, ViewMut};
 use kerple_core::features::{
-    Favor, Form, Gate, Gating, Normals, Offset, Pointwise, Project, RowMap, Side, Sine, SineShape, Table, Waves,
+    CodeGate, Favor, FavorFeatures, FeatureMap, Gating, NoiseTable, Normals, Offset, Pointwise, Project, RowKind,
+    SineCode, SineShape, Waves,
 };
 
 type Scores = Result<Vec<Score>, String>;
@@ -21,31 +24,31 @@ pub struct Rows {
     pub q: Vec<f64>,
     pub k: Vec<f64>,
     pub v: Vec<f64>,
-    pub dims: Dims,
+    pub dims: LinearAttentionDims,
 }
 
 impl Rows {
     fn read(values: &Values) -> Result<Rows, String> {
         let [batch, len, heads, head_dim] = values.sizes("q")?;
         let [.., value_dim] = values.sizes::<4>("v")?;
-        let dims = Dims { batch, heads, len, head_dim, value_dim };
+        let dims = LinearAttentionDims { batch, heads, len, head_dim, value_dim };
         Ok(Rows { q: values.of("q")?, k: values.of("k")?, v: values.of("v")?, dims })
     }
 
     /// The output of linear attention, `[B, L, H, value_dim]`.
     pub fn attend<T: Number>(
         &self,
-        maps: &[&dyn RowMap<T>],
-        (reach, lengths, guard): (Reach, Option<&[usize]>, Guard),
+        maps: &[&dyn FeatureMap<T>],
+        (reach, lengths, guard): (LinearMask, Option<&[usize]>, DenominatorGuard),
         chunked: bool,
     ) -> Vec<f64> {
-        let Dims { batch, heads, len, head_dim, value_dim } = self.dims;
+        let LinearAttentionDims { batch, heads, len, head_dim, value_dim } = self.dims;
         let cast = |values: &[f64]| values.iter().map(|value| T::from_f64(*value)).collect::<Vec<T>>();
         let (q, k, v) = (cast(&self.q), cast(&self.k), cast(&self.v));
         let strides = |d: usize| Strides { batch: len * heads * d, head: d, row: heads * d };
         let view = |data, d| View { data, strides: strides(d) };
-        let inputs = Inputs { q: view(&q, head_dim), k: view(&k, head_dim), v: view(&v, value_dim) };
-        let problem = Problem { dims: self.dims, reach, lengths, maps, decay: None, gates: None, guard };
+        let inputs = LinearAttentionInputs { q: view(&q, head_dim), k: view(&k, head_dim), v: view(&v, value_dim) };
+        let problem = LinearAttentionProblem { dims: self.dims, reach, lengths, maps, decay: None, gates: None, guard };
         let (mut out, mut denominators) = (vec![T::ZERO; v.len()], vec![T::ZERO; batch * heads * len]);
         let run = if chunked { forward::<T> } else { naive::forward::<T> };
         run(&problem, inputs, ViewMut::new(&mut out, strides(value_dim)), &mut denominators);
@@ -61,15 +64,15 @@ fn heads_first(x: &[f64], [batch, len, heads]: [usize; 3]) -> Vec<f64> {
 }
 
 /// Maps by the names of a case.
-type Named<T> = Vec<(&'static str, Vec<Box<dyn RowMap<T>>>)>;
+type Named<T> = Vec<(&'static str, Vec<Box<dyn FeatureMap<T>>>)>;
 
-fn borrowed<T>(maps: &[Box<dyn RowMap<T>>]) -> Vec<&dyn RowMap<T>> {
+fn borrowed<T>(maps: &[Box<dyn FeatureMap<T>>]) -> Vec<&dyn FeatureMap<T>> {
     maps.iter().map(|map| &**map).collect()
 }
 
 /// The largest `|x|^2 / sqrt(D)` over the positions of each head of each sequence, `[B, H]`.
 fn largest_squares(rows: &Rows, x: &[f64]) -> Vec<f64> {
-    let Dims { batch, heads, len, head_dim, .. } = rows.dims;
+    let LinearAttentionDims { batch, heads, len, head_dim, .. } = rows.dims;
     let square = |row: usize| x[row * head_dim..][..head_dim].iter().map(|x| x * x).sum::<f64>();
     let largest = |unit: usize| {
         (0..len).map(|l| square((unit / heads * len + l) * heads + unit % heads)).fold(0.0, f64::max)
@@ -79,10 +82,10 @@ fn largest_squares(rows: &Rows, x: &[f64]) -> Vec<f64> {
 }
 
 fn fast_transformers_maps<T: Number>(values: &Values, rows: &Rows) -> Result<Named<T>, String> {
-    let Dims { heads, head_dim: d, .. } = rows.dims;
+    let LinearAttentionDims { heads, head_dim: d, .. } = rows.dims;
     let (omega, omega_relu) = (values.of("omega")?, values.of("omega_relu")?);
     let (m, n_dims) = (omega.len() / d, omega_relu.len() / d);
-    let favor = || Favor::<T>::new(&omega, [d, m], Form::BothSigns);
+    let favor = || Favor::<T>::new(&omega, [d, m], FavorFeatures::BothSigns);
     let given = |x: &[f64]| {
         let values = largest_squares(rows, x).into_iter().map(T::from_f64).collect();
         Offset::Given { values, heads }
@@ -114,20 +117,20 @@ pub fn fast_transformers(folder: &Folder, case: &Case) -> Scores {
         let sizes = [rows.dims.batch, rows.dims.len, rows.dims.heads];
         for (map, maps) in fast_transformers_maps::<T>(values, rows)? {
             let maps = borrowed(&maps);
-            for (key, side, x) in [("phi_q", Side::Query, &rows.q), ("phi_k", Side::Key, &rows.k)] {
+            for (key, side, x) in [("phi_q", RowKind::Query, &rows.q), ("phi_k", RowKind::Key, &rows.k)] {
                 let key = format!("{key}.{map}");
                 if values.has(&key) {
                     values.compare(&mut score, &key, &images(&maps, side, sizes, x), single)?;
                 }
             }
             for (key, reach, lengths) in [
-                ("causal", Reach::Causal, None),
-                ("causal_masked", Reach::Causal, Some(lengths)),
-                ("bidir", Reach::Both, None),
+                ("causal", LinearMask::Causal, None),
+                ("causal_masked", LinearMask::Causal, Some(lengths)),
+                ("bidir", LinearMask::Both, None),
             ] {
                 let key = format!("{key}.{map}");
                 if values.has(&key) {
-                    let out = rows.attend(&maps, (reach, lengths, Guard::Add(1e-6)), chunked);
+                    let out = rows.attend(&maps, (reach, lengths, DenominatorGuard::Add(1e-6)), chunked);
                     values.compare(&mut score, &key, &out, single)?;
                 }
             }
@@ -153,30 +156,31 @@ pub fn performer(folder: &Folder, case: &Case) -> Scores {
         (values, rows, omega): (&Values, &Rows, &[f64]),
         (name, chunked, single): (&str, bool, Option<f64>),
     ) -> Result<Score, String> {
-        let Dims { batch, heads, len, head_dim: d, .. } = rows.dims;
+        let LinearAttentionDims { batch, heads, len, head_dim: d, .. } = rows.dims;
         let (m, mut score) = (omega.len() / d, Score::new(name));
         let project = Project::<f64>::new(omega, [d, m], (d as f64).powf(-0.25));
-        let exponents = images(&[&project], Side::Key, [batch, len, heads], &rows.k);
+        let exponents = images(&[&project], RowKind::Key, [batch, len, heads], &rows.k);
         // one number for the whole tensor
         let largest = T::from_f64(exponents.into_iter().fold(f64::NEG_INFINITY, f64::max));
         let keys = Offset::Given { values: vec![largest; batch * heads], heads };
-        let favor = Favor::<T>::new(omega, [d, m], Form::Positive).with(Offset::Row, keys, 1e-6 / (m as f64).sqrt());
+        let favor =
+            Favor::<T>::new(omega, [d, m], FavorFeatures::Positive).with(Offset::Row, keys, 1e-6 / (m as f64).sqrt());
         let project = Project::<T>::new(omega, [d, m], 1.0);
         let (relu, relu_proj) = (Pointwise::Relu { width: d, shift: 1e-3 }, Pointwise::Relu { width: m, shift: 1e-3 });
-        let all: [(&str, Vec<&dyn RowMap<T>>, Guard); 3] = [
-            ("softmax", vec![&favor], Guard::Small(1e-6)),
-            ("relu_det", vec![&relu], Guard::Nothing),
-            ("relu_proj", vec![&project, &relu_proj], Guard::Nothing),
+        let all: [(&str, Vec<&dyn FeatureMap<T>>, DenominatorGuard); 3] = [
+            ("softmax", vec![&favor], DenominatorGuard::Small(1e-6)),
+            ("relu_det", vec![&relu], DenominatorGuard::Nothing),
+            ("relu_proj", vec![&project, &relu_proj], DenominatorGuard::Nothing),
         ];
         for (map, maps, guard) in all {
-            for (key, side, x) in [("phi_q", Side::Query, &rows.q), ("phi_k", Side::Key, &rows.k)] {
+            for (key, side, x) in [("phi_q", RowKind::Query, &rows.q), ("phi_k", RowKind::Key, &rows.k)] {
                 let key = format!("{key}.{map}");
                 if values.has(&key) {
                     let phi = heads_first(&images(&maps, side, [batch, len, heads], x), [batch, len, heads]);
                     values.compare(&mut score, &key, &phi, single)?;
                 }
             }
-            for (key, reach) in [("causal", Reach::Causal), ("bidir", Reach::Both)] {
+            for (key, reach) in [("causal", LinearMask::Causal), ("bidir", LinearMask::Both)] {
                 let key = format!("out_{map}.{key}");
                 if values.has(&key) {
                     values.compare(&mut score, &key, &rows.attend(&maps, (reach, None, guard), chunked), single)?;
@@ -204,16 +208,16 @@ pub fn pipeline(folder: &Folder, case: &Case) -> Scores {
         let (waves, realisations) = (values.size("K")?, values.size("R")?);
         let shape = SineShape { heads: rows.dims.heads, head_dim: rows.dims.head_dim, waves, realisations };
         let (freqs, offsets, gains) = (values.of("freqs")?, values.of("offsets")?, values.of("gains")?);
-        let noise = Normals::Table(Table { values: values.of("noise")?, rows: 2 * waves, width: realisations });
+        let noise = Normals::Table(NoiseTable { values: values.of("noise")?, rows: 2 * waves, width: realisations });
         let gates = values.of("gate")?;
-        let gate = Gate { values: &gates, noise: values.of("gate_noise")?, gating: Gating::Torch };
+        let gate = CodeGate { values: &gates, noise: values.of("gate_noise")?, gating: Gating::Torch };
         let learned = Waves { freqs: &freqs, offsets: &offsets, gains: &gains };
-        let sine = Sine::<T>::new(shape, learned, &noise, Some(&gate));
+        let sine = SineCode::<T>::new(shape, learned, &noise, Some(&gate));
         let omega = values.of("omega")?;
         let sizes = [realisations, omega.len() / realisations];
-        let favor = Favor::<T>::new(&omega, sizes, Form::BothSigns).with(Offset::None, Offset::None, 0.0);
+        let favor = Favor::<T>::new(&omega, sizes, FavorFeatures::BothSigns).with(Offset::None, Offset::None, 0.0);
         let mut score = Score::new(name);
-        let out = rows.attend(&[&sine, &favor], (Reach::Causal, None, Guard::Add(1e-6)), chunked);
+        let out = rows.attend(&[&sine, &favor], (LinearMask::Causal, None, DenominatorGuard::Add(1e-6)), chunked);
         values.compare(&mut score, "out", &out, single)?;
         Ok(score)
     }

@@ -6,8 +6,8 @@ use crate::Score;
 use crate::folder::{Case, Folder};
 use kerple_core::Number;
 use kerple_core::features::{
-    Conv, ConvShape, Filters, Gate, Gating, Normals, RowMap, Side, Sine, SineShape, Table, Waves, filter_scale,
-    gated_kernel, scale_gains,
+    CodeGate, ConvCode, ConvShape, FeatureMap, Filters, Gating, NoiseTable, Normals, RowKind, SineCode, SineShape,
+    Waves, filter_scale, gated_kernel, scale_gains,
 };
 
 /// Suggested with the reference values for codes in single precision.
@@ -49,9 +49,14 @@ struct Expected<'a> {
 }
 
 impl Expected<'_> {
-    fn contractions<T: Number>(&self, map: &dyn RowMap<T>, engine: &str, single: Option<f64>) -> Result<Score, String> {
+    fn contractions<T: Number>(
+        &self,
+        map: &dyn FeatureMap<T>,
+        engine: &str,
+        single: Option<f64>,
+    ) -> Result<Score, String> {
         let mut score = Score::new(format!("{engine}{}", self.suffix));
-        for (side, key, x) in [(Side::Query, "qhat", &self.q), (Side::Key, "khat", &self.k)] {
+        for (side, key, x) in [(RowKind::Query, "qhat", &self.q), (RowKind::Key, "khat", &self.k)] {
             let key = [format!("{key}{}", self.suffix), key.to_owned()].into_iter().find(|key| self.values.has(key));
             if let Some(key) = key {
                 self.values.compare(&mut score, &key, &images(&[map], side, self.sizes, x), single)?;
@@ -61,10 +66,10 @@ impl Expected<'_> {
     }
 
     /// The codes, the estimates of scores, the kernel and the scores it means.
-    fn whole(&self, map: &dyn RowMap<f64>, kernel: Option<Kernel>) -> Result<Score, String> {
+    fn whole(&self, map: &dyn FeatureMap<f64>, kernel: Option<Kernel>) -> Result<Score, String> {
         let Expected { values, sizes: [batch, len, heads], suffix, .. } = *self;
         let mut score = Score::new(format!("definition{suffix}"));
-        for (side, key) in [(Side::Query, "qbar"), (Side::Key, "kbar")] {
+        for (side, key) in [(RowKind::Query, "qbar"), (RowKind::Key, "kbar")] {
             let key = format!("{key}{suffix}");
             if values.has(&key) {
                 values.compare(&mut score, &key, &codes(map, side, len, heads), None)?;
@@ -78,8 +83,8 @@ impl Expected<'_> {
         let row = |[b, h]: [usize; 2], l: usize| (b * len + l) * heads + h;
         let key = format!("logits{suffix}");
         if values.has(&key) {
-            let [q, k] =
-                [(Side::Query, &self.q), (Side::Key, &self.k)].map(|(side, x)| images(&[map], side, self.sizes, x));
+            let [q, k] = [(RowKind::Query, &self.q), (RowKind::Key, &self.k)]
+                .map(|(side, x)| images(&[map], side, self.sizes, x));
             let score_of = |[b, h, m, n]: [usize; 4]| -> f64 {
                 let (q, k) = (&q[row([b, h], m) * realisations..], &k[row([b, h], n) * realisations..]);
                 let products = q.iter().zip(k).take(realisations).map(|(q, k)| q * k);
@@ -116,11 +121,11 @@ impl Expected<'_> {
 }
 
 /// The gate of a case.
-fn gate<'a>(values: &Values, gates: &'a [f64], gating: Gating, gated: bool) -> Result<Option<Gate<'a>>, String> {
+fn gate<'a>(values: &Values, gates: &'a [f64], gating: Gating, gated: bool) -> Result<Option<CodeGate<'a>>, String> {
     if !gated {
         return Ok(None);
     }
-    Ok(Some(Gate { values: gates, noise: values.of("gate_noise")?, gating }))
+    Ok(Some(CodeGate { values: gates, noise: values.of("gate_noise")?, gating }))
 }
 
 /// Sinusoidal codes.
@@ -131,7 +136,7 @@ pub fn sine(folder: &Folder, case: &Case) -> Result<Vec<Score>, String> {
     let (freqs, offsets, gains) = (values.of("freqs")?, values.of("offsets")?, values.of("gains")?);
     let learned = Waves { freqs: &freqs, offsets: &offsets, gains: &gains };
     let shape = SineShape { heads, head_dim: d, waves, realisations };
-    let noise = Normals::Table(Table { values: values.of("noise")?, rows: 2 * waves, width: realisations });
+    let noise = Normals::Table(NoiseTable { values: values.of("noise")?, rows: 2 * waves, width: realisations });
     let gates = if values.has("gate") { values.of("gate")? } else { vec![] };
     let gating = if case.id().starts_with("jax") { Gating::Jax } else { Gating::Torch };
     let mut scores = Vec::new();
@@ -147,12 +152,12 @@ pub fn sine(folder: &Folder, case: &Case) -> Result<Vec<Score>, String> {
         };
         let expected =
             Expected { values: &values, q: values.of("q")?, k: values.of("k")?, sizes: [batch, len, heads], suffix };
-        let double = Sine::<f64>::new(shape, learned, &noise, gate.as_ref());
+        let double = SineCode::<f64>::new(shape, learned, &noise, gate.as_ref());
         scores.push(expected.whole(&double, Some(&kernel))?);
         if gating == Gating::Torch || gated {
             scores.push(expected.contractions(&double, "f64", None)?);
             scores.push(expected.contractions(
-                &Sine::<f32>::new(shape, learned, &noise, gate.as_ref()),
+                &SineCode::<f32>::new(shape, learned, &noise, gate.as_ref()),
                 "f32",
                 Some(SINGLE),
             )?);
@@ -201,11 +206,11 @@ pub fn conv(folder: &Folder, case: &Case) -> Result<Vec<Score>, String> {
             if gated { gated_kernel(plain, gates[hd], Gating::Torch) } else { plain }
         };
         let expected = Expected { values: &values, q: q.clone(), k: k.clone(), sizes: [batch, len, heads], suffix };
-        let double = Conv::<f64>::new(shape.clone(), filters, noise.clone(), gate.as_ref());
+        let double = ConvCode::<f64>::new(shape.clone(), filters, noise.clone(), gate.as_ref());
         scores.push(expected.whole(&double, (taps.len() == 1).then_some(&kernel as Kernel))?);
         if !q.is_empty() {
             scores.push(expected.contractions(&double, "f64", None)?);
-            let single = Conv::<f32>::new(shape.clone(), filters, noise.clone(), gate.as_ref());
+            let single = ConvCode::<f32>::new(shape.clone(), filters, noise.clone(), gate.as_ref());
             scores.push(expected.contractions(&single, "f32", Some(SINGLE))?);
         }
     }
@@ -238,5 +243,5 @@ fn conv_noise(values: &Values, shape: &ConvShape, jax: bool) -> Result<Normals, 
             [if jax { (r * all + place(row)) * streams + stream } else { (r * streams + stream) * all + place(row) }]
     };
     let table = (0..streams * rows * realisations).map(number).collect();
-    Ok(Normals::Table(Table { values: table, rows, width: realisations }))
+    Ok(Normals::Table(NoiseTable { values: table, rows, width: realisations }))
 }

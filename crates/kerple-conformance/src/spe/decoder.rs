@@ -4,9 +4,10 @@ use super::Values;
 use super::attention::Rows;
 use crate::Score;
 use crate::folder::{Case, Folder};
-use kerple_core::attention::linear::{Dims, Guard, Reach};
+use kerple_core::attention::linear::{DenominatorGuard, LinearAttentionDims, LinearMask};
 use kerple_core::features::{
-    Conv, ConvShape, Favor, Filters, Form, Gate, Gating, Normals, Offset, RowMap, Sine, SineShape, Table, Waves,
+    CodeGate, ConvCode, ConvShape, Favor, FavorFeatures, FeatureMap, Filters, Gating, NoiseTable, Normals, Offset,
+    SineCode, SineShape, Waves,
 };
 
 type Found<T> = Result<T, String>;
@@ -57,7 +58,7 @@ impl Decoder<'_> {
     }
 
     /// The code of a layer, where there is one.
-    fn code(&self, layer: usize) -> Found<Option<Box<dyn RowMap<f64>>>> {
+    fn code(&self, layer: usize) -> Found<Option<Box<dyn FeatureMap<f64>>>> {
         let values = self.values;
         let [_, len, heads, head_dim] = self.sizes;
         if !values.has(&format!("noise.{layer}")) {
@@ -67,15 +68,15 @@ impl Decoder<'_> {
         let of = |name: &str| self.param(&format!("transformer_decoder.spe.{layer}.{name}"));
         let gates = self.param(&format!("transformer_decoder.spe_filters.{layer}.gate"))?;
         let noise = values.of(&format!("gate_noise.{layer}"))?;
-        let gate = Gate { values: &gates, noise, gating: Gating::Torch };
+        let gate = CodeGate { values: &gates, noise, gating: Gating::Torch };
         let noise = values.get(&format!("noise.{layer}"))?;
         if values.has("param.transformer_decoder.spe.0.freqs") {
             let waves = values.size("K")?;
             let (freqs, offsets, gains) = (of("freqs")?, of("offsets")?, of("gains")?);
             let shape = SineShape { heads, head_dim, waves, realisations };
-            let noise = Normals::Table(Table { values: noise.values, rows: 2 * waves, width: realisations });
+            let noise = Normals::Table(NoiseTable { values: noise.values, rows: 2 * waves, width: realisations });
             let waves = Waves { freqs: &freqs, offsets: &offsets, gains: &gains };
-            return Ok(Some(Box::new(Sine::new(shape, waves, &noise, Some(&gate)))));
+            return Ok(Some(Box::new(SineCode::new(shape, waves, &noise, Some(&gate)))));
         }
         let (taps, streams) = (values.size("P")?, heads * head_dim);
         let (rows, stored) = (len + taps - 1, noise.shape[2]);
@@ -84,25 +85,29 @@ impl Decoder<'_> {
             noise.values[(r * streams + stream) * stored + taps + row]
         };
         let table = (0..streams * rows * realisations).map(number).collect();
-        let noise = Normals::Table(Table { values: table, rows, width: realisations });
+        let noise = Normals::Table(NoiseTable { values: table, rows, width: realisations });
         let (of_q, of_k) = (of("conv_k.weight")?, of("conv_q.weight")?);
         let shape = ConvShape { heads, head_dim, realisations, taps: vec![taps], size: vec![len] };
-        Ok(Some(Box::new(Conv::new(shape, Filters { query: &of_q, key: &of_k }, noise, Some(&gate)))))
+        Ok(Some(Box::new(ConvCode::new(shape, Filters { query: &of_q, key: &of_k }, noise, Some(&gate)))))
     }
 
     fn attention(&self, x: &[f64], layer: usize) -> Found<Vec<f64>> {
         let [batch, len, heads, head_dim] = self.sizes;
         let name = |part: &str| format!("transformer_decoder.decoder_layers.{layer}.attention.{part}_projection");
-        let dims = Dims { batch, heads, len, head_dim, value_dim: head_dim };
+        let dims = LinearAttentionDims { batch, heads, len, head_dim, value_dim: head_dim };
         let [q, k, v] = ["query", "key", "value"].map(|part| self.dense(x, &name(part)));
         let rows = Rows { q: q?, k: k?, v: v?, dims };
         let code = self.code(layer)?;
         let omega = self.values.of(&format!("omega.{layer}"))?;
         let width = code.as_ref().map_or(head_dim, |code| code.widths()[1]);
-        let favor =
-            Favor::new(&omega, [width, omega.len() / width], Form::BothSigns).with(Offset::None, Offset::None, 0.0);
-        let maps: Vec<&dyn RowMap<f64>> = code.as_deref().into_iter().chain([&favor as &dyn RowMap<f64>]).collect();
-        self.dense(&rows.attend(&maps, (Reach::Causal, None, Guard::Add(1e-6)), true), &name("out"))
+        let favor = Favor::new(&omega, [width, omega.len() / width], FavorFeatures::BothSigns).with(
+            Offset::None,
+            Offset::None,
+            0.0,
+        );
+        let maps: Vec<&dyn FeatureMap<f64>> =
+            code.as_deref().into_iter().chain([&favor as &dyn FeatureMap<f64>]).collect();
+        self.dense(&rows.attend(&maps, (LinearMask::Causal, None, DenominatorGuard::Add(1e-6)), true), &name("out"))
     }
 
     fn layer(&self, x: &[f64], layer: usize) -> Found<Vec<f64>> {

@@ -3,10 +3,12 @@
 use super::Values;
 use crate::folder::{Case, Folder};
 use crate::{Score, Tolerance};
-use kerple_core::attention::linear::{Decay, Dims, Inputs, NEAR, Problem, forward, naive};
-use kerple_core::attention::measure::{Part, monotonicity, translation_invariance};
+use kerple_core::attention::linear::{
+    Decay, LinearAttentionDims, LinearAttentionInputs, LinearAttentionProblem, NEAR, forward, naive,
+};
+use kerple_core::attention::measure::{MapRegion, monotonicity, translation_invariance};
 use kerple_core::attention::{Strides, View, ViewMut};
-use kerple_core::features::{Pointwise, RowMap, omega};
+use kerple_core::features::{FeatureMap, Pointwise, omega};
 use kerple_core::seed::{Purpose, stream};
 
 type Scores = Result<Vec<Score>, String>;
@@ -41,7 +43,7 @@ pub fn blocks(folder: &Folder, case: &Case) -> Scores {
     let values = Values { folder, case };
     let [m, d] = values.sizes("proj")?;
     let equal = values.size("scaling")? == 1;
-    let lengths = if equal { omega::Lengths::Equal } else { omega::Lengths::Drawn };
+    let lengths = if equal { omega::ColumnNorms::Equal } else { omega::ColumnNorms::Drawn };
     let drawn = omega::orthogonal([d, m], lengths, &mut stream(1, Purpose::Noise));
     let ours: Vec<f64> = (0..m * d).map(|at| drawn[at % d * m + at / d]).collect();
     let mut score = Score::new("structure");
@@ -61,8 +63,8 @@ pub fn metrics(folder: &Folder, case: &Case) -> Scores {
     let values = Values { folder, case };
     let (map, n) = (values.of("attn")?, values.size("n")?);
     let mut score = Score::new("measure");
-    let near = |first: usize| Part { first, furthest: Some(5) };
-    let all = Part { first: 0, furthest: None };
+    let near = |first: usize| MapRegion { first, furthest: Some(5) };
+    let all = MapRegion { first: 0, furthest: None };
     let invariance = [all, near(0)].map(|extent| translation_invariance(&map, n, extent));
     let monotonicity = [all, near(4)].map(|extent| monotonicity(&map, n, extent));
     values.compare(&mut score, "translation_invariance", &invariance, None)?;
@@ -114,12 +116,12 @@ fn faded(values: &Values, near: &[f64], [heads, len]: [usize; 2], chunked: bool)
     let strides = |d: usize| Strides { batch: heads * len * d, head: len * d, row: d };
     // features that are given are not negative: relu leaves them as they are
     let map = Pointwise::Relu { width: head_dim, shift: 0.0 };
-    let maps = [&map as &dyn RowMap<f64>];
+    let maps = [&map as &dyn FeatureMap<f64>];
     let decay = Some(Decay { met: NEAR, near, terms: 0, rates: &[], weights: &[] });
-    let dims = Dims { batch: 1, heads, len, head_dim, value_dim };
-    let problem = Problem { decay, ..Problem::causal(dims, &maps) };
+    let dims = LinearAttentionDims { batch: 1, heads, len, head_dim, value_dim };
+    let problem = LinearAttentionProblem { decay, ..LinearAttentionProblem::causal(dims, &maps) };
     let view = |data, d| View { data, strides: strides(d) };
-    let inputs = Inputs { q: view(&q, head_dim), k: view(&k, head_dim), v: view(&v, value_dim) };
+    let inputs = LinearAttentionInputs { q: view(&q, head_dim), k: view(&k, head_dim), v: view(&v, value_dim) };
     let (mut out, mut denominators) = (vec![0.0; v.len()], vec![0.0; heads * len]);
     let run = if chunked { forward::<f64> } else { naive::forward::<f64> };
     run(&problem, inputs, ViewMut::new(&mut out, strides(value_dim)), &mut denominators);

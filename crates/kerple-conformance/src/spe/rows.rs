@@ -1,10 +1,15 @@
 //! Running row maps on `[B, L, H, D]` arrays.
 
 use kerple_core::Number;
-use kerple_core::features::{MOST_ROWS, Place, RowMap, Side, padded};
+use kerple_core::features::{FeatureMap, MOST_ROWS, RowKind, RowRange, padded};
 
 /// The images of all rows of `x`, `[B, L, H, D]`, as `[B, L, H, width]`, by maps one after another.
-pub fn images<T: Number>(maps: &[&dyn RowMap<T>], side: Side, [batch, len, heads]: [usize; 3], x: &[f64]) -> Vec<f64> {
+pub fn images<T: Number>(
+    maps: &[&dyn FeatureMap<T>],
+    side: RowKind,
+    [batch, len, heads]: [usize; 3],
+    x: &[f64],
+) -> Vec<f64> {
     let mut rows: Vec<T> = x.iter().map(|value| T::from_f64(*value)).collect();
     for map in maps {
         let [d, width] = map.widths();
@@ -20,7 +25,7 @@ pub fn images<T: Number>(maps: &[&dyn RowMap<T>], side: Side, [batch, len, heads
             for row in 0..count {
                 from[row * wide..row * wide + d].copy_from_slice(&rows[at(row) * d..][..d]);
             }
-            map.forward(Place { side, batch, head, first, rows: count }, &from, &mut to, &mut room);
+            map.forward(RowRange { side, batch, head, first, rows: count }, &from, &mut to, &mut room);
             for row in 0..count {
                 images[at(row) * width..][..width].copy_from_slice(&to[row * wider..][..width]);
             }
@@ -31,7 +36,7 @@ pub fn images<T: Number>(maps: &[&dyn RowMap<T>], side: Side, [batch, len, heads
 }
 
 /// The codes themselves, `[L, H, D, R]`: images of unit rows.
-pub fn codes(map: &dyn RowMap<f64>, side: Side, len: usize, heads: usize) -> Vec<f64> {
+pub fn codes(map: &dyn FeatureMap<f64>, side: RowKind, len: usize, heads: usize) -> Vec<f64> {
     let [d, realisations] = map.widths();
     let mut codes = vec![0.0; len * heads * d * realisations];
     for feature in 0..d {

@@ -4,27 +4,27 @@
 //! out_i = sum_j a_h(|i - j|) phi(q_i).phi(k_j) v_j / (guard + sum_j a_h(|i - j|) phi(q_i).phi(k_j))        over the visible keys
 //! ```
 //!
-//! `phi` is a chain of [`RowMap`]s: perhaps a stochastic code, then features. `a` is 1, or a [`Decay`]:
+//! `phi` is a chain of [`FeatureMap`]s: perhaps a stochastic code, then features. `a` is 1, or a [`Decay`]:
 //! a table inside of chunks of [`CHUNK`] positions and towards the ones before, and a sum of decaying exponentials beyond. What
 //! this is *not* is softmax attention: with FAVOR+ features numerator and denominator are those of softmax with bias `ln a` in
 //! expectation only.
 //!
-//! Rows are worked off chunk by chunk. Between chunks a head of a sequence keeps sums of a fixed size,
+//! FeatureMapSaved are worked off chunk by chunk. Between chunks a head of a sequence keeps sums of a fixed size,
 //!
 //! ```text
 //! S_k(s) = sum over j < s of exp(-rate_k (s - j)) phi(k_j) [v_j, 1]        [M, D + 1] for each of K rates
 //! ```
 //!
 //! of which rows meet fewer combinations, see [`Decay`]. With gates, `a` is what the cumulative gates of two tokens have fallen between them,
-//! see [`Problem::gates`], and there is one such sum, which fades by the gates of a chunk. Sums are [`State`] when it is kept: the next call goes on behind the
+//! see [`LinearAttentionProblem::gates`], and there is one such sum, which fades by the gates of a chunk. StateSums are [`RecurrentState`] when it is kept: the next call goes on behind the
 //! last, one row or many, with the same result as one call for all. Decays are applied once a chunk, from tables made in f64,
 //! so f32 does not drift over a million positions.
 //!
 //! * [`naive`] is the reference, in quadratic time.
 //! * Padding: keys from a sequence's length on are ignored.
 //! * A sequence of any length can be trained in chunks: states are kept where chunks begin, and
-//!   gradients are computed from the last chunk to the first, each passing [`Later`] to the
-//!   previous one ([`backward_piece`]). Rows need no more memory than one chunk.
+//!   gradients are computed from the last chunk to the first, each passing [`StateGradient`] to the
+//!   previous one ([`backward_piece`]). FeatureMapSaved need no more memory than one chunk.
 //! * Heads of sequences are independent, and sums have a fixed order: results do not depend on the
 //!   number of threads.
 
@@ -43,15 +43,15 @@ mod tests;
 pub mod toeplitz;
 
 pub use decay::{Decay, DecayGradient, IN_F32, shapes};
-pub use state::{Later, State};
+pub use state::{RecurrentState, StateGradient};
 
 use super::{Strides, View, ViewMut};
 use crate::Number;
-use crate::features::{Chain, RowMap, Side};
-use crate::tiles::view::Shape;
+use crate::features::{FeatureChain, FeatureMap, RowKind};
+use crate::tiles::view::ViewShape;
 use crate::tiles::workers;
 use coded::Coded;
-use decay::Terms;
+use decay::DecayTerms;
 use std::hash::{DefaultHasher, Hash, Hasher};
 
 /// Positions of a chunk.
@@ -63,7 +63,7 @@ pub const NEAR: usize = 2 * CHUNK;
 
 /// Sizes of one call; queries and keys have the same positions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Dims {
+pub struct LinearAttentionDims {
     /// Sequences, B.
     pub batch: usize,
     /// Heads, H.
@@ -78,7 +78,7 @@ pub struct Dims {
 
 /// Which keys a query sees.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Reach {
+pub enum LinearMask {
     /// Itself and what came before.
     Causal,
     /// All.
@@ -87,7 +87,7 @@ pub enum Reach {
 
 /// What keeps the denominator from 0.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub enum Guard {
+pub enum DenominatorGuard {
     /// Nothing. A row whose denominator is 0 gives zeros.
     #[default]
     Nothing,
@@ -97,51 +97,51 @@ pub enum Guard {
     Small(f64),
 }
 
-impl Guard {
+impl DenominatorGuard {
     fn apply<T: Number>(self, sum: T) -> T {
         match self {
-            Guard::Nothing => sum,
-            Guard::Add(epsilon) => sum + T::from_f64(epsilon),
-            Guard::Small(epsilon) if sum.to_f64().abs() <= epsilon => sum + T::from_f64(2.0 * epsilon),
-            Guard::Small(_) => sum,
+            DenominatorGuard::Nothing => sum,
+            DenominatorGuard::Add(epsilon) => sum + T::from_f64(epsilon),
+            DenominatorGuard::Small(epsilon) if sum.to_f64().abs() <= epsilon => sum + T::from_f64(2.0 * epsilon),
+            DenominatorGuard::Small(_) => sum,
         }
     }
 }
 
 /// What is computed, besides the values of q, k and v.
 #[derive(Clone, Copy, Debug)]
-pub struct Problem<'a, T> {
+pub struct LinearAttentionProblem<'a, T> {
     /// Sizes.
-    pub dims: Dims,
+    pub dims: LinearAttentionDims,
     /// Which keys a query sees.
-    pub reach: Reach,
+    pub reach: LinearMask,
     /// Positions that each sequence has, `[B]`; keys from there on are padding. `None`: no padding.
     pub lengths: Option<&'a [usize]>,
     /// From rows to features, one map after another.
-    pub maps: &'a [&'a dyn RowMap<T>],
+    pub maps: &'a [&'a dyn FeatureMap<T>],
     /// What becomes of products with distance; `None`: nothing.
     pub decay: Option<Decay<'a, T>>,
     /// Log gates `[B, H, L]`, at most 0: products decay by the sum of the gates after the key, up
     /// to the query's own, as in [`crate::ops::gate_cumsum`]. Causal only, and instead of a decay.
     pub gates: Option<&'a [T]>,
     /// What keeps the denominator from 0.
-    pub guard: Guard,
+    pub guard: DenominatorGuard,
 }
 
-impl<'a, T: Number> Problem<'a, T> {
+impl<'a, T: Number> LinearAttentionProblem<'a, T> {
     /// Causal rows without padding, without decay of products.
-    pub fn causal(dims: Dims, maps: &'a [&'a dyn RowMap<T>]) -> Problem<'a, T> {
-        let (reach, guard) = (Reach::Causal, Guard::Nothing);
-        Problem { dims, reach, lengths: None, maps, decay: None, gates: None, guard }
+    pub fn causal(dims: LinearAttentionDims, maps: &'a [&'a dyn FeatureMap<T>]) -> LinearAttentionProblem<'a, T> {
+        let (reach, guard) = (LinearMask::Causal, DenominatorGuard::Nothing);
+        LinearAttentionProblem { dims, reach, lengths: None, maps, decay: None, gates: None, guard }
     }
 
-    fn chain(&self) -> Chain<'a, T> {
-        Chain::new(self.maps)
+    fn chain(&self) -> FeatureChain<'a, T> {
+        FeatureChain::new(self.maps)
     }
 
     /// The decay of products, per head.
-    fn terms(&self) -> Vec<Terms<T>> {
-        (0..self.dims.heads).map(|head| Terms::new(self.decay.as_ref(), head)).collect()
+    fn terms(&self) -> Vec<DecayTerms<T>> {
+        (0..self.dims.heads).map(|head| DecayTerms::new(self.decay.as_ref(), head)).collect()
     }
 
     /// Numbers in the gradient of the parameters of all maps, `[H, P]`: the P.
@@ -165,17 +165,17 @@ impl<'a, T: Number> Problem<'a, T> {
         self.lengths.map_or(usize::MAX, |lengths| lengths[batch]).saturating_sub(first)
     }
 
-    fn shapes(&self) -> [Shape; 2] {
-        let Dims { batch, heads, len, head_dim, value_dim } = self.dims;
-        [head_dim, value_dim].map(|head_dim| Shape { batch, heads, rows: len, head_dim })
+    fn shapes(&self) -> [ViewShape; 2] {
+        let LinearAttentionDims { batch, heads, len, head_dim, value_dim } = self.dims;
+        [head_dim, value_dim].map(|head_dim| ViewShape { batch, heads, rows: len, head_dim })
     }
 
-    fn check_piece(&self, state: &State<T>) {
+    fn check_piece(&self, state: &RecurrentState<T>) {
         assert!(
-            self.reach == Reach::Causal && self.lengths.is_none(),
+            self.reach == LinearMask::Causal && self.lengths.is_none(),
             "a state requires causal attention without padding"
         );
-        let dims = Dims { len: 0, head_dim: 0, ..self.dims };
+        let dims = LinearAttentionDims { len: 0, head_dim: 0, ..self.dims };
         assert!(state.dims == dims, "the state has the shape {:?}, not {dims:?}", state.dims);
         assert!(
             state.identity == self.identity(),
@@ -185,7 +185,7 @@ impl<'a, T: Number> Problem<'a, T> {
     }
 
     fn check(&self) {
-        let Dims { heads, batch, len, head_dim, value_dim } = self.dims;
+        let LinearAttentionDims { heads, batch, len, head_dim, value_dim } = self.dims;
         assert!(head_dim > 0 && value_dim > 0, "{:?}: head_dim and value_dim must be at least 1", self.dims);
         let room =
             crate::elements(&[batch.max(1), heads.max(1), len.saturating_add(CHUNK), head_dim.max(value_dim) + 64]);
@@ -201,7 +201,7 @@ impl<'a, T: Number> Problem<'a, T> {
         if let Some(gates) = self.gates {
             crate::check_shape!(gates, B = batch, H = heads, L = len);
             assert!(
-                self.reach == Reach::Causal && self.decay.is_none(),
+                self.reach == LinearMask::Causal && self.decay.is_none(),
                 "gates require causal attention without another decay"
             );
         }
@@ -210,7 +210,7 @@ impl<'a, T: Number> Problem<'a, T> {
 
 /// What a call reads.
 #[derive(Clone, Copy, Debug)]
-pub struct Inputs<'a, T> {
+pub struct LinearAttentionInputs<'a, T> {
     /// `[B, H, L, D]`
     pub q: View<'a, T>,
     /// `[B, H, L, D]`
@@ -219,8 +219,8 @@ pub struct Inputs<'a, T> {
     pub v: View<'a, T>,
 }
 
-impl<T: Number> Inputs<'_, T> {
-    fn check(&self, [rows, values]: [Shape; 2]) {
+impl<T: Number> LinearAttentionInputs<'_, T> {
+    fn check(&self, [rows, values]: [ViewShape; 2]) {
         self.q.check("q", rows);
         self.k.check("k", rows);
         self.v.check("v", values);
@@ -231,27 +231,32 @@ impl<T: Number> Inputs<'_, T> {
 ///
 /// # Panics
 /// If a slice does not fit the sizes of `problem`.
-pub fn forward<T: Number>(problem: &Problem<T>, inputs: Inputs<T>, out: ViewMut<T>, denominators: &mut [T]) {
+pub fn forward<T: Number>(
+    problem: &LinearAttentionProblem<T>,
+    inputs: LinearAttentionInputs<T>,
+    out: ViewMut<T>,
+    denominators: &mut [T],
+) {
     check_forward(problem, &inputs, &out, denominators);
     run_forward(problem, inputs, out, denominators, None);
 }
 
 /// Contracts with a code first, if there is one; what it makes are rows like others.
 fn run_forward<T: Number>(
-    problem: &Problem<T>,
-    inputs: Inputs<T>,
+    problem: &LinearAttentionProblem<T>,
+    inputs: LinearAttentionInputs<T>,
     out: ViewMut<T>,
     denominators: &mut [T],
-    state: Option<&mut State<T>>,
+    state: Option<&mut RecurrentState<T>>,
 ) {
     if let Some(coded) = Coded::new(problem, inputs, state.as_ref().map_or(0, |state| state.len())) {
         let images = coded.forward();
         return run_forward(&coded.rest(), coded.images(&images), out, denominators, state);
     }
     match (problem.reach, problem.decay) {
-        (Reach::Causal, _) => forward::forward(problem, inputs, out, denominators, state),
-        (Reach::Both, None) => both::forward(problem, inputs, out, denominators),
-        (Reach::Both, Some(_)) => mirrored::forward(problem, inputs, out, denominators),
+        (LinearMask::Causal, _) => forward::forward(problem, inputs, out, denominators, state),
+        (LinearMask::Both, None) => both::forward(problem, inputs, out, denominators),
+        (LinearMask::Both, Some(_)) => mirrored::forward(problem, inputs, out, denominators),
     }
 }
 
@@ -261,30 +266,35 @@ fn run_forward<T: Number>(
 /// If a slice does not fit, the problem is not causal or has padding, or the state belongs to
 /// another problem.
 pub fn extend<T: Number>(
-    problem: &Problem<T>,
-    inputs: Inputs<T>,
+    problem: &LinearAttentionProblem<T>,
+    inputs: LinearAttentionInputs<T>,
     out: ViewMut<T>,
     denominators: &mut [T],
-    state: &mut State<T>,
+    state: &mut RecurrentState<T>,
 ) {
     check_forward(problem, &inputs, &out, denominators);
     problem.check_piece(state);
     run_forward(problem, inputs, out, denominators, Some(state));
 }
 
-fn check_forward<T: Number>(problem: &Problem<T>, inputs: &Inputs<T>, out: &ViewMut<T>, denominators: &[T]) {
+fn check_forward<T: Number>(
+    problem: &LinearAttentionProblem<T>,
+    inputs: &LinearAttentionInputs<T>,
+    out: &ViewMut<T>,
+    denominators: &[T],
+) {
     problem.check();
     inputs.check(problem.shapes());
     out.check("out", problem.shapes()[1]);
-    let Dims { batch, heads, len, .. } = problem.dims;
+    let LinearAttentionDims { batch, heads, len, .. } = problem.dims;
     crate::check_shape!(denominators, B = batch, H = heads, L = len);
 }
 
 /// What the backward reads.
 #[derive(Clone, Copy, Debug)]
-pub struct Saved<'a, T> {
+pub struct LinearAttentionSaved<'a, T> {
     /// Of the forward.
-    pub inputs: Inputs<'a, T>,
+    pub inputs: LinearAttentionInputs<'a, T>,
     /// The forward's output, `[B, H, L, value_dim]`.
     pub out: View<'a, T>,
     /// The forward's denominators, `[B, H, L]`.
@@ -295,7 +305,7 @@ pub struct Saved<'a, T> {
 
 /// Where the gradients go; every buffer is overwritten.
 #[derive(Debug)]
-pub struct Gradients<'a, T> {
+pub struct LinearAttentionGradients<'a, T> {
     /// `[B, H, L, D]`
     pub d_q: ViewMut<'a, T>,
     /// `[B, H, L, D]`
@@ -314,7 +324,11 @@ pub struct Gradients<'a, T> {
 ///
 /// # Panics
 /// If a slice does not fit the sizes of `problem`, or two gradients share an element.
-pub fn backward<T: Number>(problem: &Problem<T>, saved: Saved<T>, gradients: Gradients<T>) {
+pub fn backward<T: Number>(
+    problem: &LinearAttentionProblem<T>,
+    saved: LinearAttentionSaved<T>,
+    gradients: LinearAttentionGradients<T>,
+) {
     check_backward(problem, &saved, &gradients);
     run_backward(problem, saved, None, gradients);
 }
@@ -326,10 +340,10 @@ pub fn backward<T: Number>(problem: &Problem<T>, saved: Saved<T>, gradients: Gra
 /// # Panics
 /// As [`backward()`] and [`extend`] do, and if a piece neither ends the sequence nor has whole chunks.
 pub fn backward_piece<T: Number>(
-    problem: &Problem<T>,
-    saved: Saved<T>,
-    (before, later): (&State<T>, &mut Later<T>),
-    gradients: Gradients<T>,
+    problem: &LinearAttentionProblem<T>,
+    saved: LinearAttentionSaved<T>,
+    (before, later): (&RecurrentState<T>, &mut StateGradient<T>),
+    gradients: LinearAttentionGradients<T>,
 ) {
     check_backward(problem, &saved, &gradients);
     problem.check_piece(before);
@@ -354,32 +368,36 @@ pub fn backward_piece<T: Number>(
 }
 
 fn run_backward<T: Number>(
-    problem: &Problem<T>,
-    saved: Saved<T>,
-    ends: Option<(&State<T>, &mut Later<T>)>,
-    gradients: Gradients<T>,
+    problem: &LinearAttentionProblem<T>,
+    saved: LinearAttentionSaved<T>,
+    ends: Option<(&RecurrentState<T>, &mut StateGradient<T>)>,
+    gradients: LinearAttentionGradients<T>,
 ) {
     let first = ends.as_ref().map_or(0, |(before, _)| before.len());
     if let Some(coded) = Coded::new(problem, saved.inputs, first) {
         return coded.backward(saved, ends, gradients);
     }
     match (problem.reach, problem.decay) {
-        (Reach::Causal, _) => backward::backward(problem, saved, ends, gradients),
-        (Reach::Both, None) => both::backward(problem, saved, gradients),
-        (Reach::Both, Some(_)) => mirrored::backward(problem, saved, gradients),
+        (LinearMask::Causal, _) => backward::backward(problem, saved, ends, gradients),
+        (LinearMask::Both, None) => both::backward(problem, saved, gradients),
+        (LinearMask::Both, Some(_)) => mirrored::backward(problem, saved, gradients),
     }
 }
 
-fn check_backward<T: Number>(problem: &Problem<T>, saved: &Saved<T>, gradients: &Gradients<T>) {
+fn check_backward<T: Number>(
+    problem: &LinearAttentionProblem<T>,
+    saved: &LinearAttentionSaved<T>,
+    gradients: &LinearAttentionGradients<T>,
+) {
     problem.check();
-    let Dims { batch, heads, len, .. } = problem.dims;
+    let LinearAttentionDims { batch, heads, len, .. } = problem.dims;
     let [rows, values] = problem.shapes();
     saved.inputs.check([rows, values]);
     saved.out.check("out", values);
     saved.d_out.check("d_out", values);
-    let Saved { denominators, .. } = *saved;
+    let LinearAttentionSaved { denominators, .. } = *saved;
     crate::check_shape!(denominators, B = batch, H = heads, L = len);
-    let Gradients { d_q, d_k, d_v, d_parameters, d_decay, d_gates } = gradients;
+    let LinearAttentionGradients { d_q, d_k, d_v, d_parameters, d_decay, d_gates } = gradients;
     d_q.check("d_q", rows);
     d_k.check("d_k", rows);
     d_v.check("d_v", values);
@@ -400,12 +418,12 @@ fn check_backward<T: Number>(problem: &Problem<T>, saved: &Saved<T>, gradients: 
 }
 
 /// Head and sequence of an item of work, sequences of a head next to each other.
-fn unit(dims: Dims, item: usize) -> (usize, usize) {
+fn unit(dims: LinearAttentionDims, item: usize) -> (usize, usize) {
     (item / dims.batch.max(1), item % dims.batch.max(1))
 }
 
-/// Sums over sequences, in order, what each left for a head: `[H, B, n]` to `[H, n]`.
-fn sum_batch<T: Number>(dims: Dims, parts: &[T], to: &mut [T]) {
+/// StateSums over sequences, in order, what each left for a head: `[H, B, n]` to `[H, n]`.
+fn sum_batch<T: Number>(dims: LinearAttentionDims, parts: &[T], to: &mut [T]) {
     let size = to.len() / dims.heads.max(1);
     if size == 0 {
         return;
@@ -419,6 +437,6 @@ fn sum_batch<T: Number>(dims: Dims, parts: &[T], to: &mut [T]) {
 }
 
 /// The view of a packed `[H, B, n]` buffer, one row for each head of each sequence.
-fn parts<T>(dims: Dims, size: usize, data: &mut [T]) -> ViewMut<'_, T> {
+fn parts<T>(dims: LinearAttentionDims, size: usize, data: &mut [T]) -> ViewMut<'_, T> {
     ViewMut::new(data, Strides { batch: size, head: dims.batch * size, row: 0 })
 }

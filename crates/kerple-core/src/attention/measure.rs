@@ -3,7 +3,7 @@
 
 /// Which part of a map is measured.
 #[derive(Clone, Copy, Debug)]
-pub struct Part {
+pub struct MapRegion {
     /// First query.
     pub first: usize,
     /// Largest distance from query to key; `None`: all.
@@ -15,7 +15,7 @@ pub struct Part {
 ///
 /// # Panics
 /// If the map has another size.
-pub fn translation_invariance(map: &[f64], n: usize, part: Part) -> f64 {
+pub fn translation_invariance(map: &[f64], n: usize, part: MapRegion) -> f64 {
     crate::check_shape!(map, Q = n, K = n);
     let furthest = part.furthest.unwrap_or(n.saturating_sub(1));
     let (mut all, mut within) = (Vec::new(), 0.0);
@@ -37,7 +37,7 @@ fn variance(values: &[f64]) -> f64 {
 ///
 /// # Panics
 /// If the map has another size.
-pub fn monotonicity(map: &[f64], n: usize, part: Part) -> f64 {
+pub fn monotonicity(map: &[f64], n: usize, part: MapRegion) -> f64 {
     crate::check_shape!(map, Q = n, K = n);
     let furthest = part.furthest.unwrap_or(n.saturating_sub(1));
     let (mut pairs, mut violated) = (0u64, 0u64);
@@ -62,11 +62,11 @@ mod tests {
             (0..n * n).map(|at| if at % n > at / n { 0.0 } else { f(at / n, at % n) }).collect()
         };
         let (relative, rising) = (by(|i, j| 1.0 / (1.0 + (i - j) as f64)), by(|i, j| (i - j) as f64));
-        for part in [Part { first: 0, furthest: None }, Part { first: 3, furthest: Some(4) }] {
+        for part in [MapRegion { first: 0, furthest: None }, MapRegion { first: 3, furthest: Some(4) }] {
             assert!(translation_invariance(&relative, n, part).abs() < 1e-12);
             assert_eq!((monotonicity(&relative, n, part), monotonicity(&rising, n, part)), (0.0, 1.0));
         }
         let absolute = by(|_, j| j as f64);
-        assert!(translation_invariance(&absolute, n, Part { first: 0, furthest: None }) > 0.5);
+        assert!(translation_invariance(&absolute, n, MapRegion { first: 0, furthest: None }) > 0.5);
     }
 }

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! s[h, j] = scale * q[h].k[h, j]        or cap tanh of it / cap, over the visible keys j        d = position of the query - j
-//!                                       with damping feature f of q and k as e^(-rate[f] d) of it
+//!                                       with feature decay: feature f of q and k times e^(-rate[f] d)
 //! z[h, j] = s[h, j] * weight[h, d] + bias[h, d] + sign(d) (clock[h, i] - clock[h, j])        or z = map(s), all heads at once
 //! lse[h]  = ln sum exp z[h], and of a sink where heads have one        p[h, j] = exp(z[h, j] - lse[h])        out[h] = sum p[h, j] v[h, j]
 //!                                  v[h, j] with what a map adds to it, in both directions
@@ -17,7 +17,7 @@
 //!
 //! Not for speed: [`tiled`](super::tiled) and [`row_block`](super::row_block) compute the same and are tested against this.
 
-use super::{Dims, Gradients, Problem, Saved, ScoreTable, ScoreTransform, View, ViewMut};
+use super::{AttentionDims, AttentionGradients, AttentionProblem, AttentionSaved, ScoreTable, ScoreTransform, View, ViewMut};
 use crate::Number;
 use crate::forms::{ScoreBlock, ScoreModGradients, Strided, ValueMod};
 use std::borrow::Cow;
@@ -27,7 +27,14 @@ use std::ops::Range;
 ///
 /// # Panics
 /// If a slice does not fit the sizes of `problem`.
-pub fn forward<T: Number>(problem: &Problem<T>, q: View<T>, k: View<T>, v: View<T>, out: ViewMut<T>, lse: &mut [T]) {
+pub fn forward<T: Number>(
+    problem: &AttentionProblem<T>,
+    q: View<T>,
+    k: View<T>,
+    v: View<T>,
+    out: ViewMut<T>,
+    lse: &mut [T],
+) {
     problem.check_forward(q, k, v, &out, lse);
     for row in rows(problem) {
         let queries = row.queries(q);
@@ -59,7 +66,11 @@ pub fn forward<T: Number>(problem: &Problem<T>, q: View<T>, k: View<T>, v: View<
 ///
 /// # Panics
 /// If a slice does not fit the sizes of `problem`, or two gradients share an element.
-pub fn backward<T: Number>(problem: &Problem<T>, saved: Saved<T>, mut gradients: Gradients<T>) {
+pub fn backward<T: Number>(
+    problem: &AttentionProblem<T>,
+    saved: AttentionSaved<T>,
+    mut gradients: AttentionGradients<T>,
+) {
     problem.check_backward(&saved, &gradients);
     clear(problem.dims, &mut gradients);
     let dim = problem.dims.head_dim;
@@ -90,7 +101,7 @@ pub fn backward<T: Number>(problem: &Problem<T>, saved: Saved<T>, mut gradients:
         }
         row.values_backward(&weights, &queries, saved.d_out, &mut map_sums);
         row.mapped_backward(&scores, &queries, &mut d_scores, &mut gradients, &mut map_sums);
-        if let Some(cap) = problem.cap {
+        if let Some(cap) = problem.softcap {
             let slopes = scores.iter().map(|&bent| T::ONE - bent / cap * (bent / cap));
             d_scores.iter_mut().zip(slopes).for_each(|(d, slope)| *d = *d * slope);
         }
@@ -98,7 +109,7 @@ pub fn backward<T: Number>(problem: &Problem<T>, saved: Saved<T>, mut gradients:
             for (key, &d_score) in row.visible.clone().zip(d_scores) {
                 let d_dot = d_score * problem.scale;
                 let (q, k) = (row.of_query(saved.q, head), row.of_key(saved.k, head, key));
-                let (q, k) = (row.damped(q, key), row.damped(k, key));
+                let (q, k) = (row.decayed(q, key), row.decayed(k, key));
                 // SAFETY: the views are checked to share no element, and one row of each is in use.
                 unsafe {
                     add_scaled(gradients.d_q.row(row.batch, head, row.query, dim), d_dot, &k);
@@ -113,22 +124,22 @@ pub fn backward<T: Number>(problem: &Problem<T>, saved: Saved<T>, mut gradients:
 }
 
 /// One query of one sequence, all its heads.
-struct Row<'a, T> {
-    problem: &'a Problem<'a, T>,
+struct QueryRow<'a, T> {
+    problem: &'a AttentionProblem<'a, T>,
     batch: usize,
     query: usize,
     visible: Range<usize>,
 }
 
-fn rows<'a, T: Number>(problem: &'a Problem<'a, T>) -> impl Iterator<Item = Row<'a, T>> {
-    let Dims { batch, queries, .. } = problem.dims;
+fn rows<'a, T: Number>(problem: &'a AttentionProblem<'a, T>) -> impl Iterator<Item = QueryRow<'a, T>> {
+    let AttentionDims { batch, queries, .. } = problem.dims;
     (0..batch * queries).map(move |index| {
         let (batch, query) = (index / queries, index % queries);
-        Row { problem, batch, query, visible: problem.visible(batch, query) }
+        QueryRow { problem, batch, query, visible: problem.visible(batch, query) }
     })
 }
 
-impl<'a, T: Number> Row<'a, T> {
+impl<'a, T: Number> QueryRow<'a, T> {
     fn kv_head(&self, head: usize) -> usize {
         head / (self.problem.dims.heads / self.problem.dims.kv_heads)
     }
@@ -159,21 +170,20 @@ impl<'a, T: Number> Row<'a, T> {
     /// `s` of the visible keys, `[H, visible]`.
     fn scores(&self, q: View<T>, k: View<T>) -> Vec<T> {
         let score = |head, key| {
-            let keys = self.damped(self.of_key(k, head, key), key);
+            let keys = self.decayed(self.of_key(k, head, key), key);
             let s = self.problem.scale * dot(self.of_query(q, head), &keys);
-            self.problem.cap.map_or(s, |cap| cap * tanh(s / cap))
+            self.problem.softcap.map_or(s, |cap| cap * tanh(s / cap))
         };
         (0..self.problem.dims.heads).flat_map(|head| self.visible.clone().map(move |key| score(head, key))).collect()
     }
 
     /// Features of a query or of a key as their products over this distance count them.
-    fn damped<'v>(&self, features: &'v [T], key: usize) -> Cow<'v, [T]> {
-        let ScoreTransform::Table(ScoreTable { damping: Some(rates), .. }) = self.problem.scores else {
-            return features.into();
+    fn decayed<'v>(&self, features: &'v [T], key: usize) -> Cow<'v, [T]> {
+        let ScoreTransform::Table(ScoreTable { feature_decay: Some(rates), .. }) = self.problem.scores else { return features.into() ;
         };
         let distance = (self.problem.dims.position(self.query) - key as isize) as f64;
-        let damped = |(value, rate): (&T, &f64)| *value * T::from_f64((-rate * distance).exp());
-        features.iter().zip(rates).map(damped).collect::<Vec<T>>().into()
+        let decayed = |(value, rate): (&T, &f64)| *value * T::from_f64((-rate * distance).exp());
+        features.iter().zip(rates).map(decayed).collect::<Vec<T>>().into()
     }
 
     /// `z`, of the same shape as `s`.
@@ -202,7 +212,7 @@ impl<'a, T: Number> Row<'a, T> {
         scores: &[T],
         queries: &[T],
         d_scores: &mut [T],
-        gradients: &mut Gradients<T>,
+        gradients: &mut AttentionGradients<T>,
         sums: &mut [T],
     ) {
         match self.problem.scores {
@@ -217,7 +227,7 @@ impl<'a, T: Number> Row<'a, T> {
             }
             ScoreTransform::Table(table) => {
                 if let Some(d_gate_cumsum) = &mut gradients.d_gate_cumsum {
-                    let Dims { heads, keys, .. } = self.problem.dims;
+                    let AttentionDims { heads, keys, .. } = self.problem.dims;
                     for ((head, key, sign), d) in self.signs().zip(&*d_scores) {
                         let row = &mut d_gate_cumsum[(self.batch * heads + head) * keys..][..keys];
                         row[self.own_key()] += sign * d.to_f64();
@@ -331,12 +341,12 @@ fn add_scaled<T: Number>(to: &mut [T], factor: T, from: &[T]) {
     }
 }
 
-fn clear<T: Number>(dims: Dims, gradients: &mut Gradients<T>) {
-    let Gradients { d_q, d_k, d_v, d_bias, d_weight, d_map, d_sinks, d_gate_cumsum } = gradients;
+fn clear<T: Number>(dims: AttentionDims, gradients: &mut AttentionGradients<T>) {
+    let AttentionGradients { d_q, d_k, d_v, d_bias, d_weight, d_map, d_sinks, d_gate_cumsum } = gradients;
     if let Some(d_gate_cumsum) = d_gate_cumsum {
         d_gate_cumsum.fill(0.0);
     }
-    let Dims { batch, heads, kv_heads, queries, keys, head_dim } = dims;
+    let AttentionDims { batch, heads, kv_heads, queries, keys, head_dim } = dims;
     for (view, heads, rows) in [(d_q, heads, queries), (d_k, kv_heads, keys), (d_v, kv_heads, keys)] {
         for index in 0..batch * heads * rows {
             // SAFETY: the view is checked, and this is its only row in use.

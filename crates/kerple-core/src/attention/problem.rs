@@ -2,15 +2,15 @@
 
 use crate::Number;
 use crate::forms::{Mask, ScoreTable, ScoreTransform, Sides, Strided, visible_keys};
-use crate::tiles::view::{Shape, View, ViewMut};
+use crate::tiles::view::{View, ViewMut, ViewShape};
 use std::ops::Range;
 
-/// Largest rate of [`ScoreTable::damping`]: over the keys of a tile no factor leaves the range of `f32`.
-pub const MOST_DAMPING: f64 = 0.125;
+/// Largest rate of [`ScoreTable::feature_decay`]: over the keys of a tile no factor leaves the range of `f32`.
+pub const MAX_FEATURE_DECAY: f64 = 0.125;
 
 /// Sizes of one attention call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Dims {
+pub struct AttentionDims {
     /// Sequences, B.
     pub batch: usize,
     /// Query heads, H.
@@ -25,7 +25,7 @@ pub struct Dims {
     pub head_dim: usize,
 }
 
-impl Dims {
+impl AttentionDims {
     /// Position of query `i`, its distance to key 0; negative where the query sits before every key.
     pub(super) fn position(&self, i: usize) -> isize {
         (self.keys + i) as isize - self.queries as isize
@@ -34,14 +34,14 @@ impl Dims {
 
 /// What is computed, besides the values of q, k and v.
 #[derive(Clone, Copy, Debug)]
-pub struct Problem<'a, T> {
+pub struct AttentionProblem<'a, T> {
     /// Sizes.
-    pub dims: Dims,
+    pub dims: AttentionDims,
     /// Factor on `q.k`, usually `1 / sqrt(D)`.
     pub scale: T,
     /// The softcap: scaled scores become `cap tanh(s / cap)`, within 2e-7 of the cap in `f32`,
     /// before any other change.
-    pub cap: Option<T>,
+    pub softcap: Option<T>,
     /// The attention sink: an extra logit per head without a value, `[H]`.
     pub sinks: Option<&'a [T]>,
     /// Which keys a query sees.
@@ -53,11 +53,11 @@ pub struct Problem<'a, T> {
     pub scores: ScoreTransform<'a, T>,
 }
 
-impl<'a, T: Number> Problem<'a, T> {
+impl<'a, T: Number> AttentionProblem<'a, T> {
     /// A decoder's, without a window, padding or tables.
-    pub fn causal(dims: Dims, scale: T) -> Self {
-        let (cap, sinks, lengths) = (None, None, None);
-        Problem { dims, scale, cap, sinks, mask: Mask::CAUSAL, lengths, scores: ScoreTransform::PLAIN }
+    pub fn causal(dims: AttentionDims, scale: T) -> Self {
+        let (softcap, sinks, lengths) = (None, None, None);
+        AttentionProblem { dims, scale, softcap, sinks, mask: Mask::CAUSAL, lengths, scores: ScoreTransform::PLAIN }
     }
 
     /// What the running maximum and total of a row of this head begin with.
@@ -106,7 +106,7 @@ impl<'a, T: Number> Problem<'a, T> {
     }
 
     fn check(&self) {
-        let Dims { batch, heads, kv_heads, queries, keys, head_dim } = self.dims;
+        let AttentionDims { batch, heads, kv_heads, queries, keys, head_dim } = self.dims;
         assert!(head_dim > 0, "head_dim = 0");
         assert!(
             kv_heads > 0 && heads.is_multiple_of(kv_heads),
@@ -116,7 +116,7 @@ impl<'a, T: Number> Problem<'a, T> {
         let reach = queries.saturating_add(keys).saturating_add(1 << 10);
         let room = crate::elements(&[batch.max(1), heads.max(1), reach, head_dim.saturating_add(1 << 6)]);
         assert!(room.is_some_and(|room| room <= isize::MAX as usize / size_of::<T>()), "{:?} is too large", self.dims);
-        assert!(self.cap.is_none_or(|cap| cap > T::ZERO && cap.is_finite()), "cap = {:?}", self.cap);
+        assert!(self.softcap.is_none_or(|cap| cap > T::ZERO && cap.is_finite()), "softcap = {:?}", self.softcap);
         if let Some(sinks) = self.sinks {
             crate::check_shape!(sinks, H = heads);
         }
@@ -130,14 +130,14 @@ impl<'a, T: Number> Problem<'a, T> {
             for table in [of.bias, of.weight].into_iter().flatten() {
                 self.check_table(of, table);
             }
-            if let Some(rates) = of.damping {
+            if let Some(rates) = of.feature_decay {
                 crate::check_shape!(rates, D = head_dim);
                 assert!(
                     matches!(self.mask, Mask::Causal { .. }),
                     "decaying rotations require \
                     causal attention"
                 );
-                assert!(rates.iter().all(|rate| (0.0..=MOST_DAMPING).contains(rate)), "damping: {rates:?}");
+                assert!(rates.iter().all(|rate| (0.0..=MAX_FEATURE_DECAY).contains(rate)), "feature_decay: {rates:?}");
             }
             if let Some(gate_cumsum) = of.gate_cumsum {
                 self.check_gate_cumsum(gate_cumsum);
@@ -146,7 +146,7 @@ impl<'a, T: Number> Problem<'a, T> {
     }
 
     fn check_gate_cumsum(&self, Strided { values, stride }: Strided<&[f64]>) {
-        let Dims { batch, heads, queries, keys, .. } = self.dims;
+        let AttentionDims { batch, heads, queries, keys, .. } = self.dims;
         let units = batch * heads;
         let needed = crate::elements(&[units.saturating_sub(1), stride]).and_then(|start| start.checked_add(keys));
         let fits = stride >= keys && (units == 0 || needed.is_some_and(|needed| needed <= values.len()));
@@ -166,13 +166,13 @@ impl<'a, T: Number> Problem<'a, T> {
     /// The cumulative gates of a head of a sequence, `[K]`, where there are cumulative gates.
     pub(super) fn gate_cumsum(&self, batch: usize, head: usize) -> Option<&'a [f64]> {
         let ScoreTransform::Table(ScoreTable { gate_cumsum: Some(gate_cumsum), .. }) = self.scores else { return None };
-        let Dims { heads, keys, .. } = self.dims;
+        let AttentionDims { heads, keys, .. } = self.dims;
         Some(&gate_cumsum.values[(batch * heads + head) * gate_cumsum.stride..][..keys])
     }
 
     /// Of a table, or of the gradient in one.
     fn check_table(&self, of: ScoreTable<T>, table: &[T]) {
-        let Dims { heads, queries, keys, .. } = self.dims;
+        let AttentionDims { heads, queries, keys, .. } = self.dims;
         crate::check_shape!(table, H = heads, C = self.columns(of));
         let needed = match self.mask {
             Mask::Causal { .. } => keys,
@@ -186,14 +186,14 @@ impl<'a, T: Number> Problem<'a, T> {
         );
     }
 
-    pub(super) fn query_shape(&self) -> Shape {
-        let Dims { batch, heads, queries, head_dim, .. } = self.dims;
-        Shape { batch, heads, rows: queries, head_dim }
+    pub(super) fn query_shape(&self) -> ViewShape {
+        let AttentionDims { batch, heads, queries, head_dim, .. } = self.dims;
+        ViewShape { batch, heads, rows: queries, head_dim }
     }
 
-    pub(super) fn key_shape(&self) -> Shape {
-        let Dims { batch, kv_heads, keys, head_dim, .. } = self.dims;
-        Shape { batch, heads: kv_heads, rows: keys, head_dim }
+    pub(super) fn key_shape(&self) -> ViewShape {
+        let AttentionDims { batch, kv_heads, keys, head_dim, .. } = self.dims;
+        ViewShape { batch, heads: kv_heads, rows: keys, head_dim }
     }
 
     pub(super) fn check_forward<'v>(
@@ -204,7 +204,7 @@ impl<'a, T: Number> Problem<'a, T> {
         out: &ViewMut<T>,
         lse: &[T],
     ) {
-        let Dims { batch, heads, queries, .. } = self.dims;
+        let AttentionDims { batch, heads, queries, .. } = self.dims;
         self.check();
         q.check("q", self.query_shape());
         k.check("k", self.key_shape());
@@ -213,8 +213,8 @@ impl<'a, T: Number> Problem<'a, T> {
         crate::check_shape!(lse, B = batch, H = heads, Q = queries);
     }
 
-    pub(super) fn check_backward(&self, saved: &Saved<T>, gradients: &Gradients<T>) {
-        let Dims { batch, heads, queries, .. } = self.dims;
+    pub(super) fn check_backward(&self, saved: &AttentionSaved<T>, gradients: &AttentionGradients<T>) {
+        let AttentionDims { batch, heads, queries, .. } = self.dims;
         self.check();
         let (query_shape, key_shape) = (self.query_shape(), self.key_shape());
         for (name, view, shape) in [
@@ -227,7 +227,7 @@ impl<'a, T: Number> Problem<'a, T> {
             view.check(name, shape);
         }
         crate::check_shape!(saved.lse, B = batch, H = heads, Q = queries);
-        let Gradients { d_q, d_k, d_v, d_bias, d_weight, d_map, d_sinks, d_gate_cumsum } = gradients;
+        let AttentionGradients { d_q, d_k, d_v, d_bias, d_weight, d_map, d_sinks, d_gate_cumsum } = gradients;
         assert!(d_sinks.is_none() || self.sinks.is_some(), "d_sinks without sinks");
         if let Some(d_gate_cumsum) = d_gate_cumsum {
             let given = matches!(self.scores, ScoreTransform::Table(ScoreTable { gate_cumsum: Some(_), .. }));
@@ -262,7 +262,7 @@ impl<'a, T: Number> Problem<'a, T> {
 
 /// What the backward reads: the inputs, what the forward left, and the gradient it is given.
 #[derive(Clone, Copy, Debug)]
-pub struct Saved<'a, T> {
+pub struct AttentionSaved<'a, T> {
     /// `[B, H, Q, D]`
     pub q: View<'a, T>,
     /// `[B, kv_heads, K, D]`
@@ -279,7 +279,7 @@ pub struct Saved<'a, T> {
 
 /// Where the gradients go; every buffer is overwritten.
 #[derive(Debug)]
-pub struct Gradients<'a, T> {
+pub struct AttentionGradients<'a, T> {
     /// `[B, H, Q, D]`
     pub d_q: ViewMut<'a, T>,
     /// `[B, kv_heads, K, D]`

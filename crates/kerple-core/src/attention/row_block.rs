@@ -21,13 +21,13 @@ mod forward;
 #[cfg(test)]
 mod tests;
 
-use super::{Dims, Gradients, Problem, Saved, ScoreTransform, View, ViewMut, cap};
+use super::{AttentionDims, AttentionGradients, AttentionProblem, AttentionSaved, ScoreTransform, View, ViewMut, softcap};
 use crate::Number;
 use crate::cpu::InstructionSet;
 use crate::cpu::lanes::Lanes;
 use crate::forms::{ScoreBlock, ScoreDependency, ScoreMod};
-use crate::tiles::product::{Matrix, Product};
-use crate::tiles::registers::Keep;
+use crate::tiles::microkernel::StoreMode;
+use crate::tiles::product::{SmallGemm, StridedMatrix};
 use crate::tiles::rows::{CopyRows, Dots, Transpose};
 use crate::tiles::workers;
 use std::ops::Range;
@@ -42,13 +42,20 @@ const KEYS: usize = 64;
 ///
 /// # Panics
 /// If a slice does not fit the sizes of `problem`, or its scores are not a score modification.
-pub fn forward<T: Number>(problem: &Problem<T>, q: View<T>, k: View<T>, v: View<T>, out: ViewMut<T>, lse: &mut [T]) {
+pub fn forward<T: Number>(
+    problem: &AttentionProblem<T>,
+    q: View<T>,
+    k: View<T>,
+    v: View<T>,
+    out: ViewMut<T>,
+    lse: &mut [T],
+) {
     forward_with(InstructionSet::current(), problem, q, k, v, out, lse);
 }
 
 fn forward_with<T: Number>(
     set: InstructionSet,
-    problem: &Problem<T>,
+    problem: &AttentionProblem<T>,
     q: View<T>,
     k: View<T>,
     v: View<T>,
@@ -56,7 +63,10 @@ fn forward_with<T: Number>(
     lse: &mut [T],
 ) {
     problem.check_forward(q, k, v, &out, lse);
-    T::dispatch(set, forward::Forward { inputs: Inputs { problem, map: map(problem), q, k, v }, out, lse });
+    T::dispatch(
+        set,
+        forward::RowBlockForward { inputs: RowBlockInputs { problem, map: map(problem), q, k, v }, out, lse },
+    );
 }
 
 /// Writes every gradient of [`forward()`], given its results and the gradient in `out`.
@@ -64,17 +74,22 @@ fn forward_with<T: Number>(
 /// # Panics
 /// If a slice does not fit the sizes of `problem`, two gradients share an element, or the scores
 /// are not a score modification.
-pub fn backward<T: Number>(problem: &Problem<T>, saved: Saved<T>, gradients: Gradients<T>) {
+pub fn backward<T: Number>(problem: &AttentionProblem<T>, saved: AttentionSaved<T>, gradients: AttentionGradients<T>) {
     backward_with(InstructionSet::current(), problem, saved, gradients);
 }
 
-fn backward_with<T: Number>(set: InstructionSet, problem: &Problem<T>, saved: Saved<T>, gradients: Gradients<T>) {
+fn backward_with<T: Number>(
+    set: InstructionSet,
+    problem: &AttentionProblem<T>,
+    saved: AttentionSaved<T>,
+    gradients: AttentionGradients<T>,
+) {
     problem.check_backward(&saved, &gradients);
-    let inputs = Inputs { problem, map: map(problem), q: saved.q, k: saved.k, v: saved.v };
-    T::dispatch(set, backward::Backward { inputs, saved, gradients });
+    let inputs = RowBlockInputs { problem, map: map(problem), q: saved.q, k: saved.k, v: saved.v };
+    T::dispatch(set, backward::RowBlockBackward { inputs, saved, gradients });
 }
 
-fn map<'a, T>(problem: &Problem<'a, T>) -> &'a dyn ScoreMod<T> {
+fn map<'a, T>(problem: &AttentionProblem<'a, T>) -> &'a dyn ScoreMod<T> {
     match problem.scores {
         ScoreTransform::Mod(map) => map,
         ScoreTransform::Table(_) => panic!(
@@ -86,8 +101,8 @@ fn map<'a, T>(problem: &Problem<'a, T>) -> &'a dyn ScoreMod<T> {
 
 /// What both directions read.
 #[derive(Clone, Copy)]
-struct Inputs<'a, T> {
-    problem: &'a Problem<'a, T>,
+struct RowBlockInputs<'a, T> {
+    problem: &'a AttentionProblem<'a, T>,
     map: &'a dyn ScoreMod<T>,
     q: View<'a, T>,
     k: View<'a, T>,
@@ -96,7 +111,7 @@ struct Inputs<'a, T> {
 
 /// Where one block lies, or the part of it over a tile of keys.
 #[derive(Clone, Copy)]
-struct Place {
+struct RowBlockTile {
     batch: usize,
     first_query: usize,
     rows: usize,
@@ -108,7 +123,7 @@ struct Place {
 }
 
 /// Rows of queries, `[H, rows, width]` with features padded to whole vectors, and a tile of keys or values.
-struct Tiles<T> {
+struct RowBlockScratch<T> {
     /// `scale * q`
     q: Vec<T>,
     /// The queries as a map gets them, `[H, rows, D]`.
@@ -121,11 +136,11 @@ struct Tiles<T> {
     width: usize,
 }
 
-impl<T: Number> Inputs<'_, T> {
-    fn tiles<L: Lanes>(&self) -> Tiles<T> {
-        let Dims { heads, head_dim, .. } = self.problem.dims;
+impl<T: Number> RowBlockInputs<'_, T> {
+    fn tiles<L: Lanes>(&self) -> RowBlockScratch<T> {
+        let AttentionDims { heads, head_dim, .. } = self.problem.dims;
         let width = head_dim.next_multiple_of(L::COUNT);
-        Tiles {
+        RowBlockScratch {
             q: workers::scratch(heads * self.rows() * width),
             q_of_map: workers::scratch(heads * self.rows() * head_dim),
             transposed: workers::scratch(head_dim * KEYS),
@@ -136,7 +151,7 @@ impl<T: Number> Inputs<'_, T> {
 
     /// Room for the scores of the largest part.
     fn scores<L: Lanes>(&self) -> Vec<T> {
-        let Dims { heads, queries, .. } = self.problem.dims;
+        let AttentionDims { heads, queries, .. } = self.problem.dims;
         workers::scratch(heads * queries.min(self.rows()) * self.span().next_multiple_of(L::COUNT))
     }
 
@@ -157,20 +172,20 @@ impl<T: Number> Inputs<'_, T> {
         }
     }
 
-    /// Tiles of keys of a sequence.
+    /// RowBlockScratch of keys of a sequence.
     fn spans(&self) -> usize {
         self.problem.dims.keys.div_ceil(self.span())
     }
 
     /// The parts of a block, each with the number of its tile.
-    fn parts<L: Lanes>(&self, whole: &Place) -> impl Iterator<Item = (usize, Place)> + use<L, T> {
+    fn parts<L: Lanes>(&self, whole: &RowBlockTile) -> impl Iterator<Item = (usize, RowBlockTile)> + use<L, T> {
         let (whole, span) = (*whole, self.span());
         let end = whole.first_key + whole.keys;
         let tiles = if whole.keys == 0 { 0..0 } else { whole.first_key / span..end.div_ceil(span) };
         tiles.map(move |tile| {
             let first_key = whole.first_key.max(tile * span);
             let keys = end.min((tile + 1) * span) - first_key;
-            (tile, Place { first_key, keys, columns: keys.next_multiple_of(L::COUNT), ..whole })
+            (tile, RowBlockTile { first_key, keys, columns: keys.next_multiple_of(L::COUNT), ..whole })
         })
     }
 
@@ -179,17 +194,17 @@ impl<T: Number> Inputs<'_, T> {
         self.problem.dims.queries.div_ceil(self.rows())
     }
 
-    fn place<L: Lanes>(&self, batch: usize, block: usize) -> Place {
+    fn place<L: Lanes>(&self, batch: usize, block: usize) -> RowBlockTile {
         let first_query = block * self.rows();
         let rows = (self.problem.dims.queries - first_query).min(self.rows());
         let first_key = self.problem.visible(batch, first_query).start;
         let keys = self.problem.visible(batch, first_query + rows - 1).end - first_key;
-        Place { batch, first_query, rows, first_key, keys, columns: keys.next_multiple_of(L::COUNT) }
+        RowBlockTile { batch, first_query, rows, first_key, keys, columns: keys.next_multiple_of(L::COUNT) }
     }
 
     /// The same for a map.
-    fn block<'q>(&self, place: &Place, q_of_map: &'q [T]) -> ScoreBlock<'q, T> {
-        let Dims { heads, head_dim, .. } = self.problem.dims;
+    fn block<'q>(&self, place: &RowBlockTile, q_of_map: &'q [T]) -> ScoreBlock<'q, T> {
+        let AttentionDims { heads, head_dim, .. } = self.problem.dims;
         ScoreBlock {
             batch: place.batch,
             heads,
@@ -204,7 +219,7 @@ impl<T: Number> Inputs<'_, T> {
     }
 
     /// The rows that see one of `count` keys from the `first` of a place on: consecutive ones.
-    fn rows_that_see(&self, place: &Place, first: usize, count: usize) -> Range<usize> {
+    fn rows_that_see(&self, place: &RowBlockTile, first: usize, count: usize) -> Range<usize> {
         let visible = |row: usize| self.problem.visible(place.batch, place.first_query + row);
         let first = place.first_key + first;
         // the first row of which something holds that holds from some row on
@@ -221,7 +236,7 @@ impl<T: Number> Inputs<'_, T> {
     }
 
     /// Fills what the rows do not see.
-    fn fill_unseen(&self, place: &Place, value: T, scores: &mut [T]) {
+    fn fill_unseen(&self, place: &RowBlockTile, value: T, scores: &mut [T]) {
         let [first, last] = [0, place.rows - 1].map(|row| self.problem.visible(place.batch, place.first_query + row));
         let is_whole = place.keys == place.columns;
         if is_whole && last.start <= place.first_key && first.end >= place.first_key + place.keys {
@@ -242,18 +257,24 @@ impl<T: Number> Inputs<'_, T> {
     }
 
     /// Loads the queries of a block.
-    fn load_queries<L: Lanes<Number = T>>(&self, lanes: L, place: &Place, tiles: &mut Tiles<T>) {
+    fn load_queries<L: Lanes<Number = T>>(&self, lanes: L, place: &RowBlockTile, tiles: &mut RowBlockScratch<T>) {
         let head_dim = self.problem.dims.head_dim;
-        let Tiles { q, q_of_map, width, .. } = tiles;
+        let RowBlockScratch { q, q_of_map, width, .. } = tiles;
         for (to, factor, width) in [(q, self.problem.scale, *width), (q_of_map, T::ONE, head_dim)] {
             self.load_rows(lanes, place, self.q, factor, to, width);
         }
     }
 
     /// The scores that the map gets, `[H, rows, columns]`, of loaded queries.
-    fn raw_scores<L: Lanes<Number = T>>(&self, lanes: L, place: &Place, tiles: &mut Tiles<T>, scores: &mut [T]) {
-        let Dims { heads, head_dim, .. } = self.problem.dims;
-        let Tiles { q, transposed, width, .. } = tiles;
+    fn raw_scores<L: Lanes<Number = T>>(
+        &self,
+        lanes: L,
+        place: &RowBlockTile,
+        tiles: &mut RowBlockScratch<T>,
+        scores: &mut [T],
+    ) {
+        let AttentionDims { heads, head_dim, .. } = self.problem.dims;
+        let RowBlockScratch { q, transposed, width, .. } = tiles;
         if place.rows > 1 {
             self.products(lanes, place, self.k, q, *width, transposed, scores);
         } else {
@@ -265,8 +286,8 @@ impl<T: Number> Inputs<'_, T> {
                 lanes.run(Dots { q, k, stride, to });
             }
         }
-        if let Some(cap) = self.problem.cap {
-            cap::bend(scores, cap);
+        if let Some(cap) = self.problem.softcap {
+            softcap::apply(scores, cap);
         }
         self.fill_unseen(place, T::ZERO, scores);
     }
@@ -275,7 +296,7 @@ impl<T: Number> Inputs<'_, T> {
     fn load_rows<L: Lanes<Number = T>>(
         &self,
         lanes: L,
-        place: &Place,
+        place: &RowBlockTile,
         view: View<T>,
         factor: T,
         to: &mut [T],
@@ -295,14 +316,14 @@ impl<T: Number> Inputs<'_, T> {
     fn products<L: Lanes<Number = T>>(
         &self,
         lanes: L,
-        place: &Place,
+        place: &RowBlockTile,
         keys: View<T>,
         rows: &[T],
         width: usize,
         transposed: &mut [T],
         to: &mut [T],
     ) {
-        let Dims { heads, kv_heads, head_dim, .. } = self.problem.dims;
+        let AttentionDims { heads, kv_heads, head_dim, .. } = self.problem.dims;
         for (kv_head, first, count) in tiles(kv_heads, place.keys) {
             lanes.run(Transpose {
                 from: keys.rows_from(place.batch, kv_head, place.first_key + first),
@@ -319,16 +340,16 @@ impl<T: Number> Inputs<'_, T> {
             }
             for head in kv_head * (heads / kv_heads)..(kv_head + 1) * (heads / kv_heads) {
                 let row = head * place.rows + see.start;
-                lanes.run(Product {
+                lanes.run(SmallGemm {
                     rows: see.len(),
                     inner: head_dim,
                     columns: count.next_multiple_of(L::COUNT),
-                    a: Matrix { data: &rows[row * width..], row_stride: width, column_stride: 1 },
+                    a: StridedMatrix { data: &rows[row * width..], row_stride: width, column_stride: 1 },
                     b: transposed,
                     b_stride: KEYS,
                     c: &mut to[row * place.columns + first..],
                     c_stride: place.columns,
-                    keep: Keep::Overwrite,
+                    store: StoreMode::Overwrite,
                 });
             }
         }
@@ -341,14 +362,14 @@ impl<T: Number> Inputs<'_, T> {
     fn add_weighted<L: Lanes<Number = T>>(
         &self,
         lanes: L,
-        place: &Place,
+        place: &RowBlockTile,
         weights: &[T],
         keys: View<T>,
         rescale: Option<&[T]>,
         tile: &mut [T],
         to: &mut [T],
     ) {
-        let Dims { heads, kv_heads, head_dim, .. } = self.problem.dims;
+        let AttentionDims { heads, kv_heads, head_dim, .. } = self.problem.dims;
         let width = head_dim.next_multiple_of(L::COUNT);
         for (kv_head, first, count) in tiles(kv_heads, place.keys) {
             let from = keys.rows_from(place.batch, kv_head, place.first_key + first);
@@ -366,11 +387,11 @@ impl<T: Number> Inputs<'_, T> {
             }
             for head in kv_head * (heads / kv_heads)..(kv_head + 1) * (heads / kv_heads) {
                 let row = head * place.rows + see.start;
-                lanes.run(Product {
+                lanes.run(SmallGemm {
                     rows: see.len(),
                     inner: count,
                     columns: width,
-                    a: Matrix {
+                    a: StridedMatrix {
                         data: &weights[row * place.columns + first..],
                         row_stride: place.columns,
                         column_stride: 1,
@@ -379,9 +400,9 @@ impl<T: Number> Inputs<'_, T> {
                     b_stride: width,
                     c: &mut to[row * width..],
                     c_stride: width,
-                    keep: match rescale {
-                        Some(rescale) if first == 0 => Keep::Scale(&rescale[row..]),
-                        _ => Keep::Add,
+                    store: match rescale {
+                        Some(rescale) if first == 0 => StoreMode::Rescale(&rescale[row..]),
+                        _ => StoreMode::Accumulate,
                     },
                 });
             }

@@ -8,12 +8,12 @@
 //! The forward starts its running maximum and total with the sink's. The backward of scores,
 //! queries, keys and values needs nothing more: it uses the weights that `lse` implies.
 
-use super::{Problem, Saved};
+use super::{AttentionProblem, AttentionSaved};
 use crate::Number;
 use rayon::prelude::*;
 
 /// Writes the gradient in the sinks, summed in f64 from the first row to the last.
-pub(super) fn backward<T: Number>(problem: &Problem<T>, saved: &Saved<T>, d_sinks: Option<&mut [T]>) {
+pub(super) fn backward<T: Number>(problem: &AttentionProblem<T>, saved: &AttentionSaved<T>, d_sinks: Option<&mut [T]>) {
     let (Some(sinks), Some(d_sinks)) = (problem.sinks, d_sinks) else { return };
     let dims = problem.dims;
     d_sinks.par_iter_mut().zip(sinks).enumerate().for_each(|(head, (d_sink, &sink))| {

@@ -5,8 +5,7 @@ mod mix;
 
 pub(super) use mix::Mix;
 
-use super::{
-    Dims, Gradients, MOST_DAMPING, Mask, Problem, Saved, ScoreTable, ScoreTransform, Strides, View, ViewMut, naive,
+use super::{AttentionDims, AttentionGradients, AttentionProblem, AttentionSaved, MAX_FEATURE_DECAY, Mask, ScoreTable, ScoreTransform, Strides, View, ViewMut, naive,
 };
 use crate::Number;
 use crate::forms::{Sides, Strided, visible_keys};
@@ -19,7 +18,7 @@ use std::ops::Range;
 /// One call with all its inputs, in f64.
 #[derive(Clone, Debug)]
 pub(super) struct Case {
-    pub(super) dims: Dims,
+    pub(super) dims: AttentionDims,
     pub(super) mask: Mask,
     pub(super) lengths: Option<Vec<usize>>,
     pub(super) table_len: usize,
@@ -31,10 +30,10 @@ pub(super) struct Case {
     pub(super) bias: Option<Vec<f64>>,
     pub(super) weight: Option<Vec<f64>>,
     /// Of features; for a causal mask and without a map.
-    pub(super) damping: Option<Vec<f64>>,
+    pub(super) feature_decay: Option<Vec<f64>>,
     /// Instead of the tables.
     pub(super) map: Option<Mix<f64>>,
-    pub(super) cap: Option<f64>,
+    pub(super) softcap: Option<f64>,
     pub(super) sinks: Option<Vec<f64>>,
     /// Beside the tables.
     pub(super) gate_cumsum: Option<Vec<f64>>,
@@ -57,8 +56,16 @@ pub(super) struct Outcome<T> {
 
 /// The two functions of an engine.
 pub(super) trait Engine<T> {
-    fn forward(&self, problem: &Problem<T>, q: View<T>, k: View<T>, v: View<T>, out: ViewMut<T>, lse: &mut [T]);
-    fn backward(&self, problem: &Problem<T>, saved: Saved<T>, gradients: Gradients<T>);
+    fn forward(
+        &self,
+        problem: &AttentionProblem<T>,
+        q: View<T>,
+        k: View<T>,
+        v: View<T>,
+        out: ViewMut<T>,
+        lse: &mut [T],
+    );
+    fn backward(&self, problem: &AttentionProblem<T>, saved: AttentionSaved<T>, gradients: AttentionGradients<T>);
 }
 
 /// What scores are multiplied by.
@@ -67,16 +74,31 @@ const SCALE: f64 = 0.37;
 struct Naive;
 
 impl<T: Number> Engine<T> for Naive {
-    fn forward(&self, problem: &Problem<T>, q: View<T>, k: View<T>, v: View<T>, out: ViewMut<T>, lse: &mut [T]) {
+    fn forward(
+        &self,
+        problem: &AttentionProblem<T>,
+        q: View<T>,
+        k: View<T>,
+        v: View<T>,
+        out: ViewMut<T>,
+        lse: &mut [T],
+    ) {
         naive::forward(problem, q, k, v, out, lse);
     }
-    fn backward(&self, problem: &Problem<T>, saved: Saved<T>, gradients: Gradients<T>) {
+    fn backward(&self, problem: &AttentionProblem<T>, saved: AttentionSaved<T>, gradients: AttentionGradients<T>) {
         naive::backward(problem, saved, gradients);
     }
 }
 
-pub(super) fn dims(batch: usize, heads: usize, kv_heads: usize, queries: usize, keys: usize, head_dim: usize) -> Dims {
-    Dims { batch, heads, kv_heads, queries, keys, head_dim }
+pub(super) fn dims(
+    batch: usize,
+    heads: usize,
+    kv_heads: usize,
+    queries: usize,
+    keys: usize,
+    head_dim: usize,
+) -> AttentionDims {
+    AttentionDims { batch, heads, kv_heads, queries, keys, head_dim }
 }
 
 fn normal(rng: &mut ChaCha8Rng, n: usize) -> Vec<f64> {
@@ -84,11 +106,11 @@ fn normal(rng: &mut ChaCha8Rng, n: usize) -> Vec<f64> {
 }
 
 impl Case {
-    pub(super) fn new(dims: Dims, seed: u64) -> Self {
+    pub(super) fn new(dims: AttentionDims, seed: u64) -> Self {
         Case::with_mask(dims, Mask::CAUSAL, seed)
     }
 
-    pub(super) fn with_mask(dims: Dims, mask: Mask, seed: u64) -> Self {
+    pub(super) fn with_mask(dims: AttentionDims, mask: Mask, seed: u64) -> Self {
         let mut rng = ChaCha8Rng::seed_from_u64(seed);
         let reach = if mask.sides() == Sides::TwoSided { dims.keys.max(dims.queries) } else { dims.keys };
         let table_len = reach + (seed % 3) as usize;
@@ -97,8 +119,8 @@ impl Case {
         let [q, d_out] = [(); 2].map(|()| normal(&mut rng, query_len));
         let [k, v] = [(); 2].map(|()| normal(&mut rng, key_len));
         let [bias, weight] = [(); 2].map(|()| Some(normal(&mut rng, dims.heads * mask.sides().columns(table_len))));
-        let (lengths, damping, map, packed) = (None, None, None, false);
-        let (cap, sinks, gate_cumsum) = (None, None, None);
+        let (lengths, feature_decay, map, packed) = (None, None, None, false);
+        let (softcap, sinks, gate_cumsum) = (None, None, None);
         Case {
             dims,
             mask,
@@ -111,9 +133,9 @@ impl Case {
             d_out,
             bias,
             weight,
-            damping,
+            feature_decay,
             map,
-            cap,
+            softcap,
             sinks,
             gate_cumsum,
         }
@@ -121,7 +143,7 @@ impl Case {
 
     /// The same with cumulative gates, which a few tokens advance by far more than the others; in one direction some run backwards.
     pub(super) fn gated(mut self, seed: u64) -> Self {
-        let Dims { batch, heads, queries, keys, .. } = self.dims;
+        let AttentionDims { batch, heads, queries, keys, .. } = self.dims;
         let causal = matches!(self.mask, Mask::Causal { .. });
         let steps = normal(&mut ChaCha8Rng::seed_from_u64(seed), batch * heads * keys);
         let gate = |(token, step): (usize, &f64)| match token % 41 {
@@ -147,8 +169,8 @@ impl Case {
     }
 
     /// The same with scores that stay below 1.5, and a sink beside the keys of each head.
-    pub(super) fn softened(mut self, cap: bool, sinks: bool) -> Self {
-        self.cap = cap.then_some(1.5);
+    pub(super) fn softened(mut self, softcap: bool, sinks: bool) -> Self {
+        self.softcap = softcap.then_some(1.5);
         self.sinks = sinks.then(|| (0..self.dims.heads).map(|head| 0.75 * head as f64 - 0.5).collect());
         self
     }
@@ -162,10 +184,10 @@ impl Case {
     }
 
     /// The same with features that fade at all rates there are, the last not at all.
-    pub(super) fn damped(mut self) -> Self {
+    pub(super) fn decayed(mut self) -> Self {
         let features = self.dims.head_dim;
-        let rate = |feature: usize| MOST_DAMPING * (features - 1 - feature) as f64 / (features - 1).max(1) as f64;
-        self.damping = matches!(self.mask, Mask::Causal { .. }).then(|| (0..features).map(rate).collect());
+        let rate = |feature: usize| MAX_FEATURE_DECAY * (features - 1 - feature) as f64 / (features - 1).max(1) as f64;
+        self.feature_decay = matches!(self.mask, Mask::Causal { .. }).then(|| (0..features).map(rate).collect());
         self
     }
 
@@ -208,15 +230,15 @@ impl Case {
             None => ScoreTransform::Table(ScoreTable {
                 bias: tables[0].as_deref(),
                 weight: tables[1].as_deref(),
-                damping: self.damping.as_deref(),
+                feature_decay: self.feature_decay.as_deref(),
                 gate_cumsum: self.gate_cumsum.as_deref().map(|values| Strided { values, stride: dims.keys }),
                 len: self.table_len,
             }),
         };
         let lengths = self.lengths.as_deref();
-        let (cap, sinks) = (self.cap.map(number), self.sinks.as_deref().map(cast));
+        let (softcap, sinks) = (self.softcap.map(number), self.sinks.as_deref().map(cast));
         let sinks = sinks.as_deref();
-        let problem = Problem { dims, scale: number(SCALE), cap, sinks, mask: self.mask, lengths, scores };
+        let problem = AttentionProblem { dims, scale: number(SCALE), softcap, sinks, mask: self.mask, lengths, scores };
         let unset = number(f64::NAN); // every result must be overwritten
         let layout = Layout::new(dims, self.packed);
         let inputs = layout.join([&self.q, &self.k, &self.v].map(|values| cast(values)), unset);
@@ -236,7 +258,7 @@ impl Case {
         let mut d_gate_cumsum =
             self.gate_cumsum.as_ref().filter(|_| map.is_none()).map(|gate_cumsum| vec![f64::NAN; gate_cumsum.len()]);
         let of_table = |table| Some(table).filter(|_| self.map.is_none());
-        let gradients = Gradients {
+        let gradients = AttentionGradients {
             d_q,
             d_k,
             d_v,
@@ -246,7 +268,7 @@ impl Case {
             d_sinks: d_sinks.as_deref_mut(),
             d_gate_cumsum: d_gate_cumsum.as_deref_mut(),
         };
-        engine.backward(&problem, Saved { q, k, v, out: saved_out, lse: &lse, d_out }, gradients);
+        engine.backward(&problem, AttentionSaved { q, k, v, out: saved_out, lse: &lse, d_out }, gradients);
         let [d_q, d_k, d_v] = layout.split(&results).map(widen);
         let [d_map, d_sinks] = [d_map, d_sinks].map(Option::unwrap_or_default);
         let [out, lse, d_bias, d_weight, d_map, d_sinks] = [out, lse, d_bias, d_weight, d_map, d_sinks].map(widen);
@@ -302,7 +324,7 @@ pub(super) fn assert_close(case: &Case, got: &Outcome<f64>, expected: &Outcome<f
 /// What a random case is made from.
 #[derive(Clone, Debug)]
 pub(super) struct Recipe {
-    dims: Dims,
+    dims: AttentionDims,
     mask: Mask,
     padded: bool,
     bias: bool,
@@ -397,7 +419,7 @@ fn naive_gradients_match_central_differences() {
         assert_gradients_match_differences(&case);
         assert_gradients_match_differences(&case.clone().softened(true, true));
         assert_gradients_match_differences(&case.clone().softened(true, true).mapped(12));
-        assert_gradients_match_differences(&case.clone().damped());
+        assert_gradients_match_differences(&case.clone().decayed());
         assert_gradients_match_differences(&case.clone().gated(14));
         assert_gradients_match_differences(&case.clone().softened(true, true).gated(15));
         assert_gradients_match_differences(&case.clone().mapped(12));
@@ -442,7 +464,7 @@ fn scores_without_a_table_stay_as_they_are() {
         let strides = Strides { batch: 40, head: 20, row: 4 };
         let keys = |data| View { data, strides: Strides { batch: 24, head: 24, row: 4 } };
         let (mut out, mut lse) = ([0.0; 40], [0.0; 10]);
-        let problem = Problem { mask, ..Problem::causal(zeros.dims, SCALE) };
+        let problem = AttentionProblem { mask, ..AttentionProblem::causal(zeros.dims, SCALE) };
         let q = View { data: &zeros.q, strides };
         naive::forward(&problem, q, keys(&zeros.k), keys(&zeros.v), ViewMut::new(&mut out, strides), &mut lse);
         let expected = zeros.naive();
@@ -466,16 +488,31 @@ fn gradients_that_share_elements_are_refused() {
     let mut buffer = vec![0.0; 64];
     let strides = Strides { batch: 64, head: 8, row: 16 };
     let dims = dims(1, 2, 2, 4, 4, 4);
-    let problem = Problem::causal(dims, 1.0);
+    let problem = AttentionProblem::causal(dims, 1.0);
     let zeros = vec![0.0; 64];
     let zeros_view = View { data: &zeros, strides };
-    let saved =
-        Saved { q: zeros_view, k: zeros_view, v: zeros_view, out: zeros_view, lse: &zeros[..8], d_out: zeros_view };
+    let saved = AttentionSaved {
+        q: zeros_view,
+        k: zeros_view,
+        v: zeros_view,
+        out: zeros_view,
+        lse: &zeros[..8],
+        d_out: zeros_view,
+    };
     let [d_q, d_k, d_v] = ViewMut::parts(&mut buffer, [0, 4, 2], strides);
     naive::backward(
         &problem,
         saved,
-        Gradients { d_q, d_k, d_v, d_bias: None, d_weight: None, d_map: None, d_sinks: None, d_gate_cumsum: None },
+        AttentionGradients {
+            d_q,
+            d_k,
+            d_v,
+            d_bias: None,
+            d_weight: None,
+            d_map: None,
+            d_sinks: None,
+            d_gate_cumsum: None,
+        },
     );
 }
 
@@ -486,7 +523,7 @@ fn sizes_that_wrap_are_refused() {
     let (row, mut out) = ([0.0; 1], [0.0; 4]);
     let repeated = View { data: &row, strides: Strides { batch: 0, head: 0, row: 0 } };
     let strides = Strides { batch: 4, head: 1, row: 1 };
-    let problem = Problem::causal(dims(1, 4, 1, 1, 1 << 62, 1), 1.0);
+    let problem = AttentionProblem::causal(dims(1, 4, 1, 1, 1 << 62, 1), 1.0);
     super::tiled::forward(&problem, repeated, repeated, repeated, ViewMut::new(&mut out, strides), &mut [0.0; 4]);
 }
 
@@ -495,7 +532,7 @@ fn sizes_that_wrap_are_refused() {
 fn rows_that_overlap_are_refused() {
     let (data, mut out) = (vec![0.0; 64], vec![0.0; 64]);
     let strides = Strides { batch: 64, head: 16, row: 4 };
-    let problem = Problem::causal(dims(1, 2, 2, 4, 4, 4), 1.0);
+    let problem = AttentionProblem::causal(dims(1, 2, 2, 4, 4, 4), 1.0);
     let input = View { data: &data, strides };
     naive::forward(&problem, input, input, input, ViewMut::new(&mut out, Strides { row: 3, ..strides }), &mut [0.0; 8]);
 }

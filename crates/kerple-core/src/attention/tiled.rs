@@ -9,21 +9,21 @@
 //! * `product`: the small matrix product that every step uses, on the vectors of
 //!   [`cpu`](crate::cpu);
 //! * `forward`, `backward`: what is multiplied with what; `decode`: one query, where memory is the limit;
-//! * `damping`: features whose products decay with distance; `gate_cumsum`: cumulative gates;
+//! * `feature_decay`: features whose products decay with distance; `gate_cumsum`: cumulative gates;
 //! * `workers`: which thread does what, and why results do not depend on it.
 
 mod backward;
 mod blocks;
-mod damping;
 mod decode;
 mod diagonal;
+mod feature_decay;
 mod forward;
 mod gate_cumsum;
 mod gradient;
 mod table;
 mod tile;
 
-use super::{Gradients, Problem, Saved, View, ViewMut};
+use super::{AttentionGradients, AttentionProblem, AttentionSaved, View, ViewMut};
 use crate::Number;
 use crate::cpu::InstructionSet;
 
@@ -31,14 +31,21 @@ use crate::cpu::InstructionSet;
 ///
 /// # Panics
 /// If a slice does not fit the sizes of `problem`.
-pub fn forward<T: Number>(problem: &Problem<T>, q: View<T>, k: View<T>, v: View<T>, out: ViewMut<T>, lse: &mut [T]) {
+pub fn forward<T: Number>(
+    problem: &AttentionProblem<T>,
+    q: View<T>,
+    k: View<T>,
+    v: View<T>,
+    out: ViewMut<T>,
+    lse: &mut [T],
+) {
     forward_with(InstructionSet::current(), problem, q, k, v, out, lse);
 }
 
 /// [`forward()`] with a chosen instruction set; one that the CPU lacks falls back to [`InstructionSet::Portable`].
 pub fn forward_with<T: Number>(
     set: InstructionSet,
-    problem: &Problem<T>,
+    problem: &AttentionProblem<T>,
     q: View<T>,
     k: View<T>,
     v: View<T>,
@@ -46,22 +53,27 @@ pub fn forward_with<T: Number>(
     lse: &mut [T],
 ) {
     problem.check_forward(q, k, v, &out, lse);
-    let call = forward::Forward { problem, q, k, v, out, lse };
-    if problem.dims.queries == 1 { T::dispatch(set, decode::Decode(call)) } else { T::dispatch(set, call) }
+    let call = forward::TiledForward { problem, q, k, v, out, lse };
+    if problem.dims.queries == 1 { T::dispatch(set, decode::SplitKvDecode(call)) } else { T::dispatch(set, call) }
 }
 
 /// Writes every gradient of [`forward()`], given its results and the gradient in `out`.
 ///
 /// # Panics
 /// If a slice does not fit the sizes of `problem`, or two gradients share an element.
-pub fn backward<T: Number>(problem: &Problem<T>, saved: Saved<T>, gradients: Gradients<T>) {
+pub fn backward<T: Number>(problem: &AttentionProblem<T>, saved: AttentionSaved<T>, gradients: AttentionGradients<T>) {
     backward_with(InstructionSet::current(), problem, saved, gradients);
 }
 
 /// [`backward()`] with a chosen instruction set, as in [`forward_with`].
-pub fn backward_with<T: Number>(set: InstructionSet, problem: &Problem<T>, saved: Saved<T>, gradients: Gradients<T>) {
+pub fn backward_with<T: Number>(
+    set: InstructionSet,
+    problem: &AttentionProblem<T>,
+    saved: AttentionSaved<T>,
+    gradients: AttentionGradients<T>,
+) {
     problem.check_backward(&saved, &gradients);
-    T::dispatch(set, backward::Backward { problem, saved, gradients });
+    T::dispatch(set, backward::TiledBackward { problem, saved, gradients });
 }
 
 #[cfg(test)]

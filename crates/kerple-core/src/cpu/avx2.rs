@@ -1,6 +1,6 @@
 //! 8 f32 at a time, AVX2 with fused multiply-add.
 
-use super::lanes::{Arithmetic, Kernel, Lanes, Single, arithmetic};
+use super::lanes::{Arithmetic, Lanes, SimdKernel, Single, arithmetic};
 use super::{InstructionSet, elementary};
 use std::arch::x86_64::*;
 
@@ -15,7 +15,7 @@ impl Avx2 {
 }
 
 #[target_feature(enable = "avx2,fma")]
-fn enabled<K: Kernel<f32>>(lanes: Avx2, kernel: K) -> K::Output {
+fn enabled<K: SimdKernel<f32>>(lanes: Avx2, kernel: K) -> K::Output {
     kernel.run(lanes)
 }
 
@@ -64,7 +64,7 @@ impl Lanes for Avx2 {
     const TILE_ROWS: usize = 6;
 
     #[inline]
-    fn run<K: Kernel<f32>>(self, kernel: K) -> K::Output {
+    fn run<K: SimdKernel<f32>>(self, kernel: K) -> K::Output {
         // SAFETY: the token proves the instructions.
         unsafe { enabled(self, kernel) }
     }

@@ -1,6 +1,6 @@
 //! 16 f32 at a time, AVX-512.
 
-use super::lanes::{Arithmetic, Kernel, Lanes, Single, arithmetic};
+use super::lanes::{Arithmetic, Lanes, SimdKernel, Single, arithmetic};
 use super::{InstructionSet, avx2, elementary};
 use std::arch::x86_64::*;
 
@@ -15,7 +15,7 @@ impl Avx512 {
 }
 
 #[target_feature(enable = "avx512f")]
-fn enabled<K: Kernel<f32>>(lanes: Avx512, kernel: K) -> K::Output {
+fn enabled<K: SimdKernel<f32>>(lanes: Avx512, kernel: K) -> K::Output {
     kernel.run(lanes)
 }
 
@@ -29,7 +29,7 @@ impl Lanes for Avx512 {
     const TILE_ROWS: usize = 12;
 
     #[inline]
-    fn run<K: Kernel<f32>>(self, kernel: K) -> K::Output {
+    fn run<K: SimdKernel<f32>>(self, kernel: K) -> K::Output {
         // SAFETY: the token proves the instructions.
         unsafe { enabled(self, kernel) }
     }

@@ -92,11 +92,11 @@ mod tests {
     use super::*;
     use crate::cpu::InstructionSet;
     use crate::cpu::Number;
-    use crate::cpu::lanes::{Dispatch, Kernel, Lanes};
+    use crate::cpu::lanes::{Dispatch, Lanes, SimdKernel};
 
     struct Exp<'a>(&'a mut [f32]);
 
-    impl Kernel<f32> for Exp<'_> {
+    impl SimdKernel<f32> for Exp<'_> {
         type Output = ();
         #[inline(always)]
         fn run<L: Lanes<Number = f32>>(self, lanes: L) {

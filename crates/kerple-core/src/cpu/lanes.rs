@@ -1,6 +1,6 @@
 //! Vectors of numbers, one implementation per instruction set, and the way kernels are compiled for each.
 //!
-//! A value of a [`Lanes`] type is proof that the CPU has its instructions, so arithmetic is safe to call. A [`Kernel`] is
+//! A value of a [`Lanes`] type is proof that the CPU has its instructions, so arithmetic is safe to call. A [`SimdKernel`] is
 //! written once, generic over the lanes; [`Lanes::run`] compiles it with the instructions enabled, provided that its
 //! `run` and everything below it is `#[inline(always)]`.
 
@@ -51,7 +51,7 @@ pub trait Lanes: Arithmetic {
     const SIDE: usize;
 
     /// Runs a kernel compiled for these lanes.
-    fn run<K: Kernel<Self::Number>>(self, kernel: K) -> K::Output;
+    fn run<K: SimdKernel<Self::Number>>(self, kernel: K) -> K::Output;
 
     /// # Safety
     /// `COUNT` numbers can be read.
@@ -87,7 +87,7 @@ pub trait Lanes: Arithmetic {
 }
 
 /// Code written once for every kind of lanes.
-pub trait Kernel<T> {
+pub trait SimdKernel<T> {
     /// What it returns.
     type Output;
     /// To be `#[inline(always)]`.
@@ -97,16 +97,16 @@ pub trait Kernel<T> {
 /// A number type's way to its lanes.
 pub trait Dispatch: Sized {
     /// Hands a kernel the lanes of an instruction set, or the portable ones where the CPU or the type has no such lanes.
-    fn dispatch<K: Kernel<Self>>(set: InstructionSet, kernel: K) -> K::Output;
+    fn dispatch<K: SimdKernel<Self>>(set: InstructionSet, kernel: K) -> K::Output;
     /// [`Lanes::exp`] of the portable lanes.
     fn portable_exp(x: [Self; 4]) -> [Self; 4];
 }
 
 /// Runs a kernel that is one loop, with all of it compiled for the current instruction set. (Handed to
 /// [`Dispatch::dispatch`] by itself it would be compiled for the target's, with a call for every vector.)
-pub(crate) fn run<T: Number, K: Kernel<T>>(kernel: K) -> K::Output {
+pub(crate) fn run<T: Number, K: SimdKernel<T>>(kernel: K) -> K::Output {
     struct Whole<K>(K);
-    impl<T, K: Kernel<T>> Kernel<T> for Whole<K> {
+    impl<T, K: SimdKernel<T>> SimdKernel<T> for Whole<K> {
         type Output = K::Output;
         #[inline(always)]
         fn run<L: Lanes<Number = T>>(self, lanes: L) -> K::Output {
@@ -117,7 +117,7 @@ pub(crate) fn run<T: Number, K: Kernel<T>>(kernel: K) -> K::Output {
 }
 
 impl Dispatch for f32 {
-    fn dispatch<K: Kernel<f32>>(set: InstructionSet, kernel: K) -> K::Output {
+    fn dispatch<K: SimdKernel<f32>>(set: InstructionSet, kernel: K) -> K::Output {
         #[cfg(target_arch = "x86_64")]
         match set {
             InstructionSet::Avx512 => {
@@ -144,7 +144,7 @@ impl Dispatch for f32 {
 }
 
 impl Dispatch for f64 {
-    fn dispatch<K: Kernel<f64>>(_: InstructionSet, kernel: K) -> K::Output {
+    fn dispatch<K: SimdKernel<f64>>(_: InstructionSet, kernel: K) -> K::Output {
         kernel.run(Portable(PhantomData))
     }
 

@@ -1,6 +1,6 @@
 //! Plain Rust: four numbers at a time, for f64 and for CPUs without the others, and single f32.
 
-use super::lanes::{Arithmetic, Dispatch, Kernel, Lanes, Single};
+use super::lanes::{Arithmetic, Dispatch, Lanes, SimdKernel, Single};
 use crate::cpu::Number;
 use std::array::from_fn;
 use std::marker::PhantomData;
@@ -61,7 +61,7 @@ impl<T: Number> Lanes for Portable<T> {
     const TILE_ROWS: usize = 6;
 
     #[inline]
-    fn run<K: Kernel<T>>(self, kernel: K) -> K::Output {
+    fn run<K: SimdKernel<T>>(self, kernel: K) -> K::Output {
         kernel.run(self)
     }
     #[inline(always)]

@@ -20,7 +20,7 @@ use super::error::{ConfigError, Result, check_base};
 use super::method::{FormInputs, Injection, Positional};
 use super::randomized::Randomized;
 use super::{Geometry, Parameter, Share, rotary};
-use crate::attention::MOST_DAMPING;
+use crate::attention::MAX_FEATURE_DECAY;
 use crate::encoding::EncodingForm;
 use crate::forms::Rotary;
 use serde::{Deserialize, Serialize};
@@ -87,12 +87,12 @@ impl Positional for Config {
             }
         }
         let fastest = self.rate(0.0);
-        if fastest <= MOST_DAMPING {
+        if fastest <= MAX_FEATURE_DECAY {
             return Ok(());
         }
         let message = format!(
             "products would decay by e^-{fastest} per token, the limit is \
-            e^-{MOST_DAMPING}"
+            e^-{MAX_FEATURE_DECAY}"
         );
         Err(ConfigError::new("scale_base", message, "raise scale_base or gamma; the paper uses 512 and 0.4"))
     }
@@ -123,14 +123,14 @@ impl Positional for Config {
 
 #[cfg(test)]
 mod tests {
-    use crate::attention::{Dims, Problem, ScoreTable, ScoreTransform, Strides, View, ViewMut, naive, tiled};
+    use crate::attention::{AttentionDims, AttentionProblem, ScoreTable, ScoreTransform, Strides, View, ViewMut, naive, tiled};
     use crate::encoding::{Encoding, Geometry, Method};
     use crate::ops::rotary::{Angles, Rotated, Turn, rotate};
     use crate::ops::testing::random;
 
     const D: usize = 8;
 
-    type Forward = fn(&Problem<f64>, View<f64>, View<f64>, View<f64>, ViewMut<f64>, &mut [f64]);
+    type Forward = fn(&AttentionProblem<f64>, View<f64>, View<f64>, View<f64>, ViewMut<f64>, &mut [f64]);
 
     /// Output of attention with xPos over rows whose last one is at position `len - 1`.
     fn attended(q: &[f64], k: &[f64], v: &[f64]) -> Vec<f64> {
@@ -147,9 +147,9 @@ mod tests {
             rows
         };
         let (q, k) = (turned(q, keys - queries), turned(k, 0));
-        let dims = Dims { batch: 1, heads: 1, kv_heads: 1, queries, keys, head_dim: D };
-        let scores = ScoreTransform::Table(ScoreTable { damping: Some(&damping), ..ScoreTable::PLAIN });
-        let problem = Problem { scores, ..Problem::causal(dims, 0.6) };
+        let dims = AttentionDims { batch: 1, heads: 1, kv_heads: 1, queries, keys, head_dim: D };
+        let scores = ScoreTransform::Table(ScoreTable { feature_decay: Some(&damping), ..ScoreTable::PLAIN });
+        let problem = AttentionProblem { scores, ..AttentionProblem::causal(dims, 0.6) };
         let strides = |rows: usize| Strides { batch: rows * D, head: rows * D, row: D };
         let view = |data, rows| View { data, strides: strides(rows) };
         let run = |engine: Forward| {

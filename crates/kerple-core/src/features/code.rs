@@ -26,15 +26,15 @@ pub enum Normals {
     /// Drawn: any number of rows.
     Drawn(Box<ChaCha8Rng>),
     /// Given.
-    Table(Table),
+    NoiseTable(NoiseTable),
 }
 
 /// Given noise, `[streams, rows, width]`.
 #[derive(Clone, Debug)]
-pub struct Table {
+pub struct NoiseTable {
     /// The numbers.
     pub values: Vec<f64>,
-    /// Rows of a stream.
+    /// FeatureMapSaved of a stream.
     pub rows: usize,
     /// Numbers of a row.
     pub width: usize,
@@ -50,7 +50,7 @@ impl Normals {
     fn hash(&self, hasher: &mut DefaultHasher) {
         match self {
             Normals::Drawn(rng) => (rng.get_seed(), rng.get_stream()).hash(hasher),
-            Normals::Table(table) => {
+            Normals::NoiseTable(table) => {
                 [table.rows, table.width].hash(hasher);
                 hash_numbers(table.values.iter().copied(), hasher);
             }
@@ -78,7 +78,7 @@ impl Normals {
                 }
                 found.chunks_exact(width + 1).flat_map(|row| &row[..width]).copied().collect()
             }
-            Normals::Table(table) => {
+            Normals::NoiseTable(table) => {
                 assert_eq!(table.width, width, "rows of given noise have {} numbers", table.width);
                 assert!(first + count <= table.rows, "given noise ends before row {}", first + count);
                 table.values[(stream * table.rows + first) * width..][..count * width].to_vec()
@@ -116,7 +116,7 @@ fn ln(x: f64) -> f64 {
     2.0 * s * series + exponent as f64 * std::f64::consts::LN_2
 }
 
-/// Sine and cosine of so many turns, from 0 to 1, within 1e-13: their series up to an eighth of a turn.
+/// SineCode and cosine of so many turns, from 0 to 1, within 1e-13: their series up to an eighth of a turn.
 #[inline(always)]
 fn sin_cos(turns: f64) -> (f64, f64) {
     let quarter = (4.0 * turns + 0.5) as i32;
@@ -145,7 +145,7 @@ pub enum Gating {
 
 /// A gate with its noise.
 #[derive(Clone, Debug)]
-pub struct Gate<'a> {
+pub struct CodeGate<'a> {
     /// `[H, D]`
     pub values: &'a [f64],
     /// The noise that all positions share, N(0, 1), `[H, D, R]`.
@@ -154,8 +154,8 @@ pub struct Gate<'a> {
     pub gating: Gating,
 }
 
-/// What tells codes apart, see [`RowMap::identity`](super::RowMap::identity).
-pub(super) fn identity(shape: &impl Hash, learned: &[&[f64]], noise: &Normals, gate: Option<&Gate>) -> u64 {
+/// What tells codes apart, see [`FeatureMap::identity`](super::FeatureMap::identity).
+pub(super) fn identity(shape: &impl Hash, learned: &[&[f64]], noise: &Normals, gate: Option<&CodeGate>) -> u64 {
     let mut hasher = DefaultHasher::new();
     shape.hash(&mut hasher);
     hash_numbers(learned.iter().copied().flatten().copied(), &mut hasher);

@@ -4,32 +4,32 @@
 //! a time, never for a whole sequence. While it is in cache every position is one product,
 //! `[B, D] [D, R]`. With a batch this costs a fraction of a contraction per sequence.
 
-use super::{Multiply, Place, RowGradients, RowMap, Rows, padded, transpose};
+use super::{FeatureMap, FeatureMapGradients, FeatureMapSaved, RowProduct, RowRange, padded, transpose};
 use crate::Number;
-use crate::tiles::registers::Keep;
+use crate::tiles::microkernel::StoreMode;
 
 /// Positions whose code is made at once.
 pub const TILE: usize = 16;
 
 /// A stochastic code.
-pub trait Code<T>: RowMap<T> {
+pub trait StochasticCode<T>: FeatureMap<T> {
     /// The code of a place's rows, for whatever sequence.
-    fn stretch(&self, place: Place) -> Box<dyn Stretch<T> + '_>;
+    fn stretch(&self, place: RowRange) -> Box<dyn CodeStretch<T> + '_>;
 }
 
 /// The code of consecutive positions of one head, a tile after another.
-pub trait Stretch<T> {
+pub trait CodeStretch<T> {
     /// Writes the code of the next `rows` positions, [`TILE`] of them or the last ones, `[rows, D, padded(R)]`.
     fn next(&mut self, rows: usize, code: &mut [T]);
 
-    /// Takes the gradient in what [`Stretch::next`] wrote last.
+    /// Takes the gradient in what [`CodeStretch::next`] wrote last.
     fn gather(&mut self, rows: usize, d_code: &[T]);
 
     /// Adds all that was gathered to the gradient in the code's parameters for the head.
     fn finish(&mut self, d_parameters: &mut [T]);
 }
 
-/// Rows of one head of several sequences, where they lie.
+/// FeatureMapSaved of one head of several sequences, where they lie.
 #[derive(Clone, Copy)]
 pub(crate) struct Packed<'a, T> {
     pub(crate) data: &'a [T],
@@ -39,7 +39,7 @@ pub(crate) struct Packed<'a, T> {
 }
 
 /// What one thread computes in.
-pub(crate) struct Room<T> {
+pub(crate) struct ContractScratch<T> {
     code: Vec<T>,
     d_code: Vec<T>,
     /// The code of a position transposed, `[R, padded(D)]`.
@@ -48,12 +48,12 @@ pub(crate) struct Room<T> {
     d_x: Vec<T>,
 }
 
-impl<T: Number> Room<T> {
-    pub(crate) fn new([d, r]: [usize; 2], batch: usize, backward: bool) -> Room<T> {
+impl<T: Number> ContractScratch<T> {
+    pub(crate) fn new([d, r]: [usize; 2], batch: usize, backward: bool) -> ContractScratch<T> {
         let scratch = |size: usize| vec![T::ZERO; size];
         let of = |size: usize| scratch(if backward { size } else { 0 });
         let tile = TILE * d * padded(r);
-        Room { code: scratch(tile), d_code: of(tile), across: of(r * padded(d)), d_x: of(batch * padded(d)) }
+        ContractScratch { code: scratch(tile), d_code: of(tile), across: of(r * padded(d)), d_x: of(batch * padded(d)) }
     }
 }
 
@@ -64,10 +64,10 @@ fn tiles(rows: usize) -> impl Iterator<Item = (usize, usize)> {
 
 /// Contracts the rows of a place in `batch` sequences; `y` gives where those of a row go, `[B, padded(R)]`.
 pub(crate) fn forward<'y, T: Number>(
-    code: &dyn Code<T>,
-    (place, batch): (Place, usize),
+    code: &dyn StochasticCode<T>,
+    (place, batch): (RowRange, usize),
     x: Packed<T>,
-    room: &mut Room<T>,
+    room: &mut ContractScratch<T>,
     mut y: impl FnMut(usize) -> &'y mut [T],
 ) {
     let [d, width] = [code.widths()[0], padded(code.widths()[1])];
@@ -76,7 +76,7 @@ pub(crate) fn forward<'y, T: Number>(
         stretch.next(rows, &mut room.code);
         for (t, code) in room.code.chunks_exact(d * width).enumerate().take(rows) {
             let a = (&x.data[(first + t) * x.row..], [x.batch, 1]);
-            Multiply { sizes: [batch, d, width], a, b: (code, width) }.to(y(first + t), width, Keep::Overwrite);
+            RowProduct { sizes: [batch, d, width], a, b: (code, width) }.to(y(first + t), width, StoreMode::Overwrite);
         }
     }
 }
@@ -84,10 +84,10 @@ pub(crate) fn forward<'y, T: Number>(
 /// The gradient in rows, each of which is handed to `d_x` by sequence and row, and added to that in parameters. `d_y` gives
 /// the gradient in the images of a row, `[B, padded(R)]`.
 pub(crate) fn backward<'y, T: Number>(
-    code: &dyn Code<T>,
-    (place, batch): (Place, usize),
+    code: &dyn StochasticCode<T>,
+    (place, batch): (RowRange, usize),
     x: Packed<T>,
-    room: &mut Room<T>,
+    room: &mut ContractScratch<T>,
     d_y: impl Fn(usize) -> &'y [T],
     mut d_x: impl FnMut(usize, usize, &[T]),
     d_parameters: &mut [T],
@@ -100,36 +100,43 @@ pub(crate) fn backward<'y, T: Number>(
         for (t, code) in room.code.chunks_exact(d * width).enumerate().take(rows) {
             let d_y = d_y(first + t);
             transpose((code, width), [d, r], &mut room.across, wide);
-            let product = Multiply { sizes: [batch, r, wide], a: (d_y, [width, 1]), b: (&room.across, wide) };
-            product.to(&mut room.d_x, wide, Keep::Overwrite);
+            let product = RowProduct { sizes: [batch, r, wide], a: (d_y, [width, 1]), b: (&room.across, wide) };
+            product.to(&mut room.d_x, wide, StoreMode::Overwrite);
             room.d_x.chunks_exact(wide).enumerate().for_each(|(batch, row)| d_x(batch, first + t, row));
             let a = (&x.data[(first + t) * x.row..], [1, x.batch]);
-            let product = Multiply { sizes: [d, batch, width], a, b: (d_y, width) };
-            product.to(&mut room.d_code[t * d * width..], width, Keep::Overwrite);
+            let product = RowProduct { sizes: [d, batch, width], a, b: (d_y, width) };
+            product.to(&mut room.d_code[t * d * width..], width, StoreMode::Overwrite);
         }
         stretch.gather(rows, &room.d_code);
     }
     stretch.finish(d_parameters);
 }
 
-/// [`RowMap::forward`] of a code.
-pub(super) fn rows<T: Number>(code: &dyn Code<T>, place: Place, x: &[T], y: &mut [T]) {
+/// [`FeatureMap::forward`] of a code.
+pub(super) fn rows<T: Number>(code: &dyn StochasticCode<T>, place: RowRange, x: &[T], y: &mut [T]) {
     let [d, r] = code.widths();
     let x = Packed { data: x, batch: 0, row: padded(d) };
     let mut images = y.chunks_exact_mut(padded(r));
-    forward(code, (place, 1), x, &mut Room::new([d, r], 1, false), |_| images.next().expect("a row for each position"));
+    forward(code, (place, 1), x, &mut ContractScratch::new([d, r], 1, false), |_| {
+        images.next().expect("a row for each position")
+    });
 }
 
-/// [`RowMap::backward`] of a code.
-pub(super) fn rows_backward<T: Number>(code: &dyn Code<T>, place: Place, rows: Rows<T>, gradients: RowGradients<T>) {
+/// [`FeatureMap::backward`] of a code.
+pub(super) fn rows_backward<T: Number>(
+    code: &dyn StochasticCode<T>,
+    place: RowRange,
+    rows: FeatureMapSaved<T>,
+    gradients: FeatureMapGradients<T>,
+) {
     let [d, r] = code.widths();
     let (x, wide) = (Packed { data: rows.x, batch: 0, row: padded(d) }, padded(d));
-    let RowGradients { d_x, d_parameters } = gradients;
+    let FeatureMapGradients { d_x, d_parameters } = gradients;
     backward(
         code,
         (place, 1),
         x,
-        &mut Room::new([d, r], 1, true),
+        &mut ContractScratch::new([d, r], 1, true),
         |row| &rows.d_y[row * padded(r)..(row + 1) * padded(r)],
         |_, row, d| d_x[row * wide..(row + 1) * wide].copy_from_slice(d),
         d_parameters,

@@ -11,12 +11,15 @@
 //! For one feature at a time, a few copies of its filter, each shifted by one, make a band that is multiplied with the noise
 //! of the positions they reach.
 
-use super::code::{self, Gate, scale};
-use super::contract::{self, Code, Stretch, TILE};
-use super::{MOST_ROWS, Multiply, Normals, Place, RowGradients, RowMap, Rows, Side, padded, transpose};
+use super::code::{self, CodeGate, scale};
+use super::contract::{self, CodeStretch, StochasticCode, TILE};
+use super::{
+    FeatureMap, FeatureMapGradients, FeatureMapSaved, MOST_ROWS, Normals, RowKind, RowProduct, RowRange, padded,
+    transpose,
+};
 use crate::Number;
 use crate::cpu::reduce;
-use crate::tiles::registers::Keep;
+use crate::tiles::microkernel::StoreMode;
 use rayon::prelude::*;
 use std::ops::Range;
 
@@ -96,7 +99,7 @@ impl ConvShape {
         self.lines().into_iter().flat_map(|line| (0..last).map(move |tap| origin + line + tap)).collect()
     }
 
-    /// Rows from `row` on, at most `most`, whose noise rows follow on each other.
+    /// FeatureMapSaved from `row` on, at most `most`, whose noise rows follow on each other.
     fn run(&self, position: usize, most: usize) -> usize {
         match self.size.as_slice() {
             [_] => most,
@@ -133,7 +136,7 @@ pub fn filter_scale(taps: &[usize]) -> f64 {
 
 /// A ConvSPE code with its noise, ready to contract rows.
 #[derive(Clone, Debug)]
-pub struct Conv<T> {
+pub struct ConvCode<T> {
     shape: ConvShape,
     lines: Vec<usize>,
     noise: Normals,
@@ -146,12 +149,12 @@ pub struct Conv<T> {
     identity: u64,
 }
 
-impl<T: Number> Conv<T> {
+impl<T: Number> ConvCode<T> {
     /// With noise of `H D` streams, a row of `R` numbers for every position that a filter reaches, in row-major order.
     ///
     /// # Panics
     /// If a slice has the wrong size, or axes are missing.
-    pub fn new(shape: ConvShape, filters: Filters, noise: Normals, gate: Option<&Gate>) -> Conv<T> {
+    pub fn new(shape: ConvShape, filters: Filters, noise: Normals, gate: Option<&CodeGate>) -> ConvCode<T> {
         let (streams, taps, realisations) = (shape.heads * shape.head_dim, shape.filter(), shape.realisations);
         assert!(
             !shape.taps.is_empty() && shape.taps.len() == shape.size.len(),
@@ -179,7 +182,7 @@ impl<T: Number> Conv<T> {
                 }
             }
         }
-        Conv { lines: shape.lines(), shape, noise, filters, shared, held: (0..0, Vec::new()), identity }
+        ConvCode { lines: shape.lines(), shape, noise, filters, shared, held: (0..0, Vec::new()), identity }
     }
 
     /// Holds the noise that these positions reach, so that it is drawn once and not for every use, where it is no more than
@@ -209,9 +212,9 @@ impl<T: Number> Conv<T> {
         }
     }
 
-    fn filter(&self, place: Place, d: usize) -> &[T] {
+    fn filter(&self, place: RowRange, d: usize) -> &[T] {
         let (taps, hd) = (self.shape.filter(), place.head * self.shape.head_dim + d);
-        &self.filters[usize::from(place.side == Side::Key)][hd * taps..][..taps]
+        &self.filters[usize::from(place.side == RowKind::Key)][hd * taps..][..taps]
     }
 
     fn last_taps(&self) -> usize {
@@ -222,10 +225,10 @@ impl<T: Number> Conv<T> {
     ///
     /// # Panics
     /// If it has another size.
-    pub fn gradient(&self, filters: Filters, gate: Option<&Gate>, d: &[T]) -> ConvGradient {
+    pub fn gradient(&self, filters: Filters, gate: Option<&CodeGate>, d: &[T]) -> ConvGradient {
         let (taps, head_dim, realisations) = (self.shape.filter(), self.shape.head_dim, self.shape.realisations);
         let (streams, per_head, width) =
-            (self.shape.heads * head_dim, RowMap::<T>::parameters(self), padded(realisations));
+            (self.shape.heads * head_dim, FeatureMap::<T>::parameters(self), padded(realisations));
         crate::check_shape!(d, H = self.shape.heads, P = per_head);
         let unit = scale(realisations, head_dim);
         let gates = if gate.is_some() { streams } else { 0 };
@@ -267,7 +270,7 @@ pub struct ConvGradient {
     pub gate: Vec<f64>,
 }
 
-impl<T: Number> RowMap<T> for Conv<T> {
+impl<T: Number> FeatureMap<T> for ConvCode<T> {
     fn widths(&self) -> [usize; 2] {
         [self.shape.head_dim, self.shape.realisations]
     }
@@ -286,21 +289,21 @@ impl<T: Number> RowMap<T> for Conv<T> {
         self.identity
     }
 
-    fn forward(&self, place: Place, x: &[T], y: &mut [T], _: &mut [T]) {
+    fn forward(&self, place: RowRange, x: &[T], y: &mut [T], _: &mut [T]) {
         contract::rows(self, place, x, y);
     }
 
-    fn backward(&self, place: Place, rows: Rows<T>, _: &mut [T], gradients: RowGradients<T>) {
+    fn backward(&self, place: RowRange, rows: FeatureMapSaved<T>, _: &mut [T], gradients: FeatureMapGradients<T>) {
         contract::rows_backward(self, place, rows, gradients);
     }
 
-    fn code(&self) -> Option<&dyn Code<T>> {
+    fn code(&self) -> Option<&dyn StochasticCode<T>> {
         Some(self)
     }
 }
 
-impl<T: Number> Code<T> for Conv<T> {
-    fn stretch(&self, place: Place) -> Box<dyn Stretch<T> + '_> {
+impl<T: Number> StochasticCode<T> for ConvCode<T> {
+    fn stretch(&self, place: RowRange) -> Box<dyn CodeStretch<T> + '_> {
         let (head_dim, width) = (self.shape.head_dim, padded(self.shape.realisations));
         let reach = self.shape.reach(place.first, place.rows);
         let mut own = Vec::new();
@@ -320,15 +323,15 @@ impl<T: Number> Code<T> for Conv<T> {
             reach,
             own,
             room,
-            d: vec![T::ZERO; RowMap::<T>::parameters(self)],
+            d: vec![T::ZERO; FeatureMap::<T>::parameters(self)],
         })
     }
 }
 
-/// The code of a [`Conv`], a tile after another.
+/// The code of a [`ConvCode`], a tile after another.
 struct Filtered<'a, T> {
-    conv: &'a Conv<T>,
-    place: Place,
+    conv: &'a ConvCode<T>,
+    place: RowRange,
     /// The next position.
     position: usize,
     /// Noise rows that the place reaches, and what is not held of them, `[D, reach, padded(R)]`.
@@ -366,7 +369,7 @@ impl<T: Number> Filtered<'_, T> {
     }
 }
 
-impl<T: Number> Stretch<T> for Filtered<'_, T> {
+impl<T: Number> CodeStretch<T> for Filtered<'_, T> {
     fn next(&mut self, rows: usize, code: &mut [T]) {
         self.position += rows;
         let conv = self.conv;
@@ -389,7 +392,7 @@ impl<T: Number> Stretch<T> for Filtered<'_, T> {
                 }
                 let (a, b) = ((&band[..], [inner, 1]), (self.noise(d, origin + line), width));
                 let to = &mut code[(row * head_dim + d) * width..];
-                Multiply { sizes: [count, inner, width], a, b }.to(to, head_dim * width, Keep::Add);
+                RowProduct { sizes: [count, inner, width], a, b }.to(to, head_dim * width, StoreMode::Accumulate);
             }
         }
         self.room[0] = band;
@@ -399,7 +402,7 @@ impl<T: Number> Stretch<T> for Filtered<'_, T> {
         let conv = self.conv;
         let (head_dim, realisations, taps) = (conv.shape.head_dim, conv.shape.realisations, conv.last_taps());
         let (width, filter) = (padded(realisations), conv.shape.filter());
-        let side = usize::from(self.place.side == Side::Key);
+        let side = usize::from(self.place.side == RowKind::Key);
         let mut d_own = std::mem::take(&mut self.d);
         let (d_filters, d_shared) = d_own.split_at_mut(2 * head_dim * filter);
         if !d_shared.is_empty() {
@@ -415,7 +418,7 @@ impl<T: Number> Stretch<T> for Filtered<'_, T> {
             for (line, d_filter) in conv.lines.iter().zip(d_filter.chunks_exact_mut(taps)) {
                 let a = (self.noise(d, origin + line), [width, 1]);
                 let sizes = [count + taps - 1, realisations, TILE];
-                Multiply { sizes, a, b: (&across, TILE) }.to(&mut products, TILE, Keep::Overwrite);
+                RowProduct { sizes, a, b: (&across, TILE) }.to(&mut products, TILE, StoreMode::Overwrite);
                 for (tap, to) in d_filter.iter_mut().enumerate() {
                     *to += (0..count).map(|t| products[(tap + t) * TILE + t]).sum::<T>();
                 }

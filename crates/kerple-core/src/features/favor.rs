@@ -16,7 +16,9 @@
 //! original subtracts `n` alone, and both would make denominators as small as the guard. The published codes subtract maxima
 //! over the sequence or over the whole batch instead: [`Offset::Given`].
 
-use super::{MOST_ROWS, Place, Project, RowGradients, RowMap, Rows, Side, hash_numbers, padded};
+use super::{
+    FeatureMap, FeatureMapGradients, FeatureMapSaved, MOST_ROWS, Project, RowKind, RowRange, hash_numbers, padded,
+};
 use crate::Number;
 use crate::cpu::{reduce, vectorized};
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -24,7 +26,7 @@ use std::mem::discriminant;
 
 /// Which exponentials are features.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Form {
+pub enum FavorFeatures {
     /// Those of `z` and of `-z`: two features for each column of Omega.
     BothSigns,
     /// Those of `z`.
@@ -51,7 +53,7 @@ pub enum Offset<T> {
 #[derive(Clone, Debug)]
 pub struct Favor<T> {
     project: Project<T>,
-    form: Form,
+    form: FavorFeatures,
     queries: Offset<T>,
     keys: Offset<T>,
     floor: T,
@@ -62,7 +64,7 @@ impl<T: Number> Favor<T> {
     ///
     /// # Panics
     /// If `omega` has another size.
-    pub fn new(omega: &[f64], sizes: [usize; 2], form: Form) -> Favor<T> {
+    pub fn new(omega: &[f64], sizes: [usize; 2], form: FavorFeatures) -> Favor<T> {
         let project = Project::new(omega, sizes, (sizes[0] as f64).powf(-0.25));
         Favor { project, form, queries: Offset::Row, keys: Offset::None, floor: T::ZERO }
     }
@@ -74,33 +76,33 @@ impl<T: Number> Favor<T> {
 
     fn signs(&self) -> usize {
         match self.form {
-            Form::BothSigns => 2,
-            Form::Positive => 1,
+            FavorFeatures::BothSigns => 2,
+            FavorFeatures::Positive => 1,
         }
     }
 
     /// The offset of a row whose exponents are `z`.
-    fn offset(&self, place: Place, z: &[T]) -> T {
+    fn offset(&self, place: RowRange, z: &[T]) -> T {
         let offset = match place.side {
-            Side::Query => &self.queries,
-            Side::Key => &self.keys,
+            RowKind::Query => &self.queries,
+            RowKind::Key => &self.keys,
         };
         match offset {
             Offset::None => T::ZERO,
-            Offset::Row => largest(z, self.form == Form::BothSigns),
+            Offset::Row => largest(z, self.form == FavorFeatures::BothSigns),
             Offset::Given { values, heads } => values[place.batch * heads + place.head],
         }
     }
 
     /// Whether `n` is subtracted.
-    fn has_norm(&self, side: Side) -> bool {
-        self.form == Form::Positive || !self.is_by_row(side)
+    fn has_norm(&self, side: RowKind) -> bool {
+        self.form == FavorFeatures::Positive || !self.is_by_row(side)
     }
 
-    fn is_by_row(&self, side: Side) -> bool {
+    fn is_by_row(&self, side: RowKind) -> bool {
         let offset = match side {
-            Side::Query => &self.queries,
-            Side::Key => &self.keys,
+            RowKind::Query => &self.queries,
+            RowKind::Key => &self.keys,
         };
         *offset == Offset::Row
     }
@@ -144,7 +146,7 @@ vectorized! {
     }
 }
 
-impl<T: Number> RowMap<T> for Favor<T> {
+impl<T: Number> FeatureMap<T> for Favor<T> {
     fn widths(&self) -> [usize; 2] {
         let [d, m] = self.project.sizes();
         [d, self.signs() * m]
@@ -173,7 +175,7 @@ impl<T: Number> RowMap<T> for Favor<T> {
         hasher.finish()
     }
 
-    fn forward(&self, place: Place, x: &[T], y: &mut [T], room: &mut [T]) {
+    fn forward(&self, place: RowRange, x: &[T], y: &mut [T], room: &mut [T]) {
         let [d, m] = self.project.sizes();
         let factor = T::from_f64(((self.signs() * m) as f64).sqrt().recip());
         let half = if self.has_norm(place.side) { T::from_f64(0.5 / (d as f64).sqrt()) } else { T::ZERO };
@@ -189,7 +191,7 @@ impl<T: Number> RowMap<T> for Favor<T> {
         }
     }
 
-    fn backward(&self, place: Place, rows: Rows<T>, room: &mut [T], gradients: RowGradients<T>) {
+    fn backward(&self, place: RowRange, rows: FeatureMapSaved<T>, room: &mut [T], gradients: FeatureMapGradients<T>) {
         let [d, m] = self.project.sizes();
         let (stride, wide) = (padded(m), padded(self.signs() * m));
         let rate = T::from_f64((d as f64).sqrt().recip());
@@ -203,7 +205,8 @@ impl<T: Number> RowMap<T> for Favor<T> {
             }
             if self.is_by_row(place.side) {
                 let z = &z[row * stride..][..m];
-                let (both, most) = (self.form == Form::BothSigns, largest(z, self.form == Form::BothSigns));
+                let (both, most) =
+                    (self.form == FavorFeatures::BothSigns, largest(z, self.form == FavorFeatures::BothSigns));
                 // none is where there is a NaN, which is in all gradients already
                 if let Some(at) = z.iter().position(|z| *z == most || (both && -*z == most)) {
                     d_z[at] -= if z[at] == most { *sum } else { -*sum };

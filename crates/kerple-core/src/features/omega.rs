@@ -5,7 +5,7 @@ use rand::Rng;
 
 /// What the lengths of orthogonal columns are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Lengths {
+pub enum ColumnNorms {
     /// Those of the rows of the same Gaussian block (fast-transformers). Column `i` is made of column `i` of the block, which row
     /// `i` has a number of, so lengths depend on directions: the mean square of coordinate `i` of direction `i` is not 1, as
     /// that of a Gaussian is, but 1.17 for the first and 0.82 for the last at D = 8.
@@ -17,14 +17,14 @@ pub enum Lengths {
 }
 
 /// Draws Omega, `[D, M]`: its columns, `D` at a time, are the orthogonalised columns of a Gaussian `[D, D]` block.
-pub fn orthogonal([d, m]: [usize; 2], lengths: Lengths, rng: &mut impl Rng) -> Vec<f64> {
+pub fn orthogonal([d, m]: [usize; 2], lengths: ColumnNorms, rng: &mut impl Rng) -> Vec<f64> {
     let mut omega = vec![0.0; d * m];
     for first in (0..m).step_by(d.max(1)) {
         let block: Vec<f64> = (0..d * d).map(|_| standard_normal(rng)).collect();
         let length = |row: &[f64]| match lengths {
-            Lengths::OfRows => norm(row),
-            Lengths::Drawn => norm(&(0..d).map(|_| standard_normal(rng)).collect::<Vec<f64>>()),
-            Lengths::Equal => (d as f64).sqrt(),
+            ColumnNorms::OfRows => norm(row),
+            ColumnNorms::Drawn => norm(&(0..d).map(|_| standard_normal(rng)).collect::<Vec<f64>>()),
+            ColumnNorms::Equal => (d as f64).sqrt(),
         };
         put(&block, [d, m], first, length, &mut omega);
     }

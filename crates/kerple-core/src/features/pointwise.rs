@@ -1,6 +1,6 @@
 //! Features that are a function of each number alone.
 
-use super::{Place, RowGradients, RowMap, Rows, padded};
+use super::{FeatureMap, FeatureMapGradients, FeatureMapSaved, RowRange, padded};
 use crate::Number;
 use crate::cpu::vectorized;
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -68,7 +68,7 @@ vectorized! {
     }
 }
 
-impl<T: Number> RowMap<T> for Pointwise {
+impl<T: Number> FeatureMap<T> for Pointwise {
     fn widths(&self) -> [usize; 2] {
         [self.width(); 2]
     }
@@ -90,7 +90,7 @@ impl<T: Number> RowMap<T> for Pointwise {
         hasher.finish()
     }
 
-    fn forward(&self, _: Place, x: &[T], y: &mut [T], _: &mut [T]) {
+    fn forward(&self, _: RowRange, x: &[T], y: &mut [T], _: &mut [T]) {
         match *self {
             Pointwise::Relu { shift, .. } => relu(x, T::from_f64(shift), y),
             Pointwise::Elu { .. } => elu(x, y),
@@ -99,7 +99,7 @@ impl<T: Number> RowMap<T> for Pointwise {
         y.chunks_exact_mut(stride).for_each(|y| y[width..].fill(T::ZERO));
     }
 
-    fn backward(&self, _: Place, rows: Rows<T>, _: &mut [T], gradients: RowGradients<T>) {
+    fn backward(&self, _: RowRange, rows: FeatureMapSaved<T>, _: &mut [T], gradients: FeatureMapGradients<T>) {
         match *self {
             Pointwise::Relu { .. } => relu_backward(rows.x, rows.d_y, gradients.d_x),
             Pointwise::Elu { .. } => elu_backward(rows.x, rows.y, rows.d_y, gradients.d_x),

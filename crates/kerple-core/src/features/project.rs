@@ -1,8 +1,10 @@
 //! A fixed projection of rows: `y = x Omega`.
 
-use super::{MOST_ROWS, Multiply, Place, RowGradients, RowMap, Rows, hash_numbers, padded, transpose};
+use super::{
+    FeatureMap, FeatureMapGradients, FeatureMapSaved, MOST_ROWS, RowProduct, RowRange, hash_numbers, padded, transpose,
+};
 use crate::Number;
-use crate::tiles::registers::Keep;
+use crate::tiles::microkernel::StoreMode;
 use std::hash::{DefaultHasher, Hash, Hasher};
 
 /// `y = x Omega`, the same for all heads; Omega is drawn, not learned.
@@ -39,14 +41,14 @@ impl<T: Number> Project<T> {
     pub(super) fn apply(&self, rows: usize, x: &[T], y: &mut [T]) {
         let [d, m] = self.widths.map(padded);
         let sizes = [rows, self.widths[0], m];
-        Multiply { sizes, a: (x, [d, 1]), b: (&self.omega, m) }.to(y, m, Keep::Overwrite);
+        RowProduct { sizes, a: (x, [d, 1]), b: (&self.omega, m) }.to(y, m, StoreMode::Overwrite);
     }
 
     /// `d_x = d_y Omega^T`
     pub(super) fn apply_backward(&self, rows: usize, d_y: &[T], d_x: &mut [T]) {
         let [d, m] = self.widths.map(padded);
         let sizes = [rows, self.widths[1], d];
-        Multiply { sizes, a: (d_y, [m, 1]), b: (&self.transposed, d) }.to(d_x, d, Keep::Overwrite);
+        RowProduct { sizes, a: (d_y, [m, 1]), b: (&self.transposed, d) }.to(d_x, d, StoreMode::Overwrite);
     }
 
     /// Numbers of a row before and after.
@@ -55,7 +57,7 @@ impl<T: Number> Project<T> {
     }
 }
 
-impl<T: Number> RowMap<T> for Project<T> {
+impl<T: Number> FeatureMap<T> for Project<T> {
     fn widths(&self) -> [usize; 2] {
         self.widths
     }
@@ -72,12 +74,12 @@ impl<T: Number> RowMap<T> for Project<T> {
         self.identity
     }
 
-    fn forward(&self, place: Place, x: &[T], y: &mut [T], _: &mut [T]) {
+    fn forward(&self, place: RowRange, x: &[T], y: &mut [T], _: &mut [T]) {
         debug_assert!(place.rows <= MOST_ROWS);
         self.apply(place.rows, x, y);
     }
 
-    fn backward(&self, place: Place, rows: Rows<T>, _: &mut [T], gradients: RowGradients<T>) {
+    fn backward(&self, place: RowRange, rows: FeatureMapSaved<T>, _: &mut [T], gradients: FeatureMapGradients<T>) {
         self.apply_backward(place.rows, rows.d_y, gradients.d_x);
     }
 }

@@ -19,14 +19,14 @@
 //!
 //! That sum is as far off its mean as positions are large, though a kernel of distance does not know where they begin. But
 //! noise is as likely after all angles of queries and keys were turned by the same amount, so the mean of the sum of `d_angle`
-//! over both is 0, and `(t - c) d_angle[t]` has the same mean for every `c`, see [`Sine::counted_from`].
+//! over both is 0, and `(t - c) d_angle[t]` has the same mean for every `c`, see [`SineCode::counted_from`].
 
-use super::code::{self, Gate, scale, sigmoid, softplus};
-use super::contract::{self, Code, Stretch, TILE};
-use super::{Multiply, Normals, Place, RowGradients, RowMap, Rows, Side, padded};
+use super::code::{self, CodeGate, scale, sigmoid, softplus};
+use super::contract::{self, CodeStretch, StochasticCode, TILE};
+use super::{FeatureMap, FeatureMapGradients, FeatureMapSaved, Normals, RowKind, RowProduct, RowRange, padded};
 use crate::Number;
 use crate::cpu::{reduce, vectorized};
-use crate::tiles::registers::Keep;
+use crate::tiles::microkernel::StoreMode;
 use rayon::prelude::*;
 use std::f64::consts::TAU;
 
@@ -76,7 +76,7 @@ pub fn scale_gains(waves: usize, gains: &mut [f64]) {
 
 /// A SineSPE code with its noise, ready to contract rows.
 #[derive(Clone, Debug)]
-pub struct Sine<T> {
+pub struct SineCode<T> {
     shape: SineShape,
     gated: bool,
     /// In turns a position, `[H, D, K]`.
@@ -91,12 +91,12 @@ pub struct Sine<T> {
     identity: u64,
 }
 
-impl<T: Number> Sine<T> {
+impl<T: Number> SineCode<T> {
     /// With noise of `H D` streams, `2K` rows of `R` numbers each.
     ///
     /// # Panics
     /// If a slice has the wrong size.
-    pub fn new(shape: SineShape, waves: Waves, noise: &Normals, gate: Option<&Gate>) -> Sine<T> {
+    pub fn new(shape: SineShape, waves: Waves, noise: &Normals, gate: Option<&CodeGate>) -> SineCode<T> {
         let SineShape { heads, head_dim, waves: count, realisations } = shape;
         let Waves { freqs, offsets, gains } = waves;
         crate::check_shape!(freqs, H = heads, D = head_dim, K = count);
@@ -105,7 +105,7 @@ impl<T: Number> Sine<T> {
         let f: Vec<f64> = freqs.iter().map(|x| 0.5 * sigmoid(*x)).collect();
         let identity = code::identity(&shape, &[freqs, offsets, gains], noise, gate);
         let (theta, gated) = (offsets.to_vec(), gate.is_some());
-        let mut sine = Sine { shape, gated, theta, w: vec![], turns: vec![], origin: 0.0, f, identity };
+        let mut sine = SineCode { shape, gated, theta, w: vec![], turns: vec![], origin: 0.0, f, identity };
         let (width, unit) = (padded(realisations), scale(realisations, head_dim));
         sine.w = vec![T::ZERO; heads * head_dim * sine.rows() * width];
         let fill = |(hd, w): (usize, &mut [T])| {
@@ -131,11 +131,11 @@ impl<T: Number> Sine<T> {
     /// The same with the gradient in frequencies counted from a position: no longer the derivative of what was drawn, but of the
     /// same mean over draws, and off it by as much as positions are away from this one. All queries and keys of a draw must be
     /// counted alike.
-    pub fn counted_from(self, position: f64) -> Sine<T> {
-        Sine { origin: position, ..self }
+    pub fn counted_from(self, position: f64) -> SineCode<T> {
+        SineCode { origin: position, ..self }
     }
 
-    /// Rows of `W` for a feature, P.
+    /// FeatureMapSaved of `W` for a feature, P.
     fn rows(&self) -> usize {
         2 * self.shape.waves + usize::from(self.gated)
     }
@@ -166,7 +166,7 @@ impl<T: Number> Sine<T> {
         turns
     }
 
-    /// Rows of `W` of a feature, `[P, padded(R)]`.
+    /// FeatureMapSaved of `W` of a feature, `[P, padded(R)]`.
     fn w(&self, hd: usize) -> &[T] {
         let size = self.rows() * padded(self.shape.realisations);
         &self.w[hd * size..][..size]
@@ -176,9 +176,9 @@ impl<T: Number> Sine<T> {
     ///
     /// # Panics
     /// If it has another size.
-    pub fn gradient(&self, waves: Waves, gate: Option<&Gate>, d: &[T]) -> SineGradient {
+    pub fn gradient(&self, waves: Waves, gate: Option<&CodeGate>, d: &[T]) -> SineGradient {
         let SineShape { heads, head_dim, waves: count, realisations } = self.shape;
-        let (width, per_head) = (padded(realisations), RowMap::<T>::parameters(self));
+        let (width, per_head) = (padded(realisations), FeatureMap::<T>::parameters(self));
         crate::check_shape!(d, H = heads, P = per_head);
         let zeros = || vec![0.0; heads * head_dim * count];
         let gates = if gate.is_some() { heads * head_dim } else { 0 };
@@ -228,7 +228,7 @@ pub struct SineGradient {
     pub gate: Vec<f64>,
 }
 
-impl<T: Number> RowMap<T> for Sine<T> {
+impl<T: Number> FeatureMap<T> for SineCode<T> {
     fn widths(&self) -> [usize; 2] {
         [self.shape.head_dim, self.shape.realisations]
     }
@@ -246,26 +246,26 @@ impl<T: Number> RowMap<T> for Sine<T> {
         self.identity
     }
 
-    fn forward(&self, place: Place, x: &[T], y: &mut [T], _: &mut [T]) {
+    fn forward(&self, place: RowRange, x: &[T], y: &mut [T], _: &mut [T]) {
         contract::rows(self, place, x, y);
     }
 
-    fn backward(&self, place: Place, rows: Rows<T>, _: &mut [T], gradients: RowGradients<T>) {
+    fn backward(&self, place: RowRange, rows: FeatureMapSaved<T>, _: &mut [T], gradients: FeatureMapGradients<T>) {
         contract::rows_backward(self, place, rows, gradients);
     }
 
-    fn code(&self) -> Option<&dyn Code<T>> {
+    fn code(&self) -> Option<&dyn StochasticCode<T>> {
         Some(self)
     }
 }
 
-impl<T: Number> Code<T> for Sine<T> {
-    fn stretch(&self, place: Place) -> Box<dyn Stretch<T> + '_> {
+impl<T: Number> StochasticCode<T> for SineCode<T> {
+    fn stretch(&self, place: RowRange) -> Box<dyn CodeStretch<T> + '_> {
         let (SineShape { head_dim, waves, .. }, per_head) = (self.shape, self.per_head());
         let mut angles = vec![0.0; 2 * per_head];
         for at in 0..per_head {
             let wave = place.head * per_head + at % head_dim * waves + at / head_dim;
-            let phase = if place.side == Side::Query { self.theta[wave] } else { 0.0 };
+            let phase = if place.side == RowKind::Query { self.theta[wave] } else { 0.0 };
             let (sin, cos) = (TAU * (self.f[wave] * place.first as f64).fract() + phase).sin_cos();
             (angles[at], angles[per_head + at]) = (cos, sin);
         }
@@ -281,10 +281,10 @@ impl<T: Number> Code<T> for Sine<T> {
     }
 }
 
-/// The code of a [`Sine`], a tile after another.
+/// The code of a [`SineCode`], a tile after another.
 struct Waving<'a, T> {
-    sine: &'a Sine<T>,
-    place: Place,
+    sine: &'a SineCode<T>,
+    place: RowRange,
     /// Positions of the tiles before the last.
     done: usize,
     /// Cosines and sines at the next position, `[2, K D]`.
@@ -321,7 +321,7 @@ vectorized! {
     }
 }
 
-impl<T: Number> Stretch<T> for Waving<'_, T> {
+impl<T: Number> CodeStretch<T> for Waving<'_, T> {
     fn next(&mut self, rows: usize, code: &mut [T]) {
         let (sine, planes_each) = (self.sine, self.planes());
         let SineShape { head_dim, realisations, .. } = sine.shape;
@@ -341,8 +341,8 @@ impl<T: Number> Stretch<T> for Waving<'_, T> {
         for d in 0..head_dim {
             let w = sine.w(self.place.head * head_dim + d);
             let a = (&self.basis[d..], [row, head_dim]);
-            let product = Multiply { sizes: [rows, sine.rows(), width], a, b: (w, width) };
-            product.to(&mut code[d * width..], head_dim * width, Keep::Overwrite);
+            let product = RowProduct { sizes: [rows, sine.rows(), width], a, b: (w, width) };
+            product.to(&mut code[d * width..], head_dim * width, StoreMode::Overwrite);
         }
     }
 
@@ -350,12 +350,12 @@ impl<T: Number> Stretch<T> for Waving<'_, T> {
         let planes = self.planes();
         let SineShape { head_dim, realisations, .. } = self.sine.shape;
         let (width, row) = (padded(realisations), planes * head_dim);
-        let keep = if self.d.is_empty() { Keep::Overwrite } else { Keep::Add };
+        let store = if self.d.is_empty() { StoreMode::Overwrite } else { StoreMode::Accumulate };
         self.d.resize(head_dim * planes * width, T::ZERO);
         for d in 0..head_dim {
             let a = (&self.basis[d..], [head_dim, row]);
             let b = (&d_code[d * width..], head_dim * width);
-            Multiply { sizes: [planes, rows, width], a, b }.to(&mut self.d[d * planes * width..], width, keep);
+            RowProduct { sizes: [planes, rows, width], a, b }.to(&mut self.d[d * planes * width..], width, store);
         }
     }
 
@@ -377,7 +377,7 @@ impl<T: Number> Stretch<T> for Waving<'_, T> {
                 let once = along(sin, cos) - along(cos, sin);
                 let by_t = along(sin, t_cos) - along(cos, t_sin);
                 to_f[feature * waves + k] += T::from_f64(TAU * (first * once + by_t));
-                if self.place.side == Side::Query {
+                if self.place.side == RowKind::Query {
                     to_theta[feature * waves + k] += T::from_f64(once);
                 }
             }

@@ -1,26 +1,26 @@
 use super::*;
 use crate::ops::testing::random;
 use crate::seed::{Purpose, stream_at};
-use omega::Lengths;
+use omega::ColumnNorms;
 
 fn normals(seed: u64) -> Normals {
     Normals::drawn(stream_at(seed, Purpose::Noise, [1, 2]))
 }
 
 /// The image of one row.
-fn image(map: &dyn RowMap<f64>, side: Side, head: usize, first: usize, x: &[f64]) -> Vec<f64> {
+fn image(map: &dyn FeatureMap<f64>, side: RowKind, head: usize, first: usize, x: &[f64]) -> Vec<f64> {
     let mut row = vec![0.0; padded(x.len())];
     row[..x.len()].copy_from_slice(x);
     let mut y = vec![f64::NAN; padded(map.widths()[1])];
     let mut room = vec![f64::NAN; map.room()];
-    map.forward(Place { side, batch: 0, head, first, rows: 1 }, &row, &mut y, &mut room);
+    map.forward(RowRange { side, batch: 0, head, first, rows: 1 }, &row, &mut y, &mut room);
     assert!(y[map.widths()[1]..].iter().all(|x| *x == 0.0), "beyond the width");
     y.truncate(map.widths()[1]);
     y
 }
 
 /// The code of a position: images of the unit rows, `[D, R]`.
-fn code(map: &dyn RowMap<f64>, side: Side, head: usize, position: usize) -> Vec<Vec<f64>> {
+fn code(map: &dyn FeatureMap<f64>, side: RowKind, head: usize, position: usize) -> Vec<Vec<f64>> {
     let d = map.widths()[0];
     let unit = |at: usize| (0..d).map(|i| f64::from(u8::from(i == at))).collect::<Vec<f64>>();
     (0..d).map(|at| image(map, side, head, position, &unit(at))).collect()
@@ -35,12 +35,14 @@ fn features_have_the_softmax_kernel_as_mean() {
     let (d, m, draws) = (6, 12, 3000);
     let (q, k) = (random(d, 1), random(d, 2));
     let want = (dot(&q, &k) / (d as f64).sqrt()).exp();
-    for (form, lengths) in [(Form::BothSigns, Lengths::OfRows), (Form::Positive, Lengths::Drawn)] {
+    for (form, lengths) in
+        [(FavorFeatures::BothSigns, ColumnNorms::OfRows), (FavorFeatures::Positive, ColumnNorms::Drawn)]
+    {
         let estimates: Vec<f64> = (0..draws)
             .map(|seed| {
                 let omega = omega::orthogonal([d, m], lengths, &mut stream_at(seed, Purpose::Noise, [0, 0]));
                 let favor = Favor::new(&omega, [d, m], form).with(Offset::None, Offset::None, 0.0);
-                dot(&image(&favor, Side::Query, 0, 0, &q), &image(&favor, Side::Key, 0, 0, &k))
+                dot(&image(&favor, RowKind::Query, 0, 0, &q), &image(&favor, RowKind::Key, 0, 0, &k))
             })
             .collect();
         let mean = estimates.iter().sum::<f64>() / draws as f64;
@@ -54,7 +56,7 @@ fn features_have_the_softmax_kernel_as_mean() {
 #[test]
 fn columns_of_a_block_are_orthogonal() {
     let (d, m) = (7, 17);
-    for lengths in [Lengths::OfRows, Lengths::Drawn, Lengths::Equal] {
+    for lengths in [ColumnNorms::OfRows, ColumnNorms::Drawn, ColumnNorms::Equal] {
         let omega = omega::orthogonal([d, m], lengths, &mut stream_at(5, Purpose::Noise, [0, 0]));
         let column = |c: usize| (0..d).map(|r| omega[r * m + c]).collect::<Vec<f64>>();
         for a in 0..m {
@@ -62,7 +64,7 @@ fn columns_of_a_block_are_orthogonal() {
                 assert!(dot(&column(a), &column(b)).abs() < 1e-12);
             }
             let length = dot(&column(a), &column(a)).sqrt();
-            assert!(length > 0.1 && (lengths != Lengths::Equal || (length - (d as f64).sqrt()).abs() < 1e-12));
+            assert!(length > 0.1 && (lengths != ColumnNorms::Equal || (length - (d as f64).sqrt()).abs() < 1e-12));
         }
     }
 }
@@ -78,15 +80,19 @@ fn codes_have_their_kernel_as_mean() {
     let filters = Filters { query: &query, key: &key };
     for gating in [None, Some(Gating::Torch), Some(Gating::Jax)] {
         let noise = (0..heads * d).flat_map(|hd| normals(9).rows(hd, 0, [1, r])).collect();
-        let gate = gating.map(|gating| Gate { values: &gates, noise, gating });
-        let sine =
-            Sine::new(SineShape { heads, head_dim: d, waves: 2, realisations: r }, waves, &normals(7), gate.as_ref());
+        let gate = gating.map(|gating| CodeGate { values: &gates, noise, gating });
+        let sine = SineCode::new(
+            SineShape { heads, head_dim: d, waves: 2, realisations: r },
+            waves,
+            &normals(7),
+            gate.as_ref(),
+        );
         let shape = ConvShape { heads, head_dim: d, realisations: r, taps: vec![taps], size: vec![0] };
-        let conv = Conv::new(shape, filters, normals(8), gate.as_ref());
+        let conv = ConvCode::new(shape, filters, normals(8), gate.as_ref());
         for (m, n) in [(4usize, 4usize), (9, 6), (2, 5)] {
             let lag = m as isize - n as isize;
-            for (which, map) in [&sine as &dyn RowMap<f64>, &conv].into_iter().enumerate() {
-                let (q, k) = (code(map, Side::Query, 1, m), code(map, Side::Key, 1, n));
+            for (which, map) in [&sine as &dyn FeatureMap<f64>, &conv].into_iter().enumerate() {
+                let (q, k) = (code(map, RowKind::Query, 1, m), code(map, RowKind::Key, 1, n));
                 for at in 0..d {
                     let hd = d + at;
                     let plain =
@@ -121,8 +127,8 @@ fn codes_know_their_slopes() {
         .map(|(at, x)| if at % padded(r) < r { *x } else { 0.0 })
         .collect();
     let gate_noise = random(heads * d * r, 3);
-    let place = |side, head| Place { side, batch: 0, head, first: 37, rows };
-    type Make<'a> = &'a dyn Fn(&[Vec<f64>]) -> (Box<dyn RowMap<f64>>, Box<dyn Fn(&[f64]) -> Vec<Vec<f64>>>);
+    let place = |side, head| RowRange { side, batch: 0, head, first: 37, rows };
+    type Make<'a> = &'a dyn Fn(&[Vec<f64>]) -> (Box<dyn FeatureMap<f64>>, Box<dyn Fn(&[f64]) -> Vec<Vec<f64>>>);
     let check = |values: Vec<Vec<f64>>, make: Make| {
         let loss = |values: &[Vec<f64>]| -> f64 {
             let (map, _) = make(values);
@@ -132,17 +138,17 @@ fn codes_know_their_slopes() {
                 dot(&y, &d_y) * (1.0 + head as f64)
             };
             let mut of = of;
-            of(Side::Query, 0) + of(Side::Key, 0) + of(Side::Query, 1) + of(Side::Key, 1)
+            of(RowKind::Query, 0) + of(RowKind::Key, 0) + of(RowKind::Query, 1) + of(RowKind::Key, 1)
         };
         let (map, gradient) = make(&values);
         let size = map.parameters();
         let (mut y, mut room) = (vec![0.0; rows * padded(r)], vec![f64::NAN; map.room()]);
         let (mut d_x, mut d) = (vec![f64::NAN; x.len()], vec![0.0; heads * size]);
-        for (side, head) in [(Side::Query, 0), (Side::Key, 0), (Side::Query, 1), (Side::Key, 1)] {
+        for (side, head) in [(RowKind::Query, 0), (RowKind::Key, 0), (RowKind::Query, 1), (RowKind::Key, 1)] {
             map.forward(place(side, head), &x, &mut y, &mut room);
             let d_y: Vec<f64> = d_y.iter().map(|d| d * (1.0 + head as f64)).collect();
-            let gradients = RowGradients { d_x: &mut d_x, d_parameters: &mut d[head * size..(head + 1) * size] };
-            map.backward(place(side, head), Rows { x: &x, y: &y, d_y: &d_y }, &mut room, gradients);
+            let gradients = FeatureMapGradients { d_x: &mut d_x, d_parameters: &mut d[head * size..(head + 1) * size] };
+            map.backward(place(side, head), FeatureMapSaved { x: &x, y: &y, d_y: &d_y }, &mut room, gradients);
         }
         for (which, found) in gradient(&d).into_iter().enumerate() {
             assert_eq!(found.len(), values[which].len());
@@ -168,13 +174,13 @@ fn codes_know_their_slopes() {
         let values = values.to_vec();
         let make = move |values: &[Vec<f64>]| {
             let waves = Waves { freqs: &values[0], offsets: &values[1], gains: &values[2] };
-            let gate = Gate { values: &values[3], noise: noise.clone(), gating: Gating::Torch };
-            Sine::<f64>::new(shape, waves, &normals(7), Some(&gate))
+            let gate = CodeGate { values: &values[3], noise: noise.clone(), gating: Gating::Torch };
+            SineCode::<f64>::new(shape, waves, &normals(7), Some(&gate))
         };
         let (sine, noise) = (make(&values), gate_noise.clone());
         let gradient = move |d: &[f64]| {
             let waves = Waves { freqs: &values[0], offsets: &values[1], gains: &values[2] };
-            let gate = Gate { values: &values[3], noise: noise.clone(), gating: Gating::Torch };
+            let gate = CodeGate { values: &values[3], noise: noise.clone(), gating: Gating::Torch };
             let found = make(&values).gradient(waves, Some(&gate), d);
             vec![found.freqs, found.offsets, found.gains, found.gate]
         };
@@ -185,11 +191,11 @@ fn codes_know_their_slopes() {
         let shape = ConvShape { heads, head_dim: d, realisations: r, taps: vec![2, 3], size: vec![9, 8] };
         let (values, noise) = (values.to_vec(), noise.clone());
         let make = move |values: &[Vec<f64>]| {
-            let gate = Gate { values: &values[2], noise: noise.clone(), gating: Gating::Jax };
+            let gate = CodeGate { values: &values[2], noise: noise.clone(), gating: Gating::Jax };
             let filters = Filters { query: &values[0], key: &values[1] };
-            let conv = Conv::<f64>::new(shape.clone(), filters, normals(8), Some(&gate));
-            let found = move |values: &[Vec<f64>], d: &[f64], conv: &Conv<f64>| {
-                let gate = Gate { values: &values[2], noise: noise.clone(), gating: Gating::Jax };
+            let conv = ConvCode::<f64>::new(shape.clone(), filters, normals(8), Some(&gate));
+            let found = move |values: &[Vec<f64>], d: &[f64], conv: &ConvCode<f64>| {
+                let gate = CodeGate { values: &values[2], noise: noise.clone(), gating: Gating::Jax };
                 conv.gradient(Filters { query: &values[0], key: &values[1] }, Some(&gate), d)
             };
             (conv, found)
@@ -210,7 +216,7 @@ fn noise_at_a_place_is_always_the_same() {
     let all = noise.rows(3, 0, [20, 5]);
     assert_eq!(noise.rows(3, 7, [4, 5]), all[35..55]);
     assert_ne!(noise.rows(4, 0, [20, 5]), all);
-    let table = Normals::Table(Table { values: all.clone(), rows: 10, width: 5 });
+    let table = Normals::NoiseTable(NoiseTable { values: all.clone(), rows: 10, width: 5 });
     assert_eq!(table.rows(1, 2, [3, 5]), all[60..75]);
 }
 
@@ -219,12 +225,12 @@ fn codes_do_not_depend_on_how_rows_are_cut() {
     let conv = {
         let shape = ConvShape { heads: 1, head_dim: 3, realisations: 4, taps: vec![3, 2, 4], size: vec![9, 3, 5] };
         let (query, key) = (random(3 * 24, 1), random(3 * 24, 2));
-        Conv::<f64>::new(shape, Filters { query: &query, key: &key }, normals(2), None)
+        ConvCode::<f64>::new(shape, Filters { query: &query, key: &key }, normals(2), None)
     };
     let x = random(100 * padded(3), 3);
     let x: Vec<f64> = x.iter().enumerate().map(|(at, x)| if at % padded(3) < 3 { *x } else { 0.0 }).collect();
     let (mut y, mut room) = (vec![0.0; 100 * padded(4)], vec![f64::NAN; conv.room()]);
-    let place = Place { side: Side::Query, batch: 0, head: 0, first: 11, rows: 100 };
+    let place = RowRange { side: RowKind::Query, batch: 0, head: 0, first: 11, rows: 100 };
     conv.forward(place, &x, &mut y, &mut room);
     let mut holding = conv.clone();
     holding.hold(10..120, usize::MAX);
@@ -232,14 +238,14 @@ fn codes_do_not_depend_on_how_rows_are_cut() {
     holding.forward(place, &x, &mut of_held, &mut room);
     assert_eq!(y, of_held);
     for row in [0, 3, 4, 50, 99] {
-        let alone = image(&conv, Side::Query, 0, 11 + row, &x[row * padded(3)..][..3]);
+        let alone = image(&conv, RowKind::Query, 0, 11 + row, &x[row * padded(3)..][..3]);
         let together = &y[row * padded(4)..][..4];
         assert!(alone.iter().zip(together).all(|(a, b)| (a - b).abs() < 1e-12), "{alone:?} {together:?}");
     }
 }
 
 /// The mean square of coordinate `i` of direction `i` of a block, of many draws.
-fn own_squares(lengths: Lengths) -> Vec<f64> {
+fn own_squares(lengths: ColumnNorms) -> Vec<f64> {
     let (d, draws) = (8, 20_000);
     let mut sums = vec![0.0; d];
     for seed in 0..draws {
@@ -252,9 +258,9 @@ fn own_squares(lengths: Lengths) -> Vec<f64> {
 #[test]
 fn lengths_of_the_same_block_depend_on_directions_and_independent_ones_do_not() {
     // squares of a deviation of about 1.4: standard errors of 0.01
-    let independent = own_squares(Lengths::Drawn);
+    let independent = own_squares(ColumnNorms::Drawn);
     assert!(independent.iter().all(|square| (square - 1.0).abs() < 0.05), "{independent:?}");
-    let published = own_squares(Lengths::OfRows);
+    let published = own_squares(ColumnNorms::OfRows);
     assert!((published[0] - 1.17).abs() < 0.05 && (published[7] - 0.82).abs() < 0.05, "{published:?}");
 }
 
@@ -270,10 +276,10 @@ fn frequency_gradient(first: usize, origin: Option<f64>) -> (f64, f64, f64) {
         |seed| random(L * d, seed).chunks(d).flat_map(|row| [row, &vec![0.0; wide - d]].concat()).collect::<Vec<f64>>();
     let (x, weight) = ([rows(4), rows(5)], random(L * L, 6));
     let weight = |i: usize, j: usize| if j <= i { weight[i * L + j] } else { 0.0 };
-    let place = |side| Place { side, batch: 0, head: 0, first, rows: L };
-    let sides = [Side::Query, Side::Key];
+    let place = |side| RowRange { side, batch: 0, head: 0, first, rows: L };
+    let sides = [RowKind::Query, RowKind::Key];
     let one = |seed: u64| {
-        let sine = Sine::<f64>::new(shape, waves, &normals(seed), None);
+        let sine = SineCode::<f64>::new(shape, waves, &normals(seed), None);
         let sine = if let Some(origin) = origin { sine.counted_from(origin) } else { sine };
         let r = padded(shape.realisations);
         let images = [0, 1].map(|side| {
@@ -288,10 +294,10 @@ fn frequency_gradient(first: usize, origin: Option<f64>) -> (f64, f64, f64) {
                 d_y[1][j * r + at] += weight(i, j) * images[0][i * r + at];
             }
         }
-        let mut parameters = vec![0.0; RowMap::<f64>::parameters(&sine)];
+        let mut parameters = vec![0.0; FeatureMap::<f64>::parameters(&sine)];
         for side in [0, 1] {
-            let rows = Rows { x: &x[side], y: &images[side], d_y: &d_y[side] };
-            let gradients = RowGradients { d_x: &mut vec![0.0; L * wide], d_parameters: &mut parameters };
+            let rows = FeatureMapSaved { x: &x[side], y: &images[side], d_y: &d_y[side] };
+            let gradients = FeatureMapGradients { d_x: &mut vec![0.0; L * wide], d_parameters: &mut parameters };
             sine.backward(place(sides[side]), rows, &mut [], gradients);
         }
         sine.gradient(waves, None, &parameters).freqs[1]

@@ -1,7 +1,9 @@
 //! Codes that replace queries and keys by random contractions of both.
 
 use crate::Number;
-use crate::features::{Conv, ConvShape, Filters, Gate, Gating, Normals, RowMap, Sine, SineShape, Waves};
+use crate::features::{
+    CodeGate, ConvCode, ConvShape, FeatureMap, Filters, Gating, Normals, SineCode, SineShape, Waves,
+};
 use rand_chacha::ChaCha8Rng;
 use std::ops::Range;
 
@@ -16,7 +18,7 @@ pub struct Code {
     pub shared: bool,
     /// Whether it is drawn once for a whole training, and for evaluation too.
     pub frozen: bool,
-    /// Whether the gradient in frequencies is counted from the middle of a sequence, see [`Sine::counted_from`].
+    /// Whether the gradient in frequencies is counted from the middle of a sequence, see [`SineCode::counted_from`].
     pub centred: bool,
 }
 
@@ -24,9 +26,9 @@ pub struct Code {
 #[derive(Clone, Debug, PartialEq)]
 pub enum CodeKind {
     /// Sums of sinusoids; learns `freqs`, `offsets`, `gains`.
-    Sine(SineShape),
+    SineCode(SineShape),
     /// Filtered noise; learns `query`, `key`.
-    Conv(ConvShape),
+    ConvCode(ConvShape),
 }
 
 impl Code {
@@ -56,18 +58,20 @@ impl Code {
         let noise = self.gating.map_or(Vec::new(), |_| shared());
         let gate = self.gate(values, &noise);
         let map = match &self.kind {
-            CodeKind::Sine(shape) => Map::Sine(Sine::new(*shape, waves(values), &Normals::drawn(code), gate.as_ref())),
+            CodeKind::Sine(shape) => {
+                Map::Sine(SineCode::new(*shape, waves(values), &Normals::drawn(code), gate.as_ref()))
+            }
             CodeKind::Conv(shape) => {
-                Map::Conv(Conv::new(shape.clone(), filters(values), Normals::drawn(code), gate.as_ref()))
+                Map::Conv(ConvCode::new(shape.clone(), filters(values), Normals::drawn(code), gate.as_ref()))
             }
         };
         Drawn { code: self.clone(), values: values.to_vec(), noise, map }
     }
 
-    fn gate<'a>(&self, values: &'a [Vec<f64>], noise: &[f64]) -> Option<Gate<'a>> {
+    fn gate<'a>(&self, values: &'a [Vec<f64>], noise: &[f64]) -> Option<CodeGate<'a>> {
         let gating = self.gating?;
         let values = values.last().expect("a gated code has a gate");
-        Some(Gate { values, noise: noise.to_vec(), gating })
+        Some(CodeGate { values, noise: noise.to_vec(), gating })
     }
 }
 
@@ -90,13 +94,13 @@ pub struct Drawn<T> {
 
 #[derive(Clone, Debug)]
 enum Map<T> {
-    Sine(Sine<T>),
-    Conv(Conv<T>),
+    SineCode(SineCode<T>),
+    ConvCode(ConvCode<T>),
 }
 
 impl<T: Number> Drawn<T> {
     /// What it does to rows.
-    pub fn map(&self) -> &dyn RowMap<T> {
+    pub fn map(&self) -> &dyn FeatureMap<T> {
         match &self.map {
             Map::Sine(sine) => sine,
             Map::Conv(conv) => conv,
@@ -114,7 +118,7 @@ impl<T: Number> Drawn<T> {
     }
 
     /// Holds the noise that these positions need, where it is no more than so many values, instead of drawing it for every
-    /// use; see [`Conv::hold`]. A sum of sinusoids has little noise and always holds it.
+    /// use; see [`ConvCode::hold`]. A sum of sinusoids has little noise and always holds it.
     pub fn hold(&mut self, positions: Range<usize>, most: usize) {
         match &mut self.map {
             Map::Sine(_) => {}

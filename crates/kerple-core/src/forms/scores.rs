@@ -27,7 +27,7 @@ pub struct ScoreTable<'a, T> {
     pub weight: Option<&'a [T]>,
     /// Rate of each feature, `[D]`: its product of query and key is multiplied by `e^(-rate d)`,
     /// before weight and bias. For a causal attention mask.
-    pub damping: Option<&'a [f64]>,
+    pub feature_decay: Option<&'a [f64]>,
     /// Cumulative gates `c` of all keys' positions, `[B, H, K]`, where the content says how far apart tokens are (FoX): `c_i - c_j` is
     /// added for a key behind the query, and `c_j - c_i` for one ahead. Running sums of gates, in f64 so that differences are
     /// as exact at the end of a long sequence as at its start; in both directions they never increase. There are no more
@@ -40,7 +40,7 @@ pub struct ScoreTable<'a, T> {
 
 impl<T> ScoreTable<'_, T> {
     /// Nothing.
-    pub const PLAIN: Self = ScoreTable { bias: None, weight: None, damping: None, gate_cumsum: None, len: 0 };
+    pub const PLAIN: Self = ScoreTable { bias: None, weight: None, feature_decay: None, gate_cumsum: None, len: 0 };
 }
 
 impl<'a, T> ScoreTransform<'a, T> {

@@ -8,7 +8,7 @@
 //! p -= lr / (1 - beta1^t) m / (sqrt(v) / sqrt(1 - beta2^t) + epsilon)
 //! ```
 //!
-//! `g` is the gradient times [`Update::gradient_scale`], `t` counts from 1.
+//! `g` is the gradient times [`AdamWUpdate::gradient_scale`], `t` counts from 1.
 
 use crate::Number;
 use crate::check_shape;
@@ -20,7 +20,7 @@ const ELEMENTS_PER_TASK: usize = 1 << 14;
 
 /// The settings of one update of one parameter.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Update {
+pub struct AdamWUpdate {
     /// Learning rate of this step.
     pub lr: f64,
     /// Decay of the mean of gradients.
@@ -37,10 +37,18 @@ pub struct Update {
     pub gradient_scale: f64,
 }
 
-impl Default for Update {
+impl Default for AdamWUpdate {
     /// PyTorch's defaults for the first step, without weight decay.
-    fn default() -> Update {
-        Update { lr: 1e-3, beta1: 0.9, beta2: 0.999, epsilon: 1e-8, weight_decay: 0.0, step: 1, gradient_scale: 1.0 }
+    fn default() -> AdamWUpdate {
+        AdamWUpdate {
+            lr: 1e-3,
+            beta1: 0.9,
+            beta2: 0.999,
+            epsilon: 1e-8,
+            weight_decay: 0.0,
+            step: 1,
+            gradient_scale: 1.0,
+        }
     }
 }
 
@@ -48,12 +56,18 @@ impl Default for Update {
 ///
 /// # Panics
 /// If the slices differ in length or `step` is 0.
-pub fn update<T: Number>(settings: &Update, parameter: &mut [T], gradient: &[T], mean: &mut [T], square: &mut [T]) {
+pub fn update<T: Number>(
+    settings: &AdamWUpdate,
+    parameter: &mut [T],
+    gradient: &[T],
+    mean: &mut [T],
+    square: &mut [T],
+) {
     let elements = parameter.len();
     check_shape!(gradient, elements = elements);
     check_shape!(mean, elements = elements);
     check_shape!(square, elements = elements);
-    let factors = Factors::new(settings);
+    let factors = AdamWCoefficients::new(settings);
     parameter
         .par_chunks_mut(ELEMENTS_PER_TASK)
         .zip(gradient.par_chunks(ELEMENTS_PER_TASK))
@@ -62,9 +76,9 @@ pub fn update<T: Number>(settings: &Update, parameter: &mut [T], gradient: &[T],
         .for_each(|(((p, g), m), v)| update_elements(factors, p, g, m, v));
 }
 
-/// [`Update`] as the factors of the formula, made in f64 and rounded once.
+/// [`AdamWUpdate`] as the factors of the formula, made in f64 and rounded once.
 #[derive(Clone, Copy)]
-struct Factors<T> {
+struct AdamWCoefficients<T> {
     keep: T,
     gradient_scale: T,
     mean_rate: T,
@@ -75,12 +89,12 @@ struct Factors<T> {
     epsilon: T,
 }
 
-impl<T: Number> Factors<T> {
-    fn new(settings: &Update) -> Factors<T> {
-        let Update { lr, beta1, beta2, epsilon, weight_decay, step, gradient_scale } = *settings;
+impl<T: Number> AdamWCoefficients<T> {
+    fn new(settings: &AdamWUpdate) -> AdamWCoefficients<T> {
+        let AdamWUpdate { lr, beta1, beta2, epsilon, weight_decay, step, gradient_scale } = *settings;
         assert!(step > 0, "step: the bias corrections count from 1");
         let correction = |beta: f64| 1.0 - beta.powf(step as f64);
-        Factors {
+        AdamWCoefficients {
             keep: T::from_f64(1.0 - lr * weight_decay),
             gradient_scale: T::from_f64(gradient_scale),
             mean_rate: T::from_f64(1.0 - beta1),
@@ -94,7 +108,7 @@ impl<T: Number> Factors<T> {
 }
 
 vectorized! {
-    fn update_elements(factors: Factors<T>, parameter: &mut [T], gradient: &[T], mean: &mut [T], square: &mut [T]) {
+    fn update_elements(factors: AdamWCoefficients<T>, parameter: &mut [T], gradient: &[T], mean: &mut [T], square: &mut [T]) {
         for (((p, g), m), v) in parameter.iter_mut().zip(gradient).zip(mean).zip(square) {
             let g = *g * factors.gradient_scale;
             *m += factors.mean_rate * (g - *m);
@@ -153,7 +167,7 @@ mod tests {
     use proptest::prelude::*;
 
     /// The formula with the moments' bias corrected first, as in Kingma and Ba 2015, Algorithm 1.
-    fn plain(settings: &Update, gradients: &[f64], start: f64) -> f64 {
+    fn plain(settings: &AdamWUpdate, gradients: &[f64], start: f64) -> f64 {
         let (mut p, mut m, mut v) = (start, 0.0, 0.0);
         for (i, gradient) in gradients.iter().enumerate() {
             let (g, t) = (gradient * settings.gradient_scale, i as i32 + 1);
@@ -171,13 +185,13 @@ mod tests {
             lr in 1e-4..1e-1, beta1 in 0.0..0.99, beta2 in 0.5..0.9999, weight_decay in 0.0..0.5, gradient_scale in 0.1..1.0,
             elements in 1usize..70, seed in 0u64..1000,
         ) {
-            let settings = Update { lr, beta1, beta2, weight_decay, gradient_scale, ..Update::default() };
+            let settings = AdamWUpdate { lr, beta1, beta2, weight_decay, gradient_scale, ..AdamWUpdate::default() };
             let (start, steps) = (random(elements, seed), 5);
             let gradients: Vec<Vec<f64>> = (0..steps).map(|t| random(elements, seed + 1 + t)).collect();
             let (mut p, mut m, mut v) = (start.clone(), vec![0.0; elements], vec![0.0; elements]);
             let (mut p32, mut m32, mut v32) = (single(&start), vec![0.0; elements], vec![0.0; elements]);
             for (t, gradient) in gradients.iter().enumerate() {
-                let settings = Update { step: t as u64 + 1, ..settings };
+                let settings = AdamWUpdate { step: t as u64 + 1, ..settings };
                 update(&settings, &mut p, gradient, &mut m, &mut v);
                 update(&settings, &mut p32, &single(gradient), &mut m32, &mut v32);
             }
@@ -210,13 +224,13 @@ mod tests {
         let (start, gradient) = (single(&random(elements, 1)), single(&random(elements, 2)));
         let run = || {
             let (mut p, mut m, mut v) = (start.clone(), gradient.clone(), vec![0.5; elements]);
-            update(&Update { weight_decay: 0.1, ..Update::default() }, &mut p, &gradient, &mut m, &mut v);
+            update(&AdamWUpdate { weight_decay: 0.1, ..AdamWUpdate::default() }, &mut p, &gradient, &mut m, &mut v);
             (p, m, v, sum_of_squares(&gradient))
         };
         assert_same_at_any_threads(run);
         let results = on_every_set(|| {
             let (mut p, mut m, mut v) = (start[..99].to_vec(), gradient[..99].to_vec(), vec![0.5; 99]);
-            update_elements(Factors::new(&Update::default()), &mut p, &gradient[..99], &mut m, &mut v);
+            update_elements(AdamWCoefficients::new(&AdamWUpdate::default()), &mut p, &gradient[..99], &mut m, &mut v);
             (p, m, v, sum_of_squares_serial(&gradient[..99]))
         });
         assert!(results.iter().all(|result| *result == results[0]));

@@ -10,19 +10,19 @@
 //! The exponentials of a row are summed a piece at a time and then the sums, so a loss does not depend on which way it was made. A NaN among
 //! a row's logits makes its loss NaN.
 
-mod likeliest;
-mod pieces;
+mod log_sum_exp;
+mod top_k;
 
-pub use likeliest::{Likeliest, likeliest, of_row};
+pub use top_k::{TopK, top_k, top_k_of_row};
 
-use super::gemm::{Out, Product, add_rows, matmul, matmul_bias};
-use super::layer_norm::{self, Norm, NormGradients, Stats};
+use super::gemm::{MatmulShape, Out, add_rows, matmul, matmul_bias};
+use super::layer_norm::{self, NormGradients, NormParameters, NormStats};
 use super::zeros;
 use crate::Number;
 use crate::check_shape;
 use crate::cpu::reduce;
 use crate::cpu::vectorized;
-use pieces::{PIECE, normalizer};
+use log_sum_exp::{PIECE, normalizer};
 use rayon::prelude::*;
 
 /// Most logits held at once: 128 MiB in `f32`.
@@ -47,9 +47,9 @@ pub fn numbers_at_once(scored: usize, v: usize, threads: usize) -> usize {
 
 /// The parameters of the head.
 #[derive(Clone, Copy, Debug)]
-pub struct Head<'a, T> {
+pub struct LmHead<'a, T> {
     /// Layer norm before the projection, `[M]`.
-    pub norm: Norm<'a, T>,
+    pub norm: NormParameters<'a, T>,
     /// Projection to the vocabulary, `[M, V]`.
     pub w: &'a [T],
     /// `w` is the embedding, `[V, M]`, and serves transposed.
@@ -58,9 +58,9 @@ pub struct Head<'a, T> {
     pub bias: Option<&'a [T]>,
 }
 
-/// Gradients in the input of the head and in its parameters, of their shapes.
+/// LmHeadGradients in the input of the head and in its parameters, of their shapes.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Gradients<T> {
+pub struct LmHeadGradients<T> {
     /// `[rows, M]`
     pub d_x: Vec<T>,
     /// `[M]`
@@ -75,7 +75,7 @@ pub struct Gradients<T> {
 
 /// What is to be predicted.
 #[derive(Clone, Copy, Debug)]
-pub struct Targets<'a> {
+pub struct LossTargets<'a> {
     /// The token of each row, `[rows]`; below V where the row is scored, anything elsewhere.
     pub ids: &'a [u32],
     /// Which rows are scored, `[rows]`; `None` scores all. The others cost nothing, and have loss and gradient 0.
@@ -86,12 +86,12 @@ pub struct Targets<'a> {
 ///
 /// # Panics
 /// If a slice has the wrong size or a scored target is not in the vocabulary.
-pub fn forward<T: Number>(head: Head<'_, T>, x: &[T], targets: Targets<'_>) -> Vec<T> {
-    let plan = Plan::new(head, x, targets);
+pub fn forward<T: Number>(head: LmHead<'_, T>, x: &[T], targets: LossTargets<'_>) -> Vec<T> {
+    let plan = LossPlan::new(head, x, targets);
     let (mut nll, count) = (vec![T::ZERO; plan.rows], plan.scored.len());
     if count <= FEWEST_ROWS_PER_TASK {
         // of few rows, blocks would be added up in another order
-        let mut chunk = Chunk::new(&plan);
+        let mut chunk = LogitChunk::new(&plan);
         for rows in plan.scored.chunks(plan.chunk_rows) {
             chunk.fill(head, x, rows);
             for (logits, row) in chunk.logits.chunks_exact(plan.v).zip(rows) {
@@ -106,16 +106,16 @@ pub fn forward<T: Number>(head: Head<'_, T>, x: &[T], targets: Targets<'_>) -> V
         normed.clear();
         rows.iter().for_each(|row| own.extend_from_slice(&x[row * plan.m..][..plan.m]));
         layer_norm::forward(head.norm, &own, &mut normed);
-        let losses = pieces::losses(head, &normed, rows, targets.ids);
+        let losses = log_sum_exp::losses(head, &normed, rows, targets.ids);
         rows.iter().zip(losses).for_each(|(row, loss)| nll[*row] = loss);
     }
     nll
 }
 
-impl<T: Number> Head<'_, T> {
+impl<T: Number> LmHead<'_, T> {
     /// The product with so many rows.
-    fn product(&self, rows: usize, v: usize) -> Product {
-        let product = Product::new(rows, self.norm.width(), v);
+    fn product(&self, rows: usize, v: usize) -> MatmulShape {
+        let product = MatmulShape::new(rows, self.norm.width(), v);
         if self.tied { product.transpose_b() } else { product }
     }
 }
@@ -125,17 +125,17 @@ impl<T: Number> Head<'_, T> {
 /// # Panics
 /// If a slice has the wrong size or a scored target is not in the vocabulary.
 pub fn forward_backward<T: Number>(
-    head: Head<'_, T>,
+    head: LmHead<'_, T>,
     x: &[T],
-    targets: Targets<'_>,
+    targets: LossTargets<'_>,
     d_nll: &[T],
-) -> (Vec<T>, Gradients<T>) {
-    let plan = Plan::new(head, x, targets);
+) -> (Vec<T>, LmHeadGradients<T>) {
+    let plan = LossPlan::new(head, x, targets);
     let (rows, m, v) = (plan.rows, plan.m, plan.v);
     check_shape!(d_nll, rows = rows);
     let (mut d_x, mut d_gamma, mut d_w) = (zeros(rows * m), zeros(m), Vec::new());
     let (mut d_beta, mut d_bias) = (head.norm.beta.map(|_| zeros(m)), head.bias.map(|_| zeros(v)));
-    let mut chunk = Chunk::new(&plan);
+    let mut chunk = LogitChunk::new(&plan);
     let mut nll = vec![T::ZERO; rows];
     for rows in plan.scored.chunks(plan.chunk_rows) {
         let stats = chunk.fill(head, x, rows);
@@ -153,17 +153,17 @@ pub fn forward_backward<T: Number>(
                 Out::accumulate_into(&mut d_w),
                 &chunk.normed,
                 d_logits,
-                Product::new(m, rows.len(), v).transpose_a(),
+                MatmulShape::new(m, rows.len(), v).transpose_a(),
             ),
             true => matmul(
                 Out::accumulate_into(&mut d_w),
                 d_logits,
                 &chunk.normed,
-                Product::new(v, rows.len(), m).transpose_a(),
+                MatmulShape::new(v, rows.len(), m).transpose_a(),
             ),
         }
         // the normed rows are done with: their place takes their gradient
-        let back = Product::new(rows.len(), v, m);
+        let back = MatmulShape::new(rows.len(), v, m);
         let back = if head.tied { back } else { back.transpose_b() };
         matmul(Out::Store(&mut chunk.normed), d_logits, head.w, back);
         let of_norm = NormGradients { d_gamma: &mut d_gamma, d_beta: d_beta.as_deref_mut() };
@@ -172,11 +172,11 @@ pub fn forward_backward<T: Number>(
     }
     // of no rows
     d_w.resize(m * v, T::ZERO);
-    (nll, Gradients { d_x, d_gamma, d_beta, d_w, d_bias })
+    (nll, LmHeadGradients { d_x, d_gamma, d_beta, d_w, d_bias })
 }
 
 /// Sizes, and which rows to work on.
-struct Plan {
+struct LossPlan {
     rows: usize,
     m: usize,
     v: usize,
@@ -186,8 +186,8 @@ struct Plan {
     chunk_rows: usize,
 }
 
-impl Plan {
-    fn new<T: Number>(head: Head<'_, T>, x: &[T], targets: Targets<'_>) -> Plan {
+impl LossPlan {
+    fn new<T: Number>(head: LmHead<'_, T>, x: &[T], targets: LossTargets<'_>) -> LossPlan {
         let (w, ids, m, rows) = (head.w, targets.ids, head.norm.width(), targets.ids.len());
         let v = w.len() / m;
         check_shape!(w, m = m, v = v);
@@ -204,12 +204,12 @@ impl Plan {
             assert!((ids[*row] as usize) < v, "targets.ids[{row}]: expected below V = {v}, got {}", ids[*row]);
         }
         let chunk_rows = rows_at_once(scored.len(), v).max(1);
-        Plan { rows, m, v, scored, chunk_rows }
+        LossPlan { rows, m, v, scored, chunk_rows }
     }
 }
 
 /// What is held for the scored rows of a chunk.
-struct Chunk<T> {
+struct LogitChunk<T> {
     /// Their rows of `x`, `[rows, M]`.
     x: Vec<T>,
     /// Output of the layer norm, then the gradient in it, `[rows, M]`.
@@ -220,14 +220,14 @@ struct Chunk<T> {
     d_x: Vec<T>,
 }
 
-impl<T: Number> Chunk<T> {
-    fn new(plan: &Plan) -> Chunk<T> {
+impl<T: Number> LogitChunk<T> {
+    fn new(plan: &LossPlan) -> LogitChunk<T> {
         let rows = plan.chunk_rows.min(plan.scored.len());
-        Chunk { x: zeros(rows * plan.m), normed: Vec::new(), logits: Vec::new(), d_x: Vec::new() }
+        LogitChunk { x: zeros(rows * plan.m), normed: Vec::new(), logits: Vec::new(), d_x: Vec::new() }
     }
 
     /// Takes these rows of `x` through the head.
-    fn fill(&mut self, head: Head<'_, T>, x: &[T], rows: &[usize]) -> Stats<T> {
+    fn fill(&mut self, head: LmHead<'_, T>, x: &[T], rows: &[usize]) -> NormStats<T> {
         let m = head.norm.width();
         let v = head.w.len() / m;
         self.x.truncate(rows.len() * m);
@@ -274,7 +274,7 @@ vectorized! {
 mod tests {
     use super::*;
     use crate::cpu::tests::on_every_set;
-    use crate::ops::layer_norm::Kind;
+    use crate::ops::layer_norm::RowNorm;
     use crate::ops::testing::{assert_gradient, assert_same_at_any_threads, random, single};
     use proptest::prelude::*;
 
@@ -283,10 +283,10 @@ mod tests {
     pub(super) struct Owned<T>([Vec<T>; 4], bool);
 
     impl<T: Number> Owned<T> {
-        pub(super) fn head(&self) -> Head<'_, T> {
+        pub(super) fn head(&self) -> LmHead<'_, T> {
             let [gamma, beta, w, bias] = &self.0;
-            let norm = Norm { kind: Kind::Layer, gamma, beta: Some(beta), epsilon: 1e-2 };
-            Head { norm, w, tied: self.1, bias: (!bias.is_empty()).then_some(bias) }
+            let norm = NormParameters { kind: RowNorm::Layer, gamma, beta: Some(beta), epsilon: 1e-2 };
+            LmHead { norm, w, tied: self.1, bias: (!bias.is_empty()).then_some(bias) }
         }
     }
 
@@ -295,7 +295,7 @@ mod tests {
         Owned([m, m, m * v, bias].map(|len| random(len, seed + len as u64)), seed % 2 == 1)
     }
 
-    fn logits(head: Head<'_, f64>, x: &[f64], row: usize) -> Vec<f64> {
+    fn logits(head: LmHead<'_, f64>, x: &[f64], row: usize) -> Vec<f64> {
         let (m, v) = (head.norm.gamma.len(), head.w.len() / head.norm.gamma.len());
         let x = &x[row * m..][..m];
         let mean = x.iter().sum::<f64>() / m as f64;
@@ -308,7 +308,7 @@ mod tests {
         (0..v).map(logit).collect()
     }
 
-    fn plain(head: Head<'_, f64>, x: &[f64], targets: Targets<'_>) -> Vec<f64> {
+    fn plain(head: LmHead<'_, f64>, x: &[f64], targets: LossTargets<'_>) -> Vec<f64> {
         let loss = |row: usize| {
             let logits = logits(head, x, row);
             logits.iter().map(|logit| logit.exp()).sum::<f64>().ln() - logits[targets.ids[row] as usize]
@@ -332,10 +332,11 @@ mod tests {
     fn everything<T: Number>(
         owned: &Owned<T>,
         x: &[T],
-        targets: Targets<'_>,
+        targets: LossTargets<'_>,
         d_nll: &[T],
     ) -> (Vec<T>, Vec<T>, Owned<T>) {
-        let (nll, Gradients { d_x, d_gamma, d_beta, d_w, d_bias }) = forward_backward(owned.head(), x, targets, d_nll);
+        let (nll, LmHeadGradients { d_x, d_gamma, d_beta, d_w, d_bias }) =
+            forward_backward(owned.head(), x, targets, d_nll);
         (nll, d_x, Owned([d_gamma, d_beta.unwrap(), d_w, d_bias.unwrap_or_default()], owned.1))
     }
 
@@ -347,13 +348,13 @@ mod tests {
             let scored: Vec<bool> = (0..rows).map(|row| mask >> row & 1 == 0).collect();
             // rows that are not scored have a target outside of the vocabulary
             let ids: Vec<u32> = scored.iter().enumerate().map(|(i, s)| if *s { (i * 37 % v) as u32 } else { u32::MAX }).collect();
-            let targets = Targets { ids: &ids, scored: Some(&scored) };
+            let targets = LossTargets { ids: &ids, scored: Some(&scored) };
             let (nll, d_x, d) = everything(&owned, &x, targets, &d_nll);
             let want = plain(owned.head(), &x, targets);
             for ((a, b), want) in nll.iter().zip(forward(owned.head(), &x, targets)).zip(&want) {
                 prop_assert!((a - want).abs() < 1e-12 && (b - want).abs() < 1e-12);
             }
-            let loss = |head: Head<'_, f64>, x: &[f64]| plain(head, x, targets).iter().zip(&d_nll).map(|(l, d)| l * d).sum::<f64>();
+            let loss = |head: LmHead<'_, f64>, x: &[f64]| plain(head, x, targets).iter().zip(&d_nll).map(|(l, d)| l * d).sum::<f64>();
             assert_gradient("d_x", &x, &d_x, |x| loss(owned.head(), x));
             for (i, name) in ["d_gamma", "d_beta", "d_w", "d_bias"].into_iter().enumerate() {
                 assert_gradient(name, &owned.0[i], &d.0[i], |moved| {
@@ -376,7 +377,7 @@ mod tests {
     #[test]
     fn chunks_and_single_precision_are_close_to_plain() {
         let (owned, x, ids, d_nll) = two_chunks();
-        let targets = Targets { ids: &ids, scored: None };
+        let targets = LossTargets { ids: &ids, scored: None };
         let want = plain(owned.head(), &x, targets);
         let (nll, d_x, d) = everything(&owned, &x, targets, &d_nll);
         nll.iter().zip(&want).for_each(|(a, b)| assert!((a - b).abs() < 1e-12));
@@ -400,8 +401,8 @@ mod tests {
         let (owned, x, ids, d_nll) = two_chunks();
         let (float, x, d_nll) = (Owned(owned.0.map(|values| single(&values)), false), single(&x), single(&d_nll));
         assert_same_at_any_threads(|| {
-            let (nll, d_x, d) = everything(&float, &x, Targets { ids: &ids, scored: None }, &d_nll);
-            (nll, d_x, d.0, forward(float.head(), &x, Targets { ids: &ids, scored: None }))
+            let (nll, d_x, d) = everything(&float, &x, LossTargets { ids: &ids, scored: None }, &d_nll);
+            (nll, d_x, d.0, forward(float.head(), &x, LossTargets { ids: &ids, scored: None }))
         });
         let results = on_every_set(|| {
             let mut row = x[..501].to_vec();
@@ -426,6 +427,6 @@ mod tests {
     #[should_panic(expected = "targets.ids[1]: expected below V = 5, got 5")]
     fn target_outside_of_the_vocabulary_panics() {
         let owned = parameters(2, 5, 1);
-        forward(owned.head(), &[0.0; 4], Targets { ids: &[4, 5], scored: None });
+        forward(owned.head(), &[0.0; 4], LossTargets { ids: &[4, 5], scored: None });
     }
 }

@@ -1,4 +1,4 @@
-//! Matrix products of row-major slices, on the `gemm` crate's kernels.
+//! OutMatrix products of row-major slices, on the `gemm` crate's kernels.
 //!
 //! A product is cut into blocks of the result whose sizes depend on its shape only, one block a task, each computed by
 //! one thread. So the bits do not depend on the number of threads, and a slow core delays one block, not half the work.
@@ -15,7 +15,7 @@ use super::ROWS_PER_TASK;
 use crate::Number;
 use crate::cpu::reduce;
 use crate::{check_shape, elements};
-use kernel::Factor;
+use kernel::GemmFactor;
 use rayon::prelude::*;
 use std::ops::Range;
 
@@ -41,16 +41,16 @@ const WORTH_A_TASK: usize = 1 << 18;
 /// Sizes and layout of one product `c = op(a) op(b)`: `op(a)` is `[m, k]`, `op(b)` is `[k, n]`, `c` is `[m, n]`.
 ///
 /// ```
-/// use kerple_core::ops::gemm::{Product, Out, matmul};
+/// use kerple_core::ops::gemm::{MatmulShape, Out, matmul};
 /// let (a, b) = ([1.0f32, 2.0, 3.0, 4.0], [1.0f32, 0.0, 1.0, 1.0]);
 /// let mut c = Vec::new();
-/// matmul(Out::Append(&mut c), &a, &b, Product::new(2, 2, 2));
+/// matmul(Out::Append(&mut c), &a, &b, MatmulShape::new(2, 2, 2));
 /// assert_eq!(c, [3.0, 2.0, 7.0, 4.0]);
-/// matmul(Out::Accumulate(&mut c), &a, &b, Product::new(2, 2, 2).transpose_b());
+/// matmul(Out::Accumulate(&mut c), &a, &b, MatmulShape::new(2, 2, 2).transpose_b());
 /// assert_eq!(c, [4.0, 5.0, 10.0, 11.0]);
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Product {
+pub struct MatmulShape {
     m: usize,
     k: usize,
     n: usize,
@@ -58,25 +58,25 @@ pub struct Product {
     b_is_transposed: bool,
 }
 
-impl Product {
+impl MatmulShape {
     /// `c = a b`.
-    pub fn new(m: usize, k: usize, n: usize) -> Product {
-        Product { m, k, n, a_is_transposed: false, b_is_transposed: false }
+    pub fn new(m: usize, k: usize, n: usize) -> MatmulShape {
+        MatmulShape { m, k, n, a_is_transposed: false, b_is_transposed: false }
     }
 
     /// The slice of the left factor holds `[k, m]`.
-    pub fn transpose_a(self) -> Product {
-        Product { a_is_transposed: true, ..self }
+    pub fn transpose_a(self) -> MatmulShape {
+        MatmulShape { a_is_transposed: true, ..self }
     }
 
     /// The slice of the right factor holds `[n, k]`.
-    pub fn transpose_b(self) -> Product {
-        Product { b_is_transposed: true, ..self }
+    pub fn transpose_b(self) -> MatmulShape {
+        MatmulShape { b_is_transposed: true, ..self }
     }
 
     /// Rows and columns of the blocks of the result; a function of the shape and of whether there is a second matrix.
     fn block(self, beside: bool) -> (usize, usize) {
-        let Product { m, k, n, .. } = self;
+        let MatmulShape { m, k, n, .. } = self;
         let worthwhile = m.saturating_mul(k).saturating_mul(n) / WORTH_A_TASK;
         if worthwhile < ENOUGH_BLOCKS {
             return (m, n.div_ceil(worthwhile.max(1)).next_multiple_of(BLOCK_COLUMNS));
@@ -120,8 +120,8 @@ impl<'a, T> Out<'a, T> {
 ///
 /// # Panics
 /// If a slice has the wrong size.
-pub fn matmul<T: Number>(c: Out<'_, T>, a: &[T], b: &[T], product: Product) {
-    let Product { m, k, n, a_is_transposed, b_is_transposed } = product;
+pub fn matmul<T: Number>(c: Out<'_, T>, a: &[T], b: &[T], product: MatmulShape) {
+    let MatmulShape { m, k, n, a_is_transposed, b_is_transposed } = product;
     // elsewhere the kernels of the `gemm` crate are the better ones
     if cfg!(target_arch = "x86_64") && a_is_transposed && !b_is_transposed && k >= WORTH_PANELS {
         check_shape!(a, k = k, m = m);
@@ -136,7 +136,7 @@ pub fn matmul<T: Number>(c: Out<'_, T>, a: &[T], b: &[T], product: Product) {
 ///
 /// # Panics
 /// If a slice has the wrong size.
-pub fn matmul_bias<T: Number>(c: Out<'_, T>, a: &[T], b: &[T], bias: &[T], product: Product) {
+pub fn matmul_bias<T: Number>(c: Out<'_, T>, a: &[T], b: &[T], bias: &[T], product: MatmulShape) {
     let n = product.n;
     check_shape!(bias, n = n);
     matmul_then(c, None, a, b, product, |_, columns, c, _| reduce::add(c, &bias[columns]));
@@ -153,15 +153,15 @@ pub fn matmul_then<T: Number>(
     beside: Option<&mut Vec<T>>,
     a: &[T],
     b: &[T],
-    product: Product,
+    product: MatmulShape,
     finish: impl Fn(usize, Range<usize>, &mut [T], &mut [T]) + Sync,
 ) {
-    let Product { m, k, n, .. } = product;
+    let MatmulShape { m, k, n, .. } = product;
     check_shape!(a, m = m, k = k);
     check_shape!(b, k = k, n = n);
     let (rows, columns) = product.block(beside.is_some());
     let (down, across) = (m.div_ceil(rows.max(1)), n.div_ceil(columns.max(1)));
-    let work = |c: Matrix<T>, adds: bool, beside: Option<Matrix<T>>| {
+    let work = |c: OutMatrix<T>, adds: bool, beside: Option<OutMatrix<T>>| {
         let block = |t: usize| {
             let (i, j) = (t / across, t % across);
             let (i, j) = (i * rows..m.min((i + 1) * rows), j * columns..n.min((j + 1) * columns));
@@ -193,9 +193,9 @@ pub fn matmul_then<T: Number>(
 ///
 /// # Panics
 /// If there is no room of this size.
-fn write<T: Number>(c: Out<'_, T>, [m, n]: [usize; 2], by: impl FnOnce(Matrix<T>, bool)) {
+fn write<T: Number>(c: Out<'_, T>, [m, n]: [usize; 2], by: impl FnOnce(OutMatrix<T>, bool)) {
     let values = elements(&[m, n]).unwrap_or_else(|| panic!("c: [m, n] = [{m}, {n}] are too many values"));
-    let matrix = |start| Matrix { start, columns: n };
+    let matrix = |start| OutMatrix { start, columns: n };
     let adds = matches!(c, Out::Accumulate(_));
     match c {
         Out::Store(c) | Out::Accumulate(c) => {
@@ -218,17 +218,17 @@ fn room<T>(vector: &mut Vec<T>, values: usize) -> *mut T {
 
 /// A row-major matrix that threads write in disjoint pieces.
 #[derive(Clone, Copy)]
-struct Matrix<T> {
+struct OutMatrix<T> {
     start: *mut T,
     columns: usize,
 }
 
 // SAFETY: it is used only through its methods and `multiply_block`, whose callers give every piece to one thread.
-unsafe impl<T: Send> Send for Matrix<T> {}
+unsafe impl<T: Send> Send for OutMatrix<T> {}
 // SAFETY: likewise.
-unsafe impl<T: Send> Sync for Matrix<T> {}
+unsafe impl<T: Send> Sync for OutMatrix<T> {}
 
-impl<T: Number> Matrix<T> {
+impl<T: Number> OutMatrix<T> {
     /// # Safety
     /// The piece lies in the matrix, which outlives it, has been written, and nothing else uses it meanwhile.
     unsafe fn piece<'a>(self, row: usize, columns: Range<usize>) -> &'a mut [T] {
@@ -237,7 +237,7 @@ impl<T: Number> Matrix<T> {
     }
 
     /// # Safety
-    /// As [`Matrix::piece`], but it need not have been written.
+    /// As [`OutMatrix::piece`], but it need not have been written.
     unsafe fn cleared_piece<'a>(self, row: usize, columns: Range<usize>) -> &'a mut [T] {
         // SAFETY: the caller's promise, and the piece is written before it is taken for numbers.
         unsafe {
@@ -248,7 +248,7 @@ impl<T: Number> Matrix<T> {
     }
 
     /// # Safety
-    /// As [`Matrix::piece`], but it need not have been written.
+    /// As [`OutMatrix::piece`], but it need not have been written.
     unsafe fn copy_piece(self, row: usize, columns: Range<usize>, from: &[T]) {
         assert_eq!(from.len(), columns.len());
         // SAFETY: the caller's promise; the piece and what may be read of `from` are apart, since the piece is used by nobody.
@@ -265,20 +265,24 @@ impl<T: Number> Matrix<T> {
 /// `a` and `b` have the sizes of `product`, the block lies inside the result, `c` has room for it and has been written if the
 /// product is to be added to it, and nothing else uses it meanwhile.
 unsafe fn multiply_block<T: Number>(
-    product: Product,
+    product: MatmulShape,
     c: (*mut T, usize, bool),
     a: &[T],
     b: &[T],
     rows: Range<usize>,
     columns: Range<usize>,
 ) {
-    let Product { m, k, n, a_is_transposed, b_is_transposed } = product;
+    let MatmulShape { m, k, n, a_is_transposed, b_is_transposed } = product;
     let (a_row, a_column) = if a_is_transposed { (1, m) } else { (k, 1) };
     let (b_row, b_column) = if b_is_transposed { (1, k) } else { (n, 1) };
     // with k = 0 the factors have no elements, and the starts of their blocks may lie outside of them: `wrapping_add`
-    let a = Factor { start: a.as_ptr().wrapping_add(rows.start * a_row), row_stride: a_row, column_stride: a_column };
-    let b =
-        Factor { start: b.as_ptr().wrapping_add(columns.start * b_column), row_stride: b_row, column_stride: b_column };
+    let a =
+        GemmFactor { start: a.as_ptr().wrapping_add(rows.start * a_row), row_stride: a_row, column_stride: a_column };
+    let b = GemmFactor {
+        start: b.as_ptr().wrapping_add(columns.start * b_column),
+        row_stride: b_row,
+        column_stride: b_column,
+    };
     // SAFETY: by the caller's promise every element the kernel touches lies in its matrix, and it alone writes the block.
     unsafe { kernel::multiply([rows.len(), k, columns.len()], c, a, b) };
 }
@@ -309,21 +313,21 @@ mod tests {
     use crate::ops::testing::{assert_same_at_any_threads, random, single};
     use proptest::prelude::*;
 
-    fn plain(product: Product, a: &[f64], b: &[f64]) -> Vec<f64> {
-        let Product { m, k, n, a_is_transposed, b_is_transposed } = product;
+    fn plain(product: MatmulShape, a: &[f64], b: &[f64]) -> Vec<f64> {
+        let MatmulShape { m, k, n, a_is_transposed, b_is_transposed } = product;
         let a = |i: usize, l: usize| if a_is_transposed { a[l * m + i] } else { a[i * k + l] };
         let b = |l: usize, j: usize| if b_is_transposed { b[j * k + l] } else { b[l * n + j] };
         let element = |i, j| (0..k).map(|l| a(i, l) * b(l, j)).sum::<f64>();
         (0..m * n).map(|at| element(at / n, at % n)).collect()
     }
 
-    fn layouts(product: Product) -> [Product; 4] {
+    fn layouts(product: MatmulShape) -> [MatmulShape; 4] {
         [product, product.transpose_a(), product.transpose_b(), product.transpose_a().transpose_b()]
     }
 
     fn check_against_plain(m: usize, k: usize, n: usize, seed: u64) {
         let (a, b, c) = (random(m * k, seed), random(k * n, seed + 1), random(m * n, seed + 2));
-        for product in layouts(Product::new(m, k, n)) {
+        for product in layouts(MatmulShape::new(m, k, n)) {
             let want = plain(product, &a, &b);
             let (mut over, mut sum, mut end) = (vec![f64::NAN; m * n], c.clone(), vec![0.5; 3]);
             let mut float = Vec::new();
@@ -356,7 +360,7 @@ mod tests {
         for (m, k, n) in
             [(MOST_ROWS + 1, 70, 65), (386, 33, 130), (7, 100, 1500), (769, 20, 129), (100, 519, 131), (257, 1000, 300)]
         {
-            let (rows, columns) = Product::new(m, k, n).block(false);
+            let (rows, columns) = MatmulShape::new(m, k, n).block(false);
             assert!(rows < m || columns < n, "more than one block");
             check_against_plain(m, k, n, 7);
         }
@@ -366,7 +370,7 @@ mod tests {
     fn threads_do_not_change_bits() {
         for (m, k, n) in [(500, 300, 200), (64, 1100, 900)] {
             let (a, b) = (single(&random(m * k, 1)), single(&random(k * n, 2)));
-            for product in layouts(Product::new(m, k, n)) {
+            for product in layouts(MatmulShape::new(m, k, n)) {
                 assert_same_at_any_threads(|| {
                     let mut c = vec![0.5f32; m * n];
                     matmul(Out::Accumulate(&mut c), &a, &b, product);
@@ -381,7 +385,7 @@ mod tests {
         // the last two in blocks of many columns, one across and two
         for (m, k, n) in [(2, 3, 4), (385, 40, 130), (1300, 40, 130), (1300, 20, 1100)] {
             let (a, b, bias) = (random(m * k, 1), random(k * n, 2), random(n, 3));
-            let product = Product::new(m, k, n);
+            let product = MatmulShape::new(m, k, n);
             let (mut c, mut beside, mut biased, mut want) = (Vec::new(), vec![0.5], Vec::new(), Vec::new());
             matmul(Out::Append(&mut want), &a, &b, product);
             matmul_bias(Out::Append(&mut biased), &a, &b, &bias, product);
@@ -420,7 +424,7 @@ mod tests {
         // one block, which this thread computes; rows and columns that end within the kernels' tiles
         let (m, k, n) = (29, 67, 71);
         let (a, b, c) = (random(m * k, 1), random(k * n, 2), random(m * n, 3));
-        for product in layouts(Product::new(m, k, n)) {
+        for product in layouts(MatmulShape::new(m, k, n)) {
             let want = plain(product, &a, &b);
             let on_sets = on_every_set(|| {
                 let (mut over, mut sum) = (vec![f32::NAN; m * n], single(&c));
@@ -448,7 +452,7 @@ mod tests {
         let pool = rayon::ThreadPoolBuilder::new().num_threads(1).use_current_thread().build().unwrap();
         let on_sets = on_every_set(|| {
             let mut c = vec![f32::NAN; m * n];
-            pool.install(|| matmul(Out::Store(&mut c), &a, &b, Product::new(m, k, n).transpose_a()));
+            pool.install(|| matmul(Out::Store(&mut c), &a, &b, MatmulShape::new(m, k, n).transpose_a()));
             c
         });
         assert!(on_sets.len() < 3 || on_sets[1] == on_sets[2]);
@@ -459,7 +463,7 @@ mod tests {
     fn products_of_nothing_are_zero() {
         // many blocks of a result whose factors have no elements
         let (m, n) = (3000, 300);
-        for product in layouts(Product::new(m, 0, n)) {
+        for product in layouts(MatmulShape::new(m, 0, n)) {
             let (mut over, mut end) = (vec![f32::NAN; m * n], vec![1.0]);
             matmul(Out::Store(&mut over), &[], &[], product);
             matmul(Out::Append(&mut end), &[], &[], product);
@@ -470,18 +474,18 @@ mod tests {
     #[test]
     #[should_panic(expected = "c: [m, n] = [8589934592, 2147483648] are too many values")]
     fn results_that_wrap_are_refused() {
-        matmul(Out::Append(&mut Vec::new()), &[0.0f32; 0], &[], Product::new(1 << 33, 0, 1 << 31));
+        matmul(Out::Append(&mut Vec::new()), &[0.0f32; 0], &[], MatmulShape::new(1 << 33, 0, 1 << 31));
     }
 
     #[test]
     #[should_panic(expected = "a: expected [m, k] = [8589934592, 2147483648] (too many values), got 0")]
     fn factors_that_wrap_are_refused() {
-        matmul(Out::Store(&mut [0.0f32; 0]), &[], &[], Product::new(1 << 33, 1 << 31, 0));
+        matmul(Out::Store(&mut [0.0f32; 0]), &[], &[], MatmulShape::new(1 << 33, 1 << 31, 0));
     }
 
     #[test]
     #[should_panic(expected = "b: expected [k, n] = [3, 4] (12 values), got 11")]
     fn wrong_size_panics() {
-        matmul(Out::Store(&mut [0.0f32; 8]), &[0.0; 6], &[0.0; 11], Product::new(2, 3, 4));
+        matmul(Out::Store(&mut [0.0f32; 8]), &[0.0; 6], &[0.0; 11], MatmulShape::new(2, 3, 4));
     }
 }

@@ -17,7 +17,7 @@ use rayon::prelude::*;
 
 /// Where the heads of one kind lie in each packed row.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Place {
+pub struct HeadLayout {
     /// Values of a row.
     pub row: usize,
     /// Where the first head begins.
@@ -30,9 +30,9 @@ pub struct Place {
     pub head_dim: usize,
 }
 
-impl Place {
+impl HeadLayout {
     fn check(&self, values: usize) {
-        let Place { row, start, stride, heads, head_dim } = *self;
+        let HeadLayout { row, start, stride, heads, head_dim } = *self;
         assert!(row > 0 && values.is_multiple_of(row), "rows: {values} values are not a multiple of {row}");
         assert!(head_dim > 0 && (heads < 2 || stride >= head_dim), "heads of {head_dim} at a stride of {stride}");
         let end = heads.saturating_sub(1).checked_mul(stride).and_then(|last| last.checked_add(start + head_dim));
@@ -42,13 +42,13 @@ impl Place {
     /// The heads of one row, each with its number.
     #[inline(always)]
     fn of_row<'x, T>(&self, row: &'x [T]) -> impl Iterator<Item = &'x [T]> + use<'x, T> {
-        let Place { start, stride, heads, head_dim, .. } = *self;
+        let HeadLayout { start, stride, heads, head_dim, .. } = *self;
         row[start..].chunks(stride.max(1)).take(heads).map(move |head| &head[..head_dim])
     }
 
     #[inline(always)]
     fn of_row_mut<'x, T>(&self, row: &'x mut [T]) -> impl Iterator<Item = &'x mut [T]> + use<'x, T> {
-        let Place { start, stride, heads, head_dim, .. } = *self;
+        let HeadLayout { start, stride, heads, head_dim, .. } = *self;
         row[start..].chunks_mut(stride.max(1)).take(heads).map(move |head| &mut head[..head_dim])
     }
 }
@@ -64,7 +64,7 @@ pub struct HeadNorm<'a, T> {
 
 /// A factor on each row of each head.
 #[derive(Clone, Copy, Debug)]
-pub struct Growth<'a, T> {
+pub struct ScalableSoftmax<'a, T> {
     /// `[H]`
     pub slopes: &'a [T],
     /// Of rows, which begin again after the last: `[L]`, or `[B, L]`.
@@ -75,7 +75,7 @@ pub struct Growth<'a, T> {
 ///
 /// # Panics
 /// If a slice has the wrong size.
-pub fn norm<T: Number>(x: &mut [T], place: Place, by: HeadNorm<'_, T>) {
+pub fn norm<T: Number>(x: &mut [T], place: HeadLayout, by: HeadNorm<'_, T>) {
     place.check(x.len());
     check_shape!(by.gamma, D = place.head_dim);
     x.par_chunks_mut(ROWS_PER_TASK * place.row).for_each(|rows| norm_rows(rows, place, by));
@@ -85,7 +85,7 @@ pub fn norm<T: Number>(x: &mut [T], place: Place, by: HeadNorm<'_, T>) {
 ///
 /// # Panics
 /// If a slice has the wrong size.
-pub fn norm_backward<T: Number>(x: &[T], d: &mut [T], place: Place, by: HeadNorm<'_, T>) -> Vec<T> {
+pub fn norm_backward<T: Number>(x: &[T], d: &mut [T], place: HeadLayout, by: HeadNorm<'_, T>) -> Vec<T> {
     place.check(x.len());
     check_shape!(d, all = x.len());
     check_shape!(by.gamma, D = place.head_dim);
@@ -100,7 +100,7 @@ pub fn norm_backward<T: Number>(x: &[T], d: &mut [T], place: Place, by: HeadNorm
 ///
 /// # Panics
 /// If a slice has the wrong size.
-pub fn scale<T: Number>(x: &mut [T], place: Place, by: Growth<'_, T>) {
+pub fn scale<T: Number>(x: &mut [T], place: HeadLayout, by: ScalableSoftmax<'_, T>) {
     by.check(place, x.len());
     x.par_chunks_mut(ROWS_PER_TASK * place.row).enumerate().for_each(|(task, rows)| {
         for (i, row) in rows.chunks_exact_mut(place.row).enumerate() {
@@ -116,7 +116,7 @@ pub fn scale<T: Number>(x: &mut [T], place: Place, by: Growth<'_, T>) {
 ///
 /// # Panics
 /// If a slice has the wrong size.
-pub fn scale_backward<T: Number>(x: &[T], d: &mut [T], place: Place, by: Growth<'_, T>) -> Vec<T> {
+pub fn scale_backward<T: Number>(x: &[T], d: &mut [T], place: HeadLayout, by: ScalableSoftmax<'_, T>) -> Vec<T> {
     by.check(place, x.len());
     check_shape!(d, all = x.len());
     let piece = ROWS_PER_TASK * place.row;
@@ -135,8 +135,8 @@ pub fn scale_backward<T: Number>(x: &[T], d: &mut [T], place: Place, by: Growth<
     in_order(&partial, place.heads)
 }
 
-impl<T: Number> Growth<'_, T> {
-    fn check(&self, place: Place, values: usize) {
+impl<T: Number> ScalableSoftmax<'_, T> {
+    fn check(&self, place: HeadLayout, values: usize) {
         place.check(values);
         check_shape!(self.slopes, H = place.heads);
         let rows = values / place.row;
@@ -154,7 +154,7 @@ fn in_order<T: Number>(rows: &[T], width: usize) -> Vec<T> {
 
 vectorized! {
     /// [`norm`] by one thread.
-    fn norm_rows(rows: &mut [T], place: Place, by: HeadNorm<'_, T>) {
+    fn norm_rows(rows: &mut [T], place: HeadLayout, by: HeadNorm<'_, T>) {
         let share = T::ONE / T::from_f64(place.head_dim as f64);
         for row in rows.chunks_exact_mut(place.row) {
             for head in place.of_row_mut(row) {
@@ -170,7 +170,7 @@ vectorized! {
 
 vectorized! {
     /// [`norm_backward`] by one thread; adds to the gradient in gamma.
-    fn norm_rows_backward(x: &[T], d: &mut [T], place: Place, by: HeadNorm<'_, T>, d_gamma: &mut [T]) {
+    fn norm_rows_backward(x: &[T], d: &mut [T], place: HeadLayout, by: HeadNorm<'_, T>, d_gamma: &mut [T]) {
         let share = T::ONE / T::from_f64(place.head_dim as f64);
         for (x, d) in x.chunks_exact(place.row).zip(d.chunks_exact_mut(place.row)) {
             for (x, d) in place.of_row(x).zip(place.of_row_mut(d)) {
@@ -193,10 +193,10 @@ mod tests {
     use crate::ops::testing::{assert_gradient, assert_same_at_any_threads, random, single};
 
     /// Heads of packed rows, side by side and with others between them, and numbers of rows.
-    const PLACES: [(Place, usize); 3] = [
-        (Place { row: 24, start: 4, stride: 12, heads: 2, head_dim: 4 }, 6),
-        (Place { row: 21, start: 6, stride: 3, heads: 5, head_dim: 3 }, 150),
-        (Place { row: 70, start: 2, stride: 68, heads: 1, head_dim: 68 }, 3),
+    const PLACES: [(HeadLayout, usize); 3] = [
+        (HeadLayout { row: 24, start: 4, stride: 12, heads: 2, head_dim: 4 }, 6),
+        (HeadLayout { row: 21, start: 6, stride: 3, heads: 5, head_dim: 3 }, 150),
+        (HeadLayout { row: 70, start: 2, stride: 68, heads: 1, head_dim: 68 }, 3),
     ];
 
     fn logs(rows: usize) -> Vec<f64> {
@@ -238,7 +238,7 @@ mod tests {
             };
             let scaled = |x: &[f64], slopes: &[f64]| {
                 let mut y = x.to_vec();
-                scale(&mut y, place, Growth { slopes, logs: &logs });
+                scale(&mut y, place, ScalableSoftmax { slopes, logs: &logs });
                 total(&y)
             };
             let mut d_x = up.clone();
@@ -246,7 +246,7 @@ mod tests {
             assert_gradient("x of norm", &x, &d_x, |x| normed(x, &gamma));
             assert_gradient("gamma", &gamma, &d_gamma, |gamma| normed(&x, gamma));
             let mut d_x = up.clone();
-            let d_slopes = scale_backward(&x, &mut d_x, place, Growth { slopes: &slopes, logs: &logs });
+            let d_slopes = scale_backward(&x, &mut d_x, place, ScalableSoftmax { slopes: &slopes, logs: &logs });
             assert_gradient("x of scale", &x, &d_x, |x| scaled(x, &slopes));
             assert_gradient("slopes", &slopes, &d_slopes, |slopes| scaled(&x, slopes));
         }
@@ -260,7 +260,8 @@ mod tests {
         let logs = single(&logs(rows));
         assert_same_at_any_threads(|| {
             let (mut y, mut d) = (x.clone(), up.clone());
-            let (by, growth) = (HeadNorm { gamma: &gamma, epsilon: 0.01 }, Growth { slopes: &slopes, logs: &logs });
+            let (by, growth) =
+                (HeadNorm { gamma: &gamma, epsilon: 0.01 }, ScalableSoftmax { slopes: &slopes, logs: &logs });
             norm(&mut y, place, by);
             scale(&mut y, place, growth);
             let d_slopes = scale_backward(&x, &mut d, place, growth);

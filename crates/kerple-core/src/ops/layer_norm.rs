@@ -19,7 +19,7 @@ pub const EPSILON: f64 = 1e-5;
 
 /// What a row is measured against.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Kind {
+pub enum RowNorm {
     /// Its mean, and its deviation from it.
     #[default]
     Layer,
@@ -29,9 +29,9 @@ pub enum Kind {
 
 /// The parameters of one norm.
 #[derive(Clone, Copy, Debug)]
-pub struct Norm<'a, T> {
+pub struct NormParameters<'a, T> {
     /// Layer norm or root mean square.
-    pub kind: Kind,
+    pub kind: RowNorm,
     /// Scale, `[M]`.
     pub gamma: &'a [T],
     /// Shift, `[M]`; `None` adds nothing.
@@ -51,21 +51,21 @@ pub struct NormGradients<'a, T> {
 
 /// What the backward pass needs of the forward pass besides `x`: one value a row.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct Stats<T> {
+pub struct NormStats<T> {
     /// Mean of the row.
     pub mean: Vec<T>,
     /// `1 / sqrt(variance + epsilon)`.
     pub rstd: Vec<T>,
 }
 
-impl<T: Number> Stats<T> {
+impl<T: Number> NormStats<T> {
     /// Room for this many rows.
-    pub(crate) fn new(rows: usize) -> Stats<T> {
-        Stats { mean: vec![T::ZERO; rows], rstd: vec![T::ZERO; rows] }
+    pub(crate) fn new(rows: usize) -> NormStats<T> {
+        NormStats { mean: vec![T::ZERO; rows], rstd: vec![T::ZERO; rows] }
     }
 }
 
-impl<T> Norm<'_, T> {
+impl<T> NormParameters<'_, T> {
     /// Features of a row.
     ///
     /// # Panics
@@ -84,11 +84,11 @@ impl<T> Norm<'_, T> {
 ///
 /// # Panics
 /// If a slice has the wrong size.
-pub fn forward<T: Number>(norm: Norm<'_, T>, x: &[T], y: &mut Vec<T>) -> Stats<T> {
+pub fn forward<T: Number>(norm: NormParameters<'_, T>, x: &[T], y: &mut Vec<T>) -> NormStats<T> {
     let m = norm.width();
     let rows = x.len() / m;
     check_shape!(x, rows = rows, m = m);
-    let mut stats = Stats::new(rows);
+    let mut stats = NormStats::new(rows);
     let of_rows = stats.mean.par_chunks_mut(ROWS_PER_TASK).zip(stats.rstd.par_chunks_mut(ROWS_PER_TASK));
     let piece = ROWS_PER_TASK * m;
     append(y, x.len(), piece, of_rows, |task, y, (mean, rstd)| {
@@ -103,9 +103,9 @@ pub fn forward<T: Number>(norm: Norm<'_, T>, x: &[T], y: &mut Vec<T>) -> Stats<T
 /// # Panics
 /// If a slice has the wrong size.
 pub fn backward<T: Number>(
-    norm: Norm<'_, T>,
+    norm: NormParameters<'_, T>,
     x: &[T],
-    stats: &Stats<T>,
+    stats: &NormStats<T>,
     d_y: &[T],
     residual: Option<&[T]>,
     d_x: &mut Vec<T>,
@@ -141,14 +141,14 @@ pub fn backward<T: Number>(
 
 vectorized! {
     /// [`forward`] by one thread; `mean` and `rstd` hold a value a row.
-    fn forward_rows(norm: Norm<'_, T>, x: &[T], y: &mut [T], mean: &mut [T], rstd: &mut [T]) {
+    fn forward_rows(norm: NormParameters<'_, T>, x: &[T], y: &mut [T], mean: &mut [T], rstd: &mut [T]) {
         let m = norm.gamma.len();
         let per_feature = T::ONE / T::from_f64(m as f64);
         let rows = x.chunks_exact(m).zip(y.chunks_exact_mut(m)).zip(mean.iter_mut().zip(rstd));
         for ((x, y), (mean, rstd)) in rows {
             let center = match norm.kind {
-                Kind::Layer => reduce::sum([x], |[x]| x) * per_feature,
-                Kind::Rms => T::ZERO,
+                RowNorm::Layer => reduce::sum([x], |[x]| x) * per_feature,
+                RowNorm::Rms => T::ZERO,
             };
             let variance = reduce::sum([x], |[x]| (x - center) * (x - center)) * per_feature;
             let scale = T::ONE / (variance + T::from_f64(norm.epsilon)).sqrt();
@@ -169,7 +169,7 @@ vectorized! {
 vectorized! {
     /// [`backward`] by one thread; `stats` is mean and `rstd`. Adds to the gradients of gamma and beta.
     fn backward_rows(
-        norm: Norm<'_, T>,
+        norm: NormParameters<'_, T>,
         x: &[T],
         stats: (&[T], &[T]),
         d_y: &[T],
@@ -183,8 +183,8 @@ vectorized! {
         for (((x, d_y), d_x), (mean, rstd)) in rows.zip(stats.0.iter().zip(stats.1)) {
             let (mean, rstd) = (*mean, *rstd);
             let along_one = match norm.kind {
-                Kind::Layer => reduce::sum([d_y, norm.gamma], |[d_y, gamma]| d_y * gamma) * per_feature,
-                Kind::Rms => T::ZERO,
+                RowNorm::Layer => reduce::sum([d_y, norm.gamma], |[d_y, gamma]| d_y * gamma) * per_feature,
+                RowNorm::Rms => T::ZERO,
             };
             let along_u =
                 reduce::sum([x, d_y, norm.gamma], |[x, d_y, gamma]| d_y * gamma * ((x - mean) * rstd)) * per_feature;
@@ -205,11 +205,11 @@ mod tests {
     use crate::ops::testing::{assert_gradient, assert_same_at_any_threads, random, single};
     use proptest::prelude::*;
 
-    fn plain(norm: Norm<'_, f64>, x: &[f64]) -> Vec<f64> {
+    fn plain(norm: NormParameters<'_, f64>, x: &[f64]) -> Vec<f64> {
         let m = norm.gamma.len();
         let mut y = Vec::new();
         for row in x.chunks(m) {
-            let mean = if norm.kind == Kind::Rms { 0.0 } else { row.iter().sum::<f64>() / m as f64 };
+            let mean = if norm.kind == RowNorm::Rms { 0.0 } else { row.iter().sum::<f64>() / m as f64 };
             let variance = row.iter().map(|x| (x - mean).powi(2)).sum::<f64>() / m as f64;
             let beta = |j: usize| norm.beta.map_or(0.0, |beta| beta[j]);
             let shift = |(j, x): (usize, &f64)| norm.gamma[j] * (x - mean) / (variance + norm.epsilon).sqrt() + beta(j);
@@ -224,14 +224,14 @@ mod tests {
         fn forward_equals_plain(rows in 0usize..150, m in 1usize..200, seed in 0u64..1000, shift in -10.0..10.0, shifted: bool, rms: bool) {
             let (gamma, beta) = (random(m, seed), random(m, seed + 1));
             let x: Vec<f64> = random(rows * m, seed + 2).iter().map(|x| x + shift).collect();
-            let kind = if rms { Kind::Rms } else { Kind::Layer };
-            let norm = Norm { kind, gamma: &gamma, beta: shifted.then_some(&beta), epsilon: EPSILON };
+            let kind = if rms { RowNorm::Rms } else { RowNorm::Layer };
+            let norm = NormParameters { kind, gamma: &gamma, beta: shifted.then_some(&beta), epsilon: EPSILON };
             let want = plain(norm, &x);
             let mut y = Vec::new();
             forward(norm, &x, &mut y);
             let (gamma, beta, x) = (single(&gamma), single(&beta), single(&x));
             let mut z = Vec::new();
-            forward(Norm { kind, gamma: &gamma, beta: shifted.then_some(&beta), epsilon: EPSILON }, &x, &mut z);
+            forward(NormParameters { kind, gamma: &gamma, beta: shifted.then_some(&beta), epsilon: EPSILON }, &x, &mut z);
             for i in 0..rows * m {
                 prop_assert!((y[i] - want[i]).abs() < 1e-11, "{i}: {} {}", y[i], want[i]);
                 // x is rounded to eps |x| <= 7e-7; dividing by a deviation of at least sqrt(1e-5) enlarges that 316 times
@@ -244,21 +244,21 @@ mod tests {
         fn gradients_match_central_differences(rows in 1usize..5, m in 1usize..70, seed in 0u64..1000, shifted: bool, rms: bool) {
             let (gamma, beta, x) = (random(m, seed), random(m, seed + 1), random(rows * m, seed + 2));
             let (d_y, residual) = (random(rows * m, seed + 3), random(rows * m, seed + 4));
-            let kind = if rms { Kind::Rms } else { Kind::Layer };
-            let norm = Norm { kind, gamma: &gamma, beta: shifted.then_some(&beta), epsilon: 1e-2 };
+            let kind = if rms { RowNorm::Rms } else { RowNorm::Layer };
+            let norm = NormParameters { kind, gamma: &gamma, beta: shifted.then_some(&beta), epsilon: 1e-2 };
             let mut y = Vec::new();
             let stats = forward(norm, &x, &mut y);
             let (mut d_x, mut d_gamma, mut d_beta) = (Vec::new(), vec![0.0; m], vec![0.0; m]);
             let gradients = NormGradients { d_gamma: &mut d_gamma, d_beta: Some(&mut d_beta) };
             backward(norm, &x, &stats, &d_y, Some(&residual), &mut d_x, gradients);
-            let loss = |norm: Norm<'_, f64>, x: &[f64]| {
+            let loss = |norm: NormParameters<'_, f64>, x: &[f64]| {
                 plain(norm, x).iter().zip(&d_y).map(|(y, d)| y * d).sum::<f64>()
                     + x.iter().zip(&residual).map(|(x, d)| x * d).sum::<f64>()
             };
             assert_gradient("d_x", &x, &d_x, |x| loss(norm, x));
-            assert_gradient("d_gamma", &gamma, &d_gamma, |gamma| loss(Norm { gamma, ..norm }, &x));
+            assert_gradient("d_gamma", &gamma, &d_gamma, |gamma| loss(NormParameters { gamma, ..norm }, &x));
             if shifted {
-                assert_gradient("d_beta", &beta, &d_beta, |beta| loss(Norm { beta: Some(beta), ..norm }, &x));
+                assert_gradient("d_beta", &beta, &d_beta, |beta| loss(NormParameters { beta: Some(beta), ..norm }, &x));
             }
         }
     }
@@ -268,7 +268,7 @@ mod tests {
         let (rows, m) = (150, 67);
         let (gamma, beta) = (single(&random(m, 1)), single(&random(m, 2)));
         let (x, d_y) = (single(&random(rows * m, 3)), single(&random(rows * m, 4)));
-        let norm = Norm { kind: Kind::Layer, gamma: &gamma, beta: Some(&beta), epsilon: EPSILON };
+        let norm = NormParameters { kind: RowNorm::Layer, gamma: &gamma, beta: Some(&beta), epsilon: EPSILON };
         let [mut y, mut d_x] = [(); 2].map(|_| Vec::new());
         let [mut d_gamma, mut d_beta] = [(); 2].map(|_| vec![0.5f32; m]);
         let stats = forward(norm, &x, &mut y);
@@ -285,7 +285,7 @@ mod tests {
     #[test]
     fn instruction_sets_do_not_change_bits() {
         let (gamma, beta, x) = (single(&random(67, 1)), single(&random(67, 2)), single(&random(3 * 67, 3)));
-        let norm = Norm { kind: Kind::Layer, gamma: &gamma, beta: Some(&beta), epsilon: EPSILON };
+        let norm = NormParameters { kind: RowNorm::Layer, gamma: &gamma, beta: Some(&beta), epsilon: EPSILON };
         let results = on_every_set(|| {
             let ([mut mean, mut rstd], [mut y, mut d_x]) = ([[0.0f32; 3]; 2], [[0.0f32; 3 * 67]; 2]);
             let ([mut d_gamma, mut d_beta], d_y) = ([[0.0f32; 67]; 2], x.clone());
@@ -301,7 +301,7 @@ mod tests {
         let (gamma, beta) = (vec![1.0f32; 64], vec![0.0f32; 64]);
         let near: Vec<f32> = (0..64).map(|i| i as f32).collect();
         let far: Vec<f32> = near.iter().map(|x| x + 4096.0).collect();
-        let norm = Norm { kind: Kind::Layer, gamma: &gamma, beta: Some(&beta), epsilon: EPSILON };
+        let norm = NormParameters { kind: RowNorm::Layer, gamma: &gamma, beta: Some(&beta), epsilon: EPSILON };
         let [mut a, mut b] = [Vec::new(), Vec::new()];
         forward(norm, &near, &mut a);
         forward(norm, &far, &mut b);

@@ -1,10 +1,10 @@
-//! Linear layers, alone, after a norm or before a residual: the parts of fused layers.
+//! LinearParameters layers, alone, after a norm or before a residual: the parts of fused layers.
 //!
 //! ```text
 //! y = x W + b                 d_W = x^T d_y      d_b = sum of the rows of d_y      d_x = d_y W^T
 //! ```
 
-use super::gemm::{Out, Product, add_rows, matmul, matmul_bias, matmul_then};
+use super::gemm::{MatmulShape, Out, add_rows, matmul, matmul_bias, matmul_then};
 use super::zeros;
 use crate::Number;
 use crate::check_shape;
@@ -14,30 +14,30 @@ use std::ops::Range;
 
 /// The parameters of one layer from `inputs` to `outputs` features.
 #[derive(Clone, Copy, Debug)]
-pub struct Linear<'a, T> {
+pub struct LinearParameters<'a, T> {
     /// `[inputs, outputs]`
     pub weight: &'a [T],
     /// `[outputs]`; `None` adds nothing.
     pub bias: Option<&'a [T]>,
 }
 
-/// Some outputs of a [`Linear`], copied.
+/// Some outputs of a [`LinearParameters`], copied.
 #[derive(Clone, Debug)]
-pub struct Part<'a, T> {
+pub struct LinearSlice<'a, T> {
     /// `[inputs, outputs]`
     weight: Vec<T>,
     /// `[outputs]`
     bias: Option<&'a [T]>,
 }
 
-impl<T> Part<'_, T> {
+impl<T> LinearSlice<'_, T> {
     /// As a layer.
-    pub fn as_linear(&self) -> Linear<'_, T> {
-        Linear { weight: &self.weight, bias: self.bias }
+    pub fn as_linear(&self) -> LinearParameters<'_, T> {
+        LinearParameters { weight: &self.weight, bias: self.bias }
     }
 }
 
-/// Gradients in the parameters of a [`Linear`], of their shapes; there is one in the bias where there is a bias.
+/// Gradients in the parameters of a [`LinearParameters`], of their shapes; there is one in the bias where there is a bias.
 #[derive(Clone, Debug, PartialEq)]
 pub struct LinearGradients<T> {
     /// `[inputs, outputs]`
@@ -46,15 +46,15 @@ pub struct LinearGradients<T> {
     pub d_bias: Option<Vec<T>>,
 }
 
-impl<'a, T: Number> Linear<'a, T> {
+impl<'a, T: Number> LinearParameters<'a, T> {
     /// The layer that makes these of its outputs alone.
     ///
     /// # Panics
-    /// As [`Linear::outputs`], or if there are fewer.
-    pub fn part(&self, inputs: usize, outputs: Range<usize>) -> Part<'a, T> {
+    /// As [`LinearParameters::outputs`], or if there are fewer.
+    pub fn part(&self, inputs: usize, outputs: Range<usize>) -> LinearSlice<'a, T> {
         let rows = self.weight.chunks_exact(self.outputs(inputs).max(1));
         let weight = rows.flat_map(|row| &row[outputs.clone()]).copied().collect();
-        Part { weight, bias: self.bias.map(|bias| &bias[outputs]) }
+        LinearSlice { weight, bias: self.bias.map(|bias| &bias[outputs]) }
     }
 
     /// Features that come out.
@@ -62,7 +62,7 @@ impl<'a, T: Number> Linear<'a, T> {
     /// # Panics
     /// If the weight is not a matrix with this many rows, or the bias does not fit it.
     pub fn outputs(&self, inputs: usize) -> usize {
-        let Linear { weight, bias } = *self;
+        let LinearParameters { weight, bias } = *self;
         let outputs = weight.len() / inputs.max(1);
         check_shape!(weight, inputs = inputs, outputs = outputs);
         if let Some(bias) = bias {
@@ -72,8 +72,8 @@ impl<'a, T: Number> Linear<'a, T> {
     }
 
     /// The product of `x`, `[rows, inputs]`, with this layer.
-    pub fn product(&self, x: &[T], inputs: usize) -> Product {
-        Product::new(x.len() / inputs.max(1), inputs, self.outputs(inputs))
+    pub fn product(&self, x: &[T], inputs: usize) -> MatmulShape {
+        MatmulShape::new(x.len() / inputs.max(1), inputs, self.outputs(inputs))
     }
 
     /// Writes the layer's output for `x`, `[rows, inputs]`.
@@ -88,7 +88,7 @@ impl<'a, T: Number> Linear<'a, T> {
         }
     }
 
-    /// [`Linear::forward`] with `base`, `[rows, outputs]`, added: the end of a residual branch.
+    /// [`LinearParameters::forward`] with `base`, `[rows, outputs]`, added: the end of a residual branch.
     ///
     /// # Panics
     /// If a slice has the wrong size.
@@ -118,7 +118,7 @@ impl<'a, T: Number> Linear<'a, T> {
         if let Some(d_bias) = d_bias {
             add_rows(d_y, d_bias);
         }
-        let product = Product::new(inputs, x.len() / inputs.max(1), self.outputs(inputs)).transpose_a();
+        let product = MatmulShape::new(inputs, x.len() / inputs.max(1), self.outputs(inputs)).transpose_a();
         matmul(Out::accumulate_into(d_weight), x, d_y, product);
     }
 
@@ -131,9 +131,9 @@ impl<'a, T: Number> Linear<'a, T> {
     }
 
     /// The product that makes the gradient in the input.
-    pub fn input_product(&self, d_y: &[T], inputs: usize) -> Product {
+    pub fn input_product(&self, d_y: &[T], inputs: usize) -> MatmulShape {
         let outputs = self.outputs(inputs);
-        Product::new(d_y.len() / outputs.max(1), outputs, inputs).transpose_b()
+        MatmulShape::new(d_y.len() / outputs.max(1), outputs, inputs).transpose_b()
     }
 }
 
@@ -161,7 +161,7 @@ mod tests {
     use crate::ops::testing::{assert_gradient, random};
     use proptest::prelude::*;
 
-    fn plain(linear: Linear<'_, f64>, x: &[f64], inputs: usize) -> Vec<f64> {
+    fn plain(linear: LinearParameters<'_, f64>, x: &[f64], inputs: usize) -> Vec<f64> {
         let outputs = linear.outputs(inputs);
         let element = |row: &[f64], j: usize| {
             let sum: f64 = row.iter().enumerate().map(|(i, x)| x * linear.weight[i * outputs + j]).sum();
@@ -176,7 +176,7 @@ mod tests {
         fn equals_plain_and_its_differences(rows in 0usize..9, i in 1usize..8, o in 1usize..8, biased: bool, seed in 0u64..1000) {
             let (weight, bias, x) = (random(i * o, seed), random(o, seed + 1), random(rows * i, seed + 2));
             let (d_y, base) = (random(rows * o, seed + 3), random(rows * o, seed + 4));
-            let linear = Linear { weight: &weight, bias: biased.then_some(&bias[..]) };
+            let linear = LinearParameters { weight: &weight, bias: biased.then_some(&bias[..]) };
             let (mut y, mut onto, mut d_x) = (Vec::new(), Vec::new(), Vec::new());
             linear.forward(Out::Append(&mut y), &x, i);
             linear.forward_onto(Out::Append(&mut onto), &x, i, &base);
@@ -198,12 +198,12 @@ mod tests {
             linear.backward(&x[..half * i], &d_y[..half * o], i, &mut gradients);
             linear.backward(&x[half * i..], &d_y[half * o..], i, &mut gradients);
             gradients.finish(i * o);
-            let loss = |linear: Linear<'_, f64>, x: &[f64]| plain(linear, x, i).iter().zip(&d_y).map(|(y, d)| y * d).sum::<f64>();
+            let loss = |linear: LinearParameters<'_, f64>, x: &[f64]| plain(linear, x, i).iter().zip(&d_y).map(|(y, d)| y * d).sum::<f64>();
             assert_gradient("d_x", &x, &d_x, |x| loss(linear, x));
-            assert_gradient("d_weight", &weight, &gradients.d_weight, |weight| loss(Linear { weight, ..linear }, &x));
+            assert_gradient("d_weight", &weight, &gradients.d_weight, |weight| loss(LinearParameters { weight, ..linear }, &x));
             prop_assert_eq!(gradients.d_bias.is_some(), biased);
             if let Some(d_bias) = &gradients.d_bias {
-                assert_gradient("d_bias", &bias, d_bias, |bias| loss(Linear { bias: Some(bias), ..linear }, &x));
+                assert_gradient("d_bias", &bias, d_bias, |bias| loss(LinearParameters { bias: Some(bias), ..linear }, &x));
             }
         }
     }

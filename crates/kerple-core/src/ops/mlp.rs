@@ -7,14 +7,14 @@
 //!
 //! Dropout multiplies what goes into `down`.
 //!
-//! `base` is `x`, `norm(x)` or other rows, see [`Residual`]. Rows run through the whole block a span at a time, so without a
+//! `base` is `x`, `norm(x)` or other rows, see [`MlpResidual`]. Rows run through the whole block a span at a time, so without a
 //! backward pass the `[rows, F]` activations are never held. The elementwise operations are done on a product's pieces while
 //! they are in cache.
 
 use super::activation::{self, Activation};
 use super::gemm::{Out, matmul_then};
-use super::layer_norm::{self, Norm, NormGradients};
-use super::linear::{Linear, LinearGradients, add};
+use super::layer_norm::{self, NormGradients, NormParameters};
+use super::linear::{LinearGradients, LinearParameters, add};
 use super::{ROWS_PER_TASK, append, zeros};
 use crate::Number;
 use crate::check_shape;
@@ -28,26 +28,26 @@ const MOST_ROWS_ALONE: usize = 1024;
 
 /// The parameters of the block: M features, F hidden ones.
 #[derive(Clone, Copy, Debug)]
-pub struct Mlp<'a, T> {
-    /// Norm before the products, `[M]`.
-    pub norm: Norm<'a, T>,
+pub struct MlpParameters<'a, T> {
+    /// NormParameters before the products, `[M]`.
+    pub norm: NormParameters<'a, T>,
     /// `[M, F]`
-    pub up: Linear<'a, T>,
+    pub up: LinearParameters<'a, T>,
     /// `[M, F]`, where the block is gated.
-    pub gate: Option<Linear<'a, T>>,
+    pub gate: Option<LinearParameters<'a, T>>,
     /// `[F, M]`
-    pub down: Linear<'a, T>,
+    pub down: LinearParameters<'a, T>,
     /// Of the hidden values, or of the gate's.
     pub activation: Activation,
     /// Multiplied with what goes into the down projection, `[rows, F]`: dropout.
     pub factors: Option<&'a [T]>,
     /// What the block adds to.
-    pub residual: Residual<'a, T>,
+    pub residual: MlpResidual<'a, T>,
 }
 
 /// What a block's result is added to.
 #[derive(Clone, Copy, Debug)]
-pub enum Residual<'a, T> {
+pub enum MlpResidual<'a, T> {
     /// Its input.
     Input,
     /// Its input after the norm.
@@ -56,28 +56,28 @@ pub enum Residual<'a, T> {
     Beside(&'a [T]),
 }
 
-impl<'a, T: Number> Residual<'a, T> {
+impl<'a, T: Number> MlpResidual<'a, T> {
     /// The rows, of a block with the input `x` that the norm makes `normed`.
     pub fn rows<'r>(self, x: &'r [T], normed: &'r [T]) -> &'r [T]
     where
         'a: 'r,
     {
         match self {
-            Residual::Input => x,
-            Residual::Normed => normed,
-            Residual::Beside(base) => base,
+            MlpResidual::Input => x,
+            MlpResidual::Normed => normed,
+            MlpResidual::Beside(base) => base,
         }
     }
 
     /// Adds `d_y` to the gradient in normed rows where it goes there; returns it where it goes past the norm to the input.
     pub fn backward<'d>(self, d_y: &'d [T], d_normed: &mut [T]) -> Option<&'d [T]> {
         match self {
-            Residual::Input => Some(d_y),
-            Residual::Normed => {
+            MlpResidual::Input => Some(d_y),
+            MlpResidual::Normed => {
                 add(d_normed, d_y);
                 None
             }
-            Residual::Beside(_) => None,
+            MlpResidual::Beside(_) => None,
         }
     }
 }
@@ -91,9 +91,9 @@ pub struct Hidden<T> {
     pub gate: Vec<T>,
 }
 
-/// Gradients in the input of the block and in its parameters, of their shapes. That in rows beside the input is `d_y` itself.
+/// MlpGradients in the input of the block and in its parameters, of their shapes. That in rows beside the input is `d_y` itself.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Gradients<T> {
+pub struct MlpGradients<T> {
     /// `[rows, M]`
     pub d_x: Vec<T>,
     /// `[M]`
@@ -108,7 +108,7 @@ pub struct Gradients<T> {
     pub down: LinearGradients<T>,
 }
 
-impl<T: Number> Mlp<'_, T> {
+impl<T: Number> MlpParameters<'_, T> {
     /// Checks the parameters and gives M, F and the rows of `x`.
     fn sizes(&self, x: &[T]) -> (usize, usize, usize) {
         let m = self.norm.width();
@@ -117,7 +117,7 @@ impl<T: Number> Mlp<'_, T> {
         assert!(gate == f && down == m, "mlp: [M, F] = [{m}, {f}], the gate makes {gate} and down {down} features");
         let rows = x.len() / m;
         check_shape!(x, rows = rows, m = m);
-        if let Residual::Beside(base) = self.residual {
+        if let MlpResidual::Beside(base) = self.residual {
             check_shape!(base, rows = rows, m = m);
         }
         if let Some(factors) = self.factors {
@@ -131,7 +131,7 @@ impl<T: Number> Mlp<'_, T> {
 ///
 /// # Panics
 /// If a slice has the wrong size.
-pub fn forward<T: Number>(mlp: Mlp<'_, T>, x: &[T]) -> Vec<T> {
+pub fn forward<T: Number>(mlp: MlpParameters<'_, T>, x: &[T]) -> Vec<T> {
     let (mut y, mut up) = (Vec::with_capacity(x.len()), Vec::new());
     mlp.by_spans(MOST_ROWS_ALONE, x, |mlp, span, x| {
         up.clear();
@@ -144,7 +144,7 @@ pub fn forward<T: Number>(mlp: Mlp<'_, T>, x: &[T]) -> Vec<T> {
 ///
 /// # Panics
 /// If a slice has the wrong size.
-pub fn forward_saving<T: Number>(mlp: Mlp<'_, T>, x: &[T]) -> (Vec<T>, Hidden<T>) {
+pub fn forward_saving<T: Number>(mlp: MlpParameters<'_, T>, x: &[T]) -> (Vec<T>, Hidden<T>) {
     let (_, f, rows) = mlp.sizes(x);
     let gated = if mlp.gate.is_some() { rows * f } else { 0 };
     let mut hidden = Hidden { up: Vec::with_capacity(rows * f), gate: Vec::with_capacity(gated) };
@@ -153,17 +153,17 @@ pub fn forward_saving<T: Number>(mlp: Mlp<'_, T>, x: &[T]) -> (Vec<T>, Hidden<T>
     (y, hidden)
 }
 
-/// Gradients of [`forward_saving`], given `d_y`, `[rows, M]`.
+/// MlpGradients of [`forward_saving`], given `d_y`, `[rows, M]`.
 ///
 /// # Panics
 /// If a slice has the wrong size.
-pub fn backward<T: Number>(mlp: Mlp<'_, T>, x: &[T], hidden: &Hidden<T>, d_y: &[T]) -> Gradients<T> {
+pub fn backward<T: Number>(mlp: MlpParameters<'_, T>, x: &[T], hidden: &Hidden<T>, d_y: &[T]) -> MlpGradients<T> {
     let (m, f, rows) = mlp.sizes(x);
     let Hidden { up, gate } = hidden;
     check_shape!(up, rows = rows, f = f);
     check_shape!(gate, rows = if mlp.gate.is_some() { rows } else { 0 }, f = f);
     check_shape!(d_y, rows = rows, m = m);
-    let mut gradients = Gradients {
+    let mut gradients = MlpGradients {
         d_x: Vec::with_capacity(x.len()),
         d_gamma: zeros(m),
         d_beta: mlp.norm.beta.map(|_| zeros(m)),
@@ -191,42 +191,47 @@ pub fn backward<T: Number>(mlp: Mlp<'_, T>, x: &[T], hidden: &Hidden<T>, d_y: &[
     gradients
 }
 
-impl<'a, T: Number> Mlp<'a, T> {
+impl<'a, T: Number> MlpParameters<'a, T> {
     /// Calls `work` with the block as the rows of each span see it, room for their activations, and the rows.
-    fn by_spans(&self, most_rows: usize, x: &[T], mut work: impl FnMut(Mlp<'a, T>, &mut Span<T>, &[T])) {
+    fn by_spans(
+        &self,
+        most_rows: usize,
+        x: &[T],
+        mut work: impl FnMut(MlpParameters<'a, T>, &mut SpanActivations<T>, &[T]),
+    ) {
         let (m, f, rows) = self.sizes(x);
         let span_rows = rows.div_ceil(rows.div_ceil(most_rows).max(1)).max(1);
-        let mut span = Span { normed: Vec::new(), a: Vec::new() };
+        let mut span = SpanActivations { normed: Vec::new(), a: Vec::new() };
         for (i, x) in x.chunks(span_rows * m).enumerate() {
             span.normed.clear();
             span.a.clear();
             let residual = match self.residual {
-                Residual::Beside(base) => Residual::Beside(&base[i * span_rows * m..][..x.len()]),
+                MlpResidual::Beside(base) => MlpResidual::Beside(&base[i * span_rows * m..][..x.len()]),
                 other => other,
             };
             let factors = self.factors.map(|factors| &factors[i * span_rows * f..][..x.len() / m * f]);
-            work(Mlp { residual, factors, ..*self }, &mut span, x);
+            work(MlpParameters { residual, factors, ..*self }, &mut span, x);
         }
     }
 }
 
 /// Activations of the rows of a span.
-struct Span<T> {
+struct SpanActivations<T> {
     /// Output of the norm, then the gradient in it, `[rows, M]`.
     normed: Vec<T>,
     /// What goes into the down projection, `[rows, F]`.
     a: Vec<T>,
 }
 
-impl<T: Number> Span<T> {
+impl<T: Number> SpanActivations<T> {
     /// From `x` to the next rows of `hidden` and `y`.
-    fn forward(&mut self, mlp: Mlp<'_, T>, x: &[T], hidden: &mut Hidden<T>, y: &mut Vec<T>) {
+    fn forward(&mut self, mlp: MlpParameters<'_, T>, x: &[T], hidden: &mut Hidden<T>, y: &mut Vec<T>) {
         let (m, f, _) = mlp.sizes(x);
-        let Span { normed, a } = self;
+        let SpanActivations { normed, a } = self;
         let act = mlp.activation;
         layer_norm::forward(mlp.norm, x, normed);
         let h_start = hidden.up.len();
-        let activated = |linear: Linear<'_, T>, h: &mut Vec<T>, a: &mut Vec<T>, up: &[T]| {
+        let activated = |linear: LinearParameters<'_, T>, h: &mut Vec<T>, a: &mut Vec<T>, up: &[T]| {
             let product = linear.product(normed, m);
             matmul_then(Out::Append(h), Some(a), normed, linear.weight, product, |row, columns, h, a| {
                 if let Some(bias) = linear.bias {
@@ -252,9 +257,9 @@ impl<T: Number> Span<T> {
     }
 
     /// The same where nothing is kept: hidden values become activations where they are. `up` is room for the ungated ones.
-    fn forward_alone(&mut self, mlp: Mlp<'_, T>, x: &[T], up: &mut Vec<T>, y: &mut Vec<T>) {
+    fn forward_alone(&mut self, mlp: MlpParameters<'_, T>, x: &[T], up: &mut Vec<T>, y: &mut Vec<T>) {
         let (m, f, _) = mlp.sizes(x);
-        let Span { normed, a } = self;
+        let SpanActivations { normed, a } = self;
         layer_norm::forward(mlp.norm, x, normed);
         if mlp.gate.is_some() {
             mlp.up.forward(Out::Append(up), normed, m);
@@ -278,15 +283,15 @@ impl<T: Number> Span<T> {
     /// From `d_y` to the gradients in the hidden values and in everything else; that in `x` is appended.
     fn backward(
         &mut self,
-        mlp: Mlp<'_, T>,
+        mlp: MlpParameters<'_, T>,
         x: &[T],
         [up, gate]: [&[T]; 2],
         d_y: &[T],
         d_hidden: &mut Hidden<T>,
-        gradients: &mut Gradients<T>,
+        gradients: &mut MlpGradients<T>,
     ) {
         let (m, f, _) = mlp.sizes(x);
-        let Span { normed, a } = self;
+        let SpanActivations { normed, a } = self;
         let stats = layer_norm::forward(mlp.norm, x, normed);
         let Hidden { up: d_up, gate: d_gate } = d_hidden;
         d_up.clear();
@@ -335,7 +340,7 @@ impl<T: Number> Span<T> {
             gate.backward_input(Out::Accumulate(normed), d_gate, m);
         }
         let through = mlp.residual.backward(d_y, normed);
-        let Gradients { d_x, d_gamma, d_beta, .. } = gradients;
+        let MlpGradients { d_x, d_gamma, d_beta, .. } = gradients;
         layer_norm::backward(
             mlp.norm,
             x,

@@ -4,10 +4,10 @@ use super::activation::Activation;
 use super::adam::{self, Update};
 use super::cross_entropy::{self, Head, Targets};
 use super::embedding::{gather, scatter_add};
-use super::gemm::{Out, Product, add_rows, matmul};
-use super::layer_norm::{self, EPSILON, Kind, Norm, NormGradients};
-use super::linear::Linear;
-use super::mlp::{self, Mlp, Residual};
+use super::gemm::{MatmulShape, Out, add_rows, matmul};
+use super::layer_norm::{self, EPSILON, NormGradients, NormParameters, RowNorm};
+use super::linear::LinearParameters;
+use super::mlp::{self, MlpParameters, Residual};
 use super::rotary::{Angles, Rotated, Turn, rotate};
 use super::testing::{assert_same_at_any_threads, random, single};
 use crate::tiles::Strides;
@@ -32,9 +32,9 @@ fn threads_do_not_change_bits_of_products() {
     assert_same_at_any_threads(|| {
         let [mut y, mut d_x, mut d_w] = [(); 3].map(|_| Vec::new());
         let mut d_bias = vec![0.0; F];
-        matmul(Out::Append(&mut y), &x, &w, Product::new(ROWS, M, F));
-        matmul(Out::Append(&mut d_x), &d_y, &w, Product::new(ROWS, F, M).transpose_b());
-        matmul(Out::Append(&mut d_w), &x, &d_y, Product::new(M, ROWS, F).transpose_a());
+        matmul(Out::Append(&mut y), &x, &w, MatmulShape::new(ROWS, M, F));
+        matmul(Out::Append(&mut d_x), &d_y, &w, MatmulShape::new(ROWS, F, M).transpose_b());
+        matmul(Out::Append(&mut d_w), &x, &d_y, MatmulShape::new(M, ROWS, F).transpose_a());
         add_rows(&d_y, &mut d_bias);
         (y, d_x, d_w, d_bias)
     });
@@ -45,11 +45,11 @@ fn threads_do_not_change_bits_of_a_block() {
     let (x, d_y) = (values(ROWS * M, 1), values(ROWS * M, 2));
     let [gamma, beta, b2] = [3, 4, 5].map(|seed| values(M, seed));
     let (w1, b1, w2) = (values(M * F, 6), values(F, 7), values(F * M, 8));
-    let norm = Norm { kind: Kind::Layer, gamma: &gamma, beta: Some(&beta), epsilon: EPSILON };
-    let linear = |weight, bias| Linear { weight, bias: Some(bias) };
+    let norm = NormParameters { kind: RowNorm::Layer, gamma: &gamma, beta: Some(&beta), epsilon: EPSILON };
+    let linear = |weight, bias| LinearParameters { weight, bias: Some(bias) };
     let (up, down) = (linear(&w1[..], &b1[..]), linear(&w2[..], &b2[..]));
     let (activation, residual) = (Activation::Gelu, Residual::Input);
-    let block = Mlp { norm, up, gate: None, down, activation, factors: None, residual };
+    let block = MlpParameters { norm, up, gate: None, down, activation, factors: None, residual };
     assert_same_at_any_threads(|| {
         let (y, h) = mlp::forward_saving(block, &x);
         let gradients = mlp::backward(block, &x, &h, &d_y);
@@ -67,7 +67,7 @@ fn threads_do_not_change_bits_of_the_ends() {
     let (x, table, d_nll) = (values(ROWS * M, 1), values(V * M, 2), values(ROWS, 3));
     let [gamma, beta] = [4, 5].map(|seed| values(M, seed));
     let (w, bias, ids) = (values(M * V, 6), values(V, 7), ids());
-    let norm = Norm { kind: Kind::Layer, gamma: &gamma, beta: Some(&beta), epsilon: EPSILON };
+    let norm = NormParameters { kind: RowNorm::Layer, gamma: &gamma, beta: Some(&beta), epsilon: EPSILON };
     assert_same_at_any_threads(|| {
         let head = Head { norm, w: &w, tied: false, bias: Some(&bias) };
         let targets = Targets { ids: &ids, scored: None };

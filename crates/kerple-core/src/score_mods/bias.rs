@@ -6,8 +6,8 @@ use super::fire::{self, Pairs};
 use super::mixed::{Bias, Mixed};
 use super::network::{self, Part};
 use crate::Number;
-use crate::cpu::lanes::{Kernel, Lanes, run};
-use crate::tiles::registers::Keep;
+use crate::cpu::lanes::{Lanes, SimdKernel, run};
+use crate::tiles::microkernel::StoreMode;
 
 /// Where the bias comes from, with its numbers.
 #[derive(Debug)]
@@ -111,7 +111,7 @@ struct HiddenOfTable<'a, T> {
     network: &'a network::NetworkUnits<'a, T>,
 }
 
-impl<T: Number> Kernel<T> for HiddenOfTable<'_, T> {
+impl<T: Number> SimdKernel<T> for HiddenOfTable<'_, T> {
     type Output = [Vec<T>; 2];
 
     #[inline(always)]
@@ -126,8 +126,8 @@ impl<T: Number> Kernel<T> for HiddenOfTable<'_, T> {
             for (to, from) in hidden.chunks_exact_mut(stride).zip(part.chunks_exact(WIDTH)) {
                 to[first..first + WIDTH].copy_from_slice(from);
             }
-            let (keep, to) = (Keep::Onto(&network.constant[1], room), &mut units[first * room..]);
-            network.units(lanes, Part::Biases, bias, keep, to, WIDTH);
+            let (store, to) = (StoreMode::AddTo(&network.constant[1], room), &mut units[first * room..]);
+            network.units(lanes, Part::Biases, bias, store, to, WIDTH);
         }
         [hidden, units]
     }

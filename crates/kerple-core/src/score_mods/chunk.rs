@@ -3,8 +3,8 @@
 //! Channels are heads or hidden units, columns are keys. What lies after the last key of a chunk is zero or ignored.
 
 use crate::Number;
-use crate::cpu::lanes::{Kernel, Lanes};
-use crate::tiles::registers::{Keep, Registers};
+use crate::cpu::lanes::{Lanes, SimdKernel};
+use crate::tiles::microkernel::{RegisterBlock, StoreMode};
 
 /// Keys of a chunk at most; whole vectors of every instruction set.
 pub(super) const WIDTH: usize = 96;
@@ -73,7 +73,7 @@ struct Outer<'a, T> {
     partial: &'a mut [T],
 }
 
-impl<T: Number> Kernel<T> for Outer<'_, T> {
+impl<T: Number> SimdKernel<T> for Outer<'_, T> {
     type Output = ();
 
     #[inline(always)]
@@ -124,11 +124,11 @@ unsafe fn block<L: Lanes, const M: usize, const N: usize>(
     unsafe {
         let stride = outer.shape[1] * L::COUNT;
         let partial = partial.add(row * stride + column * L::COUNT);
-        let mut sums = Registers::<L, M, N>::load(lanes, partial, stride);
+        let mut sums = RegisterBlock::<L, M, N>::load(lanes, partial, stride);
         let (a, b) = (outer.a.0.as_ptr().add(row * outer.a.1), outer.b.0.as_ptr().add(column * outer.b.1));
         for key in (0..outer.columns).step_by(L::COUNT) {
             sums.add_vectors((a.add(key), outer.a.1), (b.add(key), outer.b.1));
         }
-        sums.store(partial, stride, Keep::Overwrite);
+        sums.store(partial, stride, StoreMode::Overwrite);
     }
 }

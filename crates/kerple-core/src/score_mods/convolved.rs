@@ -26,9 +26,9 @@ use super::fire::{self, Pairs};
 use super::mixed::{Mixed, cut};
 use super::network::{Edge, Network, SLOPE, Variant};
 use crate::Number;
-use crate::cpu::lanes::{Kernel, Lanes, run};
+use crate::cpu::lanes::{Lanes, SimdKernel, run};
 use crate::forms::{Mask, ScoreBlock, ScoreDependency, ScoreMod, ScoreModGradients, Sides};
-use crate::tiles::registers::Keep;
+use crate::tiles::microkernel::StoreMode;
 use std::ops::Range;
 use taps::Taps;
 
@@ -113,13 +113,13 @@ impl<'a, T: Number> ConvolvedMap<'a, T> {
         lanes: L,
         place: Option<usize>,
         (b, b_stride): (&[T], usize),
-        keep: Keep<T>,
+        store: StoreMode<T>,
         (c, c_stride): (&mut [T], usize),
         columns: usize,
     ) {
         let k = self.network.kernel;
         let Some(place) = place else {
-            if let Keep::Onto(from, stride) = keep {
+            if let StoreMode::AddTo(from, stride) = store {
                 for (to, from) in c.chunks_mut(c_stride).zip(from.chunks(stride)).take(self.network.hidden) {
                     to[..columns].copy_from_slice(&from[..columns]);
                 }
@@ -128,7 +128,7 @@ impl<'a, T: Number> ConvolvedMap<'a, T> {
         };
         let (a, a_strides) = (&self.first[place * k..], [self.inputs * k, k]);
         let (rows, channels, taps, backwards) = (self.network.hidden, self.mixed.heads, k, false);
-        lanes.run(Taps { rows, channels, taps, columns, a, a_strides, b, b_stride, backwards, c, c_stride, keep });
+        lanes.run(Taps { rows, channels, taps, columns, a, a_strides, b, b_stride, backwards, c, c_stride, store });
     }
 }
 
@@ -143,7 +143,7 @@ fn first_inputs(variant: Variant, has_bias: bool) -> [Option<usize>; 2] {
 /// Makes the shares of a table.
 struct Shares<'a, 'b, T>(&'b ConvolvedMap<'a, T>);
 
-impl<T: Number> Kernel<T> for Shares<'_, '_, T> {
+impl<T: Number> SimdKernel<T> for Shares<'_, '_, T> {
     type Output = Vec<T>;
 
     #[inline(always)]
@@ -152,7 +152,14 @@ impl<T: Number> Kernel<T> for Shares<'_, '_, T> {
         let Source::Table(table) = &over.source else { return Vec::new() };
         let ((padded, stride), columns) = (over.padded(table), table.stride);
         let mut shares: Vec<T> = over.first_bias.iter().flat_map(|bias| std::iter::repeat_n(*bias, columns)).collect();
-        over.add_first(lanes, over.places[1], (&padded, stride), Keep::Add, (&mut shares, columns), columns);
+        over.add_first(
+            lanes,
+            over.places[1],
+            (&padded, stride),
+            StoreMode::Accumulate,
+            (&mut shares, columns),
+            columns,
+        );
         shares
     }
 }
@@ -286,17 +293,17 @@ impl<T: Number> ConvolvedMap<'_, T> {
         for (to, from) in hidden.chunks_exact_mut(stride).zip(self.first_bias) {
             to[..direct].fill(*from);
         }
-        self.add_first(lanes, of_scores, (scores, stride), Keep::Add, (hidden, stride), direct);
-        self.add_first(lanes, of_bias, (bias, stride), Keep::Add, (hidden, stride), direct);
+        self.add_first(lanes, of_scores, (scores, stride), StoreMode::Accumulate, (hidden, stride), direct);
+        self.add_first(lanes, of_bias, (bias, stride), StoreMode::Accumulate, (hidden, stride), direct);
         let [own, shared] = row.shared(reach);
         if let (Some((table, shares)), false) = (self.table(), own.is_empty()) {
             let columns = own.len().next_multiple_of(L::COUNT);
-            let keep = Keep::Onto(&shares[shared.start..], table.stride);
+            let store = StoreMode::AddTo(&shares[shared.start..], table.stride);
             self.add_first(
                 lanes,
                 of_scores,
                 (&scores[own.start..], stride),
-                keep,
+                store,
                 (&mut hidden[own.start..], stride),
                 columns,
             );
@@ -371,7 +378,7 @@ struct Forward<'a, T> {
     scores: &'a mut [T],
 }
 
-impl<T: Number> Kernel<T> for Forward<'_, T> {
+impl<T: Number> SimdKernel<T> for Forward<'_, T> {
     type Output = ();
 
     #[inline(always)]
@@ -403,7 +410,7 @@ impl<T: Number> Kernel<T> for Forward<'_, T> {
                 backwards: false,
                 c: mapped,
                 c_stride: stride,
-                keep: Keep::Add,
+                store: StoreMode::Accumulate,
             });
             for (head, from) in mapped.chunks_exact(stride).enumerate() {
                 let at = (head * block.rows + row.row) * block.columns + row.seen.start;

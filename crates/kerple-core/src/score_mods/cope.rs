@@ -12,11 +12,11 @@
 
 use super::ScoreModSpec;
 use crate::Number;
-use crate::cpu::lanes::{Kernel, Lanes, run};
+use crate::cpu::lanes::{Lanes, SimdKernel, run};
 use crate::cpu::reduce;
 use crate::forms::{ScoreBlock, ScoreDependency, ScoreMod, ScoreModGradients};
-use crate::tiles::product::{Matrix, Product};
-use crate::tiles::registers::Keep;
+use crate::tiles::microkernel::StoreMode;
+use crate::tiles::product::{SmallGemm, StridedMatrix};
 use std::ops::Range;
 
 /// Room for a vector of every instruction set.
@@ -194,16 +194,16 @@ impl<T: Number> CopeMap<'_, T> {
     #[inline(always)]
     fn products<L: Lanes<Number = T>>(&self, lanes: L, block: &ScoreBlock<T>, head: usize, to: &mut [T]) {
         let d = self.cope.head_dim;
-        lanes.run(Product {
+        lanes.run(SmallGemm {
             rows: block.rows,
             inner: d,
             columns: self.stride,
-            a: Matrix { data: &block.q[head * block.rows * d..], row_stride: d, column_stride: 1 },
+            a: StridedMatrix { data: &block.q[head * block.rows * d..], row_stride: d, column_stride: 1 },
             b: &self.features,
             b_stride: self.stride,
             c: to,
             c_stride: self.stride,
-            keep: Keep::Overwrite,
+            store: StoreMode::Overwrite,
         });
     }
 
@@ -279,7 +279,7 @@ struct Forward<'a, T> {
     scores: &'a mut [T],
 }
 
-impl<T: Number> Kernel<T> for Forward<'_, T> {
+impl<T: Number> SimdKernel<T> for Forward<'_, T> {
     type Output = ();
 
     #[inline(always)]
@@ -303,7 +303,7 @@ struct Backward<'a, T> {
     gradients: ScoreModGradients<'a, T>,
 }
 
-impl<T: Number> Kernel<T> for Backward<'_, T> {
+impl<T: Number> SimdKernel<T> for Backward<'_, T> {
     type Output = ();
 
     #[inline(always)]
@@ -328,29 +328,29 @@ impl<T: Number> Kernel<T> for Backward<'_, T> {
                     &mut scratch,
                 );
             }
-            lanes.run(Product {
+            lanes.run(SmallGemm {
                 rows,
                 inner: over.cope.positions,
                 columns: over.width,
-                a: Matrix { data: &d_products, row_stride: over.stride, column_stride: 1 },
+                a: StridedMatrix { data: &d_products, row_stride: over.stride, column_stride: 1 },
                 b: &over.rows,
                 b_stride: over.width,
                 c: &mut d_q,
                 c_stride: over.width,
-                keep: Keep::Overwrite,
+                store: StoreMode::Overwrite,
             });
             let to = gradients.d_q[head * rows * d..].chunks_exact_mut(d).zip(d_q.chunks_exact(over.width));
             to.for_each(|(to, from)| to.iter_mut().zip(from).for_each(|(to, from)| *to += *from));
-            lanes.run(Product {
+            lanes.run(SmallGemm {
                 rows: d,
                 inner: rows,
                 columns: over.stride,
-                a: Matrix { data: &block.q[head * rows * d..], row_stride: 1, column_stride: d },
+                a: StridedMatrix { data: &block.q[head * rows * d..], row_stride: 1, column_stride: d },
                 b: &d_products,
                 b_stride: over.stride,
                 c: &mut d_e,
                 c_stride: over.stride,
-                keep: Keep::Add,
+                store: StoreMode::Accumulate,
             });
         }
         let to = gradients.sums.chunks_exact_mut(over.cope.positions).zip(d_e.chunks_exact(over.stride));

@@ -19,7 +19,7 @@ mod pieces;
 use super::ScoreModExtent;
 use super::chunk::{WIDTH, channels};
 use crate::Number;
-use crate::cpu::lanes::{Kernel, Lanes};
+use crate::cpu::lanes::{Lanes, SimdKernel};
 use crate::tiles::rows::Transpose;
 pub use lines::Lines;
 use pieces::Pieces;
@@ -269,7 +269,7 @@ struct Moments<'a, T> {
     sums: &'a mut [T],
 }
 
-impl<T: Number> Kernel<T> for Moments<'_, T> {
+impl<T: Number> SimdKernel<T> for Moments<'_, T> {
     type Output = ();
 
     #[allow(clippy::needless_range_loop, reason = "four arrays walk together")]

@@ -16,9 +16,9 @@ use super::fire::{self, Fire, Pairs};
 use super::network::{self, Network, Part};
 use super::{ScoreModExtent, ScoreModSpec};
 use crate::Number;
-use crate::cpu::lanes::{Kernel, Lanes, run};
+use crate::cpu::lanes::{Lanes, SimdKernel, run};
 use crate::forms::{ScoreBlock, ScoreDependency, ScoreMod, ScoreModGradients};
-use crate::tiles::registers::Keep;
+use crate::tiles::microkernel::StoreMode;
 use crate::tiles::rows::Transpose;
 
 /// A bias and perhaps a network.
@@ -238,7 +238,7 @@ struct Forward<'a, T> {
     scores: &'a mut [T],
 }
 
-impl<T: Number> Kernel<T> for Forward<'_, T> {
+impl<T: Number> SimdKernel<T> for Forward<'_, T> {
     type Output = ();
 
     #[inline(always)]
@@ -275,11 +275,11 @@ impl<T: Number> MixedMap<'_, T> {
             _ => (&bias[..], WIDTH),
         };
         if let Some(network) = &self.network {
-            let keep = match &self.source {
-                Source::Table(table) => Keep::Onto(&table.hidden[0][column..], table.stride),
-                Source::Fire(_) | Source::None => Keep::Onto(&network.constant[0], WIDTH),
+            let store = match &self.source {
+                Source::Table(table) => StoreMode::AddTo(&table.hidden[0][column..], table.stride),
+                Source::Fire(_) | Source::None => StoreMode::AddTo(&network.constant[0], WIDTH),
             };
-            network.first_onto(lanes, Part::Scores, (&scores[chunk.at..], stride), keep, hidden, keys);
+            network.first_onto(lanes, Part::Scores, (&scores[chunk.at..], stride), store, hidden, keys);
             if let Source::Fire(_) = self.source {
                 network.add_first(lanes, Part::Biases, (bias, WIDTH), hidden, keys);
             }
@@ -306,7 +306,7 @@ struct Backward<'a, T> {
     sums: &'a mut [T],
 }
 
-impl<T: Number> Kernel<T> for Backward<'_, T> {
+impl<T: Number> SimdKernel<T> for Backward<'_, T> {
     type Output = ();
 
     #[inline(always)]
@@ -366,13 +366,13 @@ impl<T: Number> MixedMap<'_, T> {
         let Scratch { bias, d_bias, hidden, units, d_units, .. } = scratch;
         let scores = (&scores[chunk.at..], stride);
         let bias = if let Source::Fire(_) = self.source { Some((&bias[..], WIDTH)) } else { None };
-        let keep = match &self.source {
-            Source::Table(table) => Keep::Onto(&table.hidden[1][column * room..], room),
-            Source::Fire(_) | Source::None => Keep::Onto(&network.constant[1], room),
+        let store = match &self.source {
+            Source::Table(table) => StoreMode::AddTo(&table.hidden[1][column * room..], room),
+            Source::Fire(_) | Source::None => StoreMode::AddTo(&network.constant[1], room),
         };
-        network.units(lanes, Part::Scores, scores, keep, units, keys);
+        network.units(lanes, Part::Scores, scores, store, units, keys);
         if let Some(bias) = bias {
-            network.units(lanes, Part::Biases, bias, Keep::Add, units, keys);
+            network.units(lanes, Part::Biases, bias, StoreMode::Accumulate, units, keys);
         }
         network.units_backward(lanes, (&d_scores[chunk.at..], stride), d_units, keys);
         let by_distance = &mut of_z[column * room..][..keys * room];
@@ -408,7 +408,7 @@ struct Finish<'a, T> {
     to: &'a mut [T],
 }
 
-impl<T: Number> Kernel<T> for Finish<'_, T> {
+impl<T: Number> SimdKernel<T> for Finish<'_, T> {
     type Output = ();
 
     #[inline(always)]

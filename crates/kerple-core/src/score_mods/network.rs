@@ -4,8 +4,8 @@
 use super::chunk::{self, ROOM, WIDTH, channels};
 use crate::Number;
 use crate::cpu::lanes::Lanes;
-use crate::tiles::product::{Matrix, Product};
-use crate::tiles::registers::Keep;
+use crate::tiles::microkernel::StoreMode;
+use crate::tiles::product::{SmallGemm, StridedMatrix};
 use serde::{Deserialize, Serialize};
 
 /// What the network sees, and what its result is added to; `s` are scores, `b` biases.
@@ -166,11 +166,11 @@ impl<'a, T: Number> NetworkUnits<'a, T> {
 
     /// The columns of W1 for one part, `[D, H]`, or their transpose `[H, D]`.
     #[inline(always)]
-    fn first(&self, part: Part, transposed: bool) -> Option<Matrix<'a, T>> {
+    fn first(&self, part: Part, transposed: bool) -> Option<StridedMatrix<'a, T>> {
         let data = &self.first[self.places[part as usize]?..];
         Some(match transposed {
-            false => Matrix { data, row_stride: self.inputs, column_stride: 1 },
-            true => Matrix { data, row_stride: 1, column_stride: self.inputs },
+            false => StridedMatrix { data, row_stride: self.inputs, column_stride: 1 },
+            true => StridedMatrix { data, row_stride: 1, column_stride: self.inputs },
         })
     }
 
@@ -184,24 +184,24 @@ impl<'a, T: Number> NetworkUnits<'a, T> {
         to: &mut [T],
         columns: usize,
     ) {
-        self.first_onto(lanes, part, from, Keep::Add, to, columns);
+        self.first_onto(lanes, part, from, StoreMode::Accumulate, to, columns);
     }
 
-    /// The same, added to what `keep` says.
+    /// The same, written as `store` says.
     #[inline(always)]
     pub(super) fn first_onto<L: Lanes<Number = T>>(
         &self,
         lanes: L,
         part: Part,
         (b, b_stride): Channels<T>,
-        keep: Keep<T>,
+        store: StoreMode<T>,
         to: &mut [T],
         columns: usize,
     ) {
         if let Some(a) = self.first(part, false) {
             let (rows, inner, c_stride) = (self.hidden, self.heads, WIDTH);
-            lanes.run(Product { rows, inner, columns, a, b, b_stride, c: to, c_stride, keep });
-        } else if let Keep::Onto(from, stride) = keep {
+            lanes.run(SmallGemm { rows, inner, columns, a, b, b_stride, c: to, c_stride, store });
+        } else if let StoreMode::AddTo(from, stride) = store {
             chunk::load(lanes, from, stride, to, columns);
         }
     }
@@ -216,26 +216,26 @@ impl<'a, T: Number> NetworkUnits<'a, T> {
         columns: usize,
     ) {
         chunk::rectify(z, T::from_f64(SLOPE), columns);
-        let a = Matrix { data: self.second, row_stride: self.hidden, column_stride: 1 };
-        let (rows, inner, keep) = (self.heads, self.hidden, Keep::Add);
-        lanes.run(Product { rows, inner, columns, a, b: z, b_stride: WIDTH, c, c_stride, keep });
+        let a = StridedMatrix { data: self.second, row_stride: self.hidden, column_stride: 1 };
+        let (rows, inner, store) = (self.heads, self.hidden, StoreMode::Accumulate);
+        lanes.run(SmallGemm { rows, inner, columns, a, b: z, b_stride: WIDTH, c, c_stride, store });
     }
 
-    /// `to = from W1^T` for one part of from, `[H, stride]`, with units as lanes; `[keys, room]`, added to what `keep` says.
+    /// `to = from W1^T` for one part of from, `[H, stride]`, with units as lanes; `[keys, room]`, written as `store` says.
     #[inline(always)]
     pub(super) fn units<L: Lanes<Number = T>>(
         &self,
         lanes: L,
         part: Part,
         from: Channels<T>,
-        keep: Keep<T>,
+        store: StoreMode<T>,
         to: &mut [T],
         keys: usize,
     ) {
         let weights = &self.first_rows[part as usize];
         if self.places[part as usize].is_some() {
-            self.to_units(lanes, weights, from, keep, to, keys);
-        } else if let Keep::Onto(from, _) = keep {
+            self.to_units(lanes, weights, from, store, to, keys);
+        } else if let StoreMode::AddTo(from, _) = store {
             to[..keys * self.room].copy_from_slice(&from[..keys * self.room]);
         }
     }
@@ -243,7 +243,7 @@ impl<'a, T: Number> NetworkUnits<'a, T> {
     /// The gradient in act(z), `[keys, room]`, given that in f, `[H, stride]`.
     #[inline(always)]
     pub(super) fn units_backward<L: Lanes<Number = T>>(&self, lanes: L, d_f: Channels<T>, to: &mut [T], keys: usize) {
-        self.to_units(lanes, &self.second_rows, d_f, Keep::Overwrite, to, keys);
+        self.to_units(lanes, &self.second_rows, d_f, StoreMode::Overwrite, to, keys);
     }
 
     #[inline(always)]
@@ -252,20 +252,20 @@ impl<'a, T: Number> NetworkUnits<'a, T> {
         lanes: L,
         weights: &[T],
         (data, stride): Channels<T>,
-        keep: Keep<T>,
+        store: StoreMode<T>,
         to: &mut [T],
         keys: usize,
     ) {
-        lanes.run(Product {
+        lanes.run(SmallGemm {
             rows: keys,
             inner: self.heads,
             columns: self.room,
-            a: Matrix { data, row_stride: 1, column_stride: stride },
+            a: StridedMatrix { data, row_stride: 1, column_stride: stride },
             b: weights,
             b_stride: self.room,
             c: to,
             c_stride: self.room,
-            keep,
+            store,
         });
     }
 
@@ -279,16 +279,16 @@ impl<'a, T: Number> NetworkUnits<'a, T> {
         to: &mut [T],
         keys: usize,
     ) {
-        lanes.run(Product {
+        lanes.run(SmallGemm {
             rows: self.heads,
             inner: keys,
             columns: self.room,
-            a: Matrix { data, row_stride: stride, column_stride: 1 },
+            a: StridedMatrix { data, row_stride: stride, column_stride: 1 },
             b: units,
             b_stride: self.room,
             c: to,
             c_stride: self.room,
-            keep: Keep::Add,
+            store: StoreMode::Accumulate,
         });
     }
 
@@ -303,8 +303,8 @@ impl<'a, T: Number> NetworkUnits<'a, T> {
         columns: usize,
     ) {
         if let Some(a) = self.first(part, true) {
-            let (rows, inner, keep) = (self.heads, self.hidden, Keep::Add);
-            lanes.run(Product { rows, inner, columns, a, b: d_z, b_stride: WIDTH, c, c_stride, keep });
+            let (rows, inner, store) = (self.heads, self.hidden, StoreMode::Accumulate);
+            lanes.run(SmallGemm { rows, inner, columns, a, b: d_z, b_stride: WIDTH, c, c_stride, store });
         }
     }
 

@@ -17,7 +17,7 @@ mod vectors;
 
 use super::{ScoreModExtent, ScoreModSpec};
 use crate::Number;
-use crate::cpu::lanes::{Kernel, Lanes, run};
+use crate::cpu::lanes::{Lanes, SimdKernel, run};
 use crate::forms::{ScoreBlock, ScoreDependency, ScoreMod, ScoreModGradients, Strided, ValueMod};
 use vectors::Vectors;
 
@@ -203,7 +203,7 @@ struct Forward<'a, T> {
     scores: &'a mut [T],
 }
 
-impl<T: Number> Kernel<T> for Forward<'_, T> {
+impl<T: Number> SimdKernel<T> for Forward<'_, T> {
     type Output = ();
 
     #[inline(always)]
@@ -226,7 +226,7 @@ struct Backward<'a, T> {
     gradients: ScoreModGradients<'a, T>,
 }
 
-impl<T: Number> Kernel<T> for Backward<'_, T> {
+impl<T: Number> SimdKernel<T> for Backward<'_, T> {
     type Output = ();
 
     #[inline(always)]
@@ -276,7 +276,7 @@ struct AddValues<'a, T> {
     out: Strided<&'a mut [T]>,
 }
 
-impl<T: Number> Kernel<T> for AddValues<'_, T> {
+impl<T: Number> SimdKernel<T> for AddValues<'_, T> {
     type Output = ();
 
     #[inline(always)]
@@ -304,7 +304,7 @@ struct AddProducts<'a, T> {
     d_weights: &'a mut [T],
 }
 
-impl<T: Number> Kernel<T> for AddProducts<'_, T> {
+impl<T: Number> SimdKernel<T> for AddProducts<'_, T> {
     type Output = ();
 
     #[inline(always)]
@@ -329,7 +329,7 @@ struct AddGradient<'a, T> {
     sums: &'a mut [T],
 }
 
-impl<T: Number> Kernel<T> for AddGradient<'_, T> {
+impl<T: Number> SimdKernel<T> for AddGradient<'_, T> {
     type Output = ();
 
     #[inline(always)]

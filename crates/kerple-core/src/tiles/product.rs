@@ -2,34 +2,34 @@
 //! tiles.
 
 use crate::Number;
-use crate::cpu::lanes::{Kernel, Lanes};
-use crate::tiles::registers::{Keep, Registers};
+use crate::cpu::lanes::{Lanes, SimdKernel};
+use crate::tiles::microkernel::{RegisterBlock, StoreMode};
 
 /// `C = A B`: A is `[rows, inner]` with any strides, B `[inner, columns]` and C `[rows, columns]` have contiguous rows.
 ///
 /// Each number of A is read once per block of columns and multiplies whole vectors of B, so A needs no packing.
-pub(crate) struct Product<'a, R> {
+pub(crate) struct SmallGemm<'a, R> {
     pub(crate) rows: usize,
     pub(crate) inner: usize,
     /// A multiple of the lanes.
     pub(crate) columns: usize,
-    pub(crate) a: Matrix<'a, R>,
+    pub(crate) a: StridedMatrix<'a, R>,
     pub(crate) b: &'a [R],
     pub(crate) b_stride: usize,
     pub(crate) c: &'a mut [R],
     pub(crate) c_stride: usize,
-    pub(crate) keep: Keep<'a, R>,
+    pub(crate) store: StoreMode<'a, R>,
 }
 
 /// Numbers at `row * row_stride + column * column_stride`.
 #[derive(Clone, Copy)]
-pub(crate) struct Matrix<'a, R> {
+pub(crate) struct StridedMatrix<'a, R> {
     pub(crate) data: &'a [R],
     pub(crate) row_stride: usize,
     pub(crate) column_stride: usize,
 }
 
-impl<R: Number> Product<'_, R> {
+impl<R: Number> SmallGemm<'_, R> {
     /// Panics unless every index that `run` forms is within its slice.
     fn check(&self, lanes: usize) {
         let Self { rows, inner, columns, a, .. } = *self;
@@ -41,15 +41,15 @@ impl<R: Number> Product<'_, R> {
         assert!(a.data.len() >= end(rows, a.row_stride, end(inner, a.column_stride, 1)));
         assert!(self.b.len() >= end(inner, self.b_stride, columns));
         assert!(self.c.len() >= end(rows, self.c_stride, columns));
-        match self.keep {
-            Keep::Overwrite | Keep::Add => {}
-            Keep::Scale(factors) => assert!(factors.len() >= rows),
-            Keep::Onto(from, stride) => assert!(from.len() >= end(rows, stride, columns)),
+        match self.store {
+            StoreMode::Overwrite | StoreMode::Accumulate => {}
+            StoreMode::Rescale(factors) => assert!(factors.len() >= rows),
+            StoreMode::AddTo(from, stride) => assert!(from.len() >= end(rows, stride, columns)),
         }
     }
 }
 
-impl<R: Number> Kernel<R> for Product<'_, R> {
+impl<R: Number> SimdKernel<R> for SmallGemm<'_, R> {
     type Output = ();
 
     #[inline(always)]
@@ -98,13 +98,13 @@ pub(crate) fn parts(whole: usize, most: usize) -> impl Iterator<Item = (usize, u
 #[inline(always)]
 unsafe fn block<L: Lanes, const M: usize, const N: usize>(
     lanes: L,
-    product: &Product<L::Number>,
+    product: &SmallGemm<L::Number>,
     c: *mut L::Number,
     row: usize,
     column: usize,
 ) {
-    let mut sums = Registers::<L, M, N>::zeros(lanes);
-    let Matrix { data, row_stride, column_stride } = product.a;
+    let mut sums = RegisterBlock::<L, M, N>::zeros(lanes);
+    let StridedMatrix { data, row_stride, column_stride } = product.a;
     // SAFETY: `check` bounds every index below; C is borrowed mutably by the product.
     unsafe {
         let mut a = data.as_ptr().add(row * row_stride);
@@ -114,7 +114,7 @@ unsafe fn block<L: Lanes, const M: usize, const N: usize>(
             a = a.wrapping_add(column_stride);
             b = b.wrapping_add(product.b_stride);
         }
-        sums.store(c.add(row * product.c_stride + column), product.c_stride, product.keep.at(row, column));
+        sums.store(c.add(row * product.c_stride + column), product.c_stride, product.store.at(row, column));
     }
 }
 
@@ -149,25 +149,30 @@ mod tests {
             let b: Vec<f32> = (0..inner * stride).map(|i| number(i + 3)).collect();
             let factors: Vec<f32> = (0..rows).map(number).collect();
             let onto: Vec<f32> = (0..rows * (stride + 1)).map(number).collect();
-            let keeps = [Keep::Overwrite, Keep::Add, Keep::Scale(&factors), Keep::Onto(&onto, stride + 1)];
-            for (keep, old) in keeps.into_iter().zip([0.0, 1.0, 1.0, 5.0]) {
+            let stores = [
+                StoreMode::Overwrite,
+                StoreMode::Accumulate,
+                StoreMode::Rescale(&factors),
+                StoreMode::AddTo(&onto, stride + 1),
+            ];
+            for (store, old) in stores.into_iter().zip([0.0, 1.0, 1.0, 5.0]) {
                 for set in InstructionSet::available() {
                     let mut c = vec![old; rows * stride];
-                    let a = Matrix { data: &a, row_stride: a_stride, column_stride: 1 };
+                    let a = StridedMatrix { data: &a, row_stride: a_stride, column_stride: 1 };
                     let (b, c_slice) = (&b[..], &mut c[..]);
                     f32::dispatch(
                         set,
-                        Product { rows, inner, columns, a, b, b_stride: stride, c: c_slice, c_stride: stride, keep },
+                        SmallGemm { rows, inner, columns, a, b, b_stride: stride, c: c_slice, c_stride: stride, store },
                     );
                     for (i, got) in c.iter().enumerate() {
                         let (row, column) = (i / stride, i % stride);
                         let sum: f32 = (0..inner).map(|l| a.data[row * a_stride + l] * b[l * stride + column]).sum();
-                        let want = match keep {
+                        let want = match store {
                             _ if column >= columns => old,
-                            Keep::Overwrite => sum,
-                            Keep::Add => old + sum,
-                            Keep::Scale(factors) => factors[row] * old + sum,
-                            Keep::Onto(from, stride) => from[row * stride + column] + sum,
+                            StoreMode::Overwrite => sum,
+                            StoreMode::Accumulate => old + sum,
+                            StoreMode::Rescale(factors) => factors[row] * old + sum,
+                            StoreMode::AddTo(from, stride) => from[row * stride + column] + sum,
                         };
                         assert_eq!(*got, want, "{set:?} {rows} x {columns} at {row}, {column}");
                     }

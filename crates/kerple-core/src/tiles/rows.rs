@@ -1,7 +1,7 @@
 //! Copies between strided arrays and tiles: what a tile holds is contiguous and padded to whole vectors.
 
 use crate::Number;
-use crate::cpu::lanes::{Kernel, Lanes};
+use crate::cpu::lanes::{Lanes, SimdKernel};
 
 /// `to[r, d] = factor * from[r, d]`, and zeros up to `width`.
 pub(crate) struct CopyRows<'a, R> {
@@ -14,7 +14,7 @@ pub(crate) struct CopyRows<'a, R> {
     pub(crate) width: usize,
 }
 
-impl<R: Number> Kernel<R> for CopyRows<'_, R> {
+impl<R: Number> SimdKernel<R> for CopyRows<'_, R> {
     type Output = ();
 
     #[inline(always)]
@@ -38,7 +38,7 @@ pub(crate) struct Transpose<'a, R> {
     pub(crate) width: usize,
 }
 
-impl<R: Number> Kernel<R> for Transpose<'_, R> {
+impl<R: Number> SimdKernel<R> for Transpose<'_, R> {
     type Output = ();
 
     #[inline(always)]
@@ -72,7 +72,7 @@ pub(crate) struct AddRow<'a, R> {
     pub(crate) from: &'a [R],
 }
 
-impl<R: Number> Kernel<R> for AddRow<'_, R> {
+impl<R: Number> SimdKernel<R> for AddRow<'_, R> {
     type Output = ();
 
     #[inline(always)]
@@ -99,7 +99,7 @@ pub(crate) struct ScaleRow<'a, R> {
     pub(crate) from: &'a [R],
 }
 
-impl<R: Number> Kernel<R> for ScaleRow<'_, R> {
+impl<R: Number> SimdKernel<R> for ScaleRow<'_, R> {
     type Output = ();
 
     #[inline(always)]
@@ -133,7 +133,7 @@ pub(crate) struct Dots<'a, R> {
     pub(crate) to: &'a mut [R],
 }
 
-impl<R: Number> Kernel<R> for Dots<'_, R> {
+impl<R: Number> SimdKernel<R> for Dots<'_, R> {
     type Output = ();
 
     #[inline(always)]

@@ -1,16 +1,16 @@
 //! The softmax of whole rows of scores.
 
 use crate::Number;
-use crate::cpu::lanes::{Kernel, Lanes};
+use crate::cpu::lanes::{Lanes, SimdKernel};
 
 /// `z` becomes `exp(z - max z)`. Returns `max z`, the lowest finite number at least, and the sum of what `z` becomes.
 ///
 /// The row is whole vectors; what is masked holds minus infinity. The sum is 0 if everything is, and NaN if a score is.
-pub(crate) struct Exponentials<'a, R> {
+pub(crate) struct RowExponentials<'a, R> {
     pub(crate) scores: &'a mut [R],
 }
 
-impl<R: Number> Kernel<R> for Exponentials<'_, R> {
+impl<R: Number> SimdKernel<R> for RowExponentials<'_, R> {
     type Output = (R, R);
 
     #[inline(always)]
@@ -43,12 +43,12 @@ fn exponentials<L: Lanes>(lanes: L, scores: &mut [L::Number], before: L::Number)
 
 /// The same for a part of a row, given `largest` of the parts before: returns that of all parts so far, the factor
 /// `exp(largest before - largest now)` for sums over the parts before, and the sum over this one.
-pub(crate) struct NextExponentials<'a, R> {
+pub(crate) struct OnlineExponentials<'a, R> {
     pub(crate) scores: &'a mut [R],
     pub(crate) largest: R,
 }
 
-impl<R: Number> Kernel<R> for NextExponentials<'_, R> {
+impl<R: Number> SimdKernel<R> for OnlineExponentials<'_, R> {
     type Output = [R; 3];
 
     #[inline(always)]
@@ -61,7 +61,7 @@ impl<R: Number> Kernel<R> for NextExponentials<'_, R> {
 /// `z` becomes the weights `p = exp(z - lse)`, and `d = d_out.v` the gradient in `z`, `p (d - mean)`.
 ///
 /// Both rows are whole vectors of the same length.
-pub(crate) struct ScoreGradient<'a, R> {
+pub(crate) struct SoftmaxBackward<'a, R> {
     pub(crate) scores: &'a mut [R],
     pub(crate) d_scores: &'a mut [R],
     /// Log of the sum of exponentials.
@@ -70,7 +70,7 @@ pub(crate) struct ScoreGradient<'a, R> {
     pub(crate) mean: R,
 }
 
-impl<R: Number> Kernel<R> for ScoreGradient<'_, R> {
+impl<R: Number> SimdKernel<R> for SoftmaxBackward<'_, R> {
     type Output = ();
 
     #[inline(always)]

@@ -27,14 +27,14 @@ impl Strides {
 
 /// Lengths of the axes of one view.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Shape {
+pub(crate) struct ViewShape {
     pub(crate) batch: usize,
     pub(crate) heads: usize,
     pub(crate) rows: usize,
     pub(crate) head_dim: usize,
 }
 
-impl Shape {
+impl ViewShape {
     fn lengths(&self) -> [usize; 3] {
         [self.batch, self.heads, self.rows]
     }
@@ -77,7 +77,7 @@ fn nest(width: usize, axes: impl Iterator<Item = (usize, usize)>) -> bool {
 /// above the gap; the inner ones make a block of each view. If the low block ends within the gap, the two blocks lie one
 /// after the other in a merged block, and if the outer axes [`nest`] around that, then blocks at different outer indices
 /// are apart, whichever view they are of, and those at equal indices are by the gap.
-fn are_apart(gap: usize, low: (Shape, Strides), high: (Shape, Strides)) -> bool {
+fn are_apart(gap: usize, low: (ViewShape, Strides), high: (ViewShape, Strides)) -> bool {
     let (Some(low_extent), Some(high_extent)) = (low.0.extent(low.1), high.0.extent(high.1)) else { return false };
     if gap >= low_extent || high_extent == 0 {
         return true;
@@ -124,13 +124,13 @@ impl<'a, T> View<'a, T> {
     }
 
     /// Panics unless every row lies in the data.
-    pub(crate) fn check(&self, name: &str, shape: Shape) {
+    pub(crate) fn check(&self, name: &str, shape: ViewShape) {
         check_reach(name, shape, self.strides, self.data.len());
     }
 }
 
 /// Panics unless every row lies in a buffer of `len` elements.
-fn check_reach(name: &str, shape: Shape, strides: Strides, len: usize) {
+fn check_reach(name: &str, shape: ViewShape, strides: Strides, len: usize) {
     let extent = shape.extent(strides);
     let reached = || extent.map_or("beyond the largest offset".to_owned(), |extent| extent.to_string());
     assert!(
@@ -207,13 +207,13 @@ impl<'a, T> ViewMut<'a, T> {
     }
 
     /// Panics unless every row lies in the buffer and no two rows overlap.
-    pub(crate) fn check(&self, name: &str, shape: Shape) {
+    pub(crate) fn check(&self, name: &str, shape: ViewShape) {
         check_reach(name, shape, self.strides, self.len);
         assert!(shape.rows_are_apart(self.strides), "{name}: rows of {shape:?} with {:?} overlap", self.strides);
     }
 
     /// Panics unless two views that passed [`ViewMut::check`] share no element, as far as [`are_apart`] can tell.
-    pub(crate) fn check_disjoint(&self, names: &str, shape: Shape, other: &Self, other_shape: Shape) {
+    pub(crate) fn check_disjoint(&self, names: &str, shape: ViewShape, other: &Self, other_shape: ViewShape) {
         let (mut low, mut high) = ((self, shape), (other, other_shape));
         if low.0.start > high.0.start {
             (low, high) = (high, low);
@@ -230,8 +230,8 @@ mod tests {
     use proptest::prelude::*;
     use std::collections::HashSet;
 
-    fn shape([batch, heads, rows, head_dim]: [usize; 4]) -> Shape {
-        Shape { batch, heads, rows, head_dim }
+    fn shape([batch, heads, rows, head_dim]: [usize; 4]) -> ViewShape {
+        ViewShape { batch, heads, rows, head_dim }
     }
 
     fn strides([batch, head, row]: [usize; 3]) -> Strides {
@@ -239,7 +239,7 @@ mod tests {
     }
 
     /// Every element of a view that starts at `offset`; `None` if it has one twice.
-    fn set(offset: usize, shape: Shape, strides: Strides) -> Option<HashSet<usize>> {
+    fn set(offset: usize, shape: ViewShape, strides: Strides) -> Option<HashSet<usize>> {
         let mut set = HashSet::new();
         for batch in 0..shape.batch {
             for (head, row) in (0..shape.heads).flat_map(|head| (0..shape.rows).map(move |row| (head, row))) {

@@ -38,15 +38,15 @@ pub(crate) fn scratch<R: Number>(len: usize) -> Vec<R> {
 
 /// The order in which the blocks of several units are claimed, where a block may wait for the one before it in its unit:
 /// as many units side by side as there are threads, so that threads rarely wait for each other.
-pub(crate) struct Schedule {
+pub(crate) struct BlockSchedule {
     units: usize,
     blocks: usize,
     side_by_side: usize,
 }
 
-impl Schedule {
+impl BlockSchedule {
     pub(crate) fn new(units: usize, blocks: usize) -> Self {
-        Schedule { units, blocks, side_by_side: cpu::threads().clamp(1, units.max(1)) }
+        BlockSchedule { units, blocks, side_by_side: cpu::threads().clamp(1, units.max(1)) }
     }
 
     /// Unit and block of an item; within a unit blocks come in order.
@@ -88,15 +88,15 @@ impl Turns {
 
     /// Lets waiting threads fail too if the holder of the returned guard panics.
     pub(crate) fn guard(&self) -> impl Drop {
-        struct Guard<'a>(&'a AtomicBool);
-        impl Drop for Guard<'_> {
+        struct AbandonGuard<'a>(&'a AtomicBool);
+        impl Drop for AbandonGuard<'_> {
             fn drop(&mut self) {
                 if std::thread::panicking() {
                     self.0.store(true, Ordering::Relaxed);
                 }
             }
         }
-        Guard(&self.abandoned)
+        AbandonGuard(&self.abandoned)
     }
 }
 
@@ -134,7 +134,7 @@ mod tests {
     fn schedule_visits_every_block_once_and_in_order() {
         for threads in 1..6 {
             let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().unwrap();
-            let schedule = pool.install(|| Schedule::new(7, 4));
+            let schedule = pool.install(|| BlockSchedule::new(7, 4));
             let mut visited = [0; 7];
             for (unit, block) in (0..7 * 4).map(|item| schedule.item(item)) {
                 assert_eq!(visited[unit], block, "{threads} threads");

@@ -10,7 +10,7 @@ use super::product::Matrix;
 use crate::precision::{element, rounded};
 use cubecl::ir::{DeviceProperties, ElemType};
 use cubecl::prelude::*;
-use kerple_core::attention::Dims;
+use kerple_core::attention::AttentionDims;
 use kerple_core::precision::Precision;
 
 /// Stands for minus infinity, which not every shading language can write.
@@ -234,8 +234,8 @@ pub(crate) fn place(head: usize, batch: usize, sizes: &Sizes, #[comptime] head_d
 }
 
 /// A call's dims, its query positions counted so that the last query is at the last key's.
-pub(crate) fn fits(dims: Dims) -> bool {
-    let Dims { batch, heads, queries, keys, head_dim, .. } = dims;
+pub(crate) fn fits(dims: AttentionDims) -> bool {
+    let AttentionDims { batch, heads, queries, keys, head_dim, .. } = dims;
     let largest = batch * heads * queries.max(keys) * head_dim;
     largest < 1 << 31 && batch < 1 << 16 && heads < 1 << 16
 }

@@ -4,7 +4,8 @@ use crate::common::random;
 use cubecl::client::Client;
 use cubecl::prelude::CubeElement;
 use cubecl::server::Handle;
-use kerple_core::attention::{self, Dims, Mask, Problem, ScoreTable, ScoreTransform, Strides, View, ViewMut, naive};
+use kerple_core::attention::{self, AttentionDims, AttentionProblem, Mask, ScoreTable, ScoreTransform, Strides, View, ViewMut, naive,
+};
 use kerple_core::forms::Strided;
 use kerple_gpu::attention::tile::Tile;
 use kerple_gpu::attention::{Attention, Gradients, Output, REST, Saved, Tables};
@@ -17,7 +18,7 @@ pub const TOLERANCE: f64 = 4e-6;
 
 /// A call with its inputs, which are `f32`, in f64.
 pub struct Case {
-    pub dims: Dims,
+    pub dims: AttentionDims,
     pub sight: Mask,
     pub lengths: Option<Vec<usize>>,
     pub q: Vec<f64>,
@@ -45,8 +46,8 @@ pub const PLAIN: Has = Has { bias: false, weight: false, lengths: false, clocks:
 pub const BIAS: Has = Has { bias: true, ..PLAIN };
 
 impl Case {
-    pub fn new(rng: &mut ChaCha8Rng, dims: Dims, sight: Mask, has: Has) -> Case {
-        let Dims { batch, heads, kv_heads, queries, keys, head_dim } = dims;
+    pub fn new(rng: &mut ChaCha8Rng, dims: AttentionDims, sight: Mask, has: Has) -> Case {
+        let AttentionDims { batch, heads, kv_heads, queries, keys, head_dim } = dims;
         let (of_queries, of_keys) = (batch * heads * queries * head_dim, batch * kv_heads * keys * head_dim);
         let table_len = keys.max(queries) + rng.random_range(0..3);
         let columns = heads * sight.sides().columns(table_len);
@@ -70,19 +71,19 @@ impl Case {
 
     /// Everything that forward and backward make, by name.
     pub fn expected(&self) -> Vec<(&'static str, Vec<f64>)> {
-        let Dims { batch, heads, kv_heads, queries, keys, head_dim } = self.dims;
+        let AttentionDims { batch, heads, kv_heads, queries, keys, head_dim } = self.dims;
         let table = ScoreTable {
             bias: self.bias.as_deref(),
             weight: self.weight.as_deref(),
-            damping: None,
+            feature_decay: None,
             gate_cumsum: self.clocks.as_deref().map(|values| Strided { values, stride: keys }),
             // the definition looks tables up before it asks whether there are any
             len: self.dims.keys.max(self.dims.queries).max(self.table_len),
         };
-        let problem = Problem {
+        let problem = AttentionProblem {
             dims: self.dims,
             scale: SCALE,
-            cap: None,
+            softcap: None,
             sinks: None,
             mask: self.sight,
             lengths: self.lengths.as_deref(),
@@ -103,9 +104,15 @@ impl Case {
         let [mut d_q, mut d_k, mut d_v] = [&self.q, &self.k, &self.v].map(|values| vec![0.0; values.len()]);
         let room = |table: &Option<Vec<f64>>| table.as_ref().map(|table| vec![0.0; table.len()]);
         let (mut d_bias, mut d_weight, mut d_clocks) = (room(&self.bias), room(&self.weight), room(&self.clocks));
-        let saved =
-            attention::Saved { q, k, v, out: view(&out, of_queries), lse: &lse, d_out: view(&self.d_out, of_queries) };
-        let gradients = attention::Gradients {
+        let saved = attention::AttentionSaved {
+            q,
+            k,
+            v,
+            out: view(&out, of_queries),
+            lse: &lse,
+            d_out: view(&self.d_out, of_queries),
+        };
+        let gradients = attention::AttentionGradients {
             d_q: ViewMut::new(&mut d_q, of_queries),
             d_k: ViewMut::new(&mut d_k, of_keys),
             d_v: ViewMut::new(&mut d_v, of_keys),
@@ -199,8 +206,13 @@ fn clocks(rng: &mut ChaCha8Rng, rows: usize, len: usize) -> Vec<f64> {
     (0..rows).flat_map(&mut row).collect()
 }
 
-pub fn dims(batch: usize, [heads, kv_heads]: [usize; 2], [queries, keys]: [usize; 2], head_dim: usize) -> Dims {
-    Dims { batch, heads, kv_heads, queries, keys, head_dim }
+pub fn dims(
+    batch: usize,
+    [heads, kv_heads]: [usize; 2],
+    [queries, keys]: [usize; 2],
+    head_dim: usize,
+) -> AttentionDims {
+    AttentionDims { batch, heads, kv_heads, queries, keys, head_dim }
 }
 
 /// Small tiles, so that a few dozen positions are many of them.
@@ -217,7 +229,7 @@ pub fn any_mask(rng: &mut ChaCha8Rng, longest: usize) -> Mask {
 }
 
 /// Some heads, a few dozen positions, as many queries as keys or others.
-pub fn any_dims(rng: &mut ChaCha8Rng, head_dim: usize) -> Dims {
+pub fn any_dims(rng: &mut ChaCha8Rng, head_dim: usize) -> AttentionDims {
     let kv_heads = rng.random_range(1..3);
     let heads = kv_heads * rng.random_range(1..4);
     let keys = rng.random_range(1..60);

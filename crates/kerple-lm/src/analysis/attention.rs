@@ -6,7 +6,7 @@ use crate::model::{Decoder, TokenBatch};
 use crate::plan::Plan;
 use crate::sequences::EvalText;
 use kerple_burn::pass::Pass;
-use kerple_core::attention::measure::{Part, monotonicity, translation_invariance};
+use kerple_core::attention::measure::{MapRegion, monotonicity, translation_invariance};
 use kerple_core::seed::Purpose;
 use kerple_data::Segments;
 use kerple_run::{AttentionRow, ProbeResult};
@@ -15,7 +15,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 /// Cells of a picture on a side.
 const SIDE: usize = 40;
 
-const ALL: Part = Part { first: 0, furthest: None };
+const ALL: MapRegion = MapRegion { first: 0, furthest: None };
 
 /// What is known of one head.
 #[derive(Clone, Default)]

@@ -7,7 +7,7 @@ use crate::fused::{Forward, GpuOp, Saved, Step, array, like, of_shape, tensor};
 use burn::backend::DispatchDevice;
 use burn::tensor::{DType, Tensor};
 use burn_cubecl::tensor::CubeTensor;
-use kerple_core::attention::Dims;
+use kerple_core::attention::AttentionDims;
 use kerple_core::forms::Sides;
 use kerple_core::score_mods::fire::{self, Fire};
 use kerple_core::score_mods::mixed::{Bias, Mixed};
@@ -37,7 +37,7 @@ pub(super) fn runs(q: &Tensor<4>, k: &Tensor<4>, positions: &Positions) -> bool 
     };
     let gated = positions.clock.is_none() || positions.sight.sides() == Sides::OneSided;
     let plain = positions.damping.is_none() && gated;
-    let dims = Dims { batch, heads, kv_heads, queries, keys, head_dim };
+    let dims = AttentionDims { batch, heads, kv_heads, queries, keys, head_dim };
     tables && plain && q.dtype() == DType::F32 && Attention::runs(&device.client(), dims)
 }
 
@@ -49,9 +49,9 @@ struct Kept {
 }
 
 impl Core {
-    fn dims(&self, inputs: &[CubeTensor]) -> Dims {
+    fn dims(&self, inputs: &[CubeTensor]) -> AttentionDims {
         let [q, k, _] = self.own.map(|place| inputs[place].meta.shape());
-        Dims { batch: q[0], heads: q[1], kv_heads: k[1], queries: q[2], keys: k[2], head_dim: q[3] }
+        AttentionDims { batch: q[0], heads: q[1], kv_heads: k[1], queries: q[2], keys: k[2], head_dim: q[3] }
     }
 
     /// Sinks, `[1, H, 1]`.
@@ -63,7 +63,7 @@ impl Core {
 
     /// The output and the logarithm of its sums, `[B, H, Q]`.
     fn tensors(&self, inputs: &[CubeTensor], output: &attention::Output) -> (Tensor<4>, Tensor<3>) {
-        let (Dims { batch, heads, queries, .. }, q) = (self.dims(inputs), &inputs[self.own[0]]);
+        let (AttentionDims { batch, heads, queries, .. }, q) = (self.dims(inputs), &inputs[self.own[0]]);
         let lse = of_shape(q, [batch, heads, queries], output.lse.clone());
         (tensor(&like(q, output.out.clone())), tensor(&lse))
     }
@@ -93,7 +93,7 @@ impl Core {
     }
 
     /// FIRE's bias, of numbers that are on the host already.
-    fn bias(&self, client: &Client, dims: Dims) -> Option<Lines> {
+    fn bias(&self, client: &Client, dims: AttentionDims) -> Option<Lines> {
         let Places::Map(map, _) = &self.scores.places else { return None };
         let (fire, heads) = bias_of(map).expect("other maps have no kernels");
         let numbers: Vec<f32> = self.known.iter().map(|number| *number as f32).collect();

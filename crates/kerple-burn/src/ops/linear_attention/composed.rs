@@ -6,7 +6,7 @@ use super::{Linear, guard};
 use crate::forms::{Code, Exponentials, Fading, Pairs, Positions};
 use crate::plan::FeatureKind;
 use burn::tensor::{DType, Device, Int, Tensor, TensorData, activation};
-use kerple_core::attention::linear::{CHUNK, Guard};
+use kerple_core::attention::linear::{CHUNK, DenominatorGuard};
 use kerple_core::features::{ConvShape, Gating, Normals, SineShape};
 use kerple_core::forms::{CodeKind, Mask};
 use std::f64::consts::TAU;
@@ -50,9 +50,9 @@ pub(super) fn featured([q, k]: [Tensor<4>; 2], linear: &Linear, positions: &Posi
 /// Weighted values `[B, H, Q, D]` by the guarded sums of their weights, `[B, H, Q, 1]`.
 pub(super) fn quotient(values: Tensor<4>, sums: Tensor<4>, linear: &Linear) -> Tensor<4> {
     let sums = match guard(linear.plan.feature_map) {
-        Guard::Nothing => sums,
-        Guard::Add(epsilon) => sums + epsilon,
-        Guard::Small(epsilon) => {
+        DenominatorGuard::Nothing => sums,
+        DenominatorGuard::Add(epsilon) => sums + epsilon,
+        DenominatorGuard::Small(epsilon) => {
             let small = sums.clone().abs().lower_equal_elem(epsilon);
             sums + small.float().cast(values.dtype()) * (2.0 * epsilon)
         }

@@ -5,8 +5,8 @@ use crate::array::Array;
 use crate::fused::{Engine, Forward, Inputs, Number, Op, Saved, Step, Target};
 use crate::with_element;
 use burn::tensor::Tensor;
-pub use kerple_core::ops::cross_entropy::Likeliest;
-use kerple_core::ops::cross_entropy::{self, of_row};
+pub use kerple_core::ops::cross_entropy::TopK;
+use kerple_core::ops::cross_entropy::{self, top_k_of_row};
 
 /// What has a kernel for it.
 const KERNELS: &[Target] = &[Target::Host];
@@ -16,7 +16,7 @@ const KERNELS: &[Target] = &[Target::Host];
 ///
 /// # Panics
 /// When the targets are not `B L` many, or a scored one is not below V.
-pub fn likeliest(x: Tensor<3>, head: Head, targets: Targets, count: usize, engine: Engine) -> Likeliest<f64> {
+pub fn likeliest(x: Tensor<3>, head: Head, targets: Targets, count: usize, engine: Engine) -> TopK<f64> {
     if !engine.has_kernel(KERNELS, &x) {
         return composed(x, head, targets, count);
     }
@@ -26,7 +26,7 @@ pub fn likeliest(x: Tensor<3>, head: Head, targets: Targets, count: usize, engin
     let end = End::add(x, head, targets, &mut inputs);
     let found: Tensor<2> = inputs.apply(Predictions { end, count });
     let found: Vec<f64> = found.into_data().iter::<f64>().collect();
-    let mut all = Likeliest { target_nll: Vec::with_capacity(rows), ids: Vec::new(), nll: Vec::new() };
+    let mut all = TopK { target_nll: Vec::with_capacity(rows), ids: Vec::new(), nll: Vec::new() };
     for row in found.chunks_exact(1 + 2 * count) {
         all.target_nll.push(row[0]);
         all.ids.extend(row[1..=count].iter().map(|id| *id as u32));
@@ -36,16 +36,16 @@ pub fn likeliest(x: Tensor<3>, head: Head, targets: Targets, count: usize, engin
 }
 
 /// The definition of [`likeliest`].
-pub fn composed(x: Tensor<3>, head: Head, targets: Targets, count: usize) -> Likeliest<f64> {
+pub fn composed(x: Tensor<3>, head: Head, targets: Targets, count: usize) -> TopK<f64> {
     let logits = logits(x, head);
     let vocab = logits.dims()[2];
     let logits: Vec<f64> = logits.into_data().iter::<f64>().collect();
     let count = count.min(vocab);
-    let mut all = Likeliest::default();
+    let mut all = TopK::default();
     for (row, logits) in logits.chunks_exact(vocab).enumerate() {
         let found = match targets.scored.is_none_or(|scored| scored[row]) {
-            true => of_row(logits, Some(targets.ids[row]), count),
-            false => Likeliest { target_nll: vec![0.0], ids: vec![0; count], nll: vec![0.0; count] },
+            true => top_k_of_row(logits, Some(targets.ids[row]), count),
+            false => TopK { target_nll: vec![0.0], ids: vec![0; count], nll: vec![0.0; count] },
         };
         all.target_nll.extend(found.target_nll);
         all.ids.extend(found.ids);
@@ -65,14 +65,14 @@ struct Predictions {
 impl Predictions {
     fn run<T: Number>(&self, inputs: &[Array]) -> Array {
         let end = &self.end;
-        let found = cross_entropy::likeliest(end.head::<T>(inputs), inputs[end.x].slice(), end.targets(), self.count);
+        let found = cross_entropy::top_k(end.head::<T>(inputs), inputs[end.x].slice(), end.targets(), self.count);
         let rows = end.ids.len();
         let mut out = Vec::with_capacity(rows * (1 + 2 * self.count));
         for row in 0..rows {
-            let of_row = row * self.count..(row + 1) * self.count;
+            let top_k_of_row = row * self.count..(row + 1) * self.count;
             out.push(found.target_nll[row]);
-            out.extend(found.ids[of_row.clone()].iter().map(|id| T::from_f64(f64::from(*id))));
-            out.extend(&found.nll[of_row]);
+            out.extend(found.ids[top_k_of_row.clone()].iter().map(|id| T::from_f64(f64::from(*id))));
+            out.extend(&found.nll[top_k_of_row]);
         }
         Array::from_vec(out, &[rows, 1 + 2 * self.count])
     }

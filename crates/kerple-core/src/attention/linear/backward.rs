@@ -10,20 +10,23 @@
 //! the same way from the other end: of `g_i` and `phi(q_i)`, not of `u_j` and `phi(k_j)`. Features are made again, in both passes;
 //! nothing is kept of the forward but its output and denominators.
 
-use super::decay::Terms;
-use super::forward::{Task, load, products};
-use super::gates::Clock;
-use super::state::{Ahead, ChunkRows, Later, State, Sums, Unit};
-use super::{CHUNK, DecayGradient, Dims, Gradients, Problem, Saved, loops, parts, sum_batch, unit, workers};
+use super::decay::DecayTerms;
+use super::forward::{HeadTask, load, products};
+use super::gates::ChunkGates;
+use super::state::{ChunkRows, HeadState, HeadStateGradient, RecurrentState, StateGradient, StateSums};
+use super::{
+    CHUNK, DecayGradient, LinearAttentionDims, LinearAttentionGradients, LinearAttentionProblem, LinearAttentionSaved,
+    loops, parts, sum_batch, unit, workers,
+};
 use crate::Number;
 use crate::attention::ViewMut;
 use crate::cpu::reduce;
-use crate::features::{Chain, ChainRoom, Multiply, Side, padded};
-use crate::tiles::registers::Keep;
+use crate::features::{FeatureChain, FeatureChainScratch, RowKind, RowProduct, padded};
+use crate::tiles::microkernel::StoreMode;
 use std::sync::Mutex;
 
 /// Where one head of one sequence writes.
-pub(super) struct Outputs<'a, T> {
+pub(super) struct GradientViews<'a, T> {
     pub(super) d_q: ViewMut<'a, T>,
     pub(super) d_k: ViewMut<'a, T>,
     pub(super) d_v: ViewMut<'a, T>,
@@ -36,10 +39,10 @@ pub(super) struct Outputs<'a, T> {
 }
 
 /// What one thread computes in.
-pub(super) struct Scratch<T> {
-    pub(super) chain: ChainRoom<T>,
-    /// Sums over chunks before or after, and the keys met one by one.
-    pub(super) unit: Unit<T>,
+pub(super) struct LinearBackwardScratch<T> {
+    pub(super) chain: FeatureChainScratch<T>,
+    /// StateSums over chunks before or after, and the keys met one by one.
+    pub(super) unit: HeadState<T>,
     pub(super) room: [Vec<T>; 2],
     /// Features of queries, those of later ones behind them, `[met, padded(M)]`.
     pub(super) queries: Vec<T>,
@@ -48,7 +51,7 @@ pub(super) struct Scratch<T> {
     /// `g` of queries: of numerators `[met, padded(value_dim)]`, of denominators `[met]`.
     pub(super) d_sums: Vec<T>,
     pub(super) d_counts: Vec<T>,
-    /// Rows for the sums, weighed.
+    /// FeatureMapSaved for the sums, weighed.
     pub(super) wide: Vec<T>,
     /// `[CHUNK, padded(value_dim)]`
     pub(super) d_values: Vec<T>,
@@ -58,15 +61,15 @@ pub(super) struct Scratch<T> {
     turned: Vec<T>,
 }
 
-impl<T: Number> Scratch<T> {
-    fn new(chain: &Chain<T>, value_dim: usize, terms: &Terms<T>) -> Scratch<T> {
+impl<T: Number> LinearBackwardScratch<T> {
+    fn new(chain: &FeatureChain<T>, value_dim: usize, terms: &DecayTerms<T>) -> LinearBackwardScratch<T> {
         let (width, value) = (padded(chain.widths()[1]), padded(value_dim));
-        let unit = Unit::new(chain.widths()[1], value_dim, terms);
+        let unit = HeadState::new(chain.widths()[1], value_dim, terms);
         let met = terms.met;
         let rows = |count: usize, width: usize| workers::scratch(count * width);
-        Scratch {
+        LinearBackwardScratch {
             chain: chain.room(workers::scratch),
-            room: Sums::room([chain.widths()[1], value_dim], terms, workers::scratch),
+            room: StateSums::room([chain.widths()[1], value_dim], terms, workers::scratch),
             queries: rows(met, width),
             d_features: rows(CHUNK, width),
             d_sums: rows(met, value),
@@ -81,7 +84,7 @@ impl<T: Number> Scratch<T> {
     }
 
     /// Continues before the later positions; returns how many of its rows are processed one by one.
-    fn begin_behind(&mut self, ahead: &Ahead<T>) -> usize {
+    fn begin_behind(&mut self, ahead: &HeadStateGradient<T>) -> usize {
         self.unit.sums.clone_from(&ahead.sums);
         let held = [&ahead.queries, &ahead.d_sums, &ahead.d_counts];
         for (own, held) in [&mut self.queries, &mut self.d_sums, &mut self.d_counts].into_iter().zip(held) {
@@ -91,7 +94,7 @@ impl<T: Number> Scratch<T> {
     }
 
     /// Leaves the same to the rows before, which meet `rows` one by one.
-    fn leave_behind(&self, rows: usize, ahead: &mut Ahead<T>) {
+    fn leave_behind(&self, rows: usize, ahead: &mut HeadStateGradient<T>) {
         ahead.sums.clone_from(&self.unit.sums);
         let held = [&mut ahead.queries, &mut ahead.d_sums, &mut ahead.d_counts];
         for (held, own) in held.into_iter().zip([&self.queries, &self.d_sums, &self.d_counts]) {
@@ -112,11 +115,11 @@ impl<T: Number> Scratch<T> {
 /// Runs `work` for every head of every sequence, whose first row has position `first`, and sums over sequences what belongs to
 /// heads.
 pub(super) fn for_each_unit<T: Number>(
-    problem: &Problem<T>,
+    problem: &LinearAttentionProblem<T>,
     first: usize,
-    saved: Saved<T>,
-    gradients: Gradients<T>,
-    work: impl Fn(&Task<T>, &Saved<T>, &Outputs<T>, &mut Scratch<T>) + Sync,
+    saved: LinearAttentionSaved<T>,
+    gradients: LinearAttentionGradients<T>,
+    work: impl Fn(&HeadTask<T>, &LinearAttentionSaved<T>, &GradientViews<T>, &mut LinearBackwardScratch<T>) + Sync,
 ) {
     let (dims, chain, terms) = (problem.dims, problem.chain(), problem.terms());
     let wanted = gradients.d_decay.is_some();
@@ -127,9 +130,9 @@ pub(super) fn for_each_unit<T: Number>(
     let sizes = [chain.parameters(), near, weights];
     let mut own = sizes.map(|size| crate::ops::zeros::<T>(dims.heads * dims.batch * size));
     let [d_parameters, d_near, d_weights] = own.each_mut();
-    let Gradients { d_q, d_k, d_v, d_parameters: to_parameters, d_decay, d_gates } = gradients;
+    let LinearAttentionGradients { d_q, d_k, d_v, d_parameters: to_parameters, d_decay, d_gates } = gradients;
     let by_row = super::Strides { batch: dims.heads * dims.len, head: dims.len, row: 0 };
-    let outputs = Outputs {
+    let outputs = GradientViews {
         d_q,
         d_k,
         d_v,
@@ -142,22 +145,22 @@ pub(super) fn for_each_unit<T: Number>(
     workers::for_each(
         dims.heads * dims.batch,
         || None,
-        |own: &mut Option<(usize, Scratch<T>)>, item| {
+        |own: &mut Option<(usize, LinearBackwardScratch<T>)>, item| {
             let (head, batch) = unit(dims, item);
             let terms = &terms[head];
             // heads may differ in how many shapes their terms have
             if own.as_ref().is_none_or(|(of, _)| *of != head) {
-                *own = Some((head, Scratch::new(&chain, dims.value_dim, terms)));
+                *own = Some((head, LinearBackwardScratch::new(&chain, dims.value_dim, terms)));
             }
             let (_, scratch) = own.as_mut().expect("it was just created");
-            let task = Task { problem, chain: &chain, terms, inputs: saved.inputs, batch, head, first };
+            let task = HeadTask { problem, chain: &chain, terms, inputs: saved.inputs, batch, head, first };
             work(&task, &saved, &outputs, scratch);
         },
     );
     sum_batch(dims, &own[0], to_parameters);
     if let Some(DecayGradient { d_near, d_weights }) = d_decay {
         sum_batch(dims, &own[1], d_near);
-        // they were added up as `Terms::mask` reads them: the last distance first
+        // they were added up as `DecayTerms::mask` reads them: the last distance first
         d_near.chunks_exact_mut(sizes[1]).for_each(<[T]>::reverse);
         sum_batch(dims, &own[2], d_weights);
     }
@@ -165,14 +168,15 @@ pub(super) fn for_each_unit<T: Number>(
 
 /// Of whole sequences, or of a piece with what is before and behind it.
 pub(super) fn backward<T: Number>(
-    problem: &Problem<T>,
-    saved: Saved<T>,
-    ends: Option<(&State<T>, &mut Later<T>)>,
-    gradients: Gradients<T>,
+    problem: &LinearAttentionProblem<T>,
+    saved: LinearAttentionSaved<T>,
+    ends: Option<(&RecurrentState<T>, &mut StateGradient<T>)>,
+    gradients: LinearAttentionGradients<T>,
 ) {
     let (dims, (before, behind)) = (problem.dims, ends.unzip());
-    let behind: Vec<Mutex<&mut Ahead<T>>> = behind.into_iter().flat_map(Later::units).map(Mutex::new).collect();
-    for_each_unit(problem, before.map_or(0, State::len), saved, gradients, |task, saved, outputs, scratch| {
+    let behind: Vec<Mutex<&mut HeadStateGradient<T>>> =
+        behind.into_iter().flat_map(StateGradient::units).map(Mutex::new).collect();
+    for_each_unit(problem, before.map_or(0, RecurrentState::len), saved, gradients, |task, saved, outputs, scratch| {
         let (len, item) = (dims.len, task.head * dims.batch + task.batch);
         match before {
             Some(before) => scratch.unit.clone_from(&before.units[item]),
@@ -197,11 +201,17 @@ pub(super) fn backward<T: Number>(
     });
 }
 
-impl<T: Number> Task<'_, T> {
+impl<T: Number> HeadTask<'_, T> {
     /// `g` of rows.
-    pub(super) fn load_gradient(&self, row: usize, rows: usize, saved: &Saved<T>, scratch: &mut Scratch<T>) {
-        let Dims { heads, len, value_dim, .. } = self.problem.dims;
-        let (place, value) = (self.place(Side::Query, row, rows), padded(value_dim));
+    pub(super) fn load_gradient(
+        &self,
+        row: usize,
+        rows: usize,
+        saved: &LinearAttentionSaved<T>,
+        scratch: &mut LinearBackwardScratch<T>,
+    ) {
+        let LinearAttentionDims { heads, len, value_dim, .. } = self.problem.dims;
+        let (place, value) = (self.place(RowKind::Query, row, rows), padded(value_dim));
         load(saved.d_out, place, row, value_dim, &mut scratch.d_sums);
         load(saved.out, place, row, value_dim, &mut scratch.d_values);
         let denominators = &saved.denominators[(self.batch * heads + self.head) * len + row..];
@@ -218,38 +228,44 @@ impl<T: Number> Task<'_, T> {
         &self,
         row: usize,
         rows: usize,
-        saved: &Saved<T>,
-        outputs: &Outputs<T>,
-        scratch: &mut Scratch<T>,
+        saved: &LinearAttentionSaved<T>,
+        outputs: &GradientViews<T>,
+        scratch: &mut LinearBackwardScratch<T>,
     ) {
         let before = scratch.unit.held;
         self.hold(row, rows, &mut scratch.unit, &mut scratch.chain);
-        self.features(Side::Query, row, rows, &mut scratch.chain, &mut scratch.queries);
+        self.features(RowKind::Query, row, rows, &mut scratch.chain, &mut scratch.queries);
         self.load_gradient(row, rows, saved, scratch);
-        let Scratch { unit, room, queries, d_sums, d_counts, wide, d_features, .. } = &mut *scratch;
+        let LinearBackwardScratch { unit, room, queries, d_sums, d_counts, wide, d_features, .. } = &mut *scratch;
         let counts = Some(&d_counts[..]);
         let (values, factors) = (&d_sums[..], unit.clock.since(before % CHUNK));
         let met = ChunkRows { count: rows, first: 0, to_end: false, features: queries, values, counts, factors };
-        unit.sums.of_values(self.terms, &met, wide, Keep::Overwrite, d_features);
+        unit.sums.of_values(self.terms, &met, wide, StoreMode::Overwrite, d_features);
         if outputs.sizes[2] > 0 {
             // SAFETY: this item alone writes the part of its head and sequence.
             let d_weights = unsafe { outputs.d_weights.row(self.batch, self.head, 0, outputs.sizes[2]) };
             unit.sums.weigh(self.terms, &met, wide, room, d_weights);
         }
         self.queries_of_met(before, rows, outputs, scratch);
-        self.finish(Side::Query, row, rows, outputs, scratch);
+        self.finish(RowKind::Query, row, rows, outputs, scratch);
         scratch.unit.close(self.terms, &mut scratch.wide, &mut scratch.room);
     }
 
     /// Adds to `d_features` of queries what the keys met one by one give, `before` of which were held before them.
-    fn queries_of_met(&self, before: usize, rows: usize, outputs: &Outputs<T>, scratch: &mut Scratch<T>) {
+    fn queries_of_met(
+        &self,
+        before: usize,
+        rows: usize,
+        outputs: &GradientViews<T>,
+        scratch: &mut LinearBackwardScratch<T>,
+    ) {
         let (width, keys, met) = (scratch.d_features.len() / CHUNK, scratch.unit.valid, self.terms.met);
         if keys == 0 {
             return;
         }
         self.value_products([rows, keys, met], scratch);
         if outputs.sizes[1] > 0 {
-            let Scratch { queries, unit, turned, products: to, of_values, .. } = &mut *scratch;
+            let LinearBackwardScratch { queries, unit, turned, products: to, of_values, .. } = &mut *scratch;
             products(queries, &unit.keys, [rows, keys, width], turned, (&mut to[..], met));
             // SAFETY: this item alone writes the part of its head and sequence.
             let d_near = unsafe { outputs.d_near.row(self.batch, self.head, 0, met) };
@@ -259,15 +275,15 @@ impl<T: Number> Task<'_, T> {
             }
         }
         self.mask(before, [rows, keys, met], &scratch.unit.clock, &mut scratch.of_values);
-        let Scratch { of_values, unit, d_features, .. } = scratch;
-        let product = Multiply { sizes: [rows, keys, width], a: (of_values, [met, 1]), b: (&unit.keys, width) };
-        product.to(d_features, width, Keep::Add);
+        let LinearBackwardScratch { of_values, unit, d_features, .. } = scratch;
+        let product = RowProduct { sizes: [rows, keys, width], a: (of_values, [met, 1]), b: (&unit.keys, width) };
+        product.to(d_features, width, StoreMode::Accumulate);
     }
 
     /// `g_i.u_j` of queries and keys met one by one, `[rows, stride]`.
-    fn value_products(&self, [rows, keys, stride]: [usize; 3], scratch: &mut Scratch<T>) {
+    fn value_products(&self, [rows, keys, stride]: [usize; 3], scratch: &mut LinearBackwardScratch<T>) {
         let value = scratch.d_values.len() / CHUNK;
-        let Scratch { d_sums, d_counts, unit, turned, of_values, .. } = scratch;
+        let LinearBackwardScratch { d_sums, d_counts, unit, turned, of_values, .. } = scratch;
         products(d_sums, &unit.values, [rows, keys, value], turned, (&mut of_values[..], stride));
         for (row, d_count) in of_values.chunks_exact_mut(stride).zip(d_counts).take(rows) {
             loops::add(&mut row[..keys], *d_count);
@@ -275,7 +291,7 @@ impl<T: Number> Task<'_, T> {
     }
 
     /// What of products `[rows, stride]` counts: causal, fading, also as cumulative gates fall; the first query has number `before` among the keys.
-    fn mask(&self, before: usize, [rows, keys, stride]: [usize; 3], clock: &Clock<T>, products: &mut [T]) {
+    fn mask(&self, before: usize, [rows, keys, stride]: [usize; 3], clock: &ChunkGates<T>, products: &mut [T]) {
         for (t, row) in products.chunks_exact_mut(stride).take(rows).enumerate() {
             let seen = (before + t + 1).min(keys);
             self.terms.mask(before + t, seen, &mut row[..keys]);
@@ -289,9 +305,9 @@ impl<T: Number> Task<'_, T> {
         &self,
         row: usize,
         [rows, later]: [usize; 2],
-        saved: &Saved<T>,
-        outputs: &Outputs<T>,
-        scratch: &mut Scratch<T>,
+        saved: &LinearAttentionSaved<T>,
+        outputs: &GradientViews<T>,
+        scratch: &mut LinearBackwardScratch<T>,
     ) -> usize {
         let (width, value) = (scratch.d_features.len() / CHUNK, scratch.d_values.len() / CHUNK);
         if later > 0 {
@@ -301,7 +317,7 @@ impl<T: Number> Task<'_, T> {
         }
         let met = rows + later;
         scratch.unit.hold_none();
-        self.features(Side::Query, row, rows, &mut scratch.chain, &mut scratch.queries);
+        self.features(RowKind::Query, row, rows, &mut scratch.chain, &mut scratch.queries);
         self.hold(row, rows, &mut scratch.unit, &mut scratch.chain);
         self.load_gradient(row, rows, saved, scratch);
         scratch.nothing_yet(rows);
@@ -309,11 +325,11 @@ impl<T: Number> Task<'_, T> {
             self.keys_of_met(met, scratch);
             self.keys_of_sums(scratch);
         }
-        self.finish(Side::Key, row, rows, outputs, scratch);
+        self.finish(RowKind::Key, row, rows, outputs, scratch);
         // what the next keys do not meet one by one goes into the sums
         let from = met.min(self.terms.met - CHUNK);
         if met > from {
-            let Scratch { unit, room, queries, d_sums, d_counts, wide, .. } = scratch;
+            let LinearBackwardScratch { unit, room, queries, d_sums, d_counts, wide, .. } = scratch;
             let (features, values) = (&queries[from * width..], &d_sums[from * value..]);
             let counts = Some(&d_counts[from..]);
             let (fallen, factors) = (unit.clock.end(), unit.clock.since(0));
@@ -324,49 +340,56 @@ impl<T: Number> Task<'_, T> {
     }
 
     /// `d_features` of keys and `d_values` through the queries met one by one.
-    fn keys_of_met(&self, rows: usize, scratch: &mut Scratch<T>) {
+    fn keys_of_met(&self, rows: usize, scratch: &mut LinearBackwardScratch<T>) {
         let (width, value) = (scratch.d_features.len() / CHUNK, scratch.d_values.len() / CHUNK);
         let keys = scratch.unit.valid;
         let sizes = [rows, keys, CHUNK];
         self.value_products(sizes, scratch);
         self.mask(0, sizes, &scratch.unit.clock, &mut scratch.of_values);
-        let Scratch { queries, unit, turned, products: of_features, .. } = &mut *scratch;
+        let LinearBackwardScratch { queries, unit, turned, products: of_features, .. } = &mut *scratch;
         products(queries, &unit.keys, [rows, keys, width], turned, (&mut of_features[..], CHUNK));
         self.mask(0, sizes, &scratch.unit.clock, &mut scratch.products);
-        let Scratch { products, of_values, queries, d_sums, d_features, d_values, .. } = scratch;
-        let product = Multiply { sizes: [keys, rows, width], a: (of_values, [1, CHUNK]), b: (queries, width) };
-        product.to(d_features, width, Keep::Add);
-        let product = Multiply { sizes: [keys, rows, value], a: (products, [1, CHUNK]), b: (d_sums, value) };
-        product.to(d_values, value, Keep::Add);
+        let LinearBackwardScratch { products, of_values, queries, d_sums, d_features, d_values, .. } = scratch;
+        let product = RowProduct { sizes: [keys, rows, width], a: (of_values, [1, CHUNK]), b: (queries, width) };
+        product.to(d_features, width, StoreMode::Accumulate);
+        let product = RowProduct { sizes: [keys, rows, value], a: (products, [1, CHUNK]), b: (d_sums, value) };
+        product.to(d_values, value, StoreMode::Accumulate);
     }
 
     /// Adds to both what the sums over queries give.
-    pub(super) fn keys_of_sums(&self, scratch: &mut Scratch<T>) {
-        let Scratch { unit, wide, d_features, d_values, .. } = scratch;
-        let Unit { sums, keys, values, valid, clock, .. } = unit;
+    pub(super) fn keys_of_sums(&self, scratch: &mut LinearBackwardScratch<T>) {
+        let LinearBackwardScratch { unit, wide, d_features, d_values, .. } = scratch;
+        let HeadState { sums, keys, values, valid, clock, .. } = unit;
         let factors = clock.until();
         let met = ChunkRows { count: *valid, first: 0, to_end: true, features: keys, values, counts: None, factors };
         if !sums.is_empty() {
-            sums.of_values(self.terms, &met, wide, Keep::Add, d_features);
-            sums.of_features(self.terms, &met, wide, Keep::Add, (d_values, None));
+            sums.of_values(self.terms, &met, wide, StoreMode::Accumulate, d_features);
+            sums.of_features(self.terms, &met, wide, StoreMode::Accumulate, (d_values, None));
         }
     }
 
     /// From `d_features` to the gradient in rows, which is written, and in parameters; of keys also `d_values`.
-    pub(super) fn finish(&self, side: Side, row: usize, rows: usize, outputs: &Outputs<T>, scratch: &mut Scratch<T>) {
-        let Dims { head_dim, value_dim, .. } = self.problem.dims;
-        let Scratch { chain, unit, queries, d_features, d_values, .. } = scratch;
-        let features = if side == Side::Query { &queries[..] } else { &unit.keys[..] };
+    pub(super) fn finish(
+        &self,
+        side: RowKind,
+        row: usize,
+        rows: usize,
+        outputs: &GradientViews<T>,
+        scratch: &mut LinearBackwardScratch<T>,
+    ) {
+        let LinearAttentionDims { head_dim, value_dim, .. } = self.problem.dims;
+        let LinearBackwardScratch { chain, unit, queries, d_features, d_values, .. } = scratch;
+        let features = if side == RowKind::Query { &queries[..] } else { &unit.keys[..] };
         self.gate_cumsum(side, row, [rows, d_features.len() / CHUNK], [features, d_features], outputs);
         // SAFETY: this item alone writes the part of its head and sequence.
         let d_parameters = unsafe { outputs.d_parameters.row(self.batch, self.head, 0, outputs.sizes[0]) };
         let d_x = self.chain.backward(self.place(side, row, rows), features, d_features, chain, d_parameters);
-        let to = if side == Side::Query { &outputs.d_q } else { &outputs.d_k };
+        let to = if side == RowKind::Query { &outputs.d_q } else { &outputs.d_k };
         for (t, d_x) in d_x.chunks_exact(padded(head_dim)).enumerate() {
             // SAFETY: the view is checked, and this item alone writes this row.
             unsafe { to.row(self.batch, self.head, row + t, head_dim) }.copy_from_slice(&d_x[..head_dim]);
         }
-        if side == Side::Key {
+        if side == RowKind::Key {
             for (t, d) in d_values.chunks_exact(padded(value_dim)).take(rows).enumerate() {
                 // SAFETY: likewise.
                 unsafe { outputs.d_v.row(self.batch, self.head, row + t, value_dim) }.copy_from_slice(&d[..value_dim]);
@@ -378,11 +401,11 @@ impl<T: Number> Task<'_, T> {
     /// where `p` are the faded products, so each is a product of features with their gradient.
     fn gate_cumsum(
         &self,
-        side: Side,
+        side: RowKind,
         row: usize,
         [rows, width]: [usize; 2],
         [features, d_features]: [&[T]; 2],
-        outputs: &Outputs<T>,
+        outputs: &GradientViews<T>,
     ) {
         let Some(d_gate_cumsum) = &outputs.d_gates else { return };
         // SAFETY: the buffer is checked, and this item alone writes the row of its head and sequence.
@@ -390,12 +413,12 @@ impl<T: Number> Task<'_, T> {
         let pairs = features.chunks_exact(width).zip(d_features.chunks_exact(width));
         for (d_clock, (features, d_features)) in d_gate_cumsum[row..row + rows].iter_mut().zip(pairs) {
             let product = reduce::dot(features, d_features);
-            *d_clock = if side == Side::Query { product } else { *d_clock - product };
+            *d_clock = if side == RowKind::Query { product } else { *d_clock - product };
         }
     }
 
     /// From the gradient in cumulative gates to that in gates, which count in every clock from theirs on; `behind` is the sum over later rows.
-    fn d_gates_from_cumsum(&self, outputs: &Outputs<T>, behind: &mut f64) {
+    fn d_gates_from_cumsum(&self, outputs: &GradientViews<T>, behind: &mut f64) {
         let Some(d_gates) = &outputs.d_gates else { return };
         // SAFETY: as above.
         let d_gates = unsafe { d_gates.row(self.batch, self.head, 0, self.problem.dims.len) };

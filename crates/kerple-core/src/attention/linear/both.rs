@@ -1,26 +1,34 @@
 //! Bidirectional rows without a decay: one sum over all keys.
 
 use super::backward::{self, for_each_unit};
-use super::decay::Terms;
-use super::forward::{Scratch, Task};
-use super::state::{ChunkRows, Sums, Unit};
-use super::{CHUNK, Gradients, Inputs, Problem, Saved, Strides, unit, workers};
+use super::decay::DecayTerms;
+use super::forward::{HeadTask, LinearForwardScratch};
+use super::state::{ChunkRows, HeadState, StateSums};
+use super::{
+    CHUNK, LinearAttentionGradients, LinearAttentionInputs, LinearAttentionProblem, LinearAttentionSaved, Strides,
+    unit, workers,
+};
 use crate::Number;
 use crate::attention::ViewMut;
-use crate::features::Side;
-use crate::tiles::registers::Keep;
+use crate::features::RowKind;
+use crate::tiles::microkernel::StoreMode;
 
-pub(super) fn forward<T: Number>(problem: &Problem<T>, inputs: Inputs<T>, out: ViewMut<T>, denominators: &mut [T]) {
-    let (dims, chain, terms) = (problem.dims, problem.chain(), Terms::new(None, 0));
+pub(super) fn forward<T: Number>(
+    problem: &LinearAttentionProblem<T>,
+    inputs: LinearAttentionInputs<T>,
+    out: ViewMut<T>,
+    denominators: &mut [T],
+) {
+    let (dims, chain, terms) = (problem.dims, problem.chain(), DecayTerms::new(None, 0));
     let strides = Strides { batch: dims.heads * dims.len, head: dims.len, row: 0 };
     let denominators = ViewMut::new(denominators, strides);
     let scratch = || {
-        let unit = Unit::new(chain.widths()[1], dims.value_dim, &terms);
-        (Scratch::new(&chain, dims.value_dim, &terms), unit)
+        let unit = HeadState::new(chain.widths()[1], dims.value_dim, &terms);
+        (LinearForwardScratch::new(&chain, dims.value_dim, &terms), unit)
     };
     workers::for_each(dims.heads * dims.batch, scratch, |(scratch, held), item| {
         let (head, batch) = unit(dims, item);
-        let task = Task { problem, chain: &chain, terms: &terms, inputs, batch, head, first: 0 };
+        let task = HeadTask { problem, chain: &chain, terms: &terms, inputs, batch, head, first: 0 };
         held.clear();
         for row in (0..dims.len).step_by(CHUNK) {
             task.hold(row, (dims.len - row).min(CHUNK), held, &mut scratch.chain);
@@ -30,14 +38,18 @@ pub(super) fn forward<T: Number>(problem: &Problem<T>, inputs: Inputs<T>, out: V
         let denominators = unsafe { denominators.row(batch, head, 0, dims.len) };
         for row in (0..dims.len).step_by(CHUNK) {
             let rows = (dims.len - row).min(CHUNK);
-            task.features(Side::Query, row, rows, &mut scratch.chain, &mut scratch.queries);
+            task.features(RowKind::Query, row, rows, &mut scratch.chain, &mut scratch.queries);
             task.of_sums(0, rows, held, scratch);
             task.write(row, rows, scratch, denominators, &out);
         }
     });
 }
 
-pub(super) fn backward<T: Number>(problem: &Problem<T>, saved: Saved<T>, gradients: Gradients<T>) {
+pub(super) fn backward<T: Number>(
+    problem: &LinearAttentionProblem<T>,
+    saved: LinearAttentionSaved<T>,
+    gradients: LinearAttentionGradients<T>,
+) {
     for_each_unit(problem, 0, saved, gradients, |task, saved, outputs, scratch| {
         let len = task.problem.dims.len;
         let chunks = || (0..len).step_by(CHUNK).map(|row| (row, (len - row).min(CHUNK)));
@@ -48,11 +60,11 @@ pub(super) fn backward<T: Number>(problem: &Problem<T>, saved: Saved<T>, gradien
             scratch.unit.leave(task.terms, &mut scratch.wide, &mut scratch.room);
         }
         // sums over queries
-        let mut of_queries = Sums::new(task.chain.widths()[1], task.problem.dims.value_dim, task.terms);
+        let mut of_queries = StateSums::new(task.chain.widths()[1], task.problem.dims.value_dim, task.terms);
         for (row, rows) in chunks() {
-            task.features(Side::Query, row, rows, &mut scratch.chain, &mut scratch.queries);
+            task.features(RowKind::Query, row, rows, &mut scratch.chain, &mut scratch.queries);
             task.load_gradient(row, rows, saved, scratch);
-            let backward::Scratch { unit, wide, room, queries, d_sums, d_counts, d_features, .. } = &mut *scratch;
+            let LinearBackwardScratch { unit, wide, room, queries, d_sums, d_counts, d_features, .. } = &mut *scratch;
             let counts = Some(&d_counts[..]);
             let met = ChunkRows {
                 count: rows,
@@ -63,9 +75,9 @@ pub(super) fn backward<T: Number>(problem: &Problem<T>, saved: Saved<T>, gradien
                 counts,
                 factors: None,
             };
-            unit.sums.of_values(task.terms, &met, wide, Keep::Overwrite, d_features);
+            unit.sums.of_values(task.terms, &met, wide, StoreMode::Overwrite, d_features);
             of_queries.add(task.terms, (&met, 0.0), wide, room);
-            task.finish(Side::Query, row, rows, outputs, scratch);
+            task.finish(RowKind::Query, row, rows, outputs, scratch);
         }
         std::mem::swap(&mut scratch.unit.sums, &mut of_queries);
         for (row, rows) in chunks() {
@@ -73,7 +85,7 @@ pub(super) fn backward<T: Number>(problem: &Problem<T>, saved: Saved<T>, gradien
             task.hold(row, rows, &mut scratch.unit, &mut scratch.chain);
             scratch.nothing_yet(rows);
             task.keys_of_sums(scratch);
-            task.finish(Side::Key, row, rows, outputs, scratch);
+            task.finish(RowKind::Key, row, rows, outputs, scratch);
         }
     });
 }

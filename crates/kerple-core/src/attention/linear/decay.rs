@@ -38,7 +38,7 @@ pub struct Decay<'a, T> {
     pub weights: &'a [T],
 }
 
-/// Gradients in a [`Decay`].
+/// LinearAttentionGradients in a [`Decay`].
 #[derive(Debug)]
 pub struct DecayGradient<'a, T> {
     /// `[H, met]`
@@ -91,7 +91,7 @@ impl<T: Number> Decay<'_, T> {
 
 /// The exponentials of one head over the rows of a chunk. Without a decay: one that does not fade, and no chunk before.
 #[derive(Clone, Debug)]
-pub(super) struct Terms<T> {
+pub(super) struct DecayTerms<T> {
     /// K
     pub(super) terms: usize,
     /// J
@@ -108,20 +108,31 @@ pub(super) struct Terms<T> {
     faded: Vec<T>,
     /// `1 - exp(-rate_k CHUNK)`, `[K]`: of a slow term the factor itself would be rounded to a rate that is off by percents.
     lost: Vec<T>,
-    /// Rows that are met one by one: those of a chunk, and of those before where things fade.
+    /// FeatureMapSaved that are met one by one: those of a chunk, and of those before where things fade.
     pub(super) met: usize,
     /// Near, the last distance first, `[met]`; `None`: 1.
     near: Option<Vec<T>>,
 }
 
-impl<T: Number> Terms<T> {
-    pub(super) fn new(decay: Option<&Decay<T>>, head: usize) -> Terms<T> {
+impl<T: Number> DecayTerms<T> {
+    pub(super) fn new(decay: Option<&Decay<T>>, head: usize) -> DecayTerms<T> {
         let one = || vec![T::ONE];
         let Some(decay) = decay else {
             let shape = vec![T::ONE; CHUNK];
             let [taken, given, through, faded] = [one(), one(), one(), one()];
             let lost = vec![T::ZERO];
-            return Terms { terms: 1, shapes: 1, shape, taken, given, through, faded, lost, met: CHUNK, near: None };
+            return DecayTerms {
+                terms: 1,
+                shapes: 1,
+                shape,
+                taken,
+                given,
+                through,
+                faded,
+                lost,
+                met: CHUNK,
+                near: None,
+            };
         };
         let rates = &decay.rates[head * decay.terms..][..decay.terms];
         let weights = &decay.weights[head * decay.terms..][..decay.terms];
@@ -132,7 +143,7 @@ impl<T: Number> Terms<T> {
         let by_term = |at: usize| (at / shapes, at % shapes);
         let cast = |values: &mut dyn Iterator<Item = f64>| values.map(T::from_f64).collect::<Vec<T>>();
         let all = || (0..terms * shapes).map(by_term);
-        Terms {
+        DecayTerms {
             terms,
             shapes,
             shape: cast(&mut shape.into_iter()),
@@ -179,7 +190,7 @@ impl<T: Number> Terms<T> {
     }
 }
 
-/// Rows `t_m` of a chunk, J of them, and `b_m(t)`, `[J, CHUNK]`, such that `e^(-rate t)` of every rate is within a tolerance of
+/// FeatureMapSaved `t_m` of a chunk, J of them, and `b_m(t)`, `[J, CHUNK]`, such that `e^(-rate t)` of every rate is within a tolerance of
 /// `sum_m e^(-rate t_m) b_m(t)`.
 ///
 /// Gram-Schmidt over the columns `e^(-rate_k t)`, each time the one that is furthest from what those before it span.

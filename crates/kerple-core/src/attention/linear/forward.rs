@@ -1,33 +1,35 @@
 //! Causal rows, chunk by chunk, after a state.
 
-use super::decay::Terms;
-use super::state::{ChunkRows, Sums, Unit};
-use super::{CHUNK, Dims, Inputs, Problem, State, loops, unit, workers};
+use super::decay::DecayTerms;
+use super::state::{ChunkRows, HeadState, StateSums};
+use super::{
+    CHUNK, LinearAttentionDims, LinearAttentionInputs, LinearAttentionProblem, RecurrentState, loops, unit, workers,
+};
 use crate::Number;
 use crate::attention::{View, ViewMut};
 use crate::cpu::lanes;
-use crate::features::{Chain, ChainRoom, Multiply, Place, Side, padded, transpose};
-use crate::tiles::registers::Keep;
+use crate::features::{FeatureChain, FeatureChainScratch, RowKind, RowProduct, RowRange, padded, transpose};
+use crate::tiles::microkernel::StoreMode;
 use crate::tiles::rows::CopyRows;
 use std::sync::Mutex;
 
 /// Copies rows of a view to `[rows, padded(width)]`.
-pub(super) fn load<T: Number>(view: View<T>, place: Place, row: usize, width: usize, to: &mut [T]) {
+pub(super) fn load<T: Number>(view: View<T>, place: RowRange, row: usize, width: usize, to: &mut [T]) {
     let from = view.rows_from(place.batch, place.head, row);
     let (stride, wide) = (view.strides.row, padded(width));
     lanes::run(CopyRows { from, stride, rows: place.rows, head_dim: width, factor: T::ONE, to, width: wide });
 }
 
 /// What one thread computes in.
-pub(super) struct Scratch<T> {
-    pub(super) chain: ChainRoom<T>,
+pub(super) struct LinearForwardScratch<T> {
+    pub(super) chain: FeatureChainScratch<T>,
     /// Features of queries, `[CHUNK, padded(M)]`.
     pub(super) queries: Vec<T>,
     /// Features of keys, transposed, `[padded(M), met]`.
     keys: Vec<T>,
     /// Products, `[CHUNK, met]`.
     products: Vec<T>,
-    /// Rows for the sums, weighed.
+    /// FeatureMapSaved for the sums, weighed.
     pub(super) wide: Vec<T>,
     /// Numerators, `[CHUNK, padded(value_dim)]`, and denominators, `[CHUNK]`.
     pub(super) sums: Vec<T>,
@@ -36,33 +38,33 @@ pub(super) struct Scratch<T> {
     pub(super) room: [Vec<T>; 2],
 }
 
-impl<T: Number> Scratch<T> {
-    pub(super) fn new(chain: &Chain<T>, value_dim: usize, terms: &Terms<T>) -> Scratch<T> {
+impl<T: Number> LinearForwardScratch<T> {
+    pub(super) fn new(chain: &FeatureChain<T>, value_dim: usize, terms: &DecayTerms<T>) -> LinearForwardScratch<T> {
         let (features, met) = (chain.widths()[1], terms.met);
         let width = padded(features);
-        Scratch {
+        LinearForwardScratch {
             chain: chain.room(workers::scratch),
             queries: workers::scratch(CHUNK * width),
             keys: workers::scratch(width * met),
             products: workers::scratch(CHUNK * met),
-            wide: workers::scratch(CHUNK * width.max(Sums::<T>::row(value_dim))),
+            wide: workers::scratch(CHUNK * width.max(StateSums::<T>::row(value_dim))),
             sums: workers::scratch(CHUNK * padded(value_dim)),
             counts: workers::scratch(CHUNK),
-            room: Sums::room([features, value_dim], terms, workers::scratch),
+            room: StateSums::room([features, value_dim], terms, workers::scratch),
         }
     }
 }
 
 pub(super) fn forward<T: Number>(
-    problem: &Problem<T>,
-    inputs: Inputs<T>,
+    problem: &LinearAttentionProblem<T>,
+    inputs: LinearAttentionInputs<T>,
     out: ViewMut<T>,
     denominators: &mut [T],
-    state: Option<&mut State<T>>,
+    state: Option<&mut RecurrentState<T>>,
 ) {
     let (dims, chain) = (problem.dims, problem.chain());
     let keep = state.is_some();
-    let mut fresh = State { dims, identity: 0, position: 0, terms: Vec::new(), units: Vec::new() };
+    let mut fresh = RecurrentState { dims, identity: 0, position: 0, terms: Vec::new(), units: Vec::new() };
     let state = match state {
         Some(state) => state,
         // one unit for each thread is enough, which each makes for itself
@@ -71,16 +73,16 @@ pub(super) fn forward<T: Number>(
             &mut fresh
         }
     };
-    let State { position, terms, units, .. } = state;
+    let RecurrentState { position, terms, units, .. } = state;
     let (first, terms) = (*position, &terms[..]);
-    let kept: Vec<Mutex<&mut Unit<T>>> = units.iter_mut().map(Mutex::new).collect();
+    let kept: Vec<Mutex<&mut HeadState<T>>> = units.iter_mut().map(Mutex::new).collect();
     let denominators =
         ViewMut::new(denominators, super::Strides { batch: dims.heads * dims.len, head: dims.len, row: 0 });
     // heads may differ in how many shapes their terms have
     let widest = terms.iter().max_by_key(|terms| terms.shapes);
     let scratch = || {
         let terms = widest.expect("an item belongs to one head");
-        (Scratch::new(&chain, dims.value_dim, terms), None::<(usize, Unit<T>)>)
+        (LinearForwardScratch::new(&chain, dims.value_dim, terms), None::<(usize, HeadState<T>)>)
     };
     workers::for_each(dims.heads * dims.batch, scratch, |(scratch, own), item| {
         let (head, batch) = unit(dims, item);
@@ -94,10 +96,10 @@ pub(super) fn forward<T: Number>(
                     unit.clear();
                     unit
                 }
-                _ => &mut own.insert((head, Unit::new(chain.widths()[1], dims.value_dim, terms))).1,
+                _ => &mut own.insert((head, HeadState::new(chain.widths()[1], dims.value_dim, terms))).1,
             },
         };
-        let task = Task { problem, chain: &chain, terms, inputs, batch, head, first };
+        let task = HeadTask { problem, chain: &chain, terms, inputs, batch, head, first };
         // SAFETY: this item alone writes the denominators of its head and sequence.
         let denominators = unsafe { denominators.row(batch, head, 0, dims.len) };
         let mut row = 0;
@@ -115,47 +117,54 @@ pub(super) fn forward<T: Number>(
 }
 
 /// One head of one sequence.
-pub(super) struct Task<'a, T> {
-    pub(super) problem: &'a Problem<'a, T>,
-    pub(super) chain: &'a Chain<'a, T>,
-    pub(super) terms: &'a Terms<T>,
-    pub(super) inputs: Inputs<'a, T>,
+pub(super) struct HeadTask<'a, T> {
+    pub(super) problem: &'a LinearAttentionProblem<'a, T>,
+    pub(super) chain: &'a FeatureChain<'a, T>,
+    pub(super) terms: &'a DecayTerms<T>,
+    pub(super) inputs: LinearAttentionInputs<'a, T>,
     pub(super) batch: usize,
     pub(super) head: usize,
     /// Position of row 0.
     pub(super) first: usize,
 }
 
-impl<T: Number> Task<'_, T> {
-    pub(super) fn place(&self, side: Side, row: usize, rows: usize) -> Place {
-        Place { side, batch: self.batch, head: self.head, first: self.first + row, rows }
+impl<T: Number> HeadTask<'_, T> {
+    pub(super) fn place(&self, side: RowKind, row: usize, rows: usize) -> RowRange {
+        RowRange { side, batch: self.batch, head: self.head, first: self.first + row, rows }
     }
 
     /// Features of rows.
-    pub(super) fn features(&self, side: Side, row: usize, rows: usize, room: &mut ChainRoom<T>, to: &mut [T]) {
+    pub(super) fn features(
+        &self,
+        side: RowKind,
+        row: usize,
+        rows: usize,
+        room: &mut FeatureChainScratch<T>,
+        to: &mut [T],
+    ) {
         let place = self.place(side, row, rows);
-        let view = if side == Side::Query { self.inputs.q } else { self.inputs.k };
+        let view = if side == RowKind::Query { self.inputs.q } else { self.inputs.k };
         let head_dim = self.problem.dims.head_dim;
         self.chain.forward(place, |x| load(view, place, row, head_dim, x), room, to);
     }
 
     /// Gates of rows.
     fn gates(&self, row: usize, rows: usize) -> Option<&[T]> {
-        let Dims { heads, len, .. } = self.problem.dims;
+        let LinearAttentionDims { heads, len, .. } = self.problem.dims;
         self.problem.gates.map(|gates| &gates[(self.batch * heads + self.head) * len + row..][..rows])
     }
 
-    /// Rows of the sequence, from `row` on, that are no padding.
+    /// FeatureMapSaved of the sequence, from `row` on, that are no padding.
     pub(super) fn valid(&self, row: usize, rows: usize) -> usize {
         self.problem.valid(self.batch, self.first + row).min(rows)
     }
 
     /// Adds the keys and values of rows to those held.
-    pub(super) fn hold(&self, row: usize, rows: usize, unit: &mut Unit<T>, room: &mut ChainRoom<T>) {
+    pub(super) fn hold(&self, row: usize, rows: usize, unit: &mut HeadState<T>, room: &mut FeatureChainScratch<T>) {
         let (width, value) = (unit.keys.len() / self.terms.met, unit.values.len() / self.terms.met);
-        self.features(Side::Key, row, rows, room, &mut unit.keys[unit.held * width..(unit.held + rows) * width]);
+        self.features(RowKind::Key, row, rows, room, &mut unit.keys[unit.held * width..(unit.held + rows) * width]);
         let to = &mut unit.values[unit.held * value..];
-        load(self.inputs.v, self.place(Side::Key, row, rows), row, self.problem.dims.value_dim, to);
+        load(self.inputs.v, self.place(RowKind::Key, row, rows), row, self.problem.dims.value_dim, to);
         if let Some(gates) = self.gates(row, rows) {
             unit.clock.pass(gates);
         }
@@ -164,17 +173,23 @@ impl<T: Number> Task<'_, T> {
     }
 
     /// Numerators and denominators of rows, which are then held.
-    fn rows(&self, row: usize, rows: usize, unit: &mut Unit<T>, scratch: &mut Scratch<T>) {
+    fn rows(&self, row: usize, rows: usize, unit: &mut HeadState<T>, scratch: &mut LinearForwardScratch<T>) {
         let (before, first) = (unit.held, unit.in_chunk());
         self.hold(row, rows, unit, &mut scratch.chain);
-        self.features(Side::Query, row, rows, &mut scratch.chain, &mut scratch.queries);
+        self.features(RowKind::Query, row, rows, &mut scratch.chain, &mut scratch.queries);
         self.of_sums(first, rows, unit, scratch);
         self.of_met(before, rows, unit, scratch);
     }
 
     /// What the sums give to rows, of which the first has number `first` in its chunk.
-    pub(super) fn of_sums(&self, first: usize, rows: usize, unit: &Unit<T>, scratch: &mut Scratch<T>) {
-        let Scratch { queries, wide, sums, counts, .. } = scratch;
+    pub(super) fn of_sums(
+        &self,
+        first: usize,
+        rows: usize,
+        unit: &HeadState<T>,
+        scratch: &mut LinearForwardScratch<T>,
+    ) {
+        let LinearForwardScratch { queries, wide, sums, counts, .. } = scratch;
         if unit.sums.is_empty() {
             sums.fill(T::ZERO);
             counts.fill(T::ZERO);
@@ -183,7 +198,7 @@ impl<T: Number> Task<'_, T> {
         let factors = unit.clock.since(first);
         let rows =
             ChunkRows { count: rows, first, to_end: false, features: queries, values: &[], counts: None, factors };
-        unit.sums.of_features(self.terms, &rows, wide, Keep::Overwrite, (&mut sums[..], Some(&mut counts[..])));
+        unit.sums.of_features(self.terms, &rows, wide, StoreMode::Overwrite, (&mut sums[..], Some(&mut counts[..])));
     }
 
     /// Writes outputs and guarded denominators of rows from numerators and sums.
@@ -191,7 +206,7 @@ impl<T: Number> Task<'_, T> {
         &self,
         row: usize,
         rows: usize,
-        scratch: &Scratch<T>,
+        scratch: &LinearForwardScratch<T>,
         denominators: &mut [T],
         out: &ViewMut<T>,
     ) {
@@ -207,7 +222,7 @@ impl<T: Number> Task<'_, T> {
     }
 
     /// Adds what rows meet one by one, `before` of which were held before them.
-    fn of_met(&self, before: usize, rows: usize, unit: &Unit<T>, scratch: &mut Scratch<T>) {
+    fn of_met(&self, before: usize, rows: usize, unit: &HeadState<T>, scratch: &mut LinearForwardScratch<T>) {
         let met = self.terms.met;
         let (width, value) = (unit.keys.len() / met, unit.values.len() / met);
         // padding comes last, so keys that count are the first ones
@@ -224,8 +239,8 @@ impl<T: Number> Task<'_, T> {
             scratch.counts[t] += loops::sum(&row[..seen]);
         }
         let product =
-            Multiply { sizes: [rows, keys, value], a: (&scratch.products, [met, 1]), b: (&unit.values, value) };
-        product.to(&mut scratch.sums, value, Keep::Add);
+            RowProduct { sizes: [rows, keys, value], a: (&scratch.products, [met, 1]), b: (&unit.values, value) };
+        product.to(&mut scratch.sums, value, StoreMode::Accumulate);
     }
 }
 
@@ -238,6 +253,6 @@ pub(super) fn products<T: Number>(
     (to, stride): (&mut [T], usize),
 ) {
     transpose((b, width), [keys, width], room, stride);
-    let product = Multiply { sizes: [rows, width, padded(keys)], a: (a, [width, 1]), b: (room, stride) };
-    product.to(to, stride, Keep::Overwrite);
+    let product = RowProduct { sizes: [rows, width, padded(keys)], a: (a, [width, 1]), b: (room, stride) };
+    product.to(to, stride, StoreMode::Overwrite);
 }

@@ -15,7 +15,7 @@ use crate::ops::gate_cumsum::counted;
 
 /// The clock over the rows of one chunk that are held.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Clock<T> {
+pub(super) struct ChunkGates<T> {
     /// Since the start of the chunk; nothing where there are no gates.
     fallen: Vec<f64>,
     /// `e^fallen`
@@ -24,7 +24,7 @@ pub(super) struct Clock<T> {
     until: Vec<T>,
 }
 
-impl<T: Number> Clock<T> {
+impl<T: Number> ChunkGates<T> {
     pub(super) fn clear(&mut self) {
         self.fallen.clear();
         self.since.clear();

@@ -9,14 +9,17 @@
 //! Padding stays at the end: a sequence is turned round within its length, and its padding sees all keys by the first pass.
 //! Both backward passes are those of causal rows with the output and the denominators of all: nothing else of them enters.
 
-use super::{Decay, DecayGradient, Dims, Gradients, Guard, Inputs, Problem, Reach, Saved, Strides, View};
+use super::{
+    Decay, DecayGradient, DenominatorGuard, LinearAttentionDims, LinearAttentionGradients, LinearAttentionInputs,
+    LinearAttentionProblem, LinearAttentionSaved, LinearMask, Strides, View,
+};
 use crate::Number;
 use crate::attention::ViewMut;
 use crate::ops::zeros;
 
 /// One of the two passes.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Pass {
+enum DecayPass {
     /// Over what came before, and the row itself.
     Before,
     /// Over what comes after.
@@ -24,13 +27,13 @@ enum Pass {
 }
 
 /// How rows of `[B, H, L, width]` lie next to each other.
-fn packed(dims: Dims, width: usize) -> Strides {
+fn packed(dims: LinearAttentionDims, width: usize) -> Strides {
     Strides { batch: dims.heads * dims.len * width, head: dims.len * width, row: width }
 }
 
 /// Every row of a problem: sequence, head, and where it is from the other end of its sequence; `None` for padding.
-fn rows<T: Number>(problem: &Problem<T>) -> impl Iterator<Item = ([usize; 3], Option<usize>)> {
-    let Dims { batch, heads, len, .. } = problem.dims;
+fn rows<T: Number>(problem: &LinearAttentionProblem<T>) -> impl Iterator<Item = ([usize; 3], Option<usize>)> {
+    let LinearAttentionDims { batch, heads, len, .. } = problem.dims;
     let units = (0..batch).flat_map(move |b| (0..heads).map(move |h| (b, h)));
     units.flat_map(move |(b, h)| {
         let valid = problem.valid(b, 0).min(len);
@@ -38,8 +41,8 @@ fn rows<T: Number>(problem: &Problem<T>) -> impl Iterator<Item = ([usize; 3], Op
     })
 }
 
-/// Rows turned round, `[B, H, L, width]`; those of padding are zeros.
-fn turned<T: Number>(problem: &Problem<T>, from: View<T>, width: usize) -> Vec<T> {
+/// FeatureMapSaved turned round, `[B, H, L, width]`; those of padding are zeros.
+fn turned<T: Number>(problem: &LinearAttentionProblem<T>, from: View<T>, width: usize) -> Vec<T> {
     let mut to = zeros(problem.dims.batch * problem.dims.heads * problem.dims.len * width);
     for (to, ([b, h, _], other)) in to.chunks_exact_mut(width).zip(rows(problem)) {
         if let Some(other) = other {
@@ -50,41 +53,50 @@ fn turned<T: Number>(problem: &Problem<T>, from: View<T>, width: usize) -> Vec<T
 }
 
 /// Queries, keys and values of a pass, where they are not read as they lie.
-fn inputs_of<T: Number>(problem: &Problem<T>, inputs: Inputs<T>) -> [Vec<T>; 3] {
-    let Dims { head_dim, value_dim, .. } = problem.dims;
+fn inputs_of<T: Number>(problem: &LinearAttentionProblem<T>, inputs: LinearAttentionInputs<T>) -> [Vec<T>; 3] {
+    let LinearAttentionDims { head_dim, value_dim, .. } = problem.dims;
     [(inputs.q, head_dim), (inputs.k, head_dim), (inputs.v, value_dim)]
         .map(|(view, width)| turned(problem, view, width))
 }
 
-fn views<T>(dims: Dims, [q, k, v]: &[Vec<T>; 3]) -> Inputs<'_, T> {
+fn views<T>(dims: LinearAttentionDims, [q, k, v]: &[Vec<T>; 3]) -> LinearAttentionInputs<'_, T> {
     let view = |data, width| View { data, strides: packed(dims, width) };
-    Inputs { q: view(q, dims.head_dim), k: view(k, dims.head_dim), v: view(v, dims.value_dim) }
+    LinearAttentionInputs { q: view(q, dims.head_dim), k: view(k, dims.head_dim), v: view(v, dims.value_dim) }
 }
 
 /// Runs something on the causal problem of a pass.
-fn with_causal<T: Number, R>(problem: &Problem<T>, pass: Pass, run: impl FnOnce(&Problem<T>) -> R) -> R {
+fn with_causal<T: Number, R>(
+    problem: &LinearAttentionProblem<T>,
+    pass: DecayPass,
+    run: impl FnOnce(&LinearAttentionProblem<T>) -> R,
+) -> R {
     let decay = problem.decay.expect("without a decay one sum serves all rows");
     let mut near = decay.near.to_vec();
-    if pass == Pass::After {
+    if pass == DecayPass::After {
         near.iter_mut().step_by(decay.met).for_each(|itself| *itself = T::ZERO);
     }
     let decay = Some(Decay { near: &near, ..decay });
-    run(&Problem { reach: Reach::Causal, guard: Guard::Nothing, decay, ..*problem })
+    run(&LinearAttentionProblem { reach: LinearMask::Causal, guard: DenominatorGuard::Nothing, decay, ..*problem })
 }
 
-pub(super) fn forward<T: Number>(problem: &Problem<T>, inputs: Inputs<T>, out: ViewMut<T>, denominators: &mut [T]) {
+pub(super) fn forward<T: Number>(
+    problem: &LinearAttentionProblem<T>,
+    inputs: LinearAttentionInputs<T>,
+    out: ViewMut<T>,
+    denominators: &mut [T],
+) {
     let (dims, value_dim) = (problem.dims, problem.dims.value_dim);
     let strides = packed(dims, value_dim);
-    let run = |pass: Pass, inputs: Inputs<T>| {
+    let run = |pass: DecayPass, inputs: LinearAttentionInputs<T>| {
         let mut sums = zeros(denominators.len());
         let mut out = zeros(denominators.len() * value_dim);
         let to = ViewMut::new(&mut out, strides);
         with_causal(problem, pass, |problem| super::forward::forward(problem, inputs, to, &mut sums, None));
         (out, sums)
     };
-    let (before, sums) = run(Pass::Before, inputs);
+    let (before, sums) = run(DecayPass::Before, inputs);
     let after = inputs_of(problem, inputs);
-    let (after, after_sums) = run(Pass::After, views(dims, &after));
+    let (after, after_sums) = run(DecayPass::After, views(dims, &after));
     for (at, ([b, h, row], other)) in rows(problem).enumerate() {
         let other = other.map(|other| at - row + other);
         let rest = other.map_or(T::ZERO, |other| after_sums[other]);
@@ -100,25 +112,30 @@ pub(super) fn forward<T: Number>(problem: &Problem<T>, inputs: Inputs<T>, out: V
     }
 }
 
-/// Gradients of one pass, next to each other: in queries, keys, values, parameters and the decay.
-struct Found<T> {
+/// LinearAttentionGradients of one pass, next to each other: in queries, keys, values, parameters and the decay.
+struct PassGradients<T> {
     rows: [Vec<T>; 3],
     parameters: Vec<T>,
     decay: Option<[Vec<T>; 2]>,
 }
 
-fn run_backward<T: Number>(problem: &Problem<T>, pass: Pass, saved: Saved<T>, wants_decay: bool) -> Found<T> {
+fn run_backward<T: Number>(
+    problem: &LinearAttentionProblem<T>,
+    pass: DecayPass,
+    saved: LinearAttentionSaved<T>,
+    wants_decay: bool,
+) -> PassGradients<T> {
     let (dims, [met, terms]) = (problem.dims, problem.decay.map_or([1, 0], |decay| [decay.met, decay.terms]));
     let count = dims.batch * dims.heads * dims.len;
     let widths = [dims.head_dim, dims.head_dim, dims.value_dim];
-    let mut found = Found {
+    let mut found = PassGradients {
         rows: widths.map(|width| zeros(count * width)),
         parameters: zeros(dims.heads * problem.parameters()),
         decay: wants_decay.then(|| [zeros(dims.heads * met), zeros(dims.heads * terms)]),
     };
-    let Found { rows: [q, k, v], parameters, decay } = &mut found;
+    let PassGradients { rows: [q, k, v], parameters, decay } = &mut found;
     let view = |data, width| ViewMut::new(data, packed(dims, width));
-    let gradients = Gradients {
+    let gradients = LinearAttentionGradients {
         d_q: view(q, widths[0]),
         d_k: view(k, widths[1]),
         d_v: view(v, widths[2]),
@@ -127,25 +144,33 @@ fn run_backward<T: Number>(problem: &Problem<T>, pass: Pass, saved: Saved<T>, wa
         d_gates: None,
     };
     with_causal(problem, pass, |problem| super::backward::backward(problem, saved, None, gradients));
-    if let (Some([d_near, _]), Pass::After) = (&mut found.decay, pass) {
+    if let (Some([d_near, _]), DecayPass::After) = (&mut found.decay, pass) {
         // the row itself is left out, whatever the kernel is there
         d_near.iter_mut().step_by(met).for_each(|itself| *itself = T::ZERO);
     }
     found
 }
 
-pub(super) fn backward<T: Number>(problem: &Problem<T>, saved: Saved<T>, gradients: Gradients<T>) {
+pub(super) fn backward<T: Number>(
+    problem: &LinearAttentionProblem<T>,
+    saved: LinearAttentionSaved<T>,
+    gradients: LinearAttentionGradients<T>,
+) {
     let dims = problem.dims;
-    let Gradients { d_q, d_k, d_v, d_parameters, d_decay, .. } = gradients;
-    let before = run_backward(problem, Pass::Before, saved, d_decay.is_some());
+    let LinearAttentionGradients { d_q, d_k, d_v, d_parameters, d_decay, .. } = gradients;
+    let before = run_backward(problem, DecayPass::Before, saved, d_decay.is_some());
     let inputs = inputs_of(problem, saved.inputs);
     let [out, d_out] = [saved.out, saved.d_out].map(|view| turned(problem, view, dims.value_dim));
     let column = View { data: saved.denominators, strides: packed(dims, 1) };
     let denominators = turned(problem, column, 1);
     let view = |data| View { data, strides: packed(dims, dims.value_dim) };
-    let turned_round =
-        Saved { inputs: views(dims, &inputs), out: view(&out), denominators: &denominators, d_out: view(&d_out) };
-    let after = run_backward(problem, Pass::After, turned_round, d_decay.is_some());
+    let turned_round = LinearAttentionSaved {
+        inputs: views(dims, &inputs),
+        out: view(&out),
+        denominators: &denominators,
+        d_out: view(&d_out),
+    };
+    let after = run_backward(problem, DecayPass::After, turned_round, d_decay.is_some());
     let widths = [dims.head_dim, dims.head_dim, dims.value_dim];
     for (which, to) in [d_q, d_k, d_v].iter().enumerate() {
         let (width, before, after) = (widths[which], &before.rows[which], &after.rows[which]);

@@ -11,19 +11,26 @@
 //! Not for speed: [`forward`](super::forward()) and [`backward`](super::backward()) compute the
 //! same and are tested against this.
 
-use super::{DecayGradient, Gradients, Inputs, Problem, Reach, Saved, Side, check_backward, check_forward};
+use super::{
+    DecayGradient, LinearAttentionGradients, LinearAttentionInputs, LinearAttentionProblem, LinearAttentionSaved,
+    LinearMask, RowKind, check_backward, check_forward,
+};
 use crate::Number;
 use crate::attention::{View, ViewMut};
-use crate::features::{Place, padded};
+use crate::features::{RowRange, padded};
 
 /// Features of all rows of a head of a sequence, `[L, padded(M)]`.
-fn features<T: Number>(problem: &Problem<T>, (side, batch, head): (Side, usize, usize), rows: View<T>) -> Vec<T> {
+fn features<T: Number>(
+    problem: &LinearAttentionProblem<T>,
+    (side, batch, head): (RowKind, usize, usize),
+    rows: View<T>,
+) -> Vec<T> {
     let (chain, d) = (problem.chain(), problem.dims.head_dim);
     let (width, mut room) = (padded(chain.widths()[1]), chain.room(|len| vec![T::ZERO; len]));
     let mut all = vec![T::ZERO; problem.dims.len * width];
     for (first, to) in all.chunks_exact_mut(width).enumerate() {
         let x = rows.row(batch, head, first, d);
-        chain.forward(Place { side, batch, head, first, rows: 1 }, |to| copy(x, to), &mut room, to);
+        chain.forward(RowRange { side, batch, head, first, rows: 1 }, |to| copy(x, to), &mut room, to);
     }
     all
 }
@@ -38,22 +45,22 @@ fn dot<T: Number>(a: &[T], b: &[T]) -> T {
 }
 
 /// Keys that a query sees.
-fn seen<T: Number>(problem: &Problem<T>, batch: usize, i: usize) -> usize {
+fn seen<T: Number>(problem: &LinearAttentionProblem<T>, batch: usize, i: usize) -> usize {
     let end = match problem.reach {
-        Reach::Causal => i + 1,
-        Reach::Both => problem.dims.len,
+        LinearMask::Causal => i + 1,
+        LinearMask::Both => problem.dims.len,
     };
     end.min(problem.valid(batch, 0))
 }
 
 /// A pair as chunks see it, the later one first: a key after its query is met from the end of the sequence on.
-fn pair<T: Number>(problem: &Problem<T>, batch: usize, i: usize, j: usize) -> (usize, usize) {
+fn pair<T: Number>(problem: &LinearAttentionProblem<T>, batch: usize, i: usize, j: usize) -> (usize, usize) {
     let last = problem.valid(batch, 0).min(problem.dims.len).saturating_sub(1);
     if j <= i { (i, j) } else { (last - i, last - j) }
 }
 
 /// `a` of a pair.
-fn factor<T: Number>(problem: &Problem<T>, (batch, head): (usize, usize), i: usize, j: usize) -> T {
+fn factor<T: Number>(problem: &LinearAttentionProblem<T>, (batch, head): (usize, usize), i: usize, j: usize) -> T {
     let (later, earlier) = pair(problem, batch, i, j);
     let decay = problem.decay.as_ref().map_or(T::ONE, |decay| decay.between(head, later, earlier));
     let gates = gates(problem, batch, head).map_or(T::ONE, |gates| {
@@ -64,7 +71,7 @@ fn factor<T: Number>(problem: &Problem<T>, (batch, head): (usize, usize), i: usi
 }
 
 /// Those of a head of a sequence.
-fn gates<'a, T>(problem: &Problem<'a, T>, batch: usize, head: usize) -> Option<&'a [T]> {
+fn gates<'a, T>(problem: &LinearAttentionProblem<'a, T>, batch: usize, head: usize) -> Option<&'a [T]> {
     let (heads, len) = (problem.dims.heads, problem.dims.len);
     problem.gates.map(|gates| &gates[(batch * heads + head) * len..][..len])
 }
@@ -73,12 +80,17 @@ fn gates<'a, T>(problem: &Problem<'a, T>, batch: usize, head: usize) -> Option<&
 ///
 /// # Panics
 /// If a slice does not fit the sizes of `problem`.
-pub fn forward<T: Number>(problem: &Problem<T>, inputs: Inputs<T>, out: ViewMut<T>, denominators: &mut [T]) {
+pub fn forward<T: Number>(
+    problem: &LinearAttentionProblem<T>,
+    inputs: LinearAttentionInputs<T>,
+    out: ViewMut<T>,
+    denominators: &mut [T],
+) {
     check_forward(problem, &inputs, &out, denominators);
     let (dims, width) = (problem.dims, padded(problem.chain().widths()[1]));
     for (batch, head) in (0..dims.batch).flat_map(|batch| (0..dims.heads).map(move |head| (batch, head))) {
-        let queries = features(problem, (Side::Query, batch, head), inputs.q);
-        let keys = features(problem, (Side::Key, batch, head), inputs.k);
+        let queries = features(problem, (RowKind::Query, batch, head), inputs.q);
+        let keys = features(problem, (RowKind::Key, batch, head), inputs.k);
         for (i, q) in queries.chunks_exact(width).enumerate() {
             let (mut sum, mut numerators) = (T::ZERO, vec![T::ZERO; dims.value_dim]);
             for (j, k) in keys.chunks_exact(width).enumerate().take(seen(problem, batch, i)) {
@@ -101,10 +113,14 @@ pub fn forward<T: Number>(problem: &Problem<T>, inputs: Inputs<T>, out: ViewMut<
 ///
 /// # Panics
 /// If a slice does not fit the sizes of `problem`, or two gradients share an element.
-pub fn backward<T: Number>(problem: &Problem<T>, saved: Saved<T>, gradients: Gradients<T>) {
+pub fn backward<T: Number>(
+    problem: &LinearAttentionProblem<T>,
+    saved: LinearAttentionSaved<T>,
+    gradients: LinearAttentionGradients<T>,
+) {
     check_backward(problem, &saved, &gradients);
     let (dims, width, chain) = (problem.dims, padded(problem.chain().widths()[1]), problem.chain());
-    let Gradients { d_q, d_k, d_v, d_parameters, mut d_decay, mut d_gates } = gradients;
+    let LinearAttentionGradients { d_q, d_k, d_v, d_parameters, mut d_decay, mut d_gates } = gradients;
     d_parameters.fill(T::ZERO);
     if let Some(d_gates) = &mut d_gates {
         d_gates.fill(T::ZERO);
@@ -115,8 +131,8 @@ pub fn backward<T: Number>(problem: &Problem<T>, saved: Saved<T>, gradients: Gra
     }
     let size = chain.parameters();
     for (batch, head) in (0..dims.batch).flat_map(|batch| (0..dims.heads).map(move |head| (batch, head))) {
-        let queries = features(problem, (Side::Query, batch, head), saved.inputs.q);
-        let keys = features(problem, (Side::Key, batch, head), saved.inputs.k);
+        let queries = features(problem, (RowKind::Query, batch, head), saved.inputs.q);
+        let keys = features(problem, (RowKind::Key, batch, head), saved.inputs.k);
         let (mut d_queries, mut d_keys) = (vec![T::ZERO; queries.len()], vec![T::ZERO; keys.len()]);
         let mut d_values = vec![T::ZERO; dims.len * dims.value_dim];
         for i in 0..dims.len {
@@ -156,11 +172,11 @@ pub fn backward<T: Number>(problem: &Problem<T>, saved: Saved<T>, gradients: Gra
         let mut room = chain.room(|len| vec![T::ZERO; len]);
         let d_parameters = &mut d_parameters[head * size..(head + 1) * size];
         for (side, rows, y, d_y, to) in [
-            (Side::Query, saved.inputs.q, &queries, &d_queries, &d_q),
-            (Side::Key, saved.inputs.k, &keys, &d_keys, &d_k),
+            (RowKind::Query, saved.inputs.q, &queries, &d_queries, &d_q),
+            (RowKind::Key, saved.inputs.k, &keys, &d_keys, &d_k),
         ] {
             for first in 0..dims.len {
-                let place = Place { side, batch, head, first, rows: 1 };
+                let place = RowRange { side, batch, head, first, rows: 1 };
                 let (at, x) = (first * width..(first + 1) * width, rows.row(batch, head, first, dims.head_dim));
                 let mut again = vec![T::ZERO; width];
                 chain.forward(place, |to| copy(x, to), &mut room, &mut again);

@@ -1,38 +1,38 @@
 //! The state of a causal pass over earlier positions: sums over whole chunks, and the rows that are
 //! processed one by one.
 
-use super::decay::Terms;
-use super::gates::Clock;
-use super::{CHUNK, Dims, Problem, loops};
+use super::decay::DecayTerms;
+use super::gates::ChunkGates;
+use super::{CHUNK, LinearAttentionDims, LinearAttentionProblem, loops};
 use crate::Number;
 use crate::cpu::reduce;
-use crate::features::{Multiply, padded, transpose};
-use crate::tiles::registers::Keep;
+use crate::features::{RowProduct, padded, transpose};
+use crate::tiles::microkernel::StoreMode;
 
 /// The state of every head of every sequence: its size does not depend on the number of positions.
 /// It belongs to the feature maps and the decay that it was created with.
 #[derive(Clone, Debug)]
-pub struct State<T> {
-    pub(super) dims: Dims,
-    /// [`Problem::identity`]
+pub struct RecurrentState<T> {
+    pub(super) dims: LinearAttentionDims,
+    /// [`LinearAttentionProblem::identity`]
     pub(super) identity: u64,
     pub(super) position: usize,
     /// `[H]`
-    pub(super) terms: Vec<Terms<T>>,
+    pub(super) terms: Vec<DecayTerms<T>>,
     /// `[H, B]`
-    pub(super) units: Vec<Unit<T>>,
+    pub(super) units: Vec<HeadState<T>>,
 }
 
-impl<T: Number> State<T> {
+impl<T: Number> RecurrentState<T> {
     /// Before the first position of sequences as a problem has them; its number of positions does not matter.
-    pub fn new(problem: &Problem<T>) -> State<T> {
+    pub fn new(problem: &LinearAttentionProblem<T>) -> RecurrentState<T> {
         let terms = problem.terms();
         let features = problem.chain().widths()[1];
         // a code changes the width of rows
-        let dims = Dims { len: 0, head_dim: 0, ..problem.dims };
-        let unit = |head: usize| Unit::new(features, dims.value_dim, &terms[head]);
+        let dims = LinearAttentionDims { len: 0, head_dim: 0, ..problem.dims };
+        let unit = |head: usize| HeadState::new(features, dims.value_dim, &terms[head]);
         let units = (0..dims.heads * dims.batch).map(|item| unit(super::unit(dims, item).0)).collect();
-        State { dims, identity: problem.identity(), position: 0, terms, units }
+        RecurrentState { dims, identity: problem.identity(), position: 0, terms, units }
     }
 
     /// Positions held.
@@ -47,14 +47,14 @@ impl<T: Number> State<T> {
 
     /// Whether it fits this problem: its sequences, heads and values, its feature maps and its
     /// decay.
-    pub fn is_of(&self, problem: &Problem<T>) -> bool {
-        self.dims == Dims { len: 0, head_dim: 0, ..problem.dims } && self.identity == problem.identity()
+    pub fn is_of(&self, problem: &LinearAttentionProblem<T>) -> bool {
+        self.dims == LinearAttentionDims { len: 0, head_dim: 0, ..problem.dims } && self.identity == problem.identity()
     }
 
     /// Bytes of all its numbers.
     pub fn bytes(&self) -> usize {
-        let numbers = |unit: &Unit<T>| {
-            let Sums { of_terms, of_shapes, across, .. } = &unit.sums;
+        let numbers = |unit: &HeadState<T>| {
+            let StateSums { of_terms, of_shapes, across, .. } = &unit.sums;
             [of_terms, of_shapes, across, &unit.keys, &unit.values].map(Vec::len).iter().sum::<usize>()
         };
         self.units.iter().map(numbers).sum::<usize>() * size_of::<T>()
@@ -64,26 +64,26 @@ impl<T: Number> State<T> {
 /// The gradients that positions after a chunk of a sequence leave for the keys in it and before it,
 /// see [`super::backward_piece`]: their size does not depend on the number of positions.
 #[derive(Clone, Debug)]
-pub struct Later<T> {
-    /// [`Problem::identity`]
+pub struct StateGradient<T> {
+    /// [`LinearAttentionProblem::identity`]
     pub(super) identity: u64,
     /// `[H, B]`
-    units: Vec<Ahead<T>>,
+    units: Vec<HeadStateGradient<T>>,
 }
 
-impl<T: Number> Later<T> {
+impl<T: Number> StateGradient<T> {
     /// Nothing: after the last position.
-    pub fn new(problem: &Problem<T>) -> Later<T> {
-        let (Dims { heads, batch, value_dim, .. }, terms) = (problem.dims, problem.terms());
+    pub fn new(problem: &LinearAttentionProblem<T>) -> StateGradient<T> {
+        let (LinearAttentionDims { heads, batch, value_dim, .. }, terms) = (problem.dims, problem.terms());
         let features = problem.chain().widths()[1];
         let ahead = |head: usize| {
             let rows = |width: usize| vec![T::ZERO; (terms[head].met - CHUNK) * width];
-            let sums = Sums::new(features, value_dim, &terms[head]);
+            let sums = StateSums::new(features, value_dim, &terms[head]);
             let (queries, d_sums) = (rows(padded(features)), rows(padded(value_dim)));
-            Ahead { sums, rows: 0, queries, d_sums, d_counts: rows(1), d_clock: 0.0 }
+            HeadStateGradient { sums, rows: 0, queries, d_sums, d_counts: rows(1), d_clock: 0.0 }
         };
         let units = (0..heads * batch).map(|item| ahead(super::unit(problem.dims, item).0)).collect();
-        Later { identity: problem.identity(), units }
+        StateGradient { identity: problem.identity(), units }
     }
 
     /// Whether no piece has been seen yet.
@@ -96,16 +96,16 @@ impl<T: Number> Later<T> {
         self.units.len()
     }
 
-    pub(super) fn units(&mut self) -> &mut [Ahead<T>] {
+    pub(super) fn units(&mut self) -> &mut [HeadStateGradient<T>] {
         &mut self.units
     }
 }
 
 /// The same of one head of one sequence.
 #[derive(Clone, Debug)]
-pub(super) struct Ahead<T> {
+pub(super) struct HeadStateGradient<T> {
     /// Over the queries of chunks that no key to come meets one by one.
-    pub(super) sums: Sums<T>,
+    pub(super) sums: StateSums<T>,
     /// Queries before those, which keys to come meet one by one.
     pub(super) rows: usize,
     /// Their features, `[met - CHUNK, padded(M)]`, and gradients in what they got, `[.., padded(value_dim)]` and `[..]`.
@@ -116,10 +116,10 @@ pub(super) struct Ahead<T> {
     pub(super) d_clock: f64,
 }
 
-/// Sums over chunks that are gone, of products `u_j phi(k_j)` with `u` values and a count: `[U, padded(M)]` for each of K terms,
+/// StateSums over chunks that are gone, of products `u_j phi(k_j)` with `u` values and a count: `[U, padded(M)]` for each of K terms,
 /// and of those what rows meet, J.
 #[derive(Clone, Debug)]
-pub(super) struct Sums<T> {
+pub(super) struct StateSums<T> {
     value_dim: usize,
     /// Padded features.
     width: usize,
@@ -133,11 +133,11 @@ pub(super) struct Sums<T> {
     is_empty: bool,
 }
 
-impl<T: Number> Sums<T> {
-    pub(super) fn new(features: usize, value_dim: usize, terms: &Terms<T>) -> Sums<T> {
+impl<T: Number> StateSums<T> {
+    pub(super) fn new(features: usize, value_dim: usize, terms: &DecayTerms<T>) -> StateSums<T> {
         let width = padded(features);
-        let [of_shapes, of_terms] = Sums::room([features, value_dim], terms, |len| vec![T::ZERO; len]);
-        Sums {
+        let [of_shapes, of_terms] = StateSums::room([features, value_dim], terms, |len| vec![T::ZERO; len]);
+        StateSums {
             value_dim,
             width,
             of_terms,
@@ -147,10 +147,10 @@ impl<T: Number> Sums<T> {
         }
     }
 
-    /// Room for [`Sums::add`] and [`Sums::weigh`].
+    /// Room for [`StateSums::add`] and [`StateSums::weigh`].
     pub(super) fn room(
         [features, value_dim]: [usize; 2],
-        terms: &Terms<T>,
+        terms: &DecayTerms<T>,
         new: impl Fn(usize) -> Vec<T>,
     ) -> [Vec<T>; 2] {
         let size = (value_dim + 1) * padded(features);
@@ -169,7 +169,7 @@ impl<T: Number> Sums<T> {
     /// Lets everything fade over a chunk, over which cumulative gates have `fallen`, and adds one that is gone.
     pub(super) fn add(
         &mut self,
-        terms: &Terms<T>,
+        terms: &DecayTerms<T>,
         (gone, fallen): (&ChunkRows<T>, f64),
         wide: &mut [T],
         [fresh, room]: &mut [Vec<T>; 2],
@@ -182,16 +182,16 @@ impl<T: Number> Sums<T> {
         if terms.is_plain() {
             merge(fallen, &mut self.of_shapes, fresh);
         } else {
-            Multiply { sizes: [k, j, size], a: (&terms.taken, [j, 1]), b: (fresh, size) }.to(
+            RowProduct { sizes: [k, j, size], a: (&terms.taken, [j, 1]), b: (fresh, size) }.to(
                 room,
                 size,
-                Keep::Overwrite,
+                StoreMode::Overwrite,
             );
             for (at, (sums, fresh)) in self.of_terms.chunks_exact_mut(size).zip(room.chunks_exact(size)).enumerate() {
                 terms.merge(at, sums, fresh);
             }
-            let product = Multiply { sizes: [j, k, size], a: (&terms.given, [k, 1]), b: (&self.of_terms, size) };
-            product.to(&mut self.of_shapes, size, Keep::Overwrite);
+            let product = RowProduct { sizes: [j, k, size], a: (&terms.given, [k, 1]), b: (&self.of_terms, size) };
+            product.to(&mut self.of_shapes, size, StoreMode::Overwrite);
         }
         let (value_dim, width, value) = (self.value_dim, self.width, padded(self.value_dim));
         for (shape, across) in self.of_shapes.chunks_exact(size).zip(self.across.chunks_exact_mut(width * value)) {
@@ -201,21 +201,21 @@ impl<T: Number> Sums<T> {
     }
 
     /// `sum_i b_m(i) u_i phi_i` for every shape, `[J, U, padded(M)]`.
-    fn left_by(&self, terms: &Terms<T>, gone: &ChunkRows<T>, wide: &mut [T], to: &mut [T]) {
+    fn left_by(&self, terms: &DecayTerms<T>, gone: &ChunkRows<T>, wide: &mut [T], to: &mut [T]) {
         let (size, stride) = (self.size(), self.stride());
         for (m, to) in to.chunks_exact_mut(size).enumerate().take(terms.shapes) {
             self.widen(terms, m, gone, wide);
             let a = (&wide[..], [1, stride]);
             let product =
-                Multiply { sizes: [self.value_dim + 1, gone.count, self.width], a, b: (gone.features, self.width) };
-            product.to(to, self.width, Keep::Overwrite);
+                RowProduct { sizes: [self.value_dim + 1, gone.count, self.width], a, b: (gone.features, self.width) };
+            product.to(to, self.width, StoreMode::Overwrite);
         }
     }
 
     /// Adds to the gradient in the weights of terms, `[K]`, what rows of queries meet; `u` is a gradient in what they get.
     pub(super) fn weigh(
         &self,
-        terms: &Terms<T>,
+        terms: &DecayTerms<T>,
         rows: &ChunkRows<T>,
         wide: &mut [T],
         [fresh, room]: &mut [Vec<T>; 2],
@@ -226,7 +226,11 @@ impl<T: Number> Sums<T> {
         }
         let (size, [k, j]) = (self.size(), [terms.terms, terms.shapes]);
         self.left_by(terms, rows, wide, fresh);
-        Multiply { sizes: [k, j, size], a: (&terms.through, [j, 1]), b: (fresh, size) }.to(room, size, Keep::Overwrite);
+        RowProduct { sizes: [k, j, size], a: (&terms.through, [j, 1]), b: (fresh, size) }.to(
+            room,
+            size,
+            StoreMode::Overwrite,
+        );
         let each = self.of_terms.chunks_exact(size).zip(room.chunks_exact(size));
         d_weights.iter_mut().zip(each).for_each(|(d, (sums, met))| *d += reduce::dot(sums, met));
     }
@@ -237,11 +241,11 @@ impl<T: Number> Sums<T> {
     }
 
     pub(super) fn stride(&self) -> usize {
-        Sums::<T>::row(self.value_dim)
+        StateSums::<T>::row(self.value_dim)
     }
 
     /// `b_m(i) u_i` of rows.
-    fn widen(&self, terms: &Terms<T>, m: usize, rows: &ChunkRows<T>, wide: &mut [T]) {
+    fn widen(&self, terms: &DecayTerms<T>, m: usize, rows: &ChunkRows<T>, wide: &mut [T]) {
         let (value_dim, value) = (self.value_dim, padded(self.value_dim));
         let to = wide.chunks_exact_mut(self.stride()).zip(rows.values.chunks_exact(value)).take(rows.count);
         for (i, (to, values)) in to.enumerate() {
@@ -252,33 +256,40 @@ impl<T: Number> Sums<T> {
     }
 
     /// `sum_m b_m(i) u_i S_m`, `[rows, padded(M)]`: a gradient in features.
-    pub(super) fn of_values(&self, terms: &Terms<T>, rows: &ChunkRows<T>, wide: &mut [T], keep: Keep<T>, to: &mut [T]) {
+    pub(super) fn of_values(
+        &self,
+        terms: &DecayTerms<T>,
+        rows: &ChunkRows<T>,
+        wide: &mut [T],
+        store: StoreMode<T>,
+        to: &mut [T],
+    ) {
         if self.is_empty {
-            if let Keep::Overwrite = keep {
+            if let StoreMode::Overwrite = store {
                 to[..rows.count * self.width].fill(T::ZERO);
             }
             return;
         }
-        let mut keep = keep;
+        let mut store = store;
         for (m, shape) in self.of_shapes.chunks_exact(self.size()).enumerate() {
             self.widen(terms, m, rows, wide);
             let a = (&wide[..], [self.stride(), 1]);
-            let product = Multiply { sizes: [rows.count, self.value_dim + 1, self.width], a, b: (shape, self.width) };
-            product.to(to, self.width, keep);
-            keep = Keep::Add;
+            let product = RowProduct { sizes: [rows.count, self.value_dim + 1, self.width], a, b: (shape, self.width) };
+            product.to(to, self.width, store);
+            store = StoreMode::Accumulate;
         }
     }
 
     /// `sum_m b_m(i) phi_i S_m` where anything is gone: values `[rows, padded(value_dim)]`, and counts where they are wanted.
     pub(super) fn of_features(
         &self,
-        terms: &Terms<T>,
+        terms: &DecayTerms<T>,
         rows: &ChunkRows<T>,
         wide: &mut [T],
-        keep: Keep<T>,
+        store: StoreMode<T>,
         (values, mut counts): (&mut [T], Option<&mut [T]>),
     ) {
-        let (mut keep, width, value) = (keep, self.width, padded(self.value_dim));
+        let (mut store, width, value) = (store, self.width, padded(self.value_dim));
         for (m, across) in self.across.chunks_exact(width * value).enumerate() {
             let count = &self.of_shapes[m * self.size() + self.value_dim * width..][..width];
             for (i, (to, features)) in
@@ -290,9 +301,9 @@ impl<T: Number> Sums<T> {
                     counts[i] = before + reduce::dot(to, count);
                 }
             }
-            let product = Multiply { sizes: [rows.count, width, value], a: (wide, [width, 1]), b: (across, value) };
-            product.to(values, value, keep);
-            keep = Keep::Add;
+            let product = RowProduct { sizes: [rows.count, width, value], a: (wide, [width, 1]), b: (across, value) };
+            product.to(values, value, store);
+            store = StoreMode::Accumulate;
         }
     }
 
@@ -301,7 +312,7 @@ impl<T: Number> Sums<T> {
     }
 }
 
-/// Makes sums fade by what cumulative gates have fallen and adds what is fresh, rounding once, as [`Terms::merge`] does.
+/// Makes sums fade by what cumulative gates have fallen and adds what is fresh, rounding once, as [`DecayTerms::merge`] does.
 fn merge<T: Number>(fallen: f64, sums: &mut [T], fresh: &[T]) {
     let (kept, lost) = (fallen.exp(), -fallen.exp_m1());
     match lost < kept {
@@ -310,7 +321,7 @@ fn merge<T: Number>(fallen: f64, sums: &mut [T], fresh: &[T]) {
     }
 }
 
-/// Rows of one chunk.
+/// FeatureMapSaved of one chunk.
 pub(super) struct ChunkRows<'a, T> {
     /// How many.
     pub(super) count: usize,
@@ -330,7 +341,7 @@ pub(super) struct ChunkRows<'a, T> {
 
 impl<T: Number> ChunkRows<'_, T> {
     /// What a row has in a shape.
-    fn factor(&self, terms: &Terms<T>, m: usize, row: usize) -> T {
+    fn factor(&self, terms: &DecayTerms<T>, m: usize, row: usize) -> T {
         let factor = terms.shape(m, self.place(row));
         self.factors.map_or(factor, |factors| factor * factors[row])
     }
@@ -343,29 +354,29 @@ impl<T: Number> ChunkRows<'_, T> {
 
 /// The state of one head of one sequence.
 #[derive(Clone, Debug)]
-pub(super) struct Unit<T> {
-    pub(super) sums: Sums<T>,
+pub(super) struct HeadState<T> {
+    pub(super) sums: StateSums<T>,
     /// Features of the keys met one by one, `[met, padded(M)]`.
     pub(super) keys: Vec<T>,
     /// Their values, `[met, padded(value_dim)]`.
     pub(super) values: Vec<T>,
-    /// Rows held of those; those of padding count for nothing.
+    /// FeatureMapSaved held of those; those of padding count for nothing.
     pub(super) held: usize,
     /// Of those, rows that are no padding.
     pub(super) valid: usize,
     /// Over them, where there are gates.
-    pub(super) clock: Clock<T>,
+    pub(super) clock: ChunkGates<T>,
 }
 
-impl<T: Number> Unit<T> {
-    pub(super) fn new(features: usize, value_dim: usize, terms: &Terms<T>) -> Unit<T> {
-        Unit {
-            sums: Sums::new(features, value_dim, terms),
+impl<T: Number> HeadState<T> {
+    pub(super) fn new(features: usize, value_dim: usize, terms: &DecayTerms<T>) -> HeadState<T> {
+        HeadState {
+            sums: StateSums::new(features, value_dim, terms),
             keys: vec![T::ZERO; terms.met * padded(features)],
             values: vec![T::ZERO; terms.met * padded(value_dim)],
             held: 0,
             valid: 0,
-            clock: Clock::default(),
+            clock: ChunkGates::default(),
         }
     }
 
@@ -381,20 +392,20 @@ impl<T: Number> Unit<T> {
         self.clock.clear();
     }
 
-    /// Rows of the chunk at hand.
+    /// FeatureMapSaved of the chunk at hand.
     pub(super) fn in_chunk(&self) -> usize {
         self.held % CHUNK
     }
 
     /// Once all that can be held is: the oldest chunk goes into the sums.
-    pub(super) fn close(&mut self, terms: &Terms<T>, wide: &mut [T], room: &mut [Vec<T>; 2]) {
+    pub(super) fn close(&mut self, terms: &DecayTerms<T>, wide: &mut [T], room: &mut [Vec<T>; 2]) {
         if self.held == terms.met {
             self.leave(terms, wide, room);
         }
     }
 
     /// The oldest chunk, or what there is of it, goes into the sums.
-    pub(super) fn leave(&mut self, terms: &Terms<T>, wide: &mut [T], room: &mut [Vec<T>; 2]) {
+    pub(super) fn leave(&mut self, terms: &DecayTerms<T>, wide: &mut [T], room: &mut [Vec<T>; 2]) {
         let (width, value) = (self.keys.len() / terms.met, self.values.len() / terms.met);
         let count = self.valid.min(CHUNK);
         let (fallen, factors) = (self.clock.end(), self.clock.until());

@@ -13,42 +13,42 @@ const R: usize = 6;
 
 /// The maps of a test: a code or none, then features.
 struct Maps<T> {
-    code: Option<Box<dyn RowMap<T>>>,
+    code: Option<Box<dyn FeatureMap<T>>>,
     project: Option<Project<T>>,
-    features: Box<dyn RowMap<T>>,
+    features: Box<dyn FeatureMap<T>>,
 }
 
 impl<T: Number> Maps<T> {
-    fn all(&self) -> Vec<&dyn RowMap<T>> {
-        let project = self.project.as_ref().map(|project| project as &dyn RowMap<T>);
+    fn all(&self) -> Vec<&dyn FeatureMap<T>> {
+        let project = self.project.as_ref().map(|project| project as &dyn FeatureMap<T>);
         self.code.as_deref().into_iter().chain(project).chain([&*self.features]).collect()
     }
 }
 
-fn sine<T: Number>() -> Sine<T> {
+fn sine<T: Number>() -> SineCode<T> {
     let values: Vec<Vec<f64>> = (0..4).map(|seed| random(HEADS * D * 3, 40 + seed)).collect();
     let shape = SineShape { heads: HEADS, head_dim: D, waves: 3, realisations: R };
-    let gate = Gate { values: &values[3][..HEADS * D], noise: random(HEADS * D * R, 50), gating: Gating::Torch };
+    let gate = CodeGate { values: &values[3][..HEADS * D], noise: random(HEADS * D * R, 50), gating: Gating::Torch };
     let waves = Waves { freqs: &values[0], offsets: &values[1], gains: &values[2] };
-    Sine::new(shape, waves, &Normals::drawn(stream(3, Purpose::Noise)), Some(&gate))
+    SineCode::new(shape, waves, &Normals::drawn(stream(3, Purpose::Noise)), Some(&gate))
 }
 
-fn conv<T: Number>(taps: Vec<usize>, size: Vec<usize>) -> Conv<T> {
+fn conv<T: Number>(taps: Vec<usize>, size: Vec<usize>) -> ConvCode<T> {
     let shape = ConvShape { heads: HEADS, head_dim: D, realisations: R, taps, size };
     let (query, key) = (random(HEADS * D * shape.filter(), 60), random(HEADS * D * shape.filter(), 61));
-    let gate = Gate { values: &random(HEADS * D, 62), noise: random(HEADS * D * R, 63), gating: Gating::Jax };
+    let gate = CodeGate { values: &random(HEADS * D, 62), noise: random(HEADS * D * R, 63), gating: Gating::Jax };
     let noise = Normals::drawn(stream(4, Purpose::Noise));
-    Conv::new(shape, Filters { query: &query, key: &key }, noise, Some(&gate))
+    ConvCode::new(shape, Filters { query: &query, key: &key }, noise, Some(&gate))
 }
 
 /// Every kind of map, with its name.
 fn maps<T: Number>() -> Vec<(&'static str, Maps<T>)> {
     let rng = || stream(1, Purpose::Noise);
     let omega = |d: usize, m: usize| omega::orthogonal([d, m], omega::Lengths::OfRows, &mut rng());
-    let favor = |d: usize| Favor::new(&omega(d, 9), [d, 9], Form::BothSigns);
-    let plain = |features: Box<dyn RowMap<T>>| Maps { code: None, project: None, features };
-    let coded = |code: Box<dyn RowMap<T>>| Maps { code: Some(code), project: None, features: Box::new(favor(R)) };
-    let jax = Favor::new(&omega(D, 20), [D, 20], Form::Positive).with(Offset::Row, Offset::None, 1e-6);
+    let favor = |d: usize| Favor::new(&omega(d, 9), [d, 9], FavorFeatures::BothSigns);
+    let plain = |features: Box<dyn FeatureMap<T>>| Maps { code: None, project: None, features };
+    let coded = |code: Box<dyn FeatureMap<T>>| Maps { code: Some(code), project: None, features: Box::new(favor(R)) };
+    let jax = Favor::new(&omega(D, 20), [D, 20], FavorFeatures::Positive).with(Offset::Row, Offset::None, 1e-6);
     let relu = Pointwise::Relu { width: 11, shift: 0.0 };
     let project = Some(Project::new(&omega(D, 11), [D, 11], 1.0));
     vec![
@@ -87,12 +87,12 @@ impl Values {
 /// What is met one by one and the number of exponentials beyond; without any, the window is exact.
 const DECAYS: [(usize, usize); 4] = [(NEAR, 3), (3 * CHUNK, 3), (NEAR, 0), (3 * CHUNK, 0)];
 
-fn values(dims: Dims) -> Values {
+fn values(dims: LinearAttentionDims) -> Values {
     values_of(dims, DECAYS[0])
 }
 
-fn values_of(dims: Dims, (met, terms): (usize, usize)) -> Values {
-    let Dims { batch, heads, len, head_dim, value_dim } = dims;
+fn values_of(dims: LinearAttentionDims, (met, terms): (usize, usize)) -> Values {
+    let LinearAttentionDims { batch, heads, len, head_dim, value_dim } = dims;
     let positive = |len: usize, seed| random(len, seed).into_iter().map(|x| 0.3 + x.abs()).collect::<Vec<f64>>();
     let rows = batch * heads * len;
     Values {
@@ -110,8 +110,8 @@ fn values_of(dims: Dims, (met, terms): (usize, usize)) -> Values {
 }
 
 /// Products that fade by gates, some of which are nearly shut and some wide open.
-fn gated(dims: Dims) -> Values {
-    let Dims { batch, heads, len, .. } = dims;
+fn gated(dims: LinearAttentionDims) -> Values {
+    let LinearAttentionDims { batch, heads, len, .. } = dims;
     let gate = |(at, x): (usize, f64)| match at % 40 {
         7 => -60.0 * x.abs(),
         11..30 => -1e-4 * x.abs(),
@@ -121,32 +121,39 @@ fn gated(dims: Dims) -> Values {
     Values { gates: Some(gates), ..values(dims) }
 }
 
-fn strides(dims: Dims, width: usize) -> Strides {
+fn strides(dims: LinearAttentionDims, width: usize) -> Strides {
     Strides { batch: dims.heads * dims.len * width, head: dims.len * width, row: width }
 }
 
 struct Case<'a> {
-    dims: Dims,
-    reach: Reach,
+    dims: LinearAttentionDims,
+    reach: LinearMask,
     lengths: Option<&'a [usize]>,
-    guard: Guard,
+    guard: DenominatorGuard,
     decays: bool,
     naive: bool,
 }
 
 /// Output, denominators, and gradients in q, k, v, parameters, near, weights and gates.
-fn run<T: Number>(case: &Case, maps: &[&dyn RowMap<T>], values: &Values) -> Vec<Vec<T>> {
+fn run<T: Number>(case: &Case, maps: &[&dyn FeatureMap<T>], values: &Values) -> Vec<Vec<T>> {
     let cast = |values: &[f64]| values.iter().map(|x| T::from_f64(*x)).collect::<Vec<T>>();
     let [q, k, v, d_out, near, weights] =
         [&values.q, &values.k, &values.v, &values.d_out, &values.near, &values.weights].map(|x| cast(x));
     let Case { dims, reach, lengths, guard, decays, naive } = *case;
     let decay = Decay { near: &near, weights: &weights, met: values.met, terms: values.terms, rates: &values.rates };
     let gates = values.gates.as_ref().map(|gates| cast(gates));
-    let problem =
-        Problem { dims, reach, lengths, maps, decay: decays.then_some(decay), gates: gates.as_deref(), guard };
+    let problem = LinearAttentionProblem {
+        dims,
+        reach,
+        lengths,
+        maps,
+        decay: decays.then_some(decay),
+        gates: gates.as_deref(),
+        guard,
+    };
     let (rows, wide) = (strides(dims, dims.head_dim), strides(dims, dims.value_dim));
     let view = |data, strides| View { data, strides };
-    let inputs = Inputs { q: view(&q, rows), k: view(&k, rows), v: view(&v, wide) };
+    let inputs = LinearAttentionInputs { q: view(&q, rows), k: view(&k, rows), v: view(&v, wide) };
     let nan = |len: usize| vec![T::NEG_INFINITY * T::ZERO; len];
     let (mut out, mut den) = (nan(v.len()), nan(dims.batch * dims.heads * dims.len));
     let forward = if naive { super::naive::forward::<T> } else { super::forward::<T> };
@@ -155,8 +162,8 @@ fn run<T: Number>(case: &Case, maps: &[&dyn RowMap<T>], values: &Values) -> Vec<
     let (mut d_parameters, mut d_near, mut d_weights) =
         (nan(dims.heads * problem.parameters()), nan(near.len()), nan(weights.len()));
     let mut d_gates = nan(gates.as_ref().map_or(0, Vec::len));
-    let saved = Saved { inputs, out: view(&out, wide), denominators: &den, d_out: view(&d_out, wide) };
-    let gradients = Gradients {
+    let saved = LinearAttentionSaved { inputs, out: view(&out, wide), denominators: &den, d_out: view(&d_out, wide) };
+    let gradients = LinearAttentionGradients {
         d_q: ViewMut::new(&mut d_q, rows),
         d_k: ViewMut::new(&mut d_k, rows),
         d_v: ViewMut::new(&mut d_v, wide),
@@ -198,14 +205,14 @@ fn chunked_equals_naive() {
         (400, Some([400, 100]), 2),
         (640, Some([640, 390]), 3),
     ] {
-        let dims = Dims { batch: 2, heads: HEADS, len, head_dim: D, value_dim: 3 };
+        let dims = LinearAttentionDims { batch: 2, heads: HEADS, len, head_dim: D, value_dim: 3 };
         let lengths = lengths.as_ref().map(|lengths| &lengths[..]);
         let values = values_of(dims, DECAYS[kind]);
         for (name, maps) in maps::<f64>() {
             for (reach, decays) in
-                [Reach::Causal, Reach::Both].into_iter().flat_map(|reach| [(reach, false), (reach, true)])
+                [LinearMask::Causal, LinearMask::Both].into_iter().flat_map(|reach| [(reach, false), (reach, true)])
             {
-                let case = |naive| Case { dims, reach, lengths, guard: Guard::Add(1e-6), decays, naive };
+                let case = |naive| Case { dims, reach, lengths, guard: DenominatorGuard::Add(1e-6), decays, naive };
                 let [got, want] = [false, true].map(|naive| run(&case(naive), &maps.all(), &values));
                 // rounding of sums of hundreds of terms, relative to the largest value
                 assert_close(&got, &want, 1e-10, &format!("{name} {len} {reach:?} {decays}"));
@@ -216,11 +223,17 @@ fn chunked_equals_naive() {
 
 #[test]
 fn single_precision_is_close() {
-    let dims = Dims { batch: 1, heads: HEADS, len: 400, head_dim: D, value_dim: 4 };
+    let dims = LinearAttentionDims { batch: 1, heads: HEADS, len: 400, head_dim: D, value_dim: 4 };
     for values in [DECAYS[0], DECAYS[2]].map(|kind| values_of(dims, kind)) {
         for ((name, maps), (_, exact)) in maps::<f32>().into_iter().zip(maps::<f64>()) {
-            let case =
-                |naive| Case { dims, reach: Reach::Causal, lengths: None, guard: Guard::Nothing, decays: true, naive };
+            let case = |naive| Case {
+                dims,
+                reach: LinearMask::Causal,
+                lengths: None,
+                guard: DenominatorGuard::Nothing,
+                decays: true,
+                naive,
+            };
             let got = double(run(&case(false), &maps.all(), &values));
             let want = run(&case(true), &exact.all(), &values);
             // f32 rounding of products and exponentials over 400 positions
@@ -233,13 +246,16 @@ fn single_precision_is_close() {
 #[test]
 fn gradients_are_those_of_finite_differences() {
     // three chunks: only then are there sums that fade
-    let dims = Dims { batch: 1, heads: HEADS, len: 290, head_dim: D, value_dim: 2 };
+    let dims = LinearAttentionDims { batch: 1, heads: HEADS, len: 290, head_dim: D, value_dim: 2 };
     for (name, maps) in maps::<f64>() {
-        for (reach, decays, kind) in
-            [(Reach::Causal, true, 0), (Reach::Causal, true, 2), (Reach::Both, false, 0), (Reach::Both, true, 0)]
-        {
+        for (reach, decays, kind) in [
+            (LinearMask::Causal, true, 0),
+            (LinearMask::Causal, true, 2),
+            (LinearMask::Both, false, 0),
+            (LinearMask::Both, true, 0),
+        ] {
             let values = values_of(dims, DECAYS[kind]);
-            let case = Case { dims, reach, lengths: None, guard: Guard::Add(1e-6), decays, naive: false };
+            let case = Case { dims, reach, lengths: None, guard: DenominatorGuard::Add(1e-6), decays, naive: false };
             let maps = maps.all();
             let found = run(&case, &maps, &values);
             let loss = |values: &Values| -> f64 {
@@ -273,21 +289,21 @@ fn gradients_are_those_of_finite_differences() {
 #[test]
 fn a_guard_has_little_of_a_denominator() {
     let (d, len) = (64, 128);
-    let dims = Dims { batch: 1, heads: HEADS, len, head_dim: d, value_dim: 3 };
+    let dims = LinearAttentionDims { batch: 1, heads: HEADS, len, head_dim: d, value_dim: 3 };
     let mut values = values(dims);
     // uniform values with a root mean square of 1.5
     values.q.iter_mut().chain(&mut values.k).for_each(|x| *x *= 1.5 * 3f64.sqrt());
     let omega = omega::orthogonal([d, d], omega::Lengths::OfRows, &mut stream(1, Purpose::Noise));
-    let favor = Favor::<f64>::new(&omega, [d, d], Form::BothSigns);
+    let favor = Favor::<f64>::new(&omega, [d, d], FavorFeatures::BothSigns);
     let published = favor.clone().with(Offset::None, Offset::None, 0.0);
-    let case = |guard, naive| Case { dims, reach: Reach::Causal, lengths: None, guard, decays: false, naive };
-    let want = run(&case(Guard::Nothing, true), &[&published], &values);
-    let unguarded = run(&case(Guard::Nothing, false), &[&favor], &values);
+    let case = |guard, naive| Case { dims, reach: LinearMask::Causal, lengths: None, guard, decays: false, naive };
+    let want = run(&case(DenominatorGuard::Nothing, true), &[&published], &values);
+    let unguarded = run(&case(DenominatorGuard::Nothing, false), &[&favor], &values);
     for part in [0, 2, 3, 4] {
         // rounding of sums of a hundred terms
         assert_close(&unguarded[part..=part], &want[part..=part], 1e-10, "what cancels");
     }
-    let guarded = run(&case(Guard::Add(1e-6), false), &[&favor], &values);
+    let guarded = run(&case(DenominatorGuard::Add(1e-6), false), &[&favor], &values);
     for row in (0..HEADS * len).filter(|row| row % len >= len / 2) {
         let share = 1e-6 / guarded[1][row];
         assert!(share < 1e-3, "row {row}: the guard has {share} of the denominator");
@@ -299,11 +315,17 @@ fn a_guard_has_little_of_a_denominator() {
 
 #[test]
 fn threads_do_not_change_bits() {
-    let dims = Dims { batch: 3, heads: HEADS, len: 300, head_dim: D, value_dim: 4 };
+    let dims = LinearAttentionDims { batch: 3, heads: HEADS, len: 300, head_dim: D, value_dim: 4 };
     for values in [DECAYS[0], DECAYS[2]].map(|kind| values_of(dims, kind)) {
         for (_, maps) in maps::<f32>() {
-            let case =
-                Case { dims, reach: Reach::Causal, lengths: None, guard: Guard::Nothing, decays: true, naive: false };
+            let case = Case {
+                dims,
+                reach: LinearMask::Causal,
+                lengths: None,
+                guard: DenominatorGuard::Nothing,
+                decays: true,
+                naive: false,
+            };
             assert_same_at_any_threads(|| run(&case, &maps.all(), &values).concat());
         }
     }
@@ -311,7 +333,7 @@ fn threads_do_not_change_bits() {
 
 #[test]
 fn the_future_and_padding_change_nothing() {
-    let dims = Dims { batch: 1, heads: HEADS, len: 200, head_dim: D, value_dim: 2 };
+    let dims = LinearAttentionDims { batch: 1, heads: HEADS, len: 200, head_dim: D, value_dim: 2 };
     let (plain, mut other) = (values(dims), values(dims));
     for head in 0..HEADS {
         for j in 150..200 {
@@ -322,15 +344,16 @@ fn the_future_and_padding_change_nothing() {
     }
     for (name, maps) in maps::<f64>() {
         let outs = |case: Case| [&plain, &other].map(|values| run(&case, &maps.all(), values).swap_remove(0));
-        let guard = Guard::Nothing;
-        let causal = Case { dims, reach: Reach::Causal, lengths: None, guard, decays: true, naive: false };
+        let guard = DenominatorGuard::Nothing;
+        let causal = Case { dims, reach: LinearMask::Causal, lengths: None, guard, decays: true, naive: false };
         let [a, b] = outs(causal);
         for head in 0..HEADS {
             let before = head * 400..head * 400 + 300;
             assert_eq!(a[before.clone()], b[before], "{name}");
         }
         for decays in [false, true] {
-            let [a, b] = outs(Case { dims, reach: Reach::Both, lengths: Some(&[150]), guard, decays, naive: false });
+            let [a, b] =
+                outs(Case { dims, reach: LinearMask::Both, lengths: Some(&[150]), guard, decays, naive: false });
             assert_eq!(a, b, "{name}");
         }
     }
@@ -338,13 +361,20 @@ fn the_future_and_padding_change_nothing() {
 
 #[test]
 fn the_order_of_keys_means_nothing_without_positions() {
-    let dims = Dims { batch: 1, heads: HEADS, len: 300, head_dim: D, value_dim: 2 };
+    let dims = LinearAttentionDims { batch: 1, heads: HEADS, len: 300, head_dim: D, value_dim: 2 };
     let (plain, mut turned) = (values(dims), values(dims));
     for (rows, width) in [(&mut turned.k, D), (&mut turned.v, 2)] {
         let heads = rows.chunks_exact(300 * width);
         *rows = heads.flat_map(|head| head.chunks_exact(width).rev().flatten().copied()).collect();
     }
-    let case = Case { dims, reach: Reach::Both, lengths: None, guard: Guard::Add(1e-6), decays: false, naive: false };
+    let case = Case {
+        dims,
+        reach: LinearMask::Both,
+        lengths: None,
+        guard: DenominatorGuard::Add(1e-6),
+        decays: false,
+        naive: false,
+    };
     for (name, maps) in maps::<f64>().into_iter().filter(|(_, maps)| maps.code.is_none()) {
         let [a, b] = [&plain, &turned].map(|values| run(&case, &maps.all(), values).swap_remove(0));
         // sums of 300 terms in another order
@@ -354,11 +384,18 @@ fn the_order_of_keys_means_nothing_without_positions() {
 
 #[test]
 fn what_sees_nothing_gives_zeros() {
-    let dims = Dims { batch: 1, heads: HEADS, len: 3, head_dim: D, value_dim: 2 };
+    let dims = LinearAttentionDims { batch: 1, heads: HEADS, len: 3, head_dim: D, value_dim: 2 };
     let values = values(dims);
-    let maps = [&Pointwise::Elu { width: D } as &dyn RowMap<f64>];
+    let maps = [&Pointwise::Elu { width: D } as &dyn FeatureMap<f64>];
     for naive in [false, true] {
-        let case = Case { dims, reach: Reach::Both, lengths: Some(&[0]), guard: Guard::Nothing, decays: false, naive };
+        let case = Case {
+            dims,
+            reach: LinearMask::Both,
+            lengths: Some(&[0]),
+            guard: DenominatorGuard::Nothing,
+            decays: false,
+            naive,
+        };
         assert!(run(&case, &maps, &values).iter().flatten().all(|x| *x == 0.0));
     }
 }
@@ -366,21 +403,21 @@ fn what_sees_nothing_gives_zeros() {
 #[test]
 fn sums_of_a_million_positions_stay_accurate() {
     // one head, one slow rate and one fast; the sums of ones are known: sum over d of exp(-rate d)
-    let dims = Dims { batch: 1, heads: 1, len: 4096, head_dim: 1, value_dim: 1 };
-    let maps = [&Pointwise::Relu { width: 1, shift: 0.0 } as &dyn RowMap<f32>];
+    let dims = LinearAttentionDims { batch: 1, heads: 1, len: 4096, head_dim: 1, value_dim: 1 };
+    let maps = [&Pointwise::Relu { width: 1, shift: 0.0 } as &dyn FeatureMap<f32>];
     let rates: [f64; 2] = [1e-6, 0.3];
     let a = |d: usize| rates.iter().map(|rate| (-rate * d as f64).exp()).sum::<f64>();
     let near: Vec<f32> = (0..NEAR).map(|d| a(d) as f32).collect();
     let decay = Decay { met: NEAR, near: &near, terms: 2, rates: &rates, weights: &[1.0, 1.0] };
-    let problem = Problem { decay: Some(decay), ..Problem::causal(dims, &maps) };
-    let mut state = State::new(&problem);
+    let problem = LinearAttentionProblem { decay: Some(decay), ..LinearAttentionProblem::causal(dims, &maps) };
+    let mut state = RecurrentState::new(&problem);
     let ones = vec![1.0f32; 4096];
     let view = View { data: &ones[..], strides: strides(dims, 1) };
     let (mut out, mut den) = (vec![0.0; 4096], vec![0.0; 4096]);
     for _ in 0..256 {
         super::forward::forward(
             &problem,
-            Inputs { q: view, k: view, v: view },
+            LinearAttentionInputs { q: view, k: view, v: view },
             ViewMut::new(&mut out, strides(dims, 1)),
             &mut den,
             Some(&mut state),

@@ -9,12 +9,15 @@
 //! anything, in both directions too. A reference for [`Decay`](super::Decay), which is faster and has a state of fixed size;
 //! there is no backward.
 
-use super::forward::{Task, load};
-use super::{CHUNK, Dims, Inputs, Problem, Reach, Strides, check_forward, decay::Terms, unit, workers};
+use super::forward::{HeadTask, load};
+use super::{
+    CHUNK, LinearAttentionDims, LinearAttentionInputs, LinearAttentionProblem, LinearMask, Strides, check_forward,
+    decay::DecayTerms, unit, workers,
+};
 use crate::Number;
 use crate::attention::ViewMut;
 use crate::cpu::vectorized;
-use crate::features::{Side, padded};
+use crate::features::{RowKind, padded};
 use std::f64::consts::TAU;
 
 /// A kernel of distance: `[H, L]` over distances `0..L` for causal problems, `[H, 2 L - 1]` over `-(L - 1)..L` for both
@@ -23,22 +26,22 @@ use std::f64::consts::TAU;
 /// # Panics
 /// If a slice does not fit the sizes of `problem`, or it has a decay besides.
 pub fn forward<T: Number>(
-    problem: &Problem<T>,
+    problem: &LinearAttentionProblem<T>,
     kernel: &[T],
-    inputs: Inputs<T>,
+    inputs: LinearAttentionInputs<T>,
     out: ViewMut<T>,
     denominators: &mut [T],
 ) {
     check_forward(problem, &inputs, &out, denominators);
     assert!(problem.decay.is_none(), "the kernel takes the place of a decay");
-    let Dims { heads, batch, len, .. } = problem.dims;
-    let columns = if problem.reach == Reach::Both { (2 * len).saturating_sub(1) } else { len };
+    let LinearAttentionDims { heads, batch, len, .. } = problem.dims;
+    let columns = if problem.reach == LinearMask::Both { (2 * len).saturating_sub(1) } else { len };
     crate::check_shape!(kernel, H = heads, C = columns);
     if len == 0 {
         return;
     }
     let (chain, terms, transform) =
-        (problem.chain(), Terms::new(None, 0), Transform::new((2 * len).next_power_of_two()));
+        (problem.chain(), DecayTerms::new(None, 0), Fft::new((2 * len).next_power_of_two()));
     let strides = Strides { batch: heads * len, head: len, row: 0 };
     let denominators = ViewMut::new(denominators, strides);
     workers::for_each(
@@ -46,7 +49,7 @@ pub fn forward<T: Number>(
         || (),
         |(), item| {
             let (head, batch) = unit(problem.dims, item);
-            let task = Task { problem, chain: &chain, terms: &terms, inputs, batch, head, first: 0 };
+            let task = HeadTask { problem, chain: &chain, terms: &terms, inputs, batch, head, first: 0 };
             let kernel = transform.kernel(&kernel[head * columns..(head + 1) * columns], len, problem.reach);
             // SAFETY: this item alone writes the denominators of its head and sequence.
             let denominators = unsafe { denominators.row(batch, head, 0, len) };
@@ -60,7 +63,7 @@ type Complex<T> = [Vec<T>; 2];
 
 /// Transforms of one size, a power of two. The order of a spectrum is left as the stages make it: only products of spectra
 /// are taken, and the inverse starts from that order.
-struct Transform<T> {
+struct Fft<T> {
     size: usize,
     /// `exp(-i TAU k / (2 half))` for `k < half`, for `half = 1, 2, 4, ..`, one after another.
     turns: Complex<T>,
@@ -110,15 +113,15 @@ vectorized! {
     }
 }
 
-impl<T: Number> Transform<T> {
-    fn new(size: usize) -> Transform<T> {
+impl<T: Number> Fft<T> {
+    fn new(size: usize) -> Fft<T> {
         let halves = || (0..size.ilog2()).map(|stage| 1usize << stage);
         let angles = halves().flat_map(|half| (0..half).map(move |k| -TAU * k as f64 / (2 * half) as f64));
         let turns = [
             angles.clone().map(|angle| T::from_f64(angle.cos())).collect(),
             angles.map(|angle| T::from_f64(angle.sin())).collect(),
         ];
-        Transform { size, turns }
+        Fft { size, turns }
     }
 
     /// Runs a stage on every block of `2 half` numbers.
@@ -146,11 +149,11 @@ impl<T: Number> Transform<T> {
     }
 
     /// The spectrum of a kernel, over the size.
-    fn kernel(&self, kernel: &[T], len: usize, reach: Reach) -> Complex<T> {
+    fn kernel(&self, kernel: &[T], len: usize, reach: LinearMask) -> Complex<T> {
         let mut x = [vec![T::ZERO; self.size], vec![T::ZERO; self.size]];
         match reach {
-            Reach::Causal => x[0][..len].copy_from_slice(kernel),
-            Reach::Both => {
+            LinearMask::Causal => x[0][..len].copy_from_slice(kernel),
+            LinearMask::Both => {
                 let (ahead, behind) = kernel.split_at(len - 1);
                 x[0][..len].copy_from_slice(behind);
                 x[0][self.size - ahead.len()..].copy_from_slice(ahead);
@@ -163,12 +166,12 @@ impl<T: Number> Transform<T> {
     }
 }
 
-impl<T: Number> Task<'_, T> {
+impl<T: Number> HeadTask<'_, T> {
     /// All rows of one head of one sequence. Two columns of values share a transform: they are the real and the imaginary part.
-    fn convolved(&self, transform: &Transform<T>, kernel: &Complex<T>, denominators: &mut [T], out: &ViewMut<T>) {
-        let Dims { len, value_dim, .. } = self.problem.dims;
+    fn convolved(&self, transform: &Fft<T>, kernel: &Complex<T>, denominators: &mut [T], out: &ViewMut<T>) {
+        let LinearAttentionDims { len, value_dim, .. } = self.problem.dims;
         let features = self.chain.widths()[1];
-        let [queries, keys] = [Side::Query, Side::Key].map(|side| self.all_features(side));
+        let [queries, keys] = [RowKind::Query, RowKind::Key].map(|side| self.all_features(side));
         let (values, valid) = (self.all_values(), self.valid(0, len));
         let value = |j: usize, column: usize| match column.cmp(&value_dim) {
             std::cmp::Ordering::Less => values[j * padded(value_dim) + column],
@@ -206,7 +209,7 @@ impl<T: Number> Task<'_, T> {
     }
 
     /// Features of all rows, `[L, padded(M)]`.
-    fn all_features(&self, side: Side) -> Vec<T> {
+    fn all_features(&self, side: RowKind) -> Vec<T> {
         let (len, width) = (self.problem.dims.len, padded(self.chain.widths()[1]));
         let (mut all, mut room) = (vec![T::ZERO; len * width], self.chain.room(workers::scratch));
         for (chunk, to) in all.chunks_mut(CHUNK * width).enumerate() {
@@ -217,43 +220,44 @@ impl<T: Number> Task<'_, T> {
 
     /// Values of all rows, `[L, padded(value_dim)]`.
     fn all_values(&self) -> Vec<T> {
-        let Dims { len, value_dim, .. } = self.problem.dims;
+        let LinearAttentionDims { len, value_dim, .. } = self.problem.dims;
         let mut all = vec![T::ZERO; len * padded(value_dim)];
-        load(self.inputs.v, self.place(Side::Key, 0, len), 0, value_dim, &mut all);
+        load(self.inputs.v, self.place(RowKind::Key, 0, len), 0, value_dim, &mut all);
         all
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use super::super::{Decay, Guard, NEAR, naive};
+    use super::super::{Decay, DenominatorGuard, NEAR, naive};
     use super::*;
     use crate::attention::View;
     use crate::calculus::exponentials::{Amplitude, ErrorBudget, Tolerance};
     use crate::encoding::{Encoding, EncodingDecay, Geometry, Method};
-    use crate::features::{Pointwise, RowMap};
+    use crate::features::{FeatureMap, Pointwise};
+    
     use crate::ops::testing::random;
 
     #[test]
     fn transforms_equal_all_pairs() {
         for (len, lengths) in [(1, None), (37, Some([30, 5])), (100, None)] {
-            let dims = Dims { batch: 2, heads: 2, len, head_dim: 5, value_dim: 3 };
+            let dims = LinearAttentionDims { batch: 2, heads: 2, len, head_dim: 5, value_dim: 3 };
             let [q, k] = [1, 2].map(|seed| random(4 * len * 5, seed));
             let v = random(4 * len * 3, 3);
             let strides = |d: usize| Strides { batch: 2 * len * d, head: len * d, row: d };
             let view = |data, d| View { data, strides: strides(d) };
-            let inputs = Inputs { q: view(&q[..], 5), k: view(&k[..], 5), v: view(&v[..], 3) };
-            let maps = [&Pointwise::Elu { width: 5 } as &dyn RowMap<f64>];
+            let inputs = LinearAttentionInputs { q: view(&q[..], 5), k: view(&k[..], 5), v: view(&v[..], 3) };
+            let maps = [&Pointwise::Elu { width: 5 } as &dyn FeatureMap<f64>];
             let lengths = lengths.as_ref().map(|lengths| &lengths[..]);
             let near: Vec<f64> = random(2 * NEAR, 4).into_iter().map(f64::abs).collect();
-            let problem = |reach, decay| Problem {
+            let problem = |reach, decay| LinearAttentionProblem {
                 dims,
                 reach,
                 lengths,
                 maps: &maps,
                 decay,
                 gates: None,
-                guard: Guard::Add(1e-6),
+                guard: DenominatorGuard::Add(1e-6),
             };
             let run = |by: &dyn Fn(ViewMut<f64>, &mut [f64])| {
                 let (mut out, mut den) = (vec![f64::NAN; v.len()], vec![f64::NAN; 4 * len]);
@@ -262,13 +266,13 @@ mod tests {
             };
             let decay = Decay { met: NEAR, near: &near, terms: 0, rates: &[], weights: &[] };
             let causal: Vec<f64> = (0..2 * len).map(|at| near[at / len * NEAR + at % len]).collect();
-            let want = run(&|out, den| naive::forward(&problem(Reach::Causal, Some(decay)), inputs, out, den));
-            let got = run(&|out, den| forward(&problem(Reach::Causal, None), &causal, inputs, out, den));
+            let want = run(&|out, den| naive::forward(&problem(LinearMask::Causal, Some(decay)), inputs, out, den));
+            let got = run(&|out, den| forward(&problem(LinearMask::Causal, None), &causal, inputs, out, den));
             // rounding of a transform, relative to sums of up to a hundred products
             assert!(got.iter().zip(&want).all(|(a, b)| (a - b).abs() <= 1e-11 * (1.0 + b.abs())), "{len}");
             let ones = vec![1.0; 2 * (2 * len - 1)];
-            let want = run(&|out, den| naive::forward(&problem(Reach::Both, None), inputs, out, den));
-            let got = run(&|out, den| forward(&problem(Reach::Both, None), &ones, inputs, out, den));
+            let want = run(&|out, den| naive::forward(&problem(LinearMask::Both, None), inputs, out, den));
+            let got = run(&|out, den| forward(&problem(LinearMask::Both, None), &ones, inputs, out, den));
             assert!(got.iter().zip(&want).all(|(a, b)| (a - b).abs() <= 1e-11 * (1.0 + b.abs())), "{len}");
         }
     }
@@ -276,15 +280,23 @@ mod tests {
     #[test]
     fn kernels_may_differ_by_direction_and_sign() {
         let (len, lengths, columns) = (37, [37, 20], 73);
-        let dims = Dims { batch: 2, heads: 2, len, head_dim: 5, value_dim: 1 };
+        let dims = LinearAttentionDims { batch: 2, heads: 2, len, head_dim: 5, value_dim: 1 };
         let [q, k] = [1, 2].map(|seed| random(4 * len * 5, seed));
         let (v, kernel) = (random(4 * len, 3), random(2 * columns, 4));
         let strides = |d: usize| Strides { batch: 2 * len * d, head: len * d, row: d };
         let view = |data, d| View { data, strides: strides(d) };
-        let inputs = Inputs { q: view(&q[..], 5), k: view(&k[..], 5), v: view(&v[..], 1) };
-        let maps = [&Pointwise::Elu { width: 5 } as &dyn RowMap<f64>];
-        let (reach, guard) = (Reach::Both, Guard::Nothing);
-        let problem = Problem { dims, reach, lengths: Some(&lengths), maps: &maps, decay: None, gates: None, guard };
+        let inputs = LinearAttentionInputs { q: view(&q[..], 5), k: view(&k[..], 5), v: view(&v[..], 1) };
+        let maps = [&Pointwise::Elu { width: 5 } as &dyn FeatureMap<f64>];
+        let (reach, guard) = (LinearMask::Both, DenominatorGuard::Nothing);
+        let problem = LinearAttentionProblem {
+            dims,
+            reach,
+            lengths: Some(&lengths),
+            maps: &maps,
+            decay: None,
+            gates: None,
+            guard,
+        };
         let (mut out, mut den) = (vec![f64::NAN; v.len()], vec![f64::NAN; v.len()]);
         forward(&problem, &kernel, inputs, ViewMut::new(&mut out, strides(1)), &mut den);
         let phi = |x: f64| if x > 0.0 { x + 1.0 } else { x.exp() };
@@ -319,16 +331,23 @@ mod tests {
         let causal: Vec<f64> = (0..2 * len).map(|place| at(place / len, place % len)).collect();
         let columns = 2 * len - 1;
         let both = (0..2 * columns).map(|place| at(place / columns, (place % columns).abs_diff(len - 1))).collect();
-        let dims = Dims { batch: 1, heads: 2, len, head_dim: 5, value_dim: 3 };
+        let dims = LinearAttentionDims { batch: 1, heads: 2, len, head_dim: 5, value_dim: 3 };
         let [q, k] = [1, 2].map(|seed| random(2 * len * 5, seed));
         let v = random(2 * len * 3, 3);
         let strides = |d: usize| Strides { batch: 2 * len * d, head: len * d, row: d };
         let view = |data, d| View { data, strides: strides(d) };
-        let inputs = Inputs { q: view(&q[..], 5), k: view(&k[..], 5), v: view(&v[..], 3) };
-        let maps = [&Pointwise::Elu { width: 5 } as &dyn RowMap<f64>];
-        for (reach, kernel) in [(Reach::Causal, causal), (Reach::Both, both)] {
-            let problem =
-                |decay| Problem { dims, reach, lengths: None, maps: &maps, decay, gates: None, guard: Guard::Nothing };
+        let inputs = LinearAttentionInputs { q: view(&q[..], 5), k: view(&k[..], 5), v: view(&v[..], 3) };
+        let maps = [&Pointwise::Elu { width: 5 } as &dyn FeatureMap<f64>];
+        for (reach, kernel) in [(LinearMask::Causal, causal), (LinearMask::Both, both)] {
+            let problem = |decay| LinearAttentionProblem {
+                dims,
+                reach,
+                lengths: None,
+                maps: &maps,
+                decay,
+                gates: None,
+                guard: DenominatorGuard::Nothing,
+            };
             let run = |by: &dyn Fn(ViewMut<f64>, &mut [f64])| {
                 let (mut out, mut den) = (vec![f64::NAN; v.len()], vec![f64::NAN; 2 * len]);
                 by(ViewMut::new(&mut out, strides(3)), &mut den);

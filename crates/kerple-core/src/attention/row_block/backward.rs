@@ -1,28 +1,28 @@
 //! Rows of all heads backwards: scores, map and weights again, then every gradient.
 
-use super::{Inputs, KEYS, Place, Tiles, tiles};
+use super::{KEYS, RowBlockInputs, RowBlockScratch, RowBlockTile, tiles};
 use crate::Number;
-use crate::attention::{Dims, Gradients, Saved, Strides, ViewMut, cap, sinks};
-use crate::cpu::lanes::{Kernel, Lanes};
+use crate::attention::{AttentionDims, AttentionGradients, AttentionSaved, Strides, ViewMut, sinks, softcap};
+use crate::cpu::lanes::{Lanes, SimdKernel};
 use crate::forms::{ScoreModGradients, Strided};
-use crate::tiles::product::{Matrix, Product};
-use crate::tiles::registers::Keep;
+use crate::tiles::microkernel::StoreMode;
+use crate::tiles::product::{SmallGemm, StridedMatrix};
 use crate::tiles::rows::{AddRow, Dots, ScaleRow};
-use crate::tiles::softmax::ScoreGradient;
+use crate::tiles::softmax::SoftmaxBackward;
 use crate::tiles::workers;
-use crate::tiles::workers::{Schedule, Turns};
+use crate::tiles::workers::{BlockSchedule, Turns};
 
 /// One call.
-pub(super) struct Backward<'a, T> {
-    pub(super) inputs: Inputs<'a, T>,
-    pub(super) saved: Saved<'a, T>,
-    pub(super) gradients: Gradients<'a, T>,
+pub(super) struct RowBlockBackward<'a, T> {
+    pub(super) inputs: RowBlockInputs<'a, T>,
+    pub(super) saved: AttentionSaved<'a, T>,
+    pub(super) gradients: AttentionGradients<'a, T>,
 }
 
-struct Call<'a, L: Lanes> {
+struct RowBlockBackwardCall<'a, L: Lanes> {
     lanes: L,
-    inputs: Inputs<'a, L::Number>,
-    saved: Saved<'a, L::Number>,
+    inputs: RowBlockInputs<'a, L::Number>,
+    saved: AttentionSaved<'a, L::Number>,
     d_q: ViewMut<'a, L::Number>,
     d_k: ViewMut<'a, L::Number>,
     d_v: ViewMut<'a, L::Number>,
@@ -35,8 +35,8 @@ struct Call<'a, L: Lanes> {
 }
 
 /// What one thread computes in.
-struct Scratch<T> {
-    tiles: Tiles<T>,
+struct RowBlockBackwardScratch<T> {
+    tiles: RowBlockScratch<T>,
     /// `[H, rows, width]`
     d_out: Vec<T>,
     /// `d_out.out`, `[H, rows]`
@@ -54,19 +54,19 @@ struct Scratch<T> {
     map_sums: Vec<T>,
 }
 
-impl<T: Number> Kernel<T> for Backward<'_, T> {
+impl<T: Number> SimdKernel<T> for RowBlockBackward<'_, T> {
     type Output = ();
 
     fn run<L: Lanes<Number = T>>(self, lanes: L) {
-        let Backward { inputs, saved, gradients } = self;
-        let Dims { batch, kv_heads, .. } = inputs.problem.dims;
-        let Gradients { d_q, d_k, d_v, d_map, d_sinks, d_bias: _, d_weight: _, d_gate_cumsum: _ } = gradients;
+        let RowBlockBackward { inputs, saved, gradients } = self;
+        let AttentionDims { batch, kv_heads, .. } = inputs.problem.dims;
+        let AttentionGradients { d_q, d_k, d_v, d_map, d_sinks, d_bias: _, d_weight: _, d_gate_cumsum: _ } = gradients;
         sinks::backward(inputs.problem, &saved, d_sinks);
         let size = inputs.map.sums();
         let mut sums = vec![T::ZERO; batch * size];
         let (blocks, spans) = (inputs.blocks(), inputs.spans());
         let first = first_blocks::<L>(&inputs);
-        let call = Call {
+        let call = RowBlockBackwardCall {
             lanes,
             inputs,
             saved,
@@ -78,7 +78,7 @@ impl<T: Number> Kernel<T> for Backward<'_, T> {
             map_turns: Turns::new(batch, |_| 0),
         };
         call.clear();
-        let schedule = Schedule::new(batch, blocks);
+        let schedule = BlockSchedule::new(batch, blocks);
         workers::for_each(
             batch * blocks,
             || call.scratch(),
@@ -97,7 +97,7 @@ impl<T: Number> Kernel<T> for Backward<'_, T> {
 }
 
 /// The first block that sees each tile of each sequence, `[B, spans]`. Those that see it are consecutive.
-fn first_blocks<L: Lanes>(inputs: &Inputs<L::Number>) -> Vec<usize> {
+fn first_blocks<L: Lanes>(inputs: &RowBlockInputs<L::Number>) -> Vec<usize> {
     let (blocks, spans) = (inputs.blocks(), inputs.spans());
     let mut first = vec![usize::MAX; inputs.problem.dims.batch * spans];
     for (batch, first) in first.chunks_exact_mut(spans.max(1)).enumerate() {
@@ -108,10 +108,10 @@ fn first_blocks<L: Lanes>(inputs: &Inputs<L::Number>) -> Vec<usize> {
     first
 }
 
-impl<L: Lanes> Call<'_, L> {
+impl<L: Lanes> RowBlockBackwardCall<'_, L> {
     /// Clears `d_k` and `d_v`, to which blocks add.
     fn clear(&self) {
-        let Dims { batch, kv_heads, keys, head_dim, .. } = self.inputs.problem.dims;
+        let AttentionDims { batch, kv_heads, keys, head_dim, .. } = self.inputs.problem.dims;
         workers::for_each(
             batch * kv_heads,
             || (),
@@ -126,17 +126,17 @@ impl<L: Lanes> Call<'_, L> {
         );
     }
 
-    fn scratch(&self) -> Scratch<L::Number> {
-        let Dims { heads, head_dim, .. } = self.inputs.problem.dims;
+    fn scratch(&self) -> RowBlockBackwardScratch<L::Number> {
+        let AttentionDims { heads, head_dim, .. } = self.inputs.problem.dims;
         let (tiles, rows) = (self.inputs.tiles::<L>(), heads * self.inputs.rows());
         let [d_out, d_q] = [(); 2].map(|()| workers::scratch(rows * tiles.width));
         let [scores, weights, d_scores] = [(); 3].map(|()| self.inputs.scores::<L>());
         let (d_q_of_map, map_sums) = (workers::scratch(rows * head_dim), workers::scratch(self.inputs.map.sums()));
         let means = workers::scratch(rows);
-        Scratch { tiles, d_out, means, d_q, d_q_of_map, scores, weights, d_scores, map_sums }
+        RowBlockBackwardScratch { tiles, d_out, means, d_q, d_q_of_map, scores, weights, d_scores, map_sums }
     }
 
-    fn block(&self, scratch: &mut Scratch<L::Number>, place: &Place, block: usize) {
+    fn block(&self, scratch: &mut RowBlockBackwardScratch<L::Number>, place: &RowBlockTile, block: usize) {
         scratch.d_q_of_map.fill(L::Number::ZERO);
         scratch.d_q.fill(L::Number::ZERO);
         scratch.map_sums.fill(L::Number::ZERO);
@@ -157,8 +157,8 @@ impl<L: Lanes> Call<'_, L> {
     }
 
     /// `d_out.out` of every row.
-    fn means(&self, scratch: &mut Scratch<L::Number>, place: &Place) {
-        let Dims { heads, head_dim, .. } = self.inputs.problem.dims;
+    fn means(&self, scratch: &mut RowBlockBackwardScratch<L::Number>, place: &RowBlockTile) {
+        let AttentionDims { heads, head_dim, .. } = self.inputs.problem.dims;
         for (at, mean) in scratch.means[..heads * place.rows].chunks_exact_mut(1).enumerate() {
             let (head, query) = (at / place.rows, place.first_query + at % place.rows);
             let [q, k] = [self.saved.d_out, self.saved.out].map(|view| view.row(place.batch, head, query, head_dim));
@@ -167,8 +167,8 @@ impl<L: Lanes> Call<'_, L> {
     }
 
     /// Adds what a tile of keys brings to the gradients.
-    fn part(&self, scratch: &mut Scratch<L::Number>, place: &Place, block: usize, tile: usize) {
-        let Dims { heads, kv_heads, head_dim, .. } = self.inputs.problem.dims;
+    fn part(&self, scratch: &mut RowBlockBackwardScratch<L::Number>, place: &RowBlockTile, block: usize, tile: usize) {
+        let AttentionDims { heads, kv_heads, head_dim, .. } = self.inputs.problem.dims;
         self.weights(scratch, place);
         let size = heads * place.rows * place.columns;
         let of_block = ScoreModGradients {
@@ -182,11 +182,11 @@ impl<L: Lanes> Call<'_, L> {
             let d_out = Strided { values: &scratch.d_out[..], stride: scratch.tiles.width };
             values.add_gradient(&described, &scratch.weights[..size], d_out, &mut scratch.map_sums);
         }
-        if let Some(cap) = self.inputs.problem.cap {
-            cap::bend_backward(&scratch.scores[..size], &mut scratch.d_scores[..size], cap);
+        if let Some(cap) = self.inputs.problem.softcap {
+            softcap::backward(&scratch.scores[..size], &mut scratch.d_scores[..size], cap);
         }
         self.inputs.fill_unseen(place, L::Number::ZERO, &mut scratch.d_scores[..size]);
-        let Scratch { tiles, d_q, d_scores, .. } = scratch;
+        let RowBlockBackwardScratch { tiles, d_q, d_scores, .. } = scratch;
         self.inputs.add_weighted(self.lanes, place, d_scores, self.inputs.k, None, &mut tiles.tile, d_q);
         for kv_head in 0..kv_heads {
             let sum = (place.batch * kv_heads + kv_head) * self.inputs.spans() + tile;
@@ -195,11 +195,11 @@ impl<L: Lanes> Call<'_, L> {
     }
 
     /// Scores, weights, and the gradient in the mapped scores.
-    fn weights(&self, scratch: &mut Scratch<L::Number>, place: &Place) {
+    fn weights(&self, scratch: &mut RowBlockBackwardScratch<L::Number>, place: &RowBlockTile) {
         let (inputs, lanes) = (&self.inputs, self.lanes);
-        let Dims { heads, queries, .. } = inputs.problem.dims;
+        let AttentionDims { heads, queries, .. } = inputs.problem.dims;
         let size = heads * place.rows * place.columns;
-        let Scratch { tiles, d_out, means, scores, weights, d_scores, .. } = scratch;
+        let RowBlockBackwardScratch { tiles, d_out, means, scores, weights, d_scores, .. } = scratch;
         let (scores, weights, d_scores) = (&mut scores[..size], &mut weights[..size], &mut d_scores[..size]);
         inputs.raw_scores(lanes, place, tiles, scores);
         weights.copy_from_slice(scores);
@@ -218,7 +218,7 @@ impl<L: Lanes> Call<'_, L> {
                 d_scores[row].fill(L::Number::ZERO);
             } else {
                 let (scores, d_scores) = (&mut weights[row.clone()], &mut d_scores[row]);
-                lanes.run(ScoreGradient { scores, d_scores, lse, mean });
+                lanes.run(SoftmaxBackward { scores, d_scores, lse, mean });
             }
         }
         inputs.fill_unseen(place, L::Number::ZERO, weights);
@@ -226,9 +226,9 @@ impl<L: Lanes> Call<'_, L> {
     }
 
     /// `d_q = scale ds k`, and what the map adds.
-    fn store_d_q(&self, scratch: &mut Scratch<L::Number>, place: &Place) {
-        let Dims { heads, head_dim, .. } = self.inputs.problem.dims;
-        let Scratch { tiles, d_q, d_q_of_map, .. } = scratch;
+    fn store_d_q(&self, scratch: &mut RowBlockBackwardScratch<L::Number>, place: &RowBlockTile) {
+        let AttentionDims { heads, head_dim, .. } = self.inputs.problem.dims;
+        let RowBlockBackwardScratch { tiles, d_q, d_q_of_map, .. } = scratch;
         for at in 0..heads * place.rows {
             // SAFETY: the view is checked, and this item alone writes this row.
             let to =
@@ -239,9 +239,10 @@ impl<L: Lanes> Call<'_, L> {
     }
 
     /// `d_k += ds^T (scale q)` and `d_v += p^T d_out` for one key head.
-    fn add_d_k_and_d_v(&self, scratch: &mut Scratch<L::Number>, place: &Place, kv_head: usize) {
-        let Dims { heads, kv_heads, head_dim, .. } = self.inputs.problem.dims;
-        let Scratch { tiles: Tiles { q, tile, width, .. }, d_out, weights, d_scores, .. } = scratch;
+    fn add_d_k_and_d_v(&self, scratch: &mut RowBlockBackwardScratch<L::Number>, place: &RowBlockTile, kv_head: usize) {
+        let AttentionDims { heads, kv_heads, head_dim, .. } = self.inputs.problem.dims;
+        let RowBlockBackwardScratch { tiles: RowBlockScratch { q, tile, width, .. }, d_out, weights, d_scores, .. } =
+            scratch;
         for (_, first, count) in tiles(1, place.keys) {
             let see = self.inputs.rows_that_see(place, first, count);
             if see.is_empty() {
@@ -252,16 +253,16 @@ impl<L: Lanes> Call<'_, L> {
                 for head in kv_head * group..(kv_head + 1) * group {
                     let row = head * place.rows + see.start;
                     let data = &of_scores[row * place.columns + first..];
-                    self.lanes.run(Product {
+                    self.lanes.run(SmallGemm {
                         rows: count,
                         inner: see.len(),
                         columns: *width,
-                        a: Matrix { data, row_stride: 1, column_stride: place.columns },
+                        a: StridedMatrix { data, row_stride: 1, column_stride: place.columns },
                         b: &rows[row * *width..],
                         b_stride: *width,
                         c: tile,
                         c_stride: *width,
-                        keep: if head % group == 0 { Keep::Overwrite } else { Keep::Add },
+                        store: if head % group == 0 { StoreMode::Overwrite } else { StoreMode::Accumulate },
                     });
                 }
                 for (key, from) in tile.chunks_exact(*width).take(count).enumerate() {

@@ -1,24 +1,24 @@
 //! Rows of all heads: scores, map, softmax, values.
 
-use super::{Inputs, Place, Tiles};
+use super::{RowBlockInputs, RowBlockScratch, RowBlockTile};
 use crate::Number;
-use crate::attention::{Dims, Strides, ViewMut};
-use crate::cpu::lanes::{Kernel, Lanes};
+use crate::attention::{AttentionDims, Strides, ViewMut};
+use crate::cpu::lanes::{Lanes, SimdKernel};
 use crate::forms::Strided;
 use crate::tiles::rows::ScaleRow;
-use crate::tiles::softmax::NextExponentials;
+use crate::tiles::softmax::OnlineExponentials;
 use crate::tiles::workers;
 
 /// One call.
-pub(super) struct Forward<'a, T> {
-    pub(super) inputs: Inputs<'a, T>,
+pub(super) struct RowBlockForward<'a, T> {
+    pub(super) inputs: RowBlockInputs<'a, T>,
     pub(super) out: ViewMut<'a, T>,
     pub(super) lse: &'a mut [T],
 }
 
 /// What one thread computes in.
-struct Scratch<T> {
-    tiles: Tiles<T>,
+struct RowBlockForwardScratch<T> {
+    tiles: RowBlockScratch<T>,
     /// Scores, then their exponentials, `[H, rows, columns]`
     scores: Vec<T>,
     /// Sum of exponentials times values so far, `[H, rows, width]`
@@ -30,12 +30,12 @@ struct Scratch<T> {
     rescale: Vec<T>,
 }
 
-impl<T: Number> Kernel<T> for Forward<'_, T> {
+impl<T: Number> SimdKernel<T> for RowBlockForward<'_, T> {
     type Output = ();
 
     fn run<L: Lanes<Number = T>>(self, lanes: L) {
-        let Forward { inputs, out, lse } = self;
-        let Dims { batch, heads, queries, .. } = inputs.problem.dims;
+        let RowBlockForward { inputs, out, lse } = self;
+        let AttentionDims { batch, heads, queries, .. } = inputs.problem.dims;
         let lse = ViewMut::new(lse, Strides { batch: heads * queries, head: queries, row: 1 });
         let blocks = inputs.blocks();
         let scratch = || {
@@ -43,7 +43,7 @@ impl<T: Number> Kernel<T> for Forward<'_, T> {
             let rows = heads * inputs.rows();
             let out = workers::scratch(rows * tiles.width);
             let [largest, total, rescale] = [(); 3].map(|()| workers::scratch(rows));
-            Scratch { tiles, scores: inputs.scores::<L>(), out, largest, total, rescale }
+            RowBlockForwardScratch { tiles, scores: inputs.scores::<L>(), out, largest, total, rescale }
         };
         workers::for_each(batch * blocks, scratch, |scratch, item| {
             // the longest rows of a decoder first
@@ -59,7 +59,7 @@ impl<T: Number> Kernel<T> for Forward<'_, T> {
             for (_, part) in inputs.parts::<L>(&place) {
                 add_part(&inputs, lanes, &part, scratch);
             }
-            let Scratch { tiles, out: sums, largest, total, .. } = scratch;
+            let RowBlockForwardScratch { tiles, out: sums, largest, total, .. } = scratch;
             for at in 0..heads * place.rows {
                 let (head, query) = (at / place.rows, place.first_query + at % place.rows);
                 let seen = total[at] != T::ZERO;
@@ -76,15 +76,20 @@ impl<T: Number> Kernel<T> for Forward<'_, T> {
 }
 
 /// Adds what a tile of keys brings to the sums of a block.
-fn add_part<L: Lanes>(inputs: &Inputs<L::Number>, lanes: L, place: &Place, scratch: &mut Scratch<L::Number>) {
-    let Scratch { tiles, scores, out, largest, total, rescale } = scratch;
+fn add_part<L: Lanes>(
+    inputs: &RowBlockInputs<L::Number>,
+    lanes: L,
+    place: &RowBlockTile,
+    scratch: &mut RowBlockForwardScratch<L::Number>,
+) {
+    let RowBlockForwardScratch { tiles, scores, out, largest, total, rescale } = scratch;
     let heads = inputs.problem.dims.heads;
     let scores = &mut scores[..heads * place.rows * place.columns];
     inputs.raw_scores(lanes, place, tiles, scores);
     inputs.map.forward(&inputs.block(place, &tiles.q_of_map), scores);
     inputs.fill_unseen(place, L::Number::NEG_INFINITY, scores);
     for (at, scores) in scores.chunks_exact_mut(place.columns).enumerate() {
-        let [now, factor, sum] = lanes.run(NextExponentials { scores, largest: largest[at] });
+        let [now, factor, sum] = lanes.run(OnlineExponentials { scores, largest: largest[at] });
         total[at] = total[at] * factor + sum;
         (largest[at], rescale[at]) = (now, factor);
     }

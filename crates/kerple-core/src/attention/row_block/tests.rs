@@ -3,17 +3,25 @@
 use super::{backward_with, forward_with};
 use crate::Number;
 use crate::attention::tests::{Case, Engine, Mix, Outcome, assert_close, dims, recipes};
-use crate::attention::{Gradients, Mask, Problem, Saved, View, ViewMut};
+use crate::attention::{AttentionGradients, AttentionProblem, AttentionSaved, Mask, View, ViewMut};
 use crate::cpu::InstructionSet;
 use proptest::prelude::*;
 
 struct RowBlock(InstructionSet);
 
 impl<T: Number> Engine<T> for RowBlock {
-    fn forward(&self, problem: &Problem<T>, q: View<T>, k: View<T>, v: View<T>, out: ViewMut<T>, lse: &mut [T]) {
+    fn forward(
+        &self,
+        problem: &AttentionProblem<T>,
+        q: View<T>,
+        k: View<T>,
+        v: View<T>,
+        out: ViewMut<T>,
+        lse: &mut [T],
+    ) {
         forward_with(self.0, problem, q, k, v, out, lse);
     }
-    fn backward(&self, problem: &Problem<T>, saved: Saved<T>, gradients: Gradients<T>) {
+    fn backward(&self, problem: &AttentionProblem<T>, saved: AttentionSaved<T>, gradients: AttentionGradients<T>) {
         backward_with(self.0, problem, saved, gradients);
     }
 }
@@ -141,10 +149,18 @@ fn tables_are_refused() {
 fn the_general_entry_takes_tables_and_maps() {
     struct Either;
     impl<T: Number> Engine<T> for Either {
-        fn forward(&self, problem: &Problem<T>, q: View<T>, k: View<T>, v: View<T>, out: ViewMut<T>, lse: &mut [T]) {
+        fn forward(
+            &self,
+            problem: &AttentionProblem<T>,
+            q: View<T>,
+            k: View<T>,
+            v: View<T>,
+            out: ViewMut<T>,
+            lse: &mut [T],
+        ) {
             crate::attention::forward(problem, q, k, v, out, lse);
         }
-        fn backward(&self, problem: &Problem<T>, saved: Saved<T>, gradients: Gradients<T>) {
+        fn backward(&self, problem: &AttentionProblem<T>, saved: AttentionSaved<T>, gradients: AttentionGradients<T>) {
             crate::attention::backward(problem, saved, gradients);
         }
     }

@@ -1,6 +1,6 @@
 //! Where the inputs and results of a case lie.
 
-use crate::attention::{Dims, Strides, View, ViewMut};
+use crate::attention::{AttentionDims, Strides, View, ViewMut};
 
 /// Strides of a dense `[B, H, L, D]`.
 pub(super) fn dense(heads: usize, rows: usize, head_dim: usize) -> Strides {
@@ -10,7 +10,7 @@ pub(super) fn dense(heads: usize, rows: usize, head_dim: usize) -> Strides {
 /// Where q, k and v lie in one buffer: one after the other, or as a packed projection, which is
 /// `[B, L, q heads | k heads | v heads, D]`, or `[B, L, H, q|k|v, D]` if there are as many key heads as heads.
 pub(super) struct Layout {
-    dims: Dims,
+    dims: AttentionDims,
     packed: bool,
     offsets: [usize; 3],
     strides: [Strides; 3],
@@ -18,8 +18,8 @@ pub(super) struct Layout {
 }
 
 impl Layout {
-    pub(super) fn new(dims: Dims, packed: bool) -> Self {
-        let Dims { batch, heads, kv_heads, queries, keys, head_dim } = dims;
+    pub(super) fn new(dims: AttentionDims, packed: bool) -> Self {
+        let AttentionDims { batch, heads, kv_heads, queries, keys, head_dim } = dims;
         if !packed {
             let strides = [(heads, queries), (kv_heads, keys), (kv_heads, keys)].map(|(h, l)| dense(h, l, head_dim));
             let [q, k, v] = strides.map(|strides| batch * strides.batch);
@@ -50,7 +50,7 @@ impl Layout {
 
     /// Where each row of a part starts in the buffer, in the order of a dense array.
     fn rows(&self, part: usize) -> impl Iterator<Item = usize> {
-        let Dims { batch, heads, kv_heads, queries, keys, .. } = self.dims;
+        let AttentionDims { batch, heads, kv_heads, queries, keys, .. } = self.dims;
         let (heads, rows) = if part == 0 { (heads, queries) } else { (kv_heads, keys) };
         let (offset, strides) = (self.offsets[part], self.strides[part]);
         (0..batch * heads * rows).map(move |i| {

@@ -5,20 +5,22 @@
 //! additions, whoever computes, and threads that follow each other down the same head at a distance of one tile.
 
 use super::blocks::{key_blocks, most_queries, query_blocks};
-use super::damping::Damping;
 use super::diagonal::DiagonalSums;
+use super::feature_decay::FeatureDecay;
 use super::gate_cumsum::{self, GateOffsets, TileGates};
-use super::gradient::{GateGradientSums, ScoreGradient};
-use super::table::{Order, PaddedTable};
-use super::tile::{STRIP, Tile};
+use super::gradient::{GateGradientSums, TileScoreGradient};
+use super::table::{DistanceOrder, PaddedTable};
+use super::tile::{KeyTile, STRIP};
 use crate::Number;
-use crate::attention::{Dims, Gradients, Problem, Saved, Strides, View, ViewMut, cap, sinks};
-use crate::cpu::lanes::{Kernel, Lanes};
+use crate::attention::{
+    AttentionDims, AttentionGradients, AttentionProblem, AttentionSaved, Strides, View, ViewMut, sinks, softcap,
+};
+use crate::cpu::lanes::{Lanes, SimdKernel};
 use crate::forms::Sides;
-use crate::tiles::product::{Matrix, Product};
-use crate::tiles::registers::Keep;
+use crate::tiles::microkernel::StoreMode;
+use crate::tiles::product::{SmallGemm, StridedMatrix};
 use crate::tiles::rows::{AddRow, CopyRows, Dots, ScaleRow, Transpose};
-use crate::tiles::workers::{self, Schedule, Turns};
+use crate::tiles::workers::{self, BlockSchedule, Turns};
 
 /// Queries of one tile.
 pub(super) const QUERIES: usize = 96;
@@ -26,20 +28,20 @@ pub(super) const QUERIES: usize = 96;
 pub(super) const KEYS: usize = 96;
 
 /// One call.
-pub(super) struct Backward<'a, R> {
-    pub(super) problem: &'a Problem<'a, R>,
-    pub(super) saved: Saved<'a, R>,
-    pub(super) gradients: Gradients<'a, R>,
+pub(super) struct TiledBackward<'a, R> {
+    pub(super) problem: &'a AttentionProblem<'a, R>,
+    pub(super) saved: AttentionSaved<'a, R>,
+    pub(super) gradients: AttentionGradients<'a, R>,
 }
 
-impl<R: Number> Kernel<R> for Backward<'_, R> {
+impl<R: Number> SimdKernel<R> for TiledBackward<'_, R> {
     type Output = ();
 
     fn run<L: Lanes<Number = R>>(self, lanes: L) {
-        let Backward { problem, saved, gradients } = self;
-        let Dims { batch, heads, kv_heads, queries, keys, .. } = problem.dims;
+        let TiledBackward { problem, saved, gradients } = self;
+        let AttentionDims { batch, heads, kv_heads, queries, keys, .. } = problem.dims;
         let blocks = queries.div_ceil(QUERIES);
-        let Gradients { d_q, d_k, d_v, d_bias, d_weight, d_map: _, d_sinks, mut d_gate_cumsum } = gradients;
+        let AttentionGradients { d_q, d_k, d_v, d_bias, d_weight, d_map: _, d_sinks, mut d_gate_cumsum } = gradients;
         sinks::backward(problem, &saved, d_sinks);
         let distances = problem.ahead() + keys;
         let partial = |wanted: bool| if wanted { vec![R::ZERO; batch * heads * distances] } else { Vec::new() };
@@ -49,7 +51,7 @@ impl<R: Number> Kernel<R> for Backward<'_, R> {
         let of_rows = d_gate_cumsum.is_some() && problem.mask.sides() == Sides::TwoSided;
         let mut gate_rows = vec![0.0; if of_rows { batch * heads * queries } else { 0 }];
         let of_tokens = |tokens: usize| Strides { batch: heads * tokens, head: tokens, row: 1 };
-        let call = Call {
+        let call = TiledBackwardCall {
             lanes,
             problem,
             saved,
@@ -58,8 +60,8 @@ impl<R: Number> Kernel<R> for Backward<'_, R> {
             d_v,
             d_bias: d_bias.is_some().then(|| ViewMut::new(&mut bias_sums, strides)),
             d_weight: d_weight.is_some().then(|| ViewMut::new(&mut weight_sums, strides)),
-            bias: PaddedTable::bias(problem, Order::Descending, QUERIES + KEYS),
-            weight: PaddedTable::weight(problem, Order::Descending, QUERIES + KEYS),
+            bias: PaddedTable::bias(problem, DistanceOrder::Descending, QUERIES + KEYS),
+            weight: PaddedTable::weight(problem, DistanceOrder::Descending, QUERIES + KEYS),
             turns: Turns::new(batch * heads * blocks, |sum| {
                 key_blocks(problem, sum / blocks / heads, sum % blocks).start
             }),
@@ -67,7 +69,7 @@ impl<R: Number> Kernel<R> for Backward<'_, R> {
             gate_rows: of_rows.then(|| ViewMut::new(&mut gate_rows, of_tokens(queries))),
             d_gate_cumsum: None,
             means: &[],
-            damping: Damping::new(problem, QUERIES.max(KEYS)),
+            feature_decay: FeatureDecay::new(problem, QUERIES.max(KEYS)),
         };
         call.prepare(&mut means);
         if let Some(d_gate_cumsum) = &mut d_gate_cumsum {
@@ -76,9 +78,9 @@ impl<R: Number> Kernel<R> for Backward<'_, R> {
         }
         let d_gate_cumsum_view =
             d_gate_cumsum.as_deref_mut().map(|d_gate_cumsum| ViewMut::new(d_gate_cumsum, of_tokens(keys)));
-        let call = Call { means: &means, d_gate_cumsum: d_gate_cumsum_view, ..call };
-        let schedule = Schedule::new(batch * kv_heads, keys.div_ceil(KEYS));
-        let scratch = || Scratch::new::<L>(&call);
+        let call = TiledBackwardCall { means: &means, d_gate_cumsum: d_gate_cumsum_view, ..call };
+        let schedule = BlockSchedule::new(batch * kv_heads, keys.div_ceil(KEYS));
+        let scratch = || TiledBackwardScratch::new::<L>(&call);
         workers::for_each(batch * kv_heads * keys.div_ceil(KEYS), scratch, |scratch, item| {
             let _guards = (call.turns.guard(), call.table_turns.guard());
             let (unit, block) = schedule.item(item);
@@ -96,8 +98,8 @@ impl<R: Number> Kernel<R> for Backward<'_, R> {
 }
 
 /// `table[h, d] = sum over b of sums[b, h, d]`, zero at distances that no query has to a key.
-fn add_batches<R: Number>(problem: &Problem<R>, sums: &[R], table: &mut [R]) {
-    let (Dims { batch, heads, keys, .. }, ahead) = (problem.dims, problem.ahead());
+fn add_batches<R: Number>(problem: &AttentionProblem<R>, sums: &[R], table: &mut [R]) {
+    let (AttentionDims { batch, heads, keys, .. }, ahead) = (problem.dims, problem.ahead());
     table.fill(R::ZERO);
     for unit in 0..batch * heads {
         let to = &mut table[problem.origin(problem.tables(), unit % heads) - ahead..][..ahead + keys];
@@ -105,10 +107,10 @@ fn add_batches<R: Number>(problem: &Problem<R>, sums: &[R], table: &mut [R]) {
     }
 }
 
-struct Call<'a, L: Lanes> {
+struct TiledBackwardCall<'a, L: Lanes> {
     lanes: L,
-    problem: &'a Problem<'a, L::Number>,
-    saved: Saved<'a, L::Number>,
+    problem: &'a AttentionProblem<'a, L::Number>,
+    saved: AttentionSaved<'a, L::Number>,
     d_q: ViewMut<'a, L::Number>,
     d_k: ViewMut<'a, L::Number>,
     d_v: ViewMut<'a, L::Number>,
@@ -126,11 +128,11 @@ struct Call<'a, L: Lanes> {
     table_turns: Turns,
     /// `d_out.out`, the mean of `d_out.v` under the weights, `[B, H, Q]`.
     means: &'a [L::Number],
-    damping: Option<Damping<'a, L::Number>>,
+    feature_decay: Option<FeatureDecay<'a, L::Number>>,
 }
 
 /// What one thread computes in. Widths are D rounded up to whole vectors.
-struct Scratch<R> {
+struct TiledBackwardScratch<R> {
     /// `scale * k`, `[D, KEYS]` and `[KEYS, width]`
     keys_transposed: Vec<R>,
     keys: Vec<R>,
@@ -157,15 +159,15 @@ struct Scratch<R> {
     width: usize,
 }
 
-impl<R: Number> Scratch<R> {
-    fn new<L: Lanes<Number = R>>(call: &Call<L>) -> Self {
+impl<R: Number> TiledBackwardScratch<R> {
+    fn new<L: Lanes<Number = R>>(call: &TiledBackwardCall<L>) -> Self {
         let problem = call.problem;
         let (head_dim, queries) = (problem.dims.head_dim, most_queries(problem));
         let has_gates = problem.tables().gate_cumsum.is_some();
         let width = head_dim.next_multiple_of(L::COUNT);
         let unset = |n| workers::scratch(n);
         let sums = |wanted: bool| wanted.then(|| DiagonalSums::new(L::COUNT, queries));
-        Scratch {
+        TiledBackwardScratch {
             keys_transposed: unset(head_dim * KEYS),
             keys: unset(KEYS * width),
             values_transposed: unset(head_dim * KEYS),
@@ -186,10 +188,10 @@ impl<R: Number> Scratch<R> {
     }
 }
 
-impl<'a, L: Lanes> Call<'a, L> {
+impl<'a, L: Lanes> TiledBackwardCall<'a, L> {
     /// Computes `means`, and clears `d_q` where no key is seen.
     fn prepare(&self, means: &mut [L::Number]) {
-        let Dims { batch, heads, queries, head_dim, .. } = self.problem.dims;
+        let AttentionDims { batch, heads, queries, head_dim, .. } = self.problem.dims;
         let means = ViewMut::new(means, Strides { batch: heads * queries, head: queries, row: 1 });
         let blocks = queries.div_ceil(QUERIES);
         workers::for_each(
@@ -213,8 +215,8 @@ impl<'a, L: Lanes> Call<'a, L> {
         );
     }
 
-    fn key_block(&self, scratch: &mut Scratch<L::Number>, batch: usize, kv_head: usize, block: usize) {
-        let Dims { heads, kv_heads, queries, keys, .. } = self.problem.dims;
+    fn key_block(&self, scratch: &mut TiledBackwardScratch<L::Number>, batch: usize, kv_head: usize, block: usize) {
+        let AttentionDims { heads, kv_heads, queries, keys, .. } = self.problem.dims;
         let first_key = block * KEYS;
         let stored = (keys - first_key).min(KEYS);
         let keys = self.problem.length(batch).saturating_sub(first_key).min(KEYS); // without padding
@@ -240,7 +242,7 @@ impl<'a, L: Lanes> Call<'a, L> {
                 let distance = self.problem.dims.position(first_query) - first_key as isize;
                 let queries = (queries - first_query).min(QUERIES);
                 let ahead = self.problem.ahead();
-                let tile = Tile { batch, head, first_query, queries, keys, distance, ahead };
+                let tile = KeyTile { batch, head, first_query, queries, keys, distance, ahead };
                 if let Some(gate_cumsum) = gate_cumsum {
                     let all = self.problem.gate_cumsum(batch, head).expect("cumulative gates were given");
                     let own = self.problem.dims.position(first_query).cast_unsigned();
@@ -256,7 +258,14 @@ impl<'a, L: Lanes> Call<'a, L> {
         self.store_keys(scratch, batch, kv_head, first_key, stored);
     }
 
-    fn load_keys(&self, scratch: &mut Scratch<L::Number>, batch: usize, kv_head: usize, first_key: usize, keys: usize) {
+    fn load_keys(
+        &self,
+        scratch: &mut TiledBackwardScratch<L::Number>,
+        batch: usize,
+        kv_head: usize,
+        first_key: usize,
+        keys: usize,
+    ) {
         let head_dim = self.problem.dims.head_dim;
         let (k, v) = (&self.saved.k, &self.saved.v);
         for (view, factor, to) in
@@ -274,8 +283,8 @@ impl<'a, L: Lanes> Call<'a, L> {
             to: &mut scratch.keys,
             width: scratch.width,
         });
-        if let Some(damping) = &self.damping {
-            self.lanes.run(damping.keys(&mut scratch.keys, scratch.width, keys));
+        if let Some(feature_decay) = &self.feature_decay {
+            self.lanes.run(feature_decay.keys(&mut scratch.keys, scratch.width, keys));
             let (from, stride, to) = (&scratch.keys[..], scratch.width, &mut scratch.keys_transposed[..]);
             let factor = L::Number::ONE;
             self.lanes.run(Transpose { from, stride, rows: keys, head_dim, factor, to, width: KEYS });
@@ -284,15 +293,15 @@ impl<'a, L: Lanes> Call<'a, L> {
 
     fn store_keys(
         &self,
-        scratch: &mut Scratch<L::Number>,
+        scratch: &mut TiledBackwardScratch<L::Number>,
         batch: usize,
         kv_head: usize,
         first_key: usize,
         keys: usize,
     ) {
-        if let Some(damping) = &self.damping {
+        if let Some(feature_decay) = &self.feature_decay {
             let keys = self.problem.length(batch).saturating_sub(first_key).min(keys);
-            self.lanes.run(damping.keys(&mut scratch.d_k, scratch.width, keys));
+            self.lanes.run(feature_decay.keys(&mut scratch.d_k, scratch.width, keys));
         }
         for (view, from, factor) in
             [(&self.d_k, &scratch.d_k, self.problem.scale), (&self.d_v, &scratch.d_v, L::Number::ONE)]
@@ -308,7 +317,7 @@ impl<'a, L: Lanes> Call<'a, L> {
     /// Subtracts what the keys of a block are seen, and begins anew.
     fn add_gate_columns(
         &self,
-        scratch: &mut Scratch<L::Number>,
+        scratch: &mut TiledBackwardScratch<L::Number>,
         batch: usize,
         head: usize,
         first_key: usize,
@@ -321,7 +330,7 @@ impl<'a, L: Lanes> Call<'a, L> {
         scratch.gate_columns.fill(0.0);
     }
 
-    fn add_d_q(&self, scratch: &Scratch<L::Number>, tile: &Tile, is_first: bool) {
+    fn add_d_q(&self, scratch: &TiledBackwardScratch<L::Number>, tile: &KeyTile, is_first: bool) {
         if let (Some(rows), Some(sums)) = (&self.gate_rows, &scratch.gate_sums) {
             // SAFETY: the view is `[B, H, Q]`, and it is this item's turn to write these queries.
             let to = unsafe { rows.row(tile.batch, tile.head, tile.first_query, tile.queries) };
@@ -340,8 +349,8 @@ impl<'a, L: Lanes> Call<'a, L> {
         }
     }
 
-    fn add_tables(&self, scratch: &mut Scratch<L::Number>, batch: usize, head: usize, block: usize) {
-        let Dims { heads, keys, .. } = self.problem.dims;
+    fn add_tables(&self, scratch: &mut TiledBackwardScratch<L::Number>, batch: usize, head: usize, block: usize) {
+        let AttentionDims { heads, keys, .. } = self.problem.dims;
         let ahead = self.problem.ahead();
         let origin = self.problem.dims.position(0) + ahead as isize - (block * KEYS) as isize;
         self.table_turns.take(batch * heads + head, block, || {
@@ -355,17 +364,19 @@ impl<'a, L: Lanes> Call<'a, L> {
         });
     }
 
-    fn tile(&self, scratch: &mut Scratch<L::Number>, tile: &Tile) {
+    fn tile(&self, scratch: &mut TiledBackwardScratch<L::Number>, tile: &KeyTile) {
         let head_dim = self.problem.dims.head_dim;
         for (view, to) in [(&self.saved.q, &mut scratch.q), (&self.saved.d_out, &mut scratch.d_out)] {
             let from = view.rows_from(tile.batch, tile.head, tile.first_query);
             let (stride, rows, width) = (view.strides.row, tile.queries, scratch.width);
             self.lanes.run(CopyRows { from, stride, rows, head_dim, factor: L::Number::ONE, to, width });
         }
-        let damped =
-            self.damping.as_ref().map(|damping| (damping, damping.over(tile.distance + 1 - tile.keys as isize)));
-        if let Some((damping, over)) = &damped {
-            self.lanes.run(damping.queries(&mut scratch.q, scratch.width, tile.queries, over));
+        let decayed = self
+            .feature_decay
+            .as_ref()
+            .map(|feature_decay| (feature_decay, feature_decay.over(tile.distance + 1 - tile.keys as isize)));
+        if let Some((feature_decay, over)) = &decayed {
+            self.lanes.run(feature_decay.queries(&mut scratch.q, scratch.width, tile.queries, over));
         }
         let crosses = tile.lanes_seen_by(0, L::COUNT) < tile.keys;
         let strip = if crosses { STRIP } else { tile.queries };
@@ -373,17 +384,17 @@ impl<'a, L: Lanes> Call<'a, L> {
             self.scores(scratch, query, strip.min(tile.queries - query), tile.lanes_seen_by(query, L::COUNT));
         }
         let at = (tile.batch * self.problem.dims.heads + tile.head) * self.problem.dims.queries + tile.first_query;
-        if let Some(cap) = self.problem.cap {
-            cap::bend(&mut scratch.weights[..tile.queries * KEYS], cap);
+        if let Some(cap) = self.problem.softcap {
+            softcap::apply(&mut scratch.weights[..tile.queries * KEYS], cap);
         }
         let is_whole = tile.is_whole(self.problem.mask.window());
-        self.lanes.run(ScoreGradient {
+        self.lanes.run(TileScoreGradient {
             tile: *tile,
             weights: &mut scratch.weights,
             d_scores: &mut scratch.d_scores,
             bias: (self.problem.tables().bias.is_some() || !is_whole).then(|| self.bias.at(tile.head, tile.distance)),
             weight: self.weight.as_ref().map(|weight| weight.at(tile.head, tile.distance)),
-            cap: self.problem.cap,
+            softcap: self.problem.softcap,
             lse: &self.saved.lse[at..][..tile.queries],
             means: &self.means[at..][..tile.queries],
             d_bias: scratch.d_bias.as_mut(),
@@ -401,8 +412,8 @@ impl<'a, L: Lanes> Call<'a, L> {
             let keys = tile.lanes_seen_by(query, L::COUNT).min(tile.keys);
             self.d_q(scratch, query, strip.min(tile.queries - query), keys);
         }
-        if let Some((damping, over)) = &damped {
-            self.lanes.run(damping.queries(&mut scratch.d_q, scratch.width, tile.queries, over));
+        if let Some((feature_decay, over)) = &decayed {
+            self.lanes.run(feature_decay.queries(&mut scratch.d_q, scratch.width, tile.queries, over));
         }
         let group = if crosses { L::COUNT } else { tile.keys };
         for key in (0..tile.keys).step_by(group) {
@@ -411,44 +422,44 @@ impl<'a, L: Lanes> Call<'a, L> {
     }
 
     /// `weights = q (scale k)^T` and `d_scores = d_out v^T` for some queries and the first `columns` keys.
-    fn scores(&self, scratch: &mut Scratch<L::Number>, query: usize, queries: usize, columns: usize) {
+    fn scores(&self, scratch: &mut TiledBackwardScratch<L::Number>, query: usize, queries: usize, columns: usize) {
         let width = scratch.width;
         for (rows, transposed, to) in [
             (&scratch.q, &scratch.keys_transposed, &mut scratch.weights),
             (&scratch.d_out, &scratch.values_transposed, &mut scratch.d_scores),
         ] {
-            self.lanes.run(Product {
+            self.lanes.run(SmallGemm {
                 rows: queries,
                 inner: self.problem.dims.head_dim,
                 columns,
-                a: Matrix { data: &rows[query * width..], row_stride: width, column_stride: 1 },
+                a: StridedMatrix { data: &rows[query * width..], row_stride: width, column_stride: 1 },
                 b: transposed,
                 b_stride: KEYS,
                 c: &mut to[query * KEYS..],
                 c_stride: KEYS,
-                keep: Keep::Overwrite,
+                store: StoreMode::Overwrite,
             });
         }
     }
 
     /// `d_q = d_scores (scale k)` for some queries, who see the first `keys` keys.
-    fn d_q(&self, scratch: &mut Scratch<L::Number>, query: usize, queries: usize, keys: usize) {
+    fn d_q(&self, scratch: &mut TiledBackwardScratch<L::Number>, query: usize, queries: usize, keys: usize) {
         let width = scratch.width;
-        self.lanes.run(Product {
+        self.lanes.run(SmallGemm {
             rows: queries,
             inner: keys,
             columns: width,
-            a: Matrix { data: &scratch.d_scores[query * KEYS..], row_stride: KEYS, column_stride: 1 },
+            a: StridedMatrix { data: &scratch.d_scores[query * KEYS..], row_stride: KEYS, column_stride: 1 },
             b: &scratch.keys,
             b_stride: width,
             c: &mut scratch.d_q[query * width..],
             c_stride: width,
-            keep: Keep::Overwrite,
+            store: StoreMode::Overwrite,
         });
     }
 
     /// `d_k += d_scores^T q` and `d_v += weights^T d_out` for some keys.
-    fn d_k_and_d_v(&self, scratch: &mut Scratch<L::Number>, tile: &Tile, key: usize, keys: usize) {
+    fn d_k_and_d_v(&self, scratch: &mut TiledBackwardScratch<L::Number>, tile: &KeyTile, key: usize, keys: usize) {
         let (width, query) = (scratch.width, tile.first_query_of(key));
         if query == tile.queries {
             return;
@@ -456,16 +467,16 @@ impl<'a, L: Lanes> Call<'a, L> {
         for (columns, rows, to) in
             [(&scratch.d_scores, &scratch.q, &mut scratch.d_k), (&scratch.weights, &scratch.d_out, &mut scratch.d_v)]
         {
-            self.lanes.run(Product {
+            self.lanes.run(SmallGemm {
                 rows: keys,
                 inner: tile.queries - query,
                 columns: width,
-                a: Matrix { data: &columns[query * KEYS + key..], row_stride: 1, column_stride: KEYS },
+                a: StridedMatrix { data: &columns[query * KEYS + key..], row_stride: 1, column_stride: KEYS },
                 b: &rows[query * width..],
                 b_stride: width,
                 c: &mut to[key * width..],
                 c_stride: width,
-                keep: Keep::Add,
+                store: StoreMode::Accumulate,
             });
         }
     }

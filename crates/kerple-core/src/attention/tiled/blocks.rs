@@ -2,18 +2,18 @@
 
 use super::backward::{KEYS, QUERIES};
 use crate::Number;
-use crate::attention::Problem;
+use crate::attention::AttentionProblem;
 use std::ops::Range;
 
 /// Blocks of keys that a block of queries sees.
-pub(super) fn key_blocks<R: Number>(problem: &Problem<R>, batch: usize, query_block: usize) -> Range<usize> {
+pub(super) fn key_blocks<R: Number>(problem: &AttentionProblem<R>, batch: usize, query_block: usize) -> Range<usize> {
     let last = (query_block * QUERIES + QUERIES).min(problem.dims.queries) - 1;
     let seen = problem.visible(batch, query_block * QUERIES).start..problem.visible(batch, last).end;
     if seen.is_empty() { 0..0 } else { seen.start / KEYS..seen.end.div_ceil(KEYS) }
 }
 
 /// Blocks of queries among which are all that see something of a block of keys.
-pub(super) fn query_blocks<R: Number>(problem: &Problem<R>, block: usize) -> Range<usize> {
+pub(super) fn query_blocks<R: Number>(problem: &AttentionProblem<R>, block: usize) -> Range<usize> {
     let (queries, first_key) = (problem.dims.queries, (block * KEYS) as isize);
     let query_at =
         |position: isize| position.saturating_sub(problem.dims.position(0)).clamp(0, queries as isize) as usize;
@@ -25,7 +25,7 @@ pub(super) fn query_blocks<R: Number>(problem: &Problem<R>, block: usize) -> Ran
 }
 
 /// Most queries of those blocks.
-pub(super) fn most_queries<R: Number>(problem: &Problem<R>) -> usize {
+pub(super) fn most_queries<R: Number>(problem: &AttentionProblem<R>) -> usize {
     let window = problem.mask.window().unwrap_or(usize::MAX);
     let most = window.saturating_add(KEYS + problem.ahead() + 2 * QUERIES);
     most.min(problem.dims.queries.next_multiple_of(QUERIES))
@@ -34,12 +34,12 @@ pub(super) fn most_queries<R: Number>(problem: &Problem<R>) -> usize {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::attention::{Dims, Mask, ScoreTransform};
+    use crate::attention::{AttentionDims, Mask, ScoreTransform};
 
-    fn problem(queries: usize, keys: usize, mask: Mask) -> Problem<'static, f32> {
-        let dims = Dims { batch: 2, heads: 1, kv_heads: 1, queries, keys, head_dim: 4 };
+    fn problem(queries: usize, keys: usize, mask: Mask) -> AttentionProblem<'static, f32> {
+        let dims = AttentionDims { batch: 2, heads: 1, kv_heads: 1, queries, keys, head_dim: 4 };
         let scores = ScoreTransform::table(None, None, keys.max(queries));
-        Problem { mask, scores, lengths: Some(&[300, 100]), ..Problem::causal(dims, 1.0) }
+        AttentionProblem { mask, scores, lengths: Some(&[300, 100]), ..AttentionProblem::causal(dims, 1.0) }
     }
 
     #[test]

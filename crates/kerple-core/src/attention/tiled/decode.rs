@@ -3,15 +3,15 @@
 //! The keys are split into chunks whose length does not depend on the number of threads; each chunk leaves a maximum, a
 //! sum and a weighted sum of values, and these are put together in order.
 
-use super::damping::Damping;
-use super::forward::Forward;
+use super::feature_decay::FeatureDecay;
+use super::forward::TiledForward;
 use crate::Number;
-use crate::attention::{Dims, Problem, Strides, View, ViewMut, cap};
-use crate::cpu::lanes::{Kernel, Lanes};
-use crate::tiles::product::{Matrix, Product};
-use crate::tiles::registers::Keep;
+use crate::attention::{AttentionDims, AttentionProblem, Strides, View, ViewMut, softcap};
+use crate::cpu::lanes::{Lanes, SimdKernel};
+use crate::tiles::microkernel::StoreMode;
+use crate::tiles::product::{SmallGemm, StridedMatrix};
 use crate::tiles::rows::{CopyRows, Dots};
-use crate::tiles::softmax::Exponentials;
+use crate::tiles::softmax::RowExponentials;
 use crate::tiles::workers;
 use std::borrow::Cow;
 use std::ops::Range;
@@ -23,21 +23,22 @@ const CHUNK: usize = 512;
 const RUN: usize = 64;
 
 /// The forward for a single query.
-pub(super) struct Decode<'a, R>(pub(super) Forward<'a, R>);
+pub(super) struct SplitKvDecode<'a, R>(pub(super) TiledForward<'a, R>);
 
-impl<R: Number> Kernel<R> for Decode<'_, R> {
+impl<R: Number> SimdKernel<R> for SplitKvDecode<'_, R> {
     type Output = ();
 
     fn run<L: Lanes<Number = R>>(self, lanes: L) {
-        let Forward { problem, q, k, v, out, lse } = self.0;
-        let Dims { batch, heads, kv_heads, head_dim, .. } = problem.dims;
+        let TiledForward { problem, q, k, v, out, lse } = self.0;
+        let AttentionDims { batch, heads, kv_heads, head_dim, .. } = problem.dims;
         let most = (0..batch).map(|b| problem.visible(b, 0).len()).max().unwrap_or(0);
         let chunks = most.div_ceil(CHUNK);
         let width = head_dim.next_multiple_of(L::COUNT);
         let mut partial = workers::scratch(batch * heads * chunks * (2 + width));
         let strides = Strides { batch: heads * chunks * (2 + width), head: chunks * (2 + width), row: 2 + width };
-        let damping = Damping::new(problem, most.min(CHUNK));
-        let call = Call { lanes, problem, q, k, v, width, damping, partial: ViewMut::new(&mut partial, strides) };
+        let feature_decay = FeatureDecay::new(problem, most.min(CHUNK));
+        let call =
+            SplitKvCall { lanes, problem, q, k, v, width, feature_decay, partial: ViewMut::new(&mut partial, strides) };
         let scratch = || (workers::scratch(CHUNK.next_multiple_of(L::COUNT)), workers::scratch(CHUNK * width));
         workers::for_each(batch * kv_heads * chunks, scratch, |(scores, values), item| {
             let (unit, chunk) = (item / chunks, item % chunks);
@@ -72,20 +73,20 @@ fn combine<R: Number>(chunks: &[R], stride: usize, [first, sum]: [R; 2], out: &m
     largest + total.ln()
 }
 
-struct Call<'a, L: Lanes> {
+struct SplitKvCall<'a, L: Lanes> {
     lanes: L,
-    problem: &'a Problem<'a, L::Number>,
+    problem: &'a AttentionProblem<'a, L::Number>,
     q: View<'a, L::Number>,
     k: View<'a, L::Number>,
     v: View<'a, L::Number>,
     /// D rounded up to whole vectors.
     width: usize,
-    damping: Option<Damping<'a, L::Number>>,
+    feature_decay: Option<FeatureDecay<'a, L::Number>>,
     /// `[B, H, chunks, maximum | sum | values]`
     partial: ViewMut<'a, L::Number>,
 }
 
-impl<L: Lanes> Call<'_, L> {
+impl<L: Lanes> SplitKvCall<'_, L> {
     fn chunk(
         &self,
         scores: &mut [L::Number],
@@ -95,7 +96,7 @@ impl<L: Lanes> Call<'_, L> {
         chunk: usize,
         keys: Range<usize>,
     ) {
-        let Dims { heads, kv_heads, head_dim, .. } = self.problem.dims;
+        let AttentionDims { heads, kv_heads, head_dim, .. } = self.problem.dims;
         let group = heads / kv_heads;
         let heads = kv_head * group..(kv_head + 1) * group;
         if keys.is_empty() {
@@ -108,9 +109,9 @@ impl<L: Lanes> Call<'_, L> {
             return;
         }
         let mut k = (self.k.rows_from(batch, kv_head, keys.start), self.k.strides.row);
-        let damped = self.damped_keys(k, keys.len());
-        if let Some(damped) = &damped {
-            k = (&damped[..], head_dim);
+        let decayed = self.decayed_keys(k, keys.len());
+        if let Some(decayed) = &decayed {
+            k = (&decayed[..], head_dim);
         }
         let (mut v, mut v_stride) = (self.v.rows_from(batch, kv_head, keys.start), self.v.strides.row);
         if self.width > head_dim {
@@ -122,11 +123,11 @@ impl<L: Lanes> Call<'_, L> {
             // SAFETY: `partial` has a row for each chunk of each head, and this item alone writes this one.
             let partial = unsafe { self.partial.row(batch, head, chunk, 2 + self.width) };
             let (statistics, weighted) = partial.split_at_mut(2);
-            let q = self.damped_query(self.q.row(batch, head, 0, head_dim), self.problem.dims.keys - keys.end);
+            let q = self.decayed_query(self.q.row(batch, head, 0, head_dim), self.problem.dims.keys - keys.end);
             self.lanes.run(Dots { q: &q, k: k.0, stride: k.1, to: &mut scores[..keys.len()] });
-            let scale = self.bend(&mut scores[..keys.len()]);
+            let scale = self.softcap(&mut scores[..keys.len()]);
             let passed = self.passed(batch, head, &keys);
-            let statistics_of = Statistics {
+            let statistics_of = SplitStatistics {
                 scale,
                 weight: self.distances(self.problem.tables().weight, head, &keys),
                 bias: self.distances(self.problem.tables().bias, head, &keys),
@@ -137,16 +138,16 @@ impl<L: Lanes> Call<'_, L> {
             (statistics[0], statistics[1]) = self.lanes.run(statistics_of);
             weighted.fill(L::Number::ZERO);
             for (i, scores) in scores[..keys.len()].chunks(RUN).enumerate() {
-                self.lanes.run(Product {
+                self.lanes.run(SmallGemm {
                     rows: 1,
                     inner: scores.len(),
                     columns: self.width,
-                    a: Matrix { data: scores, row_stride: 0, column_stride: 1 },
+                    a: StridedMatrix { data: scores, row_stride: 0, column_stride: 1 },
                     b: &v[i * RUN * v_stride..],
                     b_stride: v_stride,
                     c: weighted,
                     c_stride: self.width,
-                    keep: Keep::Add,
+                    store: StoreMode::Accumulate,
                 });
             }
         }
@@ -160,27 +161,27 @@ impl<L: Lanes> Call<'_, L> {
         Some(gate_cumsum[keys.clone()].iter().map(|clock| L::Number::from_f64(own - clock)).collect())
     }
 
-    /// Scales and bends dots where there is a cap; returns what they are still to be scaled by.
-    fn bend(&self, dots: &mut [L::Number]) -> L::Number {
-        let Problem { scale, cap: Some(cap), .. } = *self.problem else { return self.problem.scale };
+    /// Scales and caps dot products where there is a softcap; returns the factor that is left to apply.
+    fn softcap(&self, dots: &mut [L::Number]) -> L::Number {
+        let AttentionProblem { scale, softcap: Some(cap), .. } = *self.problem else { return self.problem.scale };
         dots.iter_mut().for_each(|dot| *dot = *dot * scale);
-        cap::bend(dots, cap);
+        softcap::apply(dots, cap);
         L::Number::ONE
     }
 
-    /// The keys of a chunk as their products count them, where products are damped.
-    fn damped_keys(&self, (from, stride): (&[L::Number], usize), rows: usize) -> Option<Vec<L::Number>> {
-        let (damping, head_dim) = (self.damping.as_ref()?, self.problem.dims.head_dim);
+    /// The keys of a chunk as their products count them, where products are decayed.
+    fn decayed_keys(&self, (from, stride): (&[L::Number], usize), rows: usize) -> Option<Vec<L::Number>> {
+        let (feature_decay, head_dim) = (self.feature_decay.as_ref()?, self.problem.dims.head_dim);
         let mut to = workers::scratch(rows * head_dim);
         self.lanes.run(CopyRows { from, stride, rows, head_dim, factor: L::Number::ONE, to: &mut to, width: head_dim });
-        self.lanes.run(damping.keys(&mut to, head_dim, rows));
+        self.lanes.run(feature_decay.keys(&mut to, head_dim, rows));
         Some(to)
     }
 
     /// The query as its products with a chunk count it, whose last key is this far behind it.
-    fn damped_query<'q>(&self, q: &'q [L::Number], distance: usize) -> Cow<'q, [L::Number]> {
-        let Some(damping) = &self.damping else { return q.into() };
-        let over = damping.over(distance as isize);
+    fn decayed_query<'q>(&self, q: &'q [L::Number], distance: usize) -> Cow<'q, [L::Number]> {
+        let Some(feature_decay) = &self.feature_decay else { return q.into() };
+        let over = feature_decay.over(distance as isize);
         q.iter().zip(over).map(|(q, factor)| *q * factor).collect::<Vec<_>>().into()
     }
 
@@ -198,7 +199,7 @@ impl<L: Lanes> Call<'_, L> {
 
 /// Turns dots into exponentials: `z = scale * dot * weight + bias + passed`, then `exp(z - max z)`. Returns `max z` and their
 /// sum.
-struct Statistics<'a, R> {
+struct SplitStatistics<'a, R> {
     scale: R,
     /// By distance, so the last belongs to the first score.
     weight: Option<&'a [R]>,
@@ -210,12 +211,12 @@ struct Statistics<'a, R> {
     keys: usize,
 }
 
-impl<R: Number> Kernel<R> for Statistics<'_, R> {
+impl<R: Number> SimdKernel<R> for SplitStatistics<'_, R> {
     type Output = (R, R);
 
     #[inline(always)]
     fn run<L: Lanes<Number = R>>(self, lanes: L) -> (R, R) {
-        let Statistics { scale, weight, bias, passed, scores, keys } = self;
+        let SplitStatistics { scale, weight, bias, passed, scores, keys } = self;
         scores.iter_mut().for_each(|z| *z = *z * scale);
         if let Some(weight) = weight {
             scores.iter_mut().zip(weight.iter().rev()).for_each(|(z, &weight)| *z = *z * weight);
@@ -227,6 +228,6 @@ impl<R: Number> Kernel<R> for Statistics<'_, R> {
             scores.iter_mut().zip(passed).for_each(|(z, &passed)| *z += passed);
         }
         scores[keys..].fill(R::NEG_INFINITY);
-        Exponentials { scores }.run(lanes)
+        RowExponentials { scores }.run(lanes)
     }
 }

@@ -1,13 +1,13 @@
 //! Scores with queries as lanes, so that every step of the softmax is vertical: no sums across a vector.
 
-use super::damping::Damping;
+use super::feature_decay::FeatureDecay;
 use super::gate_cumsum::{GateOffsets, TileGates};
-use super::table::{Order, PaddedTable};
+use super::table::{DistanceOrder, PaddedTable};
 use crate::Number;
-use crate::attention::{Dims, Problem, Strides, View, ViewMut, cap};
-use crate::cpu::lanes::{Arithmetic, Kernel, Lanes};
-use crate::tiles::product::{Matrix, Product};
-use crate::tiles::registers::Keep;
+use crate::attention::{AttentionDims, AttentionProblem, Strides, View, ViewMut, softcap};
+use crate::cpu::lanes::{Arithmetic, Lanes, SimdKernel};
+use crate::tiles::microkernel::StoreMode;
+use crate::tiles::product::{SmallGemm, StridedMatrix};
 use crate::tiles::rows::{CopyRows, ScaleRow, Transpose};
 use crate::tiles::workers;
 
@@ -19,8 +19,8 @@ const KEYS: usize = 96;
 const STRIP: usize = 12;
 
 /// One call.
-pub(super) struct Forward<'a, R> {
-    pub(super) problem: &'a Problem<'a, R>,
+pub(super) struct TiledForward<'a, R> {
+    pub(super) problem: &'a AttentionProblem<'a, R>,
     pub(super) q: View<'a, R>,
     pub(super) k: View<'a, R>,
     pub(super) v: View<'a, R>,
@@ -28,13 +28,13 @@ pub(super) struct Forward<'a, R> {
     pub(super) lse: &'a mut [R],
 }
 
-impl<R: Number> Kernel<R> for Forward<'_, R> {
+impl<R: Number> SimdKernel<R> for TiledForward<'_, R> {
     type Output = ();
 
     fn run<L: Lanes<Number = R>>(self, lanes: L) {
-        let Forward { problem, q, k, v, out, lse } = self;
-        let Dims { batch, heads, queries, .. } = problem.dims;
-        let call = Call {
+        let TiledForward { problem, q, k, v, out, lse } = self;
+        let AttentionDims { batch, heads, queries, .. } = problem.dims;
+        let call = TiledForwardCall {
             lanes,
             problem,
             q,
@@ -42,14 +42,14 @@ impl<R: Number> Kernel<R> for Forward<'_, R> {
             v,
             out,
             lse: ViewMut::new(lse, Strides { batch: heads * queries, head: queries, row: 1 }),
-            bias: PaddedTable::bias(problem, Order::Ascending, QUERIES + KEYS),
-            weight: PaddedTable::weight(problem, Order::Ascending, QUERIES + KEYS),
-            damping: Damping::new(problem, QUERIES.max(KEYS)),
+            bias: PaddedTable::bias(problem, DistanceOrder::Ascending, QUERIES + KEYS),
+            weight: PaddedTable::weight(problem, DistanceOrder::Ascending, QUERIES + KEYS),
+            feature_decay: FeatureDecay::new(problem, QUERIES.max(KEYS)),
         };
         let blocks = queries.div_ceil(QUERIES);
         workers::for_each(
             batch * heads * blocks,
-            || Scratch::new::<L>(problem, call.damping.is_some()),
+            || TiledForwardScratch::new::<L>(problem, call.feature_decay.is_some()),
             |scratch, item| {
                 let (unit, block) = (item / blocks, blocks - 1 - item % blocks);
                 call.query_block(scratch, unit / heads, unit % heads, block * QUERIES);
@@ -58,9 +58,9 @@ impl<R: Number> Kernel<R> for Forward<'_, R> {
     }
 }
 
-struct Call<'a, L: Lanes> {
+struct TiledForwardCall<'a, L: Lanes> {
     lanes: L,
-    problem: &'a Problem<'a, L::Number>,
+    problem: &'a AttentionProblem<'a, L::Number>,
     q: View<'a, L::Number>,
     k: View<'a, L::Number>,
     v: View<'a, L::Number>,
@@ -68,15 +68,15 @@ struct Call<'a, L: Lanes> {
     lse: ViewMut<'a, L::Number>,
     bias: PaddedTable<L::Number>,
     weight: Option<PaddedTable<L::Number>>,
-    damping: Option<Damping<'a, L::Number>>,
+    feature_decay: Option<FeatureDecay<'a, L::Number>>,
 }
 
 /// What one thread computes in.
-struct Scratch<R> {
+struct TiledForwardScratch<R> {
     /// `scale * q`, `[D, QUERIES]`
     q: Vec<R>,
-    /// The same and the keys as their products over a tile count them; empty without damping. `[D, QUERIES]`, `[KEYS, D]`
-    damped: [Vec<R>; 2],
+    /// The same and the keys as their products over a tile count them; empty without feature decay. `[D, QUERIES]`, `[KEYS, D]`
+    decayed: [Vec<R>; 2],
     /// Cumulative gates of the queries and of the keys.
     gate_cumsum: [GateOffsets<R>; 2],
     /// `[KEYS, width]`
@@ -94,14 +94,14 @@ struct Scratch<R> {
     width: usize,
 }
 
-impl<R: Number> Scratch<R> {
-    fn new<L: Lanes>(problem: &Problem<R>, damped: bool) -> Self {
+impl<R: Number> TiledForwardScratch<R> {
+    fn new<L: Lanes>(problem: &AttentionProblem<R>, decayed: bool) -> Self {
         let (head_dim, has_gates) = (problem.dims.head_dim, problem.tables().gate_cumsum.is_some());
         let width = head_dim.next_multiple_of(L::COUNT);
         let unset = |n| workers::scratch(n);
-        Scratch {
+        TiledForwardScratch {
             q: unset(head_dim * QUERIES),
-            damped: [QUERIES, KEYS].map(|rows| unset(if damped { head_dim * rows } else { 0 })),
+            decayed: [QUERIES, KEYS].map(|rows| unset(if decayed { head_dim * rows } else { 0 })),
             gate_cumsum: [QUERIES, KEYS].map(|tokens| GateOffsets::new(tokens, has_gates)),
             v: unset(KEYS * width),
             scores: unset(KEYS * QUERIES),
@@ -116,7 +116,7 @@ impl<R: Number> Scratch<R> {
 
 /// Where one tile lies.
 #[derive(Clone, Copy)]
-struct Tile {
+struct QueryTile {
     batch: usize,
     head: usize,
     kv_head: usize,
@@ -129,7 +129,7 @@ struct Tile {
     ahead: usize,
 }
 
-impl Tile {
+impl QueryTile {
     /// Keys of the tile that the lanes of `group` have to look at.
     fn keys_seen_by(&self, group: usize, lanes: usize) -> usize {
         let last = self.distance + (((group + 1) * lanes).min(self.queries) + self.ahead) as isize;
@@ -142,9 +142,9 @@ impl Tile {
     }
 }
 
-impl<L: Lanes> Call<'_, L> {
-    fn query_block(&self, scratch: &mut Scratch<L::Number>, batch: usize, head: usize, first_query: usize) {
-        let Dims { heads, kv_heads, head_dim, .. } = self.problem.dims;
+impl<L: Lanes> TiledForwardCall<'_, L> {
+    fn query_block(&self, scratch: &mut TiledForwardScratch<L::Number>, batch: usize, head: usize, first_query: usize) {
+        let AttentionDims { heads, kv_heads, head_dim, .. } = self.problem.dims;
         let queries = (self.problem.dims.queries - first_query).min(QUERIES);
         let (first, last) = (first_query, first_query + queries - 1);
         let (first, last) = (self.problem.visible(batch, first), self.problem.visible(batch, last));
@@ -157,8 +157,8 @@ impl<L: Lanes> Call<'_, L> {
             to: &mut scratch.q,
             width: QUERIES,
         });
-        if let Some(damping) = &self.damping {
-            self.lanes.run(damping.columns(&mut scratch.q, QUERIES, queries));
+        if let Some(feature_decay) = &self.feature_decay {
+            self.lanes.run(feature_decay.columns(&mut scratch.q, QUERIES, queries));
         }
         let gate_cumsum = self.problem.gate_cumsum(batch, head);
         let own = self.problem.dims.position(first_query).max(0) as usize;
@@ -172,7 +172,7 @@ impl<L: Lanes> Call<'_, L> {
             scratch.out.fill(L::Number::ZERO); // there is no tile that would
         }
         for first_key in (first.start..last.end).step_by(KEYS) {
-            let tile = Tile {
+            let tile = QueryTile {
                 batch,
                 head,
                 kv_head: head / (heads / kv_heads),
@@ -190,19 +190,19 @@ impl<L: Lanes> Call<'_, L> {
         self.finish(scratch, batch, head, first_query, queries);
     }
 
-    fn tile(&self, scratch: &mut Scratch<L::Number>, tile: &Tile, is_first: bool) {
-        self.damp(scratch, tile);
+    fn tile(&self, scratch: &mut TiledForwardScratch<L::Number>, tile: &QueryTile, is_first: bool) {
+        self.decay_features(scratch, tile);
         let crosses = self.lanes_crossed(tile);
         let strip = if crosses { STRIP } else { tile.keys };
         for from in (0..tile.keys).step_by(strip) {
             let skipped = (from as isize - tile.distance - tile.ahead as isize).max(0) as usize / L::COUNT * L::COUNT;
             self.scores(scratch, tile, from, strip.min(tile.keys - from), if crosses { skipped } else { 0 });
         }
-        if let Some(cap) = self.problem.cap {
-            cap::bend(&mut scratch.scores[..tile.keys * QUERIES], cap);
+        if let Some(cap) = self.problem.softcap {
+            softcap::apply(&mut scratch.scores[..tile.keys * QUERIES], cap);
         }
         let is_whole = tile.is_whole(self.problem.mask.window());
-        self.lanes.run(Softmax {
+        self.lanes.run(OnlineSoftmax {
             tile: *tile,
             scores: &mut scratch.scores,
             bias: (self.problem.tables().bias.is_some() || !is_whole).then(|| self.bias.at(tile.head, tile.distance)),
@@ -231,11 +231,12 @@ impl<L: Lanes> Call<'_, L> {
         }
     }
 
-    /// Makes the damped queries and keys of a tile.
-    fn damp(&self, scratch: &mut Scratch<L::Number>, tile: &Tile) {
-        let Some(damping) = &self.damping else { return };
-        let (Scratch { q, damped: [to_queries, to_keys], .. }, head_dim) = (scratch, self.problem.dims.head_dim);
-        let over = damping.over(tile.distance + 1 - tile.keys as isize);
+    /// Makes the decayed queries and keys of a tile.
+    fn decay_features(&self, scratch: &mut TiledForwardScratch<L::Number>, tile: &QueryTile) {
+        let Some(feature_decay) = &self.feature_decay else { return };
+        let (TiledForwardScratch { q, decayed: [to_queries, to_keys], .. }, head_dim) =
+            (scratch, self.problem.dims.head_dim);
+        let over = feature_decay.over(tile.distance + 1 - tile.keys as isize);
         for ((to, from), factor) in to_queries.chunks_exact_mut(QUERIES).zip(q.chunks_exact(QUERIES)).zip(over) {
             self.lanes.run(ScaleRow { to, factor, from });
         }
@@ -248,53 +249,74 @@ impl<L: Lanes> Call<'_, L> {
             to: to_keys,
             width: head_dim,
         });
-        self.lanes.run(damping.keys(to_keys, head_dim, tile.keys));
+        self.lanes.run(feature_decay.keys(to_keys, head_dim, tile.keys));
     }
 
     /// Whether some lanes see fewer keys of the tile than others.
-    fn lanes_crossed(&self, tile: &Tile) -> bool {
+    fn lanes_crossed(&self, tile: &QueryTile) -> bool {
         tile.keys_seen_by(0, L::COUNT) < tile.keys
     }
 
     /// Scores of `keys` keys from `from` on, for the queries from `skipped` on.
-    fn scores(&self, scratch: &mut Scratch<L::Number>, tile: &Tile, from: usize, keys: usize, skipped: usize) {
+    fn scores(
+        &self,
+        scratch: &mut TiledForwardScratch<L::Number>,
+        tile: &QueryTile,
+        from: usize,
+        keys: usize,
+        skipped: usize,
+    ) {
         let head_dim = self.problem.dims.head_dim;
-        let (data, row_stride, q) = match &self.damping {
+        let (data, row_stride, q) = match &self.feature_decay {
             None => {
                 let keys = self.k.rows_from(tile.batch, tile.kv_head, tile.first_key + from);
                 (keys, self.k.strides.row, &scratch.q)
             }
-            Some(_) => (&scratch.damped[1][from * head_dim..], head_dim, &scratch.damped[0]),
+            Some(_) => (&scratch.decayed[1][from * head_dim..], head_dim, &scratch.decayed[0]),
         };
-        self.lanes.run(Product {
+        self.lanes.run(SmallGemm {
             rows: keys,
             inner: head_dim,
             columns: tile.queries.next_multiple_of(L::COUNT) - skipped,
-            a: Matrix { data, row_stride, column_stride: 1 },
+            a: StridedMatrix { data, row_stride, column_stride: 1 },
             b: &q[skipped..],
             b_stride: QUERIES,
             c: &mut scratch.scores[from * QUERIES + skipped..],
             c_stride: QUERIES,
-            keep: Keep::Overwrite,
+            store: StoreMode::Overwrite,
         });
     }
 
     /// Adds the values of `keys` keys to `queries` queries from `from` on.
-    fn values(&self, scratch: &mut Scratch<L::Number>, from: usize, queries: usize, keys: usize, is_first: bool) {
-        self.lanes.run(Product {
+    fn values(
+        &self,
+        scratch: &mut TiledForwardScratch<L::Number>,
+        from: usize,
+        queries: usize,
+        keys: usize,
+        is_first: bool,
+    ) {
+        self.lanes.run(SmallGemm {
             rows: queries,
             inner: keys,
             columns: scratch.width,
-            a: Matrix { data: &scratch.scores[from..], row_stride: 1, column_stride: QUERIES },
+            a: StridedMatrix { data: &scratch.scores[from..], row_stride: 1, column_stride: QUERIES },
             b: &scratch.v,
             b_stride: scratch.width,
             c: &mut scratch.out[from * scratch.width..],
             c_stride: scratch.width,
-            keep: if is_first { Keep::Overwrite } else { Keep::Scale(&scratch.rescale[from..]) },
+            store: if is_first { StoreMode::Overwrite } else { StoreMode::Rescale(&scratch.rescale[from..]) },
         });
     }
 
-    fn finish(&self, scratch: &Scratch<L::Number>, batch: usize, head: usize, first_query: usize, queries: usize) {
+    fn finish(
+        &self,
+        scratch: &TiledForwardScratch<L::Number>,
+        batch: usize,
+        head: usize,
+        first_query: usize,
+        queries: usize,
+    ) {
         let (zero, one) = (L::Number::ZERO, L::Number::ONE);
         // SAFETY: `lse` is `[B, H, Q]` and this item alone writes these queries.
         let lse = unsafe { self.lse.row(batch, head, first_query, queries) };
@@ -314,8 +336,8 @@ impl<L: Lanes> Call<'_, L> {
 }
 
 /// Turns the scores of a tile into exponentials and keeps the running maximum and total of each query.
-struct Softmax<'a, R> {
-    tile: Tile,
+struct OnlineSoftmax<'a, R> {
+    tile: QueryTile,
     scores: &'a mut [R],
     /// The head's row, and where the distance of the tile's first query and key lies in it.
     bias: Option<(&'a [R], usize)>,
@@ -326,12 +348,12 @@ struct Softmax<'a, R> {
     rescale: &'a mut [R],
 }
 
-impl<R: Number> Kernel<R> for Softmax<'_, R> {
+impl<R: Number> SimdKernel<R> for OnlineSoftmax<'_, R> {
     type Output = ();
 
     #[inline(always)]
     fn run<L: Lanes<Number = R>>(self, lanes: L) {
-        let Softmax { tile, scores, bias, weight, gate_cumsum, largest, total, rescale } = self;
+        let OnlineSoftmax { tile, scores, bias, weight, gate_cumsum, largest, total, rescale } = self;
         for group in 0..tile.queries.div_ceil(L::COUNT) {
             let (keys, lane) = (tile.keys_seen_by(group, L::COUNT), group * L::COUNT);
             assert!(keys * QUERIES <= scores.len() && lane + L::COUNT <= QUERIES);

@@ -10,7 +10,7 @@
 //! advance a clock by more than all others of its tile.
 
 use crate::Number;
-use crate::attention::{Dims, Problem, Saved};
+use crate::attention::{AttentionDims, AttentionProblem, AttentionSaved};
 use crate::cpu::lanes::Lanes;
 use crate::forms::Sides;
 use crate::tiles::workers;
@@ -109,9 +109,14 @@ pub(super) fn signed<L: Lanes>(lanes: L, vector: L::Vector, behind: isize) -> L:
 
 /// Adds the part of the gradient that rows bring under a causal mask: the gradients of a row's scores sum to what its sink takes
 /// of the mean, and to 0 where it has none.
-pub(super) fn add_sinks<R: Number>(problem: &Problem<R>, saved: &Saved<R>, means: &[R], d_gate_cumsum: &mut [f64]) {
+pub(super) fn add_sinks<R: Number>(
+    problem: &AttentionProblem<R>,
+    saved: &AttentionSaved<R>,
+    means: &[R],
+    d_gate_cumsum: &mut [f64],
+) {
     let (Some(sinks), Sides::OneSided) = (problem.sinks, problem.mask.sides()) else { return };
-    let Dims { heads, queries, keys, .. } = problem.dims;
+    let AttentionDims { heads, queries, keys, .. } = problem.dims;
     if queries == 0 {
         return;
     }
@@ -125,8 +130,8 @@ pub(super) fn add_sinks<R: Number>(problem: &Problem<R>, saved: &Saved<R>, means
 }
 
 /// Adds sums over rows, `[B, H, Q]`, or nothing where there are none.
-pub(super) fn add_rows<R: Number>(problem: &Problem<R>, rows: &[f64], d_gate_cumsum: &mut [f64]) {
-    let Dims { queries, keys, .. } = problem.dims;
+pub(super) fn add_rows<R: Number>(problem: &AttentionProblem<R>, rows: &[f64], d_gate_cumsum: &mut [f64]) {
+    let AttentionDims { queries, keys, .. } = problem.dims;
     for (unit, rows) in rows.chunks_exact(queries.max(1)).enumerate() {
         let own = &mut d_gate_cumsum[unit * keys + keys - queries..][..queries];
         own.iter_mut().zip(rows).for_each(|(d_clock, row)| *d_clock += row);

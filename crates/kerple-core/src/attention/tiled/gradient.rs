@@ -3,22 +3,22 @@
 use super::backward::{KEYS, QUERIES};
 use super::diagonal::DiagonalSums;
 use super::gate_cumsum::{TileGates, signed};
-use super::tile::Tile;
+use super::tile::KeyTile;
 use crate::Number;
-use crate::cpu::lanes::{Kernel, Lanes};
+use crate::cpu::lanes::{Lanes, SimdKernel};
 use crate::forms::Sides;
 
 /// Turns scores and `d_out.v` of a tile into weights and the gradient of the scores, and sums the latter by distance and by
 /// token.
-pub(super) struct ScoreGradient<'a, R> {
-    pub(super) tile: Tile,
+pub(super) struct TileScoreGradient<'a, R> {
+    pub(super) tile: KeyTile,
     pub(super) weights: &'a mut [R],
     pub(super) d_scores: &'a mut [R],
     /// The head's row, and where the distance of the tile's first query and key lies in it.
     pub(super) bias: Option<(&'a [R], usize)>,
     pub(super) weight: Option<(&'a [R], usize)>,
-    /// Of the scores, which are bent already.
-    pub(super) cap: Option<R>,
+    /// Of the scores, to which it has been applied.
+    pub(super) softcap: Option<R>,
     pub(super) lse: &'a [R],
     pub(super) means: &'a [R],
     pub(super) d_bias: Option<&'a mut DiagonalSums<R>>,
@@ -49,7 +49,7 @@ impl<R: Number> GateGradientSums<R> {
     unsafe fn add<L: Lanes<Number = R>>(
         &mut self,
         lanes: L,
-        tile: &Tile,
+        tile: &KeyTile,
         query: usize,
         key: usize,
         d_z: L::Vector,
@@ -73,12 +73,12 @@ impl<R: Number> GateGradientSums<R> {
     }
 }
 
-impl<R: Number> Kernel<R> for ScoreGradient<'_, R> {
+impl<R: Number> SimdKernel<R> for TileScoreGradient<'_, R> {
     type Output = ();
 
     #[inline(always)]
     fn run<L: Lanes<Number = R>>(mut self, lanes: L) {
-        let (tile, inverse_cap) = (self.tile, self.cap.map(|cap| lanes.splat(R::ONE / cap)));
+        let (tile, inverse_cap) = (self.tile, self.softcap.map(|cap| lanes.splat(R::ONE / cap)));
         assert!(tile.queries <= QUERIES);
         for sums in [&self.d_bias, &self.d_weight].into_iter().flatten() {
             sums.check::<L>();

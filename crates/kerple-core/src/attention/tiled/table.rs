@@ -1,7 +1,7 @@
 //! Distance tables laid out so that a tile's row reads them as contiguous lanes, with the mask built in.
 
 use crate::Number;
-use crate::attention::Problem;
+use crate::attention::AttentionProblem;
 
 /// Values for each head at the distances of a call, `-ahead..=K - 1`, with a margin on both sides for the lanes that a tile computes in vain.
 pub(super) struct PaddedTable<R> {
@@ -10,52 +10,59 @@ pub(super) struct PaddedTable<R> {
     head_stride: usize,
     /// Where distance 0 lies in a row.
     origin: usize,
-    order: Order,
+    order: DistanceOrder,
 }
 
 /// Which way the distance goes from one element to the next.
 #[derive(Clone, Copy, PartialEq)]
-pub(super) enum Order {
+pub(super) enum DistanceOrder {
     /// Lanes are queries.
     Ascending,
     /// Lanes are keys.
     Descending,
 }
 
-impl Order {
+impl DistanceOrder {
     /// Elements from distance 0 to `distance`.
     fn along(self, distance: isize) -> isize {
         match self {
-            Order::Ascending => distance,
-            Order::Descending => -distance,
+            DistanceOrder::Ascending => distance,
+            DistanceOrder::Descending => -distance,
         }
     }
 }
 
 impl<R: Number> PaddedTable<R> {
     /// The bias with minus infinity wherever a key is masked; zeros for no bias.
-    pub(super) fn bias(problem: &Problem<R>, order: Order, margin: usize) -> Self {
+    pub(super) fn bias(problem: &AttentionProblem<R>, order: DistanceOrder, margin: usize) -> Self {
         Self::new(problem, problem.tables().bias, order, margin, R::ZERO, R::NEG_INFINITY)
     }
 
     /// The weight, if there is one.
-    pub(super) fn weight(problem: &Problem<R>, order: Order, margin: usize) -> Option<Self> {
+    pub(super) fn weight(problem: &AttentionProblem<R>, order: DistanceOrder, margin: usize) -> Option<Self> {
         problem.tables().weight.map(|weight| Self::new(problem, Some(weight), order, margin, R::ONE, R::ONE))
     }
 
-    fn new(problem: &Problem<R>, table: Option<&[R]>, order: Order, margin: usize, neutral: R, masked: R) -> Self {
+    fn new(
+        problem: &AttentionProblem<R>,
+        table: Option<&[R]>,
+        order: DistanceOrder,
+        margin: usize,
+        neutral: R,
+        masked: R,
+    ) -> Self {
         let (heads, keys) = (if table.is_some() { problem.dims.heads } else { 1 }, problem.dims.keys);
         let ahead = problem.ahead();
         let seen = ahead + keys.min(problem.mask.window().unwrap_or(keys)); // distances, from -ahead on
         let row = 2 * margin + ahead + keys;
         let mut values = vec![masked; heads * row];
-        let origin = margin + if order == Order::Ascending { ahead } else { keys.saturating_sub(1) };
+        let origin = margin + if order == DistanceOrder::Ascending { ahead } else { keys.saturating_sub(1) };
         for (head, row) in values.chunks_exact_mut(row).enumerate() {
             let from = table.map(|table| &table[problem.origin(problem.tables(), head) - ahead..][..seen]);
             match (order, from) {
-                (Order::Ascending, Some(from)) => row[margin..][..seen].copy_from_slice(from),
-                (Order::Ascending, None) => row[margin..][..seen].fill(neutral),
-                (Order::Descending, from) => {
+                (DistanceOrder::Ascending, Some(from)) => row[margin..][..seen].copy_from_slice(from),
+                (DistanceOrder::Ascending, None) => row[margin..][..seen].fill(neutral),
+                (DistanceOrder::Descending, from) => {
                     let to = row[..=origin + ahead].iter_mut().rev().take(seen);
                     match from {
                         Some(from) => to.zip(from).for_each(|(to, &value)| *to = value),

@@ -3,17 +3,25 @@
 use super::{backward_with, forward_with};
 use crate::Number;
 use crate::attention::tests::{Case, Engine, Outcome, assert_close, dims, recipes};
-use crate::attention::{Dims, Gradients, Mask, Problem, Saved, View, ViewMut};
+use crate::attention::{AttentionDims, AttentionGradients, AttentionProblem, AttentionSaved, Mask, View, ViewMut};
 use crate::cpu::InstructionSet;
 use proptest::prelude::*;
 
 struct Tiled(InstructionSet);
 
 impl<T: Number> Engine<T> for Tiled {
-    fn forward(&self, problem: &Problem<T>, q: View<T>, k: View<T>, v: View<T>, out: ViewMut<T>, lse: &mut [T]) {
+    fn forward(
+        &self,
+        problem: &AttentionProblem<T>,
+        q: View<T>,
+        k: View<T>,
+        v: View<T>,
+        out: ViewMut<T>,
+        lse: &mut [T],
+    ) {
         forward_with(self.0, problem, q, k, v, out, lse);
     }
-    fn backward(&self, problem: &Problem<T>, saved: Saved<T>, gradients: Gradients<T>) {
+    fn backward(&self, problem: &AttentionProblem<T>, saved: AttentionSaved<T>, gradients: AttentionGradients<T>) {
         backward_with(self.0, problem, saved, gradients);
     }
 }
@@ -47,8 +55,8 @@ proptest! {
     }
 
     #[test]
-    fn damped_products_equal_naive(recipe in recipes()) {
-        assert_tiled_equals_naive(recipe.case().damped());
+    fn feature_decay_equals_naive(recipe in recipes()) {
+        assert_tiled_equals_naive(recipe.case().decayed());
     }
 
     #[test]
@@ -294,7 +302,7 @@ proptest! {
     #[test]
     fn permuted_heads_permute_outputs(recipe in recipes(), turn in 1usize..4) {
         let case = recipe.case().gated(39).rounded();
-        let Dims { batch, kv_heads, heads, .. } = case.dims;
+        let AttentionDims { batch, kv_heads, heads, .. } = case.dims;
         // key heads take their query heads along
         let turned = |values: &[f64], batch: usize, parts: usize| -> Vec<f64> {
             let mut values = values.to_vec();
@@ -398,7 +406,7 @@ fn unwanted_table_gradients_change_nothing() {
     impl Engine<f32> for Without {
         fn forward(
             &self,
-            problem: &Problem<f32>,
+            problem: &AttentionProblem<f32>,
             q: View<f32>,
             k: View<f32>,
             v: View<f32>,
@@ -407,8 +415,13 @@ fn unwanted_table_gradients_change_nothing() {
         ) {
             super::forward(problem, q, k, v, out, lse);
         }
-        fn backward(&self, problem: &Problem<f32>, saved: Saved<f32>, gradients: Gradients<f32>) {
-            super::backward(problem, saved, Gradients { d_bias: None, d_weight: None, ..gradients });
+        fn backward(
+            &self,
+            problem: &AttentionProblem<f32>,
+            saved: AttentionSaved<f32>,
+            gradients: AttentionGradients<f32>,
+        ) {
+            super::backward(problem, saved, AttentionGradients { d_bias: None, d_weight: None, ..gradients });
         }
     }
     let case = full_case();

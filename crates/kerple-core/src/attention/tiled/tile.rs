@@ -7,7 +7,7 @@ pub(super) const STRIP: usize = 12;
 
 /// Where one tile lies.
 #[derive(Clone, Copy)]
-pub(super) struct Tile {
+pub(super) struct KeyTile {
     pub(super) batch: usize,
     pub(super) head: usize,
     pub(super) first_query: usize,
@@ -19,7 +19,7 @@ pub(super) struct Tile {
     pub(super) ahead: usize,
 }
 
-impl Tile {
+impl KeyTile {
     /// Lanes of keys that the strip holding `query` has to look at.
     pub(super) fn lanes_seen_by(&self, query: usize, lanes: usize) -> usize {
         let last = ((query / STRIP * STRIP + STRIP).min(self.queries) + self.ahead) as isize + self.distance;

@@ -1,6 +1,6 @@
 //! A product that is not kept: blocks of the result, each let go of once something was made of it.
 
-use super::{ENOUGH_BLOCKS, FEWEST_FINISHED_ROWS, MOST_ROWS, Out, Product, TILE_ROWS, multiply_block, write};
+use super::{ENOUGH_BLOCKS, FEWEST_FINISHED_ROWS, MOST_ROWS, MatmulShape, Out, TILE_ROWS, multiply_block, write};
 use crate::Number;
 use crate::check_shape;
 use rayon::prelude::*;
@@ -15,11 +15,11 @@ use std::ops::Range;
 pub fn matmul_blocks<T: Number, R: Send>(
     a: &[T],
     b: &[T],
-    product: Product,
+    product: MatmulShape,
     columns: usize,
     take: impl Fn(Range<usize>, Range<usize>, &mut [T]) -> R + Sync,
 ) -> Vec<R> {
-    let Product { m, k, n, .. } = product;
+    let MatmulShape { m, k, n, .. } = product;
     check_shape!(a, m = m, k = k);
     check_shape!(b, k = k, n = n);
     let across = (n / columns).max(1);
@@ -48,7 +48,7 @@ mod tests {
     fn blocks_are_those_of_the_whole() {
         for (m, k, n) in [(1, 3, 4), (20, 40, 129), (400, 20, 40), (MOST_ROWS + 5, 20, 150), (0, 3, 4), (3, 0, 4)] {
             let (a, b) = (single(&random(m * k, 1)), single(&random(k * n, 2)));
-            let product = Product::new(m, k, n);
+            let product = MatmulShape::new(m, k, n);
             for product in [product, product.transpose_a(), product.transpose_b()] {
                 let mut whole = Vec::new();
                 matmul(Out::Append(&mut whole), &a, &b, product);

@@ -9,7 +9,7 @@ use std::any::TypeId;
 
 /// A matrix to read: element `(row, column)` is at `start + row * row_stride + column * column_stride`.
 #[derive(Clone, Copy)]
-pub(super) struct Factor<T> {
+pub(super) struct GemmFactor<T> {
     pub(super) start: *const T,
     pub(super) row_stride: usize,
     pub(super) column_stride: usize,
@@ -23,12 +23,12 @@ pub(super) struct Factor<T> {
 pub(super) unsafe fn multiply<T: Number>(
     [m, k, n]: [usize; 3],
     (c, c_stride, adds): (*mut T, usize, bool),
-    a: Factor<T>,
-    b: Factor<T>,
+    a: GemmFactor<T>,
+    b: GemmFactor<T>,
 ) {
     let set = InstructionSet::current();
     if set < InstructionSet::detected() && TypeId::of::<T>() == TypeId::of::<f32>() {
-        let single = |factor: Factor<T>| Factor {
+        let single = |factor: GemmFactor<T>| GemmFactor {
             start: factor.start.cast(),
             row_stride: factor.row_stride,
             column_stride: factor.column_stride,
@@ -63,7 +63,7 @@ pub(super) unsafe fn multiply<T: Number>(
 }
 
 mod limited {
-    use super::{Factor, InstructionSet};
+    use super::{GemmFactor, InstructionSet};
     use gemm_common::gemm::gemm_basic_generic;
     use gemm_common::simd::Scalar;
     use gemm_f32::microkernel;
@@ -76,8 +76,8 @@ mod limited {
         set: InstructionSet,
         [m, k, n]: [usize; 3],
         (c, c_stride, adds): (*mut f32, usize, bool),
-        a: Factor<f32>,
-        b: Factor<f32>,
+        a: GemmFactor<f32>,
+        b: GemmFactor<f32>,
     ) {
         /// Calls the crate with the kernels of a module, whose vectors hold this many numbers. It wants columns
         /// contiguous, so it is given the transposed product.

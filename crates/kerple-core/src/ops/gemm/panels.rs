@@ -5,11 +5,11 @@
 //! blocks, their sums are cut along `k` as well, by shape alone, and added in order. Within the rows that are copied together
 //! an element is one chain of fused additions: AVX2 and AVX-512 give the same bits.
 
-use super::{ENOUGH_BLOCKS, Matrix, room};
+use super::{ENOUGH_BLOCKS, OutMatrix, room};
 use crate::Number;
-use crate::cpu::lanes::{Kernel, Lanes};
+use crate::cpu::lanes::{Lanes, SimdKernel};
 use crate::cpu::{InstructionSet, prefetch, reduce};
-use crate::tiles::registers::{Keep, Registers};
+use crate::tiles::microkernel::{RegisterBlock, StoreMode};
 use rayon::prelude::*;
 use std::ops::Range;
 
@@ -24,7 +24,7 @@ const ADDED: usize = 1 << 14;
 /// Vectors of columns in a tile.
 const VECTORS: usize = 2;
 
-/// Part `i` of `count` nearly equal ones.
+/// FactorColumns `i` of `count` nearly equal ones.
 fn part(whole: Range<usize>, count: usize, i: usize) -> Range<usize> {
     whole.start + whole.len() * i / count..whole.start + whole.len() * (i + 1) / count
 }
@@ -33,19 +33,19 @@ fn part(whole: Range<usize>, count: usize, i: usize) -> Range<usize> {
 ///
 /// # Safety
 /// `a`, `b` and `c` have these sizes, `c` has been written if it is added to, and nothing else uses it meanwhile.
-pub(super) unsafe fn multiply<T: Number>(c: Matrix<T>, adds: bool, a: &[T], b: &[T], [m, k, n]: [usize; 3]) {
+pub(super) unsafe fn multiply<T: Number>(c: OutMatrix<T>, adds: bool, a: &[T], b: &[T], [m, k, n]: [usize; 3]) {
     let (down, across) = (m.div_ceil(BLOCK), n.div_ceil(BLOCK));
     let blocks = down * across;
     let along = ENOUGH_BLOCKS.div_ceil(blocks.max(1)).min(k.div_ceil(WORTH_A_CUT)).max(1);
     // the sums of the first rows go to `c`, the others here
     let mut later = Vec::new();
-    let later_sums = Matrix { start: room(&mut later, (along - 1) * m * n), columns: n };
+    let later_sums = OutMatrix { start: room(&mut later, (along - 1) * m * n), columns: n };
     (0..along * blocks).into_par_iter().with_max_len(1).for_each(|t| {
         let (cut, i, j) = (t / blocks, t % blocks / across, t % across);
         let (rows, columns) = (part(0..m, down, i), part(0..n, across, j));
-        let a = Part { factor: a, width: m, columns: rows.clone() };
-        let b = Part { factor: b, width: n, columns: columns.clone() };
-        let (sums, stride) = T::dispatch(InstructionSet::current(), Block { a, b, depth: part(0..k, along, cut) });
+        let a = FactorColumns { factor: a, width: m, columns: rows.clone() };
+        let b = FactorColumns { factor: b, width: n, columns: columns.clone() };
+        let (sums, stride) = T::dispatch(InstructionSet::current(), PanelBlock { a, b, depth: part(0..k, along, cut) });
         for (row, sums) in rows.zip(sums.chunks(stride)) {
             let (columns, sums) = (columns.clone(), &sums[..columns.len()]);
             // SAFETY: this row of the block lies in its matrix and is this task's alone; what is added to has been written.
@@ -71,7 +71,7 @@ pub(super) unsafe fn multiply<T: Number>(c: Matrix<T>, adds: bool, a: &[T], b: &
 }
 
 /// Some columns of a factor.
-struct Part<'a, T> {
+struct FactorColumns<'a, T> {
     factor: &'a [T],
     /// Of the factor's rows.
     width: usize,
@@ -79,33 +79,33 @@ struct Part<'a, T> {
 }
 
 /// One block of the result for some rows of the factors; gives the sums, and how far apart their rows are.
-struct Block<'a, T> {
-    a: Part<'a, T>,
-    b: Part<'a, T>,
+struct PanelBlock<'a, T> {
+    a: FactorColumns<'a, T>,
+    b: FactorColumns<'a, T>,
     depth: Range<usize>,
 }
 
-impl<T: Number> Kernel<T> for Block<'_, T> {
+impl<T: Number> SimdKernel<T> for PanelBlock<'_, T> {
     type Output = (Vec<T>, usize);
 
     fn run<L: Lanes<Number = T>>(self, lanes: L) -> (Vec<T>, usize) {
-        let Block { a, b, depth } = self;
+        let PanelBlock { a, b, depth } = self;
         let stride = b.columns.len().next_multiple_of(VECTORS * L::COUNT);
         let mut sums = vec![T::ZERO; a.columns.len().next_multiple_of(L::TILE_ROWS) * stride];
         let (mut left, mut right) = (Vec::new(), Vec::new());
         let panels = depth.len().div_ceil(DEPTH);
         for panel in 0..panels {
             let rows = part(depth.clone(), panels, panel);
-            lanes.run(Pack { to: &mut left, from: &a, rows: rows.clone(), side: Side::Left });
-            lanes.run(Pack { to: &mut right, from: &b, rows: rows.clone(), side: Side::Right });
-            lanes.run(Multiply { left: &left, right: &right, depth: rows.len(), sums: &mut sums, stride });
+            lanes.run(PackPanel { to: &mut left, from: &a, rows: rows.clone(), side: PanelSide::Left });
+            lanes.run(PackPanel { to: &mut right, from: &b, rows: rows.clone(), side: PanelSide::Right });
+            lanes.run(PanelProduct { left: &left, right: &right, depth: rows.len(), sums: &mut sums, stride });
         }
         (sums, stride)
     }
 }
 
 /// Adds a product of tiles, of `left` `[tiles, depth, TILE_ROWS]` and `right` `[tiles, depth, VECTORS COUNT]`, to the sums.
-struct Multiply<'a, T> {
+struct PanelProduct<'a, T> {
     left: &'a [T],
     right: &'a [T],
     depth: usize,
@@ -113,12 +113,12 @@ struct Multiply<'a, T> {
     stride: usize,
 }
 
-impl<T: Number> Kernel<T> for Multiply<'_, T> {
+impl<T: Number> SimdKernel<T> for PanelProduct<'_, T> {
     type Output = ();
 
     #[inline(always)]
     fn run<L: Lanes<Number = T>>(self, lanes: L) {
-        let Multiply { left, right, depth, sums, stride } = self;
+        let PanelProduct { left, right, depth, sums, stride } = self;
         let (rows, columns) = (L::TILE_ROWS, VECTORS * L::COUNT);
         for (j, right) in right.chunks_exact(depth * columns).enumerate() {
             for (i, left) in left.chunks_exact(depth * rows).enumerate() {
@@ -151,51 +151,51 @@ unsafe fn add_tile<L: Lanes, const M: usize>(
     sums: *mut L::Number,
     stride: usize,
 ) {
-    let mut tile = Registers::<L, M, VECTORS>::zeros(lanes);
+    let mut tile = RegisterBlock::<L, M, VECTORS>::zeros(lanes);
     // SAFETY: the caller's promise.
     unsafe {
         for _ in 0..depth {
             tile.add(left, 1, right);
             (left, right) = (left.add(M), right.add(VECTORS * L::COUNT));
         }
-        tile.store(sums, stride, Keep::Add);
+        tile.store(sums, stride, StoreMode::Accumulate);
     }
 }
 
 /// Copies the columns of some rows to tiles, `[tiles, rows, tile]`; the last is filled up with zeros.
-struct Pack<'a, T> {
+struct PackPanel<'a, T> {
     to: &'a mut Vec<T>,
-    from: &'a Part<'a, T>,
+    from: &'a FactorColumns<'a, T>,
     rows: Range<usize>,
-    side: Side,
+    side: PanelSide,
 }
 
 /// Which factor it is, and so how wide its tiles are.
 #[derive(Clone, Copy)]
-enum Side {
+enum PanelSide {
     Left,
     Right,
 }
 
-impl<T: Number> Kernel<T> for Pack<'_, T> {
+impl<T: Number> SimdKernel<T> for PackPanel<'_, T> {
     type Output = ();
 
     #[inline(always)]
     fn run<L: Lanes<Number = T>>(self, _: L) {
         // two calls, in each of which the compiler knows the width
         match self.side {
-            Side::Left => self.copy(L::TILE_ROWS),
-            Side::Right => self.copy(VECTORS * L::COUNT),
+            PanelSide::Left => self.copy(L::TILE_ROWS),
+            PanelSide::Right => self.copy(VECTORS * L::COUNT),
         }
     }
 }
 
-impl<T: Number> Pack<'_, T> {
+impl<T: Number> PackPanel<'_, T> {
     #[inline(always)]
     fn copy(self, tile: usize) {
         /// Rows taken together, so that a few cache lines at least are written one after the other.
         const ROWS: usize = 8;
-        let Pack { to, from: Part { factor, width, columns }, rows, .. } = self;
+        let PackPanel { to, from: FactorColumns { factor, width, columns }, rows, .. } = self;
         let depth = rows.len();
         to.resize(columns.len().div_ceil(tile) * depth * tile, T::ZERO);
         for first in (0..depth).step_by(ROWS) {

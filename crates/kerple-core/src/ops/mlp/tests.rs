@@ -1,5 +1,5 @@
 use super::*;
-use crate::ops::layer_norm::Kind;
+use crate::ops::layer_norm::RowNorm;
 use crate::ops::testing::{assert_gradient, assert_same_at_any_threads, random, single};
 use proptest::prelude::*;
 
@@ -9,14 +9,20 @@ struct Choice {
     gated: bool,
     biases: bool,
     activation: Activation,
-    kind: Kind,
+    kind: RowNorm,
     dropout: bool,
     /// 0 the input, 1 the normed input, 2 other rows.
     residual: usize,
 }
 
-const DEFAULT: Choice =
-    Choice { gated: false, biases: true, activation: Activation::Gelu, kind: Kind::Layer, dropout: false, residual: 0 };
+const DEFAULT: Choice = Choice {
+    gated: false,
+    biases: true,
+    activation: Activation::Gelu,
+    kind: RowNorm::Layer,
+    dropout: false,
+    residual: 0,
+};
 
 /// Owned parameters: gamma, beta, up, its bias, down, its bias, gate, its bias; the factors and the rows beside.
 #[derive(Clone)]
@@ -28,18 +34,19 @@ struct Owned<T> {
 }
 
 impl<T: Number> Owned<T> {
-    fn mlp<'a>(&'a self) -> Mlp<'a, T> {
+    fn mlp<'a>(&'a self) -> MlpParameters<'a, T> {
         let [gamma, beta, w1, b1, w2, b2, w3, b3] = &self.values;
         let Choice { gated, biases, activation, kind, dropout, residual } = self.choice;
-        let linear = |weight: &'a Vec<T>, bias: &'a Vec<T>| Linear { weight, bias: biases.then_some(&bias[..]) };
-        Mlp {
-            norm: Norm { kind, gamma, beta: biases.then_some(&beta[..]), epsilon: 1e-2 },
+        let linear =
+            |weight: &'a Vec<T>, bias: &'a Vec<T>| LinearParameters { weight, bias: biases.then_some(&bias[..]) };
+        MlpParameters {
+            norm: NormParameters { kind, gamma, beta: biases.then_some(&beta[..]), epsilon: 1e-2 },
             up: linear(w1, b1),
             gate: gated.then(|| linear(w3, b3)),
             down: linear(w2, b2),
             activation,
             factors: dropout.then_some(&self.factors[..]),
-            residual: [Residual::Input, Residual::Normed, Residual::Beside(&self.base)][residual],
+            residual: [MlpResidual::Input, MlpResidual::Normed, MlpResidual::Beside(&self.base)][residual],
         }
     }
 }
@@ -60,17 +67,18 @@ fn narrowed(owned: &Owned<f64>) -> Owned<f32> {
 }
 
 /// The formula, a row and an element at a time.
-fn plain(mlp: Mlp<'_, f64>, x: &[f64]) -> Vec<f64> {
+fn plain(mlp: MlpParameters<'_, f64>, x: &[f64]) -> Vec<f64> {
     let m = mlp.norm.gamma.len();
     let f = mlp.up.weight.len() / m;
     let at = |bias: Option<&[f64]>, i: usize| bias.map_or(0.0, |bias| bias[i]);
     let mut y = Vec::new();
     for (r, row) in x.chunks(m).enumerate() {
-        let mean = if mlp.norm.kind == Kind::Rms { 0.0 } else { row.iter().sum::<f64>() / m as f64 };
+        let mean = if mlp.norm.kind == RowNorm::Rms { 0.0 } else { row.iter().sum::<f64>() / m as f64 };
         let deviation = (row.iter().map(|x| (x - mean).powi(2)).sum::<f64>() / m as f64 + mlp.norm.epsilon).sqrt();
         let normed = |i| mlp.norm.gamma[i] * (row[i] - mean) / deviation + at(mlp.norm.beta, i);
-        let linear =
-            |l: Linear<'_, f64>, j: usize| at(l.bias, j) + (0..m).map(|i| normed(i) * l.weight[i * f + j]).sum::<f64>();
+        let linear = |l: LinearParameters<'_, f64>, j: usize| {
+            at(l.bias, j) + (0..m).map(|i| normed(i) * l.weight[i * f + j]).sum::<f64>()
+        };
         let act = |h: f64| {
             let mut a = [0.0];
             mlp.activation.forward(&[h], &mut a);
@@ -83,9 +91,9 @@ fn plain(mlp: Mlp<'_, f64>, x: &[f64]) -> Vec<f64> {
         let factor = |j| mlp.factors.map_or(1.0, |factors| factors[r * f + j]);
         let a: Vec<f64> = (0..f).map(|j| factor(j) * hidden(j)).collect();
         let base = |i: usize| match mlp.residual {
-            Residual::Input => row[i],
-            Residual::Normed => normed(i),
-            Residual::Beside(base) => base[r * m + i],
+            MlpResidual::Input => row[i],
+            MlpResidual::Normed => normed(i),
+            MlpResidual::Beside(base) => base[r * m + i],
         };
         let out = |i: usize| (0..f).map(|j| a[j] * mlp.down.weight[j * m + i]).sum::<f64>();
         y.extend((0..m).map(|i| base(i) + at(mlp.down.bias, i) + out(i)));
@@ -97,7 +105,7 @@ fn plain(mlp: Mlp<'_, f64>, x: &[f64]) -> Vec<f64> {
 fn everything<T: Number>(owned: &Owned<T>, x: &[T], d_y: &[T]) -> (Vec<T>, Vec<T>, [Vec<T>; 8]) {
     let (y, hidden) = forward_saving(owned.mlp(), x);
     assert_eq!(y, forward(owned.mlp(), x));
-    let Gradients { d_x, d_gamma, d_beta, up, gate, down } = backward(owned.mlp(), x, &hidden, d_y);
+    let MlpGradients { d_x, d_gamma, d_beta, up, gate, down } = backward(owned.mlp(), x, &hidden, d_y);
     let [d_beta, d_b1, d_b2] = [d_beta, up.d_bias, down.d_bias].map(Option::unwrap_or_default);
     let (d_w3, d_b3) = gate.map_or_else(Default::default, |g| (g.d_weight, g.d_bias.unwrap_or_default()));
     (y, d_x, [d_gamma, d_beta, up.d_weight, d_b1, down.d_weight, d_b2, d_w3, d_b3])
@@ -110,7 +118,7 @@ proptest! {
         rows in 0usize..60, m in 1usize..9, f in 1usize..20, seed in 0u64..1000,
         gated: bool, biases: bool, act in 0usize..4, rms: bool, dropout: bool, residual in 0usize..3,
     ) {
-        let kind = if rms { Kind::Rms } else { Kind::Layer };
+        let kind = if rms { RowNorm::Rms } else { RowNorm::Layer };
         // those without a kink
         let choice = Choice { gated, biases, activation: Activation::ALL[act], kind, dropout, residual };
         let owned = parameters(m, f, rows, seed, choice);
@@ -119,7 +127,7 @@ proptest! {
         for (y, want) in y.iter().zip(plain(owned.mlp(), &x)) {
             prop_assert!((y - want).abs() < 1e-12, "{choice:?} {y} {want}");
         }
-        let loss = |mlp: Mlp<'_, f64>, x: &[f64]| plain(mlp, x).iter().zip(&d_y).map(|(y, d)| y * d).sum::<f64>();
+        let loss = |mlp: MlpParameters<'_, f64>, x: &[f64]| plain(mlp, x).iter().zip(&d_y).map(|(y, d)| y * d).sum::<f64>();
         assert_gradient("d_x", &x, &d_x, |x| loss(owned.mlp(), x));
         for (i, name) in ["d_gamma", "d_beta", "d_w1", "d_b1", "d_w2", "d_b2", "d_w3", "d_b3"].into_iter().enumerate() {
             let exists = [true, biases, true, biases, true, biases, gated, gated && biases][i];
@@ -136,7 +144,7 @@ proptest! {
 }
 
 const GATED: Choice =
-    Choice { gated: true, biases: false, activation: Activation::Silu, kind: Kind::Rms, dropout: true, residual: 2 };
+    Choice { gated: true, biases: false, activation: Activation::Silu, kind: RowNorm::Rms, dropout: true, residual: 2 };
 
 #[test]
 fn single_precision_is_close_across_spans() {

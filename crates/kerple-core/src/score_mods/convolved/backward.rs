@@ -3,13 +3,13 @@
 use super::taps::Taps;
 use super::{ConvolvedMap, ROOM, Row, Scratch, each_chunk, put, rows};
 use crate::Number;
-use crate::cpu::lanes::{Kernel, Lanes};
+use crate::cpu::lanes::{Lanes, SimdKernel};
 use crate::forms::ScoreBlock;
 use crate::score_mods::bias::Source;
 use crate::score_mods::chunk::{Sums, WIDTH};
 use crate::score_mods::mixed::{cut, cut_mut};
 use crate::score_mods::network::SLOPE;
-use crate::tiles::registers::Keep;
+use crate::tiles::microkernel::StoreMode;
 
 pub(super) struct Backward<'a, T> {
     pub(super) over: &'a ConvolvedMap<'a, T>,
@@ -95,7 +95,7 @@ impl<T: Number> ConvolvedMap<'_, T> {
             backwards: true,
             c: hidden,
             c_stride: stride,
-            keep: Keep::Overwrite,
+            store: StoreMode::Overwrite,
         });
         let d_mapped = (&mapped[2 * self.reach()..], stride);
         for (tap, sums) in sums.second.iter_mut().enumerate() {
@@ -134,7 +134,7 @@ impl<T: Number> ConvolvedMap<'_, T> {
             backwards: true,
             c: to,
             c_stride: stride,
-            keep: Keep::Overwrite,
+            store: StoreMode::Overwrite,
         });
     }
 
@@ -218,7 +218,7 @@ impl<T: Number> ConvolvedMap<'_, T> {
     }
 }
 
-impl<T: Number> Kernel<T> for Backward<'_, T> {
+impl<T: Number> SimdKernel<T> for Backward<'_, T> {
     type Output = ();
 
     #[inline(always)]
@@ -259,7 +259,7 @@ pub(super) struct Finish<'a, T> {
     pub(super) to: &'a mut [T],
 }
 
-impl<T: Number> Kernel<T> for Finish<'_, T> {
+impl<T: Number> SimdKernel<T> for Finish<'_, T> {
     type Output = ();
 
     #[inline(always)]
@@ -319,7 +319,7 @@ impl<T: Number> ConvolvedMap<'_, T> {
             backwards: true,
             c: by_column,
             c_stride: columns,
-            keep: Keep::Add,
+            store: StoreMode::Accumulate,
         });
     }
 }

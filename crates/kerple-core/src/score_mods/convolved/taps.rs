@@ -1,11 +1,11 @@
 //! Products over channels and neighbouring columns.
 
 use crate::Number;
-use crate::cpu::lanes::{Kernel, Lanes};
+use crate::cpu::lanes::{Lanes, SimdKernel};
+use crate::tiles::microkernel::{RegisterBlock, StoreMode};
 use crate::tiles::product::parts;
-use crate::tiles::registers::{Keep, Registers};
 
-/// `c[m, x] = sum over channels and taps of a[m, channel, tap] b[channel, x + tap]`, added to what `keep` says; or, backwards,
+/// `c[m, x] = sum over channels and taps of a[m, channel, tap] b[channel, x + tap]`, written as `store` says; or, backwards,
 /// of `b[channel, x + taps - 1 - tap]`. Sums stay in registers over all channels and taps.
 pub(super) struct Taps<'a, T> {
     pub(super) rows: usize,
@@ -21,7 +21,7 @@ pub(super) struct Taps<'a, T> {
     pub(super) backwards: bool,
     pub(super) c: &'a mut [T],
     pub(super) c_stride: usize,
-    pub(super) keep: Keep<'a, T>,
+    pub(super) store: StoreMode<'a, T>,
 }
 
 impl<T: Number> Taps<'_, T> {
@@ -35,15 +35,15 @@ impl<T: Number> Taps<'_, T> {
         assert!(self.a.len() >= end(rows, row, end(channels, channel, taps)));
         assert!(columns == 0 || self.b.len() >= end(channels, b_stride, columns + taps - 1));
         assert!(self.c.len() >= end(rows, c_stride, columns) && c_stride >= columns);
-        match self.keep {
-            Keep::Overwrite | Keep::Add => {}
-            Keep::Scale(factors) => assert!(factors.len() >= rows),
-            Keep::Onto(from, stride) => assert!(from.len() >= end(rows, stride, columns)),
+        match self.store {
+            StoreMode::Overwrite | StoreMode::Accumulate => {}
+            StoreMode::Rescale(factors) => assert!(factors.len() >= rows),
+            StoreMode::AddTo(from, stride) => assert!(from.len() >= end(rows, stride, columns)),
         }
     }
 }
 
-impl<T: Number> Kernel<T> for Taps<'_, T> {
+impl<T: Number> SimdKernel<T> for Taps<'_, T> {
     type Output = ();
 
     #[inline(always)]
@@ -85,7 +85,7 @@ unsafe fn block<L: Lanes, const M: usize, const N: usize>(
     row: usize,
     column: usize,
 ) {
-    let mut sums = Registers::<L, M, N>::zeros(lanes);
+    let mut sums = RegisterBlock::<L, M, N>::zeros(lanes);
     let [row_stride, channel_stride] = taps.a_strides;
     // SAFETY: `check` bounds every index below; C is borrowed mutably by the product.
     unsafe {
@@ -96,6 +96,6 @@ unsafe fn block<L: Lanes, const M: usize, const N: usize>(
                 sums.add(a.add(tap), row_stride, b.add(if taps.backwards { taps.taps - 1 - tap } else { tap }));
             }
         }
-        sums.store(c.add(row * taps.c_stride + column), taps.c_stride, taps.keep.at(row, column));
+        sums.store(c.add(row * taps.c_stride + column), taps.c_stride, taps.store.at(row, column));
     }
 }

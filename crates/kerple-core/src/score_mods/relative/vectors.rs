@@ -4,8 +4,8 @@ use crate::Number;
 use crate::cpu::lanes::Lanes;
 use crate::forms::ScoreBlock;
 use crate::score_mods::chunk::ROOM;
-use crate::tiles::product::{Matrix, Product};
-use crate::tiles::registers::Keep;
+use crate::tiles::microkernel::StoreMode;
+use crate::tiles::product::{SmallGemm, StridedMatrix};
 use std::ops::Range;
 
 /// Vectors of consecutive distances; distances beyond share the last one of their side.
@@ -136,16 +136,16 @@ impl<T: Number> Vectors<T> {
         (data, row_stride): (&[T], usize),
         to: &mut [T],
     ) {
-        lanes.run(Product {
+        lanes.run(SmallGemm {
             rows: to.len() / span.columns,
             inner: self.head_dim,
             columns: span.columns,
-            a: Matrix { data, row_stride, column_stride: 1 },
+            a: StridedMatrix { data, row_stride, column_stride: 1 },
             b: &self.features[self.head(head) * self.head_dim * self.stride + span.first..],
             b_stride: self.stride,
             c: to,
             c_stride: span.columns,
-            keep: Keep::Overwrite,
+            store: StoreMode::Overwrite,
         });
     }
 
@@ -159,16 +159,16 @@ impl<T: Number> Vectors<T> {
         weights: &[T],
         to: &mut [T],
     ) {
-        lanes.run(Product {
+        lanes.run(SmallGemm {
             rows: to.len() / self.width,
             inner: span.len,
             columns: self.width,
-            a: Matrix { data: weights, row_stride: span.columns, column_stride: 1 },
+            a: StridedMatrix { data: weights, row_stride: span.columns, column_stride: 1 },
             b: &self.rows[(self.head(head) * self.count + span.first) * self.width..],
             b_stride: self.width,
             c: to,
             c_stride: self.width,
-            keep: Keep::Overwrite,
+            store: StoreMode::Overwrite,
         });
     }
 
@@ -185,16 +185,16 @@ impl<T: Number> Vectors<T> {
         to: &mut [T],
     ) {
         let mut found = vec![T::ZERO; span.len * self.width];
-        lanes.run(Product {
+        lanes.run(SmallGemm {
             rows: span.len,
             inner: weights.len() / span.columns,
             columns: self.width,
-            a: Matrix { data: weights, row_stride: 1, column_stride: span.columns },
+            a: StridedMatrix { data: weights, row_stride: 1, column_stride: span.columns },
             b: rows,
             b_stride: row_stride,
             c: &mut found,
             c_stride: self.width,
-            keep: Keep::Overwrite,
+            store: StoreMode::Overwrite,
         });
         for (place, found) in found.chunks_exact(self.width).enumerate() {
             let at = self.count - 1 - (span.first + place);

@@ -9,8 +9,7 @@ use kerple_burn::fused;
 use kerple_burn::ops::attention::{default_scale, rotated};
 use kerple_burn::pass::Pass;
 use kerple_burn::positions::PositionalEncoding;
-use kerple_core::attention::{
-    self, Dims, Gradients, Problem, Saved, ScoreTable, ScoreTransform, Strides, View, ViewMut, naive,
+use kerple_core::attention::{self, AttentionDims, AttentionGradients, AttentionProblem, AttentionSaved, ScoreTable, ScoreTransform, Strides, View, ViewMut, naive,
 };
 use kerple_core::encoding::{Encoding, Geometry, Method};
 use kerple_core::encoding::{EncodingForm, ScoreModForm};
@@ -25,7 +24,7 @@ pub const LONGEST_COMPOSED: usize = 2048;
 
 /// Inputs of one call, and room for what it returns.
 struct Task {
-    dims: Dims,
+    dims: AttentionDims,
     strides: Strides,
     inputs: [Vec<f32>; 4],
     bias: Option<Vec<f32>>,
@@ -74,7 +73,7 @@ impl Task {
         let elements = batch * heads * length * head_dim;
         let with = bias != "none";
         Task {
-            dims: Dims { batch, heads, kv_heads: heads, queries: length, keys: length, head_dim },
+            dims: AttentionDims { batch, heads, kv_heads: heads, queries: length, keys: length, head_dim },
             strides: Strides { batch: heads * length * head_dim, head: length * head_dim, row: head_dim },
             inputs: [1, 2, 3, 4].map(|seed| noise(elements, 4 * draw + seed)),
             bias: with.then(|| log_bias(heads, head_dim, length)),
@@ -125,27 +124,35 @@ impl Task {
         let strides = *strides;
         let extent = ScoreModExtent { sides: Sides::OneSided, len: dims.keys, scale: default_scale(dims.head_dim) };
         let map = map.as_ref().map(|(map, values)| map.over(values, extent));
-        let problem = Problem {
+        let problem = AttentionProblem {
             scores: match &map {
                 Some(map) => ScoreTransform::Mod(&**map),
                 None => {
                     let (bias, damping, len) = (bias.as_deref(), damping.as_deref(), dims.keys);
                     let clocks = clocks.as_deref().map(|values| Strided { values, stride: len });
-                    ScoreTransform::Table(ScoreTable { bias, weight: None, damping, gate_cumsum: clocks, len })
+                    ScoreTransform::Table(ScoreTable { bias, weight: None, feature_decay: damping, gate_cumsum: clocks, len })
                 }
             },
-            ..Problem::causal(*dims, (dims.head_dim as f32).sqrt().recip())
+            ..AttentionProblem::causal(*dims, (dims.head_dim as f32).sqrt().recip())
         };
         let [q, k, v, d_out] = inputs.each_ref().map(|data| View { data, strides });
         let forward = if engine == Engine::Tiled { attention::forward } else { naive::forward };
         forward(&problem, q, k, v, ViewMut::new(out, strides), lse);
         if backward {
             let [d_q, d_k, d_v] = d.each_mut().map(|data| ViewMut::new(data, strides));
-            let saved = Saved { q, k, v, out: View { data: out, strides }, lse, d_out };
+            let saved = AttentionSaved { q, k, v, out: View { data: out, strides }, lse, d_out };
             let [d_bias, d_map] = [d_bias, d_map].map(|values| values.as_deref_mut());
             let d_clocks = d_clocks.as_deref_mut();
-            let gradients =
-                Gradients { d_q, d_k, d_v, d_bias, d_weight: None, d_map, d_sinks: None, d_gate_cumsum: d_clocks };
+            let gradients = AttentionGradients {
+                d_q,
+                d_k,
+                d_v,
+                d_bias,
+                d_weight: None,
+                d_map,
+                d_sinks: None,
+                d_gate_cumsum: d_clocks,
+            };
             let run = if engine == Engine::Tiled { attention::backward } else { naive::backward };
             run(&problem, saved, gradients);
         }

@@ -3,7 +3,7 @@
 use super::attention::{log_bias, noise};
 use super::{Row, Sizes, agree, machine};
 use crate::failure::Outcome;
-use kerple_core::attention::{Dims, Problem, ScoreTransform, Strides, View, ViewMut, naive, tiled};
+use kerple_core::attention::{AttentionDims, AttentionProblem, ScoreTransform, Strides, View, ViewMut, naive, tiled};
 use std::time::Instant;
 
 /// Times one number of cached keys.
@@ -15,10 +15,10 @@ pub fn run(keys: usize, sizes: Sizes, tell: &mut dyn FnMut(Row)) -> Outcome {
     let (mut out, mut lse) = (vec![0.0f32; q.len()], vec![0.0f32; batch * heads]);
     let one = Strides { batch: heads * head_dim, head: head_dim, row: head_dim };
     let all = Strides { batch: heads * keys * head_dim, head: keys * head_dim, row: head_dim };
-    let dims = Dims { batch, heads, kv_heads: heads, queries: 1, keys, head_dim };
-    let problem = Problem {
+    let dims = AttentionDims { batch, heads, kv_heads: heads, queries: 1, keys, head_dim };
+    let problem = AttentionProblem {
         scores: ScoreTransform::table(Some(&bias), None, keys),
-        ..Problem::causal(dims, (head_dim as f32).sqrt().recip())
+        ..AttentionProblem::causal(dims, (head_dim as f32).sqrt().recip())
     };
     let view = |data, strides| View { data, strides };
     let views = || (view(&q[..], one), view(&k[..], all), view(&v[..], all));

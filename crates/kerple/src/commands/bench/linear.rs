@@ -5,12 +5,13 @@ use super::{Row, Sizes, agree, times};
 use crate::failure::Outcome;
 use crate::memory::extra_mib;
 use kerple_core::attention::linear::{
-    self, Decay, DecayGradient, Dims, Gradients, Guard, Inputs, Problem, Saved, toeplitz,
+    self, Decay, DecayGradient, DenominatorGuard, LinearAttentionDims, LinearAttentionGradients, LinearAttentionInputs,
+    LinearAttentionProblem, LinearAttentionSaved, toeplitz,
 };
 use kerple_core::attention::{Strides, View, ViewMut};
 use kerple_core::calculus::exponentials::{Amplitude, ErrorBudget, Tolerance};
 use kerple_core::encoding::{Encoding, EncodingDecay, Geometry, Method};
-use kerple_core::features::{Favor, Form, RowMap, omega};
+use kerple_core::features::{Favor, FavorFeatures, FeatureMap, omega};
 use kerple_core::forms::Drawn;
 use kerple_core::seed::{Purpose, stream_at};
 
@@ -40,7 +41,7 @@ impl Engine {
 }
 
 struct Task {
-    dims: Dims,
+    dims: LinearAttentionDims,
     inputs: [Vec<f32>; 4],
     code: Option<Drawn<f32>>,
     favor: Favor<f32>,
@@ -63,7 +64,7 @@ impl Task {
         let code = encoding.code(&geometry).map(|code| code.drawn(&stored, [noise_of(1), noise_of(2)]));
         let width = code.as_ref().map_or(head_dim, |code: &Drawn<f32>| code.map().widths()[1]);
         let sizes = [width, FEATURES / 2];
-        let omega = omega::orthogonal(sizes, omega::Lengths::OfRows, &mut noise_of(3));
+        let omega = omega::orthogonal(sizes, omega::ColumnNorms::OfRows, &mut noise_of(3));
         let demand = ErrorBudget { horizon: 1 << 20, tolerance: Tolerance::Thousandth, amplitude: Amplitude::Two };
         let fading = encoding.decay(&geometry, &stored, &demand);
         let table = encoding.table(&geometry, &stored, len).bias.unwrap_or_else(|| vec![0.0; heads * len]);
@@ -71,9 +72,9 @@ impl Task {
         let parameters = code.as_ref().map_or(0, |code| code.map().parameters());
         let tables = fading.as_ref().map_or([0, 0], |fading| [fading.near.len(), fading.weights.len()]);
         Task {
-            dims: Dims { batch, heads, len, head_dim, value_dim: head_dim },
+            dims: LinearAttentionDims { batch, heads, len, head_dim, value_dim: head_dim },
             inputs: [1, 2, 3, 4].map(|seed| noise(elements, seed)),
-            favor: Favor::new(&omega, sizes, Form::BothSigns),
+            favor: Favor::new(&omega, sizes, FavorFeatures::BothSigns),
             kernel: table.into_iter().map(|bias| bias.exp() as f32).collect(),
             out: vec![0.0; elements],
             denominators: vec![0.0; batch * heads * len],
@@ -87,7 +88,7 @@ impl Task {
 
     fn run(&mut self, engine: Engine, backward: bool) {
         let Task { dims, inputs, code, favor, fading, kernel, out, denominators, d, d_parameters, d_tables } = self;
-        let Dims { heads, len, head_dim, .. } = *dims;
+        let LinearAttentionDims { heads, len, head_dim, .. } = *dims;
         let strides = Strides { batch: heads * len * head_dim, head: len * head_dim, row: head_dim };
         let single = |values: &[f64]| values.iter().map(|value| *value as f32).collect::<Vec<f32>>();
         let tables = fading.as_ref().map(|fading| [single(&fading.near), single(&fading.weights)]);
@@ -96,22 +97,29 @@ impl Task {
             let (met, terms) = (near.len() / heads, fading.terms);
             Decay { met, near, terms, rates: &fading.rates, weights }
         });
-        let maps: Vec<&dyn RowMap<f32>> = code.iter().map(Drawn::map).chain([&*favor as &dyn RowMap<f32>]).collect();
-        let problem = Problem { decay, guard: Guard::Add(1e-6), ..Problem::causal(*dims, &maps) };
+        let maps: Vec<&dyn FeatureMap<f32>> =
+            code.iter().map(Drawn::map).chain([&*favor as &dyn FeatureMap<f32>]).collect();
+        let problem = LinearAttentionProblem {
+            decay,
+            guard: DenominatorGuard::Add(1e-6),
+            ..LinearAttentionProblem::causal(*dims, &maps)
+        };
         let [q, k, v, d_out] = inputs.each_ref().map(|data| View { data, strides });
-        let rows = Inputs { q, k, v };
+        let rows = LinearAttentionInputs { q, k, v };
         let to = ViewMut::new(out, strides);
         match engine {
             Engine::Chunked => linear::forward(&problem, rows, to, denominators),
             Engine::Naive => linear::naive::forward(&problem, rows, to, denominators),
-            Engine::Transform => toeplitz::forward(&Problem { decay: None, ..problem }, kernel, rows, to, denominators),
+            Engine::Transform => {
+                toeplitz::forward(&LinearAttentionProblem { decay: None, ..problem }, kernel, rows, to, denominators)
+            }
         }
         if backward {
             let [d_q, d_k, d_v] = d.each_mut().map(|data| ViewMut::new(data, strides));
             let [d_near, d_weights] = d_tables;
             let d_decay = decay.map(|_| DecayGradient { d_near, d_weights });
-            let saved = Saved { inputs: rows, out: View { data: out, strides }, denominators, d_out };
-            let gradients = Gradients { d_q, d_k, d_v, d_parameters, d_decay, d_gates: None };
+            let saved = LinearAttentionSaved { inputs: rows, out: View { data: out, strides }, denominators, d_out };
+            let gradients = LinearAttentionGradients { d_q, d_k, d_v, d_parameters, d_decay, d_gates: None };
             let run = if engine == Engine::Naive { linear::naive::backward } else { linear::backward };
             run(&problem, saved, gradients);
         }
@@ -145,7 +153,7 @@ fn check(sizes: Sizes) -> Outcome {
 /// Multiply-adds of features, sums and what is met one by one, twice; a backward is about three times a forward. A decay of any
 /// number of terms is about seven sums to a row, and the chunk before.
 fn flops(task: &Task, backward: bool) -> f64 {
-    let Dims { batch, heads, len, head_dim, value_dim } = task.dims;
+    let LinearAttentionDims { batch, heads, len, head_dim, value_dim } = task.dims;
     let (shapes, chunks) = task.fading.as_ref().map_or((1, 1), |fading| (fading.terms.min(7), 3));
     let width = task.code.as_ref().map_or(head_dim, |code| code.map().widths()[1]);
     // rows of the code's matrix: two a wave and one for the gate, for each feature

@@ -1,6 +1,6 @@
 //! The peak performance of the machine, measured together with the work.
 
-use kerple_core::ops::gemm::{Out, Product, matmul};
+use kerple_core::ops::gemm::{MatmulShape, Out, matmul};
 use rayon::prelude::*;
 use std::time::Instant;
 
@@ -9,7 +9,7 @@ pub fn peak_gflops() -> f64 {
     const SIDE: usize = 1152;
     let (a, b) = (vec![1.0f32; SIDE * SIDE], vec![0.5f32; SIDE * SIDE]);
     let mut c = vec![0.0f32; SIDE * SIDE];
-    let seconds = best(4, || matmul(Out::Store(&mut c), &a, &b, Product::new(SIDE, SIDE, SIDE)));
+    let seconds = best(4, || matmul(Out::Store(&mut c), &a, &b, MatmulShape::new(SIDE, SIDE, SIDE)));
     2.0 * (SIDE as f64).powi(3) / seconds / 1e9
 }
 

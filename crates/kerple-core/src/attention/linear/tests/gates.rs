@@ -2,14 +2,14 @@
 
 use super::*;
 
-fn case(dims: Dims, naive: bool) -> Case<'static> {
-    Case { dims, reach: Reach::Causal, lengths: None, guard: Guard::Add(1e-6), decays: false, naive }
+fn case(dims: LinearAttentionDims, naive: bool) -> Case<'static> {
+    Case { dims, reach: LinearMask::Causal, lengths: None, guard: DenominatorGuard::Add(1e-6), decays: false, naive }
 }
 
 #[test]
 fn gated_chunks_equal_naive() {
     for (len, lengths) in [(1, None), (7, Some([7, 3])), (300, Some([290, 100])), (256, None)] {
-        let dims = Dims { batch: 2, heads: HEADS, len, head_dim: D, value_dim: 3 };
+        let dims = LinearAttentionDims { batch: 2, heads: HEADS, len, head_dim: D, value_dim: 3 };
         let lengths = lengths.as_ref().map(|lengths| &lengths[..]);
         let values = gated(dims);
         for (name, maps) in maps::<f64>() {
@@ -25,7 +25,7 @@ fn gated_chunks_equal_naive() {
 
 #[test]
 fn gated_single_precision_is_close() {
-    let dims = Dims { batch: 1, heads: HEADS, len: 400, head_dim: D, value_dim: 4 };
+    let dims = LinearAttentionDims { batch: 1, heads: HEADS, len: 400, head_dim: D, value_dim: 4 };
     let values = gated(dims);
     for ((name, maps), (_, exact)) in maps::<f32>().into_iter().zip(maps::<f64>()) {
         let (got, want) =
@@ -37,7 +37,7 @@ fn gated_single_precision_is_close() {
 
 #[test]
 fn gradients_in_gates_are_those_of_finite_differences() {
-    let dims = Dims { batch: 1, heads: HEADS, len: 150, head_dim: D, value_dim: 2 };
+    let dims = LinearAttentionDims { batch: 1, heads: HEADS, len: 150, head_dim: D, value_dim: 2 };
     let (maps, values) =
         (Maps::<f64> { code: None, project: None, features: Box::new(Pointwise::Elu { width: D }) }, gated(dims));
     let (maps, found) = (maps.all(), run(&case(dims, false), &maps.all(), &values));
@@ -62,7 +62,7 @@ fn gradients_in_gates_are_those_of_finite_differences() {
 /// Nothing passes such a gate: what is before it might not be there, forward and backward.
 #[test]
 fn a_gate_that_lets_nothing_through_begins_anew() {
-    let dims = Dims { batch: 1, heads: HEADS, len: 300, head_dim: D, value_dim: 3 };
+    let dims = LinearAttentionDims { batch: 1, heads: HEADS, len: 300, head_dim: D, value_dim: 3 };
     for (name, maps) in maps::<f64>() {
         let maps = maps.all();
         let with = |reset: f64| {
@@ -85,7 +85,7 @@ fn a_gate_that_lets_nothing_through_begins_anew() {
 /// Gates that are all alike are a decay that is one exponential.
 #[test]
 fn gates_alike_are_an_exponential() {
-    let dims = Dims { batch: 1, heads: HEADS, len: 500, head_dim: D, value_dim: 3 };
+    let dims = LinearAttentionDims { batch: 1, heads: HEADS, len: 500, head_dim: D, value_dim: 3 };
     let (rate, plain) = (0.03f64, values(dims));
     let near = (0..HEADS * NEAR).map(|at| (-rate * (at % NEAR) as f64).exp()).collect();
     let fading =
@@ -102,26 +102,34 @@ fn gates_alike_are_an_exponential() {
 }
 
 /// Numbers of positions `first .. first + len` of `[B, H, L]`.
-fn part(all: &[f64], dims: Dims, first: usize, len: usize) -> Vec<f64> {
+fn part(all: &[f64], dims: LinearAttentionDims, first: usize, len: usize) -> Vec<f64> {
     all.chunks_exact(dims.len).flat_map(|row| row[first..first + len].to_vec()).collect()
 }
 
-fn piece<'a>(dims: Dims, maps: &'a [&'a dyn RowMap<f64>], gates: &'a [f64]) -> Problem<'a, f64> {
-    let dims = Dims { len: gates.len() / (dims.batch * dims.heads), ..dims };
-    Problem { guard: Guard::Add(1e-6), gates: Some(gates), ..Problem::causal(dims, maps) }
+fn piece<'a>(
+    dims: LinearAttentionDims,
+    maps: &'a [&'a dyn FeatureMap<f64>],
+    gates: &'a [f64],
+) -> LinearAttentionProblem<'a, f64> {
+    let dims = LinearAttentionDims { len: gates.len() / (dims.batch * dims.heads), ..dims };
+    LinearAttentionProblem {
+        guard: DenominatorGuard::Add(1e-6),
+        gates: Some(gates),
+        ..LinearAttentionProblem::causal(dims, maps)
+    }
 }
 
 /// From whole chunks on to the end, the last piece first; rows one by one and many, wherever they stop.
 #[test]
 fn states_and_pieces_are_those_of_the_whole() {
-    let dims = Dims { batch: 2, heads: HEADS, len: 700, head_dim: D, value_dim: 3 };
+    let dims = LinearAttentionDims { batch: 2, heads: HEADS, len: 700, head_dim: D, value_dim: 3 };
     let (rows, wide) = (strides(dims, D), strides(dims, 3));
     let values = gated(dims);
     let all = values.gates.clone().unwrap();
     fn from(data: &[f64], first: usize, strides: Strides) -> View<'_, f64> {
         View { data: &data[first * strides.row..], strides }
     }
-    let inputs = |first| Inputs {
+    let inputs = |first| LinearAttentionInputs {
         q: from(&values.q, first, rows),
         k: from(&values.k, first, rows),
         v: from(&values.v, first, wide),
@@ -130,7 +138,7 @@ fn states_and_pieces_are_those_of_the_whole() {
         let maps = maps.all();
         let want = run(&case(dims, false), &maps, &values);
         let cut = |lens: &[usize]| {
-            let mut state = State::new(&piece(dims, &maps, &[]));
+            let mut state = RecurrentState::new(&piece(dims, &maps, &[]));
             let (mut first, mut out, mut pieces) = (0, vec![f64::NAN; values.v.len()], Vec::new());
             for &len in lens {
                 let (before, gates) = (state.clone(), part(&all, dims, first, len));
@@ -150,16 +158,16 @@ fn states_and_pieces_are_those_of_the_whole() {
         let mut later = None;
         for (first, len, before, gates, denominators) in pieces.iter().rev() {
             let problem = piece(dims, &maps, gates);
-            let later = later.get_or_insert_with(|| Later::new(&problem));
+            let later = later.get_or_insert_with(|| StateGradient::new(&problem));
             let [d_q, d_k, d_v] = &mut found[..] else { unreachable!("three parts") };
             let (mut own, mut of_gates) = (vec![f64::NAN; d_parameters.len()], vec![f64::NAN; gates.len()]);
-            let saved = Saved {
+            let saved = LinearAttentionSaved {
                 inputs: inputs(*first),
                 out: from(&out, *first, wide),
                 denominators,
                 d_out: from(&values.d_out, *first, wide),
             };
-            let gradients = Gradients {
+            let gradients = LinearAttentionGradients {
                 d_q: ViewMut::new(&mut d_q[first * D..], rows),
                 d_k: ViewMut::new(&mut d_k[first * D..], rows),
                 d_v: ViewMut::new(&mut d_v[first * 3..], wide),

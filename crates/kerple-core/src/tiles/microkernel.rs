@@ -6,7 +6,7 @@ use crate::cpu::lanes::Lanes;
 
 /// What becomes of the numbers that sums are written over.
 #[derive(Clone, Copy)]
-pub(crate) enum Keep<'a, R> {
+pub(crate) enum StoreMode<'a, R> {
     /// Nothing of them is kept.
     Overwrite,
     /// `C += sums`
@@ -17,29 +17,29 @@ pub(crate) enum Keep<'a, R> {
     Onto(&'a [R], usize),
 }
 
-impl<R> Keep<'_, R> {
+impl<R> StoreMode<'_, R> {
     /// The same for a part of C that begins here.
     #[inline(always)]
     pub(crate) fn at(self, row: usize, column: usize) -> Self {
         match self {
-            Keep::Overwrite | Keep::Add => self,
-            Keep::Scale(factors) => Keep::Scale(&factors[row..]),
-            Keep::Onto(from, stride) => Keep::Onto(&from[row * stride + column..], stride),
+            StoreMode::Overwrite | StoreMode::Accumulate => self,
+            StoreMode::Rescale(factors) => StoreMode::Rescale(&factors[row..]),
+            StoreMode::AddTo(from, stride) => StoreMode::AddTo(&from[row * stride + column..], stride),
         }
     }
 }
 
 /// M rows of N vectors, few enough to stay in registers while they add up (see [`Lanes::BLOCK_ROWS`]).
-pub(crate) struct Registers<L: Lanes, const M: usize, const N: usize> {
+pub(crate) struct RegisterBlock<L: Lanes, const M: usize, const N: usize> {
     lanes: L,
     sums: [[L::Vector; N]; M],
 }
 
 #[allow(clippy::needless_range_loop, reason = "arrays walk together")]
-impl<L: Lanes, const M: usize, const N: usize> Registers<L, M, N> {
+impl<L: Lanes, const M: usize, const N: usize> RegisterBlock<L, M, N> {
     #[inline(always)]
     pub(crate) fn zeros(lanes: L) -> Self {
-        Registers { lanes, sums: [[lanes.splat(L::Number::ZERO); N]; M] }
+        RegisterBlock { lanes, sums: [[lanes.splat(L::Number::ZERO); N]; M] }
     }
 
     /// Sums as they were stored.
@@ -112,12 +112,12 @@ impl<L: Lanes, const M: usize, const N: usize> Registers<L, M, N> {
     /// # Safety
     /// N vectors of each of M rows of C can be read and written, and what is kept is as long.
     #[inline(always)]
-    pub(crate) unsafe fn store(self, c: *mut L::Number, c_stride: usize, keep: Keep<L::Number>) {
-        let Registers { lanes, sums } = self;
+    pub(crate) unsafe fn store(self, c: *mut L::Number, c_stride: usize, store: StoreMode<L::Number>) {
+        let RegisterBlock { lanes, sums } = self;
         // one form for all that is kept, without branches: so the loops unroll, and the sums stay in registers
         let one = L::Number::ONE;
-        let (from, stride, factors, step) = match keep {
-            Keep::Overwrite => {
+        let (from, stride, factors, step) = match store {
+            StoreMode::Overwrite => {
                 for m in 0..M {
                     for n in 0..N {
                         // SAFETY: the caller's promise.
@@ -126,9 +126,9 @@ impl<L: Lanes, const M: usize, const N: usize> Registers<L, M, N> {
                 }
                 return;
             }
-            Keep::Add => (c.cast_const(), c_stride, &raw const one, 0),
-            Keep::Scale(factors) => (c.cast_const(), c_stride, factors.as_ptr(), 1),
-            Keep::Onto(from, stride) => (from.as_ptr(), stride, &raw const one, 0),
+            StoreMode::Accumulate => (c.cast_const(), c_stride, &raw const one, 0),
+            StoreMode::Rescale(factors) => (c.cast_const(), c_stride, factors.as_ptr(), 1),
+            StoreMode::AddTo(from, stride) => (from.as_ptr(), stride, &raw const one, 0),
         };
         for m in 0..M {
             // SAFETY: the caller's promise.

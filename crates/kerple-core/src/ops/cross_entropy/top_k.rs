@@ -1,37 +1,36 @@
-//! The likeliest tokens of every row and the loss of a target, without the logits of all rows.
+//! The top_k tokens of every row and the loss of a target, without the logits of all rows.
 
-use super::{Chunk, FEWEST_ROWS_PER_TASK, Head, Plan, Targets, normalizer};
+use super::{FEWEST_ROWS_PER_TASK, LmHead, LogitChunk, LossPlan, LossTargets, normalizer};
 use crate::Number;
 use rayon::prelude::*;
 
 /// The predictions for each row, losses in nats: `nll = -ln p`.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct Likeliest<T> {
+pub struct TopK<T> {
     /// Of the target, `[rows]`; the bits of [`forward`](super::forward). 0 where a row is not scored.
     pub target_nll: Vec<T>,
-    /// The likeliest tokens, `[rows, count]`, in descending order; of equal ones the target comes first, then the least id.
+    /// The top_k tokens, `[rows, count]`, in descending order; of equal ones the target comes first, then the least id.
     pub ids: Vec<u32>,
     /// Of those, `[rows, count]`. The target among them has the very number of `target_nll`.
     pub nll: Vec<T>,
 }
 
-/// The `count` likeliest tokens of each row of `x`, `[rows, M]`; as many as there are where V is less. Rows that are not
+/// The `count` top_k tokens of each row of `x`, `[rows, M]`; as many as there are where V is less. Rows that are not
 /// scored cost nothing, their entries are 0.
 ///
 /// # Panics
 /// If a slice has the wrong size or a scored target is not in the vocabulary.
-pub fn likeliest<T: Number>(head: Head<'_, T>, x: &[T], targets: Targets<'_>, count: usize) -> Likeliest<T> {
-    let plan = Plan::new(head, x, targets);
+pub fn top_k<T: Number>(head: LmHead<'_, T>, x: &[T], targets: LossTargets<'_>, count: usize) -> TopK<T> {
+    let plan = LossPlan::new(head, x, targets);
     let count = count.min(plan.v);
     let entries = plan.rows * count;
-    let mut all =
-        Likeliest { target_nll: vec![T::ZERO; plan.rows], ids: vec![0; entries], nll: vec![T::ZERO; entries] };
-    let mut chunk = Chunk::new(&plan);
+    let mut all = TopK { target_nll: vec![T::ZERO; plan.rows], ids: vec![0; entries], nll: vec![T::ZERO; entries] };
+    let mut chunk = LogitChunk::new(&plan);
     for rows in plan.scored.chunks(plan.chunk_rows) {
         chunk.fill(head, x, rows);
         let logits = chunk.logits.par_chunks(plan.v).with_min_len(FEWEST_ROWS_PER_TASK);
-        let found: Vec<Likeliest<T>> =
-            logits.zip(rows).map(|(logits, row)| of_row(logits, Some(targets.ids[*row]), count)).collect();
+        let found: Vec<TopK<T>> =
+            logits.zip(rows).map(|(logits, row)| top_k_of_row(logits, Some(targets.ids[*row]), count)).collect();
         for (row, found) in rows.iter().zip(found) {
             all.target_nll[*row] = found.target_nll[0];
             all.ids[row * count..][..count].copy_from_slice(&found.ids);
@@ -45,11 +44,11 @@ pub fn likeliest<T: Number>(head: Head<'_, T>, x: &[T], targets: Targets<'_>, co
 ///
 /// # Panics
 /// If there are no logits or the target is not among them.
-pub fn of_row<T: Number>(logits: &[T], target: Option<u32>, count: usize) -> Likeliest<T> {
+pub fn top_k_of_row<T: Number>(logits: &[T], target: Option<u32>, count: usize) -> TopK<T> {
     let [largest, ln_sum] = normalizer(logits);
     let nll = |id: u32| ln_sum + (largest - logits[id as usize]);
     let ids = first(logits, target, count.min(logits.len()));
-    Likeliest { target_nll: vec![target.map_or(T::ZERO, nll)], nll: ids.iter().map(|id| nll(*id)).collect(), ids }
+    TopK { target_nll: vec![target.map_or(T::ZERO, nll)], nll: ids.iter().map(|id| nll(*id)).collect(), ids }
 }
 
 /// The first `count` ids by logit. A short list is kept in order while the row is read once.
@@ -101,7 +100,7 @@ mod tests {
             // few values, so that many are equal
             let logits: Vec<f64> = values.iter().map(|value| f64::from(*value) / 2.0).collect();
             let target = target.index(logits.len()) as u32;
-            let found = of_row(&logits, Some(target), count);
+            let found = top_k_of_row(&logits, Some(target), count);
             let (ids, nll) = naive(&logits, target, count);
             prop_assert_eq!(&found.ids, &ids);
             for (found, expected) in found.nll.iter().zip(nll) {
@@ -110,7 +109,7 @@ mod tests {
             if let Some(place) = ids.iter().position(|id| *id == target) {
                 prop_assert_eq!(found.nll[place], found.target_nll[0]);
             }
-            let without = of_row(&logits, None, count);
+            let without = top_k_of_row(&logits, None, count);
             prop_assert!(without.nll == found.nll && without.target_nll == [0.0]);
         }
     }
@@ -118,8 +117,8 @@ mod tests {
     #[test]
     fn chunks_equal_rows_and_losses() {
         let (owned, x, ids, _) = whole::two_chunks();
-        let targets = Targets { ids: &ids, scored: None };
-        let found = likeliest(owned.head(), &x, targets, 3);
+        let targets = LossTargets { ids: &ids, scored: None };
+        let found = top_k(owned.head(), &x, targets, 3);
         assert_eq!(found.target_nll, forward(owned.head(), &x, targets));
         assert_eq!(found.ids.len(), 3 * ids.len());
         for row in [0, 1, MOST_ROWS - 1, MOST_ROWS, MOST_ROWS + 99] {
@@ -130,7 +129,7 @@ mod tests {
         }
         // rows that are not scored leave the others alone
         let scored: Vec<bool> = (0..ids.len()).map(|row| row % 5 == 2).collect();
-        let some = likeliest(owned.head(), &x, Targets { ids: &ids, scored: Some(&scored) }, 3);
+        let some = top_k(owned.head(), &x, LossTargets { ids: &ids, scored: Some(&scored) }, 3);
         for (row, scored) in scored.into_iter().enumerate() {
             let expected = if scored { &found.ids[3 * row..][..3] } else { &[0; 3] };
             assert_eq!(&some.ids[3 * row..][..3], expected);
@@ -142,17 +141,17 @@ mod tests {
         let (owned, x, ids, _) = whole::two_chunks();
         let (owned, x) = (owned.single(), single(&x));
         assert_same_at_any_threads(|| {
-            let found = likeliest(owned.head(), &x, Targets { ids: &ids, scored: None }, 2);
+            let found = top_k(owned.head(), &x, LossTargets { ids: &ids, scored: None }, 2);
             (found.target_nll, found.ids, found.nll)
         });
-        let results = on_every_set(|| of_row(&x[..501], Some(3), 4));
+        let results = on_every_set(|| top_k_of_row(&x[..501], Some(3), 4));
         assert!(results.iter().all(|result| *result == results[0]));
     }
 
     #[test]
     fn more_than_there_are_is_all_and_a_nan_shows() {
-        assert_eq!(of_row(&[1.0f32, 3.0], None, 9).ids, [1, 0]);
-        assert_eq!(of_row(&[f32::NEG_INFINITY, 3.0], Some(1), 2).nll, [0.0, f32::INFINITY]);
-        assert!(of_row(&[1.0, f32::NAN], Some(0), 1).target_nll[0].is_nan());
+        assert_eq!(top_k_of_row(&[1.0f32, 3.0], None, 9).ids, [1, 0]);
+        assert_eq!(top_k_of_row(&[f32::NEG_INFINITY, 3.0], Some(1), 2).nll, [0.0, f32::INFINITY]);
+        assert!(top_k_of_row(&[1.0, f32::NAN], Some(0), 1).target_nll[0].is_nan());
     }
 }

@@ -10,19 +10,19 @@
 //! and tile, in f64.
 
 use crate::Number;
-use crate::attention::Problem;
-use crate::cpu::lanes::{Kernel, Lanes};
+use crate::attention::AttentionProblem;
+use crate::cpu::lanes::{Lanes, SimdKernel};
 
-pub(super) struct Damping<'a, R> {
+pub(super) struct FeatureDecay<'a, R> {
     rates: &'a [f64],
     /// `e^(-rate n)`, `[steps, D]`
     powers: Vec<R>,
 }
 
-impl<'a, R: Number> Damping<'a, R> {
-    /// For tiles of this many queries and keys; `None` where nothing is damped.
-    pub(super) fn new(problem: &Problem<'a, R>, steps: usize) -> Option<Self> {
-        let rates = problem.tables().damping?;
+impl<'a, R: Number> FeatureDecay<'a, R> {
+    /// For tiles of this many queries and keys; `None` where nothing is decayed.
+    pub(super) fn new(problem: &AttentionProblem<'a, R>, steps: usize) -> Option<Self> {
+        let rates = problem.tables().feature_decay?;
         let once: Vec<f64> = rates.iter().map(|rate| (-rate).exp()).collect();
         let mut power = vec![1.0; rates.len()];
         let mut powers = Vec::with_capacity(steps * rates.len());
@@ -30,7 +30,7 @@ impl<'a, R: Number> Damping<'a, R> {
             powers.extend(power.iter().map(|power| R::from_f64(*power)));
             power.iter_mut().zip(&once).for_each(|(power, once)| *power *= once);
         }
-        Some(Damping { rates, powers })
+        Some(FeatureDecay { rates, powers })
     }
 
     /// The factor of each feature over this distance, from the first query of a block to the last key of a tile.
@@ -39,30 +39,30 @@ impl<'a, R: Number> Damping<'a, R> {
     }
 
     /// For `count` keys of a tile, `[count, width]`.
-    pub(super) fn keys<'r>(&'r self, rows: &'r mut [R], width: usize, count: usize) -> DampRows<'r, R> {
-        DampRows { rows, width, count, dim: self.rates.len(), powers: &self.powers, descending: true, over: None }
+    pub(super) fn keys<'r>(&'r self, rows: &'r mut [R], width: usize, count: usize) -> DecayRows<'r, R> {
+        DecayRows { rows, width, count, dim: self.rates.len(), powers: &self.powers, descending: true, over: None }
     }
 
-    /// For `count` queries, `[count, width]`, and a tile at which [`Damping::over`] is this.
+    /// For `count` queries, `[count, width]`, and a tile at which [`FeatureDecay::over`] is this.
     pub(super) fn queries<'r>(
         &'r self,
         rows: &'r mut [R],
         width: usize,
         count: usize,
         over: &'r [R],
-    ) -> DampRows<'r, R> {
+    ) -> DecayRows<'r, R> {
         let (dim, powers, over) = (self.rates.len(), &self.powers[..], Some(over));
-        DampRows { rows, width, count, dim, powers, descending: false, over }
+        DecayRows { rows, width, count, dim, powers, descending: false, over }
     }
 
     /// For `count` queries as columns, `[D, width]`, without what a tile brings.
-    pub(super) fn columns<'r>(&'r self, columns: &'r mut [R], width: usize, count: usize) -> DampColumns<'r, R> {
-        DampColumns { columns, width, count, powers: &self.powers }
+    pub(super) fn columns<'r>(&'r self, columns: &'r mut [R], width: usize, count: usize) -> DecayColumns<'r, R> {
+        DecayColumns { columns, width, count, powers: &self.powers }
     }
 }
 
 /// Multiplies rows by powers, of rows before the last one or of rows after the first.
-pub(super) struct DampRows<'r, R> {
+pub(super) struct DecayRows<'r, R> {
     rows: &'r mut [R],
     width: usize,
     count: usize,
@@ -72,12 +72,12 @@ pub(super) struct DampRows<'r, R> {
     over: Option<&'r [R]>,
 }
 
-impl<R: Number> Kernel<R> for DampRows<'_, R> {
+impl<R: Number> SimdKernel<R> for DecayRows<'_, R> {
     type Output = ();
 
     #[inline(always)]
     fn run<L: Lanes<Number = R>>(self, _: L) {
-        let DampRows { rows, width, count, dim, powers, descending, over } = self;
+        let DecayRows { rows, width, count, dim, powers, descending, over } = self;
         for (at, row) in rows.chunks_exact_mut(width).take(count).enumerate() {
             let step = if descending { count - 1 - at } else { at };
             let powers = &powers[step * dim..][..dim];
@@ -92,19 +92,19 @@ impl<R: Number> Kernel<R> for DampRows<'_, R> {
 }
 
 /// Multiplies columns by powers, of columns after the first.
-pub(super) struct DampColumns<'r, R> {
+pub(super) struct DecayColumns<'r, R> {
     columns: &'r mut [R],
     width: usize,
     count: usize,
     powers: &'r [R],
 }
 
-impl<R: Number> Kernel<R> for DampColumns<'_, R> {
+impl<R: Number> SimdKernel<R> for DecayColumns<'_, R> {
     type Output = ();
 
     #[inline(always)]
     fn run<L: Lanes<Number = R>>(self, _: L) {
-        let DampColumns { columns, width, count, powers } = self;
+        let DecayColumns { columns, width, count, powers } = self;
         let dim = columns.len() / width;
         for (feature, row) in columns.chunks_exact_mut(width).enumerate() {
             row[..count].iter_mut().enumerate().for_each(|(step, x)| *x = *x * powers[step * dim + feature]);

@@ -6,7 +6,7 @@
 //!
 //! Pieces are cut by the vocabulary alone, so it makes no difference in which blocks they came.
 
-use super::{FEWEST_ROWS_PER_TASK, Head};
+use super::{FEWEST_ROWS_PER_TASK, LmHead};
 use crate::Number;
 use crate::cpu::{reduce, vectorized};
 use crate::ops::gemm::matmul_blocks;
@@ -16,7 +16,7 @@ use rayon::prelude::*;
 pub(super) const PIECE: usize = 128;
 
 /// What a block of logits is good for.
-struct Block<T> {
+struct LogitBlock<T> {
     rows: usize,
     /// Of every piece of every row, see [`normalizers`].
     pieces: Vec<[T; 2]>,
@@ -24,15 +24,15 @@ struct Block<T> {
     targets: Vec<(usize, T)>,
 }
 
-impl<T> Block<T> {
-    fn of_row(&self, row: usize) -> &[[T; 2]] {
+impl<T> LogitBlock<T> {
+    fn top_k_of_row(&self, row: usize) -> &[[T; 2]] {
         let count = self.pieces.len() / self.rows;
         &self.pieces[row * count..][..count]
     }
 }
 
 /// Losses of rows that the norm is behind; `rows` are their numbers among `ids`.
-pub(super) fn losses<T: Number>(head: Head<'_, T>, normed: &[T], rows: &[usize], ids: &[u32]) -> Vec<T> {
+pub(super) fn losses<T: Number>(head: LmHead<'_, T>, normed: &[T], rows: &[usize], ids: &[u32]) -> Vec<T> {
     let v = head.w.len() / head.norm.width();
     let blocks = matmul_blocks(normed, head.w, head.product(rows.len(), v), PIECE, |of, columns, logits| {
         let width = columns.len();
@@ -45,7 +45,7 @@ pub(super) fn losses<T: Number>(head: Head<'_, T>, normed: &[T], rows: &[usize],
             let id = ids[rows[row]] as usize;
             columns.contains(&id).then(|| (row, logits[(row - of.start) * width + id - columns.start]))
         };
-        Block { rows: of.len(), pieces, targets: of.clone().filter_map(target).collect() }
+        LogitBlock { rows: of.len(), pieces, targets: of.clone().filter_map(target).collect() }
     });
     let mut losses = vec![T::ZERO; rows.len()];
     blocks.iter().flat_map(|block| &block.targets).for_each(|(row, logit)| losses[*row] = *logit);
@@ -53,7 +53,7 @@ pub(super) fn losses<T: Number>(head: Head<'_, T>, normed: &[T], rows: &[usize],
     let across = blocks.len() / rows.len().div_ceil(down).max(1);
     losses.par_iter_mut().with_min_len(FEWEST_ROWS_PER_TASK).enumerate().for_each(|(row, loss)| {
         let beside = &blocks[row / down * across..][..across];
-        let pieces = beside.iter().flat_map(|block| block.of_row(row % down));
+        let pieces = beside.iter().flat_map(|block| block.top_k_of_row(row % down));
         let [largest, ln_sum] = together(pieces.copied());
         *loss = ln_sum + (largest - *loss);
     });
@@ -90,7 +90,7 @@ pub(super) fn normalizer<T: Number>(logits: &[T]) -> [T; 2] {
 #[cfg(test)]
 mod tests {
     use super::super::tests::parameters;
-    use super::super::{Chunk, Plan, Targets, forward, row_loss};
+    use super::super::{LogitChunk, LossPlan, LossTargets, forward, row_loss};
     use super::*;
     use crate::ops::testing::{random, single};
 
@@ -103,9 +103,9 @@ mod tests {
             let m = 9;
             let (owned, x) = (parameters(m, v, seed).single(), single(&random(rows * m, 3)));
             let ids: Vec<u32> = (0..rows as u32).map(|row| row * 97 % v as u32).collect();
-            let nll = forward(owned.head(), &x, Targets { ids: &ids, scored: None });
-            let plan = Plan::new(owned.head(), &x, Targets { ids: &ids, scored: None });
-            let mut chunk = Chunk::new(&plan);
+            let nll = forward(owned.head(), &x, LossTargets { ids: &ids, scored: None });
+            let plan = LossPlan::new(owned.head(), &x, LossTargets { ids: &ids, scored: None });
+            let mut chunk = LogitChunk::new(&plan);
             chunk.fill(owned.head(), &x, &plan.scored);
             for (row, logits) in chunk.logits.chunks_exact(v).enumerate() {
                 assert_eq!(nll[row], row_loss(logits, ids[row] as usize), "{row} of {rows}, {v}");
