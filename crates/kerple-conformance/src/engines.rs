@@ -1,7 +1,9 @@
 //! Attention on slices, forward and backward, by any engine on the host.
 
 use kerple_core::Number;
-use kerple_core::attention::{self, AttentionDims, AttentionGradients, AttentionProblem, AttentionSaved, ScoreTable, ScoreTransform, Strides, View, ViewMut, naive,
+use kerple_core::attention::{
+    self, AttentionDims, AttentionGradients, AttentionProblem, AttentionSaved, ScoreTable, ScoreTransform, Strides,
+    View, ViewMut, naive,
 };
 
 /// What an engine returns; arrays are `[B, H, L, D]`, parameter gradients in the order of the encoding.

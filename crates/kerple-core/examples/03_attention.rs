@@ -1,6 +1,8 @@
 //! Exact attention with a table, by its definition and tiled: the same output, and the same gradient of the table.
 
-use kerple_core::attention::{AttentionDims, AttentionGradients, AttentionProblem, AttentionSaved, ScoreTransform, Strides, View, ViewMut, naive, tiled,
+use kerple_core::attention::{
+    AttentionDims, AttentionGradients, AttentionProblem, AttentionSaved, ScoreTransform, Strides, View, ViewMut, naive,
+    tiled,
 };
 
 const HEADS: usize = 2;
@@ -42,7 +44,10 @@ fn main() {
     let bias: Vec<f64> = (0..HEADS * LEN).map(|n| -((n % LEN) as f64).ln_1p()).collect(); // [H, L]
     let dims = AttentionDims { batch: 1, heads: HEADS, kv_heads: HEADS, queries: LEN, keys: LEN, head_dim: DIM };
     let scale = (DIM as f64).sqrt().recip();
-    let problem = AttentionProblem { scores: ScoreTransform::table(Some(&bias), None, LEN), ..AttentionProblem::causal(dims, scale) };
+    let problem = AttentionProblem {
+        scores: ScoreTransform::table(Some(&bias), None, LEN),
+        ..AttentionProblem::causal(dims, scale)
+    };
     let (definition, fast) = (run!(naive, problem), run!(tiled, problem));
     let worst = |a: &[f64], b: &[f64]| a.iter().zip(b).map(|(a, b)| (a - b).abs()).fold(0.0, f64::max);
     println!("largest difference of outputs          {:.1e}", worst(&definition.0, &fast.0));

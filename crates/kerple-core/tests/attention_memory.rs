@@ -1,6 +1,7 @@
 //! Memory that the engines take beyond inputs and outputs, counted by the allocator.
 
-use kerple_core::attention::{self, AttentionDims, AttentionGradients, AttentionProblem, AttentionSaved, ScoreTransform, Strides, View, ViewMut,
+use kerple_core::attention::{
+    self, AttentionDims, AttentionGradients, AttentionProblem, AttentionSaved, ScoreTransform, Strides, View, ViewMut,
 };
 use kerple_core::forms::{ScoreBlock, ScoreDependency, ScoreMod, ScoreModGradients, Sides};
 use kerple_core::score_mods::mixed::{Bias, Mixed};

@@ -5,7 +5,8 @@ use crate::encoding::Encoding;
 use crate::parts::{Part, behind, parts, tails};
 use crate::threads::{Work, run};
 use kerple_core::Number;
-use kerple_core::attention::{self, AttentionDims, AttentionGradients, AttentionProblem, AttentionSaved, Mask, ScoreTable, ScoreTransform, View,
+use kerple_core::attention::{
+    self, AttentionDims, AttentionGradients, AttentionProblem, AttentionSaved, Mask, ScoreTable, ScoreTransform, View,
 };
 use kerple_core::forms::{ScoreMod, Sides, Strided};
 use kerple_core::score_mods::ScoreModExtent;

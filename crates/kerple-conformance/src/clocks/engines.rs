@@ -6,7 +6,9 @@ use kerple_burn::forms::{Clock, Positions};
 use kerple_burn::fused;
 use kerple_burn::ops::attention::{Scoring, attention};
 use kerple_core::Number;
-use kerple_core::attention::{self, AttentionDims, AttentionProblem, ScoreTable, ScoreTransform, Strides, View, ViewMut, naive};
+use kerple_core::attention::{
+    self, AttentionDims, AttentionProblem, ScoreTable, ScoreTransform, Strides, View, ViewMut, naive,
+};
 use kerple_core::forms::{DistanceTable, Strided};
 use kerple_core::ops::gate_cumsum;
 use kerple_core::ops::heads::{self, HeadLayout, ScalableSoftmax};

@@ -17,7 +17,9 @@
 //!
 //! Not for speed: [`tiled`](super::tiled) and [`row_block`](super::row_block) compute the same and are tested against this.
 
-use super::{AttentionDims, AttentionGradients, AttentionProblem, AttentionSaved, ScoreTable, ScoreTransform, View, ViewMut};
+use super::{
+    AttentionDims, AttentionGradients, AttentionProblem, AttentionSaved, ScoreTable, ScoreTransform, View, ViewMut,
+};
 use crate::Number;
 use crate::forms::{ScoreBlock, ScoreModGradients, Strided, ValueMod};
 use std::borrow::Cow;
@@ -179,7 +181,8 @@ impl<'a, T: Number> QueryRow<'a, T> {
 
     /// Features of a query or of a key as their products over this distance count them.
     fn decayed<'v>(&self, features: &'v [T], key: usize) -> Cow<'v, [T]> {
-        let ScoreTransform::Table(ScoreTable { feature_decay: Some(rates), .. }) = self.problem.scores else { return features.into() ;
+        let ScoreTransform::Table(ScoreTable { feature_decay: Some(rates), .. }) = self.problem.scores else {
+            return features.into();
         };
         let distance = (self.problem.dims.position(self.query) - key as isize) as f64;
         let decayed = |(value, rate): (&T, &f64)| *value * T::from_f64((-rate * distance).exp());

@@ -21,7 +21,9 @@ mod forward;
 #[cfg(test)]
 mod tests;
 
-use super::{AttentionDims, AttentionGradients, AttentionProblem, AttentionSaved, ScoreTransform, View, ViewMut, softcap};
+use super::{
+    AttentionDims, AttentionGradients, AttentionProblem, AttentionSaved, ScoreTransform, View, ViewMut, softcap,
+};
 use crate::Number;
 use crate::cpu::InstructionSet;
 use crate::cpu::lanes::Lanes;

@@ -5,7 +5,9 @@ mod mix;
 
 pub(super) use mix::Mix;
 
-use super::{AttentionDims, AttentionGradients, AttentionProblem, AttentionSaved, MAX_FEATURE_DECAY, Mask, ScoreTable, ScoreTransform, Strides, View, ViewMut, naive,
+use super::{
+    AttentionDims, AttentionGradients, AttentionProblem, AttentionSaved, MAX_FEATURE_DECAY, Mask, ScoreTable,
+    ScoreTransform, Strides, View, ViewMut, naive,
 };
 use crate::Number;
 use crate::forms::{Sides, Strided, visible_keys};

@@ -123,7 +123,9 @@ impl Positional for Config {
 
 #[cfg(test)]
 mod tests {
-    use crate::attention::{AttentionDims, AttentionProblem, ScoreTable, ScoreTransform, Strides, View, ViewMut, naive, tiled};
+    use crate::attention::{
+        AttentionDims, AttentionProblem, ScoreTable, ScoreTransform, Strides, View, ViewMut, naive, tiled,
+    };
     use crate::encoding::{Encoding, Geometry, Method};
     use crate::ops::rotary::{Angles, Rotated, Turn, rotate};
     use crate::ops::testing::random;

@@ -4,7 +4,8 @@ use crate::common::random;
 use cubecl::client::Client;
 use cubecl::prelude::CubeElement;
 use cubecl::server::Handle;
-use kerple_core::attention::{self, AttentionDims, AttentionProblem, Mask, ScoreTable, ScoreTransform, Strides, View, ViewMut, naive,
+use kerple_core::attention::{
+    self, AttentionDims, AttentionProblem, Mask, ScoreTable, ScoreTransform, Strides, View, ViewMut, naive,
 };
 use kerple_core::forms::Strided;
 use kerple_gpu::attention::tile::Tile;

@@ -235,7 +235,7 @@ mod tests {
     use crate::calculus::exponentials::{Amplitude, ErrorBudget, Tolerance};
     use crate::encoding::{Encoding, EncodingDecay, Geometry, Method};
     use crate::features::{FeatureMap, Pointwise};
-    
+
     use crate::ops::testing::random;
 
     #[test]

@@ -9,7 +9,9 @@ use kerple_burn::fused;
 use kerple_burn::ops::attention::{default_scale, rotated};
 use kerple_burn::pass::Pass;
 use kerple_burn::positions::PositionalEncoding;
-use kerple_core::attention::{self, AttentionDims, AttentionGradients, AttentionProblem, AttentionSaved, ScoreTable, ScoreTransform, Strides, View, ViewMut, naive,
+use kerple_core::attention::{
+    self, AttentionDims, AttentionGradients, AttentionProblem, AttentionSaved, ScoreTable, ScoreTransform, Strides,
+    View, ViewMut, naive,
 };
 use kerple_core::encoding::{Encoding, Geometry, Method};
 use kerple_core::encoding::{EncodingForm, ScoreModForm};
@@ -130,7 +132,13 @@ impl Task {
                 None => {
                     let (bias, damping, len) = (bias.as_deref(), damping.as_deref(), dims.keys);
                     let clocks = clocks.as_deref().map(|values| Strided { values, stride: len });
-                    ScoreTransform::Table(ScoreTable { bias, weight: None, feature_decay: damping, gate_cumsum: clocks, len })
+                    ScoreTransform::Table(ScoreTable {
+                        bias,
+                        weight: None,
+                        feature_decay: damping,
+                        gate_cumsum: clocks,
+                        len,
+                    })
                 }
             },
             ..AttentionProblem::causal(*dims, (dims.head_dim as f32).sqrt().recip())
