@@ -10,7 +10,7 @@ use common::{
 use kerple_burn::forms::{Positions, Scores};
 use kerple_burn::fused::Engine;
 use kerple_burn::layers::{Attention, Norm, normal_matrix};
-use kerple_burn::ops::loss::{self, Head, Targets, losses};
+use kerple_burn::ops::loss::{self, Head, LossTargets, losses};
 use kerple_burn::ops::{Residual, attention::attention, embedding::embed};
 use kerple_burn::parameters::without_autodiff;
 use kerple_burn::plan::{BlockConfig, BlockSizes, NormKind, SinkKind};
@@ -114,7 +114,7 @@ fn losses_and_embeddings_equal_their_definition() {
         let (output, what) = (Output::new(norm, [width, vocab], tied, masked), format!("{norm:?} {tied} {masked}"));
         // what is not scored need not be in the vocabulary
         targets[3] = if masked { u32::MAX } else { 0 };
-        let targets = Targets { ids: &targets, scored: masked.then_some(&scored[..]) };
+        let targets = LossTargets { ids: &targets, scored: masked.then_some(&scored[..]) };
         let input = |output: &Output, x: Tensor<3>, engine| x + embed(output.table.val(), &ids, [batch, len], engine);
         let each = |output: &Output, x: Tensor<3>, engine: Engine| {
             losses(input(output, x, engine), output.head(), targets, engine).reshape([batch, len, 1])
@@ -139,7 +139,7 @@ fn losses_and_embeddings_equal_their_definition() {
 fn nothing_scored_is_no_loss() {
     let output = Output::new(NormKind::Layer, [6, 11], false, true);
     let (scored, mut rng) = ([false; 4], rng(5));
-    let targets = Targets { ids: &[0; 4], scored: Some(&scored) };
+    let targets = LossTargets { ids: &[0; 4], scored: Some(&scored) };
     assert_eq!(loss::mean_share(targets), 0.0);
     let (x, one) = (random([1, 4, 6], &mut rng), random([1, 1, 1], &mut rng));
     for engine in [Engine::Fused, Engine::Composed] {

@@ -13,8 +13,8 @@ use kerple_burn::ops::activation::Activation;
 use kerple_burn::ops::attention::{Scoring, attention, in_pieces};
 use kerple_burn::ops::dropout::{self, Dropout};
 use kerple_burn::ops::linear_attention::{Linear, linear_attention};
-use kerple_burn::ops::loss::{self, Head, Targets};
-use kerple_burn::ops::norm::Kind;
+use kerple_burn::ops::loss::{self, Head, LossTargets};
+use kerple_burn::ops::norm::RowNorm;
 use kerple_burn::ops::{self, Norm, Residual};
 use kerple_burn::parameters::{self, Describe};
 use kerple_burn::pass::Pass;
@@ -118,12 +118,12 @@ fn loss_of(device: &Device, [rows, width, vocab]: [usize; 3], (tied, whole): (bo
     let weight = weight.require_grad();
     let mut one = |width: usize| Tensor::<1>::from_data(random(&[width]), &device).require_grad();
     let (gamma, beta, bias) = (one(width), whole.then(|| one(width)), whole.then(|| one(vocab)));
-    let kind = if whole { Kind::Layer } else { Kind::Rms };
+    let kind = if whole { RowNorm::Layer } else { RowNorm::Rms };
     let norm = Norm { kind, gamma: gamma.clone(), beta: beta.clone(), epsilon: 1e-5 };
     let head = Head { norm, weight: weight.clone(), tied, bias: bias.clone() };
     let ids: Vec<u32> = (0..rows).map(|row| (row * 7919 % vocab) as u32).collect();
     let scored: Vec<bool> = (0..rows).map(|row| row % 5 != 3).collect();
-    let targets = Targets { ids: &ids, scored: whole.then_some(&scored) };
+    let targets = LossTargets { ids: &ids, scored: whole.then_some(&scored) };
     let get = |tensor: Tensor<1>| tensor.into_data().try_to_vec::<f32>().unwrap();
     let untracked = Head {
         norm: Norm {

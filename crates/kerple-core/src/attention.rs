@@ -7,9 +7,11 @@
 //! `[B, L, H, q|k|v, D]` projection needs no transpose. They support a softcap and an attention
 //! sink.
 //!
+//! To learn how it works, read [`simple`] first: one head, one distance table, sixty lines.
+//!
 //! | engine | scores | memory beyond inputs and outputs |
 //! |---|---|---|
-//! | [`naive`] | all | one row of scores: the definition, loops a student can read |
+//! | [`naive`] | all | one row of scores: the complete reference in plain loops |
 //! | [`tiled`] | [`ScoreTransform::Table`] | O(L), at the speed of the machine |
 //! | [`row_block`] | [`ScoreTransform::Mod`] | O(K) for each of a block of rows and each head |
 //!
@@ -25,6 +27,7 @@ pub mod measure;
 pub mod naive;
 mod problem;
 pub mod row_block;
+pub mod simple;
 mod sinks;
 mod softcap;
 #[cfg(test)]

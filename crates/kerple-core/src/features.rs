@@ -15,7 +15,7 @@
 //! | [`Favor`] | positive random features of the softmax kernel (FAVOR+), in both published forms |
 //! | [`SineCode`], [`ConvCode`] | the row contracted with a stochastic code (SPE) |
 //!
-//! FeatureMapSaved are padded to whole vectors, see [`padded`]; what is beyond the width is 0 on both sides of every map.
+//! Rows are padded to whole vectors, see [`padded`]; what is beyond the width is 0 on both sides of every map.
 
 mod code;
 pub mod contract;
@@ -63,7 +63,7 @@ pub struct RowRange {
     pub head: usize,
     /// Position of the first row.
     pub first: usize,
-    /// FeatureMapSaved.
+    /// Rows.
     pub rows: usize,
 }
 

@@ -28,7 +28,7 @@ use kerple_burn::fused::Engine;
 use kerple_burn::layers::{Attention, normal_matrix};
 use kerple_burn::memory::Memory;
 use kerple_burn::ops::attention::Seen;
-use kerple_burn::ops::loss::{self, Head, Targets};
+use kerple_burn::ops::loss::{self, Head, LossTargets};
 use kerple_burn::parameters::{Describe, Groups};
 use kerple_burn::pass::Pass;
 use kerple_core::seed::{Purpose, stream};
@@ -155,23 +155,23 @@ impl Decoder {
 
     /// Negative log-likelihood in nats of each target, `[B, L]`.
     pub fn nll(&self, tokens: TokenBatch, targets: &[u32], pass: &Pass) -> Tensor<2> {
-        self.losses(tokens, Targets { ids: targets, scored: None }, pass)
+        self.losses(tokens, LossTargets { ids: targets, scored: None }, pass)
     }
 
     /// The same where some targets are not scored; theirs is 0.
-    pub fn losses(&self, tokens: TokenBatch, targets: Targets, pass: &Pass) -> Tensor<2> {
+    pub fn losses(&self, tokens: TokenBatch, targets: LossTargets, pass: &Pass) -> Tensor<2> {
         loss::losses(self.hidden(tokens, pass), self.output(), targets, self.trunk.engine)
     }
 
     /// The mean of [`Decoder::nll`], `[1]`: what training minimises.
     pub fn loss(&self, tokens: TokenBatch, targets: &[u32], pass: &Pass) -> Tensor<1> {
-        let targets = Targets { ids: targets, scored: None };
+        let targets = LossTargets { ids: targets, scored: None };
         self.weighted_loss(tokens, targets, loss::mean_share(targets), pass)
     }
 
     /// `share` times the sum of [`Decoder::losses`], `[1]`: the part of a batch's mean that these sequences bring when the
     /// share is one over all the batch's scored targets.
-    pub fn weighted_loss(&self, tokens: TokenBatch, targets: Targets, share: f64, pass: &Pass) -> Tensor<1> {
+    pub fn weighted_loss(&self, tokens: TokenBatch, targets: LossTargets, share: f64, pass: &Pass) -> Tensor<1> {
         loss::loss(self.hidden(tokens, pass), self.output(), targets, share, self.trunk.engine)
     }
 
@@ -189,7 +189,7 @@ impl Decoder {
             let count = most.min(len - from);
             let [ids, targets] = [ids, targets].map(|all| columns(all, len, from..from + count));
             let x = self.extend_caches(TokenBatch { ids: &ids, batch, len: count }, &mut caches, &pass);
-            let losses = loss::losses(x, self.output(), Targets { ids: &targets, scored: None }, self.trunk.engine);
+            let losses = loss::losses(x, self.output(), LossTargets { ids: &targets, scored: None }, self.trunk.engine);
             for (at, loss) in losses.into_data().iter::<f64>().enumerate() {
                 scored[at / count * len + from + at % count] = loss;
             }

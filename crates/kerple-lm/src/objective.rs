@@ -7,7 +7,7 @@ pub use classification::{Classification, classified};
 use crate::error::{Error, Result};
 use crate::model::{Decoder, TokenBatch};
 use burn::tensor::Tensor;
-use kerple_burn::ops::loss::{Targets, mean_share};
+use kerple_burn::ops::loss::{LossTargets, mean_share};
 use kerple_burn::pass::Pass;
 use std::ops::Range;
 
@@ -167,14 +167,14 @@ pub struct NextTokenPrediction {
 impl Objective<Decoder> for NextTokenPrediction {
     fn loss(&self, model: &Decoder, batch: &SequenceBatch, pass: &Pass) -> Tensor<1> {
         let scored = batch.scored_tokens();
-        let targets = Targets { ids: &batch.targets, scored: scored.as_deref() };
+        let targets = LossTargets { ids: &batch.targets, scored: scored.as_deref() };
         model.weighted_loss(batch.input(), targets, mean_share(targets), pass)
     }
 
     fn each_loss(&self, model: &Decoder, batch: &SequenceBatch, pass: &Pass, learn: &mut dyn FnMut(Tensor<1>)) {
         match self.piece {
             Some(each) if each < batch.len && batch.lengths.is_none() => {
-                let targets = Targets { ids: &batch.targets, scored: batch.scored.as_deref() };
+                let targets = LossTargets { ids: &batch.targets, scored: batch.scored.as_deref() };
                 model.chunked_loss(batch.input(), targets, mean_share(targets), (each, pass), learn);
             }
             _ => learn(self.loss(model, batch, pass)),

@@ -5,7 +5,7 @@ mod common;
 use common::{assert_same_gradients, encoding, plan, plan_with};
 use kerple_burn::fused::Engine;
 use kerple_burn::ops::activation::Activation;
-use kerple_burn::ops::loss::Targets;
+use kerple_burn::ops::loss::LossTargets;
 use kerple_burn::parameters;
 use kerple_burn::plan::{BlockConfig, NormKind, ResidualKind, SinkKind};
 use kerple_core::encoding::METHODS;
@@ -105,13 +105,13 @@ fn parts_of_a_batch_bring_their_share_of_the_mean() {
     let [ids, targets] = counting(3);
     let scored: Vec<bool> = (0..ids.len()).map(|at| at % 5 < 2).collect();
     let number = |tensor: burn::tensor::Tensor<1>| f64::from(tensor.into_scalar::<f32>());
-    let all = Targets { ids: &targets, scored: Some(&scored) };
+    let all = LossTargets { ids: &targets, scored: Some(&scored) };
     let tokens = TokenBatch { ids: &ids, batch: BATCH, len: LEN };
     let (share, pass) = (kerple_burn::ops::loss::mean_share(all), Pass::evaluation(0));
     let whole = number(model.weighted_loss(tokens, all, share, &pass));
     let part = |rows: std::ops::Range<usize>| {
         let at = rows.start * LEN..rows.end * LEN;
-        let targets = Targets { ids: &targets[at.clone()], scored: Some(&scored[at.clone()]) };
+        let targets = LossTargets { ids: &targets[at.clone()], scored: Some(&scored[at.clone()]) };
         number(model.weighted_loss(TokenBatch { ids: &ids[at], batch: rows.len(), len: LEN }, targets, share, &pass))
     };
     assert!((whole - part(0..1) - part(1..4)).abs() < 1e-6 * whole);

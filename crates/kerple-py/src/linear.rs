@@ -160,7 +160,7 @@ impl<T: Number> Made<T> {
             rates: &found.rates,
             weights,
         });
-        let reach = if rule.causal { LinearMask::Causal } else { LinearMask::Both };
+        let reach = if rule.causal { LinearMask::Causal } else { LinearMask::Bidirectional };
         LinearAttentionProblem { dims, reach, lengths, maps, decay, gates, guard: self.guard }
     }
 }

@@ -3,7 +3,7 @@
 use super::Init;
 use crate::fused::Engine;
 use crate::ops;
-use crate::ops::norm::Kind;
+use crate::ops::norm::RowNorm;
 use crate::plan::{BlockConfig, NormKind};
 use burn::module::{Module, Param};
 use burn::tensor::Tensor;
@@ -18,7 +18,7 @@ pub struct Norm {
     /// Shift, `[M]`, starts at 0.
     pub beta: Option<Param<Tensor<1>>>,
     #[module(skip)]
-    kind: Kind,
+    kind: RowNorm,
     epsilon: f64,
 }
 
@@ -26,9 +26,9 @@ impl Norm {
     /// A fresh norm of this width.
     pub fn new(plan: &BlockConfig, width: usize, init: &mut Init<impl Rng>) -> Norm {
         let (kind, shifts) = match plan.norm {
-            NormKind::Layer => (Kind::Layer, true),
-            NormKind::LayerNoBias => (Kind::Layer, false),
-            NormKind::Rms => (Kind::Rms, false),
+            NormKind::Layer => (RowNorm::Layer, true),
+            NormKind::LayerNoBias => (RowNorm::Layer, false),
+            NormKind::Rms => (RowNorm::Rms, false),
         };
         let scales = match (init.kind.norm_std(), init.rng.as_deref_mut()) {
             (Some(std), Some(rng)) => (0..width).map(|_| 1.0 + std * standard_normal(rng)).collect(),

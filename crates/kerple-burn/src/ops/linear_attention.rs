@@ -79,7 +79,7 @@ pub fn linear_attention(
 fn reach(sight: Mask) -> LinearMask {
     match sight {
         Mask::Causal { window: None } => LinearMask::Causal,
-        Mask::Bidirectional { window: None } => LinearMask::Both,
+        Mask::Bidirectional { window: None } => LinearMask::Bidirectional,
         Mask::Causal { window: Some(_) } | Mask::Bidirectional { window: Some(_) } => {
             panic!("linear attention has no window: plans with one are refused")
         }

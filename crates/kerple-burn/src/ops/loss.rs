@@ -4,7 +4,7 @@
 mod gpu;
 mod likeliest;
 
-pub use likeliest::{Likeliest, likeliest};
+pub use likeliest::{TopK, likeliest};
 
 use super::{Norm, linear, norm};
 use crate::array::Array;

@@ -126,7 +126,7 @@ pub fn fast_transformers(folder: &Folder, case: &Case) -> Scores {
             for (key, reach, lengths) in [
                 ("causal", LinearMask::Causal, None),
                 ("causal_masked", LinearMask::Causal, Some(lengths)),
-                ("bidir", LinearMask::Both, None),
+                ("bidir", LinearMask::Bidirectional, None),
             ] {
                 let key = format!("{key}.{map}");
                 if values.has(&key) {
@@ -180,7 +180,7 @@ pub fn performer(folder: &Folder, case: &Case) -> Scores {
                     values.compare(&mut score, &key, &phi, single)?;
                 }
             }
-            for (key, reach) in [("causal", LinearMask::Causal), ("bidir", LinearMask::Both)] {
+            for (key, reach) in [("causal", LinearMask::Causal), ("bidir", LinearMask::Bidirectional)] {
                 let key = format!("out_{map}.{key}");
                 if values.has(&key) {
                     values.compare(&mut score, &key, &rows.attend(&maps, (reach, None, guard), chunked), single)?;

@@ -4,27 +4,30 @@
 //! out_i = sum_j a_h(|i - j|) phi(q_i).phi(k_j) v_j / (guard + sum_j a_h(|i - j|) phi(q_i).phi(k_j))        over the visible keys
 //! ```
 //!
-//! `phi` is a chain of [`FeatureMap`]s: perhaps a stochastic code, then features. `a` is 1, or a [`Decay`]:
-//! a table inside of chunks of [`CHUNK`] positions and towards the ones before, and a sum of decaying exponentials beyond. What
-//! this is *not* is softmax attention: with FAVOR+ features numerator and denominator are those of softmax with bias `ln a` in
-//! expectation only.
+//! `phi` is a chain of [`FeatureMap`]s: perhaps a stochastic code, then features. `a` is 1, or a
+//! [`Decay`]: a table within a chunk of [`CHUNK`] positions and towards the chunks before it, and a
+//! sum of decaying exponentials beyond. This is *not* softmax attention: with FAVOR+ features,
+//! numerator and denominator are those of softmax with bias `ln a` in expectation only.
 //!
-//! FeatureMapSaved are worked off chunk by chunk. Between chunks a head of a sequence keeps sums of a fixed size,
+//! Rows are processed chunk by chunk. Between chunks each head of a sequence keeps sums of a fixed
+//! size,
 //!
 //! ```text
 //! S_k(s) = sum over j < s of exp(-rate_k (s - j)) phi(k_j) [v_j, 1]        [M, D + 1] for each of K rates
 //! ```
 //!
-//! of which rows meet fewer combinations, see [`Decay`]. With gates, `a` is what the cumulative gates of two tokens have fallen between them,
-//! see [`LinearAttentionProblem::gates`], and there is one such sum, which fades by the gates of a chunk. StateSums are [`RecurrentState`] when it is kept: the next call goes on behind the
-//! last, one row or many, with the same result as one call for all. Decays are applied once a chunk, from tables made in f64,
-//! so f32 does not drift over a million positions.
+//! of which rows read fewer combinations, see [`Decay`]. With gates, `a` is the exponential of the
+//! difference of two cumulative gates, see [`LinearAttentionProblem::gates`], and there is one such
+//! sum, which decays by the gates of a chunk. A [`RecurrentState`] keeps the sums between calls: the
+//! next call continues after the last, with one row or many, and the result is that of one call for
+//! all. Decays are applied once per chunk, from tables computed in f64, so f32 does not drift over a
+//! million positions.
 //!
 //! * [`naive`] is the reference, in quadratic time.
 //! * Padding: keys from a sequence's length on are ignored.
 //! * A sequence of any length can be trained in chunks: states are kept where chunks begin, and
 //!   gradients are computed from the last chunk to the first, each passing [`StateGradient`] to the
-//!   previous one ([`backward_piece`]). FeatureMapSaved need no more memory than one chunk.
+//!   previous one ([`backward_piece`]). Rows need no more memory than one chunk.
 //! * Heads of sequences are independent, and sums have a fixed order: results do not depend on the
 //!   number of threads.
 
@@ -76,13 +79,13 @@ pub struct LinearAttentionDims {
     pub value_dim: usize,
 }
 
-/// Which keys a query sees.
+/// The attention mask: which keys a query attends to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LinearMask {
     /// Itself and what came before.
     Causal,
     /// All.
-    Both,
+    Bidirectional,
 }
 
 /// What keeps the denominator from 0.
@@ -255,8 +258,8 @@ fn run_forward<T: Number>(
     }
     match (problem.reach, problem.decay) {
         (LinearMask::Causal, _) => forward::forward(problem, inputs, out, denominators, state),
-        (LinearMask::Both, None) => both::forward(problem, inputs, out, denominators),
-        (LinearMask::Both, Some(_)) => mirrored::forward(problem, inputs, out, denominators),
+        (LinearMask::Bidirectional, None) => both::forward(problem, inputs, out, denominators),
+        (LinearMask::Bidirectional, Some(_)) => mirrored::forward(problem, inputs, out, denominators),
     }
 }
 
@@ -379,8 +382,8 @@ fn run_backward<T: Number>(
     }
     match (problem.reach, problem.decay) {
         (LinearMask::Causal, _) => backward::backward(problem, saved, ends, gradients),
-        (LinearMask::Both, None) => both::backward(problem, saved, gradients),
-        (LinearMask::Both, Some(_)) => mirrored::backward(problem, saved, gradients),
+        (LinearMask::Bidirectional, None) => both::backward(problem, saved, gradients),
+        (LinearMask::Bidirectional, Some(_)) => mirrored::backward(problem, saved, gradients),
     }
 }
 
@@ -422,7 +425,7 @@ fn unit(dims: LinearAttentionDims, item: usize) -> (usize, usize) {
     (item / dims.batch.max(1), item % dims.batch.max(1))
 }
 
-/// StateSums over sequences, in order, what each left for a head: `[H, B, n]` to `[H, n]`.
+/// Sums over sequences, in order, what each left for a head: `[H, B, n]` to `[H, n]`.
 fn sum_batch<T: Number>(dims: LinearAttentionDims, parts: &[T], to: &mut [T]) {
     let size = to.len() / dims.heads.max(1);
     if size == 0 {

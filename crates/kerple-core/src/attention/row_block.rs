@@ -1,20 +1,27 @@
-//! Exact attention for [score maps](crate::forms::ScoreMod): a block of query rows with all heads at a time, and all keys or,
-//! where a map does not mix keys, a tile of them.
+//! Exact attention for [score modifications](crate::forms::ScoreMod): a block of query rows with all
+//! heads at a time, and all keys or, where a modification does not mix keys, a tile of them.
 //!
 //! ```text
-//! forward    s = scale q k^T  [H, rows, columns]  ->  map  ->  mask  ->  softmax  ->  times v
+//! forward    s = scale q k^T  [H, rows, columns]  ->  score mod  ->  mask  ->  softmax  ->  times v
 //! backward   the same up to the weights p         d_v += p^T d_out         dz = p (d_out v^T - d_out.out)
-//!            map's backward: dz -> ds, gradients in q and in its own parameters
+//!            backward of the score mod: dz -> ds, gradients in q and in its own parameters
 //!            d_q = scale ds k         d_k += scale ds^T q
 //! ```
 //!
-//! A map mixes heads, so what is held at a time is `[H, rows, columns]` for each thread, once in the forward and three times in
-//! the backward, and `[B, P]` for the gradient in the map's parameters. The columns are all keys of a row where the map mixes
-//! them ([`ScoreDependency::Row`]); otherwise they are a tile of keys, small enough for the cache, and the softmax goes on from tile to
-//! tile. Keys that no row of a block sees are left out.
+//! Blocks add to the `d_k` and `d_v` of each tile, and to the gradient of the modification's
+//! parameters, in the order of their rows. So the bits do not depend on the number of threads.
 //!
-//! Blocks add to the `d_k` and `d_v` of each tile and to the map's parameters in the order of their rows, so the bits do not
-//! depend on the number of threads. Not for distance tables, which need only a tile at a time: see [`tiled`](super::tiled).
+//! # Why an engine of its own, and only for score modifications
+//!
+//! [`tiled`](super::tiled) computes one head at a time. DAPE's network mixes the scores of all heads
+//! of a pair, and its second version those of neighbouring keys too, so all heads of a block of rows
+//! must be in memory together: `[H, rows, columns]` per thread, once in the forward and three times
+//! in the backward. That is why distance tables do not use this engine: they need one tile of one
+//! head. Storing the scores of a whole sequence, as the original implementations do, is quadratic in
+//! the length. What a modification depends on ([`ScoreDependency`]) decides the columns. If it mixes
+//! keys they are all keys of a row; otherwise they are a tile of keys that fits into the cache, and
+//! the softmax continues from tile to tile. Blocks are tall ([`ROWS`]), because the keys and values
+//! of all heads come from beyond the second cache once per block.
 
 mod backward;
 mod forward;
@@ -174,7 +181,7 @@ impl<T: Number> RowBlockInputs<'_, T> {
         }
     }
 
-    /// RowBlockScratch of keys of a sequence.
+    /// Tiles of keys of a sequence.
     fn spans(&self) -> usize {
         self.problem.dims.keys.div_ceil(self.span())
     }
@@ -278,7 +285,12 @@ impl<T: Number> RowBlockInputs<'_, T> {
         let AttentionDims { heads, head_dim, .. } = self.problem.dims;
         let RowBlockScratch { q, transposed, width, .. } = tiles;
         if place.rows > 1 {
-            self.products(lanes, place, self.k, q, *width, transposed, scores);
+            let keys_transposed = &mut transposed[..];
+            self.products(
+                lanes,
+                place,
+                RowKeyProduct { rows: q, width: *width, keys: self.k, keys_transposed, out: scores },
+            );
         } else {
             // a single row is a matter of reading the keys once
             let group = heads / self.problem.dims.kv_heads;
@@ -312,19 +324,9 @@ impl<T: Number> RowBlockInputs<'_, T> {
         }
     }
 
-    /// `to[h, i, j] = rows[h, i].keys[j]`: rows `[H, rows, width]`, to `[H, rows, columns]`. Rows that see nothing of a tile
-    /// are left out.
-    #[allow(clippy::too_many_arguments, reason = "two arrays, their scratch and their result")]
-    fn products<L: Lanes<Number = T>>(
-        &self,
-        lanes: L,
-        place: &RowBlockTile,
-        keys: View<T>,
-        rows: &[T],
-        width: usize,
-        transposed: &mut [T],
-        to: &mut [T],
-    ) {
+    /// Writes the products of the block's rows with a tile's keys or values; rows that see nothing of a tile are left out.
+    fn products<L: Lanes<Number = T>>(&self, lanes: L, place: &RowBlockTile, product: RowKeyProduct<T>) {
+        let RowKeyProduct { rows, width, keys, keys_transposed, out } = product;
         let AttentionDims { heads, kv_heads, head_dim, .. } = self.problem.dims;
         for (kv_head, first, count) in tiles(kv_heads, place.keys) {
             lanes.run(Transpose {
@@ -333,7 +335,7 @@ impl<T: Number> RowBlockInputs<'_, T> {
                 rows: count,
                 head_dim,
                 factor: T::ONE,
-                to: transposed,
+                to: keys_transposed,
                 width: KEYS,
             });
             let see = self.rows_that_see(place, first, count);
@@ -347,9 +349,9 @@ impl<T: Number> RowBlockInputs<'_, T> {
                     inner: head_dim,
                     columns: count.next_multiple_of(L::COUNT),
                     a: StridedMatrix { data: &rows[row * width..], row_stride: width, column_stride: 1 },
-                    b: transposed,
+                    b: keys_transposed,
                     b_stride: KEYS,
-                    c: &mut to[row * place.columns + first..],
+                    c: &mut out[row * place.columns + first..],
                     c_stride: place.columns,
                     store: StoreMode::Overwrite,
                 });
@@ -357,20 +359,10 @@ impl<T: Number> RowBlockInputs<'_, T> {
         }
     }
 
-    /// `to[h, i] = rescale[h, i] to[h, i] + sum over j of weights[h, i, j] keys[j]`: weights `[H, rows, columns]`, to
-    /// `[H, rows, width]`; nothing is rescaled without `rescale`. Rows that see nothing of a tile have no weights there, and
-    /// are left out.
-    #[allow(clippy::too_many_arguments, reason = "three arrays, their scratch and their result")]
-    fn add_weighted<L: Lanes<Number = T>>(
-        &self,
-        lanes: L,
-        place: &RowBlockTile,
-        weights: &[T],
-        keys: View<T>,
-        rescale: Option<&[T]>,
-        tile: &mut [T],
-        to: &mut [T],
-    ) {
+    /// Adds the weighted sum of a tile's keys or values to the block's rows; rows that see nothing of a tile have no weights
+    /// there and are left out.
+    fn add_weighted<L: Lanes<Number = T>>(&self, lanes: L, place: &RowBlockTile, sum: WeightedSum<T>) {
+        let WeightedSum { weights, keys, keys_copied, rescale, out } = sum;
         let AttentionDims { heads, kv_heads, head_dim, .. } = self.problem.dims;
         let width = head_dim.next_multiple_of(L::COUNT);
         for (kv_head, first, count) in tiles(kv_heads, place.keys) {
@@ -380,8 +372,8 @@ impl<T: Number> RowBlockInputs<'_, T> {
             let b = if stride == width && head_dim == width {
                 from
             } else {
-                lanes.run(CopyRows { from, stride, rows: count, head_dim, factor: T::ONE, to: tile, width });
-                &*tile
+                lanes.run(CopyRows { from, stride, rows: count, head_dim, factor: T::ONE, to: keys_copied, width });
+                &*keys_copied
             };
             let see = self.rows_that_see(place, first, count);
             if see.is_empty() {
@@ -400,7 +392,7 @@ impl<T: Number> RowBlockInputs<'_, T> {
                     },
                     b,
                     b_stride: width,
-                    c: &mut to[row * width..],
+                    c: &mut out[row * width..],
                     c_stride: width,
                     store: match rescale {
                         Some(rescale) if first == 0 => StoreMode::Rescale(&rescale[row..]),
@@ -410,6 +402,33 @@ impl<T: Number> RowBlockInputs<'_, T> {
             }
         }
     }
+}
+
+/// `out[h, i, j] = rows[h, i].keys[j]`
+struct RowKeyProduct<'a, T> {
+    /// Queries or gradients of outputs, `[H, rows, width]`.
+    rows: &'a [T],
+    width: usize,
+    /// Keys, or values.
+    keys: View<'a, T>,
+    /// Scratch for a tile of them, `[D, KEYS]`.
+    keys_transposed: &'a mut [T],
+    /// `[H, rows, columns]`
+    out: &'a mut [T],
+}
+
+/// `out[h, i] = rescale[h, i] out[h, i] + sum over j of weights[h, i, j] keys[j]`
+struct WeightedSum<'a, T> {
+    /// `[H, rows, columns]`
+    weights: &'a [T],
+    /// Keys, or values.
+    keys: View<'a, T>,
+    /// Scratch for a tile of them, `[KEYS, width]`.
+    keys_copied: &'a mut [T],
+    /// `[H, rows]`; `None` rescales nothing.
+    rescale: Option<&'a [T]>,
+    /// `[H, rows, width]`
+    out: &'a mut [T],
 }
 
 /// Key head, first key and number of keys of each tile.

@@ -8,7 +8,18 @@
 //! | `normal().0`, the distribution | 1.8e-7 absolute; relative `3.5e-7 + 6e-8 x^2` in the lower tail | `-13 ..` |
 //! | `normal().1`, the density | relative `2e-7 + 6e-8 x^2` | `-13 ..= 13` |
 //!
-//! Ends are exact: `exp(0) = 1`, `exp(-infinity) = 0`, `exp(infinity) = infinity`. NaN in gives NaN out.
+//! Ends are exact: `exp(0) = 1`, `exp(-infinity) = 0`, `exp(infinity) = infinity`. NaN in gives NaN
+//! out.
+//!
+//! # Why one polynomial exponential for everything
+//!
+//! Softmax, GELU and the loss need an exponential per number. That of the standard library is a
+//! function call, which the compiler cannot vectorise. Branches for the ends would stop vectorisation
+//! too, so the argument is clamped and the ends come out of the arithmetic. Attention and the operations once had an exponential each,
+//! good to `2e-7 + 7.5e-8 |x|` in 13 instructions and to 1.5e-7 in 18. This one needs 14 and is good
+//! to 1.3e-7 on the whole range, about one rounding of `f32`. It is written over [`Single`], so the
+//! vector kernels and the `vectorized!` loops compute the same function. `f64`, the
+//! precision of gradient tests, uses `std` and `libm`.
 
 use super::lanes::Single;
 use super::portable::One;

@@ -34,7 +34,7 @@ pub enum Normals {
 pub struct NoiseTable {
     /// The numbers.
     pub values: Vec<f64>,
-    /// FeatureMapSaved of a stream.
+    /// Rows of a stream.
     pub rows: usize,
     /// Numbers of a row.
     pub width: usize,
@@ -116,7 +116,7 @@ fn ln(x: f64) -> f64 {
     2.0 * s * series + exponent as f64 * std::f64::consts::LN_2
 }
 
-/// SineCode and cosine of so many turns, from 0 to 1, within 1e-13: their series up to an eighth of a turn.
+/// Sine and cosine of so many turns, from 0 to 1, within 1e-13: their series up to an eighth of a turn.
 #[inline(always)]
 fn sin_cos(turns: f64) -> (f64, f64) {
     let quarter = (4.0 * turns + 0.5) as i32;

@@ -29,7 +29,7 @@ pub trait CodeStretch<T> {
     fn finish(&mut self, d_parameters: &mut [T]);
 }
 
-/// FeatureMapSaved of one head of several sequences, where they lie.
+/// Rows of one head of several sequences, where they lie.
 #[derive(Clone, Copy)]
 pub(crate) struct Packed<'a, T> {
     pub(crate) data: &'a [T],

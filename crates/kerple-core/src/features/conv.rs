@@ -99,7 +99,7 @@ impl ConvShape {
         self.lines().into_iter().flat_map(|line| (0..last).map(move |tap| origin + line + tap)).collect()
     }
 
-    /// FeatureMapSaved from `row` on, at most `most`, whose noise rows follow on each other.
+    /// Rows from `row` on, at most `most`, whose noise rows follow on each other.
     fn run(&self, position: usize, most: usize) -> usize {
         match self.size.as_slice() {
             [_] => most,
@@ -375,9 +375,10 @@ impl<T: Number> CodeStretch<T> for Filtered<'_, T> {
         let conv = self.conv;
         let (head_dim, width, taps) = (conv.shape.head_dim, padded(conv.shape.realisations), conv.last_taps());
         for code in code.chunks_exact_mut(head_dim * width).take(rows) {
-            match conv.shared.is_empty() {
-                true => code.fill(T::ZERO),
-                false => code.copy_from_slice(&conv.shared[self.place.head * head_dim * width..][..head_dim * width]),
+            if conv.shared.is_empty() {
+                code.fill(T::ZERO);
+            } else {
+                code.copy_from_slice(&conv.shared[self.place.head * head_dim * width..][..head_dim * width]);
             }
         }
         let mut band = std::mem::take(&mut self.room[0]);

@@ -135,7 +135,7 @@ impl<T: Number> SineCode<T> {
         SineCode { origin: position, ..self }
     }
 
-    /// FeatureMapSaved of `W` for a feature, P.
+    /// Rows of `W` for a feature, P.
     fn rows(&self) -> usize {
         2 * self.shape.waves + usize::from(self.gated)
     }
@@ -166,7 +166,7 @@ impl<T: Number> SineCode<T> {
         turns
     }
 
-    /// FeatureMapSaved of `W` of a feature, `[P, padded(R)]`.
+    /// Rows of `W` of a feature, `[P, padded(R)]`.
     fn w(&self, hd: usize) -> &[T] {
         let size = self.rows() * padded(self.shape.realisations);
         &self.w[hd * size..][..size]

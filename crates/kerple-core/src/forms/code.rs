@@ -26,9 +26,9 @@ pub struct Code {
 #[derive(Clone, Debug, PartialEq)]
 pub enum CodeKind {
     /// Sums of sinusoids; learns `freqs`, `offsets`, `gains`.
-    SineCode(SineShape),
+    Sine(SineShape),
     /// Filtered noise; learns `query`, `key`.
-    ConvCode(ConvShape),
+    Conv(ConvShape),
 }
 
 impl Code {
@@ -94,8 +94,8 @@ pub struct Drawn<T> {
 
 #[derive(Clone, Debug)]
 enum Map<T> {
-    SineCode(SineCode<T>),
-    ConvCode(ConvCode<T>),
+    Sine(SineCode<T>),
+    Conv(ConvCode<T>),
 }
 
 impl<T: Number> Drawn<T> {

@@ -22,7 +22,7 @@ use crate::Number;
 use crate::check_shape;
 use crate::cpu::reduce;
 use crate::cpu::vectorized;
-use log_sum_exp::{PIECE, normalizer};
+use log_sum_exp::{LOGITS_PER_SUM, normalizer};
 use rayon::prelude::*;
 
 /// Most logits held at once: 128 MiB in `f32`.
@@ -42,7 +42,7 @@ pub fn rows_at_once(scored: usize, v: usize) -> usize {
 /// pieces.
 pub fn numbers_at_once(scored: usize, v: usize, threads: usize) -> usize {
     let rows = scored.min(MOST_ROWS);
-    rows.saturating_mul(threads.saturating_mul(v.min(PIECE)).saturating_add(2 * v.div_ceil(PIECE)))
+    rows.saturating_mul(threads.saturating_mul(v.min(LOGITS_PER_SUM)).saturating_add(2 * v.div_ceil(LOGITS_PER_SUM)))
 }
 
 /// The parameters of the head.
@@ -58,7 +58,7 @@ pub struct LmHead<'a, T> {
     pub bias: Option<&'a [T]>,
 }
 
-/// LmHeadGradients in the input of the head and in its parameters, of their shapes.
+/// Gradients in the input of the head and in its parameters, of their shapes.
 #[derive(Clone, Debug, PartialEq)]
 pub struct LmHeadGradients<T> {
     /// `[rows, M]`
@@ -148,19 +148,11 @@ pub fn forward_backward<T: Number>(
         if let Some(d_bias) = &mut d_bias {
             add_rows(d_logits, d_bias);
         }
-        match head.tied {
-            false => matmul(
-                Out::accumulate_into(&mut d_w),
-                &chunk.normed,
-                d_logits,
-                MatmulShape::new(m, rows.len(), v).transpose_a(),
-            ),
-            true => matmul(
-                Out::accumulate_into(&mut d_w),
-                d_logits,
-                &chunk.normed,
-                MatmulShape::new(v, rows.len(), m).transpose_a(),
-            ),
+        let d_w = Out::accumulate_into(&mut d_w);
+        if head.tied {
+            matmul(d_w, d_logits, &chunk.normed, MatmulShape::new(v, rows.len(), m).transpose_a());
+        } else {
+            matmul(d_w, &chunk.normed, d_logits, MatmulShape::new(m, rows.len(), v).transpose_a());
         }
         // the normed rows are done with: their place takes their gradient
         let back = MatmulShape::new(rows.len(), v, m);

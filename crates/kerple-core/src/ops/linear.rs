@@ -1,4 +1,4 @@
-//! LinearParameters layers, alone, after a norm or before a residual: the parts of fused layers.
+//! Linear layers, alone, after a norm or before a residual: the parts of fused layers.
 //!
 //! ```text
 //! y = x W + b                 d_W = x^T d_y      d_b = sum of the rows of d_y      d_x = d_y W^T

@@ -29,7 +29,7 @@ const MOST_ROWS_ALONE: usize = 1024;
 /// The parameters of the block: M features, F hidden ones.
 #[derive(Clone, Copy, Debug)]
 pub struct MlpParameters<'a, T> {
-    /// NormParameters before the products, `[M]`.
+    /// Norm before the products, `[M]`.
     pub norm: NormParameters<'a, T>,
     /// `[M, F]`
     pub up: LinearParameters<'a, T>,
@@ -91,7 +91,7 @@ pub struct Hidden<T> {
     pub gate: Vec<T>,
 }
 
-/// MlpGradients in the input of the block and in its parameters, of their shapes. That in rows beside the input is `d_y` itself.
+/// Gradients in the input of the block and in its parameters, of their shapes. That in rows beside the input is `d_y` itself.
 #[derive(Clone, Debug, PartialEq)]
 pub struct MlpGradients<T> {
     /// `[rows, M]`
@@ -153,7 +153,7 @@ pub fn forward_saving<T: Number>(mlp: MlpParameters<'_, T>, x: &[T]) -> (Vec<T>,
     (y, hidden)
 }
 
-/// MlpGradients of [`forward_saving`], given `d_y`, `[rows, M]`.
+/// Gradients of [`forward_saving`], given `d_y`, `[rows, M]`.
 ///
 /// # Panics
 /// If a slice has the wrong size.

@@ -123,9 +123,10 @@ mod tests {
     /// Strides of packed `[B, L, H, 3, D]` or of `[B, H, L, D]`.
     fn strides(sizes: Rotated, d: usize, packed: bool) -> Strides {
         let Rotated { len, heads, .. } = sizes;
-        match packed {
-            true => Strides { batch: len * heads * 3 * d, row: heads * 3 * d, head: 3 * d },
-            false => Strides { batch: heads * len * d, row: d, head: len * d },
+        if packed {
+            Strides { batch: len * heads * 3 * d, row: heads * 3 * d, head: 3 * d }
+        } else {
+            Strides { batch: heads * len * d, row: d, head: len * d }
         }
     }
 

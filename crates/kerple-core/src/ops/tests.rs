@@ -1,13 +1,13 @@
 //! Claims about all operations at the sizes of a real training step, where every one of them is cut into several tasks.
 
 use super::activation::Activation;
-use super::adam::{self, Update};
-use super::cross_entropy::{self, Head, Targets};
+use super::adam::{self, AdamWUpdate};
+use super::cross_entropy::{self, LmHead, LossTargets};
 use super::embedding::{gather, scatter_add};
 use super::gemm::{MatmulShape, Out, add_rows, matmul};
 use super::layer_norm::{self, EPSILON, NormGradients, NormParameters, RowNorm};
 use super::linear::LinearParameters;
-use super::mlp::{self, MlpParameters, Residual};
+use super::mlp::{self, MlpParameters, MlpResidual};
 use super::rotary::{Angles, Rotated, Turn, rotate};
 use super::testing::{assert_same_at_any_threads, random, single};
 use crate::tiles::Strides;
@@ -48,7 +48,7 @@ fn threads_do_not_change_bits_of_a_block() {
     let norm = NormParameters { kind: RowNorm::Layer, gamma: &gamma, beta: Some(&beta), epsilon: EPSILON };
     let linear = |weight, bias| LinearParameters { weight, bias: Some(bias) };
     let (up, down) = (linear(&w1[..], &b1[..]), linear(&w2[..], &b2[..]));
-    let (activation, residual) = (Activation::Gelu, Residual::Input);
+    let (activation, residual) = (Activation::Gelu, MlpResidual::Input);
     let block = MlpParameters { norm, up, gate: None, down, activation, factors: None, residual };
     assert_same_at_any_threads(|| {
         let (y, h) = mlp::forward_saving(block, &x);
@@ -69,8 +69,8 @@ fn threads_do_not_change_bits_of_the_ends() {
     let (w, bias, ids) = (values(M * V, 6), values(V, 7), ids());
     let norm = NormParameters { kind: RowNorm::Layer, gamma: &gamma, beta: Some(&beta), epsilon: EPSILON };
     assert_same_at_any_threads(|| {
-        let head = Head { norm, w: &w, tied: false, bias: Some(&bias) };
-        let targets = Targets { ids: &ids, scored: None };
+        let head = LmHead { norm, w: &w, tied: false, bias: Some(&bias) };
+        let targets = LossTargets { ids: &ids, scored: None };
         let (nll, gradients) = cross_entropy::forward_backward(head, &x, targets, &d_nll);
         let (mut rows, mut d_table) = (vec![0.0; ROWS * M], vec![0.0; V * M]);
         gather(&table, &ids, M, &mut rows);
@@ -91,7 +91,7 @@ fn threads_do_not_change_bits_of_rotation_and_update() {
         let extent = Rotated { batch: ROWS / len, len, heads };
         rotate(&mut qkv, strides, extent, Angles { cos: &cos, sin: &sin, pairs }, Turn::Forward);
         let (mut p, mut m, mut v) = (start.clone(), vec![0.0; M * F], vec![0.0; M * F]);
-        adam::update(&Update::default(), &mut p, &gradient, &mut m, &mut v);
+        adam::update(&AdamWUpdate::default(), &mut p, &gradient, &mut m, &mut v);
         (qkv, p, m, v, adam::sum_of_squares(&gradient))
     });
 }

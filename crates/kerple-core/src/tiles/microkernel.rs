@@ -4,17 +4,17 @@
 use crate::Number;
 use crate::cpu::lanes::Lanes;
 
-/// What becomes of the numbers that sums are written over.
+/// What sums do to the numbers of C that they are written over.
 #[derive(Clone, Copy)]
 pub(crate) enum StoreMode<'a, R> {
-    /// Nothing of them is kept.
+    /// `C = sums`
     Overwrite,
     /// `C += sums`
-    Add,
+    Accumulate,
     /// `C[i] = factor[i] C[i] + sums[i]`
-    Scale(&'a [R]),
-    /// Nothing of them is kept: `C = D + sums`, with D as C but of its own stride.
-    Onto(&'a [R], usize),
+    Rescale(&'a [R]),
+    /// `C = D + sums`, with D of the shape of C but its own stride.
+    AddTo(&'a [R], usize),
 }
 
 impl<R> StoreMode<'_, R> {

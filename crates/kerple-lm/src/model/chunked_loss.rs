@@ -14,7 +14,7 @@ use super::{Decoder, TokenBatch, columns};
 use burn::tensor::Tensor;
 use kerple_burn::forms::Positions;
 use kerple_burn::memory::Memory;
-use kerple_burn::ops::loss::{self, Targets};
+use kerple_burn::ops::loss::{self, LossTargets};
 use kerple_burn::parameters;
 use kerple_burn::pass::Pass;
 use kerple_burn::piece::Behind;
@@ -29,7 +29,7 @@ struct ChunkedLoss<'a> {
     /// The model outside autodiff.
     plain: Decoder,
     tokens: TokenBatch<'a>,
-    targets: Targets<'a>,
+    targets: LossTargets<'a>,
     share: f64,
     /// Positions of a chunk.
     each: usize,
@@ -44,7 +44,7 @@ impl Decoder {
     pub fn chunked_loss(
         &self,
         tokens: TokenBatch,
-        targets: Targets,
+        targets: LossTargets,
         share: f64,
         (each, pass): (usize, &Pass),
         learn: &mut dyn FnMut(Tensor<1>),
@@ -96,7 +96,7 @@ impl ChunkedLoss<'_> {
             let positions = Positions { piece: cache.piece(behind), ..positions };
             x = block.forward(x, &positions, &self.pass, model.trunk.engine);
         }
-        let targets = Targets { ids: &own, scored: scored.as_deref() };
+        let targets = LossTargets { ids: &own, scored: scored.as_deref() };
         loss::loss(x, model.output(), targets, self.share, model.trunk.engine)
     }
 }

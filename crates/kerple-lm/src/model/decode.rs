@@ -13,7 +13,7 @@ use super::{Decoder, MOST_PREFILLED, TokenBatch};
 use burn::tensor::Tensor;
 use kerple_burn::forms::Positions;
 use kerple_burn::memory::Memory;
-use kerple_burn::ops::loss::{self, Likeliest, Targets};
+use kerple_burn::ops::loss::{self, LossTargets, TopK};
 use kerple_burn::pass::Pass;
 
 /// A sequence that grows: its tokens, and what the layers remember of them.
@@ -101,13 +101,8 @@ impl Decoder {
     ///
     /// # Panics
     /// When there are no tokens, or `sequence` has some already.
-    pub fn score_prompt(
-        &self,
-        ids: &[u32],
-        count: usize,
-        sequence: &mut Sequence,
-        keep: bool,
-    ) -> (Likeliest<f64>, Vec<f32>) {
+    pub fn score_prompt(&self, ids: &[u32], count: usize, sequence: &mut Sequence, keep: bool,
+    ) -> (TopK<f64>, Vec<f32>) {
         assert!(sequence.is_empty(), "the sequence has begun");
         let len = ids.len();
         let pass = sequence.pass.over(len);
@@ -121,7 +116,7 @@ impl Decoder {
             return (found, last);
         }
         (sequence.ids, sequence.pass) = (ids.to_vec(), pass);
-        let (mut all, mut last) = (Likeliest::default(), Vec::new());
+        let (mut all, mut last) = (TopK::default(), Vec::new());
         for from in (0..len).step_by(MOST_PREFILLED) {
             let piece = from..len.min(from + MOST_PREFILLED);
             let tokens = TokenBatch { ids: &ids[piece.clone()], batch: 1, len: piece.len() };
@@ -129,7 +124,7 @@ impl Decoder {
             if piece.end == len {
                 last = numbers(loss::logits(x.clone().narrow(1, piece.len() - 1, 1), self.output()));
             }
-            let Likeliest { target_nll, ids, nll } = self.predicted(x, ids, piece, count);
+            let TopK { target_nll, ids, nll } = self.predicted(x, ids, piece, count);
             all.target_nll.extend(target_nll);
             all.ids.extend(ids);
             all.nll.extend(nll);
@@ -140,14 +135,14 @@ impl Decoder {
 
     /// Predictions of the tokens after those of a chunk of a sequence, where such tokens exist,
     /// given its hidden rows.
-    fn predicted(&self, x: Tensor<3>, ids: &[u32], piece: std::ops::Range<usize>, count: usize) -> Likeliest<f64> {
+    fn predicted(&self, x: Tensor<3>, ids: &[u32], piece: std::ops::Range<usize>, count: usize) -> TopK<f64> {
         let end = ids.len().min(piece.end + 1);
         let targets = &ids[piece.start + 1..end];
         if targets.is_empty() {
-            return Likeliest::default();
+            return TopK::default();
         }
         let x = x.narrow(1, 0, targets.len());
-        loss::likeliest(x, self.output(), Targets { ids: targets, scored: None }, count, self.trunk.engine)
+        loss::likeliest(x, self.output(), LossTargets { ids: targets, scored: None }, count, self.trunk.engine)
     }
 }
 

@@ -3,7 +3,7 @@
 use super::{Objective, SequenceBatch, TargetScores};
 use crate::model::{Classifier, Decoder, Transducer};
 use burn::tensor::{Int, Tensor, TensorData, activation};
-use kerple_burn::ops::loss::{Targets, mean_share};
+use kerple_burn::ops::loss::{LossTargets, mean_share};
 use kerple_burn::pass::Pass;
 
 /// Giving the right answer.
@@ -92,7 +92,7 @@ impl Objective<Classifier> for Classification {
 impl Objective<Decoder> for Classification {
     fn loss(&self, model: &Decoder, batch: &SequenceBatch, pass: &Pass) -> Tensor<1> {
         let scored = batch.scored_tokens();
-        let targets = Targets { ids: &batch.targets, scored: scored.as_deref() };
+        let targets = LossTargets { ids: &batch.targets, scored: scored.as_deref() };
         model.weighted_loss(batch.input(), targets, mean_share(targets), pass)
     }
 

@@ -2,7 +2,7 @@
 //! batch are never in memory at once. Gradients are computed together with the loss, while the
 //! logits of their rows are in memory.
 
-use super::{End, Head, Loss, Targets, by_parts};
+use super::{End, Head, Loss, LossTargets, by_parts};
 use crate::fused::{Forward, GpuOp, Saved, Step, array, like, tensor};
 use crate::ops::{Norm, norm};
 use burn::tensor::{Gradients, Tensor};
@@ -53,8 +53,8 @@ impl Loss {
 
     /// Losses of some rows, `[1, rows]`.
     fn piece(&self, x: Tensor<3>, head: &Head, rows: Range<usize>) -> Tensor<2> {
-        let Targets { ids, scored } = self.end.targets();
-        let targets = Targets { ids: &ids[rows.clone()], scored: scored.map(|scored| &scored[rows]) };
+        let LossTargets { ids, scored } = self.end.targets();
+        let targets = LossTargets { ids: &ids[rows.clone()], scored: scored.map(|scored| &scored[rows]) };
         by_parts(x, head.clone(), targets, self.engine)
     }
 }

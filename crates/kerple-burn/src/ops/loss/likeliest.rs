@@ -1,6 +1,6 @@
 //! The likeliest tokens at every position and the loss of a target, without gradients.
 
-use super::{End, Head, Targets, logits};
+use super::{End, Head, LossTargets, logits};
 use crate::array::Array;
 use crate::fused::{Engine, Forward, Inputs, Number, Op, Saved, Step, Target};
 use crate::with_element;
@@ -16,7 +16,7 @@ const KERNELS: &[Target] = &[Target::Host];
 ///
 /// # Panics
 /// When the targets are not `B L` many, or a scored one is not below V.
-pub fn likeliest(x: Tensor<3>, head: Head, targets: Targets, count: usize, engine: Engine) -> TopK<f64> {
+pub fn likeliest(x: Tensor<3>, head: Head, targets: LossTargets, count: usize, engine: Engine) -> TopK<f64> {
     if !engine.has_kernel(KERNELS, &x) {
         return composed(x, head, targets, count);
     }
@@ -36,7 +36,7 @@ pub fn likeliest(x: Tensor<3>, head: Head, targets: Targets, count: usize, engin
 }
 
 /// The definition of [`likeliest`].
-pub fn composed(x: Tensor<3>, head: Head, targets: Targets, count: usize) -> TopK<f64> {
+pub fn composed(x: Tensor<3>, head: Head, targets: LossTargets, count: usize) -> TopK<f64> {
     let logits = logits(x, head);
     let vocab = logits.dims()[2];
     let logits: Vec<f64> = logits.into_data().iter::<f64>().collect();

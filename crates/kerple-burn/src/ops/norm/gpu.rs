@@ -1,6 +1,6 @@
 //! Norms on GPUs, by the kernels of [`kerple_gpu::norm`].
 
-use super::{Alone, Kind};
+use super::{Alone, RowNorm};
 use crate::fused::{Forward, GpuOp, Saved, Step, like};
 use burn_cubecl::tensor::CubeTensor;
 use kerple_gpu::cubecl::server::Handle;
@@ -11,7 +11,7 @@ impl Alone {
         let (x, gamma) = (&inputs[self.x], &inputs[self.norm.gamma]);
         let width = gamma.meta.num_elements();
         norm::Norm {
-            centred: self.norm.kind == Kind::Layer,
+            centred: self.norm.kind == RowNorm::Layer,
             epsilon: self.norm.epsilon as f32,
             gamma: gamma.handle.clone(),
             beta: self.norm.beta.map(|beta| inputs[beta].handle.clone()),

@@ -1,14 +1,25 @@
-//! The backward of causal rows: once through the chunks forwards, for queries, and once backwards, for keys and values.
+//! The backward of causal linear attention: once through the chunks forwards, for queries, and once
+//! backwards, for keys and values.
 //!
 //! ```text
 //! g_i = [d_out_i / r_i, -d_out_i.out_i / r_i]        r_i: the denominator        u_j = [v_j, 1]
-//! d_phi(q_i) = sum_j a(i - j) (g_i.u_j) phi(k_j)     = sum_m b_m S_m g_i + those met one by one
-//! d_phi(k_j) = sum_i a(i - j) (g_i.u_j) phi(q_i)     = sum_m b_m T_m u_j + those met one by one
+//! d_phi(q_i) = sum_j a(i - j) (g_i.u_j) phi(k_j)     = sum_m b_m S_m g_i + the near keys, pair by pair
+//! d_phi(k_j) = sum_i a(i - j) (g_i.u_j) phi(q_i)     = sum_m b_m T_m u_j + the near queries, pair by pair
 //! ```
 //!
-//! with the sums `S` over keys of chunks gone by, as in the forward, and `T` over queries of chunks still to come, which are made
-//! the same way from the other end: of `g_i` and `phi(q_i)`, not of `u_j` and `phi(k_j)`. Features are made again, in both passes;
-//! nothing is kept of the forward but its output and denominators.
+//! with the sums `S` over keys of earlier chunks, as in the forward, and `T` over queries of later
+//! chunks. `T` is computed like `S` from the other end: from `g_i` and `phi(q_i)` instead of `u_j` and
+//! `phi(k_j)`.
+//!
+//! # Why two passes that recompute, and no stored states
+//!
+//! Automatic differentiation of the recurrence would store the state after every chunk, `[M, D + 1]`
+//! per head and chunk and for each rate of a decay, and every feature; long sequences would be
+//! limited by memory again. But the gradient of a key is the same kind of sum as an output, over later
+//! queries instead of earlier keys. So the state starts from zero at either end, and nothing of the
+//! forward is kept but outputs and denominators. The price is that features are computed three times
+//! in all. What the backward carries from chunk to chunk is [`StateGradient`]: with it a sequence of
+//! any length is trained chunk by chunk, from the last to the first.
 
 use super::decay::DecayTerms;
 use super::forward::{HeadTask, load, products};
@@ -41,7 +52,7 @@ pub(super) struct GradientViews<'a, T> {
 /// What one thread computes in.
 pub(super) struct LinearBackwardScratch<T> {
     pub(super) chain: FeatureChainScratch<T>,
-    /// StateSums over chunks before or after, and the keys met one by one.
+    /// Sums over chunks before or after, and the keys met one by one.
     pub(super) unit: HeadState<T>,
     pub(super) room: [Vec<T>; 2],
     /// Features of queries, those of later ones behind them, `[met, padded(M)]`.
@@ -51,7 +62,7 @@ pub(super) struct LinearBackwardScratch<T> {
     /// `g` of queries: of numerators `[met, padded(value_dim)]`, of denominators `[met]`.
     pub(super) d_sums: Vec<T>,
     pub(super) d_counts: Vec<T>,
-    /// FeatureMapSaved for the sums, weighed.
+    /// Rows for the sums, weighed.
     pub(super) wide: Vec<T>,
     /// `[CHUNK, padded(value_dim)]`
     pub(super) d_values: Vec<T>,
@@ -192,10 +203,10 @@ pub(super) fn backward<T: Number>(
             let rows = (len - row).min(CHUNK);
             later = task.backward_keys(row, [rows, later], saved, outputs, scratch);
         }
-        let mut d_clock = behind.as_ref().map_or(0.0, |ahead| ahead.d_clock);
-        task.d_gates_from_cumsum(outputs, &mut d_clock);
+        let mut d_cumsum = behind.as_ref().map_or(0.0, |ahead| ahead.d_cumsum);
+        task.d_gates_from_cumsum(outputs, &mut d_cumsum);
         if let Some(ahead) = &mut behind {
-            ahead.d_clock = d_clock;
+            ahead.d_cumsum = d_cumsum;
             scratch.leave_behind(later, ahead);
         }
     });
@@ -238,7 +249,7 @@ impl<T: Number> HeadTask<'_, T> {
         self.load_gradient(row, rows, saved, scratch);
         let LinearBackwardScratch { unit, room, queries, d_sums, d_counts, wide, d_features, .. } = &mut *scratch;
         let counts = Some(&d_counts[..]);
-        let (values, factors) = (&d_sums[..], unit.clock.since(before % CHUNK));
+        let (values, factors) = (&d_sums[..], unit.gates.from_start(before % CHUNK));
         let met = ChunkRows { count: rows, first: 0, to_end: false, features: queries, values, counts, factors };
         unit.sums.of_values(self.terms, &met, wide, StoreMode::Overwrite, d_features);
         if outputs.sizes[2] > 0 {
@@ -274,7 +285,7 @@ impl<T: Number> HeadTask<'_, T> {
                 loops::add_products(&mut d_near[met - 1 - before - t..], &to[row.clone()], &of_values[row]);
             }
         }
-        self.mask(before, [rows, keys, met], &scratch.unit.clock, &mut scratch.of_values);
+        self.mask(before, [rows, keys, met], &scratch.unit.gates, &mut scratch.of_values);
         let LinearBackwardScratch { of_values, unit, d_features, .. } = scratch;
         let product = RowProduct { sizes: [rows, keys, width], a: (of_values, [met, 1]), b: (&unit.keys, width) };
         product.to(d_features, width, StoreMode::Accumulate);
@@ -290,12 +301,12 @@ impl<T: Number> HeadTask<'_, T> {
         }
     }
 
-    /// What of products `[rows, stride]` counts: causal, fading, also as cumulative gates fall; the first query has number `before` among the keys.
-    fn mask(&self, before: usize, [rows, keys, stride]: [usize; 3], clock: &ChunkGates<T>, products: &mut [T]) {
+    /// Masks products `[rows, stride]` causally and applies decay and gates; the first query has number `before` among the keys.
+    fn mask(&self, before: usize, [rows, keys, stride]: [usize; 3], gates: &ChunkGates<T>, products: &mut [T]) {
         for (t, row) in products.chunks_exact_mut(stride).take(rows).enumerate() {
             let seen = (before + t + 1).min(keys);
             self.terms.mask(before + t, seen, &mut row[..keys]);
-            clock.fade(before + t, &mut row[..seen]);
+            gates.decay(before + t, &mut row[..seen]);
         }
     }
 
@@ -332,9 +343,9 @@ impl<T: Number> HeadTask<'_, T> {
             let LinearBackwardScratch { unit, room, queries, d_sums, d_counts, wide, .. } = scratch;
             let (features, values) = (&queries[from * width..], &d_sums[from * value..]);
             let counts = Some(&d_counts[from..]);
-            let (fallen, factors) = (unit.clock.end(), unit.clock.since(0));
+            let (cumsum, factors) = (unit.gates.end(), unit.gates.from_start(0));
             let gone = ChunkRows { count: met - from, first: 0, to_end: false, features, values, counts, factors };
-            unit.sums.add(self.terms, (&gone, fallen), wide, room);
+            unit.sums.add(self.terms, (&gone, cumsum), wide, room);
         }
         from
     }
@@ -345,10 +356,10 @@ impl<T: Number> HeadTask<'_, T> {
         let keys = scratch.unit.valid;
         let sizes = [rows, keys, CHUNK];
         self.value_products(sizes, scratch);
-        self.mask(0, sizes, &scratch.unit.clock, &mut scratch.of_values);
+        self.mask(0, sizes, &scratch.unit.gates, &mut scratch.of_values);
         let LinearBackwardScratch { queries, unit, turned, products: of_features, .. } = &mut *scratch;
         products(queries, &unit.keys, [rows, keys, width], turned, (&mut of_features[..], CHUNK));
-        self.mask(0, sizes, &scratch.unit.clock, &mut scratch.products);
+        self.mask(0, sizes, &scratch.unit.gates, &mut scratch.products);
         let LinearBackwardScratch { products, of_values, queries, d_sums, d_features, d_values, .. } = scratch;
         let product = RowProduct { sizes: [keys, rows, width], a: (of_values, [1, CHUNK]), b: (queries, width) };
         product.to(d_features, width, StoreMode::Accumulate);
@@ -359,8 +370,8 @@ impl<T: Number> HeadTask<'_, T> {
     /// Adds to both what the sums over queries give.
     pub(super) fn keys_of_sums(&self, scratch: &mut LinearBackwardScratch<T>) {
         let LinearBackwardScratch { unit, wide, d_features, d_values, .. } = scratch;
-        let HeadState { sums, keys, values, valid, clock, .. } = unit;
-        let factors = clock.until();
+        let HeadState { sums, keys, values, valid, gates, .. } = unit;
+        let factors = gates.to_end();
         let met = ChunkRows { count: *valid, first: 0, to_end: true, features: keys, values, counts: None, factors };
         if !sums.is_empty() {
             sums.of_values(self.terms, &met, wide, StoreMode::Accumulate, d_features);
@@ -398,7 +409,7 @@ impl<T: Number> HeadTask<'_, T> {
     }
 
     /// Writes what queries leave in the gradient of their cumulative gates, of which keys then take: `d_c_t = sum_j d_p_tj p_tj - sum_i d_p_it p_it`,
-    /// where `p` are the faded products, so each is a product of features with their gradient.
+    /// where `p` are the decayed products, so each is a product of features with their gradient.
     fn gate_cumsum(
         &self,
         side: RowKind,
@@ -411,13 +422,13 @@ impl<T: Number> HeadTask<'_, T> {
         // SAFETY: the buffer is checked, and this item alone writes the row of its head and sequence.
         let d_gate_cumsum = unsafe { d_gate_cumsum.row(self.batch, self.head, 0, self.problem.dims.len) };
         let pairs = features.chunks_exact(width).zip(d_features.chunks_exact(width));
-        for (d_clock, (features, d_features)) in d_gate_cumsum[row..row + rows].iter_mut().zip(pairs) {
+        for (d_cumsum, (features, d_features)) in d_gate_cumsum[row..row + rows].iter_mut().zip(pairs) {
             let product = reduce::dot(features, d_features);
-            *d_clock = if side == RowKind::Query { product } else { *d_clock - product };
+            *d_cumsum = if side == RowKind::Query { product } else { *d_cumsum - product };
         }
     }
 
-    /// From the gradient in cumulative gates to that in gates, which count in every clock from theirs on; `behind` is the sum over later rows.
+    /// From the gradient in cumulative gates to that in gates, which are in every cumulative gate from theirs on; `behind` is the sum over later rows.
     fn d_gates_from_cumsum(&self, outputs: &GradientViews<T>, behind: &mut f64) {
         let Some(d_gates) = &outputs.d_gates else { return };
         // SAFETY: as above.

@@ -64,7 +64,8 @@ pub(super) fn backward<T: Number>(
         for (row, rows) in chunks() {
             task.features(RowKind::Query, row, rows, &mut scratch.chain, &mut scratch.queries);
             task.load_gradient(row, rows, saved, scratch);
-            let LinearBackwardScratch { unit, wide, room, queries, d_sums, d_counts, d_features, .. } = &mut *scratch;
+            let backward::LinearBackwardScratch { unit, wide, room, queries, d_sums, d_counts, d_features, .. } =
+                &mut *scratch;
             let counts = Some(&d_counts[..]);
             let met = ChunkRows {
                 count: rows,

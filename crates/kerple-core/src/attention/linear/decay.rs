@@ -8,7 +8,7 @@
 //! ```
 //!
 //! (an interpolative decomposition, Cheng et al. 2005), and J is about 7 where K is 20 to 30. So rows meet J sums, not K, and a
-//! chunk leaves J; the K sums are put together and taken apart once a chunk. Only exponentials that fade slowly are alike, which
+//! chunk leaves J; the K sums are put together and taken apart once a chunk. Only slow exponentials are alike, which
 //! is why the chunk before is treated one by one too, like the rows' own. Kernels that are no sum of exponentials, but soon
 //! nothing, have all chunks before which matter treated so: an exact window.
 
@@ -38,7 +38,7 @@ pub struct Decay<'a, T> {
     pub weights: &'a [T],
 }
 
-/// LinearAttentionGradients in a [`Decay`].
+/// Gradients in a [`Decay`].
 #[derive(Debug)]
 pub struct DecayGradient<'a, T> {
     /// `[H, met]`
@@ -80,16 +80,16 @@ impl<T: Number> Decay<'_, T> {
         if self.is_near(query, key) {
             return self.near[head * self.met + d];
         }
-        (0..self.terms).map(|k| self.weights[head * self.terms + k] * self.faded(head, k, d)).sum()
+        (0..self.terms).map(|k| self.weights[head * self.terms + k] * self.exponential(head, k, d)).sum()
     }
 
     /// `exp(-rate d)`, made in f64.
-    pub(super) fn faded(&self, head: usize, k: usize, d: usize) -> T {
+    pub(super) fn exponential(&self, head: usize, k: usize, d: usize) -> T {
         T::from_f64((-self.rates[head * self.terms + k] * d as f64).exp())
     }
 }
 
-/// The exponentials of one head over the rows of a chunk. Without a decay: one that does not fade, and no chunk before.
+/// The exponentials of one head over the rows of a chunk. Without a decay: one with rate 0, and no chunk before.
 #[derive(Clone, Debug)]
 pub(super) struct DecayTerms<T> {
     /// K
@@ -105,10 +105,10 @@ pub(super) struct DecayTerms<T> {
     /// The same without `w_k`, `[K, J]`.
     pub(super) through: Vec<T>,
     /// `exp(-rate_k CHUNK)`, `[K]`
-    faded: Vec<T>,
+    kept: Vec<T>,
     /// `1 - exp(-rate_k CHUNK)`, `[K]`: of a slow term the factor itself would be rounded to a rate that is off by percents.
     lost: Vec<T>,
-    /// FeatureMapSaved that are met one by one: those of a chunk, and of those before where things fade.
+    /// Rows that are met one by one: those of a chunk, and of earlier ones where there is a decay.
     pub(super) met: usize,
     /// Near, the last distance first, `[met]`; `None`: 1.
     near: Option<Vec<T>>,
@@ -119,7 +119,7 @@ impl<T: Number> DecayTerms<T> {
         let one = || vec![T::ONE];
         let Some(decay) = decay else {
             let shape = vec![T::ONE; CHUNK];
-            let [taken, given, through, faded] = [one(), one(), one(), one()];
+            let [taken, given, through, kept] = [one(), one(), one(), one()];
             let lost = vec![T::ZERO];
             return DecayTerms {
                 terms: 1,
@@ -128,7 +128,7 @@ impl<T: Number> DecayTerms<T> {
                 taken,
                 given,
                 through,
-                faded,
+                kept,
                 lost,
                 met: CHUNK,
                 near: None,
@@ -137,8 +137,8 @@ impl<T: Number> DecayTerms<T> {
         let rates = &decay.rates[head * decay.terms..][..decay.terms];
         let weights = &decay.weights[head * decay.terms..][..decay.terms];
         let (rows, shape) = shapes(rates, if size_of::<T>() == 4 { IN_F32 } else { 1e-12 });
-        let faded = |rate: f64, d: usize| (-rate * d as f64).exp();
-        let across = |k: usize, m: usize| faded(rates[k], decay.met - CHUNK + 1 + rows[m]);
+        let exponential = |rate: f64, d: usize| (-rate * d as f64).exp();
+        let across = |k: usize, m: usize| exponential(rates[k], decay.met - CHUNK + 1 + rows[m]);
         let (terms, shapes) = (rates.len(), rows.len());
         let by_term = |at: usize| (at / shapes, at % shapes);
         let cast = |values: &mut dyn Iterator<Item = f64>| values.map(T::from_f64).collect::<Vec<T>>();
@@ -147,13 +147,13 @@ impl<T: Number> DecayTerms<T> {
             terms,
             shapes,
             shape: cast(&mut shape.into_iter()),
-            taken: cast(&mut all().map(|(k, m)| faded(rates[k], rows[m]))),
+            taken: cast(&mut all().map(|(k, m)| exponential(rates[k], rows[m]))),
             given: cast(&mut (0..terms * shapes).map(|at| {
                 let (m, k) = (at / terms, at % terms);
                 weights[k].to_f64() * across(k, m)
             })),
             through: cast(&mut all().map(|(k, m)| across(k, m))),
-            faded: cast(&mut rates.iter().map(|rate| faded(*rate, CHUNK))),
+            kept: cast(&mut rates.iter().map(|rate| exponential(*rate, CHUNK))),
             lost: cast(&mut rates.iter().map(|rate| -f64::exp_m1(-rate * CHUNK as f64))),
             met: decay.met,
             near: Some(decay.near[head * decay.met..][..decay.met].iter().rev().copied().collect()),
@@ -161,7 +161,7 @@ impl<T: Number> DecayTerms<T> {
     }
 
     /// Keeps of the products of a query with keys, from the first of those that it meets one by one, what counts: those of the
-    /// `seen` first, faded; the query itself has number `at` among them.
+    /// `seen` first, decayed; the query itself has number `at` among them.
     pub(super) fn mask(&self, at: usize, seen: usize, products: &mut [T]) {
         products[seen..].fill(T::ZERO);
         if let Some(near) = &self.near {
@@ -174,13 +174,14 @@ impl<T: Number> DecayTerms<T> {
         self.shape[m * CHUNK + row]
     }
 
-    /// Makes sums of a term fade over a chunk and adds what is fresh, rounding once: a sum that is nearly steady would drift
+    /// Decays the sums of a term over a chunk and adds what is fresh, rounding once: a sum that is nearly steady would drift
     /// if the two were rounded one after the other.
     pub(super) fn merge(&self, k: usize, sums: &mut [T], fresh: &[T]) {
-        let (faded, lost) = (self.faded[k], self.lost[k]);
-        match lost < faded {
-            true => loops::lose(sums, lost, fresh),
-            false => loops::fade(sums, faded, fresh),
+        let (kept, lost) = (self.kept[k], self.lost[k]);
+        if lost < kept {
+            loops::decay_add_slow(sums, lost, fresh);
+        } else {
+            loops::decay_add(sums, kept, fresh);
         }
     }
 
@@ -190,7 +191,7 @@ impl<T: Number> DecayTerms<T> {
     }
 }
 
-/// FeatureMapSaved `t_m` of a chunk, J of them, and `b_m(t)`, `[J, CHUNK]`, such that `e^(-rate t)` of every rate is within a tolerance of
+/// Rows `t_m` of a chunk, J of them, and `b_m(t)`, `[J, CHUNK]`, such that `e^(-rate t)` of every rate is within a tolerance of
 /// `sum_m e^(-rate t_m) b_m(t)`.
 ///
 /// Gram-Schmidt over the columns `e^(-rate_k t)`, each time the one that is furthest from what those before it span.

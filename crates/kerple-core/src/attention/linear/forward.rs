@@ -29,7 +29,7 @@ pub(super) struct LinearForwardScratch<T> {
     keys: Vec<T>,
     /// Products, `[CHUNK, met]`.
     products: Vec<T>,
-    /// FeatureMapSaved for the sums, weighed.
+    /// Rows for the sums, weighed.
     pub(super) wide: Vec<T>,
     /// Numerators, `[CHUNK, padded(value_dim)]`, and denominators, `[CHUNK]`.
     pub(super) sums: Vec<T>,
@@ -154,7 +154,7 @@ impl<T: Number> HeadTask<'_, T> {
         self.problem.gates.map(|gates| &gates[(self.batch * heads + self.head) * len + row..][..rows])
     }
 
-    /// FeatureMapSaved of the sequence, from `row` on, that are no padding.
+    /// Rows of the sequence, from `row` on, that are no padding.
     pub(super) fn valid(&self, row: usize, rows: usize) -> usize {
         self.problem.valid(self.batch, self.first + row).min(rows)
     }
@@ -166,7 +166,7 @@ impl<T: Number> HeadTask<'_, T> {
         let to = &mut unit.values[unit.held * value..];
         load(self.inputs.v, self.place(RowKind::Key, row, rows), row, self.problem.dims.value_dim, to);
         if let Some(gates) = self.gates(row, rows) {
-            unit.clock.pass(gates);
+            unit.gates.extend(gates);
         }
         unit.valid += self.valid(row, rows);
         unit.held += rows;
@@ -195,7 +195,7 @@ impl<T: Number> HeadTask<'_, T> {
             counts.fill(T::ZERO);
             return;
         }
-        let factors = unit.clock.since(first);
+        let factors = unit.gates.from_start(first);
         let rows =
             ChunkRows { count: rows, first, to_end: false, features: queries, values: &[], counts: None, factors };
         unit.sums.of_features(self.terms, &rows, wide, StoreMode::Overwrite, (&mut sums[..], Some(&mut counts[..])));
@@ -235,7 +235,7 @@ impl<T: Number> HeadTask<'_, T> {
         for (t, row) in scratch.products.chunks_exact_mut(met).take(rows).enumerate() {
             let seen = (before + t + 1).min(keys);
             self.terms.mask(before + t, seen, &mut row[..keys]);
-            unit.clock.fade(before + t, &mut row[..seen]);
+            unit.gates.decay(before + t, &mut row[..seen]);
             scratch.counts[t] += loops::sum(&row[..seen]);
         }
         let product =

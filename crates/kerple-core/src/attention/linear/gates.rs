@@ -2,74 +2,75 @@
 //!
 //! ```text
 //! c_t = sum of the gates of rows 0 ..= t of the chunk        e^(c_t - c_j)     on the product of rows t and j of the chunk
-//! e^c_t                                                      on what row t meets of sums over chunks before
-//! e^(c_end - c_j)                                            on what row j leaves behind, where sums before it get e^c_end
+//! e^c_t                                                      on what row t reads of the sums over earlier chunks
+//! e^(c_end - c_j)                                            on what row j adds to the sums, which get e^c_end themselves
 //! ```
 //!
-//! Every exponent is of gates in between alone, so it is at most 0, and what underflows is nothing beside a row itself.
-//! A gate that lets nothing through counts as [`RESET`](crate::ops::gate_cumsum::RESET), so that rows behind it are told apart.
+//! Every exponent is the sum of the gates in between, so it is at most 0, and what underflows is
+//! negligible next to a row itself. A closed gate counts as
+//! [`RESET`](crate::ops::gate_cumsum::RESET), so that rows after it still differ.
 
 use crate::Number;
 use crate::cpu::vectorized;
 use crate::ops::gate_cumsum::counted;
 
-/// The clock over the rows of one chunk that are held.
+/// Cumulative gates of the rows of one chunk that are held.
 #[derive(Clone, Debug, Default)]
 pub(super) struct ChunkGates<T> {
-    /// Since the start of the chunk; nothing where there are no gates.
-    fallen: Vec<f64>,
-    /// `e^fallen`
-    since: Vec<T>,
-    /// `e^(end - fallen)`
-    until: Vec<T>,
+    /// From the start of the chunk; empty where there are no gates.
+    cumsum: Vec<f64>,
+    /// `e^cumsum`
+    from_start: Vec<T>,
+    /// `e^(end - cumsum)`
+    to_end: Vec<T>,
 }
 
 impl<T: Number> ChunkGates<T> {
     pub(super) fn clear(&mut self) {
-        self.fallen.clear();
-        self.since.clear();
+        self.cumsum.clear();
+        self.from_start.clear();
     }
 
-    /// Goes on over the gates of rows.
-    pub(super) fn pass(&mut self, gates: &[T]) {
+    /// Continues with the gates of the next rows.
+    pub(super) fn extend(&mut self, gates: &[T]) {
         for gate in gates {
-            let fallen = self.end() + counted(gate.to_f64());
-            self.fallen.push(fallen);
-            self.since.push(T::from_f64(fallen.exp()));
+            let cumsum = self.end() + counted(gate.to_f64());
+            self.cumsum.push(cumsum);
+            self.from_start.push(T::from_f64(cumsum.exp()));
         }
     }
 
-    /// How far it has fallen.
+    /// The last of them.
     pub(super) fn end(&self) -> f64 {
-        self.fallen.last().copied().unwrap_or(0.0)
+        self.cumsum.last().copied().unwrap_or(0.0)
     }
 
-    /// The factors of rows from `row` on, towards what is before the chunk.
-    pub(super) fn since(&self, row: usize) -> Option<&[T]> {
-        (!self.since.is_empty()).then(|| &self.since[row..])
+    /// The factors of rows from `row` on towards earlier chunks.
+    pub(super) fn from_start(&self, row: usize) -> Option<&[T]> {
+        (!self.from_start.is_empty()).then(|| &self.from_start[row..])
     }
 
-    /// The factors of all rows, towards what is behind the last one.
-    pub(super) fn until(&mut self) -> Option<&[T]> {
+    /// The factors of all rows towards later chunks.
+    pub(super) fn to_end(&mut self) -> Option<&[T]> {
         let end = self.end();
-        self.until.clear();
-        self.until.extend(self.fallen.iter().map(|fallen| T::from_f64((end - fallen).exp())));
-        (!self.until.is_empty()).then_some(&self.until)
+        self.to_end.clear();
+        self.to_end.extend(self.cumsum.iter().map(|cumsum| T::from_f64((end - cumsum).exp())));
+        (!self.to_end.is_empty()).then_some(&self.to_end)
     }
 
     /// Multiplies products of row `at` with the rows before it and itself.
-    pub(super) fn fade(&self, at: usize, products: &mut [T]) {
-        if let Some(own) = self.fallen.get(at) {
-            fade(products, *own, &self.fallen);
+    pub(super) fn decay(&self, at: usize, products: &mut [T]) {
+        if let Some(own) = self.cumsum.get(at) {
+            decay(products, *own, &self.cumsum);
         }
     }
 }
 
 vectorized! {
-    /// `to = to e^(own - fallen)`
-    fn fade(to: &mut [T], own: f64, fallen: &[f64]) {
-        for (to, fallen) in to.iter_mut().zip(fallen) {
-            *to = *to * T::from_f64(own - fallen).exp();
+    /// `to = to e^(own - cumsum)`
+    fn decay(to: &mut [T], own: f64, cumsum: &[f64]) {
+        for (to, cumsum) in to.iter_mut().zip(cumsum) {
+            *to = *to * T::from_f64(own - cumsum).exp();
         }
     }
 }

@@ -30,17 +30,17 @@ vectorized! {
 }
 
 vectorized! {
-    /// `to = keep * to + from`
-    pub(super) fn fade(to: &mut [T], keep: T, from: &[T]) {
+    /// `to = kept * to + from`
+    pub(super) fn decay_add(to: &mut [T], kept: T, from: &[T]) {
         for (to, from) in to.iter_mut().zip(from) {
-            *to = keep.mul_add(*to, *from);
+            *to = kept.mul_add(*to, *from);
         }
     }
 }
 
 vectorized! {
-    /// `to += from - lost * to`
-    pub(super) fn lose(to: &mut [T], lost: T, from: &[T]) {
+    /// `to += from - lost * to`: [`decay_add`] with `kept = 1 - lost` close to 1.
+    pub(super) fn decay_add_slow(to: &mut [T], lost: T, from: &[T]) {
         for (to, from) in to.iter_mut().zip(from) {
             *to += (-lost).mul_add(*to, *from);
         }

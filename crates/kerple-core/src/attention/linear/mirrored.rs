@@ -41,7 +41,7 @@ fn rows<T: Number>(problem: &LinearAttentionProblem<T>) -> impl Iterator<Item = 
     })
 }
 
-/// FeatureMapSaved turned round, `[B, H, L, width]`; those of padding are zeros.
+/// Rows turned round, `[B, H, L, width]`; those of padding are zeros.
 fn turned<T: Number>(problem: &LinearAttentionProblem<T>, from: View<T>, width: usize) -> Vec<T> {
     let mut to = zeros(problem.dims.batch * problem.dims.heads * problem.dims.len * width);
     for (to, ([b, h, _], other)) in to.chunks_exact_mut(width).zip(rows(problem)) {
@@ -112,7 +112,7 @@ pub(super) fn forward<T: Number>(
     }
 }
 
-/// LinearAttentionGradients of one pass, next to each other: in queries, keys, values, parameters and the decay.
+/// Gradients of one pass, next to each other: in queries, keys, values, parameters and the decay.
 struct PassGradients<T> {
     rows: [Vec<T>; 3],
     parameters: Vec<T>,

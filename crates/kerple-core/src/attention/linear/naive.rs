@@ -48,7 +48,7 @@ fn dot<T: Number>(a: &[T], b: &[T]) -> T {
 fn seen<T: Number>(problem: &LinearAttentionProblem<T>, batch: usize, i: usize) -> usize {
     let end = match problem.reach {
         LinearMask::Causal => i + 1,
-        LinearMask::Both => problem.dims.len,
+        LinearMask::Bidirectional => problem.dims.len,
     };
     end.min(problem.valid(batch, 0))
 }
@@ -64,8 +64,8 @@ fn factor<T: Number>(problem: &LinearAttentionProblem<T>, (batch, head): (usize,
     let (later, earlier) = pair(problem, batch, i, j);
     let decay = problem.decay.as_ref().map_or(T::ONE, |decay| decay.between(head, later, earlier));
     let gates = gates(problem, batch, head).map_or(T::ONE, |gates| {
-        let fallen: f64 = gates[earlier + 1..=later].iter().map(|gate| gate.to_f64()).sum();
-        T::from_f64(fallen.exp())
+        let exponent: f64 = gates[earlier + 1..=later].iter().map(|gate| gate.to_f64()).sum();
+        T::from_f64(exponent.exp())
     });
     decay * gates
 }
@@ -163,7 +163,8 @@ pub fn backward<T: Number>(
                         d.d_near[head * decay.met + distance] += product * along;
                     } else {
                         for k in 0..decay.terms {
-                            d.d_weights[head * decay.terms + k] += product * along * decay.faded(head, k, distance);
+                            d.d_weights[head * decay.terms + k] +=
+                                product * along * decay.exponential(head, k, distance);
                         }
                     }
                 }

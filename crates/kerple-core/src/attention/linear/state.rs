@@ -80,7 +80,7 @@ impl<T: Number> StateGradient<T> {
             let rows = |width: usize| vec![T::ZERO; (terms[head].met - CHUNK) * width];
             let sums = StateSums::new(features, value_dim, &terms[head]);
             let (queries, d_sums) = (rows(padded(features)), rows(padded(value_dim)));
-            HeadStateGradient { sums, rows: 0, queries, d_sums, d_counts: rows(1), d_clock: 0.0 }
+            HeadStateGradient { sums, rows: 0, queries, d_sums, d_counts: rows(1), d_cumsum: 0.0 }
         };
         let units = (0..heads * batch).map(|item| ahead(super::unit(problem.dims, item).0)).collect();
         StateGradient { identity: problem.identity(), units }
@@ -112,18 +112,18 @@ pub(super) struct HeadStateGradient<T> {
     pub(super) queries: Vec<T>,
     pub(super) d_sums: Vec<T>,
     pub(super) d_counts: Vec<T>,
-    /// What cumulative gates of rows to come add to the gradient in every gate before them.
-    pub(super) d_clock: f64,
+    /// The gradient of later cumulative gates, to which every earlier gate belongs.
+    pub(super) d_cumsum: f64,
 }
 
-/// StateSums over chunks that are gone, of products `u_j phi(k_j)` with `u` values and a count: `[U, padded(M)]` for each of K terms,
+/// Sums over chunks that are gone, of products `u_j phi(k_j)` with `u` values and a count: `[U, padded(M)]` for each of K terms,
 /// and of those what rows meet, J.
 #[derive(Clone, Debug)]
 pub(super) struct StateSums<T> {
     value_dim: usize,
     /// Padded features.
     width: usize,
-    /// `[K, U, padded(M)]`; nothing where nothing fades, since the shape is the sum.
+    /// `[K, U, padded(M)]`; empty without a decay, since the shape is the sum.
     of_terms: Vec<T>,
     /// `[J, U, padded(M)]`
     of_shapes: Vec<T>,
@@ -166,11 +166,11 @@ impl<T: Number> StateSums<T> {
         (self.value_dim + 1) * self.width
     }
 
-    /// Lets everything fade over a chunk, over which cumulative gates have `fallen`, and adds one that is gone.
+    /// Decays all sums over a chunk, whose gates sum to `cumsum`, and adds the chunk.
     pub(super) fn add(
         &mut self,
         terms: &DecayTerms<T>,
-        (gone, fallen): (&ChunkRows<T>, f64),
+        (gone, cumsum): (&ChunkRows<T>, f64),
         wide: &mut [T],
         [fresh, room]: &mut [Vec<T>; 2],
     ) {
@@ -180,7 +180,7 @@ impl<T: Number> StateSums<T> {
         let (size, [k, j]) = (self.size(), [terms.terms, terms.shapes]);
         self.left_by(terms, gone, wide, fresh);
         if terms.is_plain() {
-            merge(fallen, &mut self.of_shapes, fresh);
+            merge(cumsum, &mut self.of_shapes, fresh);
         } else {
             RowProduct { sizes: [k, j, size], a: (&terms.taken, [j, 1]), b: (fresh, size) }.to(
                 room,
@@ -312,16 +312,17 @@ impl<T: Number> StateSums<T> {
     }
 }
 
-/// Makes sums fade by what cumulative gates have fallen and adds what is fresh, rounding once, as [`DecayTerms::merge`] does.
-fn merge<T: Number>(fallen: f64, sums: &mut [T], fresh: &[T]) {
-    let (kept, lost) = (fallen.exp(), -fallen.exp_m1());
-    match lost < kept {
-        true => loops::lose(sums, T::from_f64(lost), fresh),
-        false => loops::fade(sums, T::from_f64(kept), fresh),
+/// Decays sums by `e^cumsum` and adds what is fresh, rounding once, as [`DecayTerms::merge`] does.
+fn merge<T: Number>(cumsum: f64, sums: &mut [T], fresh: &[T]) {
+    let (kept, lost) = (cumsum.exp(), -cumsum.exp_m1());
+    if lost < kept {
+        loops::decay_add_slow(sums, T::from_f64(lost), fresh);
+    } else {
+        loops::decay_add(sums, T::from_f64(kept), fresh);
     }
 }
 
-/// FeatureMapSaved of one chunk.
+/// Rows of one chunk.
 pub(super) struct ChunkRows<'a, T> {
     /// How many.
     pub(super) count: usize,
@@ -360,12 +361,12 @@ pub(super) struct HeadState<T> {
     pub(super) keys: Vec<T>,
     /// Their values, `[met, padded(value_dim)]`.
     pub(super) values: Vec<T>,
-    /// FeatureMapSaved held of those; those of padding count for nothing.
+    /// Rows held of those; those of padding count for nothing.
     pub(super) held: usize,
     /// Of those, rows that are no padding.
     pub(super) valid: usize,
     /// Over them, where there are gates.
-    pub(super) clock: ChunkGates<T>,
+    pub(super) gates: ChunkGates<T>,
 }
 
 impl<T: Number> HeadState<T> {
@@ -376,7 +377,7 @@ impl<T: Number> HeadState<T> {
             values: vec![T::ZERO; terms.met * padded(value_dim)],
             held: 0,
             valid: 0,
-            clock: ChunkGates::default(),
+            gates: ChunkGates::default(),
         }
     }
 
@@ -389,10 +390,10 @@ impl<T: Number> HeadState<T> {
     /// Forgets the rows that are held, not the sums.
     pub(super) fn hold_none(&mut self) {
         (self.held, self.valid) = (0, 0);
-        self.clock.clear();
+        self.gates.clear();
     }
 
-    /// FeatureMapSaved of the chunk at hand.
+    /// Rows of the chunk at hand.
     pub(super) fn in_chunk(&self) -> usize {
         self.held % CHUNK
     }
@@ -408,11 +409,11 @@ impl<T: Number> HeadState<T> {
     pub(super) fn leave(&mut self, terms: &DecayTerms<T>, wide: &mut [T], room: &mut [Vec<T>; 2]) {
         let (width, value) = (self.keys.len() / terms.met, self.values.len() / terms.met);
         let count = self.valid.min(CHUNK);
-        let (fallen, factors) = (self.clock.end(), self.clock.until());
+        let (cumsum, factors) = (self.gates.end(), self.gates.to_end());
         let (features, values) = (&self.keys[..], &self.values[..]);
         let gone = ChunkRows { count, first: 0, to_end: true, features, values, counts: None, factors };
-        self.sums.add(terms, (&gone, fallen), wide, room);
-        self.clock.clear();
+        self.sums.add(terms, (&gone, cumsum), wide, room);
+        self.gates.clear();
         self.keys.copy_within(CHUNK * width.., 0);
         self.values.copy_within(CHUNK * value.., 0);
         (self.held, self.valid) = (self.held.saturating_sub(CHUNK), self.valid - count);

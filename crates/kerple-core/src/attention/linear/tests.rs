@@ -44,7 +44,7 @@ fn conv<T: Number>(taps: Vec<usize>, size: Vec<usize>) -> ConvCode<T> {
 /// Every kind of map, with its name.
 fn maps<T: Number>() -> Vec<(&'static str, Maps<T>)> {
     let rng = || stream(1, Purpose::Noise);
-    let omega = |d: usize, m: usize| omega::orthogonal([d, m], omega::Lengths::OfRows, &mut rng());
+    let omega = |d: usize, m: usize| omega::orthogonal([d, m], omega::ColumnNorms::OfRows, &mut rng());
     let favor = |d: usize| Favor::new(&omega(d, 9), [d, 9], FavorFeatures::BothSigns);
     let plain = |features: Box<dyn FeatureMap<T>>| Maps { code: None, project: None, features };
     let coded = |code: Box<dyn FeatureMap<T>>| Maps { code: Some(code), project: None, features: Box::new(favor(R)) };
@@ -73,7 +73,7 @@ struct Values {
     terms: usize,
     rates: Vec<f64>,
     weights: Vec<f64>,
-    /// Where products fade by gates.
+    /// Where products decay by gates.
     gates: Option<Vec<f64>>,
 }
 
@@ -109,7 +109,7 @@ fn values_of(dims: LinearAttentionDims, (met, terms): (usize, usize)) -> Values 
     }
 }
 
-/// Products that fade by gates, some of which are nearly shut and some wide open.
+/// Products that decay by gates, some of which are nearly shut and some wide open.
 fn gated(dims: LinearAttentionDims) -> Values {
     let LinearAttentionDims { batch, heads, len, .. } = dims;
     let gate = |(at, x): (usize, f64)| match at % 40 {
@@ -209,8 +209,9 @@ fn chunked_equals_naive() {
         let lengths = lengths.as_ref().map(|lengths| &lengths[..]);
         let values = values_of(dims, DECAYS[kind]);
         for (name, maps) in maps::<f64>() {
-            for (reach, decays) in
-                [LinearMask::Causal, LinearMask::Both].into_iter().flat_map(|reach| [(reach, false), (reach, true)])
+            for (reach, decays) in [LinearMask::Causal, LinearMask::Bidirectional]
+                .into_iter()
+                .flat_map(|reach| [(reach, false), (reach, true)])
             {
                 let case = |naive| Case { dims, reach, lengths, guard: DenominatorGuard::Add(1e-6), decays, naive };
                 let [got, want] = [false, true].map(|naive| run(&case(naive), &maps.all(), &values));
@@ -245,14 +246,14 @@ fn single_precision_is_close() {
 /// Central differences of the loss `sum out d_out` in some of the inputs.
 #[test]
 fn gradients_are_those_of_finite_differences() {
-    // three chunks: only then are there sums that fade
+    // three chunks: only then are there sums that decay
     let dims = LinearAttentionDims { batch: 1, heads: HEADS, len: 290, head_dim: D, value_dim: 2 };
     for (name, maps) in maps::<f64>() {
         for (reach, decays, kind) in [
             (LinearMask::Causal, true, 0),
             (LinearMask::Causal, true, 2),
-            (LinearMask::Both, false, 0),
-            (LinearMask::Both, true, 0),
+            (LinearMask::Bidirectional, false, 0),
+            (LinearMask::Bidirectional, true, 0),
         ] {
             let values = values_of(dims, DECAYS[kind]);
             let case = Case { dims, reach, lengths: None, guard: DenominatorGuard::Add(1e-6), decays, naive: false };
@@ -293,7 +294,7 @@ fn a_guard_has_little_of_a_denominator() {
     let mut values = values(dims);
     // uniform values with a root mean square of 1.5
     values.q.iter_mut().chain(&mut values.k).for_each(|x| *x *= 1.5 * 3f64.sqrt());
-    let omega = omega::orthogonal([d, d], omega::Lengths::OfRows, &mut stream(1, Purpose::Noise));
+    let omega = omega::orthogonal([d, d], omega::ColumnNorms::OfRows, &mut stream(1, Purpose::Noise));
     let favor = Favor::<f64>::new(&omega, [d, d], FavorFeatures::BothSigns);
     let published = favor.clone().with(Offset::None, Offset::None, 0.0);
     let case = |guard, naive| Case { dims, reach: LinearMask::Causal, lengths: None, guard, decays: false, naive };
@@ -352,8 +353,14 @@ fn the_future_and_padding_change_nothing() {
             assert_eq!(a[before.clone()], b[before], "{name}");
         }
         for decays in [false, true] {
-            let [a, b] =
-                outs(Case { dims, reach: LinearMask::Both, lengths: Some(&[150]), guard, decays, naive: false });
+            let [a, b] = outs(Case {
+                dims,
+                reach: LinearMask::Bidirectional,
+                lengths: Some(&[150]),
+                guard,
+                decays,
+                naive: false,
+            });
             assert_eq!(a, b, "{name}");
         }
     }
@@ -369,7 +376,7 @@ fn the_order_of_keys_means_nothing_without_positions() {
     }
     let case = Case {
         dims,
-        reach: LinearMask::Both,
+        reach: LinearMask::Bidirectional,
         lengths: None,
         guard: DenominatorGuard::Add(1e-6),
         decays: false,
@@ -390,7 +397,7 @@ fn what_sees_nothing_gives_zeros() {
     for naive in [false, true] {
         let case = Case {
             dims,
-            reach: LinearMask::Both,
+            reach: LinearMask::Bidirectional,
             lengths: Some(&[0]),
             guard: DenominatorGuard::Nothing,
             decays: false,

@@ -35,7 +35,7 @@ pub fn forward<T: Number>(
     check_forward(problem, &inputs, &out, denominators);
     assert!(problem.decay.is_none(), "the kernel takes the place of a decay");
     let LinearAttentionDims { heads, batch, len, .. } = problem.dims;
-    let columns = if problem.reach == LinearMask::Both { (2 * len).saturating_sub(1) } else { len };
+    let columns = if problem.reach == LinearMask::Bidirectional { (2 * len).saturating_sub(1) } else { len };
     crate::check_shape!(kernel, H = heads, C = columns);
     if len == 0 {
         return;
@@ -153,7 +153,7 @@ impl<T: Number> Fft<T> {
         let mut x = [vec![T::ZERO; self.size], vec![T::ZERO; self.size]];
         match reach {
             LinearMask::Causal => x[0][..len].copy_from_slice(kernel),
-            LinearMask::Both => {
+            LinearMask::Bidirectional => {
                 let (ahead, behind) = kernel.split_at(len - 1);
                 x[0][..len].copy_from_slice(behind);
                 x[0][self.size - ahead.len()..].copy_from_slice(ahead);
@@ -271,8 +271,8 @@ mod tests {
             // rounding of a transform, relative to sums of up to a hundred products
             assert!(got.iter().zip(&want).all(|(a, b)| (a - b).abs() <= 1e-11 * (1.0 + b.abs())), "{len}");
             let ones = vec![1.0; 2 * (2 * len - 1)];
-            let want = run(&|out, den| naive::forward(&problem(LinearMask::Both, None), inputs, out, den));
-            let got = run(&|out, den| forward(&problem(LinearMask::Both, None), &ones, inputs, out, den));
+            let want = run(&|out, den| naive::forward(&problem(LinearMask::Bidirectional, None), inputs, out, den));
+            let got = run(&|out, den| forward(&problem(LinearMask::Bidirectional, None), &ones, inputs, out, den));
             assert!(got.iter().zip(&want).all(|(a, b)| (a - b).abs() <= 1e-11 * (1.0 + b.abs())), "{len}");
         }
     }
@@ -287,7 +287,7 @@ mod tests {
         let view = |data, d| View { data, strides: strides(d) };
         let inputs = LinearAttentionInputs { q: view(&q[..], 5), k: view(&k[..], 5), v: view(&v[..], 1) };
         let maps = [&Pointwise::Elu { width: 5 } as &dyn FeatureMap<f64>];
-        let (reach, guard) = (LinearMask::Both, DenominatorGuard::Nothing);
+        let (reach, guard) = (LinearMask::Bidirectional, DenominatorGuard::Nothing);
         let problem = LinearAttentionProblem {
             dims,
             reach,
@@ -323,8 +323,8 @@ mod tests {
         let encoding = Encoding::from(Method::named("kerple_log").unwrap());
         let stored = encoding.initial(&geometry, 1);
         let demand = ErrorBudget { horizon: len, tolerance: Tolerance::Thousandth, amplitude: Amplitude::Two };
-        let fading = encoding.decay(&geometry, &stored, &demand).unwrap();
-        let EncodingDecay { near, terms, rates, weights, .. } = &fading;
+        let decay_form = encoding.decay(&geometry, &stored, &demand).unwrap();
+        let EncodingDecay { near, terms, rates, weights, .. } = &decay_form;
         let decay = Decay { met: near.len() / 2, near, terms: *terms, rates, weights };
         let behind = encoding.table(&geometry, &stored, len).bias.unwrap();
         let at = |head: usize, d: usize| behind[head * len + d].exp();
@@ -338,7 +338,7 @@ mod tests {
         let view = |data, d| View { data, strides: strides(d) };
         let inputs = LinearAttentionInputs { q: view(&q[..], 5), k: view(&k[..], 5), v: view(&v[..], 3) };
         let maps = [&Pointwise::Elu { width: 5 } as &dyn FeatureMap<f64>];
-        for (reach, kernel) in [(LinearMask::Causal, causal), (LinearMask::Both, both)] {
+        for (reach, kernel) in [(LinearMask::Causal, causal), (LinearMask::Bidirectional, both)] {
             let problem = |decay| LinearAttentionProblem {
                 dims,
                 reach,
@@ -354,9 +354,9 @@ mod tests {
                 (out, den)
             };
             let (want, sums) = run(&|out, den| forward(&problem(None), &kernel, inputs, out, den));
-            let (got, faded) = run(&|out, den| super::super::forward(&problem(Some(decay)), inputs, out, den));
+            let (got, decayed) = run(&|out, den| super::super::forward(&problem(Some(decay)), inputs, out, den));
             // every weight is within the tolerance of 1e-3, and values are below 1
-            assert!(faded.iter().zip(&sums).all(|(a, b)| (a / b - 1.0).abs() < 1e-3), "{reach:?}");
+            assert!(decayed.iter().zip(&sums).all(|(a, b)| (a / b - 1.0).abs() < 1e-3), "{reach:?}");
             let worst = got.iter().zip(&want).fold(0.0f64, |worst, (a, b)| worst.max((a - b).abs()));
             assert!((1e-12..2.1e-3).contains(&worst), "{reach:?}: {worst}");
         }

@@ -1,6 +1,6 @@
 //! Rows of all heads backwards: scores, map and weights again, then every gradient.
 
-use super::{KEYS, RowBlockInputs, RowBlockScratch, RowBlockTile, tiles};
+use super::{KEYS, RowBlockInputs, RowBlockScratch, RowBlockTile, RowKeyProduct, WeightedSum, tiles};
 use crate::Number;
 use crate::attention::{AttentionDims, AttentionGradients, AttentionSaved, Strides, ViewMut, sinks, softcap};
 use crate::cpu::lanes::{Lanes, SimdKernel};
@@ -187,7 +187,9 @@ impl<L: Lanes> RowBlockBackwardCall<'_, L> {
         }
         self.inputs.fill_unseen(place, L::Number::ZERO, &mut scratch.d_scores[..size]);
         let RowBlockBackwardScratch { tiles, d_q, d_scores, .. } = scratch;
-        self.inputs.add_weighted(self.lanes, place, d_scores, self.inputs.k, None, &mut tiles.tile, d_q);
+        let keys_copied = &mut tiles.tile[..];
+        let sum = WeightedSum { weights: d_scores, keys: self.inputs.k, keys_copied, rescale: None, out: d_q };
+        self.inputs.add_weighted(self.lanes, place, sum);
         for kv_head in 0..kv_heads {
             let sum = (place.batch * kv_heads + kv_head) * self.inputs.spans() + tile;
             self.turns.take(sum, block, || self.add_d_k_and_d_v(scratch, place, kv_head));
@@ -204,7 +206,9 @@ impl<L: Lanes> RowBlockBackwardCall<'_, L> {
         inputs.raw_scores(lanes, place, tiles, scores);
         weights.copy_from_slice(scores);
         inputs.map.forward(&inputs.block(place, &tiles.q_of_map), weights);
-        inputs.products(lanes, place, inputs.v, d_out, tiles.width, &mut tiles.transposed, d_scores);
+        let keys_transposed = &mut tiles.transposed[..];
+        let (rows, width, keys) = (&d_out[..], tiles.width, inputs.v);
+        inputs.products(lanes, place, RowKeyProduct { rows, width, keys, keys_transposed, out: &mut *d_scores });
         if let Some(values) = inputs.map.values() {
             let d_out = Strided { values: &d_out[..], stride: tiles.width };
             values.add_products(&inputs.block(place, &tiles.q_of_map), d_out, d_scores);

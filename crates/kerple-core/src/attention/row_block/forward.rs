@@ -1,6 +1,6 @@
 //! Rows of all heads: scores, map, softmax, values.
 
-use super::{RowBlockInputs, RowBlockScratch, RowBlockTile};
+use super::{RowBlockInputs, RowBlockScratch, RowBlockTile, WeightedSum};
 use crate::Number;
 use crate::attention::{AttentionDims, Strides, ViewMut};
 use crate::cpu::lanes::{Lanes, SimdKernel};
@@ -93,7 +93,8 @@ fn add_part<L: Lanes>(
         total[at] = total[at] * factor + sum;
         (largest[at], rescale[at]) = (now, factor);
     }
-    inputs.add_weighted(lanes, place, scores, inputs.v, Some(rescale), &mut tiles.tile, out);
+    let (keys_copied, rescale) = (&mut tiles.tile[..], Some(&rescale[..]));
+    inputs.add_weighted(lanes, place, WeightedSum { weights: scores, keys: inputs.v, keys_copied, rescale, out });
     if let Some(values) = inputs.map.values() {
         values.add(
             &inputs.block(place, &tiles.q_of_map),

@@ -1,8 +1,20 @@
 //! All five products in one pass over the tiles, with keys as lanes.
 //!
-//! An item of work is a block of keys: it walks down the queries that see it, keeps its `d_k` and `d_v` beside it, and
-//! adds to the `d_q` of each block of queries when the block of keys before it has done so. Hence one order of
-//! additions, whoever computes, and threads that follow each other down the same head at a distance of one tile.
+//! An item of work is a block of keys. It visits the blocks of queries that attend to it, keeps its
+//! own `d_k` and `d_v` in scratch, and adds to the `d_q` of a block of queries once the block of
+//! keys before it has done so. So there is one order of additions, whichever thread computes, and
+//! threads follow each other down a head at a distance of one tile.
+//!
+//! # Why weights are recomputed and `d_q` is added to in turns
+//!
+//! The weights of the forward are `[B, H, Q, K]` numbers, which no long sequence can store. The
+//! forward leaves one `lse` per query instead, and `exp(z - lse)` is the weight again (Dao et al.
+//! 2022, arXiv:2205.14135), for one more product per tile. A block of keys then has everything for
+//! its `d_k` and `d_v`, but only a part of each `d_q`. Separate passes over queries and over keys
+//! (as on GPUs, see `kerple-gpu`) need no order among threads, but compute scores and `d_out.v`
+//! twice: seven products instead of five. Atomic additions, as in FlashAttention, keep five, but
+//! add in the order in which threads happen to arrive, and the bits would change from run to run.
+//! A `d_q` of its own for each block of keys would be quadratic in the length.
 
 use super::blocks::{key_blocks, most_queries, query_blocks};
 use super::diagonal::DiagonalSums;

@@ -1,7 +1,15 @@
-//! One query and a long cache: every key and value is read once, so memory is the limit and tiles would not help.
+//! Split-KV decoding: one query and a long KV cache. Every key and value is read once, so memory
+//! bandwidth is the limit and tiles would not help.
 //!
-//! The keys are split into chunks whose length does not depend on the number of threads; each chunk leaves a maximum, a
-//! sum and a weighted sum of values, and these are put together in order.
+//! # Why splits of a fixed length
+//!
+//! One query leaves nothing to share among threads but its keys, and with few heads a thread per
+//! head would leave cores idle. So the keys are split, as in Flash-Decoding: each split leaves its
+//! largest score, its sum of exponentials and its weighted sum of values, and the results are
+//! combined in the order of the keys. One split per thread would be the obvious choice, but then
+//! sums would depend on the number of threads. So a split has [`SPLIT`] keys whatever the machine.
+//! Within it, values are added up in runs of [`RUN`] keys, because short sums in `f32` round less
+//! than one long sum.
 
 use super::feature_decay::FeatureDecay;
 use super::forward::TiledForward;
@@ -16,10 +24,10 @@ use crate::tiles::workers;
 use std::borrow::Cow;
 use std::ops::Range;
 
-/// Keys of one item of work.
-const CHUNK: usize = 512;
+/// Keys of one split, an item of work.
+const SPLIT: usize = 512;
 
-/// Keys whose values are summed before they join the others of the chunk: short sums round less.
+/// Keys whose values are summed before they join the others of the split.
 const RUN: usize = 64;
 
 /// The forward for a single query.
@@ -32,19 +40,19 @@ impl<R: Number> SimdKernel<R> for SplitKvDecode<'_, R> {
         let TiledForward { problem, q, k, v, out, lse } = self.0;
         let AttentionDims { batch, heads, kv_heads, head_dim, .. } = problem.dims;
         let most = (0..batch).map(|b| problem.visible(b, 0).len()).max().unwrap_or(0);
-        let chunks = most.div_ceil(CHUNK);
+        let chunks = most.div_ceil(SPLIT);
         let width = head_dim.next_multiple_of(L::COUNT);
         let mut partial = workers::scratch(batch * heads * chunks * (2 + width));
         let strides = Strides { batch: heads * chunks * (2 + width), head: chunks * (2 + width), row: 2 + width };
-        let feature_decay = FeatureDecay::new(problem, most.min(CHUNK));
+        let feature_decay = FeatureDecay::new(problem, most.min(SPLIT));
         let call =
             SplitKvCall { lanes, problem, q, k, v, width, feature_decay, partial: ViewMut::new(&mut partial, strides) };
-        let scratch = || (workers::scratch(CHUNK.next_multiple_of(L::COUNT)), workers::scratch(CHUNK * width));
+        let scratch = || (workers::scratch(SPLIT.next_multiple_of(L::COUNT)), workers::scratch(SPLIT * width));
         workers::for_each(batch * kv_heads * chunks, scratch, |(scores, values), item| {
             let (unit, chunk) = (item / chunks, item % chunks);
             let visible = problem.visible(unit / kv_heads, 0);
-            let first = (visible.start + chunk * CHUNK).min(visible.end); // shorter sequences have chunks without keys
-            let keys = first..visible.end.min(first + CHUNK);
+            let first = (visible.start + chunk * SPLIT).min(visible.end); // shorter sequences have chunks without keys
+            let keys = first..visible.end.min(first + SPLIT);
             call.chunk(scores, values, unit / kv_heads, unit % kv_heads, chunk, keys);
         });
         for (unit, lse) in lse.iter_mut().enumerate() {

@@ -1,8 +1,18 @@
-//! Sums along the diagonals of tiles: `sums[d] += values[i, i - d]`.
+//! Sums along the diagonals of tiles, the gradient of a distance table: `sums[d] += values[i, i - d]`.
 //!
-//! A row of a tile lies one element further along than the row above. Adding rows straight to the sums would make every
-//! load straddle what the two stores before it wrote, which stalls. So a tile has one buffer per lane: row `i` goes to
-//! buffer `i % COUNT`, at whole vectors, and the buffers are added up with their shifts once per tile.
+//! A row of a tile is one element further along the table than the row above. A tile has one buffer
+//! per lane: row `i` goes to buffer `i % COUNT`, at whole vectors, and the buffers are added up with
+//! their shifts once per tile.
+//!
+//! # Why buffers, and why in this order
+//!
+//! A table has one number per distance, to which every query adds. Adding rows straight to the sums
+//! would be simpler, but every load would straddle what the two stores before it wrote, which
+//! stalls the processor. Atomic additions, or one table per thread, would make the bits depend on
+//! the number of threads. Here the order is fixed: rows of a tile by lane, tiles of a block of keys
+//! from the first query to the last, blocks of keys in turn (`table_turns` of the backward), and
+//! sequences of the batch last. Storing the gradient of all scores and adding up its diagonals
+//! afterwards is what the table exists to avoid: `[Q, K]` per head.
 
 use super::backward::{KEYS, QUERIES};
 use crate::Number;

@@ -1,4 +1,17 @@
-//! Scores with queries as lanes, so that every step of the softmax is vertical: no sums across a vector.
+//! Scores with queries as lanes, so that every step of the softmax is vertical: no sums across a
+//! vector.
+//!
+//! # Why an online softmax over tiles, and where the mask is
+//!
+//! The softmax of a row needs its largest score and its sum before the first weight is known. A
+//! first pass for both would compute every score twice; storing the scores would be quadratic in
+//! the length. The online softmax (Milakov and Gimelshein 2018, arXiv:1805.02867) keeps a running
+//! maximum and sum per query instead, and multiplies the output so far by `exp(old - new)` when a
+//! tile raises the maximum. The product with the values applies that factor as it stores
+//! (`StoreMode::Rescale`), so rescaling is not a pass of its own. The mask has no code in the inner
+//! loop: the padded table holds minus infinity at every distance that the mask hides, and tiles
+//! without hidden pairs and without a bias do not read it. Strips of keys that no query of a
+//! vector sees are skipped.
 
 use super::feature_decay::FeatureDecay;
 use super::gate_cumsum::{GateOffsets, TileGates};

@@ -5,9 +5,15 @@
 //! c_i - c_j = (high_i - high_j) + (low_i - low_j)        c = base + high + low
 //! ```
 //!
-//! In `f32` a clock that has run for long differs from its neighbours by a few units in its last place. So queries and keys
-//! of a tile have their cumulative gates from a common base on, subtracted in f64, and as two numbers, since a single token may
-//! advance a clock by more than all others of its tile.
+//! # Why two numbers from a base per tile
+//!
+//! Scores need `c_i - c_j` in `f32`, where only differences count. In `f32` a cumulative gate after
+//! a million tokens differs from its neighbours by a few units in its last place, so casting `c` loses
+//! the differences. Subtracting pair by pair in f64 would be exact, but the inner loop works on `f32`
+//! vectors. So `c` stays f64, and each tile subtracts its base, the first key of the block (the
+//! first query in the forward), once per token. One `f32` would still not do, since a single token
+//! can change `c` by more than all others of its tile; the rounding of the difference is kept as
+//! `low`. The result is as exact at the end of a sequence as at its start.
 
 use crate::Number;
 use crate::attention::{AttentionDims, AttentionProblem, AttentionSaved};

@@ -1,10 +1,19 @@
-//! Losses without logits: blocks of them are made, summed piece by piece and let go of.
+//! Losses without logits: blocks of them are computed, reduced to sums of exponentials and dropped.
 //!
 //! ```text
 //! m = max_p m_p        ln(sum_v exp(logits[v])) = m + ln(sum_p exp(m_p - m) s_p),   s_p = sum_(v in p) exp(logits[v] - m_p)
 //! ```
 //!
-//! Pieces are cut by the vocabulary alone, so it makes no difference in which blocks they came.
+//! # Why sums in `f32` here and in f64 there
+//!
+//! Products and elementwise work are `f32` throughout: f64 halves the numbers per vector. A sum
+//! becomes f64 where it is long or is subtracted from another. So the exponentials of
+//! [`LOGITS_PER_SUM`] logits are added in `f32` and these sums in f64, in the order of the
+//! vocabulary: 50304 terms in `f32` would lose digits of the loss, and one running sum would depend
+//! on how the logits were cut into blocks. For the same reason cumulative gates, the gradient of
+//! attention sinks and the norm of all gradients are sums in f64, while distance tables and decays
+//! are computed in f64 and rounded once. Sums of a fixed shape, such as a microkernel's, stay in
+//! `f32`.
 
 use super::{FEWEST_ROWS_PER_TASK, LmHead};
 use crate::Number;
@@ -13,7 +22,7 @@ use crate::ops::gemm::matmul_blocks;
 use rayon::prelude::*;
 
 /// Logits of a row whose exponentials are summed at once.
-pub(super) const PIECE: usize = 128;
+pub(super) const LOGITS_PER_SUM: usize = 128;
 
 /// What a block of logits is good for.
 struct LogitBlock<T> {
@@ -34,12 +43,12 @@ impl<T> LogitBlock<T> {
 /// Losses of rows that the norm is behind; `rows` are their numbers among `ids`.
 pub(super) fn losses<T: Number>(head: LmHead<'_, T>, normed: &[T], rows: &[usize], ids: &[u32]) -> Vec<T> {
     let v = head.w.len() / head.norm.width();
-    let blocks = matmul_blocks(normed, head.w, head.product(rows.len(), v), PIECE, |of, columns, logits| {
+    let blocks = matmul_blocks(normed, head.w, head.product(rows.len(), v), LOGITS_PER_SUM, |of, columns, logits| {
         let width = columns.len();
         if let Some(bias) = head.bias {
             logits.chunks_exact_mut(width).for_each(|row| reduce::add(row, &bias[columns.clone()]));
         }
-        let mut pieces = vec![[T::ZERO; 2]; of.len() * width.div_ceil(PIECE)];
+        let mut pieces = vec![[T::ZERO; 2]; of.len() * width.div_ceil(LOGITS_PER_SUM)];
         normalizers(logits, width, &mut pieces);
         let target = |row: usize| {
             let id = ids[rows[row]] as usize;
@@ -63,8 +72,8 @@ pub(super) fn losses<T: Number>(head: LmHead<'_, T>, normed: &[T], rows: &[usize
 vectorized! {
     /// Of every piece of rows of this width: the largest logit, and the sum of all exponentials over its own.
     fn normalizers(logits: &[T], width: usize, found: &mut [[T; 2]]) {
-        for (row, found) in logits.chunks(width).zip(found.chunks_mut(width.div_ceil(PIECE))) {
-            for (logits, found) in row.chunks(PIECE).zip(found) {
+        for (row, found) in logits.chunks(width).zip(found.chunks_mut(width.div_ceil(LOGITS_PER_SUM))) {
+            for (logits, found) in row.chunks(LOGITS_PER_SUM).zip(found) {
                 let largest = reduce::max(logits);
                 let from = if largest == T::NEG_INFINITY { T::ZERO } else { largest };
                 *found = [largest, reduce::sum([logits], |[logit]| (logit - from).exp())];
@@ -82,7 +91,7 @@ fn together<T: Number>(pieces: impl Iterator<Item = [T; 2]> + Clone) -> [T; 2] {
 
 /// The largest logit of a row, and the logarithm of the sum of all exponentials over its own.
 pub(super) fn normalizer<T: Number>(logits: &[T]) -> [T; 2] {
-    let mut pieces = vec![[T::ZERO; 2]; logits.len().div_ceil(PIECE)];
+    let mut pieces = vec![[T::ZERO; 2]; logits.len().div_ceil(LOGITS_PER_SUM)];
     normalizers(logits, logits.len().max(1), &mut pieces);
     together(pieces.iter().copied())
 }
@@ -97,9 +106,12 @@ mod tests {
     /// A block more or less, columns that are over and rows beside do not change bits.
     #[test]
     fn blocks_equal_rows() {
-        for (rows, v, seed) in
-            [(40, 3 * PIECE + 7, 4), (300, 2 * PIECE + 1, 5), (200, PIECE - 1, 7), (200, PIECE + 5, 8)]
-        {
+        for (rows, v, seed) in [
+            (40, 3 * LOGITS_PER_SUM + 7, 4),
+            (300, 2 * LOGITS_PER_SUM + 1, 5),
+            (200, LOGITS_PER_SUM - 1, 7),
+            (200, LOGITS_PER_SUM + 5, 8),
+        ] {
             let m = 9;
             let (owned, x) = (parameters(m, v, seed).single(), single(&random(rows * m, 3)));
             let ids: Vec<u32> = (0..rows as u32).map(|row| row * 97 % v as u32).collect();
@@ -115,11 +127,11 @@ mod tests {
 
     #[test]
     fn pieces_of_nothing_and_nan_anywhere() {
-        let mut logits = vec![0.5f32; 3 * PIECE];
-        logits[PIECE..2 * PIECE].fill(f32::NEG_INFINITY);
-        let want = 0.5 + (2.0 * PIECE as f64).ln() - 0.5;
+        let mut logits = vec![0.5f32; 3 * LOGITS_PER_SUM];
+        logits[LOGITS_PER_SUM..2 * LOGITS_PER_SUM].fill(f32::NEG_INFINITY);
+        let want = 0.5 + (2.0 * LOGITS_PER_SUM as f64).ln() - 0.5;
         assert!((f64::from(row_loss(&logits, 3)) - want).abs() < 1e-6);
-        logits[PIECE..2 * PIECE].fill(f32::NAN);
+        logits[LOGITS_PER_SUM..2 * LOGITS_PER_SUM].fill(f32::NAN);
         assert!(row_loss(&logits, 3).is_nan());
     }
 }

@@ -1,9 +1,11 @@
-//! Products of two factors that both run down, `c = a^T b` with `a` `[k, m]` and `b` `[k, n]`: gradients of weights.
+//! Gradients of weights, `c = a^T b` with `a` `[k, m]` and `b` `[k, n]`: both factors are read down
+//! their columns.
 //!
-//! The sum over `k`, all rows of a batch, is long, and the result small. So blocks of the result are large, and each copies
-//! its part of some rows next to each other first, as tiles that are read from one end to the other. Where there are few
-//! blocks, their sums are cut along `k` as well, by shape alone, and added in order. Within the rows that are copied together
-//! an element is one chain of fused additions: AVX2 and AVX-512 give the same bits.
+//! The sum over `k`, all rows of a batch, is long, and the result small. So blocks of the result are
+//! large, and each packs its part of some rows first, as tiles that are read from one end to the
+//! other. Where there are few blocks, their sums are cut along `k` as well, by shape alone, and added
+//! in order. Within the rows that are packed together an element is one chain of fused additions:
+//! AVX2 and AVX-512 give the same bits. The module [`gemm`](super) says why.
 
 use super::{ENOUGH_BLOCKS, OutMatrix, room};
 use crate::Number;
@@ -24,7 +26,7 @@ const ADDED: usize = 1 << 14;
 /// Vectors of columns in a tile.
 const VECTORS: usize = 2;
 
-/// FactorColumns `i` of `count` nearly equal ones.
+/// Part `i` of `count` nearly equal ones.
 fn part(whole: Range<usize>, count: usize, i: usize) -> Range<usize> {
     whole.start + whole.len() * i / count..whole.start + whole.len() * (i + 1) / count
 }

@@ -1,4 +1,4 @@
-//! Products that fade by gates.
+//! Products that decay by gates.
 
 use super::*;
 
@@ -88,12 +88,12 @@ fn gates_alike_are_an_exponential() {
     let dims = LinearAttentionDims { batch: 1, heads: HEADS, len: 500, head_dim: D, value_dim: 3 };
     let (rate, plain) = (0.03f64, values(dims));
     let near = (0..HEADS * NEAR).map(|at| (-rate * (at % NEAR) as f64).exp()).collect();
-    let fading =
+    let decay =
         Values { met: NEAR, near, terms: 1, rates: vec![rate; HEADS], weights: vec![1.0; HEADS], ..values(dims) };
     let gated = Values { gates: Some(vec![-rate; HEADS * 500]), ..plain };
     for (name, maps) in maps::<f64>() {
         let got = run(&case(dims, false), &maps.all(), &gated);
-        let want = run(&Case { decays: true, ..case(dims, false) }, &maps.all(), &fading);
+        let want = run(&Case { decays: true, ..case(dims, false) }, &maps.all(), &decay);
         for part in 0..6 {
             // sums in another order
             assert_close(&got[part..=part], &want[part..=part], 1e-10, &format!("{name} {part}"));

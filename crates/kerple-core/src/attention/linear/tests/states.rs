@@ -67,7 +67,7 @@ fn a_state_of_other_maps_or_of_another_decay_is_refused() {
         std::panic::catch_unwind(std::panic::AssertUnwindSafe(extend)).is_ok()
     };
     let (elu, relu) = (Pointwise::Elu { width: D }, Pointwise::Relu { width: D, shift: 0.0 });
-    let omega = |seed| omega::orthogonal([D, 9], omega::Lengths::OfRows, &mut stream(seed, Purpose::Noise));
+    let omega = |seed| omega::orthogonal([D, 9], omega::ColumnNorms::OfRows, &mut stream(seed, Purpose::Noise));
     let favor = [1, 2].map(|seed| Favor::new(&omega(seed), [D, 9], FavorFeatures::Positive));
     let moved = favor[0].clone().with(Offset::None, Offset::None, 0.0);
     let (sine, conv) = (sine::<f64>(), [7, 5].map(|taps| conv::<f64>(vec![taps], vec![0])));
