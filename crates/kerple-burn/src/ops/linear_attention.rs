@@ -100,8 +100,13 @@ impl Linear {
     ///
     /// It is drawn anew every so many updates, and is always the same one in evaluation.
     pub fn omega(&self, width: usize, pass: &Pass) -> Vec<f64> {
-        let LinearAttentionConfig { feature_map: features, n_features: count, redraw_every: redraw, independent_norms, .. } =
-            self.plan;
+        let LinearAttentionConfig {
+            feature_map: features,
+            n_features: count,
+            redraw_every: redraw,
+            independent_norms,
+            ..
+        } = self.plan;
         let published = if independent_norms { omega::ColumnNorms::Drawn } else { omega::ColumnNorms::OfRows };
         let (columns, lengths) = match features {
             FeatureKind::Favor => (count.div_ceil(2), published),

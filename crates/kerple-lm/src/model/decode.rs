@@ -101,7 +101,12 @@ impl Decoder {
     ///
     /// # Panics
     /// When there are no tokens, or `sequence` has some already.
-    pub fn score_prompt(&self, ids: &[u32], count: usize, sequence: &mut Sequence, keep: bool,
+    pub fn score_prompt(
+        &self,
+        ids: &[u32],
+        count: usize,
+        sequence: &mut Sequence,
+        keep: bool,
     ) -> (TopK<f64>, Vec<f32>) {
         assert!(sequence.is_empty(), "the sequence has begun");
         let len = ids.len();
