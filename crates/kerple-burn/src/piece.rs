@@ -38,7 +38,7 @@ impl Piece {
         }
     }
 
-    /// [`linear::backward_piece`]; what is behind then knows of these rows too.
+    /// [`linear::backward_chunk`]; what is behind then knows of these rows too.
     pub(crate) fn backward<T: Number>(
         &self,
         problem: &LinearAttentionProblem<T>,
@@ -51,6 +51,6 @@ impl Piece {
             are f32",
         );
         let later = later.get_or_insert_with(|| StateGradient::new(problem));
-        linear::backward_piece(problem, saved, (&self.state(problem), later), gradients);
+        linear::backward_chunk(problem, saved, (&self.state(problem), later), gradients);
     }
 }

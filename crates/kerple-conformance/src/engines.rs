@@ -71,7 +71,7 @@ pub(crate) fn both<T: Number>(
         d_v: ViewMut::new(&mut found.d_v, strides),
         d_bias: found.d_bias.as_deref_mut(),
         d_weight: found.d_weight.as_deref_mut(),
-        d_map: found.d_map.as_deref_mut(),
+        d_score_mod: found.d_map.as_deref_mut(),
         d_sinks: found.d_sinks.as_deref_mut(),
         d_gate_cumsum: found.d_clocks.as_deref_mut(),
     };

@@ -40,8 +40,8 @@ pub use problem::{AttentionDims, AttentionGradients, AttentionProblem, Attention
 
 use crate::Number;
 
-/// Writes `out` and, for the backward, `lse` (`[B, H, Q]`, minus infinity for a row that sees nothing), by the engine for
-/// the problem's scores.
+/// Writes `out` and, for the backward, `lse` (`[B, H, Q]`, minus infinity for a fully masked row), with
+/// the engine for the problem's scores.
 ///
 /// # Panics
 /// If a slice does not fit the sizes of `problem`.
@@ -59,7 +59,7 @@ pub fn forward<T: Number>(
     }
 }
 
-/// Writes every gradient of [`forward()`], given its results and the gradient in `out`.
+/// Writes every gradient of [`forward()`], given its results and the gradient of `out`.
 ///
 /// # Panics
 /// If a slice does not fit the sizes of `problem`, or two gradients share an element.

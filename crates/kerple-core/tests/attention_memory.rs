@@ -65,13 +65,13 @@ fn of_forward_and_backward(dims: AttentionDims, scores: ScoreTransform<f32>, par
         d_v,
         d_bias: None,
         d_weight: None,
-        d_map: None,
+        d_score_mod: None,
         d_sinks: None,
         d_gate_cumsum: None,
     };
     let gradients = match scores {
         ScoreTransform::Table(_) => AttentionGradients { d_bias: Some(&mut d_parameters), ..none },
-        ScoreTransform::Mod(_) => AttentionGradients { d_map: Some(&mut d_parameters), ..none },
+        ScoreTransform::Mod(_) => AttentionGradients { d_score_mod: Some(&mut d_parameters), ..none },
     };
     let backward = extra(|| attention::backward(&problem, saved, gradients));
     [forward, backward]

@@ -439,7 +439,7 @@ fn backward<T: Number + Element>(
                     d_v: d_v.from(of.first, of.start),
                     d_bias: d_bias.as_deref_mut(),
                     d_weight: d_weight.as_deref_mut(),
-                    d_map: d_map.as_deref_mut(),
+                    d_score_mod: d_map.as_deref_mut(),
                     d_sinks: d_sinks.as_deref_mut(),
                     d_gate_cumsum: d_clocks,
                 };

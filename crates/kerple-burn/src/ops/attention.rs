@@ -235,8 +235,16 @@ impl ScoreInputs {
         let [d_bias, d_weight, d_map, d_sinks] = d_scores.each_mut().map(|values| values.as_deref_mut());
         let mut d_clocks = call.clocks.map(|clocks| vec![0.0; clocks.values.len()]);
         let of_clocks = d_clocks.as_deref_mut();
-        let gradients =
-            AttentionGradients { d_q, d_k, d_v, d_bias, d_weight, d_map, d_sinks, d_gate_cumsum: of_clocks };
+        let gradients = AttentionGradients {
+            d_q,
+            d_k,
+            d_v,
+            d_bias,
+            d_weight,
+            d_score_mod: d_map,
+            d_sinks,
+            d_gate_cumsum: of_clocks,
+        };
         self.with_problem(step.inputs, call, |problem| attention::backward(problem, saved, gradients));
         for (place, gradient) in self.each_place().into_iter().zip(d_scores) {
             if let (Some(place), Some(gradient)) = (place, gradient) {

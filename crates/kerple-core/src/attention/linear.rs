@@ -27,7 +27,7 @@
 //! * Padding: keys from a sequence's length on are ignored.
 //! * A sequence of any length can be trained in chunks: states are kept where chunks begin, and
 //!   gradients are computed from the last chunk to the first, each passing [`StateGradient`] to the
-//!   previous one ([`backward_piece`]). Rows need no more memory than one chunk.
+//!   previous one ([`backward_chunk`]). Rows need no more memory than one chunk.
 //! * Heads of sequences are independent, and sums have a fixed order: results do not depend on the
 //!   number of threads.
 
@@ -173,7 +173,7 @@ impl<'a, T: Number> LinearAttentionProblem<'a, T> {
         [head_dim, value_dim].map(|head_dim| ViewShape { batch, heads, rows: len, head_dim })
     }
 
-    fn check_piece(&self, state: &RecurrentState<T>) {
+    fn check_chunk(&self, state: &RecurrentState<T>) {
         assert!(
             self.reach == LinearMask::Causal && self.lengths.is_none(),
             "a state requires causal attention without padding"
@@ -276,7 +276,7 @@ pub fn extend<T: Number>(
     state: &mut RecurrentState<T>,
 ) {
     check_forward(problem, &inputs, &out, denominators);
-    problem.check_piece(state);
+    problem.check_chunk(state);
     run_forward(problem, inputs, out, denominators, Some(state));
 }
 
@@ -342,14 +342,14 @@ pub fn backward<T: Number>(
 ///
 /// # Panics
 /// As [`backward()`] and [`extend`] do, and if a piece neither ends the sequence nor has whole chunks.
-pub fn backward_piece<T: Number>(
+pub fn backward_chunk<T: Number>(
     problem: &LinearAttentionProblem<T>,
     saved: LinearAttentionSaved<T>,
     (before, later): (&RecurrentState<T>, &mut StateGradient<T>),
     gradients: LinearAttentionGradients<T>,
 ) {
     check_backward(problem, &saved, &gradients);
-    problem.check_piece(before);
+    problem.check_chunk(before);
     let len = problem.dims.len;
     assert!(
         before.len().is_multiple_of(CHUNK) && (len.is_multiple_of(CHUNK) || later.is_empty()),

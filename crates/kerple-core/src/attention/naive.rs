@@ -3,14 +3,14 @@
 //! ```text
 //! s[h, j] = scale * q[h].k[h, j]        or cap tanh of it / cap, over the visible keys j        d = position of the query - j
 //!                                       with feature decay: feature f of q and k times e^(-rate[f] d)
-//! z[h, j] = s[h, j] * weight[h, d] + bias[h, d] + sign(d) (clock[h, i] - clock[h, j])        or z = map(s), all heads at once
+//! z[h, j] = s[h, j] * weight[h, d] + bias[h, d] + sign(d) (c[h, i] - c[h, j])        or z = map(s), all heads at once
 //! lse[h]  = ln sum exp z[h], and of a sink where heads have one        p[h, j] = exp(z[h, j] - lse[h])        out[h] = sum p[h, j] v[h, j]
 //!                                  v[h, j] with what a map adds to it, in both directions
 //!
 //! dz[h, j] = p[h, j] (d_out[h].v[h, j] - d_out[h].out[h])
 //! d_sink[h] -= exp(sink[h] - lse[h]) d_out[h].out[h]
 //! d_bias[h, d] += dz[h, j]         d_weight[h, d] += dz[h, j] s[h, j]         ds[h, j] = dz[h, j] weight[h, d]
-//! d_clock[h, i] += sign(d) dz[h, j]         d_clock[h, j] -= sign(d) dz[h, j]
+//! d_c[h, i] += sign(d) dz[h, j]         d_c[h, j] -= sign(d) dz[h, j]         c: cumulative gates
 //!                                                                             or ds = map's backward of dz
 //! d_q[h] += ds[h, j] scale k[h, j]         d_k[h, j] += ds[h, j] scale q[h]         d_v[h, j] += p[h, j] d_out[h]
 //! ```
@@ -25,7 +25,7 @@ use crate::forms::{ScoreBlock, ScoreModGradients, Strided, ValueMod};
 use std::borrow::Cow;
 use std::ops::Range;
 
-/// Writes `out` and, for the backward, `lse` (`[B, H, Q]`, minus infinity for a row that sees nothing).
+/// Writes `out` and, for the backward, `lse` (`[B, H, Q]`, minus infinity for a fully masked row).
 ///
 /// # Panics
 /// If a slice does not fit the sizes of `problem`.
@@ -64,7 +64,7 @@ pub fn forward<T: Number>(
     }
 }
 
-/// Writes every gradient of [`forward`], given its results and the gradient in `out`.
+/// Writes every gradient of [`forward`], given its results and the gradient of `out`.
 ///
 /// # Panics
 /// If a slice does not fit the sizes of `problem`, or two gradients share an element.
@@ -120,8 +120,8 @@ pub fn backward<T: Number>(
             }
         }
     }
-    if let (ScoreTransform::Mod(map), Some(d_map)) = (problem.scores, gradients.d_map) {
-        map.finish(&map_sums, d_map);
+    if let (ScoreTransform::Mod(map), Some(d_score_mod)) = (problem.scores, gradients.d_score_mod) {
+        map.finish(&map_sums, d_score_mod);
     }
 }
 
@@ -345,7 +345,7 @@ fn add_scaled<T: Number>(to: &mut [T], factor: T, from: &[T]) {
 }
 
 fn clear<T: Number>(dims: AttentionDims, gradients: &mut AttentionGradients<T>) {
-    let AttentionGradients { d_q, d_k, d_v, d_bias, d_weight, d_map, d_sinks, d_gate_cumsum } = gradients;
+    let AttentionGradients { d_q, d_k, d_v, d_bias, d_weight, d_score_mod, d_sinks, d_gate_cumsum } = gradients;
     if let Some(d_gate_cumsum) = d_gate_cumsum {
         d_gate_cumsum.fill(0.0);
     }
@@ -356,7 +356,7 @@ fn clear<T: Number>(dims: AttentionDims, gradients: &mut AttentionGradients<T>) 
             unsafe { view.row(index / rows / heads, index / rows % heads, index % rows, head_dim) }.fill(T::ZERO);
         }
     }
-    for sums in [d_bias, d_weight, d_map, d_sinks].into_iter().flatten() {
+    for sums in [d_bias, d_weight, d_score_mod, d_sinks].into_iter().flatten() {
         sums.fill(T::ZERO);
     }
 }

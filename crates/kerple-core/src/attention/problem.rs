@@ -5,7 +5,8 @@ use crate::forms::{Mask, ScoreTable, ScoreTransform, Sides, Strided, visible_key
 use crate::tiles::view::{View, ViewMut, ViewShape};
 use std::ops::Range;
 
-/// Largest rate of [`ScoreTable::feature_decay`]: over the keys of a tile no factor leaves the range of `f32`.
+/// Largest rate of [`ScoreTable::feature_decay`], at which no factor over the keys of a tile leaves the
+/// range of `f32`.
 pub const MAX_FEATURE_DECAY: f64 = 0.125;
 
 /// Sizes of one attention call.
@@ -26,13 +27,13 @@ pub struct AttentionDims {
 }
 
 impl AttentionDims {
-    /// Position of query `i`, its distance to key 0; negative where the query sits before every key.
+    /// Position of query `i`, its distance to key 0; negative if the query is before every key.
     pub(super) fn position(&self, i: usize) -> isize {
         (self.keys + i) as isize - self.queries as isize
     }
 }
 
-/// What is computed, besides the values of q, k and v.
+/// Everything that defines an attention call, except the values of q, k and v.
 #[derive(Clone, Copy, Debug)]
 pub struct AttentionProblem<'a, T> {
     /// Sizes.
@@ -44,23 +45,25 @@ pub struct AttentionProblem<'a, T> {
     pub softcap: Option<T>,
     /// The attention sink: an extra logit per head without a value, `[H]`.
     pub sinks: Option<&'a [T]>,
-    /// Which keys a query sees.
+    /// Which keys a query attends to.
     pub mask: Mask,
-    /// Keys that each sequence has, `[B]`; those from there on are padding, which nobody sees and whose gradients are 0.
-    /// Positions count all keys, so queries end where the padding ends. `None`: no padding.
+    /// Keys that each sequence has, `[B]`. Later keys are padding: no query attends to them, and their
+    /// gradients are 0. Positions count all keys, so queries end where the padding ends. `None`: no
+    /// padding.
     pub lengths: Option<&'a [usize]>,
-    /// What becomes of scaled scores. The tables of a call reach the furthest distance of its queries and keys, seen or not.
+    /// How scaled scores become the logits of the softmax. Tables contain every distance between the
+    /// queries and keys of a call, masked or not.
     pub scores: ScoreTransform<'a, T>,
 }
 
 impl<'a, T: Number> AttentionProblem<'a, T> {
-    /// A decoder's, without a window, padding or tables.
+    /// Causal attention without a window, padding or tables.
     pub fn causal(dims: AttentionDims, scale: T) -> Self {
         let (softcap, sinks, lengths) = (None, None, None);
         AttentionProblem { dims, scale, softcap, sinks, mask: Mask::CAUSAL, lengths, scores: ScoreTransform::PLAIN }
     }
 
-    /// What the running maximum and total of a row of this head begin with.
+    /// What the running maximum and sum of a row of this head start with: the attention sink, if there is one.
     pub(super) fn beginning(&self, head: usize) -> [T; 2] {
         self.sinks.map_or([T::LOWEST, T::ZERO], |sinks| [sinks[head], T::ONE])
     }
@@ -70,12 +73,12 @@ impl<'a, T: Number> AttentionProblem<'a, T> {
         self.lengths.map_or(self.dims.keys, |lengths| lengths[batch])
     }
 
-    /// The keys that query `i` of a sequence sees; empty where there is none.
+    /// The keys that query `i` of a sequence attends to; may be empty.
     pub fn visible(&self, batch: usize, i: usize) -> Range<usize> {
         visible_keys(self.mask, self.dims.position(i), self.length(batch))
     }
 
-    /// How many keys after its own position a query sees at most: the distances of a call go from minus this to `K - 1`.
+    /// The most keys after its own position that a query attends to: distances of a call go from minus this to `K - 1`.
     pub(super) fn ahead(&self) -> usize {
         let furthest = self.dims.queries.saturating_sub(1);
         match self.mask {
@@ -100,7 +103,7 @@ impl<'a, T: Number> AttentionProblem<'a, T> {
         self.mask.sides().columns(table.len)
     }
 
-    /// Where distance 0 of a head lies in a table.
+    /// The index of distance 0 of a head in a table.
     pub(super) fn origin(&self, table: ScoreTable<T>, head: usize) -> usize {
         head * self.columns(table) + self.mask.sides().origin(table.len)
     }
@@ -112,7 +115,7 @@ impl<'a, T: Number> AttentionProblem<'a, T> {
             kv_heads > 0 && heads.is_multiple_of(kv_heads),
             "kv_heads = {kv_heads} does not divide heads = {heads}"
         );
-        // what engines make room for, so that none of their sizes wraps: views may repeat elements and so be larger than memory
+        // the largest buffer of an engine, so that no size wraps: views may repeat elements and so be larger than memory
         let reach = queries.saturating_add(keys).saturating_add(1 << 10);
         let room = crate::elements(&[batch.max(1), heads.max(1), reach, head_dim.saturating_add(1 << 6)]);
         assert!(room.is_some_and(|room| room <= isize::MAX as usize / size_of::<T>()), "{:?} is too large", self.dims);
@@ -150,12 +153,7 @@ impl<'a, T: Number> AttentionProblem<'a, T> {
         let units = batch * heads;
         let needed = crate::elements(&[units.saturating_sub(1), stride]).and_then(|start| start.checked_add(keys));
         let fits = stride >= keys && (units == 0 || needed.is_some_and(|needed| needed <= values.len()));
-        assert!(
-            fits,
-            "gate_cumsum (cumulative gates): {} values in rows of {stride} for {:?}",
-            values.len(),
-            self.dims
-        );
+        assert!(fits, "cumulative gates: {} values in rows of {stride} for {:?}", values.len(), self.dims);
         assert!(queries <= keys, "{queries} queries exceed the cumulative gates of {keys} keys");
         let falls = |row: &[f64]| row.windows(2).all(|pair| pair[1] <= pair[0] || pair[0].is_nan() || pair[1].is_nan());
         let both = self.mask.sides() == Sides::TwoSided;
@@ -227,11 +225,11 @@ impl<'a, T: Number> AttentionProblem<'a, T> {
             view.check(name, shape);
         }
         crate::check_shape!(saved.lse, B = batch, H = heads, Q = queries);
-        let AttentionGradients { d_q, d_k, d_v, d_bias, d_weight, d_map, d_sinks, d_gate_cumsum } = gradients;
+        let AttentionGradients { d_q, d_k, d_v, d_bias, d_weight, d_score_mod, d_sinks, d_gate_cumsum } = gradients;
         assert!(d_sinks.is_none() || self.sinks.is_some(), "d_sinks without sinks");
         if let Some(d_gate_cumsum) = d_gate_cumsum {
             let given = matches!(self.scores, ScoreTransform::Table(ScoreTable { gate_cumsum: Some(_), .. }));
-            assert!(given, "d_gate_cumsum without gate_cumsum");
+            assert!(given, "d_gate_cumsum without cumulative gates");
             crate::check_shape!(d_gate_cumsum, B = batch, H = heads, K = self.dims.keys);
         }
         if let Some(d_sinks) = d_sinks {
@@ -248,19 +246,19 @@ impl<'a, T: Number> AttentionProblem<'a, T> {
                 for table in [d_bias, d_weight].into_iter().flatten() {
                     self.check_table(of, table);
                 }
-                assert!(d_map.is_none(), "d_map of tables");
+                assert!(d_score_mod.is_none(), "d_score_mod of tables");
             }
             ScoreTransform::Mod(map) => {
                 assert!(d_bias.is_none() && d_weight.is_none(), "d_bias or d_weight of a score map");
-                if let Some(d_map) = d_map {
-                    crate::check_shape!(d_map, P = map.parameters());
+                if let Some(d_score_mod) = d_score_mod {
+                    crate::check_shape!(d_score_mod, P = map.parameters());
                 }
             }
         }
     }
 }
 
-/// What the backward reads: the inputs, what the forward left, and the gradient it is given.
+/// What the backward reads: the inputs and results of the forward, and the gradient of its output.
 #[derive(Clone, Copy, Debug)]
 pub struct AttentionSaved<'a, T> {
     /// `[B, H, Q, D]`
@@ -271,9 +269,9 @@ pub struct AttentionSaved<'a, T> {
     pub v: View<'a, T>,
     /// The forward's output, `[B, H, Q, D]`.
     pub out: View<'a, T>,
-    /// The forward's log of the sum of exponentials, that of the sink among them, `[B, H, Q]`.
+    /// The forward's log-sum-exp, including the attention sink, `[B, H, Q]`.
     pub lse: &'a [T],
-    /// The gradient of the loss in `out`, `[B, H, Q, D]`.
+    /// The gradient of the output, `[B, H, Q, D]`.
     pub d_out: View<'a, T>,
 }
 
@@ -286,15 +284,16 @@ pub struct AttentionGradients<'a, T> {
     pub d_k: ViewMut<'a, T>,
     /// `[B, kv_heads, K, D]`
     pub d_v: ViewMut<'a, T>,
-    /// `[H, C]`, summed over batch and query; zero at distances that no query has to a key it sees. `None` skips the work.
+    /// `[H, C]`, summed over batch and query; zero at distances that are always masked. `None` skips the
+    /// work.
     pub d_bias: Option<&'a mut [T]>,
     /// `[H, C]`, likewise.
     pub d_weight: Option<&'a mut [T]>,
     /// In the own parameters of a [`ScoreMod`](crate::forms::ScoreMod), `[P]`.
-    pub d_map: Option<&'a mut [T]>,
+    pub d_score_mod: Option<&'a mut [T]>,
     /// In the sinks, `[H]`.
     pub d_sinks: Option<&'a mut [T]>,
-    /// In the cumulative gates, `[B, H, K]`: of each token, the sum over its row of what it sees less that over its column of who sees
-    /// it. They sum to 0, since only differences count.
+    /// In the cumulative gates, `[B, H, K]`: for each token the sum of the gradient over its row minus
+    /// that over its column. They sum to 0, since only differences enter.
     pub d_gate_cumsum: Option<&'a mut [f64]>,
 }

@@ -47,7 +47,7 @@ const ROWS: [usize; 2] = [128, 48];
 /// rather has many rows than many keys.
 const KEYS: usize = 64;
 
-/// Writes `out` and, for the backward, `lse` (`[B, H, Q]`, minus infinity for a row that sees nothing).
+/// Writes `out` and, for the backward, `lse` (`[B, H, Q]`, minus infinity for a fully masked row).
 ///
 /// # Panics
 /// If a slice does not fit the sizes of `problem`, or its scores are not a score modification.
@@ -78,7 +78,7 @@ fn forward_with<T: Number>(
     );
 }
 
-/// Writes every gradient of [`forward()`], given its results and the gradient in `out`.
+/// Writes every gradient of [`forward()`], given its results and the gradient of `out`.
 ///
 /// # Panics
 /// If a slice does not fit the sizes of `problem`, two gradients share an element, or the scores
@@ -348,7 +348,7 @@ impl<T: Number> RowBlockInputs<'_, T> {
                     rows: see.len(),
                     inner: head_dim,
                     columns: count.next_multiple_of(L::COUNT),
-                    a: StridedMatrix { data: &rows[row * width..], row_stride: width, column_stride: 1 },
+                    a: StridedMatrix::row_major(&rows[row * width..], width),
                     b: keys_transposed,
                     b_stride: KEYS,
                     c: &mut out[row * place.columns + first..],
@@ -385,11 +385,7 @@ impl<T: Number> RowBlockInputs<'_, T> {
                     rows: see.len(),
                     inner: count,
                     columns: width,
-                    a: StridedMatrix {
-                        data: &weights[row * place.columns + first..],
-                        row_stride: place.columns,
-                        column_stride: 1,
-                    },
+                    a: StridedMatrix::row_major(&weights[row * place.columns + first..], place.columns),
                     b,
                     b_stride: width,
                     c: &mut out[row * width..],

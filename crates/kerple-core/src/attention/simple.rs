@@ -149,7 +149,7 @@ mod tests {
             d_v: ViewMut::new(&mut d_v, strides),
             d_bias: Some(&mut d_bias),
             d_weight: None,
-            d_map: None,
+            d_score_mod: None,
             d_sinks: None,
             d_gate_cumsum: None,
         };

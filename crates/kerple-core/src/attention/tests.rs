@@ -51,7 +51,7 @@ pub(super) struct Outcome<T> {
     pub(super) d_v: Vec<T>,
     pub(super) d_bias: Vec<T>,
     pub(super) d_weight: Vec<T>,
-    pub(super) d_map: Vec<T>,
+    pub(super) d_score_mod: Vec<T>,
     pub(super) d_sinks: Vec<T>,
     pub(super) d_gate_cumsum: Vec<f64>,
 }
@@ -156,12 +156,12 @@ impl Case {
             _ => -0.3 * step.abs() - 1e-3,
         };
         let row = |row: &[f64]| {
-            let mut clock = -64.0;
+            let mut cumsum = -64.0;
             row.iter()
                 .enumerate()
                 .map(|step| {
-                    clock += gate(step);
-                    clock
+                    cumsum += gate(step);
+                    cumsum
                 })
                 .collect::<Vec<f64>>()
         };
@@ -255,7 +255,7 @@ impl Case {
         let [mut d_bias, mut d_weight] =
             [(); 2].map(|()| vec![unset; dims.heads * self.mask.sides().columns(self.table_len)]);
         let [d_q, d_k, d_v] = layout.views_mut(&mut results);
-        let mut d_map = map.as_ref().map(|map| vec![unset; map.values.len()]);
+        let mut d_score_mod = map.as_ref().map(|map| vec![unset; map.values.len()]);
         let mut d_sinks = self.sinks.as_ref().map(|sinks| vec![unset; sinks.len()]);
         let mut d_gate_cumsum =
             self.gate_cumsum.as_ref().filter(|_| map.is_none()).map(|gate_cumsum| vec![f64::NAN; gate_cumsum.len()]);
@@ -266,17 +266,18 @@ impl Case {
             d_v,
             d_bias: of_table(&mut d_bias[..]),
             d_weight: of_table(&mut d_weight[..]),
-            d_map: d_map.as_deref_mut(),
+            d_score_mod: d_score_mod.as_deref_mut(),
             d_sinks: d_sinks.as_deref_mut(),
             d_gate_cumsum: d_gate_cumsum.as_deref_mut(),
         };
         engine.backward(&problem, AttentionSaved { q, k, v, out: saved_out, lse: &lse, d_out }, gradients);
         let [d_q, d_k, d_v] = layout.split(&results).map(widen);
-        let [d_map, d_sinks] = [d_map, d_sinks].map(Option::unwrap_or_default);
-        let [out, lse, d_bias, d_weight, d_map, d_sinks] = [out, lse, d_bias, d_weight, d_map, d_sinks].map(widen);
+        let [d_score_mod, d_sinks] = [d_score_mod, d_sinks].map(Option::unwrap_or_default);
+        let [out, lse, d_bias, d_weight, d_score_mod, d_sinks] =
+            [out, lse, d_bias, d_weight, d_score_mod, d_sinks].map(widen);
         let tables = |table| if self.map.is_none() { table } else { Vec::new() };
         let (d_bias, d_weight, d_gate_cumsum) = (tables(d_bias), tables(d_weight), d_gate_cumsum.unwrap_or_default());
-        Outcome { out, lse, d_q, d_k, d_v, d_bias, d_weight, d_map, d_sinks, d_gate_cumsum }
+        Outcome { out, lse, d_q, d_k, d_v, d_bias, d_weight, d_score_mod, d_sinks, d_gate_cumsum }
     }
 }
 
@@ -292,7 +293,7 @@ pub(super) fn assert_close(case: &Case, got: &Outcome<f64>, expected: &Outcome<f
     let most = |values: &[f64]| values.iter().fold(1.0, |most: f64, x| most.max(x.abs()));
     let reach = SCALE * most(&case.q).max(most(&case.k)) * case.weight.as_deref().map_or(1.0, most);
     let fields = |o: &Outcome<f64>| {
-        let Outcome { out, lse, d_q, d_k, d_v, d_bias, d_weight, d_map, d_sinks, d_gate_cumsum } = o.clone();
+        let Outcome { out, lse, d_q, d_k, d_v, d_bias, d_weight, d_score_mod, d_sinks, d_gate_cumsum } = o.clone();
         [
             ("out", out),
             ("lse", lse),
@@ -301,14 +302,14 @@ pub(super) fn assert_close(case: &Case, got: &Outcome<f64>, expected: &Outcome<f
             ("d_v", d_v),
             ("d_bias", d_bias),
             ("d_weight", d_weight),
-            ("d_map", d_map),
+            ("d_score_mod", d_score_mod),
             ("d_sinks", d_sinks),
             ("d_gate_cumsum", d_gate_cumsum),
         ]
     };
     for ((name, got), (_, expected)) in fields(got).into_iter().zip(fields(expected)) {
         let finite = expected.iter().filter(|x| x.is_finite());
-        let residues = if ["d_bias", "d_weight", "d_map", "d_sinks", "d_gate_cumsum"].contains(&name) {
+        let residues = if ["d_bias", "d_weight", "d_score_mod", "d_sinks", "d_gate_cumsum"].contains(&name) {
             lone_rows.max(1)
         } else {
             1
@@ -392,7 +393,7 @@ fn assert_gradients_match_differences(case: &Case) {
         ("bias", |case| case.bias.as_mut().unwrap(), |outcome| &outcome.d_bias),
         ("weight", |case| case.weight.as_mut().unwrap(), |outcome| &outcome.d_weight),
     ];
-    let map: [Field; 1] = [("map", |case| &mut case.map.as_mut().unwrap().values, |outcome| &outcome.d_map)];
+    let map: [Field; 1] = [("map", |case| &mut case.map.as_mut().unwrap().values, |outcome| &outcome.d_score_mod)];
     let of_scores = if case.map.is_some() { &map[..] } else { &tables[..] };
     let sinks: [Field; 1] = [("sinks", |case| case.sinks.as_mut().unwrap(), |outcome| &outcome.d_sinks)];
     let gate_cumsum: [Field; 1] =
@@ -511,7 +512,7 @@ fn gradients_that_share_elements_are_refused() {
             d_v,
             d_bias: None,
             d_weight: None,
-            d_map: None,
+            d_score_mod: None,
             d_sinks: None,
             d_gate_cumsum: None,
         },

@@ -27,7 +27,7 @@ use super::{AttentionGradients, AttentionProblem, AttentionSaved, View, ViewMut}
 use crate::Number;
 use crate::cpu::InstructionSet;
 
-/// Writes `out` and, for the backward, `lse` (`[B, H, Q]`, minus infinity for a row that sees nothing).
+/// Writes `out` and, for the backward, `lse` (`[B, H, Q]`, minus infinity for a fully masked row).
 ///
 /// # Panics
 /// If a slice does not fit the sizes of `problem`.
@@ -57,7 +57,7 @@ pub fn forward_with<T: Number>(
     if problem.dims.queries == 1 { T::dispatch(set, decode::SplitKvDecode(call)) } else { T::dispatch(set, call) }
 }
 
-/// Writes every gradient of [`forward()`], given its results and the gradient in `out`.
+/// Writes every gradient of [`forward()`], given its results and the gradient of `out`.
 ///
 /// # Panics
 /// If a slice does not fit the sizes of `problem`, or two gradients share an element.

@@ -26,7 +26,7 @@ pub enum Normals {
     /// Drawn: any number of rows.
     Drawn(Box<ChaCha8Rng>),
     /// Given.
-    NoiseTable(NoiseTable),
+    Table(NoiseTable),
 }
 
 /// Given noise, `[streams, rows, width]`.
@@ -50,7 +50,7 @@ impl Normals {
     fn hash(&self, hasher: &mut DefaultHasher) {
         match self {
             Normals::Drawn(rng) => (rng.get_seed(), rng.get_stream()).hash(hasher),
-            Normals::NoiseTable(table) => {
+            Normals::Table(table) => {
                 [table.rows, table.width].hash(hasher);
                 hash_numbers(table.values.iter().copied(), hasher);
             }
@@ -78,7 +78,7 @@ impl Normals {
                 }
                 found.chunks_exact(width + 1).flat_map(|row| &row[..width]).copied().collect()
             }
-            Normals::NoiseTable(table) => {
+            Normals::Table(table) => {
                 assert_eq!(table.width, width, "rows of given noise have {} numbers", table.width);
                 assert!(first + count <= table.rows, "given noise ends before row {}", first + count);
                 table.values[(stream * table.rows + first) * width..][..count * width].to_vec()

@@ -216,7 +216,7 @@ fn noise_at_a_place_is_always_the_same() {
     let all = noise.rows(3, 0, [20, 5]);
     assert_eq!(noise.rows(3, 7, [4, 5]), all[35..55]);
     assert_ne!(noise.rows(4, 0, [20, 5]), all);
-    let table = Normals::NoiseTable(NoiseTable { values: all.clone(), rows: 10, width: 5 });
+    let table = Normals::Table(NoiseTable { values: all.clone(), rows: 10, width: 5 });
     assert_eq!(table.rows(1, 2, [3, 5]), all[60..75]);
 }
 

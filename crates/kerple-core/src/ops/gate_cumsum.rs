@@ -5,26 +5,27 @@
 //! d_g[t] = sum over n >= t of d_c[n] = -sum over n < t of d_c[n]          d_a = d_g sigmoid(-a)
 //! ```
 //!
-//! Attention counts differences of cumulative gates only, so the gradient in a clock sums to 0 and the first gate has none: sums are
-//! taken from the front, where they are exact. Cumulative gates are f64 whatever gates are, since they grow with the length.
+//! Attention uses only differences of cumulative gates, so their gradients sum to 0 and the first
+//! gate has none: sums are taken from the front, where they are exact. Cumulative gates are f64
+//! whatever gates are, since they grow with the length.
 //!
-//! A gate of [`RESET`] or less, minus infinity among them, advances a clock by [`RESET`]: no weight passes it, and the cumulative gates
-//! behind it still tell their tokens apart.
+//! A gate of [`RESET`] or less, minus infinity included, counts as [`RESET`]: no weight passes it, and
+//! the cumulative gates after it still differ.
 
 use crate::Number;
 use crate::check_shape;
 use rayon::prelude::*;
 
-/// The lowest gate: its exponential is 0 beside any score that is within half of it of the others, and sums that hold it are
-/// within 1e-11.
+/// The lowest gate. Its exponential is 0 next to any score within half of it of the others, and sums
+/// that contain it are exact to 1e-11.
 pub const RESET: f64 = -65536.0;
 
-/// A gate as cumulative gates count it; NaN stays NaN.
-pub fn counted(gate: f64) -> f64 {
+/// A gate, at least [`RESET`]; NaN stays NaN.
+pub fn clamp_gate(gate: f64) -> f64 {
     if gate < RESET { RESET } else { gate }
 }
 
-/// `ln sigmoid(a)`, to rounding wherever it is: a gate may be as close to 1 as it wants.
+/// `ln sigmoid(a)`, exact to rounding for gates however close to 1.
 pub fn log_sigmoid(a: f64) -> f64 {
     a.min(0.0) - (-a.abs()).exp().ln_1p()
 }
@@ -44,7 +45,7 @@ pub fn of_logits<T: Number>(logits: &[T], [batch, len, heads]: [usize; 3]) -> Ve
     gate_cumsum
 }
 
-/// The gradient in the logits, `[B, L, H]`, given that in the cumulative gates, `[B, H, L]`.
+/// The gradient of the logits, `[B, L, H]`, given that of the cumulative gates, `[B, H, L]`.
 ///
 /// # Panics
 /// If there are not as many of either.
@@ -57,7 +58,7 @@ pub fn of_logits_backward<T: Number>(logits: &[T], d_gate_cumsum: &[f64], [batch
         |(to, d_gate_cumsum)| {
             for (head, d_gate_cumsum) in d_gate_cumsum.chunks_exact(len).enumerate() {
                 let logits = to[head..].iter_mut().step_by(heads);
-                for (logit, d_gate) in logits.zip(gates_behind(d_gate_cumsum)) {
+                for (logit, d_gate) in logits.zip(d_gates(d_gate_cumsum)) {
                     // sigmoid(-a)
                     let slope = 1.0 / (1.0 + logit.to_f64().exp());
                     *logit = T::from_f64(d_gate * slope);
@@ -68,7 +69,7 @@ pub fn of_logits_backward<T: Number>(logits: &[T], d_gate_cumsum: &[f64], [batch
     d_logits
 }
 
-/// Cumulative gates `[B, H, L]` of gates that are there, as many.
+/// Cumulative gates `[B, H, L]` of log gates `[B, H, L]`.
 ///
 /// # Panics
 /// If they are not rows of `len`.
@@ -81,29 +82,29 @@ pub fn of_gates<T: Number>(gates: &[T], len: usize) -> Vec<f64> {
     gate_cumsum
 }
 
-/// The gradient in the gates, given that in their cumulative gates, rows of `len` both.
+/// The gradient of the gates, given that of their cumulative gates, both in rows of `len`.
 ///
 /// # Panics
 /// If they are not rows of `len`.
 pub fn of_gates_backward<T: Number>(d_gate_cumsum: &[f64], len: usize) -> Vec<T> {
     check_shape!(d_gate_cumsum, rows = d_gate_cumsum.len() / len.max(1), L = len);
-    d_gate_cumsum.chunks_exact(len.max(1)).flat_map(gates_behind).map(T::from_f64).collect()
+    d_gate_cumsum.chunks_exact(len.max(1)).flat_map(d_gates).map(T::from_f64).collect()
 }
 
 /// Writes running sums.
 fn run(gate_cumsum: &mut [f64], gates: impl Iterator<Item = f64>) {
-    let mut clock = 0.0;
+    let mut cumsum = 0.0;
     for (to, gate) in gate_cumsum.iter_mut().zip(gates) {
-        clock += counted(gate);
-        *to = clock;
+        cumsum += clamp_gate(gate);
+        *to = cumsum;
     }
 }
 
-/// The gradient in the gates of a row.
-fn gates_behind(d_gate_cumsum: &[f64]) -> impl Iterator<Item = f64> {
-    d_gate_cumsum.iter().scan(0.0, |behind, d_clock| {
-        let d_gate = *behind;
-        *behind -= d_clock;
+/// The gradient of the gates of a row.
+fn d_gates(d_gate_cumsum: &[f64]) -> impl Iterator<Item = f64> {
+    d_gate_cumsum.iter().scan(0.0, |before, d_cumsum| {
+        let d_gate = *before;
+        *before -= d_cumsum;
         Some(d_gate)
     })
 }

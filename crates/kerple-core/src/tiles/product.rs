@@ -29,6 +29,20 @@ pub(crate) struct StridedMatrix<'a, R> {
     pub(crate) column_stride: usize,
 }
 
+impl<'a, R> StridedMatrix<'a, R> {
+    /// An array as it is in memory, its rows `stride` apart.
+    #[inline(always)]
+    pub(crate) fn row_major(data: &'a [R], stride: usize) -> Self {
+        StridedMatrix { data, row_stride: stride, column_stride: 1 }
+    }
+
+    /// The transpose of an array whose rows are `stride` apart.
+    #[inline(always)]
+    pub(crate) fn transposed(data: &'a [R], stride: usize) -> Self {
+        StridedMatrix { data, row_stride: 1, column_stride: stride }
+    }
+}
+
 impl<R: Number> SmallGemm<'_, R> {
     /// Panics unless every index that `run` forms is within its slice.
     fn check(&self, lanes: usize) {

@@ -41,11 +41,12 @@ fn exponentials<L: Lanes>(lanes: L, scores: &mut [L::Number], before: L::Number)
     (largest, lanes.sum(sum))
 }
 
-/// The same for a part of a row, given `largest` of the parts before: returns that of all parts so far, the factor
-/// `exp(largest before - largest now)` for sums over the parts before, and the sum over this one.
+/// The same for the next tile of a row, given the `row_max` of the tiles before: returns that of all
+/// tiles so far, the factor `exp(row_max before - row_max now)` for sums over the tiles before, and the
+/// sum over this one.
 pub(crate) struct OnlineExponentials<'a, R> {
     pub(crate) scores: &'a mut [R],
-    pub(crate) largest: R,
+    pub(crate) row_max: R,
 }
 
 impl<R: Number> SimdKernel<R> for OnlineExponentials<'_, R> {
@@ -53,12 +54,12 @@ impl<R: Number> SimdKernel<R> for OnlineExponentials<'_, R> {
 
     #[inline(always)]
     fn run<L: Lanes<Number = R>>(self, lanes: L) -> [R; 3] {
-        let (largest, sum) = exponentials(lanes, self.scores, self.largest);
-        [largest, (self.largest - largest).exp(), sum]
+        let (row_max, sum) = exponentials(lanes, self.scores, self.row_max);
+        [row_max, (self.row_max - row_max).exp(), sum]
     }
 }
 
-/// `z` becomes the weights `p = exp(z - lse)`, and `d = d_out.v` the gradient in `z`, `p (d - mean)`.
+/// `z` becomes the weights `p = exp(z - lse)`, and `d = d_out.v` the gradient of `z`, `p (d - delta)`.
 ///
 /// Both rows are whole vectors of the same length.
 pub(crate) struct SoftmaxBackward<'a, R> {
@@ -67,7 +68,7 @@ pub(crate) struct SoftmaxBackward<'a, R> {
     /// Log of the sum of exponentials.
     pub(crate) lse: R,
     /// `d_out.out`
-    pub(crate) mean: R,
+    pub(crate) delta: R,
 }
 
 impl<R: Number> SimdKernel<R> for SoftmaxBackward<'_, R> {
@@ -75,7 +76,7 @@ impl<R: Number> SimdKernel<R> for SoftmaxBackward<'_, R> {
 
     #[inline(always)]
     fn run<L: Lanes<Number = R>>(self, lanes: L) {
-        let (lse, mean) = (lanes.splat(self.lse), lanes.splat(self.mean));
+        let (lse, delta) = (lanes.splat(self.lse), lanes.splat(self.delta));
         assert!(self.scores.len().is_multiple_of(L::COUNT) && self.scores.len() == self.d_scores.len());
         let rows = self.scores.chunks_exact_mut(L::COUNT).zip(self.d_scores.chunks_exact_mut(L::COUNT));
         for (scores, d_scores) in rows {
@@ -83,7 +84,7 @@ impl<R: Number> SimdKernel<R> for SoftmaxBackward<'_, R> {
             unsafe {
                 let p = lanes.exp(lanes.sub(lanes.load(scores.as_ptr()), lse));
                 lanes.store(scores.as_mut_ptr(), p);
-                let d = lanes.mul(p, lanes.sub(lanes.load(d_scores.as_ptr()), mean));
+                let d = lanes.mul(p, lanes.sub(lanes.load(d_scores.as_ptr()), delta));
                 lanes.store(d_scores.as_mut_ptr(), d);
             }
         }

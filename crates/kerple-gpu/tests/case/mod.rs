@@ -119,7 +119,7 @@ impl Case {
             d_v: ViewMut::new(&mut d_v, of_keys),
             d_bias: d_bias.as_deref_mut(),
             d_weight: d_weight.as_deref_mut(),
-            d_map: None,
+            d_score_mod: None,
             d_sinks: None,
             d_gate_cumsum: d_clocks.as_deref_mut(),
         };

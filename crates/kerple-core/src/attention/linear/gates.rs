@@ -12,7 +12,7 @@
 
 use crate::Number;
 use crate::cpu::vectorized;
-use crate::ops::gate_cumsum::counted;
+use crate::ops::gate_cumsum::clamp_gate;
 
 /// Cumulative gates of the rows of one chunk that are held.
 #[derive(Clone, Debug, Default)]
@@ -34,7 +34,7 @@ impl<T: Number> ChunkGates<T> {
     /// Continues with the gates of the next rows.
     pub(super) fn extend(&mut self, gates: &[T]) {
         for gate in gates {
-            let cumsum = self.end() + counted(gate.to_f64());
+            let cumsum = self.end() + clamp_gate(gate.to_f64());
             self.cumsum.push(cumsum);
             self.from_start.push(T::from_f64(cumsum.exp()));
         }

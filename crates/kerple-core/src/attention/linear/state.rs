@@ -62,7 +62,7 @@ impl<T: Number> RecurrentState<T> {
 }
 
 /// The gradients that positions after a chunk of a sequence leave for the keys in it and before it,
-/// see [`super::backward_piece`]: their size does not depend on the number of positions.
+/// see [`super::backward_chunk`]: their size does not depend on the number of positions.
 #[derive(Clone, Debug)]
 pub struct StateGradient<T> {
     /// [`LinearAttentionProblem::identity`]

@@ -40,7 +40,7 @@ struct RowBlockBackwardScratch<T> {
     /// `[H, rows, width]`
     d_out: Vec<T>,
     /// `d_out.out`, `[H, rows]`
-    means: Vec<T>,
+    delta: Vec<T>,
     d_q: Vec<T>,
     /// What the map adds to `d_q`, `[H, rows, D]`
     d_q_of_map: Vec<T>,
@@ -60,7 +60,8 @@ impl<T: Number> SimdKernel<T> for RowBlockBackward<'_, T> {
     fn run<L: Lanes<Number = T>>(self, lanes: L) {
         let RowBlockBackward { inputs, saved, gradients } = self;
         let AttentionDims { batch, kv_heads, .. } = inputs.problem.dims;
-        let AttentionGradients { d_q, d_k, d_v, d_map, d_sinks, d_bias: _, d_weight: _, d_gate_cumsum: _ } = gradients;
+        let AttentionGradients { d_q, d_k, d_v, d_score_mod, d_sinks, d_bias: _, d_weight: _, d_gate_cumsum: _ } =
+            gradients;
         sinks::backward(inputs.problem, &saved, d_sinks);
         let size = inputs.map.sums();
         let mut sums = vec![T::ZERO; batch * size];
@@ -88,10 +89,10 @@ impl<T: Number> SimdKernel<T> for RowBlockBackward<'_, T> {
                 call.block(scratch, &inputs.place::<L>(batch, block), block);
             },
         );
-        if let Some(d_map) = d_map {
+        if let Some(d_score_mod) = d_score_mod {
             let (sum, others) = sums.split_at_mut(size);
             others.chunks_exact(size.max(1)).for_each(|from| lanes.run(AddRow { to: sum, from }));
-            inputs.map.finish(sum, d_map);
+            inputs.map.finish(sum, d_score_mod);
         }
     }
 }
@@ -132,8 +133,8 @@ impl<L: Lanes> RowBlockBackwardCall<'_, L> {
         let [d_out, d_q] = [(); 2].map(|()| workers::scratch(rows * tiles.width));
         let [scores, weights, d_scores] = [(); 3].map(|()| self.inputs.scores::<L>());
         let (d_q_of_map, map_sums) = (workers::scratch(rows * head_dim), workers::scratch(self.inputs.map.sums()));
-        let means = workers::scratch(rows);
-        RowBlockBackwardScratch { tiles, d_out, means, d_q, d_q_of_map, scores, weights, d_scores, map_sums }
+        let delta = workers::scratch(rows);
+        RowBlockBackwardScratch { tiles, d_out, delta, d_q, d_q_of_map, scores, weights, d_scores, map_sums }
     }
 
     fn block(&self, scratch: &mut RowBlockBackwardScratch<L::Number>, place: &RowBlockTile, block: usize) {
@@ -144,7 +145,7 @@ impl<L: Lanes> RowBlockBackwardCall<'_, L> {
         inputs.load_queries(self.lanes, place, &mut scratch.tiles);
         let width = scratch.tiles.width;
         inputs.load_rows(self.lanes, place, d_out, L::Number::ONE, &mut scratch.d_out, width);
-        self.means(scratch, place);
+        self.compute_delta(scratch, place);
         for (tile, part) in inputs.parts::<L>(place) {
             self.part(scratch, &part, block, tile);
         }
@@ -157,12 +158,12 @@ impl<L: Lanes> RowBlockBackwardCall<'_, L> {
     }
 
     /// `d_out.out` of every row.
-    fn means(&self, scratch: &mut RowBlockBackwardScratch<L::Number>, place: &RowBlockTile) {
+    fn compute_delta(&self, scratch: &mut RowBlockBackwardScratch<L::Number>, place: &RowBlockTile) {
         let AttentionDims { heads, head_dim, .. } = self.inputs.problem.dims;
-        for (at, mean) in scratch.means[..heads * place.rows].chunks_exact_mut(1).enumerate() {
+        for (at, delta_i) in scratch.delta[..heads * place.rows].chunks_exact_mut(1).enumerate() {
             let (head, query) = (at / place.rows, place.first_query + at % place.rows);
             let [q, k] = [self.saved.d_out, self.saved.out].map(|view| view.row(place.batch, head, query, head_dim));
-            self.lanes.run(Dots { q, k, stride: 0, to: mean });
+            self.lanes.run(Dots { q, k, stride: 0, to: delta_i });
         }
     }
 
@@ -201,7 +202,7 @@ impl<L: Lanes> RowBlockBackwardCall<'_, L> {
         let (inputs, lanes) = (&self.inputs, self.lanes);
         let AttentionDims { heads, queries, .. } = inputs.problem.dims;
         let size = heads * place.rows * place.columns;
-        let RowBlockBackwardScratch { tiles, d_out, means, scores, weights, d_scores, .. } = scratch;
+        let RowBlockBackwardScratch { tiles, d_out, delta, scores, weights, d_scores, .. } = scratch;
         let (scores, weights, d_scores) = (&mut scores[..size], &mut weights[..size], &mut d_scores[..size]);
         inputs.raw_scores(lanes, place, tiles, scores);
         weights.copy_from_slice(scores);
@@ -213,7 +214,7 @@ impl<L: Lanes> RowBlockBackwardCall<'_, L> {
             let d_out = Strided { values: &d_out[..], stride: tiles.width };
             values.add_products(&inputs.block(place, &tiles.q_of_map), d_out, d_scores);
         }
-        for (at, &mean) in means.iter().enumerate().take(heads * place.rows) {
+        for (at, &delta_i) in delta.iter().enumerate().take(heads * place.rows) {
             let (head, query) = (at / place.rows, place.first_query + at % place.rows);
             let row = at * place.columns..(at + 1) * place.columns;
             let lse = self.saved.lse[(place.batch * heads + head) * queries + query];
@@ -222,7 +223,7 @@ impl<L: Lanes> RowBlockBackwardCall<'_, L> {
                 d_scores[row].fill(L::Number::ZERO);
             } else {
                 let (scores, d_scores) = (&mut weights[row.clone()], &mut d_scores[row]);
-                lanes.run(SoftmaxBackward { scores, d_scores, lse, mean });
+                lanes.run(SoftmaxBackward { scores, d_scores, lse, delta: delta_i });
             }
         }
         inputs.fill_unseen(place, L::Number::ZERO, weights);
@@ -261,7 +262,7 @@ impl<L: Lanes> RowBlockBackwardCall<'_, L> {
                         rows: count,
                         inner: see.len(),
                         columns: *width,
-                        a: StridedMatrix { data, row_stride: 1, column_stride: place.columns },
+                        a: StridedMatrix::transposed(data, place.columns),
                         b: &rows[row * *width..],
                         b_stride: *width,
                         c: tile,

@@ -24,8 +24,8 @@ struct RowBlockForwardScratch<T> {
     /// Sum of exponentials times values so far, `[H, rows, width]`
     out: Vec<T>,
     /// Of each row so far, `[H, rows]`.
-    largest: Vec<T>,
-    total: Vec<T>,
+    row_max: Vec<T>,
+    row_sum: Vec<T>,
     /// What the last tile made of the earlier sums.
     rescale: Vec<T>,
 }
@@ -42,8 +42,8 @@ impl<T: Number> SimdKernel<T> for RowBlockForward<'_, T> {
             let tiles = inputs.tiles::<L>();
             let rows = heads * inputs.rows();
             let out = workers::scratch(rows * tiles.width);
-            let [largest, total, rescale] = [(); 3].map(|()| workers::scratch(rows));
-            RowBlockForwardScratch { tiles, scores: inputs.scores::<L>(), out, largest, total, rescale }
+            let [row_max, row_sum, rescale] = [(); 3].map(|()| workers::scratch(rows));
+            RowBlockForwardScratch { tiles, scores: inputs.scores::<L>(), out, row_max, row_sum, rescale }
         };
         workers::for_each(batch * blocks, scratch, |scratch, item| {
             // the longest rows of a decoder first
@@ -51,22 +51,22 @@ impl<T: Number> SimdKernel<T> for RowBlockForward<'_, T> {
             scratch.out.fill(T::ZERO);
             for head in 0..heads {
                 let rows = head * place.rows..(head + 1) * place.rows;
-                let [largest, total] = inputs.problem.beginning(head);
-                scratch.largest[rows.clone()].fill(largest);
-                scratch.total[rows].fill(total);
+                let [row_max, row_sum] = inputs.problem.beginning(head);
+                scratch.row_max[rows.clone()].fill(row_max);
+                scratch.row_sum[rows].fill(row_sum);
             }
             inputs.load_queries(lanes, &place, &mut scratch.tiles);
             for (_, part) in inputs.parts::<L>(&place) {
                 add_part(&inputs, lanes, &part, scratch);
             }
-            let RowBlockForwardScratch { tiles, out: sums, largest, total, .. } = scratch;
+            let RowBlockForwardScratch { tiles, out: sums, row_max, row_sum, .. } = scratch;
             for at in 0..heads * place.rows {
                 let (head, query) = (at / place.rows, place.first_query + at % place.rows);
-                let seen = total[at] != T::ZERO;
+                let seen = row_sum[at] != T::ZERO;
                 // SAFETY: `lse` is `[B, H, Q]`, and this item alone writes this number.
                 let lse = unsafe { lse.row(place.batch, head, query, 1) };
-                lse[0] = if seen { largest[at] + total[at].ln() } else { T::NEG_INFINITY };
-                let factor = if seen { T::ONE / total[at] } else { T::ZERO };
+                lse[0] = if seen { row_max[at] + row_sum[at].ln() } else { T::NEG_INFINITY };
+                let factor = if seen { T::ONE / row_sum[at] } else { T::ZERO };
                 // SAFETY: `out` is checked, and this item alone writes this row.
                 let to = unsafe { out.row(place.batch, head, query, inputs.problem.dims.head_dim) };
                 lanes.run(ScaleRow { to, factor, from: &sums[at * tiles.width..] });
@@ -82,16 +82,16 @@ fn add_part<L: Lanes>(
     place: &RowBlockTile,
     scratch: &mut RowBlockForwardScratch<L::Number>,
 ) {
-    let RowBlockForwardScratch { tiles, scores, out, largest, total, rescale } = scratch;
+    let RowBlockForwardScratch { tiles, scores, out, row_max, row_sum, rescale } = scratch;
     let heads = inputs.problem.dims.heads;
     let scores = &mut scores[..heads * place.rows * place.columns];
     inputs.raw_scores(lanes, place, tiles, scores);
     inputs.map.forward(&inputs.block(place, &tiles.q_of_map), scores);
     inputs.fill_unseen(place, L::Number::NEG_INFINITY, scores);
     for (at, scores) in scores.chunks_exact_mut(place.columns).enumerate() {
-        let [now, factor, sum] = lanes.run(OnlineExponentials { scores, largest: largest[at] });
-        total[at] = total[at] * factor + sum;
-        (largest[at], rescale[at]) = (now, factor);
+        let [now, factor, sum] = lanes.run(OnlineExponentials { scores, row_max: row_max[at] });
+        row_sum[at] = row_sum[at] * factor + sum;
+        (row_max[at], rescale[at]) = (now, factor);
     }
     let (keys_copied, rescale) = (&mut tiles.tile[..], Some(&rescale[..]));
     inputs.add_weighted(lanes, place, WeightedSum { weights: scores, keys: inputs.v, keys_copied, rescale, out });

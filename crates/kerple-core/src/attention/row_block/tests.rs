@@ -79,7 +79,7 @@ fn the_identity_map_is_plain_attention() {
         for set in InstructionSet::available() {
             let (mut plain, mut mapped) = (plain.tiled_f32(set), in_f32(&mapped, set));
             for outcome in [&mut plain, &mut mapped] {
-                (outcome.d_bias, outcome.d_weight, outcome.d_map) = (vec![], vec![], vec![]);
+                (outcome.d_bias, outcome.d_weight, outcome.d_score_mod) = (vec![], vec![], vec![]);
             }
             // both are within 1e-5 of the definition, see `tiled_equals_naive`
             assert_close(&Case::with_mask(dims(2, 4, 2, 150, 170, 20), mask, 42), &mapped, &plain, 2e-5, set.name());

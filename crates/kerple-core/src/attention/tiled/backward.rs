@@ -53,13 +53,14 @@ impl<R: Number> SimdKernel<R> for TiledBackward<'_, R> {
         let TiledBackward { problem, saved, gradients } = self;
         let AttentionDims { batch, heads, kv_heads, queries, keys, .. } = problem.dims;
         let blocks = queries.div_ceil(QUERIES);
-        let AttentionGradients { d_q, d_k, d_v, d_bias, d_weight, d_map: _, d_sinks, mut d_gate_cumsum } = gradients;
+        let AttentionGradients { d_q, d_k, d_v, d_bias, d_weight, d_score_mod: _, d_sinks, mut d_gate_cumsum } =
+            gradients;
         sinks::backward(problem, &saved, d_sinks);
         let distances = problem.ahead() + keys;
         let partial = |wanted: bool| if wanted { vec![R::ZERO; batch * heads * distances] } else { Vec::new() };
         let (mut bias_sums, mut weight_sums) = (partial(d_bias.is_some()), partial(d_weight.is_some()));
         let strides = Strides { batch: heads * distances, head: distances, row: distances };
-        let mut means = vec![R::ZERO; batch * heads * queries];
+        let mut delta = vec![R::ZERO; batch * heads * queries];
         let of_rows = d_gate_cumsum.is_some() && problem.mask.sides() == Sides::TwoSided;
         let mut gate_rows = vec![0.0; if of_rows { batch * heads * queries } else { 0 }];
         let of_tokens = |tokens: usize| Strides { batch: heads * tokens, head: tokens, row: 1 };
@@ -80,17 +81,17 @@ impl<R: Number> SimdKernel<R> for TiledBackward<'_, R> {
             table_turns: Turns::new(batch * heads, |_| 0),
             gate_rows: of_rows.then(|| ViewMut::new(&mut gate_rows, of_tokens(queries))),
             d_gate_cumsum: None,
-            means: &[],
+            delta: &[],
             feature_decay: FeatureDecay::new(problem, QUERIES.max(KEYS)),
         };
-        call.prepare(&mut means);
+        call.prepare(&mut delta);
         if let Some(d_gate_cumsum) = &mut d_gate_cumsum {
             d_gate_cumsum.fill(0.0);
-            gate_cumsum::add_sinks(problem, &saved, &means, d_gate_cumsum);
+            gate_cumsum::add_sinks(problem, &saved, &delta, d_gate_cumsum);
         }
         let d_gate_cumsum_view =
             d_gate_cumsum.as_deref_mut().map(|d_gate_cumsum| ViewMut::new(d_gate_cumsum, of_tokens(keys)));
-        let call = TiledBackwardCall { means: &means, d_gate_cumsum: d_gate_cumsum_view, ..call };
+        let call = TiledBackwardCall { delta: &delta, d_gate_cumsum: d_gate_cumsum_view, ..call };
         let schedule = BlockSchedule::new(batch * kv_heads, keys.div_ceil(KEYS));
         let scratch = || TiledBackwardScratch::new::<L>(&call);
         workers::for_each(batch * kv_heads * keys.div_ceil(KEYS), scratch, |scratch, item| {
@@ -139,7 +140,7 @@ struct TiledBackwardCall<'a, L: Lanes> {
     /// Of each head of each sequence: which block of keys may add to its tables.
     table_turns: Turns,
     /// `d_out.out`, the mean of `d_out.v` under the weights, `[B, H, Q]`.
-    means: &'a [L::Number],
+    delta: &'a [L::Number],
     feature_decay: Option<FeatureDecay<'a, L::Number>>,
 }
 
@@ -201,10 +202,10 @@ impl<R: Number> TiledBackwardScratch<R> {
 }
 
 impl<'a, L: Lanes> TiledBackwardCall<'a, L> {
-    /// Computes `means`, and clears `d_q` where no key is seen.
-    fn prepare(&self, means: &mut [L::Number]) {
+    /// Computes `delta`, and clears `d_q` where no key is seen.
+    fn prepare(&self, delta: &mut [L::Number]) {
         let AttentionDims { batch, heads, queries, head_dim, .. } = self.problem.dims;
-        let means = ViewMut::new(means, Strides { batch: heads * queries, head: queries, row: 1 });
+        let delta = ViewMut::new(delta, Strides { batch: heads * queries, head: queries, row: 1 });
         let blocks = queries.div_ceil(QUERIES);
         workers::for_each(
             batch * heads * blocks,
@@ -212,12 +213,12 @@ impl<'a, L: Lanes> TiledBackwardCall<'a, L> {
             |(), item| {
                 let (unit, block) = (item / blocks, item % blocks);
                 let (b, h, first) = (unit / heads, unit % heads, block * QUERIES);
-                // SAFETY: `means` is `[B, H, Q]` and this item alone writes these queries.
-                let means = unsafe { means.row(b, h, first, QUERIES.min(queries - first)) };
-                for (i, mean) in means.iter_mut().enumerate() {
+                // SAFETY: `delta` is `[B, H, Q]` and this item alone writes these queries.
+                let delta = unsafe { delta.row(b, h, first, QUERIES.min(queries - first)) };
+                for (i, delta_i) in delta.iter_mut().enumerate() {
                     let row = |view: View<'a, L::Number>| view.row(b, h, first + i, head_dim);
                     let (q, k) = (row(self.saved.d_out), row(self.saved.out));
-                    self.lanes.run(Dots { q, k, stride: 0, to: std::slice::from_mut(mean) });
+                    self.lanes.run(Dots { q, k, stride: 0, to: std::slice::from_mut(delta_i) });
                     if key_blocks(self.problem, b, block).is_empty() {
                         // SAFETY: `d_q` is checked, and this item alone writes this row now.
                         unsafe { self.d_q.row(b, h, first + i, head_dim) }.fill(L::Number::ZERO);
@@ -408,7 +409,7 @@ impl<'a, L: Lanes> TiledBackwardCall<'a, L> {
             weight: self.weight.as_ref().map(|weight| weight.at(tile.head, tile.distance)),
             softcap: self.problem.softcap,
             lse: &self.saved.lse[at..][..tile.queries],
-            means: &self.means[at..][..tile.queries],
+            delta: &self.delta[at..][..tile.queries],
             d_bias: scratch.d_bias.as_mut(),
             d_weight: scratch.d_weight.as_mut(),
             gate_cumsum: self.problem.tables().gate_cumsum.map(|_| {
@@ -444,7 +445,7 @@ impl<'a, L: Lanes> TiledBackwardCall<'a, L> {
                 rows: queries,
                 inner: self.problem.dims.head_dim,
                 columns,
-                a: StridedMatrix { data: &rows[query * width..], row_stride: width, column_stride: 1 },
+                a: StridedMatrix::row_major(&rows[query * width..], width),
                 b: transposed,
                 b_stride: KEYS,
                 c: &mut to[query * KEYS..],
@@ -461,7 +462,7 @@ impl<'a, L: Lanes> TiledBackwardCall<'a, L> {
             rows: queries,
             inner: keys,
             columns: width,
-            a: StridedMatrix { data: &scratch.d_scores[query * KEYS..], row_stride: KEYS, column_stride: 1 },
+            a: StridedMatrix::row_major(&scratch.d_scores[query * KEYS..], KEYS),
             b: &scratch.keys,
             b_stride: width,
             c: &mut scratch.d_q[query * width..],
@@ -483,7 +484,7 @@ impl<'a, L: Lanes> TiledBackwardCall<'a, L> {
                 rows: keys,
                 inner: tile.queries - query,
                 columns: width,
-                a: StridedMatrix { data: &columns[query * KEYS + key..], row_stride: 1, column_stride: KEYS },
+                a: StridedMatrix::transposed(&columns[query * KEYS + key..], KEYS),
                 b: &rows[query * width..],
                 b_stride: width,
                 c: &mut to[key * width..],

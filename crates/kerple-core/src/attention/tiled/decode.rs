@@ -150,7 +150,7 @@ impl<L: Lanes> SplitKvCall<'_, L> {
                     rows: 1,
                     inner: scores.len(),
                     columns: self.width,
-                    a: StridedMatrix { data: scores, row_stride: 0, column_stride: 1 },
+                    a: StridedMatrix::row_major(scores, 0),
                     b: &v[i * RUN * v_stride..],
                     b_stride: v_stride,
                     c: weighted,
@@ -166,7 +166,7 @@ impl<L: Lanes> SplitKvCall<'_, L> {
     fn passed(&self, batch: usize, head: usize, keys: &Range<usize>) -> Option<Vec<L::Number>> {
         let gate_cumsum = self.problem.gate_cumsum(batch, head)?;
         let own = gate_cumsum[gate_cumsum.len() - 1];
-        Some(gate_cumsum[keys.clone()].iter().map(|clock| L::Number::from_f64(own - clock)).collect())
+        Some(gate_cumsum[keys.clone()].iter().map(|cumsum| L::Number::from_f64(own - cumsum)).collect())
     }
 
     /// Scales and caps dot products where there is a softcap; returns the factor that is left to apply.

@@ -84,24 +84,26 @@ struct TiledForwardCall<'a, L: Lanes> {
     feature_decay: Option<FeatureDecay<'a, L::Number>>,
 }
 
-/// What one thread computes in.
+/// What one thread computes in. `transposed` means that queries are the columns: lanes are queries.
 struct TiledForwardScratch<R> {
     /// `scale * q`, `[D, QUERIES]`
-    q: Vec<R>,
-    /// The same and the keys as their products over a tile count them; empty without feature decay. `[D, QUERIES]`, `[KEYS, D]`
-    decayed: [Vec<R>; 2],
+    q_transposed: Vec<R>,
+    /// The same with the feature decay of a tile, `[D, QUERIES]`; empty without one.
+    q_decayed_transposed: Vec<R>,
+    /// The keys of a tile with their feature decay, `[KEYS, D]`; empty without one.
+    k_decayed: Vec<R>,
     /// Cumulative gates of the queries and of the keys.
     gate_cumsum: [GateOffsets<R>; 2],
     /// `[KEYS, width]`
     v: Vec<R>,
     /// Scores, then their exponentials, `[KEYS, QUERIES]`
-    scores: Vec<R>,
+    scores_transposed: Vec<R>,
     /// Sum of exponentials times values so far, `[QUERIES, width]`
     out: Vec<R>,
     /// Of each query so far.
-    largest: Vec<R>,
-    total: Vec<R>,
-    /// What the last tile made of the earlier sums.
+    row_max: Vec<R>,
+    row_sum: Vec<R>,
+    /// The factor of earlier sums after the last tile.
     rescale: Vec<R>,
     /// D rounded up to whole vectors.
     width: usize,
@@ -113,14 +115,15 @@ impl<R: Number> TiledForwardScratch<R> {
         let width = head_dim.next_multiple_of(L::COUNT);
         let unset = |n| workers::scratch(n);
         TiledForwardScratch {
-            q: unset(head_dim * QUERIES),
-            decayed: [QUERIES, KEYS].map(|rows| unset(if decayed { head_dim * rows } else { 0 })),
+            q_transposed: unset(head_dim * QUERIES),
+            q_decayed_transposed: unset(if decayed { head_dim * QUERIES } else { 0 }),
+            k_decayed: unset(if decayed { head_dim * KEYS } else { 0 }),
             gate_cumsum: [QUERIES, KEYS].map(|tokens| GateOffsets::new(tokens, has_gates)),
             v: unset(KEYS * width),
-            scores: unset(KEYS * QUERIES),
+            scores_transposed: unset(KEYS * QUERIES),
             out: unset(QUERIES * width),
-            largest: unset(QUERIES),
-            total: unset(QUERIES),
+            row_max: unset(QUERIES),
+            row_sum: unset(QUERIES),
             rescale: unset(QUERIES),
             width,
         }
@@ -167,20 +170,20 @@ impl<L: Lanes> TiledForwardCall<'_, L> {
             rows: queries,
             head_dim,
             factor: self.problem.scale,
-            to: &mut scratch.q,
+            to: &mut scratch.q_transposed,
             width: QUERIES,
         });
         if let Some(feature_decay) = &self.feature_decay {
-            self.lanes.run(feature_decay.columns(&mut scratch.q, QUERIES, queries));
+            self.lanes.run(feature_decay.columns(&mut scratch.q_transposed, QUERIES, queries));
         }
         let gate_cumsum = self.problem.gate_cumsum(batch, head);
         let own = self.problem.dims.position(first_query).max(0) as usize;
         if let Some(gate_cumsum) = gate_cumsum {
             scratch.gate_cumsum[0].load(&gate_cumsum[own..][..queries], gate_cumsum[own]);
         }
-        let [largest, total] = self.problem.beginning(head);
-        scratch.largest.fill(largest);
-        scratch.total.fill(total);
+        let [row_max, row_sum] = self.problem.beginning(head);
+        scratch.row_max.fill(row_max);
+        scratch.row_sum.fill(row_sum);
         if first.start >= last.end {
             scratch.out.fill(L::Number::ZERO); // there is no tile that would
         }
@@ -212,20 +215,20 @@ impl<L: Lanes> TiledForwardCall<'_, L> {
             self.scores(scratch, tile, from, strip.min(tile.keys - from), if crosses { skipped } else { 0 });
         }
         if let Some(cap) = self.problem.softcap {
-            softcap::apply(&mut scratch.scores[..tile.keys * QUERIES], cap);
+            softcap::apply(&mut scratch.scores_transposed[..tile.keys * QUERIES], cap);
         }
         let is_whole = tile.is_whole(self.problem.mask.window());
         self.lanes.run(OnlineSoftmax {
             tile: *tile,
-            scores: &mut scratch.scores,
+            scores: &mut scratch.scores_transposed,
             bias: (self.problem.tables().bias.is_some() || !is_whole).then(|| self.bias.at(tile.head, tile.distance)),
             weight: self.weight.as_ref().map(|weight| weight.at(tile.head, tile.distance)),
             gate_cumsum: self.problem.tables().gate_cumsum.map(|_| {
                 let [queries, keys] = &scratch.gate_cumsum;
                 TileGates { queries, keys, sides: self.problem.mask.sides() }
             }),
-            largest: &mut scratch.largest,
-            total: &mut scratch.total,
+            row_max: &mut scratch.row_max,
+            row_sum: &mut scratch.row_sum,
             rescale: &mut scratch.rescale,
         });
         self.lanes.run(CopyRows {
@@ -244,13 +247,14 @@ impl<L: Lanes> TiledForwardCall<'_, L> {
         }
     }
 
-    /// Makes the decayed queries and keys of a tile.
+    /// Multiplies the queries and keys of a tile by their feature decay.
     fn decay_features(&self, scratch: &mut TiledForwardScratch<L::Number>, tile: &QueryTile) {
         let Some(feature_decay) = &self.feature_decay else { return };
-        let (TiledForwardScratch { q, decayed: [to_queries, to_keys], .. }, head_dim) =
-            (scratch, self.problem.dims.head_dim);
+        let head_dim = self.problem.dims.head_dim;
+        let TiledForwardScratch { q_transposed, q_decayed_transposed, k_decayed, .. } = scratch;
         let over = feature_decay.over(tile.distance + 1 - tile.keys as isize);
-        for ((to, from), factor) in to_queries.chunks_exact_mut(QUERIES).zip(q.chunks_exact(QUERIES)).zip(over) {
+        let rows = q_decayed_transposed.chunks_exact_mut(QUERIES).zip(q_transposed.chunks_exact(QUERIES));
+        for ((to, from), factor) in rows.zip(over) {
             self.lanes.run(ScaleRow { to, factor, from });
         }
         self.lanes.run(CopyRows {
@@ -259,10 +263,10 @@ impl<L: Lanes> TiledForwardCall<'_, L> {
             rows: tile.keys,
             head_dim,
             factor: L::Number::ONE,
-            to: to_keys,
+            to: &mut *k_decayed,
             width: head_dim,
         });
-        self.lanes.run(feature_decay.keys(to_keys, head_dim, tile.keys));
+        self.lanes.run(feature_decay.keys(k_decayed, head_dim, tile.keys));
     }
 
     /// Whether some lanes see fewer keys of the tile than others.
@@ -283,18 +287,18 @@ impl<L: Lanes> TiledForwardCall<'_, L> {
         let (data, row_stride, q) = match &self.feature_decay {
             None => {
                 let keys = self.k.rows_from(tile.batch, tile.kv_head, tile.first_key + from);
-                (keys, self.k.strides.row, &scratch.q)
+                (keys, self.k.strides.row, &scratch.q_transposed)
             }
-            Some(_) => (&scratch.decayed[1][from * head_dim..], head_dim, &scratch.decayed[0]),
+            Some(_) => (&scratch.k_decayed[from * head_dim..], head_dim, &scratch.q_decayed_transposed),
         };
         self.lanes.run(SmallGemm {
             rows: keys,
             inner: head_dim,
             columns: tile.queries.next_multiple_of(L::COUNT) - skipped,
-            a: StridedMatrix { data, row_stride, column_stride: 1 },
+            a: StridedMatrix::row_major(data, row_stride),
             b: &q[skipped..],
             b_stride: QUERIES,
-            c: &mut scratch.scores[from * QUERIES + skipped..],
+            c: &mut scratch.scores_transposed[from * QUERIES + skipped..],
             c_stride: QUERIES,
             store: StoreMode::Overwrite,
         });
@@ -313,7 +317,7 @@ impl<L: Lanes> TiledForwardCall<'_, L> {
             rows: queries,
             inner: keys,
             columns: scratch.width,
-            a: StridedMatrix { data: &scratch.scores[from..], row_stride: 1, column_stride: QUERIES },
+            a: StridedMatrix::transposed(&scratch.scores_transposed[from..], QUERIES),
             b: &scratch.v,
             b_stride: scratch.width,
             c: &mut scratch.out[from * scratch.width..],
@@ -336,19 +340,19 @@ impl<L: Lanes> TiledForwardCall<'_, L> {
         for (i, lse) in lse.iter_mut().enumerate() {
             // SAFETY: `out` is checked, and this item alone writes this row.
             let out = unsafe { self.out.row(batch, head, first_query + i, self.problem.dims.head_dim) };
-            if scratch.total[i] == zero {
+            if scratch.row_sum[i] == zero {
                 out.fill(zero);
                 *lse = L::Number::NEG_INFINITY;
                 continue;
             }
-            *lse = scratch.largest[i] + scratch.total[i].ln();
-            let factor = one / scratch.total[i];
+            *lse = scratch.row_max[i] + scratch.row_sum[i].ln();
+            let factor = one / scratch.row_sum[i];
             self.lanes.run(ScaleRow { to: out, factor, from: &scratch.out[i * scratch.width..] });
         }
     }
 }
 
-/// Turns the scores of a tile into exponentials and keeps the running maximum and total of each query.
+/// Turns the scores of a tile into exponentials and keeps the running maximum and sum of each query.
 struct OnlineSoftmax<'a, R> {
     tile: QueryTile,
     scores: &'a mut [R],
@@ -356,8 +360,8 @@ struct OnlineSoftmax<'a, R> {
     bias: Option<(&'a [R], usize)>,
     weight: Option<(&'a [R], usize)>,
     gate_cumsum: Option<TileGates<'a, R>>,
-    largest: &'a mut [R],
-    total: &'a mut [R],
+    row_max: &'a mut [R],
+    row_sum: &'a mut [R],
     rescale: &'a mut [R],
 }
 
@@ -366,18 +370,18 @@ impl<R: Number> SimdKernel<R> for OnlineSoftmax<'_, R> {
 
     #[inline(always)]
     fn run<L: Lanes<Number = R>>(self, lanes: L) {
-        let OnlineSoftmax { tile, scores, bias, weight, gate_cumsum, largest, total, rescale } = self;
+        let OnlineSoftmax { tile, scores, bias, weight, gate_cumsum, row_max, row_sum, rescale } = self;
         for group in 0..tile.queries.div_ceil(L::COUNT) {
             let (keys, lane) = (tile.keys_seen_by(group, L::COUNT), group * L::COUNT);
             assert!(keys * QUERIES <= scores.len() && lane + L::COUNT <= QUERIES);
-            assert!([largest.len(), total.len(), rescale.len()].into_iter().all(|len| len >= lane + L::COUNT));
+            assert!([row_max.len(), row_sum.len(), rescale.len()].into_iter().all(|len| len >= lane + L::COUNT));
             for (table, origin) in [bias, weight].into_iter().flatten() {
                 assert!(origin + 1 >= keys && origin + lane + L::COUNT <= table.len());
             }
             let own = gate_cumsum.map(|gate_cumsum| (gate_cumsum, gate_cumsum.queries.load_at(lanes, lane)));
             // SAFETY: the assertions bound every index.
             unsafe {
-                let before = lanes.load(largest.as_ptr().add(lane));
+                let before = lanes.load(row_max.as_ptr().add(lane));
                 // of even and of odd keys, which need not wait for each other
                 let (mut even, mut odd) = (before, before);
                 for key in (1..keys).step_by(2) {
@@ -396,9 +400,9 @@ impl<R: Number> SimdKernel<R> for OnlineSoftmax<'_, R> {
                     sum = lanes.add(sum, p);
                     lanes.store(at, p);
                 }
-                lanes.store(largest.as_mut_ptr().add(lane), now);
-                let total = total.as_mut_ptr().add(lane);
-                lanes.store(total, lanes.mul_add(lanes.load(total), factor, sum));
+                lanes.store(row_max.as_mut_ptr().add(lane), now);
+                let row_sum = row_sum.as_mut_ptr().add(lane);
+                lanes.store(row_sum, lanes.mul_add(lanes.load(row_sum), factor, sum));
                 lanes.store(rescale.as_mut_ptr().add(lane), factor);
             }
         }
@@ -433,7 +437,7 @@ unsafe fn finish_score<L: Lanes>(
             z = lanes.add(z, lanes.load(table.as_ptr().add(origin - key + lane)));
         }
         if let Some((gate_cumsum, own)) = gate_cumsum {
-            z = lanes.add(z, gate_cumsum.between(lanes, own, gate_cumsum.keys.splat(lanes, key)));
+            z = lanes.add(z, gate_cumsum.difference(lanes, own, gate_cumsum.keys.splat(lanes, key)));
         }
         lanes.store(at, z);
         z

@@ -21,7 +21,7 @@ use crate::cpu::lanes::Lanes;
 use crate::forms::Sides;
 use crate::tiles::workers;
 
-/// Cumulative gates of consecutive tokens from a base on.
+/// Cumulative gates of consecutive tokens, minus a base.
 pub(super) struct GateOffsets<R> {
     high: Vec<R>,
     low: Vec<R>,
@@ -34,10 +34,10 @@ impl<R: Number> GateOffsets<R> {
         GateOffsets { high: room(), low: room() }
     }
 
-    /// Takes these cumulative gates; those after them are 0.
+    /// Loads these cumulative gates; those after them are 0.
     pub(super) fn load(&mut self, gate_cumsum: &[f64], base: f64) {
-        for ((high, low), clock) in self.high.iter_mut().zip(&mut self.low).zip(gate_cumsum) {
-            let (since, rest) = difference(*clock, base);
+        for ((high, low), cumsum) in self.high.iter_mut().zip(&mut self.low).zip(gate_cumsum) {
+            let (since, rest) = difference(*cumsum, base);
             *high = R::from_f64(since);
             *low = R::from_f64(since - high.to_f64() + rest);
         }
@@ -76,9 +76,9 @@ pub(super) struct TileGates<'a, R> {
 }
 
 impl<R: Number> TileGates<'_, R> {
-    /// What is added to scores: how far the clock falls from one to the other.
+    /// What is added to scores: the difference of cumulative gates from key to query.
     #[inline(always)]
-    pub(super) fn between<L: Lanes<Number = R>>(
+    pub(super) fn difference<L: Lanes<Number = R>>(
         &self,
         lanes: L,
         queries: [L::Vector; 2],
@@ -93,13 +93,13 @@ impl<R: Number> TileGates<'_, R> {
     }
 }
 
-/// The vector with the sign of each key's distance from the query, which is the key before which `behind` lanes lie.
+/// The vector with the sign of each key's distance from the query, whose own key is in lane `own`.
 #[inline(always)]
-pub(super) fn signed<L: Lanes>(lanes: L, vector: L::Vector, behind: isize) -> L::Vector {
-    if behind >= L::COUNT as isize {
+pub(super) fn signed<L: Lanes>(lanes: L, vector: L::Vector, own: isize) -> L::Vector {
+    if own >= L::COUNT as isize {
         return vector;
     }
-    if behind < 0 {
+    if own < 0 {
         return lanes.sub(lanes.splat(L::Number::ZERO), vector);
     }
     let mut numbers = [L::Number::ZERO; 16];
@@ -107,8 +107,8 @@ pub(super) fn signed<L: Lanes>(lanes: L, vector: L::Vector, behind: isize) -> L:
     // SAFETY: `COUNT` numbers fit.
     unsafe {
         lanes.store(numbers.as_mut_ptr(), vector);
-        numbers[behind as usize] = L::Number::ZERO;
-        numbers[behind as usize + 1..].iter_mut().for_each(|number| *number = -*number);
+        numbers[own as usize] = L::Number::ZERO;
+        numbers[own as usize + 1..].iter_mut().for_each(|number| *number = -*number);
         lanes.load(numbers.as_ptr())
     }
 }
@@ -118,7 +118,7 @@ pub(super) fn signed<L: Lanes>(lanes: L, vector: L::Vector, behind: isize) -> L:
 pub(super) fn add_sinks<R: Number>(
     problem: &AttentionProblem<R>,
     saved: &AttentionSaved<R>,
-    means: &[R],
+    delta: &[R],
     d_gate_cumsum: &mut [f64],
 ) {
     let (Some(sinks), Sides::OneSided) = (problem.sinks, problem.mask.sides()) else { return };
@@ -126,11 +126,11 @@ pub(super) fn add_sinks<R: Number>(
     if queries == 0 {
         return;
     }
-    let rows = saved.lse.chunks_exact(queries).zip(means.chunks_exact(queries));
-    for (unit, (lse, means)) in rows.enumerate() {
+    let rows = saved.lse.chunks_exact(queries).zip(delta.chunks_exact(queries));
+    for (unit, (lse, delta)) in rows.enumerate() {
         let own = &mut d_gate_cumsum[unit * keys + keys - queries..][..queries];
-        for ((d_clock, lse), mean) in own.iter_mut().zip(lse).zip(means) {
-            *d_clock += ((sinks[unit % heads] - *lse).exp() * *mean).to_f64();
+        for ((d_cumsum, lse), delta_i) in own.iter_mut().zip(lse).zip(delta) {
+            *d_cumsum += ((sinks[unit % heads] - *lse).exp() * *delta_i).to_f64();
         }
     }
 }
@@ -140,6 +140,6 @@ pub(super) fn add_rows<R: Number>(problem: &AttentionProblem<R>, rows: &[f64], d
     let AttentionDims { queries, keys, .. } = problem.dims;
     for (unit, rows) in rows.chunks_exact(queries.max(1)).enumerate() {
         let own = &mut d_gate_cumsum[unit * keys + keys - queries..][..queries];
-        own.iter_mut().zip(rows).for_each(|(d_clock, row)| *d_clock += row);
+        own.iter_mut().zip(rows).for_each(|(d_cumsum, row)| *d_cumsum += row);
     }
 }

@@ -20,7 +20,7 @@ pub(super) struct TileScoreGradient<'a, R> {
     /// Of the scores, to which it has been applied.
     pub(super) softcap: Option<R>,
     pub(super) lse: &'a [R],
-    pub(super) means: &'a [R],
+    pub(super) delta: &'a [R],
     pub(super) d_bias: Option<&'a mut DiagonalSums<R>>,
     pub(super) d_weight: Option<&'a mut DiagonalSums<R>>,
     pub(super) gate_cumsum: Option<TileGates<'a, R>>,
@@ -93,7 +93,7 @@ impl<R: Number> SimdKernel<R> for TileScoreGradient<'_, R> {
             // A row that sees nothing has weights exp(z - MAX) = 0.
             let seen = self.lse[query] != R::NEG_INFINITY;
             let lse = lanes.splat(if seen { self.lse[query] } else { R::ZERO - R::LOWEST });
-            let mean = lanes.splat(self.means[query]);
+            let delta_i = lanes.splat(self.delta[query]);
             let own = self.gate_cumsum.map(|gate_cumsum| (gate_cumsum, gate_cumsum.queries.splat(lanes, query)));
             let mut row = lanes.splat(R::ZERO);
             for key in (0..columns).step_by(L::COUNT) {
@@ -115,10 +115,10 @@ impl<R: Number> SimdKernel<R> for TileScoreGradient<'_, R> {
                         z = lanes.add(z, lanes.load(table.as_ptr().add(origin - query + key)));
                     }
                     if let Some((gate_cumsum, own)) = own {
-                        z = lanes.add(z, gate_cumsum.between(lanes, own, gate_cumsum.keys.load_at(lanes, key)));
+                        z = lanes.add(z, gate_cumsum.difference(lanes, own, gate_cumsum.keys.load_at(lanes, key)));
                     }
                     let p = lanes.exp(lanes.sub(z, lse));
-                    let mut d_z = lanes.mul(p, lanes.sub(lanes.load(d_at), mean));
+                    let mut d_z = lanes.mul(p, lanes.sub(lanes.load(d_at), delta_i));
                     lanes.store(at, p);
                     if let Some(sums) = &mut self.d_bias {
                         sums.add(lanes, query, key, first_lanes(lanes, d_z, tile.keys - key));

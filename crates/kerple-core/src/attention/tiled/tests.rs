@@ -60,7 +60,7 @@ proptest! {
     }
 
     #[test]
-    fn clocks_equal_naive(recipe in recipes(), seed in any::<u64>()) {
+    fn gates_equal_naive(recipe in recipes(), seed in any::<u64>()) {
         assert_tiled_equals_naive(recipe.case().gated(seed));
     }
 }
@@ -96,14 +96,14 @@ fn a_million_keys_are_as_exact_as_ten() {
 
 /// Cumulative gates that have run for long, and cumulative gates that stand anywhere.
 #[test]
-fn clocks_are_as_exact_wherever_they_stand() {
+fn gates_are_as_exact_anywhere_in_a_sequence() {
     let mut case = Case::new(dims(1, 1, 1, 3, 1_000_000, 4), 31);
     (case.bias, case.weight) = (None, None);
     let gate = |at: usize| -0.7 * (1.0 + (0.37 * at as f64).sin());
-    let mut clock = 0.0;
+    let mut cumsum = 0.0;
     let mut run = |at: usize| {
-        clock += gate(at);
-        clock
+        cumsum += gate(at);
+        cumsum
     };
     case.gate_cumsum = Some((0..1_000_000).map(&mut run).collect());
     let case = case.rounded();
@@ -114,11 +114,11 @@ fn clocks_are_as_exact_wherever_they_stand() {
     }
     let case = Case::with_mask(dims(2, 2, 1, 200, 200, 8), Mask::BIDIRECTIONAL, 32).gated(33);
     let mut moved = case.clone();
-    moved.gate_cumsum.iter_mut().flatten().for_each(|clock| *clock += 1e6);
+    moved.gate_cumsum.iter_mut().flatten().for_each(|cumsum| *cumsum += 1e6);
     for (set, (here, there)) in
         InstructionSet::available().map(|set| (set, (case.tiled_f32(set), moved.tiled_f32(set))))
     {
-        // a clock of 1e6 carries 1e-10
+        // a cumulative gate of 1e6 carries 1e-10
         assert!(here.out.iter().zip(&there.out).all(|(a, b)| (a - b).abs() < 1e-6), "{set:?}");
         for row in here.d_gate_cumsum.chunks_exact(200) {
             // sums of 200 rows and columns of f32
@@ -148,7 +148,7 @@ fn constant_gates_are_a_table() {
 
 #[test]
 #[should_panic(expected = "cumulative gates must not increase")]
-fn clocks_that_run_backwards_have_one_direction() {
+fn gates_above_1_are_for_one_direction() {
     let mut case = Case::with_mask(dims(1, 1, 1, 3, 3, 4), Mask::BIDIRECTIONAL, 35);
     case.gate_cumsum = Some(vec![0.0, -1.0, -0.5]);
     case.tiled_f64();

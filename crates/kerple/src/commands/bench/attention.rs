@@ -157,7 +157,7 @@ impl Task {
                 d_v,
                 d_bias,
                 d_weight: None,
-                d_map,
+                d_score_mod: d_map,
                 d_sinks: None,
                 d_gate_cumsum: d_clocks,
             };

@@ -175,7 +175,7 @@ fn states_and_pieces_are_those_of_the_whole() {
                 d_decay: None,
                 d_gates: Some(&mut of_gates),
             };
-            backward_piece(&problem, saved, (before, later), gradients);
+            backward_chunk(&problem, saved, (before, later), gradients);
             d_parameters.iter_mut().zip(own).for_each(|(sum, own)| *sum += own);
             for (to, from) in d_gates.chunks_exact_mut(700).zip(of_gates.chunks_exact(*len)) {
                 to[*first..first + len].copy_from_slice(from);

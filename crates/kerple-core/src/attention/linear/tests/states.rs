@@ -149,7 +149,7 @@ fn gradients_of_pieces_are_those_of_the_whole() {
                     d_decay: decays.then_some(DecayGradient { d_near, d_weights }),
                     d_gates: None,
                 };
-                backward_piece(&problem, saved, (before, &mut later), gradients);
+                backward_chunk(&problem, saved, (before, &mut later), gradients);
                 for (sum, own) in sums.iter_mut().zip(own) {
                     sum.iter_mut().zip(own).for_each(|(sum, own)| *sum += own);
                 }
