@@ -4,8 +4,8 @@
 use crate::cpu::vectorized;
 
 vectorized! {
-    /// Caps scaled scores in place. With `e = exp(-2 |s| / cap)`, `tanh = (1 - e) / (1 + e)` with the sign of `s`: absolutely
-    /// within 2e-7 of the cap in `f32`.
+    /// Caps scaled scores in place. With `e = exp(-2 |s| / cap)`, `tanh = (1 - e) / (1 + e)` with the
+    /// sign of `s`; the absolute error is below 2e-7 times the cap in `f32`.
     pub(super) fn apply(scores: &mut [T], cap: T) {
         let rate = -(T::ONE + T::ONE) / cap;
         for score in scores {

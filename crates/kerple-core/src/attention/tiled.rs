@@ -6,11 +6,12 @@
 //! are skipped. Memory beyond inputs and outputs is a few tables of `[H, K]` and `[B, H, Q]` and
 //! some tiles per thread.
 //!
-//! * `product`: the small matrix product that every step uses, on the vectors of
-//!   [`cpu`](crate::cpu);
-//! * `forward`, `backward`: what is multiplied with what; `decode`: one query, where memory is the limit;
-//! * `feature_decay`: features whose products decay with distance; `gate_cumsum`: cumulative gates;
-//! * `workers`: which thread does what, and why results do not depend on it.
+//! * `forward`, `backward`: the products of a tile, and the softmax between them;
+//! * `decode`: split-KV decoding of one query;
+//! * `table`, `diagonal`: distance tables as tiles read them, and the sums of their gradient;
+//! * `gate_cumsum`: cumulative gates; `feature_decay`: features whose products decay with distance;
+//! * `tiles::product`: the small matrix product of every step; `tiles::workers`: which thread does
+//!   what, and why results do not depend on it.
 
 mod backward;
 mod blocks;

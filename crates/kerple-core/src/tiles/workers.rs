@@ -1,7 +1,8 @@
-//! Threads that claim numbered items in order, and additions that happen in the order of their numbers.
+//! Threads that claim numbered items in order, and additions that happen in the order of the numbers.
 //!
-//! Which thread computes an item depends on chance; what is added to what, and in which order, does not. An item may wait
-//! only for items with smaller numbers. Those were claimed before it and are running, so somebody always advances.
+//! Which thread computes an item depends on chance; what is added to what, and in which order, does
+//! not. An item waits only for items with smaller numbers, which were claimed before it and are
+//! running, so there is no deadlock.
 
 use crate::{Number, cpu};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};

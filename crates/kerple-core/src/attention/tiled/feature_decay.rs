@@ -1,4 +1,4 @@
-//! Features whose products decay with distance.
+//! Features whose products decay with distance (xPos).
 //!
 //! ```text
 //! e^(-r (i - j)) = e^(-r (i - c)) e^(-r (c - j))        c the last key of a tile
