@@ -105,6 +105,9 @@ pub struct Quickstart {
     /// Minutes for the whole job; sets the number of training steps.
     #[arg(long, default_value_t = 10.0)]
     pub minutes: f64,
+    /// Training steps per run, in place of as many as fit into the minutes.
+    #[arg(long, value_parser = clap::value_parser!(u64).range(1..), conflicts_with = "minutes")]
+    pub steps: Option<u64>,
     /// Text files or folders to use instead of the built-in text, Python Enhancement Proposals.
     #[arg(long, num_args = 1.., value_name = "PATH")]
     pub data: Vec<PathBuf>,

@@ -11,7 +11,7 @@ use std::time::Duration;
 
 /// A quickstart of the fewest steps there are.
 fn quickstart<'a>(data: &'a str, more: &[&'a str]) -> Vec<&'a str> {
-    [&["quickstart", "--data", data, "--minutes", "0.01", "--out", "q"], more].concat()
+    [&["quickstart", "--data", data, "--steps", "20", "--out", "q"], more].concat()
 }
 
 /// The run that is trained and evaluated first.
@@ -67,6 +67,8 @@ fn it_ends_in_tables_and_figures_and_goes_on_where_it_was_stopped() {
         let text: Vec<&Value> = rows.iter().map(|row| &row["text"]).collect();
         assert!(text[0]["checksum"].is_string() && text.iter().all(|other| *other == text[0]), "{text:?}");
     }
+    // what is printed fits a terminal
+    assert!(printed.lines().all(|line| line.chars().count() <= 80), "{printed}");
     let report = place.read("q/report/index.html");
     for figure in ["perplexity by", "kerple_log", "<svg"] {
         assert!(report.to_lowercase().contains(figure), "{figure}");
@@ -88,13 +90,14 @@ fn it_ends_in_tables_and_figures_and_goes_on_where_it_was_stopped() {
     assert_eq!(place.ok(&quickstart("text", &[])), printed);
     assert!(trace(&place) == killed);
 
-    // another text or time is another job, not the old result
+    // another text or number of steps is another job, not the old result
     place.write("other/text.txt", "words of another kind ".repeat(4000));
     let said = failure(&place, &quickstart("other", &[]));
     assert!(said.contains("was started on") && said.contains("hint: use the same --data"), "{said}");
     assert!(failure(&place, &quickstart("nowhere", &[])).contains("was started on"));
     assert!(
-        failure(&place, &["quickstart", "--data", "text", "--minutes", "1", "--out", "q"]).contains("0.01 minutes")
+        failure(&place, &["quickstart", "--data", "text", "--steps", "21", "--out", "q"])
+            .contains("with 20 steps, not 21")
     );
 }
 
@@ -105,4 +108,16 @@ fn what_was_refused_leaves_nothing_in_the_way() {
     let output = place.run(&quickstart("tiny.txt", &[]));
     assert!(!output.status.success());
     assert!(!place.path("q").exists(), "{}", String::from_utf8_lossy(&output.stderr));
+}
+
+#[test]
+fn too_little_time_is_refused_with_the_time_that_is_enough() {
+    let place = Place::new();
+    place.make_text(12, 6000);
+    let said = failure(&place, &["quickstart", "--data", "text", "--minutes", "0.01", "--out", "q"]);
+    assert!(said.contains("at least 300 are needed") && said.contains("hint: use --minutes "), "{said}");
+    // the hint works: no run had begun, so the time may change
+    assert!(!place.path("q/runs").exists());
+    let resumed = failure(&place, &["quickstart", "--data", "text", "--minutes", "0.02", "--out", "q"]);
+    assert!(resumed.contains("--minutes 0.02 allows"), "{resumed}");
 }

@@ -108,17 +108,33 @@ fn aligned(quantity: &str, lengths: &[u64], rows: Vec<Vec<String>>) -> String {
     columns(quantity, lengths.iter().map(|&length| count(length) + " ").collect(), rows)
 }
 
+/// Characters in a line of a terminal that was never made wider.
+const LINE: usize = 80;
+
+/// The rows as columns; those that no longer fit into a line follow in another block, under the same names.
 fn columns(quantity: &str, head: Vec<String>, rows: Vec<Vec<String>>) -> String {
     let count = head.len();
     let head = std::iter::once(quantity.to_owned()).chain(head);
     let lines: Vec<Vec<String>> = std::iter::once(head.collect()).chain(rows).collect();
-    let width = |column: usize| lines.iter().map(|line| line[column].chars().count()).max().unwrap_or(0);
+    let width = |column: usize| 2 + lines.iter().map(|line| line[column].chars().count()).max().unwrap_or(0);
     let widths: Vec<usize> = (0..=count).map(width).collect();
-    let aligned = lines.iter().map(|line| {
-        let cells = line[1..].iter().zip(&widths[1..]).map(|(cell, width)| format!("  {cell:>width$}"));
-        format!("  {:<first$}{}", line[0], cells.collect::<String>(), first = widths[0]).trim_end().to_owned() + "\n"
-    });
-    aligned.collect()
+    let mut text = String::new();
+    let mut first = 1;
+    while first <= count {
+        let mut end = first + 1;
+        while end <= count && widths[0] + widths[first..=end].iter().sum::<usize>() <= LINE {
+            end += 1;
+        }
+        for line in &lines {
+            let names = widths[0] - 2;
+            let cells = line[first..end].iter().zip(&widths[first..end]);
+            let cells: String = cells.map(|(cell, width)| format!("{cell:>width$}")).collect();
+            text += format!("  {:<names$}{cells}", line[0]).trim_end();
+            text.push('\n');
+        }
+        first = end;
+    }
+    text
 }
 
 fn cell(score: &Score, (mean, spread, mark): Shown) -> String {

@@ -1,6 +1,6 @@
 //! `kerple demo`: the effect that the project is about, in half a minute.
 
-use super::report::program;
+use super::report::write;
 use super::{open_in_browser, step_line, stop_flag};
 use crate::args::Demo;
 use crate::failure::{Failure, Outcome};
@@ -16,7 +16,6 @@ use kerple_lm::runtime::Runtime;
 use kerple_lm::sweep::Shard;
 use kerple_lm::train;
 use kerple_report::plot::{Axis, Legend, Plot, Series};
-use kerple_report::{Options, find_runs};
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
@@ -59,7 +58,7 @@ pub fn run(args: &Demo) -> Outcome {
     if !finished {
         return Err(Failure::stopped("stopped before the end; finished work is saved", "re-run the command to resume"));
     }
-    let report = write_report(&args.out)?;
+    let report = write(std::slice::from_ref(&args.out), &args.out.join("report"), None)?.index;
     resultln!("{}", curves.text());
     let longest = LENGTHS[LENGTHS.len() - 1];
     resultln!(
@@ -67,7 +66,7 @@ pub fn run(args: &Demo) -> Outcome {
          up to {longest} tokens of held-out text. One seed shows an effect and proves nothing;\n\
          significance tests need three seeds.\n"
     );
-    resultln!("report: {report}");
+    resultln!("report: {}", report.display());
     resultln!(
         "next:   kerple describe kerple_log     # formula, source, a picture of its bias\n        \
                  kerple quickstart              # six encodings, two seeds; ten minutes\n        \
@@ -75,7 +74,7 @@ pub fn run(args: &Demo) -> Outcome {
     );
     remarkln!("done in {}", duration(clock.elapsed().as_secs_f64()));
     if args.open {
-        open_in_browser(Path::new(&report));
+        open_in_browser(&report);
     }
     Ok(())
 }
@@ -126,13 +125,6 @@ fn comparison(out: &Path, data: &Path) -> Comparison {
         out: out.to_owned(),
         runtime: Runtime::cpu(Some(env!("KERPLE_COMMIT").to_owned())),
     }
-}
-
-/// Writes the report of the runs and returns the path of its page.
-fn write_report(out: &Path) -> Result<String, Failure> {
-    let options = Options { commit: Some(program()), ..Options::default() };
-    let summary = kerple_report::write(&find_runs(&[out.to_owned()])?, &out.join("report"), &options)?;
-    Ok(summary.index.display().to_string())
 }
 
 /// Perplexity by length, one curve per encoding, in the order in which they were evaluated.

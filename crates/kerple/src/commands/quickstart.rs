@@ -1,7 +1,6 @@
 //! `kerple quickstart`: an example with defaults.
 
-use super::compare::run_comparison;
-use super::report::write_and_print;
+use super::report::{write, write_and_print};
 use super::stop_flag;
 use crate::args::{Quickstart, default_lengths};
 use crate::failure::{Failure, Outcome};
@@ -12,13 +11,11 @@ use kerple_core::seed::DEFAULT_SEED;
 use kerple_data::{PrepareOptions, Sources};
 use kerple_lm::compare::Comparison;
 use kerple_lm::config::{DataConfig, ModelConfig, Preset, RunConfig, TrainConfig};
-use kerple_lm::corpus::DataSource;
+use kerple_lm::evaluate::EvalEvent;
 use kerple_lm::evaluate::{EvalRequest, Protocol, SegmentCount};
-use kerple_lm::plan::Plan;
-use kerple_lm::run::RunFolder;
 use kerple_lm::runtime::Runtime;
-use kerple_lm::sweep::Shard;
-use kerple_lm::train::{self, TrainSession};
+use kerple_lm::sweep::{Shard, SweepEvent};
+use kerple_lm::train::TrainEvent;
 use serde::{Deserialize, Serialize};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -28,14 +25,18 @@ use std::time::Instant;
 /// At least these are always trained; `none` and the rest are a `kerple compare` away.
 const ENCODINGS: [&str; 6] = ["kerple_log", "kerple_power", "alibi", "t5", "rotary", "sinusoidal"];
 const SEEDS: u64 = 2;
+const RUNS: usize = ENCODINGS.len() * SEEDS as usize;
 const TRAIN_LEN: usize = 64;
-const BATCH: usize = 32;
+const BATCH: usize = 16;
+/// A small vocabulary: a token carries enough text for far ones to matter after a few hundred steps.
+const TOKENIZER: &str = "bpe:512";
 const SEGMENTS: usize = 48;
 /// Most bytes of text that are taken.
 const TEXT_BYTES: u64 = 24 << 20;
-/// Share of the time spent training; the rest evaluates, prepares and reports.
-const TRAINING_SHARE: f64 = 0.7;
-const FEWEST_STEPS: u64 = 20;
+/// Share of the time that is planned for; the rest is reports, and steps that take longer than those that were timed.
+const PLANNED_SHARE: f64 = 0.9;
+/// With fewer steps rotary positions hardly rise beyond the training length, and the report shows no difference.
+const FEWEST_STEPS: u64 = 300;
 
 /// Prepares, trains, evaluates and reports.
 pub fn run(args: &Quickstart) -> Outcome {
@@ -63,22 +64,32 @@ pub fn run(args: &Quickstart) -> Outcome {
             return Err(failure);
         }
     }
-    let config = config(&data);
+    let mut comparison = comparison(&args.out, &data, runtime);
     let steps = match job.steps {
         Some(steps) => steps,
         None => {
-            let left = args.minutes * 60.0 - clock.elapsed().as_secs_f64();
-            let steps = affordable_steps(&config, &args.out, left, &stop, &runtime)?;
-            job.steps = Some(steps);
-            job.record(&args.out)?;
-            steps
+            let cost = Cost::measure(&comparison, &stop)?;
+            cost.steps(args.minutes, clock.elapsed().as_secs_f64())?
         }
     };
-    let runs = ENCODINGS.len() as u64 * SEEDS;
+    job.steps = Some(steps);
+    job.record(&args.out)?;
     let kinds = ENCODINGS.len();
-    remarkln!("{kinds} encodings x {SEEDS} seeds = {runs} runs of {steps} steps of {BATCH} x {TRAIN_LEN} tokens");
-    let comparison = Comparison {
-        config: RunConfig { train: TrainConfig { steps, ..config.train.clone() }, ..config },
+    remarkln!("{kinds} encodings x {SEEDS} seeds = {RUNS} runs of {steps} steps of {BATCH} x {TRAIN_LEN} tokens");
+    comparison.config.train.steps = steps;
+    train_and_evaluate(&comparison, &stop)?;
+    write_and_print(std::slice::from_ref(&args.out), &report(&args.out), None, false)?;
+    remarkln!("done in {}", duration(clock.elapsed().as_secs_f64()));
+    Ok(())
+}
+
+fn report(out: &Path) -> PathBuf {
+    out.join("report")
+}
+
+fn comparison(out: &Path, data: &Path, runtime: Runtime) -> Comparison {
+    Comparison {
+        config: config(data),
         layers: None,
         encodings: ENCODINGS.iter().filter_map(|kind| Method::named(kind)).map(Encoding::from).collect(),
         seeds: SEEDS,
@@ -91,13 +102,51 @@ pub fn run(args: &Quickstart) -> Outcome {
             per_position: true,
         },
         rope_scalings: Vec::new(),
-        out: args.out.clone(),
+        out: out.to_owned(),
         runtime,
-    };
-    run_comparison(&comparison, Shard::WHOLE, &stop, false)?;
-    write_and_print(std::slice::from_ref(&args.out), &args.out.join("report"), None, false)?;
-    remarkln!("done in {}", duration(clock.elapsed().as_secs_f64()));
-    Ok(())
+    }
+}
+
+/// Does all runs, with one line of progress for all of them and one that stays for each, and a report after each.
+fn train_and_evaluate(comparison: &Comparison, stop: &AtomicBool) -> Outcome {
+    let began = Instant::now();
+    let mut line = Line::new();
+    let (mut run, mut done, mut perplexities) = (String::new(), 0, Vec::new());
+    let mut reported = Ok(());
+    let finished = comparison.run(Shard::WHOLE, stop, &mut |event| match event {
+        SweepEvent::Run { name, seed, index, .. } => {
+            if index > 0 && reported.is_ok() {
+                reported = write(std::slice::from_ref(&comparison.out), &report(&comparison.out), None).map(drop);
+            }
+            run = format!("{name} seed {seed}");
+            done = index;
+        }
+        SweepEvent::Training(TrainEvent::Step(step)) => line.show(|| {
+            let share = (done as f64 + step.step as f64 / step.steps as f64) / RUNS as f64;
+            let left = began.elapsed().as_secs_f64() * (1.0 - share) / share;
+            let (run_number, percent) = (done + 1, (100.0 * share) as u32);
+            format!("{percent:>3} %  run {run_number}/{RUNS} {run}  loss {:.3}  {} left", step.loss, duration(left))
+        }),
+        SweepEvent::Training(TrainEvent::Note(note)) | SweepEvent::Evaluation(EvalEvent::Note(note)) => {
+            line.done(&format!("{run}: note: {note}"));
+        }
+        SweepEvent::Evaluation(EvalEvent::Row { row, .. }) => {
+            perplexities.push((row.eval_len, row.perplexity));
+            if perplexities.len() == comparison.request.lengths.len() {
+                let [(short, first), .., (long, last)] = perplexities[..] else { return };
+                line.done(&format!("{run}: perplexity {first:.2} at {short} tokens, {last:.2} at {long}"));
+                perplexities.clear();
+            }
+        }
+        SweepEvent::Diverged { error, .. } => line.done(&format!("{run} failed: {error}; the other runs continue")),
+        SweepEvent::Evaluation(EvalEvent::Evaluating { .. }) => {}
+    })?;
+    reported?;
+    if finished {
+        return Ok(());
+    }
+    line.done("stopped");
+    Err(Failure::stopped("stopped before the end; finished work is saved", "re-run the command to resume"))
 }
 
 fn config(data: &Path) -> RunConfig {
@@ -126,7 +175,7 @@ struct Job {
     /// Absolute paths of the text; none for what the program brings along.
     data: Vec<PathBuf>,
     minutes: f64,
-    /// Training steps a run, once a step has been timed.
+    /// Training steps per run, given or once a step has been timed.
     steps: Option<u64>,
 }
 
@@ -142,7 +191,7 @@ impl Job {
             })
         };
         let data = args.data.iter().map(absolute).collect::<Result<_, _>>()?;
-        Ok(Job { data, minutes: args.minutes, steps: None })
+        Ok(Job { data, minutes: args.minutes, steps: args.steps })
     }
 
     fn file(out: &Path) -> PathBuf {
@@ -170,9 +219,20 @@ impl Job {
             let message = format!("{} was started on {}, not on {}", out.display(), text(&before), text(&self));
             return Err(Failure::misuse(message, hint));
         }
+        let Some(steps) = before.steps else {
+            // no run has begun: the time may change
+            return Ok(self);
+        };
         if before.minutes != self.minutes {
             let message = format!("{} was started for {} minutes, not {}", out.display(), before.minutes, self.minutes);
             return Err(Failure::misuse(message, hint));
+        }
+        if let Some(other) = self.steps.filter(|other| *other != steps) {
+            let message = format!("{} was started with {steps} steps, not {other}", out.display());
+            return Err(Failure::misuse(
+                message,
+                format!("use --steps {steps} to resume, or another folder with --out"),
+            ));
         }
         Ok(before)
     }
@@ -195,52 +255,95 @@ fn text(out: &Path) -> PathBuf {
 
 fn prepare(inputs: Sources, out: &Path, stop: &Arc<AtomicBool>) -> Outcome {
     let mut line = Line::new();
-    let options =
-        PrepareOptions { byte_budget: Some(TEXT_BYTES), stop: Some(stop.clone()), ..PrepareOptions::new(inputs, out) };
+    let options = PrepareOptions {
+        tokenizer: TOKENIZER.to_owned(),
+        byte_budget: Some(TEXT_BYTES),
+        stop: Some(stop.clone()),
+        ..PrepareOptions::new(inputs, out)
+    };
     let summary = kerple_data::prepare(&options, &mut |progress| line.show(|| progress.to_string()))?;
     line.done(&format!("text: {summary}"));
     Ok(())
 }
 
-/// Times a few steps of the costliest method and fits the whole job into `seconds`; two significant digits.
-fn affordable_steps(
-    config: &RunConfig,
-    out: &Path,
-    seconds: f64,
-    stop: &AtomicBool,
-    runtime: &Runtime,
-) -> Result<u64, Failure> {
-    const TRIAL: u64 = 24;
-    let folder = out.join(".trial");
-    if kerple_run::files::is_there(&folder).map_err(|error| Failure::reading(&folder, &error))? {
-        // an earlier session was killed in it
-        std::fs::remove_dir_all(&folder).map_err(|error| Failure::writing(&folder, &error))?;
-    }
-    let trial = RunConfig { train: TrainConfig { steps: TRIAL, ..config.train.clone() }, ..config.clone() };
-    let source = DataSource::open(&trial.data)?;
-    let plan = Plan::new(&trial, source.facts())?;
-    let mut times = Vec::new();
-    let mut before = Instant::now();
-    let mut line = Line::new();
-    let (run, batches) = (RunFolder::new(&folder), source.batches(&plan)?);
-    let session = TrainSession { plan: &plan, run: &run, batches: &batches, stop, strict: false, runtime };
-    let outcome = train::train(&session, &mut |event| {
-        if let train::TrainEvent::Step(step) = event {
-            times.push(before.elapsed().as_secs_f64());
-            before = Instant::now();
-            line.show(|| format!("timing a training step: {}/{TRIAL}", step.step));
+/// What a run costs on this machine, in seconds.
+#[derive(Clone, Copy, Debug)]
+struct Cost {
+    step: f64,
+    evaluation: f64,
+}
+
+impl Cost {
+    /// Times a short run of the first encoding, the costliest, and its evaluation.
+    fn measure(comparison: &Comparison, stop: &AtomicBool) -> Result<Cost, Failure> {
+        const STEPS: u64 = 24;
+        let folder = comparison.out.join(".trial");
+        if kerple_run::files::is_there(&folder).map_err(|error| Failure::reading(&folder, &error))? {
+            // an earlier session was killed in it
+            std::fs::remove_dir_all(&folder).map_err(|error| Failure::writing(&folder, &error))?;
         }
-    })?;
-    std::fs::remove_dir_all(&folder).map_err(|error| Failure::writing(&folder, &error))?;
-    if !outcome.finished {
-        line.done("stopped");
-        return Err(Failure::stopped("stopped before the first run", "re-run the command to resume"));
+        let mut trial = Comparison { seeds: 1, out: folder.clone(), ..comparison.clone() };
+        trial.encodings.truncate(1);
+        trial.config.train.steps = STEPS;
+        let mut line = Line::new();
+        let (mut times, mut before, mut evaluating) = (Vec::new(), Instant::now(), None);
+        let finished = trial.run(Shard::WHOLE, stop, &mut |event| match event {
+            SweepEvent::Training(TrainEvent::Step(step)) => {
+                times.push(before.elapsed().as_secs_f64());
+                before = Instant::now();
+                line.show(|| format!("timing a training step: {}/{STEPS}", step.step));
+            }
+            SweepEvent::Evaluation(_) => {
+                evaluating.get_or_insert_with(Instant::now);
+            }
+            _ => {}
+        })?;
+        let evaluation = evaluating.map_or(0.0, |began| began.elapsed().as_secs_f64());
+        std::fs::remove_dir_all(&folder).map_err(|error| Failure::writing(&folder, &error))?;
+        if !finished {
+            line.done("stopped");
+            return Err(Failure::stopped("stopped before the first run", "re-run the command to resume"));
+        }
+        times.sort_by(f64::total_cmp);
+        let step = times[times.len() / 2];
+        line.done(&format!("a training step takes {:.0} ms, an evaluation {}", step * 1e3, duration(evaluation)));
+        Ok(Cost { step, evaluation })
     }
-    times.sort_by(f64::total_cmp);
-    let step = times[times.len() / 2];
-    let runs = (ENCODINGS.len() as u64 * SEEDS) as f64;
-    let steps = (seconds * TRAINING_SHARE / runs / step) as u64;
-    line.done(&format!("a training step takes {:.0} ms", step * 1e3));
-    let digits = 10u64.pow(steps.max(1).ilog10().saturating_sub(1));
-    Ok((steps / digits * digits).max(FEWEST_STEPS))
+
+    /// Steps per run that fit into these minutes, of which some seconds are over; two significant digits.
+    fn steps(self, minutes: f64, spent: f64) -> Result<u64, Failure> {
+        let runs = RUNS as f64;
+        let per_run = ((minutes * 60.0 - spent) * PLANNED_SHARE / runs - self.evaluation).max(0.0);
+        let steps = (per_run / self.step) as u64;
+        if steps < FEWEST_STEPS {
+            let fewest = self.evaluation + FEWEST_STEPS as f64 * self.step;
+            let needed = ((fewest * runs / PLANNED_SHARE + spent) / 60.0).ceil();
+            return Err(Failure::misuse(
+                format!(
+                    "--minutes {minutes} allows {steps} training steps per run on this machine, at least {FEWEST_STEPS} \
+                     are needed to show a difference"
+                ),
+                format!("use --minutes {needed}; or `kerple demo`, which takes less; or --steps to run anyway"),
+            ));
+        }
+        let digits = 10u64.pow(steps.ilog10() - 1);
+        Ok(steps / digits * digits)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn steps_fit_into_the_time_and_the_hint_of_too_little_is_enough() {
+        let cost = Cost { step: 0.02, evaluation: 2.0 };
+        let steps = cost.steps(10.0, 5.0).unwrap();
+        let total = 5.0 + RUNS as f64 * (2.0 + steps as f64 * 0.02);
+        assert!(total <= 600.0 && total > 450.0, "{steps} steps, {total} s");
+
+        let refused = cost.steps(1.0, 5.0).unwrap_err();
+        let needed: f64 = refused.hint.split("--minutes ").nth(1).unwrap().split(';').next().unwrap().parse().unwrap();
+        assert!(cost.steps(needed, 5.0).unwrap() >= FEWEST_STEPS, "{needed}");
+    }
 }

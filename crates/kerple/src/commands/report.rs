@@ -2,10 +2,10 @@
 
 use super::print_json;
 use crate::args::Report;
-use crate::failure::Outcome;
+use crate::failure::{Failure, Outcome};
 use crate::output::resultln;
 use kerple_lm::runtime::Runtime;
-use kerple_report::{Options, find_runs, table_text, write};
+use kerple_report::{Options, Summary, find_runs, table_text};
 use kerple_run::Provenance;
 use std::path::{Path, PathBuf};
 
@@ -16,9 +16,7 @@ pub fn run(args: &Report) -> Outcome {
 
 /// Writes the report of all runs below `dirs`; prints the table and where the page is.
 pub fn write_and_print(dirs: &[PathBuf], out: &Path, reference: Option<String>, json: bool) -> Outcome {
-    let runs = find_runs(dirs)?;
-    let options = Options { reference, commit: Some(program()), ..Options::default() };
-    let summary = write(&runs, out, &options)?;
+    let summary = write(dirs, out, reference)?;
     if json {
         print_json(&summary.results);
     } else {
@@ -26,6 +24,12 @@ pub fn write_and_print(dirs: &[PathBuf], out: &Path, reference: Option<String>, 
         resultln!("report: {}", summary.index.display());
     }
     Ok(())
+}
+
+/// Writes the report of all runs below `dirs`.
+pub fn write(dirs: &[PathBuf], out: &Path, reference: Option<String>) -> Result<Summary, Failure> {
+    let options = Options { reference, commit: Some(program()), ..Options::default() };
+    Ok(kerple_report::write(&find_runs(dirs)?, out, &options)?)
 }
 
 /// This program and its version.
