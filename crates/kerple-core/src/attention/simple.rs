@@ -103,18 +103,18 @@ pub fn backward<T: Number>(inputs: SimpleAttention<T>, out: &[T], lse: &[T], d_o
     let (len, dim) = (inputs.bias.len(), inputs.head_dim);
     let zeros = || vec![T::ZERO; len * dim];
     let mut found = SimpleGradients { d_q: zeros(), d_k: zeros(), d_v: zeros(), d_bias: vec![T::ZERO; len] };
-    for i in 0..len {
+    for (i, &lse) in lse[..len].iter().enumerate() {
         let d_out = inputs.row(d_out, i);
         let delta = dot(d_out, inputs.row(out, i));
         for j in 0..=i {
-            let p = (inputs.score(i, j) - lse[i]).exp();
+            let p = (inputs.score(i, j) - lse).exp();
             let d_score = p * (dot(d_out, inputs.row(inputs.v, j)) - delta);
             found.d_bias[i - j] += d_score;
             let d_dot = d_score * inputs.scale();
-            for f in 0..dim {
+            for (f, &d_out) in d_out.iter().enumerate() {
                 found.d_q[i * dim + f] += d_dot * inputs.k[j * dim + f];
                 found.d_k[j * dim + f] += d_dot * inputs.q[i * dim + f];
-                found.d_v[j * dim + f] += p * d_out[f];
+                found.d_v[j * dim + f] += p * d_out;
             }
         }
     }

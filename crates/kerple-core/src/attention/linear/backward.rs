@@ -249,7 +249,7 @@ impl<T: Number> HeadTask<'_, T> {
         self.load_gradient(row, rows, saved, scratch);
         let LinearBackwardScratch { unit, room, queries, d_sums, d_counts, wide, d_features, .. } = &mut *scratch;
         let counts = Some(&d_counts[..]);
-        let (values, factors) = (&d_sums[..], unit.gates.from_start(before % CHUNK));
+        let (values, factors) = (&d_sums[..], unit.gates.decay_since_start(before % CHUNK));
         let met = ChunkRows { count: rows, first: 0, to_end: false, features: queries, values, counts, factors };
         unit.sums.of_values(self.terms, &met, wide, StoreMode::Overwrite, d_features);
         if outputs.sizes[2] > 0 {
@@ -343,7 +343,7 @@ impl<T: Number> HeadTask<'_, T> {
             let LinearBackwardScratch { unit, room, queries, d_sums, d_counts, wide, .. } = scratch;
             let (features, values) = (&queries[from * width..], &d_sums[from * value..]);
             let counts = Some(&d_counts[from..]);
-            let (cumsum, factors) = (unit.gates.end(), unit.gates.from_start(0));
+            let (cumsum, factors) = (unit.gates.end(), unit.gates.decay_since_start(0));
             let gone = ChunkRows { count: met - from, first: 0, to_end: false, features, values, counts, factors };
             unit.sums.add(self.terms, (&gone, cumsum), wide, room);
         }
@@ -371,7 +371,7 @@ impl<T: Number> HeadTask<'_, T> {
     pub(super) fn keys_of_sums(&self, scratch: &mut LinearBackwardScratch<T>) {
         let LinearBackwardScratch { unit, wide, d_features, d_values, .. } = scratch;
         let HeadState { sums, keys, values, valid, gates, .. } = unit;
-        let factors = gates.to_end();
+        let factors = gates.decay_until_end();
         let met = ChunkRows { count: *valid, first: 0, to_end: true, features: keys, values, counts: None, factors };
         if !sums.is_empty() {
             sums.of_values(self.terms, &met, wide, StoreMode::Accumulate, d_features);

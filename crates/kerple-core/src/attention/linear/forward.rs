@@ -195,7 +195,7 @@ impl<T: Number> HeadTask<'_, T> {
             counts.fill(T::ZERO);
             return;
         }
-        let factors = unit.gates.from_start(first);
+        let factors = unit.gates.decay_since_start(first);
         let rows =
             ChunkRows { count: rows, first, to_end: false, features: queries, values: &[], counts: None, factors };
         unit.sums.of_features(self.terms, &rows, wide, StoreMode::Overwrite, (&mut sums[..], Some(&mut counts[..])));

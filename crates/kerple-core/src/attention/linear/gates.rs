@@ -20,15 +20,15 @@ pub(super) struct ChunkGates<T> {
     /// From the start of the chunk; empty where there are no gates.
     cumsum: Vec<f64>,
     /// `e^cumsum`
-    from_start: Vec<T>,
+    decay_since_start: Vec<T>,
     /// `e^(end - cumsum)`
-    to_end: Vec<T>,
+    decay_until_end: Vec<T>,
 }
 
 impl<T: Number> ChunkGates<T> {
     pub(super) fn clear(&mut self) {
         self.cumsum.clear();
-        self.from_start.clear();
+        self.decay_since_start.clear();
     }
 
     /// Continues with the gates of the next rows.
@@ -36,7 +36,7 @@ impl<T: Number> ChunkGates<T> {
         for gate in gates {
             let cumsum = self.end() + clamp_gate(gate.to_f64());
             self.cumsum.push(cumsum);
-            self.from_start.push(T::from_f64(cumsum.exp()));
+            self.decay_since_start.push(T::from_f64(cumsum.exp()));
         }
     }
 
@@ -46,16 +46,16 @@ impl<T: Number> ChunkGates<T> {
     }
 
     /// The factors of rows from `row` on towards earlier chunks.
-    pub(super) fn from_start(&self, row: usize) -> Option<&[T]> {
-        (!self.from_start.is_empty()).then(|| &self.from_start[row..])
+    pub(super) fn decay_since_start(&self, row: usize) -> Option<&[T]> {
+        (!self.decay_since_start.is_empty()).then(|| &self.decay_since_start[row..])
     }
 
     /// The factors of all rows towards later chunks.
-    pub(super) fn to_end(&mut self) -> Option<&[T]> {
+    pub(super) fn decay_until_end(&mut self) -> Option<&[T]> {
         let end = self.end();
-        self.to_end.clear();
-        self.to_end.extend(self.cumsum.iter().map(|cumsum| T::from_f64((end - cumsum).exp())));
-        (!self.to_end.is_empty()).then_some(&self.to_end)
+        self.decay_until_end.clear();
+        self.decay_until_end.extend(self.cumsum.iter().map(|cumsum| T::from_f64((end - cumsum).exp())));
+        (!self.decay_until_end.is_empty()).then_some(&self.decay_until_end)
     }
 
     /// Multiplies products of row `at` with the rows before it and itself.

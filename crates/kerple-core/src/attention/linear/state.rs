@@ -409,7 +409,7 @@ impl<T: Number> HeadState<T> {
     pub(super) fn leave(&mut self, terms: &DecayTerms<T>, wide: &mut [T], room: &mut [Vec<T>; 2]) {
         let (width, value) = (self.keys.len() / terms.met, self.values.len() / terms.met);
         let count = self.valid.min(CHUNK);
-        let (cumsum, factors) = (self.gates.end(), self.gates.to_end());
+        let (cumsum, factors) = (self.gates.end(), self.gates.decay_until_end());
         let (features, values) = (&self.keys[..], &self.values[..]);
         let gone = ChunkRows { count, first: 0, to_end: true, features, values, counts: None, factors };
         self.sums.add(terms, (&gone, cumsum), wide, room);
