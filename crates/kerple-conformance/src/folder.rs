@@ -116,9 +116,10 @@ impl Folder {
             Ok(_) => true,
             Err(error) => error.kind() != std::io::ErrorKind::NotFound,
         };
-        match self.manifest["beside"].is_null() {
-            false => self.promised(file).is_some(),
-            true => TOGETHER.contains(&file) && TOGETHER.iter().any(is_there),
+        if self.manifest["beside"].is_null() {
+            TOGETHER.contains(&file) && TOGETHER.iter().any(is_there)
+        } else {
+            self.promised(file).is_some()
         }
     }
 

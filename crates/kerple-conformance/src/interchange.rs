@@ -2,7 +2,7 @@
 
 use crate::folder::{Case, Folder};
 use crate::{EXACT, Score, Tolerance};
-use kerple_convert::import::{Options, import};
+use kerple_convert::import::{ImportOptions, import};
 use kerple_lm::generate::{self, SamplingParams};
 use kerple_lm::model::{Decoder, TokenBatch};
 use kerple_lm::pass::Pass;
@@ -17,7 +17,7 @@ pub fn run(folder: &Folder, case: &Case) -> Found<Vec<Score>> {
     let mut score = Score::new("imported f32");
     let aside = tempfile::tempdir().map_err(|error| error.to_string())?;
     let out = aside.path().join("run");
-    import(&inside(folder, case)?, &out, &Options::default()).map_err(|error| error.to_string())?;
+    import(&inside(folder, case)?, &out, &ImportOptions::default()).map_err(|error| error.to_string())?;
     let run = RunFolder::new(&out);
     let TrainedModel { plan, model, .. } = run.load(&kerple_lm::device(), true).map_err(|error| error.to_string())?;
     logits(folder, case, &model, &mut score)?;
@@ -36,9 +36,10 @@ pub fn run(folder: &Folder, case: &Case) -> Found<Vec<Score>> {
 /// The folder of the model, which lies beside the manifest.
 fn inside(folder: &Folder, case: &Case) -> Found<std::path::PathBuf> {
     let name = case.get("folder").as_str().ok_or("folder is missing")?;
-    match Path::new(name).components().all(|part| matches!(part, Component::Normal(_))) {
-        true => Ok(folder.path().join(name)),
-        false => Err(format!("folder `{name}` is missing next to the manifest")),
+    if Path::new(name).components().all(|part| matches!(part, Component::Normal(_))) {
+        Ok(folder.path().join(name))
+    } else {
+        Err(format!("folder `{name}` is missing next to the manifest"))
     }
 }
 

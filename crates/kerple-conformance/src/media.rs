@@ -3,8 +3,8 @@
 use crate::folder::{Case, Folder};
 use crate::{Score, Tolerance};
 use kerple_data::lra::list_ops;
-use kerple_data::music::groove::{self, Event};
-use kerple_data::music::{Note, Piece, Track, style};
+use kerple_data::music::groove::{self, GrooveEvent};
+use kerple_data::music::{MusicPiece, Note, Track, style};
 use serde_json::Value;
 
 type Scores = Result<Vec<Score>, String>;
@@ -44,7 +44,7 @@ fn time_shifts(folder: &Folder, case: &Case) -> Scores {
     let shifts = |value: &Value| value.as_array().into_iter().flatten().map(shift).collect::<Result<Vec<_>, _>>();
     let file = file(folder, case)?;
     let mut score = Score::new("events");
-    let known = groove::vocabulary().into_iter().filter(|event| matches!(event, Event::TimeShift(..)));
+    let known = groove::vocabulary().into_iter().filter(|event| matches!(event, GrooveEvent::TimeShift(..)));
     score.equal("vocabulary", known.map(|event| event.to_string()).collect::<Vec<_>>(), shifts(&file["vocab"])?);
     for entry in file["encode"].as_array().into_iter().flatten() {
         let time = |key: &str| entry[key].as_u64().ok_or_else(|| format!("{key} is missing"));
@@ -60,8 +60,10 @@ fn time_pitch(folder: &Folder, case: &Case) -> Scores {
     let notes = starts?.values.into_iter().zip(pitches?.values);
     let notes = notes.map(|(start, pitch)| Note { start: start as u64, pitch: pitch as u8, duration: 1, velocity: 64 });
     let resolution = case.get("params")["resolution"].as_u64().ok_or("params.resolution is missing")? as u32;
-    let piece =
-        Piece { tracks: vec![Track { notes: notes.collect(), ..Track::default() }], ..Piece::empty(resolution) };
+    let piece = MusicPiece {
+        tracks: vec![Track { notes: notes.collect(), ..Track::default() }],
+        ..MusicPiece::empty(resolution)
+    };
     let relative = case.get("rtol_f64").as_f64().ok_or("rtol_f64 is missing")?;
     let mut score = Score::new("histogram");
     let tolerance = Tolerance { absolute: 0.0, relative };

@@ -31,8 +31,8 @@ use kerple_lm::{Error, Result};
 use serde_json::{Map, Value};
 use std::fs;
 use std::path::{Path, PathBuf};
-use tokens::Tokens;
-pub use weights::Precision;
+use tokens::ExportTokens;
+pub use weights::ExportPrecision;
 
 /// How the name of a folder ends while it is made.
 const STATE: &str = "export";
@@ -48,9 +48,9 @@ const PYTHON: [(&str, &str); 5] = [
 
 /// The options of an export.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Options {
+pub struct ExportOptions {
     /// Type of the stored weights.
-    pub precision: Precision,
+    pub precision: ExportPrecision,
     /// Most bytes of a weight file; a larger tensor has its own file.
     pub max_shard_size: u64,
     /// Rows of fixed positions to store, so that a sinusoidal model can be exported as GPT-2.
@@ -59,9 +59,9 @@ pub struct Options {
     pub family: Option<ModelFamily>,
 }
 
-impl Default for Options {
+impl Default for ExportOptions {
     fn default() -> Self {
-        Options { precision: Precision::F32, max_shard_size: 50_000_000_000, positions: None, family: None }
+        ExportOptions { precision: ExportPrecision::F32, max_shard_size: 50_000_000_000, positions: None, family: None }
     }
 }
 
@@ -84,7 +84,7 @@ pub struct Exported {
 /// # Errors
 /// A run of a task, or one without a checkpoint; a setting that no architecture, or not the
 /// requested one, can represent, by its key; an existing destination; errors of the disk.
-pub fn export(run: &RunFolder, to: &Path, options: &Options) -> Result<Exported> {
+pub fn export(run: &RunFolder, to: &Path, options: &ExportOptions) -> Result<Exported> {
     let plan = run.existing_plan()?;
     if let Some(task) = &plan.data.task {
         let message = format!("{} contains a run of the task {}", run.path().display(), task.facts().name);
@@ -98,8 +98,8 @@ pub fn export(run: &RunFolder, to: &Path, options: &Options) -> Result<Exported>
         return Err(Error::refused(format!("{} has no checkpoint yet", run.path().display()), hint));
     };
     let mut notes = [found.notes.clone(), said.notes.clone()].concat();
-    let tokens = Tokens::of(run, &plan, &mut notes)?;
-    let folder = Making::begin(to)?;
+    let tokens = ExportTokens::of(run, &plan, &mut notes)?;
+    let folder = ExportFolder::begin(to)?;
     let mut config = said.config.clone();
     let file = &found.value;
     let drawn = match said.family {
@@ -107,7 +107,7 @@ pub fn export(run: &RunFolder, to: &Path, options: &Options) -> Result<Exported>
         _ => Vec::new(),
     };
     drawn::list(&drawn, &mut config);
-    let tensors = weights::Tensors::new(said.family, &plan, file, drawn, options);
+    let tensors = weights::ExportTensors::new(said.family, &plan, file, drawn, options);
     config.extend(tokens.ids());
     let name = options.precision.torch();
     config.extend([("dtype", name), ("torch_dtype", name)].map(|(key, value)| (key.to_owned(), Value::from(value))));
@@ -123,16 +123,19 @@ pub fn export(run: &RunFolder, to: &Path, options: &Options) -> Result<Exported>
     Ok(Exported { family: said.family, files, bytes, notes })
 }
 
-/// A model as an architecture says it.
+/// What an architecture can represent, or the setting that it cannot.
+type Representable<T> = std::result::Result<T, String>;
+
+/// A model as the configuration of an architecture.
 #[derive(Clone, Debug)]
-pub(crate) struct Said {
+pub(crate) struct FamilyConfig {
     family: ModelFamily,
     pub(crate) config: Map<String, Value>,
     notes: Vec<String>,
 }
 
 /// The plan in the words of the first architecture that has them.
-fn said(plan: &Plan, options: &Options) -> Result<Said> {
+fn said(plan: &Plan, options: &ExportOptions) -> Result<FamilyConfig> {
     let say = |family: ModelFamily| match family {
         ModelFamily::Kerple => config::kerple(plan),
         _ => native::config(family, plan, options),
@@ -155,14 +158,14 @@ fn said(plan: &Plan, options: &Options) -> Result<Said> {
 }
 
 /// A folder in the making, beside the place it is for.
-struct Making {
+struct ExportFolder {
     aside: PathBuf,
     place: PathBuf,
     parent: PathBuf,
 }
 
-impl Making {
-    fn begin(place: &Path) -> Result<Making> {
+impl ExportFolder {
+    fn begin(place: &Path) -> Result<ExportFolder> {
         let taken = fs::read_dir(place).is_ok_and(|mut entries| entries.next().is_some());
         if taken || kerple_run::files::is_file(place).map_err(Error::io(place, "look for"))? {
             let message = format!("{} exists and is not empty", place.display());
@@ -179,7 +182,7 @@ impl Making {
         }
         let aside = kerple_run::files::aside(parent, name, STATE);
         fs::create_dir_all(&aside).map_err(Error::io(&aside, "create"))?;
-        Ok(Making { aside, place: place.to_owned(), parent: parent.to_owned() })
+        Ok(ExportFolder { aside, place: place.to_owned(), parent: parent.to_owned() })
     }
 
     fn path(&self, name: &str) -> PathBuf {
@@ -212,7 +215,7 @@ impl Making {
     }
 }
 
-impl Drop for Making {
+impl Drop for ExportFolder {
     /// What was not put at its place is removed.
     fn drop(&mut self) {
         _ = fs::remove_dir_all(&self.aside);

@@ -23,7 +23,7 @@ mod tokens;
 mod weights;
 
 use crate::layout;
-use config::Keys;
+use config::ConfigKeys;
 use kerple_core::seed::DEFAULT_SEED;
 use kerple_data::Tokenizer;
 use kerple_lm::config::{DataConfig, RunConfig, TrainConfig};
@@ -32,14 +32,14 @@ use kerple_lm::run::{InitialRun, RunFolder, SpecialTokens};
 use kerple_lm::{Error, Result};
 use kerple_run::{InitFrom, ModelFamily};
 use std::path::{Path, PathBuf};
-use tensors::{Folder, Tensors};
+use tensors::{TensorReader, TransformersFolder};
 
 /// The file that describes a model.
 const CONFIG: &str = "config.json";
 
 /// The options of an import, for what the files leave open.
 #[derive(Clone, Debug, Default)]
-pub struct Options {
+pub struct ImportOptions {
     /// The end-of-document token, by name.
     pub eod_token: Option<String>,
     /// A `tokenizer.json` in place of the folder's.
@@ -59,7 +59,7 @@ pub struct Imported {
 
 /// What a configuration says of a model.
 #[derive(Debug)]
-struct Described {
+struct ModelDescription {
     family: ModelFamily,
     /// Sizes, blocks and encoding; nothing of data and training but the length.
     config: RunConfig,
@@ -69,14 +69,14 @@ struct Described {
     place: PathBuf,
 }
 
-impl Described {
+impl ModelDescription {
     /// A model of these sizes and positions, trained on sequences of `train_len` tokens.
-    fn new(family: ModelFamily, config: families::Shape) -> Described {
-        let families::Shape { model, encoding, train_len } = config;
+    fn new(family: ModelFamily, config: families::ModelShape) -> ModelDescription {
+        let families::ModelShape { model, encoding, train_len } = config;
         let train = TrainConfig { train_len, batch_size: 1, steps: 0, ..TrainConfig::default() };
         let config = RunConfig { seed: DEFAULT_SEED, data: DataConfig::default(), encoding, model, train };
         let (special, notes, place) = (SpecialTokens::default(), Vec::new(), PathBuf::new());
-        Described { family, config, special, notes, place }
+        ModelDescription { family, config, special, notes, place }
     }
 }
 
@@ -85,12 +85,12 @@ impl Described {
 /// # Errors
 /// A folder without a model; parts that are damaged, inconsistent or not supported, with file, key
 /// and value; an existing destination.
-pub fn import(folder: &Path, out: &Path, options: &Options) -> Result<Imported> {
+pub fn import(folder: &Path, out: &Path, options: &ImportOptions) -> Result<Imported> {
     let Imported { plan, notes } = read(folder, out, options).map_err(|error| short::bounded(error, folder))?;
     Ok(Imported { plan, notes: notes.iter().map(|note| short::note(note)).collect() })
 }
 
-fn read(folder: &Path, out: &Path, options: &Options) -> Result<Imported> {
+fn read(folder: &Path, out: &Path, options: &ImportOptions) -> Result<Imported> {
     if neox::is_run(folder)? {
         return neox::import(folder, out, options);
     }
@@ -101,10 +101,10 @@ fn read(folder: &Path, out: &Path, options: &Options) -> Result<Imported> {
     let text = config::read_text(&folder.join(CONFIG), config::DESCRIPTION).map_err(|error| no_model(folder, error))?;
     let path = folder.join(CONFIG);
     let value = config::parse(&path, &text)?;
-    let keys = Keys::new(&path, &value)?;
+    let keys = ConfigKeys::new(&path, &value)?;
     let mut described = families::describe(&keys)?;
     described.place.clone_from(&path);
-    let tensors = Folder::open(folder, described.family, &keys)?;
+    let tensors = TransformersFolder::open(folder, described.family, &keys)?;
     let tokens = tokens::read(folder, &keys, options, &mut described)?;
     described.notes.extend(keys.notes());
     assemble(described, &tensors, tokens, out)
@@ -122,8 +122,8 @@ fn no_model(folder: &Path, error: Error) -> Error {
 
 /// Makes the run of a description and its tensors.
 fn assemble(
-    mut described: Described,
-    tensors: &dyn Tensors,
+    mut described: ModelDescription,
+    tensors: &dyn TensorReader,
     tokenizer: Option<Tokenizer>,
     out: &Path,
 ) -> Result<Imported> {

@@ -4,7 +4,7 @@
 //!         heads `[q heads][k heads][v heads]`; see [`Heads`]
 //! theirs  PyTorch's `[out, in]`, or GPT-2's `[in, out]`; queries, keys and values in one matrix of either order, or in three
 //!
-//! An [`Entry`] is a bijection between the values of one parameter and those of its tensors, so
+//! An [`LayoutEntry`] is a bijection between the values of one parameter and those of its tensors, so
 //! reading and writing by the same entry restores every value. Biases are matrices of one row.
 //!
 //! [`Heads`]: kerple_burn::heads::Heads
@@ -16,11 +16,11 @@ use kerple_burn::plan::{NormKind, ResidualKind, SinkKind};
 use kerple_core::encoding::{Encoding, Parameter, Share};
 use kerple_lm::plan::{ModelPlan, Plan};
 use kerple_run::ModelFamily;
-use names::{Names, Packing};
+use names::{FamilyNames, QkvPacking};
 
 /// A tensor of another program.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Theirs {
+pub struct SourceTensor {
     /// Its usual name, e.g. `gpt_neox.layers.0.attention.dense.weight`.
     pub name: String,
     /// Its shape as stored.
@@ -29,20 +29,20 @@ pub struct Theirs {
 
 /// A parameter of a decoder and the tensors it is built from.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Entry {
+pub struct LayoutEntry {
     /// Its path in our files, e.g. `blocks.0.attention.out.weight`.
     pub ours: String,
     /// Its shape there.
     pub shape: Vec<usize>,
     /// The tensors that stand side by side along their outputs.
-    pub theirs: Vec<Theirs>,
+    pub theirs: Vec<SourceTensor>,
     /// Whether theirs are `[out, in]`.
     pub transposed: bool,
     /// Heads and their features, where their outputs are `[q|k|v][head][D]` and ours `[head][q|k|v][D]`.
     pub parts_first: Option<[usize; 2]>,
 }
 
-impl Entry {
+impl LayoutEntry {
     /// Inputs and outputs of our matrix; a vector has one input.
     fn sides(&self) -> [usize; 2] {
         match self.shape[..] {
@@ -65,7 +65,7 @@ impl Entry {
 /// Other names under which a family's files hold a tensor, the usual one first: names without the base model's prefix, and
 /// of GPT-NeoX's head.
 pub fn aliases(family: ModelFamily, name: &str) -> Vec<String> {
-    let names = Names::of(family);
+    let names = FamilyNames::of(family);
     let mut all = vec![name.to_owned()];
     all.extend(names.head_alias.filter(|_| name == names.head).map(str::to_owned));
     let bare: Vec<String> = all.iter().filter_map(|name| name.strip_prefix(names.prefix)).map(str::to_owned).collect();
@@ -75,7 +75,7 @@ pub fn aliases(family: ModelFamily, name: &str) -> Vec<String> {
 
 /// Names of the tables that are as long as a vocabulary or a longest sequence.
 #[derive(Clone, Copy, Debug)]
-pub struct Outline {
+pub struct OutlineNames {
     /// The embedding.
     pub embedding: &'static str,
     /// Learned positions.
@@ -85,21 +85,21 @@ pub struct Outline {
 }
 
 /// The names of a family's tables.
-pub fn outline(family: ModelFamily) -> Outline {
-    let Names { embedding, head, .. } = Names::of(family);
+pub fn outline(family: ModelFamily) -> OutlineNames {
+    let FamilyNames { embedding, head, .. } = FamilyNames::of(family);
     let positions = match family {
         ModelFamily::Gpt2 => "transformer.wpe.weight",
         _ => "model.encoding.positions",
     };
-    Outline { embedding, positions, head }
+    OutlineNames { embedding, positions, head }
 }
 
 /// Every parameter of a plan's decoder, in the order of its own files, with the tensors of a family. A tied head is not among
 /// them; see [`head`].
 ///
 /// The family is one whose blocks can be those of the plan: what a family has no tensor for has no entry.
-pub fn entries(family: ModelFamily, plan: &Plan) -> Vec<Entry> {
-    let mut table = Table { names: Names::of(family), model: &plan.model, entries: Vec::new() };
+pub fn entries(family: ModelFamily, plan: &Plan) -> Vec<LayoutEntry> {
+    let mut table = LayoutTable { names: FamilyNames::of(family), model: &plan.model, entries: Vec::new() };
     table.embedding();
     table.encodings(plan);
     (0..plan.model.n_layers).for_each(|layer| table.block(layer));
@@ -115,24 +115,25 @@ pub fn entries(family: ModelFamily, plan: &Plan) -> Vec<Entry> {
 }
 
 /// The output projection, whether it is the embedding or a matrix of its own.
-pub fn head(family: ModelFamily, plan: &Plan) -> Entry {
+pub fn head(family: ModelFamily, plan: &Plan) -> LayoutEntry {
     let [width, rows] = [plan.model.d_model, plan.model.vocab_size];
-    let theirs = vec![Theirs { name: Names::of(family).head.to_owned(), shape: vec![rows, width] }];
-    Entry { ours: "head".to_owned(), shape: vec![width, rows], theirs, transposed: true, parts_first: None }
+    let theirs = vec![SourceTensor { name: FamilyNames::of(family).head.to_owned(), shape: vec![rows, width] }];
+    LayoutEntry { ours: "head".to_owned(), shape: vec![width, rows], theirs, transposed: true, parts_first: None }
 }
 
 /// Entries in the making.
-struct Table<'a> {
-    names: Names,
+struct LayoutTable<'a> {
+    names: FamilyNames,
     model: &'a ModelPlan,
-    entries: Vec<Entry>,
+    entries: Vec<LayoutEntry>,
 }
 
-impl Table<'_> {
+impl LayoutTable<'_> {
     /// Values as they lie, `shape` in theirs.
     fn same(&mut self, ours: &str, our_shape: Vec<usize>, theirs: &str, shape: Vec<usize>) {
-        let theirs = vec![Theirs { name: theirs.to_owned(), shape }];
-        let entry = Entry { ours: ours.to_owned(), shape: our_shape, theirs, transposed: false, parts_first: None };
+        let theirs = vec![SourceTensor { name: theirs.to_owned(), shape }];
+        let entry =
+            LayoutEntry { ours: ours.to_owned(), shape: our_shape, theirs, transposed: false, parts_first: None };
         self.entries.push(entry);
     }
 
@@ -201,13 +202,15 @@ impl Table<'_> {
         let output = theirs.iter().map(|(_, output)| output).sum();
         let matrix = |output: usize| if transposed { vec![output, input] } else { vec![input, output] };
         let named = |end: &str, shape: &dyn Fn(usize) -> Vec<usize>| {
-            let tensor =
-                |(name, output): &(String, usize)| Theirs { name: format!("{name}.{end}"), shape: shape(*output) };
+            let tensor = |(name, output): &(String, usize)| SourceTensor {
+                name: format!("{name}.{end}"),
+                shape: shape(*output),
+            };
             theirs.iter().map(tensor).collect()
         };
         let weights = named("weight", &matrix);
         let biases = named("bias", &|output| vec![output]);
-        let entry = |end: &str, shape, theirs, transposed| Entry {
+        let entry = |end: &str, shape, theirs, transposed| LayoutEntry {
             ours: format!("{ours}.{end}"),
             shape,
             theirs,
@@ -221,7 +224,7 @@ impl Table<'_> {
     }
 
     fn block(&mut self, layer: usize) {
-        let Names { layer: layers, norms, packing, out, up, gate, down, qk_norms, .. } = self.names;
+        let FamilyNames { layer: layers, norms, packing, out, up, gate, down, qk_norms, .. } = self.names;
         let (model, block) = (self.model, &self.model.block);
         let (width, hidden, heads) = (model.d_model, model.d_hidden, model.sizes().heads(block));
         let theirs = |name: &str| format!("{layers}{layer}.{name}");
@@ -233,9 +236,9 @@ impl Table<'_> {
         let split = interleaved.then_some([heads.heads, heads.head_dim]);
         let [inner, keys] = [heads.inner(), heads.kv_heads * heads.head_dim];
         let (packed, parts_first) = match packing {
-            Packing::HeadsFirst(name) => (vec![(theirs(name), heads.packed())], None),
-            Packing::PartsFirst(name) => (vec![(theirs(name), heads.packed())], split),
-            Packing::Apart(names) => (names.map(theirs).into_iter().zip([inner, keys, keys]).collect(), split),
+            QkvPacking::HeadsFirst(name) => (vec![(theirs(name), heads.packed())], None),
+            QkvPacking::PartsFirst(name) => (vec![(theirs(name), heads.packed())], split),
+            QkvPacking::Apart(names) => (names.map(theirs).into_iter().zip([inner, keys, keys]).collect(), split),
         };
         self.linear(&format!("{attention}.qkv"), width, &packed, block.qkv_bias, parts_first);
         self.linear(&format!("{attention}.out"), inner, &[(theirs(out), width)], block.out_bias, None);

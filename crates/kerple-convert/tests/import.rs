@@ -1,6 +1,9 @@
 //! Models of the reference values: read and given back bit for bit, gone on with, and refused when something is wrong.
 
-use kerple_convert::import::{Options, import};
+mod common;
+
+use common::{ModelCopy, golden, says};
+use kerple_convert::import::{ImportOptions, import};
 use kerple_convert::layout::{aliases, entries};
 use kerple_lm::Error;
 use kerple_lm::run::RunFolder;
@@ -8,47 +11,20 @@ use kerple_lm::tensors::{Dtype, TensorFile};
 use kerple_run::ModelFamily;
 use serde_json::{Value, json};
 use std::fs;
-use std::path::{Path, PathBuf};
-use tempfile::TempDir;
 
 const HF: &str = "neox_sequential_tied_bf16";
 const NEOX: &str = "kerple_weight_neox_one_file";
 const LAYERS: &str = "neox_learned_tied";
 
-fn golden(name: &str) -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../golden/interchange").join(name)
-}
-
-/// A copy of a model, changed, and a place for a run of it.
-struct Copy(TempDir);
-
-impl Copy {
-    fn of(name: &str) -> Copy {
-        let copy = Copy(tempfile::tempdir().unwrap());
-        copy_folder(&golden(name), &copy.folder());
-        copy
-    }
-
-    fn folder(&self) -> PathBuf {
-        self.0.path().join("model")
-    }
-
-    fn file(&self, name: &str) -> PathBuf {
-        self.folder().join(name)
-    }
-
-    fn out(&self) -> PathBuf {
-        self.0.path().join("run")
-    }
-
-    fn configured(self, change: impl FnOnce(&mut Value)) -> Copy {
+impl ModelCopy {
+    fn configured(self, change: impl FnOnce(&mut Value)) -> ModelCopy {
         let mut config: Value = serde_json::from_str(&fs::read_to_string(self.file("config.json")).unwrap()).unwrap();
         change(&mut config);
         fs::write(self.file("config.json"), config.to_string()).unwrap();
         self
     }
 
-    fn edited(self, file: &str, from: &str, to: &str) -> Copy {
+    fn edited(self, file: &str, from: &str, to: &str) -> ModelCopy {
         let text = fs::read_to_string(self.file(file)).unwrap();
         assert!(text.contains(from), "{file}: {from}");
         fs::write(self.file(file), text.replace(from, to)).unwrap();
@@ -56,7 +32,7 @@ impl Copy {
     }
 
     fn import(&self) -> Result<Vec<String>, Error> {
-        import(&self.folder(), &self.out(), &Options::default()).map(|imported| imported.notes)
+        import(&self.folder(), &self.out(), &ImportOptions::default()).map(|imported| imported.notes)
     }
 
     /// The error, after which nothing is left beside the model.
@@ -69,22 +45,9 @@ impl Copy {
     }
 }
 
-fn copy_folder(from: &Path, to: &Path) {
-    fs::create_dir_all(to).unwrap();
-    for entry in fs::read_dir(from).unwrap() {
-        let path = entry.unwrap().path();
-        let place = to.join(path.file_name().unwrap());
-        if path.is_dir() { copy_folder(&path, &place) } else { _ = fs::copy(&path, &place).unwrap() }
-    }
-}
-
-fn says(error: &str, parts: &[&str]) {
-    parts.iter().for_each(|part| assert!(error.contains(part), "`{part}` is not in: {error}"));
-}
-
 #[test]
 fn every_tensor_is_given_back_bit_for_bit() {
-    let copy = Copy::of(HF);
+    let copy = ModelCopy::of(HF);
     copy.import().unwrap();
     let run = RunFolder::new(copy.out());
     let plan = run.existing_plan().unwrap();
@@ -126,7 +89,7 @@ fn floats(bytes: &[u8]) -> Vec<f32> {
 #[test]
 fn a_run_of_an_imported_model_is_verified() {
     for name in [HF, NEOX, LAYERS] {
-        let copy = Copy::of(name);
+        let copy = ModelCopy::of(name);
         copy.import().unwrap();
         let found = RunFolder::new(copy.out()).verify();
         assert!(found.is_good(), "{name}: {:?}", found.problems);
@@ -137,7 +100,7 @@ fn a_run_of_an_imported_model_is_verified() {
 /// Cut at the end of every tensor, and within each.
 #[test]
 fn weights_that_are_cut_short_are_refused() {
-    let copy = Copy::of(HF);
+    let copy = ModelCopy::of(HF);
     let path = copy.file("model.safetensors");
     let whole = fs::read(&path).unwrap();
     let header = 8 + u64::from_le_bytes(whole[..8].try_into().unwrap()) as usize;
@@ -155,7 +118,7 @@ fn weights_that_are_cut_short_are_refused() {
 
 #[test]
 fn lying_headers_are_refused_before_memory_is_taken() {
-    let copy = Copy::of(HF);
+    let copy = ModelCopy::of(HF);
     let path = copy.file("model.safetensors");
     let whole = fs::read(&path).unwrap();
     for (size, part) in [(u64::MAX, "its header claims"), (1 << 40, "its header claims"), (4, "cannot be read")] {
@@ -170,7 +133,7 @@ fn lying_headers_are_refused_before_memory_is_taken() {
 /// Bytes changed anywhere in the header: an error, or a model of the same sizes.
 #[test]
 fn mutated_headers_never_panic() {
-    let copy = Copy::of(HF);
+    let copy = ModelCopy::of(HF);
     let path = copy.file("model.safetensors");
     let whole = fs::read(&path).unwrap();
     let header = 8 + u64::from_le_bytes(whole[..8].try_into().unwrap()) as usize;
@@ -188,7 +151,7 @@ fn mutated_headers_never_panic() {
 
 #[test]
 fn values_that_are_no_numbers_are_refused_by_name() {
-    let copy = Copy::of(HF);
+    let copy = ModelCopy::of(HF);
     let path = copy.file("model.safetensors");
     let mut bytes = fs::read(&path).unwrap();
     let end = bytes.len();
@@ -200,7 +163,7 @@ fn values_that_are_no_numbers_are_refused_by_name() {
 #[test]
 fn an_index_leads_nowhere_else() {
     const SHARD: &str = "model-00001-of-00001.safetensors";
-    let copy = Copy::of(HF);
+    let copy = ModelCopy::of(HF);
     fs::rename(copy.file("model.safetensors"), copy.file(SHARD)).unwrap();
     let index = |map: Value| {
         fs::write(copy.file("model.safetensors.index.json"), json!({ "weight_map": map }).to_string()).unwrap()
@@ -233,11 +196,11 @@ fn what_changes_results_and_is_not_known_is_refused_by_name_and_value() {
         ("use_parallel_residual", json!(3)),
         ("eos_token_id", json!("x")),
     ] {
-        let error = Copy::of(HF).configured(|config| config[key] = value.clone()).error();
+        let error = ModelCopy::of(HF).configured(|config| config[key] = value.clone()).error();
         says(&error, &["config.json", key, &value.to_string()]);
     }
     for (key, value) in [("rope_type", json!("longrope")), ("factor", json!("much")), ("full_attention", json!({}))] {
-        let copy = Copy::of(HF).configured(|config| {
+        let copy = ModelCopy::of(HF).configured(|config| {
             config["rope_parameters"]["rope_type"] = json!("linear");
             config["rope_parameters"][key] = value.clone();
         });
@@ -248,11 +211,11 @@ fn what_changes_results_and_is_not_known_is_refused_by_name_and_value() {
 #[test]
 fn sizes_of_another_model_are_refused_before_they_are_made() {
     for (key, value) in [("vocab_size", 1u64 << 28), ("num_hidden_layers", 16_000), ("intermediate_size", 65_000)] {
-        let error = Copy::of(HF).configured(|config| config[key] = json!(value)).error();
+        let error = ModelCopy::of(HF).configured(|config| config[key] = json!(value)).error();
         says(&error, &["tensor"]);
     }
     says(
-        &Copy::of(HF).configured(|config| config["num_hidden_layers"] = json!(1)).error(),
+        &ModelCopy::of(HF).configured(|config| config["num_hidden_layers"] = json!(1)).error(),
         &["does not have", "layers.1"],
     );
 }
@@ -261,9 +224,9 @@ fn sizes_of_another_model_are_refused_before_they_are_made() {
 fn a_folder_without_a_model_says_what_it_lacks() {
     let folder = tempfile::tempdir().unwrap();
     let out = folder.path().join("run");
-    let error = import(folder.path(), &out, &Options::default()).unwrap_err();
+    let error = import(folder.path(), &out, &ImportOptions::default()).unwrap_err();
     says(&error.to_string(), &["config.json is missing"]);
-    let copy = Copy::of(HF);
+    let copy = ModelCopy::of(HF);
     fs::rename(copy.file("model.safetensors"), copy.file("pytorch_model.bin")).unwrap();
     says(&copy.error(), &["pytorch_model.bin", "only safetensors"]);
     fs::remove_file(copy.file("pytorch_model.bin")).unwrap();
@@ -274,7 +237,7 @@ fn a_folder_without_a_model_says_what_it_lacks() {
 
 #[test]
 fn keys_that_nobody_knows_are_told_of() {
-    let copy = Copy::of(HF).configured(|config| config["new_thing"] = json!(1));
+    let copy = ModelCopy::of(HF).configured(|config| config["new_thing"] = json!(1));
     let notes = copy.import().unwrap();
     assert!(notes.iter().any(|note| note.contains("new_thing")), "{notes:?}");
 }
@@ -285,7 +248,7 @@ const SETTINGS: &str = "global_step8/configs/kerple_power__ap_github_1235.yml";
 
 #[test]
 fn checkpoints_that_are_cut_short_or_changed_are_refused() {
-    let copy = Copy::of(NEOX);
+    let copy = ModelCopy::of(NEOX);
     let whole = fs::read(copy.file(RANK)).unwrap();
     for part in 0..40 {
         fs::write(copy.file(RANK), &whole[..whole.len() * part / 40]).unwrap();
@@ -307,7 +270,7 @@ fn checkpoints_that_are_cut_short_or_changed_are_refused() {
 /// What the pickle would do is `os.system("touch ...")`.
 #[test]
 fn pickles_are_never_run() {
-    let copy = Copy::of(NEOX);
+    let copy = ModelCopy::of(NEOX);
     let mark = copy.file("mark");
     let command = format!("touch {}", mark.display());
     let pickle = format!("cos\nsystem\n(S'{command}'\ntR.");
@@ -318,16 +281,16 @@ fn pickles_are_never_run() {
 
 #[test]
 fn a_kernel_is_never_guessed() {
-    let copy = Copy::of(NEOX).edited(SETTINGS, "\"pos-emb\": \"kerple_power__ap\"", "\"seed-of-data\": 1");
+    let copy = ModelCopy::of(NEOX).edited(SETTINGS, "\"pos-emb\": \"kerple_power__ap\"", "\"seed-of-data\": 1");
     says(&copy.error(), &["does not state pos-emb"]);
-    let options = Options { pos_emb: Some("kerple_power__ap".to_owned()), ..Options::default() };
+    let options = ImportOptions { pos_emb: Some("kerple_power__ap".to_owned()), ..ImportOptions::default() };
     import(&copy.folder(), &copy.out(), &options).unwrap();
-    let wrong = Copy::of(NEOX).edited(SETTINGS, "kerple_power__ap\"", "kerple_log\"");
+    let wrong = ModelCopy::of(NEOX).edited(SETTINGS, "kerple_power__ap\"", "kerple_log\"");
     says(&wrong.error(), &["attention.rpe.wei_", "pos-emb = kerple_log"]);
-    let unknown = Copy::of(NEOX).edited(SETTINGS, "kerple_power__ap\"", "fire\"");
+    let unknown = ModelCopy::of(NEOX).edited(SETTINGS, "kerple_power__ap\"", "fire\"");
     says(&unknown.error(), &["pos-emb = fire"]);
-    let against = Options { pos_emb: Some("kerple_log".to_owned()), ..Options::default() };
-    let copy = Copy::of(NEOX);
+    let against = ImportOptions { pos_emb: Some("kerple_log".to_owned()), ..ImportOptions::default() };
+    let copy = ModelCopy::of(NEOX);
     says(
         &import(&copy.folder(), &copy.out(), &against).unwrap_err().to_string(),
         &["it contradicts --pos-emb kerple_log"],
@@ -340,7 +303,7 @@ fn settings_that_change_results_are_refused() {
     for (key, value) in
         [("norm", "\"rmsnorm\""), ("activation", "\"geglu\""), ("gpt-j-tied", "true"), ("num-kv-heads", "2")]
     {
-        let copy = Copy::of(NEOX);
+        let copy = ModelCopy::of(NEOX);
         let text = fs::read_to_string(copy.file(TRAIN)).unwrap();
         let open = text.find('{').unwrap() + 1;
         let without: String =
@@ -349,18 +312,18 @@ fn settings_that_change_results_are_refused() {
         fs::write(copy.file(TRAIN), format!("{}\"{key}\": {value},\n{}", &without[..open], &without[open..])).unwrap();
         says(&copy.error(), &["configs", key, value]);
     }
-    let copy = Copy::of(NEOX).edited(SETTINGS, "{", "{ \"num-layers\": 7,");
+    let copy = ModelCopy::of(NEOX).edited(SETTINGS, "{", "{ \"num-layers\": 7,");
     says(&copy.error(), &["num-layers", "elsewhere in the folder"]);
-    let copy = Copy::of(NEOX).edited(SETTINGS, "{", "{ [");
+    let copy = ModelCopy::of(NEOX).edited(SETTINGS, "{", "{ [");
     says(&copy.error(), &["kerple_power__ap_github_1235.yml", "not YAML"]);
-    let copy = Copy::of(NEOX).edited("latest", "global_step8", "../elsewhere");
+    let copy = ModelCopy::of(NEOX).edited("latest", "global_step8", "../elsewhere");
     says(&copy.error(), &["latest", "../elsewhere"]);
 }
 
 /// The file says of one number that it is the embedding: `torch.zeros(1).expand(1 << 28, 10)`.
 #[test]
 fn shapes_beyond_a_file_are_refused_before_memory_is_taken() {
-    let copy = Copy::of(LAYERS);
+    let copy = ModelCopy::of(LAYERS);
     fs::write(copy.file("global_step8/layer_00-model_00-model_states.pt"), include_bytes!("expanded.pt")).unwrap();
     let parts = ["layer_00-model_00-model_states.pt", "word_embeddings.weight", "[268435456, 10]", "10737418240 bytes"];
     says(&copy.error(), &parts);
@@ -368,15 +331,15 @@ fn shapes_beyond_a_file_are_refused_before_memory_is_taken() {
 
 #[test]
 fn names_and_settings_that_no_engine_writes_are_refused() {
-    let copy = Copy::of(LAYERS).edited("latest", "global_step8", &"x".repeat(1 << 20));
+    let copy = ModelCopy::of(LAYERS).edited("latest", "global_step8", &"x".repeat(1 << 20));
     assert!(copy.error().len() < 1000);
-    let copy = Copy::of(LAYERS);
+    let copy = ModelCopy::of(LAYERS);
     let [from, to] = ["00", "18446744073709551615"].map(|rank| format!("layer_03-model_{rank}-model_states.pt"));
     fs::rename(copy.file("global_step8").join(from), copy.file("global_step8").join(to)).unwrap();
     says(&copy.error(), &["missing tensors: `model.layers.1."]);
     const TRAIN: &str = "global_step8/configs/train.yml";
     for (key, value) in [("activation", "7"), ("pos-emb", "[1]")] {
-        let copy = Copy::of(LAYERS);
+        let copy = ModelCopy::of(LAYERS);
         let text = fs::read_to_string(copy.file(TRAIN)).unwrap().replace("\"pos-emb\": \"learned\",", "");
         let said = if key == "pos-emb" { String::new() } else { "\"pos-emb\": \"learned\", ".to_owned() };
         fs::write(copy.file(TRAIN), text.replacen('{', &format!("{{ {said}\"{key}\": {value},"), 1)).unwrap();
@@ -387,7 +350,7 @@ fn names_and_settings_that_no_engine_writes_are_refused() {
         .map(|c| format!("{c}: &{c} [{}]\n", vec![format!("*{}", (c as u8 - 1) as char); 9].join(",")))
         .collect();
     for (text, part) in [(format!("a: &a [x]\n{laughs}"), "limit"), ("{a: ".repeat(100_000), "more than 100 deep")] {
-        let copy = Copy::of(LAYERS);
+        let copy = ModelCopy::of(LAYERS);
         fs::write(copy.file(TRAIN), text).unwrap();
         says(&copy.error(), &["train.yml", part]);
     }
@@ -396,7 +359,7 @@ fn names_and_settings_that_no_engine_writes_are_refused() {
 #[cfg(unix)]
 #[test]
 fn links_out_of_a_checkpoint_are_not_followed() {
-    let copy = Copy::of(NEOX);
+    let copy = ModelCopy::of(NEOX);
     fs::remove_file(copy.file(RANK)).unwrap();
     std::os::unix::fs::symlink(golden(NEOX).join(RANK).canonicalize().unwrap(), copy.file(RANK)).unwrap();
     says(&copy.error(), &["outside the checkpoint"]);

@@ -1,6 +1,9 @@
 //! Facts that two files state, or two places of one: what transformers 5.23 takes is taken, and a note says it; or it is refused.
 
-use kerple_convert::import::{Imported, Options, import};
+mod common;
+
+use common::{ModelCopy, says};
+use kerple_convert::import::{ImportOptions, Imported, import};
 use kerple_data::{PrepareOptions, Sources, prepare};
 use kerple_lm::config::DataConfig;
 use kerple_lm::corpus::{DataSource, Split};
@@ -12,9 +15,7 @@ use kerple_lm::runtime::Runtime;
 use kerple_lm::sequences::EvalText;
 use serde_json::{Value, json};
 use std::fs;
-use std::path::{Path, PathBuf};
 use std::sync::atomic::AtomicBool;
-use tempfile::TempDir;
 
 const HF: &str = "neox_sequential_tied_bf16";
 const NEOX: &str = "neox_learned_tied";
@@ -22,32 +23,14 @@ const WEIGHTS: &str = "checkpoints/step-00000000/model.safetensors";
 const INDEX: &str = "model.safetensors.index.json";
 const SHARD: &str = "model-00001-of-00001.safetensors";
 
-/// A copy of a model of the reference values, in which files are changed.
-struct Copy(TempDir);
-
-impl Copy {
-    fn of(name: &str) -> Copy {
-        let copy = Copy(tempfile::tempdir().unwrap());
-        let from = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../golden/interchange").join(name);
-        copy_folder(&from, &copy.0.path().join("model"));
-        copy
-    }
-
-    fn file(&self, name: &str) -> PathBuf {
-        self.0.path().join("model").join(name)
-    }
-
-    fn out(&self) -> PathBuf {
-        self.0.path().join("run")
-    }
-
-    fn with(self, name: &str, value: &Value) -> Copy {
+impl ModelCopy {
+    fn with(self, name: &str, value: &Value) -> ModelCopy {
         fs::write(self.file(name), value.to_string()).unwrap();
         self
     }
 
     /// With these keys in `config.json`.
-    fn configured(self, keys: Value) -> Copy {
+    fn configured(self, keys: Value) -> ModelCopy {
         let mut config: Value = serde_json::from_str(&fs::read_to_string(self.file("config.json")).unwrap()).unwrap();
         for (key, value) in keys.as_object().unwrap() {
             config[key] = value.clone();
@@ -56,7 +39,7 @@ impl Copy {
     }
 
     fn imported(&self) -> Imported {
-        import(&self.0.path().join("model"), &self.out(), &Options::default()).unwrap()
+        import(&self.0.path().join("model"), &self.out(), &ImportOptions::default()).unwrap()
     }
 
     /// All notes, one a line.
@@ -65,7 +48,8 @@ impl Copy {
     }
 
     fn refused(&self) -> String {
-        let error = import(&self.0.path().join("model"), &self.out(), &Options::default()).expect_err("it is refused");
+        let error =
+            import(&self.0.path().join("model"), &self.out(), &ImportOptions::default()).expect_err("it is refused");
         assert!(!self.out().exists() && !error.hint().is_empty());
         error.to_string()
     }
@@ -73,19 +57,6 @@ impl Copy {
     fn special(&self) -> SpecialTokens {
         RunFolder::new(self.out()).special_tokens().unwrap()
     }
-}
-
-fn copy_folder(from: &Path, to: &Path) {
-    fs::create_dir_all(to).unwrap();
-    for entry in fs::read_dir(from).unwrap() {
-        let path = entry.unwrap().path();
-        let place = to.join(path.file_name().unwrap());
-        if path.is_dir() { copy_folder(&path, &place) } else { _ = fs::copy(&path, &place).unwrap() }
-    }
-}
-
-fn says(text: &str, parts: &[&str]) {
-    parts.iter().for_each(|part| assert!(text.contains(part), "`{part}` is not in: {text}"));
 }
 
 fn added(id: u64, content: &str, special: bool) -> Value {
@@ -105,10 +76,11 @@ fn tokenizer(added: &[Value]) -> Value {
 
 #[test]
 fn the_single_file_goes_before_an_index_and_pickles() {
-    let plain = Copy::of(HF);
+    let plain = ModelCopy::of(HF);
     plain.imported();
     let weights = fs::read(plain.out().join(WEIGHTS)).unwrap();
-    let both = Copy::of(HF).with(INDEX, &json!({ "weight_map": { "gpt_neox.embed_in.weight": "absent.safetensors" } }));
+    let both =
+        ModelCopy::of(HF).with(INDEX, &json!({ "weight_map": { "gpt_neox.embed_in.weight": "absent.safetensors" } }));
     fs::write(both.file("pytorch_model.bin"), "x").unwrap();
     says(
         &both.notes(),
@@ -116,14 +88,14 @@ fn the_single_file_goes_before_an_index_and_pickles() {
     );
     assert!(fs::read(both.out().join(WEIGHTS)).unwrap() == weights);
     says(
-        &Copy::of(HF).configured(json!({ "transformers_weights": "other.safetensors" })).refused(),
+        &ModelCopy::of(HF).configured(json!({ "transformers_weights": "other.safetensors" })).refused(),
         &["transformers_weights"],
     );
 }
 
 /// A folder whose weights are in one shard with an index of some of its tensors.
-fn indexed(leave_out: &str) -> Copy {
-    let copy = Copy::of(HF);
+fn indexed(leave_out: &str) -> ModelCopy {
+    let copy = ModelCopy::of(HF);
     fs::rename(copy.file("model.safetensors"), copy.file(SHARD)).unwrap();
     let bytes = fs::read(copy.file(SHARD)).unwrap();
     let end = 8 + u64::from_le_bytes(bytes[..8].try_into().unwrap()) as usize;
@@ -147,18 +119,18 @@ fn tensors_that_an_index_does_not_place_are_named_or_refused() {
 
 #[test]
 fn types_that_tensors_do_not_have_are_named() {
-    let copy = Copy::of(HF).configured(json!({ "dtype": "float16", "torch_dtype": "bfloat16" }));
+    let copy = ModelCopy::of(HF).configured(json!({ "dtype": "float16", "torch_dtype": "bfloat16" }));
     says(
         &copy.notes(),
         &["dtype is float16, but the tensors are bfloat16", "dtype is float16, but torch_dtype is bfloat16"],
     );
-    assert!(!Copy::of(HF).notes().contains("dtype"));
+    assert!(!ModelCopy::of(HF).notes().contains("dtype"));
 }
 
 #[test]
 fn the_base_of_gpt_neox_is_read_where_transformers_reads_it() {
     let base = |keys: Value| {
-        let copy = Copy::of(HF).configured(keys);
+        let copy = ModelCopy::of(HF).configured(keys);
         let Imported { plan, notes } = copy.imported();
         (serde_json::to_value(&plan.encoding).unwrap(), notes.join("\n"))
     };
@@ -178,16 +150,17 @@ fn the_base_of_gpt_neox_is_read_where_transformers_reads_it() {
     let (encoding, notes) = base(json!({ "rotary_emb_base": 7 }));
     assert_eq!(encoding["base"], json!(2000.0), "{encoding}");
     says(&notes, &["rope_parameters.rope_theta is 2000, but rotary_emb_base is 7: using rope_parameters.rope_theta"]);
-    let copy = Copy::of(HF).configured(json!({ "rope_parameters": { "rope_type": "default", "rope_theta": null } }));
+    let copy =
+        ModelCopy::of(HF).configured(json!({ "rope_parameters": { "rope_type": "default", "rope_theta": null } }));
     says(&copy.refused(), &["rope_parameters.rope_theta = null"]);
 }
 
 #[test]
 fn a_model_is_described_once() {
     for (key, value) in [("text_config", json!({ "hidden_size": 3 })), ("decoder", json!({ "vocab_size": 3 }))] {
-        says(&Copy::of(HF).configured(json!({ key: value })).refused(), &["config.json", key, "two places"]);
+        says(&ModelCopy::of(HF).configured(json!({ key: value })).refused(), &["config.json", key, "two places"]);
     }
-    let copy = Copy::of(HF).configured(json!({ "architectures": ["LlamaForCausalLM"] }));
+    let copy = ModelCopy::of(HF).configured(json!({ "architectures": ["LlamaForCausalLM"] }));
     says(&copy.notes(), &["architectures is LlamaForCausalLM but model_type is gpt_neox: using model_type"]);
 }
 
@@ -201,15 +174,15 @@ fn sizes_out_of_range_have_the_keys_of_the_file() {
         ("max_position_embeddings", json!(1u64 << 40)),
         ("vocab_size", json!(1u64 << 29)),
     ] {
-        let error = Copy::of(HF).configured(json!({ key: value })).refused();
+        let error = ModelCopy::of(HF).configured(json!({ key: value })).refused();
         says(&error, &["config.json", key, &value.to_string(), "at most"]);
     }
     says(
-        &Copy::of(HF).configured(json!({ "vocab_size": 191 })).refused(),
+        &ModelCopy::of(HF).configured(json!({ "vocab_size": 191 })).refused(),
         &["vocab_size and hidden_size give [191, 40]"],
     );
     says(
-        &Copy::of(HF).configured(json!({ "layer_norm_eps": 7.0 })).refused(),
+        &ModelCopy::of(HF).configured(json!({ "layer_norm_eps": 7.0 })).refused(),
         &["config.json", "eps of the norms", "7"],
     );
     assert!(begun.elapsed().as_secs() < 20);
@@ -219,16 +192,16 @@ fn sizes_out_of_range_have_the_keys_of_the_file() {
 fn whatever_files_say_is_said_shortly() {
     let long = "x".repeat(1 << 20);
     for keys in [json!({ "hidden_act": long }), json!({ "hidden_size": long }), json!({ "model_type": long })] {
-        assert!(Copy::of(HF).configured(keys).refused().len() < 2000);
+        assert!(ModelCopy::of(HF).configured(keys).refused().len() < 2000);
     }
-    let notes = Copy::of(HF).configured(json!({ long.clone(): 1 })).notes();
+    let notes = ModelCopy::of(HF).configured(json!({ long.clone(): 1 })).notes();
     assert!(notes.contains("xxx") && notes.len() < 10_000);
     let map = json!({ "weight_map": { long.clone(): long } });
-    let copy = Copy::of(HF).with(INDEX, &map);
+    let copy = ModelCopy::of(HF).with(INDEX, &map);
     fs::remove_file(copy.file("model.safetensors")).unwrap();
     assert!(copy.refused().len() < 2000);
     // a pickle whose global has a name of a million letters
-    let copy = Copy::of(NEOX);
+    let copy = ModelCopy::of(NEOX);
     let pickle = [b"\x80\x02c", "m".repeat(1 << 20).as_bytes(), b"\n", "n".repeat(1 << 20).as_bytes(), b"\n."].concat();
     fs::write(copy.file("global_step8/layer_00-model_00-model_states.pt"), pickle).unwrap();
     assert!(copy.refused().len() < 4000);
@@ -238,7 +211,7 @@ fn whatever_files_say_is_said_shortly() {
 fn settings_of_gpt_neox_are_known_refused_or_named() {
     const TRAIN: &str = "global_step8/configs/train.yml";
     let with = |line: &str| {
-        let copy = Copy::of(NEOX);
+        let copy = ModelCopy::of(NEOX);
         let text = fs::read_to_string(copy.file(TRAIN)).unwrap();
         fs::write(copy.file(TRAIN), text.replacen('{', &format!("{{ {line},"), 1)).unwrap();
         copy
@@ -259,20 +232,21 @@ fn settings_of_gpt_neox_are_known_refused_or_named() {
 
 #[test]
 fn ids_of_generation_go_before_those_of_the_model() {
-    let copy = Copy::of(HF)
+    let copy = ModelCopy::of(HF)
         .configured(json!({ "eos_token_id": 2 }))
         .with("generation_config.json", &json!({ "eos_token_id": [3, 5] }));
     says(&copy.notes(), &["eos_token_id is [2] in config.json but [3, 5] in generation_config.json"]);
     assert_eq!(copy.special().eos, [3, 5]);
-    let copy = Copy::of(HF).configured(json!({ "eos_token_id": [2, 500] })).with("generation_config.json", &json!({}));
+    let copy =
+        ModelCopy::of(HF).configured(json!({ "eos_token_id": [2, 500] })).with("generation_config.json", &json!({}));
     says(&copy.notes(), &["generation_config.json has no eos_token_id", "[500] exceeds the 192 rows"]);
     assert_eq!(copy.special().eos, [2]);
-    says(&Copy::of(HF).configured(json!({ "bos_token_id": [1, 2] })).refused(), &["bos_token_id = [1,2]"]);
+    says(&ModelCopy::of(HF).configured(json!({ "bos_token_id": [1, 2] })).refused(), &["bos_token_id = [1,2]"]);
 }
 
 #[test]
 fn tokens_of_the_files_beside_a_tokenizer_are_its_tokens() {
-    let copy = Copy::of(HF)
+    let copy = ModelCopy::of(HF)
         .configured(json!({ "eos_token_id": 7 }))
         .with("generation_config.json", &json!({ "eos_token_id": 7 }))
         .with("tokenizer.json", &tokenizer(&[added(1, "<s>", true)]))
@@ -293,7 +267,7 @@ fn tokens_of_the_files_beside_a_tokenizer_are_its_tokens() {
     assert_eq!(tokenizer_of.encode("one <tool> two").unwrap(), [3, 8, 4]);
     // names alone, and files that are read only without the list
     let files = |config: Value, map: Value| {
-        Copy::of(HF)
+        ModelCopy::of(HF)
             .with("tokenizer.json", &tokenizer(&[]))
             .with("tokenizer_config.json", &config)
             .with("special_tokens_map.json", &map)
@@ -318,7 +292,7 @@ fn tokens_of_the_files_beside_a_tokenizer_are_its_tokens() {
 
 #[test]
 fn special_tokens_are_tokens_with_rows() {
-    let copy = Copy::of(HF)
+    let copy = ModelCopy::of(HF)
         .configured(json!({ "bos_token_id": 100, "eos_token_id": [2, 101], "pad_token_id": 0 }))
         .with("generation_config.json", &json!({ "eos_token_id": [2, 101] }))
         .with("tokenizer.json", &tokenizer(&[]))
@@ -335,7 +309,7 @@ fn special_tokens_are_tokens_with_rows() {
     many["model"]["vocab"] = (0..300).map(|id| (format!("w{id}"), json!(id))).collect::<serde_json::Map<_, _>>().into();
     many["model"]["vocab"]["<unk>"] = json!(300);
     many["added_tokens"] = json!([]);
-    let copy = Copy::of(HF)
+    let copy = ModelCopy::of(HF)
         .configured(json!({ "eos_token_id": 2 }))
         .with("tokenizer.json", &many)
         .with("tokenizer_config.json", &json!({ "eos_token": "w250", "bos_token": "w1" }));
@@ -351,7 +325,7 @@ fn special_tokens_are_tokens_with_rows() {
 
 /// Mean losses of documents one by one: of a row, and of the model asked by hand with this token in front; and what the row says
 /// stood there.
-fn rolled(copy: &Copy, front: u32) -> (f64, f64, String) {
+fn rolled(copy: &ModelCopy, front: u32) -> (f64, f64, String) {
     let (run, place) = (RunFolder::new(copy.out()), copy.0.path());
     let words = ["one", "two", "three", "four"];
     let lines: Vec<String> = (0..64usize)
@@ -390,7 +364,7 @@ fn rolled(copy: &Copy, front: u32) -> (f64, f64, String) {
 #[test]
 fn documents_begin_behind_the_token_that_begins_texts() {
     let model = |bos: Value, config: Value| {
-        let copy = Copy::of(HF)
+        let copy = ModelCopy::of(HF)
             .configured(json!({ "bos_token_id": bos, "eos_token_id": 2 }))
             .with("tokenizer.json", &tokenizer(&[added(1, "<s>", true), added(2, "</s>", true)]))
             .with("tokenizer_config.json", &config);

@@ -1,6 +1,6 @@
 //! Runs that go out and come back are the same runs, in every architecture and with every encoding.
 
-use kerple_convert::export::{self, Precision, export};
+use kerple_convert::export::{self, ExportPrecision, export};
 use kerple_convert::import::{self, import};
 use kerple_convert::{ModelFamily, layout};
 use kerple_lm::config::RunConfig;
@@ -44,19 +44,19 @@ fn run(folder: &Path, keys: &str) -> RunFolder {
 }
 
 /// Exports, imports and exports again: the weights of both runs, and all files of both folders, are equal to the byte.
-fn goes_round(keys: &str, options: &export::Options) -> (Plan, Plan) {
+fn goes_round(keys: &str, options: &export::ExportOptions) -> (Plan, Plan) {
     let place = tempfile::tempdir().unwrap();
     let at = |name: &str| place.path().join(name);
     let first = run(&at("first"), keys);
     let family = export(&first, &at("out"), options).unwrap_or_else(|error| panic!("{keys}: {error}")).family;
-    let imported = import(&at("out"), &at("second"), &import::Options::default());
+    let imported = import(&at("out"), &at("second"), &import::ImportOptions::default());
     let imported = imported.unwrap_or_else(|error| panic!("{keys} as {family:?}: {error}"));
     let unknown: Vec<&String> = imported.notes.iter().filter(|note| note.contains("does not know")).collect();
     assert!(unknown.is_empty(), "{family:?}: {unknown:?}");
     let second = RunFolder::new(at("second"));
     let same = fs::read(at("first").join(WEIGHTS)).unwrap() == fs::read(at("second").join(WEIGHTS)).unwrap();
     assert!(same, "{keys} as {family:?}");
-    let again = export::Options { family: Some(family), ..options.clone() };
+    let again = export::ExportOptions { family: Some(family), ..options.clone() };
     export(&second, &at("again"), &again).unwrap();
     for entry in fs::read_dir(at("out")).unwrap() {
         let name = entry.unwrap().file_name();
@@ -94,19 +94,20 @@ fn every_family_gives_back_every_bit() {
         (ModelFamily::Qwen3, "\"rotary\"", &windowed),
         (ModelFamily::Smollm3, "\"rotary\"", &still),
     ] {
-        for precision in [Precision::F32, Precision::Bf16, Precision::F16] {
-            let options = export::Options { family: Some(family), precision, ..export::Options::default() };
+        for precision in [ExportPrecision::F32, ExportPrecision::Bf16, ExportPrecision::F16] {
+            let options = export::ExportOptions { family: Some(family), precision, ..export::ExportOptions::default() };
             goes_round(&of(encoding, model), &options);
         }
         // and in files of a few tensors each
-        let options = export::Options { family: Some(family), max_shard_size: 4096, ..export::Options::default() };
+        let options =
+            export::ExportOptions { family: Some(family), max_shard_size: 4096, ..export::ExportOptions::default() };
         goes_round(&of(encoding, model), &options);
     }
 }
 
 #[test]
 fn our_own_files_come_back_as_the_plans_they_were() {
-    let own = export::Options { family: Some(ModelFamily::Kerple), ..export::Options::default() };
+    let own = export::ExportOptions { family: Some(ModelFamily::Kerple), ..export::ExportOptions::default() };
     let linear = "[model.block.attention.linear]\nn_features = 16\n";
     let layers = "[model.block]\nsink = \"learned\"\nssmax = 0.5\nattn_softcap = 30.0\n[model.layers.near]\nevery = 2\nwindow = 4\n[model.layers.still]\nat = [0]\nencoding = \"t5\"\n";
     for kind in kerple_core::encoding::METHODS {
@@ -135,14 +136,14 @@ fn what_was_changed_in_one_place_only_is_refused() {
     let place: TempDir = tempfile::tempdir().unwrap();
     let at = |name: &str| place.path().join(name);
     let first = run(&at("first"), &of("\"kerple_log\"", ""));
-    export(&first, &at("out"), &export::Options { family: Some(ModelFamily::Kerple), ..Default::default() }).unwrap();
+    export(&first, &at("out"), &export::ExportOptions { family: Some(ModelFamily::Kerple), ..Default::default() }).unwrap();
     let path = at("out").join("config.json");
     let whole: Value = serde_json::from_str(&fs::read_to_string(&path).unwrap()).unwrap();
     let error = |change: &dyn Fn(&mut Value)| {
         let mut config = whole.clone();
         change(&mut config);
         fs::write(&path, config.to_string()).unwrap();
-        let error = import(&at("out"), &at("second"), &import::Options::default()).expect_err("it was changed");
+        let error = import(&at("out"), &at("second"), &import::ImportOptions::default()).expect_err("it was changed");
         assert!(!at("second").exists(), "{error}");
         error.to_string()
     };
@@ -164,7 +165,7 @@ fn draws_come_back_or_are_refused() {
     let place: TempDir = tempfile::tempdir().unwrap();
     let at = |name: &str| place.path().join(name);
     let linear = "[model.block.attention.linear]\nn_features = 16\n";
-    let own = export::Options { family: Some(ModelFamily::Kerple), ..Default::default() };
+    let own = export::ExportOptions { family: Some(ModelFamily::Kerple), ..Default::default() };
     for (kind, tensor) in
         [("sine_spe", "omega"), ("sine_spe", "noise"), ("kerple_log", "near"), ("conv_spe", "gate_noise")]
     {
@@ -180,7 +181,7 @@ fn draws_come_back_or_are_refused() {
         bytes[begin..begin + 4].copy_from_slice(&(value + 0.01).to_le_bytes());
         fs::write(&path, bytes).unwrap();
         let error =
-            import(&at("out"), &at("second"), &import::Options::default()).expect_err("it was moved").to_string();
+            import(&at("out"), &at("second"), &import::ImportOptions::default()).expect_err("it was moved").to_string();
         assert!(error.contains(&format!("tensor `{name}` differs from what seed 7 produces: value 0")), "{error}");
         assert!(!at("second").exists());
         ["first", "out"].into_iter().for_each(|folder| fs::remove_dir_all(at(folder)).unwrap());

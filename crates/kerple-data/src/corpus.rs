@@ -7,8 +7,8 @@ mod verify;
 
 pub(crate) use megatron::TokenFiles;
 pub(crate) use shard::{ShardWriter, is_shard};
-pub use summary::{SplitCounts, Summary};
-pub use verify::{Report, Verified, verify};
+pub use summary::{CorpusSummary, SplitCounts};
+pub use verify::{VerifiedSplit, VerifyReport, verify};
 
 use crate::error::{Error, Result};
 use crate::file::{is_file, is_folder};
@@ -16,7 +16,7 @@ use crate::hash::hex;
 use crate::order::split_boundaries;
 use crate::split::Split;
 use crate::tokenizer::{Tokenizer, read_definition};
-use crate::tokens::Tokens;
+use crate::tokens::TokenStream;
 use rayon::prelude::*;
 use std::io::Read;
 use std::ops::Range;
@@ -36,16 +36,16 @@ const CHECKED_ON_OPEN: u64 = 1 << 30;
 /// An open corpus.
 #[derive(Debug)]
 pub struct Corpus {
-    summary: Summary,
+    summary: CorpusSummary,
     tokenizer: Option<Tokenizer>,
-    splits: [Tokens; 3],
+    splits: [TokenStream; 3],
     /// What the shards say of themselves; GPT-NeoX files say nothing.
-    headers: Option<[shard::Header; 3]>,
+    headers: Option<[shard::ShardHeader; 3]>,
 }
 
 /// Whether [`prepare`](crate::prepare()) made a folder.
 pub fn is_prepared(folder: &Path) -> bool {
-    Summary::read(folder).is_ok()
+    CorpusSummary::read(folder).is_ok()
 }
 
 /// Whether a folder has a `meta.json` of this program, of any version or damaged.
@@ -87,7 +87,7 @@ impl Corpus {
         if !is_folder(path)? && TokenFiles::exist(path)? {
             return Corpus::open_megatron(path, "949,50,1", None);
         }
-        let summary = Summary::read(path)?;
+        let summary = CorpusSummary::read(path)?;
         let tokenizer = open_tokenizer(path, &summary)?;
         let open = |split: Split| shard::open(&path.join(split.file()), split, summary.vocab_size);
         let (train, valid, test) = (open(Split::Train)?, open(Split::Valid)?, open(Split::Test)?);
@@ -127,11 +127,11 @@ impl Corpus {
         for tokens in &splits {
             let (checksum, found) = shard::survey(tokens)?;
             let tail = shard::tail(tokens.len() as u64, tokens.width(), tokens.ends());
-            stored.push(shard::Stored { checksum, table: XxHash3_64::oneshot(&tail) });
+            stored.push(shard::ShardChecksums { checksum, table: XxHash3_64::oneshot(&tail) });
             largest = largest.max(found);
         }
         let vocab_size = files.vocab_size(largest, vocab_size)?;
-        let mut summary = Summary::of_ids(vocab_size);
+        let mut summary = CorpusSummary::of_ids(vocab_size);
         summary.inputs = vec![prefix.display().to_string()];
         summary.warnings.extend(files.warning());
         summary.assignment = format!("{shares}, by document, in file order");
@@ -156,7 +156,7 @@ impl Corpus {
     }
 
     /// A part of the corpus.
-    pub fn split(&self, split: Split) -> &Tokens {
+    pub fn split(&self, split: Split) -> &TokenStream {
         &self.splits[split as usize]
     }
 
@@ -175,7 +175,7 @@ impl Corpus {
     }
 
     /// The summary of the corpus, as in its `meta.json`.
-    pub fn summary(&self) -> &Summary {
+    pub fn summary(&self) -> &CorpusSummary {
         &self.summary
     }
 
@@ -236,7 +236,7 @@ impl Corpus {
 }
 
 /// The tokenizer in a prepared folder, if it has one, compared with what is said of it.
-fn open_tokenizer(folder: &Path, summary: &Summary) -> Result<Option<Tokenizer>> {
+fn open_tokenizer(folder: &Path, summary: &CorpusSummary) -> Result<Option<Tokenizer>> {
     if summary.tokenizer == "none" {
         return Ok(None);
     }

@@ -5,7 +5,7 @@ use crate::split::Split;
 
 /// Where and how a model answers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Answer {
+pub enum AnswerMode {
     /// An encoder reads the sequence and, after it, as many empty places as there are targets, and
     /// answers there.
     Tape,
@@ -17,7 +17,7 @@ pub enum Answer {
 
 /// The level of a language in Chomsky's hierarchy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Level {
+pub enum ChomskyLevel {
     /// Finite automata.
     Regular,
     /// Deterministic pushdown automata.
@@ -26,25 +26,25 @@ pub enum Level {
     ContextSensitive,
 }
 
-impl Level {
+impl ChomskyLevel {
     /// The abbreviation in tables: R, DCF, CS.
     pub fn letters(self) -> &'static str {
         match self {
-            Level::Regular => "R",
-            Level::ContextFree => "DCF",
-            Level::ContextSensitive => "CS",
+            ChomskyLevel::Regular => "R",
+            ChomskyLevel::ContextFree => "DCF",
+            ChomskyLevel::ContextSensitive => "CS",
         }
     }
 }
 
 /// The facts of a task that are known before any example is read.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Facts {
+pub struct TaskInfo {
     /// Short name.
     pub name: String,
     /// How it is answered.
-    pub answer: Answer,
-    /// The vocabulary size of sequences; the empty place of a [`Answer::Tape`] is this number
+    pub answer: AnswerMode,
+    /// The vocabulary size of sequences; the empty place of a [`AnswerMode::Tape`] is this number
     /// itself.
     pub vocab: usize,
     /// The number of answer classes.
@@ -54,7 +54,7 @@ pub struct Facts {
     /// Share of the targets that guessing hits.
     pub chance: f64,
     /// Its level in Chomsky's hierarchy, if it is a formal language.
-    pub level: Option<Level>,
+    pub level: Option<ChomskyLevel>,
     /// Identifies the examples: equal for equal examples at every place and length.
     pub content: String,
 }
@@ -75,7 +75,7 @@ pub struct Example {
 
 /// Which example is meant.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Place {
+pub struct ExampleId {
     /// Drawn examples of different splits and seeds are independent.
     pub split: Split,
     /// Seed of the run or of the evaluation.
@@ -87,7 +87,7 @@ pub struct Place {
 /// A source of examples.
 pub trait Examples: Send + Sync {
     /// What is known of all of them.
-    fn facts(&self) -> Facts;
+    fn facts(&self) -> TaskInfo;
 
     /// What the user should know of them.
     fn remark(&self) -> Option<&'static str> {
@@ -102,7 +102,7 @@ pub trait Examples: Send + Sync {
     ///
     /// # Errors
     /// Data that can no longer be read.
-    fn example(&self, place: Place, length: usize) -> Result<Example>;
+    fn example(&self, place: ExampleId, length: usize) -> Result<Example>;
 
     /// Targets of a sequence of `length` tokens.
     fn answers(&self, length: usize) -> usize;

@@ -10,17 +10,17 @@ use std::path::{Path, PathBuf};
 /// Not mapped into memory: a mapped file that another program cuts short ends the process with SIGBUS, a read is an
 /// error. The operating system's cache makes both equally fast for windows of text.
 #[derive(Debug)]
-pub(crate) struct Bytes {
+pub(crate) struct PositionedFile {
     file: File,
     path: PathBuf,
     len: u64,
 }
 
-impl Bytes {
-    pub(crate) fn open(path: &Path) -> Result<Bytes> {
+impl PositionedFile {
+    pub(crate) fn open(path: &Path) -> Result<PositionedFile> {
         let file = kerple_run::files::open(path).map_err(Error::io(path, "open"))?;
         let len = file.metadata().map_err(Error::io(path, "open"))?.len();
-        Ok(Bytes { file, path: path.to_owned(), len })
+        Ok(PositionedFile { file, path: path.to_owned(), len })
     }
 
     /// The file.
@@ -122,7 +122,7 @@ pub(crate) fn is_hidden(path: &Path) -> bool {
 /// # Errors
 /// A file that cannot be read, is longer, is no regular file, or is not UTF-8.
 pub(crate) fn read_text(path: &Path, limit: u64, hint: &str) -> Result<String> {
-    let file = Bytes::open(path)?;
+    let file = PositionedFile::open(path)?;
     if file.len() > limit {
         return Err(Error::damaged(
             path,

@@ -8,7 +8,7 @@
 //! [`prepare()`] runs the first half once and leaves a folder that a person can inspect
 //! (`meta.json`, `tokenizer.json`, `train.tokens`, `valid.tokens`, `test.tokens`). [`Corpus::open`]
 //! opens it, or a GPT-NeoX `.bin`/`.idx` pair, and identifies the text by its hash
-//! ([`Corpus::content`]); [`verify()`] reads all of it. [`Batches`] cuts training sequences from
+//! ([`Corpus::content`]); [`verify()`] reads all of it. [`TokenBatches`] cuts training sequences from
 //! it, and [`random_segments`] and [`blocks`] select text for evaluation. [`tasks`] are questions
 //! with known answers instead of text. This crate depends on neither models nor tensors.
 
@@ -32,15 +32,15 @@ mod text;
 mod tokenizer;
 mod tokens;
 
-pub use corpus::{Corpus, Report, SplitCounts, Summary, Verified, has_summary, is_prepared, verify};
+pub use corpus::{Corpus, CorpusSummary, SplitCounts, VerifiedSplit, VerifyReport, has_summary, is_prepared, verify};
 pub use error::{Error, Result};
 pub use hash::{Sha256, fingerprint};
 pub use order::{
-    Batch, BatchShape, Batches, NumpyRandom, Sampling, Segments, blocks, document_index, random_segments, sample_index,
-    shuffle_index, split_boundaries,
+    BatchShape, NumpyRandom, Sampling, Segments, TokenBatch, TokenBatches, blocks, document_index, random_segments,
+    sample_index, shuffle_index, split_boundaries,
 };
-pub use prepare::{PrepareOptions, Progress, prepare};
+pub use prepare::{PrepareOptions, PrepareProgress, prepare};
 pub use split::Split;
 pub use text::{Inventory, Sources};
 pub use tokenizer::{StreamDecoder, Tokenizer};
-pub use tokens::Tokens;
+pub use tokens::TokenStream;

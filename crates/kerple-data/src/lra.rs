@@ -25,7 +25,7 @@ mod store;
 pub mod text;
 
 use crate::error::{Error, Result};
-use crate::examples::{Answer, Example, Examples, Facts};
+use crate::examples::{AnswerMode, Example, Examples, TaskInfo};
 use crate::split::Split;
 use image::Image;
 use list_ops::ListOps;
@@ -34,25 +34,25 @@ use retrieval::Retrieval;
 use serde_json::{Map, Value};
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
-use text::Text;
+use text::LraText;
 
 /// The one list: names in run files and the keys of each.
 macro_rules! arena {
     ($($(#[$doc:meta])* $name:literal $task:ident),+ $(,)?) => {
         /// A task of the arena and its keys.
         #[derive(Clone, Debug, PartialEq)]
-        pub enum Arena {
+        pub enum LraTask {
             $($(#[$doc])* $task($task)),+
         }
 
-        impl Arena {
+        impl LraTask {
             /// Names in run files.
             pub const NAMES: [&str; [$($name),+].len()] = [$($name),+];
 
             /// The task of this name with the default keys.
-            pub fn named(name: &str) -> Option<Arena> {
+            pub fn named(name: &str) -> Option<LraTask> {
                 match name {
-                    $($name => Some(Arena::$task($task::default())),)+
+                    $($name => Some(LraTask::$task($task::default())),)+
                     _ => None,
                 }
             }
@@ -60,21 +60,21 @@ macro_rules! arena {
             /// Its name in run files.
             pub fn name(&self) -> &'static str {
                 match self {
-                    $(Arena::$task(_) => $name,)+
+                    $(LraTask::$task(_) => $name,)+
                 }
             }
 
             /// The same task with the keys of a run file.
-            pub(crate) fn with_keys(&self, keys: Map<String, Value>) -> serde_json::Result<Arena> {
+            pub(crate) fn with_keys(&self, keys: Map<String, Value>) -> serde_json::Result<LraTask> {
                 Ok(match self {
-                    $(Arena::$task(_) => Arena::$task(serde_json::from_value(keys.into())?),)+
+                    $(LraTask::$task(_) => LraTask::$task(serde_json::from_value(keys.into())?),)+
                 })
             }
 
             /// Its keys as a run file has them.
             pub(crate) fn keys(&self) -> Value {
                 let keys = match self {
-                    $(Arena::$task(keys) => serde_json::to_value(keys),)+
+                    $(LraTask::$task(keys) => serde_json::to_value(keys),)+
                 };
                 keys.expect("keys are plain data")
             }
@@ -85,7 +85,7 @@ macro_rules! arena {
             /// Keys out of range, files that are missing or damaged, labels beyond the classes; `stop` was set before the end.
             pub fn open(&self, path: Option<&Path>, stop: &AtomicBool) -> Result<Box<dyn Examples>> {
                 match self {
-                    $(Arena::$task(keys) => keys.open(self.facts(), path, stop),)+
+                    $(LraTask::$task(keys) => keys.open(self.facts(), path, stop),)+
                 }
             }
         }
@@ -96,7 +96,7 @@ arena! {
     /// Nested operations on digits.
     "listops" ListOps,
     /// Classes of texts, byte by byte.
-    "lra_text" Text,
+    "lra_text" LraText,
     /// Whether two texts belong together.
     "lra_retrieval" Retrieval,
     /// Classes of images, pixel by pixel.
@@ -105,19 +105,19 @@ arena! {
     "pathfinder" Pathfinder,
 }
 
-impl Arena {
+impl LraTask {
     /// Facts that are known before data is read; `content` then covers the keys alone.
-    pub fn facts(&self) -> Facts {
+    pub fn facts(&self) -> TaskInfo {
         let (vocab, classes) = match self {
-            Arena::ListOps(_) => (list_ops::VOCABULARY, 10),
-            Arena::Text(keys) => (store::BYTES, keys.classes),
-            Arena::Retrieval(_) => (retrieval::VOCABULARY, 2),
-            Arena::Image(keys) => (256, keys.classes),
-            Arena::Pathfinder(_) => (256, 2),
+            LraTask::ListOps(_) => (list_ops::VOCABULARY, 10),
+            LraTask::LraText(keys) => (store::BYTES, keys.classes),
+            LraTask::Retrieval(_) => (retrieval::VOCABULARY, 2),
+            LraTask::Image(keys) => (256, keys.classes),
+            LraTask::Pathfinder(_) => (256, 2),
         };
-        Facts {
+        TaskInfo {
             name: self.name().to_owned(),
-            answer: Answer::Class,
+            answer: AnswerMode::Class,
             vocab,
             classes,
             shortest: 1,
@@ -131,19 +131,18 @@ impl Arena {
     /// published.
     pub fn is_made_up_without_files(&self) -> bool {
         match self {
-            Arena::Retrieval(_) | Arena::Pathfinder(_) => true,
-            Arena::ListOps(_) | Arena::Text(_) | Arena::Image(_) => false,
+            LraTask::Retrieval(_) | LraTask::Pathfinder(_) => true,
+            LraTask::ListOps(_) | LraTask::LraText(_) | LraTask::Image(_) => false,
         }
     }
 }
 
 /// Classes there can be.
 fn check_classes(classes: usize) -> Result<()> {
-    match (2..=10_000).contains(&classes) {
-        true => Ok(()),
-        false => {
-            Err(Error::refused(format!("data.task.classes = {classes} is out of range"), "use 2 to 10000 classes"))
-        }
+    if (2..=10_000).contains(&classes) {
+        Ok(())
+    } else {
+        Err(Error::refused(format!("data.task.classes = {classes} is out of range"), "use 2 to 10000 classes"))
     }
 }
 

@@ -5,36 +5,36 @@ use std::path::Path;
 
 /// The most memory this process can have.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Limit {
+pub struct MemoryLimit {
     /// What sets it.
     pub name: &'static str,
     /// Bytes.
     pub bytes: u64,
 }
 
-impl Limit {
+impl MemoryLimit {
     /// The smallest limit that the system reports: the machine's memory, those of this process's
     /// control groups, and its address space. `None` where none can be read.
-    pub fn here() -> Option<Limit> {
+    pub fn here() -> Option<MemoryLimit> {
         bounds(&read).into_iter().map(|(limit, _)| limit).min_by_key(|limit| limit.bytes)
     }
 }
 
-type Read<'a> = &'a dyn Fn(&Path) -> Option<String>;
+type ReadFile<'a> = &'a dyn Fn(&Path) -> Option<String>;
 
 fn read(path: &Path) -> Option<String> {
     std::fs::read_to_string(path).ok()
 }
 
 /// Every limit, and how many bytes of it are free.
-fn bounds(read: Read) -> Vec<(Limit, u64)> {
+fn bounds(read: ReadFile) -> Vec<(MemoryLimit, u64)> {
     let text = |path: &str| read(Path::new(path)).unwrap_or_default();
     let meminfo = text("/proc/meminfo");
     let machine =
         kilobytes(&meminfo, "MemTotal:").map(|all| (all, kilobytes(&meminfo, "MemAvailable:").unwrap_or(all)));
     let taken = kilobytes(&text("/proc/self/status"), "VmSize:").unwrap_or(0);
     let space = address_space(&text("/proc/self/limits")).map(|all| (all, all.saturating_sub(taken)));
-    let named = |name: &'static str| move |(bytes, free): (u64, u64)| (Limit { name, bytes }, free);
+    let named = |name: &'static str| move |(bytes, free): (u64, u64)| (MemoryLimit { name, bytes }, free);
     let groups = control_groups(&text("/proc/self/cgroup"), read).into_iter();
     let machine = machine.into_iter().map(named("the machine's memory"));
     let space = space.into_iter().map(named("the limit of this process (ulimit -v)"));
@@ -55,7 +55,7 @@ fn address_space(text: &str) -> Option<u64> {
 
 /// The limits on the way from this process's group up to the root, and what is free of each, of version 2 (`0::/path`,
 /// `memory.max`) and version 1 (`5:memory:/path`, `memory.limit_in_bytes`).
-fn control_groups(text: &str, read: Read) -> Vec<(u64, u64)> {
+fn control_groups(text: &str, read: ReadFile) -> Vec<(u64, u64)> {
     let limits = text.lines().flat_map(|line| -> Vec<(u64, u64)> {
         let mut parts = line.splitn(3, ':').skip(1);
         let (controllers, path) = (parts.next().unwrap_or(""), parts.next().unwrap_or("/"));
@@ -86,12 +86,13 @@ fn control_groups(text: &str, read: Read) -> Vec<(u64, u64)> {
 /// Names `what`, the need and what is free.
 pub(crate) fn require(what: &str, bytes: u128, hint: &str) -> Result<()> {
     let free = bounds(&read).into_iter().map(|(_, free)| free).min().unwrap_or(u64::MAX);
-    match bytes <= u128::from(free) {
-        true => Ok(()),
-        false => Err(Error::refused(
+    if bytes <= u128::from(free) {
+        Ok(())
+    } else {
+        Err(Error::refused(
             format!("{what} needs about {:.1} GB of memory; {:.1} GB are free", bytes as f64 / 1e9, free as f64 / 1e9),
             hint,
-        )),
+        ))
     }
 }
 

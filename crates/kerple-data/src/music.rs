@@ -1,10 +1,10 @@
 //! Music as tokens: MIDI files to events and back.
 //!
 //! ```text
-//! .mid --Piece::from_midi--> Piece --Vocabulary::tokens--> ids --Vocabulary::piece--> Piece --to_midi--> .mid
+//! .mid --MusicPiece::from_midi--> MusicPiece --Vocabulary::tokens--> ids --Vocabulary::piece--> MusicPiece --to_midi--> .mid
 //! ```
 //!
-//! A [`Piece`] is the content of a MIDI file, in its own ticks. A [`Representation`] turns it into
+//! A [`MusicPiece`] is the content of a MIDI file, in its own ticks. A [`Representation`] turns it into
 //! events:
 //!
 //! | representation | events | grid | published in |
@@ -28,9 +28,9 @@ mod score;
 pub mod style;
 mod vocabulary;
 
-pub use piece::{Marker, Note, Piece, Tempo, Track};
+pub use piece::{Marker, MusicPiece, Note, Tempo, Track};
 pub use rules::Rules;
-pub(crate) use score::Score;
+pub(crate) use score::MusicDocument;
 pub use vocabulary::{Representation, Vocabulary};
 
 /// A piece with more bars of four beats is refused: what it would be made into has an event a bar.

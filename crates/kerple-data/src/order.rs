@@ -10,10 +10,10 @@ mod random;
 pub use megatron::{document_index, sample_index, shuffle_index, split_boundaries};
 pub use numpy::NumpyRandom;
 pub use random::{Segments, blocks, random_segments};
-pub(crate) use random::{Use, below, stream};
+pub(crate) use random::{StreamPurpose, below, stream};
 
 use crate::error::{Error, Result};
-use crate::tokens::Tokens;
+use crate::tokens::TokenStream;
 use std::ops::Range;
 
 /// Which windows are trained on.
@@ -40,7 +40,7 @@ pub struct BatchShape {
 
 /// Sequences and, for every token, the token that follows it.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Batch {
+pub struct TokenBatch {
     /// `[batch, seq_len]`.
     pub tokens: Vec<u32>,
     /// `[batch, seq_len]`, shifted by one.
@@ -51,24 +51,24 @@ pub struct Batch {
     pub seq_len: usize,
 }
 
-impl Batch {
+impl TokenBatch {
     /// The windows of `seq_len + 1` tokens that begin at `starts`.
     ///
     /// # Errors
-    /// As [`Tokens::read`].
+    /// As [`TokenStream::read`].
     ///
     /// # Panics
     /// When a window reaches beyond the end.
-    pub fn at(tokens: &Tokens, starts: &[usize], seq_len: usize) -> Result<Batch> {
+    pub fn at(tokens: &TokenStream, starts: &[usize], seq_len: usize) -> Result<TokenBatch> {
         let read = |row: usize, window: &mut Vec<u32>| tokens.read_into(starts[row]..starts[row] + seq_len + 1, window);
-        Batch::gather(0..starts.len(), seq_len, read)
+        TokenBatch::gather(0..starts.len(), seq_len, read)
     }
 
     fn gather(
         rows: Range<usize>,
         seq_len: usize,
         mut read: impl FnMut(usize, &mut Vec<u32>) -> Result<()>,
-    ) -> Result<Batch> {
+    ) -> Result<TokenBatch> {
         let batch = rows.len();
         let mut tokens = Vec::with_capacity(batch * seq_len);
         let mut targets = Vec::with_capacity(batch * seq_len);
@@ -79,28 +79,28 @@ impl Batch {
             tokens.extend_from_slice(&window[..seq_len]);
             targets.extend_from_slice(&window[1..]);
         }
-        Ok(Batch { tokens, targets, batch, seq_len })
+        Ok(TokenBatch { tokens, targets, batch, seq_len })
     }
 }
 
 /// The training batches of a run.
-pub struct Batches {
-    tokens: Tokens,
+pub struct TokenBatches {
+    tokens: TokenStream,
     shape: BatchShape,
-    order: Order,
+    order: BatchOrder,
 }
 
-enum Order {
+enum BatchOrder {
     Random { seed: u64 },
-    Megatron(Box<megatron::Order>),
+    Megatron(Box<megatron::MegatronOrder>),
 }
 
-impl Batches {
+impl TokenBatches {
     /// Batches of `tokens`.
     ///
     /// # Errors
     /// Fewer tokens than one sequence and its last target need, an empty shape, or a seed NumPy does not have.
-    pub fn new(tokens: &Tokens, sampling: Sampling, shape: BatchShape, seed: u64) -> Result<Batches> {
+    pub fn new(tokens: &TokenStream, sampling: Sampling, shape: BatchShape, seed: u64) -> Result<TokenBatches> {
         let BatchShape { batch, seq_len } = shape;
         if batch == 0 || seq_len == 0 {
             return Err(Error::refused(
@@ -115,7 +115,7 @@ impl Batches {
             ));
         }
         let order = match sampling {
-            Sampling::Random => Order::Random { seed },
+            Sampling::Random => BatchOrder::Random { seed },
             Sampling::Megatron { steps } => {
                 let seed = u32::try_from(seed).map_err(|_| {
                     Error::refused(
@@ -124,10 +124,10 @@ impl Batches {
                     )
                 })?;
                 let needed = u128::from(steps).saturating_mul(batch as u128);
-                Order::Megatron(Box::new(megatron::Order::new(tokens, seq_len, needed, seed)?))
+                BatchOrder::Megatron(Box::new(megatron::MegatronOrder::new(tokens, seq_len, needed, seed)?))
             }
         };
-        Ok(Batches { tokens: tokens.clone(), shape, order })
+        Ok(TokenBatches { tokens: tokens.clone(), shape, order })
     }
 
     /// Sequences per batch and tokens per sequence.
@@ -139,19 +139,19 @@ impl Batches {
     /// share it.
     ///
     /// # Errors
-    /// As [`Tokens::read`].
+    /// As [`TokenStream::read`].
     ///
     /// # Panics
     /// When there are not that many rows.
-    pub fn batch(&self, step: u64, rows: Range<usize>) -> Result<Batch> {
+    pub fn batch(&self, step: u64, rows: Range<usize>) -> Result<TokenBatch> {
         let BatchShape { batch, seq_len } = self.shape;
         assert!(rows.start <= rows.end && rows.end <= batch, "rows {rows:?} of a batch of {batch}");
         match &self.order {
-            Order::Random { seed } => Batch::gather(rows, seq_len, |row, out| {
+            BatchOrder::Random { seed } => TokenBatch::gather(rows, seq_len, |row, out| {
                 let start = random::window(self.tokens.len(), seq_len, *seed, step, row as u64);
                 self.tokens.read_into(start..start + seq_len + 1, out)
             }),
-            Order::Megatron(order) => Batch::gather(rows, seq_len, |row, out| {
+            BatchOrder::Megatron(order) => TokenBatch::gather(rows, seq_len, |row, out| {
                 order.read(&self.tokens, u128::from(step) * batch as u128 + row as u128, out)
             }),
         }

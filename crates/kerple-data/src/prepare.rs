@@ -11,12 +11,13 @@ mod select;
 mod staging;
 mod write;
 
-use crate::corpus::{META, Summary, TOKENIZER};
+use crate::corpus::{CorpusSummary, META, TOKENIZER};
 use crate::error::{Error, Result};
 use crate::music::Representation;
 use crate::split::Split;
-use crate::text::{Format, Sources};
+use crate::text::{SourceFormat, Sources};
 use crate::tokenizer::Tokenizer;
+use choose::ChosenTokenizer;
 use select::Selection;
 use staging::Staging;
 use std::fmt;
@@ -24,7 +25,7 @@ use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use write::Writer;
+use write::CorpusWriter;
 
 /// The options of a preparation.
 #[derive(Clone, Debug)]
@@ -86,16 +87,13 @@ impl PrepareOptions {
     }
 
     fn check_stop(&self) -> Result<()> {
-        match self.stop.as_ref().is_some_and(|stop| stop.load(Ordering::Relaxed)) {
-            true => Err(Error::Stopped),
-            false => Ok(()),
-        }
+        if self.stop.as_ref().is_some_and(|stop| stop.load(Ordering::Relaxed)) { Err(Error::Stopped) } else { Ok(()) }
     }
 }
 
 /// The progress of a preparation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Progress {
+pub struct PrepareProgress {
     /// The current phase, e.g. "tokenizing".
     pub phase: &'static str,
     /// Bytes of the input files read in this phase.
@@ -110,9 +108,9 @@ pub struct Progress {
     pub memory: u64,
 }
 
-impl fmt::Display for Progress {
+impl fmt::Display for PrepareProgress {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Progress { phase, bytes_read, bytes_total, documents, tokens, memory } = self;
+        let PrepareProgress { phase, bytes_read, bytes_total, documents, tokens, memory } = self;
         let percent = 100 * bytes_read / bytes_total.max(&1);
         write!(out, "{phase} {percent}% of {:.1} MB, {documents} documents", *bytes_total as f64 / 1e6)?;
         if *tokens > 0 {
@@ -147,7 +145,7 @@ const BATCH: usize = 8 << 20;
 /// # Errors
 /// Missing, damaged or too few inputs, options that contradict each other, a tokenizer that loses
 /// the text, or a folder that cannot be written.
-pub fn prepare(options: &PrepareOptions, progress: &mut dyn FnMut(&Progress)) -> Result<Summary> {
+pub fn prepare(options: &PrepareOptions, progress: &mut dyn FnMut(&PrepareProgress)) -> Result<CorpusSummary> {
     let staging = Staging::create(&options.out)?;
     let (mut files, passed_over) = options.inputs.files()?;
     let music = Representation::named(&options.tokenizer);
@@ -183,8 +181,8 @@ pub fn prepare(options: &PrepareOptions, progress: &mut dyn FnMut(&Progress)) ->
     let chosen = choose::tokenizer(options, &files, &selection, progress);
     // who stops while a vocabulary is learned is not told what became of it
     options.check_stop()?;
-    let (tokenizer, vocab_size, of_token_files) = chosen?;
-    let mut writer = Writer::create(staging.folder(), &selection, tokenizer.as_ref(), vocab_size)?;
+    let ChosenTokenizer { tokenizer, vocab_size, warnings: of_token_files } = chosen?;
+    let mut writer = CorpusWriter::create(staging.folder(), &selection, tokenizer.as_ref(), vocab_size)?;
     let tally = selection.run(&mut |part, tally| {
         options.check_stop()?;
         writer.take(part, tally, progress)?;
@@ -194,7 +192,7 @@ pub fn prepare(options: &PrepareOptions, progress: &mut dyn FnMut(&Progress)) ->
         Ok(ControlFlow::Continue(()))
     })?;
     writer.flush(&tally, progress)?;
-    let mut summary = Summary::of_ids(vocab_size);
+    let mut summary = CorpusSummary::of_ids(vocab_size);
     if let Some(tokenizer) = &tokenizer {
         summary.tokenizer = match options.tokenizer.as_str() {
             kind if kind == "byte" || music.is_some() || kind.starts_with("bpe:") => kind.to_owned(),
@@ -218,7 +216,7 @@ pub fn prepare(options: &PrepareOptions, progress: &mut dyn FnMut(&Progress)) ->
     (summary.duplicates, summary.empty) = (tally.duplicates, tally.empty);
     (summary.skipped_files, summary.passed_over) = (tally.not_text, passed_over);
     summary.skipped = tally.skipped;
-    for file in files.iter().filter(|file| !matches!(file.format, Format::Ignored(_))) {
+    for file in files.iter().filter(|file| !matches!(file.format, SourceFormat::Ignored(_))) {
         *summary.formats.entry(file.kind().to_owned()).or_default() += 1;
     }
     (summary.damaged, summary.repaired) = (tally.bad, tally.repaired);
@@ -236,7 +234,7 @@ pub fn prepare(options: &PrepareOptions, progress: &mut dyn FnMut(&Progress)) ->
     Ok(summary)
 }
 
-fn check_splits(summary: &Summary) -> Result<()> {
+fn check_splits(summary: &CorpusSummary) -> Result<()> {
     let found: u64 = Split::ALL.iter().map(|split| summary.split(*split).documents).sum();
     match Split::ALL.into_iter().find(|split| summary.split(*split).documents == 0) {
         None => Ok(()),

@@ -1,22 +1,22 @@
 //! Random draws for music and generated data; the streams are keyed by their purpose.
 
-use crate::examples::Place;
-use crate::order::{Use, below, stream};
+use crate::examples::ExampleId;
+use crate::order::{StreamPurpose, below, stream};
 use crate::split::Split;
 use rand_chacha::ChaCha8Rng;
 use rand_chacha::rand_core::Rng;
 use std::collections::HashMap;
 
 /// The stream that the example at this place and of this length is drawn from.
-pub(crate) fn random(place: Place, length: usize) -> Draw {
+pub(crate) fn random(place: ExampleId, length: usize) -> TaskRng {
     let split = Split::ALL.iter().position(|split| *split == place.split).expect("all splits are listed") as u64;
-    Draw(stream(Use::Example, place.seed, place.index, (length as u64) << 2 | split))
+    TaskRng(stream(StreamPurpose::Example, place.seed, place.index, (length as u64) << 2 | split))
 }
 
 /// Uniform draws.
-pub(crate) struct Draw(ChaCha8Rng);
+pub(crate) struct TaskRng(ChaCha8Rng);
 
-impl Draw {
+impl TaskRng {
     /// A number in `0..bound`.
     pub(crate) fn below(&mut self, bound: usize) -> usize {
         below(&mut self.0, bound)
@@ -51,8 +51,8 @@ impl Draw {
     }
 
     /// The stream of a purpose at a place.
-    pub(crate) fn new(purpose: Use, [a, b, c]: [u64; 3]) -> Draw {
-        Draw(stream(purpose, a, b, c))
+    pub(crate) fn new(purpose: StreamPurpose, [a, b, c]: [u64; 3]) -> TaskRng {
+        TaskRng(stream(purpose, a, b, c))
     }
 
     /// A number in `[0, 1)`, of 53 random bits.
@@ -75,7 +75,7 @@ mod tests {
 
     #[test]
     fn distinct_numbers_are_distinct() {
-        let place = Place { split: Split::Train, seed: 1, index: 0 };
+        let place = ExampleId { split: Split::Train, seed: 1, index: 0 };
         for (count, bound) in [(0, 0), (1, 1), (5, 5), (5, 1000), (999, 1000)] {
             let drawn = random(place, 1).distinct(count, bound);
             let set: BTreeSet<_> = drawn.iter().copied().collect();
@@ -85,10 +85,12 @@ mod tests {
 
     #[test]
     fn every_part_of_a_place_matters() {
-        let first = |place: Place, length: usize| random(place, length).below(1 << 40);
-        let place = Place { split: Split::Train, seed: 1, index: 5 };
+        let first = |place: ExampleId, length: usize| random(place, length).below(1 << 40);
+        let place = ExampleId { split: Split::Train, seed: 1, index: 5 };
         let base = first(place, 10);
-        for other in [Place { split: Split::Test, ..place }, Place { seed: 2, ..place }, Place { index: 6, ..place }] {
+        for other in
+            [ExampleId { split: Split::Test, ..place }, ExampleId { seed: 2, ..place }, ExampleId { index: 6, ..place }]
+        {
             assert_ne!(first(other, 10), base, "{other:?}");
         }
         assert_ne!(first(place, 11), base);

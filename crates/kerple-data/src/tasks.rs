@@ -6,26 +6,26 @@
 //!
 //! | tasks | answered | examples |
 //! |---|---|---|
-//! | [`chomsky`]: 15 formal languages | at empty places after the sequence, [`Answer::Tape`] | drawn, of any length |
-//! | [`recall`]: passkey, associative recall | at marked tokens, [`Answer::Marked`] | drawn, of any length |
-//! | sequences with a class | one for the whole, [`Answer::Class`] | any source that implements [`Examples`] |
+//! | [`chomsky`]: 15 formal languages | at empty places after the sequence, [`AnswerMode::Tape`] | drawn, of any length |
+//! | [`recall`]: passkey, associative recall | at marked tokens, [`AnswerMode::Marked`] | drawn, of any length |
+//! | sequences with a class | one for the whole, [`AnswerMode::Class`] | any source that implements [`Examples`] |
 //!
-//! An example is a function of its [`Place`] and its length, so batches need no cursor, and a
+//! An example is a function of its [`ExampleId`] and its length, so batches need no cursor, and a
 //! resumed run gets the same examples as an uninterrupted one.
 
 pub mod chomsky;
 mod config;
 pub mod recall;
 
-pub use crate::examples::{Answer, Example, Examples, Facts, Level, Place};
+pub use crate::examples::{AnswerMode, ChomskyLevel, Example, ExampleId, Examples, TaskInfo};
 pub use config::TaskConfig;
 
-use crate::order::{Use, below, stream};
+use crate::order::{StreamPurpose, below, stream};
 
 /// Tokens of every sequence of the batch of an update, uniform from `shortest` to `longest`.
 pub fn training_length(seed: u64, step: u64, shortest: usize, longest: usize) -> usize {
     let shortest = shortest.min(longest);
-    shortest + below(&mut stream(Use::Length, seed, step, 0), longest - shortest + 1)
+    shortest + below(&mut stream(StreamPurpose::Length, seed, step, 0), longest - shortest + 1)
 }
 
 /// Which example of `count` stands at `index` of an endless sequence of epochs, each in an order of its own.
@@ -38,7 +38,7 @@ pub fn shuffled(seed: u64, index: u64, count: u64) -> u64 {
     let mask = (1u64 << half) - 1;
     let round = |round: u64, value: u64| -> u64 {
         use rand_chacha::rand_core::Rng;
-        stream(Use::Shuffle, seed, epoch, value << 3 | round).next_u64() & mask
+        stream(StreamPurpose::Shuffle, seed, epoch, value << 3 | round).next_u64() & mask
     };
     loop {
         let (mut left, mut right) = (place >> half, place & mask);

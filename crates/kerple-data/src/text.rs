@@ -27,12 +27,12 @@ mod walk;
 
 pub use inventory::Inventory;
 pub(crate) use plain::LongText;
-pub(crate) use splits::Names;
+pub(crate) use splits::SplitNames;
 
 use crate::corpus::TokenFiles;
 use crate::error::{Error, Result};
-use crate::music::{Representation, Score};
-use crate::tokens::Tokens;
+use crate::music::{MusicDocument, Representation};
+use crate::tokens::TokenStream;
 use std::cell::Cell;
 use std::io::{BufRead, BufReader, Read};
 use std::path::{Path, PathBuf};
@@ -79,7 +79,7 @@ impl Sources {
 pub(crate) struct SourceFile {
     /// The file; for token files their common prefix.
     pub(crate) path: PathBuf,
-    pub(crate) format: Format,
+    pub(crate) format: SourceFormat,
     /// Bytes on disk.
     pub(crate) size: u64,
     /// Found in a folder rather than named: passed over when it is not text.
@@ -89,7 +89,7 @@ pub(crate) struct SourceFile {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Format {
+pub(crate) enum SourceFormat {
     JsonLines(Compression),
     /// One array, of objects or texts.
     JsonArray(Compression),
@@ -112,9 +112,9 @@ pub(crate) enum Compression {
     Gzip,
 }
 
-impl Format {
+impl SourceFormat {
     /// The format that a name says; MIDI is only read as music.
-    fn of(path: &Path, music: Option<Representation>) -> Format {
+    fn of(path: &Path, music: Option<Representation>) -> SourceFormat {
         let name = path.file_name().unwrap_or_default().to_string_lossy().to_lowercase();
         let compressed = [(".zst", Compression::Zstd), (".zstd", Compression::Zstd), (".gz", Compression::Gzip)];
         let found = compressed.iter().find_map(|(end, kind)| name.strip_suffix(end).map(|stem| (stem, *kind)));
@@ -123,22 +123,22 @@ impl Format {
             && midi::is_midi(stem)
             && compression == Compression::None
         {
-            Format::Midi(representation)
+            SourceFormat::Midi(representation)
         } else if let Some(representation) = music
             && (stem.ends_with(".tar") || name.ends_with(".tgz"))
         {
             let compression = if name.ends_with(".tgz") { Compression::Gzip } else { compression };
-            Format::MidiArchive(representation, compression)
+            SourceFormat::MidiArchive(representation, compression)
         } else if stem.ends_with(".jsonl") || stem.ends_with(".ndjson") {
-            Format::JsonLines(compression)
+            SourceFormat::JsonLines(compression)
         } else if stem.ends_with(".csv") {
-            Format::Delimited(compression, b',')
+            SourceFormat::Delimited(compression, b',')
         } else if stem.ends_with(".tsv") {
-            Format::Delimited(compression, b'\t')
+            SourceFormat::Delimited(compression, b'\t')
         } else if name.ends_with(".parquet") {
-            Format::Parquet
+            SourceFormat::Parquet
         } else {
-            Format::Text(compression)
+            SourceFormat::Text(compression)
         }
     }
 }
@@ -158,14 +158,14 @@ impl SourceFile {
                 "write its content to a file, and give that file",
             ));
         }
-        let mut format = Format::of(path, None);
-        if let Format::Text(compression) = format
+        let mut format = SourceFormat::of(path, None);
+        if let SourceFormat::Text(compression) = format
             && is_json(path)
             && !(found && recognise::describes(path))
         {
             format = recognise::json(path, compression)?;
         }
-        if let Format::Text(compression) = format {
+        if let SourceFormat::Text(compression) = format {
             recognise::plain(path, compression)?;
         }
         Ok(SourceFile { path: path.to_owned(), format, size: about.len(), found, depth })
@@ -173,69 +173,72 @@ impl SourceFile {
 
     /// Takes MIDI files for music, and passes over plain texts that were found between them.
     pub(crate) fn expect_music(&mut self, representation: Representation) {
-        if self.format != Format::TokenFiles {
-            self.format = Format::of(&self.path, Some(representation));
+        if self.format != SourceFormat::TokenFiles {
+            self.format = SourceFormat::of(&self.path, Some(representation));
         }
-        if self.found && matches!(self.format, Format::Text(_)) {
-            self.format = Format::Ignored("it is not MIDI");
+        if self.found && matches!(self.format, SourceFormat::Text(_)) {
+            self.format = SourceFormat::Ignored("it is not MIDI");
         }
     }
 
     /// What its documents are, in a word.
     pub(crate) fn kind(&self) -> &'static str {
         match self.format {
-            Format::JsonLines(_) => "JSON lines",
-            Format::JsonArray(_) => "JSON arrays",
-            Format::Delimited(_, b'\t') => "TSV",
-            Format::Delimited(..) => "CSV",
-            Format::Text(_) => "text",
-            Format::Parquet => "Parquet",
-            Format::TokenFiles => "token files",
-            Format::Midi(_) => "MIDI",
-            Format::MidiArchive(..) => "archives of MIDI",
-            Format::Ignored(_) => "left out",
+            SourceFormat::JsonLines(_) => "JSON lines",
+            SourceFormat::JsonArray(_) => "JSON arrays",
+            SourceFormat::Delimited(_, b'\t') => "TSV",
+            SourceFormat::Delimited(..) => "CSV",
+            SourceFormat::Text(_) => "text",
+            SourceFormat::Parquet => "Parquet",
+            SourceFormat::TokenFiles => "token files",
+            SourceFormat::Midi(_) => "MIDI",
+            SourceFormat::MidiArchive(..) => "archives of MIDI",
+            SourceFormat::Ignored(_) => "left out",
         }
     }
 
     /// The documents, one at a time.
     pub(crate) fn documents(&self, text_key: &str) -> Result<Documents> {
         let read = Rc::new(Cell::new(0));
-        let reader: Reader = match self.format {
-            Format::JsonLines(compression) => {
+        let reader: DocumentReader = match self.format {
+            SourceFormat::JsonLines(compression) => {
                 let input = open(&self.path, compression, read.clone())?;
                 Box::new(json_lines::JsonLines::new(&self.path, input, text_key))
             }
-            Format::JsonArray(compression) => {
+            SourceFormat::JsonArray(compression) => {
                 let input = open(&self.path, compression, read.clone())?;
                 Box::new(json_array::documents(&self.path, input, text_key)?)
             }
-            Format::Delimited(compression, delimiter) => {
+            SourceFormat::Delimited(compression, delimiter) => {
                 let input = open(&self.path, compression, read.clone())?;
                 Box::new(delimited::documents(&self.path, input, delimiter, text_key)?)
             }
-            Format::Parquet => Box::new(parquet::Rows::open(&self.path, self.size, text_key, read.clone())?),
-            Format::Text(compression) => {
-                let content = plain::read(&self.path, compression, self.found, plain::HELD, read.clone());
-                Box::new(std::iter::once(content.map(|content| Document { number: 1, content })))
+            SourceFormat::Parquet => {
+                Box::new(parquet::ParquetRows::open(&self.path, self.size, text_key, read.clone())?)
             }
-            Format::Midi(representation) => {
+            SourceFormat::Text(compression) => {
+                let content = plain::read(&self.path, compression, self.found, plain::HELD, read.clone());
+                Box::new(std::iter::once(content.map(|content| SourceDocument { number: 1, content })))
+            }
+            SourceFormat::Midi(representation) => {
                 let size = self.size;
                 let document = midi::file(&self.path, representation).inspect(|_| read.set(size));
                 Box::new(std::iter::once(document))
             }
-            Format::MidiArchive(representation, compression) => {
+            SourceFormat::MidiArchive(representation, compression) => {
                 let input = open(&self.path, compression, read.clone())?;
-                Box::new(midi::Archive::new(&self.path, input, representation))
+                Box::new(midi::MidiArchive::new(&self.path, input, representation))
             }
-            Format::Ignored(why) => {
-                Box::new(std::iter::once(Ok(Document { number: 1, content: Content::NotText(why.to_owned()) })))
-            }
-            Format::TokenFiles => {
+            SourceFormat::Ignored(why) => Box::new(std::iter::once(Ok(SourceDocument {
+                number: 1,
+                content: DocumentContent::NotText(why.to_owned()),
+            }))),
+            SourceFormat::TokenFiles => {
                 let files = TokenFiles::open(&self.path)?;
                 let (size, count, read) = (self.size, files.documents() as u64, read.clone());
                 Box::new((0..files.documents()).map(move |index| {
                     read.set((u128::from(size) * (index as u128 + 1) / u128::from(count)) as u64);
-                    Ok(Document { number: index, content: Content::Tokens(files.document(index)) })
+                    Ok(SourceDocument { number: index, content: DocumentContent::Tokens(files.document(index)) })
                 }))
             }
         };
@@ -245,12 +248,12 @@ impl SourceFile {
     /// What is wrong with a document.
     pub(crate) fn wrong(&self, number: usize, message: String, hint: String) -> Error {
         let place = match self.format {
-            Format::JsonLines(_) => format!(", line {number}"),
-            Format::JsonArray(_) => format!(", item {number}"),
-            Format::Parquet | Format::Delimited(..) => format!(", row {number}"),
-            Format::TokenFiles => format!(", document {number}"),
-            Format::MidiArchive(..) => format!(", entry {number}"),
-            Format::Text(_) | Format::Midi(_) | Format::Ignored(_) => String::new(),
+            SourceFormat::JsonLines(_) => format!(", line {number}"),
+            SourceFormat::JsonArray(_) => format!(", item {number}"),
+            SourceFormat::Parquet | SourceFormat::Delimited(..) => format!(", row {number}"),
+            SourceFormat::TokenFiles => format!(", document {number}"),
+            SourceFormat::MidiArchive(..) => format!(", entry {number}"),
+            SourceFormat::Text(_) | SourceFormat::Midi(_) | SourceFormat::Ignored(_) => String::new(),
         };
         Error::damaged_at(&self.path, place, message, hint)
     }
@@ -258,39 +261,39 @@ impl SourceFile {
 
 /// A document as it was found.
 #[derive(Debug)]
-pub(crate) struct Document {
+pub(crate) struct SourceDocument {
     /// Line, row or entry, counted from 1; document of token files, counted from 0.
     pub(crate) number: usize,
-    pub(crate) content: Content,
+    pub(crate) content: DocumentContent,
 }
 
 #[derive(Debug)]
-pub(crate) enum Content {
+pub(crate) enum DocumentContent {
     Text(String),
     Long(LongText),
-    Tokens(Tokens),
-    Music(Box<Score>),
+    Tokens(TokenStream),
+    Music(Box<MusicDocument>),
     /// A file that is not text, and how that is seen.
     NotText(String),
     /// What is damaged, while what follows it may be whole.
     Bad(Error),
 }
 
-impl Content {
+impl DocumentContent {
     /// What was read, or that it is damaged; other errors end the reading.
-    fn or_bad(read: Result<Content>) -> Result<Content> {
+    fn or_bad(read: Result<DocumentContent>) -> Result<DocumentContent> {
         match read {
-            Err(error @ Error::Damaged { .. }) => Ok(Content::Bad(error)),
+            Err(error @ Error::Damaged { .. }) => Ok(DocumentContent::Bad(error)),
             read => read,
         }
     }
 }
 
-type Reader = Box<dyn Iterator<Item = Result<Document>>>;
+type DocumentReader = Box<dyn Iterator<Item = Result<SourceDocument>>>;
 
 /// The documents of a file.
 pub(crate) struct Documents {
-    reader: Reader,
+    reader: DocumentReader,
     read: Rc<Cell<u64>>,
 }
 
@@ -302,20 +305,20 @@ impl Documents {
 }
 
 impl Iterator for Documents {
-    type Item = Result<Document>;
+    type Item = Result<SourceDocument>;
 
-    fn next(&mut self) -> Option<Result<Document>> {
+    fn next(&mut self) -> Option<Result<SourceDocument>> {
         self.reader.next()
     }
 }
 
 /// Counts what passes through.
-struct Counted<R> {
+struct CountingReader<R> {
     inner: R,
     count: Rc<Cell<u64>>,
 }
 
-impl<R: Read> Read for Counted<R> {
+impl<R: Read> Read for CountingReader<R> {
     fn read(&mut self, buffer: &mut [u8]) -> std::io::Result<usize> {
         let count = self.inner.read(buffer)?;
         self.count.set(self.count.get() + count as u64);
@@ -327,7 +330,7 @@ impl<R: Read> Read for Counted<R> {
 pub(crate) fn open(path: &Path, compression: Compression, count: Rc<Cell<u64>>) -> Result<Box<dyn BufRead>> {
     const BUFFER: usize = 1 << 18;
     let file = kerple_run::files::open(path).map_err(Error::io(path, "open"))?;
-    let raw = BufReader::with_capacity(BUFFER, Counted { inner: file, count });
+    let raw = BufReader::with_capacity(BUFFER, CountingReader { inner: file, count });
     Ok(match compression {
         Compression::None => Box::new(raw),
         Compression::Gzip => Box::new(BufReader::with_capacity(BUFFER, flate2::bufread::MultiGzDecoder::new(raw))),

@@ -13,14 +13,14 @@ mod special;
 mod stream;
 
 pub(crate) use bpe::{SMALLEST, WordCounts};
-pub(crate) use pieces::{Cuts, Pieces};
+pub(crate) use pieces::{TextCuts, TextPieces};
 pub use stream::StreamDecoder;
 
 use crate::error::{Error, Result};
 use crate::file::read_text;
 use crate::hash::fingerprint;
 use crate::music::{Representation, Vocabulary};
-use end::End;
+use end::EndOfDocument;
 use hugging_face::HuggingFace;
 use std::borrow::Cow;
 use std::path::Path;
@@ -36,14 +36,14 @@ const LONGEST_DEFINITION: u64 = 1 << 28;
 
 /// Turns text into token ids and back.
 pub struct Tokenizer {
-    kind: Kind,
+    kind: TokenizerKind,
     definition: String,
     fingerprint: String,
     end_of_document: u32,
-    end: End,
+    end: EndOfDocument,
 }
 
-enum Kind {
+enum TokenizerKind {
     /// Ids are bytes. 0 ends a document: text that holds a NUL is refused.
     Byte,
     HuggingFace(Box<HuggingFace>),
@@ -54,7 +54,7 @@ enum Kind {
 impl Tokenizer {
     /// Ids are the bytes of UTF-8; 0 ends a document.
     pub fn byte() -> Tokenizer {
-        Tokenizer::assemble(Kind::Byte, BYTE.to_owned(), End::own(0))
+        Tokenizer::assemble(TokenizerKind::Byte, BYTE.to_owned(), EndOfDocument::own(0))
     }
 
     /// The words of a music representation; its definition lists them.
@@ -62,7 +62,7 @@ impl Tokenizer {
         let vocabulary = representation.vocabulary();
         let definition = serde_json::json!({ "kind": representation.name(), "words": vocabulary.words() });
         let definition = serde_json::to_string_pretty(&definition).expect("names and words are text") + "\n";
-        Tokenizer::assemble(Kind::Music(vocabulary), definition, End::own(vocabulary.end()))
+        Tokenizer::assemble(TokenizerKind::Music(vocabulary), definition, EndOfDocument::own(vocabulary.end()))
     }
 
     /// A Hugging Face `tokenizer.json`. The end-of-document token is the one that is named.
@@ -78,10 +78,10 @@ impl Tokenizer {
         let definition = read_definition(path)?;
         let inner = HuggingFace::parse(path, &definition)?;
         let end = match end_of_document {
-            Some(name) => End::named(&inner, path, name)?,
-            None => End::beside(&inner, path)?,
+            Some(name) => EndOfDocument::named(&inner, path, name)?,
+            None => EndOfDocument::beside(&inner, path)?,
         };
-        Ok(Tokenizer::assemble(Kind::HuggingFace(Box::new(inner)), definition, end))
+        Ok(Tokenizer::assemble(TokenizerKind::HuggingFace(Box::new(inner)), definition, end))
     }
 
     /// The tokenizer of a stored definition, as in a prepared corpus; errors name `path`. The
@@ -100,13 +100,13 @@ impl Tokenizer {
         }
         let inner = HuggingFace::parse(path, &definition)?;
         let end = match end_of_document {
-            Some(end) => End::known(&inner, end),
-            None => End::usual(&inner, path)?,
+            Some(end) => EndOfDocument::known(&inner, end),
+            None => EndOfDocument::usual(&inner, path)?,
         };
-        Ok(Tokenizer::assemble(Kind::HuggingFace(Box::new(inner)), definition, end))
+        Ok(Tokenizer::assemble(TokenizerKind::HuggingFace(Box::new(inner)), definition, end))
     }
 
-    fn assemble(kind: Kind, definition: String, end: End) -> Tokenizer {
+    fn assemble(kind: TokenizerKind, definition: String, end: EndOfDocument) -> Tokenizer {
         let end_of_document = end.id;
         let identity = format!("{definition}\0{end_of_document}");
         Tokenizer { kind, definition, fingerprint: fingerprint(identity.as_bytes()), end_of_document, end }
@@ -118,13 +118,13 @@ impl Tokenizer {
     /// Text that the tokenizer cannot encode; the byte tokenizer refuses NUL only.
     pub fn encode(&self, text: &str) -> Result<Vec<u32>> {
         match &self.kind {
-            Kind::Byte if text.as_bytes().contains(&0) => Err(Error::refused(
+            TokenizerKind::Byte if text.as_bytes().contains(&0) => Err(Error::refused(
                 "the text contains NUL, which the byte tokenizer uses as the end of a document",
                 "remove NUL characters, or choose another tokenizer",
             )),
-            Kind::Byte => Ok(text.bytes().map(u32::from).collect()),
-            Kind::HuggingFace(inner) => inner.encode(text),
-            Kind::Music(vocabulary) => vocabulary.parse(text),
+            TokenizerKind::Byte => Ok(text.bytes().map(u32::from).collect()),
+            TokenizerKind::HuggingFace(inner) => inner.encode(text),
+            TokenizerKind::Music(vocabulary) => vocabulary.parse(text),
         }
     }
 
@@ -148,33 +148,33 @@ impl Tokenizer {
     /// The token of this name, for a tokenizer that names its tokens.
     pub fn token(&self, name: &str) -> Option<u32> {
         match &self.kind {
-            Kind::HuggingFace(inner) => inner.token(name),
-            Kind::Byte | Kind::Music(_) => None,
+            TokenizerKind::HuggingFace(inner) => inner.token(name),
+            TokenizerKind::Byte | TokenizerKind::Music(_) => None,
         }
     }
 
     /// A token's name, likewise.
     pub fn name(&self, token: u32) -> Option<String> {
         match &self.kind {
-            Kind::HuggingFace(inner) => inner.name(token),
-            Kind::Byte | Kind::Music(_) => None,
+            TokenizerKind::HuggingFace(inner) => inner.name(token),
+            TokenizerKind::Byte | TokenizerKind::Music(_) => None,
         }
     }
 
     /// The vocabulary size: token ids are below it.
     pub fn vocab_size(&self) -> usize {
         match &self.kind {
-            Kind::Byte => 256,
-            Kind::Music(vocabulary) => vocabulary.words().len(),
-            Kind::HuggingFace(inner) => inner.vocab_size(),
+            TokenizerKind::Byte => 256,
+            TokenizerKind::Music(vocabulary) => vocabulary.words().len(),
+            TokenizerKind::HuggingFace(inner) => inner.vocab_size(),
         }
     }
 
     /// The vocabulary, when tokens are events of music.
     pub fn music_vocabulary(&self) -> Option<&'static Vocabulary> {
         match &self.kind {
-            Kind::Music(vocabulary) => Some(vocabulary),
-            Kind::Byte | Kind::HuggingFace(_) => None,
+            TokenizerKind::Music(vocabulary) => Some(vocabulary),
+            TokenizerKind::Byte | TokenizerKind::HuggingFace(_) => None,
         }
     }
 
@@ -200,9 +200,9 @@ impl Tokenizer {
     pub fn token_bytes(&self, token: u32) -> usize {
         match &self.kind {
             _ if token == self.end_of_document => 0,
-            Kind::Byte => usize::from(token < 256),
-            Kind::HuggingFace(inner) => inner.token_bytes(token),
-            Kind::Music(_) => 0,
+            TokenizerKind::Byte => usize::from(token < 256),
+            TokenizerKind::HuggingFace(inner) => inner.token_bytes(token),
+            TokenizerKind::Music(_) => 0,
         }
     }
 
@@ -211,8 +211,8 @@ impl Tokenizer {
     pub fn spelling(&self, token: u32) -> Cow<'_, [u8]> {
         match (&self.kind, self.text_bytes(token)) {
             (_, Some(bytes)) => bytes,
-            (Kind::HuggingFace(inner), None) => Cow::Owned(inner.spelling(token)),
-            (Kind::Byte | Kind::Music(_), None) => unreachable!("every token has bytes of its own"),
+            (TokenizerKind::HuggingFace(inner), None) => Cow::Owned(inner.spelling(token)),
+            (TokenizerKind::Byte | TokenizerKind::Music(_), None) => unreachable!("every token has bytes of its own"),
         }
     }
 
@@ -225,7 +225,9 @@ impl Tokenizer {
         let is_whole = |first: &&u32| !self.decode(&[**first]).contains(char::REPLACEMENT_CHARACTER);
         let (mut bytes, rest) = match (&self.kind, tokens.split_first()) {
             // only the first token of a text may lose the space before it
-            (Kind::HuggingFace(_), Some((first, rest))) if self.text_bytes(*first).is_none() && is_whole(&first) => {
+            (TokenizerKind::HuggingFace(_), Some((first, rest)))
+                if self.text_bytes(*first).is_none() && is_whole(&first) =>
+            {
                 (self.decode(&[*first]).into_bytes(), rest)
             }
             _ => (Vec::new(), tokens),
@@ -267,45 +269,45 @@ impl Tokenizer {
     }
 
     /// Where texts may be cut so that encoding the pieces gives the same tokens as encoding the whole.
-    pub(crate) fn cuts(&self) -> Cuts {
+    pub(crate) fn cuts(&self) -> TextCuts {
         match &self.kind {
-            Kind::Byte => Cuts::Anywhere,
-            Kind::HuggingFace(inner) => inner.cuts(),
-            Kind::Music(_) => Cuts::Nowhere,
+            TokenizerKind::Byte => TextCuts::Anywhere,
+            TokenizerKind::HuggingFace(inner) => inner.cuts(),
+            TokenizerKind::Music(_) => TextCuts::Nowhere,
         }
     }
 
     /// The token for what the vocabulary does not have.
     pub(crate) fn unknown(&self) -> Option<u32> {
         match &self.kind {
-            Kind::Byte | Kind::Music(_) => None,
-            Kind::HuggingFace(inner) => inner.unknown(),
+            TokenizerKind::Byte | TokenizerKind::Music(_) => None,
+            TokenizerKind::HuggingFace(inner) => inner.unknown(),
         }
     }
 
     /// What of the definition is not as its author may expect.
     pub(crate) fn warnings(&self) -> Vec<String> {
         match &self.kind {
-            Kind::Byte | Kind::Music(_) => Vec::new(),
-            Kind::HuggingFace(inner) => [inner.warnings(), self.end.warnings.clone()].concat(),
+            TokenizerKind::Byte | TokenizerKind::Music(_) => Vec::new(),
+            TokenizerKind::HuggingFace(inner) => [inner.warnings(), self.end.warnings.clone()].concat(),
         }
     }
 
     /// The bytes of a token where tokens have bytes of their own.
     fn text_bytes(&self, token: u32) -> Option<Cow<'_, [u8]>> {
         match &self.kind {
-            Kind::Byte if token == 0 || token > 255 => Some(Cow::Borrowed(&[])),
-            Kind::Byte => Some(Cow::Owned(vec![token as u8])),
-            Kind::HuggingFace(inner) => inner.text_bytes(token).map(Cow::Borrowed),
-            Kind::Music(_) if token == self.end_of_document => Some(Cow::Borrowed(&[])),
-            Kind::Music(vocabulary) => Some(Cow::Owned(vocabulary.spell(&[token]).into_bytes())),
+            TokenizerKind::Byte if token == 0 || token > 255 => Some(Cow::Borrowed(&[])),
+            TokenizerKind::Byte => Some(Cow::Owned(vec![token as u8])),
+            TokenizerKind::HuggingFace(inner) => inner.text_bytes(token).map(Cow::Borrowed),
+            TokenizerKind::Music(_) if token == self.end_of_document => Some(Cow::Borrowed(&[])),
+            TokenizerKind::Music(vocabulary) => Some(Cow::Owned(vocabulary.spell(&[token]).into_bytes())),
         }
     }
 
     fn inner(&self) -> &HuggingFace {
         match &self.kind {
-            Kind::HuggingFace(inner) => inner,
-            Kind::Byte | Kind::Music(_) => unreachable!("every token has bytes of its own"),
+            TokenizerKind::HuggingFace(inner) => inner,
+            TokenizerKind::Byte | TokenizerKind::Music(_) => unreachable!("every token has bytes of its own"),
         }
     }
 }

@@ -1,56 +1,58 @@
 //! A token stream in a file.
 
 use crate::error::{Error, Result};
-use crate::file::Bytes;
+use crate::file::PositionedFile;
 use std::ops::Range;
 use std::path::Path;
 use std::sync::Arc;
 
 /// How a token is stored.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Width {
+pub(crate) enum TokenWidth {
     U8,
     U16,
     U32,
 }
 
-impl Width {
+impl TokenWidth {
     /// The narrowest that holds every token of a vocabulary.
-    pub(crate) fn of(vocab_size: usize) -> Width {
+    pub(crate) fn of(vocab_size: usize) -> TokenWidth {
         match vocab_size {
-            0..=0x100 => Width::U8,
-            0x101..=0x1_0000 => Width::U16,
-            _ => Width::U32,
+            0..=0x100 => TokenWidth::U8,
+            0x101..=0x1_0000 => TokenWidth::U16,
+            _ => TokenWidth::U32,
         }
     }
 
     pub(crate) fn bytes(self) -> usize {
         match self {
-            Width::U8 => 1,
-            Width::U16 => 2,
-            Width::U32 => 4,
+            TokenWidth::U8 => 1,
+            TokenWidth::U16 => 2,
+            TokenWidth::U32 => 4,
         }
     }
 
-    pub(crate) fn from_bytes(bytes: u32) -> Option<Width> {
-        [Width::U8, Width::U16, Width::U32].into_iter().find(|width| width.bytes() as u32 == bytes)
+    pub(crate) fn from_bytes(bytes: u32) -> Option<TokenWidth> {
+        [TokenWidth::U8, TokenWidth::U16, TokenWidth::U32].into_iter().find(|width| width.bytes() as u32 == bytes)
     }
 
     /// Appends tokens, little endian. The caller has checked that they fit.
     pub(crate) fn encode(self, tokens: &[u32], out: &mut Vec<u8>) {
         match self {
-            Width::U8 => out.extend(tokens.iter().map(|token| *token as u8)),
-            Width::U16 => out.extend(tokens.iter().flat_map(|token| (*token as u16).to_le_bytes())),
-            Width::U32 => out.extend(tokens.iter().flat_map(|token| token.to_le_bytes())),
+            TokenWidth::U8 => out.extend(tokens.iter().map(|token| *token as u8)),
+            TokenWidth::U16 => out.extend(tokens.iter().flat_map(|token| (*token as u16).to_le_bytes())),
+            TokenWidth::U32 => out.extend(tokens.iter().flat_map(|token| token.to_le_bytes())),
         }
     }
 
     /// Appends the tokens that `bytes` stand for.
     pub(crate) fn decode(self, bytes: &[u8], out: &mut Vec<u32>) {
         match self {
-            Width::U8 => out.extend(bytes.iter().map(|byte| u32::from(*byte))),
-            Width::U16 => out.extend(bytes.as_chunks().0.iter().map(|token| u32::from(u16::from_le_bytes(*token)))),
-            Width::U32 => out.extend(bytes.as_chunks().0.iter().map(|token| u32::from_le_bytes(*token))),
+            TokenWidth::U8 => out.extend(bytes.iter().map(|byte| u32::from(*byte))),
+            TokenWidth::U16 => {
+                out.extend(bytes.as_chunks().0.iter().map(|token| u32::from(u16::from_le_bytes(*token))))
+            }
+            TokenWidth::U32 => out.extend(bytes.as_chunks().0.iter().map(|token| u32::from_le_bytes(*token))),
         }
     }
 }
@@ -62,23 +64,29 @@ const BLOCK: usize = 1 << 20;
 ///
 /// Cheap to clone; clones share the open file.
 #[derive(Clone)]
-pub struct Tokens {
-    file: Arc<Bytes>,
+pub struct TokenStream {
+    file: Arc<PositionedFile>,
     at: u64,
-    width: Width,
+    width: TokenWidth,
     ends: Arc<[u64]>,
     vocab_size: usize,
 }
 
-impl Tokens {
+impl TokenStream {
     /// The tokens from byte `at` of a file on, below `vocab_size`, with documents that end at `ends`.
-    pub(crate) fn new(file: Arc<Bytes>, at: u64, width: Width, ends: Vec<u64>, vocab_size: usize) -> Tokens {
-        Tokens { file, at, width, ends: ends.into(), vocab_size }
+    pub(crate) fn new(
+        file: Arc<PositionedFile>,
+        at: u64,
+        width: TokenWidth,
+        ends: Vec<u64>,
+        vocab_size: usize,
+    ) -> TokenStream {
+        TokenStream { file, at, width, ends: ends.into(), vocab_size }
     }
 
     /// The same tokens of a vocabulary that is known now.
-    pub(crate) fn below(self, vocab_size: usize) -> Tokens {
-        Tokens { vocab_size, ..self }
+    pub(crate) fn below(self, vocab_size: usize) -> TokenStream {
+        TokenStream { vocab_size, ..self }
     }
 
     /// Tokens in the stream.
@@ -128,7 +136,7 @@ impl Tokens {
     /// Appends the tokens of a range to `out`.
     ///
     /// # Errors
-    /// As [`Tokens::read`].
+    /// As [`TokenStream::read`].
     ///
     /// # Panics
     /// When the range reaches beyond the end.
@@ -137,9 +145,10 @@ impl Tokens {
             let before = out.len();
             self.width.decode(bytes, out);
             let largest = out[before..].iter().copied().max().unwrap_or(0);
-            match (largest as usize) < self.vocab_size {
-                true => Ok(()),
-                false => Err(Error::damaged_at(
+            if (largest as usize) < self.vocab_size {
+                Ok(())
+            } else {
+                Err(Error::damaged_at(
                     self.file.path(),
                     format!(", tokens {start} to {}", start + bytes.len() / self.width.bytes()),
                     format!(
@@ -147,7 +156,7 @@ impl Tokens {
                         self.vocab_size as i128 - 1
                     ),
                     "another program changed the file; check it with `kerple verify`, or prepare the corpus again",
-                )),
+                ))
             }
         })
     }
@@ -192,7 +201,7 @@ impl Tokens {
     }
 
     /// How a token is stored.
-    pub(crate) fn width(&self) -> Width {
+    pub(crate) fn width(&self) -> TokenWidth {
         self.width
     }
 
@@ -202,7 +211,7 @@ impl Tokens {
     }
 }
 
-impl std::fmt::Debug for Tokens {
+impl std::fmt::Debug for TokenStream {
     fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(out, "Tokens {{ {} tokens, {} documents }}", self.len(), self.documents())
     }

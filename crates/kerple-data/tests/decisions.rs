@@ -1,6 +1,9 @@
 //! What `prepare` decides of its inputs is right, refused, or said: formats, splits, losses, what is left out and what is replaced.
 
-use kerple_data::{Corpus, PrepareOptions, Sources, Split, Summary, prepare};
+mod common;
+
+use common::{folder, lines};
+use kerple_data::{Corpus, CorpusSummary, PrepareOptions, Sources, Split, prepare};
 use std::fs;
 use std::path::Path;
 use tempfile::TempDir;
@@ -9,29 +12,15 @@ fn documents(from: usize, count: usize) -> Vec<String> {
     (from..from + count).map(|at| format!("document {at} is {}", "word and word ".repeat(at % 7 + 1))).collect()
 }
 
-fn lines(texts: &[String]) -> String {
-    texts.iter().map(|text| serde_json::json!({ "text": text, "n": 1 }).to_string() + "\n").collect()
-}
-
-fn folder(files: &[(&str, &str)]) -> TempDir {
-    let root = tempfile::tempdir().unwrap();
-    for (name, content) in files {
-        let path = root.path().join(name);
-        fs::create_dir_all(path.parent().unwrap()).unwrap();
-        fs::write(path, content).unwrap();
-    }
-    root
-}
-
 /// Prepares a folder, with options changed by `change`, beside it.
-fn run(input: &Path, change: impl FnOnce(&mut PrepareOptions)) -> kerple_data::Result<(Summary, TempDir)> {
+fn run(input: &Path, change: impl FnOnce(&mut PrepareOptions)) -> kerple_data::Result<(CorpusSummary, TempDir)> {
     let out = tempfile::tempdir().unwrap();
     let mut options = PrepareOptions::new(Sources::paths(&[input]), &out.path().join("out"));
     change(&mut options);
     prepare(&options, &mut |_| {}).map(|summary| (summary, out))
 }
 
-fn total(summary: &Summary) -> u64 {
+fn total(summary: &CorpusSummary) -> u64 {
     Split::ALL.iter().map(|split| summary.split(*split).documents).sum()
 }
 
@@ -66,7 +55,7 @@ fn json_is_recognised_by_what_it_holds() {
 #[test]
 fn what_describes_a_dataset_is_not_trained_on() {
     let input = folder(&[
-        ("data.jsonl", &lines(&documents(0, 100))),
+        ("data.jsonl", &lines(documents(0, 100))),
         ("README.md", "# A dataset"),
         ("dataset_infos.json", "{\n\"a\": 1}"),
         ("LICENSE", "MIT"),
@@ -93,15 +82,27 @@ fn rows_of_tables_are_documents() {
         assert!(texts(&out, Split::Train).contains(", \"so\"\n"), "{name}");
         let error = run(folder(&[(name, &table)]).path(), |options| options.text_key = "body".to_owned()).unwrap_err();
         assert!(error.to_string().ends_with("no column is called `body`; the columns are: id, text"), "{error}");
-        let ragged = table + &format!("2{delimiter}x{delimiter}y\n");
+        let ragged = table.clone() + &format!("2{delimiter}x{delimiter}y\n");
         let error = run(folder(&[(name, &ragged)]).path(), |_| {}).unwrap_err();
         assert!(error.to_string().ends_with("row 101: the row has 3 fields; the header row has 2"), "{error}");
+        // each row takes two lines, the header takes the first
+        let open = table.clone() + &format!("2{delimiter}\"the end is missing\n3{delimiter}x\n");
+        let error = run(folder(&[(name, &open)]).path(), |_| {}).unwrap_err();
+        let message = format!(
+            "{name}, line 202: the row that begins here has a quote that is never closed; the file ends inside it"
+        );
+        assert!(error.to_string().ends_with(&message), "{error}");
+        // such a row can be skipped as any damaged one, and a quote that only escapes one is whole
+        let (summary, _out) = run(folder(&[(name, &open)]).path(), |options| options.max_bad_documents = 1).unwrap();
+        assert_eq!((total(&summary), summary.damaged.len()), (100, 1), "{name}");
+        let whole = table.clone() + &format!("2{delimiter}\"so \"\"\"\n3{delimiter}x \"y\n4{delimiter}\"no line end\"");
+        assert_eq!(total(&run(folder(&[(name, &whole)]).path(), |_| {}).unwrap().0), 103, "{name}");
     }
 }
 
 #[test]
 fn json_lines_under_the_name_of_a_text_are_refused() {
-    let input = folder(&[("a.txt", &lines(&documents(0, 100)))]);
+    let input = folder(&[("a.txt", &lines(documents(0, 100)))]);
     let error = run(input.path(), |_| {}).unwrap_err();
     assert!(error.to_string().ends_with("a.txt: the name claims text, but the file contains JSON lines"), "{error}");
     fs::rename(input.path().join("a.txt"), input.path().join("a.jsonl")).unwrap();
@@ -142,7 +143,7 @@ fn numbers_that_json_does_not_have_are_read_beside_the_text() {
 fn damaged_documents_are_passed_over_where_that_is_allowed() {
     for bad in ["{\"text\": \"a \\u0000 b\"}\n", "{\"text\": \"a \\ud800 b\"}\n", "{\"text\": NaN}\n", "{\"text\": \n"]
     {
-        let content = lines(&documents(0, 60)) + bad + &lines(&documents(60, 60));
+        let content = lines(documents(0, 60)) + bad + &lines(documents(60, 60));
         let input = folder(&[("a.jsonl", &content)]);
         let error = run(input.path(), |_| {}).unwrap_err();
         assert!(
@@ -156,7 +157,7 @@ fn damaged_documents_are_passed_over_where_that_is_allowed() {
 
 #[test]
 fn files_that_cannot_be_read_are_refused_or_named() {
-    let data = lines(&documents(0, 100));
+    let data = lines(documents(0, 100));
     for name in ["b.jsonl.xz", "b.bz2", "more/b.txt.7z"] {
         let error = run(folder(&[("a.jsonl", &data), (name, "x")]).path(), |_| {}).unwrap_err();
         assert!(error.to_string().contains(name) && !error.hint().is_empty(), "{error}");
@@ -171,7 +172,7 @@ fn files_that_cannot_be_read_are_refused_or_named() {
 #[cfg(unix)]
 #[test]
 fn linked_folders_are_followed_and_loops_are_not() {
-    let input = folder(&[("in/a.jsonl", &lines(&documents(0, 100))), ("real/b.jsonl", &lines(&documents(100, 50)))]);
+    let input = folder(&[("in/a.jsonl", &lines(documents(0, 100))), ("real/b.jsonl", &lines(documents(100, 50)))]);
     let root = input.path().join("in");
     std::os::unix::fs::symlink("../real", root.join("more")).unwrap();
     std::os::unix::fs::symlink("..", root.join("up")).unwrap();
@@ -232,7 +233,7 @@ fn a_corpus_of_other_content_stays_unless_it_is_to_be_replaced() {
     let root = tempfile::tempdir().unwrap();
     let out = root.path().join("out");
     let make = |from: usize, replace: bool| {
-        let input = folder(&[("a.jsonl", &lines(&documents(from, 100)))]);
+        let input = folder(&[("a.jsonl", &lines(documents(from, 100)))]);
         prepare(&PrepareOptions { replace, ..PrepareOptions::new(Sources::paths(&[input.path()]), &out) }, &mut |_| {})
     };
     let first = make(0, false).unwrap();
@@ -247,8 +248,8 @@ fn a_corpus_of_other_content_stays_unless_it_is_to_be_replaced() {
 
 #[test]
 fn splits_that_names_state_and_those_that_shares_make() {
-    let data = lines(&documents(0, 100));
-    let (valid, test) = (lines(&documents(100, 20)), lines(&documents(200, 20)));
+    let data = lines(documents(0, 100));
+    let (valid, test) = (lines(documents(100, 20)), lines(documents(200, 20)));
     let input = folder(&[("train/a.jsonl", &data), ("validation/b.jsonl", &valid), ("test/c.jsonl", &test)]);
     let (summary, _out) = run(input.path(), |_| {}).unwrap();
     assert_eq!(Split::ALL.map(|split| summary.split(split).documents), [100, 20, 20]);

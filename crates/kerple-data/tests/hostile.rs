@@ -6,8 +6,8 @@ mod hunt;
 
 use hunt::alone;
 use hunt::counting::{most, prepared};
-use kerple_data::music::{Note, Piece, Track};
-use kerple_data::tasks::{Place, TaskConfig};
+use kerple_data::music::{MusicPiece, Note, Track};
+use kerple_data::tasks::{ExampleId, TaskConfig};
 use kerple_data::{Corpus, Split, verify};
 use parquet::basic::Compression;
 use parquet::column::writer::ColumnWriter;
@@ -73,7 +73,7 @@ fn as_arena(folder: &Path, name: &str) -> kerple_data::Result<()> {
     let examples = TaskConfig::named(task).unwrap().open(Some(&folder.join("arena")))?;
     for split in Split::ALL {
         for index in 0..examples.count(split).unwrap() {
-            let example = examples.example(Place { split, seed: 0, index }, 4000)?;
+            let example = examples.example(ExampleId { split, seed: 0, index }, 4000)?;
             assert!(example.input.iter().all(|token| (*token as usize) < examples.facts().vocab));
         }
     }
@@ -130,7 +130,7 @@ fn parquet(properties: WriterProperties) -> Vec<u8> {
 fn midi() -> Vec<u8> {
     let note = |at: u64| Note { start: 120 * at, duration: 200, pitch: 60 + at as u8, velocity: 64 };
     let tracks = [0, 33].map(|program| Track { program, notes: (0..12).map(note).collect(), ..Track::default() });
-    Piece { tracks: tracks.into(), ..Piece::empty(480) }.to_midi().unwrap()
+    MusicPiece { tracks: tracks.into(), ..MusicPiece::empty(480) }.to_midi().unwrap()
 }
 
 fn archive() -> Vec<u8> {
@@ -335,7 +335,7 @@ fn numbers_have_limits() {
             let (found, taken) = most(|| -> kerple_data::Result<()> {
                 let examples = task.open(None)?;
                 let facts = examples.facts();
-                let place = |split| Place { split, seed: 0, index: examples.count(split).unwrap_or(9) - 1 };
+                let place = |split| ExampleId { split, seed: 0, index: examples.count(split).unwrap_or(9) - 1 };
                 Split::ALL.into_iter().try_for_each(|split| {
                     let example = examples.example(place(split), facts.shortest.max(64))?;
                     assert!(

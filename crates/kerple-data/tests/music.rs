@@ -1,12 +1,12 @@
 //! Corpora of music: folders and archives of MIDI files.
 
-use kerple_data::music::{Note, Piece, Representation, Track};
-use kerple_data::{Corpus, PrepareOptions, Sources, Split, Summary, prepare};
+use kerple_data::music::{MusicPiece, Note, Representation, Track};
+use kerple_data::{Corpus, CorpusSummary, PrepareOptions, Sources, Split, prepare};
 use std::fs;
 use std::path::Path;
 
 /// Two bars that differ from piece to piece.
-fn piece(seed: u64) -> Piece {
+fn piece(seed: u64) -> MusicPiece {
     let note = |at: u64| Note {
         start: 240 * at,
         duration: 120 + 120 * (seed >> (at % 3) & 1),
@@ -14,7 +14,7 @@ fn piece(seed: u64) -> Piece {
         velocity: 64,
     };
     let track = Track { name: "piano".to_owned(), notes: (0..16).map(note).collect(), ..Track::default() };
-    Piece { tracks: vec![track], ..Piece::empty(480) }
+    MusicPiece { tracks: vec![track], ..MusicPiece::empty(480) }
 }
 
 fn archive(path: &Path, pieces: impl IntoIterator<Item = u64>) {
@@ -34,7 +34,7 @@ fn archive(path: &Path, pieces: impl IntoIterator<Item = u64>) {
     fs::write(path, zstd::encode_all(&tar.into_inner().unwrap()[..], 3).unwrap()).unwrap();
 }
 
-fn run(input: &Path, out: &Path, tokenizer: &str, augment: u64) -> kerple_data::Result<Summary> {
+fn run(input: &Path, out: &Path, tokenizer: &str, augment: u64) -> kerple_data::Result<CorpusSummary> {
     let tokenizer = tokenizer.to_owned();
     prepare(&PrepareOptions { tokenizer, augment, ..PrepareOptions::new(Sources::paths(&[input]), out) }, &mut |_| {})
 }
@@ -103,7 +103,7 @@ fn damaged_pieces_are_named() {
     let error = run(&folder.path().join("cut.tar"), &out, "remi", 0).unwrap_err().to_string();
     assert!(error.contains("cut.tar, entry 5"), "{error}");
     assert!(!out.exists());
-    let error = Piece::read(&folder.path().join("none.mid")).unwrap_err();
+    let error = MusicPiece::read(&folder.path().join("none.mid")).unwrap_err();
     assert_eq!(error.hint(), "check the path");
 }
 
@@ -187,7 +187,8 @@ fn repaired_pieces_are_named() {
     let odd = [piece(70).to_midi().unwrap(), b"\0\0\0".to_vec()].concat();
     fs::write(input.join("odd.kar"), odd).unwrap();
     let summary = run(&input, &folder.path().join("out"), "groove", 0).unwrap();
-    let documents = |summary: &Summary| Split::ALL.map(|split| summary.split(split).documents).iter().sum::<u64>();
+    let documents =
+        |summary: &CorpusSummary| Split::ALL.map(|split| summary.split(split).documents).iter().sum::<u64>();
     assert_eq!(documents(&summary), documents(&sound) + 1);
     assert!(summary.repaired.len() == 1 && summary.repaired[0].contains("odd.kar: 3 bytes after"), "{summary}");
     assert!(summary.to_string().contains("repaired: ") && Corpus::open(&folder.path().join("out")).is_ok());

@@ -1,24 +1,15 @@
 //! Preparing corpora end to end.
 
-use kerple_data::{Corpus, PrepareOptions, Progress, Sources, Split, Summary, is_prepared, prepare, verify};
+mod common;
+
+use common::{folder, lines};
+use kerple_data::{
+    Corpus, CorpusSummary, PrepareOptions, PrepareProgress, Sources, Split, is_prepared, prepare, verify,
+};
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 use tempfile::TempDir;
-
-fn folder(files: &[(&str, &str)]) -> TempDir {
-    let folder = tempfile::tempdir().unwrap();
-    for (name, text) in files {
-        let path = folder.path().join(name);
-        fs::create_dir_all(path.parent().unwrap()).unwrap();
-        fs::write(path, text).unwrap();
-    }
-    folder
-}
-
-fn lines(texts: impl IntoIterator<Item = impl AsRef<str>>) -> String {
-    texts.into_iter().map(|text| serde_json::json!({ "text": text.as_ref() }).to_string() + "\n").collect()
-}
 
 /// 300 different documents.
 fn many() -> Vec<String> {
@@ -29,7 +20,7 @@ fn options(input: &Path, out: &Path) -> PrepareOptions {
     PrepareOptions { replace: true, ..PrepareOptions::new(Sources::paths(&[input]), out) }
 }
 
-fn run(options: &PrepareOptions) -> kerple_data::Result<Summary> {
+fn run(options: &PrepareOptions) -> kerple_data::Result<CorpusSummary> {
     prepare(options, &mut |_| {})
 }
 
@@ -291,7 +282,7 @@ fn a_budget_stops_before_the_document_that_exceeds_it() {
     let out = input.path().join("out");
     let limit: usize = many()[..200].iter().map(String::len).sum();
     let budget = |bytes| PrepareOptions { byte_budget: Some(bytes), ..options(&input.path().join("a.jsonl"), &out) };
-    let taken = |summary: &Summary| Split::ALL.iter().map(|split| summary.split(*split).documents).sum::<u64>();
+    let taken = |summary: &CorpusSummary| Split::ALL.iter().map(|split| summary.split(*split).documents).sum::<u64>();
     let summary = run(&budget(limit as u64)).unwrap();
     assert!(summary.cut_by_budget && taken(&summary) == 200);
     assert_eq!(taken(&run(&budget(limit as u64 - 1)).unwrap()), 199);
@@ -301,7 +292,7 @@ fn a_budget_stops_before_the_document_that_exceeds_it() {
 #[test]
 fn progress_counts_up_to_the_whole() {
     let input = folder(&[("a.jsonl", &lines(many())), ("b.jsonl", &lines(["other"]))]);
-    let mut seen: Vec<Progress> = Vec::new();
+    let mut seen: Vec<PrepareProgress> = Vec::new();
     let options =
         PrepareOptions { tokenizer: "bpe:260".to_owned(), ..options(input.path(), &input.path().join("out")) };
     prepare(&options, &mut |progress| seen.push(*progress)).unwrap();

@@ -8,7 +8,7 @@
 
 use crate::error::Result;
 use kerple_data::Split;
-use kerple_data::tasks::{Answer, Examples, Place};
+use kerple_data::tasks::{AnswerMode, ExampleId, Examples};
 use kerple_run::number;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -45,14 +45,14 @@ impl Floor {
     /// Data that can no longer be read.
     pub fn of(corpus: &str, examples: &dyn Examples, length: usize) -> Result<Option<Floor>> {
         let facts = examples.facts();
-        let (Answer::Class, Some(train), Some(test)) =
+        let (AnswerMode::Class, Some(train), Some(test)) =
             (facts.answer, examples.count(Split::Train), examples.count(Split::Test))
         else {
             return Ok(None);
         };
         let (train, test) = (train.min(MOST), test.min(MOST));
         let pair = |split: Split, index: u64| -> Result<(Option<u32>, u32)> {
-            let example = examples.example(Place { split, seed: 0, index }, length)?;
+            let example = examples.example(ExampleId { split, seed: 0, index }, length)?;
             Ok((example.input.first().copied(), example.targets[0]))
         };
         let mut answers: BTreeMap<u32, u64> = BTreeMap::new();
@@ -89,16 +89,16 @@ fn most_frequent(counts: &BTreeMap<u32, u64>) -> Option<u32> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use kerple_data::tasks::{Example, Facts};
+    use kerple_data::tasks::{Example, TaskInfo};
 
     /// The answer is the first token in training; in the test it is 1 in half of all cases, and always 1 after token 2.
     struct Told;
 
     impl Examples for Told {
-        fn facts(&self) -> Facts {
-            Facts {
+        fn facts(&self) -> TaskInfo {
+            TaskInfo {
                 name: "told".into(),
-                answer: Answer::Class,
+                answer: AnswerMode::Class,
                 vocab: 3,
                 classes: 3,
                 shortest: 1,
@@ -112,7 +112,7 @@ mod tests {
             Some(if split == Split::Train { 40 } else { 4 })
         }
 
-        fn example(&self, place: Place, _: usize) -> kerple_data::Result<Example> {
+        fn example(&self, place: ExampleId, _: usize) -> kerple_data::Result<Example> {
             // in training 1 is as frequent as 0 and 2 together
             let train = [0, 1, 1, 2];
             let (token, answer) = match place.split {

@@ -25,7 +25,7 @@ use crate::manifest::{
 };
 use kerple_core::encoding::Encoding;
 use kerple_data::music::loops;
-use kerple_data::tasks::{Level, Place, TaskConfig};
+use kerple_data::tasks::{ChomskyLevel, ExampleId, TaskConfig};
 use kerple_data::{Corpus, PrepareOptions, Sources, Split};
 use kerple_lm::analysis::Analysis;
 use kerple_lm::config::{DataConfig, RunConfig};
@@ -254,8 +254,8 @@ impl Reproduction {
                 title: corpus.title.clone(),
                 texts: match &corpus.task {
                     Some(_) if self.task_path(corpus).is_some() => corpus.texts.display().to_string(),
-                    Some(TaskConfig::Arena(task)) if task.is_made_up_without_files() => "made up".to_owned(),
-                    Some(task) => task.facts().level.map_or("drawn", Level::letters).to_owned(),
+                    Some(TaskConfig::Lra(task)) if task.is_made_up_without_files() => "made up".to_owned(),
+                    Some(task) => task.facts().level.map_or("drawn", ChomskyLevel::letters).to_owned(),
                     None if self.is_made_up(corpus) => "made-up loops".to_owned(),
                     None if self.data.is_none() && corpus.peps.is_some() => "Python Enhancement Proposals".to_owned(),
                     None => corpus.texts.display().to_string(),
@@ -424,7 +424,7 @@ fn refuse_another(folder: &Path, paper: &str, scale: &str, option: &str) -> Resu
 /// A short example of a drawn task, to be shown; none where there are no examples without data.
 fn example(task: &TaskConfig) -> Option<TaskExample> {
     const LENGTH: usize = 9;
-    let place = Place { split: Split::Test, seed: 0, index: 0 };
+    let place = ExampleId { split: Split::Test, seed: 0, index: 0 };
     let example = task.open(None).ok()?.example(place, LENGTH).ok()?;
     Some(TaskExample { input: example.input, answer: example.targets })
 }

@@ -10,7 +10,7 @@ use kerple_burn::fused::Engine;
 use kerple_burn::parameters::Describe;
 use kerple_burn::pass::Pass;
 use kerple_burn::positions::PositionalEncoding;
-use kerple_data::tasks::{Answer, TaskConfig};
+use kerple_data::tasks::{AnswerMode, TaskConfig};
 use std::any::Any;
 use std::fmt::Debug;
 
@@ -56,9 +56,9 @@ pub trait ModelVisitor {
 pub fn visit<V: ModelVisitor>(plan: &Plan, visitor: V) -> V::Output {
     match plan.data.task.as_ref().map(|task| task.facts().answer) {
         None => visitor.visit::<Decoder, _>(NextTokenPrediction { piece: plan.train.chunk_len }),
-        Some(Answer::Marked) => visitor.visit::<Decoder, _>(Classification),
-        Some(Answer::Tape) => visitor.visit::<Transducer, _>(Classification),
-        Some(Answer::Class) => visitor.visit::<Classifier, _>(Classification),
+        Some(AnswerMode::Marked) => visitor.visit::<Decoder, _>(Classification),
+        Some(AnswerMode::Tape) => visitor.visit::<Transducer, _>(Classification),
+        Some(AnswerMode::Class) => visitor.visit::<Classifier, _>(Classification),
     }
 }
 

@@ -31,7 +31,7 @@ use crate::error::{Error, Result};
 use crate::model::MOST_PREFILLED;
 use crate::plan::Plan;
 use kerple_core::ops::cross_entropy;
-pub use kerple_data::machine::Limit;
+pub use kerple_data::machine::MemoryLimit;
 use positions::ResidentPositions;
 use std::fmt;
 
@@ -80,7 +80,7 @@ impl MemoryEstimate {
     }
 
     /// Refuses more than `limit`.
-    fn check(&self, limit: &Limit, what: &str, hint: impl FnOnce() -> String) -> Result<()> {
+    fn check(&self, limit: &MemoryLimit, what: &str, hint: impl FnOnce() -> String) -> Result<()> {
         if self.total() <= limit.bytes {
             return Ok(());
         }
@@ -211,7 +211,7 @@ impl Plan {
     ///
     /// # Errors
     /// The estimate, the limit and the number to change.
-    pub fn check_training_memory(&self, limit: Option<&Limit>) -> Result<()> {
+    pub fn check_training_memory(&self, limit: Option<&MemoryLimit>) -> Result<()> {
         let Some(limit) = limit else { return Ok(()) };
         let micro_batch = self.train.micro_batch_size.unwrap_or(self.train.batch_size);
         self.training_memory(micro_batch).check(limit, "training", || {
@@ -231,7 +231,7 @@ impl Plan {
     ///
     /// # Errors
     /// The estimate and the limit.
-    pub fn check_evaluation_memory(&self, length: usize, limit: Option<&Limit>) -> Result<()> {
+    pub fn check_evaluation_memory(&self, length: usize, limit: Option<&MemoryLimit>) -> Result<()> {
         let Some(limit) = limit else { return Ok(()) };
         let what = format!("evaluating {length} tokens at once");
         self.evaluation_memory(length).check(limit, &what, || "lower --lengths".to_owned())
@@ -241,7 +241,7 @@ impl Plan {
     ///
     /// # Errors
     /// The estimate, the limit and the options to change.
-    pub fn check_serving_memory(&self, length: usize, texts: usize, limit: Option<&Limit>) -> Result<()> {
+    pub fn check_serving_memory(&self, length: usize, texts: usize, limit: Option<&MemoryLimit>) -> Result<()> {
         let Some(limit) = limit else { return Ok(()) };
         let what = format!("serving {texts} sequences of {length} tokens at once");
         self.serving_memory(length, texts).check(limit, &what, || {

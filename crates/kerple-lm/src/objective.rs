@@ -32,9 +32,9 @@ pub struct SequenceBatch {
     pub len: usize,
 }
 
-impl From<kerple_data::Batch> for SequenceBatch {
-    fn from(batch: kerple_data::Batch) -> SequenceBatch {
-        let kerple_data::Batch { tokens, targets, batch: rows, seq_len: len } = batch;
+impl From<kerple_data::TokenBatch> for SequenceBatch {
+    fn from(batch: kerple_data::TokenBatch) -> SequenceBatch {
+        let kerple_data::TokenBatch { tokens, targets, batch: rows, seq_len: len } = batch;
         SequenceBatch { tokens, targets, scored: None, lengths: None, rows, len }
     }
 }

@@ -21,7 +21,7 @@ use check::{
 use difference::flatten;
 use kerple_burn::pass::Pass;
 use kerple_core::encoding::{Encoding, Geometry};
-use kerple_data::lra::Arena;
+use kerple_data::lra::LraTask;
 use kerple_data::tasks::TaskConfig;
 use kerple_run::InitFrom;
 use serde::{Deserialize, Serialize};
@@ -412,7 +412,7 @@ impl Plan {
     /// What to say where data is other than it was, of data that earlier versions knew by less than its content.
     pub fn known_otherwise(&self) -> &'static str {
         match self.data.task {
-            Some(TaskConfig::Arena(Arena::Pathfinder(_))) if !self.data.path.as_os_str().is_empty() => {
+            Some(TaskConfig::Lra(LraTask::Pathfinder(_))) if !self.data.path.as_os_str().is_empty() => {
                 "; earlier versions identified images of Pathfinder by names and sizes only, so \
                     kerple cannot tell whether their runs were trained on these images; evaluate \
                     such a run on them with kerple eval RUN --data PATH"

@@ -22,7 +22,7 @@ pub(crate) use all_reduce::add;
 pub use all_reduce::{AllReduce, BatchLoss};
 
 use crate::error::{Error, Result};
-use kerple_data::machine::Limit;
+use kerple_data::machine::MemoryLimit;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use std::cell::Cell;
@@ -113,11 +113,11 @@ impl Ranks {
     }
 
     /// The memory this rank can have, where the machine tells: an equal share of it.
-    pub fn limit(&self) -> Option<Limit> {
-        let limit = Limit::here()?;
+    pub fn limit(&self) -> Option<MemoryLimit> {
+        let limit = MemoryLimit::here()?;
         Some(match self.local_count() {
             1 => limit,
-            count => Limit { name: "a rank's share of this machine", bytes: limit.bytes / count as u64 },
+            count => MemoryLimit { name: "a rank's share of this machine", bytes: limit.bytes / count as u64 },
         })
     }
 

@@ -7,7 +7,7 @@ use kerple_burn::device::{Name, Opened};
 use kerple_burn::fused::{Engine, Target};
 use kerple_core::cpu::InstructionSet;
 use kerple_core::precision::Precision;
-use kerple_data::machine::Limit;
+use kerple_data::machine::MemoryLimit;
 use kerple_run::Provenance;
 
 /// A device in a machine, and the program that works there.
@@ -26,7 +26,7 @@ pub struct Runtime {
     pub reads_freely: bool,
     /// The memory of a device that has its own and reports it; for the CPU the operating system is
     /// asked.
-    pub memory: Option<Limit>,
+    pub memory: Option<MemoryLimit>,
 }
 
 impl Runtime {
@@ -45,7 +45,7 @@ impl Runtime {
     }
 
     /// The memory that models have here, where it is known: on the processor, this process's share of the machine's.
-    pub fn limit(&self) -> Option<Limit> {
+    pub fn limit(&self) -> Option<MemoryLimit> {
         match Target::of(&self.device)? {
             Target::Host => self.ranks.limit(),
             Target::Gpu => self.memory.clone(),
@@ -58,7 +58,7 @@ impl Runtime {
         let provenance =
             Provenance { device: format!("{name} ({part})"), precision: precision.to_string(), ..self.provenance };
         let reads_freely = Target::of(&device) == Some(Target::Host);
-        let memory = memory.map(|bytes| Limit { name: "the memory of the device", bytes });
+        let memory = memory.map(|bytes| MemoryLimit { name: "the memory of the device", bytes });
         Runtime { device, engine: Engine::of(precision), provenance, reads_freely, memory, ..self }
     }
 

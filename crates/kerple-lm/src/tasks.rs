@@ -5,7 +5,7 @@ use crate::objective::SequenceBatch;
 use crate::plan::{DataInfo, Plan};
 use crate::sequences::BatchSource;
 use kerple_data::Split;
-use kerple_data::tasks::{Answer, Examples, Facts, Place, TaskConfig, shuffled, training_length};
+use kerple_data::tasks::{AnswerMode, ExampleId, Examples, TaskConfig, TaskInfo, shuffled, training_length};
 use std::fmt;
 use std::ops::Range;
 use std::path::Path;
@@ -23,10 +23,10 @@ impl fmt::Debug for TaskSource {
 }
 
 /// What a plan needs to know of a task.
-pub fn facts(task: Facts) -> DataInfo {
-    let Facts { name, answer, vocab, content, .. } = task;
+pub fn facts(task: TaskInfo) -> DataInfo {
+    let TaskInfo { name, answer, vocab, content, .. } = task;
     // the empty place is a token too
-    let vocab_size = vocab + usize::from(answer == Answer::Tape);
+    let vocab_size = vocab + usize::from(answer == AnswerMode::Tape);
     DataInfo { vocab_size, tokenizer: name, train_tokens: 0, content: kerple_data::fingerprint(content.as_bytes()) }
 }
 
@@ -40,7 +40,7 @@ impl TaskSource {
     }
 
     /// What is known of all examples.
-    pub fn facts(&self) -> Facts {
+    pub fn facts(&self) -> TaskInfo {
         self.examples.facts()
     }
 
@@ -66,14 +66,14 @@ impl TaskSource {
         indices: impl IntoIterator<Item = u64>,
         length: usize,
     ) -> Result<(SequenceBatch, Vec<Option<f64>>)> {
-        let Facts { answer, vocab, .. } = self.facts();
+        let TaskInfo { answer, vocab, .. } = self.facts();
         let (mut rows, mut depths) = (Vec::new(), Vec::new());
         let mut batch = SequenceBatch::default();
         let mut scored = Vec::new();
         for index in indices {
-            let example = self.examples.example(Place { split, seed, index }, length)?;
+            let example = self.examples.example(ExampleId { split, seed, index }, length)?;
             let mut tokens = example.input;
-            if answer == Answer::Tape {
+            if answer == AnswerMode::Tape {
                 tokens.resize(tokens.len() + example.targets.len(), vocab as u32);
             }
             rows.push(tokens);
@@ -96,7 +96,7 @@ impl TaskSource {
     /// Training batches of a plan: drawn examples all of one length a batch, from the shortest up to the training length;
     /// those of a data set in shuffled epochs, cut at it.
     pub fn batches(&self, plan: &Plan) -> TaskBatches<'_> {
-        let Facts { shortest, .. } = self.facts();
+        let TaskInfo { shortest, .. } = self.facts();
         TaskBatches {
             source: self,
             seed: plan.seed,

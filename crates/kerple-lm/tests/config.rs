@@ -3,7 +3,7 @@
 use kerple_data::fingerprint;
 use kerple_data::tasks::TaskConfig;
 use kerple_lm::config::{REFERENCE, RunConfig, TrainConfig};
-use kerple_lm::memory_estimate::Limit;
+use kerple_lm::memory_estimate::MemoryLimit;
 use kerple_lm::plan::{DataInfo, Plan};
 use kerple_lm::renamed::{self, Renamed};
 use kerple_lm::run::RunFolder;
@@ -199,7 +199,7 @@ fn what_decides_an_update_is_the_trajectory() {
 
 #[test]
 fn more_memory_than_there_is_is_refused_with_the_number_to_change() {
-    let limit = |bytes| Some(Limit { name: "the machine's memory", bytes });
+    let limit = |bytes| Some(MemoryLimit { name: "the machine's memory", bytes });
     let paper = plan(&["model.preset=neox-162m", "train.batch_size=32"]).unwrap();
     assert!(paper.check_training_memory(None).is_ok(), "what cannot be read refuses nothing");
     assert!(paper.check_training_memory(limit(1 << 40).as_ref()).is_ok());
@@ -245,7 +245,7 @@ fn the_estimate_counts_what_positions_and_examples_take() {
     let [few, many, more] = ["train.train_len=1024", "train.train_len=65536", "train.train_len=4194304"].map(pieces);
     assert!(few + 64 * MIB < many && many < more && more < 3 * many, "{few} {many} {more}");
     // a task is answered on whole sequences, a text is read in pieces
-    let limit = Limit { name: "the machine's memory", bytes: 64 << 30 };
+    let limit = MemoryLimit { name: "the machine's memory", bytes: 64 << 30 };
     let text = plan(&[linear, "encoding.kind=rotary"]).unwrap();
     assert!(text.check_evaluation_memory(1 << 24, Some(&limit)).is_ok());
     assert!(text.check_evaluation_memory(1 << 40, Some(&limit)).is_err(), "40 bytes a token");

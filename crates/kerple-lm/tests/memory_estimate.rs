@@ -8,7 +8,7 @@ use common::Counting;
 use hunt::counting;
 use kerple_burn::pass::Pass;
 use kerple_lm::config::RunConfig;
-use kerple_lm::memory_estimate::{Limit, TOKENS_AT_ONCE};
+use kerple_lm::memory_estimate::{MemoryLimit, TOKENS_AT_ONCE};
 use kerple_lm::model::{Decoder, Sequence, TokenBatch};
 use kerple_lm::objective::{NextTokenPrediction, Objective};
 use kerple_lm::plan::{DataInfo, Plan};
@@ -229,7 +229,7 @@ fn serving_is_refused_where_caches_do_not_fit_and_the_hint_fits() {
     let plan = plan_of(text, text, Sizes { layers: 4, heads: [4, 16], len: 128, batch: 1, piece: None });
     let (len, texts) = (65_536, 8);
     let evaluation = plan.evaluation_memory(len).total();
-    let limit = |bytes| Limit { name: "the machine", bytes };
+    let limit = |bytes| MemoryLimit { name: "the machine", bytes };
     // the texts alone make the difference
     let some = limit(evaluation + plan.serving_memory(len, 3).caches);
     plan.check_evaluation_memory(len, Some(&some)).unwrap();

@@ -38,7 +38,7 @@ pub use routes::{Server, router};
 use names::Names;
 
 use kerple_data::Tokenizer;
-use kerple_lm::memory_estimate::Limit;
+use kerple_lm::memory_estimate::MemoryLimit;
 use kerple_lm::model::Decoder;
 use kerple_lm::plan::Plan;
 use kerple_lm::run::SpecialTokens;
@@ -119,7 +119,7 @@ impl Served {
     ///
     /// # Errors
     /// Lengths for which the encoding is not defined, or which need too much memory.
-    pub fn check(&self, memory: Option<&Limit>) -> Result<()> {
+    pub fn check(&self, memory: Option<&MemoryLimit>) -> Result<()> {
         self.model.check_len(self.limits.max_model_len)?;
         self.plan.check_serving_memory(self.limits.max_model_len, self.limits.max_num_seqs, memory)
     }

@@ -27,7 +27,7 @@ use crate::progress::duration;
 use kerple_burn::device::Name;
 use kerple_burn::positions::PositionalEncoding;
 use kerple_core::encoding::{Encoding, Method, kind_of};
-use kerple_data::music::Piece;
+use kerple_data::music::MusicPiece;
 use kerple_lm::plan::Plan;
 use kerple_lm::train::TrainProgress;
 use std::path::Path;
@@ -35,8 +35,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 /// Reads a MIDI file and reports its repairs.
-pub fn read_piece(path: &Path) -> kerple_data::Result<Piece> {
-    let piece = Piece::read(path)?;
+pub fn read_piece(path: &Path) -> kerple_data::Result<MusicPiece> {
+    let piece = MusicPiece::read(path)?;
     piece.repairs.iter().for_each(|repair| remarkln!("note: {}: {repair}", path.display()));
     Ok(piece)
 }

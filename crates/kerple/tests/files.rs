@@ -4,7 +4,7 @@
 mod common;
 
 use common::{Place, RUN};
-use kerple_data::music::{Note, Piece, Track};
+use kerple_data::music::{MusicPiece, Note, Track};
 use std::os::unix::fs::FileTypeExt;
 use std::process::{Command, Output};
 
@@ -14,7 +14,7 @@ fn with_music() -> Place {
     for number in 0..12 {
         let note = |at: u64| Note { start: 240 * at, duration: 240, pitch: 48 + number + at as u8 % 4, velocity: 64 };
         let track = Track { notes: (0..32).map(note).collect(), ..Track::default() };
-        let piece = Piece { tracks: vec![track], ..Piece::empty(480) };
+        let piece = MusicPiece { tracks: vec![track], ..MusicPiece::empty(480) };
         place.write(&format!("midi/{number}.mid"), piece.to_midi().unwrap());
     }
     place.ok(&["prepare", "--input", "midi", "--tokenizer", "remi", "--out", "data"]);

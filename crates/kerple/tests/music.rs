@@ -3,10 +3,10 @@
 mod common;
 
 use common::{Place, RUN};
-use kerple_data::music::{Note, Piece, Track};
+use kerple_data::music::{MusicPiece, Note, Track};
 
 /// A figure of eighths that a run learns soon, in a key that differs from piece to piece.
-fn piece(number: u64) -> Piece {
+fn piece(number: u64) -> MusicPiece {
     let note = |at: u64| Note {
         start: 240 * at,
         duration: 240,
@@ -14,7 +14,7 @@ fn piece(number: u64) -> Piece {
         velocity: 60 + 2 * (number / 24) as u8,
     };
     let track = Track { name: "piano".to_owned(), notes: (0..32).map(note).collect(), ..Track::default() };
-    Piece { tracks: vec![track], ..Piece::empty(480) }
+    MusicPiece { tracks: vec![track], ..MusicPiece::empty(480) }
 }
 
 #[test]
@@ -34,14 +34,14 @@ fn music_is_learned_and_written() {
     assert!(row["nll"].as_f64().unwrap() < 5.0, "{row}");
     let words = place.ok(&["sample", "run", "--max-new-tokens", "80", "--midi", "out.mid", "--svg", "out.svg"]);
     assert!(words.starts_with("Bar_None "), "{words}");
-    let sampled = Piece::read(&place.path("out.mid")).unwrap();
+    let sampled = MusicPiece::read(&place.path("out.mid")).unwrap();
     assert_eq!((sampled.resolution, sampled.tracks.len() <= 1), (480, true));
     assert!(place.read("out.svg").starts_with("<svg"));
     let options =
         ["sample", "run", "--prompt-midi", "midi/00.mid", "--bars", "1", "--max-new-tokens", "1", "--midi", "on.mid"];
     let words = place.ok(&options);
     assert!(words.starts_with("Bar_None Beat_0 Note_Pitch_48 ") && words.matches("Bar_None").count() >= 2, "{words}");
-    assert_eq!(Piece::read(&place.path("on.mid")).unwrap().notes(), 8);
+    assert_eq!(MusicPiece::read(&place.path("on.mid")).unwrap().notes(), 8);
     let greedy =
         |seed: &str| place.ok(&["sample", "run", "--max-new-tokens", "20", "--temperature", "0", "--seed", seed]);
     assert_eq!(greedy("1"), greedy("2"));

@@ -199,9 +199,10 @@ fn turned(x: &[f64], [a, b, head_dim]: [usize; 3]) -> Vec<f64> {
 /// Of a query at this position and the keys up to it, with scores that are 0: the output, and the sum of the weights where
 /// the query's own is 1.
 pub fn last_row(engine: Engine, gates: &[f64], values: &[f64], position: usize) -> [f64; 2] {
-    match engine.is_single() {
-        true => row::<f32>(engine, gates, values, position),
-        false => row::<f64>(engine, gates, values, position),
+    if engine.is_single() {
+        row::<f32>(engine, gates, values, position)
+    } else {
+        row::<f64>(engine, gates, values, position)
     }
 }
 

@@ -46,9 +46,10 @@ impl Gates {
         let AttentionDims { batch, heads, keys: len, .. } = dims;
         let read = |key: &str, sizes: &[usize]| {
             let numbers = case.numbers(folder, "params", key)?;
-            match numbers.shape == sizes {
-                true => Ok(numbers.values),
-                false => Err(format!("params.{key} has the shape {:?} instead of {sizes:?}", numbers.shape)),
+            if numbers.shape == sizes {
+                Ok(numbers.values)
+            } else {
+                Err(format!("params.{key} has the shape {:?} instead of {sizes:?}", numbers.shape))
             }
         };
         let tokens = [batch, heads, len];

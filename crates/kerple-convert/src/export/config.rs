@@ -1,6 +1,6 @@
 //! `config.json` of kerple's own architecture.
 
-use super::{Said, forms};
+use super::{FamilyConfig, Representable, forms};
 use crate::ModelFamily;
 use kerple_burn::ops::linear_attention::Linear;
 use kerple_burn::pass::{POSITIONS, Pass};
@@ -23,7 +23,7 @@ fn table(value: &impl serde::Serialize) -> Value {
 }
 
 /// The model in kerple's own words.
-pub(crate) fn kerple(plan: &Plan) -> std::result::Result<Said, String> {
+pub(crate) fn kerple(plan: &Plan) -> Representable<FamilyConfig> {
     let (model, block, geometry) = (&plan.model, &plan.model.block, plan.geometry());
     let mut all = Vec::new();
     for (name, encoding) in encodings(plan) {
@@ -70,7 +70,7 @@ pub(crate) fn kerple(plan: &Plan) -> std::result::Result<Said, String> {
         "layer_plan": layers,
     });
     let Value::Object(config) = config else { unreachable!("an object") };
-    Ok(Said { family: ModelFamily::Kerple, config, notes: notes(plan) })
+    Ok(FamilyConfig { family: ModelFamily::Kerple, config, notes: notes(plan) })
 }
 
 /// What stands in the place of positions or of distances: how many it is drawn from, and the streams it is drawn from in

@@ -22,23 +22,26 @@ pub(crate) fn is_drawn(name: &str) -> bool {
 
 /// A tensor of a layer.
 #[derive(Clone, Debug)]
-pub(crate) struct Drawn {
+pub(crate) struct DrawnTensor {
     layer: usize,
     name: &'static str,
-    shape: Vec<usize>,
-    values: Vec<f32>,
+    pub(crate) shape: Vec<usize>,
+    pub(crate) values: Vec<f32>,
 }
 
-impl Drawn {
-    /// Its name in files, its shape and its values.
-    pub(crate) fn tensor(self) -> (String, Vec<usize>, Vec<f32>) {
-        (format!("model.encoding.layer{}_{}", self.layer, self.name), self.shape, self.values)
+impl DrawnTensor {
+    fn new(layer: usize, name: &'static str, shape: Vec<usize>, values: Vec<f64>) -> DrawnTensor {
+        DrawnTensor { layer, name, shape, values: values.into_iter().map(|value| value as f32).collect() }
+    }
+
+    pub(crate) fn name_in_files(&self) -> String {
+        format!("model.encoding.layer{}_{}", self.layer, self.name)
     }
 }
 
 /// Lists the tensors of each layer in its plan, as what is learned is listed.
-pub(super) fn list(all: &[Drawn], config: &mut Map<String, Value>) {
-    for Drawn { layer, name, shape, .. } in all {
+pub(super) fn list(all: &[DrawnTensor], config: &mut Map<String, Value>) {
+    for DrawnTensor { layer, name, shape, .. } in all {
         if let Some(drawn) = config["layer_plan"][*layer]["linear"]["drawn"].as_array_mut() {
             drawn.push(json!({ "name": name, "tensor": name, "shape": shape, "share": "layer" }));
         }
@@ -50,36 +53,29 @@ pub(super) fn list(all: &[Drawn], config: &mut Map<String, Value>) {
 ///
 /// # Errors
 /// Those of `read`.
-pub(crate) fn tensors(plan: &Plan, mut read: impl FnMut(&str, usize) -> Result<Vec<f32>>) -> Result<Vec<Drawn>> {
+pub(crate) fn tensors(plan: &Plan, mut read: impl FnMut(&str, usize) -> Result<Vec<f32>>) -> Result<Vec<DrawnTensor>> {
     let mut all = Vec::new();
     for (number, layer) in plan.model.every_layer(&plan.encoding).enumerate() {
         if layer.attention.linear().is_none() {
             continue;
         }
-        let mut found = random(plan, number, &layer);
-        found.extend(decay(plan, number, &layer, &mut read)?);
-        let drawn = |(name, shape, values): Named| {
-            let values = values.into_iter().map(|value| value as f32).collect();
-            Drawn { layer: number, name, shape, values }
-        };
-        all.extend(found.into_iter().map(drawn));
+        all.extend(random(plan, number, &layer));
+        all.extend(decay(plan, number, &layer, &mut read)?);
     }
     Ok(all)
 }
 
-/// Name, shape and values.
-type Named = (&'static str, Vec<usize>, Vec<f64>);
-
 /// What evaluation draws, always the same.
-fn random(plan: &Plan, number: usize, layer: &LayerSettings) -> Vec<Named> {
+fn random(plan: &Plan, number: usize, layer: &LayerSettings) -> Vec<DrawnTensor> {
     let (geometry, pass) = (plan.geometry(), Pass::evaluation(plan.seed));
     let Some(plan) = layer.attention.linear().cloned() else { return Vec::new() };
     let (linear, code) = (Linear { plan, layer: number }, layer.encoding.code(&geometry));
     let width = code.as_ref().map_or(geometry.head_dim, Code::realisations);
     let omega = linear.omega(width, &pass);
     let mut found = Vec::new();
+    let mut push = |name, shape, values| found.push(DrawnTensor::new(number, name, shape, values));
     if !omega.is_empty() {
-        found.push(("omega", vec![width, omega.len() / width], omega));
+        push("omega", vec![width, omega.len() / width], omega);
     }
     let Some(code) = &code else { return found };
     let streams = geometry.heads * geometry.head_dim;
@@ -90,10 +86,10 @@ fn random(plan: &Plan, number: usize, layer: &LayerSettings) -> Vec<Named> {
     let sizes = [geometry.heads, geometry.head_dim];
     // that of a filtered code has a row for every position, and is drawn in torch
     if let CodeKind::Sine(shape) = &code.kind {
-        found.push(("noise", [&sizes[..], &[2 * shape.waves, width]].concat(), rows(&of_code, 2 * shape.waves)));
+        push("noise", [&sizes[..], &[2 * shape.waves, width]].concat(), rows(&of_code, 2 * shape.waves));
     }
     if code.gating.is_some() {
-        found.push(("gate_noise", [&sizes[..], &[width]].concat(), rows(&of_gate, 1)));
+        push("gate_noise", [&sizes[..], &[width]].concat(), rows(&of_gate, 1));
     }
     found
 }
@@ -104,16 +100,16 @@ fn decay(
     number: usize,
     layer: &LayerSettings,
     read: &mut impl FnMut(&str, usize) -> Result<Vec<f32>>,
-) -> Result<Vec<Named>> {
+) -> Result<Vec<DrawnTensor>> {
     let (geometry, encoding) = (plan.geometry(), Encoding { window: None, ..layer.encoding.clone() });
     let Some(demand) = layer.attention.linear().and_then(|linear| linear.demand()) else { return Ok(Vec::new()) };
     let stored = stored(plan, number, layer, read)?;
     let Some(fading) = encoding.decay(&geometry, &stored, &demand) else { return Ok(Vec::new()) };
     let heads = geometry.heads;
     Ok(vec![
-        ("near", vec![heads, fading.near.len() / heads], fading.near),
-        ("rates", vec![heads, fading.terms], fading.rates),
-        ("weights", vec![heads, fading.terms], fading.weights),
+        DrawnTensor::new(number, "near", vec![heads, fading.near.len() / heads], fading.near),
+        DrawnTensor::new(number, "rates", vec![heads, fading.terms], fading.rates),
+        DrawnTensor::new(number, "weights", vec![heads, fading.terms], fading.weights),
     ])
 }
 

@@ -1,5 +1,6 @@
 //! Encodings as data for `positions_kerple.py` and `attention_kerple.py`.
 
+use super::Representable;
 use kerple_core::calculus::parameter::Keep;
 use kerple_core::encoding::{
     Emulate, Encoding, EncodingForm, Geometry, Injection, Method, Parameter, Places, Scale, ScoreModForm, Share,
@@ -7,8 +8,6 @@ use kerple_core::encoding::{
 };
 use kerple_core::forms::Absolute;
 use serde_json::{Map, Value, json};
-
-type Said<T> = Result<T, String>;
 
 /// Attributes of torch's modules, which no tensor of one can be called.
 const TAKEN: [&str; 56] = [
@@ -74,10 +73,10 @@ const TAKEN: [&str; 56] = [
 ///
 /// # Errors
 /// What has no such form, by name.
-pub(super) fn form(encoding: &Encoding, geometry: &Geometry) -> Said<Map<String, Value>> {
+pub(super) fn form(encoding: &Encoding, geometry: &Geometry) -> Representable<Map<String, Value>> {
     let all = encoding.parameters(geometry);
     let mut form = entering(encoding, geometry)?;
-    let said = all.iter().map(parameter).collect::<Said<Vec<Value>>>()?;
+    let said = all.iter().map(parameter).collect::<Representable<Vec<Value>>>()?;
     form.insert("parameters".to_owned(), said.into());
     Ok(form)
 }
@@ -91,7 +90,7 @@ fn finite(value: f64) -> Option<f64> {
 }
 
 /// A learned tensor: its names, shape and share, its range, and where it starts.
-fn parameter(parameter: &Parameter) -> Said<Value> {
+fn parameter(parameter: &Parameter) -> Representable<Value> {
     let Parameter { name, shape, init, low, high, keep, share, .. } = parameter;
     let tensor = name.replace('.', "_");
     if *share == Share::Model && (TAKEN.contains(&tensor.as_str()) || tensor.starts_with('_')) {
@@ -109,7 +108,7 @@ fn parameter(parameter: &Parameter) -> Said<Value> {
     }))
 }
 
-fn entering(encoding: &Encoding, geometry: &Geometry) -> Said<Map<String, Value>> {
+fn entering(encoding: &Encoding, geometry: &Geometry) -> Representable<Map<String, Value>> {
     let form = match encoding.entry() {
         Injection::Nowhere => json!({ "enters": "nowhere" }),
         Injection::Embeddings => embeddings(encoding, geometry),
@@ -145,7 +144,7 @@ fn rounded(encoding: &Encoding, form: &mut Value) {
 }
 
 /// Rates of a rotation, how they follow the length, and how products fade.
-fn rotation(encoding: &Encoding, geometry: &Geometry) -> Said<Map<String, Value>> {
+fn rotation(encoding: &Encoding, geometry: &Geometry) -> Representable<Map<String, Value>> {
     let rotary = encoding.rotary(geometry, geometry.train_len).ok_or("this encoding does not rotate")?;
     let plain = match &encoding.method {
         Method::Rotary(keys) => keys.clone(),
@@ -195,7 +194,7 @@ fn scaling(scaling: kerple_core::encoding::scaling::Scaling, geometry: &Geometry
 }
 
 /// A table over distances, by the formula that makes it.
-fn table(encoding: &Encoding, geometry: &Geometry) -> Said<Value> {
+fn table(encoding: &Encoding, geometry: &Geometry) -> Representable<Value> {
     let positional = encoding.method.positional();
     let mut table = match (&encoding.method, positional.kernels()) {
         (Method::T5(keys), _) => json!({
@@ -233,7 +232,7 @@ fn table(encoding: &Encoding, geometry: &Geometry) -> Said<Value> {
 }
 
 /// How far the bias of each head falls over the first distance.
-fn slopes(encoding: &Encoding, geometry: &Geometry) -> Said<Vec<f64>> {
+fn slopes(encoding: &Encoding, geometry: &Geometry) -> Representable<Vec<f64>> {
     let plain = Encoding { scale: Scale::After, randomized: None, ..encoding.clone() };
     let bias = plain.table(geometry, &[], 2).bias.ok_or("this table has no bias")?;
     Ok(bias.chunks_exact(2).map(|row| -row[1]).collect())
@@ -255,7 +254,7 @@ fn edges(keys: &t5::Config) -> Vec<usize> {
 }
 
 /// What changes the scores of all heads together.
-fn map(encoding: &Encoding, geometry: &Geometry) -> Said<Map<String, Value>> {
+fn map(encoding: &Encoding, geometry: &Geometry) -> Representable<Map<String, Value>> {
     let mut form = match &encoding.method {
         Method::Fire(keys) => object(json!({
             "map": "fire", "width": keys.hidden, "init_l": keys.init_l.unwrap_or(geometry.train_len as f64),

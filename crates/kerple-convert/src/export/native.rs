@@ -5,7 +5,7 @@
 
 use super::config::encodings;
 use super::forms::width;
-use super::{Options, Said};
+use super::{ExportOptions, FamilyConfig, Representable};
 use crate::ModelFamily;
 use kerple_burn::ops::activation::Activation;
 use kerple_burn::plan::{AttentionKind, BlockConfig, NormKind, ResidualKind, SinkKind};
@@ -25,10 +25,8 @@ pub(super) const FAMILIES: [ModelFamily; 7] = [
     ModelFamily::Mpt,
 ];
 
-type Why<T> = Result<T, String>;
-
 /// The configuration of a family, or the key that it has no words for.
-pub(super) fn config(family: ModelFamily, plan: &Plan, options: &Options) -> Why<Said> {
+pub(super) fn config(family: ModelFamily, plan: &Plan, options: &ExportOptions) -> Representable<FamilyConfig> {
     let (own, notes) = match family {
         ModelFamily::GptNeox => (gpt_neox(plan)?, Vec::new()),
         ModelFamily::Gpt2 => (gpt2(plan, options)?, Vec::new()),
@@ -44,16 +42,16 @@ pub(super) fn config(family: ModelFamily, plan: &Plan, options: &Options) -> Why
         ("vocab_size".to_owned(), json!(plan.model.vocab_size)),
         ("tie_word_embeddings".to_owned(), json!(plan.model.block.tie_embeddings)),
     ]);
-    Ok(Said { family, config, notes })
+    Ok(FamilyConfig { family, config, notes })
 }
 
 /// Refuses where `same` does not hold.
-fn need(same: bool, what: &str) -> Why<()> {
+fn need(same: bool, what: &str) -> Representable<()> {
     if same { Ok(()) } else { Err(format!("it has no equivalent of {what}")) }
 }
 
 /// What none of the families has.
-fn check(plan: &Plan) -> Why<()> {
+fn check(plan: &Plan) -> Representable<()> {
     let BlockConfig { ssmax, sink, attn_softcap, lm_head_bias, scale_embeddings, .. } = plan.model.block;
     need(ssmax.is_none(), "model.block.ssmax")?;
     need(sink == SinkKind::None, "model.block.sink")?;
@@ -72,7 +70,7 @@ fn check(plan: &Plan) -> Why<()> {
 
 /// The choices that older families have no key for: as many key heads as query heads, as wide as the model together, and all
 /// layers alike.
-fn check_plain(plan: &Plan) -> Why<()> {
+fn check_plain(plan: &Plan) -> Representable<()> {
     let (model, block) = (&plan.model, &plan.model.block);
     check(plan)?;
     need(block.n_kv_heads.is_none_or(|heads| heads == model.n_heads), "model.block.n_kv_heads")?;
@@ -83,13 +81,13 @@ fn check_plain(plan: &Plan) -> Why<()> {
     need(plan.encoding.window.is_none(), "encoding.window")
 }
 
-fn check_scores(block: &BlockConfig) -> Why<()> {
+fn check_scores(block: &BlockConfig) -> Representable<()> {
     need(block.attn_scale.is_none(), "model.block.attn_scale")?;
     need(!block.scale_attn_by_layer, "model.block.scale_attn_by_layer")?;
     need(block.clip_qkv.is_none(), "model.block.clip_qkv")
 }
 
-fn check_biases(block: &BlockConfig, have: bool) -> Why<()> {
+fn check_biases(block: &BlockConfig, have: bool) -> Representable<()> {
     let all = [block.qkv_bias, block.out_bias, block.mlp_bias];
     need(all == [have; 3], "the plan's biases (model.block)")
 }
@@ -107,7 +105,7 @@ fn activation(block: &BlockConfig) -> &'static str {
 }
 
 /// Rotary keys, for new readers and for old ones.
-struct Rope {
+struct RopeKeys {
     parameters: Map<String, Value>,
     /// Of old readers: what is not the default.
     scaling: Value,
@@ -117,7 +115,7 @@ struct Rope {
 }
 
 /// The rotation as a dictionary of parameters; `partial` is the share of features that are rotated.
-fn rope(keys: &rotary::Config, plan: &Plan, partial: Option<f64>) -> Why<Rope> {
+fn rope(keys: &rotary::Config, plan: &Plan, partial: Option<f64>) -> Representable<RopeKeys> {
     let (mut length, train_len) = (plan.train_len, plan.train_len);
     let scaling = match keys.scaling {
         None => json!({ "rope_type": "default" }),
@@ -141,10 +139,10 @@ fn rope(keys: &rotary::Config, plan: &Plan, partial: Option<f64>) -> Why<Rope> {
         parameters.insert("partial_rotary_factor".to_owned(), json!(partial));
     }
     let scaling = if keys.scaling.is_some() { scaling } else { Value::Null };
-    Ok(Rope { parameters, scaling, base: keys.base, length })
+    Ok(RopeKeys { parameters, scaling, base: keys.base, length })
 }
 
-fn yarn_keys(yarn: Yarn, train_len: usize) -> Why<Value> {
+fn yarn_keys(yarn: Yarn, train_len: usize) -> Representable<Value> {
     let Yarn { factor, original_len, beta_fast, beta_slow, ramp, attention_factor, truncate } = yarn;
     let (Some(factor), Ramp::Index) = (factor, ramp) else {
         return Err("it has no equivalent of encoding.scaling = yarn whose factor follows the length \
@@ -164,7 +162,7 @@ fn share(width: usize, features: usize) -> f64 {
     if (features as f64 * share) as usize == width { share } else { share.next_up() }
 }
 
-fn gpt_neox(plan: &Plan) -> Why<Value> {
+fn gpt_neox(plan: &Plan) -> Representable<Value> {
     let (model, block) = (&plan.model, &plan.model.block);
     check_plain(plan)?;
     check_scores(block)?;
@@ -192,7 +190,7 @@ fn gpt_neox(plan: &Plan) -> Why<Value> {
     }))
 }
 
-fn gpt2(plan: &Plan, options: &Options) -> Why<Value> {
+fn gpt2(plan: &Plan, options: &ExportOptions) -> Representable<Value> {
     let (model, block) = (&plan.model, &plan.model.block);
     check_plain(plan)?;
     check_biases(block, true)?;
@@ -221,14 +219,14 @@ fn gpt2(plan: &Plan, options: &Options) -> Why<Value> {
 }
 
 /// The slopes of ALiBi's encoder are other ones.
-fn alibi(encoding: &Encoding) -> Why<f64> {
+fn alibi(encoding: &Encoding) -> Representable<f64> {
     match &encoding.method {
         Method::Alibi(keys) if keys.behind == 0.0 => Ok(keys.bias_max),
         other => Err(format!("it has no equivalent of the encoding {}", other.kind())),
     }
 }
 
-fn bloom(plan: &Plan) -> Why<Value> {
+fn bloom(plan: &Plan) -> Representable<Value> {
     let (model, block) = (&plan.model, &plan.model.block);
     check_plain(plan)?;
     check_scores(block)?;
@@ -251,7 +249,7 @@ fn bloom(plan: &Plan) -> Why<Value> {
     }))
 }
 
-fn mpt(plan: &Plan) -> Why<(Value, Vec<String>)> {
+fn mpt(plan: &Plan) -> Representable<(Value, Vec<String>)> {
     let (model, block) = (&plan.model, &plan.model.block);
     check_plain(plan)?;
     check_biases(block, false)?;
@@ -279,11 +277,14 @@ fn mpt(plan: &Plan) -> Why<(Value, Vec<String>)> {
     Ok((config, notes))
 }
 
-/// What a layer of LLaMA's relatives has: whether it rotates, and its window.
-type Kind = (bool, Option<usize>);
+/// What may differ between the layers of LLaMA and its relatives.
+struct LlamaLayer {
+    rotates: bool,
+    window: Option<usize>,
+}
 
 /// The rotation that all layers share, and the kind of each.
-fn layers(plan: &Plan) -> Why<(rotary::Config, Vec<Kind>)> {
+fn layers(plan: &Plan) -> Representable<(rotary::Config, Vec<LlamaLayer>)> {
     let (mut keys, mut all) = (None, Vec::new());
     for layer in plan.model.every_layer(&plan.encoding) {
         let rotates = match &layer.encoding.method {
@@ -294,12 +295,12 @@ fn layers(plan: &Plan) -> Why<(rotary::Config, Vec<Kind>)> {
             Method::None(_) => false,
             other => return Err(format!("it has no equivalent of the encoding {}", other.kind())),
         };
-        all.push((rotates, layer.window));
+        all.push(LlamaLayer { rotates, window: layer.window });
     }
     Ok((keys.unwrap_or_default(), all))
 }
 
-fn llama(family: ModelFamily, plan: &Plan) -> Why<Value> {
+fn llama(family: ModelFamily, plan: &Plan) -> Representable<Value> {
     let (model, block) = (&plan.model, &plan.model.block);
     check(plan)?;
     check_scores(block)?;
@@ -310,8 +311,8 @@ fn llama(family: ModelFamily, plan: &Plan) -> Why<Value> {
     need(block.qk_norm == (family == ModelFamily::Qwen3), "model.block.qk_norm")?;
     let (keys, layers) = layers(plan)?;
     need(width(&keys, &plan.geometry()) == model.head_dim, "encoding.pct")?;
-    let (rotates, windowed) =
-        (layers.iter().all(|(rotates, _)| *rotates), layers.iter().any(|(_, window)| window.is_some()));
+    let rotates = layers.iter().all(|layer| layer.rotates);
+    let windowed = layers.iter().any(|layer| layer.window.is_some());
     need(rotates || family == ModelFamily::Smollm3, "layers without rotation")?;
     need(!windowed || family != ModelFamily::Llama, "windows")?;
     need(!block.mlp_bias || family != ModelFamily::Qwen3, "model.block.mlp_bias")?;
@@ -327,15 +328,15 @@ fn llama(family: ModelFamily, plan: &Plan) -> Why<Value> {
         config["mlp_bias"] = block.mlp_bias.into();
     }
     if family != ModelFamily::Llama {
-        let windows: Vec<usize> = layers.iter().filter_map(|(_, window)| *window).collect();
+        let windows: Vec<usize> = layers.iter().filter_map(|layer| layer.window).collect();
         need(windows.windows(2).all(|pair| pair[0] == pair[1]), "windows of different sizes")?;
-        let kind = |window: &Option<usize>| if window.is_some() { "sliding_attention" } else { "full_attention" };
-        config["layer_types"] = layers.iter().map(|(_, window)| kind(window)).collect();
+        let kind = |layer: &LlamaLayer| if layer.window.is_some() { "sliding_attention" } else { "full_attention" };
+        config["layer_types"] = layers.iter().map(kind).collect();
         config["use_sliding_window"] = windowed.into();
         config["sliding_window"] = windows.first().copied().into();
     }
     if family == ModelFamily::Smollm3 {
-        config["no_rope_layers"] = layers.iter().map(|(rotates, _)| u8::from(*rotates)).collect();
+        config["no_rope_layers"] = layers.iter().map(|layer| u8::from(layer.rotates)).collect();
     }
     Ok(config)
 }

@@ -1,12 +1,12 @@
 //! The `README.md` of an exported folder.
 
-use super::tokens::Tokens;
+use super::tokens::ExportTokens;
 use crate::ModelFamily;
 use kerple_lm::plan::Plan;
 use std::fmt::Write;
 
 /// How to load the model, what it is, and what it does not do.
-pub(super) fn text(family: ModelFamily, plan: &Plan, tokens: &Tokens) -> String {
+pub(super) fn text(family: ModelFamily, plan: &Plan, tokens: &ExportTokens) -> String {
     let own = family == ModelFamily::Kerple;
     let trust = if own { ", trust_remote_code=True" } else { "" };
     let mut text = format!(

@@ -18,7 +18,7 @@ fn of(encoding: &str, model: &str) -> Plan {
 }
 
 fn family(encoding: &str, model: &str) -> ModelFamily {
-    said(&of(encoding, model), &Options::default()).unwrap().family
+    said(&of(encoding, model), &ExportOptions::default()).unwrap().family
 }
 
 const LLAMA: &str = "d_hidden = 96\n[model.block]\nnorm = \"rms\"\nglu = true\nactivation = \"silu\"\nqkv_bias = false\nout_bias = false\nmlp_bias = false\n";
@@ -55,7 +55,7 @@ fn models_go_out_as_what_knows_them() {
     ] {
         assert_eq!(family(encoding, model), expected, "{encoding} {model}");
     }
-    let options = Options { positions: Some(100), ..Options::default() };
+    let options = ExportOptions { positions: Some(100), ..ExportOptions::default() };
     let found = said(&of("\"sinusoidal\"", ""), &options).unwrap();
     assert_eq!((found.family, &found.config["n_positions"]), (ModelFamily::Gpt2, &Value::from(100)));
 }
@@ -65,7 +65,7 @@ fn every_encoding_goes_out() {
     for kind in kerple_core::encoding::METHODS {
         let linear = if kind.ends_with("_spe") { "[model.block.attention.linear]\nn_features = 16\n" } else { "" };
         let plan = of(&format!("\"{kind}\""), linear);
-        let found = said(&plan, &Options { family: Some(ModelFamily::Kerple), ..Options::default() });
+        let found = said(&plan, &ExportOptions { family: Some(ModelFamily::Kerple), ..ExportOptions::default() });
         let said = found.unwrap_or_else(|error| panic!("{kind}: {error}"));
         let parameters = said.config["forms"][0]["parameters"].as_array().unwrap().len();
         assert_eq!(parameters, plan.encoding.parameters(&plan.geometry()).len(), "{kind}");
@@ -77,8 +77,8 @@ fn every_encoding_goes_out() {
 fn what_is_rounded_or_drawn_is_said_in_our_own_words() {
     for (key, value) in [("emulate", "\"bf16\""), ("randomized", "64")] {
         let plan = of(&format!("{{ kind = \"rotary\", {key} = {value} }}"), "");
-        assert_eq!(said(&plan, &Options::default()).unwrap().family, ModelFamily::Kerple);
-        let neox = Options { family: Some(ModelFamily::GptNeox), ..Options::default() };
+        assert_eq!(said(&plan, &ExportOptions::default()).unwrap().family, ModelFamily::Kerple);
+        let neox = ExportOptions { family: Some(ModelFamily::GptNeox), ..ExportOptions::default() };
         let error = said(&plan, &neox).unwrap_err().to_string();
         assert!(error.contains(&format!("it has no equivalent of encoding.{key}")), "{error}");
     }
@@ -88,10 +88,10 @@ fn what_is_rounded_or_drawn_is_said_in_our_own_words() {
 fn what_torch_would_compute_otherwise_is_refused() {
     for taken in ["half", "span"] {
         let plan = of(&format!("{{ kind = \"kernel\", bias = \"{taken}*power(a, 1)\" }}"), "");
-        let error = said(&plan, &Options::default()).unwrap_err().to_string();
+        let error = said(&plan, &ExportOptions::default()).unwrap_err().to_string();
         assert!(error.contains(&format!("torch modules have an attribute `{taken}`")), "{error}");
     }
-    let options = Options { family: Some(ModelFamily::Llama), ..Options::default() };
+    let options = ExportOptions { family: Some(ModelFamily::Llama), ..ExportOptions::default() };
     let error = said(&of("\"rotary\"", ""), &options).unwrap_err().to_string();
     assert!(
         error.contains("llama cannot represent this model: it has no equivalent of the plan's norms (model.block)"),
@@ -103,7 +103,7 @@ fn what_torch_would_compute_otherwise_is_refused() {
 #[test]
 fn rotary_keys_say_the_width_and_the_rates() {
     for pct in (2..=16).map(|features| f64::from(features) / 16.0) {
-        let found = said(&of(&format!("{{ kind = \"rotary\", pct = {pct} }}"), ""), &Options::default());
+        let found = said(&of(&format!("{{ kind = \"rotary\", pct = {pct} }}"), ""), &ExportOptions::default());
         let Ok(found) = found else { continue }; // less than a pair
         let share = found.config["rotary_pct"].as_f64().unwrap();
         assert_eq!((16.0 * share) as usize, (16.0 * pct) as usize / 2 * 2, "{pct}");
@@ -111,7 +111,7 @@ fn rotary_keys_say_the_width_and_the_rates() {
     }
     let yarn =
         "{ kind = \"rotary\", scaling = { kind = \"yarn\", factor = 4.0, ramp = \"index\", original_len = 16 } }";
-    let found = said(&of(yarn, ""), &Options::default()).unwrap();
+    let found = said(&of(yarn, ""), &ExportOptions::default()).unwrap();
     let scaling = &found.config["rope_scaling"];
     assert_eq!(scaling["rope_type"], "yarn");
     assert_eq!(scaling["original_max_position_embeddings"], 16);
@@ -122,7 +122,8 @@ fn rotary_keys_say_the_width_and_the_rates() {
 /// Buckets as the exporter's edges say, at every distance.
 #[test]
 fn edges_are_those_of_buckets() {
-    let found = said(&of("{ kind = \"t5\", num_buckets = 8, max_distance = 20 }", ""), &Options::default()).unwrap();
+    let found =
+        said(&of("{ kind = \"t5\", num_buckets = 8, max_distance = 20 }", ""), &ExportOptions::default()).unwrap();
     let edges: Vec<u64> = found.config["forms"][0]["table"]["edges"]
         .as_array()
         .unwrap()
@@ -141,10 +142,10 @@ fn a_place_where_something_is_stays_as_it_is() {
     let place = folder.path().join("out");
     fs::create_dir(&place).unwrap();
     fs::write(place.join("mine"), "x").unwrap();
-    let error = Making::begin(&place).err().unwrap().to_string();
+    let error = ExportFolder::begin(&place).err().unwrap().to_string();
     assert!(error.contains("exists and is not empty"), "{error}");
     let other = folder.path().join("other");
-    let making = Making::begin(&other).unwrap();
+    let making = ExportFolder::begin(&other).unwrap();
     making.write("a", b"b").unwrap();
     drop(making);
     // given up: nothing is left, neither there nor beside it

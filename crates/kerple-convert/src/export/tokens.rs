@@ -1,6 +1,6 @@
 //! Tokenizer files, and ids of special tokens.
 
-use super::Making;
+use super::ExportFolder;
 use kerple_data::Tokenizer;
 use kerple_lm::Result;
 use kerple_lm::plan::{NO_TOKENIZER, Plan};
@@ -11,7 +11,7 @@ use serde_json::{Map, Value, json};
 const END: &str = "<|endoftext|>";
 
 /// What is known of a model's tokens.
-pub(super) struct Tokens {
+pub(super) struct ExportTokens {
     /// The text of `tokenizer.json`.
     definition: Option<String>,
     bos: Option<u32>,
@@ -22,14 +22,14 @@ pub(super) struct Tokens {
     unknown: Option<String>,
 }
 
-impl Tokens {
+impl ExportTokens {
     /// Those of a run. A run whose text is not at hand goes out without a tokenizer, and a note.
     ///
     /// # Errors
     /// A damaged file.
-    pub(super) fn of(run: &RunFolder, plan: &Plan, notes: &mut Vec<String>) -> Result<Tokens> {
+    pub(super) fn of(run: &RunFolder, plan: &Plan, notes: &mut Vec<String>) -> Result<ExportTokens> {
         let special = run.special_tokens()?;
-        let none = |SpecialTokens { bos, eos, pad, .. }: SpecialTokens| Tokens {
+        let none = |SpecialTokens { bos, eos, pad, .. }: SpecialTokens| ExportTokens {
             definition: None,
             bos,
             eos,
@@ -60,7 +60,7 @@ impl Tokens {
             Some(start) if eos.contains(&start) => [None, name(Some(start)), name(pad)],
             _ => [name(start.or(bos)), name(eos.first().copied()), name(pad)],
         };
-        Ok(Tokens { definition: Some(definition), bos, eos, pad, names, unknown })
+        Ok(ExportTokens { definition: Some(definition), bos, eos, pad, names, unknown })
     }
 
     /// The keys of `config.json` and `generation_config.json`.
@@ -91,7 +91,7 @@ impl Tokens {
     ///
     /// # Errors
     /// What the disk refuses.
-    pub(super) fn write(&self, folder: &Making, plan: &Plan) -> Result<()> {
+    pub(super) fn write(&self, folder: &ExportFolder, plan: &Plan) -> Result<()> {
         let Some(definition) = &self.definition else { return Ok(()) };
         folder.write("tokenizer.json", definition.as_bytes())?;
         // the neutral class keeps the file as it is; those of families make their own pre-tokenizer

@@ -1,9 +1,9 @@
 //! Weight files: memory holds one tensor at a time, and the drawn tensors.
 
-use super::drawn::Drawn;
-use super::{Making, Options};
+use super::drawn::DrawnTensor;
+use super::{ExportFolder, ExportOptions};
 use crate::ModelFamily;
-use crate::layout::{Entry, entries};
+use crate::layout::{LayoutEntry, entries};
 use half::{bf16, f16};
 use kerple_core::encoding::Places;
 use kerple_core::forms::Absolute;
@@ -18,7 +18,7 @@ use std::collections::HashMap;
 
 /// Type of stored weights.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Precision {
+pub enum ExportPrecision {
     /// As they are.
     #[default]
     F32,
@@ -28,38 +28,38 @@ pub enum Precision {
     F16,
 }
 
-impl Precision {
+impl ExportPrecision {
     /// Its name in torch.
     pub fn torch(self) -> &'static str {
         match self {
-            Precision::F32 => "float32",
-            Precision::Bf16 => "bfloat16",
-            Precision::F16 => "float16",
+            ExportPrecision::F32 => "float32",
+            ExportPrecision::Bf16 => "bfloat16",
+            ExportPrecision::F16 => "float16",
         }
     }
 
     fn dtype(self) -> Dtype {
         match self {
-            Precision::F32 => Dtype::F32,
-            Precision::Bf16 => Dtype::BF16,
-            Precision::F16 => Dtype::F16,
+            ExportPrecision::F32 => Dtype::F32,
+            ExportPrecision::Bf16 => Dtype::BF16,
+            ExportPrecision::F16 => Dtype::F16,
         }
     }
 
     fn bytes(self) -> usize {
-        if self == Precision::F32 { 4 } else { 2 }
+        if self == ExportPrecision::F32 { 4 } else { 2 }
     }
 
     /// Little endian; the first value that is not finite in this type, if there is one.
     fn cast(self, values: &[f32]) -> (Vec<u8>, Option<f32>) {
         let (bytes, finite): (Vec<u8>, fn(f32) -> bool) = match self {
-            Precision::F32 => (values.iter().flat_map(|value| value.to_le_bytes()).collect(), f32::is_finite),
-            Precision::Bf16 => {
+            ExportPrecision::F32 => (values.iter().flat_map(|value| value.to_le_bytes()).collect(), f32::is_finite),
+            ExportPrecision::Bf16 => {
                 (values.iter().flat_map(|value| bf16::from_f32(*value).to_le_bytes()).collect(), |value| {
                     bf16::from_f32(value).is_finite()
                 })
             }
-            Precision::F16 => {
+            ExportPrecision::F16 => {
                 (values.iter().flat_map(|value| f16::from_f32(*value).to_le_bytes()).collect(), |value| {
                     f16::from_f32(value).is_finite()
                 })
@@ -70,66 +70,66 @@ impl Precision {
 }
 
 /// Where a tensor's values come from.
-enum Source {
+enum TensorSource {
     /// Tensor `number` of an entry.
     Entry { entry: usize, number: usize },
     /// They are here.
     Made(Vec<f32>),
 }
 
-struct Tensor {
+struct ExportTensor {
     name: String,
     shape: Vec<usize>,
-    source: Source,
+    source: TensorSource,
     /// What stays as it is in models of less precision: what encodings learn, and what was drawn.
     exact: bool,
 }
 
 /// All tensors of a model, sorted by name.
-pub(super) struct Tensors<'a> {
-    entries: Vec<Entry>,
-    all: Vec<Tensor>,
+pub(super) struct ExportTensors<'a> {
+    entries: Vec<LayoutEntry>,
+    all: Vec<ExportTensor>,
     file: &'a TensorFile,
 }
 
-impl<'a> Tensors<'a> {
+impl<'a> ExportTensors<'a> {
     /// Those of a plan's decoder, with what was drawn for it.
     pub(super) fn new(
         family: ModelFamily,
         plan: &Plan,
         file: &'a TensorFile,
-        drawn: Vec<Drawn>,
-        options: &Options,
-    ) -> Tensors<'a> {
+        drawn: Vec<DrawnTensor>,
+        options: &ExportOptions,
+    ) -> ExportTensors<'a> {
         let entries = entries(family, plan);
         let of_entries = entries.iter().enumerate().flat_map(|(entry, known)| {
             let exact = family == ModelFamily::Kerple && known.ours.starts_with("encoding.");
-            let tensor = move |(number, theirs): (usize, &crate::layout::Theirs)| Tensor {
+            let tensor = move |(number, theirs): (usize, &crate::layout::SourceTensor)| ExportTensor {
                 name: theirs.name.clone(),
                 shape: theirs.shape.clone(),
-                source: Source::Entry { entry, number },
+                source: TensorSource::Entry { entry, number },
                 exact,
             };
-            known.theirs.iter().enumerate().map(tensor).collect::<Vec<Tensor>>()
+            known.theirs.iter().enumerate().map(tensor).collect::<Vec<ExportTensor>>()
         });
-        let mut all: Vec<Tensor> = of_entries.collect();
-        let rows = fixed_rows(plan, options).filter(|_| family == ModelFamily::Gpt2);
-        let made = drawn.into_iter().map(Drawn::tensor).chain(rows);
-        let tensor = |(name, shape, values): (String, Vec<usize>, Vec<f32>)| Tensor {
-            name,
-            shape,
-            source: Source::Made(values),
+        let mut all: Vec<ExportTensor> = of_entries.collect();
+        all.extend(drawn.into_iter().map(|drawn| ExportTensor {
+            name: drawn.name_in_files(),
+            shape: drawn.shape,
+            source: TensorSource::Made(drawn.values),
             exact: family == ModelFamily::Kerple,
-        };
-        all.extend(made.map(tensor));
+        }));
+        if family == ModelFamily::Gpt2 {
+            all.extend(fixed_rows(plan, options));
+        }
         all.sort_by(|a, b| a.name.cmp(&b.name));
-        Tensors { entries, all, file }
+        ExportTensors { entries, all, file }
     }
 
-    fn values(&self, tensor: &Tensor) -> Result<Vec<f32>> {
+    fn values(&self, tensor: &ExportTensor) -> Result<Vec<f32>> {
         match &tensor.source {
-            Source::Made(values) => Ok(values.clone()),
-            Source::Entry { entry, number } => {
+            TensorSource::Made(values) => Ok(values.clone()),
+            TensorSource::Entry { entry, number } => {
                 let entry = &self.entries[*entry];
                 Ok(entry.take(*number, &read(self.file, &entry.ours, entry.len())?))
             }
@@ -137,10 +137,11 @@ impl<'a> Tensors<'a> {
     }
 
     /// Writes all files and returns the bytes of the tensors.
-    pub(super) fn write(&self, folder: &Making, options: &Options) -> Result<u64> {
-        let size =
-            |tensor: &Tensor| tensor.shape.iter().product::<usize>() as u64 * precision(tensor, options).bytes() as u64;
-        let mut shards: Vec<Vec<&Tensor>> = vec![Vec::new()];
+    pub(super) fn write(&self, folder: &ExportFolder, options: &ExportOptions) -> Result<u64> {
+        let size = |tensor: &ExportTensor| {
+            tensor.shape.iter().product::<usize>() as u64 * precision(tensor, options).bytes() as u64
+        };
+        let mut shards: Vec<Vec<&ExportTensor>> = vec![Vec::new()];
         let mut held = 0;
         for tensor in &self.all {
             if held > 0 && held + size(tensor) > options.max_shard_size {
@@ -168,10 +169,16 @@ impl<'a> Tensors<'a> {
         Ok(total)
     }
 
-    fn write_file(&self, folder: &Making, name: &str, shard: &[&Tensor], options: &Options) -> Result<()> {
+    fn write_file(
+        &self,
+        folder: &ExportFolder,
+        name: &str,
+        shard: &[&ExportTensor],
+        options: &ExportOptions,
+    ) -> Result<()> {
         let (path, failed) = (folder.path(name), RefCell::new(None));
         let views = shard.iter().copied().map(|tensor| {
-            let view = Lazy { tensors: self, tensor, precision: precision(tensor, options), failed: &failed };
+            let view = LazyTensor { tensors: self, tensor, precision: precision(tensor, options), failed: &failed };
             (tensor.name.clone(), view)
         });
         // transformers 4 reads no file without this
@@ -186,8 +193,8 @@ impl<'a> Tensors<'a> {
     }
 }
 
-fn precision(tensor: &Tensor, options: &Options) -> Precision {
-    if tensor.exact { Precision::F32 } else { options.precision }
+fn precision(tensor: &ExportTensor, options: &ExportOptions) -> ExportPrecision {
+    if tensor.exact { ExportPrecision::F32 } else { options.precision }
 }
 
 /// The values of one of our tensors.
@@ -202,26 +209,28 @@ pub(super) fn read(file: &TensorFile, name: &str, len: usize) -> Result<Vec<f32>
 }
 
 /// The rows of fixed positions that GPT-2 stores.
-fn fixed_rows(plan: &Plan, options: &Options) -> Option<(String, Vec<usize>, Vec<f32>)> {
+fn fixed_rows(plan: &Plan, options: &ExportOptions) -> Option<ExportTensor> {
     let rows = options.positions?;
     match plan.encoding.absolute(&plan.geometry(), Places::from(0..rows))? {
-        Absolute::Fixed(values) => {
-            let values = values.into_iter().map(|value| value as f32).collect();
-            Some(("transformer.wpe.weight".to_owned(), vec![rows, plan.model.d_model], values))
-        }
+        Absolute::Fixed(values) => Some(ExportTensor {
+            name: "transformer.wpe.weight".to_owned(),
+            shape: vec![rows, plan.model.d_model],
+            source: TensorSource::Made(values.into_iter().map(|value| value as f32).collect()),
+            exact: false,
+        }),
         Absolute::Learned { .. } => None,
     }
 }
 
 /// A tensor that is read when it is written.
-struct Lazy<'a> {
-    tensors: &'a Tensors<'a>,
-    tensor: &'a Tensor,
-    precision: Precision,
+struct LazyTensor<'a> {
+    tensors: &'a ExportTensors<'a>,
+    tensor: &'a ExportTensor,
+    precision: ExportPrecision,
     failed: &'a RefCell<Option<Error>>,
 }
 
-impl View for Lazy<'_> {
+impl View for LazyTensor<'_> {
     fn dtype(&self) -> Dtype {
         self.precision.dtype()
     }
@@ -263,11 +272,11 @@ mod tests {
 
     #[test]
     fn values_are_rounded_to_even_and_to_nothing_infinite() {
-        assert_eq!(Precision::F32.cast(&[1.5, -0.0]), ([1.5f32, -0.0].map(f32::to_le_bytes).concat(), None));
+        assert_eq!(ExportPrecision::F32.cast(&[1.5, -0.0]), ([1.5f32, -0.0].map(f32::to_le_bytes).concat(), None));
         // 1 + 2^-8 lies between two numbers of 8 bits, 1 + 3 2^-8 too
-        let (bytes, bad) = Precision::Bf16.cast(&[1.0 + 2f32.powi(-8), 1.0 + 3.0 * 2f32.powi(-8)]);
+        let (bytes, bad) = ExportPrecision::Bf16.cast(&[1.0 + 2f32.powi(-8), 1.0 + 3.0 * 2f32.powi(-8)]);
         assert_eq!((bytes, bad), ([0x3f80u16, 0x3f82].map(u16::to_le_bytes).concat(), None));
-        assert_eq!(Precision::F16.cast(&[1.0, 65504.0, 70_000.0]).1, Some(70_000.0));
-        assert_eq!(Precision::Bf16.cast(&[f32::MAX]).1, Some(f32::MAX));
+        assert_eq!(ExportPrecision::F16.cast(&[1.0, 65504.0, 70_000.0]).1, Some(70_000.0));
+        assert_eq!(ExportPrecision::Bf16.cast(&[f32::MAX]).1, Some(f32::MAX));
     }
 }

@@ -20,7 +20,7 @@ const MOST: u64 = 1 << 28;
 
 /// The kind of a size, and so its limit: that of plans, so that no larger model is built.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Limit {
+pub enum SizeLimit {
     /// Features and heads.
     Width,
     /// Layers.
@@ -31,13 +31,13 @@ pub enum Limit {
     Length,
 }
 
-impl Limit {
+impl SizeLimit {
     fn most(self) -> u64 {
         let most = match self {
-            Limit::Width => plan::WIDEST,
-            Limit::Layers => plan::MOST_LAYERS,
-            Limit::Rows => plan::MOST_ROWS,
-            Limit::Length => plan::LONGEST_SEQUENCE,
+            SizeLimit::Width => plan::WIDEST,
+            SizeLimit::Layers => plan::MOST_LAYERS,
+            SizeLimit::Rows => plan::MOST_ROWS,
+            SizeLimit::Length => plan::LONGEST_SEQUENCE,
         };
         most as u64
     }
@@ -172,7 +172,7 @@ const HARMLESS: &[&str] = &[
 ];
 
 /// The keys of one table.
-pub struct Keys<'a> {
+pub struct ConfigKeys<'a> {
     path: &'a Path,
     /// In front of the names of keys, e.g. `attn_config.`.
     within: String,
@@ -181,15 +181,15 @@ pub struct Keys<'a> {
     notes: RefCell<Vec<String>>,
 }
 
-impl<'a> Keys<'a> {
+impl<'a> ConfigKeys<'a> {
     /// The keys of a file.
     ///
     /// # Errors
     /// A value that is not a table.
-    pub fn new(path: &'a Path, value: &'a Value) -> Result<Keys<'a>> {
+    pub fn new(path: &'a Path, value: &'a Value) -> Result<ConfigKeys<'a>> {
         let map = value.as_object();
         let map = map.ok_or_else(|| Error::damaged(path, "not a JSON object", "copy the file again"))?;
-        Ok(Keys { path, within: String::new(), map, read: RefCell::default(), notes: RefCell::default() })
+        Ok(ConfigKeys { path, within: String::new(), map, read: RefCell::default(), notes: RefCell::default() })
     }
 
     /// The file.
@@ -212,11 +212,11 @@ impl<'a> Keys<'a> {
     ///
     /// # Errors
     /// A value that is not a table.
-    pub fn table(&self, key: &str) -> Result<Option<Keys<'a>>> {
+    pub fn table(&self, key: &str) -> Result<Option<ConfigKeys<'a>>> {
         let Some(value) = self.value(key) else { return Ok(None) };
         let map = value.as_object().ok_or_else(|| self.refuse(key, value, "it must be a table"))?;
         let within = format!("{}{key}.", self.within);
-        Ok(Some(Keys { path: self.path, within, map, read: RefCell::default(), notes: RefCell::default() }))
+        Ok(Some(ConfigKeys { path: self.path, within, map, read: RefCell::default(), notes: RefCell::default() }))
     }
 
     /// Adds a note about a choice that was made.
@@ -265,8 +265,8 @@ impl<'a> Keys<'a> {
     /// A size under any of its names, at least 1 and within its limit.
     ///
     /// # Errors
-    /// As [`Keys::optional_count`]; two names with different sizes.
-    pub fn size(&self, names: &[&str], default: usize, limit: Limit) -> Result<usize> {
+    /// As [`ConfigKeys::optional_count`]; two names with different sizes.
+    pub fn size(&self, names: &[&str], default: usize, limit: SizeLimit) -> Result<usize> {
         let most = limit.most();
         let mut known: Option<(&str, usize)> = None;
         for name in names {
@@ -299,7 +299,7 @@ impl<'a> Keys<'a> {
     /// The same with a default.
     ///
     /// # Errors
-    /// As [`Keys::optional_number`].
+    /// As [`ConfigKeys::optional_number`].
     pub fn number(&self, key: &str, default: f64) -> Result<f64> {
         Ok(self.optional_number(key)?.unwrap_or(default))
     }

@@ -1,10 +1,10 @@
 //! Tensors that linear attention drew or computed once: exports store them for torch; the import
 //! draws them again from the seed and compares.
 
-use super::tensors::Tensors;
-use super::weights::Found;
-use crate::export::drawn;
-use crate::layout::Entry;
+use super::tensors::TensorReader;
+use super::weights::TensorNames;
+use crate::export::drawn::{self, DrawnTensor};
+use crate::layout::LayoutEntry;
 use kerple_lm::plan::Plan;
 use kerple_lm::{Error, Result};
 
@@ -13,11 +13,16 @@ use kerple_lm::{Error, Result};
 ///
 /// # Errors
 /// The first that differs, with its value; a tensor that cannot be read.
-pub fn check(plan: &Plan, entries: &[Entry], found: &Found, tensors: &dyn Tensors) -> Result<Option<String>> {
+pub fn check(
+    plan: &Plan,
+    entries: &[LayoutEntry],
+    found: &TensorNames,
+    tensors: &dyn TensorReader,
+) -> Result<Option<String>> {
     let read = |name: &str, _| values(name, entries, found, tensors);
     let mut absent = Vec::new();
     for drawn in drawn::tensors(plan, read)? {
-        let (name, shape, ours) = drawn.tensor();
+        let (name, DrawnTensor { shape, values: ours, .. }) = (drawn.name_in_files(), drawn);
         match tensors.shape(&name) {
             None => absent.push(name),
             Some(stored) if stored != shape => {
@@ -45,7 +50,7 @@ pub fn check(plan: &Plan, entries: &[Entry], found: &Found, tensors: &dyn Tensor
 }
 
 /// The values of one of our tensors.
-fn values(name: &str, entries: &[Entry], found: &Found, tensors: &dyn Tensors) -> Result<Vec<f32>> {
+fn values(name: &str, entries: &[LayoutEntry], found: &TensorNames, tensors: &dyn TensorReader) -> Result<Vec<f32>> {
     let entry = entries.iter().find(|entry| entry.ours == name);
     let Some(entry) = entry else {
         return Err(Error::damaged(&tensors.place(""), format!("tensor `{name}` is missing"), "export the run again"));

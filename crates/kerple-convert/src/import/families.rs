@@ -7,8 +7,8 @@ mod kerple;
 mod llama;
 mod mpt;
 
-use super::Described;
-use super::config::Keys;
+use super::ModelDescription;
+use super::config::ConfigKeys;
 use super::short::short;
 use ::kerple_core::encoding::Encoding;
 use kerple_burn::ops::activation::Activation;
@@ -19,7 +19,7 @@ use serde_json::Value;
 
 /// The model that a configuration describes.
 #[derive(Debug)]
-pub struct Shape {
+pub struct ModelShape {
     /// Sizes and blocks; every size is given.
     pub model: ModelConfig,
     /// How positions enter.
@@ -32,7 +32,7 @@ pub struct Shape {
 ///
 /// # Errors
 /// An unknown family, and settings of a family that cannot be imported.
-pub fn describe(keys: &Keys) -> Result<Described> {
+pub fn describe(keys: &ConfigKeys) -> Result<ModelDescription> {
     let family = family(keys)?;
     for key in ["quantization_config", "compression_config"] {
         if let Some(value) = keys.value(key) {
@@ -62,7 +62,7 @@ pub fn describe(keys: &Keys) -> Result<Described> {
     }
 }
 
-fn family(keys: &Keys) -> Result<ModelFamily> {
+fn family(keys: &ConfigKeys) -> Result<ModelFamily> {
     let architecture = keys.value("architectures").and_then(|list| list.get(0));
     let (key, value, found) = match (keys.value("model_type"), architecture) {
         (Some(value), _) => {
@@ -91,7 +91,7 @@ fn family(keys: &Keys) -> Result<ModelFamily> {
 }
 
 /// The activation that a key names.
-fn activation(keys: &Keys, key: &str, default: &'static str) -> Result<Activation> {
+fn activation(keys: &ConfigKeys, key: &str, default: &'static str) -> Result<Activation> {
     let word = keys.word(key, default)?;
     Ok(match word {
         "gelu" | "gelu_python" => Activation::Gelu,
@@ -109,7 +109,7 @@ fn activation(keys: &Keys, key: &str, default: &'static str) -> Result<Activatio
 }
 
 /// Features of a head, where heads share the width of the model.
-fn head_dim(keys: &Keys, heads: (&str, usize), width: usize) -> Result<usize> {
+fn head_dim(keys: &ConfigKeys, heads: (&str, usize), width: usize) -> Result<usize> {
     match width % heads.1 {
         0 => Ok(width / heads.1),
         _ => Err(keys.refuse(heads.0, &Value::from(heads.1), &format!("it does not divide the width of {width}"))),

@@ -17,12 +17,12 @@ mod stored;
 
 use super::short::short;
 use super::tokens;
-use super::{Described, Imported, Options, assemble};
+use super::{ImportOptions, Imported, ModelDescription, assemble};
 use kerple_lm::{Error, Result};
 use kerple_run::ModelFamily;
-use settings::Settings;
+use settings::NeoxSettings;
 use std::path::{Path, PathBuf};
-use stored::Stored;
+use stored::NeoxTensors;
 
 /// The file that names the newest step.
 const LATEST: &str = "latest";
@@ -57,12 +57,11 @@ fn step_folder(folder: &Path) -> Result<PathBuf> {
         return Err(Error::damaged(&latest, message, "give the folder of the step itself"));
     }
     let step = folder.join(name);
-    match kerple_run::files::is_folder(&step).map_err(Error::io(&step, "look for"))? {
-        true => Ok(step),
-        false => {
-            let message = format!("it names {name}, which does not exist");
-            Err(Error::damaged(&latest, message, "give the folder of the step itself"))
-        }
+    if kerple_run::files::is_folder(&step).map_err(Error::io(&step, "look for"))? {
+        Ok(step)
+    } else {
+        let message = format!("it names {name}, which does not exist");
+        Err(Error::damaged(&latest, message, "give the folder of the step itself"))
     }
 }
 
@@ -70,11 +69,11 @@ fn step_folder(folder: &Path) -> Result<PathBuf> {
 ///
 /// # Errors
 /// As [`super::import`].
-pub fn import(folder: &Path, out: &Path, options: &Options) -> Result<Imported> {
+pub fn import(folder: &Path, out: &Path, options: &ImportOptions) -> Result<Imported> {
     let step = step_folder(folder)?;
-    let settings = Settings::read(&step, options.pos_emb.as_deref())?;
-    let stored = Stored::open(&step, &settings)?;
-    let mut described = Described::new(ModelFamily::Kerple, settings.shape(&stored)?);
+    let settings = NeoxSettings::read(&step, options.pos_emb.as_deref())?;
+    let stored = NeoxTensors::open(&step, &settings)?;
+    let mut described = ModelDescription::new(ModelFamily::Kerple, settings.shape(&stored)?);
     described.place = settings.place().to_owned();
     described.notes = settings.notes(&stored)?;
     let tokenizer = tokens::beside(folder, options, &mut described)?;

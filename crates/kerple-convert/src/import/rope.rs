@@ -1,6 +1,6 @@
 //! Rotary parameters, as transformers 5 and 4 write them.
 
-use super::config::{Keys, Limit};
+use super::config::{ConfigKeys, SizeLimit};
 use super::short::short;
 use kerple_core::encoding::scaling::{Dynamic, Llama3, Ramp, Scaling, Stretch, Yarn};
 use kerple_core::encoding::{Encoding, Method, rotary};
@@ -8,7 +8,7 @@ use kerple_lm::{Error, Result};
 use serde_json::Value;
 
 /// The defaults of a family.
-pub struct Family<'a> {
+pub struct RopeDefaults<'a> {
     /// Base of the rates.
     pub base: f64,
     /// Share of the features per head that rotates.
@@ -64,7 +64,7 @@ pub fn none() -> Encoding {
 ///
 /// # Errors
 /// An unknown kind of scaling, and keys out of range, by name and value.
-pub fn read(keys: &Keys, family: &Family) -> Result<Encoding> {
+pub fn read(keys: &ConfigKeys, family: &RopeDefaults) -> Result<Encoding> {
     let filled = |key: &str| keys.value(key).is_some_and(|value| value.as_object().is_none_or(|map| !map.is_empty()));
     let [scaled, table] = ["rope_scaling", "rope_parameters"].map(|key| filled(key).then_some(key));
     if let (Some(scaled), Some(table)) = (scaled, table) {
@@ -123,7 +123,7 @@ pub fn read(keys: &Keys, family: &Family) -> Result<Encoding> {
 }
 
 /// The kind of scaling.
-fn kind<'a>(keys: &Keys, table: Option<&Keys<'a>>) -> Result<&'a str> {
+fn kind<'a>(keys: &ConfigKeys, table: Option<&ConfigKeys<'a>>) -> Result<&'a str> {
     let Some(table) = table else { return Ok("default") };
     let old = table.word("type", "default")?;
     let kind = table.word("rope_type", old)?;
@@ -135,7 +135,7 @@ fn kind<'a>(keys: &Keys, table: Option<&Keys<'a>>) -> Result<&'a str> {
 }
 
 /// Says which of two tables is taken, where the other one says something else.
-fn remark_on_tables(keys: &Keys, taken: &str, other: &str, family: &Family) {
+fn remark_on_tables(keys: &ConfigKeys, taken: &str, other: &str, family: &RopeDefaults) {
     let beside = |name: &str| {
         let at = USUAL.iter().position(|usual| *usual == name)?;
         keys.value(family.keys[at])
@@ -155,7 +155,12 @@ fn remark_on_tables(keys: &Keys, taken: &str, other: &str, family: &Family) {
 }
 
 /// Says which of two places is taken, where they say different numbers.
-fn remark_on_two(keys: &Keys, table: &Keys, (inner, taken): (&str, Option<f64>), (outer, other): (&str, Option<f64>)) {
+fn remark_on_two(
+    keys: &ConfigKeys,
+    table: &ConfigKeys,
+    (inner, taken): (&str, Option<f64>),
+    (outer, other): (&str, Option<f64>),
+) {
     if let (Some(taken), Some(other)) = (taken, other)
         && taken != other
     {
@@ -165,7 +170,7 @@ fn remark_on_two(keys: &Keys, table: &Keys, (inner, taken): (&str, Option<f64>),
 }
 
 /// Names what is said of rotation and read by nobody.
-fn remark_on_unread(keys: &Keys, table: Option<&Keys>, kind: &str, family: &Family) {
+fn remark_on_unread(keys: &ConfigKeys, table: Option<&ConfigKeys>, kind: &str, family: &RopeDefaults) {
     let mut unread = Vec::new();
     for (usual, own) in USUAL.into_iter().zip(family.keys) {
         if let Some(value) = keys.value(usual).filter(|_| usual != own) {
@@ -188,10 +193,10 @@ fn remark_on_unread(keys: &Keys, table: Option<&Keys>, kind: &str, family: &Fami
 }
 
 /// Positions that the model was trained at before its rates were scaled: what stands at the top goes before the table.
-fn original(table: &Keys, top: &Keys, kind: &str, family: &Family) -> Result<usize> {
+fn original(table: &ConfigKeys, top: &ConfigKeys, kind: &str, family: &RopeDefaults) -> Result<usize> {
     const KEY: &str = "original_max_position_embeddings";
     let [outer, inner] =
-        [top, table].map(|keys| keys.value(KEY).map(|_| keys.size(&[KEY], 1, Limit::Length)).transpose());
+        [top, table].map(|keys| keys.value(KEY).map(|_| keys.size(&[KEY], 1, SizeLimit::Length)).transpose());
     let (outer, inner) = (outer?, inner?);
     if let (Some(outer), Some(inner)) = (outer, inner)
         && outer != inner
@@ -203,7 +208,7 @@ fn original(table: &Keys, top: &Keys, kind: &str, family: &Family) -> Result<usi
     Ok(outer.or(inner).unwrap_or(family.longest))
 }
 
-fn scaling(table: &Keys, top: &Keys, kind: &str, family: &Family) -> Result<Option<Scaling>> {
+fn scaling(table: &ConfigKeys, top: &ConfigKeys, kind: &str, family: &RopeDefaults) -> Result<Option<Scaling>> {
     let longest = family.longest as f64;
     let original = original(table, top, kind, family)?;
     let factor = || match table.optional_number("factor")? {
@@ -243,7 +248,7 @@ fn scaling(table: &Keys, top: &Keys, kind: &str, family: &Family) -> Result<Opti
 }
 
 /// What YaRN multiplies cosines and sines by, where it is not the usual `0.1 ln s + 1`.
-fn attention_factor(table: &Keys, factor: f64) -> Result<Option<f64>> {
+fn attention_factor(table: &ConfigKeys, factor: f64) -> Result<Option<f64>> {
     if let Some(given) = table.optional_number("attention_factor")? {
         return Ok(Some(given));
     }

@@ -1,6 +1,6 @@
 //! The tensors of a model, wherever they are stored.
 
-use super::config::{self, Keys};
+use super::config::{self, ConfigKeys};
 use super::short::short;
 pub use super::short::shown;
 use crate::export::drawn::is_drawn;
@@ -11,7 +11,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
 /// Tensors by their names, read one at a time.
-pub trait Tensors {
+pub trait TensorReader {
     /// Names of all of them.
     fn names(&self) -> Vec<String>;
 
@@ -28,7 +28,7 @@ pub trait Tensors {
     /// The same, given to `take` in parts that are one after the other.
     ///
     /// # Errors
-    /// As of [`Tensors::read`], and the first of `take`.
+    /// As of [`TensorReader::read`], and the first of `take`.
     fn parts(&self, name: &str, take: &mut ValueSink<'_>) -> Result<()> {
         take(self.read(name)?)
     }
@@ -38,7 +38,7 @@ pub trait Tensors {
 }
 
 /// The files of a folder of transformers.
-pub struct Folder {
+pub struct TransformersFolder {
     files: Vec<TensorFile>,
     /// The file of each tensor.
     of: BTreeMap<String, usize>,
@@ -56,14 +56,14 @@ const OLD: [&str; 2] = ["pytorch_model.bin", "pytorch_model.bin.index.json"];
 /// What to do about a file that is not whole.
 const AGAIN: &str = "copy the file again: it is truncated or damaged";
 
-impl Folder {
+impl TransformersFolder {
     /// Opens the file with all tensors, or else those that the index names. It notes when both
     /// exist, or weights in another format. Buffers that a family recomputes are skipped.
     ///
     /// # Errors
     /// No file of tensors; an index that names files outside the folder, or tensors that are not in their files; a tensor that is
     /// in two of them; a file that `transformers_weights` names.
-    pub fn open(folder: &Path, family: ModelFamily, keys: &Keys) -> Result<Folder> {
+    pub fn open(folder: &Path, family: ModelFamily, keys: &ConfigKeys) -> Result<TransformersFolder> {
         keys.expect("transformers_weights", &[WHOLE.into()])?;
         let there = |name: &str| {
             let path = folder.join(name);
@@ -74,9 +74,9 @@ impl Folder {
             (true, _) => {
                 let file = TensorFile::open(&folder.join(WHOLE), AGAIN)?;
                 let of = file.names().into_iter().map(|name| (name, 0)).collect();
-                Folder { files: vec![file], of, drawn: BTreeMap::new() }
+                TransformersFolder { files: vec![file], of, drawn: BTreeMap::new() }
             }
-            (false, true) => Folder::of_index(folder, &folder.join(INDEX), keys)?,
+            (false, true) => TransformersFolder::of_index(folder, &folder.join(INDEX), keys)?,
             (false, false) => return Err(without_tensors(folder)),
         };
         let taken = if whole { WHOLE } else { INDEX };
@@ -94,7 +94,7 @@ impl Folder {
     }
 
     /// Says where the configuration names another type than the tensors have: they are read as they are.
-    fn remark_on_types(&self, keys: &Keys) {
+    fn remark_on_types(&self, keys: &ConfigKeys) {
         let said = ["dtype", "torch_dtype"].map(|key| keys.value(key).and_then(serde_json::Value::as_str));
         let all: BTreeSet<&str> =
             self.of.iter().filter_map(|(name, file)| torch_name(self.files[*file].info(name)?.0)).collect();
@@ -115,12 +115,12 @@ impl Folder {
         }
     }
 
-    fn of_index(folder: &Path, index: &Path, keys: &Keys) -> Result<Folder> {
+    fn of_index(folder: &Path, index: &Path, keys: &ConfigKeys) -> Result<TransformersFolder> {
         let damaged = |message: String| Error::damaged(index, message, "copy the folder again");
         let value = config::parse(index, &config::read_text(index, config::INDEX)?)?;
         let map =
             value["weight_map"].as_object().ok_or_else(|| damaged("the table `weight_map` is missing".to_owned()))?;
-        let mut found = Folder { files: Vec::new(), of: BTreeMap::new(), drawn: BTreeMap::new() };
+        let mut found = TransformersFolder { files: Vec::new(), of: BTreeMap::new(), drawn: BTreeMap::new() };
         let mut numbers: BTreeMap<&str, usize> = BTreeMap::new();
         for (tensor, file) in map {
             let name = file.as_str().filter(|name| is_name(name));
@@ -147,7 +147,7 @@ impl Folder {
     }
 
     /// Refuses a tensor that is in another file too, and names those of which the index says nothing.
-    fn check_others(&self, index: &Path, keys: &Keys) -> Result<()> {
+    fn check_others(&self, index: &Path, keys: &ConfigKeys) -> Result<()> {
         let mut unsaid = Vec::new();
         for (number, file) in self.files.iter().enumerate() {
             for name in file.names() {
@@ -214,7 +214,7 @@ fn is_buffer(family: ModelFamily, name: &str) -> bool {
     }
 }
 
-impl Tensors for Folder {
+impl TensorReader for TransformersFolder {
     fn names(&self) -> Vec<String> {
         self.of.keys().cloned().collect()
     }
@@ -268,9 +268,9 @@ fn torch_name(dtype: Dtype) -> Option<&'static str> {
 }
 
 /// Single precision of little-endian bytes.
-type Convert = fn(&[u8]) -> Vec<f32>;
+type ToF32 = fn(&[u8]) -> Vec<f32>;
 
-fn conversion(dtype: Dtype) -> Option<Convert> {
+fn conversion(dtype: Dtype) -> Option<ToF32> {
     match dtype {
         Dtype::F64 => Some(from_f64),
         Dtype::F32 => Some(from_f32),

@@ -2,10 +2,10 @@
 
 mod files;
 
-use super::config::{self, Keys};
+use super::config::{self, ConfigKeys};
 use super::short::short;
-use super::{Described, Options};
-use files::Files;
+use super::{ImportOptions, ModelDescription};
+use files::TokenizerFiles;
 use kerple_data::Tokenizer;
 use kerple_lm::{Error, Result};
 use serde_json::Value;
@@ -22,7 +22,12 @@ const OTHERS: [&str; 4] = ["tokenizer.model", "vocab.json", "spiece.model", "voc
 ///
 /// # Errors
 /// A tokenizer that cannot be read, or has no end-of-document token.
-pub fn read(folder: &Path, keys: &Keys, options: &Options, described: &mut Described) -> Result<Option<Tokenizer>> {
+pub fn read(
+    folder: &Path,
+    keys: &ConfigKeys,
+    options: &ImportOptions,
+    described: &mut ModelDescription,
+) -> Result<Option<Tokenizer>> {
     special(folder, keys, described)?;
     beside(folder, options, described)
 }
@@ -31,7 +36,7 @@ pub fn read(folder: &Path, keys: &Keys, options: &Options, described: &mut Descr
 ///
 /// # Errors
 /// As [`read`].
-pub fn beside(folder: &Path, options: &Options, described: &mut Described) -> Result<Option<Tokenizer>> {
+pub fn beside(folder: &Path, options: &ImportOptions, described: &mut ModelDescription) -> Result<Option<Tokenizer>> {
     let path = options.tokenizer.clone().unwrap_or_else(|| folder.join(TOKENIZER));
     let look = |path: &Path| kerple_run::files::is_there(path).map_err(Error::io(path, "look for"));
     if options.tokenizer.is_none() && !look(&path)? {
@@ -59,17 +64,17 @@ pub fn beside(folder: &Path, options: &Options, described: &mut Described) -> Re
 }
 
 /// The tokenizer with the token that ends a document: the one named, `eos` of the files, or a usual one.
-fn open(folder: &Path, path: &Path, options: &Options, described: &mut Described) -> Result<Tokenizer> {
+fn open(folder: &Path, path: &Path, options: &ImportOptions, described: &mut ModelDescription) -> Result<Tokenizer> {
     let mut definition = config::read_text(path, config::TOKENIZER)?;
     // any id will do to look names up
     let mut plain = Tokenizer::from_definition(path, definition.clone(), Some(0))?;
-    let own = Files::of(path.parent().unwrap_or(folder))?;
-    let files = if own.is_empty() { Files::of(folder)? } else { own };
+    let own = TokenizerFiles::of(path.parent().unwrap_or(folder))?;
+    let files = if own.is_empty() { TokenizerFiles::of(folder)? } else { own };
     if let Some(merged) = files.added_to(path, &definition, &mut described.notes)? {
         plain = Tokenizer::from_definition(path, merged.clone(), Some(0))?;
         definition = merged;
     }
-    let mut names = Names { tokenizer: &plain, files: &files, path, described };
+    let mut names = SpecialTokenNames { tokenizer: &plain, files: &files, path, described };
     names.check_ids();
     names.take()?;
     let end = match &options.eod_token {
@@ -95,14 +100,14 @@ fn open(folder: &Path, path: &Path, options: &Options, described: &mut Described
 }
 
 /// What a tokenizer and the files beside it make of special tokens.
-struct Names<'a> {
+struct SpecialTokenNames<'a> {
     tokenizer: &'a Tokenizer,
-    files: &'a Files,
+    files: &'a TokenizerFiles,
     path: &'a Path,
-    described: &'a mut Described,
+    described: &'a mut ModelDescription,
 }
 
-impl Names<'_> {
+impl SpecialTokenNames<'_> {
     /// Leaves out ids that are no tokens: they have no text, and are not generated.
     fn check_ids(&mut self) {
         let special = &mut self.described.special;
@@ -136,7 +141,7 @@ impl Names<'_> {
     /// Takes the names: generation goes by the ids of the model's files, and what stands in front of a text by the tokenizer's.
     fn take(&mut self) -> Result<()> {
         let [bos, eos, pad, unknown] = ["bos_token", "eos_token", "pad_token", "unk_token"].map(|key| self.id(key));
-        let Described { special, notes, .. } = &mut *self.described;
+        let ModelDescription { special, notes, .. } = &mut *self.described;
         special.unknown = unknown;
         special.pad = special.pad.or(pad);
         let named = |id: u32| short(&self.tokenizer.name(id).unwrap_or_default());
@@ -170,14 +175,15 @@ impl Names<'_> {
 }
 
 /// Ids of `config.json`, over which those of `generation_config.json` go.
-fn special(folder: &Path, keys: &Keys, described: &mut Described) -> Result<()> {
+fn special(folder: &Path, keys: &ConfigKeys, described: &mut ModelDescription) -> Result<()> {
     let path = folder.join(GENERATION);
     let there = kerple_run::files::is_there(&path).map_err(Error::io(&path, "look for"))?;
-    let value = match there {
-        true => config::parse(&path, &config::read_text(&path, config::DESCRIPTION)?)?,
-        false => Value::Object(serde_json::Map::new()),
+    let value = if there {
+        config::parse(&path, &config::read_text(&path, config::DESCRIPTION)?)?
+    } else {
+        Value::Object(serde_json::Map::new())
     };
-    let generation = Keys::new(&path, &value)?;
+    let generation = ConfigKeys::new(&path, &value)?;
     let rows = described.config.model.padded_vocab_size.unwrap_or(0);
     let [bos, eos, pad] = ["bos_token_id", "eos_token_id", "pad_token_id"].map(|key| {
         let [own, over] = [keys, &generation].map(|keys| ids(keys, key));
@@ -205,7 +211,7 @@ fn special(folder: &Path, keys: &Keys, described: &mut Described) -> Result<()> 
 }
 
 /// The ids that a key says.
-fn ids(keys: &Keys, key: &str) -> Result<Option<Vec<i64>>> {
+fn ids(keys: &ConfigKeys, key: &str) -> Result<Option<Vec<i64>>> {
     /// Tokens that end a text.
     const MOST: usize = 1000;
     let Some(value) = keys.value(key) else { return Ok(None) };

@@ -1,8 +1,8 @@
 //! Turns tensors into the weights of a run.
 
-use super::tensors::{Tensors, shown};
-use super::{Described, names};
-use crate::layout::{Entry, aliases};
+use super::tensors::{TensorReader, shown};
+use super::{ModelDescription, names};
+use crate::layout::{LayoutEntry, aliases};
 use kerple_core::encoding::Method;
 use kerple_lm::tensors::{TensorSpec, write as write_tensors};
 use kerple_lm::{Error, Result};
@@ -11,20 +11,20 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
 /// Names of tensors in the files, by their usual names.
-pub type Found = BTreeMap<String, String>;
+pub type TensorNames = BTreeMap<String, String>;
 
 /// What a tensor is called in the files.
-fn name_of(family: ModelFamily, usual: &str, tensors: &dyn Tensors) -> Option<String> {
+fn name_of(family: ModelFamily, usual: &str, tensors: &dyn TensorReader) -> Option<String> {
     aliases(family, usual).into_iter().find(|name| tensors.shape(name).is_some())
 }
 
-fn missing(usual: &[String], tensors: &dyn Tensors) -> Error {
+fn missing(usual: &[String], tensors: &dyn TensorReader) -> Error {
     let place = tensors.place("");
     let message = format!("missing tensors: {}", shown(usual));
     Error::damaged(&place, message, "the folder contains a part of the model, or config.json belongs to another one")
 }
 
-fn check_shape(name: &str, shape: &[usize], makes: &str, tensors: &dyn Tensors) -> Result<()> {
+fn check_shape(name: &str, shape: &[usize], makes: &str, tensors: &dyn TensorReader) -> Result<()> {
     match tensors.shape(name) {
         Some(found) if found == shape => Ok(()),
         found => {
@@ -39,7 +39,7 @@ fn check_shape(name: &str, shape: &[usize], makes: &str, tensors: &dyn Tensors) 
 ///
 /// # Errors
 /// A tensor that is missing or has another shape.
-pub fn check_outline(described: &Described, tensors: &dyn Tensors) -> Result<()> {
+pub fn check_outline(described: &ModelDescription, tensors: &dyn TensorReader) -> Result<()> {
     let (family, model) = (described.family, &described.config.model);
     let [rows, width] = [model.padded_vocab_size, model.d_model].map(|size| size.expect("families state their sizes"));
     let outline = crate::layout::outline(family);
@@ -59,7 +59,7 @@ pub fn check_outline(described: &Described, tensors: &dyn Tensors) -> Result<()>
 
 /// How the head and the embedding are stored.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Tie {
+pub enum TiedStorage {
     /// Each is where it should be.
     AsSaid,
     /// Only the head is there, and is the embedding too.
@@ -72,23 +72,23 @@ pub enum Tie {
 ///
 /// # Errors
 /// A file that cannot be read.
-pub fn tie(described: &mut Described, tensors: &dyn Tensors) -> Result<Tie> {
+pub fn tie(described: &mut ModelDescription, tensors: &dyn TensorReader) -> Result<TiedStorage> {
     let (family, block) = (described.family, &mut described.config.model.block);
     if !block.tie_embeddings {
-        return Ok(Tie::AsSaid);
+        return Ok(TiedStorage::AsSaid);
     }
     let outline = crate::layout::outline(family);
     let [embedding, head] = [outline.embedding, outline.head].map(|name| name_of(family, name, tensors));
     Ok(match (embedding, head) {
         (None, Some(head)) => {
             described.notes.push(format!("`{}` is missing: `{head}` serves as the embedding too", outline.embedding));
-            Tie::HeadAlone
+            TiedStorage::HeadAlone
         }
         (Some(embedding), Some(head)) => {
             let same = tensors.shape(&embedding) == tensors.shape(&head)
                 && tensors.read(&embedding)? == tensors.read(&head)?;
             if same {
-                return Ok(Tie::Twice);
+                return Ok(TiedStorage::Twice);
             }
             block.tie_embeddings = false;
             let note = format!(
@@ -96,15 +96,15 @@ pub fn tie(described: &mut Described, tensors: &dyn Tensors) -> Result<Tie> {
                  `{embedding}`: keeping them separate"
             );
             described.notes.push(note);
-            Tie::AsSaid
+            TiedStorage::AsSaid
         }
-        (_, None) => Tie::AsSaid,
+        (_, None) => TiedStorage::AsSaid,
     })
 }
 
 /// The entries with the embedding under the name of the head, where only that is there.
-pub fn renamed(mut entries: Vec<Entry>, family: ModelFamily, tie: Tie) -> Vec<Entry> {
-    if tie == Tie::HeadAlone {
+pub fn renamed(mut entries: Vec<LayoutEntry>, family: ModelFamily, tie: TiedStorage) -> Vec<LayoutEntry> {
+    if tie == TiedStorage::HeadAlone {
         let outline = crate::layout::outline(family);
         let theirs = entries.iter_mut().flat_map(|entry| &mut entry.theirs);
         theirs
@@ -118,8 +118,13 @@ pub fn renamed(mut entries: Vec<Entry>, family: ModelFamily, tie: Tie) -> Vec<En
 ///
 /// # Errors
 /// Tensors that are missing, of another shape, or not known, by their names.
-pub fn find(family: ModelFamily, entries: &[Entry], tie: Tie, tensors: &dyn Tensors) -> Result<Found> {
-    let (mut found, mut absent) = (Found::new(), Vec::new());
+pub fn find(
+    family: ModelFamily,
+    entries: &[LayoutEntry],
+    tie: TiedStorage,
+    tensors: &dyn TensorReader,
+) -> Result<TensorNames> {
+    let (mut found, mut absent) = (TensorNames::new(), Vec::new());
     let wanted = || entries.iter().flat_map(|entry| &entry.theirs);
     for tensor in wanted() {
         match name_of(family, &tensor.name, tensors) {
@@ -133,7 +138,7 @@ pub fn find(family: ModelFamily, entries: &[Entry], tie: Tie, tensors: &dyn Tens
     wanted()
         .try_for_each(|tensor| check_shape(&found[&tensor.name], &tensor.shape, "the configuration gives", tensors))?;
     let mut known: BTreeSet<String> = found.values().cloned().collect();
-    if tie == Tie::Twice {
+    if tie == TiedStorage::Twice {
         known.extend(name_of(family, crate::layout::outline(family).head, tensors));
     }
     let odd: Vec<String> = tensors.names().into_iter().filter(|name| !known.contains(name)).collect();
@@ -154,7 +159,7 @@ pub fn find(family: ModelFamily, entries: &[Entry], tie: Tie, tensors: &dyn Tens
 ///
 /// # Errors
 /// What cannot be read or written; a value that is not finite, with its tensor.
-pub fn write(path: &Path, entries: &[Entry], found: &Found, tensors: &dyn Tensors) -> Result<String> {
+pub fn write(path: &Path, entries: &[LayoutEntry], found: &TensorNames, tensors: &dyn TensorReader) -> Result<String> {
     let slots: Vec<TensorSpec> =
         entries.iter().map(|entry| TensorSpec { name: entry.ours.clone(), shape: entry.shape.clone() }).collect();
     write_tensors(path, &slots, |number, take| {

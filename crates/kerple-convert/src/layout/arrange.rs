@@ -1,6 +1,6 @@
 //! Moves values from one arrangement to the other.
 
-use super::{Entry, Theirs};
+use super::{LayoutEntry, SourceTensor};
 use kerple_lm::tensors::PART;
 use rayon::prelude::*;
 use std::ops::Range;
@@ -8,7 +8,7 @@ use std::ops::Range;
 /// Rows and columns of a tile that is transposed at once; a row of it is a cache line.
 const SIDE: usize = 16;
 
-impl Entry {
+impl LayoutEntry {
     /// Where each of their outputs stands among ours.
     fn places(&self) -> Vec<usize> {
         let [_, output] = self.sides();
@@ -32,14 +32,14 @@ impl Entry {
     }
 
     /// Their tensor, where it is ours as it stands.
-    pub fn same(&self) -> Option<&Theirs> {
+    pub fn same(&self) -> Option<&SourceTensor> {
         match &self.theirs[..] {
             [theirs] if !self.transposed && self.parts_first.is_none() => Some(theirs),
             _ => None,
         }
     }
 
-    /// Rows of ours, some after others, that are [put](Entry::put) together at once.
+    /// Rows of ours, some after others, that are [put](LayoutEntry::put) together at once.
     pub fn parts(&self) -> impl Iterator<Item = Range<usize>> + use<> {
         let [input, output] = self.sides();
         let step = (PART / output.max(1)).next_multiple_of(SIDE).max(SIDE);
@@ -124,11 +124,12 @@ fn transpose(theirs: &[f32], [input, output]: [usize; 2], first: usize, places: 
 mod tests {
     use super::*;
 
-    fn entry(input: usize, outputs: &[usize], transposed: bool, parts_first: Option<[usize; 2]>) -> Entry {
+    fn entry(input: usize, outputs: &[usize], transposed: bool, parts_first: Option<[usize; 2]>) -> LayoutEntry {
         let shape = |output: usize| if transposed { vec![output, input] } else { vec![input, output] };
-        let theirs = outputs.iter().map(|output| Theirs { name: "t".to_owned(), shape: shape(*output) }).collect();
+        let theirs =
+            outputs.iter().map(|output| SourceTensor { name: "t".to_owned(), shape: shape(*output) }).collect();
         let shape = vec![input, outputs.iter().sum()];
-        Entry { ours: "w".to_owned(), shape, theirs, transposed, parts_first }
+        LayoutEntry { ours: "w".to_owned(), shape, theirs, transposed, parts_first }
     }
 
     #[test]

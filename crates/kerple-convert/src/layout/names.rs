@@ -4,7 +4,7 @@ use crate::ModelFamily;
 
 /// How queries, keys and values are stored.
 #[derive(Clone, Copy, Debug)]
-pub(super) enum Packing {
+pub(super) enum QkvPacking {
     /// One matrix, outputs `[head][q|k|v][D]`.
     HeadsFirst(&'static str),
     /// One matrix, outputs `[q|k|v][head][D]`.
@@ -16,7 +16,7 @@ pub(super) enum Packing {
 /// Names of a family. Those of a layer stand behind `layer`, its number and a dot; linear layers and norms are followed by
 /// `.weight` and `.bias`.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Names {
+pub(super) struct FamilyNames {
     /// What files saved from the model without its head leave out.
     pub(super) prefix: &'static str,
     pub(super) embedding: &'static str,
@@ -26,7 +26,7 @@ pub(super) struct Names {
     pub(super) layer: &'static str,
     /// Of attention and of the feed-forward branch.
     pub(super) norms: [&'static str; 2],
-    pub(super) packing: Packing,
+    pub(super) packing: QkvPacking,
     /// Of queries and keys.
     pub(super) qk_norms: Option<[&'static str; 2]>,
     pub(super) out: &'static str,
@@ -40,14 +40,14 @@ pub(super) struct Names {
     pub(super) transposed: bool,
 }
 
-const GPT_NEOX: Names = Names {
+const GPT_NEOX: FamilyNames = FamilyNames {
     prefix: "gpt_neox.",
     embedding: "gpt_neox.embed_in.weight",
     embedding_norm: None,
     encoding: None,
     layer: "gpt_neox.layers.",
     norms: ["input_layernorm", "post_attention_layernorm"],
-    packing: Packing::HeadsFirst("attention.query_key_value"),
+    packing: QkvPacking::HeadsFirst("attention.query_key_value"),
     qk_norms: None,
     out: "attention.dense",
     up: "mlp.dense_h_to_4h",
@@ -59,14 +59,14 @@ const GPT_NEOX: Names = Names {
     transposed: true,
 };
 
-const GPT2: Names = Names {
+const GPT2: FamilyNames = FamilyNames {
     prefix: "transformer.",
     embedding: "transformer.wte.weight",
     // the only encoding there is: learned rows
     encoding: Some("transformer.wpe.weight"),
     layer: "transformer.h.",
     norms: ["ln_1", "ln_2"],
-    packing: Packing::PartsFirst("attn.c_attn"),
+    packing: QkvPacking::PartsFirst("attn.c_attn"),
     out: "attn.c_proj",
     up: "mlp.c_fc",
     down: "mlp.c_proj",
@@ -77,12 +77,12 @@ const GPT2: Names = Names {
     ..GPT_NEOX
 };
 
-const BLOOM: Names = Names {
+const BLOOM: FamilyNames = FamilyNames {
     prefix: "transformer.",
     embedding: "transformer.word_embeddings.weight",
     embedding_norm: Some("transformer.word_embeddings_layernorm"),
     layer: "transformer.h.",
-    packing: Packing::HeadsFirst("self_attention.query_key_value"),
+    packing: QkvPacking::HeadsFirst("self_attention.query_key_value"),
     out: "self_attention.dense",
     norm: "transformer.ln_f",
     head: "lm_head.weight",
@@ -90,12 +90,12 @@ const BLOOM: Names = Names {
     ..GPT_NEOX
 };
 
-const MPT: Names = Names {
+const MPT: FamilyNames = FamilyNames {
     prefix: "transformer.",
     embedding: "transformer.wte.weight",
     layer: "transformer.blocks.",
     norms: ["norm_1", "norm_2"],
-    packing: Packing::PartsFirst("attn.Wqkv"),
+    packing: QkvPacking::PartsFirst("attn.Wqkv"),
     out: "attn.out_proj",
     up: "ffn.up_proj",
     down: "ffn.down_proj",
@@ -105,11 +105,11 @@ const MPT: Names = Names {
     ..GPT_NEOX
 };
 
-const LLAMA: Names = Names {
+const LLAMA: FamilyNames = FamilyNames {
     prefix: "model.",
     embedding: "model.embed_tokens.weight",
     layer: "model.layers.",
-    packing: Packing::Apart(["self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"]),
+    packing: QkvPacking::Apart(["self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"]),
     qk_norms: Some(["self_attn.q_norm.weight", "self_attn.k_norm.weight"]),
     out: "self_attn.o_proj",
     up: "mlp.up_proj",
@@ -121,7 +121,7 @@ const LLAMA: Names = Names {
     ..GPT_NEOX
 };
 
-const KERPLE: Names = Names {
+const KERPLE: FamilyNames = FamilyNames {
     prefix: "model.",
     embedding: "model.embed_tokens.weight",
     embedding_norm: Some("model.embed_layer_norm"),
@@ -135,8 +135,8 @@ const KERPLE: Names = Names {
     ..GPT_NEOX
 };
 
-impl Names {
-    pub(super) fn of(family: ModelFamily) -> Names {
+impl FamilyNames {
+    pub(super) fn of(family: ModelFamily) -> FamilyNames {
         match family {
             ModelFamily::GptNeox => GPT_NEOX,
             ModelFamily::Gpt2 => GPT2,

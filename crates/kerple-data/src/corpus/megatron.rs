@@ -12,9 +12,9 @@
 
 use super::shard::survey;
 use crate::error::{Error, Result};
-use crate::file::{Bytes, is_file};
+use crate::file::{PositionedFile, is_file};
 use crate::tokenizer::LARGEST_VOCABULARY;
-use crate::tokens::{Tokens, Width};
+use crate::tokens::{TokenStream, TokenWidth};
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -25,8 +25,8 @@ const HINT: &str = "give the prefix of files that GPT-NeoX's preprocess_data wro
 
 /// An open pair of files.
 pub(crate) struct TokenFiles {
-    tokens: Arc<Bytes>,
-    width: Width,
+    tokens: Arc<PositionedFile>,
+    width: TokenWidth,
     signed: bool,
     /// Where each document lies, in tokens.
     documents: Vec<Range<usize>>,
@@ -57,14 +57,14 @@ impl TokenFiles {
 
     pub(crate) fn open(prefix: &Path) -> Result<TokenFiles> {
         let [idx, bin] = TokenFiles::paths(prefix);
-        let index = Bytes::open(&idx)?;
+        let index = PositionedFile::open(&idx)?;
         let damaged = |at: usize, message: String| Error::damaged_at(&idx, format!(", byte {at}"), message, HINT);
         let start = index.read(0..index.len().min(HEADER as u64))?;
-        let Header { width, signed, sequences, bounds } =
+        let MegatronHeader { width, signed, sequences, bounds } =
             parse_header(&start, index.len()).map_err(|(at, message)| damaged(at, message))?;
         let table = index.read(HEADER as u64..(HEADER + 12 * sequences) as u64)?;
         let (sizes, offsets) = table.split_at(4 * sequences);
-        let tokens = Bytes::open(&bin)?;
+        let tokens = PositionedFile::open(&bin)?;
         let limit = tokens.len();
         let mut found = Vec::with_capacity(sequences);
         for (at, (size, offset)) in sizes.as_chunks::<4>().0.iter().zip(offsets.as_chunks::<8>().0).enumerate() {
@@ -117,13 +117,13 @@ impl TokenFiles {
     }
 
     /// A document, whatever its tokens are.
-    pub(crate) fn document(&self, index: usize) -> Tokens {
+    pub(crate) fn document(&self, index: usize) -> TokenStream {
         let Range { start, end } = self.documents[index];
         self.tokens_at(start, vec![(end - start) as u64])
     }
 
     /// Neighbouring documents as one stream, whatever their tokens are.
-    pub(crate) fn stream(&self, documents: Range<usize>) -> Result<Tokens> {
+    pub(crate) fn stream(&self, documents: Range<usize>) -> Result<TokenStream> {
         let first = self.documents.get(documents.start).map_or(0, |document| document.start);
         let mut ends = Vec::with_capacity(documents.len());
         let mut last = first;
@@ -146,8 +146,8 @@ impl TokenFiles {
         Ok(self.tokens_at(first, ends))
     }
 
-    fn tokens_at(&self, start: usize, ends: Vec<u64>) -> Tokens {
-        Tokens::new(self.tokens.clone(), (start * self.width.bytes()) as u64, self.width, ends, 1 << 32)
+    fn tokens_at(&self, start: usize, ends: Vec<u64>) -> TokenStream {
+        TokenStream::new(self.tokens.clone(), (start * self.width.bytes()) as u64, self.width, ends, 1 << 32)
     }
 
     /// The largest token of all documents.
@@ -177,15 +177,16 @@ impl TokenFiles {
         for index in 0..self.documents() {
             if self.document(index).contains(token)? {
                 let place = format!(", document {index}");
-                let (message, hint) = match self.signed && token > i32::MAX as u32 {
-                    true => (format!("token {} is negative; expected 0 or more", token as i32), HINT),
-                    false => (
+                let (message, hint) = if self.signed && token > i32::MAX as u32 {
+                    (format!("token {} is negative; expected 0 or more", token as i32), HINT)
+                } else {
+                    (
                         format!(
                             "token {token} is out of range; the largest id of the vocabulary is {}",
                             vocab_size as i128 - 1
                         ),
                         "state the vocabulary size of the tokenizer that produced the tokens",
-                    ),
+                    )
                 };
                 return Err(Error::damaged_at(self.tokens.path(), place, message, hint));
             }
@@ -199,8 +200,8 @@ impl TokenFiles {
 }
 
 /// What a header says.
-struct Header {
-    width: Width,
+struct MegatronHeader {
+    width: TokenWidth,
     signed: bool,
     sequences: usize,
     /// Bounds of documents, one more than there are documents.
@@ -240,20 +241,19 @@ fn joined(sequences: &[Range<usize>], bounds: &[i64]) -> std::result::Result<Vec
         documents.push(start..at);
         before = end;
     }
-    match before == count {
-        true => Ok(documents),
-        false => {
-            let last = bounds.len() - 1;
-            Err((
-                last,
-                format!("document bound {last}, the last one, is {before}; expected {count}, the number of sequences"),
-            ))
-        }
+    if before == count {
+        Ok(documents)
+    } else {
+        let last = bounds.len() - 1;
+        Err((
+            last,
+            format!("document bound {last}, the last one, is {before}; expected {count}, the number of sequences"),
+        ))
     }
 }
 
 /// The header of an index of `size` bytes; or the byte at fault and why.
-fn parse_header(bytes: &[u8], size: u64) -> std::result::Result<Header, (usize, String)> {
+fn parse_header(bytes: &[u8], size: u64) -> std::result::Result<MegatronHeader, (usize, String)> {
     let Some(header) = bytes.first_chunk::<HEADER>() else {
         return Err((bytes.len(), format!("the file has {size} bytes; the header alone needs {HEADER}")));
     };
@@ -265,9 +265,9 @@ fn parse_header(bytes: &[u8], size: u64) -> std::result::Result<Header, (usize, 
         return Err((9, format!("the format has version {}; kerple reads version 1", number(9))));
     }
     let (width, signed) = match header[17] {
-        1 => (Width::U8, false),
-        4 => (Width::U32, true),
-        8 => (Width::U16, false),
+        1 => (TokenWidth::U8, false),
+        4 => (TokenWidth::U32, true),
+        8 => (TokenWidth::U16, false),
         other => {
             return Err((17, format!("the token type is {other}; kerple reads 1 (u8), 4 (i32) and 8 (u16)")));
         }
@@ -280,5 +280,5 @@ fn parse_header(bytes: &[u8], size: u64) -> std::result::Result<Header, (usize, 
             format!("{sequences} sequences and {bounds} document bounds need {expected} bytes; the file has {size}"),
         ));
     }
-    Ok(Header { width, signed, sequences: sequences as usize, bounds: bounds as usize })
+    Ok(MegatronHeader { width, signed, sequences: sequences as usize, bounds: bounds as usize })
 }

@@ -11,10 +11,10 @@
 //! Little endian. A document's last token is the end-of-document token.
 
 use crate::error::{Error, Result};
-use crate::file::Bytes;
+use crate::file::PositionedFile;
 use crate::hash::{Checksum, hex};
 use crate::split::Split;
-use crate::tokens::{Tokens, Width};
+use crate::tokens::{TokenStream, TokenWidth};
 use std::fs::File;
 use std::io::{BufWriter, Seek, Write};
 use std::path::{Path, PathBuf};
@@ -32,7 +32,7 @@ pub(crate) struct ShardWriter {
     file: BufWriter<File>,
     split: Split,
     sum: Checksum,
-    width: Width,
+    width: TokenWidth,
     tokens: u64,
     largest: u32,
     ends: Vec<u64>,
@@ -40,11 +40,11 @@ pub(crate) struct ShardWriter {
 }
 
 impl ShardWriter {
-    pub(crate) fn create(folder: &Path, split: Split, width: Width) -> Result<ShardWriter> {
+    pub(crate) fn create(folder: &Path, split: Split, width: TokenWidth) -> Result<ShardWriter> {
         ShardWriter::at(&folder.join(split.file()), split, width)
     }
 
-    pub(super) fn at(path: &Path, split: Split, width: Width) -> Result<ShardWriter> {
+    pub(super) fn at(path: &Path, split: Split, width: TokenWidth) -> Result<ShardWriter> {
         let mut file = BufWriter::with_capacity(1 << 20, File::create(path).map_err(Error::io(path, "create"))?);
         file.write_all(&[0; HEADER]).map_err(Error::io(path, "write"))?;
         Ok(ShardWriter {
@@ -84,14 +84,14 @@ impl ShardWriter {
     }
 
     /// Writes the table of documents and the header, and waits until all is on disk.
-    pub(crate) fn finish(mut self) -> Result<Stored> {
+    pub(crate) fn finish(mut self) -> Result<ShardChecksums> {
         let tail = tail(self.tokens, self.width, &self.ends);
-        let header = Header {
+        let header = ShardHeader {
             width: self.width,
             split: self.split,
             tokens: self.tokens,
             documents: self.ends.len() as u64,
-            stored: Stored { checksum: self.sum.finish(), table: XxHash3_64::oneshot(&tail) },
+            stored: ShardChecksums { checksum: self.sum.finish(), table: XxHash3_64::oneshot(&tail) },
             largest: self.largest,
         };
         let mut write = || {
@@ -108,7 +108,7 @@ impl ShardWriter {
 
 /// What a shard holds, in two numbers.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(crate) struct Stored {
+pub(crate) struct ShardChecksums {
     /// XXH3-128 of the tokens as they are stored.
     pub(crate) checksum: u128,
     /// XXH3-64 of the padding and the table of documents.
@@ -116,7 +116,7 @@ pub(crate) struct Stored {
 }
 
 /// What follows the tokens: zeros up to a multiple of 8 and where each document ends.
-pub(super) fn tail(tokens: u64, width: Width, ends: &[u64]) -> Vec<u8> {
+pub(super) fn tail(tokens: u64, width: TokenWidth, ends: &[u64]) -> Vec<u8> {
     let length = tokens as usize * width.bytes();
     let mut bytes = vec![0; length.next_multiple_of(8) - length];
     bytes.extend(ends.iter().flat_map(|end| end.to_le_bytes()));
@@ -124,16 +124,16 @@ pub(super) fn tail(tokens: u64, width: Width, ends: &[u64]) -> Vec<u8> {
 }
 
 #[derive(Debug, PartialEq)]
-pub(super) struct Header {
-    width: Width,
+pub(super) struct ShardHeader {
+    width: TokenWidth,
     split: Split,
     tokens: u64,
     documents: u64,
-    pub(super) stored: Stored,
+    pub(super) stored: ShardChecksums,
     pub(super) largest: u32,
 }
 
-impl Header {
+impl ShardHeader {
     fn to_bytes(&self) -> [u8; HEADER] {
         let mut bytes = [0; HEADER];
         bytes[..8].copy_from_slice(MAGIC);
@@ -150,7 +150,7 @@ impl Header {
         bytes
     }
 
-    fn parse(bytes: &[u8], size: u64) -> std::result::Result<Header, String> {
+    fn parse(bytes: &[u8], size: u64) -> std::result::Result<ShardHeader, String> {
         if !bytes.starts_with(MAGIC) && !bytes.is_empty() {
             let start = &bytes[..bytes.len().min(8)];
             return Err(format!("the file is not a token shard: it starts with `{}`", start.escape_ascii()));
@@ -169,11 +169,11 @@ impl Header {
         if large(64) != XxHash3_64::oneshot(&bytes[..64]) {
             return Err("the header is damaged: its checksum does not match".to_owned());
         }
-        let width = Width::from_bytes(small(12)).ok_or_else(|| format!("tokens have {} bytes", small(12)))?;
+        let width = TokenWidth::from_bytes(small(12)).ok_or_else(|| format!("tokens have {} bytes", small(12)))?;
         let split = Split::ALL.get(small(60) as usize).ok_or_else(|| format!("split number {}", small(60)))?;
         let checksum = u128::from(large(32)) | u128::from(large(40)) << 64;
-        let stored = Stored { checksum, table: large(48) };
-        Ok(Header { width, split: *split, tokens: large(16), documents: large(24), stored, largest: small(56) })
+        let stored = ShardChecksums { checksum, table: large(48) };
+        Ok(ShardHeader { width, split: *split, tokens: large(16), documents: large(24), stored, largest: small(56) })
     }
 
     /// Bytes of the tokens, padding included.
@@ -184,11 +184,11 @@ impl Header {
 
 /// Opens the shard of a split. The header, the split, the size, the vocabulary and the table of documents are checked;
 /// the tokens by [`verify()`].
-pub(super) fn open(path: &Path, split: Split, vocab_size: usize) -> Result<(Tokens, Header)> {
-    let file = Bytes::open(path)?;
+pub(super) fn open(path: &Path, split: Split, vocab_size: usize) -> Result<(TokenStream, ShardHeader)> {
+    let file = PositionedFile::open(path)?;
     let damaged = |message: String| Error::damaged(path, message, AGAIN);
     let start = file.read(0..file.len().min(HEADER as u64))?;
-    let header = Header::parse(&start, file.len()).map_err(damaged)?;
+    let header = ShardHeader::parse(&start, file.len()).map_err(damaged)?;
     if header.split != split {
         let (found, expected) = (header.split.name(), split.name());
         return Err(damaged(format!("the file contains the {found} split; expected the {expected} split")));
@@ -213,17 +213,17 @@ pub(super) fn open(path: &Path, split: Split, vocab_size: usize) -> Result<(Toke
     if !ends.is_sorted() || ends.last().copied().unwrap_or(0) != header.tokens {
         return Err(damaged("the document table is damaged: it does not end at the last token".to_owned()));
     }
-    let tokens = Tokens::new(Arc::new(file), HEADER as u64, header.width, ends, vocab_size);
+    let tokens = TokenStream::new(Arc::new(file), HEADER as u64, header.width, ends, vocab_size);
     Ok((tokens, header))
 }
 
 /// Whether a file begins as shards do.
 pub(crate) fn is_shard(path: &Path) -> bool {
-    path.is_file() && Bytes::open(path).and_then(|file| file.read(0..8)).is_ok_and(|start| start == MAGIC)
+    path.is_file() && PositionedFile::open(path).and_then(|file| file.read(0..8)).is_ok_and(|start| start == MAGIC)
 }
 
 /// Compares the tokens with what the header says of them; reads all of them once.
-pub(super) fn verify(tokens: &Tokens, header: &Header) -> Result<()> {
+pub(super) fn verify(tokens: &TokenStream, header: &ShardHeader) -> Result<()> {
     let (checksum, largest) = survey(tokens)?;
     let damaged = |message: String| Error::damaged(tokens.path(), message, AGAIN);
     if checksum != header.stored.checksum {
@@ -240,7 +240,7 @@ pub(super) fn verify(tokens: &Tokens, header: &Header) -> Result<()> {
 }
 
 /// Checksum of the stored tokens, and the largest of them.
-pub(super) fn survey(tokens: &Tokens) -> Result<(u128, u32)> {
+pub(super) fn survey(tokens: &TokenStream) -> Result<(u128, u32)> {
     let (mut sum, mut largest, mut decoded) = (Checksum::default(), 0, Vec::new());
     tokens.blocks(0..tokens.len(), |bytes, _| {
         sum.add(bytes);

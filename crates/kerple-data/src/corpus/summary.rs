@@ -1,7 +1,7 @@
 //! The summary of a prepared corpus: the contents of its `meta.json`.
 
 use super::META;
-use super::shard::{AGAIN, Stored};
+use super::shard::{AGAIN, ShardChecksums};
 use crate::error::{Error, Result};
 use crate::file::read_text;
 use crate::hash::{fingerprint, hex};
@@ -21,7 +21,7 @@ const LONGEST: u64 = 1 << 26;
 /// The content of a prepared corpus, and its origin.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Summary {
+pub struct CorpusSummary {
     /// Version of the folder's format.
     pub format: u64,
     /// Version of the program that made it.
@@ -97,10 +97,10 @@ pub struct SplitCounts {
     pub checksum: String,
 }
 
-impl Summary {
+impl CorpusSummary {
     /// A corpus of bare ids, still empty.
-    pub(crate) fn of_ids(vocab_size: usize) -> Summary {
-        Summary {
+    pub(crate) fn of_ids(vocab_size: usize) -> CorpusSummary {
+        CorpusSummary {
             format: FORMAT,
             kerple_version: env!("CARGO_PKG_VERSION").to_owned(),
             content: String::new(),
@@ -143,7 +143,7 @@ impl Summary {
     }
 
     /// Writes down what the three splits hold, once all else is known.
-    pub(crate) fn seal(&mut self, stored: [Stored; 3]) {
+    pub(crate) fn seal(&mut self, stored: [ShardChecksums; 3]) {
         for (counts, stored) in self.splits_mut().into_iter().zip(stored) {
             counts.checksum = hex(stored.checksum);
         }
@@ -165,11 +165,11 @@ impl Summary {
     }
 
     fn own_checksum(&self) -> String {
-        let bare = Summary { checksum: String::new(), ..self.clone() };
+        let bare = CorpusSummary { checksum: String::new(), ..self.clone() };
         fingerprint(&serde_json::to_vec(&bare).expect("a summary has string keys only"))
     }
 
-    pub(crate) fn read(folder: &Path) -> Result<Summary> {
+    pub(crate) fn read(folder: &Path) -> Result<CorpusSummary> {
         let file = folder.join(META);
         let none = || format!("{}: not a prepared corpus: {META} is missing", folder.display());
         let text = read_text(&file, LONGEST, AGAIN).map_err(|error| match error {
@@ -195,7 +195,7 @@ impl Summary {
             }
             _ => return Err(damaged("an older version of kerple prepared the corpus".to_owned())),
         }
-        let summary: Summary = serde_json::from_value(value).map_err(|error| damaged(error.to_string()))?;
+        let summary: CorpusSummary = serde_json::from_value(value).map_err(|error| damaged(error.to_string()))?;
         if summary.own_checksum() != summary.checksum {
             return Err(damaged("the file was edited: its checksum does not match".to_owned()));
         }
@@ -207,7 +207,7 @@ impl Summary {
     }
 }
 
-impl fmt::Display for Summary {
+impl fmt::Display for CorpusSummary {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         writeln!(out, "{:<6} {:>12} {:>14} {:>15} {:>15}", "split", "documents", "tokens", "bytes", "bytes in tokens")?;
         for split in Split::ALL {

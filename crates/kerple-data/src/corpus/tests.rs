@@ -1,12 +1,12 @@
 use super::*;
 use crate::prepare::{PrepareOptions, prepare};
 use crate::text::Sources;
-use crate::tokens::Width;
+use crate::tokens::TokenWidth;
 use proptest::prelude::*;
 use std::fs;
 
 /// Documents as an open shard.
-pub(crate) fn tokens(vocab_size: usize, documents: &[Vec<u32>]) -> Tokens {
+pub(crate) fn tokens(vocab_size: usize, documents: &[Vec<u32>]) -> TokenStream {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("x.tokens");
     write(&path, vocab_size, documents);
@@ -15,7 +15,7 @@ pub(crate) fn tokens(vocab_size: usize, documents: &[Vec<u32>]) -> Tokens {
 }
 
 fn write(path: &Path, vocab_size: usize, documents: &[Vec<u32>]) {
-    let mut writer = ShardWriter::at(path, Split::Train, Width::of(vocab_size)).unwrap();
+    let mut writer = ShardWriter::at(path, Split::Train, TokenWidth::of(vocab_size)).unwrap();
     for document in documents {
         let (first, rest) = document.split_at(document.len() / 2);
         writer.extend(first).unwrap();
@@ -208,7 +208,7 @@ fn token_files_are_prepared() {
 #[test]
 #[cfg(target_os = "linux")]
 fn a_full_disk_is_named() {
-    let mut writer = ShardWriter::at(Path::new("/dev/full"), Split::Test, Width::U16).unwrap();
+    let mut writer = ShardWriter::at(Path::new("/dev/full"), Split::Test, TokenWidth::U16).unwrap();
     writer.extend(&[1, 2, 3]).unwrap();
     writer.end_document();
     let error = writer.finish().unwrap_err();
@@ -227,7 +227,7 @@ fn token_files_are_identified() {
     assert_eq!(verify(&prefix).unwrap().splits.len(), 3);
     let whole = Corpus::open_megatron(&prefix, "1,0,0", None).unwrap();
     assert_ne!((one.content(), one.checksum(Split::Train)), (whole.content(), whole.checksum(Split::Train)));
-    let mut writer = ShardWriter::at(&out, Split::Train, Width::U16).unwrap();
+    let mut writer = ShardWriter::at(&out, Split::Train, TokenWidth::U16).unwrap();
     documents[..30].iter().for_each(|document| writer.extend(document).unwrap());
     assert_eq!(hex(writer.finish().unwrap().checksum), one.checksum(Split::Train));
     write_megatron(&prefix, 8, &[&documents[..39], &[vec![1, 2, 3, 4]]].concat());

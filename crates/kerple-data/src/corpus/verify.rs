@@ -9,16 +9,16 @@ use std::path::Path;
 
 /// The result of a successful [`verify()`].
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub struct Report {
+pub struct VerifyReport {
     /// Identifies the corpus, as [`Corpus::content`].
     pub content: String,
     /// The checked splits.
-    pub splits: Vec<Verified>,
+    pub splits: Vec<VerifiedSplit>,
 }
 
 /// A split that passed the check.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub struct Verified {
+pub struct VerifiedSplit {
     /// The split.
     pub split: Split,
     /// Documents.
@@ -37,7 +37,7 @@ pub struct Verified {
 ///
 /// # Errors
 /// The first check that fails.
-pub fn verify(path: &Path) -> Result<Report> {
+pub fn verify(path: &Path) -> Result<VerifyReport> {
     let corpus = Corpus::open_unread(path)?;
     corpus.check_tokens(u64::MAX)?;
     Ok(corpus.report())
@@ -48,7 +48,7 @@ impl Corpus {
     ///
     /// # Errors
     /// The first check that fails.
-    pub fn verify(&self) -> Result<Report> {
+    pub fn verify(&self) -> Result<VerifyReport> {
         self.check_tokens(u64::MAX)?;
         Ok(self.report())
     }
@@ -63,18 +63,18 @@ impl Corpus {
         Ok(())
     }
 
-    fn report(&self) -> Report {
+    fn report(&self) -> VerifyReport {
         let verified = |split: Split| {
             let counts = self.summary.split(split).clone();
-            Verified { split, documents: counts.documents, tokens: counts.tokens, checksum: counts.checksum }
+            VerifiedSplit { split, documents: counts.documents, tokens: counts.tokens, checksum: counts.checksum }
         };
-        Report { content: self.content().to_owned(), splits: Split::ALL.map(verified).to_vec() }
+        VerifyReport { content: self.content().to_owned(), splits: Split::ALL.map(verified).to_vec() }
     }
 }
 
-impl fmt::Display for Report {
+impl fmt::Display for VerifyReport {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
-        for Verified { split, documents, tokens, checksum } in &self.splits {
+        for VerifiedSplit { split, documents, tokens, checksum } in &self.splits {
             writeln!(out, "{:<6} {tokens:>14} tokens {documents:>12} documents  {checksum}", split.name())?;
         }
         write!(out, "content {}", self.content)

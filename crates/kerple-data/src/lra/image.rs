@@ -8,7 +8,7 @@
 use super::check_stop;
 use super::store::{self, Sequences, Store};
 use crate::error::{Error, Result};
-use crate::examples::{Examples, Facts};
+use crate::examples::{Examples, TaskInfo};
 use crate::file::is_folder;
 use serde::{Deserialize, Serialize};
 use std::path::Path;
@@ -35,7 +35,7 @@ impl Default for Image {
 }
 
 impl Image {
-    pub(super) fn open(&self, facts: Facts, path: Option<&Path>, stop: &AtomicBool) -> Result<Box<dyn Examples>> {
+    pub(super) fn open(&self, facts: TaskInfo, path: Option<&Path>, stop: &AtomicBool) -> Result<Box<dyn Examples>> {
         let hint = "set `data.path` to a folder of CIFAR-10's binary files (data_batch_1.bin ...) \
                     or of IDX files (train-images-idx3-ubyte.gz ...)";
         let path = path.ok_or_else(|| Error::refused("lra_image needs `data.path`", hint))?;

@@ -18,10 +18,10 @@
 
 use super::{check_stop, example, store};
 use crate::error::{Error, Result};
-use crate::examples::{Example, Examples, Facts, Place};
+use crate::examples::{Example, ExampleId, Examples, TaskInfo};
 use crate::file::filled_lines;
-use crate::order::Use;
-use crate::random::Draw;
+use crate::order::StreamPurpose;
+use crate::random::TaskRng;
 use crate::split::Split;
 use serde::{Deserialize, Serialize};
 use std::path::Path;
@@ -81,10 +81,10 @@ impl Default for ListOps {
 }
 
 impl ListOps {
-    pub(super) fn open(&self, facts: Facts, path: Option<&Path>, stop: &AtomicBool) -> Result<Box<dyn Examples>> {
+    pub(super) fn open(&self, facts: TaskInfo, path: Option<&Path>, stop: &AtomicBool) -> Result<Box<dyn Examples>> {
         self.check(stop)?;
         match path {
-            None => Ok(Box::new(Generated { keys: *self, facts })),
+            None => Ok(Box::new(GeneratedListOps { keys: *self, facts })),
             Some(path) => {
                 let files = [&["basic_train.tsv"][..], &["basic_val.tsv"], &["basic_test.tsv"]];
                 let read = |names: &&[&str]| {
@@ -122,7 +122,7 @@ impl ListOps {
         }
         super::check_counts([self.train, self.valid, self.test])?;
         // the smallest expression of some length there is must fit: one draw shows whether any does
-        let place = Place { split: Split::Train, seed: 0, index: 0 };
+        let place = ExampleId { split: Split::Train, seed: 0, index: 0 };
         match self.expression(place, stop)? {
             Ok(_) => Ok(()),
             Err(drawn) => refuse(
@@ -139,9 +139,9 @@ impl ListOps {
     ///
     /// # Errors
     /// `stop` was set before one was found.
-    fn expression(&self, place: Place, stop: &AtomicBool) -> Result<std::result::Result<Vec<u32>, u64>> {
+    fn expression(&self, place: ExampleId, stop: &AtomicBool) -> Result<std::result::Result<Vec<u32>, u64>> {
         let split = place.split as u64;
-        let mut draw = Draw::new(Use::ListOps, [self.seed, split, place.index]);
+        let mut draw = TaskRng::new(StreamPurpose::ListOps, [self.seed, split, place.index]);
         let (mut drawn, mut written) = (0, 0);
         while drawn < MOST_DRAWS && written < MOST_TOKENS {
             check_stop(stop)?;
@@ -157,7 +157,7 @@ impl ListOps {
     }
 
     /// Appends an expression; one that is too long is not finished.
-    fn tree(&self, draw: &mut Draw, depth: usize, tokens: &mut Vec<u32>) {
+    fn tree(&self, draw: &mut TaskRng, depth: usize, tokens: &mut Vec<u32>) {
         if tokens.len() >= self.fewer_than {
             return;
         }
@@ -225,13 +225,13 @@ const MOST_TOKENS: u64 = 1 << 27;
 const LONGEST: usize = 1 << 20;
 
 /// Expressions that are drawn when they are asked for.
-struct Generated {
+struct GeneratedListOps {
     keys: ListOps,
-    facts: Facts,
+    facts: TaskInfo,
 }
 
-impl Examples for Generated {
-    fn facts(&self) -> Facts {
+impl Examples for GeneratedListOps {
+    fn facts(&self) -> TaskInfo {
         self.facts.clone()
     }
 
@@ -239,7 +239,7 @@ impl Examples for Generated {
         Some(split.of([self.keys.train, self.keys.valid, self.keys.test]))
     }
 
-    fn example(&self, place: Place, length: usize) -> Result<Example> {
+    fn example(&self, place: ExampleId, length: usize) -> Result<Example> {
         let tokens = self.keys.expression(place, &AtomicBool::new(false))?.map_err(|drawn| {
             let message =
                 format!("data.task: of {drawn} expressions, none belongs to the {} split", place.split.name());

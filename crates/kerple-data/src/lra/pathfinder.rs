@@ -13,9 +13,9 @@ mod files;
 
 use super::example;
 use crate::error::{Error, Result};
-use crate::examples::{Example, Examples, Facts, Place};
-use crate::order::Use;
-use crate::random::Draw;
+use crate::examples::{Example, ExampleId, Examples, TaskInfo};
+use crate::order::StreamPurpose;
+use crate::random::TaskRng;
 use crate::split::Split;
 use serde::{Deserialize, Serialize};
 use std::path::Path;
@@ -24,7 +24,7 @@ use std::sync::atomic::AtomicBool;
 /// How long the paths are.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Level {
+pub enum PathfinderLevel {
     /// 6 dashes.
     Easy,
     /// 9 dashes.
@@ -34,21 +34,21 @@ pub enum Level {
     Hard,
 }
 
-impl Level {
+impl PathfinderLevel {
     fn dashes(self) -> usize {
         match self {
-            Level::Easy => 6,
-            Level::Intermediate => 9,
-            Level::Hard => 14,
+            PathfinderLevel::Easy => 6,
+            PathfinderLevel::Intermediate => 9,
+            PathfinderLevel::Hard => 14,
         }
     }
 
     /// The folder of the published files.
     fn folder(self) -> &'static str {
         match self {
-            Level::Easy => "curv_baseline",
-            Level::Intermediate => "curv_contour_length_9",
-            Level::Hard => "curv_contour_length_14",
+            PathfinderLevel::Easy => "curv_baseline",
+            PathfinderLevel::Intermediate => "curv_contour_length_9",
+            PathfinderLevel::Hard => "curv_contour_length_14",
         }
     }
 }
@@ -65,7 +65,7 @@ pub struct Pathfinder {
     /// Pixels a side: 32, 64 or 128.
     pub size: usize,
     /// How long the paths are.
-    pub level: Level,
+    pub level: PathfinderLevel,
     /// Generated images to train on.
     pub train: u64,
     /// Generated images to validate on.
@@ -78,36 +78,36 @@ pub struct Pathfinder {
 
 impl Default for Pathfinder {
     fn default() -> Pathfinder {
-        Pathfinder { size: 32, level: Level::Hard, train: 160_000, valid: 20_000, test: 20_000, seed: 0 }
+        Pathfinder { size: 32, level: PathfinderLevel::Hard, train: 160_000, valid: 20_000, test: 20_000, seed: 0 }
     }
 }
 
 impl Pathfinder {
-    pub(super) fn open(&self, facts: Facts, path: Option<&Path>, stop: &AtomicBool) -> Result<Box<dyn Examples>> {
-        let Some(style) = draw::Style::of(self.size, self.level.dashes()) else {
+    pub(super) fn open(&self, facts: TaskInfo, path: Option<&Path>, stop: &AtomicBool) -> Result<Box<dyn Examples>> {
+        let Some(style) = draw::PathfinderStyle::of(self.size, self.level.dashes()) else {
             let message = format!("data.task.size = {} is not a size of Pathfinder", self.size);
             return Err(Error::refused(message, "choose 32, 64 or 128"));
         };
         super::check_counts([self.train, self.valid, self.test])?;
         Ok(match path {
-            Some(path) => Box::new(files::Files::open(facts, (path, self.level.folder()), self.size, stop)?),
+            Some(path) => Box::new(files::PathfinderFiles::open(facts, (path, self.level.folder()), self.size, stop)?),
             None => {
                 let content = format!("generated {}", facts.content);
-                Box::new(Generated { keys: *self, style, facts: Facts { content, ..facts } })
+                Box::new(GeneratedPathfinder { keys: *self, style, facts: TaskInfo { content, ..facts } })
             }
         })
     }
 }
 
 /// Images that are drawn when they are asked for.
-struct Generated {
+struct GeneratedPathfinder {
     keys: Pathfinder,
-    style: draw::Style,
-    facts: Facts,
+    style: draw::PathfinderStyle,
+    facts: TaskInfo,
 }
 
-impl Examples for Generated {
-    fn facts(&self) -> Facts {
+impl Examples for GeneratedPathfinder {
+    fn facts(&self) -> TaskInfo {
         self.facts.clone()
     }
 
@@ -115,8 +115,8 @@ impl Examples for Generated {
         Some(split.of([self.keys.train, self.keys.valid, self.keys.test]))
     }
 
-    fn example(&self, place: Place, length: usize) -> Result<Example> {
-        let mut random = Draw::new(Use::Pathfinder, [self.keys.seed, place.split as u64, place.index]);
+    fn example(&self, place: ExampleId, length: usize) -> Result<Example> {
+        let mut random = TaskRng::new(StreamPurpose::Pathfinder, [self.keys.seed, place.split as u64, place.index]);
         let joined = random.below(2) == 1;
         let image = draw::image(&self.style, joined, &mut random);
         Ok(example(image.into_iter().take(length).map(u32::from).collect(), u32::from(joined)))

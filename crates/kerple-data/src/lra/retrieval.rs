@@ -11,11 +11,11 @@
 
 use super::{check_stop, example, store};
 use crate::error::{Error, Result};
-use crate::examples::{Example, Examples, Facts, Place};
-use crate::file::{Bytes, without_line_end, without_mark};
+use crate::examples::{Example, ExampleId, Examples, TaskInfo};
+use crate::file::{PositionedFile, without_line_end, without_mark};
 use crate::hash::{Checksum, hex};
-use crate::order::Use;
-use crate::random::Draw;
+use crate::order::StreamPurpose;
+use crate::random::TaskRng;
 use crate::split::Split;
 use serde::{Deserialize, Serialize};
 use std::io::{BufRead, BufReader};
@@ -53,40 +53,40 @@ impl Default for Retrieval {
 }
 
 impl Retrieval {
-    pub(super) fn open(&self, facts: Facts, path: Option<&Path>, stop: &AtomicBool) -> Result<Box<dyn Examples>> {
+    pub(super) fn open(&self, facts: TaskInfo, path: Option<&Path>, stop: &AtomicBool) -> Result<Box<dyn Examples>> {
         super::check_counts([self.train, self.valid, self.test])?;
         if !(2..=MOST_SUBJECTS).contains(&self.subjects) {
             let message = format!("data.task.subjects = {} is out of range", self.subjects);
             return Err(Error::refused(message, format!("use 2 to {MOST_SUBJECTS} subjects")));
         }
         match path {
-            Some(path) => Ok(Box::new(Files::open(facts, path, stop)?)),
+            Some(path) => Ok(Box::new(RetrievalFiles::open(facts, path, stop)?)),
             None => {
                 let content = format!("made up {}", facts.content);
-                Ok(Box::new(MadeUp { keys: *self, facts: Facts { content, ..facts } }))
+                Ok(Box::new(GeneratedPairs { keys: *self, facts: TaskInfo { content, ..facts } }))
             }
         }
     }
 }
 
 /// The published files, read where they are.
-struct Files {
-    facts: Facts,
-    splits: [Table; 3],
+struct RetrievalFiles {
+    facts: TaskInfo,
+    splits: [PairFile; 3],
 }
 
 /// A file of pairs, and where each lies in it.
-struct Table {
-    file: Bytes,
+struct PairFile {
+    file: PositionedFile,
     lines: Vec<(u64, u32)>,
 }
 
-impl Files {
-    fn open(facts: Facts, folder: &Path, stop: &AtomicBool) -> Result<Files> {
+impl RetrievalFiles {
+    fn open(facts: TaskInfo, folder: &Path, stop: &AtomicBool) -> Result<RetrievalFiles> {
         let mut sum = Checksum::default();
-        let mut table = |part: &str| -> Result<Table> {
+        let mut table = |part: &str| -> Result<PairFile> {
             let path = folder.join(format!("new_aan_pairs.{part}.tsv"));
-            let file = Bytes::open(&path)?;
+            let file = PositionedFile::open(&path)?;
             let mut input =
                 BufReader::with_capacity(1 << 18, kerple_run::files::open(&path).map_err(Error::io(&path, "open"))?);
             let (mut lines, mut line, mut at, mut number) = (Vec::new(), Vec::new(), 0u64, 0);
@@ -121,14 +121,15 @@ impl Files {
                 }
                 lines.push((start, own.len() as u32));
             }
-            match lines.is_empty() {
-                true => Err(Error::damaged(&path, "the file contains no pair", HINT)),
-                false => Ok(Table { file, lines }),
+            if lines.is_empty() {
+                Err(Error::damaged(&path, "the file contains no pair", HINT))
+            } else {
+                Ok(PairFile { file, lines })
             }
         };
         let splits = [table("train")?, table("eval")?, table("test")?];
         let content = format!("{} {}", facts.content, hex(sum.finish()));
-        Ok(Files { facts: Facts { content, ..facts }, splits })
+        Ok(RetrievalFiles { facts: TaskInfo { content, ..facts }, splits })
     }
 }
 
@@ -156,8 +157,8 @@ fn joined([first, second]: [&[u8]; 2], length: usize) -> Vec<u32> {
     [tokens(first), vec![SEPARATOR], tokens(second)].concat()
 }
 
-impl Examples for Files {
-    fn facts(&self) -> Facts {
+impl Examples for RetrievalFiles {
+    fn facts(&self) -> TaskInfo {
         self.facts.clone()
     }
 
@@ -165,8 +166,8 @@ impl Examples for Files {
         Some(self.splits[split as usize].lines.len() as u64)
     }
 
-    fn example(&self, place: Place, length: usize) -> Result<Example> {
-        let Table { file, lines } = &self.splits[place.split as usize];
+    fn example(&self, place: ExampleId, length: usize) -> Result<Example> {
+        let PairFile { file, lines } = &self.splits[place.split as usize];
         let (at, count) = lines[place.index as usize];
         let line = file.read(at..at + u64::from(count))?;
         let (label, texts) = pair(&line).map_err(|message| {
@@ -182,9 +183,9 @@ impl Examples for Files {
 }
 
 /// Pairs that are drawn when they are asked for.
-struct MadeUp {
+struct GeneratedPairs {
     keys: Retrieval,
-    facts: Facts,
+    facts: TaskInfo,
 }
 
 /// Words of every text, and then those of each subject alone.
@@ -204,9 +205,9 @@ fn word(mut number: usize) -> String {
     letters
 }
 
-impl MadeUp {
+impl GeneratedPairs {
     /// A text of `bytes` bytes, every other word of which is the subject's own.
-    fn text(&self, draw: &mut Draw, subject: usize, bytes: usize) -> Vec<u8> {
+    fn text(&self, draw: &mut TaskRng, subject: usize, bytes: usize) -> Vec<u8> {
         let mut text = String::new();
         while text.len() < bytes {
             let own = draw.below(2) == 1;
@@ -218,8 +219,8 @@ impl MadeUp {
     }
 }
 
-impl Examples for MadeUp {
-    fn facts(&self) -> Facts {
+impl Examples for GeneratedPairs {
+    fn facts(&self) -> TaskInfo {
         self.facts.clone()
     }
 
@@ -227,8 +228,8 @@ impl Examples for MadeUp {
         Some(split.of([self.keys.train, self.keys.valid, self.keys.test]))
     }
 
-    fn example(&self, place: Place, length: usize) -> Result<Example> {
-        let mut draw = Draw::new(Use::Pairs, [self.keys.seed, place.split as u64, place.index]);
+    fn example(&self, place: ExampleId, length: usize) -> Result<Example> {
+        let mut draw = TaskRng::new(StreamPurpose::Pairs, [self.keys.seed, place.split as u64, place.index]);
         let subjects = self.keys.subjects;
         let (label, first) = (draw.below(2), draw.below(subjects));
         // any other one

@@ -2,7 +2,7 @@
 
 use super::example;
 use crate::error::{Error, Result};
-use crate::examples::{Example, Examples, Facts, Place};
+use crate::examples::{Example, ExampleId, Examples, TaskInfo};
 use crate::file::is_file;
 use crate::hash::{Checksum, hex};
 use crate::split::Split;
@@ -55,7 +55,7 @@ impl Sequences {
 
 /// A data set in memory.
 pub(super) struct Store {
-    facts: Facts,
+    facts: TaskInfo,
     splits: [Sequences; 3],
     /// What is added to a byte to make it a token.
     offset: u32,
@@ -65,7 +65,7 @@ pub(super) struct Store {
 impl Store {
     /// # Errors
     /// A split without sequences, or a label beyond the classes.
-    pub(super) fn new(facts: Facts, path: &Path, splits: [Sequences; 3], offset: u32) -> Result<Store> {
+    pub(super) fn new(facts: TaskInfo, path: &Path, splits: [Sequences; 3], offset: u32) -> Result<Store> {
         let mut sum = Checksum::default();
         for (split, sequences) in Split::ALL.into_iter().zip(&splits) {
             if sequences.len() == 0 {
@@ -81,7 +81,7 @@ impl Store {
             sum.add(&sequences.bytes);
         }
         let content = format!("{} {}", facts.content, hex(sum.finish()));
-        Ok(Store { facts: Facts { content, ..facts }, splits, offset, remark: None })
+        Ok(Store { facts: TaskInfo { content, ..facts }, splits, offset, remark: None })
     }
 
     /// The same with what the user should know of it.
@@ -96,7 +96,7 @@ pub(super) fn bad_label(path: &Path, label: u32, classes: usize) -> Error {
 }
 
 impl Examples for Store {
-    fn facts(&self) -> Facts {
+    fn facts(&self) -> TaskInfo {
         self.facts.clone()
     }
 
@@ -108,7 +108,7 @@ impl Examples for Store {
         Some(self.splits[split as usize].len() as u64)
     }
 
-    fn example(&self, place: Place, length: usize) -> Result<Example> {
+    fn example(&self, place: ExampleId, length: usize) -> Result<Example> {
         let (bytes, label) = self.splits[place.split as usize].get(place.index as usize);
         let tokens = bytes.iter().take(length).map(|byte| u32::from(*byte) + self.offset);
         Ok(example(tokens.collect(), label))
@@ -157,8 +157,9 @@ pub(super) fn read(path: &Path, compression: Compression, limit: u64) -> Result<
     let again = "the file is truncated, damaged, or not compressed as its name claims; download it again";
     let read = Read::take(input, limit + 1).read_to_end(&mut bytes);
     read.map_err(|error| Error::damaged(path, format!("cannot read further: {error}"), again))?;
-    match bytes.len() as u64 > limit {
-        true => Err(Error::damaged(path, format!("the file has more than {limit} bytes"), "use the published files")),
-        false => Ok(bytes),
+    if bytes.len() as u64 > limit {
+        Err(Error::damaged(path, format!("the file has more than {limit} bytes"), "use the published files"))
+    } else {
+        Ok(bytes)
     }
 }

@@ -1,6 +1,6 @@
 use super::list_ops::{evaluate, source, tokens};
 use super::*;
-use crate::examples::Place;
+use crate::examples::ExampleId;
 use crate::split::Split;
 use std::collections::BTreeSet;
 use std::fs;
@@ -9,8 +9,8 @@ use std::path::PathBuf;
 /// Nobody stops what is opened with it.
 static ON: AtomicBool = AtomicBool::new(false);
 
-fn place(split: Split, index: u64) -> Place {
-    Place { split, seed: 0, index }
+fn place(split: Split, index: u64) -> ExampleId {
+    ExampleId { split, seed: 0, index }
 }
 
 fn write(folder: &Path, name: &str, bytes: impl AsRef<[u8]>) {
@@ -26,12 +26,12 @@ fn gzip(bytes: &[u8]) -> Vec<u8> {
 }
 
 /// Message and hint of what a task refuses.
-fn refused(task: &Arena, path: Option<&Path>) -> String {
+fn refused(task: &LraTask, path: Option<&Path>) -> String {
     let error = task.open(path, &ON).err().expect("this is refused");
     format!("{error}\n{}", error.hint())
 }
 
-fn get(task: &Arena, path: Option<&Path>, split: Split, index: u64, length: usize) -> (Vec<u32>, u32) {
+fn get(task: &LraTask, path: Option<&Path>, split: Split, index: u64, length: usize) -> (Vec<u32>, u32) {
     let example = task.open(path, &ON).unwrap().example(place(split, index), length).unwrap();
     assert_eq!(example.scored, [true]);
     (example.input, example.targets[0])
@@ -59,7 +59,7 @@ fn expressions_are_evaluated() {
 
 #[test]
 fn generated_expressions_are_published_ones() {
-    let task = Arena::named("listops").unwrap();
+    let task = LraTask::named("listops").unwrap();
     let source = task.open(None, &ON).unwrap();
     assert_eq!(Split::ALL.map(|split| source.count(split)), [Some(96_000), Some(2000), Some(2000)]);
     let mut lengths = Vec::new();
@@ -80,32 +80,32 @@ fn generated_expressions_are_published_ones() {
 #[test]
 fn splits_of_expressions_are_disjoint() {
     let keys = ListOps { more_than: 3, fewer_than: 6, train: 400, valid: 100, test: 100, ..ListOps::default() };
-    let task = Arena::ListOps(keys);
+    let task = LraTask::ListOps(keys);
     let source = task.open(None, &ON).unwrap();
     let [train, valid, test] = Split::ALL.map(|split| -> std::collections::BTreeSet<Vec<u32>> {
         let count = source.count(split).unwrap();
         (0..count).map(|index| source.example(place(split, index), 10).unwrap().input).collect()
     });
     assert!(train.is_disjoint(&valid) && train.is_disjoint(&test) && valid.is_disjoint(&test));
-    let message = refused(&Arena::ListOps(ListOps { more_than: 7, fewer_than: 8, ..keys }), None);
+    let message = refused(&LraTask::ListOps(ListOps { more_than: 7, fewer_than: 8, ..keys }), None);
     assert!(message.contains("more_than = 7 and fewer_than = 8"), "{message}");
-    let message = refused(&Arena::ListOps(ListOps { depth: 1, ..keys }), None);
+    let message = refused(&LraTask::ListOps(ListOps { depth: 1, ..keys }), None);
     assert!(message.contains("none has more than 3"), "{message}");
 }
 
 #[test]
 fn expressions_have_a_size_that_fits() {
     let long = ListOps { fewer_than: 1_000_000_000_000, depth: 64, ..ListOps::default() };
-    assert!(refused(&Arena::ListOps(long), None).contains("fewer_than = 1000000000000 is out of range"));
+    assert!(refused(&LraTask::ListOps(long), None).contains("fewer_than = 1000000000000 is out of range"));
     // what is drawn is bounded by what all draws take, not by their number
     let narrow = ListOps { more_than: (1 << 20) - 3, fewer_than: 1 << 20, depth: 30, ..ListOps::default() };
     let clock = std::time::Instant::now();
-    assert!(refused(&Arena::ListOps(narrow), None).contains("none has more than 1048573"));
+    assert!(refused(&LraTask::ListOps(narrow), None).contains("none has more than 1048573"));
     assert!(clock.elapsed().as_secs() < 30, "{:?}", clock.elapsed());
     for name in ["listops", "pathfinder", "lra_retrieval"] {
         for count in [0u64, 1 << 41, u64::MAX / 2] {
             let keys = serde_json::json!({ "valid": count }).as_object().unwrap().clone();
-            let message = refused(&Arena::named(name).unwrap().with_keys(keys).unwrap(), None);
+            let message = refused(&LraTask::named(name).unwrap().with_keys(keys).unwrap(), None);
             assert!(message.contains(&format!("data.task.valid = {count} is out of range")), "{message}");
         }
     }
@@ -125,7 +125,7 @@ fn empty_texts_are_refused_by_name() {
     for name in ["train", "val", "test"] {
         write(&published, &format!("basic_{name}.tsv"), "Source\tTarget\n[MAX 3 ]\t3\n");
     }
-    let (texts, expressions) = (Arena::named("lra_text").unwrap(), Arena::named("listops").unwrap());
+    let (texts, expressions) = (LraTask::named("lra_text").unwrap(), LraTask::named("listops").unwrap());
     assert!(texts.open(Some(&lines), &ON).is_ok() && texts.open(Some(&reviews), &ON).is_ok());
     assert!(expressions.open(Some(&published), &ON).is_ok());
     // who no longer wants them does not wait for all of them
@@ -152,9 +152,9 @@ fn published_expressions_are_read() {
         );
         write(folder.path(), &format!("basic_{name}.tsv"), text);
     }
-    let task = Arena::named("listops").unwrap();
+    let task = LraTask::named("listops").unwrap();
     assert_eq!(get(&task, Some(folder.path()), Split::Valid, 1, 99), (vec![11, 10, 9, 15], 8));
-    let broken = Arena::ListOps(ListOps { brackets: false, ..ListOps::default() });
+    let broken = LraTask::ListOps(ListOps { brackets: false, ..ListOps::default() });
     assert_eq!(get(&broken, Some(folder.path()), Split::Test, 0, 99), (vec![12, 8, 3], 7));
     write(folder.path(), "basic_val.tsv", "Source\tTarget\n[MAX 3 ]\t3\n[MEAN 2 ]\t2\n");
     let message = refused(&task, Some(folder.path()));
@@ -170,7 +170,7 @@ fn texts_are_read_from_lines_and_folders() {
             format!("{{\"text\": \"é {name}\", \"label\": 1, \"meta\": 3}}\n\n{{\"text\": \"b\", \"label\": 0}}\n");
         write(&lines, &format!("{name}.jsonl.zst"), zstd::encode_all(text.as_bytes(), 1).unwrap());
     }
-    let task = Arena::named("lra_text").unwrap();
+    let task = LraTask::named("lra_text").unwrap();
     assert_eq!(get(&task, Some(&lines), Split::Valid, 0, 4), (vec![196, 170, 33, 119], 1));
     assert_eq!(get(&task, Some(&lines), Split::Test, 1, 4), (vec![99], 0));
     for part in ["train", "test"] {
@@ -196,7 +196,7 @@ fn texts_are_read_from_lines_and_folders() {
     write(&lines, "valid.jsonl.zst", zstd::encode_all(&b"{\"text\": \"a\", \"label\": \"no\"}\n"[..], 1).unwrap());
     assert!(refused(&task, Some(&lines)).contains("valid.jsonl.zst, line 1: invalid type"));
     assert!(refused(&task, None).contains("lra_text needs `data.path`"));
-    assert!(refused(&Arena::Text(Text { classes: 1 }), Some(&lines)).contains("classes = 1"));
+    assert!(refused(&LraTask::LraText(LraText { classes: 1 }), Some(&lines)).contains("classes = 1"));
 }
 
 fn idx(magic: [u8; 4], sizes: &[u32], values: &[u8]) -> Vec<u8> {
@@ -212,7 +212,7 @@ fn images_are_read_from_idx_files() {
     write(folder.path(), "train-labels-idx1-ubyte", labels(20));
     write(folder.path(), "t10k-images-idx3-ubyte", images(3));
     write(folder.path(), "t10k-labels-idx1-ubyte.gz", gzip(&labels(3)));
-    let task = Arena::named("lra_image").unwrap();
+    let task = LraTask::named("lra_image").unwrap();
     let source = task.open(Some(folder.path()), &ON).unwrap();
     assert_eq!(Split::ALL.map(|split| source.count(split)), [Some(18), Some(2), Some(3)]);
     assert_eq!(get(&task, Some(folder.path()), Split::Valid, 1, 9), (vec![38, 39], 9));
@@ -243,7 +243,7 @@ fn images_are_read_from_cifars_files() {
         write(folder.path(), &format!("cifar-10-batches-bin/data_batch_{number}.bin"), two);
     }
     write(folder.path(), "cifar-10-batches-bin/test_batch.bin", record(3, 255, 255, 255));
-    let task = Arena::named("lra_image").unwrap();
+    let task = LraTask::named("lra_image").unwrap();
     assert_eq!(get(&task, Some(folder.path()), Split::Train, 0, 2), (vec![76, 76], 1), "0.2989 * 255.5 = 76.4");
     assert_eq!(get(&task, Some(folder.path()), Split::Valid, 0, 1), (vec![50], 5));
     assert_eq!(get(&task, Some(folder.path()), Split::Test, 0, 5000), (vec![255; 1024], 3));
@@ -260,7 +260,7 @@ fn pairs_are_read_where_they_are() {
         let text = format!("0.0\tA\tB\tone \"{part}\tanother\n1.0\tC\tD\té\tlast\ttab\n");
         write(folder.path(), &format!("new_aan_pairs.{part}.tsv"), text);
     }
-    let task = Arena::named("lra_retrieval").unwrap();
+    let task = LraTask::named("lra_retrieval").unwrap();
     let path = Some(folder.path());
     assert_eq!(get(&task, path, Split::Test, 0, 7), (vec![112, 111, 102, 257, 98, 111, 112], 0));
     let (tokens, label) = get(&task, path, Split::Train, 1, 99);
@@ -285,7 +285,7 @@ fn subjects(tokens: &[u32]) -> BTreeSet<usize> {
 
 #[test]
 fn made_up_pairs_have_a_subject_in_common_or_not() {
-    let task = Arena::named("lra_retrieval").unwrap();
+    let task = LraTask::named("lra_retrieval").unwrap();
     let source = task.open(None, &ON).unwrap();
     assert!(source.facts().content.contains("made up"));
     let (mut joined, mut seen) = (0, BTreeSet::new());
@@ -302,7 +302,7 @@ fn made_up_pairs_have_a_subject_in_common_or_not() {
     assert!((65..135).contains(&joined), "{joined}");
     assert_eq!(seen, (0..8).collect());
     for subjects in [0, 1, 1001] {
-        let said = refused(&Arena::Retrieval(Retrieval { subjects, ..Retrieval::default() }), None);
+        let said = refused(&LraTask::Retrieval(Retrieval { subjects, ..Retrieval::default() }), None);
         assert!(said.contains("use 2 to 1000 subjects"), "{said}");
     }
 }
@@ -328,7 +328,7 @@ fn published_paths_are_read() {
     }
     write(&level, "metadata/10.npy", list.lines().skip(10).collect::<Vec<_>>().join("\n") + "\n");
     write(&level, "metadata/2.npy", list.lines().take(10).collect::<Vec<_>>().join("\n") + "\n");
-    let task = Arena::named("pathfinder").unwrap();
+    let task = LraTask::named("pathfinder").unwrap();
     let source = task.open(Some(folder.path()), &ON).unwrap();
     assert_eq!(Split::ALL.map(|split| source.count(split)), [Some(16), Some(2), Some(2)]);
     assert_eq!(get(&task, Some(&level), Split::Train, 3, 2), (vec![4, 4], 0), "the empty one is passed over");
@@ -357,17 +357,17 @@ fn published_paths_are_read() {
 
 #[test]
 fn generated_paths_are_balanced() {
-    let keys = Pathfinder { level: pathfinder::Level::Easy, ..Pathfinder::default() };
-    let source = Arena::Pathfinder(keys).open(None, &ON).unwrap();
+    let keys = Pathfinder { level: pathfinder::PathfinderLevel::Easy, ..Pathfinder::default() };
+    let source = LraTask::Pathfinder(keys).open(None, &ON).unwrap();
     let labels: u32 = (0..100).map(|at| source.example(place(Split::Valid, at), 1024).unwrap().targets[0]).sum();
     assert!((25..75).contains(&labels), "{labels}");
-    assert!(refused(&Arena::Pathfinder(Pathfinder { size: 33, ..keys }), None).contains("size = 33"));
+    assert!(refused(&LraTask::Pathfinder(Pathfinder { size: 33, ..keys }), None).contains("size = 33"));
 }
 
 #[test]
 fn keys_are_read_back_and_matter() {
-    for name in Arena::NAMES {
-        let task = Arena::named(name).unwrap();
+    for name in LraTask::NAMES {
+        let task = LraTask::named(name).unwrap();
         assert_eq!((task.name(), task.facts().name.as_str()), (name, name));
         let Value::Object(keys) = task.keys() else { panic!("{name} has keys") };
         assert_eq!(task.with_keys(keys.clone()).unwrap(), task);
@@ -391,8 +391,8 @@ fn keys_are_read_back_and_matter() {
 #[test]
 fn marks_line_ends_and_hidden_files_change_nothing() {
     let root = tempfile::tempdir().unwrap();
-    let content = |task: &Arena, folder: &Path| task.open(Some(folder), &ON).unwrap().facts().content;
-    let [listops, texts, pairs] = ["listops", "lra_text", "lra_retrieval"].map(|name| Arena::named(name).unwrap());
+    let content = |task: &LraTask, folder: &Path| task.open(Some(folder), &ON).unwrap().facts().content;
+    let [listops, texts, pairs] = ["listops", "lra_text", "lra_retrieval"].map(|name| LraTask::named(name).unwrap());
     let variants = |text: &str| {
         let windows = text.replace('\n', "\r\n");
         [text.to_owned(), windows, format!("\u{feff}{text}"), format!("{text}\n"), format!("\u{feff}{text}\r\n")]

@@ -8,7 +8,7 @@
 use super::check_stop;
 use super::store::{self, Sequences, Store};
 use crate::error::{Error, Result};
-use crate::examples::{Examples, Facts};
+use crate::examples::{Examples, TaskInfo};
 use crate::file::{filled_lines, is_folder, is_hidden, without_mark};
 use crate::json;
 use serde::{Deserialize, Serialize};
@@ -25,25 +25,25 @@ const VALIDATED_ON_TEST: &str = "these reviews have no validation split, so the 
 /// Keys of `task = { kind = "lra_text" }`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
-pub struct Text {
+pub struct LraText {
     /// Labels are below this.
     pub classes: usize,
 }
 
-impl Default for Text {
-    fn default() -> Text {
-        Text { classes: 2 }
+impl Default for LraText {
+    fn default() -> LraText {
+        LraText { classes: 2 }
     }
 }
 
 #[derive(Deserialize)]
-struct Line {
+struct LabelledText {
     text: String,
     label: u32,
 }
 
-impl Text {
-    pub(super) fn open(&self, facts: Facts, path: Option<&Path>, stop: &AtomicBool) -> Result<Box<dyn Examples>> {
+impl LraText {
+    pub(super) fn open(&self, facts: TaskInfo, path: Option<&Path>, stop: &AtomicBool) -> Result<Box<dyn Examples>> {
         let hint =
             "set `data.path` to the folder of IMDb's reviews, or to one with train.jsonl, valid.jsonl and test.jsonl";
         let path = path.ok_or_else(|| Error::refused("lra_text needs `data.path`", hint))?;
@@ -71,7 +71,7 @@ impl Text {
 fn lines(path: &Path, bytes: &[u8]) -> Result<Sequences> {
     let mut found = Sequences::default();
     for (number, line) in filled_lines(bytes) {
-        let Line { text, label } = json::parse(line).map_err(|error| {
+        let LabelledText { text, label } = json::parse(line).map_err(|error| {
             let message = error.to_string();
             let cause = message.split(" at line ").next().unwrap_or_default();
             let hint = "every line must be a JSON object with a `text` and a `label`, a number from 0 on";

@@ -1,23 +1,23 @@
 //! Altered copies of pieces to train on.
 
 use super::groove::{Arrangement, RESOLUTION, TRACKS};
-use super::piece::{Marker, Note, Piece, Track};
+use super::piece::{Marker, MusicPiece, Note, Track};
 use super::remi;
-use crate::order::Use;
-use crate::random::Draw;
+use crate::order::StreamPurpose;
+use crate::random::TaskRng;
 
 /// Copies of one piece differ by what is drawn; pieces that differ draw differently.
-fn draws(piece: &Piece, seed: u64, copy: u64) -> Draw {
+fn draws(piece: &MusicPiece, seed: u64, copy: u64) -> TaskRng {
     let notes = piece.tracks.iter().flat_map(|track| &track.notes);
     // enough to keep the draws of pieces apart; an odd multiplier spreads every bit
     let mark = notes.fold(0u64, |mark, note| {
         (mark ^ note.start ^ u64::from(note.pitch) << 56).wrapping_mul(0x9e37_79b9_7f4a_7c15).rotate_left(23)
     });
-    Draw::new(Use::Music, [seed, copy, mark])
+    TaskRng::new(StreamPurpose::Music, [seed, copy, mark])
 }
 
 /// Transposed by -6 to 6 half tones, such that all pitches have words.
-pub(super) fn remi(piece: &Piece, seed: u64, copy: u64) -> Piece {
+pub(super) fn remi(piece: &MusicPiece, seed: u64, copy: u64) -> MusicPiece {
     let pitches = piece.tracks.iter().filter(|track| !track.drums).flat_map(|track| &track.notes);
     let pitches: Vec<i32> = pitches.map(|note| i32::from(remi::fold(note.pitch))).collect();
     let (low, high) = (pitches.iter().min().copied().unwrap_or(60), pitches.iter().max().copied().unwrap_or(60));
@@ -25,12 +25,15 @@ pub(super) fn remi(piece: &Piece, seed: u64, copy: u64) -> Piece {
     let possible: Vec<i32> = (-6..=6).filter(fits).collect();
     let by = possible[draws(piece, seed, copy).below(possible.len())];
     let moved = |note: &Note| Note { pitch: (i32::from(remi::fold(note.pitch)) + by) as u8, ..*note };
-    let track = |track: &Track| match track.drums {
-        true => track.clone(),
-        false => Track { notes: track.notes.iter().map(moved).collect(), ..track.clone() },
+    let track = |track: &Track| {
+        if track.drums {
+            track.clone()
+        } else {
+            Track { notes: track.notes.iter().map(moved).collect(), ..track.clone() }
+        }
     };
     let marker = |marker: &Marker| Marker { start: marker.start, text: remi::transposed(&marker.text, by) };
-    Piece {
+    MusicPiece {
         tracks: piece.tracks.iter().map(track).collect(),
         markers: piece.markers.iter().map(marker).collect(),
         ..piece.clone()
@@ -42,7 +45,7 @@ pub(super) fn remi(piece: &Piece, seed: u64, copy: u64) -> Piece {
 /// Published probabilities: harmonic tracks in random order, those with notes first; with 1/4, four bars up to 64 or half of
 /// the piece are cut in steps of four; each track but one that is not empty is dropped with 1/10; -5 to 6 half tones, and
 /// pitches that leave 0..127 come back by an octave.
-pub(super) fn groove(piece: &Piece, seed: u64, copy: u64) -> [Track; TRACKS] {
+pub(super) fn groove(piece: &MusicPiece, seed: u64, copy: u64) -> [Track; TRACKS] {
     let mut draws = draws(piece, seed, copy);
     let Arrangement { bass, drums, mut harmony } = Arrangement::of(piece);
     draws.shuffle(&mut harmony);

@@ -13,7 +13,7 @@
 //! a count-in, as published. In other files the drums are the drum tracks, the bass is the tracks with a bass's program or
 //! name, and all others are harmonic; of those the one with most notes is taken, unless a copy is drawn.
 
-use super::piece::{Note, Piece, Track};
+use super::piece::{MusicPiece, Note, Track};
 use super::{MOST_BARS, rescale};
 use crate::error::{Error, Result};
 use std::collections::{BTreeMap, VecDeque};
@@ -34,7 +34,7 @@ pub const TRACKS: usize = 3;
 
 /// An event.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Event {
+pub enum GrooveEvent {
     /// A note of a track begins.
     NoteOn(u8, u8),
     /// The first of the sounding notes of a track and pitch ends.
@@ -47,36 +47,36 @@ pub enum Event {
     Begin,
 }
 
-impl fmt::Display for Event {
+impl fmt::Display for GrooveEvent {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Event::NoteOn(track, pitch) => write!(out, "note_on_{track}_{pitch}"),
-            Event::NoteOff(track, pitch) => write!(out, "note_off_{track}_{pitch}"),
-            Event::TimeShift(beats, tick) => write!(out, "time_shift_{beats}_{tick}"),
-            Event::End => out.write_str("eos"),
-            Event::Begin => out.write_str("bos"),
+            GrooveEvent::NoteOn(track, pitch) => write!(out, "note_on_{track}_{pitch}"),
+            GrooveEvent::NoteOff(track, pitch) => write!(out, "note_off_{track}_{pitch}"),
+            GrooveEvent::TimeShift(beats, tick) => write!(out, "time_shift_{beats}_{tick}"),
+            GrooveEvent::End => out.write_str("eos"),
+            GrooveEvent::Begin => out.write_str("bos"),
         }
     }
 }
 
 /// All events, in the order of their ids.
-pub fn vocabulary() -> Vec<Event> {
+pub fn vocabulary() -> Vec<GrooveEvent> {
     let (tracks, ticks) = (0..TRACKS as u8, RESOLUTION as u8);
-    let mut events: Vec<Event> =
-        tracks.clone().flat_map(|track| (0..128).map(move |pitch| Event::NoteOn(track, pitch))).collect();
-    events.extend(tracks.flat_map(|track| (0..128).map(move |pitch| Event::NoteOff(track, pitch))));
-    events.extend((1..ticks).map(|tick| Event::TimeShift(0, tick)));
-    events.extend((1..LONGEST as u8).flat_map(|beats| (0..ticks).map(move |tick| Event::TimeShift(beats, tick))));
-    events.extend([Event::TimeShift(LONGEST as u8, 0), Event::End, Event::Begin]);
+    let mut events: Vec<GrooveEvent> =
+        tracks.clone().flat_map(|track| (0..128).map(move |pitch| GrooveEvent::NoteOn(track, pitch))).collect();
+    events.extend(tracks.flat_map(|track| (0..128).map(move |pitch| GrooveEvent::NoteOff(track, pitch))));
+    events.extend((1..ticks).map(|tick| GrooveEvent::TimeShift(0, tick)));
+    events.extend((1..LONGEST as u8).flat_map(|beats| (0..ticks).map(move |tick| GrooveEvent::TimeShift(beats, tick))));
+    events.extend([GrooveEvent::TimeShift(LONGEST as u8, 0), GrooveEvent::End, GrooveEvent::Begin]);
     events
 }
 
 /// The shifts from one time to a later one, in ticks of 12 per beat.
-pub fn time_shifts(from: u64, to: u64) -> impl Iterator<Item = Event> {
+pub fn time_shifts(from: u64, to: u64) -> impl Iterator<Item = GrooveEvent> {
     let beats = to / TICKS - from / TICKS;
-    let last = Event::TimeShift((beats % LONGEST) as u8, (to % TICKS) as u8);
-    let is_needed = to > from && last != Event::TimeShift(0, 0);
-    let whole = std::iter::repeat_n(Event::TimeShift(LONGEST as u8, 0), (beats / LONGEST) as usize);
+    let last = GrooveEvent::TimeShift((beats % LONGEST) as u8, (to % TICKS) as u8);
+    let is_needed = to > from && last != GrooveEvent::TimeShift(0, 0);
+    let whole = std::iter::repeat_n(GrooveEvent::TimeShift(LONGEST as u8, 0), (beats / LONGEST) as usize);
     whole.chain(is_needed.then_some(last))
 }
 
@@ -95,16 +95,17 @@ pub(super) struct Arrangement {
 }
 
 impl Arrangement {
-    pub(super) fn of(piece: &Piece) -> Arrangement {
+    pub(super) fn of(piece: &MusicPiece) -> Arrangement {
         let is_band = piece.tracks.iter().any(|track| track.name.starts_with("BB "));
         let cut = if is_band { 8 * TICKS } else { 0 };
         let mut arrangement = Arrangement { bass: Track::default(), drums: Track::default(), harmony: Vec::new() };
         let mut named: BTreeMap<String, usize> = BTreeMap::new();
         for track in &piece.tracks {
             let notes = track.notes.iter().filter_map(|note| quantised(note, piece.resolution, cut));
-            let is_bass = match is_band {
-                true => track.name == "BB Bass",
-                false => BASSES.contains(&track.program) || track.name.to_lowercase().contains("bass"),
+            let is_bass = if is_band {
+                track.name == "BB Bass"
+            } else {
+                BASSES.contains(&track.program) || track.name.to_lowercase().contains("bass")
             };
             let target = if track.drums || track.name == "BB Drums" {
                 &mut arrangement.drums
@@ -144,16 +145,16 @@ fn quantised(note: &Note, resolution: u32, cut: u64) -> Option<Note> {
     Some(Note { start: start.checked_sub(cut)?, duration: end - start, ..*note })
 }
 
-/// The events of a piece, [`Event::Begin`] first, without [`Event::End`]; none when it has no notes.
+/// The events of a piece, [`GrooveEvent::Begin`] first, without [`GrooveEvent::End`]; none when it has no notes.
 ///
 /// # Errors
 /// A piece of more than 16384 bars of four beats.
-pub fn events(piece: &Piece) -> Result<Vec<Event>> {
+pub fn events(piece: &MusicPiece) -> Result<Vec<GrooveEvent>> {
     of_tracks(&Arrangement::of(piece).trio())
 }
 
 /// [`events`] of three tracks, 12 ticks a beat.
-pub(super) fn of_tracks(tracks: &[Track; TRACKS]) -> Result<Vec<Event>> {
+pub(super) fn of_tracks(tracks: &[Track; TRACKS]) -> Result<Vec<GrooveEvent>> {
     let numbered = (0u8..).zip(tracks).flat_map(|(at, track)| track.notes.iter().map(move |note| (*note, at)));
     let mut notes: Vec<(Note, u8)> = numbered.collect();
     // by time, pitch, duration, velocity, track: the order of the fields
@@ -165,13 +166,13 @@ pub(super) fn of_tracks(tracks: &[Track; TRACKS]) -> Result<Vec<Event>> {
     }
     let mut timed = Vec::with_capacity(2 * notes.len());
     for (note, track) in notes {
-        timed.push((note.start, Event::NoteOn(track, note.pitch)));
-        timed.push((note.end(), Event::NoteOff(track, note.pitch)));
+        timed.push((note.start, GrooveEvent::NoteOn(track, note.pitch)));
+        timed.push((note.end(), GrooveEvent::NoteOff(track, note.pitch)));
     }
     timed.sort_by_key(|(time, _)| *time);
     let (mut events, mut now) = (Vec::new(), 0);
     if !timed.is_empty() {
-        events.push(Event::Begin);
+        events.push(GrooveEvent::Begin);
     }
     for (time, event) in timed {
         events.extend(time_shifts(now, time));
@@ -182,26 +183,26 @@ pub(super) fn of_tracks(tracks: &[Track; TRACKS]) -> Result<Vec<Event>> {
 }
 
 /// The piece that events describe: three tracks, 12 ticks per beat, notes at least one tick long.
-/// Notes without a start or an end are skipped, and so is everything after [`Event::End`].
-pub fn piece(events: &[Event]) -> Piece {
+/// Notes without a start or an end are skipped, and so is everything after [`GrooveEvent::End`].
+pub fn piece(events: &[GrooveEvent]) -> MusicPiece {
     let named = |name: &str, program, drums| Track { name: name.to_owned(), program, drums, ..Track::default() };
     let mut tracks = [named("Bass", 33, false), named("Drums", 0, true), named("Harmony", 0, false)];
     let (mut now, mut sounding) = (0, BTreeMap::<(u8, u8), VecDeque<u64>>::new());
     for event in events {
         match *event {
-            Event::TimeShift(beats, tick) => now = after_shift(now, beats, tick),
-            Event::NoteOn(track, pitch) => sounding.entry((track, pitch)).or_default().push_back(now),
-            Event::NoteOff(track, pitch) => {
+            GrooveEvent::TimeShift(beats, tick) => now = after_shift(now, beats, tick),
+            GrooveEvent::NoteOn(track, pitch) => sounding.entry((track, pitch)).or_default().push_back(now),
+            GrooveEvent::NoteOff(track, pitch) => {
                 if let Some(start) = sounding.get_mut(&(track, pitch)).and_then(VecDeque::pop_front) {
                     let duration = now.saturating_sub(start).max(1);
                     let note = Note { start, pitch, duration, velocity: VELOCITY };
                     tracks[usize::from(track)].notes.push(note);
                 }
             }
-            Event::End => break,
-            Event::Begin => {}
+            GrooveEvent::End => break,
+            GrooveEvent::Begin => {}
         }
     }
     tracks.iter_mut().for_each(|track| track.notes.sort_unstable());
-    Piece { tracks: tracks.into(), ..Piece::empty(RESOLUTION) }
+    MusicPiece { tracks: tracks.into(), ..MusicPiece::empty(RESOLUTION) }
 }

@@ -5,9 +5,9 @@
 //! earlier bars can continue a piece, so it tests whether a model can. It is a stand-in for music;
 //! do not compare its results with those on music.
 
-use super::piece::{Note, Piece, Tempo, Track};
-use crate::order::Use;
-use crate::random::Draw;
+use super::piece::{MusicPiece, Note, Tempo, Track};
+use crate::order::StreamPurpose;
+use crate::random::TaskRng;
 
 /// Ticks a beat, as in MIDI files of pop piano.
 const BEAT: u64 = 480;
@@ -32,8 +32,8 @@ const HAT: u8 = 42;
 const VARIED: usize = 16;
 
 /// A piece, the same for the same seed and number.
-pub fn piece(seed: u64, number: u64, bars: u64) -> Piece {
-    let mut draw = Draw::new(Use::Loops, [seed, number, 0]);
+pub fn piece(seed: u64, number: u64, bars: u64) -> MusicPiece {
+    let mut draw = TaskRng::new(StreamPurpose::Loops, [seed, number, 0]);
     let (tonic, scale) = (draw.below(12) as u8, SCALES[draw.below(2)]);
     let chords = PROGRESSIONS[draw.below(PROGRESSIONS.len())];
     let mut rhythm = || RHYTHMS[draw.below(RHYTHMS.len())];
@@ -76,7 +76,7 @@ pub fn piece(seed: u64, number: u64, bars: u64) -> Piece {
     }
     tracks.iter_mut().for_each(|track| track.notes.sort_unstable());
     let tempos = vec![Tempo { start: 0, beats_per_minute: tempo as f64 }];
-    Piece { tracks: tracks.into(), tempos, ..Piece::empty(BEAT as u32) }
+    MusicPiece { tracks: tracks.into(), tempos, ..MusicPiece::empty(BEAT as u32) }
 }
 
 #[cfg(test)]
@@ -87,7 +87,7 @@ mod tests {
 
     #[test]
     fn pieces_repeat_and_differ_from_each_other() {
-        let all: Vec<Piece> = (0..20).map(|number| piece(1, number, 12)).collect();
+        let all: Vec<MusicPiece> = (0..20).map(|number| piece(1, number, 12)).collect();
         assert_eq!(all[3], piece(1, 3, 12));
         for (at, piece) in all.iter().enumerate() {
             assert!(all[..at].iter().all(|other| other != piece), "{at}");

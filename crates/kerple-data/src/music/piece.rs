@@ -2,7 +2,7 @@
 
 /// A piece of music.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Piece {
+pub struct MusicPiece {
     /// Ticks per beat, 1 to 32767.
     pub resolution: u32,
     /// Tracks, in the order of the file.
@@ -61,10 +61,10 @@ pub struct Marker {
     pub text: String,
 }
 
-impl Piece {
+impl MusicPiece {
     /// A piece without music.
-    pub fn empty(resolution: u32) -> Piece {
-        Piece { resolution, tracks: Vec::new(), tempos: Vec::new(), markers: Vec::new(), repairs: Vec::new() }
+    pub fn empty(resolution: u32) -> MusicPiece {
+        MusicPiece { resolution, tracks: Vec::new(), tempos: Vec::new(), markers: Vec::new(), repairs: Vec::new() }
     }
 
     /// Notes in all tracks.

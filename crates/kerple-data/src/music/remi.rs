@@ -13,7 +13,7 @@
 //! pitches by octaves into 22..107. All tracks but drums are one piano; of several tempi or chords at a position the last
 //! counts.
 
-use super::piece::{Marker, Note, Piece, Tempo, Track};
+use super::piece::{Marker, MusicPiece, Note, Tempo, Track};
 use super::{MOST_BARS, rescale};
 use crate::error::{Error, Result};
 use std::cmp::Reverse;
@@ -40,7 +40,7 @@ pub(super) const PITCHES: std::ops::RangeInclusive<u8> = 22..=107;
 
 /// An event.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Event {
+pub enum RemiEvent {
     /// A bar begins.
     Bar,
     /// A position in the bar, 0 to 15.
@@ -61,21 +61,21 @@ pub enum Event {
     Padding,
 }
 
-impl fmt::Display for Event {
+impl fmt::Display for RemiEvent {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Event::Bar => out.write_str("Bar_None"),
-            Event::Beat(position) => write!(out, "Beat_{position}"),
-            Event::Chord(None) => out.write_str("Chord_N_N"),
-            Event::Chord(Some((root, quality))) => {
+            RemiEvent::Bar => out.write_str("Bar_None"),
+            RemiEvent::Beat(position) => write!(out, "Beat_{position}"),
+            RemiEvent::Chord(None) => out.write_str("Chord_N_N"),
+            RemiEvent::Chord(Some((root, quality))) => {
                 write!(out, "Chord_{}_{}", ROOTS[usize::from(*root)], QUALITIES[usize::from(*quality)])
             }
-            Event::Tempo(tempo) => write!(out, "Tempo_{tempo}"),
-            Event::Pitch(pitch) => write!(out, "Note_Pitch_{pitch}"),
-            Event::Velocity(velocity) => write!(out, "Note_Velocity_{velocity}"),
-            Event::Duration(positions) => write!(out, "Note_Duration_{}", u64::from(*positions) * POSITION),
-            Event::End => out.write_str("EOS_None"),
-            Event::Padding => out.write_str("PAD_None"),
+            RemiEvent::Tempo(tempo) => write!(out, "Tempo_{tempo}"),
+            RemiEvent::Pitch(pitch) => write!(out, "Note_Pitch_{pitch}"),
+            RemiEvent::Velocity(velocity) => write!(out, "Note_Velocity_{velocity}"),
+            RemiEvent::Duration(positions) => write!(out, "Note_Duration_{}", u64::from(*positions) * POSITION),
+            RemiEvent::End => out.write_str("EOS_None"),
+            RemiEvent::Padding => out.write_str("PAD_None"),
         }
     }
 }
@@ -85,33 +85,33 @@ fn tempi() -> impl Iterator<Item = u16> {
 }
 
 /// All events, in the order of their ids: that of their words as strings, padding last.
-pub fn vocabulary() -> Vec<Event> {
-    let chords = (0..12).flat_map(|root| (0..11).map(move |quality| Event::Chord(Some((root, quality)))));
-    let mut events = vec![Event::Bar, Event::Chord(None), Event::End];
-    events.extend((0..16).map(Event::Beat));
+pub fn vocabulary() -> Vec<RemiEvent> {
+    let chords = (0..12).flat_map(|root| (0..11).map(move |quality| RemiEvent::Chord(Some((root, quality)))));
+    let mut events = vec![RemiEvent::Bar, RemiEvent::Chord(None), RemiEvent::End];
+    events.extend((0..16).map(RemiEvent::Beat));
     events.extend(chords);
-    events.extend(tempi().map(Event::Tempo));
-    events.extend(PITCHES.map(Event::Pitch));
-    events.extend((40..87).step_by(2).map(Event::Velocity));
-    events.extend((0..=16).map(Event::Duration));
-    events.sort_by_cached_key(Event::to_string);
-    events.push(Event::Padding);
+    events.extend(tempi().map(RemiEvent::Tempo));
+    events.extend(PITCHES.map(RemiEvent::Pitch));
+    events.extend((40..87).step_by(2).map(RemiEvent::Velocity));
+    events.extend((0..=16).map(RemiEvent::Duration));
+    events.sort_by_cached_key(RemiEvent::to_string);
+    events.push(RemiEvent::Padding);
     events
 }
 
 /// What is said at a position.
 #[derive(Default)]
-struct Slot {
-    chord: Option<Event>,
-    tempo: Option<Event>,
-    notes: Vec<[Event; 3]>,
+struct RemiPosition {
+    chord: Option<RemiEvent>,
+    tempo: Option<RemiEvent>,
+    notes: Vec<[RemiEvent; 3]>,
 }
 
-/// The events of a piece, without [`Event::End`]; none when it has no notes.
+/// The events of a piece, without [`RemiEvent::End`]; none when it has no notes.
 ///
 /// # Errors
 /// A piece of more than 16384 bars.
-pub fn events(piece: &Piece) -> Result<Vec<Event>> {
+pub fn events(piece: &MusicPiece) -> Result<Vec<RemiEvent>> {
     let position = |time: u64| rescale(time, piece.resolution, 4);
     let tracks = piece.tracks.iter().filter(|track| !track.drums);
     let mut notes: Vec<&Note> = tracks.flat_map(|track| &track.notes).collect();
@@ -123,14 +123,14 @@ pub fn events(piece: &Piece) -> Result<Vec<Event>> {
         let message = format!("the piece has {bars} bars; at most {MOST_BARS} are allowed");
         return Err(Error::refused(message, "split it into shorter pieces"));
     }
-    let mut slots: BTreeMap<u64, Slot> = BTreeMap::new();
+    let mut slots: BTreeMap<u64, RemiPosition> = BTreeMap::new();
     for note in notes {
         slots.entry(position(note.start) - begin).or_default().notes.push(note_events(note, piece.resolution));
     }
     let within = |time: u64| Some(position(time).saturating_sub(begin)).filter(|at| *at < bars * POSITIONS);
     for tempo in &piece.tempos {
         if let Some(at) = within(tempo.start) {
-            slots.entry(at).or_default().tempo = Some(Event::Tempo(nearest_tempo(tempo.beats_per_minute)));
+            slots.entry(at).or_default().tempo = Some(RemiEvent::Tempo(nearest_tempo(tempo.beats_per_minute)));
         }
     }
     for Marker { start, text } in &piece.markers {
@@ -140,21 +140,21 @@ pub fn events(piece: &Piece) -> Result<Vec<Event>> {
     }
     let mut events = Vec::new();
     for bar in 0..bars {
-        events.push(Event::Bar);
+        events.push(RemiEvent::Bar);
         for (at, slot) in slots.range(bar * POSITIONS..(bar + 1) * POSITIONS) {
-            events.push(Event::Beat((at % POSITIONS) as u8));
+            events.push(RemiEvent::Beat((at % POSITIONS) as u8));
             events.extend(slot.chord.into_iter().chain(slot.tempo).chain(slot.notes.iter().flatten().copied()));
         }
     }
-    events.push(Event::Bar);
+    events.push(RemiEvent::Bar);
     Ok(events)
 }
 
-fn note_events(note: &Note, resolution: u32) -> [Event; 3] {
+fn note_events(note: &Note, resolution: u32) -> [RemiEvent; 3] {
     // at most a bar: 16 positions
     let duration = rescale(note.duration.min(4 * u64::from(resolution)), resolution, 4) as u8;
     let velocity = (note.velocity & !1).clamp(40, 86);
-    [Event::Pitch(fold(note.pitch)), Event::Velocity(velocity), Event::Duration(duration)]
+    [RemiEvent::Pitch(fold(note.pitch)), RemiEvent::Velocity(velocity), RemiEvent::Duration(duration)]
 }
 
 /// A pitch moved by octaves to where there are words.
@@ -174,20 +174,20 @@ fn nearest_tempo(tempo: f64) -> u16 {
 }
 
 /// The chord that a marker `root_quality` or `root_quality_bass` says.
-fn chord(text: &str) -> Option<Event> {
+fn chord(text: &str) -> Option<RemiEvent> {
     let mut parts = text.split('_');
     let (root, quality) = (parts.next()?, parts.next()?);
     if (root, quality) == ("N", "N") {
-        return Some(Event::Chord(None));
+        return Some(RemiEvent::Chord(None));
     }
     let index = |names: &[&str], name| names.iter().position(|known| *known == name).map(|at| at as u8);
-    Some(Event::Chord(Some((index(&ROOTS, root)?, index(&QUALITIES, quality)?))))
+    Some(RemiEvent::Chord(Some((index(&ROOTS, root)?, index(&QUALITIES, quality)?))))
 }
 
 /// A marker's text with its chord's root moved up by half tones; other texts stay.
 pub(super) fn transposed(text: &str, by: i32) -> String {
     match chord(text) {
-        Some(Event::Chord(Some((root, quality)))) => {
+        Some(RemiEvent::Chord(Some((root, quality)))) => {
             let root = (i32::from(root) + by).rem_euclid(12) as usize;
             format!("{}_{}", ROOTS[root], QUALITIES[usize::from(quality)])
         }
@@ -196,31 +196,32 @@ pub(super) fn transposed(text: &str, by: i32) -> String {
 }
 
 /// The piece that events describe: one piano, 480 ticks per beat. A pitch without a following
-/// velocity and duration is skipped, and so is everything after [`Event::End`].
-pub fn piece(events: &[Event]) -> Piece {
-    let mut piece = Piece::empty(BEAT);
+/// velocity and duration is skipped, and so is everything after [`RemiEvent::End`].
+pub fn piece(events: &[RemiEvent]) -> MusicPiece {
+    let mut piece = MusicPiece::empty(BEAT);
     let mut piano = Track { name: "Piano".to_owned(), ..Track::default() };
     let (mut bar, mut position) = (0, 0);
     for (at, event) in events.iter().enumerate() {
         let start = bar * POSITIONS * POSITION + position * POSITION;
         match event {
             // the first bar begins with the piece
-            Event::Bar => (bar, position) = (bar + u64::from(at > 0), 0),
-            Event::Beat(place) => position = u64::from(*place),
-            Event::Tempo(tempo) => piece.tempos.push(Tempo { start, beats_per_minute: f64::from(*tempo) }),
-            Event::Chord(None) => piece.markers.push(Marker { start, text: "N_N".to_owned() }),
-            Event::Chord(Some((root, quality))) => {
+            RemiEvent::Bar => (bar, position) = (bar + u64::from(at > 0), 0),
+            RemiEvent::Beat(place) => position = u64::from(*place),
+            RemiEvent::Tempo(tempo) => piece.tempos.push(Tempo { start, beats_per_minute: f64::from(*tempo) }),
+            RemiEvent::Chord(None) => piece.markers.push(Marker { start, text: "N_N".to_owned() }),
+            RemiEvent::Chord(Some((root, quality))) => {
                 let text = format!("{}_{}", ROOTS[usize::from(*root)], QUALITIES[usize::from(*quality)]);
                 piece.markers.push(Marker { start, text });
             }
-            Event::Pitch(pitch) => {
-                if let Some([Event::Velocity(velocity), Event::Duration(positions), ..]) = events.get(at + 1..) {
+            RemiEvent::Pitch(pitch) => {
+                if let Some([RemiEvent::Velocity(velocity), RemiEvent::Duration(positions), ..]) = events.get(at + 1..)
+                {
                     let duration = (u64::from(*positions) * POSITION).max(SHORTEST);
                     piano.notes.push(Note { start, pitch: *pitch, duration, velocity: *velocity });
                 }
             }
-            Event::End => break,
-            Event::Velocity(_) | Event::Duration(_) | Event::Padding => {}
+            RemiEvent::End => break,
+            RemiEvent::Velocity(_) | RemiEvent::Duration(_) | RemiEvent::Padding => {}
         }
     }
     // sampled positions may go back

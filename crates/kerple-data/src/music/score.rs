@@ -1,12 +1,12 @@
 //! A piece during preparation: its words, and those of its altered copies.
 
-use super::{Piece, Representation, Vocabulary};
+use super::{MusicPiece, Representation, Vocabulary};
 use crate::error::Result;
 
 /// A piece with its words.
 #[derive(Debug)]
-pub(crate) struct Score {
-    piece: Piece,
+pub(crate) struct MusicDocument {
+    piece: MusicPiece,
     vocabulary: &'static Vocabulary,
     /// The words, each followed by a space; empty when the piece has no notes.
     text: String,
@@ -14,16 +14,16 @@ pub(crate) struct Score {
     repaired: Option<String>,
 }
 
-impl Score {
+impl MusicDocument {
     /// The score of a piece that was read at a place.
     ///
     /// # Errors
     /// A piece that is too long.
-    pub(crate) fn new(piece: Piece, representation: Representation, place: &str) -> Result<Score> {
+    pub(crate) fn new(piece: MusicPiece, representation: Representation, place: &str) -> Result<MusicDocument> {
         let vocabulary = representation.vocabulary();
         let text = vocabulary.spell(&vocabulary.tokens(&piece)?);
         let repaired = (!piece.repairs.is_empty()).then(|| format!("{place}: {}", piece.repairs.join("; ")));
-        Ok(Score { piece, vocabulary, text, repaired })
+        Ok(MusicDocument { piece, vocabulary, text, repaired })
     }
 
     /// What was repaired of its file, if anything.

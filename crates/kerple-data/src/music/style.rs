@@ -5,7 +5,7 @@
 //! bar notes begin and how long they are, *onset-drum* where in the bar which drum is struck. A
 //! histogram is a density over all given pieces; bars have four beats.
 
-use super::piece::Piece;
+use super::piece::MusicPiece;
 
 /// Width of a bin of time, beats.
 const BIN: f64 = 1.0 / 6.0;
@@ -43,13 +43,13 @@ pub enum Onset {
 
 /// Which intervals follow which, `[41, 24]`: over all pairs of two notes less than four beats apart, of any track, the half
 /// tones from the earlier to the later (-20 to 20) and the time between them.
-pub fn time_pitch(pieces: &[Piece]) -> Histogram {
+pub fn time_pitch(pieces: &[MusicPiece]) -> Histogram {
     let mut counts = vec![0u64; (2 * INTERVALS as usize + 1) * COLUMNS];
     for piece in pieces {
         let notes = piece.tracks.iter().flat_map(|track| &track.notes);
         let mut notes: Vec<(u64, u8)> = notes.map(|note| (note.start, note.pitch)).collect();
         notes.sort_unstable();
-        let mut later = Later::of(&notes, piece.resolution);
+        let mut later = FollowingNotes::of(&notes, piece.resolution);
         for alike in notes.chunk_by(|a, b| a == b) {
             let (start, pitch) = alike[0];
             later.move_to(start);
@@ -69,7 +69,7 @@ pub fn time_pitch(pieces: &[Piece]) -> Histogram {
 
 /// The notes that follow a time, those at that time too, by the bin of the time between and by pitch. The time moves on,
 /// and each note passes each bin once: what is counted grows with notes, not with pairs of them.
-struct Later<'n> {
+struct FollowingNotes<'n> {
     notes: &'n [(u64, u8)],
     resolution: f64,
     /// The first note of each bin; what follows the last is beyond them all.
@@ -78,11 +78,11 @@ struct Later<'n> {
     pitches: Vec<[u64; 256]>,
 }
 
-impl Later<'_> {
+impl FollowingNotes<'_> {
     /// Of notes in the order of time, from before the first on.
-    fn of(notes: &[(u64, u8)], resolution: u32) -> Later<'_> {
+    fn of(notes: &[(u64, u8)], resolution: u32) -> FollowingNotes<'_> {
         let pitches = vec![[0; 256]; COLUMNS];
-        Later { notes, resolution: f64::from(resolution), first: [0; COLUMNS + 1], pitches }
+        FollowingNotes { notes, resolution: f64::from(resolution), first: [0; COLUMNS + 1], pitches }
     }
 
     /// Moves on to a time.
@@ -112,7 +112,7 @@ impl Later<'_> {
 }
 
 /// Where in the bar notes begin and how long they are, `[24, 12]`, durations up to two beats.
-pub fn onset_duration(pieces: &[Piece], onset: Onset) -> Histogram {
+pub fn onset_duration(pieces: &[MusicPiece], onset: Onset) -> Histogram {
     const DURATIONS: usize = COLUMNS / 2;
     let mut counts = vec![0u64; COLUMNS * DURATIONS];
     for piece in pieces {
@@ -127,7 +127,7 @@ pub fn onset_duration(pieces: &[Piece], onset: Onset) -> Histogram {
 }
 
 /// Where in the bar which drum is struck, `[24, 128]`; tracks that are not drums do not count.
-pub fn onset_drum(pieces: &[Piece], onset: Onset) -> Histogram {
+pub fn onset_drum(pieces: &[MusicPiece], onset: Onset) -> Histogram {
     const PITCHES: usize = 128;
     let mut counts = vec![0u64; COLUMNS * PITCHES];
     for piece in pieces {
@@ -153,15 +153,15 @@ pub struct Likeness {
 }
 
 /// How alike some pieces together are to a reference, track by track: those at the same place are compared.
-pub fn likeness(reference: &Piece, pieces: &[Piece], onset: Onset) -> Likeness {
-    let only = |piece: &Piece, at: usize| Piece {
+pub fn likeness(reference: &MusicPiece, pieces: &[MusicPiece], onset: Onset) -> Likeness {
+    let only = |piece: &MusicPiece, at: usize| MusicPiece {
         tracks: piece.tracks.get(at).cloned().into_iter().collect(),
-        ..Piece::empty(piece.resolution)
+        ..MusicPiece::empty(piece.resolution)
     };
-    let mean = |drums: bool, histogram: &dyn Fn(&[Piece]) -> Histogram| {
+    let mean = |drums: bool, histogram: &dyn Fn(&[MusicPiece]) -> Histogram| {
         let places = (0..reference.tracks.len()).filter(|at| reference.tracks[*at].drums == drums);
         let alike = places.filter_map(|at| {
-            let others: Vec<Piece> = pieces.iter().map(|piece| only(piece, at)).collect();
+            let others: Vec<MusicPiece> = pieces.iter().map(|piece| only(piece, at)).collect();
             let own = histogram(&[only(reference, at)]);
             own.similarity(&own).map(|_| own.similarity(&histogram(&others)).unwrap_or(0.0))
         });
@@ -179,7 +179,7 @@ pub fn likeness(reference: &Piece, pieces: &[Piece], onset: Onset) -> Likeness {
 ///
 /// # Panics
 /// When `parts` is 0.
-pub fn part(piece: &Piece, number: u64, parts: u64) -> Piece {
+pub fn part(piece: &MusicPiece, number: u64, parts: u64) -> MusicPiece {
     let end = u128::from(piece.end());
     let bound = |number: u64| (end * u128::from(number) / u128::from(parts)) as u64;
     let within = bound(number)..bound(number + 1);

@@ -1,6 +1,6 @@
 use super::*;
-use crate::music::groove::Event as Groove;
-use crate::music::remi::Event as Remi;
+use crate::music::groove::GrooveEvent as Groove;
+use crate::music::remi::RemiEvent as Remi;
 use crate::music::style::{Onset, onset_drum, onset_duration, time_pitch};
 use proptest::prelude::*;
 
@@ -12,7 +12,7 @@ fn track(name: &str, notes: impl Into<Vec<Note>>) -> Track {
     Track { name: name.to_owned(), notes: notes.into(), ..Track::default() }
 }
 
-fn words(vocabulary: &Vocabulary, piece: &Piece) -> String {
+fn words(vocabulary: &Vocabulary, piece: &MusicPiece) -> String {
     vocabulary.spell(&vocabulary.tokens(piece).unwrap()).trim_end().to_owned()
 }
 
@@ -41,8 +41,8 @@ fn vocabularies_are_the_published_ones() {
 }
 
 /// A bar of rest, then a chord off the grid, at 100 ticks a beat.
-fn sketch() -> Piece {
-    Piece {
+fn sketch() -> MusicPiece {
+    MusicPiece {
         resolution: 100,
         tracks: vec![
             track("melody", [note(412, 110, 64, 71), note(830, 900, 110, 127), note(700, 3, 20, 1)]),
@@ -76,14 +76,14 @@ fn remi_is_what_is_published() {
 #[test]
 fn groove_is_what_is_published() {
     let groove = Representation::Groove.vocabulary();
-    let piece = Piece {
+    let piece = MusicPiece {
         tracks: vec![
             Track { drums: true, ..track("", [note(0, 0, 36, 90), note(12 * 5 + 3, 24, 38, 90)]) },
             track("Electric Bass", [note(0, 15, 40, 90)]),
             track("piano", [note(0, 6, 60, 90)]),
             track("organ", [note(0, 3, 60, 90), note(3, 3, 62, 90)]),
         ],
-        ..Piece::empty(12)
+        ..MusicPiece::empty(12)
     };
     insta::assert_snapshot!(words(groove, &piece).replace(" time", "\n  time"), @r"
     bos note_on_1_36 note_off_1_36 note_on_0_40 note_on_2_60
@@ -97,12 +97,12 @@ fn groove_is_what_is_published() {
       time_shift_0_3 note_off_1_38
     ");
     // the names of Band-in-a-Box: two bars of count-in go, its bass is a bass whatever its program
-    let band = Piece {
+    let band = MusicPiece {
         tracks: vec![
             track("BB Guitar", [note(96, 12, 50, 1)]),
             track("BB Bass", [note(0, 5, 30, 1), note(108, 12, 31, 1)]),
         ],
-        ..Piece::empty(12)
+        ..MusicPiece::empty(12)
     };
     assert_eq!(
         words(groove, &band),
@@ -134,7 +134,7 @@ fn rounding_is_to_even() {
 #[test]
 fn midi_is_read_back() {
     let piece = sketch();
-    let read = Piece::from_midi(&piece.to_midi().unwrap()).unwrap();
+    let read = MusicPiece::from_midi(&piece.to_midi().unwrap()).unwrap();
     assert_eq!((read.resolution, read.notes(), read.end()), (100, piece.notes(), piece.end()));
     assert_eq!(read.markers, piece.markers);
     for (read, written) in read.tracks.iter().zip(&piece.tracks) {
@@ -152,11 +152,11 @@ fn midi_is_read_back() {
 #[test]
 fn what_midi_cannot_say_is_an_error() {
     let bad = [
-        Piece { resolution: 0, ..sketch() },
-        Piece { resolution: 1 << 15, ..sketch() },
-        Piece { tracks: vec![track("", [note(0, 1, 128, 1)])], ..sketch() },
-        Piece { tracks: vec![track("", [note(1 << 30, 1, 1, 1)])], ..sketch() },
-        Piece { tempos: vec![Tempo { start: 0, beats_per_minute: 0.0 }], ..sketch() },
+        MusicPiece { resolution: 0, ..sketch() },
+        MusicPiece { resolution: 1 << 15, ..sketch() },
+        MusicPiece { tracks: vec![track("", [note(0, 1, 128, 1)])], ..sketch() },
+        MusicPiece { tracks: vec![track("", [note(1 << 30, 1, 1, 1)])], ..sketch() },
+        MusicPiece { tempos: vec![Tempo { start: 0, beats_per_minute: 0.0 }], ..sketch() },
     ];
     for piece in bad {
         assert!(piece.to_midi().unwrap_err().contains("out of range"));
@@ -169,14 +169,15 @@ fn what_midi_cannot_say_is_an_error() {
     }
     let mut frames = sketch().to_midi().unwrap();
     frames[12] = 0xe7;
-    assert!(Piece::from_midi(&frames).unwrap_err().contains("frames"));
-    assert!(Piece::from_midi(b"RIFF").unwrap_err().contains("not a MIDI file"));
+    assert!(MusicPiece::from_midi(&frames).unwrap_err().contains("frames"));
+    assert!(MusicPiece::from_midi(b"RIFF").unwrap_err().contains("not a MIDI file"));
 }
 
 #[test]
 fn copies_are_transposed_within_the_words() {
     let remi = Representation::Remi.vocabulary();
-    let piece = Piece { tracks: vec![track("", [note(0, 480, 25, 60), note(0, 480, 60, 60)])], ..Piece::empty(480) };
+    let piece =
+        MusicPiece { tracks: vec![track("", [note(0, 480, 25, 60), note(0, 480, 60, 60)])], ..MusicPiece::empty(480) };
     let mut seen = std::collections::BTreeSet::new();
     for copy in 0..200 {
         let tokens = remi.augmented(&piece, 7, copy).unwrap();
@@ -192,7 +193,7 @@ fn copies_are_transposed_within_the_words() {
 fn groove_copies_keep_one_harmony_and_the_drums_pitch() {
     let groove = Representation::Groove.vocabulary();
     let line = |pitch| (0..40u64).map(|at| note(48 * at, 12, pitch, 60)).collect::<Vec<_>>();
-    let piece = Piece {
+    let piece = MusicPiece {
         tracks: vec![
             track("BB Bass", line(40)),
             Track { drums: true, ..track("BB Drums", line(36)) },
@@ -200,7 +201,7 @@ fn groove_copies_keep_one_harmony_and_the_drums_pitch() {
             track("BB Piano", line(70)),
             track("BB Strings", []),
         ],
-        ..Piece::empty(12)
+        ..MusicPiece::empty(12)
     };
     let (mut shifts, mut cut, mut dropped) = (std::collections::BTreeSet::new(), 0, 0);
     for copy in 0..400 {
@@ -239,9 +240,9 @@ fn rules_keep_time_going_forward() {
 
 #[test]
 fn prompts_are_the_first_bars() {
-    let piece = Piece {
+    let piece = MusicPiece {
         tracks: vec![track("", (0..40).map(|beat| note(12 * beat, 12, 60, 60)).collect::<Vec<_>>())],
-        ..Piece::empty(12)
+        ..MusicPiece::empty(12)
     };
     for representation in Representation::ALL {
         let vocabulary = representation.vocabulary();
@@ -260,7 +261,8 @@ fn prompts_are_the_first_bars() {
 /// Bars beyond all counting are all there are.
 #[test]
 fn any_number_of_bars_makes_a_prompt() {
-    let piece = Piece { tracks: vec![track("", [note(0, 12, 60, 60), note(480, 12, 62, 60)])], ..Piece::empty(12) };
+    let piece =
+        MusicPiece { tracks: vec![track("", [note(0, 12, 60, 60), note(480, 12, 62, 60)])], ..MusicPiece::empty(12) };
     for representation in Representation::ALL {
         let vocabulary = representation.vocabulary();
         let tokens = vocabulary.tokens(&piece).unwrap();
@@ -275,7 +277,7 @@ fn any_number_of_bars_makes_a_prompt() {
 fn folded_pitches_are_in_order() {
     // 120 is written as 96, 10 as 22
     let notes = [note(0, 12, 120, 60), note(0, 12, 100, 60), note(0, 12, 10, 60), note(0, 12, 20, 60)];
-    let piece = Piece { tracks: vec![track("", notes)], ..Piece::empty(12) };
+    let piece = MusicPiece { tracks: vec![track("", notes)], ..MusicPiece::empty(12) };
     let vocabulary = Representation::Remi.vocabulary();
     let pitches = |tokens: &[u32]| -> Vec<i32> {
         let words = vocabulary.spell(tokens);
@@ -291,7 +293,7 @@ fn folded_pitches_are_in_order() {
 }
 
 /// All pairs, one by one.
-fn pairs_of_notes(piece: &Piece) -> Vec<u64> {
+fn pairs_of_notes(piece: &MusicPiece) -> Vec<u64> {
     let notes: Vec<&Note> = piece.tracks.iter().flat_map(|track| &track.notes).collect();
     let beats = |note: &Note| note.start as f64 / f64::from(piece.resolution);
     let mut counts = vec![0; 41 * 24];
@@ -312,7 +314,7 @@ fn pairs_of_notes(piece: &Piece) -> Vec<u64> {
 #[test]
 fn style_takes_time_by_notes_not_by_pairs() {
     let notes: Vec<Note> = (0..1_000_000).map(|at| note(at / 500_000, 12, 30 + (at % 60) as u8, 64)).collect();
-    let piece = Piece { tracks: vec![track("", notes)], ..Piece::empty(12) };
+    let piece = MusicPiece { tracks: vec![track("", notes)], ..MusicPiece::empty(12) };
     let clock = std::time::Instant::now();
     let counted = time_pitch(&[piece]);
     assert!(clock.elapsed().as_secs() < 30, "{:?}", clock.elapsed());
@@ -322,9 +324,9 @@ fn style_takes_time_by_notes_not_by_pairs() {
 #[test]
 fn style_counts_what_notes_do() {
     // two notes together, one half a beat later
-    let piece = Piece {
+    let piece = MusicPiece {
         tracks: vec![Track { drums: true, ..track("", [note(0, 6, 60, 1), note(0, 24, 64, 1), note(54, 30, 62, 1)]) }],
-        ..Piece::empty(12)
+        ..MusicPiece::empty(12)
     };
     let pieces = [piece];
     let pairs = time_pitch(&pieces);
@@ -344,10 +346,10 @@ fn style_counts_what_notes_do() {
 
 prop_compose! {
     fn pieces()(notes in prop::collection::vec((0u64..4000, 0u64..2500, 0u8..128, 1u8..128), 1..60), resolution in 1u32..1000)
-        -> Piece
+        -> MusicPiece
     {
         let notes: Vec<Note> = notes.into_iter().map(|(start, duration, pitch, velocity)| note(start, duration, pitch, velocity)).collect();
-        Piece { tracks: vec![track("", notes)], ..Piece::empty(resolution) }
+        MusicPiece { tracks: vec![track("", notes)], ..MusicPiece::empty(resolution) }
     }
 }
 
@@ -362,7 +364,7 @@ proptest! {
             let vocabulary = representation.vocabulary();
             let tokens = vocabulary.tokens(&piece).unwrap();
             let once = vocabulary.piece(&tokens);
-            let again = vocabulary.tokens(&Piece::from_midi(&once.to_midi().unwrap()).unwrap()).unwrap();
+            let again = vocabulary.tokens(&MusicPiece::from_midi(&once.to_midi().unwrap()).unwrap()).unwrap();
             if representation == Representation::Remi {
                 // notes of one pitch at one position may change places
                 let sorted = |mut tokens: Vec<u32>| { tokens.sort(); tokens };
@@ -404,7 +406,7 @@ proptest! {
         let place = at % changed.len();
         changed[place] = value;
         for bytes in [short, changed] {
-            match Piece::from_midi(&bytes) {
+            match MusicPiece::from_midi(&bytes) {
                 Err(message) => prop_assert!(!message.is_empty()),
                 Ok(piece) => {
                     let mut notes = piece.tracks.iter().flat_map(|track| &track.notes);
@@ -415,7 +417,7 @@ proptest! {
         }
         let sound = sketch().to_midi().unwrap();
         let cut = at % (sound.len() - 1);
-        prop_assert!(Piece::from_midi(&sound[..cut]).is_err() || Piece::from_midi(&sound[..cut]).unwrap().repairs.len() == 1);
+        prop_assert!(MusicPiece::from_midi(&sound[..cut]).is_err() || MusicPiece::from_midi(&sound[..cut]).unwrap().repairs.len() == 1);
     }
 }
 
@@ -431,18 +433,18 @@ fn pitches_fold_by_octaves() {
 #[test]
 fn a_piece_is_like_itself_and_its_parts_are_the_whole() {
     let piece = super::loops::piece(1, 4, 16);
-    let alike = |pieces: &[Piece]| style::likeness(&piece, pieces, style::Onset::Beats);
+    let alike = |pieces: &[MusicPiece]| style::likeness(&piece, pieces, style::Onset::Beats);
     let own = alike(&[piece.clone(), piece.clone()]);
     for found in [own.time_pitch, own.onset_duration, own.onset_drum] {
         assert!((found.unwrap() - 1.0).abs() < 1e-12, "{own:?}");
     }
-    let parts: Vec<Piece> = (0..4).map(|number| style::part(&piece, number, 4)).collect();
-    assert_eq!(parts.iter().map(Piece::notes).sum::<usize>(), piece.notes());
+    let parts: Vec<MusicPiece> = (0..4).map(|number| style::part(&piece, number, 4)).collect();
+    assert_eq!(parts.iter().map(MusicPiece::notes).sum::<usize>(), piece.notes());
     assert!(parts.iter().all(|part| alike(std::slice::from_ref(part)).onset_drum.unwrap() > 0.99));
     let other = alike(&[super::loops::piece(1, 5, 16)]);
     assert!(other.time_pitch.unwrap() < 0.95, "{other:?}");
-    let silent = Piece { tracks: Vec::new(), ..piece.clone() };
+    let silent = MusicPiece { tracks: Vec::new(), ..piece.clone() };
     assert_eq!(alike(&[silent]).time_pitch, Some(0.0));
-    let solo = Piece { tracks: piece.tracks[..1].to_vec(), ..piece.clone() };
+    let solo = MusicPiece { tracks: piece.tracks[..1].to_vec(), ..piece.clone() };
     assert_eq!(style::likeness(&solo, std::slice::from_ref(&piece), style::Onset::Beats).onset_drum, None);
 }

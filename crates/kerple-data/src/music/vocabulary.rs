@@ -1,6 +1,6 @@
 //! Events as numbers and words.
 
-use super::piece::Piece;
+use super::piece::MusicPiece;
 use super::{Rules, augment, groove, remi};
 use crate::error::{Error, Result};
 use std::collections::HashMap;
@@ -55,15 +55,15 @@ impl Representation {
 /// The events of a representation, numbered.
 #[derive(Clone, Debug)]
 pub struct Vocabulary {
-    events: Events,
+    events: VocabularyEvents,
     words: Vec<String>,
     ids: HashMap<String, u32>,
 }
 
 #[derive(Clone, Debug)]
-enum Events {
-    Remi(Vec<remi::Event>),
-    Groove(Vec<groove::Event>),
+enum VocabularyEvents {
+    Remi(Vec<remi::RemiEvent>),
+    Groove(Vec<groove::GrooveEvent>),
 }
 
 impl Vocabulary {
@@ -75,12 +75,12 @@ impl Vocabulary {
             Representation::Remi => {
                 let events = remi::vocabulary();
                 let words = spelled(&events);
-                (Events::Remi(events), words)
+                (VocabularyEvents::Remi(events), words)
             }
             Representation::Groove => {
                 let events = groove::vocabulary();
                 let words = spelled(&events);
-                (Events::Groove(events), words)
+                (VocabularyEvents::Groove(events), words)
             }
         };
         let ids = words.iter().cloned().zip(0..).collect();
@@ -90,8 +90,8 @@ impl Vocabulary {
     /// Which events these are.
     pub fn representation(&self) -> Representation {
         match self.events {
-            Events::Remi(_) => Representation::Remi,
-            Events::Groove(_) => Representation::Groove,
+            VocabularyEvents::Remi(_) => Representation::Remi,
+            VocabularyEvents::Groove(_) => Representation::Groove,
         }
     }
 
@@ -108,8 +108,8 @@ impl Vocabulary {
     /// The id of the event that ends a piece.
     pub fn end(&self) -> u32 {
         let end = match self.events {
-            Events::Remi(_) => remi::Event::End.to_string(),
-            Events::Groove(_) => groove::Event::End.to_string(),
+            VocabularyEvents::Remi(_) => remi::RemiEvent::End.to_string(),
+            VocabularyEvents::Groove(_) => groove::GrooveEvent::End.to_string(),
         };
         self.ids[&end]
     }
@@ -117,8 +117,8 @@ impl Vocabulary {
     /// The id of the event that every piece begins with.
     pub fn begin(&self) -> u32 {
         let begin = match self.events {
-            Events::Remi(_) => remi::Event::Bar.to_string(),
-            Events::Groove(_) => groove::Event::Begin.to_string(),
+            VocabularyEvents::Remi(_) => remi::RemiEvent::Bar.to_string(),
+            VocabularyEvents::Groove(_) => groove::GrooveEvent::Begin.to_string(),
         };
         self.ids[&begin]
     }
@@ -152,11 +152,11 @@ impl Vocabulary {
     ///
     /// # Errors
     /// A piece of more than 16384 bars.
-    pub fn tokens(&self, piece: &Piece) -> Result<Vec<u32>> {
+    pub fn tokens(&self, piece: &MusicPiece) -> Result<Vec<u32>> {
         let id = |word: String| self.ids[&word];
         Ok(match self.events {
-            Events::Remi(_) => remi::events(piece)?.iter().map(|event| id(event.to_string())).collect(),
-            Events::Groove(_) => groove::events(piece)?.iter().map(|event| id(event.to_string())).collect(),
+            VocabularyEvents::Remi(_) => remi::events(piece)?.iter().map(|event| id(event.to_string())).collect(),
+            VocabularyEvents::Groove(_) => groove::events(piece)?.iter().map(|event| id(event.to_string())).collect(),
         })
     }
 
@@ -169,11 +169,11 @@ impl Vocabulary {
     ///
     /// # Errors
     /// As [`Vocabulary::tokens`].
-    pub fn augmented(&self, piece: &Piece, seed: u64, copy: u64) -> Result<Vec<u32>> {
+    pub fn augmented(&self, piece: &MusicPiece, seed: u64, copy: u64) -> Result<Vec<u32>> {
         let id = |word: String| self.ids[&word];
         Ok(match self.events {
-            Events::Remi(_) => self.tokens(&augment::remi(piece, seed, copy))?,
-            Events::Groove(_) => {
+            VocabularyEvents::Remi(_) => self.tokens(&augment::remi(piece, seed, copy))?,
+            VocabularyEvents::Groove(_) => {
                 let tracks = augment::groove(piece, seed, copy);
                 groove::of_tracks(&tracks)?.iter().map(|event| id(event.to_string())).collect()
             }
@@ -181,13 +181,13 @@ impl Vocabulary {
     }
 
     /// The piece that ids describe; ids beyond the vocabulary are skipped.
-    pub fn piece(&self, ids: &[u32]) -> Piece {
+    pub fn piece(&self, ids: &[u32]) -> MusicPiece {
         fn known<E: Copy>(events: &[E], ids: &[u32]) -> Vec<E> {
             ids.iter().filter_map(|id| events.get(*id as usize)).copied().collect()
         }
         match &self.events {
-            Events::Remi(events) => remi::piece(&known(events, ids)),
-            Events::Groove(events) => groove::piece(&known(events, ids)),
+            VocabularyEvents::Remi(events) => remi::piece(&known(events, ids)),
+            VocabularyEvents::Groove(events) => groove::piece(&known(events, ids)),
         }
     }
 
@@ -195,15 +195,15 @@ impl Vocabulary {
     /// For pop piano it includes the start of the next bar.
     pub fn prompt_len(&self, ids: &[u32], bars: u64) -> usize {
         match &self.events {
-            Events::Remi(events) => {
+            VocabularyEvents::Remi(events) => {
                 let begun =
-                    ids.iter().enumerate().filter(|(_, id)| events.get(**id as usize) == Some(&remi::Event::Bar));
+                    ids.iter().enumerate().filter(|(_, id)| events.get(**id as usize) == Some(&remi::RemiEvent::Bar));
                 begun.map(|(at, _)| at + 1).nth(usize::try_from(bars).unwrap_or(usize::MAX)).unwrap_or(ids.len())
             }
-            Events::Groove(events) => {
+            VocabularyEvents::Groove(events) => {
                 let (mut now, end) = (0, bars.saturating_mul(4 * u64::from(groove::RESOLUTION)));
                 let within = ids.iter().take_while(|id| {
-                    if let Some(groove::Event::TimeShift(beats, tick)) = events.get(**id as usize) {
+                    if let Some(groove::GrooveEvent::TimeShift(beats, tick)) = events.get(**id as usize) {
                         now = groove::after_shift(now, *beats, *tick);
                     }
                     now < end
@@ -216,8 +216,8 @@ impl Vocabulary {
     /// The sampling rules, from the start of a piece.
     pub fn rules(&self) -> Rules {
         match &self.events {
-            Events::Remi(events) => Rules::remi(events.clone()),
-            Events::Groove(events) => Rules::groove(events.clone()),
+            VocabularyEvents::Remi(events) => Rules::remi(events.clone()),
+            VocabularyEvents::Groove(events) => Rules::groove(events.clone()),
         }
     }
 }

@@ -11,7 +11,7 @@
 use super::NumpyRandom;
 use crate::error::{Error, Result};
 use crate::machine;
-use crate::tokens::Tokens;
+use crate::tokens::TokenStream;
 
 /// Where the splits of `documents` documents begin and end: train is `0..b[1]`, valid `b[1]..b[2]`, test `b[2]..b[3]`.
 ///
@@ -95,19 +95,19 @@ fn samples_in(tokens: usize, seq_len: usize) -> usize {
 }
 
 /// The tables of one training set.
-pub(super) struct Order {
+pub(super) struct MegatronOrder {
     documents: Vec<i32>,
     samples: Vec<[i32; 2]>,
     shuffled: Vec<i64>,
     seq_len: usize,
 }
 
-impl Order {
+impl MegatronOrder {
     /// Tables for at least `needed` samples, in as few epochs as that takes.
     ///
     /// # Errors
     /// More documents, tokens a document or memory than the tables have room for.
-    pub(super) fn new(tokens: &Tokens, seq_len: usize, needed: u128, seed: u32) -> Result<Order> {
+    pub(super) fn new(tokens: &TokenStream, seq_len: usize, needed: u128, seed: u32) -> Result<MegatronOrder> {
         let length = |document| i32::try_from(tokens.document(document).len());
         let sizes: Vec<i32> =
             (0..tokens.documents()).map(length).collect::<std::result::Result<_, _>>().map_err(|_| {
@@ -133,7 +133,7 @@ impl Order {
         let documents = document_index(sizes.len(), epochs, &mut random);
         let samples = sample_index(&sizes, &documents, seq_len, epochs, tokens.len());
         let shuffled = shuffle_index(samples.len() - 1, &mut random);
-        Ok(Order { documents, samples, shuffled, seq_len })
+        Ok(MegatronOrder { documents, samples, shuffled, seq_len })
     }
 
     /// Samples that are read before the order starts over. GPT-NeoX reports one less than there are and so do we.
@@ -142,7 +142,7 @@ impl Order {
     }
 
     /// Appends the `seq_len + 1` tokens of the `at`-th sample in reading order.
-    pub(super) fn read(&self, tokens: &Tokens, at: u128, out: &mut Vec<u32>) -> Result<()> {
+    pub(super) fn read(&self, tokens: &TokenStream, at: u128, out: &mut Vec<u32>) -> Result<()> {
         let sample = self.shuffled[(at % self.len() as u128) as usize] as usize;
         let [place, offset] = self.samples[sample].map(|number| number as usize);
         let (mut place, mut offset, mut left) = (place, offset, self.seq_len + 1);

@@ -9,7 +9,7 @@ use std::collections::HashMap;
 
 /// What the numbers are for; keeps the streams of different uses apart.
 #[derive(Clone, Copy)]
-pub(crate) enum Use {
+pub(crate) enum StreamPurpose {
     Window = 0,
     Segments = 1,
     Example = 2,
@@ -27,7 +27,7 @@ pub(crate) enum Use {
     Loops = 9,
 }
 
-pub(crate) fn stream(purpose: Use, seed: u64, step: u64, row: u64) -> ChaCha8Rng {
+pub(crate) fn stream(purpose: StreamPurpose, seed: u64, step: u64, row: u64) -> ChaCha8Rng {
     let mut key = [0; 32];
     for (part, number) in key.chunks_exact_mut(8).zip([seed, step, row, purpose as u64]) {
         part.copy_from_slice(&number.to_le_bytes());
@@ -42,7 +42,7 @@ pub(crate) fn below(random: &mut ChaCha8Rng, bound: usize) -> usize {
 
 /// Start of the window of `seq_len + 1` tokens that `row` of the batch at `step` reads from `tokens` tokens.
 pub(super) fn window(tokens: usize, seq_len: usize, seed: u64, step: u64, row: u64) -> usize {
-    below(&mut stream(Use::Window, seed, step, row), tokens - seq_len)
+    below(&mut stream(StreamPurpose::Window, seed, step, row), tokens - seq_len)
 }
 
 /// Where chosen windows begin, in the order they are read; a slice that also knows what was asked for.
@@ -86,7 +86,7 @@ pub fn random_segments(len: usize, length: usize, count: usize, seed: u64) -> Se
     let fitting = fitting(len, length);
     let mut starts = Vec::with_capacity(count.min(fitting));
     if fitting > 0 {
-        let mut random = stream(Use::Segments, seed, length as u64, 0);
+        let mut random = stream(StreamPurpose::Segments, seed, length as u64, 0);
         let phase = below(&mut random, len - fitting * length);
         // Fisher and Yates, of which only the swapped places are kept
         let mut swapped = HashMap::new();

@@ -1,28 +1,36 @@
 //! The tokenizer of a corpus: bytes, one that a file defines, or one learned from the text.
 
-use super::select::{Body, Selection};
-use super::{BATCH, PrepareOptions, Progress};
+use super::select::{PartBody, Selection};
+use super::{BATCH, PrepareOptions, PrepareProgress};
 use crate::corpus::TokenFiles;
 use crate::error::{Error, Result};
 use crate::machine;
 use crate::music::Representation;
 use crate::split::Split;
-use crate::text::{Format, SourceFile};
-use crate::tokenizer::{Cuts, LARGEST_VOCABULARY, Pieces, SMALLEST, Tokenizer, WordCounts};
+use crate::text::{SourceFile, SourceFormat};
+use crate::tokenizer::{LARGEST_VOCABULARY, SMALLEST, TextCuts, TextPieces, Tokenizer, WordCounts};
 use std::ops::ControlFlow;
 use std::path::Path;
 
 /// A vocabulary is learned from at most this many bytes of the training split.
 const LEARNED_FROM: usize = 128 << 20;
 
-/// The tokenizer, if there is one, the size of the vocabulary, and what to know of token files.
+/// How the tokens of a corpus come about.
+pub(super) struct ChosenTokenizer {
+    /// Absent for token files whose tokenizer is unknown.
+    pub(super) tokenizer: Option<Tokenizer>,
+    pub(super) vocab_size: usize,
+    /// About token files.
+    pub(super) warnings: Vec<String>,
+}
+
 pub(super) fn tokenizer(
     options: &PrepareOptions,
     files: &[SourceFile],
     selection: &Selection,
-    progress: &mut dyn FnMut(&Progress),
-) -> Result<(Option<Tokenizer>, usize, Vec<String>)> {
-    let token_files: Vec<&SourceFile> = files.iter().filter(|file| file.format == Format::TokenFiles).collect();
+    progress: &mut dyn FnMut(&PrepareProgress),
+) -> Result<ChosenTokenizer> {
+    let token_files: Vec<&SourceFile> = files.iter().filter(|file| file.format == SourceFormat::TokenFiles).collect();
     let learned = options.tokenizer.strip_prefix("bpe:");
     if !token_files.is_empty() && (learned.is_some() || options.tokenizer == "byte" && token_files.len() < files.len())
     {
@@ -50,7 +58,7 @@ pub(super) fn tokenizer(
         vocab_size = vocab_size.max(files.vocab_size(files.largest()?, limit)?);
         warnings.extend(files.warning());
     }
-    Ok((tokenizer, vocab_size, warnings))
+    Ok(ChosenTokenizer { tokenizer, vocab_size, warnings })
 }
 
 fn from_file(path: &Path, options: &PrepareOptions) -> Result<Tokenizer> {
@@ -86,11 +94,11 @@ fn learn(
     vocab_size: usize,
     options: &PrepareOptions,
     selection: &Selection,
-    progress: &mut dyn FnMut(&Progress),
+    progress: &mut dyn FnMut(&PrepareProgress),
 ) -> Result<Tokenizer> {
     let bytes_total = selection.bytes_total();
     let (mut counts, mut batch, mut waiting, mut learned) = (WordCounts::default(), Vec::new(), 0, 0);
-    let mut pieces = Pieces::new(Cuts::Gaps);
+    let mut pieces = TextPieces::new(TextCuts::Gaps);
     let tally = selection.run(&mut |part, tally| {
         options.check_stop()?;
         let mut take = |piece: String| {
@@ -98,12 +106,12 @@ fn learn(
             batch.push(piece);
         };
         match part.body {
-            Body::Text(text) if part.split == Split::Train => {
+            PartBody::Text(text) if part.split == Split::Train => {
                 learned += text.len();
                 pieces.push(text, &mut take).map_err(|error| selection.locate(error, part.origin))?;
             }
-            Body::End => take(pieces.finish()),
-            Body::Text(_) | Body::Tokens(_) => {}
+            PartBody::End => take(pieces.finish()),
+            PartBody::Text(_) | PartBody::Tokens(_) => {}
         }
         if waiting >= BATCH {
             counts.add(&std::mem::take(&mut batch));
@@ -120,6 +128,6 @@ fn learn(
         memory,
         "use a smaller vocabulary, or learn it from less text and pass its tokenizer.json here",
     )?;
-    progress(&Progress { memory: memory as u64, ..tally.progress("learning a vocabulary", bytes_total, 0) });
+    progress(&PrepareProgress { memory: memory as u64, ..tally.progress("learning a vocabulary", bytes_total, 0) });
     counts.train(vocab_size)
 }

@@ -4,7 +4,7 @@ use crate::tokenizer::Tokenizer;
 
 /// Counts ends of documents, document by document.
 #[derive(Default)]
-pub(super) struct Ends {
+pub(super) struct EndTokenCounts {
     documents: u64,
     /// Documents with ends inside, and how many there are.
     with_inside: u64,
@@ -16,7 +16,7 @@ pub(super) struct Ends {
     last: Option<u32>,
 }
 
-impl Ends {
+impl EndTokenCounts {
     /// Takes the next tokens of a document; `closes` says whether it is over.
     pub(super) fn take(&mut self, end: u32, tokens: &[u32], closes: bool) {
         self.count += tokens.iter().filter(|token| **token == end).count() as u64;
@@ -34,7 +34,7 @@ impl Ends {
 
     /// What to know of the token.
     pub(super) fn warnings(&self, tokenizer: &Tokenizer) -> Vec<String> {
-        let Ends { documents, with_inside, inside, open, .. } = self;
+        let EndTokenCounts { documents, with_inside, inside, open, .. } = self;
         let end = tokenizer.end_of_document();
         let name = tokenizer.name(end).map_or_else(|| format!("{end}"), |name| format!("`{name}` ({end})"));
         let mut found = Vec::new();
@@ -57,7 +57,7 @@ mod tests {
 
     #[test]
     fn ends_inside_and_missing_ends_are_counted() {
-        let mut ends = Ends::default();
+        let mut ends = EndTokenCounts::default();
         ends.take(0, &[5, 0], false);
         ends.take(0, &[7, 0], true);
         ends.take(0, &[5], false);
@@ -65,7 +65,7 @@ mod tests {
         ends.take(0, &[4, 0], true);
         assert_eq!((ends.documents, ends.with_inside, ends.inside, ends.open), (3, 1, 1, 1));
         assert_eq!(ends.warnings(&Tokenizer::byte()).len(), 2);
-        let mut sound = Ends::default();
+        let mut sound = EndTokenCounts::default();
         sound.take(0, &[4, 0], true);
         assert!(sound.warnings(&Tokenizer::byte()).is_empty());
     }

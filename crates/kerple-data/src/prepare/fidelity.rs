@@ -64,37 +64,39 @@ impl Fidelity {
             ));
         }
         let percent = 100.0 * *kept as f64 / (*letters).max(1) as f64;
-        Ok(match self.changed {
-            false => None,
-            true if kept == letters => Some(
-                "the tokenizer changes white space or the order of letters, so decoding does not restore the text"
-                    .to_owned(),
-            ),
-            true => Some(format!(
+        if !self.changed {
+            return Ok(None);
+        }
+        Ok(Some(if kept == letters {
+            "the tokenizer changes white space or the order of letters, so decoding does not restore the text"
+                .to_owned()
+        } else {
+            format!(
                 "the tokenizer loses text: of the first {letters} letters, {kept} survive encoding \
                  and decoding ({percent:.1} %)"
-            )),
-        })
+            )
+        }))
     }
 }
 
 /// Of a split, how much of the text its tokens represent.
 #[derive(Clone, Copy, Debug, Default)]
-struct Loss {
+struct TextLoss {
     bytes: u64,
     represented: u64,
     documents: u64,
     /// Documents with text of which no token is left but their end.
     emptied: u64,
-    /// Bytes and tokens of the document being added.
-    document: (u64, u64),
+    /// Of the document being added.
+    document_bytes: u64,
+    document_tokens: u64,
 }
 
 /// The same of the three splits, counted over every document.
 #[derive(Debug, Default)]
-pub(super) struct Losses([Loss; 3]);
+pub(super) struct TextLosses([TextLoss; 3]);
 
-impl Losses {
+impl TextLosses {
     /// Adds a piece of text with its tokens; after the last of a document they end with its end.
     pub(super) fn add(&mut self, split: Split, tokenizer: &Tokenizer, text: &str, tokens: &[u32], last: bool) {
         let loss = &mut self.0[split as usize];
@@ -103,12 +105,12 @@ impl Losses {
         let represented: u64 = known.map(|token| tokenizer.token_bytes(*token) as u64).sum();
         loss.bytes += text.len() as u64;
         loss.represented += represented;
-        loss.document.0 += text.len() as u64;
-        loss.document.1 += own.len() as u64;
+        loss.document_bytes += text.len() as u64;
+        loss.document_tokens += own.len() as u64;
         if last {
-            let (bytes, tokens) = std::mem::take(&mut loss.document);
             loss.documents += 1;
-            loss.emptied += u64::from(bytes > 0 && tokens == 0);
+            loss.emptied += u64::from(loss.document_bytes > 0 && loss.document_tokens == 0);
+            (loss.document_bytes, loss.document_tokens) = (0, 0);
         }
     }
 
@@ -118,7 +120,7 @@ impl Losses {
         // events of music stand for no bytes of text
         let music = crate::music::Representation::named(&options.tokenizer).is_some();
         for (split, loss) in Split::ALL.into_iter().zip(&self.0).filter(|_| !music) {
-            let (name, Loss { bytes, represented, documents, emptied, .. }) = (split.name(), loss);
+            let (name, TextLoss { bytes, represented, documents, emptied, .. }) = (split.name(), loss);
             let lost = 100.0 * (1.0 - *represented as f64 / (*bytes).max(1) as f64);
             let emptied = match emptied {
                 0 => String::new(),

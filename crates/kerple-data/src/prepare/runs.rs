@@ -8,7 +8,7 @@ const NEARBY: u64 = 1000;
 
 /// Three runs of a text in given shares, each ending with a line where one ends nearby. Depends on nothing but the text
 /// and the shares, and holds no more of the text than lies around a cut.
-pub(super) struct Runs {
+pub(super) struct SplitRuns {
     /// Where the second and third run should begin, in bytes.
     targets: [u64; 2],
     nearby: u64,
@@ -19,11 +19,11 @@ pub(super) struct Runs {
     at: u64,
 }
 
-impl Runs {
-    pub(super) fn new(bytes: u64, [train, valid, _]: &[f64; 3]) -> Runs {
+impl SplitRuns {
+    pub(super) fn new(bytes: u64, [train, valid, _]: &[f64; 3]) -> SplitRuns {
         let target = |share: f64| (share * bytes as f64) as u64;
         let targets = [target(*train), target(train + valid).max(target(*train)).min(bytes)];
-        Runs { targets, nearby: NEARBY.min(bytes / 100), current: 0, waiting: String::new(), at: 0 }
+        SplitRuns { targets, nearby: NEARBY.min(bytes / 100), current: 0, waiting: String::new(), at: 0 }
     }
 
     /// Takes the next part of the text and passes on what is certain, never empty.
@@ -61,7 +61,7 @@ mod tests {
     /// The runs of a text that comes in chunks of a size.
     fn runs(text: &str, shares: &[f64; 3], chunk: usize) -> [String; 3] {
         let mut found: [String; 3] = Default::default();
-        let mut runs = Runs::new(text.len() as u64, shares);
+        let mut runs = SplitRuns::new(text.len() as u64, shares);
         let mut rest = text;
         while !rest.is_empty() {
             let (start, after) = rest.split_at(rest.ceil_char_boundary(chunk));

@@ -1,12 +1,12 @@
 //! Selects documents and assigns them to splits.
 
-use super::runs::Runs;
-use super::{PrepareOptions, Progress};
+use super::runs::SplitRuns;
+use super::{PrepareOptions, PrepareProgress};
 use crate::error::{Error, Result};
 use crate::hash::Checksum;
-use crate::music::Score;
+use crate::music::MusicDocument;
 use crate::split::Split;
-use crate::text::{Content, Document, Format, Names, SourceFile};
+use crate::text::{DocumentContent, SourceDocument, SourceFile, SourceFormat, SplitNames};
 use std::collections::HashSet;
 use std::ops::ControlFlow;
 use twox_hash::XxHash3_128;
@@ -17,22 +17,22 @@ const LONG: u64 = 32 << 10;
 /// Files that are left out are named, up to so many.
 const NAMED: usize = 100;
 
-/// A part of a document that is taken. The parts of one document follow each other, [`Body::End`] last.
-pub(super) struct Part<'d> {
+/// A part of a document that is taken. The parts of one document follow each other, [`PartBody::End`] last.
+pub(super) struct DocumentPart<'d> {
     pub(super) split: Split,
-    pub(super) body: Body<'d>,
+    pub(super) body: PartBody<'d>,
     /// Index of its file, and its number there.
     pub(super) origin: (usize, usize),
 }
 
-pub(super) enum Body<'d> {
+pub(super) enum PartBody<'d> {
     Text(&'d str),
     Tokens(&'d [u32]),
     End,
 }
 
 /// Takes parts, and says whether it wants more.
-pub(super) type Sink<'s> = dyn FnMut(Part, &Tally) -> Result<ControlFlow<()>> + 's;
+pub(super) type PartSink<'s> = dyn FnMut(DocumentPart, &Tally) -> Result<ControlFlow<()>> + 's;
 
 /// What has passed so far.
 #[derive(Clone, Debug, Default)]
@@ -57,30 +57,30 @@ pub(super) struct Tally {
 }
 
 impl Tally {
-    pub(super) fn progress(&self, phase: &'static str, bytes_total: u64, tokens: u64) -> Progress {
+    pub(super) fn progress(&self, phase: &'static str, bytes_total: u64, tokens: u64) -> PrepareProgress {
         let (bytes_read, documents) = (self.bytes_read.min(bytes_total), self.documents);
-        Progress { phase, bytes_read, bytes_total, documents, tokens, memory: 0 }
+        PrepareProgress { phase, bytes_read, bytes_total, documents, tokens, memory: 0 }
     }
 }
 
-impl Content {
+impl DocumentContent {
     /// Bytes of text, or tokens.
     fn size(&self) -> u64 {
         match self {
-            Content::Text(text) => text.len() as u64,
-            Content::Long(text) => text.bytes(),
-            Content::Tokens(tokens) => tokens.len() as u64,
-            Content::Music(score) => score.text().len() as u64,
-            Content::NotText(_) | Content::Bad(_) => 0,
+            DocumentContent::Text(text) => text.len() as u64,
+            DocumentContent::Long(text) => text.bytes(),
+            DocumentContent::Tokens(tokens) => tokens.len() as u64,
+            DocumentContent::Music(score) => score.text().len() as u64,
+            DocumentContent::NotText(_) | DocumentContent::Bad(_) => 0,
         }
     }
 
     fn hash(&self) -> Result<u128> {
         Ok(match self {
-            Content::Text(text) => XxHash3_128::oneshot(text.as_bytes()),
-            Content::Long(text) => text.hash(),
-            Content::Music(score) => XxHash3_128::oneshot(score.text().as_bytes()),
-            Content::Tokens(tokens) => {
+            DocumentContent::Text(text) => XxHash3_128::oneshot(text.as_bytes()),
+            DocumentContent::Long(text) => text.hash(),
+            DocumentContent::Music(score) => XxHash3_128::oneshot(score.text().as_bytes()),
+            DocumentContent::Tokens(tokens) => {
                 let mut sum = Checksum::default();
                 tokens.each(|block| {
                     block.iter().for_each(|token| sum.add(&token.to_le_bytes()));
@@ -88,7 +88,7 @@ impl Content {
                 })?;
                 sum.finish()
             }
-            Content::NotText(_) | Content::Bad(_) => 0,
+            DocumentContent::NotText(_) | DocumentContent::Bad(_) => 0,
         })
     }
 }
@@ -99,7 +99,7 @@ impl Content {
 /// is: more files move nothing from one split into another.
 pub(super) struct Selection<'a> {
     files: &'a [SourceFile],
-    names: Names,
+    names: SplitNames,
     by_name: bool,
     /// Whether tokens are bytes.
     bytes_are_tokens: bool,
@@ -113,7 +113,7 @@ pub(super) struct Selection<'a> {
 }
 
 /// How a document comes into a split.
-enum Rule {
+enum SplitRule {
     /// As the name of its file says.
     Named(Split),
     /// By a hash of all of it.
@@ -134,7 +134,7 @@ impl<'a> Selection<'a> {
         }
         let shares = options.split.map(|share| share / sum);
         let budget = options.byte_budget.unwrap_or(u64::MAX);
-        let names = if options.split_by_name { Names::read(files)? } else { Names::ignored(files)? };
+        let names = if options.split_by_name { SplitNames::read(files)? } else { SplitNames::ignored(files)? };
         Ok(Selection {
             files,
             names,
@@ -148,13 +148,13 @@ impl<'a> Selection<'a> {
         })
     }
 
-    fn rule(&self, index: usize, content: &Content) -> Rule {
+    fn rule(&self, index: usize, content: &DocumentContent) -> SplitRule {
         let file = &self.files[index];
-        let plain = matches!(file.format, Format::Text(_));
+        let plain = matches!(file.format, SourceFormat::Text(_));
         match self.names.splits[index] {
-            Some(split) => Rule::Named(split),
-            None if plain && (!file.found || content.size() >= LONG) => Rule::Cut,
-            None => Rule::Hashed,
+            Some(split) => SplitRule::Named(split),
+            None if plain && (!file.found || content.size() >= LONG) => SplitRule::Cut,
+            None => SplitRule::Hashed,
         }
     }
 
@@ -169,12 +169,11 @@ impl<'a> Selection<'a> {
             ways.push("long texts and texts named on the command line, cut in order from start to end");
         }
         let named = if tally.named > 0 { "files and folders named after a split, by name" } else { "" };
-        match ways.is_empty() {
-            true => named.to_owned(),
-            false => {
-                let ways = ways.into_iter().chain(Some(named).filter(|named| !named.is_empty())).collect::<Vec<_>>();
-                format!("{train:.4} : {valid:.4} : {test:.4}, {}", ways.join("; "))
-            }
+        if ways.is_empty() {
+            named.to_owned()
+        } else {
+            let ways = ways.into_iter().chain(Some(named).filter(|named| !named.is_empty())).collect::<Vec<_>>();
+            format!("{train:.4} : {valid:.4} : {test:.4}, {}", ways.join("; "))
         }
     }
 
@@ -197,13 +196,13 @@ impl<'a> Selection<'a> {
     }
 
     /// A document with U+0000 is damaged where that is the end of documents.
-    fn without_nul(&self, file: usize, number: usize, content: Content) -> Content {
+    fn without_nul(&self, file: usize, number: usize, content: DocumentContent) -> DocumentContent {
         match &content {
-            Content::Text(text) if self.bytes_are_tokens && text.contains('\0') => {
+            DocumentContent::Text(text) if self.bytes_are_tokens && text.contains('\0') => {
                 let message =
                     "the text contains U+0000, which the byte tokenizer uses as the end of a document".to_owned();
                 let hint = "remove these characters, or choose another tokenizer".to_owned();
-                Content::Bad(self.files[file].wrong(number, message, hint))
+                DocumentContent::Bad(self.files[file].wrong(number, message, hint))
             }
             _ => content,
         }
@@ -228,26 +227,26 @@ impl<'a> Selection<'a> {
     }
 
     /// Passes every document to take to `sink`, in order, until it wants no more.
-    pub(super) fn run(&self, sink: &mut Sink) -> Result<Tally> {
+    pub(super) fn run(&self, sink: &mut PartSink) -> Result<Tally> {
         let (mut tally, mut seen) = (Tally::default(), HashSet::new());
         for (index, file) in self.files.iter().enumerate() {
             let (before, mut any) = (tally.bytes_read, false);
             let mut documents = file.documents(self.text_key)?;
             while let Some(document) = documents.next() {
-                let Document { number, content } = document?;
+                let SourceDocument { number, content } = document?;
                 let content = self.without_nul(index, number, content);
-                if let Content::Bad(error) = content {
+                if let DocumentContent::Bad(error) = content {
                     self.pass_over(error, &mut tally)?;
                     any = true;
                     continue;
                 }
-                if let Content::Music(score) = &content {
+                if let DocumentContent::Music(score) = &content {
                     tally.repaired.extend(score.repaired().cloned());
                 }
                 let size = content.size();
                 tally.bytes_read = before + documents.bytes_read();
                 any |= size > 0;
-                if let Content::NotText(why) = &content {
+                if let DocumentContent::NotText(why) = &content {
                     tally.not_text += 1;
                     if tally.skipped.len() < NAMED {
                         tally.skipped.push(format!("{}: {why}", file.path.display()));
@@ -267,11 +266,11 @@ impl<'a> Selection<'a> {
                     tally.documents += 1;
                     let rule = self.rule(index, &content);
                     match rule {
-                        Rule::Named(_) => tally.named += 1,
-                        Rule::Hashed => tally.hashed += 1,
-                        Rule::Cut => tally.cut += 1,
+                        SplitRule::Named(_) => tally.named += 1,
+                        SplitRule::Hashed => tally.hashed += 1,
+                        SplitRule::Cut => tally.cut += 1,
                     }
-                    let mut document = Passing {
+                    let mut document = DocumentPass {
                         origin: (index, number),
                         split: None,
                         tally: &mut tally,
@@ -294,39 +293,39 @@ impl<'a> Selection<'a> {
 }
 
 /// A document on its way.
-struct Passing<'d, 's> {
+struct DocumentPass<'d, 's> {
     origin: (usize, usize),
     /// The split that is being filled.
     split: Option<Split>,
     tally: &'d mut Tally,
-    sink: &'d mut Sink<'s>,
+    sink: &'d mut PartSink<'s>,
     augment: u64,
 }
 
-impl Passing<'_, '_> {
+impl DocumentPass<'_, '_> {
     fn pass(
         &mut self,
-        content: &Content,
-        rule: Rule,
+        content: &DocumentContent,
+        rule: SplitRule,
         hash: u128,
         shares: &[f64; 3],
         read: &dyn Fn() -> u64,
     ) -> Result<ControlFlow<()>> {
         let split = match rule {
-            Rule::Named(split) => Some(split),
-            Rule::Hashed => Some(Split::draw(hash, shares)),
-            Rule::Cut => None,
+            SplitRule::Named(split) => Some(split),
+            SplitRule::Hashed => Some(Split::draw(hash, shares)),
+            SplitRule::Cut => None,
         };
         let mut flow = ControlFlow::Continue(());
-        let mut runs = Runs::new(content.size(), shares);
+        let mut runs = SplitRuns::new(content.size(), shares);
         let mut text = |chunk: &str| {
             self.tally.bytes_read = read();
             match split {
                 _ if flow.is_break() => {}
-                Some(split) => flow = self.part(split, Body::Text(chunk))?,
+                Some(split) => flow = self.part(split, PartBody::Text(chunk))?,
                 None => runs.push(chunk, &mut |split, run| {
                     if flow.is_continue() {
-                        flow = self.part(split, Body::Text(run))?;
+                        flow = self.part(split, PartBody::Text(run))?;
                     }
                     Ok(())
                 })?,
@@ -334,17 +333,17 @@ impl Passing<'_, '_> {
             Ok(())
         };
         match content {
-            Content::Text(whole) => chunks(whole).try_for_each(&mut text)?,
-            Content::Long(long) => long.stream(&mut text)?,
-            Content::Tokens(tokens) => {
+            DocumentContent::Text(whole) => chunks(whole).try_for_each(&mut text)?,
+            DocumentContent::Long(long) => long.stream(&mut text)?,
+            DocumentContent::Tokens(tokens) => {
                 let split = split.unwrap_or(Split::Train);
                 tokens.each(|block| {
-                    flow = self.part(split, Body::Tokens(block))?;
+                    flow = self.part(split, PartBody::Tokens(block))?;
                     Ok(())
                 })?;
             }
-            Content::Music(score) => flow = self.music(score, split.unwrap_or(Split::Train))?,
-            Content::NotText(_) | Content::Bad(_) => {}
+            DocumentContent::Music(score) => flow = self.music(score, split.unwrap_or(Split::Train))?,
+            DocumentContent::NotText(_) | DocumentContent::Bad(_) => {}
         }
         match flow {
             ControlFlow::Continue(()) => self.end(),
@@ -353,8 +352,8 @@ impl Passing<'_, '_> {
     }
 
     /// A piece and, to train on, its altered copies, each a document of its own.
-    fn music(&mut self, score: &Score, split: Split) -> Result<ControlFlow<()>> {
-        let mut flow = self.part(split, Body::Text(score.text()))?;
+    fn music(&mut self, score: &MusicDocument, split: Split) -> Result<ControlFlow<()>> {
+        let mut flow = self.part(split, PartBody::Text(score.text()))?;
         let copies = if split == Split::Train { self.augment } else { 0 };
         for number in 0..copies {
             if flow.is_break() || self.end()?.is_break() {
@@ -363,23 +362,23 @@ impl Passing<'_, '_> {
             let text = score.copy(number)?;
             // what is left of a piece may have no notes
             if !text.is_empty() {
-                flow = self.part(split, Body::Text(&text))?;
+                flow = self.part(split, PartBody::Text(&text))?;
             }
         }
         Ok(flow)
     }
 
-    fn part(&mut self, split: Split, body: Body) -> Result<ControlFlow<()>> {
+    fn part(&mut self, split: Split, body: PartBody) -> Result<ControlFlow<()>> {
         if self.split.is_some_and(|current| current != split) && self.end()?.is_break() {
             return Ok(ControlFlow::Break(()));
         }
         self.split = Some(split);
-        (self.sink)(Part { split, body, origin: self.origin }, self.tally)
+        (self.sink)(DocumentPart { split, body, origin: self.origin }, self.tally)
     }
 
     fn end(&mut self) -> Result<ControlFlow<()>> {
         match self.split.take() {
-            Some(split) => (self.sink)(Part { split, body: Body::End, origin: self.origin }, self.tally),
+            Some(split) => (self.sink)(DocumentPart { split, body: PartBody::End, origin: self.origin }, self.tally),
             None => Ok(ControlFlow::Continue(())),
         }
     }

@@ -6,7 +6,7 @@
 //! what killed processes left. A mount point cannot be renamed: there the folder is built inside
 //! it, and `meta.json`, without which nothing is a corpus, comes last.
 
-use crate::corpus::{META, Summary, TOKENIZER, has_summary, is_shard};
+use crate::corpus::{CorpusSummary, META, TOKENIZER, has_summary, is_shard};
 use crate::error::{Error, Result};
 use crate::split::Split;
 use kerple_run::files::{abandoned, aside, is_there, sync_folder};
@@ -69,11 +69,11 @@ impl Staging {
     }
 
     /// Checks that a prepared corpus in the folder's place holds what the new one does.
-    pub(super) fn check_content(&self, new: &Summary) -> Result<()> {
+    pub(super) fn check_content(&self, new: &CorpusSummary) -> Result<()> {
         if !has_summary(&self.out)? {
             return Ok(());
         }
-        let holds = match Summary::read(&self.out) {
+        let holds = match CorpusSummary::read(&self.out) {
             Ok(old) if old.content == new.content => return Ok(()),
             Ok(old) => format!("a prepared corpus with other content (inputs: {})", old.inputs.join(", ")),
             Err(_) => "a prepared corpus that this version of kerple cannot read".to_owned(),

@@ -9,24 +9,24 @@ mod arithmetic;
 mod numbers;
 mod strings;
 
-use super::{Answer, Example, Examples, Facts, Level, Place};
+use super::{AnswerMode, ChomskyLevel, Example, ExampleId, Examples, TaskInfo};
 use crate::error::Result;
-use crate::random::{Draw, random};
+use crate::random::{TaskRng, random};
 use crate::split::Split;
 
 /// Token that ends an answer of varying length; what follows it is trained and does not count.
 const END: u32 = 2;
 
 /// What is fixed about one of the tasks.
-struct Row {
+struct LanguageSpec {
     task: Chomsky,
     name: &'static str,
-    level: Level,
+    level: ChomskyLevel,
     vocab: usize,
     classes: usize,
     /// Targets of a sequence of so many tokens.
     answers: fn(usize) -> usize,
-    draw: fn(&mut Draw, usize) -> Vec<u32>,
+    draw: fn(&mut TaskRng, usize) -> Vec<u32>,
     solve: fn(&[u32]) -> Vec<u32>,
     /// Whether the answer ends with [`END`].
     ends: bool,
@@ -46,10 +46,10 @@ macro_rules! tasks {
             /// All of them, in the order of the hierarchy.
             pub const ALL: [Chomsky; [$($name),*].len()] = [$(Chomsky::$task),*];
 
-            fn row(self) -> Row {
+            fn row(self) -> LanguageSpec {
                 match self {
-                    $(Chomsky::$task => Row {
-                        task: self, name: $name, level: Level::$level, vocab: $vocab, classes: $classes,
+                    $(Chomsky::$task => LanguageSpec {
+                        task: self, name: $name, level: ChomskyLevel::$level, vocab: $vocab, classes: $classes,
                         answers: $answers, draw: $draw, solve: $solve, ends: $ends,
                     },)*
                 }
@@ -116,7 +116,7 @@ impl Chomsky {
     }
 
     /// Its level in the hierarchy.
-    pub fn level(self) -> Level {
+    pub fn level(self) -> ChomskyLevel {
         self.row().level
     }
 
@@ -124,7 +124,7 @@ impl Chomsky {
     ///
     /// # Panics
     /// When the length is 0.
-    pub(crate) fn draw(self, draw: &mut Draw, length: usize) -> Vec<u32> {
+    pub(crate) fn draw(self, draw: &mut TaskRng, length: usize) -> Vec<u32> {
         assert!(length > 0, "a sequence has at least one token");
         (self.row().draw)(draw, length)
     }
@@ -156,13 +156,13 @@ impl Chomsky {
 }
 
 impl Examples for Chomsky {
-    fn facts(&self) -> Facts {
-        let Row { task, name, level, vocab, classes, .. } = self.row();
+    fn facts(&self) -> TaskInfo {
+        let LanguageSpec { task, name, level, vocab, classes, .. } = self.row();
         // 1 of 5 where five answers are equally likely; the ternary answers of the paper count as bits
         let chance = if classes == 5 { 0.2 } else { 0.5 };
-        Facts {
+        TaskInfo {
             name: name.to_owned(),
-            answer: Answer::Tape,
+            answer: AnswerMode::Tape,
             vocab,
             classes,
             shortest: 1,
@@ -176,7 +176,7 @@ impl Examples for Chomsky {
         None
     }
 
-    fn example(&self, place: Place, length: usize) -> Result<Example> {
+    fn example(&self, place: ExampleId, length: usize) -> Result<Example> {
         let input = self.draw(&mut random(place, length), length);
         let (targets, scored) = self.solve(&input);
         Ok(Example { input, targets, scored, depth: None })

@@ -2,9 +2,9 @@
 
 use super::chomsky::Chomsky;
 use super::recall::{Passkey, Recall};
-use super::{Examples, Facts};
+use super::{Examples, TaskInfo};
 use crate::error::Result;
-use crate::lra::Arena;
+use crate::lra::LraTask;
 use serde::de::value::MapAccessDeserializer;
 use serde::de::{Error as _, MapAccess, Visitor};
 use serde::ser::SerializeMap;
@@ -24,13 +24,13 @@ macro_rules! tasks {
             Chomsky(Chomsky),
             $($(#[$doc])* $task($task),)+
             /// A task of the Long Range Arena.
-            Arena(Arena),
+            Lra(LraTask),
         }
 
         impl TaskConfig {
             /// Every name.
             pub fn names() -> impl Iterator<Item = &'static str> {
-                Chomsky::ALL.into_iter().map(Chomsky::name).chain([$($name),+]).chain(Arena::NAMES)
+                Chomsky::ALL.into_iter().map(Chomsky::name).chain([$($name),+]).chain(LraTask::NAMES)
             }
 
             /// The task of this name with the default keys.
@@ -39,7 +39,7 @@ macro_rules! tasks {
                     $($name => Some(TaskConfig::$task($task::default())),)+
                     name => {
                         let language = Chomsky::named(name).map(TaskConfig::Chomsky);
-                        language.or_else(|| Arena::named(name).map(TaskConfig::Arena))
+                        language.or_else(|| LraTask::named(name).map(TaskConfig::Lra))
                     }
                 }
             }
@@ -51,7 +51,7 @@ macro_rules! tasks {
                     $(TaskConfig::$task(keys) => {
                         ($name, Some(serde_json::to_value(keys).expect("keys are plain data")))
                     })+
-                    TaskConfig::Arena(task) => (task.name(), Some(task.keys())),
+                    TaskConfig::Lra(task) => (task.name(), Some(task.keys())),
                 }
             }
 
@@ -66,7 +66,7 @@ macro_rules! tasks {
                         }
                     },
                     $(TaskConfig::$task(_) => TaskConfig::$task(serde_json::from_value(keys.into())?),)+
-                    TaskConfig::Arena(task) => TaskConfig::Arena(task.with_keys(keys)?),
+                    TaskConfig::Lra(task) => TaskConfig::Lra(task.with_keys(keys)?),
                 })
             }
         }
@@ -82,12 +82,12 @@ tasks! {
 
 impl TaskConfig {
     /// The facts of its examples that are known before data is read.
-    pub fn facts(&self) -> Facts {
+    pub fn facts(&self) -> TaskInfo {
         match self {
             TaskConfig::Chomsky(task) => task.facts(),
             TaskConfig::Passkey(task) => task.facts(),
             TaskConfig::Recall(task) => task.facts(),
-            TaskConfig::Arena(task) => task.facts(),
+            TaskConfig::Lra(task) => task.facts(),
         }
     }
 
@@ -97,7 +97,7 @@ impl TaskConfig {
             TaskConfig::Chomsky(task) => task.answers(length),
             TaskConfig::Passkey(task) => task.answers(length),
             TaskConfig::Recall(task) => task.answers(length),
-            TaskConfig::Arena(_) => 1,
+            TaskConfig::Lra(_) => 1,
         }
     }
 
@@ -109,7 +109,7 @@ impl TaskConfig {
         match self {
             TaskConfig::Passkey(task) => task.check(),
             TaskConfig::Recall(task) => task.check(),
-            TaskConfig::Chomsky(_) | TaskConfig::Arena(_) => Ok(()),
+            TaskConfig::Chomsky(_) | TaskConfig::Lra(_) => Ok(()),
         }
     }
 
@@ -131,7 +131,7 @@ impl TaskConfig {
             TaskConfig::Chomsky(task) => Box::new(*task),
             TaskConfig::Passkey(task) => Box::new(*task),
             TaskConfig::Recall(task) => Box::new(*task),
-            TaskConfig::Arena(task) => task.open(path, stop)?,
+            TaskConfig::Lra(task) => task.open(path, stop)?,
         })
     }
 }
@@ -149,9 +149,9 @@ impl Serialize for TaskConfig {
     }
 }
 
-struct Written;
+struct TaskVisitor;
 
-impl<'de> Visitor<'de> for Written {
+impl<'de> Visitor<'de> for TaskVisitor {
     type Value = TaskConfig;
 
     fn expecting(&self, f: &mut fmt::Formatter) -> fmt::Result {
@@ -177,7 +177,7 @@ impl<'de> Visitor<'de> for Written {
 
 impl<'de> Deserialize<'de> for TaskConfig {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> std::result::Result<TaskConfig, D::Error> {
-        deserializer.deserialize_any(Written)
+        deserializer.deserialize_any(TaskVisitor)
     }
 }
 

@@ -9,9 +9,9 @@
 //! other is multi-query associative recall of Arora et al. 2023, arXiv:2312.04927, section 4 and appendix E: keys and
 //! values of disjoint halves of the vocabulary, every key asked once, at distances by a power law, everything else noise.
 
-use super::{Answer, Example, Examples, Facts, Place};
+use super::{AnswerMode, Example, ExampleId, Examples, TaskInfo};
 use crate::error::{Error, Result};
-use crate::random::{Draw, random};
+use crate::random::{TaskRng, random};
 use crate::split::Split;
 use serde::{Deserialize, Serialize};
 
@@ -47,10 +47,10 @@ impl Passkey {
 }
 
 impl Examples for Passkey {
-    fn facts(&self) -> Facts {
-        Facts {
+    fn facts(&self) -> TaskInfo {
+        TaskInfo {
             name: "passkey".to_owned(),
-            answer: Answer::Marked,
+            answer: AnswerMode::Marked,
             vocab: NOISE as usize + self.noise,
             classes: 10,
             // the key behind its mark, and the mark that asks with all digits but the last
@@ -65,7 +65,7 @@ impl Examples for Passkey {
         None
     }
 
-    fn example(&self, place: Place, length: usize) -> Result<Example> {
+    fn example(&self, place: ExampleId, length: usize) -> Result<Example> {
         let shortest = self.facts().shortest;
         refuse_short("passkey", length, shortest)?;
         let mut draw = random(place, length);
@@ -115,18 +115,19 @@ impl Recall {
     pub fn check(&self) -> Result<()> {
         within("data.task.vocab", self.vocab, 4..=1 << 20)?;
         within("data.task.pairs", self.pairs, 1..=self.vocab / 2 - 1)?;
-        match self.power > 0.0 && self.power <= 1.0 {
-            true => Ok(()),
-            false => Err(Error::refused(
+        if self.power > 0.0 && self.power <= 1.0 {
+            Ok(())
+        } else {
+            Err(Error::refused(
                 format!("data.task.power: {} is out of range; it must be above 0 and at most 1", self.power),
                 "the original uses 0.01",
-            )),
+            ))
         }
     }
 
     /// Places of the queries among `room`, in the order of the pairs: distinct, each drawn with probability in proportion to
     /// `a (n + 1)^(a - 1)` among those that are left.
-    fn gaps(&self, draw: &mut Draw, room: usize) -> Vec<usize> {
+    fn gaps(&self, draw: &mut TaskRng, room: usize) -> Vec<usize> {
         // the largest of u^(1/w) are a draw without replacement by weights w (Efraimidis and Spirakis 2006)
         let mut ranked: Vec<(f64, usize)> = (0..room)
             .map(|at| {
@@ -142,10 +143,10 @@ impl Recall {
 }
 
 impl Examples for Recall {
-    fn facts(&self) -> Facts {
-        Facts {
+    fn facts(&self) -> TaskInfo {
+        TaskInfo {
             name: "recall".to_owned(),
-            answer: Answer::Marked,
+            answer: AnswerMode::Marked,
             vocab: self.vocab,
             classes: self.vocab,
             shortest: 4 * self.pairs,
@@ -160,7 +161,7 @@ impl Examples for Recall {
         None
     }
 
-    fn example(&self, place: Place, length: usize) -> Result<Example> {
+    fn example(&self, place: ExampleId, length: usize) -> Result<Example> {
         let Recall { pairs, vocab, .. } = *self;
         refuse_short("recall", length, 4 * pairs)?;
         let (mut draw, half) = (random(place, length), vocab / 2);
@@ -208,8 +209,8 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    fn place(index: u64) -> Place {
-        Place { split: Split::Test, seed: 3, index }
+    fn place(index: u64) -> ExampleId {
+        ExampleId { split: Split::Test, seed: 3, index }
     }
 
     proptest! {

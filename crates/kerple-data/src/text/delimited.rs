@@ -1,9 +1,11 @@
 //! Rows of fields, as in CSV and TSV: a named column holds the text.
 
-use super::{Content, Document, unreadable};
+use super::{DocumentContent, SourceDocument, unreadable};
 use crate::error::{Error, Result};
-use std::io::BufRead;
+use std::cell::Cell;
+use std::io::{BufRead, Read};
 use std::path::{Path, PathBuf};
+use std::rc::Rc;
 
 const HINT: &str = "name the column that holds the text with --text-key";
 
@@ -13,9 +15,14 @@ pub(super) fn documents(
     input: Box<dyn BufRead>,
     delimiter: u8,
     key: &str,
-) -> Result<impl Iterator<Item = Result<Document>> + use<>> {
+) -> Result<impl Iterator<Item = Result<SourceDocument>> + use<>> {
+    let cut = Rc::new(Cell::new(false));
+    let input = QuoteTracker { input, delimiter, at: 0, state: QuoteState::FieldStart, cut: cut.clone() };
     let mut reader = csv::ReaderBuilder::new().delimiter(delimiter).from_reader(input);
     let names = reader.headers().map_err(|error| failure(path, String::new(), error))?;
+    if cut.get() {
+        return Err(cut_in_quotes(path, 1));
+    }
     let plain = |name: &str| name.trim_start_matches('\u{feff}').trim().to_owned();
     let names: Vec<String> = names.iter().map(plain).collect();
     let found = names.iter().enumerate().filter(|(_, name)| *name == key).map(|(at, _)| at).collect::<Vec<usize>>();
@@ -31,14 +38,73 @@ pub(super) fn documents(
         let row = rows.next()?;
         number += 1;
         let content = match row {
-            Ok(row) => Content::Text(row.get(column).unwrap_or_default().to_owned()),
+            // the end of the file is seen only while a row is unfinished: this row is the last one
+            Ok(row) if cut.get() => {
+                DocumentContent::Bad(cut_in_quotes(&path, row.position().map_or(0, csv::Position::line)))
+            }
+            Ok(row) => DocumentContent::Text(row.get(column).unwrap_or_default().to_owned()),
             Err(error) => match failure(&path, format!(", row {number}"), error) {
-                error @ Error::Damaged { .. } => Content::Bad(error),
+                error @ Error::Damaged { .. } => DocumentContent::Bad(error),
                 error => return Some(Err(error)),
             },
         };
-        Some(Ok(Document { number, content }))
+        Some(Ok(SourceDocument { number, content }))
     }))
+}
+
+fn cut_in_quotes(path: &Path, line: u64) -> Error {
+    Error::damaged_at(
+        path,
+        format!(", line {line}"),
+        "the row that begins here has a quote that is never closed; the file ends inside it",
+        "close the quote, or download the file again if it is truncated",
+    )
+}
+
+/// Notes whether the input ends inside quotes, which the `csv` crate takes for the end of the field.
+struct QuoteTracker {
+    input: Box<dyn BufRead>,
+    delimiter: u8,
+    /// Bytes read so far.
+    at: u64,
+    state: QuoteState,
+    cut: Rc<Cell<bool>>,
+}
+
+#[derive(Clone, Copy, PartialEq)]
+enum QuoteState {
+    FieldStart,
+    Unquoted,
+    Quoted,
+    /// A quote within quotes: they end, unless another one follows.
+    QuoteInQuotes,
+}
+
+impl QuoteTracker {
+    fn step(&mut self, byte: u8) {
+        let is_byte_order_mark = self.at < 3 && byte == b"\xef\xbb\xbf"[self.at as usize];
+        self.at += 1;
+        self.state = match (self.state, byte) {
+            (QuoteState::FieldStart, _) if is_byte_order_mark => QuoteState::FieldStart,
+            (QuoteState::FieldStart | QuoteState::QuoteInQuotes, b'"') => QuoteState::Quoted,
+            (QuoteState::Quoted, b'"') => QuoteState::QuoteInQuotes,
+            (QuoteState::Quoted, _) => QuoteState::Quoted,
+            (_, b'\r' | b'\n') => QuoteState::FieldStart,
+            (_, byte) if byte == self.delimiter => QuoteState::FieldStart,
+            _ => QuoteState::Unquoted,
+        };
+    }
+}
+
+impl Read for QuoteTracker {
+    fn read(&mut self, buffer: &mut [u8]) -> std::io::Result<usize> {
+        let count = self.input.read(buffer)?;
+        buffer[..count].iter().for_each(|byte| self.step(*byte));
+        if count == 0 && !buffer.is_empty() && self.state == QuoteState::Quoted {
+            self.cut.set(true);
+        }
+        Ok(count)
+    }
 }
 
 /// What is wrong with a row, or with reading it.

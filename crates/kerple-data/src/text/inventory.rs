@@ -1,7 +1,7 @@
 //! An inventory of the text that was read, file by file, which detects other text under the same
 //! names.
 
-use super::{Format, SourceFile, Sources};
+use super::{SourceFile, SourceFormat, Sources};
 use crate::corpus::TokenFiles;
 use crate::error::{Error, Result};
 use crate::hash::{Checksum, hex};
@@ -14,11 +14,11 @@ use std::path::{Path, PathBuf};
 /// The files of [`Sources`] at one time, by their path from the named folder.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Inventory {
-    files: BTreeMap<String, Entry>,
+    files: BTreeMap<String, InventoryFile>,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-struct Entry {
+struct InventoryFile {
     bytes: u64,
     /// XXH3-128 of what it holds.
     checksum: String,
@@ -72,18 +72,18 @@ impl Sources {
 /// The files that a file stands for.
 fn parts(file: &SourceFile) -> Vec<PathBuf> {
     match file.format {
-        Format::TokenFiles => TokenFiles::paths(&file.path).into(),
-        Format::Ignored(_) => Vec::new(),
+        SourceFormat::TokenFiles => TokenFiles::paths(&file.path).into(),
+        SourceFormat::Ignored(_) => Vec::new(),
         _ => vec![file.path.clone()],
     }
 }
 
-fn entry(path: &Path, known: Option<&Entry>) -> Result<Entry> {
+fn entry(path: &Path, known: Option<&InventoryFile>) -> Result<InventoryFile> {
     let about = std::fs::metadata(path).map_err(Error::io(path, "read"))?;
     let (bytes, stamp) = (about.len(), stamp(&about));
     match known.filter(|known| stamp.is_some() && (known.bytes, &known.stamp) == (bytes, &stamp)) {
         Some(known) => Ok(known.clone()),
-        None => Ok(Entry { bytes, checksum: checksum(path).map_err(Error::io(path, "read"))?, stamp }),
+        None => Ok(InventoryFile { bytes, checksum: checksum(path).map_err(Error::io(path, "read"))?, stamp }),
     }
 }
 

@@ -2,7 +2,7 @@
 //! a key.
 
 use super::json_lines::text;
-use super::{Content, Document, unreadable};
+use super::{DocumentContent, SourceDocument, unreadable};
 use crate::error::{Error, Result};
 use crate::file::without_mark;
 use crate::json;
@@ -18,7 +18,7 @@ pub(super) fn documents(
     path: &Path,
     input: Box<dyn BufRead>,
     key: &str,
-) -> Result<impl Iterator<Item = Result<Document>> + use<>> {
+) -> Result<impl Iterator<Item = Result<SourceDocument>> + use<>> {
     let mut bytes = Vec::new();
     input.take(LONGEST + 1).read_to_end(&mut bytes).map_err(|error| unreadable(path, String::new(), &error))?;
     if bytes.len() as u64 > LONGEST {
@@ -31,16 +31,17 @@ pub(super) fn documents(
     let (path, key): (PathBuf, String) = (path.to_owned(), key.to_owned());
     Ok(items.into_iter().enumerate().map(move |(at, item)| {
         let number = at + 1;
-        let found = match item.get().starts_with('"') {
-            true => {
-                serde_json::from_str(item.get()).map_err(|error| (error.to_string(), "every item must be a string"))
-            }
-            false => text(item.get().as_bytes(), &key),
+        let found = if item.get().starts_with('"') {
+            serde_json::from_str(item.get()).map_err(|error| (error.to_string(), "every item must be a string"))
+        } else {
+            text(item.get().as_bytes(), &key)
         };
         let content = match found {
-            Ok(text) => Content::Text(text),
-            Err((message, hint)) => Content::Bad(Error::damaged_at(&path, format!(", item {number}"), message, hint)),
+            Ok(text) => DocumentContent::Text(text),
+            Err((message, hint)) => {
+                DocumentContent::Bad(Error::damaged_at(&path, format!(", item {number}"), message, hint))
+            }
         };
-        Ok(Document { number, content })
+        Ok(SourceDocument { number, content })
     }))
 }

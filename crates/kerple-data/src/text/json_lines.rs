@@ -1,6 +1,6 @@
 //! One JSON object per line, with the document's text under a key; other keys are ignored.
 
-use super::{Content, Document, unreadable};
+use super::{DocumentContent, SourceDocument, unreadable};
 use crate::error::{Error, Result};
 use crate::file::without_mark;
 use crate::json::without_odd_numbers;
@@ -61,18 +61,20 @@ impl JsonLines {
 }
 
 impl Iterator for JsonLines {
-    type Item = Result<Document>;
+    type Item = Result<SourceDocument>;
 
-    fn next(&mut self) -> Option<Result<Document>> {
+    fn next(&mut self) -> Option<Result<SourceDocument>> {
         match self.advance() {
             Err(error) => Some(Err(error)),
             Ok(false) => None,
             Ok(true) => {
                 let content = match text(&self.line, &self.key) {
-                    Ok(text) => Content::Text(text),
-                    Err((message, hint)) => Content::Bad(Error::damaged_at(&self.path, self.place(), message, hint)),
+                    Ok(text) => DocumentContent::Text(text),
+                    Err((message, hint)) => {
+                        DocumentContent::Bad(Error::damaged_at(&self.path, self.place(), message, hint))
+                    }
                 };
-                Some(Ok(Document { number: self.number, content }))
+                Some(Ok(SourceDocument { number: self.number, content }))
             }
         }
     }
@@ -112,12 +114,12 @@ fn strict_text(line: &[u8], key: &str) -> std::result::Result<String, (String, &
 
 /// The value under a key, or else under `b` in the object under `a` where the key is `a.b`; the names of the first keys.
 fn value_at<'l>(object: &'l [u8], key: &str) -> serde_json::Result<(Option<&'l RawValue>, Vec<String>)> {
-    let fields = |key: &str| -> serde_json::Result<Fields<'l>> {
+    let fields = |key: &str| -> serde_json::Result<ObjectFields<'l>> {
         let mut reader = serde_json::Deserializer::from_slice(object);
-        let fields = Find(key).deserialize(&mut reader)?;
+        let fields = FindKey(key).deserialize(&mut reader)?;
         reader.end().map(|()| fields)
     };
-    let Fields { mut value, keys } = fields(key)?;
+    let ObjectFields { mut value, keys } = fields(key)?;
     if value.is_none()
         && let Some((outer, inner)) = key.split_once('.')
         && let Some(within) = fields(outer)?.value.filter(|within| within.get().starts_with('{'))
@@ -128,31 +130,31 @@ fn value_at<'l>(object: &'l [u8], key: &str) -> serde_json::Result<(Option<&'l R
 }
 
 /// Keeps the value of one key of an object, the last where there are several, and the names of the first keys.
-struct Find<'k>(&'k str);
+struct FindKey<'k>(&'k str);
 
-struct Fields<'l> {
+struct ObjectFields<'l> {
     value: Option<&'l RawValue>,
     keys: Vec<String>,
 }
 
-impl<'l> DeserializeSeed<'l> for Find<'_> {
-    type Value = Fields<'l>;
+impl<'l> DeserializeSeed<'l> for FindKey<'_> {
+    type Value = ObjectFields<'l>;
 
-    fn deserialize<D: Deserializer<'l>>(self, line: D) -> std::result::Result<Fields<'l>, D::Error> {
+    fn deserialize<D: Deserializer<'l>>(self, line: D) -> std::result::Result<ObjectFields<'l>, D::Error> {
         line.deserialize_map(self)
     }
 }
 
-impl<'l> Visitor<'l> for Find<'_> {
-    type Value = Fields<'l>;
+impl<'l> Visitor<'l> for FindKey<'_> {
+    type Value = ObjectFields<'l>;
 
     fn expecting(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         out.write_str("a map")
     }
 
-    fn visit_map<A: MapAccess<'l>>(self, mut object: A) -> std::result::Result<Fields<'l>, A::Error> {
+    fn visit_map<A: MapAccess<'l>>(self, mut object: A) -> std::result::Result<ObjectFields<'l>, A::Error> {
         const SHOWN: usize = 8;
-        let mut fields = Fields { value: None, keys: Vec::new() };
+        let mut fields = ObjectFields { value: None, keys: Vec::new() };
         while let Some(key) = object.next_key::<Cow<str>>()? {
             let value = object.next_value()?;
             if key == self.0 {
@@ -169,13 +171,13 @@ impl<'l> Visitor<'l> for Find<'_> {
 mod tests {
     use super::*;
 
-    fn read(lines: &str) -> Vec<Result<Document>> {
+    fn read(lines: &str) -> Vec<Result<SourceDocument>> {
         JsonLines::new(Path::new("x.jsonl"), Box::new(std::io::Cursor::new(lines.to_owned())), "text").collect()
     }
 
     fn failure(lines: &str) -> String {
         match read(lines).pop().unwrap().unwrap().content {
-            Content::Bad(error) => error.to_string(),
+            DocumentContent::Bad(error) => error.to_string(),
             other => panic!("{other:?}"),
         }
     }
@@ -183,9 +185,9 @@ mod tests {
     #[test]
     fn texts_are_found_among_other_keys() {
         let lines = "\u{feff}{\"text\": \"a\\u00e9\\n\", \"meta\": {\"text\": 1}}\r\n\n{\"n\":1e999,\"text\":\"\"}";
-        let found: Vec<Document> = read(lines).into_iter().map(Result::unwrap).collect();
-        let document = |number, text: &str| Document { number, content: Content::Text(text.to_owned()) };
-        let shown = |document: &Document| format!("{document:?}");
+        let found: Vec<SourceDocument> = read(lines).into_iter().map(Result::unwrap).collect();
+        let document = |number, text: &str| SourceDocument { number, content: DocumentContent::Text(text.to_owned()) };
+        let shown = |document: &SourceDocument| format!("{document:?}");
         assert!(found.iter().map(shown).eq([document(1, "aé\n"), document(3, "")].iter().map(shown)));
     }
 

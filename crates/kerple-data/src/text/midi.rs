@@ -1,9 +1,9 @@
 //! MIDI files and archives of them: each piece is a document.
 
-use super::{Content, Document, unreadable};
+use super::{DocumentContent, SourceDocument, unreadable};
 use crate::contain::contain;
 use crate::error::{Error, Result};
-use crate::music::{Piece, Representation, Score};
+use crate::music::{MusicDocument, MusicPiece, Representation};
 use std::io::{BufRead, Read};
 use std::path::{Path, PathBuf};
 
@@ -18,16 +18,17 @@ pub(super) fn is_midi(name: &str) -> bool {
 }
 
 /// The piece in a file of its own.
-pub(super) fn file(path: &Path, representation: Representation) -> Result<Document> {
-    let score = Piece::read(path).and_then(|piece| {
-        let score = Score::new(piece, representation, &path.display().to_string());
+pub(super) fn file(path: &Path, representation: Representation) -> Result<SourceDocument> {
+    let score = MusicPiece::read(path).and_then(|piece| {
+        let score = MusicDocument::new(piece, representation, &path.display().to_string());
         score.map_err(|error| Error::damaged(path, error.to_string(), error.hint()))
     });
-    Content::or_bad(score.map(|score| Content::Music(Box::new(score)))).map(|content| Document { number: 1, content })
+    DocumentContent::or_bad(score.map(|score| DocumentContent::Music(Box::new(score))))
+        .map(|content| SourceDocument { number: 1, content })
 }
 
 /// The pieces in a tar archive, in its order; other files in it are passed over.
-pub(super) struct Archive {
+pub(super) struct MidiArchive {
     path: PathBuf,
     input: Box<dyn BufRead>,
     representation: Representation,
@@ -35,9 +36,9 @@ pub(super) struct Archive {
     ended: bool,
 }
 
-impl Archive {
-    pub(super) fn new(path: &Path, input: Box<dyn BufRead>, representation: Representation) -> Archive {
-        Archive { path: path.to_owned(), input, representation, number: 0, ended: false }
+impl MidiArchive {
+    pub(super) fn new(path: &Path, input: Box<dyn BufRead>, representation: Representation) -> MidiArchive {
+        MidiArchive { path: path.to_owned(), input, representation, number: 0, ended: false }
     }
 
     /// The name and the bytes of the next MIDI file.
@@ -85,24 +86,24 @@ fn next_entry(input: &mut dyn BufRead) -> std::io::Result<Option<(String, u64)>>
     Ok(Some((if is_file { name } else { String::new() }, entry.size())))
 }
 
-impl Iterator for Archive {
-    type Item = Result<Document>;
+impl Iterator for MidiArchive {
+    type Item = Result<SourceDocument>;
 
-    fn next(&mut self) -> Option<Result<Document>> {
+    fn next(&mut self) -> Option<Result<SourceDocument>> {
         if self.ended {
             return None;
         }
         let document = self.advance().and_then(|found| {
             let Some((name, bytes)) = found else { return Ok(None) };
             let bad = |message: String, hint: String| Error::damaged_at(&self.path, format!(", {name}"), message, hint);
-            let piece = Piece::from_midi(&bytes).map_err(|message| bad(message, AGAIN.to_owned()));
+            let piece = MusicPiece::from_midi(&bytes).map_err(|message| bad(message, AGAIN.to_owned()));
             let score = piece.and_then(|piece| {
                 let place = format!("{}, {}", self.path.display(), kerple_run::files::printable(&name));
-                let score = Score::new(piece, self.representation, &place);
+                let score = MusicDocument::new(piece, self.representation, &place);
                 score.map_err(|error| bad(error.to_string(), error.hint()))
             });
-            let content = Content::or_bad(score.map(|score| Content::Music(Box::new(score))))?;
-            Ok(Some(Document { number: self.number, content }))
+            let content = DocumentContent::or_bad(score.map(|score| DocumentContent::Music(Box::new(score))))?;
+            Ok(Some(SourceDocument { number: self.number, content }))
         });
         self.ended = !matches!(document, Ok(Some(_)));
         document.transpose()

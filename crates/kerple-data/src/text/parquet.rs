@@ -5,7 +5,7 @@
 
 mod footer;
 
-use super::{Content, Document};
+use super::{DocumentContent, SourceDocument};
 use crate::contain::contain;
 use crate::error::{Error, Result};
 use parquet::basic::{Encoding, LogicalType, Repetition, Type as Physical};
@@ -27,7 +27,7 @@ const ROWS: usize = 1024;
 /// Values of a page; writers put thousands into one.
 const LARGEST_PAGE: usize = 1 << 24;
 
-pub(super) struct Rows {
+pub(super) struct ParquetRows {
     path: PathBuf,
     name: String,
     file: SerializedFileReader<File>,
@@ -45,8 +45,8 @@ pub(super) struct Rows {
     failed: bool,
 }
 
-impl Rows {
-    pub(super) fn open(path: &Path, size: u64, name: &str, read: Rc<Cell<u64>>) -> Result<Rows> {
+impl ParquetRows {
+    pub(super) fn open(path: &Path, size: u64, name: &str, read: Rc<Cell<u64>>) -> Result<ParquetRows> {
         let mut file = kerple_run::files::open(path).map_err(Error::io(path, "open"))?;
         let failed = |message: String| unreadable(path, String::new(), message);
         footer::check(&mut file).map_err(failed)?;
@@ -69,7 +69,7 @@ impl Rows {
         let total = about.num_rows().try_into().unwrap_or(0);
         let (path, name, waiting) = (path.to_owned(), name.to_owned(), VecDeque::new());
         let (group, next_group, number, failed) = (None, 0, 0, false);
-        Ok(Rows {
+        Ok(ParquetRows {
             path,
             name,
             file,
@@ -97,7 +97,7 @@ impl Rows {
                 let group = self.file.get_row_group(self.next_group).map_err(|error| error.to_string())?;
                 let rows = u64::try_from(group.metadata().num_rows()).map_err(|_| "a negative number of rows")?;
                 let pages = group.get_column_page_reader(self.column).map_err(|error| error.to_string())?;
-                let pages = Box::new(Checked { pages, optional });
+                let pages = Box::new(CheckedPages { pages, optional });
                 self.group = Some((ColumnReaderImpl::new(self.description.clone(), pages), rows));
                 self.next_group += 1;
             }
@@ -115,29 +115,30 @@ impl Rows {
             }
             *left -= rows as u64;
             let mut values = values.into_iter();
-            match optional {
-                false => self.waiting.extend(values.map(Some)),
-                true => self.waiting.extend(levels.iter().map(|level| if *level > 0 { values.next() } else { None })),
+            if optional {
+                self.waiting.extend(levels.iter().map(|level| if *level > 0 { values.next() } else { None }))
+            } else {
+                self.waiting.extend(values.map(Some))
             }
         }
         Ok(true)
     }
 
-    fn text(&self, value: Option<ByteArray>) -> Document {
+    fn text(&self, value: Option<ByteArray>) -> SourceDocument {
         let text = match &value {
             None => Err("null"),
             Some(bytes) => std::str::from_utf8(bytes.data()).map_err(|_| "not UTF-8"),
         };
         let content = match text {
-            Ok(text) => Content::Text(text.to_owned()),
-            Err(what) => Content::Bad(Error::damaged_at(
+            Ok(text) => DocumentContent::Text(text.to_owned()),
+            Err(what) => DocumentContent::Bad(Error::damaged_at(
                 &self.path,
                 self.place(),
                 format!("column `{}` is {what}", self.name),
                 "remove such rows, or name another column with --text-key",
             )),
         };
-        Document { number: self.number, content }
+        SourceDocument { number: self.number, content }
     }
 
     fn place(&self) -> String {
@@ -145,10 +146,10 @@ impl Rows {
     }
 }
 
-impl Iterator for Rows {
-    type Item = Result<Document>;
+impl Iterator for ParquetRows {
+    type Item = Result<SourceDocument>;
 
-    fn next(&mut self) -> Option<Result<Document>> {
+    fn next(&mut self) -> Option<Result<SourceDocument>> {
         if self.failed {
             return None;
         }
@@ -186,13 +187,13 @@ fn unreadable(path: &Path, place: String, message: String) -> Error {
 }
 
 /// Pages whose claims fit the bytes they have.
-struct Checked {
+struct CheckedPages {
     pages: Box<dyn PageReader>,
     /// Whether values may be null, and pages thus have levels before the values.
     optional: bool,
 }
 
-impl Checked {
+impl CheckedPages {
     fn check(&self, page: &Page) -> Parquet<()> {
         let (values, bytes) = (page.num_values() as usize, page.buffer());
         let fits = match (page, page.encoding()) {
@@ -203,12 +204,10 @@ impl Checked {
             }
             _ => values <= LARGEST_PAGE,
         };
-        match fits {
-            true => Ok(()),
-            false => Err(ParquetError::General(format!(
-                "a page of {} bytes is too small for its stated content",
-                bytes.len()
-            ))),
+        if fits {
+            Ok(())
+        } else {
+            Err(ParquetError::General(format!("a page of {} bytes is too small for its stated content", bytes.len())))
         }
     }
 
@@ -237,7 +236,7 @@ fn delta_count(bytes: &[u8]) -> Option<u64> {
     Some(groups.fold(0u64, |number, byte| number.saturating_mul(128) | u64::from(byte & 127)))
 }
 
-impl Iterator for Checked {
+impl Iterator for CheckedPages {
     type Item = Parquet<Page>;
 
     fn next(&mut self) -> Option<Parquet<Page>> {
@@ -245,7 +244,7 @@ impl Iterator for Checked {
     }
 }
 
-impl PageReader for Checked {
+impl PageReader for CheckedPages {
     fn get_next_page(&mut self) -> Parquet<Option<Page>> {
         let page = self.pages.get_next_page()?;
         page.iter().try_for_each(|page| self.check(page))?;

@@ -1,6 +1,6 @@
 //! Plain text: a whole file is one document, in memory when short and streamed when long.
 
-use super::{Compression, Content, open, unreadable};
+use super::{Compression, DocumentContent, open, unreadable};
 use crate::error::{Error, Result};
 use crate::file::without_mark;
 use crate::hash::Checksum;
@@ -48,13 +48,14 @@ impl LongText {
                 sink(chunk)?;
             }
         }
-        match (bytes, sum.finish()) == (self.bytes, self.hash) {
-            true => Ok(()),
-            false => Err(Error::damaged(
+        if (bytes, sum.finish()) == (self.bytes, self.hash) {
+            Ok(())
+        } else {
+            Err(Error::damaged(
                 &self.path,
                 "the file changed during reading",
                 "do not write to the file while kerple reads it",
-            )),
+            ))
         }
     }
 }
@@ -72,7 +73,7 @@ pub(super) fn read(
     found: bool,
     held: u64,
     read: Rc<Cell<u64>>,
-) -> Result<Content> {
+) -> Result<DocumentContent> {
     let mut text = Utf8::open(path, compression, read.clone())?;
     let (mut head, mut sum, mut bytes) = (String::new(), Checksum::default(), 0);
     loop {
@@ -80,21 +81,20 @@ pub(super) fn read(
             Ok(Some(chunk)) => {
                 bytes += chunk.len() as u64;
                 sum.add(chunk.as_bytes());
-                match bytes <= held {
-                    true => head.push_str(chunk),
-                    false => head = String::new(),
-                }
+                if bytes <= held { head.push_str(chunk) } else { head = String::new() }
             }
             Ok(None) => break,
-            Err(Failure::NotText(Error::Damaged { message, .. })) if found => return Ok(Content::NotText(message)),
+            Err(TextFailure::NotText(Error::Damaged { message, .. })) if found => {
+                return Ok(DocumentContent::NotText(message));
+            }
             Err(failure) => return Err(failure.into()),
         }
     }
     if bytes <= held {
-        return Ok(Content::Text(head));
+        return Ok(DocumentContent::Text(head));
     }
     read.set(0);
-    Ok(Content::Long(LongText { path: path.to_owned(), compression, bytes, hash: sum.finish(), read }))
+    Ok(DocumentContent::Long(LongText { path: path.to_owned(), compression, bytes, hash: sum.finish(), read }))
 }
 
 /// Text as it comes out of a file, without a byte order mark.
@@ -108,15 +108,15 @@ struct Utf8 {
     at: u64,
 }
 
-enum Failure {
+enum TextFailure {
     NotText(Error),
     Unreadable(Error),
 }
 
-impl From<Failure> for Error {
-    fn from(failure: Failure) -> Error {
+impl From<TextFailure> for Error {
+    fn from(failure: TextFailure) -> Error {
         match failure {
-            Failure::NotText(error) | Failure::Unreadable(error) => error,
+            TextFailure::NotText(error) | TextFailure::Unreadable(error) => error,
         }
     }
 }
@@ -128,7 +128,7 @@ impl Utf8 {
     }
 
     /// The next piece of text, which is never empty; none at the end of the file.
-    fn next(&mut self) -> std::result::Result<Option<&str>, Failure> {
+    fn next(&mut self) -> std::result::Result<Option<&str>, TextFailure> {
         let done = self.buffer.len() - self.waiting;
         self.at += done as u64;
         self.buffer.drain(..done);
@@ -137,7 +137,7 @@ impl Utf8 {
             let more = self.input.fill_buf();
             let more = match more {
                 Err(error) if error.kind() == std::io::ErrorKind::Interrupted => continue,
-                Err(error) => return Err(Failure::Unreadable(unreadable(&self.path, String::new(), &error))),
+                Err(error) => return Err(TextFailure::Unreadable(unreadable(&self.path, String::new(), &error))),
                 Ok(more) => &more[..more.len().min(CHUNK)],
             };
             ended = more.is_empty();
@@ -169,37 +169,37 @@ impl Utf8 {
         Ok((valid > 0).then_some(text))
     }
 
-    fn nul(&self, valid: usize) -> Option<Failure> {
+    fn nul(&self, valid: usize) -> Option<TextFailure> {
         let at = self.buffer[..valid].iter().position(|byte| *byte == 0)? as u64 + self.at;
         Some(self.not_text(format!("byte {at} is NUL, so the file is not text")))
     }
 
-    fn not_text(&self, message: String) -> Failure {
+    fn not_text(&self, message: String) -> TextFailure {
         let hint = "give UTF-8 text, .jsonl, .parquet, or the prefix of .bin and .idx files";
-        Failure::NotText(Error::damaged(&self.path, message, hint))
+        TextFailure::NotText(Error::damaged(&self.path, message, hint))
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::text::Format;
+    use crate::text::SourceFormat;
     use proptest::prelude::*;
     use twox_hash::XxHash3_128;
 
-    fn content(name: &str, bytes: &[u8], held: u64) -> (tempfile::TempDir, Result<Content>) {
+    fn content(name: &str, bytes: &[u8], held: u64) -> (tempfile::TempDir, Result<DocumentContent>) {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join(name);
         std::fs::write(&path, bytes).unwrap();
-        let Format::Text(compression) = Format::of(&path, None) else { panic!("{name} is text") };
+        let SourceFormat::Text(compression) = SourceFormat::of(&path, None) else { panic!("{name} is text") };
         let content = read(&path, compression, false, held, Rc::default());
         (folder, content)
     }
 
-    fn whole(content: &Content) -> String {
+    fn whole(content: &DocumentContent) -> String {
         match content {
-            Content::Text(text) => text.clone(),
-            Content::Long(long) => {
+            DocumentContent::Text(text) => text.clone(),
+            DocumentContent::Long(long) => {
                 let mut text = String::new();
                 long.stream(&mut |chunk| {
                     text.push_str(chunk);
@@ -224,7 +224,7 @@ mod tests {
             for held in [0, u64::MAX] {
                 let (_folder, content) = content("a.txt", bytes.as_bytes(), held);
                 let content = content.unwrap();
-                prop_assert_eq!(matches!(content, Content::Long(_)), held == 0);
+                prop_assert_eq!(matches!(content, DocumentContent::Long(_)), held == 0);
                 prop_assert!(whole(&content) == text);
             }
         }
@@ -245,7 +245,7 @@ mod tests {
     fn a_text_that_changes_is_noticed() {
         let (folder, content) = content("a.txt", b"one text", 0);
         std::fs::write(folder.path().join("a.txt"), b"two text").unwrap();
-        let Content::Long(long) = content.unwrap() else { panic!("held") };
+        let DocumentContent::Long(long) = content.unwrap() else { panic!("held") };
         let error = long.stream(&mut |_| Ok(())).unwrap_err().to_string();
         assert!(error.ends_with("a.txt: the file changed during reading"), "{error}");
     }

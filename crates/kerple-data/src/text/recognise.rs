@@ -1,7 +1,7 @@
 //! Recognises files whose name leaves their format open, and files that accompany the data of a
 //! folder.
 
-use super::{Compression, Format, SourceFile, open};
+use super::{Compression, SourceFile, SourceFormat, open};
 use crate::error::{Error, Result};
 use crate::file::without_mark;
 use crate::json;
@@ -27,27 +27,28 @@ pub(super) fn is_compressed_otherwise(path: &Path) -> bool {
 ///
 /// # Errors
 /// One object over several lines, which may be a document or a description of some.
-pub(super) fn json(path: &Path, compression: Compression) -> Result<Format> {
+pub(super) fn json(path: &Path, compression: Compression) -> Result<SourceFormat> {
     let mut head = Vec::new();
     let input = open(path, compression, Rc::new(Cell::new(0)))?;
     input.take(HEAD).read_to_end(&mut head).map_err(Error::io(path, "read"))?;
     let head = without_mark(&head).trim_ascii_start();
     match head.first() {
-        Some(b'[') => Ok(Format::JsonArray(compression)),
+        Some(b'[') => Ok(SourceFormat::JsonArray(compression)),
         Some(b'{') => {
             let mut line = Vec::new();
             let _ = (&mut &*head).read_until(b'\n', &mut line);
             // a first line that goes on beyond what is looked at is one object all the same
             let whole = line.len() == head.len() && head.len() as u64 == HEAD;
-            match whole || json::parse::<IgnoredAny>(&line).is_ok() {
-                true => Ok(Format::JsonLines(compression)),
-                false => Err(Error::refused(
+            if whole || json::parse::<IgnoredAny>(&line).is_ok() {
+                Ok(SourceFormat::JsonLines(compression))
+            } else {
+                Err(Error::refused(
                     format!("{}: one JSON object over several lines; expected documents", path.display()),
                     "write one object per line into a .jsonl file, or name the file .txt to read it as text",
-                )),
+                ))
             }
         }
-        _ => Ok(Format::Text(compression)),
+        _ => Ok(SourceFormat::Text(compression)),
     }
 }
 
@@ -68,25 +69,32 @@ pub(super) fn plain(path: &Path, compression: Compression) -> Result<()> {
         let object = line.trim_ascii();
         read && object.first() == Some(&b'{') && json::parse::<IgnoredAny>(object).is_ok()
     };
-    match is_object() && is_object() {
-        false => Ok(()),
-        true => Err(Error::refused(
+    if is_object() && is_object() {
+        Err(Error::refused(
             format!("{}: the name claims text, but the file contains JSON lines", path.display()),
             "rename it to .jsonl to read the texts under --text-key, or to .text to train on the JSON itself",
-        )),
+        ))
+    } else {
+        Ok(())
     }
 }
 
 /// Leaves out of folders with data files what describes these: a README, a licence, the description of a dataset.
 pub(super) fn snapshot_files(files: &mut [SourceFile]) {
     let data = |file: &SourceFile| {
-        matches!(file.format, Format::JsonLines(_) | Format::JsonArray(_) | Format::Delimited(..) | Format::Parquet)
+        matches!(
+            file.format,
+            SourceFormat::JsonLines(_)
+                | SourceFormat::JsonArray(_)
+                | SourceFormat::Delimited(..)
+                | SourceFormat::Parquet
+        )
     };
     if !files.iter().any(|file| file.found && data(file)) {
         return;
     }
     for file in files.iter_mut().filter(|file| file.found && describes(&file.path)) {
-        file.format = Format::Ignored("it describes the data files next to it");
+        file.format = SourceFormat::Ignored("it describes the data files next to it");
     }
 }
 

@@ -9,7 +9,7 @@
 //! * Any other name with a split word is treated as an ordinary file and listed in the summary:
 //!   `dev-ops-guide.jsonl`.
 
-use super::{Format, SourceFile};
+use super::{SourceFile, SourceFormat};
 use crate::error::{Error, Result};
 use crate::split::Split;
 use std::collections::{BTreeMap, BTreeSet};
@@ -26,20 +26,20 @@ const SHOWN: usize = 4;
 
 /// What the names of the files to read state.
 #[derive(Debug, Default)]
-pub(crate) struct Names {
+pub(crate) struct SplitNames {
     /// Of each file.
     pub(crate) splits: Vec<Option<Split>>,
     /// Files whose names hold a split word that does not count.
     unused: Vec<String>,
 }
 
-impl Names {
+impl SplitNames {
     /// Reads the names of all files.
     ///
     /// # Errors
     /// A file whose name states another split than its folder.
-    pub(crate) fn read(files: &[SourceFile]) -> Result<Names> {
-        let stated: Vec<Stated> = files.iter().map(Stated::of).collect();
+    pub(crate) fn read(files: &[SourceFile]) -> Result<SplitNames> {
+        let stated: Vec<PathSplits> = files.iter().map(PathSplits::of).collect();
         let mut sets: BTreeMap<&str, BTreeSet<Split>> = BTreeMap::new();
         for (key, split) in stated.iter().flat_map(|stated| stated.name.iter().chain(&stated.folder)) {
             sets.entry(key.as_str()).or_default().insert(*split);
@@ -49,7 +49,7 @@ impl Names {
             let set = &sets[key.as_str()];
             (set.contains(&Split::Train) && set.len() > 1).then_some(*split)
         };
-        let mut names = Names::default();
+        let mut names = SplitNames::default();
         for (file, stated) in files.iter().zip(&stated) {
             let of_name = stated.alone.or_else(|| complete(&stated.name));
             let of_folder = complete(&stated.folder);
@@ -76,13 +76,13 @@ impl Names {
     }
 
     /// The same where shares were asked for: no name counts.
-    pub(crate) fn ignored(files: &[SourceFile]) -> Result<Names> {
+    pub(crate) fn ignored(files: &[SourceFile]) -> Result<SplitNames> {
         let stated = |file: &SourceFile| {
-            let stated = Stated::of(file);
+            let stated = PathSplits::of(file);
             stated.alone.is_some() || stated.name.is_some() || stated.folder.is_some()
         };
         let unused = files.iter().filter(|file| stated(file)).map(|file| file.path.display().to_string()).collect();
-        Ok(Names { splits: vec![None; files.len()], unused })
+        Ok(SplitNames { splits: vec![None; files.len()], unused })
     }
 
     /// What to say of names that look like splits and are not used.
@@ -90,24 +90,25 @@ impl Names {
         let count = self.unused.len();
         let shown = self.unused[..count.min(SHOWN)].join(", ");
         let more = if count > SHOWN { format!(" and {} more", count - SHOWN) } else { String::new() };
-        let why = match by_shares {
-            true => "--split was given",
-            false => "no sibling differs in that word alone (docs/texts.md has the rule)",
+        let why = if by_shares {
+            "--split was given"
+        } else {
+            "no sibling differs in that word alone (docs/texts.md has the rule)"
         };
         (count > 0).then(|| format!("names that look like splits are ignored, because {why}: {shown}{more}"))
     }
 }
 
 /// What one path states: keys are the same for siblings that differ in the split word alone.
-struct Stated {
+struct PathSplits {
     /// By a name that is nothing but a split word and numbers.
     alone: Option<Split>,
     name: Option<(String, Split)>,
     folder: Option<(String, Split)>,
 }
 
-impl Stated {
-    fn of(file: &SourceFile) -> Stated {
+impl PathSplits {
+    fn of(file: &SourceFile) -> PathSplits {
         let parent = file.path.parent().unwrap_or(Path::new(""));
         let name = file.path.file_name().and_then(|name| name.to_str()).unwrap_or_default().to_lowercase();
         let stem = stem(&name, file.format);
@@ -115,7 +116,7 @@ impl Stated {
         let alone = word.as_ref().and_then(|(rest, split)| rest.is_empty().then_some(*split));
         let name =
             word.filter(|_| alone.is_none()).map(|(rest, split)| (format!("{}/*{rest}", parent.display()), split));
-        Stated { alone, name, folder: folder(parent, file.depth) }
+        PathSplits { alone, name, folder: folder(parent, file.depth) }
     }
 }
 
@@ -134,8 +135,8 @@ fn folder(parent: &Path, depth: usize) -> Option<(String, Split)> {
 }
 
 /// A name without the endings of data files; `None` for other files.
-fn stem(name: &str, format: Format) -> Option<String> {
-    if let Format::TokenFiles = format {
+fn stem(name: &str, format: SourceFormat) -> Option<String> {
+    if let SourceFormat::TokenFiles = format {
         // `train_text_document`, as Megatron's tools call them
         let document = name.strip_suffix("_document").or(name.strip_suffix("_sentence"));
         return Some(document.and_then(|name| name.rsplit_once('_')).map_or(name, |(stem, _)| stem).to_owned());
@@ -188,15 +189,15 @@ mod tests {
     use crate::text::Compression;
 
     /// Splits of files below `root`, as the walk finds them.
-    fn names(paths: &[&str]) -> Result<Names> {
+    fn names(paths: &[&str]) -> Result<SplitNames> {
         let file = |path: &&str| SourceFile {
             path: Path::new("root").join(path),
-            format: Format::Text(Compression::None),
+            format: SourceFormat::Text(Compression::None),
             size: 0,
             found: true,
             depth: path.matches('/').count(),
         };
-        Names::read(&paths.iter().map(file).collect::<Vec<_>>())
+        SplitNames::read(&paths.iter().map(file).collect::<Vec<_>>())
     }
 
     fn splits(paths: &[&str]) -> String {

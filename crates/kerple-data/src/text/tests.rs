@@ -19,13 +19,13 @@ fn folder(files: &[(&str, &[u8])]) -> TempDir {
     folder
 }
 
-fn read(path: &Path) -> Result<Vec<Content>> {
+fn read(path: &Path) -> Result<Vec<DocumentContent>> {
     let mut found = Vec::new();
     for file in Sources::paths(&[path]).files()?.0 {
         let mut documents = file.documents("text")?;
         for document in documents.by_ref() {
             match document?.content {
-                Content::Bad(error) => return Err(error),
+                DocumentContent::Bad(error) => return Err(error),
                 content => found.push(content),
             }
         }
@@ -36,7 +36,7 @@ fn read(path: &Path) -> Result<Vec<Content>> {
 
 fn texts(path: &Path) -> Vec<String> {
     let text = |content| match content {
-        Content::Text(text) => text,
+        DocumentContent::Text(text) => text,
         other => panic!("{other:?}"),
     };
     read(path).unwrap().into_iter().map(text).collect()
@@ -133,9 +133,10 @@ fn parquet_rows_are_documents() {
 fn rows_behind_a_null_are_read() {
     let folder = folder(&[("a.parquet", &parquet(&[Some("one"), None, Some("three")]))]);
     let file = SourceFile::new(&folder.path().join("a.parquet"), false, 0).unwrap();
-    let found: Vec<Content> = file.documents("text").unwrap().map(|document| document.unwrap().content).collect();
+    let found: Vec<DocumentContent> =
+        file.documents("text").unwrap().map(|document| document.unwrap().content).collect();
     assert!(
-        matches!(&found[..], [Content::Text(one), Content::Bad(_), Content::Text(three)] if one == "one" && three == "three")
+        matches!(&found[..], [DocumentContent::Text(one), DocumentContent::Bad(_), DocumentContent::Text(three)] if one == "one" && three == "three")
     );
 }
 

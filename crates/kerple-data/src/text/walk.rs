@@ -1,6 +1,6 @@
 //! Lists the files of folders, in an order that depends on names only.
 
-use super::{Format, SourceFile, recognise};
+use super::{SourceFile, SourceFormat, recognise};
 use crate::corpus::{TokenFiles, has_summary};
 use crate::error::{Error, Result};
 use crate::file::{is_file, is_folder};
@@ -57,7 +57,7 @@ fn walk(folder: &Path, depth: usize, files: &mut Vec<SourceFile>, passed_over: &
         // a link to a folder is followed, unless that holds the link
         let linked = kind.is_symlink() && is_folder(&path)?;
         if linked && leads_up(&path)? {
-            let format = Format::Ignored("the link points to a folder that contains the link");
+            let format = SourceFormat::Ignored("the link points to a folder that contains the link");
             files.push(SourceFile { path, format, size: 0, found: true, depth });
             continue;
         }
@@ -94,5 +94,5 @@ fn token_prefix(path: &Path) -> Result<Option<std::path::PathBuf>> {
 
 fn token_files(prefix: &Path, depth: usize) -> Result<SourceFile> {
     let size = TokenFiles::open(prefix)?.size();
-    Ok(SourceFile { path: prefix.to_owned(), format: Format::TokenFiles, size, found: false, depth })
+    Ok(SourceFile { path: prefix.to_owned(), format: SourceFormat::TokenFiles, size, found: false, depth })
 }

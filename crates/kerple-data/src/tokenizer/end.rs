@@ -29,7 +29,7 @@ const HINT: &str = "name the token that ends a document with --eod-token TOKEN";
 
 /// The token that ends a document.
 #[derive(Clone, Debug)]
-pub(super) struct End {
+pub(super) struct EndOfDocument {
     pub(super) id: u32,
     /// Whether the tokenizer marks it as special.
     pub(super) special: bool,
@@ -37,35 +37,35 @@ pub(super) struct End {
     pub(super) warnings: Vec<String>,
 }
 
-impl End {
+impl EndOfDocument {
     /// The end of a tokenizer that has one of its own, which no text holds.
-    pub(super) fn own(id: u32) -> End {
-        End { id, special: true, because: "the tokenizer's own".to_owned(), warnings: Vec::new() }
+    pub(super) fn own(id: u32) -> EndOfDocument {
+        EndOfDocument { id, special: true, because: "the tokenizer's own".to_owned(), warnings: Vec::new() }
     }
 
     /// A token that was chosen before.
-    pub(super) fn known(inner: &HuggingFace, id: u32) -> End {
-        End { id, special: inner.is_special(id), because: "chosen before".to_owned(), warnings: Vec::new() }
+    pub(super) fn known(inner: &HuggingFace, id: u32) -> EndOfDocument {
+        EndOfDocument { id, special: inner.is_special(id), because: "chosen before".to_owned(), warnings: Vec::new() }
     }
 
     /// The token of this name.
     ///
     /// # Errors
     /// There is none.
-    pub(super) fn named(inner: &HuggingFace, path: &Path, name: &str) -> Result<End> {
+    pub(super) fn named(inner: &HuggingFace, path: &Path, name: &str) -> Result<EndOfDocument> {
         let missing = || Error::refused(format!("{}: unknown token `{name}`", path.display()), HINT);
         let id = inner.token(name).ok_or_else(missing)?;
-        Ok(End { because: "named by --eod-token".to_owned(), ..End::known(inner, id) })
+        Ok(EndOfDocument { because: "named by --eod-token".to_owned(), ..EndOfDocument::known(inner, id) })
     }
 
     /// The token that the files beside a `tokenizer.json` say, or a usual one.
     ///
     /// # Errors
     /// They name a token that the vocabulary does not have, or nothing fits.
-    pub(super) fn beside(inner: &HuggingFace, path: &Path) -> Result<End> {
+    pub(super) fn beside(inner: &HuggingFace, path: &Path) -> Result<EndOfDocument> {
         let (stated, mut warnings) = stated(inner, path)?;
         let Some(((file, ids), others)) = stated.split_first() else {
-            let mut end = End::usual(inner, path)?;
+            let mut end = EndOfDocument::usual(inner, path)?;
             end.warnings.splice(0..0, warnings);
             return Ok(end);
         };
@@ -95,14 +95,14 @@ impl End {
                 name(rival)
             ));
         }
-        Ok(End { id, special, because: format!("{file} names it"), warnings })
+        Ok(EndOfDocument { id, special, because: format!("{file} names it"), warnings })
     }
 
     /// The first token of a usual name.
     ///
     /// # Errors
     /// There is none, or it is not marked as special where others are.
-    pub(super) fn usual(inner: &HuggingFace, path: &Path) -> Result<End> {
+    pub(super) fn usual(inner: &HuggingFace, path: &Path) -> Result<EndOfDocument> {
         let found: Vec<(&str, u32)> = USUAL.iter().filter_map(|name| Some((*name, inner.token(name)?))).collect();
         let (special, plain): (Vec<_>, Vec<_>) = found.into_iter().partition(|(_, id)| inner.is_special(*id));
         if let Some(((name, id), others)) = special.split_first() {
@@ -110,14 +110,14 @@ impl End {
             let warnings = others.iter().map(|(other, _)| {
                 format!("documents end with `{name}`; `{other}` is special too: to use it, pass --eod-token '{other}'")
             });
-            return Ok(End { id: *id, special: true, because, warnings: warnings.collect() });
+            return Ok(EndOfDocument { id: *id, special: true, because, warnings: warnings.collect() });
         }
         let marked = inner.special_names();
         match plain.first() {
             Some((name, id)) if marked.is_empty() => {
                 let because = "a usual name; the tokenizer marks no token as special".to_owned();
                 let warning = format!("documents end with `{name}`, which the tokenizer does not mark as special");
-                Ok(End { id: *id, special: false, because, warnings: vec![warning] })
+                Ok(EndOfDocument { id: *id, special: false, because, warnings: vec![warning] })
             }
             Some((name, _)) => {
                 let shown = marked.iter().take(8).map(|name| format!("`{name}`")).collect::<Vec<_>>().join(" ");
@@ -143,10 +143,10 @@ fn rank(inner: &HuggingFace, id: u32) -> (bool, usize) {
 }
 
 /// A file and the ids that it says end a text.
-type Statement = (&'static str, Vec<u32>);
+type EndStatement = (&'static str, Vec<u32>);
 
 /// What the files beside a `tokenizer.json` say, and what of it was passed over.
-fn stated(inner: &HuggingFace, path: &Path) -> Result<(Vec<Statement>, Vec<String>)> {
+fn stated(inner: &HuggingFace, path: &Path) -> Result<(Vec<EndStatement>, Vec<String>)> {
     let (mut found, mut warnings) = (Vec::new(), Vec::new());
     for (file, key) in STATED {
         let beside = path.with_file_name(file);

@@ -1,7 +1,7 @@
 //! Tokenizers defined by a Hugging Face `tokenizer.json`.
 
-use super::shape::{self, Shape};
-use super::{Cuts, LARGEST_VOCABULARY};
+use super::shape::{self, TokenizerDefinition};
+use super::{LARGEST_VOCABULARY, TextCuts};
 use crate::contain::contain;
 use crate::error::{Error, Result};
 use std::collections::HashMap;
@@ -14,7 +14,7 @@ pub(super) struct HuggingFace {
     bytes: Option<Vec<Box<[u8]>>>,
     /// Bytes of text of every token.
     lengths: Vec<u32>,
-    shape: Shape,
+    shape: TokenizerDefinition,
 }
 
 impl HuggingFace {
@@ -25,7 +25,8 @@ impl HuggingFace {
             Error::damaged(path, message, hint)
         };
         let mut inner = parse(definition).map_err(damaged)?;
-        let shape = Shape::of(definition).map_err(|error| damaged(format!("not a tokenizer: {error}")))?;
+        let shape =
+            TokenizerDefinition::of(definition).map_err(|error| damaged(format!("not a tokenizer: {error}")))?;
         if shape.dropout().is_some() {
             // encoding must not be left to chance: equal texts give equal tokens
             inner = parse(&shape::without_dropout(definition)).map_err(damaged)?;
@@ -104,8 +105,8 @@ impl HuggingFace {
         Some(bytes.get(token as usize).map_or(&[], |bytes| bytes))
     }
 
-    pub(super) fn cuts(&self) -> Cuts {
-        if self.shape.splits_at_gaps() { Cuts::Gaps } else { Cuts::Nowhere }
+    pub(super) fn cuts(&self) -> TextCuts {
+        if self.shape.splits_at_gaps() { TextCuts::Gaps } else { TextCuts::Nowhere }
     }
 
     pub(super) fn unknown(&self) -> Option<u32> {
@@ -212,9 +213,10 @@ fn byte_named(name: &str) -> Option<u8> {
 /// How a byte-level vocabulary writes a byte: visible Latin-1 characters as themselves, the n-th of the rest as U+0100 + n.
 pub(super) fn letter_of(byte: u8) -> char {
     let visible = |byte: u8| matches!(byte, b'!'..=b'~' | 0xa1..=0xac | 0xae..=0xff);
-    match visible(byte) {
-        true => char::from(byte),
-        false => char::from_u32(0x100 + (0..byte).filter(|before| !visible(*before)).count() as u32)
-            .expect("the characters from U+0100 to U+0143 exist"),
+    if visible(byte) {
+        char::from(byte)
+    } else {
+        char::from_u32(0x100 + (0..byte).filter(|before| !visible(*before)).count() as u32)
+            .expect("the characters from U+0100 to U+0143 exist")
     }
 }

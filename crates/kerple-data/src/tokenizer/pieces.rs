@@ -11,7 +11,7 @@ pub(super) const WHOLE: usize = 1 << 23;
 
 /// Where a text may be cut.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Cuts {
+pub(crate) enum TextCuts {
     /// Between any two characters: tokens are bytes.
     Anywhere,
     /// Where no token of a GPT-2-like tokenizer reaches across, see [`gap`].
@@ -21,16 +21,16 @@ pub(crate) enum Cuts {
 }
 
 /// Collects a text and gives it back in pieces.
-pub(crate) struct Pieces {
-    cuts: Cuts,
+pub(crate) struct TextPieces {
+    cuts: TextCuts,
     waiting: String,
     /// There is no place to cut before this byte.
     searched: usize,
 }
 
-impl Pieces {
-    pub(crate) fn new(cuts: Cuts) -> Pieces {
-        Pieces { cuts, waiting: String::new(), searched: PIECE }
+impl TextPieces {
+    pub(crate) fn new(cuts: TextCuts) -> TextPieces {
+        TextPieces { cuts, waiting: String::new(), searched: PIECE }
     }
 
     /// Appends to the text and passes on the pieces that are whole.
@@ -66,9 +66,9 @@ impl Pieces {
 
     fn cut(&mut self) -> Option<usize> {
         match self.cuts {
-            Cuts::Nowhere => None,
-            Cuts::Anywhere => (self.waiting.len() > PIECE).then(|| self.waiting.floor_char_boundary(PIECE)),
-            Cuts::Gaps => {
+            TextCuts::Nowhere => None,
+            TextCuts::Anywhere => (self.waiting.len() > PIECE).then(|| self.waiting.floor_char_boundary(PIECE)),
+            TextCuts::Gaps => {
                 let found = gap(&self.waiting, self.searched);
                 self.searched = self.searched.max(self.waiting.len().saturating_sub(1));
                 found

@@ -5,19 +5,19 @@ use serde_json::Value;
 
 /// The parts of a definition that matter here; vocabularies are passed over.
 #[derive(Deserialize)]
-pub(super) struct Shape {
+pub(super) struct TokenizerDefinition {
     #[serde(default)]
     normalizer: Value,
     #[serde(default)]
     pre_tokenizer: Value,
     #[serde(default)]
-    added_tokens: Vec<Added>,
+    added_tokens: Vec<AddedToken>,
     #[serde(default)]
-    model: Model,
+    model: DefinitionModel,
 }
 
 #[derive(Deserialize)]
-struct Added {
+struct AddedToken {
     content: String,
     #[serde(default)]
     special: bool,
@@ -28,7 +28,7 @@ struct Added {
 }
 
 #[derive(Default, Deserialize)]
-struct Model {
+struct DefinitionModel {
     #[serde(default)]
     dropout: Option<f64>,
     #[serde(default)]
@@ -57,8 +57,8 @@ pub(super) fn known_splits() -> impl Iterator<Item = String> {
     SPLITS.iter().flat_map(|(words, rest)| DIGITS.iter().map(move |digits| format!("{words}{digits}{rest}")))
 }
 
-impl Shape {
-    pub(super) fn of(definition: &str) -> serde_json::Result<Shape> {
+impl TokenizerDefinition {
+    pub(super) fn of(definition: &str) -> serde_json::Result<TokenizerDefinition> {
         serde_json::from_str(definition)
     }
 
@@ -84,7 +84,7 @@ impl Shape {
         };
         let forms = ["NFC", "NFD", "NFKC", "NFKD"];
         let plain = |step: &&Value| forms.iter().any(|form| step["type"] == *form);
-        let added = |token: &Added| {
+        let added = |token: &AddedToken| {
             // names of special tokens are text here
             token.special || !(token.single_word || token.rstrip || reaches_across(&token.content))
         };

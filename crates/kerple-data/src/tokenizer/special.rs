@@ -1,6 +1,6 @@
 //! Tokens with a name but without text, and texts in which such names denote the tokens.
 
-use super::{Kind, Tokenizer};
+use super::{Tokenizer, TokenizerKind};
 use crate::error::Result;
 
 /// What the byte tokenizer's token 0 is called, as exported byte vocabularies call it.
@@ -11,9 +11,9 @@ impl Tokenizer {
     /// definition marks as special. Words of music are all text.
     pub fn special_tokens(&self) -> Vec<(String, u32)> {
         let mut found = match &self.kind {
-            Kind::Byte => vec![(END_OF_BYTES.to_owned(), 0)],
-            Kind::HuggingFace(inner) => inner.special_tokens(self.end_of_document),
-            Kind::Music(_) => Vec::new(),
+            TokenizerKind::Byte => vec![(END_OF_BYTES.to_owned(), 0)],
+            TokenizerKind::HuggingFace(inner) => inner.special_tokens(self.end_of_document),
+            TokenizerKind::Music(_) => Vec::new(),
         };
         found.sort_by_key(|a| a.1);
         found
@@ -26,7 +26,7 @@ impl Tokenizer {
     /// As [`Tokenizer::encode`], for what is between the names.
     pub fn encode_with_names(&self, text: &str) -> Result<Vec<u32>> {
         let mut names = self.special_tokens();
-        if let Kind::Byte = &self.kind {
+        if let TokenizerKind::Byte = &self.kind {
             names.push(("\0".to_owned(), self.end_of_document));
         }
         let places = |(name, id): &(String, u32)| {

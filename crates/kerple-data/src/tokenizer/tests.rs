@@ -105,14 +105,14 @@ proptest! {
     fn pieces_are_the_text(words in prop::collection::vec("[a-z]{1,9}", 1..50), chunk in 500usize..200_000) {
         let text = words.join(" ") + " ";
         let text = text.repeat(3 * PIECE / text.len() + 1);
-        for cuts in [Cuts::Anywhere, Cuts::Gaps, Cuts::Nowhere] {
-            let mut pieces = Pieces::new(cuts);
+        for cuts in [TextCuts::Anywhere, TextCuts::Gaps, TextCuts::Nowhere] {
+            let mut pieces = TextPieces::new(cuts);
             let mut found = Vec::new();
             for start in (0..text.len()).step_by(chunk) {
                 pieces.push(&text[start..text.len().min(start + chunk)], &mut |piece| found.push(piece)).unwrap();
             }
             prop_assert!(found.iter().all(|piece| piece.len() >= PIECE));
-            prop_assert!((found.len() < 2) == (cuts == Cuts::Nowhere));
+            prop_assert!((found.len() < 2) == (cuts == TextCuts::Nowhere));
             found.push(pieces.finish());
             prop_assert!(found.concat() == text);
         }
@@ -135,7 +135,7 @@ static SPLITTERS: LazyLock<Vec<Tokenizer>> = LazyLock::new(|| {
 
 /// Tokens of a text encoded in pieces as preparing does.
 fn piecewise(tokenizer: &Tokenizer, text: &str) -> (usize, Vec<u32>) {
-    let mut pieces = Pieces::new(tokenizer.cuts());
+    let mut pieces = TextPieces::new(tokenizer.cuts());
     let mut found = Vec::new();
     pieces.push(text, &mut |piece| found.push(piece)).unwrap();
     found.push(pieces.finish());
@@ -149,8 +149,8 @@ fn long_texts_come_in_pieces() {
         let (pieces, tokens) = piecewise(tokenizer, &text);
         assert!(pieces == 3 && tokens == tokenizer.encode(&text).unwrap(), "{pieces} pieces");
     }
-    assert_eq!(sentence_piece().cuts(), Cuts::Nowhere);
-    assert_eq!(Tokenizer::byte().cuts(), Cuts::Anywhere);
+    assert_eq!(sentence_piece().cuts(), TextCuts::Nowhere);
+    assert_eq!(Tokenizer::byte().cuts(), TextCuts::Anywhere);
 }
 
 /// A tokenizer with merges across spaces: `a b` is one token, however long the text.
@@ -167,7 +167,7 @@ fn what_merges_across_spaces_is_not_cut() {
     let text = "a b".repeat(PIECE);
     let (pieces, tokens) = piecewise(&crossing, &text);
     assert!(pieces == 1 && tokens == crossing.encode(&text).unwrap());
-    let mut endless = Pieces::new(crossing.cuts());
+    let mut endless = TextPieces::new(crossing.cuts());
     let error = endless.push(&"a b".repeat(pieces::WHOLE / 3 + 1), &mut |_| ()).unwrap_err();
     insta::assert_snapshot!(error, @"this tokenizer cannot encode a text of more than 8 MB in chunks");
 }
@@ -184,20 +184,26 @@ fn only_what_is_known_is_cut() {
         serde_json::json!([{ "id": 400, "content": content, "single_word": single_word, "lstrip": false, "rstrip": rstrip,
             "normalized": false, "special": false }])
     };
-    assert_eq!(with(&|_| ()), Cuts::Gaps);
-    assert_eq!(with(&|all| all["added_tokens"] = serde_json::json!([])), Cuts::Gaps);
-    assert_eq!(with(&|all| all["added_tokens"][0]["rstrip"] = true.into()), Cuts::Gaps, "special tokens are text");
-    assert_eq!(with(&|all| all["normalizer"] = serde_json::json!({ "type": "Lowercase" })), Cuts::Nowhere);
-    assert_eq!(with(&|all| all["pre_tokenizer"]["pretokenizers"][0]["pattern"]["Regex"] = r"\n".into()), Cuts::Nowhere);
-    assert_eq!(with(&|all| all["pre_tokenizer"]["pretokenizers"][0]["behavior"] = "Removed".into()), Cuts::Nowhere);
-    assert_eq!(with(&|all| all["pre_tokenizer"]["pretokenizers"][1]["add_prefix_space"] = true.into()), Cuts::Nowhere);
+    assert_eq!(with(&|_| ()), TextCuts::Gaps);
+    assert_eq!(with(&|all| all["added_tokens"] = serde_json::json!([])), TextCuts::Gaps);
+    assert_eq!(with(&|all| all["added_tokens"][0]["rstrip"] = true.into()), TextCuts::Gaps, "special tokens are text");
+    assert_eq!(with(&|all| all["normalizer"] = serde_json::json!({ "type": "Lowercase" })), TextCuts::Nowhere);
+    assert_eq!(
+        with(&|all| all["pre_tokenizer"]["pretokenizers"][0]["pattern"]["Regex"] = r"\n".into()),
+        TextCuts::Nowhere
+    );
+    assert_eq!(with(&|all| all["pre_tokenizer"]["pretokenizers"][0]["behavior"] = "Removed".into()), TextCuts::Nowhere);
+    assert_eq!(
+        with(&|all| all["pre_tokenizer"]["pretokenizers"][1]["add_prefix_space"] = true.into()),
+        TextCuts::Nowhere
+    );
     for (content, rstrip, single, cuts) in [
-        ("   ", false, false, Cuts::Gaps),
-        ("a b", false, false, Cuts::Nowhere),
-        ("a ", false, false, Cuts::Nowhere),
-        ("\nx", false, false, Cuts::Nowhere),
-        ("zz", true, false, Cuts::Nowhere),
-        ("zz", false, true, Cuts::Nowhere),
+        ("   ", false, false, TextCuts::Gaps),
+        ("a b", false, false, TextCuts::Nowhere),
+        ("a ", false, false, TextCuts::Nowhere),
+        ("\nx", false, false, TextCuts::Nowhere),
+        ("zz", true, false, TextCuts::Nowhere),
+        ("zz", false, true, TextCuts::Nowhere),
     ] {
         let found = with(&|all| {
             let end = all["added_tokens"][0].clone();

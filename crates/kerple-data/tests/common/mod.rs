@@ -1,10 +1,12 @@
 //! What several test programs share.
 #![allow(dead_code, reason = "each test program takes what it needs")]
 
-use kerple_data::{PrepareOptions, Sources, Summary, prepare};
+use kerple_data::{CorpusSummary, PrepareOptions, Sources, prepare};
 use std::alloc::{GlobalAlloc, Layout, System};
+use std::fs;
 use std::path::Path;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+use tempfile::TempDir;
 
 /// The system's allocator, and how much it has given out.
 pub struct Counting;
@@ -52,8 +54,24 @@ pub fn most<T>(work: impl FnOnce() -> T) -> (T, usize) {
     (result, MOST.load(Relaxed) - before)
 }
 
+/// A folder with these files.
+pub fn folder(files: &[(&str, &str)]) -> TempDir {
+    let folder = tempfile::tempdir().unwrap();
+    for (name, content) in files {
+        let path = folder.path().join(name);
+        fs::create_dir_all(path.parent().unwrap()).unwrap();
+        fs::write(path, content).unwrap();
+    }
+    folder
+}
+
+/// Texts as JSON lines.
+pub fn lines(texts: impl IntoIterator<Item = impl AsRef<str>>) -> String {
+    texts.into_iter().map(|text| serde_json::json!({ "text": text.as_ref() }).to_string() + "\n").collect()
+}
+
 /// Prepares one input with a tokenizer.
-pub fn prepared(input: &Path, tokenizer: &str, out: &Path) -> kerple_data::Result<Summary> {
+pub fn prepared(input: &Path, tokenizer: &str, out: &Path) -> kerple_data::Result<CorpusSummary> {
     let plain = PrepareOptions::new(Sources::paths(&[input]), out);
     let options = PrepareOptions { tokenizer: tokenizer.to_owned(), allow_loss: true, replace: true, ..plain };
     prepare(&options, &mut |_| {})

@@ -36,7 +36,7 @@ fn shipped_experiments_can_be_run() {
                         // never refused, and beyond the training length too where sequences have any
                         let lengths = &experiment.evaluations[name].lengths;
                         assert_eq!(&evaluate::served(&plan, encoding, lengths), lengths, "{scale}: {}", plan.label);
-                        let is_cut = matches!(corpus.task, Some(TaskConfig::Arena(_)));
+                        let is_cut = matches!(corpus.task, Some(TaskConfig::Lra(_)));
                         assert!(is_cut || lengths.iter().any(|length| *length > plan.train_len));
                         continue;
                     }

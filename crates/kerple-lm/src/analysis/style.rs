@@ -9,7 +9,7 @@ use crate::plan::Plan;
 use crate::sequences::EvalText;
 use kerple_core::seed::Purpose;
 use kerple_data::music::style::{Onset, likeness, part};
-use kerple_data::music::{Piece, Rules, Vocabulary};
+use kerple_data::music::{MusicPiece, Rules, Vocabulary};
 use kerple_run::{ProbeResult, Roll, StyleResult, StyleRow};
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -26,7 +26,7 @@ pub(super) struct StyleSettings {
 
 /// A piece and the part of it that is given.
 pub(super) struct SongPrompt {
-    whole: Piece,
+    whole: MusicPiece,
     prompt: Vec<u32>,
 }
 
@@ -58,7 +58,7 @@ pub(super) fn measure(
         }
         roll = roll.or_else(|| pieces.first().map(|piece| drawn(piece, &vocabulary.piece(&song.prompt))));
         rows.extend((0..QUARTERS).map(|quarter| {
-            let parts: Vec<Piece> = pieces.iter().map(|piece| part(piece, quarter, QUARTERS)).collect();
+            let parts: Vec<MusicPiece> = pieces.iter().map(|piece| part(piece, quarter, QUARTERS)).collect();
             let found = likeness(&song.whole, &parts, Onset::Beats);
             StyleRow {
                 song: number,
@@ -125,7 +125,7 @@ impl DecodingCallback for SongWriter<'_> {
 }
 
 /// A piece as a picture, and where in it the prompt ends.
-fn drawn(piece: &Piece, prompt: &Piece) -> Roll {
+fn drawn(piece: &MusicPiece, prompt: &MusicPiece) -> Roll {
     let beats = |ticks: u64| ticks as f64 / f64::from(piece.resolution);
     let tracks = piece.tracks.iter().enumerate();
     let notes = tracks.flat_map(|(voice, track)| {

@@ -10,7 +10,7 @@ use crate::ranks::Ranks;
 use crate::tasks::TaskSource;
 use kerple_core::encoding::Encoding;
 use kerple_data::Split;
-use kerple_data::tasks::Facts;
+use kerple_data::tasks::TaskInfo;
 use kerple_run::{ANSWERS, ScoredText, TaskScore};
 use serde::{Deserialize, Serialize};
 
@@ -84,7 +84,7 @@ pub fn served(plan: &Plan, encoding: &Encoding, lengths: &[usize]) -> Vec<usize>
 /// Sequences of a task, the same for all encodings.
 pub struct TaskEval<'a> {
     source: &'a TaskSource,
-    facts: Facts,
+    facts: TaskInfo,
     checksum: String,
     request: TaskEvalRequest,
 }
@@ -186,7 +186,7 @@ impl EvalData for TaskEval<'_> {
     }
 
     fn words(&self) -> Vec<String> {
-        let TaskEval { facts: Facts { name, chance, .. }, request, .. } = self;
+        let TaskEval { facts: TaskInfo { name, chance, .. }, request, .. } = self;
         vec![format!("{name}: {} sequences of each length, chance is {:.1} %", request.examples, 100.0 * chance)]
     }
 }

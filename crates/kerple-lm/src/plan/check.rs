@@ -8,8 +8,8 @@ use kerple_burn::plan::{AttentionKind, FeatureKind, LinearAttentionConfig, SinkK
 use kerple_core::attention::linear::CHUNK;
 use kerple_core::encoding::{ConfigError, Encoding, EncodingForm, Geometry, InLinear, ScoreModForm};
 use kerple_core::score_mods::ScoreModSpec;
-use kerple_data::lra::Arena;
-use kerple_data::tasks::{Facts, TaskConfig};
+use kerple_data::lra::LraTask;
+use kerple_data::tasks::{TaskConfig, TaskInfo};
 
 /// Sequences of the largest batch.
 pub(super) const MOST_BATCH: usize = 1 << 20;
@@ -34,7 +34,7 @@ pub(super) fn check(key: &str, value: f64, limits: std::ops::RangeInclusive<f64>
 /// Only classes are read off something, and towers off pairs.
 pub(super) fn check_pooling(task: Option<&TaskConfig>, pooling: Pooling) -> Result<()> {
     let is_class = OutputHead::of(task).is_class();
-    let is_pair = matches!(task, Some(TaskConfig::Arena(Arena::Retrieval(_))));
+    let is_pair = matches!(task, Some(TaskConfig::Lra(LraTask::Retrieval(_))));
     let (fits, hint) = match pooling {
         Pooling::Mean => (true, ""),
         Pooling::Cls => (is_class, "remove it; it needs a task with one class per sequence"),
@@ -50,7 +50,7 @@ pub(super) fn check_pooling(task: Option<&TaskConfig>, pooling: Pooling) -> Resu
 /// Refuses a task with keys out of range, or sequences that are too short for it.
 pub(super) fn check_task(task: &TaskConfig, train: &TrainConfig) -> Result<()> {
     task.check()?;
-    let Facts { name, shortest, .. } = task.facts();
+    let TaskInfo { name, shortest, .. } = task.facts();
     let place = format!("train.train_len of {name}");
     check(
         &place,

@@ -3,7 +3,7 @@
 
 use super::ModelPlan;
 use crate::config::Pooling;
-use kerple_data::tasks::{Answer, TaskConfig};
+use kerple_data::tasks::{AnswerMode, TaskConfig};
 
 /// How a model answers.
 pub(crate) enum OutputHead<'a> {
@@ -19,9 +19,9 @@ impl<'a> OutputHead<'a> {
     /// The head of what a text, or this task, is learned with.
     pub(crate) fn of(task: Option<&'a TaskConfig>) -> OutputHead<'a> {
         match task.map(|task| (task, task.facts().answer)) {
-            None | Some((_, Answer::Marked)) => OutputHead::Tokens,
-            Some((task, Answer::Tape)) => OutputHead::Places(task),
-            Some((task, Answer::Class)) => OutputHead::Class(task),
+            None | Some((_, AnswerMode::Marked)) => OutputHead::Tokens,
+            Some((task, AnswerMode::Tape)) => OutputHead::Places(task),
+            Some((task, AnswerMode::Class)) => OutputHead::Class(task),
         }
     }
 

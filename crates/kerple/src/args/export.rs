@@ -2,7 +2,7 @@
 
 use clap::{Args, ValueEnum};
 use kerple_convert::ModelFamily;
-use kerple_convert::export::Precision;
+use kerple_convert::export::ExportPrecision;
 use std::path::PathBuf;
 
 #[derive(Debug, Args)]
@@ -68,12 +68,12 @@ pub enum Stored {
     F16,
 }
 
-impl From<Stored> for Precision {
-    fn from(stored: Stored) -> Precision {
+impl From<Stored> for ExportPrecision {
+    fn from(stored: Stored) -> ExportPrecision {
         match stored {
-            Stored::F32 => Precision::F32,
-            Stored::Bf16 => Precision::Bf16,
-            Stored::F16 => Precision::F16,
+            Stored::F32 => ExportPrecision::F32,
+            Stored::Bf16 => ExportPrecision::Bf16,
+            Stored::F16 => ExportPrecision::F16,
         }
     }
 }

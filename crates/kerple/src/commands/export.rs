@@ -5,12 +5,12 @@ use crate::args::Export;
 use crate::failure::Outcome;
 use crate::output::{remarkln, resultln};
 use kerple_convert::ModelFamily;
-use kerple_convert::export::{self, Exported, Options};
+use kerple_convert::export::{self, ExportOptions, Exported};
 use kerple_lm::run::RunFolder;
 
 /// Writes a run as a folder that transformers loads.
 pub fn run(args: &Export) -> Outcome {
-    let options = Options {
+    let options = ExportOptions {
         precision: args.dtype.into(),
         max_shard_size: args.max_shard_size,
         positions: args.positions,

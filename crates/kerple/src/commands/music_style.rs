@@ -5,19 +5,19 @@ use crate::args::MusicStyle;
 use crate::failure::{Failure, Outcome};
 use crate::output::resultln;
 use kerple_data::music::style::{Likeness, Onset, likeness, part};
-use kerple_data::music::{Piece, Representation};
+use kerple_data::music::{MusicPiece, Representation};
 use std::path::Path;
 
 /// Prints how alike pieces of music are to a reference, part by part of their time.
 pub fn run(args: &MusicStyle) -> Outcome {
     let reference = trio(&args.reference)?;
-    let pieces = args.pieces.iter().map(|path| trio(path)).collect::<Result<Vec<Piece>, Failure>>()?;
+    let pieces = args.pieces.iter().map(|path| trio(path)).collect::<Result<Vec<MusicPiece>, Failure>>()?;
     if !args.json {
         resultln!("{:>6} {:>11} {:>15} {:>11}", "part", "time-pitch", "onset-duration", "onset-drum");
     }
     let parts = args.parts as u64;
     for number in 0..parts {
-        let cut: Vec<Piece> = pieces.iter().map(|piece| part(piece, number, parts)).collect();
+        let cut: Vec<MusicPiece> = pieces.iter().map(|piece| part(piece, number, parts)).collect();
         let Likeness { time_pitch, onset_duration, onset_drum } = likeness(&reference, &cut, Onset::Beats);
         if args.json {
             print_json(&serde_json::json!({
@@ -33,7 +33,7 @@ pub fn run(args: &MusicStyle) -> Outcome {
 }
 
 /// A piece as bass, drums and harmony, which are compared each with its like.
-fn trio(path: &Path) -> Result<Piece, Failure> {
+fn trio(path: &Path) -> Result<MusicPiece, Failure> {
     let vocabulary = Representation::Groove.vocabulary();
     let read = || Ok(vocabulary.piece(&vocabulary.tokens(&read_piece(path)?)?));
     let piece = read().map_err(|error: kerple_data::Error| Failure::from(error))?;

@@ -4,7 +4,7 @@ use super::{read_piece, remark_on_horizon, remark_on_kernels, stop_flag_saying, 
 use crate::args::Sample;
 use crate::failure::{Failure, Outcome};
 use crate::output::{self, remarkln};
-use kerple_data::music::{Piece, Rules, Vocabulary};
+use kerple_data::music::{MusicPiece, Rules, Vocabulary};
 use kerple_data::{StreamDecoder, Tokenizer};
 use kerple_lm::generate::{self, DecodingCallback, SamplingParams};
 use kerple_lm::run::{RunFolder, TrainedModel};
@@ -153,7 +153,7 @@ fn print(text: &str) {
 }
 
 /// Writes the music where it was asked for.
-fn save(args: &Sample, piece: &Piece) -> Outcome {
+fn save(args: &Sample, piece: &MusicPiece) -> Outcome {
     if let Some(path) = &args.midi {
         piece.write(path)?;
     }
@@ -165,7 +165,7 @@ fn save(args: &Sample, piece: &Piece) -> Outcome {
 }
 
 /// A picture of a piece, time in beats.
-fn roll(title: String, piece: &Piece) -> PianoRoll {
+fn roll(title: String, piece: &MusicPiece) -> PianoRoll {
     let beats = |ticks: u64| ticks as f64 / f64::from(piece.resolution);
     let tracks = piece.tracks.iter().enumerate();
     let sounds = tracks.flat_map(|(voice, track)| {

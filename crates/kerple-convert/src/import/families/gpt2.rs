@@ -1,19 +1,19 @@
 //! GPT-2.
 
-use super::{Shape, activation, head_dim};
-use crate::import::Described;
-use crate::import::config::{Keys, Limit};
+use super::{ModelShape, activation, head_dim};
+use crate::import::ModelDescription;
+use crate::import::config::{ConfigKeys, SizeLimit};
 use kerple_burn::plan::BlockConfig;
 use kerple_core::encoding::{Encoding, Method, learned};
 use kerple_lm::Result;
 use kerple_lm::config::ModelConfig;
 use kerple_run::ModelFamily;
 
-pub fn describe(keys: &Keys) -> Result<Described> {
-    let width = keys.size(&["n_embd", "hidden_size"], 768, Limit::Width)?;
-    let heads = keys.size(&["n_head", "num_attention_heads"], 12, Limit::Width)?;
+pub fn describe(keys: &ConfigKeys) -> Result<ModelDescription> {
+    let width = keys.size(&["n_embd", "hidden_size"], 768, SizeLimit::Width)?;
+    let heads = keys.size(&["n_head", "num_attention_heads"], 12, SizeLimit::Width)?;
     let head_dim = head_dim(keys, ("n_head", heads), width)?;
-    let positions = keys.size(&["n_positions", "max_position_embeddings"], 1024, Limit::Length)?;
+    let positions = keys.size(&["n_positions", "max_position_embeddings"], 1024, SizeLimit::Length)?;
     let scaled = keys.flag("scale_attn_weights", true)?;
     let block = BlockConfig {
         norm_eps: keys.number("layer_norm_epsilon", 1e-5)?,
@@ -24,15 +24,15 @@ pub fn describe(keys: &Keys) -> Result<Described> {
         ..BlockConfig::default()
     };
     let model = ModelConfig {
-        n_layers: Some(keys.size(&["n_layer", "num_hidden_layers"], 12, Limit::Layers)?),
+        n_layers: Some(keys.size(&["n_layer", "num_hidden_layers"], 12, SizeLimit::Layers)?),
         n_heads: Some(heads),
         head_dim: Some(head_dim),
         d_model: Some(width),
-        d_hidden: Some(keys.size(&["n_inner"], 4 * width, Limit::Width)?),
-        padded_vocab_size: Some(keys.size(&["vocab_size"], 50_257, Limit::Rows)?),
+        d_hidden: Some(keys.size(&["n_inner"], 4 * width, SizeLimit::Width)?),
+        padded_vocab_size: Some(keys.size(&["vocab_size"], 50_257, SizeLimit::Rows)?),
         block,
         ..ModelConfig::default()
     };
     let encoding = Encoding::from(Method::Learned(learned::Config { positions: Some(positions) }));
-    Ok(Described::new(ModelFamily::Gpt2, Shape { model, encoding, train_len: positions }))
+    Ok(ModelDescription::new(ModelFamily::Gpt2, ModelShape { model, encoding, train_len: positions }))
 }

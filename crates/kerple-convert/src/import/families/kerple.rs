@@ -1,9 +1,9 @@
 //! Kerple's own architecture: plans are restored as they were exported.
 
-use super::Shape;
+use super::ModelShape;
 use crate::export;
-use crate::import::Described;
-use crate::import::config::{Keys, Limit};
+use crate::import::ModelDescription;
+use crate::import::config::{ConfigKeys, SizeLimit};
 use kerple_lm::config::{ModelConfig, RunConfig};
 use kerple_lm::plan::{DataInfo, NO_TOKENIZER, Plan};
 use kerple_lm::{Error, Result, renamed};
@@ -14,25 +14,25 @@ use serde_json::{Value, json};
 /// What torch computes with, made of the other keys when the model went out.
 const MADE: [&str; 2] = ["forms", "layer_plan"];
 
-pub fn describe(keys: &Keys) -> Result<Described> {
-    let size = |key: &str, limit: Limit| match keys.value(key) {
+pub fn describe(keys: &ConfigKeys) -> Result<ModelDescription> {
+    let size = |key: &str, limit: SizeLimit| match keys.value(key) {
         Some(_) => keys.size(&[key], 1, limit).map(Some),
         None => Err(keys.refuse(key, &Value::Null, "the key is missing")),
     };
     let model = ModelConfig {
-        n_layers: size("num_hidden_layers", Limit::Layers)?,
-        n_heads: size("num_attention_heads", Limit::Width)?,
-        head_dim: size("head_dim", Limit::Width)?,
-        d_model: size("hidden_size", Limit::Width)?,
-        d_hidden: size("intermediate_size", Limit::Width)?,
-        padded_vocab_size: size("vocab_size", Limit::Rows)?,
+        n_layers: size("num_hidden_layers", SizeLimit::Layers)?,
+        n_heads: size("num_attention_heads", SizeLimit::Width)?,
+        head_dim: size("head_dim", SizeLimit::Width)?,
+        d_model: size("hidden_size", SizeLimit::Width)?,
+        d_hidden: size("intermediate_size", SizeLimit::Width)?,
+        padded_vocab_size: size("vocab_size", SizeLimit::Rows)?,
         block: table(keys, "block")?,
         layers: table(keys, "kinds_of_layers")?,
         ..ModelConfig::default()
     };
-    let train_len = size("train_len", Limit::Length)?.unwrap_or_default();
+    let train_len = size("train_len", SizeLimit::Length)?.unwrap_or_default();
     let mut described =
-        Described::new(ModelFamily::Kerple, Shape { model, encoding: table(keys, "encoding")?, train_len });
+        ModelDescription::new(ModelFamily::Kerple, ModelShape { model, encoding: table(keys, "encoding")?, train_len });
     described.config.seed = table(keys, "seed")?;
     check_made(keys, &described.config)?;
     // for programs that ask how much a model reads; kerple's reads any length
@@ -43,7 +43,7 @@ pub fn describe(keys: &Keys) -> Result<Described> {
 }
 
 /// A value as a run file has it.
-fn table<T: DeserializeOwned>(keys: &Keys, key: &str) -> Result<T> {
+fn table<T: DeserializeOwned>(keys: &ConfigKeys, key: &str) -> Result<T> {
     let value = keys.raw(key).unwrap_or(&Value::Null);
     T::deserialize(value).map_err(|error| {
         let run_file = match key {
@@ -58,7 +58,7 @@ fn table<T: DeserializeOwned>(keys: &Keys, key: &str) -> Result<T> {
 }
 
 /// Refuses a folder in which one of the keys was changed and what was made of them was not, or the other way round.
-fn check_made(keys: &Keys, config: &RunConfig) -> Result<()> {
+fn check_made(keys: &ConfigKeys, config: &RunConfig) -> Result<()> {
     let facts = DataInfo {
         vocab_size: config.model.padded_vocab_size.unwrap_or_default(),
         tokenizer: NO_TOKENIZER.to_owned(),

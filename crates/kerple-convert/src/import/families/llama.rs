@@ -1,9 +1,9 @@
 //! LLaMA and families with its layout: SmolLM3, which has layers without rotation, and Qwen3, which
 //! normalises queries and keys.
 
-use super::{Shape, activation};
-use crate::import::Described;
-use crate::import::config::{Keys, Limit};
+use super::{ModelShape, activation};
+use crate::import::ModelDescription;
+use crate::import::config::{ConfigKeys, SizeLimit};
 use crate::import::rope;
 use kerple_burn::plan::{BlockConfig, NormKind};
 use kerple_lm::Result;
@@ -14,7 +14,7 @@ use serde_json::Value;
 use std::collections::BTreeMap;
 
 /// What a family takes where its configuration is silent.
-struct Defaults {
+struct LlamaDefaults {
     width: usize,
     inner: usize,
     layers: usize,
@@ -29,7 +29,7 @@ struct Defaults {
     tied: bool,
 }
 
-const LLAMA: Defaults = Defaults {
+const LLAMA: LlamaDefaults = LlamaDefaults {
     width: 4096,
     inner: 11_008,
     layers: 32,
@@ -42,9 +42,9 @@ const LLAMA: Defaults = Defaults {
     tied: false,
 };
 
-fn defaults(family: ModelFamily) -> Defaults {
+fn defaults(family: ModelFamily) -> LlamaDefaults {
     match family {
-        ModelFamily::Smollm3 => Defaults {
+        ModelFamily::Smollm3 => LlamaDefaults {
             width: 2048,
             layers: 36,
             heads: 16,
@@ -55,21 +55,26 @@ fn defaults(family: ModelFamily) -> Defaults {
             tied: true,
             ..LLAMA
         },
-        ModelFamily::Qwen3 => {
-            Defaults { inner: 22_016, kv_heads: Some(32), head_dim: Some(128), rows: 151_936, longest: 32_768, ..LLAMA }
-        }
+        ModelFamily::Qwen3 => LlamaDefaults {
+            inner: 22_016,
+            kv_heads: Some(32),
+            head_dim: Some(128),
+            rows: 151_936,
+            longest: 32_768,
+            ..LLAMA
+        },
         _ => LLAMA,
     }
 }
 
-pub fn describe(keys: &Keys, family: ModelFamily) -> Result<Described> {
+pub fn describe(keys: &ConfigKeys, family: ModelFamily) -> Result<ModelDescription> {
     let known = defaults(family);
-    let width = keys.size(&["hidden_size"], known.width, Limit::Width)?;
-    let layers = keys.size(&["num_hidden_layers"], known.layers, Limit::Layers)?;
-    let heads = keys.size(&["num_attention_heads"], known.heads, Limit::Width)?;
+    let width = keys.size(&["hidden_size"], known.width, SizeLimit::Width)?;
+    let layers = keys.size(&["num_hidden_layers"], known.layers, SizeLimit::Layers)?;
+    let heads = keys.size(&["num_attention_heads"], known.heads, SizeLimit::Width)?;
     let kv_heads = kv_heads(keys, heads, &known)?;
     let head_dim = head_dim(keys, family, width / heads, &known)?;
-    let longest = keys.size(&["max_position_embeddings"], known.longest, Limit::Length)?;
+    let longest = keys.size(&["max_position_embeddings"], known.longest, SizeLimit::Length)?;
     let bias = keys.flag("attention_bias", false)?;
     let block = BlockConfig {
         norm: NormKind::Rms,
@@ -84,7 +89,7 @@ pub fn describe(keys: &Keys, family: ModelFamily) -> Result<Described> {
         tie_embeddings: keys.flag("tie_word_embeddings", known.tied)?,
         ..BlockConfig::default()
     };
-    let turns = rope::Family {
+    let turns = rope::RopeDefaults {
         base: known.base,
         share: 1.0,
         keys: ["rope_theta", "partial_rotary_factor"],
@@ -100,47 +105,47 @@ pub fn describe(keys: &Keys, family: ModelFamily) -> Result<Described> {
         n_heads: Some(heads),
         head_dim: Some(head_dim),
         d_model: Some(width),
-        d_hidden: Some(keys.size(&["intermediate_size"], known.inner, Limit::Width)?),
-        padded_vocab_size: Some(keys.size(&["vocab_size"], known.rows, Limit::Rows)?),
+        d_hidden: Some(keys.size(&["intermediate_size"], known.inner, SizeLimit::Width)?),
+        padded_vocab_size: Some(keys.size(&["vocab_size"], known.rows, SizeLimit::Rows)?),
         block,
         layers: named(&unrotated, &windowed, all_unrotated),
         ..ModelConfig::default()
     };
     let encoding = if all_unrotated { rope::none() } else { rotary };
-    let mut described = Described::new(family, Shape { model, encoding, train_len: longest });
+    let mut described = ModelDescription::new(family, ModelShape { model, encoding, train_len: longest });
     described.notes.extend(remark(&unrotated));
     Ok(described)
 }
 
-fn kv_heads(keys: &Keys, heads: usize, known: &Defaults) -> Result<usize> {
+fn kv_heads(keys: &ConfigKeys, heads: usize, known: &LlamaDefaults) -> Result<usize> {
     let absent = if keys.raw("num_key_value_heads").is_some() { None } else { known.kv_heads };
-    let found = keys.size(&["num_key_value_heads"], absent.unwrap_or(heads), Limit::Width)?;
-    match heads.is_multiple_of(found) {
-        true => Ok(found),
-        false => {
-            let why = format!("it does not divide the {heads} query heads");
-            Err(keys.refuse("num_key_value_heads", &Value::from(found), &why))
-        }
+    let found = keys.size(&["num_key_value_heads"], absent.unwrap_or(heads), SizeLimit::Width)?;
+    if heads.is_multiple_of(found) {
+        Ok(found)
+    } else {
+        let why = format!("it does not divide the {heads} query heads");
+        Err(keys.refuse("num_key_value_heads", &Value::from(found), &why))
     }
 }
 
-fn head_dim(keys: &Keys, family: ModelFamily, share: usize, known: &Defaults) -> Result<usize> {
+fn head_dim(keys: &ConfigKeys, family: ModelFamily, share: usize, known: &LlamaDefaults) -> Result<usize> {
     if let (Some(Value::Null), ModelFamily::Smollm3 | ModelFamily::Qwen3) = (keys.raw("head_dim"), family) {
         return Err(keys.refuse("head_dim", &Value::Null, "this family needs a number; otherwise leave out the key"));
     }
-    let found = keys.size(&["head_dim"], known.head_dim.unwrap_or(share), Limit::Width)?;
-    match found.is_multiple_of(2) && found > 0 {
-        true => Ok(found),
-        false => Err(keys.refuse(
+    let found = keys.size(&["head_dim"], known.head_dim.unwrap_or(share), SizeLimit::Width)?;
+    if found.is_multiple_of(2) && found > 0 {
+        Ok(found)
+    } else {
+        Err(keys.refuse(
             "head_dim",
             &Value::from(found),
             "it must be even and at least 2, because rotary rotates features in pairs",
-        )),
+        ))
     }
 }
 
 /// Which layers do not rotate, and the window of each that has one.
-fn kinds(keys: &Keys, family: ModelFamily, layers: usize) -> Result<(Vec<bool>, Vec<Option<usize>>)> {
+fn kinds(keys: &ConfigKeys, family: ModelFamily, layers: usize) -> Result<(Vec<bool>, Vec<Option<usize>>)> {
     let unrotated = match family {
         ModelFamily::Smollm3 => unrotated(keys, layers)?,
         _ => {
@@ -174,7 +179,7 @@ fn is_all_full(value: &Value) -> bool {
 }
 
 /// `no_rope_layers`: 1 rotates and 0 does not; or by the interval every so many layers the last does not.
-fn unrotated(keys: &Keys, layers: usize) -> Result<Vec<bool>> {
+fn unrotated(keys: &ConfigKeys, layers: usize) -> Result<Vec<bool>> {
     let interval = keys.value("no_rope_layer_interval");
     let Some(value) = keys.value("no_rope_layers") else {
         let every = interval.map_or(Some(4), Value::as_u64).filter(|every| *every > 0);
@@ -202,7 +207,7 @@ fn unrotated(keys: &Keys, layers: usize) -> Result<Vec<bool>> {
 }
 
 /// The window of each layer that has one, itself included.
-fn windows(keys: &Keys, family: ModelFamily, unrotated: &[bool]) -> Result<Vec<Option<usize>>> {
+fn windows(keys: &ConfigKeys, family: ModelFamily, unrotated: &[bool]) -> Result<Vec<Option<usize>>> {
     let layers = unrotated.len();
     let used = keys.flag("use_sliding_window", false)?;
     // absent is 4096 for Qwen3, and null is none
@@ -275,9 +280,10 @@ fn remark(unrotated: &[bool]) -> Option<String> {
     if still.is_empty() {
         return None;
     }
-    let odd = match 2 * still.len() > unrotated.len() {
-        true => "; these are more than half: in no_rope_layers, 1 means that a layer rotates",
-        false => "",
+    let odd = if 2 * still.len() > unrotated.len() {
+        "; these are more than half: in no_rope_layers, 1 means that a layer rotates"
+    } else {
+        ""
     };
     Some(format!("layers without rotation: {}{odd}", still.join(", ")))
 }

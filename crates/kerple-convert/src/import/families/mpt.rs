@@ -1,8 +1,8 @@
 //! MPT, as its authors compute it.
 
-use super::{Shape, head_dim};
-use crate::import::Described;
-use crate::import::config::{Keys, Limit};
+use super::{ModelShape, head_dim};
+use crate::import::ModelDescription;
+use crate::import::config::{ConfigKeys, SizeLimit};
 use kerple_burn::plan::{BlockConfig, NormKind};
 use kerple_core::encoding::{Encoding, Method, alibi};
 use kerple_lm::Result;
@@ -13,9 +13,9 @@ use serde_json::{Value, json};
 /// Biases by distance of transformers, whatever the configuration says.
 const USUAL_BIAS_MAX: f64 = 8.0;
 
-pub fn describe(keys: &Keys) -> Result<Described> {
-    let width = keys.size(&["d_model", "hidden_size"], 2048, Limit::Width)?;
-    let heads = keys.size(&["n_heads", "num_attention_heads"], 16, Limit::Width)?;
+pub fn describe(keys: &ConfigKeys) -> Result<ModelDescription> {
+    let width = keys.size(&["d_model", "hidden_size"], 2048, SizeLimit::Width)?;
+    let heads = keys.size(&["n_heads", "num_attention_heads"], 16, SizeLimit::Width)?;
     let head_dim = head_dim(keys, ("n_heads", heads), width)?;
     let expansion = keys.number("expansion_ratio", 4.0)?;
     if expansion != 4.0 {
@@ -53,18 +53,18 @@ pub fn describe(keys: &Keys) -> Result<Described> {
         attention.notes().into_iter().for_each(|note| keys.remark(note));
     }
     let model = ModelConfig {
-        n_layers: Some(keys.size(&["n_layers", "num_hidden_layers"], 24, Limit::Layers)?),
+        n_layers: Some(keys.size(&["n_layers", "num_hidden_layers"], 24, SizeLimit::Layers)?),
         n_heads: Some(heads),
         head_dim: Some(head_dim),
         d_model: Some(width),
         d_hidden: Some(4 * width),
-        padded_vocab_size: Some(keys.size(&["vocab_size"], 50_368, Limit::Rows)?),
+        padded_vocab_size: Some(keys.size(&["vocab_size"], 50_368, SizeLimit::Rows)?),
         block,
         ..ModelConfig::default()
     };
     let encoding = Encoding::from(Method::Alibi(alibi::Config { bias_max, ..alibi::Config::default() }));
-    let train_len = keys.size(&["max_seq_len"], 2048, Limit::Length)?;
-    let mut described = Described::new(ModelFamily::Mpt, Shape { model, encoding, train_len });
+    let train_len = keys.size(&["max_seq_len"], 2048, SizeLimit::Length)?;
+    let mut described = ModelDescription::new(ModelFamily::Mpt, ModelShape { model, encoding, train_len });
     if bias_max != USUAL_BIAS_MAX {
         described.notes.push(format!(
             "alibi_bias_max is {bias_max}: using it, as its authors do; transformers computes with {USUAL_BIAS_MAX}"

@@ -1,10 +1,10 @@
 //! The settings of a GPT-NeoX run: its `.yml` files, completed by the arguments that the run saved.
 
 use super::keys::{is_known, only};
-use super::stored::Stored;
+use super::stored::NeoxTensors;
 use super::{FACTS, refuse};
 use crate::import::config::{DESCRIPTION, read_text};
-use crate::import::families::Shape;
+use crate::import::families::ModelShape;
 use crate::import::short::{listed, short};
 use kerple_burn::ops::activation::Activation;
 use kerple_burn::plan::{BlockConfig, ResidualKind};
@@ -17,7 +17,7 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 /// The merged settings; `-` in names.
-pub struct Settings {
+pub struct NeoxSettings {
     folder: PathBuf,
     keys: Map<String, Value>,
     /// The names as the files have them.
@@ -26,13 +26,13 @@ pub struct Settings {
     pos_emb: String,
 }
 
-impl Settings {
+impl NeoxSettings {
     /// The settings of a step; `pos_emb` is the user's choice.
     ///
     /// # Errors
     /// Files that cannot be read, contradict each other or need what cannot be imported; a missing
     /// `pos-emb`.
-    pub fn read(folder: &Path, pos_emb: Option<&str>) -> Result<Settings> {
+    pub fn read(folder: &Path, pos_emb: Option<&str>) -> Result<NeoxSettings> {
         let (mut keys, mut written) = (Map::new(), BTreeMap::new());
         let configs = folder.join("configs");
         if kerple_run::files::is_folder(&configs).map_err(Error::io(&configs, "look for"))? {
@@ -75,7 +75,7 @@ impl Settings {
                 ));
             }
         };
-        let settings = Settings { folder: configs, keys, written, pos_emb };
+        let settings = NeoxSettings { folder: configs, keys, written, pos_emb };
         settings.check()?;
         Ok(settings)
     }
@@ -177,7 +177,7 @@ impl Settings {
     ///
     /// # Errors
     /// Settings that cannot be imported, and sizes that contradict the tensors.
-    pub fn shape(&self, stored: &Stored) -> Result<Shape> {
+    pub fn shape(&self, stored: &NeoxTensors) -> Result<ModelShape> {
         let width = self.size("hidden-size")?;
         let heads = self.size("num-attention-heads")?;
         if !width.is_multiple_of(heads) {
@@ -205,10 +205,10 @@ impl Settings {
             block,
             ..ModelConfig::default()
         };
-        Ok(Shape { model, encoding, train_len: self.size_or("seq-length", longest)? })
+        Ok(ModelShape { model, encoding, train_len: self.size_or("seq-length", longest)? })
     }
 
-    fn encoding(&self, stored: &Stored, head_dim: usize) -> Result<Encoding> {
+    fn encoding(&self, stored: &NeoxTensors, head_dim: usize) -> Result<Encoding> {
         Ok(Encoding::from(match self.pos_emb.as_str() {
             "learned" => Method::Learned(learned::Config { positions: Some(stored.positions()?) }),
             "rotary" => {
@@ -249,7 +249,7 @@ impl Settings {
     ///
     /// # Errors
     /// A tensor that cannot be read.
-    pub fn notes(&self, stored: &Stored) -> Result<Vec<String>> {
+    pub fn notes(&self, stored: &NeoxTensors) -> Result<Vec<String>> {
         let mut notes = Vec::new();
         if stored.ranks() > 1 {
             notes.push(format!("merged the tensors of {} tensor-parallel ranks", stored.ranks()));

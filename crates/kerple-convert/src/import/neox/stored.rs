@@ -1,8 +1,8 @@
 //! The tensors of a step under the names of kerple's own family, merged over ranks.
 
-use super::merge::{self, Merge};
-use super::settings::Settings;
-use crate::import::tensors::{self, Tensors};
+use super::merge::{self, RankMerge};
+use super::settings::NeoxSettings;
+use crate::import::tensors::{self, TensorReader};
 use kerple_core::encoding::{Geometry, Method, alibi};
 use kerple_lm::{Error, Result};
 use pytorch_reader::{DType, PytorchReader, Tensor};
@@ -10,10 +10,10 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 /// One tensor of all ranks, in their order, each with its file.
-type Parts = Vec<(Tensor, PathBuf)>;
+type RankTensors = Vec<(Tensor, PathBuf)>;
 
 /// The tensors of a step.
-pub struct Stored {
+pub struct NeoxTensors {
     folder: PathBuf,
     ranks: usize,
     parallel: bool,
@@ -21,9 +21,9 @@ pub struct Stored {
     width: usize,
     heads: usize,
     /// By our names.
-    all: BTreeMap<String, Parts>,
+    all: BTreeMap<String, RankTensors>,
     /// Values of the encoding: their copies in all layers, each with the number of its layer.
-    copies: BTreeMap<String, Vec<(usize, Parts)>>,
+    copies: BTreeMap<String, Vec<(usize, RankTensors)>>,
 }
 
 /// What to do about a file that is not whole.
@@ -76,11 +76,16 @@ fn open(folder: &Path, path: &Path, key: Option<&str>) -> Result<BTreeMap<String
     }
 }
 
-/// A file of tensors of a step: the number of its layer, its rank, where it lies, its tensors.
-type OfLayer = (usize, usize, PathBuf, BTreeMap<String, Tensor>);
+/// The tensors of one layer in a file of one rank.
+struct LayerFile {
+    layer: usize,
+    rank: usize,
+    path: PathBuf,
+    tensors: BTreeMap<String, Tensor>,
+}
 
 /// Every file of tensors of a step.
-fn files(folder: &Path) -> Result<Vec<OfLayer>> {
+fn files(folder: &Path) -> Result<Vec<LayerFile>> {
     let mut names = Vec::new();
     for entry in std::fs::read_dir(folder).map_err(Error::io(folder, "list"))? {
         names.push(entry.map_err(Error::io(folder, "list"))?.path());
@@ -90,7 +95,7 @@ fn files(folder: &Path) -> Result<Vec<OfLayer>> {
     for path in &names {
         let name = path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
         if let Some((layer, rank)) = numbers(name) {
-            found.push((layer, rank, path.clone(), open(folder, path, None)?));
+            found.push(LayerFile { layer, rank, path: path.clone(), tensors: open(folder, path, None)? });
         }
     }
     if !found.is_empty() {
@@ -109,14 +114,15 @@ fn files(folder: &Path) -> Result<Vec<OfLayer>> {
             };
             layers.entry(layer).or_default().insert(rest.to_owned(), tensor);
         }
-        found.extend(layers.into_iter().map(|(layer, tensors)| (layer, rank, path.clone(), tensors)));
+        found.extend(layers.into_iter().map(|(layer, tensors)| LayerFile { layer, rank, path: path.clone(), tensors }));
     }
-    match found.is_empty() {
-        true => Err(Error::refused(
+    if found.is_empty() {
+        Err(Error::refused(
             format!("{} contains no tensors: it has no files layer_NN-model_RR-model_states.pt", folder.display()),
             "give the folder of a step, or of a run with a file `latest`",
-        )),
-        false => Ok(found),
+        ))
+    } else {
+        Ok(found)
     }
 }
 
@@ -151,29 +157,29 @@ fn learned(pos_emb: &str) -> &'static [(&'static str, &'static str)] {
     }
 }
 
-impl Stored {
+impl NeoxTensors {
     /// Opens all files and finds the parts of every tensor; reads no values.
     ///
     /// # Errors
     /// Files that are missing or damaged, ranks that do not fit each other.
-    pub fn open(folder: &Path, settings: &Settings) -> Result<Stored> {
+    pub fn open(folder: &Path, settings: &NeoxSettings) -> Result<NeoxTensors> {
         let blocks = settings.size("num-layers")?;
         let found = files(folder)?;
-        let ranks = 1 + found.iter().map(|(_, rank, ..)| *rank).max().unwrap_or(0);
+        let ranks = 1 + found.iter().map(|file| file.rank).max().unwrap_or(0);
         if let Some(said) = settings.ranks()?.filter(|said| *said != ranks) {
             let message =
                 format!("the tensors come from {ranks} tensor-parallel ranks, but model-parallel-size is {said}");
             return Err(Error::damaged(folder, message, "give the whole checkpoint, with the files of all ranks"));
         }
         let mut by_name: BTreeMap<String, BTreeMap<usize, (Tensor, PathBuf)>> = BTreeMap::new();
-        for (layer, rank, path, tensors) in found {
+        for LayerFile { layer, rank, path, tensors } in found {
             for (name, tensor) in tensors {
                 if let Some(name) = name_of(layer, &name, blocks) {
                     by_name.entry(name).or_default().insert(rank, (tensor, path.clone()));
                 }
             }
         }
-        let mut stored = Stored {
+        let mut stored = NeoxTensors {
             folder: folder.to_owned(),
             ranks,
             parallel: settings.is_parallel()?,
@@ -194,7 +200,7 @@ impl Stored {
         Ok(stored)
     }
 
-    fn add(&mut self, name: String, parts: Parts) -> Result<()> {
+    fn add(&mut self, name: String, parts: RankTensors) -> Result<()> {
         let own = name.split_once(".attention.rpe.").or(name.split_once(".attention.alibi_embed."));
         let Some((layer, own)) = own else {
             self.all.insert(name, parts);
@@ -217,7 +223,7 @@ impl Stored {
     }
 
     /// Slopes are not learned: those of the files must be those that we compute.
-    fn check_slopes(&self, name: &str, parts: &Parts) -> Result<()> {
+    fn check_slopes(&self, name: &str, parts: &RankTensors) -> Result<()> {
         let (found, ours) = (self.whole(name, parts)?, alibi::slopes(self.heads));
         let unit = unit(parts[0].0.dtype()).max(1e-6);
         let close = |(found, ours): (&f32, &f64)| (f64::from(*found) - ours).abs() <= unit * ours;
@@ -292,36 +298,36 @@ impl Stored {
         parameters.iter().find(|parameter| parameter.name == own).map(|parameter| [parameter.low, parameter.high])
     }
 
-    fn parts(&self, name: &str) -> Option<&Parts> {
+    fn parts(&self, name: &str) -> Option<&RankTensors> {
         self.all.get(name).or_else(|| self.copies.get(name)?.first().map(|(_, parts)| parts))
     }
 
     /// How the parts of a tensor become the whole.
-    fn merge(&self, name: &str, parts: &Parts) -> Merge {
+    fn merge(&self, name: &str, parts: &RankTensors) -> RankMerge {
         let rule = match name.strip_prefix("model.encoding.") {
-            Some("positions") => Merge::One,
-            Some("weight") => Merge::Columns,
-            Some(_) => Merge::Rows,
+            Some("positions") => RankMerge::One,
+            Some("weight") => RankMerge::Columns,
+            Some(_) => RankMerge::Rows,
             None => merge::of(name, self.parallel),
         };
         match (rule, parts[0].0.shape()) {
-            _ if self.ranks == 1 => Merge::One,
+            _ if self.ranks == 1 => RankMerge::One,
             // the width is split, or the vocabulary
-            (Merge::Head, [_, columns]) if columns * self.ranks == self.width => Merge::Columns,
-            (Merge::Head, _) => Merge::Rows,
+            (RankMerge::Head, [_, columns]) if columns * self.ranks == self.width => RankMerge::Columns,
+            (RankMerge::Head, _) => RankMerge::Rows,
             (rule, _) => rule,
         }
     }
 
     /// The values of all ranks.
-    fn whole(&self, name: &str, parts: &Parts) -> Result<Vec<f32>> {
+    fn whole(&self, name: &str, parts: &RankTensors) -> Result<Vec<f32>> {
         let merge = self.merge(name, parts);
         let shapes: Vec<Vec<usize>> = parts.iter().map(|(tensor, _)| tensor.shape().to_vec()).collect();
         if merge::shape(merge, &shapes).is_none() {
             let message = format!("the parts of tensor `{name}` do not fit together: {shapes:?}");
             return Err(Error::damaged(&parts[0].1, message, "the files belong to different checkpoints"));
         }
-        let used = if merge == Merge::One { &parts[..1] } else { &parts[..] };
+        let used = if merge == RankMerge::One { &parts[..1] } else { &parts[..] };
         let values = used.iter().map(|(tensor, path)| read(tensor, name, path)).collect::<Result<Vec<_>>>()?;
         let columns: Vec<usize> = shapes.iter().map(|shape| shape.last().copied().unwrap_or(1)).collect();
         Ok(merge::values(merge, values, &columns))
@@ -354,7 +360,7 @@ fn read(tensor: &Tensor, name: &str, path: &Path) -> Result<Vec<f32>> {
     Ok(values)
 }
 
-impl Tensors for Stored {
+impl TensorReader for NeoxTensors {
     fn names(&self) -> Vec<String> {
         self.all.keys().chain(self.copies.keys()).cloned().collect()
     }

@@ -29,19 +29,19 @@ const EXTRA: [&str; 2] = ["extra_special_tokens", "additional_special_tokens"];
 /// What kind of token one is, besides its text and its id.
 const KINDS: [&str; 5] = ["special", "lstrip", "rstrip", "single_word", "normalized"];
 
-type Object = Map<String, Value>;
+type JsonMap = Map<String, Value>;
 
 /// The files that exist.
-pub struct Files {
+pub struct TokenizerFiles {
     folder: PathBuf,
-    config: Object,
-    map: Object,
-    added: Object,
+    config: JsonMap,
+    map: JsonMap,
+    added: JsonMap,
 }
 
 /// A token that these files want.
-struct Wanted {
-    token: Object,
+struct WantedToken {
+    token: JsonMap,
     /// The id that they give it.
     id: Option<u64>,
 }
@@ -51,10 +51,10 @@ fn content(value: &Value) -> Option<&str> {
 }
 
 /// A token as `tokenizer.json` writes it, without its id.
-fn token(value: &Value, special: bool) -> Option<Object> {
+fn token(value: &Value, special: bool) -> Option<JsonMap> {
     let text = content(value)?;
     let special = value["special"].as_bool().unwrap_or(special);
-    let mut token = Object::from_iter([("content".to_owned(), text.into()), ("special".to_owned(), special.into())]);
+    let mut token = JsonMap::from_iter([("content".to_owned(), text.into()), ("special".to_owned(), special.into())]);
     for key in ["single_word", "lstrip", "rstrip"] {
         token.insert(key.to_owned(), value[key].as_bool().unwrap_or(false).into());
     }
@@ -62,23 +62,23 @@ fn token(value: &Value, special: bool) -> Option<Object> {
     Some(token)
 }
 
-impl Files {
+impl TokenizerFiles {
     /// The files of a folder.
     ///
     /// # Errors
     /// Files that cannot be read, or do not contain JSON objects.
-    pub fn of(folder: &Path) -> Result<Files> {
-        let read = |name: &str| -> Result<Object> {
+    pub fn of(folder: &Path) -> Result<TokenizerFiles> {
+        let read = |name: &str| -> Result<JsonMap> {
             let path = folder.join(name);
             if !kerple_run::files::is_there(&path).map_err(Error::io(&path, "look for"))? {
-                return Ok(Object::new());
+                return Ok(JsonMap::new());
             }
             match config::parse(&path, &config::read_text(&path, config::DESCRIPTION)?)? {
                 Value::Object(object) => Ok(object),
                 _ => Err(Error::damaged(&path, "not a JSON object", "copy the file again")),
             }
         };
-        Ok(Files { folder: folder.to_owned(), config: read(CONFIG)?, map: read(MAP)?, added: read(ADDED)? })
+        Ok(TokenizerFiles { folder: folder.to_owned(), config: read(CONFIG)?, map: read(MAP)?, added: read(ADDED)? })
     }
 
     /// Whether they are all absent or empty.
@@ -86,7 +86,7 @@ impl Files {
         self.config.is_empty() && self.map.is_empty() && self.added.is_empty()
     }
 
-    fn decoder(&self) -> Option<&Object> {
+    fn decoder(&self) -> Option<&JsonMap> {
         self.config.get(DECODER).and_then(Value::as_object)
     }
 
@@ -102,7 +102,7 @@ impl Files {
     }
 
     /// Special tokens that have no name of their own, and those of other keys that end as names do.
-    fn extra(&self) -> Vec<Object> {
+    fn extra(&self) -> Vec<JsonMap> {
         let mut found = Vec::new();
         for key in EXTRA {
             let Some((value, _)) = self.said(key) else { continue };
@@ -120,24 +120,24 @@ impl Files {
     }
 
     /// All tokens that the files want, in the order in which they are added.
-    fn wanted(&self, own: &HashMap<String, u64>) -> Result<Vec<Wanted>> {
+    fn wanted(&self, own: &HashMap<String, u64>) -> Result<Vec<WantedToken>> {
         let named = NAMED.iter().filter_map(|key| self.said(key)).filter_map(|(value, _)| token(value, true));
-        let rest: Vec<Object> = named.chain(self.extra()).collect();
+        let rest: Vec<JsonMap> = named.chain(self.extra()).collect();
         let is_special = |text: &str| rest.iter().any(|token| token["content"] == text);
-        let mut found: Vec<Wanted> = match self.decoder() {
+        let mut found: Vec<WantedToken> = match self.decoder() {
             Some(decoder) => decoder.iter().map(|(id, value)| self.numbered(id, value)).collect::<Result<_>>()?,
             None => {
                 let ids: Vec<u64> = own.values().copied().collect();
                 let tokens = self.added.iter().filter_map(|(text, id)| Some((text, id.as_u64()?)));
                 let free = tokens.filter(|(text, id)| own.contains_key(*text) || !ids.contains(id));
                 free.filter_map(|(text, id)| {
-                    Some(Wanted { token: token(&text.as_str().into(), is_special(text))?, id: Some(id) })
+                    Some(WantedToken { token: token(&text.as_str().into(), is_special(text))?, id: Some(id) })
                 })
                 .collect()
             }
         };
         found.sort_by_key(|wanted| wanted.id);
-        found.extend(rest.iter().cloned().map(|token| Wanted { token, id: None }));
+        found.extend(rest.iter().cloned().map(|token| WantedToken { token, id: None }));
         for wanted in &mut found {
             if NAMED.iter().any(|key| self.name(key).is_some_and(|(name, _)| wanted.token["content"] == name)) {
                 wanted.token.insert("special".to_owned(), true.into());
@@ -146,14 +146,14 @@ impl Files {
         Ok(found)
     }
 
-    fn numbered(&self, id: &str, value: &Value) -> Result<Wanted> {
+    fn numbered(&self, id: &str, value: &Value) -> Result<WantedToken> {
         let read = id.parse::<u32>().ok().zip(token(value, false));
         let (id, token) = read.ok_or_else(|| {
             let message =
                 format!("{DECODER}.{} = {}: it must be a token with an id", short(id), short(&value.to_string()));
             Error::damaged(&self.folder.join(CONFIG), message, "copy the file again")
         })?;
-        Ok(Wanted { token, id: Some(id.into()) })
+        Ok(WantedToken { token, id: Some(id.into()) })
     }
 
     /// The definition of a tokenizer extended by these files; `None` where they add nothing.
@@ -165,15 +165,15 @@ impl Files {
             |error: serde_json::Error| Error::damaged(path, format!("not a tokenizer: {error}"), "copy the file again");
         let mut parts: BTreeMap<String, Box<RawValue>> = serde_json::from_str(definition).map_err(damaged)?;
         let listed = parts.get("added_tokens").map_or("[]", |raw| raw.get());
-        let mut all: Vec<Object> = serde_json::from_str(listed).map_err(damaged)?;
+        let mut all: Vec<JsonMap> = serde_json::from_str(listed).map_err(damaged)?;
         let mut own: HashMap<String, u64> = all
             .iter()
             .filter_map(|token| Some((token.get("content")?.as_str()?.to_owned(), token.get("id")?.as_u64()?)))
             .collect();
         self.remark(&own, notes);
-        let mut changes = Changes::default();
+        let mut changes = DefinitionChanges::default();
         let mut vocabulary: Option<HashMap<String, u64>> = None;
-        for Wanted { token, id } in self.wanted(&own)? {
+        for WantedToken { token, id } in self.wanted(&own)? {
             let text = token["content"].as_str().unwrap_or_default().to_owned();
             let found = match own.get(&text) {
                 Some(known) => {
@@ -249,15 +249,15 @@ impl Files {
 
 /// What of a definition is changed.
 #[derive(Default)]
-struct Changes {
+struct DefinitionChanges {
     added: Vec<String>,
     kinds: Vec<String>,
     moved: Vec<String>,
 }
 
-impl Changes {
+impl DefinitionChanges {
     /// Gives a token of the list the kind that was said, or only makes it special.
-    fn kind(&mut self, all: &mut [Object], said: &Object, exact: bool) {
+    fn kind(&mut self, all: &mut [JsonMap], said: &JsonMap, exact: bool) {
         let Some(own) = all.iter_mut().find(|token| token.get("content") == said.get("content")) else { return };
         let mut changed = false;
         for key in KINDS.into_iter().filter(|key| exact || *key == "special" && said["special"] == true) {
@@ -273,7 +273,7 @@ impl Changes {
 
     /// Says what was changed, and whether anything was.
     fn tell(self, notes: &mut Vec<String>) -> bool {
-        let Changes { added, kinds, moved } = self;
+        let DefinitionChanges { added, kinds, moved } = self;
         for (what, names) in [
             ("added the tokens of the files next to tokenizer.json to it", &added),
             ("used the kinds that the files next to tokenizer.json give these tokens", &kinds),

@@ -1,6 +1,6 @@
 //! Our generator: paths as chains of line segments in the plane, then pixels.
 
-use crate::random::Draw;
+use crate::random::TaskRng;
 use std::f64::consts::{FRAC_PI_2, PI, TAU};
 
 /// Directions a dash may take, evenly spaced from a random one on.
@@ -14,7 +14,7 @@ const RETRIES: usize = 4;
 
 /// Sizes of what is drawn, in pixels.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Style {
+pub(super) struct PathfinderStyle {
     size: usize,
     dashes: usize,
     /// Length of a dash.
@@ -32,10 +32,10 @@ pub(super) struct Style {
     misleading: usize,
 }
 
-impl Style {
+impl PathfinderStyle {
     /// The published settings for this many pixels a side, if there are any.
-    pub(super) fn of(size: usize, dashes: usize) -> Option<Style> {
-        let style = Style {
+    pub(super) fn of(size: usize, dashes: usize) -> Option<PathfinderStyle> {
+        let style = PathfinderStyle {
             size,
             dashes,
             length: 2.0,
@@ -49,7 +49,7 @@ impl Style {
         };
         Some(match size {
             32 => style,
-            64 => Style {
+            64 => PathfinderStyle {
                 length: 5.0,
                 thickness: 1.0,
                 apart: 12.0,
@@ -59,7 +59,7 @@ impl Style {
                 // longer dashes of 14 to a path would not fit otherwise
                 ..style
             },
-            128 => Style {
+            128 => PathfinderStyle {
                 length: 5.0,
                 thickness: 1.5,
                 margin: 2.0,
@@ -78,35 +78,35 @@ impl Style {
         self.length + self.margin
     }
 
-    fn is_inside(&self, [x, y]: Point) -> bool {
+    fn is_inside(&self, [x, y]: PixelPoint) -> bool {
         let inside = self.padding..=self.size as f64 - self.padding;
         inside.contains(&x) && inside.contains(&y)
     }
 }
 
-type Point = [f64; 2];
+type PixelPoint = [f64; 2];
 
 /// A dash, from where the path comes to where it goes.
 #[derive(Clone, Copy, Debug)]
 struct Dash {
-    from: Point,
-    to: Point,
+    from: PixelPoint,
+    to: PixelPoint,
 }
 
 /// A growing path: its dashes, where the next gap has its middle, and the direction.
 #[derive(Clone, Debug)]
-struct Chain {
+struct DashPath {
     dashes: Vec<Dash>,
-    pivot: Point,
+    pivot: PixelPoint,
     direction: f64,
 }
 
-fn ahead([x, y]: Point, direction: f64, distance: f64) -> Point {
+fn ahead([x, y]: PixelPoint, direction: f64, distance: f64) -> PixelPoint {
     [x + distance * direction.cos(), y + distance * direction.sin()]
 }
 
 /// The image, row by row; `joined` says whether the circles mark both ends of one path.
-pub(super) fn image(style: &Style, joined: bool, random: &mut Draw) -> Vec<u8> {
+pub(super) fn image(style: &PathfinderStyle, joined: bool, random: &mut TaskRng) -> Vec<u8> {
     // paths that run into a corner are begun anew, until two are as long as they must be
     let chains = loop {
         if let Some(chains) = two_paths(style, random) {
@@ -125,10 +125,10 @@ pub(super) fn image(style: &Style, joined: bool, random: &mut Draw) -> Vec<u8> {
     render(style, &dashes, [origin, terminal])
 }
 
-fn two_paths(style: &Style, random: &mut Draw) -> Option<[Chain; 2]> {
+fn two_paths(style: &PathfinderStyle, random: &mut TaskRng) -> Option<[DashPath; 2]> {
     // as far inside as the paths begin apart, where there is as much room
     let room = style.size as f64 - 4.0 * style.apart;
-    let place = |random: &mut Draw| 2.0 * style.apart + room.max(0.0) * random.unit();
+    let place = |random: &mut TaskRng| 2.0 * style.apart + room.max(0.0) * random.unit();
     let first = [place(random), place(random)];
     let second = ahead(first, TAU * random.unit(), style.apart);
     let mut chains = [begin(style, first, &[], random)?, begin(style, second, &[], random)?];
@@ -146,7 +146,7 @@ fn two_paths(style: &Style, random: &mut Draw) -> Option<[Chain; 2]> {
 }
 
 /// A path of some dashes that keeps clear of others.
-fn path(style: &Style, dashes: usize, others: &[Dash], random: &mut Draw) -> Option<Chain> {
+fn path(style: &PathfinderStyle, dashes: usize, others: &[Dash], random: &mut TaskRng) -> Option<DashPath> {
     let place = [random.unit() * style.size as f64, random.unit() * style.size as f64];
     let mut chain = begin(style, place, others, random)?;
     (1..dashes).try_for_each(|_| extend(style, &mut chain, others, random))?;
@@ -154,15 +154,15 @@ fn path(style: &Style, dashes: usize, others: &[Dash], random: &mut Draw) -> Opt
 }
 
 /// A path of one dash.
-fn begin(style: &Style, from: Point, others: &[Dash], random: &mut Draw) -> Option<Chain> {
+fn begin(style: &PathfinderStyle, from: PixelPoint, others: &[Dash], random: &mut TaskRng) -> Option<DashPath> {
     let direction = TAU * random.unit();
     let dash = Dash { from, to: ahead(from, direction, style.length) };
     let pivot = ahead(dash.to, direction, style.margin);
-    (is_free(style, dash, others)).then(|| Chain { dashes: vec![dash], pivot, direction })
+    (is_free(style, dash, others)).then(|| DashPath { dashes: vec![dash], pivot, direction })
 }
 
 /// Adds a dash; `None` when there is room in no direction.
-fn extend(style: &Style, chain: &mut Chain, others: &[Dash], random: &mut Draw) -> Option<()> {
+fn extend(style: &PathfinderStyle, chain: &mut DashPath, others: &[Dash], random: &mut TaskRng) -> Option<()> {
     let phase = random.unit();
     let candidates = (0..DIRECTIONS).filter_map(|number| {
         let direction = TAU * (number as f64 + phase) / DIRECTIONS as f64;
@@ -187,18 +187,19 @@ fn extend(style: &Style, chain: &mut Chain, others: &[Dash], random: &mut Draw) 
 }
 
 /// From the middle of one dash to that of another beside it.
-fn clearance(style: &Style) -> f64 {
+fn clearance(style: &PathfinderStyle) -> f64 {
     style.margin + style.thickness
 }
 
-fn is_free(style: &Style, dash: Dash, others: &[Dash]) -> bool {
+fn is_free(style: &PathfinderStyle, dash: Dash, others: &[Dash]) -> bool {
     let far = |other: &Dash| distance(dash, *other) >= clearance(style);
     style.is_inside(dash.from) && style.is_inside(dash.to) && others.iter().all(far)
 }
 
 /// Between two line segments.
 fn distance(one: Dash, other: Dash) -> f64 {
-    let side = |a: Point, b: Point, c: Point| (b[0] - a[0]) * (c[1] - a[1]) - (b[1] - a[1]) * (c[0] - a[0]);
+    let side =
+        |a: PixelPoint, b: PixelPoint, c: PixelPoint| (b[0] - a[0]) * (c[1] - a[1]) - (b[1] - a[1]) * (c[0] - a[0]);
     let parts =
         |line: Dash, points: Dash| side(line.from, line.to, points.from) * side(line.from, line.to, points.to) < 0.0;
     if parts(one, other) && parts(other, one) {
@@ -209,7 +210,7 @@ fn distance(one: Dash, other: Dash) -> f64 {
 }
 
 /// From a point to a line segment.
-fn to_dash([x, y]: Point, Dash { from, to }: Dash) -> f64 {
+fn to_dash([x, y]: PixelPoint, Dash { from, to }: Dash) -> f64 {
     let along = [to[0] - from[0], to[1] - from[1]];
     let square = along[0] * along[0] + along[1] * along[1];
     let share = (((x - from[0]) * along[0] + (y - from[1]) * along[1]) / square).clamp(0.0, 1.0);
@@ -217,7 +218,7 @@ fn to_dash([x, y]: Point, Dash { from, to }: Dash) -> f64 {
 }
 
 /// Pixels are the mean of finer points; circles are white and lie above dashes.
-fn render(style: &Style, dashes: &[Dash], circles: [Point; 2]) -> Vec<u8> {
+fn render(style: &PathfinderStyle, dashes: &[Dash], circles: [PixelPoint; 2]) -> Vec<u8> {
     let mut image = vec![0u8; style.size * style.size];
     // thinner lines than a fine point would be broken
     let half = (0.5 * style.thickness).max(0.5 / FINE as f64);
@@ -225,7 +226,7 @@ fn render(style: &Style, dashes: &[Dash], circles: [Point; 2]) -> Vec<u8> {
         let corner = [(at % style.size) as f64, (at / style.size) as f64];
         let near: Vec<&Dash> =
             dashes.iter().filter(|dash| to_dash([corner[0] + 0.5, corner[1] + 0.5], **dash) < half + 1.0).collect();
-        let value = |point: Point| {
+        let value = |point: PixelPoint| {
             let circle = circles.iter().any(|[x, y]| (point[0] - x).hypot(point[1] - y) <= style.radius);
             let dash = near.iter().any(|dash| to_dash(point, **dash) <= half);
             if circle { 255.0 } else { f64::from(u8::from(dash)) * DASH }
@@ -240,19 +241,23 @@ fn render(style: &Style, dashes: &[Dash], circles: [Point; 2]) -> Vec<u8> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::order::Use;
+    use crate::order::StreamPurpose;
 
     fn drawn(size: usize, dashes: usize, joined: bool, index: u64) -> Vec<u8> {
-        image(&Style::of(size, dashes).unwrap(), joined, &mut Draw::new(Use::Pathfinder, [1, 0, index]))
+        image(
+            &PathfinderStyle::of(size, dashes).unwrap(),
+            joined,
+            &mut TaskRng::new(StreamPurpose::Pathfinder, [1, 0, index]),
+        )
     }
 
     #[test]
     fn paths_keep_clear_of_each_other() {
         for (size, dashes) in [(32, 6), (32, 14), (64, 9), (128, 14)] {
-            let style = Style::of(size, dashes).unwrap();
-            let mut random = Draw::new(Use::Pathfinder, [2, 0, size as u64]);
+            let style = PathfinderStyle::of(size, dashes).unwrap();
+            let mut random = TaskRng::new(StreamPurpose::Pathfinder, [2, 0, size as u64]);
             let chains = std::iter::from_fn(|| Some(two_paths(&style, &mut random))).take(20_000).flatten();
-            let chains: Vec<[Chain; 2]> = chains.take(3).collect();
+            let chains: Vec<[DashPath; 2]> = chains.take(3).collect();
             assert_eq!(chains.len(), 3, "{size} {dashes}: paths are found");
             for [one, other] in chains {
                 assert_eq!((one.dashes.len(), other.dashes.len()), (dashes, dashes));
@@ -283,7 +288,7 @@ mod tests {
 
     #[test]
     fn distances_between_segments() {
-        let dash = |from: Point, to: Point| Dash { from, to };
+        let dash = |from: PixelPoint, to: PixelPoint| Dash { from, to };
         let across = dash([0.0, 0.0], [2.0, 0.0]);
         assert_eq!(distance(across, dash([1.0, -1.0], [1.0, 1.0])), 0.0);
         assert_eq!(distance(across, dash([3.0, 1.0], [3.0, -1.0])), 1.0);

@@ -2,8 +2,8 @@
 
 use crate::contain::contain;
 use crate::error::{Error, Result};
-use crate::examples::{Example, Examples, Facts, Place};
-use crate::file::{Bytes, filled_lines, is_folder, is_hidden, read_text};
+use crate::examples::{Example, ExampleId, Examples, TaskInfo};
+use crate::file::{PositionedFile, filled_lines, is_folder, is_hidden, read_text};
 use crate::hash::{Checksum, hex};
 use crate::lra::{check_stop, example};
 use crate::split::Split;
@@ -15,8 +15,8 @@ use std::sync::atomic::AtomicBool;
 const LONGEST_LIST: u64 = 1 << 28;
 
 /// The images of a level.
-pub(super) struct Files {
-    facts: Facts,
+pub(super) struct PathfinderFiles {
+    facts: TaskInfo,
     folder: PathBuf,
     /// Pixels a side.
     size: usize,
@@ -24,8 +24,13 @@ pub(super) struct Files {
     images: Vec<(PathBuf, u32)>,
 }
 
-impl Files {
-    pub(super) fn open(facts: Facts, (path, level): (&Path, &str), size: usize, stop: &AtomicBool) -> Result<Files> {
+impl PathfinderFiles {
+    pub(super) fn open(
+        facts: TaskInfo,
+        (path, level): (&Path, &str),
+        size: usize,
+        stop: &AtomicBool,
+    ) -> Result<PathfinderFiles> {
         let inner = path.join(level);
         let folder = if is_folder(&inner)? { inner } else { path.to_owned() };
         let (mut images, mut sum) = (Vec::new(), Checksum::default());
@@ -66,7 +71,7 @@ impl Files {
             return Err(Error::refused(message, HINT));
         }
         let content = format!("{} {}", facts.content, hex(sum.finish()));
-        Ok(Files { facts: Facts { content, ..facts }, folder, size, images })
+        Ok(PathfinderFiles { facts: TaskInfo { content, ..facts }, folder, size, images })
     }
 
     /// Where a split begins and ends: 80 %, 10 %, 10 %.
@@ -83,7 +88,7 @@ const LARGEST_IMAGE: u64 = 1 << 24;
 
 /// What the file of an image holds.
 fn content(path: &Path) -> Result<Vec<u8>> {
-    let file = Bytes::open(path)?;
+    let file = PositionedFile::open(path)?;
     match file.len() {
         0..=LARGEST_IMAGE => file.read(0..file.len()),
         bytes => {
@@ -106,8 +111,8 @@ fn lists(folder: &Path) -> Result<Vec<PathBuf>> {
     Ok(lists)
 }
 
-impl Examples for Files {
-    fn facts(&self) -> Facts {
+impl Examples for PathfinderFiles {
+    fn facts(&self) -> TaskInfo {
         self.facts.clone()
     }
 
@@ -115,7 +120,7 @@ impl Examples for Files {
         Some(self.range(split).len() as u64)
     }
 
-    fn example(&self, place: Place, length: usize) -> Result<Example> {
+    fn example(&self, place: ExampleId, length: usize) -> Result<Example> {
         let (image, label) = &self.images[self.range(place.split).start + place.index as usize];
         let path = self.folder.join(image);
         let pixels = grey_pixels(&path, self.size)?;
@@ -148,8 +153,9 @@ fn grey_pixels(path: &Path, size: usize) -> Result<Vec<u8>> {
     });
     let (info, pixels) = decoded.flatten().map_err(bad)?;
     let pixels: Vec<u8> = pixels.into_iter().step_by(info.color_type.samples()).collect();
-    match pixels.len() == size * size {
-        true => Ok(pixels),
-        false => Err(bad(format!("the image has {} pixels; expected {}", pixels.len(), size * size))),
+    if pixels.len() == size * size {
+        Ok(pixels)
+    } else {
+        Err(bad(format!("the image has {} pixels; expected {}", pixels.len(), size * size)))
     }
 }

@@ -5,21 +5,27 @@
 //! track first. Channels of different ports are different channels. When two notes of one pitch
 //! overlap in a track, the one that began first ends first.
 
-use super::chunks::{Chunks, Event, Events, Kind, Notes};
+use super::chunks::{MidiChunks, MidiEvent, MidiEventKind, MidiTrack, RepairNotes};
 use super::{DRUMS, MINUTE, words};
-use crate::music::piece::{Marker, Note, Piece, Tempo, Track};
+use crate::music::piece::{Marker, MusicPiece, Note, Tempo, Track};
 use std::collections::{BTreeMap, VecDeque};
 
-/// A place in the order of all events: tick, track, number in the track.
-type Place = (u64, usize, usize);
+/// A place in the order of all events of a file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+struct EventPlace {
+    tick: u64,
+    track: usize,
+    /// Number in the track.
+    index: usize,
+}
 
 /// The programs of each channel, by the place from which they count.
-type Programs = BTreeMap<u16, BTreeMap<Place, u8>>;
+type ChannelPrograms = BTreeMap<u16, BTreeMap<EventPlace, u8>>;
 
-pub(super) fn piece(chunks: Chunks) -> Piece {
-    let Chunks { format, resolution, tracks, mut notes } = chunks;
+pub(super) fn piece(chunks: MidiChunks) -> MusicPiece {
+    let MidiChunks { format, resolution, tracks, mut notes } = chunks;
     let programs = programs(&tracks, &mut notes);
-    let mut piece = Piece::empty(resolution);
+    let mut piece = MusicPiece::empty(resolution);
     for (number, track) in tracks.iter().enumerate() {
         read_track(number, track, &programs, &mut piece, &mut notes);
     }
@@ -29,24 +35,24 @@ pub(super) fn piece(chunks: Chunks) -> Piece {
     }
     piece.tempos.sort_by_key(|tempo| tempo.start);
     piece.markers.sort_by_key(|marker| marker.start);
-    Piece { repairs: notes.into_said(), ..piece }
+    MusicPiece { repairs: notes.into_said(), ..piece }
 }
 
-fn programs(tracks: &[Events], notes: &mut Notes) -> Programs {
-    let mut found = Programs::new();
+fn programs(tracks: &[MidiTrack], notes: &mut RepairNotes) -> ChannelPrograms {
+    let mut found = ChannelPrograms::new();
     for (number, track) in tracks.iter().enumerate() {
-        for (index, Event { at, kind }) in track.events.iter().enumerate() {
-            if let Kind::Program { channel, program } = *kind {
-                found.entry(channel).or_default().insert((*at, number, index), program);
+        for (index, MidiEvent { at, kind }) in track.events.iter().enumerate() {
+            if let MidiEventKind::Program { channel, program } = *kind {
+                found.entry(channel).or_default().insert(EventPlace { tick: *at, track: number, index }, program);
             }
         }
     }
     for (channel, programs) in &found {
         let pairs = programs.iter().zip(programs.iter().skip(1));
-        let both = pairs.filter(|((a, first), (b, second))| a.0 == b.0 && a.1 != b.1 && first != second);
-        for (((at, first, _), _), ((_, second, _), _)) in both {
+        let both = pairs.filter(|((a, first), (b, second))| a.tick == b.tick && a.track != b.track && first != second);
+        for ((EventPlace { tick, track: first, .. }, _), (EventPlace { track: second, .. }, _)) in both {
             notes.add(format!(
-                "tracks {} and {} set the program of {} at tick {at}: using that of the later track",
+                "tracks {} and {} set the program of {} at tick {tick}: using that of the later track",
                 first + 1,
                 second + 1,
                 named(*channel)
@@ -66,42 +72,56 @@ fn named(channel: u16) -> String {
 
 /// A channel of a track in the making.
 #[derive(Default)]
-struct Voice {
+struct ChannelVoice {
     /// Notes by program, in the order in which programs are first played.
     parts: Vec<(u8, Vec<Note>)>,
-    /// Notes that sound, by pitch, first come first: start, velocity and part.
-    sounding: BTreeMap<u8, VecDeque<(u64, u8, usize)>>,
+    /// Notes that sound, by pitch, first come first.
+    sounding: BTreeMap<u8, VecDeque<SoundingNote>>,
 }
 
-impl Voice {
+struct SoundingNote {
+    start: u64,
+    velocity: u8,
+    part: usize,
+}
+
+impl ChannelVoice {
     fn begin(&mut self, start: u64, pitch: u8, velocity: u8, program: u8) {
         let part = self.parts.iter().position(|(own, _)| *own == program).unwrap_or_else(|| {
             self.parts.push((program, Vec::new()));
             self.parts.len() - 1
         });
-        self.sounding.entry(pitch).or_default().push_back((start, velocity, part));
+        self.sounding.entry(pitch).or_default().push_back(SoundingNote { start, velocity, part });
     }
 
     fn end(&mut self, now: u64, pitch: u8) {
-        if let Some((start, velocity, part)) = self.sounding.get_mut(&pitch).and_then(VecDeque::pop_front) {
+        if let Some(SoundingNote { start, velocity, part }) =
+            self.sounding.get_mut(&pitch).and_then(VecDeque::pop_front)
+        {
             self.parts[part].1.push(Note { start, pitch, duration: now - start, velocity });
         }
     }
 }
 
-fn read_track(number: usize, track: &Events, programs: &Programs, piece: &mut Piece, notes: &mut Notes) {
-    let (mut name, mut voices) = (String::new(), BTreeMap::<u16, Voice>::new());
-    for (index, Event { at, kind }) in track.events.iter().enumerate() {
+fn read_track(
+    number: usize,
+    track: &MidiTrack,
+    programs: &ChannelPrograms,
+    piece: &mut MusicPiece,
+    notes: &mut RepairNotes,
+) {
+    let (mut name, mut voices) = (String::new(), BTreeMap::<u16, ChannelVoice>::new());
+    for (index, MidiEvent { at, kind }) in track.events.iter().enumerate() {
         match *kind {
-            Kind::NoteOn { channel, pitch, velocity } => {
-                let program = program(programs, channel, (*at, number, index), notes);
+            MidiEventKind::NoteOn { channel, pitch, velocity } => {
+                let program = program(programs, channel, EventPlace { tick: *at, track: number, index }, notes);
                 voices.entry(channel).or_default().begin(*at, pitch, velocity, program);
             }
-            Kind::NoteOff { channel, pitch } => voices.entry(channel).or_default().end(*at, pitch),
-            Kind::Program { .. } => {}
-            Kind::Name(text) => name = words(text),
-            Kind::Marker(text) => piece.markers.push(Marker { start: *at, text: words(text) }),
-            Kind::Tempo(micros) => {
+            MidiEventKind::NoteOff { channel, pitch } => voices.entry(channel).or_default().end(*at, pitch),
+            MidiEventKind::Program { .. } => {}
+            MidiEventKind::Name(text) => name = words(text),
+            MidiEventKind::Marker(text) => piece.markers.push(Marker { start: *at, text: words(text) }),
+            MidiEventKind::Tempo(micros) => {
                 piece.tempos.push(Tempo { start: *at, beats_per_minute: MINUTE / f64::from(micros) });
             }
         }
@@ -111,7 +131,7 @@ fn read_track(number: usize, track: &Events, programs: &Programs, piece: &mut Pi
     for (voice, (channel, mut own)) in (before..).zip(voices) {
         for (pitch, waiting) in std::mem::take(&mut own.sounding) {
             open += waiting.len();
-            for (start, velocity, part) in waiting {
+            for SoundingNote { start, velocity, part } in waiting {
                 own.parts[part].1.push(Note { start, pitch, duration: track.end - start, velocity });
             }
         }
@@ -131,15 +151,14 @@ fn read_track(number: usize, track: &Events, programs: &Programs, piece: &mut Pi
 }
 
 /// The program of a channel at a place.
-fn program(programs: &Programs, channel: u16, place: Place, notes: &mut Notes) -> u8 {
+fn program(programs: &ChannelPrograms, channel: u16, place: EventPlace, notes: &mut RepairNotes) -> u8 {
     let Some(own) = programs.get(&channel) else { return 0 };
     let program = own.range(..place).next_back().map_or(0, |(_, program)| *program);
-    let (at, track, _) = place;
-    if let Some(((_, other, _), _)) =
-        own.range((at, track + 1, 0)..(at + 1, 0, 0)).find(|(_, later)| **later != program)
-    {
+    let EventPlace { tick, track, .. } = place;
+    let later = EventPlace { tick, track: track + 1, index: 0 }..EventPlace { tick: tick + 1, track: 0, index: 0 };
+    if let Some((EventPlace { track: other, .. }, _)) = own.range(later).find(|(_, later)| **later != program) {
         notes.add(format!(
-            "track {} plays on {} at tick {at}, where track {} sets its program: the notes come first",
+            "track {} plays on {} at tick {tick}, where track {} sets its program: the notes come first",
             track + 1,
             named(channel),
             other + 1

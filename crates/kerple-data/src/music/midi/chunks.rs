@@ -5,34 +5,34 @@
 //! status across meta events, a track count other than the header's, a last track shorter than its
 //! length, system messages. Everything else is an error that names track and byte.
 
-use super::Found;
+use super::MidiResult;
 use std::collections::BTreeSet;
 
 /// A MIDI file as it was found.
-pub(super) struct Chunks<'b> {
+pub(super) struct MidiChunks<'b> {
     /// 0 to 2.
     pub(super) format: u16,
     /// Ticks a beat.
     pub(super) resolution: u32,
-    pub(super) tracks: Vec<Events<'b>>,
-    pub(super) notes: Notes,
+    pub(super) tracks: Vec<MidiTrack<'b>>,
+    pub(super) notes: RepairNotes,
 }
 
 /// The events of a track that matter here.
-pub(super) struct Events<'b> {
-    pub(super) events: Vec<Event<'b>>,
+pub(super) struct MidiTrack<'b> {
+    pub(super) events: Vec<MidiEvent<'b>>,
     /// When the track ends, ticks.
     pub(super) end: u64,
 }
 
 /// An event and its time in ticks from the beginning.
-pub(super) struct Event<'b> {
+pub(super) struct MidiEvent<'b> {
     pub(super) at: u64,
-    pub(super) kind: Kind<'b>,
+    pub(super) kind: MidiEventKind<'b>,
 }
 
 /// Channels are counted over all ports, 16 a port.
-pub(super) enum Kind<'b> {
+pub(super) enum MidiEventKind<'b> {
     NoteOn {
         channel: u16,
         pitch: u8,
@@ -54,7 +54,7 @@ pub(super) enum Kind<'b> {
 
 /// What was repaired or passed over, each thing once.
 #[derive(Default)]
-pub(super) struct Notes {
+pub(super) struct RepairNotes {
     seen: BTreeSet<String>,
     said: Vec<String>,
 }
@@ -62,7 +62,7 @@ pub(super) struct Notes {
 /// More notes than this of one file tell nothing new.
 const MOST_NOTES: usize = 8;
 
-impl Notes {
+impl RepairNotes {
     pub(super) fn add(&mut self, note: String) {
         if self.said.len() < MOST_NOTES && self.seen.insert(note.clone()) {
             self.said.push(note);
@@ -85,7 +85,7 @@ fn head(bytes: &[u8]) -> Option<(&[u8], usize)> {
 }
 
 /// The MIDI file inside of a RIFF file of the kind RMID, or the bytes themselves.
-fn unwrapped<'b>(bytes: &'b [u8], notes: &mut Notes) -> Found<&'b [u8]> {
+fn unwrapped<'b>(bytes: &'b [u8], notes: &mut RepairNotes) -> MidiResult<&'b [u8]> {
     if !bytes.starts_with(b"RIFF") {
         return Ok(bytes);
     }
@@ -107,8 +107,17 @@ fn unwrapped<'b>(bytes: &'b [u8], notes: &mut Notes) -> Found<&'b [u8]> {
     Err("not a MIDI file: its RIFF container has no chunk `data`".to_owned())
 }
 
-/// Format, number of tracks and ticks a beat, and where the header ends.
-fn header(bytes: &[u8]) -> Found<(u16, usize, u32, usize)> {
+struct MidiHeader {
+    format: u16,
+    /// How many tracks it states.
+    tracks: usize,
+    /// Ticks per beat.
+    resolution: u32,
+    /// Byte after the header.
+    end: usize,
+}
+
+fn header(bytes: &[u8]) -> MidiResult<MidiHeader> {
     let length = match head(bytes) {
         Some((b"MThd", length)) => length,
         _ => {
@@ -130,17 +139,22 @@ fn header(bytes: &[u8]) -> Found<(u16, usize, u32, usize)> {
     if division == 0 {
         return Err("it has 0 ticks per beat; expected at least 1".to_owned());
     }
-    Ok((format, usize::from(tracks), u32::from(division), HEAD.saturating_add(length)))
+    Ok(MidiHeader {
+        format,
+        tracks: usize::from(tracks),
+        resolution: u32::from(division),
+        end: HEAD.saturating_add(length),
+    })
 }
 
 /// Reads the chunks of a file.
 ///
 /// # Errors
 /// What is wrong, in words that name track and byte.
-pub(super) fn read(bytes: &[u8]) -> Found<Chunks<'_>> {
-    let mut notes = Notes::default();
+pub(super) fn read(bytes: &[u8]) -> MidiResult<MidiChunks<'_>> {
+    let mut notes = RepairNotes::default();
     let bytes = unwrapped(bytes, &mut notes)?;
-    let (format, stated, resolution, mut at) = header(bytes)?;
+    let MidiHeader { format, tracks: stated, resolution, end: mut at } = header(bytes)?;
     let mut tracks = Vec::new();
     while at < bytes.len() {
         let rest = &bytes[at..];
@@ -176,7 +190,7 @@ pub(super) fn read(bytes: &[u8]) -> Found<Chunks<'_>> {
         (_, found) if found != stated => notes.add(format!("its header states {stated} tracks; it has {found}")),
         _ => {}
     }
-    Ok(Chunks { format, resolution, tracks, notes })
+    Ok(MidiChunks { format, resolution, tracks, notes })
 }
 
 /// The track whose events begin at `from`, and where what follows it begins.
@@ -185,10 +199,10 @@ fn track<'b>(
     from: usize,
     length: usize,
     number: usize,
-    notes: &mut Notes,
-) -> Found<(Events<'b>, usize)> {
+    notes: &mut RepairNotes,
+) -> MidiResult<(MidiTrack<'b>, usize)> {
     let left = bytes.len() - from;
-    let mut reader = Reader { bytes: &bytes[..from + length.min(left)], at: from, number, notes, port: 0 };
+    let mut reader = TrackReader { bytes: &bytes[..from + length.min(left)], at: from, number, notes, port: 0 };
     let read = reader.events();
     let ended_at = reader.at;
     let follows = |at: usize| at == bytes.len() || head(&bytes[at..]).is_some();
@@ -214,27 +228,27 @@ fn track<'b>(
     Ok((events, next))
 }
 
-struct Reader<'b, 'n> {
+struct TrackReader<'b, 'n> {
     bytes: &'b [u8],
     at: usize,
     /// Of the track, counted from 1.
     number: usize,
-    notes: &'n mut Notes,
+    notes: &'n mut RepairNotes,
     port: u8,
 }
 
-impl<'b> Reader<'b, '_> {
+impl<'b> TrackReader<'b, '_> {
     fn wrong(&self, what: &str) -> String {
         format!("track {}, byte {}: {what}", self.number, self.at)
     }
 
-    fn byte(&mut self) -> Found<u8> {
+    fn byte(&mut self) -> MidiResult<u8> {
         let byte = *self.bytes.get(self.at).ok_or_else(|| self.wrong("the track ends within an event"))?;
         self.at += 1;
         Ok(byte)
     }
 
-    fn take(&mut self, count: usize) -> Found<&'b [u8]> {
+    fn take(&mut self, count: usize) -> MidiResult<&'b [u8]> {
         let taken = self.bytes[self.at..].get(..count);
         let taken = taken.ok_or_else(|| self.wrong("the track ends within an event"))?;
         self.at += count;
@@ -242,7 +256,7 @@ impl<'b> Reader<'b, '_> {
     }
 
     /// A number of seven bits a byte, below 2^28 as the standard has it.
-    fn number(&mut self) -> Found<usize> {
+    fn number(&mut self) -> MidiResult<usize> {
         let mut found = 0usize;
         loop {
             let byte = self.byte()?;
@@ -257,7 +271,7 @@ impl<'b> Reader<'b, '_> {
     }
 
     /// A byte of data.
-    fn data(&mut self) -> Found<u8> {
+    fn data(&mut self) -> MidiResult<u8> {
         match self.byte()? {
             byte @ 0..128 => Ok(byte),
             byte => {
@@ -268,7 +282,7 @@ impl<'b> Reader<'b, '_> {
     }
 
     /// The events up to the end of the track, and whether it has one.
-    fn events(&mut self) -> Found<(Events<'b>, bool)> {
+    fn events(&mut self) -> MidiResult<(MidiTrack<'b>, bool)> {
         let (mut events, mut now) = (Vec::new(), 0u64);
         // the status that a byte of data goes on with, and whether a meta event has come since
         let (mut running, mut broken) = (None, false);
@@ -294,9 +308,9 @@ impl<'b> Reader<'b, '_> {
                 0xff => {
                     broken = true;
                     match self.meta()? {
-                        Meta::End => return Ok((Events { events, end: now }, true)),
-                        Meta::Other => None,
-                        Meta::Event(kind) => Some(kind),
+                        MetaEvent::End => return Ok((MidiTrack { events, end: now }, true)),
+                        MetaEvent::Other => None,
+                        MetaEvent::Event(kind) => Some(kind),
                     }
                 }
                 _ => {
@@ -307,52 +321,52 @@ impl<'b> Reader<'b, '_> {
                     None
                 }
             };
-            events.extend(kind.map(|kind| Event { at: now, kind }));
+            events.extend(kind.map(|kind| MidiEvent { at: now, kind }));
         }
-        Ok((Events { events, end: now }, false))
+        Ok((MidiTrack { events, end: now }, false))
     }
 
-    fn message(&mut self, status: u8) -> Found<Option<Kind<'b>>> {
+    fn message(&mut self, status: u8) -> MidiResult<Option<MidiEventKind<'b>>> {
         let channel = u16::from(self.port) * 16 + u16::from(status & 15);
         let first = self.data()?;
         Ok(match status & 0xf0 {
-            0xc0 => Some(Kind::Program { channel, program: first }),
+            0xc0 => Some(MidiEventKind::Program { channel, program: first }),
             0xd0 => None,
             kind => match (kind, self.data()?) {
-                (0x90, velocity @ 1..) => Some(Kind::NoteOn { channel, pitch: first, velocity }),
+                (0x90, velocity @ 1..) => Some(MidiEventKind::NoteOn { channel, pitch: first, velocity }),
                 // a note that begins with velocity 0 ends
-                (0x80 | 0x90, _) => Some(Kind::NoteOff { channel, pitch: first }),
+                (0x80 | 0x90, _) => Some(MidiEventKind::NoteOff { channel, pitch: first }),
                 _ => None,
             },
         })
     }
 
-    fn meta(&mut self) -> Found<Meta<'b>> {
+    fn meta(&mut self) -> MidiResult<MetaEvent<'b>> {
         let kind = self.byte()?;
         let length = self.number()?;
         let data = self.take(length)?;
         Ok(match (kind, data) {
-            (0x2f, _) => Meta::End,
-            (0x03, name) => Meta::Event(Kind::Name(name)),
-            (0x06, text) => Meta::Event(Kind::Marker(text)),
+            (0x2f, _) => MetaEvent::End,
+            (0x03, name) => MetaEvent::Event(MidiEventKind::Name(name)),
+            (0x06, text) => MetaEvent::Event(MidiEventKind::Marker(text)),
             (0x21, [port]) => {
                 self.port = *port;
-                Meta::Other
+                MetaEvent::Other
             }
             (0x51, [a, b, c]) if [*a, *b, *c] != [0; 3] => {
-                Meta::Event(Kind::Tempo(u32::from_be_bytes([0, *a, *b, *c])))
+                MetaEvent::Event(MidiEventKind::Tempo(u32::from_be_bytes([0, *a, *b, *c])))
             }
             (0x51, other) => {
                 let number = self.number;
                 self.notes.add(format!("a tempo of {other:?} in track {number} is skipped"));
-                Meta::Other
+                MetaEvent::Other
             }
-            _ => Meta::Other,
+            _ => MetaEvent::Other,
         })
     }
 
     /// Messages to a whole system: what they hold is of one device, or has no place in a file.
-    fn system(&mut self, status: u8) -> Found<()> {
+    fn system(&mut self, status: u8) -> MidiResult<()> {
         let data = match status {
             0xf0 | 0xf7 => {
                 let length = self.number()?;
@@ -373,8 +387,8 @@ impl<'b> Reader<'b, '_> {
     }
 }
 
-enum Meta<'b> {
+enum MetaEvent<'b> {
     End,
-    Event(Kind<'b>),
+    Event(MidiEventKind<'b>),
     Other,
 }

@@ -1,4 +1,4 @@
-use crate::music::{Note, Piece, Track};
+use crate::music::{MusicPiece, Note, Track};
 
 /// A file of these tracks, which are whole chunks.
 fn file(format: u16, stated: u16, chunks: &[Vec<u8>]) -> Vec<u8> {
@@ -25,12 +25,12 @@ fn program(channel: u8, program: u8) -> Vec<u8> {
     vec![0, 0xc0 | channel, program]
 }
 
-fn read(bytes: &[u8]) -> Piece {
-    Piece::from_midi(bytes).unwrap()
+fn read(bytes: &[u8]) -> MusicPiece {
+    MusicPiece::from_midi(bytes).unwrap()
 }
 
 /// Program and pitches of each track.
-fn played(piece: &Piece) -> Vec<(u8, Vec<u8>)> {
+fn played(piece: &MusicPiece) -> Vec<(u8, Vec<u8>)> {
     piece.tracks.iter().map(|track| (track.program, track.notes.iter().map(|note| note.pitch).collect())).collect()
 }
 
@@ -73,9 +73,9 @@ fn many_tracks_are_read_back() {
     let note = Note { start: 0, pitch: 60, duration: 9, velocity: 64 };
     let of = |program: u8, drums| Track { program, drums, notes: vec![note], ..Track::default() };
     let tracks = (0..40).map(|program| of(program, program % 8 == 7)).collect();
-    let piece = Piece { tracks, ..Piece::empty(480) };
+    let piece = MusicPiece { tracks, ..MusicPiece::empty(480) };
     let again = read(&piece.to_midi().unwrap());
-    let facts = |piece: &Piece| piece.tracks.iter().map(|track| (track.program, track.drums)).collect::<Vec<_>>();
+    let facts = |piece: &MusicPiece| piece.tracks.iter().map(|track| (track.program, track.drums)).collect::<Vec<_>>();
     assert_eq!((facts(&again), again.repairs.len()), (facts(&piece), 0));
 }
 
@@ -111,7 +111,7 @@ fn files_beside_the_standard_are_read() {
         (track_file(&open), "1 notes of track 1 have no end; they last until the track ends"),
     ];
     for (bytes, repair) in cases {
-        let piece = Piece::from_midi(&bytes).unwrap_or_else(|error| panic!("{repair}: {error}"));
+        let piece = MusicPiece::from_midi(&bytes).unwrap_or_else(|error| panic!("{repair}: {error}"));
         assert_eq!(piece.repairs.join("; "), repair);
         let expected = Note { start: 0, pitch: 60, duration: 96, velocity: 64 };
         assert_eq!((piece.notes(), piece.tracks[0].notes[0]), (1, expected), "{repair}");
@@ -150,10 +150,10 @@ fn what_has_to_be_guessed_is_refused() {
         (b"MThd\0\0\0\x04\0\x01\0\x01".to_vec(), "its header has 4 bytes"),
     ];
     for (bytes, why) in cases {
-        let error = Piece::from_midi(&bytes).expect_err(why);
+        let error = MusicPiece::from_midi(&bytes).expect_err(why);
         assert!(error.contains(why), "{why}: {error}");
     }
-    assert!(Piece::from_midi(b"").unwrap_err().contains("not a MIDI file"));
+    assert!(MusicPiece::from_midi(b"").unwrap_err().contains("not a MIDI file"));
 }
 
 /// Of two notes of a pitch that overlap, the first ends first; a note that begins with velocity 0 ends.

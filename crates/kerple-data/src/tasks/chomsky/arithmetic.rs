@@ -1,6 +1,6 @@
 //! Tasks on expressions modulo 5.
 
-use super::Draw;
+use super::TaskRng;
 
 const MODULUS: u32 = 5;
 
@@ -50,7 +50,7 @@ fn apply(a: u32, operation: Symbol, b: u32) -> u32 {
 }
 
 /// Digits with operations between them.
-pub(super) fn draw_simple(draw: &mut Draw, length: usize) -> Vec<u32> {
+pub(super) fn draw_simple(draw: &mut TaskRng, length: usize) -> Vec<u32> {
     let length = length - usize::from(length.is_multiple_of(2));
     let token = |at: usize| if at.is_multiple_of(2) { draw.below(5) } else { 5 + draw.below(3) } as u32;
     (0..length).map(token).collect()
@@ -74,8 +74,8 @@ pub(super) fn simple(input: &[u32]) -> Vec<u32> {
 }
 
 /// An expression of exactly `length` symbols.
-fn expression(draw: &mut Draw, length: usize, operations: &[Symbol], out: &mut Vec<Symbol>) {
-    let digit = |draw: &mut Draw| Symbol::Digit(draw.below(5) as u32);
+fn expression(draw: &mut TaskRng, length: usize, operations: &[Symbol], out: &mut Vec<Symbol>) {
+    let digit = |draw: &mut TaskRng| Symbol::Digit(draw.below(5) as u32);
     match length {
         1 => out.push(digit(draw)),
         2 => out.extend([Symbol::Minus, digit(draw)]),
@@ -126,7 +126,7 @@ fn value(symbols: &[Symbol], hidden: u32) -> u32 {
     open[0].0.expect("an expression has a value")
 }
 
-pub(super) fn draw_brackets(draw: &mut Draw, length: usize) -> Vec<u32> {
+pub(super) fn draw_brackets(draw: &mut TaskRng, length: usize) -> Vec<u32> {
     let mut symbols = Vec::with_capacity(length);
     expression(draw, length, &[Symbol::Plus, Symbol::Minus, Symbol::Times], &mut symbols);
     write(&symbols, &BRACKETS)
@@ -137,7 +137,7 @@ pub(super) fn brackets(input: &[u32]) -> Vec<u32> {
 }
 
 /// An expression with a hidden digit, `=`, its value.
-pub(super) fn draw_equation(draw: &mut Draw, length: usize) -> Vec<u32> {
+pub(super) fn draw_equation(draw: &mut TaskRng, length: usize) -> Vec<u32> {
     if length < 3 {
         return vec![0; length];
     }

@@ -1,10 +1,10 @@
 //! Tasks on binary numbers as long as the sequence.
 
-use super::{Draw, END};
+use super::{END, TaskRng};
 use num_bigint::BigUint;
 
 /// A number that is not 0, of at most `length` bits, as its bits.
-pub(super) fn draw_positive(draw: &mut Draw, length: usize) -> Vec<u32> {
+pub(super) fn draw_positive(draw: &mut TaskRng, length: usize) -> Vec<u32> {
     loop {
         let bits = draw.tokens(length, 2);
         if bits.contains(&1) {
@@ -14,7 +14,7 @@ pub(super) fn draw_positive(draw: &mut Draw, length: usize) -> Vec<u32> {
 }
 
 /// Two numbers that are not 0 with [`END`] between them; of one or two tokens one number, not the largest.
-pub(super) fn draw_pair(draw: &mut Draw, length: usize) -> Vec<u32> {
+pub(super) fn draw_pair(draw: &mut TaskRng, length: usize) -> Vec<u32> {
     if length <= 2 {
         return loop {
             let bits = draw.tokens(length, 2);

@@ -1,21 +1,21 @@
 //! Tasks on strings of tokens.
 
-use super::Draw;
+use super::TaskRng;
 
-pub(super) fn bits(draw: &mut Draw, length: usize) -> Vec<u32> {
+pub(super) fn bits(draw: &mut TaskRng, length: usize) -> Vec<u32> {
     draw.tokens(length, 2)
 }
 
-pub(super) fn steps(draw: &mut Draw, length: usize) -> Vec<u32> {
+pub(super) fn steps(draw: &mut TaskRng, length: usize) -> Vec<u32> {
     draw.tokens(length, 3)
 }
 
-pub(super) fn digits(draw: &mut Draw, length: usize) -> Vec<u32> {
+pub(super) fn digits(draw: &mut TaskRng, length: usize) -> Vec<u32> {
     draw.tokens(length, 5)
 }
 
 /// A stack of 1 to `length - 1` bits, then actions.
-pub(super) fn draw_stack(draw: &mut Draw, length: usize) -> Vec<u32> {
+pub(super) fn draw_stack(draw: &mut TaskRng, length: usize) -> Vec<u32> {
     if length == 1 {
         return draw.tokens(1, 2);
     }
@@ -26,7 +26,7 @@ pub(super) fn draw_stack(draw: &mut Draw, length: usize) -> Vec<u32> {
 }
 
 /// Bits twice, one of them hidden.
-pub(super) fn draw_missing(draw: &mut Draw, length: usize) -> Vec<u32> {
+pub(super) fn draw_missing(draw: &mut TaskRng, length: usize) -> Vec<u32> {
     if length == 1 {
         return vec![1];
     }

@@ -152,8 +152,8 @@ fn root_by_hand(input: &[u32]) -> Vec<u32> {
     root
 }
 
-fn place(seed: u64, index: u64) -> Place {
-    Place { split: Split::Train, seed, index }
+fn place(seed: u64, index: u64) -> ExampleId {
+    ExampleId { split: Split::Train, seed, index }
 }
 
 fn check(task: Chomsky, seed: u64, length: usize) -> Example {

@@ -4,7 +4,7 @@ use super::{Sizes, model::Subject};
 use crate::args::{Bench, Work};
 use crate::failure::{Failure, Outcome};
 use kerple_core::encoding::{Encoding, Geometry};
-use kerple_data::machine::Limit;
+use kerple_data::machine::MemoryLimit;
 
 /// Arrays of inputs, outputs and gradients of one task, and of two that are timed alternately.
 const ARRAYS: u128 = 9;
@@ -44,7 +44,7 @@ pub fn encoding(encoding: &Encoding, length: usize, sizes: Sizes) -> Outcome {
 /// Refuses work at a length that needs more memory than there is.
 pub fn memory(work: Work, subject: &Subject, length: usize, sizes: Sizes, two: bool) -> Outcome {
     // what is timed is made of noise, which is made here whichever device gets it
-    let here = Limit::here();
+    let here = MemoryLimit::here();
     let limits = here.as_ref().into_iter().chain(subject.limit());
     let Some(limit) = limits.min_by_key(|limit| limit.bytes) else { return Ok(()) };
     // the definition is checked at a few hundred positions whatever is timed

@@ -8,7 +8,7 @@ use burn::tensor::{Device, Tensor};
 use kerple_burn::fused::Engine;
 use kerple_core::encoding::{Encoding, Method};
 use kerple_core::precision::Precision;
-use kerple_data::machine::Limit;
+use kerple_data::machine::MemoryLimit;
 use kerple_lm::config::{DataConfig, ModelConfig, Preset, RunConfig, TrainConfig};
 use kerple_lm::model::Decoder;
 use kerple_lm::objective::{NextTokenPrediction, SequenceBatch};
@@ -25,7 +25,7 @@ pub struct Subject {
     /// How it is named.
     name: String,
     /// The memory that models have there.
-    limit: Option<Limit>,
+    limit: Option<MemoryLimit>,
 }
 
 impl Subject {
@@ -73,7 +73,7 @@ impl Subject {
     }
 
     /// The memory that models have there, where it is known.
-    pub fn limit(&self) -> Option<&Limit> {
+    pub fn limit(&self) -> Option<&MemoryLimit> {
         self.limit.as_ref()
     }
 
