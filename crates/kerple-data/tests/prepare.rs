@@ -9,7 +9,6 @@ use kerple_data::{
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
-use tempfile::TempDir;
 
 /// 300 different documents.
 fn many() -> Vec<String> {

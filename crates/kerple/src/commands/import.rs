@@ -4,13 +4,16 @@ use super::print_json;
 use crate::args::Import;
 use crate::failure::Outcome;
 use crate::output::{remarkln, resultln};
-use kerple_convert::import::{self, Imported, Options};
+use kerple_convert::import::{self, ImportOptions, Imported};
 use kerple_lm::run::RunFolder;
 
 /// Makes a run of a model of another program.
 pub fn run(args: &Import) -> Outcome {
-    let options =
-        Options { eod_token: args.eod_token.clone(), tokenizer: args.tokenizer.clone(), pos_emb: args.pos_emb.clone() };
+    let options = ImportOptions {
+        eod_token: args.eod_token.clone(),
+        tokenizer: args.tokenizer.clone(),
+        pos_emb: args.pos_emb.clone(),
+    };
     let Imported { plan, notes } = import::import(&args.folder, &args.out, &options)?;
     notes.iter().for_each(|note| remarkln!("note: {note}"));
     let family = plan.init_from.as_ref().and_then(|init_from| init_from.family());
