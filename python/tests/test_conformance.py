@@ -1,14 +1,20 @@
-"""The conformance suite finds what is wrong and nothing else."""
+"""The conformance suite: modules meet reference values of any folder, and the checks of attention find
+what is wrong and nothing else.
+"""
 
 import json
+import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
+import safetensors
 import torch
 
 from kerple.conformance import CASES, Call, check, definition
 from kerple.conformance.backends import BUILT_IN, eager, find, sdpa
+from kerple.torch import Encoding
 
 KNOWN = {case.name: case for case in CASES}
 
@@ -89,3 +95,125 @@ def test_the_command():
 def test_what_is_no_function_is_refused():
     with pytest.raises(ValueError, match="no function"):
         find("math:pi")
+
+
+#: Folders of reference values with a `manifest.json`, as `conformance FOLDER...` reads them.
+REPOSITORY = Path(__file__).resolve().parents[2] / "golden"
+FOLDERS = [Path(folder) for folder in os.environ.get("KERPLE_REFERENCE_VALUES", "").split(os.pathsep) if folder] or [
+    REPOSITORY / name for name in ("kerple", "dape", "encodings")
+]
+
+#: Methods of the reference values: our kind, and the names of its parameters there, in our order.
+METHODS = {
+    "kerple_log": ("kerple_log", ["bias_p", "bias_a"]),
+    "kerple_power": ("kerple_power", ["bias_a", "bias_p"]),
+    "kerple_power_wht": ("kerple_weight", ["wei_a", "wei_p"]),
+    "kerple_bias_wht": ("kerple_bias_weight", ["bias_a", "bias_p", "wei_a", "wei_p"]),
+    "kerple_power_original": ("kerple_power_original", []),
+    "log3": ("kerple_log3", ["r1", "r2", "r3"]),
+    "gauss_2para_bias": ("gaussian_bias", ["r1", "r2"]),
+    "gauss_3para_bias": ("stretched_bias", ["r1", "r2", "r3"]),
+    "gauss_1para_wht": ("gaussian_weight", ["r1"]),
+    "gauss_2para_wht": ("stretched_weight", ["r1", "r2"]),
+    "alibi": ("alibi", []),
+    "none": ("none", []),
+    "nope": ("none", []),
+    "t5": ("t5", ["weight"]),
+    "rotary": ("rotary", []),
+    "kerple": ("kerple_log", ["bias_p", "bias_a"]),
+    "fire": ("fire", ["c", "L_multiplier", "mlp.0.weight", "mlp.0.bias", "mlp.2.weight", "mlp.2.bias"]),
+    "cope": ("cope", ["pos_emb"]),
+    "xl": ("transformer_xl", ["r_net.weight", "r_w_bias", "r_r_bias"]),
+}
+NETWORK = ["mlp2.0.weight", "mlp2.0.bias", "mlp2.2.weight", "mlp2.2.bias"]
+
+
+class Reference:
+    """A case of whole attention layers, whichever generator wrote it."""
+
+    def __init__(self, folder, case):
+        self.folder, self.case = folder, case
+
+    def __repr__(self):
+        return f"{self.folder.name}: {self.case['id']}"
+
+    def array(self, role, key):
+        entry = self.case[role][key]
+        if isinstance(entry, (int, float, list)):
+            return torch.tensor(entry, dtype=torch.float64)
+        with safetensors.safe_open(self.folder / entry["file"], "pt") as file:
+            return file.get_tensor(entry.get("key") or entry["tensor"])
+
+    def encoding(self, heads, features):
+        """Our module with the case's parameters, and their names there."""
+        case, static = self.case, self.case.get("static") or {}
+        method = case.get("method") or case["id"].split("/")[1]
+        keys = {"window": static["window"]} if static.get("window") else {}
+        while (base := method.removesuffix("_windowed").removesuffix("_paperscale")) != method:
+            keys.update({"scale": "inside"} if method.endswith("_paperscale") else {})
+            method = base
+        last = method if method in METHODS else method.split("_")[0 if method[:2] in ("t5", "ro") else -1]
+        kind, names = METHODS[last]
+        own = {}
+        if kind == "t5":
+            own = {key: static[key] for key in ("num_buckets", "max_distance") if key in static}
+        elif kind == "rotary" and static:
+            own = {ours: static[key] for ours, key in (("pct", "rotary_pct"), ("base", "base")) if key in static}
+        elif kind == "cope":
+            own = {"npos_max": case["npos_max"]}
+        elif kind == "fire":
+            hidden, init_l = self.array("params", "mlp.0.weight").shape[0], self.array("params", "init_L").item()
+            own = {"hidden": hidden, "init_l": init_l}
+        if method.startswith("dape"):
+            kernel = case.get("kernel", 1)
+            variant = case.get("variant")
+            own = {
+                "base": {"kind": kind, **own},
+                "variant": variant if variant in ("concat", "add_residual") else "concat_residual",
+                "kernel": kernel,
+                "hidden": case["hidden"],
+                "edge": "closed" if kernel > 1 else "open",
+            }
+            kind, names = "dape", names + NETWORK
+        module = Encoding(kind, heads, features, dtype=torch.float64, seed=0, **own, **keys)
+        with torch.no_grad():
+            for number, name in zip(module.parameters(), names, strict=True):
+                number.copy_(self.array("params", name).reshape(number.shape))
+        return module, names
+
+    def tolerance(self, key, expected):
+        """Absolute and relative."""
+        if "tolerance" in self.case:
+            name = "f64_arrays" if expected.dtype == torch.float64 else "f32_arrays"
+            entry = self.case["tolerance"][name]
+            return entry.get("atol", 0.0), entry.get("rtol", 0.0)
+        entry = self.case["tol"]
+        entry = entry.get(key) or entry.get("default") or entry
+        return entry["abs"], entry["rel"]
+
+
+def references():
+    for folder in FOLDERS:
+        for case in json.loads((folder / "manifest.json").read_text())["cases"]:
+            if case.get("id", "").startswith("attn/") or case.get("op") == "causal_attention":
+                yield Reference(folder, case)
+
+
+@pytest.mark.parametrize("reference", list(references()), ids=repr)
+def test_modules_meet_the_reference_values(reference):
+    q, k, v, up = (reference.array("inputs", key).double() for key in ("q", "k", "v", "dout"))
+    module, names = reference.encoding(q.shape[1], q.shape[3])
+    leaves = [x.requires_grad_() for x in (q, k, v)]
+    out = module(*leaves)
+    learned = list(module.parameters())
+    found = torch.autograd.grad((out * up).sum(), [*leaves, *learned], allow_unused=True)
+    found = [torch.zeros_like(leaf) if d is None else d for leaf, d in zip([*leaves, *learned], found, strict=True)]
+    ours = {"out": out, **dict(zip(["q", "k", "v", *names], found, strict=True))}
+    for key in reference.case["expected"]:
+        expected = reference.array("expected", key)
+        name = key if key == "out" else key.removeprefix("grad_").removeprefix("d_")
+        got = ours[name if name in ours else name.removeprefix("d")]
+        absolute, relative = reference.tolerance(key, expected)
+        torch.testing.assert_close(
+            got.reshape(expected.shape), expected.double(), atol=absolute, rtol=relative, msg=lambda text: f"{key}: {text}"
+        )

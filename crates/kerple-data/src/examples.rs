@@ -3,6 +3,9 @@
 use crate::error::Result;
 use crate::split::Split;
 
+/// The token between the two texts of a pair: it follows the padding and the 256 bytes.
+pub const PAIR_SEPARATOR: u32 = 257;
+
 /// Where and how a model answers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum AnswerMode {

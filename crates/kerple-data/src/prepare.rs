@@ -146,6 +146,8 @@ const BATCH: usize = 8 << 20;
 /// Missing, damaged or too few inputs, options that contradict each other, a tokenizer that loses
 /// the text, or a folder that cannot be written.
 pub fn prepare(options: &PrepareOptions, progress: &mut dyn FnMut(&PrepareProgress)) -> Result<CorpusSummary> {
+    #[cfg(not(feature = "music-lra"))]
+    crate::without_music_lra::check_tokenizer(&options.tokenizer)?;
     let staging = Staging::create(&options.out)?;
     let (mut files, passed_over) = options.inputs.files()?;
     let music = Representation::named(&options.tokenizer);

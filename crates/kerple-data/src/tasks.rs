@@ -17,7 +17,7 @@ pub mod chomsky;
 mod config;
 pub mod recall;
 
-pub use crate::examples::{AnswerMode, ChomskyLevel, Example, ExampleId, Examples, TaskInfo};
+pub use crate::examples::{AnswerMode, ChomskyLevel, Example, ExampleId, Examples, PAIR_SEPARATOR, TaskInfo};
 pub use config::TaskConfig;
 
 use crate::order::{StreamPurpose, below, stream};

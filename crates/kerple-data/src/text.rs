@@ -18,12 +18,15 @@ mod delimited;
 mod inventory;
 mod json_array;
 mod json_lines;
+#[cfg(feature = "music-lra")]
 mod midi;
 mod parquet;
 mod plain;
 mod recognise;
 mod splits;
 mod walk;
+#[cfg(not(feature = "music-lra"))]
+mod without_midi;
 
 pub use inventory::Inventory;
 pub(crate) use plain::LongText;
@@ -37,6 +40,8 @@ use std::cell::Cell;
 use std::io::{BufRead, BufReader, Read};
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
+#[cfg(not(feature = "music-lra"))]
+use without_midi as midi;
 
 /// The inputs, in order.
 #[derive(Clone, Debug)]

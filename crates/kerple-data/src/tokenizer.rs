@@ -98,6 +98,12 @@ impl Tokenizer {
         {
             return Ok(music);
         }
+        #[cfg(not(feature = "music-lra"))]
+        if let Some(kind) =
+            serde_json::from_str::<serde_json::Value>(&definition).ok().as_ref().and_then(|d| d["kind"].as_str())
+        {
+            crate::without_music_lra::check_tokenizer(kind)?;
+        }
         let inner = HuggingFace::parse(path, &definition)?;
         let end = match end_of_document {
             Some(end) => EndOfDocument::known(&inner, end),
@@ -170,7 +176,13 @@ impl Tokenizer {
         }
     }
 
+    /// Whether tokens are events of music.
+    pub fn is_music(&self) -> bool {
+        matches!(self.kind, TokenizerKind::Music(_))
+    }
+
     /// The vocabulary, when tokens are events of music.
+    #[cfg(feature = "music-lra")]
     pub fn music_vocabulary(&self) -> Option<&'static Vocabulary> {
         match &self.kind {
             TokenizerKind::Music(vocabulary) => Some(vocabulary),

@@ -24,7 +24,6 @@ use crate::manifest::{
     CorpusFacts, EvaluationFacts, MANIFEST_FILE, Manifest, PlannedRun, SplitFacts, TaskExample, runs_folder,
 };
 use kerple_core::encoding::Encoding;
-use kerple_data::music::loops;
 use kerple_data::tasks::{ChomskyLevel, ExampleId, TaskConfig};
 use kerple_data::{Corpus, PrepareOptions, Sources, Split};
 use kerple_lm::analysis::Analysis;
@@ -69,6 +68,7 @@ const TEXT: &str = "text";
 const MUSIC: &str = "music";
 
 /// Bars of a made-up piece.
+#[cfg(feature = "music-lra")]
 const LOOP_BARS: u64 = 32;
 
 /// A paper's experiment at a scale, in a folder.
@@ -234,7 +234,7 @@ impl Reproduction {
             let split = ["train", "valid", "test"][(number % 10).saturating_sub(7) as usize];
             let folder = folder.join(split);
             std::fs::create_dir_all(&folder).map_err(Error::io_while("creating", &folder))?;
-            loops::piece(0, number, LOOP_BARS).write(&folder.join(format!("{number:04}.mid")))?;
+            write_loop(number, &folder.join(format!("{number:04}.mid")))?;
         }
         Ok(folder)
     }
@@ -254,7 +254,7 @@ impl Reproduction {
                 title: corpus.title.clone(),
                 texts: match &corpus.task {
                     Some(_) if self.task_path(corpus).is_some() => corpus.texts.display().to_string(),
-                    Some(TaskConfig::Lra(task)) if task.is_made_up_without_files() => "made up".to_owned(),
+                    Some(task) if task.is_made_up_without_files() => "made up".to_owned(),
                     Some(task) => task.facts().level.map_or("drawn", ChomskyLevel::letters).to_owned(),
                     None if self.is_made_up(corpus) => "made-up loops".to_owned(),
                     None if self.data.is_none() && corpus.peps.is_some() => "Python Enhancement Proposals".to_owned(),
@@ -495,6 +495,18 @@ fn add<T: Clone + PartialEq>(list: &mut Vec<T>, more: &[T]) {
             list.push(item.clone());
         }
     }
+}
+
+/// Writes a made-up piece of music.
+#[cfg(feature = "music-lra")]
+fn write_loop(number: u64, path: &Path) -> Result<()> {
+    kerple_data::music::loops::piece(0, number, LOOP_BARS).write(path)
+}
+
+#[cfg(not(feature = "music-lra"))]
+fn write_loop(_: u64, _: &Path) -> Result<()> {
+    let hint = "build with `--features music-lra`, or give --data DIR";
+    Err(Error::refused("made-up music needs the feature `music-lra`, which this build does not have", hint))
 }
 
 #[cfg(test)]

@@ -3,6 +3,7 @@
 
 mod attention;
 mod scores;
+#[cfg(feature = "music-lra")]
 mod style;
 
 use crate::corpus::{DataSource, Split};
@@ -115,16 +116,9 @@ impl Analysis {
                 lengths.iter().try_for_each(|length| attention::starts(&text, *length, *sequences, 0).map(drop))
             }
             Analysis::Scores { lengths } => scores::segments(&source.text(Split::Test)?, lengths, 0).map(drop),
-            Analysis::Style { songs, samples, bars, tokens } => match source.tokenizer()?.music_vocabulary() {
-                Some(vocabulary) => {
-                    let asked = style::StyleSettings { songs: *songs, samples: *samples, bars: *bars, tokens: *tokens };
-                    style::songs(source, vocabulary, &asked).map(drop)
-                }
-                None => Err(Error::refused(
-                    "the data is not music, so its style cannot be measured",
-                    "prepare MIDI files with --tokenizer remi or groove",
-                )),
-            },
+            Analysis::Style { songs, samples, bars, tokens } => {
+                style::StyleSettings { songs: *songs, samples: *samples, bars: *bars, tokens: *tokens }.check(source)
+            }
         }
     }
 
@@ -164,6 +158,42 @@ impl Analysis {
     }
 }
 
+/// Without the feature that has music, its style is refused.
+#[cfg(not(feature = "music-lra"))]
+mod style {
+    use super::{Decoder, Error, Plan, Result, Source};
+    use kerple_run::ProbeResult;
+    use std::sync::atomic::AtomicBool;
+
+    pub(super) struct Asked {
+        pub songs: usize,
+        pub samples: usize,
+        pub bars: u64,
+        pub tokens: usize,
+    }
+
+    impl Asked {
+        pub(super) fn check(&self, _: &Source) -> Result<()> {
+            let Asked { songs, samples, bars, tokens } = self;
+            let message = format!(
+                "the probe of style ({songs} pieces, {samples} continuations, {bars} bars, {tokens} tokens) needs the \
+                 feature `music-lra`, which this build does not have"
+            );
+            Err(Error::refused(message, "build with `--features music-lra`; the released command has it"))
+        }
+    }
+
+    pub(super) fn measure(
+        _: &Plan,
+        _: &Decoder,
+        source: &Source,
+        asked: &Asked,
+        _: &AtomicBool,
+    ) -> Result<Option<ProbeResult>> {
+        asked.check(source).map(|()| None)
+    }
+}
+
 /// The seed of the draws at one of many places: no run has those of a run with another seed.
 fn seed_at(seed: u64, purpose: Purpose, place: [usize; 2]) -> u64 {
     stream_at(seed, purpose, place.map(|part| part as u64)).random()
@@ -173,8 +203,6 @@ fn seed_at(seed: u64, purpose: Purpose, place: [usize; 2]) -> u64 {
 mod tests {
     use super::*;
     use crate::config::DataConfig;
-    use kerple_data::music::loops;
-    use kerple_data::{PrepareOptions, Sources, prepare};
     use std::collections::HashSet;
 
     #[test]
@@ -185,8 +213,11 @@ mod tests {
         assert_eq!(all.iter().collect::<HashSet<_>>().len(), 4 * 4 * 4);
     }
 
+    #[cfg(feature = "music-lra")]
     #[test]
     fn too_little_music_is_refused_before_anything_is_trained() {
+        use kerple_data::music::loops;
+        use kerple_data::{PrepareOptions, Sources, prepare};
         let place = tempfile::tempdir().unwrap();
         let (music, out) = (place.path().join("music"), place.path().join("data"));
         for (number, split) in ["train", "train", "valid", "test", "test"].into_iter().enumerate() {

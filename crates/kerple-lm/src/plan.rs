@@ -21,9 +21,15 @@ use check::{
 use difference::flatten;
 use kerple_burn::pass::Pass;
 use kerple_core::encoding::{Encoding, Geometry};
+<<<<<<< ours
 use kerple_data::lra::LraTask;
 use kerple_data::tasks::TaskConfig;
 use kerple_run::InitFrom;
+||||||| base
+use kerple_data::lra::LraTask;
+use kerple_data::tasks::TaskConfig;
+=======
+>>>>>>> theirs
 use serde::{Deserialize, Serialize};
 
 /// What facts say in place of a tokenizer's fingerprint where none is known: tokens are numbers.
@@ -411,8 +417,8 @@ impl Plan {
 
     /// What to say where data is other than it was, of data that earlier versions knew by less than its content.
     pub fn known_otherwise(&self) -> &'static str {
-        match self.data.task {
-            Some(TaskConfig::Lra(LraTask::Pathfinder(_))) if !self.data.path.as_os_str().is_empty() => {
+        match &self.data.task {
+            Some(task) if task.name() == "pathfinder" && !self.data.path.as_os_str().is_empty() => {
                 "; earlier versions identified images of Pathfinder by names and sizes only, so \
                     kerple cannot tell whether their runs were trained on these images; evaluate \
                     such a run on them with kerple eval RUN --data PATH"

@@ -146,7 +146,7 @@ fn logits(model: &Classifier, ids: &[u32], lengths: Option<&[usize]>, batch: usi
 
 #[test]
 fn answers_are_read_off_as_the_plan_says() {
-    const SEPARATOR: u32 = kerple_data::lra::retrieval::SEPARATOR;
+    const SEPARATOR: u32 = kerple_data::tasks::PAIR_SEPARATOR;
     for encoding in
         ["kind = \"sinusoidal\"", "kind = \"sine_spe\"\nnum_realizations = 8", "kind = \"conv_spe\"\nkernel_size = [4]"]
     {

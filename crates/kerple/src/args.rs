@@ -74,6 +74,7 @@ pub enum Command {
     /// Serve a trained run over HTTP: completions in the format of OpenAI, and a web page.
     Serve(Serve),
     /// Compare the style of MIDI files with a reference: intervals, rhythms and drums.
+    #[cfg(feature = "music-lra")]
     MusicStyle(MusicStyle),
     /// Check kernels against the reference, then time them.
     Bench(Bench),
@@ -429,6 +430,7 @@ pub struct Bench {
     pub json: bool,
 }
 
+#[cfg(feature = "music-lra")]
 #[derive(Debug, Args)]
 pub struct MusicStyle {
     /// MIDI file that the others are compared with as a whole.

@@ -82,6 +82,7 @@ fn act(command: Command, ranks: &Ranks) -> Outcome {
         Command::Kernel(args) => commands::kernel::run(&args),
         Command::Sample(args) => commands::sample::run(&args),
         Command::Serve(args) => commands::serve::run(&args),
+        #[cfg(feature = "music-lra")]
         Command::MusicStyle(args) => commands::music_style::run(&args),
         Command::Bench(args) => commands::bench::run(&args),
         Command::Verify(args) => commands::verify::run(&args),

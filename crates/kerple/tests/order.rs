@@ -12,7 +12,7 @@ const ORDERS: [(&str, &str); 12] = [
     ("kerple-run", "files error number length init_from session probe check old_names journal"),
     (
         "kerple-data",
-        "error split hash contain file json machine tokens order examples random music tokenizer corpus text prepare lra tasks peps",
+        "error split hash contain file json machine tokens order examples without_music_lra random music tokenizer corpus text prepare lra tasks peps",
     ),
     ("kerple-report", "error format statistics plot conditions run results folder page write"),
     (

@@ -11,7 +11,7 @@
 
 use super::{check_stop, example, store};
 use crate::error::{Error, Result};
-use crate::examples::{Example, ExampleId, Examples, TaskInfo};
+use crate::examples::{Example, ExampleId, Examples, PAIR_SEPARATOR, TaskInfo};
 use crate::file::{PositionedFile, without_line_end, without_mark};
 use crate::hash::{Checksum, hex};
 use crate::order::StreamPurpose;
@@ -23,9 +23,8 @@ use std::path::Path;
 use std::sync::atomic::AtomicBool;
 
 /// Padding, bytes, the separator.
-pub const VOCABULARY: usize = store::BYTES + 1;
-/// The token between the two texts of a pair.
-pub const SEPARATOR: u32 = store::BYTES as u32;
+pub const VOCABULARY: usize = PAIR_SEPARATOR as usize + 1;
+const _: () = assert!(PAIR_SEPARATOR as usize == store::BYTES);
 
 /// A longer line is not a pair: the texts of papers are shorter.
 const LONGEST_LINE: u64 = 1 << 26;
@@ -154,7 +153,7 @@ fn pair(line: &[u8]) -> std::result::Result<(u32, [&[u8]; 2]), String> {
 fn joined([first, second]: [&[u8]; 2], length: usize) -> Vec<u32> {
     let half = length.saturating_sub(1) / 2;
     let tokens = |text: &[u8]| text.iter().take(half).map(|byte| u32::from(*byte) + 1).collect::<Vec<_>>();
-    [tokens(first), vec![SEPARATOR], tokens(second)].concat()
+    [tokens(first), vec![PAIR_SEPARATOR], tokens(second)].concat()
 }
 
 impl Examples for RetrievalFiles {

@@ -81,6 +81,25 @@ tasks! {
 }
 
 impl TaskConfig {
+    /// Its name in run files.
+    pub fn name(&self) -> &'static str {
+        self.written().0
+    }
+
+    /// Whether its sequences are two texts with [`PAIR_SEPARATOR`](super::PAIR_SEPARATOR) between them.
+    pub fn is_pair(&self) -> bool {
+        self.name() == "lra_retrieval"
+    }
+
+    /// Whether its examples without files replace published ones, instead of being generated as
+    /// published.
+    pub fn is_made_up_without_files(&self) -> bool {
+        match self {
+            TaskConfig::Lra(task) => task.is_made_up_without_files(),
+            TaskConfig::Chomsky(_) | TaskConfig::Passkey(_) | TaskConfig::Recall(_) => false,
+        }
+    }
+
     /// The facts of its examples that are known before data is read.
     pub fn facts(&self) -> TaskInfo {
         match self {
@@ -159,6 +178,11 @@ impl<'de> Visitor<'de> for TaskVisitor {
     }
 
     fn visit_str<E: serde::de::Error>(self, name: &str) -> std::result::Result<TaskConfig, E> {
+        #[cfg(not(feature = "music-lra"))]
+        if crate::without_music_lra::TASKS.contains(&name) {
+            let message = crate::without_music_lra::message("task", name);
+            return Err(E::custom(format!("{message}; {}", crate::without_music_lra::HINT)));
+        }
         TaskConfig::named(name).ok_or_else(|| {
             let names: Vec<&str> = TaskConfig::names().collect();
             E::custom(format!("unknown task `{name}`; the tasks are {}", names.join(", ")))

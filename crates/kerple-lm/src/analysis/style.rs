@@ -25,9 +25,22 @@ pub(super) struct StyleSettings {
 }
 
 /// A piece and the part of it that is given.
-pub(super) struct SongPrompt {
+struct SongPrompt {
     whole: MusicPiece,
     prompt: Vec<u32>,
+}
+
+impl Asked {
+    /// Refuses data that is not music, and less of it than is asked for.
+    pub(super) fn check(&self, source: &Source) -> Result<()> {
+        match source.tokenizer()?.music_vocabulary() {
+            Some(vocabulary) => songs(source, vocabulary, self).map(drop),
+            None => Err(Error::refused(
+                "the data is not music, so its style cannot be measured",
+                "prepare MIDI files with --tokenizer remi or groove",
+            )),
+        }
+    }
 }
 
 pub(super) fn measure(
@@ -73,7 +86,7 @@ pub(super) fn measure(
 }
 
 /// The first test pieces that are longer than their prompt, and leave room behind it.
-pub(super) fn songs(source: &DataSource, vocabulary: &Vocabulary, asked: &StyleSettings) -> Result<Vec<SongPrompt>> {
+fn songs(source: &DataSource, vocabulary: &Vocabulary, asked: &StyleSettings) -> Result<Vec<SongPrompt>> {
     let text = source.text(Split::Test)?;
     let mut songs = Vec::new();
     for range in text.documents() {

@@ -36,7 +36,7 @@ pub(super) fn segments(request: &EvalRequest, text: &dyn EvalText) -> Result<Sco
         let message = format!("{} scores windows of documents, whose positions are not comparable", request.protocol);
         return Err(Error::refused(message, "omit --per-position, or use --protocol segments"));
     }
-    let tokenizer = text.tokenizer().filter(|tokenizer| tokenizer.music_vocabulary().is_none());
+    let tokenizer = text.tokenizer().filter(|tokenizer| !tokenizer.is_music());
     if n_segments == 0 || tokenizer.is_none() {
         let message = format!("{} needs documents of text, the {} split has none", request.protocol, text.split());
         return Err(Error::refused(message, "choose another protocol"));

@@ -11,7 +11,7 @@ use kerple_burn::ops::product::exact;
 use kerple_burn::parameters::{Describe, Groups};
 use kerple_burn::pass::Pass;
 use kerple_core::seed::{Purpose, stream};
-use kerple_data::lra::retrieval::SEPARATOR;
+use kerple_data::tasks::PAIR_SEPARATOR;
 
 /// An encoder, what is read off it, and linear layers over classes.
 #[derive(Module, Debug)]
@@ -124,7 +124,7 @@ impl TwoTowerInput {
         let mut texts: Vec<&[u32]> = Vec::with_capacity(2 * batch);
         for (at, row) in ids.chunks_exact(len.max(1)).enumerate() {
             let row = &row[..lengths.map_or(len, |lengths| lengths[at])];
-            let end = row.iter().position(|token| *token == SEPARATOR).unwrap_or(row.len());
+            let end = row.iter().position(|token| *token == PAIR_SEPARATOR).unwrap_or(row.len());
             texts.extend([&row[..end], row.get(end + 1..).unwrap_or_default()]);
         }
         let longest = texts.iter().map(|text| text.len()).max().unwrap_or(0).max(1);
@@ -145,7 +145,7 @@ mod tests {
 
     #[test]
     fn pairs_are_taken_apart() {
-        let ids = [5, 6, SEPARATOR, 7, 0, 0, 8, SEPARATOR, 9, 10, 11, 12];
+        let ids = [5, 6, PAIR_SEPARATOR, 7, 0, 0, 8, PAIR_SEPARATOR, 9, 10, 11, 12];
         let halves = TwoTowerInput::of(TokenBatch { ids: &ids, batch: 2, len: 6 }, Some(&[4, 6]));
         let expected = [[5, 6, 0, 0], [7, 0, 0, 0], [8, 0, 0, 0], [9, 10, 11, 12]];
         assert_eq!(halves, TwoTowerInput { ids: expected.concat(), lengths: vec![2, 1, 1, 4], len: 4 });

@@ -8,7 +8,6 @@ use kerple_burn::plan::{AttentionKind, FeatureKind, LinearAttentionConfig, SinkK
 use kerple_core::attention::linear::CHUNK;
 use kerple_core::encoding::{ConfigError, Encoding, EncodingForm, Geometry, InLinear, ScoreModForm};
 use kerple_core::score_mods::ScoreModSpec;
-use kerple_data::lra::LraTask;
 use kerple_data::tasks::{TaskConfig, TaskInfo};
 
 /// Sequences of the largest batch.
@@ -34,7 +33,7 @@ pub(super) fn check(key: &str, value: f64, limits: std::ops::RangeInclusive<f64>
 /// Only classes are read off something, and towers off pairs.
 pub(super) fn check_pooling(task: Option<&TaskConfig>, pooling: Pooling) -> Result<()> {
     let is_class = OutputHead::of(task).is_class();
-    let is_pair = matches!(task, Some(TaskConfig::Lra(LraTask::Retrieval(_))));
+    let is_pair = task.is_some_and(TaskConfig::is_pair);
     let (fits, hint) = match pooling {
         Pooling::Mean => (true, ""),
         Pooling::Cls => (is_class, "remove it; it needs a task with one class per sequence"),

@@ -86,6 +86,7 @@ mod tests {
             let path = if above == "kerple" { vec![old] } else { vec![above, old] };
             assert_eq!(hint(&path), said);
         }
+        #[cfg(feature = "music-lra")]
         assert!(cli.find_subcommand("music-style").is_some());
         assert!(cli.find_subcommand("kernel").unwrap().find_subcommand("effective-span").is_some());
         // an option of one command is the old name of another's

@@ -1,6 +1,7 @@
 //! `kerple music-style REFERENCE PIECE...`
 
-use super::{print_json, read_piece};
+use super::music::read_piece;
+use super::print_json;
 use crate::args::MusicStyle;
 use crate::failure::{Failure, Outcome};
 use crate::output::resultln;

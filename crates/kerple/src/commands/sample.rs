@@ -1,14 +1,13 @@
 //! `kerple sample RUN`
 
-use super::{read_piece, remark_on_horizon, remark_on_kernels, stop_flag_saying, write_file};
+use super::music::MusicSampler;
+use super::{remark_on_horizon, remark_on_kernels, stop_flag_saying};
 use crate::args::Sample;
 use crate::failure::{Failure, Outcome};
 use crate::output::{self, remarkln};
-use kerple_data::music::{MusicPiece, Rules, Vocabulary};
 use kerple_data::{StreamDecoder, Tokenizer};
 use kerple_lm::generate::{self, DecodingCallback, SamplingParams};
 use kerple_lm::run::{RunFolder, TrainedModel};
-use kerple_report::plot::{PianoRoll, Sound};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -32,14 +31,15 @@ pub fn run(args: &Sample) -> Outcome {
     let model = model.with_engine(runtime.engine);
     notes.iter().for_each(|note| remarkln!("note: {note}"));
     let tokenizer = run.tokenizer(&plan)?;
-    let music = tokenizer.music_vocabulary();
+    let music = MusicSampler::of(&tokenizer);
+    let is_music = music.is_some();
     let special = run.special_tokens_of(&tokenizer)?;
-    let prompt = prompt(args, &tokenizer, special.start(&tokenizer))?;
+    let prompt = prompt(args, &tokenizer, music.as_ref(), special.start(&tokenizer))?;
     plan.check_tokens(prompt.iter().copied().max(), "the prompt", |token| tokenizer.name(token))?;
     generate::check(&model, prompt.len(), args.max_new_tokens)?;
     remark_on_horizon(&model.trunk.encoding, prompt.len() + args.max_new_tokens);
     remark_on_kernels(&plan, args.hardware.device);
-    let (temperature, top_p) = music.map_or((0.8, 1.0), |music| music.representation().sampling());
+    let (temperature, top_p) = music.as_ref().map_or((0.8, 1.0), MusicSampler::temperature_and_top_p);
     let draw = SamplingParams {
         temperature: args.temperature.unwrap_or(temperature),
         top_k: args.top_k,
@@ -48,22 +48,22 @@ pub fn run(args: &Sample) -> Outcome {
     };
     let mut sampled = Sampled {
         decoder: tokenizer.decoder(),
-        rules: music.map(Vocabulary::rules),
+        music,
         tokens: Vec::new(),
         ends: special.eos,
         stop: stop_flag_saying("stopping after this token; press Ctrl-C again to stop at once"),
     };
-    if music.is_none() {
+    if !is_music {
         // as it was written: tokens may give back another spelling
         print(&args.prompt);
     }
-    sampled.begin(&prompt[1..], music.is_some());
+    sampled.begin(&prompt[1..], is_music);
     generate::generate(&model, &prompt, args.max_new_tokens, plan.data_info.vocab_size, &draw, &mut sampled)?;
-    let Sampled { decoder, tokens, stop, .. } = sampled;
+    let Sampled { decoder, music, tokens, stop, .. } = sampled;
     print(&decoder.finish());
     print("\n");
     if let Some(music) = music {
-        save(args, &music.piece(&tokens))?;
+        music.save(args, &tokens)?;
     }
     if stop.load(Ordering::Relaxed) {
         return Err(Failure::stopped(
@@ -81,9 +81,9 @@ fn check_range(option: &str, value: Option<f64>, most: f64, hint: &str) -> Outco
 }
 
 /// The tokens to go on from, after the one that is in front of a text.
-fn prompt(args: &Sample, tokenizer: &Tokenizer, first: u32) -> Result<Vec<u32>, Failure> {
+fn prompt(args: &Sample, tokenizer: &Tokenizer, music: Option<&MusicSampler>, first: u32) -> Result<Vec<u32>, Failure> {
     let mut prompt = vec![first];
-    let Some(music) = tokenizer.music_vocabulary() else {
+    let Some(music) = music else {
         let options = [("--prompt-midi", &args.prompt_midi), ("--midi", &args.midi), ("--svg", &args.svg)];
         if let Some((option, _)) = options.iter().find(|(_, file)| file.is_some()) {
             return Err(Failure::misuse(
@@ -95,24 +95,14 @@ fn prompt(args: &Sample, tokenizer: &Tokenizer, first: u32) -> Result<Vec<u32>, 
         prompt.extend(tokenizer.encode(&args.prompt)?);
         return Ok(prompt);
     };
-    let mut tokens = match &args.prompt_midi {
-        None => tokenizer.encode(&args.prompt)?,
-        Some(path) => {
-            let piece = read_piece(path).and_then(|piece| music.tokens(&piece))?;
-            piece[..music.prompt_len(&piece, args.bars)].to_vec()
-        }
-    };
-    if tokens.first() != Some(&music.begin()) {
-        tokens.insert(0, music.begin());
-    }
-    prompt.extend(tokens);
+    prompt.extend(music.prompt(args, tokenizer)?);
     Ok(prompt)
 }
 
 /// What has been sampled so far.
 struct Sampled<'t> {
     decoder: StreamDecoder<'t>,
-    rules: Option<Rules>,
+    music: Option<MusicSampler>,
     tokens: Vec<u32>,
     ends: Vec<u32>,
     stop: Arc<AtomicBool>,
@@ -131,15 +121,15 @@ impl Sampled<'_> {
             print(&self.decoder.push(token));
         }
         self.tokens.push(token);
-        if let Some(rules) = &mut self.rules {
-            rules.take(token);
+        if let Some(music) = &mut self.music {
+            music.take(token);
         }
     }
 }
 
 impl DecodingCallback for Sampled<'_> {
     fn allows(&self, token: u32) -> bool {
-        self.rules.as_ref().is_none_or(|rules| rules.allows(token))
+        self.music.as_ref().is_none_or(|music| music.allows(token))
     }
 
     fn take(&mut self, token: u32) -> bool {
@@ -150,36 +140,4 @@ impl DecodingCallback for Sampled<'_> {
 
 fn print(text: &str) {
     output::result(format_args!("{text}"));
-}
-
-/// Writes the music where it was asked for.
-fn save(args: &Sample, piece: &MusicPiece) -> Outcome {
-    if let Some(path) = &args.midi {
-        piece.write(path)?;
-    }
-    if let Some(path) = &args.svg {
-        let title = format!("{}, seed {}", args.run.display(), args.seed);
-        write_file(path, &roll(title, piece).file())?;
-    }
-    Ok(())
-}
-
-/// A picture of a piece, time in beats.
-fn roll(title: String, piece: &MusicPiece) -> PianoRoll {
-    let beats = |ticks: u64| ticks as f64 / f64::from(piece.resolution);
-    let tracks = piece.tracks.iter().enumerate();
-    let sounds = tracks.flat_map(|(voice, track)| {
-        track.notes.iter().map(move |note| Sound {
-            start: beats(note.start),
-            duration: beats(note.duration),
-            pitch: note.pitch,
-            voice,
-        })
-    });
-    PianoRoll {
-        title,
-        voices: piece.tracks.iter().map(|track| track.name.clone()).collect(),
-        sounds: sounds.collect(),
-        rule: None,
-    }
 }

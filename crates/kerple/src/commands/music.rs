@@ -1,0 +1,92 @@
+//! Music in commands: pieces that continue a prompt, as MIDI files and pictures.
+
+use super::write_file;
+use crate::args::Sample;
+use crate::failure::{Failure, Outcome};
+use crate::output::remarkln;
+use kerple_data::Tokenizer;
+use kerple_data::music::{MusicPiece, Rules, Vocabulary};
+use kerple_report::plot::{PianoRoll, Sound};
+use std::path::Path;
+
+/// Reads a MIDI file and reports its repairs.
+pub fn read_piece(path: &Path) -> kerple_data::Result<MusicPiece> {
+    let piece = MusicPiece::read(path)?;
+    piece.repairs.iter().for_each(|repair| remarkln!("note: {}: {repair}", path.display()));
+    Ok(piece)
+}
+
+/// Samples events of music by the rules of their vocabulary.
+pub struct MusicSampler {
+    vocabulary: &'static Vocabulary,
+    rules: Rules,
+}
+
+impl MusicSampler {
+    /// `None` for a tokenizer of text.
+    pub fn of(tokenizer: &Tokenizer) -> Option<MusicSampler> {
+        let vocabulary = tokenizer.music_vocabulary()?;
+        Some(MusicSampler { vocabulary, rules: vocabulary.rules() })
+    }
+
+    /// As published.
+    pub fn temperature_and_top_p(&self) -> (f64, f64) {
+        self.vocabulary.representation().sampling()
+    }
+
+    /// The events to continue: words, or the first bars of a MIDI file.
+    pub fn prompt(&self, args: &Sample, tokenizer: &Tokenizer) -> Result<Vec<u32>, Failure> {
+        let mut tokens = match &args.prompt_midi {
+            None => tokenizer.encode(&args.prompt)?,
+            Some(path) => {
+                let tokens = self.vocabulary.tokens(&read_piece(path)?)?;
+                tokens[..self.vocabulary.prompt_len(&tokens, args.bars)].to_vec()
+            }
+        };
+        if tokens.first() != Some(&self.vocabulary.begin()) {
+            tokens.insert(0, self.vocabulary.begin());
+        }
+        Ok(tokens)
+    }
+
+    pub fn allows(&self, token: u32) -> bool {
+        self.rules.allows(token)
+    }
+
+    pub fn take(&mut self, token: u32) {
+        self.rules.take(token);
+    }
+
+    /// Writes the music where it was asked for.
+    pub fn save(&self, args: &Sample, tokens: &[u32]) -> Outcome {
+        let piece = self.vocabulary.piece(tokens);
+        if let Some(path) = &args.midi {
+            piece.write(path)?;
+        }
+        if let Some(path) = &args.svg {
+            let title = format!("{}, seed {}", args.run.display(), args.seed);
+            write_file(path, &roll(title, &piece).file())?;
+        }
+        Ok(())
+    }
+}
+
+/// A picture of a piece, time in beats.
+fn roll(title: String, piece: &MusicPiece) -> PianoRoll {
+    let beats = |ticks: u64| ticks as f64 / f64::from(piece.resolution);
+    let tracks = piece.tracks.iter().enumerate();
+    let sounds = tracks.flat_map(|(voice, track)| {
+        track.notes.iter().map(move |note| Sound {
+            start: beats(note.start),
+            duration: beats(note.duration),
+            pitch: note.pitch,
+            voice,
+        })
+    });
+    PianoRoll {
+        title,
+        voices: piece.tracks.iter().map(|track| track.name.clone()).collect(),
+        sounds: sounds.collect(),
+        rule: None,
+    }
+}

@@ -1,0 +1,33 @@
+//! What takes the place of music in a build without the feature `music-lra`: a type without values.
+
+use crate::args::Sample;
+use crate::failure::{Failure, Outcome};
+use kerple_data::Tokenizer;
+
+pub enum MusicSampler {}
+
+impl MusicSampler {
+    pub fn of(_: &Tokenizer) -> Option<MusicSampler> {
+        None
+    }
+
+    pub fn temperature_and_top_p(&self) -> (f64, f64) {
+        match *self {}
+    }
+
+    pub fn prompt(&self, _: &Sample, _: &Tokenizer) -> Result<Vec<u32>, Failure> {
+        match *self {}
+    }
+
+    pub fn allows(&self, _: u32) -> bool {
+        match *self {}
+    }
+
+    pub fn take(&mut self, _: u32) {
+        match *self {}
+    }
+
+    pub fn save(&self, _: &Sample, _: &[u32]) -> Outcome {
+        match *self {}
+    }
+}
