@@ -136,7 +136,8 @@ fn what_was_changed_in_one_place_only_is_refused() {
     let place: TempDir = tempfile::tempdir().unwrap();
     let at = |name: &str| place.path().join(name);
     let first = run(&at("first"), &of("\"kerple_log\"", ""));
-    export(&first, &at("out"), &export::ExportOptions { family: Some(ModelFamily::Kerple), ..Default::default() }).unwrap();
+    export(&first, &at("out"), &export::ExportOptions { family: Some(ModelFamily::Kerple), ..Default::default() })
+        .unwrap();
     let path = at("out").join("config.json");
     let whole: Value = serde_json::from_str(&fs::read_to_string(&path).unwrap()).unwrap();
     let error = |change: &dyn Fn(&mut Value)| {

@@ -21,15 +21,7 @@ use check::{
 use difference::flatten;
 use kerple_burn::pass::Pass;
 use kerple_core::encoding::{Encoding, Geometry};
-<<<<<<< ours
-use kerple_data::lra::LraTask;
-use kerple_data::tasks::TaskConfig;
 use kerple_run::InitFrom;
-||||||| base
-use kerple_data::lra::LraTask;
-use kerple_data::tasks::TaskConfig;
-=======
->>>>>>> theirs
 use serde::{Deserialize, Serialize};
 
 /// What facts say in place of a tokenizer's fingerprint where none is known: tokens are numbers.
