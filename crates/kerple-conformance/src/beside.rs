@@ -1,12 +1,12 @@
 //! Files next to a manifest whose cases it does not list.
 
-use crate::folder::{EXTRAS, Folder};
-use crate::{Score, Tolerance, Verdict};
+use crate::folder::{EXTRAS, ReferenceFolder};
+use crate::{CaseVerdict, Checked, Comparison, Tolerance};
 use kerple_core::encoding::{alibi, t5};
 use serde_json::Value;
 
 /// The contents of the file of extras, where a folder has one.
-pub fn verdicts(folder: &Folder) -> Vec<Verdict> {
+pub fn verdicts(folder: &ReferenceFolder) -> Vec<CaseVerdict> {
     let mut found = Vec::new();
     with(folder, EXTRAS, folder.promised(EXTRAS), &mut found, |all, found| {
         let cases = all.as_object()?;
@@ -24,11 +24,11 @@ pub fn verdicts(folder: &Folder) -> Vec<Verdict> {
 
 /// What `run` makes of a file beside a manifest, which returns how many cases it has; a file without as many as are `wanted` fails.
 pub fn with(
-    folder: &Folder,
+    folder: &ReferenceFolder,
     file: &str,
     wanted: Option<u64>,
-    found: &mut Vec<Verdict>,
-    run: impl FnOnce(&Value, &mut Vec<Verdict>) -> Option<usize>,
+    found: &mut Vec<CaseVerdict>,
+    run: impl FnOnce(&Value, &mut Vec<CaseVerdict>) -> Option<usize>,
 ) {
     let why = match folder.beside(file) {
         Ok(None) => return,
@@ -42,40 +42,44 @@ pub fn with(
     found.push(crate::failure(file, why));
 }
 
-pub fn verdict(case: &str, run: impl FnOnce() -> Result<Score, String>) -> Verdict {
+pub fn verdict(case: &str, run: impl FnOnce() -> Checked<Comparison>) -> CaseVerdict {
     match crate::guarded(run) {
-        Ok(score) => score.verdict(case),
+        Ok(comparison) => comparison.verdict(case),
         Err(why) => crate::failure(case, why),
     }
 }
 
-fn numbers(values: &Value) -> Result<Vec<f64>, String> {
+fn numbers(values: &Value) -> Checked<Vec<f64>> {
     let all = values.as_array().ok_or("a list of numbers is missing")?;
     all.iter().map(|value| value.as_f64().ok_or_else(|| format!("{value} is not a number"))).collect()
 }
 
 /// Slopes of ALiBi by number of heads.
-fn slopes(values: &Value) -> Result<Score, String> {
-    let mut score = Score::new("slopes f64");
+fn slopes(values: &Value) -> Checked<Comparison> {
+    let mut comparison = Comparison::new("slopes f64");
     for (heads, expected) in values.as_object().into_iter().flatten() {
         let expected = numbers(expected)?;
         if heads.parse() != Ok(expected.len()) {
             return Err(format!("{} slopes of {heads} heads", expected.len()));
         }
-        score.compare(heads, &alibi::slopes(expected.len()), &expected, Tolerance { absolute: 0.0, relative: 1e-12 });
+        comparison.compare(
+            heads,
+            &alibi::slopes(expected.len()),
+            &expected,
+            Tolerance { absolute: 0.0, relative: 1e-12 },
+        );
     }
-    Ok(score)
+    Ok(comparison)
 }
 
 /// T5's buckets of distances from 0.
-fn buckets(values: &Value) -> Result<Score, String> {
-    let [buckets, max] =
-        ["num_buckets", "max_distance"].map(|key| crate::folder::size(values, "t5_bucket_of_distance", key));
+fn buckets(values: &Value) -> Checked<Comparison> {
+    let [buckets, max] = ["num_buckets", "max_distance"].map(|key| crate::case::size(&values[key], key));
     let (buckets, max) = (buckets?, max?);
     let causal = values["causal"].as_bool().ok_or("causal is missing")?;
     let expected = numbers(&values["distance_0_to_n"])?;
     let got: Vec<f64> = (0..expected.len()).map(|d| t5::bucket(d as i64, buckets, max, causal) as f64).collect();
-    let mut score = Score::new("buckets");
-    score.compare("distance_0_to_n", &got, &expected, crate::EXACT);
-    Ok(score)
+    let mut comparison = Comparison::new("buckets");
+    comparison.compare("distance_0_to_n", &got, &expected, crate::EXACT);
+    Ok(comparison)
 }

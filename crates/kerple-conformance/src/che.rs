@@ -5,8 +5,8 @@
 //! Answers are recomputed from the inputs, losses and accuracies from logits, encodings through the whole model.
 
 use crate::beside::{verdict, with};
-use crate::folder::{CHE, CHE_ENCODER, CHE_ENCODER_TENSORS, Folder};
-use crate::{Score, Tolerance, Verdict};
+use crate::folder::{CHE, CHE_ENCODER, CHE_ENCODER_TENSORS, ReferenceFolder};
+use crate::{CaseVerdict, Checked, Comparison, Tolerance};
 use kerple_burn::fused::Engine;
 use kerple_burn::parameters;
 use kerple_burn::pass::Pass;
@@ -19,7 +19,7 @@ use kerple_lm::plan::{DataInfo, Plan};
 use serde_json::Value;
 
 /// What the two files of a folder say, where it has them.
-pub fn verdicts(folder: &Folder) -> Vec<Verdict> {
+pub fn verdicts(folder: &ReferenceFolder) -> Vec<CaseVerdict> {
     let mut found = Vec::new();
     let languages = Chomsky::ALL.len() as u64;
     with(folder, CHE, Some(languages), &mut found, |all, found| {
@@ -47,18 +47,18 @@ fn integers(value: &Value) -> Vec<u32> {
 }
 
 /// Every example's answer and mask from its input, and the loss and accuracy of some logits.
-fn task(name: &str, values: &Value) -> Result<Score, String> {
+fn task(name: &str, values: &Value) -> Checked<Comparison> {
     let task = Chomsky::named(name).ok_or_else(|| format!("unknown task `{name}`"))?;
     let facts = TaskConfig::Chomsky(task).facts();
-    let mut score = Score::new("solver");
+    let mut comparison = Comparison::new("solver");
     let level = match task.level().letters() {
         "R" => "regular",
         "DCF" => "dcf",
         _ => "cs",
     };
-    score.equal("level", Some(level), values["level"].as_str());
-    score.equal("input_size", Some(facts.vocab as u64), values["input_size"].as_u64());
-    score.equal("output_size", Some(facts.classes as u64), values["output_size"].as_u64());
+    comparison.equal("level", Some(level), values["level"].as_str());
+    comparison.equal("input_size", Some(facts.vocab as u64), values["input_size"].as_u64());
+    comparison.equal("output_size", Some(facts.classes as u64), values["output_size"].as_u64());
     let examples = values["examples"].as_array().filter(|examples| !examples.is_empty()).ok_or(
         "the case has no \
             examples",
@@ -66,19 +66,19 @@ fn task(name: &str, values: &Value) -> Result<Score, String> {
     for example in examples {
         let input = integers(&example["input"]);
         let (targets, scored) = task.solve(&input);
-        score.equal(&format!("answer to {input:?}"), targets, integers(&example["output"]));
+        comparison.equal(&format!("answer to {input:?}"), targets, integers(&example["output"]));
         let scored: Vec<u32> = scored.into_iter().map(u32::from).collect();
-        score.equal(&format!("mask of {input:?}"), scored, integers(&example["mask"]));
+        comparison.equal(&format!("mask of {input:?}"), scored, integers(&example["mask"]));
         let length = example["length"].as_u64().unwrap_or(0) as usize;
         let drawn = length - usize::from(task == Chomsky::ModularArithmetic && length.is_multiple_of(2));
-        score.equal("length", input.len(), drawn);
+        comparison.equal("length", input.len(), drawn);
     }
-    metric(task, &values["metric_case"], &mut score)?;
-    Ok(score)
+    metric(task, &values["metric_case"], &mut comparison)?;
+    Ok(comparison)
 }
 
 /// The mean loss over all answers and the accuracy over those that count, of given logits.
-fn metric(task: Chomsky, case: &Value, score: &mut Score) -> Result<(), String> {
+fn metric(task: Chomsky, case: &Value, comparison: &mut Comparison) -> Checked<()> {
     fn flat(value: &Value, out: &mut Vec<f64>) {
         match value {
             Value::Array(items) => items.iter().for_each(|item| flat(item, out)),
@@ -98,16 +98,16 @@ fn metric(task: Chomsky, case: &Value, score: &mut Score) -> Result<(), String> 
     let found = classified(&logits, classes, &targets, None);
     // the original computes both in single precision
     let single = Tolerance { absolute: 2e-7, relative: 2e-6 };
-    score.compare("loss", &[found.loss()], &[case["loss"].as_f64().unwrap_or(f64::NAN)], single);
+    comparison.compare("loss", &[found.loss()], &[case["loss"].as_f64().unwrap_or(f64::NAN)], single);
     let counted = kerple_lm::objective::TargetScores { scored: Some(scored), ..found };
     let accuracy = counted.accuracy().unwrap_or(f64::NAN);
-    score.compare("accuracy", &[accuracy], &[case["accuracy"].as_f64().unwrap_or(f64::NAN)], single);
+    comparison.compare("accuracy", &[accuracy], &[case["accuracy"].as_f64().unwrap_or(f64::NAN)], single);
     Ok(())
 }
 
 /// The encoder's logits at every token with the original's weights.
-fn encoder(folder: &Folder, config: &Value, case: &Value, engine: Engine) -> Result<Score, String> {
-    let mut score = Score::new(format!("{engine:?}").to_lowercase());
+fn encoder(folder: &ReferenceFolder, config: &Value, case: &Value, engine: Engine) -> Checked<Comparison> {
+    let mut comparison = Comparison::new(format!("{engine:?}").to_lowercase());
     let name = case["encoding"].as_str().unwrap_or("");
     let (kind, keys) = match name {
         "NONE" => ("none", ""),
@@ -117,13 +117,13 @@ fn encoder(folder: &Folder, config: &Value, case: &Value, engine: Engine) -> Res
         "ALIBI" => ("alibi", ", behind = 0.5"),
         other => return Err(format!("this version has no encoding for `{other}` of the original")),
     };
-    let size = |key: &str| match crate::folder::size(config, "config", key)? {
+    let size = |key: &str| match crate::case::size(&config[key], key)? {
         0 => Err(format!("config.{key} is 0")),
         size => Ok(size),
     };
-    let sizes = Sizes { width: size("embedding_dim")?, heads: size("num_heads")?, layers: size("num_layers")? };
+    let sizes = EncoderSizes { width: size("embedding_dim")?, heads: size("num_heads")?, layers: size("num_layers")? };
     let plan = sizes.plan(&format!("{{ kind = \"{kind}\"{keys} }}"), size("vocab")?)?;
-    let tensor = |key: &str| folder.numbers(&serde_json::json!({"file": CHE_ENCODER_TENSORS, "key": key}));
+    let tensor = |key: &str| folder.array(&serde_json::json!({"file": CHE_ENCODER_TENSORS, "key": key}));
     let onehot = tensor("input_onehot")?;
     let tokens: Vec<u32> = onehot
         .values
@@ -145,20 +145,20 @@ fn encoder(folder: &Folder, config: &Value, case: &Value, engine: Engine) -> Res
     let got: Vec<f64> = logits.iter::<f64>().collect();
     // as the file's own note has it: both sides are in single precision
     let tolerance = Tolerance { absolute: 2e-5, relative: 2e-5 };
-    score.compare("logits", &got, &tensor(&format!("{name}/output"))?.values, tolerance);
-    Ok(score)
+    comparison.compare("logits", &got, &tensor(&format!("{name}/output"))?.values, tolerance);
+    Ok(comparison)
 }
 
-/// Sizes of the original's encoder.
-struct Sizes {
+/// EncoderSizes of the original's encoder.
+struct EncoderSizes {
     width: usize,
     heads: usize,
     layers: usize,
 }
 
-impl Sizes {
-    fn plan(&self, encoding: &str, vocab: usize) -> Result<Plan, String> {
-        let Sizes { width, heads, layers } = self;
+impl EncoderSizes {
+    fn plan(&self, encoding: &str, vocab: usize) -> Checked<Plan> {
+        let EncoderSizes { width, heads, layers } = self;
         let text = format!(
             r#"
             data = {{ task = "even_pairs" }}
@@ -184,12 +184,7 @@ impl Sizes {
     }
 
     /// The original's values of one of our parameters. Its norms stand behind the branches that ours stand in front of.
-    fn original(
-        &self,
-        path: &str,
-        kind: &str,
-        read: &dyn Fn(&str) -> Result<Vec<f64>, String>,
-    ) -> Result<Vec<f64>, String> {
+    fn original(&self, path: &str, kind: &str, read: &dyn Fn(&str) -> Checked<Vec<f64>>) -> Checked<Vec<f64>> {
         let numbered = |name: &str, number: usize| match number {
             0 => name.to_owned(),
             _ => format!("{name}_{number}"),

@@ -4,15 +4,13 @@
 mod engines;
 mod gates;
 
-use crate::folder::{Case, Folder};
-use crate::{Runner, Score, Tolerance};
-use engines::{Engine, Found, Given};
-use gates::Gates;
+use crate::case::Case;
+use crate::{CaseResult, CaseRunner, Checked, Comparison, Tolerance};
+use engines::{GatedAttention, GatedEngine, GatedOutput};
+use gates::GateInputs;
 use kerple_core::attention::AttentionDims;
 use kerple_core::encoding::{Encoding, Geometry, Method, TableGradient, fox};
 use kerple_core::forms::DistanceTable;
-
-type Scores = Result<Vec<Score>, String>;
 
 /// Methods of the same collection that there is no engine for, by how the names of their cases begin.
 const NOT_BUILT: [(&str, &str); 14] = [
@@ -38,7 +36,7 @@ pub fn not_built(name: &str) -> Option<&'static str> {
 }
 
 /// What runs a case of this name.
-pub fn runner(name: &str) -> Option<Runner> {
+pub fn runner(name: &str) -> Option<CaseRunner> {
     if name == "clock/fox_bias_init" {
         return Some(spans);
     }
@@ -58,43 +56,37 @@ fn table(name: &str) -> Option<(&'static str, [&'static str; 2])> {
     }
 }
 
-fn run(folder: &Folder, case: &Case) -> Scores {
-    let q = case.numbers(folder, "inputs", "q")?;
-    let &[batch, heads, len, head_dim] = q.shape.as_slice() else { return Err("q is not [B, H, L, D]".to_owned()) };
-    let dims = AttentionDims { batch, heads, kv_heads: heads, queries: len, keys: len, head_dim };
-    let read = |field: &str, key: &str| case.numbers(folder, field, key).map(|numbers| numbers.values);
+fn run(case: &Case) -> CaseResult {
+    let inputs = case.attention()?;
+    let AttentionDims { heads, keys: len, head_dim, .. } = inputs.dims;
     let sinks = match case.id() {
         "sink/softmax1" => Some(vec![0.0; heads]),
-        name if name.starts_with("sink/") => Some(read("params", "sigma")?),
+        name if name.starts_with("sink/") => Some(case.param("sigma")?),
         _ => None,
     };
     let by_distance = match table(case.id()) {
         None => None,
         Some((kind, names)) => {
-            let values = [read("params", names[0])?, read("params", names[1])?].to_vec();
+            let values = case.params(&names)?;
             let encoding = Encoding::from(Method::named(kind).ok_or("a method of this version")?);
             Some((encoding, Geometry::new(heads, head_dim, len), values, names))
         }
     };
-    let gates = Gates::read(folder, case, dims)?;
-    let given = Given {
-        dims,
-        scale: case.static_number("scale").ok_or("static.scale is missing")?,
+    let gates = GateInputs::read(case, inputs.dims)?;
+    let given = GatedAttention {
+        scale: case.number("scale")?,
         table: by_distance.as_ref().map_or_else(DistanceTable::default, |(encoding, geometry, values, _)| {
             encoding.table(geometry, values, len)
         }),
-        gates: gates.as_ref().map(Gates::values),
+        gates: gates.as_ref().map(GateInputs::values),
         sinks,
-        slopes: if case.id() == "ssmax/plain" { Some(read("params", "sm")?) } else { None },
-        q: q.values,
-        k: read("inputs", "k")?,
-        v: read("inputs", "v")?,
-        d_out: read("inputs", "dout")?,
+        slopes: if case.id() == "ssmax/plain" { Some(case.param("sm")?) } else { None },
+        inputs,
     };
     given.check()?;
-    let engines = Engine::ALL.into_iter().filter(|engine| given.slopes.is_none() || !engine.is_of_burn());
-    let engines: Vec<Engine> = engines.collect();
-    let mut scores = Vec::new();
+    let engines = GatedEngine::ALL.into_iter().filter(|engine| given.slopes.is_none() || !engine.is_of_burn());
+    let engines: Vec<GatedEngine> = engines.collect();
+    let mut comparisons = Vec::new();
     for engine in engines {
         let found = given.run(engine);
         let mut named = found.named(&given);
@@ -106,70 +98,70 @@ fn run(folder: &Folder, case: &Case) -> Scores {
         if let (Some(gates), Some(d_gates)) = (&gates, &found.d_gates) {
             named.extend(gates.backward(d_gates));
         }
-        scores.push(score(engine, named, folder, case)?);
+        comparisons.push(compare(engine, named, case)?);
     }
-    Ok(scores)
+    Ok(comparisons)
 }
 
-fn score(engine: Engine, named: Vec<(String, Vec<f64>)>, folder: &Folder, case: &Case) -> Result<Score, String> {
-    let mut score = Score::new(engine.name());
+fn compare(engine: GatedEngine, named: Vec<(String, Vec<f64>)>, case: &Case) -> Checked<Comparison> {
+    let mut comparison = Comparison::new(engine.name());
     let tolerance = case.tolerance(if engine.is_single() { "if_you_compute_in_f32" } else { "f64_arrays" });
     for key in case.keys("expected") {
         let (_, got) = named
             .iter()
             .find(|(name, _)| name == key)
             .ok_or_else(|| format!("expected.{key} is not a known quantity"))?;
-        score.compare(key, got, &case.numbers(folder, "expected", key)?.values, tolerance);
+        case.compare(&mut comparison, key, got, tolerance)?;
     }
-    Ok(score)
+    Ok(comparison)
 }
 
-impl Found {
-    fn named(&self, given: &Given) -> Vec<(String, Vec<f64>)> {
-        let Found { out, d_q, d_k, d_v, d_sinks, d_slopes, .. } = self;
+impl GatedOutput {
+    fn named(&self, given: &GatedAttention) -> Vec<(String, Vec<f64>)> {
+        let GatedOutput { out, d_q, d_k, d_v, d_sinks, d_slopes, .. } = self;
         let all = [("out", Some(out)), ("grad_q", Some(d_q)), ("grad_k", Some(d_k)), ("grad_v", Some(d_v))];
         let own = [("grad_sigma", d_sinks.as_ref()), ("grad_sm", d_slopes.as_ref())];
-        let clocks = given.gates.as_ref().map(|gates| kerple_core::ops::gate_cumsum::of_gates(gates, given.dims.keys));
+        let clocks =
+            given.gates.as_ref().map(|gates| kerple_core::ops::gate_cumsum::of_gates(gates, given.inputs.dims.keys));
         let values = all.into_iter().chain(own).filter_map(|(name, values)| Some((name.to_owned(), values?.clone())));
         values.chain(clocks.map(|clocks| ("c".to_owned(), clocks))).collect()
     }
 }
 
-/// Gates that start at spans between two, and those that stay there.
-fn spans(folder: &Folder, case: &Case) -> Scores {
-    let number = |key: &str| case.static_number(key).ok_or_else(|| format!("static.{key} is missing"));
-    let (heads, spans) = (case.static_count("H", 1)?, Some([number("T_min")?, number("T_max")?]));
+/// GateInputs that start at spans between two, and those that stay there.
+fn spans(case: &Case) -> CaseResult {
+    let number = |key: &str| case.number(key);
+    let (heads, spans) = (case.size_from("H", 1)?, Some([number("T_min")?, number("T_max")?]));
     let geometry = Geometry::new(heads, 1, 2);
     let of = |gate| Encoding::from(Method::Fox(fox::Config { gate, spans }));
     let [biases] = <[Vec<f64>; 1]>::try_from(of(fox::Gate::BiasOnly).initial(&geometry, 0)).map_err(|_| "one bias")?;
     let table = of(fox::Gate::Fixed).table(&geometry, &[], 2).bias.ok_or("a table")?;
     let gates: Vec<f64> = table.chunks(2).map(|row| row[1]).collect();
-    let mut score = Score::new("spans");
+    let mut comparison = Comparison::new("spans");
     for (key, got) in [("T", gates.iter().map(|gate| -gate.recip()).collect()), ("b", biases), ("gate", gates)] {
-        score.compare(key, &got, &case.numbers(folder, "expected", key)?.values, case.tolerance(""));
+        case.compare(&mut comparison, key, &got, case.tolerance(""))?;
     }
-    Ok(vec![score])
+    Ok(vec![comparison])
 }
 
 /// `q = 0`: weights are what clocks say alone, so the output follows from a recurrence in time linear in the length.
-fn long(folder: &Folder, case: &Case) -> Scores {
-    let number = |key: &str| case.static_number(key).ok_or_else(|| format!("static.{key} is missing"));
-    let (len, mean, phase) = (case.static_count("L", 1)?, number("mean")?, number("phase")?);
-    let rows = case.numbers(folder, "static", "rows")?.values;
+fn long(case: &Case) -> CaseResult {
+    let number = |key: &str| case.number(key);
+    let (len, mean, phase) = (case.size_from("L", 1)?, number("mean")?, number("phase")?);
+    let rows = case.array("static", "rows")?.values;
     let gates: Vec<f64> = (0..len).map(|t| mean * (1.0 + (0.37 * t as f64 + phase).sin())).collect();
     let values: Vec<f64> = (0..len).map(|t| (0.011 * t as f64).cos() + 0.001 * (t % 17) as f64).collect();
-    let expected = ["out", "A"].map(|key| case.numbers(folder, "expected", key).map(|numbers| numbers.values));
-    let [out, sums] = expected;
-    let (out, sums) = (out?, sums?);
-    let mut scores = Vec::new();
-    for engine in Engine::ALL.into_iter().filter(|engine| !engine.is_of_burn()) {
-        let mut score = Score::new(engine.name());
+    let mut comparisons = Vec::new();
+    for engine in GatedEngine::ALL.into_iter().filter(|engine| !engine.is_of_burn()) {
+        let mut comparison = Comparison::new(engine.name());
         let tolerance: Tolerance = case.tolerance(if engine.is_single() { "if_you_compute_in_f32" } else { "" });
         let found: Vec<[f64; 2]> =
             rows.iter().map(|row| engines::last_row(engine, &gates, &values, *row as usize)).collect();
-        score.compare("out", &found.iter().map(|found| found[0]).collect::<Vec<f64>>(), &out, tolerance);
-        score.compare("A", &found.iter().map(|found| found[1]).collect::<Vec<f64>>(), &sums, tolerance);
-        scores.push(score);
+        for (at, key) in ["out", "A"].into_iter().enumerate() {
+            let got: Vec<f64> = found.iter().map(|found| found[at]).collect();
+            case.compare(&mut comparison, key, &got, tolerance)?;
+        }
+        comparisons.push(comparison);
     }
-    Ok(scores)
+    Ok(comparisons)
 }

@@ -4,8 +4,9 @@
 //! The manifest names its collection at `set`; without it the folder's name does. A folder of
 //! another name belongs to the one collection that knows all of its cases and runs one of them.
 
-use crate::folder::{Case, Folder};
-use crate::{Runner, attention, clocks, data, interchange, maps, media, spe, tables, theory, training};
+use crate::case::Case;
+use crate::folder::ReferenceFolder;
+use crate::{CaseRunner, attention, clocks, data, interchange, media, score_mods, spe, tables, theory, training};
 
 /// A collection that this version knows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -39,12 +40,12 @@ impl Collection {
     }
 
     /// The collection that a folder holds.
-    pub fn of(folder: &Folder) -> Option<Collection> {
+    pub fn of(folder: &ReferenceFolder) -> Option<Collection> {
         let said = folder.set().and_then(Collection::named);
         said.or_else(|| Collection::named(&folder.name())).or_else(|| {
             let knows = |collection: &Collection| {
                 let known = |case: Case| collection.runner(&case).is_some() || collection.not_built(&case).is_some();
-                folder.cases().any(|case| collection.runner(&case).is_some()) && folder.cases().all(known)
+                Case::all(folder).any(|case| collection.runner(&case).is_some()) && Case::all(folder).all(known)
             };
             let mut owners: Vec<Collection> =
                 Collection::FOLDERS.into_iter().map(|(_, collection)| collection).filter(knows).collect();
@@ -54,24 +55,24 @@ impl Collection {
     }
 
     /// Why a case of a folder that holds none of the collections is not run.
-    pub fn unknown(folder: &Folder) -> String {
+    pub fn unknown(folder: &ReferenceFolder) -> String {
         let known = Collection::FOLDERS.map(|(name, _)| name).join(", ");
         let set = folder.set().map_or_else(String::new, |set| format!(" (set `{set}`)"));
         format!("unsupported collection `{}`{set}; this version supports {known}", folder.name())
     }
 
     /// What runs a case of this collection.
-    pub fn runner(self, case: &Case) -> Option<Runner> {
+    pub fn runner(self, case: &Case) -> Option<CaseRunner> {
         match self {
             Collection::Kerple => kerple(case),
             Collection::Dape => match case.get("op").as_str()? {
-                "score" => Some(maps::scores),
-                "causal_attention" => Some(maps::attention),
+                "score" => Some(score_mods::scores),
+                "causal_attention" => Some(score_mods::attention),
                 _ => None,
             },
             Collection::Spe => spe::runner(case.id()).or_else(|| media::runner(case.id())),
             Collection::Clocks => clocks::runner(case.id()),
-            Collection::Interchange => case.get("folder").is_string().then_some(interchange::run as Runner),
+            Collection::Interchange => case.get("folder").is_string().then_some(interchange::run as CaseRunner),
             Collection::Che => None,
         }
     }
@@ -86,7 +87,7 @@ impl Collection {
 }
 
 /// The family of a case.
-fn kerple(case: &Case) -> Option<Runner> {
+fn kerple(case: &Case) -> Option<CaseRunner> {
     Some(match case.id().split('/').next()? {
         "attn" => attention::run,
         "bias" => tables::bias,

@@ -7,7 +7,7 @@ use kerple_core::attention::{
 };
 
 /// What an engine returns; arrays are `[B, H, L, D]`, parameter gradients in the order of the encoding.
-pub struct Answer {
+pub struct LayerOutput {
     pub out: Vec<f64>,
     pub d_q: Vec<f64>,
     pub d_k: Vec<f64>,
@@ -24,7 +24,7 @@ pub(crate) fn wide<T: Number>(values: Vec<T>) -> Vec<f64> {
 }
 
 /// Attention and the gradients in whatever a problem has.
-pub(crate) struct Both<T> {
+pub(crate) struct ForwardBackward<T> {
     pub(crate) out: Vec<T>,
     pub(crate) d_q: Vec<T>,
     pub(crate) d_k: Vec<T>,
@@ -43,14 +43,14 @@ pub(crate) fn both<T: Number>(
     [q, k, v, d_out]: [&[T]; 4],
     map_numbers: usize,
     fused: bool,
-) -> Both<T> {
+) -> ForwardBackward<T> {
     let AttentionDims { batch, heads, queries, .. } = problem.dims;
     let room = |values: &[T]| vec![T::ZERO; values.len()];
     let (tables, d_map) = match &problem.scores {
         ScoreTransform::Table(table) => (*table, None),
         ScoreTransform::Mod(_) => (ScoreTable::PLAIN, Some(vec![T::ZERO; map_numbers])),
     };
-    let mut found = Both {
+    let mut found = ForwardBackward {
         out: room(q),
         d_q: room(q),
         d_k: room(k),

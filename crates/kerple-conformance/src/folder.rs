@@ -1,6 +1,6 @@
 //! Reading a folder of reference values.
 
-use crate::{EXACT, Error, FOLDER_HINT, Result, Tolerance};
+use crate::{Checked, Error, FOLDER_HINT, Result};
 use burn::tensor::Device;
 use safetensors::{Dtype, SafeTensors};
 use serde_json::Value;
@@ -9,7 +9,7 @@ use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 
 /// A manifest and the files it names.
-pub struct Folder {
+pub struct ReferenceFolder {
     path: PathBuf,
     manifest: Value,
     files: RefCell<HashMap<String, std::rc::Rc<Vec<u8>>>>,
@@ -17,19 +17,14 @@ pub struct Folder {
     device: Option<(Device, String)>,
 }
 
-/// One case of a manifest.
-pub struct Case<'a>(&'a Value);
-
-/// Numbers with a shape.
+/// An array of numbers.
 #[derive(Clone, Debug)]
-pub struct Numbers {
+pub struct ReferenceArray {
     pub shape: Vec<usize>,
     pub values: Vec<f64>,
     /// Whether they are stored in double precision.
     pub double: bool,
 }
-
-type Found<T> = std::result::Result<T, String>;
 
 /// Files whose cases no manifest lists. Their generator writes all of them next to its manifest.
 pub const CHE: &str = "che.json";
@@ -38,8 +33,8 @@ pub const CHE_ENCODER_TENSORS: &str = "che_encoder.safetensors";
 pub const EXTRAS: &str = "extras.json";
 const TOGETHER: [&str; 4] = [CHE, CHE_ENCODER, CHE_ENCODER_TENSORS, EXTRAS];
 
-impl Folder {
-    pub fn open(path: &Path) -> Result<Folder> {
+impl ReferenceFolder {
+    pub fn open(path: &Path) -> Result<ReferenceFolder> {
         let file = path.join("manifest.json");
         let text = kerple_run::files::read_text(&file).map_err(Error::io(&file, "read"))?;
         let damaged = |message: String| Error::damaged(&file, message, FOLDER_HINT);
@@ -47,13 +42,13 @@ impl Folder {
         if !manifest["cases"].is_array() {
             return Err(damaged("the list `cases` is missing".to_owned()));
         }
-        Ok(Folder { path: path.to_owned(), manifest, files: RefCell::default(), device: None })
+        Ok(ReferenceFolder { path: path.to_owned(), manifest, files: RefCell::default(), device: None })
     }
 
     /// The same, with attention run on this device too, which is called so.
-    pub fn on(self, device: Option<(Device, String)>) -> Folder {
+    pub fn on(self, device: Option<(Device, String)>) -> ReferenceFolder {
         let device = device.map(|(device, name)| (device, format!("burn on {name} f32")));
-        Folder { device, ..self }
+        ReferenceFolder { device, ..self }
     }
 
     pub fn device(&self) -> Option<(&Device, &str)> {
@@ -75,13 +70,14 @@ impl Folder {
         self.manifest["set"].as_str()
     }
 
-    pub fn cases(&self) -> impl Iterator<Item = Case<'_>> {
-        self.manifest["cases"].as_array().into_iter().flatten().map(Case)
+    /// The entries of the manifest's cases.
+    pub fn entries(&self) -> impl Iterator<Item = &Value> {
+        self.manifest["cases"].as_array().into_iter().flatten()
     }
 
     /// Refuses a manifest whose number of cases differs from what it promises.
-    pub fn is_whole(&self) -> Found<()> {
-        match (self.manifest["n_cases"].as_u64(), self.cases().count() as u64) {
+    pub fn is_whole(&self) -> Checked<()> {
+        match (self.manifest["n_cases"].as_u64(), self.entries().count() as u64) {
             (Some(said), found) if said != found => Err(format!(
                 "n_cases is {said}, but the file \
                 lists {found}"
@@ -90,19 +86,11 @@ impl Folder {
         }
     }
 
-    /// Refuses a case whose file has another size than it promises.
-    pub fn has_file_of(&self, case: &Case) -> Found<()> {
-        let (Some(file), Some(said)) = (case.get("file").as_str(), case.get("bytes").as_u64()) else { return Ok(()) };
-        let path = self.path.join(file);
-        let found = std::fs::metadata(&path).map_err(|error| format!("{}: {error}", path.display()))?.len();
-        if said == found { Ok(()) } else { Err(format!("{}: {found} bytes instead of {said}", path.display())) }
-    }
-
     /// A file beside the manifest; `None`: there is none, and there is to be none.
     ///
     /// What is to be there is what the manifest promises at `beside`. Of a manifest that says nothing of it, the files that are
     /// written together are all there or none.
-    pub fn beside(&self, file: &str) -> Found<Option<Value>> {
+    pub fn beside(&self, file: &str) -> Checked<Option<Value>> {
         let path = self.path.join(file);
         match kerple_run::files::read_text(&path) {
             Ok(text) => serde_json::from_str(&text).map(Some).map_err(|error| format!("{}: {error}", path.display())),
@@ -129,21 +117,21 @@ impl Folder {
     }
 
     /// The numbers behind an entry: a literal, a list, or a reference to a tensor.
-    pub fn numbers(&self, entry: &Value) -> Found<Numbers> {
+    pub fn array(&self, entry: &Value) -> Checked<ReferenceArray> {
         match entry {
             Value::Number(number) => {
-                Ok(Numbers { shape: vec![], values: vec![number.as_f64().unwrap_or(f64::NAN)], double: true })
+                Ok(ReferenceArray { shape: vec![], values: vec![number.as_f64().unwrap_or(f64::NAN)], double: true })
             }
             Value::Array(items) => {
                 let values = items.iter().map(|item| item.as_f64().ok_or_else(|| format!("{item} is not a number")));
-                Ok(Numbers { shape: vec![items.len()], values: values.collect::<Found<_>>()?, double: true })
+                Ok(ReferenceArray { shape: vec![items.len()], values: values.collect::<Checked<_>>()?, double: true })
             }
             Value::Object(_) => self.tensor(entry),
             other => Err(format!("expected numbers, found {other}")),
         }
     }
 
-    fn tensor(&self, entry: &Value) -> Found<Numbers> {
+    fn tensor(&self, entry: &Value) -> Checked<ReferenceArray> {
         let key = entry["key"].as_str().or(entry["tensor"].as_str());
         let (Some(file), Some(key)) = (entry["file"].as_str(), key) else {
             return Err(format!("expected `file` and `key`, found {entry}"));
@@ -169,70 +157,6 @@ impl Folder {
             Dtype::U8 => all(bytes, |b: [u8; 1]| b[0].into()),
             other => return Err(format!("{file}, {key}: tensors of type {other:?} are not supported")),
         };
-        Ok(Numbers { shape: view.shape().to_vec(), values, double: view.dtype() == Dtype::F64 })
-    }
-}
-
-/// Far above every size there is, and far below what memory holds.
-const MOST: u64 = 1 << 20;
-
-/// A size of a case.
-pub fn size(sizes: &Value, place: &str, key: &str) -> Found<usize> {
-    match sizes[key].as_u64() {
-        Some(found) if found <= MOST => Ok(found as usize),
-        Some(found) => Err(format!("{place}.{key} is {found}, it must be at most {MOST}")),
-        None => Err(format!("{place}.{key} is missing")),
-    }
-}
-
-impl<'a> Case<'a> {
-    pub fn id(&self) -> &'a str {
-        let known = self.0["id"].as_str().or(self.0["name"].as_str());
-        known.unwrap_or("(a case without id or name)")
-    }
-
-    pub fn get(&self, field: &str) -> &'a Value {
-        &self.0[field]
-    }
-
-    pub fn static_number(&self, key: &str) -> Option<f64> {
-        self.0["static"][key].as_f64()
-    }
-
-    pub fn static_size(&self, key: &str) -> Found<usize> {
-        size(&self.0["static"], "static", key)
-    }
-
-    /// The same of at least `least`.
-    pub fn static_count(&self, key: &str, least: usize) -> Found<usize> {
-        let found = self.static_size(key)?;
-        if found >= least { Ok(found) } else { Err(format!("static.{key} is {found}, it must be at least {least}")) }
-    }
-
-    pub fn numbers(&self, folder: &Folder, field: &str, key: &str) -> Found<Numbers> {
-        let entry = &self.0[field][key];
-        if entry.is_null() {
-            return Err(format!("{field}.{key} is missing"));
-        }
-        folder.numbers(entry)
-    }
-
-    /// A tensor of the case's own file.
-    pub fn own(&self, folder: &Folder, key: &str) -> Found<Numbers> {
-        folder.numbers(&serde_json::json!({ "file": self.0["file"], "key": key }))
-    }
-
-    /// The tolerance written at `tolerance.path`, or at `tolerance` itself for an empty path.
-    pub fn tolerance(&self, path: &str) -> Tolerance {
-        let entry = if path.is_empty() { &self.0["tolerance"] } else { &self.0["tolerance"][path] };
-        if entry["exact"].as_bool() == Some(true) {
-            return EXACT;
-        }
-        Tolerance { absolute: entry["atol"].as_f64().unwrap_or(0.0), relative: entry["rtol"].as_f64().unwrap_or(0.0) }
-    }
-
-    /// Names in an object field.
-    pub fn keys(&self, field: &str) -> impl Iterator<Item = &'a str> {
-        self.0[field].as_object().into_iter().flatten().map(|(key, _)| key.as_str())
+        Ok(ReferenceArray { shape: view.shape().to_vec(), values, double: view.dtype() == Dtype::F64 })
     }
 }

@@ -1,27 +1,38 @@
 //! A whole attention layer of a case, in every engine.
 
-use crate::burn_layer;
-use crate::engines::{Answer, both, cast, wide};
-use crate::folder::{Case, Folder, Numbers};
-use crate::{Score, Tolerance};
-use burn::tensor::{DType, Device};
+use crate::case::{AttentionInputs, Case};
+use crate::engines::{LayerOutput, both, cast, wide};
+use crate::folder::ReferenceArray;
+use crate::methods::{ReferenceMethod, method};
+use crate::{Checked, Comparison, Tolerance};
+use burn::module::Param;
+use burn::tensor::{DType, Device, Tensor, TensorData};
+use kerple_burn::fused::Engine;
+use kerple_burn::ops::attention::{default_scale, rotated};
+use kerple_burn::pass::Pass;
+use kerple_burn::positions::PositionalEncoding;
 use kerple_core::Number;
 use kerple_core::attention::{AttentionDims, AttentionProblem, Mask, ScoreTransform, Strides};
 use kerple_core::encoding::{Encoding, EncodingForm, Geometry, ScoreModForm, TableGradient};
 use kerple_core::forms::{DistanceTable, Sides};
 use kerple_core::score_mods::ScoreModExtent;
 
-/// A case, made ready for any engine.
-pub(crate) struct Layer {
+/// The attention of one layer, for any engine.
+pub(crate) struct ReferenceLayer {
     pub(crate) encoding: Encoding,
     pub(crate) geometry: Geometry,
-    pub(crate) names: Vec<String>,
-    pub(crate) values: Vec<Vec<f64>>,
-    pub(crate) dims: AttentionDims,
-    pub(crate) q: Vec<f64>,
-    pub(crate) k: Vec<f64>,
-    pub(crate) v: Vec<f64>,
-    pub(crate) d_out: Vec<f64>,
+    /// Names of the encoding's parameters in the case, in the encoding's order.
+    names: Vec<&'static str>,
+    values: Vec<Vec<f64>>,
+    inputs: AttentionInputs,
+}
+
+/// What one engine computed.
+pub(crate) struct EngineOutput {
+    pub(crate) engine: String,
+    /// Whether it computed in single precision.
+    pub(crate) single: bool,
+    pub(crate) output: LayerOutput,
 }
 
 /// What a map is told of a case.
@@ -29,11 +40,37 @@ fn extent(dims: AttentionDims) -> ScoreModExtent {
     ScoreModExtent { sides: Sides::OneSided, len: dims.keys, scale: (dims.head_dim as f64).sqrt().recip() }
 }
 
-impl Layer {
+impl ReferenceLayer {
+    pub(crate) fn read(case: &Case) -> Checked<ReferenceLayer> {
+        let ReferenceMethod { encoding, names } = method(case)?;
+        let inputs = case.attention()?;
+        let geometry = Geometry::new(inputs.dims.heads, inputs.dims.head_dim, inputs.dims.keys);
+        Ok(ReferenceLayer { encoding, geometry, values: case.params(&names)?, names, inputs })
+    }
+
+    /// Runs every engine on the host that has the encoding.
+    pub(crate) fn on_every_engine(&self) -> Vec<EngineOutput> {
+        let found = |engine: &str, single, output| EngineOutput { engine: engine.to_owned(), single, output };
+        let burn = |fused| self.burn_on(&Device::flex(), DType::F64, fused);
+        let mut outputs = Vec::new();
+        // what Transformer-XL adds to queries before their product with the keys is none of the engines on slices
+        if self.encoding.method.kind() != "transformer_xl" {
+            outputs.extend([
+                found("naive f64", false, self.slices::<f64>(false)),
+                found("naive f32", true, self.slices::<f32>(false)),
+                found("tiled f64", false, self.slices::<f64>(true)),
+                found("tiled f32", true, self.slices::<f32>(true)),
+            ]);
+        }
+        outputs.push(found("burn composed f64", false, burn(false)));
+        outputs.push(found("burn fused f64", false, burn(true)));
+        outputs
+    }
+
     /// Rotates `[B, H, L, D]` rows in place; `sign = -1` turns back.
     fn rotate(&self, x: &mut [f64], sign: f64) {
         let Some(rotary) = self.encoding.rotary(&self.geometry, 0) else { return };
-        let (len, width, half) = (self.dims.keys, self.dims.head_dim, rotary.rotated() / 2);
+        let (len, width, half) = (self.inputs.dims.keys, self.inputs.dims.head_dim, rotary.rotated() / 2);
         let (cos, sin) = rotary.tables(0..len);
         for (row, x) in x.chunks_exact_mut(width).enumerate() {
             let at = row % len * half;
@@ -53,12 +90,12 @@ impl Layer {
     }
 
     /// Runs forward and backward on slices with `T` numbers.
-    pub(crate) fn slices<T: Number>(&self, fused: bool) -> Answer {
-        let (mut q, mut k) = (self.q.clone(), self.k.clone());
+    pub(crate) fn slices<T: Number>(&self, fused: bool) -> LayerOutput {
+        let (mut q, mut k) = (self.inputs.q.clone(), self.inputs.k.clone());
         self.rotate(&mut q, 1.0);
         self.rotate(&mut k, 1.0);
-        let form = self.encoding.form(&self.geometry, &self.values, self.dims.keys);
-        let (numbers, extent) = (self.numbers(&form), extent(self.dims));
+        let form = self.encoding.form(&self.geometry, &self.values, self.inputs.dims.keys);
+        let (numbers, extent) = (self.numbers(&form), extent(self.inputs.dims));
         let numbers = cast::<T>(&numbers);
         let (table, map) = match &form {
             EncodingForm::Table(table) => (table.clone(), None),
@@ -71,20 +108,20 @@ impl Layer {
         };
         let (bias, weight) = (table.bias.as_deref().map(cast::<T>), table.weight.as_deref().map(cast::<T>));
         let problem = AttentionProblem {
-            dims: self.dims,
-            scale: T::from_f64((self.dims.head_dim as f64).sqrt().recip()),
+            dims: self.inputs.dims,
+            scale: T::from_f64((self.inputs.dims.head_dim as f64).sqrt().recip()),
             softcap: None,
             sinks: None,
             mask: Mask::Causal { window: self.encoding.window },
             lengths: None,
             scores: match &map {
                 Some(map) => ScoreTransform::Mod(&**map),
-                None => ScoreTransform::table(bias.as_deref(), weight.as_deref(), self.dims.keys),
+                None => ScoreTransform::table(bias.as_deref(), weight.as_deref(), self.inputs.dims.keys),
             },
         };
-        let AttentionDims { heads, keys, head_dim, .. } = self.dims;
+        let AttentionDims { heads, keys, head_dim, .. } = self.inputs.dims;
         let strides = Strides { batch: heads * keys * head_dim, head: keys * head_dim, row: head_dim };
-        let [q, k, v, d_out] = [&q, &k, &self.v, &self.d_out].map(|values| cast(values));
+        let [q, k, v, d_out] = [&q, &k, &self.inputs.v, &self.inputs.d_out].map(|values| cast(values));
         let found = both(&problem, strides, [&q, &k, &v, &d_out], numbers.len(), fused);
         let (mut d_q, mut d_k) = (wide(found.d_q), wide(found.d_k));
         self.rotate(&mut d_q, -1.0);
@@ -97,56 +134,79 @@ impl Layer {
                 self.encoding.table_backward(&self.geometry, &self.values, gradient)
             }
         };
-        Answer { out: wide(found.out), d_q, d_k, d_v: wide(found.d_v), d_values }
+        LayerOutput { out: wide(found.out), d_q, d_k, d_v: wide(found.d_v), d_values }
     }
 
-    /// Runs forward and backward through Burn, with the fused operation or its composed definition.
-    pub(crate) fn burn(&self, fused: bool) -> Answer {
-        self.burn_on((&Device::flex(), DType::F64), fused)
+    /// Runs forward and backward through Burn's autodiff on a device, in these numbers: the fused operation or its reference.
+    pub(crate) fn burn_on(&self, device: &Device, dtype: DType, fused: bool) -> LayerOutput {
+        let AttentionDims { batch, heads, keys: len, head_dim, .. } = self.inputs.dims;
+        let device = device.clone().autodiff();
+        let tensor = |values: &[f64]| {
+            let data = TensorData::new(values.to_vec(), [batch, heads, len, head_dim]);
+            Tensor::<4>::from_data(data, (&device, dtype)).require_grad()
+        };
+        let [q, k, v] = [&self.inputs.q, &self.inputs.k, &self.inputs.v].map(|values| tensor(values));
+        let d_out = tensor(&self.inputs.d_out).detach();
+        let mut encoding = PositionalEncoding::new(&self.encoding, &self.geometry, 1, 0, &device);
+        let values: Vec<_> = self
+            .values
+            .iter()
+            .map(|values| {
+                let data = TensorData::new(values.clone(), [values.len()]);
+                Param::from_tensor(Tensor::<1>::from_data(data, (&device, dtype)))
+            })
+            .collect();
+        // the only layer's own, or those that layers share
+        match encoding.layers.as_mut_slice() {
+            [] => encoding.values = values.clone(),
+            own => own[0] = values.clone(),
+        }
+        let engine = if fused { Engine::Fused } else { Engine::Composed };
+        let positions = encoding.positions(0, [len, len], (&device, dtype), engine, &Pass::evaluation(0));
+        let out = rotated(q.clone(), k.clone(), v.clone(), default_scale(head_dim), &positions, engine);
+        let gradients = (out.clone() * d_out).sum().backward();
+        let take = |tensor: &Tensor<4>| tensor.grad(&gradients).map(numbers).unwrap_or_default();
+        LayerOutput {
+            out: numbers(out),
+            d_q: take(&q),
+            d_k: take(&k),
+            d_v: take(&v),
+            d_values: values
+                .iter()
+                .map(|value| value.val().grad(&gradients).map(numbers).unwrap_or_default())
+                .collect(),
+        }
     }
 
-    /// The same on a device, in these numbers.
-    pub(crate) fn burn_on(&self, on: (&Device, DType), fused: bool) -> Answer {
-        burn_layer::run(&burn_layer::Layer {
-            encoding: &self.encoding,
-            geometry: &self.geometry,
-            values: &self.values,
-            shape: [self.dims.batch, self.dims.heads, self.dims.keys, self.dims.head_dim],
-            q: &self.q,
-            k: &self.k,
-            v: &self.v,
-            d_out: &self.d_out,
-            fused,
-            on,
-        })
-    }
-
-    pub(crate) fn score(
+    /// Compares everything that the case expects.
+    pub(crate) fn compare(
         &self,
-        engine: &str,
-        answer: &Answer,
-        folder: &Folder,
+        EngineOutput { engine, output, .. }: &EngineOutput,
         case: &Case,
-        tolerance: impl Fn(&str, &Numbers) -> Tolerance,
-    ) -> Result<Score, String> {
-        let mut score = Score::new(engine);
+        tolerance: impl Fn(&str, &ReferenceArray) -> Tolerance,
+    ) -> Checked<Comparison> {
+        let mut comparison = Comparison::new(engine.as_str());
         for key in case.keys("expected") {
             let got = match key {
-                "out" => &answer.out,
-                "grad_q" | "dq" => &answer.d_q,
-                "grad_k" | "dk" => &answer.d_k,
-                "grad_v" | "dv" => &answer.d_v,
+                "out" => &output.out,
+                "grad_q" | "dq" => &output.d_q,
+                "grad_k" | "dk" => &output.d_k,
+                "grad_v" | "dv" => &output.d_v,
                 other => {
                     let name = other.strip_prefix("grad_").or(other.strip_prefix("d_")).unwrap_or(other);
-                    let at = self.names.iter().position(|own| own == name);
-                    &answer.d_values[at.ok_or_else(|| format!("expected.{other} is not a known quantity"))?]
+                    let at = self.names.iter().position(|own| *own == name);
+                    &output.d_values[at.ok_or_else(|| format!("expected.{other} is not a known quantity"))?]
                 }
             };
-            let expected = case.numbers(folder, "expected", key)?;
-            score.compare(key, got, &expected.values, tolerance(key, &expected));
+            let expected = case.array("expected", key)?;
+            comparison.compare(key, got, &expected.values, tolerance(key, &expected));
         }
-        Ok(score)
+        Ok(comparison)
     }
+}
+
+fn numbers<const D: usize>(tensor: Tensor<D>) -> Vec<f64> {
+    tensor.into_data().iter::<f64>().collect()
 }
 
 /// From the gradient in all numbers of a map to those in the encoding's parameters.

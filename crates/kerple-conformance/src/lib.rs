@@ -6,7 +6,7 @@
 
 mod attention;
 mod beside;
-mod burn_layer;
+mod case;
 mod che;
 mod clocks;
 mod collection;
@@ -15,8 +15,9 @@ mod engines;
 mod folder;
 mod interchange;
 mod layer;
-mod maps;
 mod media;
+mod methods;
+mod score_mods;
 mod spe;
 mod tables;
 mod theory;
@@ -29,14 +30,15 @@ pub const FOLDER_HINT: &str =
     "give a folder of reference values: it contains manifest.json and the .safetensors files it lists";
 
 use burn::tensor::Device;
+use case::Case;
 use collection::Collection;
-use folder::{Case, Folder};
+use folder::ReferenceFolder;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
 
 /// The result of one engine for one case.
 #[derive(Clone, Debug, serde::Serialize)]
-pub struct Verdict {
+pub struct CaseVerdict {
     /// Name of the case.
     pub case: String,
     /// What computed it.
@@ -63,7 +65,7 @@ struct Tolerance {
 const EXACT: Tolerance = Tolerance { absolute: 0.0, relative: 0.0 };
 
 /// Collects the comparisons of one engine on one case.
-struct Score {
+struct Comparison {
     engine: String,
     ratio: f64,
     worst: f64,
@@ -71,9 +73,9 @@ struct Score {
     note: String,
 }
 
-impl Score {
-    fn new(engine: impl Into<String>) -> Score {
-        Score { engine: engine.into(), ratio: -1.0, worst: 0.0, tolerance: 0.0, note: String::new() }
+impl Comparison {
+    fn new(engine: impl Into<String>) -> Comparison {
+        Comparison { engine: engine.into(), ratio: -1.0, worst: 0.0, tolerance: 0.0, note: String::new() }
     }
 
     /// Compares `got` with `expected` value by value.
@@ -111,10 +113,10 @@ impl Score {
         (self.ratio, self.worst, self.note) = (f64::INFINITY, f64::INFINITY, note);
     }
 
-    fn verdict(self, case: &str) -> Verdict {
+    fn verdict(self, case: &str) -> CaseVerdict {
         let passed = (0.0..=1.0).contains(&self.ratio);
         let note = if self.ratio < 0.0 { "nothing was compared".to_owned() } else { self.note };
-        Verdict {
+        CaseVerdict {
             case: case.to_owned(),
             engine: self.engine,
             worst: self.worst,
@@ -128,7 +130,7 @@ impl Score {
 
 /// The number of cases of a folder with each outcome.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Counts {
+pub struct CaseCounts {
     /// Cases that every engine passed.
     pub passed: usize,
     /// Cases that one did not, and promises of the manifest that are not kept.
@@ -137,10 +139,16 @@ pub struct Counts {
     pub not_covered: usize,
 }
 
-type Runner = fn(&Folder, &Case) -> std::result::Result<Vec<Score>, String>;
+/// The error is the reason, in words, why something cannot be read or run.
+type Checked<T> = std::result::Result<T, String>;
+
+/// What the engines that have a case make of it.
+type CaseResult = Checked<Vec<Comparison>>;
+
+type CaseRunner = fn(&Case) -> CaseResult;
 
 /// Runs something on numbers of a file. They may contradict each other anywhere, which engines take for mistakes of code.
-fn guarded<R>(run: impl FnOnce() -> std::result::Result<R, String>) -> std::result::Result<R, String> {
+fn guarded<R>(run: impl FnOnce() -> Checked<R>) -> Checked<R> {
     catch_unwind(AssertUnwindSafe(run)).unwrap_or_else(|panic| {
         let text = panic.downcast_ref::<String>().map(String::as_str);
         let text = text.or(panic.downcast_ref::<&str>().copied()).unwrap_or("no engine supports them");
@@ -149,16 +157,16 @@ fn guarded<R>(run: impl FnOnce() -> std::result::Result<R, String>) -> std::resu
 }
 
 /// The verdict on a case that no engine could run.
-fn failure(case: &str, why: String) -> Verdict {
-    let mut score = Score::new("none");
-    score.fail(why);
-    score.verdict(case)
+fn failure(case: &str, why: String) -> CaseVerdict {
+    let mut comparison = Comparison::new("none");
+    comparison.fail(why);
+    comparison.verdict(case)
 }
 
 /// The verdict on a case of a method that is not built.
-fn not_covered(case: &str, what: &str) -> Verdict {
+fn not_covered(case: &str, what: &str) -> CaseVerdict {
     let note = format!("not covered: {what}");
-    Verdict { passed: false, covered: false, note, ..Score::new("none").verdict(case) }
+    CaseVerdict { passed: false, covered: false, note, ..Comparison::new("none").verdict(case) }
 }
 
 /// Runs every case of `folder`, telling each verdict as it comes; returns the numbers of cases.
@@ -168,7 +176,7 @@ fn not_covered(case: &str, what: &str) -> Verdict {
 ///
 /// # Errors
 /// A folder without a readable manifest.
-pub fn run(folder: &Path, tell: &mut dyn FnMut(&Verdict)) -> Result<Counts> {
+pub fn run(folder: &Path, tell: &mut dyn FnMut(&CaseVerdict)) -> Result<CaseCounts> {
     run_on(None, folder, tell)
 }
 
@@ -176,36 +184,42 @@ pub fn run(folder: &Path, tell: &mut dyn FnMut(&Verdict)) -> Result<Counts> {
 ///
 /// # Errors
 /// As [`run`].
-pub fn run_on(device: Option<(Device, String)>, folder: &Path, tell: &mut dyn FnMut(&Verdict)) -> Result<Counts> {
-    let folder = Folder::open(folder)?.on(device);
-    let mut counts = Counts::default();
-    let mut count = |verdicts: &[Verdict]| {
+pub fn run_on(
+    device: Option<(Device, String)>,
+    folder: &Path,
+    tell: &mut dyn FnMut(&CaseVerdict),
+) -> Result<CaseCounts> {
+    let folder = ReferenceFolder::open(folder)?.on(device);
+    let mut counts = CaseCounts::default();
+    let mut count = |verdicts: &[CaseVerdict]| {
         verdicts.iter().for_each(&mut *tell);
         let passed = !verdicts.is_empty() && verdicts.iter().all(|verdict| verdict.passed);
-        match verdicts.iter().all(|verdict| verdict.covered) {
-            false => counts.not_covered += 1,
-            true if passed => counts.passed += 1,
-            true => counts.failed += 1,
-        }
+        let covered = verdicts.iter().all(|verdict| verdict.covered);
+        let counter = match (covered, passed) {
+            (false, _) => &mut counts.not_covered,
+            (true, true) => &mut counts.passed,
+            (true, false) => &mut counts.failed,
+        };
+        *counter += 1;
     };
     if let Err(why) = folder.is_whole() {
         count(&[failure("manifest.json", why)]);
     }
     let collection = Collection::of(&folder);
-    for case in folder.cases() {
+    for case in Case::all(&folder) {
         if let Some(what) = collection.and_then(|collection| collection.not_built(&case)) {
             count(&[not_covered(case.id(), what)]);
             continue;
         }
-        let scores = folder.has_file_of(&case).and_then(|()| match collection {
+        let comparisons = case.check_file().and_then(|()| match collection {
             Some(collection) => match collection.runner(&case) {
-                Some(run) => guarded(|| run(&folder, &case)),
+                Some(run) => guarded(|| run(&case)),
                 None => Err(format!("this version does not support such a case of {}", folder.name())),
             },
             None => Err(Collection::unknown(&folder)),
         });
-        let verdicts: Vec<Verdict> = match scores {
-            Ok(scores) => scores.into_iter().map(|score| score.verdict(case.id())).collect(),
+        let verdicts: Vec<CaseVerdict> = match comparisons {
+            Ok(comparisons) => comparisons.into_iter().map(|comparison| comparison.verdict(case.id())).collect(),
             Err(why) => vec![failure(case.id(), why)],
         };
         count(&verdicts);

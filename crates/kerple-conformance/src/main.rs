@@ -2,14 +2,14 @@
 
 use clap::Parser;
 use kerple_burn::device::Name;
-use kerple_conformance::{Counts, Verdict};
+use kerple_conformance::{CaseCounts, CaseVerdict};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 /// Run every case of folders of reference values through every engine that has it.
 #[derive(Debug, Parser)]
 #[command(name = "conformance", version, max_term_width = 110)]
-struct Arguments {
+struct ConformanceArgs {
     /// Folders with manifest.json and the files it names.
     #[arg(required = true, value_name = "FOLDER")]
     folders: Vec<PathBuf>,
@@ -22,24 +22,24 @@ struct Arguments {
 }
 
 /// What is wrong, and what to do about it.
-struct Failure {
+struct ConformanceFailure {
     message: String,
     hint: String,
     /// 1 failed, 2 misused.
     code: u8,
 }
 
-impl Failure {
-    fn new(message: impl Into<String>, hint: impl Into<String>) -> Failure {
-        Failure { message: message.into(), hint: hint.into(), code: 1 }
+impl ConformanceFailure {
+    fn new(message: impl Into<String>, hint: impl Into<String>) -> ConformanceFailure {
+        ConformanceFailure { message: message.into(), hint: hint.into(), code: 1 }
     }
 }
 
 fn main() -> ExitCode {
-    let arguments = Arguments::parse();
+    let arguments = ConformanceArgs::parse();
     match run(&arguments) {
         Ok(()) => ExitCode::SUCCESS,
-        Err(Failure { message, hint, code }) => {
+        Err(ConformanceFailure { message, hint, code }) => {
             eprintln!("error: {message}\n\nhint: {hint}");
             ExitCode::from(code)
         }
@@ -47,12 +47,14 @@ fn main() -> ExitCode {
 }
 
 /// Runs every folder and prints each case with its worst error and tolerance.
-fn run(arguments: &Arguments) -> Result<(), Failure> {
+fn run(arguments: &ConformanceArgs) -> Result<(), ConformanceFailure> {
     let device = match arguments.device {
         Name::Cpu => None,
         name => {
-            let opened =
-                name.open().map_err(|error| Failure { code: 2, ..Failure::new(error.to_string(), error.hint()) })?;
+            let opened = name.open().map_err(|error| ConformanceFailure {
+                code: 2,
+                ..ConformanceFailure::new(error.to_string(), error.hint())
+            })?;
             Some((opened.device, name.to_string()))
         }
     };
@@ -61,19 +63,19 @@ fn run(arguments: &Arguments) -> Result<(), Failure> {
     let mut failures = 0;
     for folder in &arguments.folders {
         let counts = kerple_conformance::run_on(device.clone(), folder, &mut |verdict| show(verdict, arguments.json))
-            .map_err(|error| Failure::new(error.to_string(), kerple_conformance::FOLDER_HINT))?;
+            .map_err(|error| ConformanceFailure::new(error.to_string(), kerple_conformance::FOLDER_HINT))?;
         if !arguments.json {
             println!("{}{}", of_several(&arguments.folders, folder), summary(counts));
         }
         if counts.passed + counts.failed == 0 {
             let message = format!("{} contains no test case", folder.display());
-            return Err(Failure::new(message, "give a folder whose manifest.json lists cases"));
+            return Err(ConformanceFailure::new(message, "give a folder whose manifest.json lists cases"));
         }
         failures += counts.failed;
     }
     match failures {
         0 => Ok(()),
-        _ => Err(Failure::new(
+        _ => Err(ConformanceFailure::new(
             format!("{failures} cases failed"),
             "see the lines marked FAILED for the values that differ",
         )),
@@ -85,16 +87,16 @@ fn of_several(folders: &[PathBuf], folder: &Path) -> String {
     if folders.len() > 1 { format!("{}: ", folder.display()) } else { String::new() }
 }
 
-fn summary(Counts { passed, failed, not_covered }: Counts) -> String {
+fn summary(CaseCounts { passed, failed, not_covered }: CaseCounts) -> String {
     let rest = if not_covered > 0 { format!(", {not_covered} not covered") } else { String::new() };
     format!("{passed} passed, {failed} failed{rest}")
 }
 
-fn show(verdict: &Verdict, json: bool) {
+fn show(verdict: &CaseVerdict, json: bool) {
     if json {
         return println!("{}", serde_json::to_string(verdict).expect("verdicts are plain data"));
     }
-    let Verdict { case, engine, worst, tolerance, note, .. } = verdict;
+    let CaseVerdict { case, engine, worst, tolerance, note, .. } = verdict;
     if !verdict.covered {
         return println!("-      {case:<34} {note}");
     }

@@ -1,45 +1,36 @@
 //! Schedules, optimizer updates and statistics.
 
-use crate::folder::{Case, Folder};
-use crate::{EXACT, Score};
+use crate::case::Case;
+use crate::{CaseResult, Checked, Comparison, EXACT};
 use kerple_core::ops::adam;
 use kerple_lm::schedule::LrScheduler;
 use kerple_report::statistics;
-use serde_json::Value;
 
-type Scores = Result<Vec<Score>, String>;
-
-fn number(entry: &Value, key: &str) -> Result<f64, String> {
-    entry[key].as_f64().ok_or_else(|| format!("{key} is missing"))
-}
-
-pub fn schedule(folder: &Folder, case: &Case) -> Scores {
-    let params = case.get("params");
+pub fn schedule(case: &Case) -> CaseResult {
     let schedule = LrScheduler {
         lr_cycle_steps: 0,
-        learning_rate: number(params, "start_lr")?,
-        min_lr: number(params, "min_lr")?,
-        steps: number(params, "total_iters")? as u64,
-        warmup_ratio: number(params, "warmup")?,
-        lr_schedule: serde_json::from_value(params["decay_style"].clone()).map_err(|error| error.to_string())?,
+        learning_rate: case.number("start_lr")?,
+        min_lr: case.number("min_lr")?,
+        steps: case.number("total_iters")? as u64,
+        warmup_ratio: case.number("warmup")?,
+        lr_schedule: serde_json::from_value(case.setting("decay_style").clone()).map_err(|error| error.to_string())?,
     };
-    let steps = case.numbers(folder, "expected", "steps")?;
-    let got: Vec<f64> = steps.values.iter().map(|step| schedule.at(*step as u64)).collect();
-    let mut score = Score::new("schedule");
-    score.compare("lr", &got, &case.numbers(folder, "expected", "lr")?.values, case.tolerance(""));
-    Ok(vec![score])
+    let steps = case.expected("steps")?;
+    let got: Vec<f64> = steps.iter().map(|step| schedule.at(*step as u64)).collect();
+    let mut comparison = Comparison::new("schedule");
+    case.compare(&mut comparison, "lr", &got, case.tolerance(""))?;
+    Ok(vec![comparison])
 }
 
 /// Adam on parameters with a range: projected after each step, or free with a clamped working copy.
-pub fn adam(folder: &Folder, case: &Case) -> Scores {
-    let start = case.numbers(folder, "inputs", "p0")?.values;
-    let gradients = case.numbers(folder, "inputs", "grads")?.values;
-    let params = case.get("params");
-    let (low, high) = (number(params, "lo")?, number(params, "hi")?);
-    let beta = |at: usize| params["betas"][at].as_f64().ok_or_else(|| "betas are missing".to_owned());
+pub fn adam(case: &Case) -> CaseResult {
+    let start = case.input("p0")?;
+    let gradients = case.input("grads")?;
+    let (low, high) = (case.number("lo")?, case.number("hi")?);
+    let beta = |at: usize| case.setting("betas")[at].as_f64().ok_or_else(|| "betas are missing".to_owned());
     let betas = [beta(0)?, beta(1)?];
     let clamp = |values: &[f64]| values.iter().map(|value| value.clamp(low, high)).collect::<Vec<f64>>();
-    let run = |project: bool| -> Result<Vec<Vec<f64>>, String> {
+    let run = |project: bool| -> Checked<Vec<Vec<f64>>> {
         let (mut values, mut first, mut second) = (start.clone(), vec![0.0; start.len()], vec![0.0; start.len()]);
         if project {
             values = clamp(&values);
@@ -47,10 +38,10 @@ pub fn adam(folder: &Folder, case: &Case) -> Scores {
         let mut trajectory = Vec::new();
         for (step, gradient) in (1..).zip(gradients.chunks(start.len().max(1))) {
             let settings = adam::AdamWUpdate {
-                lr: number(params, "lr")?,
+                lr: case.number("lr")?,
                 beta1: betas[0],
                 beta2: betas[1],
-                epsilon: number(params, "eps")?,
+                epsilon: case.number("eps")?,
                 weight_decay: 0.0,
                 step,
                 gradient_scale: 1.0,
@@ -65,37 +56,28 @@ pub fn adam(folder: &Folder, case: &Case) -> Scores {
     };
     let (projected, free) = (run(true)?, run(false)?);
     let view: Vec<Vec<f64>> = free.iter().map(|values| clamp(values)).collect();
-    let mut score = Score::new("adam f64");
+    let mut comparison = Comparison::new("adam f64");
     for (key, got) in [("projected", projected), ("master", free), ("view", view)] {
-        score.compare(key, &got.concat(), &case.numbers(folder, "expected", key)?.values, case.tolerance(""));
+        case.compare(&mut comparison, key, &got.concat(), case.tolerance(""))?;
     }
-    Ok(vec![score])
+    Ok(vec![comparison])
 }
 
-pub fn ttest(folder: &Folder, case: &Case) -> Scores {
-    let (x, y) = (case.numbers(folder, "inputs", "x")?, case.numbers(folder, "inputs", "y")?);
-    let test = statistics::paired_t_test(&x.values, &y.values).map_err(|why| why.to_string())?;
-    let expected = case.get("expected");
-    let mut score = Score::new("paired t-test");
-    score.compare("t", &[test.t], &[number(expected, "t")?], case.tolerance(""));
-    score.compare("p", &[test.p], &[number(expected, "p")?], case.tolerance(""));
-    score.compare("df", &[test.df as f64], &[number(expected, "df")?], EXACT);
-    score.equal("dagger", Some(test.first_is_larger(0.05)), expected["dagger"].as_bool());
-    Ok(vec![score])
+pub fn ttest(case: &Case) -> CaseResult {
+    let test = statistics::paired_t_test(&case.input("x")?, &case.input("y")?).map_err(|why| why.to_string())?;
+    let mut comparison = Comparison::new("paired t-test");
+    case.compare(&mut comparison, "t", &[test.t], case.tolerance(""))?;
+    case.compare(&mut comparison, "p", &[test.p], case.tolerance(""))?;
+    case.compare(&mut comparison, "df", &[test.df as f64], EXACT)?;
+    comparison.equal("dagger", Some(test.first_is_larger(0.05)), case.get("expected")["dagger"].as_bool());
+    Ok(vec![comparison])
 }
 
-pub fn perplexity(folder: &Folder, case: &Case) -> Scores {
-    let nll = case.numbers(folder, "inputs", "nll")?;
-    let &[_, positions] = nll.shape.as_slice() else { return Err("nll is not [segments, positions]".to_owned()) };
-    let mut score = Score::new("perplexity");
-    let expected = number(case.get("expected"), "ppl")?;
-    score.compare("ppl", &[statistics::perplexity(&nll.values)], &[expected], case.tolerance(""));
-    let by_position = statistics::position_perplexity(&nll.values, positions);
-    score.compare(
-        "positionwise",
-        &by_position,
-        &case.numbers(folder, "expected", "positionwise")?.values,
-        case.tolerance(""),
-    );
-    Ok(vec![score])
+pub fn perplexity(case: &Case) -> CaseResult {
+    let ([_, positions], nll) = (case.shape("nll")?, case.input("nll")?);
+    let mut comparison = Comparison::new("perplexity");
+    case.compare(&mut comparison, "ppl", &[statistics::perplexity(&nll)], case.tolerance(""))?;
+    let by_position = statistics::position_perplexity(&nll, positions);
+    case.compare(&mut comparison, "positionwise", &by_position, case.tolerance(""))?;
+    Ok(vec![comparison])
 }

@@ -179,7 +179,7 @@ fn a_method_that_is_not_built_is_not_covered() {
 }
 
 /// The counts and notes of a folder of this name with this manifest alone.
-fn of_manifest(name: &str, manifest: &str) -> (kerple_conformance::Counts, Vec<String>) {
+fn of_manifest(name: &str, manifest: &str) -> (kerple_conformance::CaseCounts, Vec<String>) {
     let aside = tempfile::tempdir().unwrap();
     let folder = aside.path().join(name);
     std::fs::create_dir(&folder).unwrap();

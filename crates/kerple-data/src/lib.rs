@@ -8,7 +8,7 @@
 //! [`prepare()`] runs the first half once and leaves a folder that a person can inspect
 //! (`meta.json`, `tokenizer.json`, `train.tokens`, `valid.tokens`, `test.tokens`). [`Corpus::open`]
 //! opens it, or a GPT-NeoX `.bin`/`.idx` pair, and identifies the text by its hash
-//! ([`Corpus::content`]); [`verify()`] reads all of it. [`TokenBatches`] cuts training sequences from
+//! ([`Corpus::content`]); [`verify()`] reads all of it. [`TextBatches`] cuts training sequences from
 //! it, and [`random_segments`] and [`blocks`] select text for evaluation. [`tasks`] are questions
 //! with known answers instead of text. This crate depends on neither models nor tensors.
 //!
@@ -40,7 +40,7 @@ mod text;
 mod tokenizer;
 mod tokens;
 #[cfg(any(test, not(feature = "music-lra")))]
-#[cfg_attr(feature = "music-lra", allow(dead_code, reason = "only its names are tested"))]
+#[cfg_attr(feature = "music-lra", allow(dead_code, unused_imports, reason = "only its names are tested"))]
 mod without_music_lra;
 
 #[cfg(not(feature = "music-lra"))]
@@ -50,7 +50,7 @@ pub use corpus::{Corpus, CorpusSummary, SplitCounts, VerifiedSplit, VerifyReport
 pub use error::{Error, Result};
 pub use hash::{Sha256, fingerprint};
 pub use order::{
-    BatchShape, NumpyRandom, Sampling, Segments, TokenBatch, TokenBatches, blocks, document_index, random_segments,
+    BatchShape, NumpyRandom, Sampling, Segments, TextBatch, TextBatches, blocks, document_index, random_segments,
     sample_index, shuffle_index, split_boundaries,
 };
 pub use prepare::{PrepareOptions, PrepareProgress, prepare};

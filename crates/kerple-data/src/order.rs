@@ -40,7 +40,7 @@ pub struct BatchShape {
 
 /// Sequences and, for every token, the token that follows it.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct TokenBatch {
+pub struct TextBatch {
     /// `[batch, seq_len]`.
     pub tokens: Vec<u32>,
     /// `[batch, seq_len]`, shifted by one.
@@ -51,7 +51,7 @@ pub struct TokenBatch {
     pub seq_len: usize,
 }
 
-impl TokenBatch {
+impl TextBatch {
     /// The windows of `seq_len + 1` tokens that begin at `starts`.
     ///
     /// # Errors
@@ -59,16 +59,16 @@ impl TokenBatch {
     ///
     /// # Panics
     /// When a window reaches beyond the end.
-    pub fn at(tokens: &TokenStream, starts: &[usize], seq_len: usize) -> Result<TokenBatch> {
+    pub fn at(tokens: &TokenStream, starts: &[usize], seq_len: usize) -> Result<TextBatch> {
         let read = |row: usize, window: &mut Vec<u32>| tokens.read_into(starts[row]..starts[row] + seq_len + 1, window);
-        TokenBatch::gather(0..starts.len(), seq_len, read)
+        TextBatch::gather(0..starts.len(), seq_len, read)
     }
 
     fn gather(
         rows: Range<usize>,
         seq_len: usize,
         mut read: impl FnMut(usize, &mut Vec<u32>) -> Result<()>,
-    ) -> Result<TokenBatch> {
+    ) -> Result<TextBatch> {
         let batch = rows.len();
         let mut tokens = Vec::with_capacity(batch * seq_len);
         let mut targets = Vec::with_capacity(batch * seq_len);
@@ -79,12 +79,12 @@ impl TokenBatch {
             tokens.extend_from_slice(&window[..seq_len]);
             targets.extend_from_slice(&window[1..]);
         }
-        Ok(TokenBatch { tokens, targets, batch, seq_len })
+        Ok(TextBatch { tokens, targets, batch, seq_len })
     }
 }
 
 /// The training batches of a run.
-pub struct TokenBatches {
+pub struct TextBatches {
     tokens: TokenStream,
     shape: BatchShape,
     order: BatchOrder,
@@ -95,12 +95,12 @@ enum BatchOrder {
     Megatron(Box<megatron::MegatronOrder>),
 }
 
-impl TokenBatches {
+impl TextBatches {
     /// Batches of `tokens`.
     ///
     /// # Errors
     /// Fewer tokens than one sequence and its last target need, an empty shape, or a seed NumPy does not have.
-    pub fn new(tokens: &TokenStream, sampling: Sampling, shape: BatchShape, seed: u64) -> Result<TokenBatches> {
+    pub fn new(tokens: &TokenStream, sampling: Sampling, shape: BatchShape, seed: u64) -> Result<TextBatches> {
         let BatchShape { batch, seq_len } = shape;
         if batch == 0 || seq_len == 0 {
             return Err(Error::refused(
@@ -127,7 +127,7 @@ impl TokenBatches {
                 BatchOrder::Megatron(Box::new(megatron::MegatronOrder::new(tokens, seq_len, needed, seed)?))
             }
         };
-        Ok(TokenBatches { tokens: tokens.clone(), shape, order })
+        Ok(TextBatches { tokens: tokens.clone(), shape, order })
     }
 
     /// Sequences per batch and tokens per sequence.
@@ -143,15 +143,15 @@ impl TokenBatches {
     ///
     /// # Panics
     /// When there are not that many rows.
-    pub fn batch(&self, step: u64, rows: Range<usize>) -> Result<TokenBatch> {
+    pub fn batch(&self, step: u64, rows: Range<usize>) -> Result<TextBatch> {
         let BatchShape { batch, seq_len } = self.shape;
         assert!(rows.start <= rows.end && rows.end <= batch, "rows {rows:?} of a batch of {batch}");
         match &self.order {
-            BatchOrder::Random { seed } => TokenBatch::gather(rows, seq_len, |row, out| {
+            BatchOrder::Random { seed } => TextBatch::gather(rows, seq_len, |row, out| {
                 let start = random::window(self.tokens.len(), seq_len, *seed, step, row as u64);
                 self.tokens.read_into(start..start + seq_len + 1, out)
             }),
-            BatchOrder::Megatron(order) => TokenBatch::gather(rows, seq_len, |row, out| {
+            BatchOrder::Megatron(order) => TextBatch::gather(rows, seq_len, |row, out| {
                 order.read(&self.tokens, u128::from(step) * batch as u128 + row as u128, out)
             }),
         }

@@ -24,12 +24,14 @@ pub(crate) fn check_tokenizer(name: &str) -> Result<()> {
 }
 
 pub(crate) mod music {
+    pub(crate) use self::AbsentMusic as MusicDocument;
+    pub use self::{AbsentRepresentation as Representation, AbsentVocabulary as Vocabulary};
     use crate::error::Result;
 
     #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-    pub enum Representation {}
+    pub enum AbsentRepresentation {}
 
-    impl Representation {
+    impl AbsentRepresentation {
         pub const ALL: [Representation; 0] = [];
 
         pub fn named(_: &str) -> Option<Representation> {
@@ -45,9 +47,9 @@ pub(crate) mod music {
         }
     }
 
-    pub enum Vocabulary {}
+    pub enum AbsentVocabulary {}
 
-    impl Vocabulary {
+    impl AbsentVocabulary {
         pub fn words(&self) -> &[String] {
             match *self {}
         }
@@ -66,9 +68,9 @@ pub(crate) mod music {
     }
 
     #[derive(Debug)]
-    pub(crate) enum MusicDocument {}
+    pub(crate) enum AbsentMusic {}
 
-    impl MusicDocument {
+    impl AbsentMusic {
         pub(crate) fn repaired(&self) -> Option<&String> {
             match *self {}
         }
@@ -84,6 +86,7 @@ pub(crate) mod music {
 }
 
 pub(crate) mod lra {
+    pub use self::AbsentTask as LraTask;
     use crate::error::Result;
     use crate::examples::{Examples, TaskInfo};
     use serde_json::{Map, Value};
@@ -91,9 +94,9 @@ pub(crate) mod lra {
     use std::sync::atomic::AtomicBool;
 
     #[derive(Clone, Debug, PartialEq)]
-    pub enum LraTask {}
+    pub enum AbsentTask {}
 
-    impl LraTask {
+    impl AbsentTask {
         pub const NAMES: [&str; 0] = [];
 
         pub fn named(_: &str) -> Option<LraTask> {

@@ -117,7 +117,8 @@ impl Analysis {
             }
             Analysis::Scores { lengths } => scores::segments(&source.text(Split::Test)?, lengths, 0).map(drop),
             Analysis::Style { songs, samples, bars, tokens } => {
-                style::StyleSettings { songs: *songs, samples: *samples, bars: *bars, tokens: *tokens }.check(source)
+                let asked = StyleSettings { songs: *songs, samples: *samples, bars: *bars, tokens: *tokens };
+                style::check(source, &asked)
             }
         }
     }
@@ -142,7 +143,7 @@ impl Analysis {
                 attention::measure(plan, model, &text, (lengths, *sequences), stop)?
             }
             Analysis::Style { songs, samples, bars, tokens } => {
-                let asked = style::StyleSettings { songs: *songs, samples: *samples, bars: *bars, tokens: *tokens };
+                let asked = StyleSettings { songs: *songs, samples: *samples, bars: *bars, tokens: *tokens };
                 style::measure(plan, model, source, &asked, stop)?
             }
             Analysis::Scores { lengths } => {
@@ -158,39 +159,38 @@ impl Analysis {
     }
 }
 
+/// The settings of [`Analysis::Style`].
+struct StyleSettings {
+    songs: usize,
+    samples: usize,
+    bars: u64,
+    tokens: usize,
+}
+
 /// Without the feature that has music, its style is refused.
 #[cfg(not(feature = "music-lra"))]
 mod style {
-    use super::{Decoder, Error, Plan, Result, Source};
+    use super::{DataSource, Decoder, Error, Plan, Result, StyleSettings};
     use kerple_run::ProbeResult;
     use std::sync::atomic::AtomicBool;
 
-    pub(super) struct Asked {
-        pub songs: usize,
-        pub samples: usize,
-        pub bars: u64,
-        pub tokens: usize,
-    }
-
-    impl Asked {
-        pub(super) fn check(&self, _: &Source) -> Result<()> {
-            let Asked { songs, samples, bars, tokens } = self;
-            let message = format!(
-                "the probe of style ({songs} pieces, {samples} continuations, {bars} bars, {tokens} tokens) needs the \
-                 feature `music-lra`, which this build does not have"
-            );
-            Err(Error::refused(message, "build with `--features music-lra`; the released command has it"))
-        }
+    pub(super) fn check(_: &DataSource, asked: &StyleSettings) -> Result<()> {
+        let StyleSettings { songs, samples, bars, tokens } = asked;
+        let message = format!(
+            "the style of music ({songs} pieces, {samples} continuations, {bars} bars, {tokens} tokens) needs the \
+             feature `music-lra`, which this build does not have"
+        );
+        Err(Error::refused(message, "build with `--features music-lra`; the released command has it"))
     }
 
     pub(super) fn measure(
         _: &Plan,
         _: &Decoder,
-        source: &Source,
-        asked: &Asked,
+        source: &DataSource,
+        asked: &StyleSettings,
         _: &AtomicBool,
     ) -> Result<Option<ProbeResult>> {
-        asked.check(source).map(|()| None)
+        check(source, asked).map(|()| None)
     }
 }
 

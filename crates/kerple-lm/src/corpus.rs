@@ -167,7 +167,7 @@ impl DataSource {
             SamplingConfig::Megatron => Sampling::Megatron { steps: plan.steps },
         };
         let shape = BatchShape { batch: plan.train.batch_size, seq_len: plan.train_len };
-        let train = kerple_data::TokenBatches::new(corpus.split(Split::Train), sampling, shape, plan.seed)?;
+        let train = kerple_data::TextBatches::new(corpus.split(Split::Train), sampling, shape, plan.seed)?;
         let valid = corpus.split(Split::Valid).clone();
         let starts = kerple_data::random_segments(valid.len(), plan.train_len, plan.train.eval_sequences, plan.seed);
         let (starts, tokenizer) = (starts.to_vec(), corpus.tokenizer().ok());
@@ -224,7 +224,7 @@ impl BatchSource for SourceBatches<'_> {
 
 /// Training and validation sequences of a corpus.
 pub struct CorpusBatches<'a> {
-    train: kerple_data::TokenBatches,
+    train: kerple_data::TextBatches,
     valid: TokenStream,
     /// Where the validation sequences begin.
     starts: Vec<usize>,
@@ -246,7 +246,7 @@ impl BatchSource for CorpusBatches<'_> {
     }
 
     fn validation(&self, rows: Range<usize>) -> Result<SequenceBatch> {
-        Ok(kerple_data::TokenBatch::at(&self.valid, &self.starts[rows], self.len)?.into())
+        Ok(kerple_data::TextBatch::at(&self.valid, &self.starts[rows], self.len)?.into())
     }
 }
 

@@ -32,9 +32,9 @@ pub struct SequenceBatch {
     pub len: usize,
 }
 
-impl From<kerple_data::TokenBatch> for SequenceBatch {
-    fn from(batch: kerple_data::TokenBatch) -> SequenceBatch {
-        let kerple_data::TokenBatch { tokens, targets, batch: rows, seq_len: len } = batch;
+impl From<kerple_data::TextBatch> for SequenceBatch {
+    fn from(batch: kerple_data::TextBatch) -> SequenceBatch {
+        let kerple_data::TextBatch { tokens, targets, batch: rows, seq_len: len } = batch;
         SequenceBatch { tokens, targets, scored: None, lengths: None, rows, len }
     }
 }

@@ -33,26 +33,12 @@ use crate::output::{remarkln, resultln};
 use crate::progress::duration;
 use kerple_burn::device::Name;
 use kerple_burn::positions::PositionalEncoding;
-<<<<<<< ours
 use kerple_core::encoding::{Encoding, Method, kind_of};
-use kerple_data::music::MusicPiece;
-||||||| base
-use kerple_data::music::MusicPiece;
-=======
->>>>>>> theirs
 use kerple_lm::plan::Plan;
 use kerple_lm::train::TrainProgress;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-
-<<<<<<< ours
-/// Reads a MIDI file and reports its repairs.
-pub fn read_piece(path: &Path) -> kerple_data::Result<MusicPiece> {
-    let piece = MusicPiece::read(path)?;
-    piece.repairs.iter().for_each(|repair| remarkln!("note: {}: {repair}", path.display()));
-    Ok(piece)
-}
 
 /// The encoding of this name with its default keys.
 pub fn encoding(name: &str) -> Result<Encoding, Failure> {
@@ -60,16 +46,6 @@ pub fn encoding(name: &str) -> Result<Encoding, Failure> {
     Ok(Encoding::from(Method::named(kind).expect("a kind names a method")))
 }
 
-||||||| base
-/// Reads a MIDI file and reports its repairs.
-pub fn read_piece(path: &Path) -> kerple_data::Result<MusicPiece> {
-    let piece = MusicPiece::read(path)?;
-    piece.repairs.iter().for_each(|repair| remarkln!("note: {}: {repair}", path.display()));
-    Ok(piece)
-}
-
-=======
->>>>>>> theirs
 /// Writes a file that was asked for, whole or not at all.
 pub fn write_file(path: &Path, content: &str) -> Outcome {
     kerple_run::files::replace(path, content.as_bytes()).map_err(|error| Failure::writing(path, &error))

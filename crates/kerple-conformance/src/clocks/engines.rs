@@ -1,5 +1,7 @@
 //! Attention with cumulative gates in every engine: on slices and through Burn.
 
+use crate::Checked;
+use crate::case::AttentionInputs;
 use crate::engines::{both, cast, wide};
 use burn::tensor::{DType, Device, Tensor, TensorData};
 use kerple_burn::forms::{Clock, Positions};
@@ -15,7 +17,7 @@ use kerple_core::ops::heads::{self, HeadLayout, ScalableSoftmax};
 
 /// Which version computes, and in what.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Engine {
+pub enum GatedEngine {
     /// The definition on slices.
     Naive { single: bool },
     /// Tile by tile.
@@ -24,39 +26,39 @@ pub enum Engine {
     Burn(fused::Engine),
 }
 
-impl Engine {
-    pub const ALL: [Engine; 6] = [
-        Engine::Naive { single: false },
-        Engine::Naive { single: true },
-        Engine::Tiled { single: false },
-        Engine::Tiled { single: true },
-        Engine::Burn(fused::Engine::Composed),
-        Engine::Burn(fused::Engine::Fused),
+impl GatedEngine {
+    pub const ALL: [GatedEngine; 6] = [
+        GatedEngine::Naive { single: false },
+        GatedEngine::Naive { single: true },
+        GatedEngine::Tiled { single: false },
+        GatedEngine::Tiled { single: true },
+        GatedEngine::Burn(fused::Engine::Composed),
+        GatedEngine::Burn(fused::Engine::Fused),
     ];
 
     pub fn name(self) -> &'static str {
         match self {
-            Engine::Naive { single: false } => "naive f64",
-            Engine::Naive { single: true } => "naive f32",
-            Engine::Tiled { single: false } => "tiled f64",
-            Engine::Tiled { single: true } => "tiled f32",
-            Engine::Burn(fused::Engine::Composed) => "burn composed f64",
-            Engine::Burn(fused::Engine::Fused | fused::Engine::Rounded(_)) => "burn fused f64",
+            GatedEngine::Naive { single: false } => "naive f64",
+            GatedEngine::Naive { single: true } => "naive f32",
+            GatedEngine::Tiled { single: false } => "tiled f64",
+            GatedEngine::Tiled { single: true } => "tiled f32",
+            GatedEngine::Burn(fused::Engine::Composed) => "burn composed f64",
+            GatedEngine::Burn(fused::Engine::Fused | fused::Engine::Rounded(_)) => "burn fused f64",
         }
     }
 
     pub fn is_single(self) -> bool {
-        matches!(self, Engine::Naive { single: true } | Engine::Tiled { single: true })
+        matches!(self, GatedEngine::Naive { single: true } | GatedEngine::Tiled { single: true })
     }
 
     pub fn is_of_burn(self) -> bool {
-        matches!(self, Engine::Burn(_))
+        matches!(self, GatedEngine::Burn(_))
     }
 }
 
-/// One layer's attention, and the gradient that flows into its output; arrays are `[B, H, L, D]`.
-pub struct Given {
-    pub dims: AttentionDims,
+/// One layer's attention.
+pub struct GatedAttention {
+    pub inputs: AttentionInputs,
     pub scale: f64,
     pub table: DistanceTable,
     /// `[B, H, L]`
@@ -65,14 +67,10 @@ pub struct Given {
     pub sinks: Option<Vec<f64>>,
     /// Of the growth of queries with the keys they see, `[H]`.
     pub slopes: Option<Vec<f64>>,
-    pub q: Vec<f64>,
-    pub k: Vec<f64>,
-    pub v: Vec<f64>,
-    pub d_out: Vec<f64>,
 }
 
 /// What an engine returns; gradients in what a case has.
-pub struct Found {
+pub struct GatedOutput {
     pub out: Vec<f64>,
     pub d_q: Vec<f64>,
     pub d_k: Vec<f64>,
@@ -84,33 +82,34 @@ pub struct Found {
     pub d_slopes: Option<Vec<f64>>,
 }
 
-impl Given {
+impl GatedAttention {
     /// Refuses arrays that do not belong together.
-    pub fn check(&self) -> Result<(), String> {
-        let AttentionDims { batch, heads, keys, head_dim, .. } = self.dims;
+    pub fn check(&self) -> Checked<()> {
+        let AttentionDims { batch, heads, keys, head_dim, .. } = self.inputs.dims;
         let (elements, tokens) = (batch * heads * keys * head_dim, batch * heads * keys);
         let of_heads = [&self.sinks, &self.slopes].into_iter().flatten().all(|values| values.len() == heads);
-        let like_q = [&self.k, &self.v, &self.d_out].into_iter().all(|values| values.len() == elements);
+        let like_q =
+            [&self.inputs.k, &self.inputs.v, &self.inputs.d_out].into_iter().all(|values| values.len() == elements);
         let gates = self.gates.as_ref().is_none_or(|gates| gates.len() == tokens);
         if of_heads && like_q && gates { Ok(()) } else { Err("arrays of different sizes".to_owned()) }
     }
 
-    pub fn run(&self, engine: Engine) -> Found {
+    pub fn run(&self, engine: GatedEngine) -> GatedOutput {
         match engine {
-            Engine::Naive { single: true } => self.slices::<f32>(false),
-            Engine::Naive { single: false } => self.slices::<f64>(false),
-            Engine::Tiled { single: true } => self.slices::<f32>(true),
-            Engine::Tiled { single: false } => self.slices::<f64>(true),
-            Engine::Burn(engine) => self.burn(engine),
+            GatedEngine::Naive { single: true } => self.slices::<f32>(false),
+            GatedEngine::Naive { single: false } => self.slices::<f64>(false),
+            GatedEngine::Tiled { single: true } => self.slices::<f32>(true),
+            GatedEngine::Tiled { single: false } => self.slices::<f64>(true),
+            GatedEngine::Burn(engine) => self.burn(engine),
         }
     }
 
-    fn slices<T: Number>(&self, fused: bool) -> Found {
-        let AttentionDims { heads, keys: len, head_dim, .. } = self.dims;
+    fn slices<T: Number>(&self, fused: bool) -> GatedOutput {
+        let AttentionDims { heads, keys: len, head_dim, .. } = self.inputs.dims;
         // `[B, L, H, D]`, as a layer's projection has it
         let strides = Strides { batch: len * heads * head_dim, head: head_dim, row: heads * head_dim };
-        let [q, k, v, d_out] =
-            [&self.q, &self.k, &self.v, &self.d_out].map(|x| cast::<T>(&turned(x, [heads, len, head_dim])));
+        let [q, k, v, d_out] = [&self.inputs.q, &self.inputs.k, &self.inputs.v, &self.inputs.d_out]
+            .map(|x| cast::<T>(&turned(x, [heads, len, head_dim])));
         let place = HeadLayout { row: heads * head_dim, start: 0, stride: head_dim, heads, head_dim };
         let logs: Vec<T> = (1..=len).map(|keys| T::from_f64((keys as f64).ln())).collect();
         let slopes = self.slopes.as_deref().map(cast::<T>);
@@ -129,12 +128,12 @@ impl Given {
             len,
             ..ScoreTable::PLAIN
         };
-        let plain = AttentionProblem::causal(self.dims, T::from_f64(self.scale));
+        let plain = AttentionProblem::causal(self.inputs.dims, T::from_f64(self.scale));
         let problem = AttentionProblem { sinks: sinks.as_deref(), scores: ScoreTransform::Table(table), ..plain };
         let mut found = both(&problem, strides, [&grown, &k, &v, &d_out], 0, fused);
         let d_slopes = growth.map(|growth| wide(heads::scale_backward(&q, &mut found.d_q, place, growth)));
         let dense = |x: Vec<T>| turned(&wide(x), [len, heads, head_dim]);
-        Found {
+        GatedOutput {
             out: dense(found.out),
             d_q: dense(found.d_q),
             d_k: dense(found.d_k),
@@ -148,7 +147,7 @@ impl Given {
     }
 
     /// In double precision through Burn's autodiff.
-    fn burn(&self, engine: fused::Engine) -> Found {
+    fn burn(&self, engine: fused::Engine) -> GatedOutput {
         let device = Device::flex().autodiff();
         fn tensor<const D: usize>(values: &[f64], shape: [usize; D], device: &Device) -> Tensor<D> {
             let data = TensorData::new(values.to_vec(), shape);
@@ -157,9 +156,10 @@ impl Given {
         fn numbers<const D: usize>(tensor: Tensor<D>) -> Vec<f64> {
             tensor.into_data().iter::<f64>().collect()
         }
-        let AttentionDims { batch, heads, keys: len, head_dim, .. } = self.dims;
+        let AttentionDims { batch, heads, keys: len, head_dim, .. } = self.inputs.dims;
         let four = |values: &[f64]| tensor(values, [batch, heads, len, head_dim], &device);
-        let [q, k, v, d_out] = [&self.q, &self.k, &self.v, &self.d_out].map(|values| four(values));
+        let [q, k, v, d_out] =
+            [&self.inputs.q, &self.inputs.k, &self.inputs.v, &self.inputs.d_out].map(|values| four(values));
         let gates = self.gates.as_deref().map(|gates| tensor(gates, [batch, heads, len], &device));
         let sinks = self.sinks.as_deref().map(|sinks| tensor(sinks, [heads], &device));
         let two = |table: &Option<Vec<f64>>| table.as_deref().map(|table| tensor(table, [heads, len], &device));
@@ -173,7 +173,7 @@ impl Given {
         let out = attention(q.clone(), k.clone(), v.clone(), scoring, &positions, engine);
         let gradients = (out.clone() * d_out.detach()).sum().backward();
         let of = |x: &Tensor<4>| x.grad(&gradients).map(numbers).unwrap_or_default();
-        Found {
+        GatedOutput {
             out: numbers(out),
             d_q: of(&q),
             d_k: of(&k),
@@ -198,7 +198,7 @@ fn turned(x: &[f64], [a, b, head_dim]: [usize; 3]) -> Vec<f64> {
 
 /// Of a query at this position and the keys up to it, with scores that are 0: the output, and the sum of the weights where
 /// the query's own is 1.
-pub fn last_row(engine: Engine, gates: &[f64], values: &[f64], position: usize) -> [f64; 2] {
+pub fn last_row(engine: GatedEngine, gates: &[f64], values: &[f64], position: usize) -> [f64; 2] {
     if engine.is_single() {
         row::<f32>(engine, gates, values, position)
     } else {
@@ -206,7 +206,7 @@ pub fn last_row(engine: Engine, gates: &[f64], values: &[f64], position: usize) 
     }
 }
 
-fn row<T: Number>(engine: Engine, gates: &[f64], values: &[f64], position: usize) -> [f64; 2] {
+fn row<T: Number>(engine: GatedEngine, gates: &[f64], values: &[f64], position: usize) -> [f64; 2] {
     let keys = position + 1;
     let dims = AttentionDims { batch: 1, heads: 1, kv_heads: 1, queries: 1, keys, head_dim: 1 };
     let clocks = gate_cumsum::of_gates(&gates[..keys], keys);
@@ -216,7 +216,8 @@ fn row<T: Number>(engine: Engine, gates: &[f64], values: &[f64], position: usize
     let (mut out, mut lse) = ([T::ZERO], [T::ZERO]);
     let strides = Strides { batch: keys, head: keys, row: 1 };
     let view = |data| View { data, strides };
-    let forward = if matches!(engine, Engine::Naive { .. }) { naive::forward::<T> } else { attention::forward::<T> };
+    let forward =
+        if matches!(engine, GatedEngine::Naive { .. }) { naive::forward::<T> } else { attention::forward::<T> };
     forward(&problem, view(&q), view(&k), view(&v), ViewMut::new(&mut out, strides), &mut lse);
     [out[0].to_f64(), lse[0].to_f64().exp()]
 }

@@ -1,13 +1,14 @@
-//! Gates of every kind, and the gradients for the values they are computed from.
+//! GateInputs of every kind, and the gradients for the values they are computed from.
 
-use crate::folder::{Case, Folder};
+use crate::Checked;
+use crate::case::Case;
 use kerple_core::attention::AttentionDims;
 use kerple_core::ops::gate_cumsum::{self, log_sigmoid};
 use kerple_core::ops::gemm::Out;
 use kerple_core::ops::linear::LinearParameters;
 
 /// The inputs of the gates of a case.
-pub enum Gates {
+pub enum GateInputs {
     /// `ln sigmoid(a)`, with the sign of `a` as it stands (FoX) or turned (CABLE); `[B, H, L]`.
     Logits { a: Vec<f64>, sign: f64 },
     /// `-rate sigmoid(a)`
@@ -41,11 +42,11 @@ fn sums(dims: AttentionDims, values: impl Iterator<Item = f64>) -> Vec<f64> {
     sums
 }
 
-impl Gates {
-    pub fn read(folder: &Folder, case: &Case, dims: AttentionDims) -> Result<Option<Gates>, String> {
+impl GateInputs {
+    pub fn read(case: &Case, dims: AttentionDims) -> Checked<Option<GateInputs>> {
         let AttentionDims { batch, heads, keys: len, .. } = dims;
         let read = |key: &str, sizes: &[usize]| {
-            let numbers = case.numbers(folder, "params", key)?;
+            let numbers = case.array("params", key)?;
             if numbers.shape == sizes {
                 Ok(numbers.values)
             } else {
@@ -53,21 +54,21 @@ impl Gates {
             }
         };
         let tokens = [batch, heads, len];
-        let of_kind = |sign: f64| Ok(Some(Gates::Logits { a: read("a", &tokens)?, sign }));
+        let of_kind = |sign: f64| Ok(Some(GateInputs::Logits { a: read("a", &tokens)?, sign }));
         match case.id() {
             "nope/plain" | "sink/plain" | "sink/softmax1" | "ssmax/plain" => Ok(None),
             "sink/fox" | "clock/with_table" | "clock/with_weight" => of_kind(1.0),
             name if name.starts_with("fox/") => of_kind(1.0),
             name if name.starts_with("cable/") => of_kind(-1.0),
-            "clock/rate" => Ok(Some(Gates::Rate { a: read("a", &tokens)?, rate: read("rate", &[heads])?, dims })),
-            "clock/bias_only" => Ok(Some(Gates::Heads { b: read("b", &[heads])?, dims })),
-            "clock/alibi" => Ok(Some(Gates::Slopes { slope: read("slope", &[heads])?, dims })),
-            "clock/hard_reset" => Ok(Some(Gates::Given(read("g", &tokens)?))),
-            "clock/raw_nonmonotone" => Ok(Some(Gates::Clocks { c: read("c", &tokens)?, dims })),
+            "clock/rate" => Ok(Some(GateInputs::Rate { a: read("a", &tokens)?, rate: read("rate", &[heads])?, dims })),
+            "clock/bias_only" => Ok(Some(GateInputs::Heads { b: read("b", &[heads])?, dims })),
+            "clock/alibi" => Ok(Some(GateInputs::Slopes { slope: read("slope", &[heads])?, dims })),
+            "clock/hard_reset" => Ok(Some(GateInputs::Given(read("g", &tokens)?))),
+            "clock/raw_nonmonotone" => Ok(Some(GateInputs::Clocks { c: read("c", &tokens)?, dims })),
             "clock/projection" => {
-                let width = case.static_count("M", 1)?;
+                let width = case.size_from("M", 1)?;
                 let (y, w, b) = (read("y", &[batch, len, width])?, read("W", &[heads, width])?, read("b", &[heads])?);
-                Ok(Some(Gates::Rows { y, w, b, dims }))
+                Ok(Some(GateInputs::Rows { y, w, b, dims }))
             }
             other => Err(format!("`{other}` has an unknown kind of gates")),
         }
@@ -76,24 +77,24 @@ impl Gates {
     /// `[B, H, L]`
     pub fn values(&self) -> Vec<f64> {
         match self {
-            Gates::Logits { a, sign } => a.iter().map(|a| log_sigmoid(sign * a)).collect(),
-            Gates::Rate { a, rate, dims } => of_heads(*dims, |index, head| -rate[head] * sigmoid(a[index])),
-            Gates::Heads { b, dims } => of_heads(*dims, |_, head| log_sigmoid(b[head])),
-            Gates::Slopes { slope, dims } => of_heads(*dims, |_, head| -slope[head]),
-            Gates::Given(gates) => gates.clone(),
-            Gates::Clocks { c, dims } => {
+            GateInputs::Logits { a, sign } => a.iter().map(|a| log_sigmoid(sign * a)).collect(),
+            GateInputs::Rate { a, rate, dims } => of_heads(*dims, |index, head| -rate[head] * sigmoid(a[index])),
+            GateInputs::Heads { b, dims } => of_heads(*dims, |_, head| log_sigmoid(b[head])),
+            GateInputs::Slopes { slope, dims } => of_heads(*dims, |_, head| -slope[head]),
+            GateInputs::Given(gates) => gates.clone(),
+            GateInputs::Clocks { c, dims } => {
                 of_heads(*dims, |index, _| c[index] - if index % dims.keys == 0 { 0.0 } else { c[index - 1] })
             }
-            Gates::Rows { dims, .. } => {
+            GateInputs::Rows { dims, .. } => {
                 let clocks = gate_cumsum::of_logits(&self.logits(), [dims.batch, dims.keys, dims.heads]);
-                Gates::Clocks { c: clocks, dims: *dims }.values()
+                GateInputs::Clocks { c: clocks, dims: *dims }.values()
             }
         }
     }
 
     /// The weight `[M, H]` and the logits `[B, L, H]` of gates that rows make.
     fn logits(&self) -> Vec<f64> {
-        let Gates::Rows { y, b, .. } = self else { return Vec::new() };
+        let GateInputs::Rows { y, b, .. } = self else { return Vec::new() };
         let (weight, mut logits) = (self.weight(), Vec::new());
         let linear = LinearParameters { weight: &weight, bias: Some(b) };
         linear.forward(Out::Append(&mut logits), y, weight.len() / b.len());
@@ -101,7 +102,7 @@ impl Gates {
     }
 
     fn weight(&self) -> Vec<f64> {
-        let Gates::Rows { w, b, .. } = self else { return Vec::new() };
+        let GateInputs::Rows { w, b, .. } = self else { return Vec::new() };
         let (heads, width) = (b.len(), w.len() / b.len());
         (0..w.len()).map(|at| w[at % heads * width + at / heads]).collect()
     }
@@ -109,10 +110,10 @@ impl Gates {
     /// The gradients of the gates' inputs, by name, given that of the gates.
     pub fn backward(&self, d_gates: &[f64]) -> Vec<(String, Vec<f64>)> {
         let found = match self {
-            Gates::Logits { a, sign } => {
+            GateInputs::Logits { a, sign } => {
                 vec![("grad_a", a.iter().zip(d_gates).map(|(a, d)| sign * d * sigmoid(-sign * a)).collect())]
             }
-            Gates::Rate { a, rate, dims } => {
+            GateInputs::Rate { a, rate, dims } => {
                 let open = |index: usize| sigmoid(a[index]);
                 let d_a =
                     of_heads(*dims, |index, head| -d_gates[index] * rate[head] * open(index) * (1.0 - open(index)));
@@ -121,14 +122,14 @@ impl Gates {
                     ("grad_rate", sums(*dims, d_gates.iter().enumerate().map(|(index, d)| -d * open(index)))),
                 ]
             }
-            Gates::Heads { b, dims } => {
+            GateInputs::Heads { b, dims } => {
                 let slope = |index: usize| sigmoid(-b[index / dims.keys % dims.heads]);
                 vec![("grad_b", sums(*dims, d_gates.iter().enumerate().map(|(index, d)| d * slope(index))))]
             }
-            Gates::Slopes { dims, .. } => vec![("grad_slope", sums(*dims, d_gates.iter().map(|d| -d)))],
-            Gates::Given(_) => vec![("grad_g", d_gates.to_vec())],
-            Gates::Clocks { dims, .. } => vec![("grad_c", in_clocks(*dims, d_gates))],
-            Gates::Rows { y, b, dims, .. } => {
+            GateInputs::Slopes { dims, .. } => vec![("grad_slope", sums(*dims, d_gates.iter().map(|d| -d)))],
+            GateInputs::Given(_) => vec![("grad_g", d_gates.to_vec())],
+            GateInputs::Clocks { dims, .. } => vec![("grad_c", in_clocks(*dims, d_gates))],
+            GateInputs::Rows { y, b, dims, .. } => {
                 let (logits, weight, width) = (self.logits(), self.weight(), y.len() / (dims.batch * dims.keys));
                 let sizes = [dims.batch, dims.keys, dims.heads];
                 let d_logits = gate_cumsum::of_logits_backward(&logits, &in_clocks(*dims, d_gates), sizes);

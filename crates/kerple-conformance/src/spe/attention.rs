@@ -1,9 +1,8 @@
 //! Feature maps and linear attention of both published codes.
 
-use super::Values;
 use super::rows::images;
-use crate::Score;
-use crate::folder::{Case, Folder};
+use crate::case::Case;
+use crate::{CaseResult, Checked, Comparison};
 use kerple_core::Number;
 use kerple_core::attention::linear::{
     DenominatorGuard, LinearAttentionDims, LinearAttentionInputs, LinearAttentionProblem, LinearMask, forward, naive,
@@ -14,32 +13,63 @@ use kerple_core::features::{
     SineCode, SineShape, Waves,
 };
 
-type Scores = Result<Vec<Score>, String>;
-
 /// Suggested with the reference values for attention in single precision.
 const SINGLE: f64 = 1e-4;
 
+/// As the decoders of SPE use it.
+pub const CAUSAL: LinearMasking =
+    LinearMasking { reach: LinearMask::Causal, lengths: None, guard: DenominatorGuard::Add(1e-6) };
+
+/// One way to compute linear attention.
+#[derive(Clone, Copy)]
+struct LinearEngine {
+    name: &'static str,
+    chunked: bool,
+    /// The tolerance that single precision needs.
+    single: Option<f64>,
+}
+
+/// Runs the reference and the chunked engine in double precision, and the latter in single precision.
+fn on_every_engine(
+    double: impl Fn(LinearEngine) -> Checked<Comparison>,
+    single: impl Fn(LinearEngine) -> Checked<Comparison>,
+) -> CaseResult {
+    Ok(vec![
+        double(LinearEngine { name: "definition", chunked: false, single: None })?,
+        double(LinearEngine { name: "chunked f64", chunked: true, single: None })?,
+        single(LinearEngine { name: "chunked f32", chunked: true, single: Some(SINGLE) })?,
+    ])
+}
+
+/// Which keys a query attends to, and what keeps its denominator above 0.
+#[derive(Clone, Copy)]
+pub struct LinearMasking<'a> {
+    pub reach: LinearMask,
+    pub lengths: Option<&'a [usize]>,
+    pub guard: DenominatorGuard,
+}
+
 /// Queries, keys and values of a case, `[B, L, H, D]`.
-pub struct Rows {
+pub struct LinearRows {
     pub q: Vec<f64>,
     pub k: Vec<f64>,
     pub v: Vec<f64>,
     pub dims: LinearAttentionDims,
 }
 
-impl Rows {
-    fn read(values: &Values) -> Result<Rows, String> {
-        let [batch, len, heads, head_dim] = values.sizes("q")?;
-        let [.., value_dim] = values.sizes::<4>("v")?;
+impl LinearRows {
+    fn read(case: &Case) -> Checked<LinearRows> {
+        let [batch, len, heads, head_dim] = case.shape("q")?;
+        let [.., value_dim] = case.shape::<4>("v")?;
         let dims = LinearAttentionDims { batch, heads, len, head_dim, value_dim };
-        Ok(Rows { q: values.of("q")?, k: values.of("k")?, v: values.of("v")?, dims })
+        Ok(LinearRows { q: case.input("q")?, k: case.input("k")?, v: case.input("v")?, dims })
     }
 
     /// The output of linear attention, `[B, L, H, value_dim]`.
     pub fn attend<T: Number>(
         &self,
         maps: &[&dyn FeatureMap<T>],
-        (reach, lengths, guard): (LinearMask, Option<&[usize]>, DenominatorGuard),
+        LinearMasking { reach, lengths, guard }: LinearMasking,
         chunked: bool,
     ) -> Vec<f64> {
         let LinearAttentionDims { batch, heads, len, head_dim, value_dim } = self.dims;
@@ -64,14 +94,14 @@ fn heads_first(x: &[f64], [batch, len, heads]: [usize; 3]) -> Vec<f64> {
 }
 
 /// Maps by the names of a case.
-type Named<T> = Vec<(&'static str, Vec<Box<dyn FeatureMap<T>>>)>;
+type NamedMaps<T> = Vec<(&'static str, Vec<Box<dyn FeatureMap<T>>>)>;
 
 fn borrowed<T>(maps: &[Box<dyn FeatureMap<T>>]) -> Vec<&dyn FeatureMap<T>> {
     maps.iter().map(|map| &**map).collect()
 }
 
 /// The largest `|x|^2 / sqrt(D)` over the positions of each head of each sequence, `[B, H]`.
-fn largest_squares(rows: &Rows, x: &[f64]) -> Vec<f64> {
+fn largest_squares(rows: &LinearRows, x: &[f64]) -> Vec<f64> {
     let LinearAttentionDims { batch, heads, len, head_dim, .. } = rows.dims;
     let square = |row: usize| x[row * head_dim..][..head_dim].iter().map(|x| x * x).sum::<f64>();
     let largest = |unit: usize| {
@@ -81,9 +111,9 @@ fn largest_squares(rows: &Rows, x: &[f64]) -> Vec<f64> {
     (0..batch * heads).map(largest).collect()
 }
 
-fn fast_transformers_maps<T: Number>(values: &Values, rows: &Rows) -> Result<Named<T>, String> {
+fn fast_transformers_maps<T: Number>(case: &Case, rows: &LinearRows) -> Checked<NamedMaps<T>> {
     let LinearAttentionDims { heads, head_dim: d, .. } = rows.dims;
-    let (omega, omega_relu) = (values.of("omega")?, values.of("omega_relu")?);
+    let (omega, omega_relu) = (case.input("omega")?, case.input("omega_relu")?);
     let (m, n_dims) = (omega.len() / d, omega_relu.len() / d);
     let favor = || Favor::<T>::new(&omega, [d, m], FavorFeatures::BothSigns);
     let given = |x: &[f64]| {
@@ -105,22 +135,23 @@ fn fast_transformers_maps<T: Number>(values: &Values, rows: &Rows) -> Result<Nam
 }
 
 /// `attn_ft_*`: features, causal with and without padding, and both directions.
-pub fn fast_transformers(folder: &Folder, case: &Case) -> Scores {
-    let values = Values { folder, case };
-    let rows = Rows::read(&values)?;
-    let lengths: Vec<usize> = values.of("key_lengths")?.iter().map(|length| *length as usize).collect();
+pub fn fast_transformers(case: &Case) -> CaseResult {
+    let rows = LinearRows::read(case)?;
+    let lengths: Vec<usize> = case.input("key_lengths")?.iter().map(|length| *length as usize).collect();
     fn engine<T: Number>(
-        (values, rows, lengths): (&Values, &Rows, &[usize]),
-        (name, chunked, single): (&str, bool, Option<f64>),
-    ) -> Result<Score, String> {
-        let mut score = Score::new(name);
+        case: &Case,
+        rows: &LinearRows,
+        lengths: &[usize],
+        LinearEngine { name, chunked, single }: LinearEngine,
+    ) -> Checked<Comparison> {
+        let mut comparison = Comparison::new(name);
         let sizes = [rows.dims.batch, rows.dims.len, rows.dims.heads];
-        for (map, maps) in fast_transformers_maps::<T>(values, rows)? {
+        for (map, maps) in fast_transformers_maps::<T>(case, rows)? {
             let maps = borrowed(&maps);
             for (key, side, x) in [("phi_q", RowKind::Query, &rows.q), ("phi_k", RowKind::Key, &rows.k)] {
                 let key = format!("{key}.{map}");
-                if values.has(&key) {
-                    values.compare(&mut score, &key, &images(&maps, side, sizes, x), single)?;
+                if case.has(&key) {
+                    case.compare_to_largest(&mut comparison, &key, &images(&maps, side, sizes, x), single)?;
                 }
             }
             for (key, reach, lengths) in [
@@ -129,35 +160,38 @@ pub fn fast_transformers(folder: &Folder, case: &Case) -> Scores {
                 ("bidir", LinearMask::Bidirectional, None),
             ] {
                 let key = format!("{key}.{map}");
-                if values.has(&key) {
-                    let out = rows.attend(&maps, (reach, lengths, DenominatorGuard::Add(1e-6)), chunked);
-                    values.compare(&mut score, &key, &out, single)?;
+                if case.has(&key) {
+                    let out = rows.attend(
+                        &maps,
+                        LinearMasking { reach, lengths, guard: DenominatorGuard::Add(1e-6) },
+                        chunked,
+                    );
+                    case.compare_to_largest(&mut comparison, &key, &out, single)?;
                 }
             }
         }
-        Ok(score)
+        Ok(comparison)
     }
-    let inputs = (&values, &rows, &lengths[..]);
-    Ok(vec![
-        engine::<f64>(inputs, ("definition", false, None))?,
-        engine::<f64>(inputs, ("chunked f64", true, None))?,
-        engine::<f32>(inputs, ("chunked f32", true, Some(SINGLE)))?,
-    ])
+    on_every_engine(
+        |with| engine::<f64>(case, &rows, &lengths, with),
+        |with| engine::<f32>(case, &rows, &lengths, with),
+    )
 }
 
 /// `attn_jax_*`. The trigonometric features, which are not positive and which no experiment of SPE uses, are left out.
-pub fn performer(folder: &Folder, case: &Case) -> Scores {
-    let values = Values { folder, case };
-    let rows = Rows::read(&values)?;
-    let [m, d] = values.sizes("proj")?;
-    let proj = values.of("proj")?;
+pub fn performer(case: &Case) -> CaseResult {
+    let rows = LinearRows::read(case)?;
+    let [m, d] = case.shape("proj")?;
+    let proj = case.input("proj")?;
     let omega: Vec<f64> = (0..m * d).map(|at| proj[at % m * d + at / m]).collect();
     fn engine<T: Number>(
-        (values, rows, omega): (&Values, &Rows, &[f64]),
-        (name, chunked, single): (&str, bool, Option<f64>),
-    ) -> Result<Score, String> {
+        case: &Case,
+        rows: &LinearRows,
+        omega: &[f64],
+        LinearEngine { name, chunked, single }: LinearEngine,
+    ) -> Checked<Comparison> {
         let LinearAttentionDims { batch, heads, len, head_dim: d, .. } = rows.dims;
-        let (m, mut score) = (omega.len() / d, Score::new(name));
+        let (m, mut comparison) = (omega.len() / d, Comparison::new(name));
         let project = Project::<f64>::new(omega, [d, m], (d as f64).powf(-0.25));
         let exponents = images(&[&project], RowKind::Key, [batch, len, heads], &rows.k);
         // one number for the whole tensor
@@ -175,56 +209,51 @@ pub fn performer(folder: &Folder, case: &Case) -> Scores {
         for (map, maps, guard) in all {
             for (key, side, x) in [("phi_q", RowKind::Query, &rows.q), ("phi_k", RowKind::Key, &rows.k)] {
                 let key = format!("{key}.{map}");
-                if values.has(&key) {
+                if case.has(&key) {
                     let phi = heads_first(&images(&maps, side, [batch, len, heads], x), [batch, len, heads]);
-                    values.compare(&mut score, &key, &phi, single)?;
+                    case.compare_to_largest(&mut comparison, &key, &phi, single)?;
                 }
             }
             for (key, reach) in [("causal", LinearMask::Causal), ("bidir", LinearMask::Bidirectional)] {
                 let key = format!("out_{map}.{key}");
-                if values.has(&key) {
-                    values.compare(&mut score, &key, &rows.attend(&maps, (reach, None, guard), chunked), single)?;
+                if case.has(&key) {
+                    case.compare_to_largest(
+                        &mut comparison,
+                        &key,
+                        &rows.attend(&maps, LinearMasking { reach, lengths: None, guard }, chunked),
+                        single,
+                    )?;
                 }
             }
         }
-        Ok(score)
+        Ok(comparison)
     }
-    let inputs = (&values, &rows, &omega[..]);
-    Ok(vec![
-        engine::<f64>(inputs, ("definition", false, None))?,
-        engine::<f64>(inputs, ("chunked f64", true, None))?,
-        engine::<f32>(inputs, ("chunked f32", true, Some(SINGLE)))?,
-    ])
+    on_every_engine(|with| engine::<f64>(case, &rows, &omega, with), |with| engine::<f32>(case, &rows, &omega, with))
 }
 
 /// A gated sinusoidal code, FAVOR+, and causal attention.
-pub fn pipeline(folder: &Folder, case: &Case) -> Scores {
-    let values = Values { folder, case };
-    let rows = Rows::read(&values)?;
+pub fn pipeline(case: &Case) -> CaseResult {
+    let rows = LinearRows::read(case)?;
     fn engine<T: Number>(
-        (values, rows): (&Values, &Rows),
-        (name, chunked, single): (&str, bool, Option<f64>),
-    ) -> Result<Score, String> {
-        let (waves, realisations) = (values.size("K")?, values.size("R")?);
+        case: &Case,
+        rows: &LinearRows,
+        LinearEngine { name, chunked, single }: LinearEngine,
+    ) -> Checked<Comparison> {
+        let (waves, realisations) = (case.size("K")?, case.size("R")?);
         let shape = SineShape { heads: rows.dims.heads, head_dim: rows.dims.head_dim, waves, realisations };
-        let (freqs, offsets, gains) = (values.of("freqs")?, values.of("offsets")?, values.of("gains")?);
-        let noise = Normals::Table(NoiseTable { values: values.of("noise")?, rows: 2 * waves, width: realisations });
-        let gates = values.of("gate")?;
-        let gate = CodeGate { values: &gates, noise: values.of("gate_noise")?, gating: Gating::Torch };
+        let (freqs, offsets, gains) = (case.input("freqs")?, case.input("offsets")?, case.input("gains")?);
+        let noise = Normals::Table(NoiseTable { values: case.input("noise")?, rows: 2 * waves, width: realisations });
+        let gates = case.input("gate")?;
+        let gate = CodeGate { values: &gates, noise: case.input("gate_noise")?, gating: Gating::Torch };
         let learned = Waves { freqs: &freqs, offsets: &offsets, gains: &gains };
         let sine = SineCode::<T>::new(shape, learned, &noise, Some(&gate));
-        let omega = values.of("omega")?;
+        let omega = case.input("omega")?;
         let sizes = [realisations, omega.len() / realisations];
         let favor = Favor::<T>::new(&omega, sizes, FavorFeatures::BothSigns).with(Offset::None, Offset::None, 0.0);
-        let mut score = Score::new(name);
-        let out = rows.attend(&[&sine, &favor], (LinearMask::Causal, None, DenominatorGuard::Add(1e-6)), chunked);
-        values.compare(&mut score, "out", &out, single)?;
-        Ok(score)
+        let mut comparison = Comparison::new(name);
+        let out = rows.attend(&[&sine, &favor], CAUSAL, chunked);
+        case.compare_to_largest(&mut comparison, "out", &out, single)?;
+        Ok(comparison)
     }
-    let inputs = (&values, &rows);
-    Ok(vec![
-        engine::<f64>(inputs, ("definition", false, None))?,
-        engine::<f64>(inputs, ("chunked f64", true, None))?,
-        engine::<f32>(inputs, ("chunked f32", true, Some(SINGLE)))?,
-    ])
+    on_every_engine(|with| engine::<f64>(case, &rows, with), |with| engine::<f32>(case, &rows, with))
 }

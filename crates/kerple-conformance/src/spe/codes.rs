@@ -1,9 +1,8 @@
 //! Codes: initial values, contractions, the codes themselves, kernels.
 
-use super::Values;
 use super::rows::{codes, images};
-use crate::Score;
-use crate::folder::{Case, Folder};
+use crate::case::Case;
+use crate::{CaseResult, Checked, Comparison};
 use kerple_core::Number;
 use kerple_core::features::{
     CodeGate, ConvCode, ConvShape, FeatureMap, Filters, Gating, NoiseTable, Normals, RowKind, SineCode, SineShape,
@@ -14,33 +13,32 @@ use kerple_core::features::{
 const SINGLE: f64 = 2e-6;
 
 /// Initial values from the draws that they are made of.
-pub fn initial(folder: &Folder, case: &Case) -> Result<Vec<Score>, String> {
-    let values = Values { folder, case };
-    let mut score = Score::new("initial");
-    if values.has("draw_gains") {
-        let mut freqs = values.of("draw_freqs")?;
-        let mut gains = values.of("draw_gains")?;
+pub fn initial(case: &Case) -> CaseResult {
+    let mut comparison = Comparison::new("initial");
+    if case.has("draw_gains") {
+        let mut freqs = case.input("draw_freqs")?;
+        let mut gains = case.input("draw_gains")?;
         freqs.iter_mut().for_each(|freq| *freq -= 4.0);
-        scale_gains(values.size("K")?, &mut gains);
-        values.compare(&mut score, "freqs", &freqs, None)?;
-        values.compare(&mut score, "offsets", &values.of("draw_offsets")?, None)?;
-        values.compare(&mut score, "gains", &gains, None)?;
+        scale_gains(case.size("K")?, &mut gains);
+        case.compare_to_largest(&mut comparison, "freqs", &freqs, None)?;
+        case.compare_to_largest(&mut comparison, "offsets", &case.input("draw_offsets")?, None)?;
+        case.compare_to_largest(&mut comparison, "gains", &gains, None)?;
     } else {
         for side in ["q", "k"] {
-            let scale = filter_scale(&[values.size("P")?]);
-            let filter: Vec<f64> = values.of(&format!("draw_{side}"))?.iter().map(|draw| draw * scale).collect();
-            values.compare(&mut score, &format!("conv_{side}"), &filter, None)?;
+            let scale = filter_scale(&[case.size("P")?]);
+            let filter: Vec<f64> = case.input(&format!("draw_{side}"))?.iter().map(|draw| draw * scale).collect();
+            case.compare_to_largest(&mut comparison, &format!("conv_{side}"), &filter, None)?;
         }
     }
-    Ok(vec![score])
+    Ok(vec![comparison])
 }
 
 /// A kernel by feature of all heads and lag.
-type Kernel<'a> = &'a dyn Fn(usize, isize) -> f64;
+type LagKernel<'a> = &'a dyn Fn(usize, isize) -> f64;
 
 /// Everything a case may expect of a code.
-struct Expected<'a> {
-    values: &'a Values<'a>,
+struct ExpectedCode<'a> {
+    case: &'a Case<'a>,
     q: Vec<f64>,
     k: Vec<f64>,
     /// `[B, L, H]`
@@ -48,31 +46,31 @@ struct Expected<'a> {
     suffix: &'a str,
 }
 
-impl Expected<'_> {
+impl ExpectedCode<'_> {
     fn contractions<T: Number>(
         &self,
         map: &dyn FeatureMap<T>,
         engine: &str,
         single: Option<f64>,
-    ) -> Result<Score, String> {
-        let mut score = Score::new(format!("{engine}{}", self.suffix));
+    ) -> Checked<Comparison> {
+        let mut comparison = Comparison::new(format!("{engine}{}", self.suffix));
         for (side, key, x) in [(RowKind::Query, "qhat", &self.q), (RowKind::Key, "khat", &self.k)] {
-            let key = [format!("{key}{}", self.suffix), key.to_owned()].into_iter().find(|key| self.values.has(key));
+            let key = [format!("{key}{}", self.suffix), key.to_owned()].into_iter().find(|key| self.case.has(key));
             if let Some(key) = key {
-                self.values.compare(&mut score, &key, &images(&[map], side, self.sizes, x), single)?;
+                self.case.compare_to_largest(&mut comparison, &key, &images(&[map], side, self.sizes, x), single)?;
             }
         }
-        Ok(score)
+        Ok(comparison)
     }
 
     /// The codes, the estimates of scores, the kernel and the scores it means.
-    fn whole(&self, map: &dyn FeatureMap<f64>, kernel: Option<Kernel>) -> Result<Score, String> {
-        let Expected { values, sizes: [batch, len, heads], suffix, .. } = *self;
-        let mut score = Score::new(format!("definition{suffix}"));
+    fn whole(&self, map: &dyn FeatureMap<f64>, kernel: Option<LagKernel>) -> Checked<Comparison> {
+        let ExpectedCode { case, sizes: [batch, len, heads], suffix, .. } = *self;
+        let mut comparison = Comparison::new(format!("definition{suffix}"));
         for (side, key) in [(RowKind::Query, "qbar"), (RowKind::Key, "kbar")] {
             let key = format!("{key}{suffix}");
-            if values.has(&key) {
-                values.compare(&mut score, &key, &codes(map, side, len, heads), None)?;
+            if case.has(&key) {
+                case.compare_to_largest(&mut comparison, &key, &codes(map, side, len, heads), None)?;
             }
         }
         let [d, realisations] = map.widths();
@@ -82,7 +80,7 @@ impl Expected<'_> {
         };
         let row = |[b, h]: [usize; 2], l: usize| (b * len + l) * heads + h;
         let key = format!("logits{suffix}");
-        if values.has(&key) {
+        if case.has(&key) {
             let [q, k] = [(RowKind::Query, &self.q), (RowKind::Key, &self.k)]
                 .map(|(side, x)| images(&[map], side, self.sizes, x));
             let score_of = |[b, h, m, n]: [usize; 4]| -> f64 {
@@ -90,98 +88,96 @@ impl Expected<'_> {
                 let products = q.iter().zip(k).take(realisations).map(|(q, k)| q * k);
                 products.sum::<f64>() / (realisations as f64).sqrt()
             };
-            values.compare(&mut score, &key, &pairs().map(score_of).collect::<Vec<_>>(), None)?;
+            case.compare_to_largest(&mut comparison, &key, &pairs().map(score_of).collect::<Vec<_>>(), None)?;
         }
-        let Some(kernel) = kernel else { return Ok(score) };
+        let Some(kernel) = kernel else { return Ok(comparison) };
         let key = format!("P_lag{suffix}");
-        if values.has(&key) {
+        if case.has(&key) {
             // lags on both sides, as many as the case has
-            let [.., lags] = values.sizes::<3>(&key)?;
+            let [.., lags] = case.shape::<3>(&key)?;
             let reach = (lags / 2) as isize;
             let all: Vec<f64> =
                 (0..heads * d * lags).map(|at| kernel(at / lags, (at % lags) as isize - reach)).collect();
-            values.compare(&mut score, &key, &all, None)?;
+            case.compare_to_largest(&mut comparison, &key, &all, None)?;
         }
-        if suffix.is_empty() && values.has("P_full") {
+        if suffix.is_empty() && case.has("P_full") {
             let lag = |at: usize| (at / len % len) as isize - (at % len) as isize;
             let all: Vec<f64> = (0..heads * d * len * len).map(|at| kernel(at / (len * len), lag(at))).collect();
-            values.compare(&mut score, "P_full", &all, None)?;
+            case.compare_to_largest(&mut comparison, "P_full", &all, None)?;
         }
-        if suffix.is_empty() && values.has("expected_logits") {
+        if suffix.is_empty() && case.has("expected_logits") {
             let scale = (d as f64).sqrt().recip();
             let mean = |[b, h, m, n]: [usize; 4]| -> f64 {
                 let (q, k) = (row([b, h], m) * d, row([b, h], n) * d);
                 let term = |i: usize| self.q[q + i] * self.k[k + i] * kernel(h * d + i, m as isize - n as isize);
                 scale * (0..d).map(term).sum::<f64>()
             };
-            values.compare(&mut score, "expected_logits", &pairs().map(mean).collect::<Vec<_>>(), None)?;
+            case.compare_to_largest(&mut comparison, "expected_logits", &pairs().map(mean).collect::<Vec<_>>(), None)?;
         }
-        Ok(score)
+        Ok(comparison)
     }
 }
 
 /// The gate of a case.
-fn gate<'a>(values: &Values, gates: &'a [f64], gating: Gating, gated: bool) -> Result<Option<CodeGate<'a>>, String> {
+fn gate<'a>(case: &Case, gates: &'a [f64], gating: Gating, gated: bool) -> Checked<Option<CodeGate<'a>>> {
     if !gated {
         return Ok(None);
     }
-    Ok(Some(CodeGate { values: gates, noise: values.of("gate_noise")?, gating }))
+    Ok(Some(CodeGate { values: gates, noise: case.input("gate_noise")?, gating }))
 }
 
 /// Sinusoidal codes.
-pub fn sine(folder: &Folder, case: &Case) -> Result<Vec<Score>, String> {
-    let values = Values { folder, case };
-    let [batch, len, heads, d] = values.sizes("q")?;
-    let (waves, realisations) = (values.size("K")?, values.size("R")?);
-    let (freqs, offsets, gains) = (values.of("freqs")?, values.of("offsets")?, values.of("gains")?);
+pub fn sine(case: &Case) -> CaseResult {
+    let [batch, len, heads, d] = case.shape("q")?;
+    let (waves, realisations) = (case.size("K")?, case.size("R")?);
+    let (freqs, offsets, gains) = (case.input("freqs")?, case.input("offsets")?, case.input("gains")?);
     let learned = Waves { freqs: &freqs, offsets: &offsets, gains: &gains };
     let shape = SineShape { heads, head_dim: d, waves, realisations };
-    let noise = Normals::Table(NoiseTable { values: values.of("noise")?, rows: 2 * waves, width: realisations });
-    let gates = if values.has("gate") { values.of("gate")? } else { vec![] };
+    let noise = Normals::Table(NoiseTable { values: case.input("noise")?, rows: 2 * waves, width: realisations });
+    let gates = if case.has("gate") { case.input("gate")? } else { vec![] };
     let gating = if case.id().starts_with("jax") { Gating::Jax } else { Gating::Torch };
-    let mut scores = Vec::new();
+    let mut comparisons = Vec::new();
     for suffix in ["", "_gated"] {
         let gated = suffix == "_gated";
         if gated && gates.is_empty() {
             continue;
         }
-        let gate = gate(&values, &gates, gating, gated)?;
+        let gate = gate(case, &gates, gating, gated)?;
         let kernel = |hd: usize, lag: isize| {
             let plain = learned.kernel(waves, hd, lag as f64);
             if gated { gated_kernel(plain, gates[hd], gating) } else { plain }
         };
         let expected =
-            Expected { values: &values, q: values.of("q")?, k: values.of("k")?, sizes: [batch, len, heads], suffix };
+            ExpectedCode { case, q: case.input("q")?, k: case.input("k")?, sizes: [batch, len, heads], suffix };
         let double = SineCode::<f64>::new(shape, learned, &noise, gate.as_ref());
-        scores.push(expected.whole(&double, Some(&kernel))?);
+        comparisons.push(expected.whole(&double, Some(&kernel))?);
         if gating == Gating::Torch || gated {
-            scores.push(expected.contractions(&double, "f64", None)?);
-            scores.push(expected.contractions(
+            comparisons.push(expected.contractions(&double, "f64", None)?);
+            comparisons.push(expected.contractions(
                 &SineCode::<f32>::new(shape, learned, &noise, gate.as_ref()),
                 "f32",
                 Some(SINGLE),
             )?);
         }
     }
-    Ok(scores.into_iter().filter(Score::compared).collect())
+    Ok(comparisons.into_iter().filter(Comparison::compared).collect())
 }
 
 /// Codes of filtered noise.
-pub fn conv(folder: &Folder, case: &Case) -> Result<Vec<Score>, String> {
-    let values = Values { folder, case };
+pub fn conv(case: &Case) -> CaseResult {
     let jax = case.id().starts_with("jax");
-    let (heads, d, realisations) = (values.size("H")?, values.size("D")?, values.size("R")?);
+    let (heads, d, realisations) = (case.size("H")?, case.size("D")?, case.size("R")?);
     let list = |key: &str| -> Option<Vec<usize>> {
-        case.get("params")[key]
+        case.setting(key)
             .as_array()
             .map(|sizes| sizes.iter().filter_map(|size| size.as_u64()).map(|size| size as usize).collect())
     };
-    let taps = list("P").map_or_else(|| values.size("P").map(|taps| vec![taps]), Ok)?;
-    let size = list("size").map_or_else(|| values.size("L").map(|len| vec![len]), Ok)?;
+    let taps = list("P").map_or_else(|| case.size("P").map(|taps| vec![taps]), Ok)?;
+    let size = list("size").map_or_else(|| case.size("L").map(|len| vec![len]), Ok)?;
     let shape = ConvShape { heads, head_dim: d, realisations, taps: taps.clone(), size: size.clone() };
     let filter = shape.filter();
-    let read = |key: &str| -> Result<Vec<f64>, String> {
-        let stored = values.of(key)?;
+    let read = |key: &str| -> Checked<Vec<f64>> {
+        let stored = case.input(key)?;
         let at = |at: usize| if jax { stored[at % filter * heads * d + at / filter] } else { stored[at] };
         Ok((0..stored.len()).map(at).collect())
     };
@@ -189,37 +185,37 @@ pub fn conv(folder: &Folder, case: &Case) -> Result<Vec<Score>, String> {
     let [of_q, of_k] = if jax { ["conv_q", "conv_k"] } else { ["conv_k", "conv_q"] };
     let (query, key) = (read(of_q)?, read(of_k)?);
     let filters = Filters { query: &query, key: &key };
-    let noise = conv_noise(&values, &shape, jax)?;
+    let noise = conv_noise(case, &shape, jax)?;
     let len = size.iter().product();
-    let batch = if values.has("q") { values.size("B")? } else { 1 };
-    let (q, k) = if values.has("q") { (values.of("q")?, values.of("k")?) } else { (vec![], vec![]) };
-    let gates = if values.has("gate") { values.of("gate")? } else { vec![] };
-    let mut scores = Vec::new();
+    let batch = if case.has("q") { case.size("B")? } else { 1 };
+    let (q, k) = if case.has("q") { (case.input("q")?, case.input("k")?) } else { (vec![], vec![]) };
+    let gates = if case.has("gate") { case.input("gate")? } else { vec![] };
+    let mut comparisons = Vec::new();
     for suffix in ["", "_gated"] {
         let gated = suffix == "_gated";
         if gated && gates.is_empty() {
             continue;
         }
-        let gate = gate(&values, &gates, Gating::Torch, gated)?;
+        let gate = gate(case, &gates, Gating::Torch, gated)?;
         let kernel = |hd: usize, lag: isize| {
             let plain = filters.kernel(filter, hd, lag);
             if gated { gated_kernel(plain, gates[hd], Gating::Torch) } else { plain }
         };
-        let expected = Expected { values: &values, q: q.clone(), k: k.clone(), sizes: [batch, len, heads], suffix };
+        let expected = ExpectedCode { case, q: q.clone(), k: k.clone(), sizes: [batch, len, heads], suffix };
         let double = ConvCode::<f64>::new(shape.clone(), filters, noise.clone(), gate.as_ref());
-        scores.push(expected.whole(&double, (taps.len() == 1).then_some(&kernel as Kernel))?);
+        comparisons.push(expected.whole(&double, (taps.len() == 1).then_some(&kernel as LagKernel))?);
         if !q.is_empty() {
-            scores.push(expected.contractions(&double, "f64", None)?);
+            comparisons.push(expected.contractions(&double, "f64", None)?);
             let single = ConvCode::<f32>::new(shape.clone(), filters, noise.clone(), gate.as_ref());
-            scores.push(expected.contractions(&single, "f32", Some(SINGLE))?);
+            comparisons.push(expected.contractions(&single, "f32", Some(SINGLE))?);
         }
     }
-    Ok(scores.into_iter().filter(Score::compared).collect())
+    Ok(comparisons.into_iter().filter(Comparison::compared).collect())
 }
 
 /// The part of a case's noise that is used, stream by stream: from sample P of each axis on.
-fn conv_noise(values: &Values, shape: &ConvShape, jax: bool) -> Result<Normals, String> {
-    let numbers = values.get("noise")?;
+fn conv_noise(case: &Case, shape: &ConvShape, jax: bool) -> Checked<Normals> {
+    let numbers = case.array("inputs", "noise")?;
     let (streams, realisations, axes) = (shape.heads * shape.head_dim, shape.realisations, shape.taps.len());
     let stored = if jax { &numbers.shape[1..1 + axes] } else { &numbers.shape[2..2 + axes] };
     let used: Vec<usize> =

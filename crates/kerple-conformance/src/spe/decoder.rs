@@ -1,16 +1,13 @@
 //! `lm_*`: a whole music decoder, parameter by parameter, around linear attention.
 
-use super::Values;
-use super::attention::Rows;
-use crate::Score;
-use crate::folder::{Case, Folder};
-use kerple_core::attention::linear::{DenominatorGuard, LinearAttentionDims, LinearMask};
+use super::attention::{CAUSAL, LinearRows};
+use crate::case::Case;
+use crate::{CaseResult, Checked, Comparison};
+use kerple_core::attention::linear::LinearAttentionDims;
 use kerple_core::features::{
     CodeGate, ConvCode, ConvShape, Favor, FavorFeatures, FeatureMap, Filters, Gating, NoiseTable, Normals, Offset,
     SineCode, SineShape, Waves,
 };
-
-type Found<T> = Result<T, String>;
 
 /// `[rows, n]` times the transpose of a weight `[m, n]`, plus a bias: a layer as PyTorch stores it.
 fn linear(x: &[f64], weight: &[f64], bias: &[f64]) -> Vec<f64> {
@@ -36,49 +33,49 @@ fn added(x: &[f64], y: &[f64]) -> Vec<f64> {
     x.iter().zip(y).map(|(x, y)| x + y).collect()
 }
 
-struct Decoder<'a> {
-    values: &'a Values<'a>,
+struct MusicDecoder<'a> {
+    case: &'a Case<'a>,
     /// `[B, L, H, D]`
     sizes: [usize; 4],
     epsilon: f64,
 }
 
-impl Decoder<'_> {
-    fn param(&self, name: &str) -> Found<Vec<f64>> {
-        self.values.of(&format!("param.{name}"))
+impl MusicDecoder<'_> {
+    fn param(&self, name: &str) -> Checked<Vec<f64>> {
+        self.case.input(&format!("param.{name}"))
     }
 
-    fn dense(&self, x: &[f64], name: &str) -> Found<Vec<f64>> {
+    fn dense(&self, x: &[f64], name: &str) -> Checked<Vec<f64>> {
         Ok(linear(x, &self.param(&format!("{name}.weight"))?, &self.param(&format!("{name}.bias"))?))
     }
 
-    fn norm(&self, x: &[f64], name: &str) -> Found<Vec<f64>> {
+    fn norm(&self, x: &[f64], name: &str) -> Checked<Vec<f64>> {
         let (weight, bias) = (self.param(&format!("{name}.weight"))?, self.param(&format!("{name}.bias"))?);
         Ok(layer_norm(x, &weight, &bias, self.epsilon))
     }
 
     /// The code of a layer, where there is one.
-    fn code(&self, layer: usize) -> Found<Option<Box<dyn FeatureMap<f64>>>> {
-        let values = self.values;
+    fn code(&self, layer: usize) -> Checked<Option<Box<dyn FeatureMap<f64>>>> {
+        let case = self.case;
         let [_, len, heads, head_dim] = self.sizes;
-        if !values.has(&format!("noise.{layer}")) {
+        if !case.has(&format!("noise.{layer}")) {
             return Ok(None);
         }
-        let realisations = values.size("R")?;
+        let realisations = case.size("R")?;
         let of = |name: &str| self.param(&format!("transformer_decoder.spe.{layer}.{name}"));
         let gates = self.param(&format!("transformer_decoder.spe_filters.{layer}.gate"))?;
-        let noise = values.of(&format!("gate_noise.{layer}"))?;
+        let noise = case.input(&format!("gate_noise.{layer}"))?;
         let gate = CodeGate { values: &gates, noise, gating: Gating::Torch };
-        let noise = values.get(&format!("noise.{layer}"))?;
-        if values.has("param.transformer_decoder.spe.0.freqs") {
-            let waves = values.size("K")?;
+        let noise = case.array("inputs", &format!("noise.{layer}"))?;
+        if case.has("param.transformer_decoder.spe.0.freqs") {
+            let waves = case.size("K")?;
             let (freqs, offsets, gains) = (of("freqs")?, of("offsets")?, of("gains")?);
             let shape = SineShape { heads, head_dim, waves, realisations };
             let noise = Normals::Table(NoiseTable { values: noise.values, rows: 2 * waves, width: realisations });
             let waves = Waves { freqs: &freqs, offsets: &offsets, gains: &gains };
             return Ok(Some(Box::new(SineCode::new(shape, waves, &noise, Some(&gate)))));
         }
-        let (taps, streams) = (values.size("P")?, heads * head_dim);
+        let (taps, streams) = (case.size("P")?, heads * head_dim);
         let (rows, stored) = (len + taps - 1, noise.shape[2]);
         let number = |at: usize| {
             let (stream, row, r) = (at / realisations / rows, at / realisations % rows, at % realisations);
@@ -91,14 +88,14 @@ impl Decoder<'_> {
         Ok(Some(Box::new(ConvCode::new(shape, Filters { query: &of_q, key: &of_k }, noise, Some(&gate)))))
     }
 
-    fn attention(&self, x: &[f64], layer: usize) -> Found<Vec<f64>> {
+    fn attention(&self, x: &[f64], layer: usize) -> Checked<Vec<f64>> {
         let [batch, len, heads, head_dim] = self.sizes;
         let name = |part: &str| format!("transformer_decoder.decoder_layers.{layer}.attention.{part}_projection");
         let dims = LinearAttentionDims { batch, heads, len, head_dim, value_dim: head_dim };
         let [q, k, v] = ["query", "key", "value"].map(|part| self.dense(x, &name(part)));
-        let rows = Rows { q: q?, k: k?, v: v?, dims };
+        let rows = LinearRows { q: q?, k: k?, v: v?, dims };
         let code = self.code(layer)?;
-        let omega = self.values.of(&format!("omega.{layer}"))?;
+        let omega = self.case.input(&format!("omega.{layer}"))?;
         let width = code.as_ref().map_or(head_dim, |code| code.widths()[1]);
         let favor = Favor::new(&omega, [width, omega.len() / width], FavorFeatures::BothSigns).with(
             Offset::None,
@@ -107,10 +104,10 @@ impl Decoder<'_> {
         );
         let maps: Vec<&dyn FeatureMap<f64>> =
             code.as_deref().into_iter().chain([&favor as &dyn FeatureMap<f64>]).collect();
-        self.dense(&rows.attend(&maps, (LinearMask::Causal, None, DenominatorGuard::Add(1e-6)), true), &name("out"))
+        self.dense(&rows.attend(&maps, CAUSAL, true), &name("out"))
     }
 
-    fn layer(&self, x: &[f64], layer: usize) -> Found<Vec<f64>> {
+    fn layer(&self, x: &[f64], layer: usize) -> Checked<Vec<f64>> {
         let name = |part: &str| format!("transformer_decoder.decoder_layers.{layer}.{part}");
         let x = self.norm(&added(x, &self.attention(x, layer)?), &name("norm1"))?;
         let inner: Vec<f64> = self.dense(&x, &name("linear1"))?.into_iter().map(|x| x.max(0.0)).collect();
@@ -118,9 +115,9 @@ impl Decoder<'_> {
     }
 
     /// Embeddings times `sqrt(width)`; sinusoids are added where there is no code.
-    fn embed(&self, tokens: &[f64], width: usize) -> Found<Vec<f64>> {
+    fn embed(&self, tokens: &[f64], width: usize) -> Checked<Vec<f64>> {
         let (table, len) = (self.param("token_emb.emb_lookup.weight")?, self.sizes[1]);
-        let coded = self.values.has("noise.0");
+        let coded = self.case.has("noise.0");
         let scale = (width as f64).sqrt();
         // the original makes its waves in f32
         let position = |l: usize, i: usize| {
@@ -137,20 +134,19 @@ impl Decoder<'_> {
 }
 
 /// Logits and losses of the whole decoder.
-pub fn run(folder: &Folder, case: &Case) -> Found<Vec<Score>> {
-    let values = Values { folder, case };
-    let (width, heads) = (values.size("d_model")?, values.size("H")?);
-    let [batch, len] = values.sizes("tokens")?;
-    let epsilon = case.get("params")["ln_eps"].as_f64().ok_or("params.ln_eps is missing")?;
-    let decoder = Decoder { values: &values, sizes: [batch, len, heads, width / heads], epsilon };
-    let mut x = decoder.embed(&values.of("tokens")?, width)?;
-    for layer in 0..values.size("layers")? {
+pub fn run(case: &Case) -> CaseResult {
+    let (width, heads) = (case.size("d_model")?, case.size("H")?);
+    let [batch, len] = case.shape("tokens")?;
+    let epsilon = case.number("ln_eps")?;
+    let decoder = MusicDecoder { case, sizes: [batch, len, heads, width / heads], epsilon };
+    let mut x = decoder.embed(&case.input("tokens")?, width)?;
+    for layer in 0..case.size("layers")? {
         x = decoder.layer(&x, layer)?;
     }
     let logits = decoder.dense(&x, "dec_out_proj")?;
-    let vocabulary = values.size("V")?;
+    let vocabulary = case.size("V")?;
     let padding = vocabulary - 1;
-    let targets = values.of("targets")?;
+    let targets = case.input("targets")?;
     let nll = |(row, target): (&[f64], &f64)| {
         let largest = row.iter().copied().fold(f64::NEG_INFINITY, f64::max);
         let total: f64 = row.iter().map(|logit| (logit - largest).exp()).sum();
@@ -158,12 +154,12 @@ pub fn run(folder: &Folder, case: &Case) -> Found<Vec<Score>> {
     };
     let nll: Vec<f64> = logits.chunks_exact(vocabulary).zip(&targets).map(nll).collect();
     let scored = targets.iter().filter(|target| **target as usize != padding).count() as f64;
-    let mut score = Score::new("decoder f64");
+    let mut comparison = Comparison::new("decoder f64");
     // the reference has rounded losses to f32, and its waves too, with a last bit that is its mathematical library's own
     let rounded = Some(f64::from(f32::EPSILON));
-    let of_logits = if values.has("noise.0") { None } else { rounded };
-    values.compare(&mut score, "logits", &logits, of_logits)?;
-    values.compare(&mut score, "nll", &nll, rounded)?;
-    values.compare(&mut score, "loss", &[nll.iter().sum::<f64>() / scored], rounded)?;
-    Ok(vec![score])
+    let of_logits = if case.has("noise.0") { None } else { rounded };
+    case.compare_to_largest(&mut comparison, "logits", &logits, of_logits)?;
+    case.compare_to_largest(&mut comparison, "nll", &nll, rounded)?;
+    case.compare_to_largest(&mut comparison, "loss", &[nll.iter().sum::<f64>() / scored], rounded)?;
+    Ok(vec![comparison])
 }

@@ -1,8 +1,7 @@
 //! Random matrices, measures of attention maps, and sums of exponentials.
 
-use super::Values;
-use crate::folder::{Case, Folder};
-use crate::{Score, Tolerance};
+use crate::case::Case;
+use crate::{CaseResult, Checked, Comparison, Tolerance};
 use kerple_core::attention::linear::{
     Decay, LinearAttentionDims, LinearAttentionInputs, LinearAttentionProblem, NEAR, forward, naive,
 };
@@ -11,22 +10,19 @@ use kerple_core::attention::{Strides, View, ViewMut};
 use kerple_core::features::{FeatureMap, Pointwise, omega};
 use kerple_core::seed::{Purpose, stream};
 
-type Scores = Result<Vec<Score>, String>;
-
 /// Omega from given blocks; the signs of columns are a convention of QR.
-pub fn orthogonal(folder: &Folder, case: &Case) -> Scores {
-    let values = Values { folder, case };
-    let [d, m] = values.sizes("omega")?;
-    let blocks = [values.of("block0")?, values.of("block1")?];
+pub fn orthogonal(case: &Case) -> CaseResult {
+    let [d, m] = case.shape("omega")?;
+    let blocks = [case.input("block0")?, case.input("block1")?];
     let got = omega::from_blocks(&[&blocks[0], &blocks[1]], [d, m]);
-    let expected = values.of("omega")?;
+    let expected = case.input("omega")?;
     let same_sign =
         |column: usize| (0..d).map(|row| got[row * m + column] * expected[row * m + column]).sum::<f64>() > 0.0;
     let signs: Vec<f64> = (0..m).map(|column| if same_sign(column) { 1.0 } else { -1.0 }).collect();
     let got: Vec<f64> = got.iter().enumerate().map(|(at, value)| value * signs[at % m]).collect();
-    let mut score = Score::new("orthogonal");
-    values.compare(&mut score, "omega", &got, None)?;
-    Ok(vec![score])
+    let mut comparison = Comparison::new("orthogonal");
+    case.compare_to_largest(&mut comparison, "omega", &got, None)?;
+    Ok(vec![comparison])
 }
 
 /// Products of rows of one block, and their squared lengths, `[M]`.
@@ -39,46 +35,43 @@ fn structure(rows: &[f64], d: usize) -> (f64, Vec<f64>) {
 }
 
 /// A sample and one of ours have the same structure: rows orthogonal in blocks, and their lengths.
-pub fn blocks(folder: &Folder, case: &Case) -> Scores {
-    let values = Values { folder, case };
-    let [m, d] = values.sizes("proj")?;
-    let equal = values.size("scaling")? == 1;
+pub fn blocks(case: &Case) -> CaseResult {
+    let [m, d] = case.shape("proj")?;
+    let equal = case.size("scaling")? == 1;
     let lengths = if equal { omega::ColumnNorms::Equal } else { omega::ColumnNorms::Drawn };
     let drawn = omega::orthogonal([d, m], lengths, &mut stream(1, Purpose::Noise));
     let ours: Vec<f64> = (0..m * d).map(|at| drawn[at % d * m + at / d]).collect();
-    let mut score = Score::new("structure");
+    let mut comparison = Comparison::new("structure");
     let tolerance = Tolerance { absolute: 1e-10 * d as f64, relative: 0.0 };
-    for (name, rows) in [("sample", values.of("proj")?), ("ours", ours)] {
+    for (name, rows) in [("sample", case.input("proj")?), ("ours", ours)] {
         let (product, squares) = structure(&rows, d);
-        score.compare(&format!("{name}: products"), &[product], &[0.0], tolerance);
+        comparison.compare(&format!("{name}: products"), &[product], &[0.0], tolerance);
         if equal {
-            score.compare(&format!("{name}: lengths"), &squares, &vec![d as f64; m], tolerance);
+            comparison.compare(&format!("{name}: lengths"), &squares, &vec![d as f64; m], tolerance);
         }
     }
-    Ok(vec![score])
+    Ok(vec![comparison])
 }
 
 /// How relative and monotonic a map is.
-pub fn metrics(folder: &Folder, case: &Case) -> Scores {
-    let values = Values { folder, case };
-    let (map, n) = (values.of("attn")?, values.size("n")?);
-    let mut score = Score::new("measure");
+pub fn metrics(case: &Case) -> CaseResult {
+    let (map, n) = (case.input("attn")?, case.size("n")?);
+    let mut comparison = Comparison::new("measure");
     let near = |first: usize| MapRegion { first, furthest: Some(5) };
     let all = MapRegion { first: 0, furthest: None };
     let invariance = [all, near(0)].map(|extent| translation_invariance(&map, n, extent));
     let monotonicity = [all, near(4)].map(|extent| monotonicity(&map, n, extent));
-    values.compare(&mut score, "translation_invariance", &invariance, None)?;
-    values.compare(&mut score, "monotonicity", &monotonicity, None)?;
-    Ok(vec![score])
+    case.compare_to_largest(&mut comparison, "translation_invariance", &invariance, None)?;
+    case.compare_to_largest(&mut comparison, "monotonicity", &monotonicity, None)?;
+    Ok(vec![comparison])
 }
 
 /// The kernel `(1 + r2 t)^-r1` and its sums of exponentials, as kernels of attention: both are given as tables, which is what
 /// a chunk takes; and the weights by the closed form.
-pub fn exponentials(folder: &Folder, case: &Case) -> Scores {
-    let values = Values { folder, case };
-    let [heads, nodes] = values.sizes("nodes")?;
-    let (pairs, rates, weights) = (values.of("r1r2")?, values.of("nodes")?, values.of("weights")?);
-    let (len, lags) = (values.size("L")?, values.size("T")?);
+pub fn exponentials(case: &Case) -> CaseResult {
+    let [heads, nodes] = case.shape("nodes")?;
+    let (pairs, rates, weights) = (case.input("r1r2")?, case.input("nodes")?, case.input("weights")?);
+    let (len, lags) = (case.size("L")?, case.size("T")?);
     let exact: Vec<f64> = (0..heads * lags)
         .map(|at| (1.0 + pairs[at / lags * 2 + 1] * (at % lags) as f64).powf(-pairs[at / lags * 2]))
         .collect();
@@ -94,24 +87,24 @@ pub fn exponentials(folder: &Folder, case: &Case) -> Scores {
         rate => weights[head * nodes + k] * (-rate * t as f64).exp(),
     };
     let sum: Vec<f64> = (0..heads * lags).map(|at| (0..nodes).map(|k| term(at / lags, k, at % lags)).sum()).collect();
-    let mut score = Score::new("definition");
-    values.compare(&mut score, "a_exact", &exact, None)?;
-    values.compare(&mut score, "a_soe", &sum, None)?;
-    let mut scores = vec![score];
+    let mut comparison = Comparison::new("definition");
+    case.compare_to_largest(&mut comparison, "a_exact", &exact, None)?;
+    case.compare_to_largest(&mut comparison, "a_soe", &sum, None)?;
+    let mut comparisons = vec![comparison];
     for (name, chunked) in [("naive", false), ("chunked f64", true)] {
-        let mut score = Score::new(name);
+        let mut comparison = Comparison::new(name);
         for (key, table) in [("out_exact", &exact), ("out_soe", &sum)] {
             let near: Vec<f64> = (0..heads * NEAR).map(|at| table[at / NEAR * lags + at % NEAR]).collect();
-            values.compare(&mut score, key, &faded(&values, &near, [heads, len], chunked)?, None)?;
+            case.compare_to_largest(&mut comparison, key, &faded(case, &near, [heads, len], chunked)?, None)?;
         }
-        scores.push(score);
+        comparisons.push(comparison);
     }
-    Ok(scores)
+    Ok(comparisons)
 }
 
 /// Attention of given features, `[1, H, L, M]`, with a decay by a table, `[H, NEAR]`.
-fn faded(values: &Values, near: &[f64], [heads, len]: [usize; 2], chunked: bool) -> Result<Vec<f64>, String> {
-    let (q, k, v) = (values.of("phi_q")?, values.of("phi_k")?, values.of("v")?);
+fn faded(case: &Case, near: &[f64], [heads, len]: [usize; 2], chunked: bool) -> Checked<Vec<f64>> {
+    let (q, k, v) = (case.input("phi_q")?, case.input("phi_k")?, case.input("v")?);
     let (head_dim, value_dim) = (q.len() / (heads * len), v.len() / (heads * len));
     let strides = |d: usize| Strides { batch: heads * len * d, head: len * d, row: d };
     // features that are given are not negative: relu leaves them as they are

@@ -14,15 +14,15 @@ fn counting(sizes: &[u32]) -> TokenStream {
     tokens(1 << 20, &sizes.iter().map(document).collect::<Vec<_>>())
 }
 
-impl TokenBatches {
-    fn whole(&self, step: u64) -> TokenBatch {
+impl TextBatches {
+    fn whole(&self, step: u64) -> TextBatch {
         self.batch(step, 0..self.shape().batch).unwrap()
     }
 }
 
 #[test]
 fn targets_follow_tokens() {
-    let batch = TokenBatch::at(&counting(&[5, 9, 6]), &[0, 15], 4).unwrap();
+    let batch = TextBatch::at(&counting(&[5, 9, 6]), &[0, 15], 4).unwrap();
     assert_eq!(batch.tokens, [0, 1, 2, 3, 15, 16, 17, 18]);
     assert_eq!(batch.targets, [1, 2, 3, 4, 16, 17, 18, 19]);
     assert_eq!((batch.batch, batch.seq_len), (2, 4));
@@ -32,7 +32,7 @@ fn targets_follow_tokens() {
 fn every_row_is_drawn_on_its_own() {
     let tokens = counting(&[1000, 500]);
     let batches =
-        |batch: usize| TokenBatches::new(&tokens, Sampling::Random, BatchShape { batch, seq_len: 4 }, 7).unwrap();
+        |batch: usize| TextBatches::new(&tokens, Sampling::Random, BatchShape { batch, seq_len: 4 }, 7).unwrap();
     let (small, large) = (batches(2).whole(11), batches(5).whole(11));
     assert_eq!(small.tokens, large.tokens[..8]);
     assert_ne!(large.tokens[..4], large.tokens[4..8]);
@@ -44,7 +44,7 @@ fn every_row_is_drawn_on_its_own() {
 fn megatron_order_reads_every_sample_once() {
     let tokens = counting(&[13, 8, 2, 30, 5, 7]);
     let sampling = Sampling::Megatron { steps: 5 };
-    let batches = TokenBatches::new(&tokens, sampling, SHAPE, 1).unwrap();
+    let batches = TextBatches::new(&tokens, sampling, SHAPE, 1).unwrap();
     let mut targets: Vec<u32> = (0..5).flat_map(|step| batches.whole(step).targets).collect();
     assert_eq!(targets.len(), 60);
     targets.sort();
@@ -59,7 +59,7 @@ fn megatron_samples_are_what_the_tables_say() {
     let sizes = [5, 17, 3, 40, 1, 22, 9, 64, 2, 31, 13];
     let tokens = counting(&sizes.map(|size: i32| size as u32));
     let shape = BatchShape { batch: 1, seq_len: 16 };
-    let batches = TokenBatches::new(&tokens, Sampling::Megatron { steps: 12 }, shape, 520).unwrap();
+    let batches = TextBatches::new(&tokens, Sampling::Megatron { steps: 12 }, shape, 520).unwrap();
     let mut random = NumpyRandom::new(520);
     let documents = document_index(sizes.len(), 1, &mut random);
     let stream: Vec<u32> =
@@ -73,7 +73,7 @@ fn megatron_samples_are_what_the_tables_say() {
 #[test]
 fn impossible_batches_are_refused() {
     let tokens = counting(&[4]);
-    let message = |sampling, shape, seed| TokenBatches::new(&tokens, sampling, shape, seed).err().unwrap().to_string();
+    let message = |sampling, shape, seed| TextBatches::new(&tokens, sampling, shape, seed).err().unwrap().to_string();
     insta::assert_snapshot!(message(Sampling::Random, SHAPE, 1), @"the split has 4 tokens; sequences of 4 need at least 5");
     let empty = BatchShape { batch: 0, seq_len: 4 };
     insta::assert_snapshot!(message(Sampling::Random, empty, 1), @"a batch of 0 sequences of 4 tokens is empty");
@@ -89,10 +89,10 @@ proptest! {
         let tokens = counting(&sizes);
         prop_assume!(tokens.len() > SHAPE.seq_len);
         let sampling = if megatron { Sampling::Megatron { steps } } else { Sampling::Random };
-        let (one, two) = (TokenBatches::new(&tokens, sampling, SHAPE, seed), TokenBatches::new(&tokens, sampling, SHAPE, seed));
+        let (one, two) = (TextBatches::new(&tokens, sampling, SHAPE, seed), TextBatches::new(&tokens, sampling, SHAPE, seed));
         let (one, two) = (one.unwrap(), two.unwrap());
-        let forward: Vec<TokenBatch> = (0..steps).map(|step| one.whole(step)).collect();
-        let backward: Vec<TokenBatch> = (0..steps).rev().map(|step| two.whole(step)).collect();
+        let forward: Vec<TextBatch> = (0..steps).map(|step| one.whole(step)).collect();
+        let backward: Vec<TextBatch> = (0..steps).rev().map(|step| two.whole(step)).collect();
         prop_assert!(forward.iter().eq(backward.iter().rev()));
     }
 
@@ -105,7 +105,7 @@ proptest! {
         let tokens = counting(&sizes);
         prop_assume!(tokens.len() > SHAPE.seq_len);
         let sampling = if megatron { Sampling::Megatron { steps: 3 } } else { Sampling::Random };
-        let batches = TokenBatches::new(&tokens, sampling, BatchShape { batch, ..SHAPE }, seed).unwrap();
+        let batches = TextBatches::new(&tokens, sampling, BatchShape { batch, ..SHAPE }, seed).unwrap();
         let [one, two] = ends.map(|end| end.index(batch + 1));
         let (start, end) = (one.min(two), one.max(two));
         let (part, whole) = (batches.batch(step, start..end).unwrap(), batches.whole(step));
@@ -120,9 +120,9 @@ proptest! {
 fn huge_numbers_do_not_wrap() {
     let tokens = counting(&[40, 40]);
     let shape = BatchShape { batch: 3, seq_len: 4 };
-    let batches = TokenBatches::new(&tokens, Sampling::Megatron { steps: 2 }, shape, 1).unwrap();
+    let batches = TextBatches::new(&tokens, Sampling::Megatron { steps: 2 }, shape, 1).unwrap();
     assert_eq!(batches.batch(u64::MAX, 2..3).unwrap().tokens.len(), 4);
-    let endless = TokenBatches::new(&tokens, Sampling::Megatron { steps: u64::MAX }, shape, 1).err().unwrap();
+    let endless = TextBatches::new(&tokens, Sampling::Megatron { steps: u64::MAX }, shape, 1).err().unwrap();
     assert!(endless.to_string().ends_with("documents; GPT-NeoX's data order counts documents in 32 bits"), "{endless}");
     let all = random_segments(1 << 40, 1 << 20, usize::MAX >> 20, 1);
     assert_eq!((all.len(), all.missing()), ((1 << 20) - 1, (usize::MAX >> 20) - (1 << 20) + 1));

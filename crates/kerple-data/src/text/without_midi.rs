@@ -1,5 +1,6 @@
 //! What takes the place of MIDI files in a build without the feature `music-lra`.
 
+pub(super) use self::AbsentArchive as MidiArchive;
 use super::SourceDocument;
 use crate::error::Result;
 use crate::music::Representation;
@@ -14,15 +15,15 @@ pub(super) fn file(_: &Path, representation: Representation) -> Result<SourceDoc
     match representation {}
 }
 
-pub(super) enum MidiArchive {}
+pub(super) enum AbsentArchive {}
 
-impl MidiArchive {
-    pub(super) fn new(_: &Path, _: Box<dyn BufRead>, representation: Representation) -> MidiArchive {
+impl AbsentArchive {
+    pub(super) fn new(_: &Path, _: Box<dyn BufRead>, representation: Representation) -> AbsentArchive {
         match representation {}
     }
 }
 
-impl Iterator for MidiArchive {
+impl Iterator for AbsentArchive {
     type Item = Result<SourceDocument>;
 
     fn next(&mut self) -> Option<Result<SourceDocument>> {

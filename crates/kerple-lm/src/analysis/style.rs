@@ -1,6 +1,7 @@
 //! Music that continues a prompt, compared with the piece that the prompt is from. Cífka et al.
 //! 2020 and Liutkus et al. 2021, arXiv:2105.08399, section 3.3.
 
+use super::StyleSettings;
 use crate::corpus::{DataSource, Split};
 use crate::error::{Error, Result};
 use crate::generate::{self, DecodingCallback, SamplingParams};
@@ -16,30 +17,20 @@ use std::sync::atomic::{AtomicBool, Ordering};
 /// Parts of the time that are compared on their own.
 const QUARTERS: u64 = 4;
 
-/// Settings, see [`Analysis::Style`](super::Analysis::Style).
-pub(super) struct StyleSettings {
-    pub songs: usize,
-    pub samples: usize,
-    pub bars: u64,
-    pub tokens: usize,
-}
-
 /// A piece and the part of it that is given.
 struct SongPrompt {
     whole: MusicPiece,
     prompt: Vec<u32>,
 }
 
-impl Asked {
-    /// Refuses data that is not music, and less of it than is asked for.
-    pub(super) fn check(&self, source: &Source) -> Result<()> {
-        match source.tokenizer()?.music_vocabulary() {
-            Some(vocabulary) => songs(source, vocabulary, self).map(drop),
-            None => Err(Error::refused(
-                "the data is not music, so its style cannot be measured",
-                "prepare MIDI files with --tokenizer remi or groove",
-            )),
-        }
+/// Refuses data that is not music, and less of it than is asked for.
+pub(super) fn check(source: &DataSource, asked: &StyleSettings) -> Result<()> {
+    match source.tokenizer()?.music_vocabulary() {
+        Some(vocabulary) => songs(source, vocabulary, asked).map(drop),
+        None => Err(Error::refused(
+            "the data is not music, so its style cannot be measured",
+            "prepare MIDI files with --tokenizer remi or groove",
+        )),
     }
 }
 

@@ -1,13 +1,14 @@
 //! What takes the place of music in a build without the feature `music-lra`: a type without values.
 
+pub use self::AbsentSampler as MusicSampler;
 use crate::args::Sample;
 use crate::failure::{Failure, Outcome};
 use kerple_data::Tokenizer;
 
-pub enum MusicSampler {}
+pub enum AbsentSampler {}
 
-impl MusicSampler {
-    pub fn of(_: &Tokenizer) -> Option<MusicSampler> {
+impl AbsentSampler {
+    pub fn of(_: &Tokenizer) -> Option<AbsentSampler> {
         None
     }
 
