@@ -1,7 +1,7 @@
 //! Files next to a manifest whose cases it does not list.
 
 use crate::folder::{EXTRAS, ReferenceFolder};
-use crate::{CaseVerdict, Checked, Comparison, Tolerance};
+use crate::{AllowedError, CaseComparison, CaseVerdict, Checked};
 use kerple_core::encoding::{alibi, t5};
 use serde_json::Value;
 
@@ -42,7 +42,7 @@ pub fn with(
     found.push(crate::failure(file, why));
 }
 
-pub fn verdict(case: &str, run: impl FnOnce() -> Checked<Comparison>) -> CaseVerdict {
+pub fn verdict(case: &str, run: impl FnOnce() -> Checked<CaseComparison>) -> CaseVerdict {
     match crate::guarded(run) {
         Ok(comparison) => comparison.verdict(case),
         Err(why) => crate::failure(case, why),
@@ -55,8 +55,8 @@ fn numbers(values: &Value) -> Checked<Vec<f64>> {
 }
 
 /// Slopes of ALiBi by number of heads.
-fn slopes(values: &Value) -> Checked<Comparison> {
-    let mut comparison = Comparison::new("slopes f64");
+fn slopes(values: &Value) -> Checked<CaseComparison> {
+    let mut comparison = CaseComparison::new("slopes f64");
     for (heads, expected) in values.as_object().into_iter().flatten() {
         let expected = numbers(expected)?;
         if heads.parse() != Ok(expected.len()) {
@@ -66,20 +66,20 @@ fn slopes(values: &Value) -> Checked<Comparison> {
             heads,
             &alibi::slopes(expected.len()),
             &expected,
-            Tolerance { absolute: 0.0, relative: 1e-12 },
+            AllowedError { absolute: 0.0, relative: 1e-12 },
         );
     }
     Ok(comparison)
 }
 
 /// T5's buckets of distances from 0.
-fn buckets(values: &Value) -> Checked<Comparison> {
+fn buckets(values: &Value) -> Checked<CaseComparison> {
     let [buckets, max] = ["num_buckets", "max_distance"].map(|key| crate::case::size(&values[key], key));
     let (buckets, max) = (buckets?, max?);
     let causal = values["causal"].as_bool().ok_or("causal is missing")?;
     let expected = numbers(&values["distance_0_to_n"])?;
     let got: Vec<f64> = (0..expected.len()).map(|d| t5::bucket(d as i64, buckets, max, causal) as f64).collect();
-    let mut comparison = Comparison::new("buckets");
+    let mut comparison = CaseComparison::new("buckets");
     comparison.compare("distance_0_to_n", &got, &expected, crate::EXACT);
     Ok(comparison)
 }

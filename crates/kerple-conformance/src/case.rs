@@ -11,7 +11,7 @@
 //! | tolerance | `tolerance` or `tol`, at the name of what is compared or for all of it |
 
 use crate::folder::{ReferenceArray, ReferenceFolder};
-use crate::{Checked, Comparison, EXACT, Tolerance};
+use crate::{AllowedError, CaseComparison, Checked, EXACT};
 use kerple_core::attention::AttentionDims;
 use serde_json::{Value, json};
 use std::path::{Component, Path, PathBuf};
@@ -128,7 +128,7 @@ impl<'a> Case<'a> {
     }
 
     /// The tolerance of `name`, or that of the whole case; exact where there is none.
-    pub fn tolerance(&self, name: &str) -> Tolerance {
+    pub fn tolerance(&self, name: &str) -> AllowedError {
         let [ours, theirs] = [&self.entry["tolerance"], &self.entry["tol"]];
         let number = |entry: &Value, keys: [&str; 2]| keys.iter().find_map(|key| entry[*key].as_f64());
         for entry in [&ours[name], ours, &theirs[name], &theirs["default"], theirs] {
@@ -137,14 +137,14 @@ impl<'a> Case<'a> {
                 return EXACT;
             }
             if absolute.is_some() || relative.is_some() {
-                return Tolerance { absolute: absolute.unwrap_or(0.0), relative: relative.unwrap_or(0.0) };
+                return AllowedError { absolute: absolute.unwrap_or(0.0), relative: relative.unwrap_or(0.0) };
             }
         }
-        Tolerance { absolute: number(ours, [&format!("{name}_abs"), ""]).unwrap_or(0.0), relative: 0.0 }
+        AllowedError { absolute: number(ours, [&format!("{name}_abs"), ""]).unwrap_or(0.0), relative: 0.0 }
     }
 
     /// Compares what an engine computed with the expected array of this name.
-    pub fn compare(&self, found: &mut Comparison, key: &str, got: &[f64], tolerance: Tolerance) -> Checked<()> {
+    pub fn compare(&self, found: &mut CaseComparison, key: &str, got: &[f64], tolerance: AllowedError) -> Checked<()> {
         found.compare(key, got, &self.expected(key)?, tolerance);
         Ok(())
     }
@@ -152,7 +152,7 @@ impl<'a> Case<'a> {
     /// The same, by a tolerance relative to the largest expected value: that of the case, or `single` where that is wider.
     pub fn compare_to_largest(
         &self,
-        found: &mut Comparison,
+        found: &mut CaseComparison,
         key: &str,
         got: &[f64],
         single: Option<f64>,
@@ -160,7 +160,7 @@ impl<'a> Case<'a> {
         let expected = self.expected(key)?;
         let own = self.number("rtol_f64")?;
         let largest = expected.iter().fold(0.0f64, |largest, value| largest.max(value.abs()));
-        let tolerance = Tolerance { absolute: single.unwrap_or(own).max(own) * largest, relative: 0.0 };
+        let tolerance = AllowedError { absolute: single.unwrap_or(own).max(own) * largest, relative: 0.0 };
         found.compare(key, got, &expected, tolerance);
         Ok(())
     }

@@ -6,7 +6,7 @@
 
 use crate::beside::{verdict, with};
 use crate::folder::{CHE, CHE_ENCODER, CHE_ENCODER_TENSORS, ReferenceFolder};
-use crate::{CaseVerdict, Checked, Comparison, Tolerance};
+use crate::{AllowedError, CaseComparison, CaseVerdict, Checked};
 use kerple_burn::fused::Engine;
 use kerple_burn::parameters;
 use kerple_burn::pass::Pass;
@@ -47,10 +47,10 @@ fn integers(value: &Value) -> Vec<u32> {
 }
 
 /// Every example's answer and mask from its input, and the loss and accuracy of some logits.
-fn task(name: &str, values: &Value) -> Checked<Comparison> {
+fn task(name: &str, values: &Value) -> Checked<CaseComparison> {
     let task = Chomsky::named(name).ok_or_else(|| format!("unknown task `{name}`"))?;
     let facts = TaskConfig::Chomsky(task).facts();
-    let mut comparison = Comparison::new("solver");
+    let mut comparison = CaseComparison::new("solver");
     let level = match task.level().letters() {
         "R" => "regular",
         "DCF" => "dcf",
@@ -78,7 +78,7 @@ fn task(name: &str, values: &Value) -> Checked<Comparison> {
 }
 
 /// The mean loss over all answers and the accuracy over those that count, of given logits.
-fn metric(task: Chomsky, case: &Value, comparison: &mut Comparison) -> Checked<()> {
+fn metric(task: Chomsky, case: &Value, comparison: &mut CaseComparison) -> Checked<()> {
     fn flat(value: &Value, out: &mut Vec<f64>) {
         match value {
             Value::Array(items) => items.iter().for_each(|item| flat(item, out)),
@@ -97,7 +97,7 @@ fn metric(task: Chomsky, case: &Value, comparison: &mut Comparison) -> Checked<(
     let scored: Vec<bool> = targets.chunks(each).flat_map(|row| task.counted(row)).collect();
     let found = classified(&logits, classes, &targets, None);
     // the original computes both in single precision
-    let single = Tolerance { absolute: 2e-7, relative: 2e-6 };
+    let single = AllowedError { absolute: 2e-7, relative: 2e-6 };
     comparison.compare("loss", &[found.loss()], &[case["loss"].as_f64().unwrap_or(f64::NAN)], single);
     let counted = kerple_lm::objective::TargetScores { scored: Some(scored), ..found };
     let accuracy = counted.accuracy().unwrap_or(f64::NAN);
@@ -106,8 +106,8 @@ fn metric(task: Chomsky, case: &Value, comparison: &mut Comparison) -> Checked<(
 }
 
 /// The encoder's logits at every token with the original's weights.
-fn encoder(folder: &ReferenceFolder, config: &Value, case: &Value, engine: Engine) -> Checked<Comparison> {
-    let mut comparison = Comparison::new(format!("{engine:?}").to_lowercase());
+fn encoder(folder: &ReferenceFolder, config: &Value, case: &Value, engine: Engine) -> Checked<CaseComparison> {
+    let mut comparison = CaseComparison::new(format!("{engine:?}").to_lowercase());
     let name = case["encoding"].as_str().unwrap_or("");
     let (kind, keys) = match name {
         "NONE" => ("none", ""),
@@ -144,7 +144,7 @@ fn encoder(folder: &ReferenceFolder, config: &Value, case: &Value, engine: Engin
     let logits = model.logits(TokenBatch { ids: &tokens, batch, len }, len, &Pass::evaluation(0)).into_data();
     let got: Vec<f64> = logits.iter::<f64>().collect();
     // as the file's own note has it: both sides are in single precision
-    let tolerance = Tolerance { absolute: 2e-5, relative: 2e-5 };
+    let tolerance = AllowedError { absolute: 2e-5, relative: 2e-5 };
     comparison.compare("logits", &got, &tensor(&format!("{name}/output"))?.values, tolerance);
     Ok(comparison)
 }

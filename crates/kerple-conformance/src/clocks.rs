@@ -5,7 +5,7 @@ mod engines;
 mod gates;
 
 use crate::case::Case;
-use crate::{CaseResult, CaseRunner, Checked, Comparison, Tolerance};
+use crate::{AllowedError, CaseComparison, CaseResult, CaseRunner, Checked};
 use engines::{GatedAttention, GatedEngine, GatedOutput};
 use gates::GateInputs;
 use kerple_core::attention::AttentionDims;
@@ -103,8 +103,8 @@ fn run(case: &Case) -> CaseResult {
     Ok(comparisons)
 }
 
-fn compare(engine: GatedEngine, named: Vec<(String, Vec<f64>)>, case: &Case) -> Checked<Comparison> {
-    let mut comparison = Comparison::new(engine.name());
+fn compare(engine: GatedEngine, named: Vec<(String, Vec<f64>)>, case: &Case) -> Checked<CaseComparison> {
+    let mut comparison = CaseComparison::new(engine.name());
     let tolerance = case.tolerance(if engine.is_single() { "if_you_compute_in_f32" } else { "f64_arrays" });
     for key in case.keys("expected") {
         let (_, got) = named
@@ -137,7 +137,7 @@ fn spans(case: &Case) -> CaseResult {
     let [biases] = <[Vec<f64>; 1]>::try_from(of(fox::Gate::BiasOnly).initial(&geometry, 0)).map_err(|_| "one bias")?;
     let table = of(fox::Gate::Fixed).table(&geometry, &[], 2).bias.ok_or("a table")?;
     let gates: Vec<f64> = table.chunks(2).map(|row| row[1]).collect();
-    let mut comparison = Comparison::new("spans");
+    let mut comparison = CaseComparison::new("spans");
     for (key, got) in [("T", gates.iter().map(|gate| -gate.recip()).collect()), ("b", biases), ("gate", gates)] {
         case.compare(&mut comparison, key, &got, case.tolerance(""))?;
     }
@@ -153,8 +153,8 @@ fn long(case: &Case) -> CaseResult {
     let values: Vec<f64> = (0..len).map(|t| (0.011 * t as f64).cos() + 0.001 * (t % 17) as f64).collect();
     let mut comparisons = Vec::new();
     for engine in GatedEngine::ALL.into_iter().filter(|engine| !engine.is_of_burn()) {
-        let mut comparison = Comparison::new(engine.name());
-        let tolerance: Tolerance = case.tolerance(if engine.is_single() { "if_you_compute_in_f32" } else { "" });
+        let mut comparison = CaseComparison::new(engine.name());
+        let tolerance: AllowedError = case.tolerance(if engine.is_single() { "if_you_compute_in_f32" } else { "" });
         let found: Vec<[f64; 2]> =
             rows.iter().map(|row| engines::last_row(engine, &gates, &values, *row as usize)).collect();
         for (at, key) in ["out", "A"].into_iter().enumerate() {

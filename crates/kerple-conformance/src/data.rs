@@ -1,7 +1,7 @@
 //! `data/*`: GPT-NeoX's document splits and packing.
 
 use crate::case::Case;
-use crate::{CaseResult, Comparison, EXACT};
+use crate::{CaseComparison, CaseResult, EXACT};
 
 pub fn run(case: &Case) -> CaseResult {
     match case.method() {
@@ -12,7 +12,7 @@ pub fn run(case: &Case) -> CaseResult {
 }
 
 fn split_indices(case: &Case) -> CaseResult {
-    let mut comparison = Comparison::new("split boundaries");
+    let mut comparison = CaseComparison::new("split boundaries");
     for documents in case.keys("expected") {
         let count: u64 = documents.parse().map_err(|_| format!("`{documents}` is not a number of documents"))?;
         let got = kerple_data::split_boundaries(count, "949,50,1").map_err(|error| error.to_string())?;
@@ -31,7 +31,7 @@ fn sample_index(case: &Case) -> CaseResult {
     let own_documents = kerple_data::document_index(sizes.len(), epochs, &mut random);
     let samples = kerple_data::sample_index(&sizes, &documents, seq_len, epochs, whole("tokens_per_epoch")? as usize);
     let shuffled = kerple_data::shuffle_index(samples.len() - 1, &mut random);
-    let mut comparison = Comparison::new("packing");
+    let mut comparison = CaseComparison::new("packing");
     comparison.equal("doc_idx", &own_documents, &documents);
     let flat: Vec<f64> = samples.iter().flatten().map(|value| f64::from(*value)).collect();
     case.compare(&mut comparison, "sample_idx", &flat, EXACT)?;

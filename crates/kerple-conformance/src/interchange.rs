@@ -1,7 +1,7 @@
 //! Models of other programs: imported, and compared with what those programs computed.
 
 use crate::case::Case;
-use crate::{CaseResult, Checked, Comparison, EXACT};
+use crate::{CaseComparison, CaseResult, Checked, EXACT};
 use kerple_convert::import::{ImportOptions, import};
 use kerple_lm::generate::{self, SamplingParams};
 use kerple_lm::model::{Decoder, TokenBatch};
@@ -10,7 +10,7 @@ use kerple_lm::run::{RunFolder, TrainedModel};
 
 /// Runs a case whose folder holds a model.
 pub fn run(case: &Case) -> CaseResult {
-    let mut comparison = Comparison::new("imported f32");
+    let mut comparison = CaseComparison::new("imported f32");
     let aside = tempfile::tempdir().map_err(|error| error.to_string())?;
     let out = aside.path().join("run");
     import(&case.subfolder()?, &out, &ImportOptions::default()).map_err(|error| error.to_string())?;
@@ -29,7 +29,7 @@ pub fn run(case: &Case) -> CaseResult {
     Ok(vec![comparison])
 }
 
-fn logits(case: &Case, model: &Decoder, comparison: &mut Comparison) -> Checked<()> {
+fn logits(case: &Case, model: &Decoder, comparison: &mut CaseComparison) -> Checked<()> {
     let ids = case.array("expected", "input_ids")?;
     let [batch, len] = ids.shape[..] else { return Err(format!("input_ids have shape {:?}", ids.shape)) };
     let ids: Vec<u32> = ids.values.iter().map(|id| *id as u32).collect();
@@ -50,7 +50,7 @@ fn logits(case: &Case, model: &Decoder, comparison: &mut Comparison) -> Checked<
 }
 
 /// The likeliest continuation, with a memory of keys and values.
-fn greedy(case: &Case, model: &Decoder, comparison: &mut Comparison) -> Checked<()> {
+fn greedy(case: &Case, model: &Decoder, comparison: &mut CaseComparison) -> Checked<()> {
     let asked = case.get("greedy");
     let (Some(prompt), Some(count)) = (asked["prompt_tokens"].as_u64(), asked["new_tokens"].as_u64()) else {
         return Ok(());

@@ -4,7 +4,7 @@ use crate::case::{AttentionInputs, Case};
 use crate::engines::{LayerOutput, both, cast, wide};
 use crate::folder::ReferenceArray;
 use crate::methods::{ReferenceMethod, method};
-use crate::{Checked, Comparison, Tolerance};
+use crate::{AllowedError, CaseComparison, Checked};
 use burn::module::Param;
 use burn::tensor::{DType, Device, Tensor, TensorData};
 use kerple_burn::fused::Engine;
@@ -183,9 +183,9 @@ impl ReferenceLayer {
         &self,
         EngineOutput { engine, output, .. }: &EngineOutput,
         case: &Case,
-        tolerance: impl Fn(&str, &ReferenceArray) -> Tolerance,
-    ) -> Checked<Comparison> {
-        let mut comparison = Comparison::new(engine.as_str());
+        tolerance: impl Fn(&str, &ReferenceArray) -> AllowedError,
+    ) -> Checked<CaseComparison> {
+        let mut comparison = CaseComparison::new(engine.as_str());
         for key in case.keys("expected") {
             let got = match key {
                 "out" => &output.out,

@@ -57,15 +57,15 @@ pub struct CaseVerdict {
 
 /// Allowed error: `absolute + relative * |expected|`.
 #[derive(Clone, Copy, Debug, PartialEq)]
-struct Tolerance {
+struct AllowedError {
     absolute: f64,
     relative: f64,
 }
 
-const EXACT: Tolerance = Tolerance { absolute: 0.0, relative: 0.0 };
+const EXACT: AllowedError = AllowedError { absolute: 0.0, relative: 0.0 };
 
 /// Collects the comparisons of one engine on one case.
-struct Comparison {
+struct CaseComparison {
     engine: String,
     ratio: f64,
     worst: f64,
@@ -73,13 +73,13 @@ struct Comparison {
     note: String,
 }
 
-impl Comparison {
-    fn new(engine: impl Into<String>) -> Comparison {
-        Comparison { engine: engine.into(), ratio: -1.0, worst: 0.0, tolerance: 0.0, note: String::new() }
+impl CaseComparison {
+    fn new(engine: impl Into<String>) -> CaseComparison {
+        CaseComparison { engine: engine.into(), ratio: -1.0, worst: 0.0, tolerance: 0.0, note: String::new() }
     }
 
     /// Compares `got` with `expected` value by value.
-    fn compare(&mut self, what: &str, got: &[f64], expected: &[f64], tolerance: Tolerance) {
+    fn compare(&mut self, what: &str, got: &[f64], expected: &[f64], tolerance: AllowedError) {
         if got.len() != expected.len() {
             self.fail(format!("{what}: {} values instead of {}", got.len(), expected.len()));
             return;
@@ -143,7 +143,7 @@ pub struct CaseCounts {
 type Checked<T> = std::result::Result<T, String>;
 
 /// What the engines that have a case make of it.
-type CaseResult = Checked<Vec<Comparison>>;
+type CaseResult = Checked<Vec<CaseComparison>>;
 
 type CaseRunner = fn(&Case) -> CaseResult;
 
@@ -158,7 +158,7 @@ fn guarded<R>(run: impl FnOnce() -> Checked<R>) -> Checked<R> {
 
 /// The verdict on a case that no engine could run.
 fn failure(case: &str, why: String) -> CaseVerdict {
-    let mut comparison = Comparison::new("none");
+    let mut comparison = CaseComparison::new("none");
     comparison.fail(why);
     comparison.verdict(case)
 }
@@ -166,7 +166,7 @@ fn failure(case: &str, why: String) -> CaseVerdict {
 /// The verdict on a case of a method that is not built.
 fn not_covered(case: &str, what: &str) -> CaseVerdict {
     let note = format!("not covered: {what}");
-    CaseVerdict { passed: false, covered: false, note, ..Comparison::new("none").verdict(case) }
+    CaseVerdict { passed: false, covered: false, note, ..CaseComparison::new("none").verdict(case) }
 }
 
 /// Runs every case of `folder`, telling each verdict as it comes; returns the numbers of cases.

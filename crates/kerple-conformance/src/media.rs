@@ -1,7 +1,7 @@
 //! Data of the Long Range Arena and of music: cases whose names begin with `listops`, `groove_timing` or `style_time_pitch`.
 
 use crate::case::Case;
-use crate::{CaseResult, CaseRunner, Checked, Comparison, Tolerance};
+use crate::{AllowedError, CaseComparison, CaseResult, CaseRunner, Checked};
 use kerple_data::lra::list_ops;
 use kerple_data::music::groove::{self, GrooveEvent};
 use kerple_data::music::{MusicPiece, Note, Track, style};
@@ -21,7 +21,7 @@ fn file(case: &Case) -> Checked<Value> {
 
 /// Expressions of the original generator: answers and lengths, and that they are written as it writes them.
 fn expressions(case: &Case) -> CaseResult {
-    let mut comparison = Comparison::new("expressions");
+    let mut comparison = CaseComparison::new("expressions");
     for entry in file(case)?.as_array().into_iter().flatten() {
         let source = entry["source"].as_str().ok_or("source is missing")?;
         let tokens = list_ops::tokens(source)?;
@@ -41,7 +41,7 @@ fn time_shifts(case: &Case) -> CaseResult {
     };
     let shifts = |value: &Value| value.as_array().into_iter().flatten().map(shift).collect::<Result<Vec<_>, _>>();
     let file = file(case)?;
-    let mut comparison = Comparison::new("events");
+    let mut comparison = CaseComparison::new("events");
     let known = groove::vocabulary().into_iter().filter(|event| matches!(event, GrooveEvent::TimeShift(..)));
     comparison.equal("vocabulary", known.map(|event| event.to_string()).collect::<Vec<_>>(), shifts(&file["vocab"])?);
     for entry in file["encode"].as_array().into_iter().flatten() {
@@ -63,8 +63,8 @@ fn time_pitch(case: &Case) -> CaseResult {
         ..MusicPiece::empty(resolution)
     };
     let relative = case.number("rtol_f64")?;
-    let mut comparison = Comparison::new("histogram");
-    let tolerance = Tolerance { absolute: 0.0, relative };
+    let mut comparison = CaseComparison::new("histogram");
+    let tolerance = AllowedError { absolute: 0.0, relative };
     comparison.compare("hist", &style::time_pitch(&[piece]).density, &expected?, tolerance);
     Ok(vec![comparison])
 }

@@ -4,19 +4,19 @@
 use crate::case::Case;
 use crate::layer::{EngineOutput, ReferenceLayer, d_values};
 use crate::methods::{ReferenceMethod, method};
-use crate::{CaseResult, Checked, Comparison, Tolerance};
+use crate::{AllowedError, CaseComparison, CaseResult, Checked};
 use kerple_core::Number;
 use kerple_core::encoding::{Encoding, EncodingForm, Geometry, ScoreModForm};
 use kerple_core::forms::{Mask, ScoreBlock, ScoreModGradients, Sides};
 use kerple_core::score_mods::{ScoreModExtent, ScoreModSpec};
 
 /// Computing in f32: the references are f64.
-const SINGLE: Tolerance = Tolerance { absolute: 2e-5, relative: 2e-5 };
+const SINGLE: AllowedError = AllowedError { absolute: 2e-5, relative: 2e-5 };
 /// Likewise, gradients of a network's parameters: sums over all pairs.
-const SINGLE_SUMS: Tolerance = Tolerance { absolute: 2e-5, relative: 1e-4 };
+const SINGLE_SUMS: AllowedError = AllowedError { absolute: 2e-5, relative: 1e-4 };
 
 /// The tolerance of one expected quantity; of `single` precision, that of the manifest's notes.
-fn tolerance(case: &Case, key: &str, single: bool) -> Tolerance {
+fn tolerance(case: &Case, key: &str, single: bool) -> AllowedError {
     match (single, key.strip_prefix("d_")) {
         (true, Some(_)) => SINGLE_SUMS,
         (true, None) => SINGLE,
@@ -118,7 +118,7 @@ pub fn scores(case: &Case) -> CaseResult {
     for (engine, single) in [("map f64", false), ("map f32", true)] {
         let run = if single { ScoreModRun::run::<f32> } else { ScoreModRun::run::<f64> };
         let answer = run(&form, &x, &up)?;
-        let mut comparison = Comparison::new(engine);
+        let mut comparison = CaseComparison::new(engine);
         for key in case.keys("expected") {
             let expected = case.expected(key)?;
             let mut compare =

@@ -2,7 +2,7 @@
 
 use crate::case::Case;
 use crate::methods::{ReferenceMethod, method};
-use crate::{CaseResult, Checked, Comparison, Tolerance};
+use crate::{AllowedError, CaseComparison, CaseResult, Checked};
 use kerple_core::attention::Strides;
 use kerple_core::encoding::{Emulate, Geometry, TableGradient, alibi, rotary, sinusoidal, t5};
 use kerple_core::forms::DistanceTable;
@@ -40,7 +40,7 @@ pub fn bias(case: &Case) -> CaseResult {
     let table = table(case, len, Emulate::Exact)?;
     let zeros = vec![0.0; table.heads * len];
     let bias = table.bias.as_ref().unwrap_or(&zeros);
-    let mut comparison = Comparison::new("table f64");
+    let mut comparison = CaseComparison::new("table f64");
     for key in case.keys("expected") {
         let expected = case.array("expected", key)?;
         let got = match key {
@@ -59,7 +59,7 @@ pub fn decode(case: &Case) -> CaseResult {
     let table = table(case, keys, Emulate::Exact)?;
     let bias = table.bias.unwrap_or_else(|| vec![0.0; table.heads * keys]);
     let last_row: Vec<f64> = bias.chunks(keys).flat_map(|row| row.iter().rev().copied()).collect();
-    let mut comparison = Comparison::new("table f64");
+    let mut comparison = CaseComparison::new("table f64");
     case.compare(&mut comparison, "row", &last_row, case.tolerance(""))?;
     Ok(vec![comparison])
 }
@@ -67,7 +67,7 @@ pub fn decode(case: &Case) -> CaseResult {
 /// The original's cache fails at some of these lengths; a table of any length must just work.
 pub fn quirk(case: &Case) -> CaseResult {
     let log = case.get("expected")["log"].as_array().ok_or("expected.log is missing")?;
-    let mut comparison = Comparison::new("table f64");
+    let mut comparison = CaseComparison::new("table f64");
     for entry in log {
         let len = entry[0].as_u64().ok_or("a length is missing")? as usize;
         let table = alibi::Config::default().table(4, len, Emulate::Exact);
@@ -95,7 +95,7 @@ pub fn clamp(case: &Case) -> CaseResult {
     let gradient = TableGradient { len, d_bias: Some(&d_bias), d_weight: None };
     let d_values = encoding.table_backward(&geometry, &values, gradient);
     let clamped = encoding.true_values(&geometry, &values);
-    let mut comparison = Comparison::new("table f64");
+    let mut comparison = CaseComparison::new("table f64");
     case.compare(&mut comparison, "y", &y, case.tolerance(""))?;
     for (at, name) in names.iter().enumerate() {
         let expected = |prefix: &str| case.array("expected", &format!("{prefix}_{name}"));
@@ -106,7 +106,7 @@ pub fn clamp(case: &Case) -> CaseResult {
 }
 
 pub fn alibi_slopes(case: &Case) -> CaseResult {
-    let mut comparison = Comparison::new("slopes f64");
+    let mut comparison = CaseComparison::new("slopes f64");
     for heads in case.keys("expected") {
         let count: usize = heads.parse().map_err(|_| format!("`{heads}` is not a number of heads"))?;
         let expected = case.array("expected", heads)?;
@@ -118,7 +118,7 @@ pub fn alibi_slopes(case: &Case) -> CaseResult {
 pub fn alibi_bias(case: &Case) -> CaseResult {
     let (heads, len) = (case.size("H")?, case.size("L")?);
     let bias = alibi::Config::default().table(heads, len, Emulate::Exact).bias.unwrap_or_default();
-    let mut comparison = Comparison::new("table f64");
+    let mut comparison = CaseComparison::new("table f64");
     let expected = case.array("expected", "bias")?;
     comparison.compare("bias", &matrix(&bias, heads, len, len), &expected.values, case.tolerance(""));
     Ok(vec![comparison])
@@ -140,10 +140,10 @@ pub fn t5_buckets(case: &Case) -> CaseResult {
     if expected.values.len() != distances.len() {
         return Err(format!("{} buckets are expected, {} were computed", expected.values.len(), distances.len()));
     }
-    let mut comparison = Comparison::new("buckets");
+    let mut comparison = CaseComparison::new("buckets");
     for (d, expected) in distances.iter().zip(&expected.values) {
         let slack = if boundary.contains(&d.abs()) { 1.0 } else { 0.0 };
-        let tolerance = Tolerance { absolute: slack, relative: 0.0 };
+        let tolerance = AllowedError { absolute: slack, relative: 0.0 };
         let got = t5::bucket(*d, buckets, max, causal) as f64;
         comparison.compare(&format!("distance {d}"), &[got], &[*expected], tolerance);
     }
@@ -161,15 +161,15 @@ pub fn t5_values(case: &Case) -> CaseResult {
     };
     let row = |h: usize, i: usize| (0..keys).map(move |j| entry(h, i, j));
     let got: Vec<f64> = (0..heads).flat_map(|h| (0..queries).flat_map(move |i| row(h, i))).collect();
-    let mut comparison = Comparison::new("table f64");
+    let mut comparison = CaseComparison::new("table f64");
     case.compare(&mut comparison, "bias", &got, case.tolerance(""))?;
     Ok(vec![comparison])
 }
 
 /// Compares a table with its double and single precision references; bf16 ones are matched by the emulation.
 fn precisions(case: &Case, prefix: &str, exact: &[f64], bf16: &[f64]) -> CaseResult {
-    let mut comparison = Comparison::new("f64");
-    let mut low = Comparison::new("bf16 emulation");
+    let mut comparison = CaseComparison::new("f64");
+    let mut low = CaseComparison::new("bf16 emulation");
     let key = |precision: &str| if prefix.is_empty() { precision.to_owned() } else { format!("{prefix}_{precision}") };
     for precision in ["f64", "f32"] {
         let expected = case.array("expected", &key(precision))?;
@@ -181,7 +181,7 @@ fn precisions(case: &Case, prefix: &str, exact: &[f64], bf16: &[f64]) -> CaseRes
 }
 
 /// One unit in the last place of a bf16 number, whose fraction has 7 bits.
-const BF16_ULP: Tolerance = Tolerance { absolute: 0.0, relative: 1.0 / 128.0 };
+const BF16_ULP: AllowedError = AllowedError { absolute: 0.0, relative: 1.0 / 128.0 };
 
 pub fn rotary_table(case: &Case) -> CaseResult {
     let (dim, n) = (case.size_from("dim", 2)?, case.size("n")?);
@@ -199,7 +199,7 @@ pub fn rotary_table(case: &Case) -> CaseResult {
 pub fn rotary_apply(case: &Case) -> CaseResult {
     let (rotated, width, offset) = (case.size("ndims")?, case.size("d")?, case.size("offset")?);
     let base = case.optional_number("base").unwrap_or(10_000.0);
-    let mut comparison = Comparison::new("rotation f64");
+    let mut comparison = CaseComparison::new("rotation f64");
     for key in case.keys("expected") {
         let input = case.array("inputs", key)?;
         let len = input.shape[2];
@@ -226,7 +226,7 @@ pub fn bf16_row(case: &Case) -> CaseResult {
     let table = table(case, keys, Emulate::Bf16)?;
     let bias = table.bias.ok_or("the method has no bias")?;
     let row: Vec<f64> = bias.chunks(keys).flat_map(|row| row.iter().rev().copied()).collect();
-    let mut comparison = Comparison::new("bf16 emulation");
+    let mut comparison = CaseComparison::new("bf16 emulation");
     case.compare(&mut comparison, "row", &row, BF16_ULP)?;
     Ok(vec![comparison])
 }

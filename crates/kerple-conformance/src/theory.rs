@@ -1,7 +1,7 @@
 //! `theory/*`: kernels on point sets, and how far heads reach.
 
 use crate::case::Case;
-use crate::{CaseResult, Checked, Comparison, EXACT, Tolerance};
+use crate::{AllowedError, CaseComparison, CaseResult, Checked, EXACT};
 use kerple_core::calculus::certificate::certify;
 use kerple_core::calculus::expr::Expr;
 use kerple_core::calculus::geometry::{effective_lengths, embed};
@@ -36,7 +36,7 @@ fn certificate(case: &Case) -> CaseResult {
     let x = case.input("x")?;
     let found = certify(&kernel, &points(&x)?).map_err(|error| error.to_string())?;
     let expected = case.get("expected");
-    let mut comparison = Comparison::new("certificate");
+    let mut comparison = CaseComparison::new("certificate");
     let gram: Vec<f64> = x.iter().flat_map(|a| x.iter().map(|b| kernel.at(&[], a - b)).collect::<Vec<_>>()).collect();
     case.compare(&mut comparison, "gram", &gram, case.tolerance("gram"))?;
     for (what, found) in [("is_pd", found.is_pd), ("is_cpd", found.is_cpd), ("strict_cpd", found.is_strictly_cpd)] {
@@ -56,7 +56,7 @@ fn certificate(case: &Case) -> CaseResult {
     projected.push(0.0);
     projected.sort_by(f64::total_cmp);
     // eigenvalues are exact to a few eps N max|K|, which 1e-6 of the decision's own tolerance allows for
-    let rounding = Tolerance { absolute: 1e-6 * found.tolerance, relative: 0.0 };
+    let rounding = AllowedError { absolute: 1e-6 * found.tolerance, relative: 0.0 };
     for (got, key) in projected.iter().zip(["min_eig_PKP", "second_eig_PKP"]) {
         case.compare(&mut comparison, key, &[*got], rounding)?;
     }
@@ -74,7 +74,7 @@ fn counterexample(case: &Case) -> CaseResult {
         k(0, 0) * minor(1, 2) - k(0, 1) * minor(0, 2) + k(0, 2) * minor(0, 1)
     };
     let expected = case.expected("det_for_every_c")?;
-    let mut comparison = Comparison::new("certificate");
+    let mut comparison = CaseComparison::new("certificate");
     for c in [0.0, 1.0, 8.0, 64.0] {
         // products of three integers below 2^7 are exact
         comparison.compare("determinant", &[det(c)], &expected, EXACT);
@@ -88,10 +88,10 @@ fn embedding(case: &Case) -> CaseResult {
     let kernel = expression(case)?;
     let x = case.input("x")?;
     let found = embed(&kernel, &points(&x)?).map_err(|error| error.to_string())?;
-    let mut comparison = Comparison::new("embedding");
+    let mut comparison = CaseComparison::new("embedding");
     case.compare(&mut comparison, "G", &found.gram, case.tolerance(""))?;
     // squared distances of the embedded points are -k: sums of squares of nine coordinates
-    let rounding = Tolerance { absolute: 1e-11, relative: 0.0 };
+    let rounding = AllowedError { absolute: 1e-11, relative: 0.0 };
     comparison.compare("squared distances", &[found.error], &[0.0], rounding);
     Ok(vec![comparison])
 }
@@ -100,7 +100,7 @@ pub fn effective_length(case: &Case) -> CaseResult {
     let rows = case.get("expected")["rows"].as_array().ok_or("expected.rows is missing")?;
     let [log, power] = ["log(b, a)", "power(a, p)"].map(|text| Expr::parse(text).map_err(|error| error.to_string()));
     let (log, power) = (log?, power?);
-    let mut comparison = Comparison::new("effective length");
+    let mut comparison = CaseComparison::new("effective length");
     for row in rows {
         let number = |key: &str| row[key].as_f64().ok_or_else(|| format!("{key} is missing"));
         let (r1, r2, p) = (number("r1")?, number("r2")?, number("p")?);

@@ -1,7 +1,7 @@
 //! Schedules, optimizer updates and statistics.
 
 use crate::case::Case;
-use crate::{CaseResult, Checked, Comparison, EXACT};
+use crate::{CaseComparison, CaseResult, Checked, EXACT};
 use kerple_core::ops::adam;
 use kerple_lm::schedule::LrScheduler;
 use kerple_report::statistics;
@@ -17,7 +17,7 @@ pub fn schedule(case: &Case) -> CaseResult {
     };
     let steps = case.expected("steps")?;
     let got: Vec<f64> = steps.iter().map(|step| schedule.at(*step as u64)).collect();
-    let mut comparison = Comparison::new("schedule");
+    let mut comparison = CaseComparison::new("schedule");
     case.compare(&mut comparison, "lr", &got, case.tolerance(""))?;
     Ok(vec![comparison])
 }
@@ -56,7 +56,7 @@ pub fn adam(case: &Case) -> CaseResult {
     };
     let (projected, free) = (run(true)?, run(false)?);
     let view: Vec<Vec<f64>> = free.iter().map(|values| clamp(values)).collect();
-    let mut comparison = Comparison::new("adam f64");
+    let mut comparison = CaseComparison::new("adam f64");
     for (key, got) in [("projected", projected), ("master", free), ("view", view)] {
         case.compare(&mut comparison, key, &got.concat(), case.tolerance(""))?;
     }
@@ -65,7 +65,7 @@ pub fn adam(case: &Case) -> CaseResult {
 
 pub fn ttest(case: &Case) -> CaseResult {
     let test = statistics::paired_t_test(&case.input("x")?, &case.input("y")?).map_err(|why| why.to_string())?;
-    let mut comparison = Comparison::new("paired t-test");
+    let mut comparison = CaseComparison::new("paired t-test");
     case.compare(&mut comparison, "t", &[test.t], case.tolerance(""))?;
     case.compare(&mut comparison, "p", &[test.p], case.tolerance(""))?;
     case.compare(&mut comparison, "df", &[test.df as f64], EXACT)?;
@@ -75,7 +75,7 @@ pub fn ttest(case: &Case) -> CaseResult {
 
 pub fn perplexity(case: &Case) -> CaseResult {
     let ([_, positions], nll) = (case.shape("nll")?, case.input("nll")?);
-    let mut comparison = Comparison::new("perplexity");
+    let mut comparison = CaseComparison::new("perplexity");
     case.compare(&mut comparison, "ppl", &[statistics::perplexity(&nll)], case.tolerance(""))?;
     let by_position = statistics::position_perplexity(&nll, positions);
     case.compare(&mut comparison, "positionwise", &by_position, case.tolerance(""))?;

@@ -148,13 +148,13 @@ mod tests {
     #[test]
     fn what_the_feature_has_is_refused_by_its_name() {
         #[derive(Debug, serde::Deserialize)]
-        struct Data {
+        struct DataTable {
             #[allow(dead_code, reason = "it is refused")]
             task: TaskConfig,
         }
         for name in super::TASKS {
             for text in [format!("task = \"{name}\""), format!("task = {{ kind = \"{name}\" }}")] {
-                let error = toml::from_str::<Data>(&text).unwrap_err().to_string();
+                let error = toml::from_str::<DataTable>(&text).unwrap_err().to_string();
                 assert!(error.contains(&super::message("task", name)), "{error}");
             }
         }

@@ -2,7 +2,7 @@
 
 use super::rows::images;
 use crate::case::Case;
-use crate::{CaseResult, Checked, Comparison};
+use crate::{CaseComparison, CaseResult, Checked};
 use kerple_core::Number;
 use kerple_core::attention::linear::{
     DenominatorGuard, LinearAttentionDims, LinearAttentionInputs, LinearAttentionProblem, LinearMask, forward, naive,
@@ -31,8 +31,8 @@ struct LinearEngine {
 
 /// Runs the reference and the chunked engine in double precision, and the latter in single precision.
 fn on_every_engine(
-    double: impl Fn(LinearEngine) -> Checked<Comparison>,
-    single: impl Fn(LinearEngine) -> Checked<Comparison>,
+    double: impl Fn(LinearEngine) -> Checked<CaseComparison>,
+    single: impl Fn(LinearEngine) -> Checked<CaseComparison>,
 ) -> CaseResult {
     Ok(vec![
         double(LinearEngine { name: "definition", chunked: false, single: None })?,
@@ -143,8 +143,8 @@ pub fn fast_transformers(case: &Case) -> CaseResult {
         rows: &LinearRows,
         lengths: &[usize],
         LinearEngine { name, chunked, single }: LinearEngine,
-    ) -> Checked<Comparison> {
-        let mut comparison = Comparison::new(name);
+    ) -> Checked<CaseComparison> {
+        let mut comparison = CaseComparison::new(name);
         let sizes = [rows.dims.batch, rows.dims.len, rows.dims.heads];
         for (map, maps) in fast_transformers_maps::<T>(case, rows)? {
             let maps = borrowed(&maps);
@@ -189,9 +189,9 @@ pub fn performer(case: &Case) -> CaseResult {
         rows: &LinearRows,
         omega: &[f64],
         LinearEngine { name, chunked, single }: LinearEngine,
-    ) -> Checked<Comparison> {
+    ) -> Checked<CaseComparison> {
         let LinearAttentionDims { batch, heads, len, head_dim: d, .. } = rows.dims;
-        let (m, mut comparison) = (omega.len() / d, Comparison::new(name));
+        let (m, mut comparison) = (omega.len() / d, CaseComparison::new(name));
         let project = Project::<f64>::new(omega, [d, m], (d as f64).powf(-0.25));
         let exponents = images(&[&project], RowKind::Key, [batch, len, heads], &rows.k);
         // one number for the whole tensor
@@ -238,7 +238,7 @@ pub fn pipeline(case: &Case) -> CaseResult {
         case: &Case,
         rows: &LinearRows,
         LinearEngine { name, chunked, single }: LinearEngine,
-    ) -> Checked<Comparison> {
+    ) -> Checked<CaseComparison> {
         let (waves, realisations) = (case.size("K")?, case.size("R")?);
         let shape = SineShape { heads: rows.dims.heads, head_dim: rows.dims.head_dim, waves, realisations };
         let (freqs, offsets, gains) = (case.input("freqs")?, case.input("offsets")?, case.input("gains")?);
@@ -250,7 +250,7 @@ pub fn pipeline(case: &Case) -> CaseResult {
         let omega = case.input("omega")?;
         let sizes = [realisations, omega.len() / realisations];
         let favor = Favor::<T>::new(&omega, sizes, FavorFeatures::BothSigns).with(Offset::None, Offset::None, 0.0);
-        let mut comparison = Comparison::new(name);
+        let mut comparison = CaseComparison::new(name);
         let out = rows.attend(&[&sine, &favor], CAUSAL, chunked);
         case.compare_to_largest(&mut comparison, "out", &out, single)?;
         Ok(comparison)

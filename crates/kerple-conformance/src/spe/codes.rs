@@ -2,7 +2,7 @@
 
 use super::rows::{codes, images};
 use crate::case::Case;
-use crate::{CaseResult, Checked, Comparison};
+use crate::{CaseComparison, CaseResult, Checked};
 use kerple_core::Number;
 use kerple_core::features::{
     CodeGate, ConvCode, ConvShape, FeatureMap, Filters, Gating, NoiseTable, Normals, RowKind, SineCode, SineShape,
@@ -14,7 +14,7 @@ const SINGLE: f64 = 2e-6;
 
 /// Initial values from the draws that they are made of.
 pub fn initial(case: &Case) -> CaseResult {
-    let mut comparison = Comparison::new("initial");
+    let mut comparison = CaseComparison::new("initial");
     if case.has("draw_gains") {
         let mut freqs = case.input("draw_freqs")?;
         let mut gains = case.input("draw_gains")?;
@@ -52,8 +52,8 @@ impl ExpectedCode<'_> {
         map: &dyn FeatureMap<T>,
         engine: &str,
         single: Option<f64>,
-    ) -> Checked<Comparison> {
-        let mut comparison = Comparison::new(format!("{engine}{}", self.suffix));
+    ) -> Checked<CaseComparison> {
+        let mut comparison = CaseComparison::new(format!("{engine}{}", self.suffix));
         for (side, key, x) in [(RowKind::Query, "qhat", &self.q), (RowKind::Key, "khat", &self.k)] {
             let key = [format!("{key}{}", self.suffix), key.to_owned()].into_iter().find(|key| self.case.has(key));
             if let Some(key) = key {
@@ -64,9 +64,9 @@ impl ExpectedCode<'_> {
     }
 
     /// The codes, the estimates of scores, the kernel and the scores it means.
-    fn whole(&self, map: &dyn FeatureMap<f64>, kernel: Option<LagKernel>) -> Checked<Comparison> {
+    fn whole(&self, map: &dyn FeatureMap<f64>, kernel: Option<LagKernel>) -> Checked<CaseComparison> {
         let ExpectedCode { case, sizes: [batch, len, heads], suffix, .. } = *self;
-        let mut comparison = Comparison::new(format!("definition{suffix}"));
+        let mut comparison = CaseComparison::new(format!("definition{suffix}"));
         for (side, key) in [(RowKind::Query, "qbar"), (RowKind::Key, "kbar")] {
             let key = format!("{key}{suffix}");
             if case.has(&key) {
@@ -160,7 +160,7 @@ pub fn sine(case: &Case) -> CaseResult {
             )?);
         }
     }
-    Ok(comparisons.into_iter().filter(Comparison::compared).collect())
+    Ok(comparisons.into_iter().filter(CaseComparison::compared).collect())
 }
 
 /// Codes of filtered noise.
@@ -210,7 +210,7 @@ pub fn conv(case: &Case) -> CaseResult {
             comparisons.push(expected.contractions(&single, "f32", Some(SINGLE))?);
         }
     }
-    Ok(comparisons.into_iter().filter(Comparison::compared).collect())
+    Ok(comparisons.into_iter().filter(CaseComparison::compared).collect())
 }
 
 /// The part of a case's noise that is used, stream by stream: from sample P of each axis on.

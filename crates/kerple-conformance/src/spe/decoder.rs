@@ -2,7 +2,7 @@
 
 use super::attention::{CAUSAL, LinearRows};
 use crate::case::Case;
-use crate::{CaseResult, Checked, Comparison};
+use crate::{CaseComparison, CaseResult, Checked};
 use kerple_core::attention::linear::LinearAttentionDims;
 use kerple_core::features::{
     CodeGate, ConvCode, ConvShape, Favor, FavorFeatures, FeatureMap, Filters, Gating, NoiseTable, Normals, Offset,
@@ -154,7 +154,7 @@ pub fn run(case: &Case) -> CaseResult {
     };
     let nll: Vec<f64> = logits.chunks_exact(vocabulary).zip(&targets).map(nll).collect();
     let scored = targets.iter().filter(|target| **target as usize != padding).count() as f64;
-    let mut comparison = Comparison::new("decoder f64");
+    let mut comparison = CaseComparison::new("decoder f64");
     // the reference has rounded losses to f32, and its waves too, with a last bit that is its mathematical library's own
     let rounded = Some(f64::from(f32::EPSILON));
     let of_logits = if case.has("noise.0") { None } else { rounded };

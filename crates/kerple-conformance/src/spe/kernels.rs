@@ -1,7 +1,7 @@
 //! Random matrices, measures of attention maps, and sums of exponentials.
 
 use crate::case::Case;
-use crate::{CaseResult, Checked, Comparison, Tolerance};
+use crate::{AllowedError, CaseComparison, CaseResult, Checked};
 use kerple_core::attention::linear::{
     Decay, LinearAttentionDims, LinearAttentionInputs, LinearAttentionProblem, NEAR, forward, naive,
 };
@@ -20,7 +20,7 @@ pub fn orthogonal(case: &Case) -> CaseResult {
         |column: usize| (0..d).map(|row| got[row * m + column] * expected[row * m + column]).sum::<f64>() > 0.0;
     let signs: Vec<f64> = (0..m).map(|column| if same_sign(column) { 1.0 } else { -1.0 }).collect();
     let got: Vec<f64> = got.iter().enumerate().map(|(at, value)| value * signs[at % m]).collect();
-    let mut comparison = Comparison::new("orthogonal");
+    let mut comparison = CaseComparison::new("orthogonal");
     case.compare_to_largest(&mut comparison, "omega", &got, None)?;
     Ok(vec![comparison])
 }
@@ -41,8 +41,8 @@ pub fn blocks(case: &Case) -> CaseResult {
     let lengths = if equal { omega::ColumnNorms::Equal } else { omega::ColumnNorms::Drawn };
     let drawn = omega::orthogonal([d, m], lengths, &mut stream(1, Purpose::Noise));
     let ours: Vec<f64> = (0..m * d).map(|at| drawn[at % d * m + at / d]).collect();
-    let mut comparison = Comparison::new("structure");
-    let tolerance = Tolerance { absolute: 1e-10 * d as f64, relative: 0.0 };
+    let mut comparison = CaseComparison::new("structure");
+    let tolerance = AllowedError { absolute: 1e-10 * d as f64, relative: 0.0 };
     for (name, rows) in [("sample", case.input("proj")?), ("ours", ours)] {
         let (product, squares) = structure(&rows, d);
         comparison.compare(&format!("{name}: products"), &[product], &[0.0], tolerance);
@@ -56,7 +56,7 @@ pub fn blocks(case: &Case) -> CaseResult {
 /// How relative and monotonic a map is.
 pub fn metrics(case: &Case) -> CaseResult {
     let (map, n) = (case.input("attn")?, case.size("n")?);
-    let mut comparison = Comparison::new("measure");
+    let mut comparison = CaseComparison::new("measure");
     let near = |first: usize| MapRegion { first, furthest: Some(5) };
     let all = MapRegion { first: 0, furthest: None };
     let invariance = [all, near(0)].map(|extent| translation_invariance(&map, n, extent));
@@ -87,12 +87,12 @@ pub fn exponentials(case: &Case) -> CaseResult {
         rate => weights[head * nodes + k] * (-rate * t as f64).exp(),
     };
     let sum: Vec<f64> = (0..heads * lags).map(|at| (0..nodes).map(|k| term(at / lags, k, at % lags)).sum()).collect();
-    let mut comparison = Comparison::new("definition");
+    let mut comparison = CaseComparison::new("definition");
     case.compare_to_largest(&mut comparison, "a_exact", &exact, None)?;
     case.compare_to_largest(&mut comparison, "a_soe", &sum, None)?;
     let mut comparisons = vec![comparison];
     for (name, chunked) in [("naive", false), ("chunked f64", true)] {
-        let mut comparison = Comparison::new(name);
+        let mut comparison = CaseComparison::new(name);
         for (key, table) in [("out_exact", &exact), ("out_soe", &sum)] {
             let near: Vec<f64> = (0..heads * NEAR).map(|at| table[at / NEAR * lags + at % NEAR]).collect();
             case.compare_to_largest(&mut comparison, key, &faded(case, &near, [heads, len], chunked)?, None)?;
