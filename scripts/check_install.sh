@@ -40,8 +40,15 @@ for crate in "$target"/package/kerple*-"$version".crate; do tar -C "$work/crates
         echo "$name = { path = \"${folder%/}\" }"
     done
 } >"$work/patch.toml"
-(cd "$work" && step cargo install --path "crates/kerple-$version" --root "$work/installed" --config patch.toml --target-dir "$target")
-demo "$work/installed/bin/kerple"
+# A build takes the dependencies of the packed Cargo.lock, where `cargo install` would look for newer ones; what is built of them
+# already serves again. The clone's own program comes back afterwards.
+built=$target/release/kerple
+[ ! -e "$built" ] || cp -p "$built" "$work/own"
+(cd "$work" && step cargo build --release --manifest-path "crates/kerple-$version/Cargo.toml" --config patch.toml --target-dir "$target")
+mkdir "$work/installed"
+cp "$built" "$work/installed"
+[ ! -e "$work/own" ] || { rm "$built" && cp -p "$work/own" "$built"; }
+demo "$work/installed/kerple"
 
 source scripts/python_venv.sh
 wheel=${KERPLE_WHEEL:-}

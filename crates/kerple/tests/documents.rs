@@ -183,7 +183,8 @@ fn pages() -> Vec<PathBuf> {
         .flat_map(|folder| std::fs::read_dir(document(folder)).unwrap())
         .map(|e| e.unwrap().path())
         .collect();
-    pages.retain(|path| path.extension().is_some_and(|end| end == "md"));
+    // the table of contents of the site also lists pages of the folder above
+    pages.retain(|path| path.extension().is_some_and(|end| end == "md") && !path.ends_with("SUMMARY.md"));
     assert!(pages.len() > 10, "{pages:?}");
     pages
 }

@@ -22,7 +22,8 @@ impl ConfigError {
 
     /// Message and hint as one line.
     pub fn line(&self) -> String {
-        format!("{self}; {}", self.hint)
+        let end = if self.message.ends_with('?') { "" } else { ";" };
+        format!("{self}{end} {}", self.hint)
     }
 }
 

@@ -17,8 +17,9 @@ pub fn kind_of(name: &str) -> Result<&'static str> {
     if let Some((_, kind)) = names().find(|(known, _)| letters(known) == wanted) {
         return Ok(kind);
     }
-    let meant = nearest(name, names().map(|(known, _)| known));
-    let meant = meant.map_or_else(String::new, |known| format!("; did you mean `{known}`?"));
+    let meant =
+        nearest(name, names().map(|(known, _)| known)).and_then(|meant| names().find(|(known, _)| *known == meant));
+    let meant = meant.map_or_else(String::new, |(_, kind)| format!("; did you mean `{kind}`?"));
     Err(ConfigError::new(
         "kind",
         format!("unknown encoding `{name}`{meant}"),
