@@ -25,7 +25,7 @@ step cargo clippy --release --locked "${crates[@]}" --features "$features" --all
 RUSTDOCFLAGS="-D warnings" step cargo doc --release --locked "${crates[@]}" --features "$features" \
     --no-deps --document-private-items
 step cargo test --release --locked "${crates[@]}" --features "$features" --test attention --test linear_sums --test step --test over_heads \
-    --test cuda_source --test gpu --test pieces
+    --test cuda_source --test gpu --test query_chunks
 
 target=${CARGO_TARGET_DIR:-target}
 source scripts/python_venv.sh

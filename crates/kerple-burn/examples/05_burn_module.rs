@@ -2,12 +2,12 @@
 
 use burn::module::Module;
 use burn::tensor::{DType, Device, Tensor, TensorData};
-use kerple_burn::adamw::{AdamW, Settings, Update};
-use kerple_burn::fused::Engine;
+use kerple_burn::adamw::{AdamW, AdamWConfig, AdamWStep};
+use kerple_burn::forward_context::ForwardContext;
+use kerple_burn::implementation::Impl;
 use kerple_burn::ops::attention::{attention, default_scale};
-use kerple_burn::parameters::{self, Describe, Groups};
-use kerple_burn::pass::Pass;
-use kerple_burn::positions::PositionalEncoding;
+use kerple_burn::parameters::{self, ParamGroupOverrides, ParamGroups};
+use kerple_burn::positional_encoding::PositionalEncoding;
 use kerple_core::encoding::{Encoding, Geometry, Method};
 
 const LEN: usize = 32;
@@ -21,16 +21,21 @@ impl Average {
     /// With q = k = 0 only the bias decides: each position gets a mean of the past, weighted by distance.
     fn forward(&self, v: Tensor<4>, device: &Device) -> Tensor<4> {
         let nothing = v.zeros_like();
-        let positions =
-            self.encoding.positions(0, [LEN, LEN], (device, DType::F32), Engine::Fused, &Pass::evaluation(0));
-        attention(nothing.clone(), nothing, v, default_scale(4), &positions, Engine::Fused)
+        let context = self.encoding.attention_context(
+            0,
+            [LEN, LEN],
+            (device, DType::F32),
+            Impl::Kernel,
+            &ForwardContext::evaluation(0),
+        );
+        attention(nothing.clone(), nothing, v, default_scale(4), &context.scores(None), Impl::Kernel)
     }
 }
 
 /// The encoding knows the ranges of its parameters, and that kernels are not decayed.
-impl Describe for Average {
-    fn describe(&self, groups: &mut Groups) {
-        self.encoding.describe(groups);
+impl ParamGroupOverrides for Average {
+    fn override_param_groups(&self, groups: &mut ParamGroups) {
+        self.encoding.override_param_groups(groups);
     }
 }
 
@@ -48,7 +53,7 @@ fn main() {
     let weights = Tensor::<4>::from_data(weights, (&device, DType::F32));
     let target = (weights.clone() / weights.sum_dim(3)).matmul(v.clone());
 
-    let settings = Settings { betas: [0.9, 0.999], epsilon: 1e-8, weight_decay: 0.0, clip: 1.0 };
+    let settings = AdamWConfig { betas: [0.9, 0.999], epsilon: 1e-8, weight_decay: 0.0, clip: 1.0 };
     let mut optimizer = AdamW::new(&model, settings);
     for step in 0..=400 {
         let loss = (model.forward(v.clone(), &device) - target.clone()).powi_scalar(2).mean();
@@ -60,7 +65,7 @@ fn main() {
         let gradients: Vec<_> =
             gradients.into_iter().map(|slope| slope.expect("the loss depends on all of them")).collect();
         let norm = optimizer.norm(&gradients);
-        model = optimizer.step(model, gradients, norm, Update { learning_rate: 0.02, adam_step: step + 1 });
+        model = optimizer.step(model, gradients, norm, AdamWStep { learning_rate: 0.02, adam_step: step + 1 });
     }
     let learned = model.encoding.table(0, 3).bias.expect("a bias was learned");
     println!("bias at distances 0, 1, 2: {learned:.3?}; the target's is 0, -0.5, -1");

@@ -8,9 +8,10 @@
 #[cfg(feature = "cube")]
 mod gpu;
 
-use crate::array::Array;
-use crate::fused::{Engine, Number, Target};
-use crate::parameters::{self, Describe, Group, as_parameter, on_host, plain};
+use crate::custom_op::FloatElement;
+use crate::host_array::HostArray;
+use crate::implementation::{DeviceKind, Impl};
+use crate::parameters::{self, ParamGroup, ParamGroupOverrides, as_parameter, on_host, plain};
 use crate::with_element;
 use burn::backend::{Flex, flex::FlexTensor};
 use burn::module::{Module, ModuleMapper, Param};
@@ -18,18 +19,18 @@ use burn::tensor::{Bool, DType, Device, Tensor, TensorData};
 use kerple_core::ops::adam;
 
 /// What updates in one pass: by a norm that the host knows, and by one on the device.
-const KERNELS: &[Target] = &[Target::Host];
+const KERNELS: &[DeviceKind] = &[DeviceKind::Cpu];
 #[cfg(feature = "cube")]
-const ON_DEVICE: &[Target] = &[Target::Gpu];
+const ON_DEVICE: &[DeviceKind] = &[DeviceKind::Gpu];
 
 /// What stays the same over a run.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Settings {
+pub struct AdamWConfig {
     /// Decay rates of the moments.
     pub betas: [f64; 2],
     /// Added to the denominator.
     pub epsilon: f64,
-    /// Decoupled weight decay of the parameters whose [`Group`] decays.
+    /// Decoupled weight decay of the parameters whose [`ParamGroup`] decays.
     pub weight_decay: f64,
     /// Gradients are scaled down to this global norm; 0 turns clipping off.
     pub clip: f64,
@@ -37,7 +38,7 @@ pub struct Settings {
 
 /// What changes from one update to the next.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Update {
+pub struct AdamWStep {
     /// Learning rate.
     pub learning_rate: f64,
     /// Step of the bias corrections, from 1.
@@ -46,7 +47,7 @@ pub struct Update {
 
 /// Exponential averages of a parameter's gradient and of its square, flattened.
 #[derive(Clone, Debug)]
-struct Moments {
+struct AdamState {
     first: Tensor<1>,
     second: Tensor<1>,
 }
@@ -54,33 +55,33 @@ struct Moments {
 /// The optimizer of a module.
 #[derive(Clone, Debug)]
 pub struct AdamW {
-    settings: Settings,
-    engine: Engine,
-    groups: Vec<Group>,
-    moments: Vec<Moments>,
+    settings: AdamWConfig,
+    engine: Impl,
+    groups: Vec<ParamGroup>,
+    moments: Vec<AdamState>,
 }
 
 impl AdamW {
     /// Zero moments for each parameter of `module`, which defines how it is updated.
-    pub fn new<M: Module + Describe>(module: &M, settings: Settings) -> AdamW {
-        let zeros = |values: Tensor<1>| Moments { first: values.zeros_like(), second: values.zeros_like() };
+    pub fn new<M: Module + ParamGroupOverrides>(module: &M, settings: AdamWConfig) -> AdamW {
+        let zeros = |values: Tensor<1>| AdamState { first: values.zeros_like(), second: values.zeros_like() };
         let moments = parameters::values(module).into_iter().map(zeros).collect();
-        AdamW { settings, engine: Engine::Fused, groups: parameters::groups(module), moments }
+        AdamW { settings, engine: Impl::Kernel, groups: parameters::param_groups(module), moments }
     }
 
     /// The same, computing with this engine.
-    pub fn with_engine(self, engine: Engine) -> AdamW {
+    pub fn with_engine(self, engine: Impl) -> AdamW {
         AdamW { engine, ..self }
     }
 
     /// How each parameter is updated, in visiting order.
-    pub fn groups(&self) -> &[Group] {
+    pub fn groups(&self) -> &[ParamGroup] {
         &self.groups
     }
 
     /// First and second moments of each parameter on the host, flattened, in visiting order.
-    pub fn moments(&self) -> Vec<[Array; 2]> {
-        let pair = |Moments { first, second }: &Moments| [first, second].map(|moment| on_host(moment.clone()));
+    pub fn moments(&self) -> Vec<[HostArray; 2]> {
+        let pair = |AdamState { first, second }: &AdamState| [first, second].map(|moment| on_host(moment.clone()));
         self.moments.iter().map(pair).collect()
     }
 
@@ -89,7 +90,7 @@ impl AdamW {
     /// # Errors
     /// The first error of `fill`; moments before it are then replaced.
     pub fn load_moments<E>(&mut self, mut fill: impl FnMut(usize, bool, &mut [f32]) -> Result<(), E>) -> Result<(), E> {
-        for (index, Moments { first, second }) in self.moments.iter_mut().enumerate() {
+        for (index, AdamState { first, second }) in self.moments.iter_mut().enumerate() {
             for (is_second, moment) in [(false, first), (true, second)] {
                 let mut values = vec![0.0; moment.dims()[0]];
                 fill(index, is_second, &mut values)?;
@@ -103,7 +104,7 @@ impl AdamW {
     /// Global L2 norm of a set of gradients, `[1]`, on their device.
     ///
     /// Fused on the processor, squares are added in f64 in a fixed order, so that it is finite exactly if every element is. On GPUs
-    /// and composed they are added in the type of the gradient.
+    /// and in the reference they are added in the type of the gradient.
     pub fn norm(&self, gradients: &[Tensor<1>]) -> Tensor<1> {
         let Some(first) = gradients.first() else { return Tensor::zeros([1], &Device::flex()) };
         if self.engine.has_kernel(KERNELS, first) {
@@ -136,9 +137,9 @@ impl AdamW {
     ///
     /// # Panics
     /// When there is not one gradient for each parameter.
-    pub fn step<M: Module>(&mut self, module: M, gradients: Vec<Tensor<1>>, norm: Tensor<1>, update: Update) -> M {
+    pub fn step<M: Module>(&mut self, module: M, gradients: Vec<Tensor<1>>, norm: Tensor<1>, update: AdamWStep) -> M {
         assert_eq!(gradients.len(), self.groups.len(), "gradients: expected one for each parameter");
-        let Settings { betas, epsilon, clip, .. } = self.settings;
+        let AdamWConfig { betas, epsilon, clip, .. } = self.settings;
         let settings = adam::AdamWUpdate {
             lr: update.learning_rate,
             beta1: betas[0],
@@ -149,31 +150,31 @@ impl AdamW {
             gradient_scale: 1.0,
         };
         let clipped = self.clipped(&gradients, norm, clip);
-        if let Clipped::Known(None) = clipped {
+        if let ClipFactor::Known(None) = clipped {
             return module;
         }
         let entries = std::mem::take(&mut self.moments).into_iter().zip(gradients).zip(&self.groups);
         let weight_decay = self.settings.weight_decay;
-        let mut apply = Apply { clipped, weight_decay, settings, entries, done: Vec::new() };
+        let mut apply = ApplyUpdate { clipped, weight_decay, settings, entries, done: Vec::new() };
         let module = module.map(&mut apply);
         self.moments = apply.done;
         module
     }
 
-    fn clipped(&self, gradients: &[Tensor<1>], norm: Tensor<1>, clip: f64) -> Clipped {
+    fn clipped(&self, gradients: &[Tensor<1>], norm: Tensor<1>, clip: f64) -> ClipFactor {
         if gradients.first().is_some_and(|first| self.engine.has_kernel(KERNELS, first)) {
-            return Clipped::known(norm, clip);
+            return ClipFactor::known(norm, clip);
         }
         #[cfg(feature = "cube")]
         if gradients.iter().chain([&norm]).all(|values| self.engine.has_kernel(ON_DEVICE, values)) {
-            return Clipped::InKernel(Box::new(norm), clip);
+            return ClipFactor::InKernel(Box::new(norm), clip);
         }
-        Clipped::on_device(norm, clip)
+        ClipFactor::on_device(norm, clip)
     }
 }
 
 /// What clipping makes of a gradient.
-enum Clipped {
+enum ClipFactor {
     /// A factor that the host knows, for the kernel; `None`: the norm is not finite.
     Known(Option<f64>),
     /// The norm, `[1]`, for the kernel, and its limit.
@@ -183,35 +184,32 @@ enum Clipped {
     OnDevice(Box<(Tensor<1>, Tensor<1, Bool>)>),
 }
 
-impl Clipped {
-    fn known(norm: Tensor<1>, clip: f64) -> Clipped {
+impl ClipFactor {
+    fn known(norm: Tensor<1>, clip: f64) -> ClipFactor {
         let norm: f64 = norm.into_scalar();
         let factor = if clip > 0.0 { adam::clip_scale(norm, clip) } else { 1.0 };
-        Clipped::Known(norm.is_finite().then_some(factor))
+        ClipFactor::Known(norm.is_finite().then_some(factor))
     }
 
     /// As [`adam::clip_scale`].
-    fn on_device(norm: Tensor<1>, clip: f64) -> Clipped {
+    fn on_device(norm: Tensor<1>, clip: f64) -> ClipFactor {
         let finite = norm.clone().is_finite();
-        let factor = match clip > 0.0 {
-            true => ((norm + 1e-6) / clip).clamp_min(1.0).recip(),
-            false => norm.ones_like(),
-        };
-        Clipped::OnDevice(Box::new((factor, finite)))
+        let factor = if clip > 0.0 { ((norm + 1e-6) / clip).clamp_min(1.0).recip() } else { norm.ones_like() };
+        ClipFactor::OnDevice(Box::new((factor, finite)))
     }
 }
 
 /// Walks a module with the moments, gradient and group of each parameter.
-struct Apply<I> {
-    clipped: Clipped,
+struct ApplyUpdate<I> {
+    clipped: ClipFactor,
     /// Of groups that decay.
     weight_decay: f64,
     settings: adam::AdamWUpdate,
     entries: I,
-    done: Vec<Moments>,
+    done: Vec<AdamState>,
 }
 
-impl<'a, I: Iterator<Item = ((Moments, Tensor<1>), &'a Group)>> ModuleMapper for Apply<I> {
+impl<'a, I: Iterator<Item = ((AdamState, Tensor<1>), &'a ParamGroup)>> ModuleMapper for ApplyUpdate<I> {
     fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
         let ((moments, gradient), group) = self.entries.next().expect("mapping visits what visiting visits");
         let weight_decay = if group.decay { self.weight_decay } else { 0.0 };
@@ -220,18 +218,18 @@ impl<'a, I: Iterator<Item = ((Moments, Tensor<1>), &'a Group)>> ModuleMapper for
             let tracked = tensor.device().is_autodiff();
             let values = plain(tensor);
             let (values, moments) = match &self.clipped {
-                Clipped::Known(factor) => {
+                ClipFactor::Known(factor) => {
                     let gradient_scale = factor.expect("an update needs a finite norm");
                     fused(&adam::AdamWUpdate { gradient_scale, ..settings }, group.range, values, gradient, moments)
                 }
                 #[cfg(feature = "cube")]
-                Clipped::InKernel(norm, clip) => {
+                ClipFactor::InKernel(norm, clip) => {
                     gpu::update(&settings, group.range, (values, moments), gradient, (&**norm, *clip))
                 }
-                Clipped::OnDevice(clipped) => {
+                ClipFactor::OnDevice(clipped) => {
                     let (factor, finite) = &**clipped;
                     let gradient = gradient * factor.clone();
-                    composed(&settings, group.range, (values, moments), gradient, finite)
+                    reference(&settings, group.range, (values, moments), gradient, finite)
                 }
             };
             self.done.push(moments);
@@ -240,14 +238,14 @@ impl<'a, I: Iterator<Item = ((Moments, Tensor<1>), &'a Group)>> ModuleMapper for
     }
 }
 
-/// The definition: one update of one parameter in plain Burn operations, by a gradient that is clipped already.
-fn composed<const D: usize>(
+/// The reference: one update of one parameter in plain Burn operations, by a gradient that is clipped already.
+fn reference<const D: usize>(
     settings: &adam::AdamWUpdate,
     range: Option<[f64; 2]>,
-    (values, old): (Tensor<D>, Moments),
+    (values, old): (Tensor<D>, AdamState),
     g: Tensor<1>,
     finite: &Tensor<1, Bool>,
-) -> (Tensor<D>, Moments) {
+) -> (Tensor<D>, AdamState) {
     let adam::AdamWUpdate { lr, beta1, beta2, epsilon, weight_decay, step, .. } = *settings;
     let correction = |beta: f64| 1.0 - beta.powf(step as f64);
     let (shape, before) = (values.dims(), parameters::flat(values));
@@ -262,7 +260,7 @@ fn composed<const D: usize>(
     };
     let finite = finite.clone().expand(before.dims());
     let kept = |old: Tensor<1>, new: Tensor<1>| old.mask_where(finite.clone(), new);
-    let moments = Moments { first: kept(old.first, first), second: kept(old.second, second) };
+    let moments = AdamState { first: kept(old.first, first), second: kept(old.second, second) };
     (kept(before, values).reshape(shape), moments)
 }
 
@@ -270,7 +268,7 @@ fn flex<const D: usize>(tensor: Tensor<D>) -> FlexTensor {
     tensor.try_into_primitive::<Flex>().expect("fused operations run on the flex backend").to_contiguous()
 }
 
-fn slice<T: Number>(values: &FlexTensor) -> &[T] {
+fn slice<T: FloatElement>(values: &FlexTensor) -> &[T] {
     values.as_slice().expect("contiguous values of the type that was matched")
 }
 
@@ -283,7 +281,7 @@ fn clamp<T: PartialOrd>(value: T, low: T, high: T) -> T {
     }
 }
 
-fn in_place<T: Number>(
+fn in_place<T: FloatElement>(
     settings: &adam::AdamWUpdate,
     range: Option<[f64; 2]>,
     values: &mut [T],
@@ -297,14 +295,14 @@ fn in_place<T: Number>(
     }
 }
 
-/// [`composed`] in one pass, in place where nothing else shares the values.
+/// [`reference`] in one pass, in place where nothing else shares the values.
 fn fused<const D: usize>(
     settings: &adam::AdamWUpdate,
     range: Option<[f64; 2]>,
     values: Tensor<D>,
     gradient: Tensor<1>,
-    moments: Moments,
-) -> (Tensor<D>, Moments) {
+    moments: AdamState,
+) -> (Tensor<D>, AdamState) {
     let (mut values, gradient) = (flex(values), flex(gradient));
     let (mut first, mut second) = (flex(moments.first), flex(moments.second));
     with_element!(values, T => {
@@ -312,14 +310,14 @@ fn fused<const D: usize>(
         in_place(settings, range, values.storage_mut(), slice(&gradient), moments);
     });
     let moments =
-        Moments { first: Tensor::from_primitive::<Flex>(first), second: Tensor::from_primitive::<Flex>(second) };
+        AdamState { first: Tensor::from_primitive::<Flex>(first), second: Tensor::from_primitive::<Flex>(second) };
     (Tensor::from_primitive::<Flex>(values), moments)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::parameters::Groups;
+    use crate::parameters::ParamGroups;
     use rand::{RngExt, SeedableRng};
 
     /// A matrix, a vector, and a vector with a range that says nothing is decayed.
@@ -332,9 +330,9 @@ mod tests {
 
     const LOW: f64 = 0.4;
 
-    impl Describe for Three {
-        fn describe(&self, groups: &mut Groups) {
-            groups.say(&self.kernel, Group { decay: false, range: Some([LOW, 2.0]) });
+    impl ParamGroupOverrides for Three {
+        fn override_param_groups(&self, groups: &mut ParamGroups) {
+            groups.set(&self.kernel, ParamGroup { decay: false, range: Some([LOW, 2.0]) });
         }
     }
 
@@ -354,31 +352,31 @@ mod tests {
         [2100, 40, 40].iter().zip(3 * step..).map(|(len, seed)| random([*len], dtype, 100 + seed) - 0.3).collect()
     }
 
-    const SETTINGS: Settings = Settings { betas: [0.9, 0.99], epsilon: 1e-8, weight_decay: 0.1, clip: 1.0 };
+    const SETTINGS: AdamWConfig = AdamWConfig { betas: [0.9, 0.99], epsilon: 1e-8, weight_decay: 0.1, clip: 1.0 };
 
     /// Values of every parameter and moment after some updates.
-    fn train(dtype: DType, engine: Engine, steps: u64) -> Vec<Vec<f64>> {
+    fn train(dtype: DType, engine: Impl, steps: u64) -> Vec<Vec<f64>> {
         let mut model = three(dtype);
         let mut optimizer = AdamW::new(&model, SETTINGS).with_engine(engine);
         for step in 1..=steps {
             let gradients = gradients(dtype, step);
             let norm = optimizer.norm(&gradients);
-            model = optimizer.step(model, gradients, norm, Update { learning_rate: 0.05, adam_step: step });
+            model = optimizer.step(model, gradients, norm, AdamWStep { learning_rate: 0.05, adam_step: step });
         }
-        let moments = optimizer.moments.into_iter().flat_map(|Moments { first, second }| [first, second]);
+        let moments = optimizer.moments.into_iter().flat_map(|AdamState { first, second }| [first, second]);
         let all = parameters::values(&model).into_iter().chain(moments);
         all.map(|values| values.into_data().iter::<f64>().collect()).collect()
     }
 
     #[test]
-    fn fused_equals_composed() {
-        // the same roundings; f32 differs only by the norm, which the definition adds up in f32
+    fn fused_equals_reference() {
+        // the same roundings; f32 differs only by the norm, which the reference adds up in f32
         for (dtype, tolerance) in [(DType::F64, 1e-14), (DType::F32, 1e-6)] {
-            let (fused, composed) = (train(dtype, Engine::Fused, 6), train(dtype, Engine::Composed, 6));
+            let (fused, reference) = (train(dtype, Impl::Kernel, 6), train(dtype, Impl::Reference, 6));
             assert_eq!(fused.len(), 9);
-            for (fused, composed) in fused.iter().zip(&composed) {
-                let error = fused.iter().zip(composed).fold(0f64, |m, (a, b)| m.max((a - b).abs()));
-                assert!(error <= tolerance && fused.len() == composed.len(), "{dtype:?}: {error:e}");
+            for (fused, reference) in fused.iter().zip(&reference) {
+                let error = fused.iter().zip(reference).fold(0f64, |m, (a, b)| m.max((a - b).abs()));
+                assert!(error <= tolerance && fused.len() == reference.len(), "{dtype:?}: {error:e}");
             }
         }
     }
@@ -391,7 +389,7 @@ mod tests {
         let norm = gradients.iter().flat_map(numbers).map(|g| g * g).sum::<f64>().sqrt();
         assert!(norm > 1.0);
         let before: Vec<_> = parameters::values(&three(dtype)).iter().map(numbers).collect();
-        let after = train(dtype, Engine::Fused, 1);
+        let after = train(dtype, Impl::Kernel, 1);
         for (at, decay) in [(0, 0.1), (1, 0.0), (2, 0.0)] {
             for ((old, gradient), new) in before[at].iter().zip(numbers(&gradients[at])).zip(&after[at]) {
                 // the first step's corrected moments are the clipped gradient and its square
@@ -414,10 +412,10 @@ mod tests {
 
     #[test]
     fn a_norm_that_is_no_number_updates_nothing() {
-        for engine in [Engine::Fused, Engine::Composed] {
+        for engine in [Impl::Kernel, Impl::Reference] {
             let (model, dtype) = (three(DType::F32), DType::F32);
             let mut optimizer = AdamW::new(&model, SETTINGS).with_engine(engine);
-            let update = |adam_step| Update { learning_rate: 0.1, adam_step };
+            let update = |adam_step| AdamWStep { learning_rate: 0.1, adam_step };
             let model = optimizer.step(model, gradients(dtype, 1), one(), update(1));
             let state = |model: &Three, optimizer: &AdamW| {
                 let moments = optimizer.moments().concat().into_iter().map(|moment| moment.slice::<f32>().to_vec());
@@ -437,7 +435,7 @@ mod tests {
 
     #[test]
     fn values_that_are_no_numbers_are_found() {
-        for engine in [Engine::Fused, Engine::Composed] {
+        for engine in [Impl::Kernel, Impl::Reference] {
             let optimizer = AdamW::new(&three(DType::F32), SETTINGS).with_engine(engine);
             let good = random::<1>([50], DType::F32, 0);
             assert!(optimizer.is_finite(&good) && number(optimizer.norm(std::slice::from_ref(&good))).is_finite());
@@ -458,7 +456,7 @@ mod tests {
     fn moments_go_out_and_come_back() {
         let (mut model, dtype) = (three(DType::F32), DType::F32);
         let mut optimizer = AdamW::new(&model, SETTINGS);
-        model = optimizer.step(model, gradients(dtype, 1), one(), Update { learning_rate: 0.1, adam_step: 1 });
+        model = optimizer.step(model, gradients(dtype, 1), one(), AdamWStep { learning_rate: 0.1, adam_step: 1 });
         let kept = optimizer.moments();
         let mut other = AdamW::new(&model, SETTINGS);
         let fill = |at: usize, second: bool, values: &mut [f32]| {

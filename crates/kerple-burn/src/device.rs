@@ -13,7 +13,7 @@ pub const NAMES: &str =
 
 /// A device as it is named.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Name {
+pub enum DeviceName {
     /// The processor.
     #[default]
     Cpu,
@@ -29,22 +29,22 @@ pub enum Name {
     Software,
 }
 
-impl FromStr for Name {
+impl FromStr for DeviceName {
     type Err = String;
 
-    fn from_str(text: &str) -> Result<Name, String> {
+    fn from_str(text: &str) -> Result<DeviceName, String> {
         let (kind, which) = text.split_once(':').unwrap_or((text, ""));
         let index = match which {
             "" if !text.ends_with(':') => Some(0),
             which => which.parse().ok(),
         };
         match (kind, which, index) {
-            ("cpu", "", Some(_)) => Ok(Name::Cpu),
-            ("wgpu", "software", _) => Ok(Name::Software),
-            ("cuda", _, Some(index)) => Ok(Name::Cuda(index)),
-            ("vulkan", _, Some(index)) => Ok(Name::Vulkan(index)),
-            ("metal", _, Some(index)) => Ok(Name::Metal(index)),
-            ("wgpu", _, Some(index)) => Ok(Name::Wgpu(index)),
+            ("cpu", "", Some(_)) => Ok(DeviceName::Cpu),
+            ("wgpu", "software", _) => Ok(DeviceName::Software),
+            ("cuda", _, Some(index)) => Ok(DeviceName::Cuda(index)),
+            ("vulkan", _, Some(index)) => Ok(DeviceName::Vulkan(index)),
+            ("metal", _, Some(index)) => Ok(DeviceName::Metal(index)),
+            ("wgpu", _, Some(index)) => Ok(DeviceName::Wgpu(index)),
             _ => Err(format!(
                 "unknown device; use {NAMES}; `kerple devices` lists the devices of \
                 this machine"
@@ -53,15 +53,15 @@ impl FromStr for Name {
     }
 }
 
-impl fmt::Display for Name {
+impl fmt::Display for DeviceName {
     fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
         match self {
-            Name::Cpu => write!(f, "cpu"),
-            Name::Cuda(index) => write!(f, "cuda:{index}"),
-            Name::Vulkan(index) => write!(f, "vulkan:{index}"),
-            Name::Metal(index) => write!(f, "metal:{index}"),
-            Name::Wgpu(index) => write!(f, "wgpu:{index}"),
-            Name::Software => write!(f, "wgpu:software"),
+            DeviceName::Cpu => write!(f, "cpu"),
+            DeviceName::Cuda(index) => write!(f, "cuda:{index}"),
+            DeviceName::Vulkan(index) => write!(f, "vulkan:{index}"),
+            DeviceName::Metal(index) => write!(f, "metal:{index}"),
+            DeviceName::Wgpu(index) => write!(f, "wgpu:{index}"),
+            DeviceName::Software => write!(f, "wgpu:software"),
         }
     }
 }
@@ -69,18 +69,18 @@ impl fmt::Display for Name {
 /// Why a device cannot be had.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
-pub enum Unavailable {
+pub enum DeviceUnavailable {
     /// This program was built without what it needs.
     NotBuilt {
         /// The device.
-        name: Name,
+        name: DeviceName,
         /// The feature of the crate that it needs.
         feature: &'static str,
     },
     /// The machine does not have it.
     Absent {
         /// The device.
-        name: Name,
+        name: DeviceName,
         /// What it has.
         present: Vec<String>,
     },
@@ -88,33 +88,33 @@ pub enum Unavailable {
     SoftwareInVulkan,
 }
 
-impl Unavailable {
+impl DeviceUnavailable {
     /// What to do about it.
     pub fn hint(&self) -> String {
         match self {
-            Unavailable::NotBuilt { feature, .. } => {
+            DeviceUnavailable::NotBuilt { feature, .. } => {
                 format!(
                     "build with it: cargo install --locked --path crates/kerple --features {feature}; see docs/gpu.md"
                 )
             }
-            Unavailable::Absent { present, .. } => {
+            DeviceUnavailable::Absent { present, .. } => {
                 format!("use --device with one of {}; `kerple devices` describes them", present.join(", "))
             }
-            Unavailable::SoftwareInVulkan => "build with the feature gpu, without the feature vulkan".to_owned(),
+            DeviceUnavailable::SoftwareInVulkan => "build with the feature gpu, without the feature vulkan".to_owned(),
         }
     }
 }
 
-impl fmt::Display for Unavailable {
+impl fmt::Display for DeviceUnavailable {
     fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
         match self {
-            Unavailable::NotBuilt { name, feature } => {
+            DeviceUnavailable::NotBuilt { name, feature } => {
                 write!(f, "--device {name}: this program was built without the feature {feature}")
             }
-            Unavailable::Absent { name, present } => {
+            DeviceUnavailable::Absent { name, present } => {
                 write!(f, "--device {name}: this machine does not have that device, only {}", present.join(", "))
             }
-            Unavailable::SoftwareInVulkan => {
+            DeviceUnavailable::SoftwareInVulkan => {
                 write!(
                     f,
                     "--device wgpu:software: software renderers crash on shaders of a build with the \
@@ -125,11 +125,11 @@ impl fmt::Display for Unavailable {
     }
 }
 
-impl std::error::Error for Unavailable {}
+impl std::error::Error for DeviceUnavailable {}
 
 /// A device that work can begin on.
 #[derive(Clone, Debug)]
-pub struct Opened {
+pub struct OpenDevice {
     /// Where models are to be.
     pub device: Device,
     /// What it calls itself.
@@ -140,9 +140,9 @@ pub struct Opened {
 
 /// A device that is there.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Listed {
+pub struct DeviceInfo {
     /// How it is named.
-    pub name: Name,
+    pub name: DeviceName,
     /// What it calls itself.
     pub part: String,
     /// Bytes that the device lends, where it reports them.
@@ -157,26 +157,26 @@ pub struct Listed {
     pub attention: bool,
 }
 
-impl Name {
+impl DeviceName {
     /// The feature of the crate without which this program has no such device.
     pub fn feature(self) -> Option<&'static str> {
         match self {
-            Name::Cpu => None,
-            Name::Cuda(_) => Some("cuda"),
-            Name::Vulkan(_) => Some("vulkan"),
-            Name::Metal(_) => Some("metal"),
-            Name::Wgpu(_) | Name::Software => Some("gpu"),
+            DeviceName::Cpu => None,
+            DeviceName::Cuda(_) => Some("cuda"),
+            DeviceName::Vulkan(_) => Some("vulkan"),
+            DeviceName::Metal(_) => Some("metal"),
+            DeviceName::Wgpu(_) | DeviceName::Software => Some("gpu"),
         }
     }
 
     /// Whether this program has it.
     pub fn is_built(self) -> bool {
         match self {
-            Name::Cpu => true,
-            Name::Cuda(_) => cfg!(feature = "cuda"),
-            Name::Vulkan(_) => cfg!(feature = "vulkan"),
-            Name::Metal(_) => cfg!(feature = "metal"),
-            Name::Wgpu(_) | Name::Software => cfg!(feature = "gpu"),
+            DeviceName::Cpu => true,
+            DeviceName::Cuda(_) => cfg!(feature = "cuda"),
+            DeviceName::Vulkan(_) => cfg!(feature = "vulkan"),
+            DeviceName::Metal(_) => cfg!(feature = "metal"),
+            DeviceName::Wgpu(_) | DeviceName::Software => cfg!(feature = "gpu"),
         }
     }
 
@@ -184,50 +184,53 @@ impl Name {
     ///
     /// # Errors
     /// When the program was built without it, or the machine does not have it.
-    pub fn open(self) -> Result<Opened, Unavailable> {
-        if self == Name::Cpu {
-            return Ok(Opened { device: Device::flex(), part: self.to_string(), memory: None });
+    pub fn open(self) -> Result<OpenDevice, DeviceUnavailable> {
+        if self == DeviceName::Cpu {
+            return Ok(OpenDevice { device: Device::flex(), part: self.to_string(), memory: None });
         }
         if !self.is_built() {
-            return Err(Unavailable::NotBuilt { name: self, feature: self.feature().expect("the processor is built") });
+            return Err(DeviceUnavailable::NotBuilt {
+                name: self,
+                feature: self.feature().expect("the processor is built"),
+            });
         }
-        if self == Name::Software && cfg!(feature = "vulkan") {
-            return Err(Unavailable::SoftwareInVulkan);
+        if self == DeviceName::Software && cfg!(feature = "vulkan") {
+            return Err(DeviceUnavailable::SoftwareInVulkan);
         }
-        let absent = || Unavailable::Absent { name: self, present: names() };
+        let absent = || DeviceUnavailable::Absent { name: self, present: names() };
         on_gpus::open(self).ok_or_else(absent)
     }
 }
 
 /// The names of all devices that are there.
 fn names() -> Vec<String> {
-    std::iter::once(Name::Cpu)
+    std::iter::once(DeviceName::Cpu)
         .chain(list().into_iter().map(|listed| listed.name))
         .map(|name| name.to_string())
         .collect()
 }
 
 /// All devices but the processor.
-pub fn list() -> Vec<Listed> {
+pub fn list() -> Vec<DeviceInfo> {
     on_gpus::list()
 }
 
 #[cfg(not(feature = "cube"))]
 mod on_gpus {
-    use super::{Listed, Name, Opened};
+    use super::{DeviceInfo, DeviceName, OpenDevice};
 
-    pub(super) fn open(_name: Name) -> Option<Opened> {
+    pub(super) fn open(_name: DeviceName) -> Option<OpenDevice> {
         None
     }
 
-    pub(super) fn list() -> Vec<Listed> {
+    pub(super) fn list() -> Vec<DeviceInfo> {
         Vec::new()
     }
 }
 
 #[cfg(feature = "cube")]
 mod on_gpus {
-    use super::{Device, Listed, Name, Opened};
+    use super::{Device, DeviceInfo, DeviceName, OpenDevice};
     use kerple_core::attention::AttentionDims;
     use kerple_gpu::attention::Attention;
     use kerple_gpu::cubecl::{self, device::WgpuBackend, device::WgpuDevice, device::WgpuDeviceKind};
@@ -246,39 +249,40 @@ mod on_gpus {
         kinds.into_iter().flat_map(like).map(cubecl::Device::from_id).collect()
     }
 
-    fn find(name: Name) -> Option<cubecl::Device> {
+    fn find(name: DeviceName) -> Option<cubecl::Device> {
         match name {
-            Name::Cpu => None,
-            Name::Cuda(index) => cubecl::Device::cuda(index).ok(),
-            Name::Vulkan(index) => adapters(WgpuBackend::Vulkan).into_iter().nth(index),
-            Name::Metal(index) => adapters(WgpuBackend::Metal).into_iter().nth(index),
-            Name::Wgpu(index) => adapters(WgpuBackend::Auto).into_iter().nth(index),
-            Name::Software => cubecl::Device::wgpu(WgpuDeviceKind::Cpu).ok(),
+            DeviceName::Cpu => None,
+            DeviceName::Cuda(index) => cubecl::Device::cuda(index).ok(),
+            DeviceName::Vulkan(index) => adapters(WgpuBackend::Vulkan).into_iter().nth(index),
+            DeviceName::Metal(index) => adapters(WgpuBackend::Metal).into_iter().nth(index),
+            DeviceName::Wgpu(index) => adapters(WgpuBackend::Auto).into_iter().nth(index),
+            DeviceName::Software => cubecl::Device::wgpu(WgpuDeviceKind::Cpu).ok(),
         }
     }
 
-    pub(super) fn open(name: Name) -> Option<Opened> {
+    pub(super) fn open(name: DeviceName) -> Option<OpenDevice> {
         let device = find(name)?;
         let client = device.client();
         let properties = client.properties();
         let (part, memory) = (properties.identity.name.clone(), properties.memory.max_memory());
-        Some(Opened { device: Device::new(device), part, memory })
+        Some(OpenDevice { device: Device::new(device), part, memory })
     }
 
-    pub(super) fn list() -> Vec<Listed> {
-        let indexed: [fn(usize) -> Name; 4] = [Name::Cuda, Name::Vulkan, Name::Metal, Name::Wgpu];
+    pub(super) fn list() -> Vec<DeviceInfo> {
+        let indexed: [fn(usize) -> DeviceName; 4] =
+            [DeviceName::Cuda, DeviceName::Vulkan, DeviceName::Metal, DeviceName::Wgpu];
         let named = indexed.into_iter().flat_map(|name| (0..).map(name).map_while(listed));
-        named.chain(listed(Name::Software)).collect()
+        named.chain(listed(DeviceName::Software)).collect()
     }
 
-    fn listed(name: Name) -> Option<Listed> {
-        if !name.is_built() || (name == Name::Software && cfg!(feature = "vulkan")) {
+    fn listed(name: DeviceName) -> Option<DeviceInfo> {
+        if !name.is_built() || (name == DeviceName::Software && cfg!(feature = "vulkan")) {
             return None;
         }
         let client = find(name)?.client();
         let properties = client.properties();
         let least = AttentionDims { batch: 1, heads: 1, kv_heads: 1, queries: 1, keys: 1, head_dim: 64 };
-        Some(Listed {
+        Some(DeviceInfo {
             name,
             part: properties.identity.name.clone(),
             memory: properties.memory.max_memory(),
@@ -296,38 +300,44 @@ mod tests {
 
     #[test]
     fn names_are_read_as_they_are_written() {
-        for name in
-            [Name::Cpu, Name::Cuda(0), Name::Cuda(3), Name::Vulkan(1), Name::Metal(0), Name::Wgpu(2), Name::Software]
-        {
+        for name in [
+            DeviceName::Cpu,
+            DeviceName::Cuda(0),
+            DeviceName::Cuda(3),
+            DeviceName::Vulkan(1),
+            DeviceName::Metal(0),
+            DeviceName::Wgpu(2),
+            DeviceName::Software,
+        ] {
             assert_eq!(name.to_string().parse(), Ok(name));
         }
-        assert_eq!(("cuda".parse(), "wgpu".parse()), (Ok(Name::Cuda(0)), Ok(Name::Wgpu(0))));
+        assert_eq!(("cuda".parse(), "wgpu".parse()), (Ok(DeviceName::Cuda(0)), Ok(DeviceName::Wgpu(0))));
         for wrong in
             ["", "gpu", "cpu:0", "cpu:", "cuda:", "cuda:x", "cuda:-1", "wgpu:gpu", "metal:software", "wgpu:1:2"]
         {
-            assert!(wrong.parse::<Name>().is_err(), "{wrong}");
+            assert!(wrong.parse::<DeviceName>().is_err(), "{wrong}");
         }
     }
 
     #[test]
     fn what_was_not_built_says_how() {
-        assert!(Name::Cpu.open().is_ok());
-        for name in [Name::Cuda(0), Name::Vulkan(0), Name::Metal(0), Name::Wgpu(0)] {
+        assert!(DeviceName::Cpu.open().is_ok());
+        for name in [DeviceName::Cuda(0), DeviceName::Vulkan(0), DeviceName::Metal(0), DeviceName::Wgpu(0)] {
             if name.is_built() {
                 continue;
             }
             let error = name.open().unwrap_err();
             let feature = name.feature().unwrap();
-            assert_eq!(error, Unavailable::NotBuilt { name, feature });
+            assert_eq!(error, DeviceUnavailable::NotBuilt { name, feature });
             assert!(error.hint().contains(&format!("--features {feature}")), "{}", error.hint());
         }
     }
 
     #[test]
     fn a_device_that_is_not_there_is_no_other() {
-        let name = Name::Wgpu(4096);
+        let name = DeviceName::Wgpu(4096);
         if name.is_built() {
-            let Unavailable::Absent { present, .. } = name.open().unwrap_err() else { panic!("another error") };
+            let DeviceUnavailable::Absent { present, .. } = name.open().unwrap_err() else { panic!("another error") };
             assert_eq!(present[0], "cpu");
         }
     }

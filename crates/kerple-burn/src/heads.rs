@@ -35,10 +35,8 @@ impl Heads {
     /// Where the first query, key and value of a row start, and the strides of all three.
     pub fn layout(self, len: usize) -> ([usize; 3], Strides) {
         let Heads { heads, kv_heads, head_dim: d } = self;
-        let (starts, head) = match self.is_interleaved() {
-            true => ([0, d, 2 * d], 3 * d),
-            false => ([0, heads * d, (heads + kv_heads) * d], d),
-        };
+        let (starts, head) =
+            if self.is_interleaved() { ([0, d, 2 * d], 3 * d) } else { ([0, heads * d, (heads + kv_heads) * d], d) };
         (starts, Strides { batch: len * self.packed(), head, row: self.packed() })
     }
 

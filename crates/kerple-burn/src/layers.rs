@@ -5,7 +5,7 @@ mod linear;
 mod mlp;
 mod norm;
 
-pub use attention::{Attention, Place};
+pub use attention::{CachedSequence, SelfAttention};
 pub use linear::{Linear, normal_matrix};
 pub use mlp::Mlp;
 pub use norm::Norm;
@@ -16,7 +16,7 @@ use burn::tensor::{DType, Device, Tensor, TensorData};
 
 /// Where and how fresh parameters are made.
 #[derive(Debug)]
-pub struct Init<'a, R> {
+pub struct LayerInit<'a, R> {
     /// Draws the matrices, in the order in which they are made. `None`: they are zeros, to be read from a file.
     pub rng: Option<&'a mut R>,
     /// How matrices begin.
@@ -31,7 +31,7 @@ pub struct Init<'a, R> {
     pub dtype: DType,
 }
 
-impl<R> Init<'_, R> {
+impl<R> LayerInit<'_, R> {
     /// A bias or a shift of this width: zeros.
     pub fn zeros(&self, width: usize) -> Param<Tensor<1>> {
         self.tensor(vec![0.0; width], [width])
@@ -42,7 +42,7 @@ impl<R> Init<'_, R> {
         self.tensor(vec![value; width], [width])
     }
 
-    /// As many zeros, to be replaced: one that stands for all of them.
+    /// Zeros of this shape, to be replaced: one value, expanded.
     fn blank<const D: usize>(&self, shape: [usize; D]) -> Param<Tensor<D>> {
         Param::from_tensor(Tensor::<D>::zeros([1; D], (self.device, self.dtype)).expand(shape))
     }

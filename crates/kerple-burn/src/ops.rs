@@ -2,8 +2,8 @@
 //! Burn operations.
 //!
 //! `operation(.., engine)` runs the fused version where the tensor's device has one and
-//! [`Engine::Fused`](crate::fused::Engine) is requested, and the reference elsewhere;
-//! `composed(..)` is the reference. References keep whole score matrices in memory, the price of
+//! [`Impl::Kernel`](crate::implementation::Impl) is requested, and the reference elsewhere;
+//! `reference(..)` is the reference. References keep whole score matrices in memory, the price of
 //! being readable and portable. On GPUs the reference of softmax attention runs where no kernel
 //! exists, chunked over queries. Tests check that both are equal, in the output and in every
 //! gradient. Parameters belong to the modules of [`layers`](crate::layers), which call these
@@ -20,12 +20,12 @@ pub(crate) mod gates;
 pub mod linear;
 pub mod linear_attention;
 pub mod loss;
-mod maps;
+pub mod matmul;
 pub mod norm;
-pub mod prepare;
-pub mod product;
+pub mod qk_scaling;
 mod residual;
+mod score_mods;
 
-pub use linear::Linear;
-pub use norm::Norm;
-pub use residual::Residual;
+pub use linear::LinearTensors;
+pub use norm::NormTensors;
+pub use residual::ResidualBase;

@@ -4,7 +4,7 @@
 //! [`collect`] and [`load`], for checkpoints, copy values to the host; everything else stays on the
 //! device.
 
-use crate::array::Array;
+use crate::host_array::HostArray;
 use burn::backend::Flex;
 use burn::module::{Module, ModuleMapper, ModuleVisitor, Param, ParamId};
 use burn::tensor::{Gradients, Tensor, TensorData};
@@ -12,19 +12,19 @@ use std::collections::BTreeMap;
 
 /// A parameter with its path in the module, e.g. `blocks.0.attention.qkv.weight`.
 #[derive(Clone, Debug)]
-pub struct Named {
+pub struct NamedParameter {
     /// Path, components joined by dots.
     pub name: String,
     /// The values: shared with the module on the CPU, a copy from other devices.
-    pub array: Array,
+    pub array: HostArray,
 }
 
 /// The values of a tensor on the host, without its autodiff graph.
-pub fn on_host<const D: usize>(tensor: Tensor<D>) -> Array {
+pub fn on_host<const D: usize>(tensor: Tensor<D>) -> HostArray {
     let inner = plain(tensor);
     match inner.clone().try_into_primitive::<Flex>() {
-        Ok(primitive) => Array::new(primitive),
-        Err(_) => Array::from_data(inner.into_data()),
+        Ok(primitive) => HostArray::new(primitive),
+        Err(_) => HostArray::from_data(inner.into_data()),
     }
 }
 
@@ -42,17 +42,17 @@ pub(crate) fn as_parameter<const D: usize>(tensor: Tensor<D>, tracked: bool) -> 
 const SHARED: &str = "trunk";
 
 /// A visitor that knows the path to each parameter.
-struct Walk<F> {
+struct ParameterWalk<F> {
     path: Vec<String>,
     found: F,
 }
 
 /// What a walk does with a parameter of any rank.
-trait Visit {
+trait ParameterVisitor {
     fn visit<const D: usize>(&mut self, path: &[String], param: &Param<Tensor<D>>);
 }
 
-impl<F: Visit> ModuleVisitor for Walk<F> {
+impl<F: ParameterVisitor> ModuleVisitor for ParameterWalk<F> {
     fn enter_module(&mut self, name: &str, _container: &str) {
         if name != SHARED {
             self.path.push(name.to_owned());
@@ -70,24 +70,24 @@ impl<F: Visit> ModuleVisitor for Walk<F> {
     }
 }
 
-fn walk<M: Module, F: Visit>(module: &M, found: F) -> F {
-    let mut walk = Walk { path: Vec::new(), found };
+fn walk<M: Module, F: ParameterVisitor>(module: &M, found: F) -> F {
+    let mut walk = ParameterWalk { path: Vec::new(), found };
     module.visit(&mut walk);
     walk.found
 }
 
-impl Visit for Vec<Named> {
+impl ParameterVisitor for Vec<NamedParameter> {
     fn visit<const D: usize>(&mut self, path: &[String], param: &Param<Tensor<D>>) {
-        self.push(Named { name: path.join("."), array: on_host(param.val()) });
+        self.push(NamedParameter { name: path.join("."), array: on_host(param.val()) });
     }
 }
 
 /// Every parameter with its path and values.
-pub fn collect<M: Module>(module: &M) -> Vec<Named> {
+pub fn collect<M: Module>(module: &M) -> Vec<NamedParameter> {
     walk(module, Vec::new())
 }
 
-impl Visit for Vec<String> {
+impl ParameterVisitor for Vec<String> {
     fn visit<const D: usize>(&mut self, path: &[String], _param: &Param<Tensor<D>>) {
         self.push(path.join("."));
     }
@@ -98,9 +98,9 @@ pub fn names<M: Module>(module: &M) -> Vec<String> {
     walk(module, Vec::new())
 }
 
-struct Flat(Vec<Tensor<1>>);
+struct FlatValues(Vec<Tensor<1>>);
 
-impl Visit for Flat {
+impl ParameterVisitor for FlatValues {
     fn visit<const D: usize>(&mut self, _path: &[String], param: &Param<Tensor<D>>) {
         self.0.push(flat(plain(param.val())));
     }
@@ -108,7 +108,7 @@ impl Visit for Flat {
 
 /// The values of every parameter, flattened, on its device.
 pub fn values<M: Module>(module: &M) -> Vec<Tensor<1>> {
-    walk(module, Flat(Vec::new())).0
+    walk(module, FlatValues(Vec::new())).0
 }
 
 /// The values in row-major order; shares them when they lie so.
@@ -117,12 +117,12 @@ pub(crate) fn flat<const D: usize>(tensor: Tensor<D>) -> Tensor<1> {
     tensor.reshape([len])
 }
 
-struct Take<'a> {
+struct TakeGradients<'a> {
     gradients: &'a mut Gradients,
     found: Vec<Option<Tensor<1>>>,
 }
 
-impl Visit for Take<'_> {
+impl ParameterVisitor for TakeGradients<'_> {
     fn visit<const D: usize>(&mut self, _path: &[String], param: &Param<Tensor<D>>) {
         self.found.push(param.val().grad_remove(self.gradients).map(flat));
     }
@@ -130,16 +130,16 @@ impl Visit for Take<'_> {
 
 /// Takes each parameter's gradient, flattened, out of `gradients`; `None` for a parameter the loss does not depend on.
 pub fn gradients<M: Module>(module: &M, gradients: &mut Gradients) -> Vec<Option<Tensor<1>>> {
-    walk(module, Take { gradients, found: Vec::new() }).found
+    walk(module, TakeGradients { gradients, found: Vec::new() }).found
 }
 
-struct Load<F, E> {
+struct LoadValues<F, E> {
     names: std::vec::IntoIter<String>,
     fill: F,
     failed: Result<(), E>,
 }
 
-impl<E, F: FnMut(&str, &mut [f32]) -> Result<(), E>> ModuleMapper for Load<F, E> {
+impl<E, F: FnMut(&str, &mut [f32]) -> Result<(), E>> ModuleMapper for LoadValues<F, E> {
     fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
         let name = self.names.next().expect("mapping visits what visiting visits");
         if self.failed.is_err() {
@@ -164,7 +164,7 @@ impl<E, F: FnMut(&str, &mut [f32]) -> Result<(), E>> ModuleMapper for Load<F, E>
 /// # Errors
 /// The first error of `fill`; that parameter and those after it keep their values.
 pub fn load<M: Module, E>(module: M, fill: impl FnMut(&str, &mut [f32]) -> Result<(), E>) -> (M, Result<(), E>) {
-    let mut load = Load { names: names(&module).into_iter(), fill, failed: Ok(()) };
+    let mut load = LoadValues { names: names(&module).into_iter(), fill, failed: Ok(()) };
     let module = module.map(&mut load);
     (module, load.failed)
 }
@@ -184,59 +184,59 @@ pub fn without_autodiff<M: Module>(module: &M) -> M {
 
 /// How a parameter is updated.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Group {
+pub struct ParamGroup {
     /// Whether weight decay applies.
     pub decay: bool,
     /// Smallest and largest value; values are projected into it after each update.
     pub range: Option<[f64; 2]>,
 }
 
-/// What modules say of their parameters. Where nothing is said, matrices are decayed, vectors are not, and nothing has a
-/// range: the convention of GPT-NeoX for weights, norms and biases.
+/// Parameter groups that modules set. By default weight decay applies to matrices and not to vectors, and nothing has a range:
+/// the convention of GPT-NeoX for weights, norms and biases.
 #[derive(Clone, Debug, Default)]
-pub struct Groups(BTreeMap<ParamId, Group>);
+pub struct ParamGroups(BTreeMap<ParamId, ParamGroup>);
 
-impl Groups {
-    /// Says how `param` is updated.
-    pub fn say<const D: usize>(&mut self, param: &Param<Tensor<D>>, group: Group) {
+impl ParamGroups {
+    /// Sets how `param` is updated.
+    pub fn set<const D: usize>(&mut self, param: &Param<Tensor<D>>, group: ParamGroup) {
         self.0.insert(param.id, group);
     }
 
-    fn of<const D: usize>(&self, param: &Param<Tensor<D>>) -> Group {
-        self.0.get(&param.id).copied().unwrap_or(Group { decay: D > 1, range: None })
+    fn of<const D: usize>(&self, param: &Param<Tensor<D>>) -> ParamGroup {
+        self.0.get(&param.id).copied().unwrap_or(ParamGroup { decay: D > 1, range: None })
     }
 }
 
-/// A module that knows how its parameters are updated. One with parts of its own asks them in turn.
-pub trait Describe {
-    /// Says what differs from the convention of [`Groups`].
-    fn describe(&self, groups: &mut Groups) {
+/// A module that knows how its parameters are updated. A module that contains others passes the call on to them.
+pub trait ParamGroupOverrides {
+    /// Sets the groups that differ from the convention of [`ParamGroups`].
+    fn override_param_groups(&self, groups: &mut ParamGroups) {
         let _ = groups;
     }
 }
 
-struct Described {
-    said: Groups,
-    groups: Vec<Group>,
+struct CollectGroups {
+    overrides: ParamGroups,
+    groups: Vec<ParamGroup>,
 }
 
-impl Visit for Described {
+impl ParameterVisitor for CollectGroups {
     fn visit<const D: usize>(&mut self, _path: &[String], param: &Param<Tensor<D>>) {
-        self.groups.push(self.said.of(param));
+        self.groups.push(self.overrides.of(param));
     }
 }
 
 /// How every parameter is updated.
-pub fn groups<M: Module + Describe>(module: &M) -> Vec<Group> {
-    let mut said = Groups::default();
-    module.describe(&mut said);
-    walk(module, Described { said, groups: Vec::new() }).groups
+pub fn param_groups<M: Module + ParamGroupOverrides>(module: &M) -> Vec<ParamGroup> {
+    let mut overrides = ParamGroups::default();
+    module.override_param_groups(&mut overrides);
+    walk(module, CollectGroups { overrides, groups: Vec::new() }).groups
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::layers::{Init, Linear};
+    use crate::layers::{LayerInit, Linear};
     use crate::plan::InitKind;
     use burn::tensor::{DType, Device};
     use rand::SeedableRng;
@@ -244,7 +244,7 @@ mod tests {
     fn layer() -> Linear {
         let mut rng = rand_chacha::ChaCha8Rng::seed_from_u64(0);
         let device = Device::flex().autodiff();
-        let mut init = Init {
+        let mut init = LayerInit {
             rng: Some(&mut rng),
             kind: InitKind::Normal,
             std: 1.0,
@@ -289,15 +289,13 @@ mod tests {
     }
 
     #[test]
-    fn what_a_module_says_replaces_the_convention() {
-        struct Said<'a>(&'a Linear, Group);
-        let (layer, group) = (layer(), Group { decay: true, range: Some([0.0, 1.0]) });
-        let mut groups = Groups::default();
-        let said = Said(&layer, group);
-        let bias = said.0.bias.as_ref().expect("the layer has a bias");
-        groups.say(bias, said.1);
-        assert_eq!(groups.of(&layer.weight), Group { decay: true, range: None });
+    fn overrides_replace_the_convention() {
+        let (layer, group) = (layer(), ParamGroup { decay: true, range: Some([0.0, 1.0]) });
+        let bias = layer.bias.as_ref().expect("the layer has a bias");
+        let mut groups = ParamGroups::default();
+        groups.set(bias, group);
+        assert_eq!(groups.of(&layer.weight), ParamGroup { decay: true, range: None });
         assert_eq!(groups.of(bias), group);
-        assert_eq!(Groups::default().of(bias), Group { decay: false, range: None });
+        assert_eq!(ParamGroups::default().of(bias), ParamGroup { decay: false, range: None });
     }
 }

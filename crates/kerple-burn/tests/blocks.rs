@@ -1,4 +1,4 @@
-//! Every choice of a block's plan: the fused block equals its definition in the output and every gradient, and passes finite
+//! Every choice of a block's plan: the fused block equals its reference in the output and every gradient, and passes finite
 //! differences.
 
 mod common;
@@ -8,25 +8,25 @@ use burn::tensor::{DType, Tensor};
 use common::{
     PASS, Randomize, TRAINING, ToDouble, assert_close, assert_slopes, device, init, random, rng, run, tensor,
 };
-use kerple_burn::block::Block;
-use kerple_burn::forms::{Clock, Positions};
-use kerple_burn::fused::Engine;
-use kerple_burn::layers::Attention;
-use kerple_burn::ops::Residual;
+use kerple_burn::attention_context::{AttentionMask, LinearContext, Mask, ScoreContext};
+use kerple_burn::block::TransformerBlock;
+use kerple_burn::implementation::Impl;
+use kerple_burn::layers::SelfAttention;
+use kerple_burn::ops::ResidualBase;
 use kerple_burn::ops::activation::Activation;
 use kerple_burn::ops::attention::attention;
-use kerple_burn::ops::linear_attention::{Linear, linear_attention};
+use kerple_burn::ops::linear_attention::{LinearAttentionSettings, linear_attention};
 use kerple_burn::parameters;
 use kerple_burn::plan::{
     BlockConfig, BlockSizes, FeatureKind, LinearAttentionConfig, NormKind, ResidualKind, SinkKind,
 };
-use kerple_burn::positions::PositionalEncoding;
+use kerple_burn::positional_encoding::PositionalEncoding;
 use kerple_core::encoding::{Encoding, Geometry, Method, fox, t5};
 
 /// A block and an encoding, so that the tables' gradients reach its parameters.
 #[derive(Module, Debug)]
 struct Both {
-    block: Block,
+    block: TransformerBlock,
     encoding: PositionalEncoding,
 }
 
@@ -35,7 +35,8 @@ const SIZES: BlockSizes = BlockSizes { d_model: 10, n_heads: 4, head_dim: 6, d_h
 impl Both {
     fn new(plan: &BlockConfig, kind: &str, layer: usize, seed: u64) -> Both {
         let (device, mut rng) = (device(), rng(seed));
-        let block = Block::new(plan, &SIZES, layer, &mut init(&mut rng, &device)).map(&mut Randomize(&mut rng));
+        let block =
+            TransformerBlock::new(plan, &SIZES, layer, &mut init(&mut rng, &device)).map(&mut Randomize(&mut rng));
         let geometry = Geometry { d_model: SIZES.d_model, ..Geometry::new(SIZES.n_heads, SIZES.head_dim, 64) };
         let encoding = match kind {
             "t5_encoder" => Method::T5(t5::Config { bidirectional: true, ..t5::Config::default() }).into(),
@@ -45,9 +46,9 @@ impl Both {
         Both { block, encoding: PositionalEncoding::new(&encoding, &geometry, 1, 3, &device).map(&mut ToDouble) }
     }
 
-    fn forward(&self, x: Tensor<3>, engine: Engine) -> Tensor<3> {
+    fn forward(&self, x: Tensor<3>, engine: Impl) -> Tensor<3> {
         let len = x.dims()[1];
-        let positions = self.encoding.positions(0, [len, len], (&device(), DType::F64), engine, &PASS);
+        let positions = self.encoding.attention_context(0, [len, len], (&device(), DType::F64), engine, &PASS);
         self.block.forward(x, &positions, &TRAINING, engine)
     }
 }
@@ -57,13 +58,13 @@ fn check(plan: &BlockConfig, kind: &str, layer: usize, seed: u64) {
     let (batch, len) = ([1, 2][seed as usize % 2], [5, 9, 1, 33][seed as usize % 4]);
     let (x, up) = (random([batch, len, SIZES.d_model], &mut rng), random([batch, len, SIZES.d_model], &mut rng));
     let what = format!("{plan:?} {kind}");
-    let fused = run(&both, &x, &up, |both, x| both.forward(x, Engine::Fused));
-    let composed = run(&both, &x, &up, |both, x| both.forward(x, Engine::Composed));
-    assert_close(&fused, &composed, &what);
+    let fused = run(&both, &x, &up, |both, x| both.forward(x, Impl::Kernel));
+    let reference = run(&both, &x, &up, |both, x| both.forward(x, Impl::Reference));
+    assert_close(&fused, &reference, &what);
     let kinked =
         plan.clip_qkv.is_some() || kind == "dape" || matches!(plan.activation, Activation::Relu | Activation::Relu2);
     let step = if kinked { 1e-5 } else { 1e-4 };
-    assert_slopes(&both, &x, &up, |both, x| both.forward(x, Engine::Fused), &fused, step, &what);
+    assert_slopes(&both, &x, &up, |both, x| both.forward(x, Impl::Kernel), &fused, step, &what);
     let values: usize =
         parameters::collect(&both.block).iter().map(|n| n.array.shape().iter().product::<usize>()).sum();
     // the first block of a post-norm model has one norm less
@@ -72,7 +73,7 @@ fn check(plan: &BlockConfig, kind: &str, layer: usize, seed: u64) {
 }
 
 #[test]
-fn products_of_choices_equal_their_definition() {
+fn products_of_choices_equal_their_reference() {
     let mut seed = 0;
     for norm in [NormKind::Layer, NormKind::LayerNoBias, NormKind::Rms] {
         for residual in
@@ -119,7 +120,7 @@ fn maps_take_what_becomes_of_queries_and_scores() {
 }
 
 #[test]
-fn single_choices_equal_their_definition() {
+fn single_choices_equal_their_reference() {
     let default = BlockConfig::default();
     for (seed, plan) in [
         BlockConfig { qkv_bias: false, ..default.clone() },
@@ -163,7 +164,7 @@ fn single_choices_equal_their_definition() {
 
 /// Gates are made of the rows of a block, whatever else becomes of those.
 #[test]
-fn gates_equal_their_definition() {
+fn gates_equal_their_reference() {
     let default = BlockConfig::default();
     for (seed, plan) in [
         default.clone(),
@@ -195,7 +196,7 @@ fn every_choice_matters() {
     let plain = BlockConfig::default();
     let out = |plan: &BlockConfig, layer: usize| {
         let (both, mut rng) = (Both::new(plan, "kerple_log", layer, 5), rng(6));
-        common::values(&both.forward(random([1, 7, SIZES.d_model], &mut rng), Engine::Fused))
+        common::values(&both.forward(random([1, 7, SIZES.d_model], &mut rng), Impl::Kernel))
     };
     // those that keep the parameters, and with them the random draws
     for changed in [
@@ -225,7 +226,7 @@ fn every_choice_matters() {
 
 /// An encoder's attention: both directions, padded sequences, with and without a window.
 #[test]
-fn both_directions_equal_their_definition() {
+fn both_directions_equal_their_reference() {
     let plans = [
         BlockConfig::default(),
         BlockConfig { n_kv_heads: Some(2), residual: ResidualKind::Parallel, ..BlockConfig::default() },
@@ -241,16 +242,15 @@ fn both_directions_equal_their_definition() {
         let lengths = [None, Some([7, 4, 1])][seed / 2 % 2];
         let (x, up) = (random([batch, len, SIZES.d_model], &mut rng), random([batch, len, SIZES.d_model], &mut rng));
         let forward = |both: &Both, x: Tensor<3>, engine| {
-            let positions = both.encoding.positions(0, [len, len], (&device(), DType::F64), engine, &PASS);
-            let positions = positions.in_both_directions();
-            let positions = Positions { lengths: lengths.map(|lengths| lengths.into()), ..positions };
+            let positions = both.encoding.attention_context(0, [len, len], (&device(), DType::F64), engine, &PASS);
+            let positions = positions.bidirectional().with_lengths(lengths.map(|lengths| lengths.into()));
             both.block.forward(x, &positions, &PASS, engine)
         };
         let what = format!("{plan:?} {kind} {lengths:?}");
-        let fused = run(&both, &x, &up, |both, x| forward(both, x, Engine::Fused));
-        let composed = run(&both, &x, &up, |both, x| forward(both, x, Engine::Composed));
-        assert_close(&fused, &composed, &what);
-        assert_slopes(&both, &x, &up, |both, x| forward(both, x, Engine::Fused), &fused, 1e-5, &what);
+        let fused = run(&both, &x, &up, |both, x| forward(both, x, Impl::Kernel));
+        let reference = run(&both, &x, &up, |both, x| forward(both, x, Impl::Reference));
+        assert_close(&fused, &reference, &what);
+        assert_slopes(&both, &x, &up, |both, x| forward(both, x, Impl::Kernel), &fused, 1e-5, &what);
     }
 }
 
@@ -260,16 +260,16 @@ fn post_norm_norms_what_a_branch_was_added_to() {
     let plan = BlockConfig { residual: ResidualKind::PostLn, ..BlockConfig::default() };
     let (first, second) = (Both::new(&plan, "none", 0, 1), Both::new(&plan, "none", 1, 2));
     let x = random([2, 5, SIZES.d_model], &mut rng(3));
-    let positions = first.encoding.positions(0, [5, 5], (&device(), DType::F64), Engine::Fused, &PASS);
-    let e = Engine::Composed;
+    let positions = first.encoding.attention_context(0, [5, 5], (&device(), DType::F64), Impl::Kernel, &PASS);
+    let e = Impl::Reference;
     let fed = |both: &Both, x: Tensor<3>| {
         let mlp = &both.block.mlp;
         mlp.down.forward(burn::tensor::activation::gelu(mlp.up.forward(x)))
     };
     let attended = |both: &Both, x: Tensor<3>| {
-        let mut bare: Attention = both.block.attention.clone();
+        let mut bare: SelfAttention = both.block.attention.clone();
         bare.norm = None;
-        bare.forward(x, Residual::Input, &positions, e)
+        bare.forward(x, ResidualBase::Input, &positions, e)
     };
     let expected = {
         let n1 = first.block.mlp.norm.forward(attended(&first, x.clone()), e);
@@ -278,7 +278,7 @@ fn post_norm_norms_what_a_branch_was_added_to() {
         let n3 = second.block.mlp.norm.forward(attended(&second, n2), e);
         n3.clone() + fed(&second, n3)
     };
-    let got = second.forward(first.forward(x, Engine::Fused), Engine::Fused);
+    let got = second.forward(first.forward(x, Impl::Kernel), Impl::Kernel);
     assert_close(&[common::values(&got)], &[common::values(&expected)], "post-norm");
 }
 
@@ -289,10 +289,10 @@ fn shared_key_heads_equal_repeated_ones() {
     let none = Encoding::from(Method::named("none").unwrap());
     let geometry = Geometry::new(SIZES.n_heads, SIZES.head_dim, 64);
     let none = PositionalEncoding::new(&none, &geometry, 1, 0, &device);
-    let positions = none.positions(0, [9, 9], (&device, DType::F64), Engine::Fused, &PASS);
+    let positions = none.attention_context(0, [9, 9], (&device, DType::F64), Impl::Kernel, &PASS);
     let one = BlockConfig { n_kv_heads: Some(1), ..BlockConfig::default() };
-    let one = Block::new(&one, &SIZES, 0, &mut init(&mut rng, &device)).map(&mut Randomize(&mut rng));
-    let mut all = Block::new(&BlockConfig::default(), &SIZES, 0, &mut init(&mut rng, &device));
+    let one = TransformerBlock::new(&one, &SIZES, 0, &mut init(&mut rng, &device)).map(&mut Randomize(&mut rng));
+    let mut all = TransformerBlock::new(&BlockConfig::default(), &SIZES, 0, &mut init(&mut rng, &device));
     // every parameter but the packed projection is the same
     let (d, m) = (SIZES.head_dim, SIZES.d_model);
     let columns = |packed: &[f64], width: usize| -> Vec<f64> {
@@ -314,7 +314,7 @@ fn shared_key_heads_equal_repeated_ones() {
     all.mlp = one.mlp.clone();
     let x = random([2, 9, m], &mut rng);
     let (a, b) =
-        (one.forward(x.clone(), &positions, &PASS, Engine::Fused), all.forward(x, &positions, &PASS, Engine::Fused));
+        (one.forward(x.clone(), &positions, &PASS, Impl::Kernel), all.forward(x, &positions, &PASS, Impl::Kernel));
     assert_close(&[common::values(&a)], &[common::values(&b)], "shared key heads");
 }
 
@@ -326,21 +326,22 @@ fn unknown_gates_under_padding_count_as_nothing() {
     let gates = random([batch, heads, len], &mut rng).abs().neg();
     let rows = [(); 3].map(|()| random([batch, heads, len, SIZES.head_dim], &mut rng));
     let is_padding = |at: usize| at % len >= lengths[at / (heads * len)];
-    let of = |padding: f64, linear: bool, engine: Engine| {
+    let of = |padding: f64, linear: bool, engine: Impl| {
         let filled = common::values(&gates).into_iter().enumerate();
         let filled = filled.map(|(at, gate)| if is_padding(at) { padding } else { gate }).collect();
         let gates = tensor(filled, [batch, heads, len]).require_grad();
         let rows = rows.clone().map(Tensor::require_grad);
-        let clock = Some(Clock::Gates(gates.clone()));
-        let positions = Positions { clock, lengths: Some(lengths.as_slice().into()), ..Positions::default() };
+        let mask = AttentionMask { pattern: Mask::CAUSAL, lengths: Some(lengths.as_slice().into()) };
         let out = match linear {
             true => {
                 let plan = LinearAttentionConfig { feature_map: FeatureKind::Elu, ..LinearAttentionConfig::default() };
-                linear_attention(rows.clone(), &Linear { plan, layer: 0 }, &positions, engine)
+                let linear = LinearAttentionSettings { plan, layer: 0 };
+                linear_attention(rows.clone(), &linear, &mask, Some(gates.clone()), &LinearContext::default(), engine)
             }
             false => {
                 let [q, k, v] = rows.clone();
-                attention(q, k, v, 0.5, &positions, engine)
+                let context = ScoreContext { mask, gates: Some(gates.clone()), ..ScoreContext::default() };
+                attention(q, k, v, 0.5, &context, engine)
             }
         };
         let mut gradients = (out.clone() * out.clone().sin()).sum().backward();
@@ -349,7 +350,7 @@ fn unknown_gates_under_padding_count_as_nothing() {
         found
     };
     for linear in [false, true] {
-        for engine in [Engine::Fused, Engine::Composed] {
+        for engine in [Impl::Kernel, Impl::Reference] {
             let (unknown, none) = (of(f64::NAN, linear, engine), of(0.0, linear, engine));
             assert!(unknown.iter().flatten().all(|value| value.is_finite()), "{linear} {engine:?}");
             assert_eq!([&unknown[0], &unknown[2], &unknown[3], &unknown[4]], [&none[0], &none[2], &none[3], &none[4]]);

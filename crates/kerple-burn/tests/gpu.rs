@@ -4,32 +4,35 @@
 
 use burn::module::Module;
 use burn::tensor::{DType, Device, Tensor, TensorData};
-use kerple_burn::adamw::{AdamW, Settings, Update};
-use kerple_burn::device::Name;
-use kerple_burn::forms::{Clock, Exponentials, Fading, Mask, Positions, Scores};
-use kerple_burn::fused::Engine;
-use kerple_burn::layers::{Init, Mlp};
+use kerple_burn::adamw::{AdamW, AdamWConfig, AdamWStep};
+use kerple_burn::attention_context::{
+    AttentionBias, AttentionMask, DecayTensors, ExponentialTensors, LinearContext, Mask, ScoreContext,
+};
+use kerple_burn::device::DeviceName;
+use kerple_burn::forward_context::ForwardContext;
+use kerple_burn::implementation::Impl;
+use kerple_burn::layers::{LayerInit, Mlp};
 use kerple_burn::ops::activation::Activation;
-use kerple_burn::ops::attention::{Scoring, attention, in_pieces};
+use kerple_burn::ops::attention::{Scoring, attention, query_chunked};
 use kerple_burn::ops::dropout::{self, Dropout};
-use kerple_burn::ops::linear_attention::{Linear, linear_attention};
-use kerple_burn::ops::loss::{self, Head, LossTargets};
+use kerple_burn::ops::linear_attention::{LinearAttentionSettings, linear_attention};
+use kerple_burn::ops::loss::{self, LmHeadTensors, LossTargets};
 use kerple_burn::ops::norm::RowNorm;
-use kerple_burn::ops::{self, Norm, Residual};
-use kerple_burn::parameters::{self, Describe};
-use kerple_burn::pass::Pass;
+use kerple_burn::ops::{self, NormTensors, ResidualBase};
+use kerple_burn::parameters::{self, ParamGroupOverrides};
 use kerple_burn::plan::{BlockConfig, BlockSizes, FeatureKind, InitKind, LinearAttentionConfig, NormKind};
 use kerple_core::precision::Precision;
 use rand::{RngExt, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 
 fn gpu() -> Device {
-    let name: Name = std::env::var("KERPLE_TEST_DEVICE").map_or(Name::Software, |name| name.parse().unwrap());
+    let name: DeviceName =
+        std::env::var("KERPLE_TEST_DEVICE").map_or(DeviceName::Software, |name| name.parse().unwrap());
     name.open().expect("a device; for tests without a GPU install Mesa's lavapipe").device
 }
 
 /// Output and gradients in queries, keys, values, bias and weight.
-fn run(device: &Device, engine: Engine, case: &Case) -> Vec<Vec<f32>> {
+fn run(device: &Device, engine: Impl, case: &Case) -> Vec<Vec<f32>> {
     let device = device.clone().autodiff();
     let mut rng = ChaCha8Rng::seed_from_u64(case.seed);
     let mut random = |count: usize| -> Vec<f32> { (0..count).map(|_| rng.random_range(-1.0..1.0)).collect() };
@@ -41,19 +44,18 @@ fn run(device: &Device, engine: Engine, case: &Case) -> Vec<Vec<f32>> {
     };
     // as a projection leaves them: heads of a token lie beside one another
     let own = [four(heads), four(kv_heads), four(kv_heads)];
-    let columns = case.sight.sides().columns(len + 2);
+    let columns = case.mask.sides().columns(len + 2);
     let mut table =
         || Tensor::<2>::from_data(TensorData::new(random(heads * columns), [heads, columns]), &device).require_grad();
     let (bias, weight) = (table(), case.weight.then(table));
-    let positions = Positions {
-        scores: Scores::Table { bias: Some(bias.clone()), weight: weight.clone() },
-        sight: case.sight,
-        lengths: case.lengths.clone().map(Into::into),
-        ..Positions::default()
+    let context = ScoreContext {
+        mask: AttentionMask { pattern: case.mask, lengths: case.lengths.clone().map(Into::into) },
+        bias: AttentionBias::Table { bias: Some(bias.clone()), weight: weight.clone() },
+        gates: None,
     };
     let [q, k, v] = own.clone().map(|x| x.swap_dims(1, 2));
-    let scoring = Scoring { cap: case.cap, ..Scoring::from(0.4) };
-    let out = attention(q, k, v, scoring, &positions, engine);
+    let scoring = Scoring { softcap: case.cap, ..Scoring::from(0.4) };
+    let out = attention(q, k, v, scoring, &context, engine);
     let mut gradients = (out.clone() * out.clone().sin()).sum().backward();
     let get = |tensor: Tensor<1>| tensor.into_data().try_to_vec::<f32>().unwrap();
     let flat = |tensor: Tensor<4>| get(tensor.reshape([-1]));
@@ -80,7 +82,7 @@ struct Case {
     seed: u64,
     /// B, H, kv heads, L, D.
     sizes: [usize; 5],
-    sight: Mask,
+    mask: Mask,
     weight: bool,
     lengths: Option<Vec<usize>>,
     cap: Option<f64>,
@@ -88,16 +90,16 @@ struct Case {
 
 #[test]
 fn attention_is_that_of_the_processor() {
-    let case = Case { seed: 1, sizes: [2, 4, 2, 40, 8], sight: Mask::CAUSAL, weight: false, lengths: None, cap: None };
+    let case = Case { seed: 1, sizes: [2, 4, 2, 40, 8], mask: Mask::CAUSAL, weight: false, lengths: None, cap: None };
     let device = gpu();
     for case in [
-        Case { sizes: [1, 2, 2, 33, 8], seed: 2, sight: Mask::Causal { window: Some(7) }, lengths: None, ..case },
+        Case { sizes: [1, 2, 2, 33, 8], seed: 2, mask: Mask::Causal { window: Some(7) }, lengths: None, ..case },
         Case { weight: true, seed: 3, lengths: None, ..case },
-        Case { sight: Mask::BIDIRECTIONAL, lengths: Some(vec![40, 29]), ..case },
+        Case { mask: Mask::BIDIRECTIONAL, lengths: Some(vec![40, 29]), ..case },
         Case { cap: Some(3.0), lengths: None, ..case },
     ] {
-        let expected = run(&Device::flex(), Engine::Fused, &case);
-        for engine in [Engine::Fused, Engine::Composed] {
+        let expected = run(&Device::flex(), Impl::Kernel, &case);
+        for engine in [Impl::Kernel, Impl::Reference] {
             let found = run(&device, engine, &case);
             // f32 on both sides, summed in other orders
             assert_same(&found, &expected, 5e-6, &format!("{engine:?}"));
@@ -119,14 +121,14 @@ fn loss_of(device: &Device, [rows, width, vocab]: [usize; 3], (tied, whole): (bo
     let mut one = |width: usize| Tensor::<1>::from_data(random(&[width]), &device).require_grad();
     let (gamma, beta, bias) = (one(width), whole.then(|| one(width)), whole.then(|| one(vocab)));
     let kind = if whole { RowNorm::Layer } else { RowNorm::Rms };
-    let norm = Norm { kind, gamma: gamma.clone(), beta: beta.clone(), epsilon: 1e-5 };
-    let head = Head { norm, weight: weight.clone(), tied, bias: bias.clone() };
+    let norm = NormTensors { kind, gamma: gamma.clone(), beta: beta.clone(), epsilon: 1e-5 };
+    let head = LmHeadTensors { norm, weight: weight.clone(), tied, bias: bias.clone() };
     let ids: Vec<u32> = (0..rows).map(|row| (row * 7919 % vocab) as u32).collect();
     let scored: Vec<bool> = (0..rows).map(|row| row % 5 != 3).collect();
     let targets = LossTargets { ids: &ids, scored: whole.then_some(&scored) };
     let get = |tensor: Tensor<1>| tensor.into_data().try_to_vec::<f32>().unwrap();
-    let untracked = Head {
-        norm: Norm {
+    let untracked = LmHeadTensors {
+        norm: NormTensors {
             gamma: gamma.clone().without_autodiff(),
             beta: beta.clone().map(Tensor::without_autodiff),
             ..head.norm
@@ -135,8 +137,8 @@ fn loss_of(device: &Device, [rows, width, vocab]: [usize; 3], (tied, whole): (bo
         bias: bias.clone().map(Tensor::without_autodiff),
         tied,
     };
-    let each = loss::losses(x.clone().without_autodiff(), untracked, targets, Engine::Fused);
-    let loss = loss::loss(x.clone(), head, targets, 0.25, Engine::Fused);
+    let each = loss::losses(x.clone().without_autodiff(), untracked, targets, Impl::Kernel);
+    let loss = loss::loss(x.clone(), head, targets, 0.25, Impl::Kernel);
     // what comes after it is not one
     let mut gradients = (loss.clone() * -3.0).sum().backward();
     let mut found = vec![get(each.reshape([-1])), get(loss.without_autodiff())];
@@ -164,7 +166,7 @@ fn linear_of(
     device: &Device,
     len: usize,
     (features, count, fades, lengths): (FeatureKind, usize, bool, Option<&[usize]>),
-    sight: Mask,
+    pattern: Mask,
 ) -> Vec<Vec<f32>> {
     const HEADS: usize = 2;
     let device = device.clone().autodiff();
@@ -176,15 +178,19 @@ fn linear_of(
     let own = [(); 3].map(|()| Tensor::<4>::from_data(random(&[2, HEADS, len, 6], -1.0), &device).require_grad());
     let mut table = |columns: usize| Tensor::<2>::from_data(random(&[HEADS, columns], 0.2), &device).require_grad();
     let decay = fades.then(|| [table(256), table(3)]);
-    let beyond = |weights: &Tensor<2>| Exponentials {
+    let beyond = |weights: &Tensor<2>| ExponentialTensors {
         weights: weights.clone(),
         rates: [0.001, 0.02, 0.3, 0.0, 0.05, 1.0].into(),
     };
-    let fading =
-        decay.as_ref().map(|[near, weights]| Fading { near: near.clone(), beyond: Some(beyond(weights)) }.into());
-    let positions = Positions { fading, lengths: lengths.map(Into::into), sight, ..Positions::default() };
+    let tables =
+        decay.as_ref().map(|[near, weights]| DecayTensors { near: near.clone(), beyond: Some(beyond(weights)) }.into());
+    let (mask, context) = (
+        AttentionMask { pattern, lengths: lengths.map(Into::into) },
+        LinearContext { decay: tables, ..LinearContext::default() },
+    );
     let plan = LinearAttentionConfig { feature_map: features, n_features: count, ..LinearAttentionConfig::default() };
-    let out = linear_attention(own.clone(), &Linear { plan, layer: 0 }, &positions, Engine::Fused);
+    let out =
+        linear_attention(own.clone(), &LinearAttentionSettings { plan, layer: 0 }, &mask, None, &context, Impl::Kernel);
     let mut gradients = (out.clone() * out.clone().sin()).sum().backward();
     let get = |tensor: Tensor<1>| tensor.into_data().try_to_vec::<f32>().unwrap();
     let mut found = vec![get(out.without_autodiff().reshape([-1]))];
@@ -205,17 +211,17 @@ fn linear_attention_is_that_of_the_processor() {
         (70, (FeatureKind::ReluRf, 301, true, Some(&[70, 66]))),
         (40, (FeatureKind::Relu, 8, true, Some(&[17, 40]))),
     ] {
-        for sight in [Mask::CAUSAL, Mask::BIDIRECTIONAL] {
-            let (expected, found) = (linear_of(&Device::flex(), len, how, sight), linear_of(&device, len, how, sight));
+        for mask in [Mask::CAUSAL, Mask::BIDIRECTIONAL] {
+            let (expected, found) = (linear_of(&Device::flex(), len, how, mask), linear_of(&device, len, how, mask));
             assert!(expected.iter().flatten().all(|value| value.is_finite()));
             // f32 on both sides, exponentials and quotients of sums in other orders
-            assert_same(&found, &expected, 2e-5, &format!("{len} {how:?} {sight:?}"));
+            assert_same(&found, &expected, 2e-5, &format!("{len} {how:?} {mask:?}"));
         }
     }
 }
 
 /// Output of linear attention with gates, and gradients in queries, keys, values and gates.
-fn gated_of(device: &Device, len: usize, engine: Engine) -> Vec<Vec<f32>> {
+fn gated_of(device: &Device, len: usize, engine: Impl) -> Vec<Vec<f32>> {
     let device = device.clone().autodiff();
     let mut rng = ChaCha8Rng::seed_from_u64(17);
     let mut random = |shape: [usize; 4], range: std::ops::Range<f32>| {
@@ -226,10 +232,15 @@ fn gated_of(device: &Device, len: usize, engine: Engine) -> Vec<Vec<f32>> {
     // heads that forget at once, and ones that hardly do
     let strength = Tensor::<4>::from_data(TensorData::new(vec![1.0f32, 0.01], [1, 1, 2, 1]), &device);
     let gates = (random([1, 2, 2, len], -0.5..0.0) * strength).reshape([2, 2, len]).detach().require_grad();
-    let clock = Some(Clock::Gates(gates.clone()));
-    let positions = Positions { clock, sight: Mask::CAUSAL, ..Positions::default() };
     let plan = LinearAttentionConfig { feature_map: FeatureKind::Elu, ..LinearAttentionConfig::default() };
-    let out = linear_attention(own.clone(), &Linear { plan, layer: 0 }, &positions, engine);
+    let out = linear_attention(
+        own.clone(),
+        &LinearAttentionSettings { plan, layer: 0 },
+        &AttentionMask::default(),
+        Some(gates.clone()),
+        &LinearContext::default(),
+        engine,
+    );
     let mut gradients = (out.clone() * out.clone().sin()).sum().backward();
     let get = |tensor: Tensor<1>| tensor.into_data().try_to_vec::<f32>().unwrap();
     let mut found = vec![get(out.without_autodiff().reshape([-1]))];
@@ -242,12 +253,12 @@ fn gated_of(device: &Device, len: usize, engine: Engine) -> Vec<Vec<f32>> {
 fn linear_attention_with_gates_is_that_of_the_processor() {
     let device = gpu();
     for len in [700, 256, 40] {
-        let expected = gated_of(&Device::flex(), len, Engine::Fused);
-        let found = gated_of(&device, len, Engine::Fused);
+        let expected = gated_of(&Device::flex(), len, Impl::Kernel);
+        let found = gated_of(&device, len, Impl::Kernel);
         assert!(expected.iter().flatten().all(|value| value.is_finite()));
         // f32 on both sides; the gradient of a gate is a sum over all rows behind it, whose terms cancel
         assert_same(&found, &expected, 2e-5, &format!("{len} gates"));
-        assert!(found == gated_of(&device, len, Engine::Fused), "{len} gates: other bits");
+        assert!(found == gated_of(&device, len, Impl::Kernel), "{len} gates: other bits");
     }
 }
 
@@ -256,17 +267,23 @@ struct Branch {
     mlp: Mlp,
 }
 
-impl Describe for Branch {}
+impl ParamGroupOverrides for Branch {}
 
 /// Values and moments of a norm and a matrix after updates, one of them by gradients that are no numbers.
-fn updated(device: &Device, engine: Engine) -> Vec<Vec<f32>> {
+fn updated(device: &Device, engine: Impl) -> Vec<Vec<f32>> {
     let mut rng = ChaCha8Rng::seed_from_u64(12);
     let sizes = BlockSizes { d_model: 12, n_heads: 2, head_dim: 6, d_hidden: 20 };
     let on = device.clone().autodiff();
-    let mut init =
-        Init { rng: Some(&mut rng), kind: InitKind::Normal, std: 0.5, std_out: 0.5, device: &on, dtype: DType::F32 };
+    let mut init = LayerInit {
+        rng: Some(&mut rng),
+        kind: InitKind::Normal,
+        std: 0.5,
+        std_out: 0.5,
+        device: &on,
+        dtype: DType::F32,
+    };
     let mut model = Branch { mlp: Mlp::new(&BlockConfig::default(), &sizes, &mut init) };
-    let settings = Settings { betas: [0.9, 0.99], epsilon: 1e-2, weight_decay: 0.1, clip: 1.0 };
+    let settings = AdamWConfig { betas: [0.9, 0.99], epsilon: 1e-2, weight_decay: 0.1, clip: 1.0 };
     let mut optimizer = AdamW::new(&model, settings).with_engine(engine);
     for step in 1..=4 {
         let gradient = |values: Tensor<1>| {
@@ -276,7 +293,7 @@ fn updated(device: &Device, engine: Engine) -> Vec<Vec<f32>> {
         };
         let gradients: Vec<Tensor<1>> = parameters::values(&model).into_iter().map(gradient).collect();
         let norm = optimizer.norm(&gradients);
-        model = optimizer.step(model, gradients, norm, Update { learning_rate: 0.05, adam_step: step });
+        model = optimizer.step(model, gradients, norm, AdamWStep { learning_rate: 0.05, adam_step: step });
     }
     let values = parameters::values(&model).into_iter().map(|values| values.into_data().try_to_vec::<f32>().unwrap());
     values.chain(optimizer.moments().concat().into_iter().map(|moment| moment.slice::<f32>().to_vec())).collect()
@@ -284,18 +301,18 @@ fn updated(device: &Device, engine: Engine) -> Vec<Vec<f32>> {
 
 #[test]
 fn updates_are_those_of_the_processor() {
-    let (device, expected) = (gpu(), updated(&Device::flex(), Engine::Fused));
-    for engine in [Engine::Fused, Engine::Composed] {
+    let (device, expected) = (gpu(), updated(&Device::flex(), Impl::Kernel));
+    for engine in [Impl::Kernel, Impl::Reference] {
         // the norm is added up in f32 there
         assert_same(&updated(&device, engine), &expected, 2e-6, &format!("{engine:?}"));
     }
 }
 
 /// What a feed-forward branch makes of rows, and all its gradients.
-fn branch(device: &Device, plan: &BlockConfig, engine: Engine) -> Vec<Vec<f32>> {
+fn branch(device: &Device, plan: &BlockConfig, engine: Impl) -> Vec<Vec<f32>> {
     let (mut rng, device) = (ChaCha8Rng::seed_from_u64(13), device.clone().autodiff());
     let sizes = BlockSizes { d_model: 12, n_heads: 2, head_dim: 6, d_hidden: 20 };
-    let mut init = Init {
+    let mut init = LayerInit {
         rng: Some(&mut rng),
         kind: InitKind::SmallNormal,
         std: 0.5,
@@ -306,7 +323,7 @@ fn branch(device: &Device, plan: &BlockConfig, engine: Engine) -> Vec<Vec<f32>> 
     let model = Mlp::new(plan, &sizes, &mut init);
     let x: Vec<f32> = (0..2 * 9 * 12).map(|_| rng.random_range(-1.0..1.0)).collect();
     let x = Tensor::<3>::from_data(TensorData::new(x, [2, 9, 12]), &device).require_grad();
-    let y = model.forward(x.clone(), Residual::Input, engine);
+    let y = model.forward(x.clone(), ResidualBase::Input, engine);
     let mut gradients = (y.clone() * y.clone().sin()).sum().backward();
     let get = |tensor: Tensor<1>| tensor.into_data().try_to_vec::<f32>().unwrap();
     let mut found =
@@ -321,9 +338,9 @@ fn feed_forward_branches_are_those_of_the_processor() {
     let plain = BlockConfig::default();
     let gated =
         BlockConfig { norm: NormKind::Rms, glu: true, mlp_bias: false, activation: Activation::Silu, ..plain.clone() };
-    // composed, the slope of GELU is Burn's, which is that of an approximation on GPUs
-    for (plan, engines) in [(plain, &[Engine::Fused][..]), (gated, &[Engine::Fused, Engine::Composed])] {
-        let expected = branch(&Device::flex(), &plan, Engine::Fused);
+    // in the reference, the derivative of GELU is Burn's, which is that of an approximation on GPUs
+    for (plan, engines) in [(plain, &[Impl::Kernel][..]), (gated, &[Impl::Kernel, Impl::Reference])] {
+        let expected = branch(&Device::flex(), &plan, Impl::Kernel);
         for engine in engines {
             let found = branch(&device, &plan, *engine);
             // f32 on both sides, products of matrices in other orders
@@ -334,13 +351,13 @@ fn feed_forward_branches_are_those_of_the_processor() {
 
 /// Values, their gradient, and factors by themselves.
 fn dropped(device: &Device) -> Vec<Vec<f32>> {
-    let (pass, shape) = (Pass::training(5, 6).at_row(1), [3, 7, 9]);
+    let (pass, shape) = (ForwardContext::training(5, 6).at_row(1), [3, 7, 9]);
     let (dropout, device) = (Dropout { share: 0.3, pass: &pass, place: 1 << 33 }, device.clone().autodiff());
     let x =
         Tensor::<3>::from_data(TensorData::new((1..=189).map(|x| x as f32).collect(), shape), &device).require_grad();
-    let y = dropout::dropout(x.clone(), dropout, Engine::Fused);
+    let y = dropout::dropout(x.clone(), dropout, Impl::Kernel);
     let gradient = x.grad(&y.clone().powi_scalar(2).sum().backward()).unwrap();
-    let factors = dropout::factors(&x, 5, dropout, Engine::Fused);
+    let factors = dropout::factors(&x, 5, dropout, Impl::Kernel);
     [y, gradient, factors].into_iter().map(|x| x.into_data().try_to_vec::<f32>().unwrap()).collect()
 }
 
@@ -356,7 +373,7 @@ fn numbers(seed: u64, count: usize, precision: Precision) -> Vec<f32> {
 }
 
 /// A linear layer's output, and the gradients of its sum with given weights in its input and its matrix.
-fn layer_of(device: &Device, engine: Engine, inputs: Precision) -> Vec<Vec<f32>> {
+fn layer_of(device: &Device, engine: Impl, inputs: Precision) -> Vec<Vec<f32>> {
     let device = device.clone().autodiff();
     let tensor = |seed: u64, shape: [usize; 3]| {
         let values = numbers(seed, shape.iter().product(), inputs);
@@ -376,34 +393,34 @@ fn layer_of(device: &Device, engine: Engine, inputs: Precision) -> Vec<Vec<f32>>
 fn linear_layers_round_what_they_multiply() {
     let device = gpu();
     for precision in [Precision::Tf32, Precision::Bf16] {
-        let found = layer_of(&device, Engine::of(precision), Precision::F32);
-        let expected = layer_of(&Device::flex(), Engine::Fused, precision);
+        let found = layer_of(&device, Impl::with_precision(precision), Precision::F32);
+        let expected = layer_of(&Device::flex(), Impl::Kernel, precision);
         assert_same(&found, &expected, 5e-6, &precision.to_string());
     }
-    let exact = layer_of(&device, Engine::Fused, Precision::F32);
-    assert_same(&exact, &layer_of(&Device::flex(), Engine::Fused, Precision::F32), 5e-6, "f32");
+    let exact = layer_of(&device, Impl::Kernel, Precision::F32);
+    assert_same(&exact, &layer_of(&Device::flex(), Impl::Kernel, Precision::F32), 5e-6, "f32");
 }
 
 #[test]
 fn attention_rounds_what_it_multiplies() {
     let (device, precision) = (gpu(), Precision::Bf16);
-    let out = |engine: Engine, inputs: Precision, in_some: bool| {
+    let out = |engine: Impl, inputs: Precision, in_some: bool| {
         let [q, k, v] = [4, 5, 6].map(|seed| {
             let data = TensorData::new(numbers(seed, 2 * 50 * 8, inputs), [1, 2, 50, 8]);
             Tensor::<4>::from_data(data, &device)
         });
-        let positions = Positions { sight: Mask::CAUSAL, ..Positions::default() };
+        let context = ScoreContext::default();
         let out = match in_some {
-            true => in_pieces([q, k, v], &0.4.into(), &positions, 10_000, engine),
-            false => attention(q, k, v, 0.4, &positions, engine),
+            true => query_chunked([q, k, v], &0.4.into(), &context, 10_000, engine),
+            false => attention(q, k, v, 0.4, &context, engine),
         };
         out.into_data().try_to_vec::<f32>().unwrap()
     };
     for in_some in [false, true] {
-        let found = out(Engine::of(precision), Precision::F32, in_some);
-        assert!(found == out(Engine::of(precision), precision, in_some));
+        let found = out(Impl::with_precision(precision), Precision::F32, in_some);
+        assert!(found == out(Impl::with_precision(precision), precision, in_some));
         // beside inputs, weights alone are rounded, and values are below 1
-        let expected = out(Engine::Fused, precision, in_some);
+        let expected = out(Impl::Kernel, precision, in_some);
         let error = found.iter().zip(&expected).fold(0f32, |m, (a, b)| m.max((a - b).abs()));
         assert!(error > 1e-5 && f64::from(error) < precision.unit(), "{error:e}");
     }

@@ -1,4 +1,4 @@
-//! Linear attention in a block: the fused operation equals its definition in the output and every gradient, for every feature
+//! Linear attention in a block: the fused operation equals its reference in the output and every gradient, for every feature
 //! map and every encoding it takes; and going on from a state equals having computed all at once.
 
 mod common;
@@ -6,18 +6,18 @@ mod common;
 use burn::module::Module;
 use burn::tensor::{DType, Device, Tensor};
 use common::{Randomize, ToDouble, assert_close, assert_slopes, device, init, random, rng, run};
-use kerple_burn::block::Block;
-use kerple_burn::forms::Positions;
-use kerple_burn::fused::Engine;
-use kerple_burn::layers::Init;
-use kerple_burn::pass::Pass;
+use kerple_burn::attention_context::AttentionContext;
+use kerple_burn::block::TransformerBlock;
+use kerple_burn::forward_context::ForwardContext;
+use kerple_burn::implementation::Impl;
+use kerple_burn::layers::LayerInit;
 use kerple_burn::plan::{AttentionKind, BlockConfig, BlockSizes, FeatureKind, InitKind, LinearAttentionConfig};
-use kerple_burn::positions::PositionalEncoding;
+use kerple_burn::positional_encoding::PositionalEncoding;
 use kerple_core::encoding::{Encoding, Geometry};
 
 #[derive(Module, Debug)]
 struct Both {
-    block: Block,
+    block: TransformerBlock,
     encoding: PositionalEncoding,
 }
 
@@ -56,18 +56,18 @@ fn plan(features: FeatureKind) -> BlockConfig {
 impl Both {
     fn new(plan: &BlockConfig, encoding: &Encoding, seed: u64) -> Both {
         let (device, mut rng) = (device(), rng(seed));
-        let block = Block::new(plan, &SIZES, 1, &mut init(&mut rng, &device)).map(&mut Randomize(&mut rng));
+        let block = TransformerBlock::new(plan, &SIZES, 1, &mut init(&mut rng, &device)).map(&mut Randomize(&mut rng));
         let encoding = PositionalEncoding::new(encoding, &GEOMETRY, 2, 3, &device).map(&mut ToDouble);
         Both { block, encoding: encoding.with_attention(&plan.attention) }
     }
 
-    fn positions(&self, len: usize, pass: &Pass, engine: Engine) -> Positions {
-        self.encoding.positions(1, [len, len], (&device(), DType::F64), engine, pass)
+    fn positions(&self, len: usize, pass: &ForwardContext, engine: Impl) -> AttentionContext {
+        self.encoding.attention_context(1, [len, len], (&device(), DType::F64), engine, pass)
     }
 }
 
 #[test]
-fn fused_equals_its_definition() {
+fn fused_equals_its_reference() {
     let all = encodings().into_iter().flat_map(|encoding| FEATURES.map(|features| (encoding.clone(), features)));
     for (seed, (encoding, features)) in all.enumerate() {
         let (both, mut rng) = (Both::new(&plan(features), &encoding, seed as u64), rng(seed as u64 + 1));
@@ -76,40 +76,45 @@ fn fused_equals_its_definition() {
         let (x, up) = (random([batch, len, SIZES.d_model], &mut rng), random([batch, len, SIZES.d_model], &mut rng));
         let lengths = (seed % 4 == 3).then(|| (2..2 + batch).map(|part| len / part).collect::<Vec<usize>>());
         let forward = |both: &Both, x: Tensor<3>, engine| {
-            let positions = both.positions(len, &Pass::training(3, 5), engine);
-            let causal = seed % 5 > 1 || positions.clock.is_some();
-            let positions = if causal { positions } else { positions.in_both_directions() };
-            let positions = Positions { lengths: lengths.clone().map(|lengths| lengths.into()), ..positions };
-            both.block.forward(x, &positions, &Pass::training(3, 5), engine)
+            let positions = both.positions(len, &ForwardContext::training(3, 5), engine);
+            let causal = seed % 5 > 1 || positions.gates.is_some();
+            let positions = if causal { positions } else { positions.bidirectional() };
+            let positions = positions.with_lengths(lengths.clone().map(|lengths| lengths.into()));
+            both.block.forward(x, &positions, &ForwardContext::training(3, 5), engine)
         };
         let what = format!("{} {features:?} {len}", encoding.label());
-        let fused = run(&both, &x, &up, |both, x| forward(both, x, Engine::Fused));
-        let composed = run(&both, &x, &up, |both, x| forward(both, x, Engine::Composed));
-        assert_close(&fused, &composed, &what);
+        let fused = run(&both, &x, &up, |both, x| forward(both, x, Impl::Kernel));
+        let reference = run(&both, &x, &up, |both, x| forward(both, x, Impl::Reference));
+        assert_close(&fused, &reference, &what);
         if seed % 7 == 0 {
             let kinked = matches!(features, FeatureKind::Relu | FeatureKind::ReluRf);
             let step = if kinked { 1e-5 } else { 1e-4 };
-            assert_slopes(&both, &x, &up, |both, x| forward(both, x, Engine::Fused), &fused, step, &what);
+            assert_slopes(&both, &x, &up, |both, x| forward(both, x, Impl::Kernel), &fused, step, &what);
         }
     }
 }
 
 /// Their gradients are of draws' means, not of what was drawn: no differences to compare them with.
 #[test]
-fn centred_gradients_are_those_of_the_definition() {
+fn centred_gradients_are_those_of_the_reference() {
     let encoding =
         serde_json::from_str(r#"{"kind":"sine_spe","num_sines":2,"num_realizations":6,"centred":true}"#).unwrap();
     let (both, mut rng, len) = (Both::new(&plan(FeatureKind::Favor), &encoding, 3), rng(4), 290);
     let (x, up) = (random([1, len, SIZES.d_model], &mut rng), random([1, len, SIZES.d_model], &mut rng));
     let forward = |both: &Both, x: Tensor<3>, engine| {
-        both.block.forward(x, &both.positions(len, &Pass::training(3, 5), engine), &Pass::training(3, 5), engine)
+        both.block.forward(
+            x,
+            &both.positions(len, &ForwardContext::training(3, 5), engine),
+            &ForwardContext::training(3, 5),
+            engine,
+        )
     };
-    let [fused, composed] =
-        [Engine::Fused, Engine::Composed].map(|engine| run(&both, &x, &up, |both, x| forward(both, x, engine)));
-    assert_close(&fused, &composed, "centred");
+    let [fused, reference] =
+        [Impl::Kernel, Impl::Reference].map(|engine| run(&both, &x, &up, |both, x| forward(both, x, engine)));
+    assert_close(&fused, &reference, "centred");
     let plain = serde_json::from_str(r#"{"kind":"sine_spe","num_sines":2,"num_realizations":6}"#).unwrap();
     let plain = Both::new(&plan(FeatureKind::Favor), &plain, 3);
-    let plain = run(&plain, &x, &up, |both, x| forward(both, x, Engine::Fused));
+    let plain = run(&plain, &x, &up, |both, x| forward(both, x, Impl::Kernel));
     assert_ne!(format!("{fused:?}"), format!("{plain:?}"), "the key changes something");
 }
 
@@ -119,7 +124,7 @@ fn a_state_equals_whole_sequences() {
     for (seed, encoding) in encodings().into_iter().enumerate() {
         let features = FEATURES[seed % FEATURES.len()];
         let (plan, mut draws) = (plan(features), rng(seed as u64));
-        let mut init = Init {
+        let mut init = LayerInit {
             rng: Some(&mut draws),
             kind: InitKind::Normal,
             std: 0.3,
@@ -127,22 +132,23 @@ fn a_state_equals_whole_sequences() {
             device: &device,
             dtype: DType::F32,
         };
-        let block = Block::new(&plan, &SIZES, 0, &mut init);
+        let block = TransformerBlock::new(&plan, &SIZES, 0, &mut init);
         let module = PositionalEncoding::new(&encoding, &GEOMETRY, 1, 3, &device).with_attention(&plan.attention);
-        let (len, pass) = (330, Pass::evaluation(4));
+        let (len, pass) = (330, ForwardContext::evaluation(4));
         let x = random([2, len, SIZES.d_model], &mut rng(9)).inner().cast(DType::F32);
-        for engine in [Engine::Fused, Engine::Composed] {
-            let at = |new: usize, all: usize| module.positions(0, [new, all], (&device, DType::F32), engine, &pass);
+        for engine in [Impl::Kernel, Impl::Reference] {
+            let at =
+                |new: usize, all: usize| module.attention_context(0, [new, all], (&device, DType::F32), engine, &pass);
             let whole = block.forward(x.clone(), &at(len, len), &pass, engine);
-            let mut memory = block.attention.memory(2, engine);
+            let mut cache = block.attention.kv_cache(2, engine);
             let mut first = 0;
             let mut parts = Vec::new();
             for step in [1, 3, 120, 10, 1, 130, 65] {
                 let part = x.clone().narrow(1, first, step);
                 first += step;
-                parts.push(block.extend(part, &at(step, first), &mut memory, engine));
+                parts.push(block.extend(part, &at(step, first), &mut cache, engine));
             }
-            assert_eq!((first, memory.len()), (len, len));
+            assert_eq!((first, cache.len()), (len, len));
             let parts = Tensor::cat(parts, 1);
             let error = (whole.clone() - parts).abs().max().into_scalar::<f32>();
             let size = whole.abs().max().into_scalar::<f32>();
@@ -155,30 +161,30 @@ fn a_state_equals_whole_sequences() {
 #[test]
 fn draws_are_by_step_in_training_and_fixed_in_evaluation() {
     let encoding = serde_json::from_str::<Encoding>(r#"{"kind":"sine_spe","num_realizations":6}"#).unwrap();
-    let out = |plan: &BlockConfig, pass: Pass| {
+    let out = |plan: &BlockConfig, pass: ForwardContext| {
         let both = Both::new(plan, &encoding, 1);
         let x = random([1, 9, SIZES.d_model], &mut rng(2));
-        let positions = both.positions(9, &pass, Engine::Fused);
-        common::values(&both.block.forward(x, &positions, &pass, Engine::Fused))
+        let positions = both.positions(9, &pass, Impl::Kernel);
+        common::values(&both.block.forward(x, &positions, &pass, Impl::Kernel))
     };
     let plan = plan(FeatureKind::Favor);
-    let train = |step| out(&plan, Pass::training(1, step));
+    let train = |step| out(&plan, ForwardContext::training(1, step));
     assert_eq!(train(3), train(3));
     assert_ne!(train(3), train(4));
-    let evaluated = out(&plan, Pass::evaluation(1));
-    assert_eq!(evaluated, out(&plan, Pass::evaluation(1).at_row(5)), "rows of a batch share a draw");
-    assert_ne!(evaluated, out(&plan, Pass::evaluation(2)));
+    let evaluated = out(&plan, ForwardContext::evaluation(1));
+    assert_eq!(evaluated, out(&plan, ForwardContext::evaluation(1).at_row(5)), "rows of a batch share a draw");
+    assert_ne!(evaluated, out(&plan, ForwardContext::evaluation(2)));
     // features alone: the same for so many updates
     let none = serde_json::from_str::<Encoding>(r#"{"kind":"none"}"#).unwrap();
-    let omega = |redraw: u64, pass: Pass| {
+    let omega = |redraw: u64, pass: ForwardContext| {
         let linear = LinearAttentionConfig { n_features: 10, redraw_every: redraw, ..LinearAttentionConfig::default() };
         let plan = BlockConfig { attention: AttentionKind::Linear(linear), ..BlockConfig::default() };
         let both = Both::new(&plan, &none, 1);
-        let positions = both.positions(9, &pass, Engine::Fused);
+        let positions = both.positions(9, &pass, Impl::Kernel);
         let x = random([1, 9, SIZES.d_model], &mut rng(2));
-        common::values(&both.block.forward(x, &positions, &pass, Engine::Fused))
+        common::values(&both.block.forward(x, &positions, &pass, Impl::Kernel))
     };
-    assert_eq!(omega(20, Pass::training(1, 20)), omega(20, Pass::training(1, 39)));
-    assert_ne!(omega(20, Pass::training(1, 39)), omega(20, Pass::training(1, 40)));
-    assert_eq!(omega(0, Pass::training(1, 39)), omega(0, Pass::evaluation(1)));
+    assert_eq!(omega(20, ForwardContext::training(1, 20)), omega(20, ForwardContext::training(1, 39)));
+    assert_ne!(omega(20, ForwardContext::training(1, 39)), omega(20, ForwardContext::training(1, 40)));
+    assert_eq!(omega(0, ForwardContext::training(1, 39)), omega(0, ForwardContext::evaluation(1)));
 }

@@ -7,9 +7,9 @@
 use crate::beside::{verdict, with};
 use crate::folder::{CHE, CHE_ENCODER, CHE_ENCODER_TENSORS, ReferenceFolder};
 use crate::{AllowedError, CaseComparison, CaseVerdict, Checked};
-use kerple_burn::fused::Engine;
+use kerple_burn::forward_context::ForwardContext;
+use kerple_burn::implementation::Impl;
 use kerple_burn::parameters;
-use kerple_burn::pass::Pass;
 use kerple_data::tasks::TaskConfig;
 use kerple_data::tasks::chomsky::Chomsky;
 use kerple_lm::config::RunConfig;
@@ -33,7 +33,7 @@ pub fn verdicts(folder: &ReferenceFolder) -> Vec<CaseVerdict> {
         let cases = all["cases"].as_array()?;
         for case in cases {
             let name = case["encoding"].as_str().unwrap_or("(no encoding)");
-            for engine in [Engine::Fused, Engine::Composed] {
+            for engine in [Impl::Kernel, Impl::Reference] {
                 found.push(verdict(&format!("che_encoder/{name}"), || encoder(folder, &all["config"], case, engine)));
             }
         }
@@ -106,7 +106,7 @@ fn metric(task: Chomsky, case: &Value, comparison: &mut CaseComparison) -> Check
 }
 
 /// The encoder's logits at every token with the original's weights.
-fn encoder(folder: &ReferenceFolder, config: &Value, case: &Value, engine: Engine) -> Checked<CaseComparison> {
+fn encoder(folder: &ReferenceFolder, config: &Value, case: &Value, engine: Impl) -> Checked<CaseComparison> {
     let mut comparison = CaseComparison::new(format!("{engine:?}").to_lowercase());
     let name = case["encoding"].as_str().unwrap_or("");
     let (kind, keys) = match name {
@@ -141,7 +141,7 @@ fn encoder(folder: &ReferenceFolder, config: &Value, case: &Value, engine: Engin
     });
     filled?;
     let [batch, len] = [size("batch")?, size("T")?];
-    let logits = model.logits(TokenBatch { ids: &tokens, batch, len }, len, &Pass::evaluation(0)).into_data();
+    let logits = model.logits(TokenBatch { ids: &tokens, batch, len }, len, &ForwardContext::evaluation(0)).into_data();
     let got: Vec<f64> = logits.iter::<f64>().collect();
     // as the file's own note has it: both sides are in single precision
     let tolerance = AllowedError { absolute: 2e-5, relative: 2e-5 };

@@ -3,9 +3,9 @@
 use crate::case::Case;
 use crate::{CaseComparison, CaseResult, Checked, EXACT};
 use kerple_convert::import::{ImportOptions, import};
+use kerple_lm::forward_context::ForwardContext;
 use kerple_lm::generate::{self, SamplingParams};
 use kerple_lm::model::{Decoder, TokenBatch};
-use kerple_lm::pass::Pass;
 use kerple_lm::run::{RunFolder, TrainedModel};
 
 /// Runs a case whose folder holds a model.
@@ -38,7 +38,7 @@ fn logits(case: &Case, model: &Decoder, comparison: &mut CaseComparison) -> Chec
         return Err(format!("input_ids are not sequences of tokens below {rows}"));
     }
     model.check_len(len).map_err(|error| error.to_string())?;
-    let pass = Pass::evaluation(0);
+    let pass = ForwardContext::evaluation(0);
     let found: Vec<f64> = model.logits(TokenBatch { ids: &ids, batch, len }, &pass).into_data().iter::<f64>().collect();
     case.compare(comparison, "logits", &found, case.tolerance("logits"))?;
     let rows = |from: usize| ids.chunks_exact(len).flat_map(move |row| row[from..from + len - 1].to_vec());

@@ -7,10 +7,10 @@ use crate::methods::{ReferenceMethod, method};
 use crate::{AllowedError, CaseComparison, Checked};
 use burn::module::Param;
 use burn::tensor::{DType, Device, Tensor, TensorData};
-use kerple_burn::fused::Engine;
+use kerple_burn::forward_context::ForwardContext;
+use kerple_burn::implementation::Impl;
 use kerple_burn::ops::attention::{default_scale, rotated};
-use kerple_burn::pass::Pass;
-use kerple_burn::positions::PositionalEncoding;
+use kerple_burn::positional_encoding::PositionalEncoding;
 use kerple_core::Number;
 use kerple_core::attention::{AttentionDims, AttentionProblem, Mask, ScoreTransform, Strides};
 use kerple_core::encoding::{Encoding, EncodingForm, Geometry, ScoreModForm, TableGradient};
@@ -161,8 +161,9 @@ impl ReferenceLayer {
             [] => encoding.values = values.clone(),
             own => own[0] = values.clone(),
         }
-        let engine = if fused { Engine::Fused } else { Engine::Composed };
-        let positions = encoding.positions(0, [len, len], (&device, dtype), engine, &Pass::evaluation(0));
+        let engine = if fused { Impl::Kernel } else { Impl::Reference };
+        let positions =
+            encoding.attention_context(0, [len, len], (&device, dtype), engine, &ForwardContext::evaluation(0));
         let out = rotated(q.clone(), k.clone(), v.clone(), default_scale(head_dim), &positions, engine);
         let gradients = (out.clone() * d_out).sum().backward();
         let take = |tensor: &Tensor<4>| tensor.grad(&gradients).map(numbers).unwrap_or_default();

@@ -1,7 +1,7 @@
 //! `conformance FOLDER...`: every case of folders of reference values through every engine that has it.
 
 use clap::Parser;
-use kerple_burn::device::Name;
+use kerple_burn::device::DeviceName;
 use kerple_conformance::{CaseCounts, CaseVerdict};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -15,7 +15,7 @@ struct ConformanceArgs {
     folders: Vec<PathBuf>,
     /// Run attention on this device too, named as for `kerple --device`.
     #[arg(long, default_value = "cpu")]
-    device: Name,
+    device: DeviceName,
     /// Print verdicts as JSON lines.
     #[arg(long)]
     json: bool,
@@ -49,7 +49,7 @@ fn main() -> ExitCode {
 /// Runs every folder and prints each case with its worst error and tolerance.
 fn run(arguments: &ConformanceArgs) -> Result<(), ConformanceFailure> {
     let device = match arguments.device {
-        Name::Cpu => None,
+        DeviceName::Cpu => None,
         name => {
             let opened = name.open().map_err(|error| ConformanceFailure {
                 code: 2,

@@ -8,7 +8,7 @@
 //! TOKENS is a safetensors file with `input_ids`, I64 `[B, L]`. OUT gets `logits`, F32 `[B, L, V]`, and `greedy`, I64 `[COUNT]`:
 //! what follows the first PROMPT tokens of the first sequence.
 
-use kerple_burn::pass::Pass;
+use kerple_burn::forward_context::ForwardContext;
 use kerple_lm::generate::{SamplingParams, generate};
 use kerple_lm::model::TokenBatch;
 use kerple_lm::run::{RunFolder, TrainedModel};
@@ -34,7 +34,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     }
     model.check_len(len)?;
 
-    let logits = model.logits(TokenBatch { ids: &ids, batch, len }, &Pass::evaluation(plan.seed)).into_data();
+    let logits = model.logits(TokenBatch { ids: &ids, batch, len }, &ForwardContext::evaluation(plan.seed)).into_data();
     let logits: Vec<u8> = logits.iter::<f32>().flat_map(f32::to_le_bytes).collect();
     let draw = SamplingParams { temperature: 0.0, top_k: 0, top_p: 1.0, seed: plan.seed };
     let mut greedy: Vec<i64> = Vec::new();

@@ -8,8 +8,8 @@ use kerple_data::{PrepareOptions, Sources, prepare};
 use kerple_lm::config::DataConfig;
 use kerple_lm::corpus::{DataSource, Split};
 use kerple_lm::evaluate::{self, EvalCheckpoint, EvalRequest, EvalRun, Protocol, SegmentCount};
+use kerple_lm::forward_context::ForwardContext;
 use kerple_lm::model::TokenBatch;
-use kerple_lm::pass::Pass;
 use kerple_lm::run::{RunFolder, SpecialTokens, TrainedModel};
 use kerple_lm::runtime::Runtime;
 use kerple_lm::sequences::EvalText;
@@ -354,7 +354,11 @@ fn rolled(copy: &ModelCopy, front: u32) -> (f64, f64, String) {
     for document in text.documents() {
         let targets = text.read(document.start..document.end - 1).unwrap();
         let ids = [&[front], &targets[..targets.len() - 1]].concat();
-        losses.extend(model.scored(TokenBatch { ids: &ids, batch: 1, len: ids.len() }, &targets, &Pass::evaluation(0)));
+        losses.extend(model.scored(
+            TokenBatch { ids: &ids, batch: 1, len: ids.len() },
+            &targets,
+            &ForwardContext::evaluation(0),
+        ));
     }
     let mean = losses.iter().sum::<f64>() / losses.len() as f64;
     (row.nll, mean, row.rolling.unwrap().start.unwrap())

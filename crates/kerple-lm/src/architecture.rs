@@ -6,10 +6,10 @@ use crate::objective::{Classification, NextTokenPrediction, Objective, SequenceB
 use crate::plan::Plan;
 use burn::module::Module;
 use burn::tensor::Device;
-use kerple_burn::fused::Engine;
-use kerple_burn::parameters::Describe;
-use kerple_burn::pass::Pass;
-use kerple_burn::positions::PositionalEncoding;
+use kerple_burn::forward_context::ForwardContext;
+use kerple_burn::implementation::Impl;
+use kerple_burn::parameters::ParamGroupOverrides;
+use kerple_burn::positional_encoding::PositionalEncoding;
 use kerple_data::tasks::{AnswerMode, TaskConfig};
 use std::any::Any;
 use std::fmt::Debug;
@@ -23,17 +23,17 @@ pub trait Model: Debug {
     fn encoding_mut(&mut self) -> &mut PositionalEncoding;
 
     /// Computes with this engine from now on.
-    fn compute_with(&mut self, engine: Engine);
+    fn compute_with(&mut self, engine: Impl);
 
     /// The loss of each target and whether it was hit.
-    fn score(&self, batch: &SequenceBatch, pass: &Pass) -> TargetScores;
+    fn score(&self, batch: &SequenceBatch, pass: &ForwardContext) -> TargetScores;
 
     /// The model, where it is one that texts are predicted with.
     fn decoder(&self) -> Option<&Decoder>;
 }
 
 /// A model that a plan describes whole.
-pub trait FromPlan: Module + Describe + Model + 'static {
+pub trait FromPlan: Module + ParamGroupOverrides + Model + 'static {
     /// A fresh one.
     fn of(plan: &Plan, device: &Device) -> Self;
 
@@ -102,11 +102,11 @@ macro_rules! impl_model {
                     &mut self.$($trunk).+.encoding
                 }
 
-                fn compute_with(&mut self, engine: Engine) {
+                fn compute_with(&mut self, engine: Impl) {
                     self.$($trunk).+.engine = engine;
                 }
 
-                fn score(&self, batch: &SequenceBatch, pass: &Pass) -> TargetScores {
+                fn score(&self, batch: &SequenceBatch, pass: &ForwardContext) -> TargetScores {
                     Classification.score(self, batch, pass)
                 }
 

@@ -8,8 +8,8 @@ use crate::renamed;
 use crate::tensors::{self, PART, TensorFile, TensorSpec, ValueSink};
 use crate::train_state::{CheckpointPart, TrainState};
 use burn::module::Module;
-use kerple_burn::array::Array;
-use kerple_burn::parameters::{self, Describe, Named};
+use kerple_burn::host_array::HostArray;
+use kerple_burn::parameters::{self, NamedParameter, ParamGroupOverrides};
 use kerple_data::fingerprint;
 use serde::{Deserialize, Serialize};
 use std::fs;
@@ -79,11 +79,11 @@ impl CheckpointState {
 }
 
 /// An array's values, a part after the other.
-pub(crate) fn in_parts(array: &Array, take: &mut ValueSink<'_>) -> Result<()> {
+pub(crate) fn in_parts(array: &HostArray, take: &mut ValueSink<'_>) -> Result<()> {
     array.slice::<f32>().chunks(PART).try_for_each(|part| take(part.to_vec()))
 }
 
-fn write(path: &Path, all: &[Named]) -> Result<String> {
+fn write(path: &Path, all: &[NamedParameter]) -> Result<String> {
     let slots: Vec<TensorSpec> =
         all.iter().map(|n| TensorSpec { name: n.name.clone(), shape: n.array.shape().to_vec() }).collect();
     tensors::write(path, &slots, |number, take| in_parts(&all[number].array, take))
@@ -111,7 +111,7 @@ pub(crate) fn place(run: &Path, step: u64) -> PathBuf {
 ///
 /// # Errors
 /// What the file system refuses, or a value that is not finite; earlier checkpoints are then intact.
-pub fn save<M: Module + Describe, T: Objective<M>>(
+pub fn save<M: Module + ParamGroupOverrides, T: Objective<M>>(
     run: &Path,
     keep: usize,
     state: &CheckpointState,
@@ -169,8 +169,8 @@ fn remove(path: &Path) -> Result<()> {
 }
 
 /// Refuses values that could not be gone on from.
-fn check_finite(step: u64, tensors: &[Named]) -> Result<()> {
-    for Named { name, array } in tensors {
+fn check_finite(step: u64, tensors: &[NamedParameter]) -> Result<()> {
+    for NamedParameter { name, array } in tensors {
         if let Some(value) = array.slice::<f32>().iter().find(|value| !value.is_finite()) {
             let hint = "no checkpoint was saved; lower train.learning_rate or train.weight_decay".to_owned();
             return Err(Error::NotFinite { step, what: name.clone(), value: f64::from(*value), hint });
@@ -179,7 +179,7 @@ fn check_finite(step: u64, tensors: &[Named]) -> Result<()> {
     Ok(())
 }
 
-fn write_aside<M: Module + Describe, T: Objective<M>>(
+fn write_aside<M: Module + ParamGroupOverrides, T: Objective<M>>(
     aside: &Path,
     state: &CheckpointState,
     train_state: &TrainState<M, T>,
@@ -420,7 +420,7 @@ pub fn weights(checkpoint: &Path, state: &CheckpointState) -> Result<TensorFile>
 ///
 /// # Errors
 /// A damaged file, or tensors of another model.
-pub fn restore<M: Module + Describe, T: Objective<M>>(
+pub fn restore<M: Module + ParamGroupOverrides, T: Objective<M>>(
     checkpoint: &Path,
     state: &CheckpointState,
     train_state: &mut TrainState<M, T>,

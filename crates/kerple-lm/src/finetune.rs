@@ -14,7 +14,7 @@ use crate::model::Decoder;
 use crate::plan::{self, DataInfo, Plan};
 use crate::run::{InitialRun, RunFolder};
 use crate::tensors::{self, TensorFile, TensorSpec};
-use kerple_burn::parameters::{self, Named};
+use kerple_burn::parameters::{self, NamedParameter};
 use kerple_core::encoding::{Encoding, Method};
 use kerple_run::InitFrom;
 use std::path::Path;
@@ -235,7 +235,7 @@ impl BaseRun {
     }
 
     /// The name that a parameter has in the other run, where it takes its values from there.
-    fn source(&self, plan: &Plan, Named { name, array }: &Named) -> Result<Option<String>> {
+    fn source(&self, plan: &Plan, NamedParameter { name, array }: &NamedParameter) -> Result<Option<String>> {
         let values: usize = array.shape().iter().product();
         let fits =
             |name: &String| self.weights.info(name).is_some_and(|(_, shape)| shape.iter().product::<usize>() == values);

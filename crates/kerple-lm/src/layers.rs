@@ -3,7 +3,7 @@
 
 use crate::error::{Error, Result};
 use kerple_burn::plan::AttentionKind;
-use kerple_burn::positions::Standing;
+use kerple_burn::positional_encoding::LayerEncoding;
 use kerple_core::encoding::Encoding;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -114,9 +114,9 @@ impl LayerSettings<'_> {
     }
 
     /// The view that the encodings of a model have of it.
-    pub fn standing(&self) -> Standing {
+    pub fn standing(&self) -> LayerEncoding {
         let demand = self.attention.linear().and_then(|plan| plan.demand());
-        Standing { other: self.other, window: self.window, demand }
+        LayerEncoding { other: self.other, window: self.window, demand }
     }
 }
 

@@ -34,7 +34,7 @@ pub mod train;
 pub mod train_state;
 
 pub use error::{Error, Result};
-pub use kerple_burn::pass;
+pub use kerple_burn::forward_context;
 
 /// The processor, where models run unless another device is asked for.
 pub fn device() -> burn::tensor::Device {

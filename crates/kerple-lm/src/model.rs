@@ -23,14 +23,14 @@ use crate::error::{Error, Result};
 use crate::plan::{ModelPlan, Plan};
 use burn::module::{Module, Param};
 use burn::tensor::{Device, Int, Tensor, TensorData};
-use kerple_burn::forms::Positions;
-use kerple_burn::fused::Engine;
-use kerple_burn::layers::{Attention, normal_matrix};
-use kerple_burn::memory::Memory;
-use kerple_burn::ops::attention::Seen;
-use kerple_burn::ops::loss::{self, Head, LossTargets};
-use kerple_burn::parameters::{Describe, Groups};
-use kerple_burn::pass::Pass;
+use kerple_burn::attention_context::AttentionContext;
+use kerple_burn::forward_context::ForwardContext;
+use kerple_burn::implementation::Impl;
+use kerple_burn::kv_cache::KvCache;
+use kerple_burn::layers::{SelfAttention, normal_matrix};
+use kerple_burn::ops::attention::AttentionScores;
+use kerple_burn::ops::loss::{self, LmHeadTensors, LossTargets};
+use kerple_burn::parameters::{ParamGroupOverrides, ParamGroups};
 use kerple_core::seed::{Purpose, stream};
 
 use std::ops::Range;
@@ -46,9 +46,9 @@ pub struct Decoder {
     pub head_bias: Option<Param<Tensor<1>>>,
 }
 
-impl Describe for Decoder {
-    fn describe(&self, groups: &mut Groups) {
-        self.trunk.describe(groups);
+impl ParamGroupOverrides for Decoder {
+    fn override_param_groups(&self, groups: &mut ParamGroups) {
+        self.trunk.override_param_groups(groups);
     }
 }
 
@@ -84,7 +84,7 @@ impl Decoder {
     }
 
     /// The same model, computing with this engine.
-    pub fn with_engine(self, engine: Engine) -> Decoder {
+    pub fn with_engine(self, engine: Impl) -> Decoder {
         Decoder { trunk: self.trunk.with_engine(engine), ..self }
     }
 }
@@ -119,12 +119,12 @@ impl Decoder {
     }
 
     /// The residual stream after the last layer, `[B, L, M]`, before the final norm.
-    pub fn hidden(&self, tokens: TokenBatch, pass: &Pass) -> Tensor<3> {
+    pub fn hidden(&self, tokens: TokenBatch, pass: &ForwardContext) -> Tensor<3> {
         self.trunk.each_layer(self.trunk.embed(None, tokens, 0, pass), pass, |positions| positions, |_, _, _| {})
     }
 
     /// The weight of every key for every query in each layer, `[B, H, L, L]`, by the definition: for short sequences.
-    pub fn attention_weights(&self, tokens: TokenBatch, pass: &Pass) -> Vec<Tensor<4>> {
+    pub fn attention_weights(&self, tokens: TokenBatch, pass: &ForwardContext) -> Vec<Tensor<4>> {
         self.in_layers(tokens, pass, |attention, x, positions| attention.weights(x, positions))
     }
 
@@ -132,8 +132,8 @@ impl Decoder {
     fn in_layers<R>(
         &self,
         tokens: TokenBatch,
-        pass: &Pass,
-        find: impl Fn(&Attention, Tensor<3>, &Positions) -> R,
+        pass: &ForwardContext,
+        find: impl Fn(&SelfAttention, Tensor<3>, &AttentionContext) -> R,
     ) -> Vec<R> {
         let mut found = Vec::with_capacity(self.trunk.blocks.len());
         self.trunk.each_layer(
@@ -145,39 +145,45 @@ impl Decoder {
         found
     }
 
-    fn output(&self) -> Head {
+    fn output(&self) -> LmHeadTensors {
         let (weight, tied) = match &self.head {
             Some(head) => (head.val(), false),
             None => (self.trunk.embedding.val(), true),
         };
-        Head { norm: self.trunk.norm.tensors(), weight, tied, bias: self.head_bias.as_ref().map(Param::val) }
+        LmHeadTensors { norm: self.trunk.norm.tensors(), weight, tied, bias: self.head_bias.as_ref().map(Param::val) }
     }
 
     /// Negative log-likelihood in nats of each target, `[B, L]`.
-    pub fn nll(&self, tokens: TokenBatch, targets: &[u32], pass: &Pass) -> Tensor<2> {
+    pub fn nll(&self, tokens: TokenBatch, targets: &[u32], pass: &ForwardContext) -> Tensor<2> {
         self.losses(tokens, LossTargets { ids: targets, scored: None }, pass)
     }
 
     /// The same where some targets are not scored; theirs is 0.
-    pub fn losses(&self, tokens: TokenBatch, targets: LossTargets, pass: &Pass) -> Tensor<2> {
+    pub fn losses(&self, tokens: TokenBatch, targets: LossTargets, pass: &ForwardContext) -> Tensor<2> {
         loss::losses(self.hidden(tokens, pass), self.output(), targets, self.trunk.engine)
     }
 
     /// The mean of [`Decoder::nll`], `[1]`: what training minimises.
-    pub fn loss(&self, tokens: TokenBatch, targets: &[u32], pass: &Pass) -> Tensor<1> {
+    pub fn loss(&self, tokens: TokenBatch, targets: &[u32], pass: &ForwardContext) -> Tensor<1> {
         let targets = LossTargets { ids: targets, scored: None };
         self.weighted_loss(tokens, targets, loss::mean_share(targets), pass)
     }
 
     /// `share` times the sum of [`Decoder::losses`], `[1]`: the part of a batch's mean that these sequences bring when the
     /// share is one over all the batch's scored targets.
-    pub fn weighted_loss(&self, tokens: TokenBatch, targets: LossTargets, share: f64, pass: &Pass) -> Tensor<1> {
+    pub fn weighted_loss(
+        &self,
+        tokens: TokenBatch,
+        targets: LossTargets,
+        share: f64,
+        pass: &ForwardContext,
+    ) -> Tensor<1> {
         loss::loss(self.hidden(tokens, pass), self.output(), targets, share, self.trunk.engine)
     }
 
     /// [`Decoder::nll`] as numbers. Where layers keep a state of fixed size, long sequences are taken in pieces, and what is
     /// held does not grow with their length.
-    pub fn scored(&self, tokens: TokenBatch, targets: &[u32], pass: &Pass) -> Vec<f64> {
+    pub fn scored(&self, tokens: TokenBatch, targets: &[u32], pass: &ForwardContext) -> Vec<f64> {
         let TokenBatch { ids, batch, len } = tokens;
         let most = (MOST_PREFILLED / batch.max(1)).max(1);
         if len <= most || !self.trunk.blocks.iter().all(|block| block.attention.is_linear()) {
@@ -198,7 +204,7 @@ impl Decoder {
     }
 
     /// Logits of every position, `[B, L, V]`: for short sequences and tests.
-    pub fn logits(&self, tokens: TokenBatch, pass: &Pass) -> Tensor<3> {
+    pub fn logits(&self, tokens: TokenBatch, pass: &ForwardContext) -> Tensor<3> {
         loss::logits(self.hidden(tokens, pass), self.output())
     }
 
@@ -206,7 +212,7 @@ impl Decoder {
     ///
     /// # Panics
     /// When there are not as many tokens.
-    pub fn logits_at(&self, tokens: TokenBatch, places: &[usize], pass: &Pass) -> Tensor<2> {
+    pub fn logits_at(&self, tokens: TokenBatch, places: &[usize], pass: &ForwardContext) -> Tensor<2> {
         let x = self.hidden(tokens, pass);
         let [batch, len, width] = x.dims();
         let index: Vec<i64> = places.iter().map(|place| *place as i64).collect();
@@ -216,7 +222,7 @@ impl Decoder {
     }
 
     /// Scores of the last token's queries in every layer, `[B, H, 1, L]`; `None` where attention is linear.
-    pub fn last_scores(&self, tokens: TokenBatch, pass: &Pass) -> Vec<Option<Seen>> {
+    pub fn last_scores(&self, tokens: TokenBatch, pass: &ForwardContext) -> Vec<Option<AttentionScores>> {
         self.in_layers(tokens, pass, |attention, x, positions| attention.last_scores(x, positions))
     }
 
@@ -225,11 +231,11 @@ impl Decoder {
     ///
     /// Long sequences are processed in chunks: beyond the caches, memory does not grow with their
     /// length. One pass serves a whole sequence; encodings that draw for all positions together
-    /// need the final number of positions, see [`Pass::over`].
+    /// need the final number of positions, see [`ForwardContext::over`].
     ///
     /// # Panics
     /// When there are no tokens, or `caches` were created for another number of sequences.
-    pub fn extend(&self, tokens: TokenBatch, caches: &mut [Memory], pass: &Pass) -> Tensor<2> {
+    pub fn extend(&self, tokens: TokenBatch, caches: &mut [KvCache], pass: &ForwardContext) -> Tensor<2> {
         let TokenBatch { ids, batch, len } = tokens;
         assert!(len > 0, "the prompt has no token to continue from");
         let most = (MOST_PREFILLED / batch.max(1)).max(1);
@@ -248,29 +254,29 @@ impl Decoder {
         &self,
         tokens: TokenBatch,
         before: usize,
-        pass: &Pass,
-        caches: &mut [Memory],
-    ) -> (Tensor<3>, Vec<Positions>) {
+        pass: &ForwardContext,
+        caches: &mut [KvCache],
+    ) -> (Tensor<3>, Vec<AttentionContext>) {
         let x = self.trunk.embed(None, tokens, before, pass);
         let (lens, device, dtype) = ([tokens.len, before + tokens.len], x.device(), x.dtype());
-        let (now, engine) = (self.trunk.encoding.now(), self.trunk.engine);
+        let (now, engine) = (self.trunk.encoding.snapshot(), self.trunk.engine);
         let positions = |layer: usize| match caches.get_mut(layer) {
-            Some(cache) => now.behind(layer, lens, (&device, dtype), (engine, pass), cache),
-            None => now.positions(layer, lens, (&device, dtype), engine, pass),
+            Some(cache) => now.context_after(layer, lens, (&device, dtype), (engine, pass), cache),
+            None => now.attention_context(layer, lens, (&device, dtype), engine, pass),
         };
         (x, self.trunk.encoding.every_layer(positions).collect())
     }
 
     /// The residual stream of new positions after the last layer, `[B, L, M]`.
-    fn extend_caches(&self, tokens: TokenBatch, caches: &mut [Memory], pass: &Pass) -> Tensor<3> {
-        let (x, positions) = self.embedded(tokens, caches.first().map_or(0, Memory::len), pass, caches);
+    fn extend_caches(&self, tokens: TokenBatch, caches: &mut [KvCache], pass: &ForwardContext) -> Tensor<3> {
+        let (x, positions) = self.embedded(tokens, caches.first().map_or(0, KvCache::len), pass, caches);
         let layers = self.trunk.blocks.iter().zip(&positions).zip(caches);
         layers.fold(x, |x, ((block, positions), cache)| block.extend(x, positions, cache, self.trunk.engine))
     }
 
     /// Empty KV caches, one per layer, for `batch` sequences.
-    pub fn kv_caches(&self, batch: usize) -> Vec<Memory> {
-        self.trunk.blocks.iter().map(|block| block.attention.memory(batch, self.trunk.engine)).collect()
+    pub fn kv_caches(&self, batch: usize) -> Vec<KvCache> {
+        self.trunk.blocks.iter().map(|block| block.attention.kv_cache(batch, self.trunk.engine)).collect()
     }
 }
 

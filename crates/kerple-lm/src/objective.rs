@@ -7,8 +7,8 @@ pub use classification::{Classification, classified};
 use crate::error::{Error, Result};
 use crate::model::{Decoder, TokenBatch};
 use burn::tensor::Tensor;
+use kerple_burn::forward_context::ForwardContext;
 use kerple_burn::ops::loss::{LossTargets, mean_share};
-use kerple_burn::pass::Pass;
 use std::ops::Range;
 
 /// Sequences of one length with what is to be predicted from them.
@@ -131,20 +131,20 @@ impl TargetScores {
 /// An objective for models of type `M`.
 pub trait Objective<M> {
     /// The mean loss of the batch's scored targets, `[1]`: what training minimises.
-    fn loss(&self, model: &M, batch: &SequenceBatch, pass: &Pass) -> Tensor<1>;
+    fn loss(&self, model: &M, batch: &SequenceBatch, pass: &ForwardContext) -> Tensor<1>;
 
     /// The same as a sum of losses, of each of which `learn` makes the gradient before the next is made.
-    fn each_loss(&self, model: &M, batch: &SequenceBatch, pass: &Pass, learn: &mut dyn FnMut(Tensor<1>)) {
+    fn each_loss(&self, model: &M, batch: &SequenceBatch, pass: &ForwardContext, learn: &mut dyn FnMut(Tensor<1>)) {
         learn(self.loss(model, batch, pass));
     }
 
     /// The same as a number, of a model outside autodiff.
-    fn mean_loss(&self, model: &M, batch: &SequenceBatch, pass: &Pass) -> f64 {
+    fn mean_loss(&self, model: &M, batch: &SequenceBatch, pass: &ForwardContext) -> f64 {
         f64::from(self.loss(model, batch, pass).into_scalar::<f32>())
     }
 
     /// The loss of each target, for evaluation; `model` is outside autodiff.
-    fn score(&self, model: &M, batch: &SequenceBatch, pass: &Pass) -> TargetScores;
+    fn score(&self, model: &M, batch: &SequenceBatch, pass: &ForwardContext) -> TargetScores;
 
     /// Positions of the batch's longest sequence as the model reads it.
     fn span(&self, _model: &M, batch: &SequenceBatch) -> usize {
@@ -165,13 +165,19 @@ pub struct NextTokenPrediction {
 }
 
 impl Objective<Decoder> for NextTokenPrediction {
-    fn loss(&self, model: &Decoder, batch: &SequenceBatch, pass: &Pass) -> Tensor<1> {
+    fn loss(&self, model: &Decoder, batch: &SequenceBatch, pass: &ForwardContext) -> Tensor<1> {
         let scored = batch.scored_tokens();
         let targets = LossTargets { ids: &batch.targets, scored: scored.as_deref() };
         model.weighted_loss(batch.input(), targets, mean_share(targets), pass)
     }
 
-    fn each_loss(&self, model: &Decoder, batch: &SequenceBatch, pass: &Pass, learn: &mut dyn FnMut(Tensor<1>)) {
+    fn each_loss(
+        &self,
+        model: &Decoder,
+        batch: &SequenceBatch,
+        pass: &ForwardContext,
+        learn: &mut dyn FnMut(Tensor<1>),
+    ) {
         match self.piece {
             Some(each) if each < batch.len && batch.lengths.is_none() => {
                 let targets = LossTargets { ids: &batch.targets, scored: batch.scored.as_deref() };
@@ -181,7 +187,7 @@ impl Objective<Decoder> for NextTokenPrediction {
         }
     }
 
-    fn mean_loss(&self, model: &Decoder, batch: &SequenceBatch, pass: &Pass) -> f64 {
+    fn mean_loss(&self, model: &Decoder, batch: &SequenceBatch, pass: &ForwardContext) -> f64 {
         match self.piece {
             // what does not fit a backward at once is not taken at once here
             Some(each) if each < batch.len && batch.lengths.is_none() && batch.scored.is_none() => {
@@ -192,7 +198,7 @@ impl Objective<Decoder> for NextTokenPrediction {
         }
     }
 
-    fn score(&self, model: &Decoder, batch: &SequenceBatch, pass: &Pass) -> TargetScores {
+    fn score(&self, model: &Decoder, batch: &SequenceBatch, pass: &ForwardContext) -> TargetScores {
         let losses = model.nll(batch.input(), &batch.targets, pass).into_data().iter::<f64>().collect();
         TargetScores { losses, hits: None, scored: batch.scored_tokens() }
     }

@@ -19,7 +19,7 @@ use check::{
     check_train,
 };
 use difference::flatten;
-use kerple_burn::pass::Pass;
+use kerple_burn::forward_context::ForwardContext;
 use kerple_core::encoding::{Encoding, Geometry};
 use kerple_run::InitFrom;
 use serde::{Deserialize, Serialize};
@@ -333,8 +333,8 @@ impl Plan {
 
     /// The pass that evaluates a group of sequences, the first of which has this number. All sequences share a draw of randomized
     /// positions where they have one length; where each has its own, every group draws, for as many as its longest has.
-    pub fn evaluation_pass(&self, first: usize) -> Pass {
-        let pass = Pass::evaluation(self.seed).at_row(first);
+    pub fn evaluation_pass(&self, first: usize) -> ForwardContext {
+        let pass = ForwardContext::evaluation(self.seed).at_row(first);
         let others = self.model.other_encodings();
         let mut all = others.iter().map(|(_, other)| other).chain([&self.encoding]);
         if self.head().is_class() && all.any(|encoding| encoding.randomized.is_some()) {

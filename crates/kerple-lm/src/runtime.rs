@@ -3,8 +3,8 @@
 
 use crate::ranks::Ranks;
 use burn::tensor::Device;
-use kerple_burn::device::{Name, Opened};
-use kerple_burn::fused::{Engine, Target};
+use kerple_burn::device::{DeviceName, OpenDevice};
+use kerple_burn::implementation::{DeviceKind, Impl};
 use kerple_core::cpu::InstructionSet;
 use kerple_core::precision::Precision;
 use kerple_data::machine::MemoryLimit;
@@ -16,7 +16,7 @@ pub struct Runtime {
     /// Where models are.
     pub device: Device,
     /// What they compute with.
-    pub engine: Engine,
+    pub engine: Impl,
     /// What rows say of it.
     pub provenance: Provenance,
     /// The processes that work together, of which this is one.
@@ -41,25 +41,25 @@ impl Runtime {
             precision: "f32".to_owned(),
         };
         let (device, ranks) = (crate::device(), Ranks::alone());
-        Runtime { device, engine: Engine::Fused, provenance, ranks, reads_freely: true, memory: None }
+        Runtime { device, engine: Impl::Kernel, provenance, ranks, reads_freely: true, memory: None }
     }
 
     /// The memory that models have here, where it is known: on the processor, this process's share of the machine's.
     pub fn limit(&self) -> Option<MemoryLimit> {
-        match Target::of(&self.device)? {
-            Target::Host => self.ranks.limit(),
-            Target::Gpu => self.memory.clone(),
+        match DeviceKind::of(&self.device)? {
+            DeviceKind::Cpu => self.ranks.limit(),
+            DeviceKind::Gpu => self.memory.clone(),
         }
     }
 
     /// The same with models on another device, and products of this precision.
-    pub fn on(self, name: Name, opened: Opened, precision: Precision) -> Runtime {
-        let Opened { device, part, memory } = opened;
+    pub fn on(self, name: DeviceName, opened: OpenDevice, precision: Precision) -> Runtime {
+        let OpenDevice { device, part, memory } = opened;
         let provenance =
             Provenance { device: format!("{name} ({part})"), precision: precision.to_string(), ..self.provenance };
-        let reads_freely = Target::of(&device) == Some(Target::Host);
+        let reads_freely = DeviceKind::of(&device) == Some(DeviceKind::Cpu);
         let memory = memory.map(|bytes| MemoryLimit { name: "the memory of the device", bytes });
-        Runtime { device, engine: Engine::of(precision), provenance, reads_freely, memory, ..self }
+        Runtime { device, engine: Impl::with_precision(precision), provenance, reads_freely, memory, ..self }
     }
 
     /// The same as one of several processes.

@@ -16,9 +16,9 @@ use crate::ranks::Ranks;
 use crate::run::{RunFolder, RunLock, seconds_since_1970, snapshot};
 use crate::runtime::Runtime;
 use crate::sequences::BatchSource;
-use crate::train_state::{self, NonFiniteValue, StepMetrics, TrainState, Update};
+use crate::train_state::{self, AdamWStep, NonFiniteValue, StepMetrics, TrainState};
+use kerple_burn::forward_context::ForwardContext;
 use kerple_burn::parameters;
-use kerple_burn::pass::Pass;
 use kerple_run::{Journal, MetricsRow, SessionRow};
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -248,11 +248,11 @@ impl<'a, M: FromPlan, T: Objective<M> + Copy> TrainLoop<'a, M, T> {
     }
 
     /// This rank's parts of the batch of the update after `step` others, and its pass.
-    fn parts(&self, step: u64) -> Result<(Vec<objective::SequenceBatch>, Pass)> {
+    fn parts(&self, step: u64) -> Result<(Vec<objective::SequenceBatch>, ForwardContext)> {
         let rows = self.ranks.rows(self.plan.train.batch_size, self.micro_batch);
         let read = rows.into_iter().map(|rows| self.session.batches.batch(step, rows));
         let parts = self.ranks.agree(read.collect::<Result<Vec<objective::SequenceBatch>>>())?;
-        Ok((parts, Pass::training(self.plan.seed, step)))
+        Ok((parts, ForwardContext::training(self.plan.seed, step)))
     }
 
     /// One update. What it did is read at once where that waits for nothing, and otherwise when it is logged or saved.
@@ -260,7 +260,7 @@ impl<'a, M: FromPlan, T: Objective<M> + Copy> TrainLoop<'a, M, T> {
         let step = self.state.step;
         let (parts, pass) = self.parts(step)?;
         let learning_rate = self.plan.schedule().rate(step)?;
-        let update = Update { learning_rate, adam_step: self.plan.train.adam_first_step + step };
+        let update = AdamWStep { learning_rate, adam_step: self.plan.train.adam_first_step + step };
         self.train_state.advance(&parts, pass, update);
         self.state.step += 1;
         let asked = self.is_logged() || self.learned.is_none();

@@ -7,12 +7,12 @@ use crate::ranks::{self, AllReduce, BatchLoss, Ranks};
 use burn::module::Module;
 use burn::tensor::Tensor;
 use kerple_burn::adamw::AdamW;
-use kerple_burn::array::Array;
-use kerple_burn::fused::Engine;
-use kerple_burn::parameters::{self, Describe, Named};
-use kerple_burn::pass::Pass;
+use kerple_burn::forward_context::ForwardContext;
+use kerple_burn::host_array::HostArray;
+use kerple_burn::implementation::Impl;
+use kerple_burn::parameters::{self, NamedParameter, ParamGroupOverrides};
 
-pub use kerple_burn::adamw::{Settings, Update};
+pub use kerple_burn::adamw::{AdamWConfig, AdamWStep};
 
 /// The mean loss of a batch, and its gradient in each parameter, flattened, in the order of the module.
 #[derive(Clone, Debug)]
@@ -71,9 +71,9 @@ pub struct TrainState<M, T> {
 }
 
 /// The optimizer's settings of a plan.
-pub fn settings(plan: &Plan) -> Settings {
+pub fn settings(plan: &Plan) -> AdamWConfig {
     let train = &plan.train;
-    Settings {
+    AdamWConfig {
         betas: train.adam_betas,
         epsilon: train.adam_eps,
         weight_decay: train.weight_decay,
@@ -81,9 +81,9 @@ pub fn settings(plan: &Plan) -> Settings {
     }
 }
 
-impl<M: Module + Describe, T: Objective<M>> TrainState<M, T> {
+impl<M: Module + ParamGroupOverrides, T: Objective<M>> TrainState<M, T> {
     /// A fresh training state; `model` lives on a device with autodiff.
-    pub fn new(model: M, objective: T, settings: Settings) -> TrainState<M, T> {
+    pub fn new(model: M, objective: T, settings: AdamWConfig) -> TrainState<M, T> {
         let optimizer = AdamW::new(&model, settings);
         TrainState {
             model: Some(model),
@@ -96,7 +96,7 @@ impl<M: Module + Describe, T: Objective<M>> TrainState<M, T> {
     }
 
     /// The same with an optimizer that computes with this engine.
-    pub fn with_engine(self, engine: Engine) -> TrainState<M, T> {
+    pub fn with_engine(self, engine: Impl) -> TrainState<M, T> {
         TrainState { optimizer: self.optimizer.with_engine(engine), ..self }
     }
 
@@ -124,13 +124,13 @@ impl<M: Module + Describe, T: Objective<M>> TrainState<M, T> {
     /// rank has equally many; loss and gradients are those of the whole batch. `pass` is that of
     /// the first part of the batch. Draws for all positions are for those of the longest sequence
     /// of all parts. Gradient accumulation adds whole parts in their order.
-    pub fn gradients(&self, parts: &[SequenceBatch], pass: Pass) -> BatchGradients {
+    pub fn gradients(&self, parts: &[SequenceBatch], pass: ForwardContext) -> BatchGradients {
         let (loss, values) = self.sums(parts, pass);
         BatchGradients { loss: loss.read(), values }
     }
 
     /// The same with the loss where it was made.
-    fn sums(&self, parts: &[SequenceBatch], pass: Pass) -> (BatchLoss, Vec<Tensor<1>>) {
+    fn sums(&self, parts: &[SequenceBatch], pass: ForwardContext) -> (BatchLoss, Vec<Tensor<1>>) {
         let weight: usize = parts.iter().map(|part| self.objective.weight(part)).sum();
         let longest = parts.iter().map(|part| self.objective.span(self.model(), part)).max().unwrap_or(0);
         let all = self.ranks.gather(&(weight, longest));
@@ -147,7 +147,12 @@ impl<M: Module + Describe, T: Objective<M>> TrainState<M, T> {
     }
 
     /// A part's share of the loss, in pieces, and of the gradients of a batch that scores `total` targets.
-    fn part(&self, part: &SequenceBatch, total: f64, pass: &Pass) -> (Vec<Tensor<1>>, Vec<Option<Tensor<1>>>) {
+    fn part(
+        &self,
+        part: &SequenceBatch,
+        total: f64,
+        pass: &ForwardContext,
+    ) -> (Vec<Tensor<1>>, Vec<Option<Tensor<1>>>) {
         let (mut loss, mut sums) = (Vec::new(), vec![None; self.optimizer.groups().len()]);
         let weight = self.objective.weight(part);
         // a part of which nothing is scored has no loss
@@ -165,7 +170,12 @@ impl<M: Module + Describe, T: Objective<M>> TrainState<M, T> {
     ///
     /// # Errors
     /// A loss or gradient that is not finite; the state is then as it was.
-    pub fn step(&mut self, parts: &[SequenceBatch], pass: Pass, update: Update) -> Result<StepMetrics, NonFiniteValue> {
+    pub fn step(
+        &mut self,
+        parts: &[SequenceBatch],
+        pass: ForwardContext,
+        update: AdamWStep,
+    ) -> Result<StepMetrics, NonFiniteValue> {
         self.advance(parts, pass, update);
         let learned = self.read().pop().expect("there was an update");
         if learned.is_finite() {
@@ -177,7 +187,7 @@ impl<M: Module + Describe, T: Objective<M>> TrainState<M, T> {
 
     /// The same without a look at its loss and norm: what comes next need not wait for them. From an update on of which one is
     /// not finite, nothing is changed any more; [`TrainState::read`] tells.
-    pub fn advance(&mut self, parts: &[SequenceBatch], pass: Pass, update: Update) {
+    pub fn advance(&mut self, parts: &[SequenceBatch], pass: ForwardContext, update: AdamWStep) {
         let (loss, values) = self.sums(parts, pass);
         let norm = self.optimizer.norm(&values);
         // 0 where all is finite
@@ -197,7 +207,12 @@ impl<M: Module + Describe, T: Objective<M>> TrainState<M, T> {
     }
 
     /// What was not finite in the first update that was none, by its batch; the parameters are still those that it had.
-    pub fn explain_nonfinite(&self, parts: &[SequenceBatch], pass: Pass, found: StepMetrics) -> NonFiniteValue {
+    pub fn explain_nonfinite(
+        &self,
+        parts: &[SequenceBatch],
+        pass: ForwardContext,
+        found: StepMetrics,
+    ) -> NonFiniteValue {
         let StepMetrics { loss, grad_norm } = found;
         if !loss.is_finite() {
             return NonFiniteValue { what: "the loss".to_owned(), value: loss };
@@ -218,14 +233,14 @@ impl<M: Module + Describe, T: Objective<M>> TrainState<M, T> {
     }
 
     /// What a checkpoint holds, on the host.
-    pub fn stored(&self, part: CheckpointPart) -> Vec<Named> {
+    pub fn stored(&self, part: CheckpointPart) -> Vec<NamedParameter> {
         let weights = parameters::collect(self.model());
         match part {
             CheckpointPart::Weights => weights,
             CheckpointPart::Moments => {
                 let moments = self.optimizer.moments();
                 let named = |which: usize| {
-                    let named = |(weight, moment): (&Named, &[Array; 2])| Named {
+                    let named = |(weight, moment): (&NamedParameter, &[HostArray; 2])| NamedParameter {
                         name: moment_name(which == 1, &weight.name),
                         array: moment[which].reshape(weight.array.shape()),
                     };

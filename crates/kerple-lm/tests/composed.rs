@@ -3,18 +3,18 @@
 mod common;
 
 use common::{assert_same_gradients, encoding, plan, plan_with};
-use kerple_burn::fused::Engine;
+use kerple_burn::implementation::Impl;
 use kerple_burn::ops::activation::Activation;
 use kerple_burn::ops::loss::LossTargets;
 use kerple_burn::parameters;
 use kerple_burn::plan::{BlockConfig, NormKind, ResidualKind, SinkKind};
 use kerple_core::encoding::METHODS;
 use kerple_lm::config::TrainConfig;
+use kerple_lm::forward_context::ForwardContext;
 use kerple_lm::model::{Decoder, TokenBatch};
 use kerple_lm::objective::{NextTokenPrediction, SequenceBatch};
-use kerple_lm::pass::Pass;
 use kerple_lm::plan::Plan;
-use kerple_lm::train_state::{Settings, TrainState, Update};
+use kerple_lm::train_state::{AdamWConfig, AdamWStep, TrainState};
 
 const BATCH: usize = 4;
 const LEN: usize = 12;
@@ -26,23 +26,23 @@ fn counting(step: u64) -> [Vec<u32>; 2] {
 }
 
 /// Small gradients stay small: the sign of one that is only rounding decides nothing.
-const SETTINGS: Settings = Settings { betas: [0.9, 0.999], epsilon: 1e-2, weight_decay: 0.01, clip: 1.0 };
+const SETTINGS: AdamWConfig = AdamWConfig { betas: [0.9, 0.999], epsilon: 1e-2, weight_decay: 0.01, clip: 1.0 };
 
 fn assert_same_training(plan: &Plan, what: &str) {
     let model = Decoder::new(plan, &kerple_lm::device().autodiff());
     let mut fused = TrainState::new(model.clone(), NextTokenPrediction::default(), SETTINGS);
-    let mut composed = TrainState::new(model.with_engine(Engine::Composed), NextTokenPrediction::default(), SETTINGS)
-        .with_engine(Engine::Composed);
+    let mut composed = TrainState::new(model.with_engine(Impl::Reference), NextTokenPrediction::default(), SETTINGS)
+        .with_engine(Impl::Reference);
     let names = parameters::names(fused.model());
     let mut first = None;
     for step in 0..6 {
         let [tokens, targets] = counting(step);
         let batch = [SequenceBatch { tokens, targets, rows: BATCH, len: LEN, ..SequenceBatch::default() }];
-        let pass = Pass::training(plan.seed, step);
+        let pass = ForwardContext::training(plan.seed, step);
         let (a, b) = (fused.gradients(&batch, pass), composed.gradients(&batch, pass));
         let loss = b.loss;
         assert_same_gradients(a, b, &names, &format!("{what}, step {step}"));
-        let update = Update { learning_rate: 0.02, adam_step: step + 1 };
+        let update = AdamWStep { learning_rate: 0.02, adam_step: step + 1 };
         fused.step(&batch, pass, update).unwrap();
         composed.step(&batch, pass, update).unwrap();
         let first = *first.get_or_insert(loss);
@@ -107,7 +107,7 @@ fn parts_of_a_batch_bring_their_share_of_the_mean() {
     let number = |tensor: burn::tensor::Tensor<1>| f64::from(tensor.into_scalar::<f32>());
     let all = LossTargets { ids: &targets, scored: Some(&scored) };
     let tokens = TokenBatch { ids: &ids, batch: BATCH, len: LEN };
-    let (share, pass) = (kerple_burn::ops::loss::mean_share(all), Pass::evaluation(0));
+    let (share, pass) = (kerple_burn::ops::loss::mean_share(all), ForwardContext::evaluation(0));
     let whole = number(model.weighted_loss(tokens, all, share, &pass));
     let part = |rows: std::ops::Range<usize>| {
         let at = rows.start * LEN..rows.end * LEN;

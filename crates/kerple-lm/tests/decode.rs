@@ -3,12 +3,12 @@
 mod common;
 
 use common::{IDS, encoding, logits, maps, patterns, plan, plan_with};
-use kerple_burn::fused::Engine;
+use kerple_burn::implementation::Impl;
 use kerple_burn::plan::{AttentionKind, BlockConfig, LinearAttentionConfig, ResidualKind, SinkKind};
 use kerple_core::encoding::Encoding;
 use kerple_lm::config::TrainConfig;
+use kerple_lm::forward_context::ForwardContext;
 use kerple_lm::model::{Decoder, Sequence, TokenBatch};
-use kerple_lm::pass::Pass;
 
 fn models() -> Vec<(String, Decoder)> {
     let train = TrainConfig::default;
@@ -63,7 +63,7 @@ fn side_by_side_equals_alone() {
 #[test]
 fn predictions_are_those_of_all_logits() {
     for (what, model) in models() {
-        for (keep, engine) in [(false, Engine::Fused), (true, Engine::Fused), (true, Engine::Composed)] {
+        for (keep, engine) in [(false, Impl::Kernel), (true, Impl::Kernel), (true, Impl::Reference)] {
             let model = model.clone().with_engine(engine);
             let mut sequence = model.new_sequence(0);
             let (found, last) = model.score_prompt(&IDS, 2, &mut sequence, keep);
@@ -93,7 +93,7 @@ fn losses_have_the_bits_of_evaluation() {
         let mut sequence = model.new_sequence(0);
         let (found, _) = model.score_prompt(&IDS, 1, &mut sequence, false);
         let (tokens, targets) = (TokenBatch { ids: &IDS, batch: 1, len: 12 }, [&IDS[1..], &[0]].concat());
-        let scored = &model.scored(tokens, &targets, &Pass::evaluation(0))[..11];
+        let scored = &model.scored(tokens, &targets, &ForwardContext::evaluation(0))[..11];
         if sequence.is_empty() {
             assert_eq!(found.target_nll, scored, "{what}");
         } else {

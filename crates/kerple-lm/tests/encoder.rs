@@ -4,20 +4,20 @@ mod common;
 
 use burn::tensor::{Int, Tensor, TensorData, activation};
 use common::{encoding, plan};
-use kerple_burn::fused::Engine;
+use kerple_burn::implementation::Impl;
 use kerple_burn::parameters::without_autodiff;
 use kerple_core::encoding::METHODS;
 use kerple_lm::config::TrainConfig;
+use kerple_lm::forward_context::ForwardContext;
 use kerple_lm::model::{Classifier, Encoder, TokenBatch};
 use kerple_lm::objective::{Objective, SequenceBatch, TargetScores};
-use kerple_lm::pass::Pass;
-use kerple_lm::train_state::{Settings, TrainState, Update};
+use kerple_lm::train_state::{AdamWConfig, AdamWStep, TrainState};
 
 const IDS: [u32; 12] = [3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5, 8];
 
 fn rows(model: &Encoder, ids: &[u32], batch: usize, lengths: Option<&[usize]>) -> Vec<f32> {
     model
-        .forward(TokenBatch { ids, batch, len: ids.len() / batch }, lengths, &Pass::evaluation(0))
+        .forward(TokenBatch { ids, batch, len: ids.len() / batch }, lengths, &ForwardContext::evaluation(0))
         .into_data()
         .try_to_vec()
         .unwrap()
@@ -49,14 +49,14 @@ fn every_position_sees_every_other() {
             let same = |at: usize| before[at * width..][..width] == after[at * width..][..width];
             assert!((0..IDS.len()).all(|at| !same(at)), "{kind} {place}");
         }
-        assert_near(&before, &rows(&model.with_engine(Engine::Composed), &IDS, 1, None), kind);
+        assert_near(&before, &rows(&model.with_engine(Impl::Reference), &IDS, 1, None), kind);
     }
 }
 
 #[test]
 fn padding_changes_nothing() {
     for kind in METHODS.into_iter().filter(|kind| !only_for_decoders(kind)) {
-        for engine in [Engine::Fused, Engine::Composed] {
+        for engine in [Impl::Kernel, Impl::Reference] {
             let plan = plan(&encoding(kind), TrainConfig::default());
             let model = Encoder::new(&plan, &kerple_lm::device()).with_engine(engine);
             let short = rows(&model, &IDS[..5], 1, None);
@@ -74,14 +74,14 @@ fn padding_changes_nothing() {
 struct Contains;
 
 impl Objective<Classifier> for Contains {
-    fn loss(&self, model: &Classifier, batch: &SequenceBatch, pass: &Pass) -> Tensor<1> {
+    fn loss(&self, model: &Classifier, batch: &SequenceBatch, pass: &ForwardContext) -> Tensor<1> {
         let found = activation::log_softmax(model.logits(batch.input(), batch.lengths.as_deref(), pass), 1);
         let targets: Vec<i64> = batch.targets.iter().map(|id| i64::from(*id)).collect();
         let targets = Tensor::<2, Int>::from_data(TensorData::new(targets, [batch.rows, 1]), &found.device());
         -found.gather(1, targets).mean()
     }
 
-    fn score(&self, model: &Classifier, batch: &SequenceBatch, pass: &Pass) -> TargetScores {
+    fn score(&self, model: &Classifier, batch: &SequenceBatch, pass: &ForwardContext) -> TargetScores {
         let found: Vec<f64> =
             model.logits(batch.input(), batch.lengths.as_deref(), pass).into_data().iter::<f64>().collect();
         let hit = |(row, target): (&[f64], &u32)| u32::from(row[1] > row[0]) == *target;
@@ -116,14 +116,14 @@ fn batch(step: u64, rows: usize) -> SequenceBatch {
 fn a_classifier_learns_from_whole_sequences() {
     let plan = plan(&encoding("kerple_log"), TrainConfig::default());
     let model = Classifier::new(&plan, 2, &kerple_lm::device().autodiff());
-    let settings = Settings { betas: [0.9, 0.999], epsilon: 1e-8, weight_decay: 0.0, clip: 1.0 };
+    let settings = AdamWConfig { betas: [0.9, 0.999], epsilon: 1e-8, weight_decay: 0.0, clip: 1.0 };
     let mut train_state = TrainState::new(model, Contains, settings);
     for step in 0..150 {
-        let update = Update { learning_rate: 0.01, adam_step: step + 1 };
-        train_state.step(&[batch(step, 32)], Pass::training(1, step), update).unwrap();
+        let update = AdamWStep { learning_rate: 0.01, adam_step: step + 1 };
+        train_state.step(&[batch(step, 32)], ForwardContext::training(1, step), update).unwrap();
     }
     let model = without_autodiff(train_state.model());
-    let accuracy = Contains.score(&model, &batch(1 << 20, 300), &Pass::evaluation(1)).accuracy().unwrap();
+    let accuracy = Contains.score(&model, &batch(1 << 20, 300), &ForwardContext::evaluation(1)).accuracy().unwrap();
     assert!(accuracy > 0.95, "{accuracy}");
 }
 
@@ -141,7 +141,7 @@ fn arena(encoding: &str, pooling: &str) -> kerple_lm::plan::Plan {
 
 fn logits(model: &Classifier, ids: &[u32], lengths: Option<&[usize]>, batch: usize) -> Vec<f32> {
     let tokens = TokenBatch { ids, batch, len: ids.len() / batch };
-    model.logits(tokens, lengths, &Pass::evaluation(0)).into_data().try_to_vec().unwrap()
+    model.logits(tokens, lengths, &ForwardContext::evaluation(0)).into_data().try_to_vec().unwrap()
 }
 
 #[test]
@@ -161,7 +161,7 @@ fn answers_are_read_off_as_the_plan_says() {
             let padded = logits(&model, &both, Some(&[6, 6]), 2);
             assert_near(&alone, &padded[..2], &format!("{encoding} {pooling}, padding"));
             assert_ne!(padded[..2], padded[2..], "{encoding} {pooling}: the order counts");
-            let composed = model.clone().with_engine(Engine::Composed);
+            let composed = model.clone().with_engine(Impl::Reference);
             assert_near(&alone, &logits(&composed, &pair, None, 1), &format!("{encoding} {pooling}, composed"));
         }
     }

@@ -6,9 +6,9 @@ use common::{encoding, plan};
 use kerple_burn::parameters;
 use kerple_core::seed::{Purpose, stream};
 use kerple_lm::config::TrainConfig;
+use kerple_lm::forward_context::ForwardContext;
 use kerple_lm::generate::{SamplingParams, generate};
 use kerple_lm::model::{Decoder, TokenBatch};
-use kerple_lm::pass::Pass;
 use rand::RngExt;
 
 /// Tokens that the tokenizer of [`common::plan`] knows; the model has 24 rows.
@@ -76,7 +76,11 @@ fn padding_of_the_vocabulary_is_never_drawn() {
     let mut padded = 0;
     for first in 0..VOCAB as u32 {
         let logits = model
-            .extend(TokenBatch { ids: &[first], batch: 1, len: 1 }, &mut model.kv_caches(1), &Pass::evaluation(0))
+            .extend(
+                TokenBatch { ids: &[first], batch: 1, len: 1 },
+                &mut model.kv_caches(1),
+                &ForwardContext::evaluation(0),
+            )
             .into_data();
         let logits: Vec<f64> = logits.iter::<f64>().collect();
         padded += usize::from(logits[..VOCAB].iter().all(|logit| *logit < logits[VOCAB]));
@@ -94,7 +98,9 @@ fn temperature_zero_takes_the_likeliest() {
     let drawn = tokens(&model, &PROMPT, 12, SamplingParams { temperature: 0.0, ..LIVELY }).unwrap();
     let mut all = PROMPT.to_vec();
     for token in drawn {
-        let logits = model.logits(TokenBatch { ids: &all, batch: 1, len: all.len() }, &Pass::evaluation(0)).into_data();
+        let logits = model
+            .logits(TokenBatch { ids: &all, batch: 1, len: all.len() }, &ForwardContext::evaluation(0))
+            .into_data();
         let logits: Vec<f64> = logits.iter::<f64>().collect();
         let last = &logits[logits.len() - 24..][..VOCAB];
         let most = last.iter().fold(f64::NEG_INFINITY, |m, x| m.max(*x));

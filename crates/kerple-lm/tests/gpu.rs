@@ -6,31 +6,31 @@ mod common;
 
 use burn::tensor::Device;
 use common::{Counting, assert_same_gradients, encoding, plan, plan_of, plan_with};
-use kerple_burn::device::{Name, Opened};
-use kerple_burn::fused::Engine;
+use kerple_burn::device::{DeviceName, OpenDevice};
+use kerple_burn::implementation::Impl;
 use kerple_burn::parameters;
 use kerple_burn::plan::{AttentionKind, BlockConfig, FeatureKind, LinearAttentionConfig};
 use kerple_core::encoding::METHODS;
 use kerple_core::precision::Precision;
 use kerple_lm::config::TrainConfig;
+use kerple_lm::forward_context::ForwardContext;
 use kerple_lm::model::Decoder;
 use kerple_lm::objective::NextTokenPrediction;
-use kerple_lm::pass::Pass;
 use kerple_lm::plan::Plan;
 use kerple_lm::run::RunFolder;
 use kerple_lm::runtime::Runtime;
 use kerple_lm::sequences::BatchSource;
 use kerple_lm::train::{TrainEvent, TrainOutcome, TrainSession, train};
-use kerple_lm::train_state::{Settings, TrainState, Update};
+use kerple_lm::train_state::{AdamWConfig, AdamWStep, TrainState};
 use kerple_run::{SessionRow, read_rows};
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-fn name() -> Name {
-    std::env::var("KERPLE_TEST_DEVICE").map_or(Name::Software, |name| name.parse().unwrap())
+fn name() -> DeviceName {
+    std::env::var("KERPLE_TEST_DEVICE").map_or(DeviceName::Software, |name| name.parse().unwrap())
 }
 
-fn opened() -> Opened {
+fn opened() -> OpenDevice {
     name().open().expect("a device; for tests without a GPU install Mesa's lavapipe")
 }
 
@@ -39,7 +39,7 @@ fn gpu() -> Device {
 }
 
 /// Small gradients stay small: the sign of one that is only rounding decides nothing.
-const SETTINGS: Settings = Settings { betas: [0.9, 0.999], epsilon: 1e-2, weight_decay: 0.01, clip: 1.0 };
+const SETTINGS: AdamWConfig = AdamWConfig { betas: [0.9, 0.999], epsilon: 1e-2, weight_decay: 0.01, clip: 1.0 };
 
 fn assert_same_training(plan: &Plan, what: &str) {
     let (batches, rows) = (Counting(plan.clone()), plan.train.batch_size);
@@ -49,10 +49,10 @@ fn assert_same_training(plan: &Plan, what: &str) {
     let (mut here, mut there) = (train_state(kerple_lm::device()), train_state(gpu()));
     let names = parameters::names(here.model());
     for step in 0..3 {
-        let (batch, pass) = ([batches.batch(step, 0..rows).unwrap()], Pass::training(plan.seed, step));
+        let (batch, pass) = ([batches.batch(step, 0..rows).unwrap()], ForwardContext::training(plan.seed, step));
         let (a, b) = (here.gradients(&batch, pass), there.gradients(&batch, pass));
         assert_same_gradients(b, a, &names, &format!("{what}, step {step}"));
-        let update = Update { learning_rate: 0.02, adam_step: step + 1 };
+        let update = AdamWStep { learning_rate: 0.02, adam_step: step + 1 };
         here.step(&batch, pass, update).unwrap();
         there.step(&batch, pass, update).unwrap();
     }
@@ -106,7 +106,7 @@ fn try_session(
 #[test]
 fn a_device_with_less_memory_than_training_takes_is_refused() {
     let (plan, folder) = (plan(&encoding("kerple_log"), TrainConfig::default()), tempfile::tempdir().unwrap());
-    let runtime = |memory| Runtime::cpu(None).on(name(), Opened { memory, ..opened() }, Precision::F32);
+    let runtime = |memory| Runtime::cpu(None).on(name(), OpenDevice { memory, ..opened() }, Precision::F32);
     let needed = plan.training_memory(plan.train.batch_size).total();
     let error = try_session(&runtime(Some(needed / 2)), folder.path(), &plan, Some(1)).unwrap_err();
     assert!(error.to_string().contains("the memory of the device is"), "{error}");
@@ -136,14 +136,14 @@ fn a_run_moves_between_devices() {
 
 #[test]
 fn models_compute_with_the_precision_that_is_asked_for() {
-    let (plan, pass) = (plan(&encoding("kerple_log"), TrainConfig::default()), Pass::evaluation(0));
+    let (plan, pass) = (plan(&encoding("kerple_log"), TrainConfig::default()), ForwardContext::evaluation(0));
     let batch = Counting(plan.clone()).batch(0, 0..plan.train.batch_size).unwrap();
-    let losses = |engine: Engine, device: &Device| {
+    let losses = |engine: Impl, device: &Device| {
         let model = Decoder::new(&plan, device).with_engine(engine);
         model.nll(batch.input(), &batch.targets, &pass).into_data().iter::<f32>().collect::<Vec<f32>>()
     };
-    let (device, bf16) = (gpu(), Engine::of(Precision::Bf16));
-    let (exact, short) = (losses(Engine::Fused, &device), losses(bf16, &device));
+    let (device, bf16) = (gpu(), Impl::with_precision(Precision::Bf16));
+    let (exact, short) = (losses(Impl::Kernel, &device), losses(bf16, &device));
     let off = exact.iter().zip(&short).map(|(a, b)| f64::from((a - b).abs() / a)).fold(0.0, f64::max);
     // in a model of two layers each value is the sum of many roundings to either side
     assert!(off > 1e-5 && off < Precision::Bf16.unit(), "{off:e}");

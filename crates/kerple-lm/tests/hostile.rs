@@ -7,7 +7,7 @@ mod hunt;
 
 use common::{Counting, encoding, plan, plan_with};
 use hunt::{alone, config, counting};
-use kerple_burn::pass::Pass;
+use kerple_burn::forward_context::ForwardContext;
 use kerple_burn::plan::{AttentionKind, BlockConfig, LinearAttentionConfig};
 use kerple_core::calculus::points::Points;
 use kerple_data::fingerprint;
@@ -333,7 +333,7 @@ fn a_validation_of_long_sequences_takes_what_a_piece_takes() {
     let len = 1 << 16;
     let batch = SequenceBatch { tokens: vec![3; len], targets: vec![4; len], rows: 1, len, ..SequenceBatch::default() };
     let [whole, pieces] = [None, Some(256)].map(|piece| {
-        counting::most(|| NextTokenPrediction { piece }.mean_loss(&model, &batch, &Pass::evaluation(1))).1
+        counting::most(|| NextTokenPrediction { piece }.mean_loss(&model, &batch, &ForwardContext::evaluation(1))).1
     });
     assert!(pieces < whole / 4, "{} of {} KiB", pieces >> 10, whole >> 10);
 }

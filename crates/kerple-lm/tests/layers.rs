@@ -4,12 +4,12 @@ mod common;
 
 use burn::tensor::{DType, Tensor};
 use common::{IDS, PASS, assert_decoding, logits, patterns, plan_of_text};
-use kerple_burn::fused::Engine;
-use kerple_burn::memory::Memory;
+use kerple_burn::implementation::Impl;
+use kerple_burn::kv_cache::KvCache;
 use kerple_burn::ops::embedding::embed;
 use kerple_burn::parameters;
 use kerple_burn::plan::{AttentionKind, InitKind};
-use kerple_burn::positions::PositionalEncoding;
+use kerple_burn::positional_encoding::PositionalEncoding;
 use kerple_core::encoding::Encoding;
 use kerple_lm::config::TrainConfig;
 use kerple_lm::model::{Decoder, TokenBatch};
@@ -24,7 +24,7 @@ const ALL: TokenBatch = TokenBatch { ids: &IDS, batch: 1, len: IDS.len() };
 /// The residual stream after the last layer: blocks that are told of positions by an encoding that stands in all layers.
 fn layer_by_layer(model: &Decoder, plan: &Plan) -> Tensor<3> {
     let (device, dtype) = (kerple_lm::device(), DType::F32);
-    let mut x = embed(model.trunk.embedding.val(), &IDS, [1, IDS.len()], Engine::Composed);
+    let mut x = embed(model.trunk.embedding.val(), &IDS, [1, IDS.len()], Impl::Reference);
     let alone = |encoding: &Encoding| PositionalEncoding::new(encoding, &plan.geometry(), 4, plan.seed, &device);
     if let Some(rows) = alone(&plan.encoding).absolute(0, IDS.len(), (&device, dtype), &PASS) {
         x = x + rows;
@@ -32,8 +32,8 @@ fn layer_by_layer(model: &Decoder, plan: &Plan) -> Tensor<3> {
     for (number, block) in model.trunk.blocks.iter().enumerate() {
         let layer = plan.model.layer(&plan.encoding, number);
         let encoding = alone(&layer.windowed()).with_attention(layer.attention);
-        let positions = encoding.positions(number, [IDS.len(); 2], (&device, dtype), Engine::Composed, &PASS);
-        x = block.forward(x, &positions, &PASS, Engine::Composed);
+        let positions = encoding.attention_context(number, [IDS.len(); 2], (&device, dtype), Impl::Reference, &PASS);
+        x = block.forward(x, &positions, &PASS, Impl::Reference);
     }
     x
 }
@@ -71,7 +71,7 @@ fn models_of_all_patterns_decode_and_count() {
         let sizes = parameters::collect(&model).into_iter().map(|n| n.array.shape().iter().product::<usize>());
         assert_eq!(sizes.sum::<usize>(), plan.parameters, "{what}");
         assert_decoding(&model, what);
-        let composed = model.clone().with_engine(Engine::Composed);
+        let composed = model.clone().with_engine(Impl::Reference);
         assert_decoding(&composed, what);
         assert!(distance(&logits(&model, &IDS), &logits(&composed, &IDS)) < 1e-5, "{what}");
     }
@@ -103,9 +103,9 @@ fn memory_of_windows_stays_small_and_exact() {
     }
     // the same sums in another order, in f32
     assert!(distance(&last, &whole[whole.len() - last.len()..]) < 1e-5);
-    let held = |memory: &Memory| match memory {
-        Memory::Rows(rows) => rows.held(),
-        Memory::Tensors(_) | Memory::Recurrent(_) => panic!("softmax attention holds rows"),
+    let held = |memory: &KvCache| match memory {
+        KvCache::Host(rows) => rows.held(),
+        KvCache::Tensors(_) | KvCache::Recurrent(_) => panic!("softmax attention holds rows"),
     };
     let held: Vec<usize> = memory.iter().map(held).collect();
     assert!(held[..3].iter().all(|held| *held < 620) && held[3] == 1500, "{held:?}");

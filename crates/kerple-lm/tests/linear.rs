@@ -3,8 +3,8 @@
 mod common;
 
 use common::{encoding, plan, plan_with};
+use kerple_burn::forward_context::ForwardContext;
 use kerple_burn::parameters;
-use kerple_burn::pass::Pass;
 use kerple_burn::plan::{AttentionKind, BlockConfig, FeatureKind, LinearAttentionConfig};
 use kerple_core::encoding::Encoding;
 use kerple_lm::config::{RunConfig, TrainConfig};
@@ -92,7 +92,7 @@ fn long_texts_in_pieces_equal_whole_ones() {
         let len = 4500;
         let ids: Vec<u32> = (0..2 * len).map(|at| (at * at % 23) as u32).collect();
         let targets: Vec<u32> = (0..2 * len).map(|at| (at * 7 % 23) as u32).collect();
-        let (tokens, pass) = (TokenBatch { ids: &ids, batch: 2, len }, Pass::evaluation(3));
+        let (tokens, pass) = (TokenBatch { ids: &ids, batch: 2, len }, ForwardContext::evaluation(3));
         let whole: Vec<f64> = model.nll(tokens, &targets, &pass).into_data().iter::<f64>().collect();
         let pieces = model.scored(tokens, &targets, &pass);
         let worst = whole.iter().zip(&pieces).fold(0.0f64, |worst, (a, b)| worst.max((a - b).abs()));
@@ -106,7 +106,7 @@ fn long_texts_in_pieces_equal_whole_ones() {
 fn a_validation_in_pieces_is_that_of_whole_sequences() {
     let plan = plan_with(&encoding("kerple_log"), TrainConfig::default(), linear(FeatureKind::Favor));
     let model = parameters::without_autodiff(&Decoder::new(&plan, &kerple_lm::device()));
-    let (len, pass) = (9000, Pass::evaluation(3));
+    let (len, pass) = (9000, ForwardContext::evaluation(3));
     let tokens: Vec<u32> = (0..len).map(|at| (at * at % 23) as u32).collect();
     let targets = tokens.iter().map(|token| (token * 7) % 23).collect();
     let batch = SequenceBatch { tokens, targets, rows: 1, len, ..SequenceBatch::default() };
@@ -138,7 +138,7 @@ fn weights_of_attention_are_shares_of_the_past() {
         let plan = plan_with(&encoding(kind), TrainConfig::default(), block);
         let model = parameters::without_autodiff(&Decoder::new(&plan, &kerple_lm::device()));
         let (len, ids) = (12, [3u32, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5, 8]);
-        let layers = model.attention_weights(TokenBatch { ids: &ids, batch: 1, len }, &Pass::evaluation(3));
+        let layers = model.attention_weights(TokenBatch { ids: &ids, batch: 1, len }, &ForwardContext::evaluation(3));
         assert_eq!(layers.len(), 2, "{kind}");
         for weights in layers {
             assert_eq!(weights.dims(), [1, 2, len, len]);
@@ -187,7 +187,7 @@ fn assert_pieces_are_whole(text: &str, features: FeatureKind, (rows, len): (usiz
             NextTokenPrediction { piece },
             settings(&plan),
         );
-        train_state.gradients(std::slice::from_ref(&batch), Pass::training(3, 1))
+        train_state.gradients(std::slice::from_ref(&batch), ForwardContext::training(3, 1))
     };
     let (whole, pieces) = (gradients(None), gradients(Some(piece)));
     // a mean of f32 losses of size 3
@@ -212,7 +212,7 @@ fn frozen_noise_is_that_of_every_update() {
         let model = Decoder::new(&plan, &kerple_lm::device());
         let logits = |step| {
             let tokens = TokenBatch { ids: &common::IDS, batch: 1, len: common::IDS.len() };
-            model.logits(tokens, &Pass::training(7, step)).into_data()
+            model.logits(tokens, &ForwardContext::training(7, step)).into_data()
         };
         assert_eq!(logits(1) == logits(2), frozen, "{kind}");
     }

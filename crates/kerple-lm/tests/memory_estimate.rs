@@ -6,14 +6,14 @@ mod hunt;
 
 use common::Counting;
 use hunt::counting;
-use kerple_burn::pass::Pass;
+use kerple_burn::forward_context::ForwardContext;
 use kerple_lm::config::RunConfig;
 use kerple_lm::memory_estimate::{MemoryLimit, TOKENS_AT_ONCE};
 use kerple_lm::model::{Decoder, Sequence, TokenBatch};
 use kerple_lm::objective::{NextTokenPrediction, Objective};
 use kerple_lm::plan::{DataInfo, Plan};
 use kerple_lm::sequences::BatchSource;
-use kerple_lm::train_state::{self, TrainState, Update};
+use kerple_lm::train_state::{self, AdamWStep, TrainState};
 
 /// Tokens of a prompt that are read at once.
 const PIECE: usize = 64;
@@ -111,8 +111,8 @@ fn train(plans: Vec<(&'static str, Plan)>) {
             let mut train_state = TrainState::new(model, task, train_state::settings(&plan));
             for step in 0..2 {
                 let batch = batches.batch(step, 0..plan.train.batch_size).unwrap();
-                let update = Update { learning_rate: 1e-3, adam_step: step + 1 };
-                train_state.step(&[batch], Pass::training(1, step), update).unwrap();
+                let update = AdamWStep { learning_rate: 1e-3, adam_step: step + 1 };
+                train_state.step(&[batch], ForwardContext::training(1, step), update).unwrap();
             }
         });
         let estimate = plan.training_memory(plan.train.batch_size);
@@ -143,7 +143,7 @@ fn a_validation_holds_what_is_estimated() {
             // as many sequences as a validation takes at once
             let rows = (TOKENS_AT_ONCE / plan.sequence_len()).max(1);
             let batch = batches.validation(0..rows).unwrap();
-            task.mean_loss(&model, &batch, &Pass::evaluation(0))
+            task.mean_loss(&model, &batch, &ForwardContext::evaluation(0))
         });
         // the model is there already
         let estimate = plan.evaluation_memory(plan.sequence_len());
@@ -172,7 +172,7 @@ fn a_long_text_holds_what_is_estimated() {
         let ids: Vec<u32> = (0..len as u32).map(|id| id % 251).collect();
         let held = counting::most(|| {
             let tokens = TokenBatch { ids: &ids, batch: 1, len };
-            assert_eq!(model.scored(tokens, &ids, &Pass::evaluation(0)).len(), len);
+            assert_eq!(model.scored(tokens, &ids, &ForwardContext::evaluation(0)).len(), len);
         });
         let estimate = plan.evaluation_memory(len);
         println!("{estimate}");

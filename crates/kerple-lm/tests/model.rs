@@ -3,13 +3,13 @@
 mod common;
 
 use common::{IDS, PASS, assert_decoding, encoding, logits, plan, plan_with};
-use kerple_burn::fused::Engine;
+use kerple_burn::implementation::Impl;
 use kerple_burn::ops::activation::Activation;
 use kerple_burn::plan::{BlockConfig, EmbeddingDropout, InitKind, NormKind, ResidualKind, SinkKind};
 use kerple_core::encoding::{Encoding, METHODS, Method, Share};
 use kerple_lm::config::{ModelConfig, Preset, RunConfig, TrainConfig};
+use kerple_lm::forward_context::ForwardContext;
 use kerple_lm::model::{Decoder, TokenBatch};
-use kerple_lm::pass::Pass;
 use kerple_lm::plan::{DataInfo, Plan};
 
 #[test]
@@ -123,7 +123,7 @@ fn decoding_equals_recomputation() {
             let (model, label) = (plan(&encoding, TrainConfig::default()), encoding.label());
             let model = Decoder::new(&model, &kerple_lm::device());
             assert_decoding(&model, &label);
-            assert_decoding(&model.with_engine(Engine::Composed), &label);
+            assert_decoding(&model.with_engine(Impl::Reference), &label);
         }
     }
 }
@@ -135,7 +135,7 @@ fn absolute_positions_are_as_wide_as_the_model() {
         plan.model.d_model = 24; // of heads that have 16 together
         let model = Decoder::new(&plan, &kerple_lm::device());
         assert_decoding(&model, kind);
-        assert_decoding(&model.with_engine(Engine::Composed), kind);
+        assert_decoding(&model.with_engine(Impl::Reference), kind);
     }
 }
 
@@ -147,7 +147,7 @@ fn the_loss_is_the_one_of_plain_operations() {
             let tokens = TokenBatch { ids: &IDS, batch: 1, len: IDS.len() };
             model.loss(tokens, &IDS, &PASS).into_scalar::<f32>()
         };
-        let (fused, plain) = (loss(&model), loss(&model.clone().with_engine(Engine::Composed)));
+        let (fused, plain) = (loss(&model), loss(&model.clone().with_engine(Impl::Reference)));
         // sums of some hundred terms in f32 in another order
         assert!((fused - plain).abs() < 1e-5 * plain, "{}: {fused} {plain}", encoding.label());
     }
@@ -192,11 +192,11 @@ fn other_families_decode_count_and_are_fused_as_defined() {
             let what = format!("{block:?} {kind}");
             let plan = plan_with(&encoding(kind), TrainConfig::default(), block.clone());
             let model = Decoder::new(&plan, &kerple_lm::device());
-            let values = |n: &kerple_burn::parameters::Named| n.array.shape().iter().product::<usize>();
+            let values = |n: &kerple_burn::parameters::NamedParameter| n.array.shape().iter().product::<usize>();
             let count: usize = kerple_burn::parameters::collect(&model).iter().map(values).sum();
             assert_eq!(count, plan.parameters, "{what}");
             assert_decoding(&model, &what);
-            let (fused, composed) = (logits(&model, &IDS), logits(&model.clone().with_engine(Engine::Composed), &IDS));
+            let (fused, composed) = (logits(&model, &IDS), logits(&model.clone().with_engine(Impl::Reference), &IDS));
             let error = fused.iter().zip(&composed).fold(0f32, |m, (a, b)| m.max((a - b).abs()));
             assert!(error < 1e-5, "{what}: {error}");
         }
@@ -225,7 +225,7 @@ fn prompts_in_pieces_equal_whole_ones() {
 
 #[test]
 fn draws_change_in_training_and_with_the_layer_and_not_in_evaluation() {
-    let losses = |encoding: &Encoding, pass: Pass, rows: std::ops::Range<usize>| {
+    let losses = |encoding: &Encoding, pass: ForwardContext, rows: std::ops::Range<usize>| {
         let model = Decoder::new(&plan(encoding, TrainConfig::default()), &kerple_lm::device());
         let ids = [IDS, IDS, IDS].concat();
         let at = rows.start * IDS.len()..rows.end * IDS.len();
@@ -235,22 +235,22 @@ fn draws_change_in_training_and_with_the_layer_and_not_in_evaluation() {
     let learned = serde_json::from_str(r#"{"kind":"learned","positions":40,"randomized":40}"#).unwrap();
     let all = ["rotary", "sinusoidal", "t5", "kerple_log"].map(randomized).into_iter().chain([learned]);
     for encoding in all {
-        let (label, training) = (encoding.label(), Pass::training(1, 5));
+        let (label, training) = (encoding.label(), ForwardContext::training(1, 5));
         let whole = losses(&encoding, training, 0..3);
         assert_eq!(whole[..12], whole[12..24], "{label}: one draw for all sequences");
         assert_eq!(whole[12..], losses(&encoding, training, 1..3), "{label}: however a batch is split");
-        assert_ne!(whole, losses(&encoding, Pass::training(1, 6), 0..3), "{label}");
+        assert_ne!(whole, losses(&encoding, ForwardContext::training(1, 6), 0..3), "{label}");
         assert_ne!(whole, losses(&Encoding { randomized: None, ..encoding.clone() }, training, 0..3), "{label}");
         let evaluated = losses(&encoding, PASS, 0..1);
         assert_eq!(evaluated, losses(&encoding, PASS, 0..1), "{label}");
-        assert_ne!(evaluated, losses(&encoding, Pass::evaluation(1), 0..1), "{label}");
+        assert_ne!(evaluated, losses(&encoding, ForwardContext::evaluation(1), 0..1), "{label}");
     }
     let one = randomized("kerple_log");
     let model = Decoder::new(&plan(&one, TrainConfig::default()), &kerple_lm::device());
     let options = (&kerple_lm::device(), burn::tensor::DType::F32);
     let bias = |layer: usize| {
-        let positions = model.trunk.encoding.positions(layer, [12, 12], options, Engine::Fused, &PASS);
-        positions.scores.tables()[0].unwrap().clone().into_data().try_to_vec::<f32>().unwrap()
+        let positions = model.trunk.encoding.attention_context(layer, [12, 12], options, Impl::Kernel, &PASS);
+        positions.bias.tables()[0].unwrap().clone().into_data().try_to_vec::<f32>().unwrap()
     };
     assert_ne!(bias(0), bias(1), "each layer draws for itself");
 }
@@ -325,7 +325,7 @@ fn embeddings_of_every_encoding_are_dropped_where_that_is_asked_for() {
         let block = BlockConfig { dropout: 0.4, embedding_dropout, ..BlockConfig::default() };
         let model = Decoder::new(&plan_with(&encoding(kind), TrainConfig::default(), block), &kerple_lm::device());
         let tokens = TokenBatch { ids: &IDS, batch: 1, len: IDS.len() };
-        model.logits(tokens, &Pass::training(1, 2)).into_data().try_to_vec::<f32>().unwrap()
+        model.logits(tokens, &ForwardContext::training(1, 2)).into_data().try_to_vec::<f32>().unwrap()
     };
     for kind in ["none", "kerple_log"] {
         assert_ne!(trained(kind, Added), trained(kind, After), "{kind}");

@@ -1,6 +1,6 @@
 //! Tasks from a run file to rows: batches, training, stopping and going on, evaluation.
 
-use kerple_burn::fused::Engine;
+use kerple_burn::implementation::Impl;
 use kerple_burn::parameters;
 use kerple_core::encoding::Encoding;
 use kerple_data::Split;
@@ -11,9 +11,9 @@ use kerple_lm::corpus::DataSource;
 use kerple_lm::evaluate::{
     EvalCheckpoint, EvalEvent as Evaluating, EvalRun, Reuse, TaskEval, TaskEvalRequest, known, served,
 };
+use kerple_lm::forward_context::ForwardContext;
 use kerple_lm::model::{Classifier, Decoder, Transducer};
 use kerple_lm::objective::{Classification, Objective, SequenceBatch};
-use kerple_lm::pass::Pass;
 use kerple_lm::plan::Plan;
 use kerple_lm::run::RunFolder;
 use kerple_lm::runtime::Runtime;
@@ -216,7 +216,9 @@ fn positions_are_drawn_for_the_longest_row_of_the_batch() {
             let lengths: std::collections::BTreeSet<usize> = parts.iter().map(|part| part.len).collect();
             assert!(each > 2 || lengths.len() > 1, "parts are padded by themselves: {lengths:?}");
             let model = Classifier::of(&plan, &kerple_lm::device().autodiff());
-            TrainState::new(model, Classification, settings(&plan)).gradients(&parts, Pass::training(1, 3)).loss
+            TrainState::new(model, Classification, settings(&plan))
+                .gradients(&parts, ForwardContext::training(1, 3))
+                .loss
         };
         let whole = loss(16);
         for each in [1, 2, 8] {
@@ -249,8 +251,8 @@ fn fused_models_equal_their_definition() {
         let (plan, source) = plan(&config(task, &[more]));
         let batch = source.batches(&plan).unwrap().batch(1, 0..4).unwrap();
         let device = kerple_lm::device().autodiff();
-        let pass = Pass::training(1, 2);
-        let gradients = |engine: Engine| -> (f64, Vec<f64>) {
+        let pass = ForwardContext::training(1, 2);
+        let gradients = |engine: Impl| -> (f64, Vec<f64>) {
             let parts = std::slice::from_ref(&batch);
             let found = match task {
                 "\"passkey\"" => {
@@ -266,7 +268,7 @@ fn fused_models_equal_their_definition() {
                 found.values.iter().flat_map(|values| values.clone().into_data().iter::<f64>().collect::<Vec<_>>());
             (found.loss, values.collect())
         };
-        let (fused, composed) = (gradients(Engine::Fused), gradients(Engine::Composed));
+        let (fused, composed) = (gradients(Impl::Kernel), gradients(Impl::Reference));
         assert!((fused.0 - composed.0).abs() < 1e-5, "{task}: {} {}", fused.0, composed.0);
         let worst = fused.1.iter().zip(&composed.1).map(|(a, b)| (a - b).abs()).fold(0.0, f64::max);
         let size = fused.1.iter().map(|a| a.abs()).fold(0.0, f64::max);
@@ -281,7 +283,7 @@ fn losses_and_scores_agree() {
     let (plan, source) = plan(&config("{ kind = \"recall\", pairs = 2 }", &["train.train_len=12"]));
     let batch = source.batches(&plan).unwrap().batch(1, 0..4).unwrap();
     let model = Decoder::of(&plan, &kerple_lm::device());
-    let pass = Pass::evaluation(1);
+    let pass = ForwardContext::evaluation(1);
     let scores = Classification.score(&model, &batch, &pass);
     let loss = f64::from(Classification.loss(&model, &batch, &pass).into_scalar::<f32>());
     assert!((scores.loss() - loss).abs() < 1e-5, "{} {loss}", scores.loss());

@@ -5,21 +5,23 @@ mod common;
 use burn::module::{Module, Param};
 use burn::tensor::{DType, Device, Int, Tensor, TensorData, activation};
 use common::{encoding, on_ranks, plan};
-use kerple_burn::fused::Engine;
-use kerple_burn::layers::{Init, normal_matrix};
-use kerple_burn::parameters::{self, Describe, Group};
+use kerple_burn::implementation::Impl;
+use kerple_burn::layers::{LayerInit, normal_matrix};
+use kerple_burn::parameters::{self, ParamGroup, ParamGroupOverrides};
 use kerple_burn::plan::InitKind;
 use kerple_core::encoding::{METHODS, Share};
 use kerple_lm::config::TrainConfig;
+use kerple_lm::forward_context::ForwardContext;
 use kerple_lm::model::Decoder;
 use kerple_lm::objective::{NextTokenPrediction, Objective, SequenceBatch, TargetScores};
-use kerple_lm::pass::Pass;
 use kerple_lm::plan::Plan;
 use kerple_lm::ranks::Ranks;
-use kerple_lm::train_state::{CheckpointPart, NonFiniteValue, Settings, StepMetrics, TrainState, Update, settings};
+use kerple_lm::train_state::{
+    AdamWConfig, AdamWStep, CheckpointPart, NonFiniteValue, StepMetrics, TrainState, settings,
+};
 use rand::{RngExt, SeedableRng};
 
-const SETTINGS: Settings = Settings { betas: [0.9, 0.999], epsilon: 1e-8, weight_decay: 0.01, clip: 1.0 };
+const SETTINGS: AdamWConfig = AdamWConfig { betas: [0.9, 0.999], epsilon: 1e-8, weight_decay: 0.01, clip: 1.0 };
 
 fn device() -> Device {
     kerple_lm::device().autodiff()
@@ -31,12 +33,12 @@ struct Bag {
     table: Param<Tensor<2>>,
 }
 
-impl Describe for Bag {}
+impl ParamGroupOverrides for Bag {}
 
 impl Bag {
     fn new() -> Bag {
         let (mut rng, device) = (rand_chacha::ChaCha8Rng::seed_from_u64(0), device());
-        let mut init = Init {
+        let mut init = LayerInit {
             rng: Some(&mut rng),
             kind: InitKind::Normal,
             std: 0.02,
@@ -55,7 +57,7 @@ struct Majority {
 
 impl Majority {
     /// Log-probabilities, `[B, 2]`. Padding and dropped tokens do not count.
-    fn forward(&self, model: &Bag, batch: &SequenceBatch, pass: &Pass) -> Tensor<2> {
+    fn forward(&self, model: &Bag, batch: &SequenceBatch, pass: &ForwardContext) -> Tensor<2> {
         let device = model.table.val().device();
         let [rows, len] = [batch.rows, batch.len];
         let lengths = batch.lengths.clone().unwrap_or_else(|| vec![len; rows]);
@@ -76,14 +78,14 @@ impl Majority {
 }
 
 impl Objective<Bag> for Majority {
-    fn loss(&self, model: &Bag, batch: &SequenceBatch, pass: &Pass) -> Tensor<1> {
+    fn loss(&self, model: &Bag, batch: &SequenceBatch, pass: &ForwardContext) -> Tensor<1> {
         let found = self.forward(model, batch, pass);
         let targets: Vec<i64> = batch.targets.iter().map(|id| i64::from(*id)).collect();
         let targets = Tensor::<2, Int>::from_data(TensorData::new(targets, [batch.rows, 1]), &found.device());
         -found.gather(1, targets).mean()
     }
 
-    fn score(&self, model: &Bag, batch: &SequenceBatch, pass: &Pass) -> TargetScores {
+    fn score(&self, model: &Bag, batch: &SequenceBatch, pass: &ForwardContext) -> TargetScores {
         let found: Vec<f64> = self.forward(model, batch, pass).into_data().iter::<f64>().collect();
         let (losses, hits) = found
             .chunks_exact(2)
@@ -111,11 +113,11 @@ fn majority(step: u64, rows: usize) -> SequenceBatch {
     SequenceBatch { tokens, targets, scored: None, lengths: Some(lengths), rows, len }
 }
 
-fn at(step: u64) -> Update {
-    Update { learning_rate: 0.05, adam_step: step + 1 }
+fn at(step: u64) -> AdamWStep {
+    AdamWStep { learning_rate: 0.05, adam_step: step + 1 }
 }
 
-fn weights<M: Module + Describe, T: Objective<M>>(train_state: &TrainState<M, T>) -> Vec<f32> {
+fn weights<M: Module + ParamGroupOverrides, T: Objective<M>>(train_state: &TrainState<M, T>) -> Vec<f32> {
     train_state.stored(CheckpointPart::Weights).iter().flat_map(|named| named.array.slice::<f32>().to_vec()).collect()
 }
 
@@ -124,10 +126,10 @@ fn a_classifier_is_learned() {
     let mut train_state = TrainState::new(Bag::new(), Majority { dropout: 0.1 }, SETTINGS);
     for step in 0..300 {
         let parts = majority(step, 16).split(8).unwrap();
-        train_state.step(&parts, Pass::training(7, step), at(step)).unwrap();
+        train_state.step(&parts, ForwardContext::training(7, step), at(step)).unwrap();
     }
     let model = parameters::without_autodiff(train_state.model());
-    let score = || train_state.objective().score(&model, &majority(1_000_000, 200), &Pass::evaluation(7));
+    let score = || train_state.objective().score(&model, &majority(1_000_000, 200), &ForwardContext::evaluation(7));
     assert!(score().accuracy().unwrap() > 0.95, "{:?}", score().accuracy());
     assert!(score().loss() < 0.3, "{}", score().loss());
     assert_eq!(score(), score(), "evaluation draws");
@@ -137,19 +139,19 @@ fn a_classifier_is_learned() {
 fn noise_depends_on_the_step_and_not_on_the_parts() {
     let train_state = TrainState::new(Bag::new(), Majority { dropout: 0.5 }, SETTINGS);
     let batch = majority(0, 12);
-    let gradients = |rows: usize, pass: Pass| {
+    let gradients = |rows: usize, pass: ForwardContext| {
         let found = train_state.gradients(&batch.split(rows).unwrap(), pass);
         let values: Vec<f64> = found.values[0].clone().into_data().iter::<f64>().collect();
         (found.loss, values)
     };
-    let (loss, whole) = gradients(12, Pass::training(1, 0));
-    let (split_loss, parts) = gradients(4, Pass::training(1, 0));
+    let (loss, whole) = gradients(12, ForwardContext::training(1, 0));
+    let (split_loss, parts) = gradients(4, ForwardContext::training(1, 0));
     // the same sums in another order, in f32
     assert!((loss - split_loss).abs() < 1e-6, "{loss} {split_loss}");
     assert!(whole.iter().zip(&parts).all(|(a, b)| (a - b).abs() < 1e-6), "{whole:?} {parts:?}");
-    assert_ne!(gradients(12, Pass::training(1, 1)).1, whole);
-    assert_ne!(gradients(12, Pass::training(2, 0)).1, whole);
-    assert_ne!(gradients(12, Pass::evaluation(1)).1, whole);
+    assert_ne!(gradients(12, ForwardContext::training(1, 1)).1, whole);
+    assert_ne!(gradients(12, ForwardContext::training(2, 0)).1, whole);
+    assert_ne!(gradients(12, ForwardContext::evaluation(1)).1, whole);
 }
 
 fn counting(step: u64, rows: usize, len: usize) -> SequenceBatch {
@@ -172,20 +174,22 @@ fn matrices_are_decayed_and_kernels_are_not() {
         let plan = plan(&encoding(kind), config());
         let model = Decoder::new(&plan, &device());
         let learned = plan.encoding.parameters(&plan.geometry());
-        for (name, group) in parameters::names(&model).iter().zip(parameters::groups(&model)) {
+        for (name, group) in parameters::names(&model).iter().zip(parameters::param_groups(&model)) {
             let expected = match name.strip_prefix("encoding.values.") {
                 Some(index) => {
                     let parameter = &learned[index.parse::<usize>().unwrap()];
                     let matrix = ["t5", "learned"].contains(&kind);
-                    Group { decay: matrix, range: Some([parameter.low, parameter.high]) }
+                    ParamGroup { decay: matrix, range: Some([parameter.low, parameter.high]) }
                 }
                 None if name.starts_with("encoding.layers.") => {
                     // networks over scores: which of their numbers are decayed is said one by one
                     let index: usize = name.rsplit('.').next().unwrap().parse().unwrap();
                     let parameter = learned.iter().filter(|known| known.share == Share::Layer).nth(index).unwrap();
-                    Group { decay: parameter.decay, range: Some(parameter.stored_range()) }
+                    ParamGroup { decay: parameter.decay, range: Some(parameter.stored_range()) }
                 }
-                None => Group { decay: name.ends_with("weight") || name == "embedding" || name == "head", range: None },
+                None => {
+                    ParamGroup { decay: name.ends_with("weight") || name == "embedding" || name == "head", range: None }
+                }
             };
             assert_eq!(group, expected, "{kind}: {name}");
         }
@@ -193,7 +197,7 @@ fn matrices_are_decayed_and_kernels_are_not() {
     let mut free = encoding("kerple_log");
     free.clamp = kerple_core::encoding::Clamp::ForwardOnly;
     let model = Decoder::new(&plan(&free, config()), &device());
-    assert!(parameters::groups(&model).iter().all(|group| group.range.is_none()));
+    assert!(parameters::param_groups(&model).iter().all(|group| group.range.is_none()));
 }
 
 #[test]
@@ -201,7 +205,7 @@ fn decay_pulls_a_table_and_leaves_a_kernel() {
     let step = |kind: &str, weight_decay: f64| {
         let plan = plan(&encoding(kind), TrainConfig { weight_decay, ..config() });
         let mut train_state = decoder(&plan);
-        train_state.step(&[counting(0, 4, 12)], Pass::training(7, 0), at(0)).unwrap();
+        train_state.step(&[counting(0, 4, 12)], ForwardContext::training(7, 0), at(0)).unwrap();
         train_state.model().trunk.encoding.numbers(0)
     };
     for kind in ["t5", "learned"] {
@@ -218,11 +222,11 @@ fn composed_and_fused_updates_agree() {
             let model = Decoder::new(&plan, &device()).with_engine(engine);
             TrainState::new(model, NextTokenPrediction::default(), settings(&plan)).with_engine(engine)
         };
-        let (mut fused, mut composed) = (train_state(Engine::Fused), train_state(Engine::Composed));
+        let (mut fused, mut composed) = (train_state(Impl::Kernel), train_state(Impl::Reference));
         for step in 0..6 {
             let parts = counting(step, 4, 12).split(2).unwrap();
-            let a = fused.step(&parts, Pass::training(7, step), at(step)).unwrap();
-            let b = composed.step(&parts, Pass::training(7, step), at(step)).unwrap();
+            let a = fused.step(&parts, ForwardContext::training(7, step), at(step)).unwrap();
+            let b = composed.step(&parts, ForwardContext::training(7, step), at(step)).unwrap();
             // both in f32; Adam's first steps divide by the gradient's size and keep differences of the smallest alive
             assert!((a.loss - b.loss).abs() < 2e-4 * a.loss, "{kind} {step}: {a:?} {b:?}");
             assert!((a.grad_norm - b.grad_norm).abs() < 2e-3 * a.grad_norm, "{kind} {step}: {a:?} {b:?}");
@@ -239,8 +243,8 @@ fn only_scored_targets_count() {
     let scored: Vec<bool> = (0..48).map(|at| at % 12 <= at / 12).collect();
     batch.scored = Some(scored.clone());
     let model = parameters::without_autodiff(train_state.model());
-    let scores = NextTokenPrediction::default().score(&model, &batch, &Pass::evaluation(0));
-    let whole = train_state.gradients(std::slice::from_ref(&batch), Pass::training(7, 0));
+    let scores = NextTokenPrediction::default().score(&model, &batch, &ForwardContext::evaluation(0));
+    let whole = train_state.gradients(std::slice::from_ref(&batch), ForwardContext::training(7, 0));
     assert!((whole.loss - scores.loss()).abs() < 1e-5, "{} {}", whole.loss, scores.loss());
 
     let values = |tensors: &[Tensor<1>]| -> Vec<f64> {
@@ -249,15 +253,15 @@ fn only_scored_targets_count() {
     for (target, scored) in batch.targets.iter_mut().zip(&scored) {
         *target = if *scored { *target } else { 22 - *target };
     }
-    let other = train_state.gradients(std::slice::from_ref(&batch), Pass::training(7, 0));
+    let other = train_state.gradients(std::slice::from_ref(&batch), ForwardContext::training(7, 0));
     assert_eq!((whole.loss, values(&whole.values)), (other.loss, values(&other.values)));
 
     // what is padding is not scored either, and as the last of its row changes nothing before it
     let lengths = SequenceBatch { scored: None, lengths: Some(vec![1, 2, 3, 4]), ..batch.clone() };
-    assert_eq!(train_state.gradients(&[lengths], Pass::training(7, 0)).loss, whole.loss);
+    assert_eq!(train_state.gradients(&[lengths], ForwardContext::training(7, 0)).loss, whole.loss);
 
     // parts score 1, 2, 3 and 4 targets: they are weighted by that
-    let parts = train_state.gradients(&batch.split(1).unwrap(), Pass::training(7, 0));
+    let parts = train_state.gradients(&batch.split(1).unwrap(), ForwardContext::training(7, 0));
     assert!((whole.loss - parts.loss).abs() < 1e-5, "{} {}", whole.loss, parts.loss);
     let largest = values(&whole.values).iter().fold(0f64, |m, x| m.max(x.abs()));
     for (a, b) in values(&whole.values).iter().zip(values(&parts.values)) {
@@ -273,7 +277,7 @@ fn any_number_of_ranks_equals_one_with_as_many_parts() {
         let learned = |step: u64| {
             let batch = counting(step, 12, 12);
             let parts: Vec<SequenceBatch> = ranks.rows(12, 1).into_iter().map(|rows| batch.slice(rows)).collect();
-            train_state.step(&parts, Pass::training(7, step), at(step)).unwrap()
+            train_state.step(&parts, ForwardContext::training(7, step), at(step)).unwrap()
         };
         let learned: Vec<StepMetrics> = (0..4).map(learned).collect();
         (learned, weights(&train_state))
@@ -295,7 +299,7 @@ fn ranks_of_which_some_score_nothing_add_up() {
         batch.scored = Some((0..48).map(|at| at / 12 % 2 == 1 && at % 3 > 0).collect());
         let train_state = decoder(&plan).with_ranks(ranks.clone());
         let parts: Vec<SequenceBatch> = ranks.rows(4, 1).into_iter().map(|rows| batch.slice(rows)).collect();
-        let found = train_state.gradients(&parts, Pass::training(7, 0));
+        let found = train_state.gradients(&parts, ForwardContext::training(7, 0));
         let bits = |values: Tensor<1>| values.into_data().iter::<f32>().map(f32::to_bits).collect::<Vec<u32>>();
         (found.loss.to_bits(), found.values.into_iter().map(bits).collect::<Vec<_>>())
     };
@@ -312,7 +316,7 @@ fn a_stored_state_is_restored() {
     let plan = plan(&encoding("kerple_bias_weight"), config());
     let mut train_state = decoder(&plan);
     let step = |train_state: &mut TrainState<Decoder, NextTokenPrediction>, n: u64| {
-        train_state.step(&[counting(n, 4, 12)], Pass::training(7, n), at(n)).unwrap()
+        train_state.step(&[counting(n, 4, 12)], ForwardContext::training(7, n), at(n)).unwrap()
     };
     step(&mut train_state, 0);
     let stored = [CheckpointPart::Weights, CheckpointPart::Moments].map(|part| train_state.stored(part));
@@ -347,7 +351,7 @@ fn a_number_that_is_none_changes_nothing() {
     train_state.restore(CheckpointPart::Weights, poison).unwrap();
     assert_eq!(train_state.not_finite().as_deref(), Some("head"));
     let before = weights(&train_state);
-    let error = train_state.step(&[counting(0, 4, 12)], Pass::training(7, 0), at(0)).unwrap_err();
+    let error = train_state.step(&[counting(0, 4, 12)], ForwardContext::training(7, 0), at(0)).unwrap_err();
     let NonFiniteValue { what, value } = error;
     assert!(what == "the loss" && !value.is_finite(), "{what} {value}");
     assert_eq!(weights(&train_state), before);
@@ -356,7 +360,7 @@ fn a_number_that_is_none_changes_nothing() {
 #[test]
 fn updates_that_are_read_later_are_the_same_until_one_is_none() {
     let plan = plan(&encoding("kerple_log"), config());
-    let pass = |n: u64| Pass::training(7, n);
+    let pass = |n: u64| ForwardContext::training(7, n);
     let (mut soon, mut late) = (decoder(&plan), decoder(&plan));
     let batch = |n: u64| counting(n, 4, 12).split(2).unwrap();
     let read: Vec<StepMetrics> = (0..3).map(|n| soon.step(&batch(n), pass(n), at(n)).unwrap()).collect();
@@ -364,7 +368,7 @@ fn updates_that_are_read_later_are_the_same_until_one_is_none() {
     assert_eq!(late.read(), read);
     assert_eq!((weights(&late), late.read()), (weights(&soon), Vec::new()));
     // one update makes the weights infinite; those behind it leave them as they are
-    late.advance(&batch(3), pass(3), Update { learning_rate: f64::INFINITY, ..at(3) });
+    late.advance(&batch(3), pass(3), AdamWStep { learning_rate: f64::INFINITY, ..at(3) });
     let spoiled = weights(&late);
     (4..6).for_each(|n| late.advance(&batch(n), pass(n), at(n)));
     let read: Vec<bool> = late.read().iter().map(StepMetrics::is_finite).collect();
@@ -382,7 +386,11 @@ fn a_step_of_real_size_has_the_same_bits_at_any_number_of_threads() {
         pool.install(|| {
             let mut train_state = decoder(&plan);
             let learned: Vec<StepMetrics> = (0..2)
-                .map(|n| train_state.step(&counting(n, 8, 160).split(4).unwrap(), Pass::training(7, n), at(n)).unwrap())
+                .map(|n| {
+                    train_state
+                        .step(&counting(n, 8, 160).split(4).unwrap(), ForwardContext::training(7, n), at(n))
+                        .unwrap()
+                })
                 .collect();
             (learned, weights(&train_state))
         })

@@ -4,9 +4,9 @@ mod common;
 
 use common::{Counting, encoding, plan};
 use kerple_lm::config::TrainConfig;
+use kerple_lm::forward_context::ForwardContext;
 use kerple_lm::memory_estimate::TOKENS_AT_ONCE;
 use kerple_lm::objective::{NextTokenPrediction, Objective};
-use kerple_lm::pass::Pass;
 use kerple_lm::plan::Plan;
 use kerple_lm::run::RunFolder;
 use kerple_lm::runtime::Runtime;
@@ -105,7 +105,8 @@ fn validation_in_parts_is_the_loss_of_all() {
     let found = rows.last().unwrap().val_loss.unwrap();
     let model = RunFolder::new(folder.path()).load(&kerple_lm::device(), true).unwrap().model;
     let all = Counting(plan.clone()).validation(0..700).unwrap();
-    let want = NextTokenPrediction::default().loss(&model, &all, &Pass::evaluation(plan.seed)).into_scalar::<f32>();
+    let want =
+        NextTokenPrediction::default().loss(&model, &all, &ForwardContext::evaluation(plan.seed)).into_scalar::<f32>();
     // a mean of 8400 losses in f32, in one sum or in two
     assert!((found - f64::from(want)).abs() < 1e-5 * found, "{found} {want}");
 }

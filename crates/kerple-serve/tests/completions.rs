@@ -3,9 +3,9 @@
 mod common;
 
 use common::{Client, model, served, served_by};
+use kerple_lm::forward_context::ForwardContext;
 use kerple_lm::generate::{SamplingParams, generate};
 use kerple_lm::model::TokenBatch;
-use kerple_lm::pass::Pass;
 use serde_json::{Value, json};
 
 const PROMPT: &str = "the quick brown";
@@ -39,7 +39,8 @@ fn scoring_tells_every_token_of_the_prompt_and_one_more() {
             assert_eq!(lens, [prompt.len() + 1; 4], "{encoding}");
             assert!(told["token_logprobs"][0].is_null() && told["top_logprobs"][0].is_null());
             let tokens = TokenBatch { ids: prompt, batch: 1, len: prompt.len() };
-            let logits: Vec<f64> = model.logits(tokens, &Pass::evaluation(3)).into_data().iter::<f64>().collect();
+            let logits: Vec<f64> =
+                model.logits(tokens, &ForwardContext::evaluation(3)).into_data().iter::<f64>().collect();
             let vocab = logits.len() / prompt.len();
             let all: Vec<f64> = numbers(&Value::Array(told["token_logprobs"].as_array().unwrap()[1..].to_vec()));
             for (at, row) in logits.chunks(vocab).enumerate() {

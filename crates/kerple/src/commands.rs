@@ -31,8 +31,8 @@ use without_music as music;
 use crate::failure::{Failure, Outcome};
 use crate::output::{remarkln, resultln};
 use crate::progress::duration;
-use kerple_burn::device::Name;
-use kerple_burn::positions::PositionalEncoding;
+use kerple_burn::device::DeviceName;
+use kerple_burn::positional_encoding::PositionalEncoding;
 use kerple_core::encoding::{Encoding, Method, kind_of};
 use kerple_lm::plan::Plan;
 use kerple_lm::train::TrainProgress;
@@ -109,9 +109,9 @@ pub fn remark_on_horizon(encoding: &PositionalEncoding, len: usize) {
 }
 
 /// Remarks on what of a model's attention has no kernel on the GPU that was asked for.
-pub fn remark_on_kernels(plan: &Plan, device: Name) {
+pub fn remark_on_kernels(plan: &Plan, device: DeviceName) {
     let composed = plan.model.composed_on_gpus(&plan.encoding, plan.data.task.as_ref());
-    if device != Name::Cpu && !composed.is_empty() {
+    if device != DeviceName::Cpu && !composed.is_empty() {
         remarkln!(
             "note: {device} has no kernel for {}; attention uses plain Burn operations: softmax \
                 attention is chunked over queries and needs memory linear in the length, linear \

@@ -3,7 +3,7 @@
 
 use crate::failure::Failure;
 use crate::output;
-use kerple_burn::device::Name;
+use kerple_burn::device::DeviceName;
 use std::panic;
 
 /// What can be asked for less of, by the commands that take it.
@@ -11,7 +11,7 @@ const HINT: &str = "lower train.micro_batch_size (results change by rounding onl
     for eval lower --lengths; for bench lower --batch or --lengths. See docs/gpu.md for memory use";
 
 /// Ends the process with an error in place of a panic when this device has no memory left.
-pub fn tell_of(name: Name) {
+pub fn tell_of(name: DeviceName) {
     let usual = panic::take_hook();
     panic::set_hook(Box::new(move |news| match news.payload_as_str().and_then(shortage) {
         Some(what) => {

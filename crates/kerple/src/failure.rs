@@ -69,8 +69,8 @@ impl From<kerple_core::calculus::error::Error> for Failure {
     }
 }
 
-impl From<kerple_burn::device::Unavailable> for Failure {
-    fn from(error: kerple_burn::device::Unavailable) -> Failure {
+impl From<kerple_burn::device::DeviceUnavailable> for Failure {
+    fn from(error: kerple_burn::device::DeviceUnavailable) -> Failure {
         Failure::misuse(error.to_string(), error.hint())
     }
 }

@@ -17,7 +17,7 @@ const ORDERS: [(&str, &str); 12] = [
     ("kerple-report", "error format statistics plot conditions run results folder page write"),
     (
         "kerple-burn",
-        "array device fused pass heads piece forms plan parameters ops memory layers block positions adamw",
+        "host_array device implementation custom_op forward_context heads chunk attention_context plan parameters ops kv_cache layers block positional_encoding adamw",
     ),
     (
         "kerple-lm",

@@ -1,7 +1,7 @@
 //! The optimizer on GPUs, by the kernels of [`kerple_gpu::adamw`].
 
-use super::Moments;
-use crate::fused::{array, tensor};
+use super::AdamState;
+use crate::custom_op::{array, tensor};
 use burn::tensor::Tensor;
 use burn_cubecl::tensor::CubeTensor;
 use kerple_core::ops::adam;
@@ -22,20 +22,20 @@ fn own<const D: usize>(tensor: Tensor<D>) -> CubeTensor {
     if array.can_mut() { array } else { array.copy() }
 }
 
-/// [`composed`](super::composed) in one kernel, in place where nothing else shares the values, by a gradient that is not clipped
+/// [`reference`](super::reference) in one kernel, in place where nothing else shares the values, by a gradient that is not clipped
 /// yet.
 pub(super) fn update<const D: usize>(
     settings: &adam::AdamWUpdate,
     range: Option<[f64; 2]>,
-    (values, moments): (Tensor<D>, Moments),
+    (values, moments): (Tensor<D>, AdamState),
     gradient: Tensor<1>,
     (norm, clip): (&Tensor<1>, f64),
-) -> (Tensor<D>, Moments) {
+) -> (Tensor<D>, AdamState) {
     let (values, first, second) = (own(values), own(moments.first), own(moments.second));
     let (gradient, norm) = (array(gradient), array(norm.clone()));
     let [of_values, of_first, of_second] = [&values, &first, &second].map(|array| array.handle.clone());
     let len = values.meta.num_elements();
     let parameter = Parameter { values: of_values, first: of_first, second: of_second, gradient: gradient.handle, len };
     adamw::apply(&values.client, &parameter, &norm.handle, settings, clip, range);
-    (tensor(&values), Moments { first: tensor(&first), second: tensor(&second) })
+    (tensor(&values), AdamState { first: tensor(&first), second: tensor(&second) })
 }

@@ -1,6 +1,6 @@
 //! A linear layer with its parameters.
 
-use super::Init;
+use super::LayerInit;
 use crate::ops;
 use crate::plan::InitKind;
 use burn::module::{Module, Param};
@@ -9,7 +9,7 @@ use kerple_core::seed::standard_normal;
 use rand::{Rng, RngExt};
 
 /// A matrix of independent draws from N(0, std^2), cut at two standard deviations for [`InitKind::FanIn`].
-pub fn normal_matrix(shape: [usize; 2], std: f64, init: &mut Init<impl Rng>) -> Param<Tensor<2>> {
+pub fn normal_matrix(shape: [usize; 2], std: f64, init: &mut LayerInit<impl Rng>) -> Param<Tensor<2>> {
     let kind = init.kind;
     let Some(rng) = init.rng.as_deref_mut() else { return init.blank(shape) };
     let draw = |rng: &mut _| loop {
@@ -36,12 +36,18 @@ pub struct Linear {
 
 impl Linear {
     /// A fresh layer with weights from N(0, std^2), or as another [`InitKind`] has them.
-    pub fn new(shape: [usize; 2], bias: bool, std: f64, init: &mut Init<impl Rng>) -> Linear {
+    pub fn new(shape: [usize; 2], bias: bool, std: f64, init: &mut LayerInit<impl Rng>) -> Linear {
         Linear::packed(shape, shape[1], bias, std, init)
     }
 
     /// The same of layers side by side, of `each` outputs where they are alike: each begins as if it were alone.
-    pub fn packed([input, output]: [usize; 2], each: usize, bias: bool, std: f64, init: &mut Init<impl Rng>) -> Linear {
+    pub fn packed(
+        [input, output]: [usize; 2],
+        each: usize,
+        bias: bool,
+        std: f64,
+        init: &mut LayerInit<impl Rng>,
+    ) -> Linear {
         let weight = match init.kind {
             InitKind::Normal | InitKind::SmallNormal | InitKind::SmallWang => normal_matrix([input, output], std, init),
             InitKind::FanIn => normal_matrix([input, output], (input as f64).sqrt().recip(), init),
@@ -60,13 +66,13 @@ impl Linear {
     }
 
     /// Its tensors.
-    pub fn tensors(&self) -> ops::Linear {
-        ops::Linear { weight: self.weight.val(), bias: self.bias.as_ref().map(Param::val) }
+    pub fn tensors(&self) -> ops::LinearTensors {
+        ops::LinearTensors { weight: self.weight.val(), bias: self.bias.as_ref().map(Param::val) }
     }
 
     /// Over the last axis of `[B, L, in]`.
     pub fn forward(&self, x: Tensor<3>) -> Tensor<3> {
-        ops::linear::composed(x, self.tensors())
+        ops::linear::reference(x, self.tensors())
     }
 }
 
@@ -79,7 +85,8 @@ mod tests {
     /// Mean square and largest size of the weights of a layer of 400 inputs and 300 outputs.
     fn drawn(kind: InitKind) -> (f64, f64) {
         let (mut rng, device) = (rand_chacha::ChaCha8Rng::seed_from_u64(1), Device::flex());
-        let mut init = Init { rng: Some(&mut rng), kind, std: 0.1, std_out: 0.1, device: &device, dtype: DType::F64 };
+        let mut init =
+            LayerInit { rng: Some(&mut rng), kind, std: 0.1, std_out: 0.1, device: &device, dtype: DType::F64 };
         let linear = Linear::new([400, 300], true, 0.1, &mut init);
         let weights: Vec<f64> = linear.weight.val().into_data().iter::<f64>().collect();
         let square = weights.iter().map(|w| w * w).sum::<f64>() / weights.len() as f64;
@@ -91,7 +98,7 @@ mod tests {
         let device = Device::flex();
         for kind in [InitKind::Normal, InitKind::FanIn, InitKind::Xavier] {
             let rng = None::<&mut rand_chacha::ChaCha8Rng>;
-            let mut init = Init { rng, kind, std: 0.1, std_out: 0.1, device: &device, dtype: DType::F32 };
+            let mut init = LayerInit { rng, kind, std: 0.1, std_out: 0.1, device: &device, dtype: DType::F32 };
             let linear = Linear::new([4, 3], false, 0.1, &mut init);
             assert!(linear.weight.val().into_data().iter::<f32>().eq([0.0; 12]));
             assert_eq!(linear.weight.dims(), [4, 3]);

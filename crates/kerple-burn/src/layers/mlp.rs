@@ -1,8 +1,8 @@
 //! A feed-forward branch with its parameters.
 
-use super::{Init, Linear, Norm};
-use crate::fused::Engine;
-use crate::ops::Residual;
+use super::{LayerInit, Linear, Norm};
+use crate::implementation::Impl;
+use crate::ops::ResidualBase;
 use crate::ops::activation::Activation;
 use crate::ops::dropout::{self, Dropout};
 use crate::ops::feed_forward::{self, FeedForward};
@@ -28,7 +28,7 @@ pub struct Mlp {
 
 impl Mlp {
     /// A fresh branch.
-    pub fn new(plan: &BlockConfig, sizes: &BlockSizes, init: &mut Init<impl Rng>) -> Mlp {
+    pub fn new(plan: &BlockConfig, sizes: &BlockSizes, init: &mut LayerInit<impl Rng>) -> Mlp {
         let (width, hidden, bias, std) = (sizes.d_model, sizes.d_hidden, plan.mlp_bias, init.std);
         Mlp {
             norm: Norm::new(plan, width, init),
@@ -40,7 +40,7 @@ impl Mlp {
     }
 
     /// Its tensors and choices, adding to `residual`; `factors` `[B, L, F]` are multiplied with its hidden values.
-    pub fn tensors(&self, factors: Option<Tensor<3>>, residual: Residual) -> FeedForward {
+    pub fn tensors(&self, factors: Option<Tensor<3>>, residual: ResidualBase) -> FeedForward {
         FeedForward {
             norm: self.norm.tensors(),
             up: self.up.tensors(),
@@ -53,12 +53,12 @@ impl Mlp {
     }
 
     /// `[B, L, M]` to `[B, L, M]`.
-    pub fn forward(&self, x: Tensor<3>, residual: Residual, engine: Engine) -> Tensor<3> {
+    pub fn forward(&self, x: Tensor<3>, residual: ResidualBase, engine: Impl) -> Tensor<3> {
         feed_forward::feed_forward(x, self.tensors(None, residual), engine)
     }
 
     /// The same with hidden values dropped; for a pass that trains.
-    pub fn forward_dropping(&self, x: Tensor<3>, dropout: Dropout, residual: Residual, engine: Engine) -> Tensor<3> {
+    pub fn forward_dropping(&self, x: Tensor<3>, dropout: Dropout, residual: ResidualBase, engine: Impl) -> Tensor<3> {
         let [_, hidden] = self.up.weight.dims();
         let factors = dropout::factors(&x, hidden, dropout, engine);
         feed_forward::feed_forward(x, self.tensors(Some(factors), residual), engine)

@@ -1,7 +1,7 @@
 //! A norm with its parameters.
 
-use super::Init;
-use crate::fused::Engine;
+use super::LayerInit;
+use crate::implementation::Impl;
 use crate::ops;
 use crate::ops::norm::RowNorm;
 use crate::plan::{BlockConfig, NormKind};
@@ -24,7 +24,7 @@ pub struct Norm {
 
 impl Norm {
     /// A fresh norm of this width.
-    pub fn new(plan: &BlockConfig, width: usize, init: &mut Init<impl Rng>) -> Norm {
+    pub fn new(plan: &BlockConfig, width: usize, init: &mut LayerInit<impl Rng>) -> Norm {
         let (kind, shifts) = match plan.norm {
             NormKind::Layer => (RowNorm::Layer, true),
             NormKind::LayerNoBias => (RowNorm::Layer, false),
@@ -43,13 +43,13 @@ impl Norm {
     }
 
     /// Its tensors.
-    pub fn tensors(&self) -> ops::Norm {
+    pub fn tensors(&self) -> ops::NormTensors {
         let beta = self.beta.as_ref().map(Param::val);
-        ops::Norm { kind: self.kind, gamma: self.gamma.val(), beta, epsilon: self.epsilon }
+        ops::NormTensors { kind: self.kind, gamma: self.gamma.val(), beta, epsilon: self.epsilon }
     }
 
     /// `[B, L, M]` to `[B, L, M]`.
-    pub fn forward(&self, x: Tensor<3>, engine: Engine) -> Tensor<3> {
+    pub fn forward(&self, x: Tensor<3>, engine: Impl) -> Tensor<3> {
         ops::norm::norm(x, self.tensors(), engine)
     }
 }
@@ -66,7 +66,7 @@ mod tests {
         let scales = |kind: InitKind| -> Vec<f64> {
             let (mut rng, device) = (rand_chacha::ChaCha8Rng::seed_from_u64(1), Device::flex());
             let mut init =
-                Init { rng: Some(&mut rng), kind, std: 0.1, std_out: 0.1, device: &device, dtype: DType::F64 };
+                LayerInit { rng: Some(&mut rng), kind, std: 0.1, std_out: 0.1, device: &device, dtype: DType::F64 };
             let norm = Norm::new(&BlockConfig::default(), 4000, &mut init);
             norm.gamma.val().into_data().iter::<f64>().collect()
         };

@@ -4,8 +4,8 @@ use burn::tensor::{Tensor, activation};
 pub use kerple_core::ops::activation::Activation;
 use kerple_core::ops::activation::Formula;
 
-/// The definition; see [`Activation`] for the formulas.
-pub fn composed(x: Tensor<3>, kind: Activation) -> Tensor<3> {
+/// The reference; see [`Activation`] for the formulas.
+pub fn reference(x: Tensor<3>, kind: Activation) -> Tensor<3> {
     match kind.formula() {
         Formula::Normal => activation::gelu(x),
         Formula::Sigmoid([linear, cubic]) => {

@@ -4,19 +4,20 @@
 #[cfg(feature = "cube")]
 mod gpu;
 
-use crate::array::Array;
 #[cfg(feature = "cube")]
-use crate::fused::GpuOp;
-use crate::fused::{Engine, Forward, Inputs, Number, Op, Saved, Step, Target};
-use crate::pass::Pass;
+use crate::custom_op::GpuOp;
+use crate::custom_op::{BackwardContext, CustomOp, FloatElement, OpInputs, OpOutput, SavedForBackward};
+use crate::forward_context::ForwardContext;
+use crate::host_array::HostArray;
+use crate::implementation::{DeviceKind, Impl};
 use crate::with_element;
 use burn::tensor::{Bool, DType, Device, Tensor, TensorData};
 use rand::Rng;
 use rand_chacha::ChaCha8Rng;
 use rayon::prelude::*;
 
-/// What has a kernel for it.
-const KERNELS: &[Target] = &[Target::Host, Target::Gpu];
+/// Devices that have a kernel for it.
+const KERNELS: &[DeviceKind] = &[DeviceKind::Cpu, DeviceKind::Gpu];
 
 /// What is dropped where.
 #[derive(Clone, Copy, Debug)]
@@ -24,7 +25,7 @@ pub struct Dropout<'a> {
     /// Share of the values, below 1.
     pub share: f64,
     /// The pass that draws; outside training nothing is dropped.
-    pub pass: &'a Pass,
+    pub pass: &'a ForwardContext,
     /// The place of its noise.
     pub place: u64,
 }
@@ -34,42 +35,43 @@ pub struct Dropout<'a> {
 ///
 /// # Panics
 /// When the share is not in `0..1`.
-pub fn dropout(x: Tensor<3>, dropout: Dropout, engine: Engine) -> Tensor<3> {
+pub fn dropout(x: Tensor<3>, dropout: Dropout, engine: Impl) -> Tensor<3> {
     assert!((0.0..1.0).contains(&dropout.share), "dropout: a probability of {}", dropout.share);
     if !dropout.pass.train || dropout.share == 0.0 {
         return x;
     }
     if !engine.has_kernel(KERNELS, &x) {
-        return composed(x, dropout);
+        return reference(x, dropout);
     }
     let Dropout { share, pass, place } = dropout;
-    let mut inputs = Inputs::default();
+    let mut inputs = OpInputs::default();
     inputs.add(x);
-    inputs.apply(Drop { share, pass: *pass, place })
+    inputs.apply(DropoutOp { share, pass: *pass, place })
 }
 
-/// The definition, for a pass that trains.
-pub fn composed(x: Tensor<3>, dropout: Dropout) -> Tensor<3> {
-    let factors = composed_factors(x.dims(), dropout, (&x.device(), x.dtype()));
+/// The reference, for a pass that trains.
+pub fn reference(x: Tensor<3>, dropout: Dropout) -> Tensor<3> {
+    let factors = reference_factors(x.dims(), dropout, (&x.device(), x.dtype()));
     x * factors
 }
 
 /// What `width` values for each row of `x`, `[B, L, M]`, are multiplied by in a pass that trains, `[B, L, width]`.
-pub fn factors(x: &Tensor<3>, width: usize, dropout: Dropout, engine: Engine) -> Tensor<3> {
+pub fn factors(x: &Tensor<3>, width: usize, dropout: Dropout, engine: Impl) -> Tensor<3> {
     let ([batch, len, _], device) = (x.dims(), x.device());
     let (shape, options) = ([batch, len, width], (&device, x.dtype()));
-    match engine.has_kernel(&[Target::Gpu], x) {
-        true => self::dropout(Tensor::ones(shape, options), dropout, engine),
-        false => composed_factors(shape, dropout, options),
+    if engine.has_kernel(&[DeviceKind::Gpu], x) {
+        self::dropout(Tensor::ones(shape, options), dropout, engine)
+    } else {
+        reference_factors(shape, dropout, options)
     }
 }
 
-fn composed_factors(
+fn reference_factors(
     shape: [usize; 3],
     Dropout { share, pass, place }: Dropout,
     options: (&Device, DType),
 ) -> Tensor<3> {
-    let drop = Drop { share, pass: *pass, place };
+    let drop = DropoutOp { share, pass: *pass, place };
     let dropped: Vec<bool> = drop.kept(&shape).into_iter().map(|kept| !kept).collect();
     let dropped = Tensor::<3, Bool>::from_data(TensorData::new(dropped, shape), options.0);
     Tensor::full(shape, drop.growth(), options).mask_fill(dropped, 0.0)
@@ -77,13 +79,13 @@ fn composed_factors(
 
 /// [`Dropout`] as an operation.
 #[derive(Debug)]
-struct Drop {
+struct DropoutOp {
     share: f64,
-    pass: Pass,
+    pass: ForwardContext,
     place: u64,
 }
 
-impl Drop {
+impl DropoutOp {
     /// What values that stay are multiplied by.
     fn growth(&self) -> f64 {
         (1.0 - self.share).recip()
@@ -111,23 +113,23 @@ impl Drop {
     }
 
     /// The same for values and for gradients.
-    fn apply<T: Number>(&self, kept: &[bool], x: &Array) -> Array {
+    fn apply<T: FloatElement>(&self, kept: &[bool], x: &HostArray) -> HostArray {
         let growth = T::from_f64(self.growth());
         let values = x.slice::<T>().iter().zip(kept);
-        Array::from_vec(values.map(|(x, kept)| if *kept { *x * growth } else { T::ZERO }).collect(), x.shape())
+        HostArray::from_vec(values.map(|(x, kept)| if *kept { *x * growth } else { T::ZERO }).collect(), x.shape())
     }
 }
 
-impl Op for Drop {
-    fn forward(&self, inputs: &[Array], _tracked: bool) -> Forward {
+impl CustomOp for DropoutOp {
+    fn forward(&self, inputs: &[HostArray], _tracked: bool) -> OpOutput {
         let x = &inputs[0];
         let kept = self.kept(x.shape());
-        Forward { output: with_element!(x, T => self.apply::<T>(&kept, x)), saved: Saved::new(kept) }
+        OpOutput { output: with_element!(x, T => self.apply::<T>(&kept, x)), saved: SavedForBackward::new(kept) }
     }
 
-    fn backward(&self, step: &Step) -> Vec<Option<Array>> {
-        let kept = step.saved::<Vec<bool>>();
-        vec![Some(with_element!(step.inputs[0], T => self.apply::<T>(kept, step.d_output)))]
+    fn backward(&self, ctx: &BackwardContext) -> Vec<Option<HostArray>> {
+        let kept = ctx.saved::<Vec<bool>>();
+        vec![Some(with_element!(ctx.inputs[0], T => self.apply::<T>(kept, ctx.d_output)))]
     }
 
     #[cfg(feature = "cube")]
@@ -151,8 +153,8 @@ mod tests {
 
     #[test]
     fn values_stay_or_go_and_the_mean_stays() {
-        let pass = Pass::training(1, 2);
-        let y = numbers(dropout(ones([8, 50, 40]), Dropout { share: 0.25, pass: &pass, place: 3 }, Engine::Fused));
+        let pass = ForwardContext::training(1, 2);
+        let y = numbers(dropout(ones([8, 50, 40]), Dropout { share: 0.25, pass: &pass, place: 3 }, Impl::Kernel));
         assert!(y.iter().all(|y| *y == 0.0 || (y - 4.0 / 3.0).abs() < 1e-6));
         // six standard deviations of 16,000 draws
         let mean = y.iter().sum::<f64>() / 16_000.0;
@@ -160,9 +162,9 @@ mod tests {
     }
 
     #[test]
-    fn fused_equals_composed_with_its_gradient_and_parts_equal_the_whole() {
-        let pass = Pass::training(1, 2);
-        let all = [Engine::Fused, Engine::Composed].map(|engine| {
+    fn fused_equals_reference_with_its_gradient_and_parts_equal_the_whole() {
+        let pass = ForwardContext::training(1, 2);
+        let all = [Impl::Kernel, Impl::Reference].map(|engine| {
             let x = ones([3, 4, 5]);
             let y = dropout(x.clone(), Dropout { share: 0.5, pass: &pass, place: 3 }, engine);
             let gradients = y.clone().powi_scalar(2).sum().backward();
@@ -171,8 +173,8 @@ mod tests {
         assert_eq!(all[0], all[1]);
         assert!(all[0].0.contains(&0.0) && all[0].0.contains(&2.0));
         let row = Dropout { share: 0.5, pass: &pass.at_row(2), place: 3 };
-        assert_eq!(numbers(dropout(ones([1, 4, 5]), row, Engine::Fused)), all[0].0[40..]);
-        let off = Dropout { share: 0.5, pass: &Pass::evaluation(1), place: 3 };
-        assert_eq!(numbers(dropout(ones([1, 4, 5]), off, Engine::Fused)), vec![1.0; 20]);
+        assert_eq!(numbers(dropout(ones([1, 4, 5]), row, Impl::Kernel)), all[0].0[40..]);
+        let off = Dropout { share: 0.5, pass: &ForwardContext::evaluation(1), place: 3 };
+        assert_eq!(numbers(dropout(ones([1, 4, 5]), off, Impl::Kernel)), vec![1.0; 20]);
     }
 }

@@ -1,29 +1,30 @@
 //! Rows of a table by number.
 
-use crate::array::Array;
-use crate::fused::{Engine, Forward, Inputs, Number, Op, Saved, Step, Target};
+use crate::custom_op::{BackwardContext, CustomOp, FloatElement, OpInputs, OpOutput, SavedForBackward};
+use crate::host_array::HostArray;
+use crate::implementation::{DeviceKind, Impl};
 use crate::with_element;
 use burn::tensor::{Int, Tensor, TensorData};
 use kerple_core::ops::{embedding, zeros};
 
-/// What has a kernel for it.
-const KERNELS: &[Target] = &[Target::Host];
+/// Devices that have a kernel for it.
+const KERNELS: &[DeviceKind] = &[DeviceKind::Cpu];
 
 /// Rows of `table` `[V, M]` for `[B, L]` token ids.
 ///
 /// # Panics
 /// When the ids are not `B L` many, or one of them is not below V.
-pub fn embed(table: Tensor<2>, ids: &[u32], shape: [usize; 2], engine: Engine) -> Tensor<3> {
+pub fn embed(table: Tensor<2>, ids: &[u32], shape: [usize; 2], engine: Impl) -> Tensor<3> {
     if !engine.has_kernel(KERNELS, &table) {
-        return composed(table, ids, shape);
+        return reference(table, ids, shape);
     }
-    let mut inputs = Inputs::default();
+    let mut inputs = OpInputs::default();
     inputs.add(table);
-    inputs.apply(Embed { ids: ids.to_vec(), shape })
+    inputs.apply(EmbeddingOp { ids: ids.to_vec(), shape })
 }
 
-/// The definition.
-pub fn composed(table: Tensor<2>, ids: &[u32], [batch, len]: [usize; 2]) -> Tensor<3> {
+/// The reference.
+pub fn reference(table: Tensor<2>, ids: &[u32], [batch, len]: [usize; 2]) -> Tensor<3> {
     let width = table.dims()[1];
     let index: Vec<i64> = ids.iter().map(|id| i64::from(*id)).collect();
     let index = Tensor::<1, Int>::from_data(TensorData::new(index, [batch * len]), &table.device());
@@ -32,33 +33,33 @@ pub fn composed(table: Tensor<2>, ids: &[u32], [batch, len]: [usize; 2]) -> Tens
 
 /// Input: the table `[V, M]`. Output: the rows of the ids, `[B, L, M]`.
 #[derive(Debug)]
-struct Embed {
+struct EmbeddingOp {
     ids: Vec<u32>,
     shape: [usize; 2],
 }
 
-impl Embed {
-    fn forward<T: Number>(&self, table: &Array) -> Array {
+impl EmbeddingOp {
+    fn forward<T: FloatElement>(&self, table: &HostArray) -> HostArray {
         let width = table.shape()[1];
         let mut rows = zeros(self.ids.len() * width);
         embedding::gather(table.slice::<T>(), &self.ids, width, &mut rows);
-        Array::from_vec(rows, &[self.shape[0], self.shape[1], width])
+        HostArray::from_vec(rows, &[self.shape[0], self.shape[1], width])
     }
 
-    fn backward<T: Number>(&self, table: &Array, d_rows: &Array) -> Array {
+    fn backward<T: FloatElement>(&self, table: &HostArray, d_rows: &HostArray) -> HostArray {
         let mut d_table = zeros(table.slice::<T>().len());
         embedding::scatter_add(d_rows.slice::<T>(), &self.ids, table.shape()[1], &mut d_table);
-        Array::from_vec(d_table, table.shape())
+        HostArray::from_vec(d_table, table.shape())
     }
 }
 
-impl Op for Embed {
-    fn forward(&self, inputs: &[Array], _tracked: bool) -> Forward {
-        let output = with_element!(inputs[0], T => Embed::forward::<T>(self, &inputs[0]));
-        Forward { output, saved: Saved::nothing() }
+impl CustomOp for EmbeddingOp {
+    fn forward(&self, inputs: &[HostArray], _tracked: bool) -> OpOutput {
+        let output = with_element!(inputs[0], T => EmbeddingOp::forward::<T>(self, &inputs[0]));
+        OpOutput { output, saved: SavedForBackward::nothing() }
     }
 
-    fn backward(&self, step: &Step) -> Vec<Option<Array>> {
-        vec![Some(with_element!(step.inputs[0], T => Embed::backward::<T>(self, &step.inputs[0], step.d_output)))]
+    fn backward(&self, ctx: &BackwardContext) -> Vec<Option<HostArray>> {
+        vec![Some(with_element!(ctx.inputs[0], T => EmbeddingOp::backward::<T>(self, &ctx.inputs[0], ctx.d_output)))]
     }
 }

@@ -4,12 +4,12 @@
 mod gpu;
 
 use super::activation::{self, Activation};
-use crate::fused::Engine;
+use crate::implementation::Impl;
 use burn::tensor::Tensor;
 
 /// What becomes of a product, each where there is one.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Epilogue {
+pub(super) struct EpilogueTensors {
     /// `[out]`
     pub(super) bias: Option<Tensor<1>>,
     /// Of the product with its bias.
@@ -19,19 +19,19 @@ pub(super) struct Epilogue {
 }
 
 /// What becomes of `[B, L, out]` products.
-pub(super) fn epilogue(x: Tensor<3>, epilogue: Epilogue, engine: Engine) -> Tensor<3> {
+pub(super) fn epilogue(x: Tensor<3>, epilogue: EpilogueTensors, engine: Impl) -> Tensor<3> {
     #[cfg(feature = "cube")]
-    if engine.has_kernel(&[crate::fused::Target::Gpu], &x) {
+    if engine.has_kernel(&[crate::implementation::DeviceKind::Gpu], &x) {
         return gpu::epilogue(x, epilogue);
     }
     #[cfg(not(feature = "cube"))]
     let _ = engine;
-    composed(x, epilogue)
+    reference(x, epilogue)
 }
 
-/// The definition.
-fn composed(x: Tensor<3>, Epilogue { bias, activation, base }: Epilogue) -> Tensor<3> {
+/// The reference.
+fn reference(x: Tensor<3>, EpilogueTensors { bias, activation, base }: EpilogueTensors) -> Tensor<3> {
     let y = if let Some(bias) = bias { x + bias.unsqueeze() } else { x };
-    let y = if let Some(kind) = activation { activation::composed(y, kind) } else { y };
+    let y = if let Some(kind) = activation { activation::reference(y, kind) } else { y };
     if let Some(base) = base { base + y } else { y }
 }

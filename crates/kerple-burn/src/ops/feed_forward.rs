@@ -1,64 +1,65 @@
 //! A feed-forward branch with its norm and its residual: `base + down(act(up(norm(x))))`, gated or not.
 
 use super::activation::Activation;
-use super::residual::{Base, Residual};
-use super::{Linear, Norm, linear, norm};
-use crate::array::Array;
-use crate::fused::{Engine, Forward, Found, Inputs, Number, Op, Saved, Step, Target};
+use super::residual::{ResidualBase, ResidualInput};
+use super::{LinearTensors, NormTensors, linear, norm};
+use crate::custom_op::{BackwardContext, CustomOp, FloatElement, InputGrads, OpInputs, OpOutput, SavedForBackward};
+use crate::host_array::HostArray;
+use crate::implementation::{DeviceKind, Impl};
 use crate::with_element;
 use burn::tensor::Tensor;
 use kerple_core::ops::mlp::{self, Hidden, MlpGradients};
 
-/// What has a kernel for it.
-const KERNELS: &[Target] = &[Target::Host];
+/// Devices that have a kernel for it.
+const KERNELS: &[DeviceKind] = &[DeviceKind::Cpu];
 
 /// The tensors of a feed-forward branch and its choices: M features, F hidden ones.
 #[derive(Clone, Debug)]
 pub struct FeedForward {
     /// Applied to the input.
-    pub norm: Norm,
+    pub norm: NormTensors,
     /// `[M, F]`
-    pub up: Linear,
+    pub up: LinearTensors,
     /// `[M, F]`; its activated values multiply those of `up`.
-    pub gate: Option<Linear>,
+    pub gate: Option<LinearTensors>,
     /// `[F, M]`
-    pub down: Linear,
+    pub down: LinearTensors,
     /// Of the hidden values, or of the gate's.
     pub activation: Activation,
     /// `[B, L, F]`, multiplied with what goes into `down`: dropout. It gets no gradient.
     pub factors: Option<Tensor<3>>,
     /// What the branch adds to.
-    pub residual: Residual,
+    pub residual: ResidualBase,
 }
 
 /// The branch on `[B, L, M]`.
-pub fn feed_forward(x: Tensor<3>, layer: FeedForward, engine: Engine) -> Tensor<3> {
+pub fn feed_forward(x: Tensor<3>, layer: FeedForward, engine: Impl) -> Tensor<3> {
     if !engine.has_kernel(KERNELS, &x) {
         return by_parts(x, layer, engine);
     }
     let FeedForward { norm, up, gate, down, activation, factors, residual } = layer;
-    let mut inputs = Inputs::default();
+    let mut inputs = OpInputs::default();
     let x = inputs.add(x);
-    let op = Branch {
+    let op = FeedForwardOp {
         x,
-        base: Base::add(residual, &mut inputs),
-        norm: norm::Places::add(norm, &mut inputs),
-        up: linear::Places::add(up, &mut inputs),
-        gate: gate.map(|gate| linear::Places::add(gate, &mut inputs)),
-        down: linear::Places::add(down, &mut inputs),
+        base: ResidualInput::add(residual, &mut inputs),
+        norm: norm::NormInputs::add(norm, &mut inputs),
+        up: linear::LinearInputs::add(up, &mut inputs),
+        gate: gate.map(|gate| linear::LinearInputs::add(gate, &mut inputs)),
+        down: linear::LinearInputs::add(down, &mut inputs),
         activation,
         factors: inputs.add_some(factors),
     };
     inputs.apply(op)
 }
 
-/// The definition.
-pub fn composed(x: Tensor<3>, layer: FeedForward) -> Tensor<3> {
-    by_parts(x, layer, Engine::Composed)
+/// The reference.
+pub fn reference(x: Tensor<3>, layer: FeedForward) -> Tensor<3> {
+    by_parts(x, layer, Impl::Reference)
 }
 
-/// Norm and products, each by this engine.
-fn by_parts(x: Tensor<3>, layer: FeedForward, engine: Engine) -> Tensor<3> {
+/// Norm and products, each by this implementation.
+fn by_parts(x: Tensor<3>, layer: FeedForward, engine: Impl) -> Tensor<3> {
     let FeedForward { norm, up, gate, down, activation, factors, residual } = layer;
     let normed = norm::norm(x.clone(), norm, engine);
     let activated = |layer| linear::activated(normed.clone(), layer, activation, engine);
@@ -74,19 +75,19 @@ fn by_parts(x: Tensor<3>, layer: FeedForward, engine: Engine) -> Tensor<3> {
 }
 
 #[derive(Debug)]
-struct Branch {
+struct FeedForwardOp {
     x: usize,
-    base: Base,
-    norm: norm::Places,
-    up: linear::Places,
-    gate: Option<linear::Places>,
-    down: linear::Places,
+    base: ResidualInput,
+    norm: norm::NormInputs,
+    up: linear::LinearInputs,
+    gate: Option<linear::LinearInputs>,
+    down: linear::LinearInputs,
     activation: Activation,
     factors: Option<usize>,
 }
 
-impl Branch {
-    fn mlp<'a, T: Number>(&self, inputs: &'a [Array]) -> mlp::MlpParameters<'a, T> {
+impl FeedForwardOp {
+    fn mlp<'a, T: FloatElement>(&self, inputs: &'a [HostArray]) -> mlp::MlpParameters<'a, T> {
         mlp::MlpParameters {
             norm: self.norm.of(inputs),
             up: self.up.of(inputs),
@@ -98,25 +99,25 @@ impl Branch {
         }
     }
 
-    fn forward<T: Number>(&self, inputs: &[Array], tracked: bool) -> Forward {
+    fn forward<T: FloatElement>(&self, inputs: &[HostArray], tracked: bool) -> OpOutput {
         let (mlp, x) = (self.mlp::<T>(inputs), inputs[self.x].slice());
         let (y, saved) = if tracked {
             let (y, hidden) = mlp::forward_saving(mlp, x);
-            (y, Saved::new(hidden))
+            (y, SavedForBackward::new(hidden))
         } else {
-            (mlp::forward(mlp, x), Saved::nothing())
+            (mlp::forward(mlp, x), SavedForBackward::nothing())
         };
-        Forward { output: Array::from_vec(y, inputs[self.x].shape()), saved }
+        OpOutput { output: HostArray::from_vec(y, inputs[self.x].shape()), saved }
     }
 
-    fn backward<T: Number>(&self, step: &Step) -> Vec<Option<Array>> {
-        let (inputs, d_y) = (step.inputs, step.d_output);
-        let (x, hidden) = (inputs[self.x].slice(), step.saved::<Hidden<T>>());
+    fn backward<T: FloatElement>(&self, ctx: &BackwardContext) -> Vec<Option<HostArray>> {
+        let (inputs, d_y) = (ctx.inputs, ctx.d_output);
+        let (x, hidden) = (inputs[self.x].slice(), ctx.saved::<Hidden<T>>());
         let MlpGradients { d_x, d_gamma, d_beta, up, gate, down } =
             mlp::backward(self.mlp(inputs), x, hidden, d_y.slice());
-        let mut found = Found::new(inputs);
+        let mut found = InputGrads::new(inputs);
         found.put(self.x, d_x);
-        self.base.put(step, &mut found);
+        self.base.put(ctx, &mut found);
         self.norm.put(d_gamma, d_beta, &mut found);
         self.up.put(up, &mut found);
         if let (Some(place), Some(gate)) = (self.gate, gate) {
@@ -127,12 +128,12 @@ impl Branch {
     }
 }
 
-impl Op for Branch {
-    fn forward(&self, inputs: &[Array], tracked: bool) -> Forward {
-        with_element!(inputs[0], T => Branch::forward::<T>(self, inputs, tracked))
+impl CustomOp for FeedForwardOp {
+    fn forward(&self, inputs: &[HostArray], tracked: bool) -> OpOutput {
+        with_element!(inputs[0], T => FeedForwardOp::forward::<T>(self, inputs, tracked))
     }
 
-    fn backward(&self, step: &Step) -> Vec<Option<Array>> {
-        with_element!(step.inputs[0], T => Branch::backward::<T>(self, step))
+    fn backward(&self, ctx: &BackwardContext) -> Vec<Option<HostArray>> {
+        with_element!(ctx.inputs[0], T => FeedForwardOp::backward::<T>(self, ctx))
     }
 }

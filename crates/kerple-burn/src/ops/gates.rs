@@ -8,55 +8,48 @@
 //! for any type of rows; see [`kerple_core::ops::gate_cumsum`].
 
 use super::linear;
-use crate::array::Array;
-use crate::forms::{Clock, Positions};
-use crate::fused::{Found, Inputs, Number};
+use crate::attention_context::GateProjection;
+use crate::custom_op::{FloatElement, InputGrads, OpInputs};
+use crate::host_array::HostArray;
 use burn::tensor::{Tensor, activation};
 use kerple_core::ops::gate_cumsum;
 use kerple_core::ops::gemm::Out;
-use std::borrow::Cow;
 
-/// Gates `[B, H, L]` of rows `[B, L, M]`; composed.
-fn composed(rows: &Tensor<3>, weight: Option<&Tensor<2>>, bias: &Tensor<1>) -> Tensor<3> {
-    let [batch, len, _] = rows.dims();
-    let logits = match weight {
-        Some(weight) => {
-            linear::composed(rows.clone(), super::Linear { weight: weight.clone(), bias: Some(bias.clone()) })
-        }
-        None => bias.clone().unsqueeze::<3>().expand([batch, len, bias.dims()[0]]),
-    };
-    activation::log_sigmoid(logits).swap_dims(1, 2)
-}
-
-/// The positions of a layer with these normed rows, `[B, L, M]`, whose gates are made of them where a method asks for that;
-/// composed.
-pub(crate) fn of_rows<'p>(positions: &'p Positions, rows: &Tensor<3>) -> Cow<'p, Positions> {
-    let Some(Clock::OfRows { weight, bias }) = &positions.clock else { return Cow::Borrowed(positions) };
-    let gates = composed(rows, weight.as_ref(), bias);
-    Cow::Owned(Positions { clock: Some(Clock::Gates(gates)), ..positions.clone() })
+impl GateProjection {
+    /// Gates `[B, H, L]` of normed rows `[B, L, M]`; reference implementation.
+    pub(crate) fn gates(&self, rows: &Tensor<3>) -> Tensor<3> {
+        let GateProjection { weight, bias } = self.clone();
+        let [batch, len, _] = rows.dims();
+        let logits = match weight {
+            Some(weight) => linear::reference(rows.clone(), super::LinearTensors { weight, bias: Some(bias) }),
+            None => bias.clone().unsqueeze::<3>().expand([batch, len, bias.dims()[0]]),
+        };
+        activation::log_sigmoid(logits).swap_dims(1, 2)
+    }
 }
 
 /// Where the tensors that make gates are among an operation's inputs.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Places {
+pub(super) struct GateInputs {
     weight: Option<usize>,
     bias: usize,
 }
 
-impl Places {
-    /// Of positions that ask for gates.
-    pub(super) fn add(positions: &Positions, inputs: &mut Inputs) -> Option<Places> {
-        let Some(Clock::OfRows { weight, bias }) = &positions.clock else { return None };
-        Some(Places { weight: inputs.add_some(weight.clone()), bias: inputs.add(bias.clone()) })
+impl GateInputs {
+    pub(super) fn add(gates: &GateProjection, inputs: &mut OpInputs) -> GateInputs {
+        GateInputs { weight: inputs.add_some(gates.weight.clone()), bias: inputs.add(gates.bias.clone()) }
     }
 
-    fn linear<T: Number>(self, inputs: &[Array]) -> Option<kerple_core::ops::linear::LinearParameters<'_, T>> {
+    fn linear<T: FloatElement>(
+        self,
+        inputs: &[HostArray],
+    ) -> Option<kerple_core::ops::linear::LinearParameters<'_, T>> {
         let bias = Some(inputs[self.bias].slice());
         self.weight.map(|weight| kerple_core::ops::linear::LinearParameters { weight: inputs[weight].slice(), bias })
     }
 
     /// Logits of gates, `[B, L, H]`, of rows `[B, L, width]`.
-    pub(super) fn logits<T: Number>(self, inputs: &[Array], rows: &[T], width: usize) -> Vec<T> {
+    pub(super) fn logits<T: FloatElement>(self, inputs: &[HostArray], rows: &[T], width: usize) -> Vec<T> {
         let mut logits = Vec::new();
         match self.linear(inputs) {
             Some(linear) => linear.forward(Out::Append(&mut logits), rows, width),
@@ -65,18 +58,18 @@ impl Places {
         logits
     }
 
-    /// Adds the gradient in the rows, and records those in the parameters, given that in the clocks, `[B, H, L]`.
-    pub(super) fn backward<T: Number>(
+    /// Adds the gradient in the rows, and records those in the parameters, given that in their cumulative sums, `[B, H, L]`.
+    pub(super) fn backward<T: FloatElement>(
         self,
-        (logits, d_clocks): (&[T], &[f64]),
+        (logits, d_gate_cumsum): (&[T], &[f64]),
         rows: &[T],
         d_rows: &mut [T],
         [batch, len, width]: [usize; 3],
-        found: &mut Found,
+        found: &mut InputGrads,
     ) {
         let inputs = found.inputs();
         let heads = inputs[self.bias].slice::<T>().len();
-        let d_logits = gate_cumsum::of_logits_backward(logits, d_clocks, [batch, len, heads]);
+        let d_logits = gate_cumsum::of_logits_backward(logits, d_gate_cumsum, [batch, len, heads]);
         match (self.linear::<T>(inputs), self.weight) {
             (Some(linear), Some(weight)) => {
                 let mut gradients = linear.gradients(width);

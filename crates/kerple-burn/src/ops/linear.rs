@@ -1,21 +1,22 @@
 //! Linear layers: `x W + b` over the last axis.
 
 use super::activation::Activation;
-use super::epilogue::{Epilogue, epilogue};
-use super::product::product;
-use crate::array::Array;
-use crate::fused::{Engine, Forward, Found, Inputs, Number, Op, Saved, Step, Target};
+use super::epilogue::{EpilogueTensors, epilogue};
+use super::matmul::product;
+use crate::custom_op::{BackwardContext, CustomOp, FloatElement, InputGrads, OpInputs, OpOutput, SavedForBackward};
+use crate::host_array::HostArray;
+use crate::implementation::{DeviceKind, Impl};
 use crate::with_element;
 use burn::tensor::Tensor;
 use kerple_core::ops::gemm::Out;
 use kerple_core::ops::linear::{self, LinearGradients};
 
-/// What has a kernel for it.
-const KERNELS: &[Target] = &[Target::Host];
+/// Devices that have a kernel for it.
+const KERNELS: &[DeviceKind] = &[DeviceKind::Cpu];
 
 /// The tensors of a linear layer.
 #[derive(Clone, Debug)]
-pub struct Linear {
+pub struct LinearTensors {
     /// `[in, out]`
     pub weight: Tensor<2>,
     /// `[out]`
@@ -23,26 +24,26 @@ pub struct Linear {
 }
 
 /// `x W + b` on `[B, L, in]`, and `base` `[B, L, out]` where there is one: the end of a residual branch.
-pub fn linear(x: Tensor<3>, linear: Linear, base: Option<Tensor<3>>, engine: Engine) -> Tensor<3> {
+pub fn linear(x: Tensor<3>, linear: LinearTensors, base: Option<Tensor<3>>, engine: Impl) -> Tensor<3> {
     if !engine.has_kernel(KERNELS, &x) {
-        let then = Epilogue { bias: linear.bias, activation: None, base };
+        let then = EpilogueTensors { bias: linear.bias, activation: None, base };
         return epilogue(multiplied(x, linear.weight, false, engine), then, engine);
     }
-    let mut inputs = Inputs::default();
+    let mut inputs = OpInputs::default();
     let x = inputs.add(x);
-    let op = Alone { x, linear: Places::add(linear, &mut inputs), base: inputs.add_some(base) };
+    let op = LinearOp { x, linear: LinearInputs::add(linear, &mut inputs), base: inputs.add_some(base) };
     inputs.apply(op)
 }
 
-/// `act(x W + b)` by this engine, where no fused operation has the layer among its parts.
-pub(super) fn activated(x: Tensor<3>, linear: Linear, activation: Activation, engine: Engine) -> Tensor<3> {
-    let then = Epilogue { bias: linear.bias, activation: Some(activation), base: None };
+/// `act(x W + b)`, where no fused operation includes the layer.
+pub(super) fn activated(x: Tensor<3>, linear: LinearTensors, activation: Activation, engine: Impl) -> Tensor<3> {
+    let then = EpilogueTensors { bias: linear.bias, activation: Some(activation), base: None };
     epilogue(multiplied(x, linear.weight, false, engine), then, engine)
 }
 
-/// The definition of [`linear()`] without a base.
-pub fn composed(x: Tensor<3>, linear: Linear) -> Tensor<3> {
-    shifted(x, linear.weight, false, linear.bias, Engine::Composed)
+/// The reference of [`linear()`] without a base.
+pub fn reference(x: Tensor<3>, linear: LinearTensors) -> Tensor<3> {
+    shifted(x, linear.weight, false, linear.bias, Impl::Reference)
 }
 
 /// `x W + b`, with the matrix `turned` where it is `[out, in]`; the product by this engine.
@@ -51,12 +52,12 @@ pub(super) fn shifted(
     weight: Tensor<2>,
     turned: bool,
     bias: Option<Tensor<1>>,
-    engine: Engine,
+    engine: Impl,
 ) -> Tensor<3> {
-    epilogue(multiplied(x, weight, turned, engine), Epilogue { bias, ..Epilogue::default() }, engine)
+    epilogue(multiplied(x, weight, turned, engine), EpilogueTensors { bias, ..EpilogueTensors::default() }, engine)
 }
 
-fn multiplied(x: Tensor<3>, weight: Tensor<2>, turned: bool, engine: Engine) -> Tensor<3> {
+fn multiplied(x: Tensor<3>, weight: Tensor<2>, turned: bool, engine: Impl) -> Tensor<3> {
     let [batch, len, width] = x.dims();
     let out = weight.dims()[usize::from(!turned)];
     product(x.reshape([batch * len, width]), weight, turned, engine).reshape([batch, len, out])
@@ -64,17 +65,17 @@ fn multiplied(x: Tensor<3>, weight: Tensor<2>, turned: bool, engine: Engine) -> 
 
 /// Where the tensors of a linear layer are among an operation's inputs.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Places {
+pub(super) struct LinearInputs {
     weight: usize,
     bias: Option<usize>,
 }
 
-impl Places {
-    pub(super) fn add(linear: Linear, inputs: &mut Inputs) -> Places {
-        Places { weight: inputs.add(linear.weight), bias: inputs.add_some(linear.bias) }
+impl LinearInputs {
+    pub(super) fn add(linear: LinearTensors, inputs: &mut OpInputs) -> LinearInputs {
+        LinearInputs { weight: inputs.add(linear.weight), bias: inputs.add_some(linear.bias) }
     }
 
-    pub(super) fn of<T: Number>(self, inputs: &[Array]) -> linear::LinearParameters<'_, T> {
+    pub(super) fn of<T: FloatElement>(self, inputs: &[HostArray]) -> linear::LinearParameters<'_, T> {
         linear::LinearParameters {
             weight: inputs[self.weight].slice(),
             bias: self.bias.map(|bias| inputs[bias].slice()),
@@ -82,7 +83,11 @@ impl Places {
     }
 
     /// Records the gradients in the parameters.
-    pub(super) fn put<T: Number>(self, LinearGradients { d_weight, d_bias }: LinearGradients<T>, found: &mut Found) {
+    pub(super) fn put<T: FloatElement>(
+        self,
+        LinearGradients { d_weight, d_bias }: LinearGradients<T>,
+        found: &mut InputGrads,
+    ) {
         found.put(self.weight, d_weight);
         found.put_some(self.bias, d_bias);
     }
@@ -90,14 +95,14 @@ impl Places {
 
 /// A layer by itself.
 #[derive(Debug)]
-struct Alone {
+struct LinearOp {
     x: usize,
-    linear: Places,
+    linear: LinearInputs,
     base: Option<usize>,
 }
 
-impl Alone {
-    fn forward<T: Number>(&self, inputs: &[Array]) -> Forward {
+impl LinearOp {
+    fn forward<T: FloatElement>(&self, inputs: &[HostArray]) -> OpOutput {
         let (x, linear) = (&inputs[self.x], self.linear.of::<T>(inputs));
         let &[batch, len, width] = x.shape() else { panic!("x: expected [B, L, in], got {:?}", x.shape()) };
         let mut y = Vec::new();
@@ -105,12 +110,15 @@ impl Alone {
             Some(base) => linear.forward_onto(Out::Append(&mut y), x.slice(), width, inputs[base].slice()),
             None => linear.forward(Out::Append(&mut y), x.slice(), width),
         }
-        Forward { output: Array::from_vec(y, &[batch, len, linear.outputs(width)]), saved: Saved::nothing() }
+        OpOutput {
+            output: HostArray::from_vec(y, &[batch, len, linear.outputs(width)]),
+            saved: SavedForBackward::nothing(),
+        }
     }
 
-    fn backward<T: Number>(&self, step: &Step) -> Vec<Option<Array>> {
-        let (inputs, d_y) = (step.inputs, step.d_output.slice::<T>());
-        let (x, linear, mut found) = (&inputs[self.x], self.linear.of::<T>(inputs), Found::new(inputs));
+    fn backward<T: FloatElement>(&self, ctx: &BackwardContext) -> Vec<Option<HostArray>> {
+        let (inputs, d_y) = (ctx.inputs, ctx.d_output.slice::<T>());
+        let (x, linear, mut found) = (&inputs[self.x], self.linear.of::<T>(inputs), InputGrads::new(inputs));
         let width = x.shape()[2];
         let (mut gradients, mut d_x) = (linear.gradients(width), Vec::new());
         linear.backward(x.slice(), d_y, width, &mut gradients);
@@ -119,18 +127,18 @@ impl Alone {
         self.linear.put(gradients, &mut found);
         found.put(self.x, d_x);
         if let Some(base) = self.base {
-            found.pass(base, step.d_output.clone());
+            found.pass(base, ctx.d_output.clone());
         }
         found.finish()
     }
 }
 
-impl Op for Alone {
-    fn forward(&self, inputs: &[Array], _tracked: bool) -> Forward {
-        with_element!(inputs[0], T => Alone::forward::<T>(self, inputs))
+impl CustomOp for LinearOp {
+    fn forward(&self, inputs: &[HostArray], _tracked: bool) -> OpOutput {
+        with_element!(inputs[0], T => LinearOp::forward::<T>(self, inputs))
     }
 
-    fn backward(&self, step: &Step) -> Vec<Option<Array>> {
-        with_element!(step.inputs[0], T => Alone::backward::<T>(self, step))
+    fn backward(&self, ctx: &BackwardContext) -> Vec<Option<HostArray>> {
+        with_element!(ctx.inputs[0], T => LinearOp::backward::<T>(self, ctx))
     }
 }

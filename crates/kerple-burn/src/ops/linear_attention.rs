@@ -1,16 +1,17 @@
 //! Linear attention: features of queries and keys instead of a softmax, see [`kerple_core::attention::linear`].
 
-mod composed;
 #[cfg(feature = "cube")]
 mod gpu;
+mod reference;
 
-pub use composed::composed;
+pub use reference::reference;
 
-use crate::array::Array;
-use crate::forms::{Code, Fading, Positions};
-use crate::fused::{Engine, Forward, Found, Inputs, Number, Op, Saved, Step, Target};
-use crate::pass::{CODES, FEATURES, GATES, Pass};
-use crate::piece::Piece;
+use crate::attention_context::{AttentionMask, DecayTensors, LinearContext, StochasticCode};
+use crate::chunk::Chunk;
+use crate::custom_op::{BackwardContext, CustomOp, FloatElement, InputGrads, OpInputs, OpOutput, SavedForBackward};
+use crate::forward_context::{CODES, FEATURES, ForwardContext, GATES};
+use crate::host_array::HostArray;
+use crate::implementation::{DeviceKind, Impl};
 use crate::plan::{FeatureKind, LinearAttentionConfig};
 use crate::with_element;
 use burn::tensor::Tensor;
@@ -25,59 +26,52 @@ use kerple_core::ops::zeros;
 use std::ops::Range;
 use std::sync::Arc;
 
-/// What has a kernel for it.
-const KERNELS: &[Target] = &[Target::Host];
+/// Devices that have a kernel for it.
+const KERNELS: &[DeviceKind] = &[DeviceKind::Cpu];
 
 /// The settings of a layer of linear attention, in addition to its tensors.
 #[derive(Clone, Debug)]
-pub struct Linear {
+pub struct LinearAttentionSettings {
     /// Features and decays.
     pub plan: LinearAttentionConfig,
     /// Which layer, from 0: each draws for itself.
     pub layer: usize,
 }
 
-/// Linear attention of `[B, H, L, D]` queries, keys and values at the same positions, after their rotation.
+/// Linear attention of `[B, H, L, D]` queries, keys and values at the same positions, after their rotation. Products are
+/// multiplied by the gates between query and key, `[B, H, L]` logarithms, where there are some.
 ///
 /// # Panics
-/// When the rows are a piece of longer sequences, and no fused operation takes them; when there are gates of rows, which a layer
-/// has.
+/// When the rows are a chunk of longer sequences, and no kernel takes them.
 pub fn linear_attention(
     [q, k, v]: [Tensor<4>; 3],
-    linear: &Linear,
-    positions: &Positions,
-    engine: Engine,
+    linear: &LinearAttentionSettings,
+    mask: &AttentionMask,
+    gates: Option<Tensor<3>>,
+    context: &LinearContext,
+    engine: Impl,
 ) -> Tensor<4> {
     if !engine.has_kernel(KERNELS, &q) {
-        assert!(positions.piece.is_none(), "only fused operations support chunks");
+        assert!(context.chunk.is_none(), "only kernels of the CPU support chunks");
         #[cfg(feature = "cube")]
-        if engine.is_fused() && gpu::runs([&q, &v], linear, positions) {
-            return gpu::linear_attention([q, k, v], linear, positions);
+        if engine.uses_kernels() && gpu::runs([&q, &v], linear, mask, gates.is_some(), context) {
+            return gpu::linear_attention([q, k, v], linear, mask, gates, context);
         }
-        return composed([q, k, v], linear, positions);
+        return reference([q, k, v], linear, mask, gates, context);
     }
     let dtype = q.dtype();
-    let mut inputs = Inputs::default();
+    let mut inputs = OpInputs::default();
     let own = [q, k, v].map(|tensor| inputs.add(tensor));
-    let code = positions.code.as_ref().map(|code| (inputs.add(code.joined(dtype)), code.clone()));
-    let fading = positions.fading.as_ref().map(|fading| Places::add(fading, &mut inputs));
-    let gates = inputs.add_some(positions.gates());
-    let core = Core {
-        own,
-        code,
-        fading,
-        gates,
-        linear: linear.clone(),
-        pass: positions.pass,
-        reach: reach(positions.sight),
-        lengths: positions.lengths.clone(),
-        piece: positions.piece.clone(),
-    };
-    inputs.apply(core)
+    let LinearContext { code, decay, pass, chunk } = context.clone();
+    let code = code.map(|code| CodeInputs { values: inputs.add(code.joined(dtype)), code });
+    let decay = decay.map(|decay| DecayInputs::add(&decay, &mut inputs));
+    let gates = gates.map(|gates| inputs.add(mask.without_nan_in_padding(gates)));
+    let (reach, lengths) = (reach(mask.pattern), mask.lengths.clone());
+    inputs.apply(LinearAttentionOp { own, code, decay, gates, linear: linear.clone(), pass, reach, lengths, chunk })
 }
 
-fn reach(sight: Mask) -> LinearMask {
-    match sight {
+fn reach(pattern: Mask) -> LinearMask {
+    match pattern {
         Mask::Causal { window: None } => LinearMask::Causal,
         Mask::Bidirectional { window: None } => LinearMask::Bidirectional,
         Mask::Causal { window: Some(_) } | Mask::Bidirectional { window: Some(_) } => {
@@ -95,11 +89,11 @@ pub(crate) fn guard(kind: FeatureKind) -> DenominatorGuard {
     }
 }
 
-impl Linear {
+impl LinearAttentionSettings {
     /// The random projection of this layer in a pass, `[width, columns]`; empty for features without one.
     ///
     /// It is drawn anew every so many updates, and is always the same one in evaluation.
-    pub fn omega(&self, width: usize, pass: &Pass) -> Vec<f64> {
+    pub fn omega(&self, width: usize, pass: &ForwardContext) -> Vec<f64> {
         let LinearAttentionConfig {
             feature_map: features,
             n_features: count,
@@ -115,8 +109,8 @@ impl Linear {
             FeatureKind::Relu | FeatureKind::Elu => return Vec::new(),
         };
         let pass = match (pass.train, pass.step.checked_div(redraw)) {
-            (true, Some(draw)) => Pass { step: draw * redraw, ..*pass },
-            (true, None) => Pass::evaluation(pass.seed),
+            (true, Some(draw)) => ForwardContext { step: draw * redraw, ..*pass },
+            (true, None) => ForwardContext::evaluation(pass.seed),
             (false, _) => *pass,
         };
         let mut noise = pass.shared_noise(FEATURES + self.layer as u64);
@@ -124,9 +118,9 @@ impl Linear {
     }
 
     /// The noise of a code, and of its gate.
-    pub fn noise(&self, code: &kerple_core::forms::Code, pass: &Pass) -> [rand_chacha::ChaCha8Rng; 2] {
+    pub fn noise(&self, code: &kerple_core::forms::Code, pass: &ForwardContext) -> [rand_chacha::ChaCha8Rng; 2] {
         let layer = self.layer as u64;
-        let fixed = Pass { span: pass.span, ..Pass::evaluation(pass.seed) };
+        let fixed = ForwardContext { span: pass.span, ..ForwardContext::evaluation(pass.seed) };
         let pass = if code.frozen { &fixed } else { pass };
         let place = if code.shared { CODES } else { CODES + 1 + layer };
         [place, GATES + layer].map(|place| pass.shared_noise(place))
@@ -135,22 +129,22 @@ impl Linear {
 
 /// The maps of a layer in a pass.
 #[derive(Clone, Debug)]
-pub(crate) struct Maps<T> {
+pub(crate) struct FeatureMaps<T> {
     code: Option<Drawn<T>>,
     features: Vec<Arc<dyn FeatureMap<T>>>,
 }
 
 /// Most numbers of noise that a layer holds while it works: 256 MiB in f32.
-pub const MOST_HELD: usize = 1 << 26;
+pub const MAX_NOISE_VALUES: usize = 1 << 26;
 
-impl<T: Number> Maps<T> {
+impl<T: FloatElement> FeatureMaps<T> {
     /// For rows of `head_dim`; `code` with the values of what it learns.
     pub(crate) fn new(
-        linear: &Linear,
+        linear: &LinearAttentionSettings,
         head_dim: usize,
         code: Option<(&kerple_core::forms::Code, &[Vec<f64>])>,
-        pass: &Pass,
-    ) -> Maps<T> {
+        pass: &ForwardContext,
+    ) -> FeatureMaps<T> {
         let width = code.map_or(head_dim, |(code, _)| code.realisations());
         let code = code.map(|(code, values)| code.drawn(values, linear.noise(code, pass)));
         let omega = linear.omega(width, pass);
@@ -173,18 +167,18 @@ impl<T: Number> Maps<T> {
             ],
             FeatureKind::Elu => vec![Arc::new(Pointwise::Elu { width })],
         };
-        Maps { code, features }
+        FeatureMaps { code, features }
     }
 
     /// The same for sequences of so many positions.
-    fn over(self, span: usize) -> Maps<T> {
-        Maps { code: self.code.map(|code| code.over(span)), ..self }
+    fn over(self, span: usize) -> FeatureMaps<T> {
+        FeatureMaps { code: self.code.map(|code| code.over(span)), ..self }
     }
 
     /// Holds the noise of these positions while there is room for it.
     pub(crate) fn hold(&mut self, positions: Range<usize>) {
         if let Some(code) = &mut self.code {
-            code.hold(positions, MOST_HELD);
+            code.hold(positions, MAX_NOISE_VALUES);
         }
     }
 
@@ -195,101 +189,108 @@ impl<T: Number> Maps<T> {
 
 /// A decay in the type of an operation.
 #[derive(Clone, Copy)]
-pub(crate) struct Tables<'a, T> {
+pub(crate) struct DecaySlices<'a, T> {
     pub(crate) near: &'a [T],
     pub(crate) weights: &'a [T],
     pub(crate) rates: &'a [f64],
 }
 
-impl<'a, T: Number> Tables<'a, T> {
+impl<'a, T: FloatElement> DecaySlices<'a, T> {
     pub(crate) fn decay(self, heads: usize) -> Decay<'a, T> {
-        let Tables { near, weights, rates } = self;
+        let DecaySlices { near, weights, rates } = self;
         Decay { met: near.len() / heads, near, terms: weights.len() / heads, rates, weights }
     }
 }
 
 /// Where the tables of a decay are among the inputs.
 #[derive(Debug)]
-struct Places {
+struct DecayInputs {
     near: usize,
     /// Weights, with their rates.
     beyond: Option<(usize, Arc<[f64]>)>,
 }
 
-impl Places {
-    fn add(fading: &Fading, inputs: &mut Inputs) -> Places {
-        let Fading { near, beyond } = fading;
+impl DecayInputs {
+    fn add(decay: &DecayTensors, inputs: &mut OpInputs) -> DecayInputs {
+        let DecayTensors { near, beyond } = decay;
         let beyond = beyond.as_ref().map(|beyond| (inputs.add(beyond.weights.clone()), beyond.rates.clone()));
-        Places { near: inputs.add(near.clone()), beyond }
+        DecayInputs { near: inputs.add(near.clone()), beyond }
     }
 
     fn all(&self) -> impl Iterator<Item = usize> {
         [self.near].into_iter().chain(self.beyond.as_ref().map(|(weights, _)| *weights))
     }
 
-    fn decay<'a, T: Number>(&'a self, heads: usize, inputs: &'a [Array]) -> Decay<'a, T> {
+    fn decay<'a, T: FloatElement>(&'a self, heads: usize, inputs: &'a [HostArray]) -> Decay<'a, T> {
         let (weights, rates) = match &self.beyond {
             Some((weights, rates)) => (inputs[*weights].slice(), &rates[..]),
             None => (&[][..], &[][..]),
         };
-        Tables { near: inputs[self.near].slice(), weights, rates }.decay(heads)
+        DecaySlices { near: inputs[self.near].slice(), weights, rates }.decay(heads)
     }
 }
 
-/// Inputs: q, k, v, what a code learns, the tables of a decay, gates. Saved: output, denominators, maps.
+/// Where the parameters of a stochastic code are among the inputs.
 #[derive(Debug)]
-struct Core {
+struct CodeInputs {
+    values: usize,
+    code: Arc<StochasticCode>,
+}
+
+/// Inputs: q, k, v, parameters of a code, the tables of a decay, gates. SavedLinearForward: output, denominators, feature maps.
+#[derive(Debug)]
+struct LinearAttentionOp {
     own: [usize; 3],
-    code: Option<(usize, Arc<Code>)>,
-    fading: Option<Places>,
+    code: Option<CodeInputs>,
+    decay: Option<DecayInputs>,
     gates: Option<usize>,
-    linear: Linear,
-    pass: Pass,
+    linear: LinearAttentionSettings,
+    pass: ForwardContext,
     reach: LinearMask,
     lengths: Option<Arc<[usize]>>,
-    piece: Option<Piece>,
+    chunk: Option<Chunk>,
 }
 
-struct Kept<T> {
-    out: Array,
+struct SavedLinearForward<T> {
+    out: HostArray,
     denominators: Vec<T>,
-    maps: Maps<T>,
+    maps: FeatureMaps<T>,
 }
 
-impl Core {
-    fn dims(&self, inputs: &[Array]) -> LinearAttentionDims {
+impl LinearAttentionOp {
+    fn dims(&self, inputs: &[HostArray]) -> LinearAttentionDims {
         let &[batch, heads, len, head_dim] = inputs[self.own[0]].shape() else { panic!("q: expected [B, H, L, D]") };
         LinearAttentionDims { batch, heads, len, head_dim, value_dim: inputs[self.own[2]].shape()[3] }
     }
 
     /// The positions of the rows.
     fn places(&self, dims: LinearAttentionDims) -> Range<usize> {
-        let first = self.piece.as_ref().map_or(0, Piece::first);
+        let first = self.chunk.as_ref().map_or(0, Chunk::first);
         first..first + dims.len
     }
 
-    fn maps<T: Number>(&self, inputs: &[Array]) -> Maps<T> {
+    fn maps<T: FloatElement>(&self, inputs: &[HostArray]) -> FeatureMaps<T> {
         let span = self.pass.span.unwrap_or(self.dims(inputs).len);
-        let values = self.code.as_ref().map(|(place, code)| {
-            let joined: Vec<f64> = inputs[*place].slice::<T>().iter().map(|value| value.to_f64()).collect();
+        let values = self.code.as_ref().map(|CodeInputs { values, code }| {
+            let joined: Vec<f64> = inputs[*values].slice::<T>().iter().map(|value| value.to_f64()).collect();
             code.split(&joined)
         });
-        let code = self.code.as_ref().zip(values.as_ref()).map(|((_, code), values)| (&code.plan, &values[..]));
-        Maps::new(&self.linear, self.dims(inputs).head_dim, code, &self.pass).over(span)
+        let code = self.code.as_ref().zip(values.as_ref()).map(|(own, values)| (&own.code.plan, &values[..]));
+        FeatureMaps::new(&self.linear, self.dims(inputs).head_dim, code, &self.pass).over(span)
     }
 
-    fn problem<'a, T: Number>(
+    fn problem<'a, T: FloatElement>(
         &'a self,
-        inputs: &'a [Array],
+        inputs: &'a [HostArray],
         maps: &'a [&'a dyn FeatureMap<T>],
     ) -> LinearAttentionProblem<'a, T> {
         let dims = self.dims(inputs);
-        let decay = self.fading.as_ref().map(|places| places.decay(dims.heads, inputs));
+        let decay = self.decay.as_ref().map(|places| places.decay(dims.heads, inputs));
         let (gates, guard) = (self.gates.map(|place| inputs[place].slice()), guard(self.linear.plan.feature_map));
         LinearAttentionProblem { dims, reach: self.reach, lengths: self.lengths.as_deref(), maps, decay, gates, guard }
     }
 
-    fn inputs<'a, T: Number>(&self, inputs: &'a [Array]) -> linear::LinearAttentionInputs<'a, T> {
+    fn inputs<'a, T: FloatElement>(&self, inputs: &'a [HostArray]) -> linear::LinearAttentionInputs<'a, T> {
         let view = |place: usize| {
             let &[_, heads, len, d] = inputs[place].shape() else { panic!("expected [B, H, L, D]") };
             View { data: inputs[place].slice(), strides: contiguous([heads, len, d]) }
@@ -298,7 +299,7 @@ impl Core {
         linear::LinearAttentionInputs { q, k, v }
     }
 
-    fn forward<T: Number>(&self, inputs: &[Array], tracked: bool) -> Forward {
+    fn forward<T: FloatElement>(&self, inputs: &[HostArray], tracked: bool) -> OpOutput {
         let (dims, mut maps) = (self.dims(inputs), self.maps::<T>(inputs));
         maps.hold(self.places(dims));
         let shape = inputs[self.own[2]].shape();
@@ -308,20 +309,21 @@ impl Core {
         let chain = maps.chain();
         let problem = self.problem(inputs, &chain);
         let (rows, to) = (self.inputs(inputs), ViewMut::new(&mut out, strides));
-        match &self.piece {
+        match &self.chunk {
             None => linear::forward(&problem, rows, to, &mut denominators),
-            Some(piece) => linear::extend(&problem, rows, to, &mut denominators, &mut piece.state(&problem)),
+            Some(chunk) => linear::extend(&problem, rows, to, &mut denominators, &mut chunk.state(&problem)),
         }
         drop(chain);
         maps.hold(0..0);
-        let out = Array::from_vec(out, shape);
-        let kept = |out: &Array| Saved::new(Kept { out: out.clone(), denominators, maps });
-        Forward { saved: if tracked { kept(&out) } else { Saved::nothing() }, output: out }
+        let out = HostArray::from_vec(out, shape);
+        let kept = |out: &HostArray| SavedForBackward::new(SavedLinearForward { out: out.clone(), denominators, maps });
+        OpOutput { saved: if tracked { kept(&out) } else { SavedForBackward::nothing() }, output: out }
     }
 
-    fn backward<T: Number>(&self, step: &Step) -> Vec<Option<Array>> {
-        let inputs = step.inputs;
-        let (dims, Kept { out, denominators, maps }) = (self.dims(inputs), step.saved::<Kept<T>>());
+    fn backward<T: FloatElement>(&self, ctx: &BackwardContext) -> Vec<Option<HostArray>> {
+        let inputs = ctx.inputs;
+        let (dims, SavedLinearForward { out, denominators, maps }) =
+            (self.dims(inputs), ctx.saved::<SavedLinearForward<T>>());
         let mut maps = maps.clone();
         maps.hold(self.places(dims));
         let chain = maps.chain();
@@ -330,7 +332,7 @@ impl Core {
             (contiguous([dims.heads, dims.len, dims.head_dim]), contiguous([dims.heads, dims.len, dims.value_dim]));
         let [mut d_q, mut d_k, mut d_v] = self.own.map(|place| zeros(inputs[place].slice::<T>().len()));
         let mut d_parameters = zeros(dims.heads * problem.parameters());
-        let wanted = self.fading.as_ref().filter(|places| places.all().any(|place| step.wanted[place]));
+        let wanted = self.decay.as_ref().filter(|places| places.all().any(|place| ctx.wanted[place]));
         let room = |place: usize| zeros::<T>(inputs[place].slice::<T>().len());
         let mut d_tables = wanted.map(|places| {
             let d_weights = places.beyond.as_ref().map_or(Vec::new(), |(weights, _)| room(*weights));
@@ -341,7 +343,7 @@ impl Core {
             inputs: self.inputs(inputs),
             out: View { data: out.slice::<T>(), strides: values },
             denominators,
-            d_out: View { data: step.d_output.slice::<T>(), strides: values },
+            d_out: View { data: ctx.d_output.slice::<T>(), strides: values },
         };
         let gradients = LinearAttentionGradients {
             d_q: ViewMut::new(&mut d_q, rows),
@@ -351,20 +353,20 @@ impl Core {
             d_decay: d_tables.as_mut().map(|[d_near, d_weights]| DecayGradient { d_near, d_weights }),
             d_gates: d_gates.as_deref_mut(),
         };
-        match &self.piece {
+        match &self.chunk {
             None => linear::backward(&problem, saved, gradients),
-            Some(piece) => piece.backward(&problem, saved, gradients),
+            Some(chunk) => chunk.backward(&problem, saved, gradients),
         }
-        let mut found = Found::new(inputs);
+        let mut found = InputGrads::new(inputs);
         self.own.into_iter().zip([d_q, d_k, d_v]).for_each(|(place, gradient)| found.put(place, gradient));
         if let (Some(place), Some(d_gates)) = (self.gates, d_gates) {
             found.put(place, d_gates);
         }
-        if let (Some((place, _)), Some(code)) = (&self.code, &maps.code) {
+        if let (Some(CodeInputs { values, .. }), Some(code)) = (&self.code, &maps.code) {
             let joined = code.gradient(&d_parameters).concat();
-            found.put(*place, joined.into_iter().map(T::from_f64).collect::<Vec<T>>());
+            found.put(*values, joined.into_iter().map(T::from_f64).collect::<Vec<T>>());
         }
-        if let (Some(places), Some(d_tables)) = (&self.fading, d_tables) {
+        if let (Some(places), Some(d_tables)) = (&self.decay, d_tables) {
             places.all().zip(d_tables).for_each(|(place, gradient)| found.put(place, gradient));
         }
         found.finish()
@@ -375,12 +377,12 @@ fn contiguous([heads, len, d]: [usize; 3]) -> Strides {
     Strides { batch: heads * len * d, head: len * d, row: d }
 }
 
-impl Op for Core {
-    fn forward(&self, inputs: &[Array], tracked: bool) -> Forward {
-        with_element!(inputs[0], T => Core::forward::<T>(self, inputs, tracked))
+impl CustomOp for LinearAttentionOp {
+    fn forward(&self, inputs: &[HostArray], tracked: bool) -> OpOutput {
+        with_element!(inputs[0], T => LinearAttentionOp::forward::<T>(self, inputs, tracked))
     }
 
-    fn backward(&self, step: &Step) -> Vec<Option<Array>> {
-        with_element!(step.inputs[0], T => Core::backward::<T>(self, step))
+    fn backward(&self, ctx: &BackwardContext) -> Vec<Option<HostArray>> {
+        with_element!(ctx.inputs[0], T => LinearAttentionOp::backward::<T>(self, ctx))
     }
 }

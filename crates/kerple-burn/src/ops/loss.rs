@@ -6,26 +6,27 @@ mod likeliest;
 
 pub use likeliest::{TopK, likeliest};
 
-use super::{Norm, linear, norm};
-use crate::array::Array;
+use super::{NormTensors, linear, norm};
 #[cfg(feature = "cube")]
-use crate::fused::GpuOp;
-use crate::fused::{Engine, Forward, Found, Inputs, Number, Op, Saved, Step, Target};
+use crate::custom_op::GpuOp;
+use crate::custom_op::{BackwardContext, CustomOp, FloatElement, InputGrads, OpInputs, OpOutput, SavedForBackward};
+use crate::host_array::HostArray;
+use crate::implementation::{DeviceKind, Impl};
 use crate::with_element;
 use burn::tensor::{Int, Tensor, TensorData, activation};
 pub use kerple_core::ops::cross_entropy::LossTargets;
 use kerple_core::ops::cross_entropy::{self, LmHeadGradients};
 
 /// What has a kernel for the loss, and for losses that are not differentiated.
-const KERNELS: &[Target] = &[Target::Host, Target::Gpu];
+const KERNELS: &[DeviceKind] = &[DeviceKind::Cpu, DeviceKind::Gpu];
 /// What has one for the gradients of losses, each by itself.
-const OF_EACH: &[Target] = &[Target::Host];
+const OF_EACH: &[DeviceKind] = &[DeviceKind::Cpu];
 
 /// The tensors of the head.
 #[derive(Clone, Debug)]
-pub struct Head {
+pub struct LmHeadTensors {
     /// Before the projection.
-    pub norm: Norm,
+    pub norm: NormTensors,
     /// `[M, V]`; `[V, M]`, the embedding itself, when tied.
     pub weight: Tensor<2>,
     /// Whether the weight is the embedding.
@@ -35,12 +36,12 @@ pub struct Head {
 }
 
 /// Logits `[B, L, V]` of `x`, `[B, L, M]`: for few positions and for tests.
-pub fn logits(x: Tensor<3>, head: Head) -> Tensor<3> {
-    logits_after(norm::composed(x, head.norm.clone()), head, Engine::Composed)
+pub fn logits(x: Tensor<3>, head: LmHeadTensors) -> Tensor<3> {
+    logits_after(norm::reference(x, head.norm.clone()), head, Impl::Reference)
 }
 
 /// Those of rows that the norm is behind.
-fn logits_after(normed: Tensor<3>, Head { weight, tied, bias, .. }: Head, engine: Engine) -> Tensor<3> {
+fn logits_after(normed: Tensor<3>, LmHeadTensors { weight, tied, bias, .. }: LmHeadTensors, engine: Impl) -> Tensor<3> {
     linear::shifted(normed, weight, tied, bias, engine)
 }
 
@@ -48,9 +49,9 @@ fn logits_after(normed: Tensor<3>, Head { weight, tied, bias, .. }: Head, engine
 ///
 /// # Panics
 /// When the targets are not `B L` many, or a scored one is not below V.
-pub fn losses(x: Tensor<3>, head: Head, targets: LossTargets, engine: Engine) -> Tensor<2> {
+pub fn losses(x: Tensor<3>, head: LmHeadTensors, targets: LossTargets, engine: Impl) -> Tensor<2> {
     let targets_of = if x.is_autodiff() { OF_EACH } else { KERNELS };
-    if engine.has_kernel(targets_of, &x) { fused(x, head, targets, None, engine) } else { composed(x, head, targets) }
+    if engine.has_kernel(targets_of, &x) { fused(x, head, targets, None, engine) } else { reference(x, head, targets) }
 }
 
 /// `share` times the sum of [`losses`], `[1]`; the mean for a share of [`mean_share`]. The fused gradients are made with the
@@ -58,11 +59,11 @@ pub fn losses(x: Tensor<3>, head: Head, targets: LossTargets, engine: Engine) ->
 ///
 /// # Panics
 /// As [`losses`].
-pub fn loss(x: Tensor<3>, head: Head, targets: LossTargets, share: f64, engine: Engine) -> Tensor<1> {
+pub fn loss(x: Tensor<3>, head: LmHeadTensors, targets: LossTargets, share: f64, engine: Impl) -> Tensor<1> {
     if engine.has_kernel(KERNELS, &x) {
         return fused(x, head, targets, Some(share), engine);
     }
-    composed(x, head, targets).sum() * share
+    reference(x, head, targets).sum() * share
 }
 
 /// What each scored target counts in their mean: one over their number; 0 when there are none.
@@ -72,13 +73,13 @@ pub fn mean_share(targets: LossTargets) -> f64 {
     if count == 0 { 0.0 } else { 1.0 / count as f64 }
 }
 
-/// The definition of [`losses`].
-pub fn composed(x: Tensor<3>, head: Head, targets: LossTargets) -> Tensor<2> {
-    by_parts(x, head, targets, Engine::Composed)
+/// The reference of [`losses`].
+pub fn reference(x: Tensor<3>, head: LmHeadTensors, targets: LossTargets) -> Tensor<2> {
+    by_parts(x, head, targets, Impl::Reference)
 }
 
-/// Norm and logits by this engine, the rest composed.
-fn by_parts(x: Tensor<3>, head: Head, targets: LossTargets, engine: Engine) -> Tensor<2> {
+/// Norm and logits by this implementation, the rest by the reference.
+fn by_parts(x: Tensor<3>, head: LmHeadTensors, targets: LossTargets, engine: Impl) -> Tensor<2> {
     let ([batch, len, _], device) = (x.dims(), x.device());
     let rows = batch * len;
     let logits = logits_after(norm::norm(x, head.norm.clone(), engine), head, engine);
@@ -101,21 +102,21 @@ fn by_parts(x: Tensor<3>, head: Head, targets: LossTargets, engine: Engine) -> T
 
 fn fused<const D: usize>(
     x: Tensor<3>,
-    head: Head,
+    head: LmHeadTensors,
     targets: LossTargets,
     share: Option<f64>,
-    engine: Engine,
+    engine: Impl,
 ) -> Tensor<D> {
-    let mut inputs = Inputs::default();
-    let end = End::add(x, head, targets, &mut inputs);
-    inputs.apply(Loss { end, share, engine })
+    let mut inputs = OpInputs::default();
+    let end = LmHeadInputs::add(x, head, targets, &mut inputs);
+    inputs.apply(CrossEntropyOp { end, share, engine })
 }
 
 /// Where the tensors of a model's end are among an operation's inputs, and its targets.
 #[derive(Debug)]
-struct End {
+struct LmHeadInputs {
     x: usize,
-    norm: norm::Places,
+    norm: norm::NormInputs,
     weight: usize,
     tied: bool,
     bias: Option<usize>,
@@ -123,16 +124,24 @@ struct End {
     scored: Option<Vec<bool>>,
 }
 
-impl End {
-    fn add(x: Tensor<3>, head: Head, targets: LossTargets, inputs: &mut Inputs) -> End {
-        let Head { norm, weight, tied, bias } = head;
+impl LmHeadInputs {
+    fn add(x: Tensor<3>, head: LmHeadTensors, targets: LossTargets, inputs: &mut OpInputs) -> LmHeadInputs {
+        let LmHeadTensors { norm, weight, tied, bias } = head;
         let x = inputs.add(x);
-        let norm = norm::Places::add(norm, inputs);
+        let norm = norm::NormInputs::add(norm, inputs);
         let (weight, bias) = (inputs.add(weight), inputs.add_some(bias));
-        End { x, norm, weight, tied, bias, ids: targets.ids.to_vec(), scored: targets.scored.map(<[bool]>::to_vec) }
+        LmHeadInputs {
+            x,
+            norm,
+            weight,
+            tied,
+            bias,
+            ids: targets.ids.to_vec(),
+            scored: targets.scored.map(<[bool]>::to_vec),
+        }
     }
 
-    fn head<'a, T: Number>(&self, inputs: &'a [Array]) -> cross_entropy::LmHead<'a, T> {
+    fn head<'a, T: FloatElement>(&self, inputs: &'a [HostArray]) -> cross_entropy::LmHead<'a, T> {
         let bias = self.bias.map(|bias| inputs[bias].slice());
         cross_entropy::LmHead { norm: self.norm.of(inputs), w: inputs[self.weight].slice(), tied: self.tied, bias }
     }
@@ -144,22 +153,22 @@ impl End {
 
 /// The losses, or their sum times a share; the gradients of the sum are made in the forward.
 #[derive(Debug)]
-struct Loss {
-    end: End,
+struct CrossEntropyOp {
+    end: LmHeadInputs,
     share: Option<f64>,
     /// Of GPUs; the processor has one.
     #[cfg_attr(not(feature = "cube"), expect(dead_code, reason = "there are none"))]
-    engine: Engine,
+    engine: Impl,
 }
 
-impl Loss {
+impl CrossEntropyOp {
     /// The losses, and the gradients of their sum weighted by `d_nll`.
-    fn gradients<T: Number>(&self, inputs: &[Array], d_nll: &[T]) -> (Vec<T>, Vec<Option<Array>>) {
+    fn gradients<T: FloatElement>(&self, inputs: &[HostArray], d_nll: &[T]) -> (Vec<T>, Vec<Option<HostArray>>) {
         let end = &self.end;
         let x = inputs[end.x].slice();
         let (nll, gradients) = cross_entropy::forward_backward(end.head(inputs), x, end.targets(), d_nll);
         let LmHeadGradients { d_x, d_gamma, d_beta, d_w, d_bias } = gradients;
-        let mut found = Found::new(inputs);
+        let mut found = InputGrads::new(inputs);
         found.put(end.x, d_x);
         end.norm.put(d_gamma, d_beta, &mut found);
         found.put(end.weight, d_w);
@@ -167,50 +176,50 @@ impl Loss {
         (nll, found.finish())
     }
 
-    fn forward<T: Number>(&self, inputs: &[Array], tracked: bool) -> Forward {
+    fn forward<T: FloatElement>(&self, inputs: &[HostArray], tracked: bool) -> OpOutput {
         let end = &self.end;
         let (nll, saved) = match self.share {
             Some(share) if tracked => {
                 let (nll, gradients) = self.gradients(inputs, &vec![T::from_f64(share); end.ids.len()]);
-                (nll, Saved::new(gradients))
+                (nll, SavedForBackward::new(gradients))
             }
             _ => {
                 let nll = cross_entropy::forward(end.head::<T>(inputs), inputs[end.x].slice(), end.targets());
-                (nll, Saved::nothing())
+                (nll, SavedForBackward::nothing())
             }
         };
         let output = match self.share {
             Some(share) => {
                 let sum: f64 = nll.iter().map(|loss| loss.to_f64()).sum();
-                Array::from_vec(vec![T::from_f64(sum * share)], &[1])
+                HostArray::from_vec(vec![T::from_f64(sum * share)], &[1])
             }
-            None => Array::from_vec(nll, &inputs[end.x].shape()[..2]),
+            None => HostArray::from_vec(nll, &inputs[end.x].shape()[..2]),
         };
-        Forward { output, saved }
+        OpOutput { output, saved }
     }
 
-    fn backward<T: Number>(&self, step: &Step) -> Vec<Option<Array>> {
-        let upstream = step.d_output.slice::<T>();
+    fn backward<T: FloatElement>(&self, ctx: &BackwardContext) -> Vec<Option<HostArray>> {
+        let upstream = ctx.d_output.slice::<T>();
         if self.share.is_none() {
-            return self.gradients(step.inputs, upstream).1;
+            return self.gradients(ctx.inputs, upstream).1;
         }
-        let scale = |saved: &Array| {
+        let scale = |saved: &HostArray| {
             if upstream[0] == T::from_f64(1.0) {
                 return saved.clone();
             }
-            Array::from_vec(saved.slice::<T>().iter().map(|d| *d * upstream[0]).collect(), saved.shape())
+            HostArray::from_vec(saved.slice::<T>().iter().map(|d| *d * upstream[0]).collect(), saved.shape())
         };
-        step.saved::<Vec<Option<Array>>>().iter().map(|saved| saved.as_ref().map(scale)).collect()
+        ctx.saved::<Vec<Option<HostArray>>>().iter().map(|saved| saved.as_ref().map(scale)).collect()
     }
 }
 
-impl Op for Loss {
-    fn forward(&self, inputs: &[Array], tracked: bool) -> Forward {
-        with_element!(inputs[0], T => Loss::forward::<T>(self, inputs, tracked))
+impl CustomOp for CrossEntropyOp {
+    fn forward(&self, inputs: &[HostArray], tracked: bool) -> OpOutput {
+        with_element!(inputs[0], T => CrossEntropyOp::forward::<T>(self, inputs, tracked))
     }
 
-    fn backward(&self, step: &Step) -> Vec<Option<Array>> {
-        with_element!(step.inputs[0], T => Loss::backward::<T>(self, step))
+    fn backward(&self, ctx: &BackwardContext) -> Vec<Option<HostArray>> {
+        with_element!(ctx.inputs[0], T => CrossEntropyOp::backward::<T>(self, ctx))
     }
 
     #[cfg(feature = "cube")]

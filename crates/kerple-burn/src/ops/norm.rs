@@ -3,22 +3,23 @@
 #[cfg(feature = "cube")]
 mod gpu;
 
-use crate::array::Array;
 #[cfg(feature = "cube")]
-use crate::fused::GpuOp;
-use crate::fused::{Engine, Forward, Found, Inputs, Number, Op, Saved, Step, Target};
+use crate::custom_op::GpuOp;
+use crate::custom_op::{BackwardContext, CustomOp, FloatElement, InputGrads, OpInputs, OpOutput, SavedForBackward};
+use crate::host_array::HostArray;
+use crate::implementation::{DeviceKind, Impl};
 use crate::with_element;
 use burn::tensor::Tensor;
 pub use kerple_core::ops::layer_norm::RowNorm;
 use kerple_core::ops::layer_norm::{self, NormGradients, NormStats};
 use kerple_core::ops::zeros;
 
-/// What has a kernel for it.
-const KERNELS: &[Target] = &[Target::Host, Target::Gpu];
+/// Devices that have a kernel for it.
+const KERNELS: &[DeviceKind] = &[DeviceKind::Cpu, DeviceKind::Gpu];
 
 /// The tensors of a norm and its choices.
 #[derive(Clone, Debug)]
-pub struct Norm {
+pub struct NormTensors {
     /// Layer norm or root mean square.
     pub kind: RowNorm,
     /// Scale, `[M]`.
@@ -31,18 +32,18 @@ pub struct Norm {
 
 /// `(x - mean) / sqrt(variance + epsilon) * gamma + beta` on `[B, L, M]`, biased variance; the mean counts as 0 for
 /// [`RowNorm::Rms`].
-pub fn norm(x: Tensor<3>, norm: Norm, engine: Engine) -> Tensor<3> {
+pub fn norm(x: Tensor<3>, norm: NormTensors, engine: Impl) -> Tensor<3> {
     if !engine.has_kernel(KERNELS, &x) {
-        return composed(x, norm);
+        return reference(x, norm);
     }
-    let mut inputs = Inputs::default();
+    let mut inputs = OpInputs::default();
     let x = inputs.add(x);
-    let op = Alone { x, norm: Places::add(norm, &mut inputs) };
+    let op = NormOp { x, norm: NormInputs::add(norm, &mut inputs) };
     inputs.apply(op)
 }
 
-/// The definition.
-pub fn composed(x: Tensor<3>, Norm { kind, gamma, beta, epsilon }: Norm) -> Tensor<3> {
+/// The reference.
+pub fn reference(x: Tensor<3>, NormTensors { kind, gamma, beta, epsilon }: NormTensors) -> Tensor<3> {
     let centred = match kind {
         RowNorm::Layer => x.clone() - x.mean_dim(2),
         RowNorm::Rms => x,
@@ -57,21 +58,21 @@ pub fn composed(x: Tensor<3>, Norm { kind, gamma, beta, epsilon }: Norm) -> Tens
 
 /// Where the tensors of a norm are among an operation's inputs.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Places {
+pub(super) struct NormInputs {
     pub(super) kind: RowNorm,
     pub(super) gamma: usize,
     pub(super) beta: Option<usize>,
     pub(super) epsilon: f64,
 }
 
-impl Places {
-    pub(super) fn add(norm: Norm, inputs: &mut Inputs) -> Places {
-        let Norm { kind, gamma, beta, epsilon } = norm;
-        Places { kind, gamma: inputs.add(gamma), beta: inputs.add_some(beta), epsilon }
+impl NormInputs {
+    pub(super) fn add(norm: NormTensors, inputs: &mut OpInputs) -> NormInputs {
+        let NormTensors { kind, gamma, beta, epsilon } = norm;
+        NormInputs { kind, gamma: inputs.add(gamma), beta: inputs.add_some(beta), epsilon }
     }
 
-    pub(super) fn of<T: Number>(self, inputs: &[Array]) -> layer_norm::NormParameters<'_, T> {
-        let Places { kind, gamma, beta, epsilon } = self;
+    pub(super) fn of<T: FloatElement>(self, inputs: &[HostArray]) -> layer_norm::NormParameters<'_, T> {
+        let NormInputs { kind, gamma, beta, epsilon } = self;
         layer_norm::NormParameters {
             kind,
             gamma: inputs[gamma].slice(),
@@ -81,13 +82,13 @@ impl Places {
     }
 
     /// The norm's backward: records the gradients in its parameters and returns that in `x`, with `residual` added.
-    pub(super) fn backward<T: Number>(
+    pub(super) fn backward<T: FloatElement>(
         self,
         x: &[T],
         stats: &NormStats<T>,
         d_y: &[T],
         residual: Option<&[T]>,
-        found: &mut Found,
+        found: &mut InputGrads,
     ) -> Vec<T> {
         let norm = self.of::<T>(found.inputs());
         let (mut d_x, mut d_gamma) = (Vec::new(), zeros(norm.gamma.len()));
@@ -99,7 +100,7 @@ impl Places {
     }
 
     /// Records the gradients in the parameters.
-    pub(super) fn put<T: Number>(self, d_gamma: Vec<T>, d_beta: Option<Vec<T>>, found: &mut Found) {
+    pub(super) fn put<T: FloatElement>(self, d_gamma: Vec<T>, d_beta: Option<Vec<T>>, found: &mut InputGrads) {
         found.put(self.gamma, d_gamma);
         found.put_some(self.beta, d_beta);
     }
@@ -107,34 +108,34 @@ impl Places {
 
 /// A norm by itself.
 #[derive(Debug)]
-struct Alone {
+struct NormOp {
     x: usize,
-    norm: Places,
+    norm: NormInputs,
 }
 
-impl Alone {
-    fn forward<T: Number>(&self, inputs: &[Array]) -> Forward {
+impl NormOp {
+    fn forward<T: FloatElement>(&self, inputs: &[HostArray]) -> OpOutput {
         let mut y = Vec::new();
         let stats = layer_norm::forward(self.norm.of::<T>(inputs), inputs[self.x].slice(), &mut y);
-        Forward { output: Array::from_vec(y, inputs[self.x].shape()), saved: Saved::new(stats) }
+        OpOutput { output: HostArray::from_vec(y, inputs[self.x].shape()), saved: SavedForBackward::new(stats) }
     }
 
-    fn backward<T: Number>(&self, step: &Step) -> Vec<Option<Array>> {
-        let mut found = Found::new(step.inputs);
-        let (x, d_y) = (step.inputs[self.x].slice::<T>(), step.d_output.slice());
-        let d_x = self.norm.backward(x, step.saved::<NormStats<T>>(), d_y, None, &mut found);
+    fn backward<T: FloatElement>(&self, ctx: &BackwardContext) -> Vec<Option<HostArray>> {
+        let mut found = InputGrads::new(ctx.inputs);
+        let (x, d_y) = (ctx.inputs[self.x].slice::<T>(), ctx.d_output.slice());
+        let d_x = self.norm.backward(x, ctx.saved::<NormStats<T>>(), d_y, None, &mut found);
         found.put(self.x, d_x);
         found.finish()
     }
 }
 
-impl Op for Alone {
-    fn forward(&self, inputs: &[Array], _tracked: bool) -> Forward {
-        with_element!(inputs[0], T => Alone::forward::<T>(self, inputs))
+impl CustomOp for NormOp {
+    fn forward(&self, inputs: &[HostArray], _tracked: bool) -> OpOutput {
+        with_element!(inputs[0], T => NormOp::forward::<T>(self, inputs))
     }
 
-    fn backward(&self, step: &Step) -> Vec<Option<Array>> {
-        with_element!(step.inputs[0], T => Alone::backward::<T>(self, step))
+    fn backward(&self, ctx: &BackwardContext) -> Vec<Option<HostArray>> {
+        with_element!(ctx.inputs[0], T => NormOp::backward::<T>(self, ctx))
     }
     #[cfg(feature = "cube")]
     fn on_gpu(&self) -> Option<&dyn GpuOp> {

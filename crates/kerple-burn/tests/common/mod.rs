@@ -3,16 +3,16 @@
 
 use burn::module::{Module, ModuleMapper, Param};
 use burn::tensor::{DType, Device, Tensor, TensorData};
-use kerple_burn::layers::Init;
+use kerple_burn::forward_context::ForwardContext;
+use kerple_burn::layers::LayerInit;
 use kerple_burn::parameters;
-use kerple_burn::pass::Pass;
 use kerple_burn::plan::InitKind;
 use rand::{RngExt, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 
-pub const PASS: Pass = Pass::evaluation(0);
+pub const PASS: ForwardContext = ForwardContext::evaluation(0);
 /// A pass that drops values where a plan says so.
-pub const TRAINING: Pass = Pass::training(3, 5);
+pub const TRAINING: ForwardContext = ForwardContext::training(3, 5);
 
 pub fn device() -> Device {
     Device::flex().autodiff()
@@ -22,8 +22,8 @@ pub fn rng(seed: u64) -> ChaCha8Rng {
     ChaCha8Rng::seed_from_u64(seed)
 }
 
-pub fn init<'a>(rng: &'a mut ChaCha8Rng, device: &'a Device) -> Init<'a, ChaCha8Rng> {
-    Init { rng: Some(rng), kind: InitKind::Normal, std: 0.1, std_out: 0.1, device, dtype: DType::F64 }
+pub fn init<'a>(rng: &'a mut ChaCha8Rng, device: &'a Device) -> LayerInit<'a, ChaCha8Rng> {
+    LayerInit { rng: Some(rng), kind: InitKind::Normal, std: 0.1, std_out: 0.1, device, dtype: DType::F64 }
 }
 
 pub fn tensor<const D: usize>(values: Vec<f64>, shape: [usize; D]) -> Tensor<D> {
@@ -107,9 +107,9 @@ pub fn run<M: Module>(
     all
 }
 
-pub fn assert_close(fused: &[Vec<f64>], composed: &[Vec<f64>], what: &str) {
-    assert_eq!(fused.len(), composed.len());
-    for (at, (a, b)) in fused.iter().zip(composed).enumerate() {
+pub fn assert_close(fused: &[Vec<f64>], reference: &[Vec<f64>], what: &str) {
+    assert_eq!(fused.len(), reference.len());
+    for (at, (a, b)) in fused.iter().zip(reference).enumerate() {
         assert_eq!(a.len(), b.len(), "{what} {at}");
         // what adds one number to all keys of a row has no gradient: on both sides it is what rounding leaves of terms of size 1
         if a.iter().chain(b).all(|x| x.abs() < 1e-14) {

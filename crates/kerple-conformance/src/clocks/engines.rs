@@ -4,8 +4,8 @@ use crate::Checked;
 use crate::case::AttentionInputs;
 use crate::engines::{both, cast, wide};
 use burn::tensor::{DType, Device, Tensor, TensorData};
-use kerple_burn::forms::{Clock, Positions};
-use kerple_burn::fused;
+use kerple_burn::attention_context::{AttentionBias, ScoreContext};
+use kerple_burn::implementation;
 use kerple_burn::ops::attention::{Scoring, attention};
 use kerple_core::Number;
 use kerple_core::attention::{
@@ -23,7 +23,7 @@ pub enum GatedEngine {
     /// Tile by tile.
     Tiled { single: bool },
     /// Through Burn, in double precision.
-    Burn(fused::Engine),
+    Burn(implementation::Impl),
 }
 
 impl GatedEngine {
@@ -32,8 +32,8 @@ impl GatedEngine {
         GatedEngine::Naive { single: true },
         GatedEngine::Tiled { single: false },
         GatedEngine::Tiled { single: true },
-        GatedEngine::Burn(fused::Engine::Composed),
-        GatedEngine::Burn(fused::Engine::Fused),
+        GatedEngine::Burn(implementation::Impl::Reference),
+        GatedEngine::Burn(implementation::Impl::Kernel),
     ];
 
     pub fn name(self) -> &'static str {
@@ -42,8 +42,8 @@ impl GatedEngine {
             GatedEngine::Naive { single: true } => "naive f32",
             GatedEngine::Tiled { single: false } => "tiled f64",
             GatedEngine::Tiled { single: true } => "tiled f32",
-            GatedEngine::Burn(fused::Engine::Composed) => "burn composed f64",
-            GatedEngine::Burn(fused::Engine::Fused | fused::Engine::Rounded(_)) => "burn fused f64",
+            GatedEngine::Burn(implementation::Impl::Reference) => "burn composed f64",
+            GatedEngine::Burn(implementation::Impl::Kernel | implementation::Impl::KernelAt(_)) => "burn fused f64",
         }
     }
 
@@ -147,7 +147,7 @@ impl GatedAttention {
     }
 
     /// In double precision through Burn's autodiff.
-    fn burn(&self, engine: fused::Engine) -> GatedOutput {
+    fn burn(&self, engine: implementation::Impl) -> GatedOutput {
         let device = Device::flex().autodiff();
         fn tensor<const D: usize>(values: &[f64], shape: [usize; D], device: &Device) -> Tensor<D> {
             let data = TensorData::new(values.to_vec(), shape);
@@ -164,13 +164,13 @@ impl GatedAttention {
         let sinks = self.sinks.as_deref().map(|sinks| tensor(sinks, [heads], &device));
         let two = |table: &Option<Vec<f64>>| table.as_deref().map(|table| tensor(table, [heads, len], &device));
         let (bias, weight) = (two(&self.table.bias), two(&self.table.weight));
-        let scores = match (&bias, &weight) {
-            (None, None) => kerple_burn::forms::Scores::Plain,
-            _ => kerple_burn::forms::Scores::Table { bias: bias.clone(), weight: weight.clone() },
+        let of_distance = match (&bias, &weight) {
+            (None, None) => AttentionBias::None,
+            _ => AttentionBias::Table { bias: bias.clone(), weight: weight.clone() },
         };
-        let positions = Positions { scores, clock: gates.clone().map(Clock::Gates), ..Positions::default() };
+        let context = ScoreContext { bias: of_distance, gates: gates.clone(), ..ScoreContext::default() };
         let scoring = Scoring { sinks: sinks.clone(), ..Scoring::from(self.scale) };
-        let out = attention(q.clone(), k.clone(), v.clone(), scoring, &positions, engine);
+        let out = attention(q.clone(), k.clone(), v.clone(), scoring, &context, engine);
         let gradients = (out.clone() * d_out.detach()).sum().backward();
         let of = |x: &Tensor<4>| x.grad(&gradients).map(numbers).unwrap_or_default();
         GatedOutput {

@@ -2,8 +2,8 @@
 
 use super::{FamilyConfig, Representable, forms};
 use crate::ModelFamily;
-use kerple_burn::ops::linear_attention::Linear;
-use kerple_burn::pass::{POSITIONS, Pass};
+use kerple_burn::forward_context::{ForwardContext, POSITIONS};
+use kerple_burn::ops::linear_attention::LinearAttentionSettings;
 use kerple_burn::plan::LinearAttentionConfig;
 use kerple_core::encoding::{Encoding, Randomized};
 use kerple_core::forms::{Code, CodeKind};
@@ -81,7 +81,7 @@ fn drawn(plan: &Plan, encoding: &Encoding) -> Option<Value> {
         Randomized::Distances => "distances",
         Randomized::Never(_) => return None,
     };
-    let stream = stream(&Pass::evaluation(plan.seed).shared_noise(POSITIONS));
+    let stream = stream(&ForwardContext::evaluation(plan.seed).shared_noise(POSITIONS));
     encoding.randomized.map(|most| json!({ "what": what, "most": most, "stream": stream }))
 }
 
@@ -99,7 +99,7 @@ fn linear_plan(plan: &Plan, layer: usize, linear: &LinearAttentionConfig) -> Map
     let code = plan.model.layer(&plan.encoding, layer).encoding.code(&plan.geometry());
     all.insert("gating".to_owned(), table(&code.as_ref().and_then(|code| code.gating)));
     if let Some(code) = &code {
-        all.extend(filtered(plan, &Linear { plan: linear.clone(), layer }, code));
+        all.extend(filtered(plan, &LinearAttentionSettings { plan: linear.clone(), layer }, code));
     }
     // what was drawn is listed once it is known
     all.insert("drawn".to_owned(), json!([]));
@@ -107,9 +107,9 @@ fn linear_plan(plan: &Plan, layer: usize, linear: &LinearAttentionConfig) -> Map
 }
 
 /// The noise that a layer's code filters, which is too long to be a tensor.
-fn filtered(plan: &Plan, linear: &Linear, code: &Code) -> Option<(String, Value)> {
+fn filtered(plan: &Plan, linear: &LinearAttentionSettings, code: &Code) -> Option<(String, Value)> {
     let CodeKind::Conv(shape) = &code.kind else { return None };
-    let [of_code, _] = linear.noise(code, &Pass::evaluation(plan.seed));
+    let [of_code, _] = linear.noise(code, &ForwardContext::evaluation(plan.seed));
     let (taps, size, width) = (&shape.taps, &shape.size, shape.realisations);
     let noise = json!({ "kernel_size": taps, "size": size, "num_realizations": width, "stream": stream(&of_code) });
     Some(("noise".to_owned(), noise))

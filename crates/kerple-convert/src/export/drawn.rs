@@ -1,8 +1,8 @@
 //! Tensors that linear attention draws or computes once: random directions, decays, the noise of a
 //! code. In torch they are tensors.
 
-use kerple_burn::ops::linear_attention::Linear;
-use kerple_burn::pass::Pass;
+use kerple_burn::forward_context::ForwardContext;
+use kerple_burn::ops::linear_attention::LinearAttentionSettings;
 use kerple_core::encoding::{Encoding, Parameter, Share};
 use kerple_core::features::Normals;
 use kerple_core::forms::{Code, CodeKind};
@@ -67,9 +67,9 @@ pub(crate) fn tensors(plan: &Plan, mut read: impl FnMut(&str, usize) -> Result<V
 
 /// What evaluation draws, always the same.
 fn random(plan: &Plan, number: usize, layer: &LayerSettings) -> Vec<DrawnTensor> {
-    let (geometry, pass) = (plan.geometry(), Pass::evaluation(plan.seed));
+    let (geometry, pass) = (plan.geometry(), ForwardContext::evaluation(plan.seed));
     let Some(plan) = layer.attention.linear().cloned() else { return Vec::new() };
-    let (linear, code) = (Linear { plan, layer: number }, layer.encoding.code(&geometry));
+    let (linear, code) = (LinearAttentionSettings { plan, layer: number }, layer.encoding.code(&geometry));
     let width = code.as_ref().map_or(geometry.head_dim, Code::realisations);
     let omega = linear.omega(width, &pass);
     let mut found = Vec::new();

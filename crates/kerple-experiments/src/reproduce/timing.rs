@@ -4,7 +4,7 @@
 use super::Reproduction;
 use crate::error::{Error, Result};
 use crate::timing::{TIMING_FILE, Timing, TimingRow};
-use kerple_burn::pass::Pass;
+use kerple_burn::forward_context::ForwardContext;
 use kerple_core::encoding::Encoding;
 use kerple_lm::config::RunConfig;
 use kerple_lm::corpus::DataSource;
@@ -13,7 +13,7 @@ use kerple_lm::objective::{NextTokenPrediction, SequenceBatch};
 use kerple_lm::plan::Plan;
 use kerple_lm::runtime::Runtime;
 use kerple_lm::sequences::BatchSource;
-use kerple_lm::train_state::{self, TrainState, Update};
+use kerple_lm::train_state::{self, AdamWStep, TrainState};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
@@ -71,7 +71,7 @@ fn forward(plan: &Plan, batches: &dyn BatchSource, runtime: &Runtime) -> Result<
     for _ in 0..2 {
         let tokens = TokenBatch { ids: &batch.tokens, batch: batch.rows, len: batch.len };
         let clock = Instant::now();
-        let logits = model.logits(tokens, &Pass::evaluation(plan.seed));
+        let logits = model.logits(tokens, &ForwardContext::evaluation(plan.seed));
         std::hint::black_box(logits.into_data());
         last = clock.elapsed().as_secs_f64();
     }
@@ -87,13 +87,16 @@ fn step(plan: &Plan, batches: &dyn BatchSource, runtime: &Runtime) -> Result<f64
         let micro = plan.train.micro_batch_size.unwrap_or(plan.train.batch_size);
         let parts = kerple_lm::objective::parts(0..plan.train.batch_size, micro)?;
         let parts = parts.into_iter().map(|rows| batches.batch(step, rows)).collect::<Result<Vec<SequenceBatch>>>()?;
-        let update = Update { learning_rate: plan.schedule().at(step), adam_step: plan.train.adam_first_step + step };
+        let update =
+            AdamWStep { learning_rate: plan.schedule().at(step), adam_step: plan.train.adam_first_step + step };
         let clock = Instant::now();
-        train_state.step(&parts, Pass::training(plan.seed, step), update).map_err(|number| Error::NotFinite {
-            step: step + 1,
-            what: number.what,
-            value: number.value,
-            hint: "lower train.learning_rate".to_owned(),
+        train_state.step(&parts, ForwardContext::training(plan.seed, step), update).map_err(|number| {
+            Error::NotFinite {
+                step: step + 1,
+                what: number.what,
+                value: number.value,
+                hint: "lower train.learning_rate".to_owned(),
+            }
         })?;
         last = clock.elapsed().as_secs_f64();
     }

@@ -5,7 +5,7 @@ use crate::error::{Error, Result};
 use crate::model::{Decoder, TokenBatch};
 use crate::plan::Plan;
 use crate::sequences::EvalText;
-use kerple_burn::pass::Pass;
+use kerple_burn::forward_context::ForwardContext;
 use kerple_core::attention::measure::{MapRegion, monotonicity, translation_invariance};
 use kerple_core::seed::Purpose;
 use kerple_data::Segments;
@@ -44,7 +44,7 @@ pub(super) fn measure(
             }
             let ids = text.read(*start..start + length)?;
             // another draw of a stochastic code for every sequence: a single one is relative in the mean only
-            let pass = Pass::evaluation(super::seed_at(plan.seed, Purpose::Evaluation, [length, number]));
+            let pass = ForwardContext::evaluation(super::seed_at(plan.seed, Purpose::Evaluation, [length, number]));
             let maps = model.attention_weights(TokenBatch { ids: &ids, batch: 1, len: length }, &pass);
             heads.resize(maps.len(), vec![HeadStatistics::default(); plan.model.n_heads]);
             for (layer, maps) in heads.iter_mut().zip(maps) {

@@ -9,8 +9,8 @@ use crate::model::{Decoder, TokenBatch};
 use crate::run::RunFolder;
 use crate::sequences::EvalText;
 use burn::tensor::Tensor;
-use kerple_burn::ops::attention::Seen;
-use kerple_burn::pass::Pass;
+use kerple_burn::forward_context::ForwardContext;
+use kerple_burn::ops::attention::AttentionScores;
 use kerple_run::{LayerScores, Provenance, ScoreSnapshot};
 
 /// Texts of each length.
@@ -63,7 +63,8 @@ pub(super) fn measure(
         model.check_len(length)?;
         for (segment, window) in segments.windows(length, text.len()).into_iter().enumerate() {
             let ids = text.read(window.start..window.start + length)?;
-            let seen = model.last_scores(TokenBatch { ids: &ids, batch: 1, len: length }, &Pass::evaluation(seed));
+            let seen =
+                model.last_scores(TokenBatch { ids: &ids, batch: 1, len: length }, &ForwardContext::evaluation(seed));
             let layers = seen.into_iter().map(layer).collect();
             let scored = segments.scored(&text.checksum());
             let (length, segment, provenance) = (length as u64, segment as u64, Some(provenance.clone()));
@@ -74,11 +75,11 @@ pub(super) fn measure(
 }
 
 /// Nothing of a layer that has no scores.
-fn layer(seen: Option<Seen>) -> LayerScores {
+fn layer(seen: Option<AttentionScores>) -> LayerScores {
     let Some(seen) = seen else {
         return LayerScores { scores: Vec::new(), bias: Vec::new(), adaptive: Vec::new() };
     };
-    let Seen { scores, bias, mapped, adds_bias, .. } = seen;
+    let AttentionScores { scores, bias, mapped, adds_bias, .. } = seen;
     let without = match &bias {
         Some(bias) if adds_bias => scores.clone() + bias.clone(),
         _ => scores.clone(),

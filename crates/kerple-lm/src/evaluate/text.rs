@@ -9,7 +9,7 @@ use crate::plan::Plan;
 use crate::ranks::Ranks;
 use crate::run::SpecialTokens;
 use crate::sequences::EvalText;
-use kerple_burn::pass::Pass;
+use kerple_burn::forward_context::ForwardContext;
 use kerple_core::encoding::Encoding;
 use kerple_run::{EvaluationRow, Rolled};
 use std::ops::Range;
@@ -57,7 +57,7 @@ pub fn losses(
     model: &Decoder,
     text: &dyn EvalText,
     windows: &[TextWindow],
-    (pass, ranks): (Pass, &Ranks),
+    (pass, ranks): (ForwardContext, &Ranks),
     tell: &mut dyn FnMut(usize) -> bool,
 ) -> Result<Option<WindowLosses>> {
     let longest = windows.iter().map(|window| window.len).max().unwrap_or(0);
@@ -87,7 +87,7 @@ pub fn losses(
 }
 
 /// Losses of all positions of windows of one length, window by window.
-fn nll(model: &Decoder, text: &dyn EvalText, group: &[TextWindow], pass: &Pass) -> Result<Vec<f64>> {
+fn nll(model: &Decoder, text: &dyn EvalText, group: &[TextWindow], pass: &ForwardContext) -> Result<Vec<f64>> {
     let len = group[0].len;
     let (mut ids, mut targets) = (Vec::new(), Vec::new());
     for window in group {
@@ -196,7 +196,7 @@ impl<T: EvalText> EvalData for TextEval<T> {
             Some(known) if !documents.is_empty() => rolling::windows(&documents, length, self.special.start(known)),
             _ => self.segments.windows(length, self.text.len()),
         };
-        let pass = Pass::evaluation(plan.seed);
+        let pass = ForwardContext::evaluation(plan.seed);
         let mut tell = |done| tell(done, windows.len());
         let losses = losses(decoder(model), &self.text, &windows, (pass, ranks), &mut tell)?;
         let Some(losses) = losses else { return Ok(None) };

@@ -14,7 +14,7 @@ use super::positions::{self, ResidentPositions};
 use crate::layers::LayerSettings;
 use crate::model::MOST_PREFILLED;
 use crate::plan::Plan;
-use kerple_burn::memory::{FEWEST_HELD, FIRST_CAPACITY};
+use kerple_burn::kv_cache::{INITIAL_CAPACITY, MIN_NOISE_BLOCK};
 use kerple_core::encoding::Injection;
 
 /// Bytes that one text of so many tokens holds.
@@ -26,7 +26,7 @@ fn of_layer(plan: &Plan, layer: &LayerSettings, length: usize) -> u64 {
     let geometry = plan.geometry();
     if let Some(linear) = layer.attention.linear() {
         let rows =
-            ResidentPositions { sequences: 1, positions: FEWEST_HELD.min(length), span: length, training: false };
+            ResidentPositions { sequences: 1, positions: MIN_NOISE_BLOCK.min(length), span: length, training: false };
         return positions::held(layer, linear, &geometry, rows);
     }
     let heads = plan.model.sizes().heads(&plan.model.block);
@@ -36,11 +36,11 @@ fn of_layer(plan: &Plan, layer: &LayerSettings, length: usize) -> u64 {
     let kept = match layer.window {
         // they are let go of once they are twice as many as needed
         Some(window) if plain => {
-            length.min(window.max(FIRST_CAPACITY).saturating_mul(2).saturating_add(MOST_PREFILLED))
+            length.min(window.max(INITIAL_CAPACITY).saturating_mul(2).saturating_add(MOST_PREFILLED))
         }
         _ => length,
     };
-    let capacity = kept.max(FIRST_CAPACITY).next_power_of_two();
+    let capacity = kept.max(INITIAL_CAPACITY).next_power_of_two();
     let tables = match entry {
         Injection::Scores(tables) => usize::from(tables.bias) + usize::from(tables.weight),
         _ => 0,

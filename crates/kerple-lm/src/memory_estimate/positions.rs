@@ -20,7 +20,7 @@ use super::bytes;
 use crate::layers::LayerSettings;
 use crate::model::MOST_STATES;
 use crate::plan::Plan;
-use kerple_burn::ops::linear_attention::MOST_HELD;
+use kerple_burn::ops::linear_attention::MAX_NOISE_VALUES;
 use kerple_burn::plan::{FeatureKind, LinearAttentionConfig};
 use kerple_core::attention::linear::{CHUNK, NEAR};
 use kerple_core::calculus::exponentials::Grid;
@@ -171,7 +171,7 @@ fn held_noise(kind: &CodeKind, layers: usize, positions: usize) -> u64 {
             let reach = positions.saturating_add(taps(shape));
             let a_layer = bytes(&[reach, shape.realisations, shape.heads, shape.head_dim]);
             // more than that is drawn for every use
-            if a_layer > bytes(&[MOST_HELD]) { 0 } else { a_layer.saturating_mul(layers as u64) }
+            if a_layer > bytes(&[MAX_NOISE_VALUES]) { 0 } else { a_layer.saturating_mul(layers as u64) }
         }
     }
 }

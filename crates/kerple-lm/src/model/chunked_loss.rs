@@ -6,18 +6,17 @@
 //! backwards, from the last:     a chunk's loss and its gradient; the layers leave for the chunk before what it needs of this one
 //! ```
 //!
-//! The gradients equal those of whole sequences up to rounding. Memory is needed for one chunk and
+//! The gradients equal those of whole sequences up to rounding. KvCache is needed for one chunk and
 //! for at most [`MOST_STATES`] states. With more chunks, states are kept before every few chunks
 //! and recomputed from there when needed.
 
 use super::{Decoder, TokenBatch, columns};
 use burn::tensor::Tensor;
-use kerple_burn::forms::Positions;
-use kerple_burn::memory::Memory;
+use kerple_burn::chunk::ChunkCarry;
+use kerple_burn::forward_context::ForwardContext;
+use kerple_burn::kv_cache::KvCache;
 use kerple_burn::ops::loss::{self, LossTargets};
 use kerple_burn::parameters;
-use kerple_burn::pass::Pass;
-use kerple_burn::piece::Behind;
 use std::ops::Range;
 
 /// Most states that are kept of one stretch of a sequence.
@@ -31,11 +30,11 @@ struct ChunkedLoss<'a> {
     tokens: TokenBatch<'a>,
     targets: LossTargets<'a>,
     share: f64,
-    /// Positions of a chunk.
+    /// AttentionContext of a chunk.
     each: usize,
-    pass: Pass,
+    pass: ForwardContext,
     /// For each layer.
-    behind: Vec<Behind>,
+    behind: Vec<ChunkCarry>,
 }
 
 impl Decoder {
@@ -46,13 +45,13 @@ impl Decoder {
         tokens: TokenBatch,
         targets: LossTargets,
         share: f64,
-        (each, pass): (usize, &Pass),
+        (each, pass): (usize, &ForwardContext),
         learn: &mut dyn FnMut(Tensor<1>),
     ) {
         let (plain, pass) = (parameters::without_autodiff(self), pass.over(tokens.len));
         let caches = plain.kv_caches(tokens.batch);
-        let behind: Vec<Behind> = caches.iter().map(|_| Behind::default()).collect();
-        if caches.iter().zip(&behind).any(|(own, behind)| own.piece(behind).is_none()) {
+        let behind: Vec<ChunkCarry> = caches.iter().map(|_| ChunkCarry::default()).collect();
+        if caches.iter().zip(&behind).any(|(own, behind)| own.chunk(behind).is_none()) {
             return learn(self.weighted_loss(tokens, targets, share, &pass));
         }
         let chunks = ChunkedLoss { model: self, plain, tokens, targets, share, each, pass, behind };
@@ -62,7 +61,7 @@ impl Decoder {
 
 impl ChunkedLoss<'_> {
     /// The chunks of a range of positions after those of `caches`, last chunk first.
-    fn learn(&self, range: Range<usize>, caches: Vec<Memory>, learn: &mut dyn FnMut(Tensor<1>)) {
+    fn learn(&self, range: Range<usize>, caches: Vec<KvCache>, learn: &mut dyn FnMut(Tensor<1>)) {
         if range.len() <= self.each {
             return learn(self.loss(range, &caches));
         }
@@ -76,7 +75,7 @@ impl ChunkedLoss<'_> {
                 let tokens = TokenBatch { ids: &ids, batch: self.tokens.batch, len: self.each };
                 self.plain.extend_caches(tokens, &mut caches, &self.pass);
             }
-            caches.iter_mut().for_each(Memory::let_go);
+            caches.iter_mut().for_each(KvCache::drop_noise);
             states.push(caches);
         }
         for (start, caches) in starts().zip(states).rev() {
@@ -85,7 +84,7 @@ impl ChunkedLoss<'_> {
     }
 
     /// The loss of one chunk.
-    fn loss(&self, range: Range<usize>, caches: &[Memory]) -> Tensor<1> {
+    fn loss(&self, range: Range<usize>, caches: &[KvCache]) -> Tensor<1> {
         let ChunkedLoss { model, tokens: TokenBatch { ids, batch, len }, targets, .. } = *self;
         let [ids, own] = [ids, targets.ids].map(|all| columns(all, len, range.clone()));
         let scored = targets.scored.map(|scored| columns(scored, len, range.clone()));
@@ -93,7 +92,7 @@ impl ChunkedLoss<'_> {
         let (mut x, positions) = model.embedded(tokens, range.start, &self.pass, &mut []);
         let layers = model.trunk.blocks.iter().zip(positions).zip(caches.iter().zip(&self.behind));
         for ((block, positions), (cache, behind)) in layers {
-            let positions = Positions { piece: cache.piece(behind), ..positions };
+            let positions = positions.with_chunk(cache.chunk(behind));
             x = block.forward(x, &positions, &self.pass, model.trunk.engine);
         }
         let targets = LossTargets { ids: &own, scored: scored.as_deref() };

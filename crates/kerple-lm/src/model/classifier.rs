@@ -5,11 +5,11 @@ use crate::config::Pooling;
 use crate::plan::Plan;
 use burn::module::{Module, Param};
 use burn::tensor::{Device, Tensor, TensorData, activation};
-use kerple_burn::fused::Engine;
+use kerple_burn::forward_context::ForwardContext;
+use kerple_burn::implementation::Impl;
 use kerple_burn::layers::Linear;
-use kerple_burn::ops::product::exact;
-use kerple_burn::parameters::{Describe, Groups};
-use kerple_burn::pass::Pass;
+use kerple_burn::ops::matmul::exact;
+use kerple_burn::parameters::{ParamGroupOverrides, ParamGroups};
 use kerple_core::seed::{Purpose, stream};
 use kerple_data::tasks::PAIR_SEPARATOR;
 
@@ -28,9 +28,9 @@ pub struct Classifier {
     pooling: Pooling,
 }
 
-impl Describe for Classifier {
-    fn describe(&self, groups: &mut Groups) {
-        self.encoder.describe(groups);
+impl ParamGroupOverrides for Classifier {
+    fn override_param_groups(&self, groups: &mut ParamGroups) {
+        self.encoder.override_param_groups(groups);
     }
 }
 
@@ -52,7 +52,7 @@ impl Classifier {
     }
 
     /// The same model, computing with this engine.
-    pub fn with_engine(self, engine: Engine) -> Classifier {
+    pub fn with_engine(self, engine: Impl) -> Classifier {
         Classifier { encoder: self.encoder.with_engine(engine), ..self }
     }
 
@@ -60,7 +60,7 @@ impl Classifier {
     ///
     /// # Panics
     /// As [`Encoder::forward`], or when a sequence is empty whose mean is taken.
-    pub fn logits(&self, tokens: TokenBatch, lengths: Option<&[usize]>, pass: &Pass) -> Tensor<2> {
+    pub fn logits(&self, tokens: TokenBatch, lengths: Option<&[usize]>, pass: &ForwardContext) -> Tensor<2> {
         let batch = tokens.batch;
         let read = match self.pooling {
             Pooling::Mean => mean(self.encoder.forward(tokens, lengths, pass), lengths),
@@ -87,7 +87,7 @@ impl Classifier {
     }
 
     /// What the encoder makes of the token in front, `[1, B, M]`.
-    fn first_row(&self, tokens: TokenBatch, lengths: Option<&[usize]>, pass: &Pass) -> Tensor<3> {
+    fn first_row(&self, tokens: TokenBatch, lengths: Option<&[usize]>, pass: &ForwardContext) -> Tensor<3> {
         let batch = tokens.batch;
         let rows = self.encoder.forward_behind(self.first.as_ref().map(Param::val), tokens, lengths, pass);
         let width = rows.dims()[2];

@@ -11,23 +11,24 @@
 
 use super::{Decoder, MOST_PREFILLED, TokenBatch};
 use burn::tensor::Tensor;
-use kerple_burn::forms::Positions;
-use kerple_burn::memory::Memory;
+use kerple_burn::attention_context::AttentionContext;
+use kerple_burn::forward_context::ForwardContext;
+use kerple_burn::kv_cache::KvCache;
+use kerple_burn::layers::CachedSequence;
 use kerple_burn::ops::loss::{self, LossTargets, TopK};
-use kerple_burn::pass::Pass;
 
 /// A sequence that grows: its tokens, and what the layers remember of them.
 #[derive(Clone, Debug)]
 pub struct Sequence {
     ids: Vec<u32>,
-    caches: Vec<Memory>,
-    pass: Pass,
+    caches: Vec<KvCache>,
+    pass: ForwardContext,
 }
 
 impl Sequence {
     /// Tokens so far.
     pub fn len(&self) -> usize {
-        self.caches.first().map_or(0, Memory::len)
+        self.caches.first().map_or(0, KvCache::len)
     }
 
     /// Whether the sequence is empty.
@@ -39,7 +40,7 @@ impl Sequence {
 impl Decoder {
     /// An empty sequence; what its encoding draws, it draws from `seed`.
     pub fn new_sequence(&self, seed: u64) -> Sequence {
-        Sequence { ids: Vec::new(), caches: self.kv_caches(1), pass: Pass::evaluation(seed).over(0) }
+        Sequence { ids: Vec::new(), caches: self.kv_caches(1), pass: ForwardContext::evaluation(seed).over(0) }
     }
 
     /// Adds tokens; returns the logits of the token after them, `[V]`.
@@ -80,12 +81,14 @@ impl Decoder {
             *pass = pass.over(ids.len());
             self.embedded(TokenBatch { ids: &[*id], batch: 1, len: 1 }, before, pass, caches)
         };
-        let (rows, positions): (Vec<Tensor<3>>, Vec<Vec<Positions>>) =
+        let (rows, positions): (Vec<Tensor<3>>, Vec<Vec<AttentionContext>>) =
             ids.iter().zip(sequence.iter_mut()).map(begin).unzip();
         let mut x = Tensor::cat(rows, 0);
         for (layer, block) in self.trunk.blocks.iter().enumerate() {
             let places = positions.iter().zip(sequence.iter_mut());
-            let places = places.map(|(positions, one)| (&positions[layer], &mut one.caches[layer])).collect();
+            let places = places
+                .map(|(positions, one)| CachedSequence { context: &positions[layer], cache: &mut one.caches[layer] })
+                .collect();
             x = block.extend_each(x, places, self.trunk.engine);
         }
         let logits = loss::logits(x, self.output());

@@ -5,11 +5,11 @@ use super::trunk::{self, Trunk, TrunkParts};
 use crate::plan::Plan;
 use burn::module::Module;
 use burn::tensor::{Device, Tensor};
-use kerple_burn::forms::Positions;
-use kerple_burn::fused::Engine;
-use kerple_burn::layers::Init;
-use kerple_burn::parameters::{Describe, Groups};
-use kerple_burn::pass::Pass;
+use kerple_burn::attention_context::AttentionContext;
+use kerple_burn::forward_context::ForwardContext;
+use kerple_burn::implementation::Impl;
+use kerple_burn::layers::LayerInit;
+use kerple_burn::parameters::{ParamGroupOverrides, ParamGroups};
 use kerple_core::seed::{Purpose, stream};
 use rand::Rng;
 use std::sync::Arc;
@@ -21,9 +21,9 @@ pub struct Encoder {
     pub trunk: Trunk,
 }
 
-impl Describe for Encoder {
-    fn describe(&self, groups: &mut Groups) {
-        self.trunk.describe(groups);
+impl ParamGroupOverrides for Encoder {
+    fn override_param_groups(&self, groups: &mut ParamGroups) {
+        self.trunk.override_param_groups(groups);
     }
 }
 
@@ -34,7 +34,7 @@ impl Encoder {
         Encoder::draw(plan, &mut trunk::init(plan, Some(&mut rng), device))
     }
 
-    pub(super) fn draw(plan: &Plan, init: &mut Init<impl Rng>) -> Encoder {
+    pub(super) fn draw(plan: &Plan, init: &mut LayerInit<impl Rng>) -> Encoder {
         let embedding = trunk::embedding(plan, init);
         let embedding_norm = trunk::embedding_norm(plan, init);
         let blocks = trunk::blocks(plan, init);
@@ -43,7 +43,7 @@ impl Encoder {
     }
 
     /// The same model, computing with this engine.
-    pub fn with_engine(self, engine: Engine) -> Encoder {
+    pub fn with_engine(self, engine: Impl) -> Encoder {
         Encoder { trunk: self.trunk.with_engine(engine) }
     }
 
@@ -52,7 +52,7 @@ impl Encoder {
     ///
     /// # Panics
     /// When there are not as many lengths as sequences, or one exceeds L.
-    pub fn forward(&self, tokens: TokenBatch, lengths: Option<&[usize]>, pass: &Pass) -> Tensor<3> {
+    pub fn forward(&self, tokens: TokenBatch, lengths: Option<&[usize]>, pass: &ForwardContext) -> Tensor<3> {
         self.forward_behind(None, tokens, lengths, pass)
     }
 
@@ -65,7 +65,7 @@ impl Encoder {
         first: Option<Tensor<1>>,
         tokens: TokenBatch,
         lengths: Option<&[usize]>,
-        pass: &Pass,
+        pass: &ForwardContext,
     ) -> Tensor<3> {
         if let Some(lengths) = lengths {
             let TokenBatch { batch, len, .. } = tokens;
@@ -75,7 +75,7 @@ impl Encoder {
         let more = usize::from(first.is_some());
         let lengths: Option<Arc<[usize]>> = lengths.map(|all| all.iter().map(|length| length + more).collect());
         let x = self.trunk.embed(first, tokens, 0, pass);
-        let adapt = |positions: Positions| Positions { lengths: lengths.clone(), ..positions.in_both_directions() };
+        let adapt = |positions: AttentionContext| positions.bidirectional().with_lengths(lengths.clone());
         let x = self.trunk.each_layer(x, pass, adapt, |_, _, _| {});
         self.trunk.norm.forward(x, self.trunk.engine)
     }

@@ -5,10 +5,10 @@ use super::{Encoder, TokenBatch, trunk};
 use crate::plan::Plan;
 use burn::module::Module;
 use burn::tensor::{Device, Tensor};
-use kerple_burn::fused::Engine;
+use kerple_burn::forward_context::ForwardContext;
+use kerple_burn::implementation::Impl;
 use kerple_burn::layers::Linear;
-use kerple_burn::parameters::{Describe, Groups};
-use kerple_burn::pass::Pass;
+use kerple_burn::parameters::{ParamGroupOverrides, ParamGroups};
 use kerple_core::seed::{Purpose, stream};
 
 /// An encoder and a linear layer over answers at its last places.
@@ -20,9 +20,9 @@ pub struct Transducer {
     pub head: Linear,
 }
 
-impl Describe for Transducer {
-    fn describe(&self, groups: &mut Groups) {
-        self.encoder.describe(groups);
+impl ParamGroupOverrides for Transducer {
+    fn override_param_groups(&self, groups: &mut ParamGroups) {
+        self.encoder.override_param_groups(groups);
     }
 }
 
@@ -36,7 +36,7 @@ impl Transducer {
     }
 
     /// The same model, computing with this engine.
-    pub fn with_engine(self, engine: Engine) -> Transducer {
+    pub fn with_engine(self, engine: Impl) -> Transducer {
         Transducer { encoder: self.encoder.with_engine(engine), ..self }
     }
 
@@ -44,7 +44,7 @@ impl Transducer {
     ///
     /// # Panics
     /// When there are not as many tokens.
-    pub fn logits(&self, tokens: TokenBatch, places: usize, pass: &Pass) -> Tensor<3> {
+    pub fn logits(&self, tokens: TokenBatch, places: usize, pass: &ForwardContext) -> Tensor<3> {
         assert!(places <= tokens.len, "{places} answers at {} tokens", tokens.len);
         let rows = self.encoder.forward(tokens, None, pass);
         self.head.forward(rows.narrow(1, tokens.len - places, places))

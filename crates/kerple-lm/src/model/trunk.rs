@@ -5,16 +5,16 @@ use super::TokenBatch;
 use crate::plan::{ModelPlan, Plan};
 use burn::module::{Module, Param};
 use burn::tensor::{Device, Tensor};
-use kerple_burn::block::Block;
-use kerple_burn::forms::Positions;
-use kerple_burn::fused::Engine;
-use kerple_burn::layers::{Init, Norm, normal_matrix};
+use kerple_burn::attention_context::AttentionContext;
+use kerple_burn::block::TransformerBlock;
+use kerple_burn::forward_context::{EMBEDDINGS, ForwardContext};
+use kerple_burn::implementation::Impl;
+use kerple_burn::layers::{LayerInit, Norm, normal_matrix};
 use kerple_burn::ops::dropout::{Dropout, dropout};
 use kerple_burn::ops::embedding::embed;
-use kerple_burn::parameters::{Describe, Groups};
-use kerple_burn::pass::{EMBEDDINGS, Pass};
+use kerple_burn::parameters::{ParamGroupOverrides, ParamGroups};
 use kerple_burn::plan::EmbeddingDropout;
-use kerple_burn::positions::{PositionalEncoding, Standing};
+use kerple_burn::positional_encoding::{LayerEncoding, PositionalEncoding};
 use rand::Rng;
 
 /// Embeddings, layers and the final norm. Its parameters are named like the model's own.
@@ -27,18 +27,18 @@ pub struct Trunk {
     /// The encoding, with one set of learned parameters for all layers or one per layer.
     pub encoding: PositionalEncoding,
     /// Layers.
-    pub blocks: Vec<Block>,
+    pub blocks: Vec<TransformerBlock>,
     /// Of the result.
     pub norm: Norm,
     #[module(skip)]
     embedded: EmbeddingSteps,
     #[module(skip)]
-    pub(crate) engine: Engine,
+    pub(crate) engine: Impl,
 }
 
-impl Describe for Trunk {
-    fn describe(&self, groups: &mut Groups) {
-        self.encoding.describe(groups);
+impl ParamGroupOverrides for Trunk {
+    fn override_param_groups(&self, groups: &mut ParamGroups) {
+        self.encoding.override_param_groups(groups);
     }
 }
 
@@ -62,15 +62,15 @@ impl EmbeddingSteps {
 }
 
 /// How the matrices of a plan's model begin: drawn, or as zeros.
-pub(super) fn init<'a, R>(plan: &Plan, rng: Option<&'a mut R>, device: &'a Device) -> Init<'a, R> {
+pub(super) fn init<'a, R>(plan: &Plan, rng: Option<&'a mut R>, device: &'a Device) -> LayerInit<'a, R> {
     let ModelPlan { d_model, n_layers, block, .. } = &plan.model;
     let [std, std_out] = block.init.deviations(*d_model, *n_layers);
-    Init { rng, kind: block.init, std, std_out, device, dtype: device.settings().float_dtype.into() }
+    LayerInit { rng, kind: block.init, std, std_out, device, dtype: device.settings().float_dtype.into() }
 }
 
 /// The encodings of a plan's model.
 pub(crate) fn encoding(plan: &Plan, device: &Device) -> PositionalEncoding {
-    let standing: Vec<Standing> = plan.model.every_layer(&plan.encoding).map(|layer| layer.standing()).collect();
+    let standing: Vec<LayerEncoding> = plan.model.every_layer(&plan.encoding).map(|layer| layer.standing()).collect();
     let others = plan.model.other_encodings();
     PositionalEncoding::of_layers(&plan.encoding, &others, &standing, &plan.geometry(), (plan.seed, device))
 }
@@ -79,26 +79,26 @@ pub(crate) fn encoding(plan: &Plan, device: &Device) -> PositionalEncoding {
 pub(super) struct TrunkParts {
     pub(super) embedding: Param<Tensor<2>>,
     pub(super) embedding_norm: Option<Norm>,
-    pub(super) blocks: Vec<Block>,
+    pub(super) blocks: Vec<TransformerBlock>,
     pub(super) norm: Norm,
 }
 
-pub(super) fn embedding(plan: &Plan, init: &mut Init<impl Rng>) -> Param<Tensor<2>> {
+pub(super) fn embedding(plan: &Plan, init: &mut LayerInit<impl Rng>) -> Param<Tensor<2>> {
     let ModelPlan { d_model, vocab_size, block, .. } = &plan.model;
     normal_matrix([*vocab_size, *d_model], block.init.embedding_std(init.std), init)
 }
 
-pub(super) fn embedding_norm(plan: &Plan, init: &mut Init<impl Rng>) -> Option<Norm> {
+pub(super) fn embedding_norm(plan: &Plan, init: &mut LayerInit<impl Rng>) -> Option<Norm> {
     plan.model.block.embedding_norm.then(|| norm(plan, init))
 }
 
-pub(super) fn norm(plan: &Plan, init: &mut Init<impl Rng>) -> Norm {
+pub(super) fn norm(plan: &Plan, init: &mut LayerInit<impl Rng>) -> Norm {
     Norm::new(&plan.model.block, plan.model.d_model, init)
 }
 
-pub(super) fn blocks(plan: &Plan, init: &mut Init<impl Rng>) -> Vec<Block> {
+pub(super) fn blocks(plan: &Plan, init: &mut LayerInit<impl Rng>) -> Vec<TransformerBlock> {
     let (model, sizes) = (&plan.model, plan.model.sizes());
-    let block = |layer| Block::new(&model.block_of(&plan.encoding, layer), &sizes, layer, init);
+    let block = |layer| TransformerBlock::new(&model.block_of(&plan.encoding, layer), &sizes, layer, init);
     (0..model.n_layers).map(block).collect()
 }
 
@@ -107,17 +107,23 @@ impl Trunk {
     pub(super) fn of(plan: &Plan, device: &Device, drawn: TrunkParts) -> Trunk {
         let TrunkParts { embedding, embedding_norm, blocks, norm } = drawn;
         let (encoding, embedded) = (encoding(plan, device), EmbeddingSteps::of(plan));
-        Trunk { embedding, embedding_norm, encoding, blocks, norm, embedded, engine: Engine::Fused }
+        Trunk { embedding, embedding_norm, encoding, blocks, norm, embedded, engine: Impl::Kernel }
     }
 
     /// The same, computing with this engine.
-    pub(super) fn with_engine(self, engine: Engine) -> Trunk {
+    pub(super) fn with_engine(self, engine: Impl) -> Trunk {
         Trunk { engine, ..self }
     }
 
     /// Embeddings of tokens from position `start` on, `[B, L, M]`, with what the encoding adds to them; one more where there is
     /// a row `[M]` to stand in front of every sequence.
-    pub(super) fn embed(&self, first: Option<Tensor<1>>, tokens: TokenBatch, start: usize, pass: &Pass) -> Tensor<3> {
+    pub(super) fn embed(
+        &self,
+        first: Option<Tensor<1>>,
+        tokens: TokenBatch,
+        start: usize,
+        pass: &ForwardContext,
+    ) -> Tensor<3> {
         let TokenBatch { ids, batch, len } = tokens;
         let table = self.embedding.val();
         let device = table.device();
@@ -150,13 +156,13 @@ impl Trunk {
     pub(super) fn each_layer(
         &self,
         x: Tensor<3>,
-        pass: &Pass,
-        adapt: impl Fn(Positions) -> Positions,
-        mut look: impl FnMut(&Block, &Tensor<3>, &Positions),
+        pass: &ForwardContext,
+        adapt: impl Fn(AttentionContext) -> AttentionContext,
+        mut look: impl FnMut(&TransformerBlock, &Tensor<3>, &AttentionContext),
     ) -> Tensor<3> {
         let (len, device, dtype) = (x.dims()[1], x.device(), x.dtype());
-        let now = self.encoding.now();
-        let positions = |layer| now.positions(layer, [len, len], (&device, dtype), self.engine, pass);
+        let now = self.encoding.snapshot();
+        let positions = |layer| now.attention_context(layer, [len, len], (&device, dtype), self.engine, pass);
         let positions = self.encoding.every_layer(|layer| adapt(positions(layer)));
         let layers = self.blocks.iter().zip(positions);
         layers.fold(x, |x, (block, positions)| {

@@ -3,8 +3,8 @@
 use super::{Objective, SequenceBatch, TargetScores};
 use crate::model::{Classifier, Decoder, Transducer};
 use burn::tensor::{Int, Tensor, TensorData, activation};
+use kerple_burn::forward_context::ForwardContext;
 use kerple_burn::ops::loss::{LossTargets, mean_share};
-use kerple_burn::pass::Pass;
 
 /// Giving the right answer.
 ///
@@ -46,7 +46,7 @@ fn numbers<const D: usize>(tensor: Tensor<D>) -> Vec<f64> {
 
 impl Classification {
     /// `[1, B places, C]`
-    fn transduced(model: &Transducer, batch: &SequenceBatch, pass: &Pass) -> Tensor<3> {
+    fn transduced(model: &Transducer, batch: &SequenceBatch, pass: &ForwardContext) -> Tensor<3> {
         let logits = model.logits(batch.input(), batch.targets.len() / batch.rows.max(1), pass);
         let classes = logits.dims()[2];
         logits.reshape([1, batch.targets.len(), classes])
@@ -54,11 +54,11 @@ impl Classification {
 }
 
 impl Objective<Transducer> for Classification {
-    fn loss(&self, model: &Transducer, batch: &SequenceBatch, pass: &Pass) -> Tensor<1> {
+    fn loss(&self, model: &Transducer, batch: &SequenceBatch, pass: &ForwardContext) -> Tensor<1> {
         mean_loss(Classification::transduced(model, batch, pass), &batch.targets)
     }
 
-    fn score(&self, model: &Transducer, batch: &SequenceBatch, pass: &Pass) -> TargetScores {
+    fn score(&self, model: &Transducer, batch: &SequenceBatch, pass: &ForwardContext) -> TargetScores {
         let logits = Classification::transduced(model, batch, pass);
         let classes = logits.dims()[2];
         classified(&numbers(logits), classes, &batch.targets, batch.scored.clone())
@@ -70,11 +70,11 @@ impl Objective<Transducer> for Classification {
 }
 
 impl Objective<Classifier> for Classification {
-    fn loss(&self, model: &Classifier, batch: &SequenceBatch, pass: &Pass) -> Tensor<1> {
+    fn loss(&self, model: &Classifier, batch: &SequenceBatch, pass: &ForwardContext) -> Tensor<1> {
         mean_loss(model.logits(batch.input(), batch.lengths.as_deref(), pass).unsqueeze_dim(0), &batch.targets)
     }
 
-    fn score(&self, model: &Classifier, batch: &SequenceBatch, pass: &Pass) -> TargetScores {
+    fn score(&self, model: &Classifier, batch: &SequenceBatch, pass: &ForwardContext) -> TargetScores {
         let logits = model.logits(batch.input(), batch.lengths.as_deref(), pass);
         let classes = logits.dims()[1];
         classified(&numbers(logits), classes, &batch.targets, None)
@@ -90,7 +90,7 @@ impl Objective<Classifier> for Classification {
 }
 
 impl Objective<Decoder> for Classification {
-    fn loss(&self, model: &Decoder, batch: &SequenceBatch, pass: &Pass) -> Tensor<1> {
+    fn loss(&self, model: &Decoder, batch: &SequenceBatch, pass: &ForwardContext) -> Tensor<1> {
         let scored = batch.scored_tokens();
         let targets = LossTargets { ids: &batch.targets, scored: scored.as_deref() };
         model.weighted_loss(batch.input(), targets, mean_share(targets), pass)
@@ -98,7 +98,7 @@ impl Objective<Decoder> for Classification {
 
     /// Places that are not scored have neither loss nor hit: logits are computed only where answers
     /// are.
-    fn score(&self, model: &Decoder, batch: &SequenceBatch, pass: &Pass) -> TargetScores {
+    fn score(&self, model: &Decoder, batch: &SequenceBatch, pass: &ForwardContext) -> TargetScores {
         let scored = batch.scored_tokens().unwrap_or_else(|| vec![true; batch.targets.len()]);
         let places: Vec<usize> = (0..scored.len()).filter(|place| scored[*place]).collect();
         let logits = model.logits_at(batch.input(), &places, pass);

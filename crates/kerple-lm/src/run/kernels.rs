@@ -1,6 +1,6 @@
 //! Tables of encodings at a step, for `kernels.json`.
 
-use kerple_burn::positions::PositionalEncoding;
+use kerple_burn::positional_encoding::PositionalEncoding;
 use kerple_core::forms::DistanceTable;
 use kerple_run::KernelSnapshot;
 

@@ -4,9 +4,9 @@
 use kerple_burn::plan::{AttentionKind, BlockConfig, LinearAttentionConfig};
 use kerple_core::encoding::{Encoding, Method};
 use kerple_lm::config::{DataConfig, ModelConfig, RunConfig, TrainConfig};
+use kerple_lm::forward_context::ForwardContext;
 use kerple_lm::model::{Decoder, TokenBatch};
 use kerple_lm::objective::SequenceBatch;
-use kerple_lm::pass::Pass;
 use kerple_lm::plan::{DataInfo, Plan};
 use kerple_lm::ranks::{Ranks, threads};
 use kerple_lm::sequences::BatchSource;
@@ -130,7 +130,7 @@ pub fn logits(model: &Decoder, ids: &[u32]) -> Vec<f32> {
 }
 
 /// A pass that measures.
-pub const PASS: Pass = Pass::evaluation(0);
+pub const PASS: ForwardContext = ForwardContext::evaluation(0);
 /// A sequence.
 pub const IDS: [u32; 12] = [3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5, 8];
 

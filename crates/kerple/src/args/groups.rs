@@ -3,7 +3,7 @@
 use crate::exhausted;
 use crate::failure::Failure;
 use clap::{Args, ValueEnum};
-use kerple_burn::device::Name;
+use kerple_burn::device::DeviceName;
 use kerple_core::cpu::InstructionSet;
 use kerple_core::encoding::scaling::Scaling;
 use kerple_core::precision::Precision;
@@ -80,7 +80,7 @@ pub struct Hardware {
     /// wgpu:software for tests; `kerple devices` lists them. The device is not part of a plan,
     /// which gives the same run on all devices up to rounding.
     #[arg(long, default_value = "cpu")]
-    pub device: Name,
+    pub device: DeviceName,
     /// Precision of the inputs of matrix products on GPUs, which accumulate in f32: f32, or rounded
     /// to tf32 or bf16, which GPUs with matrix units multiply faster. Everything else is f32:
     /// weights, optimizer state, norms, softmax, losses, positions. The precision is not part of a
@@ -96,7 +96,7 @@ impl Hardware {
     /// A device that is not there, or that this program was built without.
     pub fn runtime(&self) -> Result<Runtime, Failure> {
         let cpu = Runtime::cpu(Some(env!("KERPLE_COMMIT").to_owned()));
-        if self.device == Name::Cpu {
+        if self.device == DeviceName::Cpu {
             self.check_exact("the CPU computes in f32")?;
             return Ok(cpu);
         }
@@ -126,7 +126,7 @@ impl Hardware {
     pub fn runtime_where(&self, models_run: bool) -> Result<Runtime, Failure> {
         match models_run {
             true => self.runtime(),
-            false => Hardware { device: Name::Cpu, precision: Precision::F32 }.runtime(),
+            false => Hardware { device: DeviceName::Cpu, precision: Precision::F32 }.runtime(),
         }
     }
 }

@@ -12,7 +12,7 @@ use super::print_json;
 use crate::args::{Bench, Work};
 use crate::failure::{Failure, Outcome};
 use crate::output::resultln;
-use kerple_burn::device::Name;
+use kerple_burn::device::DeviceName;
 use kerple_core::encoding::Encoding;
 use serde::Serialize;
 use std::time::Instant;
@@ -184,7 +184,7 @@ pub fn run(args: &Bench) -> Outcome {
         }
     }
     let device = args.hardware.device;
-    if device != Name::Cpu && matches!(args.work, Work::Decode | Work::Linear) {
+    if device != DeviceName::Cpu && matches!(args.work, Work::Decode | Work::Linear) {
         return Err(Failure::misuse(
             format!("--device {device}: this benchmark does not run on that device"),
             "GPUs support attention, step and eval; decode and linear run with --device cpu",
@@ -206,7 +206,7 @@ pub fn run(args: &Bench) -> Outcome {
     };
     limits::options(args, &lengths, sizes)?;
     let encoding = args.encoding.as_deref().map(encoding).transpose()?;
-    if let (Some(_), Work::Attention, true) = (&encoding, args.work, device != Name::Cpu) {
+    if let (Some(_), Work::Attention, true) = (&encoding, args.work, device != DeviceName::Cpu) {
         let hint = "omit --encoding: the kernels need the same time for a learned bias of any encoding";
         return Err(Failure::misuse(format!("--device {device}: encodings are compared on the CPU only"), hint));
     }
@@ -226,7 +226,7 @@ pub fn run(args: &Bench) -> Outcome {
         for length in lengths {
             match args.work {
                 Work::Attention => match &encoding {
-                    None if device != Name::Cpu => on_device::run(subject.device(), length, sizes, &mut tell)?,
+                    None if device != DeviceName::Cpu => on_device::run(subject.device(), length, sizes, &mut tell)?,
                     Some(encoding) => attention::run_encoding(encoding, length, sizes, &mut tell)?,
                     None => attention::run(length, sizes, &mut tell)?,
                 },

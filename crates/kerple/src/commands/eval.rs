@@ -8,8 +8,8 @@ use crate::failure::{Failure, Outcome};
 use crate::memory;
 use crate::output::{remarkln, resultln};
 use crate::progress::Line;
-use kerple_burn::device::Name;
-use kerple_burn::positions::PositionalEncoding;
+use kerple_burn::device::DeviceName;
+use kerple_burn::positional_encoding::PositionalEncoding;
 use kerple_lm::config::DataConfig;
 use kerple_lm::corpus::{self, DataSource};
 use kerple_lm::evaluate::{self, EvalCheckpoint, EvalEvent, EvalRun};
@@ -40,7 +40,7 @@ pub fn run(args: &Eval, ranks: &Ranks) -> Outcome {
         EvalRun::new(&run, EvalCheckpoint { plan: &plan, step: state.step, model: &*model }, &*scored, &runtime)?;
     scored.words().iter().for_each(|words| remarkln!("{words}"));
     let longest = scored.lengths().iter().map(|length| scored.tokens(&plan, *length)).max().unwrap_or(0);
-    if args.hardware.device == Name::Cpu {
+    if args.hardware.device == DeviceName::Cpu {
         remarkln!("{}", plan.evaluation_memory(longest));
     }
     if longest > TOKENS_AT_ONCE && !plan.model.is_linear() {

@@ -5,7 +5,7 @@ use crate::args::Train;
 use crate::failure::{Failure, Outcome};
 use crate::output::{remarkln, resultln};
 use crate::progress::{Line, duration};
-use kerple_burn::device::Name;
+use kerple_burn::device::DeviceName;
 use kerple_lm::config::RunConfig;
 use kerple_lm::corpus::DataSource;
 use kerple_lm::finetune::BaseRun;
@@ -52,7 +52,7 @@ pub fn run(args: &Train, ranks: &Ranks) -> Outcome {
         plan.train_len,
         &plan.hash[..12]
     );
-    if args.hardware.device == Name::Cpu {
+    if args.hardware.device == DeviceName::Cpu {
         remarkln!("{}", plan.training_memory(plan.train.micro_batch_size.unwrap_or(plan.train.batch_size)));
     }
     remark_on_kernels(&plan, args.hardware.device);

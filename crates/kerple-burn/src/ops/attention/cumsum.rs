@@ -1,6 +1,6 @@
 //! Cumulative sums over the tokens of a row, in plain Burn operations.
 
-use crate::forms::Pairs;
+use crate::attention_context::QueryKeyPairs;
 use burn::tensor::kind::{Basic, Numeric};
 use burn::tensor::{Int, Tensor};
 use kerple_core::ops::gate_cumsum::RESET;
@@ -50,8 +50,8 @@ impl GateCumsum {
     }
 
     /// `c_i - c_j` of each query and key, `[B, H, Q, K]`.
-    pub(in crate::ops) fn differences(&self, pairs: &Pairs) -> Tensor<4> {
-        fn apart<K: Numeric>(sums: &Tensor<3, K>, pairs: &Pairs) -> Tensor<4, K> {
+    pub(in crate::ops) fn differences(&self, pairs: &QueryKeyPairs) -> Tensor<4> {
+        fn apart<K: Numeric>(sums: &Tensor<3, K>, pairs: &QueryKeyPairs) -> Tensor<4, K> {
             let of = |range: &Range<usize>| sums.clone().narrow(2, range.start, range.len());
             let own: Tensor<4, K> = of(&pairs.queries).unsqueeze_dim(3);
             own - of(&pairs.keys).unsqueeze_dim(2)
@@ -122,7 +122,7 @@ mod tests {
         let x = Tensor::<3>::from_data(TensorData::new(gates.clone(), [1, 1, len]), &Device::flex());
         for first in [0, 1, 31, 32, 33, 500_000, len - 64] {
             let rows = first..first + 64;
-            let pairs = Pairs { queries: rows.clone(), keys: rows.clone() };
+            let pairs = QueryKeyPairs { queries: rows.clone(), keys: rows.clone() };
             let found = GateCumsum::new(x.clone()).differences(&pairs).into_data().try_to_vec::<f32>().unwrap();
             for (at, found) in found.into_iter().enumerate() {
                 let (query, key) = (first + at / 64, first + at % 64);
@@ -139,7 +139,7 @@ mod tests {
     fn a_hard_reset_keeps_what_comes_after_it_exact() {
         let gates = vec![-0.25f32, f32::NEG_INFINITY, -0.5, -1e30, -0.125, -2.0];
         let x = Tensor::<3>::from_data(TensorData::new(gates, [1, 1, 6]), &Device::flex());
-        let pairs = Pairs { queries: 0..6, keys: 0..6 };
+        let pairs = QueryKeyPairs { queries: 0..6, keys: 0..6 };
         let found = GateCumsum::new(x).differences(&pairs).into_data().try_to_vec::<f32>().unwrap();
         assert_eq!(found[2 * 6 + 1], -0.5);
         assert_eq!([found[5 * 6 + 3], found[5 * 6 + 4]], [-2.125, -2.0]);

@@ -1,17 +1,17 @@
 //! Attention with tables or with FIRE's bias on GPUs, by the kernels of [`kerple_gpu::attention`].
 
 use super::cumsum::{GateCumsum, running_sums};
-use super::{Core, Places};
-use crate::forms::{Positions, Scores};
-use crate::fused::{Forward, GpuOp, Saved, Step, array, like, of_shape, tensor};
+use super::{AttentionOp, BiasInputs};
+use crate::attention_context::{AttentionBias, ScoreContext};
+use crate::custom_op::{BackwardContext, GpuOp, OpOutput, SavedForBackward, array, like, of_shape, tensor};
 use burn::backend::DispatchDevice;
 use burn::tensor::{DType, Tensor};
 use burn_cubecl::tensor::CubeTensor;
 use kerple_core::attention::AttentionDims;
 use kerple_core::forms::Sides;
+use kerple_core::score_mods::ScoreModSpec;
 use kerple_core::score_mods::fire::{self, Fire};
 use kerple_core::score_mods::mixed::{Bias, Mixed};
-use kerple_core::score_mods::{ScoreModExtent, ScoreModSpec};
 use kerple_gpu::attention::lines::Lines;
 use kerple_gpu::attention::{self, Attention, Tables};
 use kerple_gpu::cubecl::client::Client;
@@ -25,30 +25,30 @@ fn bias_of(map: &ScoreModSpec) -> Option<(&Fire, usize)> {
     }
 }
 
-/// Whether there is a kernel for a call: tables over distances, FIRE's bias or nothing at all, in any sight and with any padding, gates of
+/// Whether there is a kernel for a call: tables over distances, FIRE's bias or nothing at all, with any mask, gates of
 /// queries that see what came before, caps and sinks.
-pub(super) fn runs(q: &Tensor<4>, k: &Tensor<4>, positions: &Positions) -> bool {
+pub(super) fn runs(q: &Tensor<4>, k: &Tensor<4>, context: &ScoreContext) -> bool {
     let (device, [batch, heads, queries, head_dim], [_, kv_heads, keys, _]) =
         (q.device().without_autodiff(), q.dims(), k.dims());
     let DispatchDevice::Cube(device) = device.as_dispatch() else { return false };
-    let tables = match &positions.scores {
-        Scores::Plain | Scores::Table { .. } => true,
-        Scores::Map { map, .. } => bias_of(map).is_some(),
+    let has_kernel = match &context.bias {
+        AttentionBias::None | AttentionBias::Table { .. } => true,
+        AttentionBias::FeatureDecay(_) => false,
+        AttentionBias::ScoreMod { kind, .. } => bias_of(kind).is_some(),
     };
-    let gated = positions.clock.is_none() || positions.sight.sides() == Sides::OneSided;
-    let plain = positions.damping.is_none() && gated;
+    let gated = context.gates.is_none() || context.mask.pattern.sides() == Sides::OneSided;
     let dims = AttentionDims { batch, heads, kv_heads, queries, keys, head_dim };
-    tables && plain && q.dtype() == DType::F32 && Attention::runs(&device.client(), dims)
+    has_kernel && gated && q.dtype() == DType::F32 && Attention::runs(&device.client(), dims)
 }
 
 /// What the backward needs of the forward.
-struct Kept {
+struct GpuAttentionSaved {
     output: attention::Output,
     /// FIRE's bias as kernels take it.
     bias: Option<Lines>,
 }
 
-impl Core {
+impl AttentionOp {
     fn dims(&self, inputs: &[CubeTensor]) -> AttentionDims {
         let [q, k, _] = self.own.map(|place| inputs[place].meta.shape());
         AttentionDims { batch: q[0], heads: q[1], kv_heads: k[1], queries: q[2], keys: k[2], head_dim: q[3] }
@@ -80,44 +80,40 @@ impl Core {
     }
 
     /// The gradient in what the softmax gets of a sink, for each row, `[B, H, Q]`: what the sink has of a row is taken from its output.
-    fn of_sinks(&self, step: &Step<CubeTensor>, output: &attention::Output) -> Option<Tensor<3>> {
-        let sinks = self.sinks(step.inputs)?;
-        let (out, lse) = self.tensors(step.inputs, output);
-        let along: Tensor<3> = (out * tensor(step.d_output)).sum_dim(3).squeeze_dim(3);
+    fn of_sinks(&self, ctx: &BackwardContext<CubeTensor>, output: &attention::Output) -> Option<Tensor<3>> {
+        let sinks = self.sinks(ctx.inputs)?;
+        let (out, lse) = self.tensors(ctx.inputs, output);
+        let along: Tensor<3> = (out * tensor(ctx.d_output)).sum_dim(3).squeeze_dim(3);
         Some((sinks.expand(lse.dims()) - lse).exp() * along * -1.0)
     }
 
     /// Where the numbers of FIRE's bias are.
     fn place_of_bias(&self) -> Option<usize> {
-        if let Places::Map(_, place) = self.scores.places { Some(place) } else { None }
+        if let BiasInputs::ScoreMod(_, place) = self.scores.bias { Some(place) } else { None }
     }
 
     /// FIRE's bias, of numbers that are on the host already.
     fn bias(&self, client: &Client, dims: AttentionDims) -> Option<Lines> {
-        let Places::Map(map, _) = &self.scores.places else { return None };
-        let (fire, heads) = bias_of(map).expect("other maps have no kernels");
+        let BiasInputs::ScoreMod(kind, _) = &self.scores.bias else { return None };
+        let (fire, heads) = bias_of(kind).expect("other score modifications have no kernels");
         let numbers: Vec<f32> = self.known.iter().map(|number| *number as f32).collect();
-        let extent = ScoreModExtent { sides: self.scores.sight.sides(), len: dims.keys, scale: self.scores.scale };
+        let extent = self.scores.mask.extent(dims.keys, self.scores.scale);
         Some(Lines::new(client, &fire::Lines::new(fire, heads, &numbers, extent), heads))
     }
 
     fn on<'a>(&self, inputs: &'a [CubeTensor], lines: Option<Lines>) -> Attention<'a> {
         let (q, dims) = (&inputs[self.own[0]], self.dims(inputs));
-        let [bias, weight] = self.tables().map(|place| place.map(|place| &inputs[place]));
+        let [bias, weight] = self.scores.bias.tables().map(|place| place.map(|place| &inputs[place]));
         let columns = bias.or(weight).map_or(0, |table| table.meta.shape()[1]);
-        let len = match self.scores.sight.sides() {
-            Sides::OneSided => columns,
-            Sides::TwoSided => columns.div_ceil(2),
-        };
+        let len = self.scores.mask.distances_of(columns);
         let [bias, weight] = [bias, weight].map(|table| table.map(|table| table.handle.clone()));
-        let lengths = self.scores.lengths.as_deref().map(|lengths| {
+        let lengths = self.scores.mask.lengths.as_deref().map(|lengths| {
             let lengths: Vec<u32> = lengths.iter().map(|length| *length as u32).collect();
             q.client.create_from_slice(u32::as_bytes(&lengths))
         });
-        let clocks =
-            self.scores.gates.map(|gates| array(GateCumsum::new(tensor::<3>(&inputs[gates])).fixed_point()).handle);
-        let call = Attention::new(&q.client, dims, self.scores.scale as f32, self.scores.sight);
-        let cap = self.scores.cap.map(|cap| cap as f32);
+        let clocks = self.gates.map(|gates| array(GateCumsum::new(tensor::<3>(&inputs[gates])).fixed_point()).handle);
+        let call = Attention::new(&q.client, dims, self.scores.scale as f32, self.scores.mask.pattern);
+        let cap = self.scores.softcap.map(|cap| cap as f32);
         Attention {
             tables: Tables { bias, weight, len },
             lines,
@@ -127,37 +123,31 @@ impl Core {
             ..call.with_precision(self.precision)
         }
     }
-
-    fn tables(&self) -> [Option<usize>; 2] {
-        match self.scores.places {
-            Places::Tables(places) => places,
-            Places::Map(..) => [None; 2],
-        }
-    }
 }
 
-impl GpuOp for Core {
-    fn forward(&self, inputs: &[CubeTensor], _tracked: bool) -> Forward<CubeTensor> {
+impl GpuOp for AttentionOp {
+    fn forward(&self, inputs: &[CubeTensor], _tracked: bool) -> OpOutput<CubeTensor> {
         let [q, k, v] = self.own.map(|place| &inputs[place].handle);
         let (client, dims) = (&inputs[self.own[0]].client, self.dims(inputs));
         let bias = self.bias(client, dims);
         let output = self.on(inputs, bias.clone()).forward(q, k, v);
         let output = self.with_sinks(inputs, output);
         let out = like(&inputs[self.own[0]], output.out.clone());
-        Forward { output: out, saved: Saved::new(Kept { output, bias }) }
+        OpOutput { output: out, saved: SavedForBackward::new(GpuAttentionSaved { output, bias }) }
     }
 
-    fn backward(&self, step: &Step<CubeTensor>) -> Vec<Option<CubeTensor>> {
-        let (inputs, Kept { output, bias }) = (step.inputs, step.saved::<Kept>());
+    fn backward(&self, ctx: &BackwardContext<CubeTensor>) -> Vec<Option<CubeTensor>> {
+        let (inputs, GpuAttentionSaved { output, bias }) = (ctx.inputs, ctx.saved::<GpuAttentionSaved>());
         let [q, k, v] = self.own.map(|place| inputs[place].handle.clone());
         let saved = attention::Saved { q, k, v, output: output.clone() };
-        let places = if let Some(place) = self.place_of_bias() { [Some(place), None] } else { self.tables() };
-        let wanted = places.map(|place| place.is_some_and(|place| step.wanted[place]));
-        let found = self.on(inputs, bias.clone()).backward(&saved, &step.d_output.handle, wanted);
+        let places =
+            if let Some(place) = self.place_of_bias() { [Some(place), None] } else { self.scores.bias.tables() };
+        let wanted = places.map(|place| place.is_some_and(|place| ctx.wanted[place]));
+        let found = self.on(inputs, bias.clone()).backward(&saved, &ctx.d_output.handle, wanted);
         let mut gradients: Vec<Option<CubeTensor>> = inputs.iter().map(|_| None).collect();
         let mut put = |place: usize, handle| gradients[place] = Some(like(&inputs[place], handle));
         self.own.into_iter().zip([found.d_q, found.d_k, found.d_v]).for_each(|(place, handle)| put(place, handle));
-        for (place, handle) in self.tables().iter().zip(&found.d_tables) {
+        for (place, handle) in self.scores.bias.tables().iter().zip(&found.d_tables) {
             if let (Some(place), Some(handle)) = (place, handle) {
                 put(*place, handle.clone());
             }
@@ -165,13 +155,13 @@ impl GpuOp for Core {
         if let (Some(place), Some(lines), [Some(sums), _]) = (self.place_of_bias(), bias, &found.d_tables) {
             put(place, lines.gradient(&inputs[place].client, &inputs[place].handle, sums));
         }
-        let of_sinks = self.of_sinks(step, output);
+        let of_sinks = self.of_sinks(ctx, output);
         if let (Some(place), Some(of_sinks)) = (self.scores.sinks, &of_sinks) {
             let heads = of_sinks.dims()[1];
             gradients[place] = Some(array(of_sinks.clone().sum_dim(2).sum_dim(0).reshape([heads])));
         }
-        if let (Some(place), Some(d_clocks)) = (self.scores.gates, found.d_clocks) {
-            // a gate is in the clocks of its token and of all behind it
+        if let (Some(place), Some(d_clocks)) = (self.gates, found.d_clocks) {
+            // a gate is in the cumulative gates of its token and of all later ones
             let mut d_clocks = tensor::<3>(&like(&inputs[place], d_clocks));
             if let Some(of_sinks) = of_sinks {
                 // kernels take the slopes of a row for ones that add up to nothing; with that of its sink they do

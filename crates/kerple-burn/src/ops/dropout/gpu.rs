@@ -1,11 +1,11 @@
 //! Dropout on GPUs, by the kernel of [`kerple_gpu::dropout`].
 
-use super::Drop;
-use crate::fused::{Forward, GpuOp, Saved, Step, like};
+use super::DropoutOp;
+use crate::custom_op::{BackwardContext, GpuOp, OpOutput, SavedForBackward, like};
 use burn_cubecl::tensor::CubeTensor;
 use kerple_gpu::dropout::{Stream, dropped};
 
-impl Drop {
+impl DropoutOp {
     /// The same for values and for gradients.
     fn on_cube(&self, x: &CubeTensor) -> CubeTensor {
         let rows = x.meta.shape()[0];
@@ -19,12 +19,12 @@ impl Drop {
     }
 }
 
-impl GpuOp for Drop {
-    fn forward(&self, inputs: &[CubeTensor], _tracked: bool) -> Forward<CubeTensor> {
-        Forward { output: self.on_cube(&inputs[0]), saved: Saved::nothing() }
+impl GpuOp for DropoutOp {
+    fn forward(&self, inputs: &[CubeTensor], _tracked: bool) -> OpOutput<CubeTensor> {
+        OpOutput { output: self.on_cube(&inputs[0]), saved: SavedForBackward::nothing() }
     }
 
-    fn backward(&self, step: &Step<CubeTensor>) -> Vec<Option<CubeTensor>> {
-        vec![Some(self.on_cube(step.d_output))]
+    fn backward(&self, ctx: &BackwardContext<CubeTensor>) -> Vec<Option<CubeTensor>> {
+        vec![Some(self.on_cube(ctx.d_output))]
     }
 }

@@ -1,37 +1,37 @@
 //! Epilogues of products on GPUs, by the kernels of [`kerple_gpu::epilogue`].
 
-use super::Epilogue;
-use crate::fused::{Forward, GpuOp, Inputs, Op, Saved, Step, like};
+use super::EpilogueTensors;
+use crate::custom_op::{BackwardContext, CustomOp, GpuOp, OpInputs, OpOutput, SavedForBackward, like};
 use burn::tensor::Tensor;
 use burn_cubecl::tensor::CubeTensor;
 use kerple_core::ops::activation::Activation;
 use kerple_gpu::epilogue::{self, Gradients};
 
-pub(super) fn epilogue(x: Tensor<3>, Epilogue { bias, activation, base }: Epilogue) -> Tensor<3> {
+pub(super) fn epilogue(x: Tensor<3>, EpilogueTensors { bias, activation, base }: EpilogueTensors) -> Tensor<3> {
     if bias.is_none() && activation.is_none() && base.is_none() {
         return x;
     }
-    let mut inputs = Inputs::default();
+    let mut inputs = OpInputs::default();
     let x = inputs.add(x);
-    let op = Finish { x, bias: inputs.add_some(bias), activation, base: inputs.add_some(base) };
+    let op = EpilogueOp { x, bias: inputs.add_some(bias), activation, base: inputs.add_some(base) };
     inputs.apply(op)
 }
 
 #[derive(Debug)]
-struct Finish {
+struct EpilogueOp {
     x: usize,
     bias: Option<usize>,
     activation: Option<Activation>,
     base: Option<usize>,
 }
 
-impl Op for Finish {
+impl CustomOp for EpilogueOp {
     fn on_gpu(&self) -> Option<&dyn GpuOp> {
         Some(self)
     }
 }
 
-impl Finish {
+impl EpilogueOp {
     fn on<'a>(&self, inputs: &'a [CubeTensor]) -> epilogue::Epilogue<'a> {
         let shape = inputs[self.x].meta.shape();
         let handle = |place: Option<usize>| place.map(|place| &inputs[place].handle);
@@ -40,27 +40,27 @@ impl Finish {
     }
 }
 
-impl GpuOp for Finish {
-    fn forward(&self, inputs: &[CubeTensor], _tracked: bool) -> Forward<CubeTensor> {
+impl GpuOp for EpilogueOp {
+    fn forward(&self, inputs: &[CubeTensor], _tracked: bool) -> OpOutput<CubeTensor> {
         let x = &inputs[self.x];
         let output = like(x, self.on(inputs).forward(&x.client, &x.handle));
-        Forward { output, saved: Saved::nothing() }
+        OpOutput { output, saved: SavedForBackward::nothing() }
     }
 
     fn reads(&self, place: usize) -> bool {
         self.activation.is_some() && self.base != Some(place)
     }
 
-    fn backward(&self, step: &Step<CubeTensor>) -> Vec<Option<CubeTensor>> {
-        let (inputs, x) = (step.inputs, &step.inputs[self.x]);
-        let Gradients { d_x, d_bias } = self.on(inputs).backward(&x.client, [&x.handle, &step.d_output.handle]);
+    fn backward(&self, ctx: &BackwardContext<CubeTensor>) -> Vec<Option<CubeTensor>> {
+        let (inputs, x) = (ctx.inputs, &ctx.inputs[self.x]);
+        let Gradients { d_x, d_bias } = self.on(inputs).backward(&x.client, [&x.handle, &ctx.d_output.handle]);
         let mut gradients: Vec<Option<CubeTensor>> = inputs.iter().map(|_| None).collect();
         gradients[self.x] = Some(like(x, d_x));
         if let (Some(place), Some(d_bias)) = (self.bias, d_bias) {
             gradients[place] = Some(like(&inputs[place], d_bias));
         }
         if let Some(place) = self.base {
-            gradients[place] = Some(step.d_output.clone());
+            gradients[place] = Some(ctx.d_output.clone());
         }
         gradients
     }

@@ -2,9 +2,9 @@
 //! batch are never in memory at once. Gradients are computed together with the loss, while the
 //! logits of their rows are in memory.
 
-use super::{End, Head, Loss, LossTargets, by_parts};
-use crate::fused::{Forward, GpuOp, Saved, Step, array, like, tensor};
-use crate::ops::{Norm, norm};
+use super::{CrossEntropyOp, LmHeadInputs, LmHeadTensors, LossTargets, by_parts};
+use crate::custom_op::{BackwardContext, GpuOp, OpOutput, SavedForBackward, array, like, tensor};
+use crate::ops::{NormTensors, norm};
 use burn::tensor::{Gradients, Tensor};
 use burn_cubecl::tensor::CubeTensor;
 use std::ops::Range;
@@ -13,24 +13,24 @@ use std::ops::Range;
 const AT_ONCE: usize = 1 << 24;
 
 /// The head with its tensors as leaves of a tape of its own.
-fn as_leaves(head: &Head) -> Head {
+fn as_leaves(head: &LmHeadTensors) -> LmHeadTensors {
     fn leaf<const D: usize>(tensor: &Tensor<D>) -> Tensor<D> {
         tensor.clone().autodiff().require_grad()
     }
-    let norm = Norm { gamma: leaf(&head.norm.gamma), beta: head.norm.beta.as_ref().map(leaf), ..head.norm };
-    Head { norm, weight: leaf(&head.weight), bias: head.bias.as_ref().map(leaf), ..*head }
+    let norm = NormTensors { gamma: leaf(&head.norm.gamma), beta: head.norm.beta.as_ref().map(leaf), ..head.norm };
+    LmHeadTensors { norm, weight: leaf(&head.weight), bias: head.bias.as_ref().map(leaf), ..*head }
 }
 
-impl End {
-    fn on_gpu(&self, inputs: &[CubeTensor]) -> Head {
+impl LmHeadInputs {
+    fn on_gpu(&self, inputs: &[CubeTensor]) -> LmHeadTensors {
         let one = |place: usize| tensor::<1>(&inputs[place]);
-        let norm::Places { kind, gamma, beta, epsilon } = self.norm;
-        let norm = Norm { kind, gamma: one(gamma), beta: beta.map(one), epsilon };
-        Head { norm, weight: tensor(&inputs[self.weight]), tied: self.tied, bias: self.bias.map(one) }
+        let norm::NormInputs { kind, gamma, beta, epsilon } = self.norm;
+        let norm = NormTensors { kind, gamma: one(gamma), beta: beta.map(one), epsilon };
+        LmHeadTensors { norm, weight: tensor(&inputs[self.weight]), tied: self.tied, bias: self.bias.map(one) }
     }
 
     /// Gradients with their places among the inputs, flat.
-    fn gradients(&self, head: &Head, of: &mut Gradients) -> Vec<(usize, Tensor<1>)> {
+    fn gradients(&self, head: &LmHeadTensors, of: &mut Gradients) -> Vec<(usize, Tensor<1>)> {
         let weight = head.weight.grad_remove(of).map(|d| (self.weight, d.reshape([-1])));
         let single = [
             (Some(self.norm.gamma), Some(&head.norm.gamma)),
@@ -42,7 +42,7 @@ impl End {
     }
 }
 
-impl Loss {
+impl CrossEntropyOp {
     /// Rows that are processed at once.
     fn pieces(&self, inputs: &[CubeTensor]) -> impl Iterator<Item = Range<usize>> + use<> {
         let shape = inputs[self.end.weight].meta.shape();
@@ -52,15 +52,15 @@ impl Loss {
     }
 
     /// Losses of some rows, `[1, rows]`.
-    fn piece(&self, x: Tensor<3>, head: &Head, rows: Range<usize>) -> Tensor<2> {
+    fn piece(&self, x: Tensor<3>, head: &LmHeadTensors, rows: Range<usize>) -> Tensor<2> {
         let LossTargets { ids, scored } = self.end.targets();
         let targets = LossTargets { ids: &ids[rows.clone()], scored: scored.map(|scored| &scored[rows]) };
         by_parts(x, head.clone(), targets, self.engine)
     }
 }
 
-impl GpuOp for Loss {
-    fn forward(&self, inputs: &[CubeTensor], tracked: bool) -> Forward<CubeTensor> {
+impl GpuOp for CrossEntropyOp {
+    fn forward(&self, inputs: &[CubeTensor], tracked: bool) -> OpOutput<CubeTensor> {
         let (end, x) = (&self.end, tensor::<3>(&inputs[self.end.x]));
         let [batch, len, width] = x.dims();
         let (x, head) = (x.reshape([1, batch * len, width]), end.on_gpu(inputs));
@@ -77,9 +77,10 @@ impl GpuOp for Loss {
             losses.push(loss.without_autodiff());
             d_x.push(x.grad_remove(&mut gradients).expect("losses depend on their inputs"));
             let found = end.gradients(&head, &mut gradients);
-            sums = match sums.is_empty() {
-                true => found,
-                false => sums.into_iter().zip(found).map(|((place, sum), (_, more))| (place, sum + more)).collect(),
+            sums = if sums.is_empty() {
+                found
+            } else {
+                sums.into_iter().zip(found).map(|((place, sum), (_, more))| (place, sum + more)).collect()
             };
         }
         let losses = Tensor::cat(losses, 1);
@@ -88,19 +89,19 @@ impl GpuOp for Loss {
             None => array(losses.reshape([batch, len])),
         };
         if d_x.is_empty() {
-            return Forward { output, saved: Saved::nothing() };
+            return OpOutput { output, saved: SavedForBackward::nothing() };
         }
         sums.push((end.x, Tensor::cat(d_x, 1).reshape([-1])));
-        Forward { output, saved: Saved::new(sums) }
+        OpOutput { output, saved: SavedForBackward::new(sums) }
     }
 
-    fn backward(&self, step: &Step<CubeTensor>) -> Vec<Option<CubeTensor>> {
+    fn backward(&self, ctx: &BackwardContext<CubeTensor>) -> Vec<Option<CubeTensor>> {
         assert!(self.share.is_some(), "GPUs compute gradients of a sum of losses only");
-        let upstream = tensor::<1>(step.d_output);
-        let mut gradients: Vec<Option<CubeTensor>> = step.inputs.iter().map(|_| None).collect();
-        for (place, gradient) in step.saved::<Vec<(usize, Tensor<1>)>>() {
+        let upstream = tensor::<1>(ctx.d_output);
+        let mut gradients: Vec<Option<CubeTensor>> = ctx.inputs.iter().map(|_| None).collect();
+        for (place, gradient) in ctx.saved::<Vec<(usize, Tensor<1>)>>() {
             let gradient = array(gradient.clone() * upstream.clone());
-            gradients[*place] = Some(like(&step.inputs[*place], gradient.handle));
+            gradients[*place] = Some(like(&ctx.inputs[*place], gradient.handle));
         }
         gradients
     }

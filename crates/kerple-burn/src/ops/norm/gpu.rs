@@ -1,12 +1,12 @@
 //! Norms on GPUs, by the kernels of [`kerple_gpu::norm`].
 
-use super::{Alone, RowNorm};
-use crate::fused::{Forward, GpuOp, Saved, Step, like};
+use super::{NormOp, RowNorm};
+use crate::custom_op::{BackwardContext, GpuOp, OpOutput, SavedForBackward, like};
 use burn_cubecl::tensor::CubeTensor;
 use kerple_gpu::cubecl::server::Handle;
 use kerple_gpu::norm::{self, Gradients};
 
-impl Alone {
+impl NormOp {
     fn on(&self, inputs: &[CubeTensor]) -> norm::Norm {
         let (x, gamma) = (&inputs[self.x], &inputs[self.norm.gamma]);
         let width = gamma.meta.num_elements();
@@ -20,16 +20,16 @@ impl Alone {
     }
 }
 
-impl GpuOp for Alone {
-    fn forward(&self, inputs: &[CubeTensor], _tracked: bool) -> Forward<CubeTensor> {
+impl GpuOp for NormOp {
+    fn forward(&self, inputs: &[CubeTensor], _tracked: bool) -> OpOutput<CubeTensor> {
         let x = &inputs[self.x];
         let [y, stats] = self.on(inputs).forward(&x.client, &x.handle);
-        Forward { output: like(x, y), saved: Saved::new(stats) }
+        OpOutput { output: like(x, y), saved: SavedForBackward::new(stats) }
     }
 
-    fn backward(&self, step: &Step<CubeTensor>) -> Vec<Option<CubeTensor>> {
-        let (inputs, x) = (step.inputs, &step.inputs[self.x]);
-        let rows = [&x.handle, step.saved::<Handle>(), &step.d_output.handle];
+    fn backward(&self, ctx: &BackwardContext<CubeTensor>) -> Vec<Option<CubeTensor>> {
+        let (inputs, x) = (ctx.inputs, &ctx.inputs[self.x]);
+        let rows = [&x.handle, ctx.saved::<Handle>(), &ctx.d_output.handle];
         let Gradients { d_x, d_gamma, d_beta } = self.on(inputs).backward(&x.client, rows);
         let mut gradients: Vec<Option<CubeTensor>> = inputs.iter().map(|_| None).collect();
         let mut put = |place: usize, gradient| gradients[place] = Some(like(&inputs[place], gradient));

@@ -5,10 +5,10 @@ use super::{Row, Sizes, agree, times};
 use crate::failure::{Failure, Outcome};
 use crate::memory::extra_mib;
 use burn::tensor::{DType, Device, Distribution, Tensor};
-use kerple_burn::fused;
+use kerple_burn::forward_context::ForwardContext;
+use kerple_burn::implementation;
 use kerple_burn::ops::attention::{default_scale, rotated};
-use kerple_burn::pass::Pass;
-use kerple_burn::positions::PositionalEncoding;
+use kerple_burn::positional_encoding::PositionalEncoding;
 use kerple_core::attention::{
     self, AttentionDims, AttentionGradients, AttentionProblem, AttentionSaved, ScoreTable, ScoreTransform, Strides,
     View, ViewMut, naive,
@@ -253,14 +253,14 @@ impl Composed {
     fn run(&self, backward: bool) {
         let [q, k, v] = self.inputs.clone();
         let [_, _, length, head_dim] = q.dims();
-        let positions = self.encoding.positions(
+        let positions = self.encoding.attention_context(
             0,
             [length, length],
             (&q.device(), DType::F32),
-            fused::Engine::Composed,
-            &Pass::evaluation(0),
+            implementation::Impl::Reference,
+            &ForwardContext::evaluation(0),
         );
-        let out = rotated(q, k, v, default_scale(head_dim), &positions, fused::Engine::Composed);
+        let out = rotated(q, k, v, default_scale(head_dim), &positions, implementation::Impl::Reference);
         if backward {
             let _ = out.sum().backward();
         }

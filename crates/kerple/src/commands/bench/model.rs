@@ -5,23 +5,23 @@ use crate::args::{Bench, Work};
 use crate::failure::{Failure, Outcome};
 use crate::memory::extra_mib;
 use burn::tensor::{Device, Tensor};
-use kerple_burn::fused::Engine;
+use kerple_burn::implementation::Impl;
 use kerple_core::encoding::{Encoding, Method};
 use kerple_core::precision::Precision;
 use kerple_data::machine::MemoryLimit;
 use kerple_lm::config::{DataConfig, ModelConfig, Preset, RunConfig, TrainConfig};
+use kerple_lm::forward_context::ForwardContext;
 use kerple_lm::model::Decoder;
 use kerple_lm::objective::{NextTokenPrediction, SequenceBatch};
-use kerple_lm::pass::Pass;
 use kerple_lm::plan::{DataInfo, Plan};
-use kerple_lm::train_state::{TrainState, Update, settings};
+use kerple_lm::train_state::{AdamWStep, TrainState, settings};
 
 /// The model that is timed.
 pub struct Subject {
     config: RunConfig,
     vocab: usize,
     device: Device,
-    engine: Engine,
+    engine: Impl,
     /// How it is named.
     name: String,
     /// The memory that models have there.
@@ -68,7 +68,7 @@ impl Subject {
     }
 
     /// Where models are, how that is named, and what they compute with.
-    pub fn device(&self) -> (&Device, &str, Engine) {
+    pub fn device(&self) -> (&Device, &str, Impl) {
         (&self.device, &self.name, self.engine)
     }
 
@@ -116,7 +116,7 @@ impl Subject {
         Ok(())
     }
 
-    fn train_state(&self, plan: &Plan, engine: Engine) -> TrainState<Decoder, NextTokenPrediction> {
+    fn train_state(&self, plan: &Plan, engine: Impl) -> TrainState<Decoder, NextTokenPrediction> {
         let model = Decoder::new(plan, &self.device.clone().autodiff()).with_engine(engine);
         TrainState::new(model, NextTokenPrediction::default(), settings(plan)).with_engine(engine)
     }
@@ -159,9 +159,9 @@ fn noise_batch(rows: usize, length: usize, vocab: usize) -> SequenceBatch {
 fn check_step(subject: &Subject, batch: usize) -> Outcome {
     let plan = subject.plan(CHECKED, batch.min(2))?;
     let batch = [noise_batch(plan.train.batch_size, CHECKED, subject.vocab)];
-    let pass = Pass::training(plan.seed, 0);
-    let fused = subject.train_state(&plan, Engine::Fused).gradients(&batch, pass);
-    let definition = subject.train_state(&plan, Engine::Composed).gradients(&batch, pass);
+    let pass = ForwardContext::training(plan.seed, 0);
+    let fused = subject.train_state(&plan, Impl::Kernel).gradients(&batch, pass);
+    let definition = subject.train_state(&plan, Impl::Reference).gradients(&batch, pass);
     // a chain of products in f32, each rounded in another order
     const TOLERANCE: f32 = 1e-3;
     agree("the loss of the fused step", &[fused.loss as f32], &[definition.loss as f32], TOLERANCE)?;
@@ -177,14 +177,14 @@ pub fn step(subject: &Subject, length: usize, sizes: Sizes, tell: &mut dyn FnMut
     check_step(subject, sizes.batch)?;
     let plan = subject.plan(length, sizes.batch)?;
     let batch = noise_batch(sizes.batch, length, subject.vocab);
-    for (name, engine) in [("fused", subject.engine), ("composed", Engine::Composed)] {
+    for (name, engine) in [("fused", subject.engine), ("composed", Impl::Reference)] {
         subject.device.memory_cleanup();
         let mut train_state = subject.train_state(&plan, engine);
         let mut adam_step = 0;
         let mut run = || {
             adam_step += 1;
-            let update = Update { learning_rate: plan.train.learning_rate, adam_step };
-            let pass = Pass::training(plan.seed, adam_step);
+            let update = AdamWStep { learning_rate: plan.train.learning_rate, adam_step };
+            let pass = ForwardContext::training(plan.seed, adam_step);
             train_state.step(std::slice::from_ref(&batch), pass, update).expect("noise has a finite loss");
         };
         let all = times(sizes.repeats, &mut run);
@@ -199,7 +199,7 @@ pub fn step(subject: &Subject, length: usize, sizes: Sizes, tell: &mut dyn FnMut
 
 /// The loss of every token.
 fn losses(model: &Decoder, batch: &SequenceBatch) -> Vec<f32> {
-    model.nll(batch.input(), &batch.targets, &Pass::evaluation(0)).into_data().iter::<f32>().collect()
+    model.nll(batch.input(), &batch.targets, &ForwardContext::evaluation(0)).into_data().iter::<f32>().collect()
 }
 
 /// Times the evaluation of one segment, as `kerple eval` does it: in pieces where layers keep a state of fixed size.
@@ -207,12 +207,12 @@ pub fn eval(subject: &Subject, length: usize, sizes: Sizes, tell: &mut dyn FnMut
     let plan = subject.plan(length, sizes.batch)?;
     let model = Decoder::new(&plan, &subject.device);
     let checked = noise_batch(sizes.batch, CHECKED.min(length), subject.vocab);
-    let definition = losses(&model.clone().with_engine(Engine::Composed), &checked);
+    let definition = losses(&model.clone().with_engine(Impl::Reference), &checked);
     // a chain of products in f32, each rounded in another order
     agree("the loss of one token", &losses(&model, &checked), &definition, 1e-4)?;
     let batch = noise_batch(sizes.batch, length, subject.vocab);
     let model = model.with_engine(subject.engine);
-    let run = || drop(model.scored(batch.input(), &batch.targets, &Pass::evaluation(0)));
+    let run = || drop(model.scored(batch.input(), &batch.targets, &ForwardContext::evaluation(0)));
     let all = times(sizes.repeats, run);
     let flops = flops(&plan, sizes.batch, length, false);
     let mut row = Row::new("eval", "fused", length, sizes_of(&plan, sizes), &all, flops);

@@ -5,8 +5,8 @@ use super::attention::{LONGEST_COMPOSED, flops, log_bias, noise};
 use super::{Row, Sizes, agree, times};
 use crate::failure::Outcome;
 use burn::tensor::{Device, Tensor, TensorData};
-use kerple_burn::forms::{Positions, Scores};
-use kerple_burn::fused::Engine;
+use kerple_burn::attention_context::{AttentionBias, ScoreContext};
+use kerple_burn::implementation::Impl;
 use kerple_burn::ops::attention::{attention, default_scale};
 
 /// Positions at which the kernels are held against the definition: several tiles.
@@ -32,11 +32,11 @@ impl Layer {
     }
 
     /// The output, and with a backward of its sum the gradients in queries and in the bias.
-    fn run(&self, engine: Engine, backward: bool) -> (Tensor<4>, Option<[Option<Tensor<1>>; 2]>) {
+    fn run(&self, engine: Impl, backward: bool) -> (Tensor<4>, Option<[Option<Tensor<1>>; 2]>) {
         let [q, k, v] = self.own.clone();
         let scale = default_scale(q.dims()[3]);
-        let scores = Scores::Table { bias: self.bias.clone(), weight: None };
-        let out = attention(q, k, v, scale, &Positions { scores, ..Positions::default() }, engine);
+        let bias = AttentionBias::Table { bias: self.bias.clone(), weight: None };
+        let out = attention(q, k, v, scale, &ScoreContext { bias, ..ScoreContext::default() }, engine);
         let gradients = backward.then(|| {
             let gradients = out.clone().sum().backward();
             let flat = |values: Tensor<2>| values.reshape([-1]);
@@ -52,14 +52,14 @@ fn numbers(tensor: Tensor<1>) -> Vec<f32> {
 }
 
 /// Fails unless output and gradients of the kernels equal the definition's on the same device.
-fn check(device: &Device, sizes: Sizes, engine: Engine) -> Outcome {
+fn check(device: &Device, sizes: Sizes, engine: Impl) -> Outcome {
     let layer = Layer::new(device, CHECKED, Sizes { batch: 1, ..sizes }, true);
     let all = |engine| {
         let (out, gradients) = layer.run(engine, true);
         let gradients = gradients.into_iter().flatten().flatten();
         std::iter::once(out.without_autodiff().reshape([-1])).chain(gradients).map(numbers).collect::<Vec<_>>()
     };
-    for (kernel, definition) in all(engine).iter().zip(all(Engine::Composed)) {
+    for (kernel, definition) in all(engine).iter().zip(all(Impl::Reference)) {
         // products of the definition may be made of shorter numbers; of those that are rounded, some errors add up
         let tolerance = 5e-3 + 4.0 * engine.precision().unit() as f32;
         agree("attention on the device", kernel, &definition, tolerance)?;
@@ -75,14 +75,14 @@ pub fn extra_mib(device: &Device) -> Option<f64> {
 
 /// Times one length.
 pub fn run(
-    (device, name, fused): (&Device, &str, Engine),
+    (device, name, fused): (&Device, &str, Impl),
     length: usize,
     sizes: Sizes,
     tell: &mut dyn FnMut(Row),
 ) -> Outcome {
     check(device, sizes, fused)?;
-    for (engine, what) in [(fused, "kernel"), (Engine::Composed, "composed")] {
-        if engine == Engine::Composed && length > LONGEST_COMPOSED {
+    for (engine, what) in [(fused, "kernel"), (Impl::Reference, "composed")] {
+        if engine == Impl::Reference && length > LONGEST_COMPOSED {
             continue;
         }
         for backward in [false, true] {

@@ -1,0 +1,90 @@
+//! What a positional encoding contributes to the attention of one layer in one forward pass.
+//!
+//! [`AttentionContext`] has one part for each place where positions enter: the attention mask, the rotation of queries and
+//! keys, the bias of scores, gates, and what only linear attention takes. Operations take the parts they need. Rows that are
+//! added to embeddings never reach attention.
+
+mod bias;
+mod linear;
+mod mask;
+mod query_key_pairs;
+mod rope;
+
+pub use bias::AttentionBias;
+pub use kerple_core::forms::Mask;
+pub use linear::{DecayTensors, ExponentialTensors, LinearContext, StochasticCode};
+pub use mask::AttentionMask;
+pub(crate) use query_key_pairs::QueryKeyPairs;
+pub use rope::RotaryTables;
+
+use crate::chunk::Chunk;
+use burn::tensor::Tensor;
+use std::sync::Arc;
+
+/// What one layer's attention gets besides its input. The default is a decoder's without any encoding.
+#[derive(Clone, Debug, Default)]
+pub struct AttentionContext {
+    /// Which keys a query attends to.
+    pub mask: AttentionMask,
+    /// Rotation of the queries and keys of this pass.
+    pub rope: Option<Arc<RotaryTables>>,
+    /// Changes of softmax scores.
+    pub bias: AttentionBias,
+    /// Forget gates, from the layer's normed rows.
+    pub gates: Option<GateProjection>,
+    /// What linear attention takes in place of a bias.
+    pub linear: LinearContext,
+}
+
+impl AttentionContext {
+    /// For an encoder: bidirectional, by the absolute distance where tables are one-sided.
+    pub fn bidirectional(self) -> AttentionContext {
+        match self.mask.pattern {
+            Mask::Causal { window } => {
+                let mask = AttentionMask { pattern: Mask::Bidirectional { window }, ..self.mask };
+                AttentionContext { mask, bias: self.bias.symmetric(), ..self }
+            }
+            Mask::Bidirectional { .. } => self,
+        }
+    }
+
+    /// The same for a padded batch, whose sequences have so many keys, `[B]`; `None`: none is padded.
+    pub fn with_lengths(self, lengths: Option<Arc<[usize]>>) -> AttentionContext {
+        AttentionContext { mask: AttentionMask { lengths, ..self.mask }, ..self }
+    }
+
+    /// The same for rows that are a chunk of longer sequences.
+    pub fn with_chunk(self, chunk: Option<Chunk>) -> AttentionContext {
+        AttentionContext { linear: LinearContext { chunk, ..self.linear }, ..self }
+    }
+
+    /// What softmax attention takes of it, with the gates of all keys, `[B, H, K]`.
+    ///
+    /// # Panics
+    /// When there are gates in one of the two only.
+    pub fn scores(&self, gates: Option<Tensor<3>>) -> ScoreContext {
+        assert_eq!(self.gates.is_some(), gates.is_some(), "a layer computes gates from its rows before its attention");
+        ScoreContext { mask: self.mask.clone(), bias: self.bias.clone(), gates }
+    }
+}
+
+/// What positions change in softmax attention.
+#[derive(Clone, Debug, Default)]
+pub struct ScoreContext {
+    /// Which keys a query attends to.
+    pub mask: AttentionMask,
+    /// Changes of scores.
+    pub bias: AttentionBias,
+    /// Logarithms of forget gates of all keys, `[B, H, K]`: scores get the difference of their cumulative sums between query
+    /// and key, see [`Table::gate_cumsum`](kerple_core::forms::ScoreTable::gate_cumsum). Not together with a score modification.
+    pub gates: Option<Tensor<3>>,
+}
+
+/// Forget gates `ln sigmoid(x W + b)` that a layer computes from its normed rows `x`, `[B, L, M]`.
+#[derive(Clone, Debug)]
+pub struct GateProjection {
+    /// W, `[M, H]`; `None`: gates do not depend on the rows.
+    pub weight: Option<Tensor<2>>,
+    /// b, `[H]`.
+    pub bias: Tensor<1>,
+}

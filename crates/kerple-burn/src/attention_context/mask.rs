@@ -1,0 +1,88 @@
+//! The attention mask: causality, window and padding.
+
+use super::QueryKeyPairs;
+use burn::tensor::{Bool, Device, Tensor, TensorData};
+use kerple_core::forms::{Mask, Sides};
+use kerple_core::score_mods::ScoreModExtent;
+use std::ops::Range;
+use std::sync::Arc;
+
+/// Which keys each query of a batch attends to.
+#[derive(Clone, Debug)]
+pub struct AttentionMask {
+    /// Causal or bidirectional, with or without a window.
+    pub pattern: Mask,
+    /// Keys that each sequence has, `[B]`; the rest is padding. `None`: all of them.
+    pub lengths: Option<Arc<[usize]>>,
+}
+
+impl Default for AttentionMask {
+    fn default() -> Self {
+        AttentionMask::from(Mask::CAUSAL)
+    }
+}
+
+impl From<Mask> for AttentionMask {
+    fn from(pattern: Mask) -> Self {
+        AttentionMask { pattern, lengths: None }
+    }
+}
+
+impl AttentionMask {
+    /// Which keys each query does not attend to, `[B, 1, Q, K]`, or `[1, 1, Q, K]` where all sequences are alike.
+    pub(crate) fn hidden(&self, pairs: &QueryKeyPairs, device: &Device) -> Tensor<4, Bool> {
+        let distances = pairs.distances(device);
+        let ahead = distances.clone().lower_elem(0);
+        let hidden = match (self.pattern.sides(), self.pattern.window()) {
+            (Sides::OneSided, None) => ahead,
+            (Sides::TwoSided, None) => distances.clone().not_equal(distances),
+            (Sides::OneSided, Some(window)) => ahead.bool_or(distances.greater_equal_elem(window as i64)),
+            (Sides::TwoSided, Some(window)) => distances.abs().greater_equal_elem(window as i64),
+        };
+        let (hidden, [queries, keys]): (Tensor<4, Bool>, _) = (hidden.unsqueeze(), pairs.sizes());
+        let Some(lengths) = &self.lengths else { return hidden };
+        let all = [lengths.len(), 1, queries, keys];
+        let padding = padding(lengths, pairs.keys.clone(), device).unsqueeze_dim::<4>(2);
+        hidden.expand(all).bool_or(padding.expand(all))
+    }
+
+    /// The extent of attention over this many keys, for score modifications.
+    pub(crate) fn extent(&self, keys: usize, scale: f64) -> ScoreModExtent {
+        ScoreModExtent { sides: self.pattern.sides(), len: keys, scale }
+    }
+
+    /// Distances in one direction that a table of this many columns has.
+    pub(crate) fn distances_of(&self, columns: usize) -> usize {
+        match self.pattern.sides() {
+            Sides::OneSided => columns,
+            Sides::TwoSided => columns.div_ceil(2),
+        }
+    }
+
+    /// Gates `[B, H, K]` with 0 in place of NaN under padding: a batch may be padded with anything.
+    pub(crate) fn without_nan_in_padding(&self, gates: Tensor<3>) -> Tensor<3> {
+        let Some(lengths) = &self.lengths else { return gates };
+        let padding = padding(lengths, 0..gates.dims()[2], &gates.device());
+        let unknown = padding.expand(gates.dims()).bool_and(gates.clone().is_nan());
+        gates.mask_fill(unknown, 0.0)
+    }
+
+    /// Logarithms of the keys that each of the last `queries` positions attends to, `[B, Q]`, or `[1, Q]` where all sequences are
+    /// alike.
+    pub(crate) fn log_counts(&self, [queries, keys]: [usize; 2]) -> Vec<f64> {
+        let alike = [keys];
+        let lengths = self.lengths.as_deref().unwrap_or(&alike);
+        let log = |length: usize| {
+            // rows of padding count keys too, and matter to nothing
+            move |i: usize| (self.pattern.count((keys - queries + i) as isize, length).max(1) as f64).ln()
+        };
+        lengths.iter().flat_map(|length| (0..queries).map(log(*length))).collect()
+    }
+}
+
+/// Which of these keys are padding, `[B, 1, K]`.
+fn padding(lengths: &[usize], keys: Range<usize>, device: &Device) -> Tensor<3, Bool> {
+    let shape = [lengths.len(), 1, keys.len()];
+    let padding = lengths.iter().flat_map(|length| keys.clone().map(move |key| key >= *length));
+    Tensor::from_data(TensorData::new(padding.collect::<Vec<bool>>(), shape), device)
+}

@@ -1,0 +1,61 @@
+//! Contiguous CPU arrays: the view that a custom operation has of a tensor.
+
+use burn::backend::flex::FlexTensor;
+use burn::tensor::{DType, Element, TensorData};
+use bytemuck::Pod;
+
+/// A contiguous array of the flex backend; cloning shares the data.
+#[derive(Clone, Debug)]
+pub struct HostArray(FlexTensor);
+
+impl HostArray {
+    /// The array of a tensor, copied only when its layout is strided.
+    pub fn new(tensor: FlexTensor) -> HostArray {
+        HostArray(tensor.to_contiguous())
+    }
+
+    /// An array that owns `values`.
+    ///
+    /// # Panics
+    /// When the shape does not hold as many values.
+    pub fn from_vec<T: Element>(values: Vec<T>, shape: &[usize]) -> HostArray {
+        HostArray(FlexTensor::from_data(TensorData::new(values, shape.to_vec())))
+    }
+
+    /// An array of the values that were read from a device.
+    pub fn from_data(data: TensorData) -> HostArray {
+        HostArray(FlexTensor::from_data(data))
+    }
+
+    /// The values in row-major order.
+    ///
+    /// # Panics
+    /// When the array holds another type.
+    pub fn slice<T: Element + Pod>(&self) -> &[T] {
+        let found = self.0.dtype();
+        self.0.as_slice().unwrap_or_else(|| panic!("expected an array of {:?}, got {found:?}", T::dtype()))
+    }
+
+    /// Length of each axis.
+    pub fn shape(&self) -> &[usize] {
+        self.0.layout().shape()
+    }
+
+    /// The same values in another shape.
+    ///
+    /// # Panics
+    /// When the shape does not hold as many values.
+    pub fn reshape(&self, shape: &[usize]) -> HostArray {
+        HostArray(self.0.reshape(shape.to_vec().into()))
+    }
+
+    /// Type of the values.
+    pub fn dtype(&self) -> DType {
+        self.0.dtype()
+    }
+
+    /// The tensor of the flex backend.
+    pub fn into_tensor(self) -> FlexTensor {
+        self.0
+    }
+}

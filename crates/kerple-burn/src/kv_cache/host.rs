@@ -1,0 +1,217 @@
+//! Keys and values on the CPU, where kernels read them in place.
+
+use super::CachedContext;
+use crate::attention_context::{AttentionBias, AttentionContext};
+use crate::heads::Heads;
+use crate::ops::attention::{AttentionCall, ScoreInputs, Scoring};
+use burn::tensor::{Tensor, TensorData};
+use kerple_core::attention::{AttentionDims, Strides, View, ViewMut};
+use kerple_core::forms::Strided;
+use kerple_core::ops::rotary::Turn;
+use std::ops::Range;
+
+/// Growing keys and values, `[B, G, capacity, D]` each, so that the keys of each head are
+/// contiguous.
+#[derive(Clone, Debug)]
+pub struct HostKv {
+    batch: usize,
+    heads: Heads,
+    /// Positions seen.
+    pub(super) seen: usize,
+    /// Positions held, the last of those.
+    len: usize,
+    capacity: usize,
+    keys: Vec<f32>,
+    values: Vec<f32>,
+    /// Cumulative gates of query heads, `[B, H, capacity]`, where tokens have gates.
+    gate_cumsum: Vec<f64>,
+    pub(super) context: CachedContext,
+}
+
+/// Positions that there is room for from the first one on.
+pub const INITIAL_CAPACITY: usize = 256;
+
+impl HostKv {
+    /// Nothing yet.
+    pub fn new(batch: usize, heads: Heads) -> HostKv {
+        let (keys, values, gate_cumsum) = (Vec::new(), Vec::new(), Vec::new());
+        HostKv { batch, heads, seen: 0, len: 0, capacity: 0, keys, values, gate_cumsum, context: None }
+    }
+
+    /// Positions whose keys and values are held.
+    pub fn held(&self) -> usize {
+        self.len
+    }
+
+    pub(super) fn attend(
+        &mut self,
+        qkv: Tensor<3>,
+        heads: Heads,
+        scoring: &Scoring,
+        context: &AttentionContext,
+        gates: Option<Tensor<3>>,
+    ) -> Tensor<3> {
+        let ([batch, len, _], device) = (qkv.dims(), qkv.device());
+        let qkv = match heads.query_bias(&context.bias) {
+            Some(bias) => qkv + bias.unsqueeze::<3>(),
+            None => qkv,
+        };
+        let mut rows: Vec<f32> = qkv.into_data().try_into_vec().expect("activations are f32");
+        if let Some(rope) = &context.rope {
+            heads.rotate(&mut rows, rope, len, Turn::Forward);
+        }
+        // score modifications count positions from the first key on
+        let counts_from_first = matches!(context.bias, AttentionBias::ScoreMod { .. });
+        if let Some(window) = context.mask.pattern.window().filter(|_| !counts_from_first) {
+            self.evict_all_but(window.saturating_sub(1));
+        }
+        self.push(&rows, len);
+        let has_gates = gates.is_some();
+        if let Some(gates) = gates {
+            self.extend_gate_cumsum(gates.into_data().iter::<f64>().collect(), len);
+        }
+        let Heads { heads: query_heads, kv_heads, head_dim } = heads;
+        let dims = AttentionDims { batch, heads: query_heads, kv_heads, queries: len, keys: self.len, head_dim };
+        let (scores, inputs) = ScoreInputs::outside_autodiff(&context.mask, &context.bias, scoring, self.seen);
+        let ([start, ..], packed) = heads.layout(len);
+        let head = self.capacity * head_dim;
+        let held = Strides { batch: kv_heads * head, head, row: head_dim };
+        let inner = heads.inner();
+        let merged = Strides { batch: len * inner, head: head_dim, row: inner };
+        let mut out = vec![0.0f32; batch * len * inner];
+        let view = |data, strides| View { data, strides };
+        let rows = [view(&rows[start..], packed), view(&self.keys[..], held), view(&self.values[..], held)];
+        let gate_cumsum = has_gates.then(|| Strided { values: &self.gate_cumsum[..], stride: self.capacity });
+        scores.forward(
+            &inputs,
+            AttentionCall { dims, rows, gate_cumsum, first_head: 0 },
+            ViewMut::new(&mut out, merged),
+        );
+        Tensor::from_data(TensorData::new(out, [batch, len, inner]), &device)
+    }
+
+    /// Adds the keys and values of `len` positions from packed rows, see [`Heads`].
+    fn push(&mut self, qkv: &[f32], len: usize) {
+        let (packed, Heads { kv_heads, head_dim: d, .. }) = (self.heads.packed(), self.heads);
+        kerple_core::check_shape!(qkv, B = self.batch, L = len, packed = packed);
+        self.reserve(self.len + len);
+        let ([_, key, value], strides) = self.heads.layout(len);
+        for sequence in 0..self.batch {
+            for head in 0..kv_heads {
+                for position in 0..len {
+                    let from = sequence * strides.batch + position * strides.row + head * strides.head;
+                    let to = ((sequence * kv_heads + head) * self.capacity + self.len + position) * d;
+                    self.keys[to..to + d].copy_from_slice(&qkv[from + key..][..d]);
+                    self.values[to..to + d].copy_from_slice(&qkv[from + value..][..d]);
+                }
+            }
+        }
+        self.len += len;
+        self.seen += len;
+    }
+
+    /// Continues the cumulative gates through the last `len` positions, whose gates these are, `[B, H, len]`.
+    fn extend_gate_cumsum(&mut self, gates: Vec<f64>, len: usize) {
+        kerple_core::check_shape!(gates, B = self.batch, H = self.heads.heads, L = len);
+        self.gate_cumsum.resize(self.batch * self.heads.heads * self.capacity, 0.0);
+        let before = self.len - len;
+        for (sums, gates) in self.gate_cumsum.chunks_exact_mut(self.capacity).zip(gates.chunks_exact(len.max(1))) {
+            let mut sum = if before == 0 { 0.0 } else { sums[before - 1] };
+            for (to, gate) in sums[before..].iter_mut().zip(gates) {
+                sum += gate;
+                *to = sum;
+            }
+        }
+    }
+
+    /// Lets go of all but the last `count` positions, once others take more room than those.
+    fn evict_all_but(&mut self, count: usize) {
+        if self.len <= 2 * count.max(INITIAL_CAPACITY) {
+            return;
+        }
+        let held = self.len - count..self.len;
+        for rows in [&mut self.keys, &mut self.values] {
+            move_to_front(rows, self.capacity, held.clone(), self.heads.head_dim);
+        }
+        move_to_front(&mut self.gate_cumsum, self.capacity, held, 1);
+        self.len = count;
+    }
+
+    fn reserve(&mut self, len: usize) {
+        if len <= self.capacity {
+            return;
+        }
+        let Heads { kv_heads, head_dim, .. } = self.heads;
+        let capacity = len.next_power_of_two().max(INITIAL_CAPACITY);
+        for rows in [&mut self.keys, &mut self.values] {
+            *rows = grown(rows, [self.capacity, capacity], self.len, head_dim, self.batch * kv_heads);
+        }
+        if !self.gate_cumsum.is_empty() {
+            self.gate_cumsum =
+                grown(&self.gate_cumsum, [self.capacity, capacity], self.len, 1, self.batch * self.heads.heads);
+        }
+        self.capacity = capacity;
+    }
+}
+
+/// Of every head, `[capacity, width]` each, some rows at the place of the first.
+fn move_to_front<T: Copy>(rows: &mut [T], capacity: usize, held: Range<usize>, width: usize) {
+    for head in rows.chunks_exact_mut((capacity * width).max(1)) {
+        head.copy_within(held.start * width..held.end * width, 0);
+    }
+}
+
+/// The first `len` rows of each of so many heads, with room for more.
+fn grown<T: Copy + Default>(rows: &[T], [old, new]: [usize; 2], len: usize, width: usize, heads: usize) -> Vec<T> {
+    let mut grown = vec![T::default(); heads * new * width];
+    for head in 0..heads {
+        let from = &rows[head * old * width..][..len * width];
+        grown[head * new * width..][..len * width].copy_from_slice(from);
+    }
+    grown
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_a_window_has_passed_is_let_go_of() {
+        let heads = Heads { heads: 2, kv_heads: 1, head_dim: 3 };
+        let mut rows = HostKv::new(2, heads);
+        let width = heads.packed();
+        let packed = |position: usize| -> Vec<f32> { (0..2 * width).map(|i| (1000 * position + i) as f32).collect() };
+        for position in 0..2000 {
+            rows.evict_all_but(7);
+            rows.push(&packed(position), 1);
+            assert!(rows.held() <= 2 * INITIAL_CAPACITY + 1 && rows.held() >= 7.min(position));
+        }
+        assert!((rows.seen, rows.capacity) == (2000, 1024));
+        let ([_, key, _], strides) = heads.layout(1);
+        for (sequence, back) in [(0, 0), (1, 6), (0, rows.held() - 1)] {
+            let at = (sequence * rows.capacity + rows.held() - 1 - back) * 3;
+            assert_eq!(rows.keys[at..at + 3], packed(1999 - back)[sequence * strides.batch + key..][..3]);
+        }
+    }
+
+    #[test]
+    fn growing_keeps_every_row() {
+        for kv_heads in [3, 1] {
+            let heads = Heads { heads: 3, kv_heads, head_dim: 2 };
+            let (d, width) = (2, heads.packed());
+            let mut rows = HostKv::new(2, heads);
+            let packed =
+                |position: usize| -> Vec<f32> { (0..2 * width).map(|i| (1000 * position + i) as f32).collect() };
+            for position in 0..600 {
+                rows.push(&packed(position), 1);
+            }
+            let ([_, key, value], strides) = heads.layout(1);
+            for (sequence, head, position) in [(0, 0, 0), (1, kv_heads - 1, 599), (1, 0, 300), (0, kv_heads / 2, 256)] {
+                let at = ((sequence * kv_heads + head) * rows.capacity + position) * d;
+                let from = sequence * width + head * strides.head;
+                assert_eq!(rows.keys[at..at + d], packed(position)[from + key..][..d]);
+                assert_eq!(rows.values[at..at + d], packed(position)[from + value..][..d]);
+            }
+        }
+    }
+}

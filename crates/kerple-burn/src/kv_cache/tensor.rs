@@ -1,0 +1,65 @@
+//! Keys and values as tensors, on any device and of any type.
+
+use super::CachedContext;
+use crate::attention_context::AttentionContext;
+use crate::heads::Heads;
+use crate::implementation::Impl;
+use crate::ops::attention::{self, Scoring};
+use crate::ops::linear_attention::{self, LinearAttentionSettings};
+use burn::tensor::Tensor;
+
+/// Keys and values of any layer as tensors.
+#[derive(Clone, Debug)]
+pub struct TensorKv {
+    /// `[B, G, L, D]`; `None` before the first position.
+    rows: Option<[Tensor<4>; 2]>,
+    /// Gates of the same positions, `[B, H, L]`, where there are gates.
+    gates: Option<Tensor<3>>,
+    linear: Option<LinearAttentionSettings>,
+    engine: Impl,
+    pub(super) context: CachedContext,
+}
+
+impl TensorKv {
+    pub(super) fn new(linear: Option<LinearAttentionSettings>, engine: Impl) -> TensorKv {
+        TensorKv { rows: None, gates: None, linear, engine, context: None }
+    }
+
+    pub(super) fn len(&self) -> usize {
+        self.rows.as_ref().map_or(0, |[keys, _]| keys.dims()[2])
+    }
+
+    pub(super) fn is_linear(&self) -> bool {
+        self.linear.is_some()
+    }
+
+    pub(super) fn attend(
+        &mut self,
+        qkv: Tensor<3>,
+        heads: Heads,
+        scoring: &Scoring,
+        context: &AttentionContext,
+        gates: Option<Tensor<3>>,
+    ) -> Tensor<3> {
+        let [batch, len, _] = qkv.dims();
+        let [q, k, v] = heads.unpack(qkv);
+        let rope = context.rope.as_deref();
+        let (q, k) = (attention::rotate(q, rope), attention::rotate(k, rope));
+        let [k, v] = match self.rows.take() {
+            Some([keys, values]) => [Tensor::cat(vec![keys, k], 2), Tensor::cat(vec![values, v], 2)],
+            None => [k, v],
+        };
+        self.rows = Some([k.clone(), v.clone()]);
+        self.gates = match (self.gates.take(), gates) {
+            (Some(gates), Some(new)) => Some(Tensor::cat(vec![gates, new], 2)),
+            (None, new) => new,
+            (gates, None) => gates,
+        };
+        let gates = self.gates.clone();
+        let a = match &self.linear {
+            None => attention::attention(q, k, v, scoring.clone(), &context.scores(gates), self.engine),
+            Some(linear) => linear_attention::reference([q, k, v], linear, &context.mask, gates, &context.linear),
+        };
+        a.swap_dims(1, 2).reshape([batch, len, heads.inner()])
+    }
+}

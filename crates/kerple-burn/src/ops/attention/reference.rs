@@ -1,0 +1,229 @@
+//! The reference of attention in plain Burn operations, for any queries and keys of a call.
+
+use super::Scoring;
+use super::cumsum::GateCumsum;
+use crate::attention_context::{AttentionBias, AttentionMask, QueryKeyPairs, ScoreContext};
+use crate::implementation::Impl;
+use crate::ops::matmul::product;
+use crate::ops::score_mods::{self, ScoreModInput};
+use burn::tensor::{Bool, Int, Tensor, TensorData, activation};
+use kerple_core::forms::{Mask, Sides};
+use kerple_core::score_mods::{ScoreModExtent, ScoreModSpec};
+use std::ops::Range;
+use std::sync::Arc;
+
+/// Decaying products are made of rows that do not decay apart by more than `e^20`, so that no factor leaves `f32`.
+const MAX_LOG_DECAY: f64 = 20.0;
+
+/// Attention of `[B, H, Q, D]` queries, the last of which is at the last key's position.
+pub fn reference(q: Tensor<4>, k: Tensor<4>, v: Tensor<4>, scoring: &Scoring, context: &ScoreContext) -> Tensor<4> {
+    let pairs = QueryKeyPairs::last([q.dims()[2], k.dims()[2]]);
+    let q = shifted(q, &context.bias);
+    ScoreTerms::of(scoring, context, pairs.keys.end).attend([q, k, v], &pairs)
+}
+
+/// The weight of every key for every query, `[B, H, Q, K]`; reference implementation.
+pub fn weights(q: Tensor<4>, k: Tensor<4>, scoring: &Scoring, context: &ScoreContext) -> Tensor<4> {
+    let pairs = QueryKeyPairs::last([q.dims()[2], k.dims()[2]]);
+    let q = shifted(q, &context.bias);
+    ScoreTerms::of(scoring, context, pairs.keys.end).weights(q, k, &pairs)
+}
+
+/// Scores of queries on their way to the softmax, `[B, H, Q, K]` each; any numbers where a query does not see.
+pub struct AttentionScores {
+    /// Scaled products of queries and keys, with the softcap if there is one.
+    pub scores: Tensor<4>,
+    /// The bias by distance, where there is one; of one sequence.
+    pub bias: Option<Tensor<4>>,
+    /// What the softmax gets.
+    pub mapped: Tensor<4>,
+    /// Whether the bias itself is a summand of that.
+    pub adds_bias: bool,
+    /// What a query does not see.
+    hidden: Tensor<4, Bool>,
+}
+
+/// Scores of `[B, H, Q, D]` queries, whose last one is at the last key's position; reference implementation.
+pub fn seen(q: Tensor<4>, k: Tensor<4>, scoring: &Scoring, context: &ScoreContext) -> AttentionScores {
+    let pairs = QueryKeyPairs::last([q.dims()[2], k.dims()[2]]);
+    let q = shifted(q, &context.bias);
+    ScoreTerms::of(scoring, context, pairs.keys.end).seen(q, k, &pairs)
+}
+
+/// Queries with what a method adds to them.
+pub(super) fn shifted(q: Tensor<4>, bias: &AttentionBias) -> Tensor<4> {
+    match score_mods::query_bias(bias) {
+        Some(bias) => q + bias.unsqueeze_dim::<3>(1).unsqueeze::<4>(),
+        None => q,
+    }
+}
+
+/// The settings of the scores of a call.
+#[derive(Clone, Debug)]
+pub(super) struct ScoreSettings {
+    pub(super) scale: f64,
+    pub(super) softcap: Option<f64>,
+    pub(super) score_mod: Option<Arc<ScoreModSpec>>,
+    pub(super) feature_decay: Option<Arc<[f64]>>,
+    pub(super) mask: AttentionMask,
+    /// Of the whole call.
+    pub(super) extent: ScoreModExtent,
+    /// Of matrix products, and of parts of score modifications that have kernels.
+    pub(super) engine: Impl,
+}
+
+/// The same with its tensors.
+#[derive(Clone, Debug)]
+pub(super) struct ScoreTerms {
+    pub(super) settings: ScoreSettings,
+    /// Bias and weight by distance, `[H, C]`.
+    pub(super) tables: [Option<Tensor<2>>; 2],
+    /// Other parameters of the score modification.
+    pub(super) own: Option<Tensor<1>>,
+    /// `[H]`
+    pub(super) sinks: Option<Tensor<1>>,
+    /// Of all keys, `[B, H, K]`.
+    pub(super) gates: Option<Tensor<3>>,
+}
+
+impl ScoreTerms {
+    /// Of attention over this many keys.
+    pub(super) fn of(scoring: &Scoring, context: &ScoreContext, keys: usize) -> ScoreTerms {
+        let Scoring { scale, softcap, sinks } = scoring.clone();
+        let ScoreContext { mask, bias, gates } = context.clone();
+        let extent = mask.extent(keys, scale);
+        let gates = gates.map(|gates| mask.without_nan_in_padding(gates));
+        let tables = bias.tables().map(|table| table.cloned());
+        let feature_decay = bias.feature_decay().cloned();
+        let (score_mod, own) = match bias {
+            AttentionBias::None | AttentionBias::Table { .. } | AttentionBias::FeatureDecay(_) => (None, None),
+            AttentionBias::ScoreMod { kind, own, .. } => {
+                let own = score_mods::numbers(&kind, own.as_ref(), extent);
+                (Some(kind), own)
+            }
+        };
+        let settings =
+            ScoreSettings { scale, softcap, score_mod, feature_decay, mask, extent, engine: Impl::Reference };
+        ScoreTerms { settings, tables, own, sinks, gates }
+    }
+
+    /// Scores of queries and keys at these positions.
+    fn seen(&self, q: Tensor<4>, k: Tensor<4>, pairs: &QueryKeyPairs) -> AttentionScores {
+        let ScoreSettings { scale, softcap, score_mod, feature_decay, mask, extent, engine } = &self.settings;
+        let k = repeat_heads(k, q.dims()[1]);
+        let products = match feature_decay.as_deref() {
+            None => product(q.clone(), k, true, *engine),
+            Some(rates) => decayed_products(q.clone(), k, rates, pairs, *engine),
+        };
+        // a product, since the derivative of a division by a number is rounded to f32
+        let scores = match softcap {
+            None => products * *scale,
+            Some(softcap) => (products * (scale / softcap)).tanh() * *softcap,
+        };
+        let [bias, weight] = self.tables.clone().map(|table| table.map(|table| spread(table, mask.pattern, pairs)));
+        let hidden = mask.hidden(pairs, &q.device());
+        let (adds_bias, mapped) = match score_mod {
+            None => {
+                let weighted = if let Some(weight) = weight { scores.clone() * weight } else { scores.clone() };
+                (bias.is_some(), if let Some(bias) = bias.clone() { weighted + bias } else { weighted })
+            }
+            Some(score_mod) => {
+                let (scores, bias, own, extent) = (scores.clone(), bias.clone(), self.own.as_ref(), *extent);
+                let (hidden, engine) = (&hidden, *engine);
+                let input = ScoreModInput { scores, bias, own, hidden, mask, q, extent, pairs, engine };
+                let adds_bias = matches!(&**score_mod, ScoreModSpec::Mixed(mixed) if mixed.adds_bias());
+                (adds_bias, score_mods::reference(score_mod, input))
+            }
+        };
+        let mapped = match &self.gates {
+            None => mapped,
+            Some(gates) => mapped + gate_differences(gates, mask.pattern, pairs),
+        };
+        AttentionScores { scores, bias, mapped, adds_bias, hidden }
+    }
+
+    /// The weight of each key for each query, `[B, H, Q, K]`.
+    fn weights(&self, q: Tensor<4>, k: Tensor<4>, pairs: &QueryKeyPairs) -> Tensor<4> {
+        let AttentionScores { mapped, hidden, .. } = self.seen(q, k, pairs);
+        let [batch, heads, queries, keys] = mapped.dims();
+        let logits = mapped.mask_fill(hidden.clone(), f64::NEG_INFINITY);
+        let weights = match &self.sinks {
+            None => activation::softmax(logits, 3),
+            Some(sinks) => {
+                let sinks = sinks.clone().reshape([1, heads, 1, 1]).expand([batch, heads, queries, 1]);
+                activation::softmax(Tensor::cat(vec![logits, sinks], 3), 3).narrow(3, 0, keys)
+            }
+        };
+        // a query without visible keys has zero weights rather than undefined ones
+        weights.mask_fill(hidden, 0.0)
+    }
+
+    /// Attention of queries, with what a method adds to them, over keys and values at these positions.
+    pub(super) fn attend(&self, [q, k, v]: [Tensor<4>; 3], pairs: &QueryKeyPairs) -> Tensor<4> {
+        let v = repeat_heads(v, q.dims()[1]);
+        let weights = self.weights(q, k, pairs);
+        let ScoreSettings { score_mod, extent, engine, .. } = &self.settings;
+        let more = score_mod
+            .as_ref()
+            .and_then(|kind| score_mods::of_values(kind, self.own.as_ref(), &weights, *extent, pairs));
+        let out = product(weights, v, false, *engine);
+        if let Some(more) = more { out + more } else { out }
+    }
+}
+
+/// Spreads a table over distances into `[1, H, Q, K]`. Masked pairs take some entry of the table.
+fn spread(table: Tensor<2>, pattern: Mask, pairs: &QueryKeyPairs) -> Tensor<4> {
+    let ([heads, columns], [queries, keys]) = (table.dims(), pairs.sizes());
+    let origin = match pattern.sides() {
+        Sides::OneSided => 0,
+        Sides::TwoSided => columns / 2,
+    };
+    let line = pairs.along(table, 1, origin).reshape([1, heads, 1, queries + keys]);
+    pairs.skewed(line.expand([1, heads, queries, queries + keys]))
+}
+
+/// Each of G heads repeated for the H / G query heads that read it: `[B, G, K, D]` to `[B, H, K, D]`.
+fn repeat_heads(x: Tensor<4>, heads: usize) -> Tensor<4> {
+    let [batch, kv_heads, keys, head_dim] = x.dims();
+    if kv_heads == heads {
+        return x;
+    }
+    let times = heads / kv_heads;
+    x.reshape([batch, kv_heads, 1, keys, head_dim]).repeat_dim(2, times).reshape([batch, heads, keys, head_dim])
+}
+
+/// How far cumulative gates fall from each key to each query, `[B, H, Q, K]`, of gates from the first token on.
+pub(in crate::ops) fn gate_differences(gates: &Tensor<3>, pattern: Mask, pairs: &QueryKeyPairs) -> Tensor<4> {
+    let differences = GateCumsum::new(gates.clone()).differences(pairs);
+    match pattern.sides() {
+        Sides::OneSided => differences,
+        Sides::TwoSided => {
+            let signs = pairs.distances(&differences.device()).sign().float().cast(differences.dtype());
+            differences * signs.unsqueeze::<4>()
+        }
+    }
+}
+
+/// Products of queries and keys whose features decay with distance; keys after a query get any numbers.
+///
+/// What is left of a feature between a key and a query is what is left of it up to some position between the two and from there on:
+/// so it is a product of rows, for as many queries together as do not decay far apart.
+fn decayed_products(q: Tensor<4>, k: Tensor<4>, rates: &[f64], pairs: &QueryKeyPairs, engine: Impl) -> Tensor<4> {
+    let ([queries, _], device, dtype) = (pairs.sizes(), q.device(), q.dtype());
+    let options = (&device, dtype);
+    let fastest = rates.iter().fold(0.0f64, |fastest, rate| fastest.max(*rate));
+    let rows = ((MAX_LOG_DECAY / fastest) as usize).clamp(1, queries);
+    let rates = Tensor::<2>::from_data(TensorData::new(rates.to_vec(), [1, rates.len()]), options);
+    let of_rows = |first: usize| {
+        let (count, here) = (rows.min(queries - first), pairs.queries.start + first);
+        let behind = |places: Range<usize>| {
+            let places = Tensor::<1, Int>::arange(places.start as i64..places.end as i64, options.0);
+            (places - here as i64).float().cast(options.1).reshape([-1, 1])
+        };
+        let q_left = (behind(here..here + count) * rates.clone() * -1.0).exp().unsqueeze::<4>();
+        let k_left = (behind(pairs.keys.clone()).clamp_max((count - 1) as f64) * rates.clone()).exp().unsqueeze::<4>();
+        product(q.clone().narrow(2, first, count) * q_left, k.clone() * k_left, true, engine)
+    };
+    let parts: Vec<Tensor<4>> = (0..queries).step_by(rows).map(of_rows).collect();
+    Tensor::cat(parts, 2)
+}

@@ -1,0 +1,275 @@
+//! Encodings as modules: tables by the fused operation and by plain Burn operations, and sets of values a layer.
+
+use burn::module::{Module, ModuleMapper, Param};
+use burn::tensor::{DType, Device, Tensor, TensorData};
+use kerple_burn::attention_context::AttentionContext;
+use kerple_burn::forward_context::ForwardContext;
+use kerple_burn::heads::Heads;
+use kerple_burn::implementation::Impl;
+use kerple_burn::kv_cache::KvCache;
+use kerple_burn::parameters::{self, ParamGroup};
+use kerple_burn::plan::{AttentionKind, LinearAttentionConfig};
+use kerple_burn::positional_encoding::PositionalEncoding;
+use kerple_core::calculus::{expr::Expr, parameter::Keep};
+use kerple_core::encoding::{Clamp, Encoding, Geometry, METHODS, Method, Share, expression};
+
+const GEOMETRY: Geometry = Geometry::new(3, 4, 16);
+const LEN: usize = 40;
+const PASS: ForwardContext = ForwardContext::evaluation(0);
+
+fn device() -> Device {
+    Device::flex().autodiff()
+}
+
+/// A kernel expression whose stored numbers are mapped smoothly.
+fn smooth(bias: &str, weight: Option<&str>) -> Encoding {
+    let read = |text: &str| Expr::parse(text).unwrap();
+    let (bias, weight) = (Some(read(bias)), weight.map(read));
+    Encoding::from(Method::Kernel(expression::Config { bias, weight, keep: Keep::Smooth, unproven: false }))
+}
+
+/// Every method by its defaults, and expressions whose stored numbers are mapped; in both shares where there are two.
+fn all() -> Vec<Encoding> {
+    let mut all: Vec<Encoding> = METHODS.iter().map(|kind| Encoding::from(Method::named(kind).unwrap())).collect();
+    all.push(smooth("log(b, a) + 0.5*power(a, p)", Some("exp(1, a, p)")));
+    let layered = |encoding: &Encoding| Encoding { share: Share::Layer, ..encoding.clone() };
+    let layered: Vec<Encoding> = all.iter().map(layered).filter(|encoding| encoding.check(&GEOMETRY).is_ok()).collect();
+    assert!(layered.len() >= 11, "T5 and the kernels that learn may differ by layer");
+    all.into_iter().chain(layered).collect()
+}
+
+struct ToDouble;
+
+impl ModuleMapper for ToDouble {
+    fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
+        param.map(|tensor| {
+            let data = TensorData::new(tensor.clone().into_data().iter::<f64>().collect::<Vec<_>>(), tensor.dims());
+            Tensor::from_data(data, (&device(), DType::F64)).require_grad()
+        })
+    }
+}
+
+fn double(encoding: &Encoding, depth: usize) -> PositionalEncoding {
+    PositionalEncoding::new(encoding, &GEOMETRY, depth, 3, &device()).map(&mut ToDouble)
+}
+
+fn numbers<const D: usize>(tensor: &Tensor<D>) -> Vec<f64> {
+    tensor.clone().into_data().iter::<f64>().collect()
+}
+
+fn up() -> Tensor<2> {
+    let values: Vec<f64> = (0..GEOMETRY.heads * LEN).map(|i| (i as f64 * 0.7).sin()).collect();
+    Tensor::from_data(TensorData::new(values, [GEOMETRY.heads, LEN]), (&device(), DType::F64))
+}
+
+/// The tables, and the gradient in each learned value.
+type Ran = (Vec<Vec<f64>>, Vec<Option<Vec<f64>>>);
+
+/// Tables, and the gradient of their products with `up` in every parameter.
+fn run(module: &PositionalEncoding, positions: &AttentionContext) -> Option<Ran> {
+    let tables: Vec<&Tensor<2>> = positions.bias.tables().into_iter().flatten().collect();
+    let loss = tables.iter().map(|table| ((*table).clone() * up()).sum()).reduce(|a, b| a + b)?;
+    let values = tables.into_iter().map(numbers).collect();
+    if parameters::collect(module).is_empty() {
+        return Some((values, Vec::new()));
+    }
+    let gradients = parameters::gradients(module, &mut loss.backward());
+    Some((values, gradients.into_iter().map(|gradient| gradient.as_ref().map(numbers)).collect()))
+}
+
+fn assert_close(a: &[f64], b: &[f64], tolerance: f64, what: &str) {
+    assert_eq!(a.len(), b.len(), "{what}");
+    let largest = b.iter().fold(1e-3f64, |most, x| most.max(x.abs()));
+    for (a, b) in a.iter().zip(b) {
+        assert!((a - b).abs() <= tolerance * largest, "{what}: {a} {b}");
+    }
+}
+
+#[test]
+fn fused_tables_equal_reference_ones_in_values_and_gradients() {
+    for encoding in all() {
+        let module = double(&encoding, 3);
+        for layer in 0..3 {
+            let options = (&device(), DType::F64);
+            let fused = run(&module, &module.attention_context(layer, [LEN, LEN], options, Impl::Kernel, &PASS));
+            let reference = run(&module, &module.attention_context(layer, [LEN, LEN], options, Impl::Reference, &PASS));
+            let what = encoding.label();
+            let (Some(fused), Some(reference)) = (fused, reference) else { continue };
+            assert_eq!(fused.0, reference.0, "{what}: tables are the same numbers");
+            assert_eq!(fused.1.len(), reference.1.len());
+            for (a, b) in fused.1.iter().zip(&reference.1) {
+                match (a, b) {
+                    (Some(a), Some(b)) => assert_close(a, b, 1e-13, &what), // f64 sums of 40 terms in another order
+                    // a parameter that no table is made of
+                    (Some(only), None) | (None, Some(only)) => assert!(only.iter().all(|x| *x == 0.0), "{what}"),
+                    (None, None) => {}
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn gradients_in_stored_numbers_pass_finite_differences() {
+    for encoding in all() {
+        // in range, away from ends where a clamp is flat
+        let free = Encoding { clamp: Clamp::ForwardOnly, ..encoding.clone() };
+        let module = double(&free, 1);
+        let options = (&device(), DType::F64);
+        let Some((_, gradients)) = run(&module, &module.attention_context(0, [LEN, LEN], options, Impl::Kernel, &PASS))
+        else {
+            continue;
+        };
+        let stored = module.numbers(0);
+        let parameters = free.parameters(&GEOMETRY);
+        let loss = |stored: &[Vec<f64>]| {
+            let table = free.table(&GEOMETRY, stored, LEN);
+            let up = numbers(&up());
+            let dot = |rows: &Vec<f64>| rows.iter().zip(&up).map(|(a, b)| a * b).sum::<f64>();
+            [&table.bias, &table.weight].into_iter().flatten().map(dot).sum::<f64>()
+        };
+        for (p, gradient) in gradients.iter().enumerate() {
+            for (i, analytic) in gradient.as_ref().expect("the table depends on every parameter").iter().enumerate() {
+                let step = 1e-6;
+                let moved = |by: f64| {
+                    let mut moved = stored.clone();
+                    moved[p][i] += by;
+                    moved
+                };
+                let parameter = &parameters[p];
+                let value = parameter.value(stored[p][i]).0;
+                if (value - parameter.low).min(parameter.high - value) < 1e-5 {
+                    continue; // beyond the end the table does not move, and the gradient passes straight through
+                }
+                let numeric = (loss(&moved(step)) - loss(&moved(-step))) / (2.0 * step);
+                // sums of 40 terms of size up to 1e3, differenced at 1e-6
+                let error = (analytic - numeric).abs();
+                assert!(error < 1e-6 * numeric.abs().max(10.0), "{} {p} {i}: {analytic} {numeric}", free.label());
+            }
+        }
+    }
+}
+
+#[test]
+fn layers_share_values_or_have_their_own() {
+    let shared = Encoding::from(Method::named("kerple_log").unwrap());
+    let own = Encoding { share: Share::Layer, ..shared.clone() };
+    let names = |encoding: &Encoding| {
+        let module = double(encoding, 3);
+        parameters::collect(&module).into_iter().map(|named| named.name).collect::<Vec<_>>()
+    };
+    assert_eq!(names(&shared), ["values.0", "values.1"]);
+    assert_eq!(names(&own), ["layers.0.0", "layers.0.1", "layers.1.0", "layers.1.1", "layers.2.0", "layers.2.1"]);
+
+    let module = double(&own, 3);
+    let options = (&device(), DType::F64);
+    let in_layer = |layer| module.attention_context(layer, [LEN, LEN], options, Impl::Kernel, &PASS);
+    let positions: Vec<AttentionContext> = module.every_layer(in_layer).collect();
+    let tables: Vec<Vec<f64>> = positions.iter().map(|p| numbers(p.bias.tables()[0].unwrap())).collect();
+    assert!(tables[0] != tables[1] && tables[1] != tables[2] && tables[0] != tables[2]);
+    assert_eq!(tables[2], module.table(2, LEN).bias.unwrap());
+    let (_, gradients) = run(&module, &positions[1]).unwrap();
+    let reached: Vec<bool> = gradients.iter().map(Option::is_some).collect();
+    assert_eq!(reached, [false, false, true, true, false, false], "a layer's table is made of its own values");
+
+    let module = double(&shared, 3);
+    let in_layer = |layer| module.attention_context(layer, [LEN, LEN], options, Impl::Kernel, &PASS);
+    let positions: Vec<AttentionContext> = module.every_layer(in_layer).collect();
+    let bias = |layer: usize| positions[layer].bias.tables()[0].unwrap().clone();
+    let loss = (bias(0) * up()).sum() + (bias(2) * up()).sum();
+    let once = run(&module, &module.attention_context(1, [LEN, LEN], options, Impl::Kernel, &PASS)).unwrap().1; // a graph serves one backward
+    let twice = parameters::gradients(&module, &mut loss.backward());
+    for (once, twice) in once.into_iter().zip(twice) {
+        let doubled: Vec<f64> = once.unwrap().iter().map(|x| 2.0 * x).collect();
+        assert_close(&numbers(&twice.unwrap()), &doubled, 1e-14, "layers that share a table add their gradients");
+    }
+}
+
+#[test]
+fn every_parameter_says_its_group() {
+    for (kind, share, group) in [
+        ("kerple_log", Share::Layer, ParamGroup { decay: false, range: Some([0.01, f64::INFINITY]) }),
+        ("kerple_log", Share::Model, ParamGroup { decay: false, range: Some([0.01, f64::INFINITY]) }),
+        ("t5", Share::Layer, ParamGroup { decay: true, range: Some([f64::NEG_INFINITY, f64::INFINITY]) }),
+        ("learned", Share::Model, ParamGroup { decay: true, range: Some([f64::NEG_INFINITY, f64::INFINITY]) }),
+    ] {
+        let encoding = Encoding { share, ..Encoding::from(Method::named(kind).unwrap()) };
+        let groups = parameters::param_groups(&double(&encoding, 2));
+        assert!(!groups.is_empty() && groups.iter().all(|found| *found == group), "{kind}: {groups:?}");
+    }
+    // where larger amplitudes would do nothing
+    let linear = AttentionKind::Linear(LinearAttentionConfig::default());
+    for (kind, most) in [("kerple_log", 4.0), ("kerple_power", f64::INFINITY)] {
+        let groups =
+            parameters::param_groups(&double(&Encoding::from(Method::named(kind).unwrap()), 2).with_attention(&linear));
+        assert_eq!(groups[0].range.unwrap()[1], most, "{kind}");
+    }
+    for group in parameters::param_groups(&double(&smooth("power(a, p)", None), 2)) {
+        assert_eq!(group.range, Some([f64::NEG_INFINITY, f64::INFINITY]), "a mapped number is free");
+    }
+}
+
+#[test]
+fn reports_are_given_true_values_by_name() {
+    let module = double(&Encoding { share: Share::Layer, ..smooth("power(a, p~1.5)", None) }, 2);
+    let values = module.true_values();
+    let names: Vec<&str> = values.iter().map(|(name, _)| name.as_str()).collect();
+    assert_eq!(names, ["layer0.a", "layer0.p", "layer1.a", "layer1.p"]);
+    // stored as f32
+    assert!(values[3].1.iter().all(|p| (p - 1.5).abs() < 1e-6), "{:?}", values[3].1);
+    assert!(module.numbers(1)[1].iter().all(|p| (p - 1.5).abs() > 0.1), "what is stored is another number");
+}
+
+#[test]
+fn tables_are_made_in_the_type_that_is_asked_for() {
+    for encoding in all() {
+        let module = PositionalEncoding::new(&encoding, &GEOMETRY, 2, 3, &device());
+        for dtype in [DType::F32, DType::F64] {
+            let fused = module.attention_context(1, [8, 8], (&device(), dtype), Impl::Kernel, &PASS);
+            let reference = module.attention_context(1, [8, 8], (&device(), dtype), Impl::Reference, &PASS);
+            for table in [fused, reference].iter().flat_map(|positions| positions.bias.tables()).flatten() {
+                assert_eq!(table.dtype(), dtype, "{}", encoding.label());
+            }
+            if let Some(rows) = module.absolute(2, 3, (&device(), dtype), &PASS) {
+                assert_eq!((rows.dtype(), rows.dims()), (dtype, [1, 3, 12]));
+            }
+        }
+    }
+}
+
+#[test]
+fn sequences_that_grow_make_few_tables_and_those_of_any_length() {
+    let device = Device::flex();
+    let (options, heads) = ((&device, DType::F32), Heads { heads: 3, kv_heads: 3, head_dim: 4 });
+    let parameter = Tensor::<2>::zeros([1, 1], options);
+    let encoding =
+        |kind: &str| PositionalEncoding::new(&Encoding::from(Method::named(kind).unwrap()), &GEOMETRY, 1, 3, &device);
+    let bias = |positions: &AttentionContext| positions.bias.tables()[0].unwrap().clone();
+    let numbers = |table: Tensor<2>| table.into_data().try_into_vec::<f32>().unwrap();
+    for (kind, engine) in
+        ["kerple_log", "t5", "sandwich", "alibi"].into_iter().zip([Impl::Kernel, Impl::Reference].repeat(2))
+    {
+        let module = encoding(kind);
+        let mut cache = KvCache::new(1, heads, None, &parameter, engine);
+        for keys in 1..=20 {
+            let positions = module.snapshot().context_after(0, [1, keys], options, (engine, &PASS), &mut cache);
+            let plain = module.attention_context(0, [1, keys], options, engine, &PASS);
+            let table = bias(&positions);
+            assert_eq!(table.dims(), [3, keys.next_power_of_two()], "{kind}");
+            assert_eq!(numbers(table.narrow(1, 0, keys)), numbers(bias(&plain)), "{kind}");
+            assert_eq!(positions.mask.pattern, plain.mask.pattern);
+        }
+        // another encoding is not asked as far as there is a table, and then it is
+        let other = encoding("kerple_power").snapshot().context_after(0, [1, 32], options, (engine, &PASS), &mut cache);
+        let kept = module.attention_context(0, [32, 32], options, engine, &PASS);
+        assert_eq!(numbers(bias(&other)), numbers(bias(&kept)), "{kind}");
+        let pass = PASS.over(33);
+        let more = encoding("kerple_power").snapshot().context_after(0, [1, 33], options, (engine, &pass), &mut cache);
+        assert_eq!(
+            (bias(&more).dims(), more.linear.pass),
+            ([3, 64], pass),
+            "tables go further than the sequence so far"
+        );
+        assert_ne!(numbers(bias(&more).narrow(1, 0, 32)), numbers(bias(&kept)), "{kind}");
+    }
+}
