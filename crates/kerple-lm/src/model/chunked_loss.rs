@@ -30,7 +30,7 @@ struct ChunkedLoss<'a> {
     tokens: TokenBatch<'a>,
     targets: LossTargets<'a>,
     share: f64,
-    /// AttentionContext of a chunk.
+    /// Positions of a chunk.
     each: usize,
     pass: ForwardContext,
     /// For each layer.
