@@ -21,7 +21,7 @@ pub use scores::{
 /// The attention mask: which keys a query attends to, by the distance `d = i - j` from query to key.
 ///
 /// Padding is not part of it: it differs between the sequences of a batch, see
-/// [`Problem::lengths`](crate::attention::AttentionProblem::lengths).
+/// [`AttentionProblem::lengths`](crate::attention::AttentionProblem::lengths).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Mask {
     /// Itself and what came before, as a decoder: `0 <= d`, and `d < window` where there is one.

@@ -27,7 +27,7 @@ use super::ROWS_PER_TASK;
 use crate::Number;
 use crate::cpu::reduce;
 use crate::{check_shape, elements};
-use kernel::GemmFactor;
+use kernel::{GemmFactor, OutBlock};
 use rayon::prelude::*;
 use std::ops::Range;
 
@@ -181,7 +181,8 @@ pub fn matmul_then<T: Number>(
             // by this task alone, and where it is not added to, every element of it.
             unsafe {
                 let start = c.start.add(i.start * n + j.start);
-                multiply_block(product, (start, n, adds), a, b, i.clone(), j.clone());
+                let c = OutBlock { start, row_stride: n, accumulate: adds };
+                multiply_block(product, c, a, b, i.clone(), j.clone());
             }
             for row in i {
                 // SAFETY: the pieces lie in this block, which is this task's alone, and that of `c` has been written.
@@ -271,14 +272,14 @@ impl<T: Number> OutMatrix<T> {
     }
 }
 
-/// The block of the result at these rows and columns, written to `c`, or added to what is there; its rows are so far apart.
+/// Writes the block of the result at these rows and columns to `c`.
 ///
 /// # Safety
 /// `a` and `b` have the sizes of `product`, the block lies inside the result, `c` has room for it and has been written if the
 /// product is to be added to it, and nothing else uses it meanwhile.
 unsafe fn multiply_block<T: Number>(
     product: MatmulShape,
-    c: (*mut T, usize, bool),
+    c: OutBlock<T>,
     a: &[T],
     b: &[T],
     rows: Range<usize>,

@@ -108,9 +108,16 @@ pub struct MlpGradients<T> {
     pub down: LinearGradients<T>,
 }
 
+/// Features M, hidden features F, and rows.
+struct MlpSizes {
+    m: usize,
+    f: usize,
+    rows: usize,
+}
+
 impl<T: Number> MlpParameters<'_, T> {
-    /// Checks the parameters and gives M, F and the rows of `x`.
-    fn sizes(&self, x: &[T]) -> (usize, usize, usize) {
+    /// Checks the parameters and gives the sizes of a call.
+    fn sizes(&self, x: &[T]) -> MlpSizes {
         let m = self.norm.width();
         let f = self.up.outputs(m);
         let (gate, down) = (self.gate.map_or(f, |gate| gate.outputs(m)), self.down.outputs(f));
@@ -123,7 +130,7 @@ impl<T: Number> MlpParameters<'_, T> {
         if let Some(factors) = self.factors {
             check_shape!(factors, rows = rows, f = f);
         }
-        (m, f, rows)
+        MlpSizes { m, f, rows }
     }
 }
 
@@ -145,7 +152,7 @@ pub fn forward<T: Number>(mlp: MlpParameters<'_, T>, x: &[T]) -> Vec<T> {
 /// # Panics
 /// If a slice has the wrong size.
 pub fn forward_saving<T: Number>(mlp: MlpParameters<'_, T>, x: &[T]) -> (Vec<T>, Hidden<T>) {
-    let (_, f, rows) = mlp.sizes(x);
+    let MlpSizes { f, rows, .. } = mlp.sizes(x);
     let gated = if mlp.gate.is_some() { rows * f } else { 0 };
     let mut hidden = Hidden { up: Vec::with_capacity(rows * f), gate: Vec::with_capacity(gated) };
     let mut y = Vec::with_capacity(x.len());
@@ -158,7 +165,7 @@ pub fn forward_saving<T: Number>(mlp: MlpParameters<'_, T>, x: &[T]) -> (Vec<T>,
 /// # Panics
 /// If a slice has the wrong size.
 pub fn backward<T: Number>(mlp: MlpParameters<'_, T>, x: &[T], hidden: &Hidden<T>, d_y: &[T]) -> MlpGradients<T> {
-    let (m, f, rows) = mlp.sizes(x);
+    let MlpSizes { m, f, rows } = mlp.sizes(x);
     let Hidden { up, gate } = hidden;
     check_shape!(up, rows = rows, f = f);
     check_shape!(gate, rows = if mlp.gate.is_some() { rows } else { 0 }, f = f);
@@ -199,7 +206,7 @@ impl<'a, T: Number> MlpParameters<'a, T> {
         x: &[T],
         mut work: impl FnMut(MlpParameters<'a, T>, &mut SpanActivations<T>, &[T]),
     ) {
-        let (m, f, rows) = self.sizes(x);
+        let MlpSizes { m, f, rows } = self.sizes(x);
         let span_rows = rows.div_ceil(rows.div_ceil(most_rows).max(1)).max(1);
         let mut span = SpanActivations { normed: Vec::new(), a: Vec::new() };
         for (i, x) in x.chunks(span_rows * m).enumerate() {
@@ -226,7 +233,7 @@ struct SpanActivations<T> {
 impl<T: Number> SpanActivations<T> {
     /// From `x` to the next rows of `hidden` and `y`.
     fn forward(&mut self, mlp: MlpParameters<'_, T>, x: &[T], hidden: &mut Hidden<T>, y: &mut Vec<T>) {
-        let (m, f, _) = mlp.sizes(x);
+        let MlpSizes { m, f, .. } = mlp.sizes(x);
         let SpanActivations { normed, a } = self;
         let act = mlp.activation;
         layer_norm::forward(mlp.norm, x, normed);
@@ -258,7 +265,7 @@ impl<T: Number> SpanActivations<T> {
 
     /// The same where nothing is kept: hidden values become activations where they are. `up` is room for the ungated ones.
     fn forward_alone(&mut self, mlp: MlpParameters<'_, T>, x: &[T], up: &mut Vec<T>, y: &mut Vec<T>) {
-        let (m, f, _) = mlp.sizes(x);
+        let MlpSizes { m, f, .. } = mlp.sizes(x);
         let SpanActivations { normed, a } = self;
         layer_norm::forward(mlp.norm, x, normed);
         if mlp.gate.is_some() {
@@ -290,7 +297,7 @@ impl<T: Number> SpanActivations<T> {
         d_hidden: &mut Hidden<T>,
         gradients: &mut MlpGradients<T>,
     ) {
-        let (m, f, _) = mlp.sizes(x);
+        let MlpSizes { m, f, .. } = mlp.sizes(x);
         let SpanActivations { normed, a } = self;
         let stats = layer_norm::forward(mlp.norm, x, normed);
         let Hidden { up: d_up, gate: d_gate } = d_hidden;

@@ -1,6 +1,8 @@
 //! A product that is not kept: blocks of the result, each let go of once something was made of it.
 
-use super::{ENOUGH_BLOCKS, FEWEST_FINISHED_ROWS, MOST_ROWS, MatmulShape, Out, TILE_ROWS, multiply_block, write};
+use super::{
+    ENOUGH_BLOCKS, FEWEST_FINISHED_ROWS, MOST_ROWS, MatmulShape, Out, OutBlock, TILE_ROWS, multiply_block, write,
+};
 use crate::Number;
 use crate::check_shape;
 use rayon::prelude::*;
@@ -31,7 +33,8 @@ pub fn matmul_blocks<T: Number, R: Send>(
         let (j, mut c) = (j * columns..end, Vec::new());
         // SAFETY: `a` and `b` were seen to hold their matrices, and `c` has room for the block, which is all of it.
         write(Out::Append(&mut c), [i.len(), j.len()], |c, adds| unsafe {
-            multiply_block(product, (c.start, c.columns, adds), a, b, i.clone(), j.clone());
+            let c = OutBlock { start: c.start, row_stride: c.columns, accumulate: adds };
+            multiply_block(product, c, a, b, i.clone(), j.clone());
         });
         take(i, j, &mut c)
     };

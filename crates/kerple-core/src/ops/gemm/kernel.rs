@@ -15,17 +15,22 @@ pub(super) struct GemmFactor<T> {
     pub(super) column_stride: usize,
 }
 
-/// `c = a b`, or `c += a b` if it `adds`; `a` is `[m, k]`, `b` `[k, n]`, and `c` `[m, n]` with rows `c_stride` apart.
+/// A row-major block to write.
+#[derive(Clone, Copy)]
+pub(super) struct OutBlock<T> {
+    pub(super) start: *mut T,
+    pub(super) row_stride: usize,
+    /// Whether the product is added to what is there.
+    pub(super) accumulate: bool,
+}
+
+/// Writes `a b` to `c`; `a` is `[m, k]`, `b` `[k, n]` and `c` `[m, n]`.
 ///
 /// # Safety
 /// Every element of the three matrices can be read and, of `c`, written; nothing else uses `c` meanwhile, and it has been
 /// written if it is added to.
-pub(super) unsafe fn multiply<T: Number>(
-    [m, k, n]: [usize; 3],
-    (c, c_stride, adds): (*mut T, usize, bool),
-    a: GemmFactor<T>,
-    b: GemmFactor<T>,
-) {
+pub(super) unsafe fn multiply<T: Number>([m, k, n]: [usize; 3], c: OutBlock<T>, a: GemmFactor<T>, b: GemmFactor<T>) {
+    let OutBlock { start, row_stride, accumulate } = c;
     let set = InstructionSet::current();
     if set < InstructionSet::detected() && TypeId::of::<T>() == TypeId::of::<f32>() {
         let single = |factor: GemmFactor<T>| GemmFactor {
@@ -33,8 +38,9 @@ pub(super) unsafe fn multiply<T: Number>(
             row_stride: factor.row_stride,
             column_stride: factor.column_stride,
         };
+        let c = OutBlock { start: start.cast(), row_stride, accumulate };
         // SAFETY: the caller's promise; T is f32.
-        return unsafe { limited::multiply(set, [m, k, n], (c.cast(), c_stride, adds), single(a), single(b)) };
+        return unsafe { limited::multiply(set, [m, k, n], c, single(a), single(b)) };
     }
     // SAFETY: the caller's promise.
     unsafe {
@@ -42,10 +48,10 @@ pub(super) unsafe fn multiply<T: Number>(
             m,
             n,
             k,
-            c,
+            start,
             1,
-            c_stride as isize,
-            adds,
+            row_stride as isize,
+            accumulate,
             a.start,
             a.column_stride as isize,
             a.row_stride as isize,
@@ -63,7 +69,7 @@ pub(super) unsafe fn multiply<T: Number>(
 }
 
 mod limited {
-    use super::{GemmFactor, InstructionSet};
+    use super::{GemmFactor, InstructionSet, OutBlock};
     use gemm_common::gemm::gemm_basic_generic;
     use gemm_common::simd::Scalar;
     use gemm_f32::microkernel;
@@ -75,7 +81,7 @@ mod limited {
     pub(super) unsafe fn multiply(
         set: InstructionSet,
         [m, k, n]: [usize; 3],
-        (c, c_stride, adds): (*mut f32, usize, bool),
+        c: OutBlock<f32>,
         a: GemmFactor<f32>,
         b: GemmFactor<f32>,
     ) {
@@ -91,10 +97,10 @@ mod limited {
                         n,
                         m,
                         k,
-                        c,
-                        c_stride as isize,
+                        c.start,
+                        c.row_stride as isize,
                         1,
-                        adds,
+                        c.accumulate,
                         b.start,
                         b.row_stride as isize,
                         b.column_stride as isize,
