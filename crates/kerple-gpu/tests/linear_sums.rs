@@ -72,7 +72,7 @@ impl Case {
         let map = Pointwise::Relu { width: features, shift: 0.0 };
         let decay = self.decay.as_ref().map(|Fades { met, near, rates, weights }| {
             let terms = rates.len() / heads;
-            Decay { met: *met, near, terms, rates, weights }
+            Decay { near_len: *met, near, terms, rates, weights }
         });
         let (reach, guard) = (LinearMask::Causal, DenominatorGuard::Nothing);
         let problem = LinearAttentionProblem { dims, reach, lengths: None, maps: &[&map], decay, gates: None, guard };

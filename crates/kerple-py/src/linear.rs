@@ -154,7 +154,7 @@ impl<T: Number> Made<T> {
         (gates, lengths): (Option<&'a [T]>, Option<&'a [usize]>),
     ) -> LinearAttentionProblem<'a, T> {
         let decay = self.fading.as_ref().map(|(found, [near, weights])| Decay {
-            met: near.len() / dims.heads,
+            near_len: near.len() / dims.heads,
             near,
             terms: found.terms,
             rates: &found.rates,

@@ -198,7 +198,7 @@ pub(crate) struct DecaySlices<'a, T> {
 impl<'a, T: FloatElement> DecaySlices<'a, T> {
     pub(crate) fn decay(self, heads: usize) -> Decay<'a, T> {
         let DecaySlices { near, weights, rates } = self;
-        Decay { met: near.len() / heads, near, terms: weights.len() / heads, rates, weights }
+        Decay { near_len: near.len() / heads, near, terms: weights.len() / heads, rates, weights }
     }
 }
 

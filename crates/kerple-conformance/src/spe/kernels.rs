@@ -110,7 +110,7 @@ fn faded(case: &Case, near: &[f64], [heads, len]: [usize; 2], chunked: bool) -> 
     // features that are given are not negative: relu leaves them as they are
     let map = Pointwise::Relu { width: head_dim, shift: 0.0 };
     let maps = [&map as &dyn FeatureMap<f64>];
-    let decay = Some(Decay { met: NEAR, near, terms: 0, rates: &[], weights: &[] });
+    let decay = Some(Decay { near_len: NEAR, near, terms: 0, rates: &[], weights: &[] });
     let dims = LinearAttentionDims { batch: 1, heads, len, head_dim, value_dim };
     let problem = LinearAttentionProblem { decay, ..LinearAttentionProblem::causal(dims, &maps) };
     let view = |data, d| View { data, strides: strides(d) };

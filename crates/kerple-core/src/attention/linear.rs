@@ -411,7 +411,7 @@ fn check_backward<T: Number>(
     if let Some(gradient) = d_decay {
         let decay = problem.decay.as_ref().expect("the gradient of a decay needs a decay");
         let DecayGradient { d_near, d_weights } = gradient;
-        crate::check_shape!(d_near, H = heads, met = decay.met);
+        crate::check_shape!(d_near, H = heads, near_len = decay.near_len);
         crate::check_shape!(d_weights, H = heads, K = decay.terms);
     }
     if let Some(d_gates) = d_gates {

@@ -52,21 +52,21 @@ pub(super) struct GradientViews<'a, T> {
 /// What one thread computes in.
 pub(super) struct LinearBackwardScratch<T> {
     pub(super) chain: FeatureChainScratch<T>,
-    /// Sums over chunks before or after, and the keys met one by one.
+    /// Sums over chunks before or after, and the near keys.
     pub(super) unit: HeadState<T>,
     pub(super) room: [Vec<T>; 2],
-    /// Features of queries, those of later ones behind them, `[met, padded(M)]`.
+    /// Features of queries, those of later ones behind them, `[near_len, padded(M)]`.
     pub(super) queries: Vec<T>,
     /// A gradient in features, `[CHUNK, padded(M)]`.
     pub(super) d_features: Vec<T>,
-    /// `g` of queries: of numerators `[met, padded(value_dim)]`, of denominators `[met]`.
+    /// `g` of queries: of numerators `[near_len, padded(value_dim)]`, of denominators `[near_len]`.
     pub(super) d_sums: Vec<T>,
     pub(super) d_counts: Vec<T>,
     /// Rows for the sums, weighed.
     pub(super) wide: Vec<T>,
     /// `[CHUNK, padded(value_dim)]`
     pub(super) d_values: Vec<T>,
-    /// Products of features, products of values, `[CHUNK, met]` or `[met, CHUNK]`, and room for what is transposed.
+    /// Products of features, products of values, `[CHUNK, near_len]` or `[near_len, CHUNK]`, and room for what is transposed.
     products: Vec<T>,
     of_values: Vec<T>,
     turned: Vec<T>,
@@ -76,20 +76,20 @@ impl<T: Number> LinearBackwardScratch<T> {
     fn new(chain: &FeatureChain<T>, value_dim: usize, terms: &DecayTerms<T>) -> LinearBackwardScratch<T> {
         let (width, value) = (padded(chain.widths()[1]), padded(value_dim));
         let unit = HeadState::new(chain.widths()[1], value_dim, terms);
-        let met = terms.met;
+        let near_len = terms.near_len;
         let rows = |count: usize, width: usize| workers::scratch(count * width);
         LinearBackwardScratch {
             chain: chain.room(workers::scratch),
             room: StateSums::room([chain.widths()[1], value_dim], terms, workers::scratch),
-            queries: rows(met, width),
+            queries: rows(near_len, width),
             d_features: rows(CHUNK, width),
-            d_sums: rows(met, value),
-            d_counts: rows(met, 1),
+            d_sums: rows(near_len, value),
+            d_counts: rows(near_len, 1),
             wide: rows(CHUNK, width.max(unit.sums.stride())),
             d_values: rows(CHUNK, value),
-            products: rows(CHUNK, met),
-            of_values: rows(CHUNK, met),
-            turned: rows(met, width.max(value)),
+            products: rows(CHUNK, near_len),
+            of_values: rows(CHUNK, near_len),
+            turned: rows(near_len, width.max(value)),
             unit,
         }
     }
@@ -104,7 +104,7 @@ impl<T: Number> LinearBackwardScratch<T> {
         ahead.rows
     }
 
-    /// Leaves the same to the rows before, which meet `rows` one by one.
+    /// Leaves the same to the rows before, to which `rows` are near.
     fn leave_behind(&self, rows: usize, ahead: &mut HeadStateGradient<T>) {
         ahead.sums.clone_from(&self.unit.sums);
         let held = [&mut ahead.queries, &mut ahead.d_sums, &mut ahead.d_counts];
@@ -135,7 +135,7 @@ pub(super) fn for_each_unit<T: Number>(
     let (dims, chain, terms) = (problem.dims, problem.chain(), problem.terms());
     let wanted = gradients.d_decay.is_some();
     let [near, weights] = match &problem.decay {
-        Some(decay) if wanted => [decay.met, decay.terms],
+        Some(decay) if wanted => [decay.near_len, decay.terms],
         _ => [0, 0],
     };
     let sizes = [chain.parameters(), near, weights];
@@ -250,48 +250,48 @@ impl<T: Number> HeadTask<'_, T> {
         let LinearBackwardScratch { unit, room, queries, d_sums, d_counts, wide, d_features, .. } = &mut *scratch;
         let counts = Some(&d_counts[..]);
         let (values, factors) = (&d_sums[..], unit.gates.decay_since_start(before % CHUNK));
-        let met = ChunkRows { count: rows, first: 0, to_end: false, features: queries, values, counts, factors };
-        unit.sums.of_values(self.terms, &met, wide, StoreMode::Overwrite, d_features);
+        let rows_of_chunk = ChunkRows { count: rows, first: 0, to_end: false, features: queries, values, counts, factors };
+        unit.sums.of_values(self.terms, &rows_of_chunk, wide, StoreMode::Overwrite, d_features);
         if outputs.sizes[2] > 0 {
             // SAFETY: this item alone writes the part of its head and sequence.
             let d_weights = unsafe { outputs.d_weights.row(self.batch, self.head, 0, outputs.sizes[2]) };
-            unit.sums.weigh(self.terms, &met, wide, room, d_weights);
+            unit.sums.weigh(self.terms, &rows_of_chunk, wide, room, d_weights);
         }
-        self.queries_of_met(before, rows, outputs, scratch);
+        self.queries_of_near(before, rows, outputs, scratch);
         self.finish(RowKind::Query, row, rows, outputs, scratch);
         scratch.unit.close(self.terms, &mut scratch.wide, &mut scratch.room);
     }
 
-    /// Adds to `d_features` of queries what the keys met one by one give, `before` of which were held before them.
-    fn queries_of_met(
+    /// Adds to `d_features` of queries what the near keys give, `before` of which were held before them.
+    fn queries_of_near(
         &self,
         before: usize,
         rows: usize,
         outputs: &GradientViews<T>,
         scratch: &mut LinearBackwardScratch<T>,
     ) {
-        let (width, keys, met) = (scratch.d_features.len() / CHUNK, scratch.unit.valid, self.terms.met);
+        let (width, keys, near_len) = (scratch.d_features.len() / CHUNK, scratch.unit.valid, self.terms.near_len);
         if keys == 0 {
             return;
         }
-        self.value_products([rows, keys, met], scratch);
+        self.value_products([rows, keys, near_len], scratch);
         if outputs.sizes[1] > 0 {
             let LinearBackwardScratch { queries, unit, turned, products: to, of_values, .. } = &mut *scratch;
-            products(queries, &unit.keys, [rows, keys, width], turned, (&mut to[..], met));
+            products(queries, &unit.keys, [rows, keys, width], turned, (&mut to[..], near_len));
             // SAFETY: this item alone writes the part of its head and sequence.
-            let d_near = unsafe { outputs.d_near.row(self.batch, self.head, 0, met) };
+            let d_near = unsafe { outputs.d_near.row(self.batch, self.head, 0, near_len) };
             for t in 0..rows {
-                let row = t * met..t * met + (before + t + 1).min(keys);
-                loops::add_products(&mut d_near[met - 1 - before - t..], &to[row.clone()], &of_values[row]);
+                let row = t * near_len..t * near_len + (before + t + 1).min(keys);
+                loops::add_products(&mut d_near[near_len - 1 - before - t..], &to[row.clone()], &of_values[row]);
             }
         }
-        self.mask(before, [rows, keys, met], &scratch.unit.gates, &mut scratch.of_values);
+        self.mask(before, [rows, keys, near_len], &scratch.unit.gates, &mut scratch.of_values);
         let LinearBackwardScratch { of_values, unit, d_features, .. } = scratch;
-        let product = RowProduct { sizes: [rows, keys, width], a: (of_values, [met, 1]), b: (&unit.keys, width) };
+        let product = RowProduct { sizes: [rows, keys, width], a: (of_values, [near_len, 1]), b: (&unit.keys, width) };
         product.to(d_features, width, StoreMode::Accumulate);
     }
 
-    /// `g_i.u_j` of queries and keys met one by one, `[rows, stride]`.
+    /// `g_i.u_j` of queries and near keys, `[rows, stride]`.
     fn value_products(&self, [rows, keys, stride]: [usize; 3], scratch: &mut LinearBackwardScratch<T>) {
         let value = scratch.d_values.len() / CHUNK;
         let LinearBackwardScratch { d_sums, d_counts, unit, turned, of_values, .. } = scratch;
@@ -310,8 +310,8 @@ impl<T: Number> HeadTask<'_, T> {
         }
     }
 
-    /// Gradient in keys and values, going backwards, in front of `later` queries that are met one by one; the sums are over those
-    /// behind them. Returns how many the keys before will meet.
+    /// Gradient in keys and values, going backwards, in front of `later` queries that are near; the sums are over those
+    /// behind them. Returns how many of them are near to the keys before.
     fn backward_keys(
         &self,
         row: usize,
@@ -326,32 +326,32 @@ impl<T: Number> HeadTask<'_, T> {
             scratch.d_sums.copy_within(..later * value, CHUNK * value);
             scratch.d_counts.copy_within(..later, CHUNK);
         }
-        let met = rows + later;
+        let near_len = rows + later;
         scratch.unit.hold_none();
         self.features(RowKind::Query, row, rows, &mut scratch.chain, &mut scratch.queries);
         self.hold(row, rows, &mut scratch.unit, &mut scratch.chain);
         self.load_gradient(row, rows, saved, scratch);
         scratch.nothing_yet(rows);
         if scratch.unit.valid > 0 {
-            self.keys_of_met(met, scratch);
+            self.keys_of_near(near_len, scratch);
             self.keys_of_sums(scratch);
         }
         self.finish(RowKind::Key, row, rows, outputs, scratch);
-        // what the next keys do not meet one by one goes into the sums
-        let from = met.min(self.terms.met - CHUNK);
-        if met > from {
+        // what is not near to the next keys goes into the sums
+        let from = near_len.min(self.terms.near_len - CHUNK);
+        if near_len > from {
             let LinearBackwardScratch { unit, room, queries, d_sums, d_counts, wide, .. } = scratch;
             let (features, values) = (&queries[from * width..], &d_sums[from * value..]);
             let counts = Some(&d_counts[from..]);
             let (cumsum, factors) = (unit.gates.end(), unit.gates.decay_since_start(0));
-            let gone = ChunkRows { count: met - from, first: 0, to_end: false, features, values, counts, factors };
+            let gone = ChunkRows { count: near_len - from, first: 0, to_end: false, features, values, counts, factors };
             unit.sums.add(self.terms, (&gone, cumsum), wide, room);
         }
         from
     }
 
-    /// `d_features` of keys and `d_values` through the queries met one by one.
-    fn keys_of_met(&self, rows: usize, scratch: &mut LinearBackwardScratch<T>) {
+    /// `d_features` of keys and `d_values` through the near queries.
+    fn keys_of_near(&self, rows: usize, scratch: &mut LinearBackwardScratch<T>) {
         let (width, value) = (scratch.d_features.len() / CHUNK, scratch.d_values.len() / CHUNK);
         let keys = scratch.unit.valid;
         let sizes = [rows, keys, CHUNK];
@@ -372,10 +372,10 @@ impl<T: Number> HeadTask<'_, T> {
         let LinearBackwardScratch { unit, wide, d_features, d_values, .. } = scratch;
         let HeadState { sums, keys, values, valid, gates, .. } = unit;
         let factors = gates.decay_until_end();
-        let met = ChunkRows { count: *valid, first: 0, to_end: true, features: keys, values, counts: None, factors };
+        let rows_of_chunk = ChunkRows { count: *valid, first: 0, to_end: true, features: keys, values, counts: None, factors };
         if !sums.is_empty() {
-            sums.of_values(self.terms, &met, wide, StoreMode::Accumulate, d_features);
-            sums.of_features(self.terms, &met, wide, StoreMode::Accumulate, (d_values, None));
+            sums.of_values(self.terms, &rows_of_chunk, wide, StoreMode::Accumulate, d_features);
+            sums.of_features(self.terms, &rows_of_chunk, wide, StoreMode::Accumulate, (d_values, None));
         }
     }
 

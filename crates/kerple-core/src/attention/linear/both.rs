@@ -67,7 +67,7 @@ pub(super) fn backward<T: Number>(
             let backward::LinearBackwardScratch { unit, wide, room, queries, d_sums, d_counts, d_features, .. } =
                 &mut *scratch;
             let counts = Some(&d_counts[..]);
-            let met = ChunkRows {
+            let rows_of_chunk = ChunkRows {
                 count: rows,
                 first: 0,
                 to_end: false,
@@ -76,8 +76,8 @@ pub(super) fn backward<T: Number>(
                 counts,
                 factors: None,
             };
-            unit.sums.of_values(task.terms, &met, wide, StoreMode::Overwrite, d_features);
-            of_queries.add(task.terms, (&met, 0.0), wide, room);
+            unit.sums.of_values(task.terms, &rows_of_chunk, wide, StoreMode::Overwrite, d_features);
+            of_queries.add(task.terms, (&rows_of_chunk, 0.0), wide, room);
             task.finish(RowKind::Query, row, rows, outputs, scratch);
         }
         std::mem::swap(&mut scratch.unit.sums, &mut of_queries);

@@ -20,15 +20,15 @@ use std::hash::{DefaultHasher, Hash};
 /// What sums of `f32` products leave of the tolerance of [`shapes`]; those of `f64` are as exact as they are.
 pub const IN_F32: f64 = 1e-7;
 
-/// `a_h(d)`: `near[h][d]` inside of a chunk and towards those that are met one by one, `sum_k weights[h][k] exp(-rates[h][k] d)`
+/// `a_h(d)`: `near[h][d]` within a chunk and towards the near chunks before it, `sum_k weights[h][k] exp(-rates[h][k] d)`
 /// for others.
 ///
-/// The two should be one function: a kernel as it is, and a sum of exponentials within a tolerance of it at every `d > met - CHUNK`.
+/// The two should be one function: a kernel as it is, and a sum of exponentials within a tolerance of it at every `d > near_len - CHUNK`.
 #[derive(Clone, Copy, Debug)]
 pub struct Decay<'a, T> {
-    /// Positions met one by one, those of a row's own chunk among them: a multiple of [`CHUNK`], at least [`NEAR`].
-    pub met: usize,
-    /// At those, `[H, met]`.
+    /// Near positions, whose pairs are computed one by one, those of a row's own chunk among them: a multiple of [`CHUNK`], at least [`NEAR`].
+    pub near_len: usize,
+    /// At those, `[H, near_len]`.
     pub near: &'a [T],
     /// Number of exponentials, K; with none of them positions further away count for nothing.
     pub terms: usize,
@@ -41,7 +41,7 @@ pub struct Decay<'a, T> {
 /// Gradients in a [`Decay`].
 #[derive(Debug)]
 pub struct DecayGradient<'a, T> {
-    /// `[H, met]`
+    /// `[H, near_len]`
     pub d_near: &'a mut [T],
     /// `[H, K]`
     pub d_weights: &'a mut [T],
@@ -50,20 +50,20 @@ pub struct DecayGradient<'a, T> {
 impl<T: Number> Decay<'_, T> {
     /// Puts everything that makes it another into `hasher`.
     pub(super) fn hash(&self, hasher: &mut DefaultHasher) {
-        let Decay { met, near, terms, rates, weights } = *self;
-        [met, terms].hash(hasher);
+        let Decay { near_len, near, terms, rates, weights } = *self;
+        [near_len, terms].hash(hasher);
         hash_numbers(near.iter().chain(weights).map(|value| value.to_f64()), hasher);
         hash_numbers(rates.iter().copied(), hasher);
     }
 
     pub(super) fn check(&self, heads: usize) {
-        let Decay { met, near, terms, rates, weights } = *self;
+        let Decay { near_len, near, terms, rates, weights } = *self;
         assert!(
-            met >= NEAR && met.is_multiple_of(CHUNK),
-            "{met} positions are not a multiple of \
+            near_len >= NEAR && near_len.is_multiple_of(CHUNK),
+            "{near_len} positions are not a multiple of \
             {CHUNK} of at least two chunks"
         );
-        crate::check_shape!(near, H = heads, met = met);
+        crate::check_shape!(near, H = heads, near_len = near_len);
         crate::check_shape!(rates, H = heads, K = terms);
         crate::check_shape!(weights, H = heads, K = terms);
         assert!(rates.iter().all(|rate| *rate >= 0.0), "decay rates must not be negative");
@@ -71,14 +71,14 @@ impl<T: Number> Decay<'_, T> {
 
     /// Whether a pair is processed one by one, the later position first.
     pub fn is_near(&self, query: usize, key: usize) -> bool {
-        query / CHUNK - key / CHUNK < self.met / CHUNK
+        query / CHUNK - key / CHUNK < self.near_len / CHUNK
     }
 
     /// The factor on the product of two positions.
     pub fn between(&self, head: usize, query: usize, key: usize) -> T {
         let d = query - key;
         if self.is_near(query, key) {
-            return self.near[head * self.met + d];
+            return self.near[head * self.near_len + d];
         }
         (0..self.terms).map(|k| self.weights[head * self.terms + k] * self.exponential(head, k, d)).sum()
     }
@@ -100,7 +100,7 @@ pub(super) struct DecayTerms<T> {
     shape: Vec<T>,
     /// `exp(-rate_k t_m)`, `[K, J]`: what a term gets of what a chunk leaves in a shape.
     pub(super) taken: Vec<T>,
-    /// `w_k exp(-rate_k (met - CHUNK + 1 + t_m))`, `[J, K]`: what a term gives to a shape over the chunks between.
+    /// `w_k exp(-rate_k (near_len - CHUNK + 1 + t_m))`, `[J, K]`: what a term gives to a shape over the chunks between.
     pub(super) given: Vec<T>,
     /// The same without `w_k`, `[K, J]`.
     pub(super) through: Vec<T>,
@@ -108,9 +108,9 @@ pub(super) struct DecayTerms<T> {
     kept: Vec<T>,
     /// `1 - exp(-rate_k CHUNK)`, `[K]`: of a slow term the factor itself would be rounded to a rate that is off by percents.
     lost: Vec<T>,
-    /// Rows that are met one by one: those of a chunk, and of earlier ones where there is a decay.
-    pub(super) met: usize,
-    /// Near, the last distance first, `[met]`; `None`: 1.
+    /// Rows that are near: those of a chunk, and of earlier ones where there is a decay.
+    pub(super) near_len: usize,
+    /// Near, the last distance first, `[near_len]`; `None`: 1.
     near: Option<Vec<T>>,
 }
 
@@ -130,7 +130,7 @@ impl<T: Number> DecayTerms<T> {
                 through,
                 kept,
                 lost,
-                met: CHUNK,
+                near_len: CHUNK,
                 near: None,
             };
         };
@@ -138,7 +138,7 @@ impl<T: Number> DecayTerms<T> {
         let weights = &decay.weights[head * decay.terms..][..decay.terms];
         let (rows, shape) = shapes(rates, if size_of::<T>() == 4 { IN_F32 } else { 1e-12 });
         let exponential = |rate: f64, d: usize| (-rate * d as f64).exp();
-        let across = |k: usize, m: usize| exponential(rates[k], decay.met - CHUNK + 1 + rows[m]);
+        let across = |k: usize, m: usize| exponential(rates[k], decay.near_len - CHUNK + 1 + rows[m]);
         let (terms, shapes) = (rates.len(), rows.len());
         let by_term = |at: usize| (at / shapes, at % shapes);
         let cast = |values: &mut dyn Iterator<Item = f64>| values.map(T::from_f64).collect::<Vec<T>>();
@@ -155,17 +155,17 @@ impl<T: Number> DecayTerms<T> {
             through: cast(&mut all().map(|(k, m)| across(k, m))),
             kept: cast(&mut rates.iter().map(|rate| exponential(*rate, CHUNK))),
             lost: cast(&mut rates.iter().map(|rate| -f64::exp_m1(-rate * CHUNK as f64))),
-            met: decay.met,
-            near: Some(decay.near[head * decay.met..][..decay.met].iter().rev().copied().collect()),
+            near_len: decay.near_len,
+            near: Some(decay.near[head * decay.near_len..][..decay.near_len].iter().rev().copied().collect()),
         }
     }
 
-    /// Keeps of the products of a query with keys, from the first of those that it meets one by one, what counts: those of the
+    /// Keeps of the products of a query with keys, from the first near one, what counts: those of the
     /// `seen` first, decayed; the query itself has number `at` among them.
     pub(super) fn mask(&self, at: usize, seen: usize, products: &mut [T]) {
         products[seen..].fill(T::ZERO);
         if let Some(near) = &self.near {
-            loops::multiply(&mut products[..seen], &near[self.met - 1 - at..]);
+            loops::multiply(&mut products[..seen], &near[self.near_len - 1 - at..]);
         }
     }
 

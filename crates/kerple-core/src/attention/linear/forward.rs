@@ -25,9 +25,9 @@ pub(super) struct LinearForwardScratch<T> {
     pub(super) chain: FeatureChainScratch<T>,
     /// Features of queries, `[CHUNK, padded(M)]`.
     pub(super) queries: Vec<T>,
-    /// Features of keys, transposed, `[padded(M), met]`.
+    /// Features of keys, transposed, `[padded(M), near_len]`.
     keys: Vec<T>,
-    /// Products, `[CHUNK, met]`.
+    /// Products, `[CHUNK, near_len]`.
     products: Vec<T>,
     /// Rows for the sums, weighed.
     pub(super) wide: Vec<T>,
@@ -40,13 +40,13 @@ pub(super) struct LinearForwardScratch<T> {
 
 impl<T: Number> LinearForwardScratch<T> {
     pub(super) fn new(chain: &FeatureChain<T>, value_dim: usize, terms: &DecayTerms<T>) -> LinearForwardScratch<T> {
-        let (features, met) = (chain.widths()[1], terms.met);
+        let (features, near_len) = (chain.widths()[1], terms.near_len);
         let width = padded(features);
         LinearForwardScratch {
             chain: chain.room(workers::scratch),
             queries: workers::scratch(CHUNK * width),
-            keys: workers::scratch(width * met),
-            products: workers::scratch(CHUNK * met),
+            keys: workers::scratch(width * near_len),
+            products: workers::scratch(CHUNK * near_len),
             wide: workers::scratch(CHUNK * width.max(StateSums::<T>::row(value_dim))),
             sums: workers::scratch(CHUNK * padded(value_dim)),
             counts: workers::scratch(CHUNK),
@@ -161,7 +161,7 @@ impl<T: Number> HeadTask<'_, T> {
 
     /// Adds the keys and values of rows to those held.
     pub(super) fn hold(&self, row: usize, rows: usize, unit: &mut HeadState<T>, room: &mut FeatureChainScratch<T>) {
-        let (width, value) = (unit.keys.len() / self.terms.met, unit.values.len() / self.terms.met);
+        let (width, value) = (unit.keys.len() / self.terms.near_len, unit.values.len() / self.terms.near_len);
         self.features(RowKind::Key, row, rows, room, &mut unit.keys[unit.held * width..(unit.held + rows) * width]);
         let to = &mut unit.values[unit.held * value..];
         load(self.inputs.v, self.place(RowKind::Key, row, rows), row, self.problem.dims.value_dim, to);
@@ -178,7 +178,7 @@ impl<T: Number> HeadTask<'_, T> {
         self.hold(row, rows, unit, &mut scratch.chain);
         self.features(RowKind::Query, row, rows, &mut scratch.chain, &mut scratch.queries);
         self.of_sums(first, rows, unit, scratch);
-        self.of_met(before, rows, unit, scratch);
+        self.of_near(before, rows, unit, scratch);
     }
 
     /// What the sums give to rows, of which the first has number `first` in its chunk.
@@ -221,25 +221,25 @@ impl<T: Number> HeadTask<'_, T> {
         }
     }
 
-    /// Adds what rows meet one by one, `before` of which were held before them.
-    fn of_met(&self, before: usize, rows: usize, unit: &HeadState<T>, scratch: &mut LinearForwardScratch<T>) {
-        let met = self.terms.met;
-        let (width, value) = (unit.keys.len() / met, unit.values.len() / met);
+    /// Adds the near keys of rows, `before` of which were held before them.
+    fn of_near(&self, before: usize, rows: usize, unit: &HeadState<T>, scratch: &mut LinearForwardScratch<T>) {
+        let near_len = self.terms.near_len;
+        let (width, value) = (unit.keys.len() / near_len, unit.values.len() / near_len);
         // padding comes last, so keys that count are the first ones
         let keys = unit.valid;
         if keys == 0 {
             return;
         }
-        let to = (&mut scratch.products[..], met);
+        let to = (&mut scratch.products[..], near_len);
         products(&scratch.queries, &unit.keys, [rows, keys, width], &mut scratch.keys, to);
-        for (t, row) in scratch.products.chunks_exact_mut(met).take(rows).enumerate() {
+        for (t, row) in scratch.products.chunks_exact_mut(near_len).take(rows).enumerate() {
             let seen = (before + t + 1).min(keys);
             self.terms.mask(before + t, seen, &mut row[..keys]);
             unit.gates.decay(before + t, &mut row[..seen]);
             scratch.counts[t] += loops::sum(&row[..seen]);
         }
         let product =
-            RowProduct { sizes: [rows, keys, value], a: (&scratch.products, [met, 1]), b: (&unit.values, value) };
+            RowProduct { sizes: [rows, keys, value], a: (&scratch.products, [near_len, 1]), b: (&unit.values, value) };
         product.to(&mut scratch.sums, value, StoreMode::Accumulate);
     }
 }

@@ -73,7 +73,7 @@ fn with_causal<T: Number, R>(
     let decay = problem.decay.expect("without a decay one sum serves all rows");
     let mut near = decay.near.to_vec();
     if pass == DecayPass::After {
-        near.iter_mut().step_by(decay.met).for_each(|itself| *itself = T::ZERO);
+        near.iter_mut().step_by(decay.near_len).for_each(|itself| *itself = T::ZERO);
     }
     let decay = Some(Decay { near: &near, ..decay });
     run(&LinearAttentionProblem { reach: LinearMask::Causal, guard: DenominatorGuard::Nothing, decay, ..*problem })
@@ -125,13 +125,13 @@ fn run_backward<T: Number>(
     saved: LinearAttentionSaved<T>,
     wants_decay: bool,
 ) -> PassGradients<T> {
-    let (dims, [met, terms]) = (problem.dims, problem.decay.map_or([1, 0], |decay| [decay.met, decay.terms]));
+    let (dims, [near_len, terms]) = (problem.dims, problem.decay.map_or([1, 0], |decay| [decay.near_len, decay.terms]));
     let count = dims.batch * dims.heads * dims.len;
     let widths = [dims.head_dim, dims.head_dim, dims.value_dim];
     let mut found = PassGradients {
         rows: widths.map(|width| zeros(count * width)),
         parameters: zeros(dims.heads * problem.parameters()),
-        decay: wants_decay.then(|| [zeros(dims.heads * met), zeros(dims.heads * terms)]),
+        decay: wants_decay.then(|| [zeros(dims.heads * near_len), zeros(dims.heads * terms)]),
     };
     let PassGradients { rows: [q, k, v], parameters, decay } = &mut found;
     let view = |data, width| ViewMut::new(data, packed(dims, width));
@@ -146,7 +146,7 @@ fn run_backward<T: Number>(
     with_causal(problem, pass, |problem| super::backward::backward(problem, saved, None, gradients));
     if let (Some([d_near, _]), DecayPass::After) = (&mut found.decay, pass) {
         // the row itself is left out, whatever the kernel is there
-        d_near.iter_mut().step_by(met).for_each(|itself| *itself = T::ZERO);
+        d_near.iter_mut().step_by(near_len).for_each(|itself| *itself = T::ZERO);
     }
     found
 }

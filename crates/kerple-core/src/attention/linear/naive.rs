@@ -53,7 +53,7 @@ fn seen<T: Number>(problem: &LinearAttentionProblem<T>, batch: usize, i: usize) 
     end.min(problem.valid(batch, 0))
 }
 
-/// A pair as chunks see it, the later one first: a key after its query is met from the end of the sequence on.
+/// A pair as chunks see it, the later one first: a key after its query is seen from the end of the sequence on.
 fn pair<T: Number>(problem: &LinearAttentionProblem<T>, batch: usize, i: usize, j: usize) -> (usize, usize) {
     let last = problem.valid(batch, 0).min(problem.dims.len).saturating_sub(1);
     if j <= i { (i, j) } else { (last - i, last - j) }
@@ -160,7 +160,7 @@ pub fn backward<T: Number>(
                     let (later, earlier) = pair(problem, batch, i, j);
                     let distance = later - earlier;
                     if decay.is_near(later, earlier) {
-                        d.d_near[head * decay.met + distance] += product * along;
+                        d.d_near[head * decay.near_len + distance] += product * along;
                     } else {
                         for k in 0..decay.terms {
                             d.d_weights[head * decay.terms + k] +=

@@ -77,7 +77,7 @@ impl<T: Number> StateGradient<T> {
         let (LinearAttentionDims { heads, batch, value_dim, .. }, terms) = (problem.dims, problem.terms());
         let features = problem.chain().widths()[1];
         let ahead = |head: usize| {
-            let rows = |width: usize| vec![T::ZERO; (terms[head].met - CHUNK) * width];
+            let rows = |width: usize| vec![T::ZERO; (terms[head].near_len - CHUNK) * width];
             let sums = StateSums::new(features, value_dim, &terms[head]);
             let (queries, d_sums) = (rows(padded(features)), rows(padded(value_dim)));
             HeadStateGradient { sums, rows: 0, queries, d_sums, d_counts: rows(1), d_cumsum: 0.0 }
@@ -104,11 +104,11 @@ impl<T: Number> StateGradient<T> {
 /// The same of one head of one sequence.
 #[derive(Clone, Debug)]
 pub(super) struct HeadStateGradient<T> {
-    /// Over the queries of chunks that no key to come meets one by one.
+    /// Over the queries of chunks that no key to come is near.
     pub(super) sums: StateSums<T>,
-    /// Queries before those, which keys to come meet one by one.
+    /// Queries before those, which are near to keys to come.
     pub(super) rows: usize,
-    /// Their features, `[met - CHUNK, padded(M)]`, and gradients in what they got, `[.., padded(value_dim)]` and `[..]`.
+    /// Their features, `[near_len - CHUNK, padded(M)]`, and gradients in what they got, `[.., padded(value_dim)]` and `[..]`.
     pub(super) queries: Vec<T>,
     pub(super) d_sums: Vec<T>,
     pub(super) d_counts: Vec<T>,
@@ -232,7 +232,7 @@ impl<T: Number> StateSums<T> {
             StoreMode::Overwrite,
         );
         let each = self.of_terms.chunks_exact(size).zip(room.chunks_exact(size));
-        d_weights.iter_mut().zip(each).for_each(|(d, (sums, met))| *d += reduce::dot(sums, met));
+        d_weights.iter_mut().zip(each).for_each(|(d, (sums, fresh))| *d += reduce::dot(sums, fresh));
     }
 
     /// Length of a row in `wide`: values, then the count.
@@ -357,9 +357,9 @@ impl<T: Number> ChunkRows<'_, T> {
 #[derive(Clone, Debug)]
 pub(super) struct HeadState<T> {
     pub(super) sums: StateSums<T>,
-    /// Features of the keys met one by one, `[met, padded(M)]`.
+    /// Features of the near keys, `[near_len, padded(M)]`.
     pub(super) keys: Vec<T>,
-    /// Their values, `[met, padded(value_dim)]`.
+    /// Their values, `[near_len, padded(value_dim)]`.
     pub(super) values: Vec<T>,
     /// Rows held of those; those of padding count for nothing.
     pub(super) held: usize,
@@ -373,8 +373,8 @@ impl<T: Number> HeadState<T> {
     pub(super) fn new(features: usize, value_dim: usize, terms: &DecayTerms<T>) -> HeadState<T> {
         HeadState {
             sums: StateSums::new(features, value_dim, terms),
-            keys: vec![T::ZERO; terms.met * padded(features)],
-            values: vec![T::ZERO; terms.met * padded(value_dim)],
+            keys: vec![T::ZERO; terms.near_len * padded(features)],
+            values: vec![T::ZERO; terms.near_len * padded(value_dim)],
             held: 0,
             valid: 0,
             gates: ChunkGates::default(),
@@ -400,14 +400,14 @@ impl<T: Number> HeadState<T> {
 
     /// Once all that can be held is: the oldest chunk goes into the sums.
     pub(super) fn close(&mut self, terms: &DecayTerms<T>, wide: &mut [T], room: &mut [Vec<T>; 2]) {
-        if self.held == terms.met {
+        if self.held == terms.near_len {
             self.leave(terms, wide, room);
         }
     }
 
     /// The oldest chunk, or what there is of it, goes into the sums.
     pub(super) fn leave(&mut self, terms: &DecayTerms<T>, wide: &mut [T], room: &mut [Vec<T>; 2]) {
-        let (width, value) = (self.keys.len() / terms.met, self.values.len() / terms.met);
+        let (width, value) = (self.keys.len() / terms.near_len, self.values.len() / terms.near_len);
         let count = self.valid.min(CHUNK);
         let (cumsum, factors) = (self.gates.end(), self.gates.decay_until_end());
         let (features, values) = (&self.keys[..], &self.values[..]);

@@ -68,7 +68,7 @@ struct Values {
     k: Vec<f64>,
     v: Vec<f64>,
     d_out: Vec<f64>,
-    met: usize,
+    near_len: usize,
     near: Vec<f64>,
     terms: usize,
     rates: Vec<f64>,
@@ -79,19 +79,19 @@ struct Values {
 
 impl Values {
     fn decay(&self) -> Decay<'_, f64> {
-        let Values { met, ref near, terms, ref rates, ref weights, .. } = *self;
-        Decay { met, near, terms, rates, weights }
+        let Values { near_len, ref near, terms, ref rates, ref weights, .. } = *self;
+        Decay { near_len, near, terms, rates, weights }
     }
 }
 
-/// What is met one by one and the number of exponentials beyond; without any, the window is exact.
+/// The near positions and the number of exponentials beyond; without any, the window is exact.
 const DECAYS: [(usize, usize); 4] = [(NEAR, 3), (3 * CHUNK, 3), (NEAR, 0), (3 * CHUNK, 0)];
 
 fn values(dims: LinearAttentionDims) -> Values {
     values_of(dims, DECAYS[0])
 }
 
-fn values_of(dims: LinearAttentionDims, (met, terms): (usize, usize)) -> Values {
+fn values_of(dims: LinearAttentionDims, (near_len, terms): (usize, usize)) -> Values {
     let LinearAttentionDims { batch, heads, len, head_dim, value_dim } = dims;
     let positive = |len: usize, seed| random(len, seed).into_iter().map(|x| 0.3 + x.abs()).collect::<Vec<f64>>();
     let rows = batch * heads * len;
@@ -100,8 +100,8 @@ fn values_of(dims: LinearAttentionDims, (met, terms): (usize, usize)) -> Values 
         k: random(rows * head_dim, 2),
         v: random(rows * value_dim, 3),
         d_out: random(rows * value_dim, 4),
-        met,
-        near: positive(heads * met, 5),
+        near_len,
+        near: positive(heads * near_len, 5),
         terms,
         rates: positive(heads * terms, 6).into_iter().map(|x| 0.02 * x).collect(),
         weights: positive(heads * terms, 7),
@@ -140,7 +140,8 @@ fn run<T: Number>(case: &Case, maps: &[&dyn FeatureMap<T>], values: &Values) -> 
     let [q, k, v, d_out, near, weights] =
         [&values.q, &values.k, &values.v, &values.d_out, &values.near, &values.weights].map(|x| cast(x));
     let Case { dims, reach, lengths, guard, decays, naive } = *case;
-    let decay = Decay { near: &near, weights: &weights, met: values.met, terms: values.terms, rates: &values.rates };
+    let decay =
+        Decay { near: &near, weights: &weights, near_len: values.near_len, terms: values.terms, rates: &values.rates };
     let gates = values.gates.as_ref().map(|gates| cast(gates));
     let problem = LinearAttentionProblem {
         dims,
@@ -415,7 +416,7 @@ fn sums_of_a_million_positions_stay_accurate() {
     let rates: [f64; 2] = [1e-6, 0.3];
     let a = |d: usize| rates.iter().map(|rate| (-rate * d as f64).exp()).sum::<f64>();
     let near: Vec<f32> = (0..NEAR).map(|d| a(d) as f32).collect();
-    let decay = Decay { met: NEAR, near: &near, terms: 2, rates: &rates, weights: &[1.0, 1.0] };
+    let decay = Decay { near_len: NEAR, near: &near, terms: 2, rates: &rates, weights: &[1.0, 1.0] };
     let problem = LinearAttentionProblem { decay: Some(decay), ..LinearAttentionProblem::causal(dims, &maps) };
     let mut state = RecurrentState::new(&problem);
     let ones = vec![1.0f32; 4096];

@@ -264,7 +264,7 @@ mod tests {
                 by(ViewMut::new(&mut out, strides(3)), &mut den);
                 [out, den].concat()
             };
-            let decay = Decay { met: NEAR, near: &near, terms: 0, rates: &[], weights: &[] };
+            let decay = Decay { near_len: NEAR, near: &near, terms: 0, rates: &[], weights: &[] };
             let causal: Vec<f64> = (0..2 * len).map(|at| near[at / len * NEAR + at % len]).collect();
             let want = run(&|out, den| naive::forward(&problem(LinearMask::Causal, Some(decay)), inputs, out, den));
             let got = run(&|out, den| forward(&problem(LinearMask::Causal, None), &causal, inputs, out, den));
@@ -325,7 +325,7 @@ mod tests {
         let demand = ErrorBudget { horizon: len, tolerance: Tolerance::Thousandth, amplitude: Amplitude::Two };
         let decay_form = encoding.decay(&geometry, &stored, &demand).unwrap();
         let EncodingDecay { near, terms, rates, weights, .. } = &decay_form;
-        let decay = Decay { met: near.len() / 2, near, terms: *terms, rates, weights };
+        let decay = Decay { near_len: near.len() / 2, near, terms: *terms, rates, weights };
         let behind = encoding.table(&geometry, &stored, len).bias.unwrap();
         let at = |head: usize, d: usize| behind[head * len + d].exp();
         let causal: Vec<f64> = (0..2 * len).map(|place| at(place / len, place % len)).collect();

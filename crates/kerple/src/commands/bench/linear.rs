@@ -95,7 +95,7 @@ impl Task {
         let decay = fading.as_ref().zip(tables.as_ref());
         let decay = decay.map(|(fading, [near, weights])| {
             let (met, terms) = (near.len() / heads, fading.terms);
-            Decay { met, near, terms, rates: &fading.rates, weights }
+            Decay { near_len: met, near, terms, rates: &fading.rates, weights }
         });
         let maps: Vec<&dyn FeatureMap<f32>> =
             code.iter().map(Drawn::map).chain([&*favor as &dyn FeatureMap<f32>]).collect();

@@ -89,7 +89,7 @@ fn gates_alike_are_an_exponential() {
     let (rate, plain) = (0.03f64, values(dims));
     let near = (0..HEADS * NEAR).map(|at| (-rate * (at % NEAR) as f64).exp()).collect();
     let decay =
-        Values { met: NEAR, near, terms: 1, rates: vec![rate; HEADS], weights: vec![1.0; HEADS], ..values(dims) };
+        Values { near_len: NEAR, near, terms: 1, rates: vec![rate; HEADS], weights: vec![1.0; HEADS], ..values(dims) };
     let gated = Values { gates: Some(vec![-rate; HEADS * 500]), ..plain };
     for (name, maps) in maps::<f64>() {
         let got = run(&case(dims, false), &maps.all(), &gated);
