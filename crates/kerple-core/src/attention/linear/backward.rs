@@ -326,25 +326,25 @@ impl<T: Number> HeadTask<'_, T> {
             scratch.d_sums.copy_within(..later * value, CHUNK * value);
             scratch.d_counts.copy_within(..later, CHUNK);
         }
-        let near_len = rows + later;
+        let queries_ahead = rows + later;
         scratch.unit.hold_none();
         self.features(RowKind::Query, row, rows, &mut scratch.chain, &mut scratch.queries);
         self.hold(row, rows, &mut scratch.unit, &mut scratch.chain);
         self.load_gradient(row, rows, saved, scratch);
         scratch.nothing_yet(rows);
         if scratch.unit.valid > 0 {
-            self.keys_of_near(near_len, scratch);
+            self.keys_of_near(queries_ahead, scratch);
             self.keys_of_sums(scratch);
         }
         self.finish(RowKind::Key, row, rows, outputs, scratch);
         // what is not near to the next keys goes into the sums
-        let from = near_len.min(self.terms.near_len - CHUNK);
-        if near_len > from {
+        let from = queries_ahead.min(self.terms.near_len - CHUNK);
+        if queries_ahead > from {
             let LinearBackwardScratch { unit, room, queries, d_sums, d_counts, wide, .. } = scratch;
             let (features, values) = (&queries[from * width..], &d_sums[from * value..]);
             let counts = Some(&d_counts[from..]);
             let (cumsum, factors) = (unit.gates.end(), unit.gates.decay_since_start(0));
-            let gone = ChunkRows { count: near_len - from, first: 0, to_end: false, features, values, counts, factors };
+            let gone = ChunkRows { count: queries_ahead - from, first: 0, to_end: false, features, values, counts, factors };
             unit.sums.add(self.terms, (&gone, cumsum), wide, room);
         }
         from
