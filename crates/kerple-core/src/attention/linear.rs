@@ -32,13 +32,13 @@
 //!   number of threads.
 
 mod backward;
-mod both;
+mod bidirectional;
+mod bidirectional_decay;
 mod coded;
 mod decay;
 mod forward;
 mod gates;
 mod loops;
-mod mirrored;
 pub mod naive;
 mod state;
 #[cfg(test)]
@@ -258,8 +258,8 @@ fn run_forward<T: Number>(
     }
     match (problem.reach, problem.decay) {
         (LinearMask::Causal, _) => forward::forward(problem, inputs, out, denominators, state),
-        (LinearMask::Bidirectional, None) => both::forward(problem, inputs, out, denominators),
-        (LinearMask::Bidirectional, Some(_)) => mirrored::forward(problem, inputs, out, denominators),
+        (LinearMask::Bidirectional, None) => bidirectional::forward(problem, inputs, out, denominators),
+        (LinearMask::Bidirectional, Some(_)) => bidirectional_decay::forward(problem, inputs, out, denominators),
     }
 }
 
@@ -382,8 +382,8 @@ fn run_backward<T: Number>(
     }
     match (problem.reach, problem.decay) {
         (LinearMask::Causal, _) => backward::backward(problem, saved, ends, gradients),
-        (LinearMask::Bidirectional, None) => both::backward(problem, saved, gradients),
-        (LinearMask::Bidirectional, Some(_)) => mirrored::backward(problem, saved, gradients),
+        (LinearMask::Bidirectional, None) => bidirectional::backward(problem, saved, gradients),
+        (LinearMask::Bidirectional, Some(_)) => bidirectional_decay::backward(problem, saved, gradients),
     }
 }
 

@@ -1,13 +1,14 @@
-//! Bidirectional rows with a decay: a causal pass, and a pass from the end of each sequence that
-//! excludes the row itself.
+//! Bidirectional linear attention with a decay: a causal pass, and a pass from the end of each
+//! sequence that excludes the row itself.
 //!
 //! ```text
 //! N_i = sum over j <= i of a(i - j) phi(q_i).phi(k_j) v_j + sum over j > i of a(j - i) phi(q_i).phi(k_j) v_j        r_i likewise
 //! out_i = N_i / guard(r_i)
 //! ```
 //!
-//! Padding stays at the end: a sequence is turned round within its length, and its padding sees all keys by the first pass.
-//! Both backward passes are those of causal rows with the output and the denominators of all: nothing else of them enters.
+//! Padding stays at the end: a sequence is reversed within its length, and its padding gets all keys
+//! from the first pass. Both backward passes are causal ones that read the complete outputs and
+//! denominators; nothing else of the other pass enters.
 
 use super::{
     Decay, DecayGradient, DenominatorGuard, LinearAttentionDims, LinearAttentionGradients, LinearAttentionInputs,
@@ -26,12 +27,12 @@ enum DecayPass {
     After,
 }
 
-/// How rows of `[B, H, L, width]` lie next to each other.
+/// Strides of a dense `[B, H, L, width]`.
 fn packed(dims: LinearAttentionDims, width: usize) -> Strides {
     Strides { batch: dims.heads * dims.len * width, head: dims.len * width, row: width }
 }
 
-/// Every row of a problem: sequence, head, and where it is from the other end of its sequence; `None` for padding.
+/// Every row of a problem: sequence, head, row, and its index in the reversed sequence; `None` for padding.
 fn rows<T: Number>(problem: &LinearAttentionProblem<T>) -> impl Iterator<Item = ([usize; 3], Option<usize>)> {
     let LinearAttentionDims { batch, heads, len, .. } = problem.dims;
     let units = (0..batch).flat_map(move |b| (0..heads).map(move |h| (b, h)));
@@ -41,8 +42,8 @@ fn rows<T: Number>(problem: &LinearAttentionProblem<T>) -> impl Iterator<Item = 
     })
 }
 
-/// Rows turned round, `[B, H, L, width]`; those of padding are zeros.
-fn turned<T: Number>(problem: &LinearAttentionProblem<T>, from: View<T>, width: usize) -> Vec<T> {
+/// Rows in reverse, `[B, H, L, width]`; those of padding are zeros.
+fn reversed<T: Number>(problem: &LinearAttentionProblem<T>, from: View<T>, width: usize) -> Vec<T> {
     let mut to = zeros(problem.dims.batch * problem.dims.heads * problem.dims.len * width);
     for (to, ([b, h, _], other)) in to.chunks_exact_mut(width).zip(rows(problem)) {
         if let Some(other) = other {
@@ -52,11 +53,11 @@ fn turned<T: Number>(problem: &LinearAttentionProblem<T>, from: View<T>, width: 
     to
 }
 
-/// Queries, keys and values of a pass, where they are not read as they lie.
+/// Queries, keys and values in reverse.
 fn inputs_of<T: Number>(problem: &LinearAttentionProblem<T>, inputs: LinearAttentionInputs<T>) -> [Vec<T>; 3] {
     let LinearAttentionDims { head_dim, value_dim, .. } = problem.dims;
     [(inputs.q, head_dim), (inputs.k, head_dim), (inputs.v, value_dim)]
-        .map(|(view, width)| turned(problem, view, width))
+        .map(|(view, width)| reversed(problem, view, width))
 }
 
 fn views<T>(dims: LinearAttentionDims, [q, k, v]: &[Vec<T>; 3]) -> LinearAttentionInputs<'_, T> {
@@ -64,7 +65,7 @@ fn views<T>(dims: LinearAttentionDims, [q, k, v]: &[Vec<T>; 3]) -> LinearAttenti
     LinearAttentionInputs { q: view(q, dims.head_dim), k: view(k, dims.head_dim), v: view(v, dims.value_dim) }
 }
 
-/// Runs something on the causal problem of a pass.
+/// Runs the causal problem of a pass.
 fn with_causal<T: Number, R>(
     problem: &LinearAttentionProblem<T>,
     pass: DecayPass,
@@ -112,7 +113,7 @@ pub(super) fn forward<T: Number>(
     }
 }
 
-/// Gradients of one pass, next to each other: in queries, keys, values, parameters and the decay.
+/// Gradients of one pass, dense: of queries, keys and values, of parameters and of the decay.
 struct PassGradients<T> {
     rows: [Vec<T>; 3],
     parameters: Vec<T>,
@@ -145,7 +146,7 @@ fn run_backward<T: Number>(
     };
     with_causal(problem, pass, |problem| super::backward::backward(problem, saved, None, gradients));
     if let (Some([d_near, _]), DecayPass::After) = (&mut found.decay, pass) {
-        // the row itself is left out, whatever the kernel is there
+        // the row itself is excluded, whatever the kernel at distance 0
         d_near.iter_mut().step_by(near_len).for_each(|itself| *itself = T::ZERO);
     }
     found
@@ -160,17 +161,17 @@ pub(super) fn backward<T: Number>(
     let LinearAttentionGradients { d_q, d_k, d_v, d_parameters, d_decay, .. } = gradients;
     let before = run_backward(problem, DecayPass::Before, saved, d_decay.is_some());
     let inputs = inputs_of(problem, saved.inputs);
-    let [out, d_out] = [saved.out, saved.d_out].map(|view| turned(problem, view, dims.value_dim));
+    let [out, d_out] = [saved.out, saved.d_out].map(|view| reversed(problem, view, dims.value_dim));
     let column = View { data: saved.denominators, strides: packed(dims, 1) };
-    let denominators = turned(problem, column, 1);
+    let denominators = reversed(problem, column, 1);
     let view = |data| View { data, strides: packed(dims, dims.value_dim) };
-    let turned_round = LinearAttentionSaved {
+    let reversed_rows = LinearAttentionSaved {
         inputs: views(dims, &inputs),
         out: view(&out),
         denominators: &denominators,
         d_out: view(&d_out),
     };
-    let after = run_backward(problem, DecayPass::After, turned_round, d_decay.is_some());
+    let after = run_backward(problem, DecayPass::After, reversed_rows, d_decay.is_some());
     let widths = [dims.head_dim, dims.head_dim, dims.value_dim];
     for (which, to) in [d_q, d_k, d_v].iter().enumerate() {
         let (width, before, after) = (widths[which], &before.rows[which], &after.rows[which]);

@@ -1,4 +1,4 @@
-//! Bidirectional rows without a decay: one sum over all keys.
+//! Bidirectional linear attention without a decay: one sum over all keys.
 
 use super::backward::{self, for_each_unit};
 use super::decay::DecayTerms;
