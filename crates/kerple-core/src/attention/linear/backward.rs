@@ -250,7 +250,8 @@ impl<T: Number> HeadTask<'_, T> {
         let LinearBackwardScratch { unit, room, queries, d_sums, d_counts, wide, d_features, .. } = &mut *scratch;
         let counts = Some(&d_counts[..]);
         let (values, factors) = (&d_sums[..], unit.gates.decay_since_start(before % CHUNK));
-        let rows_of_chunk = ChunkRows { count: rows, first: 0, to_end: false, features: queries, values, counts, factors };
+        let rows_of_chunk =
+            ChunkRows { count: rows, first: 0, to_end: false, features: queries, values, counts, factors };
         unit.sums.of_values(self.terms, &rows_of_chunk, wide, StoreMode::Overwrite, d_features);
         if outputs.sizes[2] > 0 {
             // SAFETY: this item alone writes the part of its head and sequence.
@@ -344,7 +345,8 @@ impl<T: Number> HeadTask<'_, T> {
             let (features, values) = (&queries[from * width..], &d_sums[from * value..]);
             let counts = Some(&d_counts[from..]);
             let (cumsum, factors) = (unit.gates.end(), unit.gates.decay_since_start(0));
-            let gone = ChunkRows { count: queries_ahead - from, first: 0, to_end: false, features, values, counts, factors };
+            let gone =
+                ChunkRows { count: queries_ahead - from, first: 0, to_end: false, features, values, counts, factors };
             unit.sums.add(self.terms, (&gone, cumsum), wide, room);
         }
         from
@@ -372,7 +374,8 @@ impl<T: Number> HeadTask<'_, T> {
         let LinearBackwardScratch { unit, wide, d_features, d_values, .. } = scratch;
         let HeadState { sums, keys, values, valid, gates, .. } = unit;
         let factors = gates.decay_until_end();
-        let rows_of_chunk = ChunkRows { count: *valid, first: 0, to_end: true, features: keys, values, counts: None, factors };
+        let rows_of_chunk =
+            ChunkRows { count: *valid, first: 0, to_end: true, features: keys, values, counts: None, factors };
         if !sums.is_empty() {
             sums.of_values(self.terms, &rows_of_chunk, wide, StoreMode::Accumulate, d_features);
             sums.of_features(self.terms, &rows_of_chunk, wide, StoreMode::Accumulate, (d_values, None));
