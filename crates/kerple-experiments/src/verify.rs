@@ -11,8 +11,7 @@ use crate::packed::{ARCHIVE_FILE, SUMS_FILE};
 use crate::pages::{self, PAGE_FOLDER};
 use crate::reproduce::beside_the_plan;
 use crate::seal::{Sums, is_export};
-use kerple_run::{EVALUATION_FILE, EvaluationRow, PLAN_FILE, look, read_json, read_rows};
-use serde_json::Value;
+use kerple_run::{EVALUATION_FILE, EvaluationRow, PLAN_FILE, PlanSummary, look, read_rows};
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
@@ -85,8 +84,8 @@ fn runs(manifest: &Manifest, (folder, place): (&Path, &Path), found: &mut Verifi
     for run in &manifest.runs {
         let path = place.join(&run.folder).join(PLAN_FILE);
         // what is no plan is found where the run is verified
-        let Ok(plan) = read_json::<Value>(&path) else { continue };
-        let own = (plan["label"].as_str(), plan["seed"].as_u64());
+        let Ok(plan) = PlanSummary::read(&path) else { continue };
+        let own = (plan.label.as_deref(), plan.seed);
         if own != (Some(&run.label), Some(run.seed)) {
             let says =
                 format!("{} of seed {}", own.0.unwrap_or("nothing"), own.1.map_or("none".into(), |s| s.to_string()));
@@ -100,7 +99,7 @@ fn runs(manifest: &Manifest, (folder, place): (&Path, &Path), found: &mut Verifi
         }
         // the one plan that stands for the one that the rows were computed under
         let Some(PlanHash { now, computed_under }) = &run.plan_hash else { continue };
-        let hash = plan["hash"].as_str().unwrap_or("nothing");
+        let hash = plan.hash.as_deref().unwrap_or("nothing");
         if hash != now {
             let message = format!(
                 "the rows of {} were computed under plan {computed_under}, which is {now} since its keys were renamed; it holds \

@@ -2,6 +2,7 @@
 //! the hint.
 
 pub use kerple_core::encoding::Renamed;
+use kerple_run::old_names::PLAN_KEYS;
 use serde_json::{Map, Value};
 
 /// A run file, or what `--set` makes of one.
@@ -17,10 +18,8 @@ const MODEL: &str = "model";
 const BLOCK: &str = "model.block";
 const LINEAR: &str = "model.block.attention.linear";
 
-/// What was renamed beside the keys of encodings.
-const OWN: [Renamed; 41] = [
-    Renamed::key(DATA, "packing", "sampling"),
-    Renamed::key(MODEL, "readout", "pooling"),
+/// What was renamed beside the keys of encodings and those that a plan has too, [`PLAN_KEYS`].
+const OWN: [Renamed; 9] = [
     Renamed::value(MODEL, "pooling", "first", "cls"),
     Renamed::value(MODEL, "pooling", "towers", "two_tower"),
     Renamed::key(MODEL, "vocab_rows", "padded_vocab_size"),
@@ -28,43 +27,17 @@ const OWN: [Renamed; 41] = [
     Renamed::value(BLOCK, "norm", "layer_without_shift", "layer_no_bias"),
     Renamed::value(BLOCK, "residual", "normed", "norm_residual"),
     Renamed::value(BLOCK, "residual", "post", "post_ln"),
-    Renamed::key(BLOCK, "kv_heads", "n_kv_heads"),
-    Renamed::key(BLOCK, "gated", "glu"),
-    Renamed::key(BLOCK, "score_scale", "attn_scale"),
-    Renamed::key(BLOCK, "scale_by_layer", "scale_attn_by_layer"),
     Renamed::value(BLOCK, "sink", "one", "off_by_one"),
-    Renamed::key(BLOCK, "soft_cap", "attn_softcap"),
-    Renamed::key(BLOCK, "clamp_qkv", "clip_qkv"),
-    Renamed::key(BLOCK, "tied_head", "tie_embeddings"),
-    Renamed::key(BLOCK, "head_bias", "lm_head_bias"),
-    Renamed::key(BLOCK, "scaled_embedding", "scale_embeddings"),
-    Renamed::key(LINEAR, "features", "feature_map"),
-    Renamed::key(LINEAR, "count", "n_features"),
-    Renamed::key(LINEAR, "redraw", "redraw_every"),
-    Renamed::key(LINEAR, "independent_lengths", "independent_norms"),
-    Renamed::key(TRAIN, "batch", "batch_size"),
-    Renamed::key(TRAIN, "micro_batch", "micro_batch_size"),
-    Renamed::key(TRAIN, "piece", "chunk_len"),
-    Renamed::key(TRAIN, "min_learning_rate", "min_lr"),
-    Renamed::key(TRAIN, "warmup", "warmup_ratio"),
-    Renamed::key(TRAIN, "decay", "lr_schedule"),
-    Renamed::key(TRAIN, "cycle", "lr_cycle_steps"),
-    Renamed::key(TRAIN, "betas", "adam_betas"),
-    Renamed::key(TRAIN, "eps", "adam_eps"),
-    Renamed::key(TRAIN, "first_adam_step", "adam_first_step"),
-    Renamed::key(TRAIN, "clip", "grad_clip"),
-    Renamed::key(TRAIN, "valid_every", "eval_interval"),
-    Renamed::key(TRAIN, "valid_segments", "eval_sequences"),
-    Renamed::key(TRAIN, "checkpoint_every", "save_interval"),
-    Renamed::key(TRAIN, "keep", "keep_last_n"),
-    Renamed::key(PLAN_FILE, "facts", "data_info"),
-    Renamed::key(PLAN_FILE, "origin", "init_from"),
     Renamed::key(STATE_FILE, "plan", "trajectory_hash"),
 ];
 
 /// Everything that was renamed.
-pub fn all() -> impl Iterator<Item = &'static Renamed> {
-    OWN.iter().chain(&kerple_core::encoding::RENAMED)
+pub fn all() -> impl Iterator<Item = Renamed> {
+    let plan = PLAN_KEYS.into_iter().map(|(old, new)| {
+        let (table, key) = old.rsplit_once('.').unwrap_or((PLAN_FILE, old));
+        Renamed::key(table, key, new)
+    });
+    plan.chain(OWN).chain(kerple_core::encoding::RENAMED)
 }
 
 /// The new names of what the content of a file still calls otherwise; `None` where it has no old name.

@@ -404,7 +404,7 @@ fn keys_that_were_renamed_are_refused_with_their_new_names() {
     let folder = tempfile::tempdir().unwrap();
     let mut count = 0;
     for renamed in renamed::all() {
-        let Renamed { table, key, value, new } = *renamed;
+        let Renamed { table, key, value, new } = renamed;
         let error = match table {
             renamed::PLAN_FILE => {
                 let run = RunFolder::new(folder.path());

@@ -7,13 +7,13 @@ use std::path::{Path, PathBuf};
 
 use self::apart::{mark_duplicates, name_by_encoding, tell_apart, without_repeated_evaluations};
 use serde::de::DeserializeOwned;
-use serde_json::Value;
 
 use crate::conditions::Conditions;
 use crate::error::{Error, Result};
 use crate::statistics::median;
 use kerple_run::{
-    EvaluationRow, KernelSnapshot, MetricsRow, Numerics, ProbeRow, Provenance, SessionRow, look, read_json, read_rows,
+    EvaluationRow, KernelSnapshot, MetricsRow, Numerics, PlanSummary, ProbeRow, Provenance, SessionRow, look,
+    read_json, read_rows,
 };
 
 /// One run folder.
@@ -26,7 +26,7 @@ pub struct Run {
     /// What it was trained under. Only runs of equal conditions meet in a mean, a table or a test.
     pub conditions: Conditions,
     /// `plan.json`. The report needs none of its keys but shows and groups by those that are there.
-    pub plan: Value,
+    pub plan: PlanSummary,
     /// Logged steps in order; those that a resume from an earlier checkpoint made again appear once.
     pub metrics: Vec<MetricsRow>,
     /// Sessions it was trained in, in the order in which they began; none where it was trained before they were recorded.
@@ -50,7 +50,7 @@ impl Run {
     /// [`Error::Io`] and [`Error::Damaged`], with file and line, of files that cannot be read.
     pub fn read(folder: &Path) -> Result<Run> {
         kerple_run::old_names::refuse_files(folder)?;
-        let plan = read_plan(&folder.join(kerple_run::PLAN_FILE))?;
+        let plan = PlanSummary::read(&folder.join(kerple_run::PLAN_FILE))?;
         let mut notes = Vec::new();
         let metrics = read_optional_rows(&folder.join(kerple_run::METRICS_FILE), &mut notes)?;
         let sessions = read_optional_rows(&folder.join(kerple_run::SESSIONS_FILE), &mut notes)?;
@@ -63,7 +63,7 @@ impl Run {
         let mut run = Run {
             folder: folder.to_owned(),
             name: String::new(),
-            conditions: Conditions::of_plan(&plan),
+            conditions: Conditions::of_plan(&plan.keys),
             plan,
             metrics: without_repeated_steps(metrics),
             sessions,
@@ -82,31 +82,31 @@ impl Run {
 
     /// The plan's `label`; failing that the label of the evaluations, the kind of encoding, the folder's name.
     pub fn label(&self) -> String {
-        let text = |value: &Value| value.as_str().map(str::to_owned);
-        text(&self.plan["label"])
+        let label = self.plan.label.clone();
+        label
             .or_else(|| self.evaluations.first().map(|row| row.label.clone()))
-            .or_else(|| text(&self.plan["encoding"]["kind"]))
+            .or_else(|| self.plan.encoding.kind.clone())
             .unwrap_or_else(|| self.folder_name())
     }
 
     /// The kind of encoding, where the plan has it.
     pub fn encoding_kind(&self) -> Option<&str> {
-        self.plan["encoding"]["kind"].as_str()
+        self.plan.encoding.kind.as_deref()
     }
 
     /// The seed, from the plan or an evaluation.
     pub fn seed(&self) -> Option<u64> {
-        self.plan["seed"].as_u64().or_else(|| self.evaluations.first().map(|row| row.seed))
+        self.plan.seed.or_else(|| self.evaluations.first().map(|row| row.seed))
     }
 
     /// Tokens a training sequence, from the plan or an evaluation.
     pub fn train_len(&self) -> Option<u64> {
-        self.plan["train_len"].as_u64().or_else(|| self.evaluations.first().map(|row| row.train_len))
+        self.plan.train_len.or_else(|| self.evaluations.first().map(|row| row.train_len))
     }
 
     /// Optimizer steps the plan asks for.
     pub fn planned_steps(&self) -> Option<u64> {
-        self.plan["steps"].as_u64()
+        self.plan.steps
     }
 
     /// Optimizer steps known to be done.
@@ -117,12 +117,12 @@ impl Run {
 
     /// Number of trained parameters.
     pub fn parameters(&self) -> Option<u64> {
-        self.plan["parameters"].as_u64()
+        self.plan.parameters
     }
 
     /// Hash of the plan.
     pub fn plan_hash(&self) -> Option<&str> {
-        self.plan["hash"].as_str()
+        self.plan.hash.as_deref()
     }
 
     /// Seconds of training, summed over resumes.
@@ -132,7 +132,7 @@ impl Run {
 
     /// The version of the program that trained it, where the plan has it.
     pub fn commit(&self) -> Option<&str> {
-        self.plan["commit"].as_str()
+        self.plan.commit.as_deref()
     }
 
     /// Sessions whose updates are in the run.
@@ -207,7 +207,7 @@ impl Run {
 
     /// The window that an evaluation restricted attention to, if the encoding was not trained with it.
     pub fn window_of(&self, row: &EvaluationRow) -> Option<u64> {
-        row.window.filter(|&window| self.plan["encoding"]["window"].as_u64() != Some(window))
+        row.window.filter(|&window| self.plan.encoding.window != Some(window))
     }
 
     /// The scaling of rotary rates that only the evaluation had.
@@ -291,15 +291,6 @@ fn walk(folder: &Path, found: &mut BTreeMap<PathBuf, PathBuf>) -> Result<()> {
     Ok(())
 }
 
-/// A plan whose training length, where it says one, is one.
-fn read_plan(path: &Path) -> Result<Value> {
-    let plan: Value = read_json(path)?;
-    let checked = plan["train_len"].as_u64().map_or(Ok(0), kerple_run::check_length);
-    let hint = "exclude the run: the file was edited, or another program wrote it";
-    checked.map_err(|reason| Error::damaged(path, format!("train_len: {reason}"), hint))?;
-    Ok(plan)
-}
-
 fn read_optional_rows<Row: DeserializeOwned>(path: &Path, notes: &mut Vec<String>) -> Result<Vec<Row>> {
     let Some(found) = Error::unless_absent(read_rows(path))? else { return Ok(Vec::new()) };
     if let Some(line) = found.truncated_line {
@@ -322,7 +313,7 @@ fn without_repeated_steps(rows: Vec<MetricsRow>) -> Vec<MetricsRow> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use serde_json::json;
+    use serde_json::{Value, json};
 
     fn plan(folder: &Path, name: &str, plan: Value) {
         let run = folder.join(name);

@@ -1,9 +1,9 @@
-//! Reads and writes the files of a run folder. This crate knows neither tensors nor plans nor
-//! pages.
+//! Reads and writes the files of a run folder. This crate knows neither tensors nor pages,
+//! and of a plan what reports show.
 //!
 //! | file | content | written |
 //! |---|---|---|
-//! | `plan.json` | object: everything resolved before the run began | once |
+//! | `plan.json` | object: everything resolved before the run began, see [`PlanSummary`] | once |
 //! | `data_path.json` | object: where the text is | with the plan |
 //! | `metrics.jsonl` | [`MetricsRow`] per line | while training |
 //! | `sessions.jsonl` | [`SessionRow`] per line, one per session | when training starts or resumes |
@@ -28,6 +28,7 @@ mod journal;
 mod length;
 pub mod number;
 pub mod old_names;
+mod plan;
 mod probe;
 mod session;
 
@@ -35,6 +36,7 @@ pub use error::{Error, Result};
 pub use init_from::{InitFrom, ModelFamily};
 pub use journal::{Journal, Rows, look, read_json, read_rows, replace_rows, write_dense_json, write_json};
 pub use length::{MOST_TOKENS, check_length};
+pub use plan::{EncodingSummary, ModelSummary, PlanSummary, TrainSummary};
 pub use probe::{AttentionRow, ProbeResult, ProbeRow, Roll, StyleResult, StyleRow};
 pub use session::{Numerics, Provenance, SessionRow, sessions_up_to};
 

@@ -4,7 +4,9 @@
 //! and so is a folder with a file that has another name now.
 
 use crate::error::{Error, Result};
-use crate::{ATTENTION_SCORES_FILE, DATA_PATH_FILE, EVALUATION_FILE, METRICS_FILE, PROBES_FILE, SESSIONS_FILE};
+use crate::{
+    ATTENTION_SCORES_FILE, DATA_PATH_FILE, EVALUATION_FILE, METRICS_FILE, PLAN_FILE, PROBES_FILE, SESSIONS_FILE,
+};
 use serde_json::Value;
 use std::path::Path;
 
@@ -15,8 +17,45 @@ type Renamed = (&'static str, &'static str);
 pub const FILES: [Renamed; 3] =
     [("sittings.jsonl", SESSIONS_FILE), ("data.json", DATA_PATH_FILE), ("scores.json", ATTENTION_SCORES_FILE)];
 
+/// Keys of `plan.json` that had another name; a run file has the same keys, but for the first two.
+pub const PLAN_KEYS: [Renamed; 32] = [
+    ("facts", "data_info"),
+    ("origin", "init_from"),
+    ("data.packing", "sampling"),
+    ("model.readout", "pooling"),
+    ("model.block.kv_heads", "n_kv_heads"),
+    ("model.block.gated", "glu"),
+    ("model.block.score_scale", "attn_scale"),
+    ("model.block.scale_by_layer", "scale_attn_by_layer"),
+    ("model.block.soft_cap", "attn_softcap"),
+    ("model.block.clamp_qkv", "clip_qkv"),
+    ("model.block.tied_head", "tie_embeddings"),
+    ("model.block.head_bias", "lm_head_bias"),
+    ("model.block.scaled_embedding", "scale_embeddings"),
+    ("model.block.attention.linear.features", "feature_map"),
+    ("model.block.attention.linear.count", "n_features"),
+    ("model.block.attention.linear.redraw", "redraw_every"),
+    ("model.block.attention.linear.independent_lengths", "independent_norms"),
+    ("train.batch", "batch_size"),
+    ("train.micro_batch", "micro_batch_size"),
+    ("train.piece", "chunk_len"),
+    ("train.min_learning_rate", "min_lr"),
+    ("train.warmup", "warmup_ratio"),
+    ("train.decay", "lr_schedule"),
+    ("train.cycle", "lr_cycle_steps"),
+    ("train.betas", "adam_betas"),
+    ("train.eps", "adam_eps"),
+    ("train.first_adam_step", "adam_first_step"),
+    ("train.clip", "grad_clip"),
+    ("train.valid_every", "eval_interval"),
+    ("train.valid_segments", "eval_sequences"),
+    ("train.checkpoint_every", "save_interval"),
+    ("train.keep", "keep_last_n"),
+];
+
 /// Keys that had another name, by file. A dot leads into the object of that key.
-pub const KEYS: [(&str, &[Renamed]); 6] = [
+pub const KEYS: [(&str, &[Renamed]); 7] = [
+    (PLAN_FILE, &PLAN_KEYS),
     (METRICS_FILE, &[("valid_loss", "val_loss"), ("waiting", "comm_wait_fraction"), ("encoding", "encoding_params")]),
     (
         SESSIONS_FILE,
@@ -97,10 +136,17 @@ pub fn refuse_folder(folder: &Path) -> Result<()> {
         let path = folder.join(file);
         let read = crate::files::read(&path).map_err(Error::io_while("reading", &path));
         if let Some(text) = Error::unless_absent(read)? {
-            refuse_keys(&path, text.split_inclusive(|&byte| byte == b'\n').next().unwrap_or_default())?;
+            // a plan is one value on many lines
+            let rows = if file == PLAN_FILE { text.len() } else { first_line(&text) };
+            refuse_keys(&path, &text[..rows])?;
         }
     }
     Ok(())
+}
+
+/// Bytes of the first line.
+fn first_line(text: &[u8]) -> usize {
+    text.iter().position(|&byte| byte == b'\n').unwrap_or(text.len())
 }
 
 /// Refuses the text of a file, of one JSON value or one a line, that has keys with old names.

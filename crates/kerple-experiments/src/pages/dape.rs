@@ -17,6 +17,7 @@ use kerple_report::format::count;
 use kerple_report::page::{Cell, Grid, Row};
 use kerple_report::said_of_runs;
 use kerple_report::statistics::median;
+use kerple_run::PlanSummary;
 use printed::Printed;
 use serde_json::Value;
 
@@ -87,23 +88,23 @@ fn table3(all: &Folder, printed: &Printed) -> Item {
     let runs = texts.filter_map(|corpus| all.group(&corpus.name, "")).flat_map(|group| &group.runs);
     let runs: Vec<_> = runs.collect();
     let plan = runs.iter().find(|run| run.label() == "dape").map(|run| &run.plan);
-    let at = |pointer: &str| match plan.and_then(|plan| plan.pointer(pointer)) {
-        None => "\u{2013}".to_owned(),
-        Some(Value::String(text)) => text.clone(),
-        Some(value) => value.as_u64().map_or_else(|| value.to_string(), count),
-    };
+    let shown = |value: Option<u64>| value.map_or_else(|| "\u{2013}".to_owned(), count);
+    let absent = PlanSummary::default();
+    let settings = plan.unwrap_or(&absent);
+    let learning_rate =
+        settings.train.learning_rate.map_or_else(|| "\u{2013}".to_owned(), |rate| Value::from(rate).to_string());
     let mut lengths: Vec<u64> = measure::Place::every(all).iter().filter_map(|place| place.train_len()).collect();
     lengths.sort_unstable();
     lengths.dedup();
     let lengths: Vec<String> = lengths.iter().map(u64::to_string).collect();
     let ours = [
-        ("layers", at("/model/n_layers")),
-        ("features a head", at("/model/head_dim")),
-        ("heads", at("/model/n_heads")),
+        ("layers", shown(settings.model.n_layers)),
+        ("features a head", shown(settings.model.head_dim)),
+        ("heads", shown(settings.model.n_heads)),
         ("training length", lengths.join(", ")),
-        ("optimizer", format!("Adam, {}", at("/train/learning_rate"))),
-        ("sequences a batch", at("/train/batch_size")),
-        ("updates", at("/steps")),
+        ("optimizer", format!("Adam, {learning_rate}")),
+        ("sequences a batch", shown(settings.train.batch_size)),
+        ("updates", shown(settings.steps)),
         ("precision", said_of_runs(runs.iter().map(|run| run.precisions()))),
     ];
     item.planned = 1;

@@ -10,6 +10,7 @@ use kerple_report::format::{count, number};
 use kerple_report::page::{Cell, Grid, Row};
 use kerple_report::said_of_runs;
 use kerple_report::statistics::median;
+use kerple_run::PlanSummary;
 use serde_json::Value;
 use std::collections::BTreeMap;
 
@@ -173,11 +174,11 @@ fn configuration(
     let groups = all.manifest.corpora.iter().filter_map(|corpus| all.group(&corpus.name, variant));
     let runs: Vec<_> = groups.flat_map(|group| &group.runs).collect();
     let plan = runs.iter().find(|run| run.label() == "kerple_log").map(|run| &run.plan);
-    let at = |pointer: &str| match plan.and_then(|plan| plan.pointer(pointer)) {
-        None => "\u{2013}".to_owned(),
-        Some(Value::String(text)) => text.clone(),
-        Some(value) => value.as_u64().map_or_else(|| value.to_string(), count),
-    };
+    let shown = |value: Option<u64>| value.map_or_else(|| "\u{2013}".to_owned(), count);
+    let absent = PlanSummary::default();
+    let settings = plan.unwrap_or(&absent);
+    let learning_rate =
+        settings.train.learning_rate.map_or_else(|| "\u{2013}".to_owned(), |rate| Value::from(rate).to_string());
     // what the encoding learns is what the model has more than without it
     let parameters =
         |label: &str| runs.iter().filter(|run| run.label() == label).filter_map(|run| run.parameters()).min();
@@ -186,14 +187,14 @@ fn configuration(
     let own =
         ["kerple_log", "kerple_power", "kerple_log3", "kerple_bias_weight"].iter().filter_map(|label| own(label)).max();
     let ours = [
-        ("layers", at("/model/n_layers")),
-        ("features a head", at("/model/head_dim")),
-        ("heads", at("/model/n_heads")),
-        ("training length", at("/train_len")),
-        ("parameters", at("/parameters")),
-        ("optimizer", format!("Adam, {}", at("/train/learning_rate"))),
-        ("sequences a batch", at("/train/batch_size")),
-        ("updates", at("/steps")),
+        ("layers", shown(settings.model.n_layers)),
+        ("features a head", shown(settings.model.head_dim)),
+        ("heads", shown(settings.model.n_heads)),
+        ("training length", shown(settings.train_len)),
+        ("parameters", shown(settings.parameters)),
+        ("optimizer", format!("Adam, {learning_rate}")),
+        ("sequences a batch", shown(settings.train.batch_size)),
+        ("updates", shown(settings.steps)),
         ("precision", said_of_runs(runs.iter().map(|run| run.precisions()))),
         (
             "parameters of the encoding",

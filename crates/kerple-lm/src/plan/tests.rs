@@ -4,6 +4,7 @@ use crate::layers::{AllKeys, AttentionWindow};
 use kerple_burn::plan::{AttentionKind, BlockConfig, LinearAttentionConfig};
 use kerple_core::encoding::scaling::SCALINGS;
 use kerple_core::encoding::{Encoding, Injection, METHODS};
+use kerple_run::{EncodingSummary, ModelSummary};
 use std::collections::BTreeMap;
 
 /// Every encoding by its defaults, and with keys that are tables, lists or absent.
@@ -68,4 +69,27 @@ fn every_encoding_survives_the_run_file_of_its_plan() {
         let main = Encoding::from(kerple_core::encoding::Method::named("rotary").unwrap());
         survives(&config(main, BlockConfig::default(), BTreeMap::from([("far".to_owned(), kind)])));
     }
+}
+
+/// Reports know plans by a type of their own, in a crate that knows none of the types here.
+#[test]
+fn a_report_reads_the_keys_that_a_plan_has() {
+    let encoding: Encoding = serde_json::from_str(r#"{"kind":"alibi","window":7}"#).unwrap();
+    let mut plan = Plan::new(&config(encoding, BlockConfig::default(), BTreeMap::new()), facts()).unwrap();
+    plan.commit = Some("abc".to_owned());
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join(kerple_run::PLAN_FILE);
+    kerple_run::write_json(&path, &plan).unwrap();
+    let summary = kerple_run::PlanSummary::read(&path).unwrap();
+    assert_eq!(summary.keys, serde_json::to_value(&plan).unwrap());
+    assert_eq!(summary.label, Some(plan.label));
+    assert_eq!((summary.seed, summary.steps), (Some(plan.seed), Some(plan.steps)));
+    assert_eq!((summary.hash, summary.commit), (Some(plan.hash), plan.commit));
+    assert_eq!(summary.encoding, EncodingSummary { kind: Some("alibi".to_owned()), window: Some(7) });
+    assert_eq!(summary.train.learning_rate, Some(plan.train.learning_rate));
+    let ModelPlan { n_layers, n_heads, head_dim, .. } = plan.model;
+    let sizes = [plan.train_len, plan.parameters, plan.train.batch_size, n_layers, n_heads, head_dim];
+    let ModelSummary { n_layers, n_heads, head_dim } = summary.model;
+    let read = [summary.train_len, summary.parameters, summary.train.batch_size, n_layers, n_heads, head_dim];
+    assert_eq!(read, sizes.map(|size| Some(size as u64)));
 }

@@ -98,7 +98,7 @@ pub(super) fn name_by_encoding(runs: &mut [Run]) {
     }
     for (label, indices) in by_label {
         let encodings: Vec<Conditions> =
-            indices.iter().map(|&index| Conditions::of(&runs[index].plan["encoding"])).collect();
+            indices.iter().map(|&index| Conditions::of(&runs[index].plan.keys["encoding"])).collect();
         let differences = Differences::between(&encodings.iter().collect::<Vec<_>>());
         for (place, &index) in indices.iter().enumerate() {
             let title = differences.title(place);
