@@ -43,7 +43,7 @@ fn logits(case: &Case, model: &Decoder, comparison: &mut CaseComparison) -> Chec
     case.compare(comparison, "logits", &found, case.tolerance("logits"))?;
     let rows = |from: usize| ids.chunks_exact(len).flat_map(move |row| row[from..from + len - 1].to_vec());
     let (inputs, targets): (Vec<u32>, Vec<u32>) = (rows(0).collect(), rows(1).collect());
-    let nll = model.scored(TokenBatch { ids: &inputs, batch, len: len - 1 }, &targets, &pass.over(len));
+    let nll = model.token_losses(TokenBatch { ids: &inputs, batch, len: len - 1 }, &targets, &pass.over(len));
     case.compare(comparison, "token_nll", &nll, case.tolerance("logits"))?;
     let mean = nll.iter().sum::<f64>() / nll.len() as f64;
     case.compare(comparison, "mean_nll", &[mean], case.tolerance("mean_nll"))

@@ -354,7 +354,7 @@ fn rolled(copy: &ModelCopy, front: u32) -> (f64, f64, String) {
     for document in text.documents() {
         let targets = text.read(document.start..document.end - 1).unwrap();
         let ids = [&[front], &targets[..targets.len() - 1]].concat();
-        losses.extend(model.scored(
+        losses.extend(model.token_losses(
             TokenBatch { ids: &ids, batch: 1, len: ids.len() },
             &targets,
             &ForwardContext::evaluation(0),

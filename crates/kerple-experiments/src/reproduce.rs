@@ -378,7 +378,7 @@ impl Reproduction {
         let facts = sources[&planned.run.corpus].facts();
         let plan = Plan::new(&self.config(planned)?, facts)?;
         if let Some(old) = RunFolder::new(self.out.join(&planned.run.folder)).plan()? {
-            old.may_become(&plan, 0)?;
+            old.check_resume(&plan, 0)?;
         }
         let limit = self.runtime.limit();
         plan.check_training_memory(limit.as_ref())?;

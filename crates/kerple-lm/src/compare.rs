@@ -90,7 +90,7 @@ impl Comparison {
             let config = self.config_of(seed, encoding);
             let plan = Plan::new(&config, source.facts())?;
             if let Some(old) = self.folder(&plan.label, seed).plan()? {
-                old.may_become(&plan, 0)?;
+                old.check_resume(&plan, 0)?;
             }
             let limit = self.runtime.limit();
             plan.check_training_memory(limit.as_ref())?;

@@ -183,7 +183,7 @@ impl Decoder {
 
     /// [`Decoder::nll`] as numbers. Where layers keep a state of fixed size, long sequences are taken in pieces, and what is
     /// held does not grow with their length.
-    pub fn scored(&self, tokens: TokenBatch, targets: &[u32], pass: &ForwardContext) -> Vec<f64> {
+    pub fn token_losses(&self, tokens: TokenBatch, targets: &[u32], pass: &ForwardContext) -> Vec<f64> {
         let TokenBatch { ids, batch, len } = tokens;
         let most = (MOST_PREFILLED / batch.max(1)).max(1);
         if len <= most || !self.trunk.blocks.iter().all(|block| block.attention.is_linear()) {

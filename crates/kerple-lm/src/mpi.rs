@@ -23,7 +23,7 @@ const AT_ONCE: usize = 1 << 30;
 /// All ranks of a job, as one of them sees them.
 pub struct MpiCommunicator {
     all: SimpleCommunicator,
-    local_count: usize,
+    local_size: usize,
     host: String,
     asked: Cell<bool>,
     // dropped last: it ends MPI
@@ -37,9 +37,9 @@ pub fn join() -> Option<MpiCommunicator> {
     }
     let (universe, _) = mpi::initialize_with_threading(Threading::Funneled)?;
     let all = universe.world();
-    let local_count = usize::try_from(all.split_shared(all.rank()).size()).unwrap_or(1);
+    let local_size = usize::try_from(all.split_shared(all.rank()).size()).unwrap_or(1);
     let host = mpi::environment::processor_name().unwrap_or_else(|_| "this machine".to_owned());
-    Some(MpiCommunicator { all, local_count, host, asked: Cell::new(false), _universe: universe })
+    Some(MpiCommunicator { all, local_size, host, asked: Cell::new(false), _universe: universe })
 }
 
 impl Drop for MpiCommunicator {
@@ -58,12 +58,12 @@ impl Communicator for MpiCommunicator {
         usize::try_from(self.all.rank()).expect("ranks are counted from 0")
     }
 
-    fn count(&self) -> usize {
+    fn world_size(&self) -> usize {
         usize::try_from(self.all.size()).expect("there are as many ranks as are counted")
     }
 
-    fn local_count(&self) -> usize {
-        self.local_count
+    fn local_size(&self) -> usize {
+        self.local_size
     }
 
     fn host(&self) -> String {
@@ -71,7 +71,7 @@ impl Communicator for MpiCommunicator {
     }
 
     fn all_gather(&self, own: &[u8]) -> Vec<Vec<u8>> {
-        let mut lengths = vec![0u64; Communicator::count(self)];
+        let mut lengths = vec![0u64; Communicator::world_size(self)];
         self.all.all_gather_into(&[own.len() as u64][..], &mut lengths[..]);
         let longest = lengths.iter().max().map_or(0, |length| *length as usize);
         let mut said = vec![Vec::new(); lengths.len()];

@@ -191,7 +191,7 @@ impl Objective<Decoder> for NextTokenPrediction {
         match self.piece {
             // what does not fit a backward at once is not taken at once here
             Some(each) if each < batch.len && batch.lengths.is_none() && batch.scored.is_none() => {
-                let losses = model.scored(batch.input(), &batch.targets, pass);
+                let losses = model.token_losses(batch.input(), &batch.targets, pass);
                 losses.iter().sum::<f64>() / losses.len() as f64
             }
             _ => f64::from(self.loss(model, batch, pass).into_scalar::<f32>()),

@@ -259,7 +259,7 @@ impl Plan {
 
     /// The plan as it was read, its hash as this version makes it; `None` where what the hash covers was changed since the plan
     /// was made.
-    pub fn genuine(self) -> Option<Plan> {
+    pub fn verified(self) -> Option<Plan> {
         let hash = self.digest();
         (self.hash == hash || self.hash == digest(&self.canonical_before())).then_some(Plan { hash, ..self })
     }
@@ -365,7 +365,7 @@ impl Plan {
 
     /// Whether a checkpoint's trajectory is that of this plan, as this version writes it or as earlier ones did, which took it for
     /// another one with every other `micro_batch_size`.
-    pub fn follows(&self, trajectory: &str) -> bool {
+    pub fn has_trajectory(&self, trajectory: &str) -> bool {
         let plan = self.without_end();
         let with = |micro_batch: usize| {
             let train = TrainConfig { micro_batch_size: Some(micro_batch), ..plan.train.clone() };
@@ -389,11 +389,11 @@ impl Plan {
     ///
     /// # Errors
     /// Other text, other settings, each with both values; fewer updates than are done.
-    pub fn may_become(&self, next: &Plan, done: u64) -> Result<()> {
+    pub fn check_resume(&self, next: &Plan, done: u64) -> Result<()> {
         if self.data_info.content != next.data_info.content {
             let message = format!("{} contains other text than the run was started with", next.data.path.display());
             let hint = "restore the text, or train a new run on the new text in another --out folder";
-            return Err(Error::refused(message, format!("{hint}{}", self.known_otherwise())));
+            return Err(Error::refused(message, format!("{hint}{}", self.hint_on_content())));
         }
         if self.trajectory_hash() != next.trajectory_hash() {
             return Err(self.refuse_other(next));
@@ -408,7 +408,7 @@ impl Plan {
     }
 
     /// What to say where data is other than it was, of data that earlier versions knew by less than its content.
-    pub fn known_otherwise(&self) -> &'static str {
+    pub fn hint_on_content(&self) -> &'static str {
         match &self.data.task {
             Some(task) if task.name() == "pathfinder" && !self.data.path.as_os_str().is_empty() => {
                 "; earlier versions identified images of Pathfinder by names and sizes only, so \

@@ -39,9 +39,9 @@ pub trait Communicator {
     /// The number of this rank, from 0.
     fn rank(&self) -> usize;
     /// How many ranks there are.
-    fn count(&self) -> usize;
+    fn world_size(&self) -> usize;
     /// How many of them are on this machine, this one included.
-    fn local_count(&self) -> usize;
+    fn local_size(&self) -> usize;
     /// Name of this machine.
     fn host(&self) -> String;
     /// What every rank hands over, in the order of their numbers.
@@ -72,7 +72,7 @@ pub struct Ranks {
 
 impl fmt::Debug for Ranks {
     fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
-        write!(f, "rank {} of {}", self.rank(), self.count())
+        write!(f, "rank {} of {}", self.rank(), self.world_size())
     }
 }
 
@@ -93,7 +93,7 @@ impl Ranks {
 
     /// One of several.
     pub fn of(communicator: Rc<dyn Communicator>) -> Ranks {
-        let communicator = (communicator.count() > 1).then_some(communicator);
+        let communicator = (communicator.world_size() > 1).then_some(communicator);
         Ranks { communicator, ..Ranks::default() }
     }
 
@@ -103,19 +103,19 @@ impl Ranks {
     }
 
     /// How many there are.
-    pub fn count(&self) -> usize {
-        self.communicator.as_ref().map_or(1, |ranks| ranks.count())
+    pub fn world_size(&self) -> usize {
+        self.communicator.as_ref().map_or(1, |ranks| ranks.world_size())
     }
 
     /// How many of them share this machine's memory and cores.
-    pub fn local_count(&self) -> usize {
-        self.communicator.as_ref().map_or(1, |ranks| ranks.local_count().max(1))
+    pub fn local_size(&self) -> usize {
+        self.communicator.as_ref().map_or(1, |ranks| ranks.local_size().max(1))
     }
 
     /// The memory this rank can have, where the machine tells: an equal share of it.
     pub fn limit(&self) -> Option<MemoryLimit> {
         let limit = MemoryLimit::here()?;
-        Some(match self.local_count() {
+        Some(match self.local_size() {
             1 => limit,
             count => MemoryLimit { name: "a rank's share of this machine", bytes: limit.bytes / count as u64 },
         })
@@ -143,7 +143,7 @@ impl Ranks {
 
     /// The work of `count` pieces that is this rank's: every n-th.
     pub fn own(&self, count: usize) -> impl Iterator<Item = usize> + use<> {
-        (self.rank()..count).step_by(self.count())
+        (self.rank()..count).step_by(self.world_size())
     }
 
     fn timed<T>(&self, work: impl FnOnce(&dyn Communicator) -> T) -> Option<T> {
@@ -204,7 +204,7 @@ impl Ranks {
     /// # Errors
     /// As [`Ranks::share`].
     pub fn share_values(&self, own: Result<Vec<f64>>) -> Result<Vec<Vec<f64>>> {
-        if self.count() == 1 {
+        if self.world_size() == 1 {
             return own.map(|own| vec![own]);
         }
         let own = self.agree(own)?;
@@ -247,7 +247,7 @@ impl Ranks {
     ) -> Result<Vec<T>> {
         let own = self.own(count).map(work).collect::<Result<Vec<T>>>();
         let mut all: Vec<_> = self.share(own)?.into_iter().map(Vec::into_iter).collect();
-        let ranks = self.count();
+        let ranks = self.world_size();
         let next = |piece: usize| all[piece % ranks].next().expect("every rank did its own work");
         Ok((0..count).map(next).collect())
     }
@@ -296,7 +296,7 @@ impl Ranks {
     ///
     /// # Errors
     /// As [`Ranks::share`], when all ranks have ended.
-    pub fn apart<T: Serialize + DeserializeOwned + Clone>(
+    pub fn run_independently<T: Serialize + DeserializeOwned + Clone>(
         &self,
         stop: &AtomicBool,
         work: impl FnOnce(&dyn Fn()) -> Result<T>,
@@ -336,7 +336,7 @@ impl Ranks {
     /// # Errors
     /// A batch that this many ranks cannot share.
     pub fn micro_batch(&self, batch: usize, micro_batch: usize) -> Result<usize> {
-        let count = self.count();
+        let count = self.world_size();
         if !batch.is_multiple_of(count) {
             let divides = |ranks: &usize| batch.is_multiple_of(*ranks);
             let fits = (1..count).rev().find(divides).unwrap_or(1);

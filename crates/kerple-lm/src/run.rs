@@ -103,9 +103,9 @@ impl RunFolder {
             return Err(Error::damaged(&path, "keys of the plan were renamed", names));
         }
         let plan: Plan = serde_json::from_str(&text).map_err(|error| Error::damaged(&path, error.to_string(), hint))?;
-        let genuine =
-            plan.genuine().ok_or_else(|| Error::damaged(&path, "the hash does not match the settings", hint))?;
-        Ok(Some(genuine))
+        let verified =
+            plan.verified().ok_or_else(|| Error::damaged(&path, "the hash does not match the settings", hint))?;
+        Ok(Some(verified))
     }
 
     /// The saved plan of a folder that must hold a run.

@@ -119,7 +119,7 @@ impl Shard {
 
     /// What of it is a rank's: all shards' ranks together are as many shards.
     fn of(self, ranks: &Ranks) -> Shard {
-        Shard { index: self.index + self.count * ranks.rank(), count: self.count * ranks.count() }
+        Shard { index: self.index + self.count * ranks.rank(), count: self.count * ranks.world_size() }
     }
 
     /// Whether this process is to do what is done once.
@@ -166,7 +166,7 @@ pub fn run_all(
     let own = shard.of(ranks);
     let check = || jobs.iter().enumerate().filter(|(index, _)| own.takes(*index)).try_for_each(|(_, job)| job.check());
     ranks.agree(check())?;
-    let done = ranks.apart(stop, |hear| {
+    let done = ranks.run_independently(stop, |hear| {
         run_own(jobs, own, stop, &mut |event| {
             hear();
             tell(event);

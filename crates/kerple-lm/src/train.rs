@@ -48,7 +48,7 @@ impl TrainSession<'_> {
             first_step,
             provenance: self.runtime.provenance.clone(),
             micro_batch_size: micro_batch as u64,
-            world_size: self.runtime.ranks.count() as u64,
+            world_size: self.runtime.ranks.world_size() as u64,
             started_at: seconds_since_1970(),
         }
     }
@@ -307,7 +307,7 @@ impl<'a, M: FromPlan, T: Objective<M> + Copy> TrainLoop<'a, M, T> {
         let Some(StepMetrics { loss, grad_norm }) = self.learned.filter(|_| self.is_logged()) else { return Ok(()) };
         let val_loss = if self.is_validated() { self.validate()? } else { None };
         let (mut sorted, waited) = (std::mem::take(&mut self.fresh), std::mem::take(&mut self.waited));
-        let comm_wait_fraction = (self.ranks.count() > 1).then(|| (waited / sorted.iter().sum::<f64>()).min(1.0));
+        let comm_wait_fraction = (self.ranks.world_size() > 1).then(|| (waited / sorted.iter().sum::<f64>()).min(1.0));
         sorted.sort_by(f64::total_cmp);
         let Some(writer) = &mut self.writer else { return Ok(()) };
         let encoding = self.train_state.model().encoding();
@@ -362,7 +362,7 @@ impl<'a, M: FromPlan, T: Objective<M> + Copy> TrainLoop<'a, M, T> {
 
     /// Refuses to save what ranks differ in: each makes every update by itself, and only one is saved.
     fn expect_same_weights(&self) -> Result<()> {
-        if self.ranks.count() == 1 {
+        if self.ranks.world_size() == 1 {
             return Ok(());
         }
         let weights = self.train_state.stored(train_state::CheckpointPart::Weights);
@@ -396,7 +396,7 @@ impl<M: FromPlan, T: Objective<M> + Copy> ResumePoint<M, T> {
         let done = found.as_ref().ok().and_then(Option::as_ref).map_or(0, |found| found.value.1.step);
         let old = run.plan()?;
         if let Some(old) = &old {
-            old.may_become(plan, done)?;
+            old.check_resume(plan, done)?;
         }
         let commit = old.map(|old| old.commit);
         Ok(match found? {
@@ -461,7 +461,7 @@ fn parts_note(asked: usize, micro_batch: usize, ranks: &Ranks) -> String {
         "micro-batches of {micro_batch} sequences instead of {asked}, so that all {} ranks have \
             equally many; one process with train.micro_batch_size={micro_batch} gives bitwise the same \
             results",
-        ranks.count()
+        ranks.world_size()
     )
 }
 

@@ -141,7 +141,7 @@ impl<M: Module + ParamGroupOverrides, T: Objective<M>> TrainState<M, T> {
         for part in parts {
             let (loss, gradients) = self.part(part, total, &pass.at_row(row));
             sum.add(loss, gradients);
-            row += part.rows * self.ranks.count();
+            row += part.rows * self.ranks.world_size();
         }
         sum.finish()
     }

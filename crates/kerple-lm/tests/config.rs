@@ -171,18 +171,18 @@ fn plans_of_earlier_versions_are_genuine() {
     let plan = plan(&["train.batch_size=8", "train.micro_batch_size=2"]).unwrap();
     let before = Plan { hash: hash_before(&plan), ..plan.clone() };
     assert_ne!(before.hash, plan.hash);
-    assert_eq!(before.clone().genuine().as_ref(), Some(&plan));
+    assert_eq!(before.clone().verified().as_ref(), Some(&plan));
     let mut trajectory = before.clone();
     (trajectory.steps, trajectory.train.steps) = (0, 0);
     let trajectory = hash_before(&trajectory);
     assert_ne!(trajectory, plan.trajectory_hash());
     let four = Plan { train: TrainConfig { micro_batch_size: Some(4), ..plan.train.clone() }, ..plan.clone() };
-    assert!(plan.follows(&trajectory) && four.follows(&trajectory), "it may go on with any other");
+    assert!(plan.has_trajectory(&trajectory) && four.has_trajectory(&trajectory), "it may go on with any other");
     for change in
         [TrainConfig { grad_clip: 0.5, ..plan.train.clone() }, TrainConfig { batch_size: 16, ..plan.train.clone() }]
     {
         let other = Plan { train: change, ..before.clone() };
-        assert!(!other.follows(&trajectory) && other.genuine().is_none());
+        assert!(!other.has_trajectory(&trajectory) && other.verified().is_none());
     }
 }
 
@@ -320,10 +320,10 @@ fn a_default_block_leaves_plans_and_hashes_as_they_were() {
     let text = serde_json::to_string(&plain).unwrap();
     assert!(!text.contains("block"), "{text}");
     let read: Plan = serde_json::from_str(&text).unwrap();
-    assert!(read == plain && read.clone().genuine() == Some(read));
+    assert!(read == plain && read.clone().verified() == Some(read));
     let changed = plan(&["model.block.glu=true"]).unwrap();
     let read: Plan = serde_json::from_str(&serde_json::to_string(&changed).unwrap()).unwrap();
-    assert!(read == changed && read.model.block.glu && read.clone().genuine() == Some(read));
+    assert!(read == changed && read.model.block.glu && read.clone().verified() == Some(read));
 }
 
 #[test]

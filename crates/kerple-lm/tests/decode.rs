@@ -93,7 +93,7 @@ fn losses_have_the_bits_of_evaluation() {
         let mut sequence = model.new_sequence(0);
         let (found, _) = model.score_prompt(&IDS, 1, &mut sequence, false);
         let (tokens, targets) = (TokenBatch { ids: &IDS, batch: 1, len: 12 }, [&IDS[1..], &[0]].concat());
-        let scored = &model.scored(tokens, &targets, &ForwardContext::evaluation(0))[..11];
+        let scored = &model.token_losses(tokens, &targets, &ForwardContext::evaluation(0))[..11];
         if sequence.is_empty() {
             assert_eq!(found.target_nll, scored, "{what}");
         } else {

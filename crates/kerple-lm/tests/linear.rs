@@ -94,7 +94,7 @@ fn long_texts_in_pieces_equal_whole_ones() {
         let targets: Vec<u32> = (0..2 * len).map(|at| (at * 7 % 23) as u32).collect();
         let (tokens, pass) = (TokenBatch { ids: &ids, batch: 2, len }, ForwardContext::evaluation(3));
         let whole: Vec<f64> = model.nll(tokens, &targets, &pass).into_data().iter::<f64>().collect();
-        let pieces = model.scored(tokens, &targets, &pass);
+        let pieces = model.token_losses(tokens, &targets, &pass);
         let worst = whole.iter().zip(&pieces).fold(0.0f64, |worst, (a, b)| worst.max((a - b).abs()));
         // f32 sums over thousands of positions in another order
         assert!(worst < 2e-4, "{}: {worst}", encoding.label());

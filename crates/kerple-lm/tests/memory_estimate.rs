@@ -172,7 +172,7 @@ fn a_long_text_holds_what_is_estimated() {
         let ids: Vec<u32> = (0..len as u32).map(|id| id % 251).collect();
         let held = counting::most(|| {
             let tokens = TokenBatch { ids: &ids, batch: 1, len };
-            assert_eq!(model.scored(tokens, &ids, &ForwardContext::evaluation(0)).len(), len);
+            assert_eq!(model.token_losses(tokens, &ids, &ForwardContext::evaluation(0)).len(), len);
         });
         let estimate = plan.evaluation_memory(len);
         println!("{estimate}");

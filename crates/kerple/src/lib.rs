@@ -56,9 +56,13 @@ fn begin(general: &General, ranks: &Ranks) -> Outcome {
         pool.build_global()
             .map_err(|error| Failure::failed(format!("--threads {threads}: {error}"), "lower --threads"))?;
     }
-    if ranks.count() > 1 {
+    if ranks.world_size() > 1 {
         let threads = rayon::current_num_threads();
-        remarkln!("{} ranks, {} of them on this machine, {threads} threads each", ranks.count(), ranks.local_count());
+        remarkln!(
+            "{} ranks, {} of them on this machine, {threads} threads each",
+            ranks.world_size(),
+            ranks.local_size()
+        );
     }
     if output::voice() == Voice::Verbose {
         remarkln!("{}, {}", commands::report::program(), commands::report::machine());

@@ -23,8 +23,8 @@ pub fn join() -> Ranks {
 /// # Errors
 /// A command that is not shared, or a program without MPI, started several times: each would do all of the work.
 pub fn admit(command: &Command, ranks: &Ranks) -> Outcome {
-    let have_met = ranks.count() > 1;
-    let started = if have_met { ranks.count() } else { said(["OMPI_COMM_WORLD_SIZE", "PMI_SIZE"]).unwrap_or(1) };
+    let have_met = ranks.world_size() > 1;
+    let started = if have_met { ranks.world_size() } else { said(["OMPI_COMM_WORLD_SIZE", "PMI_SIZE"]).unwrap_or(1) };
     let is_shared =
         matches!(command, Command::Train(_) | Command::Eval(_) | Command::Compare(_) | Command::Reproduce(_));
     if started == 1 || (have_met && is_shared) {
@@ -64,7 +64,7 @@ fn said(names: [&str; 2]) -> Option<usize> {
 /// alone.
 pub fn threads(ranks: &Ranks) -> Option<usize> {
     let bound = std::thread::available_parallelism().map_or(1, usize::from);
-    (ranks.count() > 1).then(|| bound.min(cores() / ranks.local_count()).max(1))
+    (ranks.world_size() > 1).then(|| bound.min(cores() / ranks.local_size()).max(1))
 }
 
 /// Cores of this machine, whichever of them this process may use.

@@ -161,7 +161,7 @@ impl EvalData for TaskEval<'_> {
         let at_once = (TOKENS_AT_ONCE / plan.sequence_of(length)).max(1) as u64;
         let mut found = AnswerTally::default();
         let parts: Vec<u64> = (0..examples).step_by(at_once as usize).collect();
-        for round in parts.chunks(ranks.count()) {
+        for round in parts.chunks(ranks.world_size()) {
             let own = round.get(ranks.rank()).map(|first| {
                 let (batch, depths) = self.source.batch(split, seed, *first..examples.min(first + at_once), length)?;
                 Ok(answered(&batch, &model.score(&batch, &plan.evaluation_pass(*first as usize)), &depths))

@@ -70,7 +70,7 @@ pub fn losses(
             row += group.len();
         }
     }
-    for round in groups.chunks(ranks.count()) {
+    for round in groups.chunks(ranks.world_size()) {
         let own = round.get(ranks.rank()).map(|(row, group)| nll(model, text, group, &pass.at_row(*row)));
         let found = ranks.share_values(own.transpose().map(Option::unwrap_or_default))?;
         for ((_, group), nll) in round.iter().zip(found) {
@@ -97,7 +97,7 @@ fn nll(model: &Decoder, text: &dyn EvalText, group: &[TextWindow], pass: &Forwar
         ids.extend(&tokens[..len]);
         targets.extend(&tokens[1..]);
     }
-    Ok(model.scored(TokenBatch { ids: &ids, batch: group.len(), len }, &targets, pass))
+    Ok(model.token_losses(TokenBatch { ids: &ids, batch: group.len(), len }, &targets, pass))
 }
 
 /// Lengths and numbers of segments of the rows over this text, for [`EvalRequest::segments`].

@@ -50,7 +50,7 @@ pub(super) fn positions(plan: &Plan, rows: ResidentPositions) -> u64 {
             None => kinds.push((layer, 1)),
         }
     }
-    let (geometry, sides) = (plan.geometry(), 1 + usize::from(plan.head().sees_ahead()));
+    let (geometry, sides) = (plan.geometry(), 1 + usize::from(plan.head().is_bidirectional()));
     let of_kind = |(layer, layers): &(LayerSettings, usize)| {
         let encoding = encoding((layer, *layers), &geometry, (rows, sides));
         let linear = layer.attention.linear();

@@ -89,7 +89,7 @@ impl Classifier {
     /// What the encoder makes of the token in front, `[1, B, M]`.
     fn first_row(&self, tokens: TokenBatch, lengths: Option<&[usize]>, pass: &ForwardContext) -> Tensor<3> {
         let batch = tokens.batch;
-        let rows = self.encoder.forward_behind(self.first.as_ref().map(Param::val), tokens, lengths, pass);
+        let rows = self.encoder.forward_with_cls(self.first.as_ref().map(Param::val), tokens, lengths, pass);
         let width = rows.dims()[2];
         rows.narrow(1, 0, 1).reshape([1, batch, width])
     }

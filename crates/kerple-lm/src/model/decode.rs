@@ -100,7 +100,7 @@ impl Decoder {
     /// place, and the logits of the token after the last, `[V]`. The logits of all positions are never held together.
     ///
     /// The sequence begins `sequence`, which then holds it if it is to be kept; whether it is changes no number. Layers of softmax
-    /// attention take it whole, and the losses have the bits of [`Decoder::scored`].
+    /// attention take it whole, and the losses have the bits of [`Decoder::token_losses`].
     ///
     /// # Panics
     /// When there are no tokens, or `sequence` has some already.

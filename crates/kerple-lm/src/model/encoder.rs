@@ -53,14 +53,14 @@ impl Encoder {
     /// # Panics
     /// When there are not as many lengths as sequences, or one exceeds L.
     pub fn forward(&self, tokens: TokenBatch, lengths: Option<&[usize]>, pass: &ForwardContext) -> Tensor<3> {
-        self.forward_behind(None, tokens, lengths, pass)
+        self.forward_with_cls(None, tokens, lengths, pass)
     }
 
     /// The same with a row `[M]` in front of the embeddings of every sequence: `[B, 1 + L, M]`. Lengths do not count it.
     ///
     /// # Panics
     /// As [`Encoder::forward`].
-    pub fn forward_behind(
+    pub fn forward_with_cls(
         &self,
         first: Option<Tensor<1>>,
         tokens: TokenBatch,

@@ -178,7 +178,7 @@ fn check_growth(encoding: &Encoding, geometry: &Geometry, model: &ModelPlan) -> 
 /// Gates of linear attention are sums from the first token on, which an encoder's last row cannot be met by.
 fn check_gates(task: Option<&TaskConfig>, encoding: &Encoding, attention: &AttentionKind) -> Result<()> {
     let gated = attention.linear().is_some() && encoding.in_linear() == Some(InLinear::Gates);
-    if !gated || !OutputHead::of(task).sees_ahead() {
+    if !gated || !OutputHead::of(task).is_bidirectional() {
         return Ok(());
     }
     Err(Error::Config {
@@ -190,7 +190,7 @@ fn check_gates(task: Option<&TaskConfig>, encoding: &Encoding, attention: &Atten
 
 /// Only encoders read in both directions.
 fn check_direction(task: Option<&TaskConfig>, encoding: &Encoding) -> Result<()> {
-    let is_encoder = OutputHead::of(task).sees_ahead();
+    let is_encoder = OutputHead::of(task).is_bidirectional();
     if is_encoder && encoding.only_looks_back() {
         return Err(Error::Config {
             place: "encoding".to_owned(),

@@ -26,7 +26,7 @@ impl<'a> OutputHead<'a> {
     }
 
     /// Whether the layers are an encoder's, which sees keys ahead of a query.
-    pub(crate) fn sees_ahead(&self) -> bool {
+    pub(crate) fn is_bidirectional(&self) -> bool {
         !matches!(self, OutputHead::Tokens)
     }
 

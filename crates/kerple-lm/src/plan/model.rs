@@ -123,7 +123,9 @@ impl ModelPlan {
         let mut found: Vec<String> = Vec::new();
         for layer in self.every_layer(main) {
             found.extend(match layer.attention.linear() {
-                None if matches!(layer.encoding.entry(), Injection::Gates) && !OutputHead::of(task).sees_ahead() => {
+                None if matches!(layer.encoding.entry(), Injection::Gates)
+                    && !OutputHead::of(task).is_bidirectional() =>
+                {
                     None
                 }
                 None => of_encoding(layer.encoding),

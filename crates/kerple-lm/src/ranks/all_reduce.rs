@@ -79,7 +79,7 @@ impl<'a> AllReduce<'a> {
     /// When there is not one gradient a parameter.
     pub fn add(&mut self, loss: Vec<Tensor<1>>, gradients: Vec<Option<Tensor<1>>>) {
         assert_eq!(gradients.len(), self.like.len(), "one gradient a parameter");
-        if self.ranks.count() == 1 {
+        if self.ranks.world_size() == 1 {
             self.loss.parts.push(loss);
             add(&mut self.sums, gradients);
             return;
@@ -93,7 +93,7 @@ impl<'a> AllReduce<'a> {
         let first = self.chunks.is_empty();
         let mut at = 0;
         for bucket in flat.chunks(BUCKET) {
-            let chunk = bucket.len().div_ceil(self.ranks.count());
+            let chunk = bucket.len().div_ceil(self.ranks.world_size());
             let received = self.exchange(bucket, chunk);
             if first {
                 self.chunks.extend_from_slice(&received[..chunk]);
@@ -108,7 +108,7 @@ impl<'a> AllReduce<'a> {
 
     /// This rank's chunk of a bucket as every rank has it.
     fn exchange(&self, bucket: &[f32], chunk: usize) -> Vec<f32> {
-        let all = chunk * self.ranks.count();
+        let all = chunk * self.ranks.world_size();
         let mut received = vec![0.0; all];
         if bucket.len() == all {
             self.ranks.all_to_all(bucket, &mut received);
@@ -123,7 +123,7 @@ impl<'a> AllReduce<'a> {
     /// The sums, the same on every rank; zeros where no part depends on a parameter.
     pub fn finish(self) -> (BatchLoss, Vec<Tensor<1>>) {
         let sizes = self.sizes();
-        if self.ranks.count() == 1 {
+        if self.ranks.world_size() == 1 {
             let whole =
                 self.sums.into_iter().zip(&self.like).map(|(sum, like)| sum.unwrap_or_else(|| like.zeros_like()));
             return (self.loss, whole.collect());
@@ -134,8 +134,8 @@ impl<'a> AllReduce<'a> {
         let mut at = 0;
         while flat.len() < total {
             let bucket = (total - flat.len()).min(BUCKET);
-            let chunk = bucket.div_ceil(self.ranks.count());
-            let mut all = vec![0.0; chunk * self.ranks.count()];
+            let chunk = bucket.div_ceil(self.ranks.world_size());
+            let mut all = vec![0.0; chunk * self.ranks.world_size()];
             self.ranks.all_gather_values(&self.chunks[at..at + chunk], &mut all);
             flat.extend_from_slice(&all[..bucket]);
             at += chunk;

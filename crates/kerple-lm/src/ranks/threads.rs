@@ -103,12 +103,12 @@ impl Communicator for ThreadRank {
         self.rank
     }
 
-    fn count(&self) -> usize {
+    fn world_size(&self) -> usize {
         self.exchange.stop.len()
     }
 
-    fn local_count(&self) -> usize {
-        self.count()
+    fn local_size(&self) -> usize {
+        self.world_size()
     }
 
     fn host(&self) -> String {
@@ -120,7 +120,7 @@ impl Communicator for ThreadRank {
     }
 
     fn all_to_all(&self, own: &[f32], received: &mut [f32]) {
-        let chunk = own.len() / self.count();
+        let chunk = own.len() / self.world_size();
         let all = self.round(bytemuck::cast_slice(own), &mut || {});
         for (given, received) in all.iter().zip(received.chunks_exact_mut(chunk.max(1))) {
             let width = chunk * size_of::<f32>();

@@ -76,7 +76,7 @@ impl DataPath {
             format!("the text of the run was not found\n  {}", looked.join("\n  ")),
             format!(
                 "give its path: kerple eval RUN --data PATH, or kerple train with --set data.path=PATH{}",
-                plan.known_otherwise()
+                plan.hint_on_content()
             ),
         ))
     }

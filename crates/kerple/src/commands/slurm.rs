@@ -48,7 +48,7 @@ pub fn write_and_print(out: &Path, array: Array, render: &[OsString]) -> Outcome
 
 /// Refuses to write scripts several times at once.
 pub fn refuse_ranks(ranks: &Ranks) -> Outcome {
-    match ranks.count() {
+    match ranks.world_size() {
         1 => Ok(()),
         count => Err(Failure::misuse(
             format!(

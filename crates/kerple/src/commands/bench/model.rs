@@ -212,7 +212,7 @@ pub fn eval(subject: &Subject, length: usize, sizes: Sizes, tell: &mut dyn FnMut
     agree("the loss of one token", &losses(&model, &checked), &definition, 1e-4)?;
     let batch = noise_batch(sizes.batch, length, subject.vocab);
     let model = model.with_engine(subject.engine);
-    let run = || drop(model.scored(batch.input(), &batch.targets, &ForwardContext::evaluation(0)));
+    let run = || drop(model.token_losses(batch.input(), &batch.targets, &ForwardContext::evaluation(0)));
     let all = times(sizes.repeats, run);
     let flops = flops(&plan, sizes.batch, length, false);
     let mut row = Row::new("eval", "fused", length, sizes_of(&plan, sizes), &all, flops);
