@@ -88,7 +88,7 @@ pub trait FeatureMap<T>: Debug + Send + Sync {
     fn identity(&self) -> u64;
 
     /// The map as a code, which engines contract with the rows of all sequences at once.
-    fn code(&self) -> Option<&dyn contract::StochasticCode<T>> {
+    fn code(&self) -> Option<&dyn contract::CodeFeatureMap<T>> {
         None
     }
 

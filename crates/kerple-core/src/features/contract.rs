@@ -12,7 +12,7 @@ use crate::tiles::microkernel::StoreMode;
 pub const TILE: usize = 16;
 
 /// A stochastic code.
-pub trait StochasticCode<T>: FeatureMap<T> {
+pub trait CodeFeatureMap<T>: FeatureMap<T> {
     /// The code of a place's rows, for whatever sequence.
     fn stretch(&self, place: RowRange) -> Box<dyn CodeStretch<T> + '_>;
 }
@@ -64,7 +64,7 @@ fn tiles(rows: usize) -> impl Iterator<Item = (usize, usize)> {
 
 /// Contracts the rows of a place in `batch` sequences; `y` gives where those of a row go, `[B, padded(R)]`.
 pub(crate) fn forward<'y, T: Number>(
-    code: &dyn StochasticCode<T>,
+    code: &dyn CodeFeatureMap<T>,
     (place, batch): (RowRange, usize),
     x: Packed<T>,
     room: &mut ContractScratch<T>,
@@ -84,7 +84,7 @@ pub(crate) fn forward<'y, T: Number>(
 /// The gradient in rows, each of which is handed to `d_x` by sequence and row, and added to that in parameters. `d_y` gives
 /// the gradient in the images of a row, `[B, padded(R)]`.
 pub(crate) fn backward<'y, T: Number>(
-    code: &dyn StochasticCode<T>,
+    code: &dyn CodeFeatureMap<T>,
     (place, batch): (RowRange, usize),
     x: Packed<T>,
     room: &mut ContractScratch<T>,
@@ -113,7 +113,7 @@ pub(crate) fn backward<'y, T: Number>(
 }
 
 /// [`FeatureMap::forward`] of a code.
-pub(super) fn rows<T: Number>(code: &dyn StochasticCode<T>, place: RowRange, x: &[T], y: &mut [T]) {
+pub(super) fn rows<T: Number>(code: &dyn CodeFeatureMap<T>, place: RowRange, x: &[T], y: &mut [T]) {
     let [d, r] = code.widths();
     let x = Packed { data: x, batch: 0, row: padded(d) };
     let mut images = y.chunks_exact_mut(padded(r));
@@ -124,7 +124,7 @@ pub(super) fn rows<T: Number>(code: &dyn StochasticCode<T>, place: RowRange, x: 
 
 /// [`FeatureMap::backward`] of a code.
 pub(super) fn rows_backward<T: Number>(
-    code: &dyn StochasticCode<T>,
+    code: &dyn CodeFeatureMap<T>,
     place: RowRange,
     rows: FeatureMapSaved<T>,
     gradients: FeatureMapGradients<T>,

@@ -12,7 +12,7 @@
 //! of the positions they reach.
 
 use super::code::{self, CodeGate, scale};
-use super::contract::{self, CodeStretch, StochasticCode, TILE};
+use super::contract::{self, CodeFeatureMap, CodeStretch, TILE};
 use super::{
     FeatureMap, FeatureMapGradients, FeatureMapSaved, MOST_ROWS, Normals, RowKind, RowProduct, RowRange, padded,
     transpose,
@@ -297,12 +297,12 @@ impl<T: Number> FeatureMap<T> for ConvCode<T> {
         contract::rows_backward(self, place, rows, gradients);
     }
 
-    fn code(&self) -> Option<&dyn StochasticCode<T>> {
+    fn code(&self) -> Option<&dyn CodeFeatureMap<T>> {
         Some(self)
     }
 }
 
-impl<T: Number> StochasticCode<T> for ConvCode<T> {
+impl<T: Number> CodeFeatureMap<T> for ConvCode<T> {
     fn stretch(&self, place: RowRange) -> Box<dyn CodeStretch<T> + '_> {
         let (head_dim, width) = (self.shape.head_dim, padded(self.shape.realisations));
         let reach = self.shape.reach(place.first, place.rows);

@@ -22,7 +22,7 @@
 //! over both is 0, and `(t - c) d_angle[t]` has the same mean for every `c`, see [`SineCode::counted_from`].
 
 use super::code::{self, CodeGate, scale, sigmoid, softplus};
-use super::contract::{self, CodeStretch, StochasticCode, TILE};
+use super::contract::{self, CodeFeatureMap, CodeStretch, TILE};
 use super::{FeatureMap, FeatureMapGradients, FeatureMapSaved, Normals, RowKind, RowProduct, RowRange, padded};
 use crate::Number;
 use crate::cpu::{reduce, vectorized};
@@ -254,12 +254,12 @@ impl<T: Number> FeatureMap<T> for SineCode<T> {
         contract::rows_backward(self, place, rows, gradients);
     }
 
-    fn code(&self) -> Option<&dyn StochasticCode<T>> {
+    fn code(&self) -> Option<&dyn CodeFeatureMap<T>> {
         Some(self)
     }
 }
 
-impl<T: Number> StochasticCode<T> for SineCode<T> {
+impl<T: Number> CodeFeatureMap<T> for SineCode<T> {
     fn stretch(&self, place: RowRange) -> Box<dyn CodeStretch<T> + '_> {
         let (SineShape { head_dim, waves, .. }, per_head) = (self.shape, self.per_head());
         let mut angles = vec![0.0; 2 * per_head];

@@ -6,7 +6,7 @@ use super::{
 };
 use crate::Number;
 use crate::cpu::reduce;
-use crate::features::contract::{self, ContractScratch, Packed, StochasticCode};
+use crate::features::contract::{self, CodeFeatureMap, ContractScratch, Packed};
 use crate::features::{RowRange, padded};
 use crate::ops::zeros;
 use crate::tiles::workers::{self, BlockSchedule, Turns};
@@ -15,7 +15,7 @@ use crate::tiles::workers::{self, BlockSchedule, Turns};
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Coded<'a, T> {
     problem: &'a LinearAttentionProblem<'a, T>,
-    code: &'a dyn StochasticCode<T>,
+    code: &'a dyn CodeFeatureMap<T>,
     inputs: LinearAttentionInputs<'a, T>,
     /// Position of the first row.
     first: usize,
