@@ -28,7 +28,7 @@ use crate::packed::unpacked;
 use crate::timing::{TIMING_FILE, Timing, TimingRow};
 use kerple_report::folder::{INDEX, csv, put, refuse_foreign, remove_former_figures};
 use kerple_report::page::Cell;
-use kerple_report::results::{Results, Setting, Table};
+use kerple_report::results::{PerplexityTable, Results, Setting};
 use kerple_report::statistics::{median, median_interval};
 use kerple_report::{Run, find_runs};
 use kerple_run::{look, read_json, write_json};
@@ -109,7 +109,7 @@ struct Group {
 
 impl Group {
     /// The table of perplexities that an evaluation makes.
-    fn table(&self, facts: &EvaluationFacts) -> Option<&Table> {
+    fn table(&self, facts: &EvaluationFacts) -> Option<&PerplexityTable> {
         self.results.tables.iter().find(|table| {
             let Setting { protocol, text_segment_len, text_n_segments, .. } = &table.setting;
             (protocol, *text_segment_len, *text_n_segments) == (&facts.protocol, Some(facts.span), Some(facts.segments))

@@ -23,7 +23,7 @@ use kerple_lm::sequences::BatchSource;
 use kerple_lm::train::{TrainSession, train};
 use kerple_lm::train_state::{self, TrainState};
 use kerple_lm::{Error, Result};
-use kerple_report::{Options, find_runs, write};
+use kerple_report::{ReportOptions, find_runs, write};
 use kerple_run::{EvaluationRow, Journal};
 use proptest::prelude::*;
 use proptest::test_runner::TestRunner;
@@ -246,8 +246,8 @@ impl Finished {
     fn read(&self) -> Result<()> {
         let run = RunFolder::new(self.path());
         let _ = run.verify();
-        let report =
-            find_runs(&[self.path()]).and_then(|runs| write(&runs, &self.path().join("page"), &Options::default()));
+        let report = find_runs(&[self.path()])
+            .and_then(|runs| write(&runs, &self.path().join("page"), &ReportOptions::default()));
         let loaded = run.load(&kerple_lm::device(), false).map(|_| ());
         let state = checkpoint::state(&self.checkpoint, &self.plan)?;
         let model = Decoder::new(&self.plan, &kerple_lm::device().autodiff());

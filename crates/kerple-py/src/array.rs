@@ -1,11 +1,11 @@
 //! Arrays that Python owns: tensors and numpy arrays, read and written in place.
 //!
 //! An object needs the methods of a tensor: `data_ptr()`, `shape`, `stride()` in elements,
-//! `element_size()`, `is_floating_point()`; `kerple._array.Array` provides them for numpy. Tensors
+//! `element_size()`, `is_floating_point()`; `kerple._array.PythonArray` provides them for numpy. Tensors
 //! with DLPack's function table are faster to read. The objects are arguments of a call and outlive
 //! it.
 
-use crate::dlpack::{self, Said};
+use crate::dlpack::{self, ArrayInfo};
 use kerple_core::Number;
 use kerple_core::attention::{Strides, View, ViewMut};
 use pyo3::exceptions::{PyTypeError, PyValueError};
@@ -14,7 +14,7 @@ use pyo3::prelude::*;
 
 /// The number types that Python and Rust exchange.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Kind {
+pub enum DType {
     /// 32 bits.
     F32,
     /// 64 bits.
@@ -23,45 +23,48 @@ pub enum Kind {
     I64,
 }
 
-/// A Rust type of a [`Kind`].
+/// An argument that may be None.
+pub type OptionalObject<'py> = Option<Bound<'py, PyAny>>;
+
+/// A Rust type of a [`DType`].
 pub trait Element: Copy + 'static {
     /// Its kind.
-    const KIND: Kind;
+    const KIND: DType;
 }
 
 impl Element for f32 {
-    const KIND: Kind = Kind::F32;
+    const KIND: DType = DType::F32;
 }
 
 impl Element for f64 {
-    const KIND: Kind = Kind::F64;
+    const KIND: DType = DType::F64;
 }
 
 impl Element for i64 {
-    const KIND: Kind = Kind::I64;
+    const KIND: DType = DType::I64;
 }
 
 /// An array owned by Python, for the duration of a call.
 #[derive(Debug)]
-pub struct Array {
+pub struct PythonArray {
     name: &'static str,
     address: usize,
     shape: Vec<usize>,
     strides: Vec<usize>,
-    kind: Kind,
+    kind: DType,
     /// From the first element to the last, both included.
     extent: usize,
 }
 
-impl Array {
+impl PythonArray {
     /// Reads the argument of this name.
-    pub fn of(name: &'static str, object: &Bound<PyAny>) -> PyResult<Array> {
-        let Said { address, shape, strides, size, floating } =
-            dlpack::said(object).map_or_else(|| asked(object), Ok)?;
+    pub fn of(name: &'static str, object: &Bound<PyAny>) -> PyResult<PythonArray> {
+        let ArrayInfo { address, shape, strides, size, floating } =
+            dlpack::array_info(object).map_or_else(|| info_by_methods(object), Ok)?;
         let kind = match (floating, size) {
-            (true, 4) => Kind::F32,
-            (true, 8) => Kind::F64,
-            (false, 8) => Kind::I64,
+            (true, 4) => DType::F32,
+            (true, 8) => DType::F64,
+            (false, 8) => DType::I64,
             _ => {
                 let dtype = object.getattr(intern!(object.py(), "dtype"))?;
                 return Err(PyTypeError::new_err(format!(
@@ -90,12 +93,12 @@ impl Array {
                 "{name}: numbers of {size} bytes are misaligned at address {address:#x}"
             )));
         }
-        Ok(Array { name, address, shape, strides, kind, extent })
+        Ok(PythonArray { name, address, shape, strides, kind, extent })
     }
 
     /// The same for an argument that may be None.
-    pub fn some(name: &'static str, object: Option<&Bound<PyAny>>) -> PyResult<Option<Array>> {
-        object.map(|object| Array::of(name, object)).transpose()
+    pub fn some(name: &'static str, object: Option<&Bound<PyAny>>) -> PyResult<Option<PythonArray>> {
+        object.map(|object| PythonArray::of(name, object)).transpose()
     }
 
     /// Its argument.
@@ -104,7 +107,7 @@ impl Array {
     }
 
     /// Its number type.
-    pub fn kind(&self) -> Kind {
+    pub fn kind(&self) -> DType {
         self.kind
     }
 
@@ -122,7 +125,7 @@ impl Array {
     }
 
     /// Refuses another number type.
-    pub fn expect_kind(&self, kind: Kind) -> PyResult<()> {
+    pub fn expect_kind(&self, kind: DType) -> PyResult<()> {
         if self.kind == kind {
             return Ok(());
         }
@@ -181,7 +184,7 @@ impl Array {
     }
 
     /// # Safety
-    /// As for [`Array::values_mut`].
+    /// As for [`PythonArray::values_mut`].
     #[allow(clippy::mut_from_ref, reason = "as above")]
     unsafe fn all_mut<T: Element>(&self) -> &mut [T] {
         assert_eq!(self.kind, T::KIND, "{}: the type was checked", self.name);
@@ -210,8 +213,8 @@ impl Array {
     /// As `[B, H, L, D]` to be written.
     ///
     /// # Safety
-    /// As for [`Array::values_mut`].
-    pub unsafe fn room<T: Element + Number>(&self) -> PyResult<Room<'_, T>> {
+    /// As for [`PythonArray::values_mut`].
+    pub unsafe fn room<T: Element + Number>(&self) -> PyResult<WritableArray<'_, T>> {
         self.expect_kind(T::KIND)?;
         let strides = self.rows()?;
         if self.extent > 0 && self.shape.iter().zip(&self.strides).any(|(size, stride)| *size > 1 && *stride == 0) {
@@ -221,19 +224,19 @@ impl Array {
             )));
         }
         // SAFETY: the caller's.
-        Ok(Room { data: unsafe { self.all_mut() }, strides })
+        Ok(WritableArray { data: unsafe { self.all_mut() }, strides })
     }
 }
 
 /// A `[B, H, L, D]` array to be written, whole or from some row on.
-pub struct Room<'a, T> {
+pub struct WritableArray<'a, T> {
     /// From the first element to the last.
     pub data: &'a mut [T],
     /// Where the neighbours are.
     pub strides: Strides,
 }
 
-impl<T> Room<'_, T> {
+impl<T> WritableArray<'_, T> {
     /// From a row of a sequence on, in every head.
     pub fn from(&mut self, batch: usize, row: usize) -> ViewMut<'_, T> {
         let from = (batch * self.strides.batch + row * self.strides.row).min(self.data.len());
@@ -248,9 +251,9 @@ pub fn part<'a, T>(view: View<'a, T>, batch: usize, row: usize) -> View<'a, T> {
 }
 
 /// Reads an object through the methods of a tensor.
-fn asked(object: &Bound<PyAny>) -> PyResult<Said> {
+fn info_by_methods(object: &Bound<PyAny>) -> PyResult<ArrayInfo> {
     let py = object.py();
-    Ok(Said {
+    Ok(ArrayInfo {
         address: object.call_method0(intern!(py, "data_ptr"))?.extract()?,
         shape: object.getattr(intern!(py, "shape"))?.extract()?,
         strides: object.call_method0(intern!(py, "stride"))?.extract()?,

@@ -1,9 +1,9 @@
 //! Attention on arrays of Python: the arguments, their checks, and the calls of the engine.
 
-use crate::array::{Array, Element, Kind, part};
-use crate::encoding::Encoding;
-use crate::parts::{Part, behind, parts, tails};
-use crate::threads::{Work, run};
+use crate::array::{DType, Element, OptionalObject, PythonArray, part};
+use crate::encoding::PyEncoding;
+use crate::parts::{SequenceGroup, behind, parts, tails};
+use crate::threads::{Workload, run};
 use kerple_core::Number;
 use kerple_core::attention::{
     self, AttentionDims, AttentionGradients, AttentionProblem, AttentionSaved, Mask, ScoreTable, ScoreTransform, View,
@@ -14,21 +14,21 @@ use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 
 /// Everything but the arrays: the attention mask and how scores are computed.
-#[pyclass(frozen)]
+#[pyclass(frozen, name = "Rule")]
 #[derive(Debug)]
-pub struct Rule {
+pub struct AttentionRule {
     scale: f64,
     sight: Mask,
     softcap: Option<f64>,
     threads: usize,
     /// The encoding of a score modification or of decaying products.
-    encoding: Option<Py<Encoding>>,
+    encoding: Option<Py<PyEncoding>>,
     /// Decay rate of each feature's products with distance.
     damping: Option<Vec<f64>>,
 }
 
 #[pymethods]
-impl Rule {
+impl AttentionRule {
     #[new]
     #[pyo3(signature = (scale, causal, window, softcap, threads, encoding=None))]
     fn new(
@@ -37,8 +37,8 @@ impl Rule {
         window: Option<i64>,
         softcap: Option<f64>,
         threads: usize,
-        encoding: Option<Py<Encoding>>,
-    ) -> PyResult<Rule> {
+        encoding: Option<Py<PyEncoding>>,
+    ) -> PyResult<AttentionRule> {
         if !scale.is_finite() {
             return Err(PyValueError::new_err(format!("scale = {scale} must be finite")));
         }
@@ -63,61 +63,61 @@ impl Rule {
                  query; use causal=True",
             ));
         }
-        Ok(Rule { scale, sight, softcap, threads, encoding, damping })
+        Ok(AttentionRule { scale, sight, softcap, threads, encoding, damping })
     }
 }
 
 /// The arrays of a call as Python holds them.
-struct Inputs {
-    q: Array,
-    k: Array,
-    v: Array,
-    bias: Option<Array>,
-    weight: Option<Array>,
-    sinks: Option<Array>,
+struct AttentionArrays {
+    q: PythonArray,
+    k: PythonArray,
+    v: PythonArray,
+    bias: Option<PythonArray>,
+    weight: Option<PythonArray>,
+    sinks: Option<PythonArray>,
     /// Parameters of a score modification.
-    numbers: Option<Array>,
+    numbers: Option<PythonArray>,
     /// Cumulative gates, `[B, H, K]`.
-    clocks: Option<Array>,
-    starts: Option<Array>,
-    lengths: Option<Array>,
+    clocks: Option<PythonArray>,
+    starts: Option<PythonArray>,
+    lengths: Option<PythonArray>,
 }
-
-type Argument<'py> = Option<Bound<'py, PyAny>>;
 
 /// q, k and v; bias, weight, sinks, parameters of a score modification and cumulative gates; where
 /// the keys of each sequence start, and their number.
-type Arguments<'py> = (
+type AttentionArguments<'py> = (
     Bound<'py, PyAny>,
     Bound<'py, PyAny>,
     Bound<'py, PyAny>,
-    Argument<'py>,
-    Argument<'py>,
-    Argument<'py>,
-    Argument<'py>,
-    Argument<'py>,
-    Argument<'py>,
-    Argument<'py>,
+    OptionalObject<'py>,
+    OptionalObject<'py>,
+    OptionalObject<'py>,
+    OptionalObject<'py>,
+    OptionalObject<'py>,
+    OptionalObject<'py>,
+    OptionalObject<'py>,
 );
 
-impl Inputs {
-    fn of((q, k, v, bias, weight, sinks, numbers, clocks, starts, lengths): &Arguments) -> PyResult<Inputs> {
-        Ok(Inputs {
-            q: Array::of("q", q)?,
-            k: Array::of("k", k)?,
-            v: Array::of("v", v)?,
-            bias: Array::some("bias", bias.as_ref())?,
-            weight: Array::some("weight", weight.as_ref())?,
-            sinks: Array::some("sinks", sinks.as_ref())?,
-            numbers: Array::some("numbers", numbers.as_ref())?,
-            clocks: Array::some("clocks", clocks.as_ref())?,
-            starts: Array::some("key_starts", starts.as_ref())?,
-            lengths: Array::some("key_lengths", lengths.as_ref())?,
+impl AttentionArrays {
+    fn of(
+        (q, k, v, bias, weight, sinks, numbers, clocks, starts, lengths): &AttentionArguments,
+    ) -> PyResult<AttentionArrays> {
+        Ok(AttentionArrays {
+            q: PythonArray::of("q", q)?,
+            k: PythonArray::of("k", k)?,
+            v: PythonArray::of("v", v)?,
+            bias: PythonArray::some("bias", bias.as_ref())?,
+            weight: PythonArray::some("weight", weight.as_ref())?,
+            sinks: PythonArray::some("sinks", sinks.as_ref())?,
+            numbers: PythonArray::some("numbers", numbers.as_ref())?,
+            clocks: PythonArray::some("clocks", clocks.as_ref())?,
+            starts: PythonArray::some("key_starts", starts.as_ref())?,
+            lengths: PythonArray::some("key_lengths", lengths.as_ref())?,
         })
     }
 
     /// The sizes of the call, after all checks.
-    fn dims(&self, rule: &Rule) -> PyResult<AttentionDims> {
+    fn dims(&self, rule: &AttentionRule) -> PyResult<AttentionDims> {
         let [batch, heads, queries, head_dim] = self.q.sizes("B, H, Q, D")?;
         let [_, kv_heads, keys, _] = self.k.sizes("B, G, K, D")?;
         let dims = AttentionDims { batch, heads, kv_heads, queries, keys, head_dim };
@@ -154,7 +154,7 @@ impl Inputs {
             sinks.expect_shape("H", &[heads])?;
         }
         for array in [&self.starts, &self.lengths].into_iter().flatten() {
-            array.expect_kind(Kind::I64)?;
+            array.expect_kind(DType::I64)?;
             array.expect_shape("B", &[batch])?;
         }
         if let Some(clocks) = &self.clocks {
@@ -163,11 +163,11 @@ impl Inputs {
         Ok(dims)
     }
 
-    fn parts(&self, rule: &Rule, dims: AttentionDims) -> PyResult<Vec<Part>> {
+    fn parts(&self, rule: &AttentionRule, dims: AttentionDims) -> PyResult<Vec<SequenceGroup>> {
         parts([&self.starts, &self.lengths], rule.sight.sides(), dims)
     }
 
-    fn check_clocks(&self, clocks: &Array, dims: AttentionDims, rule: &Rule) -> PyResult<()> {
+    fn check_clocks(&self, clocks: &PythonArray, dims: AttentionDims, rule: &AttentionRule) -> PyResult<()> {
         let AttentionDims { batch, heads, queries, keys, .. } = dims;
         clocks.expect_shape("B, H, K", &[batch, heads, keys])?;
         let clocks = clocks.values::<f64>()?;
@@ -191,11 +191,11 @@ impl Inputs {
         Ok(())
     }
 
-    fn numbers(&self) -> impl Iterator<Item = &Array> {
+    fn numbers(&self) -> impl Iterator<Item = &PythonArray> {
         [&self.bias, &self.weight, &self.sinks, &self.numbers].into_iter().flatten()
     }
 
-    fn check_table(&self, array: &Array, dims: AttentionDims, rule: &Rule) -> PyResult<()> {
+    fn check_table(&self, array: &PythonArray, dims: AttentionDims, rule: &AttentionRule) -> PyResult<()> {
         let [heads, columns] = array.sizes("H, C")?;
         let name = array.name();
         if heads != dims.heads {
@@ -226,7 +226,7 @@ impl Inputs {
 }
 
 /// The arrays of a call in one number type.
-struct Numbers<'a, T> {
+struct TypedArrays<'a, T> {
     q: View<'a, T>,
     k: View<'a, T>,
     v: View<'a, T>,
@@ -237,9 +237,9 @@ struct Numbers<'a, T> {
     map: Option<Box<dyn ScoreMod<T> + 'a>>,
 }
 
-impl<'a, T: Number + Element> Numbers<'a, T> {
-    fn new(inputs: &'a Inputs, rule: &'a Rule, dims: AttentionDims) -> PyResult<Numbers<'a, T>> {
-        let row = |array: &'a Option<Array>| array.as_ref().map(|array| array.values::<T>()).transpose();
+impl<'a, T: Number + Element> TypedArrays<'a, T> {
+    fn new(inputs: &'a AttentionArrays, rule: &'a AttentionRule, dims: AttentionDims) -> PyResult<TypedArrays<'a, T>> {
+        let row = |array: &'a Option<PythonArray>| array.as_ref().map(|array| array.values::<T>()).transpose();
         let map = match (&rule.encoding, row(&inputs.numbers)?) {
             (Some(encoding), Some(numbers)) => {
                 let extent = ScoreModExtent { sides: rule.sight.sides(), len: dims.keys, scale: rule.scale };
@@ -256,19 +256,19 @@ impl<'a, T: Number + Element> Numbers<'a, T> {
             }
             _ => None,
         };
-        Ok(Numbers {
+        Ok(TypedArrays {
             q: inputs.q.view()?,
             k: inputs.k.view()?,
             v: inputs.v.view()?,
             bias: row(&inputs.bias)?,
             weight: row(&inputs.weight)?,
             sinks: row(&inputs.sinks)?,
-            clocks: inputs.clocks.as_ref().map(Array::values).transpose()?,
+            clocks: inputs.clocks.as_ref().map(PythonArray::values).transpose()?,
             map,
         })
     }
 
-    fn problem<'p>(&'p self, rule: &'p Rule, dims: AttentionDims, part: &'p Part) -> AttentionProblem<'p, T> {
+    fn problem<'p>(&'p self, rule: &'p AttentionRule, dims: AttentionDims, part: &'p SequenceGroup) -> AttentionProblem<'p, T> {
         let columns = self.bias.or(self.weight).map_or(0, <[T]>::len) / dims.heads.max(1);
         let len = match rule.sight.sides() {
             Sides::OneSided => columns,
@@ -288,11 +288,11 @@ impl<'a, T: Number + Element> Numbers<'a, T> {
         AttentionProblem { dims: part.dims(dims), scale, softcap: cap, sinks, mask: sight, lengths, scores }
     }
 
-    fn work(&self, dims: AttentionDims) -> Work {
+    fn work(&self, dims: AttentionDims) -> Workload {
         let sizes = [dims.batch, dims.heads, dims.queries, dims.keys, dims.head_dim];
         match kerple_core::elements(&sizes) {
-            Some(products) if self.sinks.is_none() && self.clocks.is_none() => Work::Products(products),
-            _ => Work::Any,
+            Some(products) if self.sinks.is_none() && self.clocks.is_none() => Workload::Products(products),
+            _ => Workload::Any,
         }
     }
 }
@@ -301,11 +301,11 @@ impl<'a, T: Number + Element> Numbers<'a, T> {
 macro_rules! with_kind {
     ($array:expr, $T:ident => $call:expr) => {
         match $array.kind() {
-            Kind::F32 => {
+            DType::F32 => {
                 type $T = f32;
                 $call
             }
-            Kind::F64 | Kind::I64 => {
+            DType::F64 | DType::I64 => {
                 type $T = f64;
                 $call
             }
@@ -317,14 +317,14 @@ macro_rules! with_kind {
 #[pyfunction]
 pub fn attention_forward(
     py: Python,
-    rule: &Rule,
-    inputs: Arguments,
+    rule: &AttentionRule,
+    inputs: AttentionArguments,
     out: &Bound<PyAny>,
     lse: &Bound<PyAny>,
 ) -> PyResult<()> {
-    let inputs = Inputs::of(&inputs)?;
+    let inputs = AttentionArrays::of(&inputs)?;
     let dims = inputs.dims(rule)?;
-    let (out, lse) = (Array::of("out", out)?, Array::of("lse", lse)?);
+    let (out, lse) = (PythonArray::of("out", out)?, PythonArray::of("lse", lse)?);
     out.expect_shape("B, H, Q, D", inputs.q.shape())?;
     lse.expect_shape("B, H, Q", &[dims.batch, dims.heads, dims.queries])?;
     with_kind!(inputs.q, T => forward::<T>(py, rule, &inputs, dims, [&out, &lse]))
@@ -332,12 +332,12 @@ pub fn attention_forward(
 
 fn forward<T: Number + Element>(
     py: Python,
-    rule: &Rule,
-    inputs: &Inputs,
+    rule: &AttentionRule,
+    inputs: &AttentionArrays,
     dims: AttentionDims,
-    [out, lse]: [&Array; 2],
+    [out, lse]: [&PythonArray; 2],
 ) -> PyResult<()> {
-    let (numbers, parts) = (Numbers::<T>::new(inputs, rule, dims)?, inputs.parts(rule, dims)?);
+    let (numbers, parts) = (TypedArrays::<T>::new(inputs, rule, dims)?, inputs.parts(rule, dims)?);
     // SAFETY: `out` and `lse` were made for this call, so nothing else of it shares their memory, and they are taken once.
     let (mut out, lse) = unsafe { (out.room::<T>()?, lse.values_mut::<T>()?) };
     let rows = dims.heads * dims.queries;
@@ -365,22 +365,23 @@ fn forward<T: Number + Element>(
 #[pyfunction]
 pub fn attention_backward(
     py: Python,
-    rule: &Rule,
-    inputs: Arguments,
+    rule: &AttentionRule,
+    inputs: AttentionArguments,
     saved: (Bound<PyAny>, Bound<PyAny>, Bound<PyAny>),
-    made: [Argument; 8],
+    made: [OptionalObject; 8],
 ) -> PyResult<()> {
-    let inputs = Inputs::of(&inputs)?;
+    let inputs = AttentionArrays::of(&inputs)?;
     let dims = inputs.dims(rule)?;
-    let saved = [Array::of("out", &saved.0)?, Array::of("lse", &saved.1)?, Array::of("d_out", &saved.2)?];
+    let saved =
+        [PythonArray::of("out", &saved.0)?, PythonArray::of("lse", &saved.1)?, PythonArray::of("d_out", &saved.2)?];
     saved[0].expect_shape("B, H, Q, D", inputs.q.shape())?;
     saved[1].expect_shape("B, H, Q", &[dims.batch, dims.heads, dims.queries])?;
     saved[2].expect_shape("B, H, Q, D", inputs.q.shape())?;
     let names = ["d_q", "d_k", "d_v", "d_bias", "d_weight", "d_sinks", "d_numbers", "d_clocks"];
     let of = [Some(&inputs.q), Some(&inputs.k), Some(&inputs.v), inputs.bias.as_ref(), inputs.weight.as_ref()];
     let of = of.into_iter().chain([&inputs.sinks, &inputs.numbers, &inputs.clocks].map(Option::as_ref));
-    let array = |((name, object), of): ((&'static str, &Argument), Option<&Array>)| {
-        let (Some(array), Some(of)) = (Array::some(name, object.as_ref())?, of) else { return Ok(None) };
+    let array = |((name, object), of): ((&'static str, &OptionalObject), Option<&PythonArray>)| {
+        let (Some(array), Some(of)) = (PythonArray::some(name, object.as_ref())?, of) else { return Ok(None) };
         array.expect_shape("as the input", of.shape())?;
         Ok(Some(array))
     };
@@ -390,13 +391,13 @@ pub fn attention_backward(
 
 fn backward<T: Number + Element>(
     py: Python,
-    rule: &Rule,
-    inputs: &Inputs,
+    rule: &AttentionRule,
+    inputs: &AttentionArrays,
     dims: AttentionDims,
-    [out, lse, d_out]: &[Array; 3],
-    made: &[Option<Array>],
+    [out, lse, d_out]: &[PythonArray; 3],
+    made: &[Option<PythonArray>],
 ) -> PyResult<()> {
-    let (numbers, parts) = (Numbers::<T>::new(inputs, rule, dims)?, inputs.parts(rule, dims)?);
+    let (numbers, parts) = (TypedArrays::<T>::new(inputs, rule, dims)?, inputs.parts(rule, dims)?);
     let (out, lse, d_out) = (out.view::<T>()?, lse.values::<T>()?, d_out.view::<T>()?);
     let [Some(d_q), Some(d_k), Some(d_v), beside @ .., d_clocks] = made else {
         return Err(PyValueError::new_err("the gradients in q, k and v are always made"));

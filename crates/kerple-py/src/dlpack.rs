@@ -20,7 +20,7 @@ const FLOAT: u8 = 2;
 const MOST_TYPES: usize = 16;
 
 #[repr(C)]
-struct Tensor {
+struct DlTensor {
     data: *mut c_void,
     device_type: i32,
     device_id: i32,
@@ -34,19 +34,19 @@ struct Tensor {
 }
 
 #[repr(C)]
-struct Table {
+struct DlpackTable {
     major: u32,
     minor: u32,
     previous: *const c_void,
     /// Allocator, and tensors that are handed over, to and from: not called here.
     others: [Option<unsafe extern "C" fn()>; 3],
-    describe: Option<unsafe extern "C" fn(*mut c_void, *mut Tensor) -> c_int>,
+    describe: Option<unsafe extern "C" fn(*mut c_void, *mut DlTensor) -> c_int>,
 }
 
-type Describe = unsafe extern "C" fn(*mut c_void, *mut Tensor) -> c_int;
+type DescribeTensor = unsafe extern "C" fn(*mut c_void, *mut DlTensor) -> c_int;
 
 /// The properties of an array.
-pub struct Said {
+pub struct ArrayInfo {
     /// Of the first element.
     pub address: usize,
     /// Sizes.
@@ -61,11 +61,11 @@ pub struct Said {
 
 /// Types and their functions. The cache holds the types, so that no other type gets the address of
 /// one of them.
-static TYPES: Mutex<Vec<(Py<PyType>, Option<Describe>)>> = Mutex::new(Vec::new());
+static TYPES: Mutex<Vec<(Py<PyType>, Option<DescribeTensor>)>> = Mutex::new(Vec::new());
 
 /// The function of the table of this type, where it has one.
-fn describe(of: &Bound<PyType>) -> Option<Describe> {
-    let known = |types: &[(Py<PyType>, Option<Describe>)]| {
+fn describe(of: &Bound<PyType>) -> Option<DescribeTensor> {
+    let known = |types: &[(Py<PyType>, Option<DescribeTensor>)]| {
         types.iter().find(|(known, _)| known.as_ptr() == of.as_ptr()).map(|(_, found)| *found)
     };
     if let Some(found) = known(&TYPES.lock().unwrap_or_else(PoisonError::into_inner)) {
@@ -79,18 +79,18 @@ fn describe(of: &Bound<PyType>) -> Option<Describe> {
     found
 }
 
-fn look_up(of: &Bound<PyType>) -> Option<Describe> {
+fn look_up(of: &Bound<PyType>) -> Option<DescribeTensor> {
     let capsule = of.getattr(intern!(of.py(), "__dlpack_c_exchange_api__")).ok()?.cast_into::<PyCapsule>().ok()?;
-    let table = capsule.pointer_checked(Some(c"dlpack_exchange_api")).ok()?.cast::<Table>().as_ptr();
+    let table = capsule.pointer_checked(Some(c"dlpack_exchange_api")).ok()?.cast::<DlpackTable>().as_ptr();
     // SAFETY: a capsule of this name holds such a table, which stays for as long as the process does; the version stands at the same
     // place in all, and the rest is read only if it is ours.
     unsafe { if (*table).major == MAJOR { (*table).describe } else { None } }
 }
 
 /// The properties of this object, if it provides them and its numbers are in the CPU's memory.
-pub fn said(object: &Bound<PyAny>) -> Option<Said> {
+pub fn array_info(object: &Bound<PyAny>) -> Option<ArrayInfo> {
     let describe = describe(&object.get_type())?;
-    let mut tensor = std::mem::MaybeUninit::<Tensor>::uninit();
+    let mut tensor = std::mem::MaybeUninit::<DlTensor>::uninit();
     // SAFETY: the interpreter's lock is held, the object is of the type whose table this is, and there is room for the answer.
     let failed = unsafe { describe(object.as_ptr().cast(), tensor.as_mut_ptr()) } != 0;
     if failed {
@@ -99,7 +99,7 @@ pub fn said(object: &Bound<PyAny>) -> Option<Said> {
     }
     // SAFETY: a function that did not fail has written all of it.
     let tensor = unsafe { tensor.assume_init() };
-    let Tensor { data, device_type, ndim, code, bits, lanes, shape, strides, byte_offset, .. } = tensor;
+    let DlTensor { data, device_type, ndim, code, bits, lanes, shape, strides, byte_offset, .. } = tensor;
     let known = device_type == CPU && lanes == 1 && bits.is_multiple_of(8) && matches!(code, INT | FLOAT);
     let ndim = usize::try_from(ndim).ok()?;
     if !known || (ndim > 0 && (shape.is_null() || strides.is_null())) {
@@ -111,5 +111,5 @@ pub fn said(object: &Bound<PyAny>) -> Option<Said> {
         _ => unsafe { std::slice::from_raw_parts(values, ndim) }.to_vec(),
     });
     let address = (data as usize).wrapping_add(byte_offset as usize);
-    Some(Said { address, shape, strides, size: usize::from(bits / 8), floating: code == FLOAT })
+    Some(ArrayInfo { address, shape, strides, size: usize::from(bits / 8), floating: code == FLOAT })
 }

@@ -1,8 +1,8 @@
 //! Positional encodings: their parameters, and the tables and score modifications that attention
 //! takes.
 
-use crate::array::Array;
-use crate::threads::{Work, run};
+use crate::array::PythonArray;
+use crate::threads::{Workload, run};
 use kerple_core::Number;
 use kerple_core::encoding::{Clamp, EncodingForm, Geometry, Injection, METHODS, Method, ScoreModForm};
 use kerple_core::forms::{DistanceTable, ScoreMod, Sides};
@@ -17,16 +17,16 @@ use serde_json::Value;
 const MOST_VALUES: usize = 1 << 31;
 
 /// An encoding for a model of some size.
-#[pyclass(frozen)]
+#[pyclass(frozen, name = "Encoding")]
 #[derive(Debug)]
-pub struct Encoding {
+pub struct PyEncoding {
     encoding: kerple_core::encoding::Encoding,
     geometry: Geometry,
     /// The score modification, if it has one.
     map: Option<ScoreModForm>,
 }
 
-impl Encoding {
+impl PyEncoding {
     /// The score modification with its parameters.
     pub fn over<'a, T: Number>(
         &'a self,
@@ -93,7 +93,7 @@ impl Encoding {
     }
 
     /// The numbers of each parameter, of those of all.
-    pub fn stored(&self, values: &Array) -> PyResult<Vec<Vec<f64>>> {
+    pub fn stored(&self, values: &PythonArray) -> PyResult<Vec<Vec<f64>>> {
         let mut rest = values.values::<f64>()?;
         let parameters = self.encoding.parameters(&self.geometry);
         let count: usize = parameters.iter().map(|parameter| parameter.len()).sum();
@@ -119,10 +119,10 @@ impl Encoding {
 }
 
 #[pymethods]
-impl Encoding {
+impl PyEncoding {
     /// Creates an encoding from the keys of a run file's `[encoding]`, as JSON.
     #[new]
-    fn new(keys: &str, heads: usize, head_dim: usize, train_len: usize) -> PyResult<Encoding> {
+    fn new(keys: &str, heads: usize, head_dim: usize, train_len: usize) -> PyResult<PyEncoding> {
         for (name, value, most) in
             [("heads", heads, 1 << 16), ("head_dim", head_dim, 1 << 16), ("train_len", train_len, 1 << 40)]
         {
@@ -149,7 +149,7 @@ impl Encoding {
             },
             _ => None,
         };
-        Ok(Encoding { encoding, geometry, map })
+        Ok(PyEncoding { encoding, geometry, map })
     }
 
     /// Its name in run files.
@@ -235,7 +235,7 @@ impl Encoding {
 
     /// The constrained values of raw parameters, as the formulas use them.
     fn true_values(&self, values: &Bound<PyAny>) -> PyResult<Vec<f64>> {
-        let stored = self.stored(&Array::of("values", values)?)?;
+        let stored = self.stored(&PythonArray::of("values", values)?)?;
         Ok(self.encoding.true_values(&self.geometry, &stored).concat())
     }
 
@@ -249,9 +249,9 @@ impl Encoding {
         weight: Option<&Bound<PyAny>>,
     ) -> PyResult<()> {
         self.check_len(length)?;
-        let stored = self.stored(&Array::of("values", values)?)?;
-        let (bias, weight) = (Array::some("bias", bias)?, Array::some("weight", weight)?);
-        let form = run(py, 1, Work::Any, || self.encoding.form(&self.geometry, &stored, length))?;
+        let stored = self.stored(&PythonArray::of("values", values)?)?;
+        let (bias, weight) = (PythonArray::some("bias", bias)?, PythonArray::some("weight", weight)?);
+        let form = run(py, 1, Workload::Any, || self.encoding.form(&self.geometry, &stored, length))?;
         let (EncodingForm::Table(table) | EncodingForm::ScoreMod(ScoreModForm { table, .. })) = form else {
             return Err(PyValueError::new_err(format!("{} has no table over distances", self.kind())));
         };
@@ -281,16 +281,16 @@ impl Encoding {
         d_values: &Bound<PyAny>,
     ) -> PyResult<()> {
         self.check_len(length)?;
-        let stored = self.stored(&Array::of("values", values)?)?;
-        let slopes = run(py, 1, Work::Any, || self.encoding.table_jacobian(&self.geometry, &stored, length))?;
+        let stored = self.stored(&PythonArray::of("values", values)?)?;
+        let slopes = run(py, 1, Workload::Any, || self.encoding.table_jacobian(&self.geometry, &stored, length))?;
         let shape = [self.geometry.heads, slopes.sides.columns(length)];
         let mut sums: Vec<Vec<f64>> = stored.iter().map(|values| vec![0.0; values.len()]).collect();
         for (name, slopes, d) in [("d_bias", slopes.bias, d_bias), ("d_weight", slopes.weight, d_weight)] {
-            let (Some(slopes), Some(array)) = (slopes, Array::some(name, d)?) else { continue };
+            let (Some(slopes), Some(array)) = (slopes, PythonArray::some(name, d)?) else { continue };
             array.expect_shape("H, C", &shape)?;
             slopes.backward(self.geometry.heads, array.values::<f64>()?, &mut sums);
         }
-        let array = Array::of("d_values", d_values)?;
+        let array = PythonArray::of("d_values", d_values)?;
         array.expect_shape("P", &[sums.iter().map(Vec::len).sum()])?;
         // SAFETY: Python made it for this call, and it is taken once.
         unsafe { array.values_mut::<f64>()? }.copy_from_slice(&sums.concat());
@@ -307,14 +307,14 @@ impl Encoding {
     fn turns(&self, py: Python, start: usize, span: usize, cos: &Bound<PyAny>, sin: &Bound<PyAny>) -> PyResult<()> {
         let rotary = self.encoding.rotary(&self.geometry, span);
         let rotary = rotary.ok_or_else(|| PyValueError::new_err(format!("{} turns nothing", self.kind())))?;
-        let (cos, sin) = (Array::of("cos", cos)?, Array::of("sin", sin)?);
+        let (cos, sin) = (PythonArray::of("cos", cos)?, PythonArray::of("sin", sin)?);
         let [rows, _] = cos.sizes("L, pairs")?;
         for array in [&cos, &sin] {
             array.expect_shape("L, pairs", &[rows, rotary.inv_freq.len()])?;
         }
         // SAFETY: Python made the two for this call, and each is taken once.
         let (cos, sin) = unsafe { (cos.values_mut::<f64>()?, sin.values_mut::<f64>()?) };
-        let made = run(py, 1, Work::Any, || rotary.tables(start..start.saturating_add(rows)))?;
+        let made = run(py, 1, Workload::Any, || rotary.tables(start..start.saturating_add(rows)))?;
         cos.copy_from_slice(&made.0);
         sin.copy_from_slice(&made.1);
         Ok(())

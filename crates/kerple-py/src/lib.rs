@@ -40,8 +40,8 @@ fn limit_instruction_set(most: &str) -> PyResult<&'static str> {
 #[pymodule]
 fn _native(module: &Bound<PyModule>) -> PyResult<()> {
     module.add("__version__", env!("CARGO_PKG_VERSION"))?;
-    module.add_class::<attention::Rule>()?;
-    module.add_class::<encoding::Encoding>()?;
+    module.add_class::<attention::AttentionRule>()?;
+    module.add_class::<encoding::PyEncoding>()?;
     module.add_function(wrap_pyfunction!(attention::attention_forward, module)?)?;
     module.add_function(wrap_pyfunction!(attention::attention_backward, module)?)?;
     module.add_class::<linear::LinearRule>()?;

@@ -1,9 +1,9 @@
 //! Linear attention on arrays of Python: features, stochastic codes, decays, and the state for
 //! decoding.
 
-use crate::array::{Array, Element, Kind};
-use crate::encoding::Encoding;
-use crate::threads::{Work, run};
+use crate::array::{DType, Element, OptionalObject, PythonArray};
+use crate::encoding::PyEncoding;
+use crate::threads::{Workload, run};
 use kerple_core::Number;
 use kerple_core::attention::linear::{
     self, Decay, DecayGradient, DenominatorGuard, LinearAttentionDims, LinearAttentionGradients, LinearAttentionInputs,
@@ -26,7 +26,7 @@ const DEMAND: ErrorBudget =
     ErrorBudget { horizon: 1 << 20, tolerance: Tolerance::Thousandth, amplitude: Amplitude::Four };
 
 #[derive(Clone, Copy, Debug)]
-enum Features {
+enum FeatureMap {
     /// `count` positive random features, half of them of each sign.
     Favor(usize),
     Relu,
@@ -37,8 +37,8 @@ enum Features {
 #[pyclass(frozen)]
 #[derive(Debug)]
 pub struct LinearRule {
-    encoding: Py<Encoding>,
-    features: Features,
+    encoding: Py<PyEncoding>,
+    features: FeatureMap,
     causal: bool,
     /// The key of random draws: seed, draw, and layer.
     noise: [u64; 3],
@@ -49,7 +49,7 @@ pub struct LinearRule {
 impl LinearRule {
     #[new]
     fn new(
-        encoding: Py<Encoding>,
+        encoding: Py<PyEncoding>,
         features: &str,
         count: usize,
         causal: bool,
@@ -57,13 +57,13 @@ impl LinearRule {
         threads: usize,
     ) -> PyResult<LinearRule> {
         let features = match features {
-            "favor" if (2..=1 << 16).contains(&count) && count.is_multiple_of(2) => Features::Favor(count),
+            "favor" if (2..=1 << 16).contains(&count) && count.is_multiple_of(2) => FeatureMap::Favor(count),
             "favor" => {
                 let message = format!("count = {count} is out of range; it must be even and 2 to {}", 1 << 16);
                 return Err(PyValueError::new_err(message));
             }
-            "relu" => Features::Relu,
-            "elu" => Features::Elu,
+            "relu" => FeatureMap::Relu,
+            "elu" => FeatureMap::Elu,
             _ => {
                 return Err(PyValueError::new_err(format!(
                     "features = {features:?} is unknown; use one of favor, relu, elu"
@@ -82,7 +82,7 @@ impl LinearRule {
 }
 
 /// The feature maps and the decay that a call builds from its encoding.
-struct Made<T> {
+struct LinearMaps<T> {
     code: Option<Drawn<T>>,
     features: Box<dyn FeatureMap<T>>,
     fading: Option<(EncodingDecay, [Vec<T>; 2])>,
@@ -113,7 +113,7 @@ impl LinearRule {
         stream_at(seed, Purpose::Noise, [draw, u64::MAX - (layer << 2 | purpose)])
     }
 
-    fn made<T: Number>(&self, stored: &[Vec<f64>], dims: LinearAttentionDims, first: usize) -> Made<T> {
+    fn made<T: Number>(&self, stored: &[Vec<f64>], dims: LinearAttentionDims, first: usize) -> LinearMaps<T> {
         let (encoding, geometry) = self.encoding.get().parts();
         let plan = encoding.code(geometry);
         let width = plan.as_ref().map_or(dims.head_dim, |plan| plan.realisations());
@@ -123,13 +123,13 @@ impl LinearRule {
             code
         });
         let (features, guard): (Box<dyn FeatureMap<T>>, DenominatorGuard) = match self.features {
-            Features::Favor(count) => {
+            FeatureMap::Favor(count) => {
                 let size = [width, count / 2];
                 let omega = omega::orthogonal(size, omega::ColumnNorms::OfRows, &mut self.stream(2));
                 (Box::new(Favor::new(&omega, size, FavorFeatures::BothSigns)), DenominatorGuard::Add(1e-6))
             }
-            Features::Relu => (Box::new(Pointwise::Relu { width, shift: 1e-3 }), DenominatorGuard::Nothing),
-            Features::Elu => (Box::new(Pointwise::Elu { width }), DenominatorGuard::Add(1e-6)),
+            FeatureMap::Relu => (Box::new(Pointwise::Relu { width, shift: 1e-3 }), DenominatorGuard::Nothing),
+            FeatureMap::Elu => (Box::new(Pointwise::Elu { width }), DenominatorGuard::Add(1e-6)),
         };
         let fading = (encoding.in_linear() == Some(InLinear::Decay)).then(|| {
             let found = encoding.decay(geometry, stored, &DEMAND).expect("an encoding that decays");
@@ -137,11 +137,11 @@ impl LinearRule {
             let tables = [cast(&found.near), cast(&found.weights)];
             (found, tables)
         });
-        Made { code, features, fading, guard }
+        LinearMaps { code, features, fading, guard }
     }
 }
 
-impl<T: Number> Made<T> {
+impl<T: Number> LinearMaps<T> {
     fn chain(&self) -> Vec<&dyn FeatureMap<T>> {
         self.code.iter().map(Drawn::map).chain([&*self.features]).collect()
     }
@@ -166,25 +166,29 @@ impl<T: Number> Made<T> {
 }
 
 /// The arrays of a call, checked.
-struct Call {
-    q: Array,
-    k: Array,
-    v: Array,
+struct LinearArrays {
+    q: PythonArray,
+    k: PythonArray,
+    v: PythonArray,
     stored: Vec<Vec<f64>>,
-    gates: Option<Array>,
+    gates: Option<PythonArray>,
     lengths: Option<Vec<usize>>,
     dims: LinearAttentionDims,
 }
 
-type Maybe<'py> = Option<Bound<'py, PyAny>>;
-
 /// q, k and v; the encoding's raw parameters; gates; the number of keys of each sequence.
-type Arguments<'py> =
-    (Bound<'py, PyAny>, Bound<'py, PyAny>, Bound<'py, PyAny>, Bound<'py, PyAny>, Maybe<'py>, Maybe<'py>);
+type LinearArguments<'py> = (
+    Bound<'py, PyAny>,
+    Bound<'py, PyAny>,
+    Bound<'py, PyAny>,
+    Bound<'py, PyAny>,
+    OptionalObject<'py>,
+    OptionalObject<'py>,
+);
 
-impl Call {
-    fn new(rule: &LinearRule, (q, k, v, values, gates, lengths): &Arguments) -> PyResult<Call> {
-        let (q, k, v) = (Array::of("q", q)?, Array::of("k", k)?, Array::of("v", v)?);
+impl LinearArrays {
+    fn new(rule: &LinearRule, (q, k, v, values, gates, lengths): &LinearArguments) -> PyResult<LinearArrays> {
+        let (q, k, v) = (PythonArray::of("q", q)?, PythonArray::of("k", k)?, PythonArray::of("v", v)?);
         let [batch, heads, len, head_dim] = q.sizes("B, H, L, D")?;
         let [_, _, _, value_dim] = v.sizes("B, H, L, E")?;
         k.expect_shape("B, H, L, D", q.shape())?;
@@ -206,14 +210,14 @@ impl Call {
             array.expect_kind(q.kind())?;
         }
         rule.encoding.get().expect_sizes(heads, head_dim)?;
-        let stored = rule.encoding.get().stored(&Array::of("values", values)?)?;
-        let gates = Array::some("gates", gates.as_ref())?;
+        let stored = rule.encoding.get().stored(&PythonArray::of("values", values)?)?;
+        let gates = PythonArray::some("gates", gates.as_ref())?;
         rule.check_gates(gates.is_some())?;
         if let Some(gates) = &gates {
             gates.expect_shape("B, H, L", &[batch, heads, len])?;
             gates.expect_kind(q.kind())?;
         }
-        let lengths = match Array::some("key_lengths", lengths.as_ref())? {
+        let lengths = match PythonArray::some("key_lengths", lengths.as_ref())? {
             None => None,
             Some(array) => {
                 array.expect_shape("B", &[batch])?;
@@ -226,7 +230,7 @@ impl Call {
                 Some(array.values::<i64>()?.iter().enumerate().map(one).collect::<PyResult<Vec<usize>>>()?)
             }
         };
-        Ok(Call { q, k, v, stored, gates, lengths, dims })
+        Ok(LinearArrays { q, k, v, stored, gates, lengths, dims })
     }
 
     fn inputs<T: Element + Number>(&self) -> PyResult<LinearAttentionInputs<'_, T>> {
@@ -234,7 +238,7 @@ impl Call {
     }
 
     fn gates<T: Element>(&self) -> PyResult<Option<&[T]>> {
-        self.gates.as_ref().map(Array::values).transpose()
+        self.gates.as_ref().map(PythonArray::values).transpose()
     }
 }
 
@@ -243,18 +247,18 @@ impl Call {
 pub fn linear_forward(
     py: Python,
     rule: &LinearRule,
-    inputs: Arguments,
+    inputs: LinearArguments,
     out: &Bound<PyAny>,
     denominators: &Bound<PyAny>,
     state: Option<&LinearState>,
 ) -> PyResult<()> {
-    let call = Call::new(rule, &inputs)?;
-    let (out, denominators) = (Array::of("out", out)?, Array::of("denominators", denominators)?);
+    let call = LinearArrays::new(rule, &inputs)?;
+    let (out, denominators) = (PythonArray::of("out", out)?, PythonArray::of("denominators", denominators)?);
     out.expect_shape("B, H, L, E", call.v.shape())?;
     denominators.expect_shape("B, H, L", &[call.dims.batch, call.dims.heads, call.dims.len])?;
     match call.q.kind() {
-        Kind::F32 => forward::<f32>(py, rule, &call, [&out, &denominators], state.map(|state| &state.single)),
-        Kind::F64 | Kind::I64 => {
+        DType::F32 => forward::<f32>(py, rule, &call, [&out, &denominators], state.map(|state| &state.single)),
+        DType::F64 | DType::I64 => {
             forward::<f64>(py, rule, &call, [&out, &denominators], state.map(|state| &state.double))
         }
     }
@@ -263,8 +267,8 @@ pub fn linear_forward(
 fn forward<T: Element + Number>(
     py: Python,
     rule: &LinearRule,
-    call: &Call,
-    [out, denominators]: [&Array; 2],
+    call: &LinearArrays,
+    [out, denominators]: [&PythonArray; 2],
     state: Option<&Mutex<Option<RecurrentState<T>>>>,
 ) -> PyResult<()> {
     let (inputs, gates) = (call.inputs::<T>()?, call.gates::<T>()?);
@@ -277,7 +281,7 @@ fn forward<T: Element + Number>(
     if state.is_some() && (!rule.causal || call.lengths.is_some()) {
         return Err(PyValueError::new_err("state: it requires causal=True and no padding"));
     }
-    let refused = run(py, rule.threads, Work::Any, || {
+    let refused = run(py, rule.threads, Workload::Any, || {
         let mut held = state.map(|state| state.lock().unwrap_or_else(PoisonError::into_inner));
         let first = held.as_ref().and_then(|held| held.as_ref()).map_or(0, RecurrentState::len);
         let made = rule.made::<T>(&call.stored, call.dims, first);
@@ -305,17 +309,21 @@ fn forward<T: Element + Number>(
 pub fn linear_backward(
     py: Python,
     rule: &LinearRule,
-    inputs: Arguments,
+    inputs: LinearArguments,
     saved: (Bound<PyAny>, Bound<PyAny>, Bound<PyAny>),
-    made: (Bound<PyAny>, Bound<PyAny>, Bound<PyAny>, Bound<PyAny>, Maybe),
+    made: (Bound<PyAny>, Bound<PyAny>, Bound<PyAny>, Bound<PyAny>, OptionalObject),
 ) -> PyResult<()> {
-    let call = Call::new(rule, &inputs)?;
-    let saved = [Array::of("out", &saved.0)?, Array::of("denominators", &saved.1)?, Array::of("d_out", &saved.2)?];
+    let call = LinearArrays::new(rule, &inputs)?;
+    let saved = [
+        PythonArray::of("out", &saved.0)?,
+        PythonArray::of("denominators", &saved.1)?,
+        PythonArray::of("d_out", &saved.2)?,
+    ];
     saved[0].expect_shape("B, H, L, E", call.v.shape())?;
     saved[1].expect_shape("B, H, L", &[call.dims.batch, call.dims.heads, call.dims.len])?;
     saved[2].expect_shape("B, H, L, E", call.v.shape())?;
-    let (d_values, d_gates) = (Array::of("d_values", &made.3)?, Array::some("d_gates", made.4.as_ref())?);
-    let made = [Array::of("d_q", &made.0)?, Array::of("d_k", &made.1)?, Array::of("d_v", &made.2)?];
+    let (d_values, d_gates) = (PythonArray::of("d_values", &made.3)?, PythonArray::some("d_gates", made.4.as_ref())?);
+    let made = [PythonArray::of("d_q", &made.0)?, PythonArray::of("d_k", &made.1)?, PythonArray::of("d_v", &made.2)?];
     for (made, of) in made.iter().zip([&call.q, &call.k, &call.v]) {
         made.expect_shape("as the input", of.shape())?;
     }
@@ -324,18 +332,18 @@ pub fn linear_backward(
         d_gates.expect_shape("B, H, L", &[call.dims.batch, call.dims.heads, call.dims.len])?;
     }
     match call.q.kind() {
-        Kind::F32 => backward::<f32>(py, rule, &call, &saved, &made, (&d_values, d_gates.as_ref())),
-        Kind::F64 | Kind::I64 => backward::<f64>(py, rule, &call, &saved, &made, (&d_values, d_gates.as_ref())),
+        DType::F32 => backward::<f32>(py, rule, &call, &saved, &made, (&d_values, d_gates.as_ref())),
+        DType::F64 | DType::I64 => backward::<f64>(py, rule, &call, &saved, &made, (&d_values, d_gates.as_ref())),
     }
 }
 
 fn backward<T: Element + Number>(
     py: Python,
     rule: &LinearRule,
-    call: &Call,
-    [out, denominators, d_out]: &[Array; 3],
-    [d_q, d_k, d_v]: &[Array; 3],
-    (d_values, d_gates): (&Array, Option<&Array>),
+    call: &LinearArrays,
+    [out, denominators, d_out]: &[PythonArray; 3],
+    [d_q, d_k, d_v]: &[PythonArray; 3],
+    (d_values, d_gates): (&PythonArray, Option<&PythonArray>),
 ) -> PyResult<()> {
     let gates = call.gates::<T>()?;
     let saved = LinearAttentionSaved {
@@ -349,7 +357,7 @@ fn backward<T: Element + Number>(
         let d_gates = d_gates.map(|d_gates| d_gates.values_mut::<T>()).transpose()?;
         (d_q.room::<T>()?, d_k.room::<T>()?, d_v.room::<T>()?, d_values.values_mut::<f64>()?, d_gates)
     };
-    run(py, rule.threads, Work::Any, || {
+    run(py, rule.threads, Workload::Any, || {
         let made = rule.made::<T>(&call.stored, call.dims, 0);
         let maps = made.chain();
         let problem = made.problem(rule, call.dims, &maps, (gates, call.lengths.as_deref()));
@@ -368,9 +376,15 @@ fn backward<T: Element + Number>(
     })
 }
 
-impl<T: Number> Made<T> {
+impl<T: Number> LinearMaps<T> {
     /// The gradient of the encoding's raw parameters, given those of the values built from them.
-    fn gradient(&self, rule: &LinearRule, call: &Call, d_parameters: &[T], d_tables: &[Vec<T>; 2]) -> Vec<Vec<f64>> {
+    fn gradient(
+        &self,
+        rule: &LinearRule,
+        call: &LinearArrays,
+        d_parameters: &[T],
+        d_tables: &[Vec<T>; 2],
+    ) -> Vec<Vec<f64>> {
         let (_, geometry) = rule.encoding.get().parts();
         if let Some(code) = &self.code {
             return code.gradient(d_parameters);

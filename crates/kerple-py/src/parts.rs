@@ -1,7 +1,7 @@
 //! Splits a call whose sequences begin with padding: distances do not change when the keys before
 //! the first are dropped.
 
-use crate::array::Array;
+use crate::array::PythonArray;
 use kerple_core::attention::AttentionDims;
 use kerple_core::forms::Sides;
 use pyo3::exceptions::PyValueError;
@@ -9,7 +9,7 @@ use pyo3::prelude::*;
 use std::borrow::Cow;
 
 /// A part of a call: sequences whose keys start at the same position.
-pub struct Part {
+pub struct SequenceGroup {
     /// Its first sequence.
     pub first: usize,
     /// Sequences.
@@ -22,7 +22,7 @@ pub struct Part {
     pub lengths: Option<Vec<usize>>,
 }
 
-impl Part {
+impl SequenceGroup {
     /// Its sizes.
     pub fn dims(&self, dims: AttentionDims) -> AttentionDims {
         AttentionDims { batch: self.count, queries: dims.queries - self.skip, keys: dims.keys - self.start, ..dims }
@@ -30,29 +30,29 @@ impl Part {
 }
 
 /// One part where no key is dropped; otherwise one part per sequence.
-pub fn parts(keys: [&Option<Array>; 2], sides: Sides, dims: AttentionDims) -> PyResult<Vec<Part>> {
-    let whole = Part { first: 0, count: dims.batch, start: 0, skip: 0, lengths: None };
+pub fn parts(keys: [&Option<PythonArray>; 2], sides: Sides, dims: AttentionDims) -> PyResult<Vec<SequenceGroup>> {
+    let whole = SequenceGroup { first: 0, count: dims.batch, start: 0, skip: 0, lengths: None };
     if keys.iter().all(|array| array.is_none()) {
         return Ok(vec![whole]);
     }
     let spans = spans(keys, dims)?;
     if spans.iter().all(|[start, _]| *start == 0) {
         let lengths = spans.iter().map(|[_, end]| *end).collect();
-        return Ok(vec![Part { lengths: Some(lengths), ..whole }]);
+        return Ok(vec![SequenceGroup { lengths: Some(lengths), ..whole }]);
     }
     let part = |(first, [start, end]): (usize, &[usize; 2])| {
         let skip = match sides {
             Sides::OneSided => dims.queries.saturating_sub(dims.keys - start),
             Sides::TwoSided => 0,
         };
-        Part { first, count: 1, start: *start, skip, lengths: Some(vec![end.saturating_sub(*start)]) }
+        SequenceGroup { first, count: 1, start: *start, skip, lengths: Some(vec![end.saturating_sub(*start)]) }
     };
     Ok(spans.iter().enumerate().map(part).collect())
 }
 
 /// The keys that each sequence has, those between padding on both sides.
-fn spans(keys: [&Option<Array>; 2], dims: AttentionDims) -> PyResult<Vec<[usize; 2]>> {
-    let [starts, lengths] = keys.map(|array| array.as_ref().map(Array::values::<i64>).transpose());
+fn spans(keys: [&Option<PythonArray>; 2], dims: AttentionDims) -> PyResult<Vec<[usize; 2]>> {
+    let [starts, lengths] = keys.map(|array| array.as_ref().map(PythonArray::values::<i64>).transpose());
     let (starts, lengths) = (starts?, lengths?);
     let at = |name: &str, values: Option<&[i64]>, b: usize, usual: usize| match values.map(|values| values[b]) {
         None => Ok(usual),

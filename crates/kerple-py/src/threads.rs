@@ -32,7 +32,7 @@ static POOLS: Mutex<Pools> = Mutex::new(Pools { process: 0, pools: Vec::new() })
 
 /// How much a call computes.
 #[derive(Clone, Copy, PartialEq)]
-pub enum Work {
+pub enum Workload {
     /// So many products; it is all done by functions that know [`kerple_core::cpu::alone`].
     Products(usize),
     /// Anything else.
@@ -65,8 +65,8 @@ fn pool(_py: Python, threads: usize) -> PyResult<Arc<ThreadPool>> {
 }
 
 /// Runs `f` without the interpreter lock; a panic becomes an error.
-pub fn run<R: Send>(py: Python, threads: usize, work: Work, f: impl FnOnce() -> R + Send) -> PyResult<R> {
-    let small = matches!(work, Work::Products(count) if count < SMALL || threads == 1);
+pub fn run<R: Send>(py: Python, threads: usize, work: Workload, f: impl FnOnce() -> R + Send) -> PyResult<R> {
+    let small = matches!(work, Workload::Products(count) if count < SMALL || threads == 1);
     let pool = if small { None } else { Some(pool(py, threads)?) };
     let run = || match pool {
         None => kerple_core::cpu::alone(f),

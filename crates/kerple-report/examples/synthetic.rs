@@ -8,7 +8,7 @@
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
-use kerple_report::{Options, find_runs, table_text, write};
+use kerple_report::{ReportOptions, find_runs, table_text, write};
 use kerple_run::{EvaluationRow, Journal, KernelSnapshot, MetricsRow, ScoredText, write_json};
 use serde_json::json;
 
@@ -46,11 +46,11 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         }
     }
     let found = find_runs(&[&runs])?;
-    let options = Options {
+    let options = ReportOptions {
         title: "Train at 512, read 16 384".into(),
         commit: Some("0000000".into()),
         date: Some("2026-01-01".into()),
-        ..Options::default()
+        ..ReportOptions::default()
     };
     let summary = write(&found, &out.join("report"), &options)?;
     print!("{}", table_text(&summary.results));

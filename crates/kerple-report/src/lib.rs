@@ -22,7 +22,7 @@ mod write;
 
 pub use conditions::{Conditions, Differences};
 pub use error::{Error, Result};
-pub use page::Options;
+pub use page::ReportOptions;
 pub use page::table_text;
 pub use run::{Run, find_runs, said_of_runs};
-pub use write::{Summary, write};
+pub use write::{WrittenReport, write};

@@ -13,7 +13,7 @@ use crate::error::{Error, Result};
 use crate::folder::{INDEX, MARK, TEXT};
 use crate::format::{count, deviation, duration, number};
 use crate::plot;
-use crate::results::{Results, State, name_text};
+use crate::results::{Results, RunState, name_text};
 use crate::run::said_of_runs;
 
 mod answers;
@@ -31,7 +31,7 @@ pub(crate) const SMALL: (f64, f64) = (340.0, 230.0);
 
 /// Facts of the report that no run contains.
 #[derive(Clone, Debug)]
-pub struct Options {
+pub struct ReportOptions {
     /// Title of the page.
     pub title: String,
     /// Name of the encoding the others are compared with; `kerple_log` if absent and present among the runs.
@@ -42,15 +42,15 @@ pub struct Options {
     pub date: Option<String>,
 }
 
-impl Default for Options {
-    fn default() -> Options {
-        Options { title: "Length extrapolation".into(), reference: None, commit: None, date: None }
+impl Default for ReportOptions {
+    fn default() -> ReportOptions {
+        ReportOptions { title: "Length extrapolation".into(), reference: None, commit: None, date: None }
     }
 }
 
 /// A page, ready to be laid out.
 #[derive(Serialize)]
-pub(crate) struct Page<'a> {
+pub(crate) struct ReportPage<'a> {
     title: &'a str,
     headline: String,
     facts: Vec<(&'static str, String)>,
@@ -143,11 +143,11 @@ impl From<String> for Cell {
     }
 }
 
-impl<'a> Page<'a> {
-    pub(crate) fn new(results: &'a Results, figures: &[Figure], options: &'a Options) -> Page<'a> {
+impl<'a> ReportPage<'a> {
+    pub(crate) fn new(results: &'a Results, figures: &[Figure], options: &'a ReportOptions) -> ReportPage<'a> {
         let part =
             |section: Section| figures.iter().filter(|f| f.section == section).map(figure_part).collect::<Vec<_>>();
-        Page {
+        ReportPage {
             title: &options.title,
             headline: headline(results),
             facts: facts(results, options),
@@ -270,9 +270,9 @@ fn headline(results: &Results) -> String {
     text
 }
 
-fn facts(results: &Results, options: &Options) -> Vec<(&'static str, String)> {
+fn facts(results: &Results, options: &ReportOptions) -> Vec<(&'static str, String)> {
     let counted = results.runs.iter().filter(|run| run.duplicate_of.is_none());
-    let finished = counted.clone().filter(|run| run.state == State::Finished).count();
+    let finished = counted.clone().filter(|run| run.state == RunState::Finished).count();
     let seconds: f64 = counted.clone().filter_map(|run| run.training_seconds).sum();
     let mut facts = vec![
         ("runs", format!("{} ({finished} finished)", counted.clone().count())),

@@ -12,7 +12,7 @@ mod heat_map;
 mod piano_roll;
 mod svg;
 
-pub use axis::{Axis, Scale, Tick};
+pub use axis::{Axis, AxisScale, Tick};
 pub use distance::{heads_within, over_distances};
 pub use heat_map::HeatMap;
 pub use piano_roll::{PianoRoll, Sound};

@@ -11,18 +11,18 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use serde::Serialize;
 
-use self::group::Settings;
+use self::group::RowSettings;
 use crate::error::{Error, Result};
 use crate::run::Run;
 use crate::statistics::{deviation, mean};
 use kerple_run::number;
 
 pub use answers::{AnswerDepths, AnswerMean, AnswerScore, AnswerTable, AnswerTest};
-pub use group::{Group, Setting};
+pub use group::{RunGroup, Setting};
 pub(crate) use positions::BINS_AN_OCTAVE;
 pub use positions::{PositionBin, PositionCurve};
-pub use table::{Evaluation, Name, Score, Table, Test, name_text};
-pub use training::{EffectiveLength, RunRow, Speed, State};
+pub use table::{PerplexityScore, PerplexityTable, PerplexityTest, RowName, RunEvaluation, name_text};
+pub use training::{EffectiveLength, RunRow, RunState, Speed};
 
 /// The encoding that others are compared with when it is there: the one the KERPLE paper recommends.
 pub const USUAL_REFERENCE: &str = "kerple_log";
@@ -74,9 +74,9 @@ pub struct Results {
     /// What is incomplete or odd, in sentences.
     pub notes: Vec<String>,
     /// Runs that can be compared: one unless several kinds of training are in the report.
-    pub groups: Vec<Group>,
+    pub groups: Vec<RunGroup>,
     /// One per group, protocol, split and text.
-    pub tables: Vec<Table>,
+    pub tables: Vec<PerplexityTable>,
     /// Right answers, one per group, task and part of the data.
     pub answers: Vec<AnswerTable>,
     /// Perplexity by position, where it was recorded.
@@ -101,7 +101,7 @@ impl Results {
         let counted: Vec<&Run> = runs.iter().filter(|run| run.duplicate_of.is_none()).collect();
         let reference = choose_reference(&counted, reference)?;
         let (groups, groups_note) = group::groups(&counted);
-        let settings = Settings::of(&counted, &groups);
+        let settings = RowSettings::of(&counted, &groups);
         let mut tables = table::tables(&counted, &groups, &settings, reference.as_deref());
         let encodings = order(&counted, &tables, reference.as_deref());
         for table in &mut tables {
@@ -109,7 +109,7 @@ impl Results {
         }
         let mut notes: Vec<String> = groups_note.into_iter().collect();
         notes.extend(training::notes(runs));
-        notes.extend(tables.iter().flat_map(Table::notes));
+        notes.extend(tables.iter().flat_map(PerplexityTable::notes));
         if reference.is_none() && encodings.len() > 1 && !tables.is_empty() {
             notes.push(format!(
                 "No run has the encoding {USUAL_REFERENCE} and no other reference was given, so \
@@ -163,7 +163,7 @@ fn choose_reference(runs: &[&Run], wanted: Option<&str>) -> Result<Option<String
 }
 
 /// The reference, then by perplexity at the longest length of the first table, then the rest by name.
-fn order(runs: &[&Run], tables: &[Table], reference: Option<&str>) -> Vec<String> {
+fn order(runs: &[&Run], tables: &[PerplexityTable], reference: Option<&str>) -> Vec<String> {
     let names = runs.iter().flat_map(|run| {
         run.evaluations.iter().map(|row| run.name_of(row)).chain([run.name.clone()]).collect::<BTreeSet<String>>()
     });

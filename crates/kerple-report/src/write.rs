@@ -7,14 +7,14 @@ use serde::Serialize;
 use crate::error::{Error, Result};
 use crate::folder::{MARK, csv, put, refuse_foreign, remove_former_figures};
 use crate::page::figures::figures;
-use crate::page::{Layout, Options, Page};
+use crate::page::{Layout, ReportOptions, ReportPage};
 use crate::results::{AnswerScore, AnswerTable, PositionCurve, Results};
 use crate::run::Run;
 use kerple_run::write_json;
 
 /// What was written.
 #[derive(Clone, Debug)]
-pub struct Summary {
+pub struct WrittenReport {
     /// The page to open.
     pub index: PathBuf,
     /// Every file, the page included.
@@ -29,7 +29,7 @@ pub struct Summary {
 /// # Errors
 /// [`Error::Refused`] without runs, for an unknown reference, or if the folder contains a page that
 /// is not a report; [`Error::Io`] if a file cannot be written.
-pub fn write(runs: &[Run], folder: &Path, options: &Options) -> Result<Summary> {
+pub fn write(runs: &[Run], folder: &Path, options: &ReportOptions) -> Result<WrittenReport> {
     let mut results = Results::of(runs, options.reference.as_deref())?;
     refuse_foreign(folder)?;
     let figures = figures(runs, &results);
@@ -40,14 +40,14 @@ pub fn write(runs: &[Run], folder: &Path, options: &Options) -> Result<Summary> 
         put(folder.join(figure.file()), figure.alone().into_bytes(), &mut files)?;
     }
     remove_former_figures(folder, &files)?;
-    let page = Page::new(&results, &figures, options);
+    let page = ReportPage::new(&results, &figures, options);
     for layout in [Layout::Html, Layout::Markdown] {
         put(folder.join(layout.name()), page.render(layout)?.into_bytes(), &mut files)?;
     }
     let json = folder.join("report.json");
     write_json(
         &json,
-        &Document {
+        &ReportJson {
             title: &options.title,
             generator: MARK,
             commit: &options.commit,
@@ -59,12 +59,12 @@ pub fn write(runs: &[Run], folder: &Path, options: &Options) -> Result<Summary> 
     for (name, table) in csv_tables(&results)? {
         put(folder.join("tables").join(format!("{name}.csv")), table, &mut files)?;
     }
-    Ok(Summary { index: folder.join(Layout::Html.name()), files, results })
+    Ok(WrittenReport { index: folder.join(Layout::Html.name()), files, results })
 }
 
 /// `report.json`.
 #[derive(Serialize)]
-struct Document<'a> {
+struct ReportJson<'a> {
     title: &'a str,
     generator: &'a str,
     commit: &'a Option<String>,
@@ -96,7 +96,7 @@ fn csv_tables(results: &Results) -> Result<Vec<(&'static str, Vec<u8>)>> {
                 "positions",
                 positions.flat_map(|curve| {
                     let PositionCurve { eval_len, encoding, window, n, .. } = curve;
-                    let what = Curve { eval_len: *eval_len, encoding, window: *window, n: *n };
+                    let what = PositionCurveColumns { eval_len: *eval_len, encoding, window: *window, n: *n };
                     curve.bins.iter().map(move |bin| (&curve.setting, what, bin))
                 }),
             )?,
@@ -110,7 +110,7 @@ fn csv_tables(results: &Results) -> Result<Vec<(&'static str, Vec<u8>)>> {
 
 /// Which table a row of `answers.csv` belongs to.
 #[derive(Clone, Copy, Serialize)]
-struct Task<'a> {
+struct AnswerTableColumns<'a> {
     task: &'a str,
     group: &'a str,
     split: &'a str,
@@ -124,16 +124,28 @@ struct Task<'a> {
     chance: f64,
 }
 
-fn answer_rows(table: &AnswerTable) -> impl Iterator<Item = (Task<'_>, &AnswerScore)> {
+fn answer_rows(table: &AnswerTable) -> impl Iterator<Item = (AnswerTableColumns<'_>, &AnswerScore)> {
     let &AnswerTable { ref task, ref group, ref split, train_len, ref text, examples, text_seed, chance, .. } = table;
     let (precision, device, simd) = (&table.precision, &table.device, table.simd.as_deref());
-    let of = Task { task, group, split, train_len, text, examples, text_seed, precision, device, simd, chance };
+    let of = AnswerTableColumns {
+        task,
+        group,
+        split,
+        train_len,
+        text,
+        examples,
+        text_seed,
+        precision,
+        device,
+        simd,
+        chance,
+    };
     table.scores.iter().map(move |score| (of, score))
 }
 
 /// Which curve a row of `positions.csv` belongs to.
 #[derive(Clone, Copy, Serialize)]
-struct Curve<'a> {
+struct PositionCurveColumns<'a> {
     eval_len: u64,
     encoding: &'a str,
     window: Option<u64>,

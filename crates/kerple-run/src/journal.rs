@@ -107,9 +107,9 @@ fn complete_length(file: &mut File) -> std::io::Result<u64> {
     Ok(0)
 }
 
-/// What [`read_rows`] found.
+/// The rows of a journal.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Rows<Row> {
+pub struct JournalRows<Row> {
     /// The records, in the file's order.
     pub rows: Vec<Row>,
     /// Number of the last line if it was incomplete and skipped.
@@ -121,10 +121,10 @@ pub struct Rows<Row> {
 /// # Errors
 /// [`Error::Damaged`] with file and line if a complete line is not a record, or has old
 /// names; [`Error::Io`] if the file cannot be read.
-pub fn read_rows<Row: DeserializeOwned>(path: &Path) -> Result<Rows<Row>> {
+pub fn read_rows<Row: DeserializeOwned>(path: &Path) -> Result<JournalRows<Row>> {
     let text = crate::files::read(path).map_err(Error::io_while("reading", path))?;
     refuse_keys(path, &text)?;
-    let mut found = Rows { rows: Vec::new(), truncated_line: None };
+    let mut found = JournalRows { rows: Vec::new(), truncated_line: None };
     for (index, line) in text.split_inclusive(|&byte| byte == b'\n').enumerate() {
         if line.trim_ascii().is_empty() {
             continue;

@@ -34,7 +34,7 @@ mod session;
 
 pub use error::{Error, Result};
 pub use init_from::{InitFrom, ModelFamily};
-pub use journal::{Journal, Rows, look, read_json, read_rows, replace_rows, write_dense_json, write_json};
+pub use journal::{Journal, JournalRows, look, read_json, read_rows, replace_rows, write_dense_json, write_json};
 pub use length::{MOST_TOKENS, check_length};
 pub use plan::{EncodingSummary, ModelSummary, PlanSummary, TrainSummary};
 pub use probe::{AttentionRow, ProbeResult, ProbeRow, Roll, StyleResult, StyleRow};

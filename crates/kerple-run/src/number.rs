@@ -10,8 +10,8 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 /// A value built from floats, and its form in a file.
-pub trait Numbers: Sized {
-    /// The same structure with every float replaced by a [`Number`].
+pub trait JsonFloats: Sized {
+    /// The same structure with every float replaced by a [`JsonFloat`].
     type Wire: Serialize + DeserializeOwned;
     /// The value as it goes to a file.
     fn to_wire(&self) -> Self::Wire;
@@ -23,7 +23,7 @@ pub trait Numbers: Sized {
 ///
 /// # Errors
 /// The serializer's.
-pub fn serialize<T: Numbers, S: Serializer>(value: &T, serializer: S) -> Result<S::Ok, S::Error> {
+pub fn serialize<T: JsonFloats, S: Serializer>(value: &T, serializer: S) -> Result<S::Ok, S::Error> {
     value.to_wire().serialize(serializer)
 }
 
@@ -31,23 +31,23 @@ pub fn serialize<T: Numbers, S: Serializer>(value: &T, serializer: S) -> Result<
 ///
 /// # Errors
 /// A value that is neither a number nor the name of one.
-pub fn deserialize<'de, T: Numbers, D: Deserializer<'de>>(deserializer: D) -> Result<T, D::Error> {
+pub fn deserialize<'de, T: JsonFloats, D: Deserializer<'de>>(deserializer: D) -> Result<T, D::Error> {
     T::Wire::deserialize(deserializer).map(T::from_wire)
 }
 
 /// A float in a file: a number where the format has it, else its name.
 #[derive(Serialize, Deserialize)]
 #[serde(untagged)]
-pub enum Number {
+pub enum JsonFloat {
     /// A number of JSON.
     Finite(f64),
     /// What JSON has no number for.
-    Named(NotFinite),
+    Named(NonFinite),
 }
 
 /// The floats that JSON has no number for.
 #[derive(Serialize, Deserialize)]
-pub enum NotFinite {
+pub enum NonFinite {
     /// `"NaN"`.
     NaN,
     /// `"inf"`.
@@ -58,29 +58,29 @@ pub enum NotFinite {
     NegativeInfinity,
 }
 
-impl Numbers for f64 {
-    type Wire = Number;
+impl JsonFloats for f64 {
+    type Wire = JsonFloat;
 
-    fn to_wire(&self) -> Number {
+    fn to_wire(&self) -> JsonFloat {
         match *self {
-            x if x.is_finite() => Number::Finite(x),
-            f64::INFINITY => Number::Named(NotFinite::Infinity),
-            f64::NEG_INFINITY => Number::Named(NotFinite::NegativeInfinity),
-            _ => Number::Named(NotFinite::NaN),
+            x if x.is_finite() => JsonFloat::Finite(x),
+            f64::INFINITY => JsonFloat::Named(NonFinite::Infinity),
+            f64::NEG_INFINITY => JsonFloat::Named(NonFinite::NegativeInfinity),
+            _ => JsonFloat::Named(NonFinite::NaN),
         }
     }
 
-    fn from_wire(wire: Number) -> f64 {
+    fn from_wire(wire: JsonFloat) -> f64 {
         match wire {
-            Number::Finite(x) => x,
-            Number::Named(NotFinite::NaN) => f64::NAN,
-            Number::Named(NotFinite::Infinity) => f64::INFINITY,
-            Number::Named(NotFinite::NegativeInfinity) => f64::NEG_INFINITY,
+            JsonFloat::Finite(x) => x,
+            JsonFloat::Named(NonFinite::NaN) => f64::NAN,
+            JsonFloat::Named(NonFinite::Infinity) => f64::INFINITY,
+            JsonFloat::Named(NonFinite::NegativeInfinity) => f64::NEG_INFINITY,
         }
     }
 }
 
-impl<T: Numbers> Numbers for Option<T> {
+impl<T: JsonFloats> JsonFloats for Option<T> {
     type Wire = Option<T::Wire>;
 
     fn to_wire(&self) -> Self::Wire {
@@ -92,7 +92,7 @@ impl<T: Numbers> Numbers for Option<T> {
     }
 }
 
-impl<T: Numbers> Numbers for Vec<T> {
+impl<T: JsonFloats> JsonFloats for Vec<T> {
     type Wire = Vec<T::Wire>;
 
     fn to_wire(&self) -> Self::Wire {
@@ -104,7 +104,7 @@ impl<T: Numbers> Numbers for Vec<T> {
     }
 }
 
-impl<T: Numbers> Numbers for BTreeMap<String, T> {
+impl<T: JsonFloats> JsonFloats for BTreeMap<String, T> {
     type Wire = BTreeMap<String, T::Wire>;
 
     fn to_wire(&self) -> Self::Wire {
@@ -121,7 +121,7 @@ mod tests {
     use super::*;
 
     #[derive(Serialize, Deserialize)]
-    struct Row {
+    struct RowOfFloats {
         #[serde(with = "super")]
         one: f64,
         #[serde(with = "super")]
@@ -131,16 +131,16 @@ mod tests {
     #[test]
     fn every_float_comes_back() {
         let many = vec![Some(f64::INFINITY), None, Some(f64::NEG_INFINITY), Some(0.1 + 0.2), Some(f64::MIN_POSITIVE)];
-        let text = serde_json::to_string(&Row { one: f64::NAN, many: many.clone() }).unwrap();
+        let text = serde_json::to_string(&RowOfFloats { one: f64::NAN, many: many.clone() }).unwrap();
         assert_eq!(text, r#"{"one":"NaN","many":["inf",null,"-inf",0.30000000000000004,2.2250738585072014e-308]}"#);
-        let back: Row = serde_json::from_str(&text).unwrap();
+        let back: RowOfFloats = serde_json::from_str(&text).unwrap();
         assert!(back.one.is_nan());
         assert_eq!(back.many, many);
     }
 
     #[test]
     fn a_missing_number_is_not_nan() {
-        assert!(serde_json::from_str::<Row>(r#"{"one":null,"many":[]}"#).is_err());
-        assert!(serde_json::from_str::<Row>(r#"{"one":"nought","many":[]}"#).is_err());
+        assert!(serde_json::from_str::<RowOfFloats>(r#"{"one":null,"many":[]}"#).is_err());
+        assert!(serde_json::from_str::<RowOfFloats>(r#"{"one":"nought","many":[]}"#).is_err());
     }
 }

@@ -1,27 +1,27 @@
 //! A completion in progress: tokens in, pieces of text with log-probabilities out.
 
-use crate::Shared;
+use crate::ServeContext;
 use crate::completion::Completion;
 use crate::prompts::Prompt;
-use crate::stop::{Gate, Passed};
+use crate::stop::{FilteredText, StopFilter};
 use kerple_core::ops::cross_entropy::TopK;
 use kerple_data::StreamDecoder;
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-/// Why a text ends.
+/// Why a completion ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize)]
 #[serde(rename_all = "lowercase")]
-pub(crate) enum Finish {
+pub(crate) enum FinishReason {
     /// As many tokens as were asked for.
     Length,
     /// The document ended, or a string came before which to stop.
     Stop,
 }
 
-/// What is told of one token.
+/// The log-probabilities of one token in the response.
 #[derive(Clone, Debug, PartialEq)]
-pub(crate) struct Entry {
+pub(crate) struct TokenLogprobs {
     pub(crate) token: u32,
     /// Characters before it.
     pub(crate) offset: usize,
@@ -31,14 +31,14 @@ pub(crate) struct Entry {
     pub(crate) top: Option<Vec<(u32, f64)>>,
 }
 
-/// Text that is certain, with the tokens that begin in it.
+/// Text that no stop string can remove any more, with the tokens that begin in it.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub(crate) struct Piece {
+pub(crate) struct TextDelta {
     pub(crate) text: String,
-    pub(crate) entries: Vec<Entry>,
+    pub(crate) entries: Vec<TokenLogprobs>,
     /// Tokens that were added.
     pub(crate) added: usize,
-    pub(crate) finish: Option<Finish>,
+    pub(crate) finish: Option<FinishReason>,
 }
 
 /// JSON has no infinity.
@@ -46,12 +46,12 @@ const LEAST: f64 = -1e4;
 
 /// One text.
 pub(crate) struct Choice<'s> {
-    shared: &'s Shared,
+    shared: &'s ServeContext,
     request: Arc<Completion>,
     decoder: StreamDecoder<'s>,
-    gate: Gate,
+    gate: StopFilter,
     /// Tokens whose text is not certain yet.
-    waiting: VecDeque<Entry>,
+    waiting: VecDeque<TokenLogprobs>,
     /// Characters decoded, and of them those that are certain.
     decoded: usize,
     certain: usize,
@@ -61,16 +61,16 @@ impl<'s> Choice<'s> {
     /// The text that goes on from a prompt, and the piece that repeats the prompt where that is asked for, given what the
     /// model predicted along it.
     pub(crate) fn begin(
-        shared: &'s Shared,
+        shared: &'s ServeContext,
         request: &Arc<Completion>,
         prompt: &Prompt,
         predicted: Option<&TopK<f64>>,
-    ) -> (Choice<'s>, Option<Piece>) {
+    ) -> (Choice<'s>, Option<TextDelta>) {
         let mut choice = Choice {
             shared,
             request: request.clone(),
             decoder: shared.tokenizer.decoder(),
-            gate: Gate::new(&request.stops),
+            gate: StopFilter::new(&request.stops),
             waiting: VecDeque::new(),
             decoded: 0,
             certain: 0,
@@ -90,12 +90,12 @@ impl<'s> Choice<'s> {
         let text = prompt.text.clone().unwrap_or_else(|| shared.tokenizer.decode(&prompt.tokens));
         choice.decoded = text.chars().count();
         choice.certain = choice.decoded;
-        let finish = (request.count == 0).then_some(Finish::Length);
-        (choice, Some(Piece { text, entries, added: 0, finish }))
+        let finish = (request.count == 0).then_some(FinishReason::Length);
+        (choice, Some(TextDelta { text, entries, added: 0, finish }))
     }
 
     /// Adds a token; the `last` one ends the text.
-    pub(crate) fn add(&mut self, token: u32, found: &TopK<f32>, last: bool) -> Piece {
+    pub(crate) fn add(&mut self, token: u32, found: &TopK<f32>, last: bool) -> TextDelta {
         let offset = self.decoded;
         let mut text = self.decoder.push(token);
         let is_end = self.request.ends.contains(&token);
@@ -110,22 +110,22 @@ impl<'s> Choice<'s> {
             self.waiting.push_back(entry);
         }
         let (text, finish) = match self.gate.push(&text) {
-            Passed::Ended(text) => (text, Some(Finish::Stop)),
-            Passed::Open(text) if is_end => (text + &self.gate.finish(), Some(Finish::Stop)),
-            Passed::Open(text) if last => (text + &self.gate.finish(), Some(Finish::Length)),
-            Passed::Open(text) => (text, None),
+            FilteredText::Ended(text) => (text, Some(FinishReason::Stop)),
+            FilteredText::Open(text) if is_end => (text + &self.gate.finish(), Some(FinishReason::Stop)),
+            FilteredText::Open(text) if last => (text + &self.gate.finish(), Some(FinishReason::Length)),
+            FilteredText::Open(text) => (text, None),
         };
         self.certain += text.chars().count();
         let all = self.certain == self.decoded;
         let known = self.waiting.iter().take_while(|entry| all || entry.offset < self.certain).count();
-        Piece { text, entries: self.waiting.drain(..known).collect(), added: 1, finish }
+        TextDelta { text, entries: self.waiting.drain(..known).collect(), added: 1, finish }
     }
 
-    fn entry(&self, token: u32, offset: usize, found: Option<(f64, Vec<u32>, Vec<f64>)>) -> Entry {
-        let Some((nll, ids, nlls)) = found else { return Entry { token, offset, logprob: None, top: None } };
+    fn entry(&self, token: u32, offset: usize, found: Option<(f64, Vec<u32>, Vec<f64>)>) -> TokenLogprobs {
+        let Some((nll, ids, nlls)) = found else { return TokenLogprobs { token, offset, logprob: None, top: None } };
         let top = ids.into_iter().zip(nlls.into_iter().map(logprob)).collect();
         let top = self.request.logprobs.filter(|count| *count > 0).map(|_| top);
-        Entry { token, offset, logprob: Some(logprob(nll)), top }
+        TokenLogprobs { token, offset, logprob: Some(logprob(nll)), top }
     }
 }
 

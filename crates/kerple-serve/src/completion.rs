@@ -1,11 +1,11 @@
 //! The request of `POST /v1/completions`.
 
-use crate::failure::{Failure, Outcome};
+use crate::api_error::{ApiError, ApiResult};
 use crate::list::{self, UpTo};
 use crate::penalties::Penalties;
-use crate::prompts::{self, Prompt, Text};
-use crate::raw::{self, Keys, Neutral};
-use crate::{Limits, Shared};
+use crate::prompts::{self, BorrowedText, Prompt};
+use crate::raw::{self, BodyKeys, Neutral};
+use crate::{ServeContext, ServerLimits};
 use kerple_lm::generate::SamplingParams;
 use serde::Deserialize;
 use serde_json::value::RawValue;
@@ -24,7 +24,7 @@ pub(crate) struct Completion {
     pub(crate) prompts: Vec<Prompt>,
     /// Whether the answer begins with the prompt.
     pub(crate) echo: bool,
-    /// How many alternatives of every token are told; `None`: no log-probabilities at all.
+    /// How many alternatives of every token are returned; `None`: no log-probabilities at all.
     pub(crate) logprobs: Option<usize>,
     /// Whether tokens are called by their numbers.
     pub(crate) by_id: bool,
@@ -79,10 +79,10 @@ impl Completion {
     ///
     /// # Errors
     /// What cannot be served, by key.
-    pub(crate) fn read(bytes: &[u8], shared: &Shared, seed: u64) -> Outcome<Completion> {
-        let mut keys = Keys::of(bytes)?;
+    pub(crate) fn read(bytes: &[u8], shared: &ServeContext, seed: u64) -> ApiResult<Completion> {
+        let mut keys = BodyKeys::of(bytes)?;
         shared.check_model(keys.take("model"))?;
-        let flag = |keys: &mut Keys, name| raw::value(name, keys.take(name), false, "true or false");
+        let flag = |keys: &mut BodyKeys, name| raw::value(name, keys.take(name), false, "true or false");
         let logprobs = match keys.take("logprobs") {
             None => None,
             found => {
@@ -108,13 +108,13 @@ impl Completion {
             stream,
         };
         // who asks: changes no answer
-        raw::value("user", keys.take("user"), Text("".into()), "a string")?;
+        raw::value("user", keys.take("user"), BorrowedText("".into()), "a string")?;
         keys.finish(&NEUTRAL, TAKEN)?;
         completion.check_sizes(&shared.limits)?;
         Ok(completion)
     }
 
-    fn check_sizes(&self, limits: &Limits) -> Outcome<()> {
+    fn check_sizes(&self, limits: &ServerLimits) -> ApiResult<()> {
         let len = limits.max_model_len;
         let longest = self.prompts.iter().map(|prompt| prompt.tokens.len()).max().unwrap_or(0);
         // the last token drawn takes no position of its own
@@ -125,25 +125,25 @@ impl Completion {
                  if the model supports it",
                 self.count
             );
-            return Err(Failure::bad("prompt", message));
+            return Err(ApiError::bad("prompt", message));
         }
         let alternatives = self.logprobs.map_or(0, |count| count + 1);
-        let told = self.prompts.iter().map(|prompt| if self.echo { prompt.tokens.len() } else { 0 } + self.count);
-        let entries = told.sum::<usize>().saturating_mul(alternatives);
-        // one text of any length always is told
+        let tokens = self.prompts.iter().map(|prompt| if self.echo { prompt.tokens.len() } else { 0 } + self.count);
+        let entries = tokens.sum::<usize>().saturating_mul(alternatives);
+        // the log-probabilities of one completion of any length are always returned
         let most = FEWEST_ENTRIES.max((len + 1).saturating_mul(MOST_LOGPROBS + 1));
         if entries > most {
             let message = format!(
                 "the answer would contain {entries} log-probabilities; at most {most} are allowed; \
                  send fewer prompts, or ask for fewer alternatives"
             );
-            return Err(Failure::bad("logprobs", message));
+            return Err(ApiError::bad("logprobs", message));
         }
         Ok(())
     }
 }
 
-fn draw(keys: &mut Keys, seed: u64) -> Outcome<SamplingParams> {
+fn draw(keys: &mut BodyKeys, seed: u64) -> ApiResult<SamplingParams> {
     let (least, most) = (i128::from(i64::MIN), i128::from(u64::MAX));
     let seed = raw::within("seed", keys.take("seed"), i128::from(seed), (least, most), "a whole number of 64 bits")?;
     // some clients say -1 for all
@@ -156,7 +156,7 @@ fn draw(keys: &mut Keys, seed: u64) -> Outcome<SamplingParams> {
     })
 }
 
-fn penalties(keys: &mut Keys) -> Outcome<Penalties> {
+fn penalties(keys: &mut BodyKeys) -> ApiResult<Penalties> {
     let none = Penalties::NONE;
     let range = (-2.0, 2.0);
     Ok(Penalties {
@@ -167,48 +167,48 @@ fn penalties(keys: &mut Keys) -> Outcome<Penalties> {
     })
 }
 
-fn number(keys: &mut Keys, name: &'static str, absent: f64, range: (f64, f64), expected: &str) -> Outcome<f64> {
+fn number(keys: &mut BodyKeys, name: &'static str, absent: f64, range: (f64, f64), expected: &str) -> ApiResult<f64> {
     raw::within(name, keys.take(name), absent, range, expected)
 }
 
 /// Whether a stream is to end with the numbers of tokens.
-fn usage(raw: Option<&RawValue>, stream: bool) -> Outcome<bool> {
+fn usage(raw: Option<&RawValue>, stream: bool) -> ApiResult<bool> {
     #[derive(Deserialize)]
     #[serde(deny_unknown_fields)]
-    struct Options {
+    struct StreamOptions {
         include_usage: Option<bool>,
     }
     let Some(raw) = raw else { return Ok(false) };
     if !stream {
-        return Err(Failure::bad(
+        return Err(ApiError::bad(
             "stream_options",
             "`stream_options` needs `stream` set to true; set it, or leave `stream_options` out",
         ));
     }
-    let absent = Options { include_usage: None };
+    let absent = StreamOptions { include_usage: None };
     let options = raw::value("stream_options", Some(raw), absent, "an object with `include_usage`, true or false")?;
     Ok(options.include_usage.unwrap_or(false))
 }
 
 /// A string or several; empty ones, which would end everything at once, are left out.
-fn stops(raw: Option<&RawValue>) -> Outcome<Vec<String>> {
+fn stops(raw: Option<&RawValue>) -> ApiResult<Vec<String>> {
     const EXPECTED: &str = "a string or a list of strings";
     let Some(raw) = raw else { return Ok(Vec::new()) };
     let wrong = |_| raw::wrong("stop", raw, EXPECTED);
     let (most, longest) = MOST_STOPS;
-    let text = PhantomData::<Text>;
+    let text = PhantomData::<BorrowedText>;
     let (texts, count) = match raw.get().starts_with('[') {
         true => list::read(raw.get(), UpTo(most, text)).map(|texts| (texts.kept, texts.count)).map_err(wrong)?,
         false => (vec![list::read(raw.get(), text).map_err(wrong)?], 1),
     };
-    if count > most || texts.iter().any(|Text(stop)| stop.len() > longest) {
-        return Err(Failure::bad("stop", format!("`stop` may have up to {most} strings of up to {longest} bytes")));
+    if count > most || texts.iter().any(|BorrowedText(stop)| stop.len() > longest) {
+        return Err(ApiError::bad("stop", format!("`stop` may have up to {most} strings of up to {longest} bytes")));
     }
-    Ok(texts.into_iter().map(|Text(stop)| stop.into_owned()).filter(|stop| !stop.is_empty()).collect())
+    Ok(texts.into_iter().map(|BorrowedText(stop)| stop.into_owned()).filter(|stop| !stop.is_empty()).collect())
 }
 
 /// Tokens with which a text ends.
-fn stop_tokens(raw: Option<&RawValue>, shared: &Shared) -> Outcome<Vec<u32>> {
+fn stop_tokens(raw: Option<&RawValue>, shared: &ServeContext) -> ApiResult<Vec<u32>> {
     let Some(raw) = raw else { return Ok(Vec::new()) };
     let (most, vocab) = (MOST_STOPS.0, shared.plan.model.vocab_size);
     let expected = format!("a list of up to {most} token ids below {vocab}");

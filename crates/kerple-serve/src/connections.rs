@@ -14,8 +14,8 @@
 mod lingering;
 mod stalled;
 
-use crate::Limits;
-use crate::failure::Failure;
+use crate::ServerLimits;
+use crate::api_error::ApiError;
 use axum::Router;
 use axum::body::Body;
 use axum::http::{Request, StatusCode, header};
@@ -106,7 +106,7 @@ impl Open {
 }
 
 /// Takes connections until `stop` changes, and then waits for those that are open.
-pub(crate) async fn serve(listener: TcpListener, app: Router, limits: Limits, mut stop: watch::Receiver<bool>) {
+pub(crate) async fn serve(listener: TcpListener, app: Router, limits: ServerLimits, mut stop: watch::Receiver<bool>) {
     let (mut open, mut beyond) = (Open::default(), Open::default());
     let mut tasks: JoinSet<u64> = JoinSet::new();
     for number in 0.. {
@@ -162,7 +162,7 @@ struct Talk {
     connection: Connection,
     /// Whether it only hears that the server is busy.
     is_full: bool,
-    limits: Limits,
+    limits: ServerLimits,
 }
 
 impl Talk {
@@ -198,7 +198,7 @@ async fn answer(
 ) -> Response {
     let mut request = request.map(|body| Body::new(Lingering::new(body)));
     if is_full && request.uri().path() != "/health" {
-        let busy = Failure::of(
+        let busy = ApiError::of(
             StatusCode::SERVICE_UNAVAILABLE,
             "the server has reached its limit of open connections; try again later",
         );

@@ -1,12 +1,12 @@
 //! The model facts that the page shows.
 
-use crate::Served;
+use crate::ServedModel;
 use kerple_lm::run;
 use serde_json::{Value, json};
 
 /// Sizes, encoding and what is learned of distances, for people.
-pub(crate) fn of(served: &Served) -> Value {
-    let Served { name, plan, step, model, limits, .. } = served;
+pub(crate) fn of(served: &ServedModel) -> Value {
+    let ServedModel { name, plan, step, model, limits, .. } = served;
     json!({
         "name": name,
         "encoding": plan.label,

@@ -5,7 +5,7 @@
 //! same origin as the server. The `Host` header still has the page's name; `Origin` has that of a
 //! page that sends a cross-origin request.
 
-use crate::failure::{Failure, shortened};
+use crate::api_error::{ApiError, shortened};
 use axum::http::uri::Authority;
 use axum::http::{HeaderMap, StatusCode, Uri, header};
 use std::net::IpAddr;
@@ -26,11 +26,11 @@ impl Hosts {
     }
 
     /// Refuses a request that is for another host, or comes from a page of one.
-    pub(crate) fn check(&self, uri: &Uri, headers: &HeaderMap) -> Result<(), Failure> {
+    pub(crate) fn check(&self, uri: &Uri, headers: &HeaderMap) -> Result<(), ApiError> {
         let mut hosts = headers.get_all(header::HOST).iter();
         let (first, second) = (hosts.next(), hosts.next());
         let Some(host) = first.filter(|_| second.is_none()) else {
-            return Err(Failure::of(StatusCode::BAD_REQUEST, "a request needs one Host header"));
+            return Err(ApiError::of(StatusCode::BAD_REQUEST, "a request needs one Host header"));
         };
         let host = host.to_str().unwrap_or("?");
         let whole = uri.authority().map_or("localhost", Authority::as_str);
@@ -47,12 +47,12 @@ impl Hosts {
         }
     }
 
-    fn refused(&self, what: &str, name: &str) -> Failure {
+    fn refused(&self, what: &str, name: &str) -> ApiError {
         let message = format!(
             "{what} `{}` is not allowed; use localhost, the server's address, or a name given with --allow-host",
             shortened(name)
         );
-        Failure::of(StatusCode::FORBIDDEN, message)
+        ApiError::of(StatusCode::FORBIDDEN, message)
     }
 
     /// Whether a host, with a port or without, is this machine.

@@ -16,11 +16,11 @@
 //! on this machine only.
 
 mod answer;
+mod api_error;
 mod choice;
 mod completion;
 mod connections;
 mod facts;
-mod failure;
 mod hosts;
 mod list;
 mod names;
@@ -35,7 +35,7 @@ mod worker;
 pub use hosts::Hosts;
 pub use routes::{Server, router};
 
-use names::Names;
+use names::TokenNames;
 
 use kerple_data::Tokenizer;
 use kerple_lm::memory_estimate::MemoryLimit;
@@ -51,7 +51,7 @@ use std::time::Duration;
 
 /// The limits of a server.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Limits {
+pub struct ServerLimits {
     /// Most tokens of a prompt and its completion.
     pub max_model_len: usize,
     /// Most completions that are extended together.
@@ -68,17 +68,17 @@ pub struct Limits {
     pub seconds: u64,
 }
 
-impl Limits {
+impl ServerLimits {
     /// Limits for a model trained at `train_len`: the longest length it is defined for, up to 32
     /// training lengths or 4096 tokens.
-    pub fn of(plan: &Plan, model: &Decoder) -> Limits {
+    pub fn of(plan: &Plan, model: &Decoder) -> ServerLimits {
         let wish = plan.train_len.saturating_mul(32).max(4096);
         let longest = model.trunk.encoding.longest().map_or(wish, |(longest, _)| longest.min(wish));
-        Limits {
+        ServerLimits {
             max_model_len: longest,
             max_num_seqs: 8,
             max_queue: 256,
-            body: Limits::body_of(longest),
+            body: ServerLimits::body_of(longest),
             connections: 512,
             head: 20,
             seconds: 30,
@@ -95,7 +95,7 @@ impl Limits {
 
 /// A model with everything needed to serve it.
 #[derive(Debug)]
-pub struct Served {
+pub struct ServedModel {
     /// The name that clients use.
     pub name: String,
     /// The plan of the run.
@@ -109,12 +109,12 @@ pub struct Served {
     /// Its special tokens.
     pub special: SpecialTokens,
     /// The limits.
-    pub limits: Limits,
+    pub limits: ServerLimits,
     /// The host names that requests may use.
     pub hosts: Hosts,
 }
 
-impl Served {
+impl ServedModel {
     /// Checks that the model supports the limits within the available memory, where that is known.
     ///
     /// # Errors
@@ -125,23 +125,23 @@ impl Served {
     }
 
     /// The model, and what others than its thread need.
-    pub(crate) fn split(self) -> (Decoder, Shared) {
+    pub(crate) fn split(self) -> (Decoder, ServeContext) {
         let facts = facts::of(&self);
-        let Served { name, plan, model, tokenizer, special, limits, hosts, .. } = self;
-        let names = Names::new(&tokenizer, plan.model.vocab_size);
-        (model, Shared { name, plan, tokenizer, names, special, limits, hosts, facts })
+        let ServedModel { name, plan, model, tokenizer, special, limits, hosts, .. } = self;
+        let names = TokenNames::new(&tokenizer, plan.model.vocab_size);
+        (model, ServeContext { name, plan, tokenizer, names, special, limits, hosts, facts })
     }
 }
 
 /// What requests are read and answered with.
 #[derive(Debug)]
-pub(crate) struct Shared {
+pub(crate) struct ServeContext {
     name: String,
     plan: Plan,
     tokenizer: Tokenizer,
-    names: Names,
+    names: TokenNames,
     special: SpecialTokens,
-    limits: Limits,
+    limits: ServerLimits,
     hosts: Hosts,
     facts: Value,
 }
@@ -158,7 +158,12 @@ const PATIENCE: Duration = Duration::from_secs(5);
 ///
 /// # Errors
 /// An address that cannot be listened on.
-pub fn serve(served: Served, address: SocketAddr, ready: impl FnOnce(SocketAddr), stop: Arc<AtomicBool>) -> Result<()> {
+pub fn serve(
+    served: ServedModel,
+    address: SocketAddr,
+    ready: impl FnOnce(SocketAddr),
+    stop: Arc<AtomicBool>,
+) -> Result<()> {
     let io = |action| Error::io(std::path::Path::new(&address.to_string()), action);
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(1)

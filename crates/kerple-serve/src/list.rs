@@ -4,9 +4,9 @@
 use serde::de::{DeserializeSeed, Deserializer, SeqAccess, Visitor};
 use std::fmt;
 
-/// The first elements of a list, and how many it had.
+/// The first elements of a list, and its length.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct List<T> {
+pub(crate) struct CappedList<T> {
     pub(crate) kept: Vec<T>,
     pub(crate) count: usize,
 }
@@ -16,7 +16,7 @@ pub(crate) struct List<T> {
 pub(crate) struct UpTo<S>(pub(crate) usize, pub(crate) S);
 
 impl<'de, S: DeserializeSeed<'de> + Copy> DeserializeSeed<'de> for UpTo<S> {
-    type Value = List<S::Value>;
+    type Value = CappedList<S::Value>;
 
     fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<Self::Value, D::Error> {
         deserializer.deserialize_seq(self)
@@ -24,7 +24,7 @@ impl<'de, S: DeserializeSeed<'de> + Copy> DeserializeSeed<'de> for UpTo<S> {
 }
 
 impl<'de, S: DeserializeSeed<'de> + Copy> Visitor<'de> for UpTo<S> {
-    type Value = List<S::Value>;
+    type Value = CappedList<S::Value>;
 
     fn expecting(&self, out: &mut fmt::Formatter) -> fmt::Result {
         write!(out, "a list")
@@ -39,7 +39,7 @@ impl<'de, S: DeserializeSeed<'de> + Copy> Visitor<'de> for UpTo<S> {
                 kept.push(element);
             }
         }
-        Ok(List { kept, count })
+        Ok(CappedList { kept, count })
     }
 }
 
@@ -59,7 +59,7 @@ mod tests {
     #[test]
     fn the_rest_is_counted_and_checked() {
         let ids = UpTo(2, PhantomData::<u32>);
-        assert_eq!(read("[1, 2, 3, 4]", ids).unwrap(), List { kept: vec![1, 2], count: 4 });
+        assert_eq!(read("[1, 2, 3, 4]", ids).unwrap(), CappedList { kept: vec![1, 2], count: 4 });
         let lists = read("[[1, 2, 3], [], [4], [5]]", UpTo(3, ids)).unwrap();
         assert_eq!((lists.count, lists.kept[0].count, &lists.kept[2].kept[..]), (4, 3, &[4][..]));
         for wrong in ["[1, 2, 3, -1]", "[1", "[1] 2", "{}"] {

@@ -11,7 +11,7 @@ use std::fmt::Write;
 
 /// The names of all rows of a vocabulary.
 #[derive(Debug)]
-pub(crate) struct Names {
+pub(crate) struct TokenNames {
     names: Vec<Box<str>>,
     /// Tokens that stand for no text and have a name in the tokenizer's definition.
     special: HashMap<u32, String>,
@@ -19,9 +19,9 @@ pub(crate) struct Names {
     longest: usize,
 }
 
-impl Names {
+impl TokenNames {
     /// The names of `rows` tokens.
-    pub(crate) fn new(tokenizer: &Tokenizer, rows: usize) -> Names {
+    pub(crate) fn new(tokenizer: &Tokenizer, rows: usize) -> TokenNames {
         let special: HashMap<u32, String> =
             tokenizer.special_tokens().into_iter().map(|(name, id)| (id, name)).collect();
         let mut names: Vec<Box<str>> = vec![Box::default(); rows];
@@ -45,7 +45,7 @@ impl Names {
             taken.insert(name.clone());
             names[token as usize] = name;
         }
-        Names { names, special, longest }
+        TokenNames { names, special, longest }
     }
 
     /// The name of a token, of those that the model knows.
@@ -91,7 +91,7 @@ mod tests {
 
     #[test]
     fn every_token_has_a_name_of_its_own() {
-        let names = Names::new(&Tokenizer::byte(), 264);
+        let names = TokenNames::new(&Tokenizer::byte(), 264);
         let all: HashSet<&str> = (0..264).map(|token| names.of(token)).collect();
         assert_eq!(all.len(), 264);
         let some = [0, 97, 10, 0xe6, 256].map(|token| names.of(token));
@@ -100,7 +100,7 @@ mod tests {
 
     #[test]
     fn bytes_that_are_not_text_are_kept() {
-        let (tokenizer, names) = (Tokenizer::byte(), Names::new(&Tokenizer::byte(), 256));
+        let (tokenizer, names) = (Tokenizer::byte(), TokenNames::new(&Tokenizer::byte(), 256));
         assert_eq!(names.bytes(&tokenizer, &[97, 0, 255, 98]), b"a<|endoftext|>\xffb");
     }
 }

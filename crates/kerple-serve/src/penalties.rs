@@ -29,12 +29,12 @@ impl Penalties {
 
 /// The tokens of a text, as often as penalties count them.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Counts(BTreeMap<u32, usize>);
+pub(crate) struct TokenCounts(BTreeMap<u32, usize>);
 
-impl Counts {
+impl TokenCounts {
     /// The tokens of a prompt: there, and not in the completion.
-    pub(crate) fn of_prompt(tokens: &[u32]) -> Counts {
-        Counts(tokens.iter().map(|token| (*token, 0)).collect())
+    pub(crate) fn of_prompt(tokens: &[u32]) -> TokenCounts {
+        TokenCounts(tokens.iter().map(|token| (*token, 0)).collect())
     }
 
     /// Counts a token of the completion.
@@ -45,7 +45,7 @@ impl Counts {
 
 impl Penalties {
     /// Applies the penalties to logits.
-    pub(crate) fn apply(&self, logits: &mut [f64], counts: &Counts) {
+    pub(crate) fn apply(&self, logits: &mut [f64], counts: &TokenCounts) {
         if *self == (Penalties { min_p: self.min_p, ..Penalties::NONE }) {
             return;
         }
@@ -72,7 +72,7 @@ mod tests {
 
     #[test]
     fn penalties_follow_their_definitions() {
-        let mut counts = Counts::of_prompt(&[0, 1, 9]);
+        let mut counts = TokenCounts::of_prompt(&[0, 1, 9]);
         [1, 2, 2].into_iter().for_each(|token| counts.add(token));
         let applied = |penalties: Penalties| {
             let mut logits = [2.0, -2.0, 3.0, 1.0];

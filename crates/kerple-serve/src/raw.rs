@@ -1,7 +1,7 @@
 //! Request bodies: JSON whose values are checked one by one, so that errors name the key and no key
 //! is ignored.
 
-use crate::failure::{Failure, Outcome, shortened};
+use crate::api_error::{ApiError, ApiResult, shortened};
 use axum::http::StatusCode;
 use serde::de::{self, Deserialize, Deserializer, MapAccess, Visitor};
 use serde_json::Value;
@@ -15,7 +15,7 @@ const MOST_KEYS: usize = 100;
 const LONGEST_COMPARED: usize = 200;
 
 /// The keys of a body, with their values as they were written.
-pub(crate) struct Keys<'b>(Vec<(Cow<'b, str>, &'b RawValue)>);
+pub(crate) struct BodyKeys<'b>(Vec<(Cow<'b, str>, &'b RawValue)>);
 
 /// A parameter that is known and not done: the values by which it asks for nothing, and what is done.
 pub(crate) struct Neutral {
@@ -25,12 +25,12 @@ pub(crate) struct Neutral {
     pub(crate) why: &'static str,
 }
 
-impl<'b> Keys<'b> {
+impl<'b> BodyKeys<'b> {
     /// The keys of a body that is a JSON object.
-    pub(crate) fn of(body: &'b [u8]) -> Outcome<Keys<'b>> {
+    pub(crate) fn of(body: &'b [u8]) -> ApiResult<BodyKeys<'b>> {
         serde_json::from_slice(body).map_err(|error| {
             let message = format!("the body must be a JSON object: {}", shortened(&error.to_string()));
-            Failure::of(StatusCode::BAD_REQUEST, message)
+            ApiError::of(StatusCode::BAD_REQUEST, message)
         })
     }
 
@@ -42,7 +42,7 @@ impl<'b> Keys<'b> {
     }
 
     /// Refuses a key that was not read, unless its value asks for nothing.
-    pub(crate) fn finish(self, neutral: &[Neutral], taken: &str) -> Outcome<()> {
+    pub(crate) fn finish(self, neutral: &[Neutral], taken: &str) -> ApiResult<()> {
         for (key, value) in self.0 {
             if value.get() == "null" {
                 continue;
@@ -50,7 +50,7 @@ impl<'b> Keys<'b> {
             let Some(known) = neutral.iter().find(|known| known.name == key) else {
                 let key = shortened(&key);
                 let message = format!("unknown parameter `{key}`; leave it out, or use {taken}");
-                return Err(Failure::bad(key, message));
+                return Err(ApiError::bad(key, message));
             };
             if !known.values.iter().any(|neutral| is_same(value.get(), neutral)) {
                 let Neutral { name, values, why } = known;
@@ -58,7 +58,7 @@ impl<'b> Keys<'b> {
                 let only = if values.is_empty() { "" } else { &format!(", or send {}", values.join(" or ")) };
                 let message =
                     format!("`{name}` is {written}, which this server does not support: {why}; leave it out{only}");
-                return Err(Failure::bad(*name, message));
+                return Err(ApiError::bad(*name, message));
             }
         }
         Ok(())
@@ -78,21 +78,21 @@ fn is_same(written: &str, neutral: &str) -> bool {
 }
 
 #[derive(serde::Deserialize)]
-struct Key<'b>(#[serde(borrow)] Cow<'b, str>);
+struct BodyKey<'b>(#[serde(borrow)] Cow<'b, str>);
 
-impl<'de> Deserialize<'de> for Keys<'de> {
+impl<'de> Deserialize<'de> for BodyKeys<'de> {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        struct Object;
-        impl<'de> Visitor<'de> for Object {
-            type Value = Keys<'de>;
+        struct BodyVisitor;
+        impl<'de> Visitor<'de> for BodyVisitor {
+            type Value = BodyKeys<'de>;
 
             fn expecting(&self, out: &mut fmt::Formatter) -> fmt::Result {
                 write!(out, "an object")
             }
 
-            fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Keys<'de>, A::Error> {
+            fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<BodyKeys<'de>, A::Error> {
                 let mut keys: Vec<(Cow<'de, str>, &'de RawValue)> = Vec::new();
-                while let Some((Key(key), value)) = map.next_entry()? {
+                while let Some((BodyKey(key), value)) = map.next_entry()? {
                     if keys.iter().any(|(earlier, _)| *earlier == key) {
                         return Err(de::Error::custom(format!("`{}` occurs twice", shortened(&key))));
                     }
@@ -101,10 +101,10 @@ impl<'de> Deserialize<'de> for Keys<'de> {
                     }
                     keys.push((key, value));
                 }
-                Ok(Keys(keys))
+                Ok(BodyKeys(keys))
             }
         }
-        deserializer.deserialize_map(Object)
+        deserializer.deserialize_map(BodyVisitor)
     }
 }
 
@@ -114,7 +114,7 @@ pub(crate) fn value<'b, T: Deserialize<'b>>(
     raw: Option<&'b RawValue>,
     absent: T,
     expected: &str,
-) -> Outcome<T> {
+) -> ApiResult<T> {
     let Some(raw) = raw else { return Ok(absent) };
     serde_json::from_str(raw.get()).map_err(|_| wrong(param, raw, expected))
 }
@@ -126,7 +126,7 @@ pub(crate) fn within<'b, T: Deserialize<'b> + PartialOrd + Copy>(
     absent: T,
     (least, most): (T, T),
     expected: &str,
-) -> Outcome<T> {
+) -> ApiResult<T> {
     let found: T = value(param, raw, absent, expected)?;
     match (raw, least <= found && found <= most) {
         (Some(raw), false) => Err(wrong(param, raw, expected)),
@@ -135,6 +135,6 @@ pub(crate) fn within<'b, T: Deserialize<'b> + PartialOrd + Copy>(
 }
 
 /// A value that is not what it must be.
-pub(crate) fn wrong(param: &'static str, raw: &RawValue, expected: &str) -> Failure {
-    Failure::bad(param, format!("`{param}` is {}; it must be {expected}", shortened(raw.get())))
+pub(crate) fn wrong(param: &'static str, raw: &RawValue, expected: &str) -> ApiError {
+    ApiError::bad(param, format!("`{param}` is {}; it must be {expected}", shortened(raw.get())))
 }

@@ -1,12 +1,12 @@
 //! The routes and their handlers.
 
-use crate::answer::{Head, join};
-use crate::choice::Piece;
+use crate::answer::{ResponseContext, join};
+use crate::api_error::{ApiError, ApiResult};
+use crate::choice::TextDelta;
 use crate::completion::Completion;
 use crate::connections::{Connection, Phase};
-use crate::failure::{Failure, Outcome};
-use crate::worker::{self, Job, Told};
-use crate::{Served, Shared, tokens};
+use crate::worker::{self, PromptJob, WorkerMessage};
+use crate::{ServeContext, ServedModel, tokens};
 use axum::body::{Body, Bytes, HttpBody};
 use axum::extract::rejection::PathRejection;
 use axum::extract::{DefaultBodyLimit, FromRequest, Path, Request, State};
@@ -40,8 +40,8 @@ pub struct Server {
 /// What every request needs.
 #[derive(Clone, Debug)]
 struct Handle {
-    shared: Arc<Shared>,
-    jobs: mpsc::Sender<Job>,
+    shared: Arc<ServeContext>,
+    jobs: mpsc::Sender<PromptJob>,
     /// Places in the queue.
     places: Arc<Semaphore>,
     /// Places for long bodies.
@@ -56,7 +56,7 @@ impl Server {
     ///
     /// # Errors
     /// The system's error when it has no more threads.
-    pub fn start(served: Served) -> std::io::Result<Server> {
+    pub fn start(served: ServedModel) -> std::io::Result<Server> {
         let (model, shared) = served.split();
         let shared = Arc::new(shared);
         let (jobs, waiting) = mpsc::channel();
@@ -71,7 +71,7 @@ impl Server {
 
     /// Whether nobody waits for the model.
     pub(crate) fn is_idle(&self) -> bool {
-        Limits::of(&self.state).waiting == 0
+        QueueOccupancy::of(&self.state).waiting == 0
     }
 
     /// Waits until all requests are answered. Drop the routers of this server first.
@@ -100,9 +100,9 @@ pub fn router(server: &Server) -> Router {
         .route("/tokenizer_info", get(tokenizer_info))
         .route("/tokenize", post(tokenize))
         .route("/detokenize", post(detokenize))
-        .fallback(|request: Request| async move { Failure::of(StatusCode::NOT_FOUND, elsewhere(&request)) })
+        .fallback(|request: Request| async move { ApiError::of(StatusCode::NOT_FOUND, elsewhere(&request)) })
         .method_not_allowed_fallback(|request: Request| async move {
-            Failure::of(StatusCode::METHOD_NOT_ALLOWED, elsewhere(&request))
+            ApiError::of(StatusCode::METHOD_NOT_ALLOWED, elsewhere(&request))
         })
         .layer(DefaultBodyLimit::max(state.shared.limits.body))
         .layer(from_fn_with_state(state.clone(), of_this_host))
@@ -134,20 +134,20 @@ async fn model(State(state): State<Handle>) -> Json<Value> {
 }
 
 async fn health(State(state): State<Handle>) -> Response {
-    let Limits { waiting, most } = Limits::of(&state);
+    let QueueOccupancy { waiting, most } = QueueOccupancy::of(&state);
     Json(json!({ "status": "ok", "waiting": waiting, "queue": most })).into_response()
 }
 
 /// How full the queue is.
-struct Limits {
+struct QueueOccupancy {
     waiting: usize,
     most: usize,
 }
 
-impl Limits {
-    fn of(state: &Handle) -> Limits {
+impl QueueOccupancy {
+    fn of(state: &Handle) -> QueueOccupancy {
         let most = state.shared.limits.max_queue;
-        Limits { waiting: most - state.places.available_permits().min(most), most }
+        QueueOccupancy { waiting: most - state.places.available_permits().min(most), most }
     }
 }
 
@@ -162,14 +162,14 @@ async fn models(State(state): State<Handle>) -> Json<Value> {
     Json(json!({ "object": "list", "data": [described(&state)] }))
 }
 
-async fn one_model(State(state): State<Handle>, name: Result<Path<String>, PathRejection>) -> Outcome<Json<Value>> {
+async fn one_model(State(state): State<Handle>, name: Result<Path<String>, PathRejection>) -> ApiResult<Json<Value>> {
     let name = match &name {
         Ok(Path(name)) => name,
         Err(_) => "a name that is not UTF-8",
     };
     match name == state.shared.name {
         true => Ok(Json(described(&state))),
-        false => Err(Failure::no_model(name, &state.shared.name)),
+        false => Err(ApiError::no_model(name, &state.shared.name)),
     }
 }
 
@@ -177,11 +177,11 @@ async fn tokenizer_info(State(state): State<Handle>) -> Response {
     Json(tokens::info(&state.shared)).into_response()
 }
 
-async fn tokenize(State(state): State<Handle>, request: Request) -> Outcome<Response> {
+async fn tokenize(State(state): State<Handle>, request: Request) -> ApiResult<Response> {
     read(state, request, |bytes, state| Ok(Json(tokens::tokenize(bytes, &state.shared)?).into_response())).await
 }
 
-async fn detokenize(State(state): State<Handle>, request: Request) -> Outcome<Response> {
+async fn detokenize(State(state): State<Handle>, request: Request) -> ApiResult<Response> {
     read(state, request, |bytes, state| Ok(Json(tokens::detokenize(bytes, &state.shared)?).into_response())).await
 }
 
@@ -198,12 +198,12 @@ fn give_back() {
 async fn read<T: Send + 'static>(
     state: Handle,
     request: Request,
-    work: impl FnOnce(&[u8], &Handle) -> Outcome<T> + Send + 'static,
-) -> Outcome<T> {
-    let crate::Limits { body, seconds, .. } = state.shared.limits;
+    work: impl FnOnce(&[u8], &Handle) -> ApiResult<T> + Send + 'static,
+) -> ApiResult<T> {
+    let crate::ServerLimits { body, seconds, .. } = state.shared.limits;
     let connection = request.extensions().get::<Connection>().cloned();
     let too_long =
-        || Failure::of(StatusCode::PAYLOAD_TOO_LARGE, format!("the body is longer than {body} bytes, the limit"));
+        || ApiError::of(StatusCode::PAYLOAD_TOO_LARGE, format!("the body is longer than {body} bytes, the limit"));
     // a length that is declared need not come first
     if request.body().size_hint().lower() > body as u64 {
         return Err(too_long());
@@ -215,17 +215,17 @@ async fn read<T: Send + 'static>(
         Some(size) if size <= LONG_BODY => None,
         _ => Some(tokio::time::timeout(most, state.bodies.clone().acquire_owned()).await.map_err(|_| {
             let message = "the server is reading its limit of long bodies; try again later";
-            Failure::of(StatusCode::SERVICE_UNAVAILABLE, message)
+            ApiError::of(StatusCode::SERVICE_UNAVAILABLE, message)
         })?),
     };
     let bytes = tokio::time::timeout(most, Bytes::from_request(request, &())).await;
     enter(Phase::Answering);
     let bytes = bytes.map_err(|_| {
-        Failure::of(StatusCode::REQUEST_TIMEOUT, format!("the body did not arrive within {seconds} seconds"))
+        ApiError::of(StatusCode::REQUEST_TIMEOUT, format!("the body did not arrive within {seconds} seconds"))
     })?;
     let bytes = bytes.map_err(|refusal| match refusal.status() {
         StatusCode::PAYLOAD_TOO_LARGE => too_long(),
-        status => Failure::of(status, refusal.body_text()),
+        status => ApiError::of(status, refusal.body_text()),
     })?;
     let read = move || {
         let done = work(&bytes, &state);
@@ -236,76 +236,78 @@ async fn read<T: Send + 'static>(
         done
     };
     let done = tokio::task::spawn_blocking(read).await;
-    done.unwrap_or_else(|_| Err(Failure::of(StatusCode::INTERNAL_SERVER_ERROR, "the body could not be read")))
+    done.unwrap_or_else(|_| Err(ApiError::of(StatusCode::INTERNAL_SERVER_ERROR, "the body could not be read")))
 }
 
-async fn completions(State(state): State<Handle>, request: Request) -> Outcome<Response> {
+async fn completions(State(state): State<Handle>, request: Request) -> ApiResult<Response> {
     let number = state.requests.fetch_add(1, Ordering::Relaxed);
     let handle = state.clone();
     let request = read(handle, request, move |bytes, state| Completion::read(bytes, &state.shared, number)).await?;
     let id = format!("cmpl-{:x}-{number}", state.started);
-    let head = Head::new(id, now(), state.shared.clone(), &request);
+    let head = ResponseContext::new(id, now(), state.shared.clone(), &request);
     let (stream, count) = (request.stream, request.prompts.len());
-    let told = submit(&state, request)?;
+    let messages = submit(&state, request)?;
     if stream {
-        return Ok(events(head, told));
+        return Ok(events(head, messages));
     }
-    let pieces = collect(told, count).await?;
+    let pieces = collect(messages, count).await?;
     let json = (header::CONTENT_TYPE, "application/json");
     Ok(([json], head.answer(pieces)).into_response())
 }
 
 /// Puts the prompts of a request into the queue.
-fn submit(state: &Handle, request: Completion) -> Outcome<channel::UnboundedReceiver<Told>> {
+fn submit(state: &Handle, request: Completion) -> ApiResult<channel::UnboundedReceiver<WorkerMessage>> {
     let count = request.prompts.len();
     let places = state.places.clone().try_acquire_many_owned(count as u32).map_err(|_| {
-        let Limits { waiting, most } = Limits::of(state);
+        let QueueOccupancy { waiting, most } = QueueOccupancy::of(state);
         let message = format!(
             "{waiting} of {most} places in the queue are taken, and the request needs {count}; try again later"
         );
-        Failure::of(StatusCode::TOO_MANY_REQUESTS, message)
+        ApiError::of(StatusCode::TOO_MANY_REQUESTS, message)
     })?;
-    let (to, told) = channel::unbounded_channel();
+    let (to, messages) = channel::unbounded_channel();
     let (request, mut places) = (Arc::new(request), places);
     for index in 0..count {
         let place = places.split(1).expect("a place for each prompt");
-        let job = Job { request: request.clone(), index, to: to.clone(), _place: place };
+        let job = PromptJob { request: request.clone(), index, to: to.clone(), _place: place };
         state.jobs.send(job).map_err(|_| ended())?;
     }
-    Ok(told)
+    Ok(messages)
 }
 
-fn ended() -> Failure {
-    Failure::of(StatusCode::INTERNAL_SERVER_ERROR, "the model has stopped working; restart the server")
+fn ended() -> ApiError {
+    ApiError::of(StatusCode::INTERNAL_SERVER_ERROR, "the model has stopped working; restart the server")
 }
 
 /// Waits for all texts, in the order of the prompts.
-async fn collect(mut told: channel::UnboundedReceiver<Told>, count: usize) -> Outcome<Vec<Piece>> {
-    let mut all = vec![Piece::default(); count];
-    while let Some(next) = told.recv().await {
+async fn collect(mut messages: channel::UnboundedReceiver<WorkerMessage>, count: usize) -> ApiResult<Vec<TextDelta>> {
+    let mut all = vec![TextDelta::default(); count];
+    while let Some(next) = messages.recv().await {
         match next {
-            Told::Piece(index, piece) => join(&mut all[index], piece),
-            Told::Failed(failure) => return Err(failure),
+            WorkerMessage::Delta(index, piece) => join(&mut all[index], piece),
+            WorkerMessage::Failed(failure) => return Err(failure),
         }
     }
     if all.iter().any(|piece| piece.finish.is_none()) { Err(ended()) } else { Ok(all) }
 }
 
-/// Pieces as server-sent events, as they come; then the numbers of tokens where they are asked for.
-fn events(head: Head, told: channel::UnboundedReceiver<Told>) -> Response {
+/// Deltas as server-sent events, as they come; then the usage if the request asks for it.
+fn events(head: ResponseContext, messages: channel::UnboundedReceiver<WorkerMessage>) -> Response {
     let head = Arc::new(head);
     let (mut added, last) = (0, head.clone());
-    let told = UnboundedReceiverStream::new(told).map(Some).chain(once(None));
-    let parts = told.filter_map(move |told| match told {
-        Some(Told::Piece(index, piece)) => {
+    let messages = UnboundedReceiverStream::new(messages).map(Some).chain(once(None));
+    let chunks = messages.filter_map(move |message| match message {
+        Some(WorkerMessage::Delta(index, piece)) => {
             added += piece.added;
-            Some(head.part(index, piece))
+            Some(head.chunk(index, piece))
         }
-        Some(Told::Failed(failure)) => Some(serde_json::to_string(&failure.body()).expect("a failure is text")),
+        Some(WorkerMessage::Failed(failure)) => {
+            Some(serde_json::to_string(&failure.body()).expect("a failure is text"))
+        }
         None => last.usage.then(|| last.end(added)),
     });
-    let parts = parts.chain(once("[DONE]".to_owned()));
-    let events = parts.map(|part| Ok::<_, Infallible>(Bytes::from(format!("data: {part}\n\n"))));
+    let chunks = chunks.chain(once("[DONE]".to_owned()));
+    let events = chunks.map(|chunk| Ok::<_, Infallible>(Bytes::from(format!("data: {chunk}\n\n"))));
     let headers = [(header::CONTENT_TYPE, "text/event-stream"), (header::CACHE_CONTROL, "no-cache")];
     (headers, Body::from_stream(events)).into_response()
 }

@@ -2,36 +2,36 @@
 
 /// Lets text through that is certain not to belong to a string that ends it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Gate {
+pub(crate) struct StopFilter {
     stops: Vec<String>,
     held: String,
 }
 
 /// What comes through.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Passed {
+pub(crate) enum FilteredText {
     /// More may come.
     Open(String),
     /// A string that ends the text has come; this was before it.
     Ended(String),
 }
 
-impl Gate {
-    pub(crate) fn new(stops: &[String]) -> Gate {
-        Gate { stops: stops.to_vec(), held: String::new() }
+impl StopFilter {
+    pub(crate) fn new(stops: &[String]) -> StopFilter {
+        StopFilter { stops: stops.to_vec(), held: String::new() }
     }
 
-    pub(crate) fn push(&mut self, text: &str) -> Passed {
+    pub(crate) fn push(&mut self, text: &str) -> FilteredText {
         self.held.push_str(text);
         let ends = self.stops.iter().filter_map(|stop| self.held.find(stop.as_str())).min();
         if let Some(end) = ends {
             self.held.truncate(end);
-            return Passed::Ended(std::mem::take(&mut self.held));
+            return FilteredText::Ended(std::mem::take(&mut self.held));
         }
         let waiting = self.stops.iter().map(|stop| begun(&self.held, stop)).max().unwrap_or(0);
         let certain = self.held.len() - waiting;
         let rest = self.held.split_off(certain);
-        Passed::Open(std::mem::replace(&mut self.held, rest))
+        FilteredText::Open(std::mem::replace(&mut self.held, rest))
     }
 
     /// What is held back, when no text follows.
@@ -51,12 +51,12 @@ mod tests {
     use super::*;
 
     fn through(stops: &[&str], parts: &[&str]) -> (Vec<String>, bool) {
-        let mut gate = Gate::new(&stops.iter().map(|stop| stop.to_string()).collect::<Vec<_>>());
+        let mut gate = StopFilter::new(&stops.iter().map(|stop| stop.to_string()).collect::<Vec<_>>());
         let mut passed = Vec::new();
         for part in parts {
             match gate.push(part) {
-                Passed::Open(text) => passed.push(text),
-                Passed::Ended(text) => {
+                FilteredText::Open(text) => passed.push(text),
+                FilteredText::Ended(text) => {
                     passed.push(text);
                     return (passed, true);
                 }

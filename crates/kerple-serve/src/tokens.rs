@@ -1,15 +1,15 @@
 //! Tokenizer endpoints, for clients without one.
 
-use crate::Shared;
-use crate::failure::{Failure, Outcome};
+use crate::ServeContext;
+use crate::api_error::{ApiError, ApiResult};
 use crate::list;
-use crate::prompts::Text;
-use crate::raw::{self, Keys, Neutral};
+use crate::prompts::BorrowedText;
+use crate::raw::{self, BodyKeys, Neutral};
 use serde::Serialize;
 use std::marker::PhantomData;
 
 #[derive(Serialize)]
-pub(crate) struct Info {
+pub(crate) struct TokenizerInfo {
     tokenizer_class: &'static str,
     bos_token: Option<String>,
     bos_token_id: u32,
@@ -23,13 +23,13 @@ pub(crate) struct Info {
 }
 
 /// What is known of the tokenizer. Where no other token is known to begin a text, the one that ends a document does.
-pub(crate) fn info(shared: &Shared) -> Info {
-    let Shared { tokenizer, special, plan, names, .. } = shared;
+pub(crate) fn info(shared: &ServeContext) -> TokenizerInfo {
+    let ServeContext { tokenizer, special, plan, names, .. } = shared;
     let (end, vocab_size) = (tokenizer.end_of_document(), plan.data_info.vocab_size);
     let (bos, pad) = (special.start(tokenizer), special.pad.unwrap_or(end));
     let eos = special.eos.first().copied().unwrap_or(end);
     let name = |id| Some(names.of(id).to_owned());
-    Info {
+    TokenizerInfo {
         tokenizer_class: "kerple",
         bos_token: name(bos),
         bos_token_id: bos,
@@ -44,7 +44,7 @@ pub(crate) fn info(shared: &Shared) -> Info {
 }
 
 #[derive(Serialize)]
-pub(crate) struct Tokens {
+pub(crate) struct TokenizeResponse {
     tokens: Vec<u32>,
     count: usize,
     max_model_len: usize,
@@ -58,15 +58,15 @@ const NEUTRAL: [Neutral; 1] = [Neutral {
 }];
 
 /// Text, or bytes, to tokens. Names of special tokens in the text stand for those.
-pub(crate) fn tokenize(body: &[u8], shared: &Shared) -> Outcome<Tokens> {
-    let mut keys = Keys::of(body)?;
+pub(crate) fn tokenize(body: &[u8], shared: &ServeContext) -> ApiResult<TokenizeResponse> {
+    let mut keys = BodyKeys::of(body)?;
     shared.check_model(keys.take("model"))?;
     let (prompt, bytes) = (keys.take("prompt"), keys.take("bytes"));
     keys.finish(&NEUTRAL, "prompt or bytes, and model")?;
     let (param, tokens) = match (prompt, bytes) {
         (Some(prompt), None) => {
-            let text = list::read(prompt.get(), PhantomData::<Text>);
-            let Text(text) = text.map_err(|_| raw::wrong("prompt", prompt, "a string"))?;
+            let text = list::read(prompt.get(), PhantomData::<BorrowedText>);
+            let BorrowedText(text) = text.map_err(|_| raw::wrong("prompt", prompt, "a string"))?;
             ("prompt", shared.tokenizer.encode_with_names(&text))
         }
         (None, Some(_)) => {
@@ -76,28 +76,28 @@ pub(crate) fn tokenize(body: &[u8], shared: &Shared) -> Outcome<Tokens> {
                 && shared.names.bytes(&shared.tokenizer, tokens) != bytes
             {
                 let message = "no tokens of the tokenizer decode to exactly these bytes; send token ids";
-                return Err(Failure::bad("bytes", message));
+                return Err(ApiError::bad("bytes", message));
             }
             ("bytes", tokens)
         }
-        (Some(_), Some(_)) => return Err(Failure::bad("bytes", "`prompt` and `bytes` exclude each other; send one")),
+        (Some(_), Some(_)) => return Err(ApiError::bad("bytes", "`prompt` and `bytes` exclude each other; send one")),
         (None, None) => return Err(missing("prompt")),
     };
-    let tokens = tokens.map_err(|error| Failure::bad(param, format!("{error}; {}", error.hint())))?;
-    Ok(Tokens { count: tokens.len(), tokens, max_model_len: shared.limits.max_model_len })
+    let tokens = tokens.map_err(|error| ApiError::bad(param, format!("{error}; {}", error.hint())))?;
+    Ok(TokenizeResponse { count: tokens.len(), tokens, max_model_len: shared.limits.max_model_len })
 }
 
 /// Text, and where that cannot be written as it is, its bytes.
 #[derive(Serialize)]
-pub(crate) struct Detokenized {
+pub(crate) struct DetokenizeResponse {
     prompt: String,
     #[serde(skip_serializing_if = "Option::is_none")]
     bytes: Option<Vec<u8>>,
 }
 
 /// Tokens to text, special ones to their names.
-pub(crate) fn detokenize(body: &[u8], shared: &Shared) -> Outcome<Detokenized> {
-    let mut keys = Keys::of(body)?;
+pub(crate) fn detokenize(body: &[u8], shared: &ServeContext) -> ApiResult<DetokenizeResponse> {
+    let mut keys = BodyKeys::of(body)?;
     shared.check_model(keys.take("model"))?;
     let Some(tokens) = keys.take("tokens") else { return Err(missing("tokens")) };
     keys.finish(&[], "tokens and model")?;
@@ -105,17 +105,17 @@ pub(crate) fn detokenize(body: &[u8], shared: &Shared) -> Outcome<Detokenized> {
     let vocab = shared.plan.data_info.vocab_size;
     if let Some(id) = tokens.iter().find(|id| **id as usize >= vocab) {
         let message = format!("token {id} is out of range; the tokenizer has {vocab}, counted from 0");
-        return Err(Failure::bad("tokens", message));
+        return Err(ApiError::bad("tokens", message));
     }
     Ok(match String::from_utf8(shared.names.bytes(&shared.tokenizer, &tokens)) {
-        Ok(prompt) => Detokenized { prompt, bytes: None },
+        Ok(prompt) => DetokenizeResponse { prompt, bytes: None },
         Err(not_text) => {
             let prompt = String::from_utf8_lossy(not_text.as_bytes()).into_owned();
-            Detokenized { prompt, bytes: Some(not_text.into_bytes()) }
+            DetokenizeResponse { prompt, bytes: Some(not_text.into_bytes()) }
         }
     })
 }
 
-fn missing(param: &'static str) -> Failure {
-    Failure::bad(param, format!("`{param}` is missing"))
+fn missing(param: &'static str) -> ApiError {
+    ApiError::bad(param, format!("`{param}` is missing"))
 }

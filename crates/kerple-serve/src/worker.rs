@@ -1,11 +1,11 @@
 //! The thread that owns the model: it reads prompts one by one and extends all completions
 //! together.
 
-use crate::Shared;
-use crate::choice::{Choice, Piece};
+use crate::ServeContext;
+use crate::api_error::ApiError;
+use crate::choice::{Choice, TextDelta};
 use crate::completion::Completion;
-use crate::failure::Failure;
-use crate::penalties::Counts;
+use crate::penalties::TokenCounts;
 use axum::http::StatusCode;
 use kerple_core::ops::cross_entropy::top_k_of_row;
 use kerple_lm::generate::Sampler;
@@ -16,28 +16,29 @@ use tokio::sync::OwnedSemaphorePermit;
 use tokio::sync::mpsc::UnboundedSender;
 
 /// One prompt of a request.
-pub(crate) struct Job {
+pub(crate) struct PromptJob {
     pub(crate) request: Arc<Completion>,
     /// Which of its prompts.
     pub(crate) index: usize,
     /// Its place in the queue, free again when it is done, before the answer ends: who has it may ask again at once.
     pub(crate) _place: OwnedSemaphorePermit,
     /// Closed when nobody waits for the answer any more.
-    pub(crate) to: UnboundedSender<Told>,
+    pub(crate) to: UnboundedSender<WorkerMessage>,
 }
 
-/// What a request is told.
-pub(crate) enum Told {
-    Piece(usize, Piece),
-    Failed(Failure),
+/// What the model thread sends to the handler of a request.
+pub(crate) enum WorkerMessage {
+    /// Text of the prompt with this index.
+    Delta(usize, TextDelta),
+    Failed(ApiError),
 }
 
-/// A text that is being written.
-struct Writing<'s> {
-    job: Job,
+/// A completion in progress.
+struct RunningCompletion<'s> {
+    job: PromptJob,
     sequence: Sequence,
     sampler: Sampler,
-    counts: Counts,
+    counts: TokenCounts,
     choice: Choice<'s>,
     /// Of the token that comes next, `[V]`.
     logits: Vec<f32>,
@@ -47,8 +48,8 @@ struct Writing<'s> {
 }
 
 /// Works until no more jobs can come and all are done.
-pub(crate) fn work(model: &Decoder, shared: &Shared, jobs: &Receiver<Job>) {
-    let mut writing: Vec<Writing> = Vec::new();
+pub(crate) fn work(model: &Decoder, shared: &ServeContext, jobs: &Receiver<PromptJob>) {
+    let mut writing: Vec<RunningCompletion> = Vec::new();
     loop {
         // one prompt is read between two steps of the others, so that none of them waits long
         let next = match writing.len() {
@@ -69,7 +70,7 @@ pub(crate) fn work(model: &Decoder, shared: &Shared, jobs: &Receiver<Job>) {
 }
 
 /// Reads a prompt and draws the first token; `None` where the text is done then.
-fn begin<'s>(model: &Decoder, shared: &'s Shared, job: Job) -> Option<Writing<'s>> {
+fn begin<'s>(model: &Decoder, shared: &'s ServeContext, job: PromptJob) -> Option<RunningCompletion<'s>> {
     if job.to.is_closed() {
         return None;
     }
@@ -87,25 +88,26 @@ fn begin<'s>(model: &Decoder, shared: &'s Shared, job: Job) -> Option<Writing<'s
         (_, _, _) => (None, model.decode(&prompt.tokens, &mut sequence)),
     };
     if predicted.as_ref().is_some_and(|found| found.target_nll.iter().any(|nll| nll.is_nan())) {
-        tell(&job, Told::Failed(not_a_number()));
+        send(&job, WorkerMessage::Failed(not_a_number()));
         return None;
     }
     let (choice, piece) = Choice::begin(shared, &request, prompt, predicted.as_ref());
     if count == 0 {
-        let piece = piece.unwrap_or_else(|| Piece { finish: Some(crate::choice::Finish::Length), ..Piece::default() });
-        tell(&job, Told::Piece(job.index, piece));
+        let piece = piece
+            .unwrap_or_else(|| TextDelta { finish: Some(crate::choice::FinishReason::Length), ..TextDelta::default() });
+        send(&job, WorkerMessage::Delta(job.index, piece));
         return None;
     }
     if let Some(piece) = piece {
-        tell(&job, Told::Piece(job.index, piece));
+        send(&job, WorkerMessage::Delta(job.index, piece));
     }
-    let (sampler, counts) = (Sampler::new(request.draw), Counts::of_prompt(&prompt.tokens));
-    let mut one = Writing { job, sequence, sampler, counts, choice, logits, last: 0, left: count };
+    let (sampler, counts) = (Sampler::new(request.draw), TokenCounts::of_prompt(&prompt.tokens));
+    let mut one = RunningCompletion { job, sequence, sampler, counts, choice, logits, last: 0, left: count };
     draw(&mut one, shared).then_some(one)
 }
 
-/// One token more for each text; those that end leave.
-fn step(model: &Decoder, shared: &Shared, writing: &mut Vec<Writing>) {
+/// Extends every completion by one token and removes those that end.
+fn step(model: &Decoder, shared: &ServeContext, writing: &mut Vec<RunningCompletion>) {
     let ids: Vec<u32> = writing.iter().map(|one| one.last).collect();
     let mut sequence: Vec<&mut Sequence> = writing.iter_mut().map(|one| &mut one.sequence).collect();
     let logits = model.decode_batch(&ids, &mut sequence);
@@ -115,15 +117,15 @@ fn step(model: &Decoder, shared: &Shared, writing: &mut Vec<Writing>) {
     writing.retain_mut(|one| draw(one, shared));
 }
 
-/// Draws the next token of a text and tells it; whether the text goes on.
-fn draw(one: &mut Writing, shared: &Shared) -> bool {
+/// Samples the next token of a completion and sends it; whether the completion continues.
+fn draw(one: &mut RunningCompletion, shared: &ServeContext) -> bool {
     let request = &one.job.request;
     let mut logits: Vec<f64> =
         one.logits.iter().take(shared.plan.data_info.vocab_size).map(|logit| f64::from(*logit)).collect();
     request.penalties.apply(&mut logits, &one.counts);
     let floor = request.penalties.floor(&logits, request.draw.temperature);
     let Ok(token) = one.sampler.next(&logits, &|token| logits[token as usize] >= floor) else {
-        tell(&one.job, Told::Failed(not_a_number()));
+        send(&one.job, WorkerMessage::Failed(not_a_number()));
         return false;
     };
     one.counts.add(token);
@@ -133,17 +135,17 @@ fn draw(one: &mut Writing, shared: &Shared) -> bool {
     one.last = token;
     let piece = one.choice.add(token, &found, one.left == 0);
     let goes_on = piece.finish.is_none();
-    tell(&one.job, Told::Piece(one.job.index, piece)) && goes_on
+    send(&one.job, WorkerMessage::Delta(one.job.index, piece)) && goes_on
 }
 
-fn not_a_number() -> Failure {
-    Failure::of(
+fn not_a_number() -> ApiError {
+    ApiError::of(
         StatusCode::INTERNAL_SERVER_ERROR,
         "the model computes NaN or infinite logits; serve an earlier checkpoint",
     )
 }
 
-/// Whether somebody listens.
-fn tell(job: &Job, told: Told) -> bool {
-    job.to.send(told).is_ok()
+/// Whether the client still waits.
+fn send(job: &PromptJob, message: WorkerMessage) -> bool {
+    job.to.send(message).is_ok()
 }

@@ -104,7 +104,7 @@ fn heads_and_bodies_have_their_time() {
 
 /// A server on a port of its own, and what ends it.
 fn listen(
-    served: kerple_serve::Served,
+    served: kerple_serve::ServedModel,
 ) -> (SocketAddr, Arc<AtomicBool>, std::thread::JoinHandle<kerple_lm::Result<()>>) {
     let (stop, (tell, told)) = (Arc::new(AtomicBool::new(false)), mpsc::channel());
     let flag = stop.clone();

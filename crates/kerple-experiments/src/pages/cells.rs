@@ -6,7 +6,7 @@ use crate::floors::Floor;
 use crate::manifest::{CorpusFacts, runs_folder};
 use kerple_report::format::{count, deviation, number as shown};
 use kerple_report::page::{Cell, Grid, Row};
-use kerple_report::results::{Score, Test, lowest};
+use kerple_report::results::{PerplexityScore, PerplexityTest, lowest};
 use kerple_run::number;
 use serde::Serialize;
 use std::collections::BTreeSet;
@@ -182,7 +182,7 @@ impl Spec<'_> {
         &self,
         corpus: &str,
         (label, length): (&str, u64),
-        (score, test): (Option<&Score>, Option<&Test>),
+        (score, test): (Option<&PerplexityScore>, Option<&PerplexityTest>),
         planned: usize,
         printed: Option<Value>,
     ) -> CellRow {

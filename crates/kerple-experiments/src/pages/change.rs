@@ -7,7 +7,7 @@ use crate::manifest::EvaluationFacts;
 use kerple_report::format::count;
 use kerple_report::page::{Cell, Figure, Grid, Row, Section};
 use kerple_report::plot::{Axis, Legend, Plot, Point, Series};
-use kerple_report::results::Table;
+use kerple_report::results::PerplexityTable;
 use kerple_report::statistics::mean;
 
 /// Labels without keys and names, in the order of tables and colours.
@@ -30,7 +30,7 @@ struct Text<'a> {
     title: &'a str,
     facts: &'a EvaluationFacts,
     group: &'a Group,
-    table: &'a Table,
+    table: &'a PerplexityTable,
     train_len: u64,
 }
 

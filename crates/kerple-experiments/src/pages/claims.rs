@@ -14,7 +14,7 @@ use super::{Folder, Group};
 use crate::manifest::EvaluationFacts;
 use kerple_report::Run;
 use kerple_report::page::{Grid, Row};
-use kerple_report::results::Table;
+use kerple_report::results::PerplexityTable;
 
 const LOG: &str = "kerple_log";
 const ALIBI: &str = "alibi";
@@ -203,7 +203,7 @@ struct Measured<'a> {
     corpus: &'a str,
     facts: &'a EvaluationFacts,
     group: &'a Group,
-    table: &'a Table,
+    table: &'a PerplexityTable,
     train_len: u64,
 }
 

@@ -3,7 +3,7 @@
 use super::{Cell, Figure, FigurePart, Grid, Row, Section};
 use crate::format::{count, probability};
 use crate::plot::{Axis, Legend, Plot, Point, Series};
-use crate::results::{AnswerMean, AnswerTable, AnswerTest, Name, Results, name_text};
+use crate::results::{AnswerMean, AnswerTable, AnswerTest, Results, RowName, name_text};
 use crate::statistics::LEAST_PAIRS;
 use serde::Serialize;
 
@@ -101,7 +101,7 @@ fn plot(title: &str, table: &AnswerTable, x: Axis, mut series: Vec<Series>, ends
 fn by_length(results: &Results, table: &AnswerTable, index: usize) -> Figure {
     let lengths = table.lengths();
     let ends = [lengths.first(), lengths.last()].map(|end| end.copied().unwrap_or(1) as f64);
-    let line = |name: Name| {
+    let line = |name: RowName| {
         let scores = table.scores.iter().filter(|score| score.name() == name);
         let points = scores.map(|score| Point {
             x: score.eval_len as f64,

@@ -7,7 +7,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use super::{Figure, Section};
 use crate::plot::{Axis, Legend, Plot, Point, Series};
-use crate::results::{Group, Name, PositionCurve, Results, Setting, Table, name_text};
+use crate::results::{PerplexityTable, PositionCurve, Results, RowName, RunGroup, Setting, name_text};
 
 /// All figures there are data for.
 pub(crate) fn figures(runs: &[crate::Run], results: &Results) -> Vec<Figure> {
@@ -29,23 +29,23 @@ pub(crate) fn figures(runs: &[crate::Run], results: &Results) -> Vec<Figure> {
 }
 
 /// The runs of one group, which are all that may meet in a figure.
-struct Part<'a> {
+struct GroupRuns<'a> {
     results: &'a Results,
-    group: &'a Group,
+    group: &'a RunGroup,
     place: usize,
     runs: Vec<&'a crate::Run>,
 }
 
-fn parts<'a>(runs: &'a [crate::Run], results: &'a Results) -> Vec<Part<'a>> {
-    let of_group = |group: &Group| {
+fn parts<'a>(runs: &'a [crate::Run], results: &'a Results) -> Vec<GroupRuns<'a>> {
+    let of_group = |group: &RunGroup| {
         let counted = runs.iter().filter(|run| run.duplicate_of.is_none());
         counted.filter(|run| run.conditions.fingerprint() == group.id).collect()
     };
-    let part = |(place, group)| Part { results, group, place, runs: of_group(group) };
+    let part = |(place, group)| GroupRuns { results, group, place, runs: of_group(group) };
     results.groups.iter().enumerate().map(part).collect()
 }
 
-impl Part<'_> {
+impl GroupRuns<'_> {
     /// Name of a figure's file and anchor.
     fn id(&self, name: &str) -> String {
         if self.place == 0 { name.to_owned() } else { format!("{name}-{}", self.place + 1) }
@@ -69,7 +69,7 @@ fn range(values: impl Iterator<Item = f64>) -> Option<(f64, f64)> {
 }
 
 /// Perplexity by length, on logarithmic axes, and again without the encodings that blow up if there are such.
-fn by_length(results: &Results, table: &Table, index: usize) -> Vec<Figure> {
+fn by_length(results: &Results, table: &PerplexityTable, index: usize) -> Vec<Figure> {
     let lengths = table.lengths();
     let series: Vec<Series> = table.names().into_iter().map(|name| score_series(results, table, name)).collect();
     let reach = series.iter().flat_map(|series| &series.points).flat_map(|p| [p.y, p.y + p.error, p.y - p.error]);
@@ -121,7 +121,7 @@ fn by_length(results: &Results, table: &Table, index: usize) -> Vec<Figure> {
     figures
 }
 
-fn score_series(results: &Results, table: &Table, name: Name) -> Series {
+fn score_series(results: &Results, table: &PerplexityTable, name: RowName) -> Series {
     let scores = table.scores.iter().filter(|score| score.name() == name);
     let points = scores.map(|score| Point {
         x: score.eval_len as f64,

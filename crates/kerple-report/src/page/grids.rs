@@ -4,10 +4,12 @@ use std::collections::BTreeMap;
 
 use super::{Cell, FigurePart, Grid, Row, SettingPart};
 use crate::format::{count, deviation, duration, number, probability};
-use crate::results::{Evaluation, Name, Results, Score, State, Table, Test, name_text};
+use crate::results::{
+    PerplexityScore, PerplexityTable, PerplexityTest, Results, RowName, RunEvaluation, RunState, name_text,
+};
 use crate::statistics::ALPHA;
 
-pub(super) fn setting_part(results: &Results, table: &Table, figures: Vec<FigurePart>) -> SettingPart {
+pub(super) fn setting_part(results: &Results, table: &PerplexityTable, figures: Vec<FigurePart>) -> SettingPart {
     let lengths = table.lengths();
     let group = results.groups.iter().find(|group| group.id == table.setting.group);
     let differs = group.map_or_else(Vec::new, |group| {
@@ -29,7 +31,7 @@ pub(super) fn setting_part(results: &Results, table: &Table, figures: Vec<Figure
     let seeds: Vec<usize> = table.scores.iter().map(|score| score.n).collect();
     let (least, most) = (seeds.iter().min().copied().unwrap_or(0), seeds.iter().max().copied().unwrap_or(0));
     let seeds = if least == most { format!("{most}") } else { format!("{least} to {most}; cells with fewer say so") };
-    let perplexity = |score: &Score| Some((score.perplexity, score.perplexity_deviation, score.best));
+    let perplexity = |score: &PerplexityScore| Some((score.perplexity, score.perplexity_deviation, score.best));
     let mut grids = vec![score_grid(results, table, &lengths, "Perplexity", perplexity)];
     for (row, name) in grids[0].rows.iter_mut().zip(table.names()) {
         for (cell, &length) in row.cells.iter_mut().zip(&lengths) {
@@ -62,12 +64,12 @@ pub(super) fn setting_part(results: &Results, table: &Table, figures: Vec<Figure
 
 fn score_grid(
     results: &Results,
-    table: &Table,
+    table: &PerplexityTable,
     lengths: &[u64],
     caption: &str,
-    value: impl Fn(&Score) -> Option<(f64, Option<f64>, bool)>,
+    value: impl Fn(&PerplexityScore) -> Option<(f64, Option<f64>, bool)>,
 ) -> Grid {
-    let cell = |score: Option<&Score>| {
+    let cell = |score: Option<&PerplexityScore>| {
         let Some((score, (mean, spread, best))) = score.and_then(|score| Some((score, value(score)?))) else {
             return Cell::from("\u{2013}".to_owned());
         };
@@ -79,12 +81,12 @@ fn score_grid(
             ..Cell::default()
         }
     };
-    let row = |name: Name| Row {
+    let row = |name: RowName| Row {
         name: name_text(name),
         colour: Some(results.place(name.0)),
         cells: lengths.iter().map(|&length| cell(table.score(name, length))).collect(),
     };
-    let filled = |name: &Name| table.scores.iter().any(|score| score.name() == *name && value(score).is_some());
+    let filled = |name: &RowName| table.scores.iter().any(|score| score.name() == *name && value(score).is_some());
     let rows = table.names().into_iter().filter(filled).map(row).collect();
     Grid { caption: caption.to_owned(), head: lengths_head(lengths), rows }
 }
@@ -94,13 +96,13 @@ fn lengths_head(lengths: &[u64]) -> Vec<String> {
 }
 
 /// Perplexities run by run, where it is unknown whether they are over the same text.
-fn run_grid(results: &Results, table: &Table, lengths: &[u64]) -> Grid {
-    let cell = |rows: &[Evaluation], length: u64| {
+fn run_grid(results: &Results, table: &PerplexityTable, lengths: &[u64]) -> Grid {
+    let cell = |rows: &[RunEvaluation], length: u64| {
         let row = rows.iter().find(|row| row.eval_len == length);
         let note = row.filter(|row| row.unfinished).map(|_| "unfinished".to_owned());
         Cell { note, ..row.map_or_else(|| "\u{2013}".to_owned(), |row| number(row.perplexity)).into() }
     };
-    let row = |rows: Vec<Evaluation>| Row {
+    let row = |rows: Vec<RunEvaluation>| Row {
         name: rows[0].run_name(),
         colour: Some(results.place(&rows[0].encoding)),
         cells: lengths.iter().map(|&length| cell(&rows, length)).collect(),
@@ -113,9 +115,9 @@ fn run_grid(results: &Results, table: &Table, lengths: &[u64]) -> Grid {
 }
 
 /// What the same checkpoints lose when they see only a window: whether the reference uses the context beyond it.
-pub fn windows(table: &Table) -> Vec<String> {
+pub fn windows(table: &PerplexityTable) -> Vec<String> {
     let of_reference = table.tests.iter().filter(|test| test.encoding == test.reference);
-    let mut longest: BTreeMap<u64, &Test> = BTreeMap::new();
+    let mut longest: BTreeMap<u64, &PerplexityTest> = BTreeMap::new();
     for test in of_reference {
         let Some(window) = test.window.filter(|&window| window < test.eval_len) else { continue };
         let kept = longest.entry(window).or_insert(test);
@@ -123,7 +125,7 @@ pub fn windows(table: &Table) -> Vec<String> {
             *kept = test;
         }
     }
-    let sentence = |(window, test): (u64, &Test)| {
+    let sentence = |(window, test): (u64, &PerplexityTest)| {
         let what = format!(
             "At {} tokens, {} that sees only the last {} keys",
             count(test.eval_len),
@@ -150,7 +152,7 @@ pub fn windows(table: &Table) -> Vec<String> {
 }
 
 /// What is incomplete about a cell, in few words.
-fn cell_note(score: &Score) -> Option<String> {
+fn cell_note(score: &PerplexityScore) -> Option<String> {
     let mut notes = Vec::new();
     if score.n < score.n_expected {
         notes.push(format!("n = {} of {}", score.n, score.n_expected));
@@ -164,7 +166,7 @@ fn cell_note(score: &Score) -> Option<String> {
     (!notes.is_empty()).then(|| notes.join(", "))
 }
 
-fn test_grid(results: &Results, table: &Table) -> Option<Grid> {
+fn test_grid(results: &Results, table: &PerplexityTable) -> Option<Grid> {
     let reference = table.tests.first()?.reference.as_str();
     let rows = table.tests.iter().map(|test| {
         let interval = test.difference_low.zip(test.difference_high);
@@ -235,9 +237,9 @@ pub(super) fn runs(results: &Results) -> Grid {
         let name = run.folder.file_name().map_or_else(|| folder.clone(), |name| name.to_string_lossy().into_owned());
         let state = match (run.state, &run.duplicate_of) {
             (_, Some(kept)) => Some(format!("duplicate of {}", kept.display())),
-            (State::Finished, None) => None,
-            (State::Unfinished, None) => Some("unfinished".into()),
-            (State::NotStarted, None) => Some("not started".into()),
+            (RunState::Finished, None) => None,
+            (RunState::Unfinished, None) => Some("unfinished".into()),
+            (RunState::NotStarted, None) => Some("not started".into()),
         };
         let planned = run.planned_steps.filter(|&planned| planned != run.steps);
         let planned = planned.map_or_else(String::new, |planned| format!(" of {}", count(planned)));

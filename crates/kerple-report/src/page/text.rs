@@ -2,7 +2,7 @@
 
 use super::answers::percent;
 use crate::format::{count, deviation, number};
-use crate::results::{AnswerMean, AnswerTable, Evaluation, Results, Score, Table, name_text};
+use crate::results::{AnswerMean, AnswerTable, PerplexityScore, PerplexityTable, Results, RunEvaluation, name_text};
 
 /// Encoding by length, perplexity and bits per byte, as plain text; `*` marks the lowest at a length.
 pub fn table_text(results: &Results) -> String {
@@ -22,12 +22,12 @@ pub fn table_text(results: &Results) -> String {
             } else {
                 " "
             };
-            Some((score.perplexity, score.perplexity_deviation, mark))
+            Some(MarkedMean { mean: score.perplexity, spread: score.perplexity_deviation, mark })
         }));
         if table.scores.iter().any(|score| score.bits_per_byte.is_some()) {
             text.push_str(&block("bits per byte", table, |score| {
                 let mark = if score.best_bits_per_byte { "*" } else { " " };
-                Some((score.bits_per_byte?, score.bits_per_byte_deviation, mark))
+                Some(MarkedMean { mean: score.bits_per_byte?, spread: score.bits_per_byte_deviation, mark })
             }));
         }
         text.push('\n');
@@ -76,10 +76,14 @@ fn answers_block(table: &AnswerTable) -> String {
     columns("right %", head.collect(), table.means.iter().map(row).collect())
 }
 
-/// Mean, deviation and the mark behind them.
-type Shown = (f64, Option<f64>, &'static str);
+/// A mean, its sample deviation and the mark after them.
+struct MarkedMean {
+    mean: f64,
+    spread: Option<f64>,
+    mark: &'static str,
+}
 
-fn block(quantity: &str, table: &Table, value: impl Fn(&Score) -> Option<Shown>) -> String {
+fn block(quantity: &str, table: &PerplexityTable, value: impl Fn(&PerplexityScore) -> Option<MarkedMean>) -> String {
     let lengths = table.lengths();
     let row = |name| {
         let cells = lengths.iter().map(|&length| {
@@ -92,9 +96,9 @@ fn block(quantity: &str, table: &Table, value: impl Fn(&Score) -> Option<Shown>)
 }
 
 /// Perplexities run by run, where means would mix texts.
-fn runs_block(table: &Table) -> String {
+fn runs_block(table: &PerplexityTable) -> String {
     let lengths = table.lengths();
-    let row = |rows: &[Evaluation]| {
+    let row = |rows: &[RunEvaluation]| {
         let at = |length: &u64| rows.iter().find(|row| row.eval_len == *length);
         let cells =
             lengths.iter().map(|length| at(length).map_or_else(|| "- ".into(), |row| number(row.perplexity) + " "));
@@ -137,7 +141,7 @@ fn columns(quantity: &str, head: Vec<String>, rows: Vec<Vec<String>>) -> String 
     text
 }
 
-fn cell(score: &Score, (mean, spread, mark): Shown) -> String {
+fn cell(score: &PerplexityScore, MarkedMean { mean, spread, mark }: MarkedMean) -> String {
     let spread = spread
         .filter(|_| mean.is_finite())
         .map_or_else(String::new, |spread| format!(" ± {}", deviation(mean, spread)));

@@ -2,7 +2,7 @@
 
 /// How values map to lengths.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Scale {
+pub enum AxisScale {
     /// Equal differences, equal lengths.
     Linear,
     /// Equal ratios, equal lengths.
@@ -26,7 +26,7 @@ pub struct Axis {
     /// Quantity and unit.
     pub label: String,
     /// How values map to lengths.
-    pub scale: Scale,
+    pub scale: AxisScale,
     /// Value at the left or bottom.
     pub low: f64,
     /// Value at the right or top.
@@ -41,7 +41,7 @@ impl Axis {
         // half a unit is nothing beside 1e17
         let half = (4.0 * f64::EPSILON * low.abs()).max(0.5);
         let (low, high) = if high > low { (low, high) } else { (low - half, low + half) };
-        Axis { label: label.into(), scale: Scale::Linear, low, high, ticks: linear_ticks(low, high) }
+        Axis { label: label.into(), scale: AxisScale::Linear, low, high, ticks: linear_ticks(low, high) }
     }
 
     /// Equal ratios from `low` to `high`, both positive.
@@ -51,7 +51,7 @@ impl Axis {
     pub fn log(label: impl Into<String>, low: f64, high: f64) -> Axis {
         assert!(low > 0.0, "low: expected a positive end of a logarithmic axis, got {low}");
         let (low, high) = if high > low { (low, high) } else { (low / 2.0, low * 2.0) };
-        Axis { label: label.into(), scale: Scale::Log, low, high, ticks: log_ticks(low, high) }
+        Axis { label: label.into(), scale: AxisScale::Log, low, high, ticks: log_ticks(low, high) }
     }
 
     /// Equal ratios of 1 + value, from `low` to `high`, both at least 0.
@@ -64,7 +64,7 @@ impl Axis {
         let powers = (0..=308).map(|power| 10f64.powi(power)).take_while(|&at| at <= high);
         let ticks = std::iter::once(0.0).chain(powers).filter(|&at| at >= low);
         let ticks = ticks.map(|at| Tick { at, text: compact(at) }).collect();
-        Axis { label: label.into(), scale: Scale::LogOnePlus, low, high, ticks }
+        Axis { label: label.into(), scale: AxisScale::LogOnePlus, low, high, ticks }
     }
 
     /// A logarithmic axis whose ticks are exactly the given sequence lengths.
@@ -80,9 +80,9 @@ impl Axis {
     /// Where a value lies between the ends, 0 to 1 inside; not finite for what the scale cannot show.
     pub fn fraction(&self, value: f64) -> f64 {
         match self.scale {
-            Scale::Linear => (value - self.low) / (self.high - self.low),
-            Scale::Log => (value / self.low).ln() / (self.high / self.low).ln(),
-            Scale::LogOnePlus => (value.ln_1p() - self.low.ln_1p()) / (self.high.ln_1p() - self.low.ln_1p()),
+            AxisScale::Linear => (value - self.low) / (self.high - self.low),
+            AxisScale::Log => (value / self.low).ln() / (self.high / self.low).ln(),
+            AxisScale::LogOnePlus => (value.ln_1p() - self.low.ln_1p()) / (self.high.ln_1p() - self.low.ln_1p()),
         }
     }
 }

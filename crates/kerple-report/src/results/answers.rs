@@ -4,8 +4,8 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use serde::Serialize;
 
-use super::group::{Group, Tables};
-use super::table::Name;
+use super::group::{RunGroup, TableAssignment};
+use super::table::RowName;
 use super::{Spread, highest, number};
 use crate::run::Run;
 use crate::statistics::{ALPHA, Untestable, holm, paired_t_test};
@@ -108,7 +108,7 @@ pub struct AnswerDepths {
 pub struct AnswerTable {
     /// Name of the task.
     pub task: String,
-    /// The [`Group`] of the runs.
+    /// The [`RunGroup`] of the runs.
     pub group: String,
     /// Part of the data.
     pub split: String,
@@ -157,7 +157,7 @@ impl AnswerTable {
     }
 
     /// The cell of a row and a length, if it exists.
-    pub fn score(&self, name: Name, length: u64) -> Option<&AnswerScore> {
+    pub fn score(&self, name: RowName, length: u64) -> Option<&AnswerScore> {
         self.scores.iter().find(|score| score.name() == name && score.eval_len == length)
     }
 
@@ -174,21 +174,21 @@ impl AnswerTable {
 
 impl AnswerScore {
     /// Its row.
-    pub fn name(&self) -> Name<'_> {
+    pub fn name(&self) -> RowName<'_> {
         (&self.encoding, self.window)
     }
 }
 
 impl AnswerMean {
     /// Its row.
-    pub fn name(&self) -> Name<'_> {
+    pub fn name(&self) -> RowName<'_> {
         (&self.encoding, self.window)
     }
 }
 
 /// What must be equal for two accuracies to be in one table; the fields are those of [`AnswerTable`].
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord)]
-struct Key {
+struct AnswerSetting {
     group: String,
     task: String,
     split: String,
@@ -200,12 +200,12 @@ struct Key {
     simd: Option<String>,
 }
 
-impl Key {
+impl AnswerSetting {
     /// Of a row of a task, but for what other rows decide.
-    fn of(run: &Run, row: &EvaluationRow, (answers, text): (&TaskScore, &ScoredText)) -> Key {
+    fn of(run: &Run, row: &EvaluationRow, (answers, text): (&TaskScore, &ScoredText)) -> AnswerSetting {
         let numerics = row.numerics();
         let (precision, device) = Numerics::chosen_or_usual(numerics.as_ref());
-        Key {
+        AnswerSetting {
             group: run.conditions.fingerprint(),
             task: answers.name.clone(),
             split: row.split.clone(),
@@ -219,9 +219,10 @@ impl Key {
     }
 
     /// What tells its sequences from those of other tables of the same runs and task.
-    fn sequences<'a>(&self, all: impl Iterator<Item = &'a Key>) -> String {
-        let alike: Vec<&Key> = all.filter(|key| (&key.group, &key.task) == (&self.group, &self.task)).collect();
-        let differs = |same: &dyn Fn(&Key) -> bool| alike.iter().any(|key| !same(key));
+    fn sequences<'a>(&self, all: impl Iterator<Item = &'a AnswerSetting>) -> String {
+        let alike: Vec<&AnswerSetting> =
+            all.filter(|key| (&key.group, &key.task) == (&self.group, &self.task)).collect();
+        let differs = |same: &dyn Fn(&AnswerSetting) -> bool| alike.iter().any(|key| !same(key));
         let mut title = String::new();
         if differs(&|key| key.split == self.split) {
             title += &format!(", {} split", self.split);
@@ -249,11 +250,11 @@ impl Key {
 }
 
 /// A seed's accuracies by length.
-type Curve = BTreeMap<u64, f64>;
+type AccuracyByLength = BTreeMap<u64, f64>;
 
 pub(super) fn tables<'a>(
     runs: &[&'a Run],
-    groups: &[Group],
+    groups: &[RunGroup],
     encodings: &[String],
     reference: Option<&str>,
 ) -> Vec<AnswerTable> {
@@ -262,17 +263,17 @@ pub(super) fn tables<'a>(
         run.evaluations.iter().filter_map(of_row)
     };
     let rows = || runs.iter().flat_map(of_run);
-    let tables = Tables::new(rows().map(|(run, row, of)| (Key::of(run, row, of), run, row)));
-    let mut found: BTreeMap<Key, Vec<(&Run, &EvaluationRow, &TaskScore)>> = BTreeMap::new();
+    let tables = TableAssignment::new(rows().map(|(run, row, of)| (AnswerSetting::of(run, row, of), run, row)));
+    let mut found: BTreeMap<AnswerSetting, Vec<(&Run, &EvaluationRow, &TaskScore)>> = BTreeMap::new();
     for (run, row, of) in rows() {
-        let key = Key::of(run, row, of);
+        let key = AnswerSetting::of(run, row, of);
         for (text_seed, simd) in tables.of(&key, row) {
-            let key = Key { text_seed, simd, ..key.clone() };
+            let key = AnswerSetting { text_seed, simd, ..key.clone() };
             found.entry(key).or_default().push((run, row, of.0));
         }
     }
     let place = |id: &str| groups.iter().position(|group| group.id == id);
-    let of = |(key, rows): (&Key, &Vec<_>)| {
+    let of = |(key, rows): (&AnswerSetting, &Vec<_>)| {
         let sequences = key.sequences(found.keys());
         table((key.clone(), &sequences), &of_latest_steps(rows), groups, (encodings, reference))
     };
@@ -297,16 +298,16 @@ fn of_latest_steps<'a>(
 }
 
 fn table(
-    (key, sequences): (Key, &str),
+    (key, sequences): (AnswerSetting, &str),
     rows: &[(&Run, &EvaluationRow, &TaskScore)],
-    groups: &[Group],
+    groups: &[RunGroup],
     (encodings, reference): (&[String], Option<&str>),
 ) -> AnswerTable {
     let (_, first, answers) = rows[0];
-    let Key { group, task, split, text, examples, text_seed, precision, device, simd } = key;
+    let AnswerSetting { group, task, split, text, examples, text_seed, precision, device, simd } = key;
     // by place in the order of encodings, name and window
     type Setting = (usize, String, Option<u64>);
-    let mut curves: BTreeMap<Setting, BTreeMap<u64, Curve>> = BTreeMap::new();
+    let mut curves: BTreeMap<Setting, BTreeMap<u64, AccuracyByLength>> = BTreeMap::new();
     let mut depths: BTreeMap<(Setting, u64), Vec<&Vec<f64>>> = BTreeMap::new();
     for (run, row, answers) in rows {
         let place = encodings.iter().position(|name| *name == run.name).unwrap_or(encodings.len());
@@ -385,7 +386,7 @@ fn score(encoding: String, window: Option<u64>, length: u64, found: &[f64]) -> O
 
 /// The mean over all lengths up to the training length or beyond it, or nothing: means over different lengths cannot be
 /// compared.
-fn over(curve: &Curve, (train_len, lengths): (u64, &BTreeSet<u64>), beyond: bool) -> Option<f64> {
+fn over(curve: &AccuracyByLength, (train_len, lengths): (u64, &BTreeSet<u64>), beyond: bool) -> Option<f64> {
     let wanted = lengths.iter().filter(|length| (**length > train_len) == beyond);
     let chosen: Option<Vec<f64>> = wanted.map(|length| curve.get(length).copied()).collect();
     Spread::of(&chosen?).map(|spread| spread.mean)
@@ -394,10 +395,12 @@ fn over(curve: &Curve, (train_len, lengths): (u64, &BTreeSet<u64>), beyond: bool
 /// Seeds of an encoding against those of the reference; a seed has the same sequences for both.
 fn test(
     reference: &str,
-    [own, others]: [&BTreeMap<u64, Curve>; 2],
+    [own, others]: [&BTreeMap<u64, AccuracyByLength>; 2],
     ends: (u64, &BTreeSet<u64>),
 ) -> Result<AnswerTest, Untestable> {
-    let pair = |(seed, curve): (&u64, &Curve)| Some((over(curve, ends, true)?, over(others.get(seed)?, ends, true)?));
+    let pair = |(seed, curve): (&u64, &AccuracyByLength)| {
+        Some((over(curve, ends, true)?, over(others.get(seed)?, ends, true)?))
+    };
     let (x, y): (Vec<f64>, Vec<f64>) = own.iter().filter_map(pair).unzip();
     let found = paired_t_test(&x, &y)?;
     let (difference_low, difference_high) = found.interval(1.0 - ALPHA);
@@ -427,7 +430,7 @@ fn mean<'a>(
     encoding: String,
     window: Option<u64>,
     ends: (u64, &BTreeSet<u64>),
-    curves: impl Iterator<Item = &'a Curve>,
+    curves: impl Iterator<Item = &'a AccuracyByLength>,
 ) -> AnswerMean {
     let (within, beyond): (Vec<_>, Vec<_>) =
         curves.map(|curve| (over(curve, ends, false), over(curve, ends, true))).unzip();
@@ -459,11 +462,11 @@ fn by_part(all: &[&Vec<f64>]) -> Vec<f64> {
 }
 
 /// Marks the highest at every length, of accuracies by seed.
-fn mark_best(scores: &mut [AnswerScore], by_seed: impl Fn(&AnswerScore) -> Curve) {
+fn mark_best(scores: &mut [AnswerScore], by_seed: impl Fn(&AnswerScore) -> AccuracyByLength) {
     let lengths: BTreeSet<u64> = scores.iter().map(|score| score.eval_len).collect();
     for length in lengths {
         let here: Vec<usize> = (0..scores.len()).filter(|&at| scores[at].eval_len == length).collect();
-        let values: Vec<Curve> = here.iter().map(|at| by_seed(&scores[*at])).collect();
+        let values: Vec<AccuracyByLength> = here.iter().map(|at| by_seed(&scores[*at])).collect();
         highest(&values).into_iter().for_each(|place| scores[here[place]].best = true);
     }
 }

@@ -12,7 +12,7 @@ use kerple_run::{EvaluationRow, Numerics, protocol_meaning};
 
 /// Runs that were trained under the same conditions, whatever their encoding and seed.
 #[derive(Clone, Debug, PartialEq, Serialize)]
-pub struct Group {
+pub struct RunGroup {
     /// Fingerprint of the plan without seed and encoding; equal in every report.
     pub id: String,
     /// Tokens per training sequence, where the plan has them.
@@ -28,7 +28,7 @@ pub struct Group {
 }
 
 /// The groups of some runs, those of most runs first, and a sentence about them if there are several.
-pub(super) fn groups(runs: &[&Run]) -> (Vec<Group>, Option<String>) {
+pub(super) fn groups(runs: &[&Run]) -> (Vec<RunGroup>, Option<String>) {
     let mut found: BTreeMap<String, (&Conditions, Vec<&Run>)> = BTreeMap::new();
     for run in runs {
         found.entry(run.conditions.fingerprint()).or_insert((&run.conditions, Vec::new())).1.push(run);
@@ -41,7 +41,7 @@ pub(super) fn groups(runs: &[&Run]) -> (Vec<Group>, Option<String>) {
         let (count, what) = (found.len(), differences.summary());
         format!("The runs have {count} different settings, which never share a mean, a table or a test: {what}.")
     });
-    let group = |(place, (id, _, runs)): (usize, (String, &Conditions, Vec<&Run>))| Group {
+    let group = |(place, (id, _, runs)): (usize, (String, &Conditions, Vec<&Run>))| RunGroup {
         id,
         train_len: runs[0].train_len(),
         title: differences.title(place),
@@ -64,7 +64,7 @@ pub struct Setting {
     /// The token before documents, where it is not the end-of-document token.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub start: Option<String>,
-    /// The [`Group`] of the runs.
+    /// The [`RunGroup`] of the runs.
     pub group: String,
     /// Checksum of the tokens the text is drawn from; absent if it is unknown which text was scored.
     pub text: Option<String>,
@@ -139,7 +139,7 @@ fn is_drawn(protocol: &str) -> bool {
 /// Which of several tables a row is in, where `Key` is what must be equal at least: what one row alone does not say. A text seed may
 /// be the run's own or one for all runs, and the run of just that seed is among both. Rows of several instruction sets share a
 /// table until one run has the same row in two.
-pub(super) struct Tables<Key> {
+pub(super) struct TableAssignment<Key> {
     of: BTreeMap<Key, Alike>,
 }
 
@@ -154,8 +154,8 @@ struct Alike {
     simd: BTreeMap<(PathBuf, String), BTreeSet<Option<String>>>,
 }
 
-impl<Key: Ord> Tables<Key> {
-    pub(super) fn new<'a>(rows: impl Iterator<Item = (Key, &'a Run, &'a EvaluationRow)>) -> Tables<Key> {
+impl<Key: Ord> TableAssignment<Key> {
+    pub(super) fn new<'a>(rows: impl Iterator<Item = (Key, &'a Run, &'a EvaluationRow)>) -> TableAssignment<Key> {
         let mut of: BTreeMap<Key, Alike> = BTreeMap::new();
         for (key, run, row) in rows {
             let alike = of.entry(key).or_default();
@@ -170,7 +170,7 @@ impl<Key: Ord> Tables<Key> {
             let simd = row.numerics().map(|numerics| numerics.simd);
             alike.simd.entry((run.folder.clone(), which)).or_default().insert(simd);
         }
-        Tables { of }
+        TableAssignment { of }
     }
 
     /// Text seed and instructions of every table that a row is in; it is among those that this was made of.
@@ -191,16 +191,16 @@ impl<Key: Ord> Tables<Key> {
 }
 
 /// The settings of a report's rows, with titles that tell them apart.
-pub(super) struct Settings {
-    tables: Tables<Setting>,
+pub(super) struct RowSettings {
+    tables: TableAssignment<Setting>,
     titles: BTreeMap<Setting, String>,
 }
 
-impl Settings {
-    pub(super) fn of(runs: &[&Run], groups: &[Group]) -> Settings {
+impl RowSettings {
+    pub(super) fn of(runs: &[&Run], groups: &[RunGroup]) -> RowSettings {
         let rows =
             || runs.iter().flat_map(|&run| run.evaluations.iter().map(move |row| (Setting::of(run, row), run, row)));
-        let tables = Tables::new(rows());
+        let tables = TableAssignment::new(rows());
         let all: BTreeSet<Setting> = rows().flat_map(|(setting, _, row)| settings(&tables, setting, row)).collect();
         let title = |setting: &Setting| {
             let mut title = setting.title.clone();
@@ -214,7 +214,7 @@ impl Settings {
             title + &text_title(setting, &alike) + &numerics_title(setting, &alike)
         };
         let titles = all.iter().map(|setting| (setting.clone(), title(setting))).collect();
-        Settings { tables, titles }
+        RowSettings { tables, titles }
     }
 
     /// The settings of a row of one of the runs: more than one where its text is that of the run's own seed and of others.
@@ -227,7 +227,11 @@ impl Settings {
     }
 }
 
-fn settings(tables: &Tables<Setting>, of: Setting, row: &EvaluationRow) -> impl Iterator<Item = Setting> + use<> {
+fn settings(
+    tables: &TableAssignment<Setting>,
+    of: Setting,
+    row: &EvaluationRow,
+) -> impl Iterator<Item = Setting> + use<> {
     let all = tables.of(&of, row).into_iter();
     all.map(move |(text_seed, simd)| Setting { text_seed, simd, ..of.clone() })
 }

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use serde::Serialize;
 
-use super::group::{Setting, Settings};
+use super::group::{RowSettings, Setting};
 use super::number;
 use crate::run::Run;
 use crate::statistics::{mean, perplexity};
@@ -43,34 +43,42 @@ pub struct PositionCurve {
     pub bins: Vec<PositionBin>,
 }
 
-/// What a curve is of: setting, length, place of the encoding, window.
-type Key = (Setting, u64, usize, Option<u64>);
+/// What must be equal for losses to be in one curve; curves are in this order.
+#[derive(PartialEq, Eq, PartialOrd, Ord)]
+struct CurveKey {
+    setting: Setting,
+    eval_len: u64,
+    /// Place of the encoding in tables and legends.
+    encoding: usize,
+    window: Option<u64>,
+}
 
 /// Seed to the row of its latest checkpoint.
-type BySeed<'a> = BTreeMap<u64, &'a EvaluationRow>;
+type RowBySeed<'a> = BTreeMap<u64, &'a EvaluationRow>;
 
 /// A curve for every encoding, window, setting and length that has losses by position. Rows over unknown text have none:
 /// a curve is a mean over seeds.
-pub(super) fn curves(runs: &[&Run], settings: &Settings, encodings: &[String]) -> Vec<PositionCurve> {
+pub(super) fn curves(runs: &[&Run], settings: &RowSettings, encodings: &[String]) -> Vec<PositionCurve> {
     // Of several checkpoints of a run the latest counts, as in the tables.
-    let mut latest: BTreeMap<Key, BySeed> = BTreeMap::new();
+    let mut latest: BTreeMap<CurveKey, RowBySeed> = BTreeMap::new();
     for run in runs {
         for row in run.evaluations.iter().filter(|row| row.nll_by_position.is_some() && row.text.is_some()) {
             let name = run.name_of(row);
-            let place = encodings.iter().position(|known| *known == name).expect("every name is listed");
+            let encoding = encodings.iter().position(|known| *known == name).expect("every name is listed");
             for setting in settings.of_row(run, row) {
-                let seeds = latest.entry((setting, row.eval_len, place, run.window_of(row))).or_default();
+                let key = CurveKey { setting, eval_len: row.eval_len, encoding, window: run.window_of(row) };
+                let seeds = latest.entry(key).or_default();
                 if seeds.get(&row.seed).is_none_or(|other| other.step <= row.step) {
                     seeds.insert(row.seed, row);
                 }
             }
         }
     }
-    let curve = |((setting, length, place, window), seeds): (Key, BySeed)| PositionCurve {
-        setting,
-        eval_len: length,
-        encoding: encodings[place].clone(),
-        window,
+    let curve = |(key, seeds): (CurveKey, RowBySeed)| PositionCurve {
+        setting: key.setting,
+        eval_len: key.eval_len,
+        encoding: encodings[key.encoding].clone(),
+        window: key.window,
         n: seeds.len(),
         bins: bins(&seeds.into_values().collect::<Vec<_>>()),
     };

@@ -10,7 +10,7 @@ use std::path::PathBuf;
 
 use serde::Serialize;
 
-use super::group::{Group, Setting, Settings};
+use super::group::{RowSettings, RunGroup, Setting};
 use super::{Spread, lowest, number};
 use crate::run::Run;
 use crate::statistics::{ALPHA, Untestable, holm, paired_t_test};
@@ -18,7 +18,7 @@ use kerple_run::{EvaluationRow, bits_per_byte};
 
 /// One run's evaluation as it went into a table.
 #[derive(Clone, Debug, Serialize)]
-pub struct Evaluation {
+pub struct RunEvaluation {
     /// Name in the tables.
     pub encoding: String,
     /// Keys a query saw, where only the evaluation restricted them.
@@ -55,7 +55,7 @@ pub struct Evaluation {
     pub run: PathBuf,
 }
 
-impl Evaluation {
+impl RunEvaluation {
     /// The run of the row, in words: encoding, window and seed.
     pub fn run_name(&self) -> String {
         format!("{}, seed {}", name_text((&self.encoding, self.window)), self.seed)
@@ -64,7 +64,7 @@ impl Evaluation {
 
 /// One cell: an encoding at a length, over seeds.
 #[derive(Clone, Debug, Serialize)]
-pub struct Score {
+pub struct PerplexityScore {
     /// Name of the encoding.
     pub encoding: String,
     /// Keys a query saw, where only the evaluation restricted them.
@@ -101,20 +101,20 @@ pub struct Score {
     pub best: bool,
     /// Whether these are the lowest bits per byte at its length, of at least two, on the seeds that all have there.
     pub best_bits_per_byte: bool,
-    /// Whether the reference is significantly better; see [`Test::dagger`].
+    /// Whether the reference is significantly better; see [`PerplexityTest::dagger`].
     pub dagger: bool,
 }
 
-impl Score {
+impl PerplexityScore {
     /// Its row.
-    pub fn name(&self) -> Name<'_> {
+    pub fn name(&self) -> RowName<'_> {
         (&self.encoding, self.window)
     }
 }
 
 /// A paired t-test of an encoding's perplexities against the reference's.
 #[derive(Clone, Debug, Serialize)]
-pub struct Test {
+pub struct PerplexityTest {
     /// The encoding.
     pub encoding: String,
     /// Keys a query saw, where only the evaluation restricted them.
@@ -152,36 +152,36 @@ pub struct Test {
 }
 
 /// An encoding, and the window that its evaluation restricted attention to.
-pub type Name<'a> = (&'a str, Option<u64>);
+pub type RowName<'a> = (&'a str, Option<u64>);
 
 /// How a row is called: the encoding, and the window if there is one.
-pub fn name_text((encoding, window): Name) -> String {
+pub fn name_text((encoding, window): RowName) -> String {
     window.map_or_else(|| encoding.to_owned(), |window| format!("{encoding}, window {window}"))
 }
 
 /// All encodings at all lengths under one setting.
 #[derive(Clone, Debug, Serialize)]
-pub struct Table {
+pub struct PerplexityTable {
     /// What they have in common.
     #[serde(flatten)]
     pub setting: Setting,
     /// The cells that exist; none where it is unknown which text was scored.
-    pub scores: Vec<Score>,
+    pub scores: Vec<PerplexityScore>,
     /// The comparisons with the reference.
-    pub tests: Vec<Test>,
+    pub tests: Vec<PerplexityTest>,
     /// The runs' rows that the cells are computed from, each alone where the text is unknown.
-    pub evaluations: Vec<Evaluation>,
+    pub evaluations: Vec<RunEvaluation>,
 }
 
-impl Table {
+impl PerplexityTable {
     /// The lengths evaluated, increasing.
     pub fn lengths(&self) -> Vec<u64> {
         self.evaluations.iter().map(|row| row.eval_len).collect::<BTreeSet<_>>().into_iter().collect()
     }
 
     /// What was evaluated, in the order of the rows.
-    pub fn names(&self) -> Vec<Name<'_>> {
-        let mut names: Vec<Name> = self.scores.iter().map(Score::name).collect();
+    pub fn names(&self) -> Vec<RowName<'_>> {
+        let mut names: Vec<RowName> = self.scores.iter().map(PerplexityScore::name).collect();
         names.dedup();
         names
     }
@@ -192,15 +192,15 @@ impl Table {
     }
 
     /// The cell of a row and a length, if it exists.
-    pub fn score(&self, name: Name, length: u64) -> Option<&Score> {
+    pub fn score(&self, name: RowName, length: u64) -> Option<&PerplexityScore> {
         self.scores.iter().find(|score| score.name() == name && score.eval_len == length)
     }
 
     /// The evaluations of each run, those under one window together.
-    pub fn by_run(&self) -> Vec<Vec<Evaluation>> {
-        let mut runs: Vec<Vec<Evaluation>> = Vec::new();
+    pub fn by_run(&self) -> Vec<Vec<RunEvaluation>> {
+        let mut runs: Vec<Vec<RunEvaluation>> = Vec::new();
         for row in &self.evaluations {
-            let same = |rows: &&mut Vec<Evaluation>| rows[0].run_name() == row.run_name();
+            let same = |rows: &&mut Vec<RunEvaluation>| rows[0].run_name() == row.run_name();
             match runs.iter_mut().find(same) {
                 Some(rows) => rows.push(row.clone()),
                 None => runs.push(vec![row.clone()]),
@@ -220,8 +220,8 @@ impl Table {
     /// What a reader of the table must know about missing and odd cells.
     pub(super) fn notes(&self) -> Vec<String> {
         let (names, lengths) = (self.names(), self.lengths());
-        let cells = |odd: &dyn Fn(Name, Option<&Score>) -> bool| -> Vec<String> {
-            let of = |name: Name| -> Option<String> {
+        let cells = |odd: &dyn Fn(RowName, Option<&PerplexityScore>) -> bool| -> Vec<String> {
+            let of = |name: RowName| -> Option<String> {
                 let at: Vec<u64> =
                     lengths.iter().copied().filter(|&length| odd(name, self.score(name, length))).collect();
                 let name = name_text(name);
@@ -276,8 +276,13 @@ impl Table {
 }
 
 /// Every table there are rows for, by setting.
-pub(super) fn tables(runs: &[&Run], groups: &[Group], settings: &Settings, reference: Option<&str>) -> Vec<Table> {
-    let mut by_setting: BTreeMap<Setting, Vec<Evaluation>> = BTreeMap::new();
+pub(super) fn tables(
+    runs: &[&Run],
+    groups: &[RunGroup],
+    settings: &RowSettings,
+    reference: Option<&str>,
+) -> Vec<PerplexityTable> {
+    let mut by_setting: BTreeMap<Setting, Vec<RunEvaluation>> = BTreeMap::new();
     for run in runs {
         for row in run.evaluations.iter().filter(|row| row.task.is_none()) {
             for setting in settings.of_row(run, row) {
@@ -286,7 +291,7 @@ pub(super) fn tables(runs: &[&Run], groups: &[Group], settings: &Settings, refer
         }
     }
     let place = |setting: &Setting| groups.iter().position(|group| group.id == setting.group);
-    let mut tables: Vec<Table> = by_setting
+    let mut tables: Vec<PerplexityTable> = by_setting
         .into_iter()
         .map(|(setting, evaluations)| {
             let planned = place(&setting).map(|place| &groups[place].seeds).into_iter().flatten();
@@ -302,9 +307,9 @@ pub(super) fn tables(runs: &[&Run], groups: &[Group], settings: &Settings, refer
     tables
 }
 
-fn evaluation(run: &Run, row: &EvaluationRow) -> Evaluation {
+fn evaluation(run: &Run, row: &EvaluationRow) -> RunEvaluation {
     let derived = row.bytes.filter(|&bytes| bytes > 0).map(|bytes| bits_per_byte(row.nll * row.tokens as f64, bytes));
-    Evaluation {
+    RunEvaluation {
         encoding: run.name_of(row),
         window: run.window_of(row),
         seed: row.seed,
@@ -324,8 +329,8 @@ fn evaluation(run: &Run, row: &EvaluationRow) -> Evaluation {
 }
 
 /// Of several checkpoints of a run at one length, the latest.
-fn of_latest_steps(evaluations: Vec<Evaluation>) -> Vec<Evaluation> {
-    let mut latest: BTreeMap<(String, Option<u64>, u64, u64), Evaluation> = BTreeMap::new();
+fn of_latest_steps(evaluations: Vec<RunEvaluation>) -> Vec<RunEvaluation> {
+    let mut latest: BTreeMap<(String, Option<u64>, u64, u64), RunEvaluation> = BTreeMap::new();
     for row in evaluations {
         let key = (row.encoding.clone(), row.window, row.eval_len, row.seed);
         if latest.get(&key).is_none_or(|other| other.step <= row.step) {
@@ -336,11 +341,16 @@ fn of_latest_steps(evaluations: Vec<Evaluation>) -> Vec<Evaluation> {
 }
 
 /// The evaluations of each row and length.
-type Cells<'a> = BTreeMap<(Name<'a>, u64), Vec<&'a Evaluation>>;
+type Cells<'a> = BTreeMap<(RowName<'a>, u64), Vec<&'a RunEvaluation>>;
 
-fn table(setting: Setting, evaluations: Vec<Evaluation>, seeds: &BTreeSet<u64>, reference: Option<&str>) -> Table {
+fn table(
+    setting: Setting,
+    evaluations: Vec<RunEvaluation>,
+    seeds: &BTreeSet<u64>,
+    reference: Option<&str>,
+) -> PerplexityTable {
     if setting.text.is_none() {
-        return Table { setting, scores: Vec::new(), tests: Vec::new(), evaluations };
+        return PerplexityTable { setting, scores: Vec::new(), tests: Vec::new(), evaluations };
     }
     let mut cells: Cells = BTreeMap::new();
     for row in &evaluations {
@@ -352,21 +362,26 @@ fn table(setting: Setting, evaluations: Vec<Evaluation>, seeds: &BTreeSet<u64>, 
         let test = tests.iter().find(|test| (test.encoding.as_str(), test.window) == name && test.eval_len == length);
         score(rows, at_train_len, seeds.len(), test)
     });
-    let mut scores: Vec<Score> = scores.collect();
+    let mut scores: Vec<PerplexityScore> = scores.collect();
     mark_lowest(&mut scores, &cells, |row| Some(row.perplexity), |score| score.best = true);
     mark_lowest(&mut scores, &cells, |row| row.bits_per_byte, |score| score.best_bits_per_byte = true);
-    Table { setting, scores, tests, evaluations }
+    PerplexityTable { setting, scores, tests, evaluations }
 }
 
-fn score(rows: &[&Evaluation], at_train_len: &[&Evaluation], n_expected: usize, test: Option<&Test>) -> Score {
+fn score(
+    rows: &[&RunEvaluation],
+    at_train_len: &[&RunEvaluation],
+    n_expected: usize,
+    test: Option<&PerplexityTest>,
+) -> PerplexityScore {
     let perplexities: Vec<f64> = rows.iter().map(|row| row.perplexity).collect();
     let perplexity = Spread::of(&perplexities).expect("a cell has a row");
     let bits: Option<Vec<f64>> = rows.iter().map(|row| row.bits_per_byte).collect();
     let bits = bits.and_then(|bits| Spread::of(&bits));
-    let same_seed = |row: &Evaluation| at_train_len.iter().find(|other| other.seed == row.seed);
+    let same_seed = |row: &RunEvaluation| at_train_len.iter().find(|other| other.seed == row.seed);
     let ratios: Vec<f64> = rows.iter().filter_map(|row| Some(row.perplexity / same_seed(row)?.perplexity)).collect();
     let ratio = Spread::of(&ratios);
-    Score {
+    PerplexityScore {
         encoding: rows[0].encoding.clone(),
         window: rows[0].window,
         eval_len: rows[0].eval_len,
@@ -388,10 +403,10 @@ fn score(rows: &[&Evaluation], at_train_len: &[&Evaluation], n_expected: usize, 
 
 /// Marks what is lowest at every length, on common seeds.
 fn mark_lowest(
-    scores: &mut [Score],
+    scores: &mut [PerplexityScore],
     cells: &Cells,
-    value: impl Fn(&Evaluation) -> Option<f64>,
-    mark: impl Fn(&mut Score),
+    value: impl Fn(&RunEvaluation) -> Option<f64>,
+    mark: impl Fn(&mut PerplexityScore),
 ) {
     let lengths: BTreeSet<u64> = scores.iter().map(|score| score.eval_len).collect();
     for length in lengths {
@@ -406,8 +421,8 @@ fn mark_lowest(
 }
 
 /// Everything else against the reference, at every length, and Holm's correction over all of them.
-fn tests(cells: &Cells, reference: &str) -> Vec<Test> {
-    let mut tests: Vec<Test> = cells
+fn tests(cells: &Cells, reference: &str) -> Vec<PerplexityTest> {
+    let mut tests: Vec<PerplexityTest> = cells
         .iter()
         .filter(|((name, _), _)| *name != (reference, None))
         .map(|(&(name, length), rows)| {
@@ -423,7 +438,13 @@ fn tests(cells: &Cells, reference: &str) -> Vec<Test> {
 }
 
 /// A setting and a seed fix the text, so evaluations of one seed are pairs.
-fn test(name: Name, reference: &str, length: u64, rows: &[&Evaluation], others: &[&Evaluation]) -> Test {
+fn test(
+    name: RowName,
+    reference: &str,
+    length: u64,
+    rows: &[&RunEvaluation],
+    others: &[&RunEvaluation],
+) -> PerplexityTest {
     let pairs = rows.iter().filter_map(|row| {
         let other = others.iter().find(|other| other.seed == row.seed)?;
         Some((row.perplexity, other.perplexity))
@@ -432,7 +453,7 @@ fn test(name: Name, reference: &str, length: u64, rows: &[&Evaluation], others: 
     let tested = paired_t_test(&x, &y);
     let found = tested.ok();
     let interval = found.map(|found| found.interval(1.0 - ALPHA));
-    Test {
+    PerplexityTest {
         encoding: name.0.to_owned(),
         window: name.1,
         reference: reference.to_owned(),

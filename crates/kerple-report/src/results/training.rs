@@ -5,7 +5,7 @@ use std::path::PathBuf;
 
 use serde::{Serialize, Serializer};
 
-use super::group::Group;
+use super::group::RunGroup;
 use super::{Spread, number};
 use crate::run::Run;
 use crate::statistics::median;
@@ -17,7 +17,7 @@ const USUAL_BASELINE: &str = "sinusoidal";
 /// How far a run got.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
-pub enum State {
+pub enum RunState {
     /// All planned steps are done.
     Finished,
     /// Some are, or it is unknown how many were planned.
@@ -40,7 +40,7 @@ pub struct RunRow {
     /// Optimizer steps planned.
     pub planned_steps: Option<u64>,
     /// How far it got.
-    pub state: State,
+    pub state: RunState,
     /// Trained parameters.
     pub parameters: Option<u64>,
     /// Seconds of training, summed over resumes.
@@ -51,7 +51,7 @@ pub struct RunRow {
     pub evaluation_seconds: f64,
     /// Hash of its plan.
     pub plan: Option<String>,
-    /// The [`Group`] it can be compared in.
+    /// The [`RunGroup`] it can be compared in.
     pub group: String,
     /// Known commits of the programs that trained and evaluated it.
     #[serde(serialize_with = "joined")]
@@ -71,7 +71,7 @@ pub struct RunRow {
 /// Seconds a training step, over seeds.
 #[derive(Clone, Debug, Serialize)]
 pub struct Speed {
-    /// The [`Group`] of the runs.
+    /// The [`RunGroup`] of the runs.
     pub group: String,
     /// Tokens per training sequence, where the plan has them.
     pub train_len: Option<u64>,
@@ -95,7 +95,7 @@ pub struct Speed {
 /// How far one head sees.
 #[derive(Clone, Debug, Serialize)]
 pub struct EffectiveLength {
-    /// The [`Group`] of the run.
+    /// The [`RunGroup`] of the run.
     pub group: String,
     /// Name of the encoding.
     pub encoding: String,
@@ -138,11 +138,11 @@ pub(super) fn run_rows(runs: &[Run]) -> Vec<RunRow> {
         .collect()
 }
 
-fn state(run: &Run) -> State {
+fn state(run: &Run) -> RunState {
     match run.steps_done() {
-        0 if run.evaluations.is_empty() => State::NotStarted,
-        done if run.planned_steps().is_some_and(|planned| done >= planned) => State::Finished,
-        _ => State::Unfinished,
+        0 if run.evaluations.is_empty() => RunState::NotStarted,
+        done if run.planned_steps().is_some_and(|planned| done >= planned) => RunState::Finished,
+        _ => RunState::Unfinished,
     }
 }
 
@@ -152,9 +152,9 @@ pub(super) fn notes(runs: &[Run]) -> Vec<String> {
     for run in runs {
         let folder = run.folder.display();
         match state(run) {
-            State::Finished => {}
-            State::NotStarted => notes.push(format!("{folder} contains a plan and no results.")),
-            State::Unfinished => {
+            RunState::Finished => {}
+            RunState::NotStarted => notes.push(format!("{folder} contains a plan and no results.")),
+            RunState::Unfinished => {
                 let planned = run.planned_steps().map_or_else(|| "an unknown number".into(), |steps| steps.to_string());
                 notes.push(format!("{folder} is unfinished: {} of {planned} steps.", run.steps_done()));
             }
@@ -187,11 +187,11 @@ pub(super) fn notes(runs: &[Run]) -> Vec<String> {
     notes
 }
 
-pub(super) fn speeds(runs: &[&Run], groups: &[Group], encodings: &[String]) -> Vec<Speed> {
+pub(super) fn speeds(runs: &[&Run], groups: &[RunGroup], encodings: &[String]) -> Vec<Speed> {
     groups.iter().flat_map(|group| group_speeds(runs, group, encodings)).collect()
 }
 
-fn group_speeds(runs: &[&Run], group: &Group, encodings: &[String]) -> Vec<Speed> {
+fn group_speeds(runs: &[&Run], group: &RunGroup, encodings: &[String]) -> Vec<Speed> {
     let mut measured: BTreeMap<usize, Vec<f64>> = BTreeMap::new();
     for run in runs.iter().filter(|run| !run.metrics.is_empty() && run.conditions.fingerprint() == group.id) {
         let seconds: Vec<f64> = run.metrics.iter().map(|row| row.step_seconds).collect();

@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use kerple_report::{Options, find_runs, table_text, write};
+use kerple_report::{ReportOptions, find_runs, table_text, write};
 use kerple_run::{ANSWERS, EvaluationRow, Journal, ScoredText, TaskScore, read_rows};
 use serde_json::json;
 
@@ -61,7 +61,8 @@ fn all(root: &Path) {
 fn accuracies_meet_by_length_with_their_means() {
     let root = tempfile::tempdir().unwrap();
     all(root.path());
-    let summary = write(&find_runs(&[root.path()]).unwrap(), &root.path().join("report"), &Options::default()).unwrap();
+    let summary =
+        write(&find_runs(&[root.path()]).unwrap(), &root.path().join("report"), &ReportOptions::default()).unwrap();
     let results = summary.results;
     assert!(results.tables.is_empty() && results.answers.len() == 1, "{results:?}");
     let table = &results.answers[0];
@@ -113,7 +114,7 @@ fn accuracies_on_other_sequences_never_meet() {
         row.task.as_mut().unwrap().accuracy = 0.05;
         Journal::open(&file).unwrap().push(&row).unwrap();
         let runs = find_runs(&[root.path()]).unwrap();
-        let tables = write(&runs, &root.path().join("report"), &Options::default()).unwrap().results.answers;
+        let tables = write(&runs, &root.path().join("report"), &ReportOptions::default()).unwrap().results.answers;
         let at = |other: bool| {
             let table = tables.iter().find(|table| (table.title == title) == other).unwrap();
             table.score(("alibi", None), 80).unwrap().accuracy
@@ -128,7 +129,8 @@ fn means_over_other_lengths_are_not_shown() {
     let root = tempfile::tempdir().unwrap();
     all(root.path());
     run(root.path(), "learned", 1, &[(20, 0.5), (40, 0.7), (80, 0.9)], None);
-    let summary = write(&find_runs(&[root.path()]).unwrap(), &root.path().join("report"), &Options::default()).unwrap();
+    let summary =
+        write(&find_runs(&[root.path()]).unwrap(), &root.path().join("report"), &ReportOptions::default()).unwrap();
     let table = &summary.results.answers[0];
     let learned = table.means.iter().find(|mean| mean.encoding == "learned").unwrap();
     assert!((learned.within.unwrap() - 0.6).abs() < 1e-12 && learned.beyond.is_none(), "{learned:?}");
@@ -139,7 +141,8 @@ fn texts_and_tasks_have_tables_of_their_own() {
     let root = tempfile::tempdir().unwrap();
     all(root.path());
     crate::made_up::run(root.path(), "t5", 9, &[(64, 2.0)]);
-    let summary = write(&find_runs(&[root.path()]).unwrap(), &root.path().join("report"), &Options::default()).unwrap();
+    let summary =
+        write(&find_runs(&[root.path()]).unwrap(), &root.path().join("report"), &ReportOptions::default()).unwrap();
     assert_eq!((summary.results.tables.len(), summary.results.answers.len()), (1, 1));
     let rows = &summary.results.tables[0].evaluations;
     assert!(rows.iter().all(|row| !row.run.to_string_lossy().contains("rotary-1")), "{rows:?}");
@@ -162,7 +165,8 @@ fn accuracies_beyond_the_training_length_are_tested_in_pairs() {
     }
     // a seed of its own is no pair
     run(root.path(), "alibi", 9, &[(40, 1.0), (80, 0.0), (160, 0.0)], None);
-    let summary = write(&find_runs(&[root.path()]).unwrap(), &root.path().join("report"), &Options::default()).unwrap();
+    let summary =
+        write(&find_runs(&[root.path()]).unwrap(), &root.path().join("report"), &ReportOptions::default()).unwrap();
     let means = &summary.results.answers[0].means;
     let test = |name: &str| means.iter().find(|mean| mean.encoding == name).unwrap().test.clone();
     assert_eq!(test("kerple_log"), None);

@@ -1,6 +1,6 @@
 //! The numbers and words of a report, also where something is missing or broken.
 
-use kerple_report::{Options, find_runs, table_text, write};
+use kerple_report::{ReportOptions, find_runs, table_text, write};
 use kerple_run::write_json;
 use serde_json::{Value, json};
 
@@ -107,7 +107,7 @@ fn the_reference_can_be_chosen_and_must_exist() {
     let root = complete();
     run(root.path(), "alibi", 1, &[(64, 21.0)]);
     let runs = find_runs(&[root.path()]).unwrap();
-    let options = |name: &str| Options { reference: Some(name.into()), ..Options::default() };
+    let options = |name: &str| ReportOptions { reference: Some(name.into()), ..ReportOptions::default() };
     let summary = write(&runs, &root.path().join("report"), &options("sinusoidal")).unwrap();
     assert!(summary.results.tables[0].tests.iter().all(|test| test.reference == "sinusoidal" && !test.dagger));
     let error = write(&runs, &root.path().join("other"), &options("t5")).unwrap_err();
@@ -125,8 +125,10 @@ fn the_terminal_tells_of_the_reference_that_was_named() {
     }
     let runs = find_runs(&[root.path().join("runs")]).unwrap();
     let nothing = "nothing is tested";
-    assert!(table_text(&write(&runs, &root.path().join("a"), &Options::default()).unwrap().results).contains(nothing));
-    let options = Options { reference: Some("alibi".into()), ..Options::default() };
+    assert!(
+        table_text(&write(&runs, &root.path().join("a"), &ReportOptions::default()).unwrap().results).contains(nothing)
+    );
+    let options = ReportOptions { reference: Some("alibi".into()), ..ReportOptions::default() };
     let text = table_text(&write(&runs, &root.path().join("b"), &options).unwrap().results);
     assert!(!text.contains(nothing) && text.contains("\u{2020} alibi is significantly better"), "{text}");
 }

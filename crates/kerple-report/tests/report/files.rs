@@ -1,6 +1,6 @@
 //! The files of a report: well formed, complete, equal to each other, and in nobody's way.
 
-use kerple_report::{Error, Options, write};
+use kerple_report::{Error, ReportOptions, write};
 use serde_json::Value;
 
 use crate::made_up::{complete, read, report, run};
@@ -203,5 +203,5 @@ fn no_runs_is_an_error() {
     std::fs::create_dir(root.path().join("runs")).unwrap();
     let error = report(&root).unwrap_err();
     assert!(matches!(error, Error::Refused { .. }) && !error.hint().is_empty());
-    assert!(matches!(write(&[], root.path(), &Options::default()), Err(Error::Refused { .. })));
+    assert!(matches!(write(&[], root.path(), &ReportOptions::default()), Err(Error::Refused { .. })));
 }

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::path::Path;
 
-use kerple_report::{Error, Options, Summary, find_runs, write};
+use kerple_report::{Error, ReportOptions, WrittenReport, find_runs, write};
 use kerple_run::{EvaluationRow, Journal, KernelSnapshot, MetricsRow, ScoredText, write_json};
 use serde_json::{Value, json};
 use tempfile::TempDir;
@@ -86,9 +86,9 @@ pub fn evaluation(label: &str, seed: u64, length: u64, perplexity: f64) -> Evalu
     }
 }
 
-pub fn report(root: &TempDir) -> Result<Summary, Error> {
+pub fn report(root: &TempDir) -> Result<WrittenReport, Error> {
     let runs = find_runs(&[root.path().join("runs")])?;
-    write(&runs, &root.path().join("report"), &Options { title: "A < B".into(), ..Options::default() })
+    write(&runs, &root.path().join("report"), &ReportOptions { title: "A < B".into(), ..ReportOptions::default() })
 }
 
 pub fn read(root: &TempDir, file: &str) -> String {

@@ -10,7 +10,7 @@ use kerple_lm::corpus::DataSource;
 use kerple_lm::model::Decoder;
 use kerple_lm::plan::Plan;
 use kerple_lm::run::SpecialTokens;
-use kerple_serve::{Hosts, Limits, Served, Server, router};
+use kerple_serve::{Hosts, ServedModel, Server, ServerLimits, router};
 use serde_json::Value;
 use std::sync::LazyLock;
 use tower::ServiceExt;
@@ -28,12 +28,12 @@ static DATA: LazyLock<tempfile::TempDir> = LazyLock::new(|| {
 });
 
 /// A model that was not trained, whose initial values are large enough for opinions, under an encoding.
-pub fn served(encoding: &str) -> Served {
+pub fn served(encoding: &str) -> ServedModel {
     served_by(&format!("{{ kind = {encoding:?} }}"))
 }
 
 /// The same under an encoding with keys, as a run file has it.
-pub fn served_by(encoding: &str) -> Served {
+pub fn served_by(encoding: &str) -> ServedModel {
     let path = DATA.path().join("data");
     let text = format!(
         "seed = 3\ndata.path = {path:?}\nencoding = {encoding}\nmodel.n_layers = 2\nmodel.n_heads = 2\n\
@@ -43,17 +43,22 @@ pub fn served_by(encoding: &str) -> Served {
     let source = DataSource::open(&DataConfig::text(&path)).unwrap();
     let plan = Plan::new(&config, source.facts()).unwrap();
     let model = Decoder::new(&plan, &kerple_lm::device());
-    let limits =
-        Limits { max_model_len: 200, max_num_seqs: 3, max_queue: 8, body: 1 << 16, ..Limits::of(&plan, &model) };
+    let limits = ServerLimits {
+        max_model_len: 200,
+        max_num_seqs: 3,
+        max_queue: 8,
+        body: 1 << 16,
+        ..ServerLimits::of(&plan, &model)
+    };
     let tokenizer = Tokenizer::byte();
     let special = SpecialTokens::of(&tokenizer);
     let hosts = Hosts::of(std::net::Ipv4Addr::LOCALHOST.into());
-    Served { name: "tiny".to_owned(), plan, step: 0, model, tokenizer, special, limits, hosts }
+    ServedModel { name: "tiny".to_owned(), plan, step: 0, model, tokenizer, special, limits, hosts }
 }
 
 /// The same model by itself.
 pub fn model(encoding: &str) -> (Plan, Decoder) {
-    let Served { plan, model, .. } = served(encoding);
+    let ServedModel { plan, model, .. } = served(encoding);
     (plan, model)
 }
 
@@ -64,7 +69,7 @@ pub struct Client {
 }
 
 impl Client {
-    pub fn new(served: Served) -> Client {
+    pub fn new(served: ServedModel) -> Client {
         served.check(None).unwrap();
         let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
         Client { runtime, server: Server::start(served).unwrap() }

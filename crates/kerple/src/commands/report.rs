@@ -5,7 +5,7 @@ use crate::args::Report;
 use crate::failure::{Failure, Outcome};
 use crate::output::resultln;
 use kerple_lm::runtime::Runtime;
-use kerple_report::{Options, Summary, find_runs, table_text};
+use kerple_report::{ReportOptions, WrittenReport, find_runs, table_text};
 use kerple_run::Provenance;
 use std::path::{Path, PathBuf};
 
@@ -27,8 +27,8 @@ pub fn write_and_print(dirs: &[PathBuf], out: &Path, reference: Option<String>, 
 }
 
 /// Writes the report of all runs below `dirs`.
-pub fn write(dirs: &[PathBuf], out: &Path, reference: Option<String>) -> Result<Summary, Failure> {
-    let options = Options { reference, commit: Some(program()), ..Options::default() };
+pub fn write(dirs: &[PathBuf], out: &Path, reference: Option<String>) -> Result<WrittenReport, Failure> {
+    let options = ReportOptions { reference, commit: Some(program()), ..ReportOptions::default() };
     Ok(kerple_report::write(&find_runs(dirs)?, out, &options)?)
 }
 

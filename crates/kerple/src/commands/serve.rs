@@ -5,7 +5,7 @@ use crate::args::Serve;
 use crate::failure::{Failure, Outcome};
 use crate::output::{remarkln, resultln};
 use kerple_lm::run::{RunFolder, TrainedModel};
-use kerple_serve::{Hosts, Limits, Served};
+use kerple_serve::{Hosts, ServedModel, ServerLimits};
 use std::net::{SocketAddr, ToSocketAddrs};
 use std::path::Path;
 
@@ -18,10 +18,10 @@ pub fn run(args: &Serve) -> Outcome {
     notes.iter().for_each(|note| remarkln!("note: {note}"));
     let tokenizer = run.tokenizer(&plan)?;
     let special = run.special_tokens_of(&tokenizer)?;
-    let usual = Limits::of(&plan, &model);
+    let usual = ServerLimits::of(&plan, &model);
     let max_model_len = args.max_model_len.unwrap_or(usual.max_model_len);
-    let body = args.max_body.unwrap_or(Limits::body_of(max_model_len));
-    let limits = Limits {
+    let body = args.max_body.unwrap_or(ServerLimits::body_of(max_model_len));
+    let limits = ServerLimits {
         max_model_len,
         max_num_seqs: args.max_num_seqs,
         max_queue: args.max_queue,
@@ -30,7 +30,7 @@ pub fn run(args: &Serve) -> Outcome {
         ..usual
     };
     let hosts = hosts(args, &address);
-    let served = Served { name: name(args), plan, step: state.step, model, tokenizer, special, limits, hosts };
+    let served = ServedModel { name: name(args), plan, step: state.step, model, tokenizer, special, limits, hosts };
     served.check(runtime.limit().as_ref())?;
     if !address.ip().is_loopback() {
         remarkln!("note: other machines can reach {}, and no key is required", address.ip());

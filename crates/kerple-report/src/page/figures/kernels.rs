@@ -3,7 +3,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::{Part, range};
+use super::{GroupRuns, range};
 use crate::page::{Figure, Section};
 use crate::plot::{Axis, DASHES, Legend, Plot, Series};
 use crate::results::EffectiveLength;
@@ -17,7 +17,7 @@ const LOWEST_BIAS: f64 = -12.0;
 const FAR: f64 = 1e9;
 
 /// For every encoding the run of the least seed that has what is asked for, in the order of the tables.
-fn examples<'a>(part: &Part<'a>, has: impl Fn(&Run) -> bool) -> Vec<&'a Run> {
+fn examples<'a>(part: &GroupRuns<'a>, has: impl Fn(&Run) -> bool) -> Vec<&'a Run> {
     let mut first: BTreeMap<usize, &Run> = BTreeMap::new();
     for &run in part.runs.iter().filter(|run| has(run)) {
         let kept = first.entry(part.results.place(&run.name)).or_insert(run);
@@ -33,7 +33,7 @@ fn seed_of(run: &Run) -> String {
 }
 
 /// One small plot an encoding, one line a head.
-pub(super) fn kernels(part: &Part) -> Option<Figure> {
+pub(super) fn kernels(part: &GroupRuns) -> Option<Figure> {
     let examples =
         examples(part, |run| run.kernels.last().is_some_and(|last| last.bias.is_some() || last.weight.is_some()));
     let (low, high) = bias_range(examples.iter().copied());
@@ -133,7 +133,7 @@ fn head_names(heads: usize) -> Legend {
 }
 
 /// Heads with at most a given effective length: Chi et al. 2022, Figure 6.
-pub(super) fn effective_lengths(part: &Part) -> Option<Figure> {
+pub(super) fn effective_lengths(part: &GroupRuns) -> Option<Figure> {
     let results = part.results;
     let rows = || results.effective_lengths.iter().filter(|row| row.group == part.group.id);
     let mut by_encoding: BTreeMap<usize, Vec<&EffectiveLength>> = BTreeMap::new();
@@ -177,7 +177,7 @@ pub(super) fn effective_lengths(part: &Part) -> Option<Figure> {
 }
 
 /// One small plot for every learned parameter of every encoding, one line a head.
-pub(super) fn parameters(part: &Part) -> Option<Figure> {
+pub(super) fn parameters(part: &GroupRuns) -> Option<Figure> {
     let examples = examples(part, |run| run.metrics.iter().any(|row| !row.encoding_params.is_empty()));
     let mut plots = Vec::new();
     for run in examples {

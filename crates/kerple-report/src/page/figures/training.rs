@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use super::{Part, range};
+use super::{GroupRuns, range};
 use crate::page::{Figure, Section};
 use crate::plot::{Axis, Legend, Plot, Series};
 use crate::run::Run;
@@ -12,7 +12,7 @@ use crate::statistics::mean;
 const BINS: u64 = 80;
 
 /// Training loss and, where it was measured, validation loss.
-pub(super) fn losses(part: &Part) -> Vec<Figure> {
+pub(super) fn losses(part: &GroupRuns) -> Vec<Figure> {
     let training = collect(part, |run| run.metrics.iter().map(|row| (row.step, row.loss)).collect());
     let validation =
         collect(part, |run| run.metrics.iter().filter_map(|row| Some((row.step, row.val_loss?))).collect());
@@ -20,10 +20,10 @@ pub(super) fn losses(part: &Part) -> Vec<Figure> {
     kinds.into_iter().filter_map(|(id, title, rows)| figure(part, id, title, &rows)).collect()
 }
 
-type Losses<'a> = BTreeMap<&'a str, Vec<(u64, f64)>>;
+type LossCurves<'a> = BTreeMap<&'a str, Vec<(u64, f64)>>;
 
-fn collect<'a>(part: &Part<'a>, losses: impl Fn(&Run) -> Vec<(u64, f64)>) -> Losses<'a> {
-    let mut all = Losses::new();
+fn collect<'a>(part: &GroupRuns<'a>, losses: impl Fn(&Run) -> Vec<(u64, f64)>) -> LossCurves<'a> {
+    let mut all = LossCurves::new();
     for &run in &part.runs {
         let losses = losses(run);
         if !losses.is_empty() {
@@ -33,7 +33,7 @@ fn collect<'a>(part: &Part<'a>, losses: impl Fn(&Run) -> Vec<(u64, f64)>) -> Los
     all
 }
 
-fn figure(part: &Part, id: &str, title: &str, losses: &Losses) -> Option<Figure> {
+fn figure(part: &GroupRuns, id: &str, title: &str, losses: &LossCurves) -> Option<Figure> {
     let last = losses.values().flatten().map(|(step, _)| *step).max()?;
     let mut series: Vec<Series> = losses
         .iter()

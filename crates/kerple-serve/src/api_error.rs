@@ -7,7 +7,7 @@ use serde::Serialize;
 
 /// What is wrong with a request, or why it cannot be answered.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Failure {
+pub(crate) struct ApiError {
     pub(crate) status: StatusCode,
     pub(crate) message: String,
     /// The key that is wrong.
@@ -16,34 +16,36 @@ pub(crate) struct Failure {
     pub(crate) code: Option<&'static str>,
 }
 
-pub(crate) type Outcome<T> = Result<T, Failure>;
+pub(crate) type ApiResult<T> = Result<T, ApiError>;
 
-impl Failure {
+impl ApiError {
     /// A request that cannot be served as it is, with the key that is wrong.
-    pub(crate) fn bad(param: impl Into<String>, message: impl Into<String>) -> Failure {
-        Failure { param: Some(param.into()), ..Failure::of(StatusCode::BAD_REQUEST, message) }
+    pub(crate) fn bad(param: impl Into<String>, message: impl Into<String>) -> ApiError {
+        ApiError { param: Some(param.into()), ..ApiError::of(StatusCode::BAD_REQUEST, message) }
     }
 
     /// A model of another name.
-    pub(crate) fn no_model(asked: &str, name: &str) -> Failure {
+    pub(crate) fn no_model(asked: &str, name: &str) -> ApiError {
         let message = format!("unknown model `{}`; this server has `{name}`", shortened(asked));
         let code = Some("model_not_found");
-        Failure { param: Some("model".to_owned()), code, ..Failure::of(StatusCode::NOT_FOUND, message) }
+        ApiError { param: Some("model".to_owned()), code, ..ApiError::of(StatusCode::NOT_FOUND, message) }
     }
 
     /// Anything else.
-    pub(crate) fn of(status: StatusCode, message: impl Into<String>) -> Failure {
-        Failure { status, message: message.into(), param: None, code: None }
+    pub(crate) fn of(status: StatusCode, message: impl Into<String>) -> ApiError {
+        ApiError { status, message: message.into(), param: None, code: None }
     }
 
-    /// What of this is told to the client.
+    /// The body of the response.
     pub(crate) fn body(&self) -> impl Serialize + use<> {
         let kind = match self.status {
             StatusCode::TOO_MANY_REQUESTS => "rate_limit_error",
             status if status.is_server_error() => "server_error",
             _ => "invalid_request_error",
         };
-        Body { error: Told { message: self.message.clone(), kind, param: self.param.clone(), code: self.code } }
+        ErrorBody {
+            error: ErrorDetail { message: self.message.clone(), kind, param: self.param.clone(), code: self.code },
+        }
     }
 }
 
@@ -56,12 +58,12 @@ pub(crate) fn shortened(written: &str) -> String {
 }
 
 #[derive(Serialize)]
-struct Body {
-    error: Told,
+struct ErrorBody {
+    error: ErrorDetail,
 }
 
 #[derive(Serialize)]
-struct Told {
+struct ErrorDetail {
     message: String,
     #[serde(rename = "type")]
     kind: &'static str,
@@ -69,7 +71,7 @@ struct Told {
     code: Option<&'static str>,
 }
 
-impl IntoResponse for Failure {
+impl IntoResponse for ApiError {
     fn into_response(self) -> Response {
         let mut response = (self.status, Json(self.body())).into_response();
         if let StatusCode::TOO_MANY_REQUESTS | StatusCode::SERVICE_UNAVAILABLE = self.status {
