@@ -5,7 +5,7 @@ use std::ffi::OsString;
 use std::path::PathBuf;
 
 #[global_allocator]
-static ALLOCATOR: kerple::Counted = kerple::Counted;
+static ALLOCATOR: kerple::CountingAllocator = kerple::CountingAllocator;
 
 /// Runs the command once, as the only work of the process, and returns the exit code. `program` is
 /// the call that repeats it.

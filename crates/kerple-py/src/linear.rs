@@ -26,7 +26,7 @@ const DEMAND: ErrorBudget =
     ErrorBudget { horizon: 1 << 20, tolerance: Tolerance::Thousandth, amplitude: Amplitude::Four };
 
 #[derive(Clone, Copy, Debug)]
-enum FeatureMap {
+enum LinearFeatures {
     /// `count` positive random features, half of them of each sign.
     Favor(usize),
     Relu,
@@ -38,7 +38,7 @@ enum FeatureMap {
 #[derive(Debug)]
 pub struct LinearRule {
     encoding: Py<PyEncoding>,
-    features: FeatureMap,
+    features: LinearFeatures,
     causal: bool,
     /// The key of random draws: seed, draw, and layer.
     noise: [u64; 3],
@@ -57,13 +57,13 @@ impl LinearRule {
         threads: usize,
     ) -> PyResult<LinearRule> {
         let features = match features {
-            "favor" if (2..=1 << 16).contains(&count) && count.is_multiple_of(2) => FeatureMap::Favor(count),
+            "favor" if (2..=1 << 16).contains(&count) && count.is_multiple_of(2) => LinearFeatures::Favor(count),
             "favor" => {
                 let message = format!("count = {count} is out of range; it must be even and 2 to {}", 1 << 16);
                 return Err(PyValueError::new_err(message));
             }
-            "relu" => FeatureMap::Relu,
-            "elu" => FeatureMap::Elu,
+            "relu" => LinearFeatures::Relu,
+            "elu" => LinearFeatures::Elu,
             _ => {
                 return Err(PyValueError::new_err(format!(
                     "features = {features:?} is unknown; use one of favor, relu, elu"
@@ -123,13 +123,13 @@ impl LinearRule {
             code
         });
         let (features, guard): (Box<dyn FeatureMap<T>>, DenominatorGuard) = match self.features {
-            FeatureMap::Favor(count) => {
+            LinearFeatures::Favor(count) => {
                 let size = [width, count / 2];
                 let omega = omega::orthogonal(size, omega::ColumnNorms::OfRows, &mut self.stream(2));
                 (Box::new(Favor::new(&omega, size, FavorFeatures::BothSigns)), DenominatorGuard::Add(1e-6))
             }
-            FeatureMap::Relu => (Box::new(Pointwise::Relu { width, shift: 1e-3 }), DenominatorGuard::Nothing),
-            FeatureMap::Elu => (Box::new(Pointwise::Elu { width }), DenominatorGuard::Add(1e-6)),
+            LinearFeatures::Relu => (Box::new(Pointwise::Relu { width, shift: 1e-3 }), DenominatorGuard::Nothing),
+            LinearFeatures::Elu => (Box::new(Pointwise::Elu { width }), DenominatorGuard::Add(1e-6)),
         };
         let fading = (encoding.in_linear() == Some(InLinear::Decay)).then(|| {
             let found = encoding.decay(geometry, stored, &DEMAND).expect("an encoding that decays");

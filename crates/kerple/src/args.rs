@@ -10,16 +10,18 @@ mod misuse;
 mod renamed;
 mod serve;
 
-pub use call::Call;
+pub use call::Invocation;
 use clap::{Args, Parser, Subcommand};
 use encoding_name::EncodingName;
-pub use export::Export;
+pub use export::ExportArgs;
 pub use general::General;
-pub use groups::{Array, Evaluation, Hardware, Instructions, RunFile, Sharing, Split, Work, default_lengths};
+pub use groups::{
+    Benchmark, EvaluationOptions, Hardware, RunFile, Sharing, SimdChoice, SlurmArray, SplitChoice, default_lengths,
+};
 use groups::{count, rope_scaling};
-pub use kernel::{Kernel, KernelCommand};
+pub use kernel::{KernelArgs, KernelCommand};
 use kerple_core::encoding::scaling::Scaling;
-pub use serve::Serve;
+pub use serve::ServeArgs;
 use std::path::PathBuf;
 
 /// The version and the commit it was built from.
@@ -43,56 +45,56 @@ pub struct Cli {
 pub enum Command {
     /// Show the effect of the positional encoding in half a minute: train three encodings on short
     /// sequences and draw their perplexity on longer ones.
-    Demo(Demo),
+    Demo(DemoArgs),
     /// Run an example with defaults: prepare text, train several encodings on short sequences,
     /// evaluate them on long ones, write a report.
-    Quickstart(Quickstart),
+    Quickstart(QuickstartArgs),
     /// Convert text to token shards.
-    Prepare(Prepare),
+    Prepare(PrepareArgs),
     /// Train one run, or resume it when --out contains it.
-    Train(Train),
+    Train(TrainArgs),
     /// Convert a Hugging Face transformers model or a GPT-NeoX checkpoint to a run.
-    Import(Import),
+    Import(ImportArgs),
     /// Convert a run to a folder that Hugging Face transformers loads.
-    Export(Export),
+    Export(ExportArgs),
     /// Evaluate a trained run at any lengths.
-    Eval(Eval),
+    Eval(EvalArgs),
     /// Train and evaluate several encodings and seeds with the same settings; re-run the command to
     /// resume.
-    Compare(Compare),
+    Compare(CompareArgs),
     /// Reproduce a paper: its runs, then its tables and figures next to the published numbers;
     /// re-run the command to resume.
-    Reproduce(Reproduce),
+    Reproduce(ReproduceArgs),
     /// Write tables, statistics and plots for run folders as HTML, Markdown, CSV and JSON.
-    Report(Report),
+    Report(ReportArgs),
     /// List all encodings, or show one: formula, parameters, source and a plot of its bias.
-    Describe(Describe),
+    Describe(DescribeArgs),
     /// Check, plot and analyse kernels of distance.
-    Kernel(Kernel),
+    Kernel(KernelArgs),
     /// Sample text from a trained run and stream it.
-    Sample(Sample),
+    Sample(SampleArgs),
     /// Serve a trained run over HTTP: completions in the format of OpenAI, and a web page.
-    Serve(Serve),
+    Serve(ServeArgs),
     /// Compare the style of MIDI files with a reference: intervals, rhythms and drums.
     #[cfg(feature = "music-lra")]
-    MusicStyle(MusicStyle),
+    MusicStyle(MusicStyleArgs),
     /// Check kernels against the reference, then time them.
-    Bench(Bench),
+    Bench(BenchArgs),
     /// Verify every checksum and every row of prepared data, runs and folders of them; the exit
     /// code is 1 when something is damaged.
-    Verify(Verify),
+    Verify(VerifyArgs),
     /// List the devices that models can run on, with their memory and kernels.
-    Devices(Devices),
+    Devices(DevicesArgs),
     /// Print a completion script for a shell; save it where the shell looks for completions, or
     /// source it.
-    Completions(Completions),
+    Completions(CompletionsArgs),
     /// Print all commands and options as Markdown, or write man pages.
     #[command(hide = true)]
-    Manual(Manual),
+    Manual(ManualArgs),
 }
 
 #[derive(Debug, Args)]
-pub struct Demo {
+pub struct DemoArgs {
     /// Open the report in a browser at the end.
     #[arg(long)]
     pub open: bool,
@@ -102,7 +104,7 @@ pub struct Demo {
 }
 
 #[derive(Debug, Args)]
-pub struct Quickstart {
+pub struct QuickstartArgs {
     /// Minutes for the whole job; sets the number of training steps.
     #[arg(long, default_value_t = 10.0)]
     pub minutes: f64,
@@ -120,7 +122,7 @@ pub struct Quickstart {
 }
 
 #[derive(Debug, Args)]
-pub struct Prepare {
+pub struct PrepareArgs {
     /// Files or folders: .jsonl, .jsonl.zst, .jsonl.gz, .parquet, text files, a GPT-NeoX .bin/.idx
     /// pair, or, with a tokenizer for music, MIDI files and .tar, .tar.zst, .tar.gz archives of
     /// them.
@@ -165,7 +167,7 @@ pub struct Prepare {
 }
 
 #[derive(Debug, Args)]
-pub struct Train {
+pub struct TrainArgs {
     /// Run file; optional with --init-from, where its [data], [train] and [encoding] replace those of
     /// the other run.
     #[arg(long, required_unless_present = "init_from")]
@@ -190,7 +192,7 @@ pub struct Train {
 }
 
 #[derive(Debug, Args)]
-pub struct Import {
+pub struct ImportArgs {
     /// Folder with config.json and safetensors of GPT-NeoX, GPT-2, BLOOM, MPT, LLaMA, SmolLM3 or
     /// Qwen3, or folder of a GPT-NeoX run.
     pub folder: PathBuf,
@@ -212,11 +214,11 @@ pub struct Import {
 }
 
 #[derive(Debug, Args)]
-pub struct Eval {
+pub struct EvalArgs {
     /// Run folder.
     pub run: PathBuf,
     #[command(flatten)]
-    pub evaluation: Evaluation,
+    pub evaluation: EvaluationOptions,
     /// Evaluate with an attention window of this many positions.
     #[arg(long, value_parser = count)]
     pub window: Option<usize>,
@@ -226,7 +228,7 @@ pub struct Eval {
     pub rope_scaling: Option<Scaling>,
     /// Split of the data.
     #[arg(long, value_enum, default_value = "test")]
-    pub split: Split,
+    pub split: SplitChoice,
     /// Other prepared data with the same tokenizer.
     #[arg(long, value_name = "PATH")]
     pub data: Option<PathBuf>,
@@ -244,7 +246,7 @@ pub struct Eval {
 }
 
 #[derive(Debug, Args)]
-pub struct Compare {
+pub struct CompareArgs {
     /// Its encoding is replaced by each of --encodings.
     #[command(flatten)]
     pub file: RunFile,
@@ -258,7 +260,7 @@ pub struct Compare {
     #[arg(long, default_value_t = 1)]
     pub seeds: u64,
     #[command(flatten)]
-    pub evaluation: Evaluation,
+    pub evaluation: EvaluationOptions,
     /// Also evaluate runs with rotary encodings under this RoPE scaling, e.g. `yarn`; may be
     /// repeated.
     #[arg(long, value_parser = rope_scaling)]
@@ -276,7 +278,7 @@ pub struct Compare {
 }
 
 #[derive(Debug, Args)]
-pub struct Reproduce {
+pub struct ReproduceArgs {
     /// A paper: kerple, dape or spe; or an experiment of this project: arena, budget, decay, draws,
     /// induction, languages or seeds.
     pub paper: String,
@@ -310,7 +312,7 @@ pub struct Reproduce {
 }
 
 #[derive(Debug, Args)]
-pub struct Report {
+pub struct ReportArgs {
     /// Folders that contain runs.
     #[arg(required = true)]
     pub dirs: Vec<PathBuf>,
@@ -326,7 +328,7 @@ pub struct Report {
 }
 
 #[derive(Debug, Args)]
-pub struct Describe {
+pub struct DescribeArgs {
     /// Name of an encoding, or `config` for the keys of a run file.
     #[arg(value_parser = EncodingName, hide_possible_values = true)]
     pub encoding: Option<String>,
@@ -345,7 +347,7 @@ pub struct Describe {
 }
 
 #[derive(Debug, Args)]
-pub struct Sample {
+pub struct SampleArgs {
     /// Run folder.
     pub run: PathBuf,
     /// Text to continue; for music, event words.
@@ -385,10 +387,10 @@ pub struct Sample {
 }
 
 #[derive(Debug, Args)]
-pub struct Bench {
+pub struct BenchArgs {
     /// What to time.
     #[arg(value_enum)]
-    pub work: Work,
+    pub work: Benchmark,
     /// Run file of the model to time (step, eval); its text is not read.
     #[arg(long, conflicts_with_all = ["heads", "head_dim", "layers"])]
     pub config: Option<PathBuf>,
@@ -422,7 +424,7 @@ pub struct Bench {
     pub repeats: usize,
     /// Widest instruction set to use.
     #[arg(long, value_enum)]
-    pub simd: Option<Instructions>,
+    pub simd: Option<SimdChoice>,
     #[command(flatten)]
     pub hardware: Hardware,
     /// Print one JSON object per line.
@@ -432,7 +434,7 @@ pub struct Bench {
 
 #[cfg(feature = "music-lra")]
 #[derive(Debug, Args)]
-pub struct MusicStyle {
+pub struct MusicStyleArgs {
     /// MIDI file that the others are compared with as a whole.
     pub reference: PathBuf,
     /// MIDI files to compare with it together: bass with bass, drums with drums, harmony with
@@ -448,7 +450,7 @@ pub struct MusicStyle {
 }
 
 #[derive(Debug, Args)]
-pub struct Verify {
+pub struct VerifyArgs {
     /// Prepared data, GPT-NeoX prefixes, run folders, or folders that contain them: comparisons,
     /// reproductions and their exports.
     #[arg(required = true)]
@@ -459,20 +461,20 @@ pub struct Verify {
 }
 
 #[derive(Debug, Args)]
-pub struct Devices {
+pub struct DevicesArgs {
     /// Print one JSON object per device.
     #[arg(long)]
     pub json: bool,
 }
 
 #[derive(Debug, Args)]
-pub struct Completions {
+pub struct CompletionsArgs {
     /// Shell.
     pub shell: clap_complete::Shell,
 }
 
 #[derive(Debug, Args)]
-pub struct Manual {
+pub struct ManualArgs {
     /// Write a man page per command to this folder.
     #[arg(long, value_name = "DIR")]
     pub man: Option<PathBuf>,

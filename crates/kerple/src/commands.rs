@@ -28,7 +28,7 @@ mod without_music;
 #[cfg(not(feature = "music-lra"))]
 use without_music as music;
 
-use crate::failure::{Failure, Outcome};
+use crate::command_error::{CommandError, CommandResult};
 use crate::output::{remarkln, resultln};
 use crate::progress::duration;
 use kerple_burn::device::DeviceName;
@@ -41,14 +41,14 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 /// The encoding of this name with its default keys.
-pub fn encoding(name: &str) -> Result<Encoding, Failure> {
-    let kind = kind_of(name).map_err(|unknown| Failure::misuse(unknown.message, unknown.hint))?;
+pub fn encoding(name: &str) -> Result<Encoding, CommandError> {
+    let kind = kind_of(name).map_err(|unknown| CommandError::misuse(unknown.message, unknown.hint))?;
     Ok(Encoding::from(Method::named(kind).expect("a kind names a method")))
 }
 
 /// Writes a file that was asked for, whole or not at all.
-pub fn write_file(path: &Path, content: &str) -> Outcome {
-    kerple_run::files::replace(path, content.as_bytes()).map_err(|error| Failure::writing(path, &error))
+pub fn write_file(path: &Path, content: &str) -> CommandResult {
+    kerple_run::files::replace(path, content.as_bytes()).map_err(|error| CommandError::writing(path, &error))
 }
 
 /// A flag that the first Ctrl-C, SIGTERM or SIGUSR1 sets; a second one ends the process at once.

@@ -1,7 +1,7 @@
 //! Out-of-memory errors of a GPU. Work on a GPU is queued, so the error arrives later, as a panic
 //! on the thread that waits for a result or queues more work.
 
-use crate::failure::Failure;
+use crate::command_error::CommandError;
 use crate::output;
 use kerple_burn::device::DeviceName;
 use std::panic;
@@ -15,7 +15,7 @@ pub fn tell_of(name: DeviceName) {
     let usual = panic::take_hook();
     panic::set_hook(Box::new(move |news| match news.payload_as_str().and_then(shortage) {
         Some(what) => {
-            output::complain(&Failure::failed(format!("--device {name}: {what}"), HINT), None);
+            output::complain(&CommandError::failed(format!("--device {name}: {what}"), HINT), None);
             std::process::exit(1);
         }
         None => usual(news),

@@ -3,29 +3,29 @@
 
 #[allow(rustdoc::broken_intra_doc_links, reason = "comments there are what --help prints")]
 mod args;
+mod command_error;
 mod commands;
 mod exhausted;
-mod failure;
 mod memory;
 mod output;
 mod progress;
 mod ranks;
 
-use args::{Call, Cli, Command, General};
-use failure::{Failure, Outcome};
+use args::{Cli, Command, General, Invocation};
+use command_error::{CommandError, CommandResult};
 use kerple_lm::ranks::Ranks;
-use output::{Voice, remarkln};
+use output::{Verbosity, remarkln};
 use std::ffi::OsString;
 use std::path::PathBuf;
 
-pub use memory::Counted;
+pub use memory::CountingAllocator;
 
 /// Runs the command and returns what its process ends with: `program` is how it can be called again, `arguments` are what follows
-/// its name. Once in a process, whose signals and threads it sets and whose memory [`Counted`] hands out.
+/// its name. Once in a process, whose signals and threads it sets and whose memory [`CountingAllocator`] hands out.
 pub fn run(program: PathBuf, arguments: Vec<OsString>) -> u8 {
     memory::keep_freed();
     end_quietly_on_a_closed_pipe();
-    let cli = match Cli::of(Call { program, arguments }) {
+    let cli = match Cli::of(Invocation { program, arguments }) {
         Ok(Some(cli)) => cli,
         Ok(None) => return 0,
         Err(failure) => return end(&Ranks::alone(), &failure),
@@ -39,7 +39,7 @@ pub fn run(program: PathBuf, arguments: Vec<OsString>) -> u8 {
 }
 
 /// Says why it ends; where the other ranks do not know, they end with it.
-fn end(ranks: &Ranks, failure: &Failure) -> u8 {
+fn end(ranks: &Ranks, failure: &CommandError) -> u8 {
     output::complain(failure, ranks.name());
     if !ranks.failed_together() && !failure.known {
         ranks.abort(failure.code);
@@ -48,13 +48,13 @@ fn end(ranks: &Ranks, failure: &Failure) -> u8 {
 }
 
 /// Does what the options of every command ask for.
-fn begin(general: &General, ranks: &Ranks) -> Outcome {
-    let voice = if ranks.is_first() { general.voice() } else { Voice::Silent };
-    output::speak(voice);
+fn begin(general: &General, ranks: &Ranks) -> CommandResult {
+    let verbosity = if ranks.is_first() { general.verbosity() } else { Verbosity::Silent };
+    output::set_verbosity(verbosity);
     if let Some(threads) = general.threads.or_else(|| ranks::threads(ranks)) {
         let pool = rayon::ThreadPoolBuilder::new().num_threads(threads);
         pool.build_global()
-            .map_err(|error| Failure::failed(format!("--threads {threads}: {error}"), "lower --threads"))?;
+            .map_err(|error| CommandError::failed(format!("--threads {threads}: {error}"), "lower --threads"))?;
     }
     if ranks.world_size() > 1 {
         let threads = rayon::current_num_threads();
@@ -64,13 +64,13 @@ fn begin(general: &General, ranks: &Ranks) -> Outcome {
             ranks.local_size()
         );
     }
-    if output::voice() == Voice::Verbose {
+    if output::verbosity() == Verbosity::Verbose {
         remarkln!("{}, {}", commands::report::program(), commands::report::machine());
     }
     Ok(())
 }
 
-fn act(command: Command, ranks: &Ranks) -> Outcome {
+fn act(command: Command, ranks: &Ranks) -> CommandResult {
     match command {
         Command::Demo(args) => commands::demo::run(&args),
         Command::Quickstart(args) => commands::quickstart::run(&args),

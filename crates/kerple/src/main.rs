@@ -3,7 +3,7 @@
 use std::process::ExitCode;
 
 #[global_allocator]
-static ALLOCATOR: kerple::Counted = kerple::Counted;
+static ALLOCATOR: kerple::CountingAllocator = kerple::CountingAllocator;
 
 fn main() -> ExitCode {
     let program = std::env::current_exe().unwrap_or_else(|_| "kerple".into());

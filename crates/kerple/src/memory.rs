@@ -5,7 +5,7 @@ use std::alloc::{GlobalAlloc, Layout};
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 /// Allocates and counts.
-pub struct Counted;
+pub struct CountingAllocator;
 
 static IN_USE: AtomicUsize = AtomicUsize::new(0);
 static PEAK: AtomicUsize = AtomicUsize::new(0);
@@ -16,7 +16,7 @@ fn grew(bytes: usize) {
 }
 
 // SAFETY: every call is passed on unchanged to mimalloc; counting touches no memory it hands out.
-unsafe impl GlobalAlloc for Counted {
+unsafe impl GlobalAlloc for CountingAllocator {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         grew(layout.size());
         // SAFETY: the caller's promise about `layout` is mimalloc's.
@@ -74,7 +74,7 @@ pub fn extra_mib(work: impl FnOnce()) -> f64 {
 #[cfg(test)]
 mod tests {
     #[global_allocator]
-    static ALLOCATOR: super::Counted = super::Counted;
+    static ALLOCATOR: super::CountingAllocator = super::CountingAllocator;
 
     #[test]
     fn a_buffer_counts_while_it_lives() {

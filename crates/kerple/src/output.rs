@@ -3,7 +3,7 @@
 //! A result that cannot be written is a failure. A remark that cannot be written (a full disk after
 //! `2>log`) does not end hours of work.
 
-use crate::failure::Failure;
+use crate::command_error::CommandError;
 use clap::builder::styling::{AnsiColor, Style};
 use std::fmt::Arguments;
 use std::io::{Write, stdout};
@@ -11,7 +11,7 @@ use std::sync::OnceLock;
 
 /// How much is printed in addition to results and errors.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Voice {
+pub enum Verbosity {
     /// Nothing, not even results: another rank prints them.
     Silent,
     /// Results, and nothing else.
@@ -22,44 +22,44 @@ pub enum Voice {
     Verbose,
 }
 
-static VOICE: OnceLock<Voice> = OnceLock::new();
+static VERBOSITY: OnceLock<Verbosity> = OnceLock::new();
 
-/// Chooses how much is said from here on; the first choice counts.
-pub fn speak(voice: Voice) {
-    let _ = VOICE.set(voice);
+/// Sets the verbosity; the first call counts.
+pub fn set_verbosity(verbosity: Verbosity) {
+    let _ = VERBOSITY.set(verbosity);
 }
 
-/// How much is said.
-pub fn voice() -> Voice {
-    VOICE.get().copied().unwrap_or(Voice::Normal)
+/// The verbosity of the process.
+pub fn verbosity() -> Verbosity {
+    VERBOSITY.get().copied().unwrap_or(Verbosity::Normal)
 }
 
 /// Writes a part of the result; a full disk ends the process with exit code 1.
 pub fn result(text: Arguments) {
-    if voice() == Voice::Silent {
+    if verbosity() == Verbosity::Silent {
         return;
     }
     let mut out = stdout().lock();
     if let Err(error) = out.write_fmt(text).and_then(|()| out.flush()) {
         let hint = "free disk space, or write to another disk";
-        complain(&Failure::failed(format!("stdout: cannot write: {error}"), hint), None);
+        complain(&CommandError::failed(format!("stdout: cannot write: {error}"), hint), None);
         std::process::exit(1);
     }
 }
 
 /// Writes a remark, if it is wanted and can be written.
 pub fn remark(text: Arguments) {
-    if !matches!(voice(), Voice::Quiet | Voice::Silent) {
+    if !matches!(verbosity(), Verbosity::Quiet | Verbosity::Silent) {
         let _ = anstream::stderr().write_fmt(text);
     }
 }
 
 /// Writes what went wrong and what to do about it, and which of several ranks says so; what all of them end with is said once.
-pub fn complain(failure: &Failure, rank: Option<String>) {
+pub fn complain(failure: &CommandError, rank: Option<String>) {
     const ERROR: Style = AnsiColor::Red.on_default().bold();
     const HINT: Style = AnsiColor::Cyan.on_default().bold();
-    let Failure { message, hint, known, .. } = failure;
-    if voice() == Voice::Silent && *known {
+    let CommandError { message, hint, known, .. } = failure;
+    if verbosity() == Verbosity::Silent && *known {
         return;
     }
     let rank = rank.filter(|_| !known).map_or_else(String::new, |rank| format!("{rank}: "));

@@ -1,20 +1,20 @@
 //! Progress for people: one redrawn line on a terminal, otherwise a plain line per interval. Always
 //! on stderr.
 
-use crate::output::{Voice, voice};
+use crate::output::{Verbosity, verbosity};
 use std::io::{IsTerminal, Write, stderr};
 use std::time::{Duration, Instant};
 
 /// A progress line.
-pub struct Line {
-    style: Style,
+pub struct ProgressLine {
+    style: ProgressStyle,
     last: Option<Instant>,
     width: usize,
 }
 
 /// How progress is shown.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Style {
+enum ProgressStyle {
     Hidden,
     /// In one line, drawn again over itself.
     Redrawn,
@@ -24,36 +24,36 @@ enum Style {
 
 const REDRAW: Duration = Duration::from_millis(100);
 
-impl Style {
-    fn of_process() -> Style {
-        match (voice(), stderr().is_terminal()) {
-            (Voice::Silent | Voice::Quiet, _) => Style::Hidden,
-            (Voice::Normal, true) => Style::Redrawn,
-            (Voice::Normal, false) => Style::Lines(Duration::from_secs(10)),
-            (Voice::Verbose, _) => Style::Lines(Duration::from_secs(1)),
+impl ProgressStyle {
+    fn of_process() -> ProgressStyle {
+        match (verbosity(), stderr().is_terminal()) {
+            (Verbosity::Silent | Verbosity::Quiet, _) => ProgressStyle::Hidden,
+            (Verbosity::Normal, true) => ProgressStyle::Redrawn,
+            (Verbosity::Normal, false) => ProgressStyle::Lines(Duration::from_secs(10)),
+            (Verbosity::Verbose, _) => ProgressStyle::Lines(Duration::from_secs(1)),
         }
     }
 }
 
-impl Line {
+impl ProgressLine {
     /// A line that is not drawn yet.
-    pub fn new() -> Line {
-        Line { style: Style::of_process(), last: None, width: 0 }
+    pub fn new() -> ProgressLine {
+        ProgressLine { style: ProgressStyle::of_process(), last: None, width: 0 }
     }
 
     /// Shows `text`, unless something was shown a moment ago.
     pub fn show(&mut self, text: impl FnOnce() -> String) {
         let interval = match self.style {
-            Style::Hidden => return,
-            Style::Redrawn => REDRAW,
-            Style::Lines(interval) => interval,
+            ProgressStyle::Hidden => return,
+            ProgressStyle::Redrawn => REDRAW,
+            ProgressStyle::Lines(interval) => interval,
         };
         if self.last.is_some_and(|last| last.elapsed() < interval) {
             return;
         }
         self.last = Some(Instant::now());
         match self.style {
-            Style::Redrawn => {
+            ProgressStyle::Redrawn => {
                 let text = cut(&text(), columns());
                 self.draw(&text);
                 let _ = stderr().flush();
@@ -67,12 +67,12 @@ impl Line {
     /// Ends the line with `text`, which stays.
     pub fn done(&mut self, text: &str) {
         match self.style {
-            Style::Hidden => return,
-            Style::Redrawn => {
+            ProgressStyle::Hidden => return,
+            ProgressStyle::Redrawn => {
                 self.draw(text);
                 let _ = writeln!(stderr());
             }
-            Style::Lines(_) => {
+            ProgressStyle::Lines(_) => {
                 let _ = writeln!(stderr(), "{text}");
             }
         }
@@ -97,7 +97,7 @@ pub struct Live {
 impl Live {
     /// Nothing is drawn yet.
     pub fn new() -> Live {
-        Live { redrawn: Style::of_process() == Style::Redrawn, last: None, lines: 0 }
+        Live { redrawn: ProgressStyle::of_process() == ProgressStyle::Redrawn, last: None, lines: 0 }
     }
 
     /// Shows `text` in place of what is there, unless something was shown a moment ago.
@@ -122,7 +122,7 @@ impl Live {
     /// Writes a line that stays.
     pub fn keep(&mut self, line: &str) {
         self.clear();
-        if Style::of_process() != Style::Hidden {
+        if ProgressStyle::of_process() != ProgressStyle::Hidden {
             let _ = writeln!(stderr(), "{line}");
         }
     }

@@ -1,8 +1,8 @@
 //! The ranks of a job, where a launcher such as mpirun started several processes as one.
 
 use crate::args::Command;
-use crate::failure::{Failure, Outcome};
-use crate::output::{self, Voice};
+use crate::command_error::{CommandError, CommandResult};
+use crate::output::{self, Verbosity};
 use kerple_lm::ranks::Ranks;
 use std::time::Duration;
 
@@ -22,7 +22,7 @@ pub fn join() -> Ranks {
 ///
 /// # Errors
 /// A command that is not shared, or a program without MPI, started several times: each would do all of the work.
-pub fn admit(command: &Command, ranks: &Ranks) -> Outcome {
+pub fn admit(command: &Command, ranks: &Ranks) -> CommandResult {
     let have_met = ranks.world_size() > 1;
     let started = if have_met { ranks.world_size() } else { said(["OMPI_COMM_WORLD_SIZE", "PMI_SIZE"]).unwrap_or(1) };
     let is_shared =
@@ -34,25 +34,25 @@ pub fn admit(command: &Command, ranks: &Ranks) -> Outcome {
         if have_met { ranks.is_first() } else { said(["OMPI_COMM_WORLD_RANK", "PMI_RANK"]).unwrap_or(0) == 0 };
     if !is_first {
         // the first says it for all
-        output::speak(Voice::Silent);
+        output::set_verbosity(Verbosity::Silent);
         if !have_met {
             // a launcher ends all when one has failed: the first needs time to speak
             std::thread::sleep(Duration::from_secs(1));
         }
     }
     let refusal = if is_shared {
-        Failure::misuse(
+        CommandError::misuse(
             format!("{started} processes were started together, but this program was built without MPI"),
             "build with MPI: cargo install --locked --path crates/kerple --features mpi; see \
                 docs/scale-out.md",
         )
     } else {
-        Failure::misuse(
+        CommandError::misuse(
             format!("{started} processes were started for a command that runs in one process"),
             "only train, eval, compare and reproduce run on several ranks; run other commands without mpirun",
         )
     };
-    Err(Failure { known: true, ..refusal })
+    Err(CommandError { known: true, ..refusal })
 }
 
 /// A number that a launcher says: Open MPI's, or that of others.

@@ -1,7 +1,7 @@
 //! How the process was called.
 
 use super::{Cli, general, misuse};
-use crate::failure::Failure;
+use crate::command_error::CommandError;
 use clap::Parser;
 use clap::error::ErrorKind;
 use std::ffi::OsString;
@@ -10,19 +10,19 @@ use std::sync::OnceLock;
 
 /// The program, and what follows its name.
 #[derive(Debug)]
-pub struct Call {
+pub struct Invocation {
     pub program: PathBuf,
     pub arguments: Vec<OsString>,
 }
 
-static CALL: OnceLock<Call> = OnceLock::new();
+static CALL: OnceLock<Invocation> = OnceLock::new();
 
-impl Call {
+impl Invocation {
     /// That of this process.
     ///
     /// # Panics
     /// Before its arguments are parsed.
-    pub fn of_process() -> &'static Call {
+    pub fn of_process() -> &'static Invocation {
         CALL.get().expect("arguments are parsed before anything is done")
     }
 }
@@ -32,8 +32,8 @@ impl Cli {
     ///
     /// # Errors
     /// What is wrong with its arguments.
-    pub fn of(call: Call) -> Result<Option<Cli>, Failure> {
-        let Call { program, arguments } = CALL.get_or_init(|| call);
+    pub fn of(call: Invocation) -> Result<Option<Cli>, CommandError> {
+        let Invocation { program, arguments } = CALL.get_or_init(|| call);
         let mut before = &OsString::new();
         let mut guarded = Vec::new();
         for argument in arguments {

@@ -6,7 +6,7 @@ use kerple_convert::export::ExportPrecision;
 use std::path::PathBuf;
 
 #[derive(Debug, Args)]
-pub struct Export {
+pub struct ExportArgs {
     /// Run folder.
     pub run: PathBuf,
     /// Output folder.
@@ -18,7 +18,7 @@ pub struct Export {
     pub arch: Option<Architecture>,
     /// Type of the stored weights; parameters of encodings stay f32 in kerple's own architecture.
     #[arg(long, value_enum, default_value = "f32")]
-    pub dtype: Stored,
+    pub dtype: DtypeChoice,
     /// Rows of sinusoids to store, so that a model that adds them can be exported as gpt2; longer
     /// inputs fail there.
     #[arg(long, value_name = "N", value_parser = super::groups::count)]
@@ -62,18 +62,18 @@ impl From<Architecture> for ModelFamily {
 
 /// Type of stored weights.
 #[derive(Clone, Copy, Debug, ValueEnum)]
-pub enum Stored {
+pub enum DtypeChoice {
     F32,
     Bf16,
     F16,
 }
 
-impl From<Stored> for ExportPrecision {
-    fn from(stored: Stored) -> ExportPrecision {
+impl From<DtypeChoice> for ExportPrecision {
+    fn from(stored: DtypeChoice) -> ExportPrecision {
         match stored {
-            Stored::F32 => ExportPrecision::F32,
-            Stored::Bf16 => ExportPrecision::Bf16,
-            Stored::F16 => ExportPrecision::F16,
+            DtypeChoice::F32 => ExportPrecision::F32,
+            DtypeChoice::Bf16 => ExportPrecision::Bf16,
+            DtypeChoice::F16 => ExportPrecision::F16,
         }
     }
 }

@@ -1,12 +1,12 @@
 //! Options that every command takes.
 
 use super::groups::count;
-use crate::output::Voice;
+use crate::output::Verbosity;
 use anstream::ColorChoice;
 use clap::{Args, ValueEnum};
 use std::ffi::OsString;
 
-/// How a command speaks and how much of the machine it takes.
+/// What a command prints, and how many threads it uses.
 #[derive(Debug, Args)]
 #[command(next_help_heading = "Options of every command")]
 pub struct General {
@@ -27,12 +27,12 @@ pub struct General {
 }
 
 impl General {
-    /// How much is said.
-    pub fn voice(&self) -> Voice {
+    /// How much is printed.
+    pub fn verbosity(&self) -> Verbosity {
         match (self.quiet, self.verbose) {
-            (true, _) => Voice::Quiet,
-            (_, true) => Voice::Verbose,
-            _ => Voice::Normal,
+            (true, _) => Verbosity::Quiet,
+            (_, true) => Verbosity::Verbose,
+            _ => Verbosity::Normal,
         }
     }
 }

@@ -1,7 +1,7 @@
 //! Options that several commands share, and the numbers and names that options take.
 
+use crate::command_error::CommandError;
 use crate::exhausted;
-use crate::failure::Failure;
 use clap::{Args, ValueEnum};
 use kerple_burn::device::DeviceName;
 use kerple_core::cpu::InstructionSet;
@@ -25,7 +25,7 @@ pub struct RunFile {
 
 /// What is evaluated.
 #[derive(Debug, Args)]
-pub struct Evaluation {
+pub struct EvaluationOptions {
     /// Lengths to evaluate, in tokens. By default 1x to 32x the training length; for tasks every
     /// half up to 12.5x.
     #[arg(long, value_delimiter = ',', value_parser = count)]
@@ -48,7 +48,7 @@ pub struct Evaluation {
     pub per_position: bool,
 }
 
-impl Evaluation {
+impl EvaluationOptions {
     /// The request of a model trained at `train_len` on a text or a task; when none were named the lengths are 1x to 32x of it,
     /// of a task every half of it up to 12.5x.
     ///
@@ -94,7 +94,7 @@ impl Hardware {
     ///
     /// # Errors
     /// A device that is not there, or that this program was built without.
-    pub fn runtime(&self) -> Result<Runtime, Failure> {
+    pub fn runtime(&self) -> Result<Runtime, CommandError> {
         let cpu = Runtime::cpu(Some(env!("KERPLE_COMMIT").to_owned()));
         if self.device == DeviceName::Cpu {
             self.check_exact("the CPU computes in f32")?;
@@ -109,10 +109,10 @@ impl Hardware {
     ///
     /// # Errors
     /// When they are asked for.
-    pub fn check_exact(&self, why: &str) -> Result<(), Failure> {
+    pub fn check_exact(&self, why: &str) -> Result<(), CommandError> {
         match self.precision {
             Precision::F32 => Ok(()),
-            shorter => Err(Failure::misuse(
+            shorter => Err(CommandError::misuse(
                 format!("--precision {shorter}: {why}"),
                 "omit --precision, or choose a GPU with --device: reduced precision needs a GPU",
             )),
@@ -123,7 +123,7 @@ impl Hardware {
     ///
     /// # Errors
     /// As [`Hardware::host`], where models run.
-    pub fn runtime_where(&self, models_run: bool) -> Result<Runtime, Failure> {
+    pub fn runtime_where(&self, models_run: bool) -> Result<Runtime, CommandError> {
         match models_run {
             true => self.runtime(),
             false => Hardware { device: DeviceName::Cpu, precision: Precision::F32 }.runtime(),
@@ -141,22 +141,22 @@ pub struct Sharing {
     /// Train nothing; write scripts for a Slurm job array of N tasks, K at a time, and for a job
     /// that makes the pages.
     #[arg(long, value_name = "N[%K]", conflicts_with = "shard")]
-    pub slurm: Option<Array>,
+    pub slurm: Option<SlurmArray>,
 }
 
 /// Tasks of a job array, and how many run at a time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Array {
+pub struct SlurmArray {
     pub tasks: usize,
     pub at_once: Option<usize>,
 }
 
-impl std::str::FromStr for Array {
+impl std::str::FromStr for SlurmArray {
     type Err = String;
 
-    fn from_str(text: &str) -> Result<Array, String> {
+    fn from_str(text: &str) -> Result<SlurmArray, String> {
         let (tasks, at_once) = text.split_once('%').map_or((text, None), |(tasks, most)| (tasks, Some(most)));
-        Ok(Array { tasks: count(tasks)?, at_once: at_once.map(count).transpose()? })
+        Ok(SlurmArray { tasks: count(tasks)?, at_once: at_once.map(count).transpose()? })
     }
 }
 
@@ -184,17 +184,18 @@ pub fn count(text: &str) -> Result<usize, String> {
 /// A scaling of rotary rates: a name, or keys as a run file's inline table.
 pub fn rope_scaling(text: &str) -> Result<Scaling, String> {
     #[derive(serde::Deserialize)]
-    struct Line {
+    struct ScalingTable {
         scaling: Scaling,
     }
     let value = if text.trim_start().starts_with('{') { text.to_owned() } else { format!("{:?}", text.trim()) };
-    let line: Line = toml::from_str(&format!("scaling = {value}")).map_err(|error| error.message().to_owned())?;
+    let line: ScalingTable =
+        toml::from_str(&format!("scaling = {value}")).map_err(|error| error.message().to_owned())?;
     Ok(line.scaling)
 }
 
 /// Which part of the prepared text.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub enum Split {
+pub enum SplitChoice {
     /// The training split.
     Train,
     /// The validation split.
@@ -205,7 +206,7 @@ pub enum Split {
 
 /// What is timed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub enum Work {
+pub enum Benchmark {
     /// One attention layer, forward and backward.
     Attention,
     /// A training step of a decoder.
@@ -220,7 +221,7 @@ pub enum Work {
 
 /// Instruction sets, widest first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub enum Instructions {
+pub enum SimdChoice {
     /// AVX-512.
     Avx512,
     /// AVX2 with fused multiply-add.
@@ -229,13 +230,13 @@ pub enum Instructions {
     Portable,
 }
 
-impl Instructions {
+impl SimdChoice {
     /// The set of this name.
     pub fn set(self) -> InstructionSet {
         match self {
-            Instructions::Avx512 => InstructionSet::Avx512,
-            Instructions::Avx2 => InstructionSet::Avx2,
-            Instructions::Portable => InstructionSet::Portable,
+            SimdChoice::Avx512 => InstructionSet::Avx512,
+            SimdChoice::Avx2 => InstructionSet::Avx2,
+            SimdChoice::Portable => InstructionSet::Portable,
         }
     }
 }
@@ -246,10 +247,10 @@ mod tests {
 
     #[test]
     fn arrays_say_how_many_run_at_once() {
-        assert_eq!("8".parse(), Ok(Array { tasks: 8, at_once: None }));
-        assert_eq!("8%2".parse(), Ok(Array { tasks: 8, at_once: Some(2) }));
+        assert_eq!("8".parse(), Ok(SlurmArray { tasks: 8, at_once: None }));
+        assert_eq!("8%2".parse(), Ok(SlurmArray { tasks: 8, at_once: Some(2) }));
         for text in ["", "0", "8%", "8%0", "%2"] {
-            assert!(text.parse::<Array>().is_err(), "{text}");
+            assert!(text.parse::<SlurmArray>().is_err(), "{text}");
         }
     }
 

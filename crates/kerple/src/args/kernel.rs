@@ -4,7 +4,7 @@ use clap::{Args, Subcommand};
 use std::path::PathBuf;
 
 #[derive(Debug, Args)]
-pub struct Kernel {
+pub struct KernelArgs {
     #[command(subcommand)]
     pub command: KernelCommand,
 }

@@ -1,13 +1,13 @@
 //! Errors in the arguments, in the form of all other errors: a message and a hint.
 
 use super::{Cli, renamed};
-use crate::failure::Failure;
+use crate::command_error::CommandError;
 use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::{Command, CommandFactory};
 use std::ffi::OsString;
 
 /// The failure that corresponds to an error of the argument parser.
-pub fn failure(error: &clap::Error, arguments: &[OsString]) -> Failure {
+pub fn failure(error: &clap::Error, arguments: &[OsString]) -> CommandError {
     let text = error.render().to_string();
     // the rest is tips and usage, which the hint replaces
     let end = ["\n\nUsage:", "\n\nFor more information"].iter().filter_map(|mark| text.find(mark)).min();
@@ -16,20 +16,20 @@ pub fn failure(error: &clap::Error, arguments: &[OsString]) -> Failure {
     let what = what.strip_prefix("error: ").unwrap_or(what).trim_end();
     if error.kind() == ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand {
         crate::output::remark(format_args!("{}\n", error.render().ansi()));
-        return Failure::misuse(
+        return CommandError::misuse(
             "no command was given",
             "`kerple --help` lists the commands; `kerple quickstart` runs an example",
         );
     }
     if let Some(hint) = new_name(error, arguments).or_else(|| value_with_minus(error, arguments)) {
-        return Failure::misuse(what, hint);
+        return CommandError::misuse(what, hint);
     }
     let hint = match (tips, error.get(ContextKind::SuggestedArg)) {
         (_, Some(ContextValue::String(name))) => format!("did you mean `{name}`?"),
         (Some(tips), _) => tips.replace("\n\n  tip: ", "; ").trim_end().to_owned(),
         (None, _) => "add --help to the command to list its options".to_owned(),
     };
-    Failure::misuse(what, hint)
+    CommandError::misuse(what, hint)
 }
 
 /// What an option or a command is called today, where it was called otherwise before.

@@ -5,7 +5,7 @@ use clap::Args;
 use std::path::PathBuf;
 
 #[derive(Debug, Args)]
-pub struct Serve {
+pub struct ServeArgs {
     /// Run folder.
     pub run: PathBuf,
     /// Address to listen on. With any other address than this machine's own, other machines can

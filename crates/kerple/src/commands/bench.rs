@@ -9,8 +9,8 @@ mod model;
 mod on_device;
 
 use super::print_json;
-use crate::args::{Bench, Work};
-use crate::failure::{Failure, Outcome};
+use crate::args::{BenchArgs, Benchmark};
+use crate::command_error::{CommandError, CommandResult};
 use crate::output::resultln;
 use kerple_burn::device::DeviceName;
 use kerple_core::encoding::Encoding;
@@ -19,7 +19,7 @@ use std::time::Instant;
 
 /// One measurement.
 #[derive(Debug, Serialize)]
-pub struct Row {
+pub struct Measurement {
     /// What was timed: attention, linear, step, decode or eval.
     work: &'static str,
     /// naive, tiled, chunked, fft, fused or composed.
@@ -69,18 +69,25 @@ fn times(repeats: usize, mut work: impl FnMut()) -> Vec<f64> {
 
 /// Sizes of what is timed, with what the command line left open.
 #[derive(Clone, Copy, Debug)]
-struct Sizes {
+struct BenchSizes {
     batch: usize,
     heads: usize,
     head_dim: usize,
     repeats: usize,
 }
 
-impl Row {
-    fn new(work: &'static str, engine: &'static str, length: usize, sizes: Sizes, times: &[f64], flops: f64) -> Row {
+impl Measurement {
+    fn new(
+        work: &'static str,
+        engine: &'static str,
+        length: usize,
+        sizes: BenchSizes,
+        times: &[f64],
+        flops: f64,
+    ) -> Measurement {
         let median = times[times.len() / 2];
         let gflops = flops / median / 1e6;
-        Row {
+        Measurement {
             work,
             engine,
             length,
@@ -103,23 +110,23 @@ impl Row {
     }
 
     /// The same measured on another device than the processor.
-    fn on(self, device: &str) -> Row {
+    fn on(self, device: &str) -> Measurement {
         match device {
             "cpu" => self,
-            _ => Row { device: device.to_owned(), peak_share: None, ..self },
+            _ => Measurement { device: device.to_owned(), peak_share: None, ..self },
         }
     }
 }
 
 /// Fails unless what an engine gave equals what the definition gave, up to `tolerance` of the largest value.
-fn agree(what: &str, got: &[f32], definition: &[f32], tolerance: f32) -> Outcome {
+fn agree(what: &str, got: &[f32], definition: &[f32], tolerance: f32) -> CommandResult {
     let largest = definition.iter().fold(0f32, |m, x| m.max(x.abs()));
     let error = got.iter().zip(definition).fold(0f32, |m, (a, b)| m.max((a - b).abs()));
     // a value that is not a number fails too
     if got.len() == definition.len() && error <= tolerance * largest && got.iter().all(|x| x.is_finite()) {
         return Ok(());
     }
-    Err(Failure::failed(
+    Err(CommandError::failed(
         format!("{what} differs by {error:e}, its largest value is {largest:e}"),
         "this is a bug in \
         kerple; nothing was timed",
@@ -142,7 +149,7 @@ fn heading() {
     );
 }
 
-fn show(row: &Row) {
+fn show(row: &Measurement) {
     let spread = format!("{:.2} .. {:.2}", row.min_ms, row.max_ms);
     let bandwidth =
         row.bandwidth_share.map_or_else(String::new, |share| format!("  {:.0} % of bandwidth", 100.0 * share));
@@ -161,10 +168,10 @@ fn show(row: &Row) {
 }
 
 /// An encoding by its name or as a table in JSON.
-fn encoding(text: &str) -> Result<Encoding, Failure> {
+fn encoding(text: &str) -> Result<Encoding, CommandError> {
     let value = serde_json::from_str(text).unwrap_or_else(|_| text.into());
     serde_json::from_value::<Encoding>(value).map_err(|error| {
-        Failure::misuse(
+        CommandError::misuse(
             format!("--encoding {text}: {error}"),
             "give the name of an encoding, or a table such as {\"kind\":\"dape\",\"kernel\":3}",
         )
@@ -172,47 +179,47 @@ fn encoding(text: &str) -> Result<Encoding, Failure> {
 }
 
 /// Checks, times and prints.
-pub fn run(args: &Bench) -> Outcome {
+pub fn run(args: &BenchArgs) -> CommandResult {
     if let Some(most) = args.simd {
         let wanted = most.set();
         if kerple_core::cpu::limit(wanted) != wanted {
             let has = kerple_core::cpu::InstructionSet::detected().name();
-            return Err(Failure::misuse(
+            return Err(CommandError::misuse(
                 format!("--simd {}: this CPU supports at most {has}", wanted.name()),
                 "choose a narrower instruction set, or omit --simd",
             ));
         }
     }
     let device = args.hardware.device;
-    if device != DeviceName::Cpu && matches!(args.work, Work::Decode | Work::Linear) {
-        return Err(Failure::misuse(
+    if device != DeviceName::Cpu && matches!(args.work, Benchmark::Decode | Benchmark::Linear) {
+        return Err(CommandError::misuse(
             format!("--device {device}: this benchmark does not run on that device"),
             "GPUs support attention, step and eval; decode and linear run with --device cpu",
         ));
     }
-    let sizes = Sizes {
-        batch: args.batch.unwrap_or(if args.work == Work::Step { 8 } else { 1 }),
-        heads: args.heads.unwrap_or(if matches!(args.work, Work::Step | Work::Eval) { 4 } else { 12 }),
+    let sizes = BenchSizes {
+        batch: args.batch.unwrap_or(if args.work == Benchmark::Step { 8 } else { 1 }),
+        heads: args.heads.unwrap_or(if matches!(args.work, Benchmark::Step | Benchmark::Eval) { 4 } else { 12 }),
         head_dim: args.head_dim.unwrap_or(64),
         repeats: args.repeats,
     };
     let lengths = match (args.lengths.is_empty(), args.work) {
         (false, _) => args.lengths.clone(),
-        (true, Work::Attention) => vec![512, 2048],
-        (true, Work::Step) => vec![512],
-        (true, Work::Decode) => vec![1024, 8192],
-        (true, Work::Eval) => vec![16_384],
-        (true, Work::Linear) => vec![4096, 32_768],
+        (true, Benchmark::Attention) => vec![512, 2048],
+        (true, Benchmark::Step) => vec![512],
+        (true, Benchmark::Decode) => vec![1024, 8192],
+        (true, Benchmark::Eval) => vec![16_384],
+        (true, Benchmark::Linear) => vec![4096, 32_768],
     };
     limits::options(args, &lengths, sizes)?;
     let encoding = args.encoding.as_deref().map(encoding).transpose()?;
-    if let (Some(_), Work::Attention, true) = (&encoding, args.work, device != DeviceName::Cpu) {
+    if let (Some(_), Benchmark::Attention, true) = (&encoding, args.work, device != DeviceName::Cpu) {
         let hint = "omit --encoding: the kernels need the same time for a learned bias of any encoding";
-        return Err(Failure::misuse(format!("--device {device}: encodings are compared on the CPU only"), hint));
+        return Err(CommandError::misuse(format!("--device {device}: encodings are compared on the CPU only"), hint));
     }
-    let subject = model::Subject::new(args, encoding.as_ref(), sizes)?;
+    let subject = model::TimedModel::new(args, encoding.as_ref(), sizes)?;
     for length in &lengths {
-        if let (Work::Attention, Some(encoding)) = (args.work, &encoding) {
+        if let (Benchmark::Attention, Some(encoding)) = (args.work, &encoding) {
             limits::encoding(encoding, *length, sizes)?;
         }
         limits::memory(args.work, &subject, *length, sizes, encoding.is_some())?;
@@ -222,18 +229,18 @@ pub fn run(args: &Bench) -> Outcome {
         if !args.json {
             heading();
         }
-        let mut tell = |row: Row| if args.json { print_json(&row) } else { show(&row) };
+        let mut tell = |row: Measurement| if args.json { print_json(&row) } else { show(&row) };
         for length in lengths {
             match args.work {
-                Work::Attention => match &encoding {
+                Benchmark::Attention => match &encoding {
                     None if device != DeviceName::Cpu => on_device::run(subject.device(), length, sizes, &mut tell)?,
                     Some(encoding) => attention::run_encoding(encoding, length, sizes, &mut tell)?,
                     None => attention::run(length, sizes, &mut tell)?,
                 },
-                Work::Decode => decode::run(length, sizes, &mut tell)?,
-                Work::Linear => linear::run(length, sizes, &mut tell)?,
-                Work::Step => model::step(&subject, length, sizes, &mut tell)?,
-                Work::Eval => model::eval(&subject, length, sizes, &mut tell)?,
+                Benchmark::Decode => decode::run(length, sizes, &mut tell)?,
+                Benchmark::Linear => linear::run(length, sizes, &mut tell)?,
+                Benchmark::Step => model::step(&subject, length, sizes, &mut tell)?,
+                Benchmark::Eval => model::eval(&subject, length, sizes, &mut tell)?,
             }
         }
         Ok(())

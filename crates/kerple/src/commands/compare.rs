@@ -2,10 +2,10 @@
 
 use super::report::write_and_print;
 use super::{print_json, slurm, step_line, stop_flag};
-use crate::args::Compare;
-use crate::failure::{Failure, Outcome};
+use crate::args::CompareArgs;
+use crate::command_error::{CommandError, CommandResult};
 use crate::output::remarkln;
-use crate::progress::Line;
+use crate::progress::ProgressLine;
 use kerple_core::encoding::Encoding;
 use kerple_lm::compare::{Comparison, SweepEvent};
 use kerple_lm::config::RunConfig;
@@ -20,16 +20,16 @@ use std::sync::atomic::AtomicBool;
 const MOST_SEEDS: u64 = 10_000;
 
 /// Trains and evaluates every encoding with every seed, then writes the report.
-pub fn run(args: &Compare, ranks: &Ranks) -> Outcome {
+pub fn run(args: &CompareArgs, ranks: &Ranks) -> CommandResult {
     let config = RunConfig::read(&args.file.config, &args.file.set)?;
     if args.seeds > MOST_SEEDS {
-        return Err(Failure::misuse(
+        return Err(CommandError::misuse(
             format!("--seeds {} is out of range, it must be at most {MOST_SEEDS}", args.seeds),
             "a few seeds, e.g. --seeds 3, show how much results vary",
         ));
     }
     if args.seeds == 0 {
-        return Err(Failure::misuse(
+        return Err(CommandError::misuse(
             "--seeds 0 is out of range, it must be at least 1",
             "give at least 1, e.g. --seeds 3",
         ));
@@ -65,7 +65,7 @@ pub fn run(args: &Compare, ranks: &Ranks) -> Outcome {
 }
 
 /// The encodings named on the command line; `@FILE` holds a TOML list `[[encoding]]`.
-fn encodings(names: &[String]) -> Result<Vec<Encoding>, Failure> {
+fn encodings(names: &[String]) -> Result<Vec<Encoding>, CommandError> {
     let mut found = Vec::new();
     for name in names {
         match name.strip_prefix('@') {
@@ -78,7 +78,7 @@ fn encodings(names: &[String]) -> Result<Vec<Encoding>, Failure> {
     let mut labels: Vec<String> = found.iter().map(Encoding::label).collect();
     labels.sort();
     match labels.windows(2).find(|pair| pair[0] == pair[1]) {
-        Some(pair) => Err(Failure::misuse(
+        Some(pair) => Err(CommandError::misuse(
             format!("`{}` is given twice", pair[0]),
             "give each \
             encoding once",
@@ -87,31 +87,31 @@ fn encodings(names: &[String]) -> Result<Vec<Encoding>, Failure> {
     }
 }
 
-fn from_file(file: &Path) -> Result<Vec<Encoding>, Failure> {
+fn from_file(file: &Path) -> Result<Vec<Encoding>, CommandError> {
     #[derive(serde::Deserialize)]
     #[serde(deny_unknown_fields)]
-    struct List {
+    struct EncodingList {
         encoding: Vec<Encoding>,
     }
     let hint = "write one [[encoding]] table per encoding, with `kind` and its keys";
     let text = kerple_run::files::read_text(file)
-        .map_err(|error| Failure::misuse(format!("{}: cannot read: {error}", file.display()), hint))?;
-    let list: List = toml::from_str(&text)
-        .map_err(|error| Failure::misuse(format!("{}: {}", file.display(), error.to_string().trim_end()), hint))?;
+        .map_err(|error| CommandError::misuse(format!("{}: cannot read: {error}", file.display()), hint))?;
+    let list: EncodingList = toml::from_str(&text)
+        .map_err(|error| CommandError::misuse(format!("{}: {}", file.display(), error.to_string().trim_end()), hint))?;
     Ok(list.encoding)
 }
 
 /// Runs a shard of a comparison with progress; fails when the user stops it.
-pub fn run_comparison(comparison: &Comparison, shard: Shard, stop: &AtomicBool, json: bool) -> Outcome {
+pub fn run_comparison(comparison: &Comparison, shard: Shard, stop: &AtomicBool, json: bool) -> CommandResult {
     work(json, |tell| comparison.run(shard, stop, tell))
 }
 
 /// Does jobs with progress; fails when the user stops it.
-pub fn work<E>(json: bool, run: impl FnOnce(&mut dyn FnMut(SweepEvent)) -> Result<bool, E>) -> Outcome
+pub fn work<E>(json: bool, run: impl FnOnce(&mut dyn FnMut(SweepEvent)) -> Result<bool, E>) -> CommandResult
 where
-    Failure: From<E>,
+    CommandError: From<E>,
 {
-    let mut line = Line::new();
+    let mut line = ProgressLine::new();
     let (mut what, mut first) = (String::new(), true);
     let finished = run(&mut |event| match event {
         SweepEvent::Run { name, seed, index, runs, memory } => {
@@ -142,5 +142,5 @@ where
         return Ok(());
     }
     line.done("stopped");
-    Err(Failure::stopped("stopped before the end; finished work is saved", "re-run the command to resume"))
+    Err(CommandError::stopped("stopped before the end; finished work is saved", "re-run the command to resume"))
 }

@@ -2,8 +2,8 @@
 
 use super::report::write;
 use super::{open_in_browser, step_line, stop_flag};
-use crate::args::Demo;
-use crate::failure::{Failure, Outcome};
+use crate::args::DemoArgs;
+use crate::command_error::{CommandError, CommandResult};
 use crate::output::{remarkln, resultln};
 use crate::progress::{Live, duration};
 use kerple_core::encoding::{Encoding, Method};
@@ -34,7 +34,7 @@ const PLOT_WIDTH: usize = 72;
 const PLOT_HEIGHT: usize = 12;
 
 /// Trains three encodings on short sequences and draws their perplexity on longer ones.
-pub fn run(args: &Demo) -> Outcome {
+pub fn run(args: &DemoArgs) -> CommandResult {
     let (clock, stop) = (Instant::now(), stop_flag());
     let data = args.out.join("data");
     if !kerple_data::is_prepared(&data) {
@@ -56,7 +56,10 @@ pub fn run(args: &Demo) -> Outcome {
     })?;
     live.clear();
     if !finished {
-        return Err(Failure::stopped("stopped before the end; finished work is saved", "re-run the command to resume"));
+        return Err(CommandError::stopped(
+            "stopped before the end; finished work is saved",
+            "re-run the command to resume",
+        ));
     }
     let report = write(std::slice::from_ref(&args.out), &args.out.join("report"), None)?.index;
     resultln!("{}", curves.text());
@@ -80,7 +83,7 @@ pub fn run(args: &Demo) -> Outcome {
 }
 
 /// Tokens of the text that the program includes.
-fn prepare(text: &Path, out: &Path, stop: &Arc<AtomicBool>) -> Outcome {
+fn prepare(text: &Path, out: &Path, stop: &Arc<AtomicBool>) -> CommandResult {
     kerple_data::peps::write(text, 0..=u32::MAX)?;
     let options = PrepareOptions {
         tokenizer: TOKENIZER.to_owned(),

@@ -1,8 +1,8 @@
 //! `kerple describe [ENCODING]`
 
 use super::{print_json, write_file};
-use crate::args::Describe;
-use crate::failure::{Failure, Outcome};
+use crate::args::DescribeArgs;
+use crate::command_error::{CommandError, CommandResult};
 use crate::output::{result, resultln};
 use kerple_core::attention::linear::NEAR;
 use kerple_core::calculus::exponentials::{Amplitude, ErrorBudget, Tolerance};
@@ -14,7 +14,7 @@ use std::path::Path;
 const MOST_VALUES: usize = 1 << 24;
 
 /// Lists all encodings, or shows one.
-pub fn run(args: &Describe) -> Outcome {
+pub fn run(args: &DescribeArgs) -> CommandResult {
     match args.encoding.as_deref() {
         None => list(args.json),
         Some("config") => result(format_args!("{}", kerple_lm::config::REFERENCE)),
@@ -99,25 +99,25 @@ fn picture(encoding: &Encoding, heads: usize, distances: usize) -> Option<Plot> 
     Some(over_distances(title, what, false, curves))
 }
 
-fn no_picture(encoding: &Encoding, path: &Path) -> Failure {
+fn no_picture(encoding: &Encoding, path: &Path) -> CommandError {
     let drawn = METHODS
         .iter()
         .filter(|kind| Method::named(kind).is_some_and(|method| picture(&Encoding::from(method), 1, 2).is_some()));
-    Failure::misuse(
+    CommandError::misuse(
         format!("{}: {} has no distance table to draw", path.display(), encoding.method.kind()),
         format!("encodings with a picture: {}", drawn.copied().collect::<Vec<_>>().join(", ")),
     )
 }
 
-fn one(args: &Describe, encoding: &Encoding) -> Outcome {
+fn one(args: &DescribeArgs, encoding: &Encoding) -> CommandResult {
     if args.heads == 0 || args.length < 2 {
-        return Err(Failure::misuse(
+        return Err(CommandError::misuse(
             "the picture is too small, it needs at least 1 head and 2 length",
             "raise --heads or --length",
         ));
     }
     if args.heads.saturating_mul(args.length) > MOST_VALUES {
-        return Err(Failure::misuse(
+        return Err(CommandError::misuse(
             format!("{} heads times {} length exceed the limit of {MOST_VALUES} values", args.heads, args.length),
             "lower --heads or --length",
         ));

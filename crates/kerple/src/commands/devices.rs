@@ -1,14 +1,14 @@
 //! `kerple devices`
 
 use super::print_json;
-use crate::args::Devices;
-use crate::failure::Outcome;
+use crate::args::DevicesArgs;
+use crate::command_error::CommandResult;
 use crate::output::{remarkln, resultln};
 use kerple_burn::device::{self, DeviceInfo, DeviceName};
 use kerple_lm::runtime::Runtime;
 
 /// Lists the processor, and what else this program was built for and the machine has.
-pub fn run(args: &Devices) -> Outcome {
+pub fn run(args: &DevicesArgs) -> CommandResult {
     let (cpu, others) = (Runtime::cpu(None).provenance, device::list());
     if args.json {
         let threads = cpu.threads;

@@ -3,11 +3,11 @@
 mod lm_eval;
 
 use super::{print_json, remark_on_horizon, remark_on_kernels, stop_flag_saying, write_file};
-use crate::args::{Eval, Split};
-use crate::failure::{Failure, Outcome};
+use crate::args::{EvalArgs, SplitChoice};
+use crate::command_error::{CommandError, CommandResult};
 use crate::memory;
 use crate::output::{remarkln, resultln};
-use crate::progress::Line;
+use crate::progress::ProgressLine;
 use kerple_burn::device::DeviceName;
 use kerple_burn::positional_encoding::PositionalEncoding;
 use kerple_lm::config::DataConfig;
@@ -21,7 +21,7 @@ use kerple_run::{EvaluationRow, Provenance};
 use std::sync::atomic::AtomicBool;
 
 /// Evaluates a trained run and adds the rows to its `evaluation.jsonl`.
-pub fn run(args: &Eval, ranks: &Ranks) -> Outcome {
+pub fn run(args: &EvalArgs, ranks: &Ranks) -> CommandResult {
     let run = RunFolder::new(&args.run);
     let runtime = args.hardware.runtime()?.with_ranks(ranks.clone());
     let TrainedModel { plan, state, mut model, notes } = run.load_any(&runtime.device, args.strict)?;
@@ -64,50 +64,50 @@ const HEADER: &str = "  length   perplexity        nll  bits/byte    tokens   se
 const ANSWERS_HEADER: &str = "  length   right %        nll   answers   seconds";
 
 /// Evaluates with another window or other rotary rates, where that is asked for.
-fn change(encoding: &mut PositionalEncoding, args: &Eval) -> Outcome {
+fn change(encoding: &mut PositionalEncoding, args: &EvalArgs) -> CommandResult {
     if let Some(window) = args.window {
         if !encoding.has_one_window() {
             let hint = "omit --window to evaluate the model with its own windows";
-            return Err(Failure::misuse("--window: some layers of this model set their own window", hint));
+            return Err(CommandError::misuse("--window: some layers of this model set their own window", hint));
         }
         *encoding = encoding.with_window(Some(window));
     }
     if let Some(scaling) = args.rope_scaling {
         let scaled = encoding.with_rope_scaling(scaling);
-        *encoding =
-            scaled.map_err(|refusal| Failure::misuse(format!("--rope-scaling: {}", refusal.message), refusal.hint))?;
+        *encoding = scaled
+            .map_err(|refusal| CommandError::misuse(format!("--rope-scaling: {}", refusal.message), refusal.hint))?;
     }
     Ok(())
 }
 
 /// The data that was named, or that of the run, wherever it was last seen.
-fn open(args: &Eval, run: &RunFolder, plan: &Plan) -> Result<DataSource, Failure> {
+fn open(args: &EvalArgs, run: &RunFolder, plan: &Plan) -> Result<DataSource, CommandError> {
     Ok(match &args.data {
         Some(path) => DataSource::open(&DataConfig { path: path.clone(), ..plan.data.clone() })?,
         None => run.open_data(plan)?,
     })
 }
 
-fn split(args: &Eval) -> corpus::Split {
+fn split(args: &EvalArgs) -> corpus::Split {
     match args.split {
-        Split::Train => corpus::Split::Train,
-        Split::Valid => corpus::Split::Valid,
-        Split::Test => corpus::Split::Test,
+        SplitChoice::Train => corpus::Split::Train,
+        SplitChoice::Valid => corpus::Split::Valid,
+        SplitChoice::Test => corpus::Split::Test,
     }
 }
 
 /// Evaluates until the end or until it is stopped, and prints every row; a length consists of so many units.
 fn show(
-    args: &Eval,
+    args: &EvalArgs,
     (label, unit, provenance): (&str, &str, &Provenance),
     print: fn(&EvaluationRow),
     evaluate: impl FnOnce(&AtomicBool, &mut dyn FnMut(EvalEvent)) -> kerple_lm::Result<bool>,
-) -> Result<Vec<EvaluationRow>, Failure> {
+) -> Result<Vec<EvaluationRow>, CommandError> {
     let stop = stop_flag_saying(
         "stopping; finished lengths are saved, this one is not; press Ctrl-C again \
             to stop at once",
     );
-    let (mut line, mut rows) = (Line::new(), Vec::new());
+    let (mut line, mut rows) = (ProgressLine::new(), Vec::new());
     let finished = evaluate(&stop, &mut |event| match event {
         EvalEvent::Evaluating { length, done, windows } => {
             line.show(|| format!("{label}  length {length}  {unit} {done}/{windows}"));
@@ -130,11 +130,11 @@ fn show(
     }
     line.done("stopped");
     let hint = "re-run the command to evaluate the missing lengths";
-    Err(Failure::stopped("stopped before the end; finished lengths are saved", hint))
+    Err(CommandError::stopped("stopped before the end; finished lengths are saved", hint))
 }
 
 /// Writes the rows as the harness would, where that is asked for.
-fn write_results(args: &Eval, plan: &Plan, rows: &[EvaluationRow]) -> Outcome {
+fn write_results(args: &EvalArgs, plan: &Plan, rows: &[EvaluationRow]) -> CommandResult {
     let Some(path) = &args.lm_eval else { return Ok(()) };
     let results = lm_eval::results(&args.run, plan, rows);
     write_file(path, &(serde_json::to_string_pretty(&results).expect("results are plain data") + "\n"))

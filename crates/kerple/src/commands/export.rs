@@ -1,15 +1,15 @@
 //! `kerple export RUN`
 
 use super::print_json;
-use crate::args::Export;
-use crate::failure::Outcome;
+use crate::args::ExportArgs;
+use crate::command_error::CommandResult;
 use crate::output::{remarkln, resultln};
 use kerple_convert::ModelFamily;
 use kerple_convert::export::{self, ExportOptions, Exported};
 use kerple_lm::run::RunFolder;
 
 /// Writes a run as a folder that transformers loads.
-pub fn run(args: &Export) -> Outcome {
+pub fn run(args: &ExportArgs) -> CommandResult {
     let options = ExportOptions {
         precision: args.dtype.into(),
         max_shard_size: args.max_shard_size,

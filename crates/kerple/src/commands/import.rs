@@ -1,14 +1,14 @@
 //! `kerple import FOLDER`
 
 use super::print_json;
-use crate::args::Import;
-use crate::failure::Outcome;
+use crate::args::ImportArgs;
+use crate::command_error::CommandResult;
 use crate::output::{remarkln, resultln};
 use kerple_convert::import::{self, ImportOptions, Imported};
 use kerple_lm::run::RunFolder;
 
 /// Makes a run of a model of another program.
-pub fn run(args: &Import) -> Outcome {
+pub fn run(args: &ImportArgs) -> CommandResult {
     let options = ImportOptions {
         eod_token: args.eod_token.clone(),
         tokenizer: args.tokenizer.clone(),

@@ -1,8 +1,8 @@
 //! `kerple kernel`
 
 use super::{print_json, write_file};
-use crate::args::{Kernel, KernelCommand};
-use crate::failure::{Failure, Outcome};
+use crate::args::{KernelArgs, KernelCommand};
+use crate::command_error::{CommandError, CommandResult};
 use crate::output::{result, resultln};
 use kerple_core::calculus::report;
 use kerple_report::plot::{Plot, heads_within, over_distances};
@@ -14,14 +14,14 @@ use std::path::Path;
 const TERMINAL: (usize, usize) = (72, 20);
 
 /// Checks, draws or measures a kernel.
-pub fn run(args: &Kernel) -> Outcome {
+pub fn run(args: &KernelArgs) -> CommandResult {
     match &args.command {
         KernelCommand::Check { expression, points, json } => show(&report::check(expression.trim(), points)?, *json),
         KernelCommand::Features { expression, points, rank, json } => {
             show(&report::features(expression.trim(), points, rank)?, *json);
         }
         KernelCommand::EffectiveSpan { scores, .. } if !(scores.is_finite() && *scores >= 0.0) => {
-            return Err(Failure::misuse(
+            return Err(CommandError::misuse(
                 format!("--scores {scores} is out of range, it must be at least 0 and finite"),
                 "it bounds |q.k| / sqrt(D), e.g. --scores 1",
             ));
@@ -31,7 +31,7 @@ pub fn run(args: &Kernel) -> Outcome {
         }
         KernelCommand::Plot { what, length, log, effective_lengths, svg } => {
             if *length < 2 {
-                return Err(Failure::misuse(
+                return Err(CommandError::misuse(
                     format!(
                         "--length {length} is out of range, it must be at \
                     least 2"
@@ -41,7 +41,7 @@ pub fn run(args: &Kernel) -> Outcome {
                 ));
             }
             if *effective_lengths && !what.iter().all(|what| Path::new(what).is_dir()) {
-                return Err(Failure::misuse(
+                return Err(CommandError::misuse(
                     "--effective-lengths needs run folders, not expressions",
                     "give run folders, or omit --effective-lengths",
                 ));
@@ -72,17 +72,17 @@ fn show(answer: &(impl Display + serde::Serialize), json: bool) {
 }
 
 /// The newest learned kernels of a run.
-fn newest(run: &str) -> Result<KernelSnapshot, Failure> {
+fn newest(run: &str) -> Result<KernelSnapshot, CommandError> {
     let path = Path::new(run).join("kernels.json");
-    if !kerple_run::files::is_there(&path).map_err(|error| Failure::reading(&path, &error))? {
-        return Err(Failure::misuse(
+    if !kerple_run::files::is_there(&path).map_err(|error| CommandError::reading(&path, &error))? {
+        return Err(CommandError::misuse(
             format!("{run} has no learned kernels: kernels.json is missing"),
             "give the folder of a run whose encoding learns a kernel, e.g. kerple_log",
         ));
     }
     let snapshots: Vec<KernelSnapshot> = read_json(&path)?;
     snapshots.into_iter().next_back().ok_or_else(|| {
-        Failure::failed(
+        CommandError::failed(
             format!("{}: it contains no snapshot", path.display()),
             "train the run \
             for more steps",
@@ -90,12 +90,12 @@ fn newest(run: &str) -> Result<KernelSnapshot, Failure> {
     })
 }
 
-fn kernels(expressions: &[&str], length: usize, log: bool) -> Result<Plot, Failure> {
+fn kernels(expressions: &[&str], length: usize, log: bool) -> Result<Plot, CommandError> {
     let curves = report::curves(expressions, length, log)?;
     Ok(over_distances("kernels", "value", log, curves.into_iter().map(|curve| (curve.name, curve.points))))
 }
 
-fn kernels_of_runs(runs: &[String], length: usize, log: bool) -> Result<Plot, Failure> {
+fn kernels_of_runs(runs: &[String], length: usize, log: bool) -> Result<Plot, CommandError> {
     let mut curves = Vec::new();
     for run in runs {
         let KernelSnapshot { distances, bias, weight, .. } = newest(run)?;
@@ -108,8 +108,8 @@ fn kernels_of_runs(runs: &[String], length: usize, log: bool) -> Result<Plot, Fa
     Ok(over_distances(format!("learned kernels of {}", runs.join(", ")), "value", log, curves))
 }
 
-fn reach_of_runs(runs: &[String]) -> Result<Plot, Failure> {
-    let found: Result<Vec<_>, Failure> =
+fn reach_of_runs(runs: &[String]) -> Result<Plot, CommandError> {
+    let found: Result<Vec<_>, CommandError> =
         runs.iter().map(|run| Ok((run.as_str(), newest(run)?.effective_length))).collect();
     let found = found?;
     let sets: Vec<(&str, &[Option<u64>])> = found.iter().map(|(run, lengths)| (*run, lengths.as_slice())).collect();

@@ -1,7 +1,7 @@
 //! `kerple completions SHELL` and `kerple manual`: shell completions, man pages and Markdown.
 
-use crate::args::{Cli, Completions, Manual};
-use crate::failure::{Failure, Outcome};
+use crate::args::{Cli, CompletionsArgs, ManualArgs};
+use crate::command_error::{CommandError, CommandResult};
 use crate::output::{result, resultln};
 use clap::{Command, CommandFactory};
 
@@ -9,7 +9,7 @@ use clap::{Command, CommandFactory};
 const COLUMNS: usize = 110;
 
 /// Prints the completions of a shell.
-pub fn completions(args: &Completions) -> Outcome {
+pub fn completions(args: &CompletionsArgs) -> CommandResult {
     let mut script = Vec::new();
     clap_complete::generate(args.shell, &mut Cli::command(), "kerple", &mut script);
     result(format_args!("{}", String::from_utf8_lossy(&script)));
@@ -17,7 +17,7 @@ pub fn completions(args: &Completions) -> Outcome {
 }
 
 /// Prints every command with its options as Markdown, or writes a man page of each.
-pub fn run(args: &Manual) -> Outcome {
+pub fn run(args: &ManualArgs) -> CommandResult {
     let Some(folder) = &args.man else {
         let mut command = Cli::command().term_width(COLUMNS);
         command.build();
@@ -27,7 +27,7 @@ pub fn run(args: &Manual) -> Outcome {
     };
     std::fs::create_dir_all(folder)
         .and_then(|()| clap_mangen::generate_to(Cli::command(), folder))
-        .map_err(|error| Failure::writing(folder, &error))?;
+        .map_err(|error| CommandError::writing(folder, &error))?;
     resultln!("{}", folder.display());
     Ok(())
 }

@@ -1,8 +1,8 @@
 //! Music in commands: pieces that continue a prompt, as MIDI files and pictures.
 
 use super::write_file;
-use crate::args::Sample;
-use crate::failure::{Failure, Outcome};
+use crate::args::SampleArgs;
+use crate::command_error::{CommandError, CommandResult};
 use crate::output::remarkln;
 use kerple_data::Tokenizer;
 use kerple_data::music::{MusicPiece, Rules, Vocabulary};
@@ -35,7 +35,7 @@ impl MusicSampler {
     }
 
     /// The events to continue: words, or the first bars of a MIDI file.
-    pub fn prompt(&self, args: &Sample, tokenizer: &Tokenizer) -> Result<Vec<u32>, Failure> {
+    pub fn prompt(&self, args: &SampleArgs, tokenizer: &Tokenizer) -> Result<Vec<u32>, CommandError> {
         let mut tokens = match &args.prompt_midi {
             None => tokenizer.encode(&args.prompt)?,
             Some(path) => {
@@ -58,7 +58,7 @@ impl MusicSampler {
     }
 
     /// Writes the music where it was asked for.
-    pub fn save(&self, args: &Sample, tokens: &[u32]) -> Outcome {
+    pub fn save(&self, args: &SampleArgs, tokens: &[u32]) -> CommandResult {
         let piece = self.vocabulary.piece(tokens);
         if let Some(path) = &args.midi {
             piece.write(path)?;

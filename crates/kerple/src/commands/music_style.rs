@@ -2,17 +2,17 @@
 
 use super::music::read_piece;
 use super::print_json;
-use crate::args::MusicStyle;
-use crate::failure::{Failure, Outcome};
+use crate::args::MusicStyleArgs;
+use crate::command_error::{CommandError, CommandResult};
 use crate::output::resultln;
 use kerple_data::music::style::{Likeness, Onset, likeness, part};
 use kerple_data::music::{MusicPiece, Representation};
 use std::path::Path;
 
 /// Prints how alike pieces of music are to a reference, part by part of their time.
-pub fn run(args: &MusicStyle) -> Outcome {
+pub fn run(args: &MusicStyleArgs) -> CommandResult {
     let reference = trio(&args.reference)?;
-    let pieces = args.pieces.iter().map(|path| trio(path)).collect::<Result<Vec<MusicPiece>, Failure>>()?;
+    let pieces = args.pieces.iter().map(|path| trio(path)).collect::<Result<Vec<MusicPiece>, CommandError>>()?;
     if !args.json {
         resultln!("{:>6} {:>11} {:>15} {:>11}", "part", "time-pitch", "onset-duration", "onset-drum");
     }
@@ -34,12 +34,12 @@ pub fn run(args: &MusicStyle) -> Outcome {
 }
 
 /// A piece as bass, drums and harmony, which are compared each with its like.
-fn trio(path: &Path) -> Result<MusicPiece, Failure> {
+fn trio(path: &Path) -> Result<MusicPiece, CommandError> {
     let vocabulary = Representation::Groove.vocabulary();
     let read = || Ok(vocabulary.piece(&vocabulary.tokens(&read_piece(path)?)?));
-    let piece = read().map_err(|error: kerple_data::Error| Failure::from(error))?;
+    let piece = read().map_err(|error: kerple_data::Error| CommandError::from(error))?;
     match piece.notes() {
-        0 => Err(Failure::misuse(
+        0 => Err(CommandError::misuse(
             format!("{} contains no notes", path.display()),
             "give MIDI files that \
             contain notes",

@@ -1,19 +1,19 @@
 //! `kerple prepare`
 
 use super::{print_json, stop_flag_saying};
-use crate::args::Prepare;
-use crate::failure::{Failure, Outcome};
+use crate::args::PrepareArgs;
+use crate::command_error::{CommandError, CommandResult};
 use crate::output::resultln;
-use crate::progress::Line;
+use crate::progress::ProgressLine;
 use kerple_data::{PrepareOptions, Sources};
 
 /// Turns text into token shards.
-pub fn run(args: &Prepare) -> Outcome {
+pub fn run(args: &PrepareArgs) -> CommandResult {
     let split = args.split.as_deref().map(shares).transpose()?;
     if let Some(token) = &args.eod_token
         && (matches!(args.tokenizer.as_str(), "byte" | "remi" | "groove") || args.tokenizer.starts_with("bpe:"))
     {
-        return Err(Failure::misuse(
+        return Err(CommandError::misuse(
             format!("--eod-token {token}: tokenizer `{}` has its own end-of-document token", args.tokenizer),
             "omit --eod-token, or give a tokenizer.json with --tokenizer",
         ));
@@ -32,7 +32,7 @@ pub fn run(args: &Prepare) -> Outcome {
         stop: Some(stop_flag_saying("stopping; no partial output is kept")),
         ..usual
     };
-    let mut line = Line::new();
+    let mut line = ProgressLine::new();
     let summary = kerple_data::prepare(&options, &mut |progress| line.show(|| progress.to_string()))?;
     line.done("prepared");
     if args.json {
@@ -44,9 +44,9 @@ pub fn run(args: &Prepare) -> Outcome {
 }
 
 /// Three numbers.
-fn shares(text: &str) -> Result<[f64; 3], Failure> {
+fn shares(text: &str) -> Result<[f64; 3], CommandError> {
     let shares: Result<Vec<f64>, _> = text.split(',').map(|share| share.trim().parse()).collect();
     shares.ok().and_then(|shares| <[f64; 3]>::try_from(shares).ok()).ok_or_else(|| {
-        Failure::misuse(format!("--split {text}: it must be three numbers"), "e.g. --split 0.9,0.05,0.05")
+        CommandError::misuse(format!("--split {text}: it must be three numbers"), "e.g. --split 0.9,0.05,0.05")
     })
 }

@@ -2,10 +2,10 @@
 
 use super::report::{write, write_and_print};
 use super::stop_flag;
-use crate::args::{Quickstart, default_lengths};
-use crate::failure::{Failure, Outcome};
+use crate::args::{QuickstartArgs, default_lengths};
+use crate::command_error::{CommandError, CommandResult};
 use crate::output::remarkln;
-use crate::progress::{Line, duration};
+use crate::progress::{ProgressLine, duration};
 use kerple_core::encoding::{Encoding, Method};
 use kerple_core::seed::DEFAULT_SEED;
 use kerple_data::{PrepareOptions, Sources};
@@ -39,16 +39,16 @@ const PLANNED_SHARE: f64 = 0.9;
 const FEWEST_STEPS: u64 = 300;
 
 /// Prepares, trains, evaluates and reports.
-pub fn run(args: &Quickstart) -> Outcome {
+pub fn run(args: &QuickstartArgs) -> CommandResult {
     if !(args.minutes.is_finite() && args.minutes > 0.0) {
-        return Err(Failure::misuse(
+        return Err(CommandError::misuse(
             format!("--minutes {} is out of range, it must be greater than 0", args.minutes),
             "give a number greater than 0, e.g. --minutes 10",
         ));
     }
     let (clock, stop, runtime) = (Instant::now(), stop_flag(), args.hardware.runtime()?);
     let data = args.out.join("data");
-    let mut job = Job::of(args)?;
+    let mut job = QuickstartJob::of(args)?;
     if kerple_data::is_prepared(&data) {
         job = job.continued(&args.out)?;
     } else {
@@ -56,7 +56,7 @@ pub fn run(args: &Quickstart) -> Outcome {
         job.record(&args.out)?;
         if let Err(failure) = prepare(inputs, &data, &stop) {
             // nothing was begun: another call may ask for something else
-            let _ = std::fs::remove_file(Job::file(&args.out));
+            let _ = std::fs::remove_file(QuickstartJob::file(&args.out));
             if args.data.is_empty() {
                 let _ = std::fs::remove_dir_all(text(&args.out));
             }
@@ -108,9 +108,9 @@ fn comparison(out: &Path, data: &Path, runtime: Runtime) -> Comparison {
 }
 
 /// Does all runs, with one line of progress for all of them and one that stays for each, and a report after each.
-fn train_and_evaluate(comparison: &Comparison, stop: &AtomicBool) -> Outcome {
+fn train_and_evaluate(comparison: &Comparison, stop: &AtomicBool) -> CommandResult {
     let began = Instant::now();
-    let mut line = Line::new();
+    let mut line = ProgressLine::new();
     let (mut run, mut done, mut perplexities) = (String::new(), 0, Vec::new());
     let mut reported = Ok(());
     let finished = comparison.run(Shard::WHOLE, stop, &mut |event| match event {
@@ -146,7 +146,7 @@ fn train_and_evaluate(comparison: &Comparison, stop: &AtomicBool) -> Outcome {
         return Ok(());
     }
     line.done("stopped");
-    Err(Failure::stopped("stopped before the end; finished work is saved", "re-run the command to resume"))
+    Err(CommandError::stopped("stopped before the end; finished work is saved", "re-run the command to resume"))
 }
 
 fn config(data: &Path) -> RunConfig {
@@ -171,7 +171,7 @@ fn config(data: &Path) -> RunConfig {
 /// What a folder was started for, so that the same command goes on and another one is not taken for it.
 #[derive(Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-struct Job {
+struct QuickstartJob {
     /// Absolute paths of the text; none for what the program brings along.
     data: Vec<PathBuf>,
     minutes: f64,
@@ -179,11 +179,11 @@ struct Job {
     steps: Option<u64>,
 }
 
-impl Job {
-    fn of(args: &Quickstart) -> Result<Job, Failure> {
+impl QuickstartJob {
+    fn of(args: &QuickstartArgs) -> Result<QuickstartJob, CommandError> {
         let absolute = |path: &PathBuf| {
             std::path::absolute(path).map_err(|error| {
-                Failure::misuse(
+                CommandError::misuse(
                     format!("{}: {error}", path.display()),
                     "give the \
                     path of a text file or folder, e.g. --data my-text/",
@@ -191,33 +191,33 @@ impl Job {
             })
         };
         let data = args.data.iter().map(absolute).collect::<Result<_, _>>()?;
-        Ok(Job { data, minutes: args.minutes, steps: args.steps })
+        Ok(QuickstartJob { data, minutes: args.minutes, steps: args.steps })
     }
 
     fn file(out: &Path) -> PathBuf {
         out.join("quickstart.json")
     }
 
-    fn record(&self, out: &Path) -> Outcome {
-        std::fs::create_dir_all(out).map_err(|error| Failure::writing(out, &error))?;
-        Ok(kerple_run::write_json(&Job::file(out), self)?)
+    fn record(&self, out: &Path) -> CommandResult {
+        std::fs::create_dir_all(out).map_err(|error| CommandError::writing(out, &error))?;
+        Ok(kerple_run::write_json(&QuickstartJob::file(out), self)?)
     }
 
     /// This job as an earlier session left it.
-    fn continued(self, out: &Path) -> Result<Job, Failure> {
+    fn continued(self, out: &Path) -> Result<QuickstartJob, CommandError> {
         let hint = "use the same --data and --minutes to resume, or another folder with --out";
-        let file = Job::file(out);
-        if !kerple_run::files::is_there(&file).map_err(|error| Failure::reading(&file, &error))? {
-            return Err(Failure::misuse(format!("{} contains other prepared text", out.display()), hint));
+        let file = QuickstartJob::file(out);
+        if !kerple_run::files::is_there(&file).map_err(|error| CommandError::reading(&file, &error))? {
+            return Err(CommandError::misuse(format!("{} contains other prepared text", out.display()), hint));
         }
-        let before: Job = kerple_run::read_json(&file)?;
+        let before: QuickstartJob = kerple_run::read_json(&file)?;
         if before.data != self.data {
-            let text = |job: &Job| match job.data.as_slice() {
+            let text = |job: &QuickstartJob| match job.data.as_slice() {
                 [] => "the built-in text".to_owned(),
                 paths => paths.iter().map(|path| path.display().to_string()).collect::<Vec<_>>().join(", "),
             };
             let message = format!("{} was started on {}, not on {}", out.display(), text(&before), text(&self));
-            return Err(Failure::misuse(message, hint));
+            return Err(CommandError::misuse(message, hint));
         }
         let Some(steps) = before.steps else {
             // no run has begun: the time may change
@@ -225,11 +225,11 @@ impl Job {
         };
         if before.minutes != self.minutes {
             let message = format!("{} was started for {} minutes, not {}", out.display(), before.minutes, self.minutes);
-            return Err(Failure::misuse(message, hint));
+            return Err(CommandError::misuse(message, hint));
         }
         if let Some(other) = self.steps.filter(|other| *other != steps) {
             let message = format!("{} was started with {steps} steps, not {other}", out.display());
-            return Err(Failure::misuse(
+            return Err(CommandError::misuse(
                 message,
                 format!("use --steps {steps} to resume, or another folder with --out"),
             ));
@@ -239,7 +239,7 @@ impl Job {
 }
 
 /// The text that was named, or what the program brings along, written where a person can look at it.
-fn inputs(args: &Quickstart) -> Result<Sources, Failure> {
+fn inputs(args: &QuickstartArgs) -> Result<Sources, CommandError> {
     if !args.data.is_empty() {
         return Ok(Sources::paths(&args.data));
     }
@@ -253,8 +253,8 @@ fn text(out: &Path) -> PathBuf {
     out.join("text")
 }
 
-fn prepare(inputs: Sources, out: &Path, stop: &Arc<AtomicBool>) -> Outcome {
-    let mut line = Line::new();
+fn prepare(inputs: Sources, out: &Path, stop: &Arc<AtomicBool>) -> CommandResult {
+    let mut line = ProgressLine::new();
     let options = PrepareOptions {
         tokenizer: TOKENIZER.to_owned(),
         byte_budget: Some(TEXT_BYTES),
@@ -275,17 +275,17 @@ struct Cost {
 
 impl Cost {
     /// Times a short run of the first encoding, the costliest, and its evaluation.
-    fn measure(comparison: &Comparison, stop: &AtomicBool) -> Result<Cost, Failure> {
+    fn measure(comparison: &Comparison, stop: &AtomicBool) -> Result<Cost, CommandError> {
         const STEPS: u64 = 24;
         let folder = comparison.out.join(".trial");
-        if kerple_run::files::is_there(&folder).map_err(|error| Failure::reading(&folder, &error))? {
+        if kerple_run::files::is_there(&folder).map_err(|error| CommandError::reading(&folder, &error))? {
             // an earlier session was killed in it
-            std::fs::remove_dir_all(&folder).map_err(|error| Failure::writing(&folder, &error))?;
+            std::fs::remove_dir_all(&folder).map_err(|error| CommandError::writing(&folder, &error))?;
         }
         let mut trial = Comparison { seeds: 1, out: folder.clone(), ..comparison.clone() };
         trial.encodings.truncate(1);
         trial.config.train.steps = STEPS;
-        let mut line = Line::new();
+        let mut line = ProgressLine::new();
         let (mut times, mut before, mut evaluating) = (Vec::new(), Instant::now(), None);
         let finished = trial.run(Shard::WHOLE, stop, &mut |event| match event {
             SweepEvent::Training(TrainEvent::Step(step)) => {
@@ -299,10 +299,10 @@ impl Cost {
             _ => {}
         })?;
         let evaluation = evaluating.map_or(0.0, |began| began.elapsed().as_secs_f64());
-        std::fs::remove_dir_all(&folder).map_err(|error| Failure::writing(&folder, &error))?;
+        std::fs::remove_dir_all(&folder).map_err(|error| CommandError::writing(&folder, &error))?;
         if !finished {
             line.done("stopped");
-            return Err(Failure::stopped("stopped before the first run", "re-run the command to resume"));
+            return Err(CommandError::stopped("stopped before the first run", "re-run the command to resume"));
         }
         times.sort_by(f64::total_cmp);
         let step = times[times.len() / 2];
@@ -311,14 +311,14 @@ impl Cost {
     }
 
     /// Steps per run that fit into these minutes, of which some seconds are over; two significant digits.
-    fn steps(self, minutes: f64, spent: f64) -> Result<u64, Failure> {
+    fn steps(self, minutes: f64, spent: f64) -> Result<u64, CommandError> {
         let runs = RUNS as f64;
         let per_run = ((minutes * 60.0 - spent) * PLANNED_SHARE / runs - self.evaluation).max(0.0);
         let steps = (per_run / self.step) as u64;
         if steps < FEWEST_STEPS {
             let fewest = self.evaluation + FEWEST_STEPS as f64 * self.step;
             let needed = ((fewest * runs / PLANNED_SHARE + spent) / 60.0).ceil();
-            return Err(Failure::misuse(
+            return Err(CommandError::misuse(
                 format!(
                     "--minutes {minutes} allows {steps} training steps per run on this machine, at least {FEWEST_STEPS} \
                      are needed to show a difference"

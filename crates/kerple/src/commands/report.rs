@@ -1,8 +1,8 @@
 //! `kerple report DIR... --out DIR`
 
 use super::print_json;
-use crate::args::Report;
-use crate::failure::{Failure, Outcome};
+use crate::args::ReportArgs;
+use crate::command_error::{CommandError, CommandResult};
 use crate::output::resultln;
 use kerple_lm::runtime::Runtime;
 use kerple_report::{ReportOptions, WrittenReport, find_runs, table_text};
@@ -10,12 +10,12 @@ use kerple_run::Provenance;
 use std::path::{Path, PathBuf};
 
 /// Writes the report and prints its headline table.
-pub fn run(args: &Report) -> Outcome {
+pub fn run(args: &ReportArgs) -> CommandResult {
     write_and_print(&args.dirs, &args.out, args.reference.clone(), args.json)
 }
 
 /// Writes the report of all runs below `dirs`; prints the table and where the page is.
-pub fn write_and_print(dirs: &[PathBuf], out: &Path, reference: Option<String>, json: bool) -> Outcome {
+pub fn write_and_print(dirs: &[PathBuf], out: &Path, reference: Option<String>, json: bool) -> CommandResult {
     let summary = write(dirs, out, reference)?;
     if json {
         print_json(&summary.results);
@@ -27,7 +27,7 @@ pub fn write_and_print(dirs: &[PathBuf], out: &Path, reference: Option<String>, 
 }
 
 /// Writes the report of all runs below `dirs`.
-pub fn write(dirs: &[PathBuf], out: &Path, reference: Option<String>) -> Result<WrittenReport, Failure> {
+pub fn write(dirs: &[PathBuf], out: &Path, reference: Option<String>) -> Result<WrittenReport, CommandError> {
     let options = ReportOptions { reference, commit: Some(program()), ..ReportOptions::default() };
     Ok(kerple_report::write(&find_runs(dirs)?, out, &options)?)
 }

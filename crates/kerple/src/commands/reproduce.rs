@@ -2,10 +2,10 @@
 
 use super::compare::work;
 use super::{print_json, slurm, stop_flag};
-use crate::args::Reproduce;
-use crate::failure::{Failure, Outcome};
+use crate::args::ReproduceArgs;
+use crate::command_error::{CommandError, CommandResult};
 use crate::output::{remarkln, resultln};
-use crate::progress::Line;
+use crate::progress::ProgressLine;
 use kerple_experiments::reproduce::{Reproduction, Request, export};
 use kerple_lm::ranks::Ranks;
 use kerple_lm::sweep::Shard;
@@ -15,7 +15,7 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
 /// Runs what is not done yet, then makes the pages.
-pub fn run(args: &Reproduce, ranks: &Ranks) -> Outcome {
+pub fn run(args: &ReproduceArgs, ranks: &Ranks) -> CommandResult {
     let models_run = !args.pages_only && args.export.is_none() && args.sharing.slurm.is_none();
     let reproduction = Reproduction::new(Request {
         paper: &args.paper,
@@ -66,7 +66,7 @@ pub fn run(args: &Reproduce, ranks: &Ranks) -> Outcome {
 }
 
 /// The arguments that make the pages.
-fn pages_arguments(args: &Reproduce) -> Vec<OsString> {
+fn pages_arguments(args: &ReproduceArgs) -> Vec<OsString> {
     let mut words: Vec<OsString> =
         vec!["reproduce".into(), (&args.paper).into(), "--scale".into(), (&args.scale).into()];
     if !args.only.is_empty() {
@@ -76,13 +76,13 @@ fn pages_arguments(args: &Reproduce) -> Vec<OsString> {
     words
 }
 
-fn prepare(reproduction: &Reproduction, stop: &Arc<AtomicBool>) -> Outcome {
+fn prepare(reproduction: &Reproduction, stop: &Arc<AtomicBool>) -> CommandResult {
     for (name, options) in reproduction.to_prepare(stop)? {
         if kerple_data::is_prepared(&options.out) {
             // another shard was faster
             continue;
         }
-        let mut line = Line::new();
+        let mut line = ProgressLine::new();
         match kerple_data::prepare(&options, &mut |progress| line.show(|| format!("{name}: {progress}"))) {
             Ok(summary) => line.done(&format!("{name}: {summary}")),
             Err(_) if kerple_data::is_prepared(&options.out) => line.done(&format!("{name}: prepared")),
@@ -92,8 +92,8 @@ fn prepare(reproduction: &Reproduction, stop: &Arc<AtomicBool>) -> Outcome {
     Ok(())
 }
 
-fn time(reproduction: &Reproduction, stop: &AtomicBool) -> Outcome {
-    let mut line = Line::new();
+fn time(reproduction: &Reproduction, stop: &AtomicBool) -> CommandResult {
+    let mut line = ProgressLine::new();
     let finished = reproduction.time(stop, &mut |done, rounds| {
         line.show(|| format!("timing in turns: round {done}/{rounds}"));
     })?;
@@ -101,11 +101,11 @@ fn time(reproduction: &Reproduction, stop: &AtomicBool) -> Outcome {
         return Ok(());
     }
     line.done("stopped");
-    Err(Failure::stopped("stopped while timing steps", "re-run the command to resume"))
+    Err(CommandError::stopped("stopped while timing steps", "re-run the command to resume"))
 }
 
 /// Makes the pages of a folder and prints how complete they are.
-fn pages(folder: &Path, args: &Reproduce) -> Outcome {
+fn pages(folder: &Path, args: &ReproduceArgs) -> CommandResult {
     let facts = [("pages by", super::report::program())];
     let summary = kerple_experiments::pages::write(folder, &args.only, &facts)?;
     if args.json {

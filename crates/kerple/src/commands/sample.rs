@@ -2,8 +2,8 @@
 
 use super::music::MusicSampler;
 use super::{remark_on_horizon, remark_on_kernels, stop_flag_saying};
-use crate::args::Sample;
-use crate::failure::{Failure, Outcome};
+use crate::args::SampleArgs;
+use crate::command_error::{CommandError, CommandResult};
 use crate::output::{self, remarkln};
 use kerple_data::{StreamDecoder, Tokenizer};
 use kerple_lm::generate::{self, DecodingCallback, SamplingParams};
@@ -12,7 +12,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 /// Streams text, or the event words of music, that continues the prompt.
-pub fn run(args: &Sample) -> Outcome {
+pub fn run(args: &SampleArgs) -> CommandResult {
     check_range(
         "--temperature",
         args.temperature,
@@ -66,7 +66,7 @@ pub fn run(args: &Sample) -> Outcome {
         music.save(args, &tokens)?;
     }
     if stop.load(Ordering::Relaxed) {
-        return Err(Failure::stopped(
+        return Err(CommandError::stopped(
             "stopped before the end; sampled tokens are kept",
             "set the number of tokens with --max-new-tokens",
         ));
@@ -74,19 +74,19 @@ pub fn run(args: &Sample) -> Outcome {
     Ok(())
 }
 
-fn check_range(option: &str, value: Option<f64>, most: f64, hint: &str) -> Outcome {
+fn check_range(option: &str, value: Option<f64>, most: f64, hint: &str) -> CommandResult {
     let Some(value) = value.filter(|value| !(value.is_finite() && (0.0..=most).contains(value))) else { return Ok(()) };
     let limit = if most == f64::MAX { "at least 0".to_owned() } else { format!("between 0 and {most}") };
-    Err(Failure::misuse(format!("{option} {value} is out of range, it must be {limit}"), hint))
+    Err(CommandError::misuse(format!("{option} {value} is out of range, it must be {limit}"), hint))
 }
 
 /// The tokens to go on from, after the one that is in front of a text.
-fn prompt(args: &Sample, tokenizer: &Tokenizer, music: Option<&MusicSampler>, first: u32) -> Result<Vec<u32>, Failure> {
+fn prompt(args: &SampleArgs, tokenizer: &Tokenizer, music: Option<&MusicSampler>, first: u32) -> Result<Vec<u32>, CommandError> {
     let mut prompt = vec![first];
     let Some(music) = music else {
         let options = [("--prompt-midi", &args.prompt_midi), ("--midi", &args.midi), ("--svg", &args.svg)];
         if let Some((option, _)) = options.iter().find(|(_, file)| file.is_some()) {
-            return Err(Failure::misuse(
+            return Err(CommandError::misuse(
                 format!("{option}: this run was trained on text, not on music"),
                 "omit the option; to train on MIDI files, prepare them with `kerple prepare \
                     --tokenizer remi`",

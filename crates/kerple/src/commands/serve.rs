@@ -1,8 +1,8 @@
 //! `kerple serve RUN`
 
 use super::stop_flag_saying;
-use crate::args::Serve;
-use crate::failure::{Failure, Outcome};
+use crate::args::ServeArgs;
+use crate::command_error::{CommandError, CommandResult};
 use crate::output::{remarkln, resultln};
 use kerple_lm::run::{RunFolder, TrainedModel};
 use kerple_serve::{Hosts, ServedModel, ServerLimits};
@@ -10,7 +10,7 @@ use std::net::{SocketAddr, ToSocketAddrs};
 use std::path::Path;
 
 /// Serves a trained run until it is stopped.
-pub fn run(args: &Serve) -> Outcome {
+pub fn run(args: &ServeArgs) -> CommandResult {
     let address = address(args)?;
     let (runtime, run) = (args.hardware.runtime()?, RunFolder::new(&args.run));
     let TrainedModel { plan, state, model, notes } = run.load(&runtime.device, false)?;
@@ -41,14 +41,14 @@ pub fn run(args: &Serve) -> Outcome {
         resultln!("http://{address}");
     };
     kerple_serve::serve(served, address, ready, stop)?;
-    Err(Failure::stopped("stopped; all open requests were answered", "re-run the command to serve again"))
+    Err(CommandError::stopped("stopped; all open requests were answered", "re-run the command to serve again"))
 }
 
-fn address(args: &Serve) -> Result<SocketAddr, Failure> {
+fn address(args: &ServeArgs) -> Result<SocketAddr, CommandError> {
     let found = (args.host.as_str(), args.port).to_socket_addrs().ok().and_then(|mut all| all.next());
     let message = || format!("--host {}: unknown address", args.host);
     found.ok_or_else(|| {
-        Failure::misuse(
+        CommandError::misuse(
             message(),
             "use 127.0.0.1 for this machine only, 0.0.0.0 to \
         accept other machines",
@@ -57,13 +57,13 @@ fn address(args: &Serve) -> Result<SocketAddr, Failure> {
 }
 
 /// The names that requests may be for: also the one that the address was given by.
-fn hosts(args: &Serve, address: &SocketAddr) -> Hosts {
+fn hosts(args: &ServeArgs, address: &SocketAddr) -> Hosts {
     let names = args.allow_host.iter().chain([&args.host]).map(|name| name.trim_end_matches('.').to_ascii_lowercase());
     Hosts { names: names.collect(), ..Hosts::of(address.ip()) }
 }
 
 /// What the folder is called, wherever it was named from.
-fn name(args: &Serve) -> String {
+fn name(args: &ServeArgs) -> String {
     let whole = args.run.canonicalize().unwrap_or_else(|_| args.run.clone());
     let folder = || whole.file_name().map_or("kerple".into(), |name| Path::new(name).display().to_string());
     args.served_model_name.clone().unwrap_or_else(folder)

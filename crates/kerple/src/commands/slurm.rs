@@ -1,8 +1,8 @@
 //! Scripts for a Slurm job array whose tasks are shards, and for the job that makes the pages when all are done.
 
 use super::write_file;
-use crate::args::{Array, Call};
-use crate::failure::{Failure, Outcome};
+use crate::args::{Invocation, SlurmArray};
+use crate::command_error::{CommandError, CommandResult};
 use crate::output::{remarkln, resultln};
 use kerple_lm::ranks::Ranks;
 use std::ffi::{OsStr, OsString};
@@ -13,23 +13,23 @@ const FOLDER: &str = "slurm";
 
 /// Writes `array.sh`, which is this command without `--slurm` and as a shard, `render.sh`, which is this program with the
 /// arguments `render`, and `submit.sh`; prints how to submit them.
-pub fn write_and_print(out: &Path, array: Array, render: &[OsString]) -> Outcome {
-    let folder = std::path::absolute(out.join(FOLDER)).map_err(|error| Failure::writing(out, &error))?;
-    std::fs::create_dir_all(&folder).map_err(|error| Failure::writing(&folder, &error))?;
+pub fn write_and_print(out: &Path, array: SlurmArray, render: &[OsString]) -> CommandResult {
+    let folder = std::path::absolute(out.join(FOLDER)).map_err(|error| CommandError::writing(out, &error))?;
+    std::fs::create_dir_all(&folder).map_err(|error| CommandError::writing(&folder, &error))?;
     let here = std::env::current_dir().map_err(|error| {
-        Failure::failed(
+        CommandError::failed(
             format!("the current folder: {error}"),
             "change \
             to a folder that exists",
         )
     })?;
-    let Call { program, arguments } = Call::of_process();
+    let Invocation { program, arguments } = Invocation::of_process();
     let own: Vec<OsString> = without_slurm(arguments.iter().cloned());
     let command = |arguments: &[OsString]| {
         let words = std::iter::once(program.as_os_str()).chain(arguments.iter().map(OsString::as_os_str));
         words.map(quoted).collect::<Vec<_>>().join(" ")
     };
-    let place = Place { folder: quoted(folder.as_os_str()), here: quoted(here.as_os_str()) };
+    let place = ScriptFolders { folder: quoted(folder.as_os_str()), here: quoted(here.as_os_str()) };
     for (name, text) in [
         ("array.sh", array_script(&place, array, &command(&own))),
         ("render.sh", render_script(&place, &command(render))),
@@ -47,10 +47,10 @@ pub fn write_and_print(out: &Path, array: Array, render: &[OsString]) -> Outcome
 }
 
 /// Refuses to write scripts several times at once.
-pub fn refuse_ranks(ranks: &Ranks) -> Outcome {
+pub fn refuse_ranks(ranks: &Ranks) -> CommandResult {
     match ranks.world_size() {
         1 => Ok(()),
-        count => Err(Failure::misuse(
+        count => Err(CommandError::misuse(
             format!(
                 "--slurm writes scripts in one process, but {count} \
             were started"
@@ -62,7 +62,7 @@ pub fn refuse_ranks(ranks: &Ranks) -> Outcome {
 }
 
 /// Folders as the shell reads them.
-struct Place {
+struct ScriptFolders {
     folder: String,
     here: String,
 }
@@ -92,7 +92,11 @@ fn quoted(word: &OsStr) -> String {
     format!("'{}'", word.replace('\'', r"'\''"))
 }
 
-fn array_script(Place { folder, here }: &Place, Array { tasks, at_once }: Array, command: &str) -> String {
+fn array_script(
+    ScriptFolders { folder, here }: &ScriptFolders,
+    SlurmArray { tasks, at_once }: SlurmArray,
+    command: &str,
+) -> String {
     let limit = at_once.map_or_else(String::new, |most| format!("%{most}"));
     let last = tasks - 1;
     format!(
@@ -126,7 +130,7 @@ exit "$status"
     )
 }
 
-fn render_script(Place { folder, here }: &Place, command: &str) -> String {
+fn render_script(ScriptFolders { folder, here }: &ScriptFolders, command: &str) -> String {
     format!(
         r#"#!/usr/bin/env bash
 # Makes tables and figures from the output of the shards.

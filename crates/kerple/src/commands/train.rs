@@ -1,10 +1,10 @@
 //! `kerple train`
 
 use super::{print_json, remark_on_kernels, step_line, stop_flag};
-use crate::args::Train;
-use crate::failure::{Failure, Outcome};
+use crate::args::TrainArgs;
+use crate::command_error::{CommandError, CommandResult};
 use crate::output::{remarkln, resultln};
-use crate::progress::{Line, duration};
+use crate::progress::{ProgressLine, duration};
 use kerple_burn::device::DeviceName;
 use kerple_lm::config::RunConfig;
 use kerple_lm::corpus::DataSource;
@@ -16,7 +16,12 @@ use kerple_lm::train::{self, TrainEvent, TrainSession};
 use std::sync::atomic::AtomicBool;
 
 /// The text and the plan of the run, which begins with the weights of another one where that is asked for.
-fn begin(args: &Train, run: &RunFolder, ranks: &Ranks, stop: &AtomicBool) -> Result<(DataSource, Plan), Failure> {
+fn begin(
+    args: &TrainArgs,
+    run: &RunFolder,
+    ranks: &Ranks,
+    stop: &AtomicBool,
+) -> Result<(DataSource, Plan), CommandError> {
     let Some(from) = &args.init_from else {
         let file = args.config.as_ref().expect("--config is required without --init-from");
         let config = RunConfig::read(file, &args.set)?;
@@ -39,7 +44,7 @@ fn begin(args: &Train, run: &RunFolder, ranks: &Ranks, stop: &AtomicBool) -> Res
 }
 
 /// Trains or resumes one run.
-pub fn run(args: &Train, ranks: &Ranks) -> Outcome {
+pub fn run(args: &TrainArgs, ranks: &Ranks) -> CommandResult {
     let (run, stop) = (RunFolder::new(&args.out), stop_flag());
     let runtime = args.hardware.runtime()?.with_ranks(ranks.clone());
     let (source, plan) = begin(args, &run, ranks, &stop)?;
@@ -56,7 +61,7 @@ pub fn run(args: &Train, ranks: &Ranks) -> Outcome {
         remarkln!("{}", plan.training_memory(plan.train.micro_batch_size.unwrap_or(plan.train.batch_size)));
     }
     remark_on_kernels(&plan, args.hardware.device);
-    let (batches, mut line) = (source.batches(&plan)?, Line::new());
+    let (batches, mut line) = (source.batches(&plan)?, ProgressLine::new());
     let session =
         TrainSession { plan: &plan, run: &run, batches: &batches, stop: &stop, strict: args.strict, runtime: &runtime };
     let outcome = train::train(&session, &mut |event| match event {
@@ -76,5 +81,5 @@ pub fn run(args: &Train, ranks: &Ranks) -> Outcome {
     if outcome.finished {
         return Ok(());
     }
-    Err(Failure::stopped("stopped before the end; the run is saved", "re-run the command to resume"))
+    Err(CommandError::stopped("stopped before the end; the run is saved", "re-run the command to resume"))
 }

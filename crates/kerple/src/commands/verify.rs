@@ -1,8 +1,8 @@
 //! `kerple verify PATH...`
 
 use super::print_json;
-use crate::args::Verify;
-use crate::failure::{Failure, Outcome};
+use crate::args::VerifyArgs;
+use crate::command_error::{CommandError, CommandResult};
 use crate::output::{remarkln, resultln};
 use kerple_experiments::manifest::MANIFEST_FILE;
 use kerple_experiments::packed::TempDir;
@@ -16,14 +16,14 @@ use std::fs::DirEntry;
 use std::path::{Path, PathBuf};
 
 /// Reads the contents of every path and checks their consistency.
-pub fn run(args: &Verify) -> Outcome {
+pub fn run(args: &VerifyArgs) -> CommandResult {
     let mut problems = Vec::new();
     let mut read = BTreeSet::new();
     for path in &args.paths {
         // where archives are unpacked as long as they are looked at
         let mut unpacked = Vec::new();
         let parts = parts_of(path, &mut unpacked);
-        let found: Vec<Finding> = parts.into_iter().map(|part| part.look(&mut read)).collect();
+        let found: Vec<ItemFindings> = parts.into_iter().map(|part| part.look(&mut read)).collect();
         match args.json {
             true => found.iter().for_each(|finding| print_json(&finding.json())),
             false => print(path, &found),
@@ -32,9 +32,9 @@ pub fn run(args: &Verify) -> Outcome {
     }
     let Some(code) = problems.iter().map(|problem| problem.code).min() else { return Ok(()) };
     let message = format!("{} of the checked items are damaged or missing", problems.len());
-    Err(Failure {
+    Err(CommandError {
         code,
-        ..Failure::failed(
+        ..CommandError::failed(
             message,
             "see the lines marked DAMAGED or NOTHING for what \
         is wrong and where",
@@ -43,56 +43,56 @@ pub fn run(args: &Verify) -> Outcome {
 }
 
 /// What is looked at as one.
-struct Part {
-    kind: Kind,
+struct VerifiedItem {
+    kind: ItemKind,
     /// How it is called.
     path: PathBuf,
     /// Where it is read: where its archive is unpacked, or the path itself.
     place: PathBuf,
     /// Why it cannot be read, where that is known.
-    lost: Option<Failure>,
+    lost: Option<CommandError>,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
-enum Kind {
+enum ItemKind {
     Run,
     Data,
     #[serde(rename = "reproduction")]
     Manifest,
 }
 
-impl Kind {
+impl ItemKind {
     fn many(self) -> &'static str {
         match self {
-            Kind::Run => "runs",
-            Kind::Data => "texts",
-            Kind::Manifest => "lists of planned runs",
+            ItemKind::Run => "runs",
+            ItemKind::Data => "texts",
+            ItemKind::Manifest => "lists of planned runs",
         }
     }
 }
 
 /// What was found of a part.
-struct Finding {
-    part: Part,
+struct ItemFindings {
+    part: VerifiedItem,
     good: Vec<String>,
-    problems: Vec<Failure>,
+    problems: Vec<CommandError>,
 }
 
 /// A run, prepared data, or all of them in a folder of a comparison or a reproduction. A path that holds nothing of these is
 /// looked at as data, which says what it lacks. Archives of runs are unpacked aside.
-fn parts_of(path: &Path, unpacked: &mut Vec<TempDir>) -> Vec<Part> {
+fn parts_of(path: &Path, unpacked: &mut Vec<TempDir>) -> Vec<VerifiedItem> {
     let mut parts = Vec::new();
     collect((path, path), unpacked, &mut parts);
     if parts.is_empty() {
-        parts.push(Part { kind: Kind::Data, path: path.to_owned(), place: path.to_owned(), lost: None });
+        parts.push(VerifiedItem { kind: ItemKind::Data, path: path.to_owned(), place: path.to_owned(), lost: None });
     }
     parts
 }
 
 /// Adds what is in the folder `place`, which is called `path`.
-fn collect((path, place): (&Path, &Path), unpacked: &mut Vec<TempDir>, parts: &mut Vec<Part>) {
-    let part = |kind, lost| Part { kind, path: path.to_owned(), place: place.to_owned(), lost };
+fn collect((path, place): (&Path, &Path), unpacked: &mut Vec<TempDir>, parts: &mut Vec<VerifiedItem>) {
+    let part = |kind, lost| VerifiedItem { kind, path: path.to_owned(), place: place.to_owned(), lost };
     match kerple_experiments::packed::unpacked(place) {
         Ok(None) => {}
         Ok(Some(aside)) => {
@@ -100,19 +100,19 @@ fn collect((path, place): (&Path, &Path), unpacked: &mut Vec<TempDir>, parts: &m
             unpacked.push(aside);
             return collect((path, &place), unpacked, parts);
         }
-        Err(error) => return parts.push(part(Kind::Manifest, Some(Failure { code: 1, ..error.into() }))),
+        Err(error) => return parts.push(part(ItemKind::Manifest, Some(CommandError { code: 1, ..error.into() }))),
     }
     let mut add = |kind| parts.push(part(kind, None));
     // what cannot be looked for is read all the same, so that the reason is a problem
     let is_there = |name: &str| kerple_run::files::is_there(&place.join(name)).unwrap_or(true);
     if is_there(MANIFEST_FILE) {
-        add(Kind::Manifest);
+        add(ItemKind::Manifest);
     }
     if is_there(PLAN_FILE) {
-        return add(Kind::Run);
+        return add(ItemKind::Run);
     }
     if kerple_data::has_summary(place).unwrap_or(true) {
-        return add(Kind::Data);
+        return add(ItemKind::Data);
     }
     let entries = std::fs::read_dir(place).into_iter().flatten().flatten();
     let is_folder = |entry: &DirEntry| entry.file_type().is_ok_and(|kind| kind.is_dir());
@@ -121,60 +121,62 @@ fn collect((path, place): (&Path, &Path), unpacked: &mut Vec<TempDir>, parts: &m
     names.iter().for_each(|name| collect((&path.join(name), &place.join(name)), unpacked, parts));
 }
 
-impl Part {
-    fn look(mut self, read: &mut BTreeSet<String>) -> Finding {
+impl VerifiedItem {
+    fn look(mut self, read: &mut BTreeSet<String>) -> ItemFindings {
         if let Some(lost) = self.lost.take() {
-            return Finding { part: self, good: Vec::new(), problems: vec![lost] };
+            return ItemFindings { part: self, good: Vec::new(), problems: vec![lost] };
         }
         let (good, problems) = match self.kind {
-            Kind::Run => {
+            ItemKind::Run => {
                 let found = RunFolder::new(&self.place).verify_unless_read(read);
                 // a run is there, so whatever is wrong is damage
-                let damage = |error| Failure { code: 1, ..Failure::from(error) };
+                let damage = |error| CommandError { code: 1, ..CommandError::from(error) };
                 (found.good, found.problems.into_iter().map(damage).collect())
             }
-            Kind::Data => match kerple_data::verify(&self.place) {
+            ItemKind::Data => match kerple_data::verify(&self.place) {
                 Ok(report) => {
                     read.insert(report.content.clone());
                     (report.to_string().lines().map(str::to_owned).collect(), Vec::new())
                 }
                 Err(error) => (Vec::new(), vec![error.into()]),
             },
-            Kind::Manifest => {
+            ItemKind::Manifest => {
                 let found = kerple_experiments::verify::verify(&self.path, &self.place);
-                let damage = |error| Failure { code: 1, ..Failure::from(error) };
+                let damage = |error| CommandError { code: 1, ..CommandError::from(error) };
                 (found.good, found.problems.into_iter().map(damage).collect())
             }
         };
         // where an archive is unpacked means nothing to a reader
         let [read_at, called] = [&self.place, &self.path].map(|path| path.display().to_string());
-        let named = |failure: Failure| Failure { message: failure.message.replace(&read_at, &called), ..failure };
-        Finding { part: self, good, problems: problems.into_iter().map(named).collect() }
+        let named =
+            |failure: CommandError| CommandError { message: failure.message.replace(&read_at, &called), ..failure };
+        ItemFindings { part: self, good, problems: problems.into_iter().map(named).collect() }
     }
 }
 
-impl Finding {
+impl ItemFindings {
     fn json(&self) -> serde_json::Value {
         let problems: Vec<&str> = self.problems.iter().map(|problem| problem.message.as_str()).collect();
-        let Part { kind, path, .. } = &self.part;
+        let VerifiedItem { kind, path, .. } = &self.part;
         serde_json::json!({ "path": path, "kind": kind, "good": self.good, "problems": problems })
     }
 }
 
 /// Prints what was found of a path: all of a single thing, of many how many are good, and what is wrong.
-fn print(path: &Path, found: &[Finding]) {
+fn print(path: &Path, found: &[ItemFindings]) {
     resultln!("{}", path.display());
     if let [finding] = found {
         finding.good.iter().for_each(|good| resultln!("  ok       {good}"));
     } else {
-        let manifests: Vec<&Finding> = found.iter().filter(|finding| finding.part.kind == Kind::Manifest).collect();
+        let manifests: Vec<&ItemFindings> =
+            found.iter().filter(|finding| finding.part.kind == ItemKind::Manifest).collect();
         for finding in &manifests {
             // of several which one
             let whose = if manifests.len() > 1 { format!("{}: ", finding.part.path.display()) } else { String::new() };
             finding.good.iter().for_each(|good| resultln!("  ok       {whose}{good}"));
         }
-        for kind in [Kind::Manifest, Kind::Run, Kind::Data] {
-            let all: Vec<&Finding> = found.iter().filter(|finding| finding.part.kind == kind).collect();
+        for kind in [ItemKind::Manifest, ItemKind::Run, ItemKind::Data] {
+            let all: Vec<&ItemFindings> = found.iter().filter(|finding| finding.part.kind == kind).collect();
             let good = all.iter().filter(|finding| finding.problems.is_empty()).count();
             if good > 0 {
                 resultln!("  ok       {good} of {} {}", all.len(), kind.many());
@@ -184,17 +186,17 @@ fn print(path: &Path, found: &[Finding]) {
     for (program, runs) in by_program(path, found) {
         resultln!("  program  {program}: {runs}");
     }
-    for Failure { message, hint, code, .. } in found.iter().flat_map(|finding| &finding.problems) {
+    for CommandError { message, hint, code, .. } in found.iter().flat_map(|finding| &finding.problems) {
         resultln!("  {}  {message}", if *code == 2 { "NOTHING" } else { "DAMAGED" });
         remarkln!("hint: {hint}");
     }
 }
 
 /// Which of many runs are of which program, the seeds of an encoding together: `arxiv/alibi (1235, 1236)`.
-fn by_program(path: &Path, found: &[Finding]) -> Vec<(String, String)> {
+fn by_program(path: &Path, found: &[ItemFindings]) -> Vec<(String, String)> {
     let mut programs: BTreeMap<BTreeSet<String>, BTreeMap<PathBuf, Vec<String>>> = BTreeMap::new();
-    let runs = found.iter().filter(|finding| finding.part.kind == Kind::Run && found.len() > 1);
-    for Part { path: folder, place, .. } in runs.map(|finding| &finding.part) {
+    let runs = found.iter().filter(|finding| finding.part.kind == ItemKind::Run && found.len() > 1);
+    for VerifiedItem { path: folder, place, .. } in runs.map(|finding| &finding.part) {
         let Ok(run) = Run::read(place) else { continue };
         let from_here = folder.strip_prefix(path).unwrap_or(folder);
         let seed = from_here.file_name().unwrap_or_default().to_string_lossy();

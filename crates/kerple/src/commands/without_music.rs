@@ -1,8 +1,8 @@
 //! What takes the place of music in a build without the feature `music-lra`: a type without values.
 
 pub use self::AbsentSampler as MusicSampler;
-use crate::args::Sample;
-use crate::failure::{Failure, Outcome};
+use crate::args::SampleArgs;
+use crate::command_error::{CommandError, CommandResult};
 use kerple_data::Tokenizer;
 
 pub enum AbsentSampler {}
@@ -16,7 +16,7 @@ impl AbsentSampler {
         match *self {}
     }
 
-    pub fn prompt(&self, _: &Sample, _: &Tokenizer) -> Result<Vec<u32>, Failure> {
+    pub fn prompt(&self, _: &Sample, _: &Tokenizer) -> Result<Vec<u32>, CommandError> {
         match *self {}
     }
 
@@ -28,7 +28,7 @@ impl AbsentSampler {
         match *self {}
     }
 
-    pub fn save(&self, _: &Sample, _: &[u32]) -> Outcome {
+    pub fn save(&self, _: &Sample, _: &[u32]) -> CommandResult {
         match *self {}
     }
 }

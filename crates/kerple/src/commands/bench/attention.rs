@@ -1,8 +1,8 @@
 //! One attention layer: the tiled engine, the reference where it is short enough, and plain Burn
 //! operations.
 
-use super::{Row, Sizes, agree, times};
-use crate::failure::{Failure, Outcome};
+use super::{BenchSizes, Measurement, agree, times};
+use crate::command_error::{CommandError, CommandResult};
 use crate::memory::extra_mib;
 use burn::tensor::{DType, Device, Distribution, Tensor};
 use kerple_burn::forward_context::ForwardContext;
@@ -25,7 +25,7 @@ const LONGEST_NAIVE: usize = 1024;
 pub const LONGEST_COMPOSED: usize = 2048;
 
 /// Inputs of one call, and room for what it returns.
-struct Task {
+struct AttentionCall {
     dims: AttentionDims,
     strides: Strides,
     inputs: [Vec<f32>; 4],
@@ -44,7 +44,7 @@ struct Task {
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Engine {
+enum CpuAttention {
     Naive,
     Tiled,
 }
@@ -69,12 +69,17 @@ pub fn log_bias(heads: usize, head_dim: usize, len: usize) -> Vec<f32> {
     table.bias.unwrap_or_default().into_iter().map(|value| value as f32).collect()
 }
 
-impl Task {
+impl AttentionCall {
     /// Of the inputs with this number.
-    fn new(length: usize, Sizes { batch, heads, head_dim, .. }: Sizes, bias: &str, draw: u32) -> Task {
+    fn new(
+        length: usize,
+        BenchSizes { batch, heads, head_dim, .. }: BenchSizes,
+        bias: &str,
+        draw: u32,
+    ) -> AttentionCall {
         let elements = batch * heads * length * head_dim;
         let with = bias != "none";
-        Task {
+        AttentionCall {
             dims: AttentionDims { batch, heads, kv_heads: heads, queries: length, keys: length, head_dim },
             strides: Strides { batch: heads * length * head_dim, head: length * head_dim, row: head_dim },
             inputs: [1, 2, 3, 4].map(|seed| noise(elements, 4 * draw + seed)),
@@ -92,23 +97,23 @@ impl Task {
     }
 
     /// With the scores of an encoding as it starts; its rotation is left out.
-    fn of(encoding: &Encoding, length: usize, sizes: Sizes, draw: u32) -> Task {
+    fn of(encoding: &Encoding, length: usize, sizes: BenchSizes, draw: u32) -> AttentionCall {
         let geometry = Geometry::new(sizes.heads, sizes.head_dim, length);
         let stored = encoding.initial(&geometry, 0);
         let cast = |values: Vec<f64>| values.into_iter().map(|value| value as f32).collect::<Vec<f32>>();
-        let plain = Task::new(length, sizes, "none", draw);
+        let plain = AttentionCall::new(length, sizes, "none", draw);
         match encoding.form(&geometry, &stored, length) {
             EncodingForm::Nothing | EncodingForm::Absolute(_) | EncodingForm::Code(_) => plain,
-            EncodingForm::Rotary(rotary) => Task { damping: rotary.damping(sizes.head_dim), ..plain },
+            EncodingForm::Rotary(rotary) => AttentionCall { damping: rotary.damping(sizes.head_dim), ..plain },
             EncodingForm::Table(table) => {
                 let bias = table.bias.map(cast);
-                Task { d_bias: bias.clone(), bias, ..plain }
+                AttentionCall { d_bias: bias.clone(), bias, ..plain }
             }
             EncodingForm::Gates(_) => {
                 // logits as normed rows make them with the first weights, about N(0, 1/2)
                 let logits = noise(sizes.batch * length * sizes.heads, 9);
                 let clocks = gate_cumsum::of_logits(&logits, [sizes.batch, length, sizes.heads]);
-                Task { d_clocks: Some(clocks.clone()), clocks: Some(clocks), ..plain }
+                AttentionCall { d_clocks: Some(clocks.clone()), clocks: Some(clocks), ..plain }
             }
             EncodingForm::ScoreMod(ScoreModForm { map, table, own, .. }) => {
                 let tables = [table.bias, table.weight].into_iter().flatten();
@@ -116,13 +121,14 @@ impl Task {
                     ScoreModExtent { sides: Sides::OneSided, len: length, scale: default_scale(sizes.head_dim) };
                 let own = map.numbers(&stored[stored.len() - own..].concat(), extent);
                 let values: Vec<f32> = tables.chain([own]).flat_map(cast).collect();
-                Task { d_map: Some(values.clone()), map: Some((map, values)), ..plain }
+                AttentionCall { d_map: Some(values.clone()), map: Some((map, values)), ..plain }
             }
         }
     }
 
-    fn run(&mut self, engine: Engine, backward: bool) {
-        let Task { dims, strides, inputs, bias, map, damping, clocks, out, lse, d, d_bias, d_map, d_clocks } = self;
+    fn run(&mut self, engine: CpuAttention, backward: bool) {
+        let AttentionCall { dims, strides, inputs, bias, map, damping, clocks, out, lse, d, d_bias, d_map, d_clocks } =
+            self;
         let strides = *strides;
         let extent = ScoreModExtent { sides: Sides::OneSided, len: dims.keys, scale: default_scale(dims.head_dim) };
         let map = map.as_ref().map(|(map, values)| map.over(values, extent));
@@ -144,7 +150,7 @@ impl Task {
             ..AttentionProblem::causal(*dims, (dims.head_dim as f32).sqrt().recip())
         };
         let [q, k, v, d_out] = inputs.each_ref().map(|data| View { data, strides });
-        let forward = if engine == Engine::Tiled { attention::forward } else { naive::forward };
+        let forward = if engine == CpuAttention::Tiled { attention::forward } else { naive::forward };
         forward(&problem, q, k, v, ViewMut::new(out, strides), lse);
         if backward {
             let [d_q, d_k, d_v] = d.each_mut().map(|data| ViewMut::new(data, strides));
@@ -161,7 +167,7 @@ impl Task {
                 d_sinks: None,
                 d_gate_cumsum: d_clocks,
             };
-            let run = if engine == Engine::Tiled { attention::backward } else { naive::backward };
+            let run = if engine == CpuAttention::Tiled { attention::backward } else { naive::backward };
             run(&problem, saved, gradients);
         }
     }
@@ -175,40 +181,48 @@ impl Task {
 }
 
 /// Fails unless the tiled engine equals the definition on a problem of these sizes, at a length it can be run at.
-fn check(sizes: Sizes) -> Outcome {
+fn check(sizes: BenchSizes) -> CommandResult {
     let length = 193;
-    let (mut ours, mut definition) = (Task::new(length, sizes, "learned", 0), Task::new(length, sizes, "learned", 0));
-    ours.run(Engine::Tiled, true);
-    definition.run(Engine::Naive, true);
+    let (mut ours, mut definition) =
+        (AttentionCall::new(length, sizes, "learned", 0), AttentionCall::new(length, sizes, "learned", 0));
+    ours.run(CpuAttention::Tiled, true);
+    definition.run(CpuAttention::Naive, true);
     // sums of 193 products, rounded in another order
     ours.results().into_iter().zip(definition.results()).try_for_each(|(a, b)| agree("the tiled engine", &a, &b, 1e-5))
 }
 
 /// Fails unless an encoding's engine equals the definition on two of three inputs: where a hidden unit lies at its kink to
 /// within rounding, either side is right, and a gradient differs by what this one unit brings.
-fn check_encoding(encoding: &Encoding, sizes: Sizes) -> Outcome {
+fn check_encoding(encoding: &Encoding, sizes: BenchSizes) -> CommandResult {
     let of_draw = |draw| {
-        let (mut ours, mut definition) = (Task::of(encoding, 193, sizes, draw), Task::of(encoding, 193, sizes, draw));
-        ours.run(Engine::Tiled, true);
-        definition.run(Engine::Naive, true);
+        let (mut ours, mut definition) =
+            (AttentionCall::of(encoding, 193, sizes, draw), AttentionCall::of(encoding, 193, sizes, draw));
+        ours.run(CpuAttention::Tiled, true);
+        definition.run(CpuAttention::Naive, true);
         // sums of up to 193^2 products, rounded in another order
         let mut results = ours.results().into_iter().zip(definition.results());
         results.try_for_each(|(ours, definition)| agree("the fused engine", &ours, &definition, 1e-4))
     };
-    let failed: Vec<Failure> = (0..3).filter_map(|draw| of_draw(draw).err()).collect();
+    let failed: Vec<CommandError> = (0..3).filter_map(|draw| of_draw(draw).err()).collect();
     if failed.len() < 2 { Ok(()) } else { Err(failed.into_iter().next().expect("there are two")) }
 }
 
 /// Times an encoding and, alternately, KERPLE-log's table.
-pub fn run_encoding(encoding: &Encoding, length: usize, sizes: Sizes, tell: &mut dyn FnMut(Row)) -> Outcome {
+pub fn run_encoding(
+    encoding: &Encoding,
+    length: usize,
+    sizes: BenchSizes,
+    tell: &mut dyn FnMut(Measurement),
+) -> CommandResult {
     check_encoding(encoding, sizes)?;
     for backward in [false, true] {
-        let (mut plain, mut own) = (Task::new(length, sizes, "learned", 0), Task::of(encoding, length, sizes, 0));
+        let (mut plain, mut own) =
+            (AttentionCall::new(length, sizes, "learned", 0), AttentionCall::of(encoding, length, sizes, 0));
         let mut all = [Vec::new(), Vec::new()];
         for repeat in 0..=sizes.repeats.max(1) {
             for (task, all) in [&mut plain, &mut own].into_iter().zip(&mut all) {
                 let clock = Instant::now();
-                task.run(Engine::Tiled, backward);
+                task.run(CpuAttention::Tiled, backward);
                 // the first does not count
                 all.extend((repeat > 0).then(|| clock.elapsed().as_secs_f64() * 1e3));
             }
@@ -216,8 +230,8 @@ pub fn run_encoding(encoding: &Encoding, length: usize, sizes: Sizes, tell: &mut
         let tasks = [("tiled", "learned", &mut plain), ("fused", encoding.method.kind(), &mut own)];
         for ((engine, bias, task), mut all) in tasks.into_iter().zip(all) {
             all.sort_by(f64::total_cmp);
-            let mut row = Row::new("attention", engine, length, sizes, &all, flops(length, sizes, backward));
-            row.extra_mib = Some(extra_mib(|| task.run(Engine::Tiled, backward)));
+            let mut row = Measurement::new("attention", engine, length, sizes, &all, flops(length, sizes, backward));
+            row.extra_mib = Some(extra_mib(|| task.run(CpuAttention::Tiled, backward)));
             (row.backward, row.bias) = (backward, bias);
             tell(row);
         }
@@ -226,27 +240,27 @@ pub fn run_encoding(encoding: &Encoding, length: usize, sizes: Sizes, tell: &mut
 }
 
 /// Multiply-adds that cannot be avoided, twice: 2 products forward, 5 backward, of half the pairs.
-pub fn flops(length: usize, sizes: Sizes, backward: bool) -> f64 {
+pub fn flops(length: usize, sizes: BenchSizes, backward: bool) -> f64 {
     let pairs = (length * (length + 1) / 2) as f64;
     let products = if backward { 7.0 } else { 2.0 };
     2.0 * products * pairs * (sizes.batch * sizes.heads * sizes.head_dim) as f64
 }
 
 /// KERPLE-log attention in plain Burn operations.
-struct Composed {
+struct ComposedAttention {
     encoding: PositionalEncoding,
     inputs: [Tensor<4>; 3],
 }
 
-impl Composed {
-    fn new(length: usize, sizes: Sizes) -> Composed {
+impl ComposedAttention {
+    fn new(length: usize, sizes: BenchSizes) -> ComposedAttention {
         let device = Device::flex().autodiff();
         let shape = [sizes.batch, sizes.heads, length, sizes.head_dim];
         let input = || Tensor::<4>::random(shape, Distribution::Uniform(-1.0, 1.0), &device).require_grad();
         let encoding = Encoding::from(Method::KerpleLog(Default::default()));
         let geometry = Geometry::new(sizes.heads, sizes.head_dim, length);
         let encoding = PositionalEncoding::new(&encoding, &geometry, 1, 0, &device);
-        Composed { encoding, inputs: [input(), input(), input()] }
+        ComposedAttention { encoding, inputs: [input(), input(), input()] }
     }
 
     /// One forward, and one backward of the sum of the outputs when asked.
@@ -267,11 +281,11 @@ impl Composed {
     }
 }
 
-fn composed(length: usize, sizes: Sizes, tell: &mut dyn FnMut(Row)) {
-    let layer = Composed::new(length, sizes);
+fn composed(length: usize, sizes: BenchSizes, tell: &mut dyn FnMut(Measurement)) {
+    let layer = ComposedAttention::new(length, sizes);
     for backward in [false, true] {
         let all = times(sizes.repeats, || layer.run(backward));
-        let mut row = Row::new("attention", "composed", length, sizes, &all, flops(length, sizes, backward));
+        let mut row = Measurement::new("attention", "composed", length, sizes, &all, flops(length, sizes, backward));
         row.extra_mib = Some(extra_mib(|| layer.run(backward)));
         (row.backward, row.bias) = (backward, "learned");
         tell(row);
@@ -279,17 +293,17 @@ fn composed(length: usize, sizes: Sizes, tell: &mut dyn FnMut(Row)) {
 }
 
 /// Times one length.
-pub fn run(length: usize, sizes: Sizes, tell: &mut dyn FnMut(Row)) -> Outcome {
+pub fn run(length: usize, sizes: BenchSizes, tell: &mut dyn FnMut(Measurement)) -> CommandResult {
     check(sizes)?;
-    for (engine, name) in [(Engine::Tiled, "tiled"), (Engine::Naive, "naive")] {
-        if engine == Engine::Naive && length > LONGEST_NAIVE {
+    for (engine, name) in [(CpuAttention::Tiled, "tiled"), (CpuAttention::Naive, "naive")] {
+        if engine == CpuAttention::Naive && length > LONGEST_NAIVE {
             continue;
         }
         for backward in [false, true] {
             for bias in ["none", "fixed", "learned"] {
-                let mut task = Task::new(length, sizes, bias, 0);
+                let mut task = AttentionCall::new(length, sizes, bias, 0);
                 let all = times(sizes.repeats, || task.run(engine, backward));
-                let mut row = Row::new("attention", name, length, sizes, &all, flops(length, sizes, backward));
+                let mut row = Measurement::new("attention", name, length, sizes, &all, flops(length, sizes, backward));
                 row.extra_mib = Some(extra_mib(|| task.run(engine, backward)));
                 (row.backward, row.bias) = (backward, bias);
                 tell(row);

@@ -1,14 +1,14 @@
 //! Attention of one query over cached keys.
 
 use super::attention::{log_bias, noise};
-use super::{Row, Sizes, agree, machine};
-use crate::failure::Outcome;
+use super::{BenchSizes, Measurement, agree, machine};
+use crate::command_error::CommandResult;
 use kerple_core::attention::{AttentionDims, AttentionProblem, ScoreTransform, Strides, View, ViewMut, naive, tiled};
 use std::time::Instant;
 
 /// Times one number of cached keys.
-pub fn run(keys: usize, sizes: Sizes, tell: &mut dyn FnMut(Row)) -> Outcome {
-    let Sizes { batch, heads, head_dim, repeats } = sizes;
+pub fn run(keys: usize, sizes: BenchSizes, tell: &mut dyn FnMut(Measurement)) -> CommandResult {
+    let BenchSizes { batch, heads, head_dim, repeats } = sizes;
     let cached = batch * heads * keys * head_dim;
     let (q, k, v) = (noise(batch * heads * head_dim, 1), noise(cached, 2), noise(cached, 3));
     let bias = log_bias(heads, head_dim, keys);
@@ -41,7 +41,7 @@ pub fn run(keys: usize, sizes: Sizes, tell: &mut dyn FnMut(Row)) -> Outcome {
         .collect();
     measured.sort_by(f64::total_cmp);
     let bytes = (4 * 2 * cached + 4 * heads * keys) as f64;
-    let mut row = Row::new("decode", "tiled", keys, sizes, &measured, 4.0 * cached as f64);
+    let mut row = Measurement::new("decode", "tiled", keys, sizes, &measured, 4.0 * cached as f64);
     row.bias = "fixed";
     row.bandwidth_share = Some(bytes / (row.median_ms * 1e-3) / machine::bandwidth());
     tell(row);

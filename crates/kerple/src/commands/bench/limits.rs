@@ -1,8 +1,8 @@
 //! Requests that are refused before anything is allocated.
 
-use super::{Sizes, model::Subject};
-use crate::args::{Bench, Work};
-use crate::failure::{Failure, Outcome};
+use super::{BenchSizes, model::TimedModel};
+use crate::args::{BenchArgs, Benchmark};
+use crate::command_error::{CommandError, CommandResult};
 use kerple_core::encoding::{Encoding, Geometry};
 use kerple_data::machine::MemoryLimit;
 
@@ -11,7 +11,7 @@ const ARRAYS: u128 = 9;
 const ARRAYS_OF_TWO: u128 = 2 * ARRAYS;
 
 /// Refuses options that no work can have, each by itself.
-pub fn options(args: &Bench, lengths: &[usize], sizes: Sizes) -> Outcome {
+pub fn options(args: &BenchArgs, lengths: &[usize], sizes: BenchSizes) -> CommandResult {
     let longest = lengths.iter().copied().max().unwrap_or(1);
     for (option, value, most) in [
         ("--lengths", longest, 1 << 24),
@@ -24,25 +24,27 @@ pub fn options(args: &Bench, lengths: &[usize], sizes: Sizes) -> Outcome {
     ] {
         if value > most {
             let message = format!("{option} {value}: it must be at most {most}");
-            return Err(Failure::misuse(message, "choose a smaller value"));
+            return Err(CommandError::misuse(message, "choose a smaller value"));
         }
     }
     Ok(())
 }
 
 /// Refuses an encoding that attention of this length cannot be timed with.
-pub fn encoding(encoding: &Encoding, length: usize, sizes: Sizes) -> Outcome {
+pub fn encoding(encoding: &Encoding, length: usize, sizes: BenchSizes) -> CommandResult {
     let geometry = Geometry::new(sizes.heads, sizes.head_dim, length);
-    encoding.check(&geometry).map_err(|refusal| Failure::misuse(format!("--encoding: {refusal}"), refusal.hint))?;
+    encoding
+        .check(&geometry)
+        .map_err(|refusal| CommandError::misuse(format!("--encoding: {refusal}"), refusal.hint))?;
     if encoding.tells_ahead() {
         let message = format!("--encoding {}: it has a bias for keys after the query", encoding.label());
-        return Err(Failure::misuse(message, "attention is causal here: omit `behind` or `bidirectional`"));
+        return Err(CommandError::misuse(message, "attention is causal here: omit `behind` or `bidirectional`"));
     }
     Ok(())
 }
 
 /// Refuses work at a length that needs more memory than there is.
-pub fn memory(work: Work, subject: &Subject, length: usize, sizes: Sizes, two: bool) -> Outcome {
+pub fn memory(work: Benchmark, subject: &TimedModel, length: usize, sizes: BenchSizes, two: bool) -> CommandResult {
     // what is timed is made of noise, which is made here whichever device gets it
     let here = MemoryLimit::here();
     let limits = here.as_ref().into_iter().chain(subject.limit());
@@ -51,19 +53,19 @@ pub fn memory(work: Work, subject: &Subject, length: usize, sizes: Sizes, two: b
     let of = |length: usize| [sizes.batch, sizes.heads, length].iter().fold(4u128, |all, size| all * *size as u128);
     let row = of(length.max(512)) * sizes.head_dim as u128;
     let bytes = match work {
-        Work::Attention if two => ARRAYS_OF_TWO * row,
+        Benchmark::Attention if two => ARRAYS_OF_TWO * row,
         // the composed operations hold all scores and all weights
-        Work::Attention if length <= super::attention::LONGEST_COMPOSED => {
+        Benchmark::Attention if length <= super::attention::LONGEST_COMPOSED => {
             ARRAYS * row + 2 * length as u128 * of(length)
         }
-        Work::Attention | Work::Linear => ARRAYS * row,
-        Work::Decode => 2 * row,
-        Work::Step | Work::Eval => return subject.check_memory(work, length, sizes),
+        Benchmark::Attention | Benchmark::Linear => ARRAYS * row,
+        Benchmark::Decode => 2 * row,
+        Benchmark::Step | Benchmark::Eval => return subject.check_memory(work, length, sizes),
     };
     if bytes <= u128::from(limit.bytes) {
         return Ok(());
     }
     let (need, have) = (bytes as f64 / 1e9, limit.bytes as f64 / 1e9);
     let message = format!("--lengths {length} needs about {need:.1} GB of memory, {} has {have:.1} GB", limit.name);
-    Err(Failure::misuse(message, "lower --lengths, --batch, --heads or --head-dim"))
+    Err(CommandError::misuse(message, "lower --lengths, --batch, --heads or --head-dim"))
 }

@@ -1,8 +1,8 @@
 //! Linear attention with FAVOR+ features: plain, with SineSPE, and as linear KERPLE; and the last by Fourier transforms.
 
 use super::attention::noise;
-use super::{Row, Sizes, agree, times};
-use crate::failure::Outcome;
+use super::{BenchSizes, Measurement, agree, times};
+use crate::command_error::CommandResult;
 use crate::memory::extra_mib;
 use kerple_core::attention::linear::{
     self, Decay, DecayGradient, DenominatorGuard, LinearAttentionDims, LinearAttentionGradients, LinearAttentionInputs,
@@ -23,24 +23,24 @@ const FEATURES: usize = 128;
 const BIASES: [&str; 3] = ["none", "sine_spe", "kerple_log"];
 
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Engine {
+enum LinearAlgorithm {
     Chunked,
     Naive,
     /// Forward only.
     Transform,
 }
 
-impl Engine {
+impl LinearAlgorithm {
     fn name(self) -> &'static str {
         match self {
-            Engine::Chunked => "chunked",
-            Engine::Naive => "naive",
-            Engine::Transform => "fft",
+            LinearAlgorithm::Chunked => "chunked",
+            LinearAlgorithm::Naive => "naive",
+            LinearAlgorithm::Transform => "fft",
         }
     }
 }
 
-struct Task {
+struct LinearAttentionCall {
     dims: LinearAttentionDims,
     inputs: [Vec<f32>; 4],
     code: Option<Drawn<f32>>,
@@ -55,8 +55,8 @@ struct Task {
     d_tables: [Vec<f32>; 2],
 }
 
-impl Task {
-    fn new(len: usize, Sizes { batch, heads, head_dim, .. }: Sizes, bias: &str) -> Task {
+impl LinearAttentionCall {
+    fn new(len: usize, BenchSizes { batch, heads, head_dim, .. }: BenchSizes, bias: &str) -> LinearAttentionCall {
         let geometry = Geometry::new(heads, head_dim, len);
         let encoding = Encoding::from(Method::named(bias).expect("a bias of this list is a method"));
         let stored = encoding.initial(&geometry, 0);
@@ -71,7 +71,7 @@ impl Task {
         let elements = batch * heads * len * head_dim;
         let parameters = code.as_ref().map_or(0, |code| code.map().parameters());
         let tables = fading.as_ref().map_or([0, 0], |fading| [fading.near.len(), fading.weights.len()]);
-        Task {
+        LinearAttentionCall {
             dims: LinearAttentionDims { batch, heads, len, head_dim, value_dim: head_dim },
             inputs: [1, 2, 3, 4].map(|seed| noise(elements, seed)),
             favor: Favor::new(&omega, sizes, FavorFeatures::BothSigns),
@@ -86,8 +86,20 @@ impl Task {
         }
     }
 
-    fn run(&mut self, engine: Engine, backward: bool) {
-        let Task { dims, inputs, code, favor, fading, kernel, out, denominators, d, d_parameters, d_tables } = self;
+    fn run(&mut self, engine: LinearAlgorithm, backward: bool) {
+        let LinearAttentionCall {
+            dims,
+            inputs,
+            code,
+            favor,
+            fading,
+            kernel,
+            out,
+            denominators,
+            d,
+            d_parameters,
+            d_tables,
+        } = self;
         let LinearAttentionDims { heads, len, head_dim, .. } = *dims;
         let strides = Strides { batch: heads * len * head_dim, head: len * head_dim, row: head_dim };
         let single = |values: &[f64]| values.iter().map(|value| *value as f32).collect::<Vec<f32>>();
@@ -108,9 +120,9 @@ impl Task {
         let rows = LinearAttentionInputs { q, k, v };
         let to = ViewMut::new(out, strides);
         match engine {
-            Engine::Chunked => linear::forward(&problem, rows, to, denominators),
-            Engine::Naive => linear::naive::forward(&problem, rows, to, denominators),
-            Engine::Transform => {
+            LinearAlgorithm::Chunked => linear::forward(&problem, rows, to, denominators),
+            LinearAlgorithm::Naive => linear::naive::forward(&problem, rows, to, denominators),
+            LinearAlgorithm::Transform => {
                 toeplitz::forward(&LinearAttentionProblem { decay: None, ..problem }, kernel, rows, to, denominators)
             }
         }
@@ -120,7 +132,7 @@ impl Task {
             let d_decay = decay.map(|_| DecayGradient { d_near, d_weights });
             let saved = LinearAttentionSaved { inputs: rows, out: View { data: out, strides }, denominators, d_out };
             let gradients = LinearAttentionGradients { d_q, d_k, d_v, d_parameters, d_decay, d_gates: None };
-            let run = if engine == Engine::Naive { linear::naive::backward } else { linear::backward };
+            let run = if engine == LinearAlgorithm::Naive { linear::naive::backward } else { linear::backward };
             run(&problem, saved, gradients);
         }
     }
@@ -132,27 +144,27 @@ impl Task {
 }
 
 /// Fails unless chunks equal the definition, and transforms a sum of exponentials up to its tolerance.
-fn check(sizes: Sizes) -> Outcome {
+fn check(sizes: BenchSizes) -> CommandResult {
     let length = 321;
     for bias in BIASES {
-        let [mut ours, mut definition] = [0, 1].map(|_| Task::new(length, sizes, bias));
-        ours.run(Engine::Chunked, true);
-        definition.run(Engine::Naive, true);
+        let [mut ours, mut definition] = [0, 1].map(|_| LinearAttentionCall::new(length, sizes, bias));
+        ours.run(LinearAlgorithm::Chunked, true);
+        definition.run(LinearAlgorithm::Naive, true);
         // sums of 321 products of exponentials, rounded in another order
         ours.results()
             .into_iter()
             .zip(definition.results())
             .try_for_each(|(a, b)| agree("the chunked engine", a, b, 2e-4))?;
     }
-    let [mut ours, mut exact] = [0, 1].map(|_| Task::new(length, sizes, "kerple_log"));
-    ours.run(Engine::Chunked, false);
-    exact.run(Engine::Transform, false);
+    let [mut ours, mut exact] = [0, 1].map(|_| LinearAttentionCall::new(length, sizes, "kerple_log"));
+    ours.run(LinearAlgorithm::Chunked, false);
+    exact.run(LinearAlgorithm::Transform, false);
     agree("a sum of exponentials", &ours.out, &exact.out, 2e-3)
 }
 
 /// Multiply-adds of features, sums and what is met one by one, twice; a backward is about three times a forward. A decay of any
 /// number of terms is about seven sums to a row, and the chunk before.
-fn flops(task: &Task, backward: bool) -> f64 {
+fn flops(task: &LinearAttentionCall, backward: bool) -> f64 {
     let LinearAttentionDims { batch, heads, len, head_dim, value_dim } = task.dims;
     let (shapes, chunks) = task.fading.as_ref().map_or((1, 1), |fading| (fading.terms.min(7), 3));
     let width = task.code.as_ref().map_or(head_dim, |code| code.map().widths()[1]);
@@ -166,26 +178,27 @@ fn flops(task: &Task, backward: bool) -> f64 {
 }
 
 /// Times one length.
-pub fn run(length: usize, sizes: Sizes, tell: &mut dyn FnMut(Row)) -> Outcome {
+pub fn run(length: usize, sizes: BenchSizes, tell: &mut dyn FnMut(Measurement)) -> CommandResult {
     check(sizes)?;
-    for (engine, bias) in
-        [Engine::Chunked, Engine::Naive, Engine::Transform].into_iter().flat_map(|e| BIASES.map(|b| (e, b)))
+    for (engine, bias) in [LinearAlgorithm::Chunked, LinearAlgorithm::Naive, LinearAlgorithm::Transform]
+        .into_iter()
+        .flat_map(|e| BIASES.map(|b| (e, b)))
     {
         let skip = match engine {
-            Engine::Chunked => false,
-            Engine::Naive => length > LONGEST_NAIVE,
-            Engine::Transform => length > LONGEST_TRANSFORM || bias != "kerple_log",
+            LinearAlgorithm::Chunked => false,
+            LinearAlgorithm::Naive => length > LONGEST_NAIVE,
+            LinearAlgorithm::Transform => length > LONGEST_TRANSFORM || bias != "kerple_log",
         };
         if skip {
             continue;
         }
         for backward in [false, true] {
-            if backward && engine == Engine::Transform {
+            if backward && engine == LinearAlgorithm::Transform {
                 continue;
             }
-            let mut task = Task::new(length, sizes, bias);
+            let mut task = LinearAttentionCall::new(length, sizes, bias);
             let all = times(sizes.repeats, || task.run(engine, backward));
-            let mut row = Row::new("linear", engine.name(), length, sizes, &all, flops(&task, backward));
+            let mut row = Measurement::new("linear", engine.name(), length, sizes, &all, flops(&task, backward));
             row.extra_mib = Some(extra_mib(|| task.run(engine, backward)));
             (row.backward, row.bias) = (backward, bias);
             tell(row);

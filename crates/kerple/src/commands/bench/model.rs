@@ -1,8 +1,8 @@
 //! Whole decoders: a training step, and the evaluation of one long segment.
 
-use super::{Row, Sizes, agree, on_device, times};
-use crate::args::{Bench, Work};
-use crate::failure::{Failure, Outcome};
+use super::{BenchSizes, Measurement, agree, on_device, times};
+use crate::args::{BenchArgs, Benchmark};
+use crate::command_error::{CommandError, CommandResult};
 use crate::memory::extra_mib;
 use burn::tensor::{Device, Tensor};
 use kerple_burn::implementation::Impl;
@@ -17,7 +17,7 @@ use kerple_lm::plan::{DataInfo, Plan};
 use kerple_lm::train_state::{AdamWStep, TrainState, settings};
 
 /// The model that is timed.
-pub struct Subject {
+pub struct TimedModel {
     config: RunConfig,
     vocab: usize,
     device: Device,
@@ -28,12 +28,12 @@ pub struct Subject {
     limit: Option<MemoryLimit>,
 }
 
-impl Subject {
+impl TimedModel {
     /// What the options say, or the run file they name.
     ///
     /// # Errors
     /// A run file that cannot be read, an encoding that is none.
-    pub fn new(args: &Bench, encoding: Option<&Encoding>, sizes: Sizes) -> Result<Subject, Failure> {
+    pub fn new(args: &BenchArgs, encoding: Option<&Encoding>, sizes: BenchSizes) -> Result<TimedModel, CommandError> {
         let mut config = match &args.config {
             Some(path) => RunConfig::read(path, &args.set)?,
             None => RunConfig {
@@ -54,7 +54,7 @@ impl Subject {
             config.encoding = encoding.clone();
         }
         let runtime = args.hardware.runtime()?;
-        Ok(Subject {
+        Ok(TimedModel {
             config,
             vocab: args.vocab.unwrap_or(256),
             limit: runtime.limit(),
@@ -106,11 +106,11 @@ impl Subject {
     }
 
     /// Refuses a step, or an evaluation, that needs more memory than there is.
-    pub fn check_memory(&self, work: Work, length: usize, sizes: Sizes) -> Outcome {
+    pub fn check_memory(&self, work: Benchmark, length: usize, sizes: BenchSizes) -> CommandResult {
         let limit = self.limit();
         let plan = self.plan(length, sizes.batch)?;
         match work {
-            Work::Eval => plan.check_evaluation_memory(length.saturating_mul(sizes.batch), limit)?,
+            Benchmark::Eval => plan.check_evaluation_memory(length.saturating_mul(sizes.batch), limit)?,
             _ => plan.check_training_memory(limit)?,
         }
         Ok(())
@@ -123,8 +123,8 @@ impl Subject {
 }
 
 /// The sizes of a plan, for a row.
-fn sizes_of(plan: &Plan, sizes: Sizes) -> Sizes {
-    Sizes { heads: plan.model.n_heads, head_dim: plan.model.head_dim, ..sizes }
+fn sizes_of(plan: &Plan, sizes: BenchSizes) -> BenchSizes {
+    BenchSizes { heads: plan.model.n_heads, head_dim: plan.model.head_dim, ..sizes }
 }
 
 fn tokens(count: usize, vocab: usize, seed: u32) -> Vec<u32> {
@@ -156,7 +156,7 @@ fn noise_batch(rows: usize, length: usize, vocab: usize) -> SequenceBatch {
 }
 
 /// Fails unless the loss and every gradient of the fused model equal the definition's.
-fn check_step(subject: &Subject, batch: usize) -> Outcome {
+fn check_step(subject: &TimedModel, batch: usize) -> CommandResult {
     let plan = subject.plan(CHECKED, batch.min(2))?;
     let batch = [noise_batch(plan.train.batch_size, CHECKED, subject.vocab)];
     let pass = ForwardContext::training(plan.seed, 0);
@@ -173,7 +173,12 @@ fn check_step(subject: &Subject, batch: usize) -> Outcome {
 }
 
 /// Times training steps.
-pub fn step(subject: &Subject, length: usize, sizes: Sizes, tell: &mut dyn FnMut(Row)) -> Outcome {
+pub fn step(
+    subject: &TimedModel,
+    length: usize,
+    sizes: BenchSizes,
+    tell: &mut dyn FnMut(Measurement),
+) -> CommandResult {
     check_step(subject, sizes.batch)?;
     let plan = subject.plan(length, sizes.batch)?;
     let batch = noise_batch(sizes.batch, length, subject.vocab);
@@ -189,7 +194,7 @@ pub fn step(subject: &Subject, length: usize, sizes: Sizes, tell: &mut dyn FnMut
         };
         let all = times(sizes.repeats, &mut run);
         let flops = flops(&plan, sizes.batch, length, true);
-        let mut row = Row::new("step", name, length, sizes_of(&plan, sizes), &all, flops);
+        let mut row = Measurement::new("step", name, length, sizes_of(&plan, sizes), &all, flops);
         row.extra_mib = subject.extra_mib(run);
         (row.backward, row.bias) = (true, subject.bias("learned"));
         tell(row.on(&subject.name));
@@ -203,7 +208,12 @@ fn losses(model: &Decoder, batch: &SequenceBatch) -> Vec<f32> {
 }
 
 /// Times the evaluation of one segment, as `kerple eval` does it: in pieces where layers keep a state of fixed size.
-pub fn eval(subject: &Subject, length: usize, sizes: Sizes, tell: &mut dyn FnMut(Row)) -> Outcome {
+pub fn eval(
+    subject: &TimedModel,
+    length: usize,
+    sizes: BenchSizes,
+    tell: &mut dyn FnMut(Measurement),
+) -> CommandResult {
     let plan = subject.plan(length, sizes.batch)?;
     let model = Decoder::new(&plan, &subject.device);
     let checked = noise_batch(sizes.batch, CHECKED.min(length), subject.vocab);
@@ -215,7 +225,7 @@ pub fn eval(subject: &Subject, length: usize, sizes: Sizes, tell: &mut dyn FnMut
     let run = || drop(model.token_losses(batch.input(), &batch.targets, &ForwardContext::evaluation(0)));
     let all = times(sizes.repeats, run);
     let flops = flops(&plan, sizes.batch, length, false);
-    let mut row = Row::new("eval", "fused", length, sizes_of(&plan, sizes), &all, flops);
+    let mut row = Measurement::new("eval", "fused", length, sizes_of(&plan, sizes), &all, flops);
     row.extra_mib = subject.extra_mib(run);
     row.bias = subject.bias("fixed");
     tell(row.on(&subject.name));

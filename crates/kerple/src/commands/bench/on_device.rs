@@ -2,8 +2,8 @@
 //! enough.
 
 use super::attention::{LONGEST_COMPOSED, flops, log_bias, noise};
-use super::{Row, Sizes, agree, times};
-use crate::failure::Outcome;
+use super::{BenchSizes, Measurement, agree, times};
+use crate::command_error::CommandResult;
 use burn::tensor::{Device, Tensor, TensorData};
 use kerple_burn::attention_context::{AttentionBias, ScoreContext};
 use kerple_burn::implementation::Impl;
@@ -13,13 +13,18 @@ use kerple_burn::ops::attention::{attention, default_scale};
 const CHECKED: usize = 200;
 
 /// Inputs of one call.
-struct Layer {
+struct DeviceAttention {
     own: [Tensor<4>; 3],
     bias: Option<Tensor<2>>,
 }
 
-impl Layer {
-    fn new(device: &Device, length: usize, Sizes { batch, heads, head_dim, .. }: Sizes, with_bias: bool) -> Layer {
+impl DeviceAttention {
+    fn new(
+        device: &Device,
+        length: usize,
+        BenchSizes { batch, heads, head_dim, .. }: BenchSizes,
+        with_bias: bool,
+    ) -> DeviceAttention {
         let device = device.clone().autodiff();
         let shape = [batch, heads, length, head_dim];
         let input = |seed| {
@@ -28,7 +33,7 @@ impl Layer {
         };
         let table = || TensorData::new(log_bias(heads, head_dim, length), [heads, length]);
         let bias = with_bias.then(|| Tensor::<2>::from_data(table(), &device).require_grad());
-        Layer { own: [1, 2, 3].map(input), bias }
+        DeviceAttention { own: [1, 2, 3].map(input), bias }
     }
 
     /// The output, and with a backward of its sum the gradients in queries and in the bias.
@@ -52,8 +57,8 @@ fn numbers(tensor: Tensor<1>) -> Vec<f32> {
 }
 
 /// Fails unless output and gradients of the kernels equal the definition's on the same device.
-fn check(device: &Device, sizes: Sizes, engine: Impl) -> Outcome {
-    let layer = Layer::new(device, CHECKED, Sizes { batch: 1, ..sizes }, true);
+fn check(device: &Device, sizes: BenchSizes, engine: Impl) -> CommandResult {
+    let layer = DeviceAttention::new(device, CHECKED, BenchSizes { batch: 1, ..sizes }, true);
     let all = |engine| {
         let (out, gradients) = layer.run(engine, true);
         let gradients = gradients.into_iter().flatten().flatten();
@@ -77,9 +82,9 @@ pub fn extra_mib(device: &Device) -> Option<f64> {
 pub fn run(
     (device, name, fused): (&Device, &str, Impl),
     length: usize,
-    sizes: Sizes,
-    tell: &mut dyn FnMut(Row),
-) -> Outcome {
+    sizes: BenchSizes,
+    tell: &mut dyn FnMut(Measurement),
+) -> CommandResult {
     check(device, sizes, fused)?;
     for (engine, what) in [(fused, "kernel"), (Impl::Reference, "composed")] {
         if engine == Impl::Reference && length > LONGEST_COMPOSED {
@@ -88,7 +93,7 @@ pub fn run(
         for backward in [false, true] {
             for bias in ["none", "learned"] {
                 device.memory_cleanup();
-                let layer = Layer::new(device, length, sizes, bias == "learned");
+                let layer = DeviceAttention::new(device, length, sizes, bias == "learned");
                 let mut last = None;
                 let all = times(sizes.repeats, || {
                     last = None;
@@ -102,7 +107,8 @@ pub fn run(
                 {
                     numbers(made.narrow(0, 0, 1));
                 }
-                let mut row = Row::new("attention", what, length, sizes, &all, flops(length, sizes, backward)).on(name);
+                let mut row =
+                    Measurement::new("attention", what, length, sizes, &all, flops(length, sizes, backward)).on(name);
                 (row.backward, row.bias) = (backward, bias);
                 row.extra_mib = extra_mib(device);
                 tell(row);
