@@ -1,7 +1,7 @@
 //! The settings of a transformer block, as plain data.
 
 use crate::heads::Heads;
-use kerple_core::calculus::exponentials::{Amplitude, ErrorBudget, Tolerance};
+use kerple_core::calculus::exponentials::{Amplitude, ErrorBudget, SumTolerance};
 use kerple_core::ops::activation::Activation;
 use serde::{Deserialize, Serialize};
 
@@ -232,9 +232,9 @@ impl LinearAttentionConfig {
     /// What sums of exponentials must do; `None` for a tolerance or an amplitude that there is no grid for.
     pub fn demand(&self) -> Option<ErrorBudget> {
         let tolerance = match self.tolerance {
-            0.01 => Tolerance::Hundredth,
-            0.001 => Tolerance::Thousandth,
-            0.0001 => Tolerance::TenThousandth,
+            0.01 => SumTolerance::Hundredth,
+            0.001 => SumTolerance::Thousandth,
+            0.0001 => SumTolerance::TenThousandth,
             _ => return None,
         };
         let amplitude = match self.amplitude {

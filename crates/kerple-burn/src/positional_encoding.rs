@@ -17,8 +17,10 @@ use burn::module::{Module, Param};
 use burn::tensor::{DType, Device, Int, Tensor, TensorData};
 use distance_table::{DistanceTableOp, cast};
 use kerple_core::calculus::exponentials::ErrorBudget;
-use kerple_core::encoding::scaling::Scaling;
-use kerple_core::encoding::{Clamp, ConfigError, Encoding, Geometry, Injection, Parameter, Places, Share};
+use kerple_core::encoding::scaling::RopeScaling;
+use kerple_core::encoding::{
+    Clamp, ConfigError, Encoding, EncodingParameter, FormPositions, Geometry, Injection, ParameterShare,
+};
 use kerple_core::encoding::{EncodingForm, Jacobian, ScoreModForm, TableJacobian};
 use kerple_core::forms::{Absolute, DistanceTable, Rotary, Sides};
 use std::collections::BTreeMap;
@@ -108,16 +110,16 @@ impl PositionalEncoding {
         (seed, device): (u64, &Device),
     ) -> PositionalEncoding {
         let parameters = encoding.parameters(geometry);
-        let drawn = |layer: usize, share: Share| -> Vec<Param<Tensor<1>>> {
+        let drawn = |layer: usize, share: ParameterShare| -> Vec<Param<Tensor<1>>> {
             let all = encoding.initial_in_layer(geometry, seed, layer).into_iter().zip(&parameters);
             all.filter(|(_, parameter)| parameter.share == share).map(|(values, _)| param(values, device)).collect()
         };
-        let has_own = parameters.iter().any(|parameter| parameter.share == Share::Layer);
+        let has_own = parameters.iter().any(|parameter| parameter.share == ParameterShare::Layer);
         let own: Arc<[usize]> =
             (0..layer_encodings.len()).filter(|layer| layer_encodings[*layer].other == which).collect();
         PositionalEncoding {
-            values: drawn(0, Share::Model),
-            layers: own.iter().filter(|_| has_own).map(|layer| drawn(*layer, Share::Layer)).collect(),
+            values: drawn(0, ParameterShare::Model),
+            layers: own.iter().filter(|_| has_own).map(|layer| drawn(*layer, ParameterShare::Layer)).collect(),
             others: Vec::new(),
             encoding: Arc::new(encoding.clone()),
             geometry: Arc::new(*geometry),
@@ -203,7 +205,7 @@ impl PositionalEncoding {
     ///
     /// # Errors
     /// A method that does not rotate, or a scaling that gives no rates.
-    pub fn with_rope_scaling(&self, scaling: Scaling) -> Result<PositionalEncoding, ConfigError> {
+    pub fn with_rope_scaling(&self, scaling: RopeScaling) -> Result<PositionalEncoding, ConfigError> {
         self.encoding.with_rope_scaling(scaling).map(|encoding| self.evaluated_as(encoding))
     }
 
@@ -240,7 +242,7 @@ impl PositionalEncoding {
     }
 
     /// True values of what is learned, by name: `r1`, or `layer0.r1` where each layer has its own; of the others `name.r1`.
-    pub fn true_values(&self) -> Vec<(String, Vec<f64>)> {
+    pub fn constrained(&self) -> Vec<(String, Vec<f64>)> {
         self.each().flat_map(PositionalEncoding::own_values).collect()
     }
 
@@ -249,15 +251,15 @@ impl PositionalEncoding {
         let sets = if self.layers.is_empty() { &self.own[..self.own.len().min(1)] } else { &self.own[..] };
         let mut found = Vec::new();
         for (number, layer) in sets.iter().enumerate() {
-            let values = self.encoding.true_values(&self.geometry, &self.numbers(*layer));
+            let values = self.encoding.constrained(&self.geometry, &self.numbers(*layer));
             for (parameter, values) in parameters.iter().zip(values) {
                 match (parameter.share, &self.name) {
-                    (Share::Layer, _) => found.push((format!("layer{layer}.{}", parameter.name), values)),
-                    (Share::Model, Some(name)) if number == 0 => {
+                    (ParameterShare::Layer, _) => found.push((format!("layer{layer}.{}", parameter.name), values)),
+                    (ParameterShare::Model, Some(name)) if number == 0 => {
                         found.push((format!("{name}.{}", parameter.name), values));
                     }
-                    (Share::Model, None) if number == 0 => found.push((parameter.name.clone(), values)),
-                    (Share::Model, _) => {}
+                    (ParameterShare::Model, None) if number == 0 => found.push((parameter.name.clone(), values)),
+                    (ParameterShare::Model, _) => {}
                 }
             }
         }
@@ -339,7 +341,7 @@ impl PositionalEncoding {
         }
         let drawn = self.draw(POSITIONS + 1 + layer as u64, keys, pass);
         let span = pass.span.unwrap_or(keys);
-        let places = Places { range: keys - queries..keys, span, drawn: drawn.as_deref() };
+        let places = FormPositions { range: keys - queries..keys, span, drawn: drawn.as_deref() };
         match entry {
             Injection::Nowhere | Injection::Embeddings => causal,
             Injection::Rotation { .. } => {
@@ -362,7 +364,7 @@ impl PositionalEncoding {
                 AttentionContext { linear: LinearContext { decay, ..causal.linear }, ..causal }
             }
             Injection::Scores(_) => {
-                let places = Places { range: 0..keys, ..places };
+                let places = FormPositions { range: 0..keys, ..places };
                 let (stored, numbers) = (self.stored(layer), numbers());
                 let EncodingForm::Table(table) = self.encoding.form(&self.geometry, &numbers, places.clone()) else {
                     unreachable!("an encoding keeps its form")
@@ -373,7 +375,7 @@ impl PositionalEncoding {
             }
             Injection::ScoreMod { .. } => {
                 let (stored, numbers) = (self.stored(layer), numbers());
-                let all = Places { range: 0..keys, ..places.clone() };
+                let all = FormPositions { range: 0..keys, ..places.clone() };
                 let EncodingForm::ScoreMod(form) = self.encoding.form(&self.geometry, &numbers, all.clone()) else {
                     unreachable!("an encoding keeps its form")
                 };
@@ -441,7 +443,7 @@ impl PositionalEncoding {
     fn tensors(
         &self,
         table: DistanceTable,
-        places: Places,
+        places: FormPositions,
         numbers: Vec<Vec<f64>>,
         stored: &[Tensor<1>],
         options: (&Device, DType),
@@ -473,7 +475,7 @@ impl PositionalEncoding {
         let Injection::Embeddings = self.encoding.entry() else { return None };
         let width = self.geometry.d_model;
         let drawn = self.draw(POSITIONS, start + len, pass);
-        let places = Places { drawn: drawn.as_deref(), ..Places::from(start..start + len) };
+        let places = FormPositions { drawn: drawn.as_deref(), ..FormPositions::from(start..start + len) };
         match self.encoding.absolute(&self.geometry, places.clone())? {
             Absolute::Fixed(rows) => Some(Tensor::from_data(TensorData::new(rows, [1, len, width]), (device, dtype))),
             Absolute::Learned { positions } => {
@@ -481,7 +483,7 @@ impl PositionalEncoding {
                 let rows = match drawn {
                     None => table.narrow(0, start, len),
                     Some(_) => {
-                        let index: Vec<i64> = places.positions().map(|position| position as i64).collect();
+                        let index: Vec<i64> = places.iter().map(|position| position as i64).collect();
                         table.select(0, Tensor::<1, Int>::from_data(TensorData::new(index, [len]), device))
                     }
                 };
@@ -497,18 +499,18 @@ impl ParamGroupOverrides for PositionalEncoding {
     fn override_param_groups(&self, groups: &mut ParamGroups) {
         let parameters = self.encoding.parameters(&self.geometry);
         let projected = self.encoding.clamp == Clamp::Projected;
-        let range = |parameter: &Parameter| match self.demand() {
+        let range = |parameter: &EncodingParameter| match self.demand() {
             Some(demand) => self.unlimited().range_in_linear(parameter, demand),
-            None => parameter.stored_range(),
+            None => parameter.raw_range(),
         };
-        let mut say = |values: &[Param<Tensor<1>>], share: Share| {
+        let mut say = |values: &[Param<Tensor<1>>], share: ParameterShare| {
             for (value, parameter) in values.iter().zip(parameters.iter().filter(|known| known.share == share)) {
                 let range = projected.then(|| range(parameter));
                 groups.set(value, ParamGroup { decay: parameter.decay, range });
             }
         };
-        say(&self.values, Share::Model);
-        self.layers.iter().for_each(|own| say(own, Share::Layer));
+        say(&self.values, ParameterShare::Model);
+        self.layers.iter().for_each(|own| say(own, ParameterShare::Layer));
         self.others.iter().for_each(|other| other.override_param_groups(groups));
     }
 }
@@ -522,8 +524,8 @@ fn pattern(window: Option<usize>, sides: Sides) -> Mask {
 }
 
 /// Cosines and sines of the angles at these positions; as tensors too where no kernel takes them as they are.
-fn rotation(rotary: &Rotary, places: &Places, options: (&Device, DType), engine: Impl) -> Arc<RotaryTables> {
-    let (cos, sin) = rotary.tables(places.positions());
+fn rotation(rotary: &Rotary, places: &FormPositions, options: (&Device, DType), engine: Impl) -> Arc<RotaryTables> {
+    let (cos, sin) = rotary.tables(places.iter());
     let tables = RotaryTables::new(rotary.rotated() / 2, cos, sin);
     let on_host = engine.uses_kernels() && DeviceKind::of(options.0) == Some(DeviceKind::Cpu);
     Arc::new(if on_host { tables } else { tables.held(options) })

@@ -39,8 +39,8 @@ impl Both {
             TransformerBlock::new(plan, &SIZES, layer, &mut init(&mut rng, &device)).map(&mut Randomize(&mut rng));
         let geometry = Geometry { d_model: SIZES.d_model, ..Geometry::new(SIZES.n_heads, SIZES.head_dim, 64) };
         let encoding = match kind {
-            "t5_encoder" => Method::T5(t5::Config { bidirectional: true, ..t5::Config::default() }).into(),
-            "fox_bias_only" => Method::Fox(fox::Config { gate: fox::Gate::BiasOnly, spans: None }).into(),
+            "t5_encoder" => Method::T5(t5::T5Config { bidirectional: true, ..t5::T5Config::default() }).into(),
+            "fox_bias_only" => Method::Fox(fox::FoxConfig { gate: fox::FoxGate::BiasOnly, spans: None }).into(),
             kind => Encoding::from(Method::named(kind).unwrap()),
         };
         Both { block, encoding: PositionalEncoding::new(&encoding, &geometry, 1, 3, &device).map(&mut ToDouble) }

@@ -10,8 +10,8 @@ use kerple_burn::kv_cache::KvCache;
 use kerple_burn::parameters::{self, ParamGroup};
 use kerple_burn::plan::{AttentionKind, LinearAttentionConfig};
 use kerple_burn::positional_encoding::PositionalEncoding;
-use kerple_core::calculus::{expr::Expr, parameter::Keep};
-use kerple_core::encoding::{Clamp, Encoding, Geometry, METHODS, Method, Share, expression};
+use kerple_core::calculus::{expr::Expr, parameter::Constraint};
+use kerple_core::encoding::{Clamp, Encoding, Geometry, METHODS, Method, ParameterShare, expression};
 
 const GEOMETRY: Geometry = Geometry::new(3, 4, 16);
 const LEN: usize = 40;
@@ -25,14 +25,19 @@ fn device() -> Device {
 fn smooth(bias: &str, weight: Option<&str>) -> Encoding {
     let read = |text: &str| Expr::parse(text).unwrap();
     let (bias, weight) = (Some(read(bias)), weight.map(read));
-    Encoding::from(Method::Kernel(expression::Config { bias, weight, keep: Keep::Smooth, unproven: false }))
+    Encoding::from(Method::Kernel(expression::ExpressionConfig {
+        bias,
+        weight,
+        keep: Constraint::Smooth,
+        unproven: false,
+    }))
 }
 
 /// Every method by its defaults, and expressions whose stored numbers are mapped; in both shares where there are two.
 fn all() -> Vec<Encoding> {
     let mut all: Vec<Encoding> = METHODS.iter().map(|kind| Encoding::from(Method::named(kind).unwrap())).collect();
     all.push(smooth("log(b, a) + 0.5*power(a, p)", Some("exp(1, a, p)")));
-    let layered = |encoding: &Encoding| Encoding { share: Share::Layer, ..encoding.clone() };
+    let layered = |encoding: &Encoding| Encoding { share: ParameterShare::Layer, ..encoding.clone() };
     let layered: Vec<Encoding> = all.iter().map(layered).filter(|encoding| encoding.check(&GEOMETRY).is_ok()).collect();
     assert!(layered.len() >= 11, "T5 and the kernels that learn may differ by layer");
     all.into_iter().chain(layered).collect()
@@ -153,7 +158,7 @@ fn gradients_in_stored_numbers_pass_finite_differences() {
 #[test]
 fn layers_share_values_or_have_their_own() {
     let shared = Encoding::from(Method::named("kerple_log").unwrap());
-    let own = Encoding { share: Share::Layer, ..shared.clone() };
+    let own = Encoding { share: ParameterShare::Layer, ..shared.clone() };
     let names = |encoding: &Encoding| {
         let module = double(encoding, 3);
         parameters::collect(&module).into_iter().map(|named| named.name).collect::<Vec<_>>()
@@ -188,10 +193,10 @@ fn layers_share_values_or_have_their_own() {
 #[test]
 fn every_parameter_says_its_group() {
     for (kind, share, group) in [
-        ("kerple_log", Share::Layer, ParamGroup { decay: false, range: Some([0.01, f64::INFINITY]) }),
-        ("kerple_log", Share::Model, ParamGroup { decay: false, range: Some([0.01, f64::INFINITY]) }),
-        ("t5", Share::Layer, ParamGroup { decay: true, range: Some([f64::NEG_INFINITY, f64::INFINITY]) }),
-        ("learned", Share::Model, ParamGroup { decay: true, range: Some([f64::NEG_INFINITY, f64::INFINITY]) }),
+        ("kerple_log", ParameterShare::Layer, ParamGroup { decay: false, range: Some([0.01, f64::INFINITY]) }),
+        ("kerple_log", ParameterShare::Model, ParamGroup { decay: false, range: Some([0.01, f64::INFINITY]) }),
+        ("t5", ParameterShare::Layer, ParamGroup { decay: true, range: Some([f64::NEG_INFINITY, f64::INFINITY]) }),
+        ("learned", ParameterShare::Model, ParamGroup { decay: true, range: Some([f64::NEG_INFINITY, f64::INFINITY]) }),
     ] {
         let encoding = Encoding { share, ..Encoding::from(Method::named(kind).unwrap()) };
         let groups = parameters::param_groups(&double(&encoding, 2));
@@ -210,9 +215,9 @@ fn every_parameter_says_its_group() {
 }
 
 #[test]
-fn reports_are_given_true_values_by_name() {
-    let module = double(&Encoding { share: Share::Layer, ..smooth("power(a, p~1.5)", None) }, 2);
-    let values = module.true_values();
+fn reports_are_given_constrained_values_by_name() {
+    let module = double(&Encoding { share: ParameterShare::Layer, ..smooth("power(a, p~1.5)", None) }, 2);
+    let values = module.constrained();
     let names: Vec<&str> = values.iter().map(|(name, _)| name.as_str()).collect();
     assert_eq!(names, ["layer0.a", "layer0.p", "layer1.a", "layer1.p"]);
     // stored as f32

@@ -133,9 +133,10 @@ fn spans(case: &Case) -> CaseResult {
     let number = |key: &str| case.number(key);
     let (heads, spans) = (case.size_from("H", 1)?, Some([number("T_min")?, number("T_max")?]));
     let geometry = Geometry::new(heads, 1, 2);
-    let of = |gate| Encoding::from(Method::Fox(fox::Config { gate, spans }));
-    let [biases] = <[Vec<f64>; 1]>::try_from(of(fox::Gate::BiasOnly).initial(&geometry, 0)).map_err(|_| "one bias")?;
-    let table = of(fox::Gate::Fixed).table(&geometry, &[], 2).bias.ok_or("a table")?;
+    let of = |gate| Encoding::from(Method::Fox(fox::FoxConfig { gate, spans }));
+    let [biases] =
+        <[Vec<f64>; 1]>::try_from(of(fox::FoxGate::BiasOnly).initial(&geometry, 0)).map_err(|_| "one bias")?;
+    let table = of(fox::FoxGate::Fixed).table(&geometry, &[], 2).bias.ok_or("a table")?;
     let gates: Vec<f64> = table.chunks(2).map(|row| row[1]).collect();
     let mut comparison = CaseComparison::new("spans");
     for (key, got) in [("T", gates.iter().map(|gate| -gate.recip()).collect()), ("b", biases), ("gate", gates)] {

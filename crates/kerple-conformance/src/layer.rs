@@ -84,7 +84,7 @@ impl ReferenceLayer {
     /// All numbers of a score map; none for other forms.
     fn numbers(&self, form: &EncodingForm) -> Vec<f64> {
         let EncodingForm::ScoreMod(ScoreModForm { table, own, .. }) = form else { return Vec::new() };
-        let values = self.encoding.true_values(&self.geometry, &self.values);
+        let values = self.encoding.constrained(&self.geometry, &self.values);
         let own = values[values.len() - own..].iter();
         [&table.bias, &table.weight].into_iter().flatten().chain(own).flatten().copied().collect()
     }

@@ -2,7 +2,7 @@
 
 use crate::Checked;
 use crate::case::Case;
-use kerple_core::encoding::{Encoding, Scale};
+use kerple_core::encoding::{BiasScale, Encoding};
 use serde_json::{Value, json};
 
 /// An encoding, and the names of its parameters in the case, in the encoding's order.
@@ -40,7 +40,7 @@ pub fn method(case: &Case) -> Checked<ReferenceMethod> {
     }
     let mut encoding: Encoding = serde_json::from_value(keys).map_err(|error| error.to_string())?;
     encoding.window = case.optional_number("window").map(|window| window as usize);
-    encoding.scale = if inside { Scale::Inside } else { Scale::After };
+    encoding.scale = if inside { BiasScale::Inside } else { BiasScale::After };
     Ok(ReferenceMethod { encoding, names })
 }
 

@@ -51,7 +51,7 @@ impl ScoreModRun<'_> {
     fn run<T: Number>(&self, x: &[f64], up: &[f64]) -> Checked<ModifiedScores> {
         let (heads, len) = (self.geometry.heads, self.len);
         let form = self.encoding.form(&self.geometry, self.values, len);
-        let values = self.encoding.true_values(&self.geometry, self.values);
+        let values = self.encoding.constrained(&self.geometry, self.values);
         let (map, table, own) = match form {
             EncodingForm::ScoreMod(ScoreModForm { map, table, own, .. }) => (map, table, own),
             EncodingForm::Table(table) => {

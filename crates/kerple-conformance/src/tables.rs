@@ -70,7 +70,7 @@ pub fn quirk(case: &Case) -> CaseResult {
     let mut comparison = CaseComparison::new("table f64");
     for entry in log {
         let len = entry[0].as_u64().ok_or("a length is missing")? as usize;
-        let table = alibi::Config::default().table(4, len, Emulate::Exact);
+        let table = alibi::AlibiConfig::default().table(4, len, Emulate::Exact);
         comparison.equal("number of distances", table.bias.map_or(0, |bias| bias.len()), 4 * len);
     }
     Ok(vec![comparison])
@@ -94,7 +94,7 @@ pub fn clamp(case: &Case) -> CaseResult {
     }
     let gradient = TableGradient { len, d_bias: Some(&d_bias), d_weight: None };
     let d_values = encoding.table_backward(&geometry, &values, gradient);
-    let clamped = encoding.true_values(&geometry, &values);
+    let clamped = encoding.constrained(&geometry, &values);
     let mut comparison = CaseComparison::new("table f64");
     case.compare(&mut comparison, "y", &y, case.tolerance(""))?;
     for (at, name) in names.iter().enumerate() {
@@ -117,7 +117,7 @@ pub fn alibi_slopes(case: &Case) -> CaseResult {
 
 pub fn alibi_bias(case: &Case) -> CaseResult {
     let (heads, len) = (case.size("H")?, case.size("L")?);
-    let bias = alibi::Config::default().table(heads, len, Emulate::Exact).bias.unwrap_or_default();
+    let bias = alibi::AlibiConfig::default().table(heads, len, Emulate::Exact).bias.unwrap_or_default();
     let mut comparison = CaseComparison::new("table f64");
     let expected = case.array("expected", "bias")?;
     comparison.compare("bias", &matrix(&bias, heads, len, len), &expected.values, case.tolerance(""));
@@ -186,7 +186,7 @@ const BF16_ULP: AllowedError = AllowedError { absolute: 0.0, relative: 1.0 / 128
 pub fn rotary_table(case: &Case) -> CaseResult {
     let (dim, n) = (case.size_from("dim", 2)?, case.size("n")?);
     let base = case.optional_number("base").unwrap_or(10_000.0);
-    let config = rotary::Config { base, ..Default::default() };
+    let config = rotary::RotaryConfig { base, ..Default::default() };
     // angles are concatenated with themselves
     let twice = |half: &[f64]| half.chunks(dim / 2).flat_map(|row| [row, row].concat()).collect::<Vec<f64>>();
     let (cos, sin) = config.rotary(dim, Emulate::Exact).tables(0..n);
@@ -203,7 +203,7 @@ pub fn rotary_apply(case: &Case) -> CaseResult {
     for key in case.keys("expected") {
         let input = case.array("inputs", key)?;
         let len = input.shape[2];
-        let rotary = rotary::Config { base, ..Default::default() }.rotary(rotated, Emulate::Exact);
+        let rotary = rotary::RotaryConfig { base, ..Default::default() }.rotary(rotated, Emulate::Exact);
         let (cos, sin) = rotary.tables(offset..offset + len);
         let &[batch, heads, len, _] = input.shape.as_slice() else { return Err("expected [B, H, L, D]".to_owned()) };
         let mut x = input.values;
@@ -217,7 +217,7 @@ pub fn rotary_apply(case: &Case) -> CaseResult {
 
 pub fn sinusoidal(case: &Case) -> CaseResult {
     let (dim, n) = (case.size("dim")?, case.size("n")?);
-    let config = sinusoidal::Config { base: case.optional_number("base").unwrap_or(10_000.0) };
+    let config = sinusoidal::SinusoidalConfig { base: case.optional_number("base").unwrap_or(10_000.0) };
     precisions(case, "", &config.rows(dim, 0..n, Emulate::Exact), &config.rows(dim, 0..n, Emulate::Bf16))
 }
 

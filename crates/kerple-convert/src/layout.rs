@@ -13,7 +13,7 @@ mod arrange;
 mod names;
 
 use kerple_burn::plan::{NormKind, ResidualKind, SinkKind};
-use kerple_core::encoding::{Encoding, Parameter, Share};
+use kerple_core::encoding::{Encoding, EncodingParameter, ParameterShare};
 use kerple_lm::plan::{ModelPlan, Plan};
 use kerple_run::ModelFamily;
 use names::{FamilyNames, QkvPacking};
@@ -170,9 +170,9 @@ impl LayoutTable<'_> {
     fn encoding(&mut self, plan: &Plan, encoding: &Encoding, which: Option<usize>, ours: &str, names: Option<&str>) {
         let parameters = encoding.parameters(&plan.geometry());
         let named = |name: &str| names.map(|names| names.replace("{}", &name.replace('.', "_")));
-        let of = |share: Share| parameters.iter().filter(move |known| known.share == share).enumerate();
-        let len = |parameter: &Parameter| vec![parameter.shape.iter().product()];
-        for (number, parameter) in of(Share::Model) {
+        let of = |share: ParameterShare| parameters.iter().filter(move |known| known.share == share).enumerate();
+        let len = |parameter: &EncodingParameter| vec![parameter.shape.iter().product()];
+        for (number, parameter) in of(ParameterShare::Model) {
             if let Some(theirs) = named(&parameter.name) {
                 self.same(&format!("{ours}.values.{number}"), len(parameter), &theirs, parameter.shape.clone());
             }
@@ -180,7 +180,7 @@ impl LayoutTable<'_> {
         let stands = self.model.every_layer(&plan.encoding).map(|layer| layer.other).enumerate();
         let own: Vec<usize> = stands.filter(|(_, other)| *other == which).map(|(layer, _)| layer).collect();
         for (place, layer) in own.into_iter().enumerate() {
-            for (number, parameter) in of(Share::Layer) {
+            for (number, parameter) in of(ParameterShare::Layer) {
                 if let Some(theirs) = named(&format!("layer{layer}_{}", parameter.name)) {
                     let ours = format!("{ours}.layers.{place}.{number}");
                     self.same(&ours, len(parameter), &theirs, parameter.shape.clone());

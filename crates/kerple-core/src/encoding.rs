@@ -39,18 +39,18 @@ mod parameter;
 mod randomized;
 
 pub use crate::emulate::Emulate;
-pub use config::{Clamp, Encoding, Scale};
+pub use config::{BiasScale, Clamp, Encoding};
 pub use decay::{BiasDecay, EncodingDecay, InLinear, LearnedDecay};
 pub use description::Description;
 pub use error::{ConfigError, Result};
 pub use form::{EncodingForm, Jacobian, ScoreModForm, TableJacobian};
 pub use method::{FormInputs, Injection, METHODS, Method, Positional, TableContents};
 pub use names::kind_of;
-pub use parameter::{Init, Parameter, Share};
-pub use randomized::{Places, Randomized};
-pub use renamed::{RENAMED, Renamed};
+pub use parameter::{EncodingParameter, ParameterInit, ParameterShare};
+pub use randomized::{FormPositions, Randomized};
+pub use renamed::{RENAMED, RenamedKey};
 
-use crate::forms::{Absolute, Code, DistanceTable, Gates, Rotary, Sides};
+use crate::forms::{Absolute, CodeForm, DistanceTable, ForgetGates, Rotary, Sides};
 use crate::seed::{Purpose, stream_at};
 use serde::{Deserialize, Serialize};
 
@@ -85,120 +85,135 @@ pub struct TableGradient<'a> {
     pub d_weight: Option<&'a [f64]>,
 }
 
-/// What is learned exists as *stored* numbers, which an optimizer changes, and *true values*, which formulas use: the
-/// stored number itself, clamped to its range, or what a smooth map makes of it. Functions here take stored numbers.
+/// An encoding's parameters exist as *raw* numbers, which an optimizer changes, and as *constrained*
+/// values, which formulas use: the raw number clamped to its range, or what a smooth function makes
+/// of it (see [`Constraint`](crate::calculus::parameter::Constraint)). Functions here take raw numbers.
 impl Encoding {
     /// The learned tensors, in the order every other function takes them. Empty for fixed methods.
-    pub fn parameters(&self, geometry: &Geometry) -> Vec<Parameter> {
+    pub fn parameters(&self, geometry: &Geometry) -> Vec<EncodingParameter> {
         let own = self.method.positional().parameters(geometry);
-        let share = |own: Share| if self.share == Share::Layer { Share::Layer } else { own };
-        let shared = |own: Parameter| Parameter { share: share(own.share), decay: own.decay || self.decayed, ..own };
+        let share = |own: ParameterShare| if self.share == ParameterShare::Layer { ParameterShare::Layer } else { own };
+        let shared = |own: EncodingParameter| EncodingParameter {
+            share: share(own.share),
+            decay: own.decay || self.decayed,
+            ..own
+        };
         own.into_iter().map(shared).collect()
     }
 
-    /// Initial stored numbers of [`Encoding::parameters`], of the first layer where each layer has its own.
+    /// Initial raw numbers of [`Encoding::parameters`], of the first layer where each layer has its own.
     pub fn initial(&self, geometry: &Geometry, seed: u64) -> Vec<Vec<f64>> {
         self.initial_in_layer(geometry, seed, 0)
     }
 
-    /// Initial stored numbers of one layer; parameters that layers share are the same in all of them.
+    /// Initial raw numbers of one layer; parameters that layers share are the same in all of them.
     ///
     /// Every parameter of every layer has a random stream of its own.
     pub fn initial_in_layer(&self, geometry: &Geometry, seed: u64, layer: usize) -> Vec<Vec<f64>> {
-        let draw = |(index, parameter): (usize, Parameter)| {
-            let layer = if parameter.share == Share::Layer { layer } else { 0 };
+        let draw = |(index, parameter): (usize, EncodingParameter)| {
+            let layer = if parameter.share == ParameterShare::Layer { layer } else { 0 };
             parameter.draw(&mut stream_at(seed, Purpose::Encoding, [index as u64, layer as u64]))
         };
         self.parameters(geometry).into_iter().enumerate().map(draw).collect()
     }
 
-    /// True values of stored numbers: what formulas use, and what reports show.
-    pub fn true_values(&self, geometry: &Geometry, stored: &[Vec<f64>]) -> Vec<Vec<f64>> {
-        let value = |(parameter, stored): (Parameter, &Vec<f64>)| {
-            stored.iter().map(|number| parameter.value(*number).0).collect()
+    /// Constrained values of raw numbers: what formulas use, and what reports show.
+    pub fn constrained(&self, geometry: &Geometry, raw: &[Vec<f64>]) -> Vec<Vec<f64>> {
+        let value = |(parameter, raw): (EncodingParameter, &Vec<f64>)| {
+            raw.iter().map(|number| parameter.value(*number).0).collect()
         };
-        self.parameters(geometry).into_iter().zip(stored).map(value).collect()
+        self.parameters(geometry).into_iter().zip(raw).map(value).collect()
     }
 
     /// What enters the model in a pass over these positions; tables cover distances `0..range.end`, or the drawn ones.
     ///
-    /// With [`Scale::Inside`] the bias is divided by `sqrt(D)`, as Chi et al. 2022, Eq. 1 reads literally.
-    pub fn form<'a>(&self, geometry: &Geometry, stored: &[Vec<f64>], places: impl Into<Places<'a>>) -> EncodingForm {
-        self.form_of(geometry, &self.true_values(geometry, stored), places.into())
+    /// With [`BiasScale::Inside`] the bias is divided by `sqrt(D)`, as Chi et al. 2022, Eq. 1 reads literally.
+    pub fn form<'a>(
+        &self,
+        geometry: &Geometry,
+        raw: &[Vec<f64>],
+        positions: impl Into<FormPositions<'a>>,
+    ) -> EncodingForm {
+        self.form_of(geometry, &self.constrained(geometry, raw), positions.into())
     }
 
     /// The same of constrained values; only tables need them.
-    fn form_of(&self, geometry: &Geometry, values: &[Vec<f64>], places: Places) -> EncodingForm {
-        let (own, lags) = self.lags(&places);
-        let inputs = FormInputs { geometry, values, places: own, emulate: self.emulate };
+    fn form_of(&self, geometry: &Geometry, values: &[Vec<f64>], positions: FormPositions) -> EncodingForm {
+        let (own, distances) = self.drawn_distances(&positions);
+        let inputs = FormInputs { geometry, values, positions: own, emulate: self.emulate };
         let mut form = self.method.positional().form(&inputs);
         let (EncodingForm::Table(table) | EncodingForm::ScoreMod(ScoreModForm { table, .. })) = &mut form else {
             return form;
         };
-        if let Some(lags) = lags {
-            *table = table.columns(lags);
+        if let Some(distances) = distances {
+            *table = table.columns(distances);
         }
-        if let (Scale::Inside, Some(bias)) = (self.scale, &mut table.bias) {
+        if let (BiasScale::Inside, Some(bias)) = (self.scale, &mut table.bias) {
             bias.iter_mut().for_each(|value| *value *= inside(geometry));
         }
         form
     }
 
-    /// Derivatives of the form's tables in the stored numbers.
+    /// Derivatives of the form's tables in the raw numbers.
     ///
     /// The clamp passes gradients straight through, so these are the formula's derivatives at the clamped values.
     pub fn table_jacobian<'a>(
         &self,
         geometry: &Geometry,
-        stored: &[Vec<f64>],
-        places: impl Into<Places<'a>>,
+        raw: &[Vec<f64>],
+        positions: impl Into<FormPositions<'a>>,
     ) -> TableJacobian {
-        let places = places.into();
-        let values = self.true_values(geometry, stored);
-        let (own, lags) = self.lags(&places);
-        let inputs = FormInputs { geometry, values: &values, places: own, emulate: self.emulate };
+        let positions = positions.into();
+        let values = self.constrained(geometry, raw);
+        let (own, distances) = self.drawn_distances(&positions);
+        let inputs = FormInputs { geometry, values: &values, positions: own, emulate: self.emulate };
         let mut jacobian = self.method.positional().jacobian(&inputs);
-        if let Some(lags) = lags {
-            jacobian = jacobian.columns(inputs.places.range.end, lags);
+        if let Some(distances) = distances {
+            jacobian = jacobian.columns(inputs.positions.range.end, distances);
         }
-        let columns = jacobian.sides.columns(places.range.end);
+        let columns = jacobian.sides.columns(positions.range.end);
         let parameters = self.parameters(geometry);
         for part in [&mut jacobian.bias, &mut jacobian.weight].into_iter().flatten() {
-            let Jacobian::PerHead(own) = part else { continue }; // matrices are stored as they are
+            let Jacobian::PerHead(own) = part else { continue }; // matrices have no range
             for (index, rows) in own {
-                for (row, stored) in rows.chunks_mut(columns.max(1)).zip(&stored[*index]) {
-                    let (_, slope) = parameters[*index].value(*stored);
+                for (row, raw) in rows.chunks_mut(columns.max(1)).zip(&raw[*index]) {
+                    let (_, slope) = parameters[*index].value(*raw);
                     if slope != 1.0 {
                         row.iter_mut().for_each(|value| *value *= slope);
                     }
                 }
             }
         }
-        if let (Scale::Inside, Some(bias)) = (self.scale, &mut jacobian.bias) {
+        if let (BiasScale::Inside, Some(bias)) = (self.scale, &mut jacobian.bias) {
             bias.scale(inside(geometry));
         }
         jacobian
     }
 
-    /// Where a method makes its form for these places, and the distances to keep of its table where they are drawn.
-    fn lags<'a>(&self, places: &Places<'a>) -> (Places<'a>, Option<&'a [usize]>) {
-        match (places.drawn, self.method.positional().randomized()) {
+    /// Where a method makes its form for these positions, and the distances to keep of its table where they are drawn.
+    fn drawn_distances<'a>(&self, positions: &FormPositions<'a>) -> (FormPositions<'a>, Option<&'a [usize]>) {
+        match (positions.drawn, self.method.positional().randomized()) {
             (Some(drawn), Randomized::Distances) => {
-                let lags = &drawn[..places.range.end];
-                let end = lags.last().map_or(0, |last| last + 1);
-                (Places { range: 0..end, span: places.span, drawn: Some(lags) }, Some(lags))
+                let distances = &drawn[..positions.range.end];
+                let end = distances.last().map_or(0, |last| last + 1);
+                (FormPositions { range: 0..end, span: positions.span, drawn: Some(distances) }, Some(distances))
             }
-            (_, Randomized::Positions | Randomized::Distances | Randomized::Never(_)) => (places.clone(), None),
+            (_, Randomized::Positions | Randomized::Distances | Randomized::Never(_)) => (positions.clone(), None),
         }
     }
 
     /// Bias and weight of keys at distances `0..range.end` before a query, or at the drawn ones;
     /// those that a score modification computes with, and neutral for methods that have none.
-    pub fn table<'a>(&self, geometry: &Geometry, stored: &[Vec<f64>], places: impl Into<Places<'a>>) -> DistanceTable {
-        let places = places.into();
-        let len = places.range.end;
-        match self.form(geometry, stored, places) {
-            EncodingForm::Table(table) | EncodingForm::ScoreMod(ScoreModForm { table, .. }) => table.behind(),
+    pub fn table<'a>(
+        &self,
+        geometry: &Geometry,
+        raw: &[Vec<f64>],
+        positions: impl Into<FormPositions<'a>>,
+    ) -> DistanceTable {
+        let positions = positions.into();
+        let len = positions.range.end;
+        match self.form(geometry, raw, positions) {
+            EncodingForm::Table(table) | EncodingForm::ScoreMod(ScoreModForm { table, .. }) => table.one_sided(),
             EncodingForm::Nothing
             | EncodingForm::Absolute(_)
             | EncodingForm::Rotary(_)
@@ -207,17 +222,17 @@ impl Encoding {
         }
     }
 
-    /// Gradient of the loss in the stored numbers, given its gradient in [`Encoding::table`]; one vector a parameter.
-    pub fn table_backward(&self, geometry: &Geometry, stored: &[Vec<f64>], gradient: TableGradient) -> Vec<Vec<f64>> {
-        let jacobian = self.table_jacobian(geometry, stored, gradient.len).behind(gradient.len);
-        let mut d_stored: Vec<Vec<f64>> = stored.iter().map(|values| vec![0.0; values.len()]).collect();
+    /// Gradient of the loss in the raw numbers, given its gradient in [`Encoding::table`]; one vector a parameter.
+    pub fn table_backward(&self, geometry: &Geometry, raw: &[Vec<f64>], gradient: TableGradient) -> Vec<Vec<f64>> {
+        let jacobian = self.table_jacobian(geometry, raw, gradient.len).one_sided(gradient.len);
+        let mut d_raw: Vec<Vec<f64>> = raw.iter().map(|values| vec![0.0; values.len()]).collect();
         for (jacobian, d_table) in [(jacobian.bias, gradient.d_bias), (jacobian.weight, gradient.d_weight)] {
             if let (Some(jacobian), Some(d_table)) = (jacobian, d_table) {
                 crate::check_shape!(d_table, H = geometry.heads, L = gradient.len);
-                jacobian.backward(geometry.heads, d_table, &mut d_stored);
+                jacobian.backward(geometry.heads, d_table, &mut d_raw);
             }
         }
-        d_stored
+        d_raw
     }
 
     /// Where it enters a model.
@@ -235,7 +250,7 @@ impl Encoding {
         let (Injection::Rotation { .. } | Injection::ScoreMod { rotates: true, .. }) = self.entry() else {
             return None;
         };
-        match self.form_of(geometry, &[], Places { span, ..Places::from(0) }) {
+        match self.form_of(geometry, &[], FormPositions { span, ..FormPositions::from(0) }) {
             EncodingForm::Rotary(rotary) => Some(rotary),
             EncodingForm::ScoreMod(ScoreModForm { rotary, .. }) => rotary,
             EncodingForm::Nothing
@@ -247,9 +262,9 @@ impl Encoding {
     }
 
     /// What is added to the embeddings of these positions, for absolute methods.
-    pub fn absolute<'a>(&self, geometry: &Geometry, places: impl Into<Places<'a>>) -> Option<Absolute> {
+    pub fn absolute<'a>(&self, geometry: &Geometry, positions: impl Into<FormPositions<'a>>) -> Option<Absolute> {
         let Injection::Embeddings = self.entry() else { return None };
-        match self.form_of(geometry, &[], places.into()) {
+        match self.form_of(geometry, &[], positions.into()) {
             EncodingForm::Absolute(rows) => Some(rows),
             EncodingForm::Nothing
             | EncodingForm::Rotary(_)
@@ -261,9 +276,9 @@ impl Encoding {
     }
 
     /// The code of queries and keys, for stochastic methods.
-    pub fn code(&self, geometry: &Geometry) -> Option<Code> {
+    pub fn code(&self, geometry: &Geometry) -> Option<CodeForm> {
         let Injection::Code = self.entry() else { return None };
-        match self.form_of(geometry, &[], Places::from(0)) {
+        match self.form_of(geometry, &[], FormPositions::from(0)) {
             EncodingForm::Code(code) => Some(code),
             EncodingForm::Nothing
             | EncodingForm::Absolute(_)
@@ -275,9 +290,9 @@ impl Encoding {
     }
 
     /// The gates that a layer makes of its rows, for methods that have them.
-    pub fn gates(&self, geometry: &Geometry) -> Option<Gates> {
+    pub fn gates(&self, geometry: &Geometry) -> Option<ForgetGates> {
         let Injection::Gates = self.entry() else { return None };
-        match self.form_of(geometry, &[], Places::from(0)) {
+        match self.form_of(geometry, &[], FormPositions::from(0)) {
             EncodingForm::Gates(gates) => Some(gates),
             EncodingForm::Nothing
             | EncodingForm::Absolute(_)
@@ -289,12 +304,12 @@ impl Encoding {
     }
 
     /// Whether keys ahead of a query have a bias of their own, so that only an encoder has a use for all of it.
-    pub fn tells_ahead(&self) -> bool {
+    pub fn has_two_sided_table(&self) -> bool {
         matches!(self.entry(), Injection::Scores(tables) | Injection::ScoreMod { tables, .. } if tables.sides == Sides::TwoSided)
     }
 
     /// Whether it is defined for causal attention only, so that encoders cannot use it.
-    pub fn only_looks_back(&self) -> bool {
+    pub fn is_causal_only(&self) -> bool {
         self.entry() == Injection::Rotation { decays: true }
     }
 
@@ -306,8 +321,8 @@ impl Encoding {
 
     /// Learned values beyond those of a model of this many layers without positions.
     pub fn parameter_count(&self, geometry: &Geometry, layers: usize) -> usize {
-        let times = |parameter: &Parameter| if parameter.share == Share::Layer { layers } else { 1 };
-        let count = |parameter: &Parameter| parameter.len().saturating_mul(times(parameter));
+        let times = |parameter: &EncodingParameter| if parameter.share == ParameterShare::Layer { layers } else { 1 };
+        let count = |parameter: &EncodingParameter| parameter.len().saturating_mul(times(parameter));
         self.parameters(geometry).iter().map(count).fold(0, usize::saturating_add)
     }
 }

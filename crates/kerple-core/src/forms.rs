@@ -5,14 +5,14 @@
 //! * [`Absolute`] enters once, at the embeddings; [`Rotary`] turns queries and keys in every layer.
 //! * [`DistanceTable`] and [`ScoreMod`] (a score modification) change scores between the product
 //!   and the softmax: an engine takes one of them as [`ScoreTransform`], with an attention [`Mask`].
-//! * [`Gates`] are computed from a layer's own rows; their cumulative sums enter scores in addition
+//! * [`ForgetGates`] are computed from a layer's own rows; their cumulative sums enter scores in addition
 //!   to tables.
-//! * A [`Code`] contracts queries and keys with random rows of both, before the features of linear attention.
+//! * A [`CodeForm`] contracts queries and keys with random rows of both, before the features of linear attention.
 
 mod code;
 mod scores;
 
-pub use code::{Code, CodeKind, Drawn};
+pub use code::{CodeForm, CodeKind, DrawnCode};
 pub(crate) use scores::visible_keys;
 pub use scores::{
     ScoreBlock, ScoreDependency, ScoreMod, ScoreModGradients, ScoreTable, ScoreTransform, Strided, ValueMod,
@@ -141,7 +141,7 @@ impl DistanceTable {
     }
 
     /// The one-sided table of the keys before a query.
-    pub fn behind(self) -> DistanceTable {
+    pub fn one_sided(self) -> DistanceTable {
         if self.sides == Sides::OneSided {
             return self;
         }
@@ -208,7 +208,7 @@ pub struct Rotary {
 ///
 /// What is learned is an encoding's parameters: W, `[M, H]`, where rows have a part in it, then b, `[H]`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Gates {
+pub struct ForgetGates {
     /// Whether gates depend on rows; otherwise each head has one for all tokens.
     pub by_row: bool,
 }

@@ -53,7 +53,7 @@ impl ScoreModSpec {
         match self {
             ScoreModSpec::Mixed(mixed) => match &mixed.network {
                 Some(network) if network.kernel > 1 => {
-                    Box::new(convolved::ConvolvedMap::new(mixed, network, values, extent))
+                    Box::new(convolved::ConvolvedMod::new(mixed, network, values, extent))
                 }
                 _ => Box::new(mixed.over(values, extent)),
             },

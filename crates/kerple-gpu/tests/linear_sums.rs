@@ -13,7 +13,7 @@ use kerple_core::attention::linear::{
     NEAR, naive,
 };
 use kerple_core::attention::{Strides, View, ViewMut};
-use kerple_core::calculus::exponentials::{Amplitude, ErrorBudget, Grid, Tolerance};
+use kerple_core::calculus::exponentials::{Amplitude, ErrorBudget, RateGrid, SumTolerance};
 use kerple_core::features::Pointwise;
 use kerple_gpu::cubecl;
 use kerple_gpu::linear::{Dims, Fading, Gradients, Linear};
@@ -182,8 +182,8 @@ fn products_that_fade() {
 
 #[test]
 fn logarithmic_kernels_over_wide_features() {
-    let demand = ErrorBudget { horizon: 1 << 20, tolerance: Tolerance::Thousandth, amplitude: Amplitude::Four };
-    let rates = Grid::log(&demand).rates().to_vec();
+    let demand = ErrorBudget { horizon: 1 << 20, tolerance: SumTolerance::Thousandth, amplitude: Amplitude::Four };
+    let rates = RateGrid::log(&demand).rates().to_vec();
     assert!(rates.len() > 15);
     // of features, and where they are in the place of values, in more than one chunk
     Case::new(30, [1, 1, 400, 81, 4], NEAR, &rates).check(&client());

@@ -11,7 +11,7 @@ use crate::runtime::Runtime;
 use crate::sequences::EvalText;
 use crate::sweep::{self, EvalSpec, Shard, SweepJob};
 use kerple_core::encoding::Encoding;
-use kerple_core::encoding::scaling::Scaling;
+use kerple_core::encoding::scaling::RopeScaling;
 use std::path::PathBuf;
 use std::sync::atomic::AtomicBool;
 
@@ -32,7 +32,7 @@ pub struct Comparison {
     /// not defined for are left out.
     pub request: EvalRequest,
     /// Other rotary rates that runs which rotate are evaluated with too.
-    pub rope_scalings: Vec<Scaling>,
+    pub rope_scalings: Vec<RopeScaling>,
     /// Folder of everything.
     pub out: PathBuf,
     /// Where models are, and the program that runs it.

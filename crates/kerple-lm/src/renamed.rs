@@ -1,7 +1,7 @@
 //! Keys of run files, plans and checkpoints that were renamed: what a file still has of them is refused, with the new name in
 //! the hint.
 
-pub use kerple_core::encoding::Renamed;
+pub use kerple_core::encoding::RenamedKey;
 use kerple_run::old_names::PLAN_KEYS;
 use serde_json::{Map, Value};
 
@@ -19,23 +19,23 @@ const BLOCK: &str = "model.block";
 const LINEAR: &str = "model.block.attention.linear";
 
 /// What was renamed beside the keys of encodings and those that a plan has too, [`PLAN_KEYS`].
-const OWN: [Renamed; 9] = [
-    Renamed::value(MODEL, "pooling", "first", "cls"),
-    Renamed::value(MODEL, "pooling", "towers", "two_tower"),
-    Renamed::key(MODEL, "vocab_rows", "padded_vocab_size"),
-    Renamed::key(MODEL, "pad_vocab_to", "pad_vocab_multiple"),
-    Renamed::value(BLOCK, "norm", "layer_without_shift", "layer_no_bias"),
-    Renamed::value(BLOCK, "residual", "normed", "norm_residual"),
-    Renamed::value(BLOCK, "residual", "post", "post_ln"),
-    Renamed::value(BLOCK, "sink", "one", "off_by_one"),
-    Renamed::key(STATE_FILE, "plan", "trajectory_hash"),
+const OWN: [RenamedKey; 9] = [
+    RenamedKey::value(MODEL, "pooling", "first", "cls"),
+    RenamedKey::value(MODEL, "pooling", "towers", "two_tower"),
+    RenamedKey::key(MODEL, "vocab_rows", "padded_vocab_size"),
+    RenamedKey::key(MODEL, "pad_vocab_to", "pad_vocab_multiple"),
+    RenamedKey::value(BLOCK, "norm", "layer_without_shift", "layer_no_bias"),
+    RenamedKey::value(BLOCK, "residual", "normed", "norm_residual"),
+    RenamedKey::value(BLOCK, "residual", "post", "post_ln"),
+    RenamedKey::value(BLOCK, "sink", "one", "off_by_one"),
+    RenamedKey::key(STATE_FILE, "plan", "trajectory_hash"),
 ];
 
 /// Everything that was renamed.
-pub fn all() -> impl Iterator<Item = Renamed> {
+pub fn all() -> impl Iterator<Item = RenamedKey> {
     let plan = PLAN_KEYS.into_iter().map(|(old, new)| {
         let (table, key) = old.rsplit_once('.').unwrap_or((PLAN_FILE, old));
-        Renamed::key(table, key, new)
+        RenamedKey::key(table, key, new)
     });
     plan.chain(OWN).chain(kerple_core::encoding::RENAMED)
 }

@@ -16,7 +16,7 @@ use crate::runtime::Runtime;
 use crate::sequences::EvalText;
 use crate::train::{self, TrainSession};
 use kerple_core::encoding::Encoding;
-use kerple_core::encoding::scaling::Scaling;
+use kerple_core::encoding::scaling::RopeScaling;
 use kerple_run::Numerics;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -51,7 +51,7 @@ pub struct EvalSpec {
     /// Keys a query may see, where that is not what the run was trained with; asked only of runs whose layers see alike far.
     pub window: Option<usize>,
     /// Other rotary rates than the run was trained with; asked only of runs that rotate.
-    pub rope_scaling: Option<Scaling>,
+    pub rope_scaling: Option<RopeScaling>,
 }
 
 impl EvalSpec {

@@ -322,7 +322,7 @@ impl<'a, M: FromPlan, T: Objective<M> + Copy> TrainLoop<'a, M, T> {
             step_seconds: sorted[sorted.len() / 2],
             comm_wait_fraction,
             val_loss,
-            encoding_params: encoding.true_values().into_iter().filter(|(_, values)| small(values)).collect(),
+            encoding_params: encoding.constrained().into_iter().filter(|(_, values)| small(values)).collect(),
         };
         writer.push(&row)
     }

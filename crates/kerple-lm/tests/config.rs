@@ -5,7 +5,7 @@ use kerple_data::tasks::TaskConfig;
 use kerple_lm::config::{REFERENCE, RunConfig, TrainConfig};
 use kerple_lm::memory_estimate::MemoryLimit;
 use kerple_lm::plan::{DataInfo, Plan};
-use kerple_lm::renamed::{self, Renamed};
+use kerple_lm::renamed::{self, RenamedKey};
 use kerple_lm::run::RunFolder;
 use serde_json::{Value, json};
 use std::path::{Path, PathBuf};
@@ -404,7 +404,7 @@ fn keys_that_were_renamed_are_refused_with_their_new_names() {
     let folder = tempfile::tempdir().unwrap();
     let mut count = 0;
     for renamed in renamed::all() {
-        let Renamed { table, key, value, new } = renamed;
+        let RenamedKey { table, key, value, new } = renamed;
         let error = match table {
             renamed::PLAN_FILE => {
                 let run = RunFolder::new(folder.path());

@@ -26,7 +26,7 @@ fn rows(model: &Encoder, ids: &[u32], batch: usize, lengths: Option<&[usize]>) -
 /// Encoders of these are refused.
 fn only_for_decoders(kind: &str) -> bool {
     let plan = plan(&encoding(kind), TrainConfig::default());
-    plan.encoding.only_looks_back()
+    plan.encoding.is_causal_only()
 }
 
 fn assert_near(a: &[f32], b: &[f32], what: &str) {

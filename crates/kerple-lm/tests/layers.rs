@@ -118,7 +118,7 @@ fn values_are_told_apart_by_kind_and_layer() {
                 a = { at = [1], encoding = \"kerple_power\" }\n\
                 b = { at = [0, 3], encoding = { kind = \"kerple_log\", share = \"layer\" } }";
     let model = Decoder::new(&read(text).unwrap(), &kerple_lm::device());
-    let names: Vec<String> = model.trunk.encoding.true_values().into_iter().map(|(name, _)| name).collect();
+    let names: Vec<String> = model.trunk.encoding.constrained().into_iter().map(|(name, _)| name).collect();
     assert_eq!(names, ["r1", "r2", "a.r1", "a.r2", "layer0.r1", "layer0.r2", "layer3.r1", "layer3.r2"]);
     assert_eq!(model.trunk.encoding.sets(), [[0], [1], [2], [3]]);
     assert_ne!(model.trunk.encoding.table(0, 9), model.trunk.encoding.table(3, 9), "layers that learn for themselves");

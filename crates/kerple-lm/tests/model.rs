@@ -6,7 +6,7 @@ use common::{IDS, PASS, assert_decoding, encoding, logits, plan, plan_with};
 use kerple_burn::implementation::Impl;
 use kerple_burn::ops::activation::Activation;
 use kerple_burn::plan::{BlockConfig, EmbeddingDropout, InitKind, NormKind, ResidualKind, SinkKind};
-use kerple_core::encoding::{Encoding, METHODS, Method, Share};
+use kerple_core::encoding::{Encoding, METHODS, Method, ParameterShare};
 use kerple_lm::config::{ModelConfig, Preset, RunConfig, TrainConfig};
 use kerple_lm::forward_context::ForwardContext;
 use kerple_lm::model::{Decoder, TokenBatch};
@@ -39,7 +39,7 @@ fn randomized(kind: &str) -> Encoding {
 /// Every method, and some that learn tables with a set of values a layer.
 fn every_encoding() -> Vec<Encoding> {
     let mut all: Vec<Encoding> = METHODS.iter().map(|kind| encoding(kind)).collect();
-    all.extend(["kerple_log", "kernel", "t5"].map(|kind| Encoding { share: Share::Layer, ..encoding(kind) }));
+    all.extend(["kerple_log", "kernel", "t5"].map(|kind| Encoding { share: ParameterShare::Layer, ..encoding(kind) }));
     all.extend(["rotary", "sinusoidal", "t5", "kerple_weight"].map(randomized));
     all.push(serde_json::from_str(r#"{"kind":"learned","positions":40,"randomized":40}"#).unwrap());
     all.extend(common::maps());
@@ -155,12 +155,12 @@ fn the_loss_is_the_one_of_plain_operations() {
 
 #[test]
 fn layers_start_alike_only_where_they_share() {
-    let tables = |share: Share| {
+    let tables = |share: ParameterShare| {
         let encoding = Encoding { share, ..encoding("kerple_log") };
         let model = Decoder::new(&plan(&encoding, TrainConfig::default()), &kerple_lm::device());
         [0, 1].map(|layer| model.trunk.encoding.table(layer, 9).bias.unwrap())
     };
-    let ([shared, same], [own, other]) = (tables(Share::Model), tables(Share::Layer));
+    let ([shared, same], [own, other]) = (tables(ParameterShare::Model), tables(ParameterShare::Layer));
     assert!(shared == same && shared == own && own != other);
 }
 

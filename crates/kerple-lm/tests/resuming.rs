@@ -3,7 +3,7 @@
 mod common;
 
 use common::{Counting, encoding, plan};
-use kerple_core::encoding::{Encoding, Share};
+use kerple_core::encoding::{Encoding, ParameterShare};
 use kerple_data::fingerprint;
 use kerple_lm::checkpoint::CheckpointState;
 use kerple_lm::config::TrainConfig;
@@ -93,7 +93,7 @@ fn copy(from: &Path, to: &Path) {
 
 #[test]
 fn resuming_equals_not_having_stopped() {
-    let layered = Encoding { share: Share::Layer, ..encoding("kerple_log") };
+    let layered = Encoding { share: ParameterShare::Layer, ..encoding("kerple_log") };
     let encodings = [encoding("kerple_bias_weight"), encoding("t5"), encoding("learned"), layered];
     let alike = encodings.iter().map(|encoding| plan(encoding, config(14)));
     let differing = common::patterns(&config(14)).into_iter().map(|(_, plan)| plan);
@@ -117,7 +117,7 @@ fn resuming_equals_not_having_stopped() {
 
 #[test]
 fn layers_with_kernels_of_their_own_are_recorded_one_by_one() {
-    let plan = plan(&Encoding { share: Share::Layer, ..encoding("kerple_log") }, config(3));
+    let plan = plan(&Encoding { share: ParameterShare::Layer, ..encoding("kerple_log") }, config(3));
     let run = tempfile::tempdir().unwrap();
     go(run.path(), &plan);
     let rows = read_rows::<MetricsRow>(&run.path().join("metrics.jsonl")).unwrap().rows;

@@ -9,7 +9,7 @@ use kerple_burn::implementation::Impl;
 use kerple_burn::layers::{LayerInit, normal_matrix};
 use kerple_burn::parameters::{self, ParamGroup, ParamGroupOverrides};
 use kerple_burn::plan::InitKind;
-use kerple_core::encoding::{METHODS, Share};
+use kerple_core::encoding::{METHODS, ParameterShare};
 use kerple_lm::config::TrainConfig;
 use kerple_lm::forward_context::ForwardContext;
 use kerple_lm::model::Decoder;
@@ -184,8 +184,9 @@ fn matrices_are_decayed_and_kernels_are_not() {
                 None if name.starts_with("encoding.layers.") => {
                     // networks over scores: which of their numbers are decayed is said one by one
                     let index: usize = name.rsplit('.').next().unwrap().parse().unwrap();
-                    let parameter = learned.iter().filter(|known| known.share == Share::Layer).nth(index).unwrap();
-                    ParamGroup { decay: parameter.decay, range: Some(parameter.stored_range()) }
+                    let parameter =
+                        learned.iter().filter(|known| known.share == ParameterShare::Layer).nth(index).unwrap();
+                    ParamGroup { decay: parameter.decay, range: Some(parameter.raw_range()) }
                 }
                 None => {
                     ParamGroup { decay: name.ends_with("weight") || name == "embedding" || name == "head", range: None }

@@ -268,7 +268,12 @@ impl<'a, T: Number + Element> TypedArrays<'a, T> {
         })
     }
 
-    fn problem<'p>(&'p self, rule: &'p AttentionRule, dims: AttentionDims, part: &'p SequenceGroup) -> AttentionProblem<'p, T> {
+    fn problem<'p>(
+        &'p self,
+        rule: &'p AttentionRule,
+        dims: AttentionDims,
+        part: &'p SequenceGroup,
+    ) -> AttentionProblem<'p, T> {
         let columns = self.bias.or(self.weight).map_or(0, <[T]>::len) / dims.heads.max(1);
         let len = match rule.sight.sides() {
             Sides::OneSided => columns,

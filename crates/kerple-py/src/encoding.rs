@@ -6,7 +6,7 @@ use crate::threads::{Workload, run};
 use kerple_core::Number;
 use kerple_core::encoding::{Clamp, EncodingForm, Geometry, Injection, METHODS, Method, ScoreModForm};
 use kerple_core::forms::{DistanceTable, ScoreMod, Sides};
-use kerple_core::score_mods::relative::Source;
+use kerple_core::score_mods::relative::RelativeSource;
 use kerple_core::score_mods::{ScoreModExtent, ScoreModSpec};
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
@@ -78,8 +78,8 @@ impl PyEncoding {
             + match &form.map {
                 ScoreModSpec::Mixed(_) | ScoreModSpec::Cope(_) => own,
                 ScoreModSpec::Relative(relative) => match relative.source {
-                    Source::Learned { .. } => own,
-                    Source::Projected => {
+                    RelativeSource::Learned { .. } => own,
+                    RelativeSource::Projected => {
                         let width = relative.heads * relative.head_dim;
                         relative.distances(extent).count() * width + width
                     }
@@ -98,7 +98,7 @@ impl PyEncoding {
         let parameters = self.encoding.parameters(&self.geometry);
         let count: usize = parameters.iter().map(|parameter| parameter.len()).sum();
         values.expect_shape("P", &[count])?;
-        let next = |parameter: &kerple_core::encoding::Parameter| {
+        let next = |parameter: &kerple_core::encoding::EncodingParameter| {
             let (own, more) = rest.split_at(parameter.len());
             rest = more;
             own.to_vec()
@@ -215,8 +215,8 @@ impl PyEncoding {
 
     /// The learned tensors: name, shape, range of raw parameters, whether weight decay applies.
     fn parameters(&self) -> Vec<(String, Vec<usize>, f64, f64, bool)> {
-        let of = |parameter: kerple_core::encoding::Parameter| {
-            let [low, high] = parameter.stored_range();
+        let of = |parameter: kerple_core::encoding::EncodingParameter| {
+            let [low, high] = parameter.raw_range();
             (parameter.name, parameter.shape, low, high, parameter.decay)
         };
         self.encoding.parameters(&self.geometry).into_iter().map(of).collect()
@@ -236,7 +236,7 @@ impl PyEncoding {
     /// The constrained values of raw parameters, as the formulas use them.
     fn true_values(&self, values: &Bound<PyAny>) -> PyResult<Vec<f64>> {
         let stored = self.stored(&PythonArray::of("values", values)?)?;
-        Ok(self.encoding.true_values(&self.geometry, &stored).concat())
+        Ok(self.encoding.constrained(&self.geometry, &stored).concat())
     }
 
     /// Writes bias and weight over distances `0..length`, `[H, C]` each.

@@ -9,10 +9,10 @@ use kerple_core::attention::linear::{
     self, Decay, DecayGradient, DenominatorGuard, LinearAttentionDims, LinearAttentionGradients, LinearAttentionInputs,
     LinearAttentionProblem, LinearAttentionSaved, LinearMask, RecurrentState,
 };
-use kerple_core::calculus::exponentials::{Amplitude, ErrorBudget, Tolerance};
+use kerple_core::calculus::exponentials::{Amplitude, ErrorBudget, SumTolerance};
 use kerple_core::encoding::{EncodingDecay, InLinear};
 use kerple_core::features::{Favor, FavorFeatures, FeatureMap, Pointwise, omega};
-use kerple_core::forms::Drawn;
+use kerple_core::forms::DrawnCode;
 use kerple_core::seed::{Purpose, stream_at};
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
@@ -23,7 +23,7 @@ const MOST_HELD: usize = 1 << 26;
 
 /// Within a thousandth of the kernel up to a million tokens, for amplitudes up to 4.
 const DEMAND: ErrorBudget =
-    ErrorBudget { horizon: 1 << 20, tolerance: Tolerance::Thousandth, amplitude: Amplitude::Four };
+    ErrorBudget { horizon: 1 << 20, tolerance: SumTolerance::Thousandth, amplitude: Amplitude::Four };
 
 #[derive(Clone, Copy, Debug)]
 enum LinearFeatures {
@@ -83,7 +83,7 @@ impl LinearRule {
 
 /// The feature maps and the decay that a call builds from its encoding.
 struct LinearMaps<T> {
-    code: Option<Drawn<T>>,
+    code: Option<DrawnCode<T>>,
     features: Box<dyn FeatureMap<T>>,
     fading: Option<(EncodingDecay, [Vec<T>; 2])>,
     guard: DenominatorGuard,
@@ -118,7 +118,7 @@ impl LinearRule {
         let plan = encoding.code(geometry);
         let width = plan.as_ref().map_or(dims.head_dim, |plan| plan.realisations());
         let code = plan.map(|plan| {
-            let mut code: Drawn<T> = plan.drawn(stored, [self.stream(0), self.stream(1)]).over(dims.len);
+            let mut code: DrawnCode<T> = plan.drawn(stored, [self.stream(0), self.stream(1)]).over(dims.len);
             code.hold(first..first.saturating_add(dims.len), MOST_HELD);
             code
         });
@@ -143,7 +143,7 @@ impl LinearRule {
 
 impl<T: Number> LinearMaps<T> {
     fn chain(&self) -> Vec<&dyn FeatureMap<T>> {
-        self.code.iter().map(Drawn::map).chain([&*self.features]).collect()
+        self.code.iter().map(DrawnCode::map).chain([&*self.features]).collect()
     }
 
     fn problem<'a>(

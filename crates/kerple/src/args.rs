@@ -20,7 +20,7 @@ pub use groups::{
 };
 use groups::{count, rope_scaling};
 pub use kernel::{KernelArgs, KernelCommand};
-use kerple_core::encoding::scaling::Scaling;
+use kerple_core::encoding::scaling::RopeScaling;
 pub use serve::ServeArgs;
 use std::path::PathBuf;
 
@@ -225,7 +225,7 @@ pub struct EvalArgs {
     /// Evaluate with RoPE scaling: `linear`, `ntk`, `dynamic`, `yarn`, `llama3`, or keys as in a
     /// run file, `{ kind = "yarn", factor = 4 }`.
     #[arg(long, value_parser = rope_scaling)]
-    pub rope_scaling: Option<Scaling>,
+    pub rope_scaling: Option<RopeScaling>,
     /// Split of the data.
     #[arg(long, value_enum, default_value = "test")]
     pub split: SplitChoice,
@@ -264,7 +264,7 @@ pub struct CompareArgs {
     /// Also evaluate runs with rotary encodings under this RoPE scaling, e.g. `yarn`; may be
     /// repeated.
     #[arg(long, value_parser = rope_scaling)]
-    pub rope_scaling: Vec<Scaling>,
+    pub rope_scaling: Vec<RopeScaling>,
     /// Output folder for runs and report.
     #[arg(long)]
     pub out: PathBuf,

@@ -28,7 +28,7 @@ impl Default for LinearContext {
 #[derive(Clone, Debug)]
 pub struct StochasticCode {
     /// Which code.
-    pub plan: kerple_core::forms::Code,
+    pub plan: kerple_core::forms::CodeForm,
     /// The encoding's parameters, flattened, in their order.
     pub values: Vec<Tensor<1>>,
 }

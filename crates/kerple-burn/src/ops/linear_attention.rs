@@ -21,7 +21,7 @@ use kerple_core::attention::linear::{
 };
 use kerple_core::attention::{Strides, View, ViewMut};
 use kerple_core::features::{Favor, FavorFeatures, FeatureMap, Offset, Pointwise, Project, omega};
-use kerple_core::forms::{Drawn, Mask};
+use kerple_core::forms::{DrawnCode, Mask};
 use kerple_core::ops::zeros;
 use std::ops::Range;
 use std::sync::Arc;
@@ -118,7 +118,7 @@ impl LinearAttentionSettings {
     }
 
     /// The noise of a code, and of its gate.
-    pub fn noise(&self, code: &kerple_core::forms::Code, pass: &ForwardContext) -> [rand_chacha::ChaCha8Rng; 2] {
+    pub fn noise(&self, code: &kerple_core::forms::CodeForm, pass: &ForwardContext) -> [rand_chacha::ChaCha8Rng; 2] {
         let layer = self.layer as u64;
         let fixed = ForwardContext { span: pass.span, ..ForwardContext::evaluation(pass.seed) };
         let pass = if code.frozen { &fixed } else { pass };
@@ -130,7 +130,7 @@ impl LinearAttentionSettings {
 /// The maps of a layer in a pass.
 #[derive(Clone, Debug)]
 pub(crate) struct FeatureMaps<T> {
-    code: Option<Drawn<T>>,
+    code: Option<DrawnCode<T>>,
     features: Vec<Arc<dyn FeatureMap<T>>>,
 }
 
@@ -142,7 +142,7 @@ impl<T: FloatElement> FeatureMaps<T> {
     pub(crate) fn new(
         linear: &LinearAttentionSettings,
         head_dim: usize,
-        code: Option<(&kerple_core::forms::Code, &[Vec<f64>])>,
+        code: Option<(&kerple_core::forms::CodeForm, &[Vec<f64>])>,
         pass: &ForwardContext,
     ) -> FeatureMaps<T> {
         let width = code.map_or(head_dim, |(code, _)| code.realisations());
@@ -183,7 +183,7 @@ impl<T: FloatElement> FeatureMaps<T> {
     }
 
     pub(crate) fn chain(&self) -> Vec<&dyn FeatureMap<T>> {
-        self.code.iter().map(Drawn::map).chain(self.features.iter().map(|map| &**map)).collect()
+        self.code.iter().map(DrawnCode::map).chain(self.features.iter().map(|map| &**map)).collect()
     }
 }
 

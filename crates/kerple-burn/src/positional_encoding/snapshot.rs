@@ -9,7 +9,7 @@ use crate::kv_cache::KvCache;
 use crate::parameters::plain;
 use burn::module::Param;
 use burn::tensor::{DType, Device, Tensor};
-use kerple_core::encoding::{Injection, Share};
+use kerple_core::encoding::{Injection, ParameterShare};
 use std::cell::OnceCell;
 
 /// An encoding with its numbers as they are now.
@@ -77,7 +77,7 @@ impl PositionalEncoding {
         let place = self.own.iter().position(|own| *own == layer);
         let (mut shared, mut own) = (shared.iter(), place.and_then(|place| each.get(place)).into_iter().flatten());
         let parameters = self.encoding.parameters(&self.geometry).into_iter();
-        let find = |share| if share == Share::Model { shared.next() } else { own.next() };
+        let find = |share| if share == ParameterShare::Model { shared.next() } else { own.next() };
         parameters.map(|parameter| parameter.share).filter_map(find).collect()
     }
 }

@@ -6,7 +6,7 @@ use kerple_burn::forward_context::{ForwardContext, POSITIONS};
 use kerple_burn::ops::linear_attention::LinearAttentionSettings;
 use kerple_burn::plan::LinearAttentionConfig;
 use kerple_core::encoding::{Encoding, Randomized};
-use kerple_core::forms::{Code, CodeKind};
+use kerple_core::forms::{CodeForm, CodeKind};
 use kerple_lm::plan::Plan;
 use rand_chacha::ChaCha8Rng;
 use serde_json::{Map, Value, json};
@@ -107,7 +107,7 @@ fn linear_plan(plan: &Plan, layer: usize, linear: &LinearAttentionConfig) -> Map
 }
 
 /// The noise that a layer's code filters, which is too long to be a tensor.
-fn filtered(plan: &Plan, linear: &LinearAttentionSettings, code: &Code) -> Option<(String, Value)> {
+fn filtered(plan: &Plan, linear: &LinearAttentionSettings, code: &CodeForm) -> Option<(String, Value)> {
     let CodeKind::Conv(shape) = &code.kind else { return None };
     let [of_code, _] = linear.noise(code, &ForwardContext::evaluation(plan.seed));
     let (taps, size, width) = (&shape.taps, &shape.size, shape.realisations);

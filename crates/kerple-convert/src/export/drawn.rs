@@ -3,9 +3,9 @@
 
 use kerple_burn::forward_context::ForwardContext;
 use kerple_burn::ops::linear_attention::LinearAttentionSettings;
-use kerple_core::encoding::{Encoding, Parameter, Share};
+use kerple_core::encoding::{Encoding, EncodingParameter, ParameterShare};
 use kerple_core::features::Normals;
-use kerple_core::forms::{Code, CodeKind};
+use kerple_core::forms::{CodeForm, CodeKind};
 use kerple_lm::Result;
 use kerple_lm::layers::LayerSettings;
 use kerple_lm::plan::Plan;
@@ -70,7 +70,7 @@ fn random(plan: &Plan, number: usize, layer: &LayerSettings) -> Vec<DrawnTensor>
     let (geometry, pass) = (plan.geometry(), ForwardContext::evaluation(plan.seed));
     let Some(plan) = layer.attention.linear().cloned() else { return Vec::new() };
     let (linear, code) = (LinearAttentionSettings { plan, layer: number }, layer.encoding.code(&geometry));
-    let width = code.as_ref().map_or(geometry.head_dim, Code::realisations);
+    let width = code.as_ref().map_or(geometry.head_dim, CodeForm::realisations);
     let omega = linear.omega(width, &pass);
     let mut found = Vec::new();
     let mut push = |name, shape, values| found.push(DrawnTensor::new(number, name, shape, values));
@@ -123,10 +123,10 @@ fn stored(
     let folder = layer.other.map_or("encoding".to_owned(), |other| format!("encoding.others.{other}"));
     let before = plan.model.every_layer(&plan.encoding).take(number).filter(|other| other.other == layer.other).count();
     let mut counts = [0, 0];
-    let mut value = |parameter: Parameter| {
+    let mut value = |parameter: EncodingParameter| {
         let (own, place) = match parameter.share {
-            Share::Model => (0, format!("{folder}.values.{}", counts[0])),
-            Share::Layer => (1, format!("{folder}.layers.{before}.{}", counts[1])),
+            ParameterShare::Model => (0, format!("{folder}.values.{}", counts[0])),
+            ParameterShare::Layer => (1, format!("{folder}.layers.{before}.{}", counts[1])),
         };
         counts[own] += 1;
         Ok(read(&place, parameter.len())?.into_iter().map(f64::from).collect())

@@ -1,10 +1,10 @@
 //! Encodings as data for `positions_kerple.py` and `attention_kerple.py`.
 
 use super::Representable;
-use kerple_core::calculus::parameter::Keep;
+use kerple_core::calculus::parameter::Constraint;
 use kerple_core::encoding::{
-    Emulate, Encoding, EncodingForm, Geometry, Injection, Method, Parameter, Places, Scale, ScoreModForm, Share,
-    rotary, t5,
+    BiasScale, Emulate, Encoding, EncodingForm, EncodingParameter, FormPositions, Geometry, Injection, Method,
+    ParameterShare, ScoreModForm, rotary, t5,
 };
 use kerple_core::forms::Absolute;
 use serde_json::{Map, Value, json};
@@ -90,10 +90,10 @@ fn finite(value: f64) -> Option<f64> {
 }
 
 /// A learned tensor: its names, shape and share, its range, and where it starts.
-fn parameter(parameter: &Parameter) -> Representable<Value> {
-    let Parameter { name, shape, init, low, high, keep, share, .. } = parameter;
+fn parameter(parameter: &EncodingParameter) -> Representable<Value> {
+    let EncodingParameter { name, shape, init, low, high, keep, share, .. } = parameter;
     let tensor = name.replace('.', "_");
-    if *share == Share::Model && (TAKEN.contains(&tensor.as_str()) || tensor.starts_with('_')) {
+    if *share == ParameterShare::Model && (TAKEN.contains(&tensor.as_str()) || tensor.starts_with('_')) {
         return Err(format!("torch modules have an attribute `{tensor}`, so a learned value cannot have this name"));
     }
     Ok(json!({
@@ -103,7 +103,7 @@ fn parameter(parameter: &Parameter) -> Representable<Value> {
         "share": share,
         "low": finite(*low),
         "high": finite(*high),
-        "keep": if *keep == Keep::Smooth { "smooth" } else { "projection" },
+        "keep": if *keep == Constraint::Smooth { "smooth" } else { "projection" },
         "init": init,
     }))
 }
@@ -126,7 +126,7 @@ fn entering(encoding: &Encoding, geometry: &Geometry) -> Representable<Map<Strin
 }
 
 fn embeddings(encoding: &Encoding, geometry: &Geometry) -> Value {
-    match (&encoding.method, encoding.absolute(geometry, Places::from(0))) {
+    match (&encoding.method, encoding.absolute(geometry, FormPositions::from(0))) {
         (Method::Sinusoidal(keys), Some(Absolute::Fixed(_))) => {
             let mut form = json!({ "enters": "embeddings", "rows": "sinusoidal", "base": keys.base });
             rounded(encoding, &mut form);
@@ -148,7 +148,7 @@ fn rotation(encoding: &Encoding, geometry: &Geometry) -> Representable<Map<Strin
     let rotary = encoding.rotary(geometry, geometry.train_len).ok_or("this encoding does not rotate")?;
     let plain = match &encoding.method {
         Method::Rotary(keys) => keys.clone(),
-        Method::Xpos(keys) => rotary::Config { base: keys.base, ..rotary::Config::default() },
+        Method::Xpos(keys) => rotary::RotaryConfig { base: keys.base, ..rotary::RotaryConfig::default() },
         other => return Err(format!("{} does not rotate", other.kind())),
     };
     let mut form = json!({ "width": width(&plain, geometry), "base": plain.base });
@@ -164,29 +164,31 @@ fn rotation(encoding: &Encoding, geometry: &Geometry) -> Representable<Map<Strin
 }
 
 /// Features that the rates are made for.
-pub(super) fn width(keys: &rotary::Config, geometry: &Geometry) -> usize {
+pub(super) fn width(keys: &rotary::RotaryConfig, geometry: &Geometry) -> usize {
     keys.width.unwrap_or_else(|| keys.rotary(geometry.head_dim, Default::default()).rotated())
 }
 
 /// All keys, the original length among them.
-fn scaling(scaling: kerple_core::encoding::scaling::Scaling, geometry: &Geometry) -> Value {
-    use kerple_core::encoding::scaling::{Dynamic, Llama3, Scaling, Stretch, Yarn};
+fn scaling(scaling: kerple_core::encoding::scaling::RopeScaling, geometry: &Geometry) -> Value {
+    use kerple_core::encoding::scaling::{DynamicNtk, Llama3, RopeScaling, RopeStretch, Yarn};
     let original = |len: Option<usize>| len.unwrap_or(geometry.train_len);
     match scaling {
-        Scaling::Linear(Stretch { factor, original_len }) => {
+        RopeScaling::Linear(RopeStretch { factor, original_len }) => {
             json!({ "kind": "linear", "factor": factor, "original_len": original(original_len) })
         }
-        Scaling::Ntk(Stretch { factor, original_len }) => {
+        RopeScaling::Ntk(RopeStretch { factor, original_len }) => {
             json!({ "kind": "ntk", "factor": factor, "original_len": original(original_len) })
         }
-        Scaling::Dynamic(Dynamic { factor, original_len }) => {
+        RopeScaling::Dynamic(DynamicNtk { factor, original_len }) => {
             json!({ "kind": "dynamic", "factor": factor, "original_len": original(original_len) })
         }
-        Scaling::Yarn(Yarn { factor, original_len, beta_fast, beta_slow, ramp, attention_factor, truncate }) => json!({
-            "kind": "yarn", "factor": factor, "original_len": original(original_len), "beta_fast": beta_fast,
-            "beta_slow": beta_slow, "ramp": ramp, "attention_factor": attention_factor, "truncate": truncate,
-        }),
-        Scaling::Llama3(Llama3 { factor, low_freq_factor, high_freq_factor, original_len }) => json!({
+        RopeScaling::Yarn(Yarn { factor, original_len, beta_fast, beta_slow, ramp, attention_factor, truncate }) => {
+            json!({
+                "kind": "yarn", "factor": factor, "original_len": original(original_len), "beta_fast": beta_fast,
+                "beta_slow": beta_slow, "ramp": ramp, "attention_factor": attention_factor, "truncate": truncate,
+            })
+        }
+        RopeScaling::Llama3(Llama3 { factor, low_freq_factor, high_freq_factor, original_len }) => json!({
             "kind": "llama3", "factor": factor, "low_freq_factor": low_freq_factor,
             "high_freq_factor": high_freq_factor, "original_len": original(original_len),
         }),
@@ -224,7 +226,7 @@ fn table(encoding: &Encoding, geometry: &Geometry) -> Representable<Value> {
             })
         }
     };
-    if encoding.scale == Scale::Inside {
+    if encoding.scale == BiasScale::Inside {
         table["scale"] = (geometry.head_dim as f64).sqrt().recip().into();
     }
     rounded(encoding, &mut table);
@@ -233,13 +235,13 @@ fn table(encoding: &Encoding, geometry: &Geometry) -> Representable<Value> {
 
 /// How far the bias of each head falls over the first distance.
 fn slopes(encoding: &Encoding, geometry: &Geometry) -> Representable<Vec<f64>> {
-    let plain = Encoding { scale: Scale::After, randomized: None, ..encoding.clone() };
+    let plain = Encoding { scale: BiasScale::After, randomized: None, ..encoding.clone() };
     let bias = plain.table(geometry, &[], 2).bias.ok_or("this table has no bias")?;
     Ok(bias.chunks_exact(2).map(|row| -row[1]).collect())
 }
 
 /// The first distance of every bucket but the first.
-fn edges(keys: &t5::Config) -> Vec<usize> {
+fn edges(keys: &t5::T5Config) -> Vec<usize> {
     let bucket = |distance: usize| t5::bucket(distance as i64, keys.num_buckets, keys.max_distance, true);
     let first = |wanted: usize| {
         // buckets never fall with the distance, and from `max_distance` on there is one

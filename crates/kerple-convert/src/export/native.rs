@@ -9,8 +9,8 @@ use super::{ExportOptions, FamilyConfig, Representable};
 use crate::ModelFamily;
 use kerple_burn::ops::activation::Activation;
 use kerple_burn::plan::{AttentionKind, BlockConfig, NormKind, ResidualKind, SinkKind};
-use kerple_core::encoding::scaling::{Dynamic, Llama3, Ramp, Scaling, Stretch, Yarn};
-use kerple_core::encoding::{Emulate, Encoding, Method, Scale, rotary};
+use kerple_core::encoding::scaling::{DynamicNtk, Llama3, RopeScaling, RopeStretch, Yarn, YarnRamp};
+use kerple_core::encoding::{BiasScale, Emulate, Encoding, Method, rotary};
 use kerple_lm::plan::Plan;
 use serde_json::{Map, Value, json};
 
@@ -61,7 +61,7 @@ fn check(plan: &Plan) -> Representable<()> {
     let softmax = |layer: usize| *plan.model.layer(&plan.encoding, layer).attention == AttentionKind::Softmax;
     need((0..plan.model.n_layers).all(softmax), "model.block.attention")?;
     for (_, encoding) in encodings(plan) {
-        need(encoding.scale == Scale::After, "encoding.scale")?;
+        need(encoding.scale == BiasScale::After, "encoding.scale")?;
         need(encoding.emulate == Emulate::Exact, "encoding.emulate")?;
         need(encoding.randomized.is_none(), "encoding.randomized")?;
     }
@@ -115,19 +115,19 @@ struct RopeKeys {
 }
 
 /// The rotation as a dictionary of parameters; `partial` is the share of features that are rotated.
-fn rope(keys: &rotary::Config, plan: &Plan, partial: Option<f64>) -> Representable<RopeKeys> {
+fn rope(keys: &rotary::RotaryConfig, plan: &Plan, partial: Option<f64>) -> Representable<RopeKeys> {
     let (mut length, train_len) = (plan.train_len, plan.train_len);
     let scaling = match keys.scaling {
         None => json!({ "rope_type": "default" }),
-        Some(Scaling::Linear(Stretch { factor: Some(factor), .. })) => {
+        Some(RopeScaling::Linear(RopeStretch { factor: Some(factor), .. })) => {
             json!({ "rope_type": "linear", "factor": factor })
         }
-        Some(Scaling::Dynamic(Dynamic { factor, original_len })) => {
+        Some(RopeScaling::Dynamic(DynamicNtk { factor, original_len })) => {
             length = original_len.unwrap_or(train_len);
             json!({ "rope_type": "dynamic", "factor": factor })
         }
-        Some(Scaling::Yarn(yarn)) => yarn_keys(yarn, train_len)?,
-        Some(Scaling::Llama3(Llama3 { factor, low_freq_factor, high_freq_factor, original_len })) => json!({
+        Some(RopeScaling::Yarn(yarn)) => yarn_keys(yarn, train_len)?,
+        Some(RopeScaling::Llama3(Llama3 { factor, low_freq_factor, high_freq_factor, original_len })) => json!({
             "rope_type": "llama3", "factor": factor, "low_freq_factor": low_freq_factor,
             "high_freq_factor": high_freq_factor, "original_max_position_embeddings": original_len.unwrap_or(train_len),
         }),
@@ -144,7 +144,7 @@ fn rope(keys: &rotary::Config, plan: &Plan, partial: Option<f64>) -> Representab
 
 fn yarn_keys(yarn: Yarn, train_len: usize) -> Representable<Value> {
     let Yarn { factor, original_len, beta_fast, beta_slow, ramp, attention_factor, truncate } = yarn;
-    let (Some(factor), Ramp::Index) = (factor, ramp) else {
+    let (Some(factor), YarnRamp::Index) = (factor, ramp) else {
         return Err("it has no equivalent of encoding.scaling = yarn whose factor follows the length \
                     or whose ramp counts turns"
             .to_owned());
@@ -177,7 +177,7 @@ fn gpt_neox(plan: &Plan) -> Representable<Value> {
     };
     let (keys, partial) = match &plan.encoding.method {
         Method::Rotary(keys) => (keys.clone(), share(width(keys, &plan.geometry()), model.head_dim)),
-        Method::None(_) => (rotary::Config::default(), 0.0),
+        Method::None(_) => (rotary::RotaryConfig::default(), 0.0),
         other => return Err(format!("it has no equivalent of the encoding {}", other.kind())),
     };
     let rope = rope(&keys, plan, Some(partial))?;
@@ -284,7 +284,7 @@ struct LlamaLayer {
 }
 
 /// The rotation that all layers share, and the kind of each.
-fn layers(plan: &Plan) -> Representable<(rotary::Config, Vec<LlamaLayer>)> {
+fn layers(plan: &Plan) -> Representable<(rotary::RotaryConfig, Vec<LlamaLayer>)> {
     let (mut keys, mut all) = (None, Vec::new());
     for layer in plan.model.every_layer(&plan.encoding) {
         let rotates = match &layer.encoding.method {

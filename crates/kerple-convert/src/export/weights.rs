@@ -5,7 +5,7 @@ use super::{ExportFolder, ExportOptions};
 use crate::ModelFamily;
 use crate::layout::{LayoutEntry, entries};
 use half::{bf16, f16};
-use kerple_core::encoding::Places;
+use kerple_core::encoding::FormPositions;
 use kerple_core::forms::Absolute;
 use kerple_lm::plan::Plan;
 use kerple_lm::tensors::TensorFile;
@@ -211,7 +211,7 @@ pub(super) fn read(file: &TensorFile, name: &str, len: usize) -> Result<Vec<f32>
 /// The rows of fixed positions that GPT-2 stores.
 fn fixed_rows(plan: &Plan, options: &ExportOptions) -> Option<ExportTensor> {
     let rows = options.positions?;
-    match plan.encoding.absolute(&plan.geometry(), Places::from(0..rows))? {
+    match plan.encoding.absolute(&plan.geometry(), FormPositions::from(0..rows))? {
         Absolute::Fixed(values) => Some(ExportTensor {
             name: "transformer.wpe.weight".to_owned(),
             shape: vec![rows, plan.model.d_model],

@@ -2,7 +2,7 @@
 
 use super::config::{ConfigKeys, SizeLimit};
 use super::short::short;
-use kerple_core::encoding::scaling::{Dynamic, Llama3, Ramp, Scaling, Stretch, Yarn};
+use kerple_core::encoding::scaling::{DynamicNtk, Llama3, RopeScaling, RopeStretch, Yarn, YarnRamp};
 use kerple_core::encoding::{Encoding, Method, rotary};
 use kerple_lm::{Error, Result};
 use serde_json::Value;
@@ -119,7 +119,7 @@ pub fn read(keys: &ConfigKeys, family: &RopeDefaults) -> Result<Encoding> {
     }
     let scaling = scaling(at, keys, kind, family)?;
     let width = (width != family.head_dim).then_some(width);
-    Ok(Encoding::from(Method::Rotary(rotary::Config { pct: 1.0, width, base, scaling })))
+    Ok(Encoding::from(Method::Rotary(rotary::RotaryConfig { pct: 1.0, width, base, scaling })))
 }
 
 /// The kind of scaling.
@@ -208,7 +208,7 @@ fn original(table: &ConfigKeys, top: &ConfigKeys, kind: &str, family: &RopeDefau
     Ok(outer.or(inner).unwrap_or(family.longest))
 }
 
-fn scaling(table: &ConfigKeys, top: &ConfigKeys, kind: &str, family: &RopeDefaults) -> Result<Option<Scaling>> {
+fn scaling(table: &ConfigKeys, top: &ConfigKeys, kind: &str, family: &RopeDefaults) -> Result<Option<RopeScaling>> {
     let longest = family.longest as f64;
     let original = original(table, top, kind, family)?;
     let factor = || match table.optional_number("factor")? {
@@ -218,24 +218,29 @@ fn scaling(table: &ConfigKeys, top: &ConfigKeys, kind: &str, family: &RopeDefaul
     let original_len = Some(original);
     Ok(Some(match kind {
         "default" => return Ok(None),
-        "linear" => Scaling::Linear(Stretch { factor: Some(factor()?), original_len: None }),
-        "dynamic" => Scaling::Dynamic(Dynamic { factor: factor()?, original_len: Some(family.longest) }),
+        "linear" => RopeScaling::Linear(RopeStretch { factor: Some(factor()?), original_len: None }),
+        "dynamic" => RopeScaling::Dynamic(DynamicNtk { factor: factor()?, original_len: Some(family.longest) }),
         "llama3" => {
             let number = |key: &str| match table.optional_number(key)? {
                 Some(number) => Ok(number),
                 None => Err(table.refuse(key, &Value::Null, "rope_type llama3 needs it")),
             };
             let (low, high) = (number("low_freq_factor")?, number("high_freq_factor")?);
-            Scaling::Llama3(Llama3 { factor: factor()?, low_freq_factor: low, high_freq_factor: high, original_len })
+            RopeScaling::Llama3(Llama3 {
+                factor: factor()?,
+                low_freq_factor: low,
+                high_freq_factor: high,
+                original_len,
+            })
         }
         "yarn" => {
             let factor = table.optional_number("factor")?.unwrap_or(longest / original as f64);
-            Scaling::Yarn(Yarn {
+            RopeScaling::Yarn(Yarn {
                 factor: Some(factor),
                 original_len,
                 beta_fast: table.optional_number("beta_fast")?.unwrap_or(32.0),
                 beta_slow: table.optional_number("beta_slow")?.unwrap_or(1.0),
-                ramp: Ramp::Index,
+                ramp: YarnRamp::Index,
                 attention_factor: attention_factor(table, factor)?,
                 truncate: table.flag("truncate", true)?,
             })

@@ -11,9 +11,9 @@
 
 use crate::emulate::Emulate;
 
-/// One base kernel; its parameters are passed separately, in the order of [`Base::parameters`].
+/// One base kernel; its parameters are passed separately, in the order of [`BaseKernel::parameters`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Base {
+pub enum BaseKernel {
     /// `-a d^p`
     Power,
     /// `-b ln(1 + a d^p)`
@@ -31,13 +31,13 @@ pub struct Jet {
     pub gradient: [f64; 3],
 }
 
-impl Base {
-    /// Names of the parameters, in the order [`Base::at`] takes them.
+impl BaseKernel {
+    /// Names of the parameters, in the order [`BaseKernel::at`] takes them.
     pub fn parameters(self) -> &'static [&'static str] {
         match self {
-            Base::Power => &["a", "p"],
-            Base::Log => &["b", "a", "p"],
-            Base::Exp => &["c", "a", "p"],
+            BaseKernel::Power => &["a", "p"],
+            BaseKernel::Log => &["b", "a", "p"],
+            BaseKernel::Exp => &["c", "a", "p"],
         }
     }
 
@@ -46,17 +46,17 @@ impl Base {
     pub fn at(self, parameters: &[f64], d: f64) -> Jet {
         let log_d = if d > 0.0 { d.ln() } else { 0.0 };
         match (self, parameters) {
-            (Base::Power, &[a, p]) => {
+            (BaseKernel::Power, &[a, p]) => {
                 let power = d.powf(p);
                 Jet { value: -a * power, gradient: [-power, -a * power * log_d, 0.0] }
             }
-            (Base::Log, &[b, a, p]) => {
+            (BaseKernel::Log, &[b, a, p]) => {
                 let power = d.powf(p);
                 let log = (a * power).ln_1p();
                 let slope = -b * power / (1.0 + a * power);
                 Jet { value: -b * log, gradient: [-log, slope, slope * a * log_d] }
             }
-            (Base::Exp, &[c, a, p]) => {
+            (BaseKernel::Exp, &[c, a, p]) => {
                 let power = d.powf(p);
                 let decay = (-a * power).exp();
                 let slope = -c * power * decay;
@@ -71,9 +71,9 @@ impl Base {
     pub(super) fn at_bf16(self, parameters: [f64; 3], d: f64) -> f64 {
         let r = |value| Emulate::Bf16.round(value);
         match (self, parameters) {
-            (Base::Power, [a, p, _]) => -r(r(d.powf(p)) * a),
-            (Base::Log, [b, a, p]) => r(-b * r(r(1.0 + r(a * r(d.powf(p)))).ln())),
-            (Base::Exp, [c, a, p]) => r(c * r((-r(r(d.powf(p)) * a)).exp())),
+            (BaseKernel::Power, [a, p, _]) => -r(r(d.powf(p)) * a),
+            (BaseKernel::Log, [b, a, p]) => r(-b * r(r(1.0 + r(a * r(d.powf(p)))).ln())),
+            (BaseKernel::Exp, [c, a, p]) => r(c * r((-r(r(d.powf(p)) * a)).exp())),
         }
     }
 }
@@ -88,8 +88,8 @@ mod tests {
         fn gradient_matches_central_differences(
             which in 0usize..3, x in 0.05f64..2.0, y in 0.05f64..2.0, p in 0.1f64..2.0, d in 0u32..3000,
         ) {
-            let base = [Base::Power, Base::Log, Base::Exp][which];
-            let parameters = if base == Base::Power { vec![x, p] } else { vec![x, y, p] };
+            let base = [BaseKernel::Power, BaseKernel::Log, BaseKernel::Exp][which];
+            let parameters = if base == BaseKernel::Power { vec![x, p] } else { vec![x, y, p] };
             let jet = base.at(&parameters, f64::from(d));
             for i in 0..parameters.len() {
                 let step = 1e-6 * parameters[i];
@@ -110,7 +110,7 @@ mod tests {
     fn exponent_one_is_the_two_parameter_log_kernel() {
         for d in 0..5000 {
             let d = f64::from(d);
-            assert_eq!(Base::Log.at(&[1.3, 0.7, 1.0], d).value, -1.3 * (0.7 * d).ln_1p());
+            assert_eq!(BaseKernel::Log.at(&[1.3, 0.7, 1.0], d).value, -1.3 * (0.7 * d).ln_1p());
         }
     }
 }

@@ -22,6 +22,17 @@
 //! On an unbounded domain a single `c` cannot serve all point sets, strict or not: two points at distance `D` already
 //! need `c >= -(k(0) + k(D)) / 2`. The shift belongs to a point set, such as the positions of a context. Softmax never
 //! sees it, so models are unaffected.
+//!
+//! # Why a closed form, and what was rejected
+//!
+//! A simpler search doubles `c` until the smallest eigenvalue passes a test. It ends even where the
+//! determinant above shows that no shift exists, because the tolerance of the test grows with `c`. That
+//! search stays in the certificate for comparison ([`Shift::c_geometric_naive`]). A degenerate CPD kernel is refused
+//! with a witness instead, a vector that anyone can multiply out.
+//!
+//! Eigenvalues decide for one kernel and one set of points, and prove nothing about other points. So a
+//! certificate also contains what the [rules](super::rules) prove for all points, and a kernel with
+//! learned parameters gets that proof alone.
 
 use std::fmt;
 
@@ -30,7 +41,7 @@ use serde::Serialize;
 
 use super::error::Error;
 use super::expr::Expr;
-use super::linalg::{Spectrum, Split, gram, quadratic_form};
+use super::linalg::{OnesSplit, Spectrum, gram, quadratic_form};
 use super::points::Points;
 use super::rules::Derivation;
 
@@ -44,7 +55,7 @@ pub(super) const ROUNDING: f64 = 1e-12;
 /// The strongest property a kernel has on a set of points.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Verdict {
+pub enum KernelVerdict {
     /// Positive definite.
     PositiveDefinite,
     /// Strictly conditionally positive definite, and not positive definite.
@@ -55,13 +66,13 @@ pub enum Verdict {
     Neither,
 }
 
-impl fmt::Display for Verdict {
+impl fmt::Display for KernelVerdict {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
-            Verdict::PositiveDefinite => "positive definite",
-            Verdict::StrictlyConditionallyPositiveDefinite => "strictly conditionally positive definite",
-            Verdict::ConditionallyPositiveDefinite => "conditionally positive definite, not strictly",
-            Verdict::Neither => "not conditionally positive definite",
+            KernelVerdict::PositiveDefinite => "positive definite",
+            KernelVerdict::StrictlyConditionallyPositiveDefinite => "strictly conditionally positive definite",
+            KernelVerdict::ConditionallyPositiveDefinite => "conditionally positive definite, not strictly",
+            KernelVerdict::Neither => "not conditionally positive definite",
         })
     }
 }
@@ -104,7 +115,7 @@ pub struct Certificate {
     /// Dimension of the points.
     pub dim: usize,
     /// The strongest property.
-    pub verdict: Verdict,
+    pub verdict: KernelVerdict,
     /// Whether `lambda_min(K) >= -tolerance`.
     pub is_pd: bool,
     /// Whether the smallest sum-zero eigenvalue is `>= -tolerance`.
@@ -144,21 +155,21 @@ pub fn certify(expr: &Expr, points: &Points) -> Result<Certificate, Error> {
     let scale = n as f64 * gram.amax();
     let tolerance = TOLERANCE * scale;
     let spectrum = Spectrum::of(gram.clone());
-    let split = Split::of(&gram);
+    let split = OnesSplit::of(&gram);
     let across = Spectrum::of(split.across.clone());
     let lowest = across.values.first().copied().unwrap_or(f64::INFINITY);
     let is_pd = spectrum.values[0] >= -tolerance;
     let is_cpd = lowest >= -tolerance;
     let is_strictly_cpd = lowest > tolerance;
     let verdict = match (is_pd, is_strictly_cpd, is_cpd) {
-        (true, ..) => Verdict::PositiveDefinite,
-        (_, true, _) => Verdict::StrictlyConditionallyPositiveDefinite,
-        (_, _, true) => Verdict::ConditionallyPositiveDefinite,
-        _ => Verdict::Neither,
+        (true, ..) => KernelVerdict::PositiveDefinite,
+        (_, true, _) => KernelVerdict::StrictlyConditionallyPositiveDefinite,
+        (_, _, true) => KernelVerdict::ConditionallyPositiveDefinite,
+        _ => KernelVerdict::Neither,
     };
     let c_min = match verdict {
-        Verdict::PositiveDefinite => Ok(0.0),
-        Verdict::Neither => Err(Refusal { degenerate: None, reason: NOT_CPD.into() }),
+        KernelVerdict::PositiveDefinite => Ok(0.0),
+        KernelVerdict::Neither => Err(NoShift { degenerate: None, reason: NOT_CPD.into() }),
         _ => smallest_shift(&split, &across, tolerance, ROUNDING * scale, by_construction.class.is_strict()),
     };
     let witness = witness(verdict, &gram, &spectrum, &split, &across, c_min.as_ref().err());
@@ -191,19 +202,19 @@ pub fn certify(expr: &Expr, points: &Points) -> Result<Certificate, Error> {
 const NOT_CPD: &str = "not conditionally positive definite: the witness sums to 0, so its negative quadratic form is the same for every c";
 
 /// Why no shift is given, and the null direction that forbids one.
-struct Refusal {
+struct NoShift {
     degenerate: Option<usize>,
     reason: String,
 }
 
 /// `max(0, (b' M^+ b - alpha) / N)`, refused where `b` has a part outside the range of `M`.
 fn smallest_shift(
-    split: &Split,
+    split: &OnesSplit,
     across: &Spectrum,
     tolerance: f64,
     rounding: f64,
     strict_by_construction: bool,
-) -> Result<f64, Refusal> {
+) -> Result<f64, NoShift> {
     let coupling = across.vectors.tr_mul(&split.coupling);
     let mut needed = 0.0;
     for (i, (&eigenvalue, &coupling)) in across.values.iter().zip(coupling.iter()).enumerate() {
@@ -220,7 +231,7 @@ fn smallest_shift(
                  so v'(K + c 11')v = 0 and (K + c 11')v != 0 for every c, which no positive semidefinite matrix allows"
                     .to_owned()
             };
-            return Err(Refusal { degenerate: Some(i), reason });
+            return Err(NoShift { degenerate: Some(i), reason });
         }
     }
     let n = across.values.len() as f64 + 1.0;
@@ -228,16 +239,16 @@ fn smallest_shift(
 }
 
 fn witness(
-    verdict: Verdict,
+    verdict: KernelVerdict,
     gram: &DMatrix<f64>,
     spectrum: &Spectrum,
-    split: &Split,
+    split: &OnesSplit,
     across: &Spectrum,
-    refusal: Option<&Refusal>,
+    refusal: Option<&NoShift>,
 ) -> Option<Witness> {
     let (mut vector, shows) = match (verdict, refusal.and_then(|refusal| refusal.degenerate)) {
-        (Verdict::PositiveDefinite, _) => return None,
-        (Verdict::Neither, _) => {
+        (KernelVerdict::PositiveDefinite, _) => return None,
+        (KernelVerdict::Neither, _) => {
             (split.sum_zero(&across.vector(0)), "not CPD: v sums to 0 and its quadratic form is negative")
         }
         (_, Some(i)) => {

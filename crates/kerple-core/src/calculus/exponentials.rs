@@ -16,7 +16,7 @@
 //!   second order, so their weights are shared out, in closed form, between a rate of 0 and `lambda_0`.
 //! * Fast nodes matter at short distances only, where linear attention needs no sum: before [`NEAREST`].
 //!
-//! Positive weights keep the denominators of linear attention positive. Power kernels with exponents up to 1 are in [`Sum::power`].
+//! Positive weights keep the denominators of linear attention positive. Power kernels with exponents up to 1 are in [`ExponentialSum::power`].
 
 mod power;
 
@@ -33,14 +33,14 @@ pub struct ErrorBudget {
     /// Furthest distance, in tokens.
     pub horizon: usize,
     /// Largest relative error at distances `NEAREST..=horizon`.
-    pub tolerance: Tolerance,
+    pub tolerance: SumTolerance,
     /// Largest amplitude `r1`.
     pub amplitude: Amplitude,
 }
 
 /// Relative errors that there are grids for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Tolerance {
+pub enum SumTolerance {
     /// 0.01
     Hundredth,
     /// 0.001
@@ -60,13 +60,13 @@ pub enum Amplitude {
     Eight,
 }
 
-impl Tolerance {
+impl SumTolerance {
     /// As a number.
     pub fn value(self) -> f64 {
         match self {
-            Tolerance::Hundredth => 1e-2,
-            Tolerance::Thousandth => 1e-3,
-            Tolerance::TenThousandth => 1e-4,
+            SumTolerance::Hundredth => 1e-2,
+            SumTolerance::Thousandth => 1e-3,
+            SumTolerance::TenThousandth => 1e-4,
         }
     }
 }
@@ -87,7 +87,7 @@ pub const RATES: RangeInclusive<f64> = 0.01..=1e6;
 
 /// The rates of a sum: 0, then a geometric grid.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Grid {
+pub struct RateGrid {
     step: f64,
     rates: Vec<f64>,
     largest: f64,
@@ -95,7 +95,7 @@ pub struct Grid {
 
 /// A sum of exponentials, with the derivatives in the parameters of the kernel.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct Sum {
+pub struct ExponentialSum {
     /// Rates, `[K]`, none negative.
     pub rates: Vec<f64>,
     /// Weights, `[K]`, none negative.
@@ -106,10 +106,10 @@ pub struct Sum {
     pub in_r2: Vec<f64>,
 }
 
-impl Grid {
+impl RateGrid {
     /// The grid for the logarithmic kernel.
-    pub fn log(budget: &ErrorBudget) -> Grid {
-        use {Amplitude::*, Tolerance::*};
+    pub fn log(budget: &ErrorBudget) -> RateGrid {
+        use {Amplitude::*, SumTolerance::*};
         // step by the bound above for the largest amplitude; the fastest rate over the nearest distance, and what the slowest
         // may be over the horizon, by the error at either end: the test below walks through all of them
         let (step, fastest) = match (budget.amplitude, budget.tolerance) {
@@ -132,7 +132,7 @@ impl Grid {
         let span: f64 = fastest - (slowest / budget.horizon.max(1) as f64).ln();
         let count = (span / step).ceil().max(1.0) as usize;
         let rate = |j: usize| (fastest - step * (count - j) as f64).exp();
-        Grid {
+        RateGrid {
             step,
             rates: [0.0].into_iter().chain((0..=count).map(rate)).collect(),
             largest: budget.amplitude.value(),
@@ -145,11 +145,11 @@ impl Grid {
     }
 
     /// The sum for `(1 + r2 d)^-r1`; an amplitude beyond the largest of the grid is used as that, with its derivative.
-    pub fn log_sum(&self, r1: f64, r2: f64) -> Sum {
+    pub fn log_sum(&self, r1: f64, r2: f64) -> ExponentialSum {
         let r1 = r1.min(self.largest);
         let (scale, in_scale) = (self.step / libm::tgamma(r1), -digamma(r1));
         let zero = || vec![0.0];
-        let mut weights = Sum { rates: self.rates.clone(), values: zero(), in_r1: zero(), in_r2: zero() };
+        let mut weights = ExponentialSum { rates: self.rates.clone(), values: zero(), in_r1: zero(), in_r2: zero() };
         for rate in &self.rates[1..] {
             let x = rate / r2;
             let value = scale * x.powf(r1) * (-x).exp();
@@ -201,7 +201,7 @@ mod tests {
     use rayon::prelude::*;
 
     fn demands() -> impl Iterator<Item = ErrorBudget> {
-        let tolerances = [Tolerance::Hundredth, Tolerance::Thousandth, Tolerance::TenThousandth];
+        let tolerances = [SumTolerance::Hundredth, SumTolerance::Thousandth, SumTolerance::TenThousandth];
         let amplitudes = [Amplitude::Two, Amplitude::Four, Amplitude::Eight];
         let all = tolerances.into_iter().flat_map(move |tolerance| amplitudes.map(|amplitude| (tolerance, amplitude)));
         let at = |(tolerance, amplitude)| [1000, 1 << 20].map(|horizon| ErrorBudget { horizon, tolerance, amplitude });
@@ -235,7 +235,7 @@ mod tests {
     #[test]
     fn the_error_is_within_tolerance_at_every_distance() {
         demands().collect::<Vec<ErrorBudget>>().into_par_iter().for_each(|budget| {
-            let grid = Grid::log(&budget);
+            let grid = RateGrid::log(&budget);
             let most = budget.amplitude.value();
             // all corners of the box up to a million, what lies between up to a thousand
             let (amplitudes, rates) = match budget.horizon {
@@ -259,18 +259,18 @@ mod tests {
     #[test]
     fn few_terms_are_needed() {
         let terms =
-            |tolerance, amplitude, horizon| Grid::log(&ErrorBudget { horizon, tolerance, amplitude }).rates().len();
-        assert!(terms(Tolerance::Hundredth, Amplitude::Two, 1 << 20) <= 16);
-        assert!(terms(Tolerance::Thousandth, Amplitude::Two, 1 << 20) <= 22);
-        assert!(terms(Tolerance::TenThousandth, Amplitude::Two, 1 << 20) <= 28);
-        assert!(terms(Tolerance::Thousandth, Amplitude::Four, 1 << 20) <= 26);
-        assert!(terms(Tolerance::Hundredth, Amplitude::Four, 1 << 20) <= 19);
+            |tolerance, amplitude, horizon| RateGrid::log(&ErrorBudget { horizon, tolerance, amplitude }).rates().len();
+        assert!(terms(SumTolerance::Hundredth, Amplitude::Two, 1 << 20) <= 16);
+        assert!(terms(SumTolerance::Thousandth, Amplitude::Two, 1 << 20) <= 22);
+        assert!(terms(SumTolerance::TenThousandth, Amplitude::Two, 1 << 20) <= 28);
+        assert!(terms(SumTolerance::Thousandth, Amplitude::Four, 1 << 20) <= 26);
+        assert!(terms(SumTolerance::Hundredth, Amplitude::Four, 1 << 20) <= 19);
     }
 
     #[test]
     fn weights_know_their_slopes() {
         for budget in demands() {
-            let grid = Grid::log(&budget);
+            let grid = RateGrid::log(&budget);
             for (r1, r2) in [(0.05, 0.02), (0.7, 0.4), (1.9, 3.0)] {
                 let (h, found) = (1e-6, grid.log_sum(r1, r2));
                 let near = [grid.log_sum(r1 + h, r2), grid.log_sum(r1 - h, r2)];

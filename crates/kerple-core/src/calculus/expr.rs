@@ -9,36 +9,36 @@ use rand::Rng;
 use serde::{Deserialize, Serialize};
 
 use super::function::Function;
-use super::parameter::{Init, Parameter, Role};
+use super::parameter::{KernelInit, KernelParameter, Role};
 use crate::check_shape;
 use crate::emulate::Emulate;
 
 /// A parameter in an expression: given, or learned per head.
 #[derive(Clone, Debug, PartialEq)]
-pub(super) enum Value {
+pub(super) enum ScalarTerm {
     Literal(f64),
     /// `default` marks a start that nobody wrote down, so that it is not printed.
     Learned {
         name: String,
-        init: Init,
+        init: KernelInit,
         default: bool,
     },
 }
 
-impl Value {
+impl ScalarTerm {
     /// Smallest and largest value, given the role.
     pub(super) fn interval(&self, role: Role) -> (f64, f64) {
         match self {
-            Value::Literal(x) => (*x, *x),
-            Value::Learned { .. } => role.limits(),
+            ScalarTerm::Literal(x) => (*x, *x),
+            ScalarTerm::Learned { .. } => role.limits(),
         }
     }
 
     /// The value and, for a learned one, the index of its parameter.
     fn read(&self, parameters: &[f64], next: &mut usize) -> (f64, Option<usize>) {
         match self {
-            Value::Literal(x) => (*x, None),
-            Value::Learned { .. } => {
+            ScalarTerm::Literal(x) => (*x, None),
+            ScalarTerm::Learned { .. } => {
                 *next += 1;
                 (parameters[*next - 1], Some(*next - 1))
             }
@@ -46,12 +46,12 @@ impl Value {
     }
 }
 
-impl fmt::Display for Value {
+impl fmt::Display for ScalarTerm {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Value::Literal(x) => write!(f, "{x}"),
-            Value::Learned { name, default: true, .. } => write!(f, "{name}"),
-            Value::Learned { name, init, .. } => write!(f, "{name}~{init}"),
+            ScalarTerm::Literal(x) => write!(f, "{x}"),
+            ScalarTerm::Learned { name, default: true, .. } => write!(f, "{name}"),
+            ScalarTerm::Learned { name, init, .. } => write!(f, "{name}~{init}"),
         }
     }
 }
@@ -61,10 +61,10 @@ impl fmt::Display for Value {
 pub(super) enum Node {
     Call {
         function: Function,
-        arguments: Vec<Value>,
+        arguments: Vec<ScalarTerm>,
     },
     Scale {
-        factor: Value,
+        factor: ScalarTerm,
         of: Box<Node>,
     },
     Sum(Vec<Node>),
@@ -72,12 +72,21 @@ pub(super) enum Node {
     /// `-(-k)^alpha`
     Fraction {
         of: Box<Node>,
-        alpha: Value,
+        alpha: ScalarTerm,
     },
     /// `-log(1 - k)`
     NegLog(Box<Node>),
     /// `exp(k)`
     ExpOf(Box<Node>),
+}
+
+/// A learned parameter where it occurs in an expression.
+struct LearnedTerm<'a> {
+    /// Name of the function or operation that it belongs to.
+    owner: &'static str,
+    name: &'a str,
+    role: Role,
+    init: KernelInit,
 }
 
 /// A kernel `k(d)` of distance with learned parameters. See the [module](self).
@@ -91,13 +100,13 @@ pub struct Expr {
 
 impl Expr {
     /// Learned parameters, in the order `at` takes their values.
-    pub fn parameters(&self) -> Vec<Parameter> {
+    pub fn parameters(&self) -> Vec<KernelParameter> {
         let mut found = Vec::new();
         self.root.collect(&mut found);
         let unique = |i: usize| {
-            let (owner, name, ..) = found[i];
-            let namesakes = found.iter().filter(|other| other.1 == name).count();
-            let earlier = found[..i].iter().filter(|other| (other.0, other.1) == (owner, name)).count();
+            let LearnedTerm { owner, name, .. } = found[i];
+            let namesakes = found.iter().filter(|other| other.name == name).count();
+            let earlier = found[..i].iter().filter(|other| (other.owner, other.name) == (owner, name)).count();
             match (namesakes, earlier) {
                 (1, _) => name.to_owned(),
                 (_, 0) => format!("{owner}.{name}"),
@@ -105,7 +114,7 @@ impl Expr {
             }
         };
         let parameter =
-            |(i, &(_, _, role, init)): (usize, &(_, _, Role, Init))| Parameter::new(unique(i), role.limits(), init);
+            |(i, term): (usize, &LearnedTerm)| KernelParameter::new(unique(i), term.role.limits(), term.init);
         found.iter().enumerate().map(parameter).collect()
     }
 
@@ -199,11 +208,11 @@ impl Node {
         found.len()
     }
 
-    /// Learned parameters in evaluation order: owner, name, role, start.
-    fn collect<'a>(&'a self, found: &mut Vec<(&'static str, &'a str, Role, Init)>) {
-        let mut push = |owner, value: &'a Value, role| {
-            if let Value::Learned { name, init, .. } = value {
-                found.push((owner, name.as_str(), role, *init));
+    /// Learned parameters in evaluation order.
+    fn collect<'a>(&'a self, found: &mut Vec<LearnedTerm<'a>>) {
+        let mut push = |owner, value: &'a ScalarTerm, role| {
+            if let ScalarTerm::Learned { name, init, .. } = value {
+                found.push(LearnedTerm { owner, name, role, init: *init });
             }
         };
         match self {
@@ -219,8 +228,8 @@ impl Node {
             Node::Sum(of) | Node::Product(of) => of.iter().for_each(|node| node.collect(found)),
             Node::Fraction { of, alpha } => {
                 of.collect(found);
-                if let Value::Learned { name, init, .. } = alpha {
-                    found.push(("pow", name, Role::Fraction, *init));
+                if let ScalarTerm::Learned { name, init, .. } = alpha {
+                    found.push(LearnedTerm { owner: "pow", name, role: Role::Fraction, init: *init });
                 }
             }
             Node::NegLog(of) | Node::ExpOf(of) => of.collect(found),
@@ -229,9 +238,9 @@ impl Node {
 
     /// Replaces learned values by `next()`, in evaluation order.
     fn replace(&mut self, next: &mut dyn FnMut() -> f64) {
-        let fix = |value: &mut Value, next: &mut dyn FnMut() -> f64| {
-            if let Value::Learned { .. } = value {
-                *value = Value::Literal(next());
+        let fix = |value: &mut ScalarTerm, next: &mut dyn FnMut() -> f64| {
+            if let ScalarTerm::Learned { .. } = value {
+                *value = ScalarTerm::Literal(next());
             }
         };
         match self {
@@ -359,9 +368,9 @@ fn scale(slice: &mut [f64], by: f64) {
 }
 
 /// Prints a node, in parentheses where it binds less tightly than asked.
-struct Bound<'a>(&'a Node, u8);
+struct Parenthesised<'a>(&'a Node, u8);
 
-impl fmt::Display for Bound<'_> {
+impl fmt::Display for Parenthesised<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         if self.0.binding() < self.1 { write!(f, "({})", self.0) } else { write!(f, "{}", self.0) }
     }
@@ -372,17 +381,17 @@ impl fmt::Display for Node {
         match self {
             Node::Call { function, arguments } if arguments.is_empty() => write!(f, "{}", function.name()),
             Node::Call { function, arguments } => {
-                let arguments: Vec<_> = arguments.iter().map(Value::to_string).collect();
+                let arguments: Vec<_> = arguments.iter().map(ScalarTerm::to_string).collect();
                 write!(f, "{}({})", function.name(), arguments.join(", "))
             }
             Node::Scale { factor, of } => match &**of {
                 scaled @ Node::Scale { .. } => write!(f, "{factor}*{scaled}"),
                 product @ Node::Product(_) => write!(f, "{factor}*{product}"),
-                other => write!(f, "{factor}*{}", Bound(other, 2)),
+                other => write!(f, "{factor}*{}", Parenthesised(other, 2)),
             },
             Node::Sum(of) => {
                 for (i, node) in of.iter().enumerate() {
-                    let text = Bound(node, 1).to_string();
+                    let text = Parenthesised(node, 1).to_string();
                     match text.strip_prefix('-') {
                         Some(rest) if i > 0 => write!(f, " - {rest}")?,
                         _ if i > 0 => write!(f, " + {text}")?,
@@ -392,11 +401,11 @@ impl fmt::Display for Node {
                 Ok(())
             }
             Node::Product(of) => {
-                let factors: Vec<_> = of.iter().map(|node| Bound(node, 2).to_string()).collect();
+                let factors: Vec<_> = of.iter().map(|node| Parenthesised(node, 2).to_string()).collect();
                 write!(f, "{}", factors.join("*"))
             }
-            Node::Fraction { of, alpha } => write!(f, "-(-{})^{alpha}", Bound(of, 2)),
-            Node::NegLog(of) => write!(f, "-log(1 - {})", Bound(of, 2)),
+            Node::Fraction { of, alpha } => write!(f, "-(-{})^{alpha}", Parenthesised(of, 2)),
+            Node::NegLog(of) => write!(f, "-log(1 - {})", Parenthesised(of, 2)),
             Node::ExpOf(of) => write!(f, "exp({of})"),
         }
     }

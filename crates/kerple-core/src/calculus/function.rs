@@ -1,6 +1,6 @@
 //! The functions an expression can call: named cases of the [base kernels](super::base).
 
-use super::base::Base;
+use super::base::BaseKernel;
 use super::parameter::Role;
 use crate::emulate::Emulate;
 
@@ -25,7 +25,7 @@ pub enum Function {
 
 /// One parameter of a [`Function`]: its name, its role and where it starts when learned and nothing else is said.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Slot {
+pub struct FunctionSlot {
     /// Name in the formula.
     pub name: &'static str,
     /// What the theory allows.
@@ -34,8 +34,8 @@ pub struct Slot {
     pub start: f64,
 }
 
-const fn slot(name: &'static str, role: Role, start: f64) -> Slot {
-    Slot { name, role, start }
+const fn slot(name: &'static str, role: Role, start: f64) -> FunctionSlot {
+    FunctionSlot { name, role, start }
 }
 
 impl Function {
@@ -77,11 +77,11 @@ impl Function {
     }
 
     /// Parameters in order. Default starts are those of the released models where they exist, and by analogy elsewhere.
-    pub fn slots(self) -> &'static [Slot] {
-        const A: Slot = slot("a", Role::Rate, 1.0);
-        const B: Slot = slot("b", Role::Amplitude, 2.0);
-        const C: Slot = slot("c", Role::Amplitude, 1.0);
-        const P: Slot = slot("p", Role::Exponent, 2.0);
+    pub fn slots(self) -> &'static [FunctionSlot] {
+        const A: FunctionSlot = slot("a", Role::Rate, 1.0);
+        const B: FunctionSlot = slot("b", Role::Amplitude, 2.0);
+        const C: FunctionSlot = slot("c", Role::Amplitude, 1.0);
+        const P: FunctionSlot = slot("p", Role::Exponent, 2.0);
         match self {
             Function::Power => const { &[slot("a", Role::Amplitude, 1.0), P] },
             Function::Log => &[B, A],
@@ -106,12 +106,12 @@ impl Function {
     #[inline(always)]
     pub(super) fn jet(self, [x, y, z]: [f64; 3], d: f64) -> (f64, [f64; 3]) {
         let jet = match self {
-            Function::Power => Base::Power.at(&[x, y], d),
-            Function::Log => Base::Log.at(&[x, y, 1.0], d),
-            Function::Log3 => Base::Log.at(&[x, y, z], d),
-            Function::SqDist => Base::Power.at(&[1.0, 2.0], d),
-            Function::Gauss => Base::Exp.at(&[x, y, 2.0], d),
-            Function::Exp => Base::Exp.at(&[x, y, z], d),
+            Function::Power => BaseKernel::Power.at(&[x, y], d),
+            Function::Log => BaseKernel::Log.at(&[x, y, 1.0], d),
+            Function::Log3 => BaseKernel::Log.at(&[x, y, z], d),
+            Function::SqDist => BaseKernel::Power.at(&[1.0, 2.0], d),
+            Function::Gauss => BaseKernel::Exp.at(&[x, y, 2.0], d),
+            Function::Exp => BaseKernel::Exp.at(&[x, y, z], d),
             Function::Const => return (x, [1.0, 0.0, 0.0]),
         };
         (jet.value, jet.gradient)
@@ -119,12 +119,12 @@ impl Function {
 
     fn value_bf16(self, [x, y, z]: [f64; 3], d: f64) -> f64 {
         match self {
-            Function::Power => Base::Power.at_bf16([x, y, 0.0], d),
-            Function::Log => Base::Log.at_bf16([x, y, 1.0], d),
-            Function::Log3 => Base::Log.at_bf16([x, y, z], d),
-            Function::SqDist => Base::Power.at_bf16([1.0, 2.0, 0.0], d),
-            Function::Gauss => Base::Exp.at_bf16([x, y, 2.0], d),
-            Function::Exp => Base::Exp.at_bf16([x, y, z], d),
+            Function::Power => BaseKernel::Power.at_bf16([x, y, 0.0], d),
+            Function::Log => BaseKernel::Log.at_bf16([x, y, 1.0], d),
+            Function::Log3 => BaseKernel::Log.at_bf16([x, y, z], d),
+            Function::SqDist => BaseKernel::Power.at_bf16([1.0, 2.0, 0.0], d),
+            Function::Gauss => BaseKernel::Exp.at_bf16([x, y, 2.0], d),
+            Function::Exp => BaseKernel::Exp.at_bf16([x, y, z], d),
             Function::Const => x,
         }
     }

@@ -53,7 +53,7 @@ pub fn embed(expr: &Expr, points: &Points) -> Result<Embedding, Error> {
     let n = points.len();
     let centred =
         DMatrix::from_fn(n, n, |i, j| (kernel[(i, j)] - kernel[(i, 0)] - kernel[(0, j)] + kernel[(0, 0)]) / 2.0);
-    let factor = Factor::of(&Spectrum::of(centred.clone()), None);
+    let factor = SpectralFactor::of(&Spectrum::of(centred.clone()), None);
     let squared_distances = DMatrix::from_fn(n, n, |i, j| (factor.rows.row(i) - factor.rows.row(j)).norm_squared());
     Ok(Embedding {
         coordinates: row_major(&factor.rows),
@@ -65,7 +65,7 @@ pub fn embed(expr: &Expr, points: &Points) -> Result<Embedding, Error> {
 
 /// Features whose inner products are `c + k`, exactly or to a given rank.
 #[derive(Clone, Debug, PartialEq, Serialize)]
-pub struct Features {
+pub struct KernelFeatures {
     /// The shift `c`.
     pub shift: f64,
     /// Row-major `[N, rank]`.
@@ -82,7 +82,7 @@ pub struct Features {
 ///
 /// # Errors
 /// When no shift makes the kernel positive definite on the points, or the rank is not in `1..=N`.
-pub fn features(expr: &Expr, points: &Points, rank: Option<usize>) -> Result<Features, Error> {
+pub fn features(expr: &Expr, points: &Points, rank: Option<usize>) -> Result<KernelFeatures, Error> {
     let n = points.len();
     if let Some(value) = rank.filter(|rank| !(1..=n).contains(rank)) {
         return Err(Error::OutOfRange { what: "the rank", value, low: 1, high: n });
@@ -93,9 +93,9 @@ pub fn features(expr: &Expr, points: &Points, rank: Option<usize>) -> Result<Fea
         return Err(Error::NoFeatures { kernel: expr.to_string(), points: points.to_string(), reason });
     };
     let shifted = gram(expr, points)?.add_scalar(shift);
-    let factor = Factor::of(&Spectrum::of(shifted.clone()), rank);
+    let factor = SpectralFactor::of(&Spectrum::of(shifted.clone()), rank);
     let error = &factor.rows * factor.rows.transpose() - shifted;
-    Ok(Features {
+    Ok(KernelFeatures {
         shift,
         rank: factor.rows.ncols(),
         max_error: error.amax(),
@@ -105,12 +105,12 @@ pub fn features(expr: &Expr, points: &Points, rank: Option<usize>) -> Result<Fea
 }
 
 /// `V sqrt(Lambda)` of the largest positive eigenvalues, largest first.
-struct Factor {
+struct SpectralFactor {
     rows: DMatrix<f64>,
 }
 
-impl Factor {
-    fn of(spectrum: &Spectrum, rank: Option<usize>) -> Factor {
+impl SpectralFactor {
+    fn of(spectrum: &Spectrum, rank: Option<usize>) -> SpectralFactor {
         let n = spectrum.values.len();
         let largest = spectrum.values.last().map_or(0.0, |x| x.abs());
         let significant = |value: f64| value > n as f64 * f64::EPSILON * largest;
@@ -119,7 +119,7 @@ impl Factor {
         let columns: Vec<DVector<f64>> =
             (0..kept).map(|i| spectrum.vectors.column(n - 1 - i) * spectrum.values[n - 1 - i].sqrt()).collect();
         let rows = if columns.is_empty() { DMatrix::zeros(n, 0) } else { DMatrix::from_columns(&columns) };
-        Factor { rows }
+        SpectralFactor { rows }
     }
 }
 

@@ -59,16 +59,16 @@ impl Spectrum {
 /// In an orthonormal basis whose first vector is `1/sqrt(N)`, up to sign, a symmetric `K` reads
 /// `[[along, coupling'], [coupling, across]]`; `across` is `K` restricted to vectors that sum to 0, which has the
 /// eigenvalues of `PKP`, `P = I - 11'/N`, without the 0 that belongs to the ones.
-pub(super) struct Split {
+pub(super) struct OnesSplit {
     pub(super) along: f64,
     pub(super) coupling: DVector<f64>,
     pub(super) across: DMatrix<f64>,
     mirror: DVector<f64>,
 }
 
-impl Split {
+impl OnesSplit {
     /// Reflects the ones onto the first axis: one Householder reflection, applied from both sides.
-    pub(super) fn of(matrix: &DMatrix<f64>) -> Split {
+    pub(super) fn of(matrix: &DMatrix<f64>) -> OnesSplit {
         let n = matrix.nrows();
         let mut mirror = DVector::from_element(n, 1.0 / (n as f64).sqrt());
         mirror[0] += 1.0;
@@ -78,7 +78,7 @@ impl Split {
         let reflected = DMatrix::from_fn(n, n, |i, j| {
             matrix[(i, j)] - 2.0 * (mirror[i] * image[j] + image[i] * mirror[j]) + 4.0 * form * mirror[i] * mirror[j]
         });
-        Split {
+        OnesSplit {
             along: reflected[(0, 0)],
             coupling: DVector::from_fn(n - 1, |i, _| reflected[(i + 1, 0)]),
             across: reflected.view((1, 1), (n - 1, n - 1)).into_owned(),

@@ -74,7 +74,7 @@ impl Role {
 /// Where a learned parameter starts.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Init {
+pub enum KernelInit {
     /// The same value in every head.
     Fixed(f64),
     /// Drawn per head, uniformly from `[low, high)`, then brought into the parameter's range.
@@ -86,18 +86,18 @@ pub enum Init {
     },
 }
 
-impl std::fmt::Display for Init {
+impl std::fmt::Display for KernelInit {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
-            Init::Fixed(x) => write!(f, "{x}"),
-            Init::Uniform { low, high } => write!(f, "U({low}, {high})"),
+            KernelInit::Fixed(x) => write!(f, "{x}"),
+            KernelInit::Uniform { low, high } => write!(f, "U({low}, {high})"),
         }
     }
 }
 
 /// A learned parameter of an expression; one value per head.
 #[derive(Clone, Debug, PartialEq, Serialize)]
-pub struct Parameter {
+pub struct KernelParameter {
     /// Unique within the expression: `a`, or `power.a` and `power2.a` where two functions have an `a`.
     pub name: String,
     /// Smallest allowed value.
@@ -105,28 +105,28 @@ pub struct Parameter {
     /// Largest allowed value, possibly infinite (`null` in JSON).
     pub high: f64,
     /// Initial value; a number is inside `[low, high]`.
-    pub init: Init,
+    pub init: KernelInit,
     /// The initial value as it is written, where that is outside `[low, high]`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub written: Option<f64>,
 }
 
-impl Parameter {
+impl KernelParameter {
     /// A parameter whose start is brought into its range.
-    pub(super) fn new(name: String, (low, high): (f64, f64), init: Init) -> Parameter {
+    pub(super) fn new(name: String, (low, high): (f64, f64), init: KernelInit) -> KernelParameter {
         match init {
-            Init::Fixed(x) if !(low..=high).contains(&x) => {
-                Parameter { name, low, high, init: Init::Fixed(x.clamp(low, high)), written: Some(x) }
+            KernelInit::Fixed(x) if !(low..=high).contains(&x) => {
+                KernelParameter { name, low, high, init: KernelInit::Fixed(x.clamp(low, high)), written: Some(x) }
             }
-            init => Parameter { name, low, high, init, written: None },
+            init => KernelParameter { name, low, high, init, written: None },
         }
     }
 
     /// Where it starts, in words.
     pub fn start(&self) -> String {
         match (self.init, self.written) {
-            (Init::Fixed(x), Some(written)) => format!("{x}, the nearest to {written}"),
-            (Init::Uniform { low, high }, _) if low < self.low || high > self.high => {
+            (KernelInit::Fixed(x), Some(written)) => format!("{x}, the nearest to {written}"),
+            (KernelInit::Uniform { low, high }, _) if low < self.low || high > self.high => {
                 format!("{}, brought into the range", self.init)
             }
             (init, _) => init.to_string(),
@@ -136,8 +136,8 @@ impl Parameter {
     /// An initial value inside `[low, high]`.
     pub fn draw(&self, rng: &mut impl Rng) -> f64 {
         let x = match self.init {
-            Init::Fixed(x) => x,
-            Init::Uniform { low, high } => low + (high - low) * rng.random::<f64>(),
+            KernelInit::Fixed(x) => x,
+            KernelInit::Uniform { low, high } => low + (high - low) * rng.random::<f64>(),
         };
         self.project(x)
     }
@@ -148,10 +148,15 @@ impl Parameter {
     }
 }
 
-/// How a learned parameter is kept in its range; the optimiser sees the *raw* value.
+/// How a learned parameter is kept in its range; the optimizer sees the *raw* value.
+///
+/// Why projection is the default: the released code of KERPLE clamps, and gradients pass straight through
+/// the clamp. A parameter can then be at an end of its range, such as the exponent 2, and leave it
+/// again. The smooth map was rejected as the default: no raw value reaches an end, and its derivative
+/// vanishes near one.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
-pub enum Keep {
+pub enum Constraint {
     /// The raw value is the parameter, projected onto its range after each update.
     #[default]
     Projection,
@@ -159,17 +164,17 @@ pub enum Keep {
     Smooth,
 }
 
-impl Keep {
+impl Constraint {
     /// The value in `[low, high]` that a raw value stands for, and its derivative in the raw value.
     pub fn value(self, [low, high]: [f64; 2], raw: f64) -> (f64, f64) {
         let sigmoid = || 1.0 / (1.0 + (-raw).exp());
         match self {
-            Keep::Projection => (raw, 1.0),
-            Keep::Smooth if high.is_finite() => {
+            Constraint::Projection => (raw, 1.0),
+            Constraint::Smooth if high.is_finite() => {
                 let (width, sigmoid) = (high - low, sigmoid());
                 (low + width * sigmoid, width * sigmoid * (1.0 - sigmoid))
             }
-            Keep::Smooth => (low + raw.max(0.0) + (-raw.abs()).exp().ln_1p(), sigmoid()),
+            Constraint::Smooth => (low + raw.max(0.0) + (-raw.abs()).exp().ln_1p(), sigmoid()),
         }
     }
 
@@ -177,12 +182,12 @@ impl Keep {
     pub fn raw(self, [low, high]: [f64; 2], value: f64) -> f64 {
         const INSIDE: f64 = 1e-4;
         match self {
-            Keep::Projection => value,
-            Keep::Smooth if high.is_finite() => {
+            Constraint::Projection => value,
+            Constraint::Smooth if high.is_finite() => {
                 let share = ((value - low) / (high - low)).clamp(INSIDE, 1.0 - INSIDE);
                 (share / (1.0 - share)).ln()
             }
-            Keep::Smooth => {
+            Constraint::Smooth => {
                 let excess = (value - low).max(INSIDE);
                 excess + (-(-excess).exp_m1()).ln()
             }
@@ -197,9 +202,9 @@ mod tests {
     use rand::SeedableRng;
     use rand_chacha::ChaCha8Rng;
 
-    fn parameters() -> [Parameter; 2] {
-        let init = Init::Uniform { low: 0.0, high: 2.0 };
-        [f64::INFINITY, 2.0].map(|high| Parameter::new("a".into(), (FLOOR, high), init))
+    fn parameters() -> [KernelParameter; 2] {
+        let init = KernelInit::Uniform { low: 0.0, high: 2.0 };
+        [f64::INFINITY, 2.0].map(|high| KernelParameter::new("a".into(), (FLOOR, high), init))
     }
 
     proptest! {
@@ -207,12 +212,12 @@ mod tests {
         fn smooth_values_stay_in_range_and_invert(which in 0usize..2, raw in -8.0f64..8.0) {
             let parameter = &parameters()[which];
             let range = [parameter.low, parameter.high];
-            let (value, slope) = Keep::Smooth.value(range, raw);
+            let (value, slope) = Constraint::Smooth.value(range, raw);
             prop_assert!(value >= parameter.low && value <= parameter.high);
             // the round trip loses digits near the ends, where the slope is small
-            prop_assert!((Keep::Smooth.raw(range, value) - raw).abs() < 1e-9 / slope);
+            prop_assert!((Constraint::Smooth.raw(range, value) - raw).abs() < 1e-9 / slope);
             let step = 1e-5;
-            let numeric = (Keep::Smooth.value(range, raw + step).0 - Keep::Smooth.value(range, raw - step).0) / (2.0 * step);
+            let numeric = (Constraint::Smooth.value(range, raw + step).0 - Constraint::Smooth.value(range, raw - step).0) / (2.0 * step);
             // truncation step^2 = 1e-10, rounding eps * value / step = 1e-10
             prop_assert!((numeric - slope).abs() < 1e-8);
         }
@@ -221,9 +226,9 @@ mod tests {
         fn ends_of_the_range_have_a_finite_raw_value(which in 0usize..2, value in -1.0f64..3.0) {
             let parameter = &parameters()[which];
             let range = [parameter.low, parameter.high];
-            let raw = Keep::Smooth.raw(range, parameter.project(value));
+            let raw = Constraint::Smooth.raw(range, parameter.project(value));
             prop_assert!(raw.is_finite());
-            prop_assert!((Keep::Smooth.value(range, raw).0 - parameter.project(value)).abs() < 1e-3);
+            prop_assert!((Constraint::Smooth.value(range, raw).0 - parameter.project(value)).abs() < 1e-3);
         }
     }
 
@@ -234,6 +239,6 @@ mod tests {
         for _ in 0..1000 {
             assert!((FLOOR..=2.0).contains(&closed.draw(&mut rng)));
         }
-        assert_eq!(Keep::Projection.value([FLOOR, 2.0], 0.3), (0.3, 1.0));
+        assert_eq!(Constraint::Projection.value([FLOOR, 2.0], 0.3), (0.3, 1.0));
     }
 }

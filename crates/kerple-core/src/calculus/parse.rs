@@ -26,13 +26,13 @@
 
 use std::str::FromStr;
 
-use super::expr::{Expr, Node, Value};
+use super::expr::{Expr, Node, ScalarTerm};
 use super::function::Function;
 use super::parameter::Role;
-use super::rules::Class;
+use super::rules::KernelClass;
 use error::error;
 pub use error::{ParseError, ParseErrorKind};
-use token::{Span, Token, tokens};
+use token::{TextSpan, Token, tokens};
 
 mod arguments;
 mod error;
@@ -88,14 +88,14 @@ impl TryFrom<String> for Expr {
 }
 
 /// Part of a product: a number or learned scalar, or a kernel.
-enum Factor {
-    Scalar(Value),
+enum ProductFactor {
+    Scalar(ScalarTerm),
     Kernel(Node),
 }
 
 struct Parser<'a> {
     text: &'a str,
-    tokens: Vec<(Token, Span)>,
+    tokens: Vec<(Token, TextSpan)>,
     next: usize,
     depth: usize,
     strict: bool,
@@ -138,11 +138,11 @@ impl<'a> Parser<'a> {
     }
 
     /// From `start` to the end of the last token read.
-    fn since(&self, start: usize) -> Span {
+    fn since(&self, start: usize) -> TextSpan {
         start..self.tokens[self.next.saturating_sub(1)].1.end.max(start + 1)
     }
 
-    fn fail(&self, span: Span, kind: ParseErrorKind) -> ParseError {
+    fn fail(&self, span: TextSpan, kind: ParseErrorKind) -> ParseError {
         error(self.text, span, kind)
     }
 
@@ -175,7 +175,7 @@ impl<'a> Parser<'a> {
     }
 
     /// Refuses a value outside its range, or outside the formula's domain where unproven kernels are welcome.
-    fn check(&self, name: &str, role: Role, value: f64, span: Span) -> Parsed<f64> {
+    fn check(&self, name: &str, role: Role, value: f64, span: TextSpan) -> Parsed<f64> {
         if if self.strict { role.allows(value) } else { role.defines(value) } {
             return Ok(value);
         }
@@ -186,7 +186,7 @@ impl<'a> Parser<'a> {
     /// Refuses a node that no rule proves.
     fn admit(&self, node: Node, start: usize) -> Parsed<Node> {
         let derivation = node.derivation();
-        if self.strict && derivation.class == Class::Unproven {
+        if self.strict && derivation.class == KernelClass::Unproven {
             let kind = ParseErrorKind::Unproven { kernel: derivation.kernel, because: derivation.because };
             return Err(self.fail(self.since(start), kind));
         }
@@ -240,14 +240,14 @@ impl<'a> Parser<'a> {
         self.rest_of_term(first, start)
     }
 
-    fn rest_of_term(&mut self, first: Factor, start: usize) -> Parsed<Node> {
+    fn rest_of_term(&mut self, first: ProductFactor, start: usize) -> Parsed<Node> {
         let mut scalars = Vec::new();
         let mut kernels = Vec::new();
         let mut factor = first;
         loop {
             match factor {
-                Factor::Scalar(value) => scalars.push(value),
-                Factor::Kernel(node) => kernels.push(node),
+                ProductFactor::Scalar(value) => scalars.push(value),
+                ProductFactor::Kernel(node) => kernels.push(node),
             }
             if !self.take('*') {
                 break;
@@ -257,7 +257,7 @@ impl<'a> Parser<'a> {
         self.limit("the number of scalar factors", scalars.len())?;
         let node = match kernels.len() {
             0 => match scalars.pop().expect("a term has a factor") {
-                Value::Learned { name, .. } => {
+                ScalarTerm::Learned { name, .. } => {
                     return Err(self.fail(self.since(start), ParseErrorKind::UnknownFunction { name }));
                 }
                 c => Node::Call { function: Function::Const, arguments: vec![c] },
@@ -271,8 +271,8 @@ impl<'a> Parser<'a> {
         scalars.into_iter().rev().try_fold(node, |of, factor| self.multiple(factor, of, start))
     }
 
-    fn multiple(&self, factor: Value, of: Node, start: usize) -> Parsed<Node> {
-        if let Value::Literal(x) = factor {
+    fn multiple(&self, factor: ScalarTerm, of: Node, start: usize) -> Parsed<Node> {
+        if let ScalarTerm::Literal(x) = factor {
             self.check("the factor", Role::Amplitude, x, self.since(start))?;
         }
         self.admit(Node::Scale { factor, of: Box::new(of) }, start)
@@ -293,7 +293,7 @@ impl<'a> Parser<'a> {
             let of = self.term()?;
             self.expect(')')?;
             let node = self.negative_log(of, start)?;
-            return self.rest_of_term(Factor::Kernel(node), start);
+            return self.rest_of_term(ProductFactor::Kernel(node), start);
         }
         if self.at("(") && self.is_power_base() {
             self.next += 1;
@@ -305,10 +305,10 @@ impl<'a> Parser<'a> {
             self.expect('^')?;
             let alpha = self.alpha()?;
             let node = self.fraction(of, alpha, start)?;
-            return self.rest_of_term(Factor::Kernel(node), start);
+            return self.rest_of_term(ProductFactor::Kernel(node), start);
         }
         let of = self.term()?;
-        self.multiple(Value::Literal(-1.0), of, start)
+        self.multiple(ScalarTerm::Literal(-1.0), of, start)
     }
 
     /// Whether `log(1 -` comes next, `ahead` tokens from here.
@@ -324,7 +324,7 @@ impl<'a> Parser<'a> {
         self.admit(Node::NegLog(Box::new(of)), start)
     }
 
-    fn fraction(&self, of: Node, alpha: Value, start: usize) -> Parsed<Node> {
+    fn fraction(&self, of: Node, alpha: ScalarTerm, start: usize) -> Parsed<Node> {
         self.bounded(&of, "-(-k)^alpha", "k <= 0", start, |high| high <= 0.0)?;
         self.admit(Node::Fraction { of: Box::new(of), alpha }, start)
     }
@@ -346,23 +346,23 @@ impl<'a> Parser<'a> {
     }
 
     /// The exponent of `-(-k)^alpha`.
-    fn alpha(&mut self) -> Parsed<Value> {
+    fn alpha(&mut self) -> Parsed<ScalarTerm> {
         let start = self.start();
         if let Token::Name(name) = self.peek(0).clone() {
             self.next += 1;
             if name == "alpha" && self.take('=') {
                 let value = self.number()?;
-                return Ok(Value::Literal(self.check("alpha", Role::Fraction, value, self.since(start))?));
+                return Ok(ScalarTerm::Literal(self.check("alpha", Role::Fraction, value, self.since(start))?));
             }
             return self.learned(name, Role::Fraction, 1.0);
         }
         let value = self.number()?;
-        Ok(Value::Literal(self.check("alpha", Role::Fraction, value, self.since(start))?))
+        Ok(ScalarTerm::Literal(self.check("alpha", Role::Fraction, value, self.since(start))?))
     }
 
-    fn factor(&mut self) -> Parsed<Factor> {
+    fn factor(&mut self) -> Parsed<ProductFactor> {
         match self.peek(0).clone() {
-            Token::Number(_) | Token::Symbol('-') => Ok(Factor::Scalar(Value::Literal(self.number()?))),
+            Token::Number(_) | Token::Symbol('-') => Ok(ProductFactor::Scalar(ScalarTerm::Literal(self.number()?))),
             Token::Symbol('(') => {
                 self.next += 1;
                 let node = self.sum()?;
@@ -370,7 +370,7 @@ impl<'a> Parser<'a> {
                 if self.at("^") {
                     return Err(self.unexpected(&["a power written `-(-k)^alpha`"]));
                 }
-                Ok(Factor::Kernel(node))
+                Ok(ProductFactor::Kernel(node))
             }
             Token::Name(name) => self.named(name),
             _ => Err(self.unexpected(&["a kernel", "a number", "`(`"])),
@@ -378,7 +378,7 @@ impl<'a> Parser<'a> {
     }
 
     /// A call, or a learned scalar.
-    fn named(&mut self, name: String) -> Parsed<Factor> {
+    fn named(&mut self, name: String) -> Parsed<ProductFactor> {
         let start = self.start();
         self.next += 1;
         let function = Function::ALL.into_iter().find(|function| function.name() == name);
@@ -407,9 +407,9 @@ impl<'a> Parser<'a> {
             (None, _) if self.at("(") => {
                 return Err(self.fail(self.since(start), ParseErrorKind::UnknownFunction { name }));
             }
-            (None, _) => return Ok(Factor::Scalar(self.learned(name, Role::Amplitude, 1.0)?)),
+            (None, _) => return Ok(ProductFactor::Scalar(self.learned(name, Role::Amplitude, 1.0)?)),
         };
-        Ok(Factor::Kernel(node))
+        Ok(ProductFactor::Kernel(node))
     }
 
     /// Whether the parentheses that follow hold one kernel rather than parameters: no comma at their top level.

@@ -10,7 +10,7 @@
 //!
 //! An argument is a number, or the name of a learned value.
 
-use super::expr::{Expr, Node, Value};
+use super::expr::{Expr, Node, ScalarTerm};
 use serde_json::{Value as Json, json};
 
 impl Expr {
@@ -36,9 +36,9 @@ impl Expr {
 impl Node {
     /// Learned values are named in evaluation order.
     fn program(&self, next: &mut dyn FnMut() -> String) -> Json {
-        let mut argument = |value: &Value| match value {
-            Value::Literal(x) => json!(x),
-            Value::Learned { .. } => json!(next()),
+        let mut argument = |value: &ScalarTerm| match value {
+            ScalarTerm::Literal(x) => json!(x),
+            ScalarTerm::Learned { .. } => json!(next()),
         };
         match self {
             Node::Call { function, arguments } => {
@@ -53,8 +53,8 @@ impl Node {
             Node::Fraction { of, alpha } => {
                 let of = of.program(next);
                 let alpha = match alpha {
-                    Value::Literal(x) => json!(x),
-                    Value::Learned { .. } => json!(next()),
+                    ScalarTerm::Literal(x) => json!(x),
+                    ScalarTerm::Learned { .. } => json!(next()),
                 };
                 json!(["fraction", of, alpha])
             }

@@ -9,8 +9,8 @@ use serde::Serialize;
 use super::certificate::{Certificate, ROUNDING, certify, short};
 use super::error::Error;
 use super::expr::Expr;
-use super::geometry::{self, FarShare, Features};
-use super::parameter::{Init, Parameter};
+use super::geometry::{self, FarShare, KernelFeatures};
+use super::parameter::{KernelInit, KernelParameter};
 use super::points::Points;
 use super::rules::Derivation;
 
@@ -22,7 +22,7 @@ const CURVE_POINTS: usize = 400;
 /// The answer of [`check`].
 #[derive(Clone, Debug, PartialEq, Serialize)]
 #[serde(tag = "kind", rename_all = "snake_case")]
-pub enum Check {
+pub enum KernelCheck {
     /// A kernel with numbers: eigenvalues on the points.
     Certificate(Box<Certificate>),
     /// A kernel with learned parameters: what the rules prove for all their values.
@@ -30,30 +30,30 @@ pub enum Check {
         /// The kernel, in canonical form.
         kernel: String,
         /// Learned parameters.
-        parameters: Vec<Parameter>,
+        parameters: Vec<KernelParameter>,
         /// What the rules prove.
         by_construction: Derivation,
     },
 }
 
-impl Check {
+impl KernelCheck {
     /// Whether the kernel is valid: CPD on the points, or by construction where parameters are learned.
     pub fn is_valid(&self) -> bool {
         match self {
-            Check::Certificate(certificate) => certificate.is_cpd,
-            Check::Family { by_construction, .. } => by_construction.class.is_cpd(),
+            KernelCheck::Certificate(certificate) => certificate.is_cpd,
+            KernelCheck::Family { by_construction, .. } => by_construction.class.is_cpd(),
         }
     }
 }
 
-impl fmt::Display for Check {
+impl fmt::Display for KernelCheck {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Check::Certificate(certificate) => certificate.fmt(f),
-            Check::Family { kernel, parameters, by_construction } => {
+            KernelCheck::Certificate(certificate) => certificate.fmt(f),
+            KernelCheck::Family { kernel, parameters, by_construction } => {
                 writeln!(f, "{kernel}\n\nby construction   {}", by_construction.class)?;
                 for parameter in parameters {
-                    let Parameter { name, low, high, .. } = parameter;
+                    let KernelParameter { name, low, high, .. } = parameter;
                     let high = if high.is_finite() { format!("{high}]") } else { "inf)".to_owned() };
                     writeln!(f, "learned           {name} in [{low}, {high}, starts at {}", parameter.start())?;
                 }
@@ -78,19 +78,19 @@ impl fmt::Display for Check {
 /// assert!(check("log(b, a)", "0..31")?.is_valid());
 /// # Ok::<(), kerple_core::calculus::error::Error>(())
 /// ```
-pub fn check(expr: &str, points: &str) -> Result<Check, Error> {
+pub fn check(expr: &str, points: &str) -> Result<KernelCheck, Error> {
     let expr = Expr::parse_unproven(expr)?;
     let points = Points::parse(points)?;
     let parameters = expr.parameters();
     if parameters.is_empty() {
-        return Ok(Check::Certificate(Box::new(certify(&expr, &points)?)));
+        return Ok(KernelCheck::Certificate(Box::new(certify(&expr, &points)?)));
     }
-    Ok(Check::Family { kernel: expr.to_string(), parameters, by_construction: expr.derivation() })
+    Ok(KernelCheck::Family { kernel: expr.to_string(), parameters, by_construction: expr.derivation() })
 }
 
 /// A kernel over distance, to be drawn.
 #[derive(Clone, Debug, PartialEq, Serialize)]
-pub struct Curve {
+pub struct KernelCurve {
     /// The kernel in canonical form, or the head.
     pub name: String,
     /// Distances, increasing, and the values there.
@@ -111,13 +111,13 @@ pub struct Curve {
 /// assert_eq!((curves[1].name.as_str(), curves[1].points[10]), ("power(0.1, 1)", (10.0, -1.0)));
 /// # Ok::<(), kerple_core::calculus::error::Error>(())
 /// ```
-pub fn curves(exprs: &[&str], len: usize, log: bool) -> Result<Vec<Curve>, Error> {
+pub fn curves(exprs: &[&str], len: usize, log: bool) -> Result<Vec<KernelCurve>, Error> {
     in_limits("the length", len, 2)?;
     let curve = |text: &&str| {
         let expr = Expr::parse_unproven(text)?;
         let values: Vec<f64> = expr.parameters().iter().map(middle).collect();
         let points = distances(len, log).into_iter().map(|d| (d, expr.at(&values, d))).collect();
-        Ok(Curve { name: expr.with_values(&values).to_string(), points })
+        Ok(KernelCurve { name: expr.with_values(&values).to_string(), points })
     };
     exprs.iter().map(curve).collect()
 }
@@ -129,7 +129,13 @@ pub fn curves(exprs: &[&str], len: usize, log: bool) -> Result<Vec<Curve>, Error
 ///
 /// # Panics
 /// When `parameters` has not `heads` rows of the expression's parameters.
-pub fn head_curves(expr: &Expr, parameters: &[f64], heads: usize, len: usize, log: bool) -> Result<Vec<Curve>, Error> {
+pub fn head_curves(
+    expr: &Expr,
+    parameters: &[f64],
+    heads: usize,
+    len: usize,
+    log: bool,
+) -> Result<Vec<KernelCurve>, Error> {
     in_limits("the length", len, 2)?;
     let count = expr.parameters().len();
     crate::check_shape!(parameters, H = heads, P = count);
@@ -137,14 +143,14 @@ pub fn head_curves(expr: &Expr, parameters: &[f64], heads: usize, len: usize, lo
         let own = &parameters[head * count..(head + 1) * count];
         distances(len, log).into_iter().map(|d| (d, expr.at(own, d))).collect()
     };
-    Ok((0..heads).map(|head| Curve { name: format!("head {head}"), points: curve(head) }).collect())
+    Ok((0..heads).map(|head| KernelCurve { name: format!("head {head}"), points: curve(head) }).collect())
 }
 
 /// Where a parameter is drawn before it is learned.
-fn middle(parameter: &Parameter) -> f64 {
+fn middle(parameter: &KernelParameter) -> f64 {
     parameter.project(match parameter.init {
-        Init::Fixed(x) => x,
-        Init::Uniform { low, high } => (low + high) / 2.0,
+        KernelInit::Fixed(x) => x,
+        KernelInit::Uniform { low, high } => (low + high) / 2.0,
     })
 }
 
@@ -179,7 +185,7 @@ pub struct FeatureReport {
     /// The shift `c` of the kernel `c + k` that the features factor.
     pub shift: f64,
     /// Features of full rank, then of the ranks asked for.
-    pub maps: Vec<Features>,
+    pub maps: Vec<KernelFeatures>,
 }
 
 impl fmt::Display for FeatureReport {

@@ -8,19 +8,27 @@
 //!
 //! Besides the class, two things are carried upwards because rules ask for them: bounds of `k` over all distances, and
 //! whether `k` *separates* points, `k(d) < k(0)` for `d > 0`, which turns a fractional power or a logarithm into a strict kernel.
+//!
+//! # Why intervals, and what was rejected
+//!
+//! Fact 3 asks for `k <= 0` at every distance and for every value that training may reach. A
+//! derivation therefore carries the infimum and supremum over both, combined from those of its parts. To
+//! evaluate the kernel at sample points was rejected: that proves nothing about other points and values.
+//! The price is that parts are bounded independently, so a valid kernel may be refused.
+//! [`Expr::parse_unproven`] still reads it, so that its eigenvalues can be examined.
 
 use std::fmt;
 
 use serde::Serialize;
 
-use super::expr::{Expr, Node, Value};
+use super::expr::{Expr, Node, ScalarTerm};
 use super::function::Function;
 use super::parameter::Role;
 
 /// What the rules prove about a kernel, for all its parameters' values.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case", tag = "class")]
-pub enum Class {
+pub enum KernelClass {
     /// Positive definite, and so also conditionally.
     PositiveDefinite {
         /// Strictly, on distinct points.
@@ -35,35 +43,43 @@ pub enum Class {
     Unproven,
 }
 
-impl Class {
+impl KernelClass {
     /// Whether the kernel is a valid relative positional bias.
     pub fn is_cpd(self) -> bool {
-        self != Class::Unproven
+        self != KernelClass::Unproven
     }
 
     /// Whether the kernel is proven positive definite.
     pub fn is_pd(self) -> bool {
-        matches!(self, Class::PositiveDefinite { .. })
+        matches!(self, KernelClass::PositiveDefinite { .. })
     }
 
     /// Whether the kernel is proven strictly (conditionally) positive definite.
     pub fn is_strict(self) -> bool {
-        matches!(self, Class::PositiveDefinite { strict: true } | Class::ConditionallyPositiveDefinite { strict: true })
+        matches!(
+            self,
+            KernelClass::PositiveDefinite { strict: true }
+                | KernelClass::ConditionallyPositiveDefinite { strict: true }
+        )
     }
 
-    fn of(pd: bool, strict: bool) -> Class {
-        if pd { Class::PositiveDefinite { strict } } else { Class::ConditionallyPositiveDefinite { strict } }
+    fn of(pd: bool, strict: bool) -> KernelClass {
+        if pd {
+            KernelClass::PositiveDefinite { strict }
+        } else {
+            KernelClass::ConditionallyPositiveDefinite { strict }
+        }
     }
 }
 
-impl fmt::Display for Class {
+impl fmt::Display for KernelClass {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
-            Class::PositiveDefinite { strict: true } => "strictly positive definite",
-            Class::PositiveDefinite { strict: false } => "positive definite",
-            Class::ConditionallyPositiveDefinite { strict: true } => "strictly conditionally positive definite",
-            Class::ConditionallyPositiveDefinite { strict: false } => "conditionally positive definite",
-            Class::Unproven => "unproven",
+            KernelClass::PositiveDefinite { strict: true } => "strictly positive definite",
+            KernelClass::PositiveDefinite { strict: false } => "positive definite",
+            KernelClass::ConditionallyPositiveDefinite { strict: true } => "strictly conditionally positive definite",
+            KernelClass::ConditionallyPositiveDefinite { strict: false } => "conditionally positive definite",
+            KernelClass::Unproven => "unproven",
         })
     }
 }
@@ -71,7 +87,7 @@ impl fmt::Display for Class {
 /// A fact that makes one kernel from others, or from nothing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Rule {
+pub enum ProofRule {
     /// `-|x - x'|^2` is CPD.
     SquaredDistance,
     /// `-a |x - x'|^p` is CPD.
@@ -96,36 +112,38 @@ pub enum Rule {
     ExponentialOf,
 }
 
-impl Rule {
+impl ProofRule {
     /// Every rule, in the order documents list them.
-    pub const ALL: [Rule; 11] = [
-        Rule::SquaredDistance,
-        Rule::Power,
-        Rule::Logarithm,
-        Rule::Exponential,
-        Rule::Constant,
-        Rule::Multiple,
-        Rule::Sum,
-        Rule::Product,
-        Rule::FractionalPower,
-        Rule::NegativeLogarithm,
-        Rule::ExponentialOf,
+    pub const ALL: [ProofRule; 11] = [
+        ProofRule::SquaredDistance,
+        ProofRule::Power,
+        ProofRule::Logarithm,
+        ProofRule::Exponential,
+        ProofRule::Constant,
+        ProofRule::Multiple,
+        ProofRule::Sum,
+        ProofRule::Product,
+        ProofRule::FractionalPower,
+        ProofRule::NegativeLogarithm,
+        ProofRule::ExponentialOf,
     ];
 
     /// The source, then the statement.
     pub fn statement(self) -> &'static str {
         match self {
-            Rule::SquaredDistance => "Fact 4: -|d|^2 is CPD, as sum c_i = 0 leaves 2 |sum c_i x_i|^2",
-            Rule::Power => "Corollary 1: -a |d|^p is CPD for a > 0 and 0 < p <= 2, strictly for p < 2",
-            Rule::Logarithm => "Corollary 1: -b ln(1 + a |d|^p) is strictly CPD for a, b > 0 and 0 < p <= 2",
-            Rule::Exponential => "Fact 5: c exp(-a |d|^p) is strictly PD for a, c > 0 and 0 < p <= 2",
-            Rule::Constant => "a constant c gives c (sum c_i)^2: PD for c >= 0, CPD for every c",
-            Rule::Multiple => "Fact 2: a positive multiple of a kernel keeps its class",
-            Rule::Sum => "Fact 2: a sum of CPD kernels is CPD, of PD kernels PD; one strict member makes it strict",
-            Rule::Product => "Schur: a product of PD kernels is PD",
-            Rule::FractionalPower => "Fact 3: -(-k)^alpha is CPD for CPD k <= 0 and 0 < alpha < 1",
-            Rule::NegativeLogarithm => "Fact 3: -log(1 - k) is CPD for CPD k <= 0",
-            Rule::ExponentialOf => "Schoenberg: exp(k) is PD for CPD k",
+            ProofRule::SquaredDistance => "Fact 4: -|d|^2 is CPD, as sum c_i = 0 leaves 2 |sum c_i x_i|^2",
+            ProofRule::Power => "Corollary 1: -a |d|^p is CPD for a > 0 and 0 < p <= 2, strictly for p < 2",
+            ProofRule::Logarithm => "Corollary 1: -b ln(1 + a |d|^p) is strictly CPD for a, b > 0 and 0 < p <= 2",
+            ProofRule::Exponential => "Fact 5: c exp(-a |d|^p) is strictly PD for a, c > 0 and 0 < p <= 2",
+            ProofRule::Constant => "a constant c gives c (sum c_i)^2: PD for c >= 0, CPD for every c",
+            ProofRule::Multiple => "Fact 2: a positive multiple of a kernel keeps its class",
+            ProofRule::Sum => {
+                "Fact 2: a sum of CPD kernels is CPD, of PD kernels PD; one strict member makes it strict"
+            }
+            ProofRule::Product => "Schur: a product of PD kernels is PD",
+            ProofRule::FractionalPower => "Fact 3: -(-k)^alpha is CPD for CPD k <= 0 and 0 < alpha < 1",
+            ProofRule::NegativeLogarithm => "Fact 3: -log(1 - k) is CPD for CPD k <= 0",
+            ProofRule::ExponentialOf => "Schoenberg: exp(k) is PD for CPD k",
         }
     }
 }
@@ -137,9 +155,9 @@ pub struct Derivation {
     pub kernel: String,
     /// What is proven about it.
     #[serde(flatten)]
-    pub class: Class,
+    pub class: KernelClass,
     /// The rule used, or tried.
-    pub rule: Rule,
+    pub rule: ProofRule,
     /// Why the rule applies, or does not.
     pub because: String,
     /// The parts of the expression.
@@ -200,7 +218,7 @@ impl Expr {
     }
 
     /// The class of the whole kernel.
-    pub fn class(&self) -> Class {
+    pub fn class(&self) -> KernelClass {
         self.derivation().class
     }
 
@@ -211,9 +229,9 @@ impl Expr {
 }
 
 /// A proven or failed step before its text is attached.
-struct Step {
-    rule: Rule,
-    outcome: Result<Class, String>,
+struct ProofStep {
+    rule: ProofRule,
+    outcome: Result<KernelClass, String>,
     why: String,
     low: f64,
     high: f64,
@@ -239,26 +257,26 @@ impl Node {
             (Node::Product(_), of) => product(of),
             _ => unreachable!("unary nodes have one premise"),
         };
-        let Step { rule, outcome, why, low, high, separates } = step;
+        let ProofStep { rule, outcome, why, low, high, separates } = step;
         let (class, because) = match outcome {
             Ok(class) if why.is_empty() => (class, rule.statement().to_owned()),
             Ok(class) => (class, format!("{}; {why}", rule.statement())),
-            Err(reason) => (Class::Unproven, reason),
+            Err(reason) => (KernelClass::Unproven, reason),
         };
         Derivation { kernel: self.to_string(), class, rule, because, premises, low, high, separates }
     }
 }
 
-fn call(function: Function, arguments: &[Value]) -> Step {
+fn call(function: Function, arguments: &[ScalarTerm]) -> ProofStep {
     let (rule, pd) = match function {
-        Function::SqDist => (Rule::SquaredDistance, false),
-        Function::Power => (Rule::Power, false),
-        Function::Log | Function::Log3 => (Rule::Logarithm, false),
-        Function::Gauss | Function::Exp => (Rule::Exponential, true),
-        Function::Const => (Rule::Constant, true),
+        Function::SqDist => (ProofRule::SquaredDistance, false),
+        Function::Power => (ProofRule::Power, false),
+        Function::Log | Function::Log3 => (ProofRule::Logarithm, false),
+        Function::Gauss | Function::Exp => (ProofRule::Exponential, true),
+        Function::Const => (ProofRule::Constant, true),
     };
     let outside = function.slots().iter().zip(arguments).find_map(|(slot, value)| match value {
-        Value::Literal(x) if !slot.role.allows(*x) => Some(outside_range(slot.name, *x, slot.role)),
+        ScalarTerm::Literal(x) if !slot.role.allows(*x) => Some(outside_range(slot.name, *x, slot.role)),
         _ => None,
     });
     let (low, high) = match arguments.first() {
@@ -277,37 +295,37 @@ fn call(function: Function, arguments: &[Value]) -> Step {
         _ => false,
     };
     let why = match (function, &arguments) {
-        (Function::Power, [_, Value::Literal(_)]) if reaches_two => "p = 2 is CPD and not strictly so",
+        (Function::Power, [_, ScalarTerm::Literal(_)]) if reaches_two => "p = 2 is CPD and not strictly so",
         (Function::Power, _) if reaches_two => "p is learned up to 2, so not strictly for every value",
         _ => "",
     };
     let class = match function {
-        Function::Const => Class::of(low >= 0.0, false),
-        _ => Class::of(pd, !reaches_two),
+        Function::Const => KernelClass::of(low >= 0.0, false),
+        _ => KernelClass::of(pd, !reaches_two),
     };
     let outcome = outside.map_or(Ok(class), Err);
-    Step { rule, outcome, why: why.to_owned(), low, high, separates: function != Function::Const }
+    ProofStep { rule, outcome, why: why.to_owned(), low, high, separates: function != Function::Const }
 }
 
 fn outside_range(name: &str, value: f64, role: Role) -> String {
     format!("{name} = {value} is outside {} ({})", role.range(), role.demand())
 }
 
-fn multiple(factor: &Value, of: &Derivation) -> Step {
+fn multiple(factor: &ScalarTerm, of: &Derivation) -> ProofStep {
     let outcome = match factor {
-        Value::Literal(x) if !Role::Amplitude.allows(*x) => Err(outside_range("the factor", *x, Role::Amplitude)),
+        ScalarTerm::Literal(x) if !Role::Amplitude.allows(*x) => Err(outside_range("the factor", *x, Role::Amplitude)),
         _ => proven([of]).map(|()| of.class),
     };
     let (low, high) = interval_product(factor.interval(Role::Amplitude), (of.low, of.high));
-    Step { rule: Rule::Multiple, outcome, why: String::new(), low, high, separates: of.separates }
+    ProofStep { rule: ProofRule::Multiple, outcome, why: String::new(), low, high, separates: of.separates }
 }
 
-fn sum(of: &[Derivation]) -> Step {
+fn sum(of: &[Derivation]) -> ProofStep {
     let pd = of.iter().all(|part| part.class.is_pd());
     let strict = of.iter().any(|part| part.class.is_strict());
-    Step {
-        rule: Rule::Sum,
-        outcome: proven(of).map(|()| Class::of(pd, strict)),
+    ProofStep {
+        rule: ProofRule::Sum,
+        outcome: proven(of).map(|()| KernelClass::of(pd, strict)),
         why: String::new(),
         low: of.iter().map(|part| part.low).sum(),
         high: of.iter().map(|part| part.high).sum(),
@@ -315,20 +333,20 @@ fn sum(of: &[Derivation]) -> Step {
     }
 }
 
-fn product(of: &[Derivation]) -> Step {
+fn product(of: &[Derivation]) -> ProofStep {
     // K1 o K2 is strictly PD when K1 is and K2 is PD with a positive diagonal
     let positive_diagonals = of.iter().all(|part| part.high > 0.0);
     let strict = positive_diagonals && of.iter().any(|part| part.class.is_strict());
     let not_pd = of.iter().find(|part| !part.class.is_pd());
     let (low, high) = of.iter().map(|part| (part.low, part.high)).fold((1.0, 1.0), interval_product);
-    Step {
-        rule: Rule::Product,
+    ProofStep {
+        rule: ProofRule::Product,
         outcome: match not_pd {
             Some(part) => Err(format!(
                 "a product needs positive definite members, and {} is {}; exp of a CPD kernel is positive definite",
                 part.kernel, part.class
             )),
-            None => Ok(Class::of(true, strict)),
+            None => Ok(KernelClass::of(true, strict)),
         },
         why: if strict { "one strict member makes it strict".to_owned() } else { String::new() },
         low,
@@ -337,33 +355,33 @@ fn product(of: &[Derivation]) -> Step {
     }
 }
 
-fn fraction(alpha: &Value, of: &Derivation) -> Step {
+fn fraction(alpha: &ScalarTerm, of: &Derivation) -> ProofStep {
     let outcome = match alpha {
-        Value::Literal(x) if !Role::Fraction.allows(*x) => Err(outside_range("alpha", *x, Role::Fraction)),
-        _ => proven([of]).map(|()| Class::of(false, of.separates)),
+        ScalarTerm::Literal(x) if !Role::Fraction.allows(*x) => Err(outside_range("alpha", *x, Role::Fraction)),
+        _ => proven([of]).map(|()| KernelClass::of(false, of.separates)),
     };
     let (shallow, steep) = alpha.interval(Role::Fraction);
     let powers = |x: f64| [-(-x).powf(shallow), -(-x).powf(steep)];
     let low = powers(of.low).into_iter().fold(f64::INFINITY, f64::min);
     let high = powers(of.high).into_iter().fold(f64::NEG_INFINITY, f64::max);
-    Step { rule: Rule::FractionalPower, outcome, why: strictness(of), low, high, separates: of.separates }
+    ProofStep { rule: ProofRule::FractionalPower, outcome, why: strictness(of), low, high, separates: of.separates }
 }
 
-fn negative_log(of: &Derivation) -> Step {
+fn negative_log(of: &Derivation) -> ProofStep {
     let outcome = proven([of]).and_then(|()| {
         if of.high > 0.0 {
             return Err(format!("Fact 3 asks for k <= 0, and {} reaches {}", of.kernel, of.high));
         }
-        Ok(Class::of(false, of.separates))
+        Ok(KernelClass::of(false, of.separates))
     });
     let (low, high) = (-(-of.low).ln_1p(), -(-of.high).ln_1p());
-    Step { rule: Rule::NegativeLogarithm, outcome, why: strictness(of), low, high, separates: of.separates }
+    ProofStep { rule: ProofRule::NegativeLogarithm, outcome, why: strictness(of), low, high, separates: of.separates }
 }
 
-fn exponential(of: &Derivation) -> Step {
-    let outcome = proven([of]).map(|()| Class::of(true, of.separates));
+fn exponential(of: &Derivation) -> ProofStep {
+    let outcome = proven([of]).map(|()| KernelClass::of(true, of.separates));
     let (low, high) = (of.low.exp(), of.high.exp());
-    Step { rule: Rule::ExponentialOf, outcome, why: strictness(of), low, high, separates: of.separates }
+    ProofStep { rule: ProofRule::ExponentialOf, outcome, why: strictness(of), low, high, separates: of.separates }
 }
 
 fn strictness(of: &Derivation) -> String {

@@ -4,11 +4,11 @@ use proptest::prelude::*;
 use rand::SeedableRng;
 use rand_chacha::ChaCha8Rng;
 
-use super::base::Base;
+use super::base::BaseKernel;
 use super::expr::Expr;
 use super::function::Function;
 use super::parse::ParseErrorKind;
-use super::rules::{Class, Rule};
+use super::rules::{KernelClass, ProofRule};
 use crate::emulate::Emulate;
 
 mod certificates;
@@ -161,13 +161,13 @@ proptest! {
 
 #[test]
 fn named_variants_equal_base_functions_to_the_bit() {
-    let cases: [(&str, Base, &[f64]); 6] = [
-        ("power(a, p)", Base::Power, &[0.7, 1.3]),
-        ("log3(b, a, p)", Base::Log, &[0.7, 0.4, 1.3]),
-        ("exp(1, a, p)", Base::Exp, &[0.4, 1.3]),
-        ("exp(c, a, p)", Base::Exp, &[0.7, 0.4, 1.3]),
-        ("log(b, a)", Base::Log, &[0.7, 0.4]),
-        ("gauss(c, a)", Base::Exp, &[0.7, 0.4]),
+    let cases: [(&str, BaseKernel, &[f64]); 6] = [
+        ("power(a, p)", BaseKernel::Power, &[0.7, 1.3]),
+        ("log3(b, a, p)", BaseKernel::Log, &[0.7, 0.4, 1.3]),
+        ("exp(1, a, p)", BaseKernel::Exp, &[0.4, 1.3]),
+        ("exp(c, a, p)", BaseKernel::Exp, &[0.7, 0.4, 1.3]),
+        ("log(b, a)", BaseKernel::Log, &[0.7, 0.4]),
+        ("gauss(c, a)", BaseKernel::Exp, &[0.7, 0.4]),
     ];
     for (text, base, values) in cases {
         let full = match text {
@@ -283,8 +283,8 @@ fn low_precision_is_a_staircase_for_values_and_slopes() {
 
 #[test]
 fn classes_follow_the_facts() {
-    let pd = |strict| Class::PositiveDefinite { strict };
-    let cpd = |strict| Class::ConditionallyPositiveDefinite { strict };
+    let pd = |strict| KernelClass::PositiveDefinite { strict };
+    let cpd = |strict| KernelClass::ConditionallyPositiveDefinite { strict };
     let cases = [
         ("sqdist", cpd(false)),
         ("power(1, 2)", cpd(false)),
@@ -396,7 +396,7 @@ fn learned_parameters_have_the_ranges_and_starts_of_the_released_models() {
 fn every_rule_and_function_is_reachable() {
     let text = "sqdist + power + log + log3 + gauss*exp + 1 - 2*(-log)^0.5 - log(1 - log) + exp(log) + neglog(log)";
     let mut seen = Vec::new();
-    fn walk(of: &super::rules::Derivation, seen: &mut Vec<Rule>) {
+    fn walk(of: &super::rules::Derivation, seen: &mut Vec<ProofRule>) {
         seen.push(of.rule);
         of.premises.iter().for_each(|premise| walk(premise, seen));
     }
@@ -404,6 +404,6 @@ fn every_rule_and_function_is_reachable() {
     assert!(Expr::parse(text).is_err());
     let expr = Expr::parse(&text.replace("- 2*(-log)^0.5", "+ 2*(-(-log)^0.5)")).unwrap_or_else(|e| panic!("{e}"));
     walk(&expr.derivation(), &mut seen);
-    assert!(Rule::ALL.iter().all(|rule| seen.contains(rule)), "{}", expr.derivation());
+    assert!(ProofRule::ALL.iter().all(|rule| seen.contains(rule)), "{}", expr.derivation());
     assert!(Function::ALL.iter().all(|function| expr.to_string().contains(function.name())));
 }

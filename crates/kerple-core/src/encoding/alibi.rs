@@ -16,7 +16,7 @@ use super::description::{DEFINED, Description, SCORES};
 use super::error::{ConfigError, Result};
 use super::method::{FormInputs, Injection, Positional, TableContents};
 use super::randomized::Randomized;
-use super::{Emulate, Geometry, Parameter, Share};
+use super::{Emulate, EncodingParameter, Geometry, ParameterShare};
 use crate::encoding::EncodingForm;
 use crate::forms::{DistanceTable, Sides};
 use serde::{Deserialize, Serialize};
@@ -24,7 +24,7 @@ use serde::{Deserialize, Serialize};
 /// The slopes follow from the number of heads.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
-pub struct Config {
+pub struct AlibiConfig {
     /// How many tokens nearer keys before an encoder's query count than keys as far after it; at
     /// most 1.
     #[serde(skip_serializing_if = "is_zero")]
@@ -37,9 +37,9 @@ pub struct Config {
 /// Of the original.
 const BIAS_MAX: f64 = 8.0;
 
-impl Default for Config {
+impl Default for AlibiConfig {
     fn default() -> Self {
-        Config { behind: 0.0, bias_max: BIAS_MAX }
+        AlibiConfig { behind: 0.0, bias_max: BIAS_MAX }
     }
 }
 
@@ -71,7 +71,7 @@ fn slopes_down_to(heads: usize, bias_max: f64) -> Vec<f64> {
     geometric(below).chain(extra).collect()
 }
 
-impl Config {
+impl AlibiConfig {
     fn sides(&self) -> Sides {
         if self.behind == 0.0 { Sides::OneSided } else { Sides::TwoSided }
     }
@@ -88,7 +88,7 @@ impl Config {
     }
 }
 
-impl Positional for Config {
+impl Positional for AlibiConfig {
     fn description(&self) -> Description {
         Description {
             name: "ALiBi",
@@ -116,12 +116,12 @@ impl Positional for Config {
         Err(ConfigError::new("behind", message, "0.5 in the original's encoder"))
     }
 
-    fn parameters(&self, _: &Geometry) -> Vec<Parameter> {
+    fn parameters(&self, _: &Geometry) -> Vec<EncodingParameter> {
         Vec::new()
     }
 
-    fn shares(&self) -> &'static [Share] {
-        Share::SHARED
+    fn shares(&self) -> &'static [ParameterShare] {
+        ParameterShare::SHARED
     }
 
     fn randomized(&self) -> Randomized {
@@ -129,7 +129,7 @@ impl Positional for Config {
     }
 
     fn form(&self, inputs: &FormInputs) -> EncodingForm {
-        EncodingForm::Table(self.table(inputs.geometry.heads, inputs.places.range.end, inputs.emulate))
+        EncodingForm::Table(self.table(inputs.geometry.heads, inputs.positions.range.end, inputs.emulate))
     }
 
     fn bias_decay(&self, heads: usize) -> Option<BiasDecay> {

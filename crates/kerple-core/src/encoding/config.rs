@@ -1,9 +1,9 @@
 //! The `[encoding]` table of a run file.
 
 use super::error::{ConfigError, Result, check_count};
-use super::parameter::Share;
+use super::parameter::ParameterShare;
 use super::randomized::Randomized;
-use super::scaling::Scaling;
+use super::scaling::RopeScaling;
 use super::{Emulate, Geometry, Method, finite, kind_of, randomized, renamed};
 use crate::suggest::with_suggestion;
 use serde::de::{DeserializeOwned, Error};
@@ -14,7 +14,7 @@ use serde_path_to_error::Segment;
 /// Where a distance table enters relative to the `1/sqrt(D)` scale.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Scale {
+pub enum BiasScale {
     /// `q.k / sqrt(D) + b(d)`: what the released models do.
     #[default]
     After,
@@ -41,13 +41,13 @@ pub struct Encoding {
     /// Attention sees only this many positions, itself included; `None` sees all.
     pub window: Option<usize>,
     /// Where the table enters.
-    pub scale: Scale,
+    pub scale: BiasScale,
     /// Precision of positions.
     pub emulate: Emulate,
     /// When parameters are clamped.
     pub clamp: Clamp,
     /// Whether layers share what is learned.
-    pub share: Share,
+    pub share: ParameterShare,
     /// Positions, or distances, are drawn from this many; see [`Randomized`].
     pub randomized: Option<usize>,
     /// Whether weight decay shrinks all that is learned, the numbers of a kernel too.
@@ -56,7 +56,7 @@ pub struct Encoding {
 
 impl From<Method> for Encoding {
     fn from(method: Method) -> Self {
-        let Shared { window, scale, emulate, clamp, share: _, randomized, decayed } = Shared::default();
+        let SharedKeys { window, scale, emulate, clamp, share: _, randomized, decayed } = SharedKeys::default();
         let share = method.positional().shares()[0];
         Encoding { method, window, scale, emulate, clamp, share, randomized, decayed }
     }
@@ -65,15 +65,15 @@ impl From<Method> for Encoding {
 /// The keys every method shares, as they stand in a run file.
 #[derive(Default, Serialize, Deserialize)]
 #[serde(default)]
-struct Shared {
+struct SharedKeys {
     #[serde(skip_serializing_if = "Option::is_none")]
     window: Option<usize>,
-    scale: Scale,
+    scale: BiasScale,
     emulate: Emulate,
     clamp: Clamp,
     /// Not written when it is the method's usual one, so that plans from before it existed keep their hash.
     #[serde(skip_serializing_if = "Option::is_none")]
-    share: Option<Share>,
+    share: Option<ParameterShare>,
     #[serde(skip_serializing_if = "Option::is_none")]
     randomized: Option<usize>,
     #[serde(skip_serializing_if = "std::ops::Not::not")]
@@ -110,7 +110,7 @@ impl<'de> Deserialize<'de> for Encoding {
         let kind = kind_of(&kind).map_err(|unknown| D::Error::custom(unknown.line()))?;
         renamed::refuse(&[renamed::SHARED, kind], &own).map_err(|refusal| D::Error::custom(refusal.line()))?;
         let shared = SHARED_KEYS.iter().filter_map(|key| own.remove_entry(*key)).collect();
-        let Shared { window, scale, emulate, clamp, share, randomized, decayed } = parse(Value::Object(shared))?;
+        let SharedKeys { window, scale, emulate, clamp, share, randomized, decayed } = parse(Value::Object(shared))?;
         let method: Method = parse(Value::Object(Map::from_iter([(kind.to_owned(), Value::Object(own))])))?;
         let share = share.unwrap_or(method.positional().shares()[0]);
         let encoding = Encoding { method, window, scale, emulate, clamp, share, randomized, decayed };
@@ -124,23 +124,23 @@ impl Serialize for Encoding {
         let mut map = Map::from_iter([("kind".to_owned(), Value::from(self.method.kind()))]);
         let Encoding { window, scale, emulate, clamp, randomized, decayed, .. } = *self;
         let share = Some(self.share).filter(|_| !self.has_usual_share());
-        let shared = Shared { window, scale, emulate, clamp, share, randomized, decayed };
+        let shared = SharedKeys { window, scale, emulate, clamp, share, randomized, decayed };
         let shared = serde_json::to_value(shared).map_err(serde::ser::Error::custom)?;
         map.extend(self.method.keys());
         map.extend(shared.as_object().cloned().unwrap_or_default());
-        serializer.collect_map(map.iter().map(|(key, value)| (key, Written(value))))
+        serializer.collect_map(map.iter().map(|(key, value)| (key, WithoutNull(value))))
     }
 }
 
 /// A value in which null is an absent one. JSON writes it as null all the same, which hashes of plans cover; a run file, which
 /// has no null, leaves the key out.
-struct Written<'a>(&'a Value);
+struct WithoutNull<'a>(&'a Value);
 
-impl Serialize for Written<'_> {
+impl Serialize for WithoutNull<'_> {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         match self.0 {
             Value::Null => serializer.serialize_none(),
-            Value::Object(map) => serializer.collect_map(map.iter().map(|(key, value)| (key, Written(value)))),
+            Value::Object(map) => serializer.collect_map(map.iter().map(|(key, value)| (key, WithoutNull(value)))),
             value => value.serialize(serializer),
         }
     }
@@ -178,7 +178,7 @@ impl Encoding {
             check_count("randomized", most, 1..=randomized::MOST, hint)?;
         }
         self.method.positional().check_keys()?;
-        if self.scale == Scale::Inside && !self.method.has_bias_table() {
+        if self.scale == BiasScale::Inside && !self.method.has_bias_table() {
             let message = format!("`{}` adds no bias table to scores, so `scale` has no effect", self.method.kind());
             return Err(ConfigError::new(
                 "scale",
@@ -202,7 +202,7 @@ impl Encoding {
     ///
     /// # Errors
     /// A method that does not rotate, or a scaling that gives no rates.
-    pub fn with_rope_scaling(&self, scaling: Scaling) -> Result<Encoding, ConfigError> {
+    pub fn with_rope_scaling(&self, scaling: RopeScaling) -> Result<Encoding, ConfigError> {
         scaling.check()?;
         let mut scaled = self.clone();
         let Some(rotary) = scaled.method.positional_mut().rotation_mut() else {
@@ -214,7 +214,7 @@ impl Encoding {
     }
 
     /// How rotary rates are scaled.
-    pub fn scaling(&self) -> Option<Scaling> {
+    pub fn scaling(&self) -> Option<RopeScaling> {
         self.method.clone().positional_mut().rotation_mut()?.scaling
     }
 

@@ -15,7 +15,7 @@ use super::description::{Description, SCORES};
 use super::error::{Result, check_count};
 use super::method::{FormInputs, Injection, Positional, TableContents};
 use super::randomized::Randomized;
-use super::{Geometry, Init, Parameter, Share};
+use super::{EncodingParameter, Geometry, ParameterInit, ParameterShare};
 use crate::encoding::{EncodingForm, ScoreModForm};
 use crate::forms::DistanceTable;
 use crate::score_mods::Cope;
@@ -24,21 +24,21 @@ use serde::{Deserialize, Serialize};
 /// Keys of contextual positions.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
-pub struct Config {
+pub struct CopeConfig {
     /// P: whole positions.
     pub npos_max: usize,
 }
 
-impl Default for Config {
+impl Default for CopeConfig {
     fn default() -> Self {
-        Config { npos_max: 64 }
+        CopeConfig { npos_max: 64 }
     }
 }
 
 /// Most whole positions.
 const MOST: usize = 1 << 16;
 
-impl Positional for Config {
+impl Positional for CopeConfig {
     fn description(&self) -> Description {
         Description {
             name: "CoPE",
@@ -58,13 +58,16 @@ impl Positional for Config {
         check_count("npos_max", self.npos_max, 2..=MOST, "use 64, the usual number of whole positions")
     }
 
-    fn parameters(&self, geometry: &Geometry) -> Vec<Parameter> {
-        let start = Init::Constant(0.0);
-        vec![Parameter { init: start, ..Parameter::matrix("embedding", [geometry.head_dim, self.npos_max], 0.0) }]
+    fn parameters(&self, geometry: &Geometry) -> Vec<EncodingParameter> {
+        let start = ParameterInit::Constant(0.0);
+        vec![EncodingParameter {
+            init: start,
+            ..EncodingParameter::matrix("embedding", [geometry.head_dim, self.npos_max], 0.0)
+        }]
     }
 
-    fn shares(&self) -> &'static [Share] {
-        Share::OWN_OR_SHARED
+    fn shares(&self) -> &'static [ParameterShare] {
+        ParameterShare::OWN_OR_SHARED
     }
 
     fn randomized(&self) -> Randomized {
@@ -74,7 +77,7 @@ impl Positional for Config {
     fn form(&self, inputs: &FormInputs) -> EncodingForm {
         let Geometry { heads, head_dim, .. } = *inputs.geometry;
         let map = Cope { heads, head_dim, positions: self.npos_max }.into();
-        let table = DistanceTable { heads, len: inputs.places.range.end, ..DistanceTable::default() };
+        let table = DistanceTable { heads, len: inputs.positions.range.end, ..DistanceTable::default() };
         EncodingForm::ScoreMod(ScoreModForm { map, table, rotary: None, own: 1 })
     }
 }

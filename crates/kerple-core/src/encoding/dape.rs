@@ -21,7 +21,7 @@ use super::error::{ConfigError, Result};
 use super::fire::{self, check_hidden};
 use super::method::{FormInputs, Injection, Method, Positional, TableContents};
 use super::randomized::Randomized;
-use super::{Geometry, METHODS, Parameter, Share, renamed, rotary};
+use super::{EncodingParameter, Geometry, METHODS, ParameterShare, renamed, rotary};
 use crate::encoding::{EncodingForm, ScoreModForm, TableJacobian};
 use crate::forms::DistanceTable;
 use crate::score_mods::mixed::{Bias, Mixed};
@@ -34,9 +34,9 @@ use std::fmt;
 /// Keys of DAPE.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
-pub struct Config {
+pub struct DapeConfig {
     /// Where the biases come from.
-    pub base: Base,
+    pub base: DapeBase,
     /// What the network sees, and what its result is added to.
     pub variant: Variant,
     /// Keys that each layer of the network sees; odd.
@@ -52,18 +52,18 @@ fn is_open(edge: &Edge) -> bool {
     *edge == Edge::Open
 }
 
-impl Default for Config {
+impl Default for DapeConfig {
     fn default() -> Self {
-        let base = Base(Box::new(Method::KerpleLog(Default::default())));
-        Config { base, variant: Variant::default(), kernel: 1, hidden: 32, edge: Edge::Open }
+        let base = DapeBase(Box::new(Method::KerpleLog(Default::default())));
+        DapeConfig { base, variant: Variant::default(), kernel: 1, hidden: 32, edge: Edge::Open }
     }
 }
 
 /// The encoding whose bias is adapted: a name, or a table with `kind` and its own keys.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Base(pub Box<Method>);
+pub struct DapeBase(pub Box<Method>);
 
-impl<'de> Deserialize<'de> for Base {
+impl<'de> Deserialize<'de> for DapeBase {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         let (kind, keys) = match Value::deserialize(deserializer)? {
             Value::String(kind) => (kind, Map::new()),
@@ -82,11 +82,11 @@ impl<'de> Deserialize<'de> for Base {
         let in_base = |error: &dyn fmt::Display| D::Error::custom(format!("`base`: {error}"));
         renamed::refuse(&[&kind], &keys).map_err(|refusal| in_base(&refusal.line()))?;
         let method = serde_json::from_value(Value::Object(Map::from_iter([(kind, Value::Object(keys))])));
-        method.map(|method| Base(Box::new(method))).map_err(|error: serde_json::Error| in_base(&error))
+        method.map(|method| DapeBase(Box::new(method))).map_err(|error: serde_json::Error| in_base(&error))
     }
 }
 
-impl Serialize for Base {
+impl Serialize for DapeBase {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         let (kind, keys) = (self.0.kind(), self.0.keys());
         if Method::named(kind).is_some_and(|usual| usual == *self.0) {
@@ -98,50 +98,50 @@ impl Serialize for Base {
 }
 
 /// What a base hands over, in any model.
-enum Source<'a> {
+enum DapeInput<'a> {
     Nothing,
     Rotation,
     Table(TableContents),
-    Fire(&'a fire::Config),
+    Fire(&'a fire::FireConfig),
     /// A method that does not add a bias to scores.
     Other(&'static str),
 }
 
-impl Base {
+impl DapeBase {
     fn positional(&self) -> &dyn Positional {
         self.0.positional()
     }
 
-    fn source(&self) -> Source<'_> {
+    fn source(&self) -> DapeInput<'_> {
         let base = self.positional();
         match base.entry() {
-            Injection::Nowhere => Source::Nothing,
-            Injection::Rotation { decays: false } => Source::Rotation,
-            Injection::Rotation { decays: true } => Source::Other("decays features of queries and keys"),
-            Injection::Scores(tables) if !tables.weight => Source::Table(tables),
-            Injection::Scores(_) => Source::Other("multiplies scores by a weight"),
-            Injection::Embeddings => Source::Other("is added to the embeddings"),
+            Injection::Nowhere => DapeInput::Nothing,
+            Injection::Rotation { decays: false } => DapeInput::Rotation,
+            Injection::Rotation { decays: true } => DapeInput::Other("decays features of queries and keys"),
+            Injection::Scores(tables) if !tables.weight => DapeInput::Table(tables),
+            Injection::Scores(_) => DapeInput::Other("multiplies scores by a weight"),
+            Injection::Embeddings => DapeInput::Other("is added to the embeddings"),
             Injection::ScoreMod { .. } => {
-                base.fire().map_or(Source::Other("already changes all heads together"), Source::Fire)
+                base.fire().map_or(DapeInput::Other("already changes all heads together"), DapeInput::Fire)
             }
-            Injection::Gates => Source::Other("has a gate per token"),
-            Injection::Code => Source::Other("replaces queries and keys by codes"),
+            Injection::Gates => DapeInput::Other("has a gate per token"),
+            Injection::Code => DapeInput::Other("replaces queries and keys by codes"),
         }
     }
 
     fn has_bias(&self) -> bool {
-        matches!(self.source(), Source::Table(_) | Source::Fire(_))
+        matches!(self.source(), DapeInput::Table(_) | DapeInput::Fire(_))
     }
 }
 
-impl Config {
+impl DapeConfig {
     fn network(&self) -> Network {
-        let Config { variant, kernel, hidden, edge, .. } = *self;
+        let DapeConfig { variant, kernel, hidden, edge, .. } = *self;
         Network { hidden, variant, kernel, edge }
     }
 }
 
-impl Positional for Config {
+impl Positional for DapeConfig {
     fn description(&self) -> Description {
         Description {
             name: "DAPE",
@@ -155,8 +155,8 @@ impl Positional for Config {
 
     fn entry(&self) -> Injection {
         let (tables, rotates) = match self.base.source() {
-            Source::Table(tables) => (tables, false),
-            source => (TableContents::default(), matches!(source, Source::Rotation)),
+            DapeInput::Table(tables) => (tables, false),
+            source => (TableContents::default(), matches!(source, DapeInput::Rotation)),
         };
         Injection::ScoreMod { tables, rotates }
     }
@@ -175,15 +175,15 @@ impl Positional for Config {
         self.base.positional().check_keys()?;
         let name = self.base.0.kind();
         match self.base.source() {
-            Source::Other(why) => {
+            DapeInput::Other(why) => {
                 let hint = "use a base that adds a bias to scores, such as kerple_log, or none or rotary";
                 Err(ConfigError::new("base", format!("`{name}` {why}"), hint))
             }
-            Source::Nothing | Source::Rotation if self.variant != Variant::default() => {
+            DapeInput::Nothing | DapeInput::Rotation if self.variant != Variant::default() => {
                 let message = format!("`{name}` adds no bias to scores, so there is one variant");
                 Err(ConfigError::new("variant", message, "remove it"))
             }
-            Source::Nothing | Source::Rotation | Source::Table(_) | Source::Fire(_) => Ok(()),
+            DapeInput::Nothing | DapeInput::Rotation | DapeInput::Table(_) | DapeInput::Fire(_) => Ok(()),
         }
     }
 
@@ -191,29 +191,29 @@ impl Positional for Config {
         self.base.positional().check(geometry)
     }
 
-    fn parameters(&self, geometry: &Geometry) -> Vec<Parameter> {
+    fn parameters(&self, geometry: &Geometry) -> Vec<EncodingParameter> {
         let (heads, hidden, k) = (geometry.heads, self.hidden, self.kernel);
         let inputs = self.network().inputs(heads, self.base.has_bias());
         // FIRE says itself what of it is decayed
         let decay = match self.base.source() {
-            Source::Nothing | Source::Rotation | Source::Table(_) => true,
-            Source::Fire(_) | Source::Other(_) => false,
+            DapeInput::Nothing | DapeInput::Rotation | DapeInput::Table(_) => true,
+            DapeInput::Fire(_) | DapeInput::Other(_) => false,
         };
         let of_base = self.base.positional().parameters(geometry).into_iter();
-        let of_base = of_base.map(|own| Parameter { decay: decay || own.decay, ..own });
+        let of_base = of_base.map(|own| EncodingParameter { decay: decay || own.decay, ..own });
         let shape =
             |outputs: usize, inputs: usize| if k == 1 { vec![outputs, inputs] } else { vec![outputs, inputs, k] };
         let network = [
-            Parameter::of_layer("mix1.weight", &shape(hidden, inputs), inputs * k),
-            Parameter::of_layer("mix1.bias", &[hidden], inputs * k),
-            Parameter::of_layer("mix2.weight", &shape(heads, hidden), hidden * k),
-            Parameter::of_layer("mix2.bias", &[heads], hidden * k),
+            EncodingParameter::of_layer("mix1.weight", &shape(hidden, inputs), inputs * k),
+            EncodingParameter::of_layer("mix1.bias", &[hidden], inputs * k),
+            EncodingParameter::of_layer("mix2.weight", &shape(heads, hidden), hidden * k),
+            EncodingParameter::of_layer("mix2.bias", &[heads], hidden * k),
         ];
         of_base.chain(network).collect()
     }
 
-    fn shares(&self) -> &'static [Share] {
-        Share::OWN_OR_SHARED
+    fn shares(&self) -> &'static [ParameterShare] {
+        ParameterShare::OWN_OR_SHARED
     }
 
     fn randomized(&self) -> Randomized {
@@ -225,10 +225,10 @@ impl Positional for Config {
     }
 
     fn form(&self, inputs: &FormInputs) -> EncodingForm {
-        let (heads, len) = (inputs.geometry.heads, inputs.places.range.end);
+        let (heads, len) = (inputs.geometry.heads, inputs.positions.range.end);
         let neutral = DistanceTable { heads, len, ..DistanceTable::default() };
         let (bias, table, rotary) = match (self.base.source(), self.base.positional().form(inputs)) {
-            (Source::Fire(fire), _) => (Bias::Fire(fire.bias(inputs, SLOPE)), neutral, None),
+            (DapeInput::Fire(fire), _) => (Bias::Fire(fire.bias(inputs, SLOPE)), neutral, None),
             (_, EncodingForm::Table(table)) => (Bias::Table, table, None),
             (_, EncodingForm::Rotary(rotary)) => (Bias::None, neutral, Some(rotary)),
             (
@@ -253,7 +253,7 @@ impl Positional for Config {
         self.base.0.positional_mut().pin_length(train_len);
     }
 
-    fn rotation_mut(&mut self) -> Option<&mut rotary::Config> {
+    fn rotation_mut(&mut self) -> Option<&mut rotary::RotaryConfig> {
         self.base.0.positional_mut().rotation_mut()
     }
 }

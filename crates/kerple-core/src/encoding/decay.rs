@@ -10,14 +10,14 @@
 //! exponential, exactly. With larger exponents the power kernel is no such sum, but soon nothing: positions are met one by one
 //! until it is. This is the kernel's decay on kernel features, not softmax attention with a bias.
 
-use super::{Encoding, Geometry, Injection, Parameter, Scale};
+use super::{BiasScale, Encoding, EncodingParameter, Geometry, Injection};
 use crate::attention::linear::{CHUNK, NEAR};
-use crate::calculus::exponentials::{self, ErrorBudget, Grid, Sum};
+use crate::calculus::exponentials::{self, ErrorBudget, ExponentialSum, RateGrid};
 use crate::emulate::Emulate;
 use crate::encoding::Jacobian;
 use rayon::prelude::*;
 
-/// A decay, with the derivatives of its parts in the stored numbers.
+/// A decay, with the derivatives of its parts in the raw numbers.
 #[derive(Clone, Debug, PartialEq)]
 pub struct EncodingDecay {
     /// At distances of positions that are processed one by one, `[H, met]`, see
@@ -78,13 +78,13 @@ impl LearnedDecay {
     }
 
     /// The kernel beyond what is met one by one, and how far it must be met so.
-    fn beyond(self, r1: f64, r2: f64, grid: &Grid, budget: &ErrorBudget) -> (Sum, usize) {
+    fn beyond(self, r1: f64, r2: f64, grid: &RateGrid, budget: &ErrorBudget) -> (ExponentialSum, usize) {
         match self {
             LearnedDecay::Log => (grid.log_sum(r1, r2), NEAR),
-            LearnedDecay::Power if r2 <= 1.0 => (Sum::power(budget, r1, r2), NEAR),
+            LearnedDecay::Power if r2 <= 1.0 => (ExponentialSum::power(budget, r1, r2), NEAR),
             LearnedDecay::Power => {
                 let end = exponentials::power_end(budget, r1, r2).min(budget.horizon);
-                (Sum::default(), NEAR.max(end.saturating_add(CHUNK).next_multiple_of(CHUNK)))
+                (ExponentialSum::default(), NEAR.max(end.saturating_add(CHUNK).next_multiple_of(CHUNK)))
             }
         }
     }
@@ -116,7 +116,7 @@ impl LearnedDecay {
 
 impl Encoding {
     fn bias_decay(&self, heads: usize) -> Option<BiasDecay> {
-        let plain = self.scale == Scale::After && self.emulate == Emulate::Exact;
+        let plain = self.scale == BiasScale::After && self.emulate == Emulate::Exact;
         let whole = self.window.is_none() && self.randomized.is_none();
         if plain && whole { self.method.positional().bias_decay(heads) } else { None }
     }
@@ -131,10 +131,10 @@ impl Encoding {
         matches!(self.bias_decay(1), Some(BiasDecay::Learned(_)))
     }
 
-    /// The range of stored numbers of a parameter within which each has an effect of its own: amplitudes of the logarithmic
+    /// The range of raw numbers of a parameter within which each has an effect of its own: amplitudes of the logarithmic
     /// kernel beyond the budget's largest are used as that.
-    pub fn range_in_linear(&self, parameter: &Parameter, budget: &ErrorBudget) -> [f64; 2] {
-        let [low, high] = parameter.stored_range();
+    pub fn range_in_linear(&self, parameter: &EncodingParameter, budget: &ErrorBudget) -> [f64; 2] {
+        let [low, high] = parameter.raw_range();
         let is_amplitude =
             matches!(self.bias_decay(1), Some(BiasDecay::Learned(LearnedDecay::Log))) && parameter.name == "r1";
         [low, if is_amplitude { high.min(budget.amplitude.value()) } else { high }]
@@ -160,7 +160,7 @@ impl Encoding {
 
     /// The encoding as a decay; `None` where it is none. Amplitudes of the logarithmic kernel beyond the budget's largest are
     /// used as that.
-    pub fn decay(&self, geometry: &Geometry, stored: &[Vec<f64>], budget: &ErrorBudget) -> Option<EncodingDecay> {
+    pub fn decay(&self, geometry: &Geometry, raw: &[Vec<f64>], budget: &ErrorBudget) -> Option<EncodingDecay> {
         let heads = geometry.heads;
         match self.bias_decay(heads)? {
             BiasDecay::Linear(rates) => {
@@ -177,7 +177,7 @@ impl Encoding {
                     floor: 0.0,
                 })
             }
-            BiasDecay::Learned(learned) => Some(self.learned_decay(learned, geometry, stored, budget)),
+            BiasDecay::Learned(learned) => Some(self.learned_decay(learned, geometry, raw, budget)),
         }
     }
 
@@ -185,19 +185,19 @@ impl Encoding {
         &self,
         learned: LearnedDecay,
         geometry: &Geometry,
-        stored: &[Vec<f64>],
+        raw: &[Vec<f64>],
         budget: &ErrorBudget,
     ) -> EncodingDecay {
-        let (grid, parameters) = (Grid::log(budget), self.parameters(geometry));
+        let (grid, parameters) = (RateGrid::log(budget), self.parameters(geometry));
         let values = |(r1, r2): (&f64, &f64)| [parameters[0].value(*r1), parameters[1].value(*r2)];
-        let heads: Vec<[(f64, f64); 2]> = stored[0].iter().zip(&stored[1]).map(values).collect();
+        let heads: Vec<[(f64, f64); 2]> = raw[0].iter().zip(&raw[1]).map(values).collect();
         let beyond = |[(r1, in_r1), (r2, in_r2)]: &[(f64, f64); 2]| {
             let (mut sum, met) = learned.beyond(*r1, *r2, &grid, budget);
             sum.in_r1.iter_mut().for_each(|slope| *slope *= in_r1);
             sum.in_r2.iter_mut().for_each(|slope| *slope *= in_r2);
             (sum, met)
         };
-        let found: Vec<(Sum, usize)> = heads.par_iter().map(beyond).collect();
+        let found: Vec<(ExponentialSum, usize)> = heads.par_iter().map(beyond).collect();
         // heads meet as many as the one that must meet most
         let met = found.iter().map(|(_, met)| *met).max().unwrap_or(NEAR);
         let near = |[(r1, in_r1), (r2, in_r2)]: &[(f64, f64); 2]| {
@@ -212,8 +212,8 @@ impl Encoding {
         let near = |part: usize| near.iter().flatten().map(|row| row[part]).collect();
         let terms = found.iter().map(|(sum, _)| sum.rates.len()).max().unwrap_or(0);
         // heads with fewer terms have some of weight 0
-        let padded = |part: fn(&Sum) -> &Vec<f64>| {
-            let row = |(sum, _): &(Sum, usize)| {
+        let padded = |part: fn(&ExponentialSum) -> &Vec<f64>| {
+            let row = |(sum, _): &(ExponentialSum, usize)| {
                 part(sum).iter().copied().chain([0.0].into_iter().cycle()).take(terms).collect::<Vec<f64>>()
             };
             found.iter().flat_map(row).collect::<Vec<f64>>()
@@ -234,12 +234,12 @@ impl Encoding {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::calculus::exponentials::{Amplitude, Tolerance};
+    use crate::calculus::exponentials::{Amplitude, SumTolerance};
     use crate::encoding::Method;
 
     const GEOMETRY: Geometry = Geometry::new(3, 4, 64);
     const BUDGET: ErrorBudget =
-        ErrorBudget { horizon: 100_000, tolerance: Tolerance::Thousandth, amplitude: Amplitude::Four };
+        ErrorBudget { horizon: 100_000, tolerance: SumTolerance::Thousandth, amplitude: Amplitude::Four };
 
     /// The decay of a head at a distance, met one by one or by the sum.
     fn at(decay: &EncodingDecay, head: usize, d: usize, near: bool) -> f64 {
@@ -262,9 +262,9 @@ mod tests {
             (r#"{"kind":"kerple_power","r1":0.01,"r2":[0.9,1.4]}"#, NEAR + CHUNK..=2560),
         ] {
             let encoding = serde_json::from_str::<Encoding>(text).unwrap();
-            let stored = encoding.initial(&GEOMETRY, 7);
-            let decay = encoding.decay(&GEOMETRY, &stored, &BUDGET).unwrap();
-            let bias = encoding.table(&GEOMETRY, &stored, 4000).bias.unwrap();
+            let raw = encoding.initial(&GEOMETRY, 7);
+            let decay = encoding.decay(&GEOMETRY, &raw, &BUDGET).unwrap();
+            let bias = encoding.table(&GEOMETRY, &raw, 4000).bias.unwrap();
             let most = decay.near.len() / 3;
             assert!(met.contains(&most) && most.is_multiple_of(CHUNK), "{text}: {most}");
             for (head, d) in (0..3).flat_map(|head| [0, 1, 2, 50, 129, 255, 300, 700, 999, 3999].map(|d| (head, d))) {
@@ -295,8 +295,8 @@ mod tests {
     fn jacobian_matches_central_differences() {
         for text in [r#"{"kind":"kerple_log"}"#, r#"{"kind":"kerple_power","r1":0.02,"r2":[1.3,1.6]}"#] {
             let encoding = serde_json::from_str::<Encoding>(text).unwrap();
-            let stored = encoding.initial(&GEOMETRY, 7);
-            let found = encoding.decay(&GEOMETRY, &stored, &BUDGET).unwrap();
+            let raw = encoding.initial(&GEOMETRY, 7);
+            let found = encoding.decay(&GEOMETRY, &raw, &BUDGET).unwrap();
             let (Some(Jacobian::PerHead(near)), Some(Jacobian::PerHead(weights))) =
                 (found.near_jacobian, found.weight_jacobian)
             else {
@@ -306,9 +306,9 @@ mod tests {
             for which in 0..2 {
                 for head in 0..3 {
                     let moved = |by: f64| {
-                        let mut stored = stored.clone();
-                        stored[which][head] += by;
-                        encoding.decay(&GEOMETRY, &stored, &BUDGET).unwrap()
+                        let mut raw = raw.clone();
+                        raw[which][head] += by;
+                        encoding.decay(&GEOMETRY, &raw, &BUDGET).unwrap()
                     };
                     let (above, below) = (moved(1e-6), moved(-1e-6));
                     for at in [1, 90, 200].map(|d| head * met + d) {

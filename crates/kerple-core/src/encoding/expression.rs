@@ -8,19 +8,19 @@
 //! calculus cannot prove valid is refused unless `unproven = true`; a weight needs no proof, it only scales.
 
 use super::description::{DEFINED, Description, KERPLE, SCORES};
-use super::kernels::Kernels;
+use super::kernels::TableExprs;
 use super::method::{FormInputs, Injection, Positional};
 use super::randomized::Randomized;
-use super::{Geometry, Init, Parameter, Share};
+use super::{EncodingParameter, Geometry, ParameterInit, ParameterShare};
 use crate::calculus::expr::Expr;
-use crate::calculus::parameter::{self, Keep};
+use crate::calculus::parameter::{self, Constraint};
 use crate::encoding::{EncodingForm, TableJacobian};
 use serde::de::Error;
 use serde::{Deserialize, Deserializer, Serialize};
 
 /// Keys of a kernel encoding.
 #[derive(Clone, Debug, PartialEq, Serialize)]
-pub struct Config {
+pub struct ExpressionConfig {
     /// Added to the scaled score.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub bias: Option<Expr>,
@@ -28,37 +28,37 @@ pub struct Config {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub weight: Option<Expr>,
     /// How learned values are kept in their ranges.
-    pub keep: Keep,
+    pub keep: Constraint,
     /// Accepts a bias that no rule proves conditionally positive definite.
     pub unproven: bool,
 }
 
-impl Default for Config {
+impl Default for ExpressionConfig {
     fn default() -> Self {
         let bias = Expr::parse("log(b, a)").expect("a valid expression");
-        Config { bias: Some(bias), weight: None, keep: Keep::Projection, unproven: false }
+        ExpressionConfig { bias: Some(bias), weight: None, keep: Constraint::Projection, unproven: false }
     }
 }
 
-impl<'de> Deserialize<'de> for Config {
+impl<'de> Deserialize<'de> for ExpressionConfig {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         #[derive(Deserialize, Default)]
         #[serde(deny_unknown_fields, default)]
-        struct Keys {
+        struct ExpressionKeys {
             bias: Option<String>,
             weight: Option<String>,
-            keep: Keep,
+            keep: Constraint,
             unproven: bool,
         }
-        let keys = Keys::deserialize(deserializer)?;
+        let keys = ExpressionKeys::deserialize(deserializer)?;
         if keys.bias.is_none() && keys.weight.is_none() {
-            return Ok(Config { keep: keys.keep, unproven: keys.unproven, ..Config::default() });
+            return Ok(ExpressionConfig { keep: keys.keep, unproven: keys.unproven, ..ExpressionConfig::default() });
         }
         let parse = |key: &str, text: Option<String>, unproven: bool| {
             let read = |text: String| if unproven { Expr::parse_unproven(&text) } else { Expr::parse(&text) };
             text.map(read).transpose().map_err(|error| D::Error::custom(format!("`{key}`: {error}")))
         };
-        Ok(Config {
+        Ok(ExpressionConfig {
             bias: parse("bias", keys.bias, keys.unproven)?,
             weight: parse("weight", keys.weight, true)?,
             keep: keys.keep,
@@ -67,21 +67,21 @@ impl<'de> Deserialize<'de> for Config {
     }
 }
 
-impl Config {
-    fn expressions(&self) -> Kernels<'_> {
-        Kernels { bias: self.bias.as_ref(), weight: self.weight.as_ref() }
+impl ExpressionConfig {
+    fn expressions(&self) -> TableExprs<'_> {
+        TableExprs { bias: self.bias.as_ref(), weight: self.weight.as_ref() }
     }
 
-    fn parameter(&self, name: String, heads: usize, own: &parameter::Parameter) -> Parameter {
+    fn parameter(&self, name: String, heads: usize, own: &parameter::KernelParameter) -> EncodingParameter {
         let init = match own.init {
-            parameter::Init::Fixed(x) => Init::Constant(x),
-            parameter::Init::Uniform { low, high } => Init::Uniform([low, high]),
+            parameter::KernelInit::Fixed(x) => ParameterInit::Constant(x),
+            parameter::KernelInit::Uniform { low, high } => ParameterInit::Uniform([low, high]),
         };
-        Parameter { keep: self.keep, ..Parameter::per_head(&name, heads, init, [own.low, own.high]) }
+        EncodingParameter { keep: self.keep, ..EncodingParameter::per_head(&name, heads, init, [own.low, own.high]) }
     }
 }
 
-impl Positional for Config {
+impl Positional for ExpressionConfig {
     fn description(&self) -> Description {
         Description {
             name: "kernel expression",
@@ -98,20 +98,20 @@ impl Positional for Config {
     }
 
     /// Learned tensors, `[heads]` each; a name is prefixed where both expressions have it.
-    fn parameters(&self, geometry: &Geometry) -> Vec<Parameter> {
+    fn parameters(&self, geometry: &Geometry) -> Vec<EncodingParameter> {
         let [bias, weight] =
             [&self.bias, &self.weight].map(|expr| expr.as_ref().map_or_else(Vec::new, Expr::parameters));
         let shared = |name: &str| bias.iter().any(|p| p.name == name) && weight.iter().any(|p| p.name == name);
         let biases = bias.iter().map(|own| ("bias", own));
-        let parameter = |(prefix, own): (&str, &parameter::Parameter)| {
+        let parameter = |(prefix, own): (&str, &parameter::KernelParameter)| {
             let name = if shared(&own.name) { format!("{prefix}.{}", own.name) } else { own.name.clone() };
             self.parameter(name, geometry.heads, own)
         };
         biases.chain(weight.iter().map(|own| ("weight", own))).map(parameter).collect()
     }
 
-    fn shares(&self) -> &'static [Share] {
-        Share::SHARED_OR_OWN
+    fn shares(&self) -> &'static [ParameterShare] {
+        ParameterShare::SHARED_OR_OWN
     }
 
     fn randomized(&self) -> Randomized {

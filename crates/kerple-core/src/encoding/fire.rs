@@ -16,7 +16,7 @@ use super::description::{Description, SCORES};
 use super::error::{ConfigError, Result, check_count};
 use super::method::{FormInputs, Injection, Positional, TableContents};
 use super::randomized::Randomized;
-use super::{Geometry, Init, Parameter, Share};
+use super::{EncodingParameter, Geometry, ParameterInit, ParameterShare};
 use crate::encoding::{EncodingForm, ScoreModForm};
 use crate::forms::DistanceTable;
 use crate::score_mods::Mixed;
@@ -27,7 +27,7 @@ use serde::{Deserialize, Serialize};
 /// Keys of FIRE.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
-pub struct Config {
+pub struct FireConfig {
     /// Hidden units of the network.
     pub hidden: usize,
     /// Positions below this one share one measure; when absent the training length, in tasks with the empty places of answers
@@ -36,9 +36,9 @@ pub struct Config {
     pub init_l: Option<f64>,
 }
 
-impl Default for Config {
+impl Default for FireConfig {
     fn default() -> Self {
-        Config { hidden: 32, init_l: None }
+        FireConfig { hidden: 32, init_l: None }
     }
 }
 
@@ -52,15 +52,15 @@ pub(super) fn check_hidden(key: &str, units: usize) -> Result {
     check_count(key, units, 1..=MOST_HIDDEN, "use 32, the usual number of hidden units")
 }
 
-impl Config {
-    /// The bias of a model at these places, its hidden units with this slope below 0.
+impl FireConfig {
+    /// The bias of a model at these positions, its hidden units with this slope below 0.
     pub(super) fn bias(&self, inputs: &FormInputs, slope: f64) -> Fire {
         let threshold = self.init_l.unwrap_or(inputs.geometry.train_len as f64);
-        Fire { width: self.hidden, threshold, slope, drawn: inputs.places.drawn.map(<[usize]>::to_vec) }
+        Fire { width: self.hidden, threshold, slope, drawn: inputs.positions.drawn.map(<[usize]>::to_vec) }
     }
 }
 
-impl Positional for Config {
+impl Positional for FireConfig {
     fn description(&self) -> Description {
         Description {
             name: "FIRE",
@@ -87,25 +87,25 @@ impl Positional for Config {
         }
     }
 
-    fn parameters(&self, geometry: &Geometry) -> Vec<Parameter> {
+    fn parameters(&self, geometry: &Geometry) -> Vec<EncodingParameter> {
         let (heads, hidden) = (geometry.heads, self.hidden);
-        let scalar = |name: &str, start: f64| Parameter {
+        let scalar = |name: &str, start: f64| EncodingParameter {
             shape: vec![1],
-            init: Init::Constant(start),
-            ..Parameter::matrix(name, [1, 1], 0.0)
+            init: ParameterInit::Constant(start),
+            ..EncodingParameter::matrix(name, [1, 1], 0.0)
         };
         vec![
             scalar("c", 0.1),
             scalar("multiplier", 1.0),
-            Parameter::of_layer("weight1", &[hidden, 1], 1),
-            Parameter::of_layer("bias1", &[hidden], 1),
-            Parameter::of_layer("weight2", &[heads, hidden], hidden),
-            Parameter::of_layer("bias2", &[heads], hidden),
+            EncodingParameter::of_layer("weight1", &[hidden, 1], 1),
+            EncodingParameter::of_layer("bias1", &[hidden], 1),
+            EncodingParameter::of_layer("weight2", &[heads, hidden], hidden),
+            EncodingParameter::of_layer("bias2", &[heads], hidden),
         ]
     }
 
-    fn shares(&self) -> &'static [Share] {
-        Share::OWN_OR_SHARED
+    fn shares(&self) -> &'static [ParameterShare] {
+        ParameterShare::OWN_OR_SHARED
     }
 
     fn randomized(&self) -> Randomized {
@@ -113,7 +113,7 @@ impl Positional for Config {
     }
 
     fn form(&self, inputs: &FormInputs) -> EncodingForm {
-        let (heads, len) = (inputs.geometry.heads, inputs.places.range.end);
+        let (heads, len) = (inputs.geometry.heads, inputs.positions.range.end);
         let map = Mixed { heads, bias: Bias::Fire(self.bias(inputs, 0.0)), network: None };
         let table = DistanceTable { heads, len, ..DistanceTable::default() };
         EncodingForm::ScoreMod(ScoreModForm { map: map.into(), table, rotary: None, own: PARAMETERS })
@@ -123,7 +123,7 @@ impl Positional for Config {
         self.init_l.get_or_insert(train_len as f64);
     }
 
-    fn fire(&self) -> Option<&Config> {
+    fn fire(&self) -> Option<&FireConfig> {
         Some(self)
     }
 }

@@ -1,7 +1,7 @@
 //! The form that a method passes to attention, and the Jacobian of its tables.
 
 use crate::cpu::reduce;
-use crate::forms::{Absolute, Code, DistanceTable, Gates, Rotary, Sides, kept_columns};
+use crate::forms::{Absolute, CodeForm, DistanceTable, ForgetGates, Rotary, Sides, kept_columns};
 use crate::score_mods::ScoreModSpec;
 
 /// What a positional method hands over; a model passes it to the place it enters.
@@ -18,9 +18,9 @@ pub enum EncodingForm {
     /// A change of the scores of all heads together.
     ScoreMod(ScoreModForm),
     /// A change of scores by what tokens say.
-    Gates(Gates),
+    Gates(ForgetGates),
     /// A stochastic code of queries and keys.
-    Code(Code),
+    Code(CodeForm),
 }
 
 /// A score map as a method hands it over: a description, and where the numbers that it computes with come from.
@@ -54,8 +54,8 @@ impl TableJacobian {
         self.with_columns(len, &kept)
     }
 
-    /// Those of [`DistanceTable::behind`], of a table over `len` distances.
-    pub fn behind(self, len: usize) -> TableJacobian {
+    /// Those of [`DistanceTable::one_sided`], of a table over `len` distances.
+    pub fn one_sided(self, len: usize) -> TableJacobian {
         let kept: Vec<usize> = (self.sides.origin(len)..self.sides.columns(len)).collect();
         TableJacobian { sides: Sides::OneSided, ..self.with_columns(len, &kept) }
     }

@@ -25,18 +25,18 @@ use super::description::{DEFINED, Description, SCORES};
 use super::error::{ConfigError, Result};
 use super::method::{FormInputs, Injection, Positional, TableContents};
 use super::randomized::Randomized;
-use super::{Geometry, Init, Parameter, Share};
+use super::{EncodingParameter, Geometry, ParameterInit, ParameterShare};
 use crate::encoding::EncodingForm;
-use crate::forms::{DistanceTable, Gates, Sides};
+use crate::forms::{DistanceTable, ForgetGates, Sides};
 use serde::{Deserialize, Serialize};
 
 /// Keys of forgetting attention.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
-pub struct Config {
+pub struct FoxConfig {
     /// The inputs of the gates.
-    #[serde(skip_serializing_if = "Gate::is_default")]
-    pub gate: Gate,
+    #[serde(skip_serializing_if = "FoxGate::is_default")]
+    pub gate: FoxGate,
     /// Tokens that the first and the last head remember at the start, the others geometrically between them.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub spans: Option<[f64; 2]>,
@@ -45,7 +45,7 @@ pub struct Config {
 /// The inputs of the gates.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Gate {
+pub enum FoxGate {
     /// The rows of a layer and a bias per head.
     #[default]
     Full,
@@ -69,13 +69,13 @@ pub fn biases(spans: [f64; 2], heads: usize) -> Vec<f64> {
     memories(spans, heads).map(|tokens| -tokens.recip().exp_m1().ln()).collect()
 }
 
-impl Gate {
+impl FoxGate {
     fn is_default(&self) -> bool {
-        *self == Gate::default()
+        *self == FoxGate::default()
     }
 }
 
-impl Positional for Config {
+impl Positional for FoxConfig {
     fn description(&self) -> Description {
         Description {
             name: "FoX",
@@ -91,14 +91,14 @@ impl Positional for Config {
 
     fn entry(&self) -> Injection {
         match self.gate {
-            Gate::Full | Gate::BiasOnly => Injection::Gates,
-            Gate::Fixed => Injection::Scores(TableContents::bias(Sides::OneSided)),
+            FoxGate::Full | FoxGate::BiasOnly => Injection::Gates,
+            FoxGate::Fixed => Injection::Scores(TableContents::bias(Sides::OneSided)),
         }
     }
 
     fn check_keys(&self) -> Result {
         match self.spans {
-            None if self.gate == Gate::Fixed => Err(ConfigError::new(
+            None if self.gate == FoxGate::Fixed => Err(ConfigError::new(
                 "spans",
                 "is missing, fixed gates need it".to_owned(),
                 "set e.g. spans = [2, 512], the tokens that the first and the last head remember",
@@ -114,33 +114,33 @@ impl Positional for Config {
         }
     }
 
-    fn parameters(&self, geometry: &Geometry) -> Vec<Parameter> {
+    fn parameters(&self, geometry: &Geometry) -> Vec<EncodingParameter> {
         let Geometry { heads, d_model, .. } = *geometry;
-        let weight = Parameter { decay: false, ..Parameter::matrix("weight", [d_model, heads], 0.02) };
-        let start = self.spans.map_or(Init::Constant(0.0), |spans| Init::Gates { spans });
-        let bias = Parameter::per_head("bias", heads, start, [f64::NEG_INFINITY, f64::INFINITY]);
+        let weight = EncodingParameter { decay: false, ..EncodingParameter::matrix("weight", [d_model, heads], 0.02) };
+        let start = self.spans.map_or(ParameterInit::Constant(0.0), |spans| ParameterInit::Gates { spans });
+        let bias = EncodingParameter::per_head("bias", heads, start, [f64::NEG_INFINITY, f64::INFINITY]);
         match self.gate {
-            Gate::Full => vec![weight, bias],
-            Gate::BiasOnly => vec![bias],
-            Gate::Fixed => Vec::new(),
+            FoxGate::Full => vec![weight, bias],
+            FoxGate::BiasOnly => vec![bias],
+            FoxGate::Fixed => Vec::new(),
         }
     }
 
-    fn shares(&self) -> &'static [Share] {
-        Share::OWN_OR_SHARED
+    fn shares(&self) -> &'static [ParameterShare] {
+        ParameterShare::OWN_OR_SHARED
     }
 
     fn randomized(&self) -> Randomized {
         match self.gate {
-            Gate::Full | Gate::BiasOnly => Randomized::Never("its positions depend on the content"),
-            Gate::Fixed => Randomized::Distances,
+            FoxGate::Full | FoxGate::BiasOnly => Randomized::Never("its positions depend on the content"),
+            FoxGate::Fixed => Randomized::Distances,
         }
     }
 
     fn form(&self, inputs: &FormInputs) -> EncodingForm {
-        let (heads, len) = (inputs.geometry.heads, inputs.places.range.end);
+        let (heads, len) = (inputs.geometry.heads, inputs.positions.range.end);
         match (self.gate, self.spans) {
-            (Gate::Fixed, Some(spans)) => {
+            (FoxGate::Fixed, Some(spans)) => {
                 let row = |tokens: f64| (0..len).map(move |d| -inputs.emulate.round(d as f64 / tokens));
                 let bias = memories(spans, heads).flat_map(row).collect();
                 EncodingForm::Table(DistanceTable {
@@ -151,12 +151,12 @@ impl Positional for Config {
                     weight: None,
                 })
             }
-            (gate, _) => EncodingForm::Gates(Gates { by_row: gate == Gate::Full }),
+            (gate, _) => EncodingForm::Gates(ForgetGates { by_row: gate == FoxGate::Full }),
         }
     }
 
     fn bias_decay(&self, heads: usize) -> Option<BiasDecay> {
-        let spans = self.spans.filter(|_| self.gate == Gate::Fixed)?;
+        let spans = self.spans.filter(|_| self.gate == FoxGate::Fixed)?;
         Some(BiasDecay::Linear(memories(spans, heads).map(f64::recip).collect()))
     }
 }

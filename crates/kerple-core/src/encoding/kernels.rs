@@ -7,49 +7,54 @@ use crate::encoding::{Jacobian, TableJacobian};
 use crate::forms::{DistanceTable, Sides};
 
 /// The expressions of a method. Its values are those of the bias, then those of the weight, `[H]` each.
-pub(super) struct Kernels<'a> {
+pub(super) struct TableExprs<'a> {
     pub bias: Option<&'a Expr>,
     pub weight: Option<&'a Expr>,
 }
 
 /// One of the two, with the place of its values among the method's.
-struct Part<'a> {
+struct TableExpr<'a> {
     expr: &'a Expr,
     first: usize,
     count: usize,
 }
 
-impl Part<'_> {
+impl TableExpr<'_> {
     fn values(&self, inputs: &FormInputs, head: usize) -> Vec<f64> {
         inputs.values[self.first..self.first + self.count].iter().map(|values| values[head]).collect()
     }
 
     fn rows(&self, inputs: &FormInputs) -> Vec<f64> {
-        let row = |head| self.expr.row(&self.values(inputs, head), inputs.places.range.end, inputs.emulate);
+        let row = |head| self.expr.row(&self.values(inputs, head), inputs.positions.range.end, inputs.emulate);
         (0..inputs.geometry.heads).flat_map(row).collect()
     }
 
     fn jacobian(&self, inputs: &FormInputs) -> Option<Jacobian> {
-        let size = inputs.geometry.heads * inputs.places.range.end;
+        let size = inputs.geometry.heads * inputs.positions.range.end;
         let mut found: Vec<(usize, Vec<f64>)> =
             (0..self.count).map(|at| (self.first + at, Vec::with_capacity(size))).collect();
         for head in 0..inputs.geometry.heads {
-            self.expr.each_gradient(&self.values(inputs, head), inputs.places.range.end, inputs.emulate, |gradient| {
-                found.iter_mut().zip(gradient).for_each(|((_, rows), slope)| rows.push(*slope));
-            });
+            self.expr.each_gradient(
+                &self.values(inputs, head),
+                inputs.positions.range.end,
+                inputs.emulate,
+                |gradient| {
+                    found.iter_mut().zip(gradient).for_each(|((_, rows), slope)| rows.push(*slope));
+                },
+            );
         }
         (self.count > 0).then_some(Jacobian::PerHead(found))
     }
 }
 
-impl<'a> Kernels<'a> {
-    fn parts(&self) -> [Option<Part<'a>>; 2] {
+impl<'a> TableExprs<'a> {
+    fn parts(&self) -> [Option<TableExpr<'a>>; 2] {
         let mut first = 0;
         [self.bias, self.weight].map(|expr| {
             expr.map(|expr| {
                 let count = expr.parameters().len();
                 first += count;
-                Part { expr, first: first - count, count }
+                TableExpr { expr, first: first - count, count }
             })
         })
     }
@@ -59,10 +64,10 @@ impl<'a> Kernels<'a> {
         TableContents { bias: self.bias.is_some(), weight: self.weight.is_some(), sides: Sides::OneSided }
     }
 
-    /// Bias and weight at distances `0..places.range.end`.
+    /// Bias and weight at distances `0..positions.range.end`.
     pub fn table(&self, inputs: &FormInputs) -> DistanceTable {
         let [bias, weight] = self.parts().map(|part| part.map(|part| part.rows(inputs)));
-        let (heads, len) = (inputs.geometry.heads, inputs.places.range.end);
+        let (heads, len) = (inputs.geometry.heads, inputs.positions.range.end);
         DistanceTable { heads, len, sides: Sides::OneSided, bias, weight }
     }
 

@@ -27,10 +27,10 @@
 use super::decay::{BiasDecay, LearnedDecay};
 use super::description::{DEFINED, Description, KERPLE, SCORES};
 use super::error::Result;
-use super::kernels::Kernels;
+use super::kernels::TableExprs;
 use super::method::{FormInputs, Injection, Positional, TableContents};
 use super::randomized::Randomized;
-use super::{Geometry, Init, Parameter, Share, alibi};
+use super::{EncodingParameter, Geometry, ParameterInit, ParameterShare, alibi};
 use crate::calculus::expr::Expr;
 use crate::calculus::parameter::FLOOR;
 use crate::encoding::{EncodingForm, TableJacobian};
@@ -43,8 +43,8 @@ const FREE: f64 = f64::INFINITY;
 const EXPONENT_MAX: f64 = 2.0;
 
 /// Starts of amplitudes and exponents, and of rates.
-const UP_TO_2: Init = Init::Uniform([0.0, 2.0]);
-const UP_TO_1: Init = Init::Uniform([0.0, 1.0]);
+const UP_TO_2: ParameterInit = ParameterInit::Uniform([0.0, 2.0]);
+const UP_TO_1: ParameterInit = ParameterInit::Uniform([0.0, 1.0]);
 
 /// Ranges of the released code.
 const RATE: [f64; 2] = [FLOOR, FREE];
@@ -54,7 +54,7 @@ const POSITIVE_RATE: [f64; 2] = [POSITIVE, FREE];
 const POSITIVE_EXPONENT: [f64; 2] = [POSITIVE, EXPONENT_MAX];
 
 /// A kernel with a name; its keys are the starts of what it learns.
-trait Named {
+trait NamedKernel {
     /// Name in the literature, formula, and learned values, for people.
     const DESCRIPTION: [&'static str; 3];
     /// Added to scores: an expression, or nothing.
@@ -63,8 +63,15 @@ trait Named {
     const WEIGHT: Option<&'static str>;
     /// How linear attention takes its bias.
     const DECAY: Option<LearnedDecay>;
-    /// Name, start and range of each learned value, in the order of the expressions.
-    fn learned(&self) -> Vec<(&'static str, Init, [f64; 2])>;
+    /// Learned values, in the order of the expressions.
+    fn learned(&self) -> Vec<LearnedValue>;
+}
+
+/// A learned value of a named kernel, one per head.
+struct LearnedValue {
+    name: &'static str,
+    init: ParameterInit,
+    range: [f64; 2],
 }
 
 /// The expression behind a constant.
@@ -77,12 +84,12 @@ fn of_kernel([name, formula, learned]: [&'static str; 3]) -> Description {
 }
 
 /// Calls `f` with the kernels behind two constants.
-fn with_kernels<T>(bias: Option<&str>, weight: Option<&str>, f: impl FnOnce(Kernels) -> T) -> T {
+fn with_kernels<T>(bias: Option<&str>, weight: Option<&str>, f: impl FnOnce(TableExprs) -> T) -> T {
     let [bias, weight] = [bias, weight].map(|text| text.map(expression));
-    f(Kernels { bias: bias.as_ref(), weight: weight.as_ref() })
+    f(TableExprs { bias: bias.as_ref(), weight: weight.as_ref() })
 }
 
-impl<K: Named> Positional for K {
+impl<K: NamedKernel> Positional for K {
     fn description(&self) -> Description {
         of_kernel(K::DESCRIPTION)
     }
@@ -92,16 +99,17 @@ impl<K: Named> Positional for K {
     }
 
     fn check_keys(&self) -> Result {
-        self.learned().into_iter().try_for_each(|(key, init, range)| init.check(key, range))
+        self.learned().into_iter().try_for_each(|LearnedValue { name, init, range }| init.check(name, range))
     }
 
-    fn parameters(&self, geometry: &Geometry) -> Vec<Parameter> {
-        let parameter = |(name, init, range)| Parameter::per_head(name, geometry.heads, init, range);
+    fn parameters(&self, geometry: &Geometry) -> Vec<EncodingParameter> {
+        let parameter =
+            |LearnedValue { name, init, range }| EncodingParameter::per_head(name, geometry.heads, init, range);
         self.learned().into_iter().map(parameter).collect()
     }
 
-    fn shares(&self) -> &'static [Share] {
-        Share::SHARED_OR_OWN
+    fn shares(&self) -> &'static [ParameterShare] {
+        ParameterShare::SHARED_OR_OWN
     }
 
     fn randomized(&self) -> Randomized {
@@ -132,7 +140,7 @@ macro_rules! kernel {
         $(#[$doc])*
         #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
         #[serde(deny_unknown_fields, default)]
-        pub struct $name { $($(#[$key_doc])* pub $key: Init),+ }
+        pub struct $name { $($(#[$key_doc])* pub $key: ParameterInit),+ }
 
         impl Default for $name {
             fn default() -> Self {
@@ -140,14 +148,14 @@ macro_rules! kernel {
             }
         }
 
-        impl Named for $name {
+        impl NamedKernel for $name {
             const DESCRIPTION: [&'static str; 3] = $words;
             const BIAS: Option<&'static str> = $bias;
             const WEIGHT: Option<&'static str> = $weight;
             const DECAY: Option<LearnedDecay> = $decay;
 
-            fn learned(&self) -> Vec<(&'static str, Init, [f64; 2])> {
-                vec![$((stringify!($key), self.$key, $range)),+]
+            fn learned(&self) -> Vec<LearnedValue> {
+                vec![$(LearnedValue { name: stringify!($key), init: self.$key, range: $range }),+]
             }
         }
     };
@@ -155,7 +163,7 @@ macro_rules! kernel {
 
 kernel! {
     /// `-r1 ln(1 + r2 d)`
-    Log ["KERPLE-log", "z = s - r1 ln(1 + r2 d)", "r1, r2: 2 H"], Some("log(b, a)"), None, Some(LearnedDecay::Log),
+    KerpleLog ["KERPLE-log", "z = s - r1 ln(1 + r2 d)", "r1, r2: 2 H"], Some("log(b, a)"), None, Some(LearnedDecay::Log),
     /// Amplitude.
     r1: UP_TO_2 => RATE,
     /// Rate.
@@ -164,7 +172,7 @@ kernel! {
 
 kernel! {
     /// `-r1 d^r2`
-    Power ["KERPLE-power", "z = s - r1 d^r2", "r1, r2: 2 H"], Some("power(a, p)"), None, Some(LearnedDecay::Power),
+    KerplePower ["KERPLE-power", "z = s - r1 d^r2", "r1, r2: 2 H"], Some("power(a, p)"), None, Some(LearnedDecay::Power),
     /// Amplitude.
     r1: UP_TO_1 => RATE,
     /// Exponent.
@@ -173,7 +181,7 @@ kernel! {
 
 kernel! {
     /// `-r1 d^r2` and `exp(-r3 d^r4)`
-    BiasWeight
+    KerpleBiasWeight
     ["KERPLE bias + weight", "z = s exp(-r3 d^r4) - r1 d^r2", "r1, r2, r3, r4: 4 H"],
     Some("power(a, p)"), Some("exp(1, a, p)"), None,
     /// Amplitude of the bias.
@@ -188,7 +196,7 @@ kernel! {
 
 kernel! {
     /// `exp(-r1 d^r2)`
-    Weight ["KERPLE weight only", "z = s exp(-r1 d^r2)", "r1, r2: 2 H"], None, Some("exp(1, a, p)"), None,
+    KerpleWeight ["KERPLE weight only", "z = s exp(-r1 d^r2)", "r1, r2: 2 H"], None, Some("exp(1, a, p)"), None,
     /// Rate.
     r1: UP_TO_1 => RATE,
     /// Exponent.
@@ -197,7 +205,7 @@ kernel! {
 
 kernel! {
     /// `-r1 ln(1 + r2 d^r3)`
-    Log3 ["KERPLE 3-para-log", "z = s - r1 ln(1 + r2 d^r3)", "r1, r2, r3: 3 H"], Some("log3(b, a, p)"), None, None,
+    KerpleLog3 ["KERPLE 3-para-log", "z = s - r1 ln(1 + r2 d^r3)", "r1, r2, r3: 3 H"], Some("log3(b, a, p)"), None, None,
     /// Amplitude.
     r1: UP_TO_2 => RATE,
     /// Rate.
@@ -244,7 +252,7 @@ kernel! {
     r2: UP_TO_2 => EXPONENT,
 }
 
-/// Slopes of [`PowerOriginal`].
+/// Slopes of [`KerplePowerOriginal`].
 fn original_slopes(heads: usize) -> Vec<f64> {
     alibi::slopes(heads).into_iter().map(|slope| slope.max(FLOOR)).collect()
 }
@@ -252,9 +260,9 @@ fn original_slopes(heads: usize) -> Vec<f64> {
 /// `-max(slope, 0.01) d` with ALiBi slopes: nothing to set.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
-pub struct PowerOriginal {}
+pub struct KerplePowerOriginal {}
 
-impl Positional for PowerOriginal {
+impl Positional for KerplePowerOriginal {
     fn description(&self) -> Description {
         of_kernel(["ALiBi inside KERPLE", "z = s - max(slope_h, 0.01) d", "nothing"])
     }
@@ -263,12 +271,12 @@ impl Positional for PowerOriginal {
         Injection::Scores(TableContents::bias(Sides::OneSided))
     }
 
-    fn parameters(&self, _: &Geometry) -> Vec<Parameter> {
+    fn parameters(&self, _: &Geometry) -> Vec<EncodingParameter> {
         Vec::new()
     }
 
-    fn shares(&self) -> &'static [Share] {
-        Share::SHARED
+    fn shares(&self) -> &'static [ParameterShare] {
+        ParameterShare::SHARED
     }
 
     fn randomized(&self) -> Randomized {

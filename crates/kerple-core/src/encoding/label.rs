@@ -1,7 +1,7 @@
 //! Short names of encodings for tables and folders.
 
-use super::scaling::Scaling;
-use super::{Clamp, Emulate, Encoding, Method, Scale, Share};
+use super::scaling::RopeScaling;
+use super::{BiasScale, Clamp, Emulate, Encoding, Method, ParameterShare};
 use serde_json::Value;
 
 /// Longest readable part of a text in a label, in characters.
@@ -34,11 +34,11 @@ impl Encoding {
             label += &format!("-randomized{most}");
         }
         for (differs, word) in [
-            (self.scale == Scale::Inside, "-inside"),
+            (self.scale == BiasScale::Inside, "-inside"),
             (self.emulate == Emulate::Bf16, "-bf16"),
             (self.clamp == Clamp::ForwardOnly, "-working_copy"),
             (self.decayed, "-decayed"),
-            (!self.has_usual_share(), if self.share == Share::Layer { "-layer" } else { "-shared" }),
+            (!self.has_usual_share(), if self.share == ParameterShare::Layer { "-layer" } else { "-shared" }),
         ] {
             label += if differs { word } else { "" };
         }
@@ -46,7 +46,7 @@ impl Encoding {
     }
 }
 
-impl Scaling {
+impl RopeScaling {
     /// Its part of a label: `yarn`, `linear.factor4`.
     pub fn label(&self) -> String {
         short(&serde_json::to_value(self).expect("keys are plain data"))

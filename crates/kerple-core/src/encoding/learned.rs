@@ -11,7 +11,7 @@ use super::description::{Description, EMBEDDINGS};
 use super::error::{ConfigError, Result, check_count};
 use super::method::{FormInputs, Injection, Positional};
 use super::randomized::Randomized;
-use super::{Geometry, Parameter, Share};
+use super::{EncodingParameter, Geometry, ParameterShare};
 use crate::encoding::EncodingForm;
 use crate::forms::Absolute;
 use serde::{Deserialize, Serialize};
@@ -19,7 +19,7 @@ use serde::{Deserialize, Serialize};
 /// Keys of learned positions.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
-pub struct Config {
+pub struct LearnedConfig {
     /// Number of rows; the training length when absent.
     pub positions: Option<usize>,
 }
@@ -27,14 +27,14 @@ pub struct Config {
 /// Most rows.
 const MOST: usize = 1 << 24;
 
-impl Config {
+impl LearnedConfig {
     /// Number of rows.
     pub fn positions(&self, geometry: &Geometry) -> usize {
         self.positions.unwrap_or(geometry.train_len)
     }
 }
 
-impl Positional for Config {
+impl Positional for LearnedConfig {
     fn description(&self) -> Description {
         Description {
             name: "learned positions",
@@ -67,12 +67,12 @@ impl Positional for Config {
         ))
     }
 
-    fn parameters(&self, geometry: &Geometry) -> Vec<Parameter> {
-        vec![Parameter::matrix("positions", [self.positions(geometry), geometry.d_model], 0.02)]
+    fn parameters(&self, geometry: &Geometry) -> Vec<EncodingParameter> {
+        vec![EncodingParameter::matrix("positions", [self.positions(geometry), geometry.d_model], 0.02)]
     }
 
-    fn shares(&self) -> &'static [Share] {
-        Share::SHARED
+    fn shares(&self) -> &'static [ParameterShare] {
+        ParameterShare::SHARED
     }
 
     fn pin_length(&mut self, train_len: usize) {

@@ -3,8 +3,8 @@
 use super::decay::BiasDecay;
 use super::description::Description;
 use super::error::Result;
-use super::parameter::{Parameter, Share};
-use super::randomized::{Places, Randomized};
+use super::parameter::{EncodingParameter, ParameterShare};
+use super::randomized::{FormPositions, Randomized};
 use super::{Emulate, Geometry};
 use super::{
     alibi, cope, dape, expression, fire, fox, kerple, learned, none, rotary, sandwich, shaw, sinusoidal, spe, t5,
@@ -22,9 +22,9 @@ pub struct FormInputs<'a> {
     pub geometry: &'a Geometry,
     /// Values of [`Positional::parameters`], in range.
     pub values: &'a [Vec<f64>],
-    /// Positions of one pass. Tables cover distances `0..places.range.end`; which of them are kept where distances are drawn
+    /// Positions of one pass. Tables cover distances `0..positions.range.end`; which of them are kept where distances are drawn
     /// is not their affair.
-    pub places: Places<'a>,
+    pub positions: FormPositions<'a>,
     /// Precision.
     pub emulate: Emulate,
 }
@@ -101,11 +101,11 @@ pub trait Positional {
     }
 
     /// Learned tensors, in the order every other function takes them.
-    fn parameters(&self, geometry: &Geometry) -> Vec<Parameter>;
+    fn parameters(&self, geometry: &Geometry) -> Vec<EncodingParameter>;
 
     /// How often its learned tensors may exist, the usual choice first: never once a layer where the form enters the model
     /// once.
-    fn shares(&self) -> &'static [Share];
+    fn shares(&self) -> &'static [ParameterShare];
 
     /// What of it randomized positions draw.
     fn randomized(&self) -> Randomized;
@@ -135,7 +135,7 @@ pub trait Positional {
     }
 
     /// The keys of its rotation, to be stretched for longer sequences; `None`: it has none that can be.
-    fn rotation_mut(&mut self) -> Option<&mut rotary::Config> {
+    fn rotation_mut(&mut self) -> Option<&mut rotary::RotaryConfig> {
         None
     }
 
@@ -150,7 +150,7 @@ pub trait Positional {
     }
 
     /// The keys of FIRE where it is that and nothing else, for maps that make its bias themselves.
-    fn fire(&self) -> Option<&fire::Config> {
+    fn fire(&self) -> Option<&fire::FireConfig> {
         None
     }
 }
@@ -201,31 +201,31 @@ macro_rules! methods {
 
 methods! {
     /// No positions at all: the causal mask is the only order (NoPE).
-    "none" None(none::Config),
+    "none" None(none::NoPeConfig),
     /// A trained row for each position.
-    "learned" Learned(learned::Config),
+    "learned" Learned(learned::LearnedConfig),
     /// Sine and cosine rows added to the embeddings.
-    "sinusoidal" Sinusoidal(sinusoidal::Config),
+    "sinusoidal" Sinusoidal(sinusoidal::SinusoidalConfig),
     /// Rotation of queries and keys.
-    "rotary" Rotary(rotary::Config),
+    "rotary" Rotary(rotary::RotaryConfig),
     /// Rotation of queries and keys whose products fade with distance.
-    "xpos" Xpos(xpos::Config),
+    "xpos" Xpos(xpos::XposConfig),
     /// A fixed linear bias a head.
-    "alibi" Alibi(alibi::Config),
+    "alibi" Alibi(alibi::AlibiConfig),
     /// A learned bias for each bucket of distances.
-    "t5" T5(t5::Config),
+    "t5" T5(t5::T5Config),
     /// KERPLE, logarithmic kernel.
-    "kerple_log" KerpleLog(kerple::Log),
+    "kerple_log" KerpleLog(kerple::KerpleLog),
     /// KERPLE, power kernel.
-    "kerple_power" KerplePower(kerple::Power),
+    "kerple_power" KerplePower(kerple::KerplePower),
     /// KERPLE, power bias times stretched-exponential weight.
-    "kerple_bias_weight" KerpleBiasWeight(kerple::BiasWeight),
+    "kerple_bias_weight" KerpleBiasWeight(kerple::KerpleBiasWeight),
     /// KERPLE, stretched-exponential weight only.
-    "kerple_weight" KerpleWeight(kerple::Weight),
+    "kerple_weight" KerpleWeight(kerple::KerpleWeight),
     /// KERPLE's power kernel with exponent 1 and fixed ALiBi slopes, clamped to 0.01.
-    "kerple_power_original" KerplePowerOriginal(kerple::PowerOriginal),
+    "kerple_power_original" KerplePowerOriginal(kerple::KerplePowerOriginal),
     /// KERPLE, logarithmic kernel of a power.
-    "kerple_log3" KerpleLog3(kerple::Log3),
+    "kerple_log3" KerpleLog3(kerple::KerpleLog3),
     /// Gaussian bias.
     "gaussian_bias" GaussianBias(kerple::GaussianBias),
     /// Stretched-exponential bias.
@@ -235,25 +235,25 @@ methods! {
     /// Stretched-exponential weight, as named in the paper's appendix; the same as [`Method::KerpleWeight`].
     "stretched_weight" StretchedWeight(kerple::StretchedWeight),
     /// A bias by a network over distances that are measured against the query's position.
-    "fire" Fire(fire::Config),
+    "fire" Fire(fire::FireConfig),
     /// A network over heads that adapts biases to the data.
-    "dape" Dape(dape::Config),
+    "dape" Dape(dape::DapeConfig),
     /// The product of two sinusoidal positions as a bias.
-    "sandwich" Sandwich(sandwich::Config),
+    "sandwich" Sandwich(sandwich::SandwichConfig),
     /// Transformer-XL's products of queries with projected waves.
-    "transformer_xl" TransformerXl(transformer_xl::Config),
+    "transformer_xl" TransformerXl(transformer_xl::TransformerXlConfig),
     /// A learned vector for each distance, added to keys.
-    "shaw" Shaw(shaw::Config),
+    "shaw" Shaw(shaw::ShawConfig),
     /// Contextual positions.
-    "cope" Cope(cope::Config),
+    "cope" Cope(cope::CopeConfig),
     /// Forgetting attention: scores fall with what tokens make forgotten.
-    "fox" Fox(fox::Config),
+    "fox" Fox(fox::FoxConfig),
     /// Any expression of the kernel calculus.
-    "kernel" Kernel(expression::Config),
+    "kernel" Kernel(expression::ExpressionConfig),
     /// Stochastic positional encoding by sinusoids, for linear attention.
-    "sine_spe" SineSpe(spe::Sine),
+    "sine_spe" SineSpe(spe::SineSpeConfig),
     /// Stochastic positional encoding by filtered noise, for linear attention.
-    "conv_spe" ConvSpe(spe::Conv),
+    "conv_spe" ConvSpe(spe::ConvSpeConfig),
 }
 
 impl Method {

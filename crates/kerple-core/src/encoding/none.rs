@@ -9,16 +9,16 @@
 use super::description::{DEFINED, Description};
 use super::method::{FormInputs, Injection, Positional};
 use super::randomized::Randomized;
-use super::{Geometry, Parameter, Share};
+use super::{EncodingParameter, Geometry, ParameterShare};
 use crate::encoding::EncodingForm;
 use serde::{Deserialize, Serialize};
 
 /// Nothing to set.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
-pub struct Config {}
+pub struct NoPeConfig {}
 
-impl Positional for Config {
+impl Positional for NoPeConfig {
     fn description(&self) -> Description {
         Description {
             name: "NoPE",
@@ -34,12 +34,12 @@ impl Positional for Config {
         Injection::Nowhere
     }
 
-    fn parameters(&self, _: &Geometry) -> Vec<Parameter> {
+    fn parameters(&self, _: &Geometry) -> Vec<EncodingParameter> {
         Vec::new()
     }
 
-    fn shares(&self) -> &'static [Share] {
-        Share::SHARED
+    fn shares(&self) -> &'static [ParameterShare] {
+        ParameterShare::SHARED
     }
 
     fn randomized(&self) -> Randomized {

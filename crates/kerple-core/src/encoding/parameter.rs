@@ -1,8 +1,8 @@
-//! Learned tensors of an encoding: shapes, starts, ranges, and how stored numbers become values.
+//! Learned tensors of an encoding: shapes, starts, ranges, and how raw numbers become values.
 
 use super::error::{ConfigError, Result};
 use super::fox;
-use crate::calculus::parameter::Keep;
+use crate::calculus::parameter::Constraint;
 use crate::features::scale_gains;
 use crate::seed::standard_normal;
 use rand::{Rng, RngExt};
@@ -13,7 +13,7 @@ use serde_json::Value;
 /// How a learned parameter starts: `0.5` in a run file is a constant, `[0.0, 2.0]` a uniform draw.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 #[serde(untagged)]
-pub enum Init {
+pub enum ParameterInit {
     /// Every value is this one.
     Constant(f64),
     /// Independent draws from `[low, high)`.
@@ -42,17 +42,17 @@ pub enum Init {
     },
 }
 
-impl<'de> Deserialize<'de> for Init {
+impl<'de> Deserialize<'de> for ParameterInit {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         let value = Value::deserialize(deserializer)?;
         let init = match &value {
-            Value::Number(number) => number.as_f64().map(Init::Constant),
+            Value::Number(number) => number.as_f64().map(ParameterInit::Constant),
             Value::Array(ends) => match ends.as_slice() {
-                [low, high] => low.as_f64().zip(high.as_f64()).map(|(low, high)| Init::Uniform([low, high])),
+                [low, high] => low.as_f64().zip(high.as_f64()).map(|(low, high)| ParameterInit::Uniform([low, high])),
                 _ => None,
             },
             Value::Object(keys) if keys.len() == 1 => {
-                keys.get("std").and_then(Value::as_f64).map(|std| Init::Normal { std })
+                keys.get("std").and_then(Value::as_f64).map(|std| ParameterInit::Normal { std })
             }
             _ => None,
         };
@@ -65,7 +65,7 @@ impl<'de> Deserialize<'de> for Init {
     }
 }
 
-impl Init {
+impl ParameterInit {
     /// Refuses an initial value that is not a number, or cannot give a value in `[low, high]`.
     ///
     /// # Errors
@@ -74,31 +74,31 @@ impl Init {
         let hint = format!("set the initial value `{key}` within {}", range(low, high));
         let refuse = |message: String| Err(ConfigError::new(key, message, hint.clone()));
         match *self {
-            Init::Constant(value) if !(value.is_finite() && (low..=high).contains(&value)) => {
+            ParameterInit::Constant(value) if !(value.is_finite() && (low..=high).contains(&value)) => {
                 refuse(format!("{value} is out of range, it must be {}", range(low, high)))
             }
-            Init::Uniform([from, to]) if !(from.is_finite() && to.is_finite() && from <= to) => {
+            ParameterInit::Uniform([from, to]) if !(from.is_finite() && to.is_finite() && from <= to) => {
                 refuse(format!("[{from}, {to}] is not a range, the first number must not exceed the second"))
             }
-            Init::Uniform([from, to]) if from > high || to < low => {
+            ParameterInit::Uniform([from, to]) if from > high || to < low => {
                 refuse(format!("[{from}, {to}] is out of range, allowed values are {}", range(low, high)))
             }
-            Init::Normal { std } if !(std.is_finite() && std >= 0.0) => {
+            ParameterInit::Normal { std } if !(std.is_finite() && std >= 0.0) => {
                 refuse(format!("std is {std}, it must be at least 0"))
             }
-            Init::Constant(_) | Init::Uniform(_) | Init::Normal { .. } => Ok(()),
-            Init::Around { .. } | Init::Gains { .. } | Init::Gates { .. } => Ok(()),
+            ParameterInit::Constant(_) | ParameterInit::Uniform(_) | ParameterInit::Normal { .. } => Ok(()),
+            ParameterInit::Around { .. } | ParameterInit::Gains { .. } | ParameterInit::Gates { .. } => Ok(()),
         }
     }
 
     fn draw(&self, rng: &mut impl Rng) -> f64 {
         match *self {
-            Init::Constant(value) => value,
-            Init::Uniform([low, high]) => low + (high - low) * rng.random::<f64>(),
-            Init::Normal { std } => std * standard_normal(rng),
-            Init::Around { mean, std } => mean + std * standard_normal(rng),
-            Init::Gains { .. } => standard_normal(rng),
-            Init::Gates { .. } => 0.0,
+            ParameterInit::Constant(value) => value,
+            ParameterInit::Uniform([low, high]) => low + (high - low) * rng.random::<f64>(),
+            ParameterInit::Normal { std } => std * standard_normal(rng),
+            ParameterInit::Around { mean, std } => mean + std * standard_normal(rng),
+            ParameterInit::Gains { .. } => standard_normal(rng),
+            ParameterInit::Gates { .. } => 0.0,
         }
     }
 }
@@ -115,7 +115,7 @@ fn range(low: f64, high: f64) -> String {
 /// How often a learned tensor exists in a model.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Share {
+pub enum ParameterShare {
     /// Once: all layers share it.
     #[default]
     Model,
@@ -123,70 +123,70 @@ pub enum Share {
     Layer,
 }
 
-impl Share {
+impl ParameterShare {
     /// Of methods whose form enters the model once, or that learn nothing.
-    pub const SHARED: &[Share] = &[Share::Model];
+    pub const SHARED: &[ParameterShare] = &[ParameterShare::Model];
     /// For methods whose layers share their parameters by default.
-    pub const SHARED_OR_OWN: &[Share] = &[Share::Model, Share::Layer];
+    pub const SHARED_OR_OWN: &[ParameterShare] = &[ParameterShare::Model, ParameterShare::Layer];
     /// For methods whose layers have their own parameters by default.
-    pub const OWN_OR_SHARED: &[Share] = &[Share::Layer, Share::Model];
+    pub const OWN_OR_SHARED: &[ParameterShare] = &[ParameterShare::Layer, ParameterShare::Model];
 }
 
 /// One learned tensor of an encoding.
 #[derive(Clone, Debug, PartialEq, Serialize)]
-pub struct Parameter {
+pub struct EncodingParameter {
     /// Name within the encoding, e.g. `r1`.
     pub name: String,
     /// `[H]` for kernels, `[num_buckets, H]` for T5, `[positions, M]` for a learned table.
     pub shape: Vec<usize>,
     /// Initial values.
-    pub init: Init,
+    pub init: ParameterInit,
     /// Smallest value used.
     pub low: f64,
     /// Largest value used.
     pub high: f64,
-    /// How values stay in `[low, high]`, and so what the stored numbers mean.
-    pub keep: Keep,
+    /// How values stay in `[low, high]`, and so how raw numbers become values.
+    pub keep: Constraint,
     /// How often it exists in a model.
-    pub share: Share,
+    pub share: ParameterShare,
     /// Whether weight decay shrinks it: matrices are decayed; numbers of a kernel are not, but for FIRE's and DAPE's.
     pub decay: bool,
 }
 
-impl Parameter {
+impl EncodingParameter {
     /// A matrix of any finite numbers: starts N(0, std^2), is decayed, exists once.
-    pub(super) fn matrix(name: &str, shape: [usize; 2], std: f64) -> Parameter {
-        Parameter {
+    pub(super) fn matrix(name: &str, shape: [usize; 2], std: f64) -> EncodingParameter {
+        EncodingParameter {
             name: name.to_owned(),
             shape: shape.to_vec(),
-            init: Init::Normal { std },
+            init: ParameterInit::Normal { std },
             low: f64::NEG_INFINITY,
             high: f64::INFINITY,
-            keep: Keep::Projection,
-            share: Share::Model,
+            keep: Constraint::Projection,
+            share: ParameterShare::Model,
             decay: true,
         }
     }
 
     /// Weights of a network's layer, or its biases, as PyTorch starts both: `U(-1/sqrt(inputs), 1/sqrt(inputs))`. Weights are
     /// decayed.
-    pub(super) fn of_layer(name: &str, shape: &[usize], inputs: usize) -> Parameter {
+    pub(super) fn of_layer(name: &str, shape: &[usize], inputs: usize) -> EncodingParameter {
         let end = (inputs as f64).sqrt().recip();
-        let init = Init::Uniform([-end, end]);
+        let init = ParameterInit::Uniform([-end, end]);
         let decay = shape.len() > 1;
-        Parameter { shape: shape.to_vec(), init, decay, ..Parameter::matrix(name, [0, 0], 0.0) }
+        EncodingParameter { shape: shape.to_vec(), init, decay, ..EncodingParameter::matrix(name, [0, 0], 0.0) }
     }
 
     /// A number a head in `[low, high]`, not decayed.
-    pub(super) fn per_head(name: &str, heads: usize, init: Init, [low, high]: [f64; 2]) -> Parameter {
-        Parameter {
+    pub(super) fn per_head(name: &str, heads: usize, init: ParameterInit, [low, high]: [f64; 2]) -> EncodingParameter {
+        EncodingParameter {
             name: name.to_owned(),
             shape: vec![heads],
             init,
             low,
             high,
-            keep: Keep::Projection,
-            share: Share::Model,
+            keep: Constraint::Projection,
+            share: ParameterShare::Model,
             decay: false,
         }
     }
@@ -201,29 +201,29 @@ impl Parameter {
         self.len() == 0
     }
 
-    /// What a stored number means, and the derivative of the meaning in the number.
+    /// The constrained value of a raw number, and its derivative in the raw number.
     ///
     /// The clamp to `[low, high]` passes gradients straight through, as the released code does.
-    pub fn value(&self, stored: f64) -> (f64, f64) {
-        let (value, slope) = self.keep.value([self.low, self.high], stored);
+    pub fn value(&self, raw: f64) -> (f64, f64) {
+        let (value, slope) = self.keep.value([self.low, self.high], raw);
         (value.clamp(self.low, self.high), slope)
     }
 
-    /// Stored numbers outside of this range are brought back after an update: the range itself, or all numbers where a
+    /// Raw numbers outside of this range are brought back after an update: the range itself, or all numbers where a
     /// smooth map keeps values in range.
-    pub fn stored_range(&self) -> [f64; 2] {
+    pub fn raw_range(&self) -> [f64; 2] {
         match self.keep {
-            Keep::Projection => [self.low, self.high],
-            Keep::Smooth => [f64::NEG_INFINITY, f64::INFINITY],
+            Constraint::Projection => [self.low, self.high],
+            Constraint::Smooth => [f64::NEG_INFINITY, f64::INFINITY],
         }
     }
 
-    /// Stored numbers of initial values: values are drawn, brought into range, then mapped to what is stored.
+    /// Raw numbers of initial values: values are drawn, brought into range, then mapped to raw numbers.
     pub(super) fn draw(&self, rng: &mut impl Rng) -> Vec<f64> {
         let mut values: Vec<f64> = (0..self.len()).map(|_| self.init.draw(rng)).collect();
         match self.init {
-            Init::Gains { waves } => scale_gains(waves, &mut values),
-            Init::Gates { spans } => values = fox::biases(spans, self.len()),
+            ParameterInit::Gains { waves } => scale_gains(waves, &mut values),
+            ParameterInit::Gates { spans } => values = fox::biases(spans, self.len()),
             _ => {}
         }
         let raw = |value: f64| self.keep.raw([self.low, self.high], value.clamp(self.low, self.high));

@@ -31,7 +31,7 @@ pub enum Randomized {
 
 /// The positions of a pass, and what else of it a form depends on.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Places<'a> {
+pub struct FormPositions<'a> {
     /// Rows and rotations are made for these, tables cover distances `0..range.end`.
     pub range: Range<usize>,
     /// Positions of the whole sequence, at least `range.end`.
@@ -40,21 +40,21 @@ pub struct Places<'a> {
     pub drawn: Option<&'a [usize]>,
 }
 
-impl From<Range<usize>> for Places<'_> {
+impl From<Range<usize>> for FormPositions<'_> {
     fn from(range: Range<usize>) -> Self {
-        Places { span: range.end, range, drawn: None }
+        FormPositions { span: range.end, range, drawn: None }
     }
 }
 
-impl From<usize> for Places<'_> {
+impl From<usize> for FormPositions<'_> {
     fn from(len: usize) -> Self {
-        Places::from(0..len)
+        FormPositions::from(0..len)
     }
 }
 
-impl Places<'_> {
+impl FormPositions<'_> {
     /// The positions of the range.
-    pub fn positions(&self) -> impl Iterator<Item = usize> + Clone + '_ {
+    pub fn iter(&self) -> impl Iterator<Item = usize> + Clone + '_ {
         self.range.clone().map(|position| self.drawn.map_or(position, |drawn| drawn[position]))
     }
 }
@@ -87,7 +87,7 @@ impl Encoding {
             Randomized::Positions => Some(sorted_draw(span, most, rng)),
             Randomized::Distances if span == 0 => Some(Vec::new()),
             Randomized::Distances => {
-                let others = sorted_draw(span - 1, most - 1, rng).into_iter().map(|lag| lag + 1);
+                let others = sorted_draw(span - 1, most - 1, rng).into_iter().map(|distance| distance + 1);
                 Some([0].into_iter().chain(others).collect())
             }
             Randomized::Never(_) => None,
@@ -124,7 +124,10 @@ mod tests {
             (0..40).map(|seed| encoding(kind).draw(8, &mut stream(seed, Purpose::Noise)).unwrap()).collect()
         };
         for kind in ["alibi", "t5", "kerple_log"] {
-            assert!(draws(kind).iter().all(|lags| lags.len() == 8 && lags[0] == 0 && lags.is_sorted() && lags[7] < 64));
+            assert!(draws(kind).iter().all(|distances| distances.len() == 8
+                && distances[0] == 0
+                && distances.is_sorted()
+                && distances[7] < 64));
         }
         let positions = draws("rotary");
         assert!(positions.iter().any(|positions| positions[0] > 3));
@@ -136,27 +139,26 @@ mod tests {
         let geometry = crate::encoding::Geometry::new(2, 4, 8);
         for kind in ["alibi", "t5", "kerple_bias_weight"] {
             let encoding = Encoding { randomized: Some(64), ..Method::named(kind).unwrap().into() };
-            let stored = encoding.initial(&geometry, 1);
-            let lags = [0, 3, 4, 60];
-            let places = Places { drawn: Some(&lags), ..Places::from(4) };
-            let (some, all) =
-                (encoding.table(&geometry, &stored, places.clone()), encoding.table(&geometry, &stored, 64));
+            let raw = encoding.initial(&geometry, 1);
+            let distances = [0, 3, 4, 60];
+            let positions = FormPositions { drawn: Some(&distances), ..FormPositions::from(4) };
+            let (some, all) = (encoding.table(&geometry, &raw, positions.clone()), encoding.table(&geometry, &raw, 64));
             assert_eq!((some.heads, some.len), (2, 4));
             for (some, all) in [(some.bias, all.bias), (some.weight, all.weight)] {
-                let want = all.map(|all| (0..8).map(|at| all[at / 4 * 64 + lags[at % 4]]).collect::<Vec<f64>>());
+                let want = all.map(|all| (0..8).map(|at| all[at / 4 * 64 + distances[at % 4]]).collect::<Vec<f64>>());
                 assert_eq!(some, want, "{kind}");
             }
             let d_bias: Vec<f64> = (0..8).map(f64::from).collect();
-            let gradient = |places: Places, d_bias: &[f64]| {
-                let mut found: Vec<Vec<f64>> = stored.iter().map(|values| vec![0.0; values.len()]).collect();
-                if let Some(slopes) = encoding.table_jacobian(&geometry, &stored, places).bias {
+            let gradient = |positions: FormPositions, d_bias: &[f64]| {
+                let mut found: Vec<Vec<f64>> = raw.iter().map(|values| vec![0.0; values.len()]).collect();
+                if let Some(slopes) = encoding.table_jacobian(&geometry, &raw, positions).bias {
                     slopes.backward(2, d_bias, &mut found);
                 }
                 found
             };
             let mut spread = vec![0.0; 128];
-            d_bias.iter().enumerate().for_each(|(at, d)| spread[at / 4 * 64 + lags[at % 4]] = *d);
-            let (some, all) = (gradient(places, &d_bias), gradient(Places::from(64), &spread));
+            d_bias.iter().enumerate().for_each(|(at, d)| spread[at / 4 * 64 + distances[at % 4]] = *d);
+            let (some, all) = (gradient(positions, &d_bias), gradient(FormPositions::from(64), &spread));
             for (some, all) in some.iter().flatten().zip(all.iter().flatten()) {
                 // the same products, summed among zeros
                 assert!((some - all).abs() <= 1e-12 * all.abs(), "{kind}: {some} {all}");

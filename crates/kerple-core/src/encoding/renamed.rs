@@ -6,7 +6,7 @@ use std::fmt;
 
 /// A key, or one of its values, that was renamed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Renamed {
+pub struct RenamedKey {
     /// The table it is a key of: that of a run file, or the kind of an encoding for keys that only this kind has.
     pub table: &'static str,
     /// The key, before.
@@ -17,15 +17,15 @@ pub struct Renamed {
     pub new: &'static str,
 }
 
-impl Renamed {
+impl RenamedKey {
     /// A renamed key.
-    pub const fn key(table: &'static str, key: &'static str, new: &'static str) -> Renamed {
-        Renamed { table, key, value: None, new }
+    pub const fn key(table: &'static str, key: &'static str, new: &'static str) -> RenamedKey {
+        RenamedKey { table, key, value: None, new }
     }
 
     /// A renamed value of a key.
-    pub const fn value(table: &'static str, key: &'static str, value: &'static str, new: &'static str) -> Renamed {
-        Renamed { table, key, value: Some(value), new }
+    pub const fn value(table: &'static str, key: &'static str, value: &'static str, new: &'static str) -> RenamedKey {
+        RenamedKey { table, key, value: Some(value), new }
     }
 
     /// Whether a table of this name and these keys still has it.
@@ -35,9 +35,9 @@ impl Renamed {
     }
 }
 
-impl fmt::Display for Renamed {
+impl fmt::Display for RenamedKey {
     fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
-        let Renamed { key, new, .. } = self;
+        let RenamedKey { key, new, .. } = self;
         match self.value {
             None => write!(f, "`{key}` is now `{new}`"),
             Some(value) => write!(f, "`{key} = \"{value}\"` is now `{key} = \"{new}\"`"),
@@ -49,17 +49,17 @@ impl fmt::Display for Renamed {
 pub const SHARED: &str = "encoding";
 
 /// What was renamed of encodings.
-pub const RENAMED: [Renamed; 10] = [
-    Renamed::key(SHARED, "scope", "share"),
-    Renamed::key(SHARED, "compat", "emulate"),
-    Renamed::value(SHARED, "clamp", "working_copy", "forward_only"),
-    Renamed::key("fire", "width", "hidden"),
-    Renamed::key("fire", "threshold", "init_l"),
-    Renamed::key("cope", "positions", "npos_max"),
-    Renamed::key("sine_spe", "waves", "num_sines"),
-    Renamed::key("sine_spe", "realisations", "num_realizations"),
-    Renamed::key("conv_spe", "taps", "kernel_size"),
-    Renamed::key("conv_spe", "realisations", "num_realizations"),
+pub const RENAMED: [RenamedKey; 10] = [
+    RenamedKey::key(SHARED, "scope", "share"),
+    RenamedKey::key(SHARED, "compat", "emulate"),
+    RenamedKey::value(SHARED, "clamp", "working_copy", "forward_only"),
+    RenamedKey::key("fire", "width", "hidden"),
+    RenamedKey::key("fire", "threshold", "init_l"),
+    RenamedKey::key("cope", "positions", "npos_max"),
+    RenamedKey::key("sine_spe", "waves", "num_sines"),
+    RenamedKey::key("sine_spe", "realisations", "num_realizations"),
+    RenamedKey::key("conv_spe", "taps", "kernel_size"),
+    RenamedKey::key("conv_spe", "realisations", "num_realizations"),
 ];
 
 /// Refuses keys of these tables that were renamed.
@@ -67,7 +67,7 @@ pub const RENAMED: [Renamed; 10] = [
 /// # Errors
 /// The first of them, with its new name.
 pub(super) fn refuse(tables: &[&str], keys: &Map<String, Value>) -> Result {
-    let is_old = |renamed: &&Renamed| tables.iter().any(|table| renamed.is_in(table, keys));
+    let is_old = |renamed: &&RenamedKey| tables.iter().any(|table| renamed.is_in(table, keys));
     let Some(renamed) = RENAMED.iter().find(is_old) else { return Ok(()) };
     let message = match renamed.value {
         None => "unknown key".to_owned(),

@@ -6,15 +6,15 @@
 //! ```
 //!
 //! Enters: queries and keys of every layer, before caching. Past the training length: defined, but the model has not seen
-//! those angles; [`Scaling`] makes other rates for longer sequences, in training or in the evaluation of a trained model. The
+//! those angles; [`RopeScaling`] makes other rates for longer sequences, in training or in the evaluation of a trained model. The
 //! original's low-precision runs round `inv_freq` and the positions to bf16.
 
 use super::description::Description;
 use super::error::{ConfigError, Result, check_base};
 use super::method::{FormInputs, Injection, Positional};
 use super::randomized::Randomized;
-use super::scaling::{Lengths, Scaled, Scaling, plain_rates};
-use super::{Emulate, Geometry, Parameter, Share};
+use super::scaling::{RopeLengths, RopeScaling, ScaledRates, plain_rates};
+use super::{Emulate, EncodingParameter, Geometry, ParameterShare};
 use crate::encoding::EncodingForm;
 use crate::forms::Rotary;
 use serde::{Deserialize, Serialize};
@@ -22,7 +22,7 @@ use serde::{Deserialize, Serialize};
 /// Keys of a rotary embedding.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
-pub struct Config {
+pub struct RotaryConfig {
     /// Share of each head's features that is rotated, in (0, 1].
     pub pct: f64,
     /// Features that the rates are made for, n, instead of that share; of an odd number, one more is rotated.
@@ -32,16 +32,16 @@ pub struct Config {
     pub base: f64,
     /// Other rates for sequences longer than those of training.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub scaling: Option<Scaling>,
+    pub scaling: Option<RopeScaling>,
 }
 
-impl Default for Config {
+impl Default for RotaryConfig {
     fn default() -> Self {
-        Config { pct: 1.0, width: None, base: 10_000.0, scaling: None }
+        RotaryConfig { pct: 1.0, width: None, base: 10_000.0, scaling: None }
     }
 }
 
-impl Config {
+impl RotaryConfig {
     /// Features of a head that the rates are made for, n; that many are rotated, or one more where it is odd.
     fn width(&self, head_dim: usize) -> usize {
         if let Some(width) = self.width {
@@ -54,24 +54,24 @@ impl Config {
     /// The rotation for heads of `head_dim` features, without any scaling.
     pub fn rotary(&self, head_dim: usize, emulate: Emulate) -> Rotary {
         let rates = plain_rates(self.base, self.width(head_dim));
-        Config::turning(Scaled { rates, amplitude: 1.0 }, emulate)
+        RotaryConfig::turning(ScaledRates { rates, amplitude: 1.0 }, emulate)
     }
 
     /// The same in sequences of these lengths.
-    fn scaled(&self, head_dim: usize, lengths: Lengths, emulate: Emulate) -> Rotary {
+    fn scaled(&self, head_dim: usize, lengths: RopeLengths, emulate: Emulate) -> Rotary {
         match self.scaling {
-            Some(scaling) => Config::turning(scaling.scaled(self.base, self.width(head_dim), lengths), emulate),
+            Some(scaling) => RotaryConfig::turning(scaling.scaled(self.base, self.width(head_dim), lengths), emulate),
             None => self.rotary(head_dim, emulate),
         }
     }
 
-    fn turning(Scaled { rates, amplitude }: Scaled, emulate: Emulate) -> Rotary {
+    fn turning(ScaledRates { rates, amplitude }: ScaledRates, emulate: Emulate) -> Rotary {
         let inv_freq = rates.into_iter().map(|rate| emulate.round(rate)).collect();
         Rotary { inv_freq, amplitude, bf16_positions: emulate == Emulate::Bf16, damping: Vec::new() }
     }
 }
 
-impl Positional for Config {
+impl Positional for RotaryConfig {
     fn description(&self) -> Description {
         Description {
             name: "rotary (RoPE)",
@@ -132,12 +132,12 @@ impl Positional for Config {
         ))
     }
 
-    fn parameters(&self, _: &Geometry) -> Vec<Parameter> {
+    fn parameters(&self, _: &Geometry) -> Vec<EncodingParameter> {
         Vec::new()
     }
 
-    fn shares(&self) -> &'static [Share] {
-        Share::SHARED
+    fn shares(&self) -> &'static [ParameterShare] {
+        ParameterShare::SHARED
     }
 
     fn randomized(&self) -> Randomized {
@@ -146,14 +146,18 @@ impl Positional for Config {
 
     fn form(&self, inputs: &FormInputs) -> EncodingForm {
         let Geometry { head_dim, train_len, .. } = *inputs.geometry;
-        EncodingForm::Rotary(self.scaled(head_dim, Lengths { train_len, span: inputs.places.span }, inputs.emulate))
+        EncodingForm::Rotary(self.scaled(
+            head_dim,
+            RopeLengths { train_len, span: inputs.positions.span },
+            inputs.emulate,
+        ))
     }
 
     fn pin_length(&mut self, train_len: usize) {
         self.scaling = self.scaling.map(|scaling| scaling.pinned(train_len));
     }
 
-    fn rotation_mut(&mut self) -> Option<&mut Config> {
+    fn rotation_mut(&mut self) -> Option<&mut RotaryConfig> {
         Some(self)
     }
 }

@@ -13,7 +13,7 @@ use super::description::{DEFINED, Description, SCORES};
 use super::error::{ConfigError, Result, check_base};
 use super::method::{FormInputs, Injection, Positional, TableContents};
 use super::randomized::Randomized;
-use super::{Emulate, Geometry, Parameter, Share};
+use super::{Emulate, EncodingParameter, Geometry, ParameterShare};
 use crate::encoding::EncodingForm;
 use crate::forms::{DistanceTable, Sides};
 use serde::{Deserialize, Serialize};
@@ -21,23 +21,23 @@ use serde::{Deserialize, Serialize};
 /// Keys of a sandwich bias.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
-pub struct Config {
+pub struct SandwichConfig {
     /// F: features of the sinusoidal rows, even.
     pub features: usize,
     /// Base of their rates.
     pub base: f64,
 }
 
-impl Default for Config {
+impl Default for SandwichConfig {
     fn default() -> Self {
-        Config { features: 128, base: 10_000.0 }
+        SandwichConfig { features: 128, base: 10_000.0 }
     }
 }
 
 /// Most features.
 const MOST: usize = 1 << 16;
 
-impl Config {
+impl SandwichConfig {
     /// Bias at distances `0..len`.
     pub fn table(&self, heads: usize, len: usize, emulate: Emulate) -> DistanceTable {
         let r = |value: f64| emulate.round(value);
@@ -53,7 +53,7 @@ impl Config {
     }
 }
 
-impl Positional for Config {
+impl Positional for SandwichConfig {
     fn description(&self) -> Description {
         Description {
             name: "Sandwich",
@@ -77,12 +77,12 @@ impl Positional for Config {
         check_base(self.base)
     }
 
-    fn parameters(&self, _: &Geometry) -> Vec<Parameter> {
+    fn parameters(&self, _: &Geometry) -> Vec<EncodingParameter> {
         Vec::new()
     }
 
-    fn shares(&self) -> &'static [Share] {
-        Share::SHARED
+    fn shares(&self) -> &'static [ParameterShare] {
+        ParameterShare::SHARED
     }
 
     fn randomized(&self) -> Randomized {
@@ -90,7 +90,7 @@ impl Positional for Config {
     }
 
     fn form(&self, inputs: &FormInputs) -> EncodingForm {
-        EncodingForm::Table(self.table(inputs.geometry.heads, inputs.places.range.end, inputs.emulate))
+        EncodingForm::Table(self.table(inputs.geometry.heads, inputs.positions.range.end, inputs.emulate))
     }
 }
 
@@ -101,7 +101,7 @@ mod tests {
     #[test]
     fn the_bias_is_the_product_of_two_rows() {
         let (heads, len) = (12, 600);
-        let table = Config::default().table(heads, len, Emulate::Exact).bias.unwrap();
+        let table = SandwichConfig::default().table(heads, len, Emulate::Exact).bias.unwrap();
         let row = |t: usize| {
             let angles = (0..64).map(move |k| t as f64 / 10_000f64.powf(2.0 * f64::from(k) / 128.0));
             angles.clone().map(f64::sin).chain(angles.map(f64::cos)).collect::<Vec<f64>>()
@@ -120,7 +120,7 @@ mod tests {
 
     #[test]
     fn nearest_is_highest_and_far_distances_are_finite() {
-        let table = Config::default().table(4, 1_000_004, Emulate::Exact).bias.unwrap();
+        let table = SandwichConfig::default().table(4, 1_000_004, Emulate::Exact).bias.unwrap();
         for row in table.chunks(1_000_004) {
             assert_eq!(row[0], 0.0);
             assert!(row[1..].iter().all(|bias| bias.is_finite() && *bias < 0.0));

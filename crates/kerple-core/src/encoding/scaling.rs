@@ -22,13 +22,13 @@ use std::f64::consts::TAU;
 
 /// A way to stretch rates: in a run file its name, or a table with `kind` and keys.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub enum Scaling {
+pub enum RopeScaling {
     /// All rates are divided.
-    Linear(Stretch),
+    Linear(RopeStretch),
     /// The base grows, so that the slowest rate is divided.
-    Ntk(Stretch),
+    Ntk(RopeStretch),
     /// The base grows with the length.
-    Dynamic(Dynamic),
+    Dynamic(DynamicNtk),
     /// Slow rates are divided, and rotated features grow a little.
     Yarn(Yarn),
     /// Slow rates are divided, as in Llama 3.1.
@@ -38,7 +38,7 @@ pub enum Scaling {
 /// Keys of `linear` and `ntk`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
-pub struct Stretch {
+pub struct RopeStretch {
     /// The stretch; by the length when absent.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub factor: Option<f64>,
@@ -50,7 +50,7 @@ pub struct Stretch {
 /// Keys of `dynamic`.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
-pub struct Dynamic {
+pub struct DynamicNtk {
     /// How much faster than the length the stretch grows.
     pub factor: f64,
     /// Length the rates were made for; the training length when absent.
@@ -73,7 +73,7 @@ pub struct Yarn {
     /// Rates that turn only this often are divided.
     pub beta_slow: f64,
     /// What the ramp between the two is linear in.
-    pub ramp: Ramp,
+    pub ramp: YarnRamp,
     /// Factor on cosines and sines; by the stretch when absent.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub attention_factor: Option<f64>,
@@ -89,7 +89,7 @@ fn is_true(value: &bool) -> bool {
 /// What YaRN's ramp is linear in.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Ramp {
+pub enum YarnRamp {
     /// In the number of turns, as in the paper.
     #[default]
     Turns,
@@ -112,16 +112,16 @@ pub struct Llama3 {
     pub original_len: Option<usize>,
 }
 
-impl Default for Dynamic {
+impl Default for DynamicNtk {
     fn default() -> Self {
-        Dynamic { factor: 1.0, original_len: None }
+        DynamicNtk { factor: 1.0, original_len: None }
     }
 }
 
 impl Default for Yarn {
     fn default() -> Self {
         let (factor, original_len, attention_factor) = (None, None, None);
-        let (ramp, truncate) = (Ramp::default(), true);
+        let (ramp, truncate) = (YarnRamp::default(), true);
         Yarn { factor, original_len, beta_fast: 32.0, beta_slow: 1.0, ramp, attention_factor, truncate }
     }
 }
@@ -135,10 +135,10 @@ impl Default for Llama3 {
 /// The form of a table, with its `kind` among the keys.
 #[derive(Serialize, Deserialize)]
 #[serde(tag = "kind", rename_all = "snake_case")]
-enum Written {
-    Linear(Stretch),
-    Ntk(Stretch),
-    Dynamic(Dynamic),
+enum TaggedScaling {
+    Linear(RopeStretch),
+    Ntk(RopeStretch),
+    Dynamic(DynamicNtk),
     Yarn(Yarn),
     Llama3(Llama3),
 }
@@ -146,7 +146,7 @@ enum Written {
 /// Names of the kinds.
 pub const SCALINGS: [&str; 5] = ["linear", "ntk", "dynamic", "yarn", "llama3"];
 
-impl<'de> Deserialize<'de> for Scaling {
+impl<'de> Deserialize<'de> for RopeScaling {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         let value = match Value::deserialize(deserializer)? {
             Value::String(kind) => serde_json::json!({ "kind": kind }),
@@ -158,24 +158,28 @@ impl<'de> Deserialize<'de> for Scaling {
             return Err(D::Error::custom(message));
         }
         Ok(match serde_json::from_value(value).map_err(D::Error::custom)? {
-            Written::Linear(keys) => Scaling::Linear(keys),
-            Written::Ntk(keys) => Scaling::Ntk(keys),
-            Written::Dynamic(keys) => Scaling::Dynamic(keys),
-            Written::Yarn(keys) => Scaling::Yarn(keys),
-            Written::Llama3(keys) => Scaling::Llama3(keys),
+            TaggedScaling::Linear(keys) => RopeScaling::Linear(keys),
+            TaggedScaling::Ntk(keys) => RopeScaling::Ntk(keys),
+            TaggedScaling::Dynamic(keys) => RopeScaling::Dynamic(keys),
+            TaggedScaling::Yarn(keys) => RopeScaling::Yarn(keys),
+            TaggedScaling::Llama3(keys) => RopeScaling::Llama3(keys),
         })
     }
 }
 
 /// A name where every key has its default, which makes short labels.
-impl Serialize for Scaling {
+impl Serialize for RopeScaling {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         let (written, kind) = match *self {
-            Scaling::Linear(keys) => (Written::Linear(keys), (keys == Stretch::default()).then_some("linear")),
-            Scaling::Ntk(keys) => (Written::Ntk(keys), (keys == Stretch::default()).then_some("ntk")),
-            Scaling::Dynamic(keys) => (Written::Dynamic(keys), (keys == Dynamic::default()).then_some("dynamic")),
-            Scaling::Yarn(keys) => (Written::Yarn(keys), (keys == Yarn::default()).then_some("yarn")),
-            Scaling::Llama3(keys) => (Written::Llama3(keys), (keys == Llama3::default()).then_some("llama3")),
+            RopeScaling::Linear(keys) => {
+                (TaggedScaling::Linear(keys), (keys == RopeStretch::default()).then_some("linear"))
+            }
+            RopeScaling::Ntk(keys) => (TaggedScaling::Ntk(keys), (keys == RopeStretch::default()).then_some("ntk")),
+            RopeScaling::Dynamic(keys) => {
+                (TaggedScaling::Dynamic(keys), (keys == DynamicNtk::default()).then_some("dynamic"))
+            }
+            RopeScaling::Yarn(keys) => (TaggedScaling::Yarn(keys), (keys == Yarn::default()).then_some("yarn")),
+            RopeScaling::Llama3(keys) => (TaggedScaling::Llama3(keys), (keys == Llama3::default()).then_some("llama3")),
         };
         match kind {
             Some(kind) => kind.serialize(serializer),
@@ -186,7 +190,7 @@ impl Serialize for Scaling {
 
 /// Rates, and what cosines and sines are multiplied by.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Scaled {
+pub struct ScaledRates {
     /// Radians per position, `[n / 2]`, rounded up.
     pub rates: Vec<f64>,
     /// Factor on both.
@@ -195,14 +199,14 @@ pub struct Scaled {
 
 /// The lengths a stretch follows from.
 #[derive(Clone, Copy, Debug)]
-pub struct Lengths {
+pub struct RopeLengths {
     /// Tokens of a training sequence.
     pub train_len: usize,
     /// Tokens of this sequence.
     pub span: usize,
 }
 
-impl Lengths {
+impl RopeLengths {
     fn original(self, asked: Option<usize>) -> f64 {
         asked.unwrap_or(self.train_len) as f64
     }
@@ -231,35 +235,35 @@ fn partly(rate: f64, stretch: f64, keep: f64) -> f64 {
     rate * keep + rate / stretch * (1.0 - keep)
 }
 
-impl Scaling {
+impl RopeScaling {
     /// The same with the length that the rates were made for written down: this one, where it is absent.
     #[must_use]
-    pub fn pinned(mut self, train_len: usize) -> Scaling {
-        let (Scaling::Linear(Stretch { original_len, .. })
-        | Scaling::Ntk(Stretch { original_len, .. })
-        | Scaling::Dynamic(Dynamic { original_len, .. })
-        | Scaling::Yarn(Yarn { original_len, .. })
-        | Scaling::Llama3(Llama3 { original_len, .. })) = &mut self;
+    pub fn pinned(mut self, train_len: usize) -> RopeScaling {
+        let (RopeScaling::Linear(RopeStretch { original_len, .. })
+        | RopeScaling::Ntk(RopeStretch { original_len, .. })
+        | RopeScaling::Dynamic(DynamicNtk { original_len, .. })
+        | RopeScaling::Yarn(Yarn { original_len, .. })
+        | RopeScaling::Llama3(Llama3 { original_len, .. })) = &mut self;
         original_len.get_or_insert(train_len);
         self
     }
 
     /// The rates of `rotated` features.
-    pub fn scaled(&self, base: f64, rotated: usize, lengths: Lengths) -> Scaled {
+    pub fn scaled(&self, base: f64, rotated: usize, lengths: RopeLengths) -> ScaledRates {
         let divided = |s: f64| plain_rates(base, rotated).into_iter().map(move |rate| rate / s).collect();
         let (rates, amplitude) = match self {
-            Scaling::Linear(Stretch { factor, original_len }) => {
+            RopeScaling::Linear(RopeStretch { factor, original_len }) => {
                 (divided(lengths.stretch(*factor, *original_len)), 1.0)
             }
-            Scaling::Ntk(Stretch { factor, original_len }) => {
+            RopeScaling::Ntk(RopeStretch { factor, original_len }) => {
                 (with_larger_base(base, rotated, lengths.stretch(*factor, *original_len)), 1.0)
             }
-            Scaling::Dynamic(Dynamic { factor, original_len }) => {
+            RopeScaling::Dynamic(DynamicNtk { factor, original_len }) => {
                 let stretch = factor * lengths.stretch(None, *original_len) - (factor - 1.0);
                 (with_larger_base(base, rotated, stretch), 1.0)
             }
-            Scaling::Yarn(yarn) => yarn.rates(base, rotated, lengths),
-            Scaling::Llama3(llama) => {
+            RopeScaling::Yarn(yarn) => yarn.rates(base, rotated, lengths),
+            RopeScaling::Llama3(llama) => {
                 let original = lengths.original(llama.original_len);
                 let Llama3 { factor, low_freq_factor: low, high_freq_factor: high, .. } = *llama;
                 let keep = |rate: f64| ((original * rate / TAU - low) / (high - low)).clamp(0.0, 1.0);
@@ -267,17 +271,17 @@ impl Scaling {
                 (rates.map(|rate| partly(rate, factor, keep(rate))).collect(), 1.0)
             }
         };
-        Scaled { rates, amplitude }
+        ScaledRates { rates, amplitude }
     }
 
     /// Refuses keys that give no rates in `(0, 1]`.
     pub(super) fn check(&self) -> Result {
         let refuse = |message: String, hint: &str| Err(ConfigError::new("scaling", message, hint));
         let (factor, original_len) = match self {
-            Scaling::Linear(keys) | Scaling::Ntk(keys) => (keys.factor, keys.original_len),
-            Scaling::Dynamic(keys) => (Some(keys.factor), keys.original_len),
-            Scaling::Yarn(keys) => (keys.factor, keys.original_len),
-            Scaling::Llama3(keys) => (Some(keys.factor), keys.original_len),
+            RopeScaling::Linear(keys) | RopeScaling::Ntk(keys) => (keys.factor, keys.original_len),
+            RopeScaling::Dynamic(keys) => (Some(keys.factor), keys.original_len),
+            RopeScaling::Yarn(keys) => (keys.factor, keys.original_len),
+            RopeScaling::Llama3(keys) => (Some(keys.factor), keys.original_len),
         };
         if let Some(factor) = factor.filter(|factor| !(factor.is_finite() && *factor >= 1.0)) {
             let message = format!("factor {factor} is out of range, it must be at least 1");
@@ -291,14 +295,18 @@ impl Scaling {
             );
         }
         match *self {
-            Scaling::Yarn(Yarn { beta_fast, beta_slow, .. }) if !(beta_slow > 0.0 && beta_fast > beta_slow) => refuse(
-                format!("beta_fast {beta_fast} must exceed beta_slow {beta_slow}, and both must exceed 0"),
-                "use e.g. 32 and 1, as in the paper",
-            ),
-            Scaling::Yarn(Yarn { attention_factor: Some(amplitude), .. }) if amplitude.is_nan() || amplitude <= 0.0 => {
+            RopeScaling::Yarn(Yarn { beta_fast, beta_slow, .. }) if !(beta_slow > 0.0 && beta_fast > beta_slow) => {
+                refuse(
+                    format!("beta_fast {beta_fast} must exceed beta_slow {beta_slow}, and both must exceed 0"),
+                    "use e.g. 32 and 1, as in the paper",
+                )
+            }
+            RopeScaling::Yarn(Yarn { attention_factor: Some(amplitude), .. })
+                if amplitude.is_nan() || amplitude <= 0.0 =>
+            {
                 refuse(format!("attention_factor {amplitude} must exceed 0"), "remove it to use 0.1 ln s + 1")
             }
-            Scaling::Llama3(Llama3 { low_freq_factor: low, high_freq_factor: high, .. })
+            RopeScaling::Llama3(Llama3 { low_freq_factor: low, high_freq_factor: high, .. })
                 if !(low > 0.0 && high > low) =>
             {
                 refuse(
@@ -306,15 +314,17 @@ impl Scaling {
                     "use e.g. 4 and 1, as in Llama 3.1",
                 )
             }
-            Scaling::Linear(_) | Scaling::Ntk(_) | Scaling::Dynamic(_) | Scaling::Yarn(_) | Scaling::Llama3(_) => {
-                Ok(())
-            }
+            RopeScaling::Linear(_)
+            | RopeScaling::Ntk(_)
+            | RopeScaling::Dynamic(_)
+            | RopeScaling::Yarn(_)
+            | RopeScaling::Llama3(_) => Ok(()),
         }
     }
 }
 
 impl Yarn {
-    fn rates(&self, base: f64, rotated: usize, lengths: Lengths) -> (Vec<f64>, f64) {
+    fn rates(&self, base: f64, rotated: usize, lengths: RopeLengths) -> (Vec<f64>, f64) {
         let (original, s) = (lengths.original(self.original_len), lengths.stretch(self.factor, self.original_len));
         let (rates, most) = (plain_rates(base, rotated), (rotated as f64 - 1.0).max(0.0));
         // the number of the rate that turns this often within the original length
@@ -323,10 +333,10 @@ impl Yarn {
         let (first, last) = if self.truncate { (first.floor(), last.ceil()) } else { (first, last) };
         let (first, last) = (first.max(0.0), last.min(most));
         let keep = |(j, rate): (usize, f64)| match self.ramp {
-            Ramp::Turns => (original * rate / TAU - self.beta_slow) / (self.beta_fast - self.beta_slow),
+            YarnRamp::Turns => (original * rate / TAU - self.beta_slow) / (self.beta_fast - self.beta_slow),
             // equal ends make a step
-            Ramp::Index if first == last => 1.0 - (j as f64 - first) / 0.001,
-            Ramp::Index => 1.0 - (j as f64 - first) / (last - first),
+            YarnRamp::Index if first == last => 1.0 - (j as f64 - first) / 0.001,
+            YarnRamp::Index => 1.0 - (j as f64 - first) / (last - first),
         };
         let scaled = rates.iter().enumerate().map(|(j, rate)| partly(*rate, s, keep((j, *rate)).clamp(0.0, 1.0)));
         (scaled.collect(), self.attention_factor.unwrap_or(0.1 * s.ln() + 1.0))
@@ -338,9 +348,9 @@ mod tests {
     use super::*;
     use serde_json::json;
 
-    const LENGTHS: Lengths = Lengths { train_len: 2048, span: 8192 };
+    const LENGTHS: RopeLengths = RopeLengths { train_len: 2048, span: 8192 };
 
-    fn read(value: Value) -> Scaling {
+    fn read(value: Value) -> RopeScaling {
         serde_json::from_value(value).unwrap()
     }
 
@@ -378,7 +388,7 @@ mod tests {
             (json!({"kind": "linear", "beta_fast": 3}), "beta_fast"),
             (json!(5), "unknown scaling"),
         ] {
-            let error = serde_json::from_value::<Scaling>(value).unwrap_err().to_string();
+            let error = serde_json::from_value::<RopeScaling>(value).unwrap_err().to_string();
             assert!(error.contains(says), "{error}");
         }
     }
@@ -400,9 +410,9 @@ mod tests {
 
     #[test]
     fn sequences_of_the_training_length_are_rotated_as_in_training() {
-        let lengths = Lengths { span: 100, ..LENGTHS };
+        let lengths = RopeLengths { span: 100, ..LENGTHS };
         for kind in ["linear", "ntk", "dynamic", "yarn"] {
-            let Scaled { rates, amplitude } = read(json!(kind)).scaled(10_000.0, 64, lengths);
+            let ScaledRates { rates, amplitude } = read(json!(kind)).scaled(10_000.0, 64, lengths);
             assert_eq!(amplitude, 1.0);
             for (got, plain) in rates.iter().zip(plain_rates(10_000.0, 64)) {
                 // partly() adds two parts of a rate

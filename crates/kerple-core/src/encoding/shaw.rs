@@ -13,16 +13,16 @@ use super::description::{Description, SCORES};
 use super::error::{Result, check_count};
 use super::method::{FormInputs, Injection, Positional, TableContents};
 use super::randomized::Randomized;
-use super::{Geometry, Parameter, Share};
+use super::{EncodingParameter, Geometry, ParameterShare};
 use crate::encoding::{EncodingForm, ScoreModForm};
 use crate::forms::DistanceTable;
-use crate::score_mods::relative::{Relative, Source};
+use crate::score_mods::relative::{Relative, RelativeSource};
 use serde::{Deserialize, Serialize};
 
 /// Keys of relative position representations.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
-pub struct Config {
+pub struct ShawConfig {
     /// K: distances beyond share its vector.
     pub max_distance: usize,
     /// Whether vectors are added to values too.
@@ -30,16 +30,16 @@ pub struct Config {
     pub values: bool,
 }
 
-impl Default for Config {
+impl Default for ShawConfig {
     fn default() -> Self {
-        Config { max_distance: 16, values: false }
+        ShawConfig { max_distance: 16, values: false }
     }
 }
 
 /// Most distances with a vector of their own.
 const MOST: usize = 1 << 20;
 
-impl Positional for Config {
+impl Positional for ShawConfig {
     fn description(&self) -> Description {
         Description {
             name: "Shaw et al.",
@@ -59,13 +59,13 @@ impl Positional for Config {
         check_count("max_distance", self.max_distance, 1..=MOST, "use e.g. 16, as in the paper")
     }
 
-    fn parameters(&self, geometry: &Geometry) -> Vec<Parameter> {
-        let vectors = |name| Parameter::matrix(name, [2 * self.max_distance + 1, geometry.head_dim], 0.02);
+    fn parameters(&self, geometry: &Geometry) -> Vec<EncodingParameter> {
+        let vectors = |name| EncodingParameter::matrix(name, [2 * self.max_distance + 1, geometry.head_dim], 0.02);
         if self.values { vec![vectors("keys"), vectors("values")] } else { vec![vectors("keys")] }
     }
 
-    fn shares(&self) -> &'static [Share] {
-        Share::OWN_OR_SHARED
+    fn shares(&self) -> &'static [ParameterShare] {
+        ParameterShare::OWN_OR_SHARED
     }
 
     fn randomized(&self) -> Randomized {
@@ -73,11 +73,11 @@ impl Positional for Config {
     }
 
     fn form(&self, inputs: &FormInputs) -> EncodingForm {
-        let (Geometry { heads, head_dim, .. }, places) = (*inputs.geometry, &inputs.places);
-        let lags = places.drawn.map(<[usize]>::to_vec);
-        let (source, values) = (Source::Learned { reach: self.max_distance }, self.values);
-        let map = Relative { heads, head_dim, source, lags, values }.into();
-        let table = DistanceTable { heads, len: places.range.end, ..DistanceTable::default() };
+        let (Geometry { heads, head_dim, .. }, positions) = (*inputs.geometry, &inputs.positions);
+        let drawn = positions.drawn.map(<[usize]>::to_vec);
+        let (source, values) = (RelativeSource::Learned { reach: self.max_distance }, self.values);
+        let map = Relative { heads, head_dim, source, drawn, values }.into();
+        let table = DistanceTable { heads, len: positions.range.end, ..DistanceTable::default() };
         EncodingForm::ScoreMod(ScoreModForm { map, table, rotary: None, own: if values { 2 } else { 1 } })
     }
 }

@@ -11,7 +11,7 @@ use super::description::{Description, EMBEDDINGS, UNSEEN};
 use super::error::{ConfigError, Result, check_base};
 use super::method::{FormInputs, Injection, Positional};
 use super::randomized::Randomized;
-use super::{Emulate, Geometry, Parameter, Share};
+use super::{Emulate, EncodingParameter, Geometry, ParameterShare};
 use crate::encoding::EncodingForm;
 use crate::forms::Absolute;
 use serde::{Deserialize, Serialize};
@@ -19,18 +19,18 @@ use serde::{Deserialize, Serialize};
 /// Keys of sinusoidal positions.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
-pub struct Config {
+pub struct SinusoidalConfig {
     /// Base of the geometric sequence of rates.
     pub base: f64,
 }
 
-impl Default for Config {
+impl Default for SinusoidalConfig {
     fn default() -> Self {
-        Config { base: 10_000.0 }
+        SinusoidalConfig { base: 10_000.0 }
     }
 }
 
-impl Config {
+impl SinusoidalConfig {
     /// Rows of these positions, `[L, d_model]`; `d_model` even.
     pub fn rows(&self, d_model: usize, positions: impl Iterator<Item = usize>, emulate: Emulate) -> Vec<f64> {
         let r = |value: f64| emulate.round(value);
@@ -40,7 +40,7 @@ impl Config {
     }
 }
 
-impl Positional for Config {
+impl Positional for SinusoidalConfig {
     fn description(&self) -> Description {
         Description {
             name: "sinusoidal",
@@ -69,12 +69,12 @@ impl Positional for Config {
         Err(ConfigError::new("kind", message, "change model.d_model, or model.n_heads and model.head_dim"))
     }
 
-    fn parameters(&self, _: &Geometry) -> Vec<Parameter> {
+    fn parameters(&self, _: &Geometry) -> Vec<EncodingParameter> {
         Vec::new()
     }
 
-    fn shares(&self) -> &'static [Share] {
-        Share::SHARED
+    fn shares(&self) -> &'static [ParameterShare] {
+        ParameterShare::SHARED
     }
 
     fn randomized(&self) -> Randomized {
@@ -82,7 +82,7 @@ impl Positional for Config {
     }
 
     fn form(&self, inputs: &FormInputs) -> EncodingForm {
-        let rows = self.rows(inputs.geometry.d_model, inputs.places.positions(), inputs.emulate);
+        let rows = self.rows(inputs.geometry.d_model, inputs.positions.iter(), inputs.emulate);
         EncodingForm::Absolute(Absolute::Fixed(rows))
     }
 }

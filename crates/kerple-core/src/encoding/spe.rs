@@ -22,11 +22,11 @@ use super::description::{DEFINED, Description};
 use super::error::{ConfigError, Result, check_count};
 use super::method::{FormInputs, Injection, Positional};
 use super::randomized::Randomized;
-use super::{Geometry, Init, Parameter, Share};
-use crate::calculus::parameter::Keep;
+use super::{EncodingParameter, Geometry, ParameterInit, ParameterShare};
+use crate::calculus::parameter::Constraint;
 use crate::encoding::EncodingForm;
 use crate::features::{ConvShape, Gating, SineShape, filter_scale, padded};
-use crate::forms::{Code, CodeKind};
+use crate::forms::{CodeForm, CodeKind};
 use serde::{Deserialize, Serialize};
 
 const SOURCE: &str = "Liutkus et al. 2021, arXiv:2105.08399";
@@ -41,7 +41,7 @@ const MOST_NUMBERS: usize = 1 << 28;
 /// What layers share of a draw.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Noise {
+pub enum SpeNoise {
     /// Nothing: every layer draws for itself (the JAX code).
     #[default]
     Layer,
@@ -52,7 +52,7 @@ pub enum Noise {
 /// SineSPE.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
-pub struct Sine {
+pub struct SineSpeConfig {
     /// Sinusoids for each feature, K.
     pub num_sines: usize,
     /// Realisations, R: features of a query or key after the code.
@@ -62,7 +62,7 @@ pub struct Sine {
     /// Which share the gate is of.
     pub gating: Gating,
     /// What layers share of a draw.
-    pub noise: Noise,
+    pub noise: SpeNoise,
     /// Whether the gradient in frequencies is counted from the middle of a sequence: the same in the mean, and nearer to it.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub centred: bool,
@@ -71,17 +71,17 @@ pub struct Sine {
     pub frozen: bool,
 }
 
-impl Default for Sine {
+impl Default for SineSpeConfig {
     fn default() -> Self {
-        let (gating, noise) = (Gating::Torch, Noise::Layer);
-        Sine { num_sines: 5, num_realizations: 64, gated: true, gating, noise, centred: false, frozen: false }
+        let (gating, noise) = (Gating::Torch, SpeNoise::Layer);
+        SineSpeConfig { num_sines: 5, num_realizations: 64, gated: true, gating, noise, centred: false, frozen: false }
     }
 }
 
 /// ConvSPE.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
-pub struct Conv {
+pub struct ConvSpeConfig {
     /// Taps of a filter along each axis, P: one number for sequences, two or three for rows of pixels or voxels.
     pub kernel_size: Vec<usize>,
     /// Positions along each axis where there is more than one; their product is the longest sequence.
@@ -93,16 +93,24 @@ pub struct Conv {
     /// Which share the gate is of.
     pub gating: Gating,
     /// What layers share of a draw.
-    pub noise: Noise,
+    pub noise: SpeNoise,
     /// Whether the noise is drawn once, as in runs of the released code, instead of anew for every update.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub frozen: bool,
 }
 
-impl Default for Conv {
+impl Default for ConvSpeConfig {
     fn default() -> Self {
-        let (gating, noise) = (Gating::Torch, Noise::Layer);
-        Conv { kernel_size: vec![128], size: vec![], num_realizations: 64, gated: true, gating, noise, frozen: false }
+        let (gating, noise) = (Gating::Torch, SpeNoise::Layer);
+        ConvSpeConfig {
+            kernel_size: vec![128],
+            size: vec![],
+            num_realizations: 64,
+            gated: true,
+            gating,
+            noise,
+            frozen: false,
+        }
     }
 }
 
@@ -120,17 +128,17 @@ fn check_size(what: &str, factors: &[usize]) -> Result {
     Err(ConfigError::new("num_realizations", message, "lower it, or one of its factors"))
 }
 
-fn parameter(name: &str, shape: Vec<usize>, init: Init, share: Share) -> Parameter {
-    let (low, high, keep) = (f64::NEG_INFINITY, f64::INFINITY, Keep::Projection);
-    Parameter { name: name.to_owned(), shape, init, low, high, keep, share, decay: false }
+fn parameter(name: &str, shape: Vec<usize>, init: ParameterInit, share: ParameterShare) -> EncodingParameter {
+    let (low, high, keep) = (f64::NEG_INFINITY, f64::INFINITY, Constraint::Projection);
+    EncodingParameter { name: name.to_owned(), shape, init, low, high, keep, share, decay: false }
 }
 
-fn gate(geometry: &Geometry, gated: bool) -> Option<Parameter> {
+fn gate(geometry: &Geometry, gated: bool) -> Option<EncodingParameter> {
     let shape = vec![geometry.heads, geometry.head_dim];
-    gated.then(|| parameter("gate", shape, Init::Normal { std: 1.0 }, Share::Layer))
+    gated.then(|| parameter("gate", shape, ParameterInit::Normal { std: 1.0 }, ParameterShare::Layer))
 }
 
-impl Positional for Sine {
+impl Positional for SineSpeConfig {
     fn description(&self) -> Description {
         Description {
             name: "SineSPE",
@@ -157,19 +165,19 @@ impl Positional for Sine {
         check_size(&what, &[heads, head_dim, 2 * self.num_sines + 1, padded(self.num_realizations)])
     }
 
-    fn parameters(&self, geometry: &Geometry) -> Vec<Parameter> {
+    fn parameters(&self, geometry: &Geometry) -> Vec<EncodingParameter> {
         let shape = || vec![geometry.heads, geometry.head_dim, self.num_sines];
-        let wave = |name, init| parameter(name, shape(), init, Share::Model);
+        let wave = |name, init| parameter(name, shape(), init, ParameterShare::Model);
         let own = [
-            wave("freqs", Init::Around { mean: -4.0, std: 1.0 }),
-            wave("offsets", Init::Normal { std: 1.0 }),
-            wave("gains", Init::Gains { waves: self.num_sines }),
+            wave("freqs", ParameterInit::Around { mean: -4.0, std: 1.0 }),
+            wave("offsets", ParameterInit::Normal { std: 1.0 }),
+            wave("gains", ParameterInit::Gains { waves: self.num_sines }),
         ];
         own.into_iter().chain(gate(geometry, self.gated)).collect()
     }
 
-    fn shares(&self) -> &'static [Share] {
-        Share::SHARED_OR_OWN
+    fn shares(&self) -> &'static [ParameterShare] {
+        ParameterShare::SHARED_OR_OWN
     }
 
     fn randomized(&self) -> Randomized {
@@ -180,12 +188,12 @@ impl Positional for Sine {
         let Geometry { heads, head_dim, .. } = *inputs.geometry;
         let kind = SineShape { heads, head_dim, waves: self.num_sines, realisations: self.num_realizations };
         let kind = CodeKind::Sine(kind);
-        let (gating, shared) = (self.gated.then_some(self.gating), self.noise == Noise::Shared);
-        EncodingForm::Code(Code { kind, gating, shared, frozen: self.frozen, centred: self.centred })
+        let (gating, shared) = (self.gated.then_some(self.gating), self.noise == SpeNoise::Shared);
+        EncodingForm::Code(CodeForm { kind, gating, shared, frozen: self.frozen, centred: self.centred })
     }
 }
 
-impl Conv {
+impl ConvSpeConfig {
     fn shape(&self, geometry: &Geometry) -> ConvShape {
         let Geometry { heads, head_dim, .. } = *geometry;
         let size = if self.size.is_empty() { vec![1] } else { self.size.clone() };
@@ -193,7 +201,7 @@ impl Conv {
     }
 }
 
-impl Positional for Conv {
+impl Positional for ConvSpeConfig {
     fn description(&self) -> Description {
         Description {
             name: "ConvSPE",
@@ -249,15 +257,15 @@ impl Positional for Conv {
         }
     }
 
-    fn parameters(&self, geometry: &Geometry) -> Vec<Parameter> {
+    fn parameters(&self, geometry: &Geometry) -> Vec<EncodingParameter> {
         let shape = || [&[geometry.heads, geometry.head_dim], &self.kernel_size[..]].concat();
-        let init = Init::Uniform([0.0, filter_scale(&self.kernel_size)]);
-        let own = ["query", "key"].map(|name| parameter(name, shape(), init, Share::Model));
+        let init = ParameterInit::Uniform([0.0, filter_scale(&self.kernel_size)]);
+        let own = ["query", "key"].map(|name| parameter(name, shape(), init, ParameterShare::Model));
         own.into_iter().chain(gate(geometry, self.gated)).collect()
     }
 
-    fn shares(&self) -> &'static [Share] {
-        Share::SHARED_OR_OWN
+    fn shares(&self) -> &'static [ParameterShare] {
+        ParameterShare::SHARED_OR_OWN
     }
 
     fn randomized(&self) -> Randomized {
@@ -271,14 +279,14 @@ impl Positional for Conv {
 
     fn form(&self, inputs: &FormInputs) -> EncodingForm {
         let kind = CodeKind::Conv(self.shape(inputs.geometry));
-        let (gating, shared) = (self.gated.then_some(self.gating), self.noise == Noise::Shared);
-        EncodingForm::Code(Code { kind, gating, shared, frozen: self.frozen, centred: false })
+        let (gating, shared) = (self.gated.then_some(self.gating), self.noise == SpeNoise::Shared);
+        EncodingForm::Code(CodeForm { kind, gating, shared, frozen: self.frozen, centred: false })
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use crate::encoding::{Encoding, Geometry, Share};
+    use crate::encoding::{Encoding, Geometry, ParameterShare};
 
     #[test]
     fn layers_share_what_is_learned_but_for_their_gates() {
@@ -287,8 +295,13 @@ mod tests {
             let encoding: Encoding = serde_json::from_str(text).unwrap();
             let [first, second] = [0, 1].map(|layer| encoding.initial_in_layer(&geometry, 1, layer));
             for ((parameter, first), second) in encoding.parameters(&geometry).iter().zip(first).zip(second) {
-                let share = if parameter.name == "gate" { Share::Layer } else { Share::Model };
-                assert_eq!((parameter.share, first == second), (share, share == Share::Model), "{}", parameter.name);
+                let share = if parameter.name == "gate" { ParameterShare::Layer } else { ParameterShare::Model };
+                assert_eq!(
+                    (parameter.share, first == second),
+                    (share, share == ParameterShare::Model),
+                    "{}",
+                    parameter.name
+                );
             }
         }
     }

@@ -14,7 +14,7 @@ use super::description::{Description, SCORES};
 use super::error::{ConfigError, Result, check_count};
 use super::method::{FormInputs, Injection, Positional, TableContents};
 use super::randomized::Randomized;
-use super::{Geometry, Parameter, Share};
+use super::{EncodingParameter, Geometry, ParameterShare};
 use crate::encoding::{EncodingForm, Jacobian, TableJacobian};
 use crate::forms::{DistanceTable, Sides};
 use serde::{Deserialize, Serialize};
@@ -22,7 +22,7 @@ use serde::{Deserialize, Serialize};
 /// Keys of a T5 bias.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
-pub struct Config {
+pub struct T5Config {
     /// Number of buckets, even and at least 2.
     pub num_buckets: usize,
     /// Distances from here on share the last bucket; more than the buckets of one distance each.
@@ -32,9 +32,9 @@ pub struct Config {
     pub bidirectional: bool,
 }
 
-impl Default for Config {
+impl Default for T5Config {
     fn default() -> Self {
-        Config { num_buckets: 32, max_distance: 128, bidirectional: false }
+        T5Config { num_buckets: 32, max_distance: 128, bidirectional: false }
     }
 }
 
@@ -46,9 +46,10 @@ const MOST_BUCKETS: usize = 1 << 16;
 /// The logarithm, the division and the product are float32, in this order, as in the original.
 /// `causal = false` halves the buckets and gives the upper half to keys after the query (`distance < 0`).
 pub fn bucket(distance: i64, num_buckets: usize, max_distance: usize, causal: bool) -> usize {
-    let (buckets, offset, n) = match causal {
-        true => (num_buckets, 0, distance.max(0) as usize),
-        false => (num_buckets / 2, if distance < 0 { num_buckets / 2 } else { 0 }, distance.unsigned_abs() as usize),
+    let (buckets, offset, n) = if causal {
+        (num_buckets, 0, distance.max(0) as usize)
+    } else {
+        (num_buckets / 2, if distance < 0 { num_buckets / 2 } else { 0 }, distance.unsigned_abs() as usize)
     };
     let exact = buckets / 2;
     if n < exact {
@@ -59,7 +60,7 @@ pub fn bucket(distance: i64, num_buckets: usize, max_distance: usize, causal: bo
     offset + (exact + log as usize).min(buckets - 1)
 }
 
-impl Config {
+impl T5Config {
     fn sides(&self) -> Sides {
         if self.bidirectional { Sides::TwoSided } else { Sides::OneSided }
     }
@@ -76,7 +77,7 @@ fn factor(geometry: &Geometry) -> f64 {
     (geometry.head_dim as f64).sqrt()
 }
 
-impl Positional for Config {
+impl Positional for T5Config {
     fn description(&self) -> Description {
         Description {
             name: "T5 bias",
@@ -93,7 +94,7 @@ impl Positional for Config {
     }
 
     fn check_keys(&self) -> Result {
-        let Config { num_buckets, max_distance, bidirectional } = *self;
+        let T5Config { num_buckets, max_distance, bidirectional } = *self;
         let parts = if bidirectional { 4 } else { 2 };
         if num_buckets < parts || num_buckets % parts > 0 {
             let wanted = if bidirectional { "a multiple of 4" } else { "even and at least 2" };
@@ -114,13 +115,13 @@ impl Positional for Config {
     }
 
     /// `W`, `[num_buckets, H]`, Xavier-normal.
-    fn parameters(&self, geometry: &Geometry) -> Vec<Parameter> {
+    fn parameters(&self, geometry: &Geometry) -> Vec<EncodingParameter> {
         let std = (2.0 / (self.num_buckets as f64 + geometry.heads as f64)).sqrt();
-        vec![Parameter::matrix("weight", [self.num_buckets, geometry.heads], std)]
+        vec![EncodingParameter::matrix("weight", [self.num_buckets, geometry.heads], std)]
     }
 
-    fn shares(&self) -> &'static [Share] {
-        Share::SHARED_OR_OWN
+    fn shares(&self) -> &'static [ParameterShare] {
+        ParameterShare::SHARED_OR_OWN
     }
 
     fn randomized(&self) -> Randomized {
@@ -128,7 +129,7 @@ impl Positional for Config {
     }
 
     fn form(&self, inputs: &FormInputs) -> EncodingForm {
-        let (heads, len, factor) = (inputs.geometry.heads, inputs.places.range.end, factor(inputs.geometry));
+        let (heads, len, factor) = (inputs.geometry.heads, inputs.positions.range.end, factor(inputs.geometry));
         let round = |value: f64| inputs.emulate.round(value);
         let entry = |bucket: usize, head: usize| round(factor * round(inputs.values[0][bucket * heads + head]));
         let rows = self.rows(len);
@@ -137,7 +138,7 @@ impl Positional for Config {
     }
 
     fn jacobian(&self, inputs: &FormInputs) -> TableJacobian {
-        let rows = self.rows(inputs.places.range.end);
+        let rows = self.rows(inputs.positions.range.end);
         TableJacobian {
             sides: self.sides(),
             bias: Some(Jacobian::Rows { factor: factor(inputs.geometry), rows }),

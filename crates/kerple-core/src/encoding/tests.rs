@@ -41,16 +41,16 @@ fn all_that_may_follow_the_length() -> Vec<Encoding> {
 
 #[test]
 fn what_is_pinned_is_the_same_at_every_training_length() {
-    let places = || Places { range: 0..20, span: 160, drawn: None };
+    let positions = || FormPositions { range: 0..20, span: 160, drawn: None };
     for encoding in all_that_may_follow_the_length() {
         let pinned = encoding.pinned(GEOMETRY.train_len);
-        let stored = encoding.initial(&GEOMETRY, 3);
-        let form = encoding.form(&GEOMETRY, &stored, places());
+        let raw = encoding.initial(&GEOMETRY, 3);
+        let form = encoding.form(&GEOMETRY, &raw, positions());
         for train_len in [20, 32, 300] {
             let geometry = Geometry { train_len, ..GEOMETRY };
             let label = pinned.label();
             assert_eq!(pinned.parameters(&geometry), encoding.parameters(&GEOMETRY), "{label} at {train_len}");
-            assert_eq!(pinned.form(&geometry, &stored, places()), form, "{label} at {train_len}");
+            assert_eq!(pinned.form(&geometry, &raw, positions()), form, "{label} at {train_len}");
             assert_eq!(pinned.longest(&geometry), encoding.longest(&GEOMETRY), "{label} at {train_len}");
         }
         assert_eq!(pinned.pinned(300), pinned, "what is written down stays");
@@ -72,7 +72,7 @@ fn parameters_of_the_paper() {
 #[test]
 fn table_gradients_match_central_differences() {
     for mut encoding in all() {
-        for scale in [Scale::After, Scale::Inside] {
+        for scale in [BiasScale::After, BiasScale::Inside] {
             encoding.scale = scale;
             let len = 40;
             let mut values = encoding.initial(&GEOMETRY, 7);
@@ -204,7 +204,7 @@ fn ranges_are_those_of_the_released_code() {
             };
             let high = if exponent { 2.0 } else { f64::INFINITY };
             assert_eq!((parameter.low, parameter.high), (low, high), "{kind} {}", parameter.name);
-            assert_eq!(parameter.stored_range(), [low, high]);
+            assert_eq!(parameter.raw_range(), [low, high]);
         }
     }
 }
@@ -250,7 +250,7 @@ fn smooth_parameters_start_where_the_same_parameters_start_without() {
     for keep in ["smooth", "projection"] {
         let text = format!(r#"{{"kind":"kernel","bias":"log3(b, a, p)","keep":"{keep}"}}"#);
         let encoding: Encoding = serde_json::from_str(&text).unwrap();
-        let values = encoding.true_values(&geometry, &encoding.initial(&geometry, 11));
+        let values = encoding.constrained(&geometry, &encoding.initial(&geometry, 11));
         for (values, high) in values.into_iter().zip([2.0, 1.0, 2.0]) {
             let mut sorted = values;
             sorted.sort_by(f64::total_cmp);
@@ -270,12 +270,12 @@ fn layers_draw_values_of_their_own_where_they_have_their_own() {
     let [first, second, third] = layers(&encoding);
     assert!(first == second && second == third && first == encoding.initial(&GEOMETRY, 3));
     assert_eq!(encoding.parameter_count(&GEOMETRY, 3), 8);
-    encoding.share = Share::Layer;
+    encoding.share = ParameterShare::Layer;
     let [own, other, third] = layers(&encoding);
     assert_eq!(own, first, "the first layer starts as a shared encoding does");
     assert!(own != other && other != third && own != third);
     assert_eq!(encoding.parameter_count(&GEOMETRY, 3), 24);
-    assert!(encoding.parameters(&GEOMETRY).iter().all(|parameter| parameter.share == Share::Layer));
+    assert!(encoding.parameters(&GEOMETRY).iter().all(|parameter| parameter.share == ParameterShare::Layer));
 }
 
 #[test]
@@ -440,27 +440,27 @@ fn t5_first_distances_of_the_logarithmic_buckets() {
 /// T5's encoder: one table over both sides, whose derivatives stand at the same columns, also where distances are drawn.
 #[test]
 fn t5_of_an_encoder_has_buckets_for_keys_ahead() {
-    let encoding = Encoding::from(Method::T5(t5::Config { bidirectional: true, ..t5::Config::default() }));
-    let stored = encoding.initial(&GEOMETRY, 3);
+    let encoding = Encoding::from(Method::T5(t5::T5Config { bidirectional: true, ..t5::T5Config::default() }));
+    let raw = encoding.initial(&GEOMETRY, 3);
     let bucket = |distance: i64| t5::bucket(distance, 32, 128, false);
-    for (lags, distances) in [(None, vec![-2, -1, 0, 1, 2]), (Some([0, 9, 500]), vec![-500, -9, 0, 9, 500])] {
-        let places = Places { drawn: lags.as_ref().map(|lags| lags.as_slice()), ..Places::from(3) };
-        let encoding = Encoding { randomized: lags.map(|_| 501), ..encoding.clone() };
-        let EncodingForm::Table(table) = encoding.form(&GEOMETRY, &stored, places.clone()) else { panic!("no table") };
+    for (drawn, distances) in [(None, vec![-2, -1, 0, 1, 2]), (Some([0, 9, 500]), vec![-500, -9, 0, 9, 500])] {
+        let positions = FormPositions { drawn: drawn.as_ref().map(|drawn| drawn.as_slice()), ..FormPositions::from(3) };
+        let encoding = Encoding { randomized: drawn.map(|_| 501), ..encoding.clone() };
+        let EncodingForm::Table(table) = encoding.form(&GEOMETRY, &raw, positions.clone()) else { panic!("no table") };
         let rows: Vec<usize> = distances.iter().copied().map(bucket).collect();
         assert!(rows[0] >= 16 && rows[2] == 0 && rows[4] < 16, "{rows:?}");
         let want = (0..4).flat_map(|head| rows.iter().map(move |row| (row, head)));
-        let want: Vec<f64> = want.map(|(row, head)| 4.0 * stored[0][row * 4 + head]).collect();
+        let want: Vec<f64> = want.map(|(row, head)| 4.0 * raw[0][row * 4 + head]).collect();
         assert_eq!((table.sides, table.len, table.bias.as_ref()), (Sides::TwoSided, 3, Some(&want)));
-        let slopes = encoding.table_jacobian(&GEOMETRY, &stored, places.clone());
+        let slopes = encoding.table_jacobian(&GEOMETRY, &raw, positions.clone());
         assert_eq!(
             (slopes.sides, slopes.bias),
             (Sides::TwoSided, Some(Jacobian::Rows { factor: 4.0, rows: rows.clone() }))
         );
-        let behind = encoding.table(&GEOMETRY, &stored, places).bias.unwrap();
+        let behind = encoding.table(&GEOMETRY, &raw, positions).bias.unwrap();
         assert_eq!(behind, want.chunks(5).flat_map(|row| &row[2..]).copied().collect::<Vec<f64>>());
     }
-    assert!(encoding.tells_ahead() && !Encoding::from(Method::named("t5").unwrap()).tells_ahead());
+    assert!(encoding.has_two_sided_table() && !Encoding::from(Method::named("t5").unwrap()).has_two_sided_table());
 }
 
 proptest! {
@@ -488,7 +488,7 @@ proptest! {
 
     #[test]
     fn rotary_angles_of_a_late_start_equal_the_tail(start in 0usize..500) {
-        let rotary = rotary::Config::default().rotary(16, Emulate::Exact);
+        let rotary = rotary::RotaryConfig::default().rotary(16, Emulate::Exact);
         let (cos, sin) = rotary.tables(0..start + 5);
         let (late_cos, late_sin) = rotary.tables(start..start + 5);
         prop_assert_eq!(&cos[start * 8..], &late_cos[..]);

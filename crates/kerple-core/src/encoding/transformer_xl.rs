@@ -13,18 +13,18 @@ use super::description::{Description, UNSEEN};
 use super::error::{ConfigError, Result};
 use super::method::{FormInputs, Injection, Positional, TableContents};
 use super::randomized::Randomized;
-use super::{Geometry, Parameter, Share};
+use super::{EncodingParameter, Geometry, ParameterShare};
 use crate::encoding::{EncodingForm, ScoreModForm};
 use crate::forms::DistanceTable;
-use crate::score_mods::relative::{Relative, Source};
+use crate::score_mods::relative::{Relative, RelativeSource};
 use serde::{Deserialize, Serialize};
 
 /// Nothing to set.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
-pub struct Config {}
+pub struct TransformerXlConfig {}
 
-impl Positional for Config {
+impl Positional for TransformerXlConfig {
     fn description(&self) -> Description {
         Description {
             name: "Transformer-XL",
@@ -49,18 +49,18 @@ impl Positional for Config {
         Err(ConfigError::new("kind", message, "change model.n_heads or model.head_dim"))
     }
 
-    fn parameters(&self, geometry: &Geometry) -> Vec<Parameter> {
+    fn parameters(&self, geometry: &Geometry) -> Vec<EncodingParameter> {
         let (heads, d) = (geometry.heads, geometry.head_dim);
         let width = heads * d;
         vec![
-            Parameter::of_layer("weight", &[width, width], width),
-            Parameter::matrix("u", [heads, d], 0.02),
-            Parameter::matrix("v", [heads, d], 0.02),
+            EncodingParameter::of_layer("weight", &[width, width], width),
+            EncodingParameter::matrix("u", [heads, d], 0.02),
+            EncodingParameter::matrix("v", [heads, d], 0.02),
         ]
     }
 
-    fn shares(&self) -> &'static [Share] {
-        Share::OWN_OR_SHARED
+    fn shares(&self) -> &'static [ParameterShare] {
+        ParameterShare::OWN_OR_SHARED
     }
 
     fn randomized(&self) -> Randomized {
@@ -68,10 +68,10 @@ impl Positional for Config {
     }
 
     fn form(&self, inputs: &FormInputs) -> EncodingForm {
-        let (Geometry { heads, head_dim, .. }, places) = (*inputs.geometry, &inputs.places);
-        let lags = places.drawn.map(<[usize]>::to_vec);
-        let map = Relative { heads, head_dim, source: Source::Projected, lags, values: false }.into();
-        let table = DistanceTable { heads, len: places.range.end, ..DistanceTable::default() };
+        let (Geometry { heads, head_dim, .. }, positions) = (*inputs.geometry, &inputs.positions);
+        let drawn = positions.drawn.map(<[usize]>::to_vec);
+        let map = Relative { heads, head_dim, source: RelativeSource::Projected, drawn, values: false }.into();
+        let table = DistanceTable { heads, len: positions.range.end, ..DistanceTable::default() };
         EncodingForm::ScoreMod(ScoreModForm { map, table, rotary: None, own: 3 })
     }
 }

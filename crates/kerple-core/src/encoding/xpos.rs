@@ -19,7 +19,7 @@ use super::description::Description;
 use super::error::{ConfigError, Result, check_base};
 use super::method::{FormInputs, Injection, Positional};
 use super::randomized::Randomized;
-use super::{Geometry, Parameter, Share, rotary};
+use super::{EncodingParameter, Geometry, ParameterShare, rotary};
 use crate::attention::MAX_FEATURE_DECAY;
 use crate::encoding::EncodingForm;
 use crate::forms::Rotary;
@@ -28,7 +28,7 @@ use serde::{Deserialize, Serialize};
 /// Keys of xPos.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
-pub struct Config {
+pub struct XposConfig {
     /// Base of the geometric sequence of rates of rotation.
     pub base: f64,
     /// The larger, the more similar is the decay of all pairs.
@@ -37,15 +37,15 @@ pub struct Config {
     pub scale_base: f64,
 }
 
-impl Default for Config {
+impl Default for XposConfig {
     fn default() -> Self {
-        Config { base: 10_000.0, gamma: 0.4, scale_base: 512.0 }
+        XposConfig { base: 10_000.0, gamma: 0.4, scale_base: 512.0 }
     }
 }
 
-impl Config {
-    fn rotation(&self) -> rotary::Config {
-        rotary::Config { base: self.base, ..rotary::Config::default() }
+impl XposConfig {
+    fn rotation(&self) -> rotary::RotaryConfig {
+        rotary::RotaryConfig { base: self.base, ..rotary::RotaryConfig::default() }
     }
 
     /// Rate of the pair that fades this share of the way up from the fastest, share 0, to share 1, that does not fade.
@@ -54,7 +54,7 @@ impl Config {
     }
 }
 
-impl Positional for Config {
+impl Positional for XposConfig {
     fn description(&self) -> Description {
         Description {
             name: "xPos",
@@ -101,12 +101,12 @@ impl Positional for Config {
         self.rotation().check(geometry)
     }
 
-    fn parameters(&self, _: &Geometry) -> Vec<Parameter> {
+    fn parameters(&self, _: &Geometry) -> Vec<EncodingParameter> {
         Vec::new()
     }
 
-    fn shares(&self) -> &'static [Share] {
-        Share::SHARED
+    fn shares(&self) -> &'static [ParameterShare] {
+        ParameterShare::SHARED
     }
 
     fn randomized(&self) -> Randomized {

@@ -9,7 +9,7 @@ use std::ops::Range;
 
 /// A stochastic code (SPE): which one, and what its noise is shared by. What it learns is an encoding's parameters.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Code {
+pub struct CodeForm {
     /// Which code, with its sizes.
     pub kind: CodeKind,
     /// How it is gated, if it is: then its last parameter is the gate, `[H, D]`.
@@ -31,7 +31,7 @@ pub enum CodeKind {
     Conv(ConvShape),
 }
 
-impl Code {
+impl CodeForm {
     /// Numbers of a row that the code makes, R.
     pub fn realisations(&self) -> usize {
         match &self.kind {
@@ -51,7 +51,7 @@ impl Code {
     ///
     /// # Panics
     /// If `values` are not those of the encoding.
-    pub fn drawn<T: Number>(&self, values: &[Vec<f64>], [code, gate]: [ChaCha8Rng; 2]) -> Drawn<T> {
+    pub fn drawn<T: Number>(&self, values: &[Vec<f64>], [code, gate]: [ChaCha8Rng; 2]) -> DrawnCode<T> {
         let ([heads, head_dim], realisations) = (self.sizes(), self.realisations());
         let noise = Normals::drawn(gate);
         let shared = || (0..heads * head_dim).flat_map(|hd| noise.rows(hd, 0, [1, realisations])).collect();
@@ -59,13 +59,13 @@ impl Code {
         let gate = self.gate(values, &noise);
         let map = match &self.kind {
             CodeKind::Sine(shape) => {
-                Map::Sine(SineCode::new(*shape, waves(values), &Normals::drawn(code), gate.as_ref()))
+                DrawnMap::Sine(SineCode::new(*shape, waves(values), &Normals::drawn(code), gate.as_ref()))
             }
             CodeKind::Conv(shape) => {
-                Map::Conv(ConvCode::new(shape.clone(), filters(values), Normals::drawn(code), gate.as_ref()))
+                DrawnMap::Conv(ConvCode::new(shape.clone(), filters(values), Normals::drawn(code), gate.as_ref()))
             }
         };
-        Drawn { code: self.clone(), values: values.to_vec(), noise, map }
+        DrawnCode { code: self.clone(), values: values.to_vec(), noise, map }
     }
 
     fn gate<'a>(&self, values: &'a [Vec<f64>], noise: &[f64]) -> Option<CodeGate<'a>> {
@@ -85,35 +85,35 @@ fn filters(values: &[Vec<f64>]) -> Filters<'_> {
 
 /// A code with its noise.
 #[derive(Clone, Debug)]
-pub struct Drawn<T> {
-    code: Code,
+pub struct DrawnCode<T> {
+    code: CodeForm,
     values: Vec<Vec<f64>>,
     noise: Vec<f64>,
-    map: Map<T>,
+    map: DrawnMap<T>,
 }
 
 #[derive(Clone, Debug)]
-enum Map<T> {
+enum DrawnMap<T> {
     Sine(SineCode<T>),
     Conv(ConvCode<T>),
 }
 
-impl<T: Number> Drawn<T> {
+impl<T: Number> DrawnCode<T> {
     /// What it does to rows.
     pub fn map(&self) -> &dyn FeatureMap<T> {
         match &self.map {
-            Map::Sine(sine) => sine,
-            Map::Conv(conv) => conv,
+            DrawnMap::Sine(sine) => sine,
+            DrawnMap::Conv(conv) => conv,
         }
     }
 
     /// The same for sequences of so many positions: where the code is centred, its gradient is counted from their middle.
-    pub fn over(self, span: usize) -> Drawn<T> {
+    pub fn over(self, span: usize) -> DrawnCode<T> {
         match self.map {
-            Map::Sine(sine) if self.code.centred => {
-                Drawn { map: Map::Sine(sine.counted_from(0.5 * span as f64)), ..self }
+            DrawnMap::Sine(sine) if self.code.centred => {
+                DrawnCode { map: DrawnMap::Sine(sine.counted_from(0.5 * span as f64)), ..self }
             }
-            map => Drawn { map, ..self },
+            map => DrawnCode { map, ..self },
         }
     }
 
@@ -121,23 +121,23 @@ impl<T: Number> Drawn<T> {
     /// use; see [`ConvCode::hold`]. A sum of sinusoids has little noise and always holds it.
     pub fn hold(&mut self, positions: Range<usize>, most: usize) {
         match &mut self.map {
-            Map::Sine(_) => {}
-            Map::Conv(conv) => conv.hold(positions, most),
+            DrawnMap::Sine(_) => {}
+            DrawnMap::Conv(conv) => conv.hold(positions, most),
         }
     }
 
-    /// The gradient in each parameter of the encoding, given that in the parameters of [`Drawn::map`], `[H, P]`.
+    /// The gradient in each parameter of the encoding, given that in the parameters of [`DrawnCode::map`], `[H, P]`.
     ///
     /// # Panics
     /// If it has another size.
     pub fn gradient(&self, d: &[T]) -> Vec<Vec<f64>> {
         let gate = self.code.gate(&self.values, &self.noise);
         let mut found = match &self.map {
-            Map::Sine(sine) => {
+            DrawnMap::Sine(sine) => {
                 let found = sine.gradient(waves(&self.values), gate.as_ref(), d);
                 vec![found.freqs, found.offsets, found.gains, found.gate]
             }
-            Map::Conv(conv) => {
+            DrawnMap::Conv(conv) => {
                 let found = conv.gradient(filters(&self.values), gate.as_ref(), d);
                 vec![found.query, found.key, found.gate]
             }

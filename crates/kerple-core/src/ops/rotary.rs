@@ -188,7 +188,8 @@ mod tests {
     #[test]
     fn a_million_positions_are_as_exact_as_ten() {
         let (pairs, len) = (32, 40);
-        let rotary = crate::encoding::rotary::Config::default().rotary(2 * pairs, crate::encoding::Emulate::Exact);
+        let rotary =
+            crate::encoding::rotary::RotaryConfig::default().rotary(2 * pairs, crate::encoding::Emulate::Exact);
         let x = random(len * 2 * pairs, 1);
         for start in [0, 1_000_000 - len / 2, 16_777_216] {
             let (cos, sin) = rotary.tables(start..start + len);

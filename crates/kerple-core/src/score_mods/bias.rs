@@ -2,22 +2,22 @@
 
 use super::ScoreModExtent;
 use super::chunk::{self, WIDTH, channels};
-use super::fire::{self, Pairs};
+use super::fire::{self, KeyPairs};
 use super::mixed::{Bias, Mixed};
-use super::network::{self, Part};
+use super::network::{self, NetworkInput};
 use crate::Number;
 use crate::cpu::lanes::{Lanes, SimdKernel, run};
 use crate::tiles::microkernel::StoreMode;
 
 /// Where the bias comes from, with its numbers.
 #[derive(Debug)]
-pub(super) enum Source<'a, T> {
+pub(super) enum BiasSource<'a, T> {
     None,
     Table(Diagonals<T>),
     Fire(fire::FireBias<'a, T>),
 }
 
-impl<'a, T: Number> Source<'a, T> {
+impl<'a, T: Number> BiasSource<'a, T> {
     /// Over the numbers of table and FIRE; with the table's share of a network's hidden layer.
     pub(super) fn new(
         mixed: &'a Mixed,
@@ -28,14 +28,14 @@ impl<'a, T: Number> Source<'a, T> {
     ) -> Self {
         let (table, of_fire) = values.split_at(sizes[0]);
         match &mixed.bias {
-            Bias::None => Source::None,
-            Bias::Table => Source::Table(Diagonals::new(mixed.heads, table, extent, network)),
-            Bias::Fire(fire) => Source::Fire(fire::FireBias::new(fire, mixed.heads, of_fire, extent)),
+            Bias::None => BiasSource::None,
+            Bias::Table => BiasSource::Table(Diagonals::new(mixed.heads, table, extent, network)),
+            Bias::Fire(fire) => BiasSource::Fire(fire::FireBias::new(fire, mixed.heads, of_fire, extent)),
         }
     }
 
-    pub(super) fn scratch(&self) -> Option<fire::Scratch<T>> {
-        if let Source::Fire(fire) = self { Some(fire.scratch()) } else { None }
+    pub(super) fn scratch(&self) -> Option<fire::FireScratch<T>> {
+        if let BiasSource::Fire(fire) = self { Some(fire.scratch()) } else { None }
     }
 
     /// The biases of pairs whose first has this distance, `[H, WIDTH]`.
@@ -43,19 +43,19 @@ impl<'a, T: Number> Source<'a, T> {
     pub(super) fn load<L: Lanes<Number = T>>(
         &self,
         lanes: L,
-        pairs: Pairs,
+        pairs: KeyPairs,
         distance: isize,
-        scratch: Option<&mut fire::Scratch<T>>,
+        scratch: Option<&mut fire::FireScratch<T>>,
         to: &mut [T],
     ) {
         match (self, scratch) {
-            (Source::None, _) => {}
-            (Source::Table(table), _) => {
+            (BiasSource::None, _) => {}
+            (BiasSource::Table(table), _) => {
                 let first = table.column(distance) as usize;
                 chunk::load(lanes, &table.bias[first..], table.stride, to, pairs.count);
             }
-            (Source::Fire(fire), Some(scratch)) => fire.bias(lanes, pairs, scratch, to),
-            (Source::Fire(_), None) => unreachable!("scratch is made for the source"),
+            (BiasSource::Fire(fire), Some(scratch)) => fire.bias(lanes, pairs, scratch, to),
+            (BiasSource::Fire(_), None) => unreachable!("scratch is made for the source"),
         }
     }
 }
@@ -122,12 +122,12 @@ impl<T: Number> SimdKernel<T> for HiddenOfTable<'_, T> {
         for first in (0..stride).step_by(WIDTH) {
             let bias = (&bias[first..], stride);
             part.copy_from_slice(&network.constant[0]);
-            network.add_first(lanes, Part::Biases, bias, &mut part, WIDTH);
+            network.add_first(lanes, NetworkInput::Biases, bias, &mut part, WIDTH);
             for (to, from) in hidden.chunks_exact_mut(stride).zip(part.chunks_exact(WIDTH)) {
                 to[first..first + WIDTH].copy_from_slice(from);
             }
             let (store, to) = (StoreMode::AddTo(&network.constant[1], room), &mut units[first * room..]);
-            network.units(lanes, Part::Biases, bias, store, to, WIDTH);
+            network.units(lanes, NetworkInput::Biases, bias, store, to, WIDTH);
         }
         [hidden, units]
     }

@@ -37,21 +37,21 @@ pub(super) fn rectify<T: Number>(values: &mut [T], slope: T, columns: usize) {
 }
 
 /// Sums `sum over columns of a[m] b[n]`, `[M, N]`, each kept as a vector of partial sums until all chunks are in.
-pub(super) struct Sums<T> {
+pub(super) struct ChunkSums<T> {
     shape: [usize; 2],
     partial: Vec<T>,
 }
 
-impl<T: Number> Sums<T> {
-    pub(super) fn new<L: Lanes>(shape: [usize; 2]) -> Sums<T> {
-        Sums { shape, partial: vec![T::ZERO; shape[0] * shape[1] * L::COUNT] }
+impl<T: Number> ChunkSums<T> {
+    pub(super) fn new<L: Lanes>(shape: [usize; 2]) -> ChunkSums<T> {
+        ChunkSums { shape, partial: vec![T::ZERO; shape[0] * shape[1] * L::COUNT] }
     }
 
     /// Adds a chunk: `a` is `[M, stride]`, `b` `[N, stride]`, both zero after the last column of at least one of them.
     #[inline(always)]
     pub(super) fn add<L: Lanes<Number = T>>(&mut self, lanes: L, a: (&[T], usize), b: (&[T], usize), columns: usize) {
         let columns = columns.next_multiple_of(L::COUNT);
-        lanes.run(Outer { a, b, columns, shape: self.shape, partial: &mut self.partial });
+        lanes.run(OuterProduct { a, b, columns, shape: self.shape, partial: &mut self.partial });
     }
 
     /// Adds the sums to `to[m * strides[0] + n * strides[1]]`.
@@ -65,7 +65,7 @@ impl<T: Number> Sums<T> {
     }
 }
 
-struct Outer<'a, T> {
+struct OuterProduct<'a, T> {
     a: (&'a [T], usize),
     b: (&'a [T], usize),
     columns: usize,
@@ -73,7 +73,7 @@ struct Outer<'a, T> {
     partial: &'a mut [T],
 }
 
-impl<T: Number> SimdKernel<T> for Outer<'_, T> {
+impl<T: Number> SimdKernel<T> for OuterProduct<'_, T> {
     type Output = ();
 
     #[inline(always)]
@@ -115,7 +115,7 @@ impl<T: Number> SimdKernel<T> for Outer<'_, T> {
 #[inline(always)]
 unsafe fn block<L: Lanes, const M: usize, const N: usize>(
     lanes: L,
-    outer: &Outer<L::Number>,
+    outer: &OuterProduct<L::Number>,
     partial: *mut L::Number,
     row: usize,
     column: usize,

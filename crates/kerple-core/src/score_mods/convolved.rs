@@ -15,14 +15,22 @@
 //! Where a decoder's bias is a table over distances, so is its share of the first layer, `sum over t of W1b[t] b[d - t] + b1` with
 //! b 0 ahead of the query: it is made once a call, and its gradient is summed by distance before W1b and b see it. Only the
 //! first keys of a row, beside which something is not seen that the table has, go through the layer themselves.
+//!
+//! # Why whole rows in one pass, and what was rejected
+//!
+//! A layer reads neighbouring keys, so a row cannot be split into tiles of keys, as FIRE and DAPE's
+//! first version can ([`ScoreDependency`]). One pass per neighbour was rejected for one product over
+//! channels and neighbours ([`Taps`]), whose sums stay in registers over all of them. Ends as in the
+//! released code were rejected as the default: the last rows of a sequence change when it grows, so
+//! decoding would not give what training computes.
 
 mod backward;
 mod taps;
 
 use super::ScoreModExtent;
-use super::bias::{Diagonals, Source};
+use super::bias::{BiasSource, Diagonals};
 use super::chunk::{WIDTH, channels};
-use super::fire::{self, Pairs};
+use super::fire::{self, KeyPairs};
 use super::mixed::{Mixed, cut};
 use super::network::{Edge, Network, SLOPE, Variant};
 use crate::Number;
@@ -34,12 +42,12 @@ use taps::Taps;
 
 /// The map with its numbers.
 #[derive(Debug)]
-pub(super) struct ConvolvedMap<'a, T> {
+pub(super) struct ConvolvedMod<'a, T> {
     mixed: &'a Mixed,
     network: &'a Network,
     /// How many numbers belong to the table, to FIRE and to the network.
     sizes: [usize; 3],
-    source: Source<'a, T>,
+    source: BiasSource<'a, T>,
     /// `[D, C, k]`, `[D]`, `[H, D, k]`, `[H]`
     first: &'a [T],
     first_bias: &'a [T],
@@ -53,7 +61,7 @@ pub(super) struct ConvolvedMap<'a, T> {
     shares: Option<Vec<T>>,
 }
 
-impl<'a, T: Number> ConvolvedMap<'a, T> {
+impl<'a, T: Number> ConvolvedMod<'a, T> {
     pub(super) fn new(mixed: &'a Mixed, network: &'a Network, values: &'a [T], extent: ScoreModExtent) -> Self {
         let (sizes, heads, units) = (mixed.sizes(extent), mixed.heads, network.hidden);
         crate::check_shape!(values, P = sizes.iter().sum::<usize>());
@@ -61,10 +69,10 @@ impl<'a, T: Number> ConvolvedMap<'a, T> {
         let inputs = network.inputs(heads, mixed.has_bias());
         let [first, first_bias, second, second_bias] =
             cut(of_network, [units * inputs * network.kernel, units, heads * units * network.kernel, heads]);
-        let source = Source::new(mixed, of_bias, sizes, extent, None);
+        let source = BiasSource::new(mixed, of_bias, sizes, extent, None);
         let places = first_inputs(network.variant, mixed.has_bias()).map(|place| place.map(|block| block * heads));
-        let (is_table, shares) = (matches!(source, Source::Table(_)) && extent.sides == Sides::OneSided, None);
-        let mut over = ConvolvedMap {
+        let (is_table, shares) = (matches!(source, BiasSource::Table(_)) && extent.sides == Sides::OneSided, None);
+        let mut over = ConvolvedMod {
             mixed,
             network,
             sizes,
@@ -78,7 +86,7 @@ impl<'a, T: Number> ConvolvedMap<'a, T> {
             shares,
         };
         if is_table {
-            over.shares = Some(run(Shares(&over)));
+            over.shares = Some(run(TableShares(&over)));
         }
         over
     }
@@ -91,7 +99,7 @@ impl<'a, T: Number> ConvolvedMap<'a, T> {
     /// The table, where its share of hidden units is one too.
     fn table(&self) -> Option<(&Diagonals<T>, &[T])> {
         match (&self.source, &self.shares) {
-            (Source::Table(table), Some(shares)) => Some((table, shares)),
+            (BiasSource::Table(table), Some(shares)) => Some((table, shares)),
             _ => None,
         }
     }
@@ -141,15 +149,15 @@ fn first_inputs(variant: Variant, has_bias: bool) -> [Option<usize>; 2] {
 }
 
 /// Makes the shares of a table.
-struct Shares<'a, 'b, T>(&'b ConvolvedMap<'a, T>);
+struct TableShares<'a, 'b, T>(&'b ConvolvedMod<'a, T>);
 
-impl<T: Number> SimdKernel<T> for Shares<'_, '_, T> {
+impl<T: Number> SimdKernel<T> for TableShares<'_, '_, T> {
     type Output = Vec<T>;
 
     #[inline(always)]
     fn run<L: Lanes<Number = T>>(self, lanes: L) -> Vec<T> {
         let over = self.0;
-        let Source::Table(table) = &over.source else { return Vec::new() };
+        let BiasSource::Table(table) = &over.source else { return Vec::new() };
         let ((padded, stride), columns) = (over.padded(table), table.stride);
         let mut shares: Vec<T> = over.first_bias.iter().flat_map(|bias| std::iter::repeat_n(*bias, columns)).collect();
         over.add_first(
@@ -165,7 +173,7 @@ impl<T: Number> SimdKernel<T> for Shares<'_, '_, T> {
 }
 
 /// The keys that one query sees, and where its hidden units are; columns of the hidden array start r before the keys.
-struct Row {
+struct ConvolvedRow {
     row: usize,
     seen: Range<usize>,
     /// Columns of the hidden array that stand for keys; the others are 0.
@@ -178,8 +186,8 @@ struct Row {
     column: usize,
 }
 
-impl Row {
-    fn new<L: Lanes>(over: &ConvolvedMap<L::Number>, block: &ScoreBlock<L::Number>, row: usize) -> Row {
+impl ConvolvedRow {
+    fn new<L: Lanes>(over: &ConvolvedMod<L::Number>, block: &ScoreBlock<L::Number>, row: usize) -> ConvolvedRow {
         let (seen, reach) = (block.visible(row), over.reach());
         let (first, last) = (block.first_key + seen.start, block.first_key + seen.end);
         let closed = over.network.edge == Edge::Closed || matches!(block.mask, Mask::Bidirectional { .. });
@@ -193,7 +201,7 @@ impl Row {
             }
             _ => (wide, 0),
         };
-        Row { row, seen, hidden, wide, direct, column }
+        ConvolvedRow { row, seen, hidden, wide, direct, column }
     }
 
     /// Clears what stands for no key, up to what neighbours of whole vectors read.
@@ -217,7 +225,7 @@ impl Row {
 const ROOM: usize = 48;
 
 /// What a row is computed in: arrays of `stride` columns whose first `2 r` and what lies after a row's keys are 0.
-struct Scratch<T> {
+struct ConvolvedScratch<T> {
     stride: usize,
     /// `[H, stride]`, keys from column `2 r`.
     scores: Vec<T>,
@@ -227,7 +235,7 @@ struct Scratch<T> {
     mapped: Vec<T>,
     /// `[D, stride]`, keys from column `r`.
     hidden: Vec<T>,
-    fire: Option<fire::Scratch<T>>,
+    fire: Option<fire::FireScratch<T>>,
     chunk: Vec<T>,
 }
 
@@ -239,12 +247,12 @@ fn put<T: Number>(to: &mut [T], at: usize, from: &[T]) {
     to[at + from.len()..end].fill(T::ZERO);
 }
 
-impl<T: Number> ConvolvedMap<'_, T> {
-    fn scratch(&self, columns: usize) -> Scratch<T> {
+impl<T: Number> ConvolvedMod<'_, T> {
+    fn scratch(&self, columns: usize) -> ConvolvedScratch<T> {
         let (heads, reach) = (self.mixed.heads, self.reach());
         let stride = (columns + 4 * reach + ROOM).next_multiple_of(WIDTH);
         let array = |channels: usize| vec![T::ZERO; channels * stride];
-        Scratch {
+        ConvolvedScratch {
             stride,
             scores: array(heads),
             bias: array(heads),
@@ -257,9 +265,15 @@ impl<T: Number> ConvolvedMap<'_, T> {
 
     /// Loads the biases of the keys that have them in the inputs themselves.
     #[inline(always)]
-    fn load_bias<L: Lanes<Number = T>>(&self, lanes: L, block: &ScoreBlock<T>, row: &Row, scratch: &mut Scratch<T>) {
+    fn load_bias<L: Lanes<Number = T>>(
+        &self,
+        lanes: L,
+        block: &ScoreBlock<T>,
+        row: &ConvolvedRow,
+        scratch: &mut ConvolvedScratch<T>,
+    ) {
         let (at, keys) = (2 * self.reach(), row.seen.len().min(row.direct));
-        let Scratch { stride, bias, fire, chunk, .. } = scratch;
+        let ConvolvedScratch { stride, bias, fire, chunk, .. } = scratch;
         each_chunk(block, row, keys, |first, pairs| {
             let distance = pairs.query - pairs.first_key as isize;
             self.source.load(lanes, pairs, distance, fire.as_mut(), chunk);
@@ -276,8 +290,8 @@ impl<T: Number> ConvolvedMap<'_, T> {
         lanes: L,
         block: &ScoreBlock<T>,
         all: &[T],
-        row: &Row,
-        scratch: &mut Scratch<T>,
+        row: &ConvolvedRow,
+        scratch: &mut ConvolvedScratch<T>,
     ) {
         let (reach, count, stride) = (self.reach(), row.seen.len(), scratch.stride);
         for (head, to) in scratch.scores.chunks_exact_mut(stride).enumerate() {
@@ -287,7 +301,7 @@ impl<T: Number> ConvolvedMap<'_, T> {
         if self.mixed.has_bias() {
             self.load_bias(lanes, block, row, scratch);
         }
-        let Scratch { scores, bias, hidden, .. } = scratch;
+        let ConvolvedScratch { scores, bias, hidden, .. } = scratch;
         let [of_scores, of_bias] = self.places;
         let direct = row.direct.next_multiple_of(L::COUNT);
         for (to, from) in hidden.chunks_exact_mut(stride).zip(self.first_bias) {
@@ -319,7 +333,7 @@ impl<T: Number> ConvolvedMap<'_, T> {
 
     /// Adds the biases of a row to `[H, stride]`, keys from column `at`.
     #[inline(always)]
-    fn add_bias(&self, row: &Row, (bias, stride): (&[T], usize), at: usize, to: &mut [T]) {
+    fn add_bias(&self, row: &ConvolvedRow, (bias, stride): (&[T], usize), at: usize, to: &mut [T]) {
         let (from, from_stride) = match self.table() {
             Some((table, _)) => (&table.bias[row.column..], table.stride),
             None => (&bias[2 * self.reach()..], stride),
@@ -332,20 +346,20 @@ impl<T: Number> ConvolvedMap<'_, T> {
 
 /// Calls `f` with the first key of each chunk of the first `keys`, counted from the first that is seen, and its pairs.
 #[inline(always)]
-fn each_chunk<T>(block: &ScoreBlock<T>, row: &Row, keys: usize, mut f: impl FnMut(usize, Pairs)) {
+fn each_chunk<T>(block: &ScoreBlock<T>, row: &ConvolvedRow, keys: usize, mut f: impl FnMut(usize, KeyPairs)) {
     let query = block.first_position + row.row as isize;
     for first in (0..keys).step_by(WIDTH) {
         let count = (keys - first).min(WIDTH);
-        f(first, Pairs { query, first_key: block.first_key + row.seen.start + first, count });
+        f(first, KeyPairs { query, first_key: block.first_key + row.seen.start + first, count });
     }
 }
 
 /// The rows of a block that see something.
-fn rows<L: Lanes>(over: &ConvolvedMap<L::Number>, block: &ScoreBlock<L::Number>) -> impl Iterator<Item = Row> {
-    (0..block.rows).map(|row| Row::new::<L>(over, block, row)).filter(|row| !row.seen.is_empty())
+fn rows<L: Lanes>(over: &ConvolvedMod<L::Number>, block: &ScoreBlock<L::Number>) -> impl Iterator<Item = ConvolvedRow> {
+    (0..block.rows).map(|row| ConvolvedRow::new::<L>(over, block, row)).filter(|row| !row.seen.is_empty())
 }
 
-impl<T: Number> ScoreMod<T> for ConvolvedMap<'_, T> {
+impl<T: Number> ScoreMod<T> for ConvolvedMod<'_, T> {
     fn parameters(&self) -> usize {
         self.sizes.iter().sum()
     }
@@ -355,12 +369,12 @@ impl<T: Number> ScoreMod<T> for ConvolvedMap<'_, T> {
     }
 
     fn forward(&self, block: &ScoreBlock<T>, scores: &mut [T]) {
-        run(Forward { over: self, block, scores });
+        run(ConvolvedForward { over: self, block, scores });
     }
 
     fn backward(&self, block: &ScoreBlock<T>, scores: &[T], gradients: ScoreModGradients<T>) {
         let ScoreModGradients { d_scores, d_q: _, sums } = gradients;
-        run(backward::Backward { over: self, block, scores, d_scores, sums });
+        run(backward::ConvolvedBackward { over: self, block, scores, d_scores, sums });
     }
 
     fn sums(&self) -> usize {
@@ -368,28 +382,28 @@ impl<T: Number> ScoreMod<T> for ConvolvedMap<'_, T> {
     }
 
     fn finish(&self, sums: &[T], d_parameters: &mut [T]) {
-        run(backward::Finish { over: self, sums, to: d_parameters });
+        run(backward::ConvolvedFinish { over: self, sums, to: d_parameters });
     }
 }
 
-struct Forward<'a, T> {
-    over: &'a ConvolvedMap<'a, T>,
+struct ConvolvedForward<'a, T> {
+    over: &'a ConvolvedMod<'a, T>,
     block: &'a ScoreBlock<'a, T>,
     scores: &'a mut [T],
 }
 
-impl<T: Number> SimdKernel<T> for Forward<'_, T> {
+impl<T: Number> SimdKernel<T> for ConvolvedForward<'_, T> {
     type Output = ();
 
     #[inline(always)]
     fn run<L: Lanes<Number = T>>(self, lanes: L) {
-        let Forward { over, block, scores: all } = self;
+        let ConvolvedForward { over, block, scores: all } = self;
         let mut scratch = over.scratch(block.columns);
         let (stride, at) = (scratch.stride, 2 * over.reach());
         let (k, units) = (over.network.kernel, over.network.hidden);
         for row in rows::<L>(over, block) {
             over.load(lanes, block, all, &row, &mut scratch);
-            let Scratch { scores, bias, mapped, hidden, .. } = &mut scratch;
+            let ConvolvedScratch { scores, bias, mapped, hidden, .. } = &mut scratch;
             let count = row.seen.len();
             let each = mapped.chunks_exact_mut(stride).zip(scores.chunks_exact(stride)).zip(over.second_bias);
             for ((to, from), constant) in each {

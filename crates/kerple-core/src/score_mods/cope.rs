@@ -50,7 +50,7 @@ impl Cope {
         self.len() == 0
     }
 
-    pub(super) fn over<T: Number>(&self, values: &[T]) -> CopeMap<'_, T> {
+    pub(super) fn over<T: Number>(&self, values: &[T]) -> CopeMod<'_, T> {
         crate::check_shape!(values, D = self.head_dim, P = self.positions);
         let (stride, width) = (self.positions.next_multiple_of(ROOM), self.head_dim.next_multiple_of(ROOM));
         let mut features = vec![T::ZERO; self.head_dim * stride];
@@ -59,13 +59,13 @@ impl Cope {
             features[feature * stride..][..self.positions].copy_from_slice(values);
             values.iter().enumerate().for_each(|(position, value)| rows[position * width + feature] = *value);
         }
-        CopeMap { cope: self, stride, width, features, rows }
+        CopeMod { cope: self, stride, width, features, rows }
     }
 }
 
 /// The map with its numbers.
 #[derive(Debug)]
-pub(super) struct CopeMap<'a, T> {
+pub(super) struct CopeMod<'a, T> {
     cope: &'a Cope,
     stride: usize,
     width: usize,
@@ -77,7 +77,7 @@ pub(super) struct CopeMap<'a, T> {
 
 /// The keys of a row, as columns.
 #[derive(Clone)]
-struct Seen {
+struct VisibleKeys {
     /// Up to the query's own.
     behind: Range<usize>,
     /// After it.
@@ -86,18 +86,18 @@ struct Seen {
     own: Option<usize>,
 }
 
-impl Seen {
-    fn new<T>(block: &ScoreBlock<T>, row: usize) -> Seen {
+impl VisibleKeys {
+    fn new<T>(block: &ScoreBlock<T>, row: usize) -> VisibleKeys {
         let all = block.visible(row);
         let own = block.distance(row, 0);
         let after = (own + 1).clamp(all.start as isize, all.end as isize) as usize;
         let own = usize::try_from(own).ok().filter(|own| all.contains(own));
-        Seen { behind: all.start..after, ahead: after..all.end, own }
+        VisibleKeys { behind: all.start..after, ahead: after..all.end, own }
     }
 }
 
 /// What a row is computed in; the keys of the row, but for `d_z`.
-struct Scratch<T> {
+struct CopeScratch<T> {
     gates: Vec<T>,
     /// Gates between the query and each key, both their own counted.
     sums: Vec<f64>,
@@ -122,11 +122,11 @@ fn open<T: Number>(scores: &[T], gates: &mut [T]) {
     }
 }
 
-impl<T: Number> CopeMap<'_, T> {
-    fn scratch(&self, columns: usize) -> Scratch<T> {
+impl<T: Number> CopeMod<'_, T> {
+    fn scratch(&self, columns: usize) -> CopeScratch<T> {
         let [gates, share, d_sums] = [(); 3].map(|()| vec![T::ZERO; columns]);
         let (sums, low, d_z) = (vec![0.0; columns], vec![0; columns], vec![T::ZERO; TURNS * self.stride]);
-        Scratch { gates, sums, low, share, d_sums, d_z }
+        CopeScratch { gates, sums, low, share, d_sums, d_z }
     }
 
     /// The last whole position.
@@ -137,8 +137,8 @@ impl<T: Number> CopeMap<'_, T> {
     /// Finds the positions of the keys of a row from the query outwards, until as many gates are open as there are positions.
     /// Returns the keys found; all others that are seen are at the last position.
     #[inline(always)]
-    fn place(&self, seen: &Seen, scores: &[T], scratch: &mut Scratch<T>) -> Range<usize> {
-        let Scratch { gates, sums, low, share, .. } = scratch;
+    fn place(&self, seen: &VisibleKeys, scores: &[T], scratch: &mut CopeScratch<T>) -> Range<usize> {
+        let CopeScratch { gates, sums, low, share, .. } = scratch;
         let last = self.last() as f64;
         let (mut start, mut sum) = (seen.behind.end, 0.0);
         while start > seen.behind.start && sum < last {
@@ -172,13 +172,13 @@ impl<T: Number> CopeMap<'_, T> {
     }
 
     /// The keys of a row that are not among those found, on both sides.
-    fn beyond(seen: &Seen, found: &Range<usize>) -> [Range<usize>; 2] {
+    fn beyond(seen: &VisibleKeys, found: &Range<usize>) -> [Range<usize>; 2] {
         [seen.behind.start..found.start, found.end..seen.ahead.end]
     }
 
     /// Adds to the scores of a row what its keys' positions bring.
     #[inline(always)]
-    fn row(&self, seen: &Seen, scores: &mut [T], z: &[T], scratch: &mut Scratch<T>) {
+    fn row(&self, seen: &VisibleKeys, scores: &mut [T], z: &[T], scratch: &mut CopeScratch<T>) {
         let (found, last) = (self.place(seen, scores, scratch), self.last());
         let places = scratch.low[found.clone()].iter().zip(&scratch.share[found.clone()]);
         for (score, (low, share)) in scores[found.clone()].iter_mut().zip(places) {
@@ -211,15 +211,15 @@ impl<T: Number> CopeMap<'_, T> {
     #[inline(always)]
     fn row_backward(
         &self,
-        seen: &Seen,
+        seen: &VisibleKeys,
         scores: &[T],
         z: &[T],
         d_scores: &mut [T],
         to: &mut [T],
-        scratch: &mut Scratch<T>,
+        scratch: &mut CopeScratch<T>,
     ) {
         let (found, last) = (self.place(seen, scores, scratch), self.last());
-        let Scratch { gates, low, share, d_sums, d_z, .. } = scratch;
+        let CopeScratch { gates, low, share, d_sums, d_z, .. } = scratch;
         d_z.fill(T::ZERO);
         for (turn, key) in found.clone().enumerate() {
             let (low, share, d) = (low[key] as usize, share[key], d_scores[key]);
@@ -255,7 +255,7 @@ impl<T: Number> CopeMap<'_, T> {
     }
 }
 
-impl<T: Number> ScoreMod<T> for CopeMap<'_, T> {
+impl<T: Number> ScoreMod<T> for CopeMod<'_, T> {
     fn parameters(&self) -> usize {
         self.cope.len()
     }
@@ -265,50 +265,50 @@ impl<T: Number> ScoreMod<T> for CopeMap<'_, T> {
     }
 
     fn forward(&self, block: &ScoreBlock<T>, scores: &mut [T]) {
-        run(Forward { over: self, block, scores });
+        run(CopeForward { over: self, block, scores });
     }
 
     fn backward(&self, block: &ScoreBlock<T>, scores: &[T], gradients: ScoreModGradients<T>) {
-        run(Backward { over: self, block, scores, gradients });
+        run(CopeBackward { over: self, block, scores, gradients });
     }
 }
 
-struct Forward<'a, T> {
-    over: &'a CopeMap<'a, T>,
+struct CopeForward<'a, T> {
+    over: &'a CopeMod<'a, T>,
     block: &'a ScoreBlock<'a, T>,
     scores: &'a mut [T],
 }
 
-impl<T: Number> SimdKernel<T> for Forward<'_, T> {
+impl<T: Number> SimdKernel<T> for CopeForward<'_, T> {
     type Output = ();
 
     #[inline(always)]
     fn run<L: Lanes<Number = T>>(self, lanes: L) {
-        let Forward { over, block, scores } = self;
+        let CopeForward { over, block, scores } = self;
         let mut products = vec![T::ZERO; block.rows * over.stride];
         let mut scratch = over.scratch(block.columns);
         for (head, scores) in scores.chunks_exact_mut(block.rows * block.columns).enumerate() {
             over.products(lanes, block, head, &mut products);
             for (row, scores) in scores.chunks_exact_mut(block.columns).enumerate() {
-                over.row(&Seen::new(block, row), scores, &products[row * over.stride..], &mut scratch);
+                over.row(&VisibleKeys::new(block, row), scores, &products[row * over.stride..], &mut scratch);
             }
         }
     }
 }
 
-struct Backward<'a, T> {
-    over: &'a CopeMap<'a, T>,
+struct CopeBackward<'a, T> {
+    over: &'a CopeMod<'a, T>,
     block: &'a ScoreBlock<'a, T>,
     scores: &'a [T],
     gradients: ScoreModGradients<'a, T>,
 }
 
-impl<T: Number> SimdKernel<T> for Backward<'_, T> {
+impl<T: Number> SimdKernel<T> for CopeBackward<'_, T> {
     type Output = ();
 
     #[inline(always)]
     fn run<L: Lanes<Number = T>>(self, lanes: L) {
-        let Backward { over, block, scores, gradients } = self;
+        let CopeBackward { over, block, scores, gradients } = self;
         let (d, rows, size) = (over.cope.head_dim, block.rows, block.rows * block.columns);
         let [mut products, mut d_products] = [(); 2].map(|()| vec![T::ZERO; rows * over.stride]);
         let mut scratch = over.scratch(block.columns);
@@ -320,7 +320,7 @@ impl<T: Number> SimdKernel<T> for Backward<'_, T> {
             for row in 0..rows {
                 let (keys, positions) = (row * block.columns, row * over.stride);
                 over.row_backward(
-                    &Seen::new(block, row),
+                    &VisibleKeys::new(block, row),
                     &scores[keys..][..block.columns],
                     &products[positions..][..over.stride],
                     &mut d_scores[keys..][..block.columns],

@@ -21,8 +21,8 @@ use super::chunk::{WIDTH, channels};
 use crate::Number;
 use crate::cpu::lanes::{Lanes, SimdKernel};
 use crate::tiles::rows::Transpose;
-pub use lines::Lines;
-use pieces::Pieces;
+pub use lines::FireLines;
+use pieces::FirePieces;
 
 /// Sizes and constants.
 #[derive(Clone, Debug, PartialEq)]
@@ -67,7 +67,7 @@ impl Fire {
 pub(super) struct FireBias<'a, T> {
     heads: usize,
     network: [&'a [T]; 4],
-    pieces: Pieces<T>,
+    pieces: FirePieces<T>,
     drawn: Option<&'a [usize]>,
     /// Of each distance: psi and its derivative in c.
     psi: [Vec<T>; 2],
@@ -77,13 +77,13 @@ pub(super) struct FireBias<'a, T> {
 
 /// The pairs of one query with consecutive keys.
 #[derive(Clone, Copy)]
-pub(super) struct Pairs {
+pub(super) struct KeyPairs {
     pub(super) query: isize,
     pub(super) first_key: usize,
     pub(super) count: usize,
 }
 
-impl Pairs {
+impl KeyPairs {
     /// Calls `f` with the place, distance and later token of each.
     #[inline(always)]
     fn each(self, drawn: Option<&[usize]>, mut f: impl FnMut(usize, usize, usize)) {
@@ -108,7 +108,7 @@ impl Pairs {
 }
 
 /// What a chunk needs: of each pair t and its piece, and with heads as lanes, `[WIDTH, room]`, biases or their gradient.
-pub(super) struct Scratch<T> {
+pub(super) struct FireScratch<T> {
     t: Vec<T>,
     piece: Vec<usize>,
     /// What else the gradient of a pair is multiplied by: the derivatives of t in c and in m.
@@ -149,19 +149,19 @@ impl<'a, T: Number> FireBias<'a, T> {
         let psi = [distances().map(|d| cast(psi(d))).collect(), distances().map(|d| cast(psi_in_c(d))).collect()];
         let network = [first, first_bias, second, second_bias];
         let drawn = fire.drawn.as_deref();
-        FireBias { heads, network, pieces: Pieces::new(fire, heads, network), drawn, psi, inverse }
+        FireBias { heads, network, pieces: FirePieces::new(fire, heads, network), drawn, psi, inverse }
     }
 
-    pub(super) fn scratch(&self) -> Scratch<T> {
+    pub(super) fn scratch(&self) -> FireScratch<T> {
         let [t, in_c, in_m] = [(); 3].map(|()| channels(1));
         let [by_head, by_key] = [(); 2].map(|()| channels(self.pieces.room));
-        Scratch { t, piece: vec![0; WIDTH], slopes: [in_c, in_m], by_head, by_key }
+        FireScratch { t, piece: vec![0; WIDTH], slopes: [in_c, in_m], by_head, by_key }
     }
 
     /// Finds t and the piece of each pair.
     #[inline(always)]
-    pub(super) fn place(&self, pairs: Pairs, scratch: &mut Scratch<T>) {
-        let Scratch { t, piece, .. } = scratch;
+    pub(super) fn place(&self, pairs: KeyPairs, scratch: &mut FireScratch<T>) {
+        let FireScratch { t, piece, .. } = scratch;
         pairs.each(self.drawn, |at, distance, later| t[at] = self.psi[0][distance] * self.inverse[0][later]);
         let mut last = 0;
         for (t, piece) in t[..pairs.count].iter().zip(piece) {
@@ -172,10 +172,16 @@ impl<'a, T: Number> FireBias<'a, T> {
 
     /// The bias of a chunk, `[H, WIDTH]`, with zeros up to a whole vector.
     #[inline(always)]
-    pub(super) fn bias<L: Lanes<Number = T>>(&self, lanes: L, pairs: Pairs, scratch: &mut Scratch<T>, to: &mut [T]) {
+    pub(super) fn bias<L: Lanes<Number = T>>(
+        &self,
+        lanes: L,
+        pairs: KeyPairs,
+        scratch: &mut FireScratch<T>,
+        to: &mut [T],
+    ) {
         self.place(pairs, scratch);
         let (columns, room) = (pairs.count.next_multiple_of(L::COUNT), self.pieces.room);
-        let Scratch { t, piece, by_head, by_key, .. } = scratch;
+        let FireScratch { t, piece, by_head, by_key, .. } = scratch;
         let rows = by_head.chunks_exact_mut(room).zip(t.iter().zip(&*piece));
         for (row, (&t, &piece)) in rows.take(pairs.count) {
             let (values, slopes) = self.pieces.line(piece);
@@ -201,13 +207,13 @@ impl<'a, T: Number> FireBias<'a, T> {
     pub(super) fn backward<L: Lanes<Number = T>>(
         &self,
         lanes: L,
-        pairs: Pairs,
+        pairs: KeyPairs,
         (d_bias, stride): (&[T], usize),
-        scratch: &mut Scratch<T>,
+        scratch: &mut FireScratch<T>,
         sums: &mut [T],
     ) {
         let room = self.pieces.room;
-        let Scratch { t, piece, slopes: [in_c, in_m], by_head, by_key } = scratch;
+        let FireScratch { t, piece, slopes: [in_c, in_m], by_head, by_key } = scratch;
         let ([psi, psi_in_c], [inverse, inverse_in_c, inverse_in_m]) = (&self.psi, &self.inverse);
         pairs.each(self.drawn, |at, distance, later| {
             in_c[at] = psi_in_c[distance] * inverse[later] + psi[distance] * inverse_in_c[later];
@@ -227,7 +233,7 @@ impl<'a, T: Number> FireBias<'a, T> {
             first = run.end;
             let factors = [&t[run.clone()], &in_c[run.clone()], &in_m[run.clone()]];
             let sums = &mut sums[own * MOMENTS * room..][..MOMENTS * room];
-            lanes.run(Moments { d: &by_head[run.start * room..run.end * room], factors, sums });
+            lanes.run(FireMoments { d: &by_head[run.start * room..run.end * room], factors, sums });
         }
     }
 
@@ -262,20 +268,20 @@ impl<'a, T: Number> FireBias<'a, T> {
 }
 
 /// Adds rows times factors, `[keys, room]`, to four sums of them: plain, and with each of three factors.
-struct Moments<'a, T> {
+struct FireMoments<'a, T> {
     d: &'a [T],
     factors: [&'a [T]; 3],
     /// `[MOMENTS, room]`
     sums: &'a mut [T],
 }
 
-impl<T: Number> SimdKernel<T> for Moments<'_, T> {
+impl<T: Number> SimdKernel<T> for FireMoments<'_, T> {
     type Output = ();
 
     #[allow(clippy::needless_range_loop, reason = "four arrays walk together")]
     #[inline(always)]
     fn run<L: Lanes<Number = T>>(self, lanes: L) {
-        let Moments { d, factors, sums } = self;
+        let FireMoments { d, factors, sums } = self;
         let room = sums.len() / MOMENTS;
         assert!(room.is_multiple_of(L::COUNT) && factors.iter().all(|factor| factor.len() * room == d.len()));
         for head in (0..room).step_by(L::COUNT) {

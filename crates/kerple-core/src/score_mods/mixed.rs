@@ -10,10 +10,10 @@
 //! once a call, and its gradient is summed by distance over all blocks before W1b and b see it. So a pair costs the scores'
 //! share, `2 H D` multiply-adds, whatever the bias.
 
-use super::bias::{Diagonals, Source};
+use super::bias::{BiasSource, Diagonals};
 use super::chunk::{self, WIDTH, channels};
-use super::fire::{self, Fire, Pairs};
-use super::network::{self, Network, Part};
+use super::fire::{self, Fire, KeyPairs};
+use super::network::{self, Network, NetworkInput};
 use super::{ScoreModExtent, ScoreModSpec};
 use crate::Number;
 use crate::cpu::lanes::{Lanes, SimdKernel, run};
@@ -68,28 +68,28 @@ impl Mixed {
         [table, fire, network]
     }
 
-    pub(super) fn over<'a, T: Number>(&'a self, values: &'a [T], extent: ScoreModExtent) -> MixedMap<'a, T> {
+    pub(super) fn over<'a, T: Number>(&'a self, values: &'a [T], extent: ScoreModExtent) -> MixedMod<'a, T> {
         let sizes = self.sizes(extent);
         crate::check_shape!(values, P = sizes.iter().sum::<usize>());
         let (of_bias, of_network) = values.split_at(sizes[0] + sizes[1]);
         let network = self.network.as_ref();
         let network =
             network.map(|network| network::NetworkUnits::new(network, self.heads, self.has_bias(), of_network));
-        let source = Source::new(self, of_bias, sizes, extent, network.as_ref());
-        MixedMap { mixed: self, sizes, source, network }
+        let source = BiasSource::new(self, of_bias, sizes, extent, network.as_ref());
+        MixedMod { mixed: self, sizes, source, network }
     }
 }
 
 /// The map with its numbers.
 #[derive(Debug)]
-pub(super) struct MixedMap<'a, T> {
+pub(super) struct MixedMod<'a, T> {
     mixed: &'a Mixed,
     sizes: [usize; 3],
-    source: Source<'a, T>,
+    source: BiasSource<'a, T>,
     network: Option<network::NetworkUnits<'a, T>>,
 }
 
-impl<T: Number> ScoreMod<T> for MixedMap<'_, T> {
+impl<T: Number> ScoreMod<T> for MixedMod<'_, T> {
     fn parameters(&self) -> usize {
         self.sizes.iter().sum()
     }
@@ -99,12 +99,12 @@ impl<T: Number> ScoreMod<T> for MixedMap<'_, T> {
     }
 
     fn forward(&self, block: &ScoreBlock<T>, scores: &mut [T]) {
-        run(Forward { over: self, block, scores });
+        run(MixedForward { over: self, block, scores });
     }
 
     fn backward(&self, block: &ScoreBlock<T>, scores: &[T], gradients: ScoreModGradients<T>) {
         let ScoreModGradients { d_scores, d_q: _, sums } = gradients;
-        run(Backward { over: self, block, scores, d_scores, sums });
+        run(MixedBackward { over: self, block, scores, d_scores, sums });
     }
 
     fn sums(&self) -> usize {
@@ -112,47 +112,47 @@ impl<T: Number> ScoreMod<T> for MixedMap<'_, T> {
     }
 
     fn finish(&self, sums: &[T], d_parameters: &mut [T]) {
-        run(Finish { over: self, sums, to: d_parameters });
+        run(MixedFinish { over: self, sums, to: d_parameters });
     }
 }
 
 /// The pairs of one row that are handled at a time: whole vectors of keys, unseen ones at both ends.
 #[derive(Clone, Copy)]
-struct Chunk {
+struct KeyChunk {
     /// Where they start in the scores of the first head.
     at: usize,
     keys: usize,
     /// Distance of the first.
     distance: isize,
     /// Without the unseen keys after the last.
-    pairs: Pairs,
+    pairs: KeyPairs,
 }
 
 /// Calls `f` with each chunk of what the rows see. Columns are whole vectors.
 #[inline(always)]
-fn each_chunk<L: Lanes>(block: &ScoreBlock<L::Number>, mut f: impl FnMut(Chunk)) {
+fn each_chunk<L: Lanes>(block: &ScoreBlock<L::Number>, mut f: impl FnMut(KeyChunk)) {
     for row in 0..block.rows {
         let visible = block.visible(row);
         let (start, end) = (visible.start / L::COUNT * L::COUNT, visible.end.next_multiple_of(L::COUNT));
         for first in (start..end).step_by(WIDTH) {
             let query = block.first_position + row as isize;
             let keys = (end - first).min(WIDTH);
-            let pairs = Pairs { query, first_key: block.first_key + first, count: keys.min(visible.end - first) };
-            f(Chunk { at: row * block.columns + first, keys, distance: block.distance(row, first), pairs });
+            let pairs = KeyPairs { query, first_key: block.first_key + first, count: keys.min(visible.end - first) };
+            f(KeyChunk { at: row * block.columns + first, keys, distance: block.distance(row, first), pairs });
         }
     }
 }
 
 /// A row of each head, `keys` long: `f(head, row)`.
 #[inline(always)]
-fn each_head<T>(all: &mut [T], chunk: Chunk, stride: usize, mut f: impl FnMut(usize, &mut [T])) {
+fn each_head<T>(all: &mut [T], chunk: KeyChunk, stride: usize, mut f: impl FnMut(usize, &mut [T])) {
     for (head, row) in all[chunk.at..].chunks_mut(stride).enumerate() {
         f(head, &mut row[..chunk.keys]);
     }
 }
 
 /// What a chunk is computed in.
-struct Scratch<T> {
+struct MixedScratch<T> {
     /// `[H, WIDTH]`
     bias: Vec<T>,
     d_bias: Vec<T>,
@@ -161,7 +161,7 @@ struct Scratch<T> {
     /// With units as lanes, `[WIDTH, room]`.
     units: Vec<T>,
     d_units: Vec<T>,
-    fire: Option<fire::Scratch<T>>,
+    fire: Option<fire::FireScratch<T>>,
 }
 
 /// The parts of an array of these lengths.
@@ -181,28 +181,28 @@ pub(super) fn cut_mut<T, const N: usize>(mut all: &mut [T], lengths: [usize; N])
     })
 }
 
-impl<T: Number> MixedMap<'_, T> {
-    fn scratch(&self) -> Scratch<T> {
+impl<T: Number> MixedMod<'_, T> {
+    fn scratch(&self) -> MixedScratch<T> {
         let room = self.network.as_ref().map_or(0, |network| network.room);
         let [bias, d_bias] = [(); 2].map(|()| channels(self.mixed.heads));
         let [hidden, units, d_units] = [(); 3].map(|()| channels(room));
-        Scratch { bias, d_bias, hidden, units, d_units, fire: self.source.scratch() }
+        MixedScratch { bias, d_bias, hidden, units, d_units, fire: self.source.scratch() }
     }
 
     /// Columns of what is summed by distance; where there is no table, by the place in a chunk.
     fn stride(&self) -> usize {
-        if let Source::Table(table) = &self.source { table.stride } else { WIDTH }
+        if let BiasSource::Table(table) = &self.source { table.stride } else { WIDTH }
     }
 
     fn column(&self, distance: isize) -> usize {
-        if let Source::Table(table) = &self.source { table.column(distance) as usize } else { 0 }
+        if let BiasSource::Table(table) = &self.source { table.column(distance) as usize } else { 0 }
     }
 
     /// Lengths of what the backward sums: FIRE's; by distance the gradient in f, `[H, stride]`, and in z, `[stride, room]`;
     /// that in W1 of scores, in W1 of biases unless they are a table's, and in W2, `[H, room]` each.
     fn lengths(&self) -> [usize; 6] {
         let (heads, stride) = (self.mixed.heads, self.stride());
-        let fire = if let Source::Fire(fire) = &self.source { fire.sums() } else { 0 };
+        let fire = if let BiasSource::Fire(fire) = &self.source { fire.sums() } else { 0 };
         let by_distance = if self.network.is_some() || self.sizes[0] > 0 { heads * stride } else { 0 };
         let Some(network) = &self.network else { return [fire, by_distance, 0, 0, 0, 0] };
         let weights = heads * network.room;
@@ -219,32 +219,35 @@ fn copy_columns<T: Copy>((values, from): (&[T], usize), (to, columns): (&mut [T]
     }
 }
 
-/// A block and its values.
-type Widened<'q, T> = (ScoreBlock<'q, T>, Vec<T>);
+/// A block whose columns are whole vectors, and its values.
+struct WideBlock<'q, T> {
+    block: ScoreBlock<'q, T>,
+    values: Vec<T>,
+}
 
 /// The block and its values with columns that are whole vectors, where they are not so already.
-fn widened<'q, L: Lanes>(block: &ScoreBlock<'q, L::Number>, values: &[L::Number]) -> Option<Widened<'q, L::Number>> {
+fn widened<'q, L: Lanes>(block: &ScoreBlock<'q, L::Number>, values: &[L::Number]) -> Option<WideBlock<'q, L::Number>> {
     let columns = block.columns.next_multiple_of(L::COUNT);
     (columns != block.columns).then(|| {
         let mut to = vec![L::Number::ZERO; block.heads * block.rows * columns];
         copy_columns((values, block.columns), (&mut to, columns));
-        (ScoreBlock { columns, ..*block }, to)
+        WideBlock { block: ScoreBlock { columns, ..*block }, values: to }
     })
 }
 
-struct Forward<'a, T> {
-    over: &'a MixedMap<'a, T>,
+struct MixedForward<'a, T> {
+    over: &'a MixedMod<'a, T>,
     block: &'a ScoreBlock<'a, T>,
     scores: &'a mut [T],
 }
 
-impl<T: Number> SimdKernel<T> for Forward<'_, T> {
+impl<T: Number> SimdKernel<T> for MixedForward<'_, T> {
     type Output = ();
 
     #[inline(always)]
     fn run<L: Lanes<Number = T>>(self, lanes: L) {
-        let Forward { over, block, scores } = self;
-        if let Some((wide, mut all)) = widened::<L>(block, scores) {
+        let MixedForward { over, block, scores } = self;
+        if let Some(WideBlock { block: wide, values: mut all }) = widened::<L>(block, scores) {
             over.forward(&wide, &mut all);
             return copy_columns((&all, wide.columns), (scores, block.columns));
         }
@@ -253,7 +256,7 @@ impl<T: Number> SimdKernel<T> for Forward<'_, T> {
     }
 }
 
-impl<T: Number> MixedMap<'_, T> {
+impl<T: Number> MixedMod<'_, T> {
     /// Maps a chunk of scores.
     #[inline(always)]
     fn chunk<L: Lanes<Number = T>>(
@@ -261,14 +264,14 @@ impl<T: Number> MixedMap<'_, T> {
         lanes: L,
         block: &ScoreBlock<T>,
         scores: &mut [T],
-        chunk: Chunk,
-        scratch: &mut Scratch<T>,
+        chunk: KeyChunk,
+        scratch: &mut MixedScratch<T>,
     ) {
         let (keys, stride, column) = (chunk.keys, block.rows * block.columns, self.column(chunk.distance));
-        let Scratch { bias, hidden, fire, .. } = scratch;
+        let MixedScratch { bias, hidden, fire, .. } = scratch;
         let (bias, bias_stride) = match (&self.source, fire) {
-            (Source::Table(table), _) => (&table.bias[column..], table.stride),
-            (Source::Fire(of), Some(fire)) => {
+            (BiasSource::Table(table), _) => (&table.bias[column..], table.stride),
+            (BiasSource::Fire(of), Some(fire)) => {
                 of.bias(lanes, chunk.pairs, fire, bias);
                 (&bias[..], WIDTH)
             }
@@ -276,12 +279,12 @@ impl<T: Number> MixedMap<'_, T> {
         };
         if let Some(network) = &self.network {
             let store = match &self.source {
-                Source::Table(table) => StoreMode::AddTo(&table.hidden[0][column..], table.stride),
-                Source::Fire(_) | Source::None => StoreMode::AddTo(&network.constant[0], WIDTH),
+                BiasSource::Table(table) => StoreMode::AddTo(&table.hidden[0][column..], table.stride),
+                BiasSource::Fire(_) | BiasSource::None => StoreMode::AddTo(&network.constant[0], WIDTH),
             };
-            network.first_onto(lanes, Part::Scores, (&scores[chunk.at..], stride), store, hidden, keys);
-            if let Source::Fire(_) = self.source {
-                network.add_first(lanes, Part::Biases, (bias, WIDTH), hidden, keys);
+            network.first_onto(lanes, NetworkInput::Scores, (&scores[chunk.at..], stride), store, hidden, keys);
+            if let BiasSource::Fire(_) = self.source {
+                network.add_first(lanes, NetworkInput::Biases, (bias, WIDTH), hidden, keys);
             }
         }
         each_head(scores, chunk, stride, |head, row| {
@@ -298,21 +301,21 @@ impl<T: Number> MixedMap<'_, T> {
     }
 }
 
-struct Backward<'a, T> {
-    over: &'a MixedMap<'a, T>,
+struct MixedBackward<'a, T> {
+    over: &'a MixedMod<'a, T>,
     block: &'a ScoreBlock<'a, T>,
     scores: &'a [T],
     d_scores: &'a mut [T],
     sums: &'a mut [T],
 }
 
-impl<T: Number> SimdKernel<T> for Backward<'_, T> {
+impl<T: Number> SimdKernel<T> for MixedBackward<'_, T> {
     type Output = ();
 
     #[inline(always)]
     fn run<L: Lanes<Number = T>>(self, lanes: L) {
-        let Backward { over, block, scores, d_scores, sums } = self;
-        if let Some((wide, mut d_all)) = widened::<L>(block, d_scores) {
+        let MixedBackward { over, block, scores, d_scores, sums } = self;
+        if let Some(WideBlock { block: wide, values: mut d_all }) = widened::<L>(block, d_scores) {
             let (mut all, columns) = (vec![T::ZERO; d_all.len()], wide.columns);
             copy_columns((scores, block.columns), (&mut all, columns));
             over.backward(&wide, &all, ScoreModGradients { d_scores: &mut d_all, d_q: &mut [], sums });
@@ -321,7 +324,7 @@ impl<T: Number> SimdKernel<T> for Backward<'_, T> {
         let mut sums = cut_mut(sums, over.lengths());
         let (mut scratch, stride) = (over.scratch(), block.rows * block.columns);
         each_chunk::<L>(block, |chunk| {
-            if let (Source::Fire(of), Some(fire)) = (&over.source, &mut scratch.fire) {
+            if let (BiasSource::Fire(of), Some(fire)) = (&over.source, &mut scratch.fire) {
                 match over.network {
                     Some(_) => of.bias(lanes, chunk.pairs, fire, &mut scratch.bias),
                     None => of.place(chunk.pairs, fire),
@@ -343,36 +346,36 @@ impl<T: Number> SimdKernel<T> for Backward<'_, T> {
                 }
                 None => (&d_scores[chunk.at..], stride),
             };
-            if let (Source::Fire(of), Some(scratch)) = (&over.source, &mut scratch.fire) {
+            if let (BiasSource::Fire(of), Some(scratch)) = (&over.source, &mut scratch.fire) {
                 of.backward(lanes, chunk.pairs, d_bias, scratch, sums[0]);
             }
         });
     }
 }
 
-impl<T: Number> MixedMap<'_, T> {
+impl<T: Number> MixedMod<'_, T> {
     /// From the gradient in a chunk's mapped scores to that in its scores, and in its biases where they are no table's.
     #[inline(always)]
     fn network_backward<L: Lanes<Number = T>>(
         &self,
         lanes: L,
         network: &network::NetworkUnits<T>,
-        chunk: Chunk,
+        chunk: KeyChunk,
         (scores, d_scores, stride): (&[T], &mut [T], usize),
         [_, _, of_z, of_scores, of_biases, second]: &mut [&mut [T]; 6],
-        scratch: &mut Scratch<T>,
+        scratch: &mut MixedScratch<T>,
     ) {
         let (keys, room, column) = (chunk.keys, network.room, self.column(chunk.distance));
-        let Scratch { bias, d_bias, hidden, units, d_units, .. } = scratch;
+        let MixedScratch { bias, d_bias, hidden, units, d_units, .. } = scratch;
         let scores = (&scores[chunk.at..], stride);
-        let bias = if let Source::Fire(_) = self.source { Some((&bias[..], WIDTH)) } else { None };
+        let bias = if let BiasSource::Fire(_) = self.source { Some((&bias[..], WIDTH)) } else { None };
         let store = match &self.source {
-            Source::Table(table) => StoreMode::AddTo(&table.hidden[1][column * room..], room),
-            Source::Fire(_) | Source::None => StoreMode::AddTo(&network.constant[1], room),
+            BiasSource::Table(table) => StoreMode::AddTo(&table.hidden[1][column * room..], room),
+            BiasSource::Fire(_) | BiasSource::None => StoreMode::AddTo(&network.constant[1], room),
         };
-        network.units(lanes, Part::Scores, scores, store, units, keys);
+        network.units(lanes, NetworkInput::Scores, scores, store, units, keys);
         if let Some(bias) = bias {
-            network.units(lanes, Part::Biases, bias, StoreMode::Accumulate, units, keys);
+            network.units(lanes, NetworkInput::Biases, bias, StoreMode::Accumulate, units, keys);
         }
         network.units_backward(lanes, (&d_scores[chunk.at..], stride), d_units, keys);
         let by_distance = &mut of_z[column * room..][..keys * room];
@@ -384,7 +387,7 @@ impl<T: Number> MixedMap<'_, T> {
             *sum += *d;
         }
         network.add_weights(lanes, (&d_scores[chunk.at..], stride), units, second, keys);
-        if network.sees(Part::Scores) {
+        if network.sees(NetworkInput::Scores) {
             network.add_weights(lanes, scores, d_units, of_scores, keys);
         }
         let (from, to) = (&d_units[..], &mut hidden[..]);
@@ -395,33 +398,33 @@ impl<T: Number> MixedMap<'_, T> {
             if self.mixed.adds_bias() {
                 chunk::load(lanes, &d_scores[chunk.at..], stride, d_bias, keys);
             }
-            network.add_first_backward(lanes, Part::Biases, hidden, (d_bias, WIDTH), keys);
+            network.add_first_backward(lanes, NetworkInput::Biases, hidden, (d_bias, WIDTH), keys);
         }
-        network.add_first_backward(lanes, Part::Scores, hidden, (&mut d_scores[chunk.at..], stride), keys);
+        network.add_first_backward(lanes, NetworkInput::Scores, hidden, (&mut d_scores[chunk.at..], stride), keys);
     }
 }
 
 /// Makes the gradient in the numbers of what was summed.
-struct Finish<'a, T> {
-    over: &'a MixedMap<'a, T>,
+struct MixedFinish<'a, T> {
+    over: &'a MixedMod<'a, T>,
     sums: &'a [T],
     to: &'a mut [T],
 }
 
-impl<T: Number> SimdKernel<T> for Finish<'_, T> {
+impl<T: Number> SimdKernel<T> for MixedFinish<'_, T> {
     type Output = ();
 
     #[inline(always)]
     fn run<L: Lanes<Number = T>>(self, lanes: L) {
-        let Finish { over, sums, to } = self;
+        let MixedFinish { over, sums, to } = self;
         let [fire, of_f, of_z, of_scores, of_biases, second] = cut(sums, over.lengths());
         to.fill(T::ZERO);
         let [to_table, to_fire, to_network] = cut_mut(to, over.sizes);
         let mut of_biases = of_biases.to_vec();
         match &over.source {
-            Source::None => {}
-            Source::Fire(of) => of.finish(fire, to_fire),
-            Source::Table(table) => over.finish_table(lanes, table, of_f, of_z, &mut of_biases, to_table),
+            BiasSource::None => {}
+            BiasSource::Fire(of) => of.finish(fire, to_fire),
+            BiasSource::Table(table) => over.finish_table(lanes, table, of_f, of_z, &mut of_biases, to_table),
         }
         if let Some(network) = &over.network {
             network.finish([of_scores, &of_biases, second, of_z, of_f], to_network);
@@ -429,7 +432,7 @@ impl<T: Number> SimdKernel<T> for Finish<'_, T> {
     }
 }
 
-impl<T: Number> MixedMap<'_, T> {
+impl<T: Number> MixedMod<'_, T> {
     /// From sums by distance to the gradient in the table, and in W1 through it.
     #[inline(always)]
     fn finish_table<L: Lanes<Number = T>>(
@@ -461,7 +464,7 @@ impl<T: Number> MixedMap<'_, T> {
                     to,
                     width: WIDTH,
                 });
-                network.add_first_backward(lanes, Part::Biases, &d_hidden, (&mut d_bias, WIDTH), WIDTH);
+                network.add_first_backward(lanes, NetworkInput::Biases, &d_hidden, (&mut d_bias, WIDTH), WIDTH);
                 network.add_weights(lanes, bias, from, of_biases, WIDTH);
             }
             let count = WIDTH.min(table.columns - column);

@@ -119,7 +119,7 @@ pub(super) struct NetworkUnits<'a, T> {
 
 /// Scores or biases.
 #[derive(Clone, Copy)]
-pub(super) enum Part {
+pub(super) enum NetworkInput {
     Scores = 0,
     Biases = 1,
 }
@@ -134,10 +134,8 @@ impl<'a, T: Number> NetworkUnits<'a, T> {
         let (first, rest) = values.split_at(hidden * inputs);
         let (first_bias, rest) = rest.split_at(hidden);
         let (second, second_bias) = rest.split_at(heads * hidden);
-        let places = match has_bias {
-            false => [Some(0), None],
-            true => [network.variant.scores(), Some(network.variant.biases() * heads)],
-        };
+        let places =
+            if has_bias { [network.variant.scores(), Some(network.variant.biases() * heads)] } else { [Some(0), None] };
         let room = hidden.next_multiple_of(ROOM);
         let rows = |of: &dyn Fn(usize, usize) -> T| {
             let row = |head| (0..room).map(move |unit| if unit < hidden { of(head, unit) } else { T::ZERO });
@@ -166,12 +164,10 @@ impl<'a, T: Number> NetworkUnits<'a, T> {
 
     /// The columns of W1 for one part, `[D, H]`, or their transpose `[H, D]`.
     #[inline(always)]
-    fn first(&self, part: Part, transposed: bool) -> Option<StridedMatrix<'a, T>> {
+    fn first(&self, part: NetworkInput, transposed: bool) -> Option<StridedMatrix<'a, T>> {
         let data = &self.first[self.places[part as usize]?..];
-        Some(match transposed {
-            false => StridedMatrix { data, row_stride: self.inputs, column_stride: 1 },
-            true => StridedMatrix { data, row_stride: 1, column_stride: self.inputs },
-        })
+        let [row_stride, column_stride] = if transposed { [1, self.inputs] } else { [self.inputs, 1] };
+        Some(StridedMatrix { data, row_stride, column_stride })
     }
 
     /// `to += W1 u` for one part of u; to `[D, WIDTH]`.
@@ -179,7 +175,7 @@ impl<'a, T: Number> NetworkUnits<'a, T> {
     pub(super) fn add_first<L: Lanes<Number = T>>(
         &self,
         lanes: L,
-        part: Part,
+        part: NetworkInput,
         from: Channels<T>,
         to: &mut [T],
         columns: usize,
@@ -192,7 +188,7 @@ impl<'a, T: Number> NetworkUnits<'a, T> {
     pub(super) fn first_onto<L: Lanes<Number = T>>(
         &self,
         lanes: L,
-        part: Part,
+        part: NetworkInput,
         (b, b_stride): Channels<T>,
         store: StoreMode<T>,
         to: &mut [T],
@@ -226,7 +222,7 @@ impl<'a, T: Number> NetworkUnits<'a, T> {
     pub(super) fn units<L: Lanes<Number = T>>(
         &self,
         lanes: L,
-        part: Part,
+        part: NetworkInput,
         from: Channels<T>,
         store: StoreMode<T>,
         to: &mut [T],
@@ -297,7 +293,7 @@ impl<'a, T: Number> NetworkUnits<'a, T> {
     pub(super) fn add_first_backward<L: Lanes<Number = T>>(
         &self,
         lanes: L,
-        part: Part,
+        part: NetworkInput,
         d_z: &[T],
         (c, c_stride): (&mut [T], usize),
         columns: usize,
@@ -309,7 +305,7 @@ impl<'a, T: Number> NetworkUnits<'a, T> {
     }
 
     /// Whether it sees one part of its possible inputs.
-    pub(super) fn sees(&self, part: Part) -> bool {
+    pub(super) fn sees(&self, part: NetworkInput) -> bool {
         self.places[part as usize].is_some()
     }
 

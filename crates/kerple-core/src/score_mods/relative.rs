@@ -19,7 +19,7 @@ use super::{ScoreModExtent, ScoreModSpec};
 use crate::Number;
 use crate::cpu::lanes::{Lanes, SimdKernel, run};
 use crate::forms::{ScoreBlock, ScoreDependency, ScoreMod, ScoreModGradients, Strided, ValueMod};
-use vectors::Vectors;
+use vectors::RelativeVectors;
 
 /// What the vectors are and where they come from.
 #[derive(Clone, Debug, PartialEq)]
@@ -29,17 +29,17 @@ pub struct Relative {
     /// Features per head, D.
     pub head_dim: usize,
     /// Where the vectors come from.
-    pub source: Source,
+    pub source: RelativeSource,
     /// Distances that replace `0, 1, 2, ..`, in both directions; at least as many as there are
     /// keys.
-    pub lags: Option<Vec<usize>>,
+    pub drawn: Option<Vec<usize>>,
     /// Whether learned vectors are added to values as well, others of the same number.
     pub values: bool,
 }
 
 /// Where the vectors come from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Source {
+pub enum RelativeSource {
     /// They are learned, `[2 reach + 1, D]`, from distance `-reach` on; distances beyond share the last one of their side.
     Learned {
         /// Largest distance with a vector of its own.
@@ -59,16 +59,16 @@ impl Relative {
     /// Heads with vectors of their own.
     pub fn vector_heads(&self) -> usize {
         match self.source {
-            Source::Learned { .. } => 1,
-            Source::Projected => self.heads,
+            RelativeSource::Learned { .. } => 1,
+            RelativeSource::Projected => self.heads,
         }
     }
 
     /// The distances of the vectors, as the code that computes with them counts: consecutive.
     pub fn distances(&self, extent: ScoreModExtent) -> std::ops::RangeInclusive<isize> {
-        match (self.source, &self.lags) {
-            (Source::Learned { reach }, None) => -(reach as isize)..=reach as isize,
-            (Source::Learned { .. } | Source::Projected, _) => {
+        match (self.source, &self.drawn) {
+            (RelativeSource::Learned { reach }, None) => -(reach as isize)..=reach as isize,
+            (RelativeSource::Learned { .. } | RelativeSource::Projected, _) => {
                 let last = extent.len as isize - 1;
                 -(extent.sides.origin(extent.len) as isize)..=last
             }
@@ -76,8 +76,8 @@ impl Relative {
     }
 
     /// The distance that a vector is really of.
-    pub fn lag(&self, distance: isize) -> isize {
-        let drawn = |distance: usize| self.lags.as_ref().map_or(distance, |lags| lags[distance]) as isize;
+    pub fn drawn_distance(&self, distance: isize) -> isize {
+        let drawn = |distance: usize| self.drawn.as_ref().map_or(distance, |drawn| drawn[distance]) as isize;
         distance.signum() * drawn(distance.unsigned_abs())
     }
 
@@ -85,7 +85,7 @@ impl Relative {
     pub fn waves(&self, extent: ScoreModExtent) -> Vec<f64> {
         let width = self.heads * self.head_dim;
         let rates: Vec<f64> = (0..width / 2).map(|k| 10_000f64.powf(-2.0 * k as f64 / width as f64)).collect();
-        let angles = |distance: isize| rates.iter().map(move |rate| self.lag(distance) as f64 * rate);
+        let angles = |distance: isize| rates.iter().map(move |rate| self.drawn_distance(distance) as f64 * rate);
         let row = |distance| angles(distance).map(f64::sin).chain(angles(distance).map(f64::cos)).collect::<Vec<f64>>();
         self.distances(extent).flat_map(row).collect()
     }
@@ -93,20 +93,21 @@ impl Relative {
     /// Which learned vector each distance of [`Relative::distances`] takes.
     pub fn places(&self, reach: usize, extent: ScoreModExtent) -> impl Iterator<Item = usize> {
         let reach = reach as isize;
-        self.distances(extent).map(move |distance| (self.lag(distance).clamp(-reach, reach) + reach) as usize)
+        self.distances(extent)
+            .map(move |distance| (self.drawn_distance(distance).clamp(-reach, reach) + reach) as usize)
     }
 
     /// Vectors, `w` and vectors of values of what is learned.
     pub(super) fn numbers(&self, own: &[f64], extent: ScoreModExtent) -> Vec<f64> {
         let (d, width) = (self.head_dim, self.heads * self.head_dim);
         match self.source {
-            Source::Learned { reach } => {
+            RelativeSource::Learned { reach } => {
                 let take = |own: &[f64]| {
                     self.places(reach, extent).flat_map(|place| own[place * d..][..d].to_vec()).collect::<Vec<f64>>()
                 };
                 own.chunks_exact((2 * reach + 1) * d).flat_map(take).collect()
             }
-            Source::Projected => {
+            RelativeSource::Projected => {
                 let (matrix, biases) = own.split_at(width * width);
                 let (u, v) = biases.split_at(width);
                 let dot = |row: &[f64], waves: &[f64]| row.iter().zip(waves).map(|(a, b)| a * b).sum::<f64>();
@@ -121,7 +122,7 @@ impl Relative {
 
     /// Whether queries are shifted by a `w`.
     pub fn is_shifted(&self) -> bool {
-        self.source == Source::Projected
+        self.source == RelativeSource::Projected
     }
 
     /// How many numbers the vectors, `w` and the vectors of values have: `[N, Hr, D]`, `[H, D]` and `[N, D]`.
@@ -131,17 +132,17 @@ impl Relative {
         [count * self.vector_heads(), shift, if self.values { count } else { 0 }]
     }
 
-    pub(super) fn over<'a, T: Number>(&'a self, numbers: &'a [T], extent: ScoreModExtent) -> RelativeMap<'a, T> {
+    pub(super) fn over<'a, T: Number>(&'a self, numbers: &'a [T], extent: ScoreModExtent) -> RelativeMod<'a, T> {
         let sizes = self.sizes(extent);
         crate::check_shape!(numbers, P = sizes.iter().sum::<usize>());
         let (keys, rest) = numbers.split_at(sizes[0]);
         let (shift, values) = rest.split_at(sizes[1]);
         let last = *self.distances(extent).end();
-        RelativeMap {
+        RelativeMod {
             relative: self,
             sizes,
-            keys: Vectors::new(keys, [self.vector_heads(), self.head_dim], last),
-            values: self.values.then(|| Vectors::new(values, [1, self.head_dim], last)),
+            keys: RelativeVectors::new(keys, [self.vector_heads(), self.head_dim], last),
+            values: self.values.then(|| RelativeVectors::new(values, [1, self.head_dim], last)),
             shift,
             scale: T::from_f64(extent.scale),
         }
@@ -150,17 +151,17 @@ impl Relative {
 
 /// The map with its numbers.
 #[derive(Debug)]
-pub(super) struct RelativeMap<'a, T> {
+pub(super) struct RelativeMod<'a, T> {
     relative: &'a Relative,
     sizes: [usize; 3],
-    keys: Vectors<T>,
-    values: Option<Vectors<T>>,
+    keys: RelativeVectors<T>,
+    values: Option<RelativeVectors<T>>,
     /// `[H, D]`, or nothing.
     shift: &'a [T],
     scale: T,
 }
 
-impl<T: Number> RelativeMap<'_, T> {
+impl<T: Number> RelativeMod<'_, T> {
     /// `scale (q + w)` of one head, `[rows, width]`.
     fn shifted(&self, block: &ScoreBlock<T>, head: usize, to: &mut [T]) {
         let d = self.relative.head_dim;
@@ -175,7 +176,7 @@ impl<T: Number> RelativeMap<'_, T> {
     }
 }
 
-impl<T: Number> ScoreMod<T> for RelativeMap<'_, T> {
+impl<T: Number> ScoreMod<T> for RelativeMod<'_, T> {
     fn parameters(&self) -> usize {
         self.sizes.iter().sum()
     }
@@ -185,11 +186,11 @@ impl<T: Number> ScoreMod<T> for RelativeMap<'_, T> {
     }
 
     fn forward(&self, block: &ScoreBlock<T>, scores: &mut [T]) {
-        run(Forward { over: self, block, scores });
+        run(RelativeForward { over: self, block, scores });
     }
 
     fn backward(&self, block: &ScoreBlock<T>, _: &[T], gradients: ScoreModGradients<T>) {
-        run(Backward { over: self, block, gradients });
+        run(RelativeBackward { over: self, block, gradients });
     }
 
     fn values(&self) -> Option<&dyn ValueMod<T>> {
@@ -197,18 +198,18 @@ impl<T: Number> ScoreMod<T> for RelativeMap<'_, T> {
     }
 }
 
-struct Forward<'a, T> {
-    over: &'a RelativeMap<'a, T>,
+struct RelativeForward<'a, T> {
+    over: &'a RelativeMod<'a, T>,
     block: &'a ScoreBlock<'a, T>,
     scores: &'a mut [T],
 }
 
-impl<T: Number> SimdKernel<T> for Forward<'_, T> {
+impl<T: Number> SimdKernel<T> for RelativeForward<'_, T> {
     type Output = ();
 
     #[inline(always)]
     fn run<L: Lanes<Number = T>>(self, lanes: L) {
-        let Forward { over, block, scores } = self;
+        let RelativeForward { over, block, scores } = self;
         let span = over.keys.span(block);
         let mut q = vec![T::ZERO; block.rows * over.keys.width];
         let mut products = vec![T::ZERO; block.rows * span.columns];
@@ -220,18 +221,18 @@ impl<T: Number> SimdKernel<T> for Forward<'_, T> {
     }
 }
 
-struct Backward<'a, T> {
-    over: &'a RelativeMap<'a, T>,
+struct RelativeBackward<'a, T> {
+    over: &'a RelativeMod<'a, T>,
     block: &'a ScoreBlock<'a, T>,
     gradients: ScoreModGradients<'a, T>,
 }
 
-impl<T: Number> SimdKernel<T> for Backward<'_, T> {
+impl<T: Number> SimdKernel<T> for RelativeBackward<'_, T> {
     type Output = ();
 
     #[inline(always)]
     fn run<L: Lanes<Number = T>>(self, lanes: L) {
-        let Backward { over, block, gradients: ScoreModGradients { d_scores, d_q, sums } } = self;
+        let RelativeBackward { over, block, gradients: ScoreModGradients { d_scores, d_q, sums } } = self;
         let (keys, rows, d) = (&over.keys, block.rows, over.relative.head_dim);
         let span = keys.span(block);
         let mut q = vec![T::ZERO; rows * keys.width];
@@ -255,7 +256,7 @@ impl<T: Number> SimdKernel<T> for Backward<'_, T> {
     }
 }
 
-impl<T: Number> ValueMod<T> for RelativeMap<'_, T> {
+impl<T: Number> ValueMod<T> for RelativeMod<'_, T> {
     fn add(&self, block: &ScoreBlock<T>, weights: &[T], out: Strided<&mut [T]>) {
         run(AddValues { over: self, block, weights, out });
     }
@@ -270,7 +271,7 @@ impl<T: Number> ValueMod<T> for RelativeMap<'_, T> {
 }
 
 struct AddValues<'a, T> {
-    over: &'a RelativeMap<'a, T>,
+    over: &'a RelativeMod<'a, T>,
     block: &'a ScoreBlock<'a, T>,
     weights: &'a [T],
     out: Strided<&'a mut [T]>,
@@ -298,7 +299,7 @@ impl<T: Number> SimdKernel<T> for AddValues<'_, T> {
 }
 
 struct AddProducts<'a, T> {
-    over: &'a RelativeMap<'a, T>,
+    over: &'a RelativeMod<'a, T>,
     block: &'a ScoreBlock<'a, T>,
     d_out: Strided<&'a [T]>,
     d_weights: &'a mut [T],
@@ -322,7 +323,7 @@ impl<T: Number> SimdKernel<T> for AddProducts<'_, T> {
 }
 
 struct AddGradient<'a, T> {
-    over: &'a RelativeMap<'a, T>,
+    over: &'a RelativeMod<'a, T>,
     block: &'a ScoreBlock<'a, T>,
     weights: &'a [T],
     d_out: Strided<&'a [T]>,

@@ -3,7 +3,7 @@
 use super::fire::Fire;
 use super::mixed::Bias;
 use super::network::{Edge, Network, Variant};
-use super::relative::{Relative, Source};
+use super::relative::{Relative, RelativeSource};
 use super::{Cope, Mixed, ScoreModExtent, ScoreModSpec};
 use crate::Number;
 use crate::cpu::tests::on_every_set;
@@ -33,20 +33,20 @@ fn maps() -> Vec<ScoreModSpec> {
     let kernels = [(1, Edge::Open), (3, Edge::Open), (5, Edge::Closed)];
     let choices = variants.into_iter().flat_map(|variant| kernels.map(|(kernel, edge)| network(variant, kernel, edge)));
     let (heads, head_dim) = (HEADS, D);
-    let relative = |source, lags| ScoreModSpec::from(Relative { heads, head_dim, source, lags, values: false });
-    let with_values = |reach, lags| {
-        ScoreModSpec::from(Relative { heads, head_dim, source: Source::Learned { reach }, lags, values: true })
+    let relative = |source, drawn| ScoreModSpec::from(Relative { heads, head_dim, source, drawn, values: false });
+    let with_values = |reach, drawn| {
+        ScoreModSpec::from(Relative { heads, head_dim, source: RelativeSource::Learned { reach }, drawn, values: true })
     };
-    let lags = Some((0..200).map(|d| d + d / 3).collect());
+    let drawn = Some((0..200).map(|d| d + d / 3).collect());
     let others = [
-        relative(Source::Learned { reach: 4 }, None),
-        relative(Source::Learned { reach: 300 }, None),
-        relative(Source::Learned { reach: 4 }, lags.clone()),
-        relative(Source::Projected, None),
-        relative(Source::Projected, lags.clone()),
+        relative(RelativeSource::Learned { reach: 4 }, None),
+        relative(RelativeSource::Learned { reach: 300 }, None),
+        relative(RelativeSource::Learned { reach: 4 }, drawn.clone()),
+        relative(RelativeSource::Projected, None),
+        relative(RelativeSource::Projected, drawn.clone()),
         with_values(4, None),
         with_values(300, None),
-        with_values(4, lags),
+        with_values(4, drawn),
         ScoreModSpec::from(Cope { heads, head_dim, positions: 4 }),
         ScoreModSpec::from(Cope { heads, head_dim, positions: 90 }),
     ];
@@ -306,7 +306,7 @@ fn a_kernel_of_one_key_sees_no_neighbour() {
             let case = Case::new(&map, mask, [7, 110], seed);
             let (scores, up) = (case.seen(noise(case.size(), seed + 50)), case.seen(noise(case.size(), seed + 99)));
             let [d_scores, d_values, _] = case.backward::<f64>(&scores, &up);
-            let convolved = super::convolved::ConvolvedMap::new(mixed, network, &case.values, case.extent);
+            let convolved = super::convolved::ConvolvedMod::new(mixed, network, &case.values, case.extent);
             let (mut mapped, mut got) = (scores.clone(), up.clone());
             convolved.forward(&case.block(&[]), &mut mapped);
             assert_close(&case.seen(mapped), &case.forward::<f64>(&case.q, &case.values, &scores), 1e-13, "forward");
@@ -393,18 +393,18 @@ fn neighbours_are_as_the_formula_says() {
 fn projected_vectors_are_waves_through_a_matrix() {
     let (heads, head_dim, width) = (2, 3, 6);
     let own = noise(width * width + 2 * width, 3);
-    for (sides, lags) in
+    for (sides, drawn) in
         [(Sides::OneSided, None), (Sides::TwoSided, None), (Sides::TwoSided, Some(vec![0, 3, 900_000]))]
     {
-        let map = Relative { heads, head_dim, source: Source::Projected, lags: lags.clone(), values: false };
+        let map = Relative { heads, head_dim, source: RelativeSource::Projected, drawn: drawn.clone(), values: false };
         let extent = ScoreModExtent { sides, len: 3, scale: 1.0 };
         let numbers = ScoreModSpec::from(map).numbers(&own, extent);
         let distances: &[isize] = if sides == Sides::OneSided { &[0, 1, 2] } else { &[-2, -1, 0, 1, 2] };
         for (at, distance) in distances.iter().enumerate() {
-            let lag = lags.as_ref().map_or(distance.unsigned_abs(), |lags| lags[distance.unsigned_abs()]);
-            let lag = (lag as f64).copysign(*distance as f64);
+            let wide = drawn.as_ref().map_or(distance.unsigned_abs(), |drawn| drawn[distance.unsigned_abs()]);
+            let wide = (wide as f64).copysign(*distance as f64);
             let rate = |k: usize| 10_000f64.powf(-(2.0 * k as f64) / width as f64);
-            let wave = |m: usize| if m < 3 { (lag * rate(m)).sin() } else { (lag * rate(m - 3)).cos() };
+            let wave = |m: usize| if m < 3 { (wide * rate(m)).sin() } else { (wide * rate(m - 3)).cos() };
             for feature in 0..width {
                 let want: f64 = (0..width).map(|m| own[feature * width + m] * wave(m)).sum();
                 assert!((numbers[at * width + feature] - want).abs() < 1e-14, "{distance} {feature}");

@@ -2,7 +2,7 @@
 //! it.
 
 use crate::claim::{Arm, Claim, Measure};
-use kerple_core::encoding::scaling::Scaling;
+use kerple_core::encoding::scaling::RopeScaling;
 use kerple_core::encoding::{Encoding, Method};
 use kerple_data::tasks::TaskConfig;
 use kerple_lm::analysis::Analysis;
@@ -127,7 +127,7 @@ pub struct EvaluationConfig {
     pub window: Option<usize>,
     /// Other rotary rates, for runs that rotate.
     #[serde(default)]
-    pub rope_scaling: Option<Scaling>,
+    pub rope_scaling: Option<RopeScaling>,
 }
 
 fn segments() -> Protocol {

@@ -38,7 +38,7 @@ pub struct Lines {
 
 impl Lines {
     /// A bias for this many heads.
-    pub fn new(client: &Client, lines: &fire::Lines, heads: usize) -> Lines {
+    pub fn new(client: &Client, lines: &fire::FireLines, heads: usize) -> Lines {
         let pieces = lines.most_pieces();
         // a piece more than there are hidden units
         let width = pieces - 1;

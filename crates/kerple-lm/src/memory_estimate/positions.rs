@@ -23,10 +23,10 @@ use crate::plan::Plan;
 use kerple_burn::ops::linear_attention::MAX_NOISE_VALUES;
 use kerple_burn::plan::{FeatureKind, LinearAttentionConfig};
 use kerple_core::attention::linear::{CHUNK, NEAR};
-use kerple_core::calculus::exponentials::Grid;
-use kerple_core::encoding::{Geometry, Injection, Share};
+use kerple_core::calculus::exponentials::RateGrid;
+use kerple_core::encoding::{Geometry, Injection, ParameterShare};
 use kerple_core::features::ConvShape;
-use kerple_core::forms::{Code, CodeKind};
+use kerple_core::forms::{CodeForm, CodeKind};
 
 /// What is in memory at once.
 #[derive(Clone, Copy, Debug)]
@@ -69,7 +69,7 @@ fn encoding(
     let randomized = encoding.randomized;
     let Geometry { heads, head_dim, d_model, .. } = *geometry;
     let parameters = encoding.parameters(geometry);
-    let has_own = parameters.iter().any(|parameter| parameter.share == Share::Layer);
+    let has_own = parameters.iter().any(|parameter| parameter.share == ParameterShare::Layer);
     let sets = if has_own || randomized.is_some() { layers } else { 1 };
     let draws = randomized.map_or(0, |_| bytes(&[2, rows.span, layers]));
     let held = match encoding.entry() {
@@ -106,7 +106,7 @@ fn attention(
         images.saturating_add(noise(&code.kind, layers, rows))
     });
     let state = state(layer, linear, geometry);
-    let features = linear.width(code.as_ref().map_or(head_dim, Code::realisations));
+    let features = linear.width(code.as_ref().map_or(head_dim, CodeForm::realisations));
     let a_thread = state.saturating_mul(3).saturating_add(bytes(&[8, NEAR, features + head_dim]));
     let threads = a_thread.saturating_mul(rayon::current_num_threads() as u64);
     let kept = state.saturating_mul(states(rows)).saturating_mul((rows.sequences * heads * layers) as u64);
@@ -128,7 +128,7 @@ pub(super) fn held(
 
 /// Random directions of so many layers, and what is there while they are made.
 fn projection((layer, layers): (&LayerSettings, usize), linear: &LinearAttentionConfig, geometry: &Geometry) -> u64 {
-    let width = layer.encoding.code(geometry).as_ref().map_or(geometry.head_dim, Code::realisations);
+    let width = layer.encoding.code(geometry).as_ref().map_or(geometry.head_dim, CodeForm::realisations);
     let features = linear.width(width);
     match linear.feature_map {
         FeatureKind::Relu | FeatureKind::Elu => 0,
@@ -141,9 +141,9 @@ fn projection((layer, layers): (&LayerSettings, usize), linear: &LinearAttention
 /// The sums of one head.
 fn state(layer: &LayerSettings, linear: &LinearAttentionConfig, geometry: &Geometry) -> u64 {
     let Geometry { head_dim, .. } = *geometry;
-    let features = linear.width(layer.encoding.code(geometry).as_ref().map_or(head_dim, Code::realisations));
+    let features = linear.width(layer.encoding.code(geometry).as_ref().map_or(head_dim, CodeForm::realisations));
     let fades = layer.encoding.has_approximate_decay();
-    let terms = linear.demand().filter(|_| fades).map_or(2, |demand| Grid::log(&demand).rates().len() + 8);
+    let terms = linear.demand().filter(|_| fades).map_or(2, |demand| RateGrid::log(&demand).rates().len() + 8);
     let sums = bytes(&[terms, features, head_dim + 1]);
     sums.saturating_add(bytes(&[if fades { NEAR } else { CHUNK }, features + head_dim]))
 }

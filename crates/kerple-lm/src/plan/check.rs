@@ -191,7 +191,7 @@ fn check_gates(task: Option<&TaskConfig>, encoding: &Encoding, attention: &Atten
 /// Only encoders read in both directions.
 fn check_direction(task: Option<&TaskConfig>, encoding: &Encoding) -> Result<()> {
     let is_encoder = OutputHead::of(task).is_bidirectional();
-    if is_encoder && encoding.only_looks_back() {
+    if is_encoder && encoding.is_causal_only() {
         return Err(Error::Config {
             place: "encoding".to_owned(),
             message: format!(
@@ -201,7 +201,7 @@ fn check_direction(task: Option<&TaskConfig>, encoding: &Encoding) -> Result<()>
             hint: "use rotary, or train a decoder".to_owned(),
         });
     }
-    if is_encoder || !encoding.tells_ahead() {
+    if is_encoder || !encoding.has_two_sided_table() {
         return Ok(());
     }
     Err(Error::Config {

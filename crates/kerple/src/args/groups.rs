@@ -5,7 +5,7 @@ use crate::exhausted;
 use clap::{Args, ValueEnum};
 use kerple_burn::device::DeviceName;
 use kerple_core::cpu::InstructionSet;
-use kerple_core::encoding::scaling::Scaling;
+use kerple_core::encoding::scaling::RopeScaling;
 use kerple_core::precision::Precision;
 use kerple_lm::evaluate::{self, EvalRequest, Protocol, SegmentCount};
 use kerple_lm::runtime::Runtime;
@@ -182,10 +182,10 @@ pub fn count(text: &str) -> Result<usize, String> {
 }
 
 /// A scaling of rotary rates: a name, or keys as a run file's inline table.
-pub fn rope_scaling(text: &str) -> Result<Scaling, String> {
+pub fn rope_scaling(text: &str) -> Result<RopeScaling, String> {
     #[derive(serde::Deserialize)]
     struct ScalingTable {
-        scaling: Scaling,
+        scaling: RopeScaling,
     }
     let value = if text.trim_start().starts_with('{') { text.to_owned() } else { format!("{:?}", text.trim()) };
     let line: ScalingTable =

@@ -5,8 +5,8 @@ use crate::args::DescribeArgs;
 use crate::command_error::{CommandError, CommandResult};
 use crate::output::{result, resultln};
 use kerple_core::attention::linear::NEAR;
-use kerple_core::calculus::exponentials::{Amplitude, ErrorBudget, Tolerance};
-use kerple_core::encoding::{Encoding, Geometry, InLinear, Init, METHODS, Method, Parameter};
+use kerple_core::calculus::exponentials::{Amplitude, ErrorBudget, SumTolerance};
+use kerple_core::encoding::{Encoding, EncodingParameter, Geometry, InLinear, METHODS, Method, ParameterInit};
 use kerple_report::plot::{Plot, over_distances};
 use std::path::Path;
 
@@ -39,14 +39,14 @@ fn list(json: bool) {
     }
 }
 
-fn initial(parameter: &Parameter) -> String {
+fn initial(parameter: &EncodingParameter) -> String {
     let start = match parameter.init {
-        Init::Constant(value) => format!("{value}"),
-        Init::Uniform([low, high]) => format!("U[{low}, {high})"),
-        Init::Normal { std } => format!("N(0, {std:.4}^2)"),
-        Init::Around { mean, std } => format!("N({mean}, {std:.4}^2)"),
-        Init::Gains { .. } => "2 N(0, 1) / sqrt(norm)".to_owned(),
-        Init::Gates { spans: [first, last] } => format!("-ln(expm1(1/T)), T from {first} to {last}"),
+        ParameterInit::Constant(value) => format!("{value}"),
+        ParameterInit::Uniform([low, high]) => format!("U[{low}, {high})"),
+        ParameterInit::Normal { std } => format!("N(0, {std:.4}^2)"),
+        ParameterInit::Around { mean, std } => format!("N({mean}, {std:.4}^2)"),
+        ParameterInit::Gains { .. } => "2 N(0, 1) / sqrt(norm)".to_owned(),
+        ParameterInit::Gates { spans: [first, last] } => format!("-ln(expm1(1/T)), T from {first} to {last}"),
     };
     let range = match (parameter.low.is_finite(), parameter.high.is_finite()) {
         (true, true) => format!(", kept in [{}, {}]", parameter.low, parameter.high),
@@ -58,7 +58,7 @@ fn initial(parameter: &Parameter) -> String {
 
 /// What linear attention makes of it.
 fn in_linear(encoding: &Encoding, geometry: &Geometry) -> String {
-    let demand = ErrorBudget { horizon: 1 << 20, tolerance: Tolerance::Thousandth, amplitude: Amplitude::Four };
+    let demand = ErrorBudget { horizon: 1 << 20, tolerance: SumTolerance::Thousandth, amplitude: Amplitude::Four };
     match encoding.in_linear() {
         None => "does not support it".to_owned(),
         Some(InLinear::AsItIs) => "supports it unchanged".to_owned(),

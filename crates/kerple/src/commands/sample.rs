@@ -81,7 +81,12 @@ fn check_range(option: &str, value: Option<f64>, most: f64, hint: &str) -> Comma
 }
 
 /// The tokens to go on from, after the one that is in front of a text.
-fn prompt(args: &SampleArgs, tokenizer: &Tokenizer, music: Option<&MusicSampler>, first: u32) -> Result<Vec<u32>, CommandError> {
+fn prompt(
+    args: &SampleArgs,
+    tokenizer: &Tokenizer,
+    music: Option<&MusicSampler>,
+    first: u32,
+) -> Result<Vec<u32>, CommandError> {
     let mut prompt = vec![first];
     let Some(music) = music else {
         let options = [("--prompt-midi", &args.prompt_midi), ("--midi", &args.midi), ("--svg", &args.svg)];

@@ -98,7 +98,7 @@ impl AttentionOp {
         let (fire, heads) = bias_of(kind).expect("other score modifications have no kernels");
         let numbers: Vec<f32> = self.known.iter().map(|number| *number as f32).collect();
         let extent = self.scores.mask.extent(dims.keys, self.scores.scale);
-        Some(Lines::new(client, &fire::Lines::new(fire, heads, &numbers, extent), heads))
+        Some(Lines::new(client, &fire::FireLines::new(fire, heads, &numbers, extent), heads))
     }
 
     fn on<'a>(&self, inputs: &'a [CubeTensor], lines: Option<Lines>) -> Attention<'a> {

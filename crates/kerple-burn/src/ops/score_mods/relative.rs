@@ -6,15 +6,15 @@ use crate::attention_context::QueryKeyPairs;
 use crate::ops::matmul::exact;
 use burn::tensor::{Int, Tensor, TensorData};
 use kerple_core::score_mods::ScoreModExtent;
-use kerple_core::score_mods::relative::{Relative, Source};
+use kerple_core::score_mods::relative::{Relative, RelativeSource};
 
 /// Vectors, `w` and vectors of values, one after another, of what is learned.
 pub(super) fn numbers(relative: &Relative, own: &Tensor<1>, extent: ScoreModExtent) -> Tensor<1> {
     let (d, width) = (relative.head_dim, relative.heads * relative.head_dim);
     let (device, dtype) = (own.device(), own.dtype());
     match relative.source {
-        Source::Learned { .. } if relative.lags.is_none() => own.clone(),
-        Source::Learned { reach } => {
+        RelativeSource::Learned { .. } if relative.drawn.is_none() => own.clone(),
+        RelativeSource::Learned { reach } => {
             let (each, sets) = (2 * reach + 1, if relative.values { 2 } else { 1 });
             let places = (0..sets).flat_map(|set| relative.places(reach, extent).map(move |place| set * each + place));
             let places: Vec<i64> = places.map(|place| place as i64).collect();
@@ -22,7 +22,7 @@ pub(super) fn numbers(relative: &Relative, own: &Tensor<1>, extent: ScoreModExte
             let places = Tensor::<1, Int>::from_data(TensorData::new(places, [count]), &device);
             own.clone().reshape([sets * each, d]).select(0, places).reshape([count * d])
         }
-        Source::Projected => {
+        RelativeSource::Projected => {
             let mut learned = ParameterReader::new(own);
             let matrix = learned.take([width, width]);
             let [u, v] = [(); 2].map(|()| learned.take([width]));
@@ -39,8 +39,8 @@ pub(super) fn numbers(relative: &Relative, own: &Tensor<1>, extent: ScoreModExte
 pub(super) fn query_bias(relative: &Relative, own: &Tensor<1>) -> Option<Tensor<2>> {
     let (heads, d) = (relative.heads, relative.head_dim);
     match relative.source {
-        Source::Learned { .. } => None,
-        Source::Projected => {
+        RelativeSource::Learned { .. } => None,
+        RelativeSource::Projected => {
             let width = heads * d;
             Some(own.clone().narrow(0, width * width, width).reshape([heads, d]))
         }

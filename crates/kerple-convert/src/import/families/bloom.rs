@@ -41,7 +41,7 @@ pub fn describe(keys: &ConfigKeys) -> Result<ModelDescription> {
         block,
         ..ModelConfig::default()
     };
-    let encoding = Encoding::from(Method::Alibi(alibi::Config::default()));
+    let encoding = Encoding::from(Method::Alibi(alibi::AlibiConfig::default()));
     // no limit; what it was trained at is rarely said
     let train_len = keys.size(&["seq_length"], 2048, SizeLimit::Length)?;
     Ok(ModelDescription::new(ModelFamily::Bloom, ModelShape { model, encoding, train_len }))

@@ -33,6 +33,6 @@ pub fn describe(keys: &ConfigKeys) -> Result<ModelDescription> {
         block,
         ..ModelConfig::default()
     };
-    let encoding = Encoding::from(Method::Learned(learned::Config { positions: Some(positions) }));
+    let encoding = Encoding::from(Method::Learned(learned::LearnedConfig { positions: Some(positions) }));
     Ok(ModelDescription::new(ModelFamily::Gpt2, ModelShape { model, encoding, train_len: positions }))
 }

@@ -62,7 +62,7 @@ pub fn describe(keys: &ConfigKeys) -> Result<ModelDescription> {
         block,
         ..ModelConfig::default()
     };
-    let encoding = Encoding::from(Method::Alibi(alibi::Config { bias_max, ..alibi::Config::default() }));
+    let encoding = Encoding::from(Method::Alibi(alibi::AlibiConfig { bias_max, ..alibi::AlibiConfig::default() }));
     let train_len = keys.size(&["max_seq_len"], 2048, SizeLimit::Length)?;
     let mut described = ModelDescription::new(ModelFamily::Mpt, ModelShape { model, encoding, train_len });
     if bias_max != USUAL_BIAS_MAX {

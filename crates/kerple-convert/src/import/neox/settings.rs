@@ -210,7 +210,7 @@ impl NeoxSettings {
 
     fn encoding(&self, stored: &NeoxTensors, head_dim: usize) -> Result<Encoding> {
         Ok(Encoding::from(match self.pos_emb.as_str() {
-            "learned" => Method::Learned(learned::Config { positions: Some(stored.positions()?) }),
+            "learned" => Method::Learned(learned::LearnedConfig { positions: Some(stored.positions()?) }),
             "rotary" => {
                 let share = self.number("rotary-pct", 1.0)?;
                 let width = (head_dim as f64 * share) as usize;
@@ -219,14 +219,14 @@ impl NeoxSettings {
                 }
                 let width = (width != head_dim).then_some(width);
                 let base = self.number("rotary-emb-base", 10_000.0)?;
-                Method::Rotary(rotary::Config { pct: 1.0, width, base, scaling: None })
+                Method::Rotary(rotary::RotaryConfig { pct: 1.0, width, base, scaling: None })
             }
-            "rpe" => Method::T5(t5::Config {
+            "rpe" => Method::T5(t5::T5Config {
                 num_buckets: self.size_or("rpe-num-buckets", 32)?,
                 max_distance: self.size_or("rpe-max-distance", 128)?,
                 bidirectional: false,
             }),
-            "alibi" => Method::Alibi(alibi::Config::default()),
+            "alibi" => Method::Alibi(alibi::AlibiConfig::default()),
             other => {
                 let kind = match other {
                     "kerple_power_ap_" => "kerple_power",

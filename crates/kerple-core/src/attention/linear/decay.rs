@@ -228,12 +228,12 @@ pub fn shapes(rates: &[f64], tolerance: f64) -> (Vec<usize>, Vec<f64>) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::calculus::exponentials::{Amplitude, ErrorBudget, Grid, Tolerance};
+    use crate::calculus::exponentials::{Amplitude, ErrorBudget, RateGrid, SumTolerance};
 
     #[test]
     fn exponentials_are_combinations_of_a_few() {
-        for (tolerance, horizon) in [(Tolerance::Thousandth, 1 << 20), (Tolerance::TenThousandth, 1 << 12)] {
-            let grid = Grid::log(&ErrorBudget { horizon, tolerance, amplitude: Amplitude::Eight });
+        for (tolerance, horizon) in [(SumTolerance::Thousandth, 1 << 20), (SumTolerance::TenThousandth, 1 << 12)] {
+            let grid = RateGrid::log(&ErrorBudget { horizon, tolerance, amplitude: Amplitude::Eight });
             let (rows, shape) = shapes(grid.rates(), 1e-7);
             assert!(rows.len() <= 10 && rows.len() < grid.rates().len(), "{} shapes", rows.len());
             for (rate, t) in grid.rates().iter().flat_map(|rate| (0..CHUNK).map(move |t| (rate, t))) {

@@ -232,7 +232,7 @@ mod tests {
     use super::super::{Decay, DenominatorGuard, NEAR, naive};
     use super::*;
     use crate::attention::View;
-    use crate::calculus::exponentials::{Amplitude, ErrorBudget, Tolerance};
+    use crate::calculus::exponentials::{Amplitude, ErrorBudget, SumTolerance};
     use crate::encoding::{Encoding, EncodingDecay, Geometry, Method};
     use crate::features::{FeatureMap, Pointwise};
 
@@ -322,7 +322,7 @@ mod tests {
         let geometry = Geometry::new(2, 5, len);
         let encoding = Encoding::from(Method::named("kerple_log").unwrap());
         let stored = encoding.initial(&geometry, 1);
-        let demand = ErrorBudget { horizon: len, tolerance: Tolerance::Thousandth, amplitude: Amplitude::Two };
+        let demand = ErrorBudget { horizon: len, tolerance: SumTolerance::Thousandth, amplitude: Amplitude::Two };
         let decay_form = encoding.decay(&geometry, &stored, &demand).unwrap();
         let EncodingDecay { near, terms, rates, weights, .. } = &decay_form;
         let decay = Decay { near_len: near.len() / 2, near, terms: *terms, rates, weights };

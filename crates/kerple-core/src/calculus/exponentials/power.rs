@@ -14,7 +14,7 @@
 //! 1974, chapter 23) of relative errors at distances spread evenly in their logarithm; most come out as 0, and their rates are
 //! left out. The derivatives are those of the kernel itself, fitted on the same rates. A test walks through the distances.
 
-use super::{ErrorBudget, NEAREST, Sum, Tolerance};
+use super::{ErrorBudget, ExponentialSum, NEAREST, SumTolerance};
 use nalgebra::{DMatrix, DVector};
 
 /// Below this the error is relative to this, not to the kernel: of a million tokens out there, all errors together are within
@@ -27,10 +27,10 @@ const PER_E: f64 = 16.0;
 /// Squares of weights, of columns scaled to norm 1, that are paid for like squares of relative errors.
 const RIDGE: f64 = 1e-12;
 
-impl Sum {
+impl ExponentialSum {
     /// `exp(-r1 d^p)`, `0 < p <= 1`, at distances from [`NEAREST`] to the horizon, within the tolerance of the larger of it and
     /// [`FLOOR`]. All weights are positive.
-    pub fn power(budget: &ErrorBudget, r1: f64, p: f64) -> Sum {
+    pub fn power(budget: &ErrorBudget, r1: f64, p: f64) -> ExponentialSum {
         let [nearest, horizon] = [NEAREST, budget.horizon.max(NEAREST)].map(|d| d as f64);
         let kernel = |d: f64| (-r1 * d.powf(p)).exp();
         let span = (horizon / nearest).ln();
@@ -42,7 +42,7 @@ impl Sum {
         let distances: Vec<f64> = (0..end).map(distance).collect();
         let fit = Fit::new(rates(budget, r1, p), &distances, |d| kernel(d).max(FLOOR).recip());
         let (values, kept) = fit.not_negative(kernel);
-        Sum {
+        ExponentialSum {
             rates: kept.iter().map(|at| fit.rates[*at]).collect(),
             in_r1: fit.on(&kept, |d| -d.powf(p) * kernel(d)),
             in_r2: fit.on(&kept, |d| -r1 * d.powf(p) * d.ln() * kernel(d)),
@@ -66,9 +66,9 @@ fn rates(budget: &ErrorBudget, r1: f64, p: f64) -> Vec<f64> {
     // the step, what of the density counts as nothing, how narrow a density has rates of its own, and what over the horizon is
     // one rate: by the test below
     let (step, edge, narrowest, same) = match budget.tolerance {
-        Tolerance::Hundredth => (0.6, 15.0, 3e-3, 0.1),
-        Tolerance::Thousandth => (0.5, 15.0, 1e-3, 0.1),
-        Tolerance::TenThousandth => (0.4, 18.0, 2e-4, 0.02),
+        SumTolerance::Hundredth => (0.6, 15.0, 3e-3, 0.1),
+        SumTolerance::Thousandth => (0.5, 15.0, 1e-3, 0.1),
+        SumTolerance::TenThousandth => (0.4, 18.0, 2e-4, 0.02),
     };
     let horizon = budget.horizon.max(NEAREST) as f64;
     let rest = (1.0 - p).max(narrowest);
@@ -188,7 +188,7 @@ mod tests {
         [0.01, 0.05, 0.1, 0.2, 0.3, 0.39, 0.4, 0.45, 0.5, 0.55, 0.6, 0.7, 0.8, 0.9, 0.95, 0.98, 0.99, 0.998, 1.0];
 
     fn demands() -> impl Iterator<Item = ErrorBudget> {
-        let tolerances = [Tolerance::Hundredth, Tolerance::Thousandth, Tolerance::TenThousandth];
+        let tolerances = [SumTolerance::Hundredth, SumTolerance::Thousandth, SumTolerance::TenThousandth];
         let amplitude = Amplitude::Two;
         tolerances
             .into_iter()
@@ -204,7 +204,7 @@ mod tests {
     #[test]
     fn the_error_is_within_tolerance_at_every_distance() {
         cases().into_par_iter().for_each(|(budget, r1, p)| {
-            let sum = Sum::power(&budget, r1, p);
+            let sum = ExponentialSum::power(&budget, r1, p);
             assert!(sum.values.iter().all(|w| *w > 0.0), "{budget:?} {r1} {p}: {:?}", sum.values);
             // all distances of a short horizon; of a long one all up to a thousand, then some a thousandth apart
             let kernel = |d: f64| (-r1 * d.powf(p)).exp();
@@ -225,18 +225,18 @@ mod tests {
 
     #[test]
     fn few_terms_are_needed() {
-        let most = |tolerance: Tolerance| {
+        let most = |tolerance: SumTolerance| {
             let of = cases().into_par_iter().filter(|(budget, ..)| budget.tolerance == tolerance);
-            of.map(|(budget, r1, p)| Sum::power(&budget, r1, p).rates.len()).max().unwrap()
+            of.map(|(budget, r1, p)| ExponentialSum::power(&budget, r1, p).rates.len()).max().unwrap()
         };
-        assert!(most(Tolerance::Hundredth) <= 22 && most(Tolerance::Thousandth) <= 26);
+        assert!(most(SumTolerance::Hundredth) <= 22 && most(SumTolerance::Thousandth) <= 26);
     }
 
     /// Of what is learned: the sums over the derivatives of weights are the derivatives of the kernel.
     #[test]
     fn slopes_are_those_of_the_kernel() {
         cases().into_par_iter().filter(|(_, r1, p)| *r1 < 2.0 && *p < 1.0).for_each(|(budget, r1, p)| {
-            let sum = Sum::power(&budget, r1, p);
+            let sum = ExponentialSum::power(&budget, r1, p);
             let kernel = |d: f64, r1: f64, p: f64| (-r1 * d.powf(p)).exp();
             let all = (0..100).map(|i| NEAREST as f64 * 1.1f64.powi(i));
             let matters = |d: &f64| *d <= budget.horizon as f64 && kernel(*d, r1, p) > least(&budget);

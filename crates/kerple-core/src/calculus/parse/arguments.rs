@@ -4,15 +4,19 @@ use super::error::ParseErrorKind;
 use super::token::Token;
 use super::{Parsed, Parser};
 use crate::calculus::expr::Node;
-use crate::calculus::expr::Value;
-use crate::calculus::function::{Function, Slot};
-use crate::calculus::parameter::{Init, Role};
+use crate::calculus::expr::ScalarTerm;
+use crate::calculus::function::{Function, FunctionSlot};
+use crate::calculus::parameter::{KernelInit, Role};
 
 impl Parser<'_> {
     /// What follows the name of a learned parameter: nothing, `~ start` or `~ U(low, high)`.
-    pub(super) fn learned(&mut self, name: String, role: Role, start: f64) -> Parsed<Value> {
+    pub(super) fn learned(&mut self, name: String, role: Role, start: f64) -> Parsed<ScalarTerm> {
         if !self.take('~') {
-            return Ok(Value::Learned { name, init: Init::Uniform { low: 0.0, high: start }, default: true });
+            return Ok(ScalarTerm::Learned {
+                name,
+                init: KernelInit::Uniform { low: 0.0, high: start },
+                default: true,
+            });
         }
         let from = self.start();
         let init = if *self.peek(0) == Token::Name("U".into()) {
@@ -32,22 +36,22 @@ impl Parser<'_> {
                 };
                 return Err(self.fail(self.since(from), kind));
             }
-            Init::Uniform { low, high }
+            KernelInit::Uniform { low, high }
         } else {
             let value = self.number()?;
-            Init::Fixed(self.check(&name, role, value, self.since(from))?)
+            KernelInit::Fixed(self.check(&name, role, value, self.since(from))?)
         };
-        Ok(Value::Learned { name, init, default: false })
+        Ok(ScalarTerm::Learned { name, init, default: false })
     }
 
     /// The arguments of a base kernel; without parentheses, all parameters are learned.
     pub(super) fn call(&mut self, function: Function, start: usize) -> Parsed<Node> {
         let slots = function.slots();
-        let mut arguments: Vec<Option<Value>> = vec![None; slots.len()];
+        let mut arguments: Vec<Option<ScalarTerm>> = vec![None; slots.len()];
         if !self.take('(') {
-            let learn = |slot: &Slot| {
-                let init = Init::Uniform { low: 0.0, high: slot.start };
-                Value::Learned { name: slot.name.to_owned(), init, default: true }
+            let learn = |slot: &FunctionSlot| {
+                let init = KernelInit::Uniform { low: 0.0, high: slot.start };
+                ScalarTerm::Learned { name: slot.name.to_owned(), init, default: true }
             };
             return Ok(Node::Call { function, arguments: slots.iter().map(learn).collect() });
         }
@@ -81,7 +85,7 @@ impl Parser<'_> {
         self.admit(Node::Call { function, arguments }, start)
     }
 
-    fn argument(&mut self, function: Function, position: usize) -> Parsed<(usize, Value)> {
+    fn argument(&mut self, function: Function, position: usize) -> Parsed<(usize, ScalarTerm)> {
         let slots = function.slots();
         let start = self.start();
         let Token::Name(name) = self.peek(0).clone() else {
@@ -90,7 +94,7 @@ impl Parser<'_> {
                 let kind = ParseErrorKind::TooMany { function: function.name(), limit: slots.len() };
                 return Err(self.fail(self.since(start), kind));
             };
-            return Ok((position, Value::Literal(self.check(slot.name, slot.role, value, self.since(start))?)));
+            return Ok((position, ScalarTerm::Literal(self.check(slot.name, slot.role, value, self.since(start))?)));
         };
         self.next += 1;
         let Some(index) = slots.iter().position(|slot| slot.name == name) else {
@@ -101,7 +105,7 @@ impl Parser<'_> {
         if self.take('=') {
             let from = self.start();
             let value = self.number()?;
-            return Ok((index, Value::Literal(self.check(slot.name, slot.role, value, self.since(from))?)));
+            return Ok((index, ScalarTerm::Literal(self.check(slot.name, slot.role, value, self.since(from))?)));
         }
         Ok((index, self.learned(name, slot.role, slot.start)?))
     }

@@ -1,6 +1,6 @@
 //! Errors in the text of an expression.
 
-use super::token::Span;
+use super::token::TextSpan;
 use crate::calculus::function::Function;
 
 /// Why a text is not a kernel expression, and where.
@@ -131,6 +131,6 @@ impl ParseError {
     }
 }
 
-pub(super) fn error(text: &str, span: Span, kind: ParseErrorKind) -> ParseError {
+pub(super) fn error(text: &str, span: TextSpan, kind: ParseErrorKind) -> ParseError {
     ParseError { text: text.to_owned(), column: span.start + 1, width: span.len().max(1), kind }
 }

@@ -3,7 +3,7 @@
 use std::fmt;
 
 /// Characters `start..end` of the text.
-pub(super) type Span = std::ops::Range<usize>;
+pub(super) type TextSpan = std::ops::Range<usize>;
 
 #[derive(Clone, Debug, PartialEq)]
 pub(super) enum Token {
@@ -25,7 +25,7 @@ impl fmt::Display for Token {
 }
 
 /// The tokens with their places, an [`Token::End`] last; or the place and text that is no token.
-pub(super) fn tokens(text: &str) -> Result<Vec<(Token, Span)>, (Span, String)> {
+pub(super) fn tokens(text: &str) -> Result<Vec<(Token, TextSpan)>, (TextSpan, String)> {
     let chars: Vec<char> = text.chars().collect();
     let mut tokens = Vec::new();
     let mut at = 0;

@@ -5,7 +5,7 @@ use rand::SeedableRng;
 use rand_chacha::ChaCha8Rng;
 
 use super::valid;
-use crate::calculus::certificate::{Certificate, Verdict, certify};
+use crate::calculus::certificate::{Certificate, KernelVerdict, certify};
 use crate::calculus::error::Error;
 use crate::calculus::expr::Expr;
 use crate::calculus::linalg::{Spectrum, gram};
@@ -78,7 +78,7 @@ fn invalid_kernels_are_rejected_with_a_witness() {
         [("power(1, 2.5)", "0..7", -20.4), ("log3(1, 0.5, 3)", "0..15", -0.19), ("exp(1, 0.5, 3)", "0..9", -0.13)]
     {
         let certificate = certificate(expr, points);
-        assert_eq!(certificate.verdict, Verdict::Neither);
+        assert_eq!(certificate.verdict, KernelVerdict::Neither);
         assert!((certificate.sum_zero_eigenvalues[0] - least).abs() < 0.01 * least.abs() + 0.005);
         let witness = certificate.witness.as_ref().unwrap();
         assert!(witness.vector.iter().sum::<f64>().abs() < 1e-12);
@@ -119,7 +119,7 @@ fn two_distant_points_need_half_of_their_kernel() {
 fn a_shift_may_exist_without_strictness() {
     // -1 = -11' is CPD, sees no sum-zero vector, and needs exactly c = 1
     let constant = certificate("const(-1)", "0..4");
-    assert_eq!(constant.verdict, Verdict::ConditionallyPositiveDefinite);
+    assert_eq!(constant.verdict, KernelVerdict::ConditionallyPositiveDefinite);
     assert!((constant.shift.c_min.unwrap() - 1.0).abs() < 1e-12);
     assert_eq!(constant.shift.c_geometric, Some(1.0));
     // too few points for a null direction: strict on the set though not strict in general
@@ -129,14 +129,14 @@ fn a_shift_may_exist_without_strictness() {
     let single = certificate("const(-3)", "5");
     assert!(single.is_cpd && single.sum_zero_eigenvalues.is_empty());
     assert!((single.shift.c_min.unwrap() - 3.0).abs() < 1e-12);
-    assert_eq!(certificate("const(0)", "0..3").verdict, Verdict::PositiveDefinite);
+    assert_eq!(certificate("const(0)", "0..3").verdict, KernelVerdict::PositiveDefinite);
 }
 
 #[test]
 fn points_may_have_more_dimensions() {
     let plane = certificate("power(1, 1)", "grid(4x5)");
     assert!(plane.is_strictly_cpd && plane.count == 20 && plane.dim == 2);
-    assert_eq!(certificate("sqdist", "grid(4x5)").verdict, Verdict::ConditionallyPositiveDefinite);
+    assert_eq!(certificate("sqdist", "grid(4x5)").verdict, KernelVerdict::ConditionallyPositiveDefinite);
     assert!(certificate("gauss(1, 0.5)", "random(n=12, high=5, dim=3)").is_pd);
     assert!(!certificate("power(1, 2.5)", "grid(4x5)").is_cpd);
 }

@@ -205,11 +205,11 @@ fn labels_tell_encodings_apart_and_fit_a_file_name() {
     let mut seen: Vec<(String, Encoding)> = Vec::new();
     for plain in variants() {
         for (window, scale, emulate, clamp) in [
-            (None, Scale::After, Emulate::Exact, Clamp::Projected),
-            (Some(64), Scale::After, Emulate::Bf16, Clamp::Projected),
-            (Some(640), Scale::Inside, Emulate::Exact, Clamp::ForwardOnly),
+            (None, BiasScale::After, Emulate::Exact, Clamp::Projected),
+            (Some(64), BiasScale::After, Emulate::Bf16, Clamp::Projected),
+            (Some(640), BiasScale::Inside, Emulate::Exact, Clamp::ForwardOnly),
         ] {
-            for share in [Share::Model, Share::Layer] {
+            for share in [ParameterShare::Model, ParameterShare::Layer] {
                 let window = window.or(plain.window);
                 let encoding = Encoding { window, scale, emulate, clamp, share, ..plain.clone() };
                 if seen.iter().all(|(_, other)| *other != encoding) {
@@ -275,14 +275,14 @@ proptest! {
         // few values, so that pairs of equal ones occur
         let round = |x: f64| (x * f64::from(steps)).ceil() / f64::from(steps);
         let init = |&(which, x, y): &(u8, f64, f64)| match which {
-            0 => Init::Constant(round(x).min(2.0)),
-            1 => Init::Uniform([round(x).min(round(y)).min(2.0), round(x).max(round(y))]),
-            2 => Init::Normal { std: round(x) },
-            _ => Init::Uniform([0.0, 2.0]),
+            0 => ParameterInit::Constant(round(x).min(2.0)),
+            1 => ParameterInit::Uniform([round(x).min(round(y)).min(2.0), round(x).max(round(y))]),
+            2 => ParameterInit::Normal { std: round(x) },
+            _ => ParameterInit::Uniform([0.0, 2.0]),
         };
         let encoding = |r: &[(u8, f64, f64)]| Encoding {
             window,
-            ..Encoding::from(Method::KerplePower(kerple::Power { r1: init(&r[0]), r2: init(&r[1]) }))
+            ..Encoding::from(Method::KerplePower(kerple::KerplePower { r1: init(&r[0]), r2: init(&r[1]) }))
         };
         let (a, b) = (encoding(&r), encoding(&other));
         prop_assert_eq!(a.label() == b.label(), a == b, "{} {}", a.label(), b.label());
@@ -327,11 +327,11 @@ fn a_learned_table_without_derivatives_is_no_method() {
         fn entry(&self) -> Injection {
             Injection::Scores(TableContents::default())
         }
-        fn parameters(&self, geometry: &Geometry) -> Vec<Parameter> {
-            vec![Parameter::matrix("weight", [1, geometry.heads], 1.0)]
+        fn parameters(&self, geometry: &Geometry) -> Vec<EncodingParameter> {
+            vec![EncodingParameter::matrix("weight", [1, geometry.heads], 1.0)]
         }
-        fn shares(&self) -> &'static [Share] {
-            Share::SHARED
+        fn shares(&self) -> &'static [ParameterShare] {
+            ParameterShare::SHARED
         }
         fn randomized(&self) -> Randomized {
             Randomized::Distances
@@ -340,8 +340,8 @@ fn a_learned_table_without_derivatives_is_no_method() {
             EncodingForm::Table(DistanceTable::default())
         }
     }
-    let places = Places::from(4);
-    Silent.jacobian(&FormInputs { geometry: &GEOMETRY, values: &[vec![0.0; 4]], places, emulate: Emulate::Exact });
+    let positions = FormPositions::from(4);
+    Silent.jacobian(&FormInputs { geometry: &GEOMETRY, values: &[vec![0.0; 4]], positions, emulate: Emulate::Exact });
 }
 
 /// A key that changes nothing is refused, so every method but those that add biases by distance.

@@ -1,18 +1,18 @@
 //! The network with neighbours, backwards.
 
 use super::taps::Taps;
-use super::{ConvolvedMap, ROOM, Row, Scratch, each_chunk, put, rows};
+use super::{ConvolvedMod, ConvolvedRow, ConvolvedScratch, ROOM, each_chunk, put, rows};
 use crate::Number;
 use crate::cpu::lanes::{Lanes, SimdKernel};
 use crate::forms::ScoreBlock;
-use crate::score_mods::bias::Source;
-use crate::score_mods::chunk::{Sums, WIDTH};
+use crate::score_mods::bias::BiasSource;
+use crate::score_mods::chunk::{ChunkSums, WIDTH};
 use crate::score_mods::mixed::{cut, cut_mut};
 use crate::score_mods::network::SLOPE;
 use crate::tiles::microkernel::StoreMode;
 
-pub(super) struct Backward<'a, T> {
-    pub(super) over: &'a ConvolvedMap<'a, T>,
+pub(super) struct ConvolvedBackward<'a, T> {
+    pub(super) over: &'a ConvolvedMod<'a, T>,
     pub(super) block: &'a ScoreBlock<'a, T>,
     pub(super) scores: &'a [T],
     pub(super) d_scores: &'a mut [T],
@@ -20,17 +20,17 @@ pub(super) struct Backward<'a, T> {
 }
 
 /// The gradient in the network while it is summed, offset by offset.
-struct Gradient<T> {
+struct ConvolvedGradient<T> {
     /// In W1 of scores and of those biases that go through the layer themselves.
-    first: [Vec<Sums<T>>; 2],
+    first: [Vec<ChunkSums<T>>; 2],
     /// In b1, of the columns of those biases.
-    first_bias: Sums<T>,
-    second: Vec<Sums<T>>,
-    second_bias: Sums<T>,
+    first_bias: ChunkSums<T>,
+    second: Vec<ChunkSums<T>>,
+    second_bias: ChunkSums<T>,
 }
 
 /// What the backward of a row is computed in.
-struct Down<T> {
+struct ConvolvedBackwardScratch<T> {
     /// `[H, stride]`, keys from column `2 r`.
     mapped: Vec<T>,
     /// `[D, stride]`, keys from column `r`.
@@ -42,33 +42,33 @@ struct Down<T> {
     ones: Vec<T>,
 }
 
-impl<T: Number> ConvolvedMap<'_, T> {
+impl<T: Number> ConvolvedMod<'_, T> {
     /// Lengths of what the backward sums: FIRE's; in the columns of the table the gradient in biases, `[H, stride]`, and in
     /// hidden units before they are rectified, `[D, stride]`; that in W1, b1, W2 and b2.
     pub(super) fn lengths(&self) -> [usize; 7] {
-        let fire = if let Source::Fire(fire) = &self.source { fire.sums() } else { 0 };
-        let bias = if let Source::Table(table) = &self.source { self.mixed.heads * table.stride } else { 0 };
+        let fire = if let BiasSource::Fire(fire) = &self.source { fire.sums() } else { 0 };
+        let bias = if let BiasSource::Table(table) = &self.source { self.mixed.heads * table.stride } else { 0 };
         let shares = self.shares.as_ref().map_or(0, Vec::len);
         let network = [self.first, self.first_bias, self.second, self.second_bias].map(<[T]>::len);
         [fire, bias, shares, network[0], network[1], network[2], network[3]]
     }
 
-    fn gradient<L: Lanes<Number = T>>(&self) -> Gradient<T> {
+    fn gradient<L: Lanes<Number = T>>(&self) -> ConvolvedGradient<T> {
         let (heads, units, taps) = (self.mixed.heads, self.network.hidden, 0..self.network.kernel);
-        let sums = |shape: [usize; 2]| taps.clone().map(|_| Sums::new::<L>(shape)).collect::<Vec<Sums<T>>>();
-        Gradient {
+        let sums = |shape: [usize; 2]| taps.clone().map(|_| ChunkSums::new::<L>(shape)).collect::<Vec<ChunkSums<T>>>();
+        ConvolvedGradient {
             first: [sums([units, heads]), sums([units, heads])],
-            first_bias: Sums::new::<L>([units, 1]),
+            first_bias: ChunkSums::new::<L>([units, 1]),
             second: sums([heads, units]),
-            second_bias: Sums::new::<L>([heads, 1]),
+            second_bias: ChunkSums::new::<L>([heads, 1]),
         }
     }
 
-    fn down(&self, scratch: &Scratch<T>) -> Down<T> {
+    fn down(&self, scratch: &ConvolvedScratch<T>) -> ConvolvedBackwardScratch<T> {
         let stride = scratch.stride;
         let [mapped, inputs] = [(); 2].map(|()| vec![T::ZERO; self.mixed.heads * stride]);
         let [hidden, direct] = [(); 2].map(|()| vec![T::ZERO; self.network.hidden * stride]);
-        Down { mapped, hidden, direct, inputs, ones: vec![T::ONE; stride] }
+        ConvolvedBackwardScratch { mapped, hidden, direct, inputs, ones: vec![T::ONE; stride] }
     }
 
     /// From the gradient in the network's result to that in its hidden units before they are rectified, and in W2 and b2.
@@ -76,13 +76,13 @@ impl<T: Number> ConvolvedMap<'_, T> {
     fn second_backward<L: Lanes<Number = T>>(
         &self,
         lanes: L,
-        row: &Row,
-        scratch: &Scratch<T>,
-        down: &mut Down<T>,
-        sums: &mut Gradient<T>,
+        row: &ConvolvedRow,
+        scratch: &ConvolvedScratch<T>,
+        down: &mut ConvolvedBackwardScratch<T>,
+        sums: &mut ConvolvedGradient<T>,
     ) {
         let (heads, units, k, stride) = (self.mixed.heads, self.network.hidden, self.network.kernel, scratch.stride);
-        let (count, Down { mapped, hidden, ones, .. }) = (row.seen.len(), down);
+        let (count, ConvolvedBackwardScratch { mapped, hidden, ones, .. }) = (row.seen.len(), down);
         lanes.run(Taps {
             rows: units,
             channels: heads,
@@ -145,14 +145,14 @@ impl<T: Number> ConvolvedMap<'_, T> {
         &self,
         lanes: L,
         block: &ScoreBlock<T>,
-        row: &Row,
-        scratch: &mut Scratch<T>,
-        down: &mut Down<T>,
-        sums: &mut Gradient<T>,
+        row: &ConvolvedRow,
+        scratch: &mut ConvolvedScratch<T>,
+        down: &mut ConvolvedBackwardScratch<T>,
+        sums: &mut ConvolvedGradient<T>,
         [of_fire, of_table, of_shares]: [&mut [T]; 3],
     ) {
         let (reach, count, stride) = (self.reach(), row.seen.len(), scratch.stride);
-        let Down { mapped, hidden, direct, inputs, ones } = down;
+        let ConvolvedBackwardScratch { mapped, hidden, direct, inputs, ones } = down;
         let keys = count.min(row.direct);
         if row.direct < row.wide {
             for (to, from) in direct.chunks_exact_mut(stride).zip(hidden.chunks_exact(stride)) {
@@ -179,15 +179,15 @@ impl<T: Number> ConvolvedMap<'_, T> {
             }
         }
         match &self.source {
-            Source::None => {}
-            Source::Table(table) => {
+            BiasSource::None => {}
+            BiasSource::Table(table) => {
                 let column = table.column(block.distance(row.row, row.seen.start)) as usize;
                 for (to, from) in of_table.chunks_exact_mut(table.stride).zip(inputs.chunks_exact(stride)) {
                     to[column..column + count].iter_mut().zip(from).for_each(|(to, d)| *to += *d);
                 }
             }
-            Source::Fire(of) => {
-                let Scratch { fire: Some(fire), chunk, .. } = scratch else { return };
+            BiasSource::Fire(of) => {
+                let ConvolvedScratch { fire: Some(fire), chunk, .. } = scratch else { return };
                 each_chunk(block, row, count, |first, pairs| {
                     of.place(pairs, fire);
                     chunk.fill(T::ZERO);
@@ -202,7 +202,7 @@ impl<T: Number> ConvolvedMap<'_, T> {
 
     /// Adds the network's sums to the gradient of its numbers: W1, b1, W2, b2.
     #[inline(always)]
-    fn add_network<L: Lanes<Number = T>>(&self, lanes: L, sums: &Gradient<T>, to: [&mut [T]; 4]) {
+    fn add_network<L: Lanes<Number = T>>(&self, lanes: L, sums: &ConvolvedGradient<T>, to: [&mut [T]; 4]) {
         let (k, units, [first, first_bias, second, second_bias]) = (self.network.kernel, self.network.hidden, to);
         for (place, sums) in self.places.into_iter().zip(&sums.first) {
             let Some(place) = place else { continue };
@@ -218,12 +218,12 @@ impl<T: Number> ConvolvedMap<'_, T> {
     }
 }
 
-impl<T: Number> SimdKernel<T> for Backward<'_, T> {
+impl<T: Number> SimdKernel<T> for ConvolvedBackward<'_, T> {
     type Output = ();
 
     #[inline(always)]
     fn run<L: Lanes<Number = T>>(self, lanes: L) {
-        let Backward { over, block, scores: all, d_scores, sums } = self;
+        let ConvolvedBackward { over, block, scores: all, d_scores, sums } = self;
         let mut scratch = over.scratch(block.columns);
         let (stride, mut down, mut of_network) = (scratch.stride, over.down(&scratch), over.gradient::<L>());
         let [of_fire, of_table, of_shares, first, first_bias, second, second_bias] = cut_mut(sums, over.lengths());
@@ -253,18 +253,18 @@ impl<T: Number> SimdKernel<T> for Backward<'_, T> {
 }
 
 /// Makes the gradient in the numbers of what was summed.
-pub(super) struct Finish<'a, T> {
-    pub(super) over: &'a ConvolvedMap<'a, T>,
+pub(super) struct ConvolvedFinish<'a, T> {
+    pub(super) over: &'a ConvolvedMod<'a, T>,
     pub(super) sums: &'a [T],
     pub(super) to: &'a mut [T],
 }
 
-impl<T: Number> SimdKernel<T> for Finish<'_, T> {
+impl<T: Number> SimdKernel<T> for ConvolvedFinish<'_, T> {
     type Output = ();
 
     #[inline(always)]
     fn run<L: Lanes<Number = T>>(self, lanes: L) {
-        let Finish { over, sums, to } = self;
+        let ConvolvedFinish { over, sums, to } = self;
         let lengths = over.lengths();
         let of_network = lengths[3..].iter().sum::<usize>();
         let [of_fire, of_table, of_shares, of_network] = cut(sums, [lengths[0], lengths[1], lengths[2], of_network]);
@@ -272,9 +272,9 @@ impl<T: Number> SimdKernel<T> for Finish<'_, T> {
         let [to_table, to_fire, to_network] = cut_mut(to, over.sizes);
         to_network.copy_from_slice(of_network);
         match &over.source {
-            Source::None => {}
-            Source::Fire(of) => of.finish(of_fire, to_fire),
-            Source::Table(table) => {
+            BiasSource::None => {}
+            BiasSource::Fire(of) => of.finish(of_fire, to_fire),
+            BiasSource::Table(table) => {
                 let mut by_column = of_table.to_vec();
                 if over.shares.is_some() {
                     over.finish_shares(lanes, of_shares, &mut by_column, to_network);
@@ -285,7 +285,7 @@ impl<T: Number> SimdKernel<T> for Finish<'_, T> {
     }
 }
 
-impl<T: Number> ConvolvedMap<'_, T> {
+impl<T: Number> ConvolvedMod<'_, T> {
     /// From the gradient in the shares of a table to that in the table, by column, and in W1 and b1.
     #[inline(always)]
     fn finish_shares<L: Lanes<Number = T>>(&self, lanes: L, shares: &[T], by_column: &mut [T], to_network: &mut [T]) {
@@ -298,7 +298,7 @@ impl<T: Number> ConvolvedMap<'_, T> {
         let Some(place) = self.places[1] else { return };
         let (padded, stride) = self.padded(table);
         for tap in 0..k {
-            let mut sums = Sums::new::<L>([units, self.mixed.heads]);
+            let mut sums = ChunkSums::new::<L>([units, self.mixed.heads]);
             sums.add(lanes, (shares, columns), (&padded[tap..], stride), columns);
             sums.finish(lanes, &mut first[place * k + tap..], [self.inputs * k, k]);
         }

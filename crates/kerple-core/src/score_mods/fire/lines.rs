@@ -3,15 +3,15 @@
 use super::super::ScoreModExtent;
 use super::{Fire, FireBias};
 
-/// Per head a line in each piece of one number of a pair: the first of [`Lines::by_distance`] times the first of
-/// [`Lines::by_token`].
+/// Per head a line in each piece of one number of a pair: the first of [`FireLines::by_distance`] times the first of
+/// [`FireLines::by_token`].
 #[derive(Debug)]
-pub struct Lines<'a>(FireBias<'a, f32>);
+pub struct FireLines<'a>(FireBias<'a, f32>);
 
-impl<'a> Lines<'a> {
+impl<'a> FireLines<'a> {
     /// The bias with these numbers, see [`Fire::len`].
-    pub fn new(fire: &'a Fire, heads: usize, values: &'a [f32], extent: ScoreModExtent) -> Lines<'a> {
-        Lines(FireBias::new(fire, heads, values, extent))
+    pub fn new(fire: &'a Fire, heads: usize, values: &'a [f32], extent: ScoreModExtent) -> FireLines<'a> {
+        FireLines(FireBias::new(fire, heads, values, extent))
     }
 
     /// How many pieces there are.

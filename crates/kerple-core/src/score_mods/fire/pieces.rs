@@ -5,7 +5,7 @@ use crate::Number;
 use crate::score_mods::chunk::ROOM;
 
 #[derive(Debug)]
-pub(super) struct Pieces<T> {
+pub(super) struct FirePieces<T> {
     /// Heads, rounded up to whole vectors.
     pub(super) room: usize,
     /// Where each piece but the last ends, ascending.
@@ -16,10 +16,10 @@ pub(super) struct Pieces<T> {
     factors: Vec<f64>,
 }
 
-impl<T: Number> Pieces<T> {
+impl<T: Number> FirePieces<T> {
     /// Of the numbers `w1 [W]`, `b1 [W]`, `W2 [H, W]`, `b2 [H]`, for inputs from 0 on.
     #[allow(clippy::needless_range_loop, reason = "several arrays walk together")]
-    pub(super) fn new(fire: &Fire, heads: usize, [first, first_bias, second, second_bias]: [&[T]; 4]) -> Pieces<T> {
+    pub(super) fn new(fire: &Fire, heads: usize, [first, first_bias, second, second_bias]: [&[T]; 4]) -> FirePieces<T> {
         let (width, room) = (fire.width, heads.next_multiple_of(ROOM));
         let mut ends: Vec<(T, usize)> =
             (0..width).filter_map(|unit| end(first[unit], first_bias[unit]).map(|end| (end, unit))).collect();
@@ -44,7 +44,7 @@ impl<T: Number> Pieces<T> {
                 (line[head], line[room + head]) = (T::from_f64(value), T::from_f64(slope));
             }
         }
-        Pieces { room, ends: ends.into_iter().map(|(end, _)| end).collect(), lines, factors }
+        FirePieces { room, ends: ends.into_iter().map(|(end, _)| end).collect(), lines, factors }
     }
 
     pub(super) fn count(&self) -> usize {

@@ -10,7 +10,7 @@ use std::ops::Range;
 
 /// Vectors of consecutive distances; distances beyond share the last one of their side.
 #[derive(Debug)]
-pub(super) struct Vectors<T> {
+pub(super) struct RelativeVectors<T> {
     /// Heads with vectors of their own.
     heads: usize,
     head_dim: usize,
@@ -29,7 +29,7 @@ pub(super) struct Vectors<T> {
 
 /// The vectors that the pairs of a block need.
 #[derive(Clone, Copy)]
-pub(super) struct Span {
+pub(super) struct VectorSpan {
     /// The vector of the last row and the first column, were there vectors of all distances.
     base: isize,
     first: usize,
@@ -38,7 +38,7 @@ pub(super) struct Span {
     pub(super) columns: usize,
 }
 
-impl Span {
+impl VectorSpan {
     /// Calls `f` with the ranges of a row's columns that share a vector, or have one each: columns, and the place of the
     /// first one's product.
     #[inline(always)]
@@ -96,9 +96,9 @@ impl Span {
     }
 }
 
-impl<T: Number> Vectors<T> {
+impl<T: Number> RelativeVectors<T> {
     /// Of numbers `[N, Hr, D]`, up to the distance `last`.
-    pub(super) fn new(numbers: &[T], [heads, head_dim]: [usize; 2], last: isize) -> Vectors<T> {
+    pub(super) fn new(numbers: &[T], [heads, head_dim]: [usize; 2], last: isize) -> RelativeVectors<T> {
         let count = numbers.len() / (heads * head_dim).max(1);
         let (stride, width) = ((count + ROOM).next_multiple_of(ROOM), head_dim.next_multiple_of(ROOM));
         let mut features = vec![T::ZERO; heads * head_dim * stride];
@@ -111,15 +111,15 @@ impl<T: Number> Vectors<T> {
                 features[(head * head_dim + feature) * stride + from_last] = *value;
             }
         }
-        Vectors { heads, head_dim, last, count, stride, width, features, rows }
+        RelativeVectors { heads, head_dim, last, count, stride, width, features, rows }
     }
 
-    pub(super) fn span(&self, block: &ScoreBlock<T>) -> Span {
+    pub(super) fn span(&self, block: &ScoreBlock<T>) -> VectorSpan {
         let base = self.last - block.distance(block.rows - 1, 0);
         let place = |place: isize| place.clamp(0, self.count as isize - 1) as usize;
         let first = place(base);
         let len = place(base + (block.rows + block.columns) as isize - 2) - first + 1;
-        Span { base, first, len, columns: len.next_multiple_of(ROOM) }
+        VectorSpan { base, first, len, columns: len.next_multiple_of(ROOM) }
     }
 
     fn head(&self, head: usize) -> usize {
@@ -131,7 +131,7 @@ impl<T: Number> Vectors<T> {
     pub(super) fn products<L: Lanes<Number = T>>(
         &self,
         lanes: L,
-        span: Span,
+        span: VectorSpan,
         head: usize,
         (data, row_stride): (&[T], usize),
         to: &mut [T],
@@ -154,7 +154,7 @@ impl<T: Number> Vectors<T> {
     pub(super) fn weighted<L: Lanes<Number = T>>(
         &self,
         lanes: L,
-        span: Span,
+        span: VectorSpan,
         head: usize,
         weights: &[T],
         to: &mut [T],
@@ -173,12 +173,12 @@ impl<T: Number> Vectors<T> {
     }
 
     /// Adds the gradient in the vectors, given weights `[rows, columns]` of their products with rows `[rows, width]`, to
-    /// numbers in the order of [`Vectors::new`].
+    /// numbers in the order of [`RelativeVectors::new`].
     #[inline(always)]
     pub(super) fn add_gradient<L: Lanes<Number = T>>(
         &self,
         lanes: L,
-        span: Span,
+        span: VectorSpan,
         head: usize,
         weights: &[T],
         (rows, row_stride): (&[T], usize),

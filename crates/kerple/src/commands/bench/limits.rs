@@ -36,7 +36,7 @@ pub fn encoding(encoding: &Encoding, length: usize, sizes: BenchSizes) -> Comman
     encoding
         .check(&geometry)
         .map_err(|refusal| CommandError::misuse(format!("--encoding: {refusal}"), refusal.hint))?;
-    if encoding.tells_ahead() {
+    if encoding.has_two_sided_table() {
         let message = format!("--encoding {}: it has a bias for keys after the query", encoding.label());
         return Err(CommandError::misuse(message, "attention is causal here: omit `behind` or `bidirectional`"));
     }

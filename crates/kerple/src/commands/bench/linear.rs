@@ -9,10 +9,10 @@ use kerple_core::attention::linear::{
     LinearAttentionProblem, LinearAttentionSaved, toeplitz,
 };
 use kerple_core::attention::{Strides, View, ViewMut};
-use kerple_core::calculus::exponentials::{Amplitude, ErrorBudget, Tolerance};
+use kerple_core::calculus::exponentials::{Amplitude, ErrorBudget, SumTolerance};
 use kerple_core::encoding::{Encoding, EncodingDecay, Geometry, Method};
 use kerple_core::features::{Favor, FavorFeatures, FeatureMap, omega};
-use kerple_core::forms::Drawn;
+use kerple_core::forms::DrawnCode;
 use kerple_core::seed::{Purpose, stream_at};
 
 /// Longest sequence that the definition and the transforms are timed at.
@@ -43,7 +43,7 @@ impl LinearAlgorithm {
 struct LinearAttentionCall {
     dims: LinearAttentionDims,
     inputs: [Vec<f32>; 4],
-    code: Option<Drawn<f32>>,
+    code: Option<DrawnCode<f32>>,
     favor: Favor<f32>,
     fading: Option<EncodingDecay>,
     /// The kernel at every distance, for the transforms.
@@ -62,10 +62,10 @@ impl LinearAttentionCall {
         let stored = encoding.initial(&geometry, 0);
         let noise_of = |place| stream_at(0, Purpose::Noise, [0, place]);
         let code = encoding.code(&geometry).map(|code| code.drawn(&stored, [noise_of(1), noise_of(2)]));
-        let width = code.as_ref().map_or(head_dim, |code: &Drawn<f32>| code.map().widths()[1]);
+        let width = code.as_ref().map_or(head_dim, |code: &DrawnCode<f32>| code.map().widths()[1]);
         let sizes = [width, FEATURES / 2];
         let omega = omega::orthogonal(sizes, omega::ColumnNorms::OfRows, &mut noise_of(3));
-        let demand = ErrorBudget { horizon: 1 << 20, tolerance: Tolerance::Thousandth, amplitude: Amplitude::Two };
+        let demand = ErrorBudget { horizon: 1 << 20, tolerance: SumTolerance::Thousandth, amplitude: Amplitude::Two };
         let fading = encoding.decay(&geometry, &stored, &demand);
         let table = encoding.table(&geometry, &stored, len).bias.unwrap_or_else(|| vec![0.0; heads * len]);
         let elements = batch * heads * len * head_dim;
@@ -110,7 +110,7 @@ impl LinearAttentionCall {
             Decay { near_len: met, near, terms, rates: &fading.rates, weights }
         });
         let maps: Vec<&dyn FeatureMap<f32>> =
-            code.iter().map(Drawn::map).chain([&*favor as &dyn FeatureMap<f32>]).collect();
+            code.iter().map(DrawnCode::map).chain([&*favor as &dyn FeatureMap<f32>]).collect();
         let problem = LinearAttentionProblem {
             decay,
             guard: DenominatorGuard::Add(1e-6),
