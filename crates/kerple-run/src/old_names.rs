@@ -11,14 +11,14 @@ use serde_json::Value;
 use std::path::Path;
 
 /// An old name and the new one.
-type Renamed = (&'static str, &'static str);
+type OldName = (&'static str, &'static str);
 
 /// Files of a run folder that had another name.
-pub const FILES: [Renamed; 3] =
+pub const FILES: [OldName; 3] =
     [("sittings.jsonl", SESSIONS_FILE), ("data.json", DATA_PATH_FILE), ("scores.json", ATTENTION_SCORES_FILE)];
 
 /// Keys of `plan.json` that had another name; a run file has the same keys, but for the first two.
-pub const PLAN_KEYS: [Renamed; 32] = [
+pub const PLAN_KEYS: [OldName; 32] = [
     ("facts", "data_info"),
     ("origin", "init_from"),
     ("data.packing", "sampling"),
@@ -54,7 +54,7 @@ pub const PLAN_KEYS: [Renamed; 32] = [
 ];
 
 /// Keys that had another name, by file. A dot leads into the object of that key.
-pub const KEYS: [(&str, &[Renamed]); 7] = [
+pub const KEYS: [(&str, &[OldName]); 7] = [
     (PLAN_FILE, &PLAN_KEYS),
     (METRICS_FILE, &[("valid_loss", "val_loss"), ("waiting", "comm_wait_fraction"), ("encoding", "encoding_params")]),
     (
@@ -173,7 +173,7 @@ pub(crate) fn refuse_keys(path: &Path, text: &[u8]) -> Result<()> {
 }
 
 /// The old keys of a row, each with its new name.
-fn old_keys(row: &Value, renamed: &[Renamed]) -> Vec<String> {
+fn old_keys(row: &Value, renamed: &[OldName]) -> Vec<String> {
     let has = |key: &str| row.pointer(&format!("/{}", key.replace('.', "/"))).is_some();
     let found = renamed.iter().filter(|(old, _)| has(old));
     found.map(|(old, new)| format!("`{old}` is now `{new}`")).collect()
