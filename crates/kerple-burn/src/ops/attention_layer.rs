@@ -118,7 +118,7 @@ pub fn attention_layer(x: Tensor<3>, layer: AttentionLayer, context: &AttentionC
         out: linear::LinearInputs::add(out, &mut inputs),
         qk_scaling: qk_scaling::QkScalingInputs::add(qk_scaling, &context.mask, len, &mut inputs),
         scores: ScoreInputs::add(&context.mask, &context.bias, scoring, len, &mut inputs),
-        gates: context.gates.as_ref().map(|gates| gates::GateInputs::add(gates, &mut inputs)),
+        gates: context.gates.as_ref().map(|gates| gates::GateProjectionInputs::add(gates, &mut inputs)),
         rope: context.rope.clone(),
         heads,
     };
@@ -171,7 +171,7 @@ struct AttentionLayerOp {
     out: linear::LinearInputs,
     qk_scaling: qk_scaling::QkScalingInputs,
     scores: ScoreInputs,
-    gates: Option<gates::GateInputs>,
+    gates: Option<gates::GateProjectionInputs>,
     rope: Option<Arc<RotaryTables>>,
     heads: Heads,
 }

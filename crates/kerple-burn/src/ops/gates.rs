@@ -30,14 +30,14 @@ impl GateProjection {
 
 /// Where the tensors that make gates are among an operation's inputs.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct GateInputs {
+pub(super) struct GateProjectionInputs {
     weight: Option<usize>,
     bias: usize,
 }
 
-impl GateInputs {
-    pub(super) fn add(gates: &GateProjection, inputs: &mut OpInputs) -> GateInputs {
-        GateInputs { weight: inputs.add_some(gates.weight.clone()), bias: inputs.add(gates.bias.clone()) }
+impl GateProjectionInputs {
+    pub(super) fn add(gates: &GateProjection, inputs: &mut OpInputs) -> GateProjectionInputs {
+        GateProjectionInputs { weight: inputs.add_some(gates.weight.clone()), bias: inputs.add(gates.bias.clone()) }
     }
 
     fn linear<T: FloatElement>(
