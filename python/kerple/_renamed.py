@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable
 from typing import NoReturn
 
@@ -18,10 +19,17 @@ ARGUMENTS = {
 
 
 def refuse_name(module: str, name: str) -> NoReturn:
-    """For ``__getattr__`` of a module: the name is not there, or is another one now."""
+    """For ``__getattr__`` of a module: the name is not there, or is another one now.
+
+    An import statement replaces every AttributeError by its own ImportError, without the message,
+    so it gets an ImportError.
+    """
     new = NAMES.get(module, {}).get(name)
     if new is not None:
-        raise AttributeError(f"{module}.{name} is now {module}.{new}", name=name)
+        told = f"{module}.{name} is now {module}.{new}"
+        if sys._getframe(2).f_code.co_filename.startswith("<frozen importlib"):
+            raise ImportError(told, name=module)
+        raise AttributeError(told, name=name)
     raise AttributeError(f"module {module!r} has no attribute {name!r}", name=name)
 
 

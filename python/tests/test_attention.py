@@ -266,6 +266,8 @@ def tensors(**changed):
         (tensors(), dict(weight=torch.zeros(2, 5), causal=False), ValueError, ["weight: 5 columns", "need 7"]),
         (tensors(), dict(bias=torch.zeros(2, 4), weight=torch.zeros(2, 5)), ValueError, ["[2, 4]", "[2, 5]"]),
         (tensors(), dict(window=0), ValueError, ["window = 0", "at least 1"]),
+        (tensors(), dict(window=True), TypeError, ["window = True", "whole number"]),
+        (tensors(), dict(causal="no"), TypeError, ["causal = 'no'", "True or False"]),
         (tensors(), dict(window=-3), ValueError, ["window = -3"]),
         (tensors(), dict(scale=math.nan), ValueError, ["scale = NaN"]),
         (tensors(), dict(softcap=0.0), ValueError, ["softcap"]),

@@ -16,8 +16,13 @@ def test_old_names_of_modules_name_the_new_ones(module, old, new):
     with pytest.raises(AttributeError, match=f"{module}.{old} is now {module}.{new}$"):
         getattr(found, old)
     assert new in found.__all__ and getattr(found, new) is not None
+    with pytest.raises(ImportError, match=f"{module}.{old} is now {module}.{new}$"):
+        exec(f"from {module} import {old}")
+    assert not hasattr(found, old)
     with pytest.raises(AttributeError, match="has no attribute 'nonsense'"):
         found.nonsense  # noqa: B018
+    with pytest.raises(ImportError, match="cannot import name 'nonsense'"):
+        exec(f"from {module} import nonsense")
 
 
 def test_old_arguments_name_the_new_ones(tmp_path):

@@ -279,10 +279,10 @@ fn facts(results: &Results, options: &ReportOptions) -> Vec<(&'static str, Strin
         ("encodings", results.encodings.len().to_string()),
         ("training time", duration(seconds)),
     ];
-    facts.push(("made on", said_of_runs(counted.clone().map(|run| run.machines.clone()))));
-    facts.push(("evaluated in", said_of_runs(counted.clone().map(|run| run.evaluated_in.clone()))));
-    facts.push(("made by", said_of_runs(counted.map(|run| run.programs.clone()))));
-    let given = [("reported by", &options.commit), ("date", &options.date)];
+    facts.push(("trained on", said_of_runs(counted.clone().map(|run| run.machines.clone()))));
+    facts.push(("evaluated with", said_of_runs(counted.clone().map(|run| run.evaluated_in.clone()))));
+    facts.push(("programs", said_of_runs(counted.map(|run| run.programs.clone()))));
+    let given = [("report by", &options.commit), ("date", &options.date)];
     facts.extend(given.into_iter().filter_map(|(name, value)| Some((name, value.clone()?))));
     facts
 }

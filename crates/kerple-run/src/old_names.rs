@@ -10,7 +10,7 @@ use crate::{
 use serde_json::Value;
 use std::path::Path;
 
-/// An old name and the new one.
+/// The old name of a file or key, and the new one.
 type OldName = (&'static str, &'static str);
 
 /// Files of a run folder that had another name.
@@ -126,7 +126,7 @@ pub fn refuse_files(folder: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Refuses a run folder that has an old name, as a file or in the first row of one.
+/// Refuses a run folder that has an old name, as a file or in one.
 ///
 /// # Errors
 /// As [`refuse_files`], and a file that cannot be read.
@@ -136,28 +136,24 @@ pub fn refuse_folder(folder: &Path) -> Result<()> {
         let path = folder.join(file);
         let read = crate::files::read(&path).map_err(Error::io_while("reading", &path));
         if let Some(text) = Error::unless_absent(read)? {
-            // a plan is one value on many lines
-            let rows = if file == PLAN_FILE { text.len() } else { first_line(&text) };
-            refuse_keys(&path, &text[..rows])?;
+            refuse_keys(&path, &text)?;
         }
     }
     Ok(())
-}
-
-/// Bytes of the first line.
-fn first_line(text: &[u8]) -> usize {
-    text.iter().position(|&byte| byte == b'\n').unwrap_or(text.len())
 }
 
 /// Refuses the text of a file, of one JSON value or one a line, that has keys with old names.
 pub(crate) fn refuse_keys(path: &Path, text: &[u8]) -> Result<()> {
     let name = path.file_name().and_then(|name| name.to_str());
     let Some((_, renamed)) = KEYS.iter().find(|(file, _)| Some(*file) == name) else { return Ok(()) };
-    // most files have none of the words, and parsing twice takes twice the time
-    let word = |key: &str| format!("\"{}\"", key.rsplit('.').next().unwrap_or(key));
-    let words: Vec<String> = renamed.iter().map(|(old, _)| word(old)).collect();
-    let has = |text: &[u8]| words.iter().any(|word| text.windows(word.len()).any(|part| part == word.as_bytes()));
-    if !has(text) {
+    // parsing every row twice would take twice the time: only a file with a key of an old name is parsed here
+    let quoted = |key: &str| format!("\"{}\"", key.rsplit('.').next().unwrap_or(key));
+    let old: Vec<String> = renamed.iter().map(|(old, _)| quoted(old)).collect();
+    let is_old_key = |colon: usize| {
+        let before = text[..colon].trim_ascii_end();
+        before.ends_with(b"\"") && old.iter().any(|key| before.ends_with(key.as_bytes()))
+    };
+    if !text.iter().enumerate().any(|(at, byte)| *byte == b':' && is_old_key(at)) {
         return Ok(());
     }
     // what is no JSON is found where the rows are read
@@ -225,6 +221,16 @@ mod tests {
             std::fs::write(folder.path().join(old), "").unwrap();
             let error = refuse_files(folder.path()).unwrap_err().to_string();
             assert!(error.contains(&format!("{old}: ")) && error.contains(&format!("is now `{new}`")), "{error}");
+        }
+    }
+
+    #[test]
+    fn an_old_row_after_a_new_one_is_refused() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join(EVALUATION_FILE);
+        std::fs::write(&path, "{\"label\":\"alibi\"}\n{\"length\" : 5}\n").unwrap();
+        for refused in [read_rows::<Value>(&path).map(drop), refuse_folder(folder.path())] {
+            assert!(refused.unwrap_err().to_string().contains("`length` is now `eval_len`"));
         }
     }
 

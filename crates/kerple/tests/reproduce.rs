@@ -283,7 +283,7 @@ fn the_scripts_for_slurm_share_the_runs_and_make_the_page() {
     }
     let strip = |out: &str| rows(&place, out);
     assert_eq!(strip("it's"), strip("whole"));
-    assert!(task(&place, "it's/slurm/render.sh", "").wait().unwrap().success());
+    assert!(task(&place, "it's/slurm/pages.sh", "").wait().unwrap().success());
     let page = |out: &str| place.read(format!("{out}/report/tables/scores.csv"));
     assert_eq!(page("it's"), page("whole"));
 }

@@ -104,6 +104,20 @@ def keys_of(name: str, x: object) -> Tensor | None:
     return x.to(device="cpu", dtype=torch.int64)
 
 
+def flag(name: str, value: object) -> bool:
+    """A switch; a text or a number that happens to be true is a mistake."""
+    if not isinstance(value, bool):
+        raise TypeError(f"{name} = {value!r} must be True or False")
+    return value
+
+
+def _window(value: object) -> int | None:
+    """A window; True would be a window of 1 key."""
+    if value is not None and (isinstance(value, bool) or not hasattr(value, "__index__")):
+        raise TypeError(f"window = {value!r} must be a whole number of keys, or None for all")
+    return value
+
+
 def attention(
     q: Tensor,
     k: Tensor,
@@ -198,7 +212,7 @@ def attend(
     made = call(
         q, k, v, beside("bias", bias, dtype), beside("weight", weight, dtype), beside("sinks", sinks, dtype),
         beside("numbers", numbers, dtype), clocks_of(gates, q.shape[1], k, starts, ends), starts, ends,
-        encoding, float(scale), bool(causal), window, softcap,
+        encoding, float(scale), flag("causal", causal), _window(window), softcap,
     )  # fmt: skip
     return made if of == dtype else made.to(of)
 

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch import library as registry
 
 from .. import _native
-from ._attention import as_autocast, beside, check_qkv, gates_of, keys_of
+from ._attention import as_autocast, beside, check_qkv, flag, gates_of, keys_of
 from ._ops import (
     _check,
     _compiling,
@@ -221,7 +221,7 @@ class LinearAttention(Encoding):
             raise ValueError(f"gates: is on {gates.device}, q on {q.device}")
         if gates is not None:
             gates = gates_of(gates, q.shape[1], q, None, ends).to(dtype)
-        arguments = (q, k, v, self._values(), gates, ends, *self._options(causal))
+        arguments = (q, k, v, self._values(), gates, ends, *self._options(flag("causal", causal)))
         refuse_tangents(*arguments[:6])
         if state is not None:
             with torch.no_grad():

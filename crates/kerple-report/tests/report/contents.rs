@@ -153,8 +153,8 @@ fn what_made_the_runs_is_shown_and_not_what_makes_the_page() {
     let results = report(&root).unwrap().results;
     assert_eq!(results.groups.len(), 1);
     let page = read(&root, "report.md");
-    assert!(page.contains("- made by: abc1 (1 runs); abc2 (1 runs); abc3 (1 runs); not recorded (3 runs)"), "{page}");
-    assert!(page.contains("- made on: a Xeon, 2 threads, avx2, cpu, f32 (1 runs); not recorded (5 runs)"), "{page}");
+    assert!(page.contains("- programs: abc1 (1 runs); abc2 (1 runs); abc3 (1 runs); not recorded (3 runs)"), "{page}");
+    assert!(page.contains("- trained on: a Xeon, 2 threads, avx2, cpu, f32 (1 runs); not recorded (5 runs)"), "{page}");
     assert!(!page.contains("- machine:") && !page.contains("thrown away"), "{page}");
 }
 

@@ -83,7 +83,7 @@ fn rows_of_another_precision_or_device_are_other_rows() {
         assert_eq!(tables.len(), 2, "{words}");
         assert_eq!(of(false).score(("kerple_log", None), 128).unwrap().perplexity, 20.0, "{words}");
         assert_eq!(of(true).score(("kerple_log", None), 128).unwrap().perplexity, 5.0, "{words}");
-        assert!(read(&root, "report.md").contains("- evaluated in: "), "{words}");
+        assert!(read(&root, "report.md").contains("- evaluated with: "), "{words}");
     }
 }
 

@@ -47,8 +47,8 @@ pub fn run(args: &CompareArgs, ranks: &Ranks) -> CommandResult {
     };
     if let Some(array) = args.sharing.slurm {
         slurm::refuse_ranks(ranks)?;
-        let render = ["report".into(), (&args.out).into(), "--out".into(), args.out.join("report").into()];
-        return slurm::write_and_print(&args.out, array, &render);
+        let pages = ["report".into(), (&args.out).into(), "--out".into(), args.out.join("report").into()];
+        return slurm::write_and_print(&args.out, array, &pages);
     }
     run_comparison(&comparison, args.sharing.shard.unwrap_or(Shard::WHOLE), &stop_flag(), args.json)?;
     if let Some(shard) = args.sharing.shard {

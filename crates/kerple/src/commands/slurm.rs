@@ -11,9 +11,9 @@ use std::path::Path;
 /// Name of the folder of the scripts and logs, within that of the runs.
 const FOLDER: &str = "slurm";
 
-/// Writes `array.sh`, which is this command without `--slurm` and as a shard, `render.sh`, which is this program with the
-/// arguments `render`, and `submit.sh`; prints how to submit them.
-pub fn write_and_print(out: &Path, array: SlurmArray, render: &[OsString]) -> CommandResult {
+/// Writes `array.sh`, which is this command without `--slurm` and as a shard, `pages.sh`, which is this program with the
+/// arguments `pages`, and `submit.sh`; prints how to submit them.
+pub fn write_and_print(out: &Path, array: SlurmArray, pages: &[OsString]) -> CommandResult {
     let folder = std::path::absolute(out.join(FOLDER)).map_err(|error| CommandError::writing(out, &error))?;
     std::fs::create_dir_all(&folder).map_err(|error| CommandError::writing(&folder, &error))?;
     let here = std::env::current_dir().map_err(|error| {
@@ -32,7 +32,7 @@ pub fn write_and_print(out: &Path, array: SlurmArray, render: &[OsString]) -> Co
     let place = ScriptFolders { folder: quoted(folder.as_os_str()), here: quoted(here.as_os_str()) };
     for (name, text) in [
         ("array.sh", array_script(&place, array, &command(&own))),
-        ("render.sh", render_script(&place, &command(render))),
+        ("pages.sh", pages_script(&place, &command(pages))),
         ("submit.sh", SUBMIT.to_owned()),
     ] {
         let path = folder.join(name);
@@ -130,7 +130,7 @@ exit "$status"
     )
 }
 
-fn render_script(ScriptFolders { folder, here }: &ScriptFolders, command: &str) -> String {
+fn pages_script(ScriptFolders { folder, here }: &ScriptFolders, command: &str) -> String {
     format!(
         r#"#!/usr/bin/env bash
 # Makes tables and figures from the output of the shards.
@@ -148,7 +148,7 @@ const SUBMIT: &str = r#"#!/usr/bin/env bash
 set -euo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
 shards=$(sbatch --parsable --output=/dev/null "$@" "$here/array.sh")
-pages=$(sbatch --parsable --output=/dev/null --dependency=afterok:"${shards%%;*}" --kill-on-invalid-dep=yes "$@" "$here/render.sh")
+pages=$(sbatch --parsable --output=/dev/null --dependency=afterok:"${shards%%;*}" --kill-on-invalid-dep=yes "$@" "$here/pages.sh")
 echo "shards: job ${shards%%;*}, pages: job ${pages%%;*}, logs: $here"
 "#;
 
