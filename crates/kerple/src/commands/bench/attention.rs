@@ -25,7 +25,7 @@ const LONGEST_NAIVE: usize = 1024;
 pub const LONGEST_COMPOSED: usize = 2048;
 
 /// Inputs of one call, and room for what it returns.
-struct AttentionCall {
+struct TimedAttention {
     dims: AttentionDims,
     strides: Strides,
     inputs: [Vec<f32>; 4],
@@ -69,17 +69,17 @@ pub fn log_bias(heads: usize, head_dim: usize, len: usize) -> Vec<f32> {
     table.bias.unwrap_or_default().into_iter().map(|value| value as f32).collect()
 }
 
-impl AttentionCall {
+impl TimedAttention {
     /// Of the inputs with this number.
     fn new(
         length: usize,
         BenchSizes { batch, heads, head_dim, .. }: BenchSizes,
         bias: &str,
         draw: u32,
-    ) -> AttentionCall {
+    ) -> TimedAttention {
         let elements = batch * heads * length * head_dim;
         let with = bias != "none";
-        AttentionCall {
+        TimedAttention {
             dims: AttentionDims { batch, heads, kv_heads: heads, queries: length, keys: length, head_dim },
             strides: Strides { batch: heads * length * head_dim, head: length * head_dim, row: head_dim },
             inputs: [1, 2, 3, 4].map(|seed| noise(elements, 4 * draw + seed)),
@@ -97,23 +97,23 @@ impl AttentionCall {
     }
 
     /// With the scores of an encoding as it starts; its rotation is left out.
-    fn of(encoding: &Encoding, length: usize, sizes: BenchSizes, draw: u32) -> AttentionCall {
+    fn of(encoding: &Encoding, length: usize, sizes: BenchSizes, draw: u32) -> TimedAttention {
         let geometry = Geometry::new(sizes.heads, sizes.head_dim, length);
         let stored = encoding.initial(&geometry, 0);
         let cast = |values: Vec<f64>| values.into_iter().map(|value| value as f32).collect::<Vec<f32>>();
-        let plain = AttentionCall::new(length, sizes, "none", draw);
+        let plain = TimedAttention::new(length, sizes, "none", draw);
         match encoding.form(&geometry, &stored, length) {
             EncodingForm::Nothing | EncodingForm::Absolute(_) | EncodingForm::Code(_) => plain,
-            EncodingForm::Rotary(rotary) => AttentionCall { damping: rotary.damping(sizes.head_dim), ..plain },
+            EncodingForm::Rotary(rotary) => TimedAttention { damping: rotary.damping(sizes.head_dim), ..plain },
             EncodingForm::Table(table) => {
                 let bias = table.bias.map(cast);
-                AttentionCall { d_bias: bias.clone(), bias, ..plain }
+                TimedAttention { d_bias: bias.clone(), bias, ..plain }
             }
             EncodingForm::Gates(_) => {
                 // logits as normed rows make them with the first weights, about N(0, 1/2)
                 let logits = noise(sizes.batch * length * sizes.heads, 9);
                 let clocks = gate_cumsum::of_logits(&logits, [sizes.batch, length, sizes.heads]);
-                AttentionCall { d_clocks: Some(clocks.clone()), clocks: Some(clocks), ..plain }
+                TimedAttention { d_clocks: Some(clocks.clone()), clocks: Some(clocks), ..plain }
             }
             EncodingForm::ScoreMod(ScoreModForm { map, table, own, .. }) => {
                 let tables = [table.bias, table.weight].into_iter().flatten();
@@ -121,13 +121,13 @@ impl AttentionCall {
                     ScoreModExtent { sides: Sides::OneSided, len: length, scale: default_scale(sizes.head_dim) };
                 let own = map.numbers(&stored[stored.len() - own..].concat(), extent);
                 let values: Vec<f32> = tables.chain([own]).flat_map(cast).collect();
-                AttentionCall { d_map: Some(values.clone()), map: Some((map, values)), ..plain }
+                TimedAttention { d_map: Some(values.clone()), map: Some((map, values)), ..plain }
             }
         }
     }
 
     fn run(&mut self, engine: CpuAttention, backward: bool) {
-        let AttentionCall { dims, strides, inputs, bias, map, damping, clocks, out, lse, d, d_bias, d_map, d_clocks } =
+        let TimedAttention { dims, strides, inputs, bias, map, damping, clocks, out, lse, d, d_bias, d_map, d_clocks } =
             self;
         let strides = *strides;
         let extent = ScoreModExtent { sides: Sides::OneSided, len: dims.keys, scale: default_scale(dims.head_dim) };
@@ -184,7 +184,7 @@ impl AttentionCall {
 fn check(sizes: BenchSizes) -> CommandResult {
     let length = 193;
     let (mut ours, mut definition) =
-        (AttentionCall::new(length, sizes, "learned", 0), AttentionCall::new(length, sizes, "learned", 0));
+        (TimedAttention::new(length, sizes, "learned", 0), TimedAttention::new(length, sizes, "learned", 0));
     ours.run(CpuAttention::Tiled, true);
     definition.run(CpuAttention::Naive, true);
     // sums of 193 products, rounded in another order
@@ -196,7 +196,7 @@ fn check(sizes: BenchSizes) -> CommandResult {
 fn check_encoding(encoding: &Encoding, sizes: BenchSizes) -> CommandResult {
     let of_draw = |draw| {
         let (mut ours, mut definition) =
-            (AttentionCall::of(encoding, 193, sizes, draw), AttentionCall::of(encoding, 193, sizes, draw));
+            (TimedAttention::of(encoding, 193, sizes, draw), TimedAttention::of(encoding, 193, sizes, draw));
         ours.run(CpuAttention::Tiled, true);
         definition.run(CpuAttention::Naive, true);
         // sums of up to 193^2 products, rounded in another order
@@ -217,7 +217,7 @@ pub fn run_encoding(
     check_encoding(encoding, sizes)?;
     for backward in [false, true] {
         let (mut plain, mut own) =
-            (AttentionCall::new(length, sizes, "learned", 0), AttentionCall::of(encoding, length, sizes, 0));
+            (TimedAttention::new(length, sizes, "learned", 0), TimedAttention::of(encoding, length, sizes, 0));
         let mut all = [Vec::new(), Vec::new()];
         for repeat in 0..=sizes.repeats.max(1) {
             for (task, all) in [&mut plain, &mut own].into_iter().zip(&mut all) {
@@ -301,7 +301,7 @@ pub fn run(length: usize, sizes: BenchSizes, tell: &mut dyn FnMut(Measurement)) 
         }
         for backward in [false, true] {
             for bias in ["none", "fixed", "learned"] {
-                let mut task = AttentionCall::new(length, sizes, bias, 0);
+                let mut task = TimedAttention::new(length, sizes, bias, 0);
                 let all = times(sizes.repeats, || task.run(engine, backward));
                 let mut row = Measurement::new("attention", name, length, sizes, &all, flops(length, sizes, backward));
                 row.extra_mib = Some(extra_mib(|| task.run(engine, backward)));
