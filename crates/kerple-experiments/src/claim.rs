@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-/// A claim about runs that are to be, with all that its verdict depends on.
+/// A claim about planned runs, with all that its verdict depends on.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Claim {
@@ -12,21 +12,24 @@ pub struct Claim {
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub corpora: Vec<String>,
     /// What of the arms is compared.
-    pub of: Measure,
+    #[serde(rename = "of")]
+    pub measure: ClaimMeasure,
     /// Name of the evaluation.
     pub evaluation: String,
-    /// Lengths, in tokens, at all of which it is to hold.
+    /// Lengths, in tokens, at all of which it must hold.
     pub lengths: Vec<u64>,
     /// The length that a change begins at.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub from: Option<u64>,
     /// The arm that the claim is about.
-    pub own: Arm,
-    /// The arm that it is held against, at the same seeds; a change may be without one.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub beside: Option<Arm>,
-    /// Where the mean of the differences is said to lie: the smallest effect that counts.
-    pub lies: Bound,
+    #[serde(rename = "own")]
+    pub treatment: Arm,
+    /// The arm that it is compared with, at the same seeds; a change may be without one.
+    #[serde(rename = "beside", default, skip_serializing_if = "Option::is_none")]
+    pub baseline: Option<Arm>,
+    /// Where the mean of the differences is claimed to be: the margin, the smallest effect that counts.
+    #[serde(rename = "lies")]
+    pub bound: ClaimBound,
 }
 
 /// Runs of one kind.
@@ -46,7 +49,7 @@ pub struct Arm {
 /// What of two arms is compared.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Measure {
+pub enum ClaimMeasure {
     /// Log-perplexity, in nats per token.
     Level,
     /// The change of log-perplexity from one length to another.
@@ -58,7 +61,7 @@ pub enum Measure {
 /// The direction from the bound in which the mean of differences must be.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Bound {
+pub enum ClaimBound {
     /// Above this.
     Above(f64),
     /// Below this.
@@ -71,7 +74,7 @@ impl Claim {
     /// Both arms with the name of their evaluation.
     pub fn arms(&self) -> impl Iterator<Item = (&Arm, &str)> {
         let with_evaluation = |arm| (arm, self.evaluation_of(arm));
-        std::iter::once(&self.own).chain(&self.beside).map(with_evaluation)
+        std::iter::once(&self.treatment).chain(&self.baseline).map(with_evaluation)
     }
 
     /// Name of the evaluation of an arm.

@@ -253,13 +253,6 @@ impl Manifest {
         run.probes.retain(|row| (Some(row.step), Some(row.text.seed)) == (steps, seed));
     }
 
-    /// The label of an encoding among the runs of a corpus and variant, where it may have keys of its own.
-    pub(crate) fn label_of(&self, corpus: &str, variant: &str, name: &str) -> Option<&str> {
-        let mut labels =
-            self.runs.iter().filter(|run| run.corpus == corpus && run.variant == variant).map(|run| &run.label);
-        labels.find(|label| without_keys(label) == name).map(String::as_str)
-    }
-
     /// Runs of a corpus and variant, whatever their encoding and seed.
     pub fn of<'a>(&'a self, corpus: &'a str, variant: &'a str) -> impl Iterator<Item = &'a PlannedRun> {
         self.runs.iter().filter(move |run| run.corpus == corpus && run.variant == variant)
@@ -274,12 +267,6 @@ fn check_name(name: &str) -> std::result::Result<(), &'static str> {
         _ if name.chars().all(is_plain) => Ok(()),
         _ => Err("contains other characters than letters, digits, `_`, `-` and `.`"),
     }
-}
-
-/// What a label says of an encoding before its own keys: `t5` of `t5-max_distance=32`, `rotary-bf16` of itself.
-pub(crate) fn without_keys(label: &str) -> &str {
-    let end = label.find('=').and_then(|equals| label[..equals].rfind('-'));
-    &label[..end.unwrap_or(label.len())]
 }
 
 /// The folder of the runs of a corpus and variant, from that of the reproduction.
@@ -323,16 +310,7 @@ mod tests {
     }
 
     #[test]
-    fn keys_are_no_part_of_an_encodings_name() {
-        let all = [
-            ("t5-max_distance=32", "t5"),
-            ("rotary-bf16", "rotary-bf16"),
-            ("rotary-base=5-bf16", "rotary"),
-            ("t5", "t5"),
-        ];
-        for (label, name) in all {
-            assert_eq!(without_keys(label), name);
-        }
+    fn folders_of_runs_are_named_by_corpus_and_variant() {
         assert_eq!(runs_folder("arxiv", "twice"), "arxiv-twice");
     }
 }

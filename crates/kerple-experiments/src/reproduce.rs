@@ -145,7 +145,7 @@ impl Reproduction {
         let place = format!("experiments/{paper}-{scale}.toml");
         let experiment = Experiment::parse(experiment_file(paper, scale)?, &place)?;
         let items = crate::pages::items(paper);
-        if let Some(unknown) = only.iter().find(|item| !items.contains(&item.as_str())) {
+        if let Some(unknown) = only.iter().find(|item| !items.contains(item)) {
             let hint = format!("use one of {}", items.join(", "));
             return Err(Error::refused(format!("--only {unknown}: {paper} has no such table or figure"), hint));
         }

@@ -1,12 +1,15 @@
 //! Cells of a paper's tables: the results of a reproduction's runs next to the published numbers.
 
-use super::Folder;
-use super::published::{Printed, Value};
+use super::methods::ComparedMethod;
+use super::printed::{EvaluatedLength, PrintedPerplexities, PrintedValue};
+use super::reader::ReproductionFolder;
+use super::values::TrainedOn;
+use super::verdict::{DifferenceUnit, shown as shown_with_interval};
 use crate::floors::Floor;
 use crate::manifest::{CorpusFacts, runs_folder};
-use kerple_report::format::{count, deviation, number as shown};
+use kerple_report::format::{deviation, number as shown};
 use kerple_report::page::{Cell, Grid, Row};
-use kerple_report::results::{PerplexityScore, PerplexityTest, lowest};
+use kerple_report::results::{Table, lowest};
 use kerple_run::number;
 use serde::Serialize;
 use std::collections::BTreeSet;
@@ -100,14 +103,64 @@ impl CellRow {
         }
     }
 
+    /// With what the paper printed.
+    pub fn beside(self, printed: Option<PrintedValue>) -> CellRow {
+        let Some(PrintedValue { text, mean, deviation, dagger }) = printed else { return self };
+        CellRow {
+            printed: mean,
+            printed_deviation: deviation,
+            printed_dagger: dagger,
+            printed_text: Some(text),
+            ..self
+        }
+    }
+
+    /// A cell of a table with its perplexity, and in small print what is missing and what else is known.
+    pub fn perplexity_cell<const N: usize>(&self, best: bool, notes: [Option<String>; N]) -> Cell {
+        let missing = (self.n < self.planned).then(|| format!("{} of {} seeds", self.n, self.planned));
+        Cell {
+            text: self.perplexity.map_or_else(|| "\u{2013}".to_owned(), shown),
+            spread: self.perplexity.zip(self.perplexity_deviation).map(|(mean, spread)| deviation(mean, spread)),
+            best,
+            dagger: self.dagger,
+            note: note([missing].into_iter().chain(notes)),
+            link: self.link(),
+            ..Cell::default()
+        }
+    }
+
+    /// Where the runs of the cell are, from the page.
+    pub fn link(&self) -> Option<String> {
+        (self.n > 0).then(|| format!("../{}/", self.runs))
+    }
+
     /// Whether all its seeds are there.
     pub fn is_complete(&self) -> bool {
         self.planned > 0 && self.n >= self.planned
     }
 }
 
-/// Rows of what needs no model, under a table of right answers: a cell for every task, empty where it is not known.
-pub(super) fn floors(all: &Folder, tasks: &[&CorpusFacts], cell: impl Fn(f64) -> Cell) -> Vec<Row> {
+/// The small print of a cell.
+pub(super) fn note(parts: impl IntoIterator<Item = Option<String>>) -> Option<String> {
+    let parts: Vec<String> = parts.into_iter().flatten().collect();
+    (!parts.is_empty()).then(|| parts.join("; "))
+}
+
+/// A cell with a mean and, in small print, its interval; a dash where nothing was measured.
+pub(super) fn mean_cell(differences: &[f64], unit: DifferenceUnit) -> Cell {
+    match shown_with_interval(differences, unit) {
+        Some((mean, interval)) => Cell { note: Some(interval), ..Cell::from(mean) },
+        None => missing(),
+    }
+}
+
+/// A cell without a value.
+pub(super) fn missing() -> Cell {
+    Cell::from("\u{2013}".to_owned())
+}
+
+/// Rows that need no model, under a table of right answers: a cell for every task, empty where it is not known.
+pub(super) fn floors(all: &ReproductionFolder, tasks: &[&CorpusFacts], cell: impl Fn(f64) -> Cell) -> Vec<Row> {
     type Share = fn(&Floor) -> f64;
     const FLOORS: [(&str, Share); 2] =
         [("a constant answer", |floor| floor.constant), ("the first token alone", |floor| floor.first_token)];
@@ -119,129 +172,89 @@ pub(super) fn floors(all: &Folder, tasks: &[&CorpusFacts], cell: impl Fn(f64) ->
     if known.iter().all(Option::is_none) { Vec::new() } else { FLOORS.map(row).into() }
 }
 
-/// A table of perplexities: lengths by encodings, on one corpus.
-pub(super) struct Spec<'a> {
+/// A table of perplexities: lengths by methods, on one corpus.
+pub(super) struct PerplexityTable<'a> {
     /// `table3`.
     pub item: &'a str,
     /// Name of the evaluation.
     pub evaluation: &'a str,
-    /// What was trained otherwise than usual.
-    pub variant: &'a str,
-    /// Heads of the columns with the labels of their encodings and the names under which their numbers were printed.
-    pub columns: &'a [(&'static str, &'static str, &'static str)],
-    /// The numbers, and the corpus under which they were printed when it is another one.
-    pub printed: (&'a Printed, Option<&'a str>),
+    pub on: TrainedOn<'a>,
+    pub methods: Vec<&'a ComparedMethod>,
+    pub printed: &'a PrintedPerplexities,
+    /// The corpus under which the numbers were printed.
+    pub printed_corpus: &'a str,
     /// The length that counts as once the training length.
     pub train_len: u64,
 }
 
-impl Spec<'_> {
-    /// The grid of a corpus and its cells; nothing where no such run is planned.
-    pub(super) fn grid(&self, all: &Folder, corpus: &str, caption: String) -> Option<(Grid, Vec<CellRow>)> {
-        let facts = all.manifest.evaluations.get(self.evaluation)?;
-        let planned = |label: &str| {
-            let runs = all.manifest.of(corpus, self.variant);
-            runs.filter(|run| run.label == label && run.evaluate.iter().any(|name| name == self.evaluation)).count()
-        };
-        let column = |(head, label, printed): &(&'static str, &'static str, &'static str)| {
-            let label = all.manifest.label_of(corpus, self.variant, label)?;
-            (planned(label) > 0).then_some((*head, label, *printed))
-        };
-        let columns: Vec<(&str, &str, &str)> = self.columns.iter().filter_map(column).collect();
+impl PerplexityTable<'_> {
+    /// The grid and its cells; nothing where no such run is planned.
+    pub(super) fn grid(&self, caption: String) -> Option<(Grid, Vec<CellRow>)> {
+        let facts = self.on.all.manifest.evaluations.get(self.evaluation)?;
+        let names = [self.evaluation.to_owned()];
+        let columns: Vec<&ComparedMethod> =
+            self.methods.iter().copied().filter(|method| !self.on.evaluated(method, &names).is_empty()).collect();
         if columns.is_empty() {
             return None;
         }
-        let table = all.group(corpus, self.variant).and_then(|group| group.table(facts));
-        let mut cells = Vec::new();
-        let mut rows = Vec::new();
+        let group = self.on.all.runs_of(self.on.corpus, self.on.variant);
+        let table = group.and_then(|group| group.table(facts));
+        let (mut cells, mut rows) = (Vec::new(), Vec::new());
         for &length in &facts.lengths {
-            let of_row = columns.iter().map(|(_, label, printed)| {
-                let score = table.and_then(|table| table.score((label, None), length));
-                let test = table.and_then(|table| {
-                    table.tests.iter().find(|t| t.encoding == *label && t.window.is_none() && t.eval_len == length)
-                });
-                let name = self.printed.1.unwrap_or(corpus);
-                let value = self.printed.0.value(name, (length, self.train_len), printed);
-                self.cell(corpus, (label, length), (score, test), planned(label), value)
-            });
-            let of_row: Vec<CellRow> = of_row.collect();
-            let by_seed = |(_, label, _): &(&str, &str, &str)| {
+            let at = EvaluatedLength { length, train_len: self.train_len };
+            let cell = |method: &&ComparedMethod| self.cell(table, method, at, self.on.evaluated(method, &names).len());
+            let of_row: Vec<CellRow> = columns.iter().map(cell).collect();
+            let by_seed = |cell: &CellRow| {
                 let rows = table.into_iter().flat_map(|table| &table.evaluations);
-                let of = rows.filter(|row| row.encoding == *label && row.window.is_none() && row.eval_len == length);
+                let of =
+                    rows.filter(|row| row.encoding == cell.encoding && row.window.is_none() && row.eval_len == length);
                 of.map(|row| (row.seed, row.perplexity)).collect()
             };
-            let best = lowest(&columns.iter().map(by_seed).collect::<Vec<_>>());
-            rows.push(self.row(length, &of_row, &best));
+            let best = lowest(&of_row.iter().map(by_seed).collect::<Vec<_>>());
+            rows.push(row(at, &of_row, &best));
             cells.extend(of_row);
         }
-        let head = std::iter::once("tokens".to_owned()).chain(columns.iter().map(|(head, ..)| (*head).to_owned()));
+        let head = std::iter::once("tokens".to_owned()).chain(columns.iter().map(|method| method.name.clone()));
         Some((Grid { caption, head: head.collect(), rows }, cells))
     }
 
-    fn cell(
-        &self,
-        corpus: &str,
-        (label, length): (&str, u64),
-        (score, test): (Option<&PerplexityScore>, Option<&PerplexityTest>),
-        planned: usize,
-        printed: Option<Value>,
-    ) -> CellRow {
+    fn cell(&self, table: Option<&Table>, method: &ComparedMethod, at: EvaluatedLength, planned: usize) -> CellRow {
+        let label = self.on.label(method).unwrap_or(&method.label);
+        let score = table.and_then(|table| table.score((label, None), at.length));
+        let test = table.and_then(|table| {
+            table.tests.iter().find(|t| t.encoding == label && t.window.is_none() && t.eval_len == at.length)
+        });
+        let printed = self.printed.value(self.printed_corpus, at, &method.printed);
         CellRow {
-            item: self.item.to_owned(),
-            corpus: corpus.to_owned(),
-            variant: self.variant.to_owned(),
-            encoding: label.to_owned(),
-            eval_len: length,
-            multiple: length as f64 / self.train_len as f64,
-            n: score.map_or(0, |score| score.n),
-            planned,
+            variant: self.on.variant.to_owned(),
+            multiple: at.length as f64 / at.train_len as f64,
             perplexity: score.map(|score| score.perplexity),
             perplexity_deviation: score.and_then(|score| score.perplexity_deviation),
             bits_per_byte: score.and_then(|score| score.bits_per_byte),
-            accuracy: None,
-            accuracy_max: None,
             pairs: test.map(|test| test.n),
             difference: test.and_then(|test| test.difference),
             p: test.and_then(|test| test.p),
             dagger: test.is_some_and(|test| test.dagger),
-            printed: printed.as_ref().and_then(|value| value.mean),
-            printed_deviation: printed.as_ref().and_then(|value| value.deviation),
-            printed_dagger: printed.as_ref().is_some_and(|value| value.dagger),
-            printed_text: printed.map(|value| value.text),
-            runs: format!("{}/{label}", runs_folder(corpus, self.variant)),
+            runs: format!("{}/{label}", runs_folder(self.on.corpus, self.on.variant)),
+            ..CellRow::empty(self.item, self.on.corpus, label, at.length, planned, score.map_or(0, |score| score.n))
         }
+        .beside(printed)
     }
+}
 
-    fn row(&self, length: u64, cells: &[CellRow], best: &[usize]) -> Row {
-        let counts: BTreeSet<usize> = cells.iter().map(|cell| cell.n).filter(|n| *n > 0).collect();
-        let cell = |(at, cell): (usize, &CellRow)| {
-            let printed = cell.printed_text.as_ref().map(|text| format!("paper: {text}"));
-            let missing = (!cell.is_complete()).then(|| format!("{} of {} seeds", cell.n, cell.planned));
-            // means over different seeds say little about each other
-            let seeds = (counts.len() > 1 && cell.n > 0).then(|| match cell.difference {
-                Some(difference) => {
-                    let sign = if difference > 0.0 { "+" } else { "" };
-                    format!("n = {}, {sign}{} on the same seeds", cell.n, shown(difference))
-                }
-                None => format!("n = {}", cell.n),
-            });
-            let note = [missing, seeds, printed].into_iter().flatten().collect::<Vec<_>>().join("; ");
-            Cell {
-                text: cell.perplexity.map_or_else(|| "\u{2013}".to_owned(), shown),
-                spread: cell.perplexity.zip(cell.perplexity_deviation).map(|(mean, spread)| deviation(mean, spread)),
-                best: best.contains(&at),
-                dagger: cell.dagger,
-                note: (!note.is_empty()).then_some(note),
-                link: (cell.n > 0).then(|| format!("../{}/", cell.runs)),
-                ..Cell::default()
+fn row(at: EvaluatedLength, cells: &[CellRow], best: &[usize]) -> Row {
+    let counts: BTreeSet<usize> = cells.iter().map(|cell| cell.n).filter(|n| *n > 0).collect();
+    let cell = |(place, cell): (usize, &CellRow)| {
+        // means over different seeds are not comparable
+        let seeds = (counts.len() > 1 && cell.n > 0).then(|| match cell.difference {
+            Some(difference) => {
+                let sign = if difference > 0.0 { "+" } else { "" };
+                format!("n = {}, {sign}{} on the same seeds", cell.n, shown(difference))
             }
-        };
-        let multiple = shown(length as f64 / self.train_len as f64);
-        let multiple = multiple.trim_end_matches('0').trim_end_matches('.');
-        Row {
-            name: format!("{} ({multiple}×)", count(length)),
-            colour: None,
-            cells: cells.iter().enumerate().map(cell).collect(),
-        }
-    }
+            None => format!("n = {}", cell.n),
+        });
+        let printed = cell.printed_text.as_ref().map(|text| format!("paper: {text}"));
+        cell.perplexity_cell(best.contains(&place), [seeds, printed])
+    };
+    Row { name: at.name(), colour: None, cells: cells.iter().enumerate().map(cell).collect() }
 }

@@ -1,288 +1,517 @@
-//! The claims of KERPLE, tested with the runs.
+//! The one engine of claims: what a claim compares, at which lengths, on which runs, and the grids of
+//! what was found. [`verdict`](super::verdict) has the rule that judges.
 //!
-//! A claim about length has two aspects. The level is a method's log-perplexity less the
-//! logarithmic kernel's. The change is measured from the training length, so a method that is worse
-//! everywhere is not penalised. A method that uses nothing beyond its training length also changes,
-//! because longer blocks have fewer tokens with little context. Flatness is therefore relative to
-//! ALiBi, and for ALiBi relative to the logarithmic kernel under a window.
+//! Claims are data. Those of a paper are in its page's description, those of the project's own
+//! experiments in the experiment file and so in the manifest; each carries its margin. Margins differ
+//! with what they bound. A log-perplexity that grows by more than 0.05 is not flat where growth is
+//! relative to a method that uses nothing beyond its training length, or over the same tokens. In
+//! music the loss beyond the training length is compared with the loss within it, over other
+//! positions, and there the margin is 0.1 nats.
 
-use super::page::Item;
-use super::verdict::{
-    AFTER_RUNS, AtLength, BySeed, EFFECT, FLAT, Finding, OURS, RULE, Side, Unit, change, differences, judge,
-};
-use super::{Folder, Group};
-use crate::manifest::EvaluationFacts;
+use super::description::PageDescription;
+use super::methods::ComparedMethod;
+use super::page::PageItem;
+use super::reader::ReproductionFolder;
+use super::spe::{arena, music, relative};
+use super::values::{SeedValues, TrainedOn, by_seed, change, differences};
+use super::verdict::{AFTER_RUNS, ClaimFinding, DifferenceUnit, LengthDifferences, OURS, RULE, judge};
+use crate::claim::{Arm, Claim, ClaimBound, ClaimMeasure};
+use crate::manifest::CorpusFacts;
 use kerple_report::Run;
+use kerple_report::format::count;
 use kerple_report::page::{Grid, Row};
-use kerple_report::results::PerplexityTable;
+use serde::Deserialize;
 
-const LOG: &str = "kerple_log";
-const ALIBI: &str = "alibi";
-
-/// A claim about one method, by its label without keys.
-struct Claim {
-    text: &'static str,
-    label: &'static str,
-    kind: Kind,
-    at: At,
+/// The claims of a paper.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct PaperClaims {
+    /// Caption of their grid.
+    pub caption: String,
+    /// Head of the column of places, where each place has a row; without it each text has a column.
+    #[serde(default)]
+    pub place_head: Option<String>,
+    #[serde(rename = "section")]
+    pub sections: Vec<ClaimSection>,
 }
 
-/// What is said of it.
-enum Kind {
-    /// Where its log-perplexity lies beside the logarithmic kernel's.
-    Level(Side),
-    /// Where the change of its log-perplexity from the training length lies beside the logarithmic kernel's.
-    Change(Side),
-    /// Where that change lies beside the change of a method that uses nothing beyond the training length.
-    BesideNothing(Side),
-    /// Where its log-perplexity lies beside its own at this multiple of the training length.
-    Course(u64, Side),
-    /// Where it lies with only as many keys as it was trained with, beside itself.
-    Window(Side),
+/// Claims about one measure.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct ClaimSection {
+    pub measure: PaperMeasure,
+    /// Names of evaluations of perplexity; all when empty.
+    #[serde(default)]
+    evaluations: Vec<String>,
+    /// The only variant, where not every one counts.
+    #[serde(default)]
+    variant: Option<String>,
+    /// Whether all places of a claim follow each other, instead of all claims about a place.
+    #[serde(default)]
+    claim_by_claim: bool,
+    claims: Vec<PaperClaim>,
 }
 
-/// The lengths of a claim, of those of the manifest.
-#[derive(Clone, Copy)]
-enum At {
+/// A claim about methods of the page.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct PaperClaim {
+    text: String,
+    /// Whether the paper does not make it.
+    #[serde(default)]
+    ours: bool,
+    /// Names of corpora it is judged on; all when empty.
+    #[serde(default)]
+    corpora: Vec<String>,
+    /// The only variant it is judged on.
+    #[serde(default)]
+    variant: Option<String>,
+    /// Keys of the methods compared; a change may be without a baseline.
+    treatment: String,
+    #[serde(default)]
+    baseline: Option<String>,
+    /// Where it must hold, and where a change begins.
+    at: ClaimedAt,
+    #[serde(default)]
+    from: Option<ClaimedAt>,
+    /// The margin, and its direction.
+    bound: ClaimBound,
+}
+
+/// What a paper's claim is about.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub(super) enum PaperMeasure {
+    /// Log-perplexity, nats per token.
+    Perplexity,
+    /// Cross-entropy of music by position, nats.
+    CrossEntropy,
+    /// Similarity of continuations, every measure of style apart.
+    Similarity,
+    /// Variance of attention within diagonals as a share.
+    TranslationInvariance,
+    /// Right answers in percent.
+    Answers,
+}
+
+/// Lengths, positions or quarters, in the terms of a claim.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "snake_case")]
+enum ClaimedAt {
+    /// Every evaluated length.
+    Every,
     /// The longest.
     Longest,
-    /// All beyond the training length.
+    /// All beyond the training length; of positions those beyond it.
     Beyond,
     /// All up to this multiple of the training length.
     UpTo(u64),
     /// The longest up to this multiple.
     Multiple(u64),
+    /// The training length; of positions those within it.
+    Trained,
+    /// The least length at which the same tokens are scored as at the longest.
+    SameTokens,
+    /// A quarter of a continuation, from 0. The first contains the prompt.
+    Quarter(usize),
 }
 
-impl At {
-    fn lengths(self, facts: &EvaluationFacts, train_len: u64) -> Vec<u64> {
-        let up_to =
-            |multiple: u64| facts.lengths.iter().copied().filter(move |l| *l <= multiple.saturating_mul(train_len));
-        let longest = |multiple: u64| up_to(multiple).max().into_iter().collect();
+/// Where a value is read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum ReadAt {
+    Length(u64),
+    Positions(usize, usize),
+    Quarter(usize),
+}
+
+/// Runs that claims of a measure are judged on, and their name in a grid.
+struct ClaimPlace<'a> {
+    on: TrainedOn<'a>,
+    title: String,
+    style: Option<music::StyleMeasure>,
+}
+
+/// Differences of the treatment and the baseline at every point; of their changes where they begin somewhere.
+fn compared<Point: Copy>(
+    points: Vec<(String, Point)>,
+    from: Option<Point>,
+    arms: &[&dyn Fn(Point) -> SeedValues],
+) -> Vec<LengthDifferences> {
+    let at = |(name, point): (String, Point)| {
+        let of = |read: &&dyn Fn(Point) -> SeedValues| match from {
+            Some(from) => change(&read(point), &read(from)),
+            None => read(point),
+        };
+        let differences = match arms {
+            [treatment, baseline] => differences(&of(treatment), &of(baseline)),
+            arms => arms.iter().flat_map(|read| of(read).into_values()).collect(),
+        };
+        LengthDifferences { name, differences, is_learned: true }
+    };
+    points.into_iter().map(at).collect()
+}
+
+impl PaperMeasure {
+    /// Every set of runs that claims of this measure may be judged on.
+    fn places<'a>(self, all: &'a ReproductionFolder, page: &PageDescription) -> Vec<ClaimPlace<'a>> {
+        let usual = |corpora: Vec<&'a CorpusFacts>| {
+            corpora.into_iter().map(|corpus| TrainedOn { all, corpus: &corpus.name, variant: "" }).collect::<Vec<_>>()
+        };
+        let place = |on: TrainedOn<'a>| ClaimPlace { on, title: on.corpus_title().to_owned(), style: None };
         match self {
-            At::Longest => longest(u64::MAX),
-            At::Multiple(multiple) => longest(multiple),
-            At::UpTo(multiple) => up_to(multiple).collect(),
-            At::Beyond => up_to(u64::MAX).filter(|length| *length > train_len).collect(),
+            PaperMeasure::Perplexity => {
+                TrainedOn::every_text(all).into_iter().map(|on| ClaimPlace { title: on.title(), ..place(on) }).collect()
+            }
+            PaperMeasure::CrossEntropy => usual(music::corpora(all, page)).into_iter().map(place).collect(),
+            PaperMeasure::TranslationInvariance => usual(relative::corpora(all, page)).into_iter().map(place).collect(),
+            PaperMeasure::Similarity => {
+                let of = |on: TrainedOn<'a>| {
+                    music::MEASURES.map(|(name, measure)| {
+                        let title = format!("{}, {name}", on.corpus_title());
+                        ClaimPlace { on, title, style: Some(measure) }
+                    })
+                };
+                usual(music::continued(all, page)).into_iter().flat_map(of).collect()
+            }
+            PaperMeasure::Answers => {
+                let of = |task: &'a CorpusFacts| {
+                    arena::FEATURES.map(|(features, variant, _)| {
+                        let on = TrainedOn { all, corpus: &task.name, variant };
+                        ClaimPlace { on, title: format!("{}, {features}", task.title), style: None }
+                    })
+                };
+                arena::tasks(all, page).into_iter().flat_map(of).collect()
+            }
+        }
+    }
+
+    /// Name of the evaluation or probe with its values; none for perplexities, which several have.
+    fn needs(self) -> Option<&'static str> {
+        match self {
+            PaperMeasure::Perplexity => None,
+            PaperMeasure::CrossEntropy => Some(music::POSITIONS),
+            PaperMeasure::Similarity => Some(music::STYLE),
+            PaperMeasure::TranslationInvariance => Some(relative::ATTENTION),
+            PaperMeasure::Answers => Some(arena::ANSWERS),
         }
     }
 }
 
-const HIGHER: Side = Side::Above(EFFECT);
-const IS_FLAT: Kind = Kind::BesideNothing(Side::Below(FLAT));
-const RISES: Kind = Kind::BesideNothing(Side::Above(FLAT));
-/// More than a percent below the logarithmic kernel would be a gain.
-const NO_GAIN: Kind = Kind::Level(Side::Above(-EFFECT));
+impl ClaimSection {
+    fn is_planned(&self, place: &ClaimPlace, method: &ComparedMethod) -> bool {
+        match self.measure.needs() {
+            Some(needs) => place.on.needing(method, needs) > 0,
+            None => !place.on.evaluated(method, &self.evaluations).is_empty(),
+        }
+    }
 
-const CLAIMS: [Claim; 26] = [
-    claim("log is flat or falls to the longest length", LOG, IS_FLAT, At::Longest),
-    claim(
-        "log still falls from 8 times the training length to the longest",
-        LOG,
-        Kind::Course(8, Side::Below(0.0)),
-        At::Longest,
-    ),
-    claim(
-        "log is below power at every length beyond the training length",
-        "kerple_power",
-        Kind::Level(HIGHER),
-        At::Beyond,
-    ),
-    claim(
-        "by change: log falls further than power to the longest length",
-        "kerple_power",
-        Kind::Change(HIGHER),
-        At::Longest,
-    ),
-    claim("power is flat or falls too", "kerple_power", IS_FLAT, At::Longest),
-    claim("log is below ALiBi at every length beyond the training length", ALIBI, Kind::Level(HIGHER), At::Beyond),
-    claim("by change: log falls further than ALiBi to the longest length", ALIBI, Kind::Change(HIGHER), At::Longest),
-    claim("ALiBi is flat", ALIBI, IS_FLAT, At::Longest),
-    claim("T5 is below log at up to twice the training length", "t5", Kind::Level(Side::Below(-EFFECT)), At::UpTo(2)),
-    claim("T5 is above log at the longest length", "t5", Kind::Level(HIGHER), At::Longest),
-    claim("by change: T5 rises beside log to the longest length", "t5", Kind::Change(HIGHER), At::Longest),
-    claim(
-        "rotary positions (exact) are above log at twice the training length",
-        "rotary",
-        Kind::Level(HIGHER),
-        At::Multiple(2),
-    ),
-    claim("by change: rotary positions (exact) fail at once", "rotary", Kind::Change(HIGHER), At::Multiple(2)),
-    claim(
-        "rotary positions (bf16) are above log at twice the training length",
-        "rotary-bf16",
-        Kind::Level(HIGHER),
-        At::Multiple(2),
-    ),
-    claim("by change: rotary positions (bf16) fail at once", "rotary-bf16", Kind::Change(HIGHER), At::Multiple(2)),
-    claim(
-        "sinusoidal positions (exact) are above log at twice the training length",
-        "sinusoidal",
-        Kind::Level(HIGHER),
-        At::Multiple(2),
-    ),
-    claim("by change: sinusoidal positions (exact) fail at once", "sinusoidal", Kind::Change(HIGHER), At::Multiple(2)),
-    claim(
-        "sinusoidal positions (bf16) are above log at twice the training length",
-        "sinusoidal-bf16",
-        Kind::Level(HIGHER),
-        At::Multiple(2),
-    ),
-    claim(
-        "by change: sinusoidal positions (bf16) fail at once",
-        "sinusoidal-bf16",
-        Kind::Change(HIGHER),
-        At::Multiple(2),
-    ),
-    claim(
-        "log uses what lies beyond the training length: under a window it is worse",
-        LOG,
-        Kind::Window(HIGHER),
-        At::Longest,
-    ),
-    claim("bias and weight together bring no clear gain up to 16 times", "kerple_bias_weight", NO_GAIN, At::UpTo(16)),
-    claim(
-        "a learned power within the logarithm brings no clear gain up to 16 times",
-        "kerple_log3",
-        NO_GAIN,
-        At::UpTo(16),
-    ),
-    claim("a Gaussian bias fails at 16 times", "gaussian_bias", RISES, At::Multiple(16)),
-    claim("a Gaussian bias with a learned exponent fails at 16 times", "stretched_bias", RISES, At::Multiple(16)),
-    claim("a Gaussian weight fails at 16 times", "gaussian_weight", RISES, At::Multiple(16)),
-    claim(
-        "a Gaussian weight with a learned exponent nearly extrapolates: it is flat to 16 times",
-        "stretched_weight",
-        IS_FLAT,
-        At::Multiple(16),
-    ),
-];
+    /// The values of a method.
+    fn read(&self, place: &ClaimPlace, method: &ComparedMethod, at: ReadAt) -> SeedValues {
+        let on = place.on;
+        match (self.measure, at) {
+            (PaperMeasure::Perplexity, ReadAt::Length(length)) => {
+                on.at_length(method, &on.evaluations(method, &self.evaluations), length, |row| row.nll)
+            }
+            (PaperMeasure::CrossEntropy, ReadAt::Positions(from, to)) => music::cross_entropy(on, method, &(from..to)),
+            (PaperMeasure::Similarity, ReadAt::Quarter(quarter)) => {
+                place.style.map_or_else(SeedValues::new, |measure| music::similarity(on, method, measure, quarter))
+            }
+            (PaperMeasure::TranslationInvariance, ReadAt::Length(length)) => {
+                relative::measured(on, method, |row| row.translation_invariance, length)
+            }
+            (PaperMeasure::Answers, _) => {
+                arena::accuracy(on, method).into_iter().map(|(seed, share)| (seed, 100.0 * share)).collect()
+            }
+            _ => SeedValues::new(),
+        }
+    }
 
-const fn claim(text: &'static str, label: &'static str, kind: Kind, at: At) -> Claim {
-    Claim { text, label, kind, at }
+    /// The lengths, positions or quarters that a claim names, of those that a method has.
+    fn points(&self, place: &ClaimPlace, method: &ComparedMethod, at: ClaimedAt) -> Option<Vec<ReadAt>> {
+        let on = place.on;
+        let lengths = match self.measure {
+            PaperMeasure::Perplexity => TrainedOn::lengths(&on.evaluations(method, &self.evaluations)),
+            PaperMeasure::TranslationInvariance => relative::lengths(on),
+            PaperMeasure::Answers => arena::lengths(on),
+            PaperMeasure::Similarity => Vec::new(),
+            PaperMeasure::CrossEntropy => {
+                let music::EvaluatedPositions { trained, longest } = music::evaluated_positions(on)?;
+                return Some(vec![match at {
+                    ClaimedAt::Beyond => ReadAt::Positions(trained, longest),
+                    _ => ReadAt::Positions(0, trained),
+                }]);
+            }
+        };
+        let longest = |most: u64| lengths.iter().copied().filter(move |length| *length <= most).max();
+        let multiple = |multiple: u64| Some(multiple.saturating_mul(on.train_len()?));
+        let chosen: Vec<u64> = match at {
+            ClaimedAt::Every => lengths,
+            ClaimedAt::Longest => longest(u64::MAX).into_iter().collect(),
+            ClaimedAt::Multiple(times) => longest(multiple(times)?).into_iter().collect(),
+            ClaimedAt::UpTo(times) => {
+                multiple(times).map(|most| lengths.into_iter().filter(|l| *l <= most).collect())?
+            }
+            ClaimedAt::Beyond => multiple(1).map(|least| lengths.into_iter().filter(|l| *l > least).collect())?,
+            ClaimedAt::Trained => vec![on.train_len()?],
+            ClaimedAt::SameTokens => vec![same_tokens(on, method, &self.evaluations)?],
+            ClaimedAt::Quarter(quarter) => return Some(vec![ReadAt::Quarter(quarter)]),
+        };
+        Some(chosen.into_iter().map(ReadAt::Length).collect())
+    }
+
+    /// What was found of a claim; `None` before its runs.
+    fn find(&self, page: &PageDescription, place: &ClaimPlace, claim: &PaperClaim) -> Option<ClaimFinding> {
+        let treatment = page.method(&claim.treatment);
+        let baseline = claim.baseline.as_deref().map(|key| page.method(key));
+        let from = match claim.from {
+            // a multiple where a change begins is that length, whether the longest or not
+            Some(ClaimedAt::Multiple(times)) => Some(ReadAt::Length(times.saturating_mul(place.on.train_len()?))),
+            Some(from) => Some(*self.points(place, treatment, from)?.first()?),
+            None => None,
+        };
+        let name = |at: &ReadAt| match (self.measure, *at, from) {
+            (PaperMeasure::Perplexity, ReadAt::Length(length), Some(ReadAt::Length(from)))
+                if claim.from == Some(ClaimedAt::SameTokens) =>
+            {
+                format!("from {from} to {length}")
+            }
+            (PaperMeasure::Perplexity, ReadAt::Length(length), _) => format!("at {length}"),
+            _ => String::new(),
+        };
+        let points = self.points(place, treatment, claim.at)?;
+        let points: Vec<(String, ReadAt)> = points.into_iter().map(|at| (name(&at), at)).collect();
+        let methods: Vec<&ComparedMethod> = std::iter::once(treatment).chain(baseline).collect();
+        let reads: Vec<_> = methods.iter().map(|method| move |at: ReadAt| self.read(place, method, at)).collect();
+        let arms: Vec<&dyn Fn(ReadAt) -> SeedValues> = reads.iter().map(|read| read as _).collect();
+        let runs: Vec<Vec<&Run>> = methods.iter().map(|method| place.on.runs(method)).collect();
+        let lengths: Vec<ReadAt> = points.iter().map(|(_, at)| *at).collect();
+        let mut by_length = compared(points, from, &arms);
+        if self.measure == PaperMeasure::Answers {
+            for (at, found) in lengths.into_iter().zip(&mut by_length) {
+                let ReadAt::Length(length) = at else { continue };
+                found.is_learned = arms.iter().zip(&runs).any(|(read, runs)| {
+                    let shares: Vec<f64> = read(at).into_values().map(|percent| percent / 100.0).collect();
+                    place.on.all.is_learned(place.on.corpus, runs, length, &shares)
+                });
+            }
+        }
+        let unit = match self.measure {
+            PaperMeasure::Perplexity => DifferenceUnit::Times,
+            _ => DifferenceUnit::Plain,
+        };
+        let found = judge(claim.bound, unit, &by_length)?;
+        Some(found.beside_programs(&runs[0], runs.last().expect("a claim has a treatment")))
+    }
+
+    /// Whether a claim is about a place: its runs are planned there.
+    fn is_about(&self, page: &PageDescription, place: &ClaimPlace, claim: &PaperClaim) -> bool {
+        let keys = std::iter::once(&claim.treatment).chain(&claim.baseline);
+        (claim.corpora.is_empty() || claim.corpora.iter().any(|name| name == place.on.corpus))
+            && [&self.variant, &claim.variant].into_iter().flatten().all(|variant| variant == place.on.variant)
+            && keys.into_iter().all(|key| self.is_planned(place, page.method(key)))
+    }
 }
 
-/// Every claim on every text.
-pub(super) fn claims(all: &Folder) -> Item {
-    let text = format!(
-        "{RULE} {AFTER_RUNS} Differences are of log-perplexity and are shown as the ratio of perplexities that they mean. The margin \
-         between two methods is 1 %, and no gain is less than that. The paper compares levels; comparisons by change, from the training \
-         length and beside log's at the same seeds, are not the paper's. Flat and failing mean that a method's change lies below or above \
-         that of one that uses nothing beyond its training length by 5 %: beside ALiBi's, and ALiBi beside log under a window, where that \
-         was evaluated."
-    );
-    let mut item = Item::new("claims", "Claims of the paper", &text);
-    let texts: Vec<_> =
-        all.manifest.corpora.iter().filter(|corpus| all.manifest.of(&corpus.name, "").next().is_some()).collect();
+/// The least length at which the same tokens are scored as at the longest.
+fn same_tokens(on: TrainedOn, method: &ComparedMethod, evaluations: &[String]) -> Option<u64> {
+    let all = on.evaluations(method, evaluations);
+    let longest = all.iter().max_by_key(|facts| facts.lengths.iter().max())?;
+    let same = all.iter().filter(|facts| {
+        (&facts.protocol, facts.span, facts.segments) == (&longest.protocol, longest.span, longest.segments)
+    });
+    same.flat_map(|facts| &facts.lengths).min().copied()
+}
+
+/// The claims of a paper, and whatever claims `more` adds.
+pub(super) fn paper_claims(
+    all: &ReproductionFolder,
+    page: &PageDescription,
+    item: &mut PageItem,
+    more: impl FnOnce(&mut PageItem) -> Vec<ClaimFinding>,
+) {
+    item.text = format!("{RULE} {AFTER_RUNS} {}", item.text);
+    let Some(claims) = &page.claims else { return };
+    let mut findings = match &claims.place_head {
+        Some(head) => by_place(all, page, item, claims, head),
+        None => by_text(all, page, item, claims),
+    };
+    findings.extend(more(item));
+    item.count(findings.iter());
+}
+
+/// What was found of a paper's claim of this text on the usual runs of a corpus.
+#[cfg(test)]
+pub(super) fn paper_finding(all: &ReproductionFolder, text: &str, corpus: &str) -> Option<ClaimFinding> {
+    let page = PageDescription::of(&all.manifest.paper)?;
+    let sections = page.claims.iter().flat_map(|claims| &claims.sections);
+    let mut claims = sections.flat_map(|section| section.claims.iter().map(move |claim| (section, claim)));
+    let (section, claim) = claims.find(|(_, claim)| claim.text.starts_with(text))?;
+    let places = section.measure.places(all, &page);
+    let place = places.iter().find(|place| (place.on.corpus, place.on.variant) == (corpus, ""))?;
+    section.find(&page, place, claim)
+}
+
+#[cfg(test)]
+impl PaperClaims {
+    /// Keys of all methods that claims name.
+    pub(super) fn keys(&self) -> Vec<String> {
+        let claims = self.sections.iter().flat_map(|section| &section.claims);
+        claims.flat_map(|claim| std::iter::once(&claim.treatment).chain(&claim.baseline)).cloned().collect()
+    }
+}
+
+impl PaperClaim {
+    fn name(&self) -> String {
+        format!("{}{}", if self.ours { OURS } else { "" }, self.text)
+    }
+}
+
+/// A grid with a column per text.
+fn by_text(
+    all: &ReproductionFolder,
+    page: &PageDescription,
+    item: &mut PageItem,
+    claims: &PaperClaims,
+) -> Vec<ClaimFinding> {
+    let Some(section) = claims.sections.first() else { return Vec::new() };
+    let places = section.measure.places(all, page).into_iter();
+    let is_usual = |place: &ClaimPlace| section.variant.as_ref().is_none_or(|variant| variant == place.on.variant);
+    let places: Vec<ClaimPlace> = places.filter(is_usual).collect();
+    let titles = places.iter().map(|place| place.on.corpus_title().to_owned()).collect();
+    let rows = claims.sections.iter().flat_map(|section| section.claims.iter().map(move |claim| (section, claim)));
+    let found = |(section, claim): (&ClaimSection, &PaperClaim)| {
+        (claim.name(), places.iter().map(|place| section.find(page, place, claim)).collect())
+    };
+    claim_grid(item, claims.caption.clone(), titles, rows.map(found).collect())
+}
+
+/// Adds a grid of claims by columns, and returns what was found.
+fn claim_grid(
+    item: &mut PageItem,
+    caption: String,
+    titles: Vec<String>,
+    claims: Vec<(String, Vec<Option<ClaimFinding>>)>,
+) -> Vec<ClaimFinding> {
     let (mut rows, mut findings) = (Vec::new(), Vec::new());
-    for claim in &CLAIMS {
-        let found: Vec<Option<Finding>> =
-            texts.iter().map(|corpus| Measured::of(all, &corpus.name)?.find(claim)).collect();
+    for (name, found) in claims {
         item.planned += 1;
         item.complete += usize::from(found.iter().any(Option::is_some));
         findings.extend(found.iter().flatten().cloned());
-        let whose = if matches!(claim.kind, Kind::Change(_)) { OURS } else { "" };
-        rows.push(Row {
-            name: format!("{whose}{}", claim.text),
-            colour: None,
-            cells: found.into_iter().map(Finding::cell).collect(),
-        });
+        rows.push(Row { name, colour: None, cells: found.into_iter().map(ClaimFinding::cell).collect() });
     }
+    let head = std::iter::once("claim".to_owned()).chain(titles).collect();
+    item.grids.push(Grid { caption, head, rows });
+    findings
+}
+
+/// A grid with a row per claim and place. The name of a claim is not repeated in the row below.
+fn by_place(
+    all: &ReproductionFolder,
+    page: &PageDescription,
+    item: &mut PageItem,
+    claims: &PaperClaims,
+    head: &str,
+) -> Vec<ClaimFinding> {
+    let (mut rows, mut findings, mut above) = (Vec::new(), Vec::new(), String::new());
+    for section in &claims.sections {
+        let places = section.measure.places(all, page);
+        let pairs: Vec<(&ClaimPlace, &PaperClaim)> = if section.claim_by_claim {
+            section.claims.iter().flat_map(|claim| places.iter().map(move |place| (place, claim))).collect()
+        } else {
+            places.iter().flat_map(|place| section.claims.iter().map(move |claim| (place, claim))).collect()
+        };
+        for (place, claim) in pairs.into_iter().filter(|(place, claim)| section.is_about(page, place, claim)) {
+            let found = section.find(page, place, claim);
+            item.planned += 1;
+            item.complete += usize::from(found.is_some());
+            findings.extend(found.clone());
+            let claim = claim.name();
+            let name = if claim == above { String::new() } else { claim.clone() };
+            above = claim;
+            let cells = vec![place.title.clone().into(), ClaimFinding::cell(found)];
+            rows.push(Row { name, colour: None, cells });
+        }
+    }
+    let head = ["claim", head, "found"].map(str::to_owned).into();
+    item.grids.push(Grid { caption: claims.caption.clone(), head, rows });
+    findings
+}
+
+/// The runs of an arm of a registered claim, each once.
+pub(super) fn arm_runs<'a>(all: &'a ReproductionFolder, corpus: &str, arm: &Arm) -> Vec<&'a Run> {
+    let found = all.runs_of(corpus, &arm.variant).into_iter().flat_map(|group| &group.runs);
+    found.filter(|run| run.duplicate_of.is_none() && run.label() == arm.encoding).collect()
+}
+
+/// Log-perplexities of an arm at a length, or shares of right answers of a task, by seed.
+pub(super) fn arm_values(
+    all: &ReproductionFolder,
+    corpus: &str,
+    arm: &Arm,
+    evaluation: &str,
+    length: u64,
+) -> SeedValues {
+    let Some(facts) = all.manifest.evaluations.get(evaluation) else { return SeedValues::new() };
+    by_seed(&arm_runs(all, corpus, arm), |run| {
+        let row = all.row_at(run, &[facts], length)?;
+        Some(row.task.as_ref().map_or(row.nll, |task| task.accuracy))
+    })
+}
+
+/// What was found of a registered claim on a corpus.
+fn find_registered(claim: &Claim, all: &ReproductionFolder, corpus: &str) -> Option<ClaimFinding> {
+    let arms: Vec<(&Arm, &str)> = claim.arms().collect();
+    let reads: Vec<_> = arms
+        .iter()
+        .map(|(arm, evaluation)| move |length: u64| arm_values(all, corpus, arm, evaluation, length))
+        .collect();
+    let reads: Vec<&dyn Fn(u64) -> SeedValues> = reads.iter().map(|read| read as _).collect();
+    let runs: Vec<Vec<&Run>> = arms.iter().map(|(arm, _)| arm_runs(all, corpus, arm)).collect();
+    let points = claim.lengths.iter().map(|length| (format!("at {}", count(*length)), *length)).collect();
+    let from = claim.from.filter(|_| claim.measure == ClaimMeasure::Change);
+    let mut by_length = compared(points, from, &reads);
+    let is_task = claim.measure == ClaimMeasure::Answers;
+    for (length, found) in claim.lengths.iter().zip(&mut by_length).filter(|_| is_task) {
+        let shares = |read: &dyn Fn(u64) -> SeedValues| read(*length).into_values().collect::<Vec<f64>>();
+        found.is_learned =
+            reads.iter().zip(&runs).any(|(read, runs)| all.is_learned(corpus, runs, *length, &shares(read)));
+    }
+    let unit = if is_task { DifferenceUnit::Plain } else { DifferenceUnit::Times };
+    let found = judge(claim.bound, unit, &by_length)?;
+    Some(found.beside_programs(&runs[0], runs.last().expect("a claim has a treatment")))
+}
+
+/// Adds a grid of registered claims, on every corpus that one of them is about.
+pub(super) fn registered(item: &mut PageItem, all: &ReproductionFolder, claims: &[Claim], caption: &str) {
+    let is_asked = |corpus: &&CorpusFacts| claims.iter().any(|claim| claim.is_about(&corpus.name));
+    let corpora: Vec<&CorpusFacts> = all.manifest.corpora.iter().filter(is_asked).collect();
+    let found = |claim: &Claim| {
+        let on = |corpus: &&CorpusFacts| {
+            claim.is_about(&corpus.name).then(|| find_registered(claim, all, &corpus.name)).flatten()
+        };
+        (claim.text.clone(), corpora.iter().map(on).collect())
+    };
+    let titles = corpora.iter().map(|corpus| corpus.title.clone()).collect();
+    let findings = claim_grid(item, caption.to_owned(), titles, claims.iter().map(found).collect());
     item.count(findings.iter());
-    let head = std::iter::once("claim".to_owned()).chain(texts.iter().map(|corpus| corpus.title.clone()));
-    item.grids.push(Grid { caption: "Claims".to_owned(), head: head.collect(), rows });
-    item
-}
-
-/// A method: the label of its runs, and the keys a query sees where an evaluation restricted them.
-type Method<'a> = (&'a str, Option<u64>);
-
-/// The usual runs on one text, over the lengths of the main tables.
-struct Measured<'a> {
-    all: &'a Folder,
-    corpus: &'a str,
-    facts: &'a EvaluationFacts,
-    group: &'a Group,
-    table: &'a PerplexityTable,
-    train_len: u64,
-}
-
-impl<'a> Measured<'a> {
-    fn of(all: &'a Folder, corpus: &'a str) -> Option<Measured<'a>> {
-        let (facts, group) = (all.manifest.evaluations.get("lengths")?, all.group(corpus, "")?);
-        let (table, train_len) = (group.table(facts)?, all.train_len(corpus, "")?);
-        Some(Measured { all, corpus, facts, group, table, train_len })
-    }
-
-    /// Log-perplexities at a length; a window as long as that changes nothing.
-    fn losses(&self, (label, window): Method, length: u64) -> BySeed {
-        let window = window.filter(|window| *window < length);
-        let rows = self.table.evaluations.iter();
-        let of = rows.filter(|row| row.encoding == label && row.window == window && row.eval_len == length);
-        of.map(|row| (row.seed, row.nll)).collect()
-    }
-
-    /// Differences of two methods at a length.
-    fn level(&self, own: Method, other: Method, length: u64) -> Vec<f64> {
-        differences(&self.losses(own, length), &self.losses(other, length))
-    }
-
-    /// Differences of their changes from the training length.
-    fn changes(&self, own: Method, other: Method, length: u64) -> Vec<f64> {
-        let of = |method| change(&self.losses(method, length), &self.losses(method, self.train_len));
-        differences(&of(own), &of(other))
-    }
-
-    fn runs(&self, label: &str) -> Vec<&'a Run> {
-        let counted = self.group.runs.iter().filter(|run| run.duplicate_of.is_none());
-        counted.filter(|run| run.label() == label).collect()
-    }
-
-    /// The least window that log was evaluated under.
-    fn window(&self) -> Option<u64> {
-        self.table.evaluations.iter().filter(|row| row.encoding == LOG).filter_map(|row| row.window).min()
-    }
-
-    fn find(&self, claim: &Claim) -> Option<Finding> {
-        let label = self.all.manifest.label_of(self.corpus, "", claim.label)?;
-        let own = (label, None);
-        let windowed = || Some((LOG, Some(self.window()?)));
-        let (other, side) = match claim.kind {
-            Kind::Level(side) | Kind::Change(side) => ((LOG, None), side),
-            Kind::BesideNothing(side) if label == ALIBI => (windowed()?, side),
-            Kind::BesideNothing(side) => ((ALIBI, None), side),
-            Kind::Course(_, side) => (own, side),
-            Kind::Window(side) => ((LOG, None), side),
-        };
-        let at = |length: u64| match claim.kind {
-            Kind::Level(_) => self.level(own, other, length),
-            Kind::Change(_) | Kind::BesideNothing(_) => self.changes(own, other, length),
-            Kind::Course(from, _) => {
-                differences(&self.losses(own, length), &self.losses(own, from.saturating_mul(self.train_len)))
-            }
-            Kind::Window(_) => windowed().map_or_else(Vec::new, |windowed| self.level(windowed, other, length)),
-        };
-        let lengths = claim.at.lengths(self.facts, self.train_len);
-        let by_length: Vec<AtLength> = lengths.iter().map(|length| (format!("at {length}"), at(*length))).collect();
-        let found = judge(side, Unit::Times, &by_length)?;
-        Some(found.beside_programs(&self.runs(label), &self.runs(other.0)))
-    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::manifest::MANIFEST_FILE;
-    use crate::pages::verdict::Verdict;
+    use crate::pages::verdict::ClaimVerdict;
     use kerple_run::{EVALUATION_FILE, PLAN_FILE, write_json};
     use serde_json::json;
 
     /// Three seeds of log, ALiBi and rotary positions, trained at 64, with perplexities that are given: of a label and seed at 64,
     /// 96, 128 and 2048. 96 is a length of another table.
-    fn find(text: &str, perplexity: impl Fn(&str, u64) -> [f64; 4]) -> Option<Finding> {
+    fn find(text: &str, perplexity: impl Fn(&str, u64) -> [f64; 4]) -> Option<ClaimFinding> {
         let root = tempfile::tempdir().unwrap();
         let mut runs = Vec::new();
-        for (label, seed) in [LOG, ALIBI, "rotary"].into_iter().flat_map(|label| [1, 2, 3].map(|seed| (label, seed))) {
+        for (label, seed) in
+            ["kerple_log", "alibi", "rotary"].into_iter().flat_map(|label| [1, 2, 3].map(|seed| (label, seed)))
+        {
             let path = format!("github/{label}/seed-{seed}");
             let folder = root.path().join(&path);
             std::fs::create_dir_all(&folder).unwrap();
@@ -309,9 +538,7 @@ mod tests {
             "corpora": [{"name": "github", "title": "GitHub", "texts": "", "tokenizer": "byte"}],
             "evaluations": {"lengths": asked(&[64, 128, 2048]), "other": asked(&[64, 96])}});
         write_json(&root.path().join(MANIFEST_FILE), &manifest).unwrap();
-        let all = Folder::read(root.path()).unwrap();
-        let claim = CLAIMS.iter().find(|claim| claim.text.starts_with(text)).unwrap();
-        Measured::of(&all, "github").unwrap().find(claim)
+        paper_finding(&ReproductionFolder::read(root.path()).unwrap(), text, "github")
     }
 
     /// A little that differs from seed to seed.
@@ -323,11 +550,11 @@ mod tests {
     fn one_length_of_many_confirms_nothing() {
         // far above at 128, and as good as log at 2048
         let found = find("log is below ALiBi at every", |label, seed| match label {
-            ALIBI => [21.0, 21.0, 21.0 * noise(seed), 20.0 + 0.3 * seed as f64].map(|value| value * noise(seed)),
+            "alibi" => [21.0, 21.0, 21.0 * noise(seed), 20.0 + 0.3 * seed as f64].map(|value| value * noise(seed)),
             _ => [20.0, 20.0, 20.0, 20.5],
         });
         let found = found.unwrap();
-        assert_eq!(found.verdict, Verdict::Unsettled, "{}", found.numbers);
+        assert_eq!(found.verdict, ClaimVerdict::Unsettled, "{}", found.numbers);
         assert!(found.numbers.starts_with("significantly at 1 of 2 lengths; at 2048: "), "{}", found.numbers);
     }
 
@@ -335,10 +562,10 @@ mod tests {
     fn lengths_of_other_tables_do_not_count() {
         // at 96 it is the other way round
         let found = find("log is below ALiBi at every", |label, seed| match label {
-            ALIBI => [21.0, 15.0, 21.0, 21.0].map(|value| value * noise(seed)),
+            "alibi" => [21.0, 15.0, 21.0, 21.0].map(|value| value * noise(seed)),
             _ => [20.0; 4],
         });
-        assert_eq!(found.unwrap().verdict, Verdict::Confirmed);
+        assert_eq!(found.unwrap().verdict, ClaimVerdict::Confirmed);
     }
 
     #[test]
@@ -346,12 +573,12 @@ mod tests {
         // worse at every length, and less so the longer it is
         let perplexity = |label: &str, seed: u64| match label {
             // changes that are equal up to rounding are not tested
-            ALIBI => [24.0, 23.0, 23.0, 22.0 + 0.01 * (seed as f64 - 2.0)].map(|value| value * noise(seed)),
+            "alibi" => [24.0, 23.0, 23.0, 22.0 + 0.01 * (seed as f64 - 2.0)].map(|value| value * noise(seed)),
             _ => [20.0; 4],
         };
-        assert_eq!(find("log is below ALiBi at every", perplexity).unwrap().verdict, Verdict::Confirmed);
+        assert_eq!(find("log is below ALiBi at every", perplexity).unwrap().verdict, ClaimVerdict::Confirmed);
         let found = find("by change: log falls further than ALiBi", perplexity).unwrap();
-        assert_eq!(found.verdict, Verdict::Contradicted);
+        assert_eq!(found.verdict, ClaimVerdict::Contradicted);
         assert!(found.numbers.starts_with("at 2048: 0.917 ["), "{}", found.numbers);
     }
 
@@ -359,10 +586,10 @@ mod tests {
     fn flat_forgives_no_more_than_longer_blocks_give() {
         // all perplexities fall by 10 % with more context, log's by 4 %
         let perplexity = |label: &str, seed: u64| match label {
-            ALIBI => [20.0, 20.0, 19.0, 18.0].map(|value| value * noise(seed)),
+            "alibi" => [20.0, 20.0, 19.0, 18.0].map(|value| value * noise(seed)),
             _ => [20.0, 20.0, 20.0, 19.2 * noise(seed)],
         };
         let found = find("log is flat", perplexity).unwrap();
-        assert_eq!(found.verdict, Verdict::Contradicted, "{}", found.numbers);
+        assert_eq!(found.verdict, ClaimVerdict::Contradicted, "{}", found.numbers);
     }
 }

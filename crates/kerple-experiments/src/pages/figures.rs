@@ -1,7 +1,7 @@
 //! Figures of a paper, drawn like those of the report.
 
-use super::Folder;
-use super::page::Item;
+use super::page::PageItem;
+use super::reader::ReproductionFolder;
 use kerple_report::page::figures::kernels::panels_of;
 use kerple_report::page::figures::position_figure;
 use kerple_report::page::grids::windows;
@@ -14,14 +14,14 @@ use std::collections::BTreeSet;
 const SHOWN: &str = "github";
 
 /// What an encoding learned, on every text, by the run of the least seed.
-pub(super) fn kernels(all: &Folder, id: &'static str, title: &'static str, label: &str) -> Item {
-    let mut item = Item::new(id, title, "");
+pub(super) fn kernels(all: &ReproductionFolder, label: &str, item: &mut PageItem) {
+    let (id, title) = (item.id.clone(), item.title.clone());
     let mut plots = Vec::new();
     for corpus in &all.manifest.corpora {
-        if all.manifest.of(&corpus.name, "").any(|run| run.label == label && serves(&run.serves, id)) {
+        if all.manifest.of(&corpus.name, "").any(|run| run.label == label && serves(&run.serves, &id)) {
             item.planned += 1;
         }
-        let runs = all.group(&corpus.name, "").into_iter().flat_map(|group| &group.runs);
+        let runs = all.runs_of(&corpus.name, "").into_iter().flat_map(|group| &group.runs);
         // a run without evaluations is not at its end
         let done = runs.filter(|run| run.label() == label && !run.evaluations.is_empty());
         let Some(run) = done.min_by_key(|run| run.seed()) else { continue };
@@ -34,16 +34,15 @@ pub(super) fn kernels(all: &Folder, id: &'static str, title: &'static str, label
     }
     if !plots.is_empty() {
         item.figures.push(Figure {
-            id: id.to_owned(),
+            id,
             section: Section::Kernels,
-            title: title.to_owned(),
+            title,
             caption: "One line a head; the bias is added to the scores after the 1/\u{221a}D scale. Biases below \u{2212}12, which leave weights \
                       of less than 6e\u{2212}6, are not shown. The paper shows GitHub."
                 .to_owned(),
             plots,
         });
     }
-    item
 }
 
 fn serves(list: &[String], id: &str) -> bool {
@@ -51,18 +50,18 @@ fn serves(list: &[String], id: &str) -> bool {
 }
 
 /// Perplexity by position of some encodings and of the logarithmic kernel under a window, at one of the two lengths there are.
-pub(super) fn positions(all: &Folder, id: &'static str, title: &'static str, place: usize) -> Item {
-    let mut item = Item::new(id, title, "");
-    let Some(facts) = all.manifest.evaluations.get("positions") else { return item };
-    let Some(&length) = facts.lengths.get(place) else { return item };
+pub(super) fn positions(all: &ReproductionFolder, nth: usize, item: &mut PageItem) {
+    let id = item.id.clone();
+    let Some(facts) = all.manifest.evaluations.get("positions") else { return };
+    let Some(&length) = facts.lengths.get(nth) else { return };
     let curves_of =
         |run: &crate::manifest::PlannedRun| run.evaluate.iter().filter(|name| name.starts_with("positions")).count();
-    let planned: Vec<_> = all.manifest.of(SHOWN, "").filter(|run| serves(&run.serves, id)).collect();
+    let planned: Vec<_> = all.manifest.of(SHOWN, "").filter(|run| serves(&run.serves, &id)).collect();
     item.planned = planned.iter().map(|run| curves_of(run)).sum();
     let labels: BTreeSet<&str> = planned.iter().map(|run| run.label.as_str()).collect();
-    let Some(group) = all.group(SHOWN, "") else {
+    let Some(group) = all.runs_of(SHOWN, "") else {
         item.notes.push("no run has been evaluated yet".to_owned());
-        return item;
+        return;
     };
     let all_curves = group.results.positions.iter();
     let curves: Vec<&PositionCurve> = all_curves
@@ -73,29 +72,27 @@ pub(super) fn positions(all: &Folder, id: &'static str, title: &'static str, pla
     if item.complete < item.planned {
         item.notes.push(format!("{} of {} evaluations are done.", item.complete, item.planned));
     }
-    let Some(setting) = curves.first().map(|curve| &curve.setting) else { return item };
+    let Some(setting) = curves.first().map(|curve| &curve.setting) else { return };
     if facts.lengths.iter().max() == Some(&length) {
         let table = group.results.tables.iter().find(|table| table.setting == *setting);
         item.text = table.map_or_else(String::new, |table| windows(table).join(" "));
     }
-    let figure = position_figure(&group.results, place, setting, &curves);
-    item.figures.extend(figure.map(|figure| Figure { id: id.to_owned(), title: title.to_owned(), ..figure }));
-    item
+    let figure = position_figure(&group.results, nth, setting, &curves);
+    item.figures.extend(figure.map(|figure| Figure { id, title: item.title.clone(), ..figure }));
 }
 
 /// Heads with at most an effective length: a staircase for every text and kernel, mean over seeds.
-pub(super) fn effective_lengths(all: &Folder) -> Item {
+pub(super) fn effective_lengths(all: &ReproductionFolder, item: &mut PageItem) {
     const KERNELS: [(&str, &str); 2] = [("kerple_log", "log"), ("kerple_power", "power")];
-    let title = "Figure 6: how far heads see";
-    let mut item = Item::new("figure6", title, "");
+    let (id, title) = (item.id.clone(), item.title.clone());
     let farthest = 20_480.0;
     let (mut series, mut most) = (Vec::new(), 1);
     for (at, (label, name)) in KERNELS.iter().enumerate() {
         for (place, corpus) in all.manifest.corpora.iter().enumerate() {
-            if all.manifest.of(&corpus.name, "").any(|run| run.label == *label && serves(&run.serves, "figure6")) {
+            if all.manifest.of(&corpus.name, "").any(|run| run.label == *label && serves(&run.serves, &id)) {
                 item.planned += 1;
             }
-            let Some(group) = all.group(&corpus.name, "") else { continue };
+            let Some(group) = all.runs_of(&corpus.name, "") else { continue };
             let finished = |row: &&EffectiveLength| {
                 let mut of = group.runs.iter().filter(|run| run.name == row.encoding && run.seed() == row.seed);
                 row.encoding == *label && of.any(|run| !run.evaluations.is_empty())
@@ -116,10 +113,10 @@ pub(super) fn effective_lengths(all: &Folder) -> Item {
         item.notes.push(format!("{} of {} curves have runs.", item.complete, item.planned));
     }
     if series.is_empty() {
-        return item;
+        return;
     }
     let plot = Plot {
-        title: title.to_owned(),
+        title: title.clone(),
         description: "Number of heads whose effective length is at most the distance.".to_owned(),
         x: Axis::log("effective length, tokens", 1.0, farthest),
         y: Axis::linear("heads with at most this effective length", 0.0, most as f64),
@@ -129,14 +126,13 @@ pub(super) fn effective_lengths(all: &Folder) -> Item {
         titled: false,
     };
     item.figures.push(Figure {
-        id: "figure6".to_owned(),
+        id,
         section: Section::Kernels,
-        title: title.to_owned(),
+        title,
         caption: format!(
             "The effective length of a head is the least distance whose bias is below \u{2212}2. A line that ends below {most} has heads that \
              never get there. Mean over seeds; the paper's axis is linear. Dashed: power."
         ),
         plots: vec![plot],
     });
-    item
 }

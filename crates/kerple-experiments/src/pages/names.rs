@@ -1,44 +1,16 @@
 //! Display names of encodings and training variants: labels and variants are folder names.
 
-use super::Folder;
+use super::description::PageDescription;
+use super::reader::ReproductionFolder;
 use std::collections::BTreeMap;
 
-/// Kinds of encodings.
-const KINDS: [(&str, &str); 12] = [
-    ("alibi", "ALiBi"),
-    ("conv_spe", "ConvSPE"),
-    ("dape", "DAPE"),
-    ("kerple_log", "log"),
-    ("kerple_power", "power"),
-    ("learned", "learned positions"),
-    ("none", "no positions"),
-    ("rotary", "rotary"),
-    ("sine_spe", "SineSPE"),
-    ("sinusoidal", "sinusoidal"),
-    ("t5", "T5"),
-    ("transformer_xl", "Transformer-XL"),
-];
-
-/// Keys that are the same for all encodings of a kind in an experiment, and so tell nothing apart.
-const SHARED: [&str; 9] = [
-    "layer",
-    "noise=shared",
-    "taps=32",
-    "gating=jax",
-    "waves=10",
-    "max_distance=32",
-    "hidden=64",
-    "behind=0.5",
-    "base=kerple_log",
-];
-
 /// An encoding in words, by its label; the label itself where it is of no known kind.
-fn encoding(label: &str) -> String {
+fn encoding(page: &PageDescription, label: &str) -> String {
     let mut parts = label.split('-');
     let kind = parts.next().unwrap_or_default();
-    let Some((_, name)) = KINDS.iter().find(|(known, _)| *known == kind) else { return label.to_owned() };
+    let Some(name) = page.kinds.get(kind) else { return label.to_owned() };
     let key = |key: &str| match key.split_once('=') {
-        _ if SHARED.contains(&key) => None,
+        _ if page.shared_keys.iter().any(|shared| shared == key) => None,
         Some(("realisations", count)) => Some(format!(", {count} draws")),
         Some(("kernel", count)) => Some(format!(", {count} keys")),
         Some((name, value)) => Some(format!(", {} {value}", name.replace('_', " "))),
@@ -46,45 +18,22 @@ fn encoding(label: &str) -> String {
         None if key == "decayed" => Some(", kernel decayed".to_owned()),
         None => Some(format!(", {key}")),
     };
-    parts.filter_map(key).fold((*name).to_owned(), |name, key| name + &key)
+    parts.filter_map(key).fold(name.clone(), |name, key| name + &key)
 }
 
-/// The names of all encodings of a folder by their labels. Where two would be called the same, both are called by their labels.
-pub(super) fn encodings(all: &Folder) -> BTreeMap<&str, String> {
+/// The names of all encodings of a folder by their labels. Where two would have the same name, both are called by their labels.
+pub(super) fn encodings<'a>(all: &'a ReproductionFolder, page: &PageDescription) -> BTreeMap<&'a str, String> {
     let names: BTreeMap<&str, String> =
-        all.manifest.runs.iter().map(|run| (run.label.as_str(), encoding(&run.label))).collect();
+        all.manifest.runs.iter().map(|run| (run.label.as_str(), encoding(page, &run.label))).collect();
     let is_alone = |name: &str| names.values().filter(|other| *other == name).count() == 1;
-    let of = |(label, name): (&&'_ str, &String)| if is_alone(name) { name.clone() } else { (*label).to_owned() };
+    let of = |(label, name): (&&'a str, &String)| if is_alone(name) { name.clone() } else { (*label).to_owned() };
     names.iter().map(|(label, name)| (*label, of((label, name)))).collect()
 }
 
-/// Variants of the questions of this project: how their runs are trained.
-const VARIANTS: [(&str, &str, &str); 19] = [
-    ("arena", "", "softmax features"),
-    ("arena", "relu", "ReLU features"),
-    ("budget", "", "600 updates at 3e-3"),
-    ("budget", "low", "600 updates at 1e-3"),
-    ("budget", "high", "600 updates at 1e-2"),
-    ("budget", "times4", "2400 updates at 3e-3"),
-    ("budget", "times4_low", "2400 updates at 1e-3"),
-    ("budget", "times4_high", "2400 updates at 1e-2"),
-    ("budget", "times16", "9600 updates at 3e-3"),
-    ("budget", "times16_low", "9600 updates at 1e-3"),
-    ("decay", "", "no decay"),
-    ("decay", "paper_sum", "the paper's sum of decay"),
-    ("decay", "as_found", "decay of 0.1"),
-    ("decay", "longer_without", "four times the updates, no decay"),
-    ("decay", "longer", "four times the updates, the paper's sum of decay"),
-    ("draws", "longer", "four times the updates"),
-    ("induction", "", "two layers"),
-    ("induction", "one", "one layer"),
-    ("induction", "four", "four layers"),
-];
-
-/// What runs of a variant are called behind the name of their text; nothing for the usual runs of most experiments.
-pub(super) fn variant<'a>(paper: &str, variant: &'a str) -> &'a str {
-    let known = VARIANTS.iter().find(|(of, name, _)| (*of, *name) == (paper, variant));
-    known.map_or(variant, |(.., words)| words)
+/// What runs of a variant are called after the name of their text; nothing for the usual runs of most experiments.
+pub(super) fn variant<'a>(page: &'a PageDescription, experiment: &str, variant: &'a str) -> &'a str {
+    let known = page.variants.get(experiment).and_then(|names| names.get(variant));
+    known.map_or(variant, String::as_str)
 }
 
 #[cfg(test)]
@@ -92,7 +41,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn labels_are_said_in_words() {
+    fn labels_are_named_in_words() {
+        let page = PageDescription::of("decay").unwrap();
         for (label, name) in [
             ("t5-max_distance=32", "T5"),
             ("conv_spe-frozen-noise=shared-realisations=32-taps=32", "ConvSPE, frozen noise, 32 draws"),
@@ -101,8 +51,11 @@ mod tests {
             ("dape-kernel=3", "DAPE, 3 keys"),
             ("kernel-bias=log", "kernel-bias=log"),
         ] {
-            assert_eq!(encoding(label), name);
+            assert_eq!(encoding(&page, label), name);
         }
-        assert_eq!((variant("budget", "times4_low"), variant("kerple", "twice")), ("2400 updates at 1e-3", "twice"));
+        assert_eq!(
+            (variant(&page, "budget", "times4_low"), variant(&page, "kerple", "twice")),
+            ("2400 updates at 1e-3", "twice")
+        );
     }
 }

@@ -1,9 +1,11 @@
 //! The page of a reproduction.
 
 use super::cells::CellRow;
-use super::verdict::{Finding, counted};
-use super::{Folder, ItemSummary};
+use super::description::ItemDescription;
+use super::reader::ReproductionFolder;
+use super::verdict::{ClaimFinding, counted};
 use crate::error::Result;
+use crate::manifest::PlannedRun;
 use kerple_report::folder::{INDEX, TEXT};
 use kerple_report::page::Figure;
 use kerple_report::page::{Cell, FigurePart, Grid, Row, figure_part, picture_part, render};
@@ -11,11 +13,24 @@ use kerple_report::plot;
 use kerple_report::said_of_runs;
 use serde::Serialize;
 
-/// A table or figure.
-pub(super) struct Item {
+/// How complete a table or figure is.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct ItemSummary {
     /// `table3`.
-    pub id: &'static str,
-    pub title: &'static str,
+    pub id: String,
+    /// What it shows.
+    pub title: String,
+    /// Cells, or curves, that have all their runs.
+    pub complete: usize,
+    /// Cells, or curves, that are planned.
+    pub planned: usize,
+}
+
+/// A table or figure.
+pub(super) struct PageItem {
+    /// `table3`.
+    pub id: String,
+    pub title: String,
     /// What it shows.
     pub text: String,
     /// What is missing.
@@ -30,20 +45,21 @@ pub(super) struct Item {
     pub planned: usize,
 }
 
-impl Item {
+impl PageItem {
     /// Adds how many of these cells of claims are decided, and what stays when all are corrected together.
-    pub(super) fn count<'a>(&mut self, findings: impl Iterator<Item = &'a Finding>) {
+    pub(super) fn count<'a>(&mut self, findings: impl Iterator<Item = &'a ClaimFinding>) {
         self.notes.extend(counted(findings));
     }
 
-    pub(super) fn new(id: &'static str, title: &'static str, text: &str) -> Item {
+    pub(super) fn new(description: &ItemDescription) -> PageItem {
+        let ItemDescription { id, title, text, .. } = description.clone();
         let (notes, grids, figures, pictures, cells) = Default::default();
-        Item { id, title, text: text.to_owned(), notes, grids, figures, pictures, cells, complete: 0, planned: 0 }
+        PageItem { id, title, text, notes, grids, figures, pictures, cells, complete: 0, planned: 0 }
     }
 
     pub(super) fn summary(&self) -> ItemSummary {
         let complete = self.cells.iter().filter(|cell| cell.is_complete()).count() + self.complete;
-        let (id, title) = (self.id.to_owned(), self.title.to_owned());
+        let (id, title) = (self.id.clone(), self.title.clone());
         ItemSummary { id, title, complete, planned: self.cells.len() + self.planned }
     }
 }
@@ -83,35 +99,39 @@ fn length_of(svg: &str, name: &str) -> f64 {
 
 /// A page, ready to be laid out.
 #[derive(Serialize)]
-pub(super) struct Page<'a> {
+pub(super) struct PaperPage<'a> {
     title: &'a str,
     about: &'a str,
     facts: Vec<(&'a str, String)>,
-    items: Vec<Part>,
+    items: Vec<PageSection>,
     runs: Grid,
 }
 
 #[derive(Serialize)]
-struct Part {
-    id: &'static str,
-    title: &'static str,
+struct PageSection {
+    id: String,
+    title: String,
     text: String,
     notes: Vec<String>,
     grids: Vec<Grid>,
     figures: Vec<FigurePart>,
 }
 
-impl<'a> Page<'a> {
-    pub(super) fn new(all: &'a Folder, items: &[Item], facts: &'a [(&'static str, String)]) -> Page<'a> {
-        let part = |item: &Item| {
+impl<'a> PaperPage<'a> {
+    pub(super) fn new(
+        all: &'a ReproductionFolder,
+        items: &[PageItem],
+        facts: &'a [(&'static str, String)],
+    ) -> PaperPage<'a> {
+        let part = |item: &PageItem| {
             let ItemSummary { complete, planned, .. } = item.summary();
             let mut notes = item.notes.clone();
             if !item.cells.is_empty() && complete < planned {
                 notes.insert(0, format!("{complete} of {planned} cells have all their seeds."));
             }
-            Part {
-                id: item.id,
-                title: item.title,
+            PageSection {
+                id: item.id.clone(),
+                title: item.title.clone(),
                 text: item.text.clone(),
                 notes,
                 grids: item.grids.clone(),
@@ -145,7 +165,7 @@ impl<'a> Page<'a> {
             head.push(("training and evaluation", kerple_report::format::duration(found.iter().map(seconds).sum())));
         }
         head.extend(facts.iter().cloned());
-        Page {
+        PaperPage {
             title: &all.manifest.title,
             about: &all.manifest.about,
             facts: head,
@@ -165,12 +185,12 @@ impl<'a> Page<'a> {
     }
 }
 
-fn found<'a>(all: &'a Folder, run: &crate::manifest::PlannedRun) -> Option<&'a kerple_report::Run> {
-    let group = all.group(&run.corpus, &run.variant)?;
+fn found<'a>(all: &'a ReproductionFolder, run: &PlannedRun) -> Option<&'a kerple_report::Run> {
+    let group = all.runs_of(&run.corpus, &run.variant)?;
     group.runs.iter().find(|found| found.label() == run.label && found.seed() == Some(run.seed))
 }
 
-fn is_done(all: &Folder, run: &crate::manifest::PlannedRun) -> bool {
+fn is_done(all: &ReproductionFolder, run: &PlannedRun) -> bool {
     let is_measured = |found: &kerple_report::Run| {
         (run.evaluate.is_empty() || !found.evaluations.is_empty()) && found.probes.len() >= run.probe.len()
     };
@@ -178,8 +198,8 @@ fn is_done(all: &Folder, run: &crate::manifest::PlannedRun) -> bool {
 }
 
 /// Every planned run, with where it is and how far it got.
-fn runs(all: &Folder) -> Grid {
-    let row = |run: &crate::manifest::PlannedRun| {
+fn runs(all: &ReproductionFolder) -> Grid {
+    let row = |run: &PlannedRun| {
         let found = found(all, run);
         let state = match found {
             None => "not begun".to_owned(),

@@ -1,188 +1,71 @@
-//! The tables and figures of SPE: Liutkus et al. 2021, arXiv:2105.08399. Music beyond the training length, the style of
-//! continuations, how relative attention is, and the Long Range Arena.
+//! What only the page of SPE shows: music beyond the training length, the style of continuations, how
+//! relative attention is, and the Long Range Arena.
 
-mod arena;
-mod claims;
-mod music;
-mod relative;
+pub(super) mod arena;
+pub(super) mod music;
+pub(super) mod relative;
 
-use super::Folder;
-use super::page::Item;
-use super::verdict::BySeed;
-use crate::timing::TimingRow;
-use kerple_report::Run;
+use super::cells::missing;
+use super::description::PageDescription;
+use super::methods::ComparedMethod;
+use super::reader::ReproductionFolder;
+use super::values::{SeedValues, TrainedOn};
+use crate::manifest::CorpusFacts;
 use kerple_report::format::{deviation, number};
-use kerple_report::page::{Cell, Grid, Row};
+use kerple_report::page::Cell;
 use kerple_report::results::Spread;
-use kerple_report::statistics::median;
 
-/// What can be made.
-pub(super) const ITEMS: [&str; 7] = ["claims", "piano", "groove", "properties", "attention", "lra", "times"];
-
-/// A way to encode positions, as the paper tells them apart.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Method {
-    /// Name in tables and legends.
-    name: &'static str,
-    /// Kind of the encoding.
-    kind: &'static str,
-    /// Whether a code is gated; `true` for all that have no gate.
-    gated: bool,
-}
-
-const fn method(name: &'static str, kind: &'static str, gated: bool) -> Method {
-    Method { name, kind, gated }
-}
-
-/// In the order of tables and colours. Linear KERPLE is no method of the paper.
-const METHODS: [Method; 9] = [
-    method("APE, sinusoidal", "sinusoidal", true),
-    method("APE, learned", "learned", true),
-    method("SineSPE, gated", "sine_spe", true),
-    method("SineSPE, ungated", "sine_spe", false),
-    method("ConvSPE, gated", "conv_spe", true),
-    method("ConvSPE, ungated", "conv_spe", false),
-    method("linear KERPLE, log", "kerple_log", true),
-    method("rotary", "rotary", true),
-    method("no positions", "none", true),
-];
-
-/// Absolute positions that are defined at any length.
-const ABSOLUTE: Method = METHODS[0];
-
-impl Method {
-    /// Whether a label, of the kind of an encoding and what differs from its defaults, is of this method.
-    fn is_of(self, label: &str) -> bool {
-        let mut parts = label.split('-');
-        parts.next() == Some(self.kind) && parts.any(|part| part == "gated=false") != self.gated
-    }
-
-    /// Colour in figures.
-    fn colour(self) -> usize {
-        METHODS.iter().position(|method| *method == self).unwrap_or(METHODS.len())
-    }
-
-    /// Variants of its runs: absolute positions may be trained with settings of their own, as published.
-    fn variants(self, variant: &str) -> impl Iterator<Item = &str> {
-        let own = (variant.is_empty() && ["sinusoidal", "learned"].contains(&self.kind)).then_some("ape");
-        std::iter::once(variant).chain(own)
-    }
-
-    /// Runs there are to be with an evaluation or probe of a name, which may go on behind `_`.
-    fn planned(self, all: &Folder, corpus: &str, variant: &str, needs: &str) -> usize {
-        let fits = |name: &str| name.strip_prefix(needs).is_some_and(|rest| rest.is_empty() || rest.starts_with('_'));
-        let needed = |names: &[String]| names.iter().any(|name| fits(name));
-        let of = |run: &&crate::manifest::PlannedRun| {
-            self.is_of(&run.label) && (needed(&run.evaluate) || needed(&run.probe))
-        };
-        self.variants(variant).map(|variant| all.manifest.of(corpus, variant).filter(of).count()).sum()
-    }
-
-    /// Runs there are.
-    fn runs<'a>(self, all: &'a Folder, corpus: &str, variant: &str) -> impl Iterator<Item = &'a Run> {
-        let groups: Vec<_> = self.variants(variant).filter_map(|variant| all.group(corpus, variant)).collect();
-        let runs = groups.into_iter().flat_map(|group| &group.runs);
-        runs.filter(move |run| self.is_of(&run.label()) && run.duplicate_of.is_none())
-    }
-}
-
-/// A value of every run that has one.
-fn by_seed<'a>(runs: impl Iterator<Item = &'a Run>, value: impl Fn(&'a Run) -> Option<f64>) -> BySeed {
-    runs.filter_map(|run| Some((run.seed()?, value(run)?))).collect()
-}
-
-fn spread(values: &BySeed) -> Option<Spread> {
+fn spread(values: &SeedValues) -> Option<Spread> {
     Spread::of(&values.values().copied().collect::<Vec<f64>>())
 }
 
 /// A mean and its deviation, and what is missing of it.
-fn cell(values: &BySeed, planned: usize, best: bool) -> Cell {
-    let missing = (values.len() < planned).then(|| format!("{} of {planned} seeds", values.len()));
+fn mean_and_deviation(values: &SeedValues, planned: usize, best: bool) -> Cell {
+    let incomplete = (values.len() < planned).then(|| format!("{} of {planned} seeds", values.len()));
     match spread(values) {
-        None => Cell { note: missing, ..Cell::from("\u{2013}".to_owned()) },
+        None => Cell { note: incomplete, ..missing() },
         Some(Spread { mean, deviation: spread }) => Cell {
             text: number(mean),
             spread: spread.map(|spread| deviation(mean, spread)),
             best,
-            note: missing,
+            note: incomplete,
             ..Cell::default()
         },
     }
 }
 
-/// Every table and figure.
-pub(super) fn items(all: &Folder) -> Vec<Item> {
-    let mut items = vec![
-        claims::claims(all),
-        music::piano(all),
-        music::groove(all),
-        relative::properties(all),
-        relative::attention(all),
-        arena::lra(all),
-        times(all),
-    ];
-    // smaller scales time nothing
-    items.retain(|item| all.manifest.scale == "paper" || item.id != "times");
-    items
+/// Corpora whose usual runs, of any method, have an evaluation or probe of this name.
+fn corpora_with<'a>(all: &'a ReproductionFolder, page: &PageDescription, needs: &str) -> Vec<&'a CorpusFacts> {
+    let has = |corpus: &&CorpusFacts| {
+        let on = TrainedOn { all, corpus: &corpus.name, variant: "" };
+        page.methods.iter().any(|method| on.needing(method, needs) > 0)
+    };
+    all.manifest.corpora.iter().filter(has).collect()
 }
 
-/// Time of a training step of pop piano, beside sinusoidal positions.
-fn times(all: &Folder) -> Item {
-    let text = "Training steps of pop piano, made in turns, so that whatever else the machine does meets all alike: the median over rounds of \
-                the time relative to sinusoidal positions in the same round, with its 95 % interval.";
-    let mut item = Item::new("times", "Time of a training step", text);
-    item.planned = 1;
-    let Some(timing) = &all.timing else {
-        item.notes.push("not timed yet".to_owned());
-        return item;
-    };
-    item.complete = 1;
-    item.notes.extend(timing.place());
-    let reference = timing.rows.iter().find(|row| row.encoding == "sinusoidal");
-    let row = |row: &TimingRow| {
-        let relative = reference.map_or_else(|| "\u{2013}".to_owned().into(), |other| super::relative(row, other));
-        Row { name: row.encoding.clone(), colour: None, cells: vec![number(median(&row.seconds)).into(), relative] }
-    };
-    let rounds = timing.rows.first().map_or(0, |row| row.seconds.len());
-    item.grids.push(Grid {
-        caption: format!("Median of {rounds} rounds of {} \u{d7} {} events", timing.batch, timing.train_len),
-        head: ["encoding", "seconds", "relative to sinusoidal"].map(str::to_owned).into(),
-        rows: timing.rows.iter().map(row).collect(),
-    });
-    item
+/// The label of a method's runs.
+fn run_label(on: TrainedOn, method: &ComparedMethod) -> String {
+    on.runs(method).first().map_or_else(|| method.label.clone(), |run| run.label())
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::manifest::MANIFEST_FILE;
+    use crate::pages::claims::paper_finding;
+    use crate::pages::verdict::{ClaimFinding, ClaimVerdict};
     use kerple_run::{ANSWERS, EVALUATION_FILE, EvaluationRow, Journal, PLAN_FILE, PROBES_FILE, write_json};
     use serde_json::json;
     use tempfile::TempDir;
 
-    #[test]
-    fn every_label_has_one_method() {
-        for (label, name) in [
-            ("sine_spe", "SineSPE, gated"),
-            ("sine_spe-waves=8-gated=false", "SineSPE, ungated"),
-            ("conv_spe-taps=32-gated=false-realisations=16", "ConvSPE, ungated"),
-            ("conv_spe-taps=128", "ConvSPE, gated"),
-            ("kerple_log", "linear KERPLE, log"),
-        ] {
-            let found: Vec<&str> = METHODS.iter().filter(|method| method.is_of(label)).map(|m| m.name).collect();
-            assert_eq!(found, [name], "{label}");
-        }
-        assert!(METHODS.iter().all(|method| !method.is_of("kerple_log3")));
-    }
-
     /// Three seeds of sinusoidal positions on a task and on music, with a row more for the first of one of them.
-    fn reproduction(more: &str, change: impl Fn(&mut EvaluationRow)) -> Folder {
-        Folder::read(folder(more, change).path()).unwrap()
+    fn reproduction(more: &str, change: impl Fn(&mut EvaluationRow)) -> ReproductionFolder {
+        ReproductionFolder::read(folder(more, change).path()).unwrap()
     }
 
     /// Three seeds of some encodings, with losses within and beyond the training length.
-    pub(super) fn reproduction_of(labels: &[&str], losses: fn(&str, u64) -> [f64; 2]) -> Folder {
-        Folder::read(folder_of(labels, losses, "", |_| {}).path()).unwrap()
+    fn reproduction_of(labels: &[&str], losses: fn(&str, u64) -> [f64; 2]) -> ReproductionFolder {
+        ReproductionFolder::read(folder_of(labels, losses, "", |_| {}).path()).unwrap()
     }
 
     fn folder(more: &str, change: impl Fn(&mut EvaluationRow)) -> TempDir {
@@ -239,6 +122,14 @@ mod tests {
         root
     }
 
+    fn on<'a>(all: &'a ReproductionFolder, corpus: &'a str) -> TrainedOn<'a> {
+        TrainedOn { all, corpus, variant: "" }
+    }
+
+    fn ape() -> ComparedMethod {
+        PageDescription::of("spe").unwrap().method("ape").clone()
+    }
+
     #[test]
     fn what_else_was_evaluated_is_no_part_of_the_paper() {
         type Change = fn(&mut EvaluationRow);
@@ -253,17 +144,18 @@ mod tests {
             ("step", |row| row.step = 5),
             ("eval_len", |row| row.eval_len = 16),
         ];
-        let own = BySeed::from([1, 2, 3].map(|seed| (seed, 0.5)));
+        let own = SeedValues::from([1, 2, 3].map(|seed| (seed, 0.5)));
+        let ape = ape();
         for (name, change) in others {
             let all = reproduction("text", change);
-            assert_eq!(arena::accuracy(&all, "text", "", ABSOLUTE), own, "arena, {name}");
+            assert_eq!(arena::accuracy(on(&all, "text"), &ape), own, "arena, {name}");
             let all = reproduction("piano", change);
-            assert_eq!(music::cross_entropy(&all, "piano", ABSOLUTE, &(0..8)), own, "music, {name}");
-            assert!(all.group("piano", "").unwrap().results.tables.len() == 1, "{name}");
+            assert_eq!(music::cross_entropy(on(&all, "piano"), &ape, &(0..8)), own, "music, {name}");
+            assert!(all.runs_of("piano", "").unwrap().results.tables.len() == 1, "{name}");
         }
         // made again, it counts
         let all = reproduction("text", |_| {});
-        assert_eq!(arena::accuracy(&all, "text", "", ABSOLUTE)[&1], 0.9);
+        assert_eq!(arena::accuracy(on(&all, "text"), &ape)[&1], 0.9);
     }
 
     #[test]
@@ -282,8 +174,37 @@ mod tests {
             let others = others.into_iter().filter(|_| seed == 1);
             [row("piano", seed, 9, 0.5)].into_iter().chain(others).for_each(|row| rows.push(&row).unwrap());
         }
-        let all = Folder::read(root.path()).unwrap();
-        let found = relative::measured(&all, "piano", ABSOLUTE, (|row| row.translation_invariance, 8));
-        assert_eq!(found, BySeed::from([1, 2, 3].map(|seed| (seed, 0.5))));
+        let all = ReproductionFolder::read(root.path()).unwrap();
+        let found = relative::measured(on(&all, "piano"), &ape(), |row| row.translation_invariance, 8);
+        assert_eq!(found, SeedValues::from([1, 2, 3].map(|seed| (seed, 0.5))));
+    }
+
+    /// Sinusoidal positions, SineSPE and no positions, with losses within and beyond the training length.
+    fn finding(text: &str, losses: fn(&str, u64) -> [f64; 2]) -> ClaimFinding {
+        let all = reproduction_of(&["sinusoidal", "sine_spe", "none"], losses);
+        paper_finding(&all, text, "piano").unwrap_or_else(|| panic!("{text}"))
+    }
+
+    #[test]
+    fn what_no_positions_show_as_well_is_no_gain_of_positions() {
+        let verdict = |text: &str| {
+            let losses = |label: &str, seed: u64| {
+                let noise = 0.001 * seed as f64;
+                match label {
+                    "sinusoidal" => [2.0, 3.0 + noise],
+                    "sine_spe" => [2.1 + noise, 2.31],
+                    _ => [2.2, 2.31 + noise * noise],
+                }
+            };
+            finding(text, losses).verdict
+        };
+        assert_eq!(
+            verdict("SineSPE, gated: is below APE, sinusoidal beyond the training length"),
+            ClaimVerdict::Confirmed
+        );
+        let beside_none = "SineSPE, gated: is below no positions beyond the training length";
+        assert_eq!(verdict(beside_none), ClaimVerdict::Contradicted, "as good as no positions is not below them");
+        let within = "SineSPE, gated: is no worse than APE, sinusoidal within the training length";
+        assert_eq!(verdict(within), ClaimVerdict::Contradicted, "worse where it was trained");
     }
 }

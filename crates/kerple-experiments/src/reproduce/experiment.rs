@@ -1,8 +1,8 @@
 //! The contents of an experiment file, as plain data; [`super::Reproduction`] resolves and checks
 //! it.
 
-use crate::claim::{Arm, Claim, Measure};
-use kerple_core::encoding::scaling::RopeScaling;
+use crate::claim::{Arm, Claim, ClaimMeasure};
+use kerple_core::encoding::scaling::Scaling;
 use kerple_core::encoding::{Encoding, Method};
 use kerple_data::tasks::TaskConfig;
 use kerple_lm::analysis::Analysis;
@@ -255,8 +255,8 @@ impl Experiment {
         if let Some(name) = claim.corpora.iter().find(|name| !self.corpora.iter().any(|corpus| corpus.name == **name)) {
             return Some(format!("unknown corpus `{name}`"));
         }
-        let is_change = claim.of == Measure::Change;
-        if is_change != claim.from.is_some() || (!is_change && claim.beside.is_none()) {
+        let is_change = claim.measure == ClaimMeasure::Change;
+        if is_change != claim.from.is_some() || (!is_change && claim.baseline.is_none()) {
             return Some("a change needs `from`, every other measure needs `beside` with another arm".to_owned());
         }
         let about = self.corpora.iter().filter(|c| claim.corpora.is_empty() || claim.corpora.contains(&c.name));

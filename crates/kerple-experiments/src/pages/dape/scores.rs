@@ -2,8 +2,8 @@
 
 use crate::error::Result;
 use crate::manifest::PlannedRun;
-use crate::pages::Folder;
-use crate::pages::page::Item;
+use crate::pages::page::PageItem;
+use crate::pages::reader::ReproductionFolder;
 use kerple_report::format::number;
 use kerple_report::page::{Cell, Figure, Grid, Row, Section};
 use kerple_report::plot::{Axis, Legend, Plot, Series};
@@ -14,43 +14,26 @@ use std::collections::BTreeSet;
 /// Columns of a panel: of more keys, the least and the greatest value of each column are drawn.
 const COLUMNS: usize = 160;
 
-/// Figure 1, of the longest text, and Figure 7, of two texts at every length.
+/// Scores of the texts at every length, or of the first at the longest.
 ///
 /// # Errors
 /// Damaged files.
-pub(super) fn items(all: &Folder) -> Result<[Item; 2]> {
-    let texts = [
-        (
-            "figure1",
-            "Figure 1: scores, bias and what DAPE adds, at the longest length",
-            "For the last query of a text, by key: scaled scores before any bias, Kerple's bias B, and DAPE's f(x, B). One line a head. \
-             Where there are more keys than fit, a line spans the least and the greatest value of each column; nothing is smoothed.",
-        ),
-        (
-            "figure7",
-            "Figure 7: the same for two texts",
-            "B is the same for both texts, f(x, B) is not: the paper's point.",
-        ),
-    ];
-    let mut items = texts.map(|(id, title, text)| Item::new(id, title, text));
-    for item in &mut items {
-        let id = item.id;
-        let planned = all.manifest.runs.iter().filter(|run| run.serves.iter().any(|served| served == id));
-        for run in planned {
-            item.planned += 1;
-            let snapshots = snapshots(all, run)?;
-            item.complete += usize::from(!snapshots.is_empty());
-            fill(item, all, run, &snapshots);
-        }
-        if item.complete < item.planned {
-            item.notes.push("The scores are kept when the run is done.".to_owned());
-        }
+pub(in super::super) fn scores(all: &ReproductionFolder, longest_alone: bool, item: &mut PageItem) -> Result<()> {
+    let planned = all.manifest.runs.iter().filter(|run| run.serves.contains(&item.id));
+    for run in planned.collect::<Vec<_>>() {
+        item.planned += 1;
+        let snapshots = snapshots(all, run)?;
+        item.complete += usize::from(!snapshots.is_empty());
+        fill(item, all, run, &snapshots, longest_alone);
     }
-    Ok(items)
+    if item.complete < item.planned {
+        item.notes.push("The scores are kept when the run is done.".to_owned());
+    }
+    Ok(())
 }
 
-fn snapshots(all: &Folder, planned: &PlannedRun) -> Result<Vec<ScoreSnapshot>> {
-    let Some(group) = all.group(&planned.corpus, &planned.variant) else { return Ok(Vec::new()) };
+fn snapshots(all: &ReproductionFolder, planned: &PlannedRun) -> Result<Vec<ScoreSnapshot>> {
+    let Some(group) = all.runs_of(&planned.corpus, &planned.variant) else { return Ok(Vec::new()) };
     let run = group.runs.iter().find(|run| run.label() == planned.label && run.seed() == Some(planned.seed));
     let Some(run) = run else { return Ok(Vec::new()) };
     let all: Option<Vec<ScoreSnapshot>> =
@@ -58,11 +41,17 @@ fn snapshots(all: &Folder, planned: &PlannedRun) -> Result<Vec<ScoreSnapshot>> {
     Ok(all.unwrap_or_default().into_iter().filter(|one| Some(one.step) == run.planned_steps()).collect())
 }
 
-fn fill(item: &mut Item, all: &Folder, run: &PlannedRun, snapshots: &[ScoreSnapshot]) {
+fn fill(
+    item: &mut PageItem,
+    all: &ReproductionFolder,
+    run: &PlannedRun,
+    snapshots: &[ScoreSnapshot],
+    longest_alone: bool,
+) {
     let lengths: BTreeSet<u64> = snapshots.iter().map(|one| one.length).collect();
     let of = |length: u64| -> Vec<&ScoreSnapshot> { snapshots.iter().filter(|one| one.length == length).collect() };
-    let shown: Vec<&ScoreSnapshot> = match (item.id, lengths.last()) {
-        ("figure1", Some(longest)) => of(*longest).into_iter().take(1).collect(),
+    let shown: Vec<&ScoreSnapshot> = match lengths.last() {
+        Some(longest) if longest_alone => of(*longest).into_iter().take(1).collect(),
         _ => lengths.iter().flat_map(|length| of(*length)).collect(),
     };
     let title = all.manifest.corpus(&run.corpus).map_or(run.corpus.clone(), |corpus| corpus.title.clone());
@@ -79,7 +68,7 @@ fn fill(item: &mut Item, all: &Folder, run: &PlannedRun, snapshots: &[ScoreSnaps
             });
         }
     }
-    for length in lengths.into_iter().filter(|_| item.id != "figure1") {
+    for length in lengths.into_iter().filter(|_| !longest_alone) {
         if let [first, second, ..] = of(length)[..] {
             item.grids.push(heads(first, second));
         }

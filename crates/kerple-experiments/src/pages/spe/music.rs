@@ -1,10 +1,13 @@
 //! Music: cross-entropy by position, and the similarity of continuations.
 
-use super::super::Folder;
-use super::super::cells::CellRow;
-use super::super::page::{Item, Picture};
-use super::{BySeed, METHODS, Method, by_seed, cell, spread};
+use super::{corpora_with, mean_and_deviation, run_label, spread};
 use crate::manifest::CorpusFacts;
+use crate::pages::cells::CellRow;
+use crate::pages::description::PageDescription;
+use crate::pages::methods::ComparedMethod;
+use crate::pages::page::{PageItem, Picture};
+use crate::pages::reader::ReproductionFolder;
+use crate::pages::values::{SeedValues, TrainedOn, by_seed};
 use kerple_report::Run;
 use kerple_report::format::count;
 use kerple_report::page::{Figure, Grid, Row, Section};
@@ -15,9 +18,9 @@ use kerple_run::{ProbeResult, Roll, StyleRow};
 use std::ops::Range;
 
 /// Name of the evaluation with losses by position.
-pub(super) const POSITIONS: &str = "positions";
+pub(in super::super) const POSITIONS: &str = "positions";
 /// Name of the probe of continuations.
-pub(super) const STYLE: &str = "style";
+pub(in super::super) const STYLE: &str = "style";
 
 /// Points of a curve up to the training length.
 const BINS: usize = 8;
@@ -25,13 +28,12 @@ const BINS: usize = 8;
 const SHOWN: f64 = 3.0;
 
 /// Corpora whose runs are evaluated by position.
-pub(super) fn corpora(all: &Folder) -> Vec<&CorpusFacts> {
-    let has = |corpus: &&CorpusFacts| METHODS.iter().any(|method| method.planned(all, &corpus.name, "", POSITIONS) > 0);
-    all.manifest.corpora.iter().filter(has).collect()
+pub(in super::super) fn corpora<'a>(all: &'a ReproductionFolder, page: &PageDescription) -> Vec<&'a CorpusFacts> {
+    corpora_with(all, page, POSITIONS)
 }
 
 /// Losses at the positions of the longest evaluated length.
-fn losses<'a>(all: &Folder, run: &'a Run) -> Option<&'a [f64]> {
+fn losses<'a>(all: &ReproductionFolder, run: &'a Run) -> Option<&'a [f64]> {
     let facts = all.manifest.evaluations.get(POSITIONS)?;
     let longest = *facts.lengths.iter().max()?;
     let row = run.evaluations.iter().find(|row| row.eval_len == longest && facts.is_of(run, row))?;
@@ -39,19 +41,25 @@ fn losses<'a>(all: &Folder, run: &'a Run) -> Option<&'a [f64]> {
 }
 
 /// Mean cross-entropy at some positions, for every seed.
-pub(super) fn cross_entropy(all: &Folder, corpus: &str, method: Method, positions: &Range<usize>) -> BySeed {
-    by_seed(method.runs(all, corpus, ""), |run| losses(all, run)?.get(positions.clone()).map(mean))
+pub(in super::super) fn cross_entropy(on: TrainedOn, method: &ComparedMethod, positions: &Range<usize>) -> SeedValues {
+    by_seed(&on.runs(method), |run| losses(on.all, run)?.get(positions.clone()).map(mean))
 }
 
-/// Training length of a corpus's runs and how many positions of the longest evaluated length have losses.
-pub(super) fn lengths(all: &Folder, corpus: &str) -> Option<[usize; 2]> {
-    let mut runs = all.group(corpus, "")?.runs.iter();
-    let (run, losses) = runs.find_map(|run| Some((run, losses(all, run)?)))?;
-    Some([run.train_len()? as usize, losses.len()])
+/// The training length of a corpus's runs, and how many positions of the longest evaluated length have losses.
+#[derive(Clone, Copy)]
+pub(in super::super) struct EvaluatedPositions {
+    pub trained: usize,
+    pub longest: usize,
+}
+
+pub(in super::super) fn evaluated_positions(on: TrainedOn) -> Option<EvaluatedPositions> {
+    let mut runs = on.all.runs_of(on.corpus, on.variant)?.runs.iter();
+    let (run, losses) = runs.find_map(|run| Some((run, losses(on.all, run)?)))?;
+    Some(EvaluatedPositions { trained: run.train_len()? as usize, longest: losses.len() })
 }
 
 /// Up to the training length, then octave by octave.
-pub(super) fn octaves([trained, longest]: [usize; 2]) -> Vec<Range<usize>> {
+fn octaves(EvaluatedPositions { trained, longest }: EvaluatedPositions) -> Vec<Range<usize>> {
     let doubled = |from: &usize| Some(from.saturating_mul(2));
     let starts = std::iter::successors(Some(trained.max(1)), doubled).take_while(|from| *from < longest);
     let beyond = starts.map(|from| from..(2 * from).min(longest));
@@ -59,68 +67,61 @@ pub(super) fn octaves([trained, longest]: [usize; 2]) -> Vec<Range<usize>> {
 }
 
 /// Cross-entropy within and beyond the training length.
-pub(in super::super) fn piano(all: &Folder) -> Item {
-    let mut item = Item::new(
-        "piano",
-        "Music within and beyond the training length",
-        "Mean loss of the next event in nats, over positions up to the training length and then octave by octave; mean and sample \
-         deviation over seeds. The paper shows its pop-piano models, trained at 2048 tokens and evaluated to 4096, in a figure; the authors' \
-         page confirms that absolute positions break down past the training length and that ungated ConvSPE extrapolates best.",
-    );
-    for corpus in corpora(all) {
-        let Some(ends) = lengths(all, &corpus.name) else {
+pub(in super::super) fn piano(all: &ReproductionFolder, page: &PageDescription, item: &mut PageItem) {
+    for corpus in corpora(all, page) {
+        let on = TrainedOn { all, corpus: &corpus.name, variant: "" };
+        let Some(ends) = evaluated_positions(on) else {
             item.notes.push(format!("{}: no run has been evaluated yet.", corpus.title));
             item.planned += 1;
             continue;
         };
         let octaves = octaves(ends);
-        let mut rows = Vec::new();
-        let best = |range: &Range<usize>| {
-            let values = METHODS.map(|method| cross_entropy(all, &corpus.name, method, range));
-            lowest(&values).into_iter().map(|at| METHODS[at]).collect()
+        let values = |range: &Range<usize>| -> Vec<SeedValues> {
+            page.methods.iter().map(|method| cross_entropy(on, method, range)).collect()
         };
-        let best: Vec<Vec<Method>> = octaves.iter().map(best).collect();
-        for method in METHODS {
-            let planned = method.planned(all, &corpus.name, "", POSITIONS);
+        let by_range: Vec<Vec<SeedValues>> = octaves.iter().map(values).collect();
+        let best: Vec<Vec<usize>> = by_range.iter().map(|values| lowest(values)).collect();
+        let mut rows = Vec::new();
+        for (place, method) in page.methods.iter().enumerate() {
+            let planned = on.needing(method, POSITIONS);
             if planned == 0 {
                 continue;
             }
-            let cells = octaves.iter().zip(&best).map(|(range, best)| {
-                let values = cross_entropy(all, &corpus.name, method, range);
-                let mean = spread(&values);
-                let label = method.runs(all, &corpus.name, "").next().map_or(method.kind.to_owned(), Run::label);
+            let label = run_label(on, method);
+            let cells = octaves.iter().zip(&by_range).zip(&best).map(|((range, values), best)| {
+                let values = &values[place];
                 item.cells.push(CellRow {
-                    perplexity: mean.map(|spread| spread.mean.exp()),
-                    multiple: range.end as f64 / ends[0] as f64,
+                    perplexity: spread(values).map(|spread| spread.mean.exp()),
+                    multiple: range.end as f64 / ends.trained as f64,
                     runs: format!("{}/{label}", corpus.name),
                     ..CellRow::empty("piano", &corpus.name, &label, range.end as u64, planned, values.len())
                 });
-                cell(&values, planned, best.contains(&method))
+                mean_and_deviation(values, planned, best.contains(&place))
             });
-            rows.push(Row { name: method.name.to_owned(), colour: Some(method.colour()), cells: cells.collect() });
+            rows.push(Row { name: method.name.clone(), colour: Some(method.colour), cells: cells.collect() });
         }
         let name = |range: &Range<usize>| format!("{} to {}", count(range.start as u64 + 1), count(range.end as u64));
         let head = std::iter::once("positions".to_owned()).chain(octaves.iter().map(name)).collect();
-        let caption = format!("{}, trained at {} tokens ({})", corpus.title, count(ends[0] as u64), corpus.texts);
+        let caption = format!("{}, trained at {} tokens ({})", corpus.title, count(ends.trained as u64), corpus.texts);
         item.grids.push(Grid { caption, head, rows });
-        item.figures.push(curves(all, corpus, ends));
+        item.figures.push(curves(on, page, corpus, ends));
     }
-    item
 }
 
 /// Cross-entropy by position.
-fn curves(all: &Folder, corpus: &CorpusFacts, [trained, longest]: [usize; 2]) -> Figure {
+fn curves(on: TrainedOn, page: &PageDescription, corpus: &CorpusFacts, ends: EvaluatedPositions) -> Figure {
+    let EvaluatedPositions { trained, longest } = ends;
     let width = (trained / BINS).max(1);
     let mut series = Vec::new();
-    for method in METHODS {
+    for method in &page.methods {
         let bins = (0..longest).step_by(width).map(|from| from..(from + width).min(longest));
         let points = bins.filter_map(|bin| {
-            let y = spread(&cross_entropy(all, &corpus.name, method, &bin))?.mean;
+            let y = spread(&cross_entropy(on, method, &bin))?.mean;
             Some(((bin.start + bin.end) as f64 / 2.0, y))
         });
         let points: Vec<(f64, f64)> = points.collect();
         if !points.is_empty() {
-            series.push(Series::line(method.name, method.colour(), points));
+            series.push(Series::line(&method.name, method.colour, points));
         }
     }
     let values = || series.iter().flat_map(|series| &series.points).map(|point| point.y).filter(|y| y.is_finite());
@@ -156,18 +157,23 @@ fn style(run: &Run) -> Option<(&[StyleRow], &Roll)> {
 }
 
 /// A measure of style.
-pub(super) type Measure = fn(&StyleRow) -> Option<f64>;
+pub(in super::super) type StyleMeasure = fn(&StyleRow) -> Option<f64>;
 
 /// All of them.
-pub(super) const MEASURES: [(&str, Measure); 3] = [
+pub(in super::super) const MEASURES: [(&str, StyleMeasure); 3] = [
     ("time-pitch", |row| row.time_pitch),
     ("onset-duration", |row| row.onset_duration),
     ("onset-drum", |row| row.onset_drum),
 ];
 
 /// Mean similarity over songs in a quarter, for every seed.
-pub(super) fn similarity(all: &Folder, corpus: &str, method: Method, (measure, quarter): (Measure, usize)) -> BySeed {
-    by_seed(method.runs(all, corpus, ""), |run| {
+pub(in super::super) fn similarity(
+    on: TrainedOn,
+    method: &ComparedMethod,
+    measure: StyleMeasure,
+    quarter: usize,
+) -> SeedValues {
+    by_seed(&on.runs(method), |run| {
         let (rows, _) = style(run)?;
         let values: Vec<f64> = rows.iter().filter(|row| row.quarter == quarter).filter_map(measure).collect();
         (!values.is_empty()).then(|| mean(&values))
@@ -175,40 +181,32 @@ pub(super) fn similarity(all: &Folder, corpus: &str, method: Method, (measure, q
 }
 
 /// Corpora whose runs are continued.
-pub(super) fn continued(all: &Folder) -> Vec<&CorpusFacts> {
-    let has = |corpus: &&CorpusFacts| METHODS.iter().any(|method| method.planned(all, &corpus.name, "", STYLE) > 0);
-    all.manifest.corpora.iter().filter(has).collect()
+pub(in super::super) fn continued<'a>(all: &'a ReproductionFolder, page: &PageDescription) -> Vec<&'a CorpusFacts> {
+    corpora_with(all, page, STYLE)
 }
 
 /// How alike continuations are to what they continue, over the quarters of their time.
-pub(in super::super) fn groove(all: &Folder) -> Item {
-    let mut item = Item::new(
-        "groove",
-        "Style of continuations",
-        "Test pieces are continued from their first bars, with the published temperature and rules. Cosine similarity of histograms of \
-         the continuations and of the whole piece, 1 for the same style: which intervals follow which (time-pitch), where notes begin \
-         and how long they are (onset-duration), where which drum is struck (onset-drum). The paper has a figure only: both SPE stay flat over \
-         the quarters, absolute positions drop past the training length.",
-    );
-    for corpus in continued(all) {
+pub(in super::super) fn groove(all: &ReproductionFolder, page: &PageDescription, item: &mut PageItem) {
+    for corpus in continued(all, page) {
+        let on = TrainedOn { all, corpus: &corpus.name, variant: "" };
         let mut plots = Vec::new();
         for (name, measure) in MEASURES {
             let mut rows = Vec::new();
             let mut series = Vec::new();
-            for method in METHODS {
-                let planned = method.planned(all, &corpus.name, "", STYLE);
-                let quarters = [0, 1, 2, 3].map(|quarter| similarity(all, &corpus.name, method, (measure, quarter)));
-                if planned == 0 || quarters.iter().all(BySeed::is_empty) {
+            for method in &page.methods {
+                let planned = on.needing(method, STYLE);
+                let quarters = [0, 1, 2, 3].map(|quarter| similarity(on, method, measure, quarter));
+                if planned == 0 || quarters.iter().all(SeedValues::is_empty) {
                     continue;
                 }
-                let point = |(at, values): (usize, &BySeed)| {
+                let point = |(at, values): (usize, &SeedValues)| {
                     let spread = spread(values)?;
                     Some(Point { x: at as f64 + 1.0, y: spread.mean, error: spread.deviation.unwrap_or(0.0) })
                 };
                 let points = quarters.iter().enumerate().filter_map(point).collect();
-                series.push(Series { points, markers: true, ..Series::line(method.name, method.colour(), []) });
-                let cells = quarters.iter().map(|values| cell(values, planned, false)).collect();
-                rows.push(Row { name: method.name.to_owned(), colour: Some(method.colour()), cells });
+                series.push(Series { points, markers: true, ..Series::line(&method.name, method.colour, []) });
+                let cells = quarters.iter().map(|values| mean_and_deviation(values, planned, false)).collect();
+                rows.push(Row { name: method.name.clone(), colour: Some(method.colour), cells });
             }
             if rows.is_empty() {
                 continue;
@@ -235,23 +233,22 @@ pub(in super::super) fn groove(all: &Folder) -> Item {
                 plots: vec![plot],
             });
         }
-        for method in METHODS {
-            let planned = method.planned(all, &corpus.name, "", STYLE);
+        for method in &page.methods {
+            let planned = on.needing(method, STYLE);
             item.planned += planned;
-            item.complete += method.runs(all, &corpus.name, "").filter(|run| style(run).is_some()).count().min(planned);
+            item.complete += on.runs(method).iter().filter(|run| style(run).is_some()).count().min(planned);
         }
-        item.pictures.extend(rolls(all, corpus));
+        item.pictures.extend(rolls(on, page, corpus));
     }
     if item.complete < item.planned {
         item.notes.push(format!("{} of {} runs have been continued.", item.complete, item.planned));
     }
-    item
 }
 
 /// A continuation of each method, of the least seed.
-fn rolls(all: &Folder, corpus: &CorpusFacts) -> Option<Picture> {
-    let of = |method: &Method| {
-        let runs = method.runs(all, &corpus.name, "");
+fn rolls(on: TrainedOn, page: &PageDescription, corpus: &CorpusFacts) -> Option<Picture> {
+    let of = |method: &ComparedMethod| {
+        let runs = on.runs(method).into_iter();
         let (run, (_, roll)) = runs.filter_map(|run| Some((run, style(run)?))).min_by_key(|(run, _)| run.seed())?;
         let sound = |(start, duration, pitch, voice): &(f64, f64, u8, usize)| Sound {
             start: *start,
@@ -268,7 +265,7 @@ fn rolls(all: &Folder, corpus: &CorpusFacts) -> Option<Picture> {
         };
         Some(picture.svg())
     };
-    let parts: Vec<String> = METHODS.iter().filter_map(of).collect();
+    let parts: Vec<String> = page.methods.iter().filter_map(of).collect();
     (!parts.is_empty()).then(|| Picture {
         id: format!("rolls-{}", corpus.name),
         title: format!("Continuations: {}", corpus.title),
@@ -283,8 +280,9 @@ mod tests {
 
     #[test]
     fn octaves_cover_every_position_once() {
-        assert_eq!(octaves([128, 1000]), [0..128, 128..256, 256..512, 512..1000]);
-        assert_eq!((octaves([128, 128]).len(), octaves([128, 64]).len()), (1, 1), "nothing is beyond");
-        assert_eq!(octaves([usize::MAX, 8]), std::slice::from_ref(&(0..8)));
+        let octaves = |trained, longest| octaves(EvaluatedPositions { trained, longest });
+        assert_eq!(octaves(128, 1000), [0..128, 128..256, 256..512, 512..1000]);
+        assert_eq!((octaves(128, 128).len(), octaves(128, 64).len()), (1, 1), "nothing is beyond");
+        assert_eq!(octaves(usize::MAX, 8), std::slice::from_ref(&(0..8)));
     }
 }

@@ -1,22 +1,26 @@
 //! How relative and how monotonic attention is, in numbers and figures.
 
-use super::super::Folder;
-use super::super::page::{Item, Picture};
-use super::{BySeed, METHODS, Method, by_seed, cell};
+use super::{corpora_with, mean_and_deviation};
 use crate::manifest::CorpusFacts;
+use crate::pages::cells::note;
+use crate::pages::description::PageDescription;
+use crate::pages::methods::ComparedMethod;
+use crate::pages::page::{PageItem, Picture};
+use crate::pages::reader::ReproductionFolder;
+use crate::pages::values::{SeedValues, TrainedOn, by_seed};
 use kerple_report::Run;
 use kerple_report::format::count;
-use kerple_report::page::{Grid, Row};
+use kerple_report::page::{Cell, Grid, Row};
 use kerple_report::plot::HeatMap;
 use kerple_report::statistics::mean;
 use kerple_run::{AttentionRow, ProbeResult};
 use std::collections::BTreeSet;
 
 /// Name of the probe of attention maps.
-const ATTENTION: &str = "attention";
+pub(in super::super) const ATTENTION: &str = "attention";
 
 /// A measure of attention.
-pub(super) type Measure = fn(&AttentionRow) -> f64;
+type AttentionMeasure = fn(&AttentionRow) -> f64;
 
 /// What a run's probe of attention found.
 fn rows(run: &Run) -> &[AttentionRow] {
@@ -28,62 +32,59 @@ fn rows(run: &Run) -> &[AttentionRow] {
 }
 
 /// Corpora whose runs' attention is measured.
-pub(super) fn corpora(all: &Folder) -> Vec<&CorpusFacts> {
-    let has = |corpus: &&CorpusFacts| METHODS.iter().any(|method| method.planned(all, &corpus.name, "", ATTENTION) > 0);
-    all.manifest.corpora.iter().filter(has).collect()
+pub(in super::super) fn corpora<'a>(all: &'a ReproductionFolder, page: &PageDescription) -> Vec<&'a CorpusFacts> {
+    corpora_with(all, page, ATTENTION)
 }
 
 /// Lengths that attention was measured at.
-pub(super) fn lengths(all: &Folder, corpus: &str) -> Vec<u64> {
-    let runs = all.group(corpus, "").into_iter().flat_map(|group| &group.runs);
+pub(in super::super) fn lengths(on: TrainedOn) -> Vec<u64> {
+    let runs = on.all.runs_of(on.corpus, on.variant).into_iter().flat_map(|group| &group.runs);
     runs.flat_map(rows).map(|row| row.length).collect::<BTreeSet<u64>>().into_iter().collect()
 }
 
 /// A measure at a length, mean over layers and heads, for every seed.
-pub(super) fn measured(all: &Folder, corpus: &str, method: Method, (measure, length): (Measure, u64)) -> BySeed {
-    by_seed(method.runs(all, corpus, ""), |run| {
+pub(in super::super) fn measured(
+    on: TrainedOn,
+    method: &ComparedMethod,
+    measure: AttentionMeasure,
+    length: u64,
+) -> SeedValues {
+    by_seed(&on.runs(method), |run| {
         let values: Vec<f64> = rows(run).iter().filter(|row| row.length == length).map(measure).collect();
         (!values.is_empty()).then(|| mean(&values))
     })
 }
 
+/// Two measures of attention, each of mean maps and of the maps of single sequences.
+const MEASURES: [(&str, AttentionMeasure, AttentionMeasure); 2] = [
+    ("translation invariance", |row| row.translation_invariance, |row| row.single_translation_invariance),
+    ("monotonicity", |row| row.monotonicity, |row| row.single_monotonicity),
+];
+
 /// Translation invariance and monotonicity.
-pub(in super::super) fn properties(all: &Folder) -> Item {
-    let mut item = Item::new(
-        "properties",
-        "Properties of the encodings, from attention",
-        "Translation invariance: the variance of weights within diagonals as a share of all their variance, 0 where weights depend on \
-         distance only. Monotonicity: the share of pairs of keys of which the further one has the larger weight. Lower is better in both \
-         (Wang et al. 2021, as the paper's code has them). Of mean maps over sequences, each with a draw of its own, where content averages out; in \
-         small print of the maps of single sequences. Mean over layers, heads and seeds.",
-    );
-    const MEASURES: [(&str, Measure, Measure); 2] = [
-        ("translation invariance", |row| row.translation_invariance, |row| row.single_translation_invariance),
-        ("monotonicity", |row| row.monotonicity, |row| row.single_monotonicity),
-    ];
-    for corpus in corpora(all) {
-        let lengths = lengths(all, &corpus.name);
+pub(in super::super) fn properties(all: &ReproductionFolder, page: &PageDescription, item: &mut PageItem) {
+    for corpus in corpora(all, page) {
+        let on = TrainedOn { all, corpus: &corpus.name, variant: "" };
+        let lengths = lengths(on);
         let mut table = Vec::new();
-        for method in METHODS {
-            let planned = method.planned(all, &corpus.name, "", ATTENTION);
+        for method in &page.methods {
+            let planned = on.needing(method, ATTENTION);
             item.planned += planned;
-            let done = method.runs(all, &corpus.name, "").filter(|run| !rows(run).is_empty()).count();
+            let done = on.runs(method).iter().filter(|run| !rows(run).is_empty()).count();
             item.complete += done.min(planned);
             if planned == 0 || done == 0 {
                 continue;
             }
-            let of = |(_, measure, single): &(_, _, Measure), length: u64| {
-                let mut shown = cell(&measured(all, &corpus.name, method, (*measure, length)), planned, false);
-                let single = measured(all, &corpus.name, method, (*single, length));
-                let single = cell(&single, planned, false).text;
-                shown.note = [shown.note, Some(format!("single {single}"))]
-                    .into_iter()
-                    .flatten()
-                    .reduce(|a, b| format!("{a}; {b}"));
-                shown
+            let of = |measure: AttentionMeasure, single: AttentionMeasure, length: u64| {
+                let [shown, single] = [measure, single]
+                    .map(|measure| mean_and_deviation(&measured(on, method, measure, length), planned, false));
+                Cell { note: note([shown.note.clone(), Some(format!("single {}", single.text))]), ..shown }
             };
-            let cells = MEASURES.iter().flat_map(|measure| lengths.iter().map(move |length| of(measure, *length)));
-            table.push(Row { name: method.name.to_owned(), colour: Some(method.colour()), cells: cells.collect() });
+            let of = &of;
+            let cells = MEASURES
+                .iter()
+                .flat_map(|(_, measure, single)| lengths.iter().map(move |length| of(*measure, *single, *length)));
+            table.push(Row { name: method.name.clone(), colour: Some(method.colour), cells: cells.collect() });
         }
         let heads = MEASURES
             .iter()
@@ -96,24 +97,15 @@ pub(in super::super) fn properties(all: &Folder) -> Item {
     if item.complete < item.planned {
         item.notes.push(format!("The attention of {} of {} runs has been measured.", item.complete, item.planned));
     }
-    item
 }
 
 /// Attention matrices of the run of the least seed.
-pub(in super::super) fn attention(all: &Folder) -> Item {
-    let mut item = Item::new(
-        "attention",
-        "Attention matrices",
-        "Mean over test sequences, first head of each layer. Queries downwards, keys to the right; colour is the weight relative to \
-         attention to all keys alike.",
-    );
-    for corpus in corpora(all) {
-        for method in METHODS {
-            if method.planned(all, &corpus.name, "", ATTENTION) == 0 {
-                continue;
-            }
+pub(in super::super) fn attention(all: &ReproductionFolder, page: &PageDescription, item: &mut PageItem) {
+    for corpus in corpora(all, page) {
+        let on = TrainedOn { all, corpus: &corpus.name, variant: "" };
+        for method in page.methods.iter().filter(|method| on.needing(method, ATTENTION) > 0) {
             item.planned += 1;
-            let measured = method.runs(all, &corpus.name, "").filter(|run| !rows(run).is_empty());
+            let measured = on.runs(method).into_iter().filter(|run| !rows(run).is_empty());
             let Some(run) = measured.min_by_key(|run| run.seed()) else { continue };
             item.complete += 1;
             let drawn = rows(run).iter().filter_map(|row| Some((row, row.cells.as_ref()?)));
@@ -125,7 +117,7 @@ pub(in super::super) fn attention(all: &Folder) -> Item {
                 .collect();
             let seed = run.seed().map_or_else(String::new, |seed| format!(", seed {seed}"));
             item.pictures.push(Picture {
-                id: format!("attention-{}-{}{}", corpus.name, method.kind, if method.gated { "" } else { "-ungated" }),
+                id: format!("attention-{}-{}", corpus.name, method.label.replace("gated=false", "ungated")),
                 title: format!("{}: {}{seed}", corpus.title, method.name),
                 caption: String::new(),
                 parts,
@@ -135,5 +127,4 @@ pub(in super::super) fn attention(all: &Folder) -> Item {
     if item.complete < item.planned {
         item.notes.push(format!("{} of {} encodings have been measured.", item.complete, item.planned));
     }
-    item
 }

@@ -1,6 +1,6 @@
-use super::super::markdown;
-use super::*;
-use crate::manifest::MANIFEST_FILE;
+use crate::claim::Claim;
+use crate::manifest::{MANIFEST_FILE, runs_folder};
+use crate::pages::{PAGE_FOLDER, markdown};
 use kerple_run::{EVALUATION_FILE, PLAN_FILE, write_json};
 use serde_json::{Value, json};
 
@@ -105,7 +105,7 @@ fn programs_read_the_same_numbers() {
 
 fn values_of(root: &tempfile::TempDir) -> Vec<Value> {
     crate::pages::write(root.path(), &[], &[]).unwrap();
-    kerple_run::read_json(&root.path().join(super::super::PAGE_FOLDER).join("cells.json")).unwrap()
+    kerple_run::read_json(&root.path().join(PAGE_FOLDER).join("cells.json")).unwrap()
 }
 
 #[test]
@@ -113,7 +113,7 @@ fn changes_are_drawn_of_what_was_run() {
     let lines = |perplexity: &dyn Fn(&str, u64) -> Option<Perplexities>| {
         let root = folder(&rises(0.01), perplexity);
         crate::pages::write(root.path(), &[], &[]).unwrap();
-        let file = root.path().join(super::super::PAGE_FOLDER).join("figures/change.svg");
+        let file = root.path().join(PAGE_FOLDER).join("figures/change.svg");
         file.exists().then(|| std::fs::read_to_string(file).unwrap())
     };
     assert_eq!(lines(&|_, _| None), None);

@@ -1,10 +1,14 @@
 //! Changes of perplexity with length as lines, a small plot per text and variant, and the cost of a
 //! window.
 
-use super::{Set, all_keys, sets, values};
+use super::{EvaluatedSet, sets};
 use crate::claim::Arm;
-use crate::pages::verdict::{differences, interval};
-use crate::pages::{Folder, names};
+use crate::pages::claims::arm_values;
+use crate::pages::description::PageDescription;
+use crate::pages::names;
+use crate::pages::reader::ReproductionFolder;
+use crate::pages::values::differences;
+use crate::pages::verdict::interval;
 use kerple_report::page::{Figure, Section};
 use kerple_report::plot::{Axis, Legend, Plot, Point, Series};
 use kerple_report::statistics::mean;
@@ -14,32 +18,45 @@ const LOW: f64 = 0.93;
 /// Where they may end.
 const ENDS: [f64; 6] = [1.1, 1.25, 1.5, 2.0, 3.0, 5.0];
 
-impl Set<'_> {
+impl EvaluatedSet<'_> {
     /// The changes that are `found` of each arm from the first of the lengths on; nothing before there are any.
-    pub(super) fn plot(&self, all: &Folder, lengths: &[u64], found: impl Fn(&Arm, u64) -> Vec<f64>) -> Option<Plot> {
+    pub(super) fn plot(
+        &self,
+        all: &ReproductionFolder,
+        page: &PageDescription,
+        lengths: &[u64],
+        found: impl Fn(&Arm, u64) -> Vec<f64>,
+    ) -> Option<Plot> {
         let y = axis(format!("times the perplexity at {}", lengths[0]), ENDS[0]);
-        let plot = self.lines(all, lengths, y, found)?;
-        let title = format!("{}{}", self.name(all), self.sight(all));
+        let plot = self.lines(all, page, lengths, y, found)?;
+        let title = format!("{}{}", self.name(all, page), self.keys_seen(all));
         Some(Plot { title, description: "Perplexity by length, over that at the shortest.".to_owned(), ..plot })
     }
 
     /// Perplexities under the window of the set over those with all keys; nothing where there is no window.
-    fn window_plot(&self, all: &Folder) -> Option<Plot> {
+    fn window_plot(&self, all: &ReproductionFolder, page: &PageDescription) -> Option<Plot> {
         self.facts.window?;
-        let (name, whole) = all_keys(all, self.facts)?;
+        let (name, whole) = all.with_all_keys(self.facts)?;
         let lengths: Vec<u64> = self.lengths(all).into_iter().filter(|length| whole.lengths.contains(length)).collect();
         let found = |arm: &Arm, length: u64| {
-            differences(&self.values(all, arm, length), &values(all, &self.corpus.name, arm, name, length))
+            differences(&self.values(all, arm, length), &arm_values(all, &self.corpus.name, arm, name, length))
         };
         let y = Axis::linear("times the perplexity with all keys", 0.8, 1.02);
-        let plot = self.lines(all, &lengths, y, found)?;
+        let plot = self.lines(all, page, &lengths, y, found)?;
         let description = "Perplexity under a window, over that with all keys.".to_owned();
-        Some(Plot { title: format!("{}{}", self.name(all), self.sight(all)), description, ..plot })
+        Some(Plot { title: format!("{}{}", self.name(all, page), self.keys_seen(all)), description, ..plot })
     }
 
     /// A line for every arm, with its interval, of means of differences of log-perplexity as the ratios that they mean.
-    fn lines(&self, all: &Folder, lengths: &[u64], y: Axis, found: impl Fn(&Arm, u64) -> Vec<f64>) -> Option<Plot> {
-        let (names, labels) = (names::encodings(all), labels(all));
+    fn lines(
+        &self,
+        all: &ReproductionFolder,
+        page: &PageDescription,
+        lengths: &[u64],
+        y: Axis,
+        found: impl Fn(&Arm, u64) -> Vec<f64>,
+    ) -> Option<Plot> {
+        let (names, labels) = (names::encodings(all, page), labels(all));
         let point = |arm: &Arm, length: u64| {
             let found = found(arm, length);
             let half = interval(&found).map_or(0.0, |(low, high)| (high.exp() - low.exp()) / 2.0);
@@ -70,7 +87,7 @@ impl Set<'_> {
 }
 
 /// Labels of all encodings: each has its colour in every plot.
-fn labels(all: &Folder) -> Vec<&str> {
+fn labels(all: &ReproductionFolder) -> Vec<&str> {
     let mut labels = Vec::new();
     for run in &all.manifest.runs {
         if !labels.contains(&run.label.as_str()) {
@@ -106,8 +123,8 @@ pub(super) fn figure(plots: Vec<Plot>) -> Option<Figure> {
 }
 
 /// What keys beyond a window are worth, a plot for every text; nothing where no window was evaluated.
-pub(super) fn window_figure(all: &Folder) -> Option<Figure> {
-    let plots: Vec<Plot> = sets(all).iter().filter_map(|set| set.window_plot(all)).collect();
+pub(super) fn window_figure(all: &ReproductionFolder, page: &PageDescription) -> Option<Figure> {
+    let plots: Vec<Plot> = sets(all).iter().filter_map(|set| set.window_plot(all, page)).collect();
     (!plots.is_empty()).then(|| Figure {
         id: "window".to_owned(),
         section: Section::Positions,

@@ -1,10 +1,13 @@
 //! The learned kernels of distance in numbers: the median over heads, layers and seeds at some
 //! distances.
 
-use super::{Set, runs, sets};
+use super::{EvaluatedSet, sets};
 use crate::claim::Arm;
-use crate::pages::page::Item;
-use crate::pages::{Folder, names};
+use crate::pages::claims::arm_runs;
+use crate::pages::description::PageDescription;
+use crate::pages::names;
+use crate::pages::page::PageItem;
+use crate::pages::reader::ReproductionFolder;
 use kerple_report::format::{count, number};
 use kerple_report::page::{Cell, Grid, Row};
 use kerple_report::statistics::median;
@@ -15,40 +18,33 @@ use std::collections::BTreeSet;
 const NEAR: [u64; 2] = [16, 64];
 
 /// Biases of every head of the last snapshots of an arm, at a distance that was sampled.
-fn biases(all: &Folder, corpus: &str, arm: &Arm, distance: u64) -> Vec<f64> {
+fn biases(all: &ReproductionFolder, corpus: &str, arm: &Arm, distance: u64) -> Vec<f64> {
     let at = |kept: &KernelSnapshot| {
         let place = kept.distances.iter().position(|sampled| *sampled == distance)?;
         Some(kept.bias.as_ref()?.iter().filter_map(move |head| head.get(place).copied()).collect::<Vec<f64>>())
     };
-    let runs = runs(all, corpus, arm);
+    let runs = arm_runs(all, corpus, arm);
     runs.iter().filter_map(|run| at(run.kernels.last()?)).flatten().collect()
 }
 
 /// A table of biases; none where no kernels are kept.
-pub(super) fn kernels(all: &Folder) -> Item {
-    let mut item = Item::new(
-        "kernels",
-        "Kernels that were learned",
-        "The bias on the scores after training, median over heads, layers and seeds. A bias of \u{2212}2 leaves a key an eighth of the weight \
-         that it would have at distance 0.",
-    );
+pub(in super::super) fn kernels(all: &ReproductionFolder, page: &PageDescription, item: &mut PageItem) {
     let mut known = BTreeSet::new();
     for set in sets(all).into_iter().filter(|set| known.insert((set.corpus.name.clone(), set.variant.to_owned()))) {
-        item.grids.extend(grid(all, &set));
+        item.grids.extend(grid(all, page, &set));
     }
     item.planned = 1;
     item.complete = usize::from(!item.grids.is_empty());
-    item
 }
 
-fn grid(all: &Folder, set: &Set) -> Option<Grid> {
+fn grid(all: &ReproductionFolder, page: &PageDescription, set: &EvaluatedSet) -> Option<Grid> {
     let corpus = &set.corpus.name;
     let farthest = |(arm, _): &(Arm, usize)| {
-        runs(all, corpus, arm).iter().filter_map(|run| run.kernels.last()?.distances.last().copied()).max()
+        arm_runs(all, corpus, arm).iter().filter_map(|run| run.kernels.last()?.distances.last().copied()).max()
     };
     let farthest = set.arms.iter().filter_map(farthest).max()?;
     let distances = [NEAR[0], NEAR[1], farthest];
-    let names = names::encodings(all);
+    let names = names::encodings(all, page);
     let row = |(arm, _): &(Arm, usize)| {
         let found = distances.map(|distance| biases(all, corpus, arm, distance));
         let heads = found[0].len();
@@ -60,5 +56,9 @@ fn grid(all: &Folder, set: &Set) -> Option<Grid> {
     let head = std::iter::once("encoding".to_owned())
         .chain(distances.iter().map(|distance| format!("at distance {}", count(*distance))))
         .chain(["heads".to_owned()]);
-    (!rows.is_empty()).then(|| Grid { caption: format!("{}: median bias", set.name(all)), head: head.collect(), rows })
+    (!rows.is_empty()).then(|| Grid {
+        caption: format!("{}: median bias", set.name(all, page)),
+        head: head.collect(),
+        rows,
+    })
 }

@@ -7,26 +7,28 @@
 //! after the last training less that after the first, which is 0 wherever the training does not
 //! matter.
 
-use super::super::verdict;
-use super::post_hoc::OrderFlips;
-use super::values;
 use crate::claim::Arm;
-use crate::pages::verdict::{BySeed, Unit, differences};
-use crate::pages::{Folder, names};
+use crate::pages::cells::missing;
+use crate::pages::claims::arm_values;
+use crate::pages::description::{OrderFlips, PageDescription};
+use crate::pages::names;
+use crate::pages::reader::ReproductionFolder;
+use crate::pages::values::{SeedValues, differences};
+use crate::pages::verdict::{self, DifferenceUnit};
 use kerple_report::format::probability;
 use kerple_report::page::{Cell, Grid, Row};
 use kerple_report::statistics::{ALPHA, PairedTest, holm};
 use std::collections::BTreeMap;
 
 /// The rule in the words of a page.
-pub(super) const RULE: &str = "An order flips where two methods differ by more than the margin on one side after the first training and on the \
+pub(in super::super) const RULE: &str = "An order flips where two methods differ by more than the margin on one side after the first training and on the \
                                other side after the last, p < 0.05 beside the margin for both, and where the change between the two trainings is \
                                significant once it is corrected by Holm's method for the number of pairs. Differences are shown as ratios of \
                                perplexities, the first method over the second. The last column corrects more severely: it is the larger of the \
                                two p beside the margin, corrected for the number of pairs.";
 
 /// Two methods after two trainings.
-struct Pair {
+struct MethodPair {
     name: String,
     /// Differences of log-perplexities, of each training, and of the last less those of the first.
     tests: [Option<PairedTest>; 3],
@@ -34,7 +36,7 @@ struct Pair {
     p: [f64; 3],
 }
 
-impl Pair {
+impl MethodPair {
     /// Whether both differences are beyond the margin, on two sides.
     fn is_on_both_sides(&self, margin: f64) -> bool {
         let [Some(first), Some(last), _] = &self.tests else { return false };
@@ -54,16 +56,20 @@ fn each_pair(labels: &[String]) -> impl Iterator<Item = [&str; 2]> {
 }
 
 /// The grids of a claim: what was found of every pair, and single runs; with how many pairs flip, in words.
-pub(super) fn grids(all: &Folder, asked: &OrderFlips) -> (Vec<Grid>, String) {
-    let names = names::encodings(all);
+pub(in super::super) fn grids(
+    all: &ReproductionFolder,
+    page: &PageDescription,
+    asked: &OrderFlips,
+) -> (Vec<Grid>, String) {
+    let names = names::encodings(all, page);
     let name = |label: &str| names.get(label).cloned().unwrap_or_else(|| label.to_owned());
-    let pairs: Vec<Pair> = each_pair(&asked.encodings)
+    let pairs: Vec<MethodPair> = each_pair(&asked.encodings)
         .map(|pair| found(all, asked, pair, format!("{} / {}", name(pair[0]), name(pair[1]))))
         .collect();
     let change = holm(&pairs.iter().map(|pair| pair.p[2]).collect::<Vec<_>>());
     let severe = holm(&pairs.iter().map(|pair| pair.p_of_both(asked.margin)).collect::<Vec<_>>());
     let flips = |at: usize| pairs[at].p_of_both(asked.margin) < ALPHA && change[at] < ALPHA;
-    let row = |(at, pair): (usize, &Pair)| {
+    let row = |(at, pair): (usize, &MethodPair)| {
         let found = if flips(at) { "\u{2713} flips" } else { "not settled" };
         let cells = [
             Cell { claim: flips(at).then_some(true), ..found.to_owned().into() },
@@ -88,13 +94,13 @@ pub(super) fn grids(all: &Folder, asked: &OrderFlips) -> (Vec<Grid>, String) {
     (grids, format!("Of {} pairs {} flip{which}.", pairs.len(), flipped.len()))
 }
 
-fn losses(all: &Folder, asked: &OrderFlips, label: &str, variant: &str) -> BySeed {
+fn losses(all: &ReproductionFolder, asked: &OrderFlips, label: &str, variant: &str) -> SeedValues {
     let arm = Arm { encoding: label.to_owned(), variant: variant.to_owned(), evaluation: None };
-    values(all, &asked.corpus, &arm, &asked.evaluation, asked.length)
+    arm_values(all, &asked.corpus, &arm, &asked.evaluation, asked.length)
 }
 
 /// Differences of two methods by seed.
-fn by_seed(all: &Folder, asked: &OrderFlips, [one, other]: [&str; 2], variant: &str) -> BySeed {
+fn by_seed(all: &ReproductionFolder, asked: &OrderFlips, [one, other]: [&str; 2], variant: &str) -> SeedValues {
     let other = losses(all, asked, other, variant);
     losses(all, asked, one, variant)
         .into_iter()
@@ -102,7 +108,7 @@ fn by_seed(all: &Folder, asked: &OrderFlips, [one, other]: [&str; 2], variant: &
         .collect()
 }
 
-fn found(all: &Folder, asked: &OrderFlips, pair: [&str; 2], name: String) -> Pair {
+fn found(all: &ReproductionFolder, asked: &OrderFlips, pair: [&str; 2], name: String) -> MethodPair {
     let [first, last] = [&asked.first, &asked.last].map(|training| by_seed(all, asked, pair, &training.variant));
     let changes = differences(&last, &first);
     let test = |values: Vec<f64>| verdict::test(&values).ok();
@@ -112,19 +118,19 @@ fn found(all: &Folder, asked: &OrderFlips, pair: [&str; 2], name: String) -> Pai
         beside(test, asked.margin.copysign(test.as_ref().map_or(1.0, |test| test.mean_difference)))
     };
     let p = [margin(&tests[0]), margin(&tests[1]), beside(&tests[2], 0.0)];
-    Pair { name, tests, p }
+    MethodPair { name, tests, p }
 }
 
 /// A ratio with its interval and p.
 fn cell(test: Option<&PairedTest>, p: f64) -> Cell {
-    let Some(test) = test else { return Cell::from("\u{2013}".to_owned()) };
+    let Some(test) = test else { return missing() };
     let (low, high) = test.interval(1.0 - ALPHA);
-    let [mean, low, high] = [test.mean_difference, low, high].map(|value| Unit::Times.show(value));
+    let [mean, low, high] = [test.mean_difference, low, high].map(|value| DifferenceUnit::Times.show(value));
     Cell { note: Some(format!("[{low}, {high}], p = {}, n = {}", probability(p), test.n)), ..Cell::from(mean) }
 }
 
 /// In how many single runs, over seeds and trainings, the first of a pair lies below the second.
-fn single_runs(all: &Folder, asked: &OrderFlips, name: &dyn Fn(&str) -> String) -> Grid {
+fn single_runs(all: &ReproductionFolder, asked: &OrderFlips, name: &dyn Fn(&str) -> String) -> Grid {
     let count = |pair: [&str; 2], variants: &[String]| -> Cell {
         let found: BTreeMap<(usize, u64), f64> = variants
             .iter()
@@ -135,7 +141,7 @@ fn single_runs(all: &Folder, asked: &OrderFlips, name: &dyn Fn(&str) -> String) 
             .collect();
         let below = found.values().filter(|difference| **difference < 0.0).count();
         match found.len() {
-            0 => "\u{2013}".to_owned().into(),
+            0 => missing(),
             n => format!("below in {below} of {n}").into(),
         }
     };
@@ -156,7 +162,7 @@ fn single_runs(all: &Folder, asked: &OrderFlips, name: &dyn Fn(&str) -> String) 
 mod tests {
     use super::*;
 
-    fn pair(first: [f64; 3], last: [f64; 3]) -> Pair {
+    fn pair(first: [f64; 3], last: [f64; 3]) -> MethodPair {
         let test = |values: [f64; 3]| verdict::test(&values).ok();
         let change = [last[0] - first[0], last[1] - first[1], last[2] - first[2]];
         let tests = [first, last, change].map(test);
@@ -164,7 +170,7 @@ mod tests {
             let test: &PairedTest = tests[at].as_ref().unwrap();
             test.p_beside(bound.copysign(test.mean_difference))
         };
-        Pair { name: String::new(), p: [p(0, 0.01), p(1, 0.01), p(2, 0.0)], tests }
+        MethodPair { name: String::new(), p: [p(0, 0.01), p(1, 0.01), p(2, 0.0)], tests }
     }
 
     #[test]
