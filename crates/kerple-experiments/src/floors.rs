@@ -92,9 +92,9 @@ mod tests {
     use kerple_data::tasks::{Example, TaskInfo};
 
     /// The answer is the first token in training; in the test it is 1 in half of all cases, and always 1 after token 2.
-    struct Told;
+    struct FirstTokenTask;
 
-    impl Examples for Told {
+    impl Examples for FirstTokenTask {
         fn facts(&self) -> TaskInfo {
             TaskInfo {
                 name: "told".into(),
@@ -129,7 +129,7 @@ mod tests {
 
     #[test]
     fn rules_are_of_the_training_split_and_tried_on_the_test_split() {
-        let floor = Floor::of("told", &Told, 8).unwrap().unwrap();
+        let floor = Floor::of("told", &FirstTokenTask, 8).unwrap().unwrap();
         // the constant answer 1 is right twice; the first token is right of 0 and 1, and where it is unknown the constant is taken
         assert_eq!((floor.constant, floor.first_token, floor.train, floor.test), (0.5, 0.5, 40, 4));
         assert_eq!(most_frequent(&[(3, 2), (5, 2), (1, 1)].into()), Some(3), "of equals the least");

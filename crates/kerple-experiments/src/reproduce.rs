@@ -38,24 +38,31 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
-/// The experiment files there are, by paper and scale.
-const FILES: [(&str, &str, &str); 16] = [
-    ("arena", "small", include_str!("../experiments/arena-small.toml")),
-    ("budget", "small", include_str!("../experiments/budget-small.toml")),
-    ("dape", "smoke", include_str!("../experiments/dape-smoke.toml")),
-    ("dape", "small", include_str!("../experiments/dape-small.toml")),
-    ("dape", "paper", include_str!("../experiments/dape-paper.toml")),
-    ("decay", "small", include_str!("../experiments/decay-small.toml")),
-    ("draws", "small", include_str!("../experiments/draws-small.toml")),
-    ("induction", "small", include_str!("../experiments/induction-small.toml")),
-    ("kerple", "smoke", include_str!("../experiments/kerple-smoke.toml")),
-    ("kerple", "small", include_str!("../experiments/kerple-small.toml")),
-    ("kerple", "paper", include_str!("../experiments/kerple-paper.toml")),
-    ("languages", "small", include_str!("../experiments/languages-small.toml")),
-    ("seeds", "small", include_str!("../experiments/seeds-small.toml")),
-    ("spe", "smoke", include_str!("../experiments/spe-smoke.toml")),
-    ("spe", "small", include_str!("../experiments/spe-small.toml")),
-    ("spe", "paper", include_str!("../experiments/spe-paper.toml")),
+/// An experiment file that the program contains.
+struct ExperimentFile {
+    paper: &'static str,
+    scale: &'static str,
+    text: &'static str,
+}
+
+/// Every experiment file, by paper and scale.
+const FILES: [ExperimentFile; 16] = [
+    ExperimentFile { paper: "arena", scale: "small", text: include_str!("../experiments/arena-small.toml") },
+    ExperimentFile { paper: "budget", scale: "small", text: include_str!("../experiments/budget-small.toml") },
+    ExperimentFile { paper: "dape", scale: "smoke", text: include_str!("../experiments/dape-smoke.toml") },
+    ExperimentFile { paper: "dape", scale: "small", text: include_str!("../experiments/dape-small.toml") },
+    ExperimentFile { paper: "dape", scale: "paper", text: include_str!("../experiments/dape-paper.toml") },
+    ExperimentFile { paper: "decay", scale: "small", text: include_str!("../experiments/decay-small.toml") },
+    ExperimentFile { paper: "draws", scale: "small", text: include_str!("../experiments/draws-small.toml") },
+    ExperimentFile { paper: "induction", scale: "small", text: include_str!("../experiments/induction-small.toml") },
+    ExperimentFile { paper: "kerple", scale: "smoke", text: include_str!("../experiments/kerple-smoke.toml") },
+    ExperimentFile { paper: "kerple", scale: "small", text: include_str!("../experiments/kerple-small.toml") },
+    ExperimentFile { paper: "kerple", scale: "paper", text: include_str!("../experiments/kerple-paper.toml") },
+    ExperimentFile { paper: "languages", scale: "small", text: include_str!("../experiments/languages-small.toml") },
+    ExperimentFile { paper: "seeds", scale: "small", text: include_str!("../experiments/seeds-small.toml") },
+    ExperimentFile { paper: "spe", scale: "smoke", text: include_str!("../experiments/spe-smoke.toml") },
+    ExperimentFile { paper: "spe", scale: "small", text: include_str!("../experiments/spe-small.toml") },
+    ExperimentFile { paper: "spe", scale: "paper", text: include_str!("../experiments/spe-paper.toml") },
 ];
 
 /// Name of the folder of prepared texts.
@@ -82,11 +89,11 @@ pub struct Reproduction {
     /// Tables and figures that are wanted; all when empty.
     only: Vec<String>,
     runtime: Runtime,
-    planned: Vec<Planned>,
+    planned: Vec<PlannedJob>,
 }
 
 /// A run and what of the experiment it comes from.
-struct Planned {
+struct PlannedJob {
     run: PlannedRun,
     encoding: Encoding,
     /// Lengths at which the scores of the last query are kept.
@@ -97,7 +104,7 @@ struct Planned {
 
 /// Papers that can be reproduced.
 pub fn papers() -> Vec<&'static str> {
-    let mut papers: Vec<&str> = FILES.iter().map(|(paper, ..)| *paper).collect();
+    let mut papers: Vec<&str> = FILES.iter().map(|file| file.paper).collect();
     papers.dedup();
     papers
 }
@@ -107,20 +114,20 @@ pub fn papers() -> Vec<&'static str> {
 /// # Errors
 /// A paper or scale there is none of.
 pub fn experiment_file(paper: &str, scale: &str) -> Result<&'static str> {
-    let of_paper: Vec<_> = FILES.iter().filter(|(name, ..)| *name == paper).collect();
+    let of_paper: Vec<_> = FILES.iter().filter(|file| file.paper == paper).collect();
     if of_paper.is_empty() {
         let hint = format!("use one of {}", papers().join(", "));
-        return Err(Error::refused(format!("unknown paper or question `{paper}`"), hint));
+        return Err(Error::refused(format!("unknown paper or experiment `{paper}`"), hint));
     }
-    let found = of_paper.iter().find(|(_, name, _)| *name == scale);
-    found.map(|(_, _, text)| *text).ok_or_else(|| {
-        let scales: Vec<&str> = of_paper.iter().map(|(_, name, _)| *name).collect();
+    let found = of_paper.iter().find(|file| file.scale == scale);
+    found.map(|file| file.text).ok_or_else(|| {
+        let scales: Vec<&str> = of_paper.iter().map(|file| file.scale).collect();
         Error::refused(format!("unknown scale `{scale}` of {paper}"), format!("use one of {}", scales.join(", ")))
     })
 }
 
 /// What is asked for on the command line.
-pub struct Request<'a> {
+pub struct ReproductionRequest<'a> {
     /// Name of the paper.
     pub paper: &'a str,
     /// Name of the scale.
@@ -140,8 +147,8 @@ impl Reproduction {
     ///
     /// # Errors
     /// Names there are none of, a folder of another reproduction, texts that are nowhere.
-    pub fn new(request: Request) -> Result<Reproduction> {
-        let Request { paper, scale, data, out, only, runtime } = request;
+    pub fn new(request: ReproductionRequest) -> Result<Reproduction> {
+        let ReproductionRequest { paper, scale, data, out, only, runtime } = request;
         let place = format!("experiments/{paper}-{scale}.toml");
         let experiment = Experiment::parse(experiment_file(paper, scale)?, &place)?;
         let items = crate::pages::items(paper);
@@ -280,7 +287,7 @@ impl Reproduction {
         };
         // of rows that are there already
         let before = Manifest::find(&self.out)?;
-        let run = |planned: Planned| {
+        let run = |planned: PlannedJob| {
             let train_len = Some(self.config(&planned)?.train.train_len as u64);
             let same = |run: &&PlannedRun| run.folder == planned.run.folder;
             let before = before.iter().flat_map(|manifest| &manifest.runs).find(same);
@@ -327,7 +334,7 @@ impl Reproduction {
         let names: Vec<String> = self
             .planned
             .iter()
-            .map(|Planned { run, .. }| format!("{}/{}", runs_folder(&run.corpus, &run.variant), run.label))
+            .map(|PlannedJob { run, .. }| format!("{}/{}", runs_folder(&run.corpus, &run.variant), run.label))
             .collect();
         let job = |at: usize| SweepJob {
             name: &names[at],
@@ -368,13 +375,13 @@ impl Reproduction {
     }
 
     /// The run file of a planned run.
-    fn config(&self, planned: &Planned) -> Result<RunConfig> {
+    fn config(&self, planned: &PlannedJob) -> Result<RunConfig> {
         let (name, part) = (&planned.run.corpus, &self.experiment.parts[planned.part]);
         let config = self.experiment.config(&part.set, self.experiment.corpus(name), self.data_config(name))?;
         Ok(RunConfig { seed: planned.run.seed, encoding: planned.encoding.clone(), ..config })
     }
 
-    fn plan(&self, planned: &Planned, sources: &BTreeMap<String, DataSource>) -> Result<Plan> {
+    fn plan(&self, planned: &PlannedJob, sources: &BTreeMap<String, DataSource>) -> Result<Plan> {
         let facts = sources[&planned.run.corpus].facts();
         let plan = Plan::new(&self.config(planned)?, facts)?;
         if let Some(old) = RunFolder::new(self.out.join(&planned.run.folder)).plan()? {
@@ -392,7 +399,7 @@ impl Reproduction {
     }
 
     /// What else is measured of a run.
-    fn probes(&self, planned: &Planned, sources: &BTreeMap<String, DataSource>) -> Result<Vec<Analysis>> {
+    fn probes(&self, planned: &PlannedJob, sources: &BTreeMap<String, DataSource>) -> Result<Vec<Analysis>> {
         let lengths = planned.scores.clone();
         let scores = (!lengths.is_empty()).then_some(Analysis::Scores { lengths });
         let named = planned.run.probe.iter().map(|name| self.experiment.probes[name].clone());
@@ -401,7 +408,7 @@ impl Reproduction {
         Ok(probes)
     }
 
-    fn evals(&self, planned: &Planned) -> Vec<EvalSpec> {
+    fn evals(&self, planned: &PlannedJob) -> Vec<EvalSpec> {
         let ask = |name: &String| {
             let config = &self.experiment.evaluations[name];
             EvalSpec { request: config.request(), window: config.window, rope_scaling: config.rope_scaling }
@@ -443,10 +450,10 @@ fn facts(config: &EvaluationConfig) -> EvaluationFacts {
 
 /// The runs of the parts that serve what is wanted: stages, then seeds, parts, corpora and encodings, so that partial results
 /// are of some use. A run of several parts is in the place of the first and is evaluated as all of them say.
-fn planned(experiment: &Experiment, only: &[String]) -> Vec<Planned> {
+fn planned(experiment: &Experiment, only: &[String]) -> Vec<PlannedJob> {
     let wanted = |part: &PartConfig| only.is_empty() || part.serves.iter().any(|item| only.contains(item));
     let most = experiment.parts.iter().map(|part| part.seeds).max().unwrap_or(0);
-    let mut found: Vec<Planned> = Vec::new();
+    let mut found: Vec<PlannedJob> = Vec::new();
     let mut places: BTreeMap<PathBuf, usize> = BTreeMap::new();
     let stages: BTreeSet<u64> = experiment.parts.iter().map(|part| part.stage).collect();
     for (stage, nth) in stages.into_iter().flat_map(|stage| (0..most).map(move |nth| (stage, nth))) {
@@ -475,7 +482,7 @@ fn planned(experiment: &Experiment, only: &[String]) -> Vec<Planned> {
                             plan_hash: None,
                         };
                         let (encoding, scores) = (encoding.clone(), Vec::new());
-                        found.push(Planned { run, encoding, scores, part: number });
+                        found.push(PlannedJob { run, encoding, scores, part: number });
                     }
                     add(&mut found[place].run.evaluate, &part.evaluate);
                     add(&mut found[place].run.probe, &part.probe);

@@ -16,15 +16,15 @@ use std::path::{Path, PathBuf};
 
 /// SHA-256 sums of files, by their place in a folder.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Sums(pub BTreeMap<PathBuf, String>);
+pub struct FileSums(pub BTreeMap<PathBuf, String>);
 
-impl Sums {
+impl FileSums {
     /// Of every file below a folder.
     ///
     /// # Errors
     /// What cannot be read.
-    pub fn of(folder: &Path) -> Result<Sums> {
-        let mut sums = Sums::default();
+    pub fn of(folder: &Path) -> Result<FileSums> {
+        let mut sums = FileSums::default();
         sums.add(folder, folder)?;
         Ok(sums)
     }
@@ -47,7 +47,7 @@ impl Sums {
     ///
     /// # Errors
     /// A file that cannot be read, or a line that is not a sum.
-    pub fn read(folder: &Path) -> Result<Option<Sums>> {
+    pub fn read(folder: &Path) -> Result<Option<FileSums>> {
         let path = folder.join(SUMS_FILE);
         let read = kerple_run::files::read_text(&path).map_err(Error::io_while("reading", &path));
         let Some(text) = Error::unless_absent(read)? else { return Ok(None) };
@@ -61,7 +61,7 @@ impl Sums {
                 return Err(Error::damaged(&path, message, "copy the folder again"));
             }
         }
-        Ok(Some(Sums(sums)))
+        Ok(Some(FileSums(sums)))
     }
 
     /// What stands for all of them: whoever noted it knows the export again.
@@ -88,14 +88,14 @@ pub fn seal(folder: &Path) -> Result<()> {
     if !has_checksum(folder)? {
         pack(&Manifest::read(folder)?, aside.path(), folder)?;
     }
-    put(folder.join(SUMS_FILE), Sums::of(aside.path())?.text().into_bytes(), &mut Vec::new())?;
+    put(folder.join(SUMS_FILE), FileSums::of(aside.path())?.text().into_bytes(), &mut Vec::new())?;
     Ok(())
 }
 
 /// Refuses an export whose sums are not those of what it holds: what is made of it would look whole.
 pub(crate) fn refuse_broken(folder: &Path, unpacked: &Path) -> Result<()> {
-    let Some(sums) = Sums::read(folder)? else { return Ok(()) };
-    let found = Sums::of(unpacked)?;
+    let Some(sums) = FileSums::read(folder)? else { return Ok(()) };
+    let found = FileSums::of(unpacked)?;
     let differs = |(name, sum): &(&PathBuf, &String)| found.0.get(*name) != Some(sum);
     let changed = sums.0.iter().find(differs).or_else(|| found.0.iter().find(|(name, _)| !sums.0.contains_key(*name)));
     let Some((name, _)) = changed else { return Ok(()) };
@@ -116,17 +116,17 @@ mod tests {
     #[test]
     fn sums_are_read_as_they_are_written_and_nothing_else_is() {
         let folder = tempfile::tempdir().unwrap();
-        assert_eq!(Sums::read(folder.path()).unwrap(), None);
+        assert_eq!(FileSums::read(folder.path()).unwrap(), None);
         fs::create_dir_all(folder.path().join("web/t5")).unwrap();
         fs::write(folder.path().join("web/t5/plan.json"), "abc").unwrap();
-        let sums = Sums::of(folder.path()).unwrap();
+        let sums = FileSums::of(folder.path()).unwrap();
         let line = "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad  web/t5/plan.json\n";
         assert_eq!(sums.text(), line, "FIPS 180-2, appendix B.1, as sha256sum writes it");
         fs::write(folder.path().join(SUMS_FILE), line).unwrap();
-        assert_eq!(Sums::read(folder.path()).unwrap(), Some(sums));
+        assert_eq!(FileSums::read(folder.path()).unwrap(), Some(sums));
         for wrong in ["abc  plan.json\n", &line[..60], &line.replace("ba", "zz"), &line.repeat(2)] {
             fs::write(folder.path().join(SUMS_FILE), wrong).unwrap();
-            assert!(Sums::read(folder.path()).is_err(), "{wrong}");
+            assert!(FileSums::read(folder.path()).is_err(), "{wrong}");
         }
     }
 }

@@ -1,4 +1,4 @@
-//! Verification of a reproduction: its checksums, the built-in plan, its runs, and its pages.
+//! ReproductionVerification of a reproduction: its checksums, the built-in plan, its runs, and its pages.
 //!
 //! The verification of runs checks rows and plans for consistency. This module finds what only the
 //! whole shows: a run, a row or a claim that is missing, duplicated, exchanged or changed since it
@@ -10,21 +10,21 @@ use crate::packed::BESIDE;
 use crate::packed::{ARCHIVE_FILE, SUMS_FILE};
 use crate::pages::{self, PAGE_FOLDER};
 use crate::reproduce::beside_the_plan;
-use crate::seal::{Sums, is_export};
+use crate::seal::{FileSums, is_export};
 use kerple_run::{EVALUATION_FILE, EvaluationRow, PLAN_FILE, PlanSummary, look, read_rows};
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
 /// What was compared, and what is not as it should be.
 #[derive(Debug, Default)]
-pub struct Verification {
+pub struct ReproductionVerification {
     /// A line for everything that is as it should be.
     pub good: Vec<String>,
     /// What is not.
     pub problems: Vec<Error>,
 }
 
-impl Verification {
+impl ReproductionVerification {
     fn problem(&mut self, path: &Path, message: impl AsRef<str>, hint: impl Into<String>) {
         self.problems.push(Error::damaged(path, message, hint));
     }
@@ -35,11 +35,11 @@ impl Verification {
 }
 
 /// Compares the reproduction in `folder`, whose runs are in `place`: the folder itself, or where its archive is unpacked.
-pub fn verify(folder: &Path, place: &Path) -> Verification {
-    let mut found = Verification::default();
+pub fn verify(folder: &Path, place: &Path) -> ReproductionVerification {
+    let mut found = ReproductionVerification::default();
     let manifest = match Manifest::read(folder) {
         Ok(manifest) => manifest,
-        Err(error) => return Verification { problems: vec![error], ..found },
+        Err(error) => return ReproductionVerification { problems: vec![error], ..found },
     };
     let here = manifest.runs.iter().filter(|run| place.join(&run.folder).join(PLAN_FILE).is_file()).count();
     found.good.push(format!("{here} of {} planned runs are present", manifest.runs.len()));
@@ -61,7 +61,7 @@ pub fn verify(folder: &Path, place: &Path) -> Verification {
 }
 
 /// Claims, ways to evaluate and runs beside those of the plan that the program carries.
-fn plan(manifest: &Manifest, folder: &Path, found: &mut Verification) -> Result<()> {
+fn plan(manifest: &Manifest, folder: &Path, found: &mut ReproductionVerification) -> Result<()> {
     let Some(differences) = beside_the_plan(manifest)? else { return Ok(()) };
     let (paper, scale) = (&manifest.paper, &manifest.scale);
     if differences.is_empty() {
@@ -79,7 +79,7 @@ fn plan(manifest: &Manifest, folder: &Path, found: &mut Verification) -> Result<
 }
 
 /// Whether every folder holds the run that the manifest says.
-fn runs(manifest: &Manifest, (folder, place): (&Path, &Path), found: &mut Verification) -> Result<()> {
+fn runs(manifest: &Manifest, (folder, place): (&Path, &Path), found: &mut ReproductionVerification) -> Result<()> {
     let hint = "copy the folder again: runs were exchanged, or the folder was edited";
     for run in &manifest.runs {
         let path = place.join(&run.folder).join(PLAN_FILE);
@@ -115,9 +115,9 @@ fn runs(manifest: &Manifest, (folder, place): (&Path, &Path), found: &mut Verifi
 const GET_AGAIN: &str = "copy the folder again, or export it again from its runs";
 
 /// What the export holds beside its sums.
-fn sums(manifest: &Manifest, (folder, place): (&Path, &Path), found: &mut Verification) -> Result<()> {
+fn sums(manifest: &Manifest, (folder, place): (&Path, &Path), found: &mut ReproductionVerification) -> Result<()> {
     let (archive, path) = (folder.join(ARCHIVE_FILE), folder.join(SUMS_FILE));
-    let Some(sums) = Sums::read(folder)? else {
+    let Some(sums) = FileSums::read(folder)? else {
         let (paper, scale, out) = (&manifest.paper, &manifest.scale, folder.display());
         let hint =
             format!("`kerple reproduce {paper} --scale {scale} --out {out} --export NEW` writes an export with sums");
@@ -128,7 +128,7 @@ fn sums(manifest: &Manifest, (folder, place): (&Path, &Path), found: &mut Verifi
         found.problem(&archive, format!("is missing, but {SUMS_FILE} is present"), GET_AGAIN);
         return Ok(());
     }
-    let own = Sums::of(place)?;
+    let own = FileSums::of(place)?;
     let lost: BTreeSet<&PathBuf> = sums.0.keys().filter(|name| !own.0.contains_key(*name)).collect();
     let mut problems = 0;
     let mut problem = |file: &Path, message: String| {
@@ -137,9 +137,10 @@ fn sums(manifest: &Manifest, (folder, place): (&Path, &Path), found: &mut Verifi
     };
     for (run, files) in by_folder(lost.iter().map(|name| name.as_path())) {
         let left = own.0.keys().any(|name| name.parent() == Some(run));
-        match left || run.as_os_str().is_empty() {
-            true => files.iter().for_each(|file| problem(file, format!("{} is missing", file.display()))),
-            false => problem(files[0], format!("the run {} is missing", run.display())),
+        if left || run.as_os_str().is_empty() {
+            files.iter().for_each(|file| problem(file, format!("{} is missing", file.display())));
+        } else {
+            problem(files[0], format!("the run {} is missing", run.display()));
         }
     }
     for (name, sum) in &own.0 {
@@ -210,7 +211,7 @@ fn odd(manifest: &Manifest, place: &Path, run: &PlannedRun, rows: &[EvaluationRo
 }
 
 /// Whether the pages are those that this program makes of the runs.
-fn rendered(manifest: &Manifest, (folder, place): (&Path, &Path), found: &mut Verification) -> Result<()> {
+fn rendered(manifest: &Manifest, (folder, place): (&Path, &Path), found: &mut ReproductionVerification) -> Result<()> {
     let kept = folder.join(PAGE_FOLDER);
     let report = kept.join(kerple_report::folder::TEXT);
     let read = kerple_run::files::read_text(&report).map_err(Error::io_while("reading", &report));
@@ -222,8 +223,8 @@ fn rendered(manifest: &Manifest, (folder, place): (&Path, &Path), found: &mut Ve
     // pages that `--only` made have some of the tables and figures
     let shown = |_: &str, title: &str| text.contains(&format!("\n## {title}\n"));
     let items = pages::write_into(place, made.path(), &shown, &facts)?.items.len();
-    let made = Sums::of(made.path())?;
-    let own = Sums::of(&kept)?;
+    let made = FileSums::of(made.path())?;
+    let own = FileSums::of(&kept)?;
     let differ: Vec<&PathBuf> =
         own.0.iter().filter(|(name, sum)| made.0.get(*name) != Some(sum)).map(|(name, _)| name).collect();
     if differ.is_empty() {

@@ -233,7 +233,7 @@ fn mistakes_are_named() {
     let place = Place::new();
     place.ok(&smoke("r", &["--only", "table1"]));
     for (arguments, part) in [
-        (vec!["reproduce", "rope", "--out", "x"], "unknown paper or question `rope`"),
+        (vec!["reproduce", "rope", "--out", "x"], "unknown paper or experiment `rope`"),
         (vec!["reproduce", "kerple", "--out", "x"], "the small scale needs texts"),
         (vec!["reproduce", "kerple", "--scale", "small", "--out", "r"], "contains the smoke reproduction"),
         (smoke("x", &["--only", "table11"]), "no such table or figure"),

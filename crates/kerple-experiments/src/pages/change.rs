@@ -90,7 +90,7 @@ impl<'a> UsualRuns<'a> {
             id: format!("change-{}", self.on.corpus),
             section: Section::Positions,
             title,
-            caption: format!("Means and 95 % intervals over seeds. Lines that leave the frame go on above {high}."),
+            caption: format!("Means and 95 % intervals over seeds. Lines that leave the frame continue above {high}."),
             plots: vec![plot],
         })
     }

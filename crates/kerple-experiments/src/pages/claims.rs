@@ -175,9 +175,9 @@ impl PaperMeasure {
             }
             PaperMeasure::Answers => {
                 let of = |task: &'a CorpusFacts| {
-                    arena::FEATURES.map(|(features, variant, _)| {
-                        let on = TrainedOn { all, corpus: &task.name, variant };
-                        ClaimPlace { on, title: format!("{}, {features}", task.title), style: None }
+                    arena::FEATURES.map(|features| {
+                        let on = TrainedOn { all, corpus: &task.name, variant: features.variant };
+                        ClaimPlace { on, title: format!("{}, {}", task.title, features.name), style: None }
                     })
                 };
                 arena::tasks(all, page).into_iter().flat_map(of).collect()

@@ -37,8 +37,9 @@ pub(super) fn kernels(all: &ReproductionFolder, label: &str, item: &mut PageItem
             id,
             section: Section::Kernels,
             title,
-            caption: "One line a head; the bias is added to the scores after the 1/\u{221a}D scale. Biases below \u{2212}12, which leave weights \
-                      of less than 6e\u{2212}6, are not shown. The paper shows GitHub."
+            caption: "One line per head; the bias is added to the scores after the 1/\u{221a}D scale. Biases below \
+                      \u{2212}12, which leave weights of less than 6e\u{2212}6, are not shown. The paper shows \
+                      GitHub."
                 .to_owned(),
             plots,
         });
@@ -130,8 +131,8 @@ pub(super) fn effective_lengths(all: &ReproductionFolder, item: &mut PageItem) {
         section: Section::Kernels,
         title,
         caption: format!(
-            "The effective length of a head is the least distance whose bias is below \u{2212}2. A line that ends below {most} has heads that \
-             never get there. Mean over seeds; the paper's axis is linear. Dashed: power."
+            "The effective length of a head is the least distance whose bias is below \u{2212}2. A line that ends \
+             below {most} has heads without one. Mean over seeds; the paper's axis is linear. Dashed: power."
         ),
         plots: vec![plot],
     });

@@ -40,7 +40,7 @@ pub(super) fn claims(all: &ReproductionFolder, page: &PageDescription, item: &mu
         item.grids.extend(grids);
         item.notes.push(format!("{} {flipped}", flips::RULE));
     }
-    item.notes.push(format!("What was written after the runs was written on {written}. {why}"));
+    item.notes.push(format!("The claims after the runs were written on {written}. {why}"));
 }
 
 /// Runs of a corpus and variant that are evaluated in the same way.

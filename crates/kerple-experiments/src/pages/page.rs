@@ -155,13 +155,13 @@ impl<'a> PaperPage<'a> {
             run.training_seconds().unwrap_or(0.0) + run.evaluations.iter().map(|row| row.seconds).sum::<f64>()
         };
         if !found.is_empty() {
-            head.push(("made on", said_of_runs(found.iter().map(|run| run.machines()))));
+            head.push(("trained on", said_of_runs(found.iter().map(|run| run.machines()))));
             head.push(("evaluated in", said_of_runs(found.iter().map(|run| run.evaluated_in()))));
             let partly = found.iter().filter(|run| run.trained_in().len() > 1).count();
             if partly > 0 {
                 head.push(("trained partly on other instruction sets or devices", format!("{partly} runs")));
             }
-            head.push(("made by", said_of_runs(found.iter().map(|run| run.programs()))));
+            head.push(("commits", said_of_runs(found.iter().map(|run| run.programs()))));
             head.push(("training and evaluation", kerple_report::format::duration(found.iter().map(seconds).sum())));
         }
         head.extend(facts.iter().cloned());
@@ -202,7 +202,7 @@ fn runs(all: &ReproductionFolder) -> Grid {
     let row = |run: &PlannedRun| {
         let found = found(all, run);
         let state = match found {
-            None => "not begun".to_owned(),
+            None => "not started".to_owned(),
             Some(_) if is_done(all, run) => "done".to_owned(),
             Some(run) => format!("{} of {} updates", run.steps_done(), run.planned_steps().unwrap_or(0)),
         };
@@ -226,6 +226,6 @@ fn runs(all: &ReproductionFolder) -> Grid {
             ],
         }
     };
-    let head = ["run", "state", "plan", "made by", "training", "needed by"].map(str::to_owned).into();
+    let head = ["run", "state", "plan", "commits", "training", "needed by"].map(str::to_owned).into();
     Grid { caption: "Runs".to_owned(), head, rows: all.manifest.runs.iter().map(row).collect() }
 }

@@ -204,7 +204,7 @@ mod tests {
         );
         let beside_none = "SineSPE, gated: is below no positions beyond the training length";
         assert_eq!(verdict(beside_none), ClaimVerdict::Contradicted, "as good as no positions is not below them");
-        let within = "SineSPE, gated: is no worse than APE, sinusoidal within the training length";
+        let within = "SineSPE, gated: is not worse than APE, sinusoidal within the training length";
         assert_eq!(verdict(within), ClaimVerdict::Contradicted, "worse where it was trained");
     }
 }

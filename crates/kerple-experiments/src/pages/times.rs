@@ -16,7 +16,7 @@ fn relative(row: &TimingRow, other: &TimingRow) -> Cell {
     let ratios: Vec<f64> = row.seconds.iter().zip(&other.seconds).map(|(own, other)| own / other).collect();
     let text = format!("{:.3}", median(&ratios));
     let note = median_interval(&ratios).map(|(low, high)| {
-        let alike = if low <= 1.0 && high >= 1.0 { ", not told apart" } else { "" };
+        let alike = if low <= 1.0 && high >= 1.0 { ", not distinguishable" } else { "" };
         format!("[{low:.3}, {high:.3}]{alike}")
     });
     Cell { note: note.filter(|_| row.encoding != other.encoding), ..Cell::from(text) }

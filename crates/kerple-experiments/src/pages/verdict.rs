@@ -14,17 +14,19 @@ use kerple_report::statistics::{
 };
 
 /// The rule in the words of a page.
-pub(super) const RULE: &str = "A claim names its lengths and its margin, the smallest effect that counts. At each length a paired two-sided t-test \
-                               compares the mean difference of the pairs with the margin, and Holm's method corrects the p-values of one \
-                               claim together. Confirmed: significantly as claimed at every length, p < 0.05. Contradicted: significantly \
-                               otherwise at one length or more; that includes an effect in the claimed direction that is significantly \
-                               smaller than the margin. Everything else is not settled, and below three pairs nothing is tested. The tests \
-                               have two sides and the claims have one, so each p is twice that of a one-sided test. A cell shows the last \
-                               of the lengths, the 95 % interval there and the corrected p.";
+pub(super) const RULE: &str = "A claim names its lengths and its margin, the smallest effect that counts. At each \
+                               length a paired two-sided t-test compares the mean difference of the pairs with the \
+                               margin, and Holm's method corrects the p-values of one claim together. Confirmed: \
+                               significantly as claimed at every length, p < 0.05. Contradicted: significantly \
+                               otherwise at one length or more; that includes an effect in the claimed direction that \
+                               is significantly smaller than the margin. Everything else is not settled, and below \
+                               three pairs nothing is tested. The tests are two-sided and the claims one-sided, so \
+                               each p is twice that of a one-sided test. A cell shows the last of the lengths, the 95 \
+                               % interval there and the corrected p.";
 
 /// What a page adds where the rule is younger than its runs.
-pub(super) const AFTER_RUNS: &str = "This rule was written after the runs of this page, and after their results had been read once. Nothing \
-                                     on this page was registered before the runs.";
+pub(super) const AFTER_RUNS: &str = "This rule was written after the runs of this page, and after their results had \
+                               been read once. Nothing on this page was registered before the runs.";
 
 /// Before a claim that the paper does not make.
 pub(super) const OURS: &str = "not the paper's \u{2013} ";
@@ -111,7 +113,7 @@ impl ClaimFinding {
         let crossed = pairs.iter().filter(|crossed| **crossed).count();
         if crossed > 0 {
             self.numbers +=
-                &format!("; {crossed} of {} pairs are of different programs or instruction sets", pairs.len());
+                &format!("; {crossed} of {} pairs come from different programs or instruction sets", pairs.len());
         }
         self
     }
@@ -188,9 +190,10 @@ pub(super) fn counted<'a>(findings: impl Iterator<Item = &'a ClaimFinding>) -> O
     let (all, decided) = (tested.len(), tested.iter().filter(decided).count());
     (all > 0).then(|| {
         format!(
-            "Tested are {all} cells of claims, of which {decided} are decided. Of these {few} rest on three pairs, where a test that only \
-             exchanges signs cannot go below p = 0.25: they depend on normally distributed differences. Corrected for all {all} cells \
-             together, {} of the {decided} verdicts stay by Holm's method and {} by that of Benjamini and Hochberg at 5 %.",
+            "{all} cells of claims were tested and {decided} of them are decided. Of these, {few} rest on three pairs, \
+             where a test that only exchanges signs cannot go below p = 0.25: they depend on normally distributed \
+             differences. Corrected for all {all} cells together, {} of the {decided} verdicts stay by Holm's method \
+             and {} by that of Benjamini and Hochberg at 5 %.",
             stay(holm(&p)),
             stay(benjamini_hochberg(&p)),
         )
@@ -330,7 +333,10 @@ mod tests {
         let cell = |values: &[f64]| judge(ClaimBound::Above(0.0), DifferenceUnit::Plain, &[at("", values)]).unwrap();
         let cells = [cell(&CLEAR), cell(&[0.15, 0.2, 0.26, 0.15]), cell(&UNCLEAR), cell(&[0.2, 0.3])];
         let line = counted(cells.iter()).unwrap();
-        assert!(line.starts_with("Tested are 3 cells of claims, of which 2 are decided. Of these 1 rest"), "{line}");
+        assert!(
+            line.starts_with("3 cells of claims were tested and 2 of them are decided. Of these, 1 rest"),
+            "{line}"
+        );
         assert!(line.contains("all 3 cells together, 2 of the 2") && line.contains("and 2 by"), "{line}");
         let many: Vec<ClaimFinding> = std::iter::repeat_n(cells[2].clone(), 99).chain([cells[0].clone()]).collect();
         let line = counted(many.iter()).unwrap();

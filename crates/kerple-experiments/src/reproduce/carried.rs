@@ -1,6 +1,6 @@
 //! Comparison of a manifest with the built-in plan of the same name.
 
-use super::{Experiment, FILES, facts, planned};
+use super::{Experiment, ExperimentFile, FILES, facts, planned};
 use crate::error::Result;
 use crate::manifest::{Manifest, PlannedRun};
 use serde::Serialize;
@@ -13,8 +13,8 @@ use std::collections::BTreeMap;
 /// # Errors
 /// A plan of this program that is none.
 pub fn beside_the_plan(manifest: &Manifest) -> Result<Option<Vec<String>>> {
-    let is_it = |(paper, scale, _): &&(&str, &str, &str)| (*paper, *scale) == (&manifest.paper, &manifest.scale);
-    let Some((paper, scale, text)) = FILES.iter().find(is_it) else { return Ok(None) };
+    let is_it = |file: &&ExperimentFile| (file.paper, file.scale) == (&manifest.paper, &manifest.scale);
+    let Some(ExperimentFile { paper, scale, text }) = FILES.iter().find(is_it) else { return Ok(None) };
     let experiment = Experiment::parse(text, &format!("experiments/{paper}-{scale}.toml"))?;
     let claims = [&manifest.claims, &experiment.claims]
         .map(|claims| by_name(claims.iter().map(|claim| (format!("the claim `{}`", claim.text), claim))));

@@ -17,7 +17,7 @@ fn facts(vocab_size: usize) -> DataInfo {
 
 #[test]
 fn shipped_experiments_can_be_run() {
-    for (paper, scale, _) in FILES {
+    for ExperimentFile { paper, scale, .. } in FILES {
         let experiment = Experiment::parse(experiment_file(paper, scale).unwrap(), scale).unwrap();
         let items = crate::pages::items(paper);
         for part in &experiment.parts {
@@ -196,7 +196,7 @@ fn spe_models_begin_and_train_as_released() {
 fn what_is_not_there_is_named() {
     let request = |paper, scale, only: &[&str]| {
         let only = only.iter().map(|item| (*item).to_owned()).collect();
-        Reproduction::new(Request {
+        Reproduction::new(ReproductionRequest {
             paper,
             scale,
             data: None,

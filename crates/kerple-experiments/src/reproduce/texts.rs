@@ -45,18 +45,17 @@ impl Reproduction {
             if kerple_run::look(&file)?.is_some() { Some(kerple_run::read_json::<Inventory>(&file)?) } else { None };
         let Some(texts) = self.given(corpus) else {
             let has_built_in = self.is_made_up(corpus) || corpus.peps.is_some();
-            return match known.is_some_and(|known| !known.is_empty()) && has_built_in {
-                true => Err(self.other_texts(corpus, "the built-in texts")),
-                false => Ok(()),
-            };
+            let other = known.is_some_and(|known| !known.is_empty()) && has_built_in;
+            return if other { Err(self.other_texts(corpus, "the built-in texts")) } else { Ok(()) };
         };
         let now = texts.inventory(known.as_ref().unwrap_or(&Inventory::default()))?;
         let Some(known) = known else {
             // of an earlier version, which kept names only
             let prepared = kerple_data::Corpus::open(&self.data_of(&corpus.name))?;
-            return match prepared.summary().inputs == texts.labels() {
-                true => self.write_inventory(corpus, &now),
-                false => Err(self.other_texts(corpus, &texts.labels().join(", "))),
+            return if prepared.summary().inputs == texts.labels() {
+                self.write_inventory(corpus, &now)
+            } else {
+                Err(self.other_texts(corpus, &texts.labels().join(", ")))
             };
         };
         match known.difference(&now) {

@@ -49,10 +49,8 @@ impl Reproduction {
                     return Ok(false);
                 }
                 let batches = source.batches(plan)?;
-                row.seconds.push(match timing.forward {
-                    true => forward(plan, &batches, &self.runtime)?,
-                    false => step(plan, &batches, &self.runtime)?,
-                });
+                let time = if timing.forward { forward } else { step };
+                row.seconds.push(time(plan, &batches, &self.runtime)?);
             }
             tell(round + 1, timing.rounds);
         }

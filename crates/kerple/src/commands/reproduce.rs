@@ -5,8 +5,8 @@ use super::{print_json, slurm, stop_flag};
 use crate::args::ReproduceArgs;
 use crate::command_error::{CommandError, CommandResult};
 use crate::output::{remarkln, resultln};
-use crate::progress::ProgressLine;
-use kerple_experiments::reproduce::{Reproduction, Request, export};
+use crate::progress::Line;
+use kerple_experiments::reproduce::{Reproduction, ReproductionRequest, export};
 use kerple_lm::ranks::Ranks;
 use kerple_lm::sweep::Shard;
 use std::ffi::OsString;
@@ -17,7 +17,7 @@ use std::sync::atomic::AtomicBool;
 /// Runs what is not done yet, then makes the pages.
 pub fn run(args: &ReproduceArgs, ranks: &Ranks) -> CommandResult {
     let models_run = !args.pages_only && args.export.is_none() && args.sharing.slurm.is_none();
-    let reproduction = Reproduction::new(Request {
+    let reproduction = Reproduction::new(ReproductionRequest {
         paper: &args.paper,
         scale: &args.scale,
         data: args.data.clone(),

@@ -35,7 +35,7 @@ pub(in super::super) fn lengths(
     }
     if item.grids.is_empty() {
         item.text.clear();
-        item.notes.push("No run of this scale is for it.".to_owned());
+        item.notes.push("This scale has no runs for it.".to_owned());
     }
 }
 
@@ -126,8 +126,8 @@ fn figure(on: TrainedOn, item: &PageItem, methods: &[&ComparedMethod], cells: &[
         id: format!("{}-{}", item.id, runs_folder(on.corpus, on.variant)),
         section: Section::Positions,
         title,
-        caption: "Means over seeds, logarithmic axes; dashed: not adapted. A seed chooses the text, which is the same for all \
-                  methods: deviations, in the table, are mostly of the text."
+        caption: "Means over seeds, logarithmic axes; dashed: not adapted. A seed chooses the text, which is the same \
+                  for all methods, so deviations in the table come mostly from the text."
             .to_owned(),
         plots: vec![plot],
     })

@@ -27,7 +27,7 @@ pub(in super::super) fn scores(all: &ReproductionFolder, longest_alone: bool, it
         fill(item, all, run, &snapshots, longest_alone);
     }
     if item.complete < item.planned {
-        item.notes.push("The scores are kept when the run is done.".to_owned());
+        item.notes.push("Scores are saved at the end of a run.".to_owned());
     }
     Ok(())
 }

@@ -21,11 +21,13 @@ use kerple_report::statistics::{ALPHA, PairedTest, holm};
 use std::collections::BTreeMap;
 
 /// The rule in the words of a page.
-pub(in super::super) const RULE: &str = "An order flips where two methods differ by more than the margin on one side after the first training and on the \
-                               other side after the last, p < 0.05 beside the margin for both, and where the change between the two trainings is \
-                               significant once it is corrected by Holm's method for the number of pairs. Differences are shown as ratios of \
-                               perplexities, the first method over the second. The last column corrects more severely: it is the larger of the \
-                               two p beside the margin, corrected for the number of pairs.";
+pub(in super::super) const RULE: &str = "An order flips where two methods differ by more than the margin in one \
+                               direction after the first training and in the other direction after the last (p < 0.05 \
+                               against the margin for both), and where the change between the two trainings is \
+                               significant once it is corrected by Holm's method for the number of pairs. Differences \
+                               are shown as ratios of perplexities, the first method over the second. The last column \
+                               corrects more severely: it is the larger of the two p against the margin, corrected for \
+                               the number of pairs.";
 
 /// Two methods after two trainings.
 struct MethodPair {
@@ -80,8 +82,14 @@ pub(in super::super) fn grids(
         ];
         Row { name: pair.name.clone(), colour: None, cells: cells.into() }
     };
-    let head =
-        ["first / second", "found", &asked.first.name, &asked.last.name, "change, Holm's p", "both sides, Holm's p"];
+    let head = [
+        "first / second",
+        "found",
+        &asked.first.name,
+        &asked.last.name,
+        "change, Holm's p",
+        "both directions, Holm's p",
+    ];
     let rows = pairs.iter().enumerate().map(row).collect();
     let caption = "Orders that flip with the budget, written after the runs".to_owned();
     let mut grids = vec![Grid { caption, head: head.map(str::to_owned).into(), rows }];
@@ -152,7 +160,7 @@ fn single_runs(all: &ReproductionFolder, asked: &OrderFlips, name: &dyn Fn(&str)
     };
     let head = std::iter::once("first / second".to_owned()).chain(asked.rates.iter().map(|t| t.name.clone()));
     Grid {
-        caption: "Single runs in which the first lies below the second, written after the runs".to_owned(),
+        caption: "Single runs in which the first is below the second, written after the runs".to_owned(),
         head: head.collect(),
         rows: each_pair(&asked.encodings).map(row).collect(),
     }

@@ -117,7 +117,7 @@ pub(super) fn figure(plots: Vec<Plot>) -> Option<Figure> {
         id: "change".to_owned(),
         section: Section::Positions,
         title: "Perplexity by length, over that at the shortest".to_owned(),
-        caption: format!("Means and 95 % intervals over seeds. Lines that leave the frame go on above {end}."),
+        caption: format!("Means and 95 % intervals over seeds. Lines that leave the frame continue above {end}."),
         plots,
     })
 }
@@ -129,8 +129,8 @@ pub(super) fn window_figure(all: &ReproductionFolder, page: &PageDescription) ->
         id: "window".to_owned(),
         section: Section::Positions,
         title: "Perplexity under a window, over that with all keys".to_owned(),
-        caption: "Means and 95 % intervals over seeds. Below 1 a model is better off without the keys beyond the window. The window is that \
-                  of each layer, so that several layers together see further back."
+        caption: "Means and 95 % intervals over seeds. Below 1 a model is better off without the keys beyond the \
+                  window. Each layer has this window, so several layers together reach further back."
             .to_owned(),
         plots,
     })

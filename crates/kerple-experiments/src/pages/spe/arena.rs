@@ -14,14 +14,24 @@ use std::collections::BTreeSet;
 /// Name of the evaluation.
 pub(in super::super) const ANSWERS: &str = "answers";
 
-/// Features: their names, the variant of their runs, and the name under which their numbers are kept.
-pub(in super::super) const FEATURES: [(&str, &str, &str); 2] =
-    [("Performer, softmax", "", "softmax"), ("Linear Transformer, ReLU", "relu", "relu")];
+/// Features of linear attention in the Long Range Arena.
+pub(in super::super) struct ArenaFeatures {
+    pub name: &'static str,
+    /// The variant of their runs.
+    pub variant: &'static str,
+    /// The name under which their numbers were printed.
+    printed: &'static str,
+}
+
+pub(in super::super) const FEATURES: [ArenaFeatures; 2] = [
+    ArenaFeatures { name: "Performer, softmax", variant: "", printed: "softmax" },
+    ArenaFeatures { name: "Linear Transformer, ReLU", variant: "relu", printed: "relu" },
+];
 
 /// Tasks with runs.
 pub(in super::super) fn tasks<'a>(all: &'a ReproductionFolder, page: &PageDescription) -> Vec<&'a CorpusFacts> {
     let has = |corpus: &&CorpusFacts| {
-        FEATURES.iter().any(|(_, variant, _)| {
+        FEATURES.iter().any(|ArenaFeatures { variant, .. }| {
             let on = TrainedOn { all, corpus: &corpus.name, variant };
             page.methods.iter().any(|method| on.needing(method, ANSWERS) > 0)
         })
@@ -45,7 +55,7 @@ pub(in super::super) fn lengths(on: TrainedOn) -> Vec<u64> {
 
 /// Share of right answers of a guess.
 fn chance(all: &ReproductionFolder, task: &str) -> Option<f64> {
-    let groups = FEATURES.iter().filter_map(|(_, variant, _)| all.runs_of(task, variant));
+    let groups = FEATURES.iter().filter_map(|features| all.runs_of(task, features.variant));
     let mut rows = groups.flat_map(|group| &group.runs).flat_map(|run| &run.evaluations);
     rows.find_map(|row| Some(row.task.as_ref()?.chance))
 }
@@ -55,7 +65,7 @@ pub(in super::super) fn lra<'a>(all: &'a ReproductionFolder, page: &PageDescript
     let tasks = tasks(all, page);
     let on = |task: &&'a CorpusFacts, variant| TrainedOn { all, corpus: &task.name, variant };
     let mut rows = Vec::new();
-    for (features, variant, key) in FEATURES {
+    for ArenaFeatures { name: features, variant, printed: key } in FEATURES {
         for method in &page.methods {
             if tasks.iter().all(|task| on(task, variant).needing(method, ANSWERS) == 0) {
                 continue;

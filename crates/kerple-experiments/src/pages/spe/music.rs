@@ -128,7 +128,7 @@ fn curves(on: TrainedOn, page: &PageDescription, corpus: &CorpusFacts, ends: Eva
     let (low, high) = (values().fold(f64::INFINITY, f64::min), values().fold(0.0, f64::max));
     let low = if low.is_finite() { low } else { 0.0 };
     let title = format!("Cross-entropy by position: {}", corpus.title);
-    let cut = if high > low + SHOWN { " Lines that leave the frame go on above it." } else { "" };
+    let cut = if high > low + SHOWN { " Lines that leave the frame continue above it." } else { "" };
     let plot = Plot {
         title: title.clone(),
         description: format!("{}: cross-entropy at positions up to {longest}, trained at {trained}.", corpus.title),
