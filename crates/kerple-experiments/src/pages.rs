@@ -21,6 +21,7 @@ mod names;
 mod numerics;
 mod own;
 mod page;
+mod paper_claims;
 mod printed;
 mod reader;
 mod registry;

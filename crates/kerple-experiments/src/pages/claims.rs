@@ -11,110 +11,16 @@
 use super::description::PageDescription;
 use super::methods::ComparedMethod;
 use super::page::PageItem;
+use super::paper_claims::{ClaimSection, ClaimedAt, PaperClaim, PaperClaims, PaperMeasure};
 use super::reader::ReproductionFolder;
 use super::spe::{arena, music, relative};
 use super::values::{SeedValues, TrainedOn, by_seed, change, differences};
-use super::verdict::{AFTER_RUNS, ClaimFinding, DifferenceUnit, LengthDifferences, OURS, RULE, judge};
-use crate::claim::{Arm, Claim, ClaimBound, ClaimMeasure};
+use super::verdict::{AFTER_RUNS, ClaimFinding, DifferenceUnit, LengthDifferences, RULE, judge};
+use crate::claim::{Arm, Claim, ClaimMeasure};
 use crate::manifest::CorpusFacts;
 use kerple_report::Run;
 use kerple_report::format::count;
 use kerple_report::page::{Grid, Row};
-use serde::Deserialize;
-
-/// The claims of a paper.
-#[derive(Clone, Debug, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub(super) struct PaperClaims {
-    /// Caption of their grid.
-    pub caption: String,
-    /// Head of the column of places, where each place has a row; without it each text has a column.
-    #[serde(default)]
-    pub place_head: Option<String>,
-    #[serde(rename = "section")]
-    pub sections: Vec<ClaimSection>,
-}
-
-/// Claims about one measure.
-#[derive(Clone, Debug, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub(super) struct ClaimSection {
-    pub measure: PaperMeasure,
-    /// Names of evaluations of perplexity; all when empty.
-    #[serde(default)]
-    evaluations: Vec<String>,
-    /// The only variant, where not every one counts.
-    #[serde(default)]
-    variant: Option<String>,
-    /// Whether all places of a claim follow each other, instead of all claims about a place.
-    #[serde(default)]
-    claim_by_claim: bool,
-    claims: Vec<PaperClaim>,
-}
-
-/// A claim about methods of the page.
-#[derive(Clone, Debug, Deserialize)]
-#[serde(deny_unknown_fields)]
-struct PaperClaim {
-    text: String,
-    /// Whether the paper does not make it.
-    #[serde(default)]
-    ours: bool,
-    /// Names of corpora it is judged on; all when empty.
-    #[serde(default)]
-    corpora: Vec<String>,
-    /// The only variant it is judged on.
-    #[serde(default)]
-    variant: Option<String>,
-    /// Keys of the methods compared; a change may be without a baseline.
-    treatment: String,
-    #[serde(default)]
-    baseline: Option<String>,
-    /// Where it must hold, and where a change begins.
-    at: ClaimedAt,
-    #[serde(default)]
-    from: Option<ClaimedAt>,
-    /// The margin, and its direction.
-    bound: ClaimBound,
-}
-
-/// What a paper's claim is about.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub(super) enum PaperMeasure {
-    /// Log-perplexity, nats per token.
-    Perplexity,
-    /// Cross-entropy of music by position, nats.
-    CrossEntropy,
-    /// Similarity of continuations, every measure of style apart.
-    Similarity,
-    /// Variance of attention within diagonals as a share.
-    TranslationInvariance,
-    /// Right answers in percent.
-    Answers,
-}
-
-/// Lengths, positions or quarters, in the terms of a claim.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
-#[serde(rename_all = "snake_case")]
-enum ClaimedAt {
-    /// Every evaluated length.
-    Every,
-    /// The longest.
-    Longest,
-    /// All beyond the training length; of positions those beyond it.
-    Beyond,
-    /// All up to this multiple of the training length.
-    UpTo(u64),
-    /// The longest up to this multiple.
-    Multiple(u64),
-    /// The training length; of positions those within it.
-    Trained,
-    /// The least length at which the same tokens are scored as at the longest.
-    SameTokens,
-    /// A quarter of a continuation, from 0. The first contains the prompt.
-    Quarter(usize),
-}
 
 /// Where a value is read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -349,21 +255,6 @@ pub(super) fn paper_finding(all: &ReproductionFolder, text: &str, corpus: &str) 
     let places = section.measure.places(all, &page);
     let place = places.iter().find(|place| (place.on.corpus, place.on.variant) == (corpus, ""))?;
     section.find(&page, place, claim)
-}
-
-#[cfg(test)]
-impl PaperClaims {
-    /// Keys of all methods that claims name.
-    pub(super) fn keys(&self) -> Vec<String> {
-        let claims = self.sections.iter().flat_map(|section| &section.claims);
-        claims.flat_map(|claim| std::iter::once(&claim.treatment).chain(&claim.baseline)).cloned().collect()
-    }
-}
-
-impl PaperClaim {
-    fn name(&self) -> String {
-        format!("{}{}", if self.ours { OURS } else { "" }, self.text)
-    }
 }
 
 /// A grid with a column per text.

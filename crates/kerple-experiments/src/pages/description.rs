@@ -1,9 +1,9 @@
 //! The description of a page: `experiments/PAPER-page.toml` lists the methods, claims, tables and
 //! figures of a paper with their texts, and the numbers that the paper printed.
 
-use super::claims::PaperClaims;
 use super::methods::{ComparedMethod, distinguish};
-use super::printed::{PrintedArena, PrintedPerplexities, PrintedSource};
+use super::paper_claims::PaperClaims;
+use super::printed::{PrintedArena, PrintedHierarchy, PrintedLines, PrintedPerplexities};
 use crate::claim::Claim;
 use serde::Deserialize;
 use std::collections::BTreeMap;
@@ -34,9 +34,8 @@ pub(super) struct PageDescription {
     /// Perplexities by table.
     #[serde(default)]
     pub printed: BTreeMap<String, PrintedPerplexities>,
-    /// `text training method length perplexity`, by source.
     #[serde(default)]
-    pub printed_lines: BTreeMap<PrintedSource, Vec<String>>,
+    pub printed_lines: PrintedLines,
     #[serde(default)]
     pub hierarchy: Option<HierarchyTable>,
     #[serde(default)]
@@ -217,12 +216,10 @@ pub(super) struct PerplexityGrid {
 pub(super) struct HierarchyTable {
     /// Letters and names of the classes.
     pub classes: Vec<[String; 2]>,
-    /// Columns; `printed` names that of the paper.
+    /// Columns; the `printed` of each names that of the paper.
     #[serde(rename = "method")]
     pub methods: Vec<ComparedMethod>,
-    /// Names of the printed columns, and their values by task.
-    pub columns: Vec<String>,
-    pub rows: BTreeMap<String, String>,
+    pub printed: PrintedHierarchy,
     pub claims: HierarchyClaims,
 }
 

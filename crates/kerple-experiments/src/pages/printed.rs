@@ -1,6 +1,5 @@
 //! The numbers that papers printed, as their page descriptions have them.
 
-use super::description::{HierarchyTable, PageDescription};
 use super::methods::ComparedMethod;
 use serde::Deserialize;
 use std::collections::BTreeMap;
@@ -90,10 +89,14 @@ pub(super) enum PrintedSource {
     Second,
 }
 
-impl PageDescription {
-    /// What was printed for a method of DAPE at so many times the training length; the paper's number comes first. A training is
+/// Perplexities of DAPE as lines of `text training method length perplexity`, by source.
+#[derive(Clone, Debug, Default, Deserialize)]
+pub(super) struct PrintedLines(BTreeMap<PrintedSource, Vec<String>>);
+
+impl PrintedLines {
+    /// What was printed for a method at so many times the training length; the paper's number comes first. A training is
     /// named by its length, with the size of the model before it where that is not the smallest.
-    pub(super) fn printed_line(
+    pub(super) fn value(
         &self,
         corpus: &str,
         training: &str,
@@ -108,7 +111,7 @@ impl PageDescription {
             words.find(|words| words[..4] == key)?.get(4)?.parse().ok()
         };
         let found: Vec<(PrintedSource, f64)> =
-            self.printed_lines.iter().filter_map(|(source, lines)| Some((*source, of(lines)?))).collect();
+            self.0.iter().filter_map(|(source, lines)| Some((*source, of(lines)?))).collect();
         let text = |(source, value): &(PrintedSource, f64)| match source {
             PrintedSource::Paper => format!("paper: {value:.2}"),
             PrintedSource::Second => format!("V2: {value:.2}"),
@@ -118,7 +121,16 @@ impl PageDescription {
     }
 }
 
-impl HierarchyTable {
+/// Right answers in percent on formal languages, by task.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct PrintedHierarchy {
+    columns: Vec<String>,
+    /// The values of the columns, after `*` where the answer does not depend on the order of the tokens.
+    rows: BTreeMap<String, String>,
+}
+
+impl PrintedHierarchy {
     /// Right answers in percent that were printed for a column.
     pub(super) fn value(&self, task: &str, column: &str) -> Option<f64> {
         let row = self.rows.get(task)?;
@@ -152,6 +164,7 @@ impl PrintedArena {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::pages::description::PageDescription;
 
     fn at(length: u64, train_len: u64) -> EvaluatedLength {
         EvaluatedLength { length, train_len }
@@ -194,17 +207,17 @@ mod tests {
     fn every_printed_perplexity_of_dape_is_read() {
         let page = PageDescription::of("dape").unwrap();
         let mut values = 0;
-        for line in page.printed_lines.values().flatten() {
+        for line in page.printed_lines.0.values().flatten() {
             let words: Vec<&str> = line.split(' ').collect();
             let [text, training, method, length, value] = words[..] else { panic!("{line}") };
             let theirs: u64 = training.rsplit('_').next().unwrap().parse().unwrap_or(512);
-            let found = page.printed_line(text, training, method, at(length.parse().unwrap(), theirs));
+            let found = page.printed_lines.value(text, training, method, at(length.parse().unwrap(), theirs));
             assert!(found.is_some_and(|found| found.text.contains(value)), "{line}");
             values += 1;
         }
         // of the paper's text, and of the second paper
         assert_eq!(values, 28 + 47);
-        let kerple = |length, train_len| page.printed_line("arxiv", "128", "kerple", at(length, train_len));
+        let kerple = |length, train_len| page.printed_lines.value("arxiv", "128", "kerple", at(length, train_len));
         assert_eq!(kerple(8192, 128).unwrap().text, "paper: 31.93; V2: 12.59");
         assert_eq!(kerple(1024, 16), kerple(8192, 128));
         assert_eq!(kerple(16, 16).unwrap().mean, Some(8.30));
@@ -214,17 +227,18 @@ mod tests {
     #[test]
     fn every_printed_accuracy_of_dape_is_read() {
         let table = PageDescription::of("dape").unwrap().hierarchy.unwrap();
-        for task in table.rows.keys() {
+        for task in table.printed.rows.keys() {
             for method in &table.methods {
-                let value = table.value(task, &method.printed);
+                let value = table.printed.value(task, &method.printed);
                 assert!(value.is_some_and(|value| (10.0..=100.0).contains(&value)), "{task} {}", method.key);
             }
         }
-        assert_eq!(table.rows.len(), 14);
-        let invariant: Vec<&String> = table.rows.keys().filter(|task| table.is_invariant(task)).collect();
+        assert_eq!(table.printed.rows.len(), 14);
+        let invariant: Vec<&String> =
+            table.printed.rows.keys().filter(|task| table.printed.is_invariant(task)).collect();
         assert_eq!(invariant, ["bucket_sort", "cycle_navigation", "parity_check"]);
-        assert_eq!(table.value("even_pairs", "dape_fire"), Some(100.0));
-        assert_eq!(table.value("binary_multiplication", "fire"), None);
+        assert_eq!(table.printed.value("even_pairs", "dape_fire"), Some(100.0));
+        assert_eq!(table.printed.value("binary_multiplication", "fire"), None);
     }
 
     #[test]

@@ -25,7 +25,7 @@ pub(in super::super) fn che(all: &ReproductionFolder, table: &HierarchyTable, it
         let mut rows = Vec::new();
         for task in tasks {
             let cells: Vec<CellRow> = methods.iter().map(|method| cell(all, task, method, table)).collect();
-            rows.push(row(task, table.is_invariant(&task.name), &cells, guesses(all, task)));
+            rows.push(row(task, table.printed.is_invariant(&task.name), &cells, guesses(all, task)));
             item.cells.extend(cells);
         }
         let head = ["task", "guessing"].into_iter().chain(methods.iter().map(|method| method.name.as_str()));
@@ -59,7 +59,7 @@ fn cell(all: &ReproductionFolder, task: &CorpusFacts, method: &ComparedMethod, t
             }
         }
     }
-    let value = table.value(&task.name, &method.printed);
+    let value = table.printed.value(&task.name, &method.printed);
     CellRow {
         accuracy: (n > 0).then(|| sum / n as f64),
         accuracy_max: best,
@@ -173,7 +173,7 @@ fn find(
         let values: Option<Vec<f64>> = keys.iter().map(|key| found.get(key.as_str()).copied()).collect();
         values?.into_iter().reduce(f64::max)
     };
-    let of = known.iter().filter(|(task, _)| claim.every_task || !table.is_invariant(&task.name));
+    let of = known.iter().filter(|(task, _)| claim.every_task || !table.printed.is_invariant(&task.name));
     let pairs = of.filter_map(|(task, found)| {
         let (own, other) = (best(&claim.treatment, found)?, best(&claim.baseline, found)?);
         Some((own - other, own.max(other) > 100.0 * guesses(all, task)))

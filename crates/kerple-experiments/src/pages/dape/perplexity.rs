@@ -62,7 +62,7 @@ fn cell(on: TrainedOn, page: &PageDescription, id: &str, method: &ComparedMethod
     });
     let at = EvaluatedLength { length, train_len: on.train_len().unwrap_or(length) };
     let training = if on.variant.is_empty() { "128" } else { on.variant };
-    let printed = page.printed_line(on.corpus, training, &method.printed, at);
+    let printed = page.printed_lines.value(on.corpus, training, &method.printed, at);
     let is_asked = on.evaluations(method, &[]).iter().any(|facts| facts.lengths.contains(&length));
     let label = planned.first().map_or(&method.label, |run| &run.label);
     let name = method.rope_scaling.as_ref().map_or_else(|| label.clone(), |scaling| format!("{label}, {scaling}"));

@@ -1,7 +1,7 @@
 //! The learned kernels of distance in numbers: the median over heads, layers and seeds at some
 //! distances.
 
-use super::{EvaluatedSet, sets};
+use super::sets::{EvaluatedSet, sets};
 use crate::claim::Arm;
 use crate::pages::claims::arm_runs;
 use crate::pages::description::PageDescription;

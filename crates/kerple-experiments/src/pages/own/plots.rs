@@ -1,7 +1,7 @@
 //! Changes of perplexity with length as lines, a small plot per text and variant, and the cost of a
 //! window.
 
-use super::{EvaluatedSet, sets};
+use super::sets::{EvaluatedSet, sets};
 use crate::claim::Arm;
 use crate::pages::claims::arm_values;
 use crate::pages::description::PageDescription;

@@ -1,6 +1,6 @@
 //! The time of an update, and what a method would reach in the time of a slower one.
 
-use super::{EvaluatedSet, sets};
+use super::sets::{EvaluatedSet, sets};
 use crate::claim::Arm;
 use crate::pages::cells::{mean_cell, missing};
 use crate::pages::claims::{arm_runs, arm_values};
