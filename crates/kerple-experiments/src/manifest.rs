@@ -27,7 +27,7 @@ pub struct Manifest {
     pub corpora: Vec<CorpusFacts>,
     /// Ways to evaluate, by name.
     pub evaluations: BTreeMap<String, EvaluationFacts>,
-    /// What the runs are to settle, where the experiment asks a question of its own.
+    /// Pre-registered claims, where the experiment is the project's own.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub claims: Vec<Claim>,
     /// Every run, in the order of execution.

@@ -57,18 +57,18 @@ pub fn pack(manifest: &Manifest, from: &Path, folder: &Path) -> Result<()> {
     put(folder.join(ARCHIVE_FILE), packed, &mut Vec::new())
 }
 
-/// Whether the archive of a folder has a checksum of its content, as its frame's head says.
+/// Whether the archive of a folder has a checksum of its content, from the header of its frame.
 pub(crate) fn has_checksum(folder: &Path) -> Result<bool> {
     let path = folder.join(ARCHIVE_FILE);
     let mut head = [0; 5];
     let read = File::open(&path).and_then(|mut file| file.read_exact(&mut head));
     read.map_err(Error::io_while("reading", &path))?;
-    // RFC 8878, 3.1.1.1.1: the third bit of the byte behind the magic number
+    // RFC 8878, 3.1.1.1.1: the third bit of the byte after the magic number
     Ok(head[4] & 4 != 0)
 }
 
-/// The files beside an archive that belong to it: they are unpacked with it, and its sums are of them too.
-pub(crate) const BESIDE: [&str; 3] = [MANIFEST_FILE, TIMING_FILE, FLOORS_FILE];
+/// The files of an export next to its archive: they are unpacked with it, and its sums include theirs.
+pub(crate) const EXPORTED_FILES: [&str; 3] = [MANIFEST_FILE, TIMING_FILE, FLOORS_FILE];
 
 /// The folder of a reproduction whose runs are packed, unpacked aside with its manifest and timing; `None` where none are.
 ///
@@ -79,7 +79,7 @@ pub fn unpacked(folder: &Path) -> Result<Option<TempDir>> {
         return Ok(None);
     }
     let aside = tempfile::tempdir().map_err(Error::io_while("unpacking", folder))?;
-    for name in BESIDE {
+    for name in EXPORTED_FILES {
         let (from, to) = (folder.join(name), aside.path().join(name));
         if look(&from)?.is_some() {
             fs::copy(&from, to).map_err(Error::io_while("reading", &from))?;
@@ -90,7 +90,7 @@ pub fn unpacked(folder: &Path) -> Result<Option<TempDir>> {
 }
 
 /// Unpacks the run folders of an archive so that they can be resumed, and removes the archive and
-/// its sums; does nothing where there is none.
+/// its sums; does nothing without an archive.
 ///
 /// # Errors
 /// As [`unpacked`].
@@ -158,7 +158,7 @@ fn each_file(folder: &Path, take: &mut dyn FnMut(&Path, &[u8]) -> Result<()>) ->
             return Err(damaged(format!("it contains `{}` twice", written.display())));
         }
     }
-    // the checksum of the frame is behind the end of the archive
+    // the checksum of the frame follows the end of the archive
     io::copy(&mut archive.into_inner(), &mut io::sink()).map_err(broken)?;
     Ok(())
 }

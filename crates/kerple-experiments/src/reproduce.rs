@@ -8,14 +8,14 @@
 //! copying folders of several machines together merges them. Tables and figures are computed from
 //! the folder alone: [`pages`](crate::pages).
 
-mod carried;
+mod builtin_plan;
 mod experiment;
 mod export;
 mod floors;
 mod texts;
 mod timing;
 
-pub use carried::beside_the_plan;
+pub use builtin_plan::differences_from_plan;
 pub use experiment::{CorpusConfig, EvaluationConfig, Experiment, PartConfig, TimingConfig};
 pub use export::export;
 
@@ -98,7 +98,7 @@ struct PlannedJob {
     encoding: Encoding,
     /// Lengths at which the scores of the last query are kept.
     scores: Vec<usize>,
-    /// Number of the part that says how it is trained.
+    /// Number of the part with its training.
     part: usize,
 }
 
@@ -112,7 +112,7 @@ pub fn papers() -> Vec<&'static str> {
 /// The experiment file of a paper at a scale.
 ///
 /// # Errors
-/// A paper or scale there is none of.
+/// An unknown paper or scale.
 pub fn experiment_file(paper: &str, scale: &str) -> Result<&'static str> {
     let of_paper: Vec<_> = FILES.iter().filter(|file| file.paper == paper).collect();
     if of_paper.is_empty() {
@@ -146,7 +146,7 @@ impl Reproduction {
     /// Resolves a request; nothing is read or written but its folder's manifest.
     ///
     /// # Errors
-    /// Names there are none of, a folder of another reproduction, texts that are nowhere.
+    /// Unknown names, a folder of another reproduction, missing texts.
     pub fn new(request: ReproductionRequest) -> Result<Reproduction> {
         let ReproductionRequest { paper, scale, data, out, only, runtime } = request;
         let place = format!("experiments/{paper}-{scale}.toml");
@@ -210,7 +210,7 @@ impl Reproduction {
         Ok(missing)
     }
 
-    /// The folder of what a corpus is made of; text that the program brings along is written.
+    /// The folder of a corpus's texts; built-in text is written there.
     fn texts(&self, corpus: &CorpusConfig) -> Result<PathBuf> {
         match (&self.data, corpus.peps) {
             _ if self.is_made_up(corpus) => self.write_loops(corpus),
@@ -229,7 +229,7 @@ impl Reproduction {
         }
     }
 
-    /// Whether made-up music stands for a corpus.
+    /// Whether made-up music replaces a corpus.
     fn is_made_up(&self, corpus: &CorpusConfig) -> bool {
         corpus.loops > 0 && (self.data.is_none() || corpus.texts.as_os_str().is_empty())
     }
@@ -250,7 +250,7 @@ impl Reproduction {
         self.out.join(DATA).join(corpus)
     }
 
-    /// Writes what there is to be, after the texts were prepared.
+    /// Writes the manifest of all planned runs, after the texts were prepared.
     ///
     /// # Errors
     /// What cannot be read or written.
@@ -428,7 +428,7 @@ fn refuse_another(folder: &Path, paper: &str, scale: &str, option: &str) -> Resu
     }
 }
 
-/// A short example of a drawn task, to be shown; none where there are no examples without data.
+/// A short example of a drawn task, to be shown; `None` for tasks without built-in examples.
 fn example(task: &TaskConfig) -> Option<TaskExample> {
     const LENGTH: usize = 9;
     let place = ExampleId { split: Split::Test, seed: 0, index: 0 };
@@ -449,7 +449,7 @@ fn facts(config: &EvaluationConfig) -> EvaluationFacts {
 }
 
 /// The runs of the parts that serve what is wanted: stages, then seeds, parts, corpora and encodings, so that partial results
-/// are of some use. A run of several parts is in the place of the first and is evaluated as all of them say.
+/// are of some use. A run of several parts is in the place of the first and is evaluated as all of them require.
 fn planned(experiment: &Experiment, only: &[String]) -> Vec<PlannedJob> {
     let wanted = |part: &PartConfig| only.is_empty() || part.serves.iter().any(|item| only.contains(item));
     let most = experiment.parts.iter().map(|part| part.seeds).max().unwrap_or(0);

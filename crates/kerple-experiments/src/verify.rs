@@ -6,10 +6,10 @@
 
 use crate::error::{Error, Result};
 use crate::manifest::{Manifest, PlanHash, PlannedRun};
-use crate::packed::BESIDE;
+use crate::packed::EXPORTED_FILES;
 use crate::packed::{ARCHIVE_FILE, SUMS_FILE};
 use crate::pages::{self, PAGE_FOLDER};
-use crate::reproduce::beside_the_plan;
+use crate::reproduce::differences_from_plan;
 use crate::seal::{FileSums, is_export};
 use kerple_run::{EVALUATION_FILE, EvaluationRow, PLAN_FILE, PlanSummary, look, read_rows};
 use std::collections::{BTreeMap, BTreeSet};
@@ -60,9 +60,9 @@ pub fn verify(folder: &Path, place: &Path) -> ReproductionVerification {
     found
 }
 
-/// Claims, ways to evaluate and runs beside those of the plan that the program carries.
+/// Compares claims, ways to evaluate and runs with those of the built-in plan.
 fn plan(manifest: &Manifest, folder: &Path, found: &mut ReproductionVerification) -> Result<()> {
-    let Some(differences) = beside_the_plan(manifest)? else { return Ok(()) };
+    let Some(differences) = differences_from_plan(manifest)? else { return Ok(()) };
     let (paper, scale) = (&manifest.paper, &manifest.scale);
     if differences.is_empty() {
         found.good.push(format!("claims, evaluations and runs match the plan {paper}-{scale}"));
@@ -78,12 +78,12 @@ fn plan(manifest: &Manifest, folder: &Path, found: &mut ReproductionVerification
     Ok(())
 }
 
-/// Whether every folder holds the run that the manifest says.
+/// Whether every folder contains the run that the manifest names.
 fn runs(manifest: &Manifest, (folder, place): (&Path, &Path), found: &mut ReproductionVerification) -> Result<()> {
     let hint = "copy the folder again: runs were exchanged, or the folder was edited";
     for run in &manifest.runs {
         let path = place.join(&run.folder).join(PLAN_FILE);
-        // what is no plan is found where the run is verified
+        // an invalid plan is found where the run is verified
         let Ok(plan) = PlanSummary::read(&path) else { continue };
         let own = (plan.label.as_deref(), plan.seed);
         if own != (Some(&run.label), Some(run.seed)) {
@@ -97,7 +97,7 @@ fn runs(manifest: &Manifest, (folder, place): (&Path, &Path), found: &mut Reprod
             );
             found.problem(folder, message, hint);
         }
-        // the one plan that stands for the one that the rows were computed under
+        // the plan with renamed keys has another hash than the rows were computed under
         let Some(PlanHash { now, computed_under }) = &run.plan_hash else { continue };
         let hash = plan.hash.as_deref().unwrap_or("nothing");
         if hash != now {
@@ -114,7 +114,7 @@ fn runs(manifest: &Manifest, (folder, place): (&Path, &Path), found: &mut Reprod
 
 const GET_AGAIN: &str = "copy the folder again, or export it again from its runs";
 
-/// What the export holds beside its sums.
+/// Compares the contents of the export with its sums.
 fn sums(manifest: &Manifest, (folder, place): (&Path, &Path), found: &mut ReproductionVerification) -> Result<()> {
     let (archive, path) = (folder.join(ARCHIVE_FILE), folder.join(SUMS_FILE));
     let Some(sums) = FileSums::read(folder)? else {
@@ -133,7 +133,7 @@ fn sums(manifest: &Manifest, (folder, place): (&Path, &Path), found: &mut Reprod
     let mut problems = 0;
     let mut problem = |file: &Path, message: String| {
         problems += 1;
-        found.problem(if is_beside(file) { folder } else { &archive }, message, GET_AGAIN);
+        found.problem(if is_next_to_archive(file) { folder } else { &archive }, message, GET_AGAIN);
     };
     for (run, files) in by_folder(lost.iter().map(|name| name.as_path())) {
         let left = own.0.keys().any(|name| name.parent() == Some(run));
@@ -163,8 +163,8 @@ fn sums(manifest: &Manifest, (folder, place): (&Path, &Path), found: &mut Reprod
     Ok(())
 }
 
-fn is_beside(file: &Path) -> bool {
-    BESIDE.iter().any(|name| Path::new(name) == file)
+fn is_next_to_archive(file: &Path) -> bool {
+    EXPORTED_FILES.iter().any(|name| Path::new(name) == file)
 }
 
 /// Files by the folder they are in.
@@ -174,7 +174,7 @@ fn by_folder<'a>(files: impl Iterator<Item = &'a Path>) -> BTreeMap<&'a Path, Ve
     found
 }
 
-/// What is odd about rows of evaluations that were changed, where that can be told.
+/// What is odd about changed rows of evaluations, where that can be found.
 fn why(manifest: &Manifest, place: &Path, name: &Path) -> String {
     let run = manifest.runs.iter().find(|run| name.parent() == Some(&run.folder) && name.ends_with(EVALUATION_FILE));
     let rows = run.and_then(|run| Some((run, read_rows::<EvaluationRow>(&place.join(name)).ok()?.rows)));
@@ -216,7 +216,7 @@ fn rendered(manifest: &Manifest, (folder, place): (&Path, &Path), found: &mut Re
     let report = kept.join(kerple_report::folder::TEXT);
     let read = kerple_run::files::read_text(&report).map_err(Error::io_while("reading", &report));
     let Some(text) = Error::unless_absent(read)? else { return Ok(()) };
-    // which program made it is all that a page says and no run does
+    // the program that made it is all that only the page contains
     let by = text.lines().find_map(|line| line.strip_prefix("- pages by: "));
     let facts: Vec<(&'static str, String)> = by.map(|by| ("pages by", by.to_owned())).into_iter().collect();
     let made = tempfile::tempdir().map_err(Error::io_while("preparing", folder))?;

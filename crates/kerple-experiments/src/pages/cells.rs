@@ -32,7 +32,7 @@ pub(super) struct CellRow {
     pub multiple: f64,
     /// Seeds evaluated.
     pub n: usize,
-    /// Seeds there are to be.
+    /// Planned seeds.
     pub planned: usize,
     /// Mean over seeds.
     #[serde(with = "number")]
@@ -104,7 +104,7 @@ impl CellRow {
     }
 
     /// With what the paper printed.
-    pub fn beside(self, printed: Option<PrintedValue>) -> CellRow {
+    pub fn with_printed(self, printed: Option<PrintedValue>) -> CellRow {
         let Some(PrintedValue { text, mean, deviation, dagger }) = printed else { return self };
         CellRow {
             printed: mean,
@@ -238,7 +238,7 @@ impl PerplexityTable<'_> {
             runs: format!("{}/{label}", runs_folder(self.on.corpus, self.on.variant)),
             ..CellRow::empty(self.item, self.on.corpus, label, at.length, planned, score.map_or(0, |score| score.n))
         }
-        .beside(printed)
+        .with_printed(printed)
     }
 }
 

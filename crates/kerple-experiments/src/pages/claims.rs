@@ -206,7 +206,7 @@ impl ClaimSection {
             _ => DifferenceUnit::Plain,
         };
         let found = judge(claim.bound, unit, &by_length)?;
-        Some(found.beside_programs(&runs[0], runs.last().expect("a claim has a treatment")))
+        Some(found.with_mixed_programs(&runs[0], runs.last().expect("a claim has a treatment")))
     }
 
     /// Whether a claim is about a place: its runs are planned there.
@@ -369,7 +369,7 @@ fn find_registered(claim: &Claim, all: &ReproductionFolder, corpus: &str) -> Opt
     }
     let unit = if is_task { DifferenceUnit::Plain } else { DifferenceUnit::Times };
     let found = judge(claim.bound, unit, &by_length)?;
-    Some(found.beside_programs(&runs[0], runs.last().expect("a claim has a treatment")))
+    Some(found.with_mixed_programs(&runs[0], runs.last().expect("a claim has a treatment")))
 }
 
 /// Adds a grid of registered claims, on every corpus that one of them is about.

@@ -88,7 +88,7 @@ pub(super) enum ItemContents {
     },
     Configuration(ConfigurationTable),
     Times(TimesTable),
-    /// Perplexities by length and method, beside printed tables.
+    /// Perplexities by length and method, next to printed tables.
     Perplexities {
         grids: Vec<PerplexityGrid>,
     },
@@ -127,7 +127,7 @@ pub(super) enum ItemContents {
     LearnedKernels,
 }
 
-/// Settings from the plans of runs, beside those printed.
+/// Settings from the plans of runs, next to those printed.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct ConfigurationTable {

@@ -12,7 +12,7 @@ pub(super) struct ComparedMethod {
     pub name: String,
     /// The kind of its encoding and the keys that distinguish it on this page, as in labels: `dape-base=alibi`.
     pub label: String,
-    /// The name under which its numbers were printed; none where there are none.
+    /// The name under which its numbers were printed; empty where none were.
     #[serde(default)]
     pub printed: String,
     /// Colour in figures.

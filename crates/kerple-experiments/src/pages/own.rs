@@ -66,7 +66,7 @@ pub(super) fn levels(all: &ReproductionFolder, page: &PageDescription, item: &mu
     }
 }
 
-/// A mean of what there is of so many seeds.
+/// The mean over the seeds that have run, of so many.
 fn level(found: &[f64], seeds: usize, link: &str) -> Cell {
     if found.is_empty() {
         return Cell { note: Some(format!("0 of {seeds} seeds")), ..missing() };

@@ -39,7 +39,7 @@ pub(super) struct PageItem {
     pub figures: Vec<Figure>,
     /// Parts that are not plots.
     pub pictures: Vec<Picture>,
-    /// The cells of its grids; `complete` and `planned` count something else where there are none.
+    /// The cells of its grids; without cells, `complete` and `planned` count something else.
     pub cells: Vec<CellRow>,
     pub complete: usize,
     pub planned: usize,
@@ -91,7 +91,7 @@ impl Picture {
     }
 }
 
-/// A length that the element itself says, in pixels.
+/// A length attribute of the element, in pixels.
 fn length_of(svg: &str, name: &str) -> f64 {
     let value = svg.split(&format!(" {name}=\"")).nth(1).and_then(|rest| rest.split('"').next());
     value.and_then(|value| value.parse().ok()).unwrap_or(0.0)

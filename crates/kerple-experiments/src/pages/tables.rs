@@ -81,7 +81,7 @@ pub(super) fn texts(all: &ReproductionFolder, raw_sizes: &BTreeMap<String, Strin
     });
 }
 
-/// Settings from the plan of a method's runs on texts, beside those printed.
+/// Settings from the plan of a method's runs on texts, next to those printed.
 pub(super) fn configuration(
     all: &ReproductionFolder,
     page: &PageDescription,

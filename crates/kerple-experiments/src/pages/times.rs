@@ -22,7 +22,7 @@ fn relative(row: &TimingRow, other: &TimingRow) -> Cell {
     Cell { note: note.filter(|_| row.encoding != other.encoding), ..Cell::from(text) }
 }
 
-/// The times of a table's encodings, beside those printed.
+/// The times of a table's encodings, next to those printed.
 pub(super) fn times(all: &ReproductionFolder, page: &PageDescription, table: &TimesTable, item: &mut PageItem) {
     let key = |row: &TimingRow| page.methods.iter().find(|method| method.is_of(&row.encoding)).map(|m| m.key.as_str());
     let is_in = |keys: &[String], row: &TimingRow| key(row).is_some_and(|key| keys.iter().any(|other| other == key));

@@ -31,7 +31,7 @@ pub(super) const AFTER_RUNS: &str = "This rule was written after the runs of thi
 /// Before a claim that the paper does not make.
 pub(super) const OURS: &str = "not the paper's \u{2013} ";
 
-/// Whether the mean is where the bound says, and how probable it would be to find it there if it were at the bound.
+/// Whether the mean is on the claimed side of the bound, and the p-value of the mean if the true one were at the bound.
 fn compare(bound: ClaimBound, test: &PairedTest) -> (bool, f64) {
     let mean = test.mean_difference;
     match bound {
@@ -99,15 +99,15 @@ pub(super) struct ClaimFinding {
 }
 
 impl ClaimFinding {
-    /// A finding in a table, a dash where there is none yet.
+    /// The cell of a finding, a dash before there is one.
     pub(super) fn cell(found: Option<ClaimFinding>) -> Cell {
         let Some(ClaimFinding { verdict, numbers, .. }) = found else { return Cell::from("\u{2013}".to_owned()) };
         let claim = verdict.is_decided().then_some(verdict == ClaimVerdict::Confirmed);
         Cell { note: Some(numbers), claim, ..verdict.text().to_owned().into() }
     }
 
-    /// Beside the numbers, how many of the pairs are of runs that different programs or instruction sets made.
-    pub(super) fn beside_programs<'a>(mut self, own: &[&'a Run], other: &[&'a Run]) -> ClaimFinding {
+    /// Adds to the numbers how many pairs come from different programs or instruction sets.
+    pub(super) fn with_mixed_programs<'a>(mut self, own: &[&'a Run], other: &[&'a Run]) -> ClaimFinding {
         let pairs = own.iter().filter_map(|run| Some((run, other.iter().find(|other| other.seed() == run.seed())?)));
         let pairs: Vec<bool> = pairs.map(|(run, other)| run.computed_by() != other.computed_by()).collect();
         let crossed = pairs.iter().filter(|crossed| **crossed).count();

@@ -50,12 +50,12 @@ pub struct Experiment {
     /// Encodings whose training step is timed.
     #[serde(default)]
     pub timing: TimingConfig,
-    /// What the runs are to settle, where the experiment asks a question of its own: `[[claim]]`.
+    /// Pre-registered claims, where the experiment is the project's own: `[[claim]]`.
     #[serde(rename = "claim", default)]
     pub claims: Vec<Claim>,
 }
 
-/// Models that answer tasks beside models of texts.
+/// Models that answer tasks, in an experiment that also has models of texts.
 #[derive(Clone, Debug, Default, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct TaskSettings {
@@ -84,14 +84,14 @@ pub struct CorpusConfig {
     /// Shares of training, validation and test, of files whose names do not say it.
     #[serde(default = "shares")]
     pub split: [f64; 3],
-    /// First and last number of the Python Enhancement Proposals that stand for it without `--data`.
+    /// First and last number of the Python Enhancement Proposals that replace it without `--data`.
     pub peps: Option<[u32; 2]>,
     /// Most bytes of text taken.
     pub bytes: Option<u64>,
     /// Altered copies of each training piece of music.
     #[serde(default)]
     pub copies: u64,
-    /// Made-up pieces of music that stand for it without `--data`, or when it has no folder there.
+    /// Made-up pieces of music that replace it without `--data`, or when it has no folder there.
     #[serde(default)]
     pub loops: u64,
     /// Sizes of its runs, in place of the experiment's: `[corpus.model]`.
@@ -181,7 +181,7 @@ pub struct PartConfig {
     pub set: Vec<String>,
 }
 
-/// Training steps, or forward passes, that are timed beside each other, in turns.
+/// Training steps, or forward passes, that are timed in turns.
 #[derive(Clone, Debug, Default, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct TimingConfig {

@@ -1,7 +1,7 @@
-//! What of a reproduction is small enough to be kept with a project: plans, rows and what was learned in the end, packed. Left out
+//! The part of a reproduction that is small enough to keep with a project: plans, rows and what was learned in the end, packed. Left out
 //! are checkpoints, prepared texts, TensorBoard files, losses by segment, what encodings learned on the way, and most rows of long logs
 //! ([`MOST_ROWS`] stay, about); the runs make them again. Scores are kept to [`OF_SCORES`] digits, kernels, norms and times to
-//! [`OTHERS`], and losses of a log as the numbers of 32 bits that they are. Tables and figures are made of an export as of its original.
+//! [`OTHERS`], and losses of a log as the numbers of 32 bits that they are. Tables and figures of an export equal those of its original.
 
 use super::refuse_another;
 use crate::error::{Error, Result};
@@ -37,7 +37,7 @@ pub fn export(out: &Path, folder: &Path) -> Result<usize> {
     let kept = tempfile::tempdir().map_err(Error::io_while("preparing", folder))?;
     let mut runs = 0;
     for run in &manifest.runs {
-        // an export says already where texts are from the folder of the reproduction
+        // an export already has the paths of texts relative to the folder of the reproduction
         let trained_in = unpacked.is_none().then_some(out);
         runs += usize::from(keep(&from.join(&run.folder), trained_in, &kept.path().join(&run.folder))?);
     }
@@ -64,7 +64,7 @@ fn keep(run: &Path, trained_in: Option<&Path>, to: &Path) -> Result<bool> {
     std::fs::create_dir_all(to).map_err(Error::io_while("creating", to))?;
     if let Some(mut plan) = RunFolder::new(run).plan()? {
         if let Some(out) = trained_in {
-            // where a machine keeps its texts is no part of a result
+            // where a machine keeps its texts is not part of a result
             let path = &plan.data.path;
             let kept = path.strip_prefix(out).ok().map(Path::to_owned).or_else(|| path.file_name().map(PathBuf::from));
             plan.data.path = kept.unwrap_or_default();
@@ -174,7 +174,7 @@ fn written_as(value: &mut Value, write: impl FnOnce(f64) -> String) {
     *value = Number::from_f64(kept).expect("a finite number stays finite").into();
 }
 
-/// Refuses to write over what is no export of this reproduction: what is exported is less than what it is made of.
+/// Refuses to overwrite anything but an export of this reproduction: an export is less than its original.
 fn refuse_target(manifest: &Manifest, out: &Path, folder: &Path) -> Result<()> {
     let hint = "choose another --export folder";
     if real(folder)?.starts_with(real(out)?) {

@@ -57,7 +57,7 @@ fn shipped_experiments_can_be_run() {
         }
         let served = |item: &&String| {
             let (by, name) = (|list: &[String]| list.contains(item), item.as_str());
-            // of the texts, and of what other tables hold
+            // of the texts, and of the contents of other tables
             ["table1", "claims", "change", "time", "kernels"].contains(&name)
                 // larger models
                 || (scale == "small" && paper == "dape" && ["table8", "table9", "figure4"].contains(&name))
@@ -247,7 +247,7 @@ fn mistakes_in_an_experiment_are_named() {
         let error = Experiment::parse(&text.replacen(from, to, 1), "here.toml").unwrap_err().to_string();
         assert!(error.contains(part) && error.contains("here.toml"), "{error}");
     }
-    // a claim is about runs that there are to be
+    // a claim is about planned runs
     let text = experiment_file("decay", "small").unwrap();
     for (from, to, part) in [
         (

@@ -12,13 +12,13 @@ impl Reproduction {
         self.data_of(&corpus.name).with_added_extension("texts.json")
     }
 
-    /// The texts of `--data`; `None` where built-in ones stand for them.
+    /// The texts of `--data`; `None` where built-in ones replace them.
     fn given(&self, corpus: &CorpusConfig) -> Option<Sources> {
         let data = self.data.as_ref().filter(|_| !self.is_made_up(corpus));
         data.map(|data| Sources::paths(&[data.join(&corpus.texts)]))
     }
 
-    /// Keeps what texts a corpus is made of, before it is.
+    /// Records the texts of a corpus before it is prepared.
     ///
     /// # Errors
     /// Texts that are not there.
@@ -34,7 +34,7 @@ impl Reproduction {
         kerple_run::write_json(&file, inventory)
     }
 
-    /// Refuses texts other than those that a corpus was made of. Without `--data` the corpus stands for itself, unless there
+    /// Refuses texts other than those that a corpus was prepared from. Without `--data` the corpus stands for itself, unless there
     /// are built-in texts that would be asked for so.
     ///
     /// # Errors

@@ -162,7 +162,7 @@ pub(in super::super) fn claims(
     findings
 }
 
-/// The best of some methods beside the best of as many others; a task on which both guess is not a pair.
+/// Compares the best of some methods with the best of as many others; a task on which both guess is not a pair.
 fn find(
     all: &ReproductionFolder,
     table: &HierarchyTable,

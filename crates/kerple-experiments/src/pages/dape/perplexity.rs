@@ -78,7 +78,7 @@ fn cell(on: TrainedOn, page: &PageDescription, id: &str, method: &ComparedMethod
         runs: format!("{}/{label}", runs_folder(on.corpus, on.variant)),
         ..CellRow::empty(id, on.corpus, &name, length, if is_asked { planned.len() } else { 0 }, values.len())
     }
-    .beside(printed)
+    .with_printed(printed)
 }
 
 fn grid(on: TrainedOn, methods: &[&ComparedMethod], cells: &[Vec<CellRow>]) -> Grid {

@@ -34,7 +34,7 @@ struct MethodPair {
     name: String,
     /// Differences of log-perplexities, of each training, and of the last less those of the first.
     tests: [Option<PairedTest>; 3],
-    /// Probabilities of the first two beside the margin, and of the change beside 0.
+    /// p-values of the first two against the margin, and of the change against 0.
     p: [f64; 3],
 }
 
@@ -46,7 +46,7 @@ impl MethodPair {
         first.abs() > margin && last.abs() > margin && first * last < 0.0
     }
 
-    /// The larger of the two probabilities beside the margin; 1 where the order stays.
+    /// The larger of the two p-values against the margin; 1 where the order stays.
     fn p_of_both(&self, margin: f64) -> f64 {
         if self.is_on_both_sides(margin) { self.p[0].max(self.p[1]) } else { 1.0 }
     }
@@ -137,7 +137,7 @@ fn cell(test: Option<&PairedTest>, p: f64) -> Cell {
     Cell { note: Some(format!("[{low}, {high}], p = {}, n = {}", probability(p), test.n)), ..Cell::from(mean) }
 }
 
-/// In how many single runs, over seeds and trainings, the first of a pair lies below the second.
+/// In how many single runs, over seeds and trainings, the first of a pair is below the second.
 fn single_runs(all: &ReproductionFolder, asked: &OrderFlips, name: &dyn Fn(&str) -> String) -> Grid {
     let count = |pair: [&str; 2], variants: &[String]| -> Cell {
         let found: BTreeMap<(usize, u64), f64> = variants

@@ -14,7 +14,7 @@ use kerple_report::statistics::median;
 use kerple_run::KernelSnapshot;
 use std::collections::BTreeSet;
 
-/// Distances that are shown, beside the longest there is.
+/// Distances that are shown, besides the longest.
 const NEAR: [u64; 2] = [16, 64];
 
 /// Biases of every head of the last snapshots of an arm, at a distance that was sampled.

@@ -33,7 +33,7 @@ impl EvaluatedSet<'_> {
         Some(Plot { title, description: "Perplexity by length, over that at the shortest.".to_owned(), ..plot })
     }
 
-    /// Perplexities under the window of the set over those with all keys; nothing where there is no window.
+    /// Perplexities under the window of the set over those with all keys; `None` without a window.
     fn window_plot(&self, all: &ReproductionFolder, page: &PageDescription) -> Option<Plot> {
         self.facts.window?;
         let (name, whole) = all.with_all_keys(self.facts)?;

@@ -63,7 +63,7 @@ fn grid(
     (!rows.is_empty()).then(|| Grid { caption: format!("{}: seconds of an update", set.name(all, page)), head, rows })
 }
 
-/// The slower method beside the other after as much time: between two budgets the other's log-perplexity falls along a line over
+/// The slower method relative to the other after as much time: between two budgets the other's log-perplexity falls along a line over
 /// the logarithm of the updates, and the slower one's time is taken along it.
 fn equal_time(all: &ReproductionFolder, page: &PageDescription, asked: &EqualTime) -> Option<Grid> {
     let arm =

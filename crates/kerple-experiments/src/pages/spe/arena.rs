@@ -78,7 +78,7 @@ pub(in super::super) fn lra<'a>(all: &'a ReproductionFolder, page: &PageDescript
                 }
                 let values = accuracy(on, method);
                 let printed = page.arena.as_ref().and_then(|arena| arena.value(&task.name, key, method));
-                let row = cell_row(on, method, planned, &values).beside(printed);
+                let row = cell_row(on, method, planned, &values).with_printed(printed);
                 let cell = shown(&row, &values);
                 item.cells.push(row);
                 cell

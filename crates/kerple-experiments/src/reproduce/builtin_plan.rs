@@ -12,7 +12,7 @@ use std::collections::BTreeMap;
 ///
 /// # Errors
 /// A plan of this program that is none.
-pub fn beside_the_plan(manifest: &Manifest) -> Result<Option<Vec<String>>> {
+pub fn differences_from_plan(manifest: &Manifest) -> Result<Option<Vec<String>>> {
     let is_it = |file: &&ExperimentFile| (file.paper, file.scale) == (&manifest.paper, &manifest.scale);
     let Some(ExperimentFile { paper, scale, text }) = FILES.iter().find(is_it) else { return Ok(None) };
     let experiment = Experiment::parse(text, &format!("experiments/{paper}-{scale}.toml"))?;
@@ -35,7 +35,7 @@ pub fn beside_the_plan(manifest: &Manifest) -> Result<Option<Vec<String>>> {
     Ok(Some(found.collect()))
 }
 
-/// Things by a name; where several share one, those behind the first are numbered.
+/// Things by a name; where several share one, those after the first are numbered.
 fn by_name<T: Serialize>(all: impl Iterator<Item = (String, T)>) -> BTreeMap<String, Value> {
     let mut found = BTreeMap::new();
     for (name, of) in all {
