@@ -143,17 +143,36 @@ pub(super) struct ConfigurationTable {
     pub settings: Vec<PlanSetting>,
 }
 
-/// A setting: its name, where a plan has it, and what was printed.
+/// A setting: its name, its value, and what was printed.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct PlanSetting {
     pub name: String,
-    /// A pointer into the plan, or `precision`, `training lengths` or `encoding parameters`.
-    pub from: String,
+    pub from: SettingSource,
     /// Before the value.
     #[serde(default)]
     pub prefix: String,
     pub printed: Vec<String>,
+}
+
+/// The value of a setting: from the plan of a run, or from all runs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub(super) enum SettingSource {
+    NLayers,
+    HeadDim,
+    NHeads,
+    TrainLen,
+    Parameters,
+    LearningRate,
+    BatchSize,
+    Steps,
+    /// Precisions of all runs.
+    Precision,
+    /// Training lengths of all variants.
+    TrainingLengths,
+    /// The most parameters of an encoding.
+    EncodingParameters,
 }
 
 /// Times of encodings in turns, relative to one of them.

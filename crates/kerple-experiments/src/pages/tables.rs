@@ -2,7 +2,7 @@
 //! tasks.
 
 use super::cells::{PerplexityTable, missing};
-use super::description::{ConfigurationTable, PageDescription, PerplexityGrid, PlanSetting};
+use super::description::{ConfigurationTable, PageDescription, PerplexityGrid, PlanSetting, SettingSource};
 use super::page::PageItem;
 use super::reader::ReproductionFolder;
 use super::values::TrainedOn;
@@ -100,22 +100,29 @@ pub(super) fn configuration(
         Some(of_label.filter_map(|run| run.parameters()).min()?.saturating_sub(least?))
     };
     let dash = || "\u{2013}".to_owned();
-    let value = |setting: &PlanSetting| match setting.from.as_str() {
-        "precision" => said_of_runs(runs.iter().map(|run| run.precisions())),
-        "training lengths" => {
-            let lengths: BTreeSet<u64> =
-                TrainedOn::every_text(all).into_iter().filter_map(TrainedOn::train_len).collect();
+    let number = |value: Option<u64>| value.map_or_else(dash, count);
+    let settings = plan.cloned().unwrap_or_default();
+    let value = |setting: &PlanSetting| match setting.from {
+        SettingSource::NLayers => number(settings.model.n_layers),
+        SettingSource::HeadDim => number(settings.model.head_dim),
+        SettingSource::NHeads => number(settings.model.n_heads),
+        SettingSource::TrainLen => number(settings.train_len),
+        SettingSource::Parameters => number(settings.parameters),
+        SettingSource::BatchSize => number(settings.train.batch_size),
+        SettingSource::Steps => number(settings.steps),
+        SettingSource::LearningRate => {
+            settings.train.learning_rate.map_or_else(dash, |rate| Json::from(rate).to_string())
+        }
+        SettingSource::Precision => said_of_runs(runs.iter().map(|run| run.precisions())),
+        SettingSource::TrainingLengths => {
+            let lengths = TrainedOn::every_text(all).into_iter().filter_map(TrainedOn::train_len);
+            let lengths: BTreeSet<u64> = lengths.collect();
             lengths.iter().map(u64::to_string).collect::<Vec<_>>().join(", ")
         }
-        "encoding parameters" => {
+        SettingSource::EncodingParameters => {
             let most = table.parameters_of.iter().filter_map(learned).max();
             most.map_or_else(dash, |most| format!("at most {}", count(most)))
         }
-        pointer => match plan.and_then(|plan| plan.pointer(pointer)) {
-            None => dash(),
-            Some(Json::String(text)) => text.clone(),
-            Some(value) => value.as_u64().map_or_else(|| value.to_string(), count),
-        },
     };
     let row = |setting: &PlanSetting| {
         let here = format!("{}{}", setting.prefix, value(setting));
