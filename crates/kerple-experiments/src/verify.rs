@@ -1,4 +1,4 @@
-//! ReproductionVerification of a reproduction: its checksums, the built-in plan, its runs, and its pages.
+//! Verification of a reproduction: its checksums, the built-in plan, its runs, and its pages.
 //!
 //! The verification of runs checks rows and plans for consistency. This module finds what only the
 //! whole shows: a run, a row or a claim that is missing, duplicated, exchanged or changed since it

@@ -9,7 +9,7 @@ use crate::floors::Floor;
 use crate::manifest::{CorpusFacts, runs_folder};
 use kerple_report::format::{deviation, number as shown};
 use kerple_report::page::{Cell, Grid, Row};
-use kerple_report::results::{Table, lowest};
+use kerple_report::results::{PerplexityTable, lowest};
 use kerple_run::number;
 use serde::Serialize;
 use std::collections::BTreeSet;
@@ -173,7 +173,7 @@ pub(super) fn floors(all: &ReproductionFolder, tasks: &[&CorpusFacts], cell: imp
 }
 
 /// A table of perplexities: lengths by methods, on one corpus.
-pub(super) struct PerplexityTable<'a> {
+pub(super) struct MethodLengthTable<'a> {
     /// `table3`.
     pub item: &'a str,
     /// Name of the evaluation.
@@ -187,7 +187,7 @@ pub(super) struct PerplexityTable<'a> {
     pub train_len: u64,
 }
 
-impl PerplexityTable<'_> {
+impl MethodLengthTable<'_> {
     /// The grid and its cells; nothing where no such run is planned.
     pub(super) fn grid(&self, caption: String) -> Option<(Grid, Vec<CellRow>)> {
         let facts = self.on.all.manifest.evaluations.get(self.evaluation)?;
@@ -218,7 +218,13 @@ impl PerplexityTable<'_> {
         Some((Grid { caption, head: head.collect(), rows }, cells))
     }
 
-    fn cell(&self, table: Option<&Table>, method: &ComparedMethod, at: EvaluatedLength, planned: usize) -> CellRow {
+    fn cell(
+        &self,
+        table: Option<&PerplexityTable>,
+        method: &ComparedMethod,
+        at: EvaluatedLength,
+        planned: usize,
+    ) -> CellRow {
         let label = self.on.label(method).unwrap_or(&method.label);
         let score = table.and_then(|table| table.score((label, None), at.length));
         let test = table.and_then(|table| {

@@ -7,7 +7,7 @@ use crate::floors::{FLOORS_FILE, Floor};
 use crate::manifest::{EvaluationFacts, Manifest, PlannedRun, runs_folder};
 use crate::packed::unpacked;
 use crate::timing::{TIMING_FILE, Timing};
-use kerple_report::results::{Results, Setting, Table};
+use kerple_report::results::{PerplexityTable, Results, Setting};
 use kerple_report::statistics::mean;
 use kerple_report::{Run, find_runs};
 use kerple_run::{EvaluationRow, look, read_json};
@@ -39,7 +39,7 @@ pub(super) struct VariantRuns {
 
 impl VariantRuns {
     /// The table of perplexities that an evaluation makes.
-    pub(super) fn table(&self, facts: &EvaluationFacts) -> Option<&Table> {
+    pub(super) fn table(&self, facts: &EvaluationFacts) -> Option<&PerplexityTable> {
         self.results.tables.iter().find(|table| {
             let Setting { protocol, text_segment_len, text_n_segments, .. } = &table.setting;
             (protocol, *text_segment_len, *text_n_segments) == (&facts.protocol, Some(facts.span), Some(facts.segments))

@@ -1,7 +1,7 @@
 //! Tables that several papers have: texts, configurations, perplexities by length, and examples of
 //! tasks.
 
-use super::cells::{PerplexityTable, missing};
+use super::cells::{MethodLengthTable, missing};
 use super::description::{ConfigurationTable, PageDescription, PerplexityGrid, PlanSetting, SettingSource};
 use super::page::PageItem;
 use super::reader::ReproductionFolder;
@@ -31,7 +31,7 @@ pub(super) fn perplexities(
         // manifests of older versions do not contain it before there are runs
         let known = all.train_len(&corpus.name, variant);
         let Some(train_len) = known.or_else(|| facts.lengths.iter().min().copied()) else { continue };
-        let table = PerplexityTable {
+        let table = MethodLengthTable {
             item: &item.id,
             evaluation: &grid.evaluation,
             on: TrainedOn { all, corpus: &corpus.name, variant },

@@ -2,7 +2,7 @@
 //! it.
 
 use crate::claim::{Arm, Claim, ClaimMeasure};
-use kerple_core::encoding::scaling::Scaling;
+use kerple_core::encoding::scaling::RopeScaling;
 use kerple_core::encoding::{Encoding, Method};
 use kerple_data::tasks::TaskConfig;
 use kerple_lm::analysis::Analysis;

@@ -5,7 +5,7 @@ use super::{print_json, slurm, stop_flag};
 use crate::args::ReproduceArgs;
 use crate::command_error::{CommandError, CommandResult};
 use crate::output::{remarkln, resultln};
-use crate::progress::Line;
+use crate::progress::ProgressLine;
 use kerple_experiments::reproduce::{Reproduction, ReproductionRequest, export};
 use kerple_lm::ranks::Ranks;
 use kerple_lm::sweep::Shard;
