@@ -57,6 +57,14 @@ pub fn pack(manifest: &Manifest, from: &Path, folder: &Path) -> Result<()> {
     put(folder.join(ARCHIVE_FILE), packed, &mut Vec::new())
 }
 
+/// Whether a folder is an export: a reproduction whose runs are in an archive.
+///
+/// # Errors
+/// A folder that cannot be looked at.
+pub fn is_export(folder: &Path) -> Result<bool> {
+    Ok(look(&folder.join(ARCHIVE_FILE))?.is_some())
+}
+
 /// Whether the archive of a folder has a checksum of its content, from the header of its frame.
 pub(crate) fn has_checksum(folder: &Path) -> Result<bool> {
     let path = folder.join(ARCHIVE_FILE);

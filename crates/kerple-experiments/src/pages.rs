@@ -79,6 +79,14 @@ pub fn write(folder: &Path, only: &[String], facts: &[(&'static str, String)]) -
     write_into(folder, &folder.join(PAGE_FOLDER), &wanted, facts)
 }
 
+/// Makes the pages of all tables and figures of the reproduction in `folder`, in another folder.
+///
+/// # Errors
+/// As [`write`].
+pub fn write_to(folder: &Path, out: &Path, facts: &[(&'static str, String)]) -> Result<PageSummary> {
+    write_into(folder, out, &|_, _| true, facts)
+}
+
 /// The same with the pages in another folder, where their links lead nowhere; `wanted` is asked for every table and figure by its id
 /// and title.
 pub(crate) fn write_into(

@@ -126,6 +126,14 @@ pub fn experiment_file(paper: &str, scale: &str) -> Result<&'static str> {
     })
 }
 
+/// The title of an experiment.
+///
+/// # Errors
+/// As [`experiment_file`].
+pub fn title(paper: &str, scale: &str) -> Result<String> {
+    Ok(Experiment::parse(experiment_file(paper, scale)?, &format!("{paper}-{scale}"))?.title)
+}
+
 /// What is asked for on the command line.
 pub struct ReproductionRequest<'a> {
     /// Name of the paper.

@@ -67,6 +67,8 @@ pub enum Command {
     Reproduce(ReproduceArgs),
     /// Write tables, statistics and plots for run folders as HTML, Markdown, CSV and JSON.
     Report(ReportArgs),
+    /// List the results that the repository contains: reproductions of three papers and experiments.
+    Results(ResultsArgs),
     /// List all encodings, or show one: formula, parameters, source and a plot of its bias.
     Describe(DescribeArgs),
     /// Check, plot and analyse kernels of distance.
@@ -313,18 +315,28 @@ pub struct ReproduceArgs {
 
 #[derive(Debug, Args)]
 pub struct ReportArgs {
-    /// Folders that contain runs.
+    /// Folders that contain runs, or one export of a reproduction, such as results/kerple-small.
     #[arg(required = true)]
     pub dirs: Vec<PathBuf>,
     /// Output folder.
     #[arg(long)]
     pub out: PathBuf,
+    /// Open the page in a browser at the end.
+    #[arg(long)]
+    pub open: bool,
     /// Baseline encoding of the paired tests; by default kerple_log when present.
     #[arg(long)]
     pub reference: Option<String>,
     /// Print the report's numbers as JSON.
     #[arg(long)]
     pub json: bool,
+}
+
+#[derive(Debug, Args)]
+pub struct ResultsArgs {
+    /// The repository's folder of results.
+    #[arg(default_value = "results")]
+    pub dir: PathBuf,
 }
 
 #[derive(Debug, Args)]

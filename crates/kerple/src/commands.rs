@@ -18,6 +18,7 @@ pub mod prepare;
 pub mod quickstart;
 pub mod report;
 pub mod reproduce;
+pub mod results;
 pub mod sample;
 pub mod serve;
 pub mod slurm;

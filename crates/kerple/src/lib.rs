@@ -82,6 +82,7 @@ fn act(command: Command, ranks: &Ranks) -> CommandResult {
         Command::Compare(args) => commands::compare::run(&args, ranks),
         Command::Reproduce(args) => commands::reproduce::run(&args, ranks),
         Command::Report(args) => commands::report::run(&args),
+        Command::Results(args) => commands::results::run(&args),
         Command::Describe(args) => commands::describe::run(&args),
         Command::Kernel(args) => commands::kernel::run(&args),
         Command::Sample(args) => commands::sample::run(&args),

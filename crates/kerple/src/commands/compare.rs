@@ -61,7 +61,7 @@ pub fn run(args: &CompareArgs, ranks: &Ranks) -> CommandResult {
     if !ranks.is_first() {
         return Ok(());
     }
-    write_and_print(std::slice::from_ref(&args.out), &args.out.join("report"), None, args.json)
+    write_and_print(std::slice::from_ref(&args.out), &args.out.join("report"), None, args.json).map(drop)
 }
 
 /// The encodings named on the command line; `@FILE` holds a TOML list `[[encoding]]`.

@@ -1,21 +1,63 @@
 //! `kerple report DIR... --out DIR`
 
-use super::print_json;
+use super::{open_in_browser, print_json};
 use crate::args::ReportArgs;
 use crate::command_error::{CommandError, CommandResult};
 use crate::output::resultln;
+use kerple_experiments::packed::is_export;
+use kerple_experiments::pages::{self, PageSummary};
 use kerple_lm::runtime::Runtime;
 use kerple_report::{ReportOptions, WrittenReport, find_runs, table_text};
 use kerple_run::Provenance;
 use std::path::{Path, PathBuf};
 
-/// Writes the report and prints its headline table.
+/// Writes the report and prints its headline table; of an export the pages of its paper.
 pub fn run(args: &ReportArgs) -> CommandResult {
-    write_and_print(&args.dirs, &args.out, args.reference.clone(), args.json)
+    let page = match args.dirs.as_slice() {
+        [export] if is_export(export)? => pages_of_export(export, args)?,
+        dirs => {
+            if let Some(export) = dirs.iter().find_map(|dir| is_export(dir).map(|is| is.then_some(dir)).transpose()) {
+                let message = format!("{} is an export of a reproduction", export?.display());
+                return Err(CommandError::misuse(message, "give it alone: its pages are not those of other runs"));
+            }
+            write_and_print(dirs, &args.out, args.reference.clone(), args.json)?
+        }
+    };
+    if args.open {
+        open_in_browser(&page);
+    }
+    Ok(())
 }
 
-/// Writes the report of all runs below `dirs`; prints the table and where the page is.
-pub fn write_and_print(dirs: &[PathBuf], out: &Path, reference: Option<String>, json: bool) -> CommandResult {
+/// The tables and figures of the paper that an export reproduces.
+fn pages_of_export(export: &Path, args: &ReportArgs) -> Result<PathBuf, CommandError> {
+    if args.reference.is_some() {
+        let message = format!("--reference: {} is an export, whose claims name what they compare", export.display());
+        return Err(CommandError::misuse(message, "omit --reference"));
+    }
+    let summary = pages::write_to(export, &args.out, &[("pages by", program())])?;
+    print_pages(&summary, args.json);
+    Ok(summary.index)
+}
+
+/// How complete each table and figure is, and where they are.
+pub fn print_pages(summary: &PageSummary, json: bool) {
+    if json {
+        return print_json(summary);
+    }
+    for item in &summary.items {
+        resultln!("{:<9} {:>4} of {:<4} {}", item.id, item.complete, item.planned, item.title);
+    }
+    resultln!("page: {}", summary.index.display());
+}
+
+/// Writes the report of all runs below `dirs`; prints the table and returns where the page is.
+pub fn write_and_print(
+    dirs: &[PathBuf],
+    out: &Path,
+    reference: Option<String>,
+    json: bool,
+) -> Result<PathBuf, CommandError> {
     let summary = write(dirs, out, reference)?;
     if json {
         print_json(&summary.results);
@@ -23,7 +65,7 @@ pub fn write_and_print(dirs: &[PathBuf], out: &Path, reference: Option<String>, 
         resultln!("{}", table_text(&summary.results));
         resultln!("report: {}", summary.index.display());
     }
-    Ok(())
+    Ok(summary.index)
 }
 
 /// Writes the report of all runs below `dirs`.

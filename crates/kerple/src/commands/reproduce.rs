@@ -1,10 +1,11 @@
 //! `kerple reproduce PAPER`
 
 use super::compare::work;
-use super::{print_json, slurm, stop_flag};
+use super::report::print_pages;
+use super::{slurm, stop_flag};
 use crate::args::ReproduceArgs;
 use crate::command_error::{CommandError, CommandResult};
-use crate::output::{remarkln, resultln};
+use crate::output::remarkln;
 use crate::progress::ProgressLine;
 use kerple_experiments::reproduce::{Reproduction, ReproductionRequest, export};
 use kerple_lm::ranks::Ranks;
@@ -108,13 +109,6 @@ fn time(reproduction: &Reproduction, stop: &AtomicBool) -> CommandResult {
 fn pages(folder: &Path, args: &ReproduceArgs) -> CommandResult {
     let facts = [("pages by", super::report::program())];
     let summary = kerple_experiments::pages::write(folder, &args.only, &facts)?;
-    if args.json {
-        print_json(&summary);
-        return Ok(());
-    }
-    for item in &summary.items {
-        resultln!("{:<9} {:>4} of {:<4} {}", item.id, item.complete, item.planned, item.title);
-    }
-    resultln!("page: {}", summary.index.display());
+    print_pages(&summary, args.json);
     Ok(())
 }

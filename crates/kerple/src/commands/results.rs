@@ -1,0 +1,39 @@
+//! `kerple results`
+
+use crate::args::ResultsArgs;
+use crate::command_error::CommandResult;
+use crate::output::resultln;
+use kerple_experiments::reproduce::title;
+use std::path::{Path, PathBuf};
+
+/// Experiments whose rows are in `results/` of the repository.
+const BUNDLED: [&str; 9] = ["kerple", "dape", "spe", "seeds", "budget", "decay", "draws", "arena", "induction"];
+const SCALE: &str = "small";
+
+/// Lists the results that the repository contains, and where they can be read.
+pub fn run(args: &ResultsArgs) -> CommandResult {
+    let mut found = None;
+    for paper in BUNDLED {
+        let folder = format!("{paper}-{SCALE}");
+        let here = args.dir.join(&folder);
+        let page = format!("{}/blob/main/docs/results-{paper}.md", env!("CARGO_PKG_REPOSITORY"));
+        resultln!("{folder:<16} {}\n{:<16} {page}", title(paper, SCALE)?, "");
+        if here.is_dir() {
+            found.get_or_insert(here);
+        }
+    }
+    resultln!("\n{}", next(found.as_deref(), &args.dir));
+    Ok(())
+}
+
+/// What to type to look at one of them.
+fn next(found: Option<&Path>, dir: &PathBuf) -> String {
+    match found {
+        Some(folder) => format!("`kerple report {} --out pages` makes its tables and figures", folder.display()),
+        None => format!(
+            "{} does not contain them; in a clone of the repository `kerple report results/kerple-small --out pages` \
+             makes tables and figures",
+            dir.display()
+        ),
+    }
+}
