@@ -4,7 +4,7 @@ use crate::args::ResultsArgs;
 use crate::command_error::CommandResult;
 use crate::output::resultln;
 use kerple_experiments::reproduce::title;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 /// Experiments whose rows are in `results/` of the repository.
 const BUNDLED: [&str; 9] = ["kerple", "dape", "spe", "seeds", "budget", "decay", "draws", "arena", "induction"];
@@ -27,7 +27,7 @@ pub fn run(args: &ResultsArgs) -> CommandResult {
 }
 
 /// What to type to look at one of them.
-fn next(found: Option<&Path>, dir: &PathBuf) -> String {
+fn next(found: Option<&Path>, dir: &Path) -> String {
     match found {
         Some(folder) => format!("`kerple report {} --out pages` makes its tables and figures", folder.display()),
         None => format!(
