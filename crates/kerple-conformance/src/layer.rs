@@ -62,7 +62,7 @@ impl ReferenceLayer {
                 found("tiled f32", true, self.slices::<f32>(true)),
             ]);
         }
-        outputs.push(found("burn composed f64", false, burn(false)));
+        outputs.push(found("burn reference f64", false, burn(false)));
         outputs.push(found("burn fused f64", false, burn(true)));
         outputs
     }

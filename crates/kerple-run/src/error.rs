@@ -179,7 +179,7 @@ mod tests {
 
     #[test]
     fn messages_do_not_steer_the_terminal() {
-        let error = Error::damaged(Path::new("x"), "there is no key `a\u{1b}[2J\n`", "");
-        assert_eq!(error.to_string(), "x: there is no key `a\\u{1b}[2J\n`");
+        let error = Error::damaged(Path::new("x"), "unknown key `a\u{1b}[2J\n`", "");
+        assert_eq!(error.to_string(), "x: unknown key `a\\u{1b}[2J\n`");
     }
 }

@@ -259,7 +259,7 @@ mod tests {
                 assert_eq!(
                     tokens.len(),
                     expected.len(),
-                    "{protocol} at {length}: a token is scored twice, or not at all"
+                    "{protocol} at {length}: one token is scored twice, or not at all"
                 );
                 assert_eq!(tokens.into_iter().collect::<BTreeSet<_>>(), expected, "{protocol} at {length}");
             }
