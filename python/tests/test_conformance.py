@@ -214,6 +214,5 @@ def test_modules_meet_the_reference_values(reference):
         name = key if key == "out" else key.removeprefix("grad_").removeprefix("d_")
         got = ours[name if name in ours else name.removeprefix("d")]
         absolute, relative = reference.tolerance(key, expected)
-        torch.testing.assert_close(
-            got.reshape(expected.shape), expected.double(), atol=absolute, rtol=relative, msg=lambda text: f"{key}: {text}"
-        )
+        got, words = got.reshape(expected.shape), lambda text, key=key: f"{key}: {text}"
+        torch.testing.assert_close(got, expected.double(), atol=absolute, rtol=relative, msg=words)

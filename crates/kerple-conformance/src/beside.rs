@@ -8,7 +8,7 @@ use serde_json::Value;
 /// The contents of the file of extras, where a folder has one.
 pub fn verdicts(folder: &ReferenceFolder) -> Vec<CaseVerdict> {
     let mut found = Vec::new();
-    with(folder, EXTRAS, folder.promised(EXTRAS), &mut found, |all, found| {
+    run_file(folder, EXTRAS, folder.promised(EXTRAS), &mut found, |all, found| {
         let cases = all.as_object()?;
         for (name, values) in cases {
             found.push(verdict(&format!("extras/{name}"), || match name.as_str() {
@@ -23,7 +23,7 @@ pub fn verdicts(folder: &ReferenceFolder) -> Vec<CaseVerdict> {
 }
 
 /// What `run` makes of a file beside a manifest, which returns how many cases it has; a file without as many as are `wanted` fails.
-pub fn with(
+pub fn run_file(
     folder: &ReferenceFolder,
     file: &str,
     wanted: Option<u64>,

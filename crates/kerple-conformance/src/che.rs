@@ -4,7 +4,7 @@
 //!
 //! Answers are recomputed from the inputs, losses and accuracies from logits, encodings through the whole model.
 
-use crate::beside::{verdict, with};
+use crate::beside::{run_file, verdict};
 use crate::folder::{CHE, CHE_ENCODER, CHE_ENCODER_TENSORS, ReferenceFolder};
 use crate::{AllowedError, CaseComparison, CaseVerdict, Checked};
 use kerple_burn::forward_context::ForwardContext;
@@ -22,14 +22,14 @@ use serde_json::Value;
 pub fn verdicts(folder: &ReferenceFolder) -> Vec<CaseVerdict> {
     let mut found = Vec::new();
     let languages = Chomsky::ALL.len() as u64;
-    with(folder, CHE, Some(languages), &mut found, |all, found| {
+    run_file(folder, CHE, Some(languages), &mut found, |all, found| {
         let tasks = all["tasks"].as_object()?;
         for (name, values) in tasks {
             found.push(verdict(&format!("che/{name}"), || task(name, values)));
         }
         Some(tasks.len())
     });
-    with(folder, CHE_ENCODER, folder.promised(CHE_ENCODER), &mut found, |all, found| {
+    run_file(folder, CHE_ENCODER, folder.promised(CHE_ENCODER), &mut found, |all, found| {
         let cases = all["cases"].as_array()?;
         for case in cases {
             let name = case["encoding"].as_str().unwrap_or("(no encoding)");

@@ -19,7 +19,7 @@ pub(crate) fn cast<T: Number>(values: &[f64]) -> Vec<T> {
     values.iter().map(|value| T::from_f64(*value)).collect()
 }
 
-pub(crate) fn wide<T: Number>(values: Vec<T>) -> Vec<f64> {
+pub(crate) fn to_f64<T: Number>(values: Vec<T>) -> Vec<f64> {
     values.into_iter().map(T::to_f64).collect()
 }
 
@@ -37,7 +37,7 @@ pub(crate) struct ForwardBackward<T> {
 }
 
 /// Forward and backward on slices of these strides, tile by tile or by the definition; a map has so many numbers.
-pub(crate) fn both<T: Number>(
+pub(crate) fn forward_backward<T: Number>(
     problem: &AttentionProblem<T>,
     strides: Strides,
     [q, k, v, d_out]: [&[T]; 4],

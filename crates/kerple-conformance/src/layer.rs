@@ -1,7 +1,7 @@
 //! A whole attention layer of a case, in every engine.
 
 use crate::case::{AttentionInputs, Case};
-use crate::engines::{LayerOutput, both, cast, wide};
+use crate::engines::{LayerOutput, cast, forward_backward, to_f64};
 use crate::folder::ReferenceArray;
 use crate::methods::{ReferenceMethod, method};
 use crate::{AllowedError, CaseComparison, Checked};
@@ -122,19 +122,19 @@ impl ReferenceLayer {
         let AttentionDims { heads, keys, head_dim, .. } = self.inputs.dims;
         let strides = Strides { batch: heads * keys * head_dim, head: keys * head_dim, row: head_dim };
         let [q, k, v, d_out] = [&q, &k, &self.inputs.v, &self.inputs.d_out].map(|values| cast(values));
-        let found = both(&problem, strides, [&q, &k, &v, &d_out], numbers.len(), fused);
-        let (mut d_q, mut d_k) = (wide(found.d_q), wide(found.d_k));
+        let found = forward_backward(&problem, strides, [&q, &k, &v, &d_out], numbers.len(), fused);
+        let (mut d_q, mut d_k) = (to_f64(found.d_q), to_f64(found.d_k));
         self.rotate(&mut d_q, -1.0);
         self.rotate(&mut d_k, -1.0);
         let d_values = match found.d_map {
-            Some(d_map) => d_values(&self.encoding, &self.geometry, &self.values, keys, &wide(d_map)),
+            Some(d_map) => d_values(&self.encoding, &self.geometry, &self.values, keys, &to_f64(d_map)),
             None => {
-                let (d_bias, d_weight) = (found.d_bias.map(wide), found.d_weight.map(wide));
+                let (d_bias, d_weight) = (found.d_bias.map(to_f64), found.d_weight.map(to_f64));
                 let gradient = TableGradient { len: keys, d_bias: d_bias.as_deref(), d_weight: d_weight.as_deref() };
                 self.encoding.table_backward(&self.geometry, &self.values, gradient)
             }
         };
-        LayerOutput { out: wide(found.out), d_q, d_k, d_v: wide(found.d_v), d_values }
+        LayerOutput { out: to_f64(found.out), d_q, d_k, d_v: to_f64(found.d_v), d_values }
     }
 
     /// Runs forward and backward through Burn's autodiff on a device, in these numbers: the fused operation or its reference.

@@ -65,7 +65,7 @@ fn run(arguments: &ConformanceArgs) -> Result<(), ConformanceFailure> {
         let counts = kerple_conformance::run_on(device.clone(), folder, &mut |verdict| show(verdict, arguments.json))
             .map_err(|error| ConformanceFailure::new(error.to_string(), kerple_conformance::FOLDER_HINT))?;
         if !arguments.json {
-            println!("{}{}", of_several(&arguments.folders, folder), summary(counts));
+            println!("{}{}", folder_prefix(&arguments.folders, folder), summary(counts));
         }
         if counts.passed + counts.failed == 0 {
             let message = format!("{} contains no test case", folder.display());
@@ -83,7 +83,7 @@ fn run(arguments: &ConformanceArgs) -> Result<(), ConformanceFailure> {
 }
 
 /// The name of a folder before its counts, where there are several.
-fn of_several(folders: &[PathBuf], folder: &Path) -> String {
+fn folder_prefix(folders: &[PathBuf], folder: &Path) -> String {
     if folders.len() > 1 { format!("{}: ", folder.display()) } else { String::new() }
 }
 

@@ -84,8 +84,8 @@ impl ScoreModRun<'_> {
         }
         map.finish(&sums, &mut d_numbers);
         let wide = |values: Vec<T>| values.into_iter().map(T::to_f64).collect::<Vec<f64>>();
-        let d_values = d_values(self.encoding, &self.geometry, self.values, len, &wide(d_numbers));
-        Ok(ModifiedScores { mapped: wide(mapped), d_scores: wide(d_scores), d_values })
+        let d_values = d_values(self.encoding, &self.geometry, self.values, len, &to_f64(d_numbers));
+        Ok(ModifiedScores { mapped: to_f64(mapped), d_scores: to_f64(d_scores), d_values })
     }
 }
 

@@ -90,24 +90,24 @@ pub fn export(run: &RunFolder, to: &Path, options: &ExportOptions) -> Result<Exp
         let message = format!("{} contains a run of the task {}", run.path().display(), task.facts().name);
         return Err(Error::refused(message, "give a run that was trained on text"));
     }
-    let said = said(&plan, options)?;
+    let chosen = family_config(&plan, options)?;
     let found =
         checkpoint::newest(run.path(), false, |path| checkpoint::weights(path, &checkpoint::state(path, &plan)?))?;
     let Some(found) = found else {
         let hint = "train it first: `kerple train --config FILE --out RUN`";
         return Err(Error::refused(format!("{} has no checkpoint yet", run.path().display()), hint));
     };
-    let mut notes = [found.notes.clone(), said.notes.clone()].concat();
+    let mut notes = [found.notes.clone(), chosen.notes.clone()].concat();
     let tokens = ExportTokens::of(run, &plan, &mut notes)?;
     let folder = ExportFolder::begin(to)?;
-    let mut config = said.config.clone();
+    let mut config = chosen.config.clone();
     let file = &found.value;
-    let drawn = match said.family {
+    let drawn = match chosen.family {
         ModelFamily::Kerple => drawn::tensors(&plan, |name, len| weights::read(file, name, len))?,
         _ => Vec::new(),
     };
     drawn::list(&drawn, &mut config);
-    let tensors = weights::ExportTensors::new(said.family, &plan, file, drawn, options);
+    let tensors = weights::ExportTensors::new(chosen.family, &plan, file, drawn, options);
     config.extend(tokens.ids());
     let name = options.precision.torch();
     config.extend([("dtype", name), ("torch_dtype", name)].map(|(key, value)| (key.to_owned(), Value::from(value))));
@@ -115,12 +115,12 @@ pub fn export(run: &RunFolder, to: &Path, options: &ExportOptions) -> Result<Exp
     folder.write_json("config.json", &Value::Object(config))?;
     folder.write_json("generation_config.json", &Value::Object(tokens.ids()))?;
     tokens.write(&folder, &plan)?;
-    if said.family == ModelFamily::Kerple {
+    if chosen.family == ModelFamily::Kerple {
         PYTHON.iter().try_for_each(|(name, text)| folder.write(name, text.as_bytes()))?;
     }
-    folder.write("README.md", readme::text(said.family, &plan, &tokens).as_bytes())?;
+    folder.write("README.md", readme::text(chosen.family, &plan, &tokens).as_bytes())?;
     let files = folder.end()?;
-    Ok(Exported { family: said.family, files, bytes, notes })
+    Ok(Exported { family: chosen.family, files, bytes, notes })
 }
 
 /// What an architecture can represent, or the setting that it cannot.
@@ -135,13 +135,13 @@ pub(crate) struct FamilyConfig {
 }
 
 /// The plan in the words of the first architecture that has them.
-fn said(plan: &Plan, options: &ExportOptions) -> Result<FamilyConfig> {
-    let say = |family: ModelFamily| match family {
+fn family_config(plan: &Plan, options: &ExportOptions) -> Result<FamilyConfig> {
+    let represent = |family: ModelFamily| match family {
         ModelFamily::Kerple => config::kerple(plan),
         _ => native::config(family, plan, options),
     };
     if let Some(family) = options.family {
-        return say(family).map_err(|why| {
+        return represent(family).map_err(|why| {
             let message = format!("{} cannot represent this model: {why}", family.model_type());
             Error::refused(
                 message,
@@ -151,10 +151,10 @@ fn said(plan: &Plan, options: &ExportOptions) -> Result<FamilyConfig> {
     }
     let init_from = plan.init_from.as_ref().and_then(|init_from| init_from.family());
     let known = init_from.into_iter().filter(|family| *family != ModelFamily::Kerple).chain(native::FAMILIES);
-    if let Some(said) = known.into_iter().find_map(|family| say(family).ok()) {
-        return Ok(said);
+    if let Some(chosen) = known.into_iter().find_map(|family| represent(family).ok()) {
+        return Ok(chosen);
     }
-    say(ModelFamily::Kerple).map_err(|why| Error::refused(why, "evaluate the run with kerple, or serve it"))
+    represent(ModelFamily::Kerple).map_err(|why| Error::refused(why, "evaluate the run with kerple, or serve it"))
 }
 
 /// A folder in the making, beside the place it is for.

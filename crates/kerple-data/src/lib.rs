@@ -44,7 +44,7 @@ mod tokens;
 mod without_music_lra;
 
 #[cfg(not(feature = "music-lra"))]
-use without_music_lra::{lra, music};
+use without_music_lra::music;
 
 pub use corpus::{Corpus, CorpusSummary, SplitCounts, VerifiedSplit, VerifyReport, has_summary, is_prepared, verify};
 pub use error::{Error, Result};

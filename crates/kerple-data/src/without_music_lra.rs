@@ -85,50 +85,6 @@ pub(crate) mod music {
     }
 }
 
-pub(crate) mod lra {
-    pub use self::AbsentTask as LraTask;
-    use crate::error::Result;
-    use crate::examples::{Examples, TaskInfo};
-    use serde_json::{Map, Value};
-    use std::path::Path;
-    use std::sync::atomic::AtomicBool;
-
-    #[derive(Clone, Debug, PartialEq)]
-    pub enum AbsentTask {}
-
-    impl AbsentTask {
-        pub const NAMES: [&str; 0] = [];
-
-        pub fn named(_: &str) -> Option<LraTask> {
-            None
-        }
-
-        pub fn name(&self) -> &'static str {
-            match *self {}
-        }
-
-        pub(crate) fn with_keys(&self, _: Map<String, Value>) -> serde_json::Result<LraTask> {
-            match *self {}
-        }
-
-        pub(crate) fn keys(&self) -> Value {
-            match *self {}
-        }
-
-        pub fn facts(&self) -> TaskInfo {
-            match *self {}
-        }
-
-        pub fn is_made_up_without_files(&self) -> bool {
-            match *self {}
-        }
-
-        pub fn open(&self, _: Option<&Path>, _: &AtomicBool) -> Result<Box<dyn Examples>> {
-            match *self {}
-        }
-    }
-}
-
 #[cfg(all(test, feature = "music-lra"))]
 mod tests {
     #[test]

@@ -2,7 +2,7 @@
 
 use crate::Checked;
 use crate::case::AttentionInputs;
-use crate::engines::{both, cast, wide};
+use crate::engines::{cast, forward_backward, to_f64};
 use burn::tensor::{DType, Device, Tensor, TensorData};
 use kerple_burn::attention_context::{AttentionBias, ScoreContext};
 use kerple_burn::implementation;
@@ -130,18 +130,18 @@ impl GatedAttention {
         };
         let plain = AttentionProblem::causal(self.inputs.dims, T::from_f64(self.scale));
         let problem = AttentionProblem { sinks: sinks.as_deref(), scores: ScoreTransform::Table(table), ..plain };
-        let mut found = both(&problem, strides, [&grown, &k, &v, &d_out], 0, fused);
-        let d_slopes = growth.map(|growth| wide(heads::scale_backward(&q, &mut found.d_q, place, growth)));
-        let dense = |x: Vec<T>| turned(&wide(x), [len, heads, head_dim]);
+        let mut found = forward_backward(&problem, strides, [&grown, &k, &v, &d_out], 0, fused);
+        let d_slopes = growth.map(|growth| to_f64(heads::scale_backward(&q, &mut found.d_q, place, growth)));
+        let dense = |x: Vec<T>| turned(&to_f64(x), [len, heads, head_dim]);
         GatedOutput {
             out: dense(found.out),
             d_q: dense(found.d_q),
             d_k: dense(found.d_k),
             d_v: dense(found.d_v),
-            d_bias: found.d_bias.map(wide),
-            d_weight: found.d_weight.map(wide),
+            d_bias: found.d_bias.map(to_f64),
+            d_weight: found.d_weight.map(to_f64),
             d_gates: found.d_clocks.map(|d_clocks| gate_cumsum::of_gates_backward(&d_clocks, len)),
-            d_sinks: found.d_sinks.map(wide),
+            d_sinks: found.d_sinks.map(to_f64),
             d_slopes,
         }
     }

@@ -76,8 +76,8 @@ const TAKEN: [&str; 56] = [
 pub(super) fn form(encoding: &Encoding, geometry: &Geometry) -> Representable<Map<String, Value>> {
     let all = encoding.parameters(geometry);
     let mut form = entering(encoding, geometry)?;
-    let said = all.iter().map(parameter).collect::<Representable<Vec<Value>>>()?;
-    form.insert("parameters".to_owned(), said.into());
+    let parameters = all.iter().map(parameter).collect::<Representable<Vec<Value>>>()?;
+    form.insert("parameters".to_owned(), parameters.into());
     Ok(form)
 }
 

@@ -18,7 +18,7 @@ fn of(encoding: &str, model: &str) -> Plan {
 }
 
 fn family(encoding: &str, model: &str) -> ModelFamily {
-    said(&of(encoding, model), &ExportOptions::default()).unwrap().family
+    family_config(&of(encoding, model), &ExportOptions::default()).unwrap().family
 }
 
 const LLAMA: &str = "d_hidden = 96\n[model.block]\nnorm = \"rms\"\nglu = true\nactivation = \"silu\"\nqkv_bias = false\nout_bias = false\nmlp_bias = false\n";
@@ -56,7 +56,7 @@ fn models_go_out_as_what_knows_them() {
         assert_eq!(family(encoding, model), expected, "{encoding} {model}");
     }
     let options = ExportOptions { positions: Some(100), ..ExportOptions::default() };
-    let found = said(&of("\"sinusoidal\"", ""), &options).unwrap();
+    let found = family_config(&of("\"sinusoidal\"", ""), &options).unwrap();
     assert_eq!((found.family, &found.config["n_positions"]), (ModelFamily::Gpt2, &Value::from(100)));
 }
 
@@ -65,9 +65,10 @@ fn every_encoding_goes_out() {
     for kind in kerple_core::encoding::METHODS {
         let linear = if kind.ends_with("_spe") { "[model.block.attention.linear]\nn_features = 16\n" } else { "" };
         let plan = of(&format!("\"{kind}\""), linear);
-        let found = said(&plan, &ExportOptions { family: Some(ModelFamily::Kerple), ..ExportOptions::default() });
-        let said = found.unwrap_or_else(|error| panic!("{kind}: {error}"));
-        let parameters = said.config["forms"][0]["parameters"].as_array().unwrap().len();
+        let found =
+            family_config(&plan, &ExportOptions { family: Some(ModelFamily::Kerple), ..ExportOptions::default() });
+        let chosen = found.unwrap_or_else(|error| panic!("{kind}: {error}"));
+        let parameters = chosen.config["forms"][0]["parameters"].as_array().unwrap().len();
         assert_eq!(parameters, plan.encoding.parameters(&plan.geometry()).len(), "{kind}");
     }
 }
@@ -77,9 +78,9 @@ fn every_encoding_goes_out() {
 fn what_is_rounded_or_drawn_is_said_in_our_own_words() {
     for (key, value) in [("emulate", "\"bf16\""), ("randomized", "64")] {
         let plan = of(&format!("{{ kind = \"rotary\", {key} = {value} }}"), "");
-        assert_eq!(said(&plan, &ExportOptions::default()).unwrap().family, ModelFamily::Kerple);
+        assert_eq!(family_config(&plan, &ExportOptions::default()).unwrap().family, ModelFamily::Kerple);
         let neox = ExportOptions { family: Some(ModelFamily::GptNeox), ..ExportOptions::default() };
-        let error = said(&plan, &neox).unwrap_err().to_string();
+        let error = family_config(&plan, &neox).unwrap_err().to_string();
         assert!(error.contains(&format!("it has no equivalent of encoding.{key}")), "{error}");
     }
 }
@@ -88,11 +89,11 @@ fn what_is_rounded_or_drawn_is_said_in_our_own_words() {
 fn what_torch_would_compute_otherwise_is_refused() {
     for taken in ["half", "span"] {
         let plan = of(&format!("{{ kind = \"kernel\", bias = \"{taken}*power(a, 1)\" }}"), "");
-        let error = said(&plan, &ExportOptions::default()).unwrap_err().to_string();
+        let error = family_config(&plan, &ExportOptions::default()).unwrap_err().to_string();
         assert!(error.contains(&format!("torch modules have an attribute `{taken}`")), "{error}");
     }
     let options = ExportOptions { family: Some(ModelFamily::Llama), ..ExportOptions::default() };
-    let error = said(&of("\"rotary\"", ""), &options).unwrap_err().to_string();
+    let error = family_config(&of("\"rotary\"", ""), &options).unwrap_err().to_string();
     assert!(
         error.contains("llama cannot represent this model: it has no equivalent of the plan's norms (model.block)"),
         "{error}"
@@ -103,7 +104,7 @@ fn what_torch_would_compute_otherwise_is_refused() {
 #[test]
 fn rotary_keys_say_the_width_and_the_rates() {
     for pct in (2..=16).map(|features| f64::from(features) / 16.0) {
-        let found = said(&of(&format!("{{ kind = \"rotary\", pct = {pct} }}"), ""), &ExportOptions::default());
+        let found = family_config(&of(&format!("{{ kind = \"rotary\", pct = {pct} }}"), ""), &ExportOptions::default());
         let Ok(found) = found else { continue }; // less than a pair
         let share = found.config["rotary_pct"].as_f64().unwrap();
         assert_eq!((16.0 * share) as usize, (16.0 * pct) as usize / 2 * 2, "{pct}");
@@ -111,7 +112,7 @@ fn rotary_keys_say_the_width_and_the_rates() {
     }
     let yarn =
         "{ kind = \"rotary\", scaling = { kind = \"yarn\", factor = 4.0, ramp = \"index\", original_len = 16 } }";
-    let found = said(&of(yarn, ""), &ExportOptions::default()).unwrap();
+    let found = family_config(&of(yarn, ""), &ExportOptions::default()).unwrap();
     let scaling = &found.config["rope_scaling"];
     assert_eq!(scaling["rope_type"], "yarn");
     assert_eq!(scaling["original_max_position_embeddings"], 16);
@@ -123,7 +124,8 @@ fn rotary_keys_say_the_width_and_the_rates() {
 #[test]
 fn edges_are_those_of_buckets() {
     let found =
-        said(&of("{ kind = \"t5\", num_buckets = 8, max_distance = 20 }", ""), &ExportOptions::default()).unwrap();
+        family_config(&of("{ kind = \"t5\", num_buckets = 8, max_distance = 20 }", ""), &ExportOptions::default())
+            .unwrap();
     let edges: Vec<u64> = found.config["forms"][0]["table"]["edges"]
         .as_array()
         .unwrap()

@@ -4,6 +4,7 @@ use super::chomsky::Chomsky;
 use super::recall::{Passkey, Recall};
 use super::{Examples, TaskInfo};
 use crate::error::Result;
+#[cfg(feature = "music-lra")]
 use crate::lra::LraTask;
 use serde::de::value::MapAccessDeserializer;
 use serde::de::{Error as _, MapAccess, Visitor};
@@ -13,6 +14,21 @@ use serde_json::{Map, Value};
 use std::fmt;
 use std::path::Path;
 use std::sync::atomic::AtomicBool;
+
+#[cfg(feature = "music-lra")]
+const LRA_NAMES: &[&str] = &LraTask::NAMES;
+#[cfg(not(feature = "music-lra"))]
+const LRA_NAMES: &[&str] = &[];
+
+#[cfg(feature = "music-lra")]
+fn lra_named(name: &str) -> Option<TaskConfig> {
+    LraTask::named(name).map(TaskConfig::Lra)
+}
+
+#[cfg(not(feature = "music-lra"))]
+fn lra_named(_: &str) -> Option<TaskConfig> {
+    None
+}
 
 /// Tasks with a name and keys of their own, beside those that come in families.
 macro_rules! tasks {
@@ -24,23 +40,21 @@ macro_rules! tasks {
             Chomsky(Chomsky),
             $($(#[$doc])* $task($task),)+
             /// A task of the Long Range Arena.
+            #[cfg(feature = "music-lra")]
             Lra(LraTask),
         }
 
         impl TaskConfig {
             /// Every name.
             pub fn names() -> impl Iterator<Item = &'static str> {
-                Chomsky::ALL.into_iter().map(Chomsky::name).chain([$($name),+]).chain(LraTask::NAMES)
+                Chomsky::ALL.into_iter().map(Chomsky::name).chain([$($name),+]).chain(LRA_NAMES.iter().copied())
             }
 
             /// The task of this name with the default keys.
             pub fn named(name: &str) -> Option<TaskConfig> {
                 match name {
                     $($name => Some(TaskConfig::$task($task::default())),)+
-                    name => {
-                        let language = Chomsky::named(name).map(TaskConfig::Chomsky);
-                        language.or_else(|| LraTask::named(name).map(TaskConfig::Lra))
-                    }
+                    name => Chomsky::named(name).map(TaskConfig::Chomsky).or_else(|| lra_named(name)),
                 }
             }
 
@@ -51,6 +65,7 @@ macro_rules! tasks {
                     $(TaskConfig::$task(keys) => {
                         ($name, Some(serde_json::to_value(keys).expect("keys are plain data")))
                     })+
+                    #[cfg(feature = "music-lra")]
                     TaskConfig::Lra(task) => (task.name(), Some(task.keys())),
                 }
             }
@@ -66,6 +81,7 @@ macro_rules! tasks {
                         }
                     },
                     $(TaskConfig::$task(_) => TaskConfig::$task(serde_json::from_value(keys.into())?),)+
+                    #[cfg(feature = "music-lra")]
                     TaskConfig::Lra(task) => TaskConfig::Lra(task.with_keys(keys)?),
                 })
             }
@@ -95,6 +111,7 @@ impl TaskConfig {
     /// published.
     pub fn is_made_up_without_files(&self) -> bool {
         match self {
+            #[cfg(feature = "music-lra")]
             TaskConfig::Lra(task) => task.is_made_up_without_files(),
             TaskConfig::Chomsky(_) | TaskConfig::Passkey(_) | TaskConfig::Recall(_) => false,
         }
@@ -106,6 +123,7 @@ impl TaskConfig {
             TaskConfig::Chomsky(task) => task.facts(),
             TaskConfig::Passkey(task) => task.facts(),
             TaskConfig::Recall(task) => task.facts(),
+            #[cfg(feature = "music-lra")]
             TaskConfig::Lra(task) => task.facts(),
         }
     }
@@ -116,6 +134,7 @@ impl TaskConfig {
             TaskConfig::Chomsky(task) => task.answers(length),
             TaskConfig::Passkey(task) => task.answers(length),
             TaskConfig::Recall(task) => task.answers(length),
+            #[cfg(feature = "music-lra")]
             TaskConfig::Lra(_) => 1,
         }
     }
@@ -128,7 +147,9 @@ impl TaskConfig {
         match self {
             TaskConfig::Passkey(task) => task.check(),
             TaskConfig::Recall(task) => task.check(),
-            TaskConfig::Chomsky(_) | TaskConfig::Lra(_) => Ok(()),
+            TaskConfig::Chomsky(_) => Ok(()),
+            #[cfg(feature = "music-lra")]
+            TaskConfig::Lra(_) => Ok(()),
         }
     }
 
@@ -150,6 +171,7 @@ impl TaskConfig {
             TaskConfig::Chomsky(task) => Box::new(*task),
             TaskConfig::Passkey(task) => Box::new(*task),
             TaskConfig::Recall(task) => Box::new(*task),
+            #[cfg(feature = "music-lra")]
             TaskConfig::Lra(task) => task.open(path, stop)?,
         })
     }
