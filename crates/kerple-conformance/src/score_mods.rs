@@ -2,6 +2,7 @@
 //! themselves or whole attention layers.
 
 use crate::case::Case;
+use crate::engines::{cast, to_f64};
 use crate::layer::{EngineOutput, ReferenceLayer, d_values};
 use crate::methods::{ReferenceMethod, method};
 use crate::{AllowedError, CaseComparison, CaseResult, Checked};
@@ -67,8 +68,7 @@ impl ScoreModRun<'_> {
             &numbers,
             ScoreModExtent { sides: Sides::OneSided, len, scale: (self.geometry.head_dim as f64).sqrt().recip() },
         );
-        let cast = |values: &[f64]| values.iter().map(|value| T::from_f64(*value)).collect::<Vec<T>>();
-        let (scores, mut mapped, mut d_scores) = (cast(x), cast(x), cast(up));
+        let (scores, mut mapped, mut d_scores) = (cast::<T>(x), cast::<T>(x), cast::<T>(up));
         let mut d_numbers = vec![T::from_f64(0.0); numbers.len()];
         let mut sums = vec![T::from_f64(0.0); map.sums()];
         for (batch, ((scores, mapped), d_scores)) in scores
@@ -83,7 +83,6 @@ impl ScoreModRun<'_> {
             map.backward(&block, scores, gradients);
         }
         map.finish(&sums, &mut d_numbers);
-        let wide = |values: Vec<T>| values.into_iter().map(T::to_f64).collect::<Vec<f64>>();
         let d_values = d_values(self.encoding, &self.geometry, self.values, len, &to_f64(d_numbers));
         Ok(ModifiedScores { mapped: to_f64(mapped), d_scores: to_f64(d_scores), d_values })
     }
