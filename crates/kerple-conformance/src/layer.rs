@@ -42,8 +42,8 @@ fn extent(dims: AttentionDims) -> ScoreModExtent {
 
 impl ReferenceLayer {
     pub(crate) fn read(case: &Case) -> Checked<ReferenceLayer> {
-        let ReferenceMethod { encoding, names } = method(case)?;
         let inputs = case.attention()?;
+        let ReferenceMethod { encoding, names } = method(case)?;
         let geometry = Geometry::new(inputs.dims.heads, inputs.dims.head_dim, inputs.dims.keys);
         Ok(ReferenceLayer { encoding, geometry, values: case.params(&names)?, names, inputs })
     }
