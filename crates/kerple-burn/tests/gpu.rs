@@ -381,7 +381,7 @@ fn layer_of(device: &Device, engine: Impl, inputs: Precision) -> Vec<Vec<f32>> {
     };
     let (x, up) = (tensor(1, [2, 9, 20]).require_grad(), tensor(2, [2, 9, 33]));
     let weight = tensor(3, [1, 20, 33]).reshape([20, 33]).require_grad();
-    let y = ops::linear::linear(x.clone(), ops::Linear { weight: weight.clone(), bias: None }, None, engine);
+    let y = ops::linear::linear(x.clone(), ops::LinearTensors { weight: weight.clone(), bias: None }, None, engine);
     let mut gradients = (y.clone() * up).sum().backward();
     let get = |tensor: Tensor<1>| tensor.into_data().try_to_vec::<f32>().unwrap();
     let d_x = x.grad_remove(&mut gradients).unwrap();
