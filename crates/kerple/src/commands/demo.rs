@@ -16,6 +16,7 @@ use kerple_lm::runtime::Runtime;
 use kerple_lm::sweep::Shard;
 use kerple_lm::train;
 use kerple_report::plot::{Axis, Legend, Plot, Series};
+use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
@@ -61,6 +62,8 @@ pub fn run(args: &DemoArgs) -> CommandResult {
             "re-run the command to resume",
         ));
     }
+    // runs that were finished before were not evaluated again
+    let curves = Curves::read(&comparison)?;
     let report = write(std::slice::from_ref(&args.out), &args.out.join("report"), None)?.index;
     resultln!("{}", curves.text());
     let longest = LENGTHS[LENGTHS.len() - 1];
@@ -136,17 +139,31 @@ struct Curves(Vec<Curve>);
 
 struct Curve {
     label: String,
-    points: Vec<(u64, f64)>,
+    points: BTreeMap<u64, f64>,
 }
 
 impl Curves {
+    /// What the evaluations of all runs found.
+    fn read(comparison: &Comparison) -> Result<Curves, CommandError> {
+        let mut curves = Curves::default();
+        let protocol = comparison.request.protocol.to_string();
+        for encoding in &comparison.encodings {
+            let rows = comparison.folder(&encoding.label(), comparison.config.seed).evaluations()?;
+            let of_demo = rows.iter().filter(|row| {
+                row.protocol == protocol && row.label == encoding.label() && LENGTHS.contains(&(row.eval_len as usize))
+            });
+            of_demo.for_each(|row| curves.add(&row.label, row.eval_len, row.perplexity));
+        }
+        Ok(curves)
+    }
+
+    /// Adds a point, or replaces the one at this length.
     fn add(&mut self, label: &str, length: u64, perplexity: f64) {
         let at = self.0.iter().position(|curve| curve.label == label).unwrap_or_else(|| {
-            self.0.push(Curve { label: label.to_owned(), points: Vec::new() });
+            self.0.push(Curve { label: label.to_owned(), points: BTreeMap::new() });
             self.0.len() - 1
         });
-        self.0[at].points.push((length, perplexity));
-        self.0[at].points.sort_by_key(|(length, _)| *length);
+        self.0[at].points.insert(length, perplexity);
     }
 
     /// The table, and below it the picture once there is a line to draw.
@@ -157,7 +174,7 @@ impl Curves {
         let lengths = LENGTHS.map(|length| format!("{length:>9}")).concat();
         let mut text = format!("perplexity {lengths}\n");
         for Curve { label, points } in &self.0 {
-            let cells: String = points.iter().map(|(_, perplexity)| format!("{perplexity:>9.2}")).collect();
+            let cells: String = points.values().map(|perplexity| format!("{perplexity:>9.2}")).collect();
             text += &format!("{label:<11}{cells}\n");
         }
         if self.0.iter().any(|curve| curve.points.len() > 1) {
@@ -168,7 +185,7 @@ impl Curves {
     }
 
     fn plot(&self) -> Plot {
-        let values = self.0.iter().flat_map(|curve| &curve.points).map(|(_, perplexity)| *perplexity);
+        let values = self.0.iter().flat_map(|curve| curve.points.values().copied());
         let (low, high) = values.fold((f64::MAX, f64::MIN), |(low, high), value| (low.min(value), high.max(value)));
         let series = self.0.iter().enumerate().map(|(colour, curve)| {
             let points = curve.points.iter().map(|(length, perplexity)| (*length as f64, *perplexity));
