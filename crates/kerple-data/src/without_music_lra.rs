@@ -11,7 +11,7 @@ pub(crate) const TOKENIZERS: [&str; 2] = ["remi", "groove"];
 /// Tasks of [`crate::lra`], by their names.
 pub(crate) const TASKS: [&str; 5] = ["listops", "lra_text", "lra_retrieval", "lra_image", "pathfinder"];
 
-pub(crate) const HINT: &str = "build with `--features music-lra`; the released command has it";
+pub(crate) const HINT: &str = "build with `cargo build --features music-lra`; the released command has it";
 
 /// The message about a task or a tokenizer, `what`, that this build lacks.
 pub(crate) fn message(what: &str, name: &str) -> String {

@@ -520,7 +520,7 @@ fn write_loop(number: u64, path: &Path) -> Result<()> {
 
 #[cfg(not(feature = "music-lra"))]
 fn write_loop(_: u64, _: &Path) -> Result<()> {
-    let hint = "build with `--features music-lra`, or give --data DIR";
+    let hint = "build with `cargo build --features music-lra`, or give --data DIR";
     Err(Error::refused("made-up music needs the feature `music-lra`, which this build does not have", hint))
 }
 

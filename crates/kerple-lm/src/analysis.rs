@@ -180,7 +180,7 @@ mod style {
             "the style of music ({songs} pieces, {samples} continuations, {bars} bars, {tokens} tokens) needs the \
              feature `music-lra`, which this build does not have"
         );
-        Err(Error::refused(message, "build with `--features music-lra`; the released command has it"))
+        Err(Error::refused(message, "build with `cargo build --features music-lra`; the released command has it"))
     }
 
     pub(super) fn measure(

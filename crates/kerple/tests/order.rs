@@ -8,7 +8,10 @@ use std::path::{Path, PathBuf};
 
 /// Lowest first.
 const ORDERS: [(&str, &str); 12] = [
-    ("kerple-core", "shape emulate seed precision cpu tiles ops features forms score_mods attention calculus encoding"),
+    (
+        "kerple-core",
+        "shape suggest emulate seed precision cpu tiles ops features forms score_mods attention calculus encoding",
+    ),
     ("kerple-run", "files error number length init_from session probe check old_names journal plan"),
     (
         "kerple-data",

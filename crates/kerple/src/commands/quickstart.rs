@@ -253,15 +253,26 @@ fn text(out: &Path) -> PathBuf {
     out.join("text")
 }
 
+/// Tokenizes the text; one that is too short or too uniform for a vocabulary has its bytes as tokens.
 fn prepare(inputs: Sources, out: &Path, stop: &Arc<AtomicBool>) -> CommandResult {
     let mut line = ProgressLine::new();
-    let options = PrepareOptions {
+    let mut options = PrepareOptions {
         tokenizer: TOKENIZER.to_owned(),
         byte_budget: Some(TEXT_BYTES),
         stop: Some(stop.clone()),
         ..PrepareOptions::new(inputs, out)
     };
-    let summary = kerple_data::prepare(&options, &mut |progress| line.show(|| progress.to_string()))?;
+    let mut tokenize =
+        |options: &PrepareOptions| kerple_data::prepare(options, &mut |progress| line.show(|| progress.to_string()));
+    let summary = match tokenize(&options) {
+        Err(refusal) if refusal.is_misuse() => {
+            options.tokenizer = "byte".to_owned();
+            let summary = tokenize(&options)?;
+            remarkln!("note: {refusal}; tokens are the bytes of the text");
+            summary
+        }
+        prepared => prepared?,
+    };
     line.done(&format!("text: {summary}"));
     Ok(())
 }
