@@ -35,9 +35,9 @@ const ORDERS: [(&str, &str); 12] = [
     ),
     (
         "kerple-serve",
-        "facts failure stop list raw names hosts penalties prompts completion tokens choice answer worker connections routes",
+        "facts api_error stop list raw names hosts penalties prompts completion tokens choice answer worker connections routes",
     ),
-    ("kerple", "failure memory output exhausted args progress commands ranks main"),
+    ("kerple", "command_error memory output exhausted args progress commands ranks main"),
     ("kerple-py", "threads dlpack array encoding kernel parts attention linear run_folder command"),
 ];
 
@@ -57,6 +57,7 @@ fn sources(folder: &Path, found: &mut Vec<PathBuf>) {
 /// Modules that code names after `crate::`, comments and tests left out.
 fn used(text: &str) -> Vec<String> {
     let code = text.split("#[cfg(test)]\nmod tests {").next().unwrap_or(text);
+    let code = code.split("#[cfg(all(test,").next().unwrap_or(code);
     let lines = code.lines().map(|line| line.split("//").next().unwrap_or(line));
     let name = |rest: &str| rest.chars().take_while(|c| c.is_ascii_lowercase() || *c == '_').collect();
     lines.flat_map(|line| line.split("crate::").skip(1).map(name).collect::<Vec<String>>()).collect()

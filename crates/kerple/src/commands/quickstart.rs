@@ -64,6 +64,11 @@ pub fn run(args: &QuickstartArgs) -> CommandResult {
             return Err(failure);
         }
     }
+    let trial = trial_folder(&args.out);
+    if kerple_run::files::is_there(&trial).map_err(|error| CommandError::reading(&trial, &error))? {
+        // an earlier session was killed in it
+        std::fs::remove_dir_all(&trial).map_err(|error| CommandError::writing(&trial, &error))?;
+    }
     let mut comparison = comparison(&args.out, &data, runtime);
     let steps = match job.steps {
         Some(steps) => steps,
@@ -277,6 +282,11 @@ fn prepare(inputs: Sources, out: &Path, stop: &Arc<AtomicBool>) -> CommandResult
     Ok(())
 }
 
+/// Where a short run is timed.
+fn trial_folder(out: &Path) -> PathBuf {
+    out.join(".trial")
+}
+
 /// What a run costs on this machine, in seconds.
 #[derive(Clone, Copy, Debug)]
 struct Cost {
@@ -288,11 +298,7 @@ impl Cost {
     /// Times a short run of the first encoding, the costliest, and its evaluation.
     fn measure(comparison: &Comparison, stop: &AtomicBool) -> Result<Cost, CommandError> {
         const STEPS: u64 = 24;
-        let folder = comparison.out.join(".trial");
-        if kerple_run::files::is_there(&folder).map_err(|error| CommandError::reading(&folder, &error))? {
-            // an earlier session was killed in it
-            std::fs::remove_dir_all(&folder).map_err(|error| CommandError::writing(&folder, &error))?;
-        }
+        let folder = trial_folder(&comparison.out);
         let mut trial = Comparison { seeds: 1, out: folder.clone(), ..comparison.clone() };
         trial.encodings.truncate(1);
         trial.config.train.steps = STEPS;
