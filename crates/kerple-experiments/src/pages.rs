@@ -82,7 +82,7 @@ pub fn write(folder: &Path, only: &[String], facts: &[(&'static str, String)]) -
 /// Makes the pages of all tables and figures of the reproduction in `folder`, in another folder.
 ///
 /// # Errors
-/// As [`write`].
+/// As [`write()`].
 pub fn write_to(folder: &Path, out: &Path, facts: &[(&'static str, String)]) -> Result<PageSummary> {
     write_into(folder, out, &|_, _| true, facts)
 }
