@@ -295,7 +295,7 @@ fn in_place<T: FloatElement>(
     }
 }
 
-/// [`reference`] in one pass, in place where nothing else shares the values.
+/// [`reference()`] in one pass, in place where nothing else shares the values.
 fn fused<const D: usize>(
     settings: &adam::AdamWUpdate,
     range: Option<[f64; 2]>,

@@ -20,7 +20,7 @@
 //! head. Storing the scores of a whole sequence, as the original implementations do, is quadratic in
 //! the length. What a modification depends on ([`ScoreDependency`]) decides the columns. If it mixes
 //! keys they are all keys of a row; otherwise they are a tile of keys that fits into the cache, and
-//! the softmax continues from tile to tile. Blocks are tall ([`ROWS`]), because the keys and values
+//! the softmax continues from tile to tile. Blocks are tall (`ROWS`), because the keys and values
 //! of all heads come from beyond the second cache once per block.
 
 mod backward;

@@ -8,7 +8,7 @@
 //!
 //! With `c = 0` and `floor = 0`, `E phi(q).phi(k) = exp(q.k / sqrt(D))` over Omega. An offset that all keys of a head share,
 //! and a factor that a query has to itself, cancel between numerator and denominator, but not towards the floor and the
-//! [guard](crate::attention::linear::Guard): a query that is small throughout leaves the guard most of its denominator.
+//! [guard](crate::attention::linear::DenominatorGuard): a query that is small throughout leaves the guard most of its denominator.
 //!
 //! A key has features of at most `exp(|omega|^2 / 2)`, whatever it is, since `z - |x'|^2 / 2 = |omega|^2 / 2 - |x' - omega|^2 / 2`.
 //! So keys need no offset that depends on the sequence, which would let a token see what comes after it; queries take their

@@ -20,7 +20,7 @@
 //!
 //! A layer reads neighbouring keys, so a row cannot be split into tiles of keys, as FIRE and DAPE's
 //! first version can ([`ScoreDependency`]). One pass per neighbour was rejected for one product over
-//! channels and neighbours ([`Taps`]), whose sums stay in registers over all of them. Ends as in the
+//! channels and neighbours (`Taps`), whose sums stay in registers over all of them. Ends as in the
 //! released code were rejected as the default: the last rows of a sequence change when it grows, so
 //! decoding would not give what training computes.
 
