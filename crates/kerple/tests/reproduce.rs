@@ -2,7 +2,7 @@
 
 mod common;
 
-use common::{Place, RUN};
+use common::{Place, RUN, document};
 use serde_json::Value;
 use std::collections::BTreeMap;
 use std::fs;
@@ -308,4 +308,25 @@ fn a_task_that_is_stopped_saves_and_asks_for_the_queue() {
     assert_eq!(place.read("bin/asked"), "requeue 77\n");
     assert!(place.path("c/runs/alibi/seed-1235/checkpoints").read_dir().unwrap().next().is_some(), "it was saved");
     assert!(place.read("c/slurm/shard-0.log").contains("stopped before the end"));
+}
+
+#[test]
+fn the_report_of_an_export_is_the_pages_of_its_paper() {
+    let (place, export) = (Place::new(), document("results/induction-small"));
+    let folder = export.to_str().unwrap();
+    let printed = place.ok(&["report", folder, "--out", "pages"]);
+    assert!(printed.ends_with("page: pages/index.html\n"), "{printed}");
+    assert!(place.read("pages/index.html").contains("<table"));
+    assert_eq!(place.read("pages/cells.csv"), fs::read_to_string(export.join("paper/cells.csv")).unwrap());
+    let refused = place.run(&["report", folder, folder, "--out", "both"]);
+    assert!(refused.status.code() == Some(2) && !place.path("both").exists(), "{refused:?}");
+}
+
+#[test]
+fn every_result_of_the_repository_is_listed() {
+    let listed = Place::new().ok(&["results"]);
+    for entry in fs::read_dir(document("results")).unwrap() {
+        let name = entry.unwrap().file_name().into_string().unwrap();
+        assert!(listed.lines().any(|line| line.split(' ').next() == Some(&name)), "{name} is missing in\n{listed}");
+    }
 }
