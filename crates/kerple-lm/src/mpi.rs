@@ -6,7 +6,7 @@
 use crate::ranks::Communicator;
 use mpi::environment::Universe;
 use mpi::topology::SimpleCommunicator;
-use mpi::traits::{Communicator as _, CommunicatorCollectives, DataSource, Destination};
+use mpi::traits::{Communicator as _, CommunicatorCollectives, Destination, Source};
 use mpi::{Tag, Threading};
 use std::cell::Cell;
 use std::time::Duration;
