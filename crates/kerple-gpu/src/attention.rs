@@ -32,7 +32,7 @@ use bwd_dq::DqOutputsLaunch;
 use cubecl::client::Client;
 use cubecl::prelude::*;
 use cubecl::server::Handle;
-use inputs::{FlashInputsLaunch, FlashSizesLaunch};
+use inputs::{AttentionInputsLaunch, AttentionSizesLaunch};
 use kerple_core::attention::AttentionDims;
 use kerple_core::forms::Mask;
 use kerple_core::precision::Precision;
@@ -354,8 +354,8 @@ impl<'a> FlashAttention<'a> {
         self.dims.batch * self.dims.heads * self.dims.keys
     }
 
-    fn inputs(&self, [q, k, v]: [&Handle; 3], splits: usize, tile: TileShape) -> FlashInputsLaunch {
-        FlashInputsLaunch {
+    fn inputs(&self, [q, k, v]: [&Handle; 3], splits: usize, tile: TileShape) -> AttentionInputsLaunch {
+        AttentionInputsLaunch {
             q: buffer(q, self.q_len()),
             k: buffer(k, self.k_len()),
             v: buffer(v, self.k_len()),
@@ -378,7 +378,7 @@ impl<'a> FlashAttention<'a> {
         }
     }
 
-    fn sizes(&self, splits: usize) -> FlashSizesLaunch {
+    fn sizes(&self, splits: usize) -> AttentionSizesLaunch {
         let AttentionDims { heads, kv_heads, queries, keys, .. } = self.dims;
         // no distance of a call is larger
         let furthest = queries + keys;
@@ -387,7 +387,7 @@ impl<'a> FlashAttention<'a> {
             Mask::Causal { .. } => 0,
             Mask::Bidirectional { .. } => 1 - window,
         };
-        FlashSizesLaunch {
+        AttentionSizesLaunch {
             heads: heads as u32,
             group: (heads / kv_heads) as u32,
             queries: queries as u32,

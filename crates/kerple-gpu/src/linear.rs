@@ -40,7 +40,7 @@ use chunk_o::{ChunkRead, PairedRowsLaunch};
 use cubecl::client::Client;
 use cubecl::prelude::*;
 use cubecl::server::Handle;
-use decay::{ChunkedDecayInputsLaunch, ChunkedTerms};
+use decay::{DecayInputsLaunch, DecayTerms};
 use kerple_core::attention::linear::CHUNK;
 
 /// Most sums over chunks that are in memory at once, unless one head has more.
@@ -78,7 +78,7 @@ pub(crate) struct ChunkedShape {
     pub rows: TileShape,
     /// Of rows in the place of values.
     pub values: TileShape,
-    pub terms: ChunkedTerms,
+    pub terms: DecayTerms,
 }
 
 impl ChunkedShape {
@@ -357,10 +357,10 @@ impl<'a> ChunkedLinear<'a> {
         self.shape.elements().div_ceil(elementwise_units(self.client))
     }
 
-    fn decay_inputs(&self, group: HeadGroup, shape: ChunkedShape) -> ChunkedDecayInputsLaunch {
+    fn decay_inputs(&self, group: HeadGroup, shape: ChunkedShape) -> DecayInputsLaunch {
         let ChunkedDims { heads, len, .. } = self.dims;
-        let ChunkedTerms { terms, shapes } = self.shape.terms;
-        ChunkedDecayInputsLaunch {
+        let DecayTerms { terms, shapes } = self.shape.terms;
+        DecayInputsLaunch {
             constants: buffer(&self.decay.constants, (heads * shape.terms.constants()).max(1)),
             near: optional_buffer(self.decay.near.as_ref(), heads * self.decay.near_len),
             gate_cumsum: optional_buffer(self.gate_cumsum.as_ref(), self.rows()),

@@ -12,7 +12,7 @@ use cubecl::server::Handle;
 
 /// What both passes read.
 #[derive(CubeType, CubeLaunch)]
-pub(crate) struct FusedNormInputs {
+pub(crate) struct NormInputs {
     /// `[rows, M]`
     pub x: Box<[f32]>,
     /// `[M]`
@@ -31,7 +31,7 @@ pub(crate) struct FusedNormInputs {
 
 /// What the backward writes: the gradient of rows, and those of scale and shift per cube.
 #[derive(CubeType, CubeLaunch)]
-pub(crate) struct FusedNormOutputs {
+pub(crate) struct NormOutputs {
     /// `[rows, M]`
     pub d_x: Box<[f32]>,
     /// `[cubes, M]`
@@ -42,7 +42,7 @@ pub(crate) struct FusedNormOutputs {
 
 /// Writes the rows, and per row its mean and `1 / sqrt(variance + epsilon)`, `[rows, 2]`.
 #[cube(launch)]
-pub(crate) fn norm_fwd(inputs: &FusedNormInputs, y: &mut [f32], stats: &mut [f32]) {
+pub(crate) fn norm_fwd(inputs: &NormInputs, y: &mut [f32], stats: &mut [f32]) {
     let units = comptime!(inputs.units);
     let width = inputs.width as usize;
     let mut partial = Shared::<[f32]>::new_slice(units);
@@ -86,7 +86,7 @@ pub(crate) fn norm_fwd(inputs: &FusedNormInputs, y: &mut [f32], stats: &mut [f32
 
 /// Writes the gradient of rows, and those of scale and shift per cube.
 #[cube(launch)]
-pub(crate) fn norm_bwd(inputs: &FusedNormInputs, stats: &[f32], d_y: &[f32], outputs: &mut FusedNormOutputs) {
+pub(crate) fn norm_bwd(inputs: &NormInputs, stats: &[f32], d_y: &[f32], outputs: &mut NormOutputs) {
     let units = comptime!(inputs.units);
     let width = inputs.width as usize;
     let mut partial = Shared::<[f32]>::new_slice(units);
@@ -186,7 +186,7 @@ impl FusedNorm {
         let cubes = rows.min(PARTIAL_ROWS);
         let (d_x, d_gamma) = (alloc(client, rows * width), alloc(client, cubes * width));
         let d_beta = self.beta.as_ref().map(|_| alloc(client, cubes * width));
-        let outputs = FusedNormOutputsLaunch {
+        let outputs = NormOutputsLaunch {
             d_x: buffer(&d_x, rows * width),
             d_gamma: buffer(&d_gamma, cubes * width),
             d_beta: optional_buffer(d_beta.as_ref(), cubes * width),
@@ -204,9 +204,9 @@ impl FusedNorm {
         FusedNormGradients { d_x, d_gamma: sum(d_gamma), d_beta: d_beta.map(sum) }
     }
 
-    fn inputs(&self, client: &Client, x: &Handle) -> FusedNormInputsLaunch {
+    fn inputs(&self, client: &Client, x: &Handle) -> NormInputsLaunch {
         let [rows, width] = self.sizes;
-        FusedNormInputsLaunch {
+        NormInputsLaunch {
             x: buffer(x, rows * width),
             gamma: buffer(&self.gamma, width),
             beta: optional_buffer(self.beta.as_ref(), width),

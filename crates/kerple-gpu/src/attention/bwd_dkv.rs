@@ -1,7 +1,7 @@
 //! The gradients of keys and values: a cube takes a tile of keys and loops over the queries that
 //! attend to them, one query head of the key head after another.
 
-use super::inputs::{FlashInputs, FlashSizes, TilePosition, head_offsets, position, query_rows, unpadded_keys};
+use super::inputs::{AttentionInputs, AttentionSizes, TilePosition, head_offsets, position, query_rows, unpadded_keys};
 use super::score_gradients::{
     BackwardPass, ScoreGradients, UpstreamGradients, compute_score_gradients, score_mods_backward,
 };
@@ -20,14 +20,14 @@ pub(crate) struct DkvOutputs {
 
 /// The first query that attends to some key from `from` on.
 #[cube]
-fn first_query(from: usize, sizes: &FlashSizes) -> usize {
+fn first_query(from: usize, sizes: &AttentionSizes) -> usize {
     let query = from as i32 + sizes.lowest - position(0usize, sizes);
     select(query > 0, query, 0i32) as usize
 }
 
 /// One past the last query that attends to some key before `end`.
 #[cube]
-fn end_query(end: usize, sizes: &FlashSizes) -> usize {
+fn end_query(end: usize, sizes: &AttentionSizes) -> usize {
     let query = end as i32 + sizes.highest - position(0usize, sizes);
     let query = select(query > 0, query, 0i32) as usize;
     select(query < sizes.queries as usize, query, sizes.queries as usize)
@@ -109,7 +109,7 @@ fn add_d_k<N: Float>(
 /// them. Those of the queries themselves need no sum: a row's gradients of scores add up to 0.
 #[cube(launch)]
 pub(crate) fn bwd_dkv<N: Float>(
-    inputs: &FlashInputs,
+    inputs: &AttentionInputs,
     upstream: &UpstreamGradients,
     outputs: &mut DkvOutputs,
     #[define(N)] _operands: ElemType,

@@ -8,7 +8,7 @@
 //! same bits every time.
 
 use super::inputs::{
-    FlashInputs, TilePosition, end_key, first_key, head_offsets, key_rows, position, query_rows, unpadded_keys,
+    AttentionInputs, TilePosition, end_key, first_key, head_offsets, key_rows, position, query_rows, unpadded_keys,
 };
 use super::piecewise_linear::{PARTIAL_SUMS, add_segments};
 use super::score_gradients::{
@@ -57,7 +57,7 @@ fn add_table_gradients<N: Float>(
     grads: &mut ScoreGradients,
     shared: &mut SharedTiles<N>,
     at: &TilePosition,
-    inputs: &FlashInputs,
+    inputs: &AttentionInputs,
 ) {
     let tile = comptime!(inputs.tile);
     let sizes = &inputs.sizes;
@@ -84,7 +84,7 @@ fn add_table_gradients<N: Float>(
 /// Writes `d_q`, and the cube's rows of the tables' gradients.
 #[cube(launch)]
 pub(crate) fn bwd_dq<N: Float>(
-    inputs: &FlashInputs,
+    inputs: &AttentionInputs,
     upstream: &UpstreamGradients,
     outputs: &mut DqOutputs,
     #[define(N)] _operands: ElemType,

@@ -2,7 +2,8 @@
 //! online softmax: a running maximum and sum per row.
 
 use super::inputs::{
-    FlashInputs, LOWEST, TilePosition, attends, end_key, first_key, head_offsets, key_rows, query_rows, unpadded_keys,
+    AttentionInputs, LOWEST, TilePosition, attends, end_key, first_key, head_offsets, key_rows, query_rows,
+    unpadded_keys,
 };
 use super::score_mods::{modified, scaled, table_values};
 use super::shared_tiles::{SharedTiles, add_weighted, multiply};
@@ -12,7 +13,7 @@ use cubecl::prelude::*;
 
 /// The running softmax of a unit's rows.
 #[derive(CubeType)]
-struct FlashSoftmax {
+struct OnlineSoftmax {
     row_max: Array<f32>,
     /// This unit's part of the sum of exponentials below the maximum.
     row_sum: Array<f32>,
@@ -21,8 +22,8 @@ struct FlashSoftmax {
 }
 
 #[cube]
-impl FlashSoftmax {
-    fn new(#[comptime] tile: TileShape) -> FlashSoftmax {
+impl OnlineSoftmax {
+    fn new(#[comptime] tile: TileShape) -> OnlineSoftmax {
         let partial = Shared::<[f32]>::new_slice(comptime!(tile.row_partials()));
         let mut row_max = Array::<f32>::new(comptime!(tile.each));
         let mut row_sum = Array::<f32>::new(comptime!(tile.each));
@@ -31,7 +32,7 @@ impl FlashSoftmax {
             row_max[i] = LOWEST;
             row_sum[i] = 0.0f32;
         }
-        FlashSoftmax { row_max, row_sum, partial }
+        OnlineSoftmax { row_max, row_sum, partial }
     }
 }
 
@@ -59,7 +60,7 @@ fn reduce_rows(partial: &mut Shared<[f32]>, #[comptime] largest: bool, #[comptim
 /// Turns the products of a tile into the scores that enter the softmax, [`LOWEST`] where the mask
 /// excludes a pair, and leaves each unit's largest per row in `partial`.
 #[cube]
-fn modify_scores(scores: &mut Array<f32>, partial: &mut Shared<[f32]>, at: &TilePosition, inputs: &FlashInputs) {
+fn modify_scores(scores: &mut Array<f32>, partial: &mut Shared<[f32]>, at: &TilePosition, inputs: &AttentionInputs) {
     let side = comptime!(inputs.tile.side);
     let each = comptime!(inputs.tile.each);
     let row = UNIT_POS as usize / side;
@@ -93,7 +94,7 @@ fn modify_scores(scores: &mut Array<f32>, partial: &mut Shared<[f32]>, at: &Tile
 /// sums of earlier tiles to the new maximum.
 #[cube]
 fn advance_softmax<N: Float>(
-    softmax: &mut FlashSoftmax,
+    softmax: &mut OnlineSoftmax,
     sums: &mut Array<f32>,
     weights: &mut Shared<[N]>,
     scores: &Array<f32>,
@@ -132,7 +133,7 @@ fn advance_softmax<N: Float>(
 /// row that attends to nothing.
 #[cube]
 fn finish_softmax(
-    softmax: &mut FlashSoftmax,
+    softmax: &mut OnlineSoftmax,
     sums: &mut Array<f32>,
     lse: &mut [f32],
     at: &TilePosition,
@@ -170,7 +171,12 @@ fn finish_softmax(
 
 /// Writes the output, and for the backward the log-sum-exp of each row.
 #[cube(launch)]
-pub(crate) fn fwd<N: Float>(inputs: &FlashInputs, out: &mut [f32], lse: &mut [f32], #[define(N)] _operands: ElemType) {
+pub(crate) fn fwd<N: Float>(
+    inputs: &AttentionInputs,
+    out: &mut [f32],
+    lse: &mut [f32],
+    #[define(N)] _operands: ElemType,
+) {
     let tile = comptime!(inputs.tile);
     let size = comptime!(tile.size());
     let query = CUBE_POS_X as usize * size;
@@ -181,7 +187,7 @@ pub(crate) fn fwd<N: Float>(inputs: &FlashInputs, out: &mut [f32], lse: &mut [f3
     let mut scores = Array::<f32>::new(comptime!(tile.each * tile.each));
     let mut sums = Array::<f32>::new(comptime!(tile.sums()));
     clear(&mut sums, comptime!(tile.sums()));
-    let mut softmax = FlashSoftmax::new(tile);
+    let mut softmax = OnlineSoftmax::new(tile);
 
     let length = unpadded_keys(inputs, batch);
     let end = end_key(query + size, length, &inputs.sizes);

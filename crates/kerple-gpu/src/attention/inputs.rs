@@ -10,7 +10,7 @@ pub(crate) const LOWEST: f32 = -3.0e38;
 
 /// What every attention kernel reads.
 #[derive(CubeType, CubeLaunch)]
-pub(crate) struct FlashInputs {
+pub(crate) struct AttentionInputs {
     /// `[B, H, Q, D]`
     pub q: Box<[f32]>,
     /// `[B, kv_heads, K, D]`
@@ -20,14 +20,14 @@ pub(crate) struct FlashInputs {
     /// Keys per sequence that are not padding, `[B]`.
     pub lengths: ComptimeOption<Box<[u32]>>,
     pub score_mods: ScoreMods,
-    pub sizes: FlashSizes,
+    pub sizes: AttentionSizes,
     #[cube(comptime)]
     pub tile: TileShape,
 }
 
 /// Sizes of a call.
 #[derive(CubeType, CubeLaunch, Clone, Copy)]
-pub(crate) struct FlashSizes {
+pub(crate) struct AttentionSizes {
     pub heads: u32,
     /// Query heads per key head.
     pub group: u32,
@@ -61,7 +61,12 @@ pub(crate) struct HeadOffsets {
 
 /// The offsets of a query head of a sequence.
 #[cube]
-pub(crate) fn head_offsets(head: usize, batch: usize, sizes: &FlashSizes, #[comptime] head_dim: usize) -> HeadOffsets {
+pub(crate) fn head_offsets(
+    head: usize,
+    batch: usize,
+    sizes: &AttentionSizes,
+    #[comptime] head_dim: usize,
+) -> HeadOffsets {
     let index = batch * sizes.heads as usize + head;
     let kv_heads = sizes.heads / sizes.group;
     let read = batch * kv_heads as usize + head / sizes.group as usize;
@@ -86,19 +91,19 @@ pub(crate) struct TilePosition {
 
 /// The rows of a tile's queries.
 #[cube]
-pub(crate) fn query_rows(at: &TilePosition, sizes: &FlashSizes) -> TileRows {
+pub(crate) fn query_rows(at: &TilePosition, sizes: &AttentionSizes) -> TileRows {
     TileRows { base: at.head.queries, first: at.query, rows: sizes.queries as usize }
 }
 
 /// The rows of a tile's keys.
 #[cube]
-pub(crate) fn key_rows(at: &TilePosition, sizes: &FlashSizes) -> TileRows {
+pub(crate) fn key_rows(at: &TilePosition, sizes: &AttentionSizes) -> TileRows {
     TileRows { base: at.head.keys, first: at.key, rows: sizes.keys as usize }
 }
 
 /// Keys of a sequence that are not padding.
 #[cube]
-pub(crate) fn unpadded_keys(inputs: &FlashInputs, batch: usize) -> usize {
+pub(crate) fn unpadded_keys(inputs: &AttentionInputs, batch: usize) -> usize {
     let mut length = inputs.sizes.keys;
     #[comptime]
     if let ComptimeOption::Some(lengths) = &inputs.lengths {
@@ -109,32 +114,32 @@ pub(crate) fn unpadded_keys(inputs: &FlashInputs, batch: usize) -> usize {
 
 /// The position of a query: its distance to key 0, negative where it is before every key.
 #[cube]
-pub(crate) fn position(query: usize, sizes: &FlashSizes) -> i32 {
+pub(crate) fn position(query: usize, sizes: &AttentionSizes) -> i32 {
     query as i32 + sizes.keys as i32 - sizes.queries as i32
 }
 
 /// Whether the attention mask allows this distance.
 #[cube]
-pub(crate) fn allows(distance: i32, sizes: &FlashSizes) -> bool {
+pub(crate) fn allows(distance: i32, sizes: &AttentionSizes) -> bool {
     distance >= sizes.lowest && distance <= sizes.highest
 }
 
 /// Whether a query attends to a key.
 #[cube]
-pub(crate) fn attends(query: usize, key: usize, length: usize, sizes: &FlashSizes) -> bool {
+pub(crate) fn attends(query: usize, key: usize, length: usize, sizes: &AttentionSizes) -> bool {
     allows(position(query, sizes) - key as i32, sizes) && key < length && query < sizes.queries as usize
 }
 
 /// The first key that some query from `first` on attends to.
 #[cube]
-pub(crate) fn first_key(first: usize, sizes: &FlashSizes) -> usize {
+pub(crate) fn first_key(first: usize, sizes: &AttentionSizes) -> usize {
     let key = position(first, sizes) - sizes.highest;
     select(key > 0, key, 0i32) as usize
 }
 
 /// One past the last key that some query before `end` attends to; at most `length`.
 #[cube]
-pub(crate) fn end_key(end: usize, length: usize, sizes: &FlashSizes) -> usize {
+pub(crate) fn end_key(end: usize, length: usize, sizes: &AttentionSizes) -> usize {
     let last = select(end < sizes.queries as usize, end, sizes.queries as usize);
     let key = position(last, sizes) - sizes.lowest;
     let key = select(key > 0, key, 0i32) as usize;

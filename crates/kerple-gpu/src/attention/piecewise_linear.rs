@@ -5,7 +5,7 @@
 //! by distance and by the later of the two tokens, positions where they are sampled, then value and
 //! slope of each head and segment.
 
-use super::inputs::{FlashInputs, FlashSizes, TilePosition, attends, position};
+use super::inputs::{AttentionInputs, AttentionSizes, TilePosition, attends, position};
 use super::shared_tiles::SharedTiles;
 use super::tile::share;
 use crate::launch::{alloc, buffer, elementwise};
@@ -185,13 +185,13 @@ fn token_arrays(piecewise: &PiecewiseLinearInputs) -> usize {
 
 /// Where values and slopes of a head begin.
 #[cube]
-fn head_segments(piecewise: &PiecewiseLinearInputs, head: usize, sizes: &FlashSizes) -> usize {
+fn head_segments(piecewise: &PiecewiseLinearInputs, head: usize, sizes: &AttentionSizes) -> usize {
     let arrays = comptime!(if piecewise.sampled { 4 } else { 3 });
     token_arrays(piecewise) + arrays * sizes.keys as usize + comptime!(2 * piecewise.segments) * head
 }
 
 #[cube]
-fn pair_distance(piecewise: &PiecewiseLinearInputs, query: usize, key: usize, sizes: &FlashSizes) -> PairDistance {
+fn pair_distance(piecewise: &PiecewiseLinearInputs, query: usize, key: usize, sizes: &AttentionSizes) -> PairDistance {
     let own = position(query, sizes) as usize;
     let later = select(key > own, key, own);
     let earlier = select(key > own, own, key);
@@ -231,7 +231,7 @@ pub(crate) fn piecewise_linear_bias(
     query: usize,
     key: usize,
     head: usize,
-    sizes: &FlashSizes,
+    sizes: &AttentionSizes,
 ) -> f32 {
     let pair = pair_distance(piecewise, query, key, sizes);
     let t = pair_number(piecewise, &pair);
@@ -248,7 +248,7 @@ fn add_shared_segments<N: Float>(
     d_scores: &Shared<[N]>,
     piecewise: &PiecewiseLinearInputs,
     at: &TilePosition,
-    inputs: &FlashInputs,
+    inputs: &AttentionInputs,
 ) {
     let tile = comptime!(inputs.tile);
     let size = comptime!(tile.size());
@@ -310,7 +310,7 @@ pub(crate) fn add_segments<N: Float>(
     shared: &mut SharedTiles<N>,
     piecewise: &PiecewiseLinearInputs,
     at: &TilePosition,
-    inputs: &FlashInputs,
+    inputs: &AttentionInputs,
 ) {
     let tile = comptime!(inputs.tile);
     sync_cube();

@@ -1,7 +1,7 @@
 //! What both backward passes compute from a tile: the gradient of the scores that enter the
 //! softmax, and with it that of the products of queries and keys.
 
-use super::inputs::{FlashInputs, LOWEST, TilePosition, attends, key_rows, query_rows};
+use super::inputs::{AttentionInputs, LOWEST, TilePosition, attends, key_rows, query_rows};
 use super::score_mods::{modified, scaled, softcap_grad, table_values};
 use super::shared_tiles::{SharedTiles, multiply};
 use super::tile::{TileShape, narrowed};
@@ -48,7 +48,7 @@ pub(crate) struct ScoreGradients {
 
 #[cube]
 impl ScoreGradients {
-    pub(crate) fn new(inputs: &FlashInputs, #[comptime] pass: BackwardPass) -> ScoreGradients {
+    pub(crate) fn new(inputs: &AttentionInputs, #[comptime] pass: BackwardPass) -> ScoreGradients {
         let count = comptime!(inputs.tile.each * inputs.tile.each);
         let keeps = comptime!(inputs.score_mods.softcap.is_some() && pass.keeps_softcap_grads());
         ScoreGradients {
@@ -80,7 +80,7 @@ pub(crate) fn bwd_preprocess(out: &[f32], d_out: &[f32], delta: &mut [f32], rows
 pub(crate) fn compute_score_gradients<N: Float>(
     grads: &mut ScoreGradients,
     shared: &mut SharedTiles<N>,
-    inputs: &FlashInputs,
+    inputs: &AttentionInputs,
     upstream: &UpstreamGradients,
     at: &TilePosition,
     #[comptime] pass: BackwardPass,
@@ -102,7 +102,7 @@ pub(crate) fn compute_score_gradients<N: Float>(
 #[cube]
 fn softmax_backward(
     grads: &mut ScoreGradients,
-    inputs: &FlashInputs,
+    inputs: &AttentionInputs,
     upstream: &UpstreamGradients,
     at: &TilePosition,
     #[comptime] pass: BackwardPass,
@@ -154,7 +154,7 @@ fn softmax_backward(
 #[cube]
 pub(crate) fn score_mods_backward(
     grads: &mut ScoreGradients,
-    inputs: &FlashInputs,
+    inputs: &AttentionInputs,
     at: &TilePosition,
     #[comptime] pass: BackwardPass,
 ) {
@@ -176,7 +176,7 @@ pub(crate) fn score_mods_backward(
 
 /// Multiplies the gradients of a tile's scores by the weight at their distances.
 #[cube]
-fn scale_by_weight(d_scores: &mut Array<f32>, inputs: &FlashInputs, at: &TilePosition) {
+fn scale_by_weight(d_scores: &mut Array<f32>, inputs: &AttentionInputs, at: &TilePosition) {
     let each = comptime!(inputs.tile.each);
     let weights = table_values(&inputs.score_mods.weight, at, &inputs.sizes, comptime!(inputs.tile));
     #[unroll]

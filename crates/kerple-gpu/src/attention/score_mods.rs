@@ -2,7 +2,7 @@
 //! piecewise linear bias, gates.
 
 use super::GATE_FRACTION_UNIT;
-use super::inputs::{FlashInputs, FlashSizes, HeadOffsets, TilePosition, allows, position};
+use super::inputs::{AttentionInputs, AttentionSizes, HeadOffsets, TilePosition, allows, position};
 use super::piecewise_linear::{PiecewiseLinearInputs, piecewise_linear_bias};
 use super::tile::TileShape;
 use cubecl::prelude::*;
@@ -30,7 +30,7 @@ pub(crate) struct Softcap {
 
 /// The scaled score of a product, with the softcap where there is one.
 #[cube]
-pub(crate) fn scaled(product: f32, inputs: &FlashInputs) -> f32 {
+pub(crate) fn scaled(product: f32, inputs: &AttentionInputs) -> f32 {
     let mut score = product * inputs.sizes.scale;
     #[comptime]
     if let ComptimeOption::Some(softcap) = &inputs.score_mods.softcap {
@@ -56,7 +56,7 @@ pub(crate) fn softcap_grad(score: f32, softcap: &Softcap) -> f32 {
 pub(crate) fn table_values(
     table: &ComptimeOption<Box<[f32]>>,
     at: &TilePosition,
-    sizes: &FlashSizes,
+    sizes: &AttentionSizes,
     #[comptime] tile: TileShape,
 ) -> Array<f32> {
     let mut values = Array::<f32>::new(comptime!(tile.distances()));
@@ -89,7 +89,7 @@ pub(crate) fn modified(
     query: usize,
     key: usize,
     head: &HeadOffsets,
-    inputs: &FlashInputs,
+    inputs: &AttentionInputs,
 ) -> f32 {
     let mut z = score;
     if comptime!(inputs.score_mods.weight.is_some()) {

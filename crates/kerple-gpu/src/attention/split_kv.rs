@@ -1,7 +1,7 @@
 //! Decoding with few queries over many keys, as split-KV: cubes compute splits of a row's keys in
 //! parallel, and their results are combined in a fixed order.
 
-use super::inputs::{FlashInputs, LOWEST, TilePosition, attends, head_offsets, position, unpadded_keys};
+use super::inputs::{AttentionInputs, LOWEST, TilePosition, attends, head_offsets, position, unpadded_keys};
 use super::score_mods::{modified, scaled};
 use super::tile::{TileShape, clear, narrowed};
 use crate::reduce::cube_sum;
@@ -36,7 +36,7 @@ fn load_query(to: &mut Shared<[f32]>, q: &[f32], row: usize, #[comptime] tile: T
 
 /// The score that enters the softmax of a query and a key that it attends to.
 #[cube]
-fn score_of(own: &Shared<[f32]>, key: usize, at: &TilePosition, inputs: &FlashInputs) -> f32 {
+fn score_of(own: &Shared<[f32]>, key: usize, at: &TilePosition, inputs: &AttentionInputs) -> f32 {
     let head_dim = comptime!(inputs.tile.head_dim);
     let mut product = 0.0f32;
     for feature in 0..head_dim {
@@ -60,7 +60,7 @@ fn score_of(own: &Shared<[f32]>, key: usize, at: &TilePosition, inputs: &FlashIn
 
 /// Computes a query's scores of a split; returns the unit's largest.
 #[cube]
-fn compute_scores(scores: &mut Shared<[f32]>, own: &Shared<[f32]>, at: &TilePosition, inputs: &FlashInputs) -> f32 {
+fn compute_scores(scores: &mut Shared<[f32]>, own: &Shared<[f32]>, at: &TilePosition, inputs: &AttentionInputs) -> f32 {
     let mut largest = f32::new(LOWEST);
     let mut n = UNIT_POS as usize;
     while n < comptime!(SPLIT) {
@@ -78,7 +78,7 @@ fn compute_scores(scores: &mut Shared<[f32]>, own: &Shared<[f32]>, at: &TilePosi
 
 /// Replaces a query's scores by their exponentials below the largest; returns the unit's sum.
 #[cube]
-fn exponentiate(scores: &mut Shared<[f32]>, largest: f32, at: &TilePosition, inputs: &FlashInputs) -> f32 {
+fn exponentiate(scores: &mut Shared<[f32]>, largest: f32, at: &TilePosition, inputs: &AttentionInputs) -> f32 {
     let mut total = 0.0f32;
     let mut n = UNIT_POS as usize;
     while n < comptime!(SPLIT) {
@@ -95,7 +95,7 @@ fn exponentiate(scores: &mut Shared<[f32]>, largest: f32, at: &TilePosition, inp
 
 /// Writes the sums of a split's values, weighted by `weights`; a unit sums some features.
 #[cube]
-fn weigh_values(to: &mut [f32], base: usize, weights: &Shared<[f32]>, at: &TilePosition, inputs: &FlashInputs) {
+fn weigh_values(to: &mut [f32], base: usize, weights: &Shared<[f32]>, at: &TilePosition, inputs: &AttentionInputs) {
     let head_dim = comptime!(inputs.tile.head_dim);
     // features that a unit sums at once
     let wide = comptime!(head_dim.div_ceil(UNITS).min(2));
@@ -127,7 +127,7 @@ fn weigh_values(to: &mut [f32], base: usize, weights: &Shared<[f32]>, at: &TileP
 
 /// Writes the results of a split for each query.
 #[cube(launch)]
-pub(crate) fn split_kv(inputs: &FlashInputs, results: &mut SplitResults) {
+pub(crate) fn split_kv(inputs: &AttentionInputs, results: &mut SplitResults) {
     let tile = comptime!(inputs.tile);
     let head_dim = comptime!(tile.head_dim);
     let queries = inputs.sizes.queries as usize;

@@ -5,7 +5,7 @@ use super::{CudaSource, CudaWriter, HOPPER_SHARED, HOPPER_UNITS, SEGMENTS, array
 use crate::attention::bwd_dkv::{self, DkvOutputsCompilationArg};
 use crate::attention::bwd_dq::{self, DqOutputsCompilationArg};
 use crate::attention::forward;
-use crate::attention::inputs::{FlashInputsCompilationArg, FlashSizesCompilationArg};
+use crate::attention::inputs::{AttentionInputsCompilationArg, AttentionSizesCompilationArg};
 use crate::attention::piecewise_linear::PiecewiseLinearInputsCompilationArg;
 use crate::attention::score_gradients::{UpstreamGradientsCompilationArg, bwd_preprocess};
 use crate::attention::score_mods::{ScoreModsCompilationArg, SoftcapCompilationArg};
@@ -34,7 +34,7 @@ const ALL: PresentInputs = PresentInputs { weight: true, lengths: true, ..BIAS }
 const FIRE: PresentInputs = PresentInputs { piecewise: true, ..PLAIN };
 
 impl PresentInputs {
-    fn inputs(self, tile: TileShape) -> FlashInputsCompilationArg {
+    fn inputs(self, tile: TileShape) -> AttentionInputsCompilationArg {
         let softcap = SoftcapCompilationArg { cap: (), inverse: () };
         let piecewise = PiecewiseLinearInputsCompilationArg {
             values: array(),
@@ -50,7 +50,7 @@ impl PresentInputs {
             piecewise: present(self.piecewise, piecewise),
             gate_cumsum: optional(self.gates),
         };
-        let sizes = FlashSizesCompilationArg {
+        let sizes = AttentionSizesCompilationArg {
             heads: (),
             group: (),
             queries: (),
@@ -63,7 +63,7 @@ impl PresentInputs {
             scale: (),
         };
         let lengths = optional(self.lengths);
-        FlashInputsCompilationArg { q: array(), k: array(), v: array(), lengths, score_mods, sizes, tile }
+        AttentionInputsCompilationArg { q: array(), k: array(), v: array(), lengths, score_mods, sizes, tile }
     }
 }
 

@@ -4,7 +4,7 @@
 use super::{CudaSource, CudaWriter, HOPPER_SHARED, HOPPER_UNITS, array, optional};
 use crate::launch::ELEMENTWISE_UNITS;
 use crate::linear::chunk_o::{ChunkRead, PairedRowsCompilationArg};
-use crate::linear::decay::{ChunkedDecayInputsCompilationArg, ChunkedTerms};
+use crate::linear::decay::{DecayInputsCompilationArg, DecayTerms};
 use crate::linear::{ChunkedDims, ChunkedShape, ChunkedSizesCompilationArg, chunk_h, chunk_o, tile_for};
 use cubecl::CompilationError;
 
@@ -22,8 +22,8 @@ impl CudaWriter {
         let dims = ChunkedDims { batch: 1, heads: 1, len: 1, features, values };
         let tile = tile_for(dims, HOPPER_SHARED, HOPPER_UNITS);
         let shape = |terms| ChunkedShape { rows: tile.over(features), values: tile.over(values), terms };
-        let one = shape(ChunkedTerms { terms: 1, shapes: 1 });
-        let many = shape(ChunkedTerms { terms: 24, shapes: 7 });
+        let one = shape(DecayTerms { terms: 1, shapes: 1 });
+        let many = shape(DecayTerms { terms: 24, shapes: 7 });
         let plain = self.linear_variant("plain", one, DecayVariant::Nothing)?;
         let gated = self.linear_variant("gated", one, DecayVariant::Gates)?;
         let decaying = self.linear_variant("decaying", many, DecayVariant::TableAndTerms)?;
@@ -38,7 +38,7 @@ impl CudaWriter {
     ) -> Result<Vec<CudaSource>, CompilationError> {
         let (units, a) = (shape.rows.units(), array);
         let decays = variant == DecayVariant::TableAndTerms;
-        let decay = |shape| ChunkedDecayInputsCompilationArg {
+        let decay = |shape| DecayInputsCompilationArg {
             constants: a(),
             near: optional(decays),
             gate_cumsum: optional(variant == DecayVariant::Gates),

@@ -6,7 +6,7 @@ use crate::attention::piecewise_linear::{FireGradientInputsCompilationArg, fire_
 use crate::epilogue::{self, ActivationKind, EpilogueInputsCompilationArg, EpilogueOutputsCompilationArg};
 use crate::head_mlp::{self, HeadMlpInputsCompilationArg, HeadMlpOutputsCompilationArg, HeadMlpShape};
 use crate::launch::ELEMENTWISE_UNITS;
-use crate::norm::{self, FusedNormInputsCompilationArg, FusedNormOutputsCompilationArg};
+use crate::norm::{self, NormInputsCompilationArg, NormOutputsCompilationArg};
 use crate::{adamw, dropout, precision};
 use cubecl::CompilationError;
 use kerple_core::score_mods::network::{Edge, Network, Variant};
@@ -22,7 +22,7 @@ impl CudaWriter {
 
     fn norms(&self) -> Result<Vec<CudaSource>, CompilationError> {
         let (a, units) = (array, ELEMENTWISE_UNITS);
-        let inputs = || FusedNormInputsCompilationArg {
+        let inputs = || NormInputsCompilationArg {
             x: a(),
             gamma: a(),
             beta: optional(true),
@@ -32,7 +32,7 @@ impl CudaWriter {
             centred: true,
             units,
         };
-        let outputs = || FusedNormOutputsCompilationArg { d_x: a(), d_gamma: a(), d_beta: optional(true) };
+        let outputs = || NormOutputsCompilationArg { d_x: a(), d_gamma: a(), d_beta: optional(true) };
         let forward = |s, p, t| norm::norm_fwd::NormFwd::new(s, p, t, inputs(), a(), a());
         let backward = |s, p, t| norm::norm_bwd::NormBwd::new(s, p, t, inputs(), a(), a(), outputs());
         Ok(vec![self.source("norm", units, forward)?, self.source("norm_backward", units, backward)?])

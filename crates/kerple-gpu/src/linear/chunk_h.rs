@@ -1,7 +1,7 @@
 //! Sums over chunks: those that each chunk leaves, and those of the chunks before or after it that
 //! its rows read.
 
-use super::decay::{ChunkedDecayInputs, advance, chunk_end, scale_by_gates, scale_by_shape, term_factor};
+use super::decay::{DecayInputs, advance, chunk_end, scale_by_gates, scale_by_shape, term_factor};
 use crate::attention::shared_tiles::{TileProduct, add_product};
 use crate::attention::tile::{TileRows, clear, load, store};
 use cubecl::prelude::*;
@@ -10,13 +10,7 @@ use kerple_core::attention::linear::CHUNK;
 /// `sum_t b_m(t) rows_t values_t`, `[M, U]`, of every chunk and shape: what the chunk leaves to
 /// those after it, or, in `reverse`, to those before it.
 #[cube(launch)]
-pub(crate) fn chunk_h(
-    rows: &[f32],
-    values: &[f32],
-    sums: &mut [f32],
-    decay: &ChunkedDecayInputs,
-    #[comptime] reverse: bool,
-) {
+pub(crate) fn chunk_h(rows: &[f32], values: &[f32], sums: &mut [f32], decay: &DecayInputs, #[comptime] reverse: bool) {
     let form = comptime!(decay.shape);
     let square = comptime!(form.rows.square());
     let tile = comptime!(form.values);
@@ -68,7 +62,7 @@ pub(crate) fn chunk_h(
 pub(crate) fn scan_h(
     sums: &mut [f32],
     weights: &ComptimeOption<Box<[f32]>>,
-    decay: &ChunkedDecayInputs,
+    decay: &DecayInputs,
     #[comptime] reverse: bool,
 ) {
     let form = comptime!(decay.shape);
@@ -125,7 +119,7 @@ pub(crate) fn bwd_decay_weights(
     of_keys: &[f32],
     of_queries: &[f32],
     partial: &mut [f32],
-    decay: &ChunkedDecayInputs,
+    decay: &DecayInputs,
     #[comptime] units: usize,
 ) {
     let form = comptime!(decay.shape);

@@ -1,6 +1,6 @@
 //! The two parts of each row's sum: sums over chunks, and nearby rows one by one.
 
-use super::decay::{ChunkedDecayInputs, scale_by_gates, scale_by_shape};
+use super::decay::{DecayInputs, scale_by_gates, scale_by_shape};
 use crate::attention::shared_tiles::{SharedTiles, add_weighted, multiply};
 use crate::attention::table_gradients::{TableRow, add_diagonals};
 use crate::attention::tile::{TileRows, clear, load, load_either, share, store};
@@ -48,7 +48,7 @@ fn decay_products(
     products: &mut Array<f32>,
     at: HeadRows,
     other: usize,
-    decay: &ChunkedDecayInputs,
+    decay: &DecayInputs,
     #[comptime] by_table: bool,
     #[comptime] reverse: bool,
 ) {
@@ -97,7 +97,7 @@ fn add_distant(
     queries: &[f32],
     sums: &[f32],
     at: HeadRows,
-    decay: &ChunkedDecayInputs,
+    decay: &DecayInputs,
     #[comptime] read: ChunkRead,
 ) {
     let form = comptime!(decay.shape);
@@ -160,7 +160,7 @@ fn add_nearby(
     shared: &mut SharedTiles<f32>,
     rows: &PairedRows,
     at: HeadRows,
-    decay: &ChunkedDecayInputs,
+    decay: &DecayInputs,
     #[comptime] reverse: bool,
 ) {
     let form = comptime!(decay.shape);
@@ -203,7 +203,7 @@ pub(crate) fn chunk_o(
     rows: &PairedRows,
     sums: &ComptimeOption<Box<[f32]>>,
     out: &mut [f32],
-    decay: &ChunkedDecayInputs,
+    decay: &DecayInputs,
     #[comptime] read: ChunkRead,
 ) {
     let form = comptime!(decay.shape);
@@ -231,7 +231,7 @@ pub(crate) fn chunk_o(
 /// Writes rows of gradients of the table of distances, `[B, H, cubes, near_len]`, as attention does
 /// for its tables.
 #[cube(launch)]
-pub(crate) fn bwd_near_table(rows: &PairedRows, d_out: &[f32], partial: &mut [f32], decay: &ChunkedDecayInputs) {
+pub(crate) fn bwd_near_table(rows: &PairedRows, d_out: &[f32], partial: &mut [f32], decay: &DecayInputs) {
     let form = comptime!(decay.shape);
     let tile = comptime!(form.values);
     let size = comptime!(tile.size());

@@ -13,14 +13,14 @@ use kerple_core::attention::linear::{CHUNK, IN_F32, shapes};
 
 /// Numbers of exponentials, the same for all heads; heads with fewer are padded with zeros.
 #[derive(Clone, Copy, Debug, Hash, PartialEq, Eq)]
-pub(crate) struct ChunkedTerms {
+pub(crate) struct DecayTerms {
     /// K
     pub terms: usize,
     /// J
     pub shapes: usize,
 }
 
-impl ChunkedTerms {
+impl DecayTerms {
     /// Where the factors of a chunk in a term begin in the constants of a head,
     /// `exp(-rate_k t_m)`, `[K, J]`; before them are `b_m(t)`, `[J, CHUNK]`.
     fn chunk_factors(&self) -> usize {
@@ -53,7 +53,7 @@ pub struct ChunkedDecay {
     /// `[H, K]`; without them weights are 1.
     pub(super) weights: Option<Handle>,
     pub(super) constants: Handle,
-    pub(super) terms: ChunkedTerms,
+    pub(super) terms: DecayTerms,
     pub(super) near_len: usize,
 }
 
@@ -85,7 +85,7 @@ impl ChunkedDecay {
         let of_head = |head: usize| &rates[head * terms..][..terms];
         let found: Vec<(Vec<usize>, Vec<f64>)> = (0..heads).map(|head| shapes(of_head(head), IN_F32)).collect();
         let most = found.iter().map(|(rows, _)| rows.len()).max().unwrap_or(0);
-        let terms = ChunkedTerms { terms, shapes: most };
+        let terms = DecayTerms { terms, shapes: most };
         let constants =
             found.iter().enumerate().flat_map(|(head, found)| constants(of_head(head), found, terms, near_len));
         let constants: Vec<f32> = constants.map(|value| value as f32).collect();
@@ -95,8 +95,8 @@ impl ChunkedDecay {
     }
 }
 
-/// The constants of a head, computed in f64, as [`ChunkedTerms`] orders them.
-fn constants(rates: &[f64], (rows, shape): &(Vec<usize>, Vec<f64>), terms: ChunkedTerms, near_len: usize) -> Vec<f64> {
+/// The constants of a head, computed in f64, as [`DecayTerms`] orders them.
+fn constants(rates: &[f64], (rows, shape): &(Vec<usize>, Vec<f64>), terms: DecayTerms, near_len: usize) -> Vec<f64> {
     let mut all = shape.clone();
     all.resize(terms.chunk_factors(), 0.0);
     let mut of_pairs = |value: &dyn Fn(f64, usize) -> f64| {
@@ -114,8 +114,8 @@ fn constants(rates: &[f64], (rows, shape): &(Vec<usize>, Vec<f64>), terms: Chunk
 
 /// The decay as kernels read it.
 #[derive(CubeType, CubeLaunch)]
-pub(crate) struct ChunkedDecayInputs {
-    /// Per head, see [`ChunkedTerms`].
+pub(crate) struct DecayInputs {
+    /// Per head, see [`DecayTerms`].
     pub constants: Box<[f32]>,
     /// The table at distances that are computed pair by pair, `[H, near_len]`.
     pub near: ComptimeOption<Box<[f32]>>,
@@ -191,7 +191,7 @@ pub(crate) fn chunk_end(chunk: usize, len: usize) -> usize {
 /// a sum that is nearly steady would drift if the two were rounded one after the other. `head` is
 /// where the head's constants begin.
 #[cube]
-pub(crate) fn advance(sums: &mut Array<f32>, own: &Array<f32>, head: usize, decay: &ChunkedDecayInputs) {
+pub(crate) fn advance(sums: &mut Array<f32>, own: &Array<f32>, head: usize, decay: &DecayInputs) {
     let terms = comptime!(decay.shape.terms);
     let shapes = decay.sizes.shapes as usize;
     let factors = head + comptime!(terms.chunk_factors());
@@ -210,7 +210,7 @@ pub(crate) fn advance(sums: &mut Array<f32>, own: &Array<f32>, head: usize, deca
 
 /// The factor of a term in a shape, without the term's weight.
 #[cube]
-pub(crate) fn term_factor(decay: &ChunkedDecayInputs, head: usize, k: usize, m: usize) -> f32 {
+pub(crate) fn term_factor(decay: &DecayInputs, head: usize, k: usize, m: usize) -> f32 {
     let terms = comptime!(decay.shape.terms);
     decay.constants[head + comptime!(terms.term_factors()) + k * comptime!(terms.shapes) + m]
 }
