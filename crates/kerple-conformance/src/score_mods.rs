@@ -102,7 +102,7 @@ fn block<'a, T>(batch: usize, heads: usize, len: usize) -> ScoreBlock<'a, T> {
     }
 }
 
-/// `score`: what becomes of given scores, where a query sees them.
+/// `score`: given scores after the score modification, where the mask allows the pair.
 pub fn scores(case: &Case) -> CaseResult {
     let ReferenceMethod { encoding, names } = method(case)?;
     let ([_, heads, len, _], x, up) = (case.shape("x")?, case.input("x")?, case.input("g")?);

@@ -212,7 +212,7 @@ impl ScoreInputs {
         (ScoreInputs { bias, scale: *scale, softcap: *softcap, sinks, mask: mask.clone() }, arrays)
     }
 
-    /// Whether the scores of a head do not depend on other heads.
+    /// Whether the scores of each head depend on that head alone.
     pub(crate) fn heads_are_apart(&self) -> bool {
         !matches!(self.bias, BiasInputs::ScoreMod(..))
     }

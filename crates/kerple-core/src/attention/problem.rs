@@ -103,7 +103,7 @@ impl<'a, T: Number> AttentionProblem<'a, T> {
         self.mask.sides().columns(table.len)
     }
 
-    /// The index of distance 0 of a head in a table.
+    /// The index of distance 0 in the row of this head.
     pub(super) fn origin(&self, table: ScoreTable<T>, head: usize) -> usize {
         head * self.columns(table) + self.mask.sides().origin(table.len)
     }
@@ -161,7 +161,7 @@ impl<'a, T: Number> AttentionProblem<'a, T> {
         assert!(!both || fall(), "cumulative gates must not increase in bidirectional attention");
     }
 
-    /// The cumulative gates of a head of a sequence, `[K]`, where there are cumulative gates.
+    /// The cumulative gates of one head and sequence, `[K]`, where the problem has gates.
     pub(super) fn gate_cumsum(&self, batch: usize, head: usize) -> Option<&'a [f64]> {
         let ScoreTransform::Table(ScoreTable { gate_cumsum: Some(gate_cumsum), .. }) = self.scores else { return None };
         let AttentionDims { heads, keys, .. } = self.dims;

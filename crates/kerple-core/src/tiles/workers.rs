@@ -2,7 +2,7 @@
 //!
 //! Which thread computes an item depends on chance; what is added to what, and in which order, does
 //! not. An item waits only for items with smaller numbers, which were claimed before it and are
-//! running, so there is no deadlock.
+//! running, so a deadlock is impossible.
 
 use crate::{Number, cpu};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
