@@ -11,8 +11,7 @@ use kerple_core::seed::DEFAULT_SEED;
 use kerple_data::{PrepareOptions, Sources};
 use kerple_lm::compare::Comparison;
 use kerple_lm::config::{DataConfig, ModelConfig, Preset, RunConfig, TrainConfig};
-use kerple_lm::evaluate::EvalEvent;
-use kerple_lm::evaluate::{EvalRequest, Protocol, SegmentCount};
+use kerple_lm::evaluate::{EvalEvent, EvalRequest, Protocol, SegmentCount};
 use kerple_lm::runtime::Runtime;
 use kerple_lm::sweep::{Shard, SweepEvent};
 use kerple_lm::train::TrainEvent;
@@ -125,6 +124,8 @@ fn train_and_evaluate(comparison: &Comparison, stop: &AtomicBool) -> CommandResu
             }
             run = format!("{name} seed {seed}");
             done = index;
+            // a run that diverged has left the lengths that it had finished
+            perplexities.clear();
         }
         SweepEvent::Training(TrainEvent::Step(step)) => line.show(|| {
             let share = (done as f64 + step.step as f64 / step.steps as f64) / RUNS as f64;
