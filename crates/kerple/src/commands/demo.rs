@@ -33,6 +33,8 @@ const TOKENIZER: &str = "bpe:512";
 const SEGMENTS: usize = 32;
 const PLOT_WIDTH: usize = 72;
 const PLOT_HEIGHT: usize = 12;
+/// While it runs, table, picture and progress together fit a terminal of 24 lines, which could not be redrawn otherwise.
+const LIVE_PLOT_HEIGHT: usize = 8;
 
 /// Trains three encodings on short sequences and draws their perplexity on longer ones.
 pub fn run(args: &DemoArgs) -> CommandResult {
@@ -48,10 +50,12 @@ pub fn run(args: &DemoArgs) -> CommandResult {
     let finished = comparison.run(Shard::WHOLE, &stop, &mut |event| match event {
         SweepEvent::Run { name, index, runs, .. } => doing = format!("{}/{runs} {name}", index + 1),
         SweepEvent::Diverged { error, .. } => live.keep(&format!("{doing} failed: {error}")),
-        SweepEvent::Training(train::TrainEvent::Step(step)) => live.show(|| curves.text() + &step_line(&doing, step)),
+        SweepEvent::Training(train::TrainEvent::Step(step)) => {
+            live.show(|| curves.text(LIVE_PLOT_HEIGHT) + &step_line(&doing, step))
+        }
         SweepEvent::Evaluation(evaluate::EvalEvent::Row { row, .. }) => {
             curves.add(&row.label, row.eval_len, row.perplexity);
-            live.show_now(&(curves.text() + &doing));
+            live.show_now(&(curves.text(LIVE_PLOT_HEIGHT) + &doing));
         }
         _ => {}
     })?;
@@ -65,7 +69,7 @@ pub fn run(args: &DemoArgs) -> CommandResult {
     // runs that were finished before were not evaluated again
     let curves = Curves::read(&comparison)?;
     let report = write(std::slice::from_ref(&args.out), &args.out.join("report"), None)?.index;
-    resultln!("{}", curves.text());
+    resultln!("{}", curves.text(PLOT_HEIGHT));
     let longest = LENGTHS[LENGTHS.len() - 1];
     resultln!(
         "Two-layer models after {STEPS} steps at {TRAIN_LEN} tokens: perplexity of the last {TRAIN_LEN} of\n\
@@ -150,7 +154,10 @@ impl Curves {
         for encoding in &comparison.encodings {
             let rows = comparison.folder(&encoding.label(), comparison.config.seed).evaluations()?;
             let of_demo = rows.iter().filter(|row| {
-                row.protocol == protocol && row.label == encoding.label() && LENGTHS.contains(&(row.eval_len as usize))
+                row.protocol == protocol
+                    && row.label == encoding.label()
+                    && row.window.is_none()
+                    && LENGTHS.contains(&(row.eval_len as usize))
             });
             of_demo.for_each(|row| curves.add(&row.label, row.eval_len, row.perplexity));
         }
@@ -167,7 +174,7 @@ impl Curves {
     }
 
     /// The table, and below it the picture once there is a line to draw.
-    fn text(&self) -> String {
+    fn text(&self, plot_height: usize) -> String {
         if self.0.is_empty() {
             return String::new();
         }
@@ -179,7 +186,7 @@ impl Curves {
         }
         if self.0.iter().any(|curve| curve.points.len() > 1) {
             text += "\n";
-            text += &self.plot().text(PLOT_WIDTH, PLOT_HEIGHT);
+            text += &self.plot().text(PLOT_WIDTH, plot_height);
         }
         text + "\n"
     }
