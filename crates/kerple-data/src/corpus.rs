@@ -216,7 +216,7 @@ impl Corpus {
     /// When the range reaches beyond the end of the split.
     pub fn bytes_in(&self, split: Split, range: Range<usize>) -> Result<u64> {
         let (tokenizer, tokens) = (self.tokenizer()?, self.split(split));
-        if tokenizer.music_vocabulary().is_some() {
+        if tokenizer.is_music() {
             let hint = "compare losses of music in nats per token";
             return Err(Error::refused("the tokens are music events, which do not represent bytes of text", hint));
         }
