@@ -6,34 +6,121 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import safetensors
 import torch
 
-from kerple.conformance import CASES, Call, check, definition
-from kerple.conformance.backends import BUILT_IN, eager, find, sdpa
+from kerple.conformance import CASES, Call, Unsupported, check, definition, plain
+from kerple.conformance.backends import BUILT_IN, _features, eager, find, sdpa
+from kerple.conformance.mutants import MUTANTS, Mutant
+from kerple.conformance.run import make
 from kerple.torch import Encoding
 
 KNOWN = {case.name: case for case in CASES}
 
 
+#: Features that kerple's own attention does not have.
+MISSING = {"document_ids"}
+
+
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_kerple_is_conforming(case):
     result = check(BUILT_IN["kerple"], case)
-    assert result.is_good, (result.failure, result.errors, result.allowed)
+    assert result.is_good, result.message()
+    assert result.unsupported is None or result.unsupported in MISSING
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_the_definition_agrees_with_itself_in_the_type_of_the_call(case):
     result = check(lambda call: definition(call).to(call.q.dtype), case)
-    assert result.is_good, (result.failure, result.errors, result.allowed)
+    assert result.is_good, result.message()
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_the_plain_attention_is_conforming(case):
+    result = check(BUILT_IN["plain"], case)
+    assert result.is_good and result.unsupported is None, result.message()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16], ids=str)
+def test_a_type_holds_for_all_checks(dtype):
+    for case in CASES:
+        if case.keys <= 64:
+            result = check(BUILT_IN["plain"], case, dtype=dtype)
+            assert result.is_good and result.case.dtype == dtype, result.message()
+
+
+@pytest.mark.parametrize("name", ["one key", "bias in both directions", "everything", "gates and sinks", "documents", "softcap and weight"])
+def test_gradients_of_the_plain_attention_are_those_of_differences(name):
+    small = dict(batch=2, queries=min(5, KNOWN[name].queries), keys=min(7, KNOWN[name].keys), features=3, window=KNOWN[name].window and 4)
+    if KNOWN[name].documents:
+        small.update(queries=7, documents=((3, 1, 2), (7,)))
+    if KNOWN[name].key_lengths:
+        small.update(key_lengths=(7, 6), key_starts=(0, 1))
+    call, _ = make(replace(KNOWN[name], **small, dtype=torch.float64))
+    leaves = call.with_gradient()
+    if "gates" in leaves:  # differences of padding's NaN are NaN
+        leaves["gates"] = leaves["gates"].detach().nan_to_num(-1.0).requires_grad_()
+
+    def run(*values):
+        return plain.attention(**{**_features(call), "q": None, "k": None, "v": None, **dict(zip(leaves, values, strict=True))}, tile=3)
+
+    assert torch.autograd.gradcheck(run, tuple(leaves.values()))
+
+
+@pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name)
+def test_a_mutant_is_caught_by_the_check_that_is_named_after_its_mistake(mutant):
+    found = mutant.first_failure()
+    assert found is not None, "no check fails"
+    assert mutant.is_caught(found), (mutant.caught_by, mutant.part, found.message())
+    assert found.message().startswith(mutant.caught_by) and mutant.part in found.message()
+
+
+def test_mutants_are_many_and_different():
+    assert len(MUTANTS) >= 100
+    assert len({mutant.name for mutant in MUTANTS}) == len({(mutant.old, mutant.new) for mutant in MUTANTS}) == len(MUTANTS)
+    assert {mutant.caught_by for mutant in MUTANTS} <= set(KNOWN)
+
+
+def test_a_mutant_that_changes_nothing_is_refused_or_survives():
+    with pytest.raises(ValueError, match="contains 0 times"):
+        Mutant("none", "no such line", "", "bias").first_failure()
+    same = Mutant("same", "_RESET = -65536.0", "_RESET = -65536.0  # the same", "bias")
+    short = [case for case in CASES if case.keys <= 33]
+    assert all(check(same.attention(), case).is_good for case in short)
+    assert not same.is_caught(None)
+
+
+def test_the_suite_runs_on_the_device_that_is_asked_for():
+    """Every tensor of a call is there; meta tensors have no values, so that nothing can pass."""
+    seen = []
+
+    def attention(call):
+        tensors = [x for x in vars(call).values() if isinstance(x, torch.Tensor)]
+        seen.extend(x.device.type for x in tensors)
+        raise Unsupported("values")
+
+    for case in CASES:
+        assert check(attention, case, device="meta").unsupported == "values"
+    assert set(seen) == {"meta"}
+
+
+def test_what_is_not_supported_is_neither_good_nor_wrong():
+    result = check(sdpa, KNOWN["sinks"])
+    assert result.unsupported == "sinks" and not result.errors
+    found = command("--against", "sdpa", "--case", "sinks", "--case", "bias")
+    assert found.returncode == 0 and "1 of 2 checks pass, 1 not supported (sinks)" in found.stdout
 
 
 def test_eager_is_wrong_where_rows_see_nothing():
     wrong = {case.name for case in CASES if not check(eager, case).is_good}
-    assert wrong == {"more queries", "no key at all", "window past the padding"}
+    assert wrong == {
+        "more queries", "no key at all", "window past the padding", "padding at the front", "documents in both directions",
+        "gates and padding",
+    }  # fmt: skip
 
 
 def other(**changed):
@@ -41,12 +128,12 @@ def other(**changed):
 
 
 MISTAKES = {
-    "keys ahead": (other(causal=lambda call: False, bias=lambda call: torch.cat([call.bias.flip(1)[:, :-1], call.bias], 1)), "causal"),
+    "keys ahead": (other(causal=lambda call: False, bias=lambda call: torch.cat([call.bias.flip(1)[:, :-1], call.bias], 1)), "bias"),
     "a window too wide": (other(window=lambda call: call.window + 1), "window"),
     "no padding": (other(key_lengths=lambda call: None), "padding"),
-    "another scale": (other(scale=lambda call: 1.02 * call.scale), "causal"),
-    "a bias without gradient": (other(bias=lambda call: call.bias.detach()), "causal"),
-    "a bias off by one": (other(bias=lambda call: call.bias.roll(1, 1)), "causal"),
+    "another scale": (other(scale=lambda call: 1.02 * call.scale), "bias"),
+    "a bias without gradient": (other(bias=lambda call: call.bias.detach()), "bias"),
+    "a bias off by one": (other(bias=lambda call: call.bias.roll(1, 1)), "bias"),
     "heads in another order": (other(k=lambda call: call.k.flip(1)), "grouped heads"),
     "a mask of -1e4": (
         lambda call: (
@@ -55,10 +142,10 @@ MISTAKES = {
         ),
         "all far below zero",
     ),
-    "half precision inside": (lambda call: sdpa(call).bfloat16().to(call.q.dtype), "causal"),
+    "half precision inside": (lambda call: sdpa(call).bfloat16().to(call.q.dtype), "bias"),
     "queries from the front": (lambda call: sdpa(Call(**{**vars(call), "k": call.k.roll(1, 2)})), "more keys"),
-    "an error": (lambda call: 1 / 0, "causal"),
-    "another shape": (lambda call: call.q[..., :1] * 1, "causal"),
+    "an error": (lambda call: 1 / 0, "bias"),
+    "another shape": (lambda call: call.q[..., :1] * 1, "bias"),
 }  # fmt: skip
 
 
@@ -75,18 +162,19 @@ def command(*arguments):
 
 
 def test_the_command():
-    good = command("--against", "kerple", "--case", "causal", "--case", "padding", "--json")
+    good = command("--against", "kerple", "--case", "bias", "--case", "padding", "--json")
     rows = [json.loads(line) for line in good.stdout.splitlines()]
-    assert good.returncode == 0 and [row["case"] for row in rows] == ["causal", "padding"]
+    assert good.returncode == 0 and [row["case"] for row in rows] == ["bias", "padding"]
     assert all(row["good"] and set(row["errors"]) == {"out", "d_q", "d_k", "d_v", "d_bias"} for row in rows)
     bad = command("--against", "kerple.conformance.backends:eager", "--case", "no key at all")
-    assert bad.returncode == 1 and "WRONG" in bad.stdout and "0 of 1 cases" in bad.stdout
+    assert bad.returncode == 1 and "WRONG" in bad.stdout and "0 of 1 checks pass, 1 wrong; the first: no key at all" in bad.stdout
     assert "a single pair" in command("--list").stdout
     for asked, words in [
         (("--against", "nobody"), "MODULE:FUNCTION"),
         (("--against", "no.such:f"), "no.such"),
         (("--against", "math:no_such"), "no_such"),
-        (("--case", "x"), "there is no case 'x'"),
+        (("--case", "x"), "there is no check 'x'"),
+        (("--device", "nowhere"), "--device nowhere"),
     ]:
         found = command(*asked)
         assert found.returncode == 2 and words in found.stderr, found.stderr
@@ -216,3 +304,8 @@ def test_modules_meet_the_reference_values(reference):
         absolute, relative = reference.tolerance(key, expected)
         got, words = got.reshape(expected.shape), lambda text, key=key: f"{key}: {text}"
         torch.testing.assert_close(got, expected.double(), atol=absolute, rtol=relative, msg=words)
+
+
+def test_the_page_counts_checks_and_mutants():
+    page = (REPOSITORY.parent / "docs" / "python.md").read_text()
+    assert f"The {len(CASES)} checks cover" in page and f"All {len(MUTANTS)} mutants are caught" in page

@@ -1,4 +1,4 @@
-"""The cases, each with a description."""
+"""The cases, each with a description: first single features, then what goes wrong with them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 
 @dataclass(frozen=True)
 class Case:
-    """Sizes and values of one call."""
+    """Sizes and values of one call. Its name is the name of the check."""
 
     name: str
     about: str
@@ -22,31 +22,116 @@ class Case:
     causal: bool = True
     window: int | None = None
     key_lengths: tuple[int, ...] | None = None
+    key_starts: tuple[int, ...] | None = None
+    #: Lengths of the documents of each sequence; what is left of a sequence is padding.
+    documents: tuple[tuple[int, ...], ...] | None = None
+    bias: bool = True
+    weight: bool = False
+    softcap: float | None = None
+    #: The mean of the attention sinks; None is none.
+    sinks: float | None = None
+    gates: bool = False
+    #: The value of the gates at a third of the keys.
+    reset: float | None = None
+    #: None is ``1 / sqrt(features)``.
+    scale: float | None = None
     #: A factor of the queries, and so of the scores.
     scores: float = 1.0
     #: The bias decreases with distance at this rate.
     slope: float = 0.05
     constant: float = 0.0
+    #: Columns of the tables for distances that do not occur.
+    columns: int = 0
     dtype: torch.dtype = field(default=torch.float32)
+    #: The type of tables, sinks and gates; None is that of q, k and v.
+    table_dtype: torch.dtype | None = None
+    #: How q, k, v and the gradient of the output are stored, see :data:`LAYOUTS`.
+    layout: str = "contiguous"
+    #: Whether a second run must have the same bits.
+    is_repeated: bool = False
+
+
+#: Memory layouts, with what an implementation may wrongly assume.
+LAYOUTS = {
+    "contiguous": "rows of all heads, one after another",
+    "heads inside rows": "[B, L, H, D] transposed, as linear layers return it",
+    "features apart": "[B, H, D, L] transposed: features of a row are not neighbours",
+    "within larger tensors": "slices of tensors that contain NaN everywhere else",
+    "expanded": "keys, values and the gradient of the output have strides of 0",
+}
+
+_LONG = dict(batch=1, heads=1, kv_heads=1, queries=4096, keys=4096)
+_EVERYTHING = dict(
+    heads=4, queries=70, keys=97, window=50, scale=0.3, weight=True, softcap=3.0, sinks=0.5, gates=True,
+    key_lengths=(97, 80), key_starts=(0, 9),
+)  # fmt: skip
+
+
+def _lengths(*lengths: int) -> tuple[Case, ...]:
+    about = "whole numbers of tiles and one more, without a bias"
+    return tuple(Case(f"{n} positions", about, bias=False, queries=n, keys=n) for n in lengths)
+
+
+def _layouts() -> tuple[Case, ...]:
+    return tuple(
+        Case(name, about, queries=40, keys=40, features=24, layout=name)
+        for name, about in LAYOUTS.items()
+        if name != "contiguous"
+    )
 
 
 CASES = (
-    Case("causal", "a decoder's"),
-    Case("both directions", "an encoder's, with a bias of its own for keys ahead", causal=False),
     Case("one key", "a single pair", queries=1, keys=1),
+    Case("scale", "scores are multiplied by 0.3, not by 1/sqrt(D)", bias=False, queries=1, keys=9, causal=False, scale=0.3),
+    Case("both directions", "an encoder's, without a bias", bias=False, queries=24, keys=24, causal=False),
+    Case("causal", "a decoder's, without a bias", bias=False, queries=24, keys=24),
+    *_lengths(16, 17, 32, 33, 64, 65, 96, 97, 128, 129),
+    Case("bias", "a decoder's, added to scaled scores"),
+    Case("bias of 320 positions", "ten tiles of 32: the bias reaches all of them", batch=1, queries=320, keys=320),
+    Case("bias in both directions", "an encoder's, with a bias of its own for keys ahead", causal=False),
+    Case("longer tables", "tables have columns for distances that do not occur", columns=7),
+    Case("longer tables in both directions", "distance 0 is the middle column", causal=False, columns=7),
     Case("odd sizes", "no size is a whole number of vectors", heads=3, kv_heads=3, queries=47, keys=47, features=7),
-    Case("window", "keys at least 5 behind are not seen", window=5),
+    Case("one feature", "rows of q, k and v are single numbers", features=1),
+    Case("24 features", "not a power of two", features=24),
+    Case("80 features", "not a power of two", features=80),
+    Case("window", "keys at least 5 away are not seen", window=5),
     Case("window of one", "every query sees itself only", window=1),
     Case("window in both directions", "5 keys on each side, the query's counted on both", causal=False, window=5),
+    Case("window across tiles", "of 40 among 150 positions", queries=150, keys=150, window=40),
     Case("grouped heads", "4 query heads over 2 key heads", heads=4),
     Case("one key head", "4 query heads over 1 key head", heads=4, kv_heads=1),
-    Case("decoding", "one query behind 64 keys", queries=1, keys=64),
-    Case("more keys", "9 queries behind 64 keys", queries=9, keys=64),
+    Case("decoding", "one query after 63 keys", queries=1, keys=64),
+    Case("more keys", "9 queries at the end of 64 keys", queries=9, keys=64),
     Case("more queries", "the first queries stand before every key and see none", queries=40, keys=24),
     Case("padding", "sequences of 33 and 7 keys", key_lengths=(33, 7)),
     Case("padding in both directions", "sequences of 33 and 7 keys", causal=False, key_lengths=(33, 7)),
+    Case("padding at the front", "sequences whose first 0 and 11 keys are padding", key_starts=(0, 11)),
+    Case("padding at both ends", "keys 3 to 29 and 12 to 19", causal=False, key_starts=(3, 12), key_lengths=(30, 20)),
     Case("no key at all", "one sequence has none: its outputs and gradients are 0", key_lengths=(33, 0)),
-    Case("window past the padding", "queries behind the padding see nothing", window=4, key_lengths=(33, 7)),
+    Case("window past the padding", "queries past the end see nothing", window=4, key_lengths=(33, 7)),
+    Case("documents", "tokens attend within their document", documents=((9, 1, 23), (20, 13))),
+    Case("documents in both directions", "and padding at the end", causal=False, documents=((9, 1, 18), (33,))),
+    Case("documents across tiles", "borders inside and between tiles", batch=1, queries=130, keys=130, documents=((31, 1, 32, 50, 16),)),
+    Case("weight", "scores are multiplied by a function of the distance", bias=False, weight=True),
+    Case("weight and bias", "scores are multiplied first, then the bias is added", weight=True),
+    Case("weight and bias in both directions", "with entries of their own for keys ahead", causal=False, weight=True),
+    Case("softcap", "scores up to 5 below a cap of 2", bias=False, softcap=2.0),
+    Case("softcap and bias", "scores are capped before the bias is added", softcap=2.0, slope=0.2),
+    Case("softcap and weight", "scores are capped before they are multiplied", softcap=2.0, weight=True),
+    Case("sinks", "an extra logit in the denominator of every row", sinks=0.5),
+    Case("high sinks", "the sink is at 120, above every score; its exponential overflows", sinks=120.0, constant=118.0),
+    Case("low sinks", "the sink is at -1e4, and weights are as without it", sinks=-1e4),
+    Case("sinks without keys", "a row with nothing but its sink has the output 0", sinks=0.5, key_lengths=(33, 0)),
+    Case("gates", "scores get the gates after the key, up to the query's", bias=False, gates=True),
+    Case("gates and sinks", "gradients of a row do not add up to 0", bias=False, gates=True, sinks=0.5),
+    Case("gates and bias in both directions", "sums between the two positions", causal=False, gates=True),
+    Case("gates of more keys", "9 queries at the end of 64 keys", queries=9, keys=64, gates=True),
+    Case("gates and padding", "gates of padding are NaN", gates=True, key_lengths=(33, 7), key_starts=(5, 0)),
+    Case("gates after a low one", "sums of -6e4 leave f32 no digits for their differences", gates=True, reset=-6e4),
+    Case("gates of -inf", "nothing before such a token is seen", gates=True, reset=-float("inf")),
+    Case("everything", "all features in one call", **_EVERYTHING),
+    Case("everything in both directions", "padding is at the end", **_EVERYTHING | dict(causal=False, key_starts=None)),
     Case("large scores", "scores of some hundreds: weights are 0 or 1, and their exponentials overflow", scores=100.0),
     Case("tiny scores", "scores of 1e-6: weights are nearly alike", scores=1e-6, slope=1e-6),
     Case("strong bias", "far keys at -1e5, past where masks of -1e4 hide them", slope=3e3),
@@ -54,8 +139,14 @@ CASES = (
         "all far below zero", "every score is about -1e4, which masks of -1e4 confuse with hidden ones", constant=-1e4
     ),
     Case("rising bias", "favours far keys", slope=-0.5),
-    Case("long", "4096 positions", batch=1, heads=1, kv_heads=1, queries=4096, keys=4096),
+    *_layouts(),
+    Case("same bits", "a second run gives the same bits", heads=4, queries=129, keys=129, weight=True, sinks=0.5, gates=True, is_repeated=True),
     Case("double", "f64", dtype=torch.float64),
     Case("bfloat16", "half precision", dtype=torch.bfloat16),
     Case("float16", "half precision", dtype=torch.float16),
-)
+    Case("bfloat16, bias in float32", "a bias of about 1000, which bfloat16 rounds to steps of 4", constant=1000.0,
+         dtype=torch.bfloat16, table_dtype=torch.float32),
+    Case("bfloat16, everything", "all features in one call, tables in float32", **_EVERYTHING,
+         dtype=torch.bfloat16, table_dtype=torch.float32),
+    Case("long", "4096 positions", **_LONG),
+)  # fmt: skip

@@ -3,10 +3,23 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
+
+#: The tensors of a call that have a gradient, and the names of these gradients.
+GRADIENTS = {name: f"d_{name}" for name in ("q", "k", "v", "bias", "weight", "sinks", "gates")}
+
+#: The lowest gate that is not told apart from -inf: e to this power is 0.
+_RESET = -65536.0
+
+
+class Unsupported(Exception):
+    """Raise it in an implementation that lacks a feature, ``Unsupported("sinks")``: the suite then
+    reports the check as not supported instead of wrong.
+    """
 
 
 @dataclass(frozen=True)
@@ -14,32 +27,47 @@ class Call:
     """The inputs of an implementation.
 
     Query ``i`` of Q is at position ``K - Q + i``; ``d = i - j`` is the distance from query to key.
-    The score of a pair is ``scale q.k + bias[h, d]``. A query attends to keys with ``0 <= d``, or
-    to all without ``causal``, within ``|d| < window``, and of sequence b only to the first
-    ``key_lengths[b]``. A query that may not attend to any key has the output 0 and passes no
-    gradient on.
+    The score of a pair is ``u weight[h, d] + bias[h, d] + c_i - c_j``, where u is ``scale q.k``, or
+    ``softcap tanh(scale q.k / softcap)``, and c are cumulative gates. A query attends to keys with
+    ``0 <= d``, or to all without ``causal``, within ``|d| < window``, of its own document, and of
+    sequence b only to those from ``key_starts[b]`` on and before ``key_lengths[b]``. A query that
+    may not attend to any key has the output 0 and passes no gradient on.
     """
 
     q: Tensor
     """``[B, H, Q, D]``"""
     k: Tensor
-    """``[B, G, K, D]``, where G divides H."""
+    """``[B, G, K, D]``, where G divides H: query head h reads key head ``h // (H // G)``."""
     v: Tensor
     """``[B, G, K, D]``"""
-    bias: Tensor
+    bias: Tensor | None
     """``[H, K]`` over distances 0 to K - 1; without ``causal`` ``[H, 2 L - 1]`` over ``-(L - 1)`` to
-    ``L - 1``, where L is the larger of Q and K.
+    ``L - 1``, where L is the larger of Q and K. A table may be longer.
     """
     causal: bool
     window: int | None
     key_lengths: Tensor | None
-    """``[B]``"""
+    """``[B]``, one past the last key that is not padding."""
     scale: float
+    weight: Tensor | None = None
+    """Shaped as the bias; multiplies scores."""
+    softcap: float | None = None
+    sinks: Tensor | None = None
+    """``[H]``, logits without a value, which each row's softmax includes."""
+    gates: Tensor | None = None
+    """Log gates, ``[B, H, K]``: a score gets the sum of the gates after the earlier position, up to
+    the later one. Those of padding are not read and may be NaN; -65536 lets nothing through.
+    """
+    key_starts: Tensor | None = None
+    """``[B]``, the first key that is not padding."""
+    document_ids: Tensor | None = None
+    """``[B, L]``, the number of each token's document; -1 is padding at the end. Q equals K."""
 
     def distances(self) -> Tensor:
         """``[Q, K]``"""
         queries, keys = self.q.shape[2], self.k.shape[2]
-        return torch.arange(keys - queries, keys)[:, None] - torch.arange(keys)
+        own = torch.arange(keys - queries, keys, device=self.q.device)
+        return own[:, None] - torch.arange(keys, device=self.q.device)
 
     def seen(self) -> Tensor:
         """The attention mask, ``[B or 1, 1, Q, K]``."""
@@ -48,60 +76,136 @@ class Call:
         if self.window is not None:
             seen = seen & (d.abs() < self.window)
         seen = seen[None, None]
+        at = torch.arange(self.k.shape[2], device=self.q.device)
         if self.key_lengths is not None:
-            seen = seen & (torch.arange(self.k.shape[2]) < self.key_lengths[:, None])[:, None, None]
+            seen = seen & (at < self.key_lengths[:, None])[:, None, None]
+        if self.key_starts is not None:
+            seen = seen & (at >= self.key_starts[:, None])[:, None, None]
+        if self.document_ids is not None:
+            ids = self.document_ids
+            same = (ids[:, :, None] == ids[:, None]) & (ids[:, :, None] >= 0)
+            seen = seen & same[:, None]
         return seen
 
-    def spread(self) -> Tensor:
-        """The bias per pair, ``[H, Q, K]``."""
-        origin = 0 if self.causal else self.bias.shape[1] // 2
-        return self.bias[:, (origin + self.distances()).clamp(0, self.bias.shape[1] - 1)]
+    def spread(self, table: Tensor | None = None) -> Tensor:
+        """A table, by default the bias, per pair, ``[H, Q, K]``; pairs that are not seen have any
+        entry.
+        """
+        table = self.bias if table is None else table
+        origin = 0 if self.causal else table.shape[1] // 2
+        return table[:, (origin + self.distances()).clamp(0, table.shape[1] - 1)]
+
+    def cumulative_gates(self) -> Tensor:
+        """``[B, H, K]`` in f64."""
+        at, gates = torch.arange(self.k.shape[2], device=self.q.device), self.gates
+        if self.key_lengths is not None:
+            gates = gates.masked_fill(at >= self.key_lengths[:, None, None], 0.0)
+        if self.key_starts is not None:
+            gates = gates.masked_fill(at < self.key_starts[:, None, None], 0.0)
+        return gates.double().clamp(min=_RESET).cumsum(-1)
+
+    def gate_sums(self) -> Tensor:
+        """The sum of the gates between the two positions of a pair, ``[B, H, Q, K]`` in f64."""
+        c = self.cumulative_gates()
+        between = c[:, :, c.shape[2] - self.q.shape[2] :, None] - c[:, :, None]
+        return torch.where(self.distances() >= 0, between, -between)
+
+    def added(self) -> Tensor | None:
+        """What is added to scores: bias and gates, ``[B or 1, H, Q, K]``, or None."""
+        added = None if self.bias is None else self.spread()[None]
+        if self.gates is not None:
+            sums = self.gate_sums()
+            added = sums.to(self.gates.dtype) if added is None else added + sums.to(added.dtype)
+        return added
 
     def grouped(self) -> tuple[Tensor, Tensor]:
         """Keys and values for each query head, ``[B, H, K, D]``."""
         group = self.q.shape[1] // self.k.shape[1]
         return self.k.repeat_interleave(group, 1), self.v.repeat_interleave(group, 1)
 
+    def with_gradient(self) -> dict[str, Tensor]:
+        """The tensors that have a gradient, by name."""
+        return {name: getattr(self, name) for name in GRADIENTS if getattr(self, name) is not None}
 
-def weights(call: Call) -> Tensor:
-    """Attention weights per pair, ``[B, H, Q, K]`` in f64; zeros for a query that may not attend to
-    any key.
+    def map(self, change: Callable[[Tensor], Tensor]) -> Call:
+        """The call with other tensors in place of those that have a gradient."""
+        return replace(self, **{name: change(x) for name, x in self.with_gradient().items()})
+
+
+def _scores(call: Call) -> tuple[Tensor, Tensor]:
+    """Scores after scale and softcap, and after tables, gates and mask; ``[B, H, Q, K]``."""
+    call = call.map(Tensor.double)
+    scores = call.q @ call.grouped()[0].transpose(-1, -2) * call.scale
+    if call.softcap is not None:
+        scores = call.softcap * torch.tanh(scores / call.softcap)
+    z = scores if call.weight is None else scores * call.spread(call.weight)
+    added = call.added()
+    z = z if added is None else z + added
+    return scores, z.masked_fill(~call.seen(), -math.inf)
+
+
+def _weights(call: Call, z: Tensor) -> tuple[Tensor, Tensor]:
+    """Attention weights per pair, ``[B, H, Q, K]`` in f64, zeros for a query that may not attend to
+    any key; and the weight of the sink, ``[B, H, Q]``.
     """
-    k = call.grouped()[0].double()
-    scores = call.q.double() @ k.transpose(-1, -2) * call.scale + call.spread().double()
-    scores = scores.masked_fill(~call.seen(), -math.inf)
-    lowest = torch.finfo(scores.dtype).min
-    exponentials = (scores - scores.amax(-1, keepdim=True).clamp(min=lowest)).exp()
+    batch, heads, queries, keys = z.shape
+    if call.sinks is None:
+        sink = torch.full_like(z[..., :1], -math.inf)
+    else:
+        sink = call.sinks.double()[:, None, None].expand(batch, heads, queries, 1)
+    z = torch.cat([z, sink], -1)
+    lowest = torch.finfo(z.dtype).min
+    exponentials = (z - z.amax(-1, keepdim=True).clamp(min=lowest)).exp()
     sums = exponentials.sum(-1, keepdim=True)
-    return exponentials / sums.where(sums > 0, torch.ones_like(sums))
+    weights = exponentials / sums.where(sums > 0, torch.ones_like(sums))
+    return weights[..., :keys], weights[..., keys]
 
 
 def definition(call: Call) -> Tensor:
     """The output in f64, with whole score matrices; gradients by autograd."""
-    return weights(call) @ call.grouped()[1].double()
+    weights, _ = _weights(call, _scores(call)[1])
+    return weights @ call.grouped()[1].double()
 
 
 @torch.no_grad()
-def sizes(call: Call, up: Tensor) -> list[float]:
-    """For the output and the gradients of q, k, v and bias: the largest sum of the magnitudes of
-    the terms that are added.
+def sizes(call: Call, up: Tensor) -> dict[str, Tensor]:
+    """For the output and every gradient, shaped as they are: the sum of the magnitudes of the terms
+    that are added.
 
     Rounding is relative to these and not to the results: the gradient of a row with a single key is
     0, a difference of two equal numbers.
     """
-    (k, v), p, up = (x.double() for x in call.grouped()), weights(call), up.double()
+    call, up = call.map(lambda x: x.detach().double()), up.double()
+    scores, z = _scores(call)
+    (k, v), (p, p_sink) = call.grouped(), _weights(call, z)
     products = up @ v.transpose(-1, -2)
-    d_scores = p * (products.abs() + (p * products).sum(-1, keepdim=True).abs())
+    delta = (p * products).sum(-1, keepdim=True).abs()
+    d_z = p * (products.abs() + delta)
+    d_s = d_z if call.weight is None else d_z * call.spread(call.weight).abs()
+    if call.softcap is not None:
+        d_s = d_s * (1 - (scores / call.softcap) ** 2)
     group = lambda x: x.reshape(x.shape[0], call.k.shape[1], -1, *x.shape[2:]).sum(2)  # noqa: E731
-    d_bias = torch.zeros(call.bias.shape, dtype=torch.float64)
-    origin = 0 if call.causal else call.bias.shape[1] // 2
-    places = (origin + call.distances()).clamp(0, call.bias.shape[1] - 1).flatten()
-    d_bias.index_add_(1, places, d_scores.sum(0).flatten(1))
-    found = [
-        p @ v.abs(),
-        call.scale * (d_scores @ k.abs()),
-        call.scale * group(d_scores.transpose(-1, -2) @ call.q.double().abs()),
-        group(p.transpose(-1, -2) @ up.abs()),
-        d_bias,
-    ]
-    return [x.max().item() if x.numel() else 0.0 for x in found]
+    return {
+        "out": p @ v.abs(),
+        "d_q": call.scale * (d_s @ k.abs()),
+        "d_k": call.scale * group(d_s.transpose(-1, -2) @ call.q.abs()),
+        "d_v": group(p.transpose(-1, -2) @ up.abs()),
+        **({} if call.bias is None else {"d_bias": _along_diagonals(call, call.bias, d_z)}),
+        **({} if call.weight is None else {"d_weight": _along_diagonals(call, call.weight, d_z * scores.abs())}),
+        **({} if call.sinks is None else {"d_sinks": (p_sink * delta[..., 0]).sum((0, 2))}),
+        **({} if call.gates is None else {"d_gates": _of_gates(call, d_z)}),
+    }
+
+
+def _along_diagonals(call: Call, table: Tensor, x: Tensor) -> Tensor:
+    """Sums over sequences and pairs of one distance, shaped as the table."""
+    origin = 0 if call.causal else table.shape[1] // 2
+    places = (origin + call.distances()).clamp(0, table.shape[1] - 1).flatten()
+    return torch.zeros_like(table).index_add_(1, places, x.sum(0).flatten(1))
+
+
+def _of_gates(call: Call, d_z: Tensor) -> Tensor:
+    """Sums of rows and columns, and of these from a token on: so gradients of gates are added."""
+    sums = d_z.sum(-2)
+    sums[..., sums.shape[-1] - d_z.shape[-2] :] += d_z.sum(-1)
+    return sums.flip(-1).cumsum(-1).flip(-1)

@@ -4,20 +4,21 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
 
 import torch
 from torch import Tensor
 
 from .cases import CASES, Case
-from .definition import Call, definition, sizes
+from .definition import GRADIENTS, Call, Unsupported, definition, sizes
 
 #: The allowed error in units of the type, relative to the magnitudes of the terms that are added. A
 #: product of 16 features, an exponential and a sum are rounded to a few units; rows have up to 4096
 #: terms, whose roundings mostly cancel.
 _UNITS = 16.0
 
-PARTS = ("out", "d_q", "d_k", "d_v", "d_bias")
+PARTS = ("out", *GRADIENTS.values())
 
 
 @dataclass(frozen=True)
@@ -29,66 +30,201 @@ class Result:
     #: the terms that are added.
     errors: dict[str, float]
     allowed: float
-    #: The exception, and the pass that raised it.
+    #: The exception, and the pass that raised it; or what else is wrong.
     failure: str | None = None
+    #: The feature that the implementation does not have.
+    unsupported: str | None = None
+    #: For each part that is wrong: how many entries are, and where the error is largest.
+    places: dict[str, str] = field(default_factory=dict)
 
     @property
     def is_good(self) -> bool:
         return self.failure is None and all(error <= self.allowed for error in self.errors.values())
+
+    @property
+    def wrong(self) -> list[str]:
+        """The parts with an error that rounding does not explain."""
+        return [part for part, error in self.errors.items() if not error <= self.allowed]
+
+    def message(self) -> str:
+        """What is wrong, beginning with the name of the check."""
+        found = [
+            f"{part} is wrong by {self.errors[part]:.1e}, {self.allowed:.1e} is allowed, {self.places[part]}"
+            for part in self.wrong
+        ]
+        return "; ".join([f"{self.case.name} ({self.case.about})", *([self.failure] if self.failure else []), *found])
 
 
 def allowed(case: Case) -> float:
     """The largest error that rounding explains: a number of units of the type, more for large
     scores, whose rounding grows.
     """
-    return _UNITS * torch.finfo(case.dtype).eps * max(1.0, case.scores / 4, abs(case.constant) / 16)
+    offset = abs(case.constant) / 16 if case.table_dtype is None else 0.0  # else no tensor of the type has it
+    return _UNITS * torch.finfo(case.dtype).eps * max(1.0, case.scores / 4, offset)
 
 
-def make(case: Case) -> tuple[Call, Tensor]:
+def make(case: Case, device: torch.device | str = "cpu") -> tuple[Call, Tensor]:
     """The call, and the gradient of its output."""
+    values, up = _draw(case)
+
+    def place(x: Tensor) -> Tensor:
+        once = x[tuple(slice(0, 1) if stride == 0 else slice(None) for stride in x.stride())]
+        return _laid_out(once.to(device, case.dtype), case.layout).expand(x.shape)
+
+    def leaf(name: str, wanted: bool = True) -> Tensor | None:
+        if not wanted:
+            return None
+        in_rows = name in ("q", "k", "v")
+        x = place(values[name]) if in_rows else values[name].to(device, case.table_dtype or case.dtype)
+        return x.requires_grad_()
+
+    whole = lambda x: None if x is None else torch.tensor(x, device=device)  # noqa: E731
+    call = Call(
+        leaf("q"), leaf("k"), leaf("v"), leaf("bias", case.bias), case.causal, case.window, whole(case.key_lengths),
+        case.features**-0.5 if case.scale is None else case.scale,
+        weight=leaf("weight", case.weight), softcap=case.softcap, sinks=leaf("sinks", case.sinks is not None),
+        gates=leaf("gates", case.gates), key_starts=whole(case.key_starts), document_ids=whole(_document_ids(case)),
+    )  # fmt: skip
+    return call, place(up)
+
+
+def _draw(case: Case) -> tuple[dict[str, Tensor], Tensor]:
+    """Values in f64 of all tensors that a call may have, and of the gradient of its output."""
     random = torch.Generator().manual_seed(0)
     draw = lambda *shape: torch.randn(*shape, generator=random, dtype=torch.float64)  # noqa: E731
     q = draw(case.batch, case.heads, case.queries, case.features) * case.scores
     k, v = (draw(case.batch, case.kv_heads, case.keys, case.features) for _ in "kv")
-    longest = max(case.queries, case.keys)
-    d = torch.arange(case.keys) if case.causal else torch.arange(1 - longest, longest)
+    longest = max(case.queries, case.keys) + case.columns
+    d = torch.arange(case.keys + case.columns) if case.causal else torch.arange(1 - longest, longest)
     heads = torch.arange(1, case.heads + 1, dtype=torch.float64)[:, None]
     bias = case.constant - case.slope * heads * d.abs() + 0.1 * min(1.0, case.scores) * draw(case.heads, len(d))
-    cast = lambda x: x.to(case.dtype).requires_grad_()  # noqa: E731
-    lengths = None if case.key_lengths is None else torch.tensor(case.key_lengths)
-    q, k, v, bias = (cast(x) for x in (q, k, v, bias))
-    call = Call(q, k, v, bias, case.causal, case.window, lengths, case.features**-0.5)
-    return call, draw(*q.shape).to(case.dtype)
+    up = draw(*q.shape)
+    weight, sinks = 1 + 0.3 * draw(case.heads, len(d)), (case.sinks or 0.0) + draw(case.heads)
+    gates = torch.nn.functional.logsigmoid(2 + draw(case.batch, case.heads, case.keys))
+    _set_gates(case, gates)
+    if case.layout == "expanded":
+        k, v, up = k[:1].expand_as(k), v[:1].expand_as(v), up[:1, ..., :1].expand_as(up)
+    return dict(q=q, k=k, v=v, bias=bias, weight=weight, sinks=sinks, gates=gates), up
 
 
-def _passes(attention: Callable[[Call], Tensor], call: Call, up: Tensor) -> list[Tensor]:
+def _set_gates(case: Case, gates: Tensor) -> None:
+    """Gates of padding become NaN, and one of the others as low as the case wants it."""
+    if case.reset is not None:
+        gates[..., case.keys // 3] = case.reset
+    for sequence in range(case.batch):
+        if case.key_lengths is not None:
+            gates[sequence, :, case.key_lengths[sequence] :] = math.nan
+        if case.key_starts is not None:
+            gates[sequence, :, : case.key_starts[sequence]] = math.nan
+
+
+def _document_ids(case: Case) -> list[list[int]] | None:
+    if case.documents is None:
+        return None
+    rows = [[n for n, length in enumerate(lengths) for _ in range(length)] for lengths in case.documents]
+    return [row + [-1] * (case.keys - len(row)) for row in rows]
+
+
+def _laid_out(x: Tensor, layout: str) -> Tensor:
+    """The same values in another layout, see :data:`~kerple.conformance.cases.LAYOUTS`."""
+    if layout == "heads inside rows":
+        return x.transpose(1, 2).contiguous().transpose(1, 2)
+    if layout == "features apart":
+        return x.transpose(2, 3).contiguous().transpose(2, 3)
+    if layout == "within larger tensors":
+        batch, heads, rows, features = x.shape
+        larger = x.new_full((batch, heads, rows + 5, features + 19), math.nan)
+        inside = larger[:, :, 2 : 2 + rows, 1 : 1 + features]
+        inside.copy_(x)
+        return inside
+    return x
+
+
+def _passes(attention: Callable[[Call], Tensor], call: Call, up: Tensor) -> dict[str, Tensor]:
     out = attention(call)
     if out.shape != call.q.shape:
         raise ValueError(f"the output is {tuple(out.shape)}, expected {tuple(call.q.shape)}")
-    leaves = (call.q, call.k, call.v, call.bias)
-    found = torch.autograd.grad(out, leaves, up.to(out.dtype), allow_unused=True)
-    missing = [name for name, d in zip(PARTS[1:], found, strict=True) if d is None]
+    leaves = call.with_gradient()
+    found = torch.autograd.grad(out, list(leaves.values()), up.to(out.dtype), allow_unused=True)
+    named = {GRADIENTS[name]: d for name, d in zip(leaves, found, strict=True)}
+    missing = [name for name, d in named.items() if d is None]
     if missing:
         raise ValueError(f"no gradient reaches {', '.join(missing)}")
-    return [out.detach(), *found]
+    return {"out": out.detach(), **named}
 
 
-def check(attention: Callable[[Call], Tensor], case: Case) -> Result:
-    """Runs one case; an exception of the implementation becomes its result."""
+@lru_cache(maxsize=2 * len(CASES))
+def _expected(case: Case) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """The output and gradients of the definition, and the sizes of what is added up in them."""
     call, up = make(case)
-    wanted = _passes(definition, call, up)
+    return _passes(definition, call, up), sizes(call, up)
+
+
+def check(
+    attention: Callable[[Call], Tensor],
+    case: Case,
+    device: torch.device | str = "cpu",
+    dtype: torch.dtype | None = None,
+) -> Result:
+    """Runs one case; an exception of the implementation becomes its result.
+
+    Args:
+        device: where the implementation runs. The reference stays on the CPU, in f64.
+        dtype: in place of the case's own type. Half precision keeps tables in float32 where the
+            case has them so.
+    """
+    if dtype is not None:
+        table_dtype = case.table_dtype if torch.finfo(dtype).bits < 32 else None
+        case = replace(case, dtype=dtype, table_dtype=table_dtype)
+    wanted, scale = _expected(case)
+    call, up = make(case, device)
+    before = {name: x.detach().clone() for name, x in call.with_gradient().items()}
+    found, failure = {}, None
     try:
         found = _passes(attention, call, up)
-        failure = None
+    except Unsupported as missing:
+        return Result(case, {}, allowed(case), unsupported=str(missing))
     except Exception as error:
         failure = _words(error)
         found, also = _forward(attention, call)
         failure += f"; the output alone: {also}" if also else ""
-    errors = {}
-    for name, got, want, size in zip(PARTS, found, wanted, sizes(call, up), strict=False):
-        error = (got.double() - want.double()).abs()
-        errors[name] = math.nan if error.isnan().any() else error.max().item() / max(size, 1e-30)
-    return Result(case, errors, allowed(case), failure)
+    failure = failure or _side_effects(attention, case, call, up, before, found)
+    errors, places = {}, {}
+    for part, got in found.items():
+        errors[part], places[part] = _error(got.cpu().double(), wanted[part].double(), scale[part], allowed(case))
+    return Result(case, errors, allowed(case), failure, None, places)
+
+
+def _error(got: Tensor, want: Tensor, size: Tensor, most: float) -> tuple[float, str]:
+    """The largest error relative to what is added up, and where it is."""
+    if not got.numel():
+        return 0.0, ""
+    error = (got - want).abs() / size.max().clamp(min=1e-30)
+    wrong = ~(error <= most)
+    worst = error.nan_to_num(nan=math.inf).argmax()
+    at = [int(i) for i in torch.unravel_index(worst, error.shape)]
+    largest = math.nan if error.isnan().any() else error.max().item()
+    return largest, f"in {int(wrong.sum())} of {wrong.numel()} entries, most at {at}"
+
+
+def _side_effects(
+    attention: Callable[[Call], Tensor],
+    case: Case,
+    call: Call,
+    up: Tensor,
+    before: dict[str, Tensor],
+    found: dict[str, Tensor],
+) -> str | None:
+    """What is wrong besides the values: inputs that were written to, other bits in a second run."""
+    for name, x in call.with_gradient().items():
+        if not torch.equal(x.detach().nan_to_num(), before[name].nan_to_num()):
+            return f"the call writes to its input {name}"
+    if case.is_repeated:
+        again = _passes(attention, call, up)
+        other = [part for part in found if not torch.equal(found[part], again[part])]
+        if other:
+            return f"a second run has other bits in {', '.join(other)}"
+    return None
 
 
 def _words(error: Exception) -> str:
@@ -96,18 +232,22 @@ def _words(error: Exception) -> str:
     return f"{type(error).__name__}: {lines[0]}"
 
 
-def _forward(attention: Callable[[Call], Tensor], call: Call) -> tuple[list[Tensor], str | None]:
+def _forward(attention: Callable[[Call], Tensor], call: Call) -> tuple[dict[str, Tensor], str | None]:
     """The output alone, of an implementation without gradients; the reason where that fails too."""
-    q, k, v, bias = (x.detach() for x in (call.q, call.k, call.v, call.bias))
     try:
         with torch.no_grad():
-            out = attention(replace(call, q=q, k=k, v=v, bias=bias))
+            out = attention(call.map(Tensor.detach))
     except Exception as error:
-        return [], _words(error)
-    return ([out], None) if out.shape == q.shape else ([], f"its shape is {tuple(out.shape)}")
+        return {}, _words(error)
+    return ({"out": out}, None) if out.shape == call.q.shape else ({}, f"its shape is {tuple(out.shape)}")
 
 
-def run(attention: Callable[[Call], Tensor], cases: Iterable[Case] = CASES) -> Iterable[Result]:
-    """All cases, one after another."""
+def run(
+    attention: Callable[[Call], Tensor],
+    cases: Iterable[Case] = CASES,
+    device: torch.device | str = "cpu",
+    dtype: torch.dtype | None = None,
+) -> Iterable[Result]:
+    """All cases, one after another; the arguments are those of :func:`check`."""
     for case in cases:
-        yield check(attention, case)
+        yield check(attention, case, device, dtype)

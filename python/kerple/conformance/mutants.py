@@ -1,0 +1,291 @@
+"""Shows that the suite notices mistakes: :mod:`~kerple.conformance.plain` with one wrong line each.
+
+    python -m kerple.conformance --mutants
+
+A mutant replaces one piece of the source of ``plain.py``. ``caught_by`` is the first check that
+must fail, so that its name tells what is wrong, and ``part`` is what must be wrong there: the
+output, a gradient, or the words of another failure.
+"""
+
+from __future__ import annotations
+
+import inspect
+import itertools
+import types
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from . import plain
+from .cases import CASES
+from .definition import Call
+from .run import Result, check
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """A small mistake in the plain attention."""
+
+    name: str
+    old: str
+    new: str
+    caught_by: str
+    part: str = "out"
+
+    def attention(self) -> Callable[[Call], Tensor]:
+        """The plain attention with this mistake, as an implementation for the suite.
+
+        Raises:
+            ValueError: the source does not contain the replaced piece once.
+        """
+        from .backends import plain_with
+
+        source = inspect.getsource(plain)
+        if source.count(self.old) != 1:
+            raise ValueError(f"mutant {self.name!r}: plain.py contains {source.count(self.old)} times {self.old!r}")
+        module = types.ModuleType(plain.__name__)
+        module._dense, module._order = _dense, itertools.cycle((1, -1))
+        code = compile(source.replace(self.old, self.new), f"plain.py, {self.name}", "exec")
+        exec(code, module.__dict__)
+        return plain_with(module)
+
+    def first_failure(self, device: torch.device | str = "cpu") -> Result | None:
+        """The first check that fails, in the order of the suite."""
+        attention = self.attention()
+        results = (check(attention, case, device) for case in CASES)
+        return next((result for result in results if not result.is_good), None)
+
+    def is_caught(self, result: Result | None) -> bool:
+        """Whether this is the check that must fail, and fails for what is wrong."""
+        if result is None or result.case.name != self.caught_by:
+            return False
+        return self.part in result.wrong or self.part in (result.failure or "")
+
+
+def _dense(x: Tensor, strides: tuple[int, ...] | None = None, more: int = 0) -> Tensor:
+    """What a kernel reads that takes a tensor for contiguous, or for one with ``more`` features:
+    the elements that memory contains at those places, and zeros past its end.
+    """
+    shape = (*x.shape[:-1], x.shape[-1] + more)
+    strides = strides or torch.empty(shape, device="meta").stride()
+    memory = torch.empty(0, dtype=x.dtype, device=x.device).set_(x.untyped_storage())
+    memory = torch.cat([memory, memory.new_zeros(x.numel() + more)])
+    return memory.as_strided(shape, strides, x.storage_offset())
+
+
+_MASK_D = "seen = seen & (d >= 0)"
+_WINDOW = "seen = seen & (d.abs() < self.rule.window)"
+_BIAS = "z = z + self.columns(self.bias, d)"
+_WEIGHT = "z = z * self.columns(self.weight, d)"
+_CAP = "u = self.rule.softcap * torch.tanh(u / self.rule.softcap)"
+_D_CAP = "dz = dz * (1 - (u / given.rule.softcap) ** 2)"
+_DELTA = "delta = (d_out.to(given.dtype) * out).sum(-1)"
+_D_SINKS = "d_sinks = -((given.sinks[:, None] - lse).exp() * delta).sum((0, 2))"
+_SEEN = "seen = (j >= first) & (j < end)"
+_HEADS = "return x[:, :, keys].to(self.dtype).repeat_interleave(self.group, 1)"
+_GROUP = "return d.unflatten(1, (self.kv_heads, self.group)).sum(2)"
+_POSITION = "return self.keys - self.queries + query"
+_COLUMN = "return table[:, (d + self.origin(table)).clamp(0, table.shape[1] - 1)]"
+_TILES = "return _cut(start, end, self.rule.tile)"
+_S = "u = self.rule.scale * (self.queries_of(self.q, rows) @ self.keys_of(self.k, keys).mT)"
+_Q = "return x[:, :, rows].to(self.dtype)"
+_IN_ROWS = "        for keys in given.key_tiles(rows):\n            tile = given.scores(rows, keys)"
+_OWN_GATES = "own = self.clocks[:, :, self.position(rows.start) : self.position(rows.stop)]"
+_BETWEEN = "between = own[..., :, None] - self.clocks[:, :, None, keys]"
+_SUMS = "return self.sums[:, self.margin : -self.margin]"
+_FOUND = "found = diagonal_sums(dz.sum(0))"
+_AT = "first = self.margin + self.origin + nearest"
+_UP = "up, q = given.queries_of(d_out, rows)"
+_Q_TILE = "self.queries_of(self.q, rows)"
+_K_TILE = "d_q[:, :, rows] += ds @ given.keys_of(given.k, keys)"
+#: More features, up to a power of two: what memory contains after each row.
+_WIDE = """more = (1 << (self.features - 1).bit_length()) - self.features
+        wide = lambda x: _dense(x, x.stride(), more)
+        """
+
+MUTANTS = (
+    # scores
+    Mutant("scale missing", _S, _S.replace("self.rule.scale * ", ""), "scale"),
+    Mutant("1/sqrt(D) whatever the scale", _S, _S.replace("self.rule.scale", "self.features**-0.5"), "scale"),
+    Mutant("1/sqrt(D) twice", _S, _S.replace("self.rule.scale", "self.features**-0.5 * self.rule.scale"), "scale"),
+    Mutant("scale missing in the gradient", "ds = given.rule.scale * _before", "ds = _before", "scale", "d_q"),
+    Mutant("delta missing in the gradient", _DELTA, _DELTA + " * 0", "one key", "d_q"),
+    Mutant("products rounded to bfloat16", _S, _S + "\n        u = u.bfloat16().to(self.dtype)", "scale"),
+    Mutant("a feature left out", "u = self.rule.scale * (self.queries_of(self.q, rows) @",
+           "u = self.rule.scale * (pad(self.queries_of(self.q, rows)[..., :-1], (0, 1)) @", "scale"),
+    # mask
+    Mutant("causal mask one key late", _MASK_D, "seen = seen & (d >= 1)", "one key"),
+    Mutant("causal mask one key early", _MASK_D, "seen = seen & (d >= -1)", "causal"),
+    Mutant("no causal mask inside tiles", _MASK_D, "pass", "causal"),
+    Mutant("causal whatever was asked", "if self.rule.causal:\n            seen", "if True:\n            seen", "both directions"),
+    Mutant("the gradient forgets the mask", "p = (tile.z - lse[:, :, rows, None]).exp()",
+           "p = (tile.z.where(tile.z > -math.inf, tile.u) - lse[:, :, rows, None]).exp()", "causal", "d_v"),
+    # tiles
+    Mutant("the last whole tile of keys is left out", _TILES,
+           _TILES + "[: -1 if end % self.rule.tile == 0 and end > start else None]", "32 positions"),
+    Mutant("a tile of one key is left out", _TILES,
+           "return [at for at in _cut(start, end, self.rule.tile) if at.stop - at.start > 1 or end == 1]", "33 positions"),
+    Mutant("sums are not rescaled to a new maximum", "total = total * rescale[..., None] +", "total = total +", "64 positions"),
+    Mutant("denominators are not rescaled", "row_sum = row_sum * rescale +", "row_sum = row_sum +", "64 positions"),
+    Mutant("the first tile of keys is skipped in the gradient", _IN_ROWS,
+           _IN_ROWS.replace("key_tiles(rows)", "key_tiles(rows)[len(given.key_tiles(rows)) > 1 :]"), "33 positions", "d_q"),
+    # bias
+    Mutant("bias missing", _BIAS, "pass", "bias"),
+    Mutant("bias in the first tile of keys only", _BIAS,
+           "z = z + self.columns(self.bias, d) * (keys.start == 0)", "bias"),
+    Mutant("bias missing in one tile of ten", _BIAS,
+           "z = z + self.columns(self.bias, d) * (keys.start != 6 * self.rule.tile)", "bias of 320 positions"),
+    Mutant("bias in one tile of ten only", _BIAS,
+           "z = z + self.columns(self.bias, d) * (keys.start // self.rule.tile % 10 == 0)", "bias"),
+    Mutant("bias shifted by one", _COLUMN, _COLUMN.replace("(d + ", "(d + 1 + "), "bias"),
+    Mutant("bias shifted back by one", _COLUMN, _COLUMN.replace("(d + ", "(d - 1 + "), "bias"),
+    Mutant("bias mirrored", _COLUMN, _COLUMN.replace("(d + ", "(self.rule.causal * 2 * d - d + "), "bias in both directions"),
+    Mutant("bias of |d| in both directions", _COLUMN, _COLUMN.replace("(d + ", "(d.abs() + "), "bias in both directions"),
+    Mutant("bias rounded to bfloat16", _BIAS, _BIAS.replace("self.bias, d)", "self.bias, d).bfloat16()"), "bias"),
+    Mutant("bias multiplied by the scale", _BIAS, "z = z + self.rule.scale * self.columns(self.bias, d)", "bias"),
+    Mutant("bias of the first head for all", _BIAS, _BIAS.replace("self.bias, d", "self.bias[:1], d"), "bias"),
+    Mutant("bias of the wrong head", _BIAS, _BIAS.replace("self.bias, d", "self.bias.flip(0), d"), "bias"),
+    Mutant("distance 0 at a fixed column", "return 0 if self.rule.causal else table.shape[1] // 2",
+           "return 0 if self.rule.causal else max(self.queries, self.keys) - 1", "longer tables in both directions"),
+    # gradients of tables
+    Mutant("table gradient of the first head only", _FOUND, _FOUND + "\n        found[1:] = 0", "bias", "d_bias"),
+    Mutant("table gradient of the first sequence only", _FOUND, "found = diagonal_sums(dz[0])", "bias", "d_bias"),
+    Mutant("table gradient without distance 0", _SUMS,
+           "self.sums[:, self.margin + self.origin] = 0\n        " + _SUMS, "bias", "d_bias"),
+    Mutant("table gradient without the last distance", _SUMS,
+           "self.sums[:, -self.margin - 1] = 0\n        " + _SUMS, "bias", "d_bias"),
+    Mutant("table gradient shifted by one", _AT, _AT + " + 1", "bias", "d_bias"),
+    Mutant("table gradient mirrored", "moved = pad(x.flip(-1)", "moved = pad(x", "bias", "d_bias"),
+    Mutant("table gradient summed in float16", _FOUND, "found = diagonal_sums(dz.sum(0).half()).to(dz.dtype)", "bias", "d_bias"),
+    Mutant("table gradient summed in bfloat16", _FOUND, _FOUND + ".bfloat16().to(dz.dtype)", "bias", "d_bias"),
+    Mutant("table gradient of the last tile only", "self.sums[:, first : first + found.shape[-1]] += found",
+           "self.sums[:, first : first + found.shape[-1]] = found", "bias", "d_bias"),
+    Mutant("table gradient of the scores before the softmax's", "d_bias.add(dz, tile.nearest)",
+           "d_bias.add(p, tile.nearest)", "one key", "d_bias"),
+    Mutant("sums in another order each time, as by atomics", "    for rows in given.query_tiles():\n        up,",
+           "    for rows in given.query_tiles()[:: next(_order)]:\n        up,", "same bits", "a second run has other bits in"),
+    # windows
+    Mutant("window one key too wide", _WINDOW, _WINDOW.replace("<", "<="), "window"),
+    Mutant("window one key too narrow", _WINDOW, _WINDOW.replace("self.rule.window)", "self.rule.window - 1)"), "window"),
+    Mutant("no window ahead", _WINDOW, _WINDOW.replace("d.abs()", "d"), "window in both directions"),
+    Mutant("window skips a tile too many", "start = max(start, first - self.rule.window + 1)",
+           "start = max(start, first - self.rule.window + 1 + self.rule.tile)", "window"),
+    # heads
+    Mutant("query heads interleaved over key heads", _HEADS, _HEADS.replace("repeat_interleave(self.group, 1)", "repeat(1, self.group, 1, 1)"),
+           "grouped heads"),
+    Mutant("the first key head for all", _HEADS, "return x[:, :1, keys].to(self.dtype).expand(-1, self.heads, -1, -1)", "one key"),
+    Mutant("key gradients of one query head only", _GROUP, _GROUP.replace(".sum(2)", "[:, :, -1]"), "grouped heads", "d_k"),
+    Mutant("key gradients averaged over query heads", _GROUP, _GROUP.replace("sum", "mean"), "grouped heads", "d_k"),
+    # positions
+    Mutant("queries at the front", _POSITION, "return query", "decoding"),
+    Mutant("queries one position late", _POSITION, "return self.keys - self.queries + query + (self.keys > self.queries)", "decoding"),
+    # rows without keys
+    Mutant("NaN in rows without keys", "shift = new_max.masked_fill(new_max == -math.inf, 0.0)", "shift = new_max", "more queries"),
+    Mutant("averages in rows without keys", "z = z.masked_fill(~self.mask(rows, keys, d), -math.inf)",
+           "z = z.masked_fill(~self.mask(rows, keys, d), torch.finfo(z.dtype).min)", "more queries"),
+    Mutant("hidden keys at -1e4", "z = z.masked_fill(~self.mask(rows, keys, d), -math.inf)",
+           "z = z.masked_fill(~self.mask(rows, keys, d), -1e4)", "more queries"),
+    Mutant("hidden keys at -1e4, but empty rows are 0", "z = z.masked_fill(~self.mask(rows, keys, d), -math.inf)",
+           "seen = self.mask(rows, keys, d)\n"
+           "        z = z.masked_fill(~seen, -1e4).masked_fill(~seen.any(-1, keepdim=True), -math.inf)", "all far below zero"),
+    # padding
+    Mutant("padding at the end is not hidden", "end = end.minimum(lengths[:, None])", "pass", "padding"),
+    Mutant("padding at the end, one key too many", "end = end.minimum(lengths[:, None])",
+           "end = end.minimum(lengths[:, None] + 1)", "padding"),
+    Mutant("the first sequence's length for all", "end = end.minimum(lengths[:, None])", "end = end.minimum(lengths[:1, None])", "padding"),
+    Mutant("padding at the front is not hidden", "first = first.maximum(starts[:, None])", "pass", "padding at the front"),
+    Mutant("padding at the front, one key too many", "first = first.maximum(starts[:, None])",
+           "first = first.maximum(starts[:, None] - 1)", "padding at the front"),
+    Mutant("lengths count from the first key", "end = end.minimum(lengths[:, None])",
+           "end = end.minimum(lengths[:, None] + (0 if starts is None else starts[:, None]))", "padding at both ends"),
+    # documents
+    Mutant("document borders forgotten", "end = end.minimum(own_end).masked_fill(ids < 0, 0)", "end = end", "documents in both directions"),
+    Mutant("documents see the earlier ones", "first = first.maximum(own_first)", "pass", "documents"),
+    Mutant("documents begin one token early", "first = first.maximum(own_first)", "first = first.maximum(own_first - 1)", "documents"),
+    Mutant("documents begin one token late", "first = first.maximum(own_first)",
+           "first = first.maximum((own_first + 1).minimum(own_end - 1))", "documents"),
+    Mutant("documents end one token late", "end = end.minimum(own_end)", "end = end.minimum(own_end + 1)", "documents in both directions"),
+    Mutant("documents end one token early", "end = end.minimum(own_end)",
+           "end = end.minimum((own_end - 1).maximum(own_first + 1))", "documents"),
+    Mutant("padding after documents is a document", ".masked_fill(ids < 0, 0)", "", "documents in both directions"),
+    # weight
+    Mutant("weight missing", _WEIGHT, "pass", "weight"),
+    Mutant("weight of bias and scores", _BIAS, _BIAS + "\n            z = z if self.weight is None else z + (self.columns(self.weight, d) - 1) * self.columns(self.bias, d)",
+           "weight and bias"),
+    Mutant("weight missing in the gradient", "dz = dz * given.columns(given.weight, given.distances(rows, keys))", "pass", "weight", "d_q"),
+    Mutant("weight's gradient without the scale", "d_weight.add(dz * tile.u,", "d_weight.add(dz * tile.u / given.rule.scale,", "weight", "d_weight"),
+    # softcap
+    Mutant("softcap missing", _CAP, "pass", "softcap"),
+    Mutant("softcap without the factor", _CAP, "u = torch.tanh(u / self.rule.softcap)", "softcap"),
+    Mutant("softcap as a clamp", _CAP, "u = u.clamp(-self.rule.softcap, self.rule.softcap)", "softcap"),
+    Mutant("softcap missing in the gradient", _D_CAP, "pass", "softcap", "d_q"),
+    Mutant("softcap's gradient of unscaled tanh", _D_CAP, "dz = dz * (1 - u**2)", "softcap", "d_q"),
+    Mutant("softcap after the bias", _BIAS,
+           _BIAS + "\n            if self.rule.softcap is not None:\n"
+           "                z = self.rule.softcap * torch.tanh(z / self.rule.softcap)", "softcap and bias"),
+    Mutant("softcap after the weight", _WEIGHT,
+           _WEIGHT + "\n            if self.rule.softcap is not None:\n"
+           "                z = self.rule.softcap * torch.tanh(z / self.rule.softcap)", "softcap and weight"),
+    # sinks
+    Mutant("sinks missing", "row_max, row_sum = given.sinks_of(rows), torch.ones_like(row_sum)", "pass", "sinks"),
+    Mutant("sinks added to the output", "out[:, :, rows] = total / row_sum.where(has_keys, 1.0)[..., None]",
+           "out[:, :, rows] = total / row_sum.where(has_keys, 1.0)[..., None]"
+           " + (0 if given.sinks is None else given.sinks_of(rows)[..., None])", "sinks"),
+    Mutant("sinks added to the maximum only", "row_max, row_sum = given.sinks_of(rows), torch.ones_like(row_sum)",
+           "row_max = given.sinks_of(rows)", "sinks"),
+    Mutant("sinks twice, once a tile", "row_sum = row_sum * rescale + p.sum(-1)",
+           "row_sum = row_sum * rescale + p.sum(-1)\n"
+           "            if given.sinks is not None and keys.start > 0:\n"
+           "                row_sum = row_sum + (given.sinks_of(rows) - shift).exp()", "sinks"),
+    Mutant("sinks without gradient", _D_SINKS, _D_SINKS + " * 0", "sinks", "d_sinks"),
+    Mutant("the sinks' gradient with the other sign", _D_SINKS, _D_SINKS.replace("= -(", "= ("), "sinks", "d_sinks"),
+    Mutant("lse without the sink", "lse[:, :, rows] = (row_max + row_sum.log())",
+           "sink = 0 if given.sinks is None else (given.sinks_of(rows) - row_max).exp()\n"
+           "        lse[:, :, rows] = (row_max + (row_sum - sink).log())", "sinks", "d_v"),
+    Mutant("sinks after the loop, where a high one overflows", "        has_keys = row_sum > 0",
+           "        if given.sinks is not None:\n"
+           "            row_sum = row_sum - (given.sinks_of(rows) - row_max).exp() + given.sinks_of(rows).exp() * (-row_max).exp()\n"
+           "        has_keys = row_sum > 0", "high sinks"),
+    # gates
+    Mutant("gates missing", "z = z + self.gate_sums(rows, keys, d)", "pass", "gates"),
+    Mutant("gates shifted by one", _BETWEEN, _BETWEEN.replace("self.clocks[:, :, None, keys]", "self.clocks.roll(1, 2)[:, :, None, keys]"), "gates"),
+    Mutant("the key's own gate counts too", _BETWEEN, _BETWEEN + "\n"
+           "        between = between + self.clocks.diff(dim=-1, prepend=torch.zeros_like(self.clocks[..., :1]))[:, :, None, keys]", "gates"),
+    Mutant("gates of later keys with the other sign", "return torch.where(d >= 0, between, -between).to(self.dtype)",
+           "return between.to(self.dtype)", "gates and bias in both directions"),
+    Mutant("gate differences of float32 sums", _BETWEEN,
+           "between = own[..., :, None].float() - self.clocks[:, :, None, keys].float()", "gates after a low one"),
+    Mutant("gates summed in float32", "return gates.double().clamp(min=_RESET).cumsum(-1)",
+           "return gates.float().clamp(min=_RESET).cumsum(-1).double()", "gates after a low one"),
+    Mutant("gates of padding are read", "gates = gates.masked_fill(at >= lengths[:, None, None], 0.0)", "pass", "gates and padding"),
+    Mutant("gates of -inf are subtracted", ".clamp(min=_RESET)", "", "gates of -inf"),
+    Mutant("gates' gradient of keys only", "d_clocks[:, :, given.position(rows.start) : given.position(rows.stop)] += dz.sum(-1)",
+           "pass", "gates and sinks", "d_gates"),
+    # numbers
+    Mutant("the maximum is not subtracted", "new_max = row_max.maximum(z.amax(-1))",
+           "new_max = torch.zeros_like(row_max)", "high sinks"),
+    Mutant("half precision is computed in half", "torch.float32 if self.q.dtype in (torch.float16, torch.bfloat16) else self.q.dtype",
+           "self.q.dtype", "bfloat16, bias in float32"),
+    Mutant("tables rounded to the type of q", "None if x is None else x.to(self.dtype)",
+           "None if x is None else x.to(self.q.dtype).to(self.dtype)", "bfloat16, bias in float32"),
+    Mutant("float64 is computed in float32", "else self.q.dtype\n", "else torch.float32\n", "double"),
+    # memory
+    Mutant("inputs are scaled in place", "    for rows in given.query_tiles():\n        total",
+           "    given.q.mul_(given.rule.scale), given.q.div_(given.rule.scale)\n"
+           "    given.q += 1e-5\n    for rows in given.query_tiles():\n        total", "one key", "writes to its input q"),
+    Mutant("strides of queries are ignored", _Q_TILE, _Q_TILE.replace("self.q,", "_dense(self.q),"), "heads inside rows"),
+    Mutant("strides of keys are ignored", _K_TILE, _K_TILE.replace("(given.k,", "(_dense(given.k),"), "heads inside rows", "d_q"),
+    Mutant("features are taken for neighbours", _Q,
+           "if x.stride(-1) != 1 and x.stride(-2) == 1:\n"
+           "            x = x.as_strided(x.shape, (*x.stride()[:2], self.features, 1), x.storage_offset())\n        " + _Q,
+           "features apart"),
+    Mutant("rows are read past their last feature", _S, _WIDE + _S.replace("self.q,", "wide(self.q),").replace(
+           "self.keys_of(self.k, keys)", "self.keys_of(wide(self.k), keys)"), "odd sizes"),
+    Mutant("queries are read past their last feature", _S, _WIDE + _S.replace("self.q,", "wide(self.q),").replace(
+           "self.keys_of(self.k, keys)", "pad(self.keys_of(self.k, keys), (0, more))"), "within larger tensors"),
+    Mutant("the output's gradient is taken for dense", _UP, _UP.replace("d_out", "_dense(d_out)"), "heads inside rows", "d_q"),
+    Mutant("an expanded gradient is taken for dense", _UP,
+           _UP.replace("d_out", "_dense(d_out) if 0 in d_out.stride() else d_out"), "expanded", "d_q"),
+)  # fmt: skip

@@ -1,0 +1,342 @@
+"""Attention with every feature of the suite, forward and backward, in plain PyTorch.
+
+It is written to be read and copied: a few products and sums for each tile of scores, in memory
+linear in the lengths, as in FlashAttention (Dao et al. 2022, arXiv:2205.14135). It runs on any
+device and has the same bits in every run. :mod:`~kerple.conformance.mutants` breaks it in one place
+at a time, to show that the suite notices.
+
+For query i and key j at the distance d = i - j::
+
+    s = scale q.k,   u = softcap tanh(s / softcap),   z = u weight[h, d] + bias[h, d] + c_i - c_j
+    p = exp(z - lse_i),   lse_i = ln(exp(sink_h) + sum_j exp(z)),   out_i = sum_j p v_j
+
+where c are the cumulative gates. With delta_i = d_out_i . out_i the gradients are::
+
+    dz = p (d_out_i . v_j - delta_i),   ds = dz weight[h, d] (1 - (u / softcap)^2)
+    d_q_i = scale sum_j ds k_j,   d_k_j = scale sum_i ds q_i,   d_v_j = sum_i p d_out_i
+    d_bias[h, d] = sum dz,   d_weight[h, d] = sum dz u   (over sequences and pairs at distance d)
+    d_sink_h = -sum_i exp(sink_h - lse_i) delta_i,   d_c_i = sum_j dz,   d_c_j = -sum_i dz
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+#: The lowest gate: e to this power is 0, and its sums are exact in float64.
+_RESET = -65536.0
+
+
+def attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    bias: Tensor | None = None,
+    weight: Tensor | None = None,
+    causal: bool = True,
+    window: int | None = None,
+    scale: float | None = None,
+    softcap: float | None = None,
+    sinks: Tensor | None = None,
+    gates: Tensor | None = None,
+    key_lengths: Tensor | None = None,
+    key_starts: Tensor | None = None,
+    document_ids: Tensor | None = None,
+    tile: int = 32,
+) -> Tensor:
+    """The arguments of :func:`kerple.torch.attention`, and the number of queries and keys in a
+    tile.
+
+    Returns:
+        ``[B, H, Q, D]``, in the type of q; computed in float32 for half precision.
+
+    Raises:
+        ValueError: gates and more queries than keys, or documents and another number of queries.
+    """
+    if q.shape[2] > k.shape[2] and gates is not None:
+        raise ValueError(f"gates: {q.shape[2]} queries and {k.shape[2]} keys; there may not be more queries than keys")
+    if q.shape[2] != k.shape[2] and document_ids is not None:
+        raise ValueError(f"document_ids: {q.shape[2]} queries and {k.shape[2]} keys; documents need as many")
+    limits = _key_limits(q, k, key_starts, key_lengths, document_ids)
+    clocks = None if gates is None else _cumulative(gates, key_starts, key_lengths)
+    if scale is None:
+        scale = q.shape[-1] ** -0.5
+    rule = Rule(causal, window, scale, softcap, tile, *limits)
+    return _Attention.apply(q, k, v, bias, weight, sinks, clocks, rule)
+
+
+def _key_limits(
+    q: Tensor, k: Tensor, starts: Tensor | None, lengths: Tensor | None, ids: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    """For each query the first key that is not hidden by padding or document borders, and one past
+    the last, ``[B, Q]``.
+    """
+    (batch, _, queries, _), keys = q.shape, k.shape[2]
+    first = torch.zeros(batch, queries, dtype=torch.int64, device=q.device)
+    end = torch.full_like(first, keys)
+    if starts is not None:
+        first = first.maximum(starts[:, None])
+    if lengths is not None:
+        end = end.minimum(lengths[:, None])
+    if ids is not None:
+        order = ids.masked_fill(ids < 0, keys).contiguous()  # padding is at the end
+        own_first = torch.searchsorted(order, order)
+        own_end = torch.searchsorted(order, order, right=True)
+        first = first.maximum(own_first)
+        end = end.minimum(own_end).masked_fill(ids < 0, 0)
+    return first, end
+
+
+def _cumulative(gates: Tensor, starts: Tensor | None, lengths: Tensor | None) -> Tensor:
+    """Cumulative gates in float64, ``[B, H, K]``; gates of padding count 0, whatever their value."""
+    at = torch.arange(gates.shape[-1], device=gates.device)
+    if starts is not None:
+        gates = gates.masked_fill(at < starts[:, None, None], 0.0)
+    if lengths is not None:
+        gates = gates.masked_fill(at >= lengths[:, None, None], 0.0)
+    return gates.double().clamp(min=_RESET).cumsum(-1)
+
+
+@dataclass(frozen=True)
+class Rule:
+    """Which pairs attend, and how scores are computed."""
+
+    causal: bool
+    window: int | None
+    scale: float
+    softcap: float | None
+    tile: int
+    first_key: Tensor
+    end_key: Tensor
+
+
+@dataclass(frozen=True)
+class Scores:
+    """One tile of scores, ``[B, H, R, C]``."""
+
+    #: After scale and softcap.
+    u: Tensor
+    #: What the softmax takes; -inf where a query may not attend.
+    z: Tensor
+    #: The distance of the tile's first query from its last key.
+    nearest: int
+
+
+class Inputs:
+    """The tensors of a call in the type of the computation, and their tiles."""
+
+    def __init__(self, tensors: tuple[Tensor | None, ...], rule: Rule) -> None:
+        self.q, self.k, self.v, bias, weight, sinks, self.clocks = tensors
+        self.rule = rule
+        self.dtype = torch.float32 if self.q.dtype in (torch.float16, torch.bfloat16) else self.q.dtype
+        as_computed = lambda x: None if x is None else x.to(self.dtype)  # noqa: E731
+        self.bias, self.weight, self.sinks = as_computed(bias), as_computed(weight), as_computed(sinks)
+        self.batch, self.heads, self.queries, self.features = self.q.shape
+        self.kv_heads, self.keys = self.k.shape[1:3]
+        self.group = self.heads // self.kv_heads
+
+    def position(self, query: int) -> int:
+        """The last query is at the position of the last key."""
+        return self.keys - self.queries + query
+
+    def query_tiles(self) -> list[slice]:
+        return _cut(0, self.queries, self.rule.tile)
+
+    def key_tiles(self, rows: slice) -> list[slice]:
+        """Tiles of the keys that queries may attend to, by causal mask and window."""
+        first, last = self.position(rows.start), self.position(rows.stop - 1)
+        start, end = 0, self.keys
+        if self.rule.causal:
+            end = min(end, last + 1)
+        if self.rule.window is not None:
+            start = max(start, first - self.rule.window + 1)
+            end = min(end, last + self.rule.window)
+        return _cut(start, end, self.rule.tile)
+
+    def queries_of(self, x: Tensor, rows: slice) -> Tensor:
+        """``[B, H, R, D]``"""
+        return x[:, :, rows].to(self.dtype)
+
+    def keys_of(self, x: Tensor, keys: slice) -> Tensor:
+        """For each query head its key head's rows, ``[B, H, C, D]``: head h reads ``h // group``."""
+        return x[:, :, keys].to(self.dtype).repeat_interleave(self.group, 1)
+
+    def over_group(self, d: Tensor) -> Tensor:
+        """The gradient of key heads, ``[B, G, C, D]``: a sum over their query heads."""
+        return d.unflatten(1, (self.kv_heads, self.group)).sum(2)
+
+    def distances(self, rows: slice, keys: slice) -> Tensor:
+        """``[R, C]``"""
+        i = torch.arange(self.position(rows.start), self.position(rows.stop), device=self.q.device)
+        j = torch.arange(keys.start, keys.stop, device=self.q.device)
+        return i[:, None] - j
+
+    def columns(self, table: Tensor, d: Tensor) -> Tensor:
+        """A table's entries at these distances, ``[H, R, C]``; any where a query may not attend."""
+        return table[:, (d + self.origin(table)).clamp(0, table.shape[1] - 1)]
+
+    def origin(self, table: Tensor) -> int:
+        """The column of distance 0."""
+        return 0 if self.rule.causal else table.shape[1] // 2
+
+    def gate_sums(self, rows: slice, keys: slice, d: Tensor) -> Tensor:
+        """The sum of the gates between the two positions of each pair, ``[B, H, R, C]``."""
+        own = self.clocks[:, :, self.position(rows.start) : self.position(rows.stop)]
+        between = own[..., :, None] - self.clocks[:, :, None, keys]
+        return torch.where(d >= 0, between, -between).to(self.dtype)
+
+    def mask(self, rows: slice, keys: slice, d: Tensor) -> Tensor:
+        """Which pairs attend, ``[B, 1, R, C]``."""
+        j = torch.arange(keys.start, keys.stop, device=self.q.device)
+        first, end = self.rule.first_key[:, rows, None], self.rule.end_key[:, rows, None]
+        seen = (j >= first) & (j < end)
+        if self.rule.causal:
+            seen = seen & (d >= 0)
+        if self.rule.window is not None:
+            seen = seen & (d.abs() < self.rule.window)
+        return seen[:, None]
+
+    def scores(self, rows: slice, keys: slice) -> Scores:
+        d = self.distances(rows, keys)
+        u = self.rule.scale * (self.queries_of(self.q, rows) @ self.keys_of(self.k, keys).mT)
+        if self.rule.softcap is not None:
+            u = self.rule.softcap * torch.tanh(u / self.rule.softcap)
+        z = u
+        if self.weight is not None:
+            z = z * self.columns(self.weight, d)
+        if self.bias is not None:
+            z = z + self.columns(self.bias, d)
+        if self.clocks is not None:
+            z = z + self.gate_sums(rows, keys, d)
+        z = z.masked_fill(~self.mask(rows, keys, d), -math.inf)
+        return Scores(u, z, self.position(rows.start) - (keys.stop - 1))
+
+    def sinks_of(self, rows: slice) -> Tensor:
+        """``[B, H, R]``"""
+        return self.sinks[:, None].expand(self.batch, self.heads, rows.stop - rows.start)
+
+
+def _cut(start: int, end: int, size: int) -> list[slice]:
+    return [slice(at, min(at + size, end)) for at in range(start, end, size)]
+
+
+class _Attention(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, *inputs):
+        *tensors, rule = inputs
+        given = Inputs(tuple(tensors), rule)
+        out, lse = forward(given)
+        ctx.rule = rule
+        ctx.save_for_backward(*tensors, out, lse)
+        return out.to(given.q.dtype)
+
+    @staticmethod
+    def backward(ctx, d_out):
+        *tensors, out, lse = ctx.saved_tensors
+        found = backward(Inputs(tuple(tensors), ctx.rule), out, lse, d_out)
+        return *(None if d is None else d.to(x.dtype) for d, x in zip(found, tensors, strict=True)), None
+
+
+def forward(given: Inputs) -> tuple[Tensor, Tensor]:
+    """The output, and the logarithm of each row's sum of exponentials; +inf for a row without keys,
+    whose weights the backward then finds to be 0.
+    """
+    out = torch.zeros(given.q.shape, dtype=given.dtype, device=given.q.device)
+    lse = torch.zeros(given.q.shape[:3], dtype=given.dtype, device=given.q.device)
+    for rows in given.query_tiles():
+        total = torch.zeros_like(out[:, :, rows])
+        row_max = torch.full_like(lse[:, :, rows], -math.inf)
+        row_sum = torch.zeros_like(row_max)
+        if given.sinks is not None:
+            row_max, row_sum = given.sinks_of(rows), torch.ones_like(row_sum)
+        for keys in given.key_tiles(rows):
+            z = given.scores(rows, keys).z
+            new_max = row_max.maximum(z.amax(-1))
+            shift = new_max.masked_fill(new_max == -math.inf, 0.0)  # -inf - -inf is NaN
+            p = (z - shift[..., None]).exp()
+            rescale = (row_max - shift).exp()
+            row_sum = row_sum * rescale + p.sum(-1)
+            total = total * rescale[..., None] + p @ given.keys_of(given.v, keys)
+            row_max = new_max
+        has_keys = row_sum > 0
+        out[:, :, rows] = total / row_sum.where(has_keys, 1.0)[..., None]
+        lse[:, :, rows] = (row_max + row_sum.log()).where(has_keys, math.inf)
+    return out, lse
+
+
+def backward(given: Inputs, out: Tensor, lse: Tensor, d_out: Tensor) -> tuple[Tensor | None, ...]:
+    """The gradients of q, k, v, bias, weight, sinks and cumulative gates."""
+    zeros = lambda x: torch.zeros(x.shape, dtype=given.dtype, device=x.device)  # noqa: E731
+    d_q, d_k, d_v = zeros(given.q), zeros(given.k), zeros(given.v)
+    d_bias, d_weight = (None if x is None else TableGradient(x, given) for x in (given.bias, given.weight))
+    d_clocks = None if given.clocks is None else torch.zeros_like(given.clocks)
+    delta = (d_out.to(given.dtype) * out).sum(-1)
+    for rows in given.query_tiles():
+        up, q = given.queries_of(d_out, rows), given.queries_of(given.q, rows)
+        for keys in given.key_tiles(rows):
+            tile = given.scores(rows, keys)
+            p = (tile.z - lse[:, :, rows, None]).exp()
+            d_v[:, :, keys] += given.over_group(p.mT @ up)
+            dz = p * (up @ given.keys_of(given.v, keys).mT - delta[:, :, rows, None])
+            if d_bias is not None:
+                d_bias.add(dz, tile.nearest)
+            if d_weight is not None:
+                d_weight.add(dz * tile.u, tile.nearest)
+            if d_clocks is not None:
+                _add_to_clocks(d_clocks, given, rows, keys, dz)
+            ds = given.rule.scale * _before_table(given, rows, keys, dz, tile.u)
+            d_q[:, :, rows] += ds @ given.keys_of(given.k, keys)
+            d_k[:, :, keys] += given.over_group(ds.mT @ q)
+    d_sinks = None
+    if given.sinks is not None:
+        d_sinks = -((given.sinks[:, None] - lse).exp() * delta).sum((0, 2))
+    d_bias, d_weight = (None if d is None else d.table() for d in (d_bias, d_weight))
+    return d_q, d_k, d_v, d_bias, d_weight, d_sinks, d_clocks
+
+
+def _before_table(given: Inputs, rows: slice, keys: slice, dz: Tensor, u: Tensor) -> Tensor:
+    """The gradient of scores before weight and softcap."""
+    if given.weight is not None:
+        dz = dz * given.columns(given.weight, given.distances(rows, keys))
+    if given.rule.softcap is not None:
+        dz = dz * (1 - (u / given.rule.softcap) ** 2)
+    return dz
+
+
+def _add_to_clocks(d_clocks: Tensor, given: Inputs, rows: slice, keys: slice, dz: Tensor) -> None:
+    dz = torch.where(given.distances(rows, keys) >= 0, dz, -dz).double()
+    d_clocks[:, :, given.position(rows.start) : given.position(rows.stop)] += dz.sum(-1)
+    d_clocks[:, :, keys] -= dz.sum(-2)
+
+
+class TableGradient:
+    """The gradient of a table over distances: sums along the diagonals of all tiles."""
+
+    def __init__(self, table: Tensor, given: Inputs) -> None:
+        self.margin = given.rule.tile  # a causal tile also has pairs at negative distances
+        self.origin = given.origin(table)
+        self.sums = pad(torch.zeros_like(table), (self.margin, self.margin))
+
+    def add(self, dz: Tensor, nearest: int) -> None:
+        found = diagonal_sums(dz.sum(0))
+        first = self.margin + self.origin + nearest
+        self.sums[:, first : first + found.shape[-1]] += found
+
+    def table(self) -> Tensor:
+        return self.sums[:, self.margin : -self.margin]
+
+
+def diagonal_sums(x: Tensor) -> Tensor:
+    """``[H, R, C]`` to ``[H, R + C - 1]``: entry n is the sum over ``r - c = n - (C - 1)``.
+
+    Row r of the mirrored tile moves r places to the right, by another width of its rows, so that
+    diagonals become columns and are added in a fixed order.
+    """
+    rows, columns = x.shape[-2:]
+    moved = pad(x.flip(-1), (0, rows)).flatten(-2)[..., :-rows]
+    return moved.unflatten(-1, (rows, rows + columns - 1)).sum(-2)
