@@ -79,6 +79,14 @@ def test_a_mutant_is_caught_by_the_check_that_is_named_after_its_mistake(mutant)
     assert found.message().startswith(mutant.caught_by) and mutant.part in found.message()
 
 
+def test_half_precision_has_its_own_mistakes():
+    """Scores in bfloat16 are further from the definition than one rounding of each result."""
+    case = replace(KNOWN["rising bias"], dtype=torch.bfloat16)
+    for good in ("plain", "kerple", "sdpa"):
+        assert check(BUILT_IN[good], case).is_good
+    assert check(eager, case).wrong == ["out"]
+
+
 def test_mutants_are_many_and_different():
     assert len(MUTANTS) >= 100
     assert len({mutant.name for mutant in MUTANTS}) == len({(mutant.old, mutant.new) for mutant in MUTANTS}) == len(MUTANTS)

@@ -17,6 +17,9 @@ from .definition import GRADIENTS, Call, Unsupported, definition, sizes
 #: product of 16 features, an exponential and a sum are rounded to a few units; rows have up to 4096
 #: terms, whose roundings mostly cancel.
 _UNITS = 16.0
+#: In half precision units are so much larger than what float32 inside rounds that few are enough:
+#: weights, score gradients and results are each rounded once.
+_UNITS_OF_HALF = 4.0
 
 PARTS = ("out", *GRADIENTS.values())
 
@@ -57,10 +60,12 @@ class Result:
 
 def allowed(case: Case) -> float:
     """The largest error that rounding explains: a number of units of the type, more for large
-    scores, whose rounding grows.
+    scores, whose rounding grows. A large bias is added in float32 at least.
     """
-    offset = abs(case.constant) / 16 if case.table_dtype is None else 0.0  # else no tensor of the type has it
-    return _UNITS * torch.finfo(case.dtype).eps * max(1.0, case.scores / 4, offset)
+    of_type = torch.finfo(case.dtype)
+    units = _UNITS if of_type.bits >= 32 else _UNITS_OF_HALF
+    of_offset = _UNITS * min(of_type.eps, torch.finfo(torch.float32).eps) * abs(case.constant) / 16
+    return max(units * of_type.eps * max(1.0, case.scores / 4), of_offset)
 
 
 def make(case: Case, device: torch.device | str = "cpu") -> tuple[Call, Tensor]:
