@@ -2,6 +2,7 @@
 what is wrong and nothing else.
 """
 
+import importlib
 import json
 import os
 import subprocess
@@ -91,6 +92,16 @@ def test_mutants_are_many_and_different():
     assert len(MUTANTS) >= 100
     assert len({mutant.name for mutant in MUTANTS}) == len({(mutant.old, mutant.new) for mutant in MUTANTS}) == len(MUTANTS)
     assert {mutant.caught_by for mutant in MUTANTS} <= set(KNOWN)
+
+
+def test_the_command_tests_the_suite(monkeypatch, capsys):
+    of = importlib.import_module("kerple.conformance.__main__")
+    monkeypatch.setattr(of, "MUTANTS", MUTANTS[:3])
+    assert of.main(["--mutants"]) == 0
+    assert "3 of 3 mutants are caught by the right check" in capsys.readouterr().out
+    monkeypatch.setattr(of, "MUTANTS", (MUTANTS[0], replace(MUTANTS[1], caught_by="window")))
+    assert of.main(["--mutants"]) == 1
+    assert "expected: window, out" in (printed := capsys.readouterr().out) and "1 of 2 mutants" in printed
 
 
 def test_a_mutant_that_changes_nothing_is_refused_or_survives():
