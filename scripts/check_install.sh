@@ -32,8 +32,9 @@ demo() {
 step cargo package --workspace --exclude kerple-conformance --exclude kerple-py --locked --no-verify --allow-dirty
 mkdir "$work/crates"
 for crate in "$target"/package/kerple*-"$version".crate; do tar -C "$work/crates" -xzf "$crate"; done
-# crates.io does not have them yet
+# crates.io does not have them yet, and a packed crate does not have the workspace's profile
 {
+    sed -n '/^\[profile.release\]/,/^$/p' Cargo.toml
     echo "[patch.crates-io]"
     for folder in "$work"/crates/*/; do
         name=$(basename "$folder" "-$version")
