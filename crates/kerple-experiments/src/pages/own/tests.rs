@@ -87,7 +87,7 @@ fn a_claim_is_written_and_read_as_it_is() {
     let claim: Claim = serde_json::from_value(rises(0.01)).unwrap();
     assert_eq!(serde_json::from_value::<Claim>(serde_json::to_value(&claim).unwrap()).unwrap(), claim);
     let mut unknown = rises(0.01);
-    unknown["bound"] = 3.into();
+    unknown["margin"] = 3.into();
     assert!(serde_json::from_value::<Claim>(unknown).is_err());
 }
 
