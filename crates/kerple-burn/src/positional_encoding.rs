@@ -346,7 +346,7 @@ impl PositionalEncoding {
             Injection::Nowhere | Injection::Embeddings => causal,
             Injection::Rotation { .. } => {
                 let rotary = self.encoding.rotary(&self.geometry, span).expect("this encoding rotates");
-                let bias = match rotary.damping(self.geometry.head_dim) {
+                let bias = match rotary.feature_decay(self.geometry.head_dim) {
                     Some(rates) => AttentionBias::FeatureDecay(rates.into()),
                     None => AttentionBias::None,
                 };

@@ -141,7 +141,7 @@ fn assemble(
     let plan = |sha256: &str| {
         let init_from = InitFrom::Imported { family, weights: sha256.to_owned() };
         Plan::of_init_from(&described.config, facts.clone(), init_from)
-            .map_err(|error| names::theirs(error, family, &described.place))
+            .map_err(|error| names::with_file_keys(error, family, &described.place))
     };
     let entries = weights::renamed(layout::entries(family, &plan("")?), family, tie);
     let found = weights::find(family, &entries, tie, tensors)?;

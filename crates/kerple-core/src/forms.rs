@@ -200,7 +200,7 @@ pub struct Rotary {
     pub bf16_positions: bool,
     /// Per pair: products of its features are multiplied by `e^(-rate d)` at distance d; empty
     /// where none decay.
-    pub damping: Vec<f64>,
+    pub decay_rates: Vec<f64>,
 }
 
 /// A gate of each token and head, which a layer makes of its own normed rows `x`: `ln sigmoid(x W + b)`. Scores get what the

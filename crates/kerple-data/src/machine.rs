@@ -127,7 +127,7 @@ mod tests {
         assert_eq!(control_groups("0::/a/b\n", &files), [(5000, 4600)]);
         let all = 9_223_372_036_854_771_712;
         assert_eq!(control_groups("3:cpu:/a\n5:cpu,memory:/x\n", &files), [(4000, 0), (all, all)]);
-        assert!(control_groups("0::/other", &files).is_empty(), "unreadable is no refusal");
+        assert!(control_groups("0::/other", &files).is_empty(), "what cannot be read refuses nothing");
         assert!(control_groups("nonsense", &files).is_empty());
     }
 

@@ -1,4 +1,4 @@
-//! Tasks: sequences with targets, generated without limit or read from data.
+//! Tasks: sequences with targets, generated without limit or read from a dataset.
 //!
 //! ```text
 //! TaskConfig (from a run file) --open--> dyn Examples --example(place, length)--> Example --> a padded batch

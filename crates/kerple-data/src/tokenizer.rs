@@ -79,7 +79,7 @@ impl Tokenizer {
         let inner = HuggingFace::parse(path, &definition)?;
         let end = match end_of_document {
             Some(name) => EndOfDocument::named(&inner, path, name)?,
-            None => EndOfDocument::beside(&inner, path)?,
+            None => EndOfDocument::from_neighbours(&inner, path)?,
         };
         Ok(Tokenizer::assemble(TokenizerKind::HuggingFace(Box::new(inner)), definition, end))
     }

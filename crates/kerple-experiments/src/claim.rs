@@ -12,7 +12,6 @@ pub struct Claim {
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub corpora: Vec<String>,
     /// What of the arms is compared.
-    #[serde(rename = "of")]
     pub measure: ClaimMeasure,
     /// Name of the evaluation.
     pub evaluation: String,
@@ -22,13 +21,11 @@ pub struct Claim {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub from: Option<u64>,
     /// The arm that the claim is about.
-    #[serde(rename = "own")]
     pub treatment: Arm,
     /// The arm that it is compared with, at the same seeds; a change may be without one.
-    #[serde(rename = "beside", default, skip_serializing_if = "Option::is_none")]
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub baseline: Option<Arm>,
     /// Where the mean of the differences is claimed to be: the margin, the smallest effect that counts.
-    #[serde(rename = "lies")]
     pub bound: ClaimBound,
 }
 

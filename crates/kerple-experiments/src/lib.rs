@@ -6,6 +6,8 @@
 //!
 //! The folder is the only interface between the two; [`manifest`] and [`packed`] describe it.
 //! Several machines may compute the runs, and pages may be made from runs of earlier years.
+//!
+//! The tables and figures of SPE, of music and the Long Range Arena, need the feature `music-lra`.
 
 pub mod claim;
 mod error;

@@ -116,9 +116,7 @@ impl EvaluationFacts {
             Some(_) => (ANSWERS, row.eval_len),
             None => (self.protocol.as_str(), self.span),
         };
-        let is_text = |text: &ScoredText| {
-            (text.segment_len, text.n_segments, Some(text.seed)) == (span, self.segments, run.seed())
-        };
+        let ScoredText { segment_len, n_segments, seed, .. } = row.text;
         let is_window = match self.window {
             None => run.window_of(row).is_none(),
             asked => row.window == asked,
@@ -129,7 +127,7 @@ impl EvaluationFacts {
         };
         (row.protocol.as_str(), row.split.as_str()) == (protocol, "test")
             && self.lengths.contains(&row.eval_len)
-            && row.text.as_ref().is_some_and(is_text)
+            && (segment_len, n_segments, Some(seed)) == (span, self.segments, run.seed())
             && Some(row.step) == run.planned_steps()
             && is_window
             && is_scaling

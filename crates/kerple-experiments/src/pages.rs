@@ -25,6 +25,7 @@ mod paper_claims;
 mod printed;
 mod reader;
 mod registry;
+#[cfg(feature = "music-lra")]
 mod spe;
 mod tables;
 mod times;

@@ -87,10 +87,10 @@ fn runs(manifest: &Manifest, (folder, place): (&Path, &Path), found: &mut Reprod
         let Ok(plan) = PlanSummary::read(&path) else { continue };
         let own = (plan.label.as_deref(), plan.seed);
         if own != (Some(&run.label), Some(run.seed)) {
-            let says =
+            let planned =
                 format!("{} of seed {}", own.0.unwrap_or("nothing"), own.1.map_or("none".into(), |s| s.to_string()));
             let message = format!(
-                "{} is planned for {} of seed {}, but contains {says}",
+                "{} is planned for {} of seed {}, but contains {planned}",
                 run.folder.display(),
                 run.label,
                 run.seed
@@ -194,9 +194,8 @@ fn odd(manifest: &Manifest, place: &Path, run: &PlannedRun, rows: &[EvaluationRo
     for (at, row) in rows.iter().enumerate().filter(|(_, row)| Some(row.step) != steps) {
         odd.push(format!("row {} was computed at step {}, not at the last", at + 1, row.step));
     }
-    let text = |row: &EvaluationRow| row.text.as_ref().map(|text| text.checksum.clone());
-    let mut texts: BTreeMap<Option<String>, Vec<usize>> = BTreeMap::new();
-    rows.iter().enumerate().for_each(|(at, row)| texts.entry(text(row)).or_default().push(at + 1));
+    let mut texts: BTreeMap<&str, Vec<usize>> = BTreeMap::new();
+    rows.iter().enumerate().for_each(|(at, row)| texts.entry(&row.text.checksum).or_default().push(at + 1));
     if let Some(fewest) = texts.values().min_by_key(|rows| rows.len()).filter(|_| texts.len() > 1) {
         odd.push(format!("row {} scores another text than the other rows", fewest[0]));
     }
@@ -269,8 +268,8 @@ mod tests {
         assert_eq!(problems("aa"), [""; 0]);
         for other in ["bb", "cc"] {
             let found = problems(other);
-            let says = format!("computed under plan bb, which is aa since its keys were renamed; it holds {other}");
-            assert!(found.len() == 1 && found[0].contains(&says), "{found:?}");
+            let planned = format!("computed under plan bb, which is aa since its keys were renamed; it holds {other}");
+            assert!(found.len() == 1 && found[0].contains(&planned), "{found:?}");
         }
     }
 }

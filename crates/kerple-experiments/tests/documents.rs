@@ -106,7 +106,7 @@ fn shared(question: &str) -> String {
             format!("Of the {} runs of this page none has the plan and seed of a run in a paper's results.", own.len())
         }
         false => format!(
-            "This page has {} runs; {}, with the same plan and seed. These runs are part of what raised the question, so they are no \
+            "This page has {} runs; {}, with the same plan and seed. These runs are part of what raised the question, so they are not \
              independent evidence for its answer.",
             own.len(),
             found.join(", ")

@@ -287,8 +287,8 @@ pub(crate) fn fill(file: &TensorFile, name: &str, values: &mut [f32]) -> Result<
 pub fn state(checkpoint: &Path, plan: &Plan) -> Result<CheckpointState> {
     let state = read_state(checkpoint)?;
     let trajectory = plan.trajectory_hash();
-    if plan.has_trajectory(&state.trajectory_hash) {
-        return Ok(CheckpointState { trajectory_hash: trajectory, ..state });
+    if state.trajectory_hash == trajectory {
+        return Ok(state);
     }
     let message = format!(
         "the checkpoint belongs to plan {}, the run to plan {}",

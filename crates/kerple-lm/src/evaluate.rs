@@ -170,7 +170,7 @@ pub fn known<'a>(
 }
 
 /// What a row that counts was made by that this program is not, in words; `None` where only threads and processor may differ.
-pub fn made_elsewhere(row: &EvaluationRow, provenance: &Provenance) -> Option<String> {
+pub fn provenance_difference(row: &EvaluationRow, provenance: &Provenance) -> Option<String> {
     let Some(by) = &row.provenance else { return Some("by an unrecorded program".to_owned()) };
     let program = (by.commit != provenance.commit).then(|| match &by.commit {
         Some(commit) => format!("by the program of commit {commit}"),
@@ -260,7 +260,7 @@ impl<'a> EvalRun<'a> {
             let Some(row) = self.length(length, stop, tell)? else { return Ok(false) };
             ranks.first(|| {
                 Journal::open(&self.journal)?.push(&row)?;
-                EventFile::beside(&self.events.join(events::of_evaluation(&row)))?.evaluation(&row)
+                EventFile::create_in(&self.events.join(events::of_evaluation(&row)))?.evaluation(&row)
             })?;
             tell(EvalEvent::Row { row: &row, fresh: true });
         }

@@ -150,7 +150,7 @@ impl EventFile {
     ///
     /// # Errors
     /// A folder that cannot be written.
-    pub fn beside(folder: &Path) -> Result<EventFile> {
+    pub fn create_in(folder: &Path) -> Result<EventFile> {
         std::fs::create_dir_all(folder).map_err(Error::io(folder, "create"))?;
         let path = folder.join(format!("events.out.tfevents.{:010}.kerple", now() as u64));
         Ok(EventFile { path, file: None })
@@ -268,6 +268,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let row: EvaluationRow = serde_json::from_str(
             r#"{"label":"alibi","seed":1,"train_len":64,"eval_len":128,"protocol":"last:32","split":"test","step":9,"window":5,
+                "text":{"checksum":"ab","segment_len":128,"n_segments":2,"seed":1},
                 "n_windows":2,"tokens":256,"nll":1.5,"perplexity":4.4816,"bits_per_byte":2.0,"seconds":0.5}"#,
         )
         .unwrap();
@@ -275,7 +276,7 @@ mod tests {
         let strange = EvaluationRow { rope_scaling: Some("{ a = 1 }../b".into()), window: None, ..row.clone() };
         assert_eq!(of_evaluation(&strange), "eval/test-last-32---a---1--..-b-step9", "one folder within another");
         for length in [256, 128] {
-            EventFile::beside(folder.path())
+            EventFile::create_in(folder.path())
                 .unwrap()
                 .evaluation(&EvaluationRow { eval_len: length, ..row.clone() })
                 .unwrap();
@@ -294,7 +295,7 @@ mod tests {
                 found.extend((step > 0).then_some(step));
                 at += length;
             }
-            assert_eq!(at, data.len(), "something is left behind the last whole record");
+            assert_eq!(at, data.len(), "something is left after the last whole record");
         }
         found.sort_unstable();
         found

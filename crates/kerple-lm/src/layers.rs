@@ -114,7 +114,7 @@ impl LayerSettings<'_> {
     }
 
     /// The view that the encodings of a model have of it.
-    pub fn standing(&self) -> LayerEncoding {
+    pub fn layer_encoding(&self) -> LayerEncoding {
         let demand = self.attention.linear().and_then(|plan| plan.demand());
         LayerEncoding { other: self.other, window: self.window, demand }
     }

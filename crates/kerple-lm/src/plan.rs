@@ -15,8 +15,7 @@ use crate::error::{Error, Result};
 use crate::layers::{self, AllKeys, AttentionWindow, LayerConfig, LayerKind};
 use crate::schedule::LrScheduler;
 use check::{
-    MOST_BATCH, check, check_block, check_chunk_len, check_encodings, check_layers, check_pooling, check_task,
-    check_train,
+    check, check_block, check_chunk_len, check_encodings, check_layers, check_pooling, check_task, check_train,
 };
 use difference::flatten;
 use kerple_burn::forward_context::ForwardContext;
@@ -257,11 +256,9 @@ impl Plan {
         }
     }
 
-    /// The plan as it was read, its hash as this version makes it; `None` where what the hash covers was changed since the plan
-    /// was made.
+    /// The plan as it was read; `None` where what the hash covers was changed since the plan was made.
     pub fn verified(self) -> Option<Plan> {
-        let hash = self.digest();
-        (self.hash == hash || self.hash == digest(&self.canonical_before())).then_some(Plan { hash, ..self })
+        (self.hash == self.digest()).then_some(self)
     }
 
     /// How its model answers.
@@ -363,19 +360,6 @@ impl Plan {
         self.without_end().digest()
     }
 
-    /// Whether a checkpoint's trajectory is that of this plan, as this version writes it or as earlier ones did, which took it for
-    /// another one with every other `micro_batch_size`.
-    pub fn has_trajectory(&self, trajectory: &str) -> bool {
-        let plan = self.without_end();
-        let with = |micro_batch: usize| {
-            let train = TrainConfig { micro_batch_size: Some(micro_batch), ..plan.train.clone() };
-            digest(&Plan { train, ..plan.clone() }.canonical_before())
-        };
-        let mut parts =
-            (1..=plan.train.batch_size.min(MOST_BATCH)).filter(|rows| plan.train.batch_size.is_multiple_of(*rows));
-        trajectory == plan.digest() || parts.any(|rows| with(rows) == trajectory)
-    }
-
     /// The plan of all runs with this trajectory.
     fn without_end(&self) -> Plan {
         let mut plan = self.clone();
@@ -393,7 +377,7 @@ impl Plan {
         if self.data_info.content != next.data_info.content {
             let message = format!("{} contains other text than the run was started with", next.data.path.display());
             let hint = "restore the text, or train a new run on the new text in another --out folder";
-            return Err(Error::refused(message, format!("{hint}{}", self.hint_on_content())));
+            return Err(Error::refused(message, hint));
         }
         if self.trajectory_hash() != next.trajectory_hash() {
             return Err(self.refuse_other(next));
@@ -405,18 +389,6 @@ impl Plan {
             ));
         }
         Ok(())
-    }
-
-    /// What to say where data is other than it was, of data that earlier versions knew by less than its content.
-    pub fn hint_on_content(&self) -> &'static str {
-        match &self.data.task {
-            Some(task) if task.name() == "pathfinder" && !self.data.path.as_os_str().is_empty() => {
-                "; earlier versions identified images of Pathfinder by names and sizes only, so \
-                    kerple cannot tell whether their runs were trained on these images; evaluate \
-                    such a run on them with kerple eval RUN --data PATH"
-            }
-            _ => "",
-        }
     }
 
     fn refuse_other(&self, next: &Plan) -> Error {
@@ -465,19 +437,12 @@ impl Plan {
     }
 
     fn digest(&self) -> String {
-        digest(&self.canonical())
+        let text = serde_json::to_string(&self.canonical()).expect("a plan is plain data");
+        kerple_data::fingerprint(text.as_bytes())
     }
 
-    /// The plan of all runs with this hash. Its `micro_batch_size` is the whole batch: what a plan has that does not name one, so
-    /// that those keep the hash which they had when it counted.
+    /// The plan of all runs with this hash. Its `micro_batch_size` is the whole batch, as in a plan that names none.
     fn canonical(&self) -> Plan {
-        let mut canonical = self.canonical_before();
-        canonical.train.micro_batch_size = Some(canonical.train.batch_size);
-        canonical
-    }
-
-    /// The same as it was when `micro_batch_size` counted.
-    fn canonical_before(&self) -> Plan {
         let mut canonical = self.clone();
         canonical.data.path = std::path::PathBuf::new();
         canonical.hash = String::new();
@@ -489,15 +454,11 @@ impl Plan {
             eval_sequences: defaults.eval_sequences,
             save_interval: defaults.save_interval,
             keep_last_n: defaults.keep_last_n,
+            micro_batch_size: Some(canonical.train.batch_size),
             ..canonical.train
         };
         canonical
     }
-}
-
-fn digest(canonical: &Plan) -> String {
-    let text = serde_json::to_string(canonical).expect("a plan is plain data");
-    kerple_data::fingerprint(text.as_bytes())
 }
 
 #[cfg(test)]

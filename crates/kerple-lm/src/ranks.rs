@@ -137,7 +137,7 @@ impl Ranks {
     }
 
     /// Whether all ranks know that this one fails, and end too; otherwise the whole job has to be ended for them.
-    pub fn failed_together(&self) -> bool {
+    pub fn share_failure(&self) -> bool {
         self.failed.get()
     }
 

@@ -313,7 +313,7 @@ impl SweepJob<'_> {
             let provenance = &self.runtime.provenance;
             for row in evaluate::known(&rows, (self.plan, &encoding), &*scored, (provenance, Reuse::AnyMachine)) {
                 let Some(row) = row else { return Ok(None) };
-                provenances.extend(evaluate::made_elsewhere(row, provenance));
+                provenances.extend(evaluate::provenance_difference(row, provenance));
             }
         }
         Ok((expected > 0).then_some(provenances))

@@ -161,7 +161,7 @@ fn what_one_rank_cannot_read_ends_all_and_nothing_is_lost() {
     let ended = on_ranks(3, |ranks| {
         let torn = Torn(Counting(plan.clone()), if ranks.rank() == 1 { 7 } else { u64::MAX });
         let error = sit_on(&ranks, folder.path(), &plan, &torn, None).0.unwrap_err();
-        (error.to_string(), ranks.failed_together())
+        (error.to_string(), ranks.share_failure())
     });
     let own = ("text: cannot read: the cable was pulled".to_owned(), true);
     let others = (format!("rank 1 on thread-1: {}", own.0), true);

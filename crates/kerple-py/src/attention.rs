@@ -18,13 +18,13 @@ use pyo3::prelude::*;
 #[derive(Debug)]
 pub struct AttentionRule {
     scale: f64,
-    sight: Mask,
+    mask: Mask,
     softcap: Option<f64>,
     threads: usize,
     /// The encoding of a score modification or of decaying products.
     encoding: Option<Py<PyEncoding>>,
     /// Decay rate of each feature's products with distance.
-    damping: Option<Vec<f64>>,
+    feature_decay: Option<Vec<f64>>,
 }
 
 #[pymethods]
@@ -55,15 +55,15 @@ impl AttentionRule {
             Some(Ok(window)) => Some(window),
             None => None,
         };
-        let sight = if causal { Mask::Causal { window } } else { Mask::Bidirectional { window } };
-        let damping = encoding.as_ref().and_then(|encoding| encoding.get().damping());
-        if damping.is_some() && !causal {
+        let mask = if causal { Mask::Causal { window } } else { Mask::Bidirectional { window } };
+        let feature_decay = encoding.as_ref().and_then(|encoding| encoding.get().feature_decay());
+        if feature_decay.is_some() && !causal {
             return Err(PyValueError::new_err(
                 "causal = False: products that decay with distance would grow for keys after the \
                  query; use causal=True",
             ));
         }
-        Ok(AttentionRule { scale, sight, softcap, threads, encoding, damping })
+        Ok(AttentionRule { scale, mask, softcap, threads, encoding, feature_decay })
     }
 }
 
@@ -164,7 +164,7 @@ impl AttentionArrays {
     }
 
     fn parts(&self, rule: &AttentionRule, dims: AttentionDims) -> PyResult<Vec<SequenceGroup>> {
-        parts([&self.starts, &self.lengths], rule.sight.sides(), dims)
+        parts([&self.starts, &self.lengths], rule.mask.sides(), dims)
     }
 
     fn check_clocks(&self, clocks: &PythonArray, dims: AttentionDims, rule: &AttentionRule) -> PyResult<()> {
@@ -178,7 +178,7 @@ impl AttentionArrays {
         if queries > keys {
             return refuse(format!("q: {queries} queries exceed the {keys} keys, which alone have gates"));
         }
-        if rule.sight.sides() == Sides::OneSided {
+        if rule.mask.sides() == Sides::OneSided {
             return Ok(());
         }
         if self.starts.is_some() {
@@ -206,7 +206,7 @@ impl AttentionArrays {
             let (one, two) = (array.shape(), other.shape());
             return Err(PyValueError::new_err(format!("{name}: shape is {one:?}, but {} has {two:?}", other.name())));
         }
-        let (needed, what) = match rule.sight.sides() {
+        let (needed, what) = match rule.mask.sides() {
             Sides::OneSided => (dims.keys, "one per distance 0 to K - 1"),
             Sides::TwoSided => {
                 (dims.keys.max(dims.queries).saturating_mul(2).saturating_sub(1), "distances from -(L - 1) to L - 1")
@@ -217,7 +217,7 @@ impl AttentionArrays {
                 format!("{name}: {columns} columns; {} queries and {} keys need {needed}", dims.queries, dims.keys);
             return Err(PyValueError::new_err(format!("{message}: {what}")));
         }
-        if rule.sight.sides() == Sides::TwoSided && columns.is_multiple_of(2) {
+        if rule.mask.sides() == Sides::TwoSided && columns.is_multiple_of(2) {
             let message = "without causal=True the number must be odd, 2L - 1, with distance 0 in column L - 1";
             return Err(PyValueError::new_err(format!("{name}: {columns} columns; {message}")));
         }
@@ -242,7 +242,7 @@ impl<'a, T: Number + Element> TypedArrays<'a, T> {
         let row = |array: &'a Option<PythonArray>| array.as_ref().map(|array| array.values::<T>()).transpose();
         let map = match (&rule.encoding, row(&inputs.numbers)?) {
             (Some(encoding), Some(numbers)) => {
-                let extent = ScoreModExtent { sides: rule.sight.sides(), len: dims.keys, scale: rule.scale };
+                let extent = ScoreModExtent { sides: rule.mask.sides(), len: dims.keys, scale: rule.scale };
                 if dims.queries > dims.keys {
                     let message = format!("q: {} queries exceed the {} keys", dims.queries, dims.keys);
                     return Err(PyValueError::new_err(format!("{message}, which score modifications do not support")));
@@ -275,22 +275,22 @@ impl<'a, T: Number + Element> TypedArrays<'a, T> {
         part: &'p SequenceGroup,
     ) -> AttentionProblem<'p, T> {
         let columns = self.bias.or(self.weight).map_or(0, <[T]>::len) / dims.heads.max(1);
-        let len = match rule.sight.sides() {
+        let len = match rule.mask.sides() {
             Sides::OneSided => columns,
             Sides::TwoSided => columns.div_ceil(2),
         };
         let scores = match &self.map {
             Some(map) => ScoreTransform::Mod(&**map),
             None => {
-                let (bias, weight, damping) = (self.bias, self.weight, rule.damping.as_deref());
+                let (bias, weight, feature_decay) = (self.bias, self.weight, rule.feature_decay.as_deref());
                 let (from, stride) = (part.first * dims.heads * dims.keys + part.start, dims.keys);
                 let clocks = self.clocks.map(|clocks| Strided { values: &clocks[from..], stride });
-                ScoreTransform::Table(ScoreTable { bias, weight, feature_decay: damping, gate_cumsum: clocks, len })
+                ScoreTransform::Table(ScoreTable { bias, weight, feature_decay, gate_cumsum: clocks, len })
             }
         };
         let (scale, cap) = (T::from_f64(rule.scale), rule.softcap.map(T::from_f64));
-        let (sinks, sight, lengths) = (self.sinks, rule.sight, part.lengths.as_deref());
-        AttentionProblem { dims: part.dims(dims), scale, softcap: cap, sinks, mask: sight, lengths, scores }
+        let (sinks, mask, lengths) = (self.sinks, rule.mask, part.lengths.as_deref());
+        AttentionProblem { dims: part.dims(dims), scale, softcap: cap, sinks, mask, lengths, scores }
     }
 
     fn work(&self, dims: AttentionDims) -> Workload {

@@ -52,8 +52,8 @@ impl PyEncoding {
     }
 
     /// Decay rates of products of features with distance; `None` without a decay.
-    pub fn damping(&self) -> Option<Vec<f64>> {
-        self.encoding.rotary(&self.geometry, self.geometry.train_len)?.damping(self.geometry.head_dim)
+    pub fn feature_decay(&self) -> Option<Vec<f64>> {
+        self.encoding.rotary(&self.geometry, self.geometry.train_len)?.feature_decay(self.geometry.head_dim)
     }
 
     /// Refuses attention with other sizes.
@@ -179,7 +179,7 @@ impl PyEncoding {
     /// Whether products of queries and keys decay with distance, feature by feature.
     #[getter]
     fn fades(&self) -> bool {
-        self.damping().is_some()
+        self.feature_decay().is_some()
     }
 
     /// Where it enters a model: `nowhere`, `embeddings`, `rotation`, `scores`, `map`, `gates` or `code`.
@@ -325,7 +325,7 @@ impl PyEncoding {
 #[pyfunction]
 pub fn methods(py: Python) -> PyResult<Vec<(String, Bound<PyDict>)>> {
     let one = |kind: &&str| {
-        let method = Method::named(kind).expect("the list is of methods");
+        let method = Method::named(kind).expect("the list contains methods");
         let words = PyDict::new(py);
         if let Ok(Value::Object(entries)) = serde_json::to_value(method.description()) {
             for (key, value) in entries {

@@ -24,5 +24,5 @@ pub use conditions::{Conditions, Differences};
 pub use error::{Error, Result};
 pub use page::ReportOptions;
 pub use page::table_text;
-pub use run::{Run, find_runs, said_of_runs};
+pub use run::{Run, find_runs, tally_runs};
 pub use write::{WrittenReport, write};

@@ -14,7 +14,7 @@ use crate::folder::{INDEX, MARK, TEXT};
 use crate::format::{count, deviation, duration, number};
 use crate::plot;
 use crate::results::{Results, RunState, name_text};
-use crate::run::said_of_runs;
+use crate::run::tally_runs;
 
 mod answers;
 mod figure;
@@ -233,7 +233,7 @@ impl Layout {
 
 /// The main finding of the first table, in a sentence or two.
 fn headline(results: &Results) -> String {
-    let found = results.tables.iter().find(|table| table.has_text()).and_then(|table| {
+    let found = results.tables.first().and_then(|table| {
         let length = *table.lengths().last()?;
         Some((table, length, table.scores.iter().find(|score| score.eval_len == length && score.best)?))
     });
@@ -279,9 +279,9 @@ fn facts(results: &Results, options: &ReportOptions) -> Vec<(&'static str, Strin
         ("encodings", results.encodings.len().to_string()),
         ("training time", duration(seconds)),
     ];
-    facts.push(("trained on", said_of_runs(counted.clone().map(|run| run.machines.clone()))));
-    facts.push(("evaluated with", said_of_runs(counted.clone().map(|run| run.evaluated_in.clone()))));
-    facts.push(("programs", said_of_runs(counted.map(|run| run.programs.clone()))));
+    facts.push(("trained on", tally_runs(counted.clone().map(|run| run.machines.clone()))));
+    facts.push(("evaluated with", tally_runs(counted.clone().map(|run| run.evaluated_in.clone()))));
+    facts.push(("programs", tally_runs(counted.map(|run| run.programs.clone()))));
     let given = [("report by", &options.commit), ("date", &options.date)];
     facts.extend(given.into_iter().filter_map(|(name, value)| Some((name, value.clone()?))));
     facts

@@ -9,12 +9,14 @@ mod axis;
 mod braille;
 mod distance;
 mod heat_map;
+#[cfg(feature = "music-lra")]
 mod piano_roll;
 mod svg;
 
 pub use axis::{Axis, AxisScale, Tick};
 pub use distance::{heads_within, over_distances};
 pub use heat_map::HeatMap;
+#[cfg(feature = "music-lra")]
 pub use piano_roll::{PianoRoll, Sound};
 pub use svg::escape;
 
@@ -139,7 +141,7 @@ mod tests {
     use super::*;
 
     /// Severe deficiencies as matrices on linear RGB: Machado, Oliveira and Fernandes 2009, IEEE TVCG 15(6), Table 1.
-    const SIGHTS: [(&str, [[f64; 3]; 3]); 4] = [
+    const VISIONS: [(&str, [[f64; 3]; 3]); 4] = [
         ("full", [[1.0, 0.0, 0.0], [0.0, 1.0, 0.0], [0.0, 0.0, 1.0]]),
         (
             "protanopia",
@@ -183,7 +185,7 @@ mod tests {
     }
 
     #[test]
-    fn colours_differ_for_every_sight_and_stand_out_from_the_paper() {
+    fn colours_differ_for_every_vision_and_stand_out_from_the_paper() {
         for scheme in [0, 1] {
             let paper = luminance(colour("paper", scheme));
             let colours: Vec<Colour> = (0..8).map(|index| colour(&format!("s{index}"), scheme)).collect();
@@ -192,7 +194,7 @@ mod tests {
                 // 3 to 1 is what the web accessibility guidelines ask of graphics.
                 assert!(a.max(b) / a.min(b) >= 3.0, "{colour:?} in scheme {scheme}");
             }
-            for (sight, matrix) in SIGHTS {
+            for (vision, matrix) in VISIONS {
                 let seen: Vec<Colour> =
                     colours.iter().map(|&c| lab(product(&matrix, c).map(|v| v.clamp(0.0, 1.0)))).collect();
                 for a in 0..8 {
@@ -200,7 +202,10 @@ mod tests {
                         let distance: f64 =
                             seen[a].iter().zip(seen[b]).map(|(a, b)| (a - b).powi(2)).sum::<f64>().sqrt();
                         // About 2 is the least difference that is seen at all; thin lines need several times that.
-                        assert!(distance > 20.0, "s{a} and s{b} with {sight} sight in scheme {scheme}: {distance:.1}");
+                        assert!(
+                            distance > 20.0,
+                            "s{a} and s{b} with {vision} vision in scheme {scheme}: {distance:.1}"
+                        );
                     }
                 }
             }

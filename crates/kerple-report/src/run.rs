@@ -230,15 +230,16 @@ impl Run {
     }
 }
 
-/// What is said of how many runs, in words: `a (3 runs); b (1)`, without numbers where all say the same.
-pub fn said_of_runs(said: impl Iterator<Item = BTreeSet<String>>) -> String {
+/// The values that runs recorded, each with its number of runs: `a (3 runs); b (1 runs)`. One value that all share has no
+/// number.
+pub fn tally_runs(recorded: impl Iterator<Item = BTreeSet<String>>) -> String {
     let mut counts: BTreeMap<String, usize> = BTreeMap::new();
-    for words in said {
-        let words = if words.is_empty() { "not recorded".to_owned() } else { Vec::from_iter(words).join(" and ") };
-        *counts.entry(words).or_default() += 1;
+    for values in recorded {
+        let values = if values.is_empty() { "not recorded".to_owned() } else { Vec::from_iter(values).join(" and ") };
+        *counts.entry(values).or_default() += 1;
     }
     let alone = counts.len() == 1;
-    let one = |(words, runs): (String, usize)| if alone { words } else { format!("{words} ({runs} runs)") };
+    let one = |(values, runs): (String, usize)| if alone { values } else { format!("{values} ({runs} runs)") };
     counts.into_iter().map(one).collect::<Vec<_>>().join("; ")
 }
 
@@ -313,6 +314,7 @@ fn without_repeated_steps(rows: Vec<MetricsRow>) -> Vec<MetricsRow> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use kerple_run::ScoredText;
     use serde_json::{Value, json};
 
     fn plan(folder: &Path, name: &str, plan: Value) {
@@ -362,7 +364,7 @@ mod tests {
             rope_scaling: None,
             split: "test".into(),
             step: 30,
-            text: None,
+            text: ScoredText { checksum: "ab".into(), segment_len: 64, n_segments: 1, seed: 1 },
             n_windows: 1,
             tokens: 64,
             bytes: None,
@@ -380,7 +382,7 @@ mod tests {
         let rows = vec![evaluation(64, 2.0), evaluation(128, 2.5), evaluation(64, 2.1), evaluation(128, 2.5)];
         let kept = without_repeated_evaluations(rows, &mut notes);
         assert_eq!(kept, [evaluation(64, 2.1), evaluation(128, 2.5)]);
-        let [note] = &notes[..] else { panic!("rows that are equal are no news: {notes:?}") };
+        let [note] = &notes[..] else { panic!("rows that are equal are not news: {notes:?}") };
         assert!(
             note.contains("length 64 under nonoverlapping")
                 && note.contains("a loss of 2 by an unknown program and of 2.1")

@@ -202,7 +202,7 @@ impl PairedTest {
 
     /// Probability of a mean at least as far from `bound` if the true difference is `bound`; 1 of pairs that are all equal, whose
     /// spread is not known.
-    pub fn p_beside(&self, bound: f64) -> f64 {
+    pub fn p_against(&self, bound: f64) -> f64 {
         if self.standard_error == 0.0 {
             return 1.0;
         }
@@ -361,8 +361,8 @@ mod tests {
         let (x, y) = ([3.5, 4.7, 5.1, 2.0], [3.0, 4.0, 5.0, 2.5]);
         let test = paired_t_test(&x, &y).unwrap();
         let moved = paired_t_test(&x.map(|x| x - 0.25), &y).unwrap();
-        close(test.p_beside(0.25), moved.p, 1e-12);
-        close(test.p_beside(0.0), test.p, 1e-12);
+        close(test.p_against(0.25), moved.p, 1e-12);
+        close(test.p_against(0.0), test.p, 1e-12);
     }
 
     #[test]

@@ -107,7 +107,7 @@ mod tests {
 
     fn row() -> EvaluationRow {
         serde_json::from_value(serde_json::json!({"label": "alibi", "seed": 1, "train_len": 64, "eval_len": 4, "protocol": "nonoverlapping",
-            "split": "test", "step": 9, "n_windows": 2, "tokens": 8, "bytes": 16, "nll": 1.5, "perplexity": 1.5f64.exp(),
+            "split": "test", "step": 9, "text": {"checksum": "ab", "segment_len": 4, "n_segments": 2, "seed": 1}, "n_windows": 2, "tokens": 8, "bytes": 16, "nll": 1.5, "perplexity": 1.5f64.exp(),
             "bits_per_byte": 1.5 * 8.0 / (16.0 * std::f64::consts::LN_2), "seconds": 0.5, "nll_by_position": [1.0, 1.0, 2.0, 2.0],
             "nll_by_segment": [1.0, 2.0], "task": {"name": "parity", "accuracy": 0.375, "chance": 0.5, "by_depth": [0.5, "NaN"]}}))
         .unwrap()

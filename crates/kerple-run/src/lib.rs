@@ -119,9 +119,8 @@ pub struct EvaluationRow {
     pub split: String,
     /// Optimizer steps of the checkpoint.
     pub step: u64,
-    /// Which text was scored. Absent in rows of older versions, which are therefore comparable with no other row.
-    #[serde(default)]
-    pub text: Option<ScoredText>,
+    /// Which text was scored.
+    pub text: ScoredText,
     /// Sequences evaluated: windows of at most `eval_len` tokens.
     pub n_windows: u64,
     /// Tokens scored.
@@ -231,12 +230,11 @@ impl EvaluationRow {
         self.provenance.as_ref().map(Provenance::numerics)
     }
 
-    /// Whether both rows scored the same text by the same rule; false for rows that do not record
-    /// it.
+    /// Whether both rows scored the same text by the same rule.
     pub fn same_text(&self, other: &EvaluationRow) -> bool {
         let start = self.other_start() == other.other_start();
         let same = (&self.text, &self.split, &self.protocol) == (&other.text, &other.split, &other.protocol);
-        self.text.is_some() && start && same
+        start && same
     }
 }
 
@@ -350,11 +348,11 @@ mod tests {
     fn optional_keys_may_be_missing() {
         let row: EvaluationRow = serde_json::from_str(
             r#"{"label":"alibi","seed":1,"train_len":64,"eval_len":128,"protocol":"nonoverlapping","split":"test","step":9,
+                "text":{"checksum":"ab","segment_len":2048,"n_segments":8,"seed":1},
                 "n_windows":2,"tokens":256,"nll":1.5,"perplexity":4.4816,"seconds":0.5,"from a newer version":true}"#,
         )
         .unwrap();
-        assert_eq!((row.window, row.bytes, &row.nll_by_position, &row.text), (None, None, &None, &None));
-        assert!(!row.same_text(&row), "what does not say its text is over no known text");
+        assert_eq!((row.window, row.bytes, &row.nll_by_position), (None, None, &None));
     }
 
     #[test]
@@ -365,8 +363,8 @@ mod tests {
                 "n_windows":2,"tokens":256,"nll":1.5,"perplexity":4.4816,"seconds":0.5}"#,
         )
         .unwrap();
-        let text = row.text.clone().unwrap();
-        let with = |text| EvaluationRow { text: Some(text), ..row.clone() };
+        let text = row.text.clone();
+        let with = |text| EvaluationRow { text, ..row.clone() };
         assert!(row.same_text(&EvaluationRow { eval_len: 64, label: "t5".into(), ..row.clone() }));
         for other in [
             with(ScoredText { checksum: "cd".into(), ..text.clone() }),

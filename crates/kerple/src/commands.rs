@@ -111,7 +111,7 @@ pub fn remark_on_horizon(encoding: &PositionalEncoding, len: usize) {
 
 /// Remarks on what of a model's attention has no kernel on the GPU that was asked for.
 pub fn remark_on_kernels(plan: &Plan, device: DeviceName) {
-    let composed = plan.model.composed_on_gpus(&plan.encoding, plan.data.task.as_ref());
+    let composed = plan.model.without_gpu_kernel(&plan.encoding, plan.data.task.as_ref());
     if device != DeviceName::Cpu && !composed.is_empty() {
         remarkln!(
             "note: {device} has no kernel for {}; attention uses plain Burn operations: softmax \

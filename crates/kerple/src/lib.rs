@@ -41,7 +41,7 @@ pub fn run(program: PathBuf, arguments: Vec<OsString>) -> u8 {
 /// Says why it ends; where the other ranks do not know, they end with it.
 fn end(ranks: &Ranks, failure: &CommandError) -> u8 {
     output::complain(failure, ranks.name());
-    if !ranks.failed_together() && !failure.known {
+    if !ranks.share_failure() && !failure.known {
         ranks.abort(failure.code);
     }
     failure.code

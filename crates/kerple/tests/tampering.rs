@@ -184,7 +184,7 @@ const IN_FOLDER: [Tampering; 5] = [
     ),
     (
         "the bound of a claim",
-        |at| in_file(&at.join("reproduction.json"), |all| all["claims"][0]["lies"] = serde_json::json!({"below": 0.5})),
+        |at| in_file(&at.join("reproduction.json"), |all| all["claims"][0]["bound"] = serde_json::json!({"below": 0.5})),
         "reproduction.json differs from what was exported",
     ),
     ("the sums removed", |at| fs::remove_file(at.join(SUMS_FILE)).unwrap(), "SHA256SUMS: is missing"),
@@ -260,10 +260,10 @@ fn sums_that_are_made_to_fit_hide_no_contradiction() {
     for name in [ARCHIVE_FILE, "reproduction.json"] {
         fs::copy(kept.join(name), copy.join(name)).unwrap();
     }
-    in_file(&copy.join("reproduction.json"), |all| all["claims"][0]["lies"] = serde_json::json!({"above": -9.0}));
+    in_file(&copy.join("reproduction.json"), |all| all["claims"][0]["bound"] = serde_json::json!({"above": -9.0}));
     seal::seal(&copy).unwrap();
     let (code, said) = verified(&place, "decay");
-    assert!(code == Some(1) && said.contains("`lies` is {\"above\":-9.0}, in the plan {"), "{said}");
+    assert!(code == Some(1) && said.contains("`bound` is {\"above\":-9.0}, in the plan {"), "{said}");
 }
 
 #[test]

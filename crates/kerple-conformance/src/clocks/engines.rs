@@ -42,7 +42,7 @@ impl GatedEngine {
             GatedEngine::Naive { single: true } => "naive f32",
             GatedEngine::Tiled { single: false } => "tiled f64",
             GatedEngine::Tiled { single: true } => "tiled f32",
-            GatedEngine::Burn(implementation::Impl::Reference) => "burn composed f64",
+            GatedEngine::Burn(implementation::Impl::Reference) => "burn reference f64",
             GatedEngine::Burn(implementation::Impl::Kernel | implementation::Impl::KernelAt(_)) => "burn fused f64",
         }
     }

@@ -10,64 +10,14 @@ use kerple_core::forms::Absolute;
 use serde_json::{Map, Value, json};
 
 /// Attributes of torch's modules, which no tensor of one can be called.
-const TAKEN: [&str; 56] = [
-    "T_destination",
-    "absolute",
-    "add",
-    "add_module",
-    "apply",
-    "bfloat16",
-    "buffers",
-    "call_super_init",
-    "children",
-    "compile",
-    "config",
-    "cpu",
-    "cuda",
-    "double",
-    "draw",
-    "drawn",
-    "draws",
-    "dump_patches",
-    "each_layer",
-    "eval",
-    "extra_repr",
-    "float",
-    "forward",
-    "get_buffer",
-    "get_extra_state",
-    "get_parameter",
-    "get_submodule",
-    "half",
-    "inits",
-    "ipu",
-    "load_state_dict",
-    "modules",
-    "mtia",
-    "named_buffers",
-    "named_children",
-    "named_modules",
-    "named_parameters",
-    "of_layer",
-    "parameters",
-    "positions_of",
-    "read",
-    "register_buffer",
-    "register_module",
-    "register_parameter",
-    "requires_grad_",
-    "set_extra_state",
-    "set_submodule",
-    "share_memory",
-    "span",
-    "state_dict",
-    "to",
-    "to_empty",
-    "train",
-    "training",
-    "type",
-    "zero_grad",
-];
+const TAKEN: &str = "\
+    T_destination absolute add add_module apply bfloat16 buffers call_super_init children \
+    compile config cpu cuda double draw drawn draws dump_patches each_layer eval extra_repr \
+    float forward get_buffer get_extra_state get_parameter get_submodule half inits ipu \
+    load_state_dict modules mtia named_buffers named_children named_modules named_parameters \
+    of_layer parameters positions_of read register_buffer register_module register_parameter \
+    requires_grad_ set_extra_state set_submodule share_memory span state_dict to to_empty train \
+    training type zero_grad";
 
 /// What an encoding hands to a model, with what it learns.
 ///
@@ -93,7 +43,9 @@ fn finite(value: f64) -> Option<f64> {
 fn parameter(parameter: &EncodingParameter) -> Representable<Value> {
     let EncodingParameter { name, shape, init, low, high, keep, share, .. } = parameter;
     let tensor = name.replace('.', "_");
-    if *share == ParameterShare::Model && (TAKEN.contains(&tensor.as_str()) || tensor.starts_with('_')) {
+    if *share == ParameterShare::Model
+        && (TAKEN.split_whitespace().any(|taken| taken == tensor) || tensor.starts_with('_'))
+    {
         return Err(format!("torch modules have an attribute `{tensor}`, so a learned value cannot have this name"));
     }
     Ok(json!({
@@ -157,8 +109,8 @@ fn rotation(encoding: &Encoding, geometry: &Geometry) -> Representable<Map<Strin
     if let Some(scaling) = plain.scaling {
         form.insert("scaling".to_owned(), self::scaling(scaling, geometry));
     }
-    if !rotary.damping.is_empty() {
-        form.insert("damping".to_owned(), rotary.damping.into());
+    if !rotary.decay_rates.is_empty() {
+        form.insert("decay_rates".to_owned(), rotary.decay_rates.into());
     }
     Ok(form)
 }

@@ -68,108 +68,36 @@ pub fn parse(path: &Path, text: &str) -> Result<Value> {
         .map_err(|error| Error::damaged(path, format!("not JSON: {error}"), "copy the file again"))
 }
 
-/// Keys that change no result, or are read by something else. Words that end with `*` stand for all keys that begin so.
-const HARMLESS: &[&str] = &[
-    "architectures",
-    "model_type",
-    "auto_map",
-    "dtype",
-    "torch_dtype",
-    "transformers_version",
-    "_name_or_path",
-    "name_or_path",
-    "use_cache",
-    "initializer_range",
-    "attention_dropout",
-    "hidden_dropout",
-    "attn_pdrop",
-    "embd_pdrop",
-    "resid_pdrop",
-    "emb_pdrop",
-    "classifier_dropout",
-    "attention_dropout_prob",
-    "hidden_dropout_prob",
-    "summary_*",
-    "is_decoder",
-    "return_dict",
-    "return_dict_in_generate",
-    "bos_token_id",
-    "eos_token_id",
-    "pad_token_id",
-    "unk_token_id",
-    "sep_token_id",
-    "mask_token_id",
-    "decoder_start_token_id",
-    "forced_bos_token_id",
-    "forced_eos_token_id",
-    "suppress_tokens",
-    "begin_suppress_tokens",
-    "pretraining_tp",
-    "slow_but_exact",
-    "reorder_and_upcast_attn",
-    "n_ctx",
-    "id2label",
-    "label2id",
-    "init_device",
-    "init_config",
-    "verbose",
-    "tokenizer_name",
-    "learned_pos_emb",
-    "embedding_fraction",
-    "task_specific_params",
-    "torchscript",
-    "gradient_checkpointing",
-    "chunk_size_feed_forward",
-    "output_attentions",
-    "output_hidden_states",
-    "problem_type",
-    "finetuning_task",
-    "use_bfloat16",
-    "tf_legacy_loss",
-    "tie_encoder_decoder",
-    "cross_attention_hidden_size",
-    "num_labels",
-    "max_length",
-    "min_length",
-    "do_sample",
-    "early_stopping",
-    "num_beams",
-    "num_beam_groups",
-    "diversity_penalty",
-    "temperature",
-    "top_k",
-    "top_p",
-    "typical_p",
-    "repetition_penalty",
-    "length_penalty",
-    "no_repeat_ngram_size",
-    "encoder_no_repeat_ngram_size",
-    "bad_words_ids",
-    "num_return_sequences",
-    "output_scores",
-    "remove_invalid_values",
-    "exponential_decay_length_penalty",
-    "generation_config",
-    "bias_dropout_fusion",
-    "masked_softmax_fusion",
-    "attn_impl",
-    "attn_uses_sequence_id",
-    "attention_softmax_in_fp32",
-    "skip_bias_add",
-    "skip_bias_add_qkv",
-    "unk_index",
-    "layer_norm_type",
-    "use_return_dict",
-    "attn_implementation",
-    "_attn_implementation",
-    "_attn_implementation_autoset",
-    "prefix",
-    "is_encoder_decoder",
-    "add_cross_attention",
-    "pruned_heads",
-    "quantization_config",
-    "kernel_hyperparams",
-];
+/// Whether a key is one of `words`, which spaces separate. Words that end with `*` stand for all keys that begin so.
+pub(super) fn is_among(words: &str, key: &str) -> bool {
+    words.split_whitespace().any(|word| match word.strip_suffix('*') {
+        Some(start) => key.starts_with(start),
+        None => word == key,
+    })
+}
+
+/// Keys that change no result, or are read by something else.
+const HARMLESS: &str = "\
+    architectures model_type auto_map dtype torch_dtype transformers_version _name_or_path \
+    name_or_path use_cache initializer_range attention_dropout hidden_dropout attn_pdrop \
+    embd_pdrop resid_pdrop emb_pdrop classifier_dropout attention_dropout_prob \
+    hidden_dropout_prob summary_* is_decoder return_dict return_dict_in_generate bos_token_id \
+    eos_token_id pad_token_id unk_token_id sep_token_id mask_token_id decoder_start_token_id \
+    forced_bos_token_id forced_eos_token_id suppress_tokens begin_suppress_tokens \
+    pretraining_tp slow_but_exact reorder_and_upcast_attn n_ctx id2label label2id init_device \
+    init_config verbose tokenizer_name learned_pos_emb embedding_fraction task_specific_params \
+    torchscript gradient_checkpointing chunk_size_feed_forward output_attentions \
+    output_hidden_states problem_type finetuning_task use_bfloat16 tf_legacy_loss \
+    tie_encoder_decoder cross_attention_hidden_size num_labels max_length min_length do_sample \
+    early_stopping num_beams num_beam_groups diversity_penalty temperature top_k top_p \
+    typical_p repetition_penalty length_penalty no_repeat_ngram_size \
+    encoder_no_repeat_ngram_size bad_words_ids num_return_sequences output_scores \
+    remove_invalid_values exponential_decay_length_penalty generation_config \
+    bias_dropout_fusion masked_softmax_fusion attn_impl attn_uses_sequence_id \
+    attention_softmax_in_fp32 skip_bias_add skip_bias_add_qkv unk_index layer_norm_type \
+    use_return_dict attn_implementation _attn_implementation _attn_implementation_autoset \
+    prefix is_encoder_decoder add_cross_attention pruned_heads quantization_config \
+    kernel_hyperparams";
 
 /// The keys of one table.
 pub struct ConfigKeys<'a> {
@@ -338,14 +266,8 @@ impl<'a> ConfigKeys<'a> {
 
     /// A note of keys that nobody has read and that are not known to be harmless.
     pub fn unknown(&self) -> Option<String> {
-        let harmless = |name: &str| {
-            HARMLESS.iter().any(|known| match known.strip_suffix('*') {
-                Some(start) => name.starts_with(start),
-                None => *known == name,
-            })
-        };
         let read = self.read.borrow();
-        let odd: Vec<String> = (self.names().filter(|name| !read.contains(*name) && !harmless(name)))
+        let odd: Vec<String> = (self.names().filter(|name| !read.contains(*name) && !is_among(HARMLESS, name)))
             .map(|name| format!("{}{name}", self.within))
             .collect();
         (!odd.is_empty()).then(|| format!("ignored keys that this version does not know: {}", listed(&odd, 40)))

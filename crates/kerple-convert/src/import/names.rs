@@ -64,7 +64,7 @@ const OTHERS: [(&str, &str); 9] = [
 ];
 
 /// An error of a plan with the keys of the files it was built from; other errors are unchanged.
-pub fn theirs(error: Error, family: ModelFamily, file: &Path) -> Error {
+pub fn with_file_keys(error: Error, family: ModelFamily, file: &Path) -> Error {
     let Error::Config { place, message, .. } = error else { return error };
     let mut name = match OTHERS.iter().find(|(ours, _)| *ours == place) {
         Some((_, theirs)) => (*theirs).to_owned(),
@@ -93,7 +93,7 @@ mod tests {
     fn what_a_plan_refuses_has_the_name_that_the_file_has_for_it() {
         let named = |place: &str, family, file: &str| {
             let error = Error::Config { place: place.to_owned(), message: "0 is".to_owned(), hint: String::new() };
-            theirs(error, family, Path::new(file)).to_string()
+            with_file_keys(error, family, Path::new(file)).to_string()
         };
         let config = "m/config.json";
         assert_eq!(named("model.n_layers", ModelFamily::Gpt2, config), "m/config.json: n_layer: 0 is");

@@ -76,7 +76,7 @@ pub fn import(folder: &Path, out: &Path, options: &ImportOptions) -> Result<Impo
     let mut described = ModelDescription::new(ModelFamily::Kerple, settings.shape(&stored)?);
     described.place = settings.place().to_owned();
     described.notes = settings.notes(&stored)?;
-    let tokenizer = tokens::beside(folder, options, &mut described)?;
+    let tokenizer = tokens::of_folder(folder, options, &mut described)?;
     assemble(described, &stored, tokenizer, out)
 }
 

@@ -29,14 +29,18 @@ pub fn read(
     described: &mut ModelDescription,
 ) -> Result<Option<Tokenizer>> {
     special(folder, keys, described)?;
-    beside(folder, options, described)
+    of_folder(folder, options, described)
 }
 
 /// The tokenizer of a folder without other information on tokens.
 ///
 /// # Errors
 /// As [`read`].
-pub fn beside(folder: &Path, options: &ImportOptions, described: &mut ModelDescription) -> Result<Option<Tokenizer>> {
+pub fn of_folder(
+    folder: &Path,
+    options: &ImportOptions,
+    described: &mut ModelDescription,
+) -> Result<Option<Tokenizer>> {
     let path = options.tokenizer.clone().unwrap_or_else(|| folder.join(TOKENIZER));
     let look = |path: &Path| kerple_run::files::is_there(path).map_err(Error::io(path, "look for"));
     if options.tokenizer.is_none() && !look(&path)? {

@@ -67,7 +67,7 @@ impl RotaryConfig {
 
     fn turning(ScaledRates { rates, amplitude }: ScaledRates, emulate: Emulate) -> Rotary {
         let inv_freq = rates.into_iter().map(|rate| emulate.round(rate)).collect();
-        Rotary { inv_freq, amplitude, bf16_positions: emulate == Emulate::Bf16, damping: Vec::new() }
+        Rotary { inv_freq, amplitude, bf16_positions: emulate == Emulate::Bf16, decay_rates: Vec::new() }
     }
 }
 
@@ -174,10 +174,10 @@ impl Rotary {
 
     /// Rates at which the products of each of `head_dim` features decay with distance; `None` where
     /// they do not.
-    pub fn damping(&self, head_dim: usize) -> Option<Vec<f64>> {
-        let of_pairs = self.damping.iter().chain(&self.damping).copied();
+    pub fn feature_decay(&self, head_dim: usize) -> Option<Vec<f64>> {
+        let of_pairs = self.decay_rates.iter().chain(&self.decay_rates).copied();
         let rates = of_pairs.chain(std::iter::repeat(0.0)).take(head_dim);
-        (!self.damping.is_empty()).then(|| rates.collect())
+        (!self.decay_rates.is_empty()).then(|| rates.collect())
     }
 
     /// Number of rotated features.

@@ -116,8 +116,8 @@ impl Positional for XposConfig {
     fn form(&self, inputs: &FormInputs) -> EncodingForm {
         let rotary = self.rotation().rotary(inputs.geometry.head_dim, inputs.emulate);
         let pairs = rotary.inv_freq.len();
-        let damping = (0..pairs).map(|n| self.rate(n as f64 / pairs as f64)).collect();
-        EncodingForm::Rotary(Rotary { damping, ..rotary })
+        let decay_rates = (0..pairs).map(|n| self.rate(n as f64 / pairs as f64)).collect();
+        EncodingForm::Rotary(Rotary { decay_rates, ..rotary })
     }
 }
 
@@ -138,7 +138,7 @@ mod tests {
     fn attended(q: &[f64], k: &[f64], v: &[f64]) -> Vec<f64> {
         let geometry = Geometry::new(1, D, 16);
         let rotary = Encoding::from(Method::named("xpos").unwrap()).rotary(&geometry, 0).unwrap();
-        let damping = rotary.damping(D).unwrap();
+        let decay_rates = rotary.feature_decay(D).unwrap();
         let (keys, queries) = (k.len() / D, q.len() / D);
         let turned = |rows: &[f64], start: usize| {
             let (mut rows, len) = (rows.to_vec(), rows.len() / D);
@@ -150,7 +150,7 @@ mod tests {
         };
         let (q, k) = (turned(q, keys - queries), turned(k, 0));
         let dims = AttentionDims { batch: 1, heads: 1, kv_heads: 1, queries, keys, head_dim: D };
-        let scores = ScoreTransform::Table(ScoreTable { feature_decay: Some(&damping), ..ScoreTable::PLAIN });
+        let scores = ScoreTransform::Table(ScoreTable { feature_decay: Some(&decay_rates), ..ScoreTable::PLAIN });
         let problem = AttentionProblem { scores, ..AttentionProblem::causal(dims, 0.6) };
         let strides = |rows: usize| Strides { batch: rows * D, head: rows * D, row: D };
         let view = |data, rows| View { data, strides: strides(rows) };

@@ -153,7 +153,7 @@ impl ShardHeader {
     fn parse(bytes: &[u8], size: u64) -> std::result::Result<ShardHeader, String> {
         if !bytes.starts_with(MAGIC) && !bytes.is_empty() {
             let start = &bytes[..bytes.len().min(8)];
-            return Err(format!("the file is not a token shard: it starts with `{}`", start.escape_ascii()));
+            return Err(format!("the file is not a shard of tokens: it starts with `{}`", start.escape_ascii()));
         }
         let small = |at: usize| u32::from_le_bytes(bytes[at..at + 4].try_into().expect("4 bytes"));
         let large = |at: usize| u64::from_le_bytes(bytes[at..at + 8].try_into().expect("8 bytes"));

@@ -114,7 +114,7 @@ fn shard_error(change: impl FnOnce(&mut Vec<u8>)) -> String {
 
 #[test]
 fn damage_is_described() {
-    insta::assert_snapshot!(shard_error(|bytes| bytes[..4].fill(b'x')), @"x.tokens: the file is not a token shard: it starts with `xxxxLTOK`");
+    insta::assert_snapshot!(shard_error(|bytes| bytes[..4].fill(b'x')), @"x.tokens: the file is not a shard of tokens: it starts with `xxxxLTOK`");
     insta::assert_snapshot!(shard_error(|bytes| bytes[8] = 9), @"x.tokens: the file has format 9; kerple reads 2");
     insta::assert_snapshot!(shard_error(|bytes| bytes[8] = 1), @"x.tokens: the file has format 1, of an older version of kerple; expected 2");
     insta::assert_snapshot!(shard_error(|bytes| bytes[16] = 9), @"x.tokens: the header is damaged: its checksum does not match");

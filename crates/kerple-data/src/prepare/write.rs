@@ -168,7 +168,7 @@ impl CorpusWriter<'_> {
                 Ok(tokens)
             }
             (EncodeInput::Tokens(tokens), _) => Ok(tokens.clone()),
-            (EncodeInput::Text(_), None) => unreachable!("text is refused where there is no tokenizer"),
+            (EncodeInput::Text(_), None) => unreachable!("text without a tokenizer is refused"),
         }
     }
 

@@ -58,11 +58,11 @@ impl EndOfDocument {
         Ok(EndOfDocument { because: "named by --eod-token".to_owned(), ..EndOfDocument::known(inner, id) })
     }
 
-    /// The token that the files beside a `tokenizer.json` say, or a usual one.
+    /// The token that the files next to a `tokenizer.json` name, or a usual one.
     ///
     /// # Errors
     /// They name a token that the vocabulary does not have, or nothing fits.
-    pub(super) fn beside(inner: &HuggingFace, path: &Path) -> Result<EndOfDocument> {
+    pub(super) fn from_neighbours(inner: &HuggingFace, path: &Path) -> Result<EndOfDocument> {
         let (stated, mut warnings) = stated(inner, path)?;
         let Some(((file, ids), others)) = stated.split_first() else {
             let mut end = EndOfDocument::usual(inner, path)?;

@@ -13,7 +13,6 @@ use super::methods::ComparedMethod;
 use super::page::PageItem;
 use super::paper_claims::{ClaimSection, ClaimedAt, PaperClaim, PaperClaims, PaperMeasure};
 use super::reader::ReproductionFolder;
-use super::spe::{arena, music, relative};
 use super::values::{SeedValues, TrainedOn, by_seed, change, differences};
 use super::verdict::{AFTER_RUNS, ClaimFinding, DifferenceUnit, LengthDifferences, RULE, judge};
 use crate::claim::{Arm, Claim, ClaimMeasure};
@@ -21,21 +20,29 @@ use crate::manifest::CorpusFacts;
 use kerple_report::Run;
 use kerple_report::format::count;
 use kerple_report::page::{Grid, Row};
+use kerple_run::StyleRow;
 
 /// Where a value is read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum ReadAt {
+pub(super) enum ReadAt {
     Length(u64),
+    /// Of a sequence, from the first up to the second.
+    #[cfg(feature = "music-lra")]
     Positions(usize, usize),
+    /// Of a continuation.
     Quarter(usize),
 }
 
 /// Runs that claims of a measure are judged on, and their name in a grid.
-struct ClaimPlace<'a> {
-    on: TrainedOn<'a>,
-    title: String,
-    style: Option<music::StyleMeasure>,
+pub(super) struct ClaimPlace<'a> {
+    pub on: TrainedOn<'a>,
+    pub title: String,
+    /// Which of several measures of style counts here.
+    pub style: Option<StyleMeasure>,
 }
+
+/// A measure of style.
+pub(super) type StyleMeasure = fn(&StyleRow) -> Option<f64>;
 
 /// Differences of the treatment and the baseline at every point; of their changes where they begin somewhere.
 fn compared<Point: Copy>(
@@ -59,35 +66,15 @@ fn compared<Point: Copy>(
 
 impl PaperMeasure {
     /// Every set of runs that claims of this measure may be judged on.
+    #[cfg_attr(not(feature = "music-lra"), expect(unused_variables, reason = "only measures of that feature ask"))]
     fn places<'a>(self, all: &'a ReproductionFolder, page: &PageDescription) -> Vec<ClaimPlace<'a>> {
-        let usual = |corpora: Vec<&'a CorpusFacts>| {
-            corpora.into_iter().map(|corpus| TrainedOn { all, corpus: &corpus.name, variant: "" }).collect::<Vec<_>>()
-        };
-        let place = |on: TrainedOn<'a>| ClaimPlace { on, title: on.corpus_title().to_owned(), style: None };
         match self {
             PaperMeasure::Perplexity => {
-                TrainedOn::every_text(all).into_iter().map(|on| ClaimPlace { title: on.title(), ..place(on) }).collect()
+                let place = |on: TrainedOn<'a>| ClaimPlace { on, title: on.title(), style: None };
+                TrainedOn::every_text(all).into_iter().map(place).collect()
             }
-            PaperMeasure::CrossEntropy => usual(music::corpora(all, page)).into_iter().map(place).collect(),
-            PaperMeasure::TranslationInvariance => usual(relative::corpora(all, page)).into_iter().map(place).collect(),
-            PaperMeasure::Similarity => {
-                let of = |on: TrainedOn<'a>| {
-                    music::MEASURES.map(|(name, measure)| {
-                        let title = format!("{}, {name}", on.corpus_title());
-                        ClaimPlace { on, title, style: Some(measure) }
-                    })
-                };
-                usual(music::continued(all, page)).into_iter().flat_map(of).collect()
-            }
-            PaperMeasure::Answers => {
-                let of = |task: &'a CorpusFacts| {
-                    arena::FEATURES.map(|features| {
-                        let on = TrainedOn { all, corpus: &task.name, variant: features.variant };
-                        ClaimPlace { on, title: format!("{}, {}", task.title, features.name), style: None }
-                    })
-                };
-                arena::tasks(all, page).into_iter().flat_map(of).collect()
-            }
+            #[cfg(feature = "music-lra")]
+            PaperMeasure::Spe(measure) => measure.places(all, page),
         }
     }
 
@@ -95,10 +82,17 @@ impl PaperMeasure {
     fn needs(self) -> Option<&'static str> {
         match self {
             PaperMeasure::Perplexity => None,
-            PaperMeasure::CrossEntropy => Some(music::POSITIONS),
-            PaperMeasure::Similarity => Some(music::STYLE),
-            PaperMeasure::TranslationInvariance => Some(relative::ATTENTION),
-            PaperMeasure::Answers => Some(arena::ANSWERS),
+            #[cfg(feature = "music-lra")]
+            PaperMeasure::Spe(measure) => Some(measure.needs()),
+        }
+    }
+
+    /// Whether values are right answers in percent.
+    fn is_answers(self) -> bool {
+        match self {
+            PaperMeasure::Perplexity => false,
+            #[cfg(feature = "music-lra")]
+            PaperMeasure::Spe(measure) => measure == super::spe::SpeMeasure::Answers,
         }
     }
 }
@@ -114,21 +108,15 @@ impl ClaimSection {
     /// The values of a method.
     fn read(&self, place: &ClaimPlace, method: &ComparedMethod, at: ReadAt) -> SeedValues {
         let on = place.on;
-        match (self.measure, at) {
-            (PaperMeasure::Perplexity, ReadAt::Length(length)) => {
-                on.at_length(method, &on.evaluations(method, &self.evaluations), length, |row| row.nll)
-            }
-            (PaperMeasure::CrossEntropy, ReadAt::Positions(from, to)) => music::cross_entropy(on, method, &(from..to)),
-            (PaperMeasure::Similarity, ReadAt::Quarter(quarter)) => {
-                place.style.map_or_else(SeedValues::new, |measure| music::similarity(on, method, measure, quarter))
-            }
-            (PaperMeasure::TranslationInvariance, ReadAt::Length(length)) => {
-                relative::measured(on, method, |row| row.translation_invariance, length)
-            }
-            (PaperMeasure::Answers, _) => {
-                arena::accuracy(on, method).into_iter().map(|(seed, share)| (seed, 100.0 * share)).collect()
-            }
-            _ => SeedValues::new(),
+        match self.measure {
+            PaperMeasure::Perplexity => match at {
+                ReadAt::Length(length) => {
+                    on.at_length(method, &on.evaluations(method, &self.evaluations), length, |row| row.nll)
+                }
+                _ => SeedValues::new(),
+            },
+            #[cfg(feature = "music-lra")]
+            PaperMeasure::Spe(measure) => measure.read(place, method, at),
         }
     }
 
@@ -137,16 +125,10 @@ impl ClaimSection {
         let on = place.on;
         let lengths = match self.measure {
             PaperMeasure::Perplexity => TrainedOn::lengths(&on.evaluations(method, &self.evaluations)),
-            PaperMeasure::TranslationInvariance => relative::lengths(on),
-            PaperMeasure::Answers => arena::lengths(on),
-            PaperMeasure::Similarity => Vec::new(),
-            PaperMeasure::CrossEntropy => {
-                let music::EvaluatedPositions { trained, longest } = music::evaluated_positions(on)?;
-                return Some(vec![match at {
-                    ClaimedAt::Beyond => ReadAt::Positions(trained, longest),
-                    _ => ReadAt::Positions(0, trained),
-                }]);
-            }
+            #[cfg(feature = "music-lra")]
+            PaperMeasure::Spe(super::spe::SpeMeasure::CrossEntropy) => return super::spe::positions(on, at),
+            #[cfg(feature = "music-lra")]
+            PaperMeasure::Spe(measure) => measure.lengths(on),
         };
         let longest = |most: u64| lengths.iter().copied().filter(move |length| *length <= most).max();
         let multiple = |multiple: u64| Some(multiple.saturating_mul(on.train_len()?));
@@ -192,7 +174,7 @@ impl ClaimSection {
         let runs: Vec<Vec<&Run>> = methods.iter().map(|method| place.on.runs(method)).collect();
         let lengths: Vec<ReadAt> = points.iter().map(|(_, at)| *at).collect();
         let mut by_length = compared(points, from, &arms);
-        if self.measure == PaperMeasure::Answers {
+        if self.measure.is_answers() {
             for (at, found) in lengths.into_iter().zip(&mut by_length) {
                 let ReadAt::Length(length) = at else { continue };
                 found.is_learned = arms.iter().zip(&runs).any(|(read, runs)| {
@@ -203,7 +185,8 @@ impl ClaimSection {
         }
         let unit = match self.measure {
             PaperMeasure::Perplexity => DifferenceUnit::Times,
-            _ => DifferenceUnit::Plain,
+            #[cfg(feature = "music-lra")]
+            PaperMeasure::Spe(_) => DifferenceUnit::Plain,
         };
         let found = judge(claim.bound, unit, &by_length)?;
         Some(found.with_mixed_programs(&runs[0], runs.last().expect("a claim has a treatment")))

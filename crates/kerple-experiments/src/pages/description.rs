@@ -3,15 +3,18 @@
 
 use super::methods::{ComparedMethod, distinguish};
 use super::paper_claims::PaperClaims;
-use super::printed::{PrintedArena, PrintedHierarchy, PrintedLines, PrintedPerplexities};
+#[cfg(feature = "music-lra")]
+use super::printed::PrintedArena;
+use super::printed::{PrintedHierarchy, PrintedLines, PrintedPerplexities};
 use crate::claim::Claim;
 use serde::Deserialize;
 use std::collections::BTreeMap;
 
 /// The descriptions, by paper; the project's own experiments share one.
-const DESCRIPTIONS: [(&[&str], &str); 4] = [
+const DESCRIPTIONS: &[(&[&str], &str)] = &[
     (&["dape"], include_str!("../../experiments/dape-page.toml")),
     (&["kerple"], include_str!("../../experiments/kerple-page.toml")),
+    #[cfg(feature = "music-lra")]
     (&["spe"], include_str!("../../experiments/spe-page.toml")),
     (
         &["arena", "budget", "decay", "draws", "induction", "languages", "seeds"],
@@ -38,6 +41,7 @@ pub(super) struct PageDescription {
     pub printed_lines: PrintedLines,
     #[serde(default)]
     pub hierarchy: Option<HierarchyTable>,
+    #[cfg(feature = "music-lra")]
     #[serde(default)]
     pub arena: Option<PrintedArena>,
     /// What was written after the runs, by experiment.
@@ -115,16 +119,15 @@ pub(super) enum ItemContents {
         #[serde(default)]
         longest_alone: bool,
     },
-    Piano,
-    Groove,
-    AttentionProperties,
-    AttentionMaps,
-    Arena,
     /// Everything that was measured of an experiment.
     Levels,
     LevelChanges,
     UpdateTimes,
     LearnedKernels,
+    /// What only the page of SPE shows.
+    #[cfg(feature = "music-lra")]
+    #[serde(untagged)]
+    Spe(super::spe::SpeItem),
 }
 
 /// Settings from the plans of runs, next to those printed.

@@ -2,11 +2,11 @@
 
 use super::page::PageItem;
 use super::reader::ReproductionFolder;
-use kerple_report::page::figures::kernels::panels_of;
+use kerple_report::page::figures::kernels::{effective_length_figure, panels_of};
 use kerple_report::page::figures::position_figure;
 use kerple_report::page::grids::windows;
 use kerple_report::page::{Figure, Section};
-use kerple_report::plot::{Axis, Legend, Plot, Series};
+use kerple_report::plot::Series;
 use kerple_report::results::{EffectiveLength, PositionCurve};
 use std::collections::BTreeSet;
 
@@ -67,7 +67,7 @@ pub(super) fn positions(all: &ReproductionFolder, nth: usize, item: &mut PageIte
     let all_curves = group.results.positions.iter();
     let curves: Vec<&PositionCurve> = all_curves
         .filter(|curve| curve.eval_len == length && labels.contains(curve.encoding.as_str()))
-        .filter(|curve| curve.setting.protocol == facts.protocol && curve.setting.text_segment_len == Some(facts.span))
+        .filter(|curve| curve.setting.protocol == facts.protocol && curve.setting.text_segment_len == facts.span)
         .collect();
     item.complete = curves.iter().map(|curve| curve.n).sum::<usize>().min(item.planned);
     if item.complete < item.planned {
@@ -116,24 +116,6 @@ pub(super) fn effective_lengths(all: &ReproductionFolder, item: &mut PageItem) {
     if series.is_empty() {
         return;
     }
-    let plot = Plot {
-        title: title.clone(),
-        description: "Number of heads whose effective length is at most the distance.".to_owned(),
-        x: Axis::log("effective length, tokens", 1.0, farthest),
-        y: Axis::linear("heads with at most this effective length", 0.0, most as f64),
-        series,
-        rule: None,
-        legend: Legend::Ends,
-        titled: false,
-    };
-    item.figures.push(Figure {
-        id,
-        section: Section::Kernels,
-        title,
-        caption: format!(
-            "The effective length of a head is the least distance whose bias is below \u{2212}2. A line that ends \
-             below {most} has heads without one. Mean over seeds; the paper's axis is linear. Dashed: power."
-        ),
-        plots: vec![plot],
-    });
+    let more = " The paper's axis is linear. Dashed: power.";
+    item.figures.push(effective_length_figure(id, title, (farthest, most), series, more));
 }

@@ -10,7 +10,7 @@ use kerple_report::folder::{INDEX, TEXT};
 use kerple_report::page::Figure;
 use kerple_report::page::{Cell, FigurePart, Grid, Row, figure_part, picture_part, render};
 use kerple_report::plot;
-use kerple_report::said_of_runs;
+use kerple_report::tally_runs;
 use serde::Serialize;
 
 /// How complete a table or figure is.
@@ -155,13 +155,13 @@ impl<'a> PaperPage<'a> {
             run.training_seconds().unwrap_or(0.0) + run.evaluations.iter().map(|row| row.seconds).sum::<f64>()
         };
         if !found.is_empty() {
-            head.push(("trained on", said_of_runs(found.iter().map(|run| run.machines()))));
-            head.push(("evaluated in", said_of_runs(found.iter().map(|run| run.evaluated_in()))));
+            head.push(("trained on", tally_runs(found.iter().map(|run| run.machines()))));
+            head.push(("evaluated with", tally_runs(found.iter().map(|run| run.evaluated_in()))));
             let partly = found.iter().filter(|run| run.trained_in().len() > 1).count();
             if partly > 0 {
                 head.push(("trained partly on other instruction sets or devices", format!("{partly} runs")));
             }
-            head.push(("commits", said_of_runs(found.iter().map(|run| run.programs()))));
+            head.push(("programs", tally_runs(found.iter().map(|run| run.programs()))));
             head.push(("training and evaluation", kerple_report::format::duration(found.iter().map(seconds).sum())));
         }
         head.extend(facts.iter().cloned());
@@ -220,12 +220,12 @@ fn runs(all: &ReproductionFolder) -> Grid {
             cells: vec![
                 Cell { link, ..state.into() },
                 text(hash.map(|hash| hash.chars().take(12).collect())),
-                text(found.map(|run| said_of_runs(std::iter::once(run.programs())))),
+                text(found.map(|run| tally_runs(std::iter::once(run.programs())))),
                 text(found.and_then(|run| run.training_seconds()).map(kerple_report::format::duration)),
                 run.serves.join(", ").into(),
             ],
         }
     };
-    let head = ["run", "state", "plan", "commits", "training", "needed by"].map(str::to_owned).into();
+    let head = ["run", "state", "plan", "programs", "training", "needed by"].map(str::to_owned).into();
     Grid { caption: "Runs".to_owned(), head, rows: all.manifest.runs.iter().map(row).collect() }
 }

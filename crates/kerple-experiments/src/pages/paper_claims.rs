@@ -66,14 +66,10 @@ pub(super) struct PaperClaim {
 pub(super) enum PaperMeasure {
     /// Log-perplexity, nats per token.
     Perplexity,
-    /// Cross-entropy of music by position, nats.
-    CrossEntropy,
-    /// Similarity of continuations, every measure of style apart.
-    Similarity,
-    /// Variance of attention within diagonals as a share.
-    TranslationInvariance,
-    /// Right answers in percent.
-    Answers,
+    /// What only claims about SPE measure.
+    #[cfg(feature = "music-lra")]
+    #[serde(untagged)]
+    Spe(super::spe::SpeMeasure),
 }
 
 /// Lengths, positions or quarters, in the terms of a claim.

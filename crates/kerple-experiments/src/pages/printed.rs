@@ -145,6 +145,7 @@ impl PrintedHierarchy {
 }
 
 /// Right answers in the Long Range Arena, by features and method.
+#[cfg(feature = "music-lra")]
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct PrintedArena {
@@ -153,6 +154,7 @@ pub(super) struct PrintedArena {
     relu: BTreeMap<String, String>,
 }
 
+#[cfg(feature = "music-lra")]
 impl PrintedArena {
     pub(super) fn value(&self, task: &str, features: &str, method: &ComparedMethod) -> Option<PrintedValue> {
         let rows = if features == "relu" { &self.relu } else { &self.softmax };

@@ -42,7 +42,7 @@ impl VariantRuns {
     pub(super) fn table(&self, facts: &EvaluationFacts) -> Option<&PerplexityTable> {
         self.results.tables.iter().find(|table| {
             let Setting { protocol, text_segment_len, text_n_segments, .. } = &table.setting;
-            (protocol, *text_segment_len, *text_n_segments) == (&facts.protocol, Some(facts.span), Some(facts.segments))
+            (protocol, *text_segment_len, *text_n_segments) == (&facts.protocol, facts.span, facts.segments)
         })
     }
 }
@@ -125,7 +125,7 @@ impl ReproductionFolder {
         let of_corpus = self.manifest.runs.iter().filter(|run| run.corpus == corpus);
         let groups = of_corpus.filter_map(|run| self.runs_of(corpus, &run.variant));
         let mut rows = groups.flat_map(|group| &group.runs).flat_map(|run| &run.evaluations);
-        let content = rows.find_map(|row| Some(row.text.as_ref()?.checksum.as_str()))?;
+        let content = rows.next()?.text.checksum.as_str();
         self.floors.iter().find(|floor| floor.corpus == corpus && floor.content == content)
     }
 
@@ -157,7 +157,7 @@ pub(super) fn seldom_guessed(share: f64, answers: f64) -> f64 {
 fn keep_one_text(runs: &mut [&mut Run]) -> usize {
     let mut counts: BTreeMap<String, usize> = BTreeMap::new();
     for run in &*runs {
-        let evaluated = run.evaluations.iter().filter_map(|row| row.text.as_ref());
+        let evaluated = run.evaluations.iter().map(|row| &row.text);
         for text in evaluated.chain(run.probes.iter().map(|row| &row.text)) {
             *counts.entry(text.checksum.clone()).or_default() += 1;
         }
@@ -165,7 +165,7 @@ fn keep_one_text(runs: &mut [&mut Run]) -> usize {
     let all: usize = counts.values().sum();
     let Some((most, kept)) = counts.into_iter().max_by_key(|(_, count)| *count) else { return 0 };
     for run in runs {
-        run.evaluations.retain(|row| row.text.as_ref().is_some_and(|text| text.checksum == most));
+        run.evaluations.retain(|row| row.text.checksum == most);
         run.probes.retain(|row| row.text.checksum == most);
     }
     all - kept

@@ -4,7 +4,7 @@ use super::claims::paper_claims;
 use super::description::{ItemContents, ItemDescription, PageDescription};
 use super::page::PageItem;
 use super::reader::ReproductionFolder;
-use super::{change, dape, figures, own, spe, tables, times};
+use super::{change, dape, figures, own, tables, times};
 use crate::error::{Error, Result};
 use std::path::Path;
 
@@ -28,10 +28,12 @@ pub(super) fn items(all: &ReproductionFolder, folder: &Path) -> Result<Vec<PageI
     let paper = all.manifest.paper.as_str();
     // what is neither a paper here nor claims anything has no page
     let Some(page) = PageDescription::of(paper).or_else(|| own_page(all)) else {
-        return Err(Error::refused(
-            format!("{} contains a reproduction of {paper}", folder.display()),
-            "use the version that wrote the folder; this one has no pages for it",
-        ));
+        let hint = match paper {
+            // whose page every build with music has
+            "spe" => "build with `cargo build --features music-lra`; the released command has its pages",
+            _ => "use the version that wrote the folder; this one has no pages for it",
+        };
+        return Err(Error::refused(format!("{} contains a reproduction of {paper}", folder.display()), hint));
     };
     let is_shown = |item: &&ItemDescription| {
         item.is_of(paper) && item.scale.as_ref().is_none_or(|scale| *scale == all.manifest.scale)
@@ -73,11 +75,8 @@ fn fill(all: &ReproductionFolder, page: &PageDescription, shows: &ItemContents, 
         }
         ItemContents::TaskExamples => tables::task_examples(all, item),
         ItemContents::Scores { longest_alone } => dape::scores::scores(all, *longest_alone, item)?,
-        ItemContents::Piano => spe::music::piano(all, page, item),
-        ItemContents::Groove => spe::music::groove(all, page, item),
-        ItemContents::AttentionProperties => spe::relative::properties(all, page, item),
-        ItemContents::AttentionMaps => spe::relative::attention(all, page, item),
-        ItemContents::Arena => spe::arena::lra(all, page, item),
+        #[cfg(feature = "music-lra")]
+        ItemContents::Spe(shown) => shown.fill(all, page, item),
         ItemContents::Levels => own::levels(all, page, item),
         ItemContents::LevelChanges => own::changes(all, page, item),
         ItemContents::UpdateTimes => own::time::times(all, page, item),

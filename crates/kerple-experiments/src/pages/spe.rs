@@ -1,19 +1,138 @@
 //! What only the page of SPE shows: music beyond the training length, the style of continuations, how
 //! relative attention is, and the Long Range Arena.
 
-pub(super) mod arena;
-pub(super) mod music;
-pub(super) mod relative;
+mod arena;
+mod music;
+mod relative;
 
 use super::cells::missing;
+use super::claims::{ClaimPlace, ReadAt};
 use super::description::PageDescription;
 use super::methods::ComparedMethod;
+use super::page::PageItem;
+use super::paper_claims::ClaimedAt;
 use super::reader::ReproductionFolder;
 use super::values::{SeedValues, TrainedOn};
 use crate::manifest::CorpusFacts;
 use kerple_report::format::{deviation, number};
 use kerple_report::page::Cell;
 use kerple_report::results::Spread;
+use serde::Deserialize;
+
+/// A table or figure of the SPE paper.
+#[derive(Clone, Copy, Debug, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub(super) enum SpeItem {
+    Piano,
+    Groove,
+    AttentionProperties,
+    AttentionMaps,
+    Arena,
+}
+
+impl SpeItem {
+    pub(super) fn fill(self, all: &ReproductionFolder, page: &PageDescription, item: &mut PageItem) {
+        match self {
+            SpeItem::Piano => music::piano(all, page, item),
+            SpeItem::Groove => music::groove(all, page, item),
+            SpeItem::AttentionProperties => relative::properties(all, page, item),
+            SpeItem::AttentionMaps => relative::attention(all, page, item),
+            SpeItem::Arena => arena::lra(all, page, item),
+        }
+    }
+}
+
+/// What claims about SPE measure, other than perplexity.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub(super) enum SpeMeasure {
+    /// Cross-entropy of music by position, nats.
+    CrossEntropy,
+    /// Similarity of continuations, every measure of style apart.
+    Similarity,
+    /// Variance of attention within diagonals as a share.
+    TranslationInvariance,
+    /// Right answers in percent.
+    Answers,
+}
+
+impl SpeMeasure {
+    /// Every set of runs that claims of this measure may be judged on.
+    pub(super) fn places<'a>(self, all: &'a ReproductionFolder, page: &PageDescription) -> Vec<ClaimPlace<'a>> {
+        let usual = |corpora: Vec<&'a CorpusFacts>| {
+            corpora.into_iter().map(|corpus| TrainedOn { all, corpus: &corpus.name, variant: "" }).collect::<Vec<_>>()
+        };
+        let place = |on: TrainedOn<'a>| ClaimPlace { on, title: on.corpus_title().to_owned(), style: None };
+        match self {
+            SpeMeasure::CrossEntropy => usual(music::corpora(all, page)).into_iter().map(place).collect(),
+            SpeMeasure::TranslationInvariance => usual(relative::corpora(all, page)).into_iter().map(place).collect(),
+            SpeMeasure::Similarity => {
+                let of = |on: TrainedOn<'a>| {
+                    music::MEASURES.map(|(name, measure)| {
+                        let title = format!("{}, {name}", on.corpus_title());
+                        ClaimPlace { on, title, style: Some(measure) }
+                    })
+                };
+                usual(music::continued(all, page)).into_iter().flat_map(of).collect()
+            }
+            SpeMeasure::Answers => {
+                let of = |task: &'a CorpusFacts| {
+                    arena::FEATURES.map(|features| {
+                        let on = TrainedOn { all, corpus: &task.name, variant: features.variant };
+                        ClaimPlace { on, title: format!("{}, {}", task.title, features.name), style: None }
+                    })
+                };
+                arena::tasks(all, page).into_iter().flat_map(of).collect()
+            }
+        }
+    }
+
+    /// Name of the evaluation or probe with its values.
+    pub(super) fn needs(self) -> &'static str {
+        match self {
+            SpeMeasure::CrossEntropy => music::POSITIONS,
+            SpeMeasure::Similarity => music::STYLE,
+            SpeMeasure::TranslationInvariance => relative::ATTENTION,
+            SpeMeasure::Answers => arena::ANSWERS,
+        }
+    }
+
+    /// The values of a method.
+    pub(super) fn read(self, place: &ClaimPlace, method: &ComparedMethod, at: ReadAt) -> SeedValues {
+        let on = place.on;
+        match (self, at) {
+            (SpeMeasure::CrossEntropy, ReadAt::Positions(from, to)) => music::cross_entropy(on, method, &(from..to)),
+            (SpeMeasure::Similarity, ReadAt::Quarter(quarter)) => {
+                place.style.map_or_else(SeedValues::new, |measure| music::similarity(on, method, measure, quarter))
+            }
+            (SpeMeasure::TranslationInvariance, ReadAt::Length(length)) => {
+                relative::measured(on, method, |row| row.translation_invariance, length)
+            }
+            (SpeMeasure::Answers, _) => {
+                arena::accuracy(on, method).into_iter().map(|(seed, share)| (seed, 100.0 * share)).collect()
+            }
+            _ => SeedValues::new(),
+        }
+    }
+
+    /// Lengths with values; none where they are read at positions or quarters.
+    pub(super) fn lengths(self, on: TrainedOn) -> Vec<u64> {
+        match self {
+            SpeMeasure::TranslationInvariance => relative::lengths(on),
+            SpeMeasure::Answers => arena::lengths(on),
+            SpeMeasure::CrossEntropy | SpeMeasure::Similarity => Vec::new(),
+        }
+    }
+}
+
+/// The positions that a claim about cross-entropy names.
+pub(super) fn positions(on: TrainedOn, at: ClaimedAt) -> Option<Vec<ReadAt>> {
+    let music::EvaluatedPositions { trained, longest } = music::evaluated_positions(on)?;
+    Some(vec![match at {
+        ClaimedAt::Beyond => ReadAt::Positions(trained, longest),
+        _ => ReadAt::Positions(0, trained),
+    }])
+}
 
 fn spread(values: &SeedValues) -> Option<Spread> {
     Spread::of(&values.values().copied().collect::<Vec<f64>>())
@@ -135,10 +254,10 @@ mod tests {
         type Change = fn(&mut EvaluationRow);
         let others: [(&str, Change); 9] = [
             ("split", |row| row.split = "train".into()),
-            ("checksum", |row| row.text.as_mut().unwrap().checksum = "other".into()),
-            ("seed", |row| row.text.as_mut().unwrap().seed = 77),
-            ("n_segments", |row| row.text.as_mut().unwrap().n_segments = 3),
-            ("segment_len", |row| row.text.as_mut().unwrap().segment_len = 16),
+            ("checksum", |row| row.text.checksum = "other".into()),
+            ("seed", |row| row.text.seed = 77),
+            ("n_segments", |row| row.text.n_segments = 3),
+            ("segment_len", |row| row.text.segment_len = 16),
             ("window", |row| row.window = Some(2)),
             ("scaling", |row| row.rope_scaling = Some("yarn".into())),
             ("step", |row| row.step = 5),

@@ -10,7 +10,7 @@ use crate::manifest::CorpusFacts;
 use kerple_report::Run;
 use kerple_report::format::count;
 use kerple_report::page::{Cell, Grid, Row};
-use kerple_report::said_of_runs;
+use kerple_report::tally_runs;
 use serde_json::Value as Json;
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -113,7 +113,7 @@ pub(super) fn configuration(
         SettingSource::LearningRate => {
             settings.train.learning_rate.map_or_else(dash, |rate| Json::from(rate).to_string())
         }
-        SettingSource::Precision => said_of_runs(runs.iter().map(|run| run.precisions())),
+        SettingSource::Precision => tally_runs(runs.iter().map(|run| run.precisions())),
         SettingSource::TrainingLengths => {
             let lengths = TrainedOn::every_text(all).into_iter().filter_map(TrainedOn::train_len);
             let lengths: BTreeSet<u64> = lengths.collect();

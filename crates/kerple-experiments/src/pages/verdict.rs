@@ -35,10 +35,10 @@ pub(super) const OURS: &str = "not the paper's \u{2013} ";
 fn compare(bound: ClaimBound, test: &PairedTest) -> (bool, f64) {
     let mean = test.mean_difference;
     match bound {
-        ClaimBound::Below(bound) => (mean < bound, test.p_beside(bound)),
-        ClaimBound::Above(bound) => (mean > bound, test.p_beside(bound)),
-        ClaimBound::Within(bound) if mean.abs() < bound => (true, test.p_beside(bound).max(test.p_beside(-bound))),
-        ClaimBound::Within(bound) => (false, test.p_beside(bound.copysign(mean))),
+        ClaimBound::Below(bound) => (mean < bound, test.p_against(bound)),
+        ClaimBound::Above(bound) => (mean > bound, test.p_against(bound)),
+        ClaimBound::Within(bound) if mean.abs() < bound => (true, test.p_against(bound).max(test.p_against(-bound))),
+        ClaimBound::Within(bound) => (false, test.p_against(bound.copysign(mean))),
     }
 }
 

@@ -257,7 +257,7 @@ impl Experiment {
         }
         let is_change = claim.measure == ClaimMeasure::Change;
         if is_change != claim.from.is_some() || (!is_change && claim.baseline.is_none()) {
-            return Some("a change needs `from`, every other measure needs `beside` with another arm".to_owned());
+            return Some("a change needs `from`, every other measure needs `baseline` with another arm".to_owned());
         }
         let about = self.corpora.iter().filter(|c| claim.corpora.is_empty() || claim.corpora.contains(&c.name));
         about.flat_map(|corpus| claim.arms().map(move |arm| (corpus, arm))).find_map(|(corpus, (arm, evaluation))| {

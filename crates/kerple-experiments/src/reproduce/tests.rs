@@ -251,8 +251,8 @@ fn mistakes_in_an_experiment_are_named() {
     let text = experiment_file("decay", "small").unwrap();
     for (from, to, part) in [
         (
-            "own = { encoding = \"kerple_log-decayed-layer\"",
-            "own = { encoding = \"alibi\"",
+            "treatment = { encoding = \"kerple_log-decayed-layer\"",
+            "treatment = { encoding = \"alibi\"",
             "`alibi`, variant `paper_sum`",
         ),
         ("variant = \"paper_sum\" }", "variant = \"sum\" }", "variant `sum`"),

@@ -41,23 +41,19 @@ impl Reproduction {
     /// The first difference; texts that are not there.
     pub(super) fn expect_same_texts(&self, corpus: &CorpusConfig) -> Result<()> {
         let file = self.inventory_file(corpus);
-        let known =
-            if kerple_run::look(&file)?.is_some() { Some(kerple_run::read_json::<Inventory>(&file)?) } else { None };
+        let known = match kerple_run::look(&file)? {
+            Some(_) => kerple_run::read_json(&file)?,
+            None => Inventory::default(),
+        };
         let Some(texts) = self.given(corpus) else {
             let has_built_in = self.is_made_up(corpus) || corpus.peps.is_some();
-            let other = known.is_some_and(|known| !known.is_empty()) && has_built_in;
-            return if other { Err(self.other_texts(corpus, "the built-in texts")) } else { Ok(()) };
-        };
-        let now = texts.inventory(known.as_ref().unwrap_or(&Inventory::default()))?;
-        let Some(known) = known else {
-            // of an earlier version, which kept names only
-            let prepared = kerple_data::Corpus::open(&self.data_of(&corpus.name))?;
-            return if prepared.summary().inputs == texts.labels() {
-                self.write_inventory(corpus, &now)
+            return if !known.is_empty() && has_built_in {
+                Err(self.other_texts(corpus, "the built-in texts"))
             } else {
-                Err(self.other_texts(corpus, &texts.labels().join(", ")))
+                Ok(())
             };
         };
+        let now = texts.inventory(&known)?;
         match known.difference(&now) {
             Some(difference) => Err(self.other_texts(corpus, &format!("{}: {difference}", texts.labels().join(", ")))),
             None if known == now => Ok(()),

@@ -69,8 +69,7 @@ impl EvaluationKey {
 
     /// Whether a row is this evaluation, whatever computed it.
     pub(super) fn is_but_for_numerics(&self, row: &EvaluationRow) -> bool {
-        let of = EvaluationKey::of(row);
-        of.is_some_and(|of| EvaluationKey { numerics: self.numerics.clone(), ..of } == *self)
+        EvaluationKey { numerics: self.numerics.clone(), ..EvaluationKey::of(row) } == *self
     }
 
     /// Whether a row counts as this evaluation.
@@ -84,10 +83,10 @@ impl EvaluationKey {
         counts && self.is_but_for_numerics(row)
     }
 
-    /// The key of a row; `None` where it does not say its text.
-    pub fn of(row: &EvaluationRow) -> Option<EvaluationKey> {
-        Some(EvaluationKey {
-            text: row.text.clone()?,
+    /// The key of a row.
+    pub fn of(row: &EvaluationRow) -> EvaluationKey {
+        EvaluationKey {
+            text: row.text.clone(),
             split: row.split.clone(),
             protocol: row.protocol.clone(),
             window: row.window,
@@ -96,7 +95,7 @@ impl EvaluationKey {
             length: row.eval_len,
             step: row.step,
             numerics: row.numerics(),
-        })
+        }
     }
 
     /// The row of a plan's run that was evaluated with an encoding.
@@ -120,7 +119,7 @@ impl EvaluationKey {
             split,
             step,
             n_windows: windows.unwrap_or(text.n_segments),
-            text: Some(text),
+            text,
             tokens,
             bytes,
             nll,

@@ -104,8 +104,8 @@ fn nll(model: &Decoder, text: &dyn EvalText, group: &[TextWindow], pass: &Forwar
 pub fn earlier_segments(rows: &[EvaluationRow], text: &dyn EvalText, protocol: Protocol) -> Vec<(u64, u64)> {
     let (checksum, protocol) = (text.checksum(), protocol.to_string());
     let of = |row: &EvaluationRow| {
-        let scored = row.text.as_ref().filter(|scored| scored.checksum == checksum)?;
-        (row.split == text.split() && row.protocol == protocol).then_some((scored.segment_len, scored.n_segments))
+        let same = (&row.text.checksum, row.split.as_str(), &row.protocol) == (&checksum, text.split(), &protocol);
+        same.then_some((row.text.segment_len, row.text.n_segments))
     };
     rows.iter().filter_map(of).collect()
 }
@@ -131,7 +131,7 @@ impl<T: EvalText> TextEval<T> {
         request: EvalRequest,
         known: &[EvaluationRow],
     ) -> Result<TextEval<T>> {
-        let of_seed = |row: &&EvaluationRow| row.text.as_ref().is_some_and(|text| text.seed == request.seed);
+        let of_seed = |row: &&EvaluationRow| row.text.seed == request.seed;
         let earlier: Vec<EvaluationRow> = known.iter().filter(of_seed).cloned().collect();
         let earlier = earlier_segments(&earlier, &text, request.protocol);
         let segments = match request.protocol {
@@ -144,7 +144,7 @@ impl<T: EvalText> TextEval<T> {
     /// The token before each document, as rows record it, where the protocol takes documents.
     fn start(&self) -> Option<String> {
         let known = self.text.tokenizer().filter(|_| matches!(self.request.protocol, Protocol::Rolling(_)));
-        known.map(|known| self.special.start_in_words(known))
+        known.map(|known| self.special.start_name(known))
     }
 
     /// The documents that are scored, where the protocol takes those.

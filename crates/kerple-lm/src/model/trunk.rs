@@ -70,9 +70,10 @@ pub(super) fn init<'a, R>(plan: &Plan, rng: Option<&'a mut R>, device: &'a Devic
 
 /// The encodings of a plan's model.
 pub(crate) fn encoding(plan: &Plan, device: &Device) -> PositionalEncoding {
-    let standing: Vec<LayerEncoding> = plan.model.every_layer(&plan.encoding).map(|layer| layer.standing()).collect();
+    let layers: Vec<LayerEncoding> =
+        plan.model.every_layer(&plan.encoding).map(|layer| layer.layer_encoding()).collect();
     let others = plan.model.other_encodings();
-    PositionalEncoding::of_layers(&plan.encoding, &others, &standing, &plan.geometry(), (plan.seed, device))
+    PositionalEncoding::of_layers(&plan.encoding, &others, &layers, &plan.geometry(), (plan.seed, device))
 }
 
 /// The parts of a trunk whose initial values are drawn.

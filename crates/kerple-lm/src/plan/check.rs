@@ -11,7 +11,7 @@ use kerple_core::score_mods::ScoreModSpec;
 use kerple_data::tasks::{TaskConfig, TaskInfo};
 
 /// Sequences of the largest batch.
-pub(super) const MOST_BATCH: usize = 1 << 20;
+const MOST_BATCH: usize = 1 << 20;
 
 /// Tokens of the largest batch.
 const MOST_TOKENS: f64 = (1u64 << 28) as f64;

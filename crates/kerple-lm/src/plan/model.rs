@@ -108,7 +108,7 @@ impl ModelPlan {
     /// What of its attention has no kernel on GPUs and runs there as plain operations, in the model that a text or this task is
     /// learned with; `main` stands where layers name no other. What is linear holds all pairs at once, the rest works some queries
     /// off after others.
-    pub fn composed_on_gpus(&self, main: &Encoding, task: Option<&TaskConfig>) -> Vec<String> {
+    pub fn without_gpu_kernel(&self, main: &Encoding, task: Option<&TaskConfig>) -> Vec<String> {
         let of_encoding = |encoding: &Encoding| match encoding.entry() {
             Injection::ScoreMod { .. } if encoding.is_fire() => None,
             Injection::ScoreMod { .. } => Some(format!("the score map of {}", encoding.label())),

@@ -74,10 +74,7 @@ impl DataPath {
         }
         Err(Error::refused(
             format!("the text of the run was not found\n  {}", looked.join("\n  ")),
-            format!(
-                "give its path: kerple eval RUN --data PATH, or kerple train with --set data.path=PATH{}",
-                plan.hint_on_content()
-            ),
+            "give its path: kerple eval RUN --data PATH, or kerple train with --set data.path=PATH",
         ))
     }
 }

@@ -52,7 +52,7 @@ impl SpecialTokens {
     }
 
     /// The same as rows of evaluations write it.
-    pub fn start_in_words(&self, tokenizer: &Tokenizer) -> String {
+    pub fn start_name(&self, tokenizer: &Tokenizer) -> String {
         match self.start(tokenizer) {
             start if start == tokenizer.end_of_document() => kerple_run::END_OF_DOCUMENT.to_owned(),
             start => format!("bos {start}"),

@@ -4,9 +4,7 @@ use std::collections::BTreeMap;
 
 use super::{Cell, FigurePart, Grid, Row, SettingPart};
 use crate::format::{count, deviation, duration, number, probability};
-use crate::results::{
-    PerplexityScore, PerplexityTable, PerplexityTest, Results, RowName, RunEvaluation, RunState, name_text,
-};
+use crate::results::{PerplexityScore, PerplexityTable, PerplexityTest, Results, RowName, RunState, name_text};
 use crate::statistics::ALPHA;
 
 pub(super) fn setting_part(results: &Results, table: &PerplexityTable, figures: Vec<FigurePart>) -> SettingPart {
@@ -16,18 +14,6 @@ pub(super) fn setting_part(results: &Results, table: &PerplexityTable, figures: 
         let all = group.differs.iter().map(|(key, value)| format!("{key} {value}"));
         all.filter(|piece| !group.title.contains(piece)).collect()
     });
-    if !table.has_text() {
-        return SettingPart {
-            title: table.setting.title.clone(),
-            meaning: table.setting.meaning(),
-            differs,
-            seeds: String::new(),
-            grids: vec![run_grid(results, table, &lengths)],
-            windows: Vec::new(),
-            tests: None,
-            figures,
-        };
-    }
     let seeds: Vec<usize> = table.scores.iter().map(|score| score.n).collect();
     let (least, most) = (seeds.iter().min().copied().unwrap_or(0), seeds.iter().max().copied().unwrap_or(0));
     let seeds = if least == most { format!("{most}") } else { format!("{least} to {most}; cells with fewer say so") };
@@ -95,26 +81,7 @@ fn lengths_head(lengths: &[u64]) -> Vec<String> {
     std::iter::once("encoding".to_owned()).chain(lengths.iter().map(|&length| count(length))).collect()
 }
 
-/// Perplexities run by run, where it is unknown whether they are over the same text.
-fn run_grid(results: &Results, table: &PerplexityTable, lengths: &[u64]) -> Grid {
-    let cell = |rows: &[RunEvaluation], length: u64| {
-        let row = rows.iter().find(|row| row.eval_len == length);
-        let note = row.filter(|row| row.unfinished).map(|_| "unfinished".to_owned());
-        Cell { note, ..row.map_or_else(|| "\u{2013}".to_owned(), |row| number(row.perplexity)).into() }
-    };
-    let row = |rows: Vec<RunEvaluation>| Row {
-        name: rows[0].run_name(),
-        colour: Some(results.place(&rows[0].encoding)),
-        cells: lengths.iter().map(|&length| cell(&rows, length)).collect(),
-    };
-    Grid {
-        caption: "Perplexity, run by run".to_owned(),
-        head: lengths_head(lengths),
-        rows: table.by_run().into_iter().map(row).collect(),
-    }
-}
-
-/// What the same checkpoints lose when they see only a window: whether the reference uses the context beyond it.
+/// Sentences on what the same checkpoints lose under a window: whether the reference uses the context beyond it.
 pub fn windows(table: &PerplexityTable) -> Vec<String> {
     let of_reference = table.tests.iter().filter(|test| test.encoding == test.reference);
     let mut longest: BTreeMap<u64, &PerplexityTest> = BTreeMap::new();
@@ -127,23 +94,25 @@ pub fn windows(table: &PerplexityTable) -> Vec<String> {
     }
     let sentence = |(window, test): (u64, &PerplexityTest)| {
         let what = format!(
-            "At {} tokens, {} that sees only the last {} keys",
+            "At {} tokens, {} limited to the last {} keys",
             count(test.eval_len),
             test.reference,
             count(window)
         );
         let (Some(difference), Some(p)) = (test.difference, test.p) else {
-            let reason = test.untestable.as_deref().unwrap_or("there is no test");
-            return format!("{what} cannot be tested against the same checkpoints that see all: {reason}.");
+            let reason = test.untestable.as_deref().unwrap_or("the difference was not tested");
+            return format!("{what} cannot be tested against the same checkpoints without the window: {reason}.");
         };
         let found = match (p < ALPHA, difference > 0.0) {
-            (true, true) => "so it uses what lies further back",
-            (true, false) => "so what lies further back harms it",
-            (false, _) => "which is no significant difference: nothing shows that it uses what lies further back",
+            (true, true) => "It uses tokens beyond the window",
+            (true, false) => "Tokens beyond the window harm it",
+            (false, _) => {
+                "The difference is not significant, so it does not show that tokens beyond the window are used"
+            }
         };
         let (size, more) = (number(difference.abs()), if difference > 0.0 { "higher" } else { "lower" });
         format!(
-            "{what} has a perplexity {size} {more} than the same checkpoints that see all (n = {}, p = {}), {found}.",
+            "{what} has a perplexity {size} {more} than the same checkpoints without the window (n = {}, p = {}). {found}.",
             test.n,
             probability(p)
         )

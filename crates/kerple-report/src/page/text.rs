@@ -2,18 +2,13 @@
 
 use super::answers::percent;
 use crate::format::{count, deviation, number};
-use crate::results::{AnswerMean, AnswerTable, PerplexityScore, PerplexityTable, Results, RunEvaluation, name_text};
+use crate::results::{AnswerMean, AnswerTable, PerplexityScore, PerplexityTable, Results, name_text};
 
 /// Encoding by length, perplexity and bits per byte, as plain text; `*` marks the lowest at a length.
 pub fn table_text(results: &Results) -> String {
     let mut text = String::new();
     for table in &results.tables {
         text.push_str(&format!("{}\n", table.setting.title));
-        if !table.has_text() {
-            text.push_str(&runs_block(table));
-            text.push('\n');
-            continue;
-        }
         text.push_str(&block("perplexity", table, |score| {
             let mark = if score.best {
                 "*"
@@ -93,18 +88,6 @@ fn block(quantity: &str, table: &PerplexityTable, value: impl Fn(&PerplexityScor
         std::iter::once(name_text(name)).chain(cells).collect()
     };
     aligned(quantity, &lengths, table.names().into_iter().map(row).collect())
-}
-
-/// Perplexities run by run, where means would mix texts.
-fn runs_block(table: &PerplexityTable) -> String {
-    let lengths = table.lengths();
-    let row = |rows: &[RunEvaluation]| {
-        let at = |length: &u64| rows.iter().find(|row| row.eval_len == *length);
-        let cells =
-            lengths.iter().map(|length| at(length).map_or_else(|| "- ".into(), |row| number(row.perplexity) + " "));
-        std::iter::once(rows[0].run_name()).chain(cells).collect()
-    };
-    aligned("perplexity", &lengths, table.by_run().iter().map(|rows| row(rows)).collect())
 }
 
 /// Aligned columns: names to the left, numbers to the right, each with room for a mark.

@@ -259,7 +259,7 @@ pub(super) fn tables<'a>(
     reference: Option<&str>,
 ) -> Vec<AnswerTable> {
     let of_run = |&run: &&'a Run| {
-        let of_row = move |row: &'a EvaluationRow| Some((run, row, (row.task.as_ref()?, row.text.as_ref()?)));
+        let of_row = move |row: &'a EvaluationRow| Some((run, row, (row.task.as_ref()?, &row.text)));
         run.evaluations.iter().filter_map(of_row)
     };
     let rows = || runs.iter().flat_map(of_run);

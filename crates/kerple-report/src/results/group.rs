@@ -66,12 +66,12 @@ pub struct Setting {
     pub start: Option<String>,
     /// The [`RunGroup`] of the runs.
     pub group: String,
-    /// Checksum of the tokens the text is drawn from; absent if it is unknown which text was scored.
-    pub text: Option<String>,
+    /// Checksum of the tokens the text is drawn from.
+    pub text: String,
     /// Tokens a segment of the text.
-    pub text_segment_len: Option<u64>,
+    pub text_segment_len: u64,
     /// Segments of the text.
-    pub text_n_segments: Option<u64>,
+    pub text_n_segments: u64,
     /// What the segments were drawn with; absent where it is each run's own seed, or nothing was drawn.
     pub text_seed: Option<u64>,
     /// What products of matrices multiplied; `f32` also of rows of older versions, which had nothing else and do not record it.
@@ -89,7 +89,7 @@ impl Setting {
     /// Of one row, but for what other rows decide: text seed and instructions. The title is that of a setting on its own.
     fn of(run: &Run, row: &EvaluationRow) -> Setting {
         let EvaluationRow { train_len, split, protocol, text, .. } = row;
-        let (text, numerics) = (text.as_ref(), row.numerics());
+        let numerics = row.numerics();
         let (precision, device) = Numerics::chosen_or_usual(numerics.as_ref());
         Setting {
             train_len: *train_len,
@@ -97,9 +97,9 @@ impl Setting {
             protocol: protocol.clone(),
             start: row.other_start().map(str::to_owned),
             group: run.conditions.fingerprint(),
-            text: text.map(|text| text.checksum.clone()),
-            text_segment_len: text.map(|text| text.segment_len),
-            text_n_segments: text.map(|text| text.n_segments),
+            text: text.checksum.clone(),
+            text_segment_len: text.segment_len,
+            text_n_segments: text.n_segments,
             text_seed: None,
             precision: precision.to_owned(),
             device: device.to_owned(),
@@ -113,19 +113,11 @@ impl Setting {
 
     /// What was measured, in sentences.
     pub fn meaning(&self) -> String {
-        let text = match (self.text_segment_len, self.text_n_segments, self.text_seed) {
-            (_, Some(segments), _) if !is_drawn(&self.protocol) => {
-                format!("The text is {segments} documents, the same for every seed.")
-            }
-            (Some(span), Some(segments), None) => {
-                format!("The text of a seed is {segments} segments of {span} tokens.")
-            }
-            (Some(span), Some(segments), Some(seed)) => {
-                format!("The text is {segments} segments of {span} tokens, drawn with seed {seed}.")
-            }
-            _ => "The rows do not record which text was scored, so runs are shown one by one, \
-                without means or tests. Evaluate the runs again to record it."
-                .to_owned(),
+        let (span, segments) = (self.text_segment_len, self.text_n_segments);
+        let text = match self.text_seed {
+            _ if !is_drawn(&self.protocol) => format!("The text is {segments} documents, the same for every seed."),
+            None => format!("The text of a seed is {segments} segments of {span} tokens."),
+            Some(seed) => format!("The text is {segments} segments of {span} tokens, drawn with seed {seed}."),
         };
         format!("{} {text}", protocol_meaning(&self.protocol))
     }
@@ -159,7 +151,7 @@ impl<Key: Ord> TableAssignment<Key> {
         let mut of: BTreeMap<Key, Alike> = BTreeMap::new();
         for (key, run, row) in rows {
             let alike = of.entry(key).or_default();
-            let seed = row.text.as_ref().map(|text| text.seed).filter(|_| is_drawn(&row.protocol));
+            let seed = is_drawn(&row.protocol).then_some(row.text.seed);
             match seed {
                 Some(seed) if seed == row.seed => alike.own.insert(seed),
                 Some(seed) => alike.fixed.insert(seed),
@@ -179,7 +171,7 @@ impl<Key: Ord> TableAssignment<Key> {
         let several = alike.simd.values().any(|sets| sets.len() > 1);
         let simd = || row.numerics().map_or_else(|| "not recorded".to_owned(), |by| by.simd);
         let simd = several.then(simd);
-        let seeds = match row.text.as_ref().map(|text| text.seed).filter(|_| is_drawn(&row.protocol)) {
+        let seeds = match is_drawn(&row.protocol).then_some(row.text.seed) {
             None => vec![None],
             Some(seed) if seed != row.seed => vec![Some(seed)],
             Some(seed) if !alike.fixed.contains(&seed) => vec![None],
@@ -253,21 +245,16 @@ fn numerics_title(setting: &Setting, alike: &[&Setting]) -> String {
 
 /// What tells the text of a setting from that of others that are otherwise alike.
 fn text_title(setting: &Setting, alike: &[&Setting]) -> String {
-    let Some(checksum) = &setting.text else { return ", unknown text".to_owned() };
-    let differs = |same: &dyn Fn(&Setting) -> bool| alike.iter().any(|other| other.text.is_some() && !same(other));
+    let differs = |same: &dyn Fn(&Setting) -> bool| alike.iter().any(|other| !same(other));
     let mut title = String::new();
     if differs(&|other| other.text == setting.text) {
-        title += &format!(", text {}", checksum.chars().take(8).collect::<String>());
+        title += &format!(", text {}", setting.text.chars().take(8).collect::<String>());
     }
-    if let Some(segments) =
-        setting.text_n_segments.filter(|_| differs(&|other| other.text_n_segments == setting.text_n_segments))
-    {
-        title += &format!(", {segments} segments");
+    if differs(&|other| other.text_n_segments == setting.text_n_segments) {
+        title += &format!(", {} segments", setting.text_n_segments);
     }
-    if let Some(span) =
-        setting.text_segment_len.filter(|_| differs(&|other| other.text_segment_len == setting.text_segment_len))
-    {
-        title += &format!(", segments of {span} tokens");
+    if differs(&|other| other.text_segment_len == setting.text_segment_len) {
+        title += &format!(", segments of {} tokens", setting.text_segment_len);
     }
     if let Some(seed) = setting.text_seed {
         title += &format!(", text seed {seed}");

@@ -56,13 +56,12 @@ struct CurveKey {
 /// Seed to the row of its latest checkpoint.
 type RowBySeed<'a> = BTreeMap<u64, &'a EvaluationRow>;
 
-/// A curve for every encoding, window, setting and length that has losses by position. Rows over unknown text have none:
-/// a curve is a mean over seeds.
+/// A curve for every encoding, window, setting and length that has losses by position.
 pub(super) fn curves(runs: &[&Run], settings: &RowSettings, encodings: &[String]) -> Vec<PositionCurve> {
     // Of several checkpoints of a run the latest counts, as in the tables.
     let mut latest: BTreeMap<CurveKey, RowBySeed> = BTreeMap::new();
     for run in runs {
-        for row in run.evaluations.iter().filter(|row| row.nll_by_position.is_some() && row.text.is_some()) {
+        for row in run.evaluations.iter().filter(|row| row.nll_by_position.is_some()) {
             let name = run.name_of(row);
             let encoding = encodings.iter().position(|known| *known == name).expect("every name is listed");
             for setting in settings.of_row(run, row) {
@@ -119,6 +118,7 @@ fn is_scored(row: &EvaluationRow, position: usize) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use kerple_run::ScoredText;
 
     fn row(protocol: &str, losses: &[f64]) -> EvaluationRow {
         let scored: Vec<f64> = losses.iter().copied().filter(|loss| !loss.is_nan()).collect();
@@ -131,7 +131,7 @@ mod tests {
             window: None,
             rope_scaling: None,
             split: "test".into(),
-            text: None,
+            text: ScoredText { checksum: "ab".into(), segment_len: 64, n_segments: 1, seed: 1 },
             step: 1,
             n_windows: 1,
             tokens: scored.len() as u64,

@@ -2,8 +2,7 @@
 //!
 //! A row of a table is an encoding, or an encoding whose attention an evaluation restricted to a
 //! window: the windowed baseline of Chi et al. 2022, arXiv:2205.09921, section 5.5. Both are in one
-//! table and are tested against the same reference, because they read the same text. Rows of
-//! unknown text are listed run by run.
+//! table and are tested against the same reference, because they read the same text.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
@@ -53,13 +52,6 @@ pub struct RunEvaluation {
     pub computed_in: Option<String>,
     /// The run's folder.
     pub run: PathBuf,
-}
-
-impl RunEvaluation {
-    /// The run of the row, in words: encoding, window and seed.
-    pub fn run_name(&self) -> String {
-        format!("{}, seed {}", name_text((&self.encoding, self.window)), self.seed)
-    }
 }
 
 /// One cell: an encoding at a length, over seeds.
@@ -165,11 +157,11 @@ pub struct PerplexityTable {
     /// What they have in common.
     #[serde(flatten)]
     pub setting: Setting,
-    /// The cells that exist; none where it is unknown which text was scored.
+    /// The cells that exist.
     pub scores: Vec<PerplexityScore>,
     /// The comparisons with the reference.
     pub tests: Vec<PerplexityTest>,
-    /// The runs' rows that the cells are computed from, each alone where the text is unknown.
+    /// The runs' rows that the cells are computed from.
     pub evaluations: Vec<RunEvaluation>,
 }
 
@@ -186,27 +178,9 @@ impl PerplexityTable {
         names
     }
 
-    /// Whether it is known which text was scored, so that runs can be compared.
-    pub fn has_text(&self) -> bool {
-        self.setting.text.is_some()
-    }
-
     /// The cell of a row and a length, if it exists.
     pub fn score(&self, name: RowName, length: u64) -> Option<&PerplexityScore> {
         self.scores.iter().find(|score| score.name() == name && score.eval_len == length)
-    }
-
-    /// The evaluations of each run, those under one window together.
-    pub fn by_run(&self) -> Vec<Vec<RunEvaluation>> {
-        let mut runs: Vec<Vec<RunEvaluation>> = Vec::new();
-        for row in &self.evaluations {
-            let same = |rows: &&mut Vec<RunEvaluation>| rows[0].run_name() == row.run_name();
-            match runs.iter_mut().find(same) {
-                Some(rows) => rows.push(row.clone()),
-                None => runs.push(vec![row.clone()]),
-            }
-        }
-        runs
     }
 
     /// Puts rows in the order of the encodings, without a window first, then by length.
@@ -235,15 +209,6 @@ impl PerplexityTable {
             };
             names.iter().filter_map(|&name| of(name)).collect()
         };
-        if !self.has_text() {
-            let rows = self.evaluations.len();
-            return vec![format!(
-                "{}: {rows} {} written by an older version, which did not record what was scored; shown run by run, with no \
-                 means and no tests.",
-                self.setting.title,
-                if rows == 1 { "row was" } else { "rows were" }
-            )];
-        }
         let kinds: [(&str, Vec<String>); 4] = [
             // A windowed baseline is for some lengths only.
             ("Not evaluated", cells(&|(_, window), score| score.is_none() && window.is_none())),
@@ -302,7 +267,7 @@ pub(super) fn tables(
     // The paper's own protocol leads among those that are otherwise alike.
     tables.sort_by_key(|table| {
         let Setting { train_len, split, protocol, .. } = &table.setting;
-        (!table.has_text(), place(&table.setting), *train_len, split.clone(), protocol != "segments")
+        (place(&table.setting), *train_len, split.clone(), protocol != "segments")
     });
     tables
 }
@@ -349,9 +314,6 @@ fn table(
     seeds: &BTreeSet<u64>,
     reference: Option<&str>,
 ) -> PerplexityTable {
-    if setting.text.is_none() {
-        return PerplexityTable { setting, scores: Vec::new(), tests: Vec::new(), evaluations };
-    }
     let mut cells: Cells = BTreeMap::new();
     for row in &evaluations {
         cells.entry(((&row.encoding, row.window), row.eval_len)).or_default().push(row);

@@ -247,8 +247,9 @@ mod tests {
         std::fs::write(run.join(kerple_run::SESSIONS_FILE), format!("{session}\n")).unwrap();
         let row = |[simd, precision]: &[&str; 2]| {
             let provenance = json!({"cpu": "m", "simd": simd, "threads": 1, "device": "cpu", "precision": precision});
+            let text = json!({"checksum": "ab", "segment_len": 64, "n_segments": 1, "seed": 1});
             let row = json!({"label": "alibi", "seed": 1, "train_len": 64, "eval_len": 64, "protocol": "nonoverlapping", "split": "test",
-                "step": 9, "n_windows": 1, "tokens": 64, "nll": 2.0, "perplexity": 7.4, "seconds": 1.0, "provenance": provenance});
+                "step": 9, "text": text, "n_windows": 1, "tokens": 64, "nll": 2.0, "perplexity": 7.4, "seconds": 1.0, "provenance": provenance});
             format!("{row}\n")
         };
         std::fs::write(run.join(kerple_run::EVALUATION_FILE), rows.iter().map(row).collect::<String>()).unwrap();

@@ -69,7 +69,7 @@ pub fn evaluation(label: &str, seed: u64, length: u64, perplexity: f64) -> Evalu
         window: None,
         rope_scaling: None,
         split: "test".into(),
-        text: Some(text(seed)),
+        text: text(seed),
         step: 100,
         n_windows: 2,
         tokens: 2 * length,

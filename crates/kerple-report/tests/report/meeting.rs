@@ -41,7 +41,7 @@ fn rows_over_other_text_never_meet() {
             let file = root.path().join(format!("runs/kerple_log #{seed}")).join(kerple_run::EVALUATION_FILE);
             let mut other = text(seed);
             change(&mut other);
-            let row = EvaluationRow { text: Some(other), ..evaluation("kerple_log", seed, 128, 5.0) };
+            let row = EvaluationRow { text: other, ..evaluation("kerple_log", seed, 128, 5.0) };
             Journal::open(&file).unwrap().push(&row).unwrap();
         }
         let tables = report(&root).unwrap().results.tables;
@@ -152,7 +152,7 @@ fn no_seed_stands_alone_by_its_number() {
             run(root.path(), "alibi", seed, &[]);
             let file = root.path().join(format!("runs/alibi #{seed}")).join(kerple_run::EVALUATION_FILE);
             let row = evaluation("alibi", seed, 64, 20.0 + seed as f64);
-            let row = EvaluationRow { protocol: "rolling:64".into(), text: Some(text(0)), ..row };
+            let row = EvaluationRow { protocol: "rolling:64".into(), text: text(0), ..row };
             Journal::open(&file).unwrap().push(&row).unwrap();
         }
         let tables = report(&root).unwrap().results.tables;
@@ -165,7 +165,7 @@ fn no_seed_stands_alone_by_its_number() {
     for seed in [1, 2, 3] {
         run(root.path(), "alibi", seed, &[]);
         let file = root.path().join(format!("runs/alibi #{seed}")).join(kerple_run::EVALUATION_FILE);
-        let row = EvaluationRow { text: Some(text(2)), ..evaluation("alibi", seed, 64, 20.0 + seed as f64) };
+        let row = EvaluationRow { text: text(2), ..evaluation("alibi", seed, 64, 20.0 + seed as f64) };
         Journal::open(&file).unwrap().push(&row).unwrap();
     }
     let found = |root: &TempDir| {
@@ -180,26 +180,6 @@ fn no_seed_stands_alone_by_its_number() {
         Journal::open(&file).unwrap().push(&evaluation("alibi", seed, 64, 20.0)).unwrap();
     }
     assert_eq!(found(&root), [(None, 3), (Some(2), 3)]);
-}
-
-#[test]
-fn rows_of_unknown_text_stand_alone() {
-    let root = complete();
-    for (label, seed) in [("kerple_log", 1), ("kerple_log", 2), ("sinusoidal", 1), ("sinusoidal", 2)] {
-        let file = root.path().join(format!("runs/{label} #{seed}")).join(kerple_run::EVALUATION_FILE);
-        let row = EvaluationRow { text: None, ..evaluation(label, seed, 256, 50.0 + seed as f64) };
-        Journal::open(&file).unwrap().push(&row).unwrap();
-    }
-    let results = report(&root).unwrap().results;
-    let [known, unknown] = &results.tables[..] else { panic!("two tables") };
-    assert!(known.has_text() && known.lengths() == [64, 128]);
-    assert!(unknown.scores.is_empty() && unknown.tests.is_empty() && unknown.evaluations.len() == 4);
-    assert!(results.notes.iter().any(|note| note.contains("unknown text: 4 rows were written")), "{results:?}");
-    let html = read(&root, "index.html");
-    assert!(html.contains("kerple_log, seed 2") && html.contains("without means or tests"));
-    let text = table_text(&results);
-    assert!(text.contains("kerple_log, seed 1  51.00") && text.contains("sinusoidal, seed 2  52.00"), "{text}");
-    assert!(results.positions.iter().all(|curve| curve.eval_len < 256));
 }
 
 /// A small and a large model, two encodings with two seeds each.
@@ -294,8 +274,8 @@ fn a_window_in_evaluation_is_tested_against_the_reference() {
     // Three differences, each rounded once or twice.
     assert!((test.difference.unwrap() - 1.02).abs() < 1e-12);
     let html = read(&root, "index.html");
-    assert!(html.contains("At 128 tokens, kerple_log that sees only the last 32 keys has a perplexity 1.020 higher"));
-    assert!(html.contains("so it uses what lies further back"));
+    assert!(html.contains("At 128 tokens, kerple_log limited to the last 32 keys has a perplexity 1.020 higher"));
+    assert!(html.contains("It uses tokens beyond the window"));
     assert!(table_text(&results).contains("kerple_log, window 32"));
 }
 

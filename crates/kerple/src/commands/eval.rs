@@ -119,7 +119,7 @@ fn show(
         }
         EvalEvent::Row { row, fresh } => {
             rows.push(row.clone());
-            let by = evaluate::made_elsewhere(row, provenance).map_or(String::new(), |by| format!(" {by}"));
+            let by = evaluate::provenance_difference(row, provenance).map_or(String::new(), |by| format!(" {by}"));
             let known = if fresh { String::new() } else { format!("  (evaluated before{by})") };
             line.done(&format!("{label}  length {}{known}", row.eval_len));
             print(row);

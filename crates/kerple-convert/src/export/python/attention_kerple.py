@@ -75,7 +75,7 @@ def attend(q, k, v, at, positions, scoring):
 def is_plain(q, at, positions, scoring):
     """Whether it is causal attention over all keys and nothing else."""
     simple = positions.bias is None and positions.weight is None and positions.form["enters"] != "map"
-    simple = simple and scoring.cap is None and scoring.sinks is None and "damping" not in positions.form
+    simple = simple and scoring.cap is None and scoring.sinks is None and "decay_rates" not in positions.form
     simple = simple and scoring.clocks is None
     sees_all = at.mask is None and (scoring.window is None or scoring.window >= at.length)
     return simple and sees_all and (q.shape[2] == 1 or at.start == 0)
@@ -86,9 +86,9 @@ def block_rows(q, k, positions):
     form = positions.form
     channels = max(q.shape[1], form.get("hidden", 1), form.get("width", 1) if form.get("map") == "fire" else 1)
     rows = MOST_HELD // max(q.shape[0] * channels * k.shape[2], 1)
-    if "damping" in form:
+    if "decay_rates" in form:
         # factors within a block stay below e^20
-        rows = min(rows, int(20.0 / max(form["damping"])) if max(form["damping"]) > 0 else rows)
+        rows = min(rows, int(20.0 / max(form["decay_rates"])) if max(form["decay_rates"]) > 0 else rows)
     return max(1, min(rows, MOST_ROWS))
 
 
@@ -148,9 +148,9 @@ def fallen(clocks, rows, keys):
 def products(q, k, distance, form):
     """`q . k` in float32; damped ones fade with distance, feature by feature."""
     q, k = q.float(), k.float()
-    if "damping" not in form:
+    if "decay_rates" not in form:
         return q @ k.transpose(-1, -2)
-    rate = torch.tensor(form["damping"], dtype=torch.float64, device=q.device).repeat(2)
+    rate = torch.tensor(form["decay_rates"], dtype=torch.float64, device=q.device).repeat(2)
     rate = functional.pad(rate, (0, q.shape[-1] - len(rate)))
     rows, keys = distance.shape
     # counted from the position of the block's first query, which is `rows` before the end of the keys
@@ -297,7 +297,7 @@ MAPS = {"fire": fire, "dape": dape, "cope": cope, "shaw": shaw, "transformer_xl"
 
 
 def is_flexible(q, positions):
-    simple = positions.form["enters"] != "map" and "damping" not in positions.form
+    simple = positions.form["enters"] != "map" and "decay_rates" not in positions.form
     return simple and q.is_cuda and q.shape[2] > 1 and (positions.bias is not None or positions.weight is not None)
 
 

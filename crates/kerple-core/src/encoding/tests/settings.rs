@@ -304,7 +304,7 @@ fn a_form_enters_where_its_method_says() {
         let made = match &encoding.form(&GEOMETRY, &encoding.initial(&GEOMETRY, 1), 8) {
             EncodingForm::Nothing => Injection::Nowhere,
             EncodingForm::Absolute(_) => Injection::Embeddings,
-            EncodingForm::Rotary(rotary) => Injection::Rotation { decays: !rotary.damping.is_empty() },
+            EncodingForm::Rotary(rotary) => Injection::Rotation { decays: !rotary.decay_rates.is_empty() },
             EncodingForm::Table(table) => Injection::Scores(has(table)),
             EncodingForm::ScoreMod(ScoreModForm { table, rotary, .. }) => {
                 Injection::ScoreMod { tables: has(table), rotates: rotary.is_some() }

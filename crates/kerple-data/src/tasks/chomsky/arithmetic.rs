@@ -45,7 +45,7 @@ fn apply(a: u32, operation: Symbol, b: u32) -> u32 {
         Symbol::Plus => (a + b) % MODULUS,
         Symbol::Minus => (a + MODULUS - b) % MODULUS,
         Symbol::Times => a * b % MODULUS,
-        other => panic!("{other:?} is no operation"),
+        other => panic!("{other:?} is not an operation"),
     }
 }
 

@@ -121,7 +121,7 @@ fn found(all: &ReproductionFolder, asked: &OrderFlips, pair: [&str; 2], name: St
     let changes = differences(&last, &first);
     let test = |values: Vec<f64>| verdict::test(&values).ok();
     let tests = [first.into_values().collect(), last.into_values().collect(), changes].map(test);
-    let beside = |test: &Option<PairedTest>, bound: f64| test.as_ref().map_or(1.0, |test| test.p_beside(bound));
+    let beside = |test: &Option<PairedTest>, bound: f64| test.as_ref().map_or(1.0, |test| test.p_against(bound));
     let margin = |test: &Option<PairedTest>| {
         beside(test, asked.margin.copysign(test.as_ref().map_or(1.0, |test| test.mean_difference)))
     };
@@ -176,7 +176,7 @@ mod tests {
         let tests = [first, last, change].map(test);
         let p = |at: usize, bound: f64| {
             let test: &PairedTest = tests[at].as_ref().unwrap();
-            test.p_beside(bound.copysign(test.mean_difference))
+            test.p_against(bound.copysign(test.mean_difference))
         };
         MethodPair { name: String::new(), p: [p(0, 0.01), p(1, 0.01), p(2, 0.0)], tests }
     }

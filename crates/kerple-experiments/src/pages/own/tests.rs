@@ -40,8 +40,8 @@ fn folder(claim: &Value, perplexity: impl Fn(&str, u64) -> Option<Perplexities>)
 }
 
 fn rises(bound: f64) -> Value {
-    json!({"text": "it rises", "of": "change", "evaluation": "lengths", "from": 64, "lengths": [256],
-        "own": {"encoding": "alibi", "variant": "decayed"}, "beside": {"encoding": "alibi"}, "lies": {"above": bound}})
+    json!({"text": "it rises", "measure": "change", "evaluation": "lengths", "from": 64, "lengths": [256],
+        "treatment": {"encoding": "alibi", "variant": "decayed"}, "baseline": {"encoding": "alibi"}, "bound": {"above": bound}})
 }
 
 /// Twice as high as without, and rising by 10 % more, a little other for each seed.
@@ -64,11 +64,11 @@ fn a_claim_is_judged_as_it_was_written() {
     // the level is another thing than the change
     let mut level = rises(0.6);
     level.as_object_mut().unwrap().remove("from");
-    level["of"] = "level".into();
+    level["measure"] = "level".into();
     assert!(verdict(&level).contains("confirmed** (at 256: 2.209 "), "{}", verdict(&level));
     // its own change, beside nothing
     let mut own = rises(0.01);
-    own.as_object_mut().unwrap().remove("beside");
+    own.as_object_mut().unwrap().remove("baseline");
     assert!(verdict(&own).contains("at 256: 1.049 "), "{}", verdict(&own));
 }
 
@@ -87,7 +87,7 @@ fn a_claim_is_written_and_read_as_it_is() {
     let claim: Claim = serde_json::from_value(rises(0.01)).unwrap();
     assert_eq!(serde_json::from_value::<Claim>(serde_json::to_value(&claim).unwrap()).unwrap(), claim);
     let mut unknown = rises(0.01);
-    unknown["bound"] = 3.into();
+    unknown["margin"] = 3.into();
     assert!(serde_json::from_value::<Claim>(unknown).is_err());
 }
 

@@ -12,10 +12,10 @@ use kerple_report::page::{Cell, Grid, Row, percent};
 use std::collections::BTreeSet;
 
 /// Name of the evaluation.
-pub(in super::super) const ANSWERS: &str = "answers";
+pub(super) const ANSWERS: &str = "answers";
 
 /// Features of linear attention in the Long Range Arena.
-pub(in super::super) struct ArenaFeatures {
+pub(super) struct ArenaFeatures {
     pub name: &'static str,
     /// The variant of their runs.
     pub variant: &'static str,
@@ -23,13 +23,13 @@ pub(in super::super) struct ArenaFeatures {
     printed: &'static str,
 }
 
-pub(in super::super) const FEATURES: [ArenaFeatures; 2] = [
+pub(super) const FEATURES: [ArenaFeatures; 2] = [
     ArenaFeatures { name: "Performer, softmax", variant: "", printed: "softmax" },
     ArenaFeatures { name: "Linear Transformer, ReLU", variant: "relu", printed: "relu" },
 ];
 
 /// Tasks with runs.
-pub(in super::super) fn tasks<'a>(all: &'a ReproductionFolder, page: &PageDescription) -> Vec<&'a CorpusFacts> {
+pub(super) fn tasks<'a>(all: &'a ReproductionFolder, page: &PageDescription) -> Vec<&'a CorpusFacts> {
     let has = |corpus: &&CorpusFacts| {
         FEATURES.iter().any(|ArenaFeatures { variant, .. }| {
             let on = TrainedOn { all, corpus: &corpus.name, variant };
@@ -40,14 +40,14 @@ pub(in super::super) fn tasks<'a>(all: &'a ReproductionFolder, page: &PageDescri
 }
 
 /// Share of right answers at the longest evaluated length, for every seed.
-pub(in super::super) fn accuracy(on: TrainedOn, method: &ComparedMethod) -> SeedValues {
+pub(super) fn accuracy(on: TrainedOn, method: &ComparedMethod) -> SeedValues {
     by_seed(&on.runs(method), |run| {
         Some(run.evaluations.iter().max_by_key(|row| row.eval_len)?.task.as_ref()?.accuracy)
     })
 }
 
 /// Evaluated lengths.
-pub(in super::super) fn lengths(on: TrainedOn) -> Vec<u64> {
+pub(super) fn lengths(on: TrainedOn) -> Vec<u64> {
     let runs = on.all.runs_of(on.corpus, on.variant).into_iter().flat_map(|group| &group.runs);
     let lengths = runs.flat_map(|run| &run.evaluations).map(|row| row.eval_len);
     lengths.collect::<BTreeSet<u64>>().into_iter().collect()
@@ -61,7 +61,7 @@ fn chance(all: &ReproductionFolder, task: &str) -> Option<f64> {
 }
 
 /// Right answers by task, features and encoding.
-pub(in super::super) fn lra<'a>(all: &'a ReproductionFolder, page: &PageDescription, item: &mut PageItem) {
+pub(super) fn lra<'a>(all: &'a ReproductionFolder, page: &PageDescription, item: &mut PageItem) {
     let tasks = tasks(all, page);
     let on = |task: &&'a CorpusFacts, variant| TrainedOn { all, corpus: &task.name, variant };
     let mut rows = Vec::new();

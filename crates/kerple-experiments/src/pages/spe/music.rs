@@ -3,6 +3,7 @@
 use super::{corpora_with, mean_and_deviation, run_label, spread};
 use crate::manifest::CorpusFacts;
 use crate::pages::cells::CellRow;
+use crate::pages::claims::StyleMeasure;
 use crate::pages::description::PageDescription;
 use crate::pages::methods::ComparedMethod;
 use crate::pages::page::{PageItem, Picture};
@@ -18,9 +19,9 @@ use kerple_run::{ProbeResult, Roll, StyleRow};
 use std::ops::Range;
 
 /// Name of the evaluation with losses by position.
-pub(in super::super) const POSITIONS: &str = "positions";
+pub(super) const POSITIONS: &str = "positions";
 /// Name of the probe of continuations.
-pub(in super::super) const STYLE: &str = "style";
+pub(super) const STYLE: &str = "style";
 
 /// Points of a curve up to the training length.
 const BINS: usize = 8;
@@ -28,7 +29,7 @@ const BINS: usize = 8;
 const SHOWN: f64 = 3.0;
 
 /// Corpora whose runs are evaluated by position.
-pub(in super::super) fn corpora<'a>(all: &'a ReproductionFolder, page: &PageDescription) -> Vec<&'a CorpusFacts> {
+pub(super) fn corpora<'a>(all: &'a ReproductionFolder, page: &PageDescription) -> Vec<&'a CorpusFacts> {
     corpora_with(all, page, POSITIONS)
 }
 
@@ -41,18 +42,18 @@ fn losses<'a>(all: &ReproductionFolder, run: &'a Run) -> Option<&'a [f64]> {
 }
 
 /// Mean cross-entropy at some positions, for every seed.
-pub(in super::super) fn cross_entropy(on: TrainedOn, method: &ComparedMethod, positions: &Range<usize>) -> SeedValues {
+pub(super) fn cross_entropy(on: TrainedOn, method: &ComparedMethod, positions: &Range<usize>) -> SeedValues {
     by_seed(&on.runs(method), |run| losses(on.all, run)?.get(positions.clone()).map(mean))
 }
 
 /// The training length of a corpus's runs, and how many positions of the longest evaluated length have losses.
 #[derive(Clone, Copy)]
-pub(in super::super) struct EvaluatedPositions {
+pub(super) struct EvaluatedPositions {
     pub trained: usize,
     pub longest: usize,
 }
 
-pub(in super::super) fn evaluated_positions(on: TrainedOn) -> Option<EvaluatedPositions> {
+pub(super) fn evaluated_positions(on: TrainedOn) -> Option<EvaluatedPositions> {
     let mut runs = on.all.runs_of(on.corpus, on.variant)?.runs.iter();
     let (run, losses) = runs.find_map(|run| Some((run, losses(on.all, run)?)))?;
     Some(EvaluatedPositions { trained: run.train_len()? as usize, longest: losses.len() })
@@ -67,7 +68,7 @@ fn octaves(EvaluatedPositions { trained, longest }: EvaluatedPositions) -> Vec<R
 }
 
 /// Cross-entropy within and beyond the training length.
-pub(in super::super) fn piano(all: &ReproductionFolder, page: &PageDescription, item: &mut PageItem) {
+pub(super) fn piano(all: &ReproductionFolder, page: &PageDescription, item: &mut PageItem) {
     for corpus in corpora(all, page) {
         let on = TrainedOn { all, corpus: &corpus.name, variant: "" };
         let Some(ends) = evaluated_positions(on) else {
@@ -156,23 +157,15 @@ fn style(run: &Run) -> Option<(&[StyleRow], &Roll)> {
     })
 }
 
-/// A measure of style.
-pub(in super::super) type StyleMeasure = fn(&StyleRow) -> Option<f64>;
-
-/// All of them.
-pub(in super::super) const MEASURES: [(&str, StyleMeasure); 3] = [
+/// The measures of style.
+pub(super) const MEASURES: [(&str, StyleMeasure); 3] = [
     ("time-pitch", |row| row.time_pitch),
     ("onset-duration", |row| row.onset_duration),
     ("onset-drum", |row| row.onset_drum),
 ];
 
 /// Mean similarity over songs in a quarter, for every seed.
-pub(in super::super) fn similarity(
-    on: TrainedOn,
-    method: &ComparedMethod,
-    measure: StyleMeasure,
-    quarter: usize,
-) -> SeedValues {
+pub(super) fn similarity(on: TrainedOn, method: &ComparedMethod, measure: StyleMeasure, quarter: usize) -> SeedValues {
     by_seed(&on.runs(method), |run| {
         let (rows, _) = style(run)?;
         let values: Vec<f64> = rows.iter().filter(|row| row.quarter == quarter).filter_map(measure).collect();
@@ -181,12 +174,12 @@ pub(in super::super) fn similarity(
 }
 
 /// Corpora whose runs are continued.
-pub(in super::super) fn continued<'a>(all: &'a ReproductionFolder, page: &PageDescription) -> Vec<&'a CorpusFacts> {
+pub(super) fn continued<'a>(all: &'a ReproductionFolder, page: &PageDescription) -> Vec<&'a CorpusFacts> {
     corpora_with(all, page, STYLE)
 }
 
 /// How alike continuations are to what they continue, over the quarters of their time.
-pub(in super::super) fn groove(all: &ReproductionFolder, page: &PageDescription, item: &mut PageItem) {
+pub(super) fn groove(all: &ReproductionFolder, page: &PageDescription, item: &mut PageItem) {
     for corpus in continued(all, page) {
         let on = TrainedOn { all, corpus: &corpus.name, variant: "" };
         let mut plots = Vec::new();

@@ -17,7 +17,7 @@ use kerple_run::{AttentionRow, ProbeResult};
 use std::collections::BTreeSet;
 
 /// Name of the probe of attention maps.
-pub(in super::super) const ATTENTION: &str = "attention";
+pub(super) const ATTENTION: &str = "attention";
 
 /// A measure of attention.
 type AttentionMeasure = fn(&AttentionRow) -> f64;
@@ -32,23 +32,18 @@ fn rows(run: &Run) -> &[AttentionRow] {
 }
 
 /// Corpora whose runs' attention is measured.
-pub(in super::super) fn corpora<'a>(all: &'a ReproductionFolder, page: &PageDescription) -> Vec<&'a CorpusFacts> {
+pub(super) fn corpora<'a>(all: &'a ReproductionFolder, page: &PageDescription) -> Vec<&'a CorpusFacts> {
     corpora_with(all, page, ATTENTION)
 }
 
 /// Lengths that attention was measured at.
-pub(in super::super) fn lengths(on: TrainedOn) -> Vec<u64> {
+pub(super) fn lengths(on: TrainedOn) -> Vec<u64> {
     let runs = on.all.runs_of(on.corpus, on.variant).into_iter().flat_map(|group| &group.runs);
     runs.flat_map(rows).map(|row| row.length).collect::<BTreeSet<u64>>().into_iter().collect()
 }
 
 /// A measure at a length, mean over layers and heads, for every seed.
-pub(in super::super) fn measured(
-    on: TrainedOn,
-    method: &ComparedMethod,
-    measure: AttentionMeasure,
-    length: u64,
-) -> SeedValues {
+pub(super) fn measured(on: TrainedOn, method: &ComparedMethod, measure: AttentionMeasure, length: u64) -> SeedValues {
     by_seed(&on.runs(method), |run| {
         let values: Vec<f64> = rows(run).iter().filter(|row| row.length == length).map(measure).collect();
         (!values.is_empty()).then(|| mean(&values))
@@ -62,7 +57,7 @@ const MEASURES: [(&str, AttentionMeasure, AttentionMeasure); 2] = [
 ];
 
 /// Translation invariance and monotonicity.
-pub(in super::super) fn properties(all: &ReproductionFolder, page: &PageDescription, item: &mut PageItem) {
+pub(super) fn properties(all: &ReproductionFolder, page: &PageDescription, item: &mut PageItem) {
     for corpus in corpora(all, page) {
         let on = TrainedOn { all, corpus: &corpus.name, variant: "" };
         let lengths = lengths(on);
@@ -100,7 +95,7 @@ pub(in super::super) fn properties(all: &ReproductionFolder, page: &PageDescript
 }
 
 /// Attention matrices of the run of the least seed.
-pub(in super::super) fn attention(all: &ReproductionFolder, page: &PageDescription, item: &mut PageItem) {
+pub(super) fn attention(all: &ReproductionFolder, page: &PageDescription, item: &mut PageItem) {
     for corpus in corpora(all, page) {
         let on = TrainedOn { all, corpus: &corpus.name, variant: "" };
         for method in page.methods.iter().filter(|method| on.needing(method, ATTENTION) > 0) {

@@ -153,27 +153,34 @@ pub(super) fn effective_lengths(part: &GroupRuns) -> Option<Figure> {
         })
         .collect();
     let most = rows().map(|row| row.head + 1).max().unwrap_or(1);
-    let title = part.title("How far heads see");
+    let (id, title) = (part.id("effective-lengths"), part.title("How far heads see"));
+    Some(effective_length_figure(id, title, (farthest, most), series, ""))
+}
+
+/// Heads with at most a given effective length, as staircases in a frame of `farthest` tokens and so many heads. `more` follows
+/// the caption.
+pub fn effective_length_figure(
+    id: String,
+    title: String,
+    (farthest, heads): (f64, usize),
+    series: Vec<Series>,
+    more: &str,
+) -> Figure {
     let plot = Plot {
         title: title.clone(),
         description: "Number of heads whose effective length is at most the distance.".into(),
         x: Axis::log("effective length, tokens", 1.0, farthest.max(2.0)),
-        y: Axis::linear("heads with at most this effective length", 0.0, most as f64),
+        y: Axis::linear("heads with at most this effective length", 0.0, heads as f64),
         series,
         rule: None,
         legend: Legend::Ends,
         titled: false,
     };
-    Some(Figure {
-        id: part.id("effective-lengths"),
-        section: Section::Kernels,
-        title,
-        caption: format!(
-            "The effective length of a head is the least distance whose bias is below \u{2212}2. A line that ends below {most} has heads \
-             that never get there. Mean over seeds."
-        ),
-        plots: vec![plot],
-    })
+    let caption = format!(
+        "The effective length is, per head, the least distance whose bias is below \u{2212}2. A line that ends below \
+         {heads} has heads without one. Mean over seeds.{more}"
+    );
+    Figure { id, section: Section::Kernels, title, caption, plots: vec![plot] }
 }
 
 /// One small plot for every learned parameter of every encoding, one line a head.

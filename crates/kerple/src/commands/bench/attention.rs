@@ -33,7 +33,7 @@ struct TimedAttention {
     /// A score map and its numbers, in the place of a bias.
     map: Option<(ScoreModSpec, Vec<f32>)>,
     /// Rates at which products of features fade.
-    damping: Option<Vec<f64>>,
+    feature_decay: Option<Vec<f64>>,
     clocks: Option<Vec<f64>>,
     out: Vec<f32>,
     lse: Vec<f32>,
@@ -85,7 +85,7 @@ impl TimedAttention {
             inputs: [1, 2, 3, 4].map(|seed| noise(elements, 4 * draw + seed)),
             bias: with.then(|| log_bias(heads, head_dim, length)),
             map: None,
-            damping: None,
+            feature_decay: None,
             clocks: None,
             out: vec![0.0; elements],
             lse: vec![0.0; batch * heads * length],
@@ -104,7 +104,9 @@ impl TimedAttention {
         let plain = TimedAttention::new(length, sizes, "none", draw);
         match encoding.form(&geometry, &stored, length) {
             EncodingForm::Nothing | EncodingForm::Absolute(_) | EncodingForm::Code(_) => plain,
-            EncodingForm::Rotary(rotary) => TimedAttention { damping: rotary.damping(sizes.head_dim), ..plain },
+            EncodingForm::Rotary(rotary) => {
+                TimedAttention { feature_decay: rotary.feature_decay(sizes.head_dim), ..plain }
+            }
             EncodingForm::Table(table) => {
                 let bias = table.bias.map(cast);
                 TimedAttention { d_bias: bias.clone(), bias, ..plain }
@@ -127,8 +129,21 @@ impl TimedAttention {
     }
 
     fn run(&mut self, engine: CpuAttention, backward: bool) {
-        let TimedAttention { dims, strides, inputs, bias, map, damping, clocks, out, lse, d, d_bias, d_map, d_clocks } =
-            self;
+        let TimedAttention {
+            dims,
+            strides,
+            inputs,
+            bias,
+            map,
+            feature_decay,
+            clocks,
+            out,
+            lse,
+            d,
+            d_bias,
+            d_map,
+            d_clocks,
+        } = self;
         let strides = *strides;
         let extent = ScoreModExtent { sides: Sides::OneSided, len: dims.keys, scale: default_scale(dims.head_dim) };
         let map = map.as_ref().map(|(map, values)| map.over(values, extent));
@@ -136,15 +151,9 @@ impl TimedAttention {
             scores: match &map {
                 Some(map) => ScoreTransform::Mod(&**map),
                 None => {
-                    let (bias, damping, len) = (bias.as_deref(), damping.as_deref(), dims.keys);
+                    let (bias, feature_decay, len) = (bias.as_deref(), feature_decay.as_deref(), dims.keys);
                     let clocks = clocks.as_deref().map(|values| Strided { values, stride: len });
-                    ScoreTransform::Table(ScoreTable {
-                        bias,
-                        weight: None,
-                        feature_decay: damping,
-                        gate_cumsum: clocks,
-                        len,
-                    })
+                    ScoreTransform::Table(ScoreTable { bias, weight: None, feature_decay, gate_cumsum: clocks, len })
                 }
             },
             ..AttentionProblem::causal(*dims, (dims.head_dim as f32).sqrt().recip())
