@@ -43,7 +43,7 @@ def linear(features, **keys):
 CASES = {
     **{kind: (f'"{kind}"', {}, "kerple") for kind in (
         "sinusoidal", "alibi", "t5", "kerple_log", "kerple_power", "kerple_bias_weight", "kerple_weight", "kerple_power_original",
-        "kerple_log3", "gaussian_bias", "stretched_bias", "gaussian_weight", "stretched_weight", "fire", "dape", "sandwich",
+        "kerple_log3", "gaussian_bias", "stretched_bias", "gaussian_weight", "stretched_weight", "fire", "dape", "sandwich", "bam",
         "transformer_xl", "shaw", "cope", "kernel", "xpos")},
     "none": ('"none"', {}, "gpt_neox"),
     "rotary": ('"rotary"', {}, "gpt_neox"),
