@@ -1,10 +1,14 @@
 //! Positional methods of 2026. The second part of a case's id, such as `positions/bam/plain`, is its family.
 
+mod inkling;
+
 use crate::{CaseRunner, attention};
 
 /// Methods of the same collection that there is no engine for, by how the names of their cases begin.
-const NOT_BUILT: [(&str, &str); 11] = [
-    ("positions/inkling/", "a relative bias per row (Inkling)"),
+const NOT_BUILT: [(&str, &str); 13] = [
+    ("positions/inkling/bias", "a relative bias per row by itself"),
+    ("positions/inkling/layer_", "layers with short convolutions"),
+    ("positions/inkling/model_dense", "import of Inkling's models"),
     ("positions/wall/", "cumulative gates per feature (Wall)"),
     ("positions/selective/", "rotations by learned angles (selective RoPE)"),
     ("positions/joint/", "decays and rotations together"),
@@ -26,6 +30,7 @@ pub fn not_built(name: &str) -> Option<&'static str> {
 pub fn runner(name: &str) -> Option<CaseRunner> {
     match name.strip_prefix("positions/")?.split('/').next()? {
         "rotary" | "bam" => Some(attention::run),
+        "inkling" => Some(inkling::attention),
         _ => None,
     }
 }

@@ -78,6 +78,7 @@ impl Case {
             weight: self.weight.as_deref(),
             feature_decay: None,
             gate_cumsum: self.gate_cumsum.as_deref().map(|values| Strided { values, stride: keys }),
+            relative: None,
             // the definition looks tables up before it asks whether there are any
             len: self.dims.keys.max(self.dims.queries).max(self.table_len),
         };
@@ -123,6 +124,7 @@ impl Case {
             d_score_mod: None,
             d_sinks: None,
             d_gate_cumsum: d_gate_cumsum.as_deref_mut(),
+            d_relative: None,
         };
         naive::backward(&problem, saved, gradients);
         // the kernels write the lowest number in place of minus infinity

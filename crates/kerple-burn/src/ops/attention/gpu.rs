@@ -38,6 +38,7 @@ pub(super) fn runs(q: &Tensor<4>, k: &Tensor<4>, context: &ScoreContext) -> bool
     };
     let gated = context.gates.is_none() || context.mask.pattern.sides() == Sides::OneSided;
     let dims = AttentionDims { batch, heads, kv_heads, queries, keys, head_dim };
+    let gated = gated && context.relative.is_none();
     has_kernel && gated && q.dtype() == DType::F32 && FlashAttention::runs(&device.client(), dims)
 }
 

@@ -143,6 +143,7 @@ impl TimedAttention {
                         weight: None,
                         feature_decay: damping,
                         gate_cumsum: clocks,
+                        relative: None,
                         len,
                     })
                 }
@@ -166,6 +167,7 @@ impl TimedAttention {
                 d_score_mod: d_map,
                 d_sinks: None,
                 d_gate_cumsum: d_clocks,
+                d_relative: None,
             };
             let run = if engine == CpuAttention::Tiled { attention::backward } else { naive::backward };
             run(&problem, saved, gradients);
