@@ -16,7 +16,7 @@ const NOT_BUILT: [(&str, &str); 13] = [
     ("positions/grape_ap/", "sums of gates between pairs (GRAPE-AP)"),
     ("positions/fope/", "mixed rates (FoPE)"),
     ("positions/bam/mu_ssmax", "BAM together with scalable softmax"),
-    ("positions/plain/gqa_sink_window", "keys kept at the start beside a window"),
+    ("positions/plain/gqa_sink_window", "keys kept at the start, outside a window"),
     ("positions/plain/qk_norm_rope", "norms of queries and keys before a rotation"),
     ("positions/plain/ssmax", "scalable softmax"),
 ];

@@ -112,7 +112,7 @@ impl Positional for BamConfig {
         match self.beta {
             ParameterInit::Uniform([low, _]) => ParameterInit::Constant(low).check("beta", [0.0, BETA[1]])?,
             ParameterInit::Normal { std } if std > 0.0 => {
-                let message = "draws around 0 may be negative, and a token with a negative exponent hides itself";
+                let message = "draws around 0 may be negative, and negative exponents hide the query's own token";
                 return Err(ConfigError::new("beta", message.to_owned(), "use a number or a range from 0 on"));
             }
             _ => {}

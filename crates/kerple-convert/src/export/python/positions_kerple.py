@@ -101,7 +101,7 @@ def table(form, values, heads, lags):
         edges = torch.tensor(form["edges"], dtype=torch.float64, device=d.device)
         bias = r(form["factor"] * r(values["weight"]))[torch.bucketize(lags, edges, right=True)].T
     elif kind == "bam":
-        of_head = lambda name: r(values[name].double().reshape(-1, 1))
+        of_head = lambda name: values[name].double().reshape(-1, 1)
         ahead = 2.0 * torch.sinh(of_head("theta_mu")) if "theta_mu" in values else 0.0
         away = torch.abs(lags[None] + ahead) + form["eps"]
         bias = -r(torch.exp(of_head("alpha") + of_head("beta") * torch.log(away)))
