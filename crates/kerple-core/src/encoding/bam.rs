@@ -196,7 +196,7 @@ mod tests {
         let encoding = read(r#"{"kind":"bam","theta_mu":0}"#);
         let bias = encoding.table(&GEOMETRY, &[vec![0.0; 2], vec![1.0; 2], vec![1.0, -1.0]], 6).bias.unwrap();
         assert!((bias[0] + 2.0 * 1.0f64.sinh() + super::EPS).abs() < 1e-12, "mu ahead adds to every distance");
-        assert!(bias[6 + 2] > bias[6] && bias[6 + 2] > bias[6 + 5], "mu behind is where the bias is largest");
+        assert!(bias[6 + 2] > bias[6] && bias[6 + 2] > bias[6 + 5], "the bias is largest at a distance of -mu");
         assert!(encoding.is_causal_only() && !read(r#""bam""#).is_causal_only());
     }
 
