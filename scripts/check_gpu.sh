@@ -24,7 +24,7 @@ esac
 step cargo clippy --release --locked "${crates[@]}" --features "$features" --all-targets -- -D warnings
 RUSTDOCFLAGS="-D warnings" step cargo doc --release --locked "${crates[@]}" --features "$features" \
     --no-deps --document-private-items
-step cargo test --release --locked "${crates[@]}" --features "$features" --test attention --test linear_sums --test step --test over_heads \
+step cargo test --release --locked "${crates[@]}" --features "$features" --test attention --test linear_sums --test step --test head_mlp \
     --test cuda_source --test gpu --test query_chunks
 
 target=${CARGO_TARGET_DIR:-target}

@@ -43,7 +43,7 @@ def linear(features, **keys):
 CASES = {
     **{kind: (f'"{kind}"', {}, "kerple") for kind in (
         "sinusoidal", "alibi", "t5", "kerple_log", "kerple_power", "kerple_bias_weight", "kerple_weight", "kerple_power_original",
-        "kerple_log3", "gaussian_bias", "stretched_bias", "gaussian_weight", "stretched_weight", "fire", "dape", "sandwich",
+        "kerple_log3", "gaussian_bias", "stretched_bias", "gaussian_weight", "stretched_weight", "fire", "dape", "sandwich", "bam",
         "transformer_xl", "shaw", "cope", "kernel", "xpos")},
     "none": ('"none"', {}, "gpt_neox"),
     "rotary": ('"rotary"', {}, "gpt_neox"),
@@ -56,6 +56,9 @@ CASES = {
     "rotary_ntk": ('{ kind = "rotary", scaling = { kind = "ntk", factor = 8.0 } }', {}, "kerple"),
     "rotary_yarn_turns": ('{ kind = "rotary", scaling = { kind = "yarn", factor = 8.0 } }', {}, "kerple"),
     "rotary_by_length": ('{ kind = "rotary", scaling = "ntk" }', {}, "kerple"),
+    "rotary_keep": ('{ kind = "rotary", keep = 0.5 }', {}, "kerple"),
+    "rotary_listed": ('{ kind = "rotary", width = 4, frequencies = [1.0, 0.0] }', {}, "kerple"),
+    "bam_offset": ('{ kind = "bam", theta_mu = 0.3 }', {}, "kerple"),
     "rotary_window": ('{ kind = "rotary", window = 24 }', {}, "kerple"),
     "log_window": ('{ kind = "kerple_log", window = 24 }', {}, "kerple"),
     "log_inside": ('{ kind = "kerple_log", scale = "inside" }', {}, "kerple"),

@@ -161,6 +161,7 @@ def formula(kind, values, d):
         "stretched_weight": lambda: (None, np.exp(-one("r1") * d ** one("r2"))),
         "alibi": lambda: (-np.array([[0.25], [0.0625], [0.015625], [0.00390625]]) * d, None),
         "kerple_power_original": lambda: (-np.array([[0.25], [0.0625], [0.015625], [0.01]]) * d, None),
+        "bam": lambda: (-np.exp(one("alpha")) * (d + 1e-5) ** one("beta"), None),
         "sandwich": lambda: (
             4 / (8 * np.arange(1, 5)[:, None]) * (np.cos(d[:, None] * 10_000.0 ** (-np.arange(64) / 64)) - 1).sum(-1), None
         ),
@@ -169,7 +170,7 @@ def formula(kind, values, d):
 
 @pytest.mark.parametrize(
     "kind", ["kerple_log", "kerple_power", "kerple_bias_weight", "kerple_weight", "kerple_log3", "gaussian_bias",
-             "stretched_bias", "gaussian_weight", "stretched_weight", "alibi", "kerple_power_original", "sandwich"],
+             "stretched_bias", "gaussian_weight", "stretched_weight", "alibi", "kerple_power_original", "bam", "sandwich"],
 )  # fmt: skip
 def test_kernels_of_the_paper_are_their_formulas(kind):
     encoding = module(kind)

@@ -64,7 +64,7 @@ impl AttentionContext {
     /// When there are gates in one of the two only.
     pub fn scores(&self, gates: Option<Tensor<3>>) -> ScoreContext {
         assert_eq!(self.gates.is_some(), gates.is_some(), "a layer computes gates from its rows before its attention");
-        ScoreContext { mask: self.mask.clone(), bias: self.bias.clone(), gates }
+        ScoreContext { mask: self.mask.clone(), bias: self.bias.clone(), gates, relative: None }
     }
 }
 
@@ -78,6 +78,18 @@ pub struct ScoreContext {
     /// Logarithms of forget gates of all keys, `[B, H, K]`: scores get the difference of their cumulative sums between query
     /// and key, see [`Table::gate_cumsum`](kerple_core::forms::ScoreTable::gate_cumsum). Not together with a score modification.
     pub gates: Option<Tensor<3>>,
+    /// A relative bias per row, for a causal mask. Not together with a score modification.
+    pub relative: Option<RelativeTensors>,
+}
+
+/// A low-rank relative bias per row, see [`RelativeBias`](kerple_core::forms::RelativeBias): scores get
+/// `sum over n of rows[i][n] profiles[n][i - j]` at distances below the number of columns.
+#[derive(Clone, Debug)]
+pub struct RelativeTensors {
+    /// Of query heads, `[B, H, Q, R]`.
+    pub rows: Tensor<4>,
+    /// Shared by all heads, `[R, E]`, column d for distance d.
+    pub profiles: Tensor<2>,
 }
 
 /// Forget gates `ln sigmoid(x W + b)` that a layer computes from its normed rows `x`, `[B, L, M]`.

@@ -232,7 +232,7 @@ mod on_gpus {
 mod on_gpus {
     use super::{Device, DeviceInfo, DeviceName, OpenDevice};
     use kerple_core::attention::AttentionDims;
-    use kerple_gpu::attention::Attention;
+    use kerple_gpu::attention::FlashAttention;
     use kerple_gpu::cubecl::{self, device::WgpuBackend, device::WgpuDevice, device::WgpuDeviceKind};
 
     /// The GPUs that this interface reaches, fastest kinds first, without software renderers.
@@ -289,7 +289,7 @@ mod on_gpus {
             largest: properties.memory.max_page_size,
             shared: properties.hardware.max_shared_memory_size,
             matrix_units: !client.features().matmul.cmma.is_empty(),
-            attention: Attention::runs(&client, least),
+            attention: FlashAttention::runs(&client, least),
         })
     }
 }

@@ -52,6 +52,7 @@ fn run(device: &Device, engine: Impl, case: &Case) -> Vec<Vec<f32>> {
         mask: AttentionMask { pattern: case.mask, lengths: case.lengths.clone().map(Into::into) },
         bias: AttentionBias::Table { bias: Some(bias.clone()), weight: weight.clone() },
         gates: None,
+        relative: None,
     };
     let [q, k, v] = own.clone().map(|x| x.swap_dims(1, 2));
     let scoring = Scoring { softcap: case.cap, ..Scoring::from(0.4) };

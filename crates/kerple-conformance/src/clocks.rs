@@ -13,7 +13,7 @@ use kerple_core::encoding::{Encoding, Geometry, Method, TableGradient, fox};
 use kerple_core::forms::DistanceTable;
 
 /// Methods of the same collection that there is no engine for, by how the names of their cases begin.
-const NOT_BUILT: [(&str, &str); 14] = [
+const NOT_BUILT: [(&str, &str); 16] = [
     ("kclock/", "kernels on cumulative gates"),
     ("window/sinks_log_clock", "kernels on cumulative gates, and keys outside the window that stay visible"),
     ("window/capped_distance", "distances that end"),
@@ -23,7 +23,9 @@ const NOT_BUILT: [(&str, &str); 14] = [
     ("softpick/", "softpick"),
     ("selective/", "selective attention"),
     ("path/", "accumulated reflections"),
-    ("rotary/", "rotations by cumulative gates and of some of the rates"),
+    ("rotary/clocked", "rotations by cumulative gates"),
+    ("rotary/xpos", "rotations whose products decay"),
+    ("rotary/self_extend", "distances that are grouped"),
     ("twin/elu", "linear attention with a gate per token"),
     ("decode/rows", "kernels on cumulative gates"),
     ("theory/cpd_learned_positions", "kernels on cumulative gates"),
@@ -43,6 +45,7 @@ pub fn runner(name: &str) -> Option<CaseRunner> {
     match name.split('/').next()? {
         "nope" | "fox" | "cable" | "clock" | "sink" | "ssmax" => Some(run),
         "long" => Some(long),
+        "rotary" => Some(crate::attention::run),
         _ => None,
     }
 }

@@ -74,6 +74,7 @@ pub(crate) fn forward_backward<T: Number>(
         d_score_mod: found.d_map.as_deref_mut(),
         d_sinks: found.d_sinks.as_deref_mut(),
         d_gate_cumsum: found.d_clocks.as_deref_mut(),
+        d_relative: None,
     };
     let saved =
         AttentionSaved { q: view(q), k: view(k), v: view(v), out: view(&found.out), lse: &lse, d_out: view(d_out) };

@@ -44,6 +44,15 @@ pub fn method(case: &Case) -> Checked<ReferenceMethod> {
     Ok(ReferenceMethod { encoding, names })
 }
 
+/// Whether the offset is learned shows in the gradients that the case expects.
+fn bam(case: &Case) -> (Value, &'static [&'static str]) {
+    if case.keys("expected").any(|key| key == "grad_theta_mu") {
+        (json!({ "kind": "bam", "theta_mu": 0 }), &["theta_alpha", "theta_beta", "theta_mu"])
+    } else {
+        (json!({ "kind": "bam" }), &["theta_alpha", "theta_beta"])
+    }
+}
+
 /// The keys of an encoding without a network over it, and the names of its parameters.
 fn keys(name: &str, case: &Case) -> Checked<(Value, &'static [&'static str])> {
     let plain = |kind: &str| json!({ "kind": kind });
@@ -75,6 +84,17 @@ fn keys(name: &str, case: &Case) -> Checked<(Value, &'static [&'static str])> {
             let [buckets, max] = [number("num_buckets", 32.0), number("max_distance", 128.0)].map(|size| size as usize);
             (json!({ "kind": "t5", "num_buckets": buckets, "max_distance": max }), &["weight"])
         }
+        "p_rope" => {
+            let pairs = case.size_from("D", 2)? as f64 / 2.0;
+            (json!({ "kind": "rotary", "keep": case.number("keep")? / pairs, "base": number("base", 10_000.0) }), &[])
+        }
+        "rotary" if case.setting("frequencies").is_array() => (
+            json!({
+                "kind": "rotary", "width": case.setting("rotated"), "frequencies": case.setting("frequencies"),
+            }),
+            &[],
+        ),
+        "bam" => bam(case),
         other if other.starts_with("rotary") => {
             (json!({ "kind": "rotary", "pct": number("rotary_pct", 1.0), "base": number("base", 10_000.0) }), &[])
         }

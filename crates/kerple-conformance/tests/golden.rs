@@ -47,7 +47,12 @@ fn every_reference_value_of_interchange_is_met() {
 
 #[test]
 fn every_reference_value_of_clocks_is_met() {
-    every_case_passes("clocks", 8);
+    every_case_passes("clocks", 9);
+}
+
+#[test]
+fn every_reference_value_of_positions_is_met() {
+    every_case_passes("positions2026", 7);
 }
 
 #[test]
@@ -176,6 +181,10 @@ fn a_method_that_is_not_built_is_not_covered() {
     let (counts, notes) = of_manifest("clocks", r#"{"cases": [{"id": "stick/plain"}]}"#);
     assert_eq!((counts.passed, counts.failed, counts.not_covered), (0, 0, 1));
     assert_eq!(notes, ["not covered: stick-breaking attention"]);
+    let (counts, notes) =
+        of_manifest("positions2026", r#"{"cases": [{"id": "positions/wall/plain"}, {"id": "wall/plain"}]}"#);
+    assert_eq!((counts.passed, counts.failed, counts.not_covered), (0, 1, 1));
+    assert_eq!(notes[0], "not covered: cumulative gates per feature (Wall)");
 }
 
 /// The counts and notes of a folder of this name with this manifest alone.

@@ -35,10 +35,12 @@ mod softcap;
 mod tests;
 pub mod tiled;
 
-pub use crate::forms::{Mask, ScoreTable, ScoreTransform};
+pub use crate::forms::{Mask, RelativeBias, ScoreTable, ScoreTransform};
 pub use crate::tiles::{Strides, View, ViewMut};
 pub use documents::{DocumentSegment, PackedDocuments, PackingError};
-pub use problem::{AttentionDims, AttentionGradients, AttentionProblem, AttentionSaved, MAX_FEATURE_DECAY};
+pub use problem::{
+    AttentionDims, AttentionGradients, AttentionProblem, AttentionSaved, MAX_FEATURE_DECAY, RelativeGradients,
+};
 
 use crate::Number;
 

@@ -6,6 +6,7 @@
 //! [`Positional`]. Nothing about a method is anywhere else except its line in [`Method`].
 
 pub mod alibi;
+pub mod bam;
 pub mod cope;
 pub mod dape;
 mod decay;
@@ -310,7 +311,7 @@ impl Encoding {
 
     /// Whether it is defined for causal attention only, so that encoders cannot use it.
     pub fn is_causal_only(&self) -> bool {
-        self.entry() == Injection::Rotation { decays: true }
+        self.method.positional().is_causal_only()
     }
 
     /// The longest sequence the method is defined for, in tokens; `None` when it is defined for all.

@@ -15,7 +15,8 @@ mod scores;
 pub use code::{CodeForm, CodeKind, DrawnCode};
 pub(crate) use scores::visible_keys;
 pub use scores::{
-    ScoreBlock, ScoreDependency, ScoreMod, ScoreModGradients, ScoreTable, ScoreTransform, Strided, ValueMod,
+    RelativeBias, ScoreBlock, ScoreDependency, ScoreMod, ScoreModGradients, ScoreTable, ScoreTransform, Strided,
+    ValueMod,
 };
 
 /// The attention mask: which keys a query attends to, by the distance `d = i - j` from query to key.

@@ -4,20 +4,20 @@
 //! The norm stays on the device: kernels compute the clipping factor from it. Where the norm is NaN
 //! or infinite, they change nothing.
 
-use crate::attention::{EACH, array, each};
-use crate::total::total;
+use crate::launch::{alloc, buffer, elementwise, elementwise_units};
+use crate::reduce::cube_sum;
 use cubecl::client::Client;
 use cubecl::prelude::*;
 use cubecl::server::Handle;
 use kerple_core::ops::adam;
 
-/// Values that a unit squares before there are more cubes, and cubes for a gradient at most.
-const OF_UNIT: usize = 64;
+/// Values that a unit squares before there are more cubes, and cubes per gradient at most.
+const PER_UNIT: usize = 64;
 const CUBES: usize = 1024;
 
 /// The factors of the formula, made in f64.
 #[derive(CubeType, CubeLaunch, Clone, Copy)]
-pub(crate) struct Factors {
+pub(crate) struct AdamwFactors {
     pub len: u32,
     pub keep: f32,
     pub mean_rate: f32,
@@ -33,16 +33,21 @@ pub(crate) struct Factors {
     pub high: f32,
 }
 
-/// One update, a value a unit.
+/// A parameter and its optimizer state, all overwritten.
+#[derive(CubeType, CubeLaunch)]
+pub(crate) struct AdamwState {
+    pub values: Box<[f32]>,
+    pub first: Box<[f32]>,
+    pub second: Box<[f32]>,
+}
+
+/// One update, one value per unit.
 #[cube(launch)]
-#[allow(clippy::too_many_arguments, reason = "an array each")]
-pub(crate) fn update(
-    values: &mut [f32],
-    first: &mut [f32],
-    second: &mut [f32],
+pub(crate) fn adamw_update(
+    state: &mut AdamwState,
     gradient: &[f32],
     norm: &[f32],
-    factors: Factors,
+    factors: AdamwFactors,
     #[comptime] clips: bool,
     #[comptime] projects: bool,
 ) {
@@ -50,52 +55,52 @@ pub(crate) fn update(
     let norm = norm[0];
     let known = !norm.is_nan() && !norm.is_inf();
     if at < factors.len as usize && known {
-        let mut slope = gradient[at];
+        let mut d = gradient[at];
         if comptime!(clips) {
             let excess = (norm + 1e-6f32) / factors.limit;
-            slope *= select(excess > 1.0f32, 1.0f32 / excess, 1.0f32);
+            d *= select(excess > 1.0f32, 1.0f32 / excess, 1.0f32);
         }
-        let mean = first[at] + factors.mean_rate * (slope - first[at]);
-        let square = second[at] * factors.square_keep + factors.square_rate * slope * slope;
+        let mean = state.first[at] + factors.mean_rate * (d - state.first[at]);
+        let square = state.second[at] * factors.square_keep + factors.square_rate * d * d;
         let denominator = square.sqrt() / factors.square_correction + factors.epsilon;
-        let mut value = values[at] * factors.keep - factors.step_size * (mean / denominator);
+        let mut value = state.values[at] * factors.keep - factors.step_size * (mean / denominator);
         if comptime!(projects) {
             value = select(value < factors.low, factors.low, value);
             value = select(value > factors.high, factors.high, value);
         }
-        values[at] = value;
-        first[at] = mean;
-        second[at] = square;
+        state.values[at] = value;
+        state.first[at] = mean;
+        state.second[at] = square;
     }
 }
 
-/// Sums of squares, one a cube, written from `place` on.
+/// Sums of squares, one per cube, written from `first` on.
 #[cube(launch)]
-pub(crate) fn squares(gradient: &[f32], parts: &mut [f32], place: u32, len: u32, #[comptime] units: usize) {
-    let mut shares = Shared::<[f32]>::new_slice(units);
+pub(crate) fn sum_squares(gradient: &[f32], partial: &mut [f32], first: u32, len: u32, #[comptime] units: usize) {
+    let mut values = Shared::<[f32]>::new_slice(units);
     let mut sum = 0.0f32;
     let mut at = CUBE_POS_X as usize * units + UNIT_POS as usize;
     while at < len as usize {
         sum += gradient[at] * gradient[at];
         at += CUBE_COUNT_X as usize * units;
     }
-    let sum = total(sum, &mut shares, units);
+    let sum = cube_sum(sum, &mut values, units);
     if UNIT_POS == 0 {
-        parts[(place + CUBE_POS_X) as usize] = sum;
+        partial[(first + CUBE_POS_X) as usize] = sum;
     }
 }
 
 /// The root of the sum of all of them; one cube.
 #[cube(launch)]
-pub(crate) fn root(parts: &[f32], to: &mut [f32], len: u32, #[comptime] units: usize) {
-    let mut shares = Shared::<[f32]>::new_slice(units);
+pub(crate) fn root_of_sum(partial: &[f32], to: &mut [f32], len: u32, #[comptime] units: usize) {
+    let mut values = Shared::<[f32]>::new_slice(units);
     let mut sum = 0.0f32;
     let mut at = UNIT_POS as usize;
     while at < len as usize {
-        sum += parts[at];
+        sum += partial[at];
         at += units;
     }
-    let sum = total(sum, &mut shares, units);
+    let sum = cube_sum(sum, &mut values, units);
     if UNIT_POS == 0 {
         to[0] = sum.sqrt();
     }
@@ -103,7 +108,7 @@ pub(crate) fn root(parts: &[f32], to: &mut [f32], len: u32, #[comptime] units: u
 
 /// A parameter on a device, its gradient and its optimizer state; contiguous.
 #[derive(Clone, Debug)]
-pub struct Parameter {
+pub struct AdamwParameter {
     /// Overwritten.
     pub values: Handle,
     /// Overwritten.
@@ -124,7 +129,7 @@ pub struct Parameter {
 /// When the step is 0.
 pub fn apply(
     client: &Client,
-    parameter: &Parameter,
+    parameter: &AdamwParameter,
     norm: &Handle,
     settings: &adam::AdamWUpdate,
     clip: f64,
@@ -137,19 +142,32 @@ pub fn apply(
     let (keep, step_size) = (1.0 - lr * weight_decay, lr / correction(beta1));
     let factors =
         [keep, 1.0 - beta1, beta2, 1.0 - beta2, step_size, correction(beta2).sqrt(), epsilon, clip, low, high];
-    let [keep, mean, square, fresh, size, root, epsilon, limit, low, high] = factors.map(|factor| factor as f32);
-    let &Parameter { len, .. } = parameter;
-    let (count, dim) = each(client, len);
-    update::launch(
+    let [keep, mean_rate, square_keep, square_rate, step_size, square_correction, epsilon, limit, low, high] =
+        factors.map(|factor| factor as f32);
+    let &AdamwParameter { len, .. } = parameter;
+    let (count, dim) = elementwise(client, len);
+    let [values, first, second] =
+        [&parameter.values, &parameter.first, &parameter.second].map(|handle| buffer(handle, len));
+    adamw_update::launch(
         client,
         count,
         dim,
-        array(&parameter.values, len),
-        array(&parameter.first, len),
-        array(&parameter.second, len),
-        array(&parameter.gradient, len),
-        array(norm, 1),
-        FactorsLaunch::new(len as u32, keep, mean, square, fresh, size, root, epsilon, limit, low, high),
+        AdamwStateLaunch { values, first, second },
+        buffer(&parameter.gradient, len),
+        buffer(norm, 1),
+        AdamwFactorsLaunch {
+            len: len as u32,
+            keep,
+            mean_rate,
+            square_keep,
+            square_rate,
+            step_size,
+            square_correction,
+            epsilon,
+            limit,
+            low,
+            high,
+        },
         clip > 0.0,
         range.is_some(),
     );
@@ -157,25 +175,18 @@ pub fn apply(
 
 /// The global L2 norm, `[1]`, of gradients with these lengths: squares are added in a fixed order.
 pub fn norm(client: &Client, gradients: &[(&Handle, usize)]) -> Handle {
-    let units = (client.properties().hardware.max_units_per_cube as usize).min(EACH);
-    let cubes: Vec<usize> = gradients.iter().map(|(_, len)| len.div_ceil(units * OF_UNIT).min(CUBES)).collect();
+    let units = elementwise_units(client);
+    let cubes: Vec<usize> = gradients.iter().map(|(_, len)| len.div_ceil(units * PER_UNIT).min(CUBES)).collect();
     let (all, dim) = (cubes.iter().sum::<usize>(), CubeDim::new_1d(units as u32));
-    let [parts, to] = [all, 1].map(|values| client.empty(values.max(1) * size_of::<f32>()));
-    let mut place = 0;
+    let [partial, root] = [all.max(1), 1].map(|values| alloc(client, values));
+    let mut first = 0;
     for ((gradient, len), cubes) in gradients.iter().zip(cubes) {
         let count = CubeCount::Static(cubes as u32, 1, 1);
-        squares::launch(
-            client,
-            count,
-            dim,
-            array(gradient, *len),
-            array(&parts, all),
-            place as u32,
-            *len as u32,
-            units,
-        );
-        place += cubes;
+        let (from, to) = (buffer(gradient, *len), buffer(&partial, all));
+        sum_squares::launch(client, count, dim, from, to, first as u32, *len as u32, units);
+        first += cubes;
     }
-    root::launch(client, CubeCount::Static(1, 1, 1), dim, array(&parts, all.max(1)), array(&to, 1), all as u32, units);
-    to
+    let (from, to) = (buffer(&partial, all.max(1)), buffer(&root, 1));
+    root_of_sum::launch(client, CubeCount::Static(1, 1, 1), dim, from, to, all as u32, units);
+    root
 }

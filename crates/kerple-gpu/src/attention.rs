@@ -1,6 +1,6 @@
 //! Attention `softmax(scale q.k weight[d] + bias[d] + c_i - c_j) v` with `d = i - j`, and all its
 //! gradients, including those of tables and of the cumulative gates `c`. A piecewise linear bias
-//! may replace the bias by distance: [`lines`].
+//! may replace the bias by distance: [`piecewise_linear`].
 //!
 //! The reference is [`kerple_core::attention::naive`], in `f32`. Memory grows with the length, not with
 //! its square. Scores stay in [`tile`]s in shared memory, and the backward recomputes them from the
@@ -9,41 +9,49 @@
 //! neither planes of units nor matrix units, so they run wherever compute shaders do. A
 //! [`Precision`] below `f32` rounds the operands of products and uses matrix units where the device
 //! has them; sums, the softmax, tables and their gradients stay `f32`.
+//!
+//! The passes are those of FlashAttention: `fwd`, or `split_kv` and `combine` in decoding; then
+//! `bwd_preprocess`, `bwd_dq` and `bwd_dkv`.
 
-pub(crate) mod decode;
-pub(crate) mod diagonals;
+pub(crate) mod bwd_dkv;
+pub(crate) mod bwd_dq;
 pub(crate) mod forward;
-pub(crate) mod keys;
-pub mod lines;
-pub(crate) mod product;
-pub(crate) mod queries;
-mod slopes;
+pub(crate) mod inputs;
+pub mod piecewise_linear;
+pub(crate) mod score_gradients;
+pub(crate) mod score_mods;
+pub(crate) mod shared_tiles;
+pub(crate) mod split_kv;
+pub(crate) mod table_gradients;
 pub mod tile;
 
-use cubecl::calculate_cube_count_elemwise;
+use crate::launch::{PARTIAL_ROWS, alloc, buffer, elementwise, optional_buffer};
+use crate::reduce::sum_partial;
+use bwd_dkv::DkvOutputsLaunch;
+use bwd_dq::DqOutputsLaunch;
 use cubecl::client::Client;
 use cubecl::prelude::*;
 use cubecl::server::Handle;
+use inputs::{FlashInputsLaunch, FlashSizesLaunch};
 use kerple_core::attention::AttentionDims;
 use kerple_core::forms::Mask;
 use kerple_core::precision::Precision;
-use lines::{Lines, MOMENTS};
-use tile::{Has, SizesLaunch, Tile};
+use piecewise_linear::{PARTIAL_SUMS, PiecewiseLinearBias};
+use score_gradients::UpstreamGradientsLaunch;
+use score_mods::{ScoreModsLaunch, SoftcapLaunch};
+use split_kv::SplitResultsLaunch;
+use tile::TileShape;
 
-/// Arrays that a kernel of the backward takes, and one for what else it is told.
+/// Arrays that a kernel of the backward takes at most, and one for its sizes.
 const BINDINGS: u32 = 14;
-/// Cubes that share the work of a backward with tables, about; each has a row of gradients for itself.
-pub(crate) const SHARES: usize = 512;
-/// Units of a cube where a unit takes a value by itself, at most.
-pub(crate) const EACH: usize = 64;
-/// The unit in which the rest of cumulative gates is given.
-pub const REST: f32 = 1.0 / (1 << 30) as f32;
-/// Up to how many queries are decoded rather than put into tiles.
+/// The unit of the fractions of cumulative gates.
+pub const GATE_FRACTION_UNIT: f32 = 1.0 / (1 << 30) as f32;
+/// Up to how many queries are decoded by split-KV.
 const DECODED: usize = 4;
 
 /// Tables over distances on a device, contiguous.
 #[derive(Clone, Debug, Default)]
-pub struct Tables {
+pub struct FlashTables {
     /// Added to scaled scores, `[H, C]`.
     pub bias: Option<Handle>,
     /// Multiplied with scaled scores, `[H, C]`.
@@ -54,7 +62,7 @@ pub struct Tables {
 
 /// An attention call on a device; all arrays are contiguous and `f32`.
 #[derive(Clone)]
-pub struct Attention<'a> {
+pub struct FlashAttention<'a> {
     /// The device.
     pub client: &'a Client,
     /// Sizes.
@@ -62,27 +70,27 @@ pub struct Attention<'a> {
     /// Factor on `q.k`, usually `1 / sqrt(D)`.
     pub scale: f32,
     /// The attention mask: causal or not, and the window.
-    pub sight: Mask,
+    pub mask: Mask,
     /// Tables that modify scaled scores.
-    pub tables: Tables,
-    /// A piecewise linear bias, in place of one by distance and without a weight.
-    pub lines: Option<Lines>,
+    pub tables: FlashTables,
+    /// A piecewise linear bias, in place of tables.
+    pub piecewise: Option<PiecewiseLinearBias>,
     /// Softcap: scaled scores become `cap tanh(s / cap)`.
-    pub cap: Option<f32>,
+    pub softcap: Option<f32>,
     /// Number of keys per sequence that are not padding, `[B]` of `u32`.
     pub lengths: Option<Handle>,
     /// Cumulative gates, `[B, H, K, 2]` of `i32`, for causal masks: scores decay by the difference
     /// between a query's and a key's. The first of each pair is the integer part, the second the
-    /// rest in units of [`REST`], at most half of one in size. So differences are as exact a
-    /// million tokens into a sequence as at its start.
-    pub clocks: Option<Handle>,
+    /// fraction in units of [`GATE_FRACTION_UNIT`], at most half of one in size. So differences are
+    /// as exact a million tokens into a sequence as at its start.
+    pub gate_cumsum: Option<Handle>,
     /// Tiles of scores.
-    pub tile: Tile,
+    pub tile: TileShape,
 }
 
 /// The results of the forward.
 #[derive(Clone, Debug)]
-pub struct Output {
+pub struct FlashOutput {
     /// `[B, H, Q, D]`
     pub out: Handle,
     /// Log-sum-exp of the scores, `[B, H, Q]`.
@@ -91,7 +99,7 @@ pub struct Output {
 
 /// The inputs of the backward.
 #[derive(Clone, Debug)]
-pub struct Saved {
+pub struct FlashSaved {
     /// `[B, H, Q, D]`
     pub q: Handle,
     /// `[B, kv_heads, K, D]`
@@ -99,12 +107,12 @@ pub struct Saved {
     /// `[B, kv_heads, K, D]`
     pub v: Handle,
     /// The forward's.
-    pub output: Output,
+    pub output: FlashOutput,
 }
 
 /// The results of the backward.
 #[derive(Clone, Debug)]
-pub struct Gradients {
+pub struct FlashGradients {
     /// `[B, H, Q, D]`
     pub d_q: Handle,
     /// `[B, kv_heads, K, D]`
@@ -112,339 +120,288 @@ pub struct Gradients {
     /// `[B, kv_heads, K, D]`
     pub d_v: Handle,
     /// Gradients of the tables, `[H, C]` each, on request; for a piecewise linear bias, the input
-    /// of [`Lines::gradient`].
+    /// of [`PiecewiseLinearBias::gradient`].
     pub d_tables: [Option<Handle>; 2],
     /// Gradient of the cumulative gates, `[B, H, K]`, where there are any.
-    pub d_clocks: Option<Handle>,
+    pub d_gate_cumsum: Option<Handle>,
 }
 
-impl<'a> Attention<'a> {
+impl<'a> FlashAttention<'a> {
     /// A call without tables and padding, with the largest tiles that the device supports.
-    pub fn new(client: &'a Client, dims: AttentionDims, scale: f32, sight: Mask) -> Attention<'a> {
+    pub fn new(client: &'a Client, dims: AttentionDims, scale: f32, mask: Mask) -> FlashAttention<'a> {
         let hardware = &client.properties().hardware;
-        let tile = Tile::fitting(dims.head_dim, hardware.max_shared_memory_size, hardware.max_units_per_cube as usize);
-        let tables = Tables::default();
-        Attention { client, dims, scale, sight, tables, lines: None, cap: None, lengths: None, clocks: None, tile }
+        let tile =
+            TileShape::fitting(dims.head_dim, hardware.max_shared_memory_size, hardware.max_units_per_cube as usize);
+        FlashAttention {
+            client,
+            dims,
+            scale,
+            mask,
+            tables: FlashTables::default(),
+            piecewise: None,
+            softcap: None,
+            lengths: None,
+            gate_cumsum: None,
+            tile,
+        }
     }
 
-    /// The same with products in this precision, see [`Tile::with_precision`].
-    pub fn with_precision(self, precision: Precision) -> Attention<'a> {
+    /// The same with products in this precision, see [`TileShape::with_precision`].
+    pub fn with_precision(self, precision: Precision) -> FlashAttention<'a> {
         let tile = self.tile.with_precision(precision, self.client.properties());
-        Attention { tile, ..self }
+        FlashAttention { tile, ..self }
     }
 
     /// Whether a device has kernels for these sizes and enough memory for them.
     pub fn runs(client: &Client, dims: AttentionDims) -> bool {
         let AttentionDims { batch, heads, queries, keys, head_dim, .. } = dims;
         let some = batch > 0 && heads > 0 && queries > 0 && keys > 0;
-        some && head_dim <= 256 && client.properties().hardware.max_bindings >= BINDINGS && tile::fits(dims)
+        // indices are 32 bits, and other counts of cubes than the first 16
+        let fits = batch * heads * queries.max(keys) * head_dim < 1 << 31 && batch < 1 << 16 && heads < 1 << 16;
+        some && head_dim <= 256 && client.properties().hardware.max_bindings >= BINDINGS && fits
     }
 
     /// The output, and the values that the backward needs.
     ///
     /// # Panics
-    /// If the sizes do not fit, see [`Attention::runs`].
-    pub fn forward(&self, q: &Handle, k: &Handle, v: &Handle) -> Output {
+    /// If the sizes do not fit, see [`FlashAttention::runs`].
+    pub fn forward(&self, q: &Handle, k: &Handle, v: &Handle) -> FlashOutput {
         self.check();
-        if self.dims.queries <= DECODED && self.dims.keys > decode::SPAN {
-            return self.decode(q, k, v);
+        if self.dims.queries <= DECODED && self.dims.keys > split_kv::SPLIT {
+            return self.decode([q, k, v]);
         }
-        let AttentionDims { batch, heads, queries, head_dim, .. } = self.dims;
-        let out = self.room(batch * heads * queries * head_dim);
-        let lse = self.room(batch * heads * queries);
-        let tiles = self.tile.along(queries);
-        let [q_len, k_len] = self.lens();
-        let [bias, weight, lengths, clocks] = self.optional(q);
-        forward::attend::launch(
+        let AttentionDims { heads, batch, queries, .. } = self.dims;
+        let (q_len, rows, tiles) = (self.q_len(), self.rows(), self.tile.along(queries));
+        let (out, lse) = (self.alloc(q_len), self.alloc(rows));
+        forward::fwd::launch(
             self.client,
             CubeCount::Static(tiles as u32, heads as u32, batch as u32),
             CubeDim::new_1d(self.tile.units() as u32),
-            array(q, q_len),
-            array(k, k_len),
-            array(v, k_len),
-            bias,
-            weight,
-            lengths,
-            clocks,
-            array(&out, q_len),
-            array(&lse, batch * heads * queries),
-            self.sizes(tiles),
-            self.tile,
-            self.has([false; 2]),
+            self.inputs([q, k, v], tiles, self.tile),
+            buffer(&out, q_len),
+            buffer(&lse, rows),
             self.tile.element(),
         );
-        Output { out, lse }
+        FlashOutput { out, lse }
     }
 
-    fn decode(&self, q: &Handle, k: &Handle, v: &Handle) -> Output {
-        let AttentionDims { batch, heads, queries, keys, head_dim, .. } = self.dims;
-        let (rows, spans) = (batch * heads * queries, keys.div_ceil(decode::SPAN));
-        let (values, tops, totals) =
-            (self.room(rows * spans * head_dim), self.room(rows * spans), self.room(rows * spans));
-        let (out, lse) = (self.room(rows * head_dim), self.room(rows));
-        let [q_len, k_len] = self.lens();
-        let [bias, weight, lengths, clocks] = self.optional(q);
-        decode::of_spans::launch(
+    fn decode(&self, qkv: [&Handle; 3]) -> FlashOutput {
+        let AttentionDims { batch, heads, keys, head_dim, .. } = self.dims;
+        let (rows, splits) = (self.rows(), keys.div_ceil(split_kv::SPLIT));
+        let lens = [rows * splits * head_dim, rows * splits, rows * splits];
+        let handles = lens.map(|len| self.alloc(len));
+        let results = || {
+            let [values, row_max, row_sum] = [0, 1, 2].map(|n| buffer(&handles[n], lens[n]));
+            SplitResultsLaunch { values, row_max, row_sum }
+        };
+        let (out, lse) = (self.alloc(rows * head_dim), self.alloc(rows));
+        split_kv::split_kv::launch(
             self.client,
-            CubeCount::Static(spans as u32, heads as u32, batch as u32),
-            CubeDim::new_1d(decode::UNITS as u32),
-            array(q, q_len),
-            array(k, k_len),
-            array(v, k_len),
-            bias,
-            weight,
-            lengths,
-            clocks,
-            array(&values, rows * spans * head_dim),
-            array(&tops, rows * spans),
-            array(&totals, rows * spans),
-            self.sizes(spans),
-            self.tile.by_units(),
-            self.has([false; 2]),
+            CubeCount::Static(splits as u32, heads as u32, batch as u32),
+            CubeDim::new_1d(split_kv::UNITS as u32),
+            self.inputs(qkv, splits, self.tile.by_units()),
+            results(),
         );
-        let (count, dim) = each(self.client, rows * head_dim);
-        decode::of_rows::launch(
+        let (count, dim) = elementwise(self.client, rows * head_dim);
+        split_kv::combine::launch(
             self.client,
             count,
             dim,
-            array(&values, rows * spans * head_dim),
-            array(&tops, rows * spans),
-            array(&totals, rows * spans),
-            array(&out, rows * head_dim),
-            array(&lse, rows),
+            results(),
+            buffer(&out, rows * head_dim),
+            buffer(&lse, rows),
             rows as u32,
-            spans as u32,
+            splits as u32,
             head_dim,
         );
-        Output { out, lse }
+        FlashOutput { out, lse }
     }
 
     /// All gradients, given that of the output; those of bias and weight where `wanted`.
     ///
     /// # Panics
     /// If the sizes do not fit, or if the gradient of an absent table is wanted.
-    pub fn backward(&self, saved: &Saved, d_out: &Handle, wanted: [bool; 2]) -> Gradients {
+    pub fn backward(&self, saved: &FlashSaved, d_out: &Handle, wanted: [bool; 2]) -> FlashGradients {
         self.check();
-        let [bias, weight] = [self.tables.bias.is_some() || self.lines.is_some(), self.tables.weight.is_some()];
+        let [bias, weight] = [self.tables.bias.is_some() || self.piecewise.is_some(), self.tables.weight.is_some()];
         assert!((bias || !wanted[0]) && (weight || !wanted[1]), "the call has no such table, so it has no gradient");
-        let AttentionDims { batch, heads, queries, head_dim, .. } = self.dims;
-        let rows = batch * heads * queries;
-        let delta = self.room(rows);
-        let (count, dim) = each(self.client, rows);
-        queries::row_products::launch(
+        let (q_len, rows) = (self.q_len(), self.rows());
+        let delta = self.alloc(rows);
+        let (count, dim) = elementwise(self.client, rows);
+        score_gradients::bwd_preprocess::launch(
             self.client,
             count,
             dim,
-            array(&saved.output.out, rows * head_dim),
-            array(d_out, rows * head_dim),
-            array(&delta, rows),
+            buffer(&saved.output.out, q_len),
+            buffer(d_out, q_len),
+            buffer(&delta, rows),
             rows as u32,
             self.tile.by_units(),
         );
-        let (d_q, d_tables) = self.of_queries(saved, d_out, &delta, wanted);
-        let [d_k, d_v, d_clocks] = self.of_keys(saved, d_out, &delta);
-        Gradients { d_q, d_k, d_v, d_tables, d_clocks: self.clocks.as_ref().map(|_| d_clocks) }
-    }
-
-    fn of_queries(
-        &self,
-        saved: &Saved,
-        d_out: &Handle,
-        delta: &Handle,
-        wanted: [bool; 2],
-    ) -> (Handle, [Option<Handle>; 2]) {
-        let AttentionDims { batch, heads, queries, .. } = self.dims;
-        let ([q_len, k_len], rows) = (self.lens(), batch * heads * queries);
-        let tiles = self.tile.along(queries);
-        let slots = match wanted {
-            [false, false] => tiles,
-            _ => SHARES.div_ceil(batch * heads).min(tiles),
+        let upstream = || UpstreamGradientsLaunch {
+            d_out: buffer(d_out, q_len),
+            lse: buffer(&saved.output.lse, rows),
+            delta: buffer(&delta, rows),
         };
-        let columns = self.lines.as_ref().map_or(self.columns(), |lines| self.tile.units() * lines.pieces * MOMENTS);
-        let d_q = self.room(q_len);
-        let part = batch * heads * slots * columns;
-        // a kernel writes no array that it does not use, but wants one
-        let parts = wanted.map(|wanted| if wanted { (self.room(part), part) } else { (self.room(1), 1) });
-        let [bias, weight, lengths, clocks] = self.optional(&saved.q);
-        queries::of_queries::launch(
-            self.client,
-            CubeCount::Static(slots as u32, heads as u32, batch as u32),
-            CubeDim::new_1d(self.tile.units() as u32),
-            array(&saved.q, q_len),
-            array(&saved.k, k_len),
-            array(&saved.v, k_len),
-            bias,
-            weight,
-            lengths,
-            clocks,
-            array(d_out, q_len),
-            array(&saved.output.lse, rows),
-            array(delta, rows),
-            array(&d_q, q_len),
-            array(&parts[0].0, parts[0].1),
-            array(&parts[1].0, parts[1].1),
-            self.sizes(slots),
-            self.tile,
-            self.has(wanted),
-            self.tile.element(),
-        );
-        let [of_bias, of_weight] = parts;
-        let sum = |(parts, _): (Handle, usize), wanted: bool| {
-            wanted.then(|| diagonals::added(self.client, &parts, [batch, heads, slots, columns]))
+        let (d_q, d_tables) = self.bwd_dq(saved, upstream(), wanted);
+        let [d_k, d_v] = [(); 2].map(|()| self.alloc(self.k_len()));
+        let d_gate_cumsum = self.gate_cumsum.as_ref().map(|_| self.alloc(self.gates_len()));
+        let outputs = DkvOutputsLaunch {
+            d_k: buffer(&d_k, self.k_len()),
+            d_v: buffer(&d_v, self.k_len()),
+            d_gate_cumsum: optional_buffer(d_gate_cumsum.as_ref(), self.gates_len()),
         };
-        let of_bias = sum(of_bias, wanted[0]).map(|of_bias| match &self.lines {
-            None => of_bias,
-            Some(lines) => {
-                let rows = [1, heads, self.tile.units(), lines.pieces * MOMENTS];
-                diagonals::added(self.client, &of_bias, rows)
-            }
-        });
-        (d_q, [of_bias, sum(of_weight, wanted[1])])
-    }
-
-    fn of_keys(&self, saved: &Saved, d_out: &Handle, delta: &Handle) -> [Handle; 3] {
-        let AttentionDims { batch, heads, kv_heads, queries, keys, .. } = self.dims;
-        let ([q_len, k_len], rows) = (self.lens(), batch * heads * queries);
-        let [d_k, d_v] = [self.room(k_len), self.room(k_len)];
-        let of_clocks = if self.clocks.is_some() { batch * heads * keys } else { 1 };
-        let d_clocks = self.room(of_clocks);
-        let [bias, weight, lengths, clocks] = self.optional(&saved.q);
-        keys::of_keys::launch(
+        let AttentionDims { batch, kv_heads, keys, .. } = self.dims;
+        bwd_dkv::bwd_dkv::launch(
             self.client,
             CubeCount::Static(self.tile.along(keys) as u32, kv_heads as u32, batch as u32),
             CubeDim::new_1d(self.tile.units() as u32),
-            array(&saved.q, q_len),
-            array(&saved.k, k_len),
-            array(&saved.v, k_len),
-            bias,
-            weight,
-            lengths,
-            clocks,
-            array(d_out, q_len),
-            array(&saved.output.lse, rows),
-            array(delta, rows),
-            array(&d_k, k_len),
-            array(&d_v, k_len),
-            array(&d_clocks, of_clocks),
-            self.sizes(1),
-            self.tile,
-            self.has([false; 2]),
+            self.inputs([&saved.q, &saved.k, &saved.v], 1, self.tile),
+            upstream(),
+            outputs,
             self.tile.element(),
         );
-        [d_k, d_v, d_clocks]
+        FlashGradients { d_q, d_k, d_v, d_tables, d_gate_cumsum }
+    }
+
+    /// The gradients of queries, and of bias and weight where `wanted`.
+    fn bwd_dq(
+        &self,
+        saved: &FlashSaved,
+        upstream: UpstreamGradientsLaunch,
+        wanted: [bool; 2],
+    ) -> (Handle, [Option<Handle>; 2]) {
+        let AttentionDims { batch, heads, queries, .. } = self.dims;
+        let tiles = self.tile.along(queries);
+        let splits = if wanted == [false; 2] { tiles } else { PARTIAL_ROWS.div_ceil(batch * heads).min(tiles) };
+        let per_unit = self.piecewise.as_ref().map(|bias| bias.segments * PARTIAL_SUMS);
+        let columns = per_unit.map_or(self.columns(), |sums| self.tile.units() * sums);
+        let d_q = self.alloc(self.q_len());
+        let partial_len = batch * heads * splits * columns;
+        let partial = wanted.map(|wanted| wanted.then(|| self.alloc(partial_len)));
+        let [d_bias, d_weight] = partial.each_ref().map(|handle| optional_buffer(handle.as_ref(), partial_len));
+        bwd_dq::bwd_dq::launch(
+            self.client,
+            CubeCount::Static(splits as u32, heads as u32, batch as u32),
+            CubeDim::new_1d(self.tile.units() as u32),
+            self.inputs([&saved.q, &saved.k, &saved.v], splits, self.tile),
+            upstream,
+            DqOutputsLaunch { d_q: buffer(&d_q, self.q_len()), d_bias, d_weight },
+            self.tile.element(),
+        );
+        let [d_bias, d_weight] =
+            partial.map(|partial| partial.map(|rows| sum_partial(self.client, &rows, [batch, heads, splits, columns])));
+        // of a piecewise linear bias each unit has sums of its own
+        let d_bias = d_bias.map(|d_bias| match per_unit {
+            None => d_bias,
+            Some(sums) => sum_partial(self.client, &d_bias, [1, heads, self.tile.units(), sums]),
+        });
+        (d_q, [d_bias, d_weight])
     }
 
     fn check(&self) {
         let AttentionDims { heads, kv_heads, queries, keys, head_dim, .. } = self.dims;
-        assert!(Attention::runs(self.client, self.dims), "no kernel for {:?} on this device", self.dims);
+        assert!(FlashAttention::runs(self.client, self.dims), "no kernel for {:?} on this device", self.dims);
         assert!(
             kv_heads > 0 && heads.is_multiple_of(kv_heads),
             "heads = {heads} is not a multiple of kv_heads = {kv_heads}"
         );
         assert!(self.tile.head_dim == head_dim, "the tile has head_dim = {}; expected {head_dim}", self.tile.head_dim);
-        let needed = match self.sight {
+        let needed = match self.mask {
             Mask::Causal { .. } => keys,
             Mask::Bidirectional { .. } => keys.max(queries),
         };
-        let Tables { bias, weight, len } = &self.tables;
+        let FlashTables { bias, weight, len } = &self.tables;
         let tables = bias.is_some() || weight.is_some();
         assert!(
             !tables || *len >= needed,
             "tables have len = {len}; {queries} queries and {keys} keys need at least {needed}"
         );
-        let causal = matches!(self.sight, Mask::Causal { .. });
+        let causal = matches!(self.mask, Mask::Causal { .. });
         assert!(
-            self.clocks.is_none() || causal && queries <= keys,
+            self.gate_cumsum.is_none() || causal && queries <= keys,
             "gates need a causal mask and no more queries than keys"
         );
         assert!(
-            self.lines.is_none() || !tables && queries <= keys,
+            self.piecewise.is_none() || !tables && queries <= keys,
             "a piecewise linear bias excludes tables and needs no more queries than keys"
         );
         assert!(tables || *len == 0, "len = {len} without a table; expected 0");
     }
 
     fn columns(&self) -> usize {
-        self.sight.sides().columns(self.tables.len)
+        self.mask.sides().columns(self.tables.len)
     }
 
-    /// Values of queries, and of keys.
-    fn lens(&self) -> [usize; 2] {
-        let AttentionDims { batch, heads, kv_heads, queries, keys, head_dim } = self.dims;
-        [batch * heads * queries * head_dim, batch * kv_heads * keys * head_dim]
+    /// Values of queries.
+    fn q_len(&self) -> usize {
+        self.rows() * self.dims.head_dim
     }
 
-    fn sizes(&self, slots: usize) -> SizesLaunch {
-        let AttentionDims { heads, kv_heads, queries, keys, .. } = self.dims;
-        // no distance of a call is larger
-        let furthest = queries + keys;
-        let window = self.sight.window().map_or(furthest, |window| window.min(furthest)) as i32;
-        let lowest = match self.sight {
-            Mask::Causal { .. } => 0,
-            Mask::Bidirectional { .. } => 1 - window,
-        };
-        let (columns, origin) = match &self.lines {
-            None => (self.columns(), self.sight.sides().origin(self.tables.len)),
-            Some(lines) => (lines.span, 0),
-        };
-        SizesLaunch::new(
-            heads as u32,
-            (heads / kv_heads) as u32,
-            queries as u32,
-            keys as u32,
-            lowest,
-            window - 1,
-            columns as u32,
-            origin as i32,
-            slots as u32,
-            self.lines.as_ref().map_or(0, |lines| lines.pieces.next_power_of_two() / 2) as u32,
-            self.cap.unwrap_or(1.0),
-            1.0 / self.cap.unwrap_or(1.0),
-            self.scale,
-        )
+    /// Values of keys.
+    fn k_len(&self) -> usize {
+        let AttentionDims { batch, kv_heads, keys, head_dim, .. } = self.dims;
+        batch * kv_heads * keys * head_dim
     }
 
-    fn has(&self, [bias_gradient, weight_gradient]: [bool; 2]) -> Has {
-        let [bias, weight] = [&self.tables.bias, &self.tables.weight].map(Option::is_some);
-        Has {
-            bias,
-            weight,
-            lengths: self.lengths.is_some(),
-            clocks: self.clocks.is_some(),
-            cap: self.cap.is_some(),
-            lines: self.lines.as_ref().map_or(0, |lines| lines.pieces),
-            drawn: self.lines.as_ref().is_some_and(|lines| lines.drawn),
-            bias_gradient,
-            weight_gradient,
+    /// Queries of all heads.
+    fn rows(&self) -> usize {
+        self.dims.batch * self.dims.heads * self.dims.queries
+    }
+
+    /// Cumulative gates.
+    fn gates_len(&self) -> usize {
+        self.dims.batch * self.dims.heads * self.dims.keys
+    }
+
+    fn inputs(&self, [q, k, v]: [&Handle; 3], splits: usize, tile: TileShape) -> FlashInputsLaunch {
+        FlashInputsLaunch {
+            q: buffer(q, self.q_len()),
+            k: buffer(k, self.k_len()),
+            v: buffer(v, self.k_len()),
+            lengths: optional_buffer(self.lengths.as_ref(), self.dims.batch),
+            score_mods: self.score_mods(),
+            sizes: self.sizes(splits),
+            tile,
         }
     }
 
-    /// Bias, weight, lengths and clocks; in place of what is not there something that is not read.
-    fn optional(&self, other: &Handle) -> [BufferArg; 4] {
-        let (Tables { bias, weight, .. }, table) = (&self.tables, self.dims.heads * self.columns());
-        let lines = self.lines.as_ref().map(|lines| array(&lines.values, lines.len));
-        let AttentionDims { batch, heads, keys, .. } = self.dims;
-        let given = [(bias, table), (weight, table), (&self.lengths, batch), (&self.clocks, 2 * batch * heads * keys)];
-        let [bias, weight, lengths, clocks] = given.map(|(handle, len)| match handle {
-            Some(handle) => array(handle, len),
-            None => array(other, 1),
-        });
-        [lines.unwrap_or(bias), weight, lengths, clocks]
+    fn score_mods(&self) -> ScoreModsLaunch {
+        let FlashTables { bias, weight, .. } = &self.tables;
+        let table = self.dims.heads * self.columns();
+        ScoreModsLaunch {
+            softcap: self.softcap.map(|cap| SoftcapLaunch { cap, inverse: 1.0 / cap }).into(),
+            weight: optional_buffer(weight.as_ref(), table),
+            bias: optional_buffer(bias.as_ref(), table),
+            piecewise: self.piecewise.as_ref().map(PiecewiseLinearBias::inputs).into(),
+            gate_cumsum: optional_buffer(self.gate_cumsum.as_ref(), 2 * self.gates_len()),
+        }
     }
 
-    /// Memory for this many values, of no particular content.
-    fn room(&self, values: usize) -> Handle {
-        self.client.empty(values * size_of::<f32>())
+    fn sizes(&self, splits: usize) -> FlashSizesLaunch {
+        let AttentionDims { heads, kv_heads, queries, keys, .. } = self.dims;
+        // no distance of a call is larger
+        let furthest = queries + keys;
+        let window = self.mask.window().map_or(furthest, |window| window.min(furthest)) as i32;
+        let lowest = match self.mask {
+            Mask::Causal { .. } => 0,
+            Mask::Bidirectional { .. } => 1 - window,
+        };
+        FlashSizesLaunch {
+            heads: heads as u32,
+            group: (heads / kv_heads) as u32,
+            queries: queries as u32,
+            keys: keys as u32,
+            lowest,
+            highest: window - 1,
+            columns: self.columns() as u32,
+            origin: self.mask.sides().origin(self.tables.len) as i32,
+            splits: splits as u32,
+            scale: self.scale,
+        }
     }
-}
 
-/// A unit for each of these.
-pub(crate) fn each(client: &Client, values: usize) -> (CubeCount, CubeDim) {
-    let dim = CubeDim::new_1d(client.properties().hardware.max_units_per_cube.min(EACH as u32));
-    (calculate_cube_count_elemwise(client, values, dim), dim)
-}
-
-pub(crate) fn array(handle: &Handle, len: usize) -> BufferArg {
-    // SAFETY: the length is of what the caller's sizes say, and launches check every access against it.
-    unsafe { BufferArg::from_raw_parts(handle.clone(), len) }
+    fn alloc(&self, values: usize) -> Handle {
+        alloc(self.client, values)
+    }
 }

@@ -1,8 +1,9 @@
 //! The CUDA C++ source of the kernels as NVIDIA's compiler gets it, generated without a device.
 //!
 //! It shows how kernels compile for a GPU that is not at hand: whether they compile, their
-//! registers and spills. To run kernels, use [`Attention`](crate::attention::Attention) and
-//! [`Linear`](crate::linear::Linear).
+//! registers and spills. To run kernels, use
+//! [`FlashAttention`](crate::attention::FlashAttention) and
+//! [`ChunkedLinear`](crate::linear::ChunkedLinear).
 
 mod attention;
 mod linear;
@@ -21,7 +22,7 @@ use std::sync::Arc;
 
 /// A kernel as source.
 #[derive(Clone, Debug)]
-pub struct Source {
+pub struct CudaSource {
     /// Its name, and which of the optional arrays it has.
     pub name: String,
     /// CUDA C++.
@@ -34,24 +35,25 @@ pub struct Source {
     pub matrices: bool,
 }
 
-/// Shared memory and units of a cube of the GPU that sources are for, of NVIDIA's Hopper generation.
-const HOPPER: (usize, usize) = (227 << 10, 1024);
+/// Shared memory of a cube on NVIDIA's Hopper, for which sources are written, in bytes.
+const HOPPER_SHARED: usize = 227 << 10;
+/// Units of a cube there.
+const HOPPER_UNITS: usize = 1024;
 
-/// Pieces of FIRE's bias, of a network of 32 hidden units.
-const PIECES: usize = 33;
+/// Segments of FIRE's bias with a network of 32 hidden units.
+const SEGMENTS: usize = 33;
 
-/// What a kernel may ask of the device while it is written.
+/// The device that kernels are compiled for.
 fn properties() -> Arc<DeviceProperties> {
-    let (shared, units) = HOPPER;
     let hardware = HardwareProperties {
         load_width: 128,
         vector_register_count: None,
         plane_size_min: 32,
         plane_size_max: 32,
         max_bindings: 1024,
-        max_shared_memory_size: shared,
+        max_shared_memory_size: HOPPER_SHARED,
         max_cube_count: (i32::MAX as u32, u32::from(u16::MAX), u32::from(u16::MAX)),
-        max_units_per_cube: units as u32,
+        max_units_per_cube: HOPPER_UNITS as u32,
         max_cube_dim: (1024, 1024, 64),
         num_streaming_multiprocessors: None,
         num_tensor_cores: None,
@@ -70,21 +72,18 @@ fn properties() -> Arc<DeviceProperties> {
     Arc::new(properties)
 }
 
-/// Writes kernels as a launch would.
-struct Writer {
+/// Generates kernels as a launch would.
+struct CudaWriter {
     properties: Arc<DeviceProperties>,
 }
 
-type Properties = Arc<DeviceProperties>;
-type Targets = Arc<TargetProperties>;
-
-impl Writer {
+impl CudaWriter {
     fn source<K: CubeKernel>(
         &self,
         name: &str,
         units: usize,
-        kernel: impl FnOnce(KernelSettings, Properties, Targets) -> K,
-    ) -> Result<Source, CompilationError> {
+        kernel: impl FnOnce(KernelSettings, Arc<DeviceProperties>, Arc<TargetProperties>) -> K,
+    ) -> Result<CudaSource, CompilationError> {
         let settings =
             KernelSettings::new(CubeDim::new_1d(units as u32).into(), ExecutionMode::Checked, AddressType::U32);
         let definition = define_kernel(&kernel(settings, self.properties.clone(), Arc::default()))?;
@@ -92,7 +91,7 @@ impl Writer {
         let options = CompilationOptions { supports_features: features, ..Default::default() };
         let compiled = CppCompiler::<Cuda>::default().compile(definition, &options)?;
         let (code, shared) = (compiled.source, compiled.shared_memory_size);
-        Ok(Source { name: name.to_owned(), code, units, shared, matrices: false })
+        Ok(CudaSource { name: name.to_owned(), code, units, shared, matrices: false })
     }
 }
 
@@ -101,17 +100,28 @@ fn array() -> BufferCompilationArg {
     BufferCompilationArg { inplace: None }
 }
 
+/// An argument that a kernel may lack.
+fn present<T: LaunchArg>(present: bool, arg: T::CompilationArg) -> ComptimeOptionCompilationArg<T> {
+    if present { ComptimeOptionCompilationArg::Some(arg) } else { ComptimeOptionCompilationArg::None }
+}
+
+/// An array that a kernel may lack.
+fn optional<T: CubePrimitive>(is_present: bool) -> ComptimeOptionCompilationArg<Box<[T]>> {
+    present(is_present, array())
+}
+
 /// Every kernel for these head sizes, with which its name ends, and the kernels that do not depend
 /// on the head size.
 ///
 /// # Errors
 /// When CubeCL cannot write one.
-pub fn sources(head_dims: &[usize]) -> Result<Vec<Source>, CompilationError> {
-    let writer = Writer { properties: properties() };
+pub fn sources(head_dims: &[usize]) -> Result<Vec<CudaSource>, CompilationError> {
+    let writer = CudaWriter { properties: properties() };
     let mut found = writer.step()?;
     for head_dim in head_dims {
         let own = [writer.attention(*head_dim)?, writer.linear(*head_dim)?].concat();
-        found.extend(own.into_iter().map(|source| Source { name: format!("{}_{head_dim}", source.name), ..source }));
+        found
+            .extend(own.into_iter().map(|source| CudaSource { name: format!("{}_{head_dim}", source.name), ..source }));
     }
     Ok(found)
 }

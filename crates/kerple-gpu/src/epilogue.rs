@@ -2,7 +2,8 @@
 //! activation of [`kerple_core::ops::activation`], and rows that the result is added to; each is
 //! optional.
 
-use crate::attention::{EACH, SHARES, array, diagonals, each};
+use crate::launch::{PARTIAL_ROWS, alloc, buffer, elementwise, elementwise_units, optional_buffer};
+use crate::reduce::sum_partial;
 use cubecl::client::Client;
 use cubecl::prelude::*;
 use cubecl::server::Handle;
@@ -12,145 +13,159 @@ use std::f32::consts::{FRAC_1_SQRT_2, FRAC_2_SQRT_PI};
 /// The density of the normal distribution at 0.
 const DENSITY: f32 = 0.5 * FRAC_2_SQRT_PI * FRAC_1_SQRT_2;
 
-/// A [`Formula`] without its numbers.
+/// A [`Formula`] without its coefficients.
 #[derive(Clone, Copy, Debug, Hash, PartialEq, Eq)]
-pub(crate) enum Shape {
+pub(crate) enum ActivationKind {
     Normal,
     Sigmoid,
     Ramp,
     Square,
 }
 
-/// The normal distribution.
+/// The distribution function of the normal distribution.
 #[cube]
 fn distribution<F: Float>(x: F) -> F {
     F::new(0.5) + F::new(0.5) * F::erf(x * F::new(FRAC_1_SQRT_2))
 }
 
-/// `act(x)`, or its slope; `linear` and `cubic` are those of a sigmoid.
-#[cube]
-fn of(x: f32, linear: f32, cubic: f32, #[comptime] slope: bool, #[comptime] shape: Shape) -> f32 {
-    let above = select(x > 0.0f32, x, 0.0f32);
-    let mut found = above;
-    if comptime!(slope) {
-        found = select(x > 0.0f32, 1.0f32, 0.0f32);
-    }
-    if comptime!(shape == Shape::Normal) {
-        let share = distribution::<f32>(x);
-        found = x * share;
-        if comptime!(slope) {
-            found = share + x * (-0.5f32 * x * x).exp() * DENSITY;
-        }
-    }
-    if comptime!(shape == Shape::Sigmoid) {
-        let share = 1.0f32 / (1.0f32 + (-x * (linear + cubic * x * x)).exp());
-        found = x * share;
-        if comptime!(slope) {
-            found = share + x * share * (1.0f32 - share) * (linear + 3.0f32 * cubic * x * x);
-        }
-    }
-    if comptime!(shape == Shape::Square) {
-        found = above * above;
-        if comptime!(slope) {
-            found = 2.0f32 * above;
-        }
-    }
-    found
+/// The coefficients of an activation by a sigmoid, `x sigmoid(linear x + cubic x^3)`; 0 otherwise.
+#[derive(CubeType, CubeLaunch, Clone, Copy)]
+pub(crate) struct SigmoidCoefficients {
+    pub linear: f32,
+    pub cubic: f32,
 }
 
-/// What there is besides products.
-#[derive(Clone, Copy, Debug, Hash, PartialEq, Eq)]
-pub(crate) struct Form {
-    pub bias: bool,
-    pub base: bool,
-    pub shape: Option<Shape>,
-    pub units: usize,
+/// `act(x)`, or its derivative.
+#[cube]
+fn activation(
+    x: f32,
+    sigmoid: &SigmoidCoefficients,
+    #[comptime] derivative: bool,
+    #[comptime] kind: ActivationKind,
+) -> f32 {
+    let linear = sigmoid.linear;
+    let cubic = sigmoid.cubic;
+    let above = select(x > 0.0f32, x, 0.0f32);
+    let mut value = above;
+    if comptime!(derivative) {
+        value = select(x > 0.0f32, 1.0f32, 0.0f32);
+    }
+    if comptime!(kind == ActivationKind::Normal) {
+        let share = distribution::<f32>(x);
+        value = x * share;
+        if comptime!(derivative) {
+            value = share + x * (-0.5f32 * x * x).exp() * DENSITY;
+        }
+    }
+    if comptime!(kind == ActivationKind::Sigmoid) {
+        let share = 1.0f32 / (1.0f32 + (-x * (linear + cubic * x * x)).exp());
+        value = x * share;
+        if comptime!(derivative) {
+            value = share + x * share * (1.0f32 - share) * (linear + 3.0f32 * cubic * x * x);
+        }
+    }
+    if comptime!(kind == ActivationKind::Square) {
+        value = above * above;
+        if comptime!(derivative) {
+            value = 2.0f32 * above;
+        }
+    }
+    value
+}
+
+/// What both passes read beside rows.
+#[derive(CubeType, CubeLaunch)]
+pub(crate) struct EpilogueInputs {
+    /// `[width]`
+    pub bias: ComptimeOption<Box<[f32]>>,
+    pub width: u32,
+    pub sigmoid: SigmoidCoefficients,
+    #[cube(comptime)]
+    pub kind: Option<ActivationKind>,
 }
 
 /// Writes `base + act(x + bias)`.
 #[cube(launch)]
-#[allow(clippy::too_many_arguments, reason = "an array each")]
-pub(crate) fn forward(
+pub(crate) fn epilogue_fwd(
     x: &[f32],
-    bias: &[f32],
-    base: &[f32],
+    base: &ComptimeOption<Box<[f32]>>,
     y: &mut [f32],
     len: u32,
-    width: u32,
-    linear: f32,
-    cubic: f32,
-    #[comptime] form: Form,
+    inputs: &EpilogueInputs,
 ) {
     let at = ABSOLUTE_POS;
     if at < len as usize {
         let mut value = x[at];
-        if comptime!(form.bias) {
-            value += bias[at % width as usize];
+        #[comptime]
+        if let ComptimeOption::Some(bias) = &inputs.bias {
+            value += bias[at % inputs.width as usize];
         }
-        if comptime!(form.shape.is_some()) {
-            value = of(value, linear, cubic, false, comptime!(form.shape.unwrap()));
+        if comptime!(inputs.kind.is_some()) {
+            value = activation(value, &inputs.sigmoid, false, comptime!(inputs.kind.unwrap()));
         }
-        if comptime!(form.base) {
+        #[comptime]
+        if let ComptimeOption::Some(base) = base {
             value += base[at];
         }
         y[at] = value;
     }
 }
 
-/// Writes the gradient in `x`, where there is an activation, and what each cube's rows have of that in the bias: a cube takes every so
-/// many rows, a column of them is always the same unit's.
+/// What the backward writes.
+#[derive(CubeType, CubeLaunch)]
+pub(crate) struct EpilogueOutputs {
+    /// `[rows, width]`, where there is an activation.
+    pub d_x: ComptimeOption<Box<[f32]>>,
+    /// `[cubes, width]`
+    pub d_bias: ComptimeOption<Box<[f32]>>,
+}
+
+/// Writes the gradient of `x`, and that of the bias per cube. A cube takes every so many rows; one
+/// unit sums a column of them. `x` is read where there is an activation.
 #[cube(launch)]
-#[allow(clippy::too_many_arguments, reason = "an array each")]
-pub(crate) fn backward(
-    x: &[f32],
-    bias: &[f32],
+pub(crate) fn epilogue_bwd(
+    x: &ComptimeOption<Box<[f32]>>,
     d_y: &[f32],
-    d_x: &mut [f32],
-    d_bias: &mut [f32],
+    outputs: &mut EpilogueOutputs,
     rows: u32,
-    width: u32,
-    linear: f32,
-    cubic: f32,
-    #[comptime] form: Form,
+    inputs: &EpilogueInputs,
+    #[comptime] units: usize,
 ) {
-    let width = width as usize;
+    let width = inputs.width as usize;
     let mut column = UNIT_POS as usize;
     while column < width {
         let mut shift = 0.0f32;
-        if comptime!(form.bias && form.shape.is_some()) {
+        #[comptime]
+        if let ComptimeOption::Some(bias) = &inputs.bias {
             shift = bias[column];
         }
         let mut sum = 0.0f32;
         let mut row = CUBE_POS_X as usize;
         while row < rows as usize {
             let at = row * width + column;
-            let mut slope = d_y[at];
-            if comptime!(form.shape.is_some()) {
-                slope *= of(x[at] + shift, linear, cubic, true, comptime!(form.shape.unwrap()));
-                d_x[at] = slope;
+            let mut d = d_y[at];
+            #[comptime]
+            if let ComptimeOption::Some(x) = x {
+                d *= activation(x[at] + shift, &inputs.sigmoid, true, comptime!(inputs.kind.unwrap()));
             }
-            sum += slope;
+            #[comptime]
+            if let ComptimeOption::Some(d_x) = &mut outputs.d_x {
+                d_x[at] = d;
+            }
+            sum += d;
             row += CUBE_COUNT_X as usize;
         }
-        if comptime!(form.bias) {
+        #[comptime]
+        if let ComptimeOption::Some(d_bias) = &mut outputs.d_bias {
             d_bias[CUBE_POS_X as usize * width + column] = sum;
         }
-        column += comptime!(form.units);
-    }
-}
-
-fn numbers(activation: Activation) -> (Shape, [f32; 2]) {
-    match activation.formula() {
-        Formula::Normal => (Shape::Normal, [0.0; 2]),
-        Formula::Sigmoid(numbers) => (Shape::Sigmoid, numbers.map(|number| number as f32)),
-        Formula::Ramp => (Shape::Ramp, [0.0; 2]),
-        Formula::Square => (Shape::Square, [0.0; 2]),
+        column += units;
     }
 }
 
 /// The epilogue of a matrix product on a device; all arrays are contiguous and `f32`.
 #[derive(Clone, Copy, Debug)]
-pub struct Epilogue<'a> {
+pub struct FusedEpilogue<'a> {
     /// Rows of the products, and their width.
     pub sizes: [usize; 2],
     /// `[width]`
@@ -161,77 +176,66 @@ pub struct Epilogue<'a> {
     pub base: Option<&'a Handle>,
 }
 
-/// The results of [`Epilogue::backward`]; the residual's gradient is the incoming one.
+/// The results of [`FusedEpilogue::backward`]; the residual's gradient is the incoming one.
 #[derive(Clone, Debug)]
-pub struct Gradients {
+pub struct FusedEpilogueGradients {
     /// `[rows, width]`
     pub d_x: Handle,
     /// `[width]`
     pub d_bias: Option<Handle>,
 }
 
-impl Epilogue<'_> {
+impl FusedEpilogue<'_> {
     /// `base + act(x + bias)`
     pub fn forward(&self, client: &Client, x: &Handle) -> Handle {
-        let ([rows, width], (form, [linear, cubic])) = (self.sizes, self.form(client));
-        let len = rows * width;
-        let y = client.empty(len * size_of::<f32>());
-        let (count, dim) = each(client, len);
-        let bias = array(self.bias.unwrap_or(x), if form.bias { width } else { len });
-        let (base, to) = (array(self.base.unwrap_or(x), len), array(&y, len));
-        forward::launch(
-            client,
-            count,
-            dim,
-            array(x, len),
-            bias,
-            base,
-            to,
-            len as u32,
-            width as u32,
-            linear,
-            cubic,
-            form,
-        );
+        let len = self.sizes[0] * self.sizes[1];
+        let y = alloc(client, len);
+        let (count, dim) = elementwise(client, len);
+        let (base, to) = (optional_buffer(self.base, len), buffer(&y, len));
+        epilogue_fwd::launch(client, count, dim, buffer(x, len), base, to, len as u32, self.inputs(self.bias));
         y
     }
 
     /// Gradients, given that of the result; `x` and the bias are read where there is an activation.
-    pub fn backward(&self, client: &Client, [x, d_y]: [&Handle; 2]) -> Gradients {
-        let ([rows, width], (form, [linear, cubic])) = (self.sizes, self.form(client));
-        if !form.bias && form.shape.is_none() {
-            return Gradients { d_x: d_y.clone(), d_bias: None };
+    pub fn backward(&self, client: &Client, [x, d_y]: [&Handle; 2]) -> FusedEpilogueGradients {
+        let [rows, width] = self.sizes;
+        if self.bias.is_none() && self.activation.is_none() {
+            return FusedEpilogueGradients { d_x: d_y.clone(), d_bias: None };
         }
-        let (len, cubes) = (rows * width, rows.min(SHARES));
-        let room = |values: usize| client.empty(values * size_of::<f32>());
-        let (d_x, of_x) = if form.shape.is_some() { (room(len), len) } else { (room(1), 1) };
-        let (parts, of_bias) = if form.bias { (room(cubes * width), cubes * width) } else { (room(1), 1) };
-        // what is not read may be any array
-        let (x, shift) = if form.shape.is_some() { (x, self.bias.unwrap_or(x)) } else { (d_y, d_y) };
-        let bias = array(shift, if form.bias { width } else { len });
-        backward::launch(
+        let (len, cubes, units) = (rows * width, rows.min(PARTIAL_ROWS), elementwise_units(client));
+        let d_x = self.activation.map(|_| alloc(client, len));
+        let partial = self.bias.map(|_| alloc(client, cubes * width));
+        epilogue_bwd::launch(
             client,
             CubeCount::Static(cubes as u32, 1, 1),
-            CubeDim::new_1d(form.units as u32),
-            array(x, len),
-            bias,
-            array(d_y, len),
-            array(&d_x, of_x),
-            array(&parts, of_bias),
+            CubeDim::new_1d(units as u32),
+            optional_buffer(self.activation.map(|_| x), len),
+            buffer(d_y, len),
+            EpilogueOutputsLaunch {
+                d_x: optional_buffer(d_x.as_ref(), len),
+                d_bias: optional_buffer(partial.as_ref(), cubes * width),
+            },
             rows as u32,
-            width as u32,
-            linear,
-            cubic,
-            form,
+            self.inputs(self.bias.filter(|_| self.activation.is_some())),
+            units,
         );
-        let d_bias = form.bias.then(|| diagonals::added(client, &parts, [1, 1, cubes, width]));
-        Gradients { d_x: if form.shape.is_some() { d_x } else { d_y.clone() }, d_bias }
+        let d_bias = partial.map(|partial| sum_partial(client, &partial, [1, 1, cubes, width]));
+        FusedEpilogueGradients { d_x: d_x.unwrap_or_else(|| d_y.clone()), d_bias }
     }
 
-    fn form(&self, client: &Client) -> (Form, [f32; 2]) {
-        let units = (client.properties().hardware.max_units_per_cube as usize).min(EACH);
-        let (shape, rates) = self.activation.map(numbers).unzip();
-        let form = Form { bias: self.bias.is_some(), base: self.base.is_some(), shape, units };
-        (form, rates.unwrap_or([0.0; 2]))
+    fn inputs(&self, bias: Option<&Handle>) -> EpilogueInputsLaunch {
+        let (kind, [linear, cubic]) = match self.activation.map(Activation::formula) {
+            None => (None, [0.0; 2]),
+            Some(Formula::Normal) => (Some(ActivationKind::Normal), [0.0; 2]),
+            Some(Formula::Sigmoid(coefficients)) => (Some(ActivationKind::Sigmoid), coefficients),
+            Some(Formula::Ramp) => (Some(ActivationKind::Ramp), [0.0; 2]),
+            Some(Formula::Square) => (Some(ActivationKind::Square), [0.0; 2]),
+        };
+        EpilogueInputsLaunch {
+            bias: optional_buffer(bias, self.sizes[1]),
+            width: self.sizes[1] as u32,
+            sigmoid: SigmoidCoefficientsLaunch { linear: linear as f32, cubic: cubic as f32 },
+            kind,
+        }
     }
 }

@@ -22,31 +22,37 @@
 //!
 //! Memory grows with the length; the sums over chunks are computed for as many heads at once as fit
 //! 256 MiB. There are no atomics, so one device gives the same bits every time.
+//!
+//! The passes are those of fla's chunked linear attention: `chunk_h` sums each chunk, `scan_h` turns
+//! these sums into those that rows read, and `chunk_o` computes outputs. With other rows in their
+//! places `chunk_o` computes all gradients, so it has no backward of its own.
 
-mod fading;
-pub(crate) mod rows;
-pub(crate) mod sums;
+pub(crate) mod chunk_h;
+pub(crate) mod chunk_o;
+pub(crate) mod decay;
 
-pub use fading::Fading;
+pub use decay::ChunkedDecay;
 
-use crate::attention::tile::Tile;
-use crate::attention::{EACH, SHARES, array, diagonals};
+use crate::attention::tile::TileShape;
+use crate::launch::{PARTIAL_ROWS, alloc, buffer, elementwise_units, optional_buffer};
+use crate::reduce::sum_partial;
+use chunk_o::{ChunkRead, PairedRowsLaunch};
 use cubecl::client::Client;
 use cubecl::prelude::*;
 use cubecl::server::Handle;
-pub(crate) use fading::Terms;
+use decay::{ChunkedDecayInputsLaunch, ChunkedTerms};
 use kerple_core::attention::linear::CHUNK;
 
-/// Sums over chunks that are held at once, where a head has no more.
-const HELD: usize = 1 << 26;
+/// Most sums over chunks that are in memory at once, unless one head has more.
+const MOST_SUMS: usize = 1 << 26;
 /// Features of queries and keys, or of values, at most.
 const WIDEST: usize = 257;
-/// Arrays that a kernel takes, and one for what else it is told.
+/// Arrays that a kernel takes, and one for its sizes.
 const BINDINGS: u32 = 9;
 
 /// Sizes of a call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Dims {
+pub struct ChunkedDims {
     /// Sequences, B.
     pub batch: usize,
     /// Heads, H.
@@ -59,50 +65,47 @@ pub struct Dims {
     pub values: usize,
 }
 
-impl Dims {
+impl ChunkedDims {
     fn chunks(&self) -> usize {
         self.len.div_ceil(CHUNK)
     }
 }
 
-/// What kernels are written anew for: rows in the place of queries and keys, and those in the place of values.
+/// The tiles of a call; kernels are compiled for each.
 #[derive(Clone, Copy, Debug, Hash, PartialEq, Eq)]
-pub(crate) struct Form {
-    pub rows: Tile,
-    pub values: Tile,
-    pub terms: Terms,
-    /// Whether there is a table of distances, and whether terms have weights.
-    pub near: bool,
-    pub weights: bool,
-    /// Whether there are cumulative gates.
-    pub gates: bool,
+pub(crate) struct ChunkedShape {
+    /// Of rows in the place of queries and keys.
+    pub rows: TileShape,
+    /// Of rows in the place of values.
+    pub values: TileShape,
+    pub terms: ChunkedTerms,
 }
 
-impl Form {
+impl ChunkedShape {
     /// Sums of a chunk in a shape.
     pub(crate) fn elements(&self) -> usize {
         self.rows.head_dim * self.values.head_dim
     }
 
-    /// From a row of either in shared memory to the next.
-    pub(crate) fn line(&self) -> usize {
-        self.rows.line().max(self.values.line())
+    /// Distance between rows of either kind in shared memory.
+    pub(crate) fn chunk_stride(&self) -> usize {
+        self.rows.chunk_stride().max(self.values.chunk_stride())
     }
 
-    /// With the two changed for each other.
-    pub(crate) fn crossed(self) -> Form {
-        Form { rows: self.values, values: self.rows, ..self }
+    /// With the two kinds of rows swapped.
+    pub(crate) fn swapped(self) -> ChunkedShape {
+        ChunkedShape { rows: self.values, values: self.rows, ..self }
     }
 }
 
-/// What a kernel is told of a call.
+/// Sizes as kernels read them.
 #[derive(CubeType, CubeLaunch, Clone, Copy)]
-pub(crate) struct Sizes {
+pub(crate) struct ChunkedSizes {
     pub heads: u32,
     pub len: u32,
     pub chunks: u32,
     /// Chunks whose rows are paired one by one, the row's own chunk among them.
-    pub apart: u32,
+    pub near_chunks: u32,
     /// The first of the heads, counted over all sequences, that this pass computes.
     pub first: u32,
     /// K and J; runtime values, so that compilers do not unroll loops over them.
@@ -112,63 +115,65 @@ pub(crate) struct Sizes {
 
 /// A call on a device; all arrays are contiguous and `f32`.
 #[derive(Clone)]
-pub struct Linear<'a> {
+pub struct ChunkedLinear<'a> {
     client: &'a Client,
-    dims: Dims,
-    fading: Fading,
-    clocks: Option<Handle>,
-    form: Form,
+    dims: ChunkedDims,
+    decay: ChunkedDecay,
+    gate_cumsum: Option<Handle>,
+    shape: ChunkedShape,
 }
 
 /// The results of the backward.
 #[derive(Clone, Debug)]
-pub struct Gradients {
+pub struct ChunkedGradients {
     /// `[B, H, L, M]`
     pub d_q: Handle,
     /// `[B, H, L, M]`
     pub d_k: Handle,
     /// `[B, H, L, U]`
     pub d_v: Handle,
-    /// Gradient of the table of distances, `[H, met]`, on request.
+    /// Gradient of the table of distances, `[H, near_len]`, on request.
     pub d_near: Option<Handle>,
     /// Gradient of the weights of terms, `[H, K]`, on request.
     pub d_weights: Option<Handle>,
 }
 
-/// Queries, keys and values: `[B, H, L, M]` twice and `[B, H, L, U]`.
-pub type Rows<'a> = [&'a Handle; 3];
-
-/// Rows in the places of queries, keys and values, and what chunks leave of the last two.
-struct Weighed<'a> {
-    rows: Rows<'a>,
-    sums: Option<&'a Handle>,
-    turned: bool,
-    ahead: bool,
+/// Some heads, computed at once: the first, and how many.
+#[derive(Clone, Copy)]
+struct HeadGroup {
+    first: usize,
+    count: usize,
 }
 
-impl<'a> Linear<'a> {
+/// Rows in the places of queries, keys and values, the sums over chunks of the last two, and which
+/// of these the rows read.
+struct ChunkReads<'a> {
+    rows: [&'a Handle; 3],
+    sums: Option<&'a Handle>,
+    read: ChunkRead,
+}
+
+impl<'a> ChunkedLinear<'a> {
     /// A call with the largest tiles that the device supports.
-    pub fn new(client: &'a Client, dims: Dims, fading: Fading) -> Linear<'a> {
+    pub fn new(client: &'a Client, dims: ChunkedDims, decay: ChunkedDecay) -> ChunkedLinear<'a> {
         let tile = tile(client, dims);
-        let [near, weights] = [&fading.near, &fading.weights].map(Option::is_some);
-        let (rows, values) = (tile.over(dims.features), tile.over(dims.values));
-        let form = Form { rows, values, terms: fading.terms, near, weights, gates: false };
-        Linear { client, dims, fading, clocks: None, form }
+        let shape = ChunkedShape { rows: tile.over(dims.features), values: tile.over(dims.values), terms: decay.terms };
+        ChunkedLinear { client, dims, decay, gate_cumsum: None, shape }
     }
 
     /// The same with gates: cumulative gates within chunks, `[B, H, L]`.
     ///
     /// # Panics
     /// When products decay with distance too.
-    pub fn with_clocks(self, clocks: Handle) -> Linear<'a> {
-        assert!(!self.form.near && self.fading.met == CHUNK, "gates and a decay by distance exclude each other");
-        let form = Form { gates: true, ..self.form };
-        Linear { clocks: Some(clocks), form, ..self }
+    pub fn with_gates(self, gate_cumsum: Handle) -> ChunkedLinear<'a> {
+        let decays = self.decay.near.is_some() || self.decay.near_len != CHUNK;
+        assert!(!decays, "gates and a decay by distance exclude each other");
+        ChunkedLinear { gate_cumsum: Some(gate_cumsum), ..self }
     }
 
     /// Whether a device has kernels for these sizes and this many exponentials.
-    pub fn runs(client: &Client, dims: Dims, terms: usize) -> bool {
-        let Dims { batch, heads, len, features, values } = dims;
+    pub fn runs(client: &Client, dims: ChunkedDims, terms: usize) -> bool {
+        let ChunkedDims { batch, heads, len, features, values } = dims;
         let widest = features.max(values);
         if [batch, heads, len, features, values].contains(&0) || widest > WIDEST {
             return false;
@@ -180,18 +185,18 @@ impl<'a> Linear<'a> {
             && client.properties().hardware.max_bindings >= BINDINGS
     }
 
-    /// The sums, `[B, H, L, U]`.
+    /// The sums, `[B, H, L, U]`, of queries, keys and values.
     ///
     /// # Panics
-    /// If the sizes do not fit, see [`Linear::runs`].
-    pub fn forward(&self, rows: Rows) -> Handle {
+    /// If the sizes do not fit, see [`ChunkedLinear::runs`].
+    pub fn forward(&self, rows: [&Handle; 3]) -> Handle {
         self.check();
-        let out = self.room(self.rows() * self.dims.values);
-        for units in self.groups() {
-            let sums = self.gathered([rows[1], rows[2]], units, false);
-            self.pass(&sums, units, false);
-            let weighed = Weighed { rows, sums: sums.as_ref(), turned: false, ahead: false };
-            self.weigh(&weighed, self.form, &out, units);
+        let out = self.alloc(self.rows() * self.dims.values);
+        for group in self.groups() {
+            let sums = self.chunk_h([rows[1], rows[2]], group, false);
+            self.scan_h(&sums, group, false);
+            let read = ChunkRead { reverse: false, transposed: false };
+            self.chunk_o(&ChunkReads { rows, sums: sums.as_ref(), read }, &out, group);
         }
         out
     }
@@ -201,162 +206,145 @@ impl<'a> Linear<'a> {
     ///
     /// # Panics
     /// If the sizes do not fit, or if the gradient of an absent table is wanted.
-    pub fn backward(&self, [q, k, v]: Rows, d_out: &Handle, wanted: [bool; 2]) -> Gradients {
+    pub fn backward(&self, [q, k, v]: [&Handle; 3], d_out: &Handle, wanted: [bool; 2]) -> ChunkedGradients {
         self.check();
-        let [near, weights] = [self.form.near, self.form.weights];
+        let [near, weights] = [&self.decay.near, &self.decay.weights].map(Option::is_some);
         assert!((near || !wanted[0]) && (weights || !wanted[1]), "the call has no decay, so it has no gradient");
-        let Dims { batch, heads, features, values, .. } = self.dims;
-        let [d_q, d_k, d_v] = [features, features, values].map(|width| self.room(self.rows() * width));
-        let (count, dim) = self.elementwise();
-        let columns = self.form.terms.terms;
-        let parts = (wanted[1] && self.reaches()).then(|| self.room(batch * heads * count * columns));
-        let crossed = self.form.crossed();
-        for units in self.groups() {
-            let of_keys = self.gathered([k, v], units, false);
-            let of_queries = self.gathered([q, d_out], units, true);
-            if let (Some(parts), Some(of_keys), Some(of_queries)) = (&parts, &of_keys, &of_queries) {
-                sums::of_weights::launch(
-                    self.client,
-                    CubeCount::Static(count as u32, 1, units[1] as u32),
-                    dim,
-                    array(of_keys, self.held(units)),
-                    array(of_queries, self.held(units)),
-                    self.constants(),
-                    array(parts, batch * heads * count * columns),
-                    self.sizes(units),
-                    dim.num_elems() as usize,
-                    self.form,
-                );
+        let ChunkedDims { batch, heads, features, values, .. } = self.dims;
+        let [d_q, d_k, d_v] = [features, features, values].map(|width| self.alloc(self.rows() * width));
+        let (cubes, columns) = (self.elementwise_cubes(), self.shape.terms.terms);
+        let partial = (wanted[1] && self.reaches()).then(|| self.alloc(batch * heads * cubes * columns));
+        for group in self.groups() {
+            let of_keys = self.chunk_h([k, v], group, false);
+            let of_queries = self.chunk_h([q, d_out], group, true);
+            if let (Some(partial), Some(of_keys), Some(of_queries)) = (&partial, &of_keys, &of_queries) {
+                self.bwd_decay_weights([of_keys, of_queries], partial, group);
             }
-            self.pass(&of_keys, units, false);
-            self.pass(&of_queries, units, true);
-            let weigh = |rows, sums: &Option<Handle>, turned, ahead, to: &Handle| {
-                let form = if turned { crossed } else { self.form };
-                self.weigh(&Weighed { rows, sums: sums.as_ref(), turned, ahead }, form, to, units);
+            self.scan_h(&of_keys, group, false);
+            self.scan_h(&of_queries, group, true);
+            let compute = |rows, sums: &Option<Handle>, [reverse, transposed]: [bool; 2], to: &Handle| {
+                let read = ChunkRead { reverse, transposed };
+                self.chunk_o(&ChunkReads { rows, sums: sums.as_ref(), read }, to, group);
             };
-            weigh([d_out, v, k], &of_keys, true, false, &d_q);
-            weigh([v, d_out, q], &of_queries, true, true, &d_k);
-            weigh([k, q, d_out], &of_queries, false, true, &d_v);
+            compute([d_out, v, k], &of_keys, [false, true], &d_q);
+            compute([v, d_out, q], &of_queries, [true, true], &d_k);
+            compute([k, q, d_out], &of_queries, [true, false], &d_v);
         }
-        let nothing = || self.client.create_from_slice(f32::as_bytes(&vec![0.0; heads * columns]));
-        let sum = |parts: &Handle| diagonals::added(self.client, parts, [batch, heads, count, columns]);
-        let d_weights = wanted[1].then(|| parts.as_ref().map_or_else(nothing, sum));
-        let d_near = wanted[0].then(|| self.of_near([q, k, v], d_out));
-        Gradients { d_q, d_k, d_v, d_near, d_weights }
+        let zeros = || self.client.create_from_slice(f32::as_bytes(&vec![0.0; heads * columns]));
+        let sum = |partial: &Handle| sum_partial(self.client, partial, [batch, heads, cubes, columns]);
+        let d_weights = wanted[1].then(|| partial.as_ref().map_or_else(zeros, sum));
+        let d_near = wanted[0].then(|| self.bwd_near_table([q, k, v], d_out));
+        ChunkedGradients { d_q, d_k, d_v, d_near, d_weights }
     }
 
-    /// What chunks leave of some sequences; `None` where no row meets it.
-    fn gathered(&self, [rows, values]: [&Handle; 2], units: [usize; 2], ahead: bool) -> Option<Handle> {
-        let (Dims { features, values: deep, .. }, form) = (self.dims, self.form);
+    /// What chunks of some heads leave; `None` where no row reads it.
+    fn chunk_h(&self, [rows, values]: [&Handle; 2], group: HeadGroup, reverse: bool) -> Option<Handle> {
         if !self.reaches() {
             return None;
         }
-        let sums = self.room(self.held(units));
-        let across = form.terms.shapes * form.rows.along(features);
-        sums::gather::launch(
+        let (ChunkedDims { features, values: deep, .. }, shape) = (self.dims, self.shape);
+        let sums = self.alloc(self.sums(group.count));
+        let across = shape.terms.shapes * shape.rows.along(features);
+        chunk_h::chunk_h::launch(
             self.client,
-            CubeCount::Static(self.dims.chunks() as u32, across as u32, units[1] as u32),
-            CubeDim::new_1d(form.rows.units() as u32),
-            array(rows, self.rows() * features),
-            array(values, self.rows() * deep),
-            self.constants(),
-            self.clocks(),
-            array(&sums, self.held(units)),
-            self.sizes(units),
-            ahead,
-            form,
+            CubeCount::Static(self.dims.chunks() as u32, across as u32, group.count as u32),
+            CubeDim::new_1d(shape.rows.units() as u32),
+            buffer(rows, self.rows() * features),
+            buffer(values, self.rows() * deep),
+            buffer(&sums, self.sums(group.count)),
+            self.decay_inputs(group, shape),
+            reverse,
         );
         Some(sums)
     }
 
-    fn pass(&self, sums: &Option<Handle>, units: [usize; 2], ahead: bool) {
+    fn scan_h(&self, sums: &Option<Handle>, group: HeadGroup, reverse: bool) {
         let Some(sums) = sums else { return };
-        let (count, dim) = self.elementwise();
-        let weights = match &self.fading.weights {
-            Some(weights) => array(weights, self.dims.heads * self.form.terms.terms),
-            None => self.constants(),
-        };
-        sums::pass::launch(
+        chunk_h::scan_h::launch(
             self.client,
-            CubeCount::Static(count as u32, 1, units[1] as u32),
-            dim,
-            array(sums, self.held(units)),
-            self.constants(),
-            weights,
-            self.clocks(),
-            self.sizes(units),
-            ahead,
-            self.form,
+            CubeCount::Static(self.elementwise_cubes() as u32, 1, group.count as u32),
+            CubeDim::new_1d(elementwise_units(self.client) as u32),
+            buffer(sums, self.sums(group.count)),
+            optional_buffer(self.decay.weights.as_ref(), self.dims.heads * self.shape.terms.terms),
+            self.decay_inputs(group, self.shape),
+            reverse,
         );
     }
 
-    fn weigh(&self, weighed: &Weighed, form: Form, to: &Handle, units: [usize; 2]) {
-        let Weighed { rows: [own, theirs, values], sums, turned, ahead } = *weighed;
-        let (wide, deep) = (self.rows() * form.rows.head_dim, self.rows() * form.values.head_dim);
-        // what no row reaches is an array still
-        let (sums, held, terms) = match sums {
-            Some(sums) => (sums, self.held(units), form.terms),
-            None => (own, 1, Terms { shapes: 0, ..form.terms }),
-        };
-        rows::weigh::launch(
+    fn chunk_o(&self, reads: &ChunkReads, to: &Handle, group: HeadGroup) {
+        let ChunkReads { rows: [queries, keys, values], sums, read } = *reads;
+        let shape = if read.transposed { self.shape.swapped() } else { self.shape };
+        let (wide, deep) = (self.rows() * shape.rows.head_dim, self.rows() * shape.values.head_dim);
+        let rows =
+            PairedRowsLaunch { queries: buffer(queries, wide), keys: buffer(keys, wide), values: buffer(values, deep) };
+        chunk_o::chunk_o::launch(
             self.client,
-            CubeCount::Static(form.rows.along(self.dims.len) as u32, 1, units[1] as u32),
-            CubeDim::new_1d(form.rows.units() as u32),
-            array(own, wide),
-            array(theirs, wide),
-            array(values, deep),
-            self.near(),
-            array(sums, held),
-            self.constants(),
-            self.clocks(),
-            array(to, deep),
-            self.sizes(units),
-            ahead,
-            turned,
-            Form { terms, ..form },
+            CubeCount::Static(shape.rows.along(self.dims.len) as u32, 1, group.count as u32),
+            CubeDim::new_1d(shape.rows.units() as u32),
+            rows,
+            optional_buffer(sums, self.sums(group.count)),
+            buffer(to, deep),
+            self.decay_inputs(group, shape),
+            read,
         );
     }
 
-    fn of_near(&self, [q, k, v]: Rows, d_out: &Handle) -> Handle {
-        let Dims { batch, heads, len, features, values } = self.dims;
-        let (met, form) = (self.fading.met, self.form);
-        let slots = SHARES.div_ceil(batch * heads).min(form.rows.along(len));
-        let parts = self.room(batch * heads * slots * met);
-        rows::of_near::launch(
+    fn bwd_decay_weights(&self, [of_keys, of_queries]: [&Handle; 2], partial: &Handle, group: HeadGroup) {
+        let (cubes, units) = (self.elementwise_cubes(), elementwise_units(self.client));
+        let sums = self.sums(group.count);
+        let all = self.dims.batch * self.dims.heads * cubes * self.shape.terms.terms;
+        chunk_h::bwd_decay_weights::launch(
             self.client,
-            CubeCount::Static(slots as u32, 1, (batch * heads) as u32),
-            CubeDim::new_1d(form.rows.units() as u32),
-            array(q, self.rows() * features),
-            array(k, self.rows() * features),
-            array(v, self.rows() * values),
-            array(d_out, self.rows() * values),
-            array(&parts, batch * heads * slots * met),
-            self.sizes([0, batch * heads]),
-            form,
+            CubeCount::Static(cubes as u32, 1, group.count as u32),
+            CubeDim::new_1d(units as u32),
+            buffer(of_keys, sums),
+            buffer(of_queries, sums),
+            buffer(partial, all),
+            self.decay_inputs(group, self.shape),
+            units,
         );
-        diagonals::added(self.client, &parts, [batch, heads, slots, met])
     }
 
-    /// Whether some row meets sums over chunks.
+    fn bwd_near_table(&self, [q, k, v]: [&Handle; 3], d_out: &Handle) -> Handle {
+        let ChunkedDims { batch, heads, len, features, values } = self.dims;
+        let (near_len, shape) = (self.decay.near_len, self.shape);
+        let cubes = PARTIAL_ROWS.div_ceil(batch * heads).min(shape.rows.along(len));
+        let partial_len = batch * heads * cubes * near_len;
+        let partial = self.alloc(partial_len);
+        let [queries, keys, values, d_out] = [(q, features), (k, features), (v, values), (d_out, values)]
+            .map(|(rows, width)| buffer(rows, self.rows() * width));
+        chunk_o::bwd_near_table::launch(
+            self.client,
+            CubeCount::Static(cubes as u32, 1, (batch * heads) as u32),
+            CubeDim::new_1d(shape.rows.units() as u32),
+            PairedRowsLaunch { queries, keys, values },
+            d_out,
+            buffer(&partial, partial_len),
+            self.decay_inputs(HeadGroup { first: 0, count: batch * heads }, shape),
+        );
+        sum_partial(self.client, &partial, [batch, heads, cubes, near_len])
+    }
+
+    /// Whether any row reads sums over chunks.
     fn reaches(&self) -> bool {
-        self.form.terms.shapes > 0 && self.dims.chunks() > self.fading.met / CHUNK
+        self.shape.terms.shapes > 0 && self.dims.chunks() > self.decay.near_len / CHUNK
     }
 
     fn check(&self) {
-        let terms = self.form.terms.terms;
-        assert!(Linear::runs(self.client, self.dims, terms), "no kernel for {:?} on this device", self.dims);
+        let terms = self.shape.terms.terms;
+        assert!(ChunkedLinear::runs(self.client, self.dims, terms), "no kernel for {:?} on this device", self.dims);
     }
 
-    /// First and number of the heads that are worked off after each other.
-    fn groups(&self) -> impl Iterator<Item = [usize; 2]> + use<> {
-        let units = self.dims.batch * self.dims.heads;
-        let step = (HELD / self.held([0, 1]).max(1)).max(1);
-        (0..units).step_by(step).map(move |first| [first, step.min(units - first)])
+    /// The groups of heads whose sums over chunks are in memory one after another.
+    fn groups(&self) -> impl Iterator<Item = HeadGroup> + use<> {
+        let heads = self.dims.batch * self.dims.heads;
+        let step = (MOST_SUMS / self.sums(1).max(1)).max(1);
+        (0..heads).step_by(step).map(move |first| HeadGroup { first, count: step.min(heads - first) })
     }
 
-    /// Sums over chunks of some heads.
-    fn held(&self, [_, count]: [usize; 2]) -> usize {
-        count * self.dims.chunks() * self.form.terms.shapes * self.form.elements()
+    /// Sums over chunks of this many heads.
+    fn sums(&self, heads: usize) -> usize {
+        heads * self.dims.chunks() * self.shape.terms.shapes * self.shape.elements()
     }
 
     /// Rows of all heads.
@@ -364,66 +352,58 @@ impl<'a> Linear<'a> {
         self.dims.batch * self.dims.heads * self.dims.len
     }
 
-    /// Cubes and units where each unit has a sum in all chunks.
-    fn elementwise(&self) -> (usize, CubeDim) {
-        let units = (self.client.properties().hardware.max_units_per_cube as usize).min(EACH);
-        (self.form.elements().div_ceil(units), CubeDim::new_1d(units as u32))
+    /// Cubes where each unit has one sum of all chunks.
+    fn elementwise_cubes(&self) -> usize {
+        self.shape.elements().div_ceil(elementwise_units(self.client))
     }
 
-    fn constants(&self) -> BufferArg {
-        array(&self.fading.constants, (self.dims.heads * self.form.terms.constants()).max(1))
-    }
-
-    fn near(&self) -> BufferArg {
-        match &self.fading.near {
-            Some(near) => array(near, self.dims.heads * self.fading.met),
-            None => self.constants(),
+    fn decay_inputs(&self, group: HeadGroup, shape: ChunkedShape) -> ChunkedDecayInputsLaunch {
+        let ChunkedDims { heads, len, .. } = self.dims;
+        let ChunkedTerms { terms, shapes } = self.shape.terms;
+        ChunkedDecayInputsLaunch {
+            constants: buffer(&self.decay.constants, (heads * shape.terms.constants()).max(1)),
+            near: optional_buffer(self.decay.near.as_ref(), heads * self.decay.near_len),
+            gate_cumsum: optional_buffer(self.gate_cumsum.as_ref(), self.rows()),
+            sizes: ChunkedSizesLaunch {
+                heads: heads as u32,
+                len: len as u32,
+                chunks: self.dims.chunks() as u32,
+                near_chunks: (self.decay.near_len / CHUNK) as u32,
+                first: group.first as u32,
+                terms: terms as u32,
+                shapes: shapes as u32,
+            },
+            shape,
         }
     }
 
-    /// In place of clocks that are not there something that is not read.
-    fn clocks(&self) -> BufferArg {
-        match &self.clocks {
-            Some(clocks) => array(clocks, self.rows()),
-            None => self.constants(),
-        }
-    }
-
-    fn sizes(&self, [first, _]: [usize; 2]) -> SizesLaunch {
-        let Dims { heads, len, .. } = self.dims;
-        let Terms { terms, shapes } = self.form.terms;
-        let sizes = [heads, len, self.dims.chunks(), self.fading.met / CHUNK, first, terms, shapes];
-        let [heads, len, chunks, apart, first, terms, shapes] = sizes.map(|size| size as u32);
-        SizesLaunch::new(heads, len, chunks, apart, first, terms, shapes)
-    }
-
-    fn room(&self, values: usize) -> Handle {
-        self.client.empty(values * size_of::<f32>())
+    fn alloc(&self, values: usize) -> Handle {
+        alloc(self.client, values)
     }
 }
 
-/// The largest tile that has room on a device.
-fn tile(client: &Client, dims: Dims) -> Tile {
+/// The largest tile that fits a device.
+fn tile(client: &Client, dims: ChunkedDims) -> TileShape {
     let hardware = &client.properties().hardware;
-    tile_for(dims, (hardware.max_shared_memory_size, hardware.max_units_per_cube as usize))
+    tile_for(dims, hardware.max_shared_memory_size, hardware.max_units_per_cube as usize)
 }
 
 /// The largest tile that fits into this much shared memory, in bytes, and this many units.
-pub(crate) fn tile_for(dims: Dims, (shared, units): (usize, usize)) -> Tile {
-    let fits = |tile: &Tile| {
+pub(crate) fn tile_for(dims: ChunkedDims, shared: usize, units: usize) -> TileShape {
+    let fits = |tile: &TileShape| {
         let [rows, values] = [dims.features, dims.values].map(|width| tile.over(width));
         shared_by(rows, values) <= shared && tile.units() <= units
     };
-    // as attention has them: units keep what they add up in registers
+    // as for attention, units keep their sums in registers
     let sides: &[(usize, usize)] = match dims.features.max(dims.values) {
         ..=160 => &[(16, 4), (8, 4), (8, 2), (4, 2), (2, 2)],
         161.. => &[(16, 2), (8, 2), (4, 2), (2, 2)],
     };
-    let found = sides.iter().map(|&(side, each)| Tile::new([side, each], 1, 1)).find(fits);
+    let found = sides.iter().map(|&(side, each)| TileShape::new([side, each], 1, 1)).find(fits);
     found.unwrap_or_else(|| panic!("no tile fits: the device offers {shared} bytes of shared memory and {units} units"))
 }
 
-/// Shared memory of the kernel that takes most, in bytes.
-fn shared_by(rows: Tile, values: Tile) -> usize {
-    size_of::<f32>() * rows.size() * (2 * rows.line().max(values.line()) + rows.pitch())
+/// Shared memory of the kernel that needs most, in bytes.
+fn shared_by(rows: TileShape, values: TileShape) -> usize {
+    size_of::<f32>() * rows.size() * (2 * rows.chunk_stride().max(values.chunk_stride()) + rows.score_stride())
 }

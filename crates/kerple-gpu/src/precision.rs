@@ -1,6 +1,6 @@
 //! Numbers rounded to a [`Precision`], for products on devices without matrix units for it.
 
-use crate::attention::{array, each};
+use crate::launch::{alloc, buffer, elementwise};
 use cubecl::client::Client;
 use cubecl::ir::{ElemType, FloatKind};
 use cubecl::prelude::*;
@@ -28,7 +28,7 @@ pub fn has_matrix_units(client: &Client, precision: Precision) -> bool {
         .any(|config| [config.a_type, config.b_type, config.cd_type] == kinds)
 }
 
-/// The nearest number with so many bits less, the even one between two; what is not finite stays as it is.
+/// The nearest number with this many mantissa bits fewer, ties to even; NaN and infinities stay.
 #[cube]
 pub(crate) fn rounded(value: f32, #[comptime] dropped: u32) -> f32 {
     let mut kept = value;
@@ -42,7 +42,7 @@ pub(crate) fn rounded(value: f32, #[comptime] dropped: u32) -> f32 {
 }
 
 #[cube(launch)]
-pub(crate) fn round_each(from: &[f32], to: &mut [f32], #[comptime] dropped: u32) {
+pub(crate) fn round_elements(from: &[f32], to: &mut [f32], #[comptime] dropped: u32) {
     let at = ABSOLUTE_POS;
     if at < from.len() {
         to[at] = rounded(from[at], dropped);
@@ -51,8 +51,8 @@ pub(crate) fn round_each(from: &[f32], to: &mut [f32], #[comptime] dropped: u32)
 
 /// Rounds this many values.
 pub fn round(client: &Client, values: &Handle, len: usize, precision: Precision) -> Handle {
-    let to = client.empty(len * size_of::<f32>());
-    let (count, dim) = each(client, len);
-    round_each::launch(client, count, dim, array(values, len), array(&to, len), precision.dropped());
+    let to = alloc(client, len);
+    let (count, dim) = elementwise(client, len);
+    round_elements::launch(client, count, dim, buffer(values, len), buffer(&to, len), precision.dropped());
     to
 }

@@ -6,20 +6,20 @@ mod case;
 mod common;
 mod precision;
 
-use case::{BIAS, Case, Has, PLAIN, any_dims, any_mask, dims, small};
+use case::{BIAS, Case, CaseInputs, PLAIN, any_dims, any_mask, dims, small};
 use common::client;
 use kerple_core::attention::{AttentionDims, Mask};
-use kerple_gpu::attention::tile::Tile;
+use kerple_gpu::attention::tile::TileShape;
 use rand::SeedableRng;
 use rand_chacha::ChaCha8Rng;
 
 /// Random shapes with these arrays: kernels are compiled once for all of them.
-fn random_shapes(seed: u64, head_dim: usize, has: Has, count: usize) {
+fn random_shapes(seed: u64, head_dim: usize, inputs: CaseInputs, count: usize) {
     let (client, mut rng) = (client(), ChaCha8Rng::seed_from_u64(seed));
     for _ in 0..count {
         let dims = any_dims(&mut rng, head_dim);
-        let sight = any_mask(&mut rng, dims.keys);
-        Case::new(&mut rng, dims, sight, has).check(&client, small(head_dim));
+        let mask = any_mask(&mut rng, dims.keys);
+        Case::new(&mut rng, dims, mask, inputs).check(&client, small(head_dim));
     }
 }
 
@@ -35,55 +35,59 @@ fn with_a_bias() {
 
 #[test]
 fn with_a_bias_and_padding() {
-    random_shapes(3, 5, Has { lengths: true, ..BIAS }, 12);
+    random_shapes(3, 5, CaseInputs { lengths: true, ..BIAS }, 12);
 }
 
 #[test]
 fn with_bias_and_weight_over_several_chunks_of_features() {
-    random_shapes(4, 19, Has { weight: true, ..BIAS }, 12);
+    random_shapes(4, 19, CaseInputs { weight: true, ..BIAS }, 12);
 }
 
 #[test]
 fn with_a_weight_alone() {
-    random_shapes(5, 8, Has { weight: true, ..PLAIN }, 6);
+    random_shapes(5, 8, CaseInputs { weight: true, ..PLAIN }, 6);
 }
 
 #[test]
 fn with_gates() {
     let (client, mut rng) = (client(), ChaCha8Rng::seed_from_u64(14));
-    for has in [Has { clocks: true, ..PLAIN }, Has { clocks: true, weight: true, lengths: true, ..BIAS }] {
+    for inputs in [
+        CaseInputs { gate_cumsum: true, ..PLAIN },
+        CaseInputs { gate_cumsum: true, weight: true, lengths: true, ..BIAS },
+    ] {
         for window in [None, Some(17), None, Some(40)] {
             let any = any_dims(&mut rng, 8);
             let dims = AttentionDims { queries: any.queries.min(any.keys), ..any };
-            Case::new(&mut rng, dims, Mask::Causal { window }, has).check(&client, small(8));
+            Case::new(&mut rng, dims, Mask::Causal { window }, inputs).check(&client, small(8));
         }
     }
     // decoding, queries at the end of many keys, and more keys than tiles of any size hold
     for (sizes, window) in [([2, 300], None), ([3, 1500], Some(700)), ([40, 1200], None), ([700, 700], Some(90))] {
-        let (dims, sight) = (dims(1, [4, 2], sizes, 6), Mask::Causal { window });
-        Case::new(&mut rng, dims, sight, Has { clocks: true, lengths: sizes[0] > 3, ..BIAS }).check(&client, small(6));
+        let (dims, mask) = (dims(1, [4, 2], sizes, 6), Mask::Causal { window });
+        Case::new(&mut rng, dims, mask, CaseInputs { gate_cumsum: true, lengths: sizes[0] > 3, ..BIAS })
+            .check(&client, small(6));
     }
 }
 
 #[test]
 fn decoding() {
     let (client, mut rng) = (client(), ChaCha8Rng::seed_from_u64(6));
-    for (queries, keys, sight) in [
+    for (queries, keys, mask) in [
         (1, 700, Mask::CAUSAL),
         (1, 513, Mask::Causal { window: Some(90) }),
         (3, 300, Mask::CAUSAL),
         (2, 257, Mask::BIDIRECTIONAL),
     ] {
         let dims = dims(2, [4, 2], [queries, keys], 6);
-        Case::new(&mut rng, dims, sight, BIAS).check(&client, small(6));
+        Case::new(&mut rng, dims, mask, BIAS).check(&client, small(6));
     }
 }
 
 #[test]
 fn in_the_tiles_of_the_device() {
     let (client, mut rng) = (client(), ChaCha8Rng::seed_from_u64(7));
-    for (length, sight) in [(70, Mask::CAUSAL), (97, Mask::Causal { window: Some(40) })] {
-        Case::new(&mut rng, dims(1, [2, 1], [length, length], 20), sight, BIAS).check(&client, None);
+    for (length, mask) in [(70, Mask::CAUSAL), (97, Mask::Causal { window: Some(40) })] {
+        Case::new(&mut rng, dims(1, [2, 1], [length, length], 20), mask, BIAS).check(&client, None);
     }
 }
 
@@ -111,7 +115,7 @@ fn scores_far_below_nothing() {
 fn tiles_fit_what_a_device_has() {
     for head_dim in [1, 8, 64, 80, 128, 256] {
         for (shared, units) in [(16 << 10, 256), (32 << 10, 256), (48 << 10, 1024), (227 << 10, 1024)] {
-            let tile = Tile::fitting(head_dim, shared, units);
+            let tile = TileShape::fitting(head_dim, shared, units);
             assert!(tile.units() <= units && tile.size() >= 8, "{tile:?} in {shared}");
         }
     }

@@ -16,7 +16,7 @@ use kerple_core::attention::{Strides, View, ViewMut};
 use kerple_core::calculus::exponentials::{Amplitude, ErrorBudget, RateGrid, SumTolerance};
 use kerple_core::features::Pointwise;
 use kerple_gpu::cubecl;
-use kerple_gpu::linear::{Dims, Fading, Gradients, Linear};
+use kerple_gpu::linear::{ChunkedDecay, ChunkedDims, ChunkedGradients, ChunkedLinear};
 use rand::SeedableRng;
 use rand_chacha::ChaCha8Rng;
 
@@ -25,16 +25,16 @@ const TOLERANCE: f64 = 4e-6;
 
 /// A call with its inputs, which are `f32`, in f64; queries and keys are positive, as features are.
 struct Case {
-    dims: Dims,
+    dims: ChunkedDims,
     q: Vec<f64>,
     k: Vec<f64>,
     v: Vec<f64>,
     d_out: Vec<f64>,
-    decay: Option<Fades>,
+    decay: Option<CaseDecay>,
 }
 
-struct Fades {
-    met: usize,
+struct CaseDecay {
+    near_len: usize,
     near: Vec<f64>,
     rates: Vec<f64>,
     weights: Vec<f64>,
@@ -43,16 +43,16 @@ struct Fades {
 type Named = (&'static str, Vec<f64>);
 
 impl Case {
-    /// Values have a 1 behind them on the device, so `values` is one more than the definition's.
-    fn new(seed: u64, sizes: [usize; 5], met: usize, rates: &[f64]) -> Case {
+    /// Values have a 1 after them on the device, so `values` is one more than the definition's.
+    fn new(seed: u64, sizes: [usize; 5], near_len: usize, rates: &[f64]) -> Case {
         let [batch, heads, len, features, values] = sizes;
         let (mut rng, rows) = (ChaCha8Rng::seed_from_u64(seed), batch * heads * len);
         let mut positive =
             |count: usize| random(&mut rng, count, 0.5).into_iter().map(|x| x + 0.75).collect::<Vec<f64>>();
         let [q, k] = [(); 2].map(|()| positive(rows * features));
-        let decay = (met > 0).then(|| Fades {
-            met,
-            near: positive(heads * met),
+        let decay = (near_len > 0).then(|| CaseDecay {
+            near_len,
+            near: positive(heads * near_len),
             weights: positive(heads * rates.len()),
             // heads have rates of their own
             rates: (0..heads)
@@ -60,19 +60,19 @@ impl Case {
                 .collect(),
         });
         let [v, d_out] = [(); 2].map(|()| random(&mut rng, rows * (values - 1), 1.0));
-        Case { dims: Dims { batch, heads, len, features, values }, q, k, v, d_out, decay }
+        Case { dims: ChunkedDims { batch, heads, len, features, values }, q, k, v, d_out, decay }
     }
 
     /// Outputs and gradients of the definition, and the gradient in sums as attention's end leaves it: from there on the kernels
     /// are asked.
     fn expected(&self) -> (Vec<Named>, Vec<f64>) {
-        let Dims { batch, heads, len, features, values } = self.dims;
+        let ChunkedDims { batch, heads, len, features, values } = self.dims;
         let (deep, rows) = (values - 1, batch * heads * len);
         let dims = linear::LinearAttentionDims { batch, heads, len, head_dim: features, value_dim: deep };
         let map = Pointwise::Relu { width: features, shift: 0.0 };
-        let decay = self.decay.as_ref().map(|Fades { met, near, rates, weights }| {
+        let decay = self.decay.as_ref().map(|CaseDecay { near_len, near, rates, weights }| {
             let terms = rates.len() / heads;
-            Decay { near_len: *met, near, terms, rates, weights }
+            Decay { near_len: *near_len, near, terms, rates, weights }
         });
         let (reach, guard) = (LinearMask::Causal, DenominatorGuard::Nothing);
         let problem = LinearAttentionProblem { dims, reach, lengths: None, maps: &[&map], decay, gates: None, guard };
@@ -85,7 +85,7 @@ impl Case {
         naive::forward(&problem, inputs, ViewMut::new(&mut out, of_values), &mut sums);
         let [mut d_q, mut d_k, mut d_v] = [features, features, deep].map(|width| vec![0.0; rows * width]);
         let room = |count: usize| vec![0.0; heads * count];
-        let mut d_decay = self.decay.as_ref().map(|decay| [room(decay.met), room(decay.rates.len() / heads)]);
+        let mut d_decay = self.decay.as_ref().map(|decay| [room(decay.near_len), room(decay.rates.len() / heads)]);
         let d_out = view(&self.d_out, of_values);
         let saved = linear::LinearAttentionSaved { inputs, out: view(&out, of_values), denominators: &sums, d_out };
         let gradients = linear::LinearAttentionGradients {
@@ -112,26 +112,26 @@ impl Case {
 
     /// The same from a device, in its own bits: the quotient of sums, and what a gradient in them gives.
     fn found(&self, client: &Client, d_sums: &[f64]) -> Vec<Vec<f32>> {
-        let Dims { heads, values, .. } = self.dims;
+        let ChunkedDims { heads, values, .. } = self.dims;
         let put = |values: &[f64]| {
             let values: Vec<f32> = values.iter().map(|value| *value as f32).collect();
             client.create_from_slice(f32::as_bytes(&values))
         };
-        let fading = match &self.decay {
-            None => Fading::nothing(client, heads),
-            Some(Fades { met, near, rates, weights }) => {
+        let decay = match &self.decay {
+            None => ChunkedDecay::none(client, heads),
+            Some(CaseDecay { near_len, near, rates, weights }) => {
                 let far = (!rates.is_empty()).then(|| (put(weights), &rates[..]));
-                Fading::of(client, heads, (put(near), *met), far)
+                ChunkedDecay::new(client, heads, (put(near), *near_len), far)
             }
         };
         let wanted = [self.decay.is_some(), self.decay.as_ref().is_some_and(|decay| !decay.rates.is_empty())];
-        let call = Linear::new(client, self.dims, fading);
+        let call = ChunkedLinear::new(client, self.dims, decay);
         let with_ones =
             self.v.chunks_exact(values - 1).flat_map(|v| v.iter().copied().chain([1.0])).collect::<Vec<f64>>();
         let [q, k, v] = [&self.q, &self.k, &with_ones].map(|values| put(values));
         let get = |handle: Handle| f32::from_bytes(&client.read_one(handle).expect("the device answers")).to_vec();
         let sums = get(call.forward([&q, &k, &v]));
-        let Gradients { d_q, d_k, d_v, d_near, d_weights } = call.backward([&q, &k, &v], &put(d_sums), wanted);
+        let ChunkedGradients { d_q, d_k, d_v, d_near, d_weights } = call.backward([&q, &k, &v], &put(d_sums), wanted);
         let of_values = |with_sums: &[f32]| with_sums[..values - 1].to_vec();
         let out = sums
             .chunks_exact(values)
@@ -174,7 +174,7 @@ fn products_that_fade() {
     for (seed, len) in [700, 128, 385, 50, 512].into_iter().enumerate() {
         Case::new(10 + seed as u64, [2, 2, len, 6, 4], NEAR, &[0.001, 0.02, 0.3]).check(&client);
     }
-    // further rows are met one by one
+    // more rows are computed pair by pair
     Case::new(20, [1, 2, 600, 6, 4], NEAR + CHUNK, &[0.01]).check(&client);
     // nothing is left beyond the table
     Case::new(21, [1, 2, 600, 6, 4], NEAR, &[]).check(&client);

@@ -1,4 +1,4 @@
-//! The kernels of a training step beside attention, norms, what becomes of products and AdamW, against the definitions in f64.
+//! The kernels of a training step beside attention: norms, epilogues, dropout and AdamW, against the references in f64.
 //!
 //! They run on a software renderer, unless `KERPLE_TEST_DEVICE` names a kind of device, as those of attention.
 
@@ -11,11 +11,11 @@ use cubecl::server::Handle;
 use kerple_core::ops::activation::Activation;
 use kerple_core::ops::adam::{self, AdamWUpdate};
 use kerple_core::ops::layer_norm::{self, NormGradients, RowNorm};
-use kerple_gpu::adamw::{self, Parameter};
+use kerple_gpu::adamw::{self, AdamwParameter};
 use kerple_gpu::cubecl;
-use kerple_gpu::dropout::{Stream, dropped};
-use kerple_gpu::epilogue::Epilogue;
-use kerple_gpu::norm::{Gradients, Norm};
+use kerple_gpu::dropout::{ChaChaStream, dropout};
+use kerple_gpu::epilogue::FusedEpilogue;
+use kerple_gpu::norm::{FusedNorm, FusedNormGradients};
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 
@@ -39,10 +39,10 @@ fn assert_close(found: &[f32], expected: &[f64], tolerance: f64, what: &str) {
 }
 
 /// Rows and every gradient from a device.
-fn normed(client: &Client, norm: &Norm, [x, d_y]: [&[f64]; 2]) -> Vec<Vec<f32>> {
+fn normed(client: &Client, norm: &FusedNorm, [x, d_y]: [&[f64]; 2]) -> Vec<Vec<f32>> {
     let [x, d_y] = [x, d_y].map(|values| put(client, values));
     let [y, stats] = norm.forward(client, &x);
-    let Gradients { d_x, d_gamma, d_beta } = norm.backward(client, [&x, &stats, &d_y]);
+    let FusedNormGradients { d_x, d_gamma, d_beta } = norm.backward(client, [&x, &stats, &d_y]);
     [Some(y), Some(d_x), Some(d_gamma), d_beta].into_iter().flatten().map(|handle| get(client, handle)).collect()
 }
 
@@ -63,7 +63,7 @@ fn norms_and_their_gradients() {
             let stats = layer_norm::forward(on_host, &x, &mut y);
             let gradients = NormGradients { d_gamma: &mut d_gamma, d_beta: d_beta.as_deref_mut() };
             layer_norm::backward(on_host, &x, &stats, &d_y, None, &mut d_x, gradients);
-            let norm = Norm {
+            let norm = FusedNorm {
                 centred: kind == RowNorm::Layer,
                 epsilon: 1e-5,
                 gamma: put(&client, &gamma),
@@ -92,7 +92,7 @@ fn activations_and_their_slopes() {
         activation.forward(&x, &mut y);
         activation.backward(&x, &mut d_x, &mut again);
         let [on_x, on_d_y] = [&x, &d_y].map(|values| put(&client, values));
-        let epilogue = Epilogue { sizes: [40, 25], bias: None, activation: Some(activation), base: None };
+        let epilogue = FusedEpilogue { sizes: [40, 25], bias: None, activation: Some(activation), base: None };
         let found = get(&client, epilogue.forward(&client, &on_x));
         // one rounding or two of each value
         assert_close(&found, &y, 5e-7, &format!("{activation:?}"));
@@ -120,7 +120,7 @@ fn products_with_what_becomes_of_them() {
         y.iter_mut().zip(&base).for_each(|(y, base)| *y += base);
         let mut d_bias = vec![0.0; width];
         d_x.iter().enumerate().for_each(|(at, d)| d_bias[at % width] += d);
-        let epilogue = Epilogue { sizes: [rows, width], bias: Some(&on_bias), activation, base: Some(&on_base) };
+        let epilogue = FusedEpilogue { sizes: [rows, width], bias: Some(&on_bias), activation, base: Some(&on_base) };
         let found = get(&client, epilogue.forward(&client, &on_x));
         assert_close(&found, &y, 2e-6, &format!("{activation:?}"));
         let found = epilogue.backward(&client, [&on_x, &on_d_y]);
@@ -169,7 +169,7 @@ fn updates_of_a_parameter() {
             }
             let [of_values, of_first, of_second] = state.clone();
             let gradient = put(&client, &gradient);
-            let parameter = Parameter { values: of_values, first: of_first, second: of_second, gradient, len };
+            let parameter = AdamwParameter { values: of_values, first: of_first, second: of_second, gradient, len };
             adamw::apply(&client, &parameter, &put(&client, &[norm]), &settings, clip, range);
         }
         let now = || state.clone().map(|handle| get(&client, handle));
@@ -183,7 +183,7 @@ fn updates_of_a_parameter() {
         for norm in [f64::NAN, f64::INFINITY] {
             let [of_values, of_first, of_second] = state.clone();
             let gradient = put(&client, &vec![1.0; len]);
-            let parameter = Parameter { values: of_values, first: of_first, second: of_second, gradient, len };
+            let parameter = AdamwParameter { values: of_values, first: of_first, second: of_second, gradient, len };
             adamw::apply(&client, &parameter, &put(&client, &[norm]), &AdamWUpdate::default(), clip, range);
         }
         assert!(now() == found);
@@ -201,10 +201,10 @@ fn dropout_draws_what_the_processor_draws() {
         for (row, values) in x.chunks(width).enumerate() {
             let mut words = ChaCha8Rng::seed_from_u64(row as u64 + 7);
             words.set_stream((3 << 32) + row as u64);
-            streams.push(Stream { key: words.get_seed(), number: words.get_stream() });
+            streams.push(ChaChaStream { key: words.get_seed(), number: words.get_stream() });
             expected.extend(values.iter().map(|x| if words.next_u32() >= limit { 1.25 * *x as f32 } else { 0.0 }));
         }
-        let found = get(&client, dropped(&client, &put(&client, &x), &streams, width, limit, 1.25));
+        let found = get(&client, dropout(&client, &put(&client, &x), &streams, width, limit, 1.25));
         assert_eq!(found, expected, "{rows} rows of {width}, share {share}");
     }
 }

@@ -285,7 +285,14 @@ impl<'a, T: Number + Element> TypedArrays<'a, T> {
                 let (bias, weight, feature_decay) = (self.bias, self.weight, rule.feature_decay.as_deref());
                 let (from, stride) = (part.first * dims.heads * dims.keys + part.start, dims.keys);
                 let clocks = self.clocks.map(|clocks| Strided { values: &clocks[from..], stride });
-                ScoreTransform::Table(ScoreTable { bias, weight, feature_decay, gate_cumsum: clocks, len })
+                ScoreTransform::Table(ScoreTable {
+                    bias,
+                    weight,
+                    feature_decay,
+                    gate_cumsum: clocks,
+                    len,
+                    ..ScoreTable::PLAIN
+                })
             }
         };
         let (scale, cap) = (T::from_f64(rule.scale), rule.softcap.map(T::from_f64));
@@ -448,6 +455,7 @@ fn backward<T: Number + Element>(
                     d_score_mod: d_map.as_deref_mut(),
                     d_sinks: d_sinks.as_deref_mut(),
                     d_gate_cumsum: d_clocks,
+                    d_relative: None,
                 };
                 attention::backward(&problem, saved, gradients);
             };

@@ -11,6 +11,7 @@ from .cache import KVCache
 from .encodings import (
     T5,
     Alibi,
+    Bam,
     Cope,
     Dape,
     Encoding,
@@ -39,6 +40,7 @@ from .linear import LinearAttention, LinearState
 
 __all__ = [
     "Alibi",
+    "Bam",
     "Cope",
     "Dape",
     "Encoding",

@@ -260,7 +260,12 @@ class NoPE(_Named):
 
 
 class Rotary(_Named):
-    """Rotation of queries and keys by position (RoPE)."""
+    """Rotation of queries and keys by position (RoPE).
+
+    ``keep=0.75`` turns the fastest three quarters of the pairs (p-RoPE, arXiv:2410.06205), and
+    ``frequencies=[...]`` lists the rates in radians per token, 0 for pairs that must not turn
+    (HoPE, arXiv:2410.21216).
+    """
 
     kind = "rotary"
 
@@ -350,6 +355,15 @@ class Sandwich(_Named):
     """The product of two sinusoidal positions as a bias. Chi et al. 2023, arXiv:2212.10356."""
 
     kind = "sandwich"
+
+
+class Bam(_Named):
+    """``b(d) = -e^alpha (|d + mu| + 1e-5)^beta``. Bayesian attention mechanism, arXiv:2505.22842.
+
+    ``theta_mu=0.0`` learns the offset ``mu = 2 sinh(theta_mu)`` from there; without it mu is 0.
+    """
+
+    kind = "bam"
 
 
 class Fire(_Named):

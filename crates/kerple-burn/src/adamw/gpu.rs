@@ -5,7 +5,7 @@ use crate::custom_op::{array, tensor};
 use burn::tensor::Tensor;
 use burn_cubecl::tensor::CubeTensor;
 use kerple_core::ops::adam;
-use kerple_gpu::adamw::{self, Parameter};
+use kerple_gpu::adamw::{self, AdamwParameter};
 
 /// The global L2 norm of gradients, `[1]`.
 pub(super) fn norm(gradients: &[Tensor<1>]) -> Tensor<1> {
@@ -35,7 +35,8 @@ pub(super) fn update<const D: usize>(
     let (gradient, norm) = (array(gradient), array(norm.clone()));
     let [of_values, of_first, of_second] = [&values, &first, &second].map(|array| array.handle.clone());
     let len = values.meta.num_elements();
-    let parameter = Parameter { values: of_values, first: of_first, second: of_second, gradient: gradient.handle, len };
+    let parameter =
+        AdamwParameter { values: of_values, first: of_first, second: of_second, gradient: gradient.handle, len };
     adamw::apply(&values.client, &parameter, &norm.handle, settings, clip, range);
     (tensor(&values), AdamState { first: tensor(&first), second: tensor(&second) })
 }

@@ -84,7 +84,7 @@ impl HostKv {
         let gate_cumsum = has_gates.then(|| Strided { values: &self.gate_cumsum[..], stride: self.capacity });
         scores.forward(
             &inputs,
-            AttentionCall { dims, rows, gate_cumsum, first_head: 0 },
+            AttentionCall { dims, rows, gate_cumsum, relative: None, first_head: 0 },
             ViewMut::new(&mut out, merged),
         );
         Tensor::from_data(TensorData::new(out, [batch, len, inner]), &device)

@@ -16,7 +16,9 @@ pub(super) use reference::gate_differences;
 pub use reference::{AttentionScores, reference, seen, weights};
 
 use super::score_mods;
-use crate::attention_context::{AttentionBias, AttentionContext, AttentionMask, RotaryTables, ScoreContext};
+use crate::attention_context::{
+    AttentionBias, AttentionContext, AttentionMask, RelativeTensors, RotaryTables, ScoreContext,
+};
 #[cfg(feature = "cube")]
 use crate::custom_op::GpuOp;
 use crate::custom_op::{BackwardContext, CustomOp, FloatElement, InputGrads, OpInputs, OpOutput, SavedForBackward};
@@ -25,8 +27,10 @@ use crate::implementation::Impl;
 use crate::parameters::{flat, on_host};
 use crate::with_element;
 use burn::tensor::Tensor;
-use kerple_core::attention::{self, AttentionDims, AttentionGradients, AttentionProblem, Strides, View, ViewMut};
-use kerple_core::forms::{ScoreTable, Strided};
+use kerple_core::attention::{
+    self, AttentionDims, AttentionGradients, AttentionProblem, RelativeGradients, Strides, View, ViewMut,
+};
+use kerple_core::forms::{RelativeBias, ScoreTable, Strided};
 use kerple_core::ops::{gate_cumsum, zeros};
 use kerple_core::score_mods::{ScoreModExtent, ScoreModSpec};
 use reference::shifted;
@@ -69,7 +73,7 @@ pub fn attention(
     let scoring = scoring.into();
     if !engine.has_kernel(kernels::of(&q, &k, context), &q) {
         #[cfg(feature = "cube")]
-        if engine.has_kernel(&[crate::implementation::DeviceKind::Gpu], &q) {
+        if context.relative.is_none() && engine.has_kernel(&[crate::implementation::DeviceKind::Gpu], &q) {
             return query_chunked([q, k, v], &scoring, context, query_chunks::AT_ONCE, engine);
         }
         return reference(q, k, v, &scoring, context);
@@ -79,10 +83,15 @@ pub fn attention(
     let own = [q, k, v].map(|tensor| inputs.add(tensor));
     let scores = ScoreInputs::add(&context.mask, &context.bias, scoring, keys, &mut inputs);
     let gates = context.gates.clone().map(|gates| inputs.add(context.mask.without_nan_in_padding(gates)));
+    let relative = context.relative.clone().map(|RelativeTensors { rows, profiles }| RelativeInputs {
+        rows: inputs.add(rows),
+        profiles: inputs.add(profiles),
+    });
     inputs.apply(AttentionOp {
         own,
         scores,
         gates,
+        relative,
         #[cfg(feature = "cube")]
         known: if let AttentionBias::ScoreMod { known, .. } = &context.bias { known.clone() } else { Arc::default() },
         #[cfg(feature = "cube")]
@@ -158,8 +167,18 @@ pub(crate) struct AttentionCall<'a, T> {
     pub(crate) rows: [View<'a, T>; 3],
     /// Cumulative gates of query heads, where there are gates.
     pub(crate) gate_cumsum: Option<Strided<&'a [f64]>>,
+    /// The relative bias of query heads, where there is one.
+    pub(crate) relative: Option<RelativeBias<'a, T>>,
     /// Which of the heads that tables and sinks are for is the first here.
     pub(crate) first_head: usize,
+}
+
+/// Gradients in what a call reads besides the numbers of its scores, where it has them.
+pub(crate) struct CallGrads<T> {
+    /// In the cumulative gates.
+    pub(crate) gate_cumsum: Option<Vec<f64>>,
+    /// In the rows and the profiles of the relative bias.
+    relative: Option<[Vec<T>; 2]>,
 }
 
 impl ScoreInputs {
@@ -230,8 +249,7 @@ impl ScoreInputs {
         lse
     }
 
-    /// Writes the gradients in queries, keys and values, records those of the scores' numbers, and returns that in the
-    /// cumulative gates.
+    /// Writes the gradients in queries, keys and values, records those of the scores' numbers, and returns the others.
     pub(crate) fn backward<T: FloatElement>(
         &self,
         ctx: &BackwardContext,
@@ -239,7 +257,7 @@ impl ScoreInputs {
         AttentionOutput { out, lse, d_out }: AttentionOutput<T>,
         [d_q, d_k, d_v]: [ViewMut<T>; 3],
         found: &mut InputGrads,
-    ) -> Option<Vec<f64>> {
+    ) -> CallGrads<T> {
         let [q, k, v] = call.rows;
         let saved = attention::AttentionSaved { q, k, v, out, lse, d_out };
         let room = |place: &usize| zeros::<T>(ctx.inputs[*place].slice::<T>().len());
@@ -247,14 +265,22 @@ impl ScoreInputs {
         let [d_bias, d_weight, d_score_mod, d_sinks] = d_scores.each_mut().map(|values| values.as_deref_mut());
         let mut gate_grads = call.gate_cumsum.map(|sums| vec![0.0; sums.values.len()]);
         let d_gate_cumsum = gate_grads.as_deref_mut();
-        let gradients = AttentionGradients { d_q, d_k, d_v, d_bias, d_weight, d_score_mod, d_sinks, d_gate_cumsum };
+        let AttentionDims { batch, heads, queries, .. } = call.dims;
+        let mut relative =
+            call.relative.map(|of| [batch * heads * queries * of.rank, of.profiles.len()].map(zeros::<T>));
+        let d_relative = call.relative.zip(relative.as_mut()).map(|(of, [d_rows, d_profiles])| RelativeGradients {
+            d_rows: ViewMut::new(d_rows, of.rows.strides),
+            d_profiles,
+        });
+        let gradients =
+            AttentionGradients { d_q, d_k, d_v, d_bias, d_weight, d_score_mod, d_sinks, d_gate_cumsum, d_relative };
         self.with_problem(ctx.inputs, call, |problem| attention::backward(problem, saved, gradients));
         for (place, gradient) in self.each_place().into_iter().zip(d_scores) {
             if let (Some(place), Some(gradient)) = (place, gradient) {
                 found.put(place, gradient);
             }
         }
-        gate_grads
+        CallGrads { gate_cumsum: gate_grads, relative }
     }
 
     /// Calls `f` with the problem over these inputs.
@@ -264,7 +290,7 @@ impl ScoreInputs {
         call: AttentionCall<T>,
         f: impl FnOnce(&AttentionProblem<T>),
     ) {
-        let AttentionCall { dims, gate_cumsum, first_head, .. } = call;
+        let AttentionCall { dims, gate_cumsum, relative, first_head, .. } = call;
         let heads = first_head..first_head + dims.heads;
         let score_mod = match &self.bias {
             BiasInputs::ScoreMod(kind, place) => {
@@ -274,10 +300,15 @@ impl ScoreInputs {
         };
         let scores = match &score_mod {
             Some(score_mod) => {
-                assert!(gate_cumsum.is_none(), "score modifications take no cumulative gates");
+                let alone = gate_cumsum.is_none() && relative.is_none();
+                assert!(alone, "score modifications take no cumulative gates and no relative bias");
                 kerple_core::forms::ScoreTransform::Mod(&**score_mod)
             }
-            None => kerple_core::forms::ScoreTransform::Table(self.table(inputs, gate_cumsum, heads.clone())),
+            None => kerple_core::forms::ScoreTransform::Table(ScoreTable {
+                gate_cumsum,
+                relative,
+                ..self.table(inputs, heads.clone())
+            }),
         };
         let sinks = self.sinks.map(|place| &inputs[place].slice()[heads]);
         let (scale, softcap) = (T::from_f64(self.scale), self.softcap.map(T::from_f64));
@@ -285,19 +316,15 @@ impl ScoreInputs {
         f(&AttentionProblem { dims, scale, softcap, sinks, mask: *pattern, lengths: lengths.as_deref(), scores });
     }
 
-    fn table<'a, T: FloatElement>(
-        &'a self,
-        inputs: &'a [HostArray],
-        gate_cumsum: Option<Strided<&'a [f64]>>,
-        heads: Range<usize>,
-    ) -> ScoreTable<'a, T> {
+    /// What is by distance, of these heads.
+    fn table<'a, T: FloatElement>(&'a self, inputs: &'a [HostArray], heads: Range<usize>) -> ScoreTable<'a, T> {
         let [bias, weight] = self.bias.tables().map(|place| place.map(|place| &inputs[place]));
         let columns = bias.or(weight).map_or(0, |table| table.shape()[1]);
         let len = self.mask.distances_of(columns);
         let of_heads = |table: &'a HostArray| &table.slice()[heads.start * columns..heads.end * columns];
         let [bias, weight] = [bias, weight].map(|table| table.map(of_heads));
         let feature_decay = if let BiasInputs::FeatureDecay(rates) = &self.bias { Some(&rates[..]) } else { None };
-        ScoreTable { bias, weight, feature_decay, gate_cumsum, len }
+        ScoreTable { bias, weight, feature_decay, len, ..ScoreTable::PLAIN }
     }
 
     fn each_place(&self) -> [Option<usize>; 4] {
@@ -329,11 +356,31 @@ struct AttentionOp {
     own: [usize; 3],
     scores: ScoreInputs,
     gates: Option<usize>,
+    relative: Option<RelativeInputs>,
     /// Parameters of a score modification on the host.
     #[cfg(feature = "cube")]
     known: Arc<[f64]>,
     #[cfg(feature = "cube")]
     precision: kerple_core::precision::Precision,
+}
+
+/// Where the tensors of a relative bias are among an operation's inputs.
+#[derive(Clone, Copy, Debug)]
+struct RelativeInputs {
+    rows: usize,
+    profiles: usize,
+}
+
+impl RelativeInputs {
+    fn of<T: FloatElement>(self, inputs: &[HostArray]) -> RelativeBias<'_, T> {
+        let (rows, profiles) = (&inputs[self.rows], &inputs[self.profiles]);
+        let &[_, heads, queries, rank] = rows.shape() else {
+            panic!("rows: expected [B, H, Q, R], got {:?}", rows.shape())
+        };
+        let strides = Strides { batch: heads * queries * rank, head: queries * rank, row: rank };
+        let reach = profiles.shape()[1];
+        RelativeBias { rows: View { data: rows.slice(), strides }, profiles: profiles.slice(), rank, reach }
+    }
 }
 
 /// Sizes of a call, and how its contiguous tensors lie.
@@ -367,7 +414,8 @@ impl AttentionOp {
         let view = |place: usize, strides| View { data: inputs[place].slice(), strides };
         let [q, k, v] = self.own;
         let rows = [view(q, queries), view(k, keys), view(v, keys)];
-        AttentionCall { dims, rows, gate_cumsum: strided_by_keys(gate_cumsum, dims), first_head: 0 }
+        let relative = self.relative.map(|relative| relative.of(inputs));
+        AttentionCall { dims, rows, gate_cumsum: strided_by_keys(gate_cumsum, dims), relative, first_head: 0 }
     }
 
     fn forward<T: FloatElement>(&self, inputs: &[HostArray]) -> OpOutput {
@@ -390,10 +438,14 @@ impl AttentionOp {
         let gate_cumsum = self.gate_cumsum::<T>(ctx.inputs, dims.keys);
         let call = self.call(ctx.inputs, &gate_cumsum);
         let saved = AttentionOutput { out: view(out), lse, d_out: view(ctx.d_output) };
-        let d_gate_cumsum = self.scores.backward(ctx, call, saved, d_rows, &mut found);
+        let CallGrads { gate_cumsum, relative } = self.scores.backward(ctx, call, saved, d_rows, &mut found);
         self.own.into_iter().zip([d_q, d_k, d_v]).for_each(|(place, gradient)| found.put(place, gradient));
-        if let (Some(place), Some(d_gate_cumsum)) = (self.gates, d_gate_cumsum) {
+        if let (Some(place), Some(d_gate_cumsum)) = (self.gates, gate_cumsum) {
             found.put(place, gate_cumsum::of_gates_backward::<T>(&d_gate_cumsum, dims.keys));
+        }
+        if let (Some(RelativeInputs { rows, profiles }), Some([d_rows, d_profiles])) = (self.relative, relative) {
+            found.put(rows, d_rows);
+            found.put(profiles, d_profiles);
         }
         found.finish()
     }

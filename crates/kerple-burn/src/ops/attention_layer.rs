@@ -247,7 +247,7 @@ impl AttentionLayerOp {
             let (starts, packed) = heads.layout(len);
             let dims = AttentionDims { heads: count, kv_heads: count, ..dims };
             let rows = starts.map(|start| View { data: &rows[start..], strides: packed });
-            let call = AttentionCall { dims, rows, gate_cumsum: None, first_head };
+            let call = AttentionCall { dims, rows, gate_cumsum: None, relative: None, first_head };
             self.scores.forward(inputs, call, ViewMut::new(&mut a[first_head * d..], merged));
         }
         a
@@ -280,8 +280,8 @@ impl AttentionLayerOp {
         self.make_ready(inputs, &mut qkv, dims.queries);
         let mut a = zeros(dims.batch * dims.queries * self.heads.inner());
         let rows = starts.map(|start| View { data: &qkv[start..], strides: packed });
-        let call =
-            AttentionCall { dims, rows, gate_cumsum: attention::strided_by_keys(&gate_cumsum, dims), first_head: 0 };
+        let gate_cumsum = attention::strided_by_keys(&gate_cumsum, dims);
+        let call = AttentionCall { dims, rows, gate_cumsum, relative: None, first_head: 0 };
         let lse = self.scores.forward(inputs, call, ViewMut::new(&mut a, merged));
         // the widest rows of a layer go before the last are made
         let qkv = tracked.then(|| raw.unwrap_or(qkv));
@@ -363,11 +363,11 @@ impl AttentionLayerOp {
         let rows = starts.map(|start| View { data: &qkv[start..], strides: packed });
         let merged = |data| View { data, strides: merged };
         let gate_cumsum = gate_cumsum_of(logits, dims);
-        let call =
-            AttentionCall { dims, rows, gate_cumsum: attention::strided_by_keys(&gate_cumsum, dims), first_head: 0 };
+        let gate_cumsum = attention::strided_by_keys(&gate_cumsum, dims);
+        let call = AttentionCall { dims, rows, gate_cumsum, relative: None, first_head: 0 };
         let d_rows = ViewMut::parts(&mut d_qkv, starts, packed);
         let saved = attention::AttentionOutput { out: merged(a), lse, d_out: merged(&d_a) };
-        let d_gate_cumsum = self.scores.backward(ctx, call, saved, d_rows, found);
+        let d_gate_cumsum = self.scores.backward(ctx, call, saved, d_rows, found).gate_cumsum;
         if let Some(rope) = &self.rope {
             self.heads.rotate(&mut d_qkv, rope, dims.queries, Turn::Inverse);
         }

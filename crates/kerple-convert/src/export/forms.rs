@@ -4,7 +4,7 @@ use super::Representable;
 use kerple_core::calculus::parameter::Constraint;
 use kerple_core::encoding::{
     BiasScale, Emulate, Encoding, EncodingForm, EncodingParameter, FormPositions, Geometry, Injection, Method,
-    ParameterShare, ScoreModForm, rotary, t5,
+    ParameterShare, ScoreModForm, bam, rotary, t5,
 };
 use kerple_core::forms::Absolute;
 use serde_json::{Map, Value, json};
@@ -106,6 +106,12 @@ fn rotation(encoding: &Encoding, geometry: &Geometry) -> Representable<Map<Strin
     let mut form = json!({ "width": width(&plain, geometry), "base": plain.base });
     rounded(encoding, &mut form);
     let mut form = object(form);
+    if let Some(keep) = plain.keep {
+        form.insert("keep".to_owned(), keep.into());
+    }
+    if let Some(rates) = plain.frequencies {
+        form.insert("frequencies".to_owned(), rates.into());
+    }
     if let Some(scaling) = plain.scaling {
         form.insert("scaling".to_owned(), self::scaling(scaling, geometry));
     }
@@ -154,6 +160,7 @@ fn table(encoding: &Encoding, geometry: &Geometry) -> Representable<Value> {
         (Method::T5(keys), _) => json!({
             "kind": "t5", "edges": edges(keys), "factor": (geometry.head_dim as f64).sqrt(),
         }),
+        (Method::Bam(_), _) => json!({ "kind": "bam", "eps": bam::EPS }),
         (Method::Sandwich(keys), _) => json!({ "kind": "sandwich", "features": keys.features, "base": keys.base }),
         // these are divided by, where others are multiplied with
         (Method::Fox(_), _) if encoding.emulate == Emulate::Bf16 => {

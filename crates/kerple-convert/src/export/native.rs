@@ -116,6 +116,9 @@ struct RopeKeys {
 
 /// The rotation as a dictionary of parameters; `partial` is the share of features that are rotated.
 fn rope(keys: &rotary::RotaryConfig, plan: &Plan, partial: Option<f64>) -> Representable<RopeKeys> {
+    for (key, is_set) in [("keep", keys.keep.is_some()), ("frequencies", keys.frequencies.is_some())] {
+        need(!is_set, &format!("encoding.{key}"))?;
+    }
     let (mut length, train_len) = (plan.train_len, plan.train_len);
     let scaling = match keys.scaling {
         None => json!({ "rope_type": "default" }),

@@ -120,6 +120,20 @@ fn rotary_keys_say_the_width_and_the_rates() {
     assert_eq!(found.config["rope_parameters"]["rope_theta"], 10_000.0);
 }
 
+/// Rates that transformers has no keys for are exported in the form of the encoding.
+#[test]
+fn pairs_that_do_not_turn_are_exported() {
+    let form = |keys: &str| {
+        let plan = of(&format!("{{ kind = \"rotary\", {keys} }}"), "");
+        family_config(&plan, &ExportOptions::default()).unwrap().config["forms"][0].clone()
+    };
+    assert_eq!(form("keep = 0.5")["keep"], 0.5);
+    assert_eq!(form("width = 4, frequencies = [1.0, 0.0]")["frequencies"].as_array().unwrap().len(), 2);
+    let options = ExportOptions { family: Some(ModelFamily::GptNeox), ..ExportOptions::default() };
+    let error = family_config(&of("{ kind = \"rotary\", keep = 0.5 }", ""), &options).unwrap_err().to_string();
+    assert!(error.contains("it has no equivalent of encoding.keep"), "{error}");
+}
+
 /// Buckets as the exporter's edges say, at every distance.
 #[test]
 fn edges_are_those_of_buckets() {

@@ -119,7 +119,7 @@ pub fn read(keys: &ConfigKeys, family: &RopeDefaults) -> Result<Encoding> {
     }
     let scaling = scaling(at, keys, kind, family)?;
     let width = (width != family.head_dim).then_some(width);
-    Ok(Encoding::from(Method::Rotary(rotary::RotaryConfig { pct: 1.0, width, base, scaling })))
+    Ok(Encoding::from(Method::Rotary(rotary::RotaryConfig { width, base, scaling, ..Default::default() })))
 }
 
 /// The kind of scaling.

@@ -3,7 +3,7 @@
 //! ```text
 //! s[h, j] = scale * q[h].k[h, j]        or cap tanh of it / cap, over the visible keys j        d = position of the query - j
 //!                                       with feature decay: feature f of q and k times e^(-rate[f] d)
-//! z[h, j] = s[h, j] * weight[h, d] + bias[h, d] + sign(d) (c[h, i] - c[h, j])        or z = map(s), all heads at once
+//! z[h, j] = s[h, j] * weight[h, d] + bias[h, d] + sign(d) (c[h, i] - c[h, j]) + r[h, i].P[:, d] where d < reach        or z = map(s), all heads at once
 //! lse[h]  = ln sum exp z[h], and of a sink where heads have one        p[h, j] = exp(z[h, j] - lse[h])        out[h] = sum p[h, j] v[h, j]
 //!                                  v[h, j] with what a map adds to it, in both directions
 //!
@@ -11,6 +11,7 @@
 //! d_sink[h] -= exp(sink[h] - lse[h]) d_out[h].out[h]
 //! d_bias[h, d] += dz[h, j]         d_weight[h, d] += dz[h, j] s[h, j]         ds[h, j] = dz[h, j] weight[h, d]
 //! d_c[h, i] += sign(d) dz[h, j]         d_c[h, j] -= sign(d) dz[h, j]         c: cumulative gates
+//! d_r[h, i] += dz[h, j] P[:, d]         d_P[:, d] += dz[h, j] r[h, i]                where d < reach
 //!                                                                             or ds = map's backward of dz
 //! d_q[h] += ds[h, j] scale k[h, j]         d_k[h, j] += ds[h, j] scale q[h]         d_v[h, j] += p[h, j] d_out[h]
 //! ```
@@ -18,10 +19,11 @@
 //! Not for speed: [`tiled`](super::tiled) and [`row_block`](super::row_block) compute the same and are tested against this.
 
 use super::{
-    AttentionDims, AttentionGradients, AttentionProblem, AttentionSaved, ScoreTable, ScoreTransform, View, ViewMut,
+    AttentionDims, AttentionGradients, AttentionProblem, AttentionSaved, RelativeGradients, ScoreTable, ScoreTransform,
+    View, ViewMut,
 };
 use crate::Number;
-use crate::forms::{ScoreBlock, ScoreModGradients, Strided, ValueMod};
+use crate::forms::{RelativeBias, ScoreBlock, ScoreModGradients, Strided, ValueMod};
 use std::borrow::Cow;
 use std::ops::Range;
 
@@ -74,7 +76,7 @@ pub fn backward<T: Number>(
     mut gradients: AttentionGradients<T>,
 ) {
     problem.check_backward(&saved, &gradients);
-    clear(problem.dims, &mut gradients);
+    clear(problem, &mut gradients);
     let dim = problem.dims.head_dim;
     let mut map_sums = match problem.scores {
         ScoreTransform::Mod(map) => vec![T::ZERO; map.sums()],
@@ -204,6 +206,14 @@ impl<'a, T: Number> QueryRow<'a, T> {
                         *z += T::from_f64(sign * (gate_cumsum[self.own_key()] - gate_cumsum[key]));
                     }
                 }
+                if let Some(relative) = table.relative {
+                    let seen = self.visible.len();
+                    for (head, d, at) in self.within_reach(relative.reach) {
+                        let row = relative.rows.row(self.batch, head, self.query, relative.rank);
+                        let of_distance = relative.profiles.iter().skip(d).step_by(relative.reach);
+                        z[head * seen + at] += row.iter().zip(of_distance).map(|(&r, &p)| r * p).sum();
+                    }
+                }
             }
         }
         z
@@ -237,6 +247,9 @@ impl<'a, T: Number> QueryRow<'a, T> {
                         row[key] -= sign * d.to_f64();
                     }
                 }
+                if let (Some(relative), Some(d_relative)) = (table.relative, &mut gradients.d_relative) {
+                    self.relative_backward(relative, d_scores, d_relative);
+                }
                 for ((d, &s), at) in d_scores.iter_mut().zip(scores).zip(self.table_indices()) {
                     if let Some(d_bias) = &mut gradients.d_bias {
                         d_bias[at] += *d;
@@ -246,6 +259,30 @@ impl<'a, T: Number> QueryRow<'a, T> {
                     }
                     *d = *d * table.weight.map_or(T::ONE, |weight| weight[at]);
                 }
+            }
+        }
+    }
+
+    /// Head, distance and place among the visible keys of the scores that have a relative bias.
+    fn within_reach(&self, reach: usize) -> impl Iterator<Item = (usize, usize, usize)> + use<'a, T> {
+        let (position, visible) = (self.problem.dims.position(self.query), self.visible.clone());
+        let near = move |(at, key): (usize, usize)| {
+            Some(((position - key as isize).cast_unsigned(), at)).filter(|(d, _)| *d < reach)
+        };
+        (0..self.problem.dims.heads)
+            .flat_map(move |head| visible.clone().enumerate().filter_map(near).map(move |(d, at)| (head, d, at)))
+    }
+
+    fn relative_backward(&self, relative: RelativeBias<T>, d_scores: &[T], to: &mut RelativeGradients<T>) {
+        let RelativeBias { rows, profiles, rank, reach } = relative;
+        for (head, d, at) in self.within_reach(reach) {
+            let d_z = d_scores[head * self.visible.len() + at];
+            let row = rows.row(self.batch, head, self.query, rank);
+            // SAFETY: the view is checked, and this is its only row in use.
+            let d_row = unsafe { to.d_rows.row(self.batch, head, self.query, rank) };
+            for n in 0..rank {
+                d_row[n] += d_z * profiles[n * reach + d];
+                to.d_profiles[n * reach + d] += d_z * row[n];
             }
         }
     }
@@ -344,12 +381,17 @@ fn add_scaled<T: Number>(to: &mut [T], factor: T, from: &[T]) {
     }
 }
 
-fn clear<T: Number>(dims: AttentionDims, gradients: &mut AttentionGradients<T>) {
-    let AttentionGradients { d_q, d_k, d_v, d_bias, d_weight, d_score_mod, d_sinks, d_gate_cumsum } = gradients;
+fn clear<T: Number>(problem: &AttentionProblem<T>, gradients: &mut AttentionGradients<T>) {
+    let AttentionGradients { d_q, d_k, d_v, d_bias, d_weight, d_score_mod, d_sinks, d_gate_cumsum, d_relative } =
+        gradients;
     if let Some(d_gate_cumsum) = d_gate_cumsum {
         d_gate_cumsum.fill(0.0);
     }
-    let AttentionDims { batch, heads, kv_heads, queries, keys, head_dim } = dims;
+    let AttentionDims { batch, heads, kv_heads, queries, keys, head_dim } = problem.dims;
+    if let (Some(relative), Some(RelativeGradients { d_rows, d_profiles })) = (problem.relative(), d_relative) {
+        d_profiles.fill(T::ZERO);
+        d_rows.fill([batch, heads, queries, relative.rank], T::ZERO);
+    }
     for (view, heads, rows) in [(d_q, heads, queries), (d_k, kv_heads, keys), (d_v, kv_heads, keys)] {
         for index in 0..batch * heads * rows {
             // SAFETY: the view is checked, and this is its only row in use.

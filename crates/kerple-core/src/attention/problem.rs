@@ -1,7 +1,7 @@
 //! The inputs of attention, and the checks that every engine makes first.
 
 use crate::Number;
-use crate::forms::{Mask, ScoreTable, ScoreTransform, Sides, Strided, visible_keys};
+use crate::forms::{Mask, RelativeBias, ScoreTable, ScoreTransform, Sides, Strided, visible_keys};
 use crate::tiles::view::{View, ViewMut, ViewShape};
 use std::ops::Range;
 
@@ -145,6 +145,29 @@ impl<'a, T: Number> AttentionProblem<'a, T> {
             if let Some(gate_cumsum) = of.gate_cumsum {
                 self.check_gate_cumsum(gate_cumsum);
             }
+            if let Some(relative) = of.relative {
+                self.check_relative(relative);
+            }
+        }
+    }
+
+    fn check_relative(&self, RelativeBias { rows, profiles, rank, reach }: RelativeBias<T>) {
+        assert!(matches!(self.mask, Mask::Causal { .. }), "a relative bias per row requires causal attention");
+        assert!(rank > 0 && reach > 0, "a relative bias needs a rank and a reach, got {rank} and {reach}");
+        crate::check_shape!(profiles, R = rank, E = reach);
+        rows.check("relative.rows", self.relative_shape(rank));
+    }
+
+    /// Of the rows of a relative bias.
+    fn relative_shape(&self, rank: usize) -> ViewShape {
+        ViewShape { head_dim: rank, ..self.query_shape() }
+    }
+
+    /// The relative bias per row, where the problem has one.
+    pub(super) fn relative(&self) -> Option<RelativeBias<'a, T>> {
+        match self.scores {
+            ScoreTransform::Table(table) => table.relative,
+            ScoreTransform::Mod(_) => None,
         }
     }
 
@@ -225,7 +248,8 @@ impl<'a, T: Number> AttentionProblem<'a, T> {
             view.check(name, shape);
         }
         crate::check_shape!(saved.lse, B = batch, H = heads, Q = queries);
-        let AttentionGradients { d_q, d_k, d_v, d_bias, d_weight, d_score_mod, d_sinks, d_gate_cumsum } = gradients;
+        let AttentionGradients { d_q, d_k, d_v, d_bias, d_weight, d_score_mod, d_sinks, d_gate_cumsum, d_relative } =
+            gradients;
         assert!(d_sinks.is_none() || self.sinks.is_some(), "d_sinks without sinks");
         if let Some(d_gate_cumsum) = d_gate_cumsum {
             let given = matches!(self.scores, ScoreTransform::Table(ScoreTable { gate_cumsum: Some(_), .. }));
@@ -234,6 +258,11 @@ impl<'a, T: Number> AttentionProblem<'a, T> {
         }
         if let Some(d_sinks) = d_sinks {
             crate::check_shape!(d_sinks, H = heads);
+        }
+        if let Some(RelativeGradients { d_rows, d_profiles }) = d_relative {
+            let relative = self.relative().expect("d_relative without a relative bias");
+            crate::check_shape!(d_profiles, R = relative.rank, E = relative.reach);
+            d_rows.check("d_relative.d_rows", self.relative_shape(relative.rank));
         }
         d_q.check("d_q", query_shape);
         d_k.check("d_k", key_shape);
@@ -296,4 +325,15 @@ pub struct AttentionGradients<'a, T> {
     /// In the cumulative gates, `[B, H, K]`: for each token the sum of the gradient over its row minus
     /// that over its column. They sum to 0, since only differences enter.
     pub d_gate_cumsum: Option<&'a mut [f64]>,
+    /// In the relative bias.
+    pub d_relative: Option<RelativeGradients<'a, T>>,
+}
+
+/// Gradients of a [`RelativeBias`]; every buffer is overwritten. The rows share no buffer with other gradients.
+#[derive(Debug)]
+pub struct RelativeGradients<'a, T> {
+    /// `[B, H, Q, R]`
+    pub d_rows: ViewMut<'a, T>,
+    /// `[R, E]`, summed over sequences, heads and queries; zero at distances that no visible key has.
+    pub d_profiles: &'a mut [T],
 }

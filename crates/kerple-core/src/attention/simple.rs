@@ -152,6 +152,7 @@ mod tests {
             d_score_mod: None,
             d_sinks: None,
             d_gate_cumsum: None,
+            d_relative: None,
         };
         naive::backward(&problem, saved, gradients);
         [out, lse, d_q, d_k, d_v, d_bias]

@@ -6,8 +6,8 @@ mod mix;
 pub(super) use mix::Mix;
 
 use super::{
-    AttentionDims, AttentionGradients, AttentionProblem, AttentionSaved, MAX_FEATURE_DECAY, Mask, ScoreTable,
-    ScoreTransform, Strides, View, ViewMut, naive,
+    AttentionDims, AttentionGradients, AttentionProblem, AttentionSaved, MAX_FEATURE_DECAY, Mask, RelativeBias,
+    RelativeGradients, ScoreTable, ScoreTransform, Strides, View, ViewMut, naive,
 };
 use crate::Number;
 use crate::forms::{Sides, Strided, visible_keys};
@@ -39,6 +39,17 @@ pub(super) struct Case {
     pub(super) sinks: Option<Vec<f64>>,
     /// Beside the tables.
     pub(super) gate_cumsum: Option<Vec<f64>>,
+    /// Likewise, for a causal mask.
+    pub(super) relative: Option<RelativeCase>,
+}
+
+/// A relative bias per row.
+#[derive(Clone, Debug)]
+pub(super) struct RelativeCase {
+    pub(super) rank: usize,
+    pub(super) reach: usize,
+    pub(super) rows: Vec<f64>,
+    pub(super) profiles: Vec<f64>,
 }
 
 /// What an engine makes of a [`Case`], dense `[B, H, L, D]` whatever the layout it was computed in.
@@ -54,6 +65,8 @@ pub(super) struct Outcome<T> {
     pub(super) d_score_mod: Vec<T>,
     pub(super) d_sinks: Vec<T>,
     pub(super) d_gate_cumsum: Vec<f64>,
+    pub(super) d_rows: Vec<T>,
+    pub(super) d_profiles: Vec<T>,
 }
 
 /// The two functions of an engine.
@@ -122,7 +135,7 @@ impl Case {
         let [k, v] = [(); 2].map(|()| normal(&mut rng, key_len));
         let [bias, weight] = [(); 2].map(|()| Some(normal(&mut rng, dims.heads * mask.sides().columns(table_len))));
         let (lengths, feature_decay, map, packed) = (None, None, None, false);
-        let (softcap, sinks, gate_cumsum) = (None, None, None);
+        let (softcap, sinks, gate_cumsum, relative) = (None, None, None, None);
         Case {
             dims,
             mask,
@@ -140,7 +153,19 @@ impl Case {
             softcap,
             sinks,
             gate_cumsum,
+            relative,
         }
+    }
+
+    /// The same with a relative bias per row, where the mask is causal.
+    pub(super) fn with_relative(mut self, rank: usize, reach: usize, seed: u64) -> Self {
+        let AttentionDims { batch, heads, queries, .. } = self.dims;
+        let mut rng = ChaCha8Rng::seed_from_u64(seed);
+        let rows = normal(&mut rng, batch * heads * queries * rank);
+        let profiles = normal(&mut rng, rank * reach).into_iter().map(|p| p / (rank as f64).sqrt()).collect();
+        let causal = matches!(self.mask, Mask::Causal { .. });
+        self.relative = causal.then_some(RelativeCase { rank, reach, rows, profiles });
+        self
     }
 
     /// The same with cumulative gates, which a few tokens advance by far more than the others; in one direction some run backwards.
@@ -201,8 +226,11 @@ impl Case {
 
     /// The same numbers as f32 sees them.
     pub(super) fn rounded(mut self) -> Self {
-        let Case { q, k, v, d_out, bias, weight, map, .. } = &mut self;
+        let Case { q, k, v, d_out, bias, weight, map, relative, .. } = &mut self;
         let map = map.as_mut().map(|map| &mut map.values);
+        if let Some(RelativeCase { rows, profiles, .. }) = relative {
+            rows.iter_mut().chain(profiles).for_each(|x| *x = f64::from(*x as f32));
+        }
         for values in
             [Some(q), Some(k), Some(v), Some(d_out), bias.as_mut(), weight.as_mut(), map].into_iter().flatten()
         {
@@ -227,6 +255,8 @@ impl Case {
         let widen = |values: Vec<T>| values.into_iter().map(back).collect::<Vec<_>>();
         let tables = [&self.bias, &self.weight].map(|table| table.as_deref().map(cast));
         let map = self.map.as_ref().map(|map| map.cast(number));
+        let relative = self.relative.as_ref().map(|of| (of.rank, of.reach, cast(&of.rows), cast(&of.profiles)));
+        let of_rows = |rank| Strides { batch: dims.heads * dims.queries * rank, head: dims.queries * rank, row: rank };
         let scores = match &map {
             Some(map) => ScoreTransform::Mod(map),
             None => ScoreTransform::Table(ScoreTable {
@@ -234,6 +264,12 @@ impl Case {
                 weight: tables[1].as_deref(),
                 feature_decay: self.feature_decay.as_deref(),
                 gate_cumsum: self.gate_cumsum.as_deref().map(|values| Strided { values, stride: dims.keys }),
+                relative: relative.as_ref().map(|(rank, reach, rows, profiles)| RelativeBias {
+                    rows: View { data: rows, strides: of_rows(*rank) },
+                    profiles,
+                    rank: *rank,
+                    reach: *reach,
+                }),
                 len: self.table_len,
             }),
         };
@@ -259,6 +295,14 @@ impl Case {
         let mut d_sinks = self.sinks.as_ref().map(|sinks| vec![unset; sinks.len()]);
         let mut d_gate_cumsum =
             self.gate_cumsum.as_ref().filter(|_| map.is_none()).map(|gate_cumsum| vec![f64::NAN; gate_cumsum.len()]);
+        let mut d_of_relative = relative
+            .as_ref()
+            .filter(|_| map.is_none())
+            .map(|(rank, _, rows, profiles)| (*rank, vec![unset; rows.len()], vec![unset; profiles.len()]));
+        let d_relative = d_of_relative.as_mut().map(|(rank, d_rows, d_profiles)| RelativeGradients {
+            d_rows: ViewMut::new(d_rows, of_rows(*rank)),
+            d_profiles,
+        });
         let of_table = |table| Some(table).filter(|_| self.map.is_none());
         let gradients = AttentionGradients {
             d_q,
@@ -269,6 +313,7 @@ impl Case {
             d_score_mod: d_score_mod.as_deref_mut(),
             d_sinks: d_sinks.as_deref_mut(),
             d_gate_cumsum: d_gate_cumsum.as_deref_mut(),
+            d_relative,
         };
         engine.backward(&problem, AttentionSaved { q, k, v, out: saved_out, lse: &lse, d_out }, gradients);
         let [d_q, d_k, d_v] = layout.split(&results).map(widen);
@@ -277,7 +322,9 @@ impl Case {
             [out, lse, d_bias, d_weight, d_score_mod, d_sinks].map(widen);
         let tables = |table| if self.map.is_none() { table } else { Vec::new() };
         let (d_bias, d_weight, d_gate_cumsum) = (tables(d_bias), tables(d_weight), d_gate_cumsum.unwrap_or_default());
-        Outcome { out, lse, d_q, d_k, d_v, d_bias, d_weight, d_score_mod, d_sinks, d_gate_cumsum }
+        let (_, d_rows, d_profiles) = d_of_relative.unwrap_or_default();
+        let [d_rows, d_profiles] = [d_rows, d_profiles].map(widen);
+        Outcome { out, lse, d_q, d_k, d_v, d_bias, d_weight, d_score_mod, d_sinks, d_gate_cumsum, d_rows, d_profiles }
     }
 }
 
@@ -293,7 +340,20 @@ pub(super) fn assert_close(case: &Case, got: &Outcome<f64>, expected: &Outcome<f
     let most = |values: &[f64]| values.iter().fold(1.0, |most: f64, x| most.max(x.abs()));
     let reach = SCALE * most(&case.q).max(most(&case.k)) * case.weight.as_deref().map_or(1.0, most);
     let fields = |o: &Outcome<f64>| {
-        let Outcome { out, lse, d_q, d_k, d_v, d_bias, d_weight, d_score_mod, d_sinks, d_gate_cumsum } = o.clone();
+        let Outcome {
+            out,
+            lse,
+            d_q,
+            d_k,
+            d_v,
+            d_bias,
+            d_weight,
+            d_score_mod,
+            d_sinks,
+            d_gate_cumsum,
+            d_rows,
+            d_profiles,
+        } = o.clone();
         [
             ("out", out),
             ("lse", lse),
@@ -305,15 +365,18 @@ pub(super) fn assert_close(case: &Case, got: &Outcome<f64>, expected: &Outcome<f
             ("d_score_mod", d_score_mod),
             ("d_sinks", d_sinks),
             ("d_gate_cumsum", d_gate_cumsum),
+            ("d_rows", d_rows),
+            ("d_profiles", d_profiles),
         ]
     };
     for ((name, got), (_, expected)) in fields(got).into_iter().zip(fields(expected)) {
         let finite = expected.iter().filter(|x| x.is_finite());
-        let residues = if ["d_bias", "d_weight", "d_score_mod", "d_sinks", "d_gate_cumsum"].contains(&name) {
-            lone_rows.max(1)
-        } else {
-            1
-        };
+        let residues =
+            if ["d_bias", "d_weight", "d_score_mod", "d_sinks", "d_gate_cumsum", "d_profiles"].contains(&name) {
+                lone_rows.max(1)
+            } else {
+                1
+            };
         let factor = if ["d_q", "d_k"].contains(&name) { reach.max(1.0) } else { 1.0 };
         let cancelled = residue * factor * (residues as f64).sqrt(); // independent roundings
         let largest = finite.fold(cancelled, |largest: f64, x| largest.max(x.abs()));
@@ -398,7 +461,11 @@ fn assert_gradients_match_differences(case: &Case) {
     let sinks: [Field; 1] = [("sinks", |case| case.sinks.as_mut().unwrap(), |outcome| &outcome.d_sinks)];
     let gate_cumsum: [Field; 1] =
         [("gate_cumsum", |case| case.gate_cumsum.as_mut().unwrap(), |outcome| &outcome.d_gate_cumsum)];
-    for (name, field, gradient) in inputs.iter().chain(of_scores).chain(&sinks).chain(&gate_cumsum) {
+    let relative: [Field; 2] = [
+        ("relative rows", |case| &mut case.relative.as_mut().unwrap().rows, |outcome| &outcome.d_rows),
+        ("profiles", |case| &mut case.relative.as_mut().unwrap().profiles, |outcome| &outcome.d_profiles),
+    ];
+    for (name, field, gradient) in inputs.iter().chain(of_scores).chain(&sinks).chain(&gate_cumsum).chain(&relative) {
         for (i, &exact) in gradient(&exact).iter().enumerate() {
             let step = 1e-5;
             let moved = |by: f64| {
@@ -425,6 +492,8 @@ fn naive_gradients_match_central_differences() {
         assert_gradients_match_differences(&case.clone().decayed());
         assert_gradients_match_differences(&case.clone().gated(14));
         assert_gradients_match_differences(&case.clone().softened(true, true).gated(15));
+        assert_gradients_match_differences(&case.clone().with_relative(2, 4, 16));
+        assert_gradients_match_differences(&case.clone().softened(true, true).gated(15).with_relative(3, 9, 17));
         assert_gradients_match_differences(&case.clone().mapped(12));
         case.lengths = Some(vec![6, 3]);
         assert_gradients_match_differences(&case);
@@ -515,6 +584,7 @@ fn gradients_that_share_elements_are_refused() {
             d_score_mod: None,
             d_sinks: None,
             d_gate_cumsum: None,
+            d_relative: None,
         },
     );
 }

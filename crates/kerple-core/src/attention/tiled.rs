@@ -9,6 +9,7 @@
 //! * `forward`, `backward`: the products of a tile, and the softmax between them;
 //! * `decode`: split-KV decoding of one query;
 //! * `table`, `diagonal`: distance tables as tiles read them, and the sums of their gradient;
+//! * `relative`: a relative bias per row, as the table of a tile;
 //! * `gate_cumsum`: cumulative gates; `feature_decay`: features whose products decay with distance;
 //! * `tiles::product`: the small matrix product of every step; `tiles::workers`: which thread does
 //!   what, and why results do not depend on it.
@@ -21,6 +22,7 @@ mod feature_decay;
 mod forward;
 mod gate_cumsum;
 mod gradient;
+mod relative;
 mod table;
 mod tile;
 

@@ -210,6 +210,7 @@ impl Encoding {
             return Err(ConfigError::new("scaling", message, "use `rotary`, or `dape` with the base `rotary`"));
         };
         rotary.scaling = Some(scaling);
+        scaled.method.positional().check_keys()?;
         Ok(scaled)
     }
 

@@ -7,7 +7,7 @@ use super::parameter::{EncodingParameter, ParameterShare};
 use super::randomized::{FormPositions, Randomized};
 use super::{Emulate, Geometry};
 use super::{
-    alibi, cope, dape, expression, fire, fox, kerple, learned, none, rotary, sandwich, shaw, sinusoidal, spe, t5,
+    alibi, bam, cope, dape, expression, fire, fox, kerple, learned, none, rotary, sandwich, shaw, sinusoidal, spe, t5,
     transformer_xl, xpos,
 };
 use crate::calculus::expr::Expr;
@@ -109,6 +109,11 @@ pub trait Positional {
 
     /// What of it randomized positions draw.
     fn randomized(&self) -> Randomized;
+
+    /// Whether it is defined for causal attention only, so that encoders cannot use it.
+    fn is_causal_only(&self) -> bool {
+        self.entry() == (Injection::Rotation { decays: true })
+    }
 
     /// The longest sequence it is defined for, in tokens; `None` when it is defined for all.
     fn longest(&self, _geometry: &Geometry) -> Option<usize> {
@@ -234,6 +239,8 @@ methods! {
     "gaussian_weight" GaussianWeight(kerple::GaussianWeight),
     /// Stretched-exponential weight, as named in the paper's appendix; the same as [`Method::KerpleWeight`].
     "stretched_weight" StretchedWeight(kerple::StretchedWeight),
+    /// A power of the distance with a learned scale, exponent and offset.
+    "bam" Bam(bam::BamConfig),
     /// A bias by a network over distances that are measured against the query's position.
     "fire" Fire(fire::FireConfig),
     /// A network over heads that adapts biases to the data.

@@ -2,6 +2,7 @@
 
 use super::Mask;
 use crate::Number;
+use crate::tiles::View;
 use std::fmt::Debug;
 use std::ops::Range;
 
@@ -33,6 +34,8 @@ pub struct ScoreTable<'a, T> {
     /// as exact at the end of a long sequence as at its start; in both directions they never increase. There are no more
     /// queries than keys. A row is a head of a sequence.
     pub gate_cumsum: Option<Strided<&'a [f64]>>,
+    /// A bias that each row makes of its own features (Inkling), added like `bias`. For a causal attention mask.
+    pub relative: Option<RelativeBias<'a, T>>,
     /// Distances in one direction, 0 among them: `C = len` for a causal attention mask, `2 len - 1`
     /// for both directions.
     pub len: usize,
@@ -40,7 +43,25 @@ pub struct ScoreTable<'a, T> {
 
 impl<T> ScoreTable<'_, T> {
     /// Nothing.
-    pub const PLAIN: Self = ScoreTable { bias: None, weight: None, feature_decay: None, gate_cumsum: None, len: 0 };
+    pub const PLAIN: Self =
+        ScoreTable { bias: None, weight: None, feature_decay: None, gate_cumsum: None, relative: None, len: 0 };
+}
+
+/// A low-rank relative bias per row: `b_ij = sum over n of rows[i][n] profiles[n][i - j]` for `0 <= i - j < reach`. Keys at
+/// larger distances keep their scores.
+///
+/// It is a table over distances that every query of every head makes anew, from few numbers of its own and profiles that
+/// all share. Its heads do not mix, so it is no [`ScoreMod`].
+#[derive(Clone, Copy, Debug)]
+pub struct RelativeBias<'a, T> {
+    /// `[B, H, Q, R]`
+    pub rows: View<'a, T>,
+    /// `[R, E]`, column d for distance d.
+    pub profiles: &'a [T],
+    /// Numbers of a row, R; at least 1.
+    pub rank: usize,
+    /// Distances with a bias, E; at least 1.
+    pub reach: usize,
 }
 
 impl<'a, T> ScoreTransform<'a, T> {

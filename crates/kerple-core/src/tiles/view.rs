@@ -206,6 +206,17 @@ impl<'a, T> ViewMut<'a, T> {
         unsafe { std::slice::from_raw_parts_mut(self.start.add(at), head_dim) }
     }
 
+    /// Writes one number to all features of a view of this shape, `[B, H, L, D]`.
+    pub(crate) fn fill(&mut self, [batch, heads, rows, head_dim]: [usize; 4], value: T)
+    where
+        T: Copy,
+    {
+        for index in 0..batch * heads * rows {
+            // SAFETY: this view is borrowed exclusively, and this is its only row in use.
+            unsafe { self.row(index / rows / heads, index / rows % heads, index % rows, head_dim) }.fill(value);
+        }
+    }
+
     /// Panics unless every row lies in the buffer and no two rows overlap.
     pub(crate) fn check(&self, name: &str, shape: ViewShape) {
         check_reach(name, shape, self.strides, self.len);

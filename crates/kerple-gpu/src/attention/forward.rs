@@ -1,179 +1,214 @@
 //! The forward: a cube takes a tile of queries and loops over the keys they attend to, with an
 //! online softmax: a running maximum and sum per row.
 
-use super::product::{Desk, add_weighted, multiply};
-use super::tile::{
-    Has, LOWEST, Sizes, Tile, clear, end_key, first_key, length, load, mapped, narrowed, of_distances, place, scaled,
-    sees, store,
+use super::inputs::{
+    FlashInputs, LOWEST, TilePosition, attends, end_key, first_key, head_offsets, key_rows, query_rows, unpadded_keys,
 };
+use super::score_mods::{modified, scaled, table_values};
+use super::shared_tiles::{SharedTiles, add_weighted, multiply};
+use super::tile::{TileShape, UnitPosition, clear, load, narrowed, store, unit_position};
 use cubecl::ir::ElemType;
 use cubecl::prelude::*;
 
-/// Puts together what the units of each row have of it, the largest or the sum, where the first of them had its own.
+/// The running softmax of a unit's rows.
+#[derive(CubeType)]
+struct FlashSoftmax {
+    row_max: Array<f32>,
+    /// This unit's part of the sum of exponentials below the maximum.
+    row_sum: Array<f32>,
+    /// The units' parts of a reduction over rows.
+    partial: Shared<[f32]>,
+}
+
 #[cube]
-fn of_rows(shares: &mut Shared<[f32]>, #[comptime] largest: bool, #[comptime] tile: Tile) {
+impl FlashSoftmax {
+    fn new(#[comptime] tile: TileShape) -> FlashSoftmax {
+        let partial = Shared::<[f32]>::new_slice(comptime!(tile.row_partials()));
+        let mut row_max = Array::<f32>::new(comptime!(tile.each));
+        let mut row_sum = Array::<f32>::new(comptime!(tile.each));
+        #[unroll]
+        for i in 0..comptime!(tile.each) {
+            row_max[i] = LOWEST;
+            row_sum[i] = 0.0f32;
+        }
+        FlashSoftmax { row_max, row_sum, partial }
+    }
+}
+
+/// Reduces the parts of each row, to their largest or to their sum, into the first of them.
+#[cube]
+fn reduce_rows(partial: &mut Shared<[f32]>, #[comptime] largest: bool, #[comptime] tile: TileShape) {
     let side = comptime!(tile.side);
     sync_cube();
     let first = UNIT_POS as usize * comptime!(side + 1);
     if (UNIT_POS as usize) < comptime!(tile.size()) {
-        let mut all = shares[first];
+        let mut all = partial[first];
         for x in 1..side {
-            let share = shares[first + x];
+            let share = partial[first + x];
             if comptime!(largest) {
                 all = select(share > all, share, all);
             } else {
                 all += share;
             }
         }
-        shares[first] = all;
+        partial[first] = all;
     }
     sync_cube();
 }
 
-/// Writes the output, and for the backward the logarithm of each row's sum of exponentials, [`LOWEST`] for a row that sees
-/// nothing.
-#[cube(launch)]
-#[allow(clippy::too_many_arguments, reason = "an array each")]
-pub(crate) fn attend<N: Float>(
-    q: &[f32],
-    k: &[f32],
-    v: &[f32],
-    bias: &[f32],
-    weight: &[f32],
-    lengths: &[u32],
-    clocks: &[i32],
-    out: &mut [f32],
-    lse: &mut [f32],
-    sizes: Sizes,
-    #[comptime] tile: Tile,
-    #[comptime] has: Has,
-    #[define(N)] _operands: ElemType,
+/// Turns the products of a tile into the scores that enter the softmax, [`LOWEST`] where the mask
+/// excludes a pair, and leaves each unit's largest per row in `partial`.
+#[cube]
+fn modify_scores(
+    scores: &mut Array<f32>,
+    partial: &mut Shared<[f32]>,
+    unit: UnitPosition,
+    at: &TilePosition,
+    inputs: &FlashInputs,
+) {
+    let side = comptime!(inputs.tile.side);
+    let each = comptime!(inputs.tile.each);
+    let biases = table_values(&inputs.score_mods.bias, at, &inputs.sizes, comptime!(inputs.tile));
+    let weights = table_values(&inputs.score_mods.weight, at, &inputs.sizes, comptime!(inputs.tile));
+    #[unroll]
+    for n in 0..comptime!(inputs.tile.each * inputs.tile.each) {
+        scores[n] = scaled(scores[n], inputs);
+    }
+    #[unroll]
+    for i in 0..each {
+        let mut largest = f32::new(LOWEST);
+        #[unroll]
+        for j in 0..each {
+            let query = at.query + unit.row + i * side;
+            let key = at.key + unit.column + j * side;
+            let mut z = f32::new(LOWEST);
+            if attends(query, key, at.length, &inputs.sizes) {
+                let distance = comptime!(i + each - 1 - j);
+                z = modified(scores[i * each + j], biases[distance], weights[distance], query, key, &at.head, inputs);
+                largest = select(z > largest, z, largest);
+            }
+            scores[i * each + j] = z;
+        }
+        partial[(unit.row + i * side) * comptime!(side + 1) + unit.column] = largest;
+    }
+}
+
+/// Advances the softmax by a tile of scores: writes their exponentials to `weights` and scales the
+/// sums of earlier tiles to the new maximum.
+#[cube]
+fn advance_softmax<N: Float>(
+    softmax: &mut FlashSoftmax,
+    sums: &mut Array<f32>,
+    weights: &mut Shared<[N]>,
+    scores: &Array<f32>,
+    unit: UnitPosition,
+    #[comptime] tile: TileShape,
 ) {
     let side = comptime!(tile.side);
     let each = comptime!(tile.each);
-    let size = comptime!(tile.size());
-    let pitch = comptime!(tile.pitch());
-    let line = comptime!(tile.side + 1);
-    let chunks = comptime!(tile.chunks());
-    let row = UNIT_POS as usize / side;
-    let column = UNIT_POS as usize % side;
-
-    let first = CUBE_POS_X as usize * size;
-    let head = CUBE_POS_Y as usize;
-    let batch = CUBE_POS_Z as usize;
-    let queries = sizes.queries as usize;
-    let keys = sizes.keys as usize;
-    let at = place(head, batch, &sizes, comptime!(tile.head_dim));
-
-    let mut desk = Desk::<N>::new(tile);
-    let mut shares = Shared::<[f32]>::new_slice(comptime!(tile.shares()));
-    let mut scores = Array::<f32>::new(comptime!(tile.each * tile.each));
-    let mut sums = Array::<f32>::new(comptime!(tile.sums()));
-    let mut top = Array::<f32>::new(each);
-    let mut total = Array::<f32>::new(each);
-    clear(&mut sums, comptime!(tile.sums()));
     #[unroll]
     for i in 0..each {
-        top[i] = LOWEST;
-        total[i] = 0.0f32;
+        let before = softmax.row_max[i];
+        let found = softmax.partial[(unit.row + i * side) * comptime!(side + 1)];
+        let largest = select(found > before, found, before);
+        let kept = (before - largest).exp();
+        softmax.row_max[i] = largest;
+        softmax.row_sum[i] *= kept;
+        #[unroll]
+        for j in 0..each {
+            let z = scores[i * each + j];
+            let p = select(z == LOWEST, 0.0f32, (z - largest).exp());
+            softmax.row_sum[i] += p;
+            weights[(unit.row + i * side) * comptime!(tile.score_stride()) + unit.column + j * side] =
+                narrowed::<N>(p, tile);
+        }
+        #[unroll]
+        for c in 0..comptime!(tile.chunks()) {
+            #[unroll]
+            for j in 0..comptime!(tile.wide) {
+                sums[(c * each + i) * comptime!(tile.wide) + j] *= kept;
+            }
+        }
     }
+}
 
-    let length = length(lengths, batch, &sizes, has);
-    let end = end_key(first + size, length, &sizes);
-    let mut from = first_key(first, &sizes);
-    while from < end {
-        multiply(&mut scores, &mut desk, q, k, &at, first, from, queries, keys, tile);
-        let biases = of_distances(bias, first, from, head, &sizes, comptime!(has.bias), tile);
-        let weights = of_distances(weight, first, from, head, &sizes, comptime!(has.weight), tile);
-        #[unroll]
-        for n in 0..comptime!(tile.each * tile.each) {
-            scores[n] = scaled(scores[n], &sizes, has);
-        }
-        #[unroll]
-        for i in 0..each {
-            let mut largest = f32::new(LOWEST);
-            #[unroll]
-            for j in 0..each {
-                let query = first + row + i * side;
-                let key = from + column + j * side;
-                let mut z = f32::new(LOWEST);
-                if sees(query, key, length, &sizes) {
-                    let distance = comptime!(i + tile.each - 1 - j);
-                    z = mapped(
-                        scores[i * each + j],
-                        biases[distance],
-                        weights[distance],
-                        query,
-                        key,
-                        head,
-                        at.unit,
-                        bias,
-                        clocks,
-                        &sizes,
-                        has,
-                    );
-                    largest = select(z > largest, z, largest);
-                }
-                scores[i * each + j] = z;
-            }
-            shares[(row + i * side) * line + column] = largest;
-        }
-        of_rows(&mut shares, true, tile);
-        #[unroll]
-        for i in 0..each {
-            let before = top[i];
-            let found = shares[(row + i * side) * line];
-            let largest = select(found > before, found, before);
-            let kept = (before - largest).exp();
-            top[i] = largest;
-            total[i] *= kept;
-            #[unroll]
-            for j in 0..each {
-                let z = scores[i * each + j];
-                let p = select(z == LOWEST, 0.0f32, (z - largest).exp());
-                total[i] += p;
-                desk.weights[(row + i * side) * pitch + column + j * side] = narrowed::<N>(p, tile);
-            }
-            #[unroll]
-            for c in 0..chunks {
-                #[unroll]
-                for j in 0..comptime!(tile.wide) {
-                    sums[(c * each + i) * comptime!(tile.wide) + j] *= kept;
-                }
-            }
-        }
-        #[unroll]
-        for c in 0..chunks {
-            sync_cube();
-            load(&mut desk.right, v, at.theirs, from, keys, comptime!(c * tile.chunk()), tile);
-            sync_cube();
-            add_weighted(&mut sums, &mut desk, c, false, tile);
-        }
-        from += size;
-    }
-
+/// Divides the sums by each row's sum of exponentials and writes its logarithm, [`LOWEST`] for a
+/// row that attends to nothing.
+#[cube]
+fn finish_softmax(
+    softmax: &mut FlashSoftmax,
+    sums: &mut Array<f32>,
+    lse: &mut [f32],
+    unit: UnitPosition,
+    at: &TilePosition,
+    queries: usize,
+    #[comptime] tile: TileShape,
+) {
+    let side = comptime!(tile.side);
+    let each = comptime!(tile.each);
     #[unroll]
     for i in 0..each {
-        shares[(row + i * side) * line + column] = total[i];
+        softmax.partial[(unit.row + i * side) * comptime!(side + 1) + unit.column] = softmax.row_sum[i];
     }
-    of_rows(&mut shares, false, tile);
+    reduce_rows(&mut softmax.partial, false, tile);
     #[unroll]
     for i in 0..each {
-        let query = first + row + i * side;
-        let sum = shares[(row + i * side) * line];
+        let query = at.query + unit.row + i * side;
+        let sum = softmax.partial[(unit.row + i * side) * comptime!(side + 1)];
         let nothing = sum == 0.0f32;
         let factor = select(nothing, 0.0f32, 1.0f32 / select(nothing, 1.0f32, sum));
-        if query < queries && column == 0 {
-            lse[at.unit * queries + query] =
-                select(nothing, f32::new(LOWEST), top[i] + select(nothing, 1.0f32, sum).ln());
+        if query < queries && unit.column == 0 {
+            lse[at.head.index * queries + query] =
+                select(nothing, f32::new(LOWEST), softmax.row_max[i] + select(nothing, 1.0f32, sum).ln());
         }
         #[unroll]
-        for c in 0..chunks {
+        for c in 0..comptime!(tile.chunks()) {
             #[unroll]
             for j in 0..comptime!(tile.wide) {
                 sums[(c * each + i) * comptime!(tile.wide) + j] *= factor;
             }
         }
     }
-    store(out, &sums, 1.0f32, at.own, first, queries, tile);
+}
+
+/// Writes the output, and for the backward the log-sum-exp of each row.
+#[cube(launch)]
+pub(crate) fn fwd<N: Float>(inputs: &FlashInputs, out: &mut [f32], lse: &mut [f32], #[define(N)] _operands: ElemType) {
+    let tile = comptime!(inputs.tile);
+    let size = comptime!(tile.size());
+    // before everything else: computed in the loop, it makes ptxas spill at 256 features
+    let unit = unit_position(tile);
+    let query = CUBE_POS_X as usize * size;
+    let batch = CUBE_POS_Z as usize;
+    let head = head_offsets(CUBE_POS_Y as usize, batch, &inputs.sizes, comptime!(tile.head_dim));
+
+    let mut shared = SharedTiles::<N>::new(tile);
+    let mut scores = Array::<f32>::new(comptime!(tile.each * tile.each));
+    let mut sums = Array::<f32>::new(comptime!(tile.sums()));
+    clear(&mut sums, comptime!(tile.sums()));
+    let mut softmax = FlashSoftmax::new(tile);
+
+    let length = unpadded_keys(inputs, batch);
+    let end = end_key(query + size, length, &inputs.sizes);
+    let mut key = first_key(query, &inputs.sizes);
+    while key < end {
+        let at = TilePosition { head, query, key, length };
+        let own = query_rows(&at, &inputs.sizes);
+        let theirs = key_rows(&at, &inputs.sizes);
+        multiply(&mut scores, &mut shared, &inputs.q, &inputs.k, own, theirs, tile);
+        modify_scores(&mut scores, &mut softmax.partial, unit, &at, inputs);
+        reduce_rows(&mut softmax.partial, true, tile);
+        advance_softmax(&mut softmax, &mut sums, &mut shared.weights, &scores, unit, tile);
+        #[unroll]
+        for c in 0..comptime!(tile.chunks()) {
+            sync_cube();
+            load(&mut shared.right, &inputs.v, theirs, comptime!(c * tile.chunk()), tile);
+            sync_cube();
+            add_weighted(&mut sums, &mut shared, c, tile);
+        }
+        key += size;
+    }
+    let at = TilePosition { head, query, key, length };
+    finish_softmax(&mut softmax, &mut sums, lse, unit, &at, inputs.sizes.queries as usize, tile);
+    store(out, &sums, 1.0f32, query_rows(&at, &inputs.sizes), tile);
 }

@@ -1,66 +1,56 @@
 //! Attention without tables; with a learned bias; with bias, weight and padding; with gates; with a
 //! softcap; with FIRE's bias; each by matrix units too.
 
-use super::{HOPPER, PIECES, Source, Writer, array};
-use crate::attention::tile::{Has, SizesCompilationArg, Tile};
-use crate::attention::{EACH, decode, diagonals, forward, keys, queries};
+use super::{CudaSource, CudaWriter, HOPPER_SHARED, HOPPER_UNITS, SEGMENTS, array, optional, present};
+use crate::attention::bwd_dkv::{self, DkvOutputsCompilationArg};
+use crate::attention::bwd_dq::{self, DqOutputsCompilationArg};
+use crate::attention::forward;
+use crate::attention::inputs::{FlashInputsCompilationArg, FlashSizesCompilationArg};
+use crate::attention::piecewise_linear::PiecewiseLinearInputsCompilationArg;
+use crate::attention::score_gradients::{UpstreamGradientsCompilationArg, bwd_preprocess};
+use crate::attention::score_mods::{ScoreModsCompilationArg, SoftcapCompilationArg};
+use crate::attention::split_kv::{self, SplitResultsCompilationArg};
+use crate::attention::tile::TileShape;
+use crate::launch::ELEMENTWISE_UNITS;
+use crate::reduce::sum_rows;
 use cubecl::CompilationError;
 use kerple_core::precision::Precision;
 
-impl Writer {
-    pub(super) fn attention(&self, head_dim: usize) -> Result<Vec<Source>, CompilationError> {
-        let ((shared, units), a) = (HOPPER, array);
-        let tile = Tile::fitting(head_dim, shared, units);
-        let nothing = Has {
-            bias: false,
-            weight: false,
-            lengths: false,
-            clocks: false,
-            cap: false,
-            lines: 0,
-            drawn: false,
-            bias_gradient: false,
-            weight_gradient: false,
-        };
-        let gates = Has { clocks: true, ..nothing };
-        let cap = Has { cap: true, ..nothing };
-        let bias = Has { bias: true, bias_gradient: true, ..nothing };
-        let all = Has { weight: true, lengths: true, weight_gradient: true, ..bias };
-        let fire = Has { lines: PIECES, bias_gradient: true, ..nothing };
-        let mut found = Vec::new();
-        for (what, has) in
-            [("plain", nothing), ("bias", bias), ("all", all), ("gates", gates), ("cap", cap), ("fire", fire)]
-        {
-            found.extend(self.of_choice(tile, what, has)?);
-        }
-        for (what, precision, has) in [
-            ("bias_tf32", Precision::Tf32, bias),
-            ("bias_bf16", Precision::Bf16, bias),
-            ("all_bf16", Precision::Bf16, all),
-            ("fire_bf16", Precision::Bf16, fire),
-        ] {
-            let tile = tile.with_precision(precision, &self.properties);
-            let matrices = tile.matrix.is_some();
-            let sources = self.of_choice(tile, what, has)?;
-            found.extend(
-                sources
-                    .into_iter()
-                    .map(|source| Source { matrices: matrices && !source.name.starts_with("of_spans"), ..source }),
-            );
-        }
-        let products = |s, p, t| queries::row_products::RowProducts::new(s, p, t, a(), a(), a(), (), tile);
-        let sums = |s, p, t| diagonals::add_up::AddUp::new(s, p, t, a(), a(), (), (), (), ());
-        let rows = |s, p, t| decode::of_rows::OfRows::new(s, p, t, a(), a(), a(), a(), a(), (), (), head_dim);
-        found.push(self.source("row_products", EACH, products)?);
-        found.push(self.source("add_up", EACH, sums)?);
-        found.push(self.source("of_rows", EACH, rows)?);
-        Ok(found)
-    }
+/// The optional inputs of a call. Tables that are present have gradients.
+#[derive(Clone, Copy)]
+struct PresentInputs {
+    bias: bool,
+    weight: bool,
+    lengths: bool,
+    gates: bool,
+    softcap: bool,
+    piecewise: bool,
+}
 
-    /// The kernels that are written anew for every choice of optional arrays.
-    fn of_choice(&self, tile: Tile, what: &str, has: Has) -> Result<Vec<Source>, CompilationError> {
-        let (units, a) = (tile.units(), array);
-        let sizes = || SizesCompilationArg {
+const PLAIN: PresentInputs =
+    PresentInputs { bias: false, weight: false, lengths: false, gates: false, softcap: false, piecewise: false };
+const BIAS: PresentInputs = PresentInputs { bias: true, ..PLAIN };
+const ALL: PresentInputs = PresentInputs { weight: true, lengths: true, ..BIAS };
+const FIRE: PresentInputs = PresentInputs { piecewise: true, ..PLAIN };
+
+impl PresentInputs {
+    fn inputs(self, tile: TileShape) -> FlashInputsCompilationArg {
+        let softcap = SoftcapCompilationArg { cap: (), inverse: () };
+        let piecewise = PiecewiseLinearInputsCompilationArg {
+            values: array(),
+            distances: (),
+            half: (),
+            segments: SEGMENTS,
+            sampled: false,
+        };
+        let score_mods = ScoreModsCompilationArg {
+            softcap: present(self.softcap, softcap),
+            weight: optional(self.weight),
+            bias: optional(self.bias),
+            piecewise: present(self.piecewise, piecewise),
+            gate_cumsum: optional(self.gates),
+        };
+        let sizes = FlashSizesCompilationArg {
             heads: (),
             group: (),
             queries: (),
@@ -69,109 +59,80 @@ impl Writer {
             highest: (),
             columns: (),
             origin: (),
-            slots: (),
-            half: (),
-            cap: (),
-            by_cap: (),
+            splits: (),
             scale: (),
         };
-        let forward = |s, p, t| {
-            forward::attend::Attend::new(
-                s,
-                p,
-                t,
-                a(),
-                a(),
-                a(),
-                a(),
-                a(),
-                a(),
-                a(),
-                a(),
-                a(),
-                sizes(),
-                tile,
-                has,
-                tile.element(),
-            )
+        let lengths = optional(self.lengths);
+        FlashInputsCompilationArg { q: array(), k: array(), v: array(), lengths, score_mods, sizes, tile }
+    }
+}
+
+impl CudaWriter {
+    pub(super) fn attention(&self, head_dim: usize) -> Result<Vec<CudaSource>, CompilationError> {
+        let a = array;
+        let tile = TileShape::fitting(head_dim, HOPPER_SHARED, HOPPER_UNITS);
+        let mut found = Vec::new();
+        for (variant, present) in [
+            ("plain", PLAIN),
+            ("bias", BIAS),
+            ("all", ALL),
+            ("gates", PresentInputs { gates: true, ..PLAIN }),
+            ("cap", PresentInputs { softcap: true, ..PLAIN }),
+            ("fire", FIRE),
+        ] {
+            found.extend(self.attention_variant(tile, variant, present)?);
+        }
+        for (variant, precision, present) in [
+            ("bias_tf32", Precision::Tf32, BIAS),
+            ("bias_bf16", Precision::Bf16, BIAS),
+            ("all_bf16", Precision::Bf16, ALL),
+            ("fire_bf16", Precision::Bf16, FIRE),
+        ] {
+            let tile = tile.with_precision(precision, &self.properties);
+            let sources = self.attention_variant(tile, variant, present)?;
+            let matrices = |name: &str| tile.matrix.is_some() && !name.starts_with("split_kv");
+            found.extend(sources.into_iter().map(|source| CudaSource { matrices: matrices(&source.name), ..source }));
+        }
+        let preprocess = |s, p, t| bwd_preprocess::BwdPreprocess::new(s, p, t, a(), a(), a(), (), tile);
+        let sums = |s, p, t| sum_rows::SumRows::new(s, p, t, a(), a(), (), (), (), ());
+        let combine = |s, p, t| split_kv::combine::Combine::new(s, p, t, split_results(), a(), a(), (), (), head_dim);
+        found.push(self.source("bwd_preprocess", ELEMENTWISE_UNITS, preprocess)?);
+        found.push(self.source("sum_rows", ELEMENTWISE_UNITS, sums)?);
+        found.push(self.source("combine", ELEMENTWISE_UNITS, combine)?);
+        Ok(found)
+    }
+
+    /// The kernels that are compiled for each choice of optional inputs.
+    fn attention_variant(
+        &self,
+        tile: TileShape,
+        variant: &str,
+        present: PresentInputs,
+    ) -> Result<Vec<CudaSource>, CompilationError> {
+        let (units, a) = (tile.units(), array);
+        let inputs = || present.inputs(tile);
+        let upstream = || UpstreamGradientsCompilationArg { d_out: a(), lse: a(), delta: a() };
+        let forward = |s, p, t| forward::fwd::Fwd::new(s, p, t, inputs(), a(), a(), tile.element());
+        let dq = |s, p, t| {
+            let (d_bias, d_weight) = (optional(present.bias || present.piecewise), optional(present.weight));
+            let outputs = DqOutputsCompilationArg { d_q: a(), d_bias, d_weight };
+            bwd_dq::bwd_dq::BwdDq::new(s, p, t, inputs(), upstream(), outputs, tile.element())
         };
-        let queries = |s, p, t| {
-            let all = [(); 13].map(|()| a());
-            let [q, k, v, bias, weight, lengths, clocks, d_out, lse, delta, d_q, d_bias, d_weight] = all;
-            queries::of_queries::OfQueries::new(
-                s,
-                p,
-                t,
-                q,
-                k,
-                v,
-                bias,
-                weight,
-                lengths,
-                clocks,
-                d_out,
-                lse,
-                delta,
-                d_q,
-                d_bias,
-                d_weight,
-                sizes(),
-                tile,
-                has,
-                tile.element(),
-            )
+        let dkv = |s, p, t| {
+            let outputs = DkvOutputsCompilationArg { d_k: a(), d_v: a(), d_gate_cumsum: optional(present.gates) };
+            bwd_dkv::bwd_dkv::BwdDkv::new(s, p, t, inputs(), upstream(), outputs, tile.element())
         };
-        let keys = |s, p, t| {
-            let all = [(); 13].map(|()| a());
-            let [q, k, v, bias, weight, lengths, clocks, d_out, lse, delta, d_k, d_v, d_clocks] = all;
-            keys::of_keys::OfKeys::new(
-                s,
-                p,
-                t,
-                q,
-                k,
-                v,
-                bias,
-                weight,
-                lengths,
-                clocks,
-                d_out,
-                lse,
-                delta,
-                d_k,
-                d_v,
-                d_clocks,
-                sizes(),
-                tile,
-                has,
-                tile.element(),
-            )
-        };
-        let spans = |s, p, t| {
-            decode::of_spans::OfSpans::new(
-                s,
-                p,
-                t,
-                a(),
-                a(),
-                a(),
-                a(),
-                a(),
-                a(),
-                a(),
-                a(),
-                a(),
-                a(),
-                sizes(),
-                tile.by_units(),
-                has,
-            )
-        };
+        let split =
+            |s, p, t| split_kv::split_kv::SplitKv::new(s, p, t, present.inputs(tile.by_units()), split_results());
         Ok(vec![
-            self.source(&format!("attend_{what}"), units, forward)?,
-            self.source(&format!("of_queries_{what}"), units, queries)?,
-            self.source(&format!("of_keys_{what}"), units, keys)?,
-            self.source(&format!("of_spans_{what}"), decode::UNITS, spans)?,
+            self.source(&format!("fwd_{variant}"), units, forward)?,
+            self.source(&format!("bwd_dq_{variant}"), units, dq)?,
+            self.source(&format!("bwd_dkv_{variant}"), units, dkv)?,
+            self.source(&format!("split_kv_{variant}"), split_kv::UNITS, split)?,
         ])
     }
+}
+
+fn split_results() -> SplitResultsCompilationArg {
+    SplitResultsCompilationArg { values: array(), row_max: array(), row_sum: array() }
 }

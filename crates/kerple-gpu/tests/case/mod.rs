@@ -8,8 +8,8 @@ use kerple_core::attention::{
     self, AttentionDims, AttentionProblem, Mask, ScoreTable, ScoreTransform, Strides, View, ViewMut, naive,
 };
 use kerple_core::forms::Strided;
-use kerple_gpu::attention::tile::Tile;
-use kerple_gpu::attention::{Attention, Gradients, Output, REST, Saved, Tables};
+use kerple_gpu::attention::tile::TileShape;
+use kerple_gpu::attention::{FlashAttention, FlashGradients, FlashOutput, FlashSaved, FlashTables, GATE_FRACTION_UNIT};
 use kerple_gpu::cubecl;
 use rand::RngExt;
 use rand_chacha::ChaCha8Rng;
@@ -20,7 +20,7 @@ pub const TOLERANCE: f64 = 4e-6;
 /// A call with its inputs, which are `f32`, in f64.
 pub struct Case {
     pub dims: AttentionDims,
-    pub sight: Mask,
+    pub mask: Mask,
     pub lengths: Option<Vec<usize>>,
     pub q: Vec<f64>,
     pub k: Vec<f64>,
@@ -29,44 +29,44 @@ pub struct Case {
     pub bias: Option<Vec<f64>>,
     pub weight: Option<Vec<f64>>,
     pub table_len: usize,
-    /// Running sums of gates.
-    pub clocks: Option<Vec<f64>>,
+    /// Cumulative gates.
+    pub gate_cumsum: Option<Vec<f64>>,
 }
 
 pub const SCALE: f64 = 0.375;
 
 #[derive(Clone, Copy)]
-pub struct Has {
+pub struct CaseInputs {
     pub bias: bool,
     pub weight: bool,
     pub lengths: bool,
-    pub clocks: bool,
+    pub gate_cumsum: bool,
 }
 
-pub const PLAIN: Has = Has { bias: false, weight: false, lengths: false, clocks: false };
-pub const BIAS: Has = Has { bias: true, ..PLAIN };
+pub const PLAIN: CaseInputs = CaseInputs { bias: false, weight: false, lengths: false, gate_cumsum: false };
+pub const BIAS: CaseInputs = CaseInputs { bias: true, ..PLAIN };
 
 impl Case {
-    pub fn new(rng: &mut ChaCha8Rng, dims: AttentionDims, sight: Mask, has: Has) -> Case {
+    pub fn new(rng: &mut ChaCha8Rng, dims: AttentionDims, mask: Mask, inputs: CaseInputs) -> Case {
         let AttentionDims { batch, heads, kv_heads, queries, keys, head_dim } = dims;
         let (of_queries, of_keys) = (batch * heads * queries * head_dim, batch * kv_heads * keys * head_dim);
         let table_len = keys.max(queries) + rng.random_range(0..3);
-        let columns = heads * sight.sides().columns(table_len);
+        let columns = heads * mask.sides().columns(table_len);
         let table = |wanted: bool, rng: &mut ChaCha8Rng| wanted.then(|| random(rng, columns, 2.0));
         // padding is among the queries: gates up to a query hundreds of tokens after the end add up to scores whose rounding shows
-        let shortest = if has.clocks { keys - queries } else { 0 };
+        let shortest = if inputs.gate_cumsum { keys - queries } else { 0 };
         Case {
             dims,
-            sight,
+            mask,
             q: random(rng, of_queries, 1.5),
             k: random(rng, of_keys, 1.5),
             v: random(rng, of_keys, 1.0),
             d_out: random(rng, of_queries, 1.0),
-            bias: table(has.bias, rng),
-            weight: table(has.weight, rng),
-            lengths: has.lengths.then(|| (0..batch).map(|_| rng.random_range(shortest..=keys)).collect()),
-            table_len: if has.bias || has.weight { table_len } else { 0 },
-            clocks: has.clocks.then(|| clocks(rng, batch * heads, keys)),
+            bias: table(inputs.bias, rng),
+            weight: table(inputs.weight, rng),
+            lengths: inputs.lengths.then(|| (0..batch).map(|_| rng.random_range(shortest..=keys)).collect()),
+            table_len: if inputs.bias || inputs.weight { table_len } else { 0 },
+            gate_cumsum: inputs.gate_cumsum.then(|| gate_cumsum(rng, batch * heads, keys)),
         }
     }
 
@@ -77,7 +77,8 @@ impl Case {
             bias: self.bias.as_deref(),
             weight: self.weight.as_deref(),
             feature_decay: None,
-            gate_cumsum: self.clocks.as_deref().map(|values| Strided { values, stride: keys }),
+            gate_cumsum: self.gate_cumsum.as_deref().map(|values| Strided { values, stride: keys }),
+            relative: None,
             // the definition looks tables up before it asks whether there are any
             len: self.dims.keys.max(self.dims.queries).max(self.table_len),
         };
@@ -86,7 +87,7 @@ impl Case {
             scale: SCALE,
             softcap: None,
             sinks: None,
-            mask: self.sight,
+            mask: self.mask,
             lengths: self.lengths.as_deref(),
             scores: ScoreTransform::Table(table),
         };
@@ -104,7 +105,8 @@ impl Case {
         naive::forward(&problem, q, k, v, ViewMut::new(&mut out, of_queries), &mut lse);
         let [mut d_q, mut d_k, mut d_v] = [&self.q, &self.k, &self.v].map(|values| vec![0.0; values.len()]);
         let room = |table: &Option<Vec<f64>>| table.as_ref().map(|table| vec![0.0; table.len()]);
-        let (mut d_bias, mut d_weight, mut d_clocks) = (room(&self.bias), room(&self.weight), room(&self.clocks));
+        let (mut d_bias, mut d_weight, mut d_gate_cumsum) =
+            (room(&self.bias), room(&self.weight), room(&self.gate_cumsum));
         let saved = attention::AttentionSaved {
             q,
             k,
@@ -121,7 +123,8 @@ impl Case {
             d_weight: d_weight.as_deref_mut(),
             d_score_mod: None,
             d_sinks: None,
-            d_gate_cumsum: d_clocks.as_deref_mut(),
+            d_gate_cumsum: d_gate_cumsum.as_deref_mut(),
+            d_relative: None,
         };
         naive::backward(&problem, saved, gradients);
         // the kernels write the lowest number in place of minus infinity
@@ -129,43 +132,46 @@ impl Case {
         let mut all = vec![("out", out), ("lse", lse), ("d_q", d_q), ("d_k", d_k), ("d_v", d_v)];
         all.extend(d_bias.map(|d_bias| ("d_bias", d_bias)));
         all.extend(d_weight.map(|d_weight| ("d_weight", d_weight)));
-        all.extend(d_clocks.map(|d_clocks| ("d_clocks", d_clocks)));
+        all.extend(d_gate_cumsum.map(|d_gate_cumsum| ("d_gate_cumsum", d_gate_cumsum)));
         all
     }
 
     /// The same from a device, in its own bits.
-    pub fn found(&self, client: &Client, tile: Option<Tile>) -> Vec<Vec<f32>> {
+    pub fn found(&self, client: &Client, tile: Option<TileShape>) -> Vec<Vec<f32>> {
         let put = |values: &[f64]| {
             let values: Vec<f32> = values.iter().map(|value| *value as f32).collect();
             client.create_from_slice(f32::as_bytes(&values))
         };
-        let mut call = Attention::new(client, self.dims, SCALE as f32, self.sight);
+        let mut call = FlashAttention::new(client, self.dims, SCALE as f32, self.mask);
         call.tile = tile.unwrap_or(call.tile);
         let [bias, weight] = [&self.bias, &self.weight].map(|table| table.as_deref().map(put));
-        call.tables = Tables { bias, weight, len: self.table_len };
+        call.tables = FlashTables { bias, weight, len: self.table_len };
         let lengths = |lengths: &Vec<usize>| lengths.iter().map(|length| *length as u32).collect::<Vec<u32>>();
         call.lengths = self.lengths.as_ref().map(|all| client.create_from_slice(u32::as_bytes(&lengths(all))));
-        let fixed = |sum: &f64| [sum.round() as i32, ((sum - sum.round()) / f64::from(REST)).round() as i32];
-        let clocks = |all: &[f64]| all.iter().flat_map(fixed).collect::<Vec<i32>>();
-        call.clocks = self.clocks.as_deref().map(|all| client.create_from_slice(i32::as_bytes(&clocks(all))));
+        let fixed =
+            |sum: &f64| [sum.round() as i32, ((sum - sum.round()) / f64::from(GATE_FRACTION_UNIT)).round() as i32];
+        let gate_cumsum = |all: &[f64]| all.iter().flat_map(fixed).collect::<Vec<i32>>();
+        call.gate_cumsum =
+            self.gate_cumsum.as_deref().map(|all| client.create_from_slice(i32::as_bytes(&gate_cumsum(all))));
         let [q, k, v] = [&self.q, &self.k, &self.v].map(|values| put(values));
         let output = call.forward(&q, &k, &v);
-        let saved = Saved { q, k, v, output: output.clone() };
+        let saved = FlashSaved { q, k, v, output: output.clone() };
         let wanted = [self.bias.is_some(), self.weight.is_some()];
-        let Gradients { d_q, d_k, d_v, d_tables, d_clocks } = call.backward(&saved, &put(&self.d_out), wanted);
-        let Output { out, lse } = output;
+        let FlashGradients { d_q, d_k, d_v, d_tables, d_gate_cumsum } =
+            call.backward(&saved, &put(&self.d_out), wanted);
+        let FlashOutput { out, lse } = output;
         let get = |handle: Handle| f32::from_bytes(&client.read_one(handle).expect("the device answers")).to_vec();
-        let of_scores = d_tables.into_iter().flatten().chain(d_clocks);
+        let of_scores = d_tables.into_iter().flatten().chain(d_gate_cumsum);
         [out, lse, d_q, d_k, d_v].into_iter().chain(of_scores).map(get).collect()
     }
 
     /// Compares the two.
-    pub fn check(&self, client: &Client, tile: Option<Tile>) {
+    pub fn check(&self, client: &Client, tile: Option<TileShape>) {
         self.check_within(client, tile, &[]);
     }
 
-    /// The same where values may be off by more: `margins` of each array, and of those behind them nothing. Returns whether one was.
-    pub fn check_within(&self, client: &Client, tile: Option<Tile>, margins: &[Vec<f64>]) -> bool {
+    /// The same where values may be off by more: `margins` of each array, and of the rest by nothing more. Returns whether one was.
+    pub fn check_within(&self, client: &Client, tile: Option<TileShape>, margins: &[Vec<f64>]) -> bool {
         let found = self.found(client, tile);
         let expected = self.expected();
         assert_eq!(found.len(), expected.len());
@@ -183,7 +189,7 @@ impl Case {
                     error < TOLERANCE + margin,
                     "{:?} {:?} {:?}: {name}[{at}] is {found}, expected {expected}, error {error:e}",
                     self.dims,
-                    self.sight,
+                    self.mask,
                     self.lengths
                 );
             }
@@ -193,7 +199,7 @@ impl Case {
 }
 
 /// Cumulative gates, which forget little or much, as they are a million tokens into a sequence.
-fn clocks(rng: &mut ChaCha8Rng, rows: usize, len: usize) -> Vec<f64> {
+fn gate_cumsum(rng: &mut ChaCha8Rng, rows: usize, len: usize) -> Vec<f64> {
     let mut row = |_| {
         let mut sum = -700_000.0f64;
         let sums: Vec<f64> = (0..len)
@@ -217,8 +223,8 @@ pub fn dims(
 }
 
 /// Small tiles, so that a few dozen positions are many of them.
-pub fn small(head_dim: usize) -> Option<Tile> {
-    Some(Tile::new([4, 2], 2, head_dim))
+pub fn small(head_dim: usize) -> Option<TileShape> {
+    Some(TileShape::new([4, 2], 2, head_dim))
 }
 
 pub fn any_mask(rng: &mut ChaCha8Rng, longest: usize) -> Mask {

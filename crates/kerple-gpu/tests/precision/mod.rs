@@ -3,11 +3,11 @@
 //! What may differ follows from the format: a number that is rounded is off by its unit, relatively, and everything else by what
 //! `f32` loses. Rounded are weights, where they weigh values, and slopes, where they weigh keys and queries.
 
-use crate::case::{BIAS, Case, Has, SCALE, any_dims, any_mask, dims, small};
+use crate::case::{BIAS, Case, CaseInputs, SCALE, any_dims, any_mask, dims, small};
 use crate::common::client;
 use kerple_core::attention::{AttentionDims, Mask};
 use kerple_core::precision::Precision;
-use kerple_gpu::attention::tile::Tile;
+use kerple_gpu::attention::tile::TileShape;
 use rand::SeedableRng;
 use rand_chacha::ChaCha8Rng;
 
@@ -32,7 +32,7 @@ struct Row {
 /// How far off each value may be, in the order in which a case has them, when inputs are rounded already.
 fn margins(case: &Case, unit: f64) -> Vec<Vec<f64>> {
     let AttentionDims { batch, heads, kv_heads, queries, keys, head_dim } = case.dims;
-    let columns = case.sight.sides().columns(case.table_len);
+    let columns = case.mask.sides().columns(case.table_len);
     let table = |there: &Option<Vec<f64>>| there.as_ref().map(|table| vec![0.0; table.len()]);
     let [mut of_out, mut of_q] = [&case.q, &case.q].map(|values| vec![0.0; values.len()]);
     let [mut of_k, mut of_v] = [&case.k, &case.v].map(|values| vec![0.0; values.len()]);
@@ -48,7 +48,7 @@ fn margins(case: &Case, unit: f64) -> Vec<Vec<f64>> {
             let seen: Vec<usize> = (0..keys).filter(|j| sees(case, b, i, *j)).collect();
             let column = |j: usize| {
                 let distance = (i + keys) as isize - (queries + j) as isize;
-                h * columns + (case.sight.sides().origin(case.table_len) as isize + distance) as usize
+                h * columns + (case.mask.sides().origin(case.table_len) as isize + distance) as usize
             };
             let of_table =
                 |table: &Option<Vec<f64>>, none: f64, j: usize| table.as_ref().map_or(none, |t| t[column(j)]);
@@ -57,7 +57,7 @@ fn margins(case: &Case, unit: f64) -> Vec<Vec<f64>> {
             for (n, j) in seen.iter().enumerate() {
                 let (k, v) = (key(&case.k, *j), key(&case.v, *j));
                 let weight = of_table(&case.weight, 1.0, *j).abs();
-                // of the slope in a scaled score, before it is rounded and behind
+                // of the gradient of a scaled score, before and after it is rounded
                 let exact = row.margins[n] * weight;
                 let margin = exact + unit * (row.slopes[n].abs() * weight + exact);
                 for d in 0..head_dim {
@@ -93,7 +93,7 @@ fn row(
     let along: Vec<f64> =
         seen.iter().map(|j| d_out.iter().enumerate().map(|(d, up)| up * value(j, d)).sum::<f64>()).collect();
     let delta: f64 = weights.iter().zip(&along).map(|(p, along)| p * along).sum();
-    // the output that delta is made of has the margin of its weights
+    // the output that delta is computed from has the margin of its weights
     let off = |(d, up): (usize, &f64)| {
         up.abs() * seen.iter().zip(&weights).map(|(j, p)| unit * p * value(j, d).abs()).sum::<f64>()
     };
@@ -105,31 +105,31 @@ fn row(
 fn sees(case: &Case, sequence: usize, query: usize, key: usize) -> bool {
     let distance = (query + case.dims.keys) as isize - (case.dims.queries + key) as isize;
     let near = |window: Option<usize>| window.is_none_or(|window| distance.unsigned_abs() < window);
-    let in_sight = match case.sight {
+    let allowed = match case.mask {
         Mask::Causal { window } => distance >= 0 && near(window),
         Mask::Bidirectional { window } => near(window),
     };
-    in_sight && case.lengths.as_ref().is_none_or(|lengths| key < lengths[sequence])
+    allowed && case.lengths.as_ref().is_none_or(|lengths| key < lengths[sequence])
 }
 
-fn check(case: &Case, tile: Tile) -> bool {
+fn check(case: &Case, tile: TileShape) -> bool {
     case.check_within(&client(), Some(tile), &margins(case, tile.precision.unit()))
 }
 
-const ALL: Has = Has { weight: true, lengths: true, ..BIAS };
+const ALL: CaseInputs = CaseInputs { weight: true, lengths: true, ..BIAS };
 
 #[test]
 fn products_of_rounded_numbers_are_as_exact_as_the_numbers() {
     let mut rng = ChaCha8Rng::seed_from_u64(10);
-    for (precision, head_dim, has, count) in
+    for (precision, head_dim, inputs, count) in
         [(Precision::Bf16, 8, BIAS, 8), (Precision::Bf16, 19, ALL, 6), (Precision::Tf32, 8, ALL, 6)]
     {
         let mut off = false;
         for _ in 0..count {
             let dims = any_dims(&mut rng, head_dim);
-            let sight = any_mask(&mut rng, dims.keys);
-            let case = rounded(Case::new(&mut rng, dims, sight, has), precision);
-            off |= check(&case, Tile { precision, ..small(head_dim).unwrap() });
+            let mask = any_mask(&mut rng, dims.keys);
+            let case = rounded(Case::new(&mut rng, dims, mask, inputs), precision);
+            off |= check(&case, TileShape { precision, ..small(head_dim).unwrap() });
         }
         assert!(off, "{precision}: nothing is rounded");
     }
@@ -142,7 +142,7 @@ fn in_the_tiles_of_the_device() {
         let dims = dims(1, [2, 1], [97, 97], 20);
         let case = rounded(Case::new(&mut rng, dims, Mask::CAUSAL, BIAS), precision);
         let hardware = &client.properties().hardware;
-        let tile = Tile::fitting(20, hardware.max_shared_memory_size, hardware.max_units_per_cube as usize);
+        let tile = TileShape::fitting(20, hardware.max_shared_memory_size, hardware.max_units_per_cube as usize);
         assert!(check(&case, tile.with_precision(precision, client.properties())), "{precision}");
     }
 }
@@ -151,12 +151,12 @@ fn in_the_tiles_of_the_device() {
 fn decoding() {
     let mut rng = ChaCha8Rng::seed_from_u64(12);
     let case = rounded(Case::new(&mut rng, dims(2, [4, 2], [2, 300], 6), Mask::CAUSAL, BIAS), Precision::Bf16);
-    assert!(check(&case, Tile { precision: Precision::Bf16, ..small(6).unwrap() }));
+    assert!(check(&case, TileShape { precision: Precision::Bf16, ..small(6).unwrap() }));
 }
 
 #[test]
 fn inputs_are_rounded_as_they_are_read() {
-    let (client, tile) = (client(), Tile { precision: Precision::Bf16, ..small(8).unwrap() });
+    let (client, tile) = (client(), TileShape { precision: Precision::Bf16, ..small(8).unwrap() });
     let case = || Case::new(&mut ChaCha8Rng::seed_from_u64(13), dims(1, [2, 1], [50, 50], 8), Mask::CAUSAL, ALL);
     let found = case().found(&client, Some(tile));
     assert!(found == rounded(case(), Precision::Bf16).found(&client, Some(tile)));

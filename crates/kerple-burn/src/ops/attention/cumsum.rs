@@ -63,7 +63,7 @@ impl GateCumsum {
     /// As kernels take them, `[B, H, L, 2]` integers of 32 bits: the whole part and the rest in units of `2^-30`.
     #[cfg(feature = "cube")]
     pub(in crate::ops) fn fixed_point(self) -> Tensor<4, Int> {
-        let rest = (self.rest / f64::from(kerple_gpu::attention::REST)).round().int();
+        let rest = (self.rest / f64::from(kerple_gpu::attention::GATE_FRACTION_UNIT)).round().int();
         Tensor::stack::<4>(vec![self.whole, rest], 3).cast(burn::tensor::IntDType::I32)
     }
 }

@@ -12,8 +12,8 @@ use kerple_core::forms::Sides;
 use kerple_core::score_mods::ScoreModSpec;
 use kerple_core::score_mods::fire::{self, Fire};
 use kerple_core::score_mods::mixed::{Bias, Mixed};
-use kerple_gpu::attention::lines::Lines;
-use kerple_gpu::attention::{self, Attention, Tables};
+use kerple_gpu::attention::piecewise_linear::PiecewiseLinearBias;
+use kerple_gpu::attention::{FlashAttention, FlashOutput, FlashSaved, FlashTables};
 use kerple_gpu::cubecl::client::Client;
 use kerple_gpu::cubecl::prelude::CubeElement;
 
@@ -38,14 +38,15 @@ pub(super) fn runs(q: &Tensor<4>, k: &Tensor<4>, context: &ScoreContext) -> bool
     };
     let gated = context.gates.is_none() || context.mask.pattern.sides() == Sides::OneSided;
     let dims = AttentionDims { batch, heads, kv_heads, queries, keys, head_dim };
-    has_kernel && gated && q.dtype() == DType::F32 && Attention::runs(&device.client(), dims)
+    let gated = gated && context.relative.is_none();
+    has_kernel && gated && q.dtype() == DType::F32 && FlashAttention::runs(&device.client(), dims)
 }
 
 /// What the backward needs of the forward.
 struct GpuAttentionSaved {
-    output: attention::Output,
+    output: FlashOutput,
     /// FIRE's bias as kernels take it.
-    bias: Option<Lines>,
+    bias: Option<PiecewiseLinearBias>,
 }
 
 impl AttentionOp {
@@ -62,25 +63,25 @@ impl AttentionOp {
     }
 
     /// The output and the logarithm of its sums, `[B, H, Q]`.
-    fn tensors(&self, inputs: &[CubeTensor], output: &attention::Output) -> (Tensor<4>, Tensor<3>) {
+    fn tensors(&self, inputs: &[CubeTensor], output: &FlashOutput) -> (Tensor<4>, Tensor<3>) {
         let (AttentionDims { batch, heads, queries, .. }, q) = (self.dims(inputs), &inputs[self.own[0]]);
         let lse = of_shape(q, [batch, heads, queries], output.lse.clone());
         (tensor(&like(q, output.out.clone())), tensor(&lse))
     }
 
     /// What becomes of attention's output when a sink takes its share of each row.
-    fn with_sinks(&self, inputs: &[CubeTensor], output: attention::Output) -> attention::Output {
+    fn with_sinks(&self, inputs: &[CubeTensor], output: FlashOutput) -> FlashOutput {
         let Some(sinks) = self.sinks(inputs) else { return output };
         let (out, lse) = self.tensors(inputs, &output);
         let sinks = sinks.expand(lse.dims());
         let top = lse.clone().max_pair(sinks.clone());
         let with = top.clone() + ((lse.clone() - top.clone()).exp() + (sinks - top).exp()).log();
         let kept = (lse - with.clone()).exp();
-        attention::Output { out: array(out * kept.unsqueeze_dim(3)).handle, lse: array(with).handle }
+        FlashOutput { out: array(out * kept.unsqueeze_dim(3)).handle, lse: array(with).handle }
     }
 
     /// The gradient in what the softmax gets of a sink, for each row, `[B, H, Q]`: what the sink has of a row is taken from its output.
-    fn of_sinks(&self, ctx: &BackwardContext<CubeTensor>, output: &attention::Output) -> Option<Tensor<3>> {
+    fn of_sinks(&self, ctx: &BackwardContext<CubeTensor>, output: &FlashOutput) -> Option<Tensor<3>> {
         let sinks = self.sinks(ctx.inputs)?;
         let (out, lse) = self.tensors(ctx.inputs, output);
         let along: Tensor<3> = (out * tensor(ctx.d_output)).sum_dim(3).squeeze_dim(3);
@@ -93,15 +94,15 @@ impl AttentionOp {
     }
 
     /// FIRE's bias, of numbers that are on the host already.
-    fn bias(&self, client: &Client, dims: AttentionDims) -> Option<Lines> {
+    fn bias(&self, client: &Client, dims: AttentionDims) -> Option<PiecewiseLinearBias> {
         let BiasInputs::ScoreMod(kind, _) = &self.scores.bias else { return None };
         let (fire, heads) = bias_of(kind).expect("other score modifications have no kernels");
         let numbers: Vec<f32> = self.known.iter().map(|number| *number as f32).collect();
         let extent = self.scores.mask.extent(dims.keys, self.scores.scale);
-        Some(Lines::new(client, &fire::FireLines::new(fire, heads, &numbers, extent), heads))
+        Some(PiecewiseLinearBias::new(client, &fire::FireLines::new(fire, heads, &numbers, extent), heads))
     }
 
-    fn on<'a>(&self, inputs: &'a [CubeTensor], lines: Option<Lines>) -> Attention<'a> {
+    fn on<'a>(&self, inputs: &'a [CubeTensor], piecewise: Option<PiecewiseLinearBias>) -> FlashAttention<'a> {
         let (q, dims) = (&inputs[self.own[0]], self.dims(inputs));
         let [bias, weight] = self.scores.bias.tables().map(|place| place.map(|place| &inputs[place]));
         let columns = bias.or(weight).map_or(0, |table| table.meta.shape()[1]);
@@ -111,15 +112,16 @@ impl AttentionOp {
             let lengths: Vec<u32> = lengths.iter().map(|length| *length as u32).collect();
             q.client.create_from_slice(u32::as_bytes(&lengths))
         });
-        let clocks = self.gates.map(|gates| array(GateCumsum::new(tensor::<3>(&inputs[gates])).fixed_point()).handle);
-        let call = Attention::new(&q.client, dims, self.scores.scale as f32, self.scores.mask.pattern);
-        let cap = self.scores.softcap.map(|cap| cap as f32);
-        Attention {
-            tables: Tables { bias, weight, len },
-            lines,
-            cap,
+        let gate_cumsum =
+            self.gates.map(|gates| array(GateCumsum::new(tensor::<3>(&inputs[gates])).fixed_point()).handle);
+        let call = FlashAttention::new(&q.client, dims, self.scores.scale as f32, self.scores.mask.pattern);
+        let softcap = self.scores.softcap.map(|cap| cap as f32);
+        FlashAttention {
+            tables: FlashTables { bias, weight, len },
+            piecewise,
+            softcap,
             lengths,
-            clocks,
+            gate_cumsum,
             ..call.with_precision(self.precision)
         }
     }
@@ -139,7 +141,7 @@ impl GpuOp for AttentionOp {
     fn backward(&self, ctx: &BackwardContext<CubeTensor>) -> Vec<Option<CubeTensor>> {
         let (inputs, GpuAttentionSaved { output, bias }) = (ctx.inputs, ctx.saved::<GpuAttentionSaved>());
         let [q, k, v] = self.own.map(|place| inputs[place].handle.clone());
-        let saved = attention::Saved { q, k, v, output: output.clone() };
+        let saved = FlashSaved { q, k, v, output: output.clone() };
         let places =
             if let Some(place) = self.place_of_bias() { [Some(place), None] } else { self.scores.bias.tables() };
         let wanted = places.map(|place| place.is_some_and(|place| ctx.wanted[place]));
@@ -160,17 +162,17 @@ impl GpuOp for AttentionOp {
             let heads = of_sinks.dims()[1];
             gradients[place] = Some(array(of_sinks.clone().sum_dim(2).sum_dim(0).reshape([heads])));
         }
-        if let (Some(place), Some(d_clocks)) = (self.gates, found.d_clocks) {
+        if let (Some(place), Some(d_gate_cumsum)) = (self.gates, found.d_gate_cumsum) {
             // a gate is in the cumulative gates of its token and of all later ones
-            let mut d_clocks = tensor::<3>(&like(&inputs[place], d_clocks));
+            let mut d_gate_cumsum = tensor::<3>(&like(&inputs[place], d_gate_cumsum));
             if let Some(of_sinks) = of_sinks {
-                // kernels take the slopes of a row for ones that add up to nothing; with that of its sink they do
-                let ([batch, heads, keys], queries) = (d_clocks.dims(), of_sinks.dims()[2]);
+                // kernels assume that a row's gradients of scores add up to 0; with that of its sink they do
+                let ([batch, heads, keys], queries) = (d_gate_cumsum.dims(), of_sinks.dims()[2]);
                 let own = [0..batch, 0..heads, keys - queries..keys];
-                let with = d_clocks.clone().slice(own.clone()) - of_sinks;
-                d_clocks = d_clocks.slice_assign(own, with);
+                let with = d_gate_cumsum.clone().slice(own.clone()) - of_sinks;
+                d_gate_cumsum = d_gate_cumsum.slice_assign(own, with);
             }
-            gradients[place] = Some(array(running_sums(d_clocks.flip([2])).flip([2])));
+            gradients[place] = Some(array(running_sums(d_gate_cumsum.flip([2])).flip([2])));
         }
         gradients
     }

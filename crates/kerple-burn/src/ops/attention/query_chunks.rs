@@ -27,7 +27,8 @@ pub fn query_chunked(
     engine: Impl,
 ) -> Tensor<4> {
     let (q, keys) = (shifted(q, &context.bias), k.dims()[2]);
-    let ScoreTerms { settings, tables: [bias, weight], own, sinks, gates } = ScoreTerms::of(scoring, context, keys);
+    assert!(context.relative.is_none(), "a relative bias per row is not chunked over queries");
+    let ScoreTerms { settings, tables: [bias, weight], own, sinks, gates, .. } = ScoreTerms::of(scoring, context, keys);
     let mut inputs = OpInputs::default();
     let rows = [q, k, v].map(|tensor| inputs.add(tensor));
     let tables = [bias, weight].map(|table| inputs.add_some(table));
@@ -139,6 +140,7 @@ impl QueryChunksOp {
             own: self.own.map(one),
             sinks: self.sinks.map(one),
             gates: self.gates.map(|place| sequences(tensor(&inputs[place]), chunk)),
+            relative: None,
         }
     }
 
@@ -169,9 +171,9 @@ fn leaf<const D: usize>(x: Tensor<D>) -> Tensor<D> {
 }
 
 fn leaves(terms: ScoreTerms) -> ScoreTerms {
-    let ScoreTerms { settings, tables, own, sinks, gates } = terms;
+    let ScoreTerms { settings, tables, own, sinks, gates, relative } = terms;
     let tables = tables.map(|table| table.map(leaf));
-    ScoreTerms { settings, tables, own: own.map(leaf), sinks: sinks.map(leaf), gates: gates.map(leaf) }
+    ScoreTerms { settings, tables, own: own.map(leaf), sinks: sinks.map(leaf), gates: gates.map(leaf), relative }
 }
 
 /// Joins what chunks have, queries of the same sequences first.

@@ -2,7 +2,7 @@
 
 use super::Scoring;
 use super::cumsum::GateCumsum;
-use crate::attention_context::{AttentionBias, AttentionMask, QueryKeyPairs, ScoreContext};
+use crate::attention_context::{AttentionBias, AttentionMask, QueryKeyPairs, RelativeTensors, ScoreContext};
 use crate::implementation::Impl;
 use crate::ops::matmul::product;
 use crate::ops::score_mods::{self, ScoreModInput};
@@ -84,13 +84,15 @@ pub(super) struct ScoreTerms {
     pub(super) sinks: Option<Tensor<1>>,
     /// Of all keys, `[B, H, K]`.
     pub(super) gates: Option<Tensor<3>>,
+    /// Of the queries of a call.
+    pub(super) relative: Option<RelativeTensors>,
 }
 
 impl ScoreTerms {
     /// Of attention over this many keys.
     pub(super) fn of(scoring: &Scoring, context: &ScoreContext, keys: usize) -> ScoreTerms {
         let Scoring { scale, softcap, sinks } = scoring.clone();
-        let ScoreContext { mask, bias, gates } = context.clone();
+        let ScoreContext { mask, bias, gates, relative } = context.clone();
         let extent = mask.extent(keys, scale);
         let gates = gates.map(|gates| mask.without_nan_in_padding(gates));
         let tables = bias.tables().map(|table| table.cloned());
@@ -104,7 +106,7 @@ impl ScoreTerms {
         };
         let settings =
             ScoreSettings { scale, softcap, score_mod, feature_decay, mask, extent, engine: Impl::Reference };
-        ScoreTerms { settings, tables, own, sinks, gates }
+        ScoreTerms { settings, tables, own, sinks, gates, relative }
     }
 
     /// Scores of queries and keys at these positions.
@@ -138,6 +140,10 @@ impl ScoreTerms {
         let mapped = match &self.gates {
             None => mapped,
             Some(gates) => mapped + gate_differences(gates, mask.pattern, pairs),
+        };
+        let mapped = match &self.relative {
+            None => mapped,
+            Some(relative) => mapped + relative_bias(relative, pairs),
         };
         AttentionScores { scores, bias, mapped, adds_bias, hidden }
     }
@@ -180,6 +186,16 @@ fn spread(table: Tensor<2>, pattern: Mask, pairs: &QueryKeyPairs) -> Tensor<4> {
     };
     let line = pairs.along(table, 1, origin).reshape([1, heads, 1, queries + keys]);
     pairs.skewed(line.expand([1, heads, queries, queries + keys]))
+}
+
+/// The relative bias of each row, `[B, H, Q, K]`; keys after a query get any numbers.
+fn relative_bias(RelativeTensors { rows, profiles }: &RelativeTensors, pairs: &QueryKeyPairs) -> Tensor<4> {
+    let ([batch, heads, ..], [rank, _], [queries, keys]) = (rows.dims(), profiles.dims(), pairs.sizes());
+    // distances beyond the reach take the last column
+    let zeros = Tensor::zeros([rank, 1], (&profiles.device(), profiles.dtype()));
+    let line = pairs.along(Tensor::cat(vec![profiles.clone(), zeros], 1), 1, 0);
+    let line = line.reshape([1, 1, rank, queries + keys]).expand([batch, heads, rank, queries + keys]);
+    pairs.skewed(rows.clone().matmul(line))
 }
 
 /// Each of G heads repeated for the H / G query heads that read it: `[B, G, K, D]` to `[B, H, K, D]`.

@@ -3,7 +3,7 @@
 use super::DropoutOp;
 use crate::custom_op::{BackwardContext, GpuOp, OpOutput, SavedForBackward, like};
 use burn_cubecl::tensor::CubeTensor;
-use kerple_gpu::dropout::{Stream, dropped};
+use kerple_gpu::dropout::{ChaChaStream, dropout};
 
 impl DropoutOp {
     /// The same for values and for gradients.
@@ -11,11 +11,11 @@ impl DropoutOp {
         let rows = x.meta.shape()[0];
         let stream = |row| {
             let words = self.stream(row);
-            Stream { key: words.get_seed(), number: words.get_stream() }
+            ChaChaStream { key: words.get_seed(), number: words.get_stream() }
         };
-        let streams: Vec<Stream> = (0..rows).map(stream).collect();
+        let streams: Vec<ChaChaStream> = (0..rows).map(stream).collect();
         let width = x.meta.num_elements() / rows.max(1);
-        like(x, dropped(&x.client, &x.handle, &streams, width, self.limit(), self.growth() as f32))
+        like(x, dropout(&x.client, &x.handle, &streams, width, self.limit(), self.growth() as f32))
     }
 }
 

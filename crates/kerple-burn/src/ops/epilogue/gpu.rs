@@ -5,7 +5,7 @@ use crate::custom_op::{BackwardContext, CustomOp, GpuOp, OpInputs, OpOutput, Sav
 use burn::tensor::Tensor;
 use burn_cubecl::tensor::CubeTensor;
 use kerple_core::ops::activation::Activation;
-use kerple_gpu::epilogue::{self, Gradients};
+use kerple_gpu::epilogue::{FusedEpilogue, FusedEpilogueGradients};
 
 pub(super) fn epilogue(x: Tensor<3>, EpilogueTensors { bias, activation, base }: EpilogueTensors) -> Tensor<3> {
     if bias.is_none() && activation.is_none() && base.is_none() {
@@ -32,11 +32,11 @@ impl CustomOp for EpilogueOp {
 }
 
 impl EpilogueOp {
-    fn on<'a>(&self, inputs: &'a [CubeTensor]) -> epilogue::Epilogue<'a> {
+    fn on<'a>(&self, inputs: &'a [CubeTensor]) -> FusedEpilogue<'a> {
         let shape = inputs[self.x].meta.shape();
         let handle = |place: Option<usize>| place.map(|place| &inputs[place].handle);
         let sizes = [shape[0] * shape[1], shape[2]];
-        epilogue::Epilogue { sizes, bias: handle(self.bias), activation: self.activation, base: handle(self.base) }
+        FusedEpilogue { sizes, bias: handle(self.bias), activation: self.activation, base: handle(self.base) }
     }
 }
 
@@ -53,7 +53,8 @@ impl GpuOp for EpilogueOp {
 
     fn backward(&self, ctx: &BackwardContext<CubeTensor>) -> Vec<Option<CubeTensor>> {
         let (inputs, x) = (ctx.inputs, &ctx.inputs[self.x]);
-        let Gradients { d_x, d_bias } = self.on(inputs).backward(&x.client, [&x.handle, &ctx.d_output.handle]);
+        let FusedEpilogueGradients { d_x, d_bias } =
+            self.on(inputs).backward(&x.client, [&x.handle, &ctx.d_output.handle]);
         let mut gradients: Vec<Option<CubeTensor>> = inputs.iter().map(|_| None).collect();
         gradients[self.x] = Some(like(x, d_x));
         if let (Some(place), Some(d_bias)) = (self.bias, d_bias) {

@@ -11,7 +11,7 @@ use burn::tensor::{DType, Tensor, TensorData};
 use burn_cubecl::tensor::CubeTensor;
 use kerple_core::attention::linear::CHUNK;
 use kerple_core::forms::Mask;
-use kerple_gpu::linear::{self, Dims, Fading};
+use kerple_gpu::linear::{ChunkedDecay, ChunkedDims, ChunkedLinear};
 
 /// Features of queries and keys that a kernel takes, at most; more are taken some after others.
 const AT_ONCE: usize = 256;
@@ -29,12 +29,12 @@ pub(super) fn runs(
     let DispatchDevice::Cube(device) = device.as_dispatch() else { return false };
     let ([batch, heads, len, width], [_, _, _, deep]) = (q.dims(), v.dims());
     let width = context.code.as_ref().map_or(width, |code| code.plan.realisations());
-    let dims = Dims { batch, heads, len, features: linear.plan.width(width).min(AT_ONCE), values: deep + 1 };
+    let dims = ChunkedDims { batch, heads, len, features: linear.plan.width(width).min(AT_ONCE), values: deep + 1 };
     let terms = context.decay.iter().flat_map(|decay| &decay.beyond).map(|beyond| beyond.rates.len() / heads);
     matches!(mask.pattern, Mask::CAUSAL | Mask::BIDIRECTIONAL)
         && (!has_gates || mask.pattern == Mask::CAUSAL && context.decay.is_none())
         && q.dtype() == DType::F32
-        && linear::Linear::runs(&device.client(), dims, terms.max().unwrap_or(1))
+        && ChunkedLinear::runs(&device.client(), dims, terms.max().unwrap_or(1))
 }
 
 /// What is computed where it [`runs`].
@@ -124,13 +124,13 @@ struct LinearSumsOp {
 }
 
 struct LinearSumsSaved {
-    decay: Fading,
+    decay: ChunkedDecay,
     /// Cumulative gates and the output, where there are gates.
     gated: Option<[CubeTensor; 2]>,
 }
 
-/// Running sums of gates `[B, H, L]` within chunks.
-fn clocks(gates: Tensor<3>) -> Tensor<3> {
+/// Cumulative gates `[B, H, L]` within chunks.
+fn gate_cumsum(gates: Tensor<3>) -> Tensor<3> {
     let ([batch, heads, len], options) = (gates.dims(), (&gates.device(), gates.dtype()));
     let chunks = len.div_ceil(CHUNK);
     let padding = Tensor::zeros([batch, heads, chunks * CHUNK - len], options);
@@ -140,25 +140,30 @@ fn clocks(gates: Tensor<3>) -> Tensor<3> {
 }
 
 impl LinearSumsOp {
-    fn dims(&self, inputs: &[CubeTensor]) -> Dims {
+    fn dims(&self, inputs: &[CubeTensor]) -> ChunkedDims {
         let [q, _, v] = self.own.map(|place| inputs[place].meta.shape());
-        Dims { batch: q[0], heads: q[1], len: q[2], features: q[3], values: v[3] }
+        ChunkedDims { batch: q[0], heads: q[1], len: q[2], features: q[3], values: v[3] }
     }
 
-    fn decay_tables(&self, inputs: &[CubeTensor]) -> Fading {
+    fn decay_tables(&self, inputs: &[CubeTensor]) -> ChunkedDecay {
         let (client, heads) = (&inputs[self.own[0]].client, self.dims(inputs).heads);
-        let Some(DecayInputs { near, beyond }) = &self.decay else { return Fading::nothing(client, heads) };
+        let Some(DecayInputs { near, beyond }) = &self.decay else { return ChunkedDecay::none(client, heads) };
         let near = &inputs[*near];
         let far = beyond.as_ref().map(|(weights, rates)| (inputs[*weights].handle.clone(), &rates[..]));
-        Fading::of(client, heads, (near.handle.clone(), near.meta.shape()[1]), far)
+        ChunkedDecay::new(client, heads, (near.handle.clone(), near.meta.shape()[1]), far)
     }
 }
 
 impl LinearSumsOp {
-    fn call<'a>(&self, inputs: &'a [CubeTensor], fading: &Fading, clocks: &Option<CubeTensor>) -> linear::Linear<'a> {
-        let call = linear::Linear::new(&inputs[self.own[0]].client, self.dims(inputs), fading.clone());
-        match clocks {
-            Some(clocks) => call.with_clocks(clocks.handle.clone()),
+    fn call<'a>(
+        &self,
+        inputs: &'a [CubeTensor],
+        fading: &ChunkedDecay,
+        gate_cumsum: &Option<CubeTensor>,
+    ) -> ChunkedLinear<'a> {
+        let call = ChunkedLinear::new(&inputs[self.own[0]].client, self.dims(inputs), fading.clone());
+        match gate_cumsum {
+            Some(gate_cumsum) => call.with_gates(gate_cumsum.handle.clone()),
             None => call,
         }
     }
@@ -167,9 +172,9 @@ impl LinearSumsOp {
 impl GpuOp for LinearSumsOp {
     fn forward(&self, inputs: &[CubeTensor], _tracked: bool) -> OpOutput<CubeTensor> {
         let (rows, fading) = (self.own.map(|place| &inputs[place]), self.decay_tables(inputs));
-        let clocks = self.gates.map(|gates| array(clocks(tensor(&inputs[gates]))));
-        let out = like(rows[2], self.call(inputs, &fading, &clocks).forward(rows.map(|rows| &rows.handle)));
-        let of_gates = clocks.map(|clocks| [clocks, out.clone()]);
+        let cumsum = self.gates.map(|gates| array(gate_cumsum(tensor(&inputs[gates]))));
+        let out = like(rows[2], self.call(inputs, &fading, &cumsum).forward(rows.map(|rows| &rows.handle)));
+        let of_gates = cumsum.map(|cumsum| [cumsum, out.clone()]);
         OpOutput { output: out, saved: SavedForBackward::new(LinearSumsSaved { decay: fading, gated: of_gates }) }
     }
 
@@ -180,9 +185,9 @@ impl GpuOp for LinearSumsOp {
             self.decay.as_ref().map(|DecayInputs { near, beyond }| (*near, beyond.as_ref().map(|beyond| beyond.0)));
         let places = [of_decay.map(|(near, _)| near), of_decay.and_then(|(_, weights)| weights)];
         let wanted = places.map(|place| place.is_some_and(|place| ctx.wanted[place]));
-        let (clocks, out) = gated.clone().map(|[clocks, out]| (clocks, out)).unzip();
+        let (cumsum, out) = gated.clone().map(|[cumsum, out]| (cumsum, out)).unzip();
         let found =
-            self.call(inputs, decay, &clocks).backward(rows.map(|rows| &rows.handle), &ctx.d_output.handle, wanted);
+            self.call(inputs, decay, &cumsum).backward(rows.map(|rows| &rows.handle), &ctx.d_output.handle, wanted);
         let mut gradients: Vec<Option<CubeTensor>> = inputs.iter().map(|_| None).collect();
         let own = self.own.into_iter().zip([found.d_q, found.d_k, found.d_v]);
         let of_decay = places.into_iter().zip([found.d_near, found.d_weights]);
@@ -191,7 +196,7 @@ impl GpuOp for LinearSumsOp {
             gradients[place] = Some(like(&inputs[place], gradient));
         }
         if let (Some(place), Some(out), Some(d_k)) = (self.gates, out, gradients[self.own[1]].clone()) {
-            // a gate is in what its row and all behind it see of those before it
+            // a gate decays what its row and all later ones read of the rows before it
             let products = |[a, b]: [&CubeTensor; 2]| (tensor::<4>(a) * tensor(b)).sum_dim(3).squeeze_dim::<3>(3);
             let along = products([&out, ctx.d_output]) - products([rows[1], &d_k]);
             gradients[place] = Some(array(running_sums(along.flip([2])).flip([2])));

@@ -4,13 +4,13 @@ use super::{NormOp, RowNorm};
 use crate::custom_op::{BackwardContext, GpuOp, OpOutput, SavedForBackward, like};
 use burn_cubecl::tensor::CubeTensor;
 use kerple_gpu::cubecl::server::Handle;
-use kerple_gpu::norm::{self, Gradients};
+use kerple_gpu::norm::{FusedNorm, FusedNormGradients};
 
 impl NormOp {
-    fn on(&self, inputs: &[CubeTensor]) -> norm::Norm {
+    fn on(&self, inputs: &[CubeTensor]) -> FusedNorm {
         let (x, gamma) = (&inputs[self.x], &inputs[self.norm.gamma]);
         let width = gamma.meta.num_elements();
-        norm::Norm {
+        FusedNorm {
             centred: self.norm.kind == RowNorm::Layer,
             epsilon: self.norm.epsilon as f32,
             gamma: gamma.handle.clone(),
@@ -30,7 +30,7 @@ impl GpuOp for NormOp {
     fn backward(&self, ctx: &BackwardContext<CubeTensor>) -> Vec<Option<CubeTensor>> {
         let (inputs, x) = (ctx.inputs, &ctx.inputs[self.x]);
         let rows = [&x.handle, ctx.saved::<Handle>(), &ctx.d_output.handle];
-        let Gradients { d_x, d_gamma, d_beta } = self.on(inputs).backward(&x.client, rows);
+        let FusedNormGradients { d_x, d_gamma, d_beta } = self.on(inputs).backward(&x.client, rows);
         let mut gradients: Vec<Option<CubeTensor>> = inputs.iter().map(|_| None).collect();
         let mut put = |place: usize, gradient| gradients[place] = Some(like(&inputs[place], gradient));
         put(self.x, d_x);

@@ -100,6 +100,11 @@ def table(form, values, heads, lags):
     elif kind == "t5":
         edges = torch.tensor(form["edges"], dtype=torch.float64, device=d.device)
         bias = r(form["factor"] * r(values["weight"]))[torch.bucketize(lags, edges, right=True)].T
+    elif kind == "bam":
+        of_head = lambda name: values[name].double().reshape(-1, 1)
+        ahead = 2.0 * torch.sinh(of_head("theta_mu")) if "theta_mu" in values else 0.0
+        away = torch.abs(lags[None] + ahead) + form["eps"]
+        bias = -r(torch.exp(of_head("alpha") + of_head("beta") * torch.log(away)))
     elif kind == "sandwich":
         # cos x - 1 without its cancellation
         total = torch.zeros_like(d)
@@ -124,6 +129,12 @@ def stretched_base(base, width, stretch):
 
 def rates(form, length):
     """Radians per position of each pair in a sequence of `length` positions, and the factor on cosines and sines."""
+    found, factor = (form["frequencies"], 1.0) if "frequencies" in form else scaled_rates(form, length)
+    kept = int(form.get("keep", 1.0) * len(found) + 1e-9)
+    return found[:kept] + [0.0] * (len(found) - kept), factor
+
+
+def scaled_rates(form, length):
     base, width, scaling = form["base"], form["width"], form.get("scaling")
     plain = plain_rates(base, width)
     if scaling is None:

@@ -219,7 +219,7 @@ impl NeoxSettings {
                 }
                 let width = (width != head_dim).then_some(width);
                 let base = self.number("rotary-emb-base", 10_000.0)?;
-                Method::Rotary(rotary::RotaryConfig { pct: 1.0, width, base, scaling: None })
+                Method::Rotary(rotary::RotaryConfig { width, base, ..Default::default() })
             }
             "rpe" => Method::T5(t5::T5Config {
                 num_buckets: self.size_or("rpe-num-buckets", 32)?,

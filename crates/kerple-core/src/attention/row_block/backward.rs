@@ -60,8 +60,17 @@ impl<T: Number> SimdKernel<T> for RowBlockBackward<'_, T> {
     fn run<L: Lanes<Number = T>>(self, lanes: L) {
         let RowBlockBackward { inputs, saved, gradients } = self;
         let AttentionDims { batch, kv_heads, .. } = inputs.problem.dims;
-        let AttentionGradients { d_q, d_k, d_v, d_score_mod, d_sinks, d_bias: _, d_weight: _, d_gate_cumsum: _ } =
-            gradients;
+        let AttentionGradients {
+            d_q,
+            d_k,
+            d_v,
+            d_score_mod,
+            d_sinks,
+            d_bias: _,
+            d_weight: _,
+            d_gate_cumsum: _,
+            d_relative: _,
+        } = gradients;
         sinks::backward(inputs.problem, &saved, d_sinks);
         let size = inputs.map.sums();
         let mut sums = vec![T::ZERO; batch * size];

@@ -21,11 +21,13 @@ use super::diagonal::DiagonalSums;
 use super::feature_decay::FeatureDecay;
 use super::gate_cumsum::{self, GateOffsets, TileGates};
 use super::gradient::{GateGradientSums, TileScoreGradient};
+use super::relative::{self, RelativeBackward, RelativeProfiles};
 use super::table::{DistanceOrder, PaddedTable};
 use super::tile::{KeyTile, STRIP};
 use crate::Number;
 use crate::attention::{
-    AttentionDims, AttentionGradients, AttentionProblem, AttentionSaved, Strides, View, ViewMut, sinks, softcap,
+    AttentionDims, AttentionGradients, AttentionProblem, AttentionSaved, RelativeGradients, Strides, View, ViewMut,
+    sinks, softcap,
 };
 use crate::cpu::lanes::{Lanes, SimdKernel};
 use crate::forms::Sides;
@@ -53,13 +55,26 @@ impl<R: Number> SimdKernel<R> for TiledBackward<'_, R> {
         let TiledBackward { problem, saved, gradients } = self;
         let AttentionDims { batch, heads, kv_heads, queries, keys, .. } = problem.dims;
         let blocks = queries.div_ceil(QUERIES);
-        let AttentionGradients { d_q, d_k, d_v, d_bias, d_weight, d_score_mod: _, d_sinks, mut d_gate_cumsum } =
-            gradients;
+        let AttentionGradients {
+            d_q,
+            d_k,
+            d_v,
+            d_bias,
+            d_weight,
+            d_score_mod: _,
+            d_sinks,
+            mut d_gate_cumsum,
+            d_relative,
+        } = gradients;
         sinks::backward(problem, &saved, d_sinks);
         let distances = problem.ahead() + keys;
         let partial = |wanted: bool| if wanted { vec![R::ZERO; batch * heads * distances] } else { Vec::new() };
         let (mut bias_sums, mut weight_sums) = (partial(d_bias.is_some()), partial(d_weight.is_some()));
         let strides = Strides { batch: heads * distances, head: distances, row: distances };
+        let profiles = RelativeProfiles::new(problem, DistanceOrder::Descending);
+        let (d_rows, d_profiles) =
+            d_relative.map(|RelativeGradients { d_rows, d_profiles }| (d_rows, d_profiles)).unzip();
+        let (mut profile_sums, profile_strides) = relative::partial_sums(problem, profiles.as_ref(), d_rows.is_some());
         let mut delta = vec![R::ZERO; batch * heads * queries];
         let of_rows = d_gate_cumsum.is_some() && problem.mask.sides() == Sides::TwoSided;
         let mut gate_rows = vec![0.0; if of_rows { batch * heads * queries } else { 0 }];
@@ -83,6 +98,9 @@ impl<R: Number> SimdKernel<R> for TiledBackward<'_, R> {
             d_gate_cumsum: None,
             delta: &[],
             feature_decay: FeatureDecay::new(problem, QUERIES.max(KEYS)),
+            d_rows: relative::cleared(problem, d_rows),
+            d_profiles: d_profiles.is_some().then(|| ViewMut::new(&mut profile_sums, profile_strides)),
+            relative: profiles,
         };
         call.prepare(&mut delta);
         if let Some(d_gate_cumsum) = &mut d_gate_cumsum {
@@ -106,6 +124,9 @@ impl<R: Number> SimdKernel<R> for TiledBackward<'_, R> {
         }
         if let Some(d_gate_cumsum) = d_gate_cumsum {
             gate_cumsum::add_rows(problem, &gate_rows, d_gate_cumsum);
+        }
+        if let Some(d_profiles) = d_profiles {
+            relative::add_units(problem, &profile_sums, d_profiles);
         }
     }
 }
@@ -142,6 +163,10 @@ struct TiledBackwardCall<'a, L: Lanes> {
     /// `d_out.out`, the mean of `d_out.v` under the weights, `[B, H, Q]`.
     delta: &'a [L::Number],
     feature_decay: Option<FeatureDecay<'a, L::Number>>,
+    relative: Option<RelativeProfiles<'a, L::Number>>,
+    d_rows: Option<ViewMut<'a, L::Number>>,
+    /// As one row for each head of each sequence.
+    d_profiles: Option<ViewMut<'a, L::Number>>,
 }
 
 /// What one thread computes in. Widths are D rounded up to whole vectors.
@@ -169,6 +194,7 @@ struct TiledBackwardScratch<R> {
     gate_sums: Option<GateGradientSums<R>>,
     /// Those of the keys, of a head so far, `[KEYS]`.
     gate_columns: Vec<f64>,
+    relative: Option<RelativeBackward<R>>,
     width: usize,
 }
 
@@ -196,6 +222,7 @@ impl<R: Number> TiledBackwardScratch<R> {
             gate_cumsum: [QUERIES, KEYS].map(|tokens| GateOffsets::new(tokens, has_gates)),
             gate_sums: call.d_gate_cumsum.is_some().then(|| GateGradientSums::new(problem.mask.sides())),
             gate_columns: vec![0.0; KEYS],
+            relative: call.relative.as_ref().map(|profiles| RelativeBackward::new(profiles, call.d_rows.is_some())),
             width,
         }
     }
@@ -349,6 +376,9 @@ impl<'a, L: Lanes> TiledBackwardCall<'a, L> {
             let to = unsafe { rows.row(tile.batch, tile.head, tile.first_query, tile.queries) };
             to.iter_mut().zip(&sums.rows).for_each(|(to, row)| *to += row.to_f64());
         }
+        if let (Some(profiles), Some(from), Some(d_rows)) = (&self.relative, &scratch.relative, &self.d_rows) {
+            from.add_d_rows(self.lanes, profiles, tile, d_rows);
+        }
         for query in 0..tile.queries {
             // SAFETY: the view is checked, and it is this item's turn to write these queries.
             let to =
@@ -373,6 +403,9 @@ impl<'a, L: Lanes> TiledBackwardCall<'a, L> {
                     let row = unsafe { table.row(batch, head, 0, ahead + keys) };
                     sums.move_into(row, origin);
                 }
+            }
+            if let (Some(sums), Some(to)) = (&mut scratch.relative, &self.d_profiles) {
+                sums.move_into(self.lanes, to, batch, head);
             }
         });
     }
@@ -401,11 +434,21 @@ impl<'a, L: Lanes> TiledBackwardCall<'a, L> {
             softcap::apply(&mut scratch.weights[..tile.queries * KEYS], cap);
         }
         let is_whole = tile.is_whole(self.problem.mask.window());
+        let mut bias =
+            (self.problem.tables().bias.is_some() || !is_whole).then(|| self.bias.at(tile.head, tile.distance));
+        let profiles = self.relative.as_ref().filter(|profiles| profiles.reaches(tile.distance, tile.keys));
+        let mut relative = profiles.zip(scratch.relative.as_mut());
+        let mut d_relative = None;
+        if let Some((profiles, scratch)) = &mut relative {
+            scratch.load(self.lanes, profiles, tile);
+            let (table, gradient) = scratch.scores(self.lanes, profiles, tile, bias);
+            (bias, d_relative) = (Some(table), gradient);
+        }
         self.lanes.run(TileScoreGradient {
             tile: *tile,
             weights: &mut scratch.weights,
             d_scores: &mut scratch.d_scores,
-            bias: (self.problem.tables().bias.is_some() || !is_whole).then(|| self.bias.at(tile.head, tile.distance)),
+            bias,
             weight: self.weight.as_ref().map(|weight| weight.at(tile.head, tile.distance)),
             softcap: self.problem.softcap,
             lse: &self.saved.lse[at..][..tile.queries],
@@ -417,7 +460,11 @@ impl<'a, L: Lanes> TiledBackwardCall<'a, L> {
                 TileGates { queries, keys, sides: self.problem.mask.sides() }
             }),
             d_gate_cumsum: scratch.gate_sums.as_mut(),
+            d_relative,
         });
+        if let Some((profiles, scratch)) = &mut relative {
+            scratch.backward(self.lanes, profiles, tile);
+        }
         if let Some(sums) = &mut scratch.gate_sums {
             sums.move_columns(&mut scratch.gate_columns[..tile.keys]);
         }

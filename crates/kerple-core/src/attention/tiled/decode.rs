@@ -14,7 +14,7 @@
 use super::feature_decay::FeatureDecay;
 use super::forward::TiledForward;
 use crate::Number;
-use crate::attention::{AttentionDims, AttentionProblem, Strides, View, ViewMut, softcap};
+use crate::attention::{AttentionDims, AttentionProblem, RelativeBias, Strides, View, ViewMut, softcap};
 use crate::cpu::lanes::{Lanes, SimdKernel};
 use crate::tiles::microkernel::StoreMode;
 use crate::tiles::product::{SmallGemm, StridedMatrix};
@@ -134,7 +134,8 @@ impl<L: Lanes> SplitKvCall<'_, L> {
             let q = self.decayed_query(self.q.row(batch, head, 0, head_dim), self.problem.dims.keys - keys.end);
             self.lanes.run(Dots { q: &q, k: k.0, stride: k.1, to: &mut scores[..keys.len()] });
             let scale = self.softcap(&mut scores[..keys.len()]);
-            let passed = self.passed(batch, head, &keys);
+            let mut passed = self.passed(batch, head, &keys);
+            self.add_relative(batch, head, &keys, &mut passed);
             let statistics_of = SplitStatistics {
                 scale,
                 weight: self.distances(self.problem.tables().weight, head, &keys),
@@ -167,6 +168,23 @@ impl<L: Lanes> SplitKvCall<'_, L> {
         let gate_cumsum = self.problem.gate_cumsum(batch, head)?;
         let own = gate_cumsum[gate_cumsum.len() - 1];
         Some(gate_cumsum[keys.clone()].iter().map(|cumsum| L::Number::from_f64(own - cumsum)).collect())
+    }
+
+    /// Adds the relative bias of a head to what is added to the scores of some keys; the query is at the last key's position.
+    fn add_relative(&self, batch: usize, head: usize, keys: &Range<usize>, to: &mut Option<Vec<L::Number>>) {
+        let Some(RelativeBias { rows, profiles, rank, reach }) = self.problem.relative() else { return };
+        let all = self.problem.dims.keys;
+        let near = keys.start.max(all.saturating_sub(reach))..keys.end;
+        if near.is_empty() {
+            return;
+        }
+        let distances = all - near.end..all - near.start;
+        let mut bias = vec![L::Number::ZERO; distances.len()];
+        for (factor, profile) in rows.row(batch, head, 0, rank).iter().zip(profiles.chunks_exact(reach)) {
+            bias.iter_mut().zip(&profile[distances.clone()]).for_each(|(to, &p)| *to += *factor * p);
+        }
+        let to = to.get_or_insert_with(|| vec![L::Number::ZERO; keys.len()]);
+        to[near.start - keys.start..].iter_mut().zip(bias.iter().rev()).for_each(|(to, &bias)| *to += bias);
     }
 
     /// Scales and caps dot products where there is a softcap; returns the factor that is left to apply.

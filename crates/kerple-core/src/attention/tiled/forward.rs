@@ -15,7 +15,8 @@
 
 use super::feature_decay::FeatureDecay;
 use super::gate_cumsum::{GateOffsets, TileGates};
-use super::table::{DistanceOrder, PaddedTable};
+use super::relative::{RelativeProfiles, RelativeScores};
+use super::table::{DistanceOrder, PaddedTable, TileTable};
 use crate::Number;
 use crate::attention::{AttentionDims, AttentionProblem, Strides, View, ViewMut, softcap};
 use crate::cpu::lanes::{Arithmetic, Lanes, SimdKernel};
@@ -25,9 +26,9 @@ use crate::tiles::rows::{CopyRows, ScaleRow, Transpose};
 use crate::tiles::workers;
 
 /// Queries of one item of work.
-const QUERIES: usize = 96;
+pub(super) const QUERIES: usize = 96;
 /// Keys of one tile.
-const KEYS: usize = 96;
+pub(super) const KEYS: usize = 96;
 /// Where the diagonal crosses a tile, keys are skipped in strips of this many.
 const STRIP: usize = 12;
 
@@ -58,6 +59,7 @@ impl<R: Number> SimdKernel<R> for TiledForward<'_, R> {
             bias: PaddedTable::bias(problem, DistanceOrder::Ascending, QUERIES + KEYS),
             weight: PaddedTable::weight(problem, DistanceOrder::Ascending, QUERIES + KEYS),
             feature_decay: FeatureDecay::new(problem, QUERIES.max(KEYS)),
+            relative: RelativeProfiles::new(problem, DistanceOrder::Ascending),
         };
         let blocks = queries.div_ceil(QUERIES);
         workers::for_each(
@@ -82,6 +84,7 @@ struct TiledForwardCall<'a, L: Lanes> {
     bias: PaddedTable<L::Number>,
     weight: Option<PaddedTable<L::Number>>,
     feature_decay: Option<FeatureDecay<'a, L::Number>>,
+    relative: Option<RelativeProfiles<'a, L::Number>>,
 }
 
 /// What one thread computes in. `transposed` means that queries are the columns: lanes are queries.
@@ -94,6 +97,10 @@ struct TiledForwardScratch<R> {
     k_decayed: Vec<R>,
     /// Cumulative gates of the queries and of the keys.
     gate_cumsum: [GateOffsets<R>; 2],
+    /// Rows of the relative bias, `[R, QUERIES]`; empty without one.
+    relative_transposed: Vec<R>,
+    /// What a tile within its reach adds to scores, `[KEYS, QUERIES]`; empty without one.
+    relative: Vec<R>,
     /// `[KEYS, width]`
     v: Vec<R>,
     /// Scores, then their exponentials, `[KEYS, QUERIES]`
@@ -113,12 +120,15 @@ impl<R: Number> TiledForwardScratch<R> {
     fn new<L: Lanes>(problem: &AttentionProblem<R>, decayed: bool) -> Self {
         let (head_dim, has_gates) = (problem.dims.head_dim, problem.tables().gate_cumsum.is_some());
         let width = head_dim.next_multiple_of(L::COUNT);
+        let rank = problem.relative().map_or(0, |relative| relative.rank);
         let unset = |n| workers::scratch(n);
         TiledForwardScratch {
             q_transposed: unset(head_dim * QUERIES),
             q_decayed_transposed: unset(if decayed { head_dim * QUERIES } else { 0 }),
             k_decayed: unset(if decayed { head_dim * KEYS } else { 0 }),
             gate_cumsum: [QUERIES, KEYS].map(|tokens| GateOffsets::new(tokens, has_gates)),
+            relative_transposed: unset(rank * QUERIES),
+            relative: unset(if rank > 0 { KEYS * QUERIES } else { 0 }),
             v: unset(KEYS * width),
             scores_transposed: unset(KEYS * QUERIES),
             out: unset(QUERIES * width),
@@ -132,22 +142,22 @@ impl<R: Number> TiledForwardScratch<R> {
 
 /// Where one tile lies.
 #[derive(Clone, Copy)]
-struct QueryTile {
+pub(super) struct QueryTile {
     batch: usize,
     head: usize,
     kv_head: usize,
-    queries: usize,
+    pub(super) queries: usize,
     first_key: usize,
-    keys: usize,
+    pub(super) keys: usize,
     /// Distance between the first query and the first key.
-    distance: isize,
+    pub(super) distance: isize,
     /// Keys after its own position that a query sees.
     ahead: usize,
 }
 
 impl QueryTile {
     /// Keys of the tile that the lanes of `group` have to look at.
-    fn keys_seen_by(&self, group: usize, lanes: usize) -> usize {
+    pub(super) fn keys_seen_by(&self, group: usize, lanes: usize) -> usize {
         let last = self.distance + (((group + 1) * lanes).min(self.queries) + self.ahead) as isize;
         (last.max(0) as usize).next_multiple_of(STRIP).min(self.keys)
     }
@@ -175,6 +185,9 @@ impl<L: Lanes> TiledForwardCall<'_, L> {
         });
         if let Some(feature_decay) = &self.feature_decay {
             self.lanes.run(feature_decay.columns(&mut scratch.q_transposed, QUERIES, queries));
+        }
+        if let Some(relative) = &self.relative {
+            self.lanes.run(relative.transposed(batch, head, first_query, queries, &mut scratch.relative_transposed));
         }
         let gate_cumsum = self.problem.gate_cumsum(batch, head);
         let own = self.problem.dims.position(first_query).max(0) as usize;
@@ -218,10 +231,17 @@ impl<L: Lanes> TiledForwardCall<'_, L> {
             softcap::apply(&mut scratch.scores_transposed[..tile.keys * QUERIES], cap);
         }
         let is_whole = tile.is_whole(self.problem.mask.window());
+        let mut bias =
+            (self.problem.tables().bias.is_some() || !is_whole).then(|| self.bias.at(tile.head, tile.distance));
+        if let Some(relative) = self.relative.as_ref().filter(|relative| relative.reaches(tile.distance, tile.keys)) {
+            let (rows, to) = (&scratch.relative_transposed, &mut scratch.relative[..]);
+            self.lanes.run(RelativeScores { tile: *tile, profiles: relative, rows, bias, to });
+            bias = Some(TileTable { values: &scratch.relative, origin: 0, step: QUERIES as isize });
+        }
         self.lanes.run(OnlineSoftmax {
             tile: *tile,
             scores: &mut scratch.scores_transposed,
-            bias: (self.problem.tables().bias.is_some() || !is_whole).then(|| self.bias.at(tile.head, tile.distance)),
+            bias,
             weight: self.weight.as_ref().map(|weight| weight.at(tile.head, tile.distance)),
             gate_cumsum: self.problem.tables().gate_cumsum.map(|_| {
                 let [queries, keys] = &scratch.gate_cumsum;
@@ -356,9 +376,9 @@ impl<L: Lanes> TiledForwardCall<'_, L> {
 struct OnlineSoftmax<'a, R> {
     tile: QueryTile,
     scores: &'a mut [R],
-    /// The head's row, and where the distance of the tile's first query and key lies in it.
-    bias: Option<(&'a [R], usize)>,
-    weight: Option<(&'a [R], usize)>,
+    /// By key.
+    bias: Option<TileTable<'a, R>>,
+    weight: Option<TileTable<'a, R>>,
     gate_cumsum: Option<TileGates<'a, R>>,
     row_max: &'a mut [R],
     row_sum: &'a mut [R],
@@ -375,8 +395,8 @@ impl<R: Number> SimdKernel<R> for OnlineSoftmax<'_, R> {
             let (keys, lane) = (tile.keys_seen_by(group, L::COUNT), group * L::COUNT);
             assert!(keys * QUERIES <= scores.len() && lane + L::COUNT <= QUERIES);
             assert!([row_max.len(), row_sum.len(), rescale.len()].into_iter().all(|len| len >= lane + L::COUNT));
-            for (table, origin) in [bias, weight].into_iter().flatten() {
-                assert!(origin + 1 >= keys && origin + lane + L::COUNT <= table.len());
+            for table in [bias, weight].into_iter().flatten() {
+                table.check(keys, lane + L::COUNT);
             }
             let own = gate_cumsum.map(|gate_cumsum| (gate_cumsum, gate_cumsum.queries.load_at(lanes, lane)));
             // SAFETY: the assertions bound every index.
@@ -415,26 +435,26 @@ type LaneGates<'a, L> = (TileGates<'a, <L as Arithmetic>::Number>, [<L as Arithm
 /// Makes the scores of a key and the lanes from `lane` on what tables and cumulative gates make of them, and returns them.
 ///
 /// # Safety
-/// They lie in the scores, and those lanes of the distances `key` below the origins in the tables.
+/// They lie in the scores, and the tables have passed their check for this key and those lanes.
 #[inline(always)]
 unsafe fn finish_score<L: Lanes>(
     lanes: L,
     scores: &mut [L::Number],
     key: usize,
     lane: usize,
-    weight: Option<(&[L::Number], usize)>,
-    bias: Option<(&[L::Number], usize)>,
+    weight: Option<TileTable<L::Number>>,
+    bias: Option<TileTable<L::Number>>,
     gate_cumsum: Option<LaneGates<L>>,
 ) -> L::Vector {
     // SAFETY: the caller's promise.
     unsafe {
         let at = scores.as_mut_ptr().add(key * QUERIES + lane);
         let mut z = lanes.load(at);
-        if let Some((table, origin)) = weight {
-            z = lanes.mul(z, lanes.load(table.as_ptr().add(origin - key + lane)));
+        if let Some(table) = weight {
+            z = lanes.mul(z, table.load(lanes, key, lane));
         }
-        if let Some((table, origin)) = bias {
-            z = lanes.add(z, lanes.load(table.as_ptr().add(origin - key + lane)));
+        if let Some(table) = bias {
+            z = lanes.add(z, table.load(lanes, key, lane));
         }
         if let Some((gate_cumsum, own)) = gate_cumsum {
             z = lanes.add(z, gate_cumsum.difference(lanes, own, gate_cumsum.keys.splat(lanes, key)));

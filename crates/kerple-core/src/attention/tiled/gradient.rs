@@ -3,6 +3,8 @@
 use super::backward::{KEYS, QUERIES};
 use super::diagonal::DiagonalSums;
 use super::gate_cumsum::{TileGates, signed};
+use super::relative::DistanceGradient;
+use super::table::TileTable;
 use super::tile::KeyTile;
 use crate::Number;
 use crate::cpu::lanes::{Lanes, SimdKernel};
@@ -14,9 +16,9 @@ pub(super) struct TileScoreGradient<'a, R> {
     pub(super) tile: KeyTile,
     pub(super) weights: &'a mut [R],
     pub(super) d_scores: &'a mut [R],
-    /// The head's row, and where the distance of the tile's first query and key lies in it.
-    pub(super) bias: Option<(&'a [R], usize)>,
-    pub(super) weight: Option<(&'a [R], usize)>,
+    /// By query.
+    pub(super) bias: Option<TileTable<'a, R>>,
+    pub(super) weight: Option<TileTable<'a, R>>,
     /// Of the scores, to which it has been applied.
     pub(super) softcap: Option<R>,
     pub(super) lse: &'a [R],
@@ -25,6 +27,7 @@ pub(super) struct TileScoreGradient<'a, R> {
     pub(super) d_weight: Option<&'a mut DiagonalSums<R>>,
     pub(super) gate_cumsum: Option<TileGates<'a, R>>,
     pub(super) d_gate_cumsum: Option<&'a mut GateGradientSums<R>>,
+    pub(super) d_relative: Option<&'a mut DistanceGradient<R>>,
 }
 
 /// Sums of the gradient of a tile's scores by token, in both directions with the sign of the distance.
@@ -83,12 +86,15 @@ impl<R: Number> SimdKernel<R> for TileScoreGradient<'_, R> {
         for sums in [&self.d_bias, &self.d_weight].into_iter().flatten() {
             sums.check::<L>();
         }
+        if let Some(to) = &self.d_relative {
+            to.check();
+        }
         for query in 0..tile.queries {
             let columns = tile.lanes_seen_by(query, L::COUNT);
             let end = query * KEYS + columns;
             assert!(columns <= KEYS && end <= self.weights.len() && end <= self.d_scores.len());
-            for (table, origin) in [self.bias, self.weight].into_iter().flatten() {
-                assert!(origin >= query && origin + columns <= table.len());
+            for table in [self.bias, self.weight].into_iter().flatten() {
+                table.check(query + 1, columns);
             }
             // A row that sees nothing has weights exp(z - MAX) = 0.
             let seen = self.lse[query] != R::NEG_INFINITY;
@@ -106,13 +112,13 @@ impl<R: Number> SimdKernel<R> for TileScoreGradient<'_, R> {
                     let score = lanes.load(at);
                     let mut z = score;
                     let mut factor = None;
-                    if let Some((table, origin)) = self.weight {
-                        let weight = lanes.load(table.as_ptr().add(origin - query + key));
+                    if let Some(table) = self.weight {
+                        let weight = table.load(lanes, query, key);
                         z = lanes.mul(z, weight);
                         factor = Some(weight);
                     }
-                    if let Some((table, origin)) = self.bias {
-                        z = lanes.add(z, lanes.load(table.as_ptr().add(origin - query + key)));
+                    if let Some(table) = self.bias {
+                        z = lanes.add(z, table.load(lanes, query, key));
                     }
                     if let Some((gate_cumsum, own)) = own {
                         z = lanes.add(z, gate_cumsum.difference(lanes, own, gate_cumsum.keys.load_at(lanes, key)));
@@ -132,6 +138,9 @@ impl<R: Number> SimdKernel<R> for TileScoreGradient<'_, R> {
                             row = lanes.add(row, first_lanes(lanes, d_z, tile.keys - key));
                         }
                     }
+                    if let Some(to) = &mut self.d_relative {
+                        to.store(lanes, query, key, first_lanes(lanes, d_z, tile.keys - key));
+                    }
                     if let Some(weight) = factor {
                         d_z = lanes.mul(d_z, weight);
                     }
@@ -144,6 +153,9 @@ impl<R: Number> SimdKernel<R> for TileScoreGradient<'_, R> {
             }
             if let Some(sums) = &mut self.d_gate_cumsum {
                 sums.rows[query] = lanes.sum(row);
+            }
+            if let Some(to) = &mut self.d_relative {
+                to.clear_from(query, columns);
             }
         }
         for sums in [self.d_bias, self.d_weight].into_iter().flatten() {

@@ -2,6 +2,7 @@
 
 use crate::Number;
 use crate::attention::AttentionProblem;
+use crate::cpu::lanes::Lanes;
 
 /// Values for each head at the distances of a call, `-ahead..=K - 1`, with a margin on both sides for the lanes that a tile computes in vain.
 pub(super) struct PaddedTable<R> {
@@ -74,8 +75,49 @@ impl<R: Number> PaddedTable<R> {
         PaddedTable { values, head_stride: if table.is_some() { row } else { 0 }, origin, order }
     }
 
-    /// A head's row and the index of `distance` in it.
-    pub(super) fn at(&self, head: usize, distance: isize) -> (&[R], usize) {
-        (&self.values[head * self.head_stride..], self.origin.strict_add_signed(self.order.along(distance)))
+    /// A head's row as a tile reads it whose first query and key are this far apart.
+    pub(super) fn at(&self, head: usize, distance: isize) -> TileTable<'_, R> {
+        let origin = self.origin.strict_add_signed(self.order.along(distance));
+        TileTable { values: &self.values[head * self.head_stride..], origin, step: -1 }
+    }
+}
+
+/// What a tile adds to its scores, or multiplies them with: rows of numbers, the lanes of each contiguous.
+#[derive(Clone, Copy)]
+pub(super) struct TileTable<'a, R> {
+    pub(super) values: &'a [R],
+    /// Where the first row begins.
+    pub(super) origin: usize,
+    /// From one row to the next: -1 in a table over distances, which rows read one distance apart.
+    pub(super) step: isize,
+}
+
+impl<'a, R: Number> TileTable<'a, R> {
+    fn start(&self, row: usize) -> isize {
+        self.origin as isize + row as isize * self.step
+    }
+
+    /// Panics unless the first `rows` rows have `columns` columns.
+    #[inline(always)]
+    pub(super) fn check(&self, rows: usize, columns: usize) {
+        if rows > 0 {
+            let (first, last) = (self.start(0), self.start(rows - 1));
+            assert!(first.min(last) >= 0 && first.max(last) as usize + columns <= self.values.len());
+        }
+    }
+
+    /// The lanes of a row from `column` on.
+    ///
+    /// # Safety
+    /// [`TileTable::check`] has passed for more rows and for all these columns.
+    #[inline(always)]
+    pub(super) unsafe fn load<L: Lanes<Number = R>>(&self, lanes: L, row: usize, column: usize) -> L::Vector {
+        // SAFETY: the caller's promise.
+        unsafe { lanes.load(self.values.as_ptr().offset(self.start(row)).add(column)) }
+    }
+
+    /// A row from `column` on, which may be negative, and to the end of what follows it.
+    pub(super) fn row_from(&self, row: usize, column: isize) -> &'a [R] {
+        &self.values[usize::try_from(self.start(row) + column).expect("tables have a margin before their rows")..]
     }
 }

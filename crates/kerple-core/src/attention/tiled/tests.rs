@@ -60,6 +60,13 @@ proptest! {
     }
 
     #[test]
+    fn relative_biases_equal_naive(recipe in recipes(), rank in 1usize..20, reach in 1usize..250, seed in any::<u64>()) {
+        let case = recipe.case();
+        let case = if seed.is_multiple_of(3) { case.gated(seed) } else { case };
+        assert_tiled_equals_naive(case.with_relative(rank, reach, seed));
+    }
+
+    #[test]
     fn gates_equal_naive(recipe in recipes(), seed in any::<u64>()) {
         assert_tiled_equals_naive(recipe.case().gated(seed));
     }
@@ -154,6 +161,73 @@ fn gates_above_1_are_for_one_direction() {
     case.tiled_f64();
 }
 
+/// One number a row that is 1: every row has the same bias.
+#[test]
+fn rows_of_ones_are_a_table() {
+    let mut table = Case::new(dims(2, 4, 2, 130, 290, 8), 36);
+    (table.weight, table.sinks) = (None, Some(vec![0.3; 4]));
+    let (keys, len) = (table.dims.keys, table.table_len);
+    let profile: Vec<f64> = (0..150).map(|d| (0.1 * d as f64).sin() - 0.01 * d as f64).collect();
+    let mut relative = table.clone().with_relative(1, 150, 37);
+    relative.bias = None;
+    let own = relative.relative.as_mut().unwrap();
+    own.rows.fill(1.0);
+    own.profiles.clone_from(&profile);
+    table.bias = Some((0..4 * len).map(|at| profile.get(at % len).copied().unwrap_or(0.0)).collect());
+    let (got, want) = (relative.tiled_f64(), table.tiled_f64());
+    for (a, b) in [(&got.out, &want.out), (&got.lse, &want.lse), (&got.d_q, &want.d_q), (&got.d_k, &want.d_k)] {
+        // f64 sums over 290 keys
+        assert!(a.iter().zip(b).all(|(a, b)| (a - b).abs() < 1e-12), "{keys}");
+    }
+    for d in 0..150 {
+        let of_heads: f64 = (0..4).map(|head| want.d_bias[head * len + d]).sum();
+        assert!((got.d_profiles[d] - of_heads).abs() < 1e-10, "{d}: {} {of_heads}", got.d_profiles[d]);
+    }
+}
+
+/// Distances past the end of a sequence, and those that a window hides, change nothing and have no gradient.
+#[test]
+fn a_reach_beyond_the_keys_is_as_one_that_ends_with_them() {
+    for (window, seen) in [(None, 230), (Some(70), 70)] {
+        let case = Case::with_mask(dims(1, 2, 1, 130, 230, 8), Mask::Causal { window }, 38);
+        let far = case.clone().with_relative(5, 400, 39);
+        let mut near = far.clone();
+        let own = near.relative.as_mut().unwrap();
+        own.reach = seen;
+        own.profiles = own.profiles.chunks(400).flat_map(|profile| profile[..seen].to_vec()).collect();
+        for set in InstructionSet::available() {
+            let (far, near) = (far.tiled_f32(set), near.tiled_f32(set));
+            assert_eq!((&far.out, &far.d_q, &far.d_rows), (&near.out, &near.d_q, &near.d_rows), "{set:?}");
+            for (far, near) in far.d_profiles.chunks(400).zip(near.d_profiles.chunks(seen)) {
+                assert_eq!(&far[..seen], near);
+                assert!(far[seen..].iter().all(|&gradient| gradient == 0.0));
+            }
+        }
+    }
+}
+
+/// Decoding token by token, and in chunks, is the whole pass.
+#[test]
+fn last_rows_of_a_relative_bias_are_those_of_the_whole() {
+    let whole = Case::new(dims(2, 2, 1, 210, 210, 8), 40).with_relative(16, 64, 41);
+    let expected = whole.tiled_f64().out;
+    for rows in [1, 3, 100] {
+        let mut last = whole.clone();
+        last.dims.queries = rows;
+        let keep = |values: &[f64], width: usize| -> Vec<f64> {
+            values.chunks(210 * width).flat_map(|head| head[(210 - rows) * width..].to_vec()).collect()
+        };
+        (last.q, last.d_out) = (keep(&last.q, 8), keep(&last.d_out, 8));
+        let own = last.relative.as_mut().unwrap();
+        own.rows = keep(&own.rows, 16);
+        let found = last.tiled_f64().out;
+        for (a, b) in found.iter().zip(keep(&expected, 8)) {
+            // f64 sums over 210 keys in another order
+            assert!((a - b).abs() < 1e-12, "{rows}: {a} {b}");
+        }
+    }
+}
+
 #[test]
 fn padding_is_as_if_it_were_not_there() {
     for mask in [Mask::CAUSAL, Mask::BIDIRECTIONAL, Mask::Bidirectional { window: Some(40) }] {
@@ -223,8 +297,9 @@ fn threads_do_not_change_a_bit() {
     let one_head = Case::new(dims(1, 1, 1, 700, 700, 8), 19);
     let layer = Case::new(dims(1, 4, 4, 512, 512, 64), 28);
     let gated = [full_case().softened(false, true).gated(36), decode.clone().gated(37), both.clone().gated(38)];
+    let relative = [full_case().with_relative(16, 90, 42), layer.clone().with_relative(5, 300, 43)];
     let plain = [full_case(), one_head, Case::new(dims(3, 3, 1, 90, 90, 8), 20), decode, both, layer];
-    for case in plain.into_iter().chain(gated) {
+    for case in plain.into_iter().chain(gated).chain(relative) {
         for set in InstructionSet::available() {
             let on = |threads| {
                 let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().unwrap();

@@ -153,7 +153,14 @@ impl TimedAttention {
                 None => {
                     let (bias, feature_decay, len) = (bias.as_deref(), feature_decay.as_deref(), dims.keys);
                     let clocks = clocks.as_deref().map(|values| Strided { values, stride: len });
-                    ScoreTransform::Table(ScoreTable { bias, weight: None, feature_decay, gate_cumsum: clocks, len })
+                    ScoreTransform::Table(ScoreTable {
+                        bias,
+                        weight: None,
+                        feature_decay,
+                        gate_cumsum: clocks,
+                        relative: None,
+                        len,
+                    })
                 }
             },
             ..AttentionProblem::causal(*dims, (dims.head_dim as f32).sqrt().recip())
@@ -175,6 +182,7 @@ impl TimedAttention {
                 d_score_mod: d_map,
                 d_sinks: None,
                 d_gate_cumsum: d_clocks,
+                d_relative: None,
             };
             let run = if engine == CpuAttention::Tiled { attention::backward } else { naive::backward };
             run(&problem, saved, gradients);

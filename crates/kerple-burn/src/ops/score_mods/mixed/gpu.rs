@@ -1,11 +1,11 @@
-//! A network over heads on GPUs, by the kernels of [`kerple_gpu::over_heads`].
+//! A network over heads on GPUs, by the kernels of [`kerple_gpu::head_mlp`].
 
 use crate::custom_op::{BackwardContext, CustomOp, GpuOp, OpInputs, OpOutput, SavedForBackward, like};
 use burn::backend::DispatchDevice;
 use burn::tensor::{DType, Tensor};
 use burn_cubecl::tensor::CubeTensor;
 use kerple_core::score_mods::network::Network;
-use kerple_gpu::over_heads::OverHeads;
+use kerple_gpu::head_mlp::HeadMlp;
 
 /// Scores `[B, H, Q, K]` with what a network of these numbers and a bias, `[1, H, Q, K]`, add to them; `None`: there is no kernel.
 pub(super) fn mixed(
@@ -17,7 +17,7 @@ pub(super) fn mixed(
     let device = scores.device().without_autodiff();
     let DispatchDevice::Cube(device) = device.as_dispatch() else { return None };
     let [batch, heads, queries, keys] = scores.dims();
-    let there = OverHeads::new(&device.client(), network, [batch, heads, queries * keys], bias.is_some());
+    let there = HeadMlp::new(&device.client(), network, [batch, heads, queries * keys], bias.is_some());
     let kernels = there.filter(|_| scores.dtype() == DType::F32)?;
     let mut inputs = OpInputs::default();
     let [scores, numbers] = [inputs.add(scores.clone()), inputs.add(numbers)];
@@ -31,7 +31,7 @@ struct HeadNetworkOp {
     scores: usize,
     numbers: usize,
     bias: Option<usize>,
-    kernels: OverHeads,
+    kernels: HeadMlp,
 }
 
 impl CustomOp for HeadNetworkOp {
@@ -55,7 +55,7 @@ impl GpuOp for HeadNetworkOp {
         let found = self.kernels.backward(&scores.client, given, bias);
         let mut gradients: Vec<Option<CubeTensor>> = inputs.iter().map(|_| None).collect();
         gradients[self.scores] = Some(like(scores, found.d_scores));
-        gradients[self.numbers] = Some(like(numbers, found.d_numbers));
+        gradients[self.numbers] = Some(like(numbers, found.d_parameters));
         if let (Some(bias), Some(d_bias)) = (self.bias, found.d_bias) {
             gradients[bias] = Some(like(&inputs[bias], d_bias));
         }

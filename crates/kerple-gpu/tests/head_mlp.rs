@@ -10,7 +10,7 @@ use cubecl::prelude::CubeElement;
 use cubecl::server::Handle;
 use kerple_core::score_mods::network::{Edge, Network, SLOPE, Variant};
 use kerple_gpu::cubecl;
-use kerple_gpu::over_heads::{Gradients, OverHeads};
+use kerple_gpu::head_mlp::{HeadMlp, HeadMlpGradients};
 use rand::{RngExt, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 
@@ -112,11 +112,12 @@ impl Case {
         };
         let [scores, numbers, d_y] = [&self.scores, &self.numbers, &self.d_y].map(put);
         let bias = self.bias.as_ref().map(put);
-        let call = OverHeads::new(client, &self.network, self.sizes, bias.is_some()).unwrap();
+        let call = HeadMlp::new(client, &self.network, self.sizes, bias.is_some()).unwrap();
         let y = call.forward(client, &scores, bias.as_ref(), &numbers);
-        let Gradients { d_scores, d_bias, d_numbers } = call.backward(client, [&scores, &numbers, &d_y], bias.as_ref());
+        let HeadMlpGradients { d_scores, d_bias, d_parameters } =
+            call.backward(client, [&scores, &numbers, &d_y], bias.as_ref());
         let get = |handle: Handle| f32::from_bytes(&client.read_one(handle).expect("the device answers")).to_vec();
-        [Some(y), Some(d_scores), Some(d_numbers), d_bias].into_iter().flatten().map(get).collect()
+        [Some(y), Some(d_scores), Some(d_parameters), d_bias].into_iter().flatten().map(get).collect()
     }
 }
 
@@ -147,7 +148,7 @@ fn what_has_no_room_has_no_kernel() {
         let (variant, edge) = (Variant::ConcatResidual, Edge::Open);
         Network { hidden, variant, kernel, edge }
     };
-    let runs = |network: Network, heads: usize| OverHeads::new(&client, &network, [1, heads, 100], true).is_some();
+    let runs = |network: Network, heads: usize| HeadMlp::new(&client, &network, [1, heads, 100], true).is_some();
     assert!(runs(network(32, 1), 12));
     assert!(!runs(network(32, 3), 12) && !runs(network(32, 1), 33) && !runs(network(100_000, 1), 12));
 }

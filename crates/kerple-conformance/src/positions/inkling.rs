@@ -1,0 +1,211 @@
+//! Attention with a relative bias per row (Inkling): outputs and every gradient, in every engine.
+
+use crate::case::Case;
+use crate::engines::{cast, to_f64};
+use crate::{CaseComparison, CaseResult, Checked};
+use burn::tensor::{DType, Device, Tensor, TensorData};
+use kerple_burn::attention_context::{AttentionMask, RelativeTensors, ScoreContext};
+use kerple_burn::implementation::Impl;
+use kerple_core::Number;
+use kerple_core::attention::{
+    self, AttentionDims, AttentionGradients, AttentionProblem, AttentionSaved, Mask, RelativeBias, RelativeGradients,
+    ScoreTable, ScoreTransform, Strides, View, ViewMut, naive,
+};
+
+/// One layer's attention. The log-length factor multiplies queries and rows before it, and their gradients after it.
+#[derive(Clone)]
+struct InklingLayer {
+    dims: AttentionDims,
+    scale: f64,
+    window: Option<usize>,
+    lengths: Option<Vec<usize>>,
+    rank: usize,
+    reach: usize,
+    q: Vec<f64>,
+    k: Vec<f64>,
+    v: Vec<f64>,
+    d_out: Vec<f64>,
+    rows: Vec<f64>,
+    profiles: Vec<f64>,
+    /// The log-length factor of each query, on queries and on rows.
+    factors: [Vec<f64>; 2],
+}
+
+/// What an engine returns, by the names of expected arrays.
+type InklingOutput = [(&'static str, Vec<f64>); 6];
+
+/// Attention with a relative bias per row: outputs and gradients.
+pub(super) fn attention(case: &Case) -> CaseResult {
+    let layer = InklingLayer::read(case)?;
+    let burn = |engine| (layer.burn(engine), false);
+    [
+        ("naive f64", (layer.run::<f64>(false), false)),
+        ("naive f32", (layer.run::<f32>(false), true)),
+        ("tiled f64", (layer.run::<f64>(true), false)),
+        ("tiled f32", (layer.run::<f32>(true), true)),
+        ("burn reference f64", burn(Impl::Reference)),
+        ("burn fused f64", burn(Impl::Kernel)),
+    ]
+    .into_iter()
+    .map(|(engine, (found, single))| compare(case, engine, &found, single))
+    .collect()
+}
+
+fn compare(case: &Case, engine: &str, found: &InklingOutput, single: bool) -> Checked<CaseComparison> {
+    let mut comparison = CaseComparison::new(engine);
+    let tolerance = case.tolerance(if single { "if_you_compute_in_f32" } else { "f64_arrays" });
+    for key in case.keys("expected") {
+        let got = found.iter().find(|(name, _)| *name == key);
+        let (_, got) = got.ok_or_else(|| format!("expected.{key} is not a known quantity"))?;
+        case.compare(&mut comparison, key, got, tolerance)?;
+    }
+    Ok(comparison)
+}
+
+/// `1 + alpha ln(max(1, (i + 1) / floor))` at position i.
+fn log_length_factor(position: usize, floor: f64, alpha: f64) -> f64 {
+    1.0 + alpha * ((position + 1) as f64 / floor).max(1.0).ln()
+}
+
+impl InklingLayer {
+    fn read(case: &Case) -> Checked<InklingLayer> {
+        let ([batch, heads, queries, head_dim], [_, kv_heads, keys, _]) = (case.shape("q")?, case.shape("k")?);
+        let dims = AttentionDims { batch, heads, kv_heads, queries, keys, head_dim };
+        let [q, k, v, d_out, rows] = ["q", "k", "v", "dout", "r"].map(|key| case.input(key));
+        let profiles = case.array("params", "P")?;
+        let &[rank, reach] = profiles.shape.as_slice() else { return Err("P is not a matrix".to_owned()) };
+        let factor = |row: usize| match (case.optional_number("log_scale_floor"), case.number("log_scale_alpha")) {
+            (Some(floor), Ok(alpha)) => log_length_factor(keys - queries + row, floor, alpha),
+            _ => 1.0,
+        };
+        let factors: Vec<f64> = (0..queries.min(keys)).map(factor).collect();
+        let length = |value: &serde_json::Value| value.as_u64().map(|length| length as usize);
+        let layer = InklingLayer {
+            dims,
+            scale: case.number("scale")?,
+            window: case.optional_number("window").map(|window| window as usize),
+            lengths: case.setting("lengths").as_array().and_then(|all| all.iter().map(length).collect()),
+            rank,
+            reach,
+            q: q?,
+            k: k?,
+            v: v?,
+            d_out: d_out?,
+            rows: rows?,
+            profiles: profiles.values,
+            factors: [factors.clone(), factors],
+        };
+        let sizes = [(&layer.v, layer.k.len()), (&layer.d_out, layer.q.len())];
+        let fits = sizes.into_iter().all(|(values, len)| values.len() == len) && queries <= keys;
+        let of_rows = layer.rows.len() == batch * heads * queries * rank;
+        if fits && of_rows { Ok(layer) } else { Err("arrays of different sizes".to_owned()) }
+    }
+
+    /// Rows of queries times their factor.
+    fn scaled(&self, values: &[f64], width: usize, factors: &[f64]) -> Vec<f64> {
+        let of_row = |(row, values): (usize, &[f64])| {
+            let factor = factors[row % self.dims.queries];
+            values.iter().map(|value| value * factor).collect::<Vec<_>>()
+        };
+        values.chunks_exact(width).enumerate().flat_map(of_row).collect()
+    }
+
+    fn run<T: Number>(&self, fused: bool) -> InklingOutput {
+        let AttentionDims { batch, heads, kv_heads, queries, keys, head_dim } = self.dims;
+        let dense = |heads: usize, rows: usize, width: usize| Strides {
+            batch: heads * rows * width,
+            head: rows * width,
+            row: width,
+        };
+        let (of_q, of_k) = (dense(heads, queries, head_dim), dense(kv_heads, keys, head_dim));
+        let of_rows = dense(heads, queries, self.rank);
+        let [k, v, d_out, profiles] = [&self.k, &self.v, &self.d_out, &self.profiles].map(|x| cast::<T>(x));
+        let q = cast::<T>(&self.scaled(&self.q, head_dim, &self.factors[0]));
+        let rows = cast::<T>(&self.scaled(&self.rows, self.rank, &self.factors[1]));
+        let relative = RelativeBias {
+            rows: View { data: &rows, strides: of_rows },
+            profiles: &profiles,
+            rank: self.rank,
+            reach: self.reach,
+        };
+        let problem = AttentionProblem {
+            mask: Mask::Causal { window: self.window },
+            lengths: self.lengths.as_deref(),
+            scores: ScoreTransform::Table(ScoreTable { relative: Some(relative), ..ScoreTable::PLAIN }),
+            ..AttentionProblem::causal(self.dims, T::from_f64(self.scale))
+        };
+        let room = |values: &[T]| vec![T::ZERO; values.len()];
+        let (mut out, mut lse) = (room(&q), vec![T::ZERO; batch * heads * queries]);
+        let view = |data, strides| View { data, strides };
+        let forward = if fused { attention::forward::<T> } else { naive::forward::<T> };
+        forward(&problem, view(&q, of_q), view(&k, of_k), view(&v, of_k), ViewMut::new(&mut out, of_q), &mut lse);
+        let [mut d_q, mut d_k, mut d_v, mut d_rows, mut d_profiles] = [&q, &k, &v, &rows, &profiles].map(|x| room(x));
+        let gradients = AttentionGradients {
+            d_q: ViewMut::new(&mut d_q, of_q),
+            d_k: ViewMut::new(&mut d_k, of_k),
+            d_v: ViewMut::new(&mut d_v, of_k),
+            d_bias: None,
+            d_weight: None,
+            d_score_mod: None,
+            d_sinks: None,
+            d_gate_cumsum: None,
+            d_relative: Some(RelativeGradients {
+                d_rows: ViewMut::new(&mut d_rows, of_rows),
+                d_profiles: &mut d_profiles,
+            }),
+        };
+        let saved = AttentionSaved {
+            q: view(&q, of_q),
+            k: view(&k, of_k),
+            v: view(&v, of_k),
+            out: view(&out, of_q),
+            lse: &lse,
+            d_out: view(&d_out, of_q),
+        };
+        let backward = if fused { attention::backward::<T> } else { naive::backward::<T> };
+        backward(&problem, saved, gradients);
+        [
+            ("out", to_f64(out)),
+            ("grad_q", self.scaled(&to_f64(d_q), head_dim, &self.factors[0])),
+            ("grad_k", to_f64(d_k)),
+            ("grad_v", to_f64(d_v)),
+            ("grad_r", self.scaled(&to_f64(d_rows), self.rank, &self.factors[1])),
+            ("grad_P", to_f64(d_profiles)),
+        ]
+    }
+}
+
+impl InklingLayer {
+    /// In double precision through Burn's autodiff.
+    fn burn(&self, engine: Impl) -> InklingOutput {
+        let AttentionDims { batch, heads, kv_heads, queries, keys, head_dim } = self.dims;
+        let device = Device::flex().autodiff();
+        fn tensor<const D: usize>(values: &[f64], shape: [usize; D], device: &Device) -> Tensor<D> {
+            Tensor::<D>::from_data(TensorData::new(values.to_vec(), shape), (device, DType::F64)).require_grad()
+        }
+        fn numbers<const D: usize>(tensor: Tensor<D>) -> Vec<f64> {
+            tensor.into_data().iter::<f64>().collect()
+        }
+        let [of_q, of_k] = [[batch, heads, queries, head_dim], [batch, kv_heads, keys, head_dim]];
+        let q = tensor(&self.scaled(&self.q, head_dim, &self.factors[0]), of_q, &device);
+        let [k, v] = [&self.k, &self.v].map(|values| tensor(values, of_k, &device));
+        let of_rows = [batch, heads, queries, self.rank];
+        let rows = tensor(&self.scaled(&self.rows, self.rank, &self.factors[1]), of_rows, &device);
+        let profiles = tensor(&self.profiles, [self.rank, self.reach], &device);
+        let pattern = Mask::Causal { window: self.window };
+        let mask = AttentionMask { pattern, lengths: self.lengths.clone().map(Into::into) };
+        let relative = Some(RelativeTensors { rows: rows.clone(), profiles: profiles.clone() });
+        let context = ScoreContext { mask, relative, ..ScoreContext::default() };
+        let out = kerple_burn::ops::attention::attention(q.clone(), k.clone(), v.clone(), self.scale, &context, engine);
+        let gradients = (out.clone() * tensor(&self.d_out, of_q, &device).detach()).sum().backward();
+        let of = |x: &Tensor<4>| x.grad(&gradients).map(numbers).unwrap_or_default();
+        [
+            ("out", numbers(out)),
+            ("grad_q", self.scaled(&of(&q), head_dim, &self.factors[0])),
+            ("grad_k", of(&k)),
+            ("grad_v", of(&v)),
+            ("grad_r", self.scaled(&of(&rows), self.rank, &self.factors[1])),
+            ("grad_P", profiles.grad(&gradients).map(numbers).unwrap_or_default()),
+        ]
+    }
+}
