@@ -184,7 +184,9 @@ const IN_FOLDER: [Tampering; 5] = [
     ),
     (
         "the bound of a claim",
-        |at| in_file(&at.join("reproduction.json"), |all| all["claims"][0]["bound"] = serde_json::json!({"below": 0.5})),
+        |at| {
+            in_file(&at.join("reproduction.json"), |all| all["claims"][0]["bound"] = serde_json::json!({"below": 0.5}))
+        },
         "reproduction.json differs from what was exported",
     ),
     ("the sums removed", |at| fs::remove_file(at.join(SUMS_FILE)).unwrap(), "SHA256SUMS: is missing"),
