@@ -3,11 +3,12 @@
 
     pip install torch numpy
     cargo build --release --features cuda && python3 scripts/compare_gpu.py [attention|step|all] [--rounds 3]
+    pip install kerple[torch] && python3 scripts/compare_gpu.py triton       # the Python package's kernels alone, without the command
 
 Attention is one layer of 8 sequences and 12 heads of 64 features with a learned bias over distances, forward and backward. `flex` is
 compiled FlexAttention, which looks the bias up in a captured table; `flash` the same by its FlashAttention-4 path; `cudnn`, `efficient`
-and `math` are SDPA's backends, given the bias as a dense matrix; `causal` is SDPA without a bias. What PyTorch refuses is said in its
-words. A step trains a GPT-NeoX decoder of 162 million parameters at 512 tokens, compiled with FlexAttention. A ratio above 1 means that
+and `math` are SDPA's backends, given the bias as a dense matrix; `causal` is SDPA without a bias; `triton` is kerple.torch.attention.
+The time of the forward pass alone stands behind, and whether a second run has the same bits. What PyTorch refuses is said in its words. A step trains a GPT-NeoX decoder of 162 million parameters at 512 tokens, compiled with FlexAttention. A ratio above 1 means that
 kerple is faster; beside it stands what a bias costs kerple itself. Memory is the most that is held beyond what stays between two calls, of
 kerple as its pools reserve it.
 
@@ -17,7 +18,10 @@ import argparse, json, math, statistics, subprocess, sys, time
 from measuring import KERPLE, child, spread
 
 BACKENDS = {"cudnn": "CUDNN_ATTENTION", "efficient": "EFFICIENT_ATTENTION", "math": "MATH"}
-MODES = {"attention": ["flex", "flash", *BACKENDS, "causal"], "step": ["compile"]}
+PYTORCH = ["flex", "flash", *BACKENDS, "causal"]
+MODES = {"attention": [*PYTORCH, "triton"], "triton": PYTORCH, "step": ["compile"]}
+#: kerple.torch's own, by the bias of a row.
+TRITON = {"none": "triton-plain", "learned": "triton"}
 
 
 def precise(torch, precision):
@@ -67,7 +71,7 @@ def attention(mode, length, sizes, precision, device, repeats):
     q, k, v, up = (make(batch, heads, length, dim).to(number) for _ in range(4))
     r1, r2 = torch.rand(heads, 1, device=device) * 2, torch.rand(heads, 1, device=device)
     table = -r1 * torch.log1p(r2 * torch.arange(length, device=device, dtype=torch.float32))
-    leaves = [q, k, v, *([table] if mode != "causal" else [])]
+    leaves = [q, k, v, *([table] if mode not in ("causal", "triton-plain") else [])]
     for leaf in leaves:
         leaf.requires_grad_()
 
@@ -77,6 +81,10 @@ def attention(mode, length, sizes, precision, device, repeats):
         options = {"BACKEND": "FLASH"} if mode == "flash" else None
         mod = lambda s, b, h, i, j: s + table[h, (i - j).clamp(min=0)]
         forward = lambda: compiled(q, k, v, score_mod=mod, block_mask=mask, kernel_options=options)
+    elif mode in TRITON.values():
+        from kerple.torch import attention as fused, set_float32_precision
+        set_float32_precision("tf32x3" if precision == "tf32" else "ieee")
+        forward = lambda: fused(q, k, v, bias=table if mode == "triton" else None)
     elif mode == "causal":
         forward = lambda: F.scaled_dot_product_attention(q, k, v, is_causal=True)
     else:
@@ -89,11 +97,21 @@ def attention(mode, length, sizes, precision, device, repeats):
                 return F.scaled_dot_product_attention(q, k, v, attn_mask=bias[None])
 
     def run():
-        forward().backward(up)
+        out = forward()
+        out.backward(up)
+        found = [out.detach(), *(leaf.grad for leaf in leaves)]
         for leaf in leaves:
             leaf.grad = None
+        return found
 
-    return Timed(torch, device)(run, repeats)
+    def inference():
+        with torch.no_grad():
+            forward()
+
+    timed = Timed(torch, device)
+    row = timed(run, repeats)
+    same = all(torch.equal(a, b) for a, b in zip(run(), run()))
+    return dict(row, forward_ms=timed(inference, repeats)["ms"], same_bits=same)
 
 
 def decoder(torch, layers, heads, dim, vocab):
@@ -155,7 +173,7 @@ def step(_mode, length, sizes, precision, device, repeats):
 def measured(work, *told):
     """Times and memory, or what was refused."""
     try:
-        return {"attention": attention, "step": step}[work](*told)
+        return {"attention": attention, "triton": attention, "step": step}[work](*told)
     except Exception as error:  # whatever a version of PyTorch says of what it has not
         lines = [line.strip() for line in f"{type(error).__name__}: {error}".splitlines() if line.strip()]
         return dict(refused=" ".join(lines)[:160])
@@ -177,6 +195,23 @@ def ours(work, length, flags, biases):
     sys.exit(f"`{' '.join(command)}` printed no row of {' and '.join(biases)}: {told.strip()[-600:]}")
 
 
+def triton(length, sizes, precision, args):
+    """The same rows of the Python package's kernels."""
+    found = {bias: child(__file__, "triton", mode, length, sizes, precision, args.torch_device, args.repeats, narrow=False)
+             for bias, mode in TRITON.items()}
+    for row in found.values():
+        if "refused" in row:
+            sys.exit(f"kerple.torch.attention: {row['refused']}")
+    return found
+
+
+def told(row):
+    """Forward pass and bits of a row of attention, where it has them."""
+    if "forward_ms" not in row:
+        return ""
+    return f", forward {row['forward_ms']:.3f} ms, {'the same bits twice' if row['same_bits'] else 'other bits in a second run'}"
+
+
 def mib(value):
     return "" if value is None else f"{value:.0f} MiB"
 
@@ -186,19 +221,20 @@ def compare(work, length, precision, args):
     flags = ["--batch", batch, "--heads", heads, "--head-dim", dim, "--device", args.device, "--precision", precision]
     flags += ["--repeats", args.repeats] + (["--layers", layers, "--vocab", vocab] if work == "step" else [])
     flags = [str(flag) for flag in flags]
-    biases = ["none", "learned"] if work == "attention" else ["learned"]
-    sizes = (batch, heads, dim) if work == "attention" else (batch, layers, heads, dim, vocab)
+    biases = ["none", "learned"] if work != "step" else ["learned"]
+    sizes = (batch, heads, dim) if work != "step" else (batch, layers, heads, dim, vocab)
     own, theirs = {bias: [] for bias in biases}, {mode: [] for mode in MODES[work]}
     for _ in range(args.rounds):
-        for bias, row in ours(work, length, flags, biases).items():
+        mine = triton(length, sizes, precision, args) if work == "triton" else ours(work, length, flags, biases)
+        for bias, row in mine.items():
             own[bias].append(row)
         for mode, rows in theirs.items():
             if not any("refused" in row for row in rows):
                 rows.append(child(__file__, work, mode, length, sizes, precision, args.torch_device, args.repeats, narrow=False))
     what = f"{work} L={length} {precision}"
     median = lambda rows: statistics.median(row["ms"] for row in rows)
-    print(f"{what}: kerple {median(own['learned']):.3f} ms, {mib(own['learned'][-1]['mib'])}")
-    if work == "attention":
+    print(f"{what}: kerple {median(own['learned']):.3f} ms, {mib(own['learned'][-1]['mib'])}{told(own['learned'][-1])}")
+    if work != "step":
         costs = [learned["ms"] / none["ms"] for learned, none in zip(own["learned"], own["none"])]
         print(f"  its bias and the gradient of it cost {spread(costs)}")
     for mode, rows in theirs.items():
@@ -206,7 +242,7 @@ def compare(work, length, precision, args):
             print(f"  against {mode:<10} refused: {rows[-1]['refused']}")
             continue
         ratios = [row["ms"] / mine["ms"] for row, mine in zip(rows, own["learned"])]
-        print(f"  against {mode:<10} {spread(ratios)}, {median(rows):.3f} ms, {mib(rows[-1]['mib'])}", flush=True)
+        print(f"  against {mode:<10} {spread(ratios)}, {median(rows):.3f} ms, {mib(rows[-1]['mib'])}{told(rows[-1])}", flush=True)
 
 
 if __name__ == "__main__":
@@ -225,6 +261,6 @@ if __name__ == "__main__":
     args = parser.parse_args()
     for precision in args.precision:
         for length in args.lengths if args.what != "step" else []:
-            compare("attention", length, precision, args)
-        if args.what != "attention":
+            compare("triton" if args.what == "triton" else "attention", length, precision, args)
+        if args.what in ("step", "all"):
             compare("step", 64 if args.small else 512, precision, args)

@@ -1,4 +1,4 @@
-"""Attention that learns a bias over distances, and positional encodings, for PyTorch on the CPU."""
+"""Attention that learns a bias over distances, and positional encodings, for PyTorch on CPUs and GPUs."""
 
 try:
     import torch as _torch  # noqa: F401
@@ -7,6 +7,7 @@ except ImportError as error:
 
 from .._renamed import refuse_name as _refuse_name
 from ._attention import attention, symmetric
+from ._gpu import set_float32_precision
 from .cache import KVCache
 from .encodings import (
     T5,
@@ -69,6 +70,7 @@ __all__ = [
     "Xpos",
     "attention",
     "project_",
+    "set_float32_precision",
     "symmetric",
 ]
 

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from .._renamed import refuse_arguments
+from ._gpu import DEVICES, GPUS, prefix_sums
 from ._ops import call
 
 _HALF = (torch.float16, torch.bfloat16)
@@ -17,9 +18,10 @@ _HALF = (torch.float16, torch.bfloat16)
 def _check(name: str, x: object, like: Tensor | None = None) -> None:
     if not isinstance(x, Tensor):
         raise TypeError(f"{name}: expected a torch.Tensor, got {type(x).__name__}")
-    if not x.is_cpu and not x.is_meta:
+    if not x.is_cpu and not x.is_meta and x.device.type not in GPUS:
         raise ValueError(
-            f"{name}: is on {x.device}; kerple computes on the processor and has no GPU kernels, use {name}.cpu()"
+            f"{name}: is on {x.device}; kerple has kernels for the processor and, through Triton, for "
+            f"{' and '.join(GPUS)} tensors, use {name}.cpu()"
         )
     if x.layout is not torch.strided:
         raise TypeError(f"{name}: layout {x.layout} is not computed with, use a dense tensor")
@@ -28,6 +30,13 @@ def _check(name: str, x: object, like: Tensor | None = None) -> None:
             raise TypeError(f"{name}: dtype {x.dtype} is not supported; use float32 or float64")
     elif x.dtype != like.dtype:
         raise TypeError(f"{name}: is of {x.dtype}, q of {like.dtype}; they must be alike")
+    else:
+        _check_device(name, x, like)
+
+
+def _check_device(name: str, x: Tensor, q: Tensor) -> None:
+    if x.device != q.device:
+        raise ValueError(f"{name}: is on {x.device}, q on {q.device}; they must be on one device")
 
 
 def check_qkv(q: object, k: object, v: object) -> tuple[torch.dtype, torch.dtype]:
@@ -45,17 +54,19 @@ def as_autocast(*inputs: object) -> tuple:
     """The inputs as autocast passes them to ``scaled_dot_product_attention``: all but float64 are
     cast to its type.
     """
-    if not torch.is_autocast_enabled("cpu"):
+    of = inputs[0].device.type if isinstance(inputs[0], Tensor) else "cpu"
+    if of == "meta" or not torch.is_autocast_enabled(of):
         return inputs
-    to = torch.get_autocast_dtype("cpu")
-    cast = lambda x: isinstance(x, Tensor) and x.is_cpu and x.dtype in (torch.float32, *_HALF)  # noqa: E731
+    to = torch.get_autocast_dtype(of)
+    cast = lambda x: isinstance(x, Tensor) and x.device.type == of and x.dtype in (torch.float32, *_HALF)  # noqa: E731
     return tuple(x.to(to) if cast(x) else x for x in inputs)
 
 
-def beside(name: str, x: object, dtype: torch.dtype) -> Tensor | None:
+def beside(name: str, x: object, q: Tensor, dtype: torch.dtype) -> Tensor | None:
     if x is None:
         return None
     _check(name, x)
+    _check_device(name, x, q)
     return x if x.dtype == dtype else x.to(dtype)
 
 
@@ -69,6 +80,7 @@ def gates_of(gates: object, heads: int, k: Tensor, starts: Tensor | None, ends: 
     lets nothing through.
     """
     _check("gates", gates)
+    _check_device("gates", gates, k)
     batch, _, keys, _ = k.shape
     if gates.shape != (batch, heads, keys):
         raise ValueError(f"gates: expected [B, H, K] = {[batch, heads, keys]}, got shape {tuple(gates.shape)}")
@@ -90,18 +102,21 @@ def clocks_of(gates: object, heads: int, k: Tensor, starts: Tensor | None, ends:
     """
     if gates is None:
         return None
-    behind = gates_of(gates, heads, k, starts, ends).flip(-1).cumsum(-1).flip(-1)
+    behind = gates_of(gates, heads, k, starts, ends).flip(-1)
+    behind = (prefix_sums(behind) if k.device.type in DEVICES else behind.cumsum(-1)).flip(-1)
     return -torch.nn.functional.pad(behind, (0, 1))[..., 1:]
 
 
-def keys_of(name: str, x: object) -> Tensor | None:
+def keys_of(name: str, x: object, device: torch.device) -> Tensor | None:
+    """Numbers of keys where attention reads them: with the tensors of a GPU, else on the processor."""
     if x is None:
         return None
+    to = device if device.type in DEVICES else torch.device("cpu")
     if not isinstance(x, Tensor):
-        x = torch.as_tensor(x, device="cpu")
+        x = torch.as_tensor(x, device=to)
     if x.is_floating_point() or x.is_complex() or x.dtype == torch.bool:
         raise TypeError(f"{name}: expected whole numbers, got {x.dtype}")
-    return x.to(device="cpu", dtype=torch.int64)
+    return x.to(device=to, dtype=torch.int64)
 
 
 def flag(name: str, value: object) -> bool:
@@ -144,9 +159,10 @@ def attention(
     Results are bitwise equal at any number of threads; the number is torch's.
 
     Args:
-        q: ``[B, H, Q, D]``, float32 or float64. Any strides with contiguous features are read in
-            place. float16 and bfloat16 are computed in float32 and cast back. Under autocast q, k
-            and v are cast as for ``scaled_dot_product_attention``.
+        q: ``[B, H, Q, D]``, float32 or float64, on the processor or, through Triton, on a GPU with D
+            up to 256. Any strides with contiguous features are read in place. float16 and bfloat16
+            are computed in float32 and cast back; on GPUs only sums and tables are float32. Under
+            autocast q, k and v are cast as for ``scaled_dot_product_attention``.
         k, v: ``[B, G, K, D]``, where G divides H (grouped-query attention): query head h reads key
             head ``h // (H // G)``.
         bias: added to scaled scores, ``[H, L]`` over distances ``0..L - 1`` with ``L >= K``;
@@ -201,20 +217,20 @@ def attend(
     """:func:`attention`, also with the score modification or the decay of an encoding."""
     q, k, v = as_autocast(q, k, v)
     of, dtype = check_qkv(q, k, v)
-    starts, ends = keys_of("key_starts", key_starts), keys_of("key_lengths", key_lengths)
+    starts, ends = keys_of("key_starts", key_starts, q.device), keys_of("key_lengths", key_lengths, q.device)
     if scale is None:
         features = q.shape[-1]
         if features == 0:
             raise ValueError(f"q: expected [B, H, Q, D] with D at least 1, got shape {tuple(q.shape)}")
         scale = features**-0.5
-    if of != dtype:
+    if of != dtype and q.device.type not in DEVICES:  # GPUs multiply halves as they are
         q, k, v = q.to(dtype), k.to(dtype), v.to(dtype)
     made = call(
-        q, k, v, beside("bias", bias, dtype), beside("weight", weight, dtype), beside("sinks", sinks, dtype),
-        beside("numbers", numbers, dtype), clocks_of(gates, q.shape[1], k, starts, ends), starts, ends,
+        q, k, v, beside("bias", bias, q, dtype), beside("weight", weight, q, dtype), beside("sinks", sinks, q, dtype),
+        beside("numbers", numbers, q, dtype), clocks_of(gates, q.shape[1], k, starts, ends), starts, ends,
         encoding, float(scale), flag("causal", causal), _window(window), softcap,
     )  # fmt: skip
-    return made if of == dtype else made.to(of)
+    return made if made.dtype == of else made.to(of)
 
 
 def symmetric(table: Tensor) -> Tensor:

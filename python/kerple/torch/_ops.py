@@ -19,6 +19,7 @@ from torch._C import _functorch
 from torch.autograd import forward_ad
 
 from .. import _native
+from . import _gpu
 
 _library = registry.Library("kerple", "DEF")
 _OPTIONS = "str encoding, float scale, bool causal, int? window, float? softcap"
@@ -77,6 +78,8 @@ def _check(q: Tensor, k: Tensor, v: Tensor) -> None:
 
 def _check_sizes(q: Tensor, k: Tensor, v: Tensor) -> None:
     most = _MEMORY // 8
+    if not q.is_cpu:  # memory of a GPU is PyTorch's to refuse
+        return
     if q.numel() <= most and k.numel() <= most and v.numel() <= most:
         return
     for name, x in (("q", q), ("k", k), ("v", v)):
@@ -99,10 +102,19 @@ def _given(q: Tensor, k: Tensor, v: Tensor, *rest) -> tuple[_native.Rule, tuple[
     return rule, (_rows(q), _rows(k), _rows(v), *map(_dense, rest[:7]))
 
 
+def _lse_type(dtype: torch.dtype) -> torch.dtype:
+    """GPU kernels take halves as they are, and sum in f32."""
+    return torch.float32 if dtype in (torch.float16, torch.bfloat16) else dtype
+
+
 def _run(q: Tensor, *rest) -> tuple[Tensor, Tensor]:
-    rule, inputs = _given(q, *rest)
     batch, heads, queries, _ = q.shape
-    out, lse = _room(q), torch.empty(batch, heads, queries, dtype=q.dtype, device=q.device)  # separate sizes take half as long as a tuple
+    lse_type = _lse_type(q.dtype)
+    out, lse = _room(q), torch.empty(batch, heads, queries, dtype=lse_type, device=q.device)  # separate sizes take half as long as a tuple
+    if q.device.type in _gpu.DEVICES:
+        _gpu.forward((q, *rest), out, lse)
+        return out, lse
+    rule, inputs = _given(q, *rest)
     _native.attention_forward(rule, inputs, out, lse)
     return out, lse
 
@@ -113,7 +125,7 @@ def _attention(q: Tensor, k: Tensor, v: Tensor, *rest) -> tuple[Tensor, Tensor]:
 
 
 def _attention_fake(q: Tensor, *_: object) -> tuple[Tensor, Tensor]:
-    return _room(q), q.new_empty(q.shape[:3])
+    return _room(q), q.new_empty(q.shape[:3], dtype=_lse_type(q.dtype))
 
 
 def _made(
@@ -132,8 +144,11 @@ def _told(q: Tensor, made: list[Tensor | None]) -> tuple[Tensor, ...]:
 
 def _run_backward(d_out: Tensor, *rest) -> list[Tensor | None]:
     inputs, (out, lse), options, wanted = rest[:10], rest[10:12], rest[12:17], rest[17]
-    rule, given = _given(*inputs, *options)
     made = _made(*inputs[:3], inputs[3:8], wanted)
+    if d_out.device.type in _gpu.DEVICES:
+        _gpu.backward((*inputs, *options), (_rows(out), lse, _rows(d_out)), made)
+        return made
+    rule, given = _given(*inputs, *options)
     _native.attention_backward(rule, given, (_rows(out), _dense(lse), _rows(d_out)), made)
     return made
 
@@ -251,7 +266,7 @@ def _is_plain(q: Tensor, k: Tensor, v: Tensor, beside: tuple[Tensor | None, ...]
     """Whether the dispatcher may be skipped: no tracing, no modes, no transforms, no tensor
     subclasses.
     """
-    if _compiling() or _modes() or _tracing() or _transforms() is not None or not q.is_cpu:
+    if _compiling() or _modes() or _tracing() or _transforms() is not None or q.is_meta:
         return False
     for x in (q, k, v, *beside):  # noqa: SIM110, all() takes three times as long
         if type(x) not in _PLAIN:
@@ -278,9 +293,9 @@ def call(q: Tensor, k: Tensor, v: Tensor, *rest) -> Tensor:
 _Attention = transformable(lambda *inputs: torch.ops.kerple.attention(*inputs), _attention_setup, _attention_gradient)
 _AttentionBackward = transformable(lambda *inputs: torch.ops.kerple.attention_backward(*inputs))
 
-registry.impl("kerple::attention", "cpu", lib=_library)(_attention)
+registry.impl("kerple::attention", ("cpu", "cuda", "xpu"), lib=_library)(_attention)
 registry.register_fake("kerple::attention", lib=_library)(_attention_fake)
-registry.impl("kerple::attention_backward", "cpu", lib=_library)(_attention_backward)
+registry.impl("kerple::attention_backward", ("cpu", "cuda", "xpu"), lib=_library)(_attention_backward)
 registry.register_fake("kerple::attention_backward", lib=_library)(_attention_backward_fake)
 registry.register_autograd("kerple::attention", _attention_gradient, setup_context=_attention_setup, lib=_library)
 
@@ -353,7 +368,19 @@ def _turns(rates: Tensor, encoding_: str, start: int, rows: int, span: int) -> t
     return made
 
 
+@lru_cache(maxsize=64)
+def _turns_there(device: torch.device, encoding_: str, start: int, rows: int, span: int) -> tuple[Tensor, Tensor]:
+    rates = torch.tensor(encoding(encoding_).rates(), dtype=torch.float64)
+    return tuple(made.to(device) for made in _turns(rates, encoding_, start, rows, span))
+
+
+def _turns_on_gpu(rates: Tensor, encoding_: str, start: int, rows: int, span: int) -> tuple[Tensor, Tensor]:
+    """Copied to the device once for the positions of a call, which all layers share."""
+    return tuple(made.clone() for made in _turns_there(rates.device, encoding_, start, rows, span))
+
+
 registry.impl("kerple::turns", "cpu", lib=_library)(_turns)
+registry.impl("kerple::turns", ("cuda", "xpu"), lib=_library)(_turns_on_gpu)
 registry.register_fake("kerple::turns", lib=_library)(_turns_fake)
 registry.impl("kerple::table", "cpu", lib=_library)(_table)
 registry.register_fake("kerple::table", lib=_library)(_table_room)

@@ -16,7 +16,9 @@ from torch import Tensor, nn
 
 from .. import _native, kernels
 from .._renamed import refuse_arguments
+from . import _closed_forms
 from ._attention import as_autocast, attend, check_qkv, symmetric
+from ._gpu import DEVICES, refuse_encoding
 from ._ops import encoding, encoding_key, table
 
 
@@ -72,11 +74,18 @@ class Encoding(nn.Module):
         self._add(native, torch.tensor(native.initial(seed, layer), dtype=torch.float64), dtype)
         rates = native.rates()
         self.register_buffer("inv_freq", rates and torch.tensor(rates, dtype=torch.float64), persistent=False)
+        #: What GPUs compute the tables from.
+        self._program = _closed_forms.program_of(native)
+        constants = _closed_forms.constants_of(native, heads, head_dim) if self._program else None
+        self._constants = constants
+        self.register_buffer("_table_constants", constants and torch.tensor(constants, dtype=torch.float64), persistent=False)
 
     def _apply(self, fn: Any, recurse: bool = True) -> Encoding:
         super()._apply(fn, recurse)
         if self.inv_freq is not None:  # rates stay in f64 whatever the module is cast to
             self.inv_freq = torch.tensor(encoding(self._key).rates(), dtype=torch.float64, device=self.inv_freq.device)
+        if self._constants is not None:
+            self._table_constants = torch.tensor(self._constants, dtype=torch.float64, device=self._table_constants.device)
         return self
 
     def _add(self, native: _native.Encoding, values: Tensor, dtype: torch.dtype | None) -> None:
@@ -109,7 +118,7 @@ class Encoding(nn.Module):
     def true_values(self) -> dict[str, Tensor]:
         """The parameters as formulas use them: within their ranges."""
         with torch.no_grad():
-            values = torch.tensor(encoding(self._key).true_values(self._values().contiguous()), dtype=torch.float64)
+            values = torch.tensor(encoding(self._key).true_values(self._values().cpu().contiguous()), dtype=torch.float64)
             sizes = [own.numel() for own in self._learned()]
             parts = zip(self._names, values.split(sizes), self._learned(), strict=True) if sizes else ()
             return {name: part.reshape(own.shape) for name, part, own in parts}
@@ -132,11 +141,27 @@ class Encoding(nn.Module):
         Raises:
             ValueError: ``length`` is below 1 or needs more memory than the machine has.
         """
+        return self._table(length, causal, dtype or torch.get_default_dtype(), self._device())
+
+    def _device(self) -> torch.device:
+        """Where the tables of a call without tensors are made."""
+        held = [*self._learned(), *(x for x in (self.inv_freq, self._table_constants) if x is not None)]
+        return held[0].device if held else torch.device("cpu")
+
+    def _table(
+        self, length: int, causal: bool, dtype: torch.dtype, device: torch.device
+    ) -> tuple[Tensor | None, Tensor | None]:
         has_bias, has_weight, two_sides = self._tables
         if not (has_bias or has_weight):
             return None, None
-        dtype = dtype or torch.get_default_dtype()
-        made = table(self._values(), self._key, length)
+        if device.type in DEVICES:
+            if self._program is None:
+                refuse_encoding(self._key, device)
+            made = _closed_forms.table(
+                self._program, self._learned(), self._table_constants, self.heads, self.head_dim, length, two_sides, device
+            )
+        else:
+            made = table(self._values(), self._key, length)
         return tuple(
             self._sided(rows, length, causal, two_sides).to(dtype) if has else None
             for rows, has in zip(made, (has_bias, has_weight), strict=True)
@@ -221,11 +246,13 @@ class Encoding(nn.Module):
         of, dtype = check_qkv(q, k, v)
         if self._entry == "gates" and gates is None:
             raise ValueError("gates: there are none; make them of the rows that q and k are made of, with `gates(rows)`")
+        if self._in_engine and q.device.type in DEVICES:
+            refuse_encoding(self._key, q.device)
         longest = max(q.shape[2], k.shape[2])
         q, k = self._rotated(q, k, longest)
         bias = weight = numbers = None
         if self._entry == "scores":
-            bias, weight = self.table(k.shape[2] if causal else longest, causal=causal, dtype=dtype)
+            bias, weight = self._table(k.shape[2] if causal else longest, causal, dtype, q.device)
         elif self._entry == "map":
             scale = q.shape[-1] ** -0.5 if scale is None else float(scale)
             numbers = self._numbers(k.shape[2], causal, dtype)

@@ -10,6 +10,7 @@ from torch import Tensor
 from torch import library as registry
 
 from .. import _native
+from ._gpu import GPUS
 from ._attention import as_autocast, beside, check_qkv, flag, gates_of, keys_of
 from ._ops import (
     _check,
@@ -213,12 +214,12 @@ class LinearAttention(Encoding):
         """
         q, k, v = as_autocast(q, k, v)
         of, dtype = check_qkv(q, k, v)
+        if q.device.type in GPUS:
+            raise ValueError(f"q: is on {q.device}; linear attention is computed on the processor, use .cpu()")
         q, k, v = q.to(dtype), k.to(dtype), v.to(dtype)
         q, k = self._rotated(q, k, q.shape[2] + (0 if state is None else len(state)))
-        ends = keys_of("key_lengths", key_lengths)
-        gates = beside("gates", gates, dtype)
-        if gates is not None and gates.device != q.device:
-            raise ValueError(f"gates: is on {gates.device}, q on {q.device}")
+        ends = keys_of("key_lengths", key_lengths, q.device)
+        gates = beside("gates", gates, q, dtype)
         if gates is not None:
             gates = gates_of(gates, q.shape[1], q, None, ends).to(dtype)
         arguments = (q, k, v, self._values(), gates, ends, *self._options(flag("causal", causal)))

@@ -209,3 +209,86 @@ impl InklingLayer {
         ]
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::folder::ReferenceFolder;
+
+    /// Its name, and what it does to the inputs of the engine.
+    type Mistake = (&'static str, fn(&mut InklingLayer));
+
+    /// Mistakes of implementations in use.
+    const MISTAKES: [Mistake; 12] = [
+        ("a reach one less", |layer| layer.shorten(1)),
+        ("the last column shared beyond the reach", |layer| {
+            let (from, to) = (layer.reach, layer.dims.keys.max(layer.reach));
+            let all = std::mem::take(&mut layer.profiles);
+            layer.profiles = all.chunks(from).flat_map(|row| (0..to).map(|d| row[d.min(from - 1)])).collect();
+            layer.reach = to;
+        }),
+        ("distances off by one", |layer| {
+            let reach = layer.reach;
+            layer.profiles.chunks_mut(reach).for_each(|row| row.rotate_right(1));
+        }),
+        ("no bias in a band of distances", |layer| {
+            let reach = layer.reach;
+            layer.profiles.chunks_mut(reach).for_each(|row| row[reach / 2..reach / 2 + 1].fill(0.0));
+        }),
+        ("no factor on the bias", |layer| layer.factors[1].fill(1.0)),
+        ("no factor on queries", |layer| layer.factors[0].fill(1.0)),
+        ("factors of i instead of i + 1", |layer| {
+            for factors in &mut layer.factors {
+                let next = factors.clone();
+                factors[1..].copy_from_slice(&next[..next.len() - 1]);
+            }
+        }),
+        ("rows of the first head of a group", |layer| {
+            let (head, group) = (layer.dims.queries * layer.rank, layer.dims.heads / layer.dims.kv_heads);
+            let all = layer.rows.clone();
+            for (h, rows) in layer.rows.chunks_mut(head).enumerate() {
+                rows.copy_from_slice(&all[h / group * group * head..][..head]);
+            }
+        }),
+        ("a window of one more", |layer| layer.window = layer.window.map(|window| window + 1)),
+        ("no padding", |layer| layer.lengths = None),
+        ("the scale of other models", |layer| layer.scale = (layer.dims.head_dim as f64).sqrt().recip()),
+        ("a factor in the forward only", |layer| {
+            // the gradients of rows are those of rows times their factor
+            let width = layer.rank;
+            layer.rows = layer.scaled(&layer.rows.clone(), width, &layer.factors[1].clone());
+            layer.factors[1].fill(1.0);
+        }),
+    ];
+
+    impl InklingLayer {
+        fn shorten(&mut self, by: usize) {
+            let (from, to) = (self.reach, self.reach - by);
+            self.profiles = self.profiles.chunks(from).flat_map(|row| row[..to].to_vec()).collect();
+            self.reach = to;
+        }
+    }
+
+    fn cases(folder: &ReferenceFolder) -> Vec<Case<'_>> {
+        Case::all(folder).filter(|case| case.get("static")["family"] == "inkling").collect()
+    }
+
+    #[test]
+    fn mistakes_are_caught() {
+        let path = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../../golden/positions2026");
+        let folder = ReferenceFolder::open(&path).unwrap();
+        let passes = |case: &Case, layer: &InklingLayer| {
+            let comparison = compare(case, "tiled f64", &layer.run::<f64>(true), false).unwrap();
+            comparison.verdict(case.id()).passed
+        };
+        for (name, mistake) in MISTAKES {
+            let caught = cases(&folder).iter().any(|case| {
+                let mut layer = InklingLayer::read(case).unwrap();
+                assert!(passes(case, &layer), "{}", case.id());
+                mistake(&mut layer);
+                !passes(case, &layer)
+            });
+            assert!(caught, "{name}");
+        }
+    }
+}

@@ -1,0 +1,438 @@
+"""Attention on GPUs: checks, tiles and launches of :mod:`triton_kernels`.
+
+Nothing here waits for the device, and no result depends on how many processors it has.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from contextlib import nullcontext
+from functools import cache
+from types import ModuleType
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+#: Types of GPUs in PyTorch; ROCm's is "cuda" too.
+GPUS = ("cuda", "xpu")
+#: Types of devices whose tensors go to the kernels.
+DEVICES = set(GPUS)
+
+_HALF = (torch.float16, torch.bfloat16)
+
+
+class Tile(NamedTuple):
+    """Rows of queries, of keys, and warps of a program."""
+
+    rows: int
+    keys: int
+    warps: int
+
+
+class Tiles(NamedTuple):
+    forward: Tile
+    dq: Tile
+    dkv: Tile
+
+
+#: Programs of the dq pass, and so rows of partial sums of a table's gradient. It is a constant, not the
+#: number of processors, so that the bits are those of any GPU of one architecture.
+PROGRAMS = 512
+#: Most bytes of partial sums of one table, beyond one row per head.
+PARTIAL_BYTES = 64 << 20
+#: Columns of a program that folds partial sums.
+FOLD = 128
+
+
+class Shape(NamedTuple):
+    """What a compiled kernel's registers depend on: the architecture, bits of a number, features per head
+    up to, and whether the call has more than a bias and sinks: a weight, gates, a softcap, a window or
+    padding.
+    """
+
+    arch: str
+    bits: int
+    features: int
+    is_full: bool
+
+
+_PLAIN, _FULL = False, True
+#: Every configuration that is launched, and that `scripts/check_triton.py code` compiles: none of half
+#: precision spills. Float32 with more than 64 features and float64 do; no tile was found that does not.
+#: Rows, keys and warps of the passes forward, dq and dkv. Tiles of the backward are square, since sums
+#: along diagonals need it.
+TILES = {
+    Shape(arch, bits, features, is_full): Tiles(*(Tile(*tile) for tile in tiles))
+    for (arch, bits), shapes in {
+        ("sm_80", 16): {
+            (64, _PLAIN): ((64, 64, 4), (32, 32, 4), (32, 32, 4)),
+            (64, _FULL): ((64, 32, 4), (32, 32, 4), (32, 32, 4)),
+            (128, _PLAIN): ((64, 32, 4), (32, 32, 4), (32, 32, 4)),
+            (128, _FULL): ((32, 32, 4), (32, 32, 8), (32, 32, 8)),
+            (256, _PLAIN): ((32, 32, 8), (32, 32, 8), (32, 32, 8)),
+            (256, _FULL): ((32, 32, 8), (32, 32, 8), (32, 32, 8)),
+        },
+        ("sm_90", 16): {
+            (64, _PLAIN): ((64, 64, 4), (32, 32, 4), (64, 64, 4)),
+            (64, _FULL): ((64, 32, 4), (32, 32, 4), (32, 32, 4)),
+            (128, _PLAIN): ((64, 64, 4), (32, 32, 4), (32, 32, 4)),
+            (128, _FULL): ((64, 32, 4), (32, 32, 4), (32, 32, 4)),
+            (256, _PLAIN): ((32, 32, 4), (32, 32, 8), (32, 32, 8)),
+            (256, _FULL): ((32, 32, 8), (32, 32, 8), (32, 32, 8)),
+        },
+        ("sm_100", 16): {
+            (64, _PLAIN): ((64, 64, 4), (32, 32, 4), (64, 64, 4)),
+            (64, _FULL): ((64, 64, 4), (32, 32, 4), (32, 32, 4)),
+            (128, _PLAIN): ((64, 64, 4), (32, 32, 4), (32, 32, 4)),
+            (128, _FULL): ((64, 64, 4), (32, 32, 4), (32, 32, 4)),
+            (256, _PLAIN): ((32, 32, 8), (32, 32, 8), (32, 32, 8)),
+            (256, _FULL): ((32, 32, 8), (16, 16, 4), (32, 32, 8)),
+        },
+        ("gfx942", 16): {
+            (64, _PLAIN): ((64, 64, 4), (64, 64, 4), (64, 64, 4)),
+            (64, _FULL): ((64, 64, 4), (32, 32, 4), (16, 16, 4)),
+            (128, _PLAIN): ((64, 64, 4), (64, 64, 4), (64, 64, 4)),
+            (128, _FULL): ((64, 64, 4), (32, 32, 4), (16, 16, 4)),
+            (256, _PLAIN): ((32, 32, 4), (32, 32, 4), (32, 32, 4)),
+            (256, _FULL): ((32, 32, 4), (32, 32, 4), (16, 16, 4)),
+        },
+        ("sm_80", 32): {
+            (64, _PLAIN): ((32, 32, 8), (32, 32, 8), (32, 32, 8)),
+            (64, _FULL): ((32, 32, 8), (32, 32, 8), (16, 16, 4)),
+            (128, _PLAIN): ((32, 32, 8), (16, 16, 8), (16, 16, 4)),
+            (128, _FULL): ((32, 32, 8), (16, 16, 8), (16, 16, 4)),
+            (256, _PLAIN): ((16, 16, 8), (16, 16, 8), (16, 16, 8)),
+            (256, _FULL): ((16, 16, 8), (16, 16, 8), (16, 16, 8)),
+        },
+        ("sm_90", 32): {
+            (64, _PLAIN): ((32, 32, 8), (32, 32, 8), (32, 32, 8)),
+            (64, _FULL): ((32, 32, 8), (16, 16, 4), (32, 32, 8)),
+            (128, _PLAIN): ((32, 32, 8), (16, 16, 8), (16, 16, 4)),
+            (128, _FULL): ((32, 32, 8), (16, 16, 8), (16, 16, 4)),
+            (256, _PLAIN): ((16, 16, 8), (16, 16, 8), (16, 16, 8)),
+            (256, _FULL): ((16, 16, 8), (16, 16, 8), (16, 16, 8)),
+        },
+        ("sm_100", 32): {
+            (64, _PLAIN): ((32, 32, 8), (32, 32, 8), (32, 32, 8)),
+            (64, _FULL): ((32, 32, 8), (32, 32, 8), (32, 32, 8)),
+            (128, _PLAIN): ((32, 32, 8), (16, 16, 8), (16, 16, 4)),
+            (128, _FULL): ((32, 32, 8), (16, 16, 8), (16, 16, 4)),
+            (256, _PLAIN): ((16, 16, 8), (16, 16, 8), (16, 16, 8)),
+            (256, _FULL): ((16, 16, 8), (16, 16, 8), (16, 16, 8)),
+        },
+        ("gfx942", 32): {
+            (64, _PLAIN): ((32, 32, 8), (32, 32, 8), (16, 16, 4)),
+            (64, _FULL): ((32, 32, 8), (16, 16, 4), (16, 16, 4)),
+            (128, _PLAIN): ((16, 16, 4), (16, 16, 4), (16, 16, 4)),
+            (128, _FULL): ((16, 16, 4), (16, 16, 4), (16, 16, 4)),
+            (256, _PLAIN): ((16, 16, 8), (16, 16, 8), (16, 16, 4)),
+            (256, _FULL): ((16, 16, 8), (16, 16, 8), (16, 16, 4)),
+        },
+    }.items()
+    for (features, is_full), tiles in shapes.items()
+} | {
+    # for gradients checked in f64, not for speed
+    Shape(arch, 64, 64, is_full): Tiles(*[Tile(16, 16, 4)] * 3)
+    for arch in ("sm_80", "sm_90", "sm_100", "gfx942")
+    for is_full in (_PLAIN, _FULL)
+}
+
+#: The interpreter's own, small so that tests cross their borders.
+_INTERPRETED = Tiles(*[Tile(32, 32, 4)] * 3)
+
+
+def tiles_of(arch: str, dtype: torch.dtype, features: int, is_full: bool) -> Tiles:
+    """The tiles for a device, of its nearest relative where it has none of its own."""
+    if arch == "interpreter":
+        return _INTERPRETED
+    family = {"sm_8": "sm_80", "sm_9": "sm_90", "sm_1": "sm_100", "gfx9": "gfx942"}.get(arch[:4], "sm_80")
+    limit = next(limit for limit in (64, 128, 256) if features <= limit)
+    return TILES[Shape(family, 8 * dtype.itemsize, limit, is_full)]
+
+
+@cache
+def kernels() -> ModuleType:
+    """The kernels, imported when the first GPU tensor comes."""
+    try:
+        from . import triton_kernels
+    except ImportError as error:
+        raise ImportError(
+            f"attention on GPUs needs Triton, which PyTorch for Linux brings along: pip install triton ({error})"
+        ) from error
+    return triton_kernels
+
+
+@cache
+def _arch(device: torch.device) -> str:
+    if device.type == "cpu":
+        return "interpreter"
+    if device.type != "cuda":
+        return device.type
+    if torch.version.hip:
+        return torch.cuda.get_device_properties(device).gcnArchName.split(":")[0]
+    major, minor = torch.cuda.get_device_capability(device)
+    return f"sm_{major}{minor}"
+
+
+_precision = "ieee"
+
+
+def set_float32_precision(precision: str) -> None:
+    """How attention multiplies float32 tensors on GPUs: ``"ieee"``, the default, in float32 proper, or
+    ``"tf32x3"``, three products of the matrix units' 19 bits, whose error is near float32's.
+
+    It holds for the process. A backward pass uses what holds when it runs.
+
+    Raises:
+        ValueError: another name; ``"tf32"`` alone is not offered.
+    """
+    global _precision
+    if precision not in ("ieee", "tf32x3"):
+        raise ValueError(f'precision = {precision!r} is unknown; use "ieee" or "tf32x3"')
+    _precision = precision
+
+
+def interpret() -> None:
+    """Sends CPU tensors of this process through the kernels in Triton's interpreter, which tests use.
+
+    Raises:
+        RuntimeError: ``TRITON_INTERPRET=1`` was not set when Triton was imported.
+    """
+    if not kernels()._INTERPRETED.value:
+        raise RuntimeError("set TRITON_INTERPRET=1 before Python starts: Triton reads it when it is imported")
+    DEVICES.add("cpu")
+
+
+def _require(holds: bool, message: str) -> None:
+    if not holds:
+        raise ValueError(message)
+
+
+def _check(q: Tensor, k: Tensor, v: Tensor, bias, weight, sinks, clocks, key_starts, key_lengths, causal: bool) -> None:
+    """The shapes that the kernels rely on."""
+    (batch, heads, queries, features), (_, kv_heads, keys, _) = q.shape, k.shape
+    most = 64 if q.dtype == torch.float64 else 256
+    _require(1 <= features <= most, f"q: {features} features per head; kernels take 1 to {most} of {q.dtype}")
+    for name, x in (("k", k), ("v", v)):
+        wanted = (batch, kv_heads, keys, features)
+        _require(x.shape == wanted, f"{name}: expected [B, G, K, D] = {list(wanted)}, got shape {tuple(x.shape)}")
+    _require(kv_heads > 0 and heads % kv_heads == 0, f"k: {kv_heads} heads must divide the {heads} heads of q")
+    longest = max(queries, keys)
+    _require(longest * max(q.stride(2), k.stride(2), v.stride(2)) < 2**62, f"q: {longest} positions are too many")
+    _require(longest < 2**30, f"q, k: {longest} positions; kernels take fewer than 2^30")
+    tables = [(name, x) for name, x in (("bias", bias), ("weight", weight)) if x is not None]
+    for name, x in tables:
+        shape = f"got shape {tuple(x.shape)}"
+        _require(x.dim() == 2 and x.shape[0] == heads, f"{name}: expected [H, C] with H = {heads}, {shape}")
+        _require(x.shape == tables[0][1].shape, f"weight: expected the shape of bias, {tuple(tables[0][1].shape)}, {shape}")
+        needed = keys if causal else 2 * longest - 1
+        _require(x.shape[1] >= needed, f"{name}: {x.shape[1]} columns; {queries} queries and {keys} keys need {needed}")
+        _require(causal or x.shape[1] % 2 == 1, f"{name}: {x.shape[1]} columns; without causal=True the number must be odd")
+    if sinks is not None:
+        _require(sinks.shape == (heads,), f"sinks: expected [H] = [{heads}], got shape {tuple(sinks.shape)}")
+    if clocks is not None:
+        wanted = (batch, heads, keys)
+        _require(clocks.shape == wanted, f"gates: expected [B, H, K] = {list(wanted)}, got shape {tuple(clocks.shape)}")
+        _require(queries <= keys, f"q: {queries} queries exceed the {keys} keys, which alone have gates")
+    for name, x in (("key_starts", key_starts), ("key_lengths", key_lengths)):
+        if x is not None:
+            _require(x.shape == (batch,), f"{name}: expected [B] = [{batch}], got shape {tuple(x.shape)}")
+    for name, x in (("k", k), ("v", v), *tables, ("sinks", sinks), ("gates", clocks), ("key_starts", key_starts), ("key_lengths", key_lengths)):
+        if x is not None and x.device != q.device:
+            raise ValueError(f"{name}: is on {x.device}, q on {q.device}; they must be on one device")
+
+
+class _Call:
+    """One call as the kernels take it."""
+
+    def __init__(self, q, k, v, bias, weight, sinks, numbers, clocks, key_starts, key_lengths, encoding, scale, causal, window, softcap) -> None:
+        from . import _ops
+
+        _ops._rule("", scale, causal, window, softcap, 1)  # refuses what the engine refuses
+        if numbers is not None or encoding:
+            refuse_encoding(encoding, q.device)
+        _check(q, k, v, bias, weight, sinks, clocks, key_starts, key_lengths, causal)
+        self.kernels = kernels()
+        self.q, self.k, self.v = (_ops._rows(x) for x in (q, k, v))
+        self.bias, self.weight, self.sinks, self.clocks = (_ops._dense(x) for x in (bias, weight, sinks, clocks))
+        self.batch, self.heads, self.queries, self.features = q.shape
+        self.kv_heads, self.keys = k.shape[1:3]
+        self.causal, self.window = causal, window
+        self.number = torch.float32 if q.dtype in _HALF else q.dtype
+        tables = [x for x in (bias, weight) if x is not None]
+        self.columns = tables[0].shape[1] if tables else 0
+        # a number argument is f32 in Triton, a constant keeps its precision
+        self.scale, self.softcap = (
+            self.kernels.tl.constexpr(x) if x is not None and self.number == torch.float64 else x for x in (scale, softcap)
+        )
+        self.of_rows, self.of_keys = self._spans(key_starts, key_lengths)
+        is_full = any(x is not None for x in (weight, clocks, softcap, window, key_starts, key_lengths))
+        self.tiles = tiles_of(_arch(q.device), q.dtype, self.features, is_full)
+
+    def _spans(self, starts: Tensor | None, lengths: Tensor | None):
+        """Of each query the keys it may see but for the mask's other parts, and of each key the queries."""
+        mask = self.kernels.Mask
+        if starts is None and lengths is None:
+            return (mask(self.window, None, None),) * 2
+        shape, to = (self.batch, self.queries), dict(dtype=torch.int32, device=self.q.device)
+        first = torch.zeros(shape, **to) if starts is None else starts.clamp(0, self.keys).to(**to)[:, None].expand(shape)
+        last = torch.full(shape, self.keys, **to) if lengths is None else lengths.clamp(0, self.keys).to(**to)[:, None].expand(shape)
+        first, last = first.contiguous(), last.contiguous()
+        j = torch.arange(self.keys, **to).expand(self.batch, -1).contiguous()
+        search = lambda rows: torch.searchsorted(rows, j, right=True, out_int32=True)  # noqa: E731
+        # both rise with the position, so that the queries that see a key are a range as well
+        return mask(self.window, first, last), mask(self.window, search(last), search(first))
+
+    def rows(self, x: Tensor):
+        return self.kernels.Rows(x, *x.stride()[:3])
+
+    @property
+    def sizes(self):
+        return self.kernels.Sizes(self.heads, self.kv_heads, self.queries, self.keys)
+
+    @property
+    def terms(self):
+        return self.kernels.Terms(self.scale, self.softcap, self.weight, self.bias, self.columns, self.clocks)
+
+    def options(self, tile: Tile) -> dict:
+        width = max(16, 1 << (self.features - 1).bit_length())
+        precision = _precision if self.number == torch.float32 and self.q.dtype == torch.float32 else "ieee"
+        return dict(D=self.features, WIDTH=width, CAUSAL=self.causal, PRECISION=precision, **_compiled(tile.warps))
+
+    def forward(self, out: Tensor, lse: Tensor) -> None:
+        tile = self.tiles.forward
+        self.kernels.forward[(_tiles(self.queries, tile.rows) * self.batch * self.heads,)](
+            self.rows(self.q), self.rows(self.k), self.rows(self.v), self.rows(out), lse, self.sinks,
+            self.sizes, self.terms, self.of_rows, M=tile.rows, N=tile.keys, **self.options(tile),
+        )  # fmt: skip
+
+    def reach(self) -> int:
+        """Distances 0 .. reach - 1, of one direction, that a pair may have."""
+        reach = self.columns if self.causal else self.columns // 2 + 1
+        return reach if self.window is None else min(reach, self.window)
+
+    def backward_dq(self, saved, d_q: Tensor, delta: Tensor, d_row_clocks: Tensor | None, wanted: list[bool]):
+        """dq and delta, and the gradients of bias and weight where they are wanted."""
+        out, lse, d_out = saved
+        tile = self.tiles.dq
+        columns = self.reach() if self.causal else 2 * self.reach() - 1
+        items = self.batch * _tiles(self.queries, tile.rows)
+        most = min(PROGRAMS, PARTIAL_BYTES // (columns * lse.element_size())) // self.heads if any(wanted) else items
+        splits = min(items, max(1, most))
+        partial = [lse.new_zeros(splits * self.heads, columns) if want else None for want in wanted]
+        self.kernels.backward_dq[(splits * self.heads,)](
+            self.rows(self.q), self.rows(self.k), self.rows(self.v), self.rows(out), self.rows(d_out), self.rows(d_q),
+            lse, delta, d_row_clocks, *partial, columns, items, splits, self.sizes, self.terms, self.of_rows,
+            T=tile.rows, **self.options(tile),
+        )  # fmt: skip
+        return [None if sums is None else self._fold(sums, columns, splits) for sums in partial]
+
+    def _fold(self, partial: Tensor, columns: int, splits: int) -> Tensor:
+        total = partial.new_empty(self.heads, self.columns)
+        self.kernels.fold[(_tiles(self.columns, FOLD), self.heads)](
+            partial, total, columns, self.columns, splits, CAUSAL=self.causal, C=FOLD, **_compiled(4)
+        )
+        return total
+
+    def backward_dkv(self, saved, d_k: Tensor, d_v: Tensor, delta: Tensor, d_clocks: Tensor | None) -> None:
+        _, lse, d_out = saved
+        tile = self.tiles.dkv
+        self.kernels.backward_dkv[(_tiles(self.keys, tile.keys) * self.batch * self.kv_heads,)](
+            self.rows(self.q), self.rows(self.k), self.rows(self.v), self.rows(d_out), self.rows(d_k), self.rows(d_v),
+            lse, delta, d_clocks, self.sizes, self.terms, self.of_keys, T=tile.keys, **self.options(tile),
+        )  # fmt: skip
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether there is no pair of a query and a key at all."""
+        return 0 in (self.batch, self.heads, self.queries, self.keys)
+
+
+def _compiled(warps: int) -> dict:
+    """Options of the compiler. Two stages would copy biases through shared memory, pair by pair. Fused
+    multiply-add is said because its default, and so the bits, differ between versions of Triton.
+    """
+    return dict(num_warps=warps, num_stages=1, enable_fp_fusion=True)
+
+
+def _tiles(length: int, rows: int) -> int:
+    return -(-length // rows)
+
+
+def forward(inputs: tuple, out: Tensor, lse: Tensor) -> None:
+    """Writes the output and lse; inputs are the arguments of ``kerple::attention``."""
+    call = _Call(*inputs)
+    if call.is_empty:
+        out.zero_()
+        lse.fill_(math.inf) if call.sinks is None else lse.copy_(call.sinks[:, None].expand_as(lse))
+        return
+    with _on(call.q):
+        call.forward(out, lse)
+
+
+def backward(inputs: tuple, saved: tuple[Tensor, Tensor, Tensor], made: list[Tensor | None]) -> None:
+    """Writes the gradients of q, k, v, bias, weight, sinks, score modification and cumulative gates,
+    where there is room for them; ``saved`` are the output, lse and the output's gradient.
+    """
+    call = _Call(*inputs)
+    d_q, d_k, d_v, d_bias, d_weight, d_sinks, _, d_clocks = made
+    if call.is_empty:
+        for d in made:
+            if d is not None:
+                d.zero_()
+        return
+    out, lse, d_out = saved
+    with _on(call.q):
+        delta = torch.empty_like(lse)
+        # rows of dz sum to delta P_sink under the causal mask, where every gate counts with one sign
+        row_clocks = torch.empty_like(lse) if d_clocks is not None and not call.causal else None
+        tables = call.backward_dq(saved, d_q, delta, row_clocks, [d_bias is not None, d_weight is not None])
+        key_clocks = lse.new_empty(call.clocks.shape) if d_clocks is not None else None
+        call.backward_dkv(saved, d_k, d_v, delta, key_clocks)
+        for to, total in zip((d_bias, d_weight), tables, strict=True):
+            if to is not None:
+                to.copy_(total)
+        if call.sinks is not None and (d_sinks is not None or d_clocks is not None):
+            to_sink = torch.exp(call.sinks[:, None] - lse) * delta
+            if d_sinks is not None:
+                d_sinks.copy_(-to_sink.sum((0, 2)))
+            row_clocks = to_sink if row_clocks is None else row_clocks
+        if d_clocks is not None:
+            d_clocks.copy_(key_clocks)
+            if row_clocks is not None:
+                d_clocks[:, :, call.keys - call.queries :] += row_clocks
+
+
+def _on(x: Tensor):
+    """The device of a tensor as the current one, on which Triton launches."""
+    return torch.get_device_module(x.device).device(x.device) if x.device.type != "cpu" else nullcontext()
+
+
+def refuse_encoding(key: str, device: torch.device) -> None:
+    """Refuses an encoding whose scores are more than tables."""
+    kind = json.loads(json.loads(key)[0])["kind"]
+    raise NotImplementedError(
+        f"{kind}: its scores are not computed on {device.type}, where encodings with tables or gates are: "
+        f"move q, k, v and the module to the processor with .cpu(), or use another encoding, such as KerpleLog"
+    )
+
+
+#: Numbers that one product of :func:`prefix_sums` adds up.
+_PREFIX = 64
+
+
+def prefix_sums(x: Tensor) -> Tensor:
+    """Cumulative sums of the last dimension. Those of PyTorch on GPUs may differ from run to run; these
+    add blocks by products with a triangle of ones.
+    """
+    length = x.shape[-1]
+    if length <= 1:
+        return x
+    blocks = torch.nn.functional.pad(x, (0, -length % _PREFIX)).unflatten(-1, (-1, _PREFIX))
+    within = blocks @ torch.ones(_PREFIX, _PREFIX, dtype=x.dtype, device=x.device).triu()
+    if blocks.shape[-2] > 1:
+        before = torch.nn.functional.pad(prefix_sums(within[..., -1]), (1, -1))
+        within = within + before[..., None]
+    return within.flatten(-2)[..., :length]

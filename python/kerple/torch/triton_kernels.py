@@ -1,0 +1,400 @@
+"""Exact attention with a learned bias over distances, as Triton kernels. Query i is at position
+``K - Q + i``; with positions i and j and the distance d = i - j:
+
+    s_ij = softcap(scale q_i . k_j)        z_ij = s_ij weight[h, d] + bias[h, d] + c_i - c_j
+    lse_i = ln(sum_j e^z_ij + e^sink_h)    P_ij = e^(z_ij - lse_i)          o_i = sum_j P_ij v_j
+
+    dv_j = sum_i P_ij do_i                 dz_ij = P_ij (do_i . v_j - delta_i),  delta_i = do_i . o_i
+    dbias[h, d] = sum over all pairs at distance d of dz        dweight[h, d] = the same of dz s
+    dq_i = scale sum_j dz_ij ds_ij k_j     dk_j = scale sum_i dz_ij ds_ij q_i,  ds = weight softcap'
+
+where c are cumulative gates and sums run over the pairs that the mask admits. The passes are those of
+FlashAttention-2 (Dao 2023, arXiv:2307.08691): tiles of the scores live in registers only, and the
+backward recomputes them from ``lse``.
+
+The gradient of a table sums along diagonals, which atomic additions would do in a random order.
+Instead a program of the dq pass owns one head and some of its row tiles, and adds their diagonals to a
+row of ``partial`` that no other program touches; ``fold`` adds the rows in order: the same bits in
+every run. An argument, or an entry of the tuples below, that is None leaves its part out of the kernel.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Any, NamedTuple
+
+import triton
+import triton.language as tl
+
+
+class Rows(NamedTuple):
+    """A ``[B, H, L, D]`` tensor with contiguous features."""
+    ptr: Any
+    batch: int
+    head: int
+    row: int
+
+
+class Sizes(NamedTuple):
+    """H query heads, G key heads, Q queries, K keys."""
+    heads: int
+    kv_heads: int
+    queries: int
+    keys: int
+
+
+class Terms(NamedTuple):
+    """How scores are computed from products; tables are ``[H, columns]``, c is ``[B, H, K]`` in f64."""
+    scale: float
+    softcap: float | None
+    weight: Any
+    bias: Any
+    columns: int
+    clocks: Any
+
+
+class Mask(NamedTuple):
+    """``|d| < window``, and of each query (or, in dkv, key) the first and the last + 1 of the keys
+    (queries) on the other side, ``[B, Q]`` (``[B, K]``) int32; both rise with the position.
+    """
+    window: int | None
+    first: Any
+    last: Any
+
+
+#: Interpreted kernels compute products of halves in f32: Triton's interpreter multiplies bfloat16 as
+#: the integers that hold its bits (triton-lang/triton#11584).
+_INTERPRETED = tl.constexpr(os.environ.get("TRITON_INTERPRET") == "1")
+_LOG2E = tl.constexpr(1.4426950408889634)
+_INF = tl.constexpr(float("inf"))
+
+
+@triton.jit
+def _dot(a, b, PRECISION: tl.constexpr, ACC: tl.constexpr):
+    if _INTERPRETED:
+        a, b = a.to(ACC), b.to(ACC)
+    return tl.dot(a, b, input_precision=PRECISION, out_dtype=ACC)
+
+
+@triton.jit
+def _wide(x):
+    """64 bits, also of what is a plain number in the interpreter."""
+    return tl.zeros((), tl.int64) + x
+
+
+@triton.jit
+def _tile(x, b, h, first, length, D: tl.constexpr, T: tl.constexpr, WIDTH: tl.constexpr):
+    """Pointers to T rows from ``first`` on, and which of the numbers exist."""
+    r, f = tl.arange(0, T)[:, None], tl.arange(0, WIDTH)[None, :]
+    base = _wide(b) * x.batch + _wide(h) * x.head + _wide(first) * x.row
+    return x.ptr + base + (r * x.row + f), (first + r >= 0) & (first + r < length) & (f < D)
+
+
+@triton.jit
+def _load(x, b, h, first, length, D: tl.constexpr, T: tl.constexpr, WIDTH: tl.constexpr):
+    at, inside = _tile(x, b, h, first, length, D, T, WIDTH)
+    return tl.load(at, mask=inside, other=0.0)
+
+
+@triton.jit
+def _store(x, value, b, h, first, length, D: tl.constexpr, T: tl.constexpr, WIDTH: tl.constexpr):
+    at, inside = _tile(x, b, h, first, length, D, T, WIDTH)
+    tl.store(at, value.to(x.ptr.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def _spans(mask, b, at, length):
+    """First and last + 1 of what each position sees, empty outside of ``0..length``."""
+    first, last = at, at
+    if mask.first is not None:
+        inside = (at >= 0) & (at < length)
+        first = tl.load(mask.first + _wide(b) * length + at, mask=inside, other=2**31 - 1)
+        last = tl.load(mask.last + _wide(b) * length + at, mask=inside, other=0)
+    return first, last
+
+
+@triton.jit
+def _clocks(terms, bh, at, keys):
+    """Cumulative gates of positions, in f64; of the nearest key outside of ``0..keys``."""
+    c = at
+    if terms.clocks is not None:
+        c = tl.load(terms.clocks + _wide(bh) * keys + tl.minimum(tl.maximum(at, 0), keys - 1))
+    return c
+
+
+@triton.jit
+def _between(terms, bh, c, at, origin, keys, ACC: tl.constexpr):
+    """c less the cumulative gates ``at`` positions, per pair, as high and low parts: a gate may leave f32 no digits."""
+    t = c
+    if terms.clocks is not None:
+        zero = _clocks(terms, bh, origin, keys)
+        x, y = c - zero, _clocks(terms, bh, at, keys) - zero
+        high_x, high_y = x.to(ACC), y.to(ACC)
+        t = (high_x - high_y) + ((x - high_x).to(ACC) - (y - high_y).to(ACC))
+    return t
+
+
+@triton.jit
+def _seen(i, j, at, low, high, sizes, mask, CAUSAL: tl.constexpr):
+    """Which pairs of positions the mask admits; of no others a table is read."""
+    seen = (i < sizes.keys) & (j < sizes.keys) & (j >= 0)
+    if CAUSAL:
+        seen = seen & (i >= j)
+    if mask.window is not None:
+        seen = seen & (i - j < mask.window)
+        if not CAUSAL:
+            seen = seen & (j - i < mask.window)
+    if mask.first is not None:
+        seen = seen & (at >= low) & (at < high)
+    return seen
+
+
+@triton.jit
+def _tanh(x):
+    """Without the cancellation of ``1 - 2 / (1 + e^2x)`` at small x, in f32."""
+    t = 1.0 - 2.0 / (1.0 + tl.exp(2.0 * x))
+    if x.dtype == tl.float32:
+        y = x * x
+        t = tl.where(tl.abs(x) < 0.25, x * (1 + y * (-1 / 3 + y * (2 / 15 + y * (-17 / 315 + y * 62 / 2835)))), t)
+    return t
+
+
+@triton.jit
+def _scores(products, i, j, seen, gates, terms, h, CAUSAL: tl.constexpr):
+    """z of a tile, -inf where nothing is seen; s; dz/ds without the scale."""
+    s = products * terms.scale
+    slope = 1.0
+    if terms.softcap is not None:
+        t = _tanh(s / terms.softcap)
+        s = terms.softcap * t
+        slope = 1.0 - t * t
+    z = s
+    column = h * terms.columns + (i - j)
+    if not CAUSAL:
+        column += terms.columns // 2
+    if terms.weight is not None:
+        weight = tl.load(terms.weight + column, mask=seen, other=0.0)
+        z = z * weight
+        slope = slope * weight
+    if terms.bias is not None:
+        z += tl.load(terms.bias + column, mask=seen, other=0.0)
+    if terms.clocks is not None:
+        z += _sign(i, j, CAUSAL) * gates
+    return tl.where(seen, z, -_INF), s, slope
+
+
+@triton.jit
+def _sign(i, j, CAUSAL: tl.constexpr):
+    """Of ``c_i - c_j`` in z, where it is the sum of the gates between two positions."""
+    sign = 1.0
+    if not CAUSAL:
+        sign = tl.where(i >= j, 1.0, -1.0)
+    return sign
+
+
+@triton.jit
+def _key_range(i, low, high, sizes, mask, CAUSAL: tl.constexpr):
+    """The keys that any of these rows sees lie from the first to the second result."""
+    start, end = 0, sizes.keys
+    if CAUSAL:
+        end = tl.minimum(end, tl.max(i) + 1)
+    if mask.window is not None:
+        start = tl.maximum(start, tl.min(i) - mask.window + 1)
+        if not CAUSAL:
+            end = tl.minimum(end, tl.max(i) + mask.window)
+    if mask.first is not None:
+        start, end = tl.maximum(start, tl.min(low)), tl.minimum(end, tl.max(high))
+    return start, end
+
+
+@triton.jit
+def forward(
+    q, k, v, out, lse, sinks, sizes, terms, mask,
+    D: tl.constexpr, WIDTH: tl.constexpr, M: tl.constexpr, N: tl.constexpr, CAUSAL: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """Output and lse of M rows of one head, of ``B H Q / M`` programs."""
+    ACC: tl.constexpr = lse.dtype.element_ty
+    row_tiles = tl.cdiv(sizes.queries, M)
+    bh = tl.program_id(0) // row_tiles
+    b, h = bh // sizes.heads, bh % sizes.heads
+    g = h // (sizes.heads // sizes.kv_heads)
+    m = (row_tiles - 1 - tl.program_id(0) % row_tiles) * M  # the longest rows first
+    rows = m + tl.arange(0, M)
+    i = rows + (sizes.keys - sizes.queries)
+    q_tile, acc = _load(q, b, h, m, sizes.queries, D, M, WIDTH), tl.zeros((M, WIDTH), ACC)
+    row_max, row_sum = tl.full((M,), -_INF, ACC), tl.zeros((M,), ACC)
+    if sinks is not None:  # a sink is a first key whose value is 0
+        row_max = tl.zeros((M,), ACC) + tl.load(sinks + h)
+        row_sum += 1.0
+    low, high = _spans(mask, b, rows, sizes.queries)
+    c = _clocks(terms, bh, i, sizes.keys)
+    start, end = _key_range(i, low, high, sizes, mask, CAUSAL)
+    for n in range(start, end, N):
+        j = n + tl.arange(0, N)
+        gates = _between(terms, bh, c[:, None], j[None, :], n, sizes.keys, ACC)
+        seen = _seen(i[:, None], j[None, :], j[None, :], low[:, None], high[:, None], sizes, mask, CAUSAL)
+        k_tile = _load(k, b, g, n, sizes.keys, D, N, WIDTH)
+        products = _dot(q_tile, tl.trans(k_tile), PRECISION, ACC)
+        z, _, _ = _scores(products, i[:, None], j[None, :], seen, gates, terms, h, CAUSAL)
+        new_max = tl.maximum(row_max, tl.max(z, 1))
+        finite_max = tl.where(new_max == -_INF, 0.0, new_max)
+        p = tl.exp2((z - finite_max[:, None]) * _LOG2E)
+        rescale = tl.exp2((row_max - finite_max) * _LOG2E)
+        row_sum = row_sum * rescale + tl.sum(p, 1)
+        v_tile = _load(v, b, g, n, sizes.keys, D, N, WIDTH)
+        acc = acc * rescale[:, None] + _dot(p.to(v_tile.dtype), v_tile, PRECISION, ACC)
+        row_max = new_max
+    sees_none = row_sum == 0.0  # lse = +inf makes P = 0 in the backward
+    row_sum = tl.where(sees_none, 1.0, row_sum)
+    _store(out, acc / row_sum[:, None], b, h, m, sizes.queries, D, M, WIDTH)
+    row_lse = tl.where(sees_none, _INF, row_max + tl.log(row_sum))
+    tl.store(lse + _wide(bh) * sizes.queries + rows, row_lse, mask=rows < sizes.queries)
+
+
+@triton.jit
+def _add_diagonals(partial, columns, distance, x, CAUSAL: tl.constexpr, T: tl.constexpr):
+    """Adds the sums along the diagonals of a tile, of distances ``distance + r - c``, to this program's row."""
+    r, s = tl.arange(0, T)[:, None], tl.arange(0, T)[None, :]
+    turned = tl.gather(x, (r - s) & (T - 1), 1)  # column s: r - c = s where r >= s, else s - T
+    near, far = tl.sum(tl.where(r >= s, turned, 0.0), 0), tl.sum(tl.where(r < s, turned, 0.0), 0)
+    column = distance + tl.arange(0, T)
+    if not CAUSAL:
+        column += columns // 2
+    to = partial + _wide(tl.program_id(0)) * columns + column
+    keep = (column >= 0) & (column < columns)
+    tl.store(to, tl.load(to, mask=keep, other=0.0) + near, mask=keep)
+    keep = (column >= T) & (column < columns + T)
+    tl.store(to - T, tl.load(to - T, mask=keep, other=0.0) + far, mask=keep)
+    tl.debug_barrier()  # the next tile adds to the same distances, perhaps from other threads
+
+
+@triton.jit
+def backward_dq(
+    q, k, v, out, d_out, d_q, lse, delta, d_row_clocks, partial_bias, partial_weight, columns, items, splits, sizes, terms, mask,
+    D: tl.constexpr, WIDTH: tl.constexpr, T: tl.constexpr, CAUSAL: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """dq, delta, and the tables' gradients as ``[splits H, columns]`` partial sums, of ``splits H`` programs.
+
+    A program computes each ``splits``-th of the B Q / T row tiles of its head. Key tiles are cut from
+    the rows' first position downwards, so that a tile e behind has the distances ``e T + r - c``.
+    ``columns`` are the distances that the window admits.
+    """
+    ACC: tl.constexpr = lse.dtype.element_ty
+    h, split = tl.program_id(0) % sizes.heads, tl.program_id(0) // sizes.heads
+    g = h // (sizes.heads // sizes.kv_heads)
+    row_tiles = tl.cdiv(sizes.queries, T)
+    for item in range(split, items, splits):
+        turn = item // splits
+        mirror = (turn % 2 == 1) & ((turn + 1) * splits <= items)  # who had shorter rows than others gets longer ones next
+        place = tl.where(mirror, turn * splits + splits - 1 - split, item)
+        b, m = place // row_tiles, (place % row_tiles) * T
+        rows = m + tl.arange(0, T)
+        first = m + sizes.keys - sizes.queries
+        i = first + tl.arange(0, T)
+        bh = b * sizes.heads + h
+        row = _wide(bh) * sizes.queries + rows
+        q_tile = _load(q, b, h, m, sizes.queries, D, T, WIDTH)
+        do_tile = _load(d_out, b, h, m, sizes.queries, D, T, WIDTH)
+        row_lse = tl.load(lse + row, mask=rows < sizes.queries, other=_INF)
+        row_delta = tl.sum(do_tile.to(ACC) * _load(out, b, h, m, sizes.queries, D, T, WIDTH).to(ACC), 1)
+        tl.store(delta + row, row_delta, mask=rows < sizes.queries)
+        acc, acc_clocks = tl.zeros((T, WIDTH), ACC), tl.zeros((T,), ACC)
+        low, high = _spans(mask, b, rows, sizes.queries)
+        c = _clocks(terms, bh, i, sizes.keys)
+        start, end = _key_range(i, low, high, sizes, mask, CAUSAL)
+        nearest = -tl.maximum(0, tl.cdiv(end - first, T) - 1)
+        farthest = tl.maximum(0, tl.cdiv(first - start, T))
+        for e in range(nearest, farthest + 1):
+            n = first - e * T
+            j = n + tl.arange(0, T)
+            gates = _between(terms, bh, c[:, None], j[None, :], n, sizes.keys, ACC)
+            seen = _seen(i[:, None], j[None, :], j[None, :], low[:, None], high[:, None], sizes, mask, CAUSAL)
+            k_tile = _load(k, b, g, n, sizes.keys, D, T, WIDTH)
+            products = _dot(q_tile, tl.trans(k_tile), PRECISION, ACC)
+            z, s, slope = _scores(products, i[:, None], j[None, :], seen, gates, terms, h, CAUSAL)
+            p = tl.exp2((z - row_lse[:, None]) * _LOG2E)
+            v_tile = _load(v, b, g, n, sizes.keys, D, T, WIDTH)
+            dz = p * (_dot(do_tile, tl.trans(v_tile), PRECISION, ACC) - row_delta[:, None])
+            if d_row_clocks is not None:
+                acc_clocks += tl.sum(dz * _sign(i[:, None], j[None, :], CAUSAL), 1)
+            if partial_bias is not None:
+                _add_diagonals(partial_bias, columns, e * T, dz, CAUSAL, T)
+            if partial_weight is not None:
+                _add_diagonals(partial_weight, columns, e * T, dz * s, CAUSAL, T)
+            acc += _dot((dz * slope).to(k_tile.dtype), k_tile, PRECISION, ACC)
+        _store(d_q, acc * terms.scale, b, h, m, sizes.queries, D, T, WIDTH)
+        if d_row_clocks is not None:
+            tl.store(d_row_clocks + row, acc_clocks, mask=rows < sizes.queries)
+
+
+@triton.jit
+def fold(partial, total, columns, total_columns, splits, CAUSAL: tl.constexpr, C: tl.constexpr):
+    """The sum of ``[splits, H, columns]`` over splits, in order and in f64, as ``[H, total_columns]``: 0 where no pair is."""
+    h = tl.program_id(1)
+    to = tl.program_id(0) * C + tl.arange(0, C)
+    column = to
+    if not CAUSAL:
+        column += columns // 2 - total_columns // 2
+    keep = (to < total_columns) & (column >= 0) & (column < columns)
+    acc = tl.zeros((C,), tl.float64)
+    for split in range(splits):
+        row = _wide(split * tl.num_programs(1) + h) * columns
+        acc += tl.load(partial + row + column, mask=keep, other=0.0).to(tl.float64)
+    to_row = total + _wide(h) * total_columns
+    tl.store(to_row + to, acc.to(total.dtype.element_ty), mask=to < total_columns)
+
+
+@triton.jit
+def backward_dkv(
+    q, k, v, d_out, d_k, d_v, lse, delta, d_clocks, sizes, terms, mask,
+    D: tl.constexpr, WIDTH: tl.constexpr, T: tl.constexpr, CAUSAL: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """dk and dv of T keys of one key head, and d_clocks but for the sums over rows, of ``B G K / T``
+    programs. Tiles are transposed, keys by queries, so that P and dz enter the products from registers.
+    """
+    ACC: tl.constexpr = lse.dtype.element_ty
+    key_tiles = tl.cdiv(sizes.keys, T)
+    bg, n = tl.program_id(0) // key_tiles, (tl.program_id(0) % key_tiles) * T
+    b, g = bg // sizes.kv_heads, bg % sizes.kv_heads
+    j = n + tl.arange(0, T)
+    k_tile = _load(k, b, g, n, sizes.keys, D, T, WIDTH)
+    v_tile = _load(v, b, g, n, sizes.keys, D, T, WIDTH)
+    acc_k, acc_v = tl.zeros((T, WIDTH), ACC), tl.zeros((T, WIDTH), ACC)
+    shift = sizes.keys - sizes.queries
+    start, end = 0, sizes.queries
+    if CAUSAL:
+        start = tl.maximum(start, n - shift)
+    if mask.window is not None:
+        end = tl.minimum(end, n + T - 1 + mask.window - shift)
+        if not CAUSAL:
+            start = tl.maximum(start, n - mask.window + 1 - shift)
+    low, high = _spans(mask, b, j, sizes.keys)
+    if mask.first is not None:
+        start, end = tl.maximum(start, tl.min(low)), tl.minimum(end, tl.max(high))
+    group = sizes.heads // sizes.kv_heads
+    for h in range(g * group, (g + 1) * group):
+        bh = b * sizes.heads + h
+        acc_clocks = tl.zeros((T,), ACC)
+        c = _clocks(terms, bh, j, sizes.keys)
+        for m in range(start, end, T):
+            rows = m + tl.arange(0, T)
+            i = rows + shift
+            gates = -_between(terms, bh, c[:, None], i[None, :], m + shift, sizes.keys, ACC)
+            seen = _seen(i[None, :], j[:, None], rows[None, :], low[:, None], high[:, None], sizes, mask, CAUSAL)
+            q_tile = _load(q, b, h, m, sizes.queries, D, T, WIDTH)
+            products = _dot(k_tile, tl.trans(q_tile), PRECISION, ACC)
+            z, _, slope = _scores(products, i[None, :], j[:, None], seen, gates, terms, h, CAUSAL)
+            row = _wide(bh) * sizes.queries + rows
+            row_lse = tl.load(lse + row, mask=rows < sizes.queries, other=_INF)
+            row_delta = tl.load(delta + row, mask=rows < sizes.queries, other=0.0)
+            p = tl.exp2((z - row_lse[None, :]) * _LOG2E)
+            do_tile = _load(d_out, b, h, m, sizes.queries, D, T, WIDTH)
+            acc_v += _dot(p.to(do_tile.dtype), do_tile, PRECISION, ACC)
+            dz = p * (_dot(v_tile, tl.trans(do_tile), PRECISION, ACC) - row_delta[None, :])
+            acc_k += _dot((dz * slope).to(q_tile.dtype), q_tile, PRECISION, ACC)
+            if d_clocks is not None:
+                acc_clocks -= tl.sum(dz * _sign(i[None, :], j[:, None], CAUSAL), 1)
+        if d_clocks is not None:
+            tl.store(d_clocks + _wide(bh) * sizes.keys + j, acc_clocks, mask=j < sizes.keys)
+    _store(d_k, acc_k * terms.scale, b, g, n, sizes.keys, D, T, WIDTH)
+    _store(d_v, acc_v, b, g, n, sizes.keys, D, T, WIDTH)

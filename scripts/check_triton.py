@@ -1,0 +1,547 @@
+#!/usr/bin/env python3
+"""The attention kernels for GPUs, examined without one.
+
+    TRITON_INTERPRET=1 python3 scripts/check_triton.py numbers [PART ...]
+    python3 scripts/check_triton.py code [ARCH ...]
+
+`numbers` runs the kernels on CPU tensors through Triton's interpreter: the conformance suite, reference values, many settings against
+dense attention in f64 with autograd, the same bits when a call is repeated or its programs run in reverse order, and what PyTorch asks
+of an operation. `code` compiles every configuration that the package launches for GPUs that need not be there, and reads the machine
+code: registers, no spills, no atomic instructions on memory, products by matrix units.
+"""
+
+import builtins, concurrent.futures, contextlib, json, math, os, re, subprocess, sys, tempfile, time
+from pathlib import Path
+
+import torch
+
+ROOT = Path(__file__).resolve().parent.parent
+#: Largest error by type, as part of the largest entry of what is compared.
+ALLOWED = {torch.float64: 1e-12, torch.float32: 1e-5, torch.bfloat16: 3e-2, torch.float16: 4e-3}
+
+
+# numbers
+
+
+def dense(q, k, v, bias, weight, gates, sinks, starts, lengths, causal, window, softcap):
+    """Attention by its definition, in f64."""
+    (_, heads, queries, features), (_, kv_heads, keys, _) = q.shape, k.shape
+    k, v = (x.repeat_interleave(heads // kv_heads, 1) for x in (k, v))
+    s = q @ k.mT * features**-0.5
+    if softcap is not None:
+        s = softcap * torch.tanh(s / softcap)
+    i, j = torch.arange(queries)[:, None] + keys - queries, torch.arange(keys)
+    d = i - j
+    table = bias if bias is not None else weight
+    column = d.clamp(min=0) if causal else d + (0 if table is None else table.shape[1] // 2)
+    if weight is not None:
+        s = s * weight[:, column]
+    if bias is not None:
+        s = s + bias[:, column]
+    if gates is not None:  # those of padding are not read
+        is_padding = torch.zeros(len(q), 1, keys, dtype=torch.bool)
+        if starts is not None:
+            is_padding = is_padding | (j < starts[:, None, None])
+        if lengths is not None:
+            is_padding = is_padding | (j >= lengths[:, None, None])
+        c = gates.masked_fill(is_padding, 0.0).cumsum(-1)
+        c = c[:, :, i[:, 0]][..., None] - c[:, :, None, :]
+        s = s + (c if causal else -c.abs())
+    seen = (d >= 0) if causal else torch.ones_like(d, dtype=torch.bool)
+    if window is not None:
+        seen = seen & (d.abs() < window)
+    seen = seen[None, None]
+    if starts is not None:
+        seen = seen & (j >= starts[:, None, None, None])
+    if lengths is not None:
+        seen = seen & (j < lengths[:, None, None, None])
+    s = s.masked_fill(~seen, -math.inf)
+    if sinks is not None:
+        s = torch.cat([s, sinks[None, :, None, None].expand(*s.shape[:3], 1)], -1)
+    top = s.amax(-1, keepdim=True).clamp(min=-1e300)
+    e = (s - top).exp()
+    total = e.sum(-1, keepdim=True)
+    return (e / total.where(total > 0, 1.0))[..., :keys] @ v
+
+
+def setting(B=2, H=2, G=None, Q=45, K=None, D=16, dtype=torch.float32, bias=True, weight=False, gates=False, sinks=False, starts=None,
+            lengths=None, causal=True, window=None, softcap=None, longer=0, far=0.0, seed=0):  # fmt: skip
+    """Tensors and options of a call."""
+    random = torch.Generator().manual_seed(seed)
+    draw = lambda *shape: torch.randn(*shape, generator=random, dtype=torch.float64).to(dtype)
+    G, K = G or H, K or Q
+    columns = max(Q, K) + longer
+    columns = columns if causal else 2 * columns - 1
+    tensors = dict(q=draw(B, H, Q, D), k=draw(B, G, K, D), v=draw(B, G, K, D))
+    tensors["bias"] = draw(H, columns) if bias else None
+    tensors["weight"] = (0.5 + draw(H, columns).float().sigmoid()).to(dtype) if weight else None
+    tensors["gates"] = -0.3 * torch.rand(B, H, K, generator=random, dtype=torch.float64) if gates else None
+    if far and gates:
+        tensors["gates"][:, :, -1] -= far
+    tensors["sinks"] = draw(H) if sinks else None
+    number = lambda x: None if x is None else torch.tensor(x)
+    options = dict(causal=causal, window=window, softcap=softcap, key_starts=number(starts), key_lengths=number(lengths))
+    return tensors, options, draw(B, H, Q, D)
+
+
+def passes(tensors, options, up):
+    """The output, and the gradient of each tensor."""
+    from kerple.torch import attention
+
+    leaves = {name: x.clone().requires_grad_() for name, x in tensors.items() if x is not None}
+    out = attention(leaves["q"], leaves["k"], leaves["v"], **{n: x for n, x in leaves.items() if n not in "qkv"}, **options)
+    return dict(zip(["out", *leaves], [out.detach(), *torch.autograd.grad(out, list(leaves.values()), up)], strict=True))
+
+
+def errors(tensors, options, up, found):
+    leaves = {name: None if x is None else x.double().requires_grad_() for name, x in tensors.items()}
+    given = {key: options[key] for key in ("causal", "window", "softcap")}
+    wanted = dense(**leaves, starts=options["key_starts"], lengths=options["key_lengths"], **given)
+    grads = torch.autograd.grad(wanted, [x for x in leaves.values() if x is not None], up.double(), allow_unused=True)
+    wanted = dict(zip(["out", *(name for name, x in leaves.items() if x is not None)], [wanted.detach(), *grads], strict=True))
+    told = {}
+    for name, want in wanted.items():
+        want = torch.zeros_like(found[name], dtype=torch.float64) if want is None else want
+        # a single visible key makes gradients of 0, differences of equal numbers
+        told[name] = ((found[name].double() - want).abs().max() / want.abs().max().clamp(min=1.0)).item()
+    return told
+
+
+#: Beside the conformance suite, which has each feature alone.
+SETTINGS = {
+    "f64": dict(dtype=torch.float64, Q=70), "grouped heads": dict(H=4, G=2), "1 feature": dict(D=1), "80 features": dict(D=80),
+    "256 features": dict(D=256, Q=33, B=1), "both directions, window": dict(causal=False, window=13),
+    "gates in both directions, f64": dict(gates=True, causal=False, dtype=torch.float64), "gates far from 0": dict(gates=True, far=6e4),
+    "sinks, gates, f64": dict(sinks=True, gates=True, dtype=torch.float64), "softcap, f64": dict(softcap=3.0, dtype=torch.float64),
+    "weight, both directions, f64": dict(weight=True, causal=False, dtype=torch.float64), "31 queries, 32 keys": dict(Q=31, K=32),
+    "everything": dict(H=4, G=2, weight=True, gates=True, sinks=True, softcap=5.0, starts=[0, 9], lengths=[76, 83], window=37, Q=60, K=83),
+    "everything, bfloat16": dict(H=4, G=2, weight=True, gates=True, sinks=True, softcap=5.0, lengths=[76, 83], window=37, Q=60, K=83,
+                                 dtype=torch.bfloat16),
+}  # fmt: skip
+
+
+def drawn(seed):
+    """Settings that nobody chose."""
+    random = torch.Generator().manual_seed(seed)
+    below = lambda n: int(torch.randint(n, (), generator=random))
+    flag = lambda: below(2) == 1
+    G, causal, gates = 1 + below(2), flag(), flag()
+    K = 1 + below(90)
+    Q = 1 + below(K if gates else 90)
+    return dict(
+        B=2, G=G, H=G * (1 + below(2)), Q=Q, K=K, D=1 + below(40), causal=causal, gates=gates, bias=flag(), weight=flag(), sinks=flag(),
+        window=1 + below(60) if flag() else None, softcap=2.0 + below(9) if flag() else None, lengths=[below(K + 1), K] if flag() else None,
+        starts=[below(K), 0] if flag() else None, dtype=[torch.float64, torch.float32][below(2)], seed=seed,
+    )  # fmt: skip
+
+
+def one_setting(name, given):
+    tensors, options, up = setting(**given)
+    dtype = given.get("dtype", torch.float32)
+    found = passes(tensors, options, up)
+    told = errors(tensors, options, up, found)
+    worst = max(told, key=told.get)
+    if not told[worst] <= ALLOWED[dtype]:
+        return [f"{name}: {worst} is off by {told[worst]:.1e}, allowed {ALLOWED[dtype]:.0e}: {given}"]
+    print(f"  {name:<28} {told[worst]:.0e} ({worst})", flush=True)
+    return []
+
+
+def settings():
+    for name, given in [*SETTINGS.items(), *((f"draw {seed}", drawn(seed)) for seed in range(16))]:
+        yield from one_setting(name, given)
+
+
+def same_bits():
+    """Repeated calls, and calls whose programs run in reverse order."""
+    import triton.runtime.interpreter as interpreter
+
+    for name in ("grouped heads", "everything", "gates in both directions, f64", "both directions, window"):
+        tensors, options, up = setting(**SETTINGS[name])
+        found, again = passes(tensors, options, up), passes(tensors, options, up)
+        # the interpreter's loop over a grid; its other loops run over shapes of one or two dimensions
+        interpreter.range = lambda *ends: builtins.range(*ends)[::-1]
+        try:
+            backwards = passes(tensors, options, up)
+        finally:
+            del interpreter.range
+        for part, x in found.items():
+            if not torch.equal(x, again[part]):
+                yield f"{name}: {part} differs from call to call"
+            if not torch.equal(x, backwards[part]):
+                yield f"{name}: {part} depends on the order of programs"
+        print(f"  {name:<28} same bits", flush=True)
+
+
+def conformance():
+    from kerple import conformance as suite
+    from kerple.conformance.backends import kerple
+
+    for case in suite.CASES:
+        with tiles(128 if case.queries > 1000 else 32):
+            result = suite.check(kerple, case)
+        if not result.is_good:
+            yield result.message()
+        else:
+            told = result.unsupported or f"{max(result.errors.values()):.0e}"
+            print(f"  {case.name:<36} {told}", flush=True)
+
+
+@contextlib.contextmanager
+def tiles(rows):
+    """Larger tiles for long sequences, which the interpreter computes faster."""
+    from kerple.torch import _gpu
+
+    kept, _gpu._INTERPRETED = _gpu._INTERPRETED, _gpu.Tiles(*[_gpu.Tile(rows, rows, 4)] * 3)
+    try:
+        yield
+    finally:
+        _gpu._INTERPRETED = kept
+
+
+def reference_values():
+    with tiles(64):
+        yield from _reference_values()
+
+
+def _reference_values():
+    """Values from other programs, for attention with encodings and with gates."""
+    from safetensors import safe_open
+    from kerple.torch import Encoding, attention
+
+    def read(folder, of):
+        with safe_open(ROOT / "golden" / folder / of["file"], "pt") as file:
+            return file.get_tensor(of["key"])
+
+    def compare(case, folder, found):
+        for name, got in found.items():
+            of = case["expected"].get(name)
+            if of is None:
+                continue
+            want, tolerance = read(folder, of), case["tolerance"][f"f{of['dtype'][-2:]}_arrays"]
+            if not torch.allclose(got.double(), want.double(), rtol=tolerance["rtol"], atol=tolerance["atol"]):
+                yield f"{case['id']}: {name} is off by {(got - want).abs().max():.1e}"
+
+    kinds = {"power_wht": "kerple_weight", "bias_wht": "kerple_bias_weight", "log3": "kerple_log3", "none": "none", "alibi": "alibi",
+             "gauss_2para_bias": "gaussian_bias", "gauss_3para_bias": "stretched_bias", "gauss_1para_wht": "gaussian_weight",
+             "kerple_power_original": "kerple_power_original", "kerple_log": "kerple_log", "kerple_power": "kerple_power", "t5": "t5"}  # fmt: skip
+    count = 0
+    for folder in ("kerple", "clocks"):
+        for case in json.loads((ROOT / "golden" / folder / "manifest.json").read_text())["cases"]:
+            if not {"q", "k", "v", "dout"} <= set(case["inputs"]):
+                continue
+            q, k, v, up = (read(folder, case["inputs"][name]).double() for name in ("q", "k", "v", "dout"))
+            leaves = {"grad_q": q, "grad_k": k, "grad_v": v}
+            learned = {name: read(folder, of).double() for name, of in case.get("params", {}).items()}
+            static = case["static"]
+            kind = case["id"].split("/")[1].removesuffix("_windowed").removesuffix("_small").removesuffix("_paperscale")
+            kind = kinds.get(kind) or kinds.get(kind.removeprefix("kerple_"))
+            for x in (*leaves.values(), *learned.values()):
+                x.requires_grad_()
+            leaves |= {f"grad_{name}": x for name, x in learned.items()}
+            if folder == "kerple" and kind:
+                keys = {key: static[key] for key in ("window", "num_buckets", "max_distance") if static.get(key) is not None}
+                scale = {"scale": "inside"} if case["id"].split("/")[1].endswith("_paperscale") else {}
+                module = Encoding(kind, q.shape[1], q.shape[3], dtype=torch.float64, **keys, **scale)
+                for name, x in learned.items():
+                    setattr_parameter(module, case["paper_names"].get(name, name).split()[0], x)
+                out = module(q, k, v)
+            elif case["id"] in ("fox/full", "fox/L1", "sink/fox"):
+                out = attention(q, k, v, gates=torch.nn.functional.logsigmoid(learned["a"]), sinks=learned.get("sigma"))
+            else:
+                continue
+            count += 1
+            grads = torch.autograd.grad(out, list(leaves.values()), up, allow_unused=True)
+            found = {name: d for name, d in zip(leaves, grads, strict=True) if d is not None}
+            yield from compare(case, folder, {"out": out.detach(), **found})
+    print(f"  {count} cases")
+    if count < 30:
+        yield f"only {count} cases of reference values were found"
+
+
+def setattr_parameter(module, name, x):
+    """A tensor in place of a parameter, which gradients reach."""
+    if name not in dict(module.named_parameters()):
+        raise ValueError(f"{module.kind} learns no {name}")
+    del module._parameters[name]
+    setattr(module, name, x)
+
+
+def encodings():
+    """Each encoding on the kernels, with its table made by PyTorch, and on the processor."""
+    import kerple.torch as kt
+    from kerple.torch import _gpu
+
+    H, D, L = 2, 8, 28
+    made = [getattr(kt, name)(H, D, seed=0, dtype=torch.float64) for name in kt.__all__
+            if isinstance(getattr(kt, name), type) and issubclass(getattr(kt, name), kt.Encoding)
+            and name not in ("Encoding", "Kernel", "LinearAttention")]  # fmt: skip
+    options = dict(head_dim=D, seed=0, dtype=torch.float64)
+    made += [
+        kt.Kernel("log(b~0.3, a) + 0.5*power(a, p~0.3) - log(1 - power(1, 1))", H, weight="exp(1, a, p~U(0,1))", **options),
+        kt.Kernel("-(-log)^0.5 + s*exp(log) - 2*sqdist + const(c)*gauss(1, a)", H, unproven=True, keep="smooth", **options),
+        kt.Kernel("pow(log3, alpha) + neglog(power(1, 1))", H, unproven=True, keep="smooth", **options),
+        kt.Encoding("alibi", H, behind=0.5, **options), kt.Encoding("t5", H, bidirectional=True, max_distance=20, **options),
+        kt.Encoding("kerple_log", H, scale="inside", window=9, **options),
+    ]  # fmt: skip
+    refused = []
+    for module in made:
+        for causal in (True, False):
+            random = torch.Generator().manual_seed(1)
+            q, k, v, up = (torch.randn(1, H, L, D, generator=random, dtype=torch.float64) for _ in range(4))
+            rows = torch.randn(1, L, H * D, generator=random, dtype=torch.float64)
+            leaves = [x.requires_grad_() for x in (q, k, v)] + list(module.parameters())
+
+            def run():
+                more = dict(gates=module.gates(rows)) if module._entry == "gates" else {}
+                out = module(q, k, v, causal=causal, **more)
+                return [out.detach(), *torch.autograd.grad(out, leaves, up, allow_unused=True)]
+
+            try:
+                found = run()
+            except NotImplementedError as error:
+                if module.kind not in str(error) or ".cpu()" not in str(error):
+                    yield f"{module.kind} is refused without its name and a hint: {error}"
+                refused.append(module.kind)
+                break
+            _gpu.DEVICES.discard("cpu")
+            try:
+                wanted = run()
+            finally:
+                _gpu.DEVICES.add("cpu")
+            for got, want in zip(found, wanted, strict=True):
+                if (got is None) != (want is None) or got is not None and not torch.allclose(got, want, rtol=1e-8, atol=1e-9):
+                    yield f"{module.kind}, causal={causal}: differs from the processor by {(got - want).abs().max():.1e}"
+    print(f"  {len(made) - len(refused)} agree with the processor; refused by name: {', '.join(refused)}")
+    if sorted(refused) != ["bam", "cope", "dape", "fire", "shaw", "transformer_xl", "xpos"]:
+        yield f"refused: {refused}"
+
+
+def operation():
+    """Schema, fake tensors, autograd, gradcheck, torch.compile, autocast, refusals."""
+    from kerple.torch import KerpleLog, _gpu, attention
+
+    tensors, options, up = setting(H=4, G=2, Q=20, K=24, D=8, bias=True, weight=True, sinks=True, lengths=[20, 24], dtype=torch.float64)
+    t = {name: None if x is None else x.requires_grad_() for name, x in tensors.items()}
+    arguments = (t["q"], t["k"], t["v"], t["bias"], t["weight"], t["sinks"], None, None, None, options["key_lengths"], "", 0.3, True, 9, 4.0)
+    told = torch.library.opcheck(torch.ops.kerple.attention, arguments, raise_exception=False)
+    if set(told.values()) != {"SUCCESS"}:
+        yield f"opcheck: {told}"
+    for given in (dict(weight=True, sinks=True, softcap=4.0, window=5), dict(gates=True, sinks=True), dict(gates=True, causal=False)):
+        small, options, _ = setting(B=1, H=2, G=1, Q=6, K=7, D=3, dtype=torch.float64, **given)
+        names = [name for name, x in small.items() if x is not None]
+        run = lambda *xs: attention(*xs[:3], **dict(zip(names[3:], xs[3:])), **options)
+        if not torch.autograd.gradcheck(run, [small[name].requires_grad_() for name in names], fast_mode=True):
+            yield f"gradcheck: {given}"
+    layer = KerpleLog(2, 8, seed=0)
+    q, k, v = (torch.randn(1, 2, 20, 8, requires_grad=True) for _ in range(3))
+    compiled = torch.compile(layer, backend="aot_eager", fullgraph=True)
+    for a, b in zip(*[torch.autograd.grad(f(q, k, v).sum(), (q, v, *layer.parameters())) for f in (layer, compiled)], strict=True):
+        if not torch.equal(a, b):
+            yield "torch.compile: other gradients"
+    with torch.autocast("cpu", torch.bfloat16):
+        if attention(q, k, v).dtype != torch.bfloat16:
+            yield "autocast: the output is not bfloat16"
+    half = torch.ops.kerple.attention(*(x.detach().half() for x in (q, k, v)), *[None] * 7, "", 0.3, True, None, None)
+    if half[1].dtype != torch.float32:
+        yield f"lse of float16 is {half[1].dtype}"
+    _gpu.set_float32_precision("tf32x3")
+    _gpu.set_float32_precision("ieee")
+    for words, call in {
+        "1 to 256": lambda: attention(*[torch.zeros(1, 1, 2, 257)] * 3),
+        "must divide": lambda: attention(torch.zeros(1, 3, 2, 4), *[torch.zeros(1, 2, 2, 4)] * 2),
+        "columns": lambda: attention(*[torch.zeros(1, 1, 3, 4)] * 3, bias=torch.zeros(1, 2)),
+        "tf32": lambda: _gpu.set_float32_precision("tf32"),
+    }.items():
+        try:
+            call()
+            yield f"{words!r} is not refused"
+        except ValueError as error:
+            if words not in str(error):
+                yield f"{error} does not mention {words!r}"
+    for empty in ((0, 2, 3, 3), (2, 2, 0, 3), (2, 2, 3, 0)):
+        q, k = torch.zeros(*empty[:3], 4, requires_grad=True), torch.zeros(empty[0], 2, empty[3], 4, requires_grad=True)
+        out = attention(q, k, k, causal=False, bias=torch.zeros(2, 5))
+        out.sum().backward()
+        if out.shape != q.shape or out.any() or q.grad.any() or k.grad.any():
+            yield f"without pairs, {empty}: the output or a gradient is not 0"
+    print("  opcheck, gradcheck, torch.compile, autocast, refusals, empty tensors")
+
+
+PARTS = [same_bits, operation, settings, encodings, reference_values, conformance]
+
+
+def numbers(names):
+    from kerple.torch import _gpu
+
+    _gpu.interpret()
+    failures = []
+    for part in PARTS:
+        if names and part.__name__ not in names:
+            continue
+        start = time.monotonic()
+        print(part.__name__.replace("_", " "), flush=True)
+        for failure in part():
+            print(f"  WRONG {failure}", flush=True)
+            failures.append(failure)
+        print(f"  {time.monotonic() - start:.0f} s", flush=True)
+    return failures
+
+
+# code
+
+
+def targets():
+    from triton.backends.compiler import GPUTarget
+
+    cuda = {f"sm_{arch}": GPUTarget("cuda", arch, 32) for arch in (80, 90, 100)}
+    return cuda | {"gfx942": GPUTarget("hip", "gfx942", 64)}
+
+
+def arguments(kernels, number, is_full):
+    """Types of the kernels' arguments by name; a number or None is a constant of the compiled kernel."""
+    of_f64 = number == "fp64"
+    acc = "*fp64" if of_f64 else "*fp32"
+    full = lambda type: type if is_full else None
+    rows = kernels.Rows("*" + number, "i32", "i32", "i32")
+    terms = kernels.Terms(0.125 if of_f64 else "fp32", full(5.0 if of_f64 else "fp32"), full(acc), acc, "i32", full("*fp64"))
+    given = dict(sizes=kernels.Sizes(*["i32"] * 4), terms=terms, mask=kernels.Mask(full("i32"), full("*i32"), full("*i32")))
+    given |= dict.fromkeys(("q", "k", "v", "out", "d_out", "d_q", "d_k", "d_v"), rows)
+    given |= dict.fromkeys(("lse", "delta", "sinks", "partial_bias", "partial", "total"), acc)
+    given |= dict(d_clocks=full(acc), d_row_clocks=None, partial_weight=full(acc))
+    return given | dict.fromkeys(("columns", "items", "splits", "total_columns"), "i32")
+
+
+def compiled(name, arch, number, features, tile, is_full):
+    """A kernel as machine code, of causal attention with a bias, or with everything."""
+    import triton
+    from triton.compiler import ASTSource
+    from kerple.torch import _gpu, triton_kernels as kernels
+
+    given, kernel = arguments(kernels, number, is_full), getattr(kernels, name)
+    options = dict(D=features, WIDTH=features, M=tile.rows, N=tile.keys, T=tile.rows, CAUSAL=True, PRECISION="ieee", C=_gpu.FOLD)
+    signature, constants, hints = {}, {}, {}
+
+    def leaf(path, type):
+        if not isinstance(type, str):
+            constants[path] = type
+            return "constexpr"
+        if type.startswith("*"):
+            hints[path] = [["tt.divisibility", 16]]
+        return type
+
+    for at, parameter in enumerate(kernel.params):
+        if parameter.is_constexpr:
+            signature[parameter.name], constants[(at,)] = "constexpr", options[parameter.name]
+            continue
+        type = given[parameter.name]
+        if isinstance(type, kernels.Rows):
+            hints |= {(at, entry): [["tt.divisibility", 16]] for entry in (1, 2, 3)}
+        if isinstance(type, tuple):
+            signature[parameter.name] = type._make(leaf((at, entry), one) for entry, one in enumerate(type))
+        else:
+            signature[parameter.name] = leaf((at,), type)
+    source = ASTSource(fn=kernel, signature=signature, constexprs=constants, attrs=hints)
+    return triton.compile(source, target=targets()[arch], options=_gpu._compiled(tile.warps))
+
+
+def read_code(binary):
+    """Registers, spilled bytes or registers, shared memory, instructions: atomics on memory, products by matrix units."""
+    count = lambda pattern, text: len(re.findall(pattern, text))
+    shared = binary.metadata.shared
+    if "amdgcn" in binary.asm:
+        text = binary.asm["amdgcn"]
+        field = lambda name: int(re.search(rf"\.{name}:\s+(\d+)", text)[1])
+        spills = field("vgpr_spill_count") + field("private_segment_fixed_size")
+        return dict(registers=field("vgpr_count"), spills=spills, shared=shared, atomics=count(r"(?:global|flat|buffer|ds)_\w*atomic", text), products=count(r"v_mfma", text))
+    import triton
+
+    tools = Path(triton.__file__).parent / "backends/nvidia/bin"
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(binary.asm["cubin"])
+        file.flush()
+        run = lambda tool, *flags: subprocess.run([tools / tool, *flags, file.name], capture_output=True, text=True, check=True).stdout
+        usage, text = run("cuobjdump", "-res-usage"), run("nvdisasm")
+    registers, local = (int(re.search(rf"{name}:(\d+)", usage)[1]) for name in ("REG", "LOCAL"))
+    return dict(registers=registers, spills=local + count(r"\b(?:STL|LDL)\b", text), shared=shared,
+                atomics=count(r"\b(?:ATOM|ATOMG|RED|REDG)\b", text), products=count(r"\b(?:HMMA|HGMMA|UTCHMMA|DMMA)\b", text))  # fmt: skip
+
+
+#: Shared memory of a program, of the smallest relative: Ada and consumer Blackwell, MI300.
+SHARED = {"sm": 99 << 10, "gf": 64 << 10}
+
+
+#: By bits and features, the most instructions that move spilled registers, where no tile without them was found. Half precision
+#: has none.
+KNOWN_SPILLS = {(32, 128): 4, (32, 256): 512, (64, 64): 16}
+
+
+def one_code(job):
+    name, shape, tile = job
+    number = {16: "bf16", 32: "fp32", 64: "fp64"}[shape.bits]
+    found = read_code(compiled(name, shape.arch, number, shape.features, tile, shape.is_full))
+    known = KNOWN_SPILLS.get((shape.bits, shape.features), 0)
+    failures = [f"{found['spills']} spills, {known} are known"] if found["spills"] > known else []
+    failures += [f"{found['atomics']} atomic instructions"] if found["atomics"] else []
+    failures += [f"{found['shared']} bytes of shared memory"] if found["shared"] > SHARED[shape.arch[:2]] else []
+    # NVIDIA's matrix units multiply no float32
+    has_units = name != "fold" and (shape.bits == 16 or shape.arch.startswith("gfx"))
+    failures += ["no product by matrix units"] if has_units and not found["products"] else []
+    return job, found, failures
+
+
+def launches():
+    """What attention launches reaches the compiler as it would on an H100: Triton's own binder, no device."""
+    import triton.runtime
+    from kerple.torch import _gpu, attention
+
+    class Driver:
+        get_current_device = get_current_stream = lambda *_: 0
+        get_current_target = lambda _: targets()["sm_90"]
+
+    def compile_only(kernel, grid):
+        launched.append(kernel.fn.__name__)
+        return lambda *given, **options: kernel.run(*given, grid=grid, warmup=True, **options)
+
+    triton.runtime.driver.set_active(Driver())
+    triton.runtime.jit.JITFunction.__getitem__ = compile_only
+    _gpu._arch = lambda _: "sm_90"
+    _gpu.DEVICES.add("cpu")
+    for given in (dict(dtype=torch.bfloat16), dict(gates=True, sinks=True, lengths=[3, 45], window=1), dict(softcap=3.0, dtype=torch.float64)):
+        launched = []
+        tensors, options, up = setting(H=4, G=1, **given)
+        passes(tensors, options, up)
+        if launched != ["forward", "backward_dq", "fold", "backward_dkv"]:
+            yield f"{given}: launched {launched}"
+
+
+def code(names):
+    """Prints a line for each compiled kernel."""
+    from kerple.torch import _gpu
+
+    fold = [("fold", _gpu.Shape(arch, 32, 64, False), _gpu.Tile(0, 0, 4)) for arch in targets()]
+    jobs = fold + [(name, shape, tile) for shape, tiles in _gpu.TILES.items()
+                   for name, tile in zip(("forward", "backward_dq", "backward_dkv"), tiles, strict=True)]  # fmt: skip
+    # a call with a bias alone needs fewer registers than one with everything on the same tile
+    full = {(name, shape._replace(is_full=False), tile) for name, shape, tile in jobs if shape.is_full}
+    jobs = [job for job in jobs if job not in full and (not names or job[1].arch in names)]
+    print(f"{'kernel':<14}{'device':<8}{'bits':>4}{'features':>9}{'with':>7}{'tile':>8}{'warps':>6}{'registers':>10}{'spills':>8}{'shared':>8}{'products':>9}")
+    failures = []
+    with concurrent.futures.ProcessPoolExecutor(os.cpu_count()) as pool:
+        for (name, shape, tile), found, wrong in pool.map(one_code, jobs):
+            kind = "all" if shape.is_full else "bias"
+            print(f"{name:<14}{shape.arch:<8}{shape.bits:>4}{shape.features:>9}{kind:>7}{f'{tile.rows}x{tile.keys}':>8}{tile.warps:>6}"
+                  f"{found['registers']:>10}{found['spills']:>8}{found['shared']:>8}{found['products']:>9}  {', '.join(wrong)}", flush=True)  # fmt: skip
+            failures += [f"{name}, {shape}, {tile}: {one}" for one in wrong]
+    print(f"{len(jobs)} kernels compiled")
+    return failures + list(launches())
+
+
+if __name__ == "__main__":
+    what, *names = sys.argv[1:] or ["help"]
+    if what not in ("numbers", "code"):
+        sys.exit(__doc__)
+    failures = {"numbers": numbers, "code": code}[what](names)
+    for failure in failures:
+        print(f"error: {failure}", file=sys.stderr)
+    sys.exit(1 if failures else 0)

@@ -1,0 +1,33 @@
+#!/usr/bin/env bash
+# The attention kernels for GPUs without a GPU: through Triton's interpreter against their definition, and compiled for GPUs of four
+# architectures. The environment is that of scripts/python_venv.sh. KERPLE_WHEEL is a wheel of the package; without it the package that
+# is installed there is tested, or one that is built. On a GPU: KERPLE_TEST_DEVICE=cuda scripts/check_triton.sh.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+source scripts/python_venv.sh
+
+install_torch safetensors numpy
+# PyTorch's wheel without CUDA may come without it
+"$venv/bin/python" -c 'import triton' 2>/dev/null || install 'triton>=3.6'
+if [ -n "${KERPLE_WHEEL:-}" ]; then
+    install --force-reinstall --no-deps "$KERPLE_WHEEL"
+elif ! "$venv/bin/python" -c 'import kerple.torch._gpu' 2>/dev/null; then
+    install 'maturin>=1.9,<2'
+    (cd python && "$venv/bin/maturin" build --release --locked --out "$PWD/../target/wheels/checked")
+    install --force-reinstall --no-deps target/wheels/checked/kerple-*.whl
+fi
+
+if [ -n "${KERPLE_TEST_DEVICE:-}" ]; then
+    for dtype in float32 bfloat16 float16; do
+        "$venv/bin/python" -m kerple.conformance --device "$KERPLE_TEST_DEVICE" --dtype "$dtype"
+    done
+    exit
+fi
+# two processes, since the interpreter uses one processor
+mkdir -p target
+TRITON_INTERPRET=1 "$venv/bin/python" scripts/check_triton.py numbers >target/check_triton.txt 2>&1 &
+failed=0
+"$venv/bin/python" scripts/check_triton.py code || failed=1
+wait $! || failed=1
+cat target/check_triton.txt
+exit $failed
