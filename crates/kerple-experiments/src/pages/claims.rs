@@ -38,6 +38,7 @@ pub(super) struct ClaimPlace<'a> {
     pub on: TrainedOn<'a>,
     pub title: String,
     /// Which of several measures of style counts here.
+    #[cfg_attr(not(feature = "music-lra"), expect(dead_code, reason = "only music has measures of style"))]
     pub style: Option<StyleMeasure>,
 }
 

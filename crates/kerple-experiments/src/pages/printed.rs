@@ -1,5 +1,6 @@
 //! The numbers that papers printed, as their page descriptions have them.
 
+#[cfg(feature = "music-lra")]
 use super::methods::ComparedMethod;
 use serde::Deserialize;
 use std::collections::BTreeMap;
