@@ -4,7 +4,6 @@ mod common;
 
 use common::{Counting, encoding, plan};
 use kerple_core::encoding::{Encoding, ParameterShare};
-use kerple_data::fingerprint;
 use kerple_lm::checkpoint::CheckpointState;
 use kerple_lm::config::TrainConfig;
 use kerple_lm::plan::Plan;
@@ -12,7 +11,7 @@ use kerple_lm::run::RunFolder;
 use kerple_lm::runtime::Runtime;
 use kerple_lm::train::{TrainEvent, TrainOutcome, TrainSession, train};
 use kerple_lm::{Error, checkpoint};
-use kerple_run::{KernelSnapshot, MetricsRow, SessionRow, read_json, read_rows, write_json};
+use kerple_run::{KernelSnapshot, MetricsRow, SessionRow, read_json, read_rows};
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -365,25 +364,6 @@ fn a_run_goes_on_with_fewer_sequences_at_once_and_says_so() {
     let with = |micro_batch| plan(&encoding("alibi"), TrainConfig { micro_batch_size: Some(micro_batch), ..config(9) });
     sit(folder.path(), &with(4), Some(4), false).0.unwrap();
     sit(folder.path(), &with(2), Some(7), false).0.unwrap();
-    // a checkpoint of a version that took the micro-batch for part of the trajectory
-    let state = place(folder.path(), 7).join("state.json");
-    let mut seven: CheckpointState = read_json(&state).unwrap();
-    let mut before = with(2);
-    (before.hash, before.steps, before.train.steps, before.data.path) = (String::new(), 0, 0, PathBuf::new());
-    let TrainConfig { log_every, eval_interval, eval_sequences, save_interval, keep_last_n: keep, .. } =
-        TrainConfig::default();
-    before.train = TrainConfig {
-        log_every,
-        eval_interval,
-        eval_sequences,
-        save_interval,
-        keep_last_n: keep,
-        ..before.train.clone()
-    };
-    seven.trajectory_hash = fingerprint(serde_json::to_string(&before).unwrap().as_bytes());
-    seven.sha256 = String::new();
-    seven.sha256 = fingerprint(&serde_json::to_vec(&seven).unwrap());
-    write_json(&state, &seven).unwrap();
     assert!(sit(folder.path(), &with(1), None, true).0.unwrap().finished);
     let sessions = read_rows::<SessionRow>(&folder.path().join("sessions.jsonl")).unwrap().rows;
     let said: Vec<_> = sessions.iter().map(|row| (row.first_step, row.micro_batch_size)).collect();
