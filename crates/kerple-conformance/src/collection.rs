@@ -6,7 +6,9 @@
 
 use crate::case::Case;
 use crate::folder::ReferenceFolder;
-use crate::{CaseRunner, attention, clocks, data, interchange, media, score_mods, spe, tables, theory, training};
+use crate::{
+    CaseRunner, attention, clocks, data, interchange, media, packed, score_mods, spe, tables, theory, training,
+};
 
 /// A collection that this version knows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -17,6 +19,8 @@ pub enum Collection {
     /// Stochastic positional encodings, and the data they are tested on.
     Spe,
     Clocks,
+    /// Packed documents.
+    Packed,
     Interchange,
     /// Formal languages, all next to the manifest.
     Che,
@@ -24,13 +28,14 @@ pub enum Collection {
 
 impl Collection {
     /// Folders, and which collection each holds.
-    const FOLDERS: [(&str, Collection); 8] = [
+    const FOLDERS: [(&str, Collection); 9] = [
         ("kerple", Collection::Kerple),
         ("dape", Collection::Dape),
         ("encodings", Collection::Dape),
         ("spe", Collection::Spe),
         ("media", Collection::Spe),
         ("clocks", Collection::Clocks),
+        ("packed", Collection::Packed),
         ("interchange", Collection::Interchange),
         ("che", Collection::Che),
     ];
@@ -72,6 +77,7 @@ impl Collection {
             },
             Collection::Spe => spe::runner(case.id()).or_else(|| media::runner(case.id())),
             Collection::Clocks => clocks::runner(case.id()),
+            Collection::Packed => packed::runner(case.id()),
             Collection::Interchange => case.get("folder").is_string().then_some(interchange::run as CaseRunner),
             Collection::Che => None,
         }
@@ -81,6 +87,7 @@ impl Collection {
     pub fn not_built(self, case: &Case) -> Option<&'static str> {
         match self {
             Collection::Clocks => clocks::not_built(case.id()),
+            Collection::Packed => packed::not_built(case.id()),
             _ => None,
         }
     }

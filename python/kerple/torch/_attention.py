@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from .._renamed import refuse_arguments
+from ._documents import _whole, documents_of, positions_of
 from ._ops import call
 
 _HALF = (torch.float16, torch.bfloat16)
@@ -64,9 +65,11 @@ def beside(name: str, x: object, dtype: torch.dtype) -> Tensor | None:
 _RESET = -65536.0
 
 
-def gates_of(gates: object, heads: int, k: Tensor, starts: Tensor | None, ends: Tensor | None) -> Tensor:
-    """Gates in f64: those of padding become 0, whatever their value, and none is below the one that
-    lets nothing through.
+def gates_of(
+    gates: object, heads: int, k: Tensor, starts: Tensor | None, ends: Tensor | None, documents: Tensor | None = None
+) -> Tensor:
+    """Gates in f64: those of padding and the first of each document become 0, whatever their value,
+    since nothing of a document is before them; and none is below the one that lets nothing through.
     """
     _check("gates", gates)
     batch, _, keys, _ = k.shape
@@ -77,12 +80,18 @@ def gates_of(gates: object, heads: int, k: Tensor, starts: Tensor | None, ends: 
         if of is not None and of.shape == (batch,):
             own = outside(of[:, None, None])
             padding = own if padding is None else padding | own
+    if documents is not None:
+        padding = (positions_of(documents, keys) == 0)[:, None]
+        if documents.dim() == 2:
+            padding = padding | (documents < 0)[:, None]
     if padding is not None:
         gates = gates.masked_fill(padding, 0.0)
     return gates.to(torch.float64).clamp(min=_RESET)
 
 
-def clocks_of(gates: object, heads: int, k: Tensor, starts: Tensor | None, ends: Tensor | None) -> Tensor | None:
+def clocks_of(
+    gates: object, heads: int, k: Tensor, starts: Tensor | None, ends: Tensor | None, documents: Tensor | None = None
+) -> Tensor | None:
     """Cumulative gates in f64, counted from the last key.
 
     Attention only uses their differences. Counting from the last key makes the gradient of a gate
@@ -90,7 +99,7 @@ def clocks_of(gates: object, heads: int, k: Tensor, starts: Tensor | None, ends:
     """
     if gates is None:
         return None
-    behind = gates_of(gates, heads, k, starts, ends).flip(-1).cumsum(-1).flip(-1)
+    behind = gates_of(gates, heads, k, starts, ends, documents).flip(-1).cumsum(-1).flip(-1)
     return -torch.nn.functional.pad(behind, (0, 1))[..., 1:]
 
 
@@ -133,6 +142,8 @@ def attention(
     gates: Tensor | None = None,
     key_lengths: Tensor | Sequence[int] | None = None,
     key_starts: Tensor | Sequence[int] | None = None,
+    cu_seqlens: Tensor | Sequence[int] | None = None,
+    document_ids: Tensor | Sequence[Sequence[int]] | None = None,
     **unknown: NoReturn,
 ) -> Tensor:
     """``softmax(scale * q k^T * weight[i - j] + bias[i - j]) v``, exactly, in memory linear in the
@@ -166,6 +177,12 @@ def attention(
             -inf, lets nothing through, and gates of padding are not read.
         key_lengths: number of keys of each sequence, ``[B]``; later keys are padding.
         key_starts: the first key of each sequence, ``[B]``; earlier keys are padding.
+        cu_seqlens: cumulative lengths ``0, n_0, n_0 + n_1, .., K`` of packed documents, ``[N + 1]``,
+            for B = 1. No token attends to another document, positions and distances are those
+            within a document, and results have the bits of each document alone. Tables need to
+            reach the longest document only.
+        document_ids: the number of each token's document, ``[B, K]``, where rows hold different
+            documents: from 0, never decreasing, -1 for padding after the last document.
 
     Returns:
         ``[B, H, Q, D]``, with the memory layout of q.
@@ -177,7 +194,8 @@ def attention(
     if unknown:
         refuse_arguments("attention", unknown)
     return attend(
-        q, k, v, bias, weight, sinks, None, gates, key_starts, key_lengths, "", scale, causal, window, softcap
+        q, k, v, bias, weight, sinks, None, gates, key_starts, key_lengths,
+        documents_of(cu_seqlens, document_ids, k, key_starts, key_lengths), "", scale, causal, window, softcap,
     )  # fmt: skip
 
 
@@ -192,6 +210,7 @@ def attend(
     gates: Tensor | None,
     key_starts: Tensor | Sequence[int] | None,
     key_lengths: Tensor | Sequence[int] | None,
+    documents: Tensor | None,
     encoding: str,
     scale: float | None,
     causal: bool,
@@ -211,10 +230,70 @@ def attend(
         q, k, v = q.to(dtype), k.to(dtype), v.to(dtype)
     made = call(
         q, k, v, beside("bias", bias, dtype), beside("weight", weight, dtype), beside("sinks", sinks, dtype),
-        beside("numbers", numbers, dtype), clocks_of(gates, q.shape[1], k, starts, ends), starts, ends,
+        beside("numbers", numbers, dtype), clocks_of(gates, q.shape[1], k, starts, ends, documents), starts, ends, documents,
         encoding, float(scale), flag("causal", causal), _window(window), softcap,
     )  # fmt: skip
     return made if of == dtype else made.to(of)
+
+
+def attention_varlen(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    cu_seqlens_q: Tensor | Sequence[int],
+    cu_seqlens_k: Tensor | Sequence[int],
+    max_seqlen_q: int,
+    max_seqlen_k: int,
+    *,
+    causal: bool,
+    bias: Tensor | None = None,
+    weight: Tensor | None = None,
+    window: int | None = None,
+    scale: float | None = None,
+    softcap: float | None = None,
+    sinks: Tensor | None = None,
+) -> Tensor:
+    """:func:`attention` over packed documents, with the layout and order of arguments of
+    FlashAttention's ``flash_attn_varlen_func``.
+
+    A document may have other numbers of queries and keys; its last query is at the position of its
+    last key. Queries before its first key return zeros.
+
+    Args:
+        q: ``[Tq, H, D]``.
+        k, v: ``[Tk, G, D]``.
+        cu_seqlens_q, cu_seqlens_k: cumulative lengths of the documents' queries and keys,
+            ``[N + 1]``.
+        max_seqlen_q, max_seqlen_k: no document has more queries or keys.
+        causal: has no default, since FlashAttention's is False and :func:`attention`'s is True.
+        bias, weight, window, scale, softcap, sinks: as for :func:`attention`.
+
+    Returns:
+        ``[Tq, H, D]``.
+    """
+    for name, x in (("q", q), ("k", k), ("v", v)):
+        _check(name, x)
+        if x.dim() != 3:
+            raise ValueError(f"{name}: expected [T, H, D], got shape {tuple(x.shape)}")
+    given = [_whole("cu_seqlens_q", cu_seqlens_q), _whole("cu_seqlens_k", cu_seqlens_k)]
+    most = ((given[0], "max_seqlen_q", max_seqlen_q), (given[1], "max_seqlen_k", max_seqlen_k))
+    for name, cumulative in zip(("cu_seqlens_q", "cu_seqlens_k"), given, strict=True):
+        if cumulative.dim() != 1:
+            raise ValueError(f"{name}: expected [N + 1], got shape {tuple(cumulative.shape)}")
+    if given[0].shape != given[1].shape:
+        documents = [max(one.shape[0] - 1, 0) for one in given]
+        raise ValueError(f"cu_seqlens_q has {documents[0]} documents and cu_seqlens_k has {documents[1]}")
+    for cumulative, name, limit in most:
+        if isinstance(limit, bool) or not hasattr(limit, "__index__"):
+            raise TypeError(f"{name} = {limit!r} must be a whole number of tokens")
+        longest = 0 if torch.compiler.is_compiling() or len(cumulative) < 2 else int(cumulative.diff().max())
+        if longest > limit:
+            raise ValueError(f"{name} = {limit} is less than the {longest} tokens of the longest document")
+    out = attend(
+        *(x.transpose(0, 1)[None] for x in (q, k, v)), bias, weight, sinks, None, None, None, None,
+        torch.stack(given)[None], "", scale, causal, window, softcap,
+    )  # fmt: skip
+    return out[0].transpose(0, 1)
 
 
 def symmetric(table: Tensor) -> Tensor:
