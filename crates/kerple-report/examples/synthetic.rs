@@ -138,6 +138,7 @@ fn evaluation(
         protocol: protocol.into(),
         window,
         rope_scaling: None,
+        documents: kerple_run::DocumentMask::Joined,
         split: "test".into(),
         text: Some(ScoredText { checksum: "0123456789abcdef".into(), segment_len: 16384, n_segments: 320, seed }),
         step,
@@ -150,6 +151,7 @@ fn evaluation(
         rolling: None,
         seconds: tokens as f64 / 20_000.0,
         nll_by_position: positions,
+        nll_by_own_context: None,
         nll_by_segment: None,
         task: None,
         provenance: None,
@@ -213,6 +215,7 @@ fn write_metrics(
             seconds: step as f64 * step_seconds,
             comm_wait_fraction: None,
             step_seconds: step_seconds * (1.0 + 0.02 * noise.uniform()),
+            scored: None,
             val_loss: step.is_multiple_of(500).then_some(loss + 0.04),
             encoding_params: if learned { heads.parameters.iter().map(moved).collect() } else { BTreeMap::new() },
         })?;
