@@ -14,7 +14,7 @@ const DESCRIPTIONS: [(&[&str], &str); 4] = [
     (&["kerple"], include_str!("../../experiments/kerple-page.toml")),
     (&["spe"], include_str!("../../experiments/spe-page.toml")),
     (
-        &["arena", "budget", "decay", "draws", "induction", "languages", "seeds"],
+        &["arena", "budget", "decay", "documents", "draws", "induction", "languages", "seeds"],
         include_str!("../../experiments/own-page.toml"),
     ),
 ];
