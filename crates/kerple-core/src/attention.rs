@@ -22,7 +22,6 @@
 //! [`linear`] is a different attention: features instead of a softmax, in time linear in the
 //! length.
 
-mod documents;
 pub mod linear;
 pub mod measure;
 pub mod naive;
@@ -37,7 +36,6 @@ pub mod tiled;
 
 pub use crate::forms::{Mask, RelativeBias, ScoreTable, ScoreTransform};
 pub use crate::tiles::{Strides, View, ViewMut};
-pub use documents::{DocumentSegment, PackedDocuments, PackingError};
 pub use problem::{
     AttentionDims, AttentionGradients, AttentionProblem, AttentionSaved, MAX_FEATURE_DECAY, RelativeGradients,
 };
