@@ -2,8 +2,8 @@
 //!
 //! An item of work is a block of keys. It visits the blocks of queries that attend to it, keeps its
 //! own `d_k` and `d_v` in scratch, and adds to the `d_q` of a block of queries once the block of
-//! keys before it has done so. So there is one order of additions, whichever thread computes, and
-//! threads go through a head one after another, one tile apart.
+//! keys before it has done so. So additions have one order, whichever thread computes, and the threads
+//! of a head run one tile apart.
 //!
 //! # Why weights are recomputed and `d_q` is added to in turns
 //!

@@ -170,7 +170,7 @@ impl<L: Lanes> SplitKvCall<'_, L> {
         Some(gate_cumsum[keys.clone()].iter().map(|cumsum| L::Number::from_f64(own - cumsum)).collect())
     }
 
-    /// Adds the relative bias of a head to what is added to the scores of some keys; the query is at the last key's position.
+    /// Adds the relative bias of one head to the biases of these keys. The query is at the position of the last key of all.
     fn add_relative(&self, batch: usize, head: usize, keys: &Range<usize>, to: &mut Option<Vec<L::Number>>) {
         let Some(RelativeBias { rows, profiles, rank, reach }) = self.problem.relative() else { return };
         let all = self.problem.dims.keys;

@@ -339,7 +339,7 @@ impl<R: Number> RelativeBackward<R> {
         }
     }
 
-    /// Adds the gradient of the profiles by a block of keys to that of a head so far, and begins anew.
+    /// Adds the profile gradients of the finished block of keys to the sums of their head, and clears them for the next.
     pub(super) fn move_into<L: Lanes<Number = R>>(&mut self, lanes: L, to: &ViewMut<R>, batch: usize, head: usize) {
         let within = MARGIN * self.width..(MARGIN + self.reach) * self.width;
         // SAFETY: the row is this head's, and it is this item's turn to write it.
