@@ -71,7 +71,7 @@ impl ParameterInit {
     /// # Errors
     /// The key, the start and the range.
     pub fn check(&self, key: &str, [low, high]: [f64; 2]) -> Result {
-        let hint = format!("set the initial value `{key}` within {}", range(low, high));
+        let hint = format!("set the initial value `{key}` to a number that is {}", range(low, high));
         let refuse = |message: String| Err(ConfigError::new(key, message, hint.clone()));
         match *self {
             ParameterInit::Constant(value) if !(value.is_finite() && (low..=high).contains(&value)) => {
