@@ -22,6 +22,7 @@
 //! [`linear`] is a different attention: features instead of a softmax, in time linear in the
 //! length.
 
+mod documents;
 pub mod linear;
 pub mod measure;
 pub mod naive;
@@ -36,6 +37,7 @@ pub mod tiled;
 
 pub use crate::forms::{Mask, RelativeBias, ScoreTable, ScoreTransform};
 pub use crate::tiles::{Strides, View, ViewMut};
+pub use documents::{DocumentSegment, PackedDocuments, PackingError};
 pub use problem::{
     AttentionDims, AttentionGradients, AttentionProblem, AttentionSaved, MAX_FEATURE_DECAY, RelativeGradients,
 };
