@@ -7,7 +7,8 @@
 use crate::case::Case;
 use crate::folder::ReferenceFolder;
 use crate::{
-    CaseRunner, attention, clocks, data, interchange, media, positions, score_mods, spe, tables, theory, training,
+    CaseRunner, attention, clocks, data, interchange, media, packed, positions, score_mods, spe, tables, theory,
+    training,
 };
 
 /// A collection that this version knows.
@@ -21,6 +22,8 @@ pub enum Collection {
     Clocks,
     /// Positional methods of 2026, of several families.
     Positions,
+    /// Packed documents.
+    Packed,
     Interchange,
     /// Formal languages, all next to the manifest.
     Che,
@@ -28,7 +31,7 @@ pub enum Collection {
 
 impl Collection {
     /// Folders, and which collection each holds.
-    const FOLDERS: [(&str, Collection); 9] = [
+    const FOLDERS: [(&str, Collection); 10] = [
         ("kerple", Collection::Kerple),
         ("dape", Collection::Dape),
         ("encodings", Collection::Dape),
@@ -36,6 +39,7 @@ impl Collection {
         ("media", Collection::Spe),
         ("clocks", Collection::Clocks),
         ("positions2026", Collection::Positions),
+        ("packed", Collection::Packed),
         ("interchange", Collection::Interchange),
         ("che", Collection::Che),
     ];
@@ -78,6 +82,7 @@ impl Collection {
             Collection::Spe => spe::runner(case.id()).or_else(|| media::runner(case.id())),
             Collection::Clocks => clocks::runner(case.id()),
             Collection::Positions => positions::runner(case.id()),
+            Collection::Packed => packed::runner(case.id()),
             Collection::Interchange => case.get("folder").is_string().then_some(interchange::run as CaseRunner),
             Collection::Che => None,
         }
@@ -88,6 +93,7 @@ impl Collection {
         match self {
             Collection::Clocks => clocks::not_built(case.id()),
             Collection::Positions => positions::not_built(case.id()),
+            Collection::Packed => packed::not_built(case.id()),
             _ => None,
         }
     }

@@ -36,10 +36,11 @@ pub(crate) struct ForwardBackward<T> {
     pub(crate) d_clocks: Option<Vec<f64>>,
 }
 
-/// Forward and backward on slices of these strides, tile by tile or by the definition; a map has so many numbers.
+/// Forward and backward on slices, with the strides of queries and of keys, tile by tile or by the definition; a map has so
+/// many numbers.
 pub(crate) fn forward_backward<T: Number>(
     problem: &AttentionProblem<T>,
-    strides: Strides,
+    [of_queries, of_keys]: [Strides; 2],
     [q, k, v, d_out]: [&[T]; 4],
     map_numbers: usize,
     fused: bool,
@@ -62,13 +63,14 @@ pub(crate) fn forward_backward<T: Number>(
         d_clocks: tables.gate_cumsum.map(|clocks| vec![0.0; clocks.values.len()]),
     };
     let mut lse = vec![T::ZERO; batch * heads * queries];
-    let view = |data| View { data, strides };
+    let queries_of = |data| View { data, strides: of_queries };
+    let keys_of = |data| View { data, strides: of_keys };
     let forward = if fused { attention::forward::<T> } else { naive::forward::<T> };
-    forward(problem, view(q), view(k), view(v), ViewMut::new(&mut found.out, strides), &mut lse);
+    forward(problem, queries_of(q), keys_of(k), keys_of(v), ViewMut::new(&mut found.out, of_queries), &mut lse);
     let gradients = AttentionGradients {
-        d_q: ViewMut::new(&mut found.d_q, strides),
-        d_k: ViewMut::new(&mut found.d_k, strides),
-        d_v: ViewMut::new(&mut found.d_v, strides),
+        d_q: ViewMut::new(&mut found.d_q, of_queries),
+        d_k: ViewMut::new(&mut found.d_k, of_keys),
+        d_v: ViewMut::new(&mut found.d_v, of_keys),
         d_bias: found.d_bias.as_deref_mut(),
         d_weight: found.d_weight.as_deref_mut(),
         d_score_mod: found.d_map.as_deref_mut(),
@@ -76,8 +78,8 @@ pub(crate) fn forward_backward<T: Number>(
         d_gate_cumsum: found.d_clocks.as_deref_mut(),
         d_relative: None,
     };
-    let saved =
-        AttentionSaved { q: view(q), k: view(k), v: view(v), out: view(&found.out), lse: &lse, d_out: view(d_out) };
+    let (q, k, v) = (queries_of(q), keys_of(k), keys_of(v));
+    let saved = AttentionSaved { q, k, v, out: queries_of(&found.out), lse: &lse, d_out: queries_of(d_out) };
     let backward = if fused { attention::backward::<T> } else { naive::backward::<T> };
     backward(problem, saved, gradients);
     found

@@ -114,6 +114,7 @@ impl ReferenceLayer {
             sinks: None,
             mask: Mask::Causal { window: self.encoding.window },
             lengths: None,
+            documents: None,
             scores: match &map {
                 Some(map) => ScoreTransform::Mod(&**map),
                 None => ScoreTransform::table(bias.as_deref(), weight.as_deref(), self.inputs.dims.keys),
@@ -122,7 +123,7 @@ impl ReferenceLayer {
         let AttentionDims { heads, keys, head_dim, .. } = self.inputs.dims;
         let strides = Strides { batch: heads * keys * head_dim, head: keys * head_dim, row: head_dim };
         let [q, k, v, d_out] = [&q, &k, &self.inputs.v, &self.inputs.d_out].map(|values| cast(values));
-        let found = forward_backward(&problem, strides, [&q, &k, &v, &d_out], numbers.len(), fused);
+        let found = forward_backward(&problem, [strides; 2], [&q, &k, &v, &d_out], numbers.len(), fused);
         let (mut d_q, mut d_k) = (to_f64(found.d_q), to_f64(found.d_k));
         self.rotate(&mut d_q, -1.0);
         self.rotate(&mut d_k, -1.0);

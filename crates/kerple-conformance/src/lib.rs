@@ -17,6 +17,7 @@ mod interchange;
 mod layer;
 mod media;
 mod methods;
+mod packed;
 mod positions;
 mod score_mods;
 mod spe;

@@ -56,6 +56,11 @@ fn every_reference_value_of_positions_is_met() {
 }
 
 #[test]
+fn every_reference_value_of_packed_documents_is_met() {
+    every_case_passes("packed", 12);
+}
+
+#[test]
 fn formal_languages_and_their_encoder_are_the_originals() {
     // 15 languages, and the encoder with four encodings through two engines
     every_case_passes("che", 25);

@@ -28,6 +28,7 @@ pub mod measure;
 pub mod naive;
 mod problem;
 pub mod row_block;
+mod segments;
 pub mod simple;
 mod sinks;
 mod softcap;

@@ -297,7 +297,7 @@ impl<'a, T: Number + Element> TypedArrays<'a, T> {
         };
         let (scale, cap) = (T::from_f64(rule.scale), rule.softcap.map(T::from_f64));
         let (sinks, mask, lengths) = (self.sinks, rule.mask, part.lengths.as_deref());
-        AttentionProblem { dims: part.dims(dims), scale, softcap: cap, sinks, mask, lengths, scores }
+        AttentionProblem { dims: part.dims(dims), scale, softcap: cap, sinks, mask, lengths, documents: None, scores }
     }
 
     fn work(&self, dims: AttentionDims) -> Workload {

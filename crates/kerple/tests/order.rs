@@ -31,7 +31,7 @@ const ORDERS: [(&str, &str); 12] = [
     ("kerple-experiments", "error claim manifest timing floors packed seal pages reproduce verify"),
     (
         "kerple-conformance",
-        "folder case engines methods tables layer attention score_mods clocks positions spe media data interchange theory training collection beside che main",
+        "folder case engines methods tables layer attention score_mods clocks positions packed spe media data interchange theory training collection beside che main",
     ),
     (
         "kerple-serve",

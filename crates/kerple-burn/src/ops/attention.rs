@@ -313,7 +313,16 @@ impl ScoreInputs {
         let sinks = self.sinks.map(|place| &inputs[place].slice()[heads]);
         let (scale, softcap) = (T::from_f64(self.scale), self.softcap.map(T::from_f64));
         let AttentionMask { pattern, lengths } = &self.mask;
-        f(&AttentionProblem { dims, scale, softcap, sinks, mask: *pattern, lengths: lengths.as_deref(), scores });
+        f(&AttentionProblem {
+            dims,
+            scale,
+            softcap,
+            sinks,
+            mask: *pattern,
+            lengths: lengths.as_deref(),
+            documents: None,
+            scores,
+        });
     }
 
     /// What is by distance, of these heads.

@@ -130,7 +130,7 @@ impl GatedAttention {
         };
         let plain = AttentionProblem::causal(self.inputs.dims, T::from_f64(self.scale));
         let problem = AttentionProblem { sinks: sinks.as_deref(), scores: ScoreTransform::Table(table), ..plain };
-        let mut found = forward_backward(&problem, strides, [&grown, &k, &v, &d_out], 0, fused);
+        let mut found = forward_backward(&problem, [strides; 2], [&grown, &k, &v, &d_out], 0, fused);
         let d_slopes = growth.map(|growth| to_f64(heads::scale_backward(&q, &mut found.d_q, place, growth)));
         let dense = |x: Vec<T>| turned(&to_f64(x), [len, heads, head_dim]);
         GatedOutput {

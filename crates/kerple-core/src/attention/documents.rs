@@ -257,8 +257,13 @@ impl PackedDocuments {
 
     /// The first of the longest documents and its number within its row.
     pub fn longest(&self) -> Option<(usize, DocumentSegment)> {
+        self.longest_by(DocumentSegment::reach)
+    }
+
+    /// The same by another size of documents.
+    pub fn longest_by(&self, size: impl Fn(&DocumentSegment) -> usize) -> Option<(usize, DocumentSegment)> {
         let numbered = (0..self.rows()).flat_map(|row| self.row(row).enumerate());
-        numbered.reduce(|longest, next| if next.1.reach() > longest.1.reach() { next } else { longest })
+        numbered.reduce(|longest, next| if size(&next.1) > size(&longest.1) { next } else { longest })
     }
 
     /// Most queries or keys of a document: tables of `longest_len` distances suffice.

@@ -19,8 +19,8 @@
 //! Not for speed: [`tiled`](super::tiled) and [`row_block`](super::row_block) compute the same and are tested against this.
 
 use super::{
-    AttentionDims, AttentionGradients, AttentionProblem, AttentionSaved, RelativeGradients, ScoreTable, ScoreTransform,
-    View, ViewMut,
+    AttentionDims, AttentionGradients, AttentionProblem, AttentionSaved, DocumentSegment, RelativeGradients,
+    ScoreTable, ScoreTransform, View, ViewMut,
 };
 use crate::Number;
 use crate::forms::{RelativeBias, ScoreBlock, ScoreModGradients, Strided, ValueMod};
@@ -46,7 +46,7 @@ pub fn forward<T: Number>(
         let mut weights = vec![T::ZERO; z.len()];
         for (head, z) in row.heads(&z) {
             // SAFETY: `out` is checked, and this is its only row in use.
-            let out = unsafe { out.row(row.batch, head, row.query, problem.dims.head_dim) };
+            let out = unsafe { out.row(row.segment.row, head, row.own_query(), problem.dims.head_dim) };
             out.fill(T::ZERO);
             let sink = problem.sinks.map(|sinks| sinks[head]);
             let largest = z.iter().copied().chain(sink).fold(T::LOWEST, T::max);
@@ -100,7 +100,11 @@ pub fn backward<T: Number>(
                 *weight = p;
                 *d = p * (dot(d_out, row.of_key(saved.v, head, key)) + *d - mean);
                 // SAFETY: the view is checked, and this is its only row in use.
-                add_scaled(unsafe { gradients.d_v.row(row.batch, row.kv_head(head), key, dim) }, p, d_out);
+                add_scaled(
+                    unsafe { gradients.d_v.row(row.segment.row, row.kv_head(head), row.segment.first_key + key, dim) },
+                    p,
+                    d_out,
+                );
             }
         }
         row.values_backward(&weights, &queries, saved.d_out, &mut map_sums);
@@ -114,10 +118,11 @@ pub fn backward<T: Number>(
                 let d_dot = d_score * problem.scale;
                 let (q, k) = (row.of_query(saved.q, head), row.of_key(saved.k, head, key));
                 let (q, k) = (row.decayed(q, key), row.decayed(k, key));
+                let (query, key) = (row.own_query(), row.segment.first_key + key);
                 // SAFETY: the views are checked to share no element, and one row of each is in use.
                 unsafe {
-                    add_scaled(gradients.d_q.row(row.batch, head, row.query, dim), d_dot, &k);
-                    add_scaled(gradients.d_k.row(row.batch, row.kv_head(head), key, dim), d_dot, &q);
+                    add_scaled(gradients.d_q.row(row.segment.row, head, query, dim), d_dot, &k);
+                    add_scaled(gradients.d_k.row(row.segment.row, row.kv_head(head), key, dim), d_dot, &q);
                 }
             }
         }
@@ -127,37 +132,52 @@ pub fn backward<T: Number>(
     }
 }
 
-/// One query of one sequence, all its heads.
+/// One query of one segment, all its heads. Queries and keys are counted from the segment's first.
 struct QueryRow<'a, T> {
-    problem: &'a AttentionProblem<'a, T>,
-    batch: usize,
+    /// Of the segment alone.
+    problem: AttentionProblem<'a, T>,
+    segment: DocumentSegment,
+    /// Queries and keys of a whole row of the batch.
+    whole: [usize; 2],
     query: usize,
     visible: Range<usize>,
 }
 
 fn rows<'a, T: Number>(problem: &'a AttentionProblem<'a, T>) -> impl Iterator<Item = QueryRow<'a, T>> {
-    let AttentionDims { batch, queries, .. } = problem.dims;
-    (0..batch * queries).map(move |index| {
-        let (batch, query) = (index / queries, index % queries);
-        QueryRow { problem, batch, query, visible: problem.visible(batch, query) }
+    let whole = [problem.dims.queries, problem.dims.keys];
+    (0..problem.segments()).flat_map(move |number| {
+        let (segment, problem) = (problem.segment(number), problem.alone(number));
+        (0..segment.queries).map(move |query| QueryRow {
+            problem,
+            segment,
+            whole,
+            query,
+            visible: problem.visible(0, query),
+        })
     })
 }
 
 impl<'a, T: Number> QueryRow<'a, T> {
+    /// The query's number in its row of the batch.
+    fn own_query(&self) -> usize {
+        self.segment.first_query + self.query
+    }
+
     fn kv_head(&self, head: usize) -> usize {
         head / (self.problem.dims.heads / self.problem.dims.kv_heads)
     }
 
     fn of_query<'v>(&self, view: View<'v, T>, head: usize) -> &'v [T] {
-        view.row(self.batch, head, self.query, self.problem.dims.head_dim)
+        view.row(self.segment.row, head, self.own_query(), self.problem.dims.head_dim)
     }
 
     fn of_key<'v>(&self, view: View<'v, T>, head: usize, key: usize) -> &'v [T] {
-        view.row(self.batch, self.kv_head(head), key, self.problem.dims.head_dim)
+        let key = self.segment.first_key + key;
+        view.row(self.segment.row, self.kv_head(head), key, self.problem.dims.head_dim)
     }
 
     fn of_lse(&self, head: usize) -> usize {
-        (self.batch * self.problem.dims.heads + head) * self.problem.dims.queries + self.query
+        (self.segment.row * self.problem.dims.heads + head) * self.whole[0] + self.own_query()
     }
 
     /// `[H, visible]` head by head; nothing for a row that sees no key.
@@ -202,14 +222,14 @@ impl<'a, T: Number> QueryRow<'a, T> {
                         + table.bias.map_or(T::ZERO, |bias| bias[at]);
                 }
                 for ((head, key, sign), z) in self.signs().zip(&mut z) {
-                    if let Some(gate_cumsum) = self.problem.gate_cumsum(self.batch, head) {
+                    if let Some(gate_cumsum) = self.problem.gate_cumsum(0, head) {
                         *z += T::from_f64(sign * (gate_cumsum[self.own_key()] - gate_cumsum[key]));
                     }
                 }
                 if let Some(relative) = table.relative {
                     let seen = self.visible.len();
                     for (head, d, at) in self.within_reach(relative.reach) {
-                        let row = relative.rows.row(self.batch, head, self.query, relative.rank);
+                        let row = relative.rows.row(0, head, self.query, relative.rank);
                         let of_distance = relative.profiles.iter().skip(d).step_by(relative.reach);
                         z[head * seen + at] += row.iter().zip(of_distance).map(|(&r, &p)| r * p).sum();
                     }
@@ -235,14 +255,19 @@ impl<'a, T: Number> QueryRow<'a, T> {
                 map.backward(&self.block(queries), scores, of_block);
                 for (head, d_q) in d_q.chunks_exact(self.problem.dims.head_dim).enumerate() {
                     // SAFETY: the view is checked, and this is its only row in use.
-                    add_scaled(unsafe { gradients.d_q.row(self.batch, head, self.query, d_q.len()) }, T::ONE, d_q);
+                    add_scaled(
+                        unsafe { gradients.d_q.row(self.segment.row, head, self.own_query(), d_q.len()) },
+                        T::ONE,
+                        d_q,
+                    );
                 }
             }
             ScoreTransform::Table(table) => {
                 if let Some(d_gate_cumsum) = &mut gradients.d_gate_cumsum {
-                    let AttentionDims { heads, keys, .. } = self.problem.dims;
+                    let heads = self.problem.dims.heads;
                     for ((head, key, sign), d) in self.signs().zip(&*d_scores) {
-                        let row = &mut d_gate_cumsum[(self.batch * heads + head) * keys..][..keys];
+                        let first = (self.segment.row * heads + head) * self.whole[1] + self.segment.first_key;
+                        let row = &mut d_gate_cumsum[first..][..self.segment.keys];
                         row[self.own_key()] += sign * d.to_f64();
                         row[key] -= sign * d.to_f64();
                     }
@@ -277,9 +302,9 @@ impl<'a, T: Number> QueryRow<'a, T> {
         let RelativeBias { rows, profiles, rank, reach } = relative;
         for (head, d, at) in self.within_reach(reach) {
             let d_z = d_scores[head * self.visible.len() + at];
-            let row = rows.row(self.batch, head, self.query, rank);
+            let row = rows.row(0, head, self.query, rank);
             // SAFETY: the view is checked, and this is its only row in use.
-            let d_row = unsafe { to.d_rows.row(self.batch, head, self.query, rank) };
+            let d_row = unsafe { to.d_rows.row(self.segment.row, head, self.own_query(), rank) };
             for n in 0..rank {
                 d_row[n] += d_z * profiles[n * reach + d];
                 to.d_profiles[n * reach + d] += d_z * row[n];
@@ -317,7 +342,7 @@ impl<'a, T: Number> QueryRow<'a, T> {
         values.add(&self.block(queries), weights, Strided { values: &mut added, stride: dims.head_dim });
         for (head, added) in added.chunks_exact(dims.head_dim).enumerate() {
             // SAFETY: `out` is checked, and this is its only row in use.
-            add_scaled(unsafe { out.row(self.batch, head, self.query, dims.head_dim) }, T::ONE, added);
+            add_scaled(unsafe { out.row(self.segment.row, head, self.own_query(), dims.head_dim) }, T::ONE, added);
         }
     }
 
@@ -344,13 +369,13 @@ impl<'a, T: Number> QueryRow<'a, T> {
 
     fn block<'q>(&self, q: &'q [T]) -> ScoreBlock<'q, T> {
         ScoreBlock {
-            batch: self.batch,
+            batch: self.segment.row,
             heads: self.problem.dims.heads,
             rows: 1,
             columns: self.visible.len(),
             first_position: self.problem.dims.position(self.query),
             first_key: self.visible.start,
-            keys: self.problem.length(self.batch),
+            keys: self.problem.length(0),
             mask: self.problem.mask,
             q,
         }
@@ -358,7 +383,7 @@ impl<'a, T: Number> QueryRow<'a, T> {
 
     /// Where the distances of the visible keys lie in a table, head by head; of no meaning where there is none.
     fn table_indices(&self) -> impl Iterator<Item = usize> {
-        let (problem, table) = (self.problem, self.problem.tables());
+        let (problem, table) = (&self.problem, self.problem.tables());
         let position = problem.dims.position(self.query);
         (0..problem.dims.heads).flat_map(move |head| {
             let origin = problem.origin(table, head);

@@ -1,5 +1,6 @@
 //! The inputs of attention, and the checks that every engine makes first.
 
+use super::documents::{DocumentSegment, PackedDocuments};
 use crate::Number;
 use crate::forms::{Mask, RelativeBias, ScoreTable, ScoreTransform, Sides, Strided, visible_keys};
 use crate::tiles::view::{View, ViewMut, ViewShape};
@@ -51,6 +52,10 @@ pub struct AttentionProblem<'a, T> {
     /// gradients are 0. Positions count all keys, so queries end where the padding ends. `None`: no
     /// padding.
     pub lengths: Option<&'a [usize]>,
+    /// Packed documents, instead of `lengths`: no query attends to a key of another document, and
+    /// positions and distances are those within a document. What comes out for a document has the bits
+    /// that it has alone. Tables need to reach the longest document only.
+    pub documents: Option<&'a PackedDocuments>,
     /// How scaled scores become the logits of the softmax. Tables contain every distance between the
     /// queries and keys of a call, masked or not.
     pub scores: ScoreTransform<'a, T>,
@@ -59,13 +64,74 @@ pub struct AttentionProblem<'a, T> {
 impl<'a, T: Number> AttentionProblem<'a, T> {
     /// Causal attention without a window, padding or tables.
     pub fn causal(dims: AttentionDims, scale: T) -> Self {
-        let (softcap, sinks, lengths) = (None, None, None);
-        AttentionProblem { dims, scale, softcap, sinks, mask: Mask::CAUSAL, lengths, scores: ScoreTransform::PLAIN }
+        let (mask, scores) = (Mask::CAUSAL, ScoreTransform::PLAIN);
+        AttentionProblem { dims, scale, softcap: None, sinks: None, mask, lengths: None, documents: None, scores }
     }
 
     /// What the running maximum and sum of a row of this head start with: the attention sink, if there is one.
     pub(super) fn beginning(&self, head: usize) -> [T; 2] {
         self.sinks.map_or([T::LOWEST, T::ZERO], |sinks| [sinks[head], T::ONE])
+    }
+
+    /// Number of segments: of documents and paddings, or of sequences where there are no documents.
+    pub(super) fn segments(&self) -> usize {
+        self.documents.map_or(self.dims.batch, |documents| documents.segments().len())
+    }
+
+    /// Whether some row has several of them.
+    pub(super) fn segments_share_rows(&self) -> bool {
+        self.segments() > self.dims.batch
+    }
+
+    /// Where a segment is.
+    pub(super) fn segment(&self, number: usize) -> DocumentSegment {
+        let AttentionDims { queries, keys, .. } = self.dims;
+        match self.documents {
+            Some(documents) => documents.segments()[number],
+            None => {
+                let length = self.length(number);
+                DocumentSegment { row: number, first_query: 0, queries, first_key: 0, keys, length }
+            }
+        }
+    }
+
+    /// The problem of one segment alone, a batch of one sequence. Its views start at the segment's
+    /// first query and first key.
+    pub(super) fn alone(&self, number: usize) -> AttentionProblem<'a, T> {
+        let DocumentSegment { row, first_query, queries, first_key, keys, .. } = self.segment(number);
+        let lengths = match self.documents {
+            Some(documents) => Some(std::slice::from_ref(&documents.segments()[number].length)),
+            None => self.lengths.map(|lengths| &lengths[number..=number]),
+        };
+        let mut scores = self.scores;
+        if let ScoreTransform::Table(ScoreTable { gate_cumsum: Some(gate_cumsum), .. }) = &mut scores {
+            let start = row * self.dims.heads * gate_cumsum.stride + first_key;
+            gate_cumsum.values = gate_cumsum.values.get(start..).unwrap_or_default();
+        }
+        if let ScoreTransform::Table(ScoreTable { relative: Some(relative), .. }) = &mut scores {
+            relative.rows = relative.rows.starting_at(row, first_query);
+        }
+        let dims = AttentionDims { batch: 1, queries, keys, ..self.dims };
+        AttentionProblem { dims, lengths, documents: None, scores, ..*self }
+    }
+
+    /// A problem as large as the largest document: what tables and scratch are made for.
+    pub(super) fn largest(&self) -> AttentionProblem<'a, T> {
+        let Some(documents) = self.documents else { return *self };
+        let most = |size: fn(&DocumentSegment) -> usize| documents.documents().map(|it| size(&it)).max().unwrap_or(0);
+        let dims = AttentionDims { queries: most(|it| it.queries), keys: most(|it| it.keys), ..self.dims };
+        AttentionProblem { dims, lengths: None, documents: None, ..*self }
+    }
+
+    /// Running sums over the segments, from 0, of what each of them takes.
+    pub(super) fn offsets(&self, takes: impl Fn(&AttentionProblem<'a, T>) -> usize) -> Vec<usize> {
+        let mut offsets = Vec::with_capacity(self.segments() + 1);
+        offsets.push(0);
+        offsets.extend((0..self.segments()).scan(0, |sum, number| {
+            *sum += takes(&self.alone(number));
+            Some(*sum)
+        }));
+        offsets
     }
 
     /// Keys of a sequence that are not padding.
@@ -129,6 +195,15 @@ impl<'a, T: Number> AttentionProblem<'a, T> {
                 assert!(length <= keys, "lengths[{b}] = {length} is more than keys = {keys}");
             }
         }
+        if let Some(documents) = self.documents {
+            assert!(self.lengths.is_none(), "lengths and documents exclude each other");
+            let sizes = [documents.rows(), documents.queries(), documents.keys()];
+            assert!(
+                sizes == [batch, queries, keys],
+                "documents of {sizes:?} rows, queries and keys in {:?}",
+                self.dims
+            );
+        }
         if let ScoreTransform::Table(of) = self.scores {
             for table in [of.bias, of.weight].into_iter().flatten() {
                 self.check_table(of, table);
@@ -172,15 +247,23 @@ impl<'a, T: Number> AttentionProblem<'a, T> {
     }
 
     fn check_gate_cumsum(&self, Strided { values, stride }: Strided<&[f64]>) {
-        let AttentionDims { batch, heads, queries, keys, .. } = self.dims;
+        let AttentionDims { batch, heads, keys, .. } = self.dims;
         let units = batch * heads;
         let needed = crate::elements(&[units.saturating_sub(1), stride]).and_then(|start| start.checked_add(keys));
         let fits = stride >= keys && (units == 0 || needed.is_some_and(|needed| needed <= values.len()));
         assert!(fits, "cumulative gates: {} values in rows of {stride} for {:?}", values.len(), self.dims);
-        assert!(queries <= keys, "{queries} queries exceed the cumulative gates of {keys} keys");
+        for DocumentSegment { row, queries, keys, .. } in (0..self.segments()).map(|number| self.segment(number)) {
+            assert!(queries <= keys, "{queries} queries exceed the cumulative gates of {keys} keys in row {row}");
+        }
         let falls = |row: &[f64]| row.windows(2).all(|pair| pair[1] <= pair[0] || pair[0].is_nan() || pair[1].is_nan());
         let both = self.mask.sides() == Sides::TwoSided;
-        let fall = || (0..units).all(|unit| falls(&values[unit * stride..][..keys]));
+        let fall = || {
+            (0..self.segments()).map(|number| self.segment(number)).all(
+                |DocumentSegment { row, first_key, keys, .. }| {
+                    (row * heads..(row + 1) * heads).all(|unit| falls(&values[unit * stride + first_key..][..keys]))
+                },
+            )
+        };
         assert!(!both || fall(), "cumulative gates must not increase in bidirectional attention");
     }
 
@@ -193,17 +276,25 @@ impl<'a, T: Number> AttentionProblem<'a, T> {
 
     /// Of a table, or of the gradient in one.
     fn check_table(&self, of: ScoreTable<T>, table: &[T]) {
-        let AttentionDims { heads, queries, keys, .. } = self.dims;
-        crate::check_shape!(table, H = heads, C = self.columns(of));
+        crate::check_shape!(table, H = self.dims.heads, C = self.columns(of));
+        let AttentionDims { queries, keys, .. } = self.largest().dims;
         let needed = match self.mask {
             Mask::Causal { .. } => keys,
             Mask::Bidirectional { .. } => keys.max(queries),
         };
+        let reach = |it: &DocumentSegment| match self.mask {
+            Mask::Causal { .. } => it.keys,
+            Mask::Bidirectional { .. } => it.reach(),
+        };
+        let longest = || match self.documents.and_then(|documents| documents.longest_by(reach)) {
+            Some((number, document)) => format!(" of document {number} of row {}", document.row),
+            None => String::new(),
+        };
         assert!(
             of.len >= needed,
-            "tables have len = {}, but {queries} queries and {keys} keys need \
-            {needed}",
-            of.len
+            "tables have len = {}, but {queries} queries and {keys} keys{} need {needed}",
+            of.len,
+            longest()
         );
     }
 

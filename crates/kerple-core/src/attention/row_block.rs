@@ -29,7 +29,8 @@ mod forward;
 mod tests;
 
 use super::{
-    AttentionDims, AttentionGradients, AttentionProblem, AttentionSaved, ScoreTransform, View, ViewMut, softcap,
+    AttentionDims, AttentionGradients, AttentionProblem, AttentionSaved, DocumentSegment, ScoreTransform, View,
+    ViewMut, softcap,
 };
 use crate::Number;
 use crate::cpu::InstructionSet;
@@ -62,7 +63,7 @@ pub fn forward<T: Number>(
     forward_with(InstructionSet::current(), problem, q, k, v, out, lse);
 }
 
-fn forward_with<T: Number>(
+pub(super) fn forward_with<T: Number>(
     set: InstructionSet,
     problem: &AttentionProblem<T>,
     q: View<T>,
@@ -74,7 +75,7 @@ fn forward_with<T: Number>(
     problem.check_forward(q, k, v, &out, lse);
     T::dispatch(
         set,
-        forward::RowBlockForward { inputs: RowBlockInputs { problem, map: map(problem), q, k, v }, out, lse },
+        forward::RowBlockForward { inputs: RowBlockInputs { problem: *problem, map: map(problem), q, k, v }, out, lse },
     );
 }
 
@@ -87,14 +88,14 @@ pub fn backward<T: Number>(problem: &AttentionProblem<T>, saved: AttentionSaved<
     backward_with(InstructionSet::current(), problem, saved, gradients);
 }
 
-fn backward_with<T: Number>(
+pub(super) fn backward_with<T: Number>(
     set: InstructionSet,
     problem: &AttentionProblem<T>,
     saved: AttentionSaved<T>,
     gradients: AttentionGradients<T>,
 ) {
     problem.check_backward(&saved, &gradients);
-    let inputs = RowBlockInputs { problem, map: map(problem), q: saved.q, k: saved.k, v: saved.v };
+    let inputs = RowBlockInputs { problem: *problem, map: map(problem), q: saved.q, k: saved.k, v: saved.v };
     T::dispatch(set, backward::RowBlockBackward { inputs, saved, gradients });
 }
 
@@ -111,7 +112,7 @@ fn map<'a, T>(problem: &AttentionProblem<'a, T>) -> &'a dyn ScoreMod<T> {
 /// What both directions read.
 #[derive(Clone, Copy)]
 struct RowBlockInputs<'a, T> {
-    problem: &'a AttentionProblem<'a, T>,
+    problem: AttentionProblem<'a, T>,
     map: &'a dyn ScoreMod<T>,
     q: View<'a, T>,
     k: View<'a, T>,
@@ -121,7 +122,6 @@ struct RowBlockInputs<'a, T> {
 /// Where one block lies, or the part of it over a tile of keys.
 #[derive(Clone, Copy)]
 struct RowBlockTile {
-    batch: usize,
     first_query: usize,
     rows: usize,
     first_key: usize,
@@ -145,7 +145,25 @@ struct RowBlockScratch<T> {
     width: usize,
 }
 
-impl<T: Number> RowBlockInputs<'_, T> {
+impl<'a, T: Number> RowBlockInputs<'a, T> {
+    /// The inputs of one segment.
+    fn alone(&self, number: usize) -> RowBlockInputs<'a, T> {
+        let DocumentSegment { row, first_query, first_key, .. } = self.problem.segment(number);
+        let [k, v] = [self.k, self.v].map(|view| view.starting_at(row, first_key));
+        RowBlockInputs {
+            problem: self.problem.alone(number),
+            map: self.map,
+            q: self.q.starting_at(row, first_query),
+            k,
+            v,
+        }
+    }
+
+    /// Inputs as large as those of the largest document, for scratch.
+    fn largest(&self) -> RowBlockInputs<'a, T> {
+        RowBlockInputs { problem: self.problem.largest(), ..*self }
+    }
+
     fn tiles<L: Lanes>(&self) -> RowBlockScratch<T> {
         let AttentionDims { heads, head_dim, .. } = self.problem.dims;
         let width = head_dim.next_multiple_of(L::COUNT);
@@ -203,25 +221,25 @@ impl<T: Number> RowBlockInputs<'_, T> {
         self.problem.dims.queries.div_ceil(self.rows())
     }
 
-    fn place<L: Lanes>(&self, batch: usize, block: usize) -> RowBlockTile {
+    fn place<L: Lanes>(&self, block: usize) -> RowBlockTile {
         let first_query = block * self.rows();
         let rows = (self.problem.dims.queries - first_query).min(self.rows());
-        let first_key = self.problem.visible(batch, first_query).start;
-        let keys = self.problem.visible(batch, first_query + rows - 1).end - first_key;
-        RowBlockTile { batch, first_query, rows, first_key, keys, columns: keys.next_multiple_of(L::COUNT) }
+        let first_key = self.problem.visible(0, first_query).start;
+        let keys = self.problem.visible(0, first_query + rows - 1).end - first_key;
+        RowBlockTile { first_query, rows, first_key, keys, columns: keys.next_multiple_of(L::COUNT) }
     }
 
     /// The same for a map.
     fn block<'q>(&self, place: &RowBlockTile, q_of_map: &'q [T]) -> ScoreBlock<'q, T> {
         let AttentionDims { heads, head_dim, .. } = self.problem.dims;
         ScoreBlock {
-            batch: place.batch,
+            batch: 0,
             heads,
             rows: place.rows,
             columns: place.columns,
             first_position: self.problem.dims.position(place.first_query),
             first_key: place.first_key,
-            keys: self.problem.length(place.batch),
+            keys: self.problem.length(0),
             mask: self.problem.mask,
             q: &q_of_map[..heads * place.rows * head_dim],
         }
@@ -229,7 +247,7 @@ impl<T: Number> RowBlockInputs<'_, T> {
 
     /// The rows that see one of `count` keys from the `first` of a place on: consecutive ones.
     fn rows_that_see(&self, place: &RowBlockTile, first: usize, count: usize) -> Range<usize> {
-        let visible = |row: usize| self.problem.visible(place.batch, place.first_query + row);
+        let visible = |row: usize| self.problem.visible(0, place.first_query + row);
         let first = place.first_key + first;
         // the first row of which something holds that holds from some row on
         let from = |holds: &dyn Fn(usize) -> bool| {
@@ -246,13 +264,13 @@ impl<T: Number> RowBlockInputs<'_, T> {
 
     /// Fills what the rows do not see.
     fn fill_unseen(&self, place: &RowBlockTile, value: T, scores: &mut [T]) {
-        let [first, last] = [0, place.rows - 1].map(|row| self.problem.visible(place.batch, place.first_query + row));
+        let [first, last] = [0, place.rows - 1].map(|row| self.problem.visible(0, place.first_query + row));
         let is_whole = place.keys == place.columns;
         if is_whole && last.start <= place.first_key && first.end >= place.first_key + place.keys {
             return;
         }
         let visible = |row| {
-            let keys = self.problem.visible(place.batch, place.first_query + row);
+            let keys = self.problem.visible(0, place.first_query + row);
             let [start, end] = [keys.start, keys.end].map(|key| key.saturating_sub(place.first_key).min(place.keys));
             start..end
         };
@@ -295,7 +313,7 @@ impl<T: Number> RowBlockInputs<'_, T> {
             // a single row is a matter of reading the keys once
             let group = heads / self.problem.dims.kv_heads;
             for (head, to) in scores.chunks_exact_mut(place.columns).enumerate() {
-                let k = self.k.rows_from(place.batch, head / group, place.first_key);
+                let k = self.k.rows_from(0, head / group, place.first_key);
                 let (q, stride, to) = (&q[head * *width..][..head_dim], self.k.strides.row, &mut to[..place.keys]);
                 lanes.run(Dots { q, k, stride, to });
             }
@@ -318,7 +336,7 @@ impl<T: Number> RowBlockInputs<'_, T> {
     ) {
         let head_dim = self.problem.dims.head_dim;
         for head in 0..self.problem.dims.heads {
-            let from = view.rows_from(place.batch, head, place.first_query);
+            let from = view.rows_from(0, head, place.first_query);
             let (stride, rows, to) = (view.strides.row, place.rows, &mut to[head * place.rows * width..]);
             lanes.run(CopyRows { from, stride, rows, head_dim, factor, to, width });
         }
@@ -330,7 +348,7 @@ impl<T: Number> RowBlockInputs<'_, T> {
         let AttentionDims { heads, kv_heads, head_dim, .. } = self.problem.dims;
         for (kv_head, first, count) in tiles(kv_heads, place.keys) {
             lanes.run(Transpose {
-                from: keys.rows_from(place.batch, kv_head, place.first_key + first),
+                from: keys.rows_from(0, kv_head, place.first_key + first),
                 stride: keys.strides.row,
                 rows: count,
                 head_dim,
@@ -366,7 +384,7 @@ impl<T: Number> RowBlockInputs<'_, T> {
         let AttentionDims { heads, kv_heads, head_dim, .. } = self.problem.dims;
         let width = head_dim.next_multiple_of(L::COUNT);
         for (kv_head, first, count) in tiles(kv_heads, place.keys) {
-            let from = keys.rows_from(place.batch, kv_head, place.first_key + first);
+            let from = keys.rows_from(0, kv_head, place.first_key + first);
             let stride = keys.strides.row;
             // rows that follow each other in whole vectors are as good as copies; others may meet in few lines of the cache
             let b = if stride == width && head_dim == width {

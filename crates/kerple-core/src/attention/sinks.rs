@@ -8,23 +8,26 @@
 //! The forward starts its running maximum and total with the sink's. The backward of scores,
 //! queries, keys and values needs nothing more: it uses the weights that `lse` implies.
 
-use super::{AttentionProblem, AttentionSaved};
+use super::segments::sum_over_segments;
+use super::{AttentionProblem, AttentionSaved, DocumentSegment};
 use crate::Number;
 use rayon::prelude::*;
 
-/// Writes the gradient in the sinks, summed in f64 from the first row to the last.
+/// Writes the gradient in the sinks, summed in f64 from the first row to the last, see [`sum_over_segments`].
 pub(super) fn backward<T: Number>(problem: &AttentionProblem<T>, saved: &AttentionSaved<T>, d_sinks: Option<&mut [T]>) {
     let (Some(sinks), Some(d_sinks)) = (problem.sinks, d_sinks) else { return };
     let dims = problem.dims;
     d_sinks.par_iter_mut().zip(sinks).enumerate().for_each(|(head, (d_sink, &sink))| {
-        let mut sum = 0.0;
-        for (batch, query) in (0..dims.batch).flat_map(|batch| (0..dims.queries).map(move |query| (batch, query))) {
-            let lse = saved.lse[(batch * dims.heads + head) * dims.queries + query];
-            let [out, d_out] = [saved.out, saved.d_out].map(|view| view.row(batch, head, query, dims.head_dim));
+        let term = |row: usize, query: usize| {
+            let lse = saved.lse[(row * dims.heads + head) * dims.queries + query];
+            let [out, d_out] = [saved.out, saved.d_out].map(|view| view.row(row, head, query, dims.head_dim));
             let mean: T = out.iter().zip(d_out).map(|(&out, &d_out)| out * d_out).sum();
-            sum -= ((sink - lse).exp() * mean).to_f64();
-        }
-        *d_sink = T::from_f64(sum);
+            -((sink - lse).exp() * mean).to_f64()
+        };
+        *d_sink = T::from_f64(sum_over_segments(problem, |number| {
+            let DocumentSegment { row, first_query, queries, .. } = problem.segment(number);
+            (first_query..first_query + queries).map(move |query| term(row, query))
+        }));
     });
 }
 

@@ -1,13 +1,14 @@
 //! Cases shared by the engines' tests, and the tests of the definition itself.
 
+mod documents;
 mod layout;
 mod mix;
 
 pub(super) use mix::Mix;
 
 use super::{
-    AttentionDims, AttentionGradients, AttentionProblem, AttentionSaved, MAX_FEATURE_DECAY, Mask, RelativeBias,
-    RelativeGradients, ScoreTable, ScoreTransform, Strides, View, ViewMut, naive,
+    AttentionDims, AttentionGradients, AttentionProblem, AttentionSaved, DocumentSegment, MAX_FEATURE_DECAY, Mask,
+    PackedDocuments, RelativeBias, RelativeGradients, ScoreTable, ScoreTransform, Strides, View, ViewMut, naive,
 };
 use crate::Number;
 use crate::forms::{Sides, Strided, visible_keys};
@@ -23,6 +24,7 @@ pub(super) struct Case {
     pub(super) dims: AttentionDims,
     pub(super) mask: Mask,
     pub(super) lengths: Option<Vec<usize>>,
+    pub(super) documents: Option<PackedDocuments>,
     pub(super) table_len: usize,
     pub(super) packed: bool,
     pub(super) q: Vec<f64>,
@@ -140,6 +142,7 @@ impl Case {
             dims,
             mask,
             lengths,
+            documents: None,
             table_len,
             packed,
             q,
@@ -220,6 +223,15 @@ impl Case {
 
     /// The keys that a query of a sequence sees.
     pub(super) fn visible(&self, batch: usize, query: usize) -> Range<usize> {
+        if let Some(documents) = &self.documents {
+            let own = |document: &DocumentSegment| query.checked_sub(document.first_query) < Some(document.queries);
+            let Some(document) = documents.row(batch).filter(|it| it.first_query <= query).find(own) else {
+                return 0..0;
+            };
+            let position = (document.keys + query - document.first_query) as isize - document.queries as isize;
+            let keys = visible_keys(self.mask, position, document.keys);
+            return document.first_key + keys.start..document.first_key + keys.end;
+        }
         let length = self.lengths.as_ref().map_or(self.dims.keys, |lengths| lengths[batch]);
         visible_keys(self.mask, self.dims.position(query), length)
     }
@@ -273,10 +285,10 @@ impl Case {
                 len: self.table_len,
             }),
         };
-        let lengths = self.lengths.as_deref();
+        let (lengths, documents, mask) = (self.lengths.as_deref(), self.documents.as_ref(), self.mask);
         let (softcap, sinks) = (self.softcap.map(number), self.sinks.as_deref().map(cast));
         let sinks = sinks.as_deref();
-        let problem = AttentionProblem { dims, scale: number(SCALE), softcap, sinks, mask: self.mask, lengths, scores };
+        let problem = AttentionProblem { dims, scale: number(SCALE), softcap, sinks, mask, lengths, documents, scores };
         let unset = number(f64::NAN); // every result must be overwritten
         let layout = Layout::new(dims, self.packed);
         let inputs = layout.join([&self.q, &self.k, &self.v].map(|values| cast(values)), unset);

@@ -56,8 +56,7 @@ pub fn forward_with<T: Number>(
     lse: &mut [T],
 ) {
     problem.check_forward(q, k, v, &out, lse);
-    let call = forward::TiledForward { problem, q, k, v, out, lse };
-    if problem.dims.queries == 1 { T::dispatch(set, decode::SplitKvDecode(call)) } else { T::dispatch(set, call) }
+    T::dispatch(set, forward::TiledForward::new(problem, [q, k, v], out, lse));
 }
 
 /// Writes every gradient of [`forward()`], given its results and the gradient of `out`.

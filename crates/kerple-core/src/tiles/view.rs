@@ -118,6 +118,12 @@ impl<'a, T> View<'a, T> {
         &self.data[self.strides.at(batch, head, row)..][..head_dim]
     }
 
+    /// The view that starts at this row of its first head.
+    pub(crate) fn starting_at(&self, batch: usize, row: usize) -> View<'a, T> {
+        let start = self.strides.at(batch, 0, row).min(self.data.len());
+        View { data: &self.data[start..], strides: self.strides }
+    }
+
     /// Everything from one row on.
     pub(crate) fn rows_from(&self, batch: usize, head: usize, row: usize) -> &'a [T] {
         &self.data[self.strides.at(batch, head, row)..]
@@ -184,6 +190,13 @@ impl<'a, T> ViewMut<'a, T> {
             // SAFETY: `offset <= len`.
             ViewMut { start: unsafe { start.add(offset) }, len: len - offset, strides, borrowed: PhantomData }
         })
+    }
+
+    /// The view that starts at this row of its first head, of the same elements.
+    pub(crate) fn starting_at(&self, batch: usize, row: usize) -> ViewMut<'_, T> {
+        let start = self.strides.at(batch, 0, row).min(self.len);
+        // SAFETY: `start <= len`.
+        ViewMut { start: unsafe { self.start.add(start) }, len: self.len - start, ..*self }
     }
 
     /// One row of features.

@@ -68,7 +68,12 @@ pub(crate) struct Turns {
 impl Turns {
     /// One counter per sum, each starting at `first(sum)`.
     pub(crate) fn new(sums: usize, first: impl Fn(usize) -> usize) -> Self {
-        Turns { next: (0..sums).map(|sum| AtomicUsize::new(first(sum))).collect(), abandoned: AtomicBool::new(false) }
+        Turns::from_first((0..sums).map(first))
+    }
+
+    /// One counter per sum, each starting at its `first`.
+    pub(crate) fn from_first(first: impl Iterator<Item = usize>) -> Self {
+        Turns { next: first.map(AtomicUsize::new).collect(), abandoned: AtomicBool::new(false) }
     }
 
     /// Waits until turn `turn` of `sum` has come, adds, and passes the turn on.

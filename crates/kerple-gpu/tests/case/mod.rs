@@ -89,6 +89,7 @@ impl Case {
             sinks: None,
             mask: self.mask,
             lengths: self.lengths.as_deref(),
+            documents: None,
             scores: ScoreTransform::Table(table),
         };
         let strides = |heads: usize, rows: usize| Strides {

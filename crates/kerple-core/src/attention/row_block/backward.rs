@@ -2,15 +2,18 @@
 
 use super::{KEYS, RowBlockInputs, RowBlockScratch, RowBlockTile, RowKeyProduct, WeightedSum, tiles};
 use crate::Number;
-use crate::attention::{AttentionDims, AttentionGradients, AttentionSaved, Strides, ViewMut, sinks, softcap};
+use crate::attention::segments::{SegmentBlock, SegmentBlocks, SumsByRow};
+use crate::attention::{
+    AttentionDims, AttentionGradients, AttentionSaved, DocumentSegment, Strides, View, ViewMut, sinks, softcap,
+};
 use crate::cpu::lanes::{Lanes, SimdKernel};
 use crate::forms::{ScoreModGradients, Strided};
 use crate::tiles::microkernel::StoreMode;
 use crate::tiles::product::{SmallGemm, StridedMatrix};
 use crate::tiles::rows::{AddRow, Dots, ScaleRow};
 use crate::tiles::softmax::SoftmaxBackward;
-use crate::tiles::workers;
-use crate::tiles::workers::{BlockSchedule, Turns};
+use crate::tiles::workers::{self, Turns};
+use std::ops::Range;
 
 /// One call.
 pub(super) struct RowBlockBackward<'a, T> {
@@ -19,20 +22,41 @@ pub(super) struct RowBlockBackward<'a, T> {
     pub(super) gradients: AttentionGradients<'a, T>,
 }
 
-struct RowBlockBackwardCall<'a, L: Lanes> {
+/// All segments of a call.
+struct AllSegments<'a, L: Lanes> {
     lanes: L,
     inputs: RowBlockInputs<'a, L::Number>,
     saved: AttentionSaved<'a, L::Number>,
+    /// `[B, H, Q]`
+    lse: View<'a, L::Number>,
     d_q: ViewMut<'a, L::Number>,
     d_k: ViewMut<'a, L::Number>,
     d_v: ViewMut<'a, L::Number>,
-    /// What the map sums, `[B, S]`, as a row for each sequence.
-    map_sums: ViewMut<'a, L::Number>,
-    /// Of each tile of each key head of each sequence: which block may add to its `d_k` and `d_v`.
+    /// Of each tile of each key head of each segment: which block may add to its `d_k` and `d_v`.
     turns: Turns,
-    /// Of each sequence: which block may add to `map_sums`.
+    /// Where the tiles of a segment start in `turns`.
+    tiles: Vec<usize>,
+    /// Of each segment: which block may add to what its map sums.
     map_turns: Turns,
 }
+
+/// One segment of a call.
+struct RowBlockBackwardCall<'a, L: Lanes> {
+    lanes: L,
+    all: &'a AllSegments<'a, L>,
+    number: usize,
+    inputs: RowBlockInputs<'a, L::Number>,
+    saved: AttentionSaved<'a, L::Number>,
+    lse: View<'a, L::Number>,
+    d_q: ViewMut<'a, L::Number>,
+    d_k: ViewMut<'a, L::Number>,
+    d_v: ViewMut<'a, L::Number>,
+    /// What the map sums, `[S]`.
+    map_sums: ViewMut<'a, L::Number>,
+}
+
+/// Numbers that maps sum of the documents which are processed at a time.
+const MOST_SUMS: usize = 1 << 22;
 
 /// What one thread computes in.
 struct RowBlockBackwardScratch<T> {
@@ -59,7 +83,7 @@ impl<T: Number> SimdKernel<T> for RowBlockBackward<'_, T> {
 
     fn run<L: Lanes<Number = T>>(self, lanes: L) {
         let RowBlockBackward { inputs, saved, gradients } = self;
-        let AttentionDims { batch, kv_heads, .. } = inputs.problem.dims;
+        let AttentionDims { heads, kv_heads, queries, .. } = inputs.problem.dims;
         let AttentionGradients {
             d_q,
             d_k,
@@ -71,54 +95,94 @@ impl<T: Number> SimdKernel<T> for RowBlockBackward<'_, T> {
             d_gate_cumsum: _,
             d_relative: _,
         } = gradients;
-        sinks::backward(inputs.problem, &saved, d_sinks);
-        let size = inputs.map.sums();
-        let mut sums = vec![T::ZERO; batch * size];
-        let (blocks, spans) = (inputs.blocks(), inputs.spans());
-        let first = first_blocks::<L>(&inputs);
-        let call = RowBlockBackwardCall {
+        sinks::backward(&inputs.problem, &saved, d_sinks);
+        let segments = inputs.problem.segments();
+        let lse = View { data: saved.lse, strides: Strides { batch: heads * queries, head: queries, row: 1 } };
+        let all = AllSegments {
             lanes,
             inputs,
             saved,
+            lse,
             d_q,
             d_k,
             d_v,
-            map_sums: ViewMut::new(&mut sums, Strides { batch: size, head: size, row: size }),
-            turns: Turns::new(batch * kv_heads * spans, |sum| first[sum / kv_heads / spans * spans + sum % spans]),
-            map_turns: Turns::new(batch, |_| 0),
+            turns: Turns::from_first(first_blocks::<L>(&inputs).into_iter()),
+            tiles: inputs.problem.offsets(|alone| kv_heads * RowBlockInputs { problem: *alone, ..inputs }.spans()),
+            map_turns: Turns::new(segments, |_| 0),
         };
-        call.clear();
-        let schedule = BlockSchedule::new(batch, blocks);
-        workers::for_each(
-            batch * blocks,
-            || call.scratch(),
-            |scratch, item| {
-                let _guards = (call.turns.guard(), call.map_turns.guard());
-                let (batch, block) = schedule.item(item);
-                call.block(scratch, &inputs.place::<L>(batch, block), block);
-            },
-        );
+        all.clear();
+        let size = inputs.map.sums();
+        let at_a_time = if inputs.problem.documents.is_some() { (MOST_SUMS / size.max(1)).max(1) } else { segments };
+        let mut total = SumsByRow::new(size);
+        for first in (0..segments).step_by(at_a_time.max(1)) {
+            let wave = first..segments.min(first + at_a_time);
+            let mut sums = vec![T::ZERO; wave.len() * size];
+            all.blocks(wave.clone(), ViewMut::new(&mut sums, Strides { batch: size, head: size, row: size }));
+            for (at, number) in wave.enumerate() {
+                let is_last = number + 1 == segments || all.row(number + 1) != all.row(number);
+                total.add(at, &sums, is_last);
+            }
+        }
         if let Some(d_score_mod) = d_score_mod {
-            let (sum, others) = sums.split_at_mut(size);
-            others.chunks_exact(size.max(1)).for_each(|from| lanes.run(AddRow { to: sum, from }));
-            inputs.map.finish(sum, d_score_mod);
+            inputs.map.finish(&total.total(), d_score_mod);
         }
     }
 }
 
-/// The first block that sees each tile of each sequence, `[B, spans]`. Those that see it are consecutive.
+/// The first block that sees each tile of each key head of each segment. Those that see it are consecutive.
 fn first_blocks<L: Lanes>(inputs: &RowBlockInputs<L::Number>) -> Vec<usize> {
-    let (blocks, spans) = (inputs.blocks(), inputs.spans());
-    let mut first = vec![usize::MAX; inputs.problem.dims.batch * spans];
-    for (batch, first) in first.chunks_exact_mut(spans.max(1)).enumerate() {
-        for block in (0..blocks).rev() {
-            inputs.parts::<L>(&inputs.place::<L>(batch, block)).for_each(|(tile, _)| first[tile] = block);
+    let (mut first, kv_heads) = (Vec::new(), inputs.problem.dims.kv_heads);
+    for number in 0..inputs.problem.segments() {
+        let (alone, start) = (inputs.alone(number), first.len());
+        let spans = alone.spans();
+        first.resize(start + kv_heads * spans, usize::MAX);
+        for block in (0..alone.blocks()).rev() {
+            for (tile, _) in alone.parts::<L>(&alone.place::<L>(block)) {
+                (0..kv_heads).for_each(|kv_head| first[start + kv_head * spans + tile] = block);
+            }
         }
     }
     first
 }
 
-impl<L: Lanes> RowBlockBackwardCall<'_, L> {
+impl<L: Lanes> AllSegments<'_, L> {
+    fn row(&self, number: usize) -> usize {
+        self.inputs.problem.segment(number).row
+    }
+
+    /// Processes some segments; `map_sums` has a row for each.
+    fn blocks(&self, segments: Range<usize>, map_sums: ViewMut<L::Number>) {
+        let (first, problem) = (segments.start, &self.inputs.problem);
+        let count = |segment: &DocumentSegment| segment.queries.div_ceil(self.inputs.rows());
+        let blocks = SegmentBlocks::of(problem, segments, 1, count);
+        let scratch = || self.scratch();
+        workers::for_each(blocks.items(), scratch, |scratch, item| {
+            let _guards = (self.turns.guard(), self.map_turns.guard());
+            let SegmentBlock { segment, block, .. } = blocks.consecutive(item);
+            let call = self.alone(segment, map_sums.starting_at(segment - first, 0));
+            call.block(scratch, &call.inputs.place::<L>(block), block);
+        });
+    }
+
+    /// The call of one segment, whose views start with it.
+    fn alone<'s>(&'s self, number: usize, map_sums: ViewMut<'s, L::Number>) -> RowBlockBackwardCall<'s, L> {
+        let DocumentSegment { row, first_query, first_key, .. } = self.inputs.problem.segment(number);
+        let inputs = self.inputs.alone(number);
+        let [out, d_out] = [self.saved.out, self.saved.d_out].map(|view| view.starting_at(row, first_query));
+        RowBlockBackwardCall {
+            lanes: self.lanes,
+            all: self,
+            number,
+            inputs,
+            saved: AttentionSaved { q: inputs.q, k: inputs.k, v: inputs.v, out, lse: self.saved.lse, d_out },
+            lse: self.lse.starting_at(row, first_query),
+            d_q: self.d_q.starting_at(row, first_query),
+            d_k: self.d_k.starting_at(row, first_key),
+            d_v: self.d_v.starting_at(row, first_key),
+            map_sums,
+        }
+    }
+
     /// Clears `d_k` and `d_v`, to which blocks add.
     fn clear(&self) {
         let AttentionDims { batch, kv_heads, keys, head_dim, .. } = self.inputs.problem.dims;
@@ -140,12 +204,15 @@ impl<L: Lanes> RowBlockBackwardCall<'_, L> {
         let AttentionDims { heads, head_dim, .. } = self.inputs.problem.dims;
         let (tiles, rows) = (self.inputs.tiles::<L>(), heads * self.inputs.rows());
         let [d_out, d_q] = [(); 2].map(|()| workers::scratch(rows * tiles.width));
-        let [scores, weights, d_scores] = [(); 3].map(|()| self.inputs.scores::<L>());
+        let largest = self.inputs.largest();
+        let [scores, weights, d_scores] = [(); 3].map(|()| largest.scores::<L>());
         let (d_q_of_map, map_sums) = (workers::scratch(rows * head_dim), workers::scratch(self.inputs.map.sums()));
         let delta = workers::scratch(rows);
         RowBlockBackwardScratch { tiles, d_out, delta, d_q, d_q_of_map, scores, weights, d_scores, map_sums }
     }
+}
 
+impl<L: Lanes> RowBlockBackwardCall<'_, L> {
     fn block(&self, scratch: &mut RowBlockBackwardScratch<L::Number>, place: &RowBlockTile, block: usize) {
         scratch.d_q_of_map.fill(L::Number::ZERO);
         scratch.d_q.fill(L::Number::ZERO);
@@ -159,9 +226,9 @@ impl<L: Lanes> RowBlockBackwardCall<'_, L> {
             self.part(scratch, &part, block, tile);
         }
         self.store_d_q(scratch, place);
-        self.map_turns.take(place.batch, block, || {
+        self.all.map_turns.take(self.number, block, || {
             // SAFETY: the row is `[S]`, and it is this item's turn to write it.
-            let to = unsafe { self.map_sums.row(place.batch, 0, 0, scratch.map_sums.len()) };
+            let to = unsafe { self.map_sums.row(0, 0, 0, scratch.map_sums.len()) };
             self.lanes.run(AddRow { to, from: &scratch.map_sums });
         });
     }
@@ -171,7 +238,7 @@ impl<L: Lanes> RowBlockBackwardCall<'_, L> {
         let AttentionDims { heads, head_dim, .. } = self.inputs.problem.dims;
         for (at, delta_i) in scratch.delta[..heads * place.rows].chunks_exact_mut(1).enumerate() {
             let (head, query) = (at / place.rows, place.first_query + at % place.rows);
-            let [q, k] = [self.saved.d_out, self.saved.out].map(|view| view.row(place.batch, head, query, head_dim));
+            let [q, k] = [self.saved.d_out, self.saved.out].map(|view| view.row(0, head, query, head_dim));
             self.lanes.run(Dots { q, k, stride: 0, to: delta_i });
         }
     }
@@ -201,15 +268,15 @@ impl<L: Lanes> RowBlockBackwardCall<'_, L> {
         let sum = WeightedSum { weights: d_scores, keys: self.inputs.k, keys_copied, rescale: None, out: d_q };
         self.inputs.add_weighted(self.lanes, place, sum);
         for kv_head in 0..kv_heads {
-            let sum = (place.batch * kv_heads + kv_head) * self.inputs.spans() + tile;
-            self.turns.take(sum, block, || self.add_d_k_and_d_v(scratch, place, kv_head));
+            let sum = self.all.tiles[self.number] + kv_head * self.inputs.spans() + tile;
+            self.all.turns.take(sum, block, || self.add_d_k_and_d_v(scratch, place, kv_head));
         }
     }
 
     /// Scores, weights, and the gradient in the mapped scores.
     fn weights(&self, scratch: &mut RowBlockBackwardScratch<L::Number>, place: &RowBlockTile) {
         let (inputs, lanes) = (&self.inputs, self.lanes);
-        let AttentionDims { heads, queries, .. } = inputs.problem.dims;
+        let heads = inputs.problem.dims.heads;
         let size = heads * place.rows * place.columns;
         let RowBlockBackwardScratch { tiles, d_out, delta, scores, weights, d_scores, .. } = scratch;
         let (scores, weights, d_scores) = (&mut scores[..size], &mut weights[..size], &mut d_scores[..size]);
@@ -226,7 +293,7 @@ impl<L: Lanes> RowBlockBackwardCall<'_, L> {
         for (at, &delta_i) in delta.iter().enumerate().take(heads * place.rows) {
             let (head, query) = (at / place.rows, place.first_query + at % place.rows);
             let row = at * place.columns..(at + 1) * place.columns;
-            let lse = self.saved.lse[(place.batch * heads + head) * queries + query];
+            let lse = self.lse.row(0, head, query, 1)[0];
             if lse == L::Number::NEG_INFINITY {
                 weights[row.clone()].fill(L::Number::ZERO);
                 d_scores[row].fill(L::Number::ZERO);
@@ -245,8 +312,7 @@ impl<L: Lanes> RowBlockBackwardCall<'_, L> {
         let RowBlockBackwardScratch { tiles, d_q, d_q_of_map, .. } = scratch;
         for at in 0..heads * place.rows {
             // SAFETY: the view is checked, and this item alone writes this row.
-            let to =
-                unsafe { self.d_q.row(place.batch, at / place.rows, place.first_query + at % place.rows, head_dim) };
+            let to = unsafe { self.d_q.row(0, at / place.rows, place.first_query + at % place.rows, head_dim) };
             self.lanes.run(ScaleRow { to, factor: self.inputs.problem.scale, from: &d_q[at * tiles.width..] });
             self.lanes.run(AddRow { to, from: &d_q_of_map[at * head_dim..] });
         }
@@ -281,7 +347,7 @@ impl<L: Lanes> RowBlockBackwardCall<'_, L> {
                 }
                 for (key, from) in tile.chunks_exact(*width).take(count).enumerate() {
                     // SAFETY: the views are checked, and it is this item's turn to write these keys.
-                    let to = unsafe { view.row(place.batch, kv_head, place.first_key + first + key, head_dim) };
+                    let to = unsafe { view.row(0, kv_head, place.first_key + first + key, head_dim) };
                     self.lanes.run(AddRow { to, from });
                 }
             }

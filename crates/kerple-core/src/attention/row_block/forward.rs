@@ -2,7 +2,8 @@
 
 use super::{RowBlockInputs, RowBlockScratch, RowBlockTile, WeightedSum};
 use crate::Number;
-use crate::attention::{AttentionDims, Strides, ViewMut};
+use crate::attention::segments::{SegmentBlock, SegmentBlocks};
+use crate::attention::{AttentionDims, DocumentSegment, Strides, ViewMut};
 use crate::cpu::lanes::{Lanes, SimdKernel};
 use crate::forms::Strided;
 use crate::tiles::rows::ScaleRow;
@@ -35,19 +36,23 @@ impl<T: Number> SimdKernel<T> for RowBlockForward<'_, T> {
 
     fn run<L: Lanes<Number = T>>(self, lanes: L) {
         let RowBlockForward { inputs, out, lse } = self;
-        let AttentionDims { batch, heads, queries, .. } = inputs.problem.dims;
+        let AttentionDims { heads, queries, .. } = inputs.problem.dims;
         let lse = ViewMut::new(lse, Strides { batch: heads * queries, head: queries, row: 1 });
-        let blocks = inputs.blocks();
+        let (problem, largest) = (&inputs.problem, inputs.largest());
+        let blocks = SegmentBlocks::new(problem, 1, |segment| segment.queries.div_ceil(inputs.rows()));
         let scratch = || {
             let tiles = inputs.tiles::<L>();
             let rows = heads * inputs.rows();
             let out = workers::scratch(rows * tiles.width);
             let [row_max, row_sum, rescale] = [(); 3].map(|()| workers::scratch(rows));
-            RowBlockForwardScratch { tiles, scores: inputs.scores::<L>(), out, row_max, row_sum, rescale }
+            RowBlockForwardScratch { tiles, scores: largest.scores::<L>(), out, row_max, row_sum, rescale }
         };
-        workers::for_each(batch * blocks, scratch, |scratch, item| {
-            // the longest rows of a decoder first
-            let place = inputs.place::<L>(item / blocks, blocks - 1 - item % blocks);
+        workers::for_each(blocks.items(), scratch, |scratch, item| {
+            let SegmentBlock { segment, block, .. } = blocks.independent(item);
+            let DocumentSegment { row, first_query, .. } = problem.segment(segment);
+            let [out, lse] = [&out, &lse].map(|view| view.starting_at(row, first_query));
+            let inputs = inputs.alone(segment);
+            let place = inputs.place::<L>(block);
             scratch.out.fill(T::ZERO);
             for head in 0..heads {
                 let rows = head * place.rows..(head + 1) * place.rows;
@@ -64,11 +69,11 @@ impl<T: Number> SimdKernel<T> for RowBlockForward<'_, T> {
                 let (head, query) = (at / place.rows, place.first_query + at % place.rows);
                 let seen = row_sum[at] != T::ZERO;
                 // SAFETY: `lse` is `[B, H, Q]`, and this item alone writes this number.
-                let lse = unsafe { lse.row(place.batch, head, query, 1) };
+                let lse = unsafe { lse.row(0, head, query, 1) };
                 lse[0] = if seen { row_max[at] + row_sum[at].ln() } else { T::NEG_INFINITY };
                 let factor = if seen { T::ONE / row_sum[at] } else { T::ZERO };
                 // SAFETY: `out` is checked, and this item alone writes this row.
-                let to = unsafe { out.row(place.batch, head, query, inputs.problem.dims.head_dim) };
+                let to = unsafe { out.row(0, head, query, inputs.problem.dims.head_dim) };
                 lanes.run(ScaleRow { to, factor, from: &sums[at * tiles.width..] });
             }
         });

@@ -25,16 +25,17 @@ use super::relative::{self, RelativeBackward, RelativeProfiles};
 use super::table::{DistanceOrder, PaddedTable};
 use super::tile::{KeyTile, STRIP};
 use crate::Number;
+use crate::attention::segments::{SegmentBlock, SegmentBlocks};
 use crate::attention::{
-    AttentionDims, AttentionGradients, AttentionProblem, AttentionSaved, RelativeGradients, Strides, View, ViewMut,
-    sinks, softcap,
+    AttentionDims, AttentionGradients, AttentionProblem, AttentionSaved, DocumentSegment, RelativeGradients, Strides,
+    View, ViewMut, sinks, softcap,
 };
 use crate::cpu::lanes::{Lanes, SimdKernel};
 use crate::forms::Sides;
 use crate::tiles::microkernel::StoreMode;
 use crate::tiles::product::{SmallGemm, StridedMatrix};
 use crate::tiles::rows::{AddRow, CopyRows, Dots, ScaleRow, Transpose};
-use crate::tiles::workers::{self, BlockSchedule, Turns};
+use crate::tiles::workers::{self, Turns};
 
 /// Queries of one tile.
 pub(super) const QUERIES: usize = 96;
@@ -54,7 +55,6 @@ impl<R: Number> SimdKernel<R> for TiledBackward<'_, R> {
     fn run<L: Lanes<Number = R>>(self, lanes: L) {
         let TiledBackward { problem, saved, gradients } = self;
         let AttentionDims { batch, heads, kv_heads, queries, keys, .. } = problem.dims;
-        let blocks = queries.div_ceil(QUERIES);
         let AttentionGradients {
             d_q,
             d_k,
@@ -67,106 +67,215 @@ impl<R: Number> SimdKernel<R> for TiledBackward<'_, R> {
             d_relative,
         } = gradients;
         sinks::backward(problem, &saved, d_sinks);
-        let distances = problem.ahead() + keys;
-        let partial = |wanted: bool| if wanted { vec![R::ZERO; batch * heads * distances] } else { Vec::new() };
+        let distances = problem.offsets(|alone| heads * distances(alone));
+        let query_blocks = problem.offsets(|alone| heads * alone.dims.queries.div_ceil(QUERIES));
+        let partial = |wanted: bool| if wanted { vec![R::ZERO; distances[problem.segments()]] } else { Vec::new() };
         let (mut bias_sums, mut weight_sums) = (partial(d_bias.is_some()), partial(d_weight.is_some()));
-        let strides = Strides { batch: heads * distances, head: distances, row: distances };
-        let profiles = RelativeProfiles::new(problem, DistanceOrder::Descending);
         let (d_rows, d_profiles) =
             d_relative.map(|RelativeGradients { d_rows, d_profiles }| (d_rows, d_profiles)).unzip();
-        let (mut profile_sums, profile_strides) = relative::partial_sums(problem, profiles.as_ref(), d_rows.is_some());
+        let profile_offsets = relative::offsets(problem);
+        let mut profile_sums =
+            vec![R::ZERO; if d_profiles.is_some() { profile_offsets[problem.segments()] } else { 0 }];
         let mut delta = vec![R::ZERO; batch * heads * queries];
         let of_rows = d_gate_cumsum.is_some() && problem.mask.sides() == Sides::TwoSided;
         let mut gate_rows = vec![0.0; if of_rows { batch * heads * queries } else { 0 }];
         let of_tokens = |tokens: usize| Strides { batch: heads * tokens, head: tokens, row: 1 };
-        let call = TiledBackwardCall {
+        let flat = Strides { batch: 0, head: 0, row: 1 };
+        let largest = problem.largest();
+        let all = AllSegments {
             lanes,
             problem,
             saved,
             d_q,
             d_k,
             d_v,
-            d_bias: d_bias.is_some().then(|| ViewMut::new(&mut bias_sums, strides)),
-            d_weight: d_weight.is_some().then(|| ViewMut::new(&mut weight_sums, strides)),
-            bias: PaddedTable::bias(problem, DistanceOrder::Descending, QUERIES + KEYS),
-            weight: PaddedTable::weight(problem, DistanceOrder::Descending, QUERIES + KEYS),
-            turns: Turns::new(batch * heads * blocks, |sum| {
-                key_blocks(problem, sum / blocks / heads, sum % blocks).start
-            }),
-            table_turns: Turns::new(batch * heads, |_| 0),
+            d_bias: d_bias.is_some().then(|| ViewMut::new(&mut bias_sums, flat)),
+            d_weight: d_weight.is_some().then(|| ViewMut::new(&mut weight_sums, flat)),
+            bias: PaddedTable::bias(&largest, DistanceOrder::Descending, QUERIES + KEYS),
+            weight: PaddedTable::weight(&largest, DistanceOrder::Descending, QUERIES + KEYS),
+            turns: Turns::from_first((0..problem.segments()).flat_map(|number| {
+                let alone = problem.alone(number);
+                let blocks = alone.dims.queries.div_ceil(QUERIES);
+                (0..heads * blocks).map(move |sum| key_blocks(&alone, sum % blocks).start)
+            })),
+            table_turns: Turns::new(problem.segments() * heads, |_| 0),
+            distances: &distances,
+            query_blocks,
             gate_rows: of_rows.then(|| ViewMut::new(&mut gate_rows, of_tokens(queries))),
             d_gate_cumsum: None,
-            delta: &[],
-            feature_decay: FeatureDecay::new(problem, QUERIES.max(KEYS)),
+            lse: View { data: saved.lse, strides: of_tokens(queries) },
+            delta: View { data: &[], strides: of_tokens(queries) },
+            feature_decay: FeatureDecay::new(&largest, QUERIES.max(KEYS)),
             d_rows: relative::cleared(problem, d_rows),
-            d_profiles: d_profiles.is_some().then(|| ViewMut::new(&mut profile_sums, profile_strides)),
-            relative: profiles,
+            d_profiles: d_profiles.is_some().then(|| ViewMut::new(&mut profile_sums, flat)),
+            profile_offsets: &profile_offsets,
+            relative: RelativeProfiles::new(&largest, DistanceOrder::Descending),
         };
-        call.prepare(&mut delta);
+        all.prepare(&mut delta);
+        let all = AllSegments { delta: View { data: &delta, ..all.delta }, ..all };
         if let Some(d_gate_cumsum) = &mut d_gate_cumsum {
             d_gate_cumsum.fill(0.0);
-            gate_cumsum::add_sinks(problem, &saved, &delta, d_gate_cumsum);
+            gate_cumsum::add_sinks(problem, all.lse, all.delta, d_gate_cumsum);
         }
         let d_gate_cumsum_view =
             d_gate_cumsum.as_deref_mut().map(|d_gate_cumsum| ViewMut::new(d_gate_cumsum, of_tokens(keys)));
-        let call = TiledBackwardCall { delta: &delta, d_gate_cumsum: d_gate_cumsum_view, ..call };
-        let schedule = BlockSchedule::new(batch * kv_heads, keys.div_ceil(KEYS));
-        let scratch = || TiledBackwardScratch::new::<L>(&call);
-        workers::for_each(batch * kv_heads * keys.div_ceil(KEYS), scratch, |scratch, item| {
-            let _guards = (call.turns.guard(), call.table_turns.guard());
-            let (unit, block) = schedule.item(item);
-            call.key_block(scratch, unit / kv_heads, unit % kv_heads, block);
+        let all = AllSegments { d_gate_cumsum: d_gate_cumsum_view, ..all };
+        let blocks = SegmentBlocks::new(problem, kv_heads, |segment| segment.keys.div_ceil(KEYS));
+        let scratch = || TiledBackwardScratch::new::<L>(&all, &largest);
+        workers::for_each(blocks.items(), scratch, |scratch, item| {
+            let _guards = (all.turns.guard(), all.table_turns.guard());
+            let SegmentBlock { segment, head, block } = blocks.consecutive(item);
+            all.alone(segment).key_block(scratch, head, block);
         });
         for (table, sums) in [(d_bias, bias_sums), (d_weight, weight_sums)] {
             if let Some(table) = table {
-                add_batches(problem, &sums, table);
+                add_segments(problem, &distances, &sums, table);
             }
         }
         if let Some(d_gate_cumsum) = d_gate_cumsum {
             gate_cumsum::add_rows(problem, &gate_rows, d_gate_cumsum);
         }
         if let Some(d_profiles) = d_profiles {
-            relative::add_units(problem, &profile_sums, d_profiles);
+            relative::add_segments(problem, &profile_offsets, &profile_sums, d_profiles);
         }
     }
 }
 
-/// `table[h, d] = sum over b of sums[b, h, d]`, zero at distances that no query has to a key.
-fn add_batches<R: Number>(problem: &AttentionProblem<R>, sums: &[R], table: &mut [R]) {
-    let (AttentionDims { batch, heads, keys, .. }, ahead) = (problem.dims, problem.ahead());
+/// Distances between the queries and keys of a segment, from `-ahead` on; none where there is padding only.
+fn distances<R: Number>(alone: &AttentionProblem<R>) -> usize {
+    if alone.length(0) == 0 { 0 } else { alone.ahead() + alone.dims.keys }
+}
+
+/// `table[h, d]` is the sum over the rows of a batch of the sum over their segments of `sums[h, d]`, zero at distances that
+/// no query has to a key. The segments of a row are added in f64, so that many short documents round once.
+fn add_segments<R: Number>(problem: &AttentionProblem<R>, offsets: &[usize], sums: &[R], table: &mut [R]) {
     table.fill(R::ZERO);
-    for unit in 0..batch * heads {
-        let to = &mut table[problem.origin(problem.tables(), unit % heads) - ahead..][..ahead + keys];
-        to.iter_mut().zip(&sums[unit * (ahead + keys)..]).for_each(|(to, &sum)| *to += sum);
+    let (heads, largest) = (problem.dims.heads, problem.largest());
+    let (ahead, most) = (largest.ahead(), largest.ahead() + largest.dims.keys);
+    let mut row_sums = vec![0.0; heads * most];
+    for number in 0..problem.segments() {
+        let alone = problem.alone(number);
+        let (own_ahead, own) = (alone.ahead(), distances(&alone));
+        for head in 0..if own == 0 { 0 } else { heads } {
+            let to = &mut row_sums[head * most + ahead - own_ahead..][..own];
+            let from = &sums[offsets[number] + head * own..][..own];
+            to.iter_mut().zip(from).for_each(|(to, sum)| *to += sum.to_f64());
+        }
+        if number + 1 == problem.segments() || problem.segment(number + 1).row != problem.segment(number).row {
+            for (head, row_sums) in row_sums.chunks_exact_mut(most.max(1)).enumerate() {
+                let to = &mut table[problem.origin(problem.tables(), head) - ahead..][..most];
+                to.iter_mut().zip(&*row_sums).for_each(|(to, &sum)| *to += R::from_f64(sum));
+                row_sums.fill(0.0);
+            }
+        }
     }
 }
 
-struct TiledBackwardCall<'a, L: Lanes> {
+/// One call.
+struct AllSegments<'a, L: Lanes> {
     lanes: L,
     problem: &'a AttentionProblem<'a, L::Number>,
     saved: AttentionSaved<'a, L::Number>,
     d_q: ViewMut<'a, L::Number>,
     d_k: ViewMut<'a, L::Number>,
     d_v: ViewMut<'a, L::Number>,
-    /// By distance from `-ahead` on, as one row for each head of each sequence.
+    /// By segment, head and distance from `-ahead` on.
     d_bias: Option<ViewMut<'a, L::Number>>,
     d_weight: Option<ViewMut<'a, L::Number>>,
     d_gate_cumsum: Option<ViewMut<'a, f64>>,
     /// The part of it that rows bring in both directions, by query.
     gate_rows: Option<ViewMut<'a, f64>>,
+    /// For the longest of the segments.
     bias: PaddedTable<L::Number>,
     weight: Option<PaddedTable<L::Number>>,
     /// Of each block of queries: which block of keys may add to its `d_q`.
     turns: Turns,
-    /// Of each head of each sequence: which block of keys may add to its tables.
+    /// Of each head of each segment: which block of keys may add to its tables.
     table_turns: Turns,
+    /// Where the distances of a segment start in `d_bias` and `d_weight`.
+    distances: &'a [usize],
+    /// Where the blocks of queries of a segment start in `turns`.
+    query_blocks: Vec<usize>,
+    /// `[B, H, Q]`
+    lse: View<'a, L::Number>,
     /// `d_out.out`, the mean of `d_out.v` under the weights, `[B, H, Q]`.
-    delta: &'a [L::Number],
+    delta: View<'a, L::Number>,
     feature_decay: Option<FeatureDecay<'a, L::Number>>,
-    relative: Option<RelativeProfiles<'a, L::Number>>,
+    relative: Option<RelativeProfiles<L::Number>>,
     d_rows: Option<ViewMut<'a, L::Number>>,
-    /// As one row for each head of each sequence.
+    /// By segment and head, see [`relative::offsets`].
     d_profiles: Option<ViewMut<'a, L::Number>>,
+    /// Where the profiles of a segment start in `d_profiles`.
+    profile_offsets: &'a [usize],
+}
+
+impl<L: Lanes> AllSegments<'_, L> {
+    /// The call of one segment, whose views start with it.
+    fn alone(&self, number: usize) -> TiledBackwardCall<'_, L> {
+        let DocumentSegment { row, first_query, first_key, .. } = self.problem.segment(number);
+        let AttentionSaved { q, k, v, out, lse, d_out } = self.saved;
+        let [q, out, d_out] = [q, out, d_out].map(|view| view.starting_at(row, first_query));
+        let [k, v] = [k, v].map(|view| view.starting_at(row, first_key));
+        TiledBackwardCall {
+            lanes: self.lanes,
+            all: self,
+            number,
+            problem: self.problem.alone(number),
+            saved: AttentionSaved { q, k, v, out, lse, d_out },
+            lse: self.lse.starting_at(row, first_query),
+            delta: self.delta.starting_at(row, first_query),
+            d_q: self.d_q.starting_at(row, first_query),
+            d_k: self.d_k.starting_at(row, first_key),
+            d_v: self.d_v.starting_at(row, first_key),
+            d_gate_cumsum: self.d_gate_cumsum.as_ref().map(|view| view.starting_at(row, first_key)),
+            gate_rows: self.gate_rows.as_ref().map(|view| view.starting_at(row, first_query)),
+            d_rows: self.d_rows.as_ref().map(|view| view.starting_at(row, first_query)),
+        }
+    }
+
+    /// Computes `delta`, and clears `d_q` where no key is seen.
+    fn prepare(&self, delta: &mut [L::Number]) {
+        let AttentionDims { heads, head_dim, .. } = self.problem.dims;
+        let delta = ViewMut::new(delta, self.delta.strides);
+        let blocks = SegmentBlocks::new(self.problem, heads, |segment| segment.queries.div_ceil(QUERIES));
+        workers::for_each(
+            blocks.items(),
+            || (),
+            |(), item| {
+                let SegmentBlock { segment, head, block } = blocks.independent(item);
+                let DocumentSegment { row, first_query, queries, .. } = self.problem.segment(segment);
+                let first = block * QUERIES;
+                let is_unseeing = key_blocks(&self.problem.alone(segment), block).is_empty();
+                for query in first_query + first..first_query + queries.min(first + QUERIES) {
+                    // SAFETY: `delta` is `[B, H, Q]` and this item alone writes this query.
+                    let delta_i = unsafe { delta.row(row, head, query, 1) };
+                    let [q, k] = [self.saved.d_out, self.saved.out].map(|view| view.row(row, head, query, head_dim));
+                    self.lanes.run(Dots { q, k, stride: 0, to: delta_i });
+                    if is_unseeing {
+                        // SAFETY: `d_q` is checked, and this item alone writes this row now.
+                        unsafe { self.d_q.row(row, head, query, head_dim) }.fill(L::Number::ZERO);
+                    }
+                }
+            },
+        );
+    }
+}
+
+/// One segment of a call.
+struct TiledBackwardCall<'a, L: Lanes> {
+    lanes: L,
+    all: &'a AllSegments<'a, L>,
+    number: usize,
+    problem: AttentionProblem<'a, L::Number>,
+    saved: AttentionSaved<'a, L::Number>,
+    lse: View<'a, L::Number>,
+    delta: View<'a, L::Number>,
+    d_q: ViewMut<'a, L::Number>,
+    d_k: ViewMut<'a, L::Number>,
+    d_v: ViewMut<'a, L::Number>,
+    d_gate_cumsum: Option<ViewMut<'a, f64>>,
+    gate_rows: Option<ViewMut<'a, f64>>,
+    d_rows: Option<ViewMut<'a, L::Number>>,
 }
 
 /// What one thread computes in. Widths are D rounded up to whole vectors.
@@ -199,8 +308,7 @@ struct TiledBackwardScratch<R> {
 }
 
 impl<R: Number> TiledBackwardScratch<R> {
-    fn new<L: Lanes<Number = R>>(call: &TiledBackwardCall<L>) -> Self {
-        let problem = call.problem;
+    fn new<L: Lanes<Number = R>>(call: &AllSegments<L>, problem: &AttentionProblem<R>) -> Self {
         let (head_dim, queries) = (problem.dims.head_dim, most_queries(problem));
         let has_gates = problem.tables().gate_cumsum.is_some();
         let width = head_dim.next_multiple_of(L::COUNT);
@@ -228,94 +336,68 @@ impl<R: Number> TiledBackwardScratch<R> {
     }
 }
 
-impl<'a, L: Lanes> TiledBackwardCall<'a, L> {
-    /// Computes `delta`, and clears `d_q` where no key is seen.
-    fn prepare(&self, delta: &mut [L::Number]) {
-        let AttentionDims { batch, heads, queries, head_dim, .. } = self.problem.dims;
-        let delta = ViewMut::new(delta, Strides { batch: heads * queries, head: queries, row: 1 });
-        let blocks = queries.div_ceil(QUERIES);
-        workers::for_each(
-            batch * heads * blocks,
-            || (),
-            |(), item| {
-                let (unit, block) = (item / blocks, item % blocks);
-                let (b, h, first) = (unit / heads, unit % heads, block * QUERIES);
-                // SAFETY: `delta` is `[B, H, Q]` and this item alone writes these queries.
-                let delta = unsafe { delta.row(b, h, first, QUERIES.min(queries - first)) };
-                for (i, delta_i) in delta.iter_mut().enumerate() {
-                    let row = |view: View<'a, L::Number>| view.row(b, h, first + i, head_dim);
-                    let (q, k) = (row(self.saved.d_out), row(self.saved.out));
-                    self.lanes.run(Dots { q, k, stride: 0, to: std::slice::from_mut(delta_i) });
-                    if key_blocks(self.problem, b, block).is_empty() {
-                        // SAFETY: `d_q` is checked, and this item alone writes this row now.
-                        unsafe { self.d_q.row(b, h, first + i, head_dim) }.fill(L::Number::ZERO);
-                    }
-                }
-            },
-        );
-    }
-
-    fn key_block(&self, scratch: &mut TiledBackwardScratch<L::Number>, batch: usize, kv_head: usize, block: usize) {
-        let AttentionDims { heads, kv_heads, queries, keys, .. } = self.problem.dims;
+impl<L: Lanes> TiledBackwardCall<'_, L> {
+    fn key_block(&self, scratch: &mut TiledBackwardScratch<L::Number>, kv_head: usize, block: usize) {
+        let AttentionDims { heads, kv_heads, keys, .. } = self.problem.dims;
         let first_key = block * KEYS;
         let stored = (keys - first_key).min(KEYS);
-        let keys = self.problem.length(batch).saturating_sub(first_key).min(KEYS); // without padding
-        self.load_keys(scratch, batch, kv_head, first_key, keys);
-        scratch.d_k.fill(L::Number::ZERO);
-        scratch.d_v.fill(L::Number::ZERO);
-        let group = heads / kv_heads;
-        let query_blocks = query_blocks(self.problem, block);
-        for head in kv_head * group..(kv_head + 1) * group {
-            for sums in [&mut scratch.d_bias, &mut scratch.d_weight].into_iter().flatten() {
-                sums.begin(query_blocks.start * QUERIES);
+        let keys = self.problem.length(0).saturating_sub(first_key).min(KEYS); // without padding
+        scratch.d_k[..stored * scratch.width].fill(L::Number::ZERO);
+        scratch.d_v[..stored * scratch.width].fill(L::Number::ZERO);
+        if keys > 0 {
+            self.load_keys(scratch, kv_head, first_key, keys);
+            let group = heads / kv_heads;
+            for head in kv_head * group..(kv_head + 1) * group {
+                self.head(scratch, head, block, keys);
+                self.add_gate_columns(scratch, head, first_key, stored);
             }
-            let gate_cumsum = self.problem.gate_cumsum(batch, head).map(|gate_cumsum| &gate_cumsum[first_key..]);
-            if let Some(gate_cumsum) = gate_cumsum {
-                scratch.gate_cumsum[1].load(&gate_cumsum[..keys], gate_cumsum[0]);
-            }
-            for query_block in query_blocks.clone() {
-                let key_blocks = key_blocks(self.problem, batch, query_block);
-                if !key_blocks.contains(&block) {
-                    continue;
-                }
-                let first_query = query_block * QUERIES;
-                let distance = self.problem.dims.position(first_query) - first_key as isize;
-                let queries = (queries - first_query).min(QUERIES);
-                let ahead = self.problem.ahead();
-                let tile = KeyTile { batch, head, first_query, queries, keys, distance, ahead };
-                if let Some(gate_cumsum) = gate_cumsum {
-                    let all = self.problem.gate_cumsum(batch, head).expect("cumulative gates were given");
-                    let own = self.problem.dims.position(first_query).cast_unsigned();
-                    scratch.gate_cumsum[0].load(&all[own..][..queries], gate_cumsum[0]);
-                }
-                self.tile(scratch, &tile);
-                let sum = (batch * heads + head) * self.problem.dims.queries.div_ceil(QUERIES) + query_block;
-                self.turns.take(sum, block, || self.add_d_q(scratch, &tile, block == key_blocks.start));
-            }
-            self.add_tables(scratch, batch, head, block);
-            self.add_gate_columns(scratch, batch, head, first_key, stored);
         }
-        self.store_keys(scratch, batch, kv_head, first_key, stored);
+        self.store_keys(scratch, kv_head, first_key, stored);
     }
 
-    fn load_keys(
-        &self,
-        scratch: &mut TiledBackwardScratch<L::Number>,
-        batch: usize,
-        kv_head: usize,
-        first_key: usize,
-        keys: usize,
-    ) {
+    /// Adds to the gradients what a head has of a block of keys.
+    fn head(&self, scratch: &mut TiledBackwardScratch<L::Number>, head: usize, block: usize, keys: usize) {
+        let first_key = block * KEYS;
+        let query_blocks = query_blocks(&self.problem, block);
+        for sums in [&mut scratch.d_bias, &mut scratch.d_weight].into_iter().flatten() {
+            sums.begin(query_blocks.start * QUERIES, query_blocks.len() * QUERIES);
+        }
+        let all_gates = self.problem.gate_cumsum(0, head);
+        if let Some(gate_cumsum) = all_gates {
+            scratch.gate_cumsum[1].load(&gate_cumsum[first_key..][..keys], gate_cumsum[first_key]);
+        }
+        for query_block in query_blocks {
+            let key_blocks = key_blocks(&self.problem, query_block);
+            if !key_blocks.contains(&block) {
+                continue;
+            }
+            let first_query = query_block * QUERIES;
+            let distance = self.problem.dims.position(first_query) - first_key as isize;
+            let queries = (self.problem.dims.queries - first_query).min(QUERIES);
+            let tile = KeyTile { head, first_query, queries, keys, distance, ahead: self.problem.ahead() };
+            if let Some(gate_cumsum) = all_gates {
+                let own = self.problem.dims.position(first_query).cast_unsigned();
+                scratch.gate_cumsum[0].load(&gate_cumsum[own..][..queries], gate_cumsum[first_key]);
+            }
+            self.tile(scratch, &tile);
+            let blocks = self.problem.dims.queries.div_ceil(QUERIES);
+            let sum = self.all.query_blocks[self.number] + head * blocks + query_block;
+            self.all.turns.take(sum, block, || self.add_d_q(scratch, &tile, block == key_blocks.start));
+        }
+        self.add_tables(scratch, head, block);
+    }
+
+    fn load_keys(&self, scratch: &mut TiledBackwardScratch<L::Number>, kv_head: usize, first_key: usize, keys: usize) {
         let head_dim = self.problem.dims.head_dim;
         let (k, v) = (&self.saved.k, &self.saved.v);
         for (view, factor, to) in
             [(k, self.problem.scale, &mut scratch.keys_transposed), (v, L::Number::ONE, &mut scratch.values_transposed)]
         {
-            let from = view.rows_from(batch, kv_head, first_key);
+            let from = view.rows_from(0, kv_head, first_key);
             self.lanes.run(Transpose { from, stride: view.strides.row, rows: keys, head_dim, factor, to, width: KEYS });
         }
         self.lanes.run(CopyRows {
-            from: k.rows_from(batch, kv_head, first_key),
+            from: k.rows_from(0, kv_head, first_key),
             stride: k.strides.row,
             rows: keys,
             head_dim,
@@ -323,7 +405,7 @@ impl<'a, L: Lanes> TiledBackwardCall<'a, L> {
             to: &mut scratch.keys,
             width: scratch.width,
         });
-        if let Some(feature_decay) = &self.feature_decay {
+        if let Some(feature_decay) = &self.all.feature_decay {
             self.lanes.run(feature_decay.keys(&mut scratch.keys, scratch.width, keys));
             let (from, stride, to) = (&scratch.keys[..], scratch.width, &mut scratch.keys_transposed[..]);
             let factor = L::Number::ONE;
@@ -331,16 +413,9 @@ impl<'a, L: Lanes> TiledBackwardCall<'a, L> {
         }
     }
 
-    fn store_keys(
-        &self,
-        scratch: &mut TiledBackwardScratch<L::Number>,
-        batch: usize,
-        kv_head: usize,
-        first_key: usize,
-        keys: usize,
-    ) {
-        if let Some(feature_decay) = &self.feature_decay {
-            let keys = self.problem.length(batch).saturating_sub(first_key).min(keys);
+    fn store_keys(&self, scratch: &mut TiledBackwardScratch<L::Number>, kv_head: usize, first_key: usize, keys: usize) {
+        if let Some(feature_decay) = &self.all.feature_decay {
+            let keys = self.problem.length(0).saturating_sub(first_key).min(keys);
             self.lanes.run(feature_decay.keys(&mut scratch.d_k, scratch.width, keys));
         }
         for (view, from, factor) in
@@ -348,7 +423,7 @@ impl<'a, L: Lanes> TiledBackwardCall<'a, L> {
         {
             for key in 0..keys {
                 // SAFETY: the views are checked, and this item alone writes these keys.
-                let to = unsafe { view.row(batch, kv_head, first_key + key, self.problem.dims.head_dim) };
+                let to = unsafe { view.row(0, kv_head, first_key + key, self.problem.dims.head_dim) };
                 self.lanes.run(ScaleRow { to, factor, from: &from[key * scratch.width..] });
             }
         }
@@ -358,14 +433,13 @@ impl<'a, L: Lanes> TiledBackwardCall<'a, L> {
     fn add_gate_columns(
         &self,
         scratch: &mut TiledBackwardScratch<L::Number>,
-        batch: usize,
         head: usize,
         first_key: usize,
         keys: usize,
     ) {
         let Some(d_gate_cumsum) = &self.d_gate_cumsum else { return };
         // SAFETY: the view is `[B, H, K]`, and this item alone writes these keys of it.
-        let to = unsafe { d_gate_cumsum.row(batch, head, first_key, keys) };
+        let to = unsafe { d_gate_cumsum.row(0, head, first_key, keys) };
         to.iter_mut().zip(&scratch.gate_columns).for_each(|(to, column)| *to -= column);
         scratch.gate_columns.fill(0.0);
     }
@@ -373,16 +447,15 @@ impl<'a, L: Lanes> TiledBackwardCall<'a, L> {
     fn add_d_q(&self, scratch: &TiledBackwardScratch<L::Number>, tile: &KeyTile, is_first: bool) {
         if let (Some(rows), Some(sums)) = (&self.gate_rows, &scratch.gate_sums) {
             // SAFETY: the view is `[B, H, Q]`, and it is this item's turn to write these queries.
-            let to = unsafe { rows.row(tile.batch, tile.head, tile.first_query, tile.queries) };
+            let to = unsafe { rows.row(0, tile.head, tile.first_query, tile.queries) };
             to.iter_mut().zip(&sums.rows).for_each(|(to, row)| *to += row.to_f64());
         }
-        if let (Some(profiles), Some(from), Some(d_rows)) = (&self.relative, &scratch.relative, &self.d_rows) {
+        if let (Some(profiles), Some(from), Some(d_rows)) = (&self.all.relative, &scratch.relative, &self.d_rows) {
             from.add_d_rows(self.lanes, profiles, tile, d_rows);
         }
         for query in 0..tile.queries {
             // SAFETY: the view is checked, and it is this item's turn to write these queries.
-            let to =
-                unsafe { self.d_q.row(tile.batch, tile.head, tile.first_query + query, self.problem.dims.head_dim) };
+            let to = unsafe { self.d_q.row(0, tile.head, tile.first_query + query, self.problem.dims.head_dim) };
             let from = &scratch.d_q[query * scratch.width..];
             if is_first {
                 to.copy_from_slice(&from[..to.len()]);
@@ -392,20 +465,22 @@ impl<'a, L: Lanes> TiledBackwardCall<'a, L> {
         }
     }
 
-    fn add_tables(&self, scratch: &mut TiledBackwardScratch<L::Number>, batch: usize, head: usize, block: usize) {
-        let AttentionDims { heads, keys, .. } = self.problem.dims;
-        let ahead = self.problem.ahead();
-        let origin = self.problem.dims.position(0) + ahead as isize - (block * KEYS) as isize;
-        self.table_turns.take(batch * heads + head, block, || {
-            for (sums, table) in [(&mut scratch.d_bias, &self.d_bias), (&mut scratch.d_weight, &self.d_weight)] {
+    fn add_tables(&self, scratch: &mut TiledBackwardScratch<L::Number>, head: usize, block: usize) {
+        let (all, own) = (self.all, distances(&self.problem));
+        let origin = self.problem.dims.position(0) + self.problem.ahead() as isize - (block * KEYS) as isize;
+        all.table_turns.take(self.number * self.problem.dims.heads + head, block, || {
+            for (sums, table) in [(&mut scratch.d_bias, &all.d_bias), (&mut scratch.d_weight, &all.d_weight)] {
                 if let (Some(sums), Some(table)) = (sums, table) {
-                    // SAFETY: the row is this head's, and it is this item's turn to write it.
-                    let row = unsafe { table.row(batch, head, 0, ahead + keys) };
+                    // SAFETY: the numbers are this head's, and it is this item's turn to write them.
+                    let row = unsafe { table.row(0, 0, all.distances[self.number] + head * own, own) };
                     sums.move_into(row, origin);
                 }
             }
-            if let (Some(sums), Some(to)) = (&mut scratch.relative, &self.d_profiles) {
-                sums.move_into(self.lanes, to, batch, head);
+            if let (Some(sums), Some(to)) = (&mut scratch.relative, &all.d_profiles) {
+                let own = sums.unit(&self.problem);
+                // SAFETY: the numbers are this head's, and it is this item's turn to write them.
+                let to = unsafe { to.row(0, 0, all.profile_offsets[self.number] + head * own, own) };
+                sums.move_into(self.lanes, to);
             }
         });
     }
@@ -413,11 +488,12 @@ impl<'a, L: Lanes> TiledBackwardCall<'a, L> {
     fn tile(&self, scratch: &mut TiledBackwardScratch<L::Number>, tile: &KeyTile) {
         let head_dim = self.problem.dims.head_dim;
         for (view, to) in [(&self.saved.q, &mut scratch.q), (&self.saved.d_out, &mut scratch.d_out)] {
-            let from = view.rows_from(tile.batch, tile.head, tile.first_query);
+            let from = view.rows_from(0, tile.head, tile.first_query);
             let (stride, rows, width) = (view.strides.row, tile.queries, scratch.width);
             self.lanes.run(CopyRows { from, stride, rows, head_dim, factor: L::Number::ONE, to, width });
         }
         let decayed = self
+            .all
             .feature_decay
             .as_ref()
             .map(|feature_decay| (feature_decay, feature_decay.over(tile.distance + 1 - tile.keys as isize)));
@@ -429,18 +505,17 @@ impl<'a, L: Lanes> TiledBackwardCall<'a, L> {
         for query in (0..tile.queries).step_by(strip) {
             self.scores(scratch, query, strip.min(tile.queries - query), tile.lanes_seen_by(query, L::COUNT));
         }
-        let at = (tile.batch * self.problem.dims.heads + tile.head) * self.problem.dims.queries + tile.first_query;
         if let Some(cap) = self.problem.softcap {
             softcap::apply(&mut scratch.weights[..tile.queries * KEYS], cap);
         }
         let is_whole = tile.is_whole(self.problem.mask.window());
         let mut bias =
-            (self.problem.tables().bias.is_some() || !is_whole).then(|| self.bias.at(tile.head, tile.distance));
-        let profiles = self.relative.as_ref().filter(|profiles| profiles.reaches(tile.distance, tile.keys));
+            (self.problem.tables().bias.is_some() || !is_whole).then(|| self.all.bias.at(tile.head, tile.distance));
+        let profiles = self.all.relative.as_ref().filter(|profiles| profiles.reaches(tile.distance, tile.keys));
         let mut relative = profiles.zip(scratch.relative.as_mut());
         let mut d_relative = None;
         if let Some((profiles, scratch)) = &mut relative {
-            scratch.load(self.lanes, profiles, tile);
+            scratch.load(self.lanes, &self.problem, tile);
             let (table, gradient) = scratch.scores(self.lanes, profiles, tile, bias);
             (bias, d_relative) = (Some(table), gradient);
         }
@@ -449,10 +524,10 @@ impl<'a, L: Lanes> TiledBackwardCall<'a, L> {
             weights: &mut scratch.weights,
             d_scores: &mut scratch.d_scores,
             bias,
-            weight: self.weight.as_ref().map(|weight| weight.at(tile.head, tile.distance)),
+            weight: self.all.weight.as_ref().map(|weight| weight.at(tile.head, tile.distance)),
             softcap: self.problem.softcap,
-            lse: &self.saved.lse[at..][..tile.queries],
-            delta: &self.delta[at..][..tile.queries],
+            lse: self.lse.row(0, tile.head, tile.first_query, tile.queries),
+            delta: self.delta.row(0, tile.head, tile.first_query, tile.queries),
             d_bias: scratch.d_bias.as_mut(),
             d_weight: scratch.d_weight.as_mut(),
             gate_cumsum: self.problem.tables().gate_cumsum.map(|_| {

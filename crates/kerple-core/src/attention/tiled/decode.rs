@@ -14,7 +14,8 @@
 use super::feature_decay::FeatureDecay;
 use super::forward::TiledForward;
 use crate::Number;
-use crate::attention::{AttentionDims, AttentionProblem, RelativeBias, Strides, View, ViewMut, softcap};
+use crate::attention::segments::{SegmentBlock, SegmentBlocks};
+use crate::attention::{AttentionDims, AttentionProblem, RelativeBias, Strides, ViewMut, softcap};
 use crate::cpu::lanes::{Lanes, SimdKernel};
 use crate::tiles::microkernel::StoreMode;
 use crate::tiles::product::{SmallGemm, StridedMatrix};
@@ -30,38 +31,92 @@ const SPLIT: usize = 512;
 /// Keys whose values are summed before they join the others of the split.
 const RUN: usize = 64;
 
-/// The forward for a single query.
+/// The forward for the segments of a single query: calls of one query, or documents that have one.
 pub(super) struct SplitKvDecode<'a, R>(pub(super) TiledForward<'a, R>);
 
 impl<R: Number> SimdKernel<R> for SplitKvDecode<'_, R> {
     type Output = ();
 
     fn run<L: Lanes<Number = R>>(self, lanes: L) {
-        let TiledForward { problem, q, k, v, out, lse } = self.0;
-        let AttentionDims { batch, heads, kv_heads, head_dim, .. } = problem.dims;
-        let most = (0..batch).map(|b| problem.visible(b, 0).len()).max().unwrap_or(0);
-        let chunks = most.div_ceil(SPLIT);
-        let width = head_dim.next_multiple_of(L::COUNT);
-        let mut partial = workers::scratch(batch * heads * chunks * (2 + width));
-        let strides = Strides { batch: heads * chunks * (2 + width), head: chunks * (2 + width), row: 2 + width };
+        let SplitKvDecode(call) = self;
+        let problem = &call.problem;
+        let single = (0..problem.segments()).filter(|number| problem.segment(*number).queries == 1);
+        let most = single.map(|number| problem.alone(number).visible(0, 0).len()).max().unwrap_or(0);
+        let width = problem.dims.head_dim.next_multiple_of(L::COUNT);
         let feature_decay = FeatureDecay::new(problem, most.min(SPLIT));
-        let call =
-            SplitKvCall { lanes, problem, q, k, v, width, feature_decay, partial: ViewMut::new(&mut partial, strides) };
-        let scratch = || (workers::scratch(SPLIT.next_multiple_of(L::COUNT)), workers::scratch(SPLIT * width));
-        workers::for_each(batch * kv_heads * chunks, scratch, |(scores, values), item| {
-            let (unit, chunk) = (item / chunks, item % chunks);
-            let visible = problem.visible(unit / kv_heads, 0);
-            let first = (visible.start + chunk * SPLIT).min(visible.end); // shorter sequences have chunks without keys
-            let keys = first..visible.end.min(first + SPLIT);
-            call.chunk(scores, values, unit / kv_heads, unit % kv_heads, chunk, keys);
-        });
-        for (unit, lse) in lse.iter_mut().enumerate() {
-            // SAFETY: `out` is checked, and this is its only row in use.
-            let out = unsafe { out.row(unit / heads, unit % heads, 0, head_dim) };
-            let chunks = &partial[unit * chunks * (2 + width)..][..chunks * (2 + width)];
-            *lse = combine(chunks, 2 + width, problem.beginning(unit % heads), out);
+        let whole = SplitKvWhole { lanes, call, splits: most.div_ceil(SPLIT), width, feature_decay };
+        if whole.call.problem.documents.is_some() { whole.by_head() } else { whole.by_split() }
+    }
+}
+
+/// All segments.
+struct SplitKvWhole<'a, L: Lanes> {
+    lanes: L,
+    call: TiledForward<'a, L::Number>,
+    /// Of the longest.
+    splits: usize,
+    /// D rounded up to whole vectors.
+    width: usize,
+    feature_decay: Option<FeatureDecay<'a, L::Number>>,
+}
+
+impl<L: Lanes> SplitKvWhole<'_, L> {
+    /// Processes each split of each key head by itself.
+    fn by_split(&self) {
+        let AttentionDims { batch, heads, kv_heads, .. } = self.call.problem.dims;
+        let mut partial = workers::scratch(batch * heads * self.splits * (2 + self.width));
+        let partial = ViewMut::new(&mut partial, self.strides());
+        let alone = |segment| self.alone(segment, partial.starting_at(segment, 0));
+        workers::for_each(
+            batch * kv_heads * self.splits,
+            || self.scratch(),
+            |scratch, item| {
+                let (unit, split) = (item / self.splits, item % self.splits);
+                alone(unit / kv_heads).split(scratch, unit % kv_heads, split);
+            },
+        );
+        for unit in 0..batch * heads {
+            alone(unit / heads).combine(unit % heads, self.splits);
         }
     }
+
+    /// Processes the splits of each key head of a document one after another: there are many documents.
+    fn by_head(&self) {
+        let AttentionDims { heads, kv_heads, .. } = self.call.problem.dims;
+        let blocks = SegmentBlocks::new(&self.call.problem, kv_heads, |segment| usize::from(segment.queries == 1));
+        let group = heads / kv_heads;
+        let scratch = || (self.scratch(), workers::scratch(heads * self.splits * (2 + self.width)));
+        workers::for_each(blocks.items(), scratch, |(scratch, partial), item| {
+            let SegmentBlock { segment, head: kv_head, .. } = blocks.independent(item);
+            let call = self.alone(segment, ViewMut::new(partial, self.strides()));
+            let splits = call.of.problem.visible(0, 0).len().div_ceil(SPLIT);
+            (0..splits).for_each(|split| call.split(scratch, kv_head, split));
+            (kv_head * group..(kv_head + 1) * group).for_each(|head| call.combine(head, splits));
+        });
+    }
+
+    /// Of `[B, H, splits, maximum | sum | values]`.
+    fn strides(&self) -> Strides {
+        let (row, heads) = (2 + self.width, self.call.problem.dims.heads);
+        Strides { batch: heads * self.splits * row, head: self.splits * row, row }
+    }
+
+    fn scratch(&self) -> SplitKvScratch<L::Number> {
+        let scores = workers::scratch(SPLIT.next_multiple_of(L::COUNT));
+        SplitKvScratch { scores, values: workers::scratch(SPLIT * self.width) }
+    }
+
+    fn alone<'a>(&'a self, segment: usize, partial: ViewMut<'a, L::Number>) -> SplitKvCall<'a, L> {
+        let SplitKvWhole { lanes, ref call, width, ref feature_decay, .. } = *self;
+        SplitKvCall { lanes, of: call.alone(segment), width, feature_decay: feature_decay.as_ref(), partial }
+    }
+}
+
+/// What one thread computes in.
+struct SplitKvScratch<R> {
+    scores: Vec<R>,
+    /// `[SPLIT, width]`
+    values: Vec<R>,
 }
 
 /// Puts chunks of `[maximum, sum, weighted values]` together, from a maximum and a sum on; returns the log of the sum of
@@ -81,67 +136,73 @@ fn combine<R: Number>(chunks: &[R], stride: usize, [first, sum]: [R; 2], out: &m
     largest + total.ln()
 }
 
+/// One segment.
 struct SplitKvCall<'a, L: Lanes> {
     lanes: L,
-    problem: &'a AttentionProblem<'a, L::Number>,
-    q: View<'a, L::Number>,
-    k: View<'a, L::Number>,
-    v: View<'a, L::Number>,
+    of: TiledForward<'a, L::Number>,
     /// D rounded up to whole vectors.
     width: usize,
-    feature_decay: Option<FeatureDecay<'a, L::Number>>,
-    /// `[B, H, chunks, maximum | sum | values]`
+    feature_decay: Option<&'a FeatureDecay<'a, L::Number>>,
+    /// `[H, splits, maximum | sum | values]`
     partial: ViewMut<'a, L::Number>,
 }
 
 impl<L: Lanes> SplitKvCall<'_, L> {
-    fn chunk(
-        &self,
-        scores: &mut [L::Number],
-        values: &mut [L::Number],
-        batch: usize,
-        kv_head: usize,
-        chunk: usize,
-        keys: Range<usize>,
-    ) {
-        let AttentionDims { heads, kv_heads, head_dim, .. } = self.problem.dims;
+    /// Puts the splits of a head together.
+    fn combine(&self, head: usize, splits: usize) {
+        let (stride, head_dim) = (2 + self.width, self.of.problem.dims.head_dim);
+        // SAFETY: `out` and `lse` are checked, `partial` has room for all splits of a head, and whoever combines them holds
+        // these rows alone.
+        let (out, lse, partial) = unsafe {
+            let partial = self.partial.row(0, head, 0, splits * stride);
+            (self.of.out.row(0, head, 0, head_dim), self.of.lse.row(0, head, 0, 1), partial)
+        };
+        lse[0] = combine(partial, stride, self.of.problem.beginning(head), out);
+    }
+
+    fn split(&self, scratch: &mut SplitKvScratch<L::Number>, kv_head: usize, split: usize) {
+        let AttentionDims { heads, kv_heads, head_dim, .. } = self.of.problem.dims;
         let group = heads / kv_heads;
         let heads = kv_head * group..(kv_head + 1) * group;
+        let visible = self.of.problem.visible(0, 0);
+        let first = (visible.start + split * SPLIT).min(visible.end); // shorter sequences have splits without keys
+        let keys = first..visible.end.min(first + SPLIT);
         if keys.is_empty() {
             for head in heads {
                 // SAFETY: as below.
-                let partial = unsafe { self.partial.row(batch, head, chunk, 2 + self.width) };
+                let partial = unsafe { self.partial.row(0, head, split, 2 + self.width) };
                 partial.fill(L::Number::ZERO);
                 partial[0] = L::Number::LOWEST;
             }
             return;
         }
-        let mut k = (self.k.rows_from(batch, kv_head, keys.start), self.k.strides.row);
+        let SplitKvScratch { scores, values } = scratch;
+        let mut k = (self.of.k.rows_from(0, kv_head, keys.start), self.of.k.strides.row);
         let decayed = self.decayed_keys(k, keys.len());
         if let Some(decayed) = &decayed {
             k = (&decayed[..], head_dim);
         }
-        let (mut v, mut v_stride) = (self.v.rows_from(batch, kv_head, keys.start), self.v.strides.row);
+        let (mut v, mut v_stride) = (self.of.v.rows_from(0, kv_head, keys.start), self.of.v.strides.row);
         if self.width > head_dim {
             let (rows, factor, width) = (keys.len(), L::Number::ONE, self.width);
             self.lanes.run(CopyRows { from: v, stride: v_stride, rows, head_dim, factor, to: values, width });
             (v, v_stride) = (values, width);
         }
         for head in heads {
-            // SAFETY: `partial` has a row for each chunk of each head, and this item alone writes this one.
-            let partial = unsafe { self.partial.row(batch, head, chunk, 2 + self.width) };
+            // SAFETY: `partial` has a row for each split of each head, and this item alone writes this one.
+            let partial = unsafe { self.partial.row(0, head, split, 2 + self.width) };
             let (statistics, weighted) = partial.split_at_mut(2);
-            let q = self.decayed_query(self.q.row(batch, head, 0, head_dim), self.problem.dims.keys - keys.end);
+            let q = self.decayed_query(self.of.q.row(0, head, 0, head_dim), self.of.problem.dims.keys - keys.end);
             self.lanes.run(Dots { q: &q, k: k.0, stride: k.1, to: &mut scores[..keys.len()] });
             let scale = self.softcap(&mut scores[..keys.len()]);
-            let mut passed = self.passed(batch, head, &keys);
-            self.add_relative(batch, head, &keys, &mut passed);
+            let mut passed = self.passed(head, &keys);
+            self.add_relative(head, &keys, &mut passed);
             let statistics_of = SplitStatistics {
                 scale,
-                weight: self.distances(self.problem.tables().weight, head, &keys),
-                bias: self.distances(self.problem.tables().bias, head, &keys),
+                weight: self.distances(self.of.problem.tables().weight, head, &keys),
+                bias: self.distances(self.of.problem.tables().bias, head, &keys),
                 passed: passed.as_deref(),
-                scores: &mut *scores,
+                scores: &mut scores[..keys.len().next_multiple_of(L::COUNT)],
                 keys: keys.len(),
             };
             (statistics[0], statistics[1]) = self.lanes.run(statistics_of);
@@ -164,23 +225,23 @@ impl<L: Lanes> SplitKvCall<'_, L> {
 
     /// The difference of a head's cumulative gates from each key to the query, which is at the last
     /// key's position.
-    fn passed(&self, batch: usize, head: usize, keys: &Range<usize>) -> Option<Vec<L::Number>> {
-        let gate_cumsum = self.problem.gate_cumsum(batch, head)?;
+    fn passed(&self, head: usize, keys: &Range<usize>) -> Option<Vec<L::Number>> {
+        let gate_cumsum = self.of.problem.gate_cumsum(0, head)?;
         let own = gate_cumsum[gate_cumsum.len() - 1];
         Some(gate_cumsum[keys.clone()].iter().map(|cumsum| L::Number::from_f64(own - cumsum)).collect())
     }
 
-    /// Adds the relative bias of one head to the biases of these keys. The query is at the position of the last key of all.
-    fn add_relative(&self, batch: usize, head: usize, keys: &Range<usize>, to: &mut Option<Vec<L::Number>>) {
-        let Some(RelativeBias { rows, profiles, rank, reach }) = self.problem.relative() else { return };
-        let all = self.problem.dims.keys;
+    /// Adds the relative bias of a head to what is added to the scores of some keys; the query is at the last key's position.
+    fn add_relative(&self, head: usize, keys: &Range<usize>, to: &mut Option<Vec<L::Number>>) {
+        let Some(RelativeBias { rows, profiles, rank, reach }) = self.of.problem.relative() else { return };
+        let all = self.of.problem.dims.keys;
         let near = keys.start.max(all.saturating_sub(reach))..keys.end;
         if near.is_empty() {
             return;
         }
         let distances = all - near.end..all - near.start;
         let mut bias = vec![L::Number::ZERO; distances.len()];
-        for (factor, profile) in rows.row(batch, head, 0, rank).iter().zip(profiles.chunks_exact(reach)) {
+        for (factor, profile) in rows.row(0, head, 0, rank).iter().zip(profiles.chunks_exact(reach)) {
             bias.iter_mut().zip(&profile[distances.clone()]).for_each(|(to, &p)| *to += *factor * p);
         }
         let to = to.get_or_insert_with(|| vec![L::Number::ZERO; keys.len()]);
@@ -189,7 +250,7 @@ impl<L: Lanes> SplitKvCall<'_, L> {
 
     /// Scales and caps dot products where there is a softcap; returns the factor that is left to apply.
     fn softcap(&self, dots: &mut [L::Number]) -> L::Number {
-        let AttentionProblem { scale, softcap: Some(cap), .. } = *self.problem else { return self.problem.scale };
+        let AttentionProblem { scale, softcap: Some(cap), .. } = self.of.problem else { return self.of.problem.scale };
         dots.iter_mut().for_each(|dot| *dot = *dot * scale);
         softcap::apply(dots, cap);
         L::Number::ONE
@@ -197,7 +258,7 @@ impl<L: Lanes> SplitKvCall<'_, L> {
 
     /// The keys of a chunk as their products count them, where products are decayed.
     fn decayed_keys(&self, (from, stride): (&[L::Number], usize), rows: usize) -> Option<Vec<L::Number>> {
-        let (feature_decay, head_dim) = (self.feature_decay.as_ref()?, self.problem.dims.head_dim);
+        let (feature_decay, head_dim) = (self.feature_decay?, self.of.problem.dims.head_dim);
         let mut to = workers::scratch(rows * head_dim);
         self.lanes.run(CopyRows { from, stride, rows, head_dim, factor: L::Number::ONE, to: &mut to, width: head_dim });
         self.lanes.run(feature_decay.keys(&mut to, head_dim, rows));
@@ -206,7 +267,7 @@ impl<L: Lanes> SplitKvCall<'_, L> {
 
     /// The query as its products with a chunk count it, whose last key is this far behind it.
     fn decayed_query<'q>(&self, q: &'q [L::Number], distance: usize) -> Cow<'q, [L::Number]> {
-        let Some(feature_decay) = &self.feature_decay else { return q.into() };
+        let Some(feature_decay) = self.feature_decay else { return q.into() };
         let over = feature_decay.over(distance as isize);
         q.iter().zip(over).map(|(q, factor)| *q * factor).collect::<Vec<_>>().into()
     }
@@ -218,7 +279,7 @@ impl<L: Lanes> SplitKvCall<'_, L> {
         head: usize,
         keys: &Range<usize>,
     ) -> Option<&'t [L::Number]> {
-        let first = self.problem.origin(self.problem.tables(), head) + self.problem.dims.keys - keys.end;
+        let first = self.of.problem.origin(self.of.problem.tables(), head) + self.of.problem.dims.keys - keys.end;
         table.map(|table| &table[first..][..keys.len()])
     }
 }

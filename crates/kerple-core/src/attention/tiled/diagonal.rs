@@ -28,6 +28,8 @@ pub(super) struct DiagonalSums<R> {
     origin: usize,
     /// That query.
     first_query: usize,
+    /// Queries from that on which see something of the block, the part of `sums` in use.
+    queries: usize,
 }
 
 /// Distances in vain on both sides of a tile.
@@ -39,12 +41,12 @@ impl<R: Number> DiagonalSums<R> {
         let stride = QUERIES + KEYS + lanes;
         let sums = vec![R::ZERO; queries + 2 * MARGIN];
         let (buffers, origin) = (vec![R::ZERO; lanes * stride], queries + MARGIN);
-        DiagonalSums { buffers, stride, sums, origin, first_query: 0 }
+        DiagonalSums { buffers, stride, sums, origin, first_query: 0, queries }
     }
 
-    /// Begins a block whose first tile starts at this query.
-    pub(super) fn begin(&mut self, first_query: usize) {
-        self.first_query = first_query;
+    /// Begins a block whose first tile starts at this query, and which at most so many queries see.
+    pub(super) fn begin(&mut self, first_query: usize, queries: usize) {
+        (self.first_query, self.queries, self.origin) = (first_query, queries, queries + MARGIN);
     }
 
     /// Panics unless these sums were made for these lanes.
@@ -91,12 +93,12 @@ impl<R: Number> DiagonalSums<R> {
     /// Adds to `table`, as far as it goes, and starts again from zero; `origin` is the column of the distance of query 0 to
     /// the block's first key.
     pub(super) fn move_into(&mut self, table: &mut [R], origin: isize) {
-        let (queries, origin) = (self.sums.len() - 2 * MARGIN, origin + self.first_query as isize);
+        let (queries, origin) = (self.queries, origin + self.first_query as isize);
         let column = |from_origin: isize| (origin + from_origin).clamp(0, table.len() as isize) as usize;
         let columns = column(1 - KEYS as isize)..column(queries as isize);
         let first = self.origin.strict_add_signed(origin - columns.start as isize);
         let sums = self.sums[..=first].iter().rev();
         table[columns].iter_mut().zip(sums).for_each(|(to, &sum)| *to += sum);
-        self.sums.fill(R::ZERO);
+        self.sums[..queries + 2 * MARGIN].fill(R::ZERO);
     }
 }

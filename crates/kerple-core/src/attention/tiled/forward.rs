@@ -13,12 +13,14 @@
 //! without hidden pairs and without a bias do not read it. Strips of keys that no query of a
 //! vector sees are skipped.
 
+use super::decode::SplitKvDecode;
 use super::feature_decay::FeatureDecay;
 use super::gate_cumsum::{GateOffsets, TileGates};
 use super::relative::{RelativeProfiles, RelativeScores};
 use super::table::{DistanceOrder, PaddedTable, TileTable};
 use crate::Number;
-use crate::attention::{AttentionDims, AttentionProblem, Strides, View, ViewMut, softcap};
+use crate::attention::segments::{SegmentBlock, SegmentBlocks};
+use crate::attention::{AttentionDims, AttentionProblem, DocumentSegment, Strides, View, ViewMut, softcap};
 use crate::cpu::lanes::{Arithmetic, Lanes, SimdKernel};
 use crate::tiles::microkernel::StoreMode;
 use crate::tiles::product::{SmallGemm, StridedMatrix};
@@ -34,57 +36,83 @@ const STRIP: usize = 12;
 
 /// One call.
 pub(super) struct TiledForward<'a, R> {
-    pub(super) problem: &'a AttentionProblem<'a, R>,
+    pub(super) problem: AttentionProblem<'a, R>,
     pub(super) q: View<'a, R>,
     pub(super) k: View<'a, R>,
     pub(super) v: View<'a, R>,
     pub(super) out: ViewMut<'a, R>,
-    pub(super) lse: &'a mut [R],
+    /// `[B, H, Q]`
+    pub(super) lse: ViewMut<'a, R>,
 }
 
 impl<R: Number> SimdKernel<R> for TiledForward<'_, R> {
     type Output = ();
 
     fn run<L: Lanes<Number = R>>(self, lanes: L) {
-        let TiledForward { problem, q, k, v, out, lse } = self;
-        let AttentionDims { batch, heads, queries, .. } = problem.dims;
-        let call = TiledForwardCall {
-            lanes,
-            problem,
-            q,
-            k,
-            v,
-            out,
-            lse: ViewMut::new(lse, Strides { batch: heads * queries, head: queries, row: 1 }),
-            bias: PaddedTable::bias(problem, DistanceOrder::Ascending, QUERIES + KEYS),
-            weight: PaddedTable::weight(problem, DistanceOrder::Ascending, QUERIES + KEYS),
-            feature_decay: FeatureDecay::new(problem, QUERIES.max(KEYS)),
-            relative: RelativeProfiles::new(problem, DistanceOrder::Ascending),
+        // a segment of one query is computed as a call of one query is
+        if self.problem.dims.queries == 1 {
+            return SplitKvDecode(self).run(lanes);
+        }
+        let (problem, largest) = (&self.problem, self.problem.largest());
+        let tables = ForwardTables {
+            bias: PaddedTable::bias(&largest, DistanceOrder::Ascending, QUERIES + KEYS),
+            weight: PaddedTable::weight(&largest, DistanceOrder::Ascending, QUERIES + KEYS),
+            feature_decay: FeatureDecay::new(&largest, QUERIES.max(KEYS)),
+            relative: RelativeProfiles::new(&largest, DistanceOrder::Ascending),
         };
-        let blocks = queries.div_ceil(QUERIES);
-        workers::for_each(
-            batch * heads * blocks,
-            || TiledForwardScratch::new::<L>(problem, call.feature_decay.is_some()),
-            |scratch, item| {
-                let (unit, block) = (item / blocks, blocks - 1 - item % blocks);
-                call.query_block(scratch, unit / heads, unit % heads, block * QUERIES);
-            },
-        );
+        let scratch = || TiledForwardScratch::new::<L>(problem, tables.feature_decay.is_some());
+        let count = |queries: usize| if queries == 1 { 0 } else { queries.div_ceil(QUERIES) };
+        let blocks = SegmentBlocks::new(problem, problem.dims.heads, |segment| count(segment.queries));
+        workers::for_each(blocks.items(), scratch, |scratch, item| {
+            let SegmentBlock { segment, head, block } = blocks.independent(item);
+            let call = TiledForwardCall { lanes, tables: &tables, of: self.alone(segment) };
+            call.query_block(scratch, head, block * QUERIES);
+        });
+        if problem.documents.is_some() {
+            SplitKvDecode(self).run(lanes);
+        }
     }
 }
 
+impl<'a, R: Number> TiledForward<'a, R> {
+    pub(super) fn new(
+        problem: &'a AttentionProblem<'a, R>,
+        [q, k, v]: [View<'a, R>; 3],
+        out: ViewMut<'a, R>,
+        lse: &'a mut [R],
+    ) -> Self {
+        let AttentionDims { heads, queries, .. } = problem.dims;
+        let lse = ViewMut::new(lse, Strides { batch: heads * queries, head: queries, row: 1 });
+        TiledForward { problem: *problem, q, k, v, out, lse }
+    }
+
+    /// The call of one segment.
+    pub(super) fn alone(&self, segment: usize) -> TiledForward<'_, R> {
+        let DocumentSegment { row, first_query, first_key, .. } = self.problem.segment(segment);
+        TiledForward {
+            problem: self.problem.alone(segment),
+            q: self.q.starting_at(row, first_query),
+            k: self.k.starting_at(row, first_key),
+            v: self.v.starting_at(row, first_key),
+            out: self.out.starting_at(row, first_query),
+            lse: self.lse.starting_at(row, first_query),
+        }
+    }
+}
+
+/// What all segments share: made for the longest of them.
+struct ForwardTables<'a, R> {
+    bias: PaddedTable<R>,
+    weight: Option<PaddedTable<R>>,
+    feature_decay: Option<FeatureDecay<'a, R>>,
+    relative: Option<RelativeProfiles<R>>,
+}
+
+/// One segment.
 struct TiledForwardCall<'a, L: Lanes> {
     lanes: L,
-    problem: &'a AttentionProblem<'a, L::Number>,
-    q: View<'a, L::Number>,
-    k: View<'a, L::Number>,
-    v: View<'a, L::Number>,
-    out: ViewMut<'a, L::Number>,
-    lse: ViewMut<'a, L::Number>,
-    bias: PaddedTable<L::Number>,
-    weight: Option<PaddedTable<L::Number>>,
-    feature_decay: Option<FeatureDecay<'a, L::Number>>,
-    relative: Option<RelativeProfiles<'a, L::Number>>,
+    tables: &'a ForwardTables<'a, L::Number>,
+    of: TiledForward<'a, L::Number>,
 }
 
 /// What one thread computes in. `transposed` means that queries are the columns: lanes are queries.
@@ -143,7 +171,6 @@ impl<R: Number> TiledForwardScratch<R> {
 /// Where one tile lies.
 #[derive(Clone, Copy)]
 pub(super) struct QueryTile {
-    batch: usize,
     head: usize,
     kv_head: usize,
     pub(super) queries: usize,
@@ -169,32 +196,35 @@ impl QueryTile {
 }
 
 impl<L: Lanes> TiledForwardCall<'_, L> {
-    fn query_block(&self, scratch: &mut TiledForwardScratch<L::Number>, batch: usize, head: usize, first_query: usize) {
-        let AttentionDims { heads, kv_heads, head_dim, .. } = self.problem.dims;
-        let queries = (self.problem.dims.queries - first_query).min(QUERIES);
+    fn query_block(&self, scratch: &mut TiledForwardScratch<L::Number>, head: usize, first_query: usize) {
+        let AttentionDims { heads, kv_heads, head_dim, .. } = self.of.problem.dims;
+        let queries = (self.of.problem.dims.queries - first_query).min(QUERIES);
         let (first, last) = (first_query, first_query + queries - 1);
-        let (first, last) = (self.problem.visible(batch, first), self.problem.visible(batch, last));
+        let (first, last) = (self.of.problem.visible(0, first), self.of.problem.visible(0, last));
         self.lanes.run(Transpose {
-            from: self.q.rows_from(batch, head, first_query),
-            stride: self.q.strides.row,
+            from: self.of.q.rows_from(0, head, first_query),
+            stride: self.of.q.strides.row,
             rows: queries,
             head_dim,
-            factor: self.problem.scale,
+            factor: self.of.problem.scale,
             to: &mut scratch.q_transposed,
             width: QUERIES,
         });
-        if let Some(feature_decay) = &self.feature_decay {
+        if let Some(feature_decay) = &self.tables.feature_decay {
             self.lanes.run(feature_decay.columns(&mut scratch.q_transposed, QUERIES, queries));
         }
-        if let Some(relative) = &self.relative {
-            self.lanes.run(relative.transposed(batch, head, first_query, queries, &mut scratch.relative_transposed));
+        if let Some(relative) = self.of.problem.relative() {
+            let (from, stride) = (relative.rows.rows_from(0, head, first_query), relative.rows.strides.row);
+            let (rows, head_dim, to) = (queries, relative.rank, &mut scratch.relative_transposed[..]);
+            let factor = L::Number::ONE;
+            self.lanes.run(Transpose { from, stride, rows, head_dim, factor, to, width: QUERIES });
         }
-        let gate_cumsum = self.problem.gate_cumsum(batch, head);
-        let own = self.problem.dims.position(first_query).max(0) as usize;
+        let gate_cumsum = self.of.problem.gate_cumsum(0, head);
+        let own = self.of.problem.dims.position(first_query).max(0) as usize;
         if let Some(gate_cumsum) = gate_cumsum {
             scratch.gate_cumsum[0].load(&gate_cumsum[own..][..queries], gate_cumsum[own]);
         }
-        let [row_max, row_sum] = self.problem.beginning(head);
+        let [row_max, row_sum] = self.of.problem.beginning(head);
         scratch.row_max.fill(row_max);
         scratch.row_sum.fill(row_sum);
         if first.start >= last.end {
@@ -202,21 +232,20 @@ impl<L: Lanes> TiledForwardCall<'_, L> {
         }
         for first_key in (first.start..last.end).step_by(KEYS) {
             let tile = QueryTile {
-                batch,
                 head,
                 kv_head: head / (heads / kv_heads),
                 queries,
                 first_key,
                 keys: (last.end - first_key).min(KEYS),
-                distance: self.problem.dims.position(first_query) - first_key as isize,
-                ahead: self.problem.ahead(),
+                distance: self.of.problem.dims.position(first_query) - first_key as isize,
+                ahead: self.of.problem.ahead(),
             };
             if let Some(gate_cumsum) = gate_cumsum {
                 scratch.gate_cumsum[1].load(&gate_cumsum[first_key..][..tile.keys], gate_cumsum[own]);
             }
             self.tile(scratch, &tile, first_key == first.start);
         }
-        self.finish(scratch, batch, head, first_query, queries);
+        self.finish(scratch, head, first_query, queries);
     }
 
     fn tile(&self, scratch: &mut TiledForwardScratch<L::Number>, tile: &QueryTile, is_first: bool) {
@@ -227,13 +256,14 @@ impl<L: Lanes> TiledForwardCall<'_, L> {
             let skipped = (from as isize - tile.distance - tile.ahead as isize).max(0) as usize / L::COUNT * L::COUNT;
             self.scores(scratch, tile, from, strip.min(tile.keys - from), if crosses { skipped } else { 0 });
         }
-        if let Some(cap) = self.problem.softcap {
+        if let Some(cap) = self.of.problem.softcap {
             softcap::apply(&mut scratch.scores_transposed[..tile.keys * QUERIES], cap);
         }
-        let is_whole = tile.is_whole(self.problem.mask.window());
-        let mut bias =
-            (self.problem.tables().bias.is_some() || !is_whole).then(|| self.bias.at(tile.head, tile.distance));
-        if let Some(relative) = self.relative.as_ref().filter(|relative| relative.reaches(tile.distance, tile.keys)) {
+        let is_whole = tile.is_whole(self.of.problem.mask.window());
+        let mut bias = (self.of.problem.tables().bias.is_some() || !is_whole)
+            .then(|| self.tables.bias.at(tile.head, tile.distance));
+        let relative = self.tables.relative.as_ref();
+        if let Some(relative) = relative.filter(|relative| relative.reaches(tile.distance, tile.keys)) {
             let (rows, to) = (&scratch.relative_transposed, &mut scratch.relative[..]);
             self.lanes.run(RelativeScores { tile: *tile, profiles: relative, rows, bias, to });
             bias = Some(TileTable { values: &scratch.relative, origin: 0, step: QUERIES as isize });
@@ -242,20 +272,20 @@ impl<L: Lanes> TiledForwardCall<'_, L> {
             tile: *tile,
             scores: &mut scratch.scores_transposed,
             bias,
-            weight: self.weight.as_ref().map(|weight| weight.at(tile.head, tile.distance)),
-            gate_cumsum: self.problem.tables().gate_cumsum.map(|_| {
+            weight: self.tables.weight.as_ref().map(|weight| weight.at(tile.head, tile.distance)),
+            gate_cumsum: self.of.problem.tables().gate_cumsum.map(|_| {
                 let [queries, keys] = &scratch.gate_cumsum;
-                TileGates { queries, keys, sides: self.problem.mask.sides() }
+                TileGates { queries, keys, sides: self.of.problem.mask.sides() }
             }),
             row_max: &mut scratch.row_max,
             row_sum: &mut scratch.row_sum,
             rescale: &mut scratch.rescale,
         });
         self.lanes.run(CopyRows {
-            from: self.v.rows_from(tile.batch, tile.kv_head, tile.first_key),
-            stride: self.v.strides.row,
+            from: self.of.v.rows_from(0, tile.kv_head, tile.first_key),
+            stride: self.of.v.strides.row,
             rows: tile.keys,
-            head_dim: self.problem.dims.head_dim,
+            head_dim: self.of.problem.dims.head_dim,
             factor: L::Number::ONE,
             to: &mut scratch.v,
             width: scratch.width,
@@ -269,8 +299,8 @@ impl<L: Lanes> TiledForwardCall<'_, L> {
 
     /// Multiplies the queries and keys of a tile by their feature decay.
     fn decay_features(&self, scratch: &mut TiledForwardScratch<L::Number>, tile: &QueryTile) {
-        let Some(feature_decay) = &self.feature_decay else { return };
-        let head_dim = self.problem.dims.head_dim;
+        let Some(feature_decay) = &self.tables.feature_decay else { return };
+        let head_dim = self.of.problem.dims.head_dim;
         let TiledForwardScratch { q_transposed, q_decayed_transposed, k_decayed, .. } = scratch;
         let over = feature_decay.over(tile.distance + 1 - tile.keys as isize);
         let rows = q_decayed_transposed.chunks_exact_mut(QUERIES).zip(q_transposed.chunks_exact(QUERIES));
@@ -278,8 +308,8 @@ impl<L: Lanes> TiledForwardCall<'_, L> {
             self.lanes.run(ScaleRow { to, factor, from });
         }
         self.lanes.run(CopyRows {
-            from: self.k.rows_from(tile.batch, tile.kv_head, tile.first_key),
-            stride: self.k.strides.row,
+            from: self.of.k.rows_from(0, tile.kv_head, tile.first_key),
+            stride: self.of.k.strides.row,
             rows: tile.keys,
             head_dim,
             factor: L::Number::ONE,
@@ -303,11 +333,11 @@ impl<L: Lanes> TiledForwardCall<'_, L> {
         keys: usize,
         skipped: usize,
     ) {
-        let head_dim = self.problem.dims.head_dim;
-        let (data, row_stride, q) = match &self.feature_decay {
+        let head_dim = self.of.problem.dims.head_dim;
+        let (data, row_stride, q) = match &self.tables.feature_decay {
             None => {
-                let keys = self.k.rows_from(tile.batch, tile.kv_head, tile.first_key + from);
-                (keys, self.k.strides.row, &scratch.q_transposed)
+                let keys = self.of.k.rows_from(0, tile.kv_head, tile.first_key + from);
+                (keys, self.of.k.strides.row, &scratch.q_transposed)
             }
             Some(_) => (&scratch.k_decayed[from * head_dim..], head_dim, &scratch.q_decayed_transposed),
         };
@@ -346,20 +376,13 @@ impl<L: Lanes> TiledForwardCall<'_, L> {
         });
     }
 
-    fn finish(
-        &self,
-        scratch: &TiledForwardScratch<L::Number>,
-        batch: usize,
-        head: usize,
-        first_query: usize,
-        queries: usize,
-    ) {
+    fn finish(&self, scratch: &TiledForwardScratch<L::Number>, head: usize, first_query: usize, queries: usize) {
         let (zero, one) = (L::Number::ZERO, L::Number::ONE);
         // SAFETY: `lse` is `[B, H, Q]` and this item alone writes these queries.
-        let lse = unsafe { self.lse.row(batch, head, first_query, queries) };
+        let lse = unsafe { self.of.lse.row(0, head, first_query, queries) };
         for (i, lse) in lse.iter_mut().enumerate() {
             // SAFETY: `out` is checked, and this item alone writes this row.
-            let out = unsafe { self.out.row(batch, head, first_query + i, self.problem.dims.head_dim) };
+            let out = unsafe { self.of.out.row(0, head, first_query + i, self.of.problem.dims.head_dim) };
             if scratch.row_sum[i] == zero {
                 out.fill(zero);
                 *lse = L::Number::NEG_INFINITY;

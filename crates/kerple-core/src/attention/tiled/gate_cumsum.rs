@@ -16,10 +16,11 @@
 //! `low`. The result is as exact at the end of a sequence as at its start.
 
 use crate::Number;
-use crate::attention::{AttentionDims, AttentionProblem, AttentionSaved};
+use crate::attention::{AttentionDims, AttentionProblem, DocumentSegment, View};
 use crate::cpu::lanes::Lanes;
 use crate::forms::Sides;
 use crate::tiles::workers;
+use std::ops::Range;
 
 /// Cumulative gates of consecutive tokens, minus a base.
 pub(super) struct GateOffsets<R> {
@@ -117,29 +118,46 @@ pub(super) fn signed<L: Lanes>(lanes: L, vector: L::Vector, own: isize) -> L::Ve
 /// of the mean, and to 0 where it has none.
 pub(super) fn add_sinks<R: Number>(
     problem: &AttentionProblem<R>,
-    saved: &AttentionSaved<R>,
-    delta: &[R],
+    lse: View<R>,
+    delta: View<R>,
     d_gate_cumsum: &mut [f64],
 ) {
     let (Some(sinks), Sides::OneSided) = (problem.sinks, problem.mask.sides()) else { return };
-    let AttentionDims { heads, queries, keys, .. } = problem.dims;
-    if queries == 0 {
-        return;
-    }
-    let rows = saved.lse.chunks_exact(queries).zip(delta.chunks_exact(queries));
-    for (unit, (lse, delta)) in rows.enumerate() {
-        let own = &mut d_gate_cumsum[unit * keys + keys - queries..][..queries];
-        for ((d_cumsum, lse), delta_i) in own.iter_mut().zip(lse).zip(delta) {
-            *d_cumsum += ((sinks[unit % heads] - *lse).exp() * *delta_i).to_f64();
+    for OwnRows { row, head, queries, keys } in own_rows(problem) {
+        let [lse, delta] = [lse, delta].map(|view| view.row(row, head, queries.start, queries.len()));
+        for ((d_cumsum, lse), delta_i) in d_gate_cumsum[keys].iter_mut().zip(lse).zip(delta) {
+            *d_cumsum += ((sinks[head] - *lse).exp() * *delta_i).to_f64();
         }
     }
 }
 
+/// The queries of a head of a segment, and their own keys in `[B, H, K]`.
+struct OwnRows {
+    row: usize,
+    head: usize,
+    queries: Range<usize>,
+    keys: Range<usize>,
+}
+
+fn own_rows<R: Number>(problem: &AttentionProblem<R>) -> impl Iterator<Item = OwnRows> {
+    let AttentionDims { heads, keys: all_keys, .. } = problem.dims;
+    (0..problem.segments()).flat_map(move |number| {
+        let DocumentSegment { row, first_query, queries, first_key, keys, .. } = problem.segment(number);
+        (0..heads).map(move |head| {
+            let first = (row * heads + head) * all_keys + first_key + keys - queries;
+            OwnRows { row, head, queries: first_query..first_query + queries, keys: first..first + queries }
+        })
+    })
+}
+
 /// Adds sums over rows, `[B, H, Q]`, or nothing where there are none.
 pub(super) fn add_rows<R: Number>(problem: &AttentionProblem<R>, rows: &[f64], d_gate_cumsum: &mut [f64]) {
-    let AttentionDims { queries, keys, .. } = problem.dims;
-    for (unit, rows) in rows.chunks_exact(queries.max(1)).enumerate() {
-        let own = &mut d_gate_cumsum[unit * keys + keys - queries..][..queries];
-        own.iter_mut().zip(rows).for_each(|(d_cumsum, row)| *d_cumsum += row);
+    if rows.is_empty() {
+        return;
+    }
+    let AttentionDims { heads, queries: all_queries, .. } = problem.dims;
+    for OwnRows { row, head, queries, keys } in own_rows(problem) {
+        let rows = &rows[(row * heads + head) * all_queries..][queries];
+        d_gate_cumsum[keys].iter_mut().zip(rows).for_each(|(d_cumsum, row)| *d_cumsum += row);
     }
 }

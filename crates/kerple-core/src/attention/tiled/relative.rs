@@ -16,11 +16,11 @@ use super::forward::{self, QueryTile};
 use super::table::{DistanceOrder, TileTable};
 use super::tile::{KeyTile, STRIP};
 use crate::Number;
-use crate::attention::{AttentionDims, AttentionProblem, RelativeBias, Strides, View, ViewMut};
+use crate::attention::{AttentionDims, AttentionProblem, RelativeBias, ViewMut};
 use crate::cpu::lanes::{Lanes, SimdKernel};
 use crate::tiles::microkernel::StoreMode;
 use crate::tiles::product::{SmallGemm, StridedMatrix};
-use crate::tiles::rows::{AddRow, CopyRows, Transpose};
+use crate::tiles::rows::{AddRow, CopyRows};
 
 /// Zeros before and after the profiles: a strip reads beyond its tile, and a tile within reach may extend beyond it.
 const MARGIN: usize = 256;
@@ -32,8 +32,7 @@ const ROW: usize = KEYS + 2 * PAD;
 const SKEW: usize = STRIP - 1;
 
 /// The profiles of a call as its tiles read them.
-pub(super) struct RelativeProfiles<'a, R> {
-    rows: View<'a, R>,
+pub(super) struct RelativeProfiles<R> {
     rank: usize,
     /// Distances with a bias, at most those of the call.
     reach: usize,
@@ -47,9 +46,9 @@ pub(super) struct RelativeProfiles<'a, R> {
     order: DistanceOrder,
 }
 
-impl<'a, R: Number> RelativeProfiles<'a, R> {
-    pub(super) fn new(problem: &AttentionProblem<'a, R>, order: DistanceOrder) -> Option<Self> {
-        let RelativeBias { rows, profiles, rank, reach: all } = problem.relative()?;
+impl<R: Number> RelativeProfiles<R> {
+    pub(super) fn new(problem: &AttentionProblem<R>, order: DistanceOrder) -> Option<Self> {
+        let RelativeBias { profiles, rank, reach: all, .. } = problem.relative()?;
         let reach = all.min(problem.dims.keys);
         let (stride, width) = (reach + 2 * MARGIN, rank.next_multiple_of(16));
         let mut along = vec![R::ZERO; rank * stride];
@@ -66,7 +65,7 @@ impl<'a, R: Number> RelativeProfiles<'a, R> {
                 across.iter_mut().skip(n).step_by(width).zip(along).for_each(|(to, &from)| *to = from);
             }
         }
-        Some(RelativeProfiles { rows, rank, reach, along, across, stride, width, order })
+        Some(RelativeProfiles { rank, reach, along, across, stride, width, order })
     }
 
     /// Whether a tile of so many keys has a pair within reach.
@@ -81,28 +80,12 @@ impl<'a, R: Number> RelativeProfiles<'a, R> {
             DistanceOrder::Descending => (MARGIN + self.reach - 1) as isize - distance,
         }
     }
-
-    /// Rows of a block of queries as lanes, `[R, QUERIES]`.
-    pub(super) fn transposed<'t>(
-        &self,
-        batch: usize,
-        head: usize,
-        first_query: usize,
-        queries: usize,
-        to: &'t mut [R],
-    ) -> Transpose<'t, R>
-    where
-        'a: 't,
-    {
-        let (from, stride) = (self.rows.rows_from(batch, head, first_query), self.rows.strides.row);
-        Transpose { from, stride, rows: queries, head_dim: self.rank, factor: R::ONE, to, width: forward::QUERIES }
-    }
 }
 
 /// What a tile of the forward adds to its scores: its table, and the relative bias of its rows, `[KEYS, QUERIES]`.
 pub(super) struct RelativeScores<'a, R> {
     pub(super) tile: QueryTile,
-    pub(super) profiles: &'a RelativeProfiles<'a, R>,
+    pub(super) profiles: &'a RelativeProfiles<R>,
     /// `[R, QUERIES]`
     pub(super) rows: &'a [R],
     pub(super) bias: Option<TileTable<'a, R>>,
@@ -244,11 +227,11 @@ impl<R: Number> RelativeBackward<R> {
         }
     }
 
-    /// Loads the rows of a tile.
-    pub(super) fn load<L: Lanes<Number = R>>(&mut self, lanes: L, profiles: &RelativeProfiles<R>, tile: &KeyTile) {
-        let view = &profiles.rows;
-        let from = view.rows_from(tile.batch, tile.head, tile.first_query);
-        let (stride, rows, head_dim, width) = (view.strides.row, tile.queries, profiles.rank, self.width);
+    /// Loads the rows of a tile of this problem, a single sequence.
+    pub(super) fn load<L: Lanes<Number = R>>(&mut self, lanes: L, problem: &AttentionProblem<R>, tile: &KeyTile) {
+        let RelativeBias { rows: view, rank: head_dim, .. } = problem.relative().expect("there are profiles");
+        let from = view.rows_from(0, tile.head, tile.first_query);
+        let (stride, rows, width) = (view.strides.row, tile.queries, self.width);
         lanes.run(CopyRows { from, stride, rows, head_dim, factor: R::ONE, to: &mut self.rows, width });
     }
 
@@ -334,30 +317,31 @@ impl<R: Number> RelativeBackward<R> {
         }
         for (query, from) in self.d_rows.chunks_exact(self.width).take(tile.queries).enumerate() {
             // SAFETY: the view is checked, and it is this item's turn to write these queries.
-            let to = unsafe { to.row(tile.batch, tile.head, tile.first_query + query, profiles.rank) };
+            let to = unsafe { to.row(0, tile.head, tile.first_query + query, profiles.rank) };
             lanes.run(AddRow { to, from });
         }
     }
 
-    /// Adds the profile gradients of the finished block of keys to the sums of their head, and clears them for the next.
-    pub(super) fn move_into<L: Lanes<Number = R>>(&mut self, lanes: L, to: &ViewMut<R>, batch: usize, head: usize) {
-        let within = MARGIN * self.width..(MARGIN + self.reach) * self.width;
-        // SAFETY: the row is this head's, and it is this item's turn to write it.
-        let to = unsafe { to.row(batch, head, 0, within.len()) };
-        lanes.run(AddRow { to, from: &self.d_profiles[within] });
+    /// Numbers in the gradient of the profiles of one head of a segment.
+    pub(super) fn unit(&self, segment: &AttentionProblem<R>) -> usize {
+        self.reach.min(segment.dims.keys) * self.width
+    }
+
+    /// Adds the gradient of the profiles by a block of keys to that of a head so far, `[reach, width]` of the segment, and
+    /// begins anew.
+    pub(super) fn move_into<L: Lanes<Number = R>>(&mut self, lanes: L, to: &mut [R]) {
+        let end = (MARGIN + self.reach) * self.width;
+        let from = &self.d_profiles[end - to.len()..end];
+        lanes.run(AddRow { to, from });
         self.d_profiles.fill(R::ZERO);
     }
 }
 
-/// Room for the gradient of the profiles of each head of each sequence, `[reach, width]` by falling distance.
-pub(super) fn partial_sums<R: Number>(
-    problem: &AttentionProblem<R>,
-    profiles: Option<&RelativeProfiles<R>>,
-    wanted: bool,
-) -> (Vec<R>, Strides) {
-    let AttentionDims { batch, heads, .. } = problem.dims;
-    let unit = profiles.filter(|_| wanted).map_or(0, |profiles| profiles.reach * profiles.width);
-    (vec![R::ZERO; batch * heads * unit], Strides { batch: heads * unit, head: unit, row: unit })
+/// Where the gradients of the profiles of a segment start among those of all, head by head `[reach, width]` by falling
+/// distance, with the segment's own reach; all 0 without a relative bias.
+pub(super) fn offsets<R: Number>(problem: &AttentionProblem<R>) -> Vec<usize> {
+    let unit = |keys: usize| problem.relative().map_or(0, |it| it.reach.min(keys) * it.rank.next_multiple_of(16));
+    problem.offsets(|alone| alone.dims.heads * unit(alone.dims.keys))
 }
 
 /// The gradient of rows, all zero: blocks of keys out of reach add nothing to it.
@@ -370,15 +354,27 @@ pub(super) fn cleared<'a, R: Number>(
     Some(d_rows)
 }
 
-/// `d_profiles[n, d]` as the sum over heads and sequences, in f64 and in their order.
-pub(super) fn add_units<R: Number>(problem: &AttentionProblem<R>, sums: &[R], d_profiles: &mut [R]) {
+/// `d_profiles[n, d]` as the sum over segments and heads, in f64 and in their order. Where documents share a row, the heads of
+/// each are added first, as they are alone.
+pub(super) fn add_segments<R: Number>(
+    problem: &AttentionProblem<R>,
+    offsets: &[usize],
+    sums: &[R],
+    d_profiles: &mut [R],
+) {
     let Some(RelativeBias { rank, reach: all, .. }) = problem.relative() else { return };
-    let (reach, width) = (all.min(problem.dims.keys), rank.next_multiple_of(16));
-    d_profiles.fill(R::ZERO);
-    for (n, to) in d_profiles.chunks_exact_mut(all).enumerate() {
-        for (d, to) in to[..reach].iter_mut().enumerate() {
-            let units = sums.iter().skip((reach - 1 - d) * width + n).step_by(reach * width);
-            *to = R::from_f64(units.map(|sum| sum.to_f64()).sum());
+    let (heads, width, share_rows) = (problem.dims.heads, rank.next_multiple_of(16), problem.segments_share_rows());
+    let mut totals = vec![0.0; d_profiles.len()];
+    for units in offsets.windows(2).map(|ends| &sums[ends[0]..ends[1]]) {
+        let reach = units.len() / (heads * width).max(1);
+        for (n, totals) in totals.chunks_exact_mut(all).enumerate() {
+            for (d, total) in totals[..reach].iter_mut().enumerate() {
+                let of_heads = units[(reach - 1 - d) * width + n..].iter().step_by(reach * width);
+                let before = if share_rows { 0.0 } else { *total };
+                let sum = of_heads.fold(before, |sum, unit| sum + unit.to_f64());
+                *total = if share_rows { *total + sum } else { sum };
+            }
         }
     }
+    d_profiles.iter_mut().zip(totals).for_each(|(to, total)| *to = R::from_f64(total));
 }

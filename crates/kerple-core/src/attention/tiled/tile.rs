@@ -8,7 +8,6 @@ pub(super) const STRIP: usize = 12;
 /// Where one tile lies.
 #[derive(Clone, Copy)]
 pub(super) struct KeyTile {
-    pub(super) batch: usize,
     pub(super) head: usize,
     pub(super) first_query: usize,
     pub(super) queries: usize,

@@ -1,0 +1,381 @@
+//! A packed document has the bits that it has alone, in every engine.
+
+use super::{Case, Engine, Outcome, RelativeCase, assert_close, assert_gradients_match_differences, dims};
+use crate::Number;
+use crate::attention::{
+    AttentionGradients, AttentionProblem, AttentionSaved, DocumentSegment, Mask, PackedDocuments, ScoreTransform, View,
+    ViewMut, row_block, tiled,
+};
+use crate::cpu::InstructionSet;
+use proptest::collection::vec;
+use proptest::prelude::*;
+
+/// The engine for the scores of the problem.
+struct Chosen(InstructionSet);
+
+impl<T: Number> Engine<T> for Chosen {
+    fn forward(
+        &self,
+        problem: &AttentionProblem<T>,
+        q: View<T>,
+        k: View<T>,
+        v: View<T>,
+        out: ViewMut<T>,
+        lse: &mut [T],
+    ) {
+        match problem.scores {
+            ScoreTransform::Table(_) => tiled::forward_with(self.0, problem, q, k, v, out, lse),
+            ScoreTransform::Mod(_) => row_block::forward_with(self.0, problem, q, k, v, out, lse),
+        }
+    }
+    fn backward(&self, problem: &AttentionProblem<T>, saved: AttentionSaved<T>, gradients: AttentionGradients<T>) {
+        match problem.scores {
+            ScoreTransform::Table(_) => tiled::backward_with(self.0, problem, saved, gradients),
+            ScoreTransform::Mod(_) => row_block::backward_with(self.0, problem, saved, gradients),
+        }
+    }
+}
+
+fn in_f32(case: &Case, set: InstructionSet) -> Outcome<f64> {
+    case.run(&Chosen(set), |x| x as f32, f64::from)
+}
+
+fn in_f64(case: &Case) -> Outcome<f64> {
+    case.run(&Chosen(InstructionSet::Portable), |x| x, |x| x)
+}
+
+/// Rows `first..first + count` of a row of `[B, H, rows, width]`.
+fn rows<T: Copy>(values: &[T], row: usize, heads: usize, of: [usize; 2], first: usize, count: usize) -> Vec<T> {
+    let [rows, width] = of;
+    let of_head = |head: usize| &values[((row * heads + head) * rows + first) * width..][..count * width];
+    (0..heads).flat_map(of_head).copied().collect()
+}
+
+impl Case {
+    /// One of the segments by itself.
+    fn alone(&self, segment: &DocumentSegment) -> Case {
+        let super::AttentionDims { heads, kv_heads, queries, keys, head_dim, .. } = self.dims;
+        let &DocumentSegment { row, first_query, first_key, .. } = segment;
+        let of_queries = |values: &[f64]| rows(values, row, heads, [queries, head_dim], first_query, segment.queries);
+        let of_keys = |values: &[f64]| rows(values, row, kv_heads, [keys, head_dim], first_key, segment.keys);
+        let gates = |values: &Vec<f64>| rows(values, row, heads, [keys, 1], first_key, segment.keys);
+        let relative = self.relative.clone().map(|of| RelativeCase {
+            rows: rows(&of.rows, row, heads, [queries, of.rank], first_query, segment.queries),
+            ..of
+        });
+        Case {
+            dims: dims(1, heads, kv_heads, segment.queries, segment.keys, head_dim),
+            documents: None,
+            lengths: segment.is_padding().then(|| vec![0]),
+            packed: self.packed && segment.reach() > 0,
+            q: of_queries(&self.q),
+            d_out: of_queries(&self.d_out),
+            k: of_keys(&self.k),
+            v: of_keys(&self.v),
+            gate_cumsum: self.gate_cumsum.as_ref().map(gates),
+            relative,
+            ..self.clone()
+        }
+    }
+}
+
+impl Outcome<f64> {
+    /// What belongs to a segment, in the order of [`Outcome::own`].
+    fn of_segment(&self, case: &Case, segment: &DocumentSegment) -> [Vec<f64>; 7] {
+        let super::AttentionDims { heads, kv_heads, queries, keys, head_dim, .. } = case.dims;
+        let row = segment.row;
+        let of_queries = |values: &[f64], width: usize| {
+            rows(values, row, heads, [queries, width], segment.first_query, segment.queries)
+        };
+        let of_keys = |values: &[f64]| rows(values, row, kv_heads, [keys, head_dim], segment.first_key, segment.keys);
+        let gates = |values: &[f64]| rows(values, row, heads, [keys, 1], segment.first_key, segment.keys);
+        [
+            of_queries(&self.out, head_dim),
+            of_queries(&self.lse, 1),
+            of_queries(&self.d_q, head_dim),
+            of_keys(&self.d_k),
+            of_keys(&self.d_v),
+            case.relative.as_ref().map_or(Vec::new(), |of| of_queries(&self.d_rows, of.rank)),
+            if self.d_gate_cumsum.is_empty() { Vec::new() } else { gates(&self.d_gate_cumsum) },
+        ]
+    }
+
+    fn own(self) -> [Vec<f64>; 7] {
+        [self.out, self.lse, self.d_q, self.d_k, self.d_v, self.d_rows, self.d_gate_cumsum]
+    }
+
+    fn sums(&self) -> [&Vec<f64>; 5] {
+        [&self.d_bias, &self.d_weight, &self.d_score_mod, &self.d_sinks, &self.d_profiles]
+    }
+}
+
+fn bits(values: &[f64]) -> Vec<u64> {
+    values.iter().map(|value| value.to_bits()).collect()
+}
+
+const OWN: [&str; 7] = ["out", "lse", "d_q", "d_k", "d_v", "d_rows", "d_gate_cumsum"];
+
+/// Asserts that each document has the bits it has alone, and that shared gradients are the sums over documents.
+fn assert_packed_equals_alone(case: &Case, epsilon: f64, run: impl Fn(&Case) -> Outcome<f64>) {
+    let (documents, packed) = (case.documents.as_ref().unwrap(), run(case));
+    let mut sums = packed.sums().map(|values| vec![[0.0f64; 2]; values.len()]);
+    for segment in documents.segments() {
+        if segment.is_padding() {
+            // longer than any table, perhaps
+            let [out, _, d_q, d_k, d_v, d_rows, _] = packed.of_segment(case, segment);
+            assert!([out, d_q, d_k, d_v, d_rows].iter().flatten().all(|&value| value == 0.0), "{segment:?}");
+            continue;
+        }
+        let alone = run(&case.alone(segment));
+        for (sums, alone) in sums.iter_mut().zip(alone.sums()) {
+            for ([sum, size], alone) in sums.iter_mut().zip(alone) {
+                (*sum, *size) = (*sum + alone, *size + alone.abs());
+            }
+        }
+        for ((name, got), want) in OWN.iter().zip(packed.of_segment(case, segment)).zip(alone.own()) {
+            assert_eq!(bits(&got), bits(&want), "{name} of {segment:?}");
+        }
+    }
+    for (got, sums) in packed.sums().into_iter().zip(&sums) {
+        for (got, [sum, size]) in got.iter().zip(sums) {
+            // the roundings of what was added
+            assert!((got - sum).abs() <= 4.0 * epsilon * size, "{got} {sum} {size}");
+        }
+    }
+}
+
+/// What a packed case is made from.
+#[derive(Clone, Debug)]
+struct PackedRecipe {
+    rows: Vec<Vec<usize>>,
+    padding: usize,
+    last_queries: Option<usize>,
+    group: usize,
+    mask: Mask,
+    kind: usize,
+    softened: bool,
+    packed: bool,
+    seed: u64,
+}
+
+impl PackedRecipe {
+    fn case(&self) -> Case {
+        let tokens = self.rows.iter().map(|row| row.iter().sum()).max().unwrap_or(0) + self.padding;
+        let mut documents = PackedDocuments::from_lengths(self.rows.iter().map(Vec::as_slice), tokens).unwrap();
+        if let Some(queries) = self.last_queries {
+            documents = documents.last_queries(queries.min(tokens)).unwrap();
+        }
+        let sizes = dims(self.rows.len(), 2 * self.group, 2, documents.queries(), tokens, 5);
+        // tables reach the longest document, and no further than the seed says
+        let longest = dims(1, 2 * self.group, 2, documents.longest_len(), documents.longest_len(), 5);
+        let short = Case::with_mask(longest, self.mask, self.seed);
+        let mut case = Case::with_mask(sizes, self.mask, self.seed);
+        (case.table_len, case.bias, case.weight) = (short.table_len, short.bias, short.weight);
+        case.documents = Some(documents);
+        case.packed = self.packed && tokens > 0;
+        let case = case.softened(self.softened, self.softened);
+        match self.kind {
+            0 => case,
+            1 => case.decayed(),
+            2 => case.gated(self.seed),
+            3 => case.with_relative(1 + self.seed as usize % 17, 1 + self.seed as usize % 230, self.seed),
+            _ => case.mapped(self.seed),
+        }
+        .rounded()
+    }
+}
+
+fn packed_recipes() -> impl Strategy<Value = PackedRecipe> {
+    let length = prop_oneof![Just(0usize), Just(1), 2usize..50, Just(95), Just(96), Just(97), Just(193)];
+    let windows = prop_oneof![Just(None), (1usize..130).prop_map(Some)];
+    let masks = (any::<bool>(), windows)
+        .prop_map(|(causal, window)| if causal { Mask::Causal { window } } else { Mask::Bidirectional { window } });
+    let rows = vec(vec(length, 0..5), 1..3);
+    let last = prop_oneof![3 => Just(None), 1 => (1usize..200).prop_map(Some)];
+    let sizes = (rows, 0usize..4, last, 1usize..3);
+    (sizes, masks, 0usize..5, any::<[bool; 2]>(), any::<u64>()).prop_map(|(sizes, mask, kind, options, seed)| {
+        let (rows, padding, last_queries, group) = sizes;
+        let [softened, packed] = options;
+        PackedRecipe { rows, padding, last_queries, group, mask, kind, softened, packed, seed }
+    })
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(64))]
+    #[test]
+    fn packed_documents_have_the_bits_they_have_alone(recipe in packed_recipes()) {
+        let case = recipe.case();
+        for set in InstructionSet::available() {
+            assert_packed_equals_alone(&case, f64::from(f32::EPSILON), |case| in_f32(case, set));
+        }
+        assert_packed_equals_alone(&case, f64::EPSILON, in_f64);
+        let expected = case.naive();
+        for set in InstructionSet::available() {
+            // as for a document alone, see the tests of the engines
+            assert_close(&case, &in_f32(&case, set), &expected, 2e-5, set.name());
+        }
+        assert_close(&case, &in_f64(&case), &expected, 1e-12, "f64");
+    }
+
+    #[test]
+    fn one_document_is_no_documents(recipe in packed_recipes()) {
+        let mut case = recipe.case();
+        let tokens = case.dims.keys;
+        let rows = vec![vec![tokens]; case.dims.batch];
+        let reach = Case::with_mask(dims(1, case.dims.heads, 2, tokens, tokens, 5), case.mask, recipe.seed);
+        (case.table_len, case.bias, case.weight) = (reach.table_len, reach.bias, reach.weight);
+        case.documents = None;
+        let case = if case.map.is_some() { case.mapped(recipe.seed) } else { case }.rounded();
+        let whole = PackedDocuments::from_lengths(rows.iter().map(Vec::as_slice), tokens).unwrap();
+        let whole = whole.last_queries(case.dims.queries).unwrap();
+        let packed = Case { documents: Some(whole), ..case.clone() };
+        let set = InstructionSet::current();
+        prop_assert_eq!(in_f32(&packed, set), in_f32(&case, set));
+        prop_assert_eq!(in_f64(&packed), in_f64(&case));
+        prop_assert_eq!(packed.naive(), case.naive());
+    }
+}
+
+fn packed(rows: &[&[usize]], tokens: usize, mask: Mask, seed: u64) -> Case {
+    let mut case = Case::with_mask(dims(rows.len(), 4, 2, tokens, tokens, 6), mask, seed);
+    case.documents = Some(PackedDocuments::from_lengths(rows.iter().copied(), tokens).unwrap());
+    case
+}
+
+#[test]
+fn padding_after_one_document_is_a_length() {
+    for mask in [Mask::CAUSAL, Mask::Bidirectional { window: Some(9) }] {
+        for case in [packed(&[&[100], &[0], &[7]], 110, mask, 3), packed(&[&[100], &[0], &[7]], 110, mask, 3).mapped(4)]
+        {
+            let mut case = case.rounded();
+            let documents = case.documents.clone().unwrap();
+            // queries of the padding see keys where there are lengths only
+            for segment in documents.segments().iter().filter(|segment| segment.is_padding()) {
+                for head in 0..4 {
+                    let first = (segment.row * 4 + head) * 110 + segment.first_query;
+                    case.d_out[first * 6..][..segment.queries * 6].fill(0.0);
+                }
+            }
+            let lengths = Case { documents: None, lengths: Some(vec![100, 0, 7]), ..case.clone() };
+            let set = InstructionSet::current();
+            let (got, want) = (in_f32(&case, set), in_f32(&lengths, set));
+            for segment in documents.documents() {
+                let [got, want] = [&got, &want].map(|outcome| outcome.of_segment(&case, &segment));
+                assert_close_values(&got, &want);
+            }
+            for segment in documents.segments().iter().filter(|segment| segment.is_padding()) {
+                let [out, _, d_q, d_k, d_v, ..] = got.of_segment(&case, segment);
+                assert!([out, d_q, d_k, d_v].iter().flatten().all(|&value| value == 0.0), "{segment:?}");
+            }
+        }
+    }
+}
+
+/// Positions of the padding change which rows share a block, so roundings differ.
+fn assert_close_values(got: &[Vec<f64>; 7], want: &[Vec<f64>; 7]) {
+    for ((name, got), want) in OWN.iter().zip(got).zip(want) {
+        let largest = want.iter().fold(1.0f64, |largest, value| largest.max(value.abs()));
+        for (got, want) in got.iter().zip(want) {
+            // f32 carries 6e-8; sums of a hundred keys lose one more digit
+            assert!((got - want).abs() <= 1e-5 * largest, "{name}: {got} {want}");
+        }
+    }
+}
+
+#[test]
+fn a_document_of_nan_leaves_the_others_alone() {
+    for case in [
+        packed(&[&[40, 97, 1], &[20, 118]], 140, Mask::CAUSAL, 5),
+        packed(&[&[40, 97, 1], &[20, 118]], 140, Mask::BIDIRECTIONAL, 6),
+        packed(&[&[40, 97, 1], &[20, 118]], 140, Mask::CAUSAL, 5).with_relative(3, 60, 6),
+        packed(&[&[40, 97, 1], &[20, 118]], 140, Mask::CAUSAL, 5).mapped(8),
+        packed(&[&[40, 97, 1], &[20, 118]], 140, Mask::CAUSAL, 5).mapped(9),
+    ] {
+        let (mut broken, documents) = (case.clone(), case.documents.clone().unwrap());
+        let lost = documents.segments()[1];
+        for (values, heads) in [(&mut broken.q, 4), (&mut broken.k, 2), (&mut broken.v, 2), (&mut broken.d_out, 4)] {
+            for head in 0..heads {
+                let of_document = &mut values[(head * 140 + lost.first_query) * 6..][..lost.queries * 6];
+                of_document.fill(f64::NAN);
+                of_document[0] = f64::INFINITY;
+            }
+        }
+        let set = InstructionSet::current();
+        let [whole, broken] = [&case, &broken].map(|case| in_f32(case, set));
+        for segment in documents.segments().iter().filter(|segment| **segment != lost) {
+            let [whole, broken] = [&whole, &broken].map(|outcome| outcome.of_segment(&case, segment));
+            for ((name, whole), broken) in OWN.iter().zip(&whole).zip(&broken) {
+                assert_eq!(bits(whole), bits(broken), "{name} of {segment:?}");
+            }
+        }
+        assert!(broken.of_segment(&case, &lost)[0].iter().all(|value| value.is_nan()));
+    }
+}
+
+#[test]
+fn bits_do_not_depend_on_the_number_of_threads() {
+    let rows: [&[usize]; 2] = [&[1, 300, 96, 0, 1, 97, 5], &[200, 150, 33]];
+    for case in [
+        packed(&rows, 510, Mask::CAUSAL, 7).softened(true, true),
+        packed(&rows, 510, Mask::BIDIRECTIONAL, 8).gated(3),
+        packed(&rows, 510, Mask::CAUSAL, 7).with_relative(5, 120, 9),
+        packed(&rows, 510, Mask::CAUSAL, 7).mapped(10),
+        packed(&rows, 510, Mask::CAUSAL, 7).mapped(11),
+    ] {
+        let run = |threads: usize| {
+            let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().unwrap();
+            pool.install(|| in_f32(&case, InstructionSet::current()))
+        };
+        let alone = run(1);
+        assert!([2, 5].into_iter().all(|threads| run(threads) == alone));
+    }
+}
+
+#[test]
+fn packed_gradients_match_central_differences() {
+    for mask in [Mask::CAUSAL, Mask::Causal { window: Some(2) }, Mask::BIDIRECTIONAL] {
+        let case = packed(&[&[2, 0, 1, 3], &[4, 1]], 7, mask, 21);
+        assert_gradients_match_differences(&case);
+        assert_gradients_match_differences(&case.clone().decayed());
+        assert_gradients_match_differences(&case.clone().softened(false, true).with_relative(2, 3, 14));
+        assert_gradients_match_differences(&case.clone().softened(true, true).gated(15));
+        assert_gradients_match_differences(&case.clone().softened(true, true).mapped(12));
+        assert_gradients_match_differences(&case.mapped(13));
+    }
+}
+
+/// Queries before the first key of their document, and documents without keys or queries.
+#[test]
+fn queries_and_keys_of_documents_may_differ() {
+    for (mask, map) in
+        [(Mask::CAUSAL, None), (Mask::BIDIRECTIONAL, None), (Mask::CAUSAL, Some(3)), (Mask::CAUSAL, Some(4))]
+    {
+        let mut case = Case::with_mask(dims(1, 4, 2, 112, 219, 5), mask, 9);
+        let (queries, keys) = ([0, 100, 101, 101, 109, 112], [0, 99, 103, 106, 106, 219]);
+        case.documents = Some(PackedDocuments::from_cu_seqlens_qk(&queries, &keys, 112, 219).unwrap());
+        let case = map.map_or(case.clone(), |seed| case.mapped(seed)).rounded();
+        let set = InstructionSet::current();
+        assert_packed_equals_alone(&case, f64::from(f32::EPSILON), |case| in_f32(case, set));
+        let outcome = in_f32(&case, set);
+        let [out, _, d_q, ..] = outcome.of_segment(&case, &case.documents.as_ref().unwrap().segments()[3]);
+        assert!(out.iter().chain(&d_q).all(|&value| value == 0.0), "a document without keys");
+        assert_close(&case, &in_f64(&case), &case.naive(), 1e-12, "f64");
+    }
+}
+
+#[test]
+#[should_panic(expected = "tables have len = 9, but 10 queries and 10 keys of document 1 of row 0 need 10")]
+fn tables_reach_the_longest_document() {
+    let mut case = packed(&[&[7, 10, 3]], 20, Mask::CAUSAL, 3);
+    case.table_len = 9;
+    case.bias = Some(vec![0.0; 4 * 9]);
+    case.weight = None;
+    in_f64(&case);
+}
+
+#[test]
+#[should_panic(expected = "lengths and documents exclude each other")]
+fn lengths_and_documents_exclude_each_other() {
+    let case = packed(&[&[7, 10, 3]], 20, Mask::CAUSAL, 3);
+    in_f64(&Case { lengths: Some(vec![20]), ..case });
+}
