@@ -75,7 +75,8 @@ impl Case {
             Decay { near_len: *near_len, near, terms, rates, weights }
         });
         let (reach, guard) = (LinearMask::Causal, DenominatorGuard::Nothing);
-        let problem = LinearAttentionProblem { dims, reach, lengths: None, maps: &[&map], decay, gates: None, guard };
+        let (lengths, documents, gates) = (None, None, None);
+        let problem = LinearAttentionProblem { dims, reach, lengths, documents, maps: &[&map], decay, gates, guard };
         let strides = |width: usize| Strides { batch: heads * len * width, head: len * width, row: width };
         let [of_rows, of_values] = [features, deep].map(strides);
         let view = |data, strides| View { data, strides };

@@ -161,7 +161,7 @@ impl<T: Number> LinearMaps<T> {
             weights,
         });
         let reach = if rule.causal { LinearMask::Causal } else { LinearMask::Bidirectional };
-        LinearAttentionProblem { dims, reach, lengths, maps, decay, gates, guard: self.guard }
+        LinearAttentionProblem { dims, reach, lengths, documents: None, maps, decay, gates, guard: self.guard }
     }
 }
 

@@ -106,6 +106,7 @@ impl RecurrentKv {
             dims: linear::LinearAttentionDims { batch, heads: count, len, head_dim, value_dim: head_dim },
             reach: linear::LinearMask::Causal,
             lengths: None,
+            documents: None,
             maps: &chain,
             decay: tables.map(|tables| tables.decay(count)),
             gates: gates.as_deref(),

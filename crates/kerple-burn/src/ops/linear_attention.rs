@@ -287,7 +287,8 @@ impl LinearAttentionOp {
         let dims = self.dims(inputs);
         let decay = self.decay.as_ref().map(|places| places.decay(dims.heads, inputs));
         let (gates, guard) = (self.gates.map(|place| inputs[place].slice()), guard(self.linear.plan.feature_map));
-        LinearAttentionProblem { dims, reach: self.reach, lengths: self.lengths.as_deref(), maps, decay, gates, guard }
+        let (reach, lengths, documents) = (self.reach, self.lengths.as_deref(), None);
+        LinearAttentionProblem { dims, reach, lengths, documents, maps, decay, gates, guard }
     }
 
     fn inputs<'a, T: FloatElement>(&self, inputs: &'a [HostArray]) -> linear::LinearAttentionInputs<'a, T> {

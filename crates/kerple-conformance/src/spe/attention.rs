@@ -78,7 +78,8 @@ impl LinearRows {
         let strides = |d: usize| Strides { batch: len * heads * d, head: d, row: heads * d };
         let view = |data, d| View { data, strides: strides(d) };
         let inputs = LinearAttentionInputs { q: view(&q, head_dim), k: view(&k, head_dim), v: view(&v, value_dim) };
-        let problem = LinearAttentionProblem { dims: self.dims, reach, lengths, maps, decay: None, gates: None, guard };
+        let (dims, documents, decay, gates) = (self.dims, None, None, None);
+        let problem = LinearAttentionProblem { dims, reach, lengths, documents, maps, decay, gates, guard };
         let (mut out, mut denominators) = (vec![T::ZERO; v.len()], vec![T::ZERO; batch * heads * len]);
         let run = if chunked { forward::<T> } else { naive::forward::<T> };
         run(&problem, inputs, ViewMut::new(&mut out, strides(value_dim)), &mut denominators);

@@ -24,7 +24,7 @@
 //! million positions.
 //!
 //! * [`naive`] is the reference, in quadratic time.
-//! * Padding: keys from a sequence's length on are ignored.
+//! * Padding: keys from a sequence's length on are ignored. Packed documents are sequences of their own.
 //! * A sequence of any length can be trained in chunks: states are kept where chunks begin, and
 //!   gradients are computed from the last chunk to the first, each passing [`StateGradient`] to the
 //!   previous one ([`backward_chunk`]). Rows need no more memory than one chunk.
@@ -48,14 +48,16 @@ pub mod toeplitz;
 pub use decay::{Decay, DecayGradient, IN_F32, shapes};
 pub use state::{RecurrentState, StateGradient};
 
-use super::{Strides, View, ViewMut};
+use super::{DocumentSegment, PackedDocuments, Strides, View, ViewMut};
 use crate::Number;
 use crate::features::{FeatureChain, FeatureMap, RowKind};
 use crate::tiles::view::ViewShape;
 use crate::tiles::workers;
 use coded::Coded;
 use decay::DecayTerms;
+use std::cmp::Reverse;
 use std::hash::{DefaultHasher, Hash, Hasher};
+use std::ops::Range;
 
 /// Positions of a chunk.
 pub const CHUNK: usize = crate::features::MOST_ROWS;
@@ -120,6 +122,9 @@ pub struct LinearAttentionProblem<'a, T> {
     pub reach: LinearMask,
     /// Positions that each sequence has, `[B]`; keys from there on are padding. `None`: no padding.
     pub lengths: Option<&'a [usize]>,
+    /// Packed documents, instead of `lengths`: sums start again with each of them, and what comes out for a
+    /// document has the bits that it has alone.
+    pub documents: Option<&'a PackedDocuments>,
     /// From rows to features, one map after another.
     pub maps: &'a [&'a dyn FeatureMap<T>],
     /// What becomes of products with distance; `None`: nothing.
@@ -135,7 +140,41 @@ impl<'a, T: Number> LinearAttentionProblem<'a, T> {
     /// Causal rows without padding, without decay of products.
     pub fn causal(dims: LinearAttentionDims, maps: &'a [&'a dyn FeatureMap<T>]) -> LinearAttentionProblem<'a, T> {
         let (reach, guard) = (LinearMask::Causal, DenominatorGuard::Nothing);
-        LinearAttentionProblem { dims, reach, lengths: None, maps, decay: None, gates: None, guard }
+        LinearAttentionProblem { dims, reach, lengths: None, documents: None, maps, decay: None, gates: None, guard }
+    }
+
+    /// Number of segments: of documents and paddings, or of sequences where there are no documents.
+    fn segments(&self) -> usize {
+        self.documents.map_or(self.dims.batch, |documents| documents.segments().len())
+    }
+
+    /// Where a segment is.
+    fn segment(&self, number: usize) -> DocumentSegment {
+        let len = self.dims.len;
+        match self.documents {
+            Some(documents) => documents.segments()[number],
+            None => {
+                let length = self.valid(number, 0).min(len);
+                DocumentSegment { row: number, first_query: 0, queries: len, first_key: 0, keys: len, length }
+            }
+        }
+    }
+
+    /// The problem of one segment alone, a batch of one sequence, whose views start with it. Its gates are left out.
+    fn alone(&self, number: usize) -> LinearAttentionProblem<'a, T> {
+        let lengths = match self.documents {
+            Some(documents) => Some(std::slice::from_ref(&documents.segments()[number].length)),
+            None => self.lengths.map(|lengths| &lengths[number..=number]),
+        };
+        let dims = LinearAttentionDims { batch: 1, len: self.segment(number).keys, ..self.dims };
+        LinearAttentionProblem { dims, lengths, documents: None, gates: None, ..*self }
+    }
+
+    /// Some of the segments, the longest first.
+    fn longest_first(&self, segments: Range<usize>) -> Vec<usize> {
+        let mut order: Vec<usize> = segments.collect();
+        order.sort_by_key(|number| Reverse(self.segment(*number).keys));
+        order
     }
 
     fn chain(&self) -> FeatureChain<'a, T> {
@@ -175,8 +214,8 @@ impl<'a, T: Number> LinearAttentionProblem<'a, T> {
 
     fn check_chunk(&self, state: &RecurrentState<T>) {
         assert!(
-            self.reach == LinearMask::Causal && self.lengths.is_none(),
-            "a state requires causal attention without padding"
+            self.reach == LinearMask::Causal && self.lengths.is_none() && self.documents.is_none(),
+            "a state requires causal attention without padding or packed documents"
         );
         let dims = LinearAttentionDims { len: 0, head_dim: 0, ..self.dims };
         assert!(state.dims == dims, "the state has the shape {:?}, not {dims:?}", state.dims);
@@ -197,6 +236,11 @@ impl<'a, T: Number> LinearAttentionProblem<'a, T> {
         assert!(takes == head_dim, "the first feature map expects rows of {takes}, head_dim = {head_dim}");
         if let Some(lengths) = self.lengths {
             crate::check_shape!(lengths, B = batch);
+        }
+        if let Some(documents) = self.documents {
+            assert!(self.lengths.is_none(), "lengths and documents exclude each other");
+            let sizes = [documents.rows(), documents.queries(), documents.keys()];
+            assert!(sizes == [batch, len, len], "documents of {sizes:?} rows, queries and keys in {:?}", self.dims);
         }
         if let Some(decay) = &self.decay {
             decay.check(heads);
@@ -222,7 +266,13 @@ pub struct LinearAttentionInputs<'a, T> {
     pub v: View<'a, T>,
 }
 
-impl<T: Number> LinearAttentionInputs<'_, T> {
+impl<'a, T: Number> LinearAttentionInputs<'a, T> {
+    /// Those that start at this row of a sequence.
+    fn starting_at(&self, batch: usize, row: usize) -> LinearAttentionInputs<'a, T> {
+        let [q, k, v] = [self.q, self.k, self.v].map(|view| view.starting_at(batch, row));
+        LinearAttentionInputs { q, k, v }
+    }
+
     fn check(&self, [rows, values]: [ViewShape; 2]) {
         self.q.check("q", rows);
         self.k.check("k", rows);
@@ -381,7 +431,9 @@ fn run_backward<T: Number>(
         return coded.backward(saved, ends, gradients);
     }
     match (problem.reach, problem.decay) {
-        (LinearMask::Causal, _) => backward::backward(problem, saved, ends, gradients),
+        (LinearMask::Causal, _) => {
+            backward::backward(problem, saved, ends, gradients, &mut backward::GradientPass::Single)
+        }
         (LinearMask::Bidirectional, None) => bidirectional::backward(problem, saved, gradients),
         (LinearMask::Bidirectional, Some(_)) => bidirectional_decay::backward(problem, saved, gradients),
     }
@@ -423,23 +475,4 @@ fn check_backward<T: Number>(
 /// Head and sequence of an item of work, sequences of a head next to each other.
 fn unit(dims: LinearAttentionDims, item: usize) -> (usize, usize) {
     (item / dims.batch.max(1), item % dims.batch.max(1))
-}
-
-/// Sums over sequences, in order, what each left for a head: `[H, B, n]` to `[H, n]`.
-fn sum_batch<T: Number>(dims: LinearAttentionDims, parts: &[T], to: &mut [T]) {
-    let size = to.len() / dims.heads.max(1);
-    if size == 0 {
-        return;
-    }
-    for (to, parts) in to.chunks_exact_mut(size).zip(parts.chunks_exact(dims.batch * size)) {
-        to.fill(T::ZERO);
-        for part in parts.chunks_exact(size) {
-            to.iter_mut().zip(part).for_each(|(to, part)| *to += *part);
-        }
-    }
-}
-
-/// The view of a packed `[H, B, n]` buffer, one row for each head of each sequence.
-fn parts<T>(dims: LinearAttentionDims, size: usize, data: &mut [T]) -> ViewMut<'_, T> {
-    ViewMut::new(data, Strides { batch: size, head: dims.batch * size, row: 0 })
 }

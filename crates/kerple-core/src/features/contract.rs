@@ -102,7 +102,7 @@ pub(crate) fn backward<'y, T: Number>(
             transpose((code, width), [d, r], &mut room.across, wide);
             let product = RowProduct { sizes: [batch, r, wide], a: (d_y, [width, 1]), b: (&room.across, wide) };
             product.to(&mut room.d_x, wide, StoreMode::Overwrite);
-            room.d_x.chunks_exact(wide).enumerate().for_each(|(batch, row)| d_x(batch, first + t, row));
+            room.d_x.chunks_exact(wide).enumerate().take(batch).for_each(|(batch, row)| d_x(batch, first + t, row));
             let a = (&x.data[(first + t) * x.row..], [1, x.batch]);
             let product = RowProduct { sizes: [d, batch, width], a, b: (d_y, width) };
             product.to(&mut room.d_code[t * d * width..], width, StoreMode::Overwrite);

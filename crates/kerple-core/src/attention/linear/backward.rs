@@ -26,17 +26,26 @@ use super::forward::{HeadTask, load, products};
 use super::gates::ChunkGates;
 use super::state::{ChunkRows, HeadState, HeadStateGradient, RecurrentState, StateGradient, StateSums};
 use super::{
-    CHUNK, DecayGradient, LinearAttentionDims, LinearAttentionGradients, LinearAttentionProblem, LinearAttentionSaved,
-    loops, parts, sum_batch, unit, workers,
+    CHUNK, DecayGradient, DocumentSegment, LinearAttentionDims, LinearAttentionGradients, LinearAttentionProblem,
+    LinearAttentionSaved, loops, workers,
 };
 use crate::Number;
-use crate::attention::ViewMut;
+use crate::attention::segments::SumsByRow;
+use crate::attention::{View, ViewMut};
 use crate::cpu::reduce;
 use crate::features::{FeatureChain, FeatureChainScratch, RowKind, RowProduct, padded};
 use crate::tiles::microkernel::StoreMode;
 use std::sync::Mutex;
 
-/// Where one head of one sequence writes.
+/// What a segment reads of the forward's results, and of the gradient of the output.
+pub(super) struct SegmentSaved<'a, T> {
+    out: View<'a, T>,
+    d_out: View<'a, T>,
+    /// Of the head.
+    denominators: &'a [T],
+}
+
+/// Where a segment writes.
 pub(super) struct GradientViews<'a, T> {
     pub(super) d_q: ViewMut<'a, T>,
     pub(super) d_k: ViewMut<'a, T>,
@@ -44,7 +53,7 @@ pub(super) struct GradientViews<'a, T> {
     pub(super) d_parameters: ViewMut<'a, T>,
     pub(super) d_near: ViewMut<'a, T>,
     pub(super) d_weights: ViewMut<'a, T>,
-    /// `[B, H, L]`; in cumulative gates first, then in gates.
+    /// In cumulative gates first, then in gates.
     pub(super) d_gates: Option<ViewMut<'a, T>>,
     pub(super) sizes: [usize; 3],
 }
@@ -123,57 +132,125 @@ impl<T: Number> LinearBackwardScratch<T> {
     }
 }
 
-/// Runs `work` for every head of every sequence, whose first row has position `first`, and sums over sequences what belongs to
+/// Which pass over the segments this is, where two of them make one gradient. Documents that share a row have their passes
+/// added before they are summed: what cancels within a document then leaves no rounding error in the sum.
+pub(super) enum GradientPass<T> {
+    /// The only one, or the passes are added after the sums over segments.
+    Single,
+    /// Leaves what each segment has of parameters, near weights and weights of exponentials here, and no sums.
+    First([Vec<T>; 3]),
+    /// Sums what the first pass left and its own, which has no part at distance 0.
+    Second([Vec<T>; 3]),
+}
+
+impl<T: Number> GradientPass<T> {
+    /// The sums over some segments as they enter the sum over all; `near_len` is that of a head, `at` says where each starts.
+    fn take(&mut self, own: &mut [Vec<T>; 3], at: [usize; 3], near_len: usize) {
+        match self {
+            GradientPass::Single => {}
+            GradientPass::First(kept) => {
+                for (kept, own) in kept.iter_mut().zip(own) {
+                    kept.append(own);
+                }
+            }
+            GradientPass::Second(kept) => {
+                own[1].chunks_exact_mut(near_len.max(1)).for_each(|near| near[near_len - 1] = T::ZERO);
+                for ((kept, own), at) in kept.iter().zip(own).zip(at) {
+                    own.iter_mut().zip(&kept[at..]).for_each(|(own, first)| *own = *first + *own);
+                }
+            }
+        }
+    }
+}
+
+/// Numbers that sum over segments of the documents which are processed at a time.
+const MOST_SUMS: usize = 1 << 22;
+
+/// Runs `work` for every head of every segment, whose first row has position `first`, and sums over segments what belongs to
 /// heads.
 pub(super) fn for_each_unit<T: Number>(
     problem: &LinearAttentionProblem<T>,
     first: usize,
     saved: LinearAttentionSaved<T>,
     gradients: LinearAttentionGradients<T>,
-    work: impl Fn(&HeadTask<T>, &LinearAttentionSaved<T>, &GradientViews<T>, &mut LinearBackwardScratch<T>) + Sync,
+    pass: &mut GradientPass<T>,
+    work: impl Fn(&HeadTask<T>, &SegmentSaved<T>, &GradientViews<T>, &mut LinearBackwardScratch<T>) + Sync,
 ) {
-    let (dims, chain, terms) = (problem.dims, problem.chain(), problem.terms());
+    let (dims, chain, terms, segments) = (problem.dims, problem.chain(), problem.terms(), problem.segments());
     let wanted = gradients.d_decay.is_some();
     let [near, weights] = match &problem.decay {
         Some(decay) if wanted => [decay.near_len, decay.terms],
         _ => [0, 0],
     };
     let sizes = [chain.parameters(), near, weights];
-    let mut own = sizes.map(|size| crate::ops::zeros::<T>(dims.heads * dims.batch * size));
-    let [d_parameters, d_near, d_weights] = own.each_mut();
     let LinearAttentionGradients { d_q, d_k, d_v, d_parameters: to_parameters, d_decay, d_gates } = gradients;
-    let by_row = super::Strides { batch: dims.heads * dims.len, head: dims.len, row: 0 };
-    let outputs = GradientViews {
-        d_q,
-        d_k,
-        d_v,
-        d_parameters: parts(dims, sizes[0], d_parameters),
-        d_near: parts(dims, sizes[1], d_near),
-        d_weights: parts(dims, sizes[2], d_weights),
-        d_gates: d_gates.map(|d_gates| ViewMut::new(d_gates, by_row)),
-        sizes,
-    };
-    workers::for_each(
-        dims.heads * dims.batch,
-        || None,
-        |own: &mut Option<(usize, LinearBackwardScratch<T>)>, item| {
-            let (head, batch) = unit(dims, item);
-            let terms = &terms[head];
-            // heads may differ in how many shapes their terms have
-            if own.as_ref().is_none_or(|(of, _)| *of != head) {
-                *own = Some((head, LinearBackwardScratch::new(&chain, dims.value_dim, terms)));
+    let by_row = super::Strides { batch: dims.heads * dims.len, head: dims.len, row: 1 };
+    let d_gates = d_gates.map(|d_gates| ViewMut::new(d_gates, by_row));
+    let mut totals = sizes.map(|size| SumsByRow::new(dims.heads * size));
+    let of_segment = dims.heads * sizes.iter().sum::<usize>();
+    let at_a_time = if problem.documents.is_some() { MOST_SUMS / of_segment.max(1) } else { segments }.max(1);
+    for wave in (0..segments).step_by(at_a_time).map(|first| first..segments.min(first + at_a_time)) {
+        let mut own = sizes.map(|size| crate::ops::zeros::<T>(wave.len() * dims.heads * size));
+        let mut at = 0;
+        let parts = own.each_mut().map(|own| {
+            let size = sizes[at];
+            at += 1;
+            ViewMut::new(own, super::Strides { batch: dims.heads * size, head: size, row: 1 })
+        });
+        let order = problem.longest_first(wave.clone());
+        workers::for_each(
+            dims.heads * order.len(),
+            || None,
+            |own: &mut Option<(usize, LinearBackwardScratch<T>)>, item| {
+                let (head, number) = (item / order.len(), order[item % order.len()]);
+                let terms = &terms[head];
+                // heads may differ in how many shapes their terms have
+                if own.as_ref().is_none_or(|(of, _)| *of != head) {
+                    *own = Some((head, LinearBackwardScratch::new(&chain, dims.value_dim, terms)));
+                }
+                let (_, scratch) = own.as_mut().expect("it was just created");
+                let DocumentSegment { row, first_query, queries, .. } = problem.segment(number);
+                let start = (row * dims.heads + head) * dims.len + first_query;
+                let saved_rows = SegmentSaved {
+                    out: saved.out.starting_at(row, first_query),
+                    d_out: saved.d_out.starting_at(row, first_query),
+                    denominators: &saved.denominators[start..][..queries],
+                };
+                let [d_parameters, d_near, d_weights] =
+                    parts.each_ref().map(|parts| parts.starting_at(number - wave.start, 0));
+                let outputs = GradientViews {
+                    d_q: d_q.starting_at(row, first_query),
+                    d_k: d_k.starting_at(row, first_query),
+                    d_v: d_v.starting_at(row, first_query),
+                    d_parameters,
+                    d_near,
+                    d_weights,
+                    d_gates: d_gates.as_ref().map(|d_gates| d_gates.starting_at(row, first_query)),
+                    sizes,
+                };
+                let task = HeadTask::new(problem, &chain, terms, saved.inputs, [head, number], first);
+                work(&task, &saved_rows, &outputs, scratch);
+            },
+        );
+        drop(parts);
+        pass.take(&mut own, sizes.map(|size| wave.start * dims.heads * size), sizes[1]);
+        if matches!(pass, GradientPass::First(_)) {
+            continue;
+        }
+        for (at, number) in wave.enumerate() {
+            let is_last = number + 1 == segments || problem.segment(number + 1).row != problem.segment(number).row;
+            for (total, own) in totals.iter_mut().zip(&own) {
+                total.add(at, own, is_last);
             }
-            let (_, scratch) = own.as_mut().expect("it was just created");
-            let task = HeadTask { problem, chain: &chain, terms, inputs: saved.inputs, batch, head, first };
-            work(&task, &saved, &outputs, scratch);
-        },
-    );
-    sum_batch(dims, &own[0], to_parameters);
+        }
+    }
+    let [parameters, near, weights] = totals.map(SumsByRow::total);
+    to_parameters.copy_from_slice(&parameters);
     if let Some(DecayGradient { d_near, d_weights }) = d_decay {
-        sum_batch(dims, &own[1], d_near);
+        d_near.copy_from_slice(&near);
         // they were added up as `DecayTerms::mask` reads them: the last distance first
         d_near.chunks_exact_mut(sizes[1]).for_each(<[T]>::reverse);
-        sum_batch(dims, &own[2], d_weights);
+        d_weights.copy_from_slice(&weights);
     }
 }
 
@@ -183,12 +260,14 @@ pub(super) fn backward<T: Number>(
     saved: LinearAttentionSaved<T>,
     ends: Option<(&RecurrentState<T>, &mut StateGradient<T>)>,
     gradients: LinearAttentionGradients<T>,
+    pass: &mut GradientPass<T>,
 ) {
     let (dims, (before, behind)) = (problem.dims, ends.unzip());
     let behind: Vec<Mutex<&mut HeadStateGradient<T>>> =
         behind.into_iter().flat_map(StateGradient::units).map(Mutex::new).collect();
-    for_each_unit(problem, before.map_or(0, RecurrentState::len), saved, gradients, |task, saved, outputs, scratch| {
-        let (len, item) = (dims.len, task.head * dims.batch + task.batch);
+    let first = before.map_or(0, RecurrentState::len);
+    for_each_unit(problem, first, saved, gradients, pass, |task, saved, outputs, scratch| {
+        let (len, item) = (task.problem.dims.len, task.head * dims.batch + task.number);
         match before {
             Some(before) => scratch.unit.clone_from(&before.units[item]),
             None => scratch.unit.clear(),
@@ -218,14 +297,14 @@ impl<T: Number> HeadTask<'_, T> {
         &self,
         row: usize,
         rows: usize,
-        saved: &LinearAttentionSaved<T>,
+        saved: &SegmentSaved<T>,
         scratch: &mut LinearBackwardScratch<T>,
     ) {
-        let LinearAttentionDims { heads, len, value_dim, .. } = self.problem.dims;
+        let value_dim = self.problem.dims.value_dim;
         let (place, value) = (self.place(RowKind::Query, row, rows), padded(value_dim));
         load(saved.d_out, place, row, value_dim, &mut scratch.d_sums);
         load(saved.out, place, row, value_dim, &mut scratch.d_values);
-        let denominators = &saved.denominators[(self.batch * heads + self.head) * len + row..];
+        let denominators = &saved.denominators[row..];
         let d_sums = scratch.d_sums.chunks_exact_mut(value).zip(scratch.d_values.chunks_exact(value));
         for (((d_sums, out), d_count), denominator) in d_sums.zip(&mut scratch.d_counts).zip(denominators).take(rows) {
             let factor = if *denominator == T::ZERO { T::ZERO } else { T::ONE / *denominator };
@@ -239,7 +318,7 @@ impl<T: Number> HeadTask<'_, T> {
         &self,
         row: usize,
         rows: usize,
-        saved: &LinearAttentionSaved<T>,
+        saved: &SegmentSaved<T>,
         outputs: &GradientViews<T>,
         scratch: &mut LinearBackwardScratch<T>,
     ) {
@@ -255,7 +334,7 @@ impl<T: Number> HeadTask<'_, T> {
         unit.sums.of_values(self.terms, &rows_of_chunk, wide, StoreMode::Overwrite, d_features);
         if outputs.sizes[2] > 0 {
             // SAFETY: this item alone writes the part of its head and sequence.
-            let d_weights = unsafe { outputs.d_weights.row(self.batch, self.head, 0, outputs.sizes[2]) };
+            let d_weights = unsafe { outputs.d_weights.row(0, self.head, 0, outputs.sizes[2]) };
             unit.sums.weigh(self.terms, &rows_of_chunk, wide, room, d_weights);
         }
         self.queries_of_near(before, rows, outputs, scratch);
@@ -280,7 +359,7 @@ impl<T: Number> HeadTask<'_, T> {
             let LinearBackwardScratch { queries, unit, turned, products: to, of_values, .. } = &mut *scratch;
             products(queries, &unit.keys, [rows, keys, width], turned, (&mut to[..], near_len));
             // SAFETY: this item alone writes the part of its head and sequence.
-            let d_near = unsafe { outputs.d_near.row(self.batch, self.head, 0, near_len) };
+            let d_near = unsafe { outputs.d_near.row(0, self.head, 0, near_len) };
             for t in 0..rows {
                 let row = t * near_len..t * near_len + (before + t + 1).min(keys);
                 loops::add_products(&mut d_near[near_len - 1 - before - t..], &to[row.clone()], &of_values[row]);
@@ -317,7 +396,7 @@ impl<T: Number> HeadTask<'_, T> {
         &self,
         row: usize,
         [rows, later]: [usize; 2],
-        saved: &LinearAttentionSaved<T>,
+        saved: &SegmentSaved<T>,
         outputs: &GradientViews<T>,
         scratch: &mut LinearBackwardScratch<T>,
     ) -> usize {
@@ -396,17 +475,17 @@ impl<T: Number> HeadTask<'_, T> {
         let features = if side == RowKind::Query { &queries[..] } else { &unit.keys[..] };
         self.gate_cumsum(side, row, [rows, d_features.len() / CHUNK], [features, d_features], outputs);
         // SAFETY: this item alone writes the part of its head and sequence.
-        let d_parameters = unsafe { outputs.d_parameters.row(self.batch, self.head, 0, outputs.sizes[0]) };
+        let d_parameters = unsafe { outputs.d_parameters.row(0, self.head, 0, outputs.sizes[0]) };
         let d_x = self.chain.backward(self.place(side, row, rows), features, d_features, chain, d_parameters);
         let to = if side == RowKind::Query { &outputs.d_q } else { &outputs.d_k };
         for (t, d_x) in d_x.chunks_exact(padded(head_dim)).enumerate() {
             // SAFETY: the view is checked, and this item alone writes this row.
-            unsafe { to.row(self.batch, self.head, row + t, head_dim) }.copy_from_slice(&d_x[..head_dim]);
+            unsafe { to.row(0, self.head, row + t, head_dim) }.copy_from_slice(&d_x[..head_dim]);
         }
         if side == RowKind::Key {
             for (t, d) in d_values.chunks_exact(padded(value_dim)).take(rows).enumerate() {
                 // SAFETY: likewise.
-                unsafe { outputs.d_v.row(self.batch, self.head, row + t, value_dim) }.copy_from_slice(&d[..value_dim]);
+                unsafe { outputs.d_v.row(0, self.head, row + t, value_dim) }.copy_from_slice(&d[..value_dim]);
             }
         }
     }
@@ -423,7 +502,7 @@ impl<T: Number> HeadTask<'_, T> {
     ) {
         let Some(d_gate_cumsum) = &outputs.d_gates else { return };
         // SAFETY: the buffer is checked, and this item alone writes the row of its head and sequence.
-        let d_gate_cumsum = unsafe { d_gate_cumsum.row(self.batch, self.head, 0, self.problem.dims.len) };
+        let d_gate_cumsum = unsafe { d_gate_cumsum.row(0, self.head, 0, self.problem.dims.len) };
         let pairs = features.chunks_exact(width).zip(d_features.chunks_exact(width));
         for (d_cumsum, (features, d_features)) in d_gate_cumsum[row..row + rows].iter_mut().zip(pairs) {
             let product = reduce::dot(features, d_features);
@@ -435,7 +514,7 @@ impl<T: Number> HeadTask<'_, T> {
     fn d_gates_from_cumsum(&self, outputs: &GradientViews<T>, behind: &mut f64) {
         let Some(d_gates) = &outputs.d_gates else { return };
         // SAFETY: as above.
-        let d_gates = unsafe { d_gates.row(self.batch, self.head, 0, self.problem.dims.len) };
+        let d_gates = unsafe { d_gates.row(0, self.head, 0, self.problem.dims.len) };
         for d in d_gates.iter_mut().rev() {
             *behind += d.to_f64();
             *d = T::from_f64(*behind);

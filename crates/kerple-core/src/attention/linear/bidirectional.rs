@@ -1,12 +1,12 @@
 //! Bidirectional linear attention without a decay: one sum over all keys.
 
-use super::backward::{self, for_each_unit};
+use super::backward::{self, GradientPass, for_each_unit};
 use super::decay::DecayTerms;
 use super::forward::{HeadTask, LinearForwardScratch};
 use super::state::{ChunkRows, HeadState, StateSums};
 use super::{
-    CHUNK, LinearAttentionGradients, LinearAttentionInputs, LinearAttentionProblem, LinearAttentionSaved, Strides,
-    unit, workers,
+    CHUNK, DocumentSegment, LinearAttentionGradients, LinearAttentionInputs, LinearAttentionProblem,
+    LinearAttentionSaved, Strides, workers,
 };
 use crate::Number;
 use crate::attention::ViewMut;
@@ -20,24 +20,27 @@ pub(super) fn forward<T: Number>(
     denominators: &mut [T],
 ) {
     let (dims, chain, terms) = (problem.dims, problem.chain(), DecayTerms::new(None, 0));
-    let strides = Strides { batch: dims.heads * dims.len, head: dims.len, row: 0 };
+    let strides = Strides { batch: dims.heads * dims.len, head: dims.len, row: 1 };
     let denominators = ViewMut::new(denominators, strides);
     let scratch = || {
         let unit = HeadState::new(chain.widths()[1], dims.value_dim, &terms);
         (LinearForwardScratch::new(&chain, dims.value_dim, &terms), unit)
     };
-    workers::for_each(dims.heads * dims.batch, scratch, |(scratch, held), item| {
-        let (head, batch) = unit(dims, item);
-        let task = HeadTask { problem, chain: &chain, terms: &terms, inputs, batch, head, first: 0 };
+    let order = problem.longest_first(0..problem.segments());
+    workers::for_each(dims.heads * order.len(), scratch, |(scratch, held), item| {
+        let (head, number) = (item / order.len(), order[item % order.len()]);
+        let DocumentSegment { row: batch, first_query, queries: len, .. } = problem.segment(number);
+        let task = HeadTask::new(problem, &chain, &terms, inputs, [head, number], 0);
         held.clear();
-        for row in (0..dims.len).step_by(CHUNK) {
-            task.hold(row, (dims.len - row).min(CHUNK), held, &mut scratch.chain);
+        for row in (0..len).step_by(CHUNK) {
+            task.hold(row, (len - row).min(CHUNK), held, &mut scratch.chain);
             held.leave(&terms, &mut scratch.wide, &mut scratch.room);
         }
-        // SAFETY: this item alone writes the denominators of its head and sequence.
-        let denominators = unsafe { denominators.row(batch, head, 0, dims.len) };
-        for row in (0..dims.len).step_by(CHUNK) {
-            let rows = (dims.len - row).min(CHUNK);
+        // SAFETY: this item alone writes the denominators of its head and segment.
+        let denominators = unsafe { denominators.row(batch, head, first_query, len) };
+        let out = out.starting_at(batch, first_query);
+        for row in (0..len).step_by(CHUNK) {
+            let rows = (len - row).min(CHUNK);
             task.features(RowKind::Query, row, rows, &mut scratch.chain, &mut scratch.queries);
             task.of_sums(0, rows, held, scratch);
             task.write(row, rows, scratch, denominators, &out);
@@ -50,7 +53,7 @@ pub(super) fn backward<T: Number>(
     saved: LinearAttentionSaved<T>,
     gradients: LinearAttentionGradients<T>,
 ) {
-    for_each_unit(problem, 0, saved, gradients, |task, saved, outputs, scratch| {
+    for_each_unit(problem, 0, saved, gradients, &mut GradientPass::Single, |task, saved, outputs, scratch| {
         let len = task.problem.dims.len;
         let chunks = || (0..len).step_by(CHUNK).map(|row| (row, (len - row).min(CHUNK)));
         // sums over keys

@@ -10,9 +10,10 @@
 //! from the first pass. Both backward passes are causal ones that read the complete outputs and
 //! denominators; nothing else of the other pass enters.
 
+use super::backward::GradientPass;
 use super::{
-    Decay, DecayGradient, DenominatorGuard, LinearAttentionDims, LinearAttentionGradients, LinearAttentionInputs,
-    LinearAttentionProblem, LinearAttentionSaved, LinearMask, Strides, View,
+    Decay, DecayGradient, DenominatorGuard, DocumentSegment, LinearAttentionDims, LinearAttentionGradients,
+    LinearAttentionInputs, LinearAttentionProblem, LinearAttentionSaved, LinearMask, Strides, View,
 };
 use crate::Number;
 use crate::attention::ViewMut;
@@ -32,14 +33,23 @@ fn packed(dims: LinearAttentionDims, width: usize) -> Strides {
     Strides { batch: dims.heads * dims.len * width, head: dims.len * width, row: width }
 }
 
-/// Every row of a problem: sequence, head, row, and its index in the reversed sequence; `None` for padding.
+/// Every row of a problem: sequence, head, row, and its index in the reversed segment; `None` for padding.
 fn rows<T: Number>(problem: &LinearAttentionProblem<T>) -> impl Iterator<Item = ([usize; 3], Option<usize>)> {
-    let LinearAttentionDims { batch, heads, len, .. } = problem.dims;
-    let units = (0..batch).flat_map(move |b| (0..heads).map(move |h| (b, h)));
-    units.flat_map(move |(b, h)| {
-        let valid = problem.valid(b, 0).min(len);
-        (0..len).map(move |row| ([b, h, row], (row < valid).then(|| valid - 1 - row)))
-    })
+    let LinearAttentionDims { batch, heads, .. } = problem.dims;
+    let all: Vec<DocumentSegment> = (0..problem.segments()).map(|number| problem.segment(number)).collect();
+    let first = move |b: usize| all.partition_point(|segment| segment.row < b);
+    let segments = move |b: usize| (first(b)..first(b + 1)).map(|number| problem.segment(number)).collect::<Vec<_>>();
+    let of_row = move |b: usize| {
+        let others: Vec<Option<usize>> = segments(b)
+            .iter()
+            .flat_map(|&DocumentSegment { first_key, keys, length, .. }| {
+                (0..keys).map(move |row| (row < length).then(|| first_key + length - 1 - row))
+            })
+            .collect();
+        (0..heads)
+            .flat_map(move |h| others.clone().into_iter().enumerate().map(move |(row, other)| ([b, h, row], other)))
+    };
+    (0..batch).flat_map(of_row)
 }
 
 /// Rows in reverse, `[B, H, L, width]`; those of padding are zeros.
@@ -125,6 +135,7 @@ fn run_backward<T: Number>(
     pass: DecayPass,
     saved: LinearAttentionSaved<T>,
     wants_decay: bool,
+    sums: &mut GradientPass<T>,
 ) -> PassGradients<T> {
     let (dims, [near_len, terms]) = (problem.dims, problem.decay.map_or([1, 0], |decay| [decay.near_len, decay.terms]));
     let count = dims.batch * dims.heads * dims.len;
@@ -144,8 +155,8 @@ fn run_backward<T: Number>(
         d_decay: decay.as_mut().map(|[d_near, d_weights]| DecayGradient { d_near, d_weights }),
         d_gates: None,
     };
-    with_causal(problem, pass, |problem| super::backward::backward(problem, saved, None, gradients));
-    if let (Some([d_near, _]), DecayPass::After) = (&mut found.decay, pass) {
+    with_causal(problem, pass, |problem| super::backward::backward(problem, saved, None, gradients, sums));
+    if let (Some([d_near, _]), DecayPass::After, GradientPass::Single) = (&mut found.decay, pass, sums) {
         // the row itself is excluded, whatever the kernel at distance 0
         d_near.iter_mut().step_by(near_len).for_each(|itself| *itself = T::ZERO);
     }
@@ -159,7 +170,12 @@ pub(super) fn backward<T: Number>(
 ) {
     let dims = problem.dims;
     let LinearAttentionGradients { d_q, d_k, d_v, d_parameters, d_decay, .. } = gradients;
-    let before = run_backward(problem, DecayPass::Before, saved, d_decay.is_some());
+    let several = problem.segments() > dims.batch;
+    let mut sums = if several { GradientPass::First([(); 3].map(|()| Vec::new())) } else { GradientPass::Single };
+    let before = run_backward(problem, DecayPass::Before, saved, d_decay.is_some(), &mut sums);
+    if let GradientPass::First(kept) = sums {
+        sums = GradientPass::Second(kept);
+    }
     let inputs = inputs_of(problem, saved.inputs);
     let [out, d_out] = [saved.out, saved.d_out].map(|view| reversed(problem, view, dims.value_dim));
     let column = View { data: saved.denominators, strides: packed(dims, 1) };
@@ -171,7 +187,7 @@ pub(super) fn backward<T: Number>(
         denominators: &denominators,
         d_out: view(&d_out),
     };
-    let after = run_backward(problem, DecayPass::After, reversed_rows, d_decay.is_some());
+    let after = run_backward(problem, DecayPass::After, reversed_rows, d_decay.is_some(), &mut sums);
     let widths = [dims.head_dim, dims.head_dim, dims.value_dim];
     for (which, to) in [d_q, d_k, d_v].iter().enumerate() {
         let (width, before, after) = (widths[which], &before.rows[which], &after.rows[which]);

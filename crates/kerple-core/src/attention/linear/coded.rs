@@ -5,11 +5,43 @@ use super::{
     LinearAttentionSaved, RecurrentState, RowKind, StateGradient, Strides, View, ViewMut,
 };
 use crate::Number;
+use crate::attention::segments::SumsByRow;
 use crate::cpu::reduce;
 use crate::features::contract::{self, CodeFeatureMap, ContractScratch, Packed};
 use crate::features::{RowRange, padded};
 use crate::ops::zeros;
 use crate::tiles::workers::{self, BlockSchedule, Turns};
+use std::sync::Mutex;
+
+/// Consecutive positions of some sequences, which share a code.
+struct CodedBlock {
+    /// The first of the sequences, and how many there are.
+    row: usize,
+    batch: usize,
+    /// First token of a sequence, and its position.
+    token: usize,
+    start: usize,
+    rows: usize,
+    /// Whether a document, and whether a row, ends with it.
+    ends: [bool; 2],
+}
+
+/// The gradient in the parameters of a head's code: of the document so far, and of the documents before it. Without documents
+/// all sequences are one.
+struct CodeSums<T> {
+    own: Vec<T>,
+    others: SumsByRow<T>,
+}
+
+impl<T: Number> CodeSums<T> {
+    fn add(&mut self, part: &[T], [document_ends, row_ends]: [bool; 2]) {
+        reduce::add(&mut self.own, part);
+        if document_ends {
+            self.others.add(0, &self.own, row_ends);
+            self.own.fill(T::ZERO);
+        }
+    }
+}
 
 /// A problem whose first map is a code.
 #[derive(Clone, Copy, Debug)]
@@ -58,18 +90,33 @@ impl<'a, T: Number> Coded<'a, T> {
         LinearAttentionInputs { q: view(q), k: view(k), v: self.inputs.v }
     }
 
-    fn blocks(&self) -> usize {
-        self.problem.dims.len.div_ceil(CHUNK)
+    /// The blocks of all sequences together, or of one document after another, whose positions start again.
+    fn blocks(&self) -> Vec<CodedBlock> {
+        let LinearAttentionDims { batch, len, .. } = self.problem.dims;
+        let mut blocks = Vec::new();
+        let mut push = |row: usize, batch: usize, first: usize, keys: usize| {
+            let of = |start: usize| {
+                let rows = CHUNK.min(keys - start);
+                let document_ends = start + rows == keys;
+                let ends = [document_ends, document_ends && first + keys == len];
+                CodedBlock { row, batch, token: first + start, start, rows, ends }
+            };
+            blocks.extend((0..keys).step_by(CHUNK).map(of));
+        };
+        match self.problem.documents {
+            None => push(0, batch, 0, len),
+            Some(documents) => documents.segments().iter().for_each(|it| push(it.row, 1, it.first_key, it.keys)),
+        }
+        blocks
     }
 
-    fn place(&self, side: RowKind, head: usize, block: usize) -> RowRange {
-        let row = block * CHUNK;
-        RowRange { side, batch: 0, head, first: self.first + row, rows: CHUNK.min(self.problem.dims.len - row) }
+    fn place(&self, side: RowKind, head: usize, block: &CodedBlock) -> RowRange {
+        RowRange { side, batch: 0, head, first: self.first + block.start, rows: block.rows }
     }
 
-    fn rows(&self, side: RowKind, head: usize, row: usize) -> Packed<'a, T> {
+    fn rows(&self, side: RowKind, head: usize, block: &CodedBlock) -> Packed<'a, T> {
         let x = if side == RowKind::Query { self.inputs.q } else { self.inputs.k };
-        Packed { data: x.rows_from(0, head, row), batch: x.strides.batch, row: x.strides.row }
+        Packed { data: x.rows_from(block.row, head, block.token), batch: x.strides.batch, row: x.strides.row }
     }
 
     /// The images of queries and keys.
@@ -78,13 +125,14 @@ impl<'a, T: Number> Coded<'a, T> {
         let (mut images, strides, blocks) = ([self.room(), self.room()], self.strides(), self.blocks());
         let to = images.each_mut().map(|images| ViewMut::new(images, strides));
         let room = || ContractScratch::new(self.code.widths(), batch, false);
-        workers::for_each(2 * heads * blocks, room, |room, item| {
-            let (side, head, block) = (item / (heads * blocks), item / blocks % heads, item % blocks);
+        let count = blocks.len();
+        workers::for_each(2 * heads * count, room, |room, item| {
+            let (side, head, block) = (item / (heads * count), item / count % heads, &blocks[item % count]);
             let (to, side) = (&to[side], [RowKind::Query, RowKind::Key][side]);
-            let row = block * CHUNK;
             // SAFETY: the buffer has the rows of all positions, and this item alone writes those of its own.
-            let y = |t: usize| unsafe { to.row(0, head, row + t, strides.row) };
-            contract::forward(self.code, (self.place(side, head, block), batch), self.rows(side, head, row), room, y);
+            let y = |t: usize| unsafe { to.row(block.row, head, block.token + t, block.batch * strides.batch) };
+            let of = (self.place(side, head, block), block.batch);
+            contract::forward(self.code, of, self.rows(side, head, block), room, y);
         });
         images
     }
@@ -117,30 +165,36 @@ impl<'a, T: Number> Coded<'a, T> {
     /// Writes the gradients in queries and keys, given those in their images; that in the parameters of the code, `[H, P]`.
     fn contract_backward(&self, d_images: &[Vec<T>; 2], d_x: [&ViewMut<T>; 2]) -> Vec<T> {
         let (LinearAttentionDims { batch, heads, head_dim, .. }, strides) = (self.problem.dims, self.strides());
-        let (blocks, size) = (2 * self.blocks(), self.code.parameters());
-        let mut d_parameters = zeros(heads * size);
-        let sums = ViewMut::new(&mut d_parameters, Strides { batch: 0, head: size, row: 0 });
-        let (schedule, turns) = (BlockSchedule::new(heads, blocks), Turns::new(heads, |_| 0));
+        let (blocks, size) = (self.blocks(), self.code.parameters());
+        let count = 2 * blocks.len();
+        let sums: Vec<Mutex<CodeSums<T>>> =
+            (0..heads).map(|_| Mutex::new(CodeSums { own: zeros(size), others: SumsByRow::new(size) })).collect();
+        let (schedule, turns) = (BlockSchedule::new(heads, count), Turns::new(heads, |_| 0));
         let room = || (ContractScratch::new(self.code.widths(), batch, true), vec![T::ZERO; size]);
-        workers::for_each(heads * blocks, room, |(room, own), item| {
+        workers::for_each(heads * count, room, |(room, own), item| {
             let _guard = turns.guard();
-            let (head, block) = schedule.item(item);
-            let side = [RowKind::Query, RowKind::Key][block % 2];
-            let (row, d_images, d_x) = (block / 2 * CHUNK, &d_images[block % 2], d_x[block % 2]);
+            let (head, turn) = schedule.item(item);
+            let side = [RowKind::Query, RowKind::Key][turn % 2];
+            let (block, d_images, d_x) = (&blocks[turn / 2], &d_images[turn % 2], d_x[turn % 2]);
+            let first = head * strides.head + block.row * strides.batch;
             own.fill(T::ZERO);
             contract::backward(
                 self.code,
-                (self.place(side, head, block / 2), batch),
-                self.rows(side, head, row),
+                (self.place(side, head, block), block.batch),
+                self.rows(side, head, block),
                 room,
-                |t| &d_images[head * strides.head + (row + t) * strides.row..][..strides.row],
+                |t| &d_images[first + (block.token + t) * strides.row..][..block.batch * strides.batch],
                 // SAFETY: the view is checked, and this item alone writes the rows of its positions.
-                |batch, t, from| unsafe { d_x.row(batch, head, row + t, head_dim) }.copy_from_slice(&from[..head_dim]),
+                |batch, t, from| unsafe {
+                    d_x.row(block.row + batch, head, block.token + t, head_dim).copy_from_slice(&from[..head_dim]);
+                },
                 own,
             );
-            // SAFETY: whoever has the turn of a head is alone with its sums.
-            turns.take(head, block, || reduce::add(unsafe { sums.row(0, head, 0, size) }, own));
+            // keys come after the queries of a block
+            let ends = if side == RowKind::Key { block.ends } else { [false; 2] };
+            turns.take(head, turn, || sums[head].lock().expect("a turn is one item's").add(own, ends));
         });
-        d_parameters
+        let total = |sums: Mutex<CodeSums<T>>| sums.into_inner().expect("no item panicked").others.total();
+        sums.into_iter().flat_map(total).collect()
     }
 }

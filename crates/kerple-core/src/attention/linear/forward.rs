@@ -2,9 +2,7 @@
 
 use super::decay::DecayTerms;
 use super::state::{ChunkRows, HeadState, StateSums};
-use super::{
-    CHUNK, LinearAttentionDims, LinearAttentionInputs, LinearAttentionProblem, RecurrentState, loops, unit, workers,
-};
+use super::{CHUNK, DocumentSegment, LinearAttentionInputs, LinearAttentionProblem, RecurrentState, loops, workers};
 use crate::Number;
 use crate::attention::{View, ViewMut};
 use crate::cpu::lanes;
@@ -13,9 +11,9 @@ use crate::tiles::microkernel::StoreMode;
 use crate::tiles::rows::CopyRows;
 use std::sync::Mutex;
 
-/// Copies rows of a view to `[rows, padded(width)]`.
+/// Copies rows of a view of one sequence to `[rows, padded(width)]`.
 pub(super) fn load<T: Number>(view: View<T>, place: RowRange, row: usize, width: usize, to: &mut [T]) {
-    let from = view.rows_from(place.batch, place.head, row);
+    let from = view.rows_from(0, place.head, row);
     let (stride, wide) = (view.strides.row, padded(width));
     lanes::run(CopyRows { from, stride, rows: place.rows, head_dim: width, factor: T::ONE, to, width: wide });
 }
@@ -77,15 +75,16 @@ pub(super) fn forward<T: Number>(
     let (first, terms) = (*position, &terms[..]);
     let kept: Vec<Mutex<&mut HeadState<T>>> = units.iter_mut().map(Mutex::new).collect();
     let denominators =
-        ViewMut::new(denominators, super::Strides { batch: dims.heads * dims.len, head: dims.len, row: 0 });
+        ViewMut::new(denominators, super::Strides { batch: dims.heads * dims.len, head: dims.len, row: 1 });
     // heads may differ in how many shapes their terms have
     let widest = terms.iter().max_by_key(|terms| terms.shapes);
     let scratch = || {
         let terms = widest.expect("an item belongs to one head");
         (LinearForwardScratch::new(&chain, dims.value_dim, terms), None::<(usize, HeadState<T>)>)
     };
-    workers::for_each(dims.heads * dims.batch, scratch, |(scratch, own), item| {
-        let (head, batch) = unit(dims, item);
+    let order = problem.longest_first(0..problem.segments());
+    workers::for_each(dims.heads * order.len(), scratch, |(scratch, own), item| {
+        let (head, number) = (item / order.len(), order[item % order.len()]);
         let terms = &terms[head];
         let mut held = keep.then(|| kept[item].lock().expect("a unit is one item's"));
         let unit = match &mut held {
@@ -99,12 +98,14 @@ pub(super) fn forward<T: Number>(
                 _ => &mut own.insert((head, HeadState::new(chain.widths()[1], dims.value_dim, terms))).1,
             },
         };
-        let task = HeadTask { problem, chain: &chain, terms, inputs, batch, head, first };
-        // SAFETY: this item alone writes the denominators of its head and sequence.
-        let denominators = unsafe { denominators.row(batch, head, 0, dims.len) };
+        let DocumentSegment { row: batch, first_query, queries: len, .. } = problem.segment(number);
+        let task = HeadTask::new(problem, &chain, terms, inputs, [head, number], first);
+        // SAFETY: this item alone writes the denominators of its head and segment.
+        let denominators = unsafe { denominators.row(batch, head, first_query, len) };
+        let out = out.starting_at(batch, first_query);
         let mut row = 0;
-        while row < dims.len {
-            let rows = (CHUNK - unit.in_chunk()).min(dims.len - row);
+        while row < len {
+            let rows = (CHUNK - unit.in_chunk()).min(len - row);
             task.rows(row, rows, unit, scratch);
             task.write(row, rows, scratch, denominators, &out);
             unit.close(terms, &mut scratch.wide, &mut scratch.room);
@@ -116,19 +117,39 @@ pub(super) fn forward<T: Number>(
     }
 }
 
-/// One head of one sequence.
+/// One head of one segment, whose rows and views start with it.
 pub(super) struct HeadTask<'a, T> {
-    pub(super) problem: &'a LinearAttentionProblem<'a, T>,
+    /// Of the segment alone.
+    pub(super) problem: LinearAttentionProblem<'a, T>,
     pub(super) chain: &'a FeatureChain<'a, T>,
     pub(super) terms: &'a DecayTerms<T>,
     pub(super) inputs: LinearAttentionInputs<'a, T>,
-    pub(super) batch: usize,
+    /// Of the segment, among all.
+    pub(super) number: usize,
+    /// Its row of the batch.
+    batch: usize,
     pub(super) head: usize,
     /// Position of row 0.
-    pub(super) first: usize,
+    first: usize,
+    gates: Option<&'a [T]>,
 }
 
-impl<T: Number> HeadTask<'_, T> {
+impl<'a, T: Number> HeadTask<'a, T> {
+    pub(super) fn new(
+        problem: &LinearAttentionProblem<'a, T>,
+        chain: &'a FeatureChain<'a, T>,
+        terms: &'a DecayTerms<T>,
+        inputs: LinearAttentionInputs<'a, T>,
+        [head, number]: [usize; 2],
+        first: usize,
+    ) -> HeadTask<'a, T> {
+        let DocumentSegment { row: batch, first_key, keys, .. } = problem.segment(number);
+        let (heads, len) = (problem.dims.heads, problem.dims.len);
+        let gates = problem.gates.map(|gates| &gates[(batch * heads + head) * len + first_key..][..keys]);
+        let inputs = inputs.starting_at(batch, first_key);
+        HeadTask { problem: problem.alone(number), chain, terms, inputs, number, batch, head, first, gates }
+    }
+
     pub(super) fn place(&self, side: RowKind, row: usize, rows: usize) -> RowRange {
         RowRange { side, batch: self.batch, head: self.head, first: self.first + row, rows }
     }
@@ -150,13 +171,12 @@ impl<T: Number> HeadTask<'_, T> {
 
     /// Gates of rows.
     fn gates(&self, row: usize, rows: usize) -> Option<&[T]> {
-        let LinearAttentionDims { heads, len, .. } = self.problem.dims;
-        self.problem.gates.map(|gates| &gates[(self.batch * heads + self.head) * len + row..][..rows])
+        self.gates.map(|gates| &gates[row..][..rows])
     }
 
     /// Rows of the sequence, from `row` on, that are no padding.
     pub(super) fn valid(&self, row: usize, rows: usize) -> usize {
-        self.problem.valid(self.batch, self.first + row).min(rows)
+        self.problem.valid(0, self.first + row).min(rows)
     }
 
     /// Adds the keys and values of rows to those held.
@@ -216,7 +236,7 @@ impl<T: Number> HeadTask<'_, T> {
             denominators[row + t] = denominator;
             let factor = if denominator == T::ZERO { T::ZERO } else { T::ONE / denominator };
             // SAFETY: `out` is checked, and this item alone writes this row.
-            let out = unsafe { out.row(self.batch, self.head, row + t, value_dim) };
+            let out = unsafe { out.row(0, self.head, row + t, value_dim) };
             loops::scaled(out, factor, &scratch.sums[t * padded(value_dim)..]);
         }
     }

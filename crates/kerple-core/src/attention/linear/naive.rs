@@ -16,7 +16,7 @@ use super::{
     LinearMask, RowKind, check_backward, check_forward,
 };
 use crate::Number;
-use crate::attention::{View, ViewMut};
+use crate::attention::{DocumentSegment, View, ViewMut};
 use crate::features::{RowRange, padded};
 
 /// Features of all rows of a head of a sequence, `[L, padded(M)]`.
@@ -76,6 +76,78 @@ fn gates<'a, T>(problem: &LinearAttentionProblem<'a, T>, batch: usize, head: usi
     problem.gates.map(|gates| &gates[(batch * heads + head) * len..][..len])
 }
 
+/// Runs `work` on the problem of each segment alone, with its gates.
+fn each_alone<T: Number>(
+    problem: &LinearAttentionProblem<T>,
+    mut work: impl FnMut(&LinearAttentionProblem<T>, &DocumentSegment),
+) {
+    for number in 0..problem.segments() {
+        let segment = problem.segment(number);
+        let own = problem.gates.map(|gates| own_rows(problem, &segment, gates));
+        work(&LinearAttentionProblem { gates: own.as_deref(), ..problem.alone(number) }, &segment);
+    }
+}
+
+/// Those of a segment among numbers of all tokens, `[B, H, L]`.
+fn own_rows<T: Number>(problem: &LinearAttentionProblem<T>, segment: &DocumentSegment, all: &[T]) -> Vec<T> {
+    let (heads, len) = (problem.dims.heads, problem.dims.len);
+    let of_head = |head: usize| &all[(segment.row * heads + head) * len + segment.first_key..][..segment.keys];
+    (0..heads).flat_map(of_head).copied().collect()
+}
+
+/// Writes those of a segment among numbers of all tokens.
+fn copy_rows<T: Number>(problem: &LinearAttentionProblem<T>, segment: &DocumentSegment, own: &[T], all: &mut [T]) {
+    let (heads, len) = (problem.dims.heads, problem.dims.len);
+    for (head, own) in own.chunks_exact(segment.keys.max(1)).enumerate() {
+        all[(segment.row * heads + head) * len + segment.first_key..][..segment.keys].copy_from_slice(own);
+    }
+}
+
+fn backward_of_documents<T: Number>(
+    problem: &LinearAttentionProblem<T>,
+    saved: LinearAttentionSaved<T>,
+    gradients: LinearAttentionGradients<T>,
+) {
+    let LinearAttentionGradients { d_q, d_k, d_v, d_parameters, mut d_decay, mut d_gates } = gradients;
+    d_parameters.fill(T::ZERO);
+    if let Some(DecayGradient { d_near, d_weights }) = &mut d_decay {
+        d_near.fill(T::ZERO);
+        d_weights.fill(T::ZERO);
+    }
+    each_alone(problem, |alone, segment| {
+        let [row, first] = [segment.row, segment.first_key];
+        let denominators = own_rows(problem, segment, saved.denominators);
+        let own = LinearAttentionSaved {
+            inputs: saved.inputs.starting_at(row, first),
+            out: saved.out.starting_at(row, first),
+            d_out: saved.d_out.starting_at(row, first),
+            denominators: &denominators,
+        };
+        let zeros = |len: usize| vec![T::ZERO; len];
+        let (mut parameters, mut gates) = (zeros(d_parameters.len()), zeros(denominators.len()));
+        let [mut near, mut weights] =
+            d_decay.as_ref().map_or([0; 2], |d| [d.d_near.len(), d.d_weights.len()]).map(zeros);
+        let of_segment = LinearAttentionGradients {
+            d_q: d_q.starting_at(row, first),
+            d_k: d_k.starting_at(row, first),
+            d_v: d_v.starting_at(row, first),
+            d_parameters: &mut parameters,
+            d_decay: d_decay.is_some().then_some(DecayGradient { d_near: &mut near, d_weights: &mut weights }),
+            d_gates: d_gates.is_some().then_some(&mut gates),
+        };
+        backward(alone, own, of_segment);
+        let add = |to: &mut [T], from: &[T]| to.iter_mut().zip(from).for_each(|(to, from)| *to += *from);
+        add(d_parameters, &parameters);
+        if let Some(DecayGradient { d_near, d_weights }) = &mut d_decay {
+            add(d_near, &near);
+            add(d_weights, &weights);
+        }
+        if let Some(d_gates) = &mut d_gates {
+            copy_rows(problem, segment, &gates, d_gates);
+        }
+    });
+}
+
 /// Writes outputs and guarded denominators, see [`forward`](super::forward()).
 ///
 /// # Panics
@@ -87,6 +159,14 @@ pub fn forward<T: Number>(
     denominators: &mut [T],
 ) {
     check_forward(problem, &inputs, &out, denominators);
+    if problem.documents.is_some() {
+        return each_alone(problem, |alone, segment| {
+            let mut own = vec![T::ZERO; alone.dims.heads * alone.dims.len];
+            let [row, first] = [segment.row, segment.first_key];
+            forward(alone, inputs.starting_at(row, first), out.starting_at(row, first), &mut own);
+            copy_rows(problem, segment, &own, denominators);
+        });
+    }
     let (dims, width) = (problem.dims, padded(problem.chain().widths()[1]));
     for (batch, head) in (0..dims.batch).flat_map(|batch| (0..dims.heads).map(move |head| (batch, head))) {
         let queries = features(problem, (RowKind::Query, batch, head), inputs.q);
@@ -119,6 +199,9 @@ pub fn backward<T: Number>(
     gradients: LinearAttentionGradients<T>,
 ) {
     check_backward(problem, &saved, &gradients);
+    if problem.documents.is_some() {
+        return backward_of_documents(problem, saved, gradients);
+    }
     let (dims, width, chain) = (problem.dims, padded(problem.chain().widths()[1]), problem.chain());
     let LinearAttentionGradients { d_q, d_k, d_v, d_parameters, mut d_decay, mut d_gates } = gradients;
     d_parameters.fill(T::ZERO);

@@ -5,6 +5,7 @@ use crate::ops::testing::{assert_same_at_any_threads, random};
 use crate::seed::{Purpose, stream};
 
 mod gates;
+mod packed;
 mod states;
 
 const HEADS: usize = 2;
@@ -136,6 +137,16 @@ struct Case<'a> {
 
 /// Output, denominators, and gradients in q, k, v, parameters, near, weights and gates.
 fn run<T: Number>(case: &Case, maps: &[&dyn FeatureMap<T>], values: &Values) -> Vec<Vec<T>> {
+    run_packed(case, None, maps, values)
+}
+
+/// The same of packed documents.
+fn run_packed<T: Number>(
+    case: &Case,
+    documents: Option<&PackedDocuments>,
+    maps: &[&dyn FeatureMap<T>],
+    values: &Values,
+) -> Vec<Vec<T>> {
     let cast = |values: &[f64]| values.iter().map(|x| T::from_f64(*x)).collect::<Vec<T>>();
     let [q, k, v, d_out, near, weights] =
         [&values.q, &values.k, &values.v, &values.d_out, &values.near, &values.weights].map(|x| cast(x));
@@ -147,6 +158,7 @@ fn run<T: Number>(case: &Case, maps: &[&dyn FeatureMap<T>], values: &Values) -> 
         dims,
         reach,
         lengths,
+        documents,
         maps,
         decay: decays.then_some(decay),
         gates: gates.as_deref(),
@@ -248,7 +260,12 @@ fn single_precision_is_close() {
 #[test]
 fn gradients_are_those_of_finite_differences() {
     // three chunks: only then are there sums that decay
-    let dims = LinearAttentionDims { batch: 1, heads: HEADS, len: 290, head_dim: D, value_dim: 2 };
+    assert_gradients_match_differences(290, None);
+}
+
+/// For one sequence, or packed documents.
+fn assert_gradients_match_differences(len: usize, documents: Option<&PackedDocuments>) {
+    let dims = LinearAttentionDims { batch: 1, heads: HEADS, len, head_dim: D, value_dim: 2 };
     for (name, maps) in maps::<f64>() {
         for (reach, decays, kind) in [
             (LinearMask::Causal, true, 0),
@@ -259,9 +276,9 @@ fn gradients_are_those_of_finite_differences() {
             let values = values_of(dims, DECAYS[kind]);
             let case = Case { dims, reach, lengths: None, guard: DenominatorGuard::Add(1e-6), decays, naive: false };
             let maps = maps.all();
-            let found = run(&case, &maps, &values);
+            let found = run_packed(&case, documents, &maps, &values);
             let loss = |values: &Values| -> f64 {
-                run(&case, &maps, values)[0].iter().zip(&values.d_out).map(|(out, d)| out * d).sum()
+                run_packed(&case, documents, &maps, values)[0].iter().zip(&values.d_out).map(|(out, d)| out * d).sum()
             };
             let inputs: [fn(&mut Values) -> &mut Vec<f64>; 5] =
                 [|v| &mut v.q, |v| &mut v.k, |v| &mut v.v, |v| &mut v.near, |v| &mut v.weights];

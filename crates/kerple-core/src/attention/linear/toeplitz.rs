@@ -34,6 +34,7 @@ pub fn forward<T: Number>(
 ) {
     check_forward(problem, &inputs, &out, denominators);
     assert!(problem.decay.is_none(), "the kernel takes the place of a decay");
+    assert!(problem.documents.is_none(), "transforms of whole sequences do not support packed documents");
     let LinearAttentionDims { heads, batch, len, .. } = problem.dims;
     let columns = if problem.reach == LinearMask::Bidirectional { (2 * len).saturating_sub(1) } else { len };
     crate::check_shape!(kernel, H = heads, C = columns);
@@ -49,11 +50,11 @@ pub fn forward<T: Number>(
         || (),
         |(), item| {
             let (head, batch) = unit(problem.dims, item);
-            let task = HeadTask { problem, chain: &chain, terms: &terms, inputs, batch, head, first: 0 };
+            let task = HeadTask::new(problem, &chain, &terms, inputs, [head, batch], 0);
             let kernel = transform.kernel(&kernel[head * columns..(head + 1) * columns], len, problem.reach);
             // SAFETY: this item alone writes the denominators of its head and sequence.
             let denominators = unsafe { denominators.row(batch, head, 0, len) };
-            task.convolved(&transform, &kernel, denominators, &out);
+            task.convolved(&transform, &kernel, denominators, &out.starting_at(batch, 0));
         },
     );
 }
@@ -201,7 +202,7 @@ impl<T: Number> HeadTask<'_, T> {
         for (i, denominator) in denominators.iter_mut().enumerate() {
             *denominator = self.problem.guard.apply(sums[value_dim * len + i]);
             // SAFETY: `out` is checked, and this item alone writes this row.
-            let out = unsafe { out.row(self.batch, self.head, i, value_dim) };
+            let out = unsafe { out.row(0, self.head, i, value_dim) };
             for (column, out) in out.iter_mut().enumerate() {
                 *out = if *denominator == T::ZERO { T::ZERO } else { sums[column * len + i] / *denominator };
             }
@@ -254,6 +255,7 @@ mod tests {
                 dims,
                 reach,
                 lengths,
+                documents: None,
                 maps: &maps,
                 decay,
                 gates: None,
@@ -292,6 +294,7 @@ mod tests {
             dims,
             reach,
             lengths: Some(&lengths),
+            documents: None,
             maps: &maps,
             decay: None,
             gates: None,
@@ -343,6 +346,7 @@ mod tests {
                 dims,
                 reach,
                 lengths: None,
+                documents: None,
                 maps: &maps,
                 decay,
                 gates: None,
