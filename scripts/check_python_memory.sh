@@ -42,7 +42,7 @@ class Lie:
 
 q, lse = Lie(17), Lie(16)
 lse.shape, lse.stride = (1, 1, 17), lambda: (17, 17, 1)
-_native.attention_forward(_native.Rule(1.0, True, None, None, 1), (q, Lie(17), Lie(17), *(None,) * 7), Lie(17), lse)
+_native.attention_forward(_native.Rule(1.0, True, None, None, 1), (q, Lie(17), Lie(17), *(None,) * 8), Lie(17), lse)
 END
 [ "$found" = 99 ] && grep -q heap-buffer-overflow report.* || { echo "error: reading past an array was not noticed" >&2; exit 1; }
 rm report.*

@@ -325,10 +325,11 @@ def operation():
 
     tensors, options, up = setting(H=4, G=2, Q=20, K=24, D=8, bias=True, weight=True, sinks=True, lengths=[20, 24], dtype=torch.float64)
     t = {name: None if x is None else x.requires_grad_() for name, x in tensors.items()}
-    arguments = (t["q"], t["k"], t["v"], t["bias"], t["weight"], t["sinks"], None, None, None, options["key_lengths"], "", 0.3, True, 9, 4.0)
-    told = torch.library.opcheck(torch.ops.kerple.attention, arguments, raise_exception=False)
-    if set(told.values()) != {"SUCCESS"}:
-        yield f"opcheck: {told}"
+    given = (t["q"], t["k"], t["v"], t["bias"], t["weight"], t["sinks"], None, None, None)
+    for keys in ((options["key_lengths"], None), (None, torch.tensor([[0] * 9 + [1] * 15, [0] * 22 + [-1] * 2]))):
+        told = torch.library.opcheck(torch.ops.kerple.attention, (*given, *keys, "", 0.3, True, 9, 4.0), raise_exception=False)
+        if set(told.values()) != {"SUCCESS"}:
+            yield f"opcheck: {told}"
     for given in (dict(weight=True, sinks=True, softcap=4.0, window=5), dict(gates=True, sinks=True), dict(gates=True, causal=False)):
         small, options, _ = setting(B=1, H=2, G=1, Q=6, K=7, D=3, dtype=torch.float64, **given)
         names = [name for name, x in small.items() if x is not None]
@@ -344,7 +345,7 @@ def operation():
     with torch.autocast("cpu", torch.bfloat16):
         if attention(q, k, v).dtype != torch.bfloat16:
             yield "autocast: the output is not bfloat16"
-    half = torch.ops.kerple.attention(*(x.detach().half() for x in (q, k, v)), *[None] * 7, "", 0.3, True, None, None)
+    half = torch.ops.kerple.attention(*(x.detach().half() for x in (q, k, v)), *[None] * 8, "", 0.3, True, None, None)
     if half[1].dtype != torch.float32:
         yield f"lse of float16 is {half[1].dtype}"
     _gpu.set_float32_precision("tf32x3")
@@ -353,6 +354,7 @@ def operation():
         "1 to 256": lambda: attention(*[torch.zeros(1, 1, 2, 257)] * 3),
         "must divide": lambda: attention(torch.zeros(1, 3, 2, 4), *[torch.zeros(1, 2, 2, 4)] * 2),
         "columns": lambda: attention(*[torch.zeros(1, 1, 3, 4)] * 3, bias=torch.zeros(1, 2)),
+        "exceed the 2 keys of packed": lambda: attention(torch.zeros(1, 1, 3, 4), *[torch.zeros(1, 1, 2, 4)] * 2, cu_seqlens=[0, 2]),
         "tf32": lambda: _gpu.set_float32_precision("tf32"),
     }.items():
         try:

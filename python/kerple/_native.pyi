@@ -51,10 +51,10 @@ class Encoding:
     def turns(self, start: int, span: int, cos: ArrayLike, sin: ArrayLike) -> None: ...
 
 #: q, k, v; bias, weight, sinks, numbers, cumulative gates; first key and number of keys of each
-#: sequence.
+#: sequence; packed documents.
 _Inputs = tuple[
     ArrayLike, ArrayLike, ArrayLike, ArrayLike | None, ArrayLike | None, ArrayLike | None, ArrayLike | None,
-    ArrayLike | None, ArrayLike | None, ArrayLike | None,
+    ArrayLike | None, ArrayLike | None, ArrayLike | None, ArrayLike | None,
 ]  # fmt: skip
 
 def attention_forward(rule: Rule, inputs: _Inputs, out: ArrayLike, lse: ArrayLike) -> None: ...

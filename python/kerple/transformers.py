@@ -5,14 +5,15 @@
 
 This module registers the attention with the library's own interface. BLOOM and MPT do not call that
 interface, so the module patches their attention. T5 computes a bias per pair; the module computes
-it per distance. Models run and train unchanged, with KV caches and with padding on either end;
-queries that are padding return zeros. Unsupported options are refused by name.
+it per distance. Models run and train unchanged, with KV caches, with padding on either end and with
+packed documents; queries that are padding return zeros. Unsupported options are refused by name.
 """
 
 from __future__ import annotations
 
 import inspect
 import math
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -76,11 +77,21 @@ class Sight(Tensor):
     #: The first key of each sequence and one after its last, ``[B]``; None: no padding.
     starts: Tensor | None
     ends: Tensor | None
+    #: The number of each key's packed document, ``[B, K]``, -1 for padding; None: no documents.
+    documents: Tensor | None
 
     @staticmethod
-    def of(causal: bool, window: int | None, keys: int | None, starts: Tensor | None, ends: Tensor | None) -> Sight:
+    def of(
+        causal: bool,
+        window: int | None,
+        keys: int | None,
+        starts: Tensor | None,
+        ends: Tensor | None,
+        documents: Tensor | None = None,
+    ) -> Sight:
         sight = torch.empty(1, 1, 0, 0).as_subclass(Sight)
         sight.causal, sight.window, sight.keys, sight.starts, sight.ends = causal, window, keys, starts, ends
+        sight.documents = documents
         return sight
 
     def to(self, *_: object, **__: object) -> Sight:
@@ -143,6 +154,34 @@ def _sees(mask_function: Callable, sizes: tuple[int, int, int], offsets: tuple[i
     return True
 
 
+#: Rows besides the first and last of each document at which a packed mask is compared.
+_ROWS = 64
+
+
+def _documents(mask_function: Callable, batch: int, tokens: int, window: int | None) -> Tensor | None:
+    """The documents of a mask function, ``[B, L]``; None where it is no mask of packed documents.
+
+    A document begins wherever a token does not see the one before it. The first and last row of
+    each document and some others are then compared with the rule.
+    """
+    at = torch.arange(tokens, device="cpu")
+    ids = torch.zeros(batch, tokens, dtype=torch.int64, device="cpu")
+    for b, own in enumerate(ids):
+        begins = ~mask_function(b, 0, at[1:], at[:-1]).cpu().expand(max(tokens - 1, 0))
+        own[1:] = begins.cumsum(0)
+        borders = functional.pad(begins, (1, 0), value=True)
+        others = torch.linspace(0, tokens - 1, min(_ROWS, tokens), device="cpu").long()
+        rows = torch.cat([at[borders], at[borders.roll(-1)], others]).unique()
+        for some in rows.split(max(1, _PAIRS // max(1, tokens))):
+            d = some[:, None] - at
+            want = (d >= 0) & (own[some][:, None] == own)
+            if window:
+                want &= d < window
+            if not torch.equal(mask_function(b, 0, some[:, None], at[None]).cpu().expand_as(want), want):
+                return None
+    return ids
+
+
 def mask(
     batch_size: int,
     q_length: int,
@@ -156,14 +195,17 @@ def mask(
 ) -> Sight:
     """Builds the mask for ``kerple``'s attention; transformers calls it once per pass."""
     q_offset = int(q_offset)
-    causal, window = mask_function is not bidirectional_mask_function, None
+    causal, window, documents = mask_function is not bidirectional_mask_function, None, None
     if causal and mask_function is not causal_mask_function:
         window = local_size
         if not _sees(mask_function, (batch_size, q_length, kv_length), (q_offset, kv_offset), window):
-            raise _refuse(
-                "this model's mask is neither causal, nor a window, nor of both directions (packed sequences, or an image "
-                "whose tokens see each other?)"
-            )
+            if q_offset == kv_offset == 0 and q_length == kv_length:
+                documents = _documents(mask_function, batch_size, q_length, window)
+            if documents is None:
+                raise _refuse(
+                    "this model's mask is neither causal, nor a window, nor of packed documents, nor of both directions "
+                    "(an image whose tokens see each other?)"
+                )
     keys = min(kv_length, q_offset + q_length - kv_offset) if causal else kv_length
     starts = ends = None
     if attention_mask is not None:
@@ -171,7 +213,49 @@ def mask(
         starts, ends = _spans(columns)
         if columns.shape[1] < keys and ends is None:
             ends = torch.full((batch_size,), columns.shape[1])
-    return Sight.of(causal, window, keys, starts, ends)
+    if documents is not None:
+        if starts is not None:
+            raise _refuse("an attention mask that hides keys before packed documents", "pad behind them")
+        if ends is not None:
+            documents, ends = documents.masked_fill(torch.arange(keys, device="cpu") >= ends[:, None], -1), None
+    return Sight.of(causal, window, keys, starts, ends, documents)
+
+
+def _told_documents(options: dict[str, Any], sight: Sight, queries: int, keys: int, batch: int) -> Tensor | None:
+    """The documents that ``cu_seq_lens_q`` and ``cu_seq_lens_k`` say, or those of the mask."""
+    given = {name: options.pop(f"cu_seq_lens_{name}", None) for name in "qk"}
+    for name in ("max_length_q", "max_length_k", "seq_idx"):
+        options.pop(name, None)
+    given = {name: value for name, value in given.items() if value is not None}
+    if not given:
+        return sight.documents
+    if batch != 1:
+        raise _refuse(f"cu_seq_lens_q and cu_seq_lens_k of {batch} rows", "flatten the batch to one row")
+    cumulative = next(iter(given.values())).to(device="cpu", dtype=torch.int64)
+    if any(not torch.equal(value.cpu().to(torch.int64), cumulative) for value in given.values()) or queries != keys:
+        raise _refuse("cu_seq_lens_q and cu_seq_lens_k that differ")
+    if cumulative.dim() != 1 or cumulative.numel() == 0 or cumulative[0] != 0 or cumulative[-1] != keys:
+        raise _refuse(f"cu_seq_lens of {cumulative.tolist()} for {keys} tokens", "they begin with 0 and end there")
+    if bool((cumulative.diff() < 0).any()):
+        raise _refuse(f"cu_seq_lens of {cumulative.tolist()}, which decrease", "give cumulative lengths")
+    documents = torch.searchsorted(cumulative[1:].contiguous(), torch.arange(keys, device="cpu"), right=True)[None]
+    own = sight.documents
+    if own is not None and not torch.equal(own.diff() != 0, documents.diff() != 0):
+        raise _refuse("cu_seq_lens that are not the documents of position_ids", "give one of the two")
+    return documents
+
+
+def _warn_of_restarts(position_ids: Tensor | None, tokens: int) -> None:
+    """Positions that restart usually mean documents, which the library packs only without a mask and a cache."""
+    if position_ids is None or position_ids.dim() != 2 or position_ids.shape[1] != tokens:
+        return
+    restarts = (position_ids.diff() != 1).nonzero()
+    if len(restarts) > 0:
+        warnings.warn(
+            f"positions restart at token {int(restarts[0, 1]) + 1} but documents see each other: "
+            "pass use_cache=False and no attention_mask",
+            stacklevel=3,
+        )
 
 
 def _check(dropout: float, options: dict[str, Any]) -> None:
@@ -225,7 +309,6 @@ def attend(
 ) -> tuple[Tensor, None]:
     """The attention that transformers calls: ``[B, H, Q, D]`` queries to ``[B, Q, H, D]``."""
     told = options.get("is_causal")
-    _check(dropout, options)
     sight = attention_mask
     if sight is None:
         causal = getattr(module, "is_causal", True) if told is None else told
@@ -241,11 +324,25 @@ def attend(
     bias = None
     if position_bias is not None:
         bias = _bias_of(position_bias, sight, query.shape[2], key.shape[2])
-    out = _call(query, key, value, sight, bias=bias, scale=scaling, window=sliding_window, softcap=softcap, sinks=s_aux)
+    documents = _told_documents(options, sight, query.shape[2], key.shape[2], query.shape[0])
+    _check(dropout, options)
+    if documents is None and sight.causal and sight.starts is None and sight.ends is None:
+        _warn_of_restarts(options.get("position_ids"), key.shape[2])
+    out = _call(
+        query, key, value, sight, sliding_window, documents, bias=bias, scale=scaling, softcap=softcap, sinks=s_aux
+    )
     return out, None
 
 
-def _call(query: Tensor, key: Tensor, value: Tensor, sight: Sight, window: int | None = None, **options: Any) -> Tensor:
+def _call(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    sight: Sight,
+    window: int | None = None,
+    documents: Tensor | None = None,
+    **options: Any,
+) -> Tensor:
     if sight.window is not None:
         window = sight.window
     features, of_values = query.shape[-1], value.shape[-1]
@@ -255,7 +352,8 @@ def _call(query: Tensor, key: Tensor, value: Tensor, sight: Sight, window: int |
         value = functional.pad(value, (0, features - of_values))
     elif of_values > features:
         query, key = (functional.pad(x, (0, of_values - features)) for x in (query, key))
-    keys = {"key_starts": sight.starts, "key_lengths": sight.ends}
+    documents = sight.documents if documents is None else documents
+    keys = {"key_starts": sight.starts, "key_lengths": sight.ends, "document_ids": documents}
     out = attention(query, key, value, causal=sight.causal, window=window, **keys, **options)
     return out[..., :of_values].transpose(1, 2)
 

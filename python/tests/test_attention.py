@@ -92,12 +92,19 @@ def operands(**of):
         beside[-1] = beside[-1].detach().double().cumsum(-1).requires_grad_()
     keys = [torch.tensor(options[name]) if name in options else None for name in ("key_starts", "key_lengths")]
     window, softcap = options.get("window"), options.get("softcap")
-    return (*inputs, *beside, *keys, "", 0.4, options.get("causal", True), window, softcap)
+    return (*inputs, *beside, *keys, None, "", 0.4, options.get("causal", True), window, softcap)
 
 
 @pytest.mark.parametrize("name", ["plain", "bias and weight", "both directions", "padding before", "a softcap and sinks", "gates and all else"])
 def test_opcheck(name):
     registry.opcheck(torch.ops.kerple.attention.default, operands(**CASES[name]))
+
+
+@pytest.mark.parametrize("documents", [[0, 3, 5, 9], [[0] * 4 + [1] * 4 + [-1]]], ids=["lengths", "ids"])
+def test_opcheck_of_packed_documents(documents):
+    given = list(operands(queries=9, keys=9, batch=1))
+    given[10] = torch.tensor(documents)
+    registry.opcheck(torch.ops.kerple.attention.default, tuple(given))
 
 
 class Listening(torch.utils._python_dispatch.TorchDispatchMode):

@@ -92,7 +92,8 @@ def test_the_compiled_functions_answer_in_words(seed):
         q, k, v = (array(draw, 1, 2, length, 4) for _ in "qkv")
         numbers = array(draw, draw.choice([2 * length, 40])) if draw.random() < 0.3 else None
         clocks = array(draw, 1, 2, length).double() if draw.random() < 0.3 else None
-        inputs = (q, k, v, some(2, length), some(2, length), some(2), numbers, clocks, some(1), some(1))
+        documents = torch.randint(-2, 4, draw.choice([(2,), (1, length), (1, 2, 3)])) if draw.random() < 0.3 else None
+        inputs = (q, k, v, some(2, length), some(2, length), some(2), numbers, clocks, some(1), some(1), documents)
         out, lse = torch.zeros(q.shape), array(draw, 1, 2, length)
         calls = [
             lambda: _native.attention_forward(rule, inputs, out, lse),  # noqa: B023
@@ -135,7 +136,7 @@ def test_objects_that_are_no_arrays():
     q = torch.zeros(1, 1, 1, 4)
     for wrong in (Lies(), 3, "x", object(), [1.0]):
         with pytest.raises((TypeError, ValueError, AttributeError)):
-            _native.attention_forward(rule, (wrong, q, q, *(None,) * 7), q, q[..., 0])
+            _native.attention_forward(rule, (wrong, q, q, *(None,) * 8), q, q[..., 0])
     with pytest.raises(ValueError, match="length 10"):
         _native.attention_forward(rule, (q, q), q, q)
     for wrong in ("", "{", '{"kind":"kerple_log","r1":1e999}', "null", "[" * 5000):
@@ -144,4 +145,4 @@ def test_objects_that_are_no_arrays():
     x = torch.zeros(1, 8, 512, 64)
     for threads in (0, 2**40):
         with pytest.raises(ValueError, match="threads"):
-            _native.attention_forward(_native.Rule(1.0, True, None, None, threads), (x, x, x, *(None,) * 7), x, torch.zeros(1, 8, 512))
+            _native.attention_forward(_native.Rule(1.0, True, None, None, threads), (x, x, x, *(None,) * 8), x, torch.zeros(1, 8, 512))

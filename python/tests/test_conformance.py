@@ -23,15 +23,11 @@ from kerple.torch import Encoding
 KNOWN = {case.name: case for case in CASES}
 
 
-#: Features that kerple's own attention does not have.
-MISSING = {"document_ids"}
-
-
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_kerple_is_conforming(case):
     result = check(BUILT_IN["kerple"], case)
     assert result.is_good, result.message()
-    assert result.unsupported is None or result.unsupported in MISSING
+    assert result.unsupported is None
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)

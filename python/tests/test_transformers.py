@@ -156,6 +156,55 @@ def refused(match, config=None, training=True, **inputs):
         model.train(training)(torch.randint(97, (2, 7)), **inputs)
 
 
+PACKED = torch.tensor([[0, 1, 2, 0, 1, 0, 1, 2, 3, 4, 5, 6, 7], [3, 4, 5, 6, 7, 8, 0, 0, 1, 2, 3, 4, 5]])
+SEPARATE = ("llama", "mistral", "gemma2", "gpt_neox")
+
+
+@pytest.mark.parametrize("checkpointing", [False, True])
+@pytest.mark.parametrize("kind", SEPARATE)
+def test_packed_positions_are_the_documents_of_eager(kind, checkpointing):
+    eager, ours = pair(CONFIGS[kind]())
+    inputs = dict(input_ids=torch.randint(97, PACKED.shape), position_ids=PACKED, use_cache=False)
+    for model in (eager, ours):
+        model.train()
+        if checkpointing:
+            model.gradient_checkpointing_enable(dict(use_reentrant=False))
+    compare(eager, ours, torch.ones(PACKED.shape, dtype=torch.bool), inputs)
+
+
+@pytest.mark.parametrize("kind", SEPARATE)
+def test_packed_documents_equal_themselves_alone(kind):
+    _, ours = pair(CONFIGS[kind]())
+    ids, lengths = torch.randint(97, (1, 13)), [3, 2, 8]
+    alone = torch.cat([ours(part, use_cache=False).logits for part in ids.split(lengths, 1)], 1)
+    packed = ours(ids, position_ids=PACKED[:1], use_cache=False).logits
+    torch.testing.assert_close(packed, alone, rtol=0, atol=1e-12)
+    cumulative = torch.tensor([0, 3, 5, 13], dtype=torch.int32)
+    told = dict(cu_seq_lens_q=cumulative, cu_seq_lens_k=cumulative, max_length_q=8, max_length_k=8)
+    packed = ours(ids, position_ids=PACKED[:1], use_cache=False, **told).logits
+    torch.testing.assert_close(packed, alone, rtol=0, atol=1e-12)
+
+
+def test_cumulative_lengths_must_fit():
+    _, ours = pair(CONFIGS["llama"]())
+    ids = torch.randint(97, (2, 13))
+    of = lambda *cu: dict.fromkeys(("cu_seq_lens_q", "cu_seq_lens_k"), torch.tensor(cu))  # noqa: E731
+    with pytest.raises(ValueError, match="of 2 rows"):
+        ours(ids, use_cache=False, **of(0, 13))
+    with pytest.raises(ValueError, match="begin with 0 and end there"):
+        ours(ids[:1], use_cache=False, **of(0, 12))
+    with pytest.raises(ValueError, match="not the documents of position_ids"):
+        ours(ids[:1], use_cache=False, position_ids=PACKED[:1], **of(0, 4, 13))
+
+
+def test_documents_that_see_each_other_are_named():
+    eager, ours = pair(CONFIGS["llama"]())
+    inputs = dict(input_ids=torch.randint(97, (1, 13)), position_ids=PACKED[:1], attention_mask=torch.ones(1, 13))
+    with pytest.warns(UserWarning, match="positions restart at token 3 but documents see each other"):
+        found = ours(**inputs, use_cache=False).logits
+    torch.testing.assert_close(found, eager(**inputs, use_cache=False).logits, rtol=0, atol=1e-9)
+
+
 def test_what_is_not_computed_is_refused_by_name():
     refused(
         "dropout of attention probabilities, 0.25",
@@ -174,5 +223,4 @@ def test_what_is_not_computed_is_refused_by_name():
     )
     refused("hides keys between others", attention_mask=torch.tensor([[1, 1, 0, 1, 1, 1, 1]] * 2))
     refused("masks of pairs", attention_mask=torch.zeros(2, 1, 7, 7, dtype=torch.double))
-    refused("packed", position_ids=torch.tensor([[0, 1, 2, 0, 1, 2, 3]] * 2), use_cache=False)
     refused("output_attentions", CONFIGS["bloom"](), output_attentions=True)

@@ -6,7 +6,8 @@ use crate::parts::{SequenceGroup, behind, parts, tails};
 use crate::threads::{Workload, run};
 use kerple_core::Number;
 use kerple_core::attention::{
-    self, AttentionDims, AttentionGradients, AttentionProblem, AttentionSaved, Mask, ScoreTable, ScoreTransform, View,
+    self, AttentionDims, AttentionGradients, AttentionProblem, AttentionSaved, DocumentSegment, Mask, PackedDocuments,
+    PackingError, ScoreTable, ScoreTransform, View,
 };
 use kerple_core::forms::{ScoreMod, Sides, Strided};
 use kerple_core::score_mods::ScoreModExtent;
@@ -81,10 +82,12 @@ struct AttentionArrays {
     clocks: Option<PythonArray>,
     starts: Option<PythonArray>,
     lengths: Option<PythonArray>,
+    /// Cumulative lengths `[N + 1]`, ids `[B, K]`, or cumulative lengths of queries and keys `[1, 2, N + 1]`.
+    documents: Option<PythonArray>,
 }
 
 /// q, k and v; bias, weight, sinks, parameters of a score modification and cumulative gates; where
-/// the keys of each sequence start, and their number.
+/// the keys of each sequence start, and their number; packed documents.
 type AttentionArguments<'py> = (
     Bound<'py, PyAny>,
     Bound<'py, PyAny>,
@@ -96,11 +99,12 @@ type AttentionArguments<'py> = (
     OptionalObject<'py>,
     OptionalObject<'py>,
     OptionalObject<'py>,
+    OptionalObject<'py>,
 );
 
 impl AttentionArrays {
     fn of(
-        (q, k, v, bias, weight, sinks, numbers, clocks, starts, lengths): &AttentionArguments,
+        (q, k, v, bias, weight, sinks, numbers, clocks, starts, lengths, documents): &AttentionArguments,
     ) -> PyResult<AttentionArrays> {
         Ok(AttentionArrays {
             q: PythonArray::of("q", q)?,
@@ -113,11 +117,12 @@ impl AttentionArrays {
             clocks: PythonArray::some("clocks", clocks.as_ref())?,
             starts: PythonArray::some("key_starts", starts.as_ref())?,
             lengths: PythonArray::some("key_lengths", lengths.as_ref())?,
+            documents: PythonArray::some("documents", documents.as_ref())?,
         })
     }
 
-    /// The sizes of the call, after all checks.
-    fn dims(&self, rule: &AttentionRule) -> PyResult<AttentionDims> {
+    /// The sizes of the call and its packed documents, after all checks.
+    fn sizes(&self, rule: &AttentionRule) -> PyResult<(AttentionDims, Option<PackedDocuments>)> {
         let [batch, heads, queries, head_dim] = self.q.sizes("B, H, Q, D")?;
         let [_, kv_heads, keys, _] = self.k.sizes("B, G, K, D")?;
         let dims = AttentionDims { batch, heads, kv_heads, queries, keys, head_dim };
@@ -147,8 +152,9 @@ impl AttentionArrays {
         for array in [&self.q, &self.k, &self.v].into_iter().chain(self.numbers()) {
             array.expect_kind(self.q.kind())?;
         }
+        let documents = self.documents.as_ref().map(|array| self.packed(array, dims)).transpose()?;
         for array in [&self.bias, &self.weight].into_iter().flatten() {
-            self.check_table(array, dims, rule)?;
+            self.check_table(array, dims, documents.as_ref(), rule)?;
         }
         if let Some(sinks) = &self.sinks {
             sinks.expect_shape("H", &[heads])?;
@@ -160,7 +166,50 @@ impl AttentionArrays {
         if let Some(clocks) = &self.clocks {
             self.check_clocks(clocks, dims, rule)?;
         }
-        Ok(dims)
+        let takes_own_keys = self.numbers.is_some() || self.clocks.is_some();
+        for document in documents.iter().flat_map(PackedDocuments::documents).filter(|_| takes_own_keys) {
+            if document.queries > document.keys {
+                let message = format!("q: a document has {} queries and {} keys", document.queries, document.keys);
+                let reason = "score modifications and gates need as many keys as queries";
+                return Err(PyValueError::new_err(format!("{message}; {reason}")));
+            }
+        }
+        Ok((dims, documents))
+    }
+
+    /// The documents of a call.
+    fn packed(&self, array: &PythonArray, dims: AttentionDims) -> PyResult<PackedDocuments> {
+        let AttentionDims { batch, queries, keys, .. } = dims;
+        let refuse = |message: String| Err(PyValueError::new_err(message));
+        if let Some(other) = [&self.starts, &self.lengths].into_iter().flatten().next() {
+            return refuse(format!("{}: packed documents already say which keys are padding", other.name()));
+        }
+        array.expect_kind(DType::I64)?;
+        let (values, shape) = (array.values::<i64>()?, array.shape());
+        let several_rows = || {
+            refuse(format!(
+                "cu_seqlens: they describe one row, but q has {batch}; flatten to [1, H, T, D] or give document_ids"
+            ))
+        };
+        let last = |packed: Result<PackedDocuments, PackingError>| match packed {
+            Ok(packed) if queries < keys => packed.last_queries(queries),
+            packed => packed,
+        };
+        let packed = match *shape {
+            [_] | [1, 2, _] if batch != 1 => return several_rows(),
+            [_] => last(PackedDocuments::from_cu_seqlens(values, keys)),
+            [rows, tokens] if [rows, tokens] == [batch, keys] => last(PackedDocuments::from_ids(values, rows)),
+            [1, 2, entries] => {
+                let (of_queries, of_keys) = values.split_at(entries);
+                PackedDocuments::from_cu_seqlens_qk(of_queries, of_keys, queries, keys)
+            }
+            _ => return refuse(format!("document_ids: expected [B, K] = {:?}, got {shape:?}", [batch, keys])),
+        };
+        let packed = packed.map_err(|error| PyValueError::new_err(error.to_string()))?;
+        if packed.queries() != queries {
+            return refuse(format!("q: {queries} queries exceed the {keys} keys of packed documents"));
+        }
+        Ok(packed)
     }
 
     fn parts(&self, rule: &AttentionRule, dims: AttentionDims) -> PyResult<Vec<SequenceGroup>> {
@@ -195,7 +244,13 @@ impl AttentionArrays {
         [&self.bias, &self.weight, &self.sinks, &self.numbers].into_iter().flatten()
     }
 
-    fn check_table(&self, array: &PythonArray, dims: AttentionDims, rule: &AttentionRule) -> PyResult<()> {
+    fn check_table(
+        &self,
+        array: &PythonArray,
+        dims: AttentionDims,
+        documents: Option<&PackedDocuments>,
+        rule: &AttentionRule,
+    ) -> PyResult<()> {
         let [heads, columns] = array.sizes("H, C")?;
         let name = array.name();
         if heads != dims.heads {
@@ -206,15 +261,21 @@ impl AttentionArrays {
             let (one, two) = (array.shape(), other.shape());
             return Err(PyValueError::new_err(format!("{name}: shape is {one:?}, but {} has {two:?}", other.name())));
         }
+        let reach = |it: &DocumentSegment| match rule.mask.sides() {
+            Sides::OneSided => it.keys,
+            Sides::TwoSided => it.reach(),
+        };
+        let longest = documents.map(|documents| documents.longest_by(reach).unwrap_or_default());
+        let [queries, keys] = longest.map_or([dims.queries, dims.keys], |(_, it)| [it.queries, it.keys]);
         let (needed, what) = match rule.mask.sides() {
-            Sides::OneSided => (dims.keys, "one per distance 0 to K - 1"),
+            Sides::OneSided => (keys, "one per distance 0 to K - 1"),
             Sides::TwoSided => {
-                (dims.keys.max(dims.queries).saturating_mul(2).saturating_sub(1), "distances from -(L - 1) to L - 1")
+                (keys.max(queries).saturating_mul(2).saturating_sub(1), "distances from -(L - 1) to L - 1")
             }
         };
         if columns < needed {
-            let message =
-                format!("{name}: {columns} columns; {} queries and {} keys need {needed}", dims.queries, dims.keys);
+            let of = longest.map_or(String::new(), |(number, it)| format!(" of document {number} of row {}", it.row));
+            let message = format!("{name}: {columns} columns; {queries} queries and {keys} keys{of} need {needed}");
             return Err(PyValueError::new_err(format!("{message}: {what}")));
         }
         if rule.mask.sides() == Sides::TwoSided && columns.is_multiple_of(2) {
@@ -273,6 +334,7 @@ impl<'a, T: Number + Element> TypedArrays<'a, T> {
         rule: &'p AttentionRule,
         dims: AttentionDims,
         part: &'p SequenceGroup,
+        documents: Option<&'p PackedDocuments>,
     ) -> AttentionProblem<'p, T> {
         let columns = self.bias.or(self.weight).map_or(0, <[T]>::len) / dims.heads.max(1);
         let len = match rule.mask.sides() {
@@ -297,7 +359,7 @@ impl<'a, T: Number + Element> TypedArrays<'a, T> {
         };
         let (scale, cap) = (T::from_f64(rule.scale), rule.softcap.map(T::from_f64));
         let (sinks, mask, lengths) = (self.sinks, rule.mask, part.lengths.as_deref());
-        AttentionProblem { dims: part.dims(dims), scale, softcap: cap, sinks, mask, lengths, documents: None, scores }
+        AttentionProblem { dims: part.dims(dims), scale, softcap: cap, sinks, mask, lengths, documents, scores }
     }
 
     fn work(&self, dims: AttentionDims) -> Workload {
@@ -335,11 +397,11 @@ pub fn attention_forward(
     lse: &Bound<PyAny>,
 ) -> PyResult<()> {
     let inputs = AttentionArrays::of(&inputs)?;
-    let dims = inputs.dims(rule)?;
+    let (dims, documents) = inputs.sizes(rule)?;
     let (out, lse) = (PythonArray::of("out", out)?, PythonArray::of("lse", lse)?);
     out.expect_shape("B, H, Q, D", inputs.q.shape())?;
     lse.expect_shape("B, H, Q", &[dims.batch, dims.heads, dims.queries])?;
-    with_kind!(inputs.q, T => forward::<T>(py, rule, &inputs, dims, [&out, &lse]))
+    with_kind!(inputs.q, T => forward::<T>(py, rule, &inputs, dims, documents.as_ref(), [&out, &lse]))
 }
 
 fn forward<T: Number + Element>(
@@ -347,6 +409,7 @@ fn forward<T: Number + Element>(
     rule: &AttentionRule,
     inputs: &AttentionArrays,
     dims: AttentionDims,
+    documents: Option<&PackedDocuments>,
     [out, lse]: [&PythonArray; 2],
 ) -> PyResult<()> {
     let (numbers, parts) = (TypedArrays::<T>::new(inputs, rule, dims)?, inputs.parts(rule, dims)?);
@@ -361,7 +424,7 @@ fn forward<T: Number + Element>(
         for of in &parts {
             let (own, rest) = lse.split_at_mut(of.count * rows);
             lse = rest;
-            let problem = numbers.problem(rule, dims, of);
+            let problem = numbers.problem(rule, dims, of, documents);
             let q = part(numbers.q, of.first, of.skip);
             let [k, v] = [numbers.k, numbers.v].map(|view| part(view, of.first, of.start));
             let unseeing = T::from_f64(f64::NEG_INFINITY);
@@ -383,7 +446,7 @@ pub fn attention_backward(
     made: [OptionalObject; 8],
 ) -> PyResult<()> {
     let inputs = AttentionArrays::of(&inputs)?;
-    let dims = inputs.dims(rule)?;
+    let (dims, documents) = inputs.sizes(rule)?;
     let saved =
         [PythonArray::of("out", &saved.0)?, PythonArray::of("lse", &saved.1)?, PythonArray::of("d_out", &saved.2)?];
     saved[0].expect_shape("B, H, Q, D", inputs.q.shape())?;
@@ -398,7 +461,7 @@ pub fn attention_backward(
         Ok(Some(array))
     };
     let made = names.into_iter().zip(&made).zip(of).map(array).collect::<PyResult<Vec<_>>>()?;
-    with_kind!(inputs.q, T => backward::<T>(py, rule, &inputs, dims, &saved, &made))
+    with_kind!(inputs.q, T => backward::<T>(py, rule, &inputs, dims, documents.as_ref(), &saved, &made))
 }
 
 fn backward<T: Number + Element>(
@@ -406,6 +469,7 @@ fn backward<T: Number + Element>(
     rule: &AttentionRule,
     inputs: &AttentionArrays,
     dims: AttentionDims,
+    documents: Option<&PackedDocuments>,
     [out, lse, d_out]: &[PythonArray; 3],
     made: &[Option<PythonArray>],
 ) -> PyResult<()> {
@@ -433,7 +497,7 @@ fn backward<T: Number + Element>(
         let mut sums: Vec<Option<Vec<T>>> =
             d_beside.iter().map(|d| d.as_ref().filter(|_| many).map(|d| vec![T::ZERO; d.len()])).collect();
         for of in &parts {
-            let problem = numbers.problem(rule, dims, of);
+            let problem = numbers.problem(rule, dims, of, documents);
             let lse = tails(&lse[of.first * rows..][..of.count * rows], dims.queries, of.skip);
             let saved = AttentionSaved {
                 q: part(numbers.q, of.first, of.skip),

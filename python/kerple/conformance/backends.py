@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import inspect
 import math
 from collections.abc import Callable
 from functools import cache
@@ -121,7 +120,7 @@ def _flex_mask(call: Call) -> Callable:
             pair = pair & (j < lengths[b])
         if starts is not None:
             pair = pair & (j >= starts[b])
-        return pair if ids is None else pair & (ids[b, i] == ids[b, j]) & (ids[b, i] >= 0)
+        return pair if ids is None else pair & (ids[b, i + shift] == ids[b, j]) & (ids[b, j] >= 0)
 
     return seen
 
@@ -141,8 +140,6 @@ def kerple(call: Call) -> Tensor:
     """:func:`kerple.torch.attention`."""
     from ..torch import attention
 
-    if "document_ids" not in inspect.signature(attention).parameters:
-        _refuse(call, "document_ids")
     return attention(call.q, call.k, call.v, **_features(call))
 
 

@@ -113,6 +113,7 @@ CASES = (
     Case("documents", "tokens attend within their document", documents=((9, 1, 23), (20, 13))),
     Case("documents in both directions", "and padding at the end", causal=False, documents=((9, 1, 18), (33,))),
     Case("documents across tiles", "borders inside and between tiles", batch=1, queries=130, keys=130, documents=((31, 1, 32, 50, 16),)),
+    Case("last queries of documents", "9 queries at the end of rows of 33 keys", queries=9, keys=33, documents=((9, 19, 5), (20, 13))),
     Case("weight", "scores are multiplied by a function of the distance", bias=False, weight=True),
     Case("weight and bias", "scores are multiplied first, then the bias is added", weight=True),
     Case("weight and bias in both directions", "with entries of their own for keys ahead", causal=False, weight=True),

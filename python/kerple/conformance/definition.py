@@ -61,7 +61,9 @@ class Call:
     key_starts: Tensor | None = None
     """``[B]``, the first key that is not padding."""
     document_ids: Tensor | None = None
-    """``[B, L]``, the number of each token's document; -1 is padding at the end. Q equals K."""
+    """``[B, K]``, the number of each token's document: from 0, never decreasing, -1 for padding after
+    the last document. The last Q tokens are the queries.
+    """
 
     def distances(self) -> Tensor:
         """``[Q, K]``"""
@@ -83,7 +85,8 @@ class Call:
             seen = seen & (at >= self.key_starts[:, None])[:, None, None]
         if self.document_ids is not None:
             ids = self.document_ids
-            same = (ids[:, :, None] == ids[:, None]) & (ids[:, :, None] >= 0)
+            own = ids[:, ids.shape[1] - self.q.shape[2] :, None]
+            same = (own == ids[:, None]) & (own >= 0)
             seen = seen & same[:, None]
         return seen
 

@@ -209,6 +209,7 @@ MUTANTS = (
     Mutant("documents end one token late", "end = end.minimum(own_end)", "end = end.minimum(own_end + 1)", "documents in both directions"),
     Mutant("documents end one token early", "end = end.minimum(own_end)",
            "end = end.minimum((own_end - 1).maximum(own_first + 1))", "documents"),
+    Mutant("last queries have the documents of the first keys", "order[:, keys - queries :]", "order[:, :queries]", "last queries of documents"),
     Mutant("padding after documents is a document", ".masked_fill(ids < 0, 0)", "", "documents in both directions"),
     # weight
     Mutant("weight missing", _WEIGHT, "pass", "weight"),

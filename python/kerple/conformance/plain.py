@@ -56,12 +56,12 @@ def attention(
         ``[B, H, Q, D]``, in the type of q; computed in float32 for half precision.
 
     Raises:
-        ValueError: gates and more queries than keys, or documents and another number of queries.
+        ValueError: gates and more queries than keys, or documents and more queries than keys.
     """
     if q.shape[2] > k.shape[2] and gates is not None:
         raise ValueError(f"gates: {q.shape[2]} queries and {k.shape[2]} keys; there may not be more queries than keys")
-    if q.shape[2] != k.shape[2] and document_ids is not None:
-        raise ValueError(f"document_ids: {q.shape[2]} queries and {k.shape[2]} keys; documents need as many")
+    if q.shape[2] > k.shape[2] and document_ids is not None:
+        raise ValueError(f"document_ids: {q.shape[2]} queries exceed the {k.shape[2]} keys of packed documents")
     limits = _key_limits(q, k, key_starts, key_lengths, document_ids)
     clocks = None if gates is None else _cumulative(gates, key_starts, key_lengths)
     if scale is None:
@@ -85,8 +85,9 @@ def _key_limits(
         end = end.minimum(lengths[:, None])
     if ids is not None:
         order = ids.masked_fill(ids < 0, keys).contiguous()  # padding is at the end
-        own_first = torch.searchsorted(order, order)
-        own_end = torch.searchsorted(order, order, right=True)
+        ids, own = ids[:, keys - queries :], order[:, keys - queries :].contiguous()
+        own_first = torch.searchsorted(order, own)
+        own_end = torch.searchsorted(order, own, right=True)
         first = first.maximum(own_first)
         end = end.minimum(own_end).masked_fill(ids < 0, 0)
     return first, end

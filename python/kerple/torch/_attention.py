@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from .._renamed import refuse_arguments
+from ._documents import documents_of, positions_of, whole_numbers
 from ._gpu import DEVICES, GPUS, prefix_sums
 from ._ops import call
 
@@ -75,9 +76,11 @@ def beside(name: str, x: object, q: Tensor, dtype: torch.dtype) -> Tensor | None
 _RESET = -65536.0
 
 
-def gates_of(gates: object, heads: int, k: Tensor, starts: Tensor | None, ends: Tensor | None) -> Tensor:
-    """Gates in f64: those of padding become 0, whatever their value, and none is below the one that
-    lets nothing through.
+def gates_of(
+    gates: object, heads: int, k: Tensor, starts: Tensor | None, ends: Tensor | None, documents: Tensor | None = None
+) -> Tensor:
+    """Gates in f64: those of padding and the first of each document become 0, whatever their value,
+    since nothing of a document is before them; and none is below the one that lets nothing through.
     """
     _check("gates", gates)
     _check_device("gates", gates, k)
@@ -89,12 +92,18 @@ def gates_of(gates: object, heads: int, k: Tensor, starts: Tensor | None, ends: 
         if of is not None and of.shape == (batch,):
             own = outside(of[:, None, None])
             padding = own if padding is None else padding | own
+    if documents is not None:
+        padding = (positions_of(documents, keys) == 0)[:, None]
+        if documents.dim() == 2:
+            padding = padding | (documents < 0)[:, None]
     if padding is not None:
         gates = gates.masked_fill(padding, 0.0)
     return gates.to(torch.float64).clamp(min=_RESET)
 
 
-def clocks_of(gates: object, heads: int, k: Tensor, starts: Tensor | None, ends: Tensor | None) -> Tensor | None:
+def clocks_of(
+    gates: object, heads: int, k: Tensor, starts: Tensor | None, ends: Tensor | None, documents: Tensor | None = None
+) -> Tensor | None:
     """Cumulative gates in f64, counted from the last key.
 
     Attention only uses their differences. Counting from the last key makes the gradient of a gate
@@ -102,21 +111,9 @@ def clocks_of(gates: object, heads: int, k: Tensor, starts: Tensor | None, ends:
     """
     if gates is None:
         return None
-    behind = gates_of(gates, heads, k, starts, ends).flip(-1)
+    behind = gates_of(gates, heads, k, starts, ends, documents).flip(-1)
     behind = (prefix_sums(behind) if k.device.type in DEVICES else behind.cumsum(-1)).flip(-1)
     return -torch.nn.functional.pad(behind, (0, 1))[..., 1:]
-
-
-def keys_of(name: str, x: object, device: torch.device) -> Tensor | None:
-    """Numbers of keys where attention reads them: with the tensors of a GPU, else on the processor."""
-    if x is None:
-        return None
-    to = device if device.type in DEVICES else torch.device("cpu")
-    if not isinstance(x, Tensor):
-        x = torch.as_tensor(x, device=to)
-    if x.is_floating_point() or x.is_complex() or x.dtype == torch.bool:
-        raise TypeError(f"{name}: expected whole numbers, got {x.dtype}")
-    return x.to(device=to, dtype=torch.int64)
 
 
 def flag(name: str, value: object) -> bool:
@@ -148,6 +145,8 @@ def attention(
     gates: Tensor | None = None,
     key_lengths: Tensor | Sequence[int] | None = None,
     key_starts: Tensor | Sequence[int] | None = None,
+    cu_seqlens: Tensor | Sequence[int] | None = None,
+    document_ids: Tensor | Sequence[Sequence[int]] | None = None,
     **unknown: NoReturn,
 ) -> Tensor:
     """``softmax(scale * q k^T * weight[i - j] + bias[i - j]) v``, exactly, in memory linear in the
@@ -182,6 +181,15 @@ def attention(
             -inf, lets nothing through, and gates of padding are not read.
         key_lengths: number of keys of each sequence, ``[B]``; later keys are padding.
         key_starts: the first key of each sequence, ``[B]``; earlier keys are padding.
+        cu_seqlens: cumulative lengths ``0, n_0, n_0 + n_1, .., K`` of packed documents, ``[N + 1]``,
+            for B = 1. No token attends to another document, positions and distances are those
+            within a document, and on the processor results have the bits of each document alone.
+            Tables need to reach the longest document only; on GPUs they reach all K keys.
+        document_ids: the number of each token's document, ``[B, K]``, where rows hold different
+            documents: from 0, never decreasing, -1 for padding after the last document. The last Q
+            tokens are the queries. On GPUs the values of ``document_ids`` and ``cu_seqlens`` are
+            not checked, since reading them would wait for the device: there each run of equal
+            numbers is a document.
 
     Returns:
         ``[B, H, Q, D]``, with the memory layout of q.
@@ -192,8 +200,11 @@ def attention(
     """
     if unknown:
         refuse_arguments("attention", unknown)
+    if cu_seqlens is not None or document_ids is not None:
+        check_qkv(q, k, v)
     return attend(
-        q, k, v, bias, weight, sinks, None, gates, key_starts, key_lengths, "", scale, causal, window, softcap
+        q, k, v, bias, weight, sinks, None, gates, key_starts, key_lengths,
+        documents_of(cu_seqlens, document_ids, k, key_starts, key_lengths), "", scale, causal, window, softcap,
     )  # fmt: skip
 
 
@@ -208,6 +219,7 @@ def attend(
     gates: Tensor | None,
     key_starts: Tensor | Sequence[int] | None,
     key_lengths: Tensor | Sequence[int] | None,
+    documents: Tensor | None,
     encoding: str,
     scale: float | None,
     causal: bool,
@@ -217,7 +229,7 @@ def attend(
     """:func:`attention`, also with the score modification or the decay of an encoding."""
     q, k, v = as_autocast(q, k, v)
     of, dtype = check_qkv(q, k, v)
-    starts, ends = keys_of("key_starts", key_starts, q.device), keys_of("key_lengths", key_lengths, q.device)
+    starts, ends = (whole_numbers(name, x, q.device) for name, x in (("key_starts", key_starts), ("key_lengths", key_lengths)))
     if scale is None:
         features = q.shape[-1]
         if features == 0:
@@ -227,10 +239,74 @@ def attend(
         q, k, v = q.to(dtype), k.to(dtype), v.to(dtype)
     made = call(
         q, k, v, beside("bias", bias, q, dtype), beside("weight", weight, q, dtype), beside("sinks", sinks, q, dtype),
-        beside("numbers", numbers, q, dtype), clocks_of(gates, q.shape[1], k, starts, ends), starts, ends,
+        beside("numbers", numbers, q, dtype), clocks_of(gates, q.shape[1], k, starts, ends, documents), starts, ends, documents,
         encoding, float(scale), flag("causal", causal), _window(window), softcap,
     )  # fmt: skip
     return made if made.dtype == of else made.to(of)
+
+
+def attention_varlen(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    cu_seqlens_q: Tensor | Sequence[int],
+    cu_seqlens_k: Tensor | Sequence[int],
+    max_seqlen_q: int,
+    max_seqlen_k: int,
+    *,
+    causal: bool,
+    bias: Tensor | None = None,
+    weight: Tensor | None = None,
+    window: int | None = None,
+    scale: float | None = None,
+    softcap: float | None = None,
+    sinks: Tensor | None = None,
+) -> Tensor:
+    """:func:`attention` over packed documents, with the layout and order of arguments of
+    FlashAttention's ``flash_attn_varlen_func``.
+
+    A document may have other numbers of queries and keys; its last query is at the position of its
+    last key. Queries before its first key return zeros.
+
+    Args:
+        q: ``[Tq, H, D]``.
+        k, v: ``[Tk, G, D]``.
+        cu_seqlens_q, cu_seqlens_k: cumulative lengths of the documents' queries and keys,
+            ``[N + 1]``. On GPUs both must be the same tensor.
+        max_seqlen_q, max_seqlen_k: no document has more queries or keys; compared with cumulative
+            lengths on the processor only, since reading a GPU's would wait for it.
+        causal: has no default, since FlashAttention's is False and :func:`attention`'s is True.
+        bias, weight, window, scale, softcap, sinks: as for :func:`attention`.
+
+    Returns:
+        ``[Tq, H, D]``.
+    """
+    for name, x in (("q", q), ("k", k), ("v", v)):
+        _check(name, x)
+        if x.dim() != 3:
+            raise ValueError(f"{name}: expected [T, H, D], got shape {tuple(x.shape)}")
+    named = (("cu_seqlens_q", cu_seqlens_q), ("cu_seqlens_k", cu_seqlens_k))
+    given = [whole_numbers(name, x, q.device) for name, x in named]
+    most = ((given[0], "max_seqlen_q", max_seqlen_q), (given[1], "max_seqlen_k", max_seqlen_k))
+    for name, cumulative in zip(("cu_seqlens_q", "cu_seqlens_k"), given, strict=True):
+        if cumulative.dim() != 1:
+            raise ValueError(f"{name}: expected [N + 1], got shape {tuple(cumulative.shape)}")
+    if given[0].shape != given[1].shape:
+        documents = [max(one.shape[0] - 1, 0) for one in given]
+        raise ValueError(f"cu_seqlens_q has {documents[0]} documents and cu_seqlens_k has {documents[1]}")
+    for cumulative, name, limit in most:
+        if isinstance(limit, bool) or not hasattr(limit, "__index__"):
+            raise TypeError(f"{name} = {limit!r} must be a whole number of tokens")
+        unread = torch.compiler.is_compiling() or not cumulative.is_cpu or len(cumulative) < 2
+        longest = 0 if unread else int(cumulative.diff().max())
+        if longest > limit:
+            raise ValueError(f"{name} = {limit} is less than the {longest} tokens of the longest document")
+    alike = cu_seqlens_q is cu_seqlens_k and q.shape[0] == k.shape[0]
+    out = attend(
+        *(x.transpose(0, 1)[None] for x in (q, k, v)), bias, weight, sinks, None, None, None, None,
+        given[0] if alike else torch.stack(given)[None], "", scale, causal, window, softcap,
+    )  # fmt: skip
+    return out[0].transpose(0, 1)
 
 
 def symmetric(table: Tensor) -> Tensor:

@@ -210,7 +210,9 @@ def _require(holds: bool, message: str) -> None:
         raise ValueError(message)
 
 
-def _check(q: Tensor, k: Tensor, v: Tensor, bias, weight, sinks, clocks, key_starts, key_lengths, causal: bool) -> None:
+def _check(
+    q: Tensor, k: Tensor, v: Tensor, bias, weight, sinks, clocks, key_starts, key_lengths, documents, causal: bool
+) -> None:
     """The shapes that the kernels rely on."""
     (batch, heads, queries, features), (_, kv_heads, keys, _) = q.shape, k.shape
     most = 64 if q.dtype == torch.float64 else 256
@@ -239,21 +241,35 @@ def _check(q: Tensor, k: Tensor, v: Tensor, bias, weight, sinks, clocks, key_sta
     for name, x in (("key_starts", key_starts), ("key_lengths", key_lengths)):
         if x is not None:
             _require(x.shape == (batch,), f"{name}: expected [B] = [{batch}], got shape {tuple(x.shape)}")
-    for name, x in (("k", k), ("v", v), *tables, ("sinks", sinks), ("gates", clocks), ("key_starts", key_starts), ("key_lengths", key_lengths)):
+    if documents is not None:
+        _check_documents(documents, batch, queries, keys, q.device)
+    for name, x in (("k", k), ("v", v), *tables, ("sinks", sinks), ("gates", clocks), ("key_starts", key_starts), ("key_lengths", key_lengths), ("documents", documents)):
         if x is not None and x.device != q.device:
             raise ValueError(f"{name}: is on {x.device}, q on {q.device}; they must be on one device")
+
+
+def _check_documents(documents: Tensor, batch: int, queries: int, keys: int, device: torch.device) -> None:
+    if documents.dim() == 3:
+        raise NotImplementedError(
+            f"cu_seqlens_q, cu_seqlens_k: documents whose queries and keys differ are not computed on {device.type}: "
+            "give the same tensor twice, or move the tensors to the processor with .cpu()"
+        )
+    _require(documents.dim() == 2 or batch == 1, f"cu_seqlens: they describe one row, but q has {batch}; give document_ids")
+    shape = tuple(documents.shape)
+    _require(documents.dim() == 1 or shape == (batch, keys), f"document_ids: expected [B, K] = {[batch, keys]}, got shape {shape}")
+    _require(queries <= keys, f"q: {queries} queries exceed the {keys} keys of packed documents")
 
 
 class _Call:
     """One call as the kernels take it."""
 
-    def __init__(self, q, k, v, bias, weight, sinks, numbers, clocks, key_starts, key_lengths, encoding, scale, causal, window, softcap) -> None:
+    def __init__(self, q, k, v, bias, weight, sinks, numbers, clocks, key_starts, key_lengths, documents, encoding, scale, causal, window, softcap) -> None:
         from . import _ops
 
         _ops._rule("", scale, causal, window, softcap, 1)  # refuses what the engine refuses
         if numbers is not None or encoding:
             refuse_encoding(encoding, q.device)
-        _check(q, k, v, bias, weight, sinks, clocks, key_starts, key_lengths, causal)
+        _check(q, k, v, bias, weight, sinks, clocks, key_starts, key_lengths, documents, causal)
         self.kernels = kernels()
         self.q, self.k, self.v = (_ops._rows(x) for x in (q, k, v))
         self.bias, self.weight, self.sinks, self.clocks = (_ops._dense(x) for x in (bias, weight, sinks, clocks))
@@ -267,18 +283,22 @@ class _Call:
         self.scale, self.softcap = (
             self.kernels.tl.constexpr(x) if x is not None and self.number == torch.float64 else x for x in (scale, softcap)
         )
-        self.of_rows, self.of_keys = self._spans(key_starts, key_lengths)
-        is_full = any(x is not None for x in (weight, clocks, softcap, window, key_starts, key_lengths))
+        self.of_rows, self.of_keys = self._spans(key_starts, key_lengths, documents)
+        is_full = any(x is not None for x in (weight, clocks, softcap, window, key_starts, key_lengths, documents))
         self.tiles = tiles_of(_arch(q.device), q.dtype, self.features, is_full)
 
-    def _spans(self, starts: Tensor | None, lengths: Tensor | None):
+    def _spans(self, starts: Tensor | None, lengths: Tensor | None, documents: Tensor | None):
         """Of each query the keys it may see but for the mask's other parts, and of each key the queries."""
+        from ._documents import own_keys
+
         mask = self.kernels.Mask
-        if starts is None and lengths is None:
+        if starts is None and lengths is None and documents is None:
             return (mask(self.window, None, None),) * 2
         shape, to = (self.batch, self.queries), dict(dtype=torch.int32, device=self.q.device)
         first = torch.zeros(shape, **to) if starts is None else starts.clamp(0, self.keys).to(**to)[:, None].expand(shape)
         last = torch.full(shape, self.keys, **to) if lengths is None else lengths.clamp(0, self.keys).to(**to)[:, None].expand(shape)
+        if documents is not None:  # queries are the last tokens
+            first, last = (x[:, self.keys - self.queries :].to(**to) for x in own_keys(documents, self.keys))
         first, last = first.contiguous(), last.contiguous()
         j = torch.arange(self.keys, **to).expand(self.batch, -1).contiguous()
         search = lambda rows: torch.searchsorted(rows, j, right=True, out_int32=True)  # noqa: E731

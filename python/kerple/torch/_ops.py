@@ -25,7 +25,7 @@ _library = registry.Library("kerple", "DEF")
 _OPTIONS = "str encoding, float scale, bool causal, int? window, float? softcap"
 _INPUTS = (
     "Tensor q, Tensor k, Tensor v, Tensor? bias, Tensor? weight, Tensor? sinks, Tensor? numbers, Tensor? clocks, "
-    "Tensor? key_starts, Tensor? key_lengths"
+    "Tensor? key_starts, Tensor? key_lengths, Tensor? documents"
 )
 _library.define(f"attention({_INPUTS}, {_OPTIONS}) -> (Tensor, Tensor)")
 _library.define(
@@ -98,8 +98,8 @@ def _given(q: Tensor, k: Tensor, v: Tensor, *rest) -> tuple[_native.Rule, tuple[
     """The rule and the arrays as the engine reads them; the arguments are those of
     ``kerple::attention``.
     """
-    rule = _rule(*rest[7:12], torch.get_num_threads())
-    return rule, (_rows(q), _rows(k), _rows(v), *map(_dense, rest[:7]))
+    rule = _rule(*rest[8:13], torch.get_num_threads())
+    return rule, (_rows(q), _rows(k), _rows(v), *map(_dense, rest[:8]))
 
 
 def _lse_type(dtype: torch.dtype) -> torch.dtype:
@@ -143,7 +143,7 @@ def _told(q: Tensor, made: list[Tensor | None]) -> tuple[Tensor, ...]:
 
 
 def _run_backward(d_out: Tensor, *rest) -> list[Tensor | None]:
-    inputs, (out, lse), options, wanted = rest[:10], rest[10:12], rest[12:17], rest[17]
+    inputs, (out, lse), options, wanted = rest[:11], rest[11:13], rest[13:18], rest[18]
     made = _made(*inputs[:3], inputs[3:8], wanted)
     if d_out.device.type in _gpu.DEVICES:
         _gpu.backward((*inputs, *options), (_rows(out), lse, _rows(d_out)), made)
@@ -168,17 +168,17 @@ def _attention_setup(ctx, inputs, output) -> None:
     out, lse = output
     ctx.mark_non_differentiable(lse)
     ctx.set_materialize_grads(False)
-    ctx.save_for_backward(*inputs[:10], out, lse)
-    ctx.options = inputs[10:]
+    ctx.save_for_backward(*inputs[:11], out, lse)
+    ctx.options = inputs[11:]
 
 
 def _attention_gradient(ctx, d_out: Tensor | None, _d_lse: Tensor | None):
     if d_out is None:
-        return (None,) * 15
+        return (None,) * 16
     needs = ctx.needs_input_grad
     run = torch.ops.kerple.attention_backward if _transforms() is None else _AttentionBackward.apply
     made = run(d_out, *ctx.saved_tensors, *ctx.options, list(needs[3:8]))
-    return (*(d if need else None for d, need in zip(made, needs, strict=False)), *(None,) * 7)
+    return (*(d if need else None for d, need in zip(made, needs, strict=False)), *(None,) * 8)
 
 
 class _Direct(torch.autograd.Function):
@@ -186,10 +186,10 @@ class _Direct(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, q, k, v, bias, weight, sinks, numbers, clocks, rest):
-        inputs = (q, k, v, bias, weight, sinks, numbers, clocks, *rest[:2])
-        out, lse = _run(*inputs, *rest[2:])
+        inputs = (q, k, v, bias, weight, sinks, numbers, clocks, *rest[:3])
+        out, lse = _run(*inputs, *rest[3:])
         ctx.save_for_backward(*inputs, out, lse)
-        ctx.options = rest[2:]
+        ctx.options = rest[3:]
         return out
 
     @staticmethod
@@ -278,8 +278,8 @@ def call(q: Tensor, k: Tensor, v: Tensor, *rest) -> Tensor:
     """The output of attention for four-dimensional tensors; the arguments are those of
     ``kerple::attention``.
     """
-    refuse_tangents(q, k, v, *rest[:7])
-    if not _is_plain(q, k, v, rest[:7]):
+    refuse_tangents(q, k, v, *rest[:8])
+    if not _is_plain(q, k, v, rest[:8]):
         run = torch.ops.kerple.attention if _compiling() or _transforms() is None else _Attention.apply
         return run(q, k, v, *rest)[0]
     _check_sizes(q, k, v)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from ._documents import refuse_documents
+
 
 class KVCache:
     """KV cache that appends keys and values.
@@ -35,10 +37,16 @@ class KVCache:
         return self._end - self._start
 
     @torch.no_grad()
-    def append(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+    def append(
+        self, k: Tensor, v: Tensor, *, cu_seqlens: None = None, document_ids: None = None
+    ) -> tuple[Tensor, Tensor]:
         """Appends these and returns all keys and values, ``[B, G, K, D]`` each, as views of the
         cache.
+
+        Raises:
+            ValueError: shapes that do not follow; packed documents, since a row is one document.
         """
+        refuse_documents("a KVCache", {"cu_seqlens": cu_seqlens, "document_ids": document_ids})
         if k.dim() != 4 or v.dim() != 4 or k.shape[:3] != v.shape[:3]:
             raise ValueError(f"k, v: expected [B, G, L, D] alike, got {tuple(k.shape)} and {tuple(v.shape)}")
         for name, new, held in zip("kv", (k, v), self._buffers or (k, v), strict=True):

@@ -18,6 +18,7 @@ from .. import _native, kernels
 from .._renamed import refuse_arguments
 from . import _closed_forms
 from ._attention import as_autocast, attend, check_qkv, symmetric
+from ._documents import documents_of, positions_of
 from ._gpu import DEVICES, refuse_encoding
 from ._ops import encoding, encoding_key, table
 
@@ -190,21 +191,33 @@ class Encoding(nn.Module):
         angles = distances[:, None] * rates
         return torch.cat([angles.sin(), angles.cos()], 1)
 
-    def _rotated(self, q: Tensor, k: Tensor, span: int) -> tuple[Tensor, Tensor]:
-        """The last queries and keys of a sequence of ``span`` positions, rotated if the method
-        rotates.
+    def _rotated(
+        self, q: Tensor, k: Tensor, span: int, positions: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """The last queries and keys of a sequence of ``span`` positions, or of documents with these
+        positions ``[B, K]``, rotated if the method rotates.
         """
         if self.inv_freq is None:
             return q, k
-        return self._turned(q, span), self._turned(k, span)
+        if positions is None:
+            return self._turned(q, span), self._turned(k, span)
+        # what looks at the length sees the longest document
+        span = span if torch.compiler.is_compiling() or positions.numel() == 0 else int(positions.max()) + 1
+        positions = positions.clamp(0, max(span - 1, 0))
+        return self._turned(q, span, positions[:, positions.shape[1] - q.shape[2] :]), self._turned(k, span, positions)
 
-    def _turned(self, x: Tensor, span: int) -> Tensor:
-        """Pairs ``(x[j], x[j + half])`` rotated by the angles of their positions."""
+    def _turned(self, x: Tensor, span: int, positions: Tensor | None = None) -> Tensor:
+        """Pairs ``(x[j], x[j + half])`` rotated by the angles of their positions: the last ones of
+        ``span``, or ``[B, L]``.
+        """
         half, rows = self.inv_freq.shape[0], x.shape[2]
         if x.shape[-1] < 2 * half:
             raise ValueError(f"q: {x.shape[-1]} features of a head, the encoding turns {2 * half}")
+        rows = rows if positions is None else span
         made = torch.ops.kerple.turns(self.inv_freq, self._key, span - rows, rows, span)
         cos, sin = (one.to(x.dtype) for one in made)
+        if positions is not None:
+            cos, sin = cos[positions][:, None], sin[positions][:, None]
         low, high = x[..., :half], x[..., half : 2 * half]
         return torch.cat([low * cos - high * sin, high * cos + low * sin, x[..., 2 * half :]], -1)
 
@@ -237,6 +250,8 @@ class Encoding(nn.Module):
         gates: Tensor | None = None,
         key_lengths: Tensor | None = None,
         key_starts: Tensor | None = None,
+        cu_seqlens: Tensor | None = None,
+        document_ids: Tensor | None = None,
         **unknown: NoReturn,
     ) -> Tensor:
         """:func:`~kerple.torch.attention` with this method, with the same arguments and result."""
@@ -249,7 +264,8 @@ class Encoding(nn.Module):
         if self._in_engine and q.device.type in DEVICES:
             refuse_encoding(self._key, q.device)
         longest = max(q.shape[2], k.shape[2])
-        q, k = self._rotated(q, k, longest)
+        documents = documents_of(cu_seqlens, document_ids, k, key_starts, key_lengths)
+        q, k = self._rotated(q, k, longest, positions_of(documents, k.shape[2]))
         bias = weight = numbers = None
         if self._entry == "scores":
             bias, weight = self._table(k.shape[2] if causal else longest, causal, dtype, q.device)
@@ -260,7 +276,7 @@ class Encoding(nn.Module):
         if self.kind == "transformer_xl":
             q = q + self.u.to(dtype)[:, None]
         out = attend(
-            q, k, v, bias, weight, sinks, numbers, gates, key_starts, key_lengths,
+            q, k, v, bias, weight, sinks, numbers, gates, key_starts, key_lengths, documents,
             self._in_engine, scale, causal, self.window, softcap,
         )  # fmt: skip
         return out.to(of)

@@ -11,7 +11,8 @@ from torch import library as registry
 
 from .. import _native
 from ._gpu import GPUS
-from ._attention import as_autocast, beside, check_qkv, flag, gates_of, keys_of
+from ._attention import as_autocast, beside, check_qkv, flag, gates_of
+from ._documents import refuse_documents, whole_numbers
 from ._ops import (
     _check,
     _compiling,
@@ -199,6 +200,8 @@ class LinearAttention(Encoding):
         gates: Tensor | None = None,
         key_lengths: Tensor | None = None,
         state: LinearState | None = None,
+        cu_seqlens: None = None,
+        document_ids: None = None,
     ) -> Tensor:
         """Attends with ``[B, H, L, D]`` queries and keys and ``[B, H, L, E]`` values at the same
         positions.
@@ -211,14 +214,21 @@ class LinearAttention(Encoding):
 
         Raises:
             TypeError, ValueError: as :func:`~kerple.torch.attention`.
+            ValueError: packed documents, since a state is that of one document per row.
+            NotImplementedError: packed documents without a state, which this module does not compute yet.
         """
+        documents = {"cu_seqlens": cu_seqlens, "document_ids": document_ids}
+        if state is not None:
+            refuse_documents("a LinearState", documents)
+        for name in (name for name, value in documents.items() if value is not None):
+            raise NotImplementedError(f"{name}: linear attention takes one document per row, with key_lengths for padding")
         q, k, v = as_autocast(q, k, v)
         of, dtype = check_qkv(q, k, v)
         if q.device.type in GPUS:
             raise ValueError(f"q: is on {q.device}; linear attention is computed on the processor, use .cpu()")
         q, k, v = q.to(dtype), k.to(dtype), v.to(dtype)
         q, k = self._rotated(q, k, q.shape[2] + (0 if state is None else len(state)))
-        ends = keys_of("key_lengths", key_lengths, q.device)
+        ends = whole_numbers("key_lengths", key_lengths, q.device)
         gates = beside("gates", gates, q, dtype)
         if gates is not None:
             gates = gates_of(gates, q.shape[1], q, None, ends).to(dtype)

@@ -1,0 +1,87 @@
+"""Packed documents: several documents in one row, none of which attends to another."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NoReturn
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+from ._gpu import DEVICES
+
+
+def whole_numbers(name: str, x: object, device: torch.device) -> Tensor | None:
+    """The argument as int64 where attention reads it: with the tensors of a GPU, else on the processor."""
+    if x is None:
+        return None
+    to = device if device.type in DEVICES else torch.device("cpu")
+    if not isinstance(x, Tensor):
+        x = torch.as_tensor(x, device=to)
+        x = x.to(torch.int64) if x.numel() == 0 else x
+    if x.is_floating_point() or x.is_complex() or x.dtype == torch.bool:
+        raise TypeError(f"{name}: expected whole numbers, got {x.dtype}")
+    return x.to(device=to, dtype=torch.int64)
+
+
+def documents_of(
+    cu_seqlens: Tensor | Sequence[int] | None,
+    document_ids: Tensor | Sequence[Sequence[int]] | None,
+    k: Tensor,
+    key_starts: object,
+    key_lengths: object,
+) -> Tensor | None:
+    """The documents as the operation takes them: cumulative lengths ``[N + 1]`` or ids ``[B, K]``.
+
+    Their values are checked where they are used, by the engine of the processor.
+    """
+    if cu_seqlens is None and document_ids is None:
+        return None
+    if cu_seqlens is not None and document_ids is not None:
+        raise ValueError("document_ids: cu_seqlens are given too; give one of the two")
+    name = "cu_seqlens" if document_ids is None else "document_ids"
+    for other, value in (("key_lengths", key_lengths), ("key_starts", key_starts)):
+        if value is not None:
+            raise ValueError(f"{other}: {name} already tell which keys are padding; give one of the two")
+    batch, keys = k.shape[0], k.shape[2]
+    if document_ids is None:
+        cumulative = whole_numbers("cu_seqlens", cu_seqlens, k.device)
+        if cumulative.dim() != 1:
+            raise ValueError(f"cu_seqlens: expected [N + 1], got shape {tuple(cumulative.shape)}")
+        if batch != 1:
+            raise ValueError(
+                f"cu_seqlens: they describe one row, but q has {batch}; flatten to [1, H, T, D] or give document_ids"
+            )
+        return cumulative
+    ids = whole_numbers("document_ids", document_ids, k.device)
+    if ids.shape != (batch, keys):
+        raise ValueError(f"document_ids: expected [B, K] = {[batch, keys]}, got shape {tuple(ids.shape)}")
+    return ids
+
+
+def own_keys(documents: Tensor, tokens: int) -> tuple[Tensor, Tensor]:
+    """Of each of ``tokens`` tokens its document's first token and one past the last, ``[B, K]``, where
+    each run of equal ids is a document. Both never decrease; of padding they are equal.
+    """
+    at = torch.arange(tokens, device=documents.device)
+    ids = documents if documents.dim() == 2 else torch.searchsorted(documents[1:].contiguous(), at, right=True)[None]
+    begins = pad(ids[:, 1:] != ids[:, :-1], (1, 0), value=True)[:, :tokens]
+    ends = pad(begins[:, 1:], (0, 1), value=True)[:, :tokens]
+    first = torch.where(begins, at, 0).cummax(1).values
+    end = torch.where(ends, at + 1, tokens).flip(1).cummin(1).values.flip(1)
+    return first, torch.where(ids < 0, first, end)
+
+
+def positions_of(documents: Tensor | None, tokens: int) -> Tensor | None:
+    """The position of each of ``tokens`` tokens in its document, ``[B, K]``."""
+    if documents is None:
+        return None
+    return torch.arange(tokens, device=documents.device) - own_keys(documents, tokens)[0]
+
+
+def refuse_documents(holder: str, given: dict[str, object]) -> None | NoReturn:
+    """Refuses packed documents where a sequence is decoded token by token."""
+    for name, value in given.items():
+        if value is not None:
+            raise ValueError(f"{name}: {holder} holds one document per row; give each document a row of its own")

@@ -1,0 +1,192 @@
+"""Packed documents: each one equals itself alone, and bad boundaries are refused by entry and value."""
+
+import pytest
+import torch
+
+from kerple.torch import (
+    Cope, Dape, Encoding, Fire, Fox, KerpleLog, KVCache, LinearAttention, LinearState, Rotary, Shaw, TransformerXl,
+    attention, attention_varlen,
+)  # fmt: skip
+
+LENGTHS = ([1, 5, 8, 9], [12, 2, 6])
+
+
+def rows(tokens=23, seed=0, heads=4, groups=2, features=8, batch=2):
+    torch.manual_seed(seed)
+    make = lambda h: torch.randn(batch, h, tokens, features, dtype=torch.float64, requires_grad=True)  # noqa: E731
+    return make(heads), make(groups), make(groups)
+
+
+def ids_of(lengths, tokens):
+    rows = [sum(([number] * n for number, n in enumerate(row)), []) for row in lengths]
+    return torch.tensor([row + [-1] * (tokens - len(row)) for row in rows])
+
+
+def alone(run, tensors, lengths):
+    """The outputs of every document alone, back in place; padding gives zeros."""
+    rows = []
+    for b, row in enumerate(lengths):
+        parts, start = [], 0
+        for n in row:
+            parts.append(run(*(x[b : b + 1, :, start : start + n] for x in tensors)))
+            start += n
+        padding = tensors[0].shape[2] - start
+        rows.append(torch.nn.functional.pad(torch.cat(parts, 2), (0, 0, 0, padding)))
+    return torch.cat(rows)
+
+
+def gradients(out, inputs, seed=9):
+    torch.manual_seed(seed)
+    return torch.autograd.grad((out * torch.randn_like(out)).sum(), inputs)
+
+
+@pytest.mark.parametrize("options", [{}, {"causal": False}, {"window": 3}, {"softcap": 2.0}], ids=str)
+def test_documents_have_the_bits_they_have_alone(options):
+    q, k, v = rows()
+    columns = 12 if options.get("causal", True) else 23
+    bias = torch.randn(4, columns, dtype=torch.float64, requires_grad=True)
+    sinks = torch.randn(4, dtype=torch.float64, requires_grad=True)
+    run = lambda q, k, v, **documents: attention(q, k, v, bias=bias, sinks=sinks, **options, **documents)  # noqa: E731
+    packed = run(q, k, v, document_ids=ids_of(LENGTHS, 23))
+    separate = alone(run, (q, k, v), LENGTHS)
+    assert torch.equal(packed, separate)
+    got, want = (gradients(out, (q, k, v, bias, sinks)) for out in (packed, separate))
+    for a, b in zip(got[:3], want[:3], strict=True):
+        assert torch.equal(a, b)
+    torch.testing.assert_close(got[3:], want[3:], rtol=1e-12, atol=1e-13)
+
+
+@pytest.mark.parametrize(
+    "method",
+    [
+        lambda: KerpleLog(4, 8, seed=1, dtype=torch.float64),
+        lambda: Rotary(4, 8),
+        lambda: Fire(4, 8, seed=1, dtype=torch.float64, train_len=8),
+        lambda: Cope(4, 8, seed=1, dtype=torch.float64, train_len=8),
+        lambda: Shaw(4, 8, seed=1, dtype=torch.float64),
+        lambda: TransformerXl(4, 8, seed=1, dtype=torch.float64),
+        lambda: Dape(4, 8, seed=1, dtype=torch.float64, kernel=3, base={"kind": "kerple_log"}),
+    ],
+)
+def test_methods_restart_in_every_document(method):
+    q, k, v = rows(groups=4)
+    module = method()
+    learned = [p for p in module.parameters() if p.requires_grad]
+    packed = module(q, k, v, document_ids=ids_of(LENGTHS, 23))
+    separate = alone(module, (q, k, v), LENGTHS)
+    # the same roundings but for tables of another length
+    torch.testing.assert_close(packed, separate, rtol=1e-12, atol=1e-13)
+    got, want = (gradients(out, (q, k, v, *learned)) for out in (packed, separate))
+    torch.testing.assert_close(got, want, rtol=1e-9, atol=1e-11)
+
+
+def test_scaling_sees_the_longest_document():
+    q, k, v = rows(tokens=24)
+    module = Encoding("rotary", 4, 8, scaling={"kind": "dynamic"}, train_len=4)
+    lengths = [[12, 12], [12, 12]]
+    packed = module(q, k, v, document_ids=ids_of(lengths, 24))
+    torch.testing.assert_close(packed, alone(module, (q, k, v), lengths), rtol=1e-12, atol=1e-13)
+    assert not torch.allclose(packed[:, :, :12], module(q, k, v)[:, :, :12], atol=1e-3)
+
+
+@pytest.mark.parametrize("causal", [True, False])
+def test_gates_start_in_every_document(causal):
+    q, k, v = rows()
+    fox = Fox(4, 8)
+    gates = (-torch.rand(2, 4, 23, dtype=torch.float64)).requires_grad_()
+    run = lambda q, k, v, gates, **more: fox(q, k, v, gates=gates[..., 0], causal=causal, **more)  # noqa: E731
+    packed = run(q, k, v, gates[..., None], document_ids=ids_of(LENGTHS, 23))
+    separate = alone(run, (q, k, v, gates[..., None]), LENGTHS)
+    torch.testing.assert_close(packed, separate, rtol=1e-11, atol=1e-12)
+    got, want = (gradients(out, (q, k, v, gates)) for out in (packed, separate))
+    torch.testing.assert_close(got, want, rtol=1e-9, atol=1e-11)
+    begins = torch.nn.functional.pad(ids_of(LENGTHS, 23).diff() != 0, (1, 0), value=True)
+    assert (got[3].transpose(1, 2)[begins] == 0).all()
+
+
+def test_cumulative_lengths_are_ids_of_one_row():
+    q, k, v = rows(batch=1, tokens=23)
+    bias = torch.randn(4, 9, dtype=torch.float64)
+    by_ids = attention(q, k, v, bias=bias, document_ids=ids_of([LENGTHS[0]], 23))
+    for cu in ([0, 1, 6, 14, 23], torch.tensor([0, 1, 6, 14, 23], dtype=torch.int32), [0, 1, 1, 6, 14, 23]):
+        assert torch.equal(attention(q, k, v, bias=bias, cu_seqlens=cu), by_ids)
+    last = attention(q[:, :, -4:], k, v, bias=bias, cu_seqlens=[0, 1, 6, 14, 23])
+    torch.testing.assert_close(last, by_ids[:, :, -4:], rtol=1e-12, atol=1e-13)
+    skipped = ids_of([LENGTHS[0]], 23) * 3
+    assert torch.equal(attention(q, k, v, bias=bias, document_ids=skipped), by_ids)
+    assert attention(q[:, :, :0], k[:, :, :0], v[:, :, :0], cu_seqlens=[0, 0]).shape == (1, 4, 0, 8)
+
+
+def test_varlen_has_the_layout_of_flash_attention():
+    torch.manual_seed(1)
+    cu_q, cu_k = [0, 3, 4, 4, 8, 10, 15], [0, 5, 9, 12, 14, 14, 19]
+    q = torch.randn(15, 4, 8, dtype=torch.float64, requires_grad=True)
+    k, v = (torch.randn(19, 2, 8, dtype=torch.float64, requires_grad=True) for _ in range(2))
+    bias = torch.randn(4, 5, dtype=torch.float64)
+    out = attention_varlen(q, k, v, cu_q, cu_k, 5, 5, bias=bias, causal=True)
+    parts = []
+    for n in range(6):
+        one = [x[a[n] : a[n + 1]].transpose(0, 1)[None] for x, a in ((q, cu_q), (k, cu_k), (v, cu_k))]
+        parts.append(attention(*one, bias=bias)[0].transpose(0, 1))
+    assert torch.equal(out, torch.cat(parts))
+    for got, want in zip(gradients(out, (q, k, v)), gradients(torch.cat(parts), (q, k, v)), strict=True):
+        assert torch.equal(got, want)
+    with pytest.raises(ValueError, match="max_seqlen_k = 4 is less than the 5 tokens"):
+        attention_varlen(q, k, v, cu_q, cu_k, 5, 4, causal=True)
+    with pytest.raises(ValueError, match="cu_seqlens_q has 6 documents and cu_seqlens_k has 2"):
+        attention_varlen(q, k, v, cu_q, [0, 5, 19], 5, 14, causal=True)
+    with pytest.raises(TypeError, match="causal"):
+        attention_varlen(q, k, v, cu_q, cu_k, 5, 5)
+
+
+REFUSED = [
+    ({"cu_seqlens": [[0, 23]]}, ValueError, r"expected \[N \+ 1\]"),
+    ({"cu_seqlens": [1, 23]}, ValueError, r"cu_seqlens\[0\] = 1"),
+    ({"cu_seqlens": [0, 9, 4, 23]}, ValueError, r"cu_seqlens\[2\] = 4 is less than cu_seqlens\[1\] = 9"),
+    ({"cu_seqlens": [0, 22]}, ValueError, r"cu_seqlens\[1\] = 22, but there are 23 tokens"),
+    ({"cu_seqlens": [0.0, 23.0]}, TypeError, "whole numbers"),
+    ({"cu_seqlens": [False, True]}, TypeError, "whole numbers"),
+    ({"document_ids": [[0] * 22]}, ValueError, r"expected \[B, K\] = \[1, 23\]"),
+    ({"document_ids": [[-2] + [0] * 22]}, ValueError, r"document_ids\[0, 0\] = -2"),
+    ({"document_ids": [[0, 0, 1, 0] + [2] * 19]}, ValueError, "document 0 of row 0 comes back at token 3"),
+    ({"document_ids": [[0, -1] + [1] * 21]}, ValueError, "token 1 of row 0 is padding"),
+    ({"document_ids": [[0] * 23], "key_lengths": [23]}, ValueError, "key_lengths: document_ids already"),
+    ({"cu_seqlens": [0, 23], "key_starts": [0]}, ValueError, "key_starts: cu_seqlens already"),
+    ({"cu_seqlens": [0, 23], "document_ids": [[0] * 23]}, ValueError, "give one of the two"),
+    ({"cu_seqlens": [0, 3, 23], "bias": torch.zeros(4, 19)}, ValueError, "20 keys of document 1 of row 0 need 20"),
+]
+
+
+@pytest.mark.parametrize(("arguments", "error", "message"), REFUSED)
+def test_bad_documents_are_refused(arguments, error, message):
+    q, k, v = (x.detach().float() for x in rows(batch=1))
+    with pytest.raises(error, match=message):
+        attention(q, k, v, **arguments)
+
+
+def test_cumulative_lengths_describe_one_row():
+    q, k, v = rows()
+    with pytest.raises(ValueError, match=r"flatten to \[1, H, T, D\] or give document_ids"):
+        attention(q, k, v, cu_seqlens=[0, 23])
+
+
+def test_compiled_graphs_do_not_specialise_on_lengths():
+    q, k, v = (x.detach().float() for x in rows(batch=1))
+    module = KerpleLog(4, 8, seed=1)
+    compiled = torch.compile(module, fullgraph=True, backend="aot_eager")
+    torch._dynamo.reset()
+    for cu in ([0, 1, 6, 14, 23], [0, 12, 14, 20, 23]):
+        cu = torch.tensor(cu)
+        assert torch.equal(compiled(q, k, v, cu_seqlens=cu), module(q, k, v, cu_seqlens=cu))
+
+
+def test_caches_and_states_hold_one_document_a_row():
+    q, k, v = (x.detach().float() for x in rows(batch=1, groups=4))
+    ids, cu = torch.zeros(1, 23, dtype=torch.int64), [0, 23]
+    with pytest.raises(ValueError, match="document_ids: a KVCache holds one document per row"):
+        KVCache().append(k, v, document_ids=ids)
+    linear = LinearAttention("none", 4, 8, seed=1)
+    with pytest.raises(ValueError, match="cu_seqlens: a LinearState holds one document per row"):
+        linear(q, k, v, state=LinearState(), cu_seqlens=cu)
+    with pytest.raises(NotImplementedError, match="document_ids: linear attention takes one document per row"):
+        linear(q, k, v, document_ids=ids)
