@@ -232,7 +232,6 @@ pub(super) fn for_each_unit<T: Number>(
                 work(&task, &saved_rows, &outputs, scratch);
             },
         );
-        drop(parts);
         pass.take(&mut own, sizes.map(|size| wave.start * dims.heads * size), sizes[1]);
         if matches!(pass, GradientPass::First(_)) {
             continue;

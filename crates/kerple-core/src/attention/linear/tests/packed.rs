@@ -30,10 +30,12 @@ fn bits<T: Number>(values: &[T]) -> Vec<u64> {
     values.iter().map(|value| value.to_f64().to_bits()).collect()
 }
 
-fn assert_packed_equals_alone<T: Number>(case: &Case, documents: &PackedDocuments, values: &Values, name: &str)
-where
-    T: std::fmt::Debug,
-{
+fn assert_packed_equals_alone<T: Number + std::fmt::Debug>(
+    case: &Case,
+    documents: &PackedDocuments,
+    values: &Values,
+    name: &str,
+) {
     let (_, maps) = maps::<T>().into_iter().find(|(own, _)| *own == name).unwrap();
     let dims = case.dims;
     let packed = run_packed(case, Some(documents), &maps.all(), values);
