@@ -49,6 +49,9 @@ pub struct TextBatch {
     pub batch: usize,
     /// Tokens per sequence.
     pub seq_len: usize,
+    /// Of each sequence, the positions at which a document begins, increasing, among its `seq_len + 1` tokens: the last is
+    /// that of the last target. The first is always 0: a window that begins inside a document begins a document there.
+    pub document_starts: Vec<Vec<usize>>,
 }
 
 impl TextBatch {
@@ -60,26 +63,31 @@ impl TextBatch {
     /// # Panics
     /// When a window reaches beyond the end.
     pub fn at(tokens: &TokenStream, starts: &[usize], seq_len: usize) -> Result<TextBatch> {
-        let read = |row: usize, window: &mut Vec<u32>| tokens.read_into(starts[row]..starts[row] + seq_len + 1, window);
+        let read = |row: usize, window: &mut Vec<u32>| {
+            let range = starts[row]..starts[row] + seq_len + 1;
+            tokens.read_into(range.clone(), window)?;
+            Ok(tokens.document_starts(range))
+        };
         TextBatch::gather(0..starts.len(), seq_len, read)
     }
 
     fn gather(
         rows: Range<usize>,
         seq_len: usize,
-        mut read: impl FnMut(usize, &mut Vec<u32>) -> Result<()>,
+        mut read: impl FnMut(usize, &mut Vec<u32>) -> Result<Vec<usize>>,
     ) -> Result<TextBatch> {
         let batch = rows.len();
+        let mut document_starts = Vec::with_capacity(batch);
         let mut tokens = Vec::with_capacity(batch * seq_len);
         let mut targets = Vec::with_capacity(batch * seq_len);
         let mut window = Vec::with_capacity(seq_len + 1);
         for row in rows {
             window.clear();
-            read(row, &mut window)?;
+            document_starts.push(read(row, &mut window)?);
             tokens.extend_from_slice(&window[..seq_len]);
             targets.extend_from_slice(&window[1..]);
         }
-        Ok(TextBatch { tokens, targets, batch, seq_len })
+        Ok(TextBatch { tokens, targets, batch, seq_len, document_starts })
     }
 }
 
@@ -149,7 +157,8 @@ impl TextBatches {
         match &self.order {
             BatchOrder::Random { seed } => TextBatch::gather(rows, seq_len, |row, out| {
                 let start = random::window(self.tokens.len(), seq_len, *seed, step, row as u64);
-                self.tokens.read_into(start..start + seq_len + 1, out)
+                self.tokens.read_into(start..start + seq_len + 1, out)?;
+                Ok(self.tokens.document_starts(start..start + seq_len + 1))
             }),
             BatchOrder::Megatron(order) => TextBatch::gather(rows, seq_len, |row, out| {
                 order.read(&self.tokens, u128::from(step) * batch as u128 + row as u128, out)

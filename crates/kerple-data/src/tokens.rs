@@ -119,6 +119,24 @@ impl TokenStream {
         start as usize..self.ends[index] as usize
     }
 
+    /// Where documents begin in a range, counted from its start and increasing; the range itself begins one. Empty for an
+    /// empty range.
+    ///
+    /// # Panics
+    /// When the range reaches beyond the end.
+    pub fn document_starts(&self, range: Range<usize>) -> Vec<usize> {
+        assert!(range.start <= range.end && range.end <= self.len(), "tokens {range:?} of a stream of {}", self.len());
+        if range.is_empty() {
+            return Vec::new();
+        }
+        let first = self.ends.partition_point(|end| *end as usize <= range.start);
+        let within = self.ends[first..].iter().map(|end| *end as usize).take_while(|end| *end < range.end);
+        let mut starts: Vec<usize> = [0].into_iter().chain(within.map(|end| end - range.start)).collect();
+        // documents without tokens end where they begin
+        starts.dedup();
+        starts
+    }
+
     /// The tokens of a range.
     ///
     /// # Errors

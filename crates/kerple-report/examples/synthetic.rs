@@ -134,6 +134,7 @@ fn evaluation(
         protocol: protocol.into(),
         window,
         rope_scaling: None,
+        documents: kerple_run::DocumentMask::Joined,
         split: "test".into(),
         text: ScoredText { checksum: "0123456789abcdef".into(), segment_len: 16384, n_segments: 320, seed },
         step,
@@ -146,6 +147,7 @@ fn evaluation(
         rolling: None,
         seconds: tokens as f64 / 20_000.0,
         nll_by_position: positions,
+        nll_by_own_context: None,
         nll_by_segment: None,
         task: None,
         provenance: None,
@@ -209,6 +211,7 @@ fn write_metrics(
             seconds: step as f64 * step_seconds,
             comm_wait_fraction: None,
             step_seconds: step_seconds * (1.0 + 0.02 * noise.uniform()),
+            scored: None,
             val_loss: step.is_multiple_of(500).then_some(loss + 0.04),
             encoding_params: if learned { heads.parameters.iter().map(moved).collect() } else { BTreeMap::new() },
         })?;

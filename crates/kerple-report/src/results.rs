@@ -3,6 +3,7 @@
 
 mod answers;
 mod group;
+mod own_context;
 mod positions;
 mod table;
 mod training;
@@ -19,6 +20,7 @@ use kerple_run::number;
 
 pub use answers::{AnswerDepths, AnswerMean, AnswerScore, AnswerTable, AnswerTest};
 pub use group::{RunGroup, Setting};
+pub use own_context::OwnContextScore;
 pub(crate) use positions::BINS_AN_OCTAVE;
 pub use positions::{PositionBin, PositionCurve};
 pub use table::{PerplexityScore, PerplexityTable, PerplexityTest, RowName, RunEvaluation, name_text};

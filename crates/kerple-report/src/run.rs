@@ -12,8 +12,8 @@ use crate::conditions::Conditions;
 use crate::error::{Error, Result};
 use crate::statistics::median;
 use kerple_run::{
-    EvaluationRow, KernelSnapshot, MetricsRow, Numerics, PlanSummary, ProbeRow, Provenance, SessionRow, look,
-    read_json, read_rows,
+    DocumentMask, EvaluationRow, KernelSnapshot, MetricsRow, Numerics, PlanSummary, ProbeRow, Provenance, SessionRow,
+    look, read_json, read_rows,
 };
 
 /// One run folder.
@@ -205,6 +205,12 @@ impl Run {
         }
     }
 
+    /// Whether the documents in a sequence attended to each other in training.
+    pub fn documents(&self) -> DocumentMask {
+        let written = self.plan.keys["data"]["documents"].as_str();
+        written.and_then(|name| name.parse().ok()).unwrap_or_default()
+    }
+
     /// The window that an evaluation restricted attention to, if the encoding was not trained with it.
     pub fn window_of(&self, row: &EvaluationRow) -> Option<u64> {
         row.window.filter(|&window| self.plan.encoding.window != Some(window))
@@ -362,6 +368,7 @@ mod tests {
             protocol: "nonoverlapping".into(),
             window: None,
             rope_scaling: None,
+            documents: DocumentMask::Joined,
             split: "test".into(),
             step: 30,
             text: ScoredText { checksum: "ab".into(), segment_len: 64, n_segments: 1, seed: 1 },
@@ -374,6 +381,7 @@ mod tests {
             rolling: None,
             seconds: 1.0,
             nll_by_position: None,
+            nll_by_own_context: None,
             nll_by_segment: None,
             task: None,
             provenance: None,

@@ -77,7 +77,7 @@ struct ReportJson<'a> {
 fn csv_tables(results: &Results) -> Result<Vec<(&'static str, Vec<u8>)>> {
     let tables = &results.tables;
     let positions = results.positions.iter();
-    Ok(vec![
+    let mut all = vec![
         (
             "scores",
             csv("scores", tables.iter().flat_map(|table| table.scores.iter().map(|row| (&table.setting, row))))?,
@@ -105,7 +105,12 @@ fn csv_tables(results: &Results) -> Result<Vec<(&'static str, Vec<u8>)>> {
         ("speeds", csv("speeds", results.speeds.iter())?),
         ("effective_lengths", csv("effective_lengths", results.effective_lengths.iter())?),
         ("runs", csv("runs", results.runs.iter())?),
-    ])
+    ];
+    if tables.iter().any(|table| !table.own_context.is_empty()) {
+        let rows = tables.iter().flat_map(|table| table.own_context.iter().map(|row| (&table.setting, row)));
+        all.push(("own_context", csv("own_context", rows)?));
+    }
+    Ok(all)
 }
 
 /// Which table a row of `answers.csv` belongs to.

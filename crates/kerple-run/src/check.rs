@@ -59,6 +59,12 @@ impl EvaluationRow {
                 return Some(format!("{name} has {} values; expected {expected}", values.len()));
             }
         }
+        if let Some(parts) = &self.nll_by_own_context {
+            let counted: u128 = parts.iter().map(|part| u128::from(part.tokens)).sum();
+            if counted != u128::from(tokens) {
+                return Some(format!("nll_by_own_context counts {counted} tokens; expected {tokens}"));
+            }
+        }
         self.task.as_ref().and_then(|task| task.contradiction(tokens))
     }
 }
@@ -94,6 +100,7 @@ impl MetricsRow {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::OwnContextLoss;
 
     fn rolled(word_perplexity: f64) -> crate::Rolled {
         crate::Rolled {
@@ -117,7 +124,7 @@ mod tests {
     fn every_false_value_is_found() {
         assert_eq!(row().contradiction(), None);
         type Change = fn(&mut EvaluationRow);
-        let changes: [(Change, &str); 13] = [
+        let changes: [(Change, &str); 14] = [
             (|row| row.perplexity = 4.4, "the perplexity is 4.4, but exp(nll) is 4.48"),
             (|row| row.nll = 1.4, "exp(nll) is 4.05"),
             (|row| row.bits_per_byte = Some(1.0), "bits_per_byte is 1, but nll, tokens and bytes give 1.08"),
@@ -127,6 +134,10 @@ mod tests {
             (|row| (row.tokens, row.task) = (9, None), "9 tokens are scored, but 2 windows of 4 contain fewer"),
             (|row| row.nll_by_position = Some(vec![1.0]), "nll_by_position has 1 values; expected 4"),
             (|row| row.nll_by_segment = Some(vec![1.0; 3]), "nll_by_segment has 3 values; expected 2"),
+            (
+                |row| row.nll_by_own_context = Some(vec![OwnContextLoss { from: 4, tokens: 7, nll: 1.5 }]),
+                "nll_by_own_context counts 7 tokens; expected 8",
+            ),
             (|row| row.task.as_mut().unwrap().accuracy = 1.125, "accuracy is 1.125; a share must be 0 to 1"),
             (|row| row.task.as_mut().unwrap().chance = f64::NAN, "chance is NaN; a share must be 0 to 1"),
             (|row| row.task.as_mut().unwrap().by_depth = Some(vec![-0.1]), "by_depth is -0.1; a share must be 0 to 1"),

@@ -198,6 +198,7 @@ mod tests {
             seconds: 0.3,
             comm_wait_fraction: None,
             step_seconds: 0.1,
+            scored: None,
             val_loss: None,
             encoding_params: BTreeMap::from([("r1".into(), vec![0.25, 1.0 / 3.0])]),
         }

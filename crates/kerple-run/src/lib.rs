@@ -21,6 +21,7 @@ use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
 mod check;
+mod documents;
 mod error;
 pub mod files;
 mod init_from;
@@ -32,6 +33,7 @@ mod plan;
 mod probe;
 mod session;
 
+pub use documents::{DocumentMask, OwnContextLoss};
 pub use error::{Error, Result};
 pub use init_from::{InitFrom, ModelFamily};
 pub use journal::{Journal, JournalRows, look, read_json, read_rows, replace_rows, write_dense_json, write_json};
@@ -85,6 +87,9 @@ pub struct MetricsRow {
     /// absent with a world size of 1.
     #[serde(with = "number", default, skip_serializing_if = "Option::is_none")]
     pub comm_wait_fraction: Option<f64>,
+    /// Targets of this step's batch that were scored, over all ranks; absent where all are.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub scored: Option<u64>,
     /// Validation loss at this step, nats per token, where it was measured.
     #[serde(with = "number", default)]
     pub val_loss: Option<f64>,
@@ -115,6 +120,10 @@ pub struct EvaluationRow {
     /// How rotary rates were scaled, in training or for this evaluation; not at all if absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub rope_scaling: Option<String>,
+    /// Whether tokens attended to other documents; `joined` in rows of older versions, and under `rolling:N`, which has one
+    /// document a window.
+    #[serde(default, skip_serializing_if = "DocumentMask::is_joined")]
+    pub documents: DocumentMask,
     /// Part of the corpus: `valid`, `test`.
     pub split: String,
     /// Optimizer steps of the checkpoint.
@@ -146,6 +155,10 @@ pub struct EvaluationRow {
     /// Loss by position, nats, mean over the segments, on request.
     #[serde(with = "number", default, skip_serializing_if = "Option::is_none")]
     pub nll_by_position: Option<Vec<f64>>,
+    /// Loss by the tokens of its own document before a target; absent for text of fewer than two documents, for tasks, and in
+    /// rows of older versions.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub nll_by_own_context: Option<Vec<OwnContextLoss>>,
     /// Mean loss of each segment, nats per scored token, on request.
     #[serde(with = "number", default, skip_serializing_if = "Option::is_none")]
     pub nll_by_segment: Option<Vec<f64>>,
@@ -232,7 +245,7 @@ impl EvaluationRow {
 
     /// Whether both rows scored the same text by the same rule.
     pub fn same_text(&self, other: &EvaluationRow) -> bool {
-        let start = self.other_start() == other.other_start();
+        let start = self.other_start() == other.other_start() && self.documents == other.documents;
         let same = (&self.text, &self.split, &self.protocol) == (&other.text, &other.split, &other.protocol);
         start && same
     }
@@ -353,6 +366,7 @@ mod tests {
         )
         .unwrap();
         assert_eq!((row.window, row.bytes, &row.nll_by_position), (None, None, &None));
+        assert_eq!((row.documents, &row.nll_by_own_context), (DocumentMask::Joined, &None));
     }
 
     #[test]
@@ -373,6 +387,7 @@ mod tests {
             with(ScoredText { seed: 2, ..text }),
             EvaluationRow { split: "valid".into(), ..row.clone() },
             EvaluationRow { protocol: "segments".into(), ..row.clone() },
+            EvaluationRow { documents: DocumentMask::Separate, ..row.clone() },
         ] {
             assert!(!row.same_text(&other), "{other:?}");
         }

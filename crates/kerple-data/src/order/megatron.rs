@@ -141,20 +141,25 @@ impl MegatronOrder {
         (self.shuffled.len() - 1).max(1)
     }
 
-    /// Appends the `seq_len + 1` tokens of the `at`-th sample in reading order.
-    pub(super) fn read(&self, tokens: &TokenStream, at: u128, out: &mut Vec<u32>) -> Result<()> {
+    /// Appends the `seq_len + 1` tokens of the `at`-th sample in reading order, and returns where documents begin among them.
+    pub(super) fn read(&self, tokens: &TokenStream, at: u128, out: &mut Vec<u32>) -> Result<Vec<usize>> {
         let sample = self.shuffled[(at % self.len() as u128) as usize] as usize;
         let [place, offset] = self.samples[sample].map(|number| number as usize);
         let (mut place, mut offset, mut left) = (place, offset, self.seq_len + 1);
+        let mut starts = Vec::new();
         while left > 0 {
             let document = tokens.document(self.documents[place] as usize);
             let start = document.start + offset;
             let take = left.min(document.end - start);
             tokens.read_into(start..start + take, out)?;
+            // a document without tokens begins nothing
+            if take > 0 {
+                starts.push(self.seq_len + 1 - left);
+            }
             left -= take;
             (place, offset) = (place + 1, 0);
         }
-        Ok(())
+        Ok(starts)
     }
 }
 

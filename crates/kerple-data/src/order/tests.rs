@@ -28,6 +28,17 @@ fn targets_follow_tokens() {
     assert_eq!((batch.batch, batch.seq_len), (2, 4));
 }
 
+/// By the definition: a token begins a document where it is the first of one, or the first of its window.
+#[test]
+fn a_window_knows_where_its_documents_begin() {
+    let tokens = counting(&[5, 0, 1, 9, 6]);
+    let batch = TextBatch::at(&tokens, &[0, 1, 4, 5, 6, 16], 4).unwrap();
+    let expected: [&[usize]; 6] = [&[0], &[0, 4], &[0, 1, 2], &[0, 1], &[0], &[0]];
+    assert_eq!(batch.document_starts, expected, "the position of the last target counts, and empty documents do not");
+    assert_eq!(tokens.document_starts(3..3), [0usize; 0]);
+    assert_eq!(tokens.document_starts(0..21), [0, 5, 6, 15]);
+}
+
 #[test]
 fn every_row_is_drawn_on_its_own() {
     let tokens = counting(&[1000, 500]);
@@ -112,6 +123,28 @@ proptest! {
         prop_assert_eq!((part.batch, part.seq_len), (end - start, SHAPE.seq_len));
         prop_assert_eq!(&part.tokens, &whole.tokens[start * SHAPE.seq_len..end * SHAPE.seq_len]);
         prop_assert_eq!(&part.targets, &whole.targets[start * SHAPE.seq_len..end * SHAPE.seq_len]);
+        prop_assert_eq!(&part.document_starts[..], &whole.document_starts[start..end]);
+    }
+
+    /// In both orders. A token is its own place in the stream, so the documents' first tokens are known.
+    #[test]
+    fn documents_begin_at_their_first_tokens(
+        sizes in prop::collection::vec(0u32..9, 3..30), steps in 1u64..6, seed in 0u64..1000, megatron: bool,
+    ) {
+        let tokens = counting(&sizes);
+        prop_assume!(tokens.len() > SHAPE.seq_len);
+        let firsts: Vec<u32> =
+            (0..tokens.documents()).map(|at| tokens.document(at)).filter(|range| !range.is_empty())
+                .map(|range| range.start as u32).collect();
+        let sampling = if megatron { Sampling::Megatron { steps } } else { Sampling::Random };
+        let batch = TextBatches::new(&tokens, sampling, SHAPE, seed).unwrap().whole(steps - 1);
+        for row in 0..SHAPE.batch {
+            let (from, to) = (row * SHAPE.seq_len, (row + 1) * SHAPE.seq_len);
+            let window = [&batch.tokens[from..to], &batch.targets[to - 1..to]].concat();
+            let begins = |at: &usize| *at == 0 || firsts.contains(&window[*at]);
+            let expected: Vec<usize> = (0..window.len()).filter(begins).collect();
+            prop_assert_eq!(&batch.document_starts[row], &expected, "{:?}", window);
+        }
     }
 }
 

@@ -1,6 +1,6 @@
 //! Tables as text, for every layout.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use super::{Cell, FigurePart, Grid, Row, SettingPart};
 use crate::format::{count, deviation, duration, number, probability};
@@ -36,6 +36,7 @@ pub(super) fn setting_part(results: &Results, table: &PerplexityTable, figures: 
             Some((score.ratio?, score.ratio_deviation, false))
         }));
     }
+    grids.extend(own_context_grid(results, table));
     SettingPart {
         title: table.setting.title.clone(),
         meaning: table.setting.meaning(),
@@ -75,6 +76,41 @@ fn score_grid(
     let filled = |name: &RowName| table.scores.iter().any(|score| score.name() == *name && value(score).is_some());
     let rows = table.names().into_iter().filter(filled).map(row).collect();
     Grid { caption: caption.to_owned(), head: lengths_head(lengths), rows }
+}
+
+/// Perplexities by own context at the longest length that has them.
+fn own_context_grid(results: &Results, table: &PerplexityTable) -> Option<Grid> {
+    let length = table.own_context.iter().map(|score| score.eval_len).max()?;
+    let here: Vec<_> = table.own_context.iter().filter(|score| score.eval_len == length).collect();
+    let bins: BTreeSet<u64> = here.iter().map(|score| score.from).collect();
+    let rows = here.chunk_by(|a, b| (&a.encoding, a.window) == (&b.encoding, b.window)).map(|scores| {
+        let cell = |from: &u64| {
+            let Some(score) = scores.iter().find(|score| score.from == *from) else {
+                return Cell::from("\u{2013}".to_owned());
+            };
+            let spread = score.perplexity_deviation.filter(|_| score.perplexity.is_finite());
+            Cell {
+                text: number(score.perplexity),
+                spread: spread.map(|spread| deviation(score.perplexity, spread)),
+                note: (score.n < scores[0].n).then(|| format!("n = {}", score.n)),
+                ..Cell::default()
+            }
+        };
+        Row {
+            name: name_text((&scores[0].encoding, scores[0].window)),
+            colour: Some(results.place(&scores[0].encoding)),
+            cells: bins.iter().map(cell).collect(),
+        }
+    });
+    let bin = |from: &u64| match from {
+        0 | 1 => from.to_string(),
+        from => format!("{} to {}", count(*from), count(2 * from - 1)),
+    };
+    Some(Grid {
+        caption: format!("Perplexity at {} tokens, by tokens of the own document before the target", count(length)),
+        head: std::iter::once("encoding".to_owned()).chain(bins.iter().map(bin)).collect(),
+        rows: rows.collect(),
+    })
 }
 
 fn lengths_head(lengths: &[u64]) -> Vec<String> {

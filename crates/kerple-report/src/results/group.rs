@@ -8,7 +8,7 @@ use serde::Serialize;
 
 use crate::conditions::{Conditions, Differences};
 use crate::run::Run;
-use kerple_run::{EvaluationRow, Numerics, protocol_meaning};
+use kerple_run::{DocumentMask, EvaluationRow, Numerics, protocol_meaning};
 
 /// Runs that were trained under the same conditions, whatever their encoding and seed.
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -64,6 +64,8 @@ pub struct Setting {
     /// The token before documents, where it is not the end-of-document token.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub start: Option<String>,
+    /// Whether tokens attended to other documents.
+    pub documents: DocumentMask,
     /// The [`RunGroup`] of the runs.
     pub group: String,
     /// Checksum of the tokens the text is drawn from.
@@ -96,6 +98,7 @@ impl Setting {
             split: split.clone(),
             protocol: protocol.clone(),
             start: row.other_start().map(str::to_owned),
+            documents: row.documents,
             group: run.conditions.fingerprint(),
             text: text.checksum.clone(),
             text_segment_len: text.segment_len,
@@ -104,9 +107,12 @@ impl Setting {
             precision: precision.to_owned(),
             device: device.to_owned(),
             simd: None,
-            title: match row.other_start() {
-                None => format!("{protocol}, {split} split, trained at {train_len}"),
-                Some(start) => format!("{protocol} after {start}, {split} split, trained at {train_len}"),
+            title: match (row.other_start(), row.documents) {
+                (None, DocumentMask::Joined) => format!("{protocol}, {split} split, trained at {train_len}"),
+                (None, DocumentMask::Separate) => {
+                    format!("{protocol}, separate documents, {split} split, trained at {train_len}")
+                }
+                (Some(start), _) => format!("{protocol} after {start}, {split} split, trained at {train_len}"),
             },
         }
     }
@@ -119,7 +125,13 @@ impl Setting {
             None => format!("The text of a seed is {segments} segments of {span} tokens."),
             Some(seed) => format!("The text is {segments} segments of {span} tokens, drawn with seed {seed}."),
         };
-        format!("{} {text}", protocol_meaning(&self.protocol))
+        let documents = match self.documents {
+            DocumentMask::Joined => "",
+            DocumentMask::Separate => {
+                " Tokens attend to their own document only, and first tokens of documents are not scored."
+            }
+        };
+        format!("{}{documents} {text}", protocol_meaning(&self.protocol))
     }
 }
 

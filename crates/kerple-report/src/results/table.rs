@@ -10,10 +10,11 @@ use std::path::PathBuf;
 use serde::Serialize;
 
 use super::group::{RowSettings, RunGroup, Setting};
+use super::own_context::{self, OwnContextScore};
 use super::{Spread, lowest, number};
 use crate::run::Run;
 use crate::statistics::{ALPHA, Untestable, holm, paired_t_test};
-use kerple_run::{EvaluationRow, bits_per_byte};
+use kerple_run::{EvaluationRow, OwnContextLoss, bits_per_byte};
 
 /// One run's evaluation as it went into a table.
 #[derive(Clone, Debug, Serialize)]
@@ -50,6 +51,9 @@ pub struct RunEvaluation {
     pub seconds: f64,
     /// Precision, kind of device, and instruction set or GPU, where that was recorded.
     pub computed_in: Option<String>,
+    /// Losses by the tokens of its own document before a target.
+    #[serde(skip)]
+    pub nll_by_own_context: Option<Vec<OwnContextLoss>>,
     /// The run's folder.
     pub run: PathBuf,
 }
@@ -161,6 +165,9 @@ pub struct PerplexityTable {
     pub scores: Vec<PerplexityScore>,
     /// The comparisons with the reference.
     pub tests: Vec<PerplexityTest>,
+    /// The cells by own context; none where it was not recorded.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub own_context: Vec<OwnContextScore>,
     /// The runs' rows that the cells are computed from.
     pub evaluations: Vec<RunEvaluation>,
 }
@@ -188,6 +195,7 @@ impl PerplexityTable {
         let place = |encoding: &str| encodings.iter().position(|name| name == encoding);
         self.scores.sort_by_key(|row| (place(&row.encoding), row.window, row.eval_len));
         self.tests.sort_by_key(|row| (place(&row.encoding), row.window, row.eval_len));
+        self.own_context.sort_by_key(|row| (place(&row.encoding), row.window, row.eval_len, row.from));
         self.evaluations.sort_by_key(|row| (place(&row.encoding), row.window, row.eval_len, row.seed));
     }
 
@@ -289,6 +297,7 @@ fn evaluation(run: &Run, row: &EvaluationRow) -> RunEvaluation {
         bits_per_byte: row.bits_per_byte.or(derived),
         seconds: row.seconds,
         computed_in: row.numerics().map(|numerics| numerics.to_string()),
+        nll_by_own_context: row.nll_by_own_context.clone(),
         run: run.folder.clone(),
     }
 }
@@ -327,7 +336,8 @@ fn table(
     let mut scores: Vec<PerplexityScore> = scores.collect();
     mark_lowest(&mut scores, &cells, |row| Some(row.perplexity), |score| score.best = true);
     mark_lowest(&mut scores, &cells, |row| row.bits_per_byte, |score| score.best_bits_per_byte = true);
-    PerplexityTable { setting, scores, tests, evaluations }
+    let own_context = own_context::scores(cells.values().map(Vec::as_slice));
+    PerplexityTable { setting, scores, tests, own_context, evaluations }
 }
 
 fn score(

@@ -9,7 +9,8 @@ use std::path::Path;
 /// Everything that makes rows of one run different rows, but for the program that made them.
 fn identity(row: &EvaluationRow) -> impl Ord + use<> {
     let what = (row.label.clone(), row.protocol.clone(), row.split.clone(), row.text.clone());
-    let how = (row.rope_scaling.clone(), row.window, row.other_start().map(str::to_owned), row.numerics());
+    let start = row.other_start().map(str::to_owned);
+    let how = (row.rope_scaling.clone(), row.window, row.documents, start, row.numerics());
     (what, how, row.seed, row.train_len, row.eval_len, row.step)
 }
 

@@ -25,6 +25,7 @@ fn run(root: &Path, encoding: &str, seed: u64, accuracies: &[(u64, f64)], depths
             protocol: ANSWERS.to_owned(),
             window: None,
             rope_scaling: None,
+            documents: kerple_run::DocumentMask::Joined,
             split: "test".to_owned(),
             step: 9,
             text: ScoredText { checksum: "ab".to_owned(), segment_len: length, n_segments: 64, seed },
@@ -37,6 +38,7 @@ fn run(root: &Path, encoding: &str, seed: u64, accuracies: &[(u64, f64)], depths
             rolling: None,
             seconds: 0.5,
             nll_by_position: None,
+            nll_by_own_context: None,
             nll_by_segment: None,
             provenance: None,
             task: Some(TaskScore {

@@ -38,6 +38,7 @@ pub fn run_of(root: &Path, above: &str, label: &str, seed: u64, model: Value, pe
             seconds,
             comm_wait_fraction: None,
             step_seconds: 0.5,
+            scored: None,
             val_loss: Some(3.1),
             encoding_params,
         };
@@ -68,6 +69,7 @@ pub fn evaluation(label: &str, seed: u64, length: u64, perplexity: f64) -> Evalu
         protocol: "segments".into(),
         window: None,
         rope_scaling: None,
+        documents: kerple_run::DocumentMask::Joined,
         split: "test".into(),
         text: text(seed),
         step: 100,
@@ -80,6 +82,7 @@ pub fn evaluation(label: &str, seed: u64, length: u64, perplexity: f64) -> Evalu
         rolling: None,
         seconds: 1.0,
         nll_by_position: Some(vec![perplexity.ln(); length as usize]),
+        nll_by_own_context: None,
         nll_by_segment: None,
         task: None,
         provenance: None,

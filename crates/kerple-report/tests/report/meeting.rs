@@ -1,7 +1,7 @@
 //! What may meet in one mean, table and test, and what never does.
 
 use kerple_report::table_text;
-use kerple_run::{EvaluationRow, Journal, Provenance, ScoredText, write_json};
+use kerple_run::{DocumentMask, EvaluationRow, Journal, OwnContextLoss, Provenance, ScoredText, write_json};
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
@@ -318,6 +318,49 @@ fn last_tokens_make_a_curve_over_all_lengths() {
     let figure = html.split("<figure").find(|figure| figure.contains("Perplexity by position, 32 to 128")).unwrap();
     let line = figure.split("class=\"line s0\" d=\"").nth(1).unwrap();
     assert!(line[..line.find('"').unwrap()].matches('L').count() >= 10, "{line}");
+}
+
+#[test]
+fn rows_with_and_without_document_masks_never_meet() {
+    let root = complete();
+    for seed in [1, 2, 3] {
+        let file = root.path().join(format!("runs/sinusoidal #{seed}")).join(kerple_run::EVALUATION_FILE);
+        let row = evaluation("sinusoidal", seed, 64, 15.0 + seed as f64);
+        Journal::open(&file).unwrap().push(&EvaluationRow { documents: DocumentMask::Separate, ..row }).unwrap();
+    }
+    let tables = report(&root).unwrap().results.tables;
+    let [joined, separate] = &tables[..] else { panic!("{} tables", tables.len()) };
+    assert_eq!((joined.setting.documents, separate.setting.documents), (DocumentMask::Joined, DocumentMask::Separate));
+    let perplexity = |table: usize| tables[table].score(("sinusoidal", None), 64).unwrap().perplexity;
+    assert_eq!([perplexity(0), perplexity(1)], [22.0, 17.0], "of 20, 22 and 24, and of 16, 17 and 18");
+    assert!(separate.tests.iter().all(|test| test.n == 0), "the reference has no such row: {:?}", separate.tests);
+    assert!(separate.setting.title.contains("separate documents") && !joined.setting.title.contains("documents"));
+    assert!(separate.setting.meaning().contains("first tokens of documents are not scored"));
+}
+
+#[test]
+fn losses_by_own_context_are_means_over_seeds() {
+    let root = complete();
+    for (seed, far) in [(1, 2.0f64), (2, 4.0)] {
+        let file = root.path().join(format!("runs/kerple_log #{seed}")).join(kerple_run::EVALUATION_FILE);
+        let bin = |from, tokens, perplexity: f64| OwnContextLoss { from, tokens, nll: perplexity.ln() };
+        let mut bins = vec![bin(0, 3, 100.0), bin(64, 253, far)];
+        bins.extend((seed == 2).then(|| bin(1, 0, 7.0)));
+        let row = evaluation("kerple_log", seed, 128, 18.0);
+        let row = EvaluationRow { protocol: "last:32".into(), nll_by_own_context: Some(bins), ..row };
+        Journal::open(&file).unwrap().push(&row).unwrap();
+    }
+    let results = report(&root).unwrap().results;
+    assert!(results.tables[0].own_context.is_empty(), "rows without them have none");
+    let found = &results.tables[1].own_context;
+    let shown: Vec<_> = found.iter().map(|score| (score.from, score.n, score.tokens)).collect();
+    assert_eq!(shown, [(0, 2, 6), (1, 1, 0), (64, 2, 506)]);
+    // 1e-12: an exp and a ln
+    assert!((found[2].perplexity - 3.0).abs() < 1e-12 && (found[0].perplexity_deviation.unwrap()).abs() < 1e-12);
+    let page = read(&root, "report.md");
+    assert!(page.contains("Perplexity at 128 tokens, by tokens of the own document before the target"), "{page}");
+    assert!(page.contains("64 to 127"), "{page}");
+    assert_eq!(read(&root, "tables/own_context.csv").lines().count(), 4);
 }
 
 #[test]
