@@ -19,6 +19,7 @@ pub use rope::RotaryTables;
 
 use crate::chunk::Chunk;
 use burn::tensor::Tensor;
+use kerple_core::attention::PackedDocuments;
 use std::sync::Arc;
 
 /// What one layer's attention gets besides its input. The default is a decoder's without any encoding.
@@ -51,6 +52,20 @@ impl AttentionContext {
     /// The same for a padded batch, whose sequences have so many keys, `[B]`; `None`: none is padded.
     pub fn with_lengths(self, lengths: Option<Arc<[usize]>>) -> AttentionContext {
         AttentionContext { mask: AttentionMask { lengths, ..self.mask }, ..self }
+    }
+
+    /// The same for sequences of packed documents, whose positions restart; `None`: each is one document. The context is that of
+    /// as many positions as the longest document has.
+    ///
+    /// # Panics
+    /// When sequences are padded or are chunks of longer ones.
+    pub fn with_documents(self, documents: Option<&Arc<PackedDocuments>>) -> AttentionContext {
+        let Some(documents) = documents else { return self };
+        assert!(self.mask.lengths.is_none(), "padding after packed documents is part of them");
+        assert!(self.linear.chunk.is_none(), "packed documents are not processed in chunks");
+        let rope = self.rope.map(|rope| Arc::new(Arc::unwrap_or_clone(rope).of_documents(documents.clone())));
+        let mask = AttentionMask { documents: Some(documents.clone()), ..self.mask };
+        AttentionContext { mask, rope, ..self }
     }
 
     /// The same for rows that are a chunk of longer sequences.

@@ -16,6 +16,7 @@ use crate::plan::AttentionKind;
 use burn::module::{Module, Param};
 use burn::tensor::{DType, Device, Int, Tensor, TensorData};
 use distance_table::{DistanceTableOp, cast};
+use kerple_core::attention::PackedDocuments;
 use kerple_core::calculus::exponentials::ErrorBudget;
 use kerple_core::encoding::scaling::RopeScaling;
 use kerple_core::encoding::{
@@ -462,6 +463,20 @@ impl PositionalEncoding {
             let table = |rows| DistanceTableOp { heads, len, rows, jacobian, numbers: numbers.clone() };
             rows.map(|rows| table(rows).tensor(stored, options, engine))
         })
+    }
+
+    /// Rows added to the embeddings of sequences of documents, in each of which positions restart, `[B, L, M]`.
+    pub fn absolute_of_documents(
+        &self,
+        documents: &PackedDocuments,
+        options: (&Device, DType),
+        pass: &ForwardContext,
+    ) -> Option<Tensor<3>> {
+        let rows = self.absolute(0, documents.longest_len().max(1), options, pass)?;
+        let positions: Vec<i64> = documents.position_ids().into_iter().map(|position| position as i64).collect();
+        let (count, width) = (positions.len(), self.geometry.d_model);
+        let index = Tensor::<1, Int>::from_data(TensorData::new(positions, [count]), options.0);
+        Some(rows.squeeze_dim::<2>(0).select(0, index).reshape([documents.rows(), documents.keys(), width]))
     }
 
     /// Rows added to the embeddings of positions `start..start + len`, `[1, len, M]`.

@@ -331,7 +331,7 @@ fn unknown_gates_under_padding_count_as_nothing() {
         let filled = filled.map(|(at, gate)| if is_padding(at) { padding } else { gate }).collect();
         let gates = tensor(filled, [batch, heads, len]).require_grad();
         let rows = rows.clone().map(Tensor::require_grad);
-        let mask = AttentionMask { pattern: Mask::CAUSAL, lengths: Some(lengths.as_slice().into()) };
+        let mask = AttentionMask { pattern: Mask::CAUSAL, lengths: Some(lengths.as_slice().into()), documents: None };
         let out = match linear {
             true => {
                 let plan = LinearAttentionConfig { feature_map: FeatureKind::Elu, ..LinearAttentionConfig::default() };

@@ -49,7 +49,7 @@ fn run(device: &Device, engine: Impl, case: &Case) -> Vec<Vec<f32>> {
         || Tensor::<2>::from_data(TensorData::new(random(heads * columns), [heads, columns]), &device).require_grad();
     let (bias, weight) = (table(), case.weight.then(table));
     let context = ScoreContext {
-        mask: AttentionMask { pattern: case.mask, lengths: case.lengths.clone().map(Into::into) },
+        mask: AttentionMask { pattern: case.mask, lengths: case.lengths.clone().map(Into::into), documents: None },
         bias: AttentionBias::Table { bias: Some(bias.clone()), weight: weight.clone() },
         gates: None,
         relative: None,
@@ -186,7 +186,7 @@ fn linear_of(
     let tables =
         decay.as_ref().map(|[near, weights]| DecayTensors { near: near.clone(), beyond: Some(beyond(weights)) }.into());
     let (mask, context) = (
-        AttentionMask { pattern, lengths: lengths.map(Into::into) },
+        AttentionMask { pattern, lengths: lengths.map(Into::into), documents: None },
         LinearContext { decay: tables, ..LinearContext::default() },
     );
     let plan = LinearAttentionConfig { feature_map: features, n_features: count, ..LinearAttentionConfig::default() };

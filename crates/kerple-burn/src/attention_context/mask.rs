@@ -1,7 +1,8 @@
-//! The attention mask: causality, window and padding.
+//! The attention mask: causality, window, padding and packed documents.
 
 use super::QueryKeyPairs;
 use burn::tensor::{Bool, Device, Tensor, TensorData};
+use kerple_core::attention::PackedDocuments;
 use kerple_core::forms::{Mask, Sides};
 use kerple_core::score_mods::ScoreModExtent;
 use std::ops::Range;
@@ -14,6 +15,8 @@ pub struct AttentionMask {
     pub pattern: Mask,
     /// Keys that each sequence has, `[B]`; the rest is padding. `None`: all of them.
     pub lengths: Option<Arc<[usize]>>,
+    /// Documents that each sequence consists of, which do not attend to each other; never together with `lengths`. `None`: one.
+    pub documents: Option<Arc<PackedDocuments>>,
 }
 
 impl Default for AttentionMask {
@@ -24,7 +27,7 @@ impl Default for AttentionMask {
 
 impl From<Mask> for AttentionMask {
     fn from(pattern: Mask) -> Self {
-        AttentionMask { pattern, lengths: None }
+        AttentionMask { pattern, lengths: None, documents: None }
     }
 }
 
@@ -40,15 +43,20 @@ impl AttentionMask {
             (Sides::TwoSided, Some(window)) => distances.abs().greater_equal_elem(window as i64),
         };
         let (hidden, [queries, keys]): (Tensor<4, Bool>, _) = (hidden.unsqueeze(), pairs.sizes());
+        if let Some(documents) = &self.documents {
+            let others = other_documents(documents, pairs, device);
+            return hidden.expand(others.dims()).bool_or(others);
+        }
         let Some(lengths) = &self.lengths else { return hidden };
         let all = [lengths.len(), 1, queries, keys];
         let padding = padding(lengths, pairs.keys.clone(), device).unsqueeze_dim::<4>(2);
         hidden.expand(all).bool_or(padding.expand(all))
     }
 
-    /// The extent of attention over this many keys, for score modifications.
+    /// The extent of attention over this many keys, for score modifications: with documents, that of the longest.
     pub(crate) fn extent(&self, keys: usize, scale: f64) -> ScoreModExtent {
-        ScoreModExtent { sides: self.pattern.sides(), len: keys, scale }
+        let len = self.documents.as_ref().map_or(keys, |documents| documents.longest_len());
+        ScoreModExtent { sides: self.pattern.sides(), len, scale }
     }
 
     /// Distances in one direction that a table of this many columns has.
@@ -61,8 +69,16 @@ impl AttentionMask {
 
     /// Gates `[B, H, K]` with 0 in place of NaN under padding: a batch may be padded with anything.
     pub(crate) fn without_nan_in_padding(&self, gates: Tensor<3>) -> Tensor<3> {
-        let Some(lengths) = &self.lengths else { return gates };
-        let padding = padding(lengths, 0..gates.dims()[2], &gates.device());
+        let keys = 0..gates.dims()[2];
+        let padding = match (&self.lengths, &self.documents) {
+            (Some(lengths), _) => padding(lengths, keys, &gates.device()),
+            (None, Some(documents)) if documents.segments().iter().any(|segment| segment.is_padding()) => {
+                let padding: Vec<bool> = documents.document_ids().iter().map(|id| *id < 0).collect();
+                let shape = [documents.rows(), 1, documents.keys()];
+                Tensor::from_data(TensorData::new(padding, shape), &gates.device())
+            }
+            (None, _) => return gates,
+        };
         let unknown = padding.expand(gates.dims()).bool_and(gates.clone().is_nan());
         gates.mask_fill(unknown, 0.0)
     }
@@ -70,6 +86,15 @@ impl AttentionMask {
     /// Logarithms of the keys that each of the last `queries` positions attends to, `[B, Q]`, or `[1, Q]` where all sequences are
     /// alike.
     pub(crate) fn log_counts(&self, [queries, keys]: [usize; 2]) -> Vec<f64> {
+        if let Some(documents) = &self.documents {
+            let mut logs = vec![0.0; documents.rows() * documents.keys()];
+            for document in documents.documents() {
+                let to = &mut logs[document.row * documents.keys() + document.first_key..][..document.keys];
+                let count = |i: usize| self.pattern.count(i as isize, document.keys);
+                to.iter_mut().enumerate().for_each(|(i, to)| *to = (count(i) as f64).ln());
+            }
+            return logs;
+        }
         let alike = [keys];
         let lengths = self.lengths.as_deref().unwrap_or(&alike);
         let log = |length: usize| {
@@ -78,6 +103,19 @@ impl AttentionMask {
         };
         lengths.iter().flat_map(|length| (0..queries).map(log(*length))).collect()
     }
+}
+
+/// Which keys are in another document than a query, or in none, `[B, 1, Q, K]`.
+fn other_documents(documents: &PackedDocuments, pairs: &QueryKeyPairs, device: &Device) -> Tensor<4, Bool> {
+    let [queries, keys] = pairs.sizes();
+    let ids = documents.document_ids();
+    let mut others = Vec::with_capacity(documents.rows() * queries * keys);
+    for ids in ids.chunks_exact(documents.keys().max(1)) {
+        for query in pairs.queries.clone() {
+            others.extend(ids[pairs.keys.clone()].iter().map(|id| *id < 0 || *id != ids[query]));
+        }
+    }
+    Tensor::from_data(TensorData::new(others, [documents.rows(), 1, queries, keys]), device)
 }
 
 /// Which of these keys are padding, `[B, 1, K]`.

@@ -1,6 +1,9 @@
 //! Tables of rotary positions.
 
 use burn::tensor::{DType, Device, Tensor, TensorData};
+use kerple_core::attention::PackedDocuments;
+use std::borrow::Cow;
+use std::sync::Arc;
 
 /// Cosines and sines of the rotation angles of consecutive positions.
 #[derive(Clone, Debug)]
@@ -9,6 +12,7 @@ pub struct RotaryTables {
     cos: Vec<f64>,
     sin: Vec<f64>,
     held: Option<[Tensor<4>; 2]>,
+    documents: Option<Arc<PackedDocuments>>,
 }
 
 impl RotaryTables {
@@ -19,7 +23,7 @@ impl RotaryTables {
     pub fn new(half: usize, cos: Vec<f64>, sin: Vec<f64>) -> RotaryTables {
         kerple_core::check_shape!(cos, L = cos.len() / half.max(1), half = half);
         kerple_core::check_shape!(sin, L = cos.len() / half.max(1), half = half);
-        RotaryTables { half, cos, sin, held: None }
+        RotaryTables { half, cos, sin, held: None, documents: None }
     }
 
     /// The same with tensors that all layers share.
@@ -27,13 +31,35 @@ impl RotaryTables {
         RotaryTables { held: Some(self.tensors(options)), ..self }
     }
 
-    /// Cosines and sines, `[1, 1, L, half]` each.
+    /// The same for sequences of these documents, in each of which positions restart: the tables are those of the longest.
+    pub(crate) fn of_documents(self, documents: Arc<PackedDocuments>) -> RotaryTables {
+        RotaryTables { held: None, documents: Some(documents), ..self }
+    }
+
+    /// Whether every sequence has angles of its own.
+    pub(crate) fn has_documents(&self) -> bool {
+        self.documents.is_some()
+    }
+
+    /// Rows of a table in the order of the tokens: as they are, or `[B, L, half]` by the positions in documents.
+    pub(crate) fn by_token<'a, T: Copy>(&self, table: &'a [T]) -> Cow<'a, [T]> {
+        let Some(documents) = &self.documents else { return Cow::Borrowed(table) };
+        let positions = documents.position_ids().into_iter();
+        Cow::Owned(positions.flat_map(|position| &table[position * self.half..][..self.half]).copied().collect())
+    }
+
+    /// Cosines and sines, `[1, 1, L, half]` each, or `[B, 1, L, half]` where sequences consist of documents.
     pub(crate) fn tensors(&self, (device, dtype): (&Device, DType)) -> [Tensor<4>; 2] {
         if let Some(held) = self.held.as_ref().filter(|[cos, _]| cos.device() == *device && cos.dtype() == dtype) {
             return held.clone();
         }
-        let shape = [1, 1, self.cos.len() / self.half.max(1), self.half];
-        let table = |values: &Vec<f64>| Tensor::from_data(TensorData::new(values.clone(), shape), (device, dtype));
+        let shape = match &self.documents {
+            Some(documents) => [documents.rows(), 1, documents.keys(), self.half],
+            None => [1, 1, self.cos.len() / self.half.max(1), self.half],
+        };
+        let table = |values: &Vec<f64>| {
+            Tensor::from_data(TensorData::new(self.by_token(values).into_owned(), shape), (device, dtype))
+        };
         [&self.cos, &self.sin].map(table)
     }
 

@@ -15,7 +15,7 @@ pub use query_chunks::query_chunked;
 pub(super) use reference::gate_differences;
 pub use reference::{AttentionScores, reference, seen, weights};
 
-use super::score_mods;
+use super::{gates, score_mods};
 use crate::attention_context::{
     AttentionBias, AttentionContext, AttentionMask, RelativeTensors, RotaryTables, ScoreContext,
 };
@@ -23,15 +23,15 @@ use crate::attention_context::{
 use crate::custom_op::GpuOp;
 use crate::custom_op::{BackwardContext, CustomOp, FloatElement, InputGrads, OpInputs, OpOutput, SavedForBackward};
 use crate::host_array::HostArray;
-use crate::implementation::Impl;
+use crate::implementation::{DeviceKind, Impl};
 use crate::parameters::{flat, on_host};
 use crate::with_element;
 use burn::tensor::Tensor;
 use kerple_core::attention::{
-    self, AttentionDims, AttentionGradients, AttentionProblem, RelativeGradients, Strides, View, ViewMut,
+    self, AttentionDims, AttentionGradients, AttentionProblem, PackedDocuments, RelativeGradients, Strides, View, ViewMut,
 };
 use kerple_core::forms::{RelativeBias, ScoreTable, Strided};
-use kerple_core::ops::{gate_cumsum, zeros};
+use kerple_core::ops::zeros;
 use kerple_core::score_mods::{ScoreModExtent, ScoreModSpec};
 use reference::shifted;
 use std::ops::Range;
@@ -71,9 +71,13 @@ pub fn attention(
     engine: Impl,
 ) -> Tensor<4> {
     let scoring = scoring.into();
+    // kernels of GPUs and chunks of queries do not support them; plans with documents are refused there
+    if context.mask.documents.is_some() && !engine.has_kernel(&[DeviceKind::Cpu], &q) {
+        return reference(q, k, v, &scoring, context);
+    }
     if !engine.has_kernel(kernels::of(&q, &k, context), &q) {
         #[cfg(feature = "cube")]
-        if context.relative.is_none() && engine.has_kernel(&[crate::implementation::DeviceKind::Gpu], &q) {
+        if context.relative.is_none() && engine.has_kernel(&[DeviceKind::Gpu], &q) {
             return query_chunked([q, k, v], &scoring, context, query_chunks::AT_ONCE, engine);
         }
         return reference(q, k, v, &scoring, context);
@@ -231,6 +235,11 @@ impl ScoreInputs {
         (ScoreInputs { bias, scale: *scale, softcap: *softcap, sinks, mask: mask.clone() }, arrays)
     }
 
+    /// The documents of the sequences, where those consist of several.
+    pub(crate) fn documents(&self) -> Option<&PackedDocuments> {
+        self.mask.documents.as_deref()
+    }
+
     /// Whether the scores of each head depend on that head alone.
     pub(crate) fn heads_are_apart(&self) -> bool {
         !matches!(self.bias, BiasInputs::ScoreMod(..))
@@ -312,17 +321,9 @@ impl ScoreInputs {
         };
         let sinks = self.sinks.map(|place| &inputs[place].slice()[heads]);
         let (scale, softcap) = (T::from_f64(self.scale), self.softcap.map(T::from_f64));
-        let AttentionMask { pattern, lengths } = &self.mask;
-        f(&AttentionProblem {
-            dims,
-            scale,
-            softcap,
-            sinks,
-            mask: *pattern,
-            lengths: lengths.as_deref(),
-            documents: None,
-            scores,
-        });
+        let AttentionMask { pattern, lengths, documents } = &self.mask;
+        let (lengths, documents) = (lengths.as_deref(), documents.as_deref());
+        f(&AttentionProblem { dims, scale, softcap, sinks, mask: *pattern, lengths, documents, scores });
     }
 
     /// What is by distance, of these heads.
@@ -411,7 +412,7 @@ impl AttentionOp {
     }
 
     fn gate_cumsum<T: FloatElement>(&self, inputs: &[HostArray], keys: usize) -> Option<Vec<f64>> {
-        self.gates.map(|place| gate_cumsum::of_gates(inputs[place].slice::<T>(), keys))
+        self.gates.map(|place| gates::cumsum_of_gates(inputs[place].slice::<T>(), keys, self.scores.documents()))
     }
 
     fn call<'a, T: FloatElement>(
@@ -450,7 +451,8 @@ impl AttentionOp {
         let CallGrads { gate_cumsum, relative } = self.scores.backward(ctx, call, saved, d_rows, &mut found);
         self.own.into_iter().zip([d_q, d_k, d_v]).for_each(|(place, gradient)| found.put(place, gradient));
         if let (Some(place), Some(d_gate_cumsum)) = (self.gates, gate_cumsum) {
-            found.put(place, gate_cumsum::of_gates_backward::<T>(&d_gate_cumsum, dims.keys));
+            let documents = self.scores.documents();
+            found.put(place, gates::cumsum_of_gates_backward::<T>(&d_gate_cumsum, dims.keys, documents));
         }
         if let (Some(RelativeInputs { rows, profiles }), Some([d_rows, d_profiles])) = (self.relative, relative) {
             found.put(rows, d_rows);

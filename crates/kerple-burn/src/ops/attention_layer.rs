@@ -11,8 +11,7 @@ use crate::host_array::HostArray;
 use crate::implementation::{DeviceKind, Impl};
 use crate::with_element;
 use burn::tensor::Tensor;
-use kerple_core::attention::{AttentionDims, Strides, View, ViewMut};
-use kerple_core::ops::gate_cumsum;
+use kerple_core::attention::{AttentionDims, PackedDocuments, Strides, View, ViewMut};
 use kerple_core::ops::gemm::Out;
 use kerple_core::ops::layer_norm;
 use kerple_core::ops::mlp;
@@ -57,10 +56,13 @@ impl Heads {
 
     /// Turns the queries and keys of packed rows `[B, L, (H + 2 G) D]` in place.
     pub(crate) fn rotate<T: FloatElement>(self, qkv: &mut [T], rotary: &RotaryTables, len: usize, turn: Turn) {
-        let ([q, k, _], strides) = self.layout(len);
         let [cos, sin] = angles::<T>(rotary);
+        let [cos, sin] = [rotary.by_token(&cos), rotary.by_token(&sin)];
         let angles = Angles { cos: &cos, sin: &sin, pairs: rotary.half() };
-        let batch = qkv.len() / (len * self.packed()).max(1);
+        let rows = qkv.len() / self.packed().max(1);
+        // rows of sequences that have angles of their own are those of one long sequence
+        let (batch, len) = if rotary.has_documents() { (1, rows) } else { (rows / len.max(1), len) };
+        let ([q, k, _], strides) = self.layout(len);
         for (start, heads) in [(q, self.heads), (k, self.kv_heads)] {
             rotary::rotate(&mut qkv[start..], strides, Rotated { batch, len, heads }, angles, turn);
         }
@@ -271,7 +273,7 @@ impl AttentionLayerOp {
         layer_norm::forward(self.norm.of(inputs), x, &mut normed);
         self.qkv.of::<T>(inputs).forward(Out::Append(&mut qkv), &normed, width);
         let logits = self.gates.map(|gates| gates.logits::<T>(inputs, &normed, width));
-        let gate_cumsum = gate_cumsum_of(&logits, dims);
+        let gate_cumsum = gate_cumsum_of(&logits, dims, self.scores.documents());
         let base = self.base.of::<T>(inputs);
         if !matches!(base, mlp::MlpResidual::Normed) {
             normed = Vec::new();
@@ -327,7 +329,8 @@ impl AttentionLayerOp {
                 let mut d_normed = Vec::new();
                 qkv.backward_input(Out::Append(&mut d_normed), &d_qkv, width);
                 let sizes = [dims.batch, dims.queries, width];
-                gates.backward((logits, &d_gate_cumsum), &normed, &mut d_normed, sizes, &mut found);
+                let d_gates = (&logits[..], &d_gate_cumsum[..], self.scores.documents());
+                gates.backward(d_gates, &normed, &mut d_normed, sizes, &mut found);
                 d_normed
             }
             _ => {
@@ -362,7 +365,7 @@ impl AttentionLayerOp {
         let mut d_qkv = zeros(qkv.len());
         let rows = starts.map(|start| View { data: &qkv[start..], strides: packed });
         let merged = |data| View { data, strides: merged };
-        let gate_cumsum = gate_cumsum_of(logits, dims);
+        let gate_cumsum = gate_cumsum_of(logits, dims, self.scores.documents());
         let gate_cumsum = attention::strided_by_keys(&gate_cumsum, dims);
         let call = AttentionCall { dims, rows, gate_cumsum, relative: None, first_head: 0 };
         let d_rows = ViewMut::parts(&mut d_qkv, starts, packed);
@@ -377,8 +380,12 @@ impl AttentionLayerOp {
 }
 
 /// Cumulative gates of logits of gates.
-fn gate_cumsum_of<T: FloatElement>(logits: &Option<Vec<T>>, dims: AttentionDims) -> Option<Vec<f64>> {
-    logits.as_ref().map(|logits| gate_cumsum::of_logits(logits, [dims.batch, dims.queries, dims.heads]))
+fn gate_cumsum_of<T: FloatElement>(
+    logits: &Option<Vec<T>>,
+    dims: AttentionDims,
+    documents: Option<&PackedDocuments>,
+) -> Option<Vec<f64>> {
+    logits.as_ref().map(|logits| gates::cumsum_of_logits(logits, [dims.batch, dims.queries, dims.heads], documents))
 }
 
 impl CustomOp for AttentionLayerOp {

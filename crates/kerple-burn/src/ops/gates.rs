@@ -12,8 +12,10 @@ use crate::attention_context::GateProjection;
 use crate::custom_op::{FloatElement, InputGrads, OpInputs};
 use crate::host_array::HostArray;
 use burn::tensor::{Tensor, activation};
+use kerple_core::attention::{DocumentSegment, PackedDocuments};
 use kerple_core::ops::gate_cumsum;
 use kerple_core::ops::gemm::Out;
+use std::ops::Range;
 
 impl GateProjection {
     /// Gates `[B, H, L]` of normed rows `[B, L, M]`; reference implementation.
@@ -26,6 +28,86 @@ impl GateProjection {
         };
         activation::log_sigmoid(logits).swap_dims(1, 2)
     }
+}
+
+/// Cumulative gates `[B, H, L]` of logits of gates, `[B, L, H]`: from the first token of a sequence on, or of each document.
+pub(super) fn cumsum_of_logits<T: FloatElement>(
+    logits: &[T],
+    [batch, len, heads]: [usize; 3],
+    documents: Option<&PackedDocuments>,
+) -> Vec<f64> {
+    let Some(documents) = documents else { return gate_cumsum::of_logits(logits, [batch, len, heads]) };
+    let mut all = vec![0.0; logits.len()];
+    for document in documents.documents() {
+        let DocumentSegment { row, first_key: first, keys, .. } = document;
+        let own = gate_cumsum::of_logits(&logits[(row * len + first) * heads..][..keys * heads], [1, keys, heads]);
+        for (head, own) in own.chunks_exact(keys.max(1)).enumerate() {
+            all[(row * heads + head) * len + first..][..keys].copy_from_slice(own);
+        }
+    }
+    all
+}
+
+/// The gradient of the logits, `[B, L, H]`, given that of the cumulative gates, `[B, H, L]`.
+fn cumsum_of_logits_backward<T: FloatElement>(
+    logits: &[T],
+    d_gate_cumsum: &[f64],
+    [batch, len, heads]: [usize; 3],
+    documents: Option<&PackedDocuments>,
+) -> Vec<T> {
+    let Some(documents) = documents else {
+        return gate_cumsum::of_logits_backward(logits, d_gate_cumsum, [batch, len, heads]);
+    };
+    let mut all = vec![T::ZERO; logits.len()];
+    for document in documents.documents() {
+        let DocumentSegment { row, first_key: first, keys, .. } = document;
+        let own = |head: usize| &d_gate_cumsum[(row * heads + head) * len + first..][..keys];
+        let d_cumsum: Vec<f64> = (0..heads).flat_map(own).copied().collect();
+        let tokens = (row * len + first) * heads..(row * len + first + keys) * heads;
+        let d_logits = gate_cumsum::of_logits_backward(&logits[tokens.clone()], &d_cumsum, [1, keys, heads]);
+        all[tokens].copy_from_slice(&d_logits);
+    }
+    all
+}
+
+/// Cumulative gates of log gates, both `[B, H, L]`, as [`cumsum_of_logits`].
+pub(super) fn cumsum_of_gates<T: FloatElement>(
+    gates: &[T],
+    len: usize,
+    documents: Option<&PackedDocuments>,
+) -> Vec<f64> {
+    let Some(documents) = documents else { return gate_cumsum::of_gates(gates, len) };
+    let mut all = vec![0.0; gates.len()];
+    for tokens in document_tokens(documents, gates.len() / len.max(1), len) {
+        all[tokens.clone()].copy_from_slice(&gate_cumsum::of_gates(&gates[tokens.clone()], tokens.len()));
+    }
+    all
+}
+
+/// The gradient of the gates, given that of their cumulative gates.
+pub(super) fn cumsum_of_gates_backward<T: FloatElement>(
+    d_gate_cumsum: &[f64],
+    len: usize,
+    documents: Option<&PackedDocuments>,
+) -> Vec<T> {
+    let Some(documents) = documents else { return gate_cumsum::of_gates_backward(d_gate_cumsum, len) };
+    let mut all = vec![T::ZERO; d_gate_cumsum.len()];
+    for tokens in document_tokens(documents, d_gate_cumsum.len() / len.max(1), len) {
+        let own = gate_cumsum::of_gates_backward::<T>(&d_gate_cumsum[tokens.clone()], tokens.len());
+        all[tokens].copy_from_slice(&own);
+    }
+    all
+}
+
+/// Where each head of each document lies in `[B, H, L]`, of so many rows `B H`.
+fn document_tokens(documents: &PackedDocuments, units: usize, len: usize) -> impl Iterator<Item = Range<usize>> + '_ {
+    let heads = units / documents.rows().max(1);
+    documents.documents().flat_map(move |DocumentSegment { row, first_key, keys, .. }| {
+        (0..heads).map(move |head| {
+            let first = (row * heads + head) * len + first_key;
+            first..first + keys
+        })
+    })
 }
 
 /// Where the tensors that make gates are among an operation's inputs.
@@ -61,7 +143,7 @@ impl GateProjectionInputs {
     /// Adds the gradient in the rows, and records those in the parameters, given that in their cumulative sums, `[B, H, L]`.
     pub(super) fn backward<T: FloatElement>(
         self,
-        (logits, d_gate_cumsum): (&[T], &[f64]),
+        (logits, d_gate_cumsum, documents): (&[T], &[f64], Option<&PackedDocuments>),
         rows: &[T],
         d_rows: &mut [T],
         [batch, len, width]: [usize; 3],
@@ -69,7 +151,7 @@ impl GateProjectionInputs {
     ) {
         let inputs = found.inputs();
         let heads = inputs[self.bias].slice::<T>().len();
-        let d_logits = gate_cumsum::of_logits_backward(logits, d_gate_cumsum, [batch, len, heads]);
+        let d_logits = cumsum_of_logits_backward(logits, d_gate_cumsum, [batch, len, heads], documents);
         match (self.linear::<T>(inputs), self.weight) {
             (Some(linear), Some(weight)) => {
                 let mut gradients = linear.gradients(width);

@@ -39,7 +39,8 @@ pub struct LinearAttentionSettings {
 }
 
 /// Linear attention of `[B, H, L, D]` queries, keys and values at the same positions, after their rotation. Products are
-/// multiplied by the gates between query and key, `[B, H, L]` logarithms, where there are some.
+/// multiplied by the gates between query and key, `[B, H, L]` logarithms, where there are some. Sequences of documents have no
+/// kernel: the reference computes them, in quadratic time.
 ///
 /// # Panics
 /// When the rows are a chunk of longer sequences, and no kernel takes them.
@@ -51,6 +52,9 @@ pub fn linear_attention(
     context: &LinearContext,
     engine: Impl,
 ) -> Tensor<4> {
+    if mask.documents.is_some() {
+        return reference([q, k, v], linear, mask, gates, context);
+    }
     if !engine.has_kernel(KERNELS, &q) {
         assert!(context.chunk.is_none(), "only kernels of the CPU support chunks");
         #[cfg(feature = "cube")]

@@ -135,7 +135,10 @@ impl QueryChunksOp {
         let lengths = mask.lengths.as_ref().map(|lengths| lengths[chunk.sequences.clone()].into());
         let one = |place: usize| tensor::<1>(&inputs[place]);
         ScoreTerms {
-            settings: ScoreSettings { mask: AttentionMask { lengths, ..*mask }, ..self.settings.clone() },
+            settings: ScoreSettings {
+                mask: AttentionMask { lengths, documents: None, ..*mask },
+                ..self.settings.clone()
+            },
             tables: self.tables.map(|place| place.map(|place| tensor(&inputs[place]))),
             own: self.own.map(one),
             sinks: self.sinks.map(one),

@@ -45,7 +45,7 @@ pub(super) fn linear_attention(
     gates: Option<Tensor<3>>,
     context: &LinearContext,
 ) -> Tensor<4> {
-    let [q, k] = featured([q, k], linear, context);
+    let [q, k] = featured([q, k], linear, context, None);
     let ([batch, heads, len, deep], device, dtype) = (v.dims(), v.device(), v.dtype());
     let (lengths, decay) = (mask.lengths.as_deref(), context.decay.as_deref());
     let gates = gates.map(|gates| mask.without_nan_in_padding(gates));

@@ -8,6 +8,7 @@ use crate::attention_context::{
 };
 use crate::plan::FeatureKind;
 use burn::tensor::{DType, Device, Int, Tensor, TensorData, activation};
+use kerple_core::attention::PackedDocuments;
 use kerple_core::attention::linear::{CHUNK, DenominatorGuard};
 use kerple_core::features::{ConvShape, Gating, Normals, SineShape};
 use kerple_core::forms::{CodeKind, Mask};
@@ -24,7 +25,7 @@ pub fn reference(
     context: &LinearContext,
 ) -> Tensor<4> {
     let pairs = QueryKeyPairs::last([q.dims()[2], k.dims()[2]]);
-    let [q, k] = featured([q, k], linear, context);
+    let [q, k] = featured([q, k], linear, context, mask.documents.as_deref());
     let mut products = exact(q, k.swap_dims(2, 3));
     if let Some(decay) = &context.decay {
         products = products * decays(decay, mask, &pairs);
@@ -40,22 +41,28 @@ pub fn reference(
     quotient(exact(products, v), sums, linear)
 }
 
-/// Features of queries and keys, of coded ones where there is a code.
+/// Features of queries and keys, of coded ones where there is a code. In each document its positions restart.
 pub(super) fn featured(
     [q, k]: [Tensor<4>; 2],
     linear: &LinearAttentionSettings,
     context: &LinearContext,
+    documents: Option<&PackedDocuments>,
 ) -> [Tensor<4>; 2] {
     let (queries, keys) = (q.dims()[2], k.dims()[2]);
-    let [q, k] = match &context.code {
-        Some(code) => {
+    let [q, k] = match (&context.code, documents) {
+        (Some(code), Some(documents)) => {
+            let longest = documents.longest_len();
+            let code = |side: usize| codes(code, linear, context, side, (0..longest, longest));
+            [contracted_by_row(q, code(0), documents), contracted_by_row(k, code(1), documents)]
+        }
+        (Some(code), None) => {
             let contract = |x: Tensor<4>, side: usize, first: usize| {
                 let len = x.dims()[2];
                 contracted(x, codes(code, linear, context, side, (first..first + len, keys)))
             };
             [contract(q, 0, keys - queries), contract(k, 1, 0)]
         }
-        None => [q, k],
+        (None, _) => [q, k],
     };
     let omega = linear.omega(q.dims()[3], &context.pass);
     [features(q, linear, &omega, true), features(k, linear, &omega, false)]
@@ -99,6 +106,12 @@ fn decays(decay: &DecayTensors, mask: &AttentionMask, pairs: &QueryKeyPairs) -> 
     };
     let all = [keys];
     let lengths = mask.lengths.as_deref().unwrap_or(&all);
+    // of each token its position in its document and the tokens after it there
+    let places = mask.documents.as_ref().map(|documents| {
+        let (positions, starts, ends) = (documents.position_ids(), documents.starts(), documents.ends());
+        let after = |at: usize| ends[at].saturating_sub(starts[at] + positions[at] + 1);
+        (0..positions.len()).map(|at| (positions[at], after(at))).collect::<Vec<(usize, usize)>>()
+    });
     // of chunks that are counted in some way, from each query back to each key
     let apart = |rows: usize, chunk: &dyn Fn(usize, usize) -> usize| {
         let chunks = (0..rows * keys).map(|at| chunk(at / keys, at % keys) as i64).collect::<Vec<_>>();
@@ -107,9 +120,19 @@ fn decays(decay: &DecayTensors, mask: &AttentionMask, pairs: &QueryKeyPairs) -> 
         let pairs = [rows, 1, queries, keys];
         own.expand(pairs) - chunks.reshape([rows, 1, 1, keys]).expand(pairs)
     };
-    let behind = apart(1, &|_, at| at / CHUNK);
-    // what is padding does not count
-    let ahead = apart(lengths.len(), &|row, at| lengths[row].min(keys).saturating_sub(at + 1) / CHUNK);
+    let (behind, ahead) = match &places {
+        None => {
+            let behind = apart(1, &|_, at| at / CHUNK);
+            // what is padding does not count
+            let ahead = apart(lengths.len(), &|row, at| lengths[row].min(keys).saturating_sub(at + 1) / CHUNK);
+            (behind, ahead)
+        }
+        Some(places) => {
+            let rows = places.len() / keys;
+            let behind = apart(rows, &|row, at| places[row * keys + at].0 / CHUNK);
+            (behind, apart(rows, &|row, at| places[row * keys + at].1 / CHUNK))
+        }
+    };
     let is_ahead = distances.clone().lower_elem(0).unsqueeze::<4>();
     let pairs = ahead.dims();
     let apart = behind.expand(pairs).mask_where(is_ahead.expand(pairs), ahead);
@@ -154,6 +177,17 @@ fn features(x: Tensor<4>, linear: &LinearAttentionSettings, omega: &[f64], is_qu
 /// `[B, H, L, D]` rows by a code `[H, L, D, R]`: `[B, H, L, R]`.
 fn contracted(x: Tensor<4>, code: Tensor<4>) -> Tensor<4> {
     exact(x.permute([1, 2, 0, 3]), code).permute([2, 0, 1, 3])
+}
+
+/// `[B, H, L, D]` rows of sequences of documents by the code of the longest, `[H, longest, D, R]`: `[B, H, L, R]`.
+fn contracted_by_row(x: Tensor<4>, code: Tensor<4>, documents: &PackedDocuments) -> Tensor<4> {
+    let (device, len, positions) = (x.device(), documents.keys(), documents.position_ids());
+    let of_row = |row: usize| {
+        let places: Vec<i64> = positions[row * len..][..len].iter().map(|position| *position as i64).collect();
+        let places = Tensor::<1, Int>::from_data(TensorData::new(places, [len]), &device);
+        contracted(x.clone().narrow(0, row, 1), code.clone().select(1, places))
+    };
+    Tensor::cat((0..documents.rows()).map(of_row).collect(), 0)
 }
 
 /// Some positions of the rows of a code: `[H D]` streams of R realisations.

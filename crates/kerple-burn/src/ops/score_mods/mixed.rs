@@ -5,8 +5,10 @@
 mod gpu;
 
 use super::{ParameterReader, ScoreModInput, fire, rectified};
+use crate::attention_context::QueryKeyPairs;
 use crate::ops::matmul::exact;
 use burn::tensor::{Bool, Tensor, TensorData};
+use kerple_core::attention::PackedDocuments;
 use kerple_core::forms::Mask;
 use kerple_core::score_mods::Mixed;
 use kerple_core::score_mods::mixed::Bias;
@@ -18,7 +20,7 @@ pub(super) fn reference(mixed: &Mixed, mapped: ScoreModInput) -> Tensor<4> {
     let bias = match (&mixed.bias, numbers.as_mut()) {
         (Bias::None, _) | (Bias::Fire(_), None) => None,
         (Bias::Table, _) => mapped.bias.clone(),
-        (Bias::Fire(of), Some(numbers)) => Some(fire::bias(of, heads, numbers, mapped.pairs)),
+        (Bias::Fire(of), Some(numbers)) => Some(fire::bias(of, heads, numbers, (mapped.mask, mapped.pairs))),
     };
     #[cfg(feature = "cube")]
     if let (true, Some(network), Some(numbers)) = (mapped.engine.uses_kernels(), &mixed.network, &numbers)
@@ -65,7 +67,31 @@ fn over_heads(
         Some(lengths) => hidden.clone().mask_fill(after_the_end(&hidden, lengths, mapped.pairs.keys.start), 0.0),
         None => hidden,
     };
+    let hidden = match &mapped.mask.documents {
+        Some(documents) if k > 1 => {
+            let beyond = beyond_documents(&hidden, documents, mapped.pairs, open);
+            hidden.mask_fill(beyond, 0.0)
+        }
+        _ => hidden,
+    };
     layer(hidden, [heads, network.hidden, k], numbers).narrow(3, 0, keys)
+}
+
+/// Which columns of `x`, `[B, channels, Q, columns]`, no key of a query's document is at, of the same shape: those before the
+/// document's first key, and where its end is closed those after its last.
+fn beyond_documents(x: &Tensor<4>, documents: &PackedDocuments, pairs: &QueryKeyPairs, open: bool) -> Tensor<4, Bool> {
+    let ([_, _, queries, columns], len) = (x.dims(), documents.keys());
+    let (starts, ends) = (documents.starts(), documents.ends());
+    let mut beyond = Vec::with_capacity(documents.rows() * queries * columns);
+    for row in 0..documents.rows() {
+        for query in pairs.queries.clone() {
+            let (start, end) = (starts[row * len + query], ends[row * len + query]);
+            let keys = pairs.keys.start..pairs.keys.start + columns;
+            beyond.extend(keys.map(|key| key < start || (!open && key >= end)));
+        }
+    }
+    let shape = [documents.rows(), 1, queries, columns];
+    Tensor::<4, Bool>::from_data(TensorData::new(beyond, shape), &x.device()).expand(x.dims())
 }
 
 /// Columns of zeros before and after the keys.
