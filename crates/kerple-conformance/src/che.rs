@@ -141,7 +141,9 @@ fn encoder(folder: &ReferenceFolder, config: &Value, case: &Value, engine: Impl)
     });
     filled?;
     let [batch, len] = [size("batch")?, size("T")?];
-    let logits = model.logits(TokenBatch { ids: &tokens, batch, len }, len, &ForwardContext::evaluation(0)).into_data();
+    let logits = model
+        .logits(TokenBatch { ids: &tokens, batch, len, documents: None }, len, &ForwardContext::evaluation(0))
+        .into_data();
     let got: Vec<f64> = logits.iter::<f64>().collect();
     // as the file's own note has it: both sides are in single precision
     let tolerance = AllowedError { absolute: 2e-5, relative: 2e-5 };

@@ -39,11 +39,16 @@ fn logits(case: &Case, model: &Decoder, comparison: &mut CaseComparison) -> Chec
     }
     model.check_len(len).map_err(|error| error.to_string())?;
     let pass = ForwardContext::evaluation(0);
-    let found: Vec<f64> = model.logits(TokenBatch { ids: &ids, batch, len }, &pass).into_data().iter::<f64>().collect();
+    let found: Vec<f64> =
+        model.logits(TokenBatch { ids: &ids, batch, len, documents: None }, &pass).into_data().iter::<f64>().collect();
     case.compare(comparison, "logits", &found, case.tolerance("logits"))?;
     let rows = |from: usize| ids.chunks_exact(len).flat_map(move |row| row[from..from + len - 1].to_vec());
     let (inputs, targets): (Vec<u32>, Vec<u32>) = (rows(0).collect(), rows(1).collect());
-    let nll = model.token_losses(TokenBatch { ids: &inputs, batch, len: len - 1 }, &targets, &pass.over(len));
+    let nll = model.token_losses(
+        TokenBatch { ids: &inputs, batch, len: len - 1, documents: None },
+        &targets,
+        &pass.over(len),
+    );
     case.compare(comparison, "token_nll", &nll, case.tolerance("logits"))?;
     let mean = nll.iter().sum::<f64>() / nll.len() as f64;
     case.compare(comparison, "mean_nll", &[mean], case.tolerance("mean_nll"))

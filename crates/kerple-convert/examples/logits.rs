@@ -34,7 +34,9 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     }
     model.check_len(len)?;
 
-    let logits = model.logits(TokenBatch { ids: &ids, batch, len }, &ForwardContext::evaluation(plan.seed)).into_data();
+    let logits = model
+        .logits(TokenBatch { ids: &ids, batch, len, documents: None }, &ForwardContext::evaluation(plan.seed))
+        .into_data();
     let logits: Vec<u8> = logits.iter::<f32>().flat_map(f32::to_le_bytes).collect();
     let draw = SamplingParams { temperature: 0.0, top_k: 0, top_p: 1.0, seed: plan.seed };
     let mut greedy: Vec<i64> = Vec::new();

@@ -339,8 +339,15 @@ fn rolled(copy: &ModelCopy, front: u32) -> (f64, f64, String) {
     prepare(&options, &mut |_| {}).unwrap();
     let source = DataSource::open(&DataConfig::text(place.join("data"))).unwrap();
     let (protocol, n_segments) = (Protocol::Rolling(8), SegmentCount::UpTo(64));
-    let request =
-        EvalRequest { lengths: vec![8], protocol, n_segments, segment_len: None, seed: 0, per_position: false };
+    let request = EvalRequest {
+        lengths: vec![8],
+        protocol,
+        n_segments,
+        segment_len: None,
+        seed: 0,
+        per_position: false,
+        documents: None,
+    };
     let TrainedModel { plan, model, .. } = run.load(&kerple_lm::device(), true).unwrap();
     let (runtime, special) = (Runtime::cpu(None), run.special_tokens().unwrap());
     let known = run.evaluations().unwrap();
@@ -355,7 +362,7 @@ fn rolled(copy: &ModelCopy, front: u32) -> (f64, f64, String) {
         let targets = text.read(document.start..document.end - 1).unwrap();
         let ids = [&[front], &targets[..targets.len() - 1]].concat();
         losses.extend(model.token_losses(
-            TokenBatch { ids: &ids, batch: 1, len: ids.len() },
+            TokenBatch { ids: &ids, batch: 1, len: ids.len(), documents: None },
             &targets,
             &ForwardContext::evaluation(0),
         ));

@@ -4,7 +4,7 @@
 use crate::claim::Claim;
 use crate::error::{Error, Result};
 use kerple_report::Run;
-use kerple_run::{ANSWERS, EvaluationRow, ScoredText, check_length, read_json};
+use kerple_run::{ANSWERS, DocumentMask, EvaluationRow, ScoredText, check_length, read_json};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::path::{Component, Path, PathBuf};
@@ -97,6 +97,9 @@ pub struct EvaluationFacts {
     pub segments: u64,
     /// Lengths, in tokens.
     pub lengths: Vec<u64>,
+    /// Whether documents attend to each other; absent: as the runs were trained.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub documents: Option<DocumentMask>,
     /// Keys a query may see, where the evaluation restricts them.
     #[serde(default)]
     pub window: Option<u64>,
@@ -117,6 +120,8 @@ impl EvaluationFacts {
             None => (self.protocol.as_str(), self.span),
         };
         let ScoredText { segment_len, n_segments, seed, .. } = row.text;
+        // whole documents are no sequences of several
+        let trained = if protocol.starts_with("rolling") { DocumentMask::Joined } else { run.documents() };
         let is_window = match self.window {
             None => run.window_of(row).is_none(),
             asked => row.window == asked,
@@ -131,6 +136,7 @@ impl EvaluationFacts {
             && Some(row.step) == run.planned_steps()
             && is_window
             && is_scaling
+            && row.documents == self.documents.unwrap_or(trained)
     }
 }
 

@@ -46,13 +46,14 @@ struct ExperimentFile {
 }
 
 /// Every experiment file, by paper and scale.
-const FILES: [ExperimentFile; 16] = [
+const FILES: [ExperimentFile; 17] = [
     ExperimentFile { paper: "arena", scale: "small", text: include_str!("../experiments/arena-small.toml") },
     ExperimentFile { paper: "budget", scale: "small", text: include_str!("../experiments/budget-small.toml") },
     ExperimentFile { paper: "dape", scale: "smoke", text: include_str!("../experiments/dape-smoke.toml") },
     ExperimentFile { paper: "dape", scale: "small", text: include_str!("../experiments/dape-small.toml") },
     ExperimentFile { paper: "dape", scale: "paper", text: include_str!("../experiments/dape-paper.toml") },
     ExperimentFile { paper: "decay", scale: "small", text: include_str!("../experiments/decay-small.toml") },
+    ExperimentFile { paper: "documents", scale: "small", text: include_str!("../experiments/documents-small.toml") },
     ExperimentFile { paper: "draws", scale: "small", text: include_str!("../experiments/draws-small.toml") },
     ExperimentFile { paper: "induction", scale: "small", text: include_str!("../experiments/induction-small.toml") },
     ExperimentFile { paper: "kerple", scale: "smoke", text: include_str!("../experiments/kerple-smoke.toml") },
@@ -450,6 +451,7 @@ fn facts(config: &EvaluationConfig) -> EvaluationFacts {
         span: config.span as u64,
         segments: config.segments as u64,
         lengths: config.lengths.iter().map(|length| *length as u64).collect(),
+        documents: config.documents,
         window: config.window.map(|window| window as u64),
         rope_scaling: config.rope_scaling.map(|scaling| scaling.label()),
         positions: config.positions,

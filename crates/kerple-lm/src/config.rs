@@ -9,6 +9,7 @@ use kerple_core::encoding::Encoding;
 use kerple_core::seed::DEFAULT_SEED;
 use kerple_core::suggest::with_suggestion;
 use kerple_data::tasks::TaskConfig;
+use kerple_run::DocumentMask;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -47,6 +48,9 @@ pub struct DataConfig {
     pub path: PathBuf,
     /// How sequences are cut from the stream of documents.
     pub sampling: SamplingConfig,
+    /// Whether the documents in a sequence attend to each other.
+    #[serde(skip_serializing_if = "DocumentMask::is_joined")]
+    pub documents: DocumentMask,
     /// What is learned instead of a text: the name of a task, or a table of its `kind` and keys.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub task: Option<TaskConfig>,

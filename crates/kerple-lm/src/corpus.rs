@@ -8,6 +8,7 @@ use crate::sequences::BatchSource;
 use crate::sequences::EvalText;
 use crate::tasks::{self, TaskBatches, TaskSource};
 use kerple_data::{BatchShape, Corpus, Sampling, TokenStream, Tokenizer};
+use kerple_run::DocumentMask;
 use std::ops::Range;
 use std::sync::atomic::AtomicBool;
 
@@ -171,7 +172,13 @@ impl DataSource {
         let valid = corpus.split(Split::Valid).clone();
         let starts = kerple_data::random_segments(valid.len(), plan.train_len, plan.train.eval_sequences, plan.seed);
         let (starts, tokenizer) = (starts.to_vec(), corpus.tokenizer().ok());
-        Ok(SourceBatches::Text(CorpusBatches { train, valid, starts, len: plan.train_len, tokenizer }))
+        let (documents, len) = (plan.data.documents, plan.train_len);
+        let remark = (!documents.is_joined() && corpus.split(Split::Train).documents() < 2).then(|| {
+            "the training split is one document, so data.documents = \"separate\" changes nothing; prepare the text with \
+                its documents in files of their own"
+                .to_owned()
+        });
+        Ok(SourceBatches::Text(CorpusBatches { train, valid, starts, len, documents, remark, tokenizer }))
     }
 
     /// A split to evaluate on.
@@ -229,12 +236,23 @@ pub struct CorpusBatches<'a> {
     /// Where the validation sequences begin.
     starts: Vec<usize>,
     len: usize,
+    documents: DocumentMask,
+    remark: Option<String>,
     tokenizer: Option<&'a Tokenizer>,
+}
+
+impl CorpusBatches<'_> {
+    fn sequences(&self, batch: kerple_data::TextBatch) -> SequenceBatch {
+        match self.documents {
+            DocumentMask::Joined => batch.into(),
+            DocumentMask::Separate => SequenceBatch::of_documents(batch),
+        }
+    }
 }
 
 impl BatchSource for CorpusBatches<'_> {
     fn batch(&self, step: u64, rows: Range<usize>) -> Result<SequenceBatch> {
-        Ok(self.train.batch(step, rows)?.into())
+        Ok(self.sequences(self.train.batch(step, rows)?))
     }
 
     fn validation_rows(&self) -> usize {
@@ -245,8 +263,12 @@ impl BatchSource for CorpusBatches<'_> {
         self.tokenizer
     }
 
+    fn remark(&self) -> Option<&str> {
+        self.remark.as_deref()
+    }
+
     fn validation(&self, rows: Range<usize>) -> Result<SequenceBatch> {
-        Ok(kerple_data::TextBatch::at(&self.valid, &self.starts[rows], self.len)?.into())
+        Ok(self.sequences(kerple_data::TextBatch::at(&self.valid, &self.starts[rows], self.len)?))
     }
 }
 

@@ -11,6 +11,7 @@
 //! and never mixed with other texts or with numbers of another precision, device or instruction
 //! set.
 
+mod documents;
 mod key;
 mod protocol;
 mod rolling;
@@ -18,6 +19,7 @@ mod segments;
 mod tasks;
 mod text;
 
+pub use documents::TextDocuments;
 pub use key::{EvaluationKey, Reuse};
 pub use protocol::Protocol;
 pub use segments::{EvalRequest, ScoredSegments, SegmentCount, TextWindow};
@@ -33,7 +35,7 @@ use crate::ranks::Ranks;
 use crate::run::{RunFolder, SpecialTokens};
 use crate::runtime::Runtime;
 use kerple_core::encoding::Encoding;
-use kerple_run::{EvaluationRow, Journal, Provenance, Rolled, TaskScore};
+use kerple_run::{DocumentMask, EvaluationRow, Journal, OwnContextLoss, Provenance, Rolled, TaskScore};
 use std::collections::BTreeSet;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -66,6 +68,11 @@ pub enum EvalEvent<'a> {
 pub trait EvalData {
     /// Lengths that were asked for.
     fn lengths(&self) -> &[usize];
+
+    /// Whether tokens attend to other documents.
+    fn documents(&self) -> DocumentMask {
+        DocumentMask::Joined
+    }
 
     /// Whether rows without losses by position are not enough.
     fn positions(&self) -> bool {
@@ -120,7 +127,10 @@ pub fn of_source<'a>(
     known: &[EvaluationRow],
 ) -> Result<Box<dyn EvalData + 'a>> {
     Ok(match source.task() {
-        Some(task) => Box::new(TaskEval::new(task, request.answers(split, task))),
+        Some(task) => {
+            documents::check_task(request.documents)?;
+            Box::new(TaskEval::new(task, request.answers(split, task)))
+        }
         None => {
             source.check_rows(split, plan)?;
             Box::new(TextEval::new((plan, special), source.text(split)?, request.clone(), known)?)
@@ -141,6 +151,8 @@ pub struct EvalResult {
     pub bytes: Option<u64>,
     /// Loss by position, where it was asked for.
     pub nll_by_position: Option<Vec<f64>>,
+    /// Loss by the tokens of its own document before a target.
+    pub nll_by_own_context: Option<Vec<OwnContextLoss>>,
     /// Mean loss of each window.
     pub nll_by_segment: Option<Vec<f64>>,
     /// Of tasks.
@@ -218,6 +230,7 @@ impl<'a> EvalRun<'a> {
         runtime: &'a Runtime,
     ) -> Result<EvalRun<'a>> {
         plan.check_evaluated(model.encoding().encoding())?;
+        runtime.check_documents(scored.documents())?;
         scored.check(plan, model)?;
         let longest = scored.lengths().iter().map(|length| scored.tokens(plan, *length)).max().unwrap_or(0);
         plan.check_evaluation_memory(longest, runtime.limit().as_ref())?;

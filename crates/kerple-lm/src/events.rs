@@ -26,7 +26,8 @@ pub fn of_evaluation(row: &EvaluationRow) -> String {
     let scaling = row.rope_scaling.as_ref().map_or(String::new(), |scaling| format!("-{scaling}"));
     let numerics = row.numerics().filter(|numerics| numerics.chosen() != ("f32", "cpu"));
     let numerics = numerics.map_or(String::new(), |by| format!("-{}-{}", by.precision, by.device));
-    let name = format!("{}-{}{window}{scaling}{numerics}-step{}", row.split, row.protocol, row.step);
+    let documents = if row.documents.is_joined() { String::new() } else { format!("-{}", row.documents) };
+    let name = format!("{}-{}{documents}{window}{scaling}{numerics}-step{}", row.split, row.protocol, row.step);
     format!("eval/{}", name.replace(|letter: char| !(letter.is_ascii_alphanumeric() || "-_.".contains(letter)), "-"))
 }
 
@@ -273,6 +274,8 @@ mod tests {
         )
         .unwrap();
         assert_eq!(of_evaluation(&row), "eval/test-last-32-window5-step9");
+        let separate = EvaluationRow { documents: kerple_run::DocumentMask::Separate, ..row.clone() };
+        assert_eq!(of_evaluation(&separate), "eval/test-last-32-separate-window5-step9");
         let strange = EvaluationRow { rope_scaling: Some("{ a = 1 }../b".into()), window: None, ..row.clone() };
         assert_eq!(of_evaluation(&strange), "eval/test-last-32---a---1--..-b-step9", "one folder within another");
         for length in [256, 128] {

@@ -31,9 +31,11 @@ use kerple_burn::layers::{SelfAttention, normal_matrix};
 use kerple_burn::ops::attention::AttentionScores;
 use kerple_burn::ops::loss::{self, LmHeadTensors, LossTargets};
 use kerple_burn::parameters::{ParamGroupOverrides, ParamGroups};
+use kerple_core::attention::PackedDocuments;
 use kerple_core::seed::{Purpose, stream};
 
 use std::ops::Range;
+use std::sync::Arc;
 
 /// A decoder with its positional encoding.
 #[derive(Module, Debug)]
@@ -98,6 +100,8 @@ pub struct TokenBatch<'a> {
     pub batch: usize,
     /// Tokens a sequence, L.
     pub len: usize,
+    /// Documents that the sequences consist of, which do not attend to each other; each is one document when absent.
+    pub documents: Option<&'a Arc<PackedDocuments>>,
 }
 
 impl Decoder {
@@ -120,7 +124,8 @@ impl Decoder {
 
     /// The residual stream after the last layer, `[B, L, M]`, before the final norm.
     pub fn hidden(&self, tokens: TokenBatch, pass: &ForwardContext) -> Tensor<3> {
-        self.trunk.each_layer(self.trunk.embed(None, tokens, 0, pass), pass, |positions| positions, |_, _, _| {})
+        let x = self.trunk.embed(None, tokens, 0, pass);
+        self.trunk.each_layer(x, tokens.documents, pass, |positions| positions, |_, _, _| {})
     }
 
     /// The weight of every key for every query in each layer, `[B, H, L, L]`, by the definition: for short sequences.
@@ -138,6 +143,7 @@ impl Decoder {
         let mut found = Vec::with_capacity(self.trunk.blocks.len());
         self.trunk.each_layer(
             self.trunk.embed(None, tokens, 0, pass),
+            tokens.documents,
             pass,
             |positions| positions,
             |block, x, positions| found.push(find(&block.attention, x.clone(), positions)),
@@ -182,11 +188,11 @@ impl Decoder {
     }
 
     /// [`Decoder::nll`] as numbers. Where layers keep a state of fixed size, long sequences are taken in pieces, and what is
-    /// held does not grow with their length.
+    /// held does not grow with their length; documents are taken at once.
     pub fn token_losses(&self, tokens: TokenBatch, targets: &[u32], pass: &ForwardContext) -> Vec<f64> {
-        let TokenBatch { ids, batch, len } = tokens;
+        let TokenBatch { ids, batch, len, documents } = tokens;
         let most = (MOST_PREFILLED / batch.max(1)).max(1);
-        if len <= most || !self.trunk.blocks.iter().all(|block| block.attention.is_linear()) {
+        if len <= most || documents.is_some() || !self.trunk.blocks.iter().all(|block| block.attention.is_linear()) {
             return self.nll(tokens, targets, pass).into_data().iter::<f64>().collect();
         }
         let (mut caches, pass) = (self.kv_caches(batch), pass.over(len));
@@ -194,7 +200,8 @@ impl Decoder {
         for from in (0..len).step_by(most) {
             let count = most.min(len - from);
             let [ids, targets] = [ids, targets].map(|all| columns(all, len, from..from + count));
-            let x = self.extend_caches(TokenBatch { ids: &ids, batch, len: count }, &mut caches, &pass);
+            let x =
+                self.extend_caches(TokenBatch { ids: &ids, batch, len: count, documents: None }, &mut caches, &pass);
             let losses = loss::losses(x, self.output(), LossTargets { ids: &targets, scored: None }, self.trunk.engine);
             for (at, loss) in losses.into_data().iter::<f64>().enumerate() {
                 scored[at / count * len + from + at % count] = loss;
@@ -236,12 +243,13 @@ impl Decoder {
     /// # Panics
     /// When there are no tokens, or `caches` were created for another number of sequences.
     pub fn extend(&self, tokens: TokenBatch, caches: &mut [KvCache], pass: &ForwardContext) -> Tensor<2> {
-        let TokenBatch { ids, batch, len } = tokens;
+        let TokenBatch { ids, batch, len, documents } = tokens;
+        assert!(documents.is_none(), "a KV cache holds one document per sequence");
         assert!(len > 0, "the prompt has no token to continue from");
         let most = (MOST_PREFILLED / batch.max(1)).max(1);
         let pieces = (0..len).step_by(most).map(|from| {
             let ids = columns(ids, len, from..len.min(from + most));
-            self.extend_caches(TokenBatch { ids: &ids, batch, len: ids.len() / batch }, caches, pass)
+            self.extend_caches(TokenBatch { ids: &ids, batch, len: ids.len() / batch, documents: None }, caches, pass)
         });
         let x = pieces.last().expect("there is a token");
         let last = x.dims()[1] - 1;

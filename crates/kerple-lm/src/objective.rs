@@ -9,7 +9,9 @@ use crate::model::{Decoder, TokenBatch};
 use burn::tensor::Tensor;
 use kerple_burn::forward_context::ForwardContext;
 use kerple_burn::ops::loss::{LossTargets, mean_share};
+use kerple_core::attention::PackedDocuments;
 use std::ops::Range;
+use std::sync::Arc;
 
 /// Sequences of one length with what is to be predicted from them.
 ///
@@ -26,6 +28,8 @@ pub struct SequenceBatch {
     pub scored: Option<Vec<bool>>,
     /// Tokens of each sequence before its padding, `[B]`; all L when absent.
     pub lengths: Option<Vec<usize>>,
+    /// Documents that the sequences consist of, which do not attend to each other; each is one document when absent.
+    pub documents: Option<Arc<PackedDocuments>>,
     /// Sequences, B.
     pub rows: usize,
     /// Tokens a sequence, L.
@@ -34,15 +38,26 @@ pub struct SequenceBatch {
 
 impl From<kerple_data::TextBatch> for SequenceBatch {
     fn from(batch: kerple_data::TextBatch) -> SequenceBatch {
-        let kerple_data::TextBatch { tokens, targets, batch: rows, seq_len: len } = batch;
-        SequenceBatch { tokens, targets, scored: None, lengths: None, rows, len }
+        let kerple_data::TextBatch { tokens, targets, batch: rows, seq_len: len, document_starts: _ } = batch;
+        SequenceBatch { tokens, targets, scored: None, lengths: None, documents: None, rows, len }
     }
 }
 
 impl SequenceBatch {
+    /// Sequences of separate documents: a target that begins a document is not scored, since no token of its own document is
+    /// before it.
+    pub fn of_documents(batch: kerple_data::TextBatch) -> SequenceBatch {
+        let (len, mut scored) = (batch.seq_len, vec![true; batch.targets.len()]);
+        for (row, starts) in batch.document_starts.iter().enumerate() {
+            starts.iter().filter(|start| **start > 0).for_each(|start| scored[row * len + start - 1] = false);
+        }
+        let documents = Some(packed(&batch.document_starts, len));
+        SequenceBatch { scored: Some(scored), documents, ..SequenceBatch::from(batch) }
+    }
+
     /// The model's input.
     pub fn input(&self) -> TokenBatch<'_> {
-        TokenBatch { ids: &self.tokens, batch: self.rows, len: self.len }
+        TokenBatch { ids: &self.tokens, batch: self.rows, len: self.len, documents: self.documents.as_ref() }
     }
 
     /// Some of the sequences.
@@ -59,6 +74,7 @@ impl SequenceBatch {
             targets: part(&self.targets, self.rows, &rows),
             scored: self.scored.as_ref().map(|scored| part(scored, self.rows, &rows)),
             lengths: self.lengths.as_ref().map(|lengths| part(lengths, self.rows, &rows)),
+            documents: self.documents.as_ref().map(|documents| Arc::new(documents.slice_rows(rows.clone()))),
             rows: rows.len(),
             len: self.len,
         }
@@ -81,6 +97,21 @@ impl SequenceBatch {
             None => within.collect(),
         })
     }
+}
+
+/// The documents of sequences of `len` tokens that begin at these positions; the first of each is 0. Positions from `len` on are
+/// those of targets.
+pub(crate) fn packed(starts: &[Vec<usize>], len: usize) -> Arc<PackedDocuments> {
+    let lengths: Vec<Vec<usize>> = starts
+        .iter()
+        .map(|starts| {
+            let within = starts.iter().copied().filter(|start| *start < len);
+            let bounds: Vec<usize> = within.chain([len]).collect();
+            bounds.windows(2).map(|pair| pair[1] - pair[0]).collect()
+        })
+        .collect();
+    let packed = PackedDocuments::from_lengths(lengths.iter().map(Vec::as_slice), len);
+    Arc::new(packed.expect("positions in a sequence divide it"))
 }
 
 /// `rows` of a batch in parts of `each` rows.
@@ -179,7 +210,7 @@ impl Objective<Decoder> for NextTokenPrediction {
         learn: &mut dyn FnMut(Tensor<1>),
     ) {
         match self.piece {
-            Some(each) if each < batch.len && batch.lengths.is_none() => {
+            Some(each) if each < batch.len && batch.lengths.is_none() && batch.documents.is_none() => {
                 let targets = LossTargets { ids: &batch.targets, scored: batch.scored.as_deref() };
                 model.chunked_loss(batch.input(), targets, mean_share(targets), (each, pass), learn);
             }
@@ -203,6 +234,10 @@ impl Objective<Decoder> for NextTokenPrediction {
         TargetScores { losses, hits: None, scored: batch.scored_tokens() }
     }
 
+    fn span(&self, _model: &Decoder, batch: &SequenceBatch) -> usize {
+        batch.documents.as_ref().map_or(batch.len, |documents| documents.longest_len())
+    }
+
     fn weight(&self, batch: &SequenceBatch) -> usize {
         batch.scored_tokens().map_or(batch.targets.len(), |scored| count(&scored))
     }
@@ -219,6 +254,7 @@ mod tests {
             targets: (0..6).collect(),
             scored: Some(scored),
             lengths: Some(vec![4, 3, 1]),
+            documents: None,
             rows: 3,
             len: 4,
         }
@@ -246,6 +282,29 @@ mod tests {
         assert_eq!(marks(&batch), "-x-x-x-x-x-x");
         batch.scored = None;
         assert_eq!(batch.scored_tokens(), None);
+    }
+
+    /// `a b EOD c d EOD`, of which the sequence reads all but the last: the end of a document is scored, and the first token of the
+    /// next is not.
+    #[test]
+    fn first_tokens_of_documents_are_not_scored() {
+        let text = kerple_data::TextBatch {
+            tokens: vec![1, 2, 0, 3, 4, 7, 0, 5, 0, 6],
+            targets: vec![2, 0, 3, 4, 0, 0, 5, 0, 6, 0],
+            batch: 2,
+            seq_len: 5,
+            document_starts: vec![vec![0, 3], vec![0, 2, 4, 5]],
+        };
+        let batch = SequenceBatch::of_documents(text.clone());
+        let marks: String = batch.scored.iter().flatten().map(|scored| if *scored { 'x' } else { '-' }).collect();
+        assert_eq!(marks, "xx-xxx-x--", "the last target begins a document too");
+        let documents = batch.documents.clone().unwrap();
+        assert_eq!([documents.cu_seqlens(0), documents.cu_seqlens(1)], [vec![0, 3, 5], vec![0, 2, 4, 5]]);
+        assert_eq!((NextTokenPrediction::default().weight(&batch), documents.longest_len()), (6, 3));
+        let second = batch.slice(1..2);
+        assert_eq!(second.documents.unwrap().cu_seqlens(0), [0, 2, 4, 5]);
+        let joined = SequenceBatch::from(text);
+        assert_eq!((joined.scored, joined.documents), (None, None));
     }
 
     #[test]

@@ -15,7 +15,8 @@ use crate::error::{Error, Result};
 use crate::layers::{self, AllKeys, AttentionWindow, LayerConfig, LayerKind};
 use crate::schedule::LrScheduler;
 use check::{
-    check, check_block, check_chunk_len, check_encodings, check_layers, check_pooling, check_task, check_train,
+    check, check_block, check_chunk_len, check_documents, check_encodings, check_layers, check_pooling, check_task,
+    check_train,
 };
 use difference::flatten;
 use kerple_burn::forward_context::ForwardContext;
@@ -188,6 +189,9 @@ impl Plan {
         )?;
         check_layers(task, &config.encoding, &geometry, &model)?;
         check_chunk_len(task, train.chunk_len, &model)?;
+        if !config.data.documents.is_joined() {
+            check_documents(task, train.chunk_len, &config.encoding, &model)?;
+        }
         let plan = Plan {
             label: model.label(&config.encoding),
             seed: config.seed,
@@ -326,6 +330,14 @@ impl Plan {
             let message = format!("a run of {} cannot be evaluated as {}: {error}", self.label, encoding.label());
             Error::refused(message, "omit --window and --rope-scaling, or train another run")
         })
+    }
+
+    /// Refuses evaluation with separate documents where this model cannot have them.
+    ///
+    /// # Errors
+    /// What does not support them.
+    pub fn check_separate_documents(&self) -> Result<()> {
+        check_documents(self.data.task.as_ref(), None, &self.encoding, &self.model)
     }
 
     /// The pass that evaluates a group of sequences, the first of which has this number. All sequences share a draw of randomized

@@ -1,6 +1,7 @@
 //! The execution environment: the device, the provenance for rows, and the other ranks. It is an
 //! argument everywhere and not part of a plan.
 
+use crate::error::{Error, Result};
 use crate::ranks::Ranks;
 use burn::tensor::Device;
 use kerple_burn::device::{DeviceName, OpenDevice};
@@ -8,7 +9,7 @@ use kerple_burn::implementation::{DeviceKind, Impl};
 use kerple_core::cpu::InstructionSet;
 use kerple_core::precision::Precision;
 use kerple_data::machine::MemoryLimit;
-use kerple_run::Provenance;
+use kerple_run::{DocumentMask, Provenance};
 
 /// A device in a machine, and the program that works there.
 #[derive(Clone, Debug)]
@@ -50,6 +51,18 @@ impl Runtime {
             DeviceKind::Cpu => self.ranks.limit(),
             DeviceKind::Gpu => self.memory.clone(),
         }
+    }
+
+    /// Refuses document masks where models are on a device without kernels for them.
+    ///
+    /// # Errors
+    /// The device.
+    pub fn check_documents(&self, documents: DocumentMask) -> Result<()> {
+        if documents.is_joined() || DeviceKind::of(&self.device) == Some(DeviceKind::Cpu) {
+            return Ok(());
+        }
+        let message = format!("separate documents are not supported on {}", self.provenance.device);
+        Err(Error::refused(message, "use --device cpu, or documents = \"joined\""))
     }
 
     /// The same with models on another device, and products of this precision.

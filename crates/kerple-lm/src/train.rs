@@ -304,7 +304,9 @@ impl<'a, M: FromPlan, T: Objective<M> + Copy> TrainLoop<'a, M, T> {
     /// Writes a row if one is due.
     fn log(&mut self) -> Result<()> {
         let (Plan { train, .. }, step) = (self.plan, self.state.step);
-        let Some(StepMetrics { loss, grad_norm }) = self.learned.filter(|_| self.is_logged()) else { return Ok(()) };
+        let Some(StepMetrics { loss, grad_norm, scored }) = self.learned.filter(|_| self.is_logged()) else {
+            return Ok(());
+        };
         let val_loss = if self.is_validated() { self.validate()? } else { None };
         let (mut sorted, waited) = (std::mem::take(&mut self.fresh), std::mem::take(&mut self.waited));
         let comm_wait_fraction = (self.ranks.world_size() > 1).then(|| (waited / sorted.iter().sum::<f64>()).min(1.0));
@@ -321,6 +323,7 @@ impl<'a, M: FromPlan, T: Objective<M> + Copy> TrainLoop<'a, M, T> {
             seconds: self.state.seconds,
             step_seconds: sorted[sorted.len() / 2],
             comm_wait_fraction,
+            scored: (!self.plan.data.documents.is_joined()).then_some(scored),
             val_loss,
             encoding_params: encoding.constrained().into_iter().filter(|(_, values)| small(values)).collect(),
         };
@@ -338,10 +341,14 @@ impl<'a, M: FromPlan, T: Objective<M> + Copy> TrainLoop<'a, M, T> {
             let start = part * at_once;
             let batch = batches.validation(start..rows.min(start + at_once))?;
             let mean = objective.mean_loss(&model, &batch, &self.plan.evaluation_pass(start));
-            Ok((mean * batch.rows as f64).to_bits())
+            // sequences of separate documents have different numbers of scored targets
+            let weight = if batch.documents.is_some() { objective.weight(&batch) } else { batch.rows };
+            Ok(((mean * weight as f64).to_bits(), weight))
         };
         let sums = self.ranks.in_turns(rows.div_ceil(at_once), sum)?;
-        Ok((rows > 0).then(|| sums.into_iter().map(f64::from_bits).sum::<f64>() / rows as f64))
+        let weight: usize = sums.iter().map(|(_, weight)| weight).sum();
+        let sum = || sums.iter().map(|(sum, _)| f64::from_bits(*sum)).sum::<f64>();
+        Ok((weight > 0).then(|| sum() / weight as f64))
     }
 
     /// Saves a checkpoint, after the rows that lead to it are on disk, and the learned tables where they are due.
@@ -431,6 +438,7 @@ impl RunWriter {
 /// Sequences at once, after what cannot be trained here is refused.
 fn micro_batch(plan: &Plan, runtime: &Runtime) -> Result<usize> {
     let train = &plan.train;
+    runtime.check_documents(plan.data.documents)?;
     let rows = runtime.ranks.micro_batch(train.batch_size, train.micro_batch_size.unwrap_or(train.batch_size))?;
     let in_parts = Plan { train: TrainConfig { micro_batch_size: Some(rows), ..train.clone() }, ..plan.clone() };
     in_parts.check_training_memory(runtime.limit().as_ref())?;

@@ -30,6 +30,8 @@ pub struct StepMetrics {
     pub loss: f64,
     /// Global norm of its gradient before clipping.
     pub grad_norm: f64,
+    /// Targets of the batch that were scored, over all ranks.
+    pub scored: u64,
 }
 
 /// A loss or gradient that is not a number; nothing was updated.
@@ -64,8 +66,8 @@ pub struct TrainState<M, T> {
     objective: T,
     optimizer: AdamW,
     ranks: Ranks,
-    /// Losses and norms of updates that were not read yet.
-    unread: Vec<(BatchLoss, Tensor<1>)>,
+    /// Losses, norms and numbers of scored targets of updates that were not read yet.
+    unread: Vec<(BatchLoss, Tensor<1>, u64)>,
     /// Added to every norm: 0 until a loss or a norm was not finite, and from then on no number, which no update survives.
     found_nonfinite: Option<Tensor<1>>,
 }
@@ -125,16 +127,17 @@ impl<M: Module + ParamGroupOverrides, T: Objective<M>> TrainState<M, T> {
     /// the first part of the batch. Draws for all positions are for those of the longest sequence
     /// of all parts. Gradient accumulation adds whole parts in their order.
     pub fn gradients(&self, parts: &[SequenceBatch], pass: ForwardContext) -> BatchGradients {
-        let (loss, values) = self.sums(parts, pass);
+        let (loss, values, _) = self.sums(parts, pass);
         BatchGradients { loss: loss.read(), values }
     }
 
-    /// The same with the loss where it was made.
-    fn sums(&self, parts: &[SequenceBatch], pass: ForwardContext) -> (BatchLoss, Vec<Tensor<1>>) {
+    /// The same with the loss where it was made, and how many targets of the batch are scored.
+    fn sums(&self, parts: &[SequenceBatch], pass: ForwardContext) -> (BatchLoss, Vec<Tensor<1>>, u64) {
         let weight: usize = parts.iter().map(|part| self.objective.weight(part)).sum();
         let longest = parts.iter().map(|part| self.objective.span(self.model(), part)).max().unwrap_or(0);
         let all = self.ranks.gather(&(weight, longest));
-        let total = all.iter().map(|(weight, _)| weight).sum::<usize>() as f64;
+        let scored = all.iter().map(|(weight, _)| weight).sum::<usize>();
+        let total = scored as f64;
         let pass = pass.over(all.iter().map(|(_, longest)| *longest).max().unwrap_or(0));
         let mut sum = AllReduce::new(&self.ranks, parameters::values(self.model()));
         let mut row = self.ranks.rank() * parts.first().map_or(0, |part| part.rows);
@@ -143,7 +146,8 @@ impl<M: Module + ParamGroupOverrides, T: Objective<M>> TrainState<M, T> {
             sum.add(loss, gradients);
             row += part.rows * self.ranks.world_size();
         }
-        sum.finish()
+        let (loss, values) = sum.finish();
+        (loss, values, scored as u64)
     }
 
     /// A part's share of the loss, in pieces, and of the gradients of a batch that scores `total` targets.
@@ -188,7 +192,7 @@ impl<M: Module + ParamGroupOverrides, T: Objective<M>> TrainState<M, T> {
     /// The same without a look at its loss and norm: what comes next need not wait for them. From an update on of which one is
     /// not finite, nothing is changed any more; [`TrainState::read`] tells.
     pub fn advance(&mut self, parts: &[SequenceBatch], pass: ForwardContext, update: AdamWStep) {
-        let (loss, values) = self.sums(parts, pass);
+        let (loss, values, scored) = self.sums(parts, pass);
         let norm = self.optimizer.norm(&values);
         // 0 where all is finite
         let found_nonfinite = (loss.on_device((&norm.device(), norm.dtype())) + norm.clone()) * 0.0;
@@ -197,13 +201,17 @@ impl<M: Module + ParamGroupOverrides, T: Objective<M>> TrainState<M, T> {
         let model = self.take();
         self.model = Some(self.optimizer.step(model, values, norm.clone() + found_nonfinite.clone(), update));
         self.found_nonfinite = Some(found_nonfinite);
-        self.unread.push((loss, norm));
+        self.unread.push((loss, norm, scored));
     }
 
     /// What the updates did that were not read yet, in their order.
     pub fn read(&mut self) -> Vec<StepMetrics> {
         let unread = std::mem::take(&mut self.unread).into_iter();
-        unread.map(|(loss, norm)| StepMetrics { loss: loss.read(), grad_norm: norm.into_scalar() }).collect()
+        let read = |(loss, norm, scored): (BatchLoss, Tensor<1>, u64)| {
+            let (loss, grad_norm) = (loss.read(), norm.into_scalar());
+            StepMetrics { loss, grad_norm, scored }
+        };
+        unread.map(read).collect()
     }
 
     /// What was not finite in the first update that was none, by its batch; the parameters are still those that it had.
@@ -213,11 +221,11 @@ impl<M: Module + ParamGroupOverrides, T: Objective<M>> TrainState<M, T> {
         pass: ForwardContext,
         found: StepMetrics,
     ) -> NonFiniteValue {
-        let StepMetrics { loss, grad_norm } = found;
+        let StepMetrics { loss, grad_norm, .. } = found;
         if !loss.is_finite() {
             return NonFiniteValue { what: "the loss".to_owned(), value: loss };
         }
-        let (_, gradients) = self.sums(parts, pass);
+        let (_, gradients, _) = self.sums(parts, pass);
         let place = gradients.iter().position(|gradient| !self.optimizer.is_finite(gradient));
         let what = match place {
             Some(at) => format!("the gradient of `{}`", parameters::names(self.model())[at]),

@@ -106,13 +106,18 @@ fn parts_of_a_batch_bring_their_share_of_the_mean() {
     let scored: Vec<bool> = (0..ids.len()).map(|at| at % 5 < 2).collect();
     let number = |tensor: burn::tensor::Tensor<1>| f64::from(tensor.into_scalar::<f32>());
     let all = LossTargets { ids: &targets, scored: Some(&scored) };
-    let tokens = TokenBatch { ids: &ids, batch: BATCH, len: LEN };
+    let tokens = TokenBatch { ids: &ids, batch: BATCH, len: LEN, documents: None };
     let (share, pass) = (kerple_burn::ops::loss::mean_share(all), ForwardContext::evaluation(0));
     let whole = number(model.weighted_loss(tokens, all, share, &pass));
     let part = |rows: std::ops::Range<usize>| {
         let at = rows.start * LEN..rows.end * LEN;
         let targets = LossTargets { ids: &targets[at.clone()], scored: Some(&scored[at.clone()]) };
-        number(model.weighted_loss(TokenBatch { ids: &ids[at], batch: rows.len(), len: LEN }, targets, share, &pass))
+        number(model.weighted_loss(
+            TokenBatch { ids: &ids[at], batch: rows.len(), len: LEN, documents: None },
+            targets,
+            share,
+            &pass,
+        ))
     };
     assert!((whole - part(0..1) - part(1..4)).abs() < 1e-6 * whole);
     let losses: Vec<f32> = model.losses(tokens, all, &pass).into_data().try_to_vec().unwrap();

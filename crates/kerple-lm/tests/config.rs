@@ -46,6 +46,7 @@ fn every_key_changes_the_plan() {
     for key in [
         "seed=1",
         "data.sampling=megatron",
+        "data.documents=separate",
         "data.task=even_pairs",
         "encoding.kind=alibi",
         "encoding.window=64",

@@ -92,7 +92,8 @@ fn losses_have_the_bits_of_evaluation() {
     for (what, model) in models() {
         let mut sequence = model.new_sequence(0);
         let (found, _) = model.score_prompt(&IDS, 1, &mut sequence, false);
-        let (tokens, targets) = (TokenBatch { ids: &IDS, batch: 1, len: 12 }, [&IDS[1..], &[0]].concat());
+        let (tokens, targets) =
+            (TokenBatch { ids: &IDS, batch: 1, len: 12, documents: None }, [&IDS[1..], &[0]].concat());
         let scored = &model.token_losses(tokens, &targets, &ForwardContext::evaluation(0))[..11];
         if sequence.is_empty() {
             assert_eq!(found.target_nll, scored, "{what}");

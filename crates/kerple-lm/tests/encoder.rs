@@ -17,7 +17,11 @@ const IDS: [u32; 12] = [3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5, 8];
 
 fn rows(model: &Encoder, ids: &[u32], batch: usize, lengths: Option<&[usize]>) -> Vec<f32> {
     model
-        .forward(TokenBatch { ids, batch, len: ids.len() / batch }, lengths, &ForwardContext::evaluation(0))
+        .forward(
+            TokenBatch { ids, batch, len: ids.len() / batch, documents: None },
+            lengths,
+            &ForwardContext::evaluation(0),
+        )
         .into_data()
         .try_to_vec()
         .unwrap()
@@ -109,7 +113,7 @@ fn batch(step: u64, rows: usize) -> SequenceBatch {
         targets.push(class);
         lengths.push(length);
     }
-    SequenceBatch { tokens, targets, scored: None, lengths: Some(lengths), rows, len }
+    SequenceBatch { tokens, targets, scored: None, lengths: Some(lengths), documents: None, rows, len }
 }
 
 #[test]
@@ -140,7 +144,7 @@ fn arena(encoding: &str, pooling: &str) -> kerple_lm::plan::Plan {
 }
 
 fn logits(model: &Classifier, ids: &[u32], lengths: Option<&[usize]>, batch: usize) -> Vec<f32> {
-    let tokens = TokenBatch { ids, batch, len: ids.len() / batch };
+    let tokens = TokenBatch { ids, batch, len: ids.len() / batch, documents: None };
     model.logits(tokens, lengths, &ForwardContext::evaluation(0)).into_data().try_to_vec().unwrap()
 }
 

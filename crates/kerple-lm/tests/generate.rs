@@ -77,7 +77,7 @@ fn padding_of_the_vocabulary_is_never_drawn() {
     for first in 0..VOCAB as u32 {
         let logits = model
             .extend(
-                TokenBatch { ids: &[first], batch: 1, len: 1 },
+                TokenBatch { ids: &[first], batch: 1, len: 1, documents: None },
                 &mut model.kv_caches(1),
                 &ForwardContext::evaluation(0),
             )
@@ -99,7 +99,7 @@ fn temperature_zero_takes_the_likeliest() {
     let mut all = PROMPT.to_vec();
     for token in drawn {
         let logits = model
-            .logits(TokenBatch { ids: &all, batch: 1, len: all.len() }, &ForwardContext::evaluation(0))
+            .logits(TokenBatch { ids: &all, batch: 1, len: all.len(), documents: None }, &ForwardContext::evaluation(0))
             .into_data();
         let logits: Vec<f64> = logits.iter::<f64>().collect();
         let last = &logits[logits.len() - 24..][..VOCAB];

@@ -19,7 +19,7 @@ fn read(text: &str) -> Result<Plan, String> {
     plan_of_text(text, &TrainConfig::default())
 }
 
-const ALL: TokenBatch = TokenBatch { ids: &IDS, batch: 1, len: IDS.len() };
+const ALL: TokenBatch = TokenBatch { ids: &IDS, batch: 1, len: IDS.len(), documents: None };
 
 /// The residual stream after the last layer: blocks that are told of positions by an encoding that stands in all layers.
 fn layer_by_layer(model: &Decoder, plan: &Plan) -> Tensor<3> {
@@ -98,7 +98,7 @@ fn memory_of_windows_stays_small_and_exact() {
     let mut memory = model.kv_caches(1);
     let mut last = Vec::new();
     for piece in [&ids[..900], &ids[900..1400]].into_iter().chain(ids[1400..].chunks(1)) {
-        let tokens = TokenBatch { ids: piece, batch: 1, len: piece.len() };
+        let tokens = TokenBatch { ids: piece, batch: 1, len: piece.len(), documents: None };
         last = numbers(model.extend(tokens, &mut memory, &PASS.over(ids.len())));
     }
     // the same sums in another order, in f32

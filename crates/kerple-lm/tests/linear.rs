@@ -92,7 +92,7 @@ fn long_texts_in_pieces_equal_whole_ones() {
         let len = 4500;
         let ids: Vec<u32> = (0..2 * len).map(|at| (at * at % 23) as u32).collect();
         let targets: Vec<u32> = (0..2 * len).map(|at| (at * 7 % 23) as u32).collect();
-        let (tokens, pass) = (TokenBatch { ids: &ids, batch: 2, len }, ForwardContext::evaluation(3));
+        let (tokens, pass) = (TokenBatch { ids: &ids, batch: 2, len, documents: None }, ForwardContext::evaluation(3));
         let whole: Vec<f64> = model.nll(tokens, &targets, &pass).into_data().iter::<f64>().collect();
         let pieces = model.token_losses(tokens, &targets, &pass);
         let worst = whole.iter().zip(&pieces).fold(0.0f64, |worst, (a, b)| worst.max((a - b).abs()));
@@ -138,7 +138,10 @@ fn weights_of_attention_are_shares_of_the_past() {
         let plan = plan_with(&encoding(kind), TrainConfig::default(), block);
         let model = parameters::without_autodiff(&Decoder::new(&plan, &kerple_lm::device()));
         let (len, ids) = (12, [3u32, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5, 8]);
-        let layers = model.attention_weights(TokenBatch { ids: &ids, batch: 1, len }, &ForwardContext::evaluation(3));
+        let layers = model.attention_weights(
+            TokenBatch { ids: &ids, batch: 1, len, documents: None },
+            &ForwardContext::evaluation(3),
+        );
         assert_eq!(layers.len(), 2, "{kind}");
         for weights in layers {
             assert_eq!(weights.dims(), [1, 2, len, len]);
@@ -180,7 +183,7 @@ fn assert_pieces_are_whole(text: &str, features: FeatureKind, (rows, len): (usiz
     let part =
         |shift: usize| -> Vec<u32> { ids.chunks(len + 1).flat_map(|row| &row[shift..shift + len]).copied().collect() };
     let scored = Some((0..rows * len).map(|at| at % 5 > 0).collect());
-    let batch = SequenceBatch { tokens: part(0), targets: part(1), scored, lengths: None, rows, len };
+    let batch = SequenceBatch { tokens: part(0), targets: part(1), scored, lengths: None, documents: None, rows, len };
     let gradients = |piece| {
         let train_state = TrainState::new(
             Decoder::new(&plan, &kerple_lm::device().autodiff()),
@@ -211,7 +214,7 @@ fn frozen_noise_is_that_of_every_update() {
         let plan = plan(&encoding, TrainConfig::default());
         let model = Decoder::new(&plan, &kerple_lm::device());
         let logits = |step| {
-            let tokens = TokenBatch { ids: &common::IDS, batch: 1, len: common::IDS.len() };
+            let tokens = TokenBatch { ids: &common::IDS, batch: 1, len: common::IDS.len(), documents: None };
             model.logits(tokens, &ForwardContext::training(7, step)).into_data()
         };
         assert_eq!(logits(1) == logits(2), frozen, "{kind}");

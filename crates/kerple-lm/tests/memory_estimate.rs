@@ -171,7 +171,7 @@ fn a_long_text_holds_what_is_estimated() {
         let model = Decoder::new(&plan, &kerple_lm::device());
         let ids: Vec<u32> = (0..len as u32).map(|id| id % 251).collect();
         let held = counting::most(|| {
-            let tokens = TokenBatch { ids: &ids, batch: 1, len };
+            let tokens = TokenBatch { ids: &ids, batch: 1, len, documents: None };
             assert_eq!(model.token_losses(tokens, &ids, &ForwardContext::evaluation(0)).len(), len);
         });
         let estimate = plan.evaluation_memory(len);

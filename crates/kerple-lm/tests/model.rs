@@ -144,7 +144,7 @@ fn the_loss_is_the_one_of_plain_operations() {
     for encoding in every_encoding() {
         let model = Decoder::new(&plan(&encoding, TrainConfig::default()), &kerple_lm::device());
         let loss = |model: &Decoder| {
-            let tokens = TokenBatch { ids: &IDS, batch: 1, len: IDS.len() };
+            let tokens = TokenBatch { ids: &IDS, batch: 1, len: IDS.len(), documents: None };
             model.loss(tokens, &IDS, &PASS).into_scalar::<f32>()
         };
         let (fused, plain) = (loss(&model), loss(&model.clone().with_engine(Impl::Reference)));
@@ -210,10 +210,11 @@ fn prompts_in_pieces_equal_whole_ones() {
     let ids: Vec<u32> = (0..batch * len).map(|at| (at * at % 23) as u32).collect();
     for kind in ["kerple_log", "rotary", "sinusoidal"] {
         let model = Decoder::new(&plan(&encoding(kind), TrainConfig::default()), &kerple_lm::device());
-        let whole = model.logits(TokenBatch { ids: &ids, batch, len }, &PASS);
+        let whole = model.logits(TokenBatch { ids: &ids, batch, len, documents: None }, &PASS);
         let last = whole.narrow(1, len - 1, 1).into_data().try_to_vec::<f32>().unwrap();
         let mut memory = model.kv_caches(batch);
-        let extended = model.extend(TokenBatch { ids: &ids, batch, len }, &mut memory, &PASS.over(len));
+        let extended =
+            model.extend(TokenBatch { ids: &ids, batch, len, documents: None }, &mut memory, &PASS.over(len));
         let extended = extended.into_data().try_to_vec::<f32>().unwrap();
         assert_eq!(memory[0].len(), len, "{kind}");
         let largest = last.iter().fold(0f32, |m, x| m.max(x.abs()));
@@ -229,7 +230,7 @@ fn draws_change_in_training_and_with_the_layer_and_not_in_evaluation() {
         let model = Decoder::new(&plan(encoding, TrainConfig::default()), &kerple_lm::device());
         let ids = [IDS, IDS, IDS].concat();
         let at = rows.start * IDS.len()..rows.end * IDS.len();
-        let tokens = TokenBatch { ids: &ids[at.clone()], batch: rows.len(), len: IDS.len() };
+        let tokens = TokenBatch { ids: &ids[at.clone()], batch: rows.len(), len: IDS.len(), documents: None };
         model.nll(tokens, &ids[at], &pass.at_row(rows.start)).into_data().try_to_vec::<f32>().unwrap()
     };
     let learned = serde_json::from_str(r#"{"kind":"learned","positions":40,"randomized":40}"#).unwrap();
@@ -279,7 +280,7 @@ fn scores_of_the_last_query_are_those_of_the_layers() {
         let plan = plan_with(&own, TrainConfig::default(), BlockConfig::default());
         let model = Decoder::new(&plan, &kerple_lm::device());
         let seen = |ids: &[u32]| {
-            let layers = model.last_scores(TokenBatch { ids, batch: 1, len: ids.len() }, &PASS);
+            let layers = model.last_scores(TokenBatch { ids, batch: 1, len: ids.len(), documents: None }, &PASS);
             layers.into_iter().map(|layer| layer.expect("softmax attention")).collect::<Vec<_>>()
         };
         let values = |tensor: &burn::tensor::Tensor<4>| tensor.clone().into_data().iter::<f64>().collect::<Vec<_>>();
@@ -324,7 +325,7 @@ fn embeddings_of_every_encoding_are_dropped_where_that_is_asked_for() {
     let trained = |kind: &str, embedding_dropout| {
         let block = BlockConfig { dropout: 0.4, embedding_dropout, ..BlockConfig::default() };
         let model = Decoder::new(&plan_with(&encoding(kind), TrainConfig::default(), block), &kerple_lm::device());
-        let tokens = TokenBatch { ids: &IDS, batch: 1, len: IDS.len() };
+        let tokens = TokenBatch { ids: &IDS, batch: 1, len: IDS.len(), documents: None };
         model.logits(tokens, &ForwardContext::training(1, 2)).into_data().try_to_vec::<f32>().unwrap()
     };
     for kind in ["none", "kerple_log"] {

@@ -279,6 +279,7 @@ fn request() -> EvalRequest {
         segment_len: Some(4096),
         seed: 3,
         per_position: true,
+        documents: None,
     }
 }
 

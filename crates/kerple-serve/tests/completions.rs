@@ -38,7 +38,7 @@ fn scoring_tells_every_token_of_the_prompt_and_one_more() {
                 .map(|key| told[key].as_array().unwrap().len());
             assert_eq!(lens, [prompt.len() + 1; 4], "{encoding}");
             assert!(told["token_logprobs"][0].is_null() && told["top_logprobs"][0].is_null());
-            let tokens = TokenBatch { ids: prompt, batch: 1, len: prompt.len() };
+            let tokens = TokenBatch { ids: prompt, batch: 1, len: prompt.len(), documents: None };
             let logits: Vec<f64> =
                 model.logits(tokens, &ForwardContext::evaluation(3)).into_data().iter::<f64>().collect();
             let vocab = logits.len() / prompt.len();

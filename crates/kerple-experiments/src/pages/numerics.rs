@@ -46,7 +46,7 @@ pub(super) fn keep_one(runs: &mut [&mut Run]) -> usize {
 fn keep_last(rows: &mut Vec<EvaluationRow>) {
     let identity = |row: &EvaluationRow| {
         let how = (row.protocol.clone(), row.split.clone(), row.text.clone(), row.nll_by_position.is_some());
-        (how, row.label.clone(), row.rope_scaling.clone(), row.window, row.eval_len, row.step)
+        (how, row.label.clone(), row.rope_scaling.clone(), (row.window, row.documents), row.eval_len, row.step)
     };
     let mut seen = BTreeSet::new();
     rows.reverse();

@@ -9,6 +9,7 @@ use kerple_lm::analysis::Analysis;
 use kerple_lm::config::{DataConfig, ModelConfig, RunConfig, SamplingConfig, TrainConfig};
 use kerple_lm::evaluate::{EvalRequest, Protocol, SegmentCount};
 use kerple_lm::{Error, Result};
+use kerple_run::DocumentMask;
 use serde::Deserialize;
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -122,6 +123,9 @@ pub struct EvaluationConfig {
     /// Whether the loss at every position is kept.
     #[serde(default)]
     pub positions: bool,
+    /// Whether documents attend to each other; as the runs were trained when absent.
+    #[serde(default)]
+    pub documents: Option<DocumentMask>,
     /// Keys a query may see.
     #[serde(default)]
     pub window: Option<usize>,
@@ -144,6 +148,7 @@ impl EvaluationConfig {
             segment_len: Some(self.span),
             seed: 0,
             per_position: self.positions,
+            documents: self.documents,
         }
     }
 }
@@ -196,6 +201,9 @@ pub struct TimingConfig {
     /// What differs from the usual runs: `key=value` of a run file.
     pub set: Vec<String>,
 }
+
+/// What trains a variant with separate documents.
+const SEPARATE: &str = "data.documents=separate";
 
 impl Experiment {
     /// Parses the text of an experiment file; `place` names it in errors.
@@ -259,6 +267,14 @@ impl Experiment {
         if is_change != claim.from.is_some() || (!is_change && claim.baseline.is_none()) {
             return Some("a change needs `from`, every other measure needs `baseline` with another arm".to_owned());
         }
+        let masks: Vec<DocumentMask> = claim.arms().map(|(arm, evaluation)| self.documents(arm, evaluation)).collect();
+        if let [one, other] = masks[..]
+            && one != other
+        {
+            return Some(format!(
+                "its arms are evaluated with {one} and with {other} documents, which score other tokens"
+            ));
+        }
         let about = self.corpora.iter().filter(|c| claim.corpora.is_empty() || claim.corpora.contains(&c.name));
         about.flat_map(|corpus| claim.arms().map(move |arm| (corpus, arm))).find_map(|(corpus, (arm, evaluation))| {
             let is_asked = |length: &u64| {
@@ -283,6 +299,14 @@ impl Experiment {
                 )
             })
         })
+    }
+
+    /// Whether documents attend to each other where an arm is evaluated.
+    fn documents(&self, arm: &Arm, evaluation: &str) -> DocumentMask {
+        let asked = self.evaluations.get(evaluation).and_then(|asked| asked.documents);
+        let set = || self.parts.iter().filter(|part| part.variant == arm.variant).flat_map(|part| &part.set);
+        let separate = || set().any(|set| set == SEPARATE);
+        asked.unwrap_or_else(|| if separate() { DocumentMask::Separate } else { DocumentMask::Joined })
     }
 
     /// Two parts that mean different things by one variant of a corpus.

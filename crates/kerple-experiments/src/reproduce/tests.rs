@@ -264,4 +264,11 @@ fn mistakes_in_an_experiment_are_named() {
         let error = Experiment::parse(&changed, "here.toml").unwrap_err().to_string();
         assert!(error.contains(part) && error.contains("here.toml: claim `"), "{from}: {error}");
     }
+    // rows that score other tokens are not compared
+    let text = experiment_file("documents", "small").unwrap();
+    let of_training = text.replacen("documents = \"separate\"\n", "", 1);
+    for changed in [text.replace("evaluation = \"window\" }", "evaluation = \"joined\" }"), of_training] {
+        let error = Experiment::parse(&changed, "here.toml").unwrap_err().to_string();
+        assert!(error.contains("documents, which score other tokens"), "{error}");
+    }
 }

@@ -67,7 +67,7 @@ fn forward(plan: &Plan, batches: &dyn BatchSource, runtime: &Runtime) -> Result<
     let batch = batches.batch(0, 0..plan.train.batch_size)?;
     let mut last = 0.0;
     for _ in 0..2 {
-        let tokens = TokenBatch { ids: &batch.tokens, batch: batch.rows, len: batch.len };
+        let tokens = TokenBatch { ids: &batch.tokens, batch: batch.rows, len: batch.len, documents: None };
         let clock = Instant::now();
         let logits = model.logits(tokens, &ForwardContext::evaluation(plan.seed));
         std::hint::black_box(logits.into_data());

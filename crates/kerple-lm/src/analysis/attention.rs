@@ -45,7 +45,7 @@ pub(super) fn measure(
             let ids = text.read(*start..start + length)?;
             // another draw of a stochastic code for every sequence: a single one is relative in the mean only
             let pass = ForwardContext::evaluation(super::seed_at(plan.seed, Purpose::Evaluation, [length, number]));
-            let maps = model.attention_weights(TokenBatch { ids: &ids, batch: 1, len: length }, &pass);
+            let maps = model.attention_weights(TokenBatch { ids: &ids, batch: 1, len: length, documents: None }, &pass);
             heads.resize(maps.len(), vec![HeadStatistics::default(); plan.model.n_heads]);
             for (layer, maps) in heads.iter_mut().zip(maps) {
                 let values: Vec<f64> = maps.into_data().iter::<f64>().collect();

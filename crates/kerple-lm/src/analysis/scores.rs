@@ -46,6 +46,7 @@ pub(super) fn segments(text: &dyn EvalText, lengths: &[usize], seed: u64) -> Res
         segment_len: lengths.iter().copied().max(),
         seed,
         per_position: false,
+        documents: None,
     };
     request.segments(1, text.len(), &[])
 }
@@ -63,8 +64,10 @@ pub(super) fn measure(
         model.check_len(length)?;
         for (segment, window) in segments.windows(length, text.len()).into_iter().enumerate() {
             let ids = text.read(window.start..window.start + length)?;
-            let seen =
-                model.last_scores(TokenBatch { ids: &ids, batch: 1, len: length }, &ForwardContext::evaluation(seed));
+            let seen = model.last_scores(
+                TokenBatch { ids: &ids, batch: 1, len: length, documents: None },
+                &ForwardContext::evaluation(seed),
+            );
             let layers = seen.into_iter().map(layer).collect();
             let scored = segments.scored(&text.checksum());
             let (length, segment, provenance) = (length as u64, segment as u64, Some(provenance.clone()));

@@ -3,7 +3,7 @@
 use super::EvalResult;
 use crate::plan::Plan;
 use kerple_core::encoding::Encoding;
-use kerple_run::{EvaluationRow, Numerics, Provenance, ScoredText, bits_per_byte};
+use kerple_run::{DocumentMask, EvaluationRow, Numerics, Provenance, ScoredText, bits_per_byte};
 
 /// What makes an evaluation the same as another of the same run: all that its numbers depend on.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -20,6 +20,8 @@ pub struct EvaluationKey {
     pub rope_scaling: Option<String>,
     /// The token before documents, where it is not the end-of-document token.
     pub start: Option<String>,
+    /// Whether tokens attend to other documents.
+    pub documents: DocumentMask,
     /// Tokens a sequence.
     pub length: u64,
     /// Updates of the checkpoint.
@@ -44,7 +46,7 @@ impl EvaluationKey {
     /// The key of a length of a text of a split, evaluated with an encoding.
     pub(super) fn new(
         (text, split): (ScoredText, &str),
-        (protocol, start): (String, Option<String>),
+        (protocol, start, documents): (String, Option<String>, DocumentMask),
         encoding: &Encoding,
         length: usize,
         step: u64,
@@ -56,6 +58,7 @@ impl EvaluationKey {
             window: encoding.window.map(|window| window as u64),
             rope_scaling: encoding.rope_scaling(),
             start,
+            documents,
             length: length as u64,
             step,
             numerics: None,
@@ -92,6 +95,7 @@ impl EvaluationKey {
             window: row.window,
             rope_scaling: row.rope_scaling.clone(),
             start: row.other_start().map(str::to_owned),
+            documents: row.documents,
             length: row.eval_len,
             step: row.step,
             numerics: row.numerics(),
@@ -106,8 +110,9 @@ impl EvaluationKey {
         found: EvalResult,
         (seconds, provenance): (f64, &Provenance),
     ) -> EvaluationRow {
-        let EvaluationKey { text, split, protocol, window, rope_scaling, start: _, length, step, numerics: _ } = self;
-        let EvalResult { nll, tokens, windows, bytes, nll_by_position, nll_by_segment, task, rolling } = found;
+        let EvaluationKey { text, split, protocol, window, rope_scaling, documents, length, step, .. } = self;
+        let EvalResult { nll, tokens, windows, bytes, nll_by_position, nll_by_own_context, .. } = found;
+        let EvalResult { nll_by_segment, task, rolling, .. } = found;
         EvaluationRow {
             label: if encoding == &plan.encoding { plan.label.clone() } else { encoding.label() },
             seed: plan.seed,
@@ -116,6 +121,7 @@ impl EvaluationKey {
             protocol,
             window,
             rope_scaling,
+            documents,
             split,
             step,
             n_windows: windows.unwrap_or(text.n_segments),
@@ -127,6 +133,7 @@ impl EvaluationKey {
             bits_per_byte: bytes.map(|bytes| bits_per_byte(nll * tokens as f64, bytes)),
             seconds,
             nll_by_position,
+            nll_by_own_context,
             nll_by_segment,
             task,
             rolling,

@@ -17,7 +17,7 @@
 
 use super::Protocol;
 use crate::error::{Error, Result};
-use kerple_run::ScoredText;
+use kerple_run::{DocumentMask, ScoredText};
 
 /// A stretch of text to run the model on: inputs `start..start + len`, each scored on the token after it, from
 /// `score_from` on.
@@ -66,6 +66,8 @@ pub struct EvalRequest {
     pub seed: u64,
     /// Whether the loss at every position is kept.
     pub per_position: bool,
+    /// Whether documents attend to each other; `None`: as the run was trained.
+    pub documents: Option<DocumentMask>,
 }
 
 /// The text of an evaluation, the same at every length.
@@ -240,7 +242,8 @@ mod tests {
     use std::collections::BTreeSet;
 
     fn request(protocol: Protocol, lengths: &[usize], n_segments: SegmentCount) -> EvalRequest {
-        EvalRequest { lengths: lengths.to_vec(), protocol, n_segments, segment_len: None, seed: 3, per_position: false }
+        let (lengths, documents) = (lengths.to_vec(), None);
+        EvalRequest { lengths, protocol, n_segments, segment_len: None, seed: 3, per_position: false, documents }
     }
 
     fn scored(windows: &[TextWindow]) -> Vec<usize> {

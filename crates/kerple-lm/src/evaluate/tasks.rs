@@ -11,7 +11,7 @@ use crate::tasks::TaskSource;
 use kerple_core::encoding::Encoding;
 use kerple_data::Split;
 use kerple_data::tasks::TaskInfo;
-use kerple_run::{ANSWERS, ScoredText, TaskScore};
+use kerple_run::{ANSWERS, DocumentMask, ScoredText, TaskScore};
 use serde::{Deserialize, Serialize};
 
 /// What is evaluated of a task.
@@ -105,7 +105,13 @@ impl EvalData for TaskEval<'_> {
         let TaskEvalRequest { examples, seed, split, .. } = self.request;
         let text =
             ScoredText { checksum: self.checksum.clone(), segment_len: length as u64, n_segments: examples, seed };
-        EvaluationKey::new((text, split.name()), (ANSWERS.to_owned(), None), encoding, length, step)
+        EvaluationKey::new(
+            (text, split.name()),
+            (ANSWERS.to_owned(), None, DocumentMask::Joined),
+            encoding,
+            length,
+            step,
+        )
     }
 
     fn check(&self, plan: &Plan, model: &dyn Model) -> Result<()> {

@@ -1,17 +1,19 @@
 //! Evaluation on a text: the losses of windows by a decoder.
 
+use super::documents::{self, OwnContextSums, TextDocuments};
 use super::{EvalData, EvalRequest, EvalResult, EvaluationKey, Protocol, ScoredSegments, TextWindow, rolling};
 use crate::architecture::Model;
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::memory_estimate::TOKENS_AT_ONCE;
 use crate::model::{Decoder, TokenBatch};
+use crate::objective::packed;
 use crate::plan::Plan;
 use crate::ranks::Ranks;
 use crate::run::SpecialTokens;
 use crate::sequences::EvalText;
 use kerple_burn::forward_context::ForwardContext;
 use kerple_core::encoding::Encoding;
-use kerple_run::{EvaluationRow, Rolled};
+use kerple_run::{DocumentMask, EvaluationRow, Rolled};
 use std::ops::Range;
 
 /// Losses of a set of windows.
@@ -23,6 +25,8 @@ pub struct WindowLosses {
     pub position_count: Vec<u64>,
     /// Mean loss of each window over its scored tokens.
     pub window_mean: Vec<f64>,
+    /// Losses by own context.
+    own_context: OwnContextSums,
 }
 
 impl WindowLosses {
@@ -37,13 +41,16 @@ impl WindowLosses {
     }
 
     /// Adds the model's results for one window: the loss at each of its positions.
-    fn add(&mut self, window: &TextWindow, nll: &[f64]) {
-        for (position, loss) in nll.iter().enumerate().skip(window.score_from) {
+    fn add(&mut self, window: &TextWindow, nll: &[f64], documents: &TextDocuments) {
+        let (mut sum, mut count) = (0.0, 0);
+        for (position, own) in documents.targets(window) {
+            let loss = nll[position];
             self.position_sum[position] += loss;
             self.position_count[position] += 1;
+            self.own_context.add(own, loss);
+            (sum, count) = (sum + loss, count + 1);
         }
-        let scored = &nll[window.score_from..];
-        self.window_mean.push(scored.iter().sum::<f64>() / scored.len() as f64);
+        self.window_mean.push(sum / f64::from(count));
     }
 }
 
@@ -56,13 +63,16 @@ impl WindowLosses {
 pub fn losses(
     model: &Decoder,
     text: &dyn EvalText,
-    windows: &[TextWindow],
+    (windows, documents): (&[TextWindow], &TextDocuments),
     (pass, ranks): (ForwardContext, &Ranks),
     tell: &mut dyn FnMut(usize) -> bool,
 ) -> Result<Option<WindowLosses>> {
     let longest = windows.iter().map(|window| window.len).max().unwrap_or(0);
     let (position_sum, position_count) = (vec![0.0; longest], vec![0; longest]);
-    let mut losses = WindowLosses { position_sum, position_count, window_mean: Vec::with_capacity(windows.len()) };
+    let (window_mean, own_context) = (Vec::with_capacity(windows.len()), OwnContextSums::default());
+    let mut losses = WindowLosses { position_sum, position_count, window_mean, own_context };
+    // draws for all positions are those of the longest document, however windows are grouped
+    let pass = if documents.mask().is_joined() { pass } else { pass.over(documents.longest(windows)) };
     let (mut groups, mut row) = (Vec::new(), 0);
     for equal in windows.chunk_by(|a, b| a.len == b.len) {
         for group in equal.chunks((TOKENS_AT_ONCE / equal[0].len).max(1)) {
@@ -71,10 +81,13 @@ pub fn losses(
         }
     }
     for round in groups.chunks(ranks.world_size()) {
-        let own = round.get(ranks.rank()).map(|(row, group)| nll(model, text, group, &pass.at_row(*row)));
+        let own = round.get(ranks.rank()).map(|(row, group)| nll(model, text, (group, documents), &pass.at_row(*row)));
         let found = ranks.share_values(own.transpose().map(Option::unwrap_or_default))?;
         for ((_, group), nll) in round.iter().zip(found) {
-            group.iter().zip(nll.chunks_exact(group[0].len)).for_each(|(window, row)| losses.add(window, row));
+            group
+                .iter()
+                .zip(nll.chunks_exact(group[0].len))
+                .for_each(|(window, row)| losses.add(window, row, documents));
         }
         let done = losses.window_mean.len();
         // what is done to the end is kept
@@ -87,7 +100,12 @@ pub fn losses(
 }
 
 /// Losses of all positions of windows of one length, window by window.
-fn nll(model: &Decoder, text: &dyn EvalText, group: &[TextWindow], pass: &ForwardContext) -> Result<Vec<f64>> {
+fn nll(
+    model: &Decoder,
+    text: &dyn EvalText,
+    (group, documents): (&[TextWindow], &TextDocuments),
+    pass: &ForwardContext,
+) -> Result<Vec<f64>> {
     let len = group[0].len;
     let (mut ids, mut targets) = (Vec::new(), Vec::new());
     for window in group {
@@ -97,7 +115,10 @@ fn nll(model: &Decoder, text: &dyn EvalText, group: &[TextWindow], pass: &Forwar
         ids.extend(&tokens[..len]);
         targets.extend(&tokens[1..]);
     }
-    Ok(model.token_losses(TokenBatch { ids: &ids, batch: group.len(), len }, &targets, pass))
+    let starts = |window: &TextWindow| documents.starts_in(window);
+    let packed = (!documents.mask().is_joined()).then(|| packed(&group.iter().map(starts).collect::<Vec<_>>(), len));
+    let tokens = TokenBatch { ids: &ids, batch: group.len(), len, documents: packed.as_ref() };
+    Ok(model.token_losses(tokens, &targets, pass))
 }
 
 /// Lengths and numbers of segments of the rows over this text, for [`EvalRequest::segments`].
@@ -117,6 +138,7 @@ pub struct TextEval<T> {
     request: EvalRequest,
     segments: ScoredSegments,
     special: SpecialTokens,
+    documents: TextDocuments,
 }
 
 impl<T: EvalText> TextEval<T> {
@@ -138,7 +160,12 @@ impl<T: EvalText> TextEval<T> {
             Protocol::Rolling(_) => rolling::segments(&request, &text)?,
             _ => request.segments(plan.train_len, text.len(), &earlier)?,
         };
-        Ok(TextEval { checksum: text.checksum(), text, request, segments, special: special.clone() })
+        let mask = documents::resolve(request.documents, request.protocol, plan.data.documents)?;
+        if !mask.is_joined() {
+            plan.check_separate_documents()?;
+        }
+        let documents = TextDocuments::of(&text, mask);
+        Ok(TextEval { checksum: text.checksum(), text, request, segments, special: special.clone(), documents })
     }
 
     /// The token before each document, as rows record it, where the protocol takes documents.
@@ -148,11 +175,24 @@ impl<T: EvalText> TextEval<T> {
     }
 
     /// The documents that are scored, where the protocol takes those.
-    fn documents(&self) -> Result<Vec<Range<usize>>> {
+    fn whole_documents(&self) -> Result<Vec<Range<usize>>> {
         match self.request.protocol {
             Protocol::Rolling(_) => rolling::documents(&self.text, self.segments.n_segments()),
             _ => Ok(Vec::new()),
         }
+    }
+}
+
+impl<T: EvalText> TextEval<T> {
+    /// Bytes of text that the scored targets of a window stand for, where that is known.
+    fn scored_bytes(&self, window: &TextWindow) -> Option<u64> {
+        let targets = window.start + window.score_from + 1..window.start + window.len + 1;
+        if self.documents.mask().is_joined() {
+            return self.text.bytes(targets);
+        }
+        let positions: Vec<usize> = self.documents.targets(window).map(|(position, _)| position).collect();
+        let runs = positions.chunk_by(|a, b| a + 1 == *b);
+        runs.map(|run| self.text.bytes(window.start + run[0] + 1..window.start + run[run.len() - 1] + 2)).sum()
     }
 }
 
@@ -166,6 +206,10 @@ impl<T: EvalText> EvalData for TextEval<T> {
         &self.request.lengths
     }
 
+    fn documents(&self) -> DocumentMask {
+        self.documents.mask()
+    }
+
     fn positions(&self) -> bool {
         self.request.per_position
     }
@@ -173,11 +217,16 @@ impl<T: EvalText> EvalData for TextEval<T> {
     fn key(&self, encoding: &Encoding, length: usize, step: u64) -> EvaluationKey {
         let (text, protocol) = (self.segments.scored(&self.checksum), self.request.protocol.to_string());
         let start = self.start().filter(|start| start != kerple_run::END_OF_DOCUMENT);
-        EvaluationKey::new((text, self.text.split()), (protocol, start), encoding, length, step)
+        let how = (protocol, start, self.documents.mask());
+        EvaluationKey::new((text, self.text.split()), how, encoding, length, step)
     }
 
     fn check(&self, _plan: &Plan, model: &dyn Model) -> Result<()> {
-        self.request.lengths.iter().try_for_each(|length| decoder(model).check_len(*length))
+        let longest = |length: usize| match self.documents.mask() {
+            DocumentMask::Joined => length,
+            DocumentMask::Separate => self.documents.longest(&self.segments.windows(length, self.text.len())),
+        };
+        self.request.lengths.iter().try_for_each(|length| decoder(model).check_len(longest(*length)))
     }
 
     fn tokens(&self, _plan: &Plan, length: usize) -> usize {
@@ -191,21 +240,24 @@ impl<T: EvalText> EvalData for TextEval<T> {
         length: usize,
         tell: &mut dyn FnMut(usize, usize) -> bool,
     ) -> Result<Option<EvalResult>> {
-        let documents = self.documents()?;
+        let documents = self.whole_documents()?;
         let windows = match self.text.tokenizer() {
             Some(known) if !documents.is_empty() => rolling::windows(&documents, length, self.special.start(known)),
             _ => self.segments.windows(length, self.text.len()),
         };
         let pass = ForwardContext::evaluation(plan.seed);
         let mut tell = |done| tell(done, windows.len());
-        let losses = losses(decoder(model), &self.text, &windows, (pass, ranks), &mut tell)?;
+        let of_windows = (&windows[..], &self.documents);
+        let losses = losses(decoder(model), &self.text, of_windows, (pass, ranks), &mut tell)?;
         let Some(losses) = losses else { return Ok(None) };
-        let scored =
-            |window: &TextWindow| self.text.bytes(window.start + window.score_from + 1..window.start + window.len + 1);
+        if losses.tokens() == 0 {
+            let message = format!("no token is scored at a length of {length}: each of them begins a document");
+            return Err(Error::refused(message, "evaluate with --documents joined, or more --n-segments"));
+        }
         let mean = |(sum, count): (&f64, &u64)| sum / *count as f64;
         let (nll, tokens) = (losses.mean(), losses.tokens());
         let (bytes, rolling) = if documents.is_empty() {
-            (windows.iter().map(scored).sum(), None)
+            (windows.iter().map(|window| self.scored_bytes(window)).sum(), None)
         } else {
             let (bytes, rolled) = rolling::rolled(&self.text, &documents, nll * tokens as f64)?;
             (Some(bytes), Some(Rolled { start: self.start(), ..rolled }))
@@ -217,6 +269,7 @@ impl<T: EvalText> EvalData for TextEval<T> {
             bytes,
             nll_by_position: (self.request.per_position)
                 .then(|| losses.position_sum.iter().zip(&losses.position_count).map(mean).collect()),
+            nll_by_own_context: self.documents.are_several().then(|| losses.own_context.means()),
             nll_by_segment: Some(losses.window_mean),
             task: None,
             rolling,
@@ -237,6 +290,8 @@ impl<T: EvalText> EvalData for TextEval<T> {
                 segments.segment_len()
             ),
         };
-        vec![format!("{protocol}: {}", protocol.meaning()), text]
+        let separate = "documents: separate; tokens attend to their own document, whose first token is not scored";
+        let documents = (!self.documents.mask().is_joined()).then(|| separate.to_owned());
+        [format!("{protocol}: {}", protocol.meaning()), text].into_iter().chain(documents).collect()
     }
 }

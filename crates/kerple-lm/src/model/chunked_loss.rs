@@ -72,7 +72,7 @@ impl ChunkedLoss<'_> {
             let mut caches = states.last().expect("the first is present").clone();
             for from in (start - part..start).step_by(self.each) {
                 let ids = columns(self.tokens.ids, self.tokens.len, from..from + self.each);
-                let tokens = TokenBatch { ids: &ids, batch: self.tokens.batch, len: self.each };
+                let tokens = TokenBatch { ids: &ids, batch: self.tokens.batch, len: self.each, documents: None };
                 self.plain.extend_caches(tokens, &mut caches, &self.pass);
             }
             caches.iter_mut().for_each(KvCache::drop_noise);
@@ -85,10 +85,10 @@ impl ChunkedLoss<'_> {
 
     /// The loss of one chunk.
     fn loss(&self, range: Range<usize>, caches: &[KvCache]) -> Tensor<1> {
-        let ChunkedLoss { model, tokens: TokenBatch { ids, batch, len }, targets, .. } = *self;
+        let ChunkedLoss { model, tokens: TokenBatch { ids, batch, len, .. }, targets, .. } = *self;
         let [ids, own] = [ids, targets.ids].map(|all| columns(all, len, range.clone()));
         let scored = targets.scored.map(|scored| columns(scored, len, range.clone()));
-        let tokens = TokenBatch { ids: &ids, batch, len: range.len() };
+        let tokens = TokenBatch { ids: &ids, batch, len: range.len(), documents: None };
         let (mut x, positions) = model.embedded(tokens, range.start, &self.pass, &mut []);
         let layers = model.trunk.blocks.iter().zip(positions).zip(caches.iter().zip(&self.behind));
         for ((block, positions), (cache, behind)) in layers {

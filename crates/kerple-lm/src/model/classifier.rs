@@ -67,7 +67,11 @@ impl Classifier {
             Pooling::Cls => self.first_row(tokens, lengths, pass),
             Pooling::TwoTower => {
                 let TwoTowerInput { ids, lengths, len } = TwoTowerInput::of(tokens, lengths);
-                let rows = self.first_row(TokenBatch { ids: &ids, batch: 2 * batch, len }, Some(&lengths), pass);
+                let rows = self.first_row(
+                    TokenBatch { ids: &ids, batch: 2 * batch, len, documents: None },
+                    Some(&lengths),
+                    pass,
+                );
                 let width = rows.dims()[2];
                 // a pair is two rows after each other
                 rows.reshape([1, batch, 2 * width])
@@ -120,7 +124,7 @@ struct TwoTowerInput {
 impl TwoTowerInput {
     /// Of pairs with a separator between the texts; what has none is a text and an empty one.
     fn of(tokens: TokenBatch, lengths: Option<&[usize]>) -> TwoTowerInput {
-        let TokenBatch { ids, batch, len } = tokens;
+        let TokenBatch { ids, batch, len, .. } = tokens;
         let mut texts: Vec<&[u32]> = Vec::with_capacity(2 * batch);
         for (at, row) in ids.chunks_exact(len.max(1)).enumerate() {
             let row = &row[..lengths.map_or(len, |lengths| lengths[at])];
@@ -146,10 +150,10 @@ mod tests {
     #[test]
     fn pairs_are_taken_apart() {
         let ids = [5, 6, PAIR_SEPARATOR, 7, 0, 0, 8, PAIR_SEPARATOR, 9, 10, 11, 12];
-        let halves = TwoTowerInput::of(TokenBatch { ids: &ids, batch: 2, len: 6 }, Some(&[4, 6]));
+        let halves = TwoTowerInput::of(TokenBatch { ids: &ids, batch: 2, len: 6, documents: None }, Some(&[4, 6]));
         let expected = [[5, 6, 0, 0], [7, 0, 0, 0], [8, 0, 0, 0], [9, 10, 11, 12]];
         assert_eq!(halves, TwoTowerInput { ids: expected.concat(), lengths: vec![2, 1, 1, 4], len: 4 });
-        let alone = TwoTowerInput::of(TokenBatch { ids: &[5, 6], batch: 1, len: 2 }, None);
+        let alone = TwoTowerInput::of(TokenBatch { ids: &[5, 6], batch: 1, len: 2, documents: None }, None);
         assert_eq!((alone.lengths, alone.len), (vec![2, 0], 2));
     }
 }

@@ -55,7 +55,11 @@ impl Decoder {
         let Sequence { ids: all, caches, pass } = sequence;
         all.extend(ids);
         *pass = pass.over(all.len());
-        numbers(self.extend(TokenBatch { ids: &all[new..], batch: 1, len: all.len() - new }, caches, pass))
+        numbers(self.extend(
+            TokenBatch { ids: &all[new..], batch: 1, len: all.len() - new, documents: None },
+            caches,
+            pass,
+        ))
     }
 
     /// Whether earlier tokens keep their positions when so many are added.
@@ -79,7 +83,7 @@ impl Decoder {
             let Sequence { ids, caches, pass } = &mut **one;
             ids.push(*id);
             *pass = pass.over(ids.len());
-            self.embedded(TokenBatch { ids: &[*id], batch: 1, len: 1 }, before, pass, caches)
+            self.embedded(TokenBatch { ids: &[*id], batch: 1, len: 1, documents: None }, before, pass, caches)
         };
         let (rows, positions): (Vec<Tensor<3>>, Vec<Vec<AttentionContext>>) =
             ids.iter().zip(sequence.iter_mut()).map(begin).unzip();
@@ -115,7 +119,7 @@ impl Decoder {
         let len = ids.len();
         let pass = sequence.pass.over(len);
         if !self.trunk.blocks.iter().all(|block| block.attention.is_linear()) {
-            let x = self.hidden(TokenBatch { ids, batch: 1, len }, &pass);
+            let x = self.hidden(TokenBatch { ids, batch: 1, len, documents: None }, &pass);
             let found = self.predicted(x.clone(), ids, 0..len, count);
             let last = numbers(loss::logits(x.narrow(1, len - 1, 1), self.output()));
             if keep {
@@ -127,7 +131,7 @@ impl Decoder {
         let (mut all, mut last) = (TopK::default(), Vec::new());
         for from in (0..len).step_by(MOST_PREFILLED) {
             let piece = from..len.min(from + MOST_PREFILLED);
-            let tokens = TokenBatch { ids: &ids[piece.clone()], batch: 1, len: piece.len() };
+            let tokens = TokenBatch { ids: &ids[piece.clone()], batch: 1, len: piece.len(), documents: None };
             let x = self.extend_caches(tokens, &mut sequence.caches, &sequence.pass);
             if piece.end == len {
                 last = numbers(loss::logits(x.clone().narrow(1, piece.len() - 1, 1), self.output()));

@@ -76,7 +76,7 @@ impl Encoder {
         let lengths: Option<Arc<[usize]>> = lengths.map(|all| all.iter().map(|length| length + more).collect());
         let x = self.trunk.embed(first, tokens, 0, pass);
         let adapt = |positions: AttentionContext| positions.bidirectional().with_lengths(lengths.clone());
-        let x = self.trunk.each_layer(x, pass, adapt, |_, _, _| {});
+        let x = self.trunk.each_layer(x, None, pass, adapt, |_, _, _| {});
         self.trunk.norm.forward(x, self.trunk.engine)
     }
 }

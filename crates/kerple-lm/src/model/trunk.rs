@@ -15,7 +15,9 @@ use kerple_burn::ops::embedding::embed;
 use kerple_burn::parameters::{ParamGroupOverrides, ParamGroups};
 use kerple_burn::plan::EmbeddingDropout;
 use kerple_burn::positional_encoding::{LayerEncoding, PositionalEncoding};
+use kerple_core::attention::PackedDocuments;
 use rand::Rng;
+use std::sync::Arc;
 
 /// Embeddings, layers and the final norm. Its parameters are named like the model's own.
 #[derive(Module, Debug)]
@@ -125,7 +127,7 @@ impl Trunk {
         start: usize,
         pass: &ForwardContext,
     ) -> Tensor<3> {
-        let TokenBatch { ids, batch, len } = tokens;
+        let TokenBatch { ids, batch, len, documents } = tokens;
         let table = self.embedding.val();
         let device = table.device();
         let mut x = embed(table, ids, [batch, len], self.engine);
@@ -144,7 +146,12 @@ impl Trunk {
         if dropped == EmbeddingDropout::Before {
             x = drop(x);
         }
-        match self.encoding.absolute(start, x.dims()[1], (&device, x.dtype()), pass) {
+        let options = (&device, x.dtype());
+        let rows = match documents {
+            Some(documents) => self.encoding.absolute_of_documents(documents, options, pass),
+            None => self.encoding.absolute(start, x.dims()[1], options, pass),
+        };
+        match rows {
             Some(rows) if dropped == EmbeddingDropout::Before => x + rows,
             Some(rows) => drop(x + rows),
             None if dropped == EmbeddingDropout::After => drop(x),
@@ -153,18 +160,20 @@ impl Trunk {
     }
 
     /// The rows `x` of embeddings after the last layer, `[B, L, M]`, before the norm; `adapt` says how these layers see, and
-    /// `look` is shown every layer with what goes into it.
+    /// `look` is shown every layer with what goes into it. Sequences may consist of documents.
     pub(super) fn each_layer(
         &self,
         x: Tensor<3>,
+        documents: Option<&Arc<PackedDocuments>>,
         pass: &ForwardContext,
         adapt: impl Fn(AttentionContext) -> AttentionContext,
         mut look: impl FnMut(&TransformerBlock, &Tensor<3>, &AttentionContext),
     ) -> Tensor<3> {
-        let (len, device, dtype) = (x.dims()[1], x.device(), x.dtype());
+        let (device, dtype) = (x.device(), x.dtype());
+        let len = documents.map_or(x.dims()[1], |documents| documents.longest_len().max(1));
         let now = self.encoding.snapshot();
         let positions = |layer| now.attention_context(layer, [len, len], (&device, dtype), self.engine, pass);
-        let positions = self.encoding.every_layer(|layer| adapt(positions(layer)));
+        let positions = self.encoding.every_layer(|layer| adapt(positions(layer)).with_documents(documents));
         let layers = self.blocks.iter().zip(positions);
         layers.fold(x, |x, (block, positions)| {
             look(block, &x, &positions);

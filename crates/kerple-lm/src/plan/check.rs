@@ -318,6 +318,38 @@ pub(super) fn check_chunk_len(task: Option<&TaskConfig>, piece: Option<usize>, m
     Err(Error::Config { place: "train.chunk_len".to_owned(), message, hint: hint.to_owned() })
 }
 
+/// Refuses what cannot restart in every document of a sequence.
+pub(super) fn check_documents(
+    task: Option<&TaskConfig>,
+    chunk_len: Option<usize>,
+    encoding: &Encoding,
+    model: &ModelPlan,
+) -> Result<()> {
+    let others = model.other_encodings();
+    let mut encodings = others.iter().map(|(_, other)| other).chain([encoding]);
+    let randomized = encodings.find(|encoding| encoding.randomized.is_some());
+    let is_linear = model.every_layer(encoding).any(|layer| layer.attention.linear().is_some());
+    let (message, hint) = if task.is_some() {
+        ("sequences of tasks do not consist of documents".to_owned(), "remove it; it is for texts")
+    } else if let Some(encoding) = randomized {
+        let message = format!(
+            "{} has `randomized`, which draws positions for whole sequences and not for each document",
+            encoding.label()
+        );
+        (message, "set data.documents = \"joined\", or remove randomized")
+    } else if chunk_len.is_some() {
+        let message = "train.chunk_len processes sequences in chunks, which may not consist of documents".to_owned();
+        (message, "remove train.chunk_len, or set data.documents = \"joined\"")
+    } else if is_linear {
+        let message = "linear attention keeps one state for a whole sequence".to_owned();
+        (message, "use softmax attention, or set data.documents = \"joined\"")
+    } else {
+        return Ok(());
+    };
+    let message = format!("\"separate\" is not supported: {message}");
+    Err(Error::Config { place: "data.documents".to_owned(), message, hint: hint.to_owned() })
+}
+
 fn refused(ConfigError { key, message, hint }: ConfigError) -> Error {
     Error::Config { place: format!("encoding.{key}"), message, hint }
 }

@@ -173,6 +173,7 @@ fn positions(plan: &Plan) -> FlatPlan {
     let BlockConfig { dropout, hidden_dropout, embedding_dropout, .. } = &plan.model.block;
     let mut all = values("encoding", &plan.encoding);
     all.extend(values("train.train_len", &plan.train_len));
+    all.extend(values("data.documents", &plan.data.documents));
     all.extend(values("model.block.dropout", dropout));
     all.extend(values("model.block.hidden_dropout", hidden_dropout));
     all.extend(values("model.block.embedding_dropout", embedding_dropout));

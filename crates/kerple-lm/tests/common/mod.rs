@@ -125,7 +125,7 @@ pub fn encoding(kind: &str) -> Encoding {
 
 /// Logits of one sequence.
 pub fn logits(model: &Decoder, ids: &[u32]) -> Vec<f32> {
-    let tokens = TokenBatch { ids, batch: 1, len: ids.len() };
+    let tokens = TokenBatch { ids, batch: 1, len: ids.len(), documents: None };
     model.logits(tokens, &PASS).into_data().try_to_vec::<f32>().unwrap()
 }
 
@@ -142,7 +142,11 @@ pub fn assert_decoding(model: &Decoder, what: &str) {
     let mut parts = Vec::new();
     for (start, end) in [(0, 5)].into_iter().chain((5..12).map(|at| (at, at + 1))) {
         let ids = &IDS[start..end];
-        let last = model.extend(TokenBatch { ids, batch: 1, len: ids.len() }, &mut memory, &PASS.over(IDS.len()));
+        let last = model.extend(
+            TokenBatch { ids, batch: 1, len: ids.len(), documents: None },
+            &mut memory,
+            &PASS.over(IDS.len()),
+        );
         assert_eq!(last.dims(), [1, width], "{what}");
         parts.extend(last.into_data().try_to_vec::<f32>().unwrap());
     }

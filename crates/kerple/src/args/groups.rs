@@ -10,6 +10,7 @@ use kerple_core::precision::Precision;
 use kerple_lm::evaluate::{self, EvalRequest, Protocol, SegmentCount};
 use kerple_lm::runtime::Runtime;
 use kerple_lm::sweep::Shard;
+use kerple_run::DocumentMask;
 use std::path::PathBuf;
 
 /// A run file and what differs from it.
@@ -43,6 +44,10 @@ pub struct EvaluationOptions {
     /// earlier evaluations of the run, or 32 training lengths.
     #[arg(long, value_parser = count)]
     pub segment_len: Option<usize>,
+    /// joined, or separate: documents do not attend to each other, and their first tokens are not
+    /// scored. By default as the run was trained; not for rolling, which has one document per window.
+    #[arg(long)]
+    pub documents: Option<DocumentMask>,
     /// Record the loss at every position.
     #[arg(long)]
     pub per_position: bool,
@@ -69,6 +74,7 @@ impl EvaluationOptions {
             segment_len: self.segment_len,
             seed,
             per_position: self.per_position,
+            documents: self.documents,
         })
     }
 }

@@ -130,6 +130,7 @@ fn comparison(out: &Path, data: &Path) -> Comparison {
             segment_len: LENGTHS.last().copied(),
             seed: 0,
             per_position: true,
+            documents: None,
         },
         rope_scalings: Vec::new(),
         out: out.to_owned(),

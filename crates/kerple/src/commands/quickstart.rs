@@ -104,6 +104,7 @@ fn comparison(out: &Path, data: &Path, runtime: Runtime) -> Comparison {
             segment_len: None,
             seed: 0,
             per_position: true,
+            documents: None,
         },
         rope_scalings: Vec::new(),
         out: out.to_owned(),
