@@ -8,7 +8,6 @@ use kerple_burn::forward_context::ForwardContext;
 use kerple_burn::parameters;
 use kerple_core::attention::PackedDocuments;
 use kerple_data::{PrepareOptions, Sources, prepare};
-use kerple_lm::architecture::Model;
 use kerple_lm::checkpoint;
 use kerple_lm::config::RunConfig;
 use kerple_lm::corpus::{DataSource, Split};
