@@ -11,7 +11,7 @@ mod query_key_pairs;
 mod rope;
 
 pub use bias::AttentionBias;
-pub use kerple_core::forms::Mask;
+pub use kerple_core::forms::{LogLengthFactor, Mask};
 pub use linear::{DecayTensors, ExponentialTensors, LinearContext, StochasticCode};
 pub use mask::AttentionMask;
 pub(crate) use query_key_pairs::QueryKeyPairs;
@@ -33,6 +33,8 @@ pub struct AttentionContext {
     pub bias: AttentionBias,
     /// Forget gates, from the layer's normed rows.
     pub gates: Option<GateProjection>,
+    /// A relative bias, from the layer's normed rows.
+    pub relative: Option<RelativeProjection>,
     /// What linear attention takes in place of a bias.
     pub linear: LinearContext,
 }
@@ -73,14 +75,24 @@ impl AttentionContext {
         AttentionContext { linear: LinearContext { chunk, ..self.linear }, ..self }
     }
 
-    /// What softmax attention takes of it, with the gates of all keys, `[B, H, K]`.
+    /// What softmax attention takes of it, with what a layer computed from its rows.
     ///
     /// # Panics
-    /// When there are gates in one of the two only.
-    pub fn scores(&self, gates: Option<Tensor<3>>) -> ScoreContext {
+    /// When there are gates or a relative bias in one of the two only.
+    pub fn scores(&self, FromRows { gates, relative }: FromRows) -> ScoreContext {
         assert_eq!(self.gates.is_some(), gates.is_some(), "a layer computes gates from its rows before its attention");
-        ScoreContext { mask: self.mask.clone(), bias: self.bias.clone(), gates, relative: None }
+        assert_eq!(self.relative.is_some(), relative.is_some(), "a layer computes its relative bias likewise");
+        ScoreContext { mask: self.mask.clone(), bias: self.bias.clone(), gates, relative }
     }
+}
+
+/// What a layer computes from its normed rows for its attention.
+#[derive(Clone, Debug, Default)]
+pub struct FromRows {
+    /// Gates of all keys, `[B, H, K]`.
+    pub gates: Option<Tensor<3>>,
+    /// The relative bias of the queries.
+    pub relative: Option<RelativeTensors>,
 }
 
 /// What positions change in softmax attention.
@@ -114,4 +126,15 @@ pub struct GateProjection {
     pub weight: Option<Tensor<2>>,
     /// b, `[H]`.
     pub bias: Tensor<1>,
+}
+
+/// A relative bias whose rows a layer computes from its normed rows `x`, `[B, L, M]`: `x W`.
+#[derive(Clone, Debug)]
+pub struct RelativeProjection {
+    /// W, `[M, H R]`.
+    pub weight: Tensor<2>,
+    /// `[R, E]`
+    pub profiles: Tensor<2>,
+    /// Multiplies queries and rows.
+    pub log_scale: Option<LogLengthFactor>,
 }

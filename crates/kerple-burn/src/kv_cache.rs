@@ -13,7 +13,7 @@ pub use host::{HostKv, INITIAL_CAPACITY};
 pub use recurrent::{MIN_NOISE_BLOCK, RecurrentKv};
 pub use tensor::TensorKv;
 
-use crate::attention_context::AttentionContext;
+use crate::attention_context::{AttentionContext, FromRows};
 use crate::chunk::{Chunk, ChunkCarry};
 use crate::heads::Heads;
 use crate::implementation::{DeviceKind, Impl};
@@ -94,7 +94,7 @@ impl KvCache {
     }
 
     /// Causal self-attention of new positions, from a packed projection `[B, L, (H + 2 G) D]`, over all that is then cached;
-    /// returns `[B, L, H D]`. Gates are those of the new positions, `[B, H, L]`.
+    /// returns `[B, L, H D]`. Gates, `[B, H, L]`, and the rows of a relative bias are those of the new positions.
     ///
     /// With [`KvCache::Host`] keys and values are read in place: nothing of the size of the cache is copied.
     ///
@@ -106,12 +106,12 @@ impl KvCache {
         heads: Heads,
         scoring: &Scoring,
         context: &AttentionContext,
-        gates: Option<Tensor<3>>,
+        from_rows: FromRows,
     ) -> Tensor<3> {
         match self {
-            KvCache::Host(rows) => rows.attend(qkv, heads, scoring, context, gates),
-            KvCache::Recurrent(recurrent) => recurrent.attend(qkv, heads, context, gates),
-            KvCache::Tensors(tensors) => tensors.attend(qkv, heads, scoring, context, gates),
+            KvCache::Host(rows) => rows.attend(qkv, heads, scoring, context, from_rows),
+            KvCache::Recurrent(recurrent) => recurrent.attend(qkv, heads, context, from_rows.gates),
+            KvCache::Tensors(tensors) => tensors.attend(qkv, heads, scoring, context, from_rows),
         }
     }
 }

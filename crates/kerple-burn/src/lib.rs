@@ -20,7 +20,7 @@
 //! let [q, k, v] = [(); 3].map(|()| Tensor::<4>::random([1, 2, 32, 8], Distribution::Default, &device));
 //! let pass = ForwardContext::evaluation(0);
 //! let context = encoding.attention_context(0, [32, 32], (&device, DType::F32), Impl::Kernel, &pass);
-//! let out = attention(q, k, v, default_scale(8), &context.scores(None), Impl::Kernel);
+//! let out = attention(q, k, v, default_scale(8), &context.scores(Default::default()), Impl::Kernel);
 //! assert_eq!(out.dims(), [1, 2, 32, 8]);
 //! ```
 //!

@@ -23,6 +23,7 @@ pub mod loss;
 pub mod matmul;
 pub mod norm;
 pub mod qk_scaling;
+pub(crate) mod relative;
 mod residual;
 mod score_mods;
 

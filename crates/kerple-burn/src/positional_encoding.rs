@@ -7,7 +7,7 @@ pub use snapshot::EncodingSnapshot;
 
 use crate::attention_context::{
     AttentionBias, AttentionContext, AttentionMask, DecayTensors, ExponentialTensors, GateProjection, LinearContext,
-    Mask, RotaryTables, StochasticCode,
+    Mask, RelativeProjection, RotaryTables, StochasticCode,
 };
 use crate::forward_context::{ForwardContext, POSITIONS};
 use crate::implementation::{DeviceKind, Impl};
@@ -354,6 +354,9 @@ impl PositionalEncoding {
                 AttentionContext { rope: Some(rotation(&rotary, &places, options, engine)), bias, ..causal }
             }
             Injection::Gates => AttentionContext { gates: Some(self.gate_projection(layer, options.1)), ..causal },
+            Injection::RelativeBias => {
+                AttentionContext { relative: Some(self.relative_projection(layer, options.1)), ..causal }
+            }
             Injection::Code => {
                 let plan = self.encoding.code(&self.geometry).expect("this encoding is a code");
                 let code = Some(Arc::new(StochasticCode { plan, values: self.stored(layer) }));
@@ -401,6 +404,18 @@ impl PositionalEncoding {
         let mut next = || stored.next().expect("gates that depend on the input have a weight and a bias");
         let weight = gates.by_row.then(|| next().reshape([d_model, heads]));
         GateProjection { weight, bias: next() }
+    }
+
+    /// What a layer computes its relative bias with.
+    fn relative_projection(&self, layer: usize, dtype: DType) -> RelativeProjection {
+        let profiles = self.encoding.row_profiles(&self.geometry).expect("this encoding has a relative bias");
+        let Geometry { heads, d_model, .. } = *self.geometry;
+        let [weight, of_distance] = <[Tensor<1>; 2]>::try_from(self.stored(layer)).expect("a weight and profiles");
+        RelativeProjection {
+            weight: cast(weight, dtype).reshape([d_model, heads * profiles.rank]),
+            profiles: cast(of_distance, dtype).reshape([profiles.rank, profiles.reach]),
+            log_scale: profiles.log_scale,
+        }
     }
 
     /// The decay of a layer with these parameters, as tensors and as numbers.

@@ -4,7 +4,7 @@
 //! A software renderer stands in, unless `KERPLE_TEST_DEVICE` names a device as `--device` does.
 
 use burn::tensor::{DType, Device, Tensor, TensorData};
-use kerple_burn::attention_context::ScoreContext;
+use kerple_burn::attention_context::{FromRows, ScoreContext};
 use kerple_burn::device::DeviceName;
 use kerple_burn::forward_context::ForwardContext;
 use kerple_burn::implementation::Impl;
@@ -110,7 +110,7 @@ fn run(
         Sees::Before | Sees::PaddedBefore => context,
         Sees::All | Sees::Padded => context.bidirectional(),
     };
-    let context = ScoreContext { gates: case.gates.then(|| gates.clone()), ..context.scores(None) };
+    let context = ScoreContext { gates: case.gates.then(|| gates.clone()), ..context.scores(FromRows::default()) };
     let scoring = Scoring { softcap: case.cap, sinks: case.sinks.then(|| sinks.clone()), ..Scoring::from(0.4) };
     let out = attend([q.clone(), k.clone(), v.clone()], &scoring, &context);
     let mut gradients = (out.clone() * out.clone().sin()).sum().backward();

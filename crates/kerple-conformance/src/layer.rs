@@ -104,6 +104,7 @@ impl ReferenceLayer {
             | EncodingForm::Absolute(_)
             | EncodingForm::Rotary(_)
             | EncodingForm::Gates(_)
+            | EncodingForm::RelativeBias(_)
             | EncodingForm::Code(_) => (DistanceTable::default(), None),
         };
         let (bias, weight) = (table.bias.as_deref().map(cast::<T>), table.weight.as_deref().map(cast::<T>));
@@ -226,6 +227,7 @@ pub(crate) fn d_values(
         | EncodingForm::Rotary(_)
         | EncodingForm::Table(_)
         | EncodingForm::Gates(_)
+        | EncodingForm::RelativeBias(_)
         | EncodingForm::Code(_) => 0,
     };
     let of_own: usize = values[values.len() - own..].iter().map(Vec::len).sum();

@@ -13,6 +13,7 @@ mod decay;
 pub mod expression;
 pub mod fire;
 pub mod fox;
+pub mod inkling;
 pub mod kerple;
 pub mod learned;
 pub mod none;
@@ -51,7 +52,7 @@ pub use parameter::{EncodingParameter, ParameterInit, ParameterShare};
 pub use randomized::{FormPositions, Randomized};
 pub use renamed::{RENAMED, RenamedKey};
 
-use crate::forms::{Absolute, CodeForm, DistanceTable, ForgetGates, Rotary, Sides};
+use crate::forms::{Absolute, CodeForm, DistanceTable, ForgetGates, Rotary, RowProfiles, Sides};
 use crate::seed::{Purpose, stream_at};
 use serde::{Deserialize, Serialize};
 
@@ -219,6 +220,7 @@ impl Encoding {
             | EncodingForm::Absolute(_)
             | EncodingForm::Rotary(_)
             | EncodingForm::Gates(_)
+            | EncodingForm::RelativeBias(_)
             | EncodingForm::Code(_) => DistanceTable { heads: geometry.heads, len, ..DistanceTable::default() },
         }
     }
@@ -258,6 +260,7 @@ impl Encoding {
             | EncodingForm::Absolute(_)
             | EncodingForm::Table(_)
             | EncodingForm::Gates(_)
+            | EncodingForm::RelativeBias(_)
             | EncodingForm::Code(_) => None,
         }
     }
@@ -272,6 +275,7 @@ impl Encoding {
             | EncodingForm::Table(_)
             | EncodingForm::ScoreMod(_)
             | EncodingForm::Gates(_)
+            | EncodingForm::RelativeBias(_)
             | EncodingForm::Code(_) => None,
         }
     }
@@ -286,7 +290,8 @@ impl Encoding {
             | EncodingForm::Rotary(_)
             | EncodingForm::Table(_)
             | EncodingForm::ScoreMod(_)
-            | EncodingForm::Gates(_) => None,
+            | EncodingForm::Gates(_)
+            | EncodingForm::RelativeBias(_) => None,
         }
     }
 
@@ -300,6 +305,22 @@ impl Encoding {
             | EncodingForm::Rotary(_)
             | EncodingForm::Table(_)
             | EncodingForm::ScoreMod(_)
+            | EncodingForm::RelativeBias(_)
+            | EncodingForm::Code(_) => None,
+        }
+    }
+
+    /// The relative bias that a layer makes of its rows, for methods that have one.
+    pub fn row_profiles(&self, geometry: &Geometry) -> Option<RowProfiles> {
+        let Injection::RelativeBias = self.entry() else { return None };
+        match self.form_of(geometry, &[], FormPositions::from(0)) {
+            EncodingForm::RelativeBias(profiles) => Some(profiles),
+            EncodingForm::Nothing
+            | EncodingForm::Absolute(_)
+            | EncodingForm::Rotary(_)
+            | EncodingForm::Table(_)
+            | EncodingForm::ScoreMod(_)
+            | EncodingForm::Gates(_)
             | EncodingForm::Code(_) => None,
         }
     }

@@ -7,6 +7,7 @@
 //!   and the softmax: an engine takes one of them as [`ScoreTransform`], with an attention [`Mask`].
 //! * [`ForgetGates`] are computed from a layer's own rows; their cumulative sums enter scores in addition
 //!   to tables.
+//! * A [`RelativeBias`] per row is computed from a layer's own rows and profiles over distances.
 //! * A [`CodeForm`] contracts queries and keys with random rows of both, before the features of linear attention.
 
 mod code;
@@ -212,6 +213,35 @@ pub struct Rotary {
 pub struct ForgetGates {
     /// Whether gates depend on rows; otherwise each head has one for all tokens.
     pub by_row: bool,
+}
+
+/// A low-rank relative bias, see [`RelativeBias`], whose rows a layer makes of its own normed rows `x`: `x W`.
+///
+/// What is learned is an encoding's parameters: W, `[M, H R]`, then the profiles, `[R, E]`.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct RowProfiles {
+    /// Numbers of a row and head, R.
+    pub rank: usize,
+    /// Distances with a bias, E.
+    pub reach: usize,
+    /// Multiplies queries and rows; `None`: 1.
+    pub log_scale: Option<LogLengthFactor>,
+}
+
+/// `1 + alpha ln(max(1, (i + 1) / floor))` at position i, counted from 0: an inverse temperature of the row.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct LogLengthFactor {
+    /// Positions up to which it is 1.
+    pub floor: f64,
+    /// How fast it grows from there on.
+    pub alpha: f64,
+}
+
+impl LogLengthFactor {
+    /// The factor of a position.
+    pub fn at(self, position: usize) -> f64 {
+        1.0 + self.alpha * ((position + 1) as f64 / self.floor).max(1.0).ln()
+    }
 }
 
 /// Rows added once to the token embeddings.

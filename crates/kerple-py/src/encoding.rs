@@ -182,7 +182,8 @@ impl PyEncoding {
         self.feature_decay().is_some()
     }
 
-    /// Where it enters a model: `nowhere`, `embeddings`, `rotation`, `scores`, `map`, `gates` or `code`.
+    /// Where it enters a model: `nowhere`, `embeddings`, `rotation`, `scores`, `map`, `gates`,
+    /// `relative` or `code`.
     #[getter]
     fn entry(&self) -> &'static str {
         match self.encoding.entry() {
@@ -192,6 +193,7 @@ impl PyEncoding {
             Injection::Scores(_) => "scores",
             Injection::ScoreMod { .. } => "map",
             Injection::Gates => "gates",
+            Injection::RelativeBias => "relative",
             Injection::Code => "code",
         }
     }

@@ -61,6 +61,8 @@ class Encoding(nn.Module):
         super().__init__()
         kind = kind or self.kind
         native = kernels.encoding(kind, heads, head_dim, train_len, keys)
+        if native.entry == "relative":
+            raise ValueError(f"kind = {kind!r} is a relative bias per row, which the modules of this version do not have")
         if not _linear and native.entry in ("embeddings", "code"):
             where = "the embeddings" if native.entry == "embeddings" else "linear attention, see LinearAttention"
             raise ValueError(f"kind = {kind!r} enters {where}, not the scores of attention")

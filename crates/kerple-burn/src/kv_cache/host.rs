@@ -1,12 +1,13 @@
 //! Keys and values on the CPU, where kernels read them in place.
 
 use super::CachedContext;
-use crate::attention_context::{AttentionBias, AttentionContext};
+use crate::attention_context::{AttentionBias, AttentionContext, FromRows, RelativeTensors};
 use crate::heads::Heads;
 use crate::ops::attention::{AttentionCall, ScoreInputs, Scoring};
+use crate::parameters::on_host;
 use burn::tensor::{Tensor, TensorData};
 use kerple_core::attention::{AttentionDims, Strides, View, ViewMut};
-use kerple_core::forms::Strided;
+use kerple_core::forms::{RelativeBias, Strided};
 use kerple_core::ops::rotary::Turn;
 use std::ops::Range;
 
@@ -49,7 +50,7 @@ impl HostKv {
         heads: Heads,
         scoring: &Scoring,
         context: &AttentionContext,
-        gates: Option<Tensor<3>>,
+        FromRows { gates, relative }: FromRows,
     ) -> Tensor<3> {
         let ([batch, len, _], device) = (qkv.dims(), qkv.device());
         let qkv = match heads.query_bias(&context.bias) {
@@ -82,9 +83,15 @@ impl HostKv {
         let view = |data, strides| View { data, strides };
         let rows = [view(&rows[start..], packed), view(&self.keys[..], held), view(&self.values[..], held)];
         let gate_cumsum = has_gates.then(|| Strided { values: &self.gate_cumsum[..], stride: self.capacity });
+        let relative = relative.map(|RelativeTensors { rows, profiles }| (on_host(rows), on_host(profiles)));
+        let relative = relative.as_ref().map(|(rows, profiles)| {
+            let (rank, reach) = (rows.shape()[3], profiles.shape()[1]);
+            let strides = Strides { batch: query_heads * len * rank, head: len * rank, row: rank };
+            RelativeBias { rows: view(rows.slice(), strides), profiles: profiles.slice(), rank, reach }
+        });
         scores.forward(
             &inputs,
-            AttentionCall { dims, rows, gate_cumsum, relative: None, first_head: 0 },
+            AttentionCall { dims, rows, gate_cumsum, relative, first_head: 0 },
             ViewMut::new(&mut out, merged),
         );
         Tensor::from_data(TensorData::new(out, [batch, len, inner]), &device)

@@ -1,7 +1,7 @@
 //! Keys and values as tensors, on any device and of any type.
 
 use super::CachedContext;
-use crate::attention_context::AttentionContext;
+use crate::attention_context::{AttentionContext, FromRows};
 use crate::heads::Heads;
 use crate::implementation::Impl;
 use crate::ops::attention::{self, Scoring};
@@ -39,7 +39,7 @@ impl TensorKv {
         heads: Heads,
         scoring: &Scoring,
         context: &AttentionContext,
-        gates: Option<Tensor<3>>,
+        FromRows { gates, relative }: FromRows,
     ) -> Tensor<3> {
         let [batch, len, _] = qkv.dims();
         let [q, k, v] = heads.unpack(qkv);
@@ -57,7 +57,14 @@ impl TensorKv {
         };
         let gates = self.gates.clone();
         let a = match &self.linear {
-            None => attention::attention(q, k, v, scoring.clone(), &context.scores(gates), self.engine),
+            None => attention::attention(
+                q,
+                k,
+                v,
+                scoring.clone(),
+                &context.scores(FromRows { gates, relative }),
+                self.engine,
+            ),
             Some(linear) => linear_attention::reference([q, k, v], linear, &context.mask, gates, &context.linear),
         };
         a.swap_dims(1, 2).reshape([batch, len, heads.inner()])

@@ -1,14 +1,14 @@
 //! Self-attention with its parameters.
 
 use super::{LayerInit, Linear, Norm};
-use crate::attention_context::{AttentionContext, AttentionMask};
+use crate::attention_context::{AttentionContext, FromRows};
 use crate::heads::Heads;
 use crate::implementation::Impl;
 use crate::kv_cache::KvCache;
 use crate::ops::attention::{self, AttentionScores, Scoring, default_scale};
 use crate::ops::attention_layer::{self, AttentionLayer};
 use crate::ops::qk_scaling::{self, QkScaling};
-use crate::ops::{ResidualBase, linear, linear_attention, norm};
+use crate::ops::{ResidualBase, linear, linear_attention, norm, relative};
 use crate::plan::{BlockConfig, BlockSizes, ResidualKind, SinkKind};
 use burn::module::{Module, Param};
 use burn::tensor::Tensor;
@@ -141,18 +141,20 @@ impl SelfAttention {
     }
 
     /// The same, ready to be rotated, of the last of `keys` positions.
-    fn projected(&self, x: Tensor<3>, mask: &AttentionMask, keys: usize) -> (Tensor<3>, Tensor<3>) {
+    fn projected(&self, x: Tensor<3>, context: &AttentionContext, keys: usize) -> (Tensor<3>, Tensor<3>) {
         let (normed, qkv) = self.packed(x);
-        (normed, qk_scaling::reference(qkv, &self.qk_scaling(), self.heads, mask, keys))
+        let qkv = qk_scaling::reference(qkv, &self.qk_scaling(), self.heads, &context.mask, keys);
+        (normed, relative::scaled(qkv, self.heads, context, keys))
     }
 
-    /// Queries, keys and values `[B, H, L, D]` after their rotation, and gates; reference implementation.
-    fn attention_inputs(&self, x: Tensor<3>, context: &AttentionContext) -> ([Tensor<4>; 3], Option<Tensor<3>>) {
+    /// Queries, keys and values `[B, H, L, D]` after their rotation, and what comes from rows; reference implementation.
+    fn attention_inputs(&self, x: Tensor<3>, context: &AttentionContext) -> ([Tensor<4>; 3], FromRows) {
         let len = x.dims()[1];
-        let (normed, qkv) = self.projected(x, &context.mask, len);
+        let (normed, qkv) = self.projected(x, context, len);
         let [q, k, v] = self.heads.unpack(qkv);
         let rope = context.rope.as_deref();
-        ([attention::rotate(q, rope), attention::rotate(k, rope), v], gates_of(context, &normed))
+        let from_rows = relative::from_rows(context, &normed, len, Impl::Reference);
+        ([attention::rotate(q, rope), attention::rotate(k, rope), v], from_rows)
     }
 
     /// The weight of every key for every query, `[B, H, L, L]`, by the reference: for pictures and measures of short sequences.
@@ -161,10 +163,11 @@ impl SelfAttention {
     /// When there are fewer key heads than query heads and attention is linear: plans of such models are refused.
     pub fn weights(&self, x: Tensor<3>, context: &AttentionContext) -> Tensor<4> {
         let [batch, len, _] = x.dims();
-        let ([q, k, v], gates) = self.attention_inputs(x, context);
+        let ([q, k, v], from_rows) = self.attention_inputs(x, context);
         let Some(linear) = &self.linear else {
-            return attention::weights(q, k, &self.scoring(), &context.scores(gates));
+            return attention::weights(q, k, &self.scoring(), &context.scores(from_rows));
         };
+        let gates = from_rows.gates;
         // with one-hot values, the output of attention is its weights
         let each = Tensor::<2>::eye(len, &v.device()).cast(v.dtype());
         let each = each.unsqueeze::<4>().expand([batch, self.heads.kv_heads, len, len]);
@@ -177,8 +180,11 @@ impl SelfAttention {
             return None;
         }
         let len = x.dims()[1];
-        let ([q, k, _], gates) = self.attention_inputs(x, context);
-        Some(attention::seen(q.narrow(2, len - 1, 1), k, &self.scoring(), &context.scores(gates)))
+        let ([q, k, _], mut from_rows) = self.attention_inputs(x, context);
+        if let Some(relative) = &mut from_rows.relative {
+            relative.rows = relative.rows.clone().narrow(2, len - 1, 1);
+        }
+        Some(attention::seen(q.narrow(2, len - 1, 1), k, &self.scoring(), &context.scores(from_rows)))
     }
 
     /// New positions `[B, L, M]` after those of the KV cache, to which they are added. For inference.
@@ -189,8 +195,10 @@ impl SelfAttention {
         context: &AttentionContext,
         cache: &mut KvCache,
     ) -> Tensor<3> {
-        let (normed, qkv) = self.projected(x.clone(), &context.mask, cache.len() + x.dims()[1]);
-        let a = cache.attend(qkv, self.heads, &self.scoring(), context, gates_of(context, &normed));
+        let keys = cache.len() + x.dims()[1];
+        let (normed, qkv) = self.projected(x.clone(), context, keys);
+        let from_rows = relative::from_rows(context, &normed, keys, Impl::Reference);
+        let a = cache.attend(qkv, self.heads, &self.scoring(), context, from_rows);
         self.joined(a, [x, normed], residual)
     }
 
@@ -205,9 +213,12 @@ impl SelfAttention {
         let (qk_scaling, scoring) = (self.qk_scaling(), self.scoring());
         let attend = |(row, CachedSequence { context, cache }): (usize, &mut CachedSequence)| {
             let qkv = qkv.clone().narrow(0, row, 1);
-            let qkv = qk_scaling::reference(qkv, &qk_scaling, self.heads, &context.mask, cache.len() + len);
-            let gates = gates_of(context, &normed.clone().narrow(0, row, 1));
-            cache.attend(qkv, self.heads, &scoring, context, gates)
+            let keys = cache.len() + len;
+            let qkv = qk_scaling::reference(qkv, &qk_scaling, self.heads, &context.mask, keys);
+            let qkv = relative::scaled(qkv, self.heads, context, keys);
+            let normed = normed.clone().narrow(0, row, 1);
+            let from_rows = relative::from_rows(context, &normed, keys, Impl::Reference);
+            cache.attend(qkv, self.heads, &scoring, context, from_rows)
         };
         let a = Tensor::cat(sequences.iter_mut().enumerate().map(attend).collect(), 0);
         self.joined(a, [x, normed], residual)
@@ -222,9 +233,4 @@ impl SelfAttention {
     pub fn kv_cache(&self, batch: usize, engine: Impl) -> KvCache {
         KvCache::new(batch, self.heads, self.linear.as_ref(), &self.qkv.weight.val(), engine)
     }
-}
-
-/// Gates of normed rows `[B, L, M]`, where the context has gates; reference implementation.
-fn gates_of(context: &AttentionContext, normed: &Tensor<3>) -> Option<Tensor<3>> {
-    context.gates.as_ref().map(|gates| gates.gates(normed))
 }

@@ -17,7 +17,7 @@ pub use reference::{AttentionScores, reference, seen, weights};
 
 use super::{gates, score_mods};
 use crate::attention_context::{
-    AttentionBias, AttentionContext, AttentionMask, RelativeTensors, RotaryTables, ScoreContext,
+    AttentionBias, AttentionContext, AttentionMask, FromRows, RelativeTensors, RotaryTables, ScoreContext,
 };
 #[cfg(feature = "cube")]
 use crate::custom_op::GpuOp;
@@ -106,7 +106,7 @@ pub fn attention(
 /// [`attention()`] after the rotation of queries and keys, which are at the same positions; all `[B, H, L, D]`.
 ///
 /// # Panics
-/// When the context has gates, which a layer computes from its rows.
+/// When the context has gates or a relative bias, which a layer computes from its rows.
 pub fn rotated(
     q: Tensor<4>,
     k: Tensor<4>,
@@ -116,7 +116,7 @@ pub fn rotated(
     engine: Impl,
 ) -> Tensor<4> {
     let rope = context.rope.as_deref();
-    attention(rotate(q, rope), rotate(k, rope), v, scoring, &context.scores(None), engine)
+    attention(rotate(q, rope), rotate(k, rope), v, scoring, &context.scores(FromRows::default()), engine)
 }
 
 /// Turns the first features of `[B, H, L, D]` by these angles, half-split; reference implementation.

@@ -3,7 +3,7 @@
 use super::attention::{self, AttentionCall, ScoreInputs, Scoring};
 use super::qk_scaling::{self, QkScaling};
 use super::residual::{ResidualBase, ResidualInput};
-use super::{LinearTensors, NormTensors, gates, linear, linear_attention, norm, score_mods};
+use super::{LinearTensors, NormTensors, gates, linear, linear_attention, norm, relative, score_mods};
 use crate::attention_context::{AttentionBias, AttentionContext, RotaryTables};
 use crate::custom_op::{BackwardContext, CustomOp, FloatElement, InputGrads, OpInputs, OpOutput, SavedForBackward};
 use crate::heads::Heads;
@@ -100,8 +100,10 @@ pub fn attention_layer(x: Tensor<3>, layer: AttentionLayer, context: &AttentionC
     let softmax = context.linear.code.is_none() && context.linear.decay.is_none();
     assert!(softmax || layer.linear.is_some(), "codes and decays are for linear attention");
     // clamped projections are rare, and would need their signs kept, one layer of a model may have no norm, what a method adds
-    // to queries is added to normed ones, and linear attention is an operation of its own: they take the parts one by one
-    let plain = layer.qk_scaling.is_nothing() || score_mods::query_bias(&context.bias).is_none();
+    // to queries is added to normed ones, a relative bias has a projection of its own, and so is linear attention an
+    // operation: they take the parts one by one
+    let plain = context.relative.is_none()
+        && (layer.qk_scaling.is_nothing() || score_mods::query_bias(&context.bias).is_none());
     let (true, None, None, Some(norm)) =
         (plain && engine.has_kernel(KERNELS, &x), layer.clamp, &layer.linear, layer.norm.clone())
     else {
@@ -141,13 +143,15 @@ fn by_parts(x: Tensor<3>, layer: AttentionLayer, context: &AttentionContext, eng
         None => x.clone(),
     };
     let qkv = clamped(linear::linear(normed.clone(), qkv, None, engine), clamp);
-    let [q, k, v] = heads.unpack(qk_scaling::reference(qkv, &qk_scaling, heads, &context.mask, len));
-    let gates = context.gates.as_ref().map(|gates| gates.gates(&normed));
+    let qkv = qk_scaling::reference(qkv, &qk_scaling, heads, &context.mask, len);
+    let [q, k, v] = heads.unpack(relative::scaled(qkv, heads, context, len));
+    let from_rows = relative::from_rows(context, &normed, len, engine);
     let rope = context.rope.as_deref();
     let (q, k) = (attention::rotate(q, rope), attention::rotate(k, rope));
     let a = match linear {
-        None => attention::attention(q, k, v, scoring, &context.scores(gates), engine),
+        None => attention::attention(q, k, v, scoring, &context.scores(from_rows), engine),
         Some(linear) => {
+            let gates = from_rows.gates;
             linear_attention::linear_attention([q, k, v], &linear, &context.mask, gates, &context.linear, engine)
         }
     };

@@ -72,6 +72,9 @@ fn entering(encoding: &Encoding, geometry: &Geometry) -> Representable<Map<Strin
         Injection::Scores(_) => json!({ "enters": "scores", "table": table(encoding, geometry)? }),
         Injection::ScoreMod { .. } => Value::Object(map(encoding, geometry)?),
         Injection::Gates => json!({ "enters": "gates" }),
+        Injection::RelativeBias => {
+            return Err("the exported torch code has no relative bias per row".to_owned());
+        }
         Injection::Code => json!({ "enters": "code" }),
     };
     Ok(object(form))

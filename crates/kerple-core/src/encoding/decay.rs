@@ -149,7 +149,10 @@ impl Encoding {
             return None;
         }
         match self.entry() {
-            Injection::Rotation { decays: true } | Injection::Scores(_) | Injection::ScoreMod { .. } => None,
+            Injection::Rotation { decays: true }
+            | Injection::Scores(_)
+            | Injection::ScoreMod { .. }
+            | Injection::RelativeBias => None,
             Injection::Nowhere | Injection::Embeddings | Injection::Rotation { decays: false } => {
                 Some(InLinear::AsItIs)
             }

@@ -7,8 +7,8 @@ use super::parameter::{EncodingParameter, ParameterShare};
 use super::randomized::{FormPositions, Randomized};
 use super::{Emulate, Geometry};
 use super::{
-    alibi, bam, cope, dape, expression, fire, fox, kerple, learned, none, rotary, sandwich, shaw, sinusoidal, spe, t5,
-    transformer_xl, xpos,
+    alibi, bam, cope, dape, expression, fire, fox, inkling, kerple, learned, none, rotary, sandwich, shaw, sinusoidal,
+    spe, t5, transformer_xl, xpos,
 };
 use crate::calculus::expr::Expr;
 use crate::encoding::{EncodingForm, TableJacobian};
@@ -52,6 +52,8 @@ pub enum Injection {
     },
     /// Scores, by cumulative gates that a layer's own rows set: [`EncodingForm::Gates`].
     Gates,
+    /// Scores, by a relative bias that a layer's own rows make: [`EncodingForm::RelativeBias`].
+    RelativeBias,
     /// Queries and keys of linear attention: [`EncodingForm::Code`].
     Code,
 }
@@ -255,6 +257,8 @@ methods! {
     "cope" Cope(cope::CopeConfig),
     /// Forgetting attention: scores fall with what tokens make forgotten.
     "fox" Fox(fox::FoxConfig),
+    /// A low-rank relative bias that each row makes of its own features.
+    "inkling" Inkling(inkling::InklingConfig),
     /// Any expression of the kernel calculus.
     "kernel" Kernel(expression::ExpressionConfig),
     /// Stochastic positional encoding by sinusoids, for linear attention.

@@ -343,7 +343,9 @@ fn beyond_training_every_method_is_defined_or_says_where_it_ends() {
         let finite = |rows: &Option<Vec<f64>>| rows.iter().flatten().all(|value| value.is_finite());
         let defined = match encoding.form(&GEOMETRY, &values, len - 1..len) {
             // gates are made of rows, wherever those are
-            EncodingForm::Nothing | EncodingForm::Gates(_) | EncodingForm::Code(_) => true,
+            EncodingForm::Nothing | EncodingForm::Gates(_) | EncodingForm::RelativeBias(_) | EncodingForm::Code(_) => {
+                true
+            }
             EncodingForm::Absolute(Absolute::Fixed(rows)) => {
                 rows.len() == GEOMETRY.d_model && rows.iter().all(|value| value.is_finite())
             }
@@ -429,6 +431,10 @@ fn every_key_changes_what_is_handed_over() {
         ("fox", "\"gate\":\"fixed\",\"spans\":[2.0,64.0]"),
         ("fox", "\"share\":\"model\""),
         ("fox", "\"window\":5"),
+        ("inkling", "\"rank\":4"),
+        ("inkling", "\"reach\":9"),
+        ("inkling", "\"profiles\":0"),
+        ("inkling", "\"log_scale\":{\"floor\":8,\"alpha\":0.1}"),
     ] {
         let (plain, changed) = (format!("{{\"kind\":\"{kind}\"}}"), format!("{{\"kind\":\"{kind}\",{key}}}"));
         assert_ne!(observe(&plain), observe(&changed), "{changed}");

@@ -31,8 +31,7 @@ fn of_layer(plan: &Plan, layer: &LayerSettings, length: usize) -> u64 {
     }
     let heads = plan.model.sizes().heads(&plan.model.block);
     let entry = layer.encoding.entry();
-    let plain =
-        matches!(entry, Injection::Nowhere | Injection::Embeddings | Injection::Rotation { .. } | Injection::Scores(_));
+    let plain = !matches!(entry, Injection::ScoreMod { .. } | Injection::Gates | Injection::Code);
     let kept = match layer.window {
         // they are let go of once they are twice as many as needed
         Some(window) if plain => {

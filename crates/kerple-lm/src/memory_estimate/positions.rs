@@ -78,6 +78,12 @@ fn encoding(
         Injection::Rotation { .. } => bytes(&[2, rows.positions, head_dim, sets]),
         // of every layer, whose rows differ: logits, and clocks and their gradient while it is at work
         Injection::Gates => bytes(&[if rows.training { layers + 4 } else { 4 }, rows.sequences, rows.positions, heads]),
+        // of every layer, whose rows differ: rows and their gradient
+        Injection::RelativeBias => {
+            let rank = encoding.row_profiles(geometry).map_or(0, |profiles| profiles.rank);
+            let kept = if rows.training { 2 * layers + 4 } else { 4 };
+            bytes(&[kept, rows.sequences, rows.positions, heads, rank])
+        }
         // as decays they end at a few chunks
         Injection::Scores(_) | Injection::ScoreMod { .. } if attention.linear().is_some() => {
             bytes(&[4, heads, NEAR, sets])

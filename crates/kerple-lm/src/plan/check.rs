@@ -160,6 +160,7 @@ fn check_growth(encoding: &Encoding, geometry: &Geometry, model: &ModelPlan) -> 
         | EncodingForm::Rotary(_)
         | EncodingForm::Table(_)
         | EncodingForm::Gates(_)
+        | EncodingForm::RelativeBias(_)
         | EncodingForm::Code(_) => false,
     };
     if model.block.ssmax.is_none() || !reads_queries {

@@ -10,12 +10,12 @@ use kerple_burn::implementation;
 use kerple_burn::ops::attention::{default_scale, rotated};
 use kerple_burn::positional_encoding::PositionalEncoding;
 use kerple_core::attention::{
-    self, AttentionDims, AttentionGradients, AttentionProblem, AttentionSaved, ScoreTable, ScoreTransform, Strides,
-    View, ViewMut, naive,
+    self, AttentionDims, AttentionGradients, AttentionProblem, AttentionSaved, RelativeBias, RelativeGradients,
+    ScoreTable, ScoreTransform, Strides, View, ViewMut, naive,
 };
 use kerple_core::encoding::{Encoding, Geometry, Method};
 use kerple_core::encoding::{EncodingForm, ScoreModForm};
-use kerple_core::forms::{Sides, Strided};
+use kerple_core::forms::{RowProfiles, Sides, Strided};
 use kerple_core::ops::gate_cumsum;
 use kerple_core::score_mods::{ScoreModExtent, ScoreModSpec};
 use std::time::Instant;
@@ -35,6 +35,7 @@ struct TimedAttention {
     /// Rates at which products of features fade.
     feature_decay: Option<Vec<f64>>,
     clocks: Option<Vec<f64>>,
+    relative: Option<TimedRelative>,
     out: Vec<f32>,
     lse: Vec<f32>,
     d: [Vec<f32>; 3],
@@ -43,10 +44,34 @@ struct TimedAttention {
     d_clocks: Option<Vec<f64>>,
 }
 
+/// A relative bias per row, and room for its gradients.
+struct TimedRelative {
+    rank: usize,
+    reach: usize,
+    rows: Vec<f32>,
+    profiles: Vec<f32>,
+    d_rows: Vec<f32>,
+    d_profiles: Vec<f32>,
+}
+
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum CpuAttention {
     Naive,
     Tiled,
+}
+
+impl TimedRelative {
+    /// What the engine reads and what it writes.
+    fn parts(&mut self, dims: &AttentionDims) -> (RelativeBias<'_, f32>, RelativeGradients<'_, f32>) {
+        let TimedRelative { rank, reach, rows, profiles, d_rows, d_profiles } = self;
+        let head = dims.queries * *rank;
+        let strides = Strides { batch: dims.heads * head, head, row: *rank };
+        let rows = View { data: &rows[..], strides };
+        (
+            RelativeBias { rows, profiles, rank: *rank, reach: *reach },
+            RelativeGradients { d_rows: ViewMut::new(d_rows, strides), d_profiles },
+        )
+    }
 }
 
 /// Numbers in [-1, 1) that differ from place to place.
@@ -87,6 +112,7 @@ impl TimedAttention {
             map: None,
             feature_decay: None,
             clocks: None,
+            relative: None,
             out: vec![0.0; elements],
             lse: vec![0.0; batch * heads * length],
             d: [0, 1, 2].map(|_| vec![0.0; elements]),
@@ -117,6 +143,15 @@ impl TimedAttention {
                 let clocks = gate_cumsum::of_logits(&logits, [sizes.batch, length, sizes.heads]);
                 TimedAttention { d_clocks: Some(clocks.clone()), clocks: Some(clocks), ..plain }
             }
+            EncodingForm::RelativeBias(RowProfiles { rank, reach, .. }) => {
+                let rows = noise(sizes.batch * length * sizes.heads * rank, 9);
+                let profiles = cast(stored[1].clone());
+                let (d_rows, d_profiles) = (rows.clone(), profiles.clone());
+                TimedAttention {
+                    relative: Some(TimedRelative { rank, reach, rows, profiles, d_rows, d_profiles }),
+                    ..plain
+                }
+            }
             EncodingForm::ScoreMod(ScoreModForm { map, table, own, .. }) => {
                 let tables = [table.bias, table.weight].into_iter().flatten();
                 let extent =
@@ -137,6 +172,7 @@ impl TimedAttention {
             map,
             feature_decay,
             clocks,
+            relative,
             out,
             lse,
             d,
@@ -144,6 +180,7 @@ impl TimedAttention {
             d_map,
             d_clocks,
         } = self;
+        let (relative, d_relative) = relative.as_mut().map(|of| of.parts(dims)).unzip();
         let strides = *strides;
         let extent = ScoreModExtent { sides: Sides::OneSided, len: dims.keys, scale: default_scale(dims.head_dim) };
         let map = map.as_ref().map(|(map, values)| map.over(values, extent));
@@ -158,7 +195,7 @@ impl TimedAttention {
                         weight: None,
                         feature_decay,
                         gate_cumsum: clocks,
-                        relative: None,
+                        relative,
                         len,
                     })
                 }
@@ -182,7 +219,7 @@ impl TimedAttention {
                 d_score_mod: d_map,
                 d_sinks: None,
                 d_gate_cumsum: d_clocks,
-                d_relative: None,
+                d_relative,
             };
             let run = if engine == CpuAttention::Tiled { attention::backward } else { naive::backward };
             run(&problem, saved, gradients);
@@ -192,7 +229,8 @@ impl TimedAttention {
     /// Everything the last run returned.
     fn results(&self) -> Vec<Vec<f32>> {
         let clocks = self.d_clocks.iter().map(|values| values.iter().map(|value| *value as f32).collect());
-        let tables = self.d_bias.iter().chain(&self.d_map).cloned();
+        let relative = self.relative.iter().flat_map(|of| [&of.d_rows, &of.d_profiles]);
+        let tables = self.d_bias.iter().chain(&self.d_map).chain(relative).cloned();
         [self.out.clone()].into_iter().chain(self.d.iter().cloned()).chain(tables).chain(clocks).collect()
     }
 }
