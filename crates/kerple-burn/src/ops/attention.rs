@@ -28,7 +28,8 @@ use crate::parameters::{flat, on_host};
 use crate::with_element;
 use burn::tensor::Tensor;
 use kerple_core::attention::{
-    self, AttentionDims, AttentionGradients, AttentionProblem, PackedDocuments, RelativeGradients, Strides, View, ViewMut,
+    self, AttentionDims, AttentionGradients, AttentionProblem, PackedDocuments, RelativeGradients, Strides, View,
+    ViewMut,
 };
 use kerple_core::forms::{RelativeBias, ScoreTable, Strided};
 use kerple_core::ops::zeros;

@@ -193,7 +193,7 @@ impl InklingLayer {
         let rows = tensor(&self.scaled(&self.rows, self.rank, &self.factors[1]), of_rows, &device);
         let profiles = tensor(&self.profiles, [self.rank, self.reach], &device);
         let pattern = Mask::Causal { window: self.window };
-        let mask = AttentionMask { pattern, lengths: self.lengths.clone().map(Into::into) };
+        let mask = AttentionMask { pattern, lengths: self.lengths.clone().map(Into::into), documents: None };
         let relative = Some(RelativeTensors { rows: rows.clone(), profiles: profiles.clone() });
         let context = ScoreContext { mask, relative, ..ScoreContext::default() };
         let out = kerple_burn::ops::attention::attention(q.clone(), k.clone(), v.clone(), self.scale, &context, engine);
