@@ -196,7 +196,7 @@ fn a_batch_that_scores_nothing_is_an_update_without_a_loss() {
     let mut state = TrainState::new(model, NextTokenPrediction::default(), config);
     let batch = SequenceBatch { scored: Some(vec![false; 12]), ..uneven() };
     let update = AdamWStep { learning_rate: 0.1, adam_step: 1 };
-    let done = state.step(&[batch.clone()], ForwardContext::training(1, 2), update).unwrap();
+    let done = state.step(std::slice::from_ref(&batch), ForwardContext::training(1, 2), update).unwrap();
     assert_eq!((done.loss, done.grad_norm, done.scored), (0.0, 0.0, 0));
     for (before, after) in before.iter().zip(parameters::collect(state.model())) {
         assert_eq!(before.array.slice::<f32>(), after.array.slice::<f32>(), "{}", before.name);
