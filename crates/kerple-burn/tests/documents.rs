@@ -1,6 +1,6 @@
 //! Packed documents in a block, with every encoding: the fused operation equals the reference with its block mask in the output
 //! and every gradient, passes finite differences, and equals each document alone; gradients of parameters are those of all
-//! documents, added. Linear attention computes documents by its reference.
+//! documents, added.
 
 mod common;
 

@@ -53,6 +53,8 @@ fn config(data: &Path, set: &[&str]) -> RunConfig {
 }
 
 const SEPARATE: &str = "data.documents=separate";
+const SOFTMAX: &str = "model.block.attention=softmax";
+const LINEAR: &str = "model.block.attention={ linear = { feature_map = \"elu\" } }";
 
 /// Trains in one session; `stop_after` ends it early.
 fn session(ranks: &Ranks, config: &RunConfig, folder: &Path, stop_after: Option<u64>) -> Vec<String> {
@@ -83,9 +85,11 @@ fn training_keeps_its_bits_over_sessions_and_ranks() {
     let place = tempfile::tempdir().unwrap();
     let data = corpus(place.path(), 240);
     let folder = |name: &str| place.path().join(name);
-    for encoding in ["kerple_log", "rotary", "sinusoidal", "fire"] {
+    for (encoding, attention) in
+        [("kerple_log", SOFTMAX), ("rotary", SOFTMAX), ("sinusoidal", SOFTMAX), ("fire", SOFTMAX), ("alibi", LINEAR)]
+    {
         let encoding = format!("encoding.kind={encoding}");
-        let separate = config(&data, &[SEPARATE, &encoding]);
+        let separate = config(&data, &[SEPARATE, &encoding, attention]);
         let name = |what: &str| folder(&format!("{what}-{encoding}"));
         session(&Ranks::alone(), &separate, &name("whole"), None);
         let whole = trace(&name("whole"));
@@ -104,7 +108,7 @@ fn training_keeps_its_bits_over_sessions_and_ranks() {
             assert!((72..144).contains(&scored), "{scored} of 144 targets");
         }
         assert!(whole.1.iter().any(|row| row.val_loss.is_some_and(f64::is_finite)));
-        session(&Ranks::alone(), &config(&data, &[&encoding]), &name("joined"), None);
+        session(&Ranks::alone(), &config(&data, &[&encoding, attention]), &name("joined"), None);
         let joined = trace(&name("joined"));
         assert!(joined.0 != whole.0 && joined.1.iter().all(|row| row.scored.is_none()), "{encoding}");
     }
@@ -240,19 +244,11 @@ fn plans_keep_their_hashes_and_refuse_what_cannot_restart() {
             r#"remove it; it is for texts"#,
         ]
     );
-    let linear = "model.block.attention={ linear = { feature_map = \"elu\" } }";
     assert_eq!(
-        refused(&["train.chunk_len=128", "encoding.kind=none", linear]),
+        refused(&["train.chunk_len=128", "encoding.kind=none", LINEAR]),
         [
             r#"data.documents: "separate" is not supported: train.chunk_len processes sequences in chunks, which may not consist of documents"#,
             r#"remove train.chunk_len, or set data.documents = "joined""#,
-        ]
-    );
-    assert_eq!(
-        refused(&["encoding.kind=none", linear]),
-        [
-            r#"data.documents: "separate" is not supported: linear attention keeps one state for a whole sequence"#,
-            r#"use softmax attention, or set data.documents = "joined""#,
         ]
     );
     let unknown =

@@ -19,7 +19,7 @@ use kerple_core::attention::linear::{
     self, Decay, DecayGradient, DenominatorGuard, LinearAttentionDims, LinearAttentionGradients,
     LinearAttentionProblem, LinearMask,
 };
-use kerple_core::attention::{Strides, View, ViewMut};
+use kerple_core::attention::{PackedDocuments, Strides, View, ViewMut};
 use kerple_core::features::{Favor, FavorFeatures, FeatureMap, Offset, Pointwise, Project, omega};
 use kerple_core::forms::{DrawnCode, Mask};
 use kerple_core::ops::zeros;
@@ -39,8 +39,8 @@ pub struct LinearAttentionSettings {
 }
 
 /// Linear attention of `[B, H, L, D]` queries, keys and values at the same positions, after their rotation. Products are
-/// multiplied by the gates between query and key, `[B, H, L]` logarithms, where there are some. Sequences of documents have no
-/// kernel: the reference computes them, in quadratic time.
+/// multiplied by the gates between query and key, `[B, H, L]` logarithms, where there are some. Kernels of GPUs do not support
+/// packed documents: there the reference computes them, in quadratic time.
 ///
 /// # Panics
 /// When the rows are a chunk of longer sequences, and no kernel takes them.
@@ -52,9 +52,6 @@ pub fn linear_attention(
     context: &LinearContext,
     engine: Impl,
 ) -> Tensor<4> {
-    if mask.documents.is_some() {
-        return reference([q, k, v], linear, mask, gates, context);
-    }
     if !engine.has_kernel(KERNELS, &q) {
         assert!(context.chunk.is_none(), "only kernels of the CPU support chunks");
         #[cfg(feature = "cube")]
@@ -70,8 +67,19 @@ pub fn linear_attention(
     let code = code.map(|code| CodeInputs { values: inputs.add(code.joined(dtype)), code });
     let decay = decay.map(|decay| DecayInputs::add(&decay, &mut inputs));
     let gates = gates.map(|gates| inputs.add(mask.without_nan_in_padding(gates)));
-    let (reach, lengths) = (reach(mask.pattern), mask.lengths.clone());
-    inputs.apply(LinearAttentionOp { own, code, decay, gates, linear: linear.clone(), pass, reach, lengths, chunk })
+    let op = LinearAttentionOp {
+        own,
+        code,
+        decay,
+        gates,
+        linear: linear.clone(),
+        pass,
+        reach: reach(mask.pattern),
+        lengths: mask.lengths.clone(),
+        documents: mask.documents.clone(),
+        chunk,
+    };
+    inputs.apply(op)
 }
 
 fn reach(pattern: Mask) -> LinearMask {
@@ -252,6 +260,7 @@ struct LinearAttentionOp {
     pass: ForwardContext,
     reach: LinearMask,
     lengths: Option<Arc<[usize]>>,
+    documents: Option<Arc<PackedDocuments>>,
     chunk: Option<Chunk>,
 }
 
@@ -267,20 +276,26 @@ impl LinearAttentionOp {
         LinearAttentionDims { batch, heads, len, head_dim, value_dim: inputs[self.own[2]].shape()[3] }
     }
 
+    /// Rows of the longest sequence whose positions run on: of the longest document where sequences consist of some.
+    fn longest_len(&self, dims: LinearAttentionDims) -> usize {
+        self.documents.as_ref().map_or(dims.len, |documents| documents.longest_len())
+    }
+
     /// The positions of the rows.
     fn places(&self, dims: LinearAttentionDims) -> Range<usize> {
         let first = self.chunk.as_ref().map_or(0, Chunk::first);
-        first..first + dims.len
+        first..first + self.longest_len(dims)
     }
 
     fn maps<T: FloatElement>(&self, inputs: &[HostArray]) -> FeatureMaps<T> {
-        let span = self.pass.span.unwrap_or(self.dims(inputs).len);
+        let dims = self.dims(inputs);
+        let span = self.pass.span.unwrap_or(self.longest_len(dims));
         let values = self.code.as_ref().map(|CodeInputs { values, code }| {
             let joined: Vec<f64> = inputs[*values].slice::<T>().iter().map(|value| value.to_f64()).collect();
             code.split(&joined)
         });
         let code = self.code.as_ref().zip(values.as_ref()).map(|(own, values)| (&own.code.plan, &values[..]));
-        FeatureMaps::new(&self.linear, self.dims(inputs).head_dim, code, &self.pass).over(span)
+        FeatureMaps::new(&self.linear, dims.head_dim, code, &self.pass).over(span)
     }
 
     fn problem<'a, T: FloatElement>(
@@ -291,7 +306,7 @@ impl LinearAttentionOp {
         let dims = self.dims(inputs);
         let decay = self.decay.as_ref().map(|places| places.decay(dims.heads, inputs));
         let (gates, guard) = (self.gates.map(|place| inputs[place].slice()), guard(self.linear.plan.feature_map));
-        let (reach, lengths, documents) = (self.reach, self.lengths.as_deref(), None);
+        let (reach, lengths, documents) = (self.reach, self.lengths.as_deref(), self.documents.as_deref());
         LinearAttentionProblem { dims, reach, lengths, documents, maps, decay, gates, guard }
     }
 

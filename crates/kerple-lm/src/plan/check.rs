@@ -329,7 +329,6 @@ pub(super) fn check_documents(
     let others = model.other_encodings();
     let mut encodings = others.iter().map(|(_, other)| other).chain([encoding]);
     let randomized = encodings.find(|encoding| encoding.randomized.is_some());
-    let is_linear = model.every_layer(encoding).any(|layer| layer.attention.linear().is_some());
     let (message, hint) = if task.is_some() {
         ("sequences of tasks do not consist of documents".to_owned(), "remove it; it is for texts")
     } else if let Some(encoding) = randomized {
@@ -341,9 +340,6 @@ pub(super) fn check_documents(
     } else if chunk_len.is_some() {
         let message = "train.chunk_len processes sequences in chunks, which may not consist of documents".to_owned();
         (message, "remove train.chunk_len, or set data.documents = \"joined\"")
-    } else if is_linear {
-        let message = "linear attention keeps one state for a whole sequence".to_owned();
-        (message, "use softmax attention, or set data.documents = \"joined\"")
     } else {
         return Ok(());
     };

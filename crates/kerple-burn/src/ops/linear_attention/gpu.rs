@@ -16,7 +16,7 @@ use kerple_gpu::linear::{ChunkedDecay, ChunkedDims, ChunkedLinear};
 /// Features of queries and keys that a kernel takes, at most; more are taken some after others.
 const AT_ONCE: usize = 256;
 
-/// Whether there are kernels for a call: rows that see what came before, or all, with whatever features and decays, or gates of those
+/// Whether there are kernels for a call: sequences without documents, rows that see what came before, or all, with whatever features and decays, or gates of those
 /// that see what came before.
 pub(super) fn runs(
     [q, v]: [&Tensor<4>; 2],
@@ -31,7 +31,8 @@ pub(super) fn runs(
     let width = context.code.as_ref().map_or(width, |code| code.plan.realisations());
     let dims = ChunkedDims { batch, heads, len, features: linear.plan.width(width).min(AT_ONCE), values: deep + 1 };
     let terms = context.decay.iter().flat_map(|decay| &decay.beyond).map(|beyond| beyond.rates.len() / heads);
-    matches!(mask.pattern, Mask::CAUSAL | Mask::BIDIRECTIONAL)
+    mask.documents.is_none()
+        && matches!(mask.pattern, Mask::CAUSAL | Mask::BIDIRECTIONAL)
         && (!has_gates || mask.pattern == Mask::CAUSAL && context.decay.is_none())
         && q.dtype() == DType::F32
         && ChunkedLinear::runs(&device.client(), dims, terms.max().unwrap_or(1))
