@@ -49,6 +49,8 @@ const ENCODINGS: &[&str] = &[
     r#"{"kind":"transformer_xl"}"#,
     r#"{"kind":"shaw","max_distance":3,"values":true,"window":5}"#,
     r#"{"kind":"cope","npos_max":3}"#,
+    r#"{"kind":"inkling","rank":3,"reach":5,"log_scale":{"floor":2.0,"alpha":0.3}}"#,
+    r#"{"kind":"inkling","rank":2,"window":3}"#,
 ];
 
 /// Those of linear attention.
@@ -164,7 +166,8 @@ fn softmax_attention_packs_documents_with_every_encoding() {
             let both = Both::new(text, plan, seed);
             let what = format!("{text} {packing:?}");
             check(&both, packing, false, (at == 1).then_some(1e-5), seed + 1, &what);
-            let one_way = text.contains("xpos") || text.contains("window") && text.contains("values");
+            let one_way =
+                text.contains("xpos") || text.contains("inkling") || text.contains("window") && text.contains("values");
             if at != 1 && !one_way {
                 check(&both, packing, true, None, seed + 2, &format!("{what} both ways"));
             }

@@ -1,7 +1,7 @@
 //! Rows of a relative bias that a layer computes from its normed rows, and the factor of both by the position.
 //!
 //! ```text
-//! r = tau x W        q = tau q        tau_i = 1 + alpha ln(max(1, (i + 1) / floor)) at position i
+//! r = tau x W        q = tau q        tau_i = 1 + alpha ln(max(1, (i + 1) / floor)) at position i of its document
 //! ```
 
 use super::{LinearTensors, linear};
@@ -9,21 +9,40 @@ use crate::attention_context::{AttentionContext, FromRows, LogLengthFactor, Rela
 use crate::heads::Heads;
 use crate::implementation::Impl;
 use burn::tensor::{Tensor, TensorData};
+use kerple_core::attention::PackedDocuments;
 
-/// Factors of the last `len` of `keys` positions, `[1, len, 1, 1]`, like `x`.
-fn factors<const D: usize>(log_scale: LogLengthFactor, len: usize, keys: usize, like: &Tensor<D>) -> Tensor<4> {
-    let values: Vec<f64> = (keys - len..keys).map(|position| log_scale.at(position)).collect();
-    Tensor::from_data(TensorData::new(values, [1, len, 1, 1]), (&like.device(), like.dtype()))
+/// The rows of a call: the last `len` of `keys` positions, which restart in documents where there are some.
+struct Positions<'a> {
+    documents: Option<&'a PackedDocuments>,
+    len: usize,
+    keys: usize,
+}
+
+impl Positions<'_> {
+    /// The factor of each row, `[1, len, 1, 1]`, or `[B, len, 1, 1]` of documents, like `x`.
+    fn factors<const D: usize>(&self, log_scale: LogLengthFactor, like: &Tensor<D>) -> Tensor<4> {
+        let positions = match self.documents {
+            Some(documents) => documents.position_ids(),
+            None => (self.keys - self.len..self.keys).collect(),
+        };
+        let values: Vec<f64> = positions.into_iter().map(|position| log_scale.at(position)).collect();
+        let batch = values.len() / self.len.max(1);
+        Tensor::from_data(TensorData::new(values, [batch, self.len, 1, 1]), (&like.device(), like.dtype()))
+    }
+}
+
+fn positions(context: &AttentionContext, len: usize, keys: usize) -> Positions<'_> {
+    Positions { documents: context.mask.documents.as_deref(), len, keys }
 }
 
 impl RelativeProjection {
-    /// The relative bias of normed rows `[B, L, M]`, the last of `keys` positions.
-    fn tensors(&self, rows: &Tensor<3>, keys: usize, engine: Impl) -> RelativeTensors {
+    /// The relative bias of normed rows `[B, L, M]` at these positions.
+    fn tensors(&self, rows: &Tensor<3>, at: &Positions, engine: Impl) -> RelativeTensors {
         let ([batch, len, _], [_, columns], [rank, _]) = (rows.dims(), self.weight.dims(), self.profiles.dims());
         let projection = LinearTensors { weight: self.weight.clone(), bias: None };
         let rows = linear::linear(rows.clone(), projection, None, engine).reshape([batch, len, columns / rank, rank]);
         let rows = match self.log_scale {
-            Some(log_scale) => rows.clone() * factors(log_scale, len, keys, &rows),
+            Some(log_scale) => rows.clone() * at.factors(log_scale, &rows),
             None => rows,
         };
         RelativeTensors { rows: rows.swap_dims(1, 2), profiles: self.profiles.clone() }
@@ -33,16 +52,16 @@ impl RelativeProjection {
 /// Packed rows `[B, L, (H + 2 G) D]` of the last of `keys` positions, with queries times their factor.
 pub(crate) fn scaled(qkv: Tensor<3>, heads: Heads, context: &AttentionContext, keys: usize) -> Tensor<3> {
     let Some(log_scale) = context.relative.as_ref().and_then(|relative| relative.log_scale) else { return qkv };
-    let len = qkv.dims()[1];
-    let factors = factors(log_scale, len, keys, &qkv);
+    let factors = positions(context, qkv.dims()[1], keys).factors(log_scale, &qkv);
     let [q, k, v] = heads.split(qkv);
     heads.join([q * factors, k, v])
 }
 
 /// What a layer computes from its normed rows `[B, L, M]`, the last of `keys` positions.
 pub(crate) fn from_rows(context: &AttentionContext, normed: &Tensor<3>, keys: usize, engine: Impl) -> FromRows {
+    let at = positions(context, normed.dims()[1], keys);
     FromRows {
         gates: context.gates.as_ref().map(|gates| gates.gates(normed)),
-        relative: context.relative.as_ref().map(|relative| relative.tensors(normed, keys, engine)),
+        relative: context.relative.as_ref().map(|relative| relative.tensors(normed, &at, engine)),
     }
 }

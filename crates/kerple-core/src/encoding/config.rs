@@ -1,6 +1,7 @@
 //! The `[encoding]` table of a run file.
 
 use super::error::{ConfigError, Result, check_count};
+use super::inkling::InklingConfig;
 use super::parameter::ParameterShare;
 use super::randomized::Randomized;
 use super::scaling::RopeScaling;
@@ -111,6 +112,9 @@ impl<'de> Deserialize<'de> for Encoding {
         renamed::refuse(&[renamed::SHARED, kind], &own).map_err(|refusal| D::Error::custom(refusal.line()))?;
         let shared = SHARED_KEYS.iter().filter_map(|key| own.remove_entry(*key)).collect();
         let SharedKeys { window, scale, emulate, clamp, share, randomized, decayed } = parse(Value::Object(shared))?;
+        if let (InklingConfig::KIND, Some(window)) = (kind, window) {
+            own.entry(InklingConfig::REACH).or_insert(window.into());
+        }
         let method: Method = parse(Value::Object(Map::from_iter([(kind.to_owned(), Value::Object(own))])))?;
         let share = share.unwrap_or(method.positional().shares()[0]);
         let encoding = Encoding { method, window, scale, emulate, clamp, share, randomized, decayed };

@@ -12,8 +12,8 @@
 //! then dilute the near ones unless tau grows.
 //!
 //! For decoders with softmax attention. tau multiplies scores and bias alike, so it multiplies queries and rows before
-//! attention. Positions i count the tokens of the sequence from 0. A layer with a window may set `reach` to it, as the
-//! released models do; columns beyond the window have gradient 0.
+//! attention. Positions i count the tokens of the sequence from 0. Under a window `reach` is the window unless it is given, as in
+//! the released models; columns beyond the window have gradient 0.
 
 use super::description::{Description, SCORES};
 use super::error::{ConfigError, Result, check_count};
@@ -34,7 +34,7 @@ const MOST_REACH: usize = 1 << 20;
 pub struct InklingConfig {
     /// Numbers that a row makes for each head, R.
     pub rank: usize,
-    /// Distances with a bias, E.
+    /// Distances with a bias, E. In a run file without the key it is the window where there is one.
     pub reach: usize,
     /// How scores grow with the position; absent: not at all.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -51,6 +51,12 @@ pub struct LogScale {
     pub floor: f64,
     /// How fast it grows from there on.
     pub alpha: f64,
+}
+
+impl InklingConfig {
+    /// The name of the method, and of the key whose default is the window.
+    pub(super) const KIND: &str = "inkling";
+    pub(super) const REACH: &str = "reach";
 }
 
 impl Default for InklingConfig {
@@ -119,7 +125,25 @@ impl Positional for InklingConfig {
 
 #[cfg(test)]
 mod tests {
+    use super::InklingConfig;
+    use crate::encoding::{Encoding, Method};
     use crate::forms::LogLengthFactor;
+
+    #[test]
+    fn the_reach_is_the_window_unless_it_is_given() {
+        for (keys, expected) in [
+            ("", InklingConfig::default().reach),
+            (r#","window":512"#, 512),
+            (r#","window":512,"reach":40"#, 40),
+            (r#","reach":40"#, 40),
+        ] {
+            let encoding: Encoding = serde_json::from_str(&format!(r#"{{"kind":"inkling"{keys}}}"#)).unwrap();
+            let Method::Inkling(InklingConfig { reach, .. }) = encoding.method else { panic!("{keys}") };
+            assert_eq!(reach, expected, "{keys}");
+        }
+        let error = serde_json::from_str::<Encoding>(r#"{"kind":"inkling","window":0}"#).unwrap_err().to_string();
+        assert!(error.contains("a window of 0"), "{error}");
+    }
 
     #[test]
     fn factors_are_1_up_to_the_floor() {
