@@ -75,7 +75,7 @@ CASES = {
     "shaw_values": ('{ kind = "shaw", values = true }', {}, "kerple"),
     "llama": ('"rotary"', {"model.block.norm": '"rms"', "model.block.norm_eps": "1e-6", "model.block.glu": "true", "model.block.activation": '"silu"',
         "model.block.qkv_bias": "false", "model.block.out_bias": "false", "model.block.mlp_bias": "false", "model.block.n_kv_heads": "2", "model.head_dim": "24", "model.d_model": "64"}, "llama"),
-    "grouped": ('"kerple_log"', {"model.block.n_kv_heads": "2", "model.block.qk_norm": "true", "model.block.sink": '"learned"',
+    "grouped": ('"kerple_log"', {"model.block.n_kv_heads": "2", "model.block.qk_norm": "true", "model.block.key_shift": "true", "model.block.sink": '"learned"',
         "model.block.attn_softcap": "20.0", "model.block.glu": "true", "model.block.activation": '"relu2"', "model.block.tie_embeddings": "true"}, "kerple"),
     "first": ('"t5"', {"model.block.residual": '"post_ln"', "model.block.activation": '"relu"', "model.block.scale_embeddings": "true",
         "model.block.embedding_norm": "true", "model.block.lm_head_bias": "true", "model.block.sink": '"off_by_one"', "model.block.ssmax": "0.3"}, "kerple"),

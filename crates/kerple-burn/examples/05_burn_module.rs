@@ -3,6 +3,7 @@
 use burn::module::Module;
 use burn::tensor::{DType, Device, Tensor, TensorData};
 use kerple_burn::adamw::{AdamW, AdamWConfig, AdamWStep};
+use kerple_burn::attention_context::FromRows;
 use kerple_burn::forward_context::ForwardContext;
 use kerple_burn::implementation::Impl;
 use kerple_burn::ops::attention::{attention, default_scale};
@@ -28,7 +29,7 @@ impl Average {
             Impl::Kernel,
             &ForwardContext::evaluation(0),
         );
-        attention(nothing.clone(), nothing, v, default_scale(4), &context.scores(None), Impl::Kernel)
+        attention(nothing.clone(), nothing, v, default_scale(4), &context.scores(FromRows::default()), Impl::Kernel)
     }
 }
 

@@ -73,6 +73,16 @@ impl KvCache {
         }
     }
 
+    /// Where the last projected key is kept, `[B, 1, G, D]`, which a key shift mixes into the next; `None`: plans of linear
+    /// attention with a key shift are refused.
+    pub(crate) fn key_before(&mut self) -> Option<&mut Option<Tensor<4>>> {
+        match self {
+            KvCache::Host(rows) => Some(&mut rows.key_before),
+            KvCache::Tensors(tensors) => Some(&mut tensors.key_before),
+            KvCache::Recurrent(_) => None,
+        }
+    }
+
     /// Whether no position was seen yet.
     pub fn is_empty(&self) -> bool {
         self.len() == 0

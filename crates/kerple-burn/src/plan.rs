@@ -52,6 +52,10 @@ pub struct BlockConfig {
     /// before they are rotated.
     #[serde(skip_serializing_if = "is_false")]
     pub qk_norm: bool,
+    /// Whether each key is mixed with the key before it, `(1 - m) k_t + m k_{t-1}`, with a learned share of each key head that
+    /// starts at a half, before norms and the rotation.
+    #[serde(skip_serializing_if = "is_false")]
+    pub key_shift: bool,
     /// Scores are multiplied by `s ln(n)`, where a query sees `n` keys, with a learned `s` of each head that starts here:
     /// scalable softmax. `1 / ln(training length)` starts where scores are as without.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -114,6 +118,7 @@ impl Default for BlockConfig {
             attn_scale: None,
             scale_attn_by_layer: false,
             qk_norm: false,
+            key_shift: false,
             ssmax: None,
             sink: SinkKind::None,
             attn_softcap: None,
@@ -408,6 +413,7 @@ impl BlockSizes {
         let inward = (m * f + bias(plan.mlp_bias, f)) * if plan.glu { 2 } else { 1 };
         let down = f * m + bias(plan.mlp_bias, m);
         let of_heads = bias(plan.qk_norm, 2 * heads.head_dim)
+            + bias(plan.key_shift, heads.kv_heads)
             + bias(plan.ssmax.is_some(), heads.heads)
             + bias(plan.sink == SinkKind::Learned, heads.heads);
         2 * plan.norm.vectors() * m + attention + of_heads + out + inward + down

@@ -157,7 +157,8 @@ fn check(
 #[test]
 fn softmax_attention_packs_documents_with_every_encoding() {
     let plain = BlockConfig::default();
-    let shared = BlockConfig { n_kv_heads: Some(2), residual: ResidualKind::NormResidual, ..plain.clone() };
+    let shared =
+        BlockConfig { n_kv_heads: Some(2), key_shift: true, residual: ResidualKind::NormResidual, ..plain.clone() };
     let sinks = BlockConfig { sink: SinkKind::Learned, attn_softcap: Some(2.0), qk_norm: true, ..plain.clone() };
     for (seed, &text) in (0..).zip(ENCODINGS) {
         for (at, packing) in packings().iter().enumerate() {

@@ -249,9 +249,13 @@ impl LayoutTable<'_> {
         }
         if self.names.encoding.is_some() {
             // what only kerple's own files can say
-            for (ours, has) in [("growth", block.ssmax.is_some()), ("sinks", block.sink == SinkKind::Learned)] {
+            for (ours, has, count) in [
+                ("key_shift", block.key_shift, heads.kv_heads),
+                ("growth", block.ssmax.is_some(), heads.heads),
+                ("sinks", block.sink == SinkKind::Learned, heads.heads),
+            ] {
                 if has {
-                    self.vector(&format!("{attention}.{ours}"), &theirs(&format!("attention.{ours}")), heads.heads);
+                    self.vector(&format!("{attention}.{ours}"), &theirs(&format!("attention.{ours}")), count);
                 }
             }
         }

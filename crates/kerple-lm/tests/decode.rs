@@ -20,6 +20,7 @@ fn models() -> Vec<(String, Decoder)> {
     let blocks = [
         BlockConfig { residual: ResidualKind::Parallel, tie_embeddings: true, ..BlockConfig::default() },
         BlockConfig { residual: ResidualKind::PostLn, qk_norm: true, glu: true, ..BlockConfig::default() },
+        BlockConfig { key_shift: true, n_kv_heads: Some(1), qk_norm: true, ..BlockConfig::default() },
         BlockConfig { n_kv_heads: Some(1), ssmax: Some(0.4), sink: SinkKind::Learned, ..BlockConfig::default() },
         BlockConfig { attention: AttentionKind::Linear(LinearAttentionConfig::default()), ..BlockConfig::default() },
     ];

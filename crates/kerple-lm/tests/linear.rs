@@ -43,6 +43,7 @@ fn plans_say_what_linear_attention_cannot_take() {
         (&format!("encoding.kind = \"none\"\nmodel.block.sink = \"off_by_one\"\n{features}"), "block.sink"),
         (&format!("encoding.kind = \"none\"\nmodel.block.attn_softcap = 1.0\n{features}"), "attn_softcap"),
         (&format!("encoding.kind = \"none\"\nmodel.block.ssmax = 1.0\n{features}"), "ssmax"),
+        (&format!("encoding.kind = \"none\"\nmodel.block.key_shift = true\n{features}"), "key_shift"),
         ("encoding.kind = \"cope\"\nmodel.block.ssmax = 1.0", "ssmax"),
         ("encoding.kind = \"none\"\nmodel.block.attention = { linear = { n_features = 7 } }", "n_features"),
         ("encoding.kind = \"none\"\nmodel.block.attention = { linear = { tolerance = 0.5 } }", "tolerance"),

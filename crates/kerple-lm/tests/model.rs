@@ -173,6 +173,8 @@ fn families() -> Vec<BlockConfig> {
         BlockConfig { activation: Activation::GeluTanh, tie_embeddings: true, lm_head_bias: true, ..default.clone() },
         BlockConfig { embedding_norm: true, residual: ResidualKind::NormResidual, tie_embeddings: true, ..default },
         BlockConfig { norm: NormKind::LayerNoBias, clip_qkv: Some(0.01), tie_embeddings: true, ..bare.clone() },
+        BlockConfig { key_shift: true, ssmax: Some(0.4), qk_norm: true, ..bare.clone() },
+        BlockConfig { key_shift: true, n_kv_heads: Some(1), ..bare.clone() },
         BlockConfig { qk_norm: true, sink: SinkKind::Learned, n_kv_heads: Some(1), ..bare.clone() },
         BlockConfig {
             ssmax: Some(0.4),

@@ -26,6 +26,8 @@ pub struct HostKv {
     values: Vec<f32>,
     /// Cumulative gates of query heads, `[B, H, capacity]`, where tokens have gates.
     gate_cumsum: Vec<f64>,
+    /// The last key as it was projected, `[B, 1, G, D]`, where a layer has a key shift.
+    pub(super) key_before: Option<Tensor<4>>,
     pub(super) context: CachedContext,
 }
 
@@ -36,7 +38,8 @@ impl HostKv {
     /// Nothing yet.
     pub fn new(batch: usize, heads: Heads) -> HostKv {
         let (keys, values, gate_cumsum) = (Vec::new(), Vec::new(), Vec::new());
-        HostKv { batch, heads, seen: 0, len: 0, capacity: 0, keys, values, gate_cumsum, context: None }
+        let (key_before, context) = (None, None);
+        HostKv { batch, heads, seen: 0, len: 0, capacity: 0, keys, values, gate_cumsum, key_before, context }
     }
 
     /// Positions whose keys and values are held.

@@ -17,12 +17,14 @@ pub struct TensorKv {
     gates: Option<Tensor<3>>,
     linear: Option<LinearAttentionSettings>,
     engine: Impl,
+    /// The last key as it was projected, `[B, 1, G, D]`, where a layer has a key shift.
+    pub(super) key_before: Option<Tensor<4>>,
     pub(super) context: CachedContext,
 }
 
 impl TensorKv {
     pub(super) fn new(linear: Option<LinearAttentionSettings>, engine: Impl) -> TensorKv {
-        TensorKv { rows: None, gates: None, linear, engine, context: None }
+        TensorKv { rows: None, gates: None, linear, engine, key_before: None, context: None }
     }
 
     pub(super) fn len(&self) -> usize {

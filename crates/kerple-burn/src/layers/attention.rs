@@ -36,6 +36,8 @@ pub struct SelfAttention {
     pub q_norm: Option<Param<Tensor<1>>>,
     /// See `q_norm`.
     pub k_norm: Option<Param<Tensor<1>>>,
+    /// Logits of the share that a key takes of the key before it, `[G]`, start at 0; where the plan has a key shift.
+    pub key_shift: Option<Param<Tensor<1>>>,
     /// ScalableSoftmax: the factor of the logarithm of the number of visible keys, `[H]`, where the
     /// plan has one.
     pub growth: Option<Param<Tensor<1>>>,
@@ -67,6 +69,7 @@ impl SelfAttention {
             out: Linear::new([heads.inner(), sizes.d_model], plan.out_bias, init.std_out, init),
             q_norm: plan.qk_norm.then(|| init.filled(1.0, heads.head_dim)),
             k_norm: plan.qk_norm.then(|| init.filled(1.0, heads.head_dim)),
+            key_shift: plan.key_shift.then(|| init.zeros(heads.kv_heads)),
             growth: plan.ssmax.map(|start| init.filled(start, heads.heads)),
             sinks: (plan.sink == SinkKind::Learned).then(|| init.zeros(heads.heads)),
             heads,
@@ -109,7 +112,8 @@ impl SelfAttention {
 
     fn qk_scaling(&self) -> QkScaling {
         let norms = self.q_norm.as_ref().zip(self.k_norm.as_ref()).map(|(q, k)| [q.val(), k.val()]);
-        QkScaling { norms, epsilon: self.norm_epsilon, ssmax: self.growth.as_ref().map(Param::val) }
+        let [key_shift, ssmax] = [&self.key_shift, &self.growth].map(|own| own.as_ref().map(Param::val));
+        QkScaling { key_shift, norms, epsilon: self.norm_epsilon, ssmax }
     }
 
     fn scoring(&self) -> Scoring {
@@ -140,17 +144,23 @@ impl SelfAttention {
         (normed, qkv)
     }
 
-    /// The same, ready to be rotated, of the last of `keys` positions.
-    fn projected(&self, x: Tensor<3>, context: &AttentionContext, keys: usize) -> (Tensor<3>, Tensor<3>) {
+    /// The same, ready to be rotated, of the last of `keys` positions; `before` is the key before them in a cache.
+    fn projected(
+        &self,
+        x: Tensor<3>,
+        context: &AttentionContext,
+        keys: usize,
+        before: Option<&mut Option<Tensor<4>>>,
+    ) -> (Tensor<3>, Tensor<3>) {
         let (normed, qkv) = self.packed(x);
-        let qkv = qk_scaling::reference(qkv, &self.qk_scaling(), self.heads, &context.mask, keys);
+        let qkv = qk_scaling::reference(qkv, &self.qk_scaling(), self.heads, &context.mask, keys, before);
         (normed, relative::scaled(qkv, self.heads, context, keys))
     }
 
     /// Queries, keys and values `[B, H, L, D]` after their rotation, and what comes from rows; reference implementation.
     fn attention_inputs(&self, x: Tensor<3>, context: &AttentionContext) -> ([Tensor<4>; 3], FromRows) {
         let len = x.dims()[1];
-        let (normed, qkv) = self.projected(x, context, len);
+        let (normed, qkv) = self.projected(x, context, len, None);
         let [q, k, v] = self.heads.unpack(qkv);
         let rope = context.rope.as_deref();
         let from_rows = relative::from_rows(context, &normed, len, Impl::Reference);
@@ -196,7 +206,7 @@ impl SelfAttention {
         cache: &mut KvCache,
     ) -> Tensor<3> {
         let keys = cache.len() + x.dims()[1];
-        let (normed, qkv) = self.projected(x.clone(), context, keys);
+        let (normed, qkv) = self.projected(x.clone(), context, keys, cache.key_before());
         let from_rows = relative::from_rows(context, &normed, keys, Impl::Reference);
         let a = cache.attend(qkv, self.heads, &self.scoring(), context, from_rows);
         self.joined(a, [x, normed], residual)
@@ -214,7 +224,7 @@ impl SelfAttention {
         let attend = |(row, CachedSequence { context, cache }): (usize, &mut CachedSequence)| {
             let qkv = qkv.clone().narrow(0, row, 1);
             let keys = cache.len() + len;
-            let qkv = qk_scaling::reference(qkv, &qk_scaling, self.heads, &context.mask, keys);
+            let qkv = qk_scaling::reference(qkv, &qk_scaling, self.heads, &context.mask, keys, cache.key_before());
             let qkv = relative::scaled(qkv, self.heads, context, keys);
             let normed = normed.clone().narrow(0, row, 1);
             let from_rows = relative::from_rows(context, &normed, keys, Impl::Reference);

@@ -80,7 +80,7 @@ pub struct AttentionLayer {
     pub out: LinearTensors,
     /// Numbers of heads.
     pub heads: Heads,
-    /// QK norm and scalable softmax, before the rotation.
+    /// Key shift, QK norm and scalable softmax, before the rotation.
     pub qk_scaling: QkScaling,
     /// Changes of scores, in addition to those by positions.
     pub scoring: Scoring,
@@ -143,7 +143,7 @@ fn by_parts(x: Tensor<3>, layer: AttentionLayer, context: &AttentionContext, eng
         None => x.clone(),
     };
     let qkv = clamped(linear::linear(normed.clone(), qkv, None, engine), clamp);
-    let qkv = qk_scaling::reference(qkv, &qk_scaling, heads, &context.mask, len);
+    let qkv = qk_scaling::reference(qkv, &qk_scaling, heads, &context.mask, len, None);
     let [q, k, v] = heads.unpack(relative::scaled(qkv, heads, context, len));
     let from_rows = relative::from_rows(context, &normed, len, engine);
     let rope = context.rope.as_deref();

@@ -1,7 +1,8 @@
-//! Steps between the projection of queries and keys and their rotation: a norm per head, and
-//! queries that are scaled by the number of keys they attend to.
+//! Steps between the projection of queries and keys and their rotation: keys that are mixed with those before them, a norm per
+//! head, and queries that are scaled by the number of keys they attend to.
 //!
 //! ```text
+//! k_t  = (1 - m) k_t + m k_{t-1}                  m = sigmoid(key_shift[g]), k_{-1} = 0: a key shift
 //! q, k = gamma x / sqrt(mean(x^2) + epsilon)      over the D features of a head (Henry et al. 2020, arXiv:2010.04245)
 //! q    = slope[h] ln(n) q                         n visible keys: scalable softmax (Nakanishi 2025, arXiv:2501.19399)
 //! ```
@@ -10,12 +11,15 @@ use crate::attention_context::AttentionMask;
 use crate::custom_op::{FloatElement, InputGrads, OpInputs};
 use crate::heads::Heads;
 use crate::host_array::HostArray;
-use burn::tensor::{Tensor, TensorData};
-use kerple_core::ops::heads::{self, HeadLayout, HeadNorm, ScalableSoftmax};
+use burn::tensor::{Bool, Tensor, TensorData, activation};
+use kerple_core::ops::heads::{self, HeadLayout, HeadNorm, ScalableSoftmax, TokenShift};
+use std::borrow::Cow;
 
 /// What is done, and its tensors.
 #[derive(Clone, Debug, Default)]
 pub struct QkScaling {
+    /// The key shift: logits of the share of the key before, `[G]`, where there is one.
+    pub key_shift: Option<Tensor<1>>,
     /// Scales of the norms of queries and of keys, `[D]` each, where they have norms.
     pub norms: Option<[Tensor<1>; 2]>,
     /// Added to the mean square.
@@ -28,16 +32,57 @@ pub struct QkScaling {
 impl QkScaling {
     /// Whether nothing is done.
     pub fn is_nothing(&self) -> bool {
-        self.norms.is_none() && self.ssmax.is_none()
+        self.key_shift.is_none() && self.norms.is_none() && self.ssmax.is_none()
     }
 }
 
-/// Packed rows `[B, L, (H + 2 G) D]` of the last of `keys` positions, made ready to be rotated; reference implementation.
-pub fn reference(qkv: Tensor<3>, scaling: &QkScaling, heads: Heads, mask: &AttentionMask, keys: usize) -> Tensor<3> {
+/// Of `[B, L]` or `[L]` rows whether they begin a sequence, or a document of one.
+fn begins(mask: &AttentionMask, len: usize) -> Vec<bool> {
+    match &mask.documents {
+        Some(documents) => documents.position_ids().into_iter().map(|position| position == 0).collect(),
+        None => (0..len).map(|row| row == 0).collect(),
+    }
+}
+
+/// Keys `[B, L, G, D]` before each of these, which begin sequences or follow on the key `[B, 1, G, D]` of a cache.
+fn keys_before(keys: &Tensor<4>, before: Option<&Tensor<4>>, mask: &AttentionMask) -> Tensor<4> {
+    let [batch, len, heads, head_dim] = keys.dims();
+    let first = match before {
+        Some(key) => key.clone(),
+        None => Tensor::zeros([batch, 1, heads, head_dim], (&keys.device(), keys.dtype())),
+    };
+    let shifted = Tensor::cat(vec![first, keys.clone().narrow(1, 0, len - 1)], 1);
+    if mask.documents.is_none() {
+        return shifted;
+    }
+    let begins = Tensor::<4, Bool>::from_data(TensorData::new(begins(mask, len), [batch, len, 1, 1]), &keys.device());
+    shifted.mask_fill(begins.expand([batch, len, heads, head_dim]), 0.0)
+}
+
+/// Packed rows `[B, L, (H + 2 G) D]` of the last of `keys` positions, made ready to be rotated; reference implementation. `before`
+/// is the projected key of the position before these, where a cache has it; the last one of these takes its place.
+pub fn reference(
+    qkv: Tensor<3>,
+    scaling: &QkScaling,
+    heads: Heads,
+    mask: &AttentionMask,
+    keys: usize,
+    before: Option<&mut Option<Tensor<4>>>,
+) -> Tensor<3> {
     if scaling.is_nothing() {
         return qkv;
     }
     let [mut q, mut k, v] = heads.split(qkv);
+    if let Some(logits) = &scaling.key_shift {
+        let share = activation::sigmoid(logits.clone()).reshape([1, 1, heads.kv_heads, 1]);
+        let projected = k;
+        let earlier = keys_before(&projected, before.as_deref().and_then(Option::as_ref), mask);
+        k = projected.clone() * (share.clone().neg() + 1.0) + earlier * share;
+        if let Some(before) = before {
+            let last = projected.dims()[1] - 1;
+            *before = Some(projected.narrow(1, last, 1));
+        }
+    }
     if let Some([of_queries, of_keys]) = &scaling.norms {
         let normed = |x: Tensor<4>, gamma: &Tensor<1>| {
             let square = x.clone().powi_scalar(2).mean_dim(3);
@@ -58,6 +103,9 @@ pub fn reference(qkv: Tensor<3>, scaling: &QkScaling, heads: Heads, mask: &Atten
 /// Where the tensors are among an operation's inputs.
 #[derive(Clone, Debug)]
 pub(super) struct QkScalingInputs {
+    key_shift: Option<usize>,
+    /// Whether rows begin a sequence; empty without a key shift.
+    is_first: Vec<bool>,
     norms: Option<[usize; 2]>,
     epsilon: f64,
     ssmax: Option<usize>,
@@ -67,18 +115,21 @@ pub(super) struct QkScalingInputs {
 impl QkScalingInputs {
     /// Of a branch over `len` positions.
     pub(super) fn add(scaling: QkScaling, mask: &AttentionMask, len: usize, inputs: &mut OpInputs) -> QkScalingInputs {
-        let QkScaling { norms, epsilon, ssmax } = scaling;
+        let QkScaling { key_shift, norms, epsilon, ssmax } = scaling;
+        let is_first = if key_shift.is_some() { begins(mask, len) } else { Vec::new() };
         let logs = if ssmax.is_some() { mask.log_counts([len, len]) } else { Vec::new() };
         let norms = norms.map(|norms| norms.map(|gamma| inputs.add(gamma)));
-        QkScalingInputs { norms, epsilon, ssmax: inputs.add_some(ssmax), logs }
+        let (key_shift, ssmax) = (inputs.add_some(key_shift), inputs.add_some(ssmax));
+        QkScalingInputs { key_shift, is_first, norms, epsilon, ssmax, logs }
     }
 
     pub(super) fn is_nothing(&self) -> bool {
-        self.norms.is_none() && self.ssmax.is_none()
+        self.key_shift.is_none() && self.norms.is_none() && self.ssmax.is_none()
     }
 
     /// Prepares packed rows in place.
     pub(super) fn forward<T: FloatElement>(&self, inputs: &[HostArray], heads: Heads, qkv: &mut [T]) {
+        self.shift(inputs, heads, qkv);
         for (place, norm) in self.of_norms(inputs, heads) {
             heads::norm(qkv, place, norm);
         }
@@ -91,16 +142,40 @@ impl QkScalingInputs {
     /// Turns the gradient in prepared rows into that in `raw` ones; records those of the parameters.
     pub(super) fn backward<T: FloatElement>(&self, raw: &[T], heads: Heads, d_qkv: &mut [T], found: &mut InputGrads) {
         let (inputs, logs) = (found.inputs(), self.logs::<T>());
+        let mut shifted = Cow::from(raw);
+        if self.key_shift.is_some() && (self.norms.is_some() || self.ssmax.is_some()) {
+            self.shift(inputs, heads, shifted.to_mut());
+        }
         if let Some((place, ssmax)) = self.ssmax(inputs, &logs) {
-            let mut normed = raw.to_vec();
+            let mut normed = shifted.to_vec();
             for (place, norm) in self.of_norms(inputs, heads) {
                 heads::norm(&mut normed, place, norm);
             }
             found.put(place, heads::scale_backward(&normed, d_qkv, of_queries(heads), ssmax));
         }
         for ((place, norm), gamma) in self.of_norms(inputs, heads).zip(self.norms.into_iter().flatten()) {
-            found.put(gamma, heads::norm_backward(raw, d_qkv, place, norm));
+            found.put(gamma, heads::norm_backward(&shifted, d_qkv, place, norm));
         }
+        if let Some(place) = self.key_shift {
+            let shares = self.shares::<T>(inputs);
+            let by = TokenShift { shares: &shares, is_first: &self.is_first };
+            let d_shares = heads::shift_backward(raw, d_qkv, of_keys(heads), by);
+            let of_logit = |(d, share): (T, &T)| d * *share * (T::ONE - *share);
+            found.put(place, d_shares.into_iter().zip(&shares).map(of_logit).collect::<Vec<T>>());
+        }
+    }
+
+    fn shift<T: FloatElement>(&self, inputs: &[HostArray], heads: Heads, qkv: &mut [T]) {
+        if self.key_shift.is_some() {
+            let shares = self.shares::<T>(inputs);
+            heads::shift(qkv, of_keys(heads), TokenShift { shares: &shares, is_first: &self.is_first });
+        }
+    }
+
+    /// The share that a key takes of the key before; empty without a key shift.
+    fn shares<T: FloatElement>(&self, inputs: &[HostArray]) -> Vec<T> {
+        let logits = self.key_shift.map_or(&[][..], |place| inputs[place].slice::<T>());
+        logits.iter().map(|logit| T::from_f64(1.0 / (1.0 + (-logit.to_f64()).exp()))).collect()
     }
 
     fn logs<T: FloatElement>(&self) -> Vec<T> {

@@ -52,7 +52,8 @@ fn need(same: bool, what: &str) -> Representable<()> {
 
 /// What none of the families has.
 fn check(plan: &Plan) -> Representable<()> {
-    let BlockConfig { ssmax, sink, attn_softcap, lm_head_bias, scale_embeddings, .. } = plan.model.block;
+    let BlockConfig { key_shift, ssmax, sink, attn_softcap, lm_head_bias, scale_embeddings, .. } = plan.model.block;
+    need(!key_shift, "model.block.key_shift")?;
     need(ssmax.is_none(), "model.block.ssmax")?;
     need(sink == SinkKind::None, "model.block.sink")?;
     need(attn_softcap.is_none(), "model.block.attn_softcap")?;

@@ -1,6 +1,9 @@
 //! Steps between the projection of queries and keys and their rotation, in place on packed rows.
 //!
 //! ```text
+//! shift   y_t = (1 - m[h]) x_t + m[h] x_{t-1}         x_{t-1}: of the token before, 0 where a sequence begins
+//!         d_x_t = (1 - m[h]) d_y_t + m[h] d_y_{t+1}
+//!         d_m[h] = sum over rows of d_y_t.(x_{t-1} - x_t)
 //! norm    y = gamma x / sqrt(mean(x^2) + epsilon)     over the D features of each head
 //!         d_x = rstd (g - u mean(g u))                u = x rstd,  g = gamma d_y
 //!         d_gamma = sum over rows and heads of d_y u
@@ -39,6 +42,15 @@ impl HeadLayout {
         assert!(end.is_some_and(|end| end <= row), "{heads} heads of {self:?} exceed the row");
     }
 
+    /// One head of the first of some rows.
+    fn head<'x, T>(&self, rows: &'x [T], head: usize) -> &'x [T] {
+        &rows[self.start + head * self.stride..][..self.head_dim]
+    }
+
+    fn head_mut<'x, T>(&self, rows: &'x mut [T], head: usize) -> &'x mut [T] {
+        &mut rows[self.start + head * self.stride..][..self.head_dim]
+    }
+
     /// The heads of one row, each with its number.
     #[inline(always)]
     fn of_row<'x, T>(&self, row: &'x [T]) -> impl Iterator<Item = &'x [T]> + use<'x, T> {
@@ -69,6 +81,91 @@ pub struct ScalableSoftmax<'a, T> {
     pub slopes: &'a [T],
     /// Of rows, which begin again after the last: `[L]`, or `[B, L]`.
     pub logs: &'a [T],
+}
+
+/// The share that each row takes of the row before it.
+#[derive(Clone, Copy, Debug)]
+pub struct TokenShift<'a, T> {
+    /// `[H]`
+    pub shares: &'a [T],
+    /// Whether a row begins a sequence. Of rows, which begin again after the last: `[L]`, or `[B, L]`.
+    pub is_first: &'a [bool],
+}
+
+/// Mixes the heads of rows `[rows, row]` with those of the rows before them.
+///
+/// # Panics
+/// If a slice has the wrong size.
+pub fn shift<T: Number>(x: &mut [T], place: HeadLayout, by: TokenShift<'_, T>) {
+    by.check(place, x.len());
+    let piece = ROWS_PER_TASK * place.row;
+    // the last row of every task, as it was
+    let last: Vec<T> = x.chunks(piece).flat_map(|rows| &rows[rows.len() - place.row..]).copied().collect();
+    x.par_chunks_mut(piece).enumerate().for_each(|(task, rows)| {
+        for i in (0..rows.len() / place.row).rev() {
+            let (earlier, row) = rows.split_at_mut(i * place.row);
+            let before = match i {
+                _ if by.begins(task * ROWS_PER_TASK + i) => None,
+                0 => Some(&last[(task - 1) * place.row..]),
+                _ => Some(&earlier[(i - 1) * place.row..]),
+            };
+            for (at, share) in by.shares.iter().enumerate() {
+                mix(place.head_mut(row, at), before.map(|before| place.head(before, at)), *share);
+            }
+        }
+    });
+}
+
+/// `(1 - share) x + share other`, in the place of `x`.
+fn mix<T: Number>(x: &mut [T], other: Option<&[T]>, share: T) {
+    x.iter_mut().for_each(|x| *x = *x * (T::ONE - share));
+    let Some(other) = other else { return };
+    x.iter_mut().zip(other).for_each(|(x, other)| *x += *other * share);
+}
+
+/// Turns the gradient in the result of [`shift`] into that in `x`, what it was given; returns that in the shares.
+///
+/// # Panics
+/// If a slice has the wrong size.
+pub fn shift_backward<T: Number>(x: &[T], d: &mut [T], place: HeadLayout, by: TokenShift<'_, T>) -> Vec<T> {
+    by.check(place, x.len());
+    check_shape!(d, all = x.len());
+    let piece = ROWS_PER_TASK * place.row;
+    let mut partial = vec![T::ZERO; x.len().div_ceil(piece) * place.heads];
+    // the first row of every task, as it was
+    let first: Vec<T> = d.chunks(piece).flat_map(|rows| &rows[..place.row]).copied().collect();
+    let tasks = d.par_chunks_mut(piece).zip(partial.par_chunks_mut(place.heads.max(1)));
+    tasks.enumerate().for_each(|(task, (d, d_shares))| {
+        for i in 0..d.len() / place.row {
+            let number = task * ROWS_PER_TASK + i;
+            let (row, later) = d[i * place.row..].split_at_mut(place.row);
+            let later = if later.is_empty() { &first[((task + 1) * place.row).min(first.len())..] } else { later };
+            let later = (!later.is_empty() && !by.begins(number + 1)).then_some(later);
+            let before = (!by.begins(number)).then(|| &x[(number - 1) * place.row..]);
+            for (at, (share, d_share)) in by.shares.iter().zip(&mut *d_shares).enumerate() {
+                let d = place.head_mut(row, at);
+                let found = before.map_or(T::ZERO, |before| reduce::dot(d, place.head(before, at)));
+                *d_share += found - reduce::dot(d, place.head(&x[number * place.row..], at));
+                mix(d, later.map(|later| place.head(later, at)), *share);
+            }
+        }
+    });
+    in_order(&partial, place.heads)
+}
+
+impl<T: Number> TokenShift<'_, T> {
+    fn begins(&self, row: usize) -> bool {
+        self.is_first[row % self.is_first.len()]
+    }
+
+    fn check(&self, place: HeadLayout, values: usize) {
+        place.check(values);
+        check_shape!(self.shares, H = place.heads);
+        let rows = values / place.row;
+        let whole = rows == 0 || (!self.is_first.is_empty() && rows.is_multiple_of(self.is_first.len()));
+        assert!(whole, "is_first: {} values do not fit {rows} rows", self.is_first.len());
+        assert!(rows == 0 || self.is_first[0], "the first row begins a sequence");
+    }
 }
 
 /// Normalises the heads of rows `[rows, row]`.
@@ -225,9 +322,34 @@ mod tests {
         }
     }
 
+    /// Sequences of a third of the rows, in which a second document begins.
+    fn starts(rows: usize) -> Vec<bool> {
+        (0..rows / 3).map(|i| i == 0 || i == 17).collect()
+    }
+
+    #[test]
+    fn rows_are_mixed_with_those_before_them() {
+        for (place, rows) in PLACES {
+            let (x, shares, is_first) = (random(rows * place.row, 1), random(place.heads, 2), starts(rows));
+            let mut y = x.clone();
+            shift(&mut y, place, TokenShift { shares: &shares, is_first: &is_first });
+            let mut expected = x.clone();
+            for row in 0..rows {
+                for (head, share) in shares.iter().enumerate() {
+                    for feature in 0..place.head_dim {
+                        let at = row * place.row + place.start + head * place.stride + feature;
+                        let before = if is_first[row % (rows / 3)] { 0.0 } else { x[at - place.row] };
+                        expected[at] = (1.0 - share) * x[at] + share * before;
+                    }
+                }
+            }
+            assert!(y.iter().zip(&expected).all(|(y, expected)| (y - expected).abs() < 1e-14), "{place:?}");
+        }
+    }
+
     #[test]
     fn gradients_are_those_of_finite_differences() {
-        for (place, rows) in [PLACES[0], PLACES[2]] {
+        for (place, rows) in PLACES {
             let (x, up) = (random(rows * place.row, 1), random(rows * place.row, 2));
             let (gamma, slopes, logs) = (random(place.head_dim, 3), random(place.heads, 4), logs(rows));
             let total = |y: &[f64]| y.iter().zip(&up).map(|(y, up)| y * up).sum::<f64>();
@@ -248,6 +370,16 @@ mod tests {
             let mut d_x = up.clone();
             let d_slopes = scale_backward(&x, &mut d_x, place, ScalableSoftmax { slopes: &slopes, logs: &logs });
             assert_gradient("x of scale", &x, &d_x, |x| scaled(x, &slopes));
+            let (shares, is_first) = (random(place.heads, 5), starts(rows));
+            let shifted = |x: &[f64], shares: &[f64]| {
+                let mut y = x.to_vec();
+                shift(&mut y, place, TokenShift { shares, is_first: &is_first });
+                total(&y)
+            };
+            let mut d_x = up.clone();
+            let d_shares = shift_backward(&x, &mut d_x, place, TokenShift { shares: &shares, is_first: &is_first });
+            assert_gradient("x of shift", &x, &d_x, |x| shifted(x, &shares));
+            assert_gradient("shares", &shares, &d_shares, |shares| shifted(&x, shares));
             assert_gradient("slopes", &slopes, &d_slopes, |slopes| scaled(&x, slopes));
         }
     }
@@ -258,15 +390,19 @@ mod tests {
         let (x, up) = (single(&random(rows * place.row, 1)), single(&random(rows * place.row, 2)));
         let (gamma, slopes) = (single(&random(place.head_dim, 3)), single(&random(place.heads, 4)));
         let logs = single(&logs(rows));
+        let (shares, is_first) = (single(&random(place.heads, 5)), starts(rows));
+        let mixed = TokenShift { shares: &shares, is_first: &is_first };
         assert_same_at_any_threads(|| {
             let (mut y, mut d) = (x.clone(), up.clone());
             let (by, growth) =
                 (HeadNorm { gamma: &gamma, epsilon: 0.01 }, ScalableSoftmax { slopes: &slopes, logs: &logs });
+            shift(&mut y, place, mixed);
             norm(&mut y, place, by);
             scale(&mut y, place, growth);
             let d_slopes = scale_backward(&x, &mut d, place, growth);
             let d_gamma = norm_backward(&x, &mut d, place, by);
-            (y, d, d_slopes, d_gamma)
+            let d_shares = shift_backward(&x, &mut d, place, mixed);
+            (y, d, d_slopes, d_gamma, d_shares)
         });
     }
 }

@@ -260,6 +260,10 @@ fn check_attention(encoding: &Encoding, (attention, model): (&AttentionKind, &Mo
             );
         }
     }
+    if block.key_shift {
+        let message = "linear attention does not support a key shift, its state keeps no key".to_owned();
+        return refuse("model.block.key_shift", message, "remove it");
+    }
     check_linear(linear, encoding, model)
 }
 

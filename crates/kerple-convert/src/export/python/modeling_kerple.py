@@ -160,6 +160,8 @@ class KerpleAttention(nn.Module):
         if block.get("qk_norm"):
             self.q_norm = KerpleNorm(self.dim, config.layer_norm_eps, "rms")
             self.k_norm = KerpleNorm(self.dim, config.layer_norm_eps, "rms")
+        if block.get("key_shift"):
+            self.key_shift = nn.Parameter(torch.zeros(self.groups))
         if block.get("ssmax") is not None:
             self.growth = nn.Parameter(torch.full((self.heads,), float(block["ssmax"])))
         if block.get("sink") == "learned":
@@ -179,12 +181,26 @@ class KerpleAttention(nn.Module):
         parts = x.view(batch, length, -1, self.dim).split([self.heads, self.groups, self.groups], 2)
         return [part.transpose(1, 2) for part in parts]
 
-    def prepared(self, x, at, positions):
-        """Queries, keys and values as they are before their rotation."""
+    def shifted(self, projected, at, cache):
+        """Keys mixed with those before them; a cache keeps projected keys as features of the keys."""
+        start = at.length - projected.shape[2]
+        if cache is not None and start > 0:
+            first = cache.layers[self.layer].keys[..., start - 1 : start, -self.dim :].to(projected.dtype)
+        else:
+            first = torch.zeros_like(projected[..., :1, :])
+        before = torch.cat([first, projected], 2)[..., :-1, :].masked_fill((at.positions <= 0)[:, None, :, None], 0)
+        share = self.key_shift.float().sigmoid().to(projected.dtype)[:, None, None]
+        return projected * (1 - share) + before * share
+
+    def prepared(self, x, at, positions, cache):
+        """Queries, keys and values as they are before their rotation, and projected keys where a cache needs them."""
         packed = self.query_key_value(x)
         if self.block.get("clip_qkv") is not None:
             packed = packed.clamp(-self.block["clip_qkv"], self.block["clip_qkv"])
         q, k, v = self.split(packed)
+        projected = None
+        if self.block.get("key_shift"):
+            projected, k = k, self.shifted(k, at, cache)
         if self.block.get("qk_norm"):
             q, k = self.q_norm(q), self.k_norm(k)
         if self.block.get("ssmax") is not None:
@@ -194,7 +210,7 @@ class KerpleAttention(nn.Module):
             q = (q.float() * logs * self.growth.float()[:, None, None]).to(q.dtype)
         if positions.form.get("map") == "transformer_xl":
             q = q + positions.values["u"].to(q.dtype)[:, None]
-        return q, k, v
+        return q, k, v, projected
 
     def gates(self, x, values):
         """Logarithms of what tokens let through of what lies before them, for the query heads of each key head, [B, G, L, H / G]."""
@@ -205,7 +221,7 @@ class KerpleAttention(nn.Module):
         return gates.view(*x.shape[:2], self.groups, -1).transpose(1, 2)
 
     def forward(self, x, at, positions, cache):
-        q, k, v = self.prepared(x, at, positions)
+        q, k, v, projected = self.prepared(x, at, positions, cache)
         clocks, gated = None, positions.form["enters"] == "gates"
         turn, turn_keys = positions.turn or (None, None)
         if turn is not None:
@@ -219,8 +235,9 @@ class KerpleAttention(nn.Module):
             # a cache keeps them as features of the keys, and is of single precision then
             k = torch.cat([k.float(), self.gates(x, positions.values)], -1)
         if cache is not None:
+            k = k if projected is None else torch.cat([k, projected.to(k.dtype)], -1)
             k, v = cache.update(k, v, self.layer)
-            v = v.to(x.dtype)
+            k, v = k if projected is None else k[..., : -self.dim], v.to(x.dtype)
         if gated:
             clocks = clocks_of(k[..., self.dim :])
             k = k[..., : self.dim].to(q.dtype)
@@ -292,6 +309,8 @@ class KerplePreTrainedModel(PreTrainedModel):
             if module.bias is not None:
                 module.bias.data.zero_()
         elif isinstance(module, KerpleAttention):
+            if hasattr(module, "key_shift"):
+                module.key_shift.data.zero_()
             if hasattr(module, "growth"):
                 module.growth.data.fill_(float(self.config.block["ssmax"]))
             if hasattr(module, "sinks"):
