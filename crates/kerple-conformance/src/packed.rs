@@ -11,7 +11,7 @@ use kerple_core::Number;
 use kerple_core::attention::{
     AttentionDims, AttentionProblem, DocumentSegment, Mask, PackedDocuments, ScoreTable, ScoreTransform, Strides,
 };
-use kerple_core::encoding::{Encoding, EncodingForm, Geometry, ScoreModForm, TableGradient};
+use kerple_core::encoding::{Encoding, EncodingForm, Geometry, ScoreModForm};
 use kerple_core::forms::{DistanceTable, Sides, Strided};
 use kerple_core::ops::gate_cumsum::{self, log_sigmoid};
 use kerple_core::score_mods::ScoreModExtent;
@@ -223,17 +223,7 @@ impl PackedCase {
         let values = match found.d_map {
             _ if self.names.is_empty() => Vec::new(),
             Some(d_map) => d_values(&self.encoding, &self.geometry, &self.values, keys, &to_f64(d_map)),
-            None => {
-                let is_mirrored = self.mask.sides() == Sides::TwoSided && self.encoding.method.kind() != "t5";
-                let fold = |table: &Vec<f64>| DistanceTable::mirrored_backward(table, keys);
-                let folded = d_bias.as_ref().filter(|_| is_mirrored).map(fold);
-                let d_bias = folded.as_deref().or(d_bias.as_deref());
-                self.encoding.table_backward(
-                    &self.geometry,
-                    &self.values,
-                    TableGradient { len: keys, d_bias, d_weight: None },
-                )
-            }
+            None => self.d_values_of_table(d_bias.as_deref()),
         };
         let mut others =
             vec![("out", to_f64(found.out)), ("grad_q", d_q), ("grad_k", d_k), ("grad_v", to_f64(found.d_v))];
@@ -244,6 +234,22 @@ impl PackedCase {
             others.extend([("c", clocks), ("grad_a", self.clocks_backward(&d_clocks))]);
         }
         PackedOutput { values, others }
+    }
+
+    /// The gradient in the values of a table, given that in the bias over the distances of the mask.
+    fn d_values_of_table(&self, d_bias: Option<&[f64]>) -> Vec<Vec<f64>> {
+        let keys = self.dims.keys;
+        let jacobian = self.encoding.table_jacobian(&self.geometry, &self.values, keys);
+        let (jacobian, is_mirrored) = match (self.mask.sides(), jacobian.sides) {
+            (Sides::OneSided, _) => (jacobian.one_sided(keys), false),
+            (Sides::TwoSided, sides) => (jacobian, sides == Sides::OneSided),
+        };
+        let mut d_values: Vec<Vec<f64>> = self.values.iter().map(|values| vec![0.0; values.len()]).collect();
+        if let (Some(jacobian), Some(d_bias)) = (jacobian.bias, d_bias) {
+            let folded = is_mirrored.then(|| DistanceTable::mirrored_backward(d_bias, keys));
+            jacobian.backward(self.geometry.heads, folded.as_deref().unwrap_or(d_bias), &mut d_values);
+        }
+        d_values
     }
 
     /// Of queries and of keys.
