@@ -27,17 +27,24 @@ use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// Documents of 1 to 40 letters, so that most sequences contain several; or one document.
+/// What ends a document in a text of bytes.
+const END: u32 = 0;
+
+fn letters(places: std::ops::Range<usize>) -> String {
+    places.map(|at| char::from(b'a' + ((at * at + at / 3) % 7) as u8)).collect()
+}
+
+/// Documents of 1 to 40 letters, so that most sequences contain several.
 fn corpus(folder: &Path, documents: usize) -> std::path::PathBuf {
+    prepared(folder, (0..documents).map(|file| (format!("{file:03}.txt"), letters(file..file + 1 + (file * 17) % 40))))
+}
+
+/// Files of texts, prepared as bytes.
+fn prepared(folder: &Path, files: impl Iterator<Item = (String, String)>) -> std::path::PathBuf {
     let (input, out) = (folder.join("texts"), folder.join("data"));
     fs::create_dir_all(&input).unwrap();
-    let letter = |at: usize| char::from(b'a' + ((at * at + at / 3) % 7) as u8);
-    for file in 0..documents {
-        let len = if documents == 1 { 6000 } else { 1 + (file * 17) % 40 };
-        fs::write(input.join(format!("{file:03}.txt")), (file..file + len).map(letter).collect::<String>()).unwrap();
-    }
-    let split = if documents == 1 { [1.0, 0.0, 0.0] } else { [0.5, 0.1, 0.4] };
-    let options = PrepareOptions { split, ..PrepareOptions::new(Sources::paths(&[&input]), &out) };
+    files.for_each(|(name, text)| fs::write(input.join(name), text).unwrap());
+    let options = PrepareOptions { split: [0.5, 0.1, 0.4], ..PrepareOptions::new(Sources::paths(&[&input]), &out) };
     prepare(&options, &mut |_| {}).unwrap();
     out
 }
@@ -131,9 +138,9 @@ fn both_masks_read_the_same_windows() {
             assert_eq!((joined.documents, joined.scored), (None, None));
             let (documents, scored) = (separate.documents.unwrap(), separate.scored.unwrap());
             let ids = documents.document_ids();
-            // with bytes, 256 ends a document: what comes after it is the first token of the next
+            // what comes after an end is the first token of the next
             for (at, token) in separate.tokens.iter().enumerate() {
-                assert_eq!(scored[at], *token != 256, "{sampling}: target {at}");
+                assert_eq!(scored[at], *token != END, "{sampling}: target {at}");
                 let same_row = (at + 1) % 24 != 0;
                 assert!(!same_row || (ids[at] == ids[at + 1]) == scored[at], "{sampling}: token {at}");
             }
@@ -233,7 +240,7 @@ fn plans_keep_their_hashes_and_refuse_what_cannot_restart() {
     assert_eq!(
         refused(&["encoding={kind=\"rotary\", randomized=99}"]),
         [
-            r#"data.documents: "separate" is not supported: rotary-randomized=99 has `randomized`, which draws positions for whole sequences and not for each document"#,
+            r#"data.documents: "separate" is not supported: rotary-randomized99 has `randomized`, which draws positions for whole sequences and not for each document"#,
             r#"set data.documents = "joined", or remove randomized"#,
         ]
     );
@@ -259,7 +266,9 @@ fn plans_keep_their_hashes_and_refuse_what_cannot_restart() {
 #[test]
 fn a_corpus_of_one_document_is_noted() {
     let place = tempfile::tempdir().unwrap();
-    let separate = config(&corpus(place.path(), 1), &[SEPARATE, "train.eval_interval=0"]);
+    let splits = ["train", "valid", "test"].into_iter().zip([0, 7000, 14_000]);
+    let data = prepared(place.path(), splits.map(|(split, at)| (format!("{split}.txt"), letters(at..at + 6000))));
+    let separate = config(&data, &[SEPARATE, "train.eval_interval=0"]);
     let notes = session(&Ranks::alone(), &separate, &place.path().join("run"), None);
     assert!(notes.iter().any(|note| note.starts_with("the training split is one document, so")), "{notes:?}");
 }
@@ -333,12 +342,12 @@ fn separate_evaluation_is_that_of_the_documents_alone() {
         let tokens = kerple_lm::sequences::EvalText::read(&text, start..start + 65).unwrap();
         let mut document = 0;
         while document < 64 {
-            let end = (document..64).find(|at| tokens[*at] == 256).map_or(64, |at| at + 1);
+            let end = (document..64).find(|at| tokens[*at] == END).map_or(64, |at| at + 1);
             let ids = &tokens[document..end];
             let batch = TokenBatch { ids, batch: 1, len: ids.len(), documents: None };
             let losses = model.token_losses(batch, &tokens[document + 1..end + 1], &ForwardContext::evaluation(3));
             // what follows the end of a document is in the next
-            let scored = losses.len() - usize::from(ids[ids.len() - 1] == 256);
+            let scored = losses.len() - usize::from(ids[ids.len() - 1] == END);
             sum += losses[..scored].iter().sum::<f64>();
             count += scored as u64;
             document = end;
