@@ -94,7 +94,7 @@ impl fmt::Display for MemoryEstimate {
     fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
         write!(f, "memory: about {} (weights {}", gibibytes(self.total()), gibibytes(self.weights))?;
         for (name, bytes) in [
-            ("moments", self.moments),
+            ("optimizer state", self.moments),
             ("gradients", self.gradients),
             ("activations", self.activations),
             ("logits", self.logits),

@@ -314,10 +314,10 @@ pub fn bits_per_byte(nll_total: f64, bytes: u64) -> f64 {
 pub fn protocol_meaning(protocol: &str) -> String {
     match protocol.split_once(':') {
         None if protocol == "segments" => {
-            "Segments end where the spans of the text end. Each span has one segment at every \
-             length, so longer segments contain the shorter ones. Every token is scored, including \
-             the first ones of a segment, which have little context. The spans depend on the seed \
-             and are the same for every encoding under one seed."
+            "Each segment of the text has one window at every length. It ends where the segment \
+             ends, so longer windows contain the shorter ones. Every token is scored, including \
+             the first ones of a window, which have little context. The segments depend on the \
+             seed and are the same for every encoding under one seed."
                 .into()
         }
         None if protocol == ANSWERS => {
@@ -326,13 +326,13 @@ pub fn protocol_meaning(protocol: &str) -> String {
                 .into()
         }
         None if protocol == "nonoverlapping" => {
-            "The same text at every length, cut into consecutive nonoverlapping of that length that do not \
-             overlap. The last block is shorter where the length does not divide the text. Every \
-             token is scored, including the first ones of a block, which have little context."
+            "The same text at every length, cut into consecutive windows of that length that do not \
+             overlap. The last window is shorter where the length does not divide the text. Every \
+             token is scored, including the first ones of a window, which have little context."
                 .into()
         }
         Some(("last", count)) => format!(
-            "The last {count} tokens of every span of the text are scored, at every length the same \
+            "The last {count} tokens of every segment of the text are scored, at every length the same \
              tokens. The length is the context that is read, including the scored tokens."
         ),
         Some(("sliding", stride)) => format!(

@@ -106,7 +106,7 @@ impl EndOfDocument {
         let found: Vec<(&str, u32)> = USUAL.iter().filter_map(|name| Some((*name, inner.token(name)?))).collect();
         let (special, plain): (Vec<_>, Vec<_>) = found.into_iter().partition(|(_, id)| inner.is_special(*id));
         if let Some(((name, id), others)) = special.split_first() {
-            let because = "the first usual name among its special tokens".to_owned();
+            let because = "it is the first of the usual names that its special tokens have".to_owned();
             let warnings = others.iter().map(|(other, _)| {
                 format!("documents end with `{name}`; `{other}` is special too: to use it, pass --eod-token '{other}'")
             });

@@ -26,7 +26,7 @@ pub fn run(args: &ExportArgs) -> CommandResult {
         }));
         return Ok(());
     }
-    remarkln!("{name}: {}, {} bytes of weights in {} files", family.architecture(), bytes, files.len());
+    remarkln!("{name}: {}, {} files, {} bytes of weights", family.architecture(), files.len(), bytes);
     let trust = if own { ", trust_remote_code=True" } else { "" };
     remarkln!("AutoModelForCausalLM.from_pretrained(\"{}\"{trust})", args.out.display());
     resultln!("{}", args.out.display());
