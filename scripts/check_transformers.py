@@ -83,6 +83,8 @@ CASES = {
         "model.block.attn_scale": "0.3", "model.block.scale_attn_by_layer": "true", "model.block.activation": '"quick_gelu"'}, "kerple"),
     "mixed_layers": ('"kerple_log"', {"model.layers.other.at": "[1]", "model.layers.other.encoding": '"rotary"', "model.layers.other.window": "16"}, "kerple"),
     "fox": ('"fox"', {}, "kerple"),
+    "inkling": ('{ kind = "inkling", rank = 4, reach = 20, log_scale = { floor = 16.0, alpha = 0.5 } }', {}, "kerple"),
+    "inkling_window": ('{ kind = "inkling", rank = 3, window = 12 }', {"model.block.n_kv_heads": "2", "model.block.attn_softcap": "20.0"}, "kerple"),
     "fox_grouped": ('{ kind = "fox", gate = "bias_only", window = 24 }', {"model.block.n_kv_heads": "2", "model.block.sink": '"learned"'}, "kerple"),
     "fox_spans": ('{ kind = "fox", spans = [2, 64] }', {}, "kerple"),
     "fox_fixed": ('{ kind = "fox", gate = "fixed", spans = [2, 64] }', {}, "kerple"),

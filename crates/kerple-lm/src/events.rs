@@ -232,10 +232,10 @@ mod tests {
             let data = std::fs::read(entry.unwrap().path()).unwrap();
             let mut at = 0;
             while let Some((length, _)) = parse(&data[at..]) {
-                // the tag is the longest text with a slash; a number may look like a short one
+                // the tag is the longest text with a slash; the 8 bytes of a number may look like a shorter one
                 let text = String::from_utf8_lossy(&data[at..at + length]).into_owned();
                 let is_tag = |letter: char| letter.is_ascii_alphanumeric() || "/_.".contains(letter);
-                let parts = text.split(|letter| !is_tag(letter)).filter(|part| part.contains('/') && part.len() > 4);
+                let parts = text.split(|letter| !is_tag(letter)).filter(|part| part.contains('/') && part.len() > 8);
                 found.extend(parts.max_by_key(|part| part.len()).map(str::to_owned));
                 at += length;
             }

@@ -51,7 +51,10 @@ fn keys_before(keys: &Tensor<4>, before: Option<&Tensor<4>>, mask: &AttentionMas
         Some(key) => key.clone(),
         None => Tensor::zeros([batch, 1, heads, head_dim], (&keys.device(), keys.dtype())),
     };
-    let shifted = Tensor::cat(vec![first, keys.clone().narrow(1, 0, len - 1)], 1);
+    let shifted = match len {
+        1 => first,
+        _ => Tensor::cat(vec![first, keys.clone().narrow(1, 0, len - 1)], 1),
+    };
     if mask.documents.is_none() {
         return shifted;
     }

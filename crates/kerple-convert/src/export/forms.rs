@@ -73,7 +73,8 @@ fn entering(encoding: &Encoding, geometry: &Geometry) -> Representable<Map<Strin
         Injection::ScoreMod { .. } => Value::Object(map(encoding, geometry)?),
         Injection::Gates => json!({ "enters": "gates" }),
         Injection::RelativeBias => {
-            return Err("the exported torch code has no relative bias per row".to_owned());
+            let Method::Inkling(keys) = &encoding.method else { unreachable!("the method with a relative bias") };
+            json!({ "enters": "relative", "rank": keys.rank, "reach": keys.reach, "log_scale": keys.log_scale })
         }
         Injection::Code => json!({ "enters": "code" }),
     };

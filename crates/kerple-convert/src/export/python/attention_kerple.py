@@ -50,6 +50,7 @@ class Scoring:
     sinks: torch.Tensor | None  # [H]
     window: int | None
     clocks: torch.Tensor | None = None  # running sums of gates, [B, H, K] float64
+    relative: tuple | None = None  # rows [B, H, L, R] of a bias, and its profiles [R, E]
 
 
 def attend(q, k, v, at, positions, scoring):
@@ -76,7 +77,7 @@ def is_plain(q, at, positions, scoring):
     """Whether it is causal attention over all keys and nothing else."""
     simple = positions.bias is None and positions.weight is None and positions.form["enters"] != "map"
     simple = simple and scoring.cap is None and scoring.sinks is None and "decay_rates" not in positions.form
-    simple = simple and scoring.clocks is None
+    simple = simple and scoring.clocks is None and scoring.relative is None
     sees_all = at.mask is None and (scoring.window is None or scoring.window >= at.length)
     return simple and sees_all and (q.shape[2] == 1 or at.start == 0)
 
@@ -121,6 +122,9 @@ def attend_block(q, k, v, first, at, positions, scoring):
     else:
         s = s if positions.weight is None else s * positions.weight[:, distance]
         s = s if positions.bias is None else s + positions.bias[:, distance]
+    if scoring.relative is not None:
+        own, profiles = scoring.relative
+        s = s + relative_bias(own[:, :, first : first + rows], profiles, distance)
     if scoring.clocks is not None:
         s = s + fallen(scoring.clocks, rows, keys).float()
     s = s.masked_fill(~seen, LOWEST)
@@ -131,6 +135,13 @@ def attend_block(q, k, v, first, at, positions, scoring):
         weights = torch.softmax(s, -1)
     out = weights.to(v.dtype) @ v
     return out if add_values is None else out + add_values(weights).to(out.dtype)
+
+
+def relative_bias(rows, profiles, distance):
+    """The bias that each row makes of its own features, [B, H, R, K]; 0 at distances without a profile."""
+    reach = profiles.shape[1]
+    bias = (rows @ profiles).gather(3, distance.clamp(max=reach - 1).expand(*rows.shape[:2], *distance.shape))
+    return bias.masked_fill(distance >= reach, 0.0)
 
 
 def clocks_of(gates):

@@ -220,8 +220,22 @@ class KerpleAttention(nn.Module):
         gates = nn.functional.logsigmoid(logits)
         return gates.view(*x.shape[:2], self.groups, -1).transpose(1, 2)
 
+    def relative(self, x, at, positions):
+        """Rows [B, H, L, R] of a relative bias and its profiles, and the factor of queries and rows, [B or 1, 1, L, 1]."""
+        form, weight, profiles = positions.form, positions.values["weight"].float(), positions.values["profiles"].float()
+        rows = (x.float() @ weight).view(*x.shape[:2], self.heads, form["rank"]).transpose(1, 2)
+        factor = torch.ones(1, 1, 1, 1, device=x.device)
+        if form["log_scale"] is not None:
+            floor, alpha = form["log_scale"]["floor"], form["log_scale"]["alpha"]
+            factor = (1 + alpha * ((at.positions.double() + 1) / floor).clamp(min=1).log()).float()[:, None, :, None]
+        return (rows * factor, profiles), factor
+
     def forward(self, x, at, positions, cache):
         q, k, v, projected = self.prepared(x, at, positions, cache)
+        relative = None
+        if positions.form["enters"] == "relative":
+            relative, factor = self.relative(x, at, positions)
+            q = (q.float() * factor).to(q.dtype)
         clocks, gated = None, positions.form["enters"] == "gates"
         turn, turn_keys = positions.turn or (None, None)
         if turn is not None:
@@ -249,7 +263,7 @@ class KerpleAttention(nn.Module):
             sinks = None
             if self.block.get("sink", "none") != "none":
                 sinks = self.sinks if self.block["sink"] == "learned" else torch.zeros(self.heads, device=x.device)
-            scoring = Scoring(self.scale, self.block.get("attn_softcap"), sinks, self.plan["window"], clocks)
+            scoring = Scoring(self.scale, self.block.get("attn_softcap"), sinks, self.plan["window"], clocks, relative)
             a = attend(q, k, v, at, positions, scoring)
         return self.dense(a.transpose(1, 2).reshape(*x.shape[:2], self.heads * self.dim))
 

@@ -111,20 +111,9 @@ impl<T: Number> SimdKernel<T> for RowBlockBackward<'_, T> {
             map_turns: Turns::new(segments, |_| 0),
         };
         all.clear();
-        let size = inputs.map.sums();
-        let at_a_time = if inputs.problem.documents.is_some() { (MOST_SUMS / size.max(1)).max(1) } else { segments };
-        let mut total = SumsByRow::new(size);
-        for first in (0..segments).step_by(at_a_time.max(1)) {
-            let wave = first..segments.min(first + at_a_time);
-            let mut sums = vec![T::ZERO; wave.len() * size];
-            all.blocks(wave.clone(), ViewMut::new(&mut sums, Strides { batch: size, head: size, row: size }));
-            for (at, number) in wave.enumerate() {
-                let is_last = number + 1 == segments || all.row(number + 1) != all.row(number);
-                total.add(at, &sums, is_last);
-            }
-        }
+        let sums = if inputs.problem.segments_share_rows() { all.sums_of_documents() } else { all.sums_of_rows() };
         if let Some(d_score_mod) = d_score_mod {
-            inputs.map.finish(&total.total(), d_score_mod);
+            inputs.map.finish(&sums, d_score_mod);
         }
     }
 }
@@ -148,6 +137,34 @@ fn first_blocks<L: Lanes>(inputs: &RowBlockInputs<L::Number>) -> Vec<usize> {
 impl<L: Lanes> AllSegments<'_, L> {
     fn row(&self, number: usize) -> usize {
         self.inputs.problem.segment(number).row
+    }
+
+    /// What the map sums, where each row is one segment.
+    fn sums_of_rows(&self) -> Vec<L::Number> {
+        let (size, segments) = (self.inputs.map.sums(), self.inputs.problem.segments());
+        let mut sums = vec![L::Number::ZERO; segments.max(1) * size];
+        self.blocks(0..segments, ViewMut::new(&mut sums, Strides { batch: size, head: size, row: size }));
+        let (sum, others) = sums.split_at_mut(size);
+        others.chunks_exact(size.max(1)).for_each(|from| self.lanes.run(AddRow { to: sum, from }));
+        sums.truncate(size);
+        sums
+    }
+
+    /// The same, where rows have several: some segments at a time.
+    fn sums_of_documents(&self) -> Vec<L::Number> {
+        let (size, segments) = (self.inputs.map.sums(), self.inputs.problem.segments());
+        let mut total = SumsByRow::new(size);
+        let at_a_time = (MOST_SUMS / size.max(1)).max(1);
+        for first in (0..segments).step_by(at_a_time) {
+            let wave = first..segments.min(first + at_a_time);
+            let mut sums = vec![L::Number::ZERO; wave.len() * size];
+            self.blocks(wave.clone(), ViewMut::new(&mut sums, Strides { batch: size, head: size, row: size }));
+            for (at, number) in wave.enumerate() {
+                let is_last = number + 1 == segments || self.row(number + 1) != self.row(number);
+                total.add(at, &sums, is_last);
+            }
+        }
+        total.total()
     }
 
     /// Processes some segments; `map_sums` has a row for each.
