@@ -120,6 +120,20 @@ SETTINGS = {
 }  # fmt: skip
 
 
+#: Few queries, with the least part of keys set to 32.
+DECODED = {
+    "decoding": dict(K=200, Q=1), "decoding, 7 parts do not fill 16": dict(K=215, Q=1, D=80), "decoding, grouped heads": dict(H=6, G=2, K=131, Q=1),
+    "decoding 3 queries": dict(H=12, G=2, K=150, Q=3, sinks=True, dtype=torch.float64),
+    "decoding, everything": dict(H=4, G=2, weight=True, gates=True, sinks=True, softcap=5.0, starts=[0, 9], lengths=[146, 163], window=77,
+                                 Q=11, K=163, dtype=torch.float64),
+    "decoding, padding hides all": dict(H=4, G=2, Q=2, K=90, sinks=True, lengths=[0, 90], dtype=torch.float64),
+    "decoding, short window": dict(H=4, G=1, Q=1, K=400, window=40, longer=9), "decoding, far gates": dict(gates=True, far=6e4, Q=1, K=100),
+    "decoding, both directions": dict(Q=4, K=150, causal=False, window=50, D=5, dtype=torch.float64),
+    "decoding, both directions, gates": dict(Q=2, K=90, causal=False, gates=True, weight=True, dtype=torch.float64),
+    "decoding, bfloat16": dict(H=8, G=2, Q=1, K=180, sinks=True, dtype=torch.bfloat16),
+}  # fmt: skip
+
+
 def drawn(seed):
     """Settings that nobody chose."""
     random = torch.Generator().manual_seed(seed)
@@ -152,12 +166,52 @@ def settings():
         yield from one_setting(name, given)
 
 
+@contextlib.contextmanager
+def parts_of(keys):
+    """Few queries are decoded from so many keys on, and each launch of their parts is counted."""
+    from kerple.torch import _gpu
+
+    kept, decode, launches = _gpu.PART_KEYS, _gpu._Call._decode, []
+    _gpu.PART_KEYS, _gpu._Call._decode = keys, lambda call, *made: (launches.append(call.parts), decode(call, *made))
+    try:
+        yield launches
+    finally:
+        _gpu.PART_KEYS, _gpu._Call._decode = kept, decode
+
+
+def decoding():
+    """Few queries: parts of the keys, merged."""
+    from kerple.torch import attention
+
+    with parts_of(32) as launches:
+        for name, given in DECODED.items():
+            yield from one_setting(name, given)
+            if not launches or launches.pop() < 2:
+                yield f"{name}: the keys were not cut into parts"
+        tensors, options, _ = setting(B=3, H=4, G=2, Q=1, K=170, sinks=True, gates=True)
+        q, k, v, bias, gates, sinks = (tensors[name] for name in ("q", "k", "v", "bias", "gates", "sinks"))
+        together = attention(q, k, v, bias=bias, gates=gates, sinks=sinks)
+        alone = [attention(q[b : b + 1], k[b : b + 1], v[b : b + 1], bias=bias, gates=gates[b : b + 1], sinks=sinks) for b in range(3)]
+        if not torch.equal(together, torch.cat(alone)):
+            yield "decoding: the bits depend on the batch"
+        launches.clear()
+        attention(tensors["k"][:, :, :40], k[:, :, :40], v[:, :, :40])
+        if launches:
+            yield "40 queries were decoded"
+
+
 def same_bits():
     """Repeated calls, and calls whose programs run in reverse order."""
+    with parts_of(32):
+        yield from _same_bits()
+
+
+def _same_bits():
     import triton.runtime.interpreter as interpreter
 
-    for name in ("grouped heads", "everything", "gates in both directions, f64", "both directions, window"):
-        tensors, options, up = setting(**SETTINGS[name])
+    named = SETTINGS | DECODED
+    for name in ("grouped heads", "everything", "gates in both directions, f64", "both directions, window", "decoding, everything"):
+        tensors, options, up = setting(**named[name])
         found, again = passes(tensors, options, up), passes(tensors, options, up)
         # the interpreter's loop over a grid; its other loops run over shapes of one or two dimensions
         interpreter.range = lambda *ends: builtins.range(*ends)[::-1]
@@ -178,7 +232,7 @@ def conformance():
     from kerple.conformance.backends import kerple
 
     for case in suite.CASES:
-        with tiles(128 if case.queries > 1000 else 32):
+        with tiles(128 if case.queries > 1000 else 32), parts_of(16) as launches:
             result = suite.check(kerple, case)
         if not result.is_good:
             yield result.message()
@@ -186,7 +240,7 @@ def conformance():
             yield f"{case.name}: {result.unsupported} is not supported"
         else:
             told = result.unsupported or f"{max(result.errors.values()):.0e}"
-            print(f"  {case.name:<36} {told}", flush=True)
+            print(f"  {case.name:<36} {told}{' decoded' if launches else ''}", flush=True)
 
 
 @contextlib.contextmanager
@@ -194,7 +248,7 @@ def tiles(rows):
     """Larger tiles for long sequences, which the interpreter computes faster."""
     from kerple.torch import _gpu
 
-    kept, _gpu._INTERPRETED = _gpu._INTERPRETED, _gpu.Tiles(*[_gpu.Tile(rows, rows, 4)] * 3)
+    kept, _gpu._INTERPRETED = _gpu._INTERPRETED, _gpu.Tiles(*[_gpu.Tile(rows, rows, 4)] * 3, _gpu._INTERPRETED.decode)
     try:
         yield
     finally:
@@ -372,7 +426,7 @@ def operation():
     print("  opcheck, gradcheck, torch.compile, autocast, refusals, empty tensors")
 
 
-PARTS = [same_bits, operation, settings, encodings, reference_values, conformance]
+PARTS = [same_bits, operation, settings, decoding, encodings, reference_values, conformance]
 
 
 def numbers(names):
@@ -411,19 +465,23 @@ def arguments(kernels, number, is_full):
     terms = kernels.Terms(0.125 if of_f64 else "fp32", full(5.0 if of_f64 else "fp32"), full(acc), acc, "i32", full("*fp64"))
     given = dict(sizes=kernels.Sizes(*["i32"] * 4), terms=terms, mask=kernels.Mask(full("i32"), full("*i32"), full("*i32")))
     given |= dict.fromkeys(("q", "k", "v", "out", "d_out", "d_q", "d_k", "d_v"), rows)
-    given |= dict.fromkeys(("lse", "delta", "sinks", "partial_bias", "partial", "total"), acc)
+    given |= dict.fromkeys(("lse", "delta", "sinks", "partial_bias", "partial", "total", "parts_lse"), acc)
+    given |= dict(parts=kernels.Rows(acc, "i32", "i32", "i32"))
     given |= dict(d_clocks=full(acc), d_row_clocks=None, partial_weight=full(acc))
     return given | dict.fromkeys(("columns", "items", "splits", "total_columns"), "i32")
 
 
 def compiled(name, arch, number, features, tile, is_full):
-    """A kernel as machine code, of causal attention with a bias, or with everything."""
+    """A kernel as machine code, of causal attention with a bias, or with everything; decode is forward with
+    parts of the keys and 4 heads that share them."""
     import triton
     from triton.compiler import ASTSource
     from kerple.torch import _gpu, triton_kernels as kernels
 
-    given, kernel = arguments(kernels, number, is_full), getattr(kernels, name)
-    options = dict(D=features, WIDTH=features, M=tile.rows, N=tile.keys, T=tile.rows, CAUSAL=True, PRECISION="ieee", C=_gpu.FOLD)
+    given, kernel = arguments(kernels, number, is_full), getattr(kernels, "forward" if name == "decode" else name)
+    given |= {"splits": 1} if name == "forward" else {"out": given["parts"]} if name == "decode" else {}
+    options = dict(D=features, WIDTH=features, M=tile.rows, N=tile.keys, T=tile.rows, TOGETHER=4 if name == "decode" else 1,
+                   CAUSAL=True, PRECISION="ieee", C=_gpu.FOLD, S=_gpu.MERGE)  # fmt: skip
     signature, constants, hints = {}, {}, {}
 
     def leaf(path, type):
@@ -489,7 +547,7 @@ def one_code(job):
     failures += [f"{found['atomics']} atomic instructions"] if found["atomics"] else []
     failures += [f"{found['shared']} bytes of shared memory"] if found["shared"] > SHARED[shape.arch[:2]] else []
     # NVIDIA's matrix units multiply no float32
-    has_units = name != "fold" and (shape.bits == 16 or shape.arch.startswith("gfx"))
+    has_units = name not in ("fold", "merge") and (shape.bits == 16 or shape.arch.startswith("gfx"))
     failures += ["no product by matrix units"] if has_units and not found["products"] else []
     return job, found, failures
 
@@ -524,8 +582,8 @@ def code(names):
     from kerple.torch import _gpu
 
     fold = [("fold", _gpu.Shape(arch, 32, 64, False), _gpu.Tile(0, 0, 4)) for arch in targets()]
-    jobs = fold + [(name, shape, tile) for shape, tiles in _gpu.TILES.items()
-                   for name, tile in zip(("forward", "backward_dq", "backward_dkv"), tiles, strict=True)]  # fmt: skip
+    jobs = fold + [("merge", shape, tiles.decode) for shape, tiles in _gpu.TILES.items() if not shape.is_full] + [(name, shape, tile) for shape, tiles in _gpu.TILES.items()
+                   for name, tile in zip(("forward", "backward_dq", "backward_dkv", "decode"), tiles, strict=True)]  # fmt: skip
     # a call with a bias alone needs fewer registers than one with everything on the same tile
     full = {(name, shape._replace(is_full=False), tile) for name, shape, tile in jobs if shape.is_full}
     jobs = [job for job in jobs if job not in full and (not names or job[1].arch in names)]

@@ -37,6 +37,7 @@ except ImportError as error:
     ) from error
 
 from .torch import attention
+from .torch._documents import whole_numbers
 
 NAME = "kerple"
 _WINDOW = sliding_window_causal_mask_function(1)
@@ -79,6 +80,10 @@ class Sight(Tensor):
     ends: Tensor | None
     #: The number of each key's packed document, ``[B, K]``, -1 for padding; None: no documents.
     documents: Tensor | None
+    #: What the first layer of a pass read, so that others need not wait for a GPU: cumulative lengths with
+    #: their documents, and positions.
+    read_documents: tuple[Tensor, Tensor] | None
+    read_positions: Tensor | None
 
     @staticmethod
     def of(
@@ -91,7 +96,7 @@ class Sight(Tensor):
     ) -> Sight:
         sight = torch.empty(1, 1, 0, 0).as_subclass(Sight)
         sight.causal, sight.window, sight.keys, sight.starts, sight.ends = causal, window, keys, starts, ends
-        sight.documents = documents
+        sight.documents, sight.read_documents, sight.read_positions = documents, None, None
         return sight
 
     def to(self, *_: object, **__: object) -> Sight:
@@ -149,7 +154,7 @@ def _sees(mask_function: Callable, sizes: tuple[int, int, int], offsets: tuple[i
         q = torch.arange(first, min(first + step, queries), device="cpu")[:, None] + offsets[0]
         d = q - k
         want = (d >= 0) & (d < window) if window else d >= 0
-        if not all(torch.equal(mask_function(b, 0, q, k).expand_as(want), want) for b in range(batch)):
+        if not all(torch.equal(mask_function(b, 0, q, k).cpu().expand_as(want), want) for b in range(batch)):
             return False
     return True
 
@@ -191,9 +196,14 @@ def mask(
     mask_function: Callable = causal_mask_function,
     attention_mask: Tensor | None = None,
     local_size: int | None = None,
+    device: torch.device | None = None,
     **_: Any,
 ) -> Sight:
-    """Builds the mask for ``kerple``'s attention; transformers calls it once per pass."""
+    """Builds the mask for ``kerple``'s attention; transformers calls it once per pass.
+
+    Masks are examined on the processor, and what they say is where attention reads it: with GPU tensors on
+    ``device``.
+    """
     q_offset = int(q_offset)
     causal, window, documents = mask_function is not bidirectional_mask_function, None, None
     if causal and mask_function is not causal_mask_function:
@@ -218,7 +228,10 @@ def mask(
             raise _refuse("an attention mask that hides keys before packed documents", "pad behind them")
         if ends is not None:
             documents, ends = documents.masked_fill(torch.arange(keys, device="cpu") >= ends[:, None], -1), None
-    return Sight.of(causal, window, keys, starts, ends, documents)
+    if device is None:
+        device = torch.device("cpu") if attention_mask is None else attention_mask.device
+    told = (whole_numbers(name, x, device) for name, x in (("starts", starts), ("ends", ends), ("documents", documents)))
+    return Sight.of(causal, window, keys, *told)
 
 
 def _told_documents(options: dict[str, Any], sight: Sight, queries: int, keys: int, batch: int) -> Tensor | None:
@@ -231,7 +244,10 @@ def _told_documents(options: dict[str, Any], sight: Sight, queries: int, keys: i
         return sight.documents
     if batch != 1:
         raise _refuse(f"cu_seq_lens_q and cu_seq_lens_k of {batch} rows", "flatten the batch to one row")
-    cumulative = next(iter(given.values())).to(device="cpu", dtype=torch.int64)
+    told = next(iter(given.values()))
+    if sight.read_documents is not None and sight.read_documents[0] is told:
+        return sight.read_documents[1]
+    cumulative = told.to(device="cpu", dtype=torch.int64)
     if any(not torch.equal(value.cpu().to(torch.int64), cumulative) for value in given.values()) or queries != keys:
         raise _refuse("cu_seq_lens_q and cu_seq_lens_k that differ")
     if cumulative.dim() != 1 or cumulative.numel() == 0 or cumulative[0] != 0 or cumulative[-1] != keys:
@@ -240,15 +256,19 @@ def _told_documents(options: dict[str, Any], sight: Sight, queries: int, keys: i
         raise _refuse(f"cu_seq_lens of {cumulative.tolist()}, which decrease", "give cumulative lengths")
     documents = torch.searchsorted(cumulative[1:].contiguous(), torch.arange(keys, device="cpu"), right=True)[None]
     own = sight.documents
-    if own is not None and not torch.equal(own.diff() != 0, documents.diff() != 0):
+    if own is not None and not torch.equal(own.cpu().diff() != 0, documents.diff() != 0):
         raise _refuse("cu_seq_lens that are not the documents of position_ids", "give one of the two")
-    return documents
+    sight.read_documents = told, whole_numbers("documents", documents, told.device)
+    return sight.read_documents[1]
 
 
-def _warn_of_restarts(position_ids: Tensor | None, tokens: int) -> None:
+def _warn_of_restarts(position_ids: Tensor | None, tokens: int, sight: Sight) -> None:
     """Positions that restart usually mean documents, which the library packs only without a mask and a cache."""
     if position_ids is None or position_ids.dim() != 2 or position_ids.shape[1] != tokens:
         return
+    if sight.read_positions is position_ids:
+        return
+    sight.read_positions = position_ids
     restarts = (position_ids.diff() != 1).nonzero()
     if len(restarts) > 0:
         warnings.warn(
@@ -285,7 +305,8 @@ def _bias_of(position_bias: Tensor, sight: Sight, queries: int, keys: int) -> Te
         behind = torch.cat([ahead[:, : longest - 1], behind], 1)
     with torch.no_grad():
         origin = 0 if sight.causal else keys - 1
-        d = torch.arange(keys - queries, keys)[:, None] - torch.arange(keys)
+        on = position_bias.device
+        d = torch.arange(keys - queries, keys, device=on)[:, None] - torch.arange(keys, device=on)
         seen = (d >= 0) if sight.causal else torch.ones_like(d, dtype=torch.bool)
         spread = behind[:, (origin + d).clamp(0, behind.shape[1] - 1)]
         if not torch.equal(spread.where(seen, 0), position_bias[0].where(seen, 0)):
@@ -327,7 +348,7 @@ def attend(
     documents = _told_documents(options, sight, query.shape[2], key.shape[2], query.shape[0])
     _check(dropout, options)
     if documents is None and sight.causal and sight.starts is None and sight.ends is None:
-        _warn_of_restarts(options.get("position_ids"), key.shape[2])
+        _warn_of_restarts(options.get("position_ids"), key.shape[2], sight)
     out = _call(
         query, key, value, sight, sliding_window, documents, bias=bias, scale=scaling, softcap=softcap, sinks=s_aux
     )
@@ -383,7 +404,7 @@ def _bloom_forward(
     key, value = (x[:, :, : attention_mask.keys] for x in (key, value))
     # slope * j differs by a constant per row from slope * (j - i), and the softmax ignores it
     slopes = modeling_bloom._get_alibi_slopes(self.num_heads, hidden_states.device).to(torch.float32)
-    bias = -slopes[:, None] * torch.arange(key.shape[2])
+    bias = -slopes[:, None] * torch.arange(key.shape[2], device=slopes.device)
     out = _call(query, key, value, attention_mask, bias=bias, scale=self.inv_norm_factor)
     out = self.dense(out.flatten(2))
     return modeling_bloom.dropout_add(out, residual, self.hidden_dropout, self.training), None

@@ -11,6 +11,12 @@ os.environ["TORCHINDUCTOR_FORCE_DISABLE_CACHES"] = "1"
 torch = pytest.importorskip("torch")
 
 
+if os.environ.get("TRITON_INTERPRET") == "1":  # what GPUs run, on the processor
+    from kerple.torch import _gpu
+
+    _gpu.interpret()
+
+
 @pytest.fixture(autouse=True)
 def _seeded():
     torch.manual_seed(0)

@@ -6,6 +6,7 @@ import torch
 pytest.importorskip("transformers")
 
 import transformers  # noqa: E402
+from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
 
 import kerple.transformers  # noqa: E402, F401
 
@@ -203,6 +204,52 @@ def test_documents_that_see_each_other_are_named():
     with pytest.warns(UserWarning, match="positions restart at token 3 but documents see each other"):
         found = ours(**inputs, use_cache=False).logits
     torch.testing.assert_close(found, eager(**inputs, use_cache=False).logits, rtol=0, atol=1e-9)
+
+
+class Reads(TorchDispatchMode):
+    """Counts how often values of tensors are read, for which the host would wait on a GPU."""
+
+    def __init__(self):
+        super().__init__()
+        self.count = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.count += func.overloadpacket.__name__ in ("_local_scalar_dense", "equal", "nonzero", "is_nonzero")
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("given", ["nothing", "padding", "positions", "documents"])
+def test_layers_read_no_values(given):
+    inputs = {
+        "nothing": {}, "padding": dict(attention_mask=padded("left")), "positions": dict(position_ids=torch.arange(13)[None].expand(3, -1)),
+        "documents": dict(position_ids=PACKED[:1], **dict.fromkeys(("cu_seq_lens_q", "cu_seq_lens_k"), torch.tensor([0, 3, 5, 13]))),
+    }[given]  # fmt: skip
+    counts = []
+    for layers in (1, 4):
+        config = CONFIGS["llama"]()
+        config.num_hidden_layers = layers
+        _, model = pair(config)
+        with Reads() as reads:
+            model(torch.randint(97, (1 if given == "documents" else 3, 13)), use_cache=False, **inputs)
+        counts.append(reads.count)
+    assert counts[0] == counts[1], "a pass reads what masks say once"
+
+
+@pytest.mark.parametrize("kind", ["llama", "gemma2"])
+def test_trainer_in_bfloat16(kind, tmp_path):
+    pytest.importorskip("accelerate")
+    config = CONFIGS[kind]()
+    model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation="kerple")
+    before = [p.detach().clone() for p in model.parameters()]
+    rows = [dict(input_ids=row, labels=row) for row in torch.randint(97, (1, 12)).expand(8, -1)]
+    options = dict(per_device_train_batch_size=4, max_steps=4, learning_rate=1e-2, logging_steps=1, report_to=[], save_strategy="no")
+    trainer = transformers.Trainer(
+        model, transformers.TrainingArguments(str(tmp_path), bf16=True, use_cpu=True, disable_tqdm=True, **options), train_dataset=rows
+    )
+    trainer.train()
+    losses = [row["loss"] for row in trainer.state.log_history if "loss" in row]
+    assert len(losses) == 4 and losses[-1] < losses[0] - 0.3, losses
+    assert all(not torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True))
 
 
 def test_what_is_not_computed_is_refused_by_name():

@@ -35,6 +35,12 @@ class Tiles(NamedTuple):
     forward: Tile
     dq: Tile
     dkv: Tile
+    decode: Tile
+
+
+def _decode_tile(bits: int, features: int) -> Tile:
+    """As few rows as matrix units take, and 8 KiB of keys: registers for many programs at once, since decoding reads."""
+    return Tile(16, max(16, min(128, (64 << 10) // (features * bits))), 4)
 
 
 #: Programs of the dq pass, and so rows of partial sums of a table's gradient. It is a constant, not the
@@ -44,6 +50,11 @@ PROGRAMS = 512
 PARTIAL_BYTES = 64 << 20
 #: Columns of a program that folds partial sums.
 FOLD = 128
+#: So few queries are decoded: their keys are cut into parts of at least so many, at most so many parts.
+#: Like everything here they follow from shapes alone, and not from the batch either.
+DECODED, PART_KEYS, MOST_PARTS = 16, 256, 128
+#: Parts that a program of ``merge`` reads at once.
+MERGE = 16
 
 
 class Shape(NamedTuple):
@@ -64,7 +75,7 @@ _PLAIN, _FULL = False, True
 #: Rows, keys and warps of the passes forward, dq and dkv. Tiles of the backward are square, since sums
 #: along diagonals need it.
 TILES = {
-    Shape(arch, bits, features, is_full): Tiles(*(Tile(*tile) for tile in tiles))
+    Shape(arch, bits, features, is_full): Tiles(*(Tile(*tile) for tile in tiles), _decode_tile(bits, features))
     for (arch, bits), shapes in {
         ("sm_80", 16): {
             (64, _PLAIN): ((64, 64, 4), (32, 32, 4), (32, 32, 4)),
@@ -134,13 +145,13 @@ TILES = {
     for (features, is_full), tiles in shapes.items()
 } | {
     # for gradients checked in f64, not for speed
-    Shape(arch, 64, 64, is_full): Tiles(*[Tile(16, 16, 4)] * 3)
+    Shape(arch, 64, 64, is_full): Tiles(*[Tile(16, 16, 4)] * 4)
     for arch in ("sm_80", "sm_90", "sm_100", "gfx942")
     for is_full in (_PLAIN, _FULL)
 }
 
 #: The interpreter's own, small so that tests cross their borders.
-_INTERPRETED = Tiles(*[Tile(32, 32, 4)] * 3)
+_INTERPRETED = Tiles(*[Tile(32, 32, 4)] * 3, Tile(16, 16, 4))
 
 
 def tiles_of(arch: str, dtype: torch.dtype, features: int, is_full: bool) -> Tiles:
@@ -301,7 +312,8 @@ class _Call:
             first, last = (x[:, self.keys - self.queries :].to(**to) for x in own_keys(documents, self.keys))
         first, last = first.contiguous(), last.contiguous()
         j = torch.arange(self.keys, **to).expand(self.batch, -1).contiguous()
-        search = lambda rows: torch.searchsorted(rows, j, right=True, out_int32=True)  # noqa: E731
+        shift = self.keys - self.queries
+        search = lambda rows: torch.searchsorted(rows, j, right=True, out_int32=True) + shift  # noqa: E731
         # both rise with the position, so that the queries that see a key are a range as well
         return mask(self.window, first, last), mask(self.window, search(last), search(first))
 
@@ -322,11 +334,38 @@ class _Call:
         return dict(D=self.features, WIDTH=width, CAUSAL=self.causal, PRECISION=precision, **_compiled(tile.warps))
 
     def forward(self, out: Tensor, lse: Tensor) -> None:
-        tile = self.tiles.forward
-        self.kernels.forward[(_tiles(self.queries, tile.rows) * self.batch * self.heads,)](
-            self.rows(self.q), self.rows(self.k), self.rows(self.v), self.rows(out), lse, self.sinks,
-            self.sizes, self.terms, self.of_rows, M=tile.rows, N=tile.keys, **self.options(tile),
+        if self.parts > 1:
+            self._decode(out, lse)
+        else:
+            self._forward(self.tiles.forward, self.q, out, lse)
+
+    def _forward(self, tile: Tile, q: Tensor, out: Tensor, lse: Tensor, parts: int = 1, together: int = 1) -> None:
+        programs = _tiles(self.queries * together, tile.rows) * self.batch * parts * self.heads // together
+        self.kernels.forward[(programs,)](
+            self.rows(q), self.rows(self.k), self.rows(self.v), self.rows(out), lse, self.sinks, parts, self.sizes,
+            self.terms, self.of_rows, M=tile.rows, N=tile.keys, TOGETHER=together, **self.options(tile),
         )  # fmt: skip
+
+    @property
+    def parts(self) -> int:
+        """The parts into which keys are cut, 1 unless there are few queries. The backward needs only the
+        output and lse, so that it is the same after both.
+        """
+        reach = min(self.keys, 2**30 if self.window is None else self.queries + (1 if self.causal else 2) * self.window)
+        return min(_tiles(reach, PART_KEYS), MOST_PARTS) if self.queries <= DECODED else 1
+
+    def _decode(self, out: Tensor, lse: Tensor) -> None:
+        """Heads that share keys are rows of one tile, so that keys are read once (flash-decoding)."""
+        parts, together, tile = self.parts, self.heads // self.kv_heads, self.tiles.decode
+        shape = (self.kv_heads, together * self.queries)
+        made = lse.new_empty(self.batch * parts, *shape, self.features)
+        made_lse = lse.new_empty(self.batch * parts, *shape)
+        self._forward(tile, self.q.reshape(self.batch, *shape, self.features), made, made_lse, parts, together)
+        step = self.heads * self.queries * self.features  # from part to part of a row
+        rows = self.kernels.Rows(made, parts * step, self.features, step)
+        options = {name: value for name, value in self.options(tile).items() if name not in ("CAUSAL", "PRECISION")}
+        programs = (self.batch * self.heads * self.queries,)
+        self.kernels.merge[programs](rows, made_lse, self.rows(out), lse, parts, self.sizes, S=MERGE, **options)
 
     def reach(self) -> int:
         """Distances 0 .. reach - 1, of one direction, that a pair may have."""

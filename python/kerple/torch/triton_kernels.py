@@ -10,7 +10,7 @@
 
 where c are cumulative gates and sums run over the pairs that the mask admits. The passes are those of
 FlashAttention-2 (Dao 2023, arXiv:2307.08691): tiles of the scores live in registers only, and the
-backward recomputes them from ``lse``.
+backward recomputes them from ``lse``. Few queries share out their keys among programs.
 
 The gradient of a table sums along diagonals, which atomic additions would do in a random order.
 Instead a program of the dq pass owns one head and some of its row tiles, and adds their diagonals to a
@@ -54,8 +54,8 @@ class Terms(NamedTuple):
 
 
 class Mask(NamedTuple):
-    """``|d| < window``, and of each query (or, in dkv, key) the first and the last + 1 of the keys
-    (queries) on the other side, ``[B, Q]`` (``[B, K]``) int32; both rise with the position.
+    """``|d| < window``, and of each query (or, in dkv, key) the first position and the last + 1 of the
+    keys (queries) on the other side, ``[B, Q]`` (``[B, K]``) int32; both rise with the position.
     """
     window: int | None
     first: Any
@@ -77,16 +77,10 @@ def _dot(a, b, PRECISION: tl.constexpr, ACC: tl.constexpr):
 
 
 @triton.jit
-def _wide(x):
-    """64 bits, also of what is a plain number in the interpreter."""
-    return tl.zeros((), tl.int64) + x
-
-
-@triton.jit
 def _tile(x, b, h, first, length, D: tl.constexpr, T: tl.constexpr, WIDTH: tl.constexpr):
     """Pointers to T rows from ``first`` on, and which of the numbers exist."""
     r, f = tl.arange(0, T)[:, None], tl.arange(0, WIDTH)[None, :]
-    base = _wide(b) * x.batch + _wide(h) * x.head + _wide(first) * x.row
+    base = tl.cast(b, tl.int64) * x.batch + tl.cast(h, tl.int64) * x.head + tl.cast(first, tl.int64) * x.row
     return x.ptr + base + (r * x.row + f), (first + r >= 0) & (first + r < length) & (f < D)
 
 
@@ -108,8 +102,8 @@ def _spans(mask, b, at, length):
     first, last = at, at
     if mask.first is not None:
         inside = (at >= 0) & (at < length)
-        first = tl.load(mask.first + _wide(b) * length + at, mask=inside, other=2**31 - 1)
-        last = tl.load(mask.last + _wide(b) * length + at, mask=inside, other=0)
+        first = tl.load(mask.first + tl.cast(b, tl.int64) * length + at, mask=inside, other=2**31 - 1)
+        last = tl.load(mask.last + tl.cast(b, tl.int64) * length + at, mask=inside, other=0)
     return first, last
 
 
@@ -118,35 +112,8 @@ def _clocks(terms, bh, at, keys):
     """Cumulative gates of positions, in f64; of the nearest key outside of ``0..keys``."""
     c = at
     if terms.clocks is not None:
-        c = tl.load(terms.clocks + _wide(bh) * keys + tl.minimum(tl.maximum(at, 0), keys - 1))
+        c = tl.load(terms.clocks + tl.cast(bh, tl.int64) * keys + tl.minimum(tl.maximum(at, 0), keys - 1))
     return c
-
-
-@triton.jit
-def _between(terms, bh, c, at, origin, keys, ACC: tl.constexpr):
-    """c less the cumulative gates ``at`` positions, per pair, as high and low parts: a gate may leave f32 no digits."""
-    t = c
-    if terms.clocks is not None:
-        zero = _clocks(terms, bh, origin, keys)
-        x, y = c - zero, _clocks(terms, bh, at, keys) - zero
-        high_x, high_y = x.to(ACC), y.to(ACC)
-        t = (high_x - high_y) + ((x - high_x).to(ACC) - (y - high_y).to(ACC))
-    return t
-
-
-@triton.jit
-def _seen(i, j, at, low, high, sizes, mask, CAUSAL: tl.constexpr):
-    """Which pairs of positions the mask admits; of no others a table is read."""
-    seen = (i < sizes.keys) & (j < sizes.keys) & (j >= 0)
-    if CAUSAL:
-        seen = seen & (i >= j)
-    if mask.window is not None:
-        seen = seen & (i - j < mask.window)
-        if not CAUSAL:
-            seen = seen & (j - i < mask.window)
-    if mask.first is not None:
-        seen = seen & (at >= low) & (at < high)
-    return seen
 
 
 @triton.jit
@@ -160,8 +127,24 @@ def _tanh(x):
 
 
 @triton.jit
-def _scores(products, i, j, seen, gates, terms, h, CAUSAL: tl.constexpr):
-    """z of a tile, -inf where nothing is seen; s; dz/ds without the scale."""
+def _scores(products, own, first, low, high, c, bh, h, sizes, terms, mask, CAUSAL: tl.constexpr, OF_KEYS: tl.constexpr):
+    """z of a tile, -inf where nothing is seen; s; dz/ds without the scale; the sign of ``c_i - c_j`` in z.
+
+    Rows of the tile are the queries at positions ``own`` and columns the keys from ``first`` on, or with
+    OF_KEYS the other way around; low, high and c are those of the rows.
+    """
+    own, other = own[:, None], first + tl.arange(0, products.shape[1])[None, :]
+    i, j = (other, own) if OF_KEYS else (own, other)
+    d = i - j
+    seen = (i < sizes.keys) & (j < sizes.keys) & (j >= 0)  # of no others a table is read
+    if CAUSAL:
+        seen = seen & (d >= 0)
+    if mask.window is not None:
+        seen = seen & (d < mask.window)
+        if not CAUSAL:
+            seen = seen & (-d < mask.window)
+    if mask.first is not None:
+        seen = seen & (other >= low[:, None]) & (other < high[:, None])
     s = products * terms.scale
     slope = 1.0
     if terms.softcap is not None:
@@ -169,86 +152,119 @@ def _scores(products, i, j, seen, gates, terms, h, CAUSAL: tl.constexpr):
         s = terms.softcap * t
         slope = 1.0 - t * t
     z = s
-    column = h * terms.columns + (i - j)
-    if not CAUSAL:
-        column += terms.columns // 2
+    column = h * terms.columns + d + (0 if CAUSAL else terms.columns // 2)
     if terms.weight is not None:
         weight = tl.load(terms.weight + column, mask=seen, other=0.0)
         z = z * weight
         slope = slope * weight
     if terms.bias is not None:
         z += tl.load(terms.bias + column, mask=seen, other=0.0)
-    if terms.clocks is not None:
-        z += _sign(i, j, CAUSAL) * gates
-    return tl.where(seen, z, -_INF), s, slope
+    sign = 1.0 if CAUSAL else tl.where(d >= 0, 1.0, -1.0)
+    if terms.clocks is not None:  # sums between two positions as high and low parts: a gate may leave f32 no digits
+        zero = _clocks(terms, bh, first, sizes.keys)
+        x, y = c - zero, _clocks(terms, bh, other, sizes.keys) - zero
+        if OF_KEYS:
+            x, y = y, x
+        high_x, high_y = x.to(s.dtype), y.to(s.dtype)
+        z += sign * ((high_x - high_y) + ((x - high_x).to(s.dtype) - (y - high_y).to(s.dtype)))
+    return tl.where(seen, z, -_INF), s, slope, sign
 
 
 @triton.jit
-def _sign(i, j, CAUSAL: tl.constexpr):
-    """Of ``c_i - c_j`` in z, where it is the sum of the gates between two positions."""
-    sign = 1.0
-    if not CAUSAL:
-        sign = tl.where(i >= j, 1.0, -1.0)
-    return sign
-
-
-@triton.jit
-def _key_range(i, low, high, sizes, mask, CAUSAL: tl.constexpr):
-    """The keys that any of these rows sees lie from the first to the second result."""
-    start, end = 0, sizes.keys
-    if CAUSAL:
-        end = tl.minimum(end, tl.max(i) + 1)
+def _range(start, end, own, low, high, mask, CAUSAL: tl.constexpr, OF_KEYS: tl.constexpr):
+    """The part of ``start..end`` where queries at positions ``own`` see keys, or OF_KEYS are seen by queries."""
+    if CAUSAL and OF_KEYS:
+        start = tl.maximum(start, tl.min(own))
+    elif CAUSAL:
+        end = tl.minimum(end, tl.max(own) + 1)
     if mask.window is not None:
-        start = tl.maximum(start, tl.min(i) - mask.window + 1)
-        if not CAUSAL:
-            end = tl.minimum(end, tl.max(i) + mask.window)
+        start, end = tl.maximum(start, tl.min(own) - mask.window + 1), tl.minimum(end, tl.max(own) + mask.window)
     if mask.first is not None:
         start, end = tl.maximum(start, tl.min(low)), tl.minimum(end, tl.max(high))
     return start, end
 
 
 @triton.jit
+def _add_to_softmax(z, row_max, row_sum):
+    """Weights of more scores, what earlier weights are multiplied by, and the new maxima and sums of rows."""
+    new_max = tl.maximum(row_max, tl.max(z, 1))
+    finite_max = tl.where(new_max == -_INF, 0.0, new_max)
+    p = tl.exp2((z - finite_max[:, None]) * _LOG2E)
+    rescale = tl.exp2((row_max - finite_max) * _LOG2E)
+    return p, rescale, new_max, row_sum * rescale + tl.sum(p, 1)
+
+
+@triton.jit
+def _normalized(acc, row_max, row_sum):
+    """Output and lse; of rows that see nothing 0 and +inf, which makes P = 0 in the backward."""
+    sees_none = row_sum == 0.0
+    row_sum = tl.where(sees_none, 1.0, row_sum)
+    return acc / row_sum[:, None], tl.where(sees_none, _INF, row_max + tl.log(row_sum))
+
+
+@triton.jit
 def forward(
-    q, k, v, out, lse, sinks, sizes, terms, mask,
-    D: tl.constexpr, WIDTH: tl.constexpr, M: tl.constexpr, N: tl.constexpr, CAUSAL: tl.constexpr, PRECISION: tl.constexpr,
+    q, k, v, out, lse, sinks, splits, sizes, terms, mask,
+    D: tl.constexpr, WIDTH: tl.constexpr, M: tl.constexpr, N: tl.constexpr, TOGETHER: tl.constexpr,
+    CAUSAL: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Output and lse of M rows of one head, of ``B H Q / M`` programs."""
+    """Output and lse of M rows, of ``B splits H Q / M`` programs.
+
+    To decode, a program takes one of ``splits`` parts of the keys that its rows see, and its rows are those of
+    heads which share them: with TOGETHER = H / G, q is ``[B, G, TOGETHER Q, D]``. The results are
+    ``[B, splits, G, TOGETHER Q]``, of which ``merge`` makes one.
+    """
     ACC: tl.constexpr = lse.dtype.element_ty
-    row_tiles = tl.cdiv(sizes.queries, M)
-    bh = tl.program_id(0) // row_tiles
-    b, h = bh // sizes.heads, bh % sizes.heads
-    g = h // (sizes.heads // sizes.kv_heads)
-    m = (row_tiles - 1 - tl.program_id(0) % row_tiles) * M  # the longest rows first
-    rows = m + tl.arange(0, M)
-    i = rows + (sizes.keys - sizes.queries)
-    q_tile, acc = _load(q, b, h, m, sizes.queries, D, M, WIDTH), tl.zeros((M, WIDTH), ACC)
+    heads, length = sizes.heads // TOGETHER, sizes.queries * TOGETHER
+    row_tiles = tl.cdiv(length, M)
+    at, m = tl.program_id(0) // row_tiles, (row_tiles - 1 - tl.program_id(0) % row_tiles) * M  # the longest rows first
+    place, h = at // heads, at % heads
+    b, split = place // splits, place % splits
+    q_tile, acc = _load(q, b, h, m, length, D, M, WIDTH), tl.zeros((M, WIDTH), ACC)
+    rows, g = m + tl.arange(0, M), h * TOGETHER // (sizes.heads // sizes.kv_heads)
+    of, query, i = h, rows, rows + (sizes.keys - sizes.queries)
+    if TOGETHER > 1:
+        of, query = (h * TOGETHER + tl.minimum(rows, length - 1) // sizes.queries)[:, None], rows % sizes.queries
+        i = tl.where(rows < length, query + (sizes.keys - sizes.queries), sizes.keys)
     row_max, row_sum = tl.full((M,), -_INF, ACC), tl.zeros((M,), ACC)
-    if sinks is not None:  # a sink is a first key whose value is 0
-        row_max = tl.zeros((M,), ACC) + tl.load(sinks + h)
-        row_sum += 1.0
-    low, high = _spans(mask, b, rows, sizes.queries)
-    c = _clocks(terms, bh, i, sizes.keys)
-    start, end = _key_range(i, low, high, sizes, mask, CAUSAL)
+    if sinks is not None:  # a first key, of the first part, whose value is 0
+        row_max = tl.where(split == 0, tl.max(tl.zeros((M, 1), ACC) + tl.load(sinks + of), 1), -_INF)
+        row_sum += tl.where(split == 0, 1.0, 0.0)
+    low, high = _spans(mask, b, query, sizes.queries)
+    bh = b * sizes.heads + of
+    c = _clocks(terms, bh, i[:, None], sizes.keys)
+    start, end = _range(0, sizes.keys, i, low, high, mask, CAUSAL, False)
+    if splits > 1:
+        keys = tl.cdiv(tl.maximum(end - start, 0), splits * N) * N
+        start += split * keys
+        end = tl.minimum(end, start + keys)
     for n in range(start, end, N):
-        j = n + tl.arange(0, N)
-        gates = _between(terms, bh, c[:, None], j[None, :], n, sizes.keys, ACC)
-        seen = _seen(i[:, None], j[None, :], j[None, :], low[:, None], high[:, None], sizes, mask, CAUSAL)
-        k_tile = _load(k, b, g, n, sizes.keys, D, N, WIDTH)
-        products = _dot(q_tile, tl.trans(k_tile), PRECISION, ACC)
-        z, _, _ = _scores(products, i[:, None], j[None, :], seen, gates, terms, h, CAUSAL)
-        new_max = tl.maximum(row_max, tl.max(z, 1))
-        finite_max = tl.where(new_max == -_INF, 0.0, new_max)
-        p = tl.exp2((z - finite_max[:, None]) * _LOG2E)
-        rescale = tl.exp2((row_max - finite_max) * _LOG2E)
-        row_sum = row_sum * rescale + tl.sum(p, 1)
+        products = _dot(q_tile, tl.trans(_load(k, b, g, n, sizes.keys, D, N, WIDTH)), PRECISION, ACC)
+        z, _, _, _ = _scores(products, i, n, low, high, c, bh, of, sizes, terms, mask, CAUSAL, False)
+        p, rescale, row_max, row_sum = _add_to_softmax(z, row_max, row_sum)
         v_tile = _load(v, b, g, n, sizes.keys, D, N, WIDTH)
         acc = acc * rescale[:, None] + _dot(p.to(v_tile.dtype), v_tile, PRECISION, ACC)
-        row_max = new_max
-    sees_none = row_sum == 0.0  # lse = +inf makes P = 0 in the backward
-    row_sum = tl.where(sees_none, 1.0, row_sum)
-    _store(out, acc / row_sum[:, None], b, h, m, sizes.queries, D, M, WIDTH)
-    row_lse = tl.where(sees_none, _INF, row_max + tl.log(row_sum))
-    tl.store(lse + _wide(bh) * sizes.queries + rows, row_lse, mask=rows < sizes.queries)
+    acc, row_lse = _normalized(acc, row_max, row_sum)
+    _store(out, acc, place, h, m, length, D, M, WIDTH)
+    tl.store(lse + tl.cast(at, tl.int64) * length + rows, row_lse, mask=rows < length)
+
+
+@triton.jit
+def merge(parts, parts_lse, out, lse, splits, sizes, D: tl.constexpr, WIDTH: tl.constexpr, S: tl.constexpr):
+    """Output and lse of one row from those of parts of its keys, S at a time, of ``B H Q`` programs."""
+    ACC: tl.constexpr = lse.dtype.element_ty
+    b, row = tl.program_id(0) // (sizes.heads * sizes.queries), tl.program_id(0) % (sizes.heads * sizes.queries)
+    row_max, row_sum, acc = tl.full((1,), -_INF, ACC), tl.zeros((1,), ACC), tl.zeros((1, WIDTH), ACC)
+    for first in range(0, splits, S):
+        split = first + tl.arange(0, S)
+        at = (tl.cast(b, tl.int64) * splits + split) * (sizes.heads * sizes.queries) + row
+        z = tl.load(parts_lse + at, mask=split < splits, other=_INF)
+        z = tl.where(z == _INF, -_INF, z)  # a part of which the row sees nothing
+        p, rescale, row_max, row_sum = _add_to_softmax(z[None, :], row_max, row_sum)
+        acc = acc * rescale[:, None] + tl.sum(tl.trans(p) * _load(parts, b, row, first, splits, D, S, WIDTH), 0)[None, :]
+    acc, row_lse = _normalized(acc, row_max, row_sum)
+    _store(out, acc, b, row // sizes.queries, row % sizes.queries, sizes.queries, D, 1, WIDTH)
+    tl.store(lse + tl.program_id(0) + tl.arange(0, 1), row_lse)
 
 
 @triton.jit
@@ -257,10 +273,8 @@ def _add_diagonals(partial, columns, distance, x, CAUSAL: tl.constexpr, T: tl.co
     r, s = tl.arange(0, T)[:, None], tl.arange(0, T)[None, :]
     turned = tl.gather(x, (r - s) & (T - 1), 1)  # column s: r - c = s where r >= s, else s - T
     near, far = tl.sum(tl.where(r >= s, turned, 0.0), 0), tl.sum(tl.where(r < s, turned, 0.0), 0)
-    column = distance + tl.arange(0, T)
-    if not CAUSAL:
-        column += columns // 2
-    to = partial + _wide(tl.program_id(0)) * columns + column
+    column = distance + tl.arange(0, T) + (0 if CAUSAL else columns // 2)
+    to = partial + tl.cast(tl.program_id(0), tl.int64) * columns + column
     keep = (column >= 0) & (column < columns)
     tl.store(to, tl.load(to, mask=keep, other=0.0) + near, mask=keep)
     keep = (column >= T) & (column < columns + T)
@@ -292,7 +306,7 @@ def backward_dq(
         first = m + sizes.keys - sizes.queries
         i = first + tl.arange(0, T)
         bh = b * sizes.heads + h
-        row = _wide(bh) * sizes.queries + rows
+        row = tl.cast(bh, tl.int64) * sizes.queries + rows
         q_tile = _load(q, b, h, m, sizes.queries, D, T, WIDTH)
         do_tile = _load(d_out, b, h, m, sizes.queries, D, T, WIDTH)
         row_lse = tl.load(lse + row, mask=rows < sizes.queries, other=_INF)
@@ -300,23 +314,20 @@ def backward_dq(
         tl.store(delta + row, row_delta, mask=rows < sizes.queries)
         acc, acc_clocks = tl.zeros((T, WIDTH), ACC), tl.zeros((T,), ACC)
         low, high = _spans(mask, b, rows, sizes.queries)
-        c = _clocks(terms, bh, i, sizes.keys)
-        start, end = _key_range(i, low, high, sizes, mask, CAUSAL)
+        c = _clocks(terms, bh, i[:, None], sizes.keys)
+        start, end = _range(0, sizes.keys, i, low, high, mask, CAUSAL, False)
         nearest = -tl.maximum(0, tl.cdiv(end - first, T) - 1)
         farthest = tl.maximum(0, tl.cdiv(first - start, T))
         for e in range(nearest, farthest + 1):
             n = first - e * T
-            j = n + tl.arange(0, T)
-            gates = _between(terms, bh, c[:, None], j[None, :], n, sizes.keys, ACC)
-            seen = _seen(i[:, None], j[None, :], j[None, :], low[:, None], high[:, None], sizes, mask, CAUSAL)
             k_tile = _load(k, b, g, n, sizes.keys, D, T, WIDTH)
             products = _dot(q_tile, tl.trans(k_tile), PRECISION, ACC)
-            z, s, slope = _scores(products, i[:, None], j[None, :], seen, gates, terms, h, CAUSAL)
+            z, s, slope, sign = _scores(products, i, n, low, high, c, bh, h, sizes, terms, mask, CAUSAL, False)
             p = tl.exp2((z - row_lse[:, None]) * _LOG2E)
             v_tile = _load(v, b, g, n, sizes.keys, D, T, WIDTH)
             dz = p * (_dot(do_tile, tl.trans(v_tile), PRECISION, ACC) - row_delta[:, None])
             if d_row_clocks is not None:
-                acc_clocks += tl.sum(dz * _sign(i[:, None], j[None, :], CAUSAL), 1)
+                acc_clocks += tl.sum(dz * sign, 1)
             if partial_bias is not None:
                 _add_diagonals(partial_bias, columns, e * T, dz, CAUSAL, T)
             if partial_weight is not None:
@@ -332,15 +343,13 @@ def fold(partial, total, columns, total_columns, splits, CAUSAL: tl.constexpr, C
     """The sum of ``[splits, H, columns]`` over splits, in order and in f64, as ``[H, total_columns]``: 0 where no pair is."""
     h = tl.program_id(1)
     to = tl.program_id(0) * C + tl.arange(0, C)
-    column = to
-    if not CAUSAL:
-        column += columns // 2 - total_columns // 2
+    column = to + (0 if CAUSAL else columns // 2 - total_columns // 2)
     keep = (to < total_columns) & (column >= 0) & (column < columns)
     acc = tl.zeros((C,), tl.float64)
     for split in range(splits):
-        row = _wide(split * tl.num_programs(1) + h) * columns
+        row = tl.cast(split * tl.num_programs(1) + h, tl.int64) * columns
         acc += tl.load(partial + row + column, mask=keep, other=0.0).to(tl.float64)
-    to_row = total + _wide(h) * total_columns
+    to_row = total + tl.cast(h, tl.int64) * total_columns
     tl.store(to_row + to, acc.to(total.dtype.element_ty), mask=to < total_columns)
 
 
@@ -361,30 +370,20 @@ def backward_dkv(
     v_tile = _load(v, b, g, n, sizes.keys, D, T, WIDTH)
     acc_k, acc_v = tl.zeros((T, WIDTH), ACC), tl.zeros((T, WIDTH), ACC)
     shift = sizes.keys - sizes.queries
-    start, end = 0, sizes.queries
-    if CAUSAL:
-        start = tl.maximum(start, n - shift)
-    if mask.window is not None:
-        end = tl.minimum(end, n + T - 1 + mask.window - shift)
-        if not CAUSAL:
-            start = tl.maximum(start, n - mask.window + 1 - shift)
     low, high = _spans(mask, b, j, sizes.keys)
-    if mask.first is not None:
-        start, end = tl.maximum(start, tl.min(low)), tl.minimum(end, tl.max(high))
+    start, end = _range(shift, sizes.keys, j, low, high, mask, CAUSAL, True)
     group = sizes.heads // sizes.kv_heads
     for h in range(g * group, (g + 1) * group):
         bh = b * sizes.heads + h
         acc_clocks = tl.zeros((T,), ACC)
-        c = _clocks(terms, bh, j, sizes.keys)
-        for m in range(start, end, T):
+        c = _clocks(terms, bh, j[:, None], sizes.keys)
+        for first in range(start, end, T):
+            m = first - shift
             rows = m + tl.arange(0, T)
-            i = rows + shift
-            gates = -_between(terms, bh, c[:, None], i[None, :], m + shift, sizes.keys, ACC)
-            seen = _seen(i[None, :], j[:, None], rows[None, :], low[:, None], high[:, None], sizes, mask, CAUSAL)
             q_tile = _load(q, b, h, m, sizes.queries, D, T, WIDTH)
             products = _dot(k_tile, tl.trans(q_tile), PRECISION, ACC)
-            z, _, slope = _scores(products, i[None, :], j[:, None], seen, gates, terms, h, CAUSAL)
-            row = _wide(bh) * sizes.queries + rows
+            z, _, slope, sign = _scores(products, j, first, low, high, c, bh, h, sizes, terms, mask, CAUSAL, True)
+            row = tl.cast(bh, tl.int64) * sizes.queries + rows
             row_lse = tl.load(lse + row, mask=rows < sizes.queries, other=_INF)
             row_delta = tl.load(delta + row, mask=rows < sizes.queries, other=0.0)
             p = tl.exp2((z - row_lse[None, :]) * _LOG2E)
@@ -393,8 +392,8 @@ def backward_dkv(
             dz = p * (_dot(v_tile, tl.trans(do_tile), PRECISION, ACC) - row_delta[None, :])
             acc_k += _dot((dz * slope).to(q_tile.dtype), q_tile, PRECISION, ACC)
             if d_clocks is not None:
-                acc_clocks -= tl.sum(dz * _sign(i[None, :], j[:, None], CAUSAL), 1)
+                acc_clocks -= tl.sum(dz * sign, 1)
         if d_clocks is not None:
-            tl.store(d_clocks + _wide(bh) * sizes.keys + j, acc_clocks, mask=j < sizes.keys)
+            tl.store(d_clocks + tl.cast(bh, tl.int64) * sizes.keys + j, acc_clocks, mask=j < sizes.keys)
     _store(d_k, acc_k * terms.scale, b, g, n, sizes.keys, D, T, WIDTH)
     _store(d_v, acc_v, b, g, n, sizes.keys, D, T, WIDTH)

@@ -1,0 +1,167 @@
+"""Calls on GPU tensors never wait for the device, so that CUDA graphs can capture them.
+
+Tensors without values, of PyTorch's device "meta", take the place of a GPU's: whoever reads a value of one
+gets an error. A dispatch mode refuses copies between devices too, and a launch must get tensors of the
+device alone.
+"""
+
+import types
+
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+pytest.importorskip("triton")
+
+import kerple.torch as kt  # noqa: E402
+from kerple.torch import _gpu, _ops, attention  # noqa: E402
+
+DEVICE = torch.device("meta")
+
+
+class NoWaiting(TorchDispatchMode):
+    """Refuses what makes a host wait for a device, or moves numbers between the two."""
+
+    READS = ("_local_scalar_dense", "nonzero", "masked_select", "unique", "equal", "is_nonzero", "item")
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        name = func.overloadpacket.__name__
+        assert not any(name == read or name.startswith(("unique", "_unique")) for read in self.READS), f"{func} reads a value"
+        out = func(*args, **(kwargs or {}))
+        tensors = [x for x in tree_leaves((args, kwargs, out)) if isinstance(x, torch.Tensor)]
+        # numbers without dimensions are arguments of a kernel
+        devices = {x.device.type for x in tensors if x.dim() > 0}
+        assert len(devices) < 2, f"{func} is between devices: {[(x.device, tuple(x.shape)) for x in tensors]}"
+        return out
+
+
+class Launch:
+    """A kernel that notes its launch."""
+
+    def __init__(self, name, launched):
+        self.name, self.launched = name, launched
+
+    def __getitem__(self, grid):
+        assert all(isinstance(size, int) and size > 0 for size in grid), grid
+        return self._called
+
+    def _called(self, *args, **options):
+        for x in tree_leaves((args, options)):
+            assert not isinstance(x, torch.Tensor) or x.device == DEVICE, f"{self.name} gets a tensor on {x.device}"
+        self.launched.append(self.name)
+
+
+@pytest.fixture
+def launched(monkeypatch):
+    """Launches of calls on the device without values."""
+    found, kernels = [], _gpu.kernels()
+    names = ("forward", "merge", "backward_dq", "fold", "backward_dkv")
+    made = types.SimpleNamespace(**{**vars(kernels), **{name: Launch(name, found) for name in names}})
+    monkeypatch.setattr(_gpu, "kernels", lambda: made)
+    monkeypatch.setattr(_gpu, "_arch", lambda _: "sm_90")
+    monkeypatch.setattr(_gpu, "_on", lambda _: torch.no_grad())
+    monkeypatch.setattr(_ops, "_is_plain", lambda *_: True)
+    _gpu.DEVICES.add("meta")
+    yield found
+    _gpu.DEVICES.discard("meta")
+
+
+def empty(*shape, dtype=torch.float32):
+    return torch.empty(*shape, device=DEVICE, dtype=dtype, requires_grad=dtype.is_floating_point)
+
+
+def numbers(*shape):
+    return empty(*shape, dtype=torch.int64)
+
+
+ALL = dict(
+    bias=lambda: empty(4, 100), weight=lambda: empty(4, 100), sinks=lambda: empty(4), gates=lambda: empty(2, 4, 100),
+    key_starts=lambda: numbers(2), key_lengths=lambda: numbers(2),
+)  # fmt: skip
+SETTINGS = {
+    "bias": (100, dict(bias=ALL["bias"]), dict()),
+    "everything": (100, ALL, dict(window=30, softcap=5.0)),
+    "both directions": (100, dict(bias=lambda: empty(4, 199), gates=ALL["gates"]), dict(causal=False, window=9)),
+    "document_ids": (100, dict(bias=ALL["bias"], document_ids=lambda: numbers(2, 100)), dict()),
+    "some queries of documents": (40, dict(document_ids=lambda: numbers(2, 100), gates=ALL["gates"]), dict()),
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("name", SETTINGS)
+def test_attention_and_its_gradients_do_not_wait(launched, name, dtype):
+    queries, tensors, options = SETTINGS[name]
+    given = {key: make() for key, make in tensors.items()}
+    q, k, v = empty(2, 4, queries, 16, dtype=dtype), empty(2, 2, 100, 16, dtype=dtype), empty(2, 2, 100, 16, dtype=dtype)
+    with NoWaiting():
+        out = attention(q, k, v, **given, **options)
+        out.backward(torch.empty_like(out))
+    tables = [key for key in ("bias", "weight") if key in given]
+    assert launched == ["forward", "backward_dq", *("fold" for _ in tables), "backward_dkv"]
+    assert all(x.grad is not None and x.grad.device == DEVICE for x in (q, k, v, *given.values()) if x.requires_grad)
+
+
+def test_cumulative_lengths_do_not_wait(launched):
+    q = empty(1, 2, 50, 8)
+    with NoWaiting():
+        attention(q, q, q, cu_seqlens=numbers(4)).sum().backward()
+    assert launched == ["forward", "backward_dq", "backward_dkv"]
+
+
+def test_decoding_with_a_cache_does_not_wait(launched):
+    layer, cache = moved(kt.KerpleLog(4, 16, seed=0)), kt.KVCache()
+    with NoWaiting(), torch.no_grad():
+        layer(empty(2, 4, 700, 16), *cache.append(empty(2, 2, 700, 16), empty(2, 2, 700, 16)))
+        layer(empty(2, 4, 1, 16), *cache.append(empty(2, 2, 1, 16), empty(2, 2, 1, 16)), key_starts=numbers(2))
+    assert launched == ["forward", "forward", "merge"]
+
+
+def moved(module):
+    """The module on the device without values."""
+    kept = torch.__future__.get_overwrite_module_params_on_conversion()
+    torch.__future__.set_overwrite_module_params_on_conversion(True)
+    try:
+        return module.to_empty(device=DEVICE)
+    finally:
+        torch.__future__.set_overwrite_module_params_on_conversion(kept)
+
+
+REFUSED = {"bam", "cope", "dape", "fire", "shaw", "transformer_xl", "xpos"}
+KINDS = [
+    name for name in kt.__all__
+    if isinstance(getattr(kt, name), type) and issubclass(getattr(kt, name), kt.Encoding) and name not in ("Encoding", "Kernel", "LinearAttention")
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", [name for name in KINDS if getattr(kt, name).kind not in REFUSED])
+def test_encodings_do_not_wait(launched, name):
+    layer = moved(getattr(kt, name)(2, 8, seed=0))
+    q, rows = empty(1, 2, 30, 8), empty(1, 30, 16)
+    for causal in (True, False):
+        with NoWaiting():
+            more = dict(gates=layer.gates(rows)) if name == "Fox" else {}
+            layer(q, q, q, causal=causal, **more).sum().backward()
+    assert launched.count("forward") == launched.count("backward_dkv") == 2
+    assert all(x.grad is not None for x in layer.parameters())
+
+
+def test_rotations_are_copied_to_the_device_once(launched):
+    layer = moved(kt.Rotary(2, 8, seed=0))
+    _ops._turns_there.cache_clear()
+    _ops._turns_on_gpu(layer.inv_freq, layer._key, 0, 30, 30)  # the first call copies
+    with NoWaiting():
+        made = _ops._turns_on_gpu(layer.inv_freq, layer._key, 0, 30, 30)
+    assert [x.device for x in made] == [DEVICE, DEVICE]
+    with NoWaiting(), pytest.raises(AssertionError, match="between devices"):
+        _ops._turns_on_gpu(layer.inv_freq, layer._key, 0, 31, 31)
+
+
+def test_waiting_would_be_noticed():
+    x = torch.ones(3, device=DEVICE)
+    for read in (lambda: x.sum().item(), lambda: bool(x.any()), lambda: x.nonzero(), lambda: x.tolist()):
+        with NoWaiting(), pytest.raises((AssertionError, RuntimeError)):
+            read()
+    for move in (lambda: x.cpu(), lambda: torch.ones(3).to(DEVICE), lambda: x + torch.ones(3), lambda: x.copy_(torch.ones(3)), lambda: x[torch.arange(2)]):
+        with NoWaiting(), pytest.raises((AssertionError, RuntimeError)):
+            move()
