@@ -157,6 +157,25 @@ def test_rotations_are_copied_to_the_device_once(launched):
         _ops._turns_on_gpu(layer.inv_freq, layer._key, 0, 31, 31)
 
 
+def test_layers_of_transformers_do_not_wait(launched):
+    pytest.importorskip("transformers")
+    import kerple.transformers as ours
+    from transformers.models.bloom import modeling_bloom
+
+    sight = ours.Sight.of(True, 5, 30, numbers(2), numbers(2))
+    q, k, bias = empty(2, 4, 30, 8), empty(2, 2, 30, 8), empty(1, 4, 1, 30)
+    bias._kerple_distances = True
+    with NoWaiting():
+        ours.attend(torch.nn.Module(), q, k, k, sight, position_bias=bias)[0].sum().backward()
+    assert bias.grad is not None
+    config = modeling_bloom.BloomConfig(hidden_size=32, n_head=4, attention_dropout=0.0, hidden_dropout=0.0)
+    layer, rows = moved(modeling_bloom.BloomAttention(config, layer_idx=0)), empty(2, 30, 32)
+    out, _ = layer(rows, rows, None, sight)  # the slopes are the model's, which copies them
+    out.sum().backward()
+    assert launched == ["forward", "backward_dq", "fold", "backward_dkv", "forward", "backward_dq", "backward_dkv"]
+    assert layer.query_key_value.weight.grad.device == DEVICE
+
+
 def test_waiting_would_be_noticed():
     x = torch.ones(3, device=DEVICE)
     for read in (lambda: x.sum().item(), lambda: bool(x.any()), lambda: x.nonzero(), lambda: x.tolist()):

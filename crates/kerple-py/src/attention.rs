@@ -43,10 +43,8 @@ impl AttentionRule {
         if !scale.is_finite() {
             return Err(PyValueError::new_err(format!("scale = {scale} must be finite")));
         }
-        if softcap.is_some_and(|cap| !(cap > 0.0 && cap.is_finite())) {
-            return Err(PyValueError::new_err(format!(
-                "softcap = {softcap:?} must be a finite number above 0, or None"
-            )));
+        if let Some(cap) = softcap.filter(|cap| !(*cap > 0.0 && cap.is_finite())) {
+            return Err(PyValueError::new_err(format!("softcap = {cap:?} must be a finite number above 0, or None")));
         }
         let window = match window.map(usize::try_from) {
             Some(Ok(0)) | Some(Err(_)) => {
