@@ -4,6 +4,7 @@
     pip install torch numpy
     cargo build --release --features cuda && python3 scripts/compare_gpu.py [attention|step|all] [--rounds 3]
     pip install kerple[torch] && python3 scripts/compare_gpu.py triton       # the Python package's kernels alone, without the command
+    pip install kerple[torch] && python3 scripts/compare_gpu.py decode       # the same, one query after many keys
 
 Attention is one layer of 8 sequences and 12 heads of 64 features with a learned bias over distances, forward and backward. `flex` is
 compiled FlexAttention, which looks the bias up in a captured table; `flash` the same by its FlashAttention-4 path; `cudnn`, `efficient`
@@ -19,7 +20,7 @@ from measuring import KERPLE, child, spread
 
 BACKENDS = {"cudnn": "CUDNN_ATTENTION", "efficient": "EFFICIENT_ATTENTION", "math": "MATH"}
 PYTORCH = ["flex", "flash", *BACKENDS, "causal"]
-MODES = {"attention": [*PYTORCH, "triton"], "triton": PYTORCH, "step": ["compile"]}
+MODES = {"attention": [*PYTORCH, "triton"], "triton": PYTORCH, "decode": ["flex", "efficient", "math", "causal"], "step": ["compile"]}
 #: kerple.torch's own, by the bias of a row.
 TRITON = {"none": "triton-plain", "learned": "triton"}
 
@@ -114,6 +115,37 @@ def attention(mode, length, sizes, precision, device, repeats):
     return dict(row, forward_ms=timed(inference, repeats)["ms"], same_bits=same)
 
 
+def decode(mode, length, sizes, precision, device, repeats):
+    """The next token of each sequence, with 4 query heads to a key head."""
+    import torch, torch.nn.functional as F
+    number, (batch, heads, dim) = precise(torch, precision), sizes
+    make = lambda heads, rows: torch.randn(batch, heads, rows, dim, device=device).to(number)
+    groups = max(1, heads // 4)
+    q, k, v = make(heads, 1), make(groups, length), make(groups, length)
+    table = -torch.log1p(torch.rand(heads, 1, device=device) * torch.arange(length, device=device, dtype=torch.float32))
+    if mode == "flex":
+        from torch.nn.attention.flex_attention import flex_attention
+        compiled = torch.compile(flex_attention)
+        run = lambda: compiled(q, k, v, score_mod=lambda s, b, h, i, j: s + table[h, length - 1 - j], enable_gqa=True)
+    elif mode in TRITON.values():
+        from kerple.torch import attention as fused, set_float32_precision
+        set_float32_precision("tf32x3" if precision == "tf32" else "ieee")
+        run = lambda: fused(q, k, v, bias=table if mode == "triton" else None)
+    else:
+        from torch.nn.attention import SDPBackend, sdpa_kernel
+        row = None if mode == "causal" else table.flip(1)[None, :, None].to(number)
+        backends = [getattr(SDPBackend, BACKENDS[mode])] if mode != "causal" else [*SDPBackend.__members__.values()][1:]
+
+        def run():
+            with sdpa_kernel(backends):
+                return F.scaled_dot_product_attention(q, k, v, attn_mask=row, enable_gqa=True)
+
+    with torch.no_grad():
+        same = torch.equal(run(), run())
+        row_of = Timed(torch, device)(run, repeats)
+    return dict(row_of, forward_ms=row_of["ms"], same_bits=same)
+
+
 def decoder(torch, layers, heads, dim, vocab):
     """GPT-NeoX with KERPLE's logarithm in FlexAttention, logits tied to nothing."""
     nn, F = torch.nn, torch.nn.functional
@@ -173,7 +205,7 @@ def step(_mode, length, sizes, precision, device, repeats):
 def measured(work, *told):
     """Times and memory, or what was refused."""
     try:
-        return {"attention": attention, "triton": attention, "step": step}[work](*told)
+        return {"attention": attention, "triton": attention, "decode": decode, "step": step}[work](*told)
     except Exception as error:  # whatever a version of PyTorch says of what it has not
         lines = [line.strip() for line in f"{type(error).__name__}: {error}".splitlines() if line.strip()]
         return dict(refused=" ".join(lines)[:160])
@@ -195,9 +227,9 @@ def ours(work, length, flags, biases):
     sys.exit(f"`{' '.join(command)}` printed no row of {' and '.join(biases)}: {told.strip()[-600:]}")
 
 
-def triton(length, sizes, precision, args):
+def triton(work, length, sizes, precision, args):
     """The same rows of the Python package's kernels."""
-    found = {bias: child(__file__, "triton", mode, length, sizes, precision, args.torch_device, args.repeats, narrow=False)
+    found = {bias: child(__file__, work, mode, length, sizes, precision, args.torch_device, args.repeats, narrow=False)
              for bias, mode in TRITON.items()}
     for row in found.values():
         if "refused" in row:
@@ -225,7 +257,7 @@ def compare(work, length, precision, args):
     sizes = (batch, heads, dim) if work != "step" else (batch, layers, heads, dim, vocab)
     own, theirs = {bias: [] for bias in biases}, {mode: [] for mode in MODES[work]}
     for _ in range(args.rounds):
-        mine = triton(length, sizes, precision, args) if work == "triton" else ours(work, length, flags, biases)
+        mine = triton(work, length, sizes, precision, args) if work in ("triton", "decode") else ours(work, length, flags, biases)
         for bias, row in mine.items():
             own[bias].append(row)
         for mode, rows in theirs.items():
@@ -261,6 +293,6 @@ if __name__ == "__main__":
     args = parser.parse_args()
     for precision in args.precision:
         for length in args.lengths if args.what != "step" else []:
-            compare("triton" if args.what == "triton" else "attention", length, precision, args)
+            compare(args.what if args.what in ("triton", "decode") else "attention", length, precision, args)
         if args.what in ("step", "all"):
             compare("step", 64 if args.small else 512, precision, args)
