@@ -268,7 +268,7 @@ def compare(work, length, precision, args):
     print(f"{what}: kerple {median(own['learned']):.3f} ms, {mib(own['learned'][-1]['mib'])}{told(own['learned'][-1])}")
     if work != "step":
         costs = [learned["ms"] / none["ms"] for learned, none in zip(own["learned"], own["none"])]
-        print(f"  its bias and the gradient of it cost {spread(costs)}")
+        print(f"  its bias {'costs' if work == 'decode' else 'and the gradient of it cost'} {spread(costs)}")
     for mode, rows in theirs.items():
         if "refused" in rows[-1]:
             print(f"  against {mode:<10} refused: {rows[-1]['refused']}")
