@@ -22,6 +22,11 @@ for target in "${targets[@]}"; do
 done
 for wheel in "$out"/kerple-*.whl; do auditwheel show "$wheel"; done
 (cd python && maturin sdist --out "$out")
+# the sources hold every manifest that they name
+sources=$(mktemp -d)
+tar -C "$sources" --strip-components 1 -xzf "$out"/kerple-*.tar.gz
+(cd "$sources" && cargo metadata --locked --format-version 1 >/dev/null)
+rm -rf "$sources"
 twine check --strict "$out"/kerple-*
 
 own=$(ls "$out"/kerple-*"$(uname -m)".whl 2>/dev/null) || { echo "no wheel for this machine was asked for, none is tried"; ls -l "$out"; exit; }
