@@ -116,6 +116,7 @@ impl ReferenceLayer {
             mask: Mask::Causal { window: self.encoding.window },
             lengths: None,
             documents: None,
+            intervals: None,
             scores: match &map {
                 Some(map) => ScoreTransform::Mod(&**map),
                 None => ScoreTransform::table(bias.as_deref(), weight.as_deref(), self.inputs.dims.keys),

@@ -209,6 +209,7 @@ impl PackedCase {
             mask: self.mask,
             lengths: None,
             documents: Some(&self.documents),
+            intervals: None,
             scores: match &map {
                 Some(map) => ScoreTransform::Mod(&**map),
                 None => ScoreTransform::Table(of_distance),

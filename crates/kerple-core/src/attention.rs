@@ -23,6 +23,7 @@
 //! length.
 
 mod documents;
+mod intervals;
 pub mod linear;
 pub mod measure;
 pub mod naive;
@@ -39,6 +40,7 @@ pub mod tiled;
 pub use crate::forms::{Mask, RelativeBias, ScoreTable, ScoreTransform};
 pub use crate::tiles::{Strides, View, ViewMut};
 pub use documents::{DocumentSegment, PackedDocuments, PackingError};
+pub use intervals::{IntervalError, KeyInterval};
 pub use problem::{
     AttentionDims, AttentionGradients, AttentionProblem, AttentionSaved, MAX_FEATURE_DECAY, RelativeGradients,
 };

@@ -357,7 +357,8 @@ impl<'a, T: Number + Element> TypedArrays<'a, T> {
         };
         let (scale, cap) = (T::from_f64(rule.scale), rule.softcap.map(T::from_f64));
         let (sinks, mask, lengths) = (self.sinks, rule.mask, part.lengths.as_deref());
-        AttentionProblem { dims: part.dims(dims), scale, softcap: cap, sinks, mask, lengths, documents, scores }
+        let (dims, intervals) = (part.dims(dims), None);
+        AttentionProblem { dims, scale, softcap: cap, sinks, mask, lengths, documents, intervals, scores }
     }
 
     fn work(&self, dims: AttentionDims) -> Workload {

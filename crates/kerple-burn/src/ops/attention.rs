@@ -324,7 +324,8 @@ impl ScoreInputs {
         let (scale, softcap) = (T::from_f64(self.scale), self.softcap.map(T::from_f64));
         let AttentionMask { pattern, lengths, documents } = &self.mask;
         let (lengths, documents) = (lengths.as_deref(), documents.as_deref());
-        f(&AttentionProblem { dims, scale, softcap, sinks, mask: *pattern, lengths, documents, scores });
+        let (mask, intervals) = (*pattern, None);
+        f(&AttentionProblem { dims, scale, softcap, sinks, mask, lengths, documents, intervals, scores });
     }
 
     /// What is by distance, of these heads.

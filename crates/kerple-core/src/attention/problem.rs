@@ -1,6 +1,7 @@
 //! The inputs of attention, and the checks that every engine makes first.
 
 use super::documents::{DocumentSegment, PackedDocuments};
+use super::intervals::KeyInterval;
 use crate::Number;
 use crate::forms::{Mask, RelativeBias, ScoreTable, ScoreTransform, Sides, Strided, visible_keys};
 use crate::tiles::view::{View, ViewMut, ViewShape};
@@ -56,6 +57,10 @@ pub struct AttentionProblem<'a, T> {
     /// positions and distances are those within a document. What comes out for a document has the bits
     /// that it has alone. Tables need to reach the longest document only.
     pub documents: Option<&'a PackedDocuments>,
+    /// One interval of keys per query, `[B, Q]`, instead of `lengths` and `documents`: a query attends
+    /// to the keys of its interval that the mask allows. Positions are those of the whole row, and work
+    /// follows the lengths of the intervals. For distance tables only.
+    pub intervals: Option<&'a [KeyInterval]>,
     /// How scaled scores become the logits of the softmax. Tables contain every distance between the
     /// queries and keys of a call, masked or not.
     pub scores: ScoreTransform<'a, T>,
@@ -65,7 +70,17 @@ impl<'a, T: Number> AttentionProblem<'a, T> {
     /// Causal attention without a window, padding or tables.
     pub fn causal(dims: AttentionDims, scale: T) -> Self {
         let (mask, scores) = (Mask::CAUSAL, ScoreTransform::PLAIN);
-        AttentionProblem { dims, scale, softcap: None, sinks: None, mask, lengths: None, documents: None, scores }
+        AttentionProblem {
+            dims,
+            scale,
+            softcap: None,
+            sinks: None,
+            mask,
+            lengths: None,
+            documents: None,
+            intervals: None,
+            scores,
+        }
     }
 
     /// What the running maximum and sum of a row of this head start with: the attention sink, if there is one.
@@ -111,8 +126,9 @@ impl<'a, T: Number> AttentionProblem<'a, T> {
         if let ScoreTransform::Table(ScoreTable { relative: Some(relative), .. }) = &mut scores {
             relative.rows = relative.rows.starting_at(row, first_query);
         }
+        let intervals = self.intervals.map(|intervals| &intervals[row * queries..][..queries]);
         let dims = AttentionDims { batch: 1, queries, keys, ..self.dims };
-        AttentionProblem { dims, lengths, documents: None, scores, ..*self }
+        AttentionProblem { dims, lengths, documents: None, intervals, scores, ..*self }
     }
 
     /// A problem as large as the largest document: what tables and scratch are made for.
@@ -141,7 +157,21 @@ impl<'a, T: Number> AttentionProblem<'a, T> {
 
     /// The keys that query `i` of a sequence attends to; may be empty.
     pub fn visible(&self, batch: usize, i: usize) -> Range<usize> {
-        visible_keys(self.mask, self.dims.position(i), self.length(batch))
+        let allowed = visible_keys(self.mask, self.dims.position(i), self.length(batch));
+        let Some(intervals) = self.intervals else { return allowed };
+        let KeyInterval { start, end } = intervals[batch * self.dims.queries + i];
+        let end = end.min(allowed.end);
+        start.max(allowed.start).min(end)..end
+    }
+
+    /// From the first key that some of these queries attend to, to the last, of a problem of one sequence. May be empty.
+    pub(super) fn hull(&self, queries: Range<usize>) -> Range<usize> {
+        if self.intervals.is_none() {
+            // both ends rise with the query
+            return self.visible(0, queries.start).start..self.visible(0, queries.end - 1).end;
+        }
+        let seen = queries.map(|query| self.visible(0, query)).filter(|seen| !seen.is_empty());
+        seen.reduce(|a, b| a.start.min(b.start)..a.end.max(b.end)).unwrap_or(0..0)
     }
 
     /// The most keys after its own position that a query attends to: distances of a call go from minus this to `K - 1`.
@@ -204,6 +234,9 @@ impl<'a, T: Number> AttentionProblem<'a, T> {
                 self.dims
             );
         }
+        if let Some(intervals) = self.intervals {
+            self.check_intervals(intervals);
+        }
         if let ScoreTransform::Table(of) = self.scores {
             for table in [of.bias, of.weight].into_iter().flatten() {
                 self.check_table(of, table);
@@ -223,6 +256,16 @@ impl<'a, T: Number> AttentionProblem<'a, T> {
             if let Some(relative) = of.relative {
                 self.check_relative(relative);
             }
+        }
+    }
+
+    fn check_intervals(&self, intervals: &[KeyInterval]) {
+        let AttentionDims { batch, queries, keys, .. } = self.dims;
+        assert!(self.lengths.is_none() && self.documents.is_none(), "intervals exclude lengths and documents");
+        assert!(matches!(self.scores, ScoreTransform::Table(_)), "score modifications do not take intervals");
+        crate::check_shape!(intervals, B = batch, Q = queries);
+        for (at, &KeyInterval { start, end }) in intervals.iter().enumerate() {
+            assert!(start.max(end) <= keys, "intervals[{at}] = {start}..{end} is not within {keys} keys");
         }
     }
 

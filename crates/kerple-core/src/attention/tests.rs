@@ -1,14 +1,16 @@
 //! Cases shared by the engines' tests, and the tests of the definition itself.
 
 mod documents;
+mod intervals;
 mod layout;
 mod mix;
 
 pub(super) use mix::Mix;
 
 use super::{
-    AttentionDims, AttentionGradients, AttentionProblem, AttentionSaved, DocumentSegment, MAX_FEATURE_DECAY, Mask,
-    PackedDocuments, RelativeBias, RelativeGradients, ScoreTable, ScoreTransform, Strides, View, ViewMut, naive,
+    AttentionDims, AttentionGradients, AttentionProblem, AttentionSaved, DocumentSegment, KeyInterval,
+    MAX_FEATURE_DECAY, Mask, PackedDocuments, RelativeBias, RelativeGradients, ScoreTable, ScoreTransform, Strides,
+    View, ViewMut, naive,
 };
 use crate::Number;
 use crate::forms::{Sides, Strided, visible_keys};
@@ -25,6 +27,8 @@ pub(super) struct Case {
     pub(super) mask: Mask,
     pub(super) lengths: Option<Vec<usize>>,
     pub(super) documents: Option<PackedDocuments>,
+    /// `[B, Q]`
+    pub(super) intervals: Option<Vec<KeyInterval>>,
     pub(super) table_len: usize,
     pub(super) packed: bool,
     pub(super) q: Vec<f64>,
@@ -143,6 +147,7 @@ impl Case {
             mask,
             lengths,
             documents: None,
+            intervals: None,
             table_len,
             packed,
             q,
@@ -233,7 +238,10 @@ impl Case {
             return document.first_key + keys.start..document.first_key + keys.end;
         }
         let length = self.lengths.as_ref().map_or(self.dims.keys, |lengths| lengths[batch]);
-        visible_keys(self.mask, self.dims.position(query), length)
+        let allowed = visible_keys(self.mask, self.dims.position(query), length);
+        let Some(intervals) = &self.intervals else { return allowed };
+        let KeyInterval { start, end } = intervals[batch * self.dims.queries + query];
+        allowed.start.max(start)..allowed.end.min(end)
     }
 
     /// The same numbers as f32 sees them.
@@ -288,7 +296,8 @@ impl Case {
         let (lengths, documents, mask) = (self.lengths.as_deref(), self.documents.as_ref(), self.mask);
         let (softcap, sinks) = (self.softcap.map(number), self.sinks.as_deref().map(cast));
         let sinks = sinks.as_deref();
-        let problem = AttentionProblem { dims, scale: number(SCALE), softcap, sinks, mask, lengths, documents, scores };
+        let (scale, intervals) = (number(SCALE), self.intervals.as_deref());
+        let problem = AttentionProblem { dims, scale, softcap, sinks, mask, lengths, documents, intervals, scores };
         let unset = number(f64::NAN); // every result must be overwritten
         let layout = Layout::new(dims, self.packed);
         let inputs = layout.join([&self.q, &self.k, &self.v].map(|values| cast(values)), unset);

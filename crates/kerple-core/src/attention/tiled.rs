@@ -11,6 +11,7 @@
 //! * `table`, `diagonal`: distance tables as tiles read them, and the sums of their gradient;
 //! * `relative`: a relative bias per row, as the table of a tile;
 //! * `gate_cumsum`: cumulative gates; `feature_decay`: features whose products decay with distance;
+//! * `interval_mask`: intervals of keys per query, as the table of a tile;
 //! * `tiles::product`: the small matrix product of every step; `tiles::workers`: which thread does
 //!   what, and why results do not depend on it.
 
@@ -22,6 +23,7 @@ mod feature_decay;
 mod forward;
 mod gate_cumsum;
 mod gradient;
+mod interval_mask;
 mod relative;
 mod table;
 mod tile;

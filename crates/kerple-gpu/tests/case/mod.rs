@@ -90,6 +90,7 @@ impl Case {
             mask: self.mask,
             lengths: self.lengths.as_deref(),
             documents: None,
+            intervals: None,
             scores: ScoreTransform::Table(table),
         };
         let strides = |heads: usize, rows: usize| Strides {

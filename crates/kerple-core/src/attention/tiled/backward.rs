@@ -21,6 +21,7 @@ use super::diagonal::DiagonalSums;
 use super::feature_decay::FeatureDecay;
 use super::gate_cumsum::{self, GateOffsets, TileGates};
 use super::gradient::{GateGradientSums, TileScoreGradient};
+use super::interval_mask::{IntervalMask, StrayRow, TileVisibility, add_stray_row, take_stray_rows};
 use super::relative::{self, RelativeBackward, RelativeProfiles};
 use super::table::{DistanceOrder, PaddedTable};
 use super::tile::{KeyTile, STRIP};
@@ -36,6 +37,7 @@ use crate::tiles::microkernel::StoreMode;
 use crate::tiles::product::{SmallGemm, StridedMatrix};
 use crate::tiles::rows::{AddRow, CopyRows, Dots, ScaleRow, Transpose};
 use crate::tiles::workers::{self, Turns};
+use std::ops::Range;
 
 /// Queries of one tile.
 pub(super) const QUERIES: usize = 96;
@@ -82,6 +84,7 @@ impl<R: Number> SimdKernel<R> for TiledBackward<'_, R> {
         let of_tokens = |tokens: usize| Strides { batch: heads * tokens, head: tokens, row: 1 };
         let flat = Strides { batch: 0, head: 0, row: 1 };
         let largest = problem.largest();
+        let hulls = hulls(problem);
         let all = AllSegments {
             lanes,
             problem,
@@ -95,12 +98,16 @@ impl<R: Number> SimdKernel<R> for TiledBackward<'_, R> {
             weight: PaddedTable::weight(&largest, DistanceOrder::Descending, QUERIES + KEYS),
             turns: Turns::from_first((0..problem.segments()).flat_map(|number| {
                 let alone = problem.alone(number);
-                let blocks = alone.dims.queries.div_ceil(QUERIES);
-                (0..heads * blocks).map(move |sum| key_blocks(&alone, sum % blocks).start)
+                let (blocks, hulls) = (alone.dims.queries.div_ceil(QUERIES), &hulls);
+                (0..heads * blocks).map(move |sum| match hulls.get(number * blocks + sum % blocks) {
+                    Some(hull) => hull.start,
+                    None => key_blocks(&alone, sum % blocks).start,
+                })
             })),
             table_turns: Turns::new(problem.segments() * heads, |_| 0),
             distances: &distances,
             query_blocks,
+            hulls: &hulls,
             gate_rows: of_rows.then(|| ViewMut::new(&mut gate_rows, of_tokens(queries))),
             d_gate_cumsum: None,
             lse: View { data: saved.lse, strides: of_tokens(queries) },
@@ -139,6 +146,20 @@ impl<R: Number> SimdKernel<R> for TiledBackward<'_, R> {
             relative::add_segments(problem, &profile_offsets, &profile_sums, d_profiles);
         }
     }
+}
+
+/// Where queries have intervals of keys: the blocks of keys of each block of queries, by sequence; empty otherwise, since
+/// they are quickly computed then.
+fn hulls<R: Number>(problem: &AttentionProblem<R>) -> Vec<Range<usize>> {
+    if problem.intervals.is_none() {
+        return Vec::new();
+    }
+    let blocks = problem.dims.queries.div_ceil(QUERIES);
+    let of_sequence = |number| {
+        let alone = problem.alone(number);
+        (0..blocks).map(move |block| key_blocks(&alone, block))
+    };
+    (0..problem.segments()).flat_map(of_sequence).collect()
 }
 
 /// Distances between the queries and keys of a segment, from `-ahead` on; none where there is padding only.
@@ -196,6 +217,8 @@ struct AllSegments<'a, L: Lanes> {
     distances: &'a [usize],
     /// Where the blocks of queries of a segment start in `turns`.
     query_blocks: Vec<usize>,
+    /// See [`hulls`].
+    hulls: &'a [Range<usize>],
     /// `[B, H, Q]`
     lse: View<'a, L::Number>,
     /// `d_out.out`, the mean of `d_out.v` under the weights, `[B, H, Q]`.
@@ -304,6 +327,10 @@ struct TiledBackwardScratch<R> {
     /// Those of the keys, of a head so far, `[KEYS]`.
     gate_columns: Vec<f64>,
     relative: Option<RelativeBackward<R>>,
+    /// Where queries have intervals of keys.
+    mask: Option<IntervalMask<R>>,
+    /// Rows left out of `keys`.
+    stray_keys: Vec<StrayRow<R>>,
     width: usize,
 }
 
@@ -331,6 +358,8 @@ impl<R: Number> TiledBackwardScratch<R> {
             gate_sums: call.d_gate_cumsum.is_some().then(|| GateGradientSums::new(problem.mask.sides())),
             gate_columns: vec![0.0; KEYS],
             relative: call.relative.as_ref().map(|profiles| RelativeBackward::new(profiles, call.d_rows.is_some())),
+            mask: IntervalMask::new(problem),
+            stray_keys: Vec::new(),
             width,
         }
     }
@@ -355,10 +384,30 @@ impl<L: Lanes> TiledBackwardCall<'_, L> {
         self.store_keys(scratch, kv_head, first_key, stored);
     }
 
+    /// Blocks of keys from the first that a block of queries sees to the last.
+    fn key_blocks(&self, query_block: usize) -> Range<usize> {
+        let blocks = self.problem.dims.queries.div_ceil(QUERIES);
+        match self.all.hulls.get(self.number * blocks + query_block) {
+            Some(hull) => hull.clone(),
+            None => key_blocks(&self.problem, query_block),
+        }
+    }
+
+    /// Blocks of queries from the first that sees something of a block of keys to the last.
+    fn query_blocks(&self, block: usize) -> Range<usize> {
+        let allowed = query_blocks(&self.problem, block);
+        if self.problem.intervals.is_none() {
+            return allowed;
+        }
+        let sees = |query_block: &usize| self.key_blocks(*query_block).contains(&block);
+        let first = allowed.clone().find(sees).unwrap_or(allowed.end);
+        first..allowed.rev().find(sees).map_or(first, |last| last + 1)
+    }
+
     /// Adds to the gradients what a head has of a block of keys.
     fn head(&self, scratch: &mut TiledBackwardScratch<L::Number>, head: usize, block: usize, keys: usize) {
         let first_key = block * KEYS;
-        let query_blocks = query_blocks(&self.problem, block);
+        let query_blocks = self.query_blocks(block);
         for sums in [&mut scratch.d_bias, &mut scratch.d_weight].into_iter().flatten() {
             sums.begin(query_blocks.start * QUERIES, query_blocks.len() * QUERIES);
         }
@@ -367,21 +416,33 @@ impl<L: Lanes> TiledBackwardCall<'_, L> {
             scratch.gate_cumsum[1].load(&gate_cumsum[first_key..][..keys], gate_cumsum[first_key]);
         }
         for query_block in query_blocks {
-            let key_blocks = key_blocks(&self.problem, query_block);
+            let key_blocks = self.key_blocks(query_block);
             if !key_blocks.contains(&block) {
                 continue;
             }
+            let blocks = self.problem.dims.queries.div_ceil(QUERIES);
+            let sum = self.all.query_blocks[self.number] + head * blocks + query_block;
             let first_query = query_block * QUERIES;
             let distance = self.problem.dims.position(first_query) - first_key as isize;
             let queries = (self.problem.dims.queries - first_query).min(QUERIES);
             let tile = KeyTile { head, first_query, queries, keys, distance, ahead: self.problem.ahead() };
+            let visibility = match &mut scratch.mask {
+                Some(mask) => {
+                    mask.begin(&self.problem, first_query..first_query + queries);
+                    mask.load(first_key..first_key + keys)
+                }
+                None => TileVisibility::Everything,
+            };
+            if visibility == TileVisibility::Nothing {
+                // between the intervals of two queries
+                self.all.turns.take(sum, block, || ());
+                continue;
+            }
             if let Some(gate_cumsum) = all_gates {
                 let own = self.problem.dims.position(first_query).cast_unsigned();
                 scratch.gate_cumsum[0].load(&gate_cumsum[own..][..queries], gate_cumsum[first_key]);
             }
-            self.tile(scratch, &tile);
-            let blocks = self.problem.dims.queries.div_ceil(QUERIES);
-            let sum = self.all.query_blocks[self.number] + head * blocks + query_block;
+            self.tile(scratch, &tile, visibility);
             self.all.turns.take(sum, block, || self.add_d_q(scratch, &tile, block == key_blocks.start));
         }
         self.add_tables(scratch, head, block);
@@ -410,6 +471,9 @@ impl<L: Lanes> TiledBackwardCall<'_, L> {
             let (from, stride, to) = (&scratch.keys[..], scratch.width, &mut scratch.keys_transposed[..]);
             let factor = L::Number::ONE;
             self.lanes.run(Transpose { from, stride, rows: keys, head_dim, factor, to, width: KEYS });
+        }
+        if scratch.mask.is_some() {
+            scratch.stray_keys = take_stray_rows(&mut scratch.keys, scratch.width, keys);
         }
     }
 
@@ -485,7 +549,7 @@ impl<L: Lanes> TiledBackwardCall<'_, L> {
         });
     }
 
-    fn tile(&self, scratch: &mut TiledBackwardScratch<L::Number>, tile: &KeyTile) {
+    fn tile(&self, scratch: &mut TiledBackwardScratch<L::Number>, tile: &KeyTile, visibility: TileVisibility) {
         let head_dim = self.problem.dims.head_dim;
         for (view, to) in [(&self.saved.q, &mut scratch.q), (&self.saved.d_out, &mut scratch.d_out)] {
             let from = view.rows_from(0, tile.head, tile.first_query);
@@ -519,6 +583,13 @@ impl<L: Lanes> TiledBackwardCall<'_, L> {
             let (table, gradient) = scratch.scores(self.lanes, profiles, tile, bias);
             (bias, d_relative) = (Some(table), gradient);
         }
+        let [mut stray_queries, mut stray_gradients] = [(); 2].map(|()| Vec::new());
+        if let Some(mask) = scratch.mask.as_mut().filter(|_| visibility == TileVisibility::Part) {
+            mask.clear_hidden([&mut scratch.weights, &mut scratch.d_scores]);
+            bias = Some(mask.row_table(bias));
+            [stray_queries, stray_gradients] =
+                [&mut scratch.q, &mut scratch.d_out].map(|rows| take_stray_rows(rows, scratch.width, tile.queries));
+        }
         self.lanes.run(TileScoreGradient {
             tile: *tile,
             weights: &mut scratch.weights,
@@ -537,6 +608,10 @@ impl<L: Lanes> TiledBackwardCall<'_, L> {
             d_gate_cumsum: scratch.gate_sums.as_mut(),
             d_relative,
         });
+        if let Some(mask) = &scratch.mask {
+            // of queries whose own numbers are not finite
+            mask.clear_hidden([&mut scratch.weights, &mut scratch.d_scores]);
+        }
         if let Some((profiles, scratch)) = &mut relative {
             scratch.backward(self.lanes, profiles, tile);
         }
@@ -547,6 +622,7 @@ impl<L: Lanes> TiledBackwardCall<'_, L> {
             let keys = tile.lanes_seen_by(query, L::COUNT).min(tile.keys);
             self.d_q(scratch, query, strip.min(tile.queries - query), keys);
         }
+        add_stray_keys(scratch);
         if let Some((feature_decay, over)) = &decayed {
             self.lanes.run(feature_decay.queries(&mut scratch.d_q, scratch.width, tile.queries, over));
         }
@@ -554,6 +630,7 @@ impl<L: Lanes> TiledBackwardCall<'_, L> {
         for key in (0..tile.keys).step_by(group) {
             self.d_k_and_d_v(scratch, tile, key, group.min(tile.keys - key));
         }
+        add_stray_queries(scratch, &stray_queries, &stray_gradients);
     }
 
     /// `weights = q (scale k)^T` and `d_scores = d_out v^T` for some queries and the first `columns` keys.
@@ -613,6 +690,32 @@ impl<L: Lanes> TiledBackwardCall<'_, L> {
                 c_stride: width,
                 store: StoreMode::Accumulate,
             });
+        }
+    }
+}
+
+/// Adds to the `d_q` of a tile what the keys bring that its products left out.
+fn add_stray_keys<R: Number>(scratch: &mut TiledBackwardScratch<R>) {
+    let TiledBackwardScratch { mask: Some(mask), stray_keys, d_scores, d_q, width, .. } = scratch else { return };
+    for (key, row) in stray_keys {
+        for query in mask.seeing(*key) {
+            add_stray_row(&mut d_q[query * *width..][..*width], d_scores[query * KEYS + *key], row);
+        }
+    }
+}
+
+/// Adds to the `d_k` and `d_v` of a block of keys what the queries bring that a tile's products left out.
+fn add_stray_queries<R: Number>(
+    scratch: &mut TiledBackwardScratch<R>,
+    queries: &[StrayRow<R>],
+    gradients: &[StrayRow<R>],
+) {
+    let TiledBackwardScratch { mask: Some(mask), d_scores, weights, d_k, d_v, width, .. } = scratch else { return };
+    for (strays, factors, to) in [(queries, d_scores, d_k), (gradients, weights, d_v)] {
+        for (query, row) in strays {
+            for key in mask.seen(*query) {
+                add_stray_row(&mut to[key * *width..][..*width], factors[query * KEYS + key], row);
+            }
         }
     }
 }

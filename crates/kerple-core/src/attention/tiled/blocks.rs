@@ -7,8 +7,8 @@ use std::ops::Range;
 
 /// Blocks of keys that a block of queries sees, of a problem of one sequence.
 pub(super) fn key_blocks<R: Number>(problem: &AttentionProblem<R>, query_block: usize) -> Range<usize> {
-    let last = (query_block * QUERIES + QUERIES).min(problem.dims.queries) - 1;
-    let seen = problem.visible(0, query_block * QUERIES).start..problem.visible(0, last).end;
+    let first = query_block * QUERIES;
+    let seen = problem.hull(first..(first + QUERIES).min(problem.dims.queries));
     if seen.is_empty() { 0..0 } else { seen.start / KEYS..seen.end.div_ceil(KEYS) }
 }
 

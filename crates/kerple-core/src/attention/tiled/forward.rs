@@ -16,6 +16,7 @@
 use super::decode::SplitKvDecode;
 use super::feature_decay::FeatureDecay;
 use super::gate_cumsum::{GateOffsets, TileGates};
+use super::interval_mask::{IntervalMask, TileVisibility, add_stray_row, take_stray_rows};
 use super::relative::{RelativeProfiles, RelativeScores};
 use super::table::{DistanceOrder, PaddedTable, TileTable};
 use crate::Number;
@@ -140,6 +141,8 @@ struct TiledForwardScratch<R> {
     row_sum: Vec<R>,
     /// The factor of earlier sums after the last tile.
     rescale: Vec<R>,
+    /// Where queries have intervals of keys.
+    mask: Option<IntervalMask<R>>,
     /// D rounded up to whole vectors.
     width: usize,
 }
@@ -163,6 +166,7 @@ impl<R: Number> TiledForwardScratch<R> {
             row_max: unset(QUERIES),
             row_sum: unset(QUERIES),
             rescale: unset(QUERIES),
+            mask: IntervalMask::new(problem),
             width,
         }
     }
@@ -199,8 +203,10 @@ impl<L: Lanes> TiledForwardCall<'_, L> {
     fn query_block(&self, scratch: &mut TiledForwardScratch<L::Number>, head: usize, first_query: usize) {
         let AttentionDims { heads, kv_heads, head_dim, .. } = self.of.problem.dims;
         let queries = (self.of.problem.dims.queries - first_query).min(QUERIES);
-        let (first, last) = (first_query, first_query + queries - 1);
-        let (first, last) = (self.of.problem.visible(0, first), self.of.problem.visible(0, last));
+        let seen = self.of.problem.hull(first_query..first_query + queries);
+        if let Some(mask) = &mut scratch.mask {
+            mask.begin(&self.of.problem, first_query..first_query + queries);
+        }
         self.lanes.run(Transpose {
             from: self.of.q.rows_from(0, head, first_query),
             stride: self.of.q.strides.row,
@@ -227,28 +233,41 @@ impl<L: Lanes> TiledForwardCall<'_, L> {
         let [row_max, row_sum] = self.of.problem.beginning(head);
         scratch.row_max.fill(row_max);
         scratch.row_sum.fill(row_sum);
-        if first.start >= last.end {
+        if seen.is_empty() {
             scratch.out.fill(L::Number::ZERO); // there is no tile that would
         }
-        for first_key in (first.start..last.end).step_by(KEYS) {
+        for first_key in seen.clone().step_by(KEYS) {
             let tile = QueryTile {
                 head,
                 kv_head: head / (heads / kv_heads),
                 queries,
                 first_key,
-                keys: (last.end - first_key).min(KEYS),
+                keys: (seen.end - first_key).min(KEYS),
                 distance: self.of.problem.dims.position(first_query) - first_key as isize,
                 ahead: self.of.problem.ahead(),
             };
+            let visibility = match &mut scratch.mask {
+                Some(mask) => mask.load(first_key..first_key + tile.keys),
+                None => TileVisibility::Everything,
+            };
+            if visibility == TileVisibility::Nothing {
+                continue;
+            }
             if let Some(gate_cumsum) = gate_cumsum {
                 scratch.gate_cumsum[1].load(&gate_cumsum[first_key..][..tile.keys], gate_cumsum[own]);
             }
-            self.tile(scratch, &tile, first_key == first.start);
+            self.tile(scratch, &tile, visibility, first_key == seen.start);
         }
         self.finish(scratch, head, first_query, queries);
     }
 
-    fn tile(&self, scratch: &mut TiledForwardScratch<L::Number>, tile: &QueryTile, is_first: bool) {
+    fn tile(
+        &self,
+        scratch: &mut TiledForwardScratch<L::Number>,
+        tile: &QueryTile,
+        visibility: TileVisibility,
+        is_first: bool,
+    ) {
         self.decay_features(scratch, tile);
         let crosses = self.lanes_crossed(tile);
         let strip = if crosses { STRIP } else { tile.keys };
@@ -267,6 +286,10 @@ impl<L: Lanes> TiledForwardCall<'_, L> {
             let (rows, to) = (&scratch.relative_transposed, &mut scratch.relative[..]);
             self.lanes.run(RelativeScores { tile: *tile, profiles: relative, rows, bias, to });
             bias = Some(TileTable { values: &scratch.relative, origin: 0, step: QUERIES as isize });
+        }
+        if let (TileVisibility::Part, Some(mask)) = (visibility, &mut scratch.mask) {
+            let sizes = [tile.keys, tile.queries.next_multiple_of(L::COUNT)];
+            bias = Some(mask.hide_columns(sizes, &mut scratch.scores_transposed, bias));
         }
         self.lanes.run(OnlineSoftmax {
             tile: *tile,
@@ -290,10 +313,20 @@ impl<L: Lanes> TiledForwardCall<'_, L> {
             to: &mut scratch.v,
             width: scratch.width,
         });
+        let strays = match visibility {
+            TileVisibility::Part => take_stray_rows(&mut scratch.v, scratch.width, tile.keys),
+            TileVisibility::Nothing | TileVisibility::Everything => Vec::new(),
+        };
         let group = if crosses { L::COUNT } else { tile.queries };
         for from in (0..tile.queries).step_by(group) {
             let keys = if crosses { tile.keys_seen_by(from / L::COUNT, L::COUNT) } else { tile.keys };
             self.values(scratch, from, group.min(tile.queries - from), keys, is_first);
+        }
+        for ((key, row), mask) in strays.iter().flat_map(|stray| scratch.mask.as_ref().map(|mask| (stray, mask))) {
+            for query in mask.seeing(*key) {
+                let to = &mut scratch.out[query * scratch.width..][..scratch.width];
+                add_stray_row(to, scratch.scores_transposed[key * QUERIES + query], row);
+            }
         }
     }
 

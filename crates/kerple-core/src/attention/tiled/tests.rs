@@ -31,7 +31,7 @@ impl Case {
         self.run(&Tiled(set), |x| x as f32, f64::from)
     }
 
-    fn tiled_f64(&self) -> Outcome<f64> {
+    pub(in crate::attention) fn tiled_f64(&self) -> Outcome<f64> {
         self.run(&Tiled(InstructionSet::Portable), |x| x, |x| x)
     }
 }
