@@ -5,11 +5,19 @@ from pathlib import Path
 
 import torch
 
+from kerple.torch import attention, attention_varlen
+
 ROOT = Path(__file__).parents[2]
 
 
 def blocks(page):
     return re.findall(r"^```python\n(.*?)^```", (ROOT / page).read_text(), re.DOTALL | re.MULTILINE)
+
+
+def block(part):
+    """The block of the page that contains this."""
+    (found,) = [code for code in blocks("docs/python.md") if part in code]
+    return found
 
 
 def test_the_first_lines_of_the_page_run():
@@ -27,7 +35,21 @@ def test_methods_of_the_page_run():
         **{name: torch.randn(1, 8, 1, 64) for name in ("q", "k", "v", "q_new", "k_new", "v_new")},
         "rows": torch.randn(1, 1, 512),
     }  # fmt: skip
-    code = blocks("docs/python.md")[1].replace("optimizer.step()\n", "")
-    exec(code, names)
+    exec(block("Dape(").replace("optimizer.step()\n", ""), names)
     assert names["bias"].shape == (8, 4096) and names["weight"] is None
     assert torch.equal(names["out"], names["v_new"].expand(1, 8, 1, 64)), "one key has all the weight"
+
+
+def test_packed_documents_of_the_page_run():
+    q, k, v = (torch.randn(1, 2, 8192, 4) for _ in range(3))
+    flat = {name: x[0].transpose(0, 1) for name, x in (("q", q), ("k", k), ("v", v))}
+    names = {
+        "torch": torch, "attention": attention, "attention_varlen": attention_varlen,
+        "q": q, "k": k, "v": v, "b": torch.randn(2, 8192), "B": 1, "ids": torch.arange(8192)[None] // 3000,
+        "cu_q": [0, 5000, 8192], "cu_k": [0, 5000, 8192], "max_q": 5000, "max_k": 5000,
+    }  # fmt: skip
+    first, second, third = block("cu_seqlens=[0, 512").strip().split("\n")
+    exec(f"one = {first}\ntwo = {second}", names)
+    scope = names | flat
+    exec(f"three = {third}", scope)
+    assert names["one"].shape == names["two"].shape == (1, 2, 8192, 4) and scope["three"].shape == (8192, 2, 4)

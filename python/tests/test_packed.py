@@ -190,3 +190,48 @@ def test_caches_and_states_hold_one_document_a_row():
         linear(q, k, v, state=LinearState(), cu_seqlens=cu)
     with pytest.raises(NotImplementedError, match="document_ids: linear attention takes one document per row"):
         linear(q, k, v, document_ids=ids)
+
+
+def jagged(parts):
+    """``[B, H, L, D]`` of sequences of several lengths, and their leaf."""
+    leaf = torch.nested.nested_tensor(parts, layout=torch.jagged, requires_grad=True)
+    return leaf, leaf.transpose(1, 2)
+
+
+@pytest.mark.parametrize("causal", [True, False])
+def test_jagged_tensors_are_packed_documents(causal):
+    torch.manual_seed(2)
+    lengths, of_keys = [3, 0, 7, 1], [5, 2, 7, 4]
+    part = lambda n, heads: torch.randn(n, heads, 8, dtype=torch.float64)  # noqa: E731
+    bias = torch.randn(4, 7 if causal else 13, dtype=torch.float64)
+    for q_lengths in (of_keys, lengths):
+        (q, tq), (k, tk), (v, tv) = (jagged([part(n, h) for n in of]) for of, h in ((q_lengths, 4), (of_keys, 2), (of_keys, 2)))
+        if q_lengths is of_keys:  # offsets of one tensor
+            (k, tk), (v, tv) = ((x, x.transpose(1, 2)) for x in (torch.nested.nested_tensor_from_jagged(
+                torch.randn(18, 2, 8, dtype=torch.float64), q.offsets()).requires_grad_() for _ in range(2)))  # fmt: skip
+        out = attention(tq, tk, tv, bias=bias, causal=causal)
+        assert out.shape == tq.shape and (out + tq).layout is torch.jagged
+        up = [part(n, 4).transpose(0, 1) for n in q_lengths]
+        sum((one * d).sum() for one, d in zip(out.unbind(), up, strict=True)).backward()
+        got = [x.grad.unbind() for x in (q, k, v)]
+        for n, found in enumerate(out.unbind()):
+            one = [x.unbind()[n].detach().transpose(0, 1)[None].requires_grad_() for x in (q, k, v)]
+            alone = attention(*one, bias=bias, causal=causal)
+            assert torch.equal(found[None], alone)
+            for a, b in zip(got, torch.autograd.grad((alone[0] * up[n]).sum(), one), strict=True):
+                assert torch.equal(a[n].transpose(0, 1)[None], b)
+
+
+def test_jagged_tensors_that_do_not_fit_are_refused():
+    part = lambda n: torch.randn(n, 4, 8)  # noqa: E731
+    (raw, q), (_, k), (_, v) = (jagged([part(n) for n in of]) for of in ([3, 4], [3, 4], [4, 3]))
+    with pytest.raises(TypeError, match="k: q, k and v must all be jagged"):
+        attention(q, torch.randn(2, 4, 7, 8), k)
+    with pytest.raises(ValueError, match="v: its sequences have other lengths than those of k"):
+        attention(q, k, v)
+    with pytest.raises(ValueError, match=r"q: expected a jagged \[B, H, L, D\]"):
+        attention(raw, k, k)
+    with pytest.raises(ValueError, match="v: 3 sequences, but q has 2"):
+        attention(q, k, jagged([part(n) for n in (3, 3, 1)])[1])
+    with pytest.raises(ValueError, match="key_lengths: jagged nested tensors already"):
+        attention(q, k, k, key_lengths=[3, 4])

@@ -185,6 +185,9 @@ def attention(
             for B = 1. No token attends to another document, positions and distances are those
             within a document, and on the processor results have the bits of each document alone.
             Tables need to reach the longest document only; on GPUs they reach all K keys.
+            Jagged nested tensors ``[B, H, L, D]`` are packed documents of one sequence each, and
+            give a jagged result: ``torch.nested.nested_tensor([..], layout=torch.jagged)`` of
+            ``[L, H, D]`` tensors, transposed by ``.transpose(1, 2)``.
         document_ids: the number of each token's document, ``[B, K]``, where rows hold different
             documents: from 0, never decreasing, -1 for padding after the last document. The last Q
             tokens are the queries. On GPUs the values of ``document_ids`` and ``cu_seqlens`` are
@@ -200,6 +203,12 @@ def attention(
     """
     if unknown:
         refuse_arguments("attention", unknown)
+    if any(isinstance(x, Tensor) and x.is_nested for x in (q, k, v)):
+        beside_documents = {
+            "gates": gates, "key_lengths": key_lengths, "key_starts": key_starts, "cu_seqlens": cu_seqlens,
+            "document_ids": document_ids,
+        }  # fmt: skip
+        return _attend_jagged(q, k, v, beside_documents, bias, weight, sinks, scale, causal, window, softcap)
     if cu_seqlens is not None or document_ids is not None:
         check_qkv(q, k, v)
     return attend(
@@ -243,6 +252,43 @@ def attend(
         encoding, float(scale), flag("causal", causal), _window(window), softcap,
     )  # fmt: skip
     return made if made.dtype == of else made.to(of)
+
+
+def _jagged_parts(name: str, x: object) -> tuple[Tensor, Tensor]:
+    """The rows ``[H, T, D]`` of all sequences of a jagged tensor, and their cumulative lengths."""
+    if not isinstance(x, Tensor) or x.layout is not torch.jagged:
+        raise TypeError(f"{name}: q, k and v must all be jagged nested tensors (layout=torch.jagged), or none of them")
+    if x.dim() != 4 or x._ragged_idx != 2:
+        raise ValueError(
+            f"{name}: expected a jagged [B, H, L, D], got shape {tuple(x.shape)}; make one of [B, L, H, D] by .transpose(1, 2)"
+        )
+    if x.lengths() is not None:
+        raise ValueError(f"{name}: its sequences leave gaps between them; close them by .contiguous()")
+    return x.values(), x.offsets()
+
+
+def _attend_jagged(
+    q: Tensor, k: Tensor, v: Tensor, beside_documents: dict[str, object], bias: Tensor | None, weight: Tensor | None,
+    sinks: Tensor | None, scale: float | None, causal: bool, window: int | None, softcap: float | None,
+) -> Tensor:  # fmt: skip
+    """:func:`attention` of jagged nested tensors: packed documents whose offsets are cumulative lengths."""
+    for name, value in beside_documents.items():
+        if value is not None:
+            raise ValueError(f"{name}: jagged nested tensors already tell where sequences begin and end")
+    (q_rows, of_queries), (k_rows, of_keys), (v_rows, of_values) = (
+        _jagged_parts(name, x) for name, x in (("q", q), ("k", k), ("v", v))
+    )
+    for name, offsets in (("k", of_keys), ("v", of_values)):
+        if offsets.shape != of_queries.shape:
+            raise ValueError(f"{name}: {offsets.shape[0] - 1} sequences, but q has {of_queries.shape[0] - 1}")
+    if of_values is not of_keys and not torch.equal(of_values, of_keys):
+        raise ValueError("v: its sequences have other lengths than those of k")
+    alike = of_keys is of_queries or torch.equal(of_keys, of_queries)
+    out = attend(
+        q_rows[None], k_rows[None], v_rows[None], bias, weight, sinks, None, None, None, None,
+        of_queries if alike else torch.stack([of_queries, of_keys])[None], "", scale, causal, window, softcap,
+    )  # fmt: skip
+    return torch.nested.nested_tensor_from_jagged(out[0], offsets=of_queries, jagged_dim=2)
 
 
 def attention_varlen(
