@@ -2,7 +2,8 @@
 """Times kerple against PyTorch on this machine, alternately, and prints the ratios.
 
     pip install torch numpy
-    cargo build --release && python3 scripts/compare_torch.py [attention|dape|step|neox|eval|all] [--rounds 3] [--simd avx2]
+    cargo build --release -p kerple -p kerple-conformance
+    python3 scripts/compare_torch.py [attention|dape|step|neox|eval|all] [--rounds 3] [--simd avx2]
 
 Attention is one KERPLE-log layer, B1 H12 D64, float32; `dape` the same with a network of 32 hidden units over heads. A step trains a GPT-NeoX decoder with AdamW and clipping: 4 layers,
 width 256, 4 heads, batch 8, 256 tokens, or for `neox` 12 layers, width 768, 12 heads, batch 2, 50304 tokens. A ratio above 1

@@ -2,7 +2,8 @@
 """Times linear attention with SineSPE and FAVOR+ against the same formulas in eager PyTorch, alternately, on this machine.
 
     pip install torch numpy
-    cargo build --release && python3 scripts/compare_torch_spe.py [--rounds 3] [--length 4096] [--simd avx2]
+    cargo build --release -p kerple -p kerple-conformance
+    python3 scripts/compare_torch_spe.py [--rounds 3] [--length 4096] [--simd avx2]
 
 One layer, B1 H8 D64 R64, K sinusoids, M = 128 features, float32, forward and backward in q, k, v and what the code learns.
 The PyTorch side follows the published formulas: codes q_bar and k_bar are made as tensors [1, L, H, D, R], multiplied into

@@ -3,6 +3,8 @@ import json, os, resource, statistics, subprocess, sys, time
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 KERPLE = os.environ.get("KERPLE", os.path.join(ROOT, "target", "release", "kerple"))
+# the development program, built beside it by `cargo build --release -p kerple-conformance`
+MEASURE = os.environ.get("MEASURE", os.path.join(os.path.dirname(KERPLE), "measure"))
 # what keeps PyTorch's own kernels, oneDNN and MKL to the narrower instructions
 NARROW = dict(ATEN_CPU_CAPABILITY="avx2", DNNL_MAX_CPU_ISA="AVX2", MKL_ENABLE_INSTRUCTIONS="AVX2")
 # PyTorch 2.15 can crash on what an earlier `torch.compile` stored
@@ -50,9 +52,10 @@ def spread(ratios):
     return f"{statistics.median(ratios):6.2f}x  ({min(ratios):.2f} .. {max(ratios):.2f})"
 
 
-def bench(*told, pick):
-    """Milliseconds of the row of `kerple bench` that has these values."""
-    command = [KERPLE, "bench", *told, "--json", "--repeats", "3"]
+def bench(work, *options, pick):
+    """Milliseconds of the row of `kerple bench`, or of `measure`, that has these values."""
+    program = [KERPLE, "bench"] if work in ("attention", "step") else [MEASURE]
+    command = [*program, work, *options, "--json", "--repeats", "3"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as process:
         for line in process.stdout:
             row = json.loads(line)

@@ -1,6 +1,7 @@
 //! `conformance FOLDER...`: every case of folders of reference values through every engine that has it.
 
 use clap::Parser;
+use kerple::{CommandError, CommandResult};
 use kerple_burn::device::DeviceName;
 use kerple_conformance::{CaseCounts, CaseVerdict};
 use std::path::{Path, PathBuf};
@@ -21,40 +22,17 @@ struct ConformanceArgs {
     json: bool,
 }
 
-/// What is wrong, and what to do about it.
-struct ConformanceFailure {
-    message: String,
-    hint: String,
-    /// 1 failed, 2 misused.
-    code: u8,
-}
-
-impl ConformanceFailure {
-    fn new(message: impl Into<String>, hint: impl Into<String>) -> ConformanceFailure {
-        ConformanceFailure { message: message.into(), hint: hint.into(), code: 1 }
-    }
-}
-
 fn main() -> ExitCode {
     let arguments = ConformanceArgs::parse();
-    match run(&arguments) {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(ConformanceFailure { message, hint, code }) => {
-            eprintln!("error: {message}\n\nhint: {hint}");
-            ExitCode::from(code)
-        }
-    }
+    kerple::run_development(None, || run(&arguments)).into()
 }
 
 /// Runs every folder and prints each case with its worst error and tolerance.
-fn run(arguments: &ConformanceArgs) -> Result<(), ConformanceFailure> {
+fn run(arguments: &ConformanceArgs) -> CommandResult {
     let device = match arguments.device {
         DeviceName::Cpu => None,
         name => {
-            let opened = name.open().map_err(|error| ConformanceFailure {
-                code: 2,
-                ..ConformanceFailure::new(error.to_string(), error.hint())
-            })?;
+            let opened = name.open()?;
             Some((opened.device, name.to_string()))
         }
     };
@@ -63,19 +41,19 @@ fn run(arguments: &ConformanceArgs) -> Result<(), ConformanceFailure> {
     let mut failures = 0;
     for folder in &arguments.folders {
         let counts = kerple_conformance::run_on(device.clone(), folder, &mut |verdict| show(verdict, arguments.json))
-            .map_err(|error| ConformanceFailure::new(error.to_string(), kerple_conformance::FOLDER_HINT))?;
+            .map_err(|error| CommandError::failed(error.to_string(), kerple_conformance::FOLDER_HINT))?;
         if !arguments.json {
             println!("{}{}", folder_prefix(&arguments.folders, folder), summary(counts));
         }
         if counts.passed + counts.failed == 0 {
             let message = format!("{} contains no test case", folder.display());
-            return Err(ConformanceFailure::new(message, "give a folder whose manifest.json lists cases"));
+            return Err(CommandError::failed(message, "give a folder whose manifest.json lists cases"));
         }
         failures += counts.failed;
     }
     match failures {
         0 => Ok(()),
-        _ => Err(ConformanceFailure::new(
+        _ => Err(CommandError::failed(
             format!("{failures} cases failed"),
             "see the lines marked FAILED for the values that differ",
         )),

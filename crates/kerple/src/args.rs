@@ -1,5 +1,6 @@
 //! The command line. Names are fixed: people and scripts rely on them.
 
+mod bench;
 mod call;
 mod encoding_name;
 mod export;
@@ -10,14 +11,13 @@ mod misuse;
 mod renamed;
 mod serve;
 
+pub use bench::{BenchArgs, BenchAttentionArgs, BenchCommand, BenchStepArgs, TimedModelOptions, TimingOptions};
 pub use call::Invocation;
 use clap::{Args, Parser, Subcommand};
 use encoding_name::EncodingName;
 pub use export::ExportArgs;
-pub use general::General;
-pub use groups::{
-    Benchmark, EvaluationOptions, Hardware, RunFile, Sharing, SimdChoice, SlurmArray, SplitChoice, default_lengths,
-};
+pub use general::{General, thread_count};
+pub use groups::{EvaluationOptions, Hardware, RunFile, Sharing, SlurmArray, SplitChoice, default_lengths};
 use groups::{count, rope_scaling};
 pub use kernel::{KernelArgs, KernelCommand};
 use kerple_core::encoding::scaling::RopeScaling;
@@ -396,52 +396,6 @@ pub struct SampleArgs {
     /// Seed for sampling.
     #[arg(long, default_value_t = 0)]
     pub seed: u64,
-}
-
-#[derive(Debug, Args)]
-pub struct BenchArgs {
-    /// What to time.
-    #[arg(value_enum)]
-    pub work: Benchmark,
-    /// Run file of the model to time (step, eval); its text is not read.
-    #[arg(long, conflicts_with_all = ["heads", "head_dim", "layers"])]
-    pub config: Option<PathBuf>,
-    /// Override a key of the run file, e.g. model.block.glu=true.
-    #[arg(long, value_name = "KEY=VALUE", requires = "config")]
-    pub set: Vec<String>,
-    /// Sequence lengths (attention, linear, step, eval) or cached keys (decode).
-    #[arg(long, value_delimiter = ',', value_parser = count)]
-    pub lengths: Vec<usize>,
-    /// Batch size.
-    #[arg(long, value_parser = count)]
-    pub batch: Option<usize>,
-    /// Number of attention heads.
-    #[arg(long, value_parser = count)]
-    pub heads: Option<usize>,
-    /// Features per head.
-    #[arg(long, value_parser = count)]
-    pub head_dim: Option<usize>,
-    /// Number of layers (step, eval).
-    #[arg(long, value_parser = count)]
-    pub layers: Option<usize>,
-    /// Vocabulary size (step, eval).
-    #[arg(long, value_parser = count)]
-    pub vocab: Option<usize>,
-    /// Encoding as a name or a JSON table: time a model with it (step, eval), or its scores
-    /// alternately with KERPLE-log's (attention).
-    #[arg(long, value_parser = EncodingName, hide_possible_values = true)]
-    pub encoding: Option<String>,
-    /// Number of timed repetitions.
-    #[arg(long, default_value_t = 5, value_parser = count)]
-    pub repeats: usize,
-    /// Widest instruction set to use.
-    #[arg(long, value_enum)]
-    pub simd: Option<SimdChoice>,
-    #[command(flatten)]
-    pub hardware: Hardware,
-    /// Print one JSON object per line.
-    #[arg(long)]
-    pub json: bool,
 }
 
 #[cfg(feature = "music-lra")]

@@ -5,7 +5,9 @@ use std::path::Path;
 /// A message, what to do about it, and the exit code.
 #[derive(Debug)]
 pub struct CommandError {
+    /// What is wrong.
     pub message: String,
+    /// What to do about it.
     pub hint: String,
     /// 1 failed, 2 misused, 130 stopped.
     pub code: u8,

@@ -30,7 +30,7 @@ mod without_music;
 use without_music as music;
 
 use crate::command_error::{CommandError, CommandResult};
-use crate::output::{remarkln, resultln};
+use crate::output::remarkln;
 use crate::progress::duration;
 use kerple_burn::device::DeviceName;
 use kerple_burn::positional_encoding::PositionalEncoding;
@@ -127,9 +127,4 @@ pub fn open_in_browser(page: &Path) {
     if let Err(error) = open::that_detached(page) {
         remarkln!("note: no browser could be opened ({error}); open {} yourself", page.display());
     }
-}
-
-/// Prints a value as one line of JSON.
-pub fn print_json(value: &impl serde::Serialize) {
-    resultln!("{}", serde_json::to_string(value).expect("results are plain data"));
 }

@@ -10,21 +10,21 @@ mod memory;
 mod output;
 mod progress;
 mod ranks;
+pub mod timing;
 
 use args::{Cli, Command, General, Invocation};
-use command_error::{CommandError, CommandResult};
 use kerple_lm::ranks::Ranks;
 use output::{Verbosity, remarkln};
 use std::ffi::OsString;
 use std::path::PathBuf;
 
+pub use command_error::{CommandError, CommandResult};
 pub use memory::CountingAllocator;
 
 /// Runs the command and returns what its process ends with: `program` is how it can be called again, `arguments` are what follows
 /// its name. Once in a process, whose signals and threads it sets and whose memory [`CountingAllocator`] hands out.
 pub fn run(program: PathBuf, arguments: Vec<OsString>) -> u8 {
-    memory::keep_freed();
-    end_quietly_on_a_closed_pipe();
+    start_process();
     let cli = match Cli::of(Invocation { program, arguments }) {
         Ok(Some(cli)) => cli,
         Ok(None) => return 0,
@@ -36,6 +36,30 @@ pub fn run(program: PathBuf, arguments: Vec<OsString>) -> u8 {
         Ok(()) => 0,
         Err(failure) => end(&ranks, &failure),
     }
+}
+
+/// Runs a development program on this many threads, by default all, and returns what its process ends with. Once in a process, whose
+/// memory [`CountingAllocator`] hands out.
+pub fn run_development(threads: Option<usize>, program: impl FnOnce() -> CommandResult) -> u8 {
+    start_process();
+    match use_threads(threads).and_then(|()| program()) {
+        Ok(()) => 0,
+        Err(failure) => end(&Ranks::alone(), &failure),
+    }
+}
+
+/// Keeps freed memory, and ends with the reader of stdout.
+fn start_process() {
+    memory::keep_freed();
+    end_quietly_on_a_closed_pipe();
+}
+
+/// Makes the pool of threads that all work uses.
+fn use_threads(threads: Option<usize>) -> CommandResult {
+    let Some(threads) = threads else { return Ok(()) };
+    let pool = rayon::ThreadPoolBuilder::new().num_threads(threads);
+    pool.build_global()
+        .map_err(|error| CommandError::failed(format!("--threads {threads}: {error}"), "lower --threads"))
 }
 
 /// Says why it ends; where the other ranks do not know, they end with it.
@@ -51,11 +75,7 @@ fn end(ranks: &Ranks, failure: &CommandError) -> u8 {
 fn begin(general: &General, ranks: &Ranks) -> CommandResult {
     let verbosity = if ranks.is_first() { general.verbosity() } else { Verbosity::Silent };
     output::set_verbosity(verbosity);
-    if let Some(threads) = general.threads.or_else(|| ranks::threads(ranks)) {
-        let pool = rayon::ThreadPoolBuilder::new().num_threads(threads);
-        pool.build_global()
-            .map_err(|error| CommandError::failed(format!("--threads {threads}: {error}"), "lower --threads"))?;
-    }
+    use_threads(general.threads.or_else(|| ranks::threads(ranks)))?;
     if ranks.world_size() > 1 {
         let threads = rayon::current_num_threads();
         remarkln!(

@@ -34,6 +34,16 @@ pub fn verbosity() -> Verbosity {
     VERBOSITY.get().copied().unwrap_or(Verbosity::Normal)
 }
 
+/// A line of the result.
+macro_rules! resultln {
+    ($($part:tt)*) => { $crate::output::result(format_args!("{}\n", format_args!($($part)*))) };
+}
+
+/// A line for the reader of stderr.
+macro_rules! remarkln {
+    ($($part:tt)*) => { $crate::output::remark(format_args!("{}\n", format_args!($($part)*))) };
+}
+
 /// Writes a part of the result; a full disk ends the process with exit code 1.
 pub fn result(text: Arguments) {
     if verbosity() == Verbosity::Silent {
@@ -45,6 +55,11 @@ pub fn result(text: Arguments) {
         complain(&CommandError::failed(format!("stdout: cannot write: {error}"), hint), None);
         std::process::exit(1);
     }
+}
+
+/// Prints a value as one line of JSON.
+pub fn print_json(value: &impl serde::Serialize) {
+    resultln!("{}", serde_json::to_string(value).expect("results are plain data"));
 }
 
 /// Writes a remark, if it is wanted and can be written.
@@ -64,16 +79,6 @@ pub fn complain(failure: &CommandError, rank: Option<String>) {
     }
     let rank = rank.filter(|_| !known).map_or_else(String::new, |rank| format!("{rank}: "));
     let _ = writeln!(anstream::stderr(), "{ERROR}error:{ERROR:#} {rank}{message}\n\n{HINT}hint:{HINT:#} {hint}");
-}
-
-/// A line of the result.
-macro_rules! resultln {
-    ($($part:tt)*) => { $crate::output::result(format_args!("{}\n", format_args!($($part)*))) };
-}
-
-/// A line for the reader of stderr.
-macro_rules! remarkln {
-    ($($part:tt)*) => { $crate::output::remark(format_args!("{}\n", format_args!($($part)*))) };
 }
 
 pub(crate) use {remarkln, resultln};

@@ -18,16 +18,17 @@ fn sizes_that_do_not_fit_are_refused() {
         assert!(message.contains(says) && message.contains("hint: "), "{options:?}: {message}");
     };
     for option in ["--lengths", "--heads", "--head-dim", "--batch"] {
-        for work in ["attention", "linear", "decode", "step", "eval"] {
+        for work in ["attention", "step"] {
             refused(work, &[option, "1099511627776", "--repeats", "1"], "it must be at most");
         }
     }
-    for work in ["attention", "linear", "decode"] {
-        let sizes = ["--lengths", "16777216", "--heads", "65536", "--head-dim", "65536"];
-        refused(work, &sizes, "--lengths 16777216 needs about ");
+    let sizes = ["--lengths", "16777216", "--heads", "65536", "--head-dim", "65536"];
+    refused("attention", &sizes, "--lengths 16777216 needs about ");
+    for [option, most] in [["--layers", "16384"], ["--vocab", "16777216"]] {
+        refused("step", &[option, "1099511627776"], &format!("{option} 1099511627776: it must be at most {most}"));
     }
     refused("step", &["--lengths", "16777216", "--batch", "16", "--layers", "1"], "training needs about ");
-    refused("decode", &[&small[..], &["--threads", "100000"]].concat(), "at most 4096");
+    refused("attention", &[&small[..], &["--threads", "100000"]].concat(), "at most 4096");
     for (encoding, says) in [
         (r#"{"kind":"alibi","behind":0.5}"#, "it has a bias for keys after the query"),
         (r#"{"kind":"dape","base":{"kind":"t5","bidirectional":true}}"#, "it has a bias for keys after the query"),
@@ -40,16 +41,14 @@ fn sizes_that_do_not_fit_are_refused() {
 #[test]
 fn every_work_is_checked_and_timed() {
     let place = Place::new();
-    for (work, engines) in [
-        ("attention", &["composed", "naive", "tiled"][..]),
-        ("linear", &["chunked", "fft", "naive"]),
-        ("step", &["composed", "fused"]),
-        ("eval", &["fused"]),
-        ("decode", &["tiled"]),
+    for (work, options, engines) in [
+        ("attention", &[][..], &["composed", "naive", "tiled"][..]),
+        ("attention", &["--encoding", "fire"], &["fused", "tiled"]),
+        ("step", &["--layers", "1"], &["composed", "fused"]),
     ] {
-        let sizes =
-            ["--lengths", "200", "--batch", "1", "--heads", "2", "--head-dim", "16", "--layers", "1", "--repeats", "1"];
-        let printed = place.ok(&[&["bench", work, "--json"], &sizes[..]].concat());
+        let sizes = ["--lengths", "200", "--batch", "1", "--heads", "2", "--head-dim", "16", "--repeats", "1"];
+        let all = [&["bench", work], &sizes[..], options].concat();
+        let printed = place.ok(&[&all[..], &["--json"]].concat());
         let rows: Vec<Value> = printed.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
         let found: BTreeSet<&str> = rows.iter().map(|row| row["engine"].as_str().unwrap()).collect();
         assert!(found.iter().eq(engines), "{work}: {found:?}");
@@ -57,7 +56,7 @@ fn every_work_is_checked_and_timed() {
             assert_eq!((&row["work"], &row["length"]), (&work.into(), &200.into()), "{row}");
             assert!(row["median_ms"].as_f64().unwrap() > 0.0 && row["gflops"].as_f64().unwrap() > 0.0, "{row}");
         }
-        let table = place.ok(&[&["bench", work], &sizes[..]].concat());
+        let table = place.ok(&all);
         assert_eq!(table.lines().count(), 1 + rows.len(), "{table}");
     }
 }

@@ -354,14 +354,16 @@ fn arguments() {
     say.fails(&["sample", "run", "--max-new-tokens", "18446744073709551615"]);
     say.fails(&["bench", "speed"]);
     say.fails(&["bench", "step", "--config", "run.toml", "--layers", "2"]);
+    say.fails(&["bench", "attention", "--layers", "2"]);
     say.fails(&["kernel"]);
     // what had another name: all of it is in `args/renamed.rs`
     say.fails(&["sample", "run", "--tokens=5"]);
     say.fails(&["kernel", "reach", "log(1, 1)"]);
     say.fails(&["golden", "golden/kerple"]);
+    say.fails(&["bench", "decode", "--lengths", "1024"]);
     for flag in ["--lengths", "--batch", "--heads", "--head-dim", "--layers", "--vocab", "--threads", "--repeats"] {
         for number in ["0", "-1", "9223372036854775808", "18446744073709551615"] {
-            let output = place.run(&["bench", "attention", &format!("{flag}={number}")]);
+            let output = place.run(&["bench", "step", &format!("{flag}={number}")]);
             let stderr = String::from_utf8(output.stderr).unwrap();
             assert_eq!(output.status.code(), Some(2), "{flag} {number}\n{stderr}");
             assert!(stderr.starts_with("error: ") && stderr.contains("\n\nhint: "), "{flag} {number}\n{stderr}");

@@ -31,13 +31,13 @@ const ORDERS: [(&str, &str); 12] = [
     ("kerple-experiments", "error claim manifest timing floors packed seal pages reproduce verify"),
     (
         "kerple-conformance",
-        "folder case engines methods tables layer attention score_mods clocks positions packed spe media data interchange theory training collection beside che main",
+        "folder case engines methods tables layer attention score_mods clocks positions packed spe media data interchange theory training collection beside che main measure",
     ),
     (
         "kerple-serve",
         "facts api_error stop list raw names hosts penalties prompts completion tokens choice answer worker connections routes",
     ),
-    ("kerple", "command_error memory output exhausted args progress commands ranks main"),
+    ("kerple", "command_error memory output exhausted args timing progress commands ranks main"),
     ("kerple-py", "threads dlpack array encoding kernel parts attention linear run_folder command"),
 ];
 

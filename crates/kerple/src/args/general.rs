@@ -22,7 +22,7 @@ pub struct General {
     pub color: When,
     /// Number of threads. By default all of the machine, or a rank's share of it. Results do not
     /// depend on it.
-    #[arg(long, global = true, env = "KERPLE_THREADS", hide_env_values = true, value_name = "N", value_parser = threads)]
+    #[arg(long, global = true, env = "KERPLE_THREADS", hide_env_values = true, value_name = "N", value_parser = thread_count)]
     pub threads: Option<usize>,
 }
 
@@ -69,7 +69,11 @@ pub fn color(arguments: &[OsString]) -> ColorChoice {
 /// More threads than any machine has cores are a slip of the finger.
 const MOST_THREADS: usize = 4096;
 
-fn threads(text: &str) -> Result<usize, String> {
+/// A number of threads.
+///
+/// # Errors
+/// Fewer than one, or more than any machine has.
+pub fn thread_count(text: &str) -> Result<usize, String> {
     match count(text)? {
         threads if threads <= MOST_THREADS => Ok(threads),
         _ => Err(format!("it must be at most {MOST_THREADS}")),
@@ -92,8 +96,8 @@ mod tests {
 
     #[test]
     fn threads_have_limits() {
-        assert_eq!(threads("2"), Ok(2));
-        assert!(threads("0").unwrap_err().contains("at least 1"));
-        assert!(threads("5000").unwrap_err().contains("at most 4096"));
+        assert_eq!(thread_count("2"), Ok(2));
+        assert!(thread_count("0").unwrap_err().contains("at least 1"));
+        assert!(thread_count("5000").unwrap_err().contains("at most 4096"));
     }
 }

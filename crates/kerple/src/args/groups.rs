@@ -210,21 +210,6 @@ pub enum SplitChoice {
     Test,
 }
 
-/// What is timed.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub enum Benchmark {
-    /// One attention layer, forward and backward.
-    Attention,
-    /// A training step of a decoder.
-    Step,
-    /// Attention of one query over cached keys.
-    Decode,
-    /// Evaluation of one long segment.
-    Eval,
-    /// One layer of linear attention, forward and backward.
-    Linear,
-}
-
 /// Instruction sets, widest first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum SimdChoice {

@@ -41,7 +41,7 @@ fn new_name(error: &clap::Error, arguments: &[OsString]) -> Option<String> {
         _ => return None,
     };
     let Some(ContextValue::String(unknown)) = error.get(kind) else { return None };
-    look(renamed::named(&Cli::command(), &words).get_name(), unknown)
+    look(&renamed::named(&Cli::command(), &words), unknown)
 }
 
 /// How to write a value that begins with a minus, where one behind an option was taken for another option.

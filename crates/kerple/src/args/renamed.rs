@@ -2,8 +2,21 @@
 
 use clap::Command;
 
+/// The hint for a work that a development program times today.
+macro_rules! measure {
+    ($work:literal) => {
+        concat!(
+            "`bench ",
+            $work,
+            "` is now in the development program `measure`: ",
+            "cargo run --release -p kerple-conformance --bin measure -- ",
+            $work
+        )
+    };
+}
+
 /// Options by their command: the old name and the new one.
-const OPTIONS: [(&str, &str, &str); 22] = [
+const OPTIONS: [(&str, &str, &str); 24] = [
     ("prepare", "copies", "augment"),
     ("prepare", "skip-bad", "max-bad-documents"),
     ("prepare", "end-of-document", "eod-token"),
@@ -24,15 +37,20 @@ const OPTIONS: [(&str, &str, &str); 22] = [
     ("serve", "max-len", "max-model-len"),
     ("serve", "batch", "max-num-seqs"),
     ("serve", "queue", "max-queue"),
-    ("bench", "lens", "lengths"),
-    ("bench", "instructions", "simd"),
+    ("bench attention", "lens", "lengths"),
+    ("bench attention", "instructions", "simd"),
+    ("bench step", "lens", "lengths"),
+    ("bench step", "instructions", "simd"),
 ];
 
-/// Commands by the one above them, and what to type instead.
-const COMMANDS: [(&str, &str, &str); 3] = [
-    ("kerple", "style", "`style` is now `music-style`"),
+/// Commands by the one above them, which is empty for those of `kerple`, and what to type instead.
+const COMMANDS: [(&str, &str, &str); 6] = [
+    ("", "style", "`style` is now `music-style`"),
     ("kernel", "reach", "`kernel reach` is now `kernel effective-span`"),
-    ("kerple", "golden", "`golden` is now a program of its own: cargo run --release -p kerple-conformance -- FOLDER"),
+    ("", "golden", "`golden` is now a program of its own: cargo run --release -p kerple-conformance -- FOLDER"),
+    ("bench", "decode", measure!("decode")),
+    ("bench", "eval", measure!("eval")),
+    ("bench", "linear", measure!("linear")),
 ];
 
 /// What an option of a command is called today, where it had this name.
@@ -48,14 +66,16 @@ pub fn command(above: &str, unknown: &str) -> Option<String> {
     Some((*hint).to_owned())
 }
 
-/// The command that arguments name: the last of those on the way down.
-pub fn named<'a>(mut command: &'a Command, arguments: &[String]) -> &'a Command {
+/// The command that arguments name, with those above it: `bench step`; empty where they name none.
+pub fn named(mut command: &Command, arguments: &[String]) -> String {
+    let mut path = Vec::new();
     for word in arguments {
         if let Some(below) = command.find_subcommand(word) {
+            path.push(below.get_name());
             command = below;
         }
     }
-    command
+    path.join(" ")
 }
 
 #[cfg(test)]
@@ -77,13 +97,14 @@ mod tests {
         let cli = Cli::command();
         for (of, old, new) in OPTIONS {
             let (said, option) = (format!("`--{old}` is now `--{new}`"), format!("--{old}"));
-            assert_eq!(hint(&[of, &format!("{option}=1")]), said, "{of}");
-            assert_eq!(hint(&["--color", "never", of, &option, "1"]), said, "{of}");
-            let command = cli.find_subcommand(of).unwrap();
+            let path: Vec<&str> = of.split(' ').collect();
+            assert_eq!(hint(&[&path[..], &[&format!("{option}=1")]].concat()), said, "{of}");
+            assert_eq!(hint(&[&["--color", "never"], &path[..], &[&option, "1"]].concat()), said, "{of}");
+            let command = path.iter().fold(&cli, |command, name| command.find_subcommand(name).unwrap());
             assert!(command.get_arguments().any(|argument| argument.get_long() == Some(new)), "{of} has no --{new}");
         }
         for (above, old, said) in COMMANDS {
-            let path = if above == "kerple" { vec![old] } else { vec![above, old] };
+            let path: Vec<&str> = above.split_whitespace().chain([old]).collect();
             assert_eq!(hint(&path), said);
         }
         #[cfg(feature = "music-lra")]

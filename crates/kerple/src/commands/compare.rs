@@ -1,10 +1,10 @@
 //! `kerple compare`
 
 use super::report::write_and_print;
-use super::{print_json, slurm, step_line, stop_flag};
+use super::{slurm, step_line, stop_flag};
 use crate::args::CompareArgs;
 use crate::command_error::{CommandError, CommandResult};
-use crate::output::remarkln;
+use crate::output::{print_json, remarkln};
 use crate::progress::ProgressLine;
 use kerple_core::encoding::Encoding;
 use kerple_lm::compare::{Comparison, SweepEvent};

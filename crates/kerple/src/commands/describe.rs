@@ -1,9 +1,9 @@
 //! `kerple describe [ENCODING]`
 
-use super::{print_json, write_file};
+use super::write_file;
 use crate::args::DescribeArgs;
 use crate::command_error::{CommandError, CommandResult};
-use crate::output::{result, resultln};
+use crate::output::{print_json, result, resultln};
 use kerple_core::attention::linear::NEAR;
 use kerple_core::calculus::exponentials::{Amplitude, ErrorBudget, SumTolerance};
 use kerple_core::encoding::{Encoding, EncodingParameter, Geometry, InLinear, METHODS, Method, ParameterInit};

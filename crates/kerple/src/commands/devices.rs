@@ -1,9 +1,8 @@
 //! `kerple devices`
 
-use super::print_json;
 use crate::args::DevicesArgs;
 use crate::command_error::CommandResult;
-use crate::output::{remarkln, resultln};
+use crate::output::{print_json, remarkln, resultln};
 use kerple_burn::device::{self, DeviceInfo, DeviceName};
 use kerple_lm::runtime::Runtime;
 

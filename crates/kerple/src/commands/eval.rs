@@ -2,11 +2,11 @@
 
 mod lm_eval;
 
-use super::{print_json, remark_on_horizon, remark_on_kernels, stop_flag_saying, write_file};
+use super::{remark_on_horizon, remark_on_kernels, stop_flag_saying, write_file};
 use crate::args::{EvalArgs, SplitChoice};
 use crate::command_error::{CommandError, CommandResult};
 use crate::memory;
-use crate::output::{remarkln, resultln};
+use crate::output::{print_json, remarkln, resultln};
 use crate::progress::ProgressLine;
 use kerple_burn::device::DeviceName;
 use kerple_burn::positional_encoding::PositionalEncoding;

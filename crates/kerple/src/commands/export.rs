@@ -1,9 +1,8 @@
 //! `kerple export RUN`
 
-use super::print_json;
 use crate::args::ExportArgs;
 use crate::command_error::CommandResult;
-use crate::output::{remarkln, resultln};
+use crate::output::{print_json, remarkln, resultln};
 use kerple_convert::ModelFamily;
 use kerple_convert::export::{self, ExportOptions, Exported};
 use kerple_lm::run::RunFolder;

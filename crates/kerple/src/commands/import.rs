@@ -1,9 +1,8 @@
 //! `kerple import FOLDER`
 
-use super::print_json;
 use crate::args::ImportArgs;
 use crate::command_error::CommandResult;
-use crate::output::{remarkln, resultln};
+use crate::output::{print_json, remarkln, resultln};
 use kerple_convert::import::{self, ImportOptions, Imported};
 use kerple_lm::run::RunFolder;
 

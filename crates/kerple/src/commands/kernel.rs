@@ -1,9 +1,9 @@
 //! `kerple kernel`
 
-use super::{print_json, write_file};
+use super::write_file;
 use crate::args::{KernelArgs, KernelCommand};
 use crate::command_error::{CommandError, CommandResult};
-use crate::output::{result, resultln};
+use crate::output::{print_json, result, resultln};
 use kerple_core::calculus::report;
 use kerple_report::plot::{Plot, heads_within, over_distances};
 use kerple_run::{KernelSnapshot, read_json};

@@ -1,10 +1,9 @@
 //! `kerple music-style REFERENCE PIECE...`
 
 use super::music::read_piece;
-use super::print_json;
 use crate::args::MusicStyleArgs;
 use crate::command_error::{CommandError, CommandResult};
-use crate::output::resultln;
+use crate::output::{print_json, resultln};
 use kerple_data::music::style::{Likeness, Onset, likeness, part};
 use kerple_data::music::{MusicPiece, Representation};
 use std::path::Path;

@@ -1,9 +1,9 @@
 //! `kerple prepare`
 
-use super::{print_json, stop_flag_saying};
+use super::stop_flag_saying;
 use crate::args::PrepareArgs;
 use crate::command_error::{CommandError, CommandResult};
-use crate::output::resultln;
+use crate::output::{print_json, resultln};
 use crate::progress::ProgressLine;
 use kerple_data::{PrepareOptions, Sources};
 

@@ -1,9 +1,9 @@
 //! `kerple report DIR... --out DIR`
 
-use super::{open_in_browser, print_json};
+use super::open_in_browser;
 use crate::args::ReportArgs;
 use crate::command_error::{CommandError, CommandResult};
-use crate::output::resultln;
+use crate::output::{print_json, resultln};
 use kerple_experiments::packed::is_export;
 use kerple_experiments::pages::{self, PageSummary};
 use kerple_lm::runtime::Runtime;

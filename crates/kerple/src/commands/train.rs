@@ -1,9 +1,9 @@
 //! `kerple train`
 
-use super::{print_json, remark_on_kernels, step_line, stop_flag};
+use super::{remark_on_kernels, step_line, stop_flag};
 use crate::args::TrainArgs;
 use crate::command_error::{CommandError, CommandResult};
-use crate::output::{remarkln, resultln};
+use crate::output::{print_json, remarkln, resultln};
 use crate::progress::{ProgressLine, duration};
 use kerple_burn::device::DeviceName;
 use kerple_lm::config::RunConfig;

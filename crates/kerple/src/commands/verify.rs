@@ -1,9 +1,8 @@
 //! `kerple verify PATH...`
 
-use super::print_json;
 use crate::args::VerifyArgs;
 use crate::command_error::{CommandError, CommandResult};
-use crate::output::{remarkln, resultln};
+use crate::output::{print_json, remarkln, resultln};
 use kerple_experiments::manifest::MANIFEST_FILE;
 use kerple_experiments::packed::TempDir;
 use kerple_lm::run::RunFolder;

@@ -1,12 +1,12 @@
 //! One attention layer: the tiled engine, the reference where it is short enough, and plain Burn
 //! operations.
 
-use super::{BenchSizes, Measurement, agree, times};
 use crate::command_error::{CommandError, CommandResult};
-use crate::memory::extra_mib;
+use crate::timing::inputs::{log_bias, noise};
+use crate::timing::{Measurement, TimedSizes, TimedWork, array_bytes, check_agreement, check_memory, extra_mib, times};
 use burn::tensor::{DType, Device, Distribution, Tensor};
 use kerple_burn::forward_context::ForwardContext;
-use kerple_burn::implementation;
+use kerple_burn::implementation::Impl;
 use kerple_burn::ops::attention::{default_scale, rotated};
 use kerple_burn::positional_encoding::PositionalEncoding;
 use kerple_core::attention::{
@@ -20,8 +20,9 @@ use kerple_core::ops::gate_cumsum;
 use kerple_core::score_mods::{ScoreModExtent, ScoreModSpec};
 use std::time::Instant;
 
-/// Longest sequence the definition and the composed operations are timed at.
+/// Longest sequence that the reference is timed at.
 const LONGEST_NAIVE: usize = 1024;
+/// Longest sequence that plain Burn operations are timed at.
 pub const LONGEST_COMPOSED: usize = 2048;
 
 /// Inputs of one call, and room for what it returns.
@@ -74,31 +75,11 @@ impl TimedRelative {
     }
 }
 
-/// Numbers in [-1, 1) that differ from place to place.
-pub fn noise(len: usize, seed: u32) -> Vec<f32> {
-    let mut state = seed.wrapping_mul(747_796_405).wrapping_add(1);
-    let mut next = || {
-        state ^= state << 13;
-        state ^= state >> 17;
-        state ^= state << 5;
-        state as f32 / (1u32 << 31) as f32 - 1.0
-    };
-    (0..len).map(|_| next()).collect()
-}
-
-/// The bias of KERPLE-log heads as they start, `[H, len]`.
-pub fn log_bias(heads: usize, head_dim: usize, len: usize) -> Vec<f32> {
-    let geometry = Geometry::new(heads, head_dim, len);
-    let encoding = Encoding::from(Method::KerpleLog(Default::default()));
-    let table = encoding.table(&geometry, &encoding.initial(&geometry, 0), len);
-    table.bias.unwrap_or_default().into_iter().map(|value| value as f32).collect()
-}
-
 impl TimedAttention {
     /// Of the inputs with this number.
     fn new(
         length: usize,
-        BenchSizes { batch, heads, head_dim, .. }: BenchSizes,
+        TimedSizes { batch, heads, head_dim, .. }: TimedSizes,
         bias: &str,
         draw: u32,
     ) -> TimedAttention {
@@ -123,7 +104,7 @@ impl TimedAttention {
     }
 
     /// With the scores of an encoding as it starts; its rotation is left out.
-    fn of(encoding: &Encoding, length: usize, sizes: BenchSizes, draw: u32) -> TimedAttention {
+    fn of(encoding: &Encoding, length: usize, sizes: TimedSizes, draw: u32) -> TimedAttention {
         let geometry = Geometry::new(sizes.heads, sizes.head_dim, length);
         let stored = encoding.initial(&geometry, 0);
         let cast = |values: Vec<f64>| values.into_iter().map(|value| value as f32).collect::<Vec<f32>>();
@@ -235,67 +216,38 @@ impl TimedAttention {
     }
 }
 
-/// Fails unless the tiled engine equals the definition on a problem of these sizes, at a length it can be run at.
-fn check(sizes: BenchSizes) -> CommandResult {
+/// Fails unless the tiled engine equals the reference on a problem of these sizes, at a length it can be run at.
+fn check(sizes: TimedSizes) -> CommandResult {
     let length = 193;
-    let (mut ours, mut definition) =
+    let (mut ours, mut reference) =
         (TimedAttention::new(length, sizes, "learned", 0), TimedAttention::new(length, sizes, "learned", 0));
     ours.run(CpuAttention::Tiled, true);
-    definition.run(CpuAttention::Naive, true);
+    reference.run(CpuAttention::Naive, true);
     // sums of 193 products, rounded in another order
-    ours.results().into_iter().zip(definition.results()).try_for_each(|(a, b)| agree("the tiled engine", &a, &b, 1e-5))
+    ours.results()
+        .into_iter()
+        .zip(reference.results())
+        .try_for_each(|(a, b)| check_agreement("the tiled engine", &a, &b, 1e-5))
 }
 
-/// Fails unless an encoding's engine equals the definition on two of three inputs: where a hidden unit lies at its kink to
+/// Fails unless an encoding's engine equals the reference on two of three inputs: where a hidden unit lies at its kink to
 /// within rounding, either side is right, and a gradient differs by what this one unit brings.
-fn check_encoding(encoding: &Encoding, sizes: BenchSizes) -> CommandResult {
+fn check_encoding(encoding: &Encoding, sizes: TimedSizes) -> CommandResult {
     let of_draw = |draw| {
-        let (mut ours, mut definition) =
+        let (mut ours, mut reference) =
             (TimedAttention::of(encoding, 193, sizes, draw), TimedAttention::of(encoding, 193, sizes, draw));
         ours.run(CpuAttention::Tiled, true);
-        definition.run(CpuAttention::Naive, true);
+        reference.run(CpuAttention::Naive, true);
         // sums of up to 193^2 products, rounded in another order
-        let mut results = ours.results().into_iter().zip(definition.results());
-        results.try_for_each(|(ours, definition)| agree("the fused engine", &ours, &definition, 1e-4))
+        let mut results = ours.results().into_iter().zip(reference.results());
+        results.try_for_each(|(ours, reference)| check_agreement("the fused engine", &ours, &reference, 1e-4))
     };
     let failed: Vec<CommandError> = (0..3).filter_map(|draw| of_draw(draw).err()).collect();
     if failed.len() < 2 { Ok(()) } else { Err(failed.into_iter().next().expect("there are two")) }
 }
 
-/// Times an encoding and, alternately, KERPLE-log's table.
-pub fn run_encoding(
-    encoding: &Encoding,
-    length: usize,
-    sizes: BenchSizes,
-    tell: &mut dyn FnMut(Measurement),
-) -> CommandResult {
-    check_encoding(encoding, sizes)?;
-    for backward in [false, true] {
-        let (mut plain, mut own) =
-            (TimedAttention::new(length, sizes, "learned", 0), TimedAttention::of(encoding, length, sizes, 0));
-        let mut all = [Vec::new(), Vec::new()];
-        for repeat in 0..=sizes.repeats.max(1) {
-            for (task, all) in [&mut plain, &mut own].into_iter().zip(&mut all) {
-                let clock = Instant::now();
-                task.run(CpuAttention::Tiled, backward);
-                // the first does not count
-                all.extend((repeat > 0).then(|| clock.elapsed().as_secs_f64() * 1e3));
-            }
-        }
-        let tasks = [("tiled", "learned", &mut plain), ("fused", encoding.method.kind(), &mut own)];
-        for ((engine, bias, task), mut all) in tasks.into_iter().zip(all) {
-            all.sort_by(f64::total_cmp);
-            let mut row = Measurement::new("attention", engine, length, sizes, &all, flops(length, sizes, backward));
-            row.extra_mib = Some(extra_mib(|| task.run(CpuAttention::Tiled, backward)));
-            (row.backward, row.bias) = (backward, bias);
-            tell(row);
-        }
-    }
-    Ok(())
-}
-
 /// Multiply-adds that cannot be avoided, twice: 2 products forward, 5 backward, of half the pairs.
-pub fn flops(length: usize, sizes: BenchSizes, backward: bool) -> f64 {
+pub fn flops(length: usize, sizes: TimedSizes, backward: bool) -> f64 {
     let pairs = (length * (length + 1) / 2) as f64;
     let products = if backward { 7.0 } else { 2.0 };
     2.0 * products * pairs * (sizes.batch * sizes.heads * sizes.head_dim) as f64
@@ -308,7 +260,7 @@ struct ComposedAttention {
 }
 
 impl ComposedAttention {
-    fn new(length: usize, sizes: BenchSizes) -> ComposedAttention {
+    fn new(length: usize, sizes: TimedSizes) -> ComposedAttention {
         let device = Device::flex().autodiff();
         let shape = [sizes.batch, sizes.heads, length, sizes.head_dim];
         let input = || Tensor::<4>::random(shape, Distribution::Uniform(-1.0, 1.0), &device).require_grad();
@@ -326,47 +278,111 @@ impl ComposedAttention {
             0,
             [length, length],
             (&q.device(), DType::F32),
-            implementation::Impl::Reference,
+            Impl::Reference,
             &ForwardContext::evaluation(0),
         );
-        let out = rotated(q, k, v, default_scale(head_dim), &positions, implementation::Impl::Reference);
+        let out = rotated(q, k, v, default_scale(head_dim), &positions, Impl::Reference);
         if backward {
             let _ = out.sum().backward();
         }
     }
 }
 
-fn composed(length: usize, sizes: BenchSizes, tell: &mut dyn FnMut(Measurement)) {
+fn composed(length: usize, sizes: TimedSizes, report: &mut dyn FnMut(Measurement)) {
     let layer = ComposedAttention::new(length, sizes);
     for backward in [false, true] {
         let all = times(sizes.repeats, || layer.run(backward));
         let mut row = Measurement::new("attention", "composed", length, sizes, &all, flops(length, sizes, backward));
         row.extra_mib = Some(extra_mib(|| layer.run(backward)));
         (row.backward, row.bias) = (backward, "learned");
-        tell(row);
+        report(row);
     }
 }
 
-/// Times one length.
-pub fn run(length: usize, sizes: BenchSizes, tell: &mut dyn FnMut(Measurement)) -> CommandResult {
-    check(sizes)?;
-    for (engine, name) in [(CpuAttention::Tiled, "tiled"), (CpuAttention::Naive, "naive")] {
-        if engine == CpuAttention::Naive && length > LONGEST_NAIVE {
-            continue;
-        }
-        for backward in [false, true] {
-            for bias in ["none", "fixed", "learned"] {
-                let mut task = TimedAttention::new(length, sizes, bias, 0);
-                let all = times(sizes.repeats, || task.run(engine, backward));
-                let mut row = Measurement::new("attention", name, length, sizes, &all, flops(length, sizes, backward));
-                row.extra_mib = Some(extra_mib(|| task.run(engine, backward)));
-                (row.backward, row.bias) = (backward, bias);
-                tell(row);
+/// Arrays `[B, H, L, D]` of one call: inputs, outputs and gradients.
+const ARRAYS: u128 = 9;
+
+/// Bytes of one call with a table, and where plain Burn operations are timed of all scores and all weights.
+pub fn bytes(length: usize, sizes: TimedSizes) -> u128 {
+    let scores = [sizes.batch, sizes.heads, length, length].iter().fold(4, |bytes: u128, size| bytes * *size as u128);
+    ARRAYS * array_bytes(length, sizes) + if length <= LONGEST_COMPOSED { 2 * scores } else { 0 }
+}
+
+/// KERPLE-log's table, without and with a bias.
+pub struct TableAttention;
+
+impl TimedWork for TableAttention {
+    fn check_length(&self, length: usize, sizes: TimedSizes) -> CommandResult {
+        check_memory(bytes(length, sizes), length, None)
+    }
+
+    fn time(&self, length: usize, sizes: TimedSizes, report: &mut dyn FnMut(Measurement)) -> CommandResult {
+        check(sizes)?;
+        for (engine, name) in [(CpuAttention::Tiled, "tiled"), (CpuAttention::Naive, "naive")] {
+            if engine == CpuAttention::Naive && length > LONGEST_NAIVE {
+                continue;
+            }
+            for backward in [false, true] {
+                for bias in ["none", "fixed", "learned"] {
+                    let mut task = TimedAttention::new(length, sizes, bias, 0);
+                    let all = times(sizes.repeats, || task.run(engine, backward));
+                    let mut row =
+                        Measurement::new("attention", name, length, sizes, &all, flops(length, sizes, backward));
+                    row.extra_mib = Some(extra_mib(|| task.run(engine, backward)));
+                    (row.backward, row.bias) = (backward, bias);
+                    report(row);
+                }
             }
         }
+        if length <= LONGEST_COMPOSED {
+            composed(length, sizes, report);
+        }
+        Ok(())
     }
-    if length <= LONGEST_COMPOSED {
-        composed(length, sizes, tell);
+}
+
+/// The scores of an encoding, alternately with KERPLE-log's table.
+pub struct EncodingAttention(pub Encoding);
+
+impl TimedWork for EncodingAttention {
+    fn check_length(&self, length: usize, sizes: TimedSizes) -> CommandResult {
+        let EncodingAttention(encoding) = self;
+        let geometry = Geometry::new(sizes.heads, sizes.head_dim, length);
+        encoding
+            .check(&geometry)
+            .map_err(|refusal| CommandError::misuse(format!("--encoding: {refusal}"), refusal.hint))?;
+        if encoding.has_two_sided_table() {
+            let message = format!("--encoding {}: it has a bias for keys after the query", encoding.label());
+            return Err(CommandError::misuse(message, "attention is causal here: omit `behind` or `bidirectional`"));
+        }
+        check_memory(2 * ARRAYS * array_bytes(length, sizes), length, None)
     }
-    Ok(())
+
+    fn time(&self, length: usize, sizes: TimedSizes, report: &mut dyn FnMut(Measurement)) -> CommandResult {
+        let EncodingAttention(encoding) = self;
+        check_encoding(encoding, sizes)?;
+        for backward in [false, true] {
+            let (mut plain, mut own) =
+                (TimedAttention::new(length, sizes, "learned", 0), TimedAttention::of(encoding, length, sizes, 0));
+            let mut all = [Vec::new(), Vec::new()];
+            for repeat in 0..=sizes.repeats.max(1) {
+                for (task, all) in [&mut plain, &mut own].into_iter().zip(&mut all) {
+                    let clock = Instant::now();
+                    task.run(CpuAttention::Tiled, backward);
+                    // the first does not count
+                    all.extend((repeat > 0).then(|| clock.elapsed().as_secs_f64() * 1e3));
+                }
+            }
+            let tasks = [("tiled", "learned", &mut plain), ("fused", encoding.method.kind(), &mut own)];
+            for ((engine, bias, task), mut all) in tasks.into_iter().zip(all) {
+                all.sort_by(f64::total_cmp);
+                let mut row =
+                    Measurement::new("attention", engine, length, sizes, &all, flops(length, sizes, backward));
+                row.extra_mib = Some(extra_mib(|| task.run(CpuAttention::Tiled, backward)));
+                (row.backward, row.bias) = (backward, bias);
+                report(row);
+            }
+        }
+        Ok(())
+    }
 }

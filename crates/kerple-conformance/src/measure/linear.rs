@@ -1,9 +1,10 @@
 //! Linear attention with FAVOR+ features: plain, with SineSPE, and as linear KERPLE; and the last by Fourier transforms.
 
-use super::attention::noise;
-use super::{BenchSizes, Measurement, agree, times};
-use crate::command_error::CommandResult;
-use crate::memory::extra_mib;
+use kerple::CommandResult;
+use kerple::timing::inputs::noise;
+use kerple::timing::{
+    Measurement, TimedSizes, TimedWork, array_bytes, check_agreement, check_memory, extra_mib, times,
+};
 use kerple_core::attention::linear::{
     self, Decay, DecayGradient, DenominatorGuard, LinearAttentionDims, LinearAttentionGradients, LinearAttentionInputs,
     LinearAttentionProblem, LinearAttentionSaved, toeplitz,
@@ -15,7 +16,7 @@ use kerple_core::features::{Favor, FavorFeatures, FeatureMap, omega};
 use kerple_core::forms::DrawnCode;
 use kerple_core::seed::{Purpose, stream_at};
 
-/// Longest sequence that the definition and the transforms are timed at.
+/// Longest sequence that the reference and the transforms are timed at.
 const LONGEST_NAIVE: usize = 1024;
 const LONGEST_TRANSFORM: usize = 32_768;
 /// Features.
@@ -56,7 +57,7 @@ struct LinearAttentionCall {
 }
 
 impl LinearAttentionCall {
-    fn new(len: usize, BenchSizes { batch, heads, head_dim, .. }: BenchSizes, bias: &str) -> LinearAttentionCall {
+    fn new(len: usize, TimedSizes { batch, heads, head_dim, .. }: TimedSizes, bias: &str) -> LinearAttentionCall {
         let geometry = Geometry::new(heads, head_dim, len);
         let encoding = Encoding::from(Method::named(bias).expect("a bias of this list is a method"));
         let stored = encoding.initial(&geometry, 0);
@@ -143,23 +144,23 @@ impl LinearAttentionCall {
     }
 }
 
-/// Fails unless chunks equal the definition, and transforms a sum of exponentials up to its tolerance.
-fn check(sizes: BenchSizes) -> CommandResult {
+/// Fails unless chunks equal the reference, and transforms a sum of exponentials up to its tolerance.
+fn check(sizes: TimedSizes) -> CommandResult {
     let length = 321;
     for bias in BIASES {
-        let [mut ours, mut definition] = [0, 1].map(|_| LinearAttentionCall::new(length, sizes, bias));
+        let [mut ours, mut reference] = [0, 1].map(|_| LinearAttentionCall::new(length, sizes, bias));
         ours.run(LinearAlgorithm::Chunked, true);
-        definition.run(LinearAlgorithm::Naive, true);
+        reference.run(LinearAlgorithm::Naive, true);
         // sums of 321 products of exponentials, rounded in another order
         ours.results()
             .into_iter()
-            .zip(definition.results())
-            .try_for_each(|(a, b)| agree("the chunked engine", a, b, 2e-4))?;
+            .zip(reference.results())
+            .try_for_each(|(a, b)| check_agreement("the chunked engine", a, b, 2e-4))?;
     }
     let [mut ours, mut exact] = [0, 1].map(|_| LinearAttentionCall::new(length, sizes, "kerple_log"));
     ours.run(LinearAlgorithm::Chunked, false);
     exact.run(LinearAlgorithm::Transform, false);
-    agree("a sum of exponentials", &ours.out, &exact.out, 2e-3)
+    check_agreement("a sum of exponentials", &ours.out, &exact.out, 2e-3)
 }
 
 /// Multiply-adds of features, sums and what is met one by one, twice; a backward is about three times a forward. A decay of any
@@ -177,32 +178,41 @@ fn flops(task: &LinearAttentionCall, backward: bool) -> f64 {
     if backward { 4.0 * forward } else { forward }
 }
 
-/// Times one length.
-pub fn run(length: usize, sizes: BenchSizes, tell: &mut dyn FnMut(Measurement)) -> CommandResult {
-    check(sizes)?;
-    for (engine, bias) in [LinearAlgorithm::Chunked, LinearAlgorithm::Naive, LinearAlgorithm::Transform]
-        .into_iter()
-        .flat_map(|e| BIASES.map(|b| (e, b)))
-    {
-        let skip = match engine {
-            LinearAlgorithm::Chunked => false,
-            LinearAlgorithm::Naive => length > LONGEST_NAIVE,
-            LinearAlgorithm::Transform => length > LONGEST_TRANSFORM || bias != "kerple_log",
-        };
-        if skip {
-            continue;
-        }
-        for backward in [false, true] {
-            if backward && engine == LinearAlgorithm::Transform {
+/// Linear attention without and with positions.
+pub struct TimedLinearAttention;
+
+impl TimedWork for TimedLinearAttention {
+    fn check_length(&self, length: usize, sizes: TimedSizes) -> CommandResult {
+        // inputs, outputs and gradients
+        check_memory(9 * array_bytes(length, sizes), length, None)
+    }
+
+    fn time(&self, length: usize, sizes: TimedSizes, report: &mut dyn FnMut(Measurement)) -> CommandResult {
+        check(sizes)?;
+        for (engine, bias) in [LinearAlgorithm::Chunked, LinearAlgorithm::Naive, LinearAlgorithm::Transform]
+            .into_iter()
+            .flat_map(|e| BIASES.map(|b| (e, b)))
+        {
+            let skip = match engine {
+                LinearAlgorithm::Chunked => false,
+                LinearAlgorithm::Naive => length > LONGEST_NAIVE,
+                LinearAlgorithm::Transform => length > LONGEST_TRANSFORM || bias != "kerple_log",
+            };
+            if skip {
                 continue;
             }
-            let mut task = LinearAttentionCall::new(length, sizes, bias);
-            let all = times(sizes.repeats, || task.run(engine, backward));
-            let mut row = Measurement::new("linear", engine.name(), length, sizes, &all, flops(&task, backward));
-            row.extra_mib = Some(extra_mib(|| task.run(engine, backward)));
-            (row.backward, row.bias) = (backward, bias);
-            tell(row);
+            for backward in [false, true] {
+                if backward && engine == LinearAlgorithm::Transform {
+                    continue;
+                }
+                let mut task = LinearAttentionCall::new(length, sizes, bias);
+                let all = times(sizes.repeats, || task.run(engine, backward));
+                let mut row = Measurement::new("linear", engine.name(), length, sizes, &all, flops(&task, backward));
+                row.extra_mib = Some(extra_mib(|| task.run(engine, backward)));
+                (row.backward, row.bias) = (backward, bias);
+                report(row);
+            }
         }
+        Ok(())
     }
-    Ok(())
 }

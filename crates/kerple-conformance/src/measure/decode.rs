@@ -1,0 +1,58 @@
+//! Attention of one query over cached keys.
+
+use kerple::CommandResult;
+use kerple::timing::inputs::{log_bias, noise};
+use kerple::timing::{Measurement, TimedSizes, TimedWork, array_bytes, check_agreement, check_memory, machine};
+use kerple_core::attention::{AttentionDims, AttentionProblem, ScoreTransform, Strides, View, ViewMut, naive, tiled};
+use std::time::Instant;
+
+/// Attention of one query per sequence and head, with a fixed bias.
+pub struct TimedDecode;
+
+impl TimedWork for TimedDecode {
+    fn check_length(&self, keys: usize, sizes: TimedSizes) -> CommandResult {
+        // keys and values
+        check_memory(2 * array_bytes(keys, sizes), keys, None)
+    }
+
+    fn time(&self, keys: usize, sizes: TimedSizes, report: &mut dyn FnMut(Measurement)) -> CommandResult {
+        let TimedSizes { batch, heads, head_dim, repeats } = sizes;
+        let cached = batch * heads * keys * head_dim;
+        let (q, k, v) = (noise(batch * heads * head_dim, 1), noise(cached, 2), noise(cached, 3));
+        let bias = log_bias(heads, head_dim, keys);
+        let (mut out, mut lse) = (vec![0.0f32; q.len()], vec![0.0f32; batch * heads]);
+        let one = Strides { batch: heads * head_dim, head: head_dim, row: head_dim };
+        let all = Strides { batch: heads * keys * head_dim, head: keys * head_dim, row: head_dim };
+        let dims = AttentionDims { batch, heads, kv_heads: heads, queries: 1, keys, head_dim };
+        let problem = AttentionProblem {
+            scores: ScoreTransform::table(Some(&bias), None, keys),
+            ..AttentionProblem::causal(dims, (head_dim as f32).sqrt().recip())
+        };
+        let view = |data, strides| View { data, strides };
+        let views = || (view(&q[..], one), view(&k[..], all), view(&v[..], all));
+        let mut reference = out.clone();
+        let (vq, vk, vv) = views();
+        naive::forward(&problem, vq, vk, vv, ViewMut::new(&mut reference, one), &mut lse);
+        tiled::forward(&problem, vq, vk, vv, ViewMut::new(&mut out, one), &mut lse);
+        // means over all keys, rounded in another order
+        check_agreement("decoding", &out, &reference, 1e-4)?;
+        // a cold cache is what a decoder sees: between two calls it has read its weights and the other layers' keys
+        let mut sweep = vec![1.0f32; 24 << 20];
+        let mut measured: Vec<f64> = (0..repeats.max(1))
+            .map(|_| {
+                sweep.iter_mut().for_each(|value| *value += 1.0);
+                let (vq, vk, vv) = views();
+                let clock = Instant::now();
+                tiled::forward(&problem, vq, vk, vv, ViewMut::new(&mut out, one), &mut lse);
+                clock.elapsed().as_secs_f64() * 1e3
+            })
+            .collect();
+        measured.sort_by(f64::total_cmp);
+        let bytes = (4 * 2 * cached + 4 * heads * keys) as f64;
+        let mut row = Measurement::new("decode", "tiled", keys, sizes, &measured, 4.0 * cached as f64);
+        row.bias = "fixed";
+        row.bandwidth_share = Some(bytes / (row.median_ms * 1e-3) / machine::bandwidth());
+        report(row);
+        Ok(())
+    }
+}
