@@ -17,7 +17,7 @@ pub enum KernelCommand {
     Check {
         /// Kernel expression, e.g. 'log(b=1, a=0.5)'.
         expression: String,
-        /// Positions: 0..7 (both ends in), 0,1,2, random(n=20, high=100, seed=1) or grid(4x5).
+        /// Positions: 0..7 (both ends included), 0,1,2, random(n=20, high=100, seed=1) or grid(4x5).
         #[arg(long, default_value = "0..15")]
         points: String,
         /// Print as JSON.
