@@ -56,7 +56,7 @@ struct AdamState {
 #[derive(Clone, Debug)]
 pub struct AdamW {
     settings: AdamWConfig,
-    engine: Impl,
+    implementation: Impl,
     groups: Vec<ParamGroup>,
     moments: Vec<AdamState>,
 }
@@ -66,12 +66,12 @@ impl AdamW {
     pub fn new<M: Module + ParamGroupOverrides>(module: &M, settings: AdamWConfig) -> AdamW {
         let zeros = |values: Tensor<1>| AdamState { first: values.zeros_like(), second: values.zeros_like() };
         let moments = parameters::values(module).into_iter().map(zeros).collect();
-        AdamW { settings, engine: Impl::Kernel, groups: parameters::param_groups(module), moments }
+        AdamW { settings, implementation: Impl::Kernel, groups: parameters::param_groups(module), moments }
     }
 
-    /// The same, computing with this engine.
-    pub fn with_engine(self, engine: Impl) -> AdamW {
-        AdamW { engine, ..self }
+    /// The same, computing with this implementation.
+    pub fn with_implementation(self, implementation: Impl) -> AdamW {
+        AdamW { implementation, ..self }
     }
 
     /// How each parameter is updated, in visiting order.
@@ -107,7 +107,7 @@ impl AdamW {
     /// and in the reference they are added in the type of the gradient.
     pub fn norm(&self, gradients: &[Tensor<1>]) -> Tensor<1> {
         let Some(first) = gradients.first() else { return Tensor::zeros([1], &Device::flex()) };
-        if self.engine.has_kernel(KERNELS, first) {
+        if self.implementation.has_kernel(KERNELS, first) {
             let sum = |gradient: &Tensor<1>| {
                 let values = flex(gradient.clone());
                 with_element!(values, T => adam::sum_of_squares(slice::<T>(&values)))
@@ -116,7 +116,7 @@ impl AdamW {
             return Tensor::from_data(TensorData::new(vec![norm], [1]), (&first.device(), DType::F64));
         }
         #[cfg(feature = "cube")]
-        if gradients.iter().all(|gradient| self.engine.has_kernel(ON_DEVICE, gradient)) {
+        if gradients.iter().all(|gradient| self.implementation.has_kernel(ON_DEVICE, gradient)) {
             return gpu::norm(gradients);
         }
         let sums = gradients.iter().map(|gradient| gradient.clone().square().sum()).collect();
@@ -125,7 +125,7 @@ impl AdamW {
 
     /// Whether every value is finite.
     pub fn is_finite(&self, values: &Tensor<1>) -> bool {
-        if self.engine.has_kernel(KERNELS, values) {
+        if self.implementation.has_kernel(KERNELS, values) {
             let values = flex(values.clone());
             return with_element!(values, T => adam::first_non_finite(slice::<T>(&values)).is_none());
         }
@@ -162,11 +162,11 @@ impl AdamW {
     }
 
     fn clipped(&self, gradients: &[Tensor<1>], norm: Tensor<1>, clip: f64) -> ClipFactor {
-        if gradients.first().is_some_and(|first| self.engine.has_kernel(KERNELS, first)) {
+        if gradients.first().is_some_and(|first| self.implementation.has_kernel(KERNELS, first)) {
             return ClipFactor::known(norm, clip);
         }
         #[cfg(feature = "cube")]
-        if gradients.iter().chain([&norm]).all(|values| self.engine.has_kernel(ON_DEVICE, values)) {
+        if gradients.iter().chain([&norm]).all(|values| self.implementation.has_kernel(ON_DEVICE, values)) {
             return ClipFactor::InKernel(Box::new(norm), clip);
         }
         ClipFactor::on_device(norm, clip)
@@ -355,9 +355,9 @@ mod tests {
     const SETTINGS: AdamWConfig = AdamWConfig { betas: [0.9, 0.99], epsilon: 1e-8, weight_decay: 0.1, clip: 1.0 };
 
     /// Values of every parameter and moment after some updates.
-    fn train(dtype: DType, engine: Impl, steps: u64) -> Vec<Vec<f64>> {
+    fn train(dtype: DType, implementation: Impl, steps: u64) -> Vec<Vec<f64>> {
         let mut model = three(dtype);
-        let mut optimizer = AdamW::new(&model, SETTINGS).with_engine(engine);
+        let mut optimizer = AdamW::new(&model, SETTINGS).with_implementation(implementation);
         for step in 1..=steps {
             let gradients = gradients(dtype, step);
             let norm = optimizer.norm(&gradients);
@@ -412,9 +412,9 @@ mod tests {
 
     #[test]
     fn a_norm_that_is_no_number_updates_nothing() {
-        for engine in [Impl::Kernel, Impl::Reference] {
+        for implementation in [Impl::Kernel, Impl::Reference] {
             let (model, dtype) = (three(DType::F32), DType::F32);
-            let mut optimizer = AdamW::new(&model, SETTINGS).with_engine(engine);
+            let mut optimizer = AdamW::new(&model, SETTINGS).with_implementation(implementation);
             let update = |adam_step| AdamWStep { learning_rate: 0.1, adam_step };
             let model = optimizer.step(model, gradients(dtype, 1), one(), update(1));
             let state = |model: &Three, optimizer: &AdamW| {
@@ -427,16 +427,16 @@ mod tests {
             poisoned[1] = poisoned[1].clone() * f64::NAN;
             let norm = optimizer.norm(&poisoned);
             let model = optimizer.step(model, poisoned, norm, update(2));
-            assert_eq!(state(&model, &optimizer), before, "{engine:?}");
+            assert_eq!(state(&model, &optimizer), before, "{implementation:?}");
             let model = optimizer.step(model, gradients(dtype, 2), one(), update(2));
-            assert_ne!(state(&model, &optimizer), before, "{engine:?}");
+            assert_ne!(state(&model, &optimizer), before, "{implementation:?}");
         }
     }
 
     #[test]
     fn values_that_are_no_numbers_are_found() {
-        for engine in [Impl::Kernel, Impl::Reference] {
-            let optimizer = AdamW::new(&three(DType::F32), SETTINGS).with_engine(engine);
+        for implementation in [Impl::Kernel, Impl::Reference] {
+            let optimizer = AdamW::new(&three(DType::F32), SETTINGS).with_implementation(implementation);
             let good = random::<1>([50], DType::F32, 0);
             assert!(optimizer.is_finite(&good) && number(optimizer.norm(std::slice::from_ref(&good))).is_finite());
             for bad in [f64::NAN, f64::INFINITY] {

@@ -40,21 +40,28 @@ impl TransformerBlock {
     }
 
     /// `[B, L, M]` to `[B, L, M]`; values of both branches are dropped when `pass` trains.
-    pub fn forward(&self, x: Tensor<3>, context: &AttentionContext, pass: &ForwardContext, engine: Impl) -> Tensor<3> {
-        let attention = |x, residual| self.attention.forward(x, residual, context, engine);
+    pub fn forward(
+        &self,
+        x: Tensor<3>,
+        context: &AttentionContext,
+        pass: &ForwardContext,
+        implementation: Impl,
+    ) -> Tensor<3> {
+        let attention = |x, residual| self.attention.forward(x, residual, context, implementation);
         if !pass.train || self.dropout == 0.0 {
-            return self.join(x, attention, |x, residual| self.mlp.forward(x, residual, engine));
+            return self.join(x, attention, |x, residual| self.mlp.forward(x, residual, implementation));
         }
         let (share, layer) = (self.dropout, self.layer as u64);
-        let drop = |branch, x| dropout(x, Dropout { share, pass, place: BRANCHES + 2 * layer + branch }, engine);
+        let drop =
+            |branch, x| dropout(x, Dropout { share, pass, place: BRANCHES + 2 * layer + branch }, implementation);
         let mlp = |x, residual| {
             if self.hidden_dropout {
-                self.mlp.forward_dropping(x, Dropout { share, pass, place: HIDDEN + layer }, residual, engine)
+                self.mlp.forward_dropping(x, Dropout { share, pass, place: HIDDEN + layer }, residual, implementation)
             } else {
-                self.mlp.forward(x, residual, engine)
+                self.mlp.forward(x, residual, implementation)
             }
         };
-        let normed = |norm: Option<&Norm>, x: Tensor<3>| norm.map_or(x.clone(), |norm| norm.forward(x, engine));
+        let normed = |norm: Option<&Norm>, x: Tensor<3>| norm.map_or(x.clone(), |norm| norm.forward(x, implementation));
         self.join(
             x,
             |x, residual| {
@@ -71,18 +78,24 @@ impl TransformerBlock {
     }
 
     /// New positions `[B, L, M]` after those of the KV cache, to which they are added. For inference.
-    pub fn extend(&self, x: Tensor<3>, context: &AttentionContext, cache: &mut KvCache, engine: Impl) -> Tensor<3> {
+    pub fn extend(
+        &self,
+        x: Tensor<3>,
+        context: &AttentionContext,
+        cache: &mut KvCache,
+        implementation: Impl,
+    ) -> Tensor<3> {
         let attention = |x, residual| self.attention.extend(x, residual, context, cache);
-        self.join(x, attention, |x, residual| self.mlp.forward(x, residual, engine))
+        self.join(x, attention, |x, residual| self.mlp.forward(x, residual, implementation))
     }
 
     /// The same of `B` sequences at positions of their own, `[B, L, M]`.
     ///
     /// # Panics
     /// As [`SelfAttention::extend_each`].
-    pub fn extend_each(&self, x: Tensor<3>, sequences: Vec<CachedSequence>, engine: Impl) -> Tensor<3> {
+    pub fn extend_each(&self, x: Tensor<3>, sequences: Vec<CachedSequence>, implementation: Impl) -> Tensor<3> {
         let attention = |x, residual| self.attention.extend_each(x, residual, sequences);
-        self.join(x, attention, |x, residual| self.mlp.forward(x, residual, engine))
+        self.join(x, attention, |x, residual| self.mlp.forward(x, residual, implementation))
     }
 
     fn join(

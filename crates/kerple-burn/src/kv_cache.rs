@@ -46,12 +46,12 @@ impl KvCache {
         heads: Heads,
         linear: Option<&LinearAttentionSettings>,
         parameter: &Tensor<2>,
-        engine: Impl,
+        implementation: Impl,
     ) -> KvCache {
-        match (engine.has_kernel(KERNELS, parameter) && parameter.dtype() == DType::F32, linear) {
+        match (implementation.has_kernel(KERNELS, parameter) && parameter.dtype() == DType::F32, linear) {
             (true, None) => KvCache::Host(HostKv::new(batch, heads)),
             (true, Some(linear)) => KvCache::Recurrent(Box::new(RecurrentKv::new(batch, linear.clone()))),
-            (false, linear) => KvCache::Tensors(TensorKv::new(linear.cloned(), engine)),
+            (false, linear) => KvCache::Tensors(TensorKv::new(linear.cloned(), implementation)),
         }
     }
 

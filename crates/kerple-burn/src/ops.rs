@@ -1,7 +1,7 @@
 //! Operations: functions of tensors, each with a fused version for the CPU and a reference in plain
 //! Burn operations.
 //!
-//! `operation(.., engine)` runs the fused version where the tensor's device has one and
+//! `operation(.., implementation)` runs the fused version where the tensor's device has one and
 //! [`Impl::Kernel`](crate::implementation::Impl) is requested, and the reference elsewhere;
 //! `reference(..)` is the reference. References keep whole score matrices in memory, the price of
 //! being readable and portable. On GPUs the reference of softmax attention runs where no kernel

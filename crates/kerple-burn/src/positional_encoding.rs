@@ -311,10 +311,10 @@ impl PositionalEncoding {
         layer: usize,
         [queries, keys]: [usize; 2],
         options: (&Device, DType),
-        engine: Impl,
+        implementation: Impl,
         pass: &ForwardContext,
     ) -> AttentionContext {
-        self.context_of(layer, [queries, keys], options, (engine, pass), &|| self.numbers(layer))
+        self.context_of(layer, [queries, keys], options, (implementation, pass), &|| self.numbers(layer))
     }
 
     /// The same of these stored numbers of the layer's encoding.
@@ -323,12 +323,12 @@ impl PositionalEncoding {
         layer: usize,
         [queries, keys]: [usize; 2],
         options: (&Device, DType),
-        (engine, pass): (Impl, &ForwardContext),
+        (implementation, pass): (Impl, &ForwardContext),
         numbers: &dyn Fn() -> Vec<Vec<f64>>,
     ) -> AttentionContext {
         let LayerEncoding { other, window, demand } = self.layer_encodings[layer];
         if let (Some(other), None) = (other, &self.name) {
-            return self.others[other].context_of(layer, [queries, keys], options, (engine, pass), numbers);
+            return self.others[other].context_of(layer, [queries, keys], options, (implementation, pass), numbers);
         }
         let context = |sides| AttentionContext {
             mask: AttentionMask::from(pattern(window, sides)),
@@ -351,7 +351,7 @@ impl PositionalEncoding {
                     Some(rates) => AttentionBias::FeatureDecay(rates.into()),
                     None => AttentionBias::None,
                 };
-                AttentionContext { rope: Some(rotation(&rotary, &places, options, engine)), bias, ..causal }
+                AttentionContext { rope: Some(rotation(&rotary, &places, options, implementation)), bias, ..causal }
             }
             Injection::Gates => AttentionContext { gates: Some(self.gate_projection(layer, options.1)), ..causal },
             Injection::RelativeBias => {
@@ -363,7 +363,7 @@ impl PositionalEncoding {
                 AttentionContext { linear: LinearContext { code, ..causal.linear }, ..causal }
             }
             Injection::Scores(_) if demand.is_some() => {
-                let tensors = |demand| self.decay((self.stored(layer), numbers()), demand, options, engine);
+                let tensors = |demand| self.decay((self.stored(layer), numbers()), demand, options, implementation);
                 let decay = demand.as_ref().map(tensors);
                 AttentionContext { linear: LinearContext { decay, ..causal.linear }, ..causal }
             }
@@ -374,7 +374,7 @@ impl PositionalEncoding {
                     unreachable!("an encoding keeps its form")
                 };
                 let context = context(table.sides);
-                let [bias, weight] = self.tensors(table, places, numbers, &stored, options, engine);
+                let [bias, weight] = self.tensors(table, places, numbers, &stored, options, implementation);
                 AttentionContext { bias: AttentionBias::Table { bias, weight }, ..context }
             }
             Injection::ScoreMod { .. } => {
@@ -388,8 +388,8 @@ impl PositionalEncoding {
                 let own: Vec<Tensor<1>> = stored[stored.len() - own..].to_vec();
                 let own = (!own.is_empty()).then(|| cast(Tensor::cat(own, 0), options.1));
                 let context = context(table.sides);
-                let [bias, weight] = self.tensors(table, all, numbers, &stored, options, engine);
-                let rope = rotary.map(|rotary| rotation(&rotary, &places, options, engine));
+                let [bias, weight] = self.tensors(table, all, numbers, &stored, options, implementation);
+                let rope = rotary.map(|rotary| rotation(&rotary, &places, options, implementation));
                 let bias = AttentionBias::ScoreMod { kind: Arc::new(map), bias, weight, own, known };
                 AttentionContext { rope, bias, ..context }
             }
@@ -424,7 +424,7 @@ impl PositionalEncoding {
         (stored, numbers): (Vec<Tensor<1>>, Vec<Vec<f64>>),
         demand: &ErrorBudget,
         options: (&Device, DType),
-        engine: Impl,
+        implementation: Impl,
     ) -> Arc<DecayTensors> {
         let numbers = Arc::new(numbers);
         let found = self.unlimited().decay(&self.geometry, &numbers, demand).expect(
@@ -435,7 +435,7 @@ impl PositionalEncoding {
         let table = |rows: Vec<f64>, jacobian: Option<Jacobian>| {
             let jacobian = jacobian.filter(|_| tracked);
             let table = DistanceTableOp { heads, len: rows.len() / heads, rows, jacobian, numbers: numbers.clone() };
-            table.tensor(&stored, options, engine)
+            table.tensor(&stored, options, implementation)
         };
         let near = table(found.near, found.near_jacobian);
         let beyond = (found.terms > 0).then(|| {
@@ -463,7 +463,7 @@ impl PositionalEncoding {
         numbers: Vec<Vec<f64>>,
         stored: &[Tensor<1>],
         options: (&Device, DType),
-        engine: Impl,
+        implementation: Impl,
     ) -> [Option<Tensor<2>>; 2] {
         let DistanceTable { heads, len, sides, bias, weight } = table;
         let len = sides.columns(len);
@@ -476,7 +476,7 @@ impl PositionalEncoding {
         let numbers = Arc::new(numbers);
         [(bias, jacobian.bias), (weight, jacobian.weight)].map(|(rows, jacobian)| {
             let table = |rows| DistanceTableOp { heads, len, rows, jacobian, numbers: numbers.clone() };
-            rows.map(|rows| table(rows).tensor(stored, options, engine))
+            rows.map(|rows| table(rows).tensor(stored, options, implementation))
         })
     }
 
@@ -554,10 +554,15 @@ fn pattern(window: Option<usize>, sides: Sides) -> Mask {
 }
 
 /// Cosines and sines of the angles at these positions; as tensors too where no kernel takes them as they are.
-fn rotation(rotary: &Rotary, places: &FormPositions, options: (&Device, DType), engine: Impl) -> Arc<RotaryTables> {
+fn rotation(
+    rotary: &Rotary,
+    places: &FormPositions,
+    options: (&Device, DType),
+    implementation: Impl,
+) -> Arc<RotaryTables> {
     let (cos, sin) = rotary.tables(places.iter());
     let tables = RotaryTables::new(rotary.rotated() / 2, cos, sin);
-    let on_host = engine.uses_kernels() && DeviceKind::of(options.0) == Some(DeviceKind::Cpu);
+    let on_host = implementation.uses_kernels() && DeviceKind::of(options.0) == Some(DeviceKind::Cpu);
     Arc::new(if on_host { tables } else { tables.held(options) })
 }
 

@@ -46,10 +46,10 @@ impl Both {
         Both { block, encoding: PositionalEncoding::new(&encoding, &geometry, 1, 3, &device).map(&mut ToDouble) }
     }
 
-    fn forward(&self, x: Tensor<3>, engine: Impl) -> Tensor<3> {
+    fn forward(&self, x: Tensor<3>, implementation: Impl) -> Tensor<3> {
         let len = x.dims()[1];
-        let positions = self.encoding.attention_context(0, [len, len], (&device(), DType::F64), engine, &PASS);
-        self.block.forward(x, &positions, &TRAINING, engine)
+        let positions = self.encoding.attention_context(0, [len, len], (&device(), DType::F64), implementation, &PASS);
+        self.block.forward(x, &positions, &TRAINING, implementation)
     }
 }
 
@@ -246,10 +246,11 @@ fn both_directions_equal_their_reference() {
         let (batch, len) = (3, 7);
         let lengths = [None, Some([7, 4, 1])][seed / 2 % 2];
         let (x, up) = (random([batch, len, SIZES.d_model], &mut rng), random([batch, len, SIZES.d_model], &mut rng));
-        let forward = |both: &Both, x: Tensor<3>, engine| {
-            let positions = both.encoding.attention_context(0, [len, len], (&device(), DType::F64), engine, &PASS);
+        let forward = |both: &Both, x: Tensor<3>, implementation| {
+            let positions =
+                both.encoding.attention_context(0, [len, len], (&device(), DType::F64), implementation, &PASS);
             let positions = positions.bidirectional().with_lengths(lengths.map(|lengths| lengths.into()));
-            both.block.forward(x, &positions, &PASS, engine)
+            both.block.forward(x, &positions, &PASS, implementation)
         };
         let what = format!("{plan:?} {kind} {lengths:?}");
         let fused = run(&both, &x, &up, |both, x| forward(both, x, Impl::Kernel));
@@ -331,7 +332,7 @@ fn unknown_gates_under_padding_count_as_nothing() {
     let gates = random([batch, heads, len], &mut rng).abs().neg();
     let rows = [(); 3].map(|()| random([batch, heads, len, SIZES.head_dim], &mut rng));
     let is_padding = |at: usize| at % len >= lengths[at / (heads * len)];
-    let of = |padding: f64, linear: bool, engine: Impl| {
+    let of = |padding: f64, linear: bool, implementation: Impl| {
         let filled = common::values(&gates).into_iter().enumerate();
         let filled = filled.map(|(at, gate)| if is_padding(at) { padding } else { gate }).collect();
         let gates = tensor(filled, [batch, heads, len]).require_grad();
@@ -341,12 +342,19 @@ fn unknown_gates_under_padding_count_as_nothing() {
             true => {
                 let plan = LinearAttentionConfig { feature_map: FeatureKind::Elu, ..LinearAttentionConfig::default() };
                 let linear = LinearAttentionSettings { plan, layer: 0 };
-                linear_attention(rows.clone(), &linear, &mask, Some(gates.clone()), &LinearContext::default(), engine)
+                linear_attention(
+                    rows.clone(),
+                    &linear,
+                    &mask,
+                    Some(gates.clone()),
+                    &LinearContext::default(),
+                    implementation,
+                )
             }
             false => {
                 let [q, k, v] = rows.clone();
                 let context = ScoreContext { mask, gates: Some(gates.clone()), ..ScoreContext::default() };
-                attention(q, k, v, 0.5, &context, engine)
+                attention(q, k, v, 0.5, &context, implementation)
             }
         };
         let mut gradients = (out.clone() * out.clone().sin()).sum().backward();
@@ -355,13 +363,13 @@ fn unknown_gates_under_padding_count_as_nothing() {
         found
     };
     for linear in [false, true] {
-        for engine in [Impl::Kernel, Impl::Reference] {
-            let (unknown, none) = (of(f64::NAN, linear, engine), of(0.0, linear, engine));
-            assert!(unknown.iter().flatten().all(|value| value.is_finite()), "{linear} {engine:?}");
+        for implementation in [Impl::Kernel, Impl::Reference] {
+            let (unknown, none) = (of(f64::NAN, linear, implementation), of(0.0, linear, implementation));
+            assert!(unknown.iter().flatten().all(|value| value.is_finite()), "{linear} {implementation:?}");
             assert_eq!([&unknown[0], &unknown[2], &unknown[3], &unknown[4]], [&none[0], &none[2], &none[3], &none[4]]);
             let gates = unknown[1].iter().zip(&none[1]).enumerate();
             for (at, (unknown, none)) in gates {
-                assert_eq!(*unknown, if is_padding(at) { 0.0 } else { *none }, "{linear} {engine:?} {at}");
+                assert_eq!(*unknown, if is_padding(at) { 0.0 } else { *none }, "{linear} {implementation:?} {at}");
             }
         }
     }

@@ -40,10 +40,11 @@ fn attention_layers_equal_their_reference_for_every_encoding() {
         let attention = SelfAttention::new(&BlockConfig::default(), &sizes, 0, &mut init(&mut rng, &device()));
         let both = Both { attention: attention.map(&mut Randomize(&mut rng)), encoding };
         let (x, up) = (random([batch, len, width], &mut rng), random([batch, len, width], &mut rng));
-        let by = |engine: Impl| {
+        let by = |implementation: Impl| {
             run(&both, &x, &up, |both, x| {
-                let positions = both.encoding.attention_context(0, [len, len], (&device(), DType::F64), engine, &PASS);
-                both.attention.forward(x, ResidualBase::Input, &positions, engine)
+                let positions =
+                    both.encoding.attention_context(0, [len, len], (&device(), DType::F64), implementation, &PASS);
+                both.attention.forward(x, ResidualBase::Input, &positions, implementation)
             })
         };
         assert_close(&by(Impl::Kernel), &by(Impl::Reference), kind);
@@ -65,9 +66,10 @@ fn long_sequences_have_the_bits_of_training() {
         let both = Both { attention: attention.map(&mut Randomize(&mut rng)), encoding }.map(&mut ToSingle);
         let x = random([1, len, sizes.d_model], &mut rng).cast(DType::F32);
         let forward = |both: &Both, x: Tensor<3>| {
-            let (device, engine) = (x.device(), Impl::Kernel);
-            let positions = both.encoding.attention_context(0, [len, len], (&device, DType::F32), engine, &PASS);
-            both.attention.forward(x, ResidualBase::Input, &positions, engine).into_data()
+            let (device, implementation) = (x.device(), Impl::Kernel);
+            let positions =
+                both.encoding.attention_context(0, [len, len], (&device, DType::F32), implementation, &PASS);
+            both.attention.forward(x, ResidualBase::Input, &positions, implementation).into_data()
         };
         assert!(forward(&both, x.clone()) == forward(&without_autodiff(&both), x.inner()), "{kind}");
     }
@@ -117,9 +119,11 @@ fn losses_and_embeddings_equal_their_reference() {
         // what is not scored need not be in the vocabulary
         targets[3] = if masked { u32::MAX } else { 0 };
         let targets = LossTargets { ids: &targets, scored: masked.then_some(&scored[..]) };
-        let input = |output: &Output, x: Tensor<3>, engine| x + embed(output.table.val(), &ids, [batch, len], engine);
-        let each = |output: &Output, x: Tensor<3>, engine: Impl| {
-            losses(input(output, x, engine), output.head(), targets, engine).reshape([batch, len, 1])
+        let input = |output: &Output, x: Tensor<3>, implementation| {
+            x + embed(output.table.val(), &ids, [batch, len], implementation)
+        };
+        let each = |output: &Output, x: Tensor<3>, implementation: Impl| {
+            losses(input(output, x, implementation), output.head(), targets, implementation).reshape([batch, len, 1])
         };
         let [fused, reference] = [Impl::Kernel, Impl::Reference].map(|e| run(&output, &x, &up, |o, x| each(o, x, e)));
         assert_close(&fused, &reference, &what);
@@ -128,8 +132,9 @@ fn losses_and_embeddings_equal_their_reference() {
         assert!(hidden.into_iter().all(|(loss, _)| *loss == 0.0), "{what}");
 
         let share = loss::mean_share(targets);
-        let mean = |output: &Output, x: Tensor<3>, engine: Impl| {
-            loss::loss(input(output, x, engine), output.head(), targets, share, engine).reshape([1, 1, 1])
+        let mean = |output: &Output, x: Tensor<3>, implementation: Impl| {
+            loss::loss(input(output, x, implementation), output.head(), targets, share, implementation)
+                .reshape([1, 1, 1])
         };
         let [fused, reference] = [Impl::Kernel, Impl::Reference].map(|e| run(&output, &x, &one, |o, x| mean(o, x, e)));
         assert_close(&fused, &reference, &what);
@@ -144,10 +149,10 @@ fn nothing_scored_is_no_loss() {
     let targets = LossTargets { ids: &[0; 4], scored: Some(&scored) };
     assert_eq!(loss::mean_share(targets), 0.0);
     let (x, one) = (random([1, 4, 6], &mut rng), random([1, 1, 1], &mut rng));
-    for engine in [Impl::Kernel, Impl::Reference] {
-        let f = |o: &Output, x| loss::loss(x, o.head(), targets, 0.0, engine).reshape([1, 1, 1]);
+    for implementation in [Impl::Kernel, Impl::Reference] {
+        let f = |o: &Output, x| loss::loss(x, o.head(), targets, 0.0, implementation).reshape([1, 1, 1]);
         let all = run(&output, &x, &one, f);
-        assert!(all.iter().flatten().all(|value| *value == 0.0), "{engine:?}");
+        assert!(all.iter().flatten().all(|value| *value == 0.0), "{implementation:?}");
     }
 }
 
@@ -164,12 +169,12 @@ fn attention_gradients_pass_finite_differences() {
     let k = random([1, kv_heads, keys, d], &mut rng).require_grad();
     let v = random([1, kv_heads, keys, d], &mut rng).require_grad();
     let up = random([1, heads, queries, d], &mut rng);
-    let loss = |q: &Tensor<4>, k: &Tensor<4>, v: &Tensor<4>, tables: &[Tensor<2>; 2], engine| {
+    let loss = |q: &Tensor<4>, k: &Tensor<4>, v: &Tensor<4>, tables: &[Tensor<2>; 2], implementation| {
         let positions = positions(tables.clone());
-        (attention(q.clone(), k.clone(), v.clone(), 0.7, &positions, engine) * up.clone()).sum()
+        (attention(q.clone(), k.clone(), v.clone(), 0.7, &positions, implementation) * up.clone()).sum()
     };
-    let found = |engine| {
-        let gradients = loss(&q, &k, &v, &tables, engine).backward();
+    let found = |implementation| {
+        let gradients = loss(&q, &k, &v, &tables, implementation).backward();
         let own = [&q, &k, &v].map(|tensor| values(&tensor.grad(&gradients).unwrap()));
         let of_tables = tables.each_ref().map(|table| values(&table.grad(&gradients).unwrap()));
         own.into_iter().chain(of_tables).collect::<Vec<_>>()

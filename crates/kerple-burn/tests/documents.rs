@@ -87,13 +87,13 @@ impl Both {
         x: Tensor<3>,
         documents: Option<&Arc<PackedDocuments>>,
         (span, both_ways): (usize, bool),
-        engine: Impl,
+        implementation: Impl,
     ) -> Tensor<3> {
         let len = documents.map_or(x.dims()[1], |documents| documents.longest_len());
         let pass = PASS.over(span);
-        let context = self.encoding.attention_context(0, [len, len], (&device(), DType::F64), engine, &pass);
+        let context = self.encoding.attention_context(0, [len, len], (&device(), DType::F64), implementation, &pass);
         let context = if both_ways { context.bidirectional() } else { context };
-        self.block.forward(x, &context.with_documents(documents), &pass, engine)
+        self.block.forward(x, &context.with_documents(documents), &pass, implementation)
     }
 }
 
@@ -118,7 +118,9 @@ fn check(
     let (documents, mut rng) = (packed(rows, *len), rng(seed));
     let longest = documents.longest_len();
     let [x, up] = [(); 2].map(|()| random([rows.len(), *len, SIZES.d_model], &mut rng));
-    let forward = |both: &Both, x: Tensor<3>, engine| both.forward(x, Some(&documents), (longest, both_ways), engine);
+    let forward = |both: &Both, x: Tensor<3>, implementation| {
+        both.forward(x, Some(&documents), (longest, both_ways), implementation)
+    };
     let fused = run(both, &x, &up, |both, x| forward(both, x, Impl::Kernel));
     let reference = run(both, &x, &up, |both, x| forward(both, x, Impl::Reference));
     assert_close(&fused, &reference, what);

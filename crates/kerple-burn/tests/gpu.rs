@@ -32,7 +32,7 @@ fn gpu() -> Device {
 }
 
 /// Output and gradients in queries, keys, values, bias and weight.
-fn run(device: &Device, engine: Impl, case: &Case) -> Vec<Vec<f32>> {
+fn run(device: &Device, implementation: Impl, case: &Case) -> Vec<Vec<f32>> {
     let device = device.clone().autodiff();
     let mut rng = ChaCha8Rng::seed_from_u64(case.seed);
     let mut random = |count: usize| -> Vec<f32> { (0..count).map(|_| rng.random_range(-1.0..1.0)).collect() };
@@ -56,7 +56,7 @@ fn run(device: &Device, engine: Impl, case: &Case) -> Vec<Vec<f32>> {
     };
     let [q, k, v] = own.clone().map(|x| x.swap_dims(1, 2));
     let scoring = Scoring { softcap: case.cap, ..Scoring::from(0.4) };
-    let out = attention(q, k, v, scoring, &context, engine);
+    let out = attention(q, k, v, scoring, &context, implementation);
     let mut gradients = (out.clone() * out.clone().sin()).sum().backward();
     let get = |tensor: Tensor<1>| tensor.into_data().try_to_vec::<f32>().unwrap();
     let flat = |tensor: Tensor<4>| get(tensor.reshape([-1]));
@@ -100,10 +100,10 @@ fn attention_is_that_of_the_processor() {
         Case { cap: Some(3.0), lengths: None, ..case },
     ] {
         let expected = run(&Device::flex(), Impl::Kernel, &case);
-        for engine in [Impl::Kernel, Impl::Reference] {
-            let found = run(&device, engine, &case);
+        for implementation in [Impl::Kernel, Impl::Reference] {
+            let found = run(&device, implementation, &case);
             // f32 on both sides, summed in other orders
-            assert_same(&found, &expected, 5e-6, &format!("{engine:?}"));
+            assert_same(&found, &expected, 5e-6, &format!("{implementation:?}"));
         }
     }
 }
@@ -222,7 +222,7 @@ fn linear_attention_is_that_of_the_processor() {
 }
 
 /// Output of linear attention with gates, and gradients in queries, keys, values and gates.
-fn gated_of(device: &Device, len: usize, engine: Impl) -> Vec<Vec<f32>> {
+fn gated_of(device: &Device, len: usize, implementation: Impl) -> Vec<Vec<f32>> {
     let device = device.clone().autodiff();
     let mut rng = ChaCha8Rng::seed_from_u64(17);
     let mut random = |shape: [usize; 4], range: std::ops::Range<f32>| {
@@ -240,7 +240,7 @@ fn gated_of(device: &Device, len: usize, engine: Impl) -> Vec<Vec<f32>> {
         &AttentionMask::default(),
         Some(gates.clone()),
         &LinearContext::default(),
-        engine,
+        implementation,
     );
     let mut gradients = (out.clone() * out.clone().sin()).sum().backward();
     let get = |tensor: Tensor<1>| tensor.into_data().try_to_vec::<f32>().unwrap();
@@ -271,7 +271,7 @@ struct Branch {
 impl ParamGroupOverrides for Branch {}
 
 /// Values and moments of a norm and a matrix after updates, one of them by gradients that are no numbers.
-fn updated(device: &Device, engine: Impl) -> Vec<Vec<f32>> {
+fn updated(device: &Device, implementation: Impl) -> Vec<Vec<f32>> {
     let mut rng = ChaCha8Rng::seed_from_u64(12);
     let sizes = BlockSizes { d_model: 12, n_heads: 2, head_dim: 6, d_hidden: 20 };
     let on = device.clone().autodiff();
@@ -285,7 +285,7 @@ fn updated(device: &Device, engine: Impl) -> Vec<Vec<f32>> {
     };
     let mut model = Branch { mlp: Mlp::new(&BlockConfig::default(), &sizes, &mut init) };
     let settings = AdamWConfig { betas: [0.9, 0.99], epsilon: 1e-2, weight_decay: 0.1, clip: 1.0 };
-    let mut optimizer = AdamW::new(&model, settings).with_engine(engine);
+    let mut optimizer = AdamW::new(&model, settings).with_implementation(implementation);
     for step in 1..=4 {
         let gradient = |values: Tensor<1>| {
             let values: Vec<f32> = (0..values.dims()[0]).map(|_| rng.random_range(-1.0..1.0)).collect();
@@ -303,14 +303,14 @@ fn updated(device: &Device, engine: Impl) -> Vec<Vec<f32>> {
 #[test]
 fn updates_are_those_of_the_processor() {
     let (device, expected) = (gpu(), updated(&Device::flex(), Impl::Kernel));
-    for engine in [Impl::Kernel, Impl::Reference] {
+    for implementation in [Impl::Kernel, Impl::Reference] {
         // the norm is added up in f32 there
-        assert_same(&updated(&device, engine), &expected, 2e-6, &format!("{engine:?}"));
+        assert_same(&updated(&device, implementation), &expected, 2e-6, &format!("{implementation:?}"));
     }
 }
 
 /// What a feed-forward branch makes of rows, and all its gradients.
-fn branch(device: &Device, plan: &BlockConfig, engine: Impl) -> Vec<Vec<f32>> {
+fn branch(device: &Device, plan: &BlockConfig, implementation: Impl) -> Vec<Vec<f32>> {
     let (mut rng, device) = (ChaCha8Rng::seed_from_u64(13), device.clone().autodiff());
     let sizes = BlockSizes { d_model: 12, n_heads: 2, head_dim: 6, d_hidden: 20 };
     let mut init = LayerInit {
@@ -324,7 +324,7 @@ fn branch(device: &Device, plan: &BlockConfig, engine: Impl) -> Vec<Vec<f32>> {
     let model = Mlp::new(plan, &sizes, &mut init);
     let x: Vec<f32> = (0..2 * 9 * 12).map(|_| rng.random_range(-1.0..1.0)).collect();
     let x = Tensor::<3>::from_data(TensorData::new(x, [2, 9, 12]), &device).require_grad();
-    let y = model.forward(x.clone(), ResidualBase::Input, engine);
+    let y = model.forward(x.clone(), ResidualBase::Input, implementation);
     let mut gradients = (y.clone() * y.clone().sin()).sum().backward();
     let get = |tensor: Tensor<1>| tensor.into_data().try_to_vec::<f32>().unwrap();
     let mut found =
@@ -342,10 +342,10 @@ fn feed_forward_branches_are_those_of_the_processor() {
     // in the reference, the derivative of GELU is Burn's, which is that of an approximation on GPUs
     for (plan, engines) in [(plain, &[Impl::Kernel][..]), (gated, &[Impl::Kernel, Impl::Reference])] {
         let expected = branch(&Device::flex(), &plan, Impl::Kernel);
-        for engine in engines {
-            let found = branch(&device, &plan, *engine);
+        for implementation in engines {
+            let found = branch(&device, &plan, *implementation);
             // f32 on both sides, products of matrices in other orders
-            assert_same(&found, &expected, 5e-6, &format!("{:?} {engine:?}", plan.norm));
+            assert_same(&found, &expected, 5e-6, &format!("{:?} {implementation:?}", plan.norm));
         }
     }
 }
@@ -374,7 +374,7 @@ fn numbers(seed: u64, count: usize, precision: Precision) -> Vec<f32> {
 }
 
 /// A linear layer's output, and the gradients of its sum with given weights in its input and its matrix.
-fn layer_of(device: &Device, engine: Impl, inputs: Precision) -> Vec<Vec<f32>> {
+fn layer_of(device: &Device, implementation: Impl, inputs: Precision) -> Vec<Vec<f32>> {
     let device = device.clone().autodiff();
     let tensor = |seed: u64, shape: [usize; 3]| {
         let values = numbers(seed, shape.iter().product(), inputs);
@@ -382,7 +382,8 @@ fn layer_of(device: &Device, engine: Impl, inputs: Precision) -> Vec<Vec<f32>> {
     };
     let (x, up) = (tensor(1, [2, 9, 20]).require_grad(), tensor(2, [2, 9, 33]));
     let weight = tensor(3, [1, 20, 33]).reshape([20, 33]).require_grad();
-    let y = ops::linear::linear(x.clone(), ops::LinearTensors { weight: weight.clone(), bias: None }, None, engine);
+    let y =
+        ops::linear::linear(x.clone(), ops::LinearTensors { weight: weight.clone(), bias: None }, None, implementation);
     let mut gradients = (y.clone() * up).sum().backward();
     let get = |tensor: Tensor<1>| tensor.into_data().try_to_vec::<f32>().unwrap();
     let d_x = x.grad_remove(&mut gradients).unwrap();
@@ -405,15 +406,15 @@ fn linear_layers_round_what_they_multiply() {
 #[test]
 fn attention_rounds_what_it_multiplies() {
     let (device, precision) = (gpu(), Precision::Bf16);
-    let out = |engine: Impl, inputs: Precision, in_some: bool| {
+    let out = |implementation: Impl, inputs: Precision, in_some: bool| {
         let [q, k, v] = [4, 5, 6].map(|seed| {
             let data = TensorData::new(numbers(seed, 2 * 50 * 8, inputs), [1, 2, 50, 8]);
             Tensor::<4>::from_data(data, &device)
         });
         let context = ScoreContext::default();
         let out = match in_some {
-            true => query_chunked([q, k, v], &0.4.into(), &context, 10_000, engine),
-            false => attention(q, k, v, 0.4, &context, engine),
+            true => query_chunked([q, k, v], &0.4.into(), &context, 10_000, implementation),
+            false => attention(q, k, v, 0.4, &context, implementation),
         };
         out.into_data().try_to_vec::<f32>().unwrap()
     };

@@ -61,8 +61,8 @@ impl Both {
         Both { block, encoding: encoding.with_attention(&plan.attention) }
     }
 
-    fn positions(&self, len: usize, pass: &ForwardContext, engine: Impl) -> AttentionContext {
-        self.encoding.attention_context(1, [len, len], (&device(), DType::F64), engine, pass)
+    fn positions(&self, len: usize, pass: &ForwardContext, implementation: Impl) -> AttentionContext {
+        self.encoding.attention_context(1, [len, len], (&device(), DType::F64), implementation, pass)
     }
 }
 
@@ -75,12 +75,12 @@ fn fused_equals_its_reference() {
         let (batch, len) = ([1, 2][seed % 2], [7, 290, 33][seed % 3]);
         let (x, up) = (random([batch, len, SIZES.d_model], &mut rng), random([batch, len, SIZES.d_model], &mut rng));
         let lengths = (seed % 4 == 3).then(|| (2..2 + batch).map(|part| len / part).collect::<Vec<usize>>());
-        let forward = |both: &Both, x: Tensor<3>, engine| {
-            let positions = both.positions(len, &ForwardContext::training(3, 5), engine);
+        let forward = |both: &Both, x: Tensor<3>, implementation| {
+            let positions = both.positions(len, &ForwardContext::training(3, 5), implementation);
             let causal = seed % 5 > 1 || positions.gates.is_some();
             let positions = if causal { positions } else { positions.bidirectional() };
             let positions = positions.with_lengths(lengths.clone().map(|lengths| lengths.into()));
-            both.block.forward(x, &positions, &ForwardContext::training(3, 5), engine)
+            both.block.forward(x, &positions, &ForwardContext::training(3, 5), implementation)
         };
         let what = format!("{} {features:?} {len}", encoding.label());
         let fused = run(&both, &x, &up, |both, x| forward(both, x, Impl::Kernel));
@@ -101,16 +101,16 @@ fn centred_gradients_are_those_of_the_reference() {
         serde_json::from_str(r#"{"kind":"sine_spe","num_sines":2,"num_realizations":6,"centred":true}"#).unwrap();
     let (both, mut rng, len) = (Both::new(&plan(FeatureKind::Favor), &encoding, 3), rng(4), 290);
     let (x, up) = (random([1, len, SIZES.d_model], &mut rng), random([1, len, SIZES.d_model], &mut rng));
-    let forward = |both: &Both, x: Tensor<3>, engine| {
+    let forward = |both: &Both, x: Tensor<3>, implementation| {
         both.block.forward(
             x,
-            &both.positions(len, &ForwardContext::training(3, 5), engine),
+            &both.positions(len, &ForwardContext::training(3, 5), implementation),
             &ForwardContext::training(3, 5),
-            engine,
+            implementation,
         )
     };
-    let [fused, reference] =
-        [Impl::Kernel, Impl::Reference].map(|engine| run(&both, &x, &up, |both, x| forward(both, x, engine)));
+    let [fused, reference] = [Impl::Kernel, Impl::Reference]
+        .map(|implementation| run(&both, &x, &up, |both, x| forward(both, x, implementation)));
     assert_close(&fused, &reference, "centred");
     let plain = serde_json::from_str(r#"{"kind":"sine_spe","num_sines":2,"num_realizations":6}"#).unwrap();
     let plain = Both::new(&plan(FeatureKind::Favor), &plain, 3);
@@ -136,24 +136,25 @@ fn a_state_equals_whole_sequences() {
         let module = PositionalEncoding::new(&encoding, &GEOMETRY, 1, 3, &device).with_attention(&plan.attention);
         let (len, pass) = (330, ForwardContext::evaluation(4));
         let x = random([2, len, SIZES.d_model], &mut rng(9)).inner().cast(DType::F32);
-        for engine in [Impl::Kernel, Impl::Reference] {
-            let at =
-                |new: usize, all: usize| module.attention_context(0, [new, all], (&device, DType::F32), engine, &pass);
-            let whole = block.forward(x.clone(), &at(len, len), &pass, engine);
-            let mut cache = block.attention.kv_cache(2, engine);
+        for implementation in [Impl::Kernel, Impl::Reference] {
+            let at = |new: usize, all: usize| {
+                module.attention_context(0, [new, all], (&device, DType::F32), implementation, &pass)
+            };
+            let whole = block.forward(x.clone(), &at(len, len), &pass, implementation);
+            let mut cache = block.attention.kv_cache(2, implementation);
             let mut first = 0;
             let mut parts = Vec::new();
             for step in [1, 3, 120, 10, 1, 130, 65] {
                 let part = x.clone().narrow(1, first, step);
                 first += step;
-                parts.push(block.extend(part, &at(step, first), &mut cache, engine));
+                parts.push(block.extend(part, &at(step, first), &mut cache, implementation));
             }
             assert_eq!((first, cache.len()), (len, len));
             let parts = Tensor::cat(parts, 1);
             let error = (whole.clone() - parts).abs().max().into_scalar::<f32>();
             let size = whole.abs().max().into_scalar::<f32>();
             // f32 sums in another order
-            assert!(error <= 2e-5 * size, "{} {features:?} {engine:?}: {error} of {size}", encoding.label());
+            assert!(error <= 2e-5 * size, "{} {features:?} {implementation:?}: {error} of {size}", encoding.label());
         }
     }
 }

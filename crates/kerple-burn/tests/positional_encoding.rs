@@ -251,25 +251,27 @@ fn sequences_that_grow_make_few_tables_and_those_of_any_length() {
         |kind: &str| PositionalEncoding::new(&Encoding::from(Method::named(kind).unwrap()), &GEOMETRY, 1, 3, &device);
     let bias = |positions: &AttentionContext| positions.bias.tables()[0].unwrap().clone();
     let numbers = |table: Tensor<2>| table.into_data().try_into_vec::<f32>().unwrap();
-    for (kind, engine) in
+    for (kind, implementation) in
         ["kerple_log", "t5", "sandwich", "alibi"].into_iter().zip([Impl::Kernel, Impl::Reference].repeat(2))
     {
         let module = encoding(kind);
-        let mut cache = KvCache::new(1, heads, None, &parameter, engine);
+        let mut cache = KvCache::new(1, heads, None, &parameter, implementation);
         for keys in 1..=20 {
-            let positions = module.snapshot().context_after(0, [1, keys], options, (engine, &PASS), &mut cache);
-            let plain = module.attention_context(0, [1, keys], options, engine, &PASS);
+            let positions = module.snapshot().context_after(0, [1, keys], options, (implementation, &PASS), &mut cache);
+            let plain = module.attention_context(0, [1, keys], options, implementation, &PASS);
             let table = bias(&positions);
             assert_eq!(table.dims(), [3, keys.next_power_of_two()], "{kind}");
             assert_eq!(numbers(table.narrow(1, 0, keys)), numbers(bias(&plain)), "{kind}");
             assert_eq!(positions.mask.pattern, plain.mask.pattern);
         }
         // another encoding is not asked as far as there is a table, and then it is
-        let other = encoding("kerple_power").snapshot().context_after(0, [1, 32], options, (engine, &PASS), &mut cache);
-        let kept = module.attention_context(0, [32, 32], options, engine, &PASS);
+        let other =
+            encoding("kerple_power").snapshot().context_after(0, [1, 32], options, (implementation, &PASS), &mut cache);
+        let kept = module.attention_context(0, [32, 32], options, implementation, &PASS);
         assert_eq!(numbers(bias(&other)), numbers(bias(&kept)), "{kind}");
         let pass = PASS.over(33);
-        let more = encoding("kerple_power").snapshot().context_after(0, [1, 33], options, (engine, &pass), &mut cache);
+        let more =
+            encoding("kerple_power").snapshot().context_after(0, [1, 33], options, (implementation, &pass), &mut cache);
         assert_eq!(
             (bias(&more).dims(), more.linear.pass),
             ([3, 64], pass),

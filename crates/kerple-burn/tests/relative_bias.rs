@@ -9,7 +9,7 @@ use kerple_burn::ops::attention::attention;
 struct Sizes([usize; 8]);
 
 /// The output and the gradients in queries, keys, values, rows and profiles.
-fn run(Sizes(sizes): &Sizes, mask: AttentionMask, dtype: DType, engine: Impl) -> [Vec<f64>; 6] {
+fn run(Sizes(sizes): &Sizes, mask: AttentionMask, dtype: DType, implementation: Impl) -> [Vec<f64>; 6] {
     let [batch, heads, kv_heads, queries, keys, head_dim, rank, reach] = *sizes;
     let device = Device::flex().autodiff();
     fn tensor<const D: usize>(shape: [usize; D], phase: f64, options: (&Device, DType)) -> Tensor<D> {
@@ -24,7 +24,7 @@ fn run(Sizes(sizes): &Sizes, mask: AttentionMask, dtype: DType, engine: Impl) ->
     let profiles = tensor([rank, reach], 4.0, options);
     let relative = Some(RelativeTensors { rows: rows.clone(), profiles: profiles.clone() });
     let context = ScoreContext { mask, relative, ..ScoreContext::default() };
-    let out = attention(q.clone(), k.clone(), v.clone(), 0.125, &context, engine);
+    let out = attention(q.clone(), k.clone(), v.clone(), 0.125, &context, implementation);
     let up = tensor([batch, heads, queries, head_dim], 5.0, options).detach();
     let gradients = (out.clone() * up).sum().backward();
     fn numbers<const D: usize>(tensor: Tensor<D>) -> Vec<f64> {
@@ -49,7 +49,7 @@ fn the_fused_operation_is_the_reference() {
         // sums over up to 150 keys, in either type
         for (dtype, tolerance) in [(DType::F64, 1e-11), (DType::F32, 2e-4)] {
             let [fused, reference] =
-                [Impl::Kernel, Impl::Reference].map(|engine| run(&sizes, mask.clone(), dtype, engine));
+                [Impl::Kernel, Impl::Reference].map(|implementation| run(&sizes, mask.clone(), dtype, implementation));
             for (part, (fused, reference)) in fused.iter().zip(&reference).enumerate() {
                 assert_eq!(fused.len(), reference.len());
                 for (a, b) in fused.iter().zip(reference) {

@@ -81,15 +81,15 @@ impl Both {
         Both { block, encoding: PositionalEncoding::new(&encoding, &geometry, 1, seed, &device).map(&mut ToDouble) }
     }
 
-    fn forward(&self, x: Tensor<3>, sees: Sees, engine: Impl) -> Tensor<3> {
+    fn forward(&self, x: Tensor<3>, sees: Sees, implementation: Impl) -> Tensor<3> {
         let len = x.dims()[1];
-        let positions = self.encoding.attention_context(0, [len, len], (&device(), DType::F64), engine, &PASS);
+        let positions = self.encoding.attention_context(0, [len, len], (&device(), DType::F64), implementation, &PASS);
         let positions = match sees {
             Sees::Before => positions,
             Sees::All => positions.bidirectional(),
             Sees::Padded => positions.bidirectional().with_lengths(Some([len, len / 2].as_slice().into())),
         };
-        self.block.forward(x, &positions, &PASS, engine)
+        self.block.forward(x, &positions, &PASS, implementation)
     }
 }
 
@@ -147,24 +147,24 @@ fn a_kv_cache_equals_whole_sequences() {
         // rows near a closed end are others than in a longer sequence
         let (len, closed) = (150, text.contains("closed"));
         let x = random([2, len, SIZES.d_model], &mut rng(9)).inner().cast(dtype);
-        for engine in [Impl::Kernel, Impl::Reference] {
+        for implementation in [Impl::Kernel, Impl::Reference] {
             let at = |new: usize, all: usize| {
-                module.attention_context(0, [new, all], (&device, dtype), engine, &PASS.over(len))
+                module.attention_context(0, [new, all], (&device, dtype), implementation, &PASS.over(len))
             };
-            let whole = block.forward(x.clone(), &at(len, len), &PASS, engine);
-            let mut cache = block.attention.kv_cache(2, engine);
+            let whole = block.forward(x.clone(), &at(len, len), &PASS, implementation);
+            let mut cache = block.attention.kv_cache(2, implementation);
             let (mut first, mut parts) = (0, Vec::new());
             for step in [1, 3, 100, 45, 1] {
                 let part = x.clone().narrow(1, first, step);
                 first += step;
-                parts.push(block.extend(part, &at(step, first), &mut cache, engine));
+                parts.push(block.extend(part, &at(step, first), &mut cache, implementation));
             }
             assert_eq!((first, cache.len()), (len, len));
             let error = (whole.clone() - Tensor::cat(parts, 1)).abs();
             let error = if closed { error.narrow(1, len - 1, 1) } else { error }.max().into_scalar::<f32>();
             let size = whole.abs().max().into_scalar::<f32>();
             // f32 sums in another order
-            assert!(error <= 2e-5 * size, "{text} {engine:?}: {error} of {size}");
+            assert!(error <= 2e-5 * size, "{text} {implementation:?}: {error} of {size}");
         }
     }
 }

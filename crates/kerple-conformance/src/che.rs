@@ -33,8 +33,10 @@ pub fn verdicts(folder: &ReferenceFolder) -> Vec<CaseVerdict> {
         let cases = all["cases"].as_array()?;
         for case in cases {
             let name = case["encoding"].as_str().unwrap_or("(no encoding)");
-            for engine in [Impl::Kernel, Impl::Reference] {
-                found.push(verdict(&format!("che_encoder/{name}"), || encoder(folder, &all["config"], case, engine)));
+            for implementation in [Impl::Kernel, Impl::Reference] {
+                found.push(verdict(&format!("che_encoder/{name}"), || {
+                    encoder(folder, &all["config"], case, implementation)
+                }));
             }
         }
         Some(cases.len())
@@ -106,8 +108,8 @@ fn metric(task: Chomsky, case: &Value, comparison: &mut CaseComparison) -> Check
 }
 
 /// The encoder's logits at every token with the original's weights.
-fn encoder(folder: &ReferenceFolder, config: &Value, case: &Value, engine: Impl) -> Checked<CaseComparison> {
-    let mut comparison = CaseComparison::new(format!("{engine:?}").to_lowercase());
+fn encoder(folder: &ReferenceFolder, config: &Value, case: &Value, implementation: Impl) -> Checked<CaseComparison> {
+    let mut comparison = CaseComparison::new(format!("{implementation:?}").to_lowercase());
     let name = case["encoding"].as_str().unwrap_or("");
     let (kind, keys) = match name {
         "NONE" => ("none", ""),
@@ -130,7 +132,7 @@ fn encoder(folder: &ReferenceFolder, config: &Value, case: &Value, engine: Impl)
         .chunks(size("vocab")?)
         .map(|row| row.iter().position(|value| *value == 1.0).map(|id| id as u32).ok_or("an invalid token"))
         .collect::<Result<_, _>>()?;
-    let model = Transducer::new(&plan, size("output_size")?, &kerple_lm::device()).with_engine(engine);
+    let model = Transducer::new(&plan, size("output_size")?, &kerple_lm::device()).with_implementation(implementation);
     let (model, filled) = parameters::load(model, |path, values| {
         let found = sizes.original(path, kind, &|key| tensor(&format!("{name}/{key}")).map(|found| found.values))?;
         if found.len() != values.len() {

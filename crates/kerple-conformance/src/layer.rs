@@ -164,10 +164,10 @@ impl ReferenceLayer {
             [] => encoding.values = values.clone(),
             own => own[0] = values.clone(),
         }
-        let engine = if fused { Impl::Kernel } else { Impl::Reference };
+        let implementation = if fused { Impl::Kernel } else { Impl::Reference };
         let positions =
-            encoding.attention_context(0, [len, len], (&device, dtype), engine, &ForwardContext::evaluation(0));
-        let out = rotated(q.clone(), k.clone(), v.clone(), default_scale(head_dim), &positions, engine);
+            encoding.attention_context(0, [len, len], (&device, dtype), implementation, &ForwardContext::evaluation(0));
+        let out = rotated(q.clone(), k.clone(), v.clone(), default_scale(head_dim), &positions, implementation);
         let gradients = (out.clone() * d_out).sum().backward();
         let take = |tensor: &Tensor<4>| tensor.grad(&gradients).map(numbers).unwrap_or_default();
         LayerOutput {

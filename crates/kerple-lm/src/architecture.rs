@@ -22,8 +22,8 @@ pub trait Model: Debug {
     /// The same, to change what an evaluation may change.
     fn encoding_mut(&mut self) -> &mut PositionalEncoding;
 
-    /// Computes with this engine from now on.
-    fn compute_with(&mut self, engine: Impl);
+    /// Computes with this implementation from now on.
+    fn compute_with(&mut self, implementation: Impl);
 
     /// The loss of each target and whether it was hit.
     fn score(&self, batch: &SequenceBatch, pass: &ForwardContext) -> TargetScores;
@@ -102,8 +102,8 @@ macro_rules! impl_model {
                     &mut self.$($trunk).+.encoding
                 }
 
-                fn compute_with(&mut self, engine: Impl) {
-                    self.$($trunk).+.engine = engine;
+                fn compute_with(&mut self, implementation: Impl) {
+                    self.$($trunk).+.implementation = implementation;
                 }
 
                 fn score(&self, batch: &SequenceBatch, pass: &ForwardContext) -> TargetScores {

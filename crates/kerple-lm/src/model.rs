@@ -85,9 +85,9 @@ impl Decoder {
         Decoder { trunk, head, head_bias }
     }
 
-    /// The same model, computing with this engine.
-    pub fn with_engine(self, engine: Impl) -> Decoder {
-        Decoder { trunk: self.trunk.with_engine(engine), ..self }
+    /// The same model, computing with this implementation.
+    pub fn with_implementation(self, implementation: Impl) -> Decoder {
+        Decoder { trunk: self.trunk.with_implementation(implementation), ..self }
     }
 }
 
@@ -166,7 +166,7 @@ impl Decoder {
 
     /// The same where some targets are not scored; theirs is 0.
     pub fn losses(&self, tokens: TokenBatch, targets: LossTargets, pass: &ForwardContext) -> Tensor<2> {
-        loss::losses(self.hidden(tokens, pass), self.output(), targets, self.trunk.engine)
+        loss::losses(self.hidden(tokens, pass), self.output(), targets, self.trunk.implementation)
     }
 
     /// The mean of [`Decoder::nll`], `[1]`: what training minimises.
@@ -184,7 +184,7 @@ impl Decoder {
         share: f64,
         pass: &ForwardContext,
     ) -> Tensor<1> {
-        loss::loss(self.hidden(tokens, pass), self.output(), targets, share, self.trunk.engine)
+        loss::loss(self.hidden(tokens, pass), self.output(), targets, share, self.trunk.implementation)
     }
 
     /// [`Decoder::nll`] as numbers. Where layers keep a state of fixed size, long sequences are taken in pieces, and what is
@@ -202,7 +202,8 @@ impl Decoder {
             let [ids, targets] = [ids, targets].map(|all| columns(all, len, from..from + count));
             let x =
                 self.extend_caches(TokenBatch { ids: &ids, batch, len: count, documents: None }, &mut caches, &pass);
-            let losses = loss::losses(x, self.output(), LossTargets { ids: &targets, scored: None }, self.trunk.engine);
+            let losses =
+                loss::losses(x, self.output(), LossTargets { ids: &targets, scored: None }, self.trunk.implementation);
             for (at, loss) in losses.into_data().iter::<f64>().enumerate() {
                 scored[at / count * len + from + at % count] = loss;
             }
@@ -267,10 +268,10 @@ impl Decoder {
     ) -> (Tensor<3>, Vec<AttentionContext>) {
         let x = self.trunk.embed(None, tokens, before, pass);
         let (lens, device, dtype) = ([tokens.len, before + tokens.len], x.device(), x.dtype());
-        let (now, engine) = (self.trunk.encoding.snapshot(), self.trunk.engine);
+        let (now, implementation) = (self.trunk.encoding.snapshot(), self.trunk.implementation);
         let positions = |layer: usize| match caches.get_mut(layer) {
-            Some(cache) => now.context_after(layer, lens, (&device, dtype), (engine, pass), cache),
-            None => now.attention_context(layer, lens, (&device, dtype), engine, pass),
+            Some(cache) => now.context_after(layer, lens, (&device, dtype), (implementation, pass), cache),
+            None => now.attention_context(layer, lens, (&device, dtype), implementation, pass),
         };
         (x, self.trunk.encoding.every_layer(positions).collect())
     }
@@ -279,12 +280,12 @@ impl Decoder {
     fn extend_caches(&self, tokens: TokenBatch, caches: &mut [KvCache], pass: &ForwardContext) -> Tensor<3> {
         let (x, positions) = self.embedded(tokens, caches.first().map_or(0, KvCache::len), pass, caches);
         let layers = self.trunk.blocks.iter().zip(&positions).zip(caches);
-        layers.fold(x, |x, ((block, positions), cache)| block.extend(x, positions, cache, self.trunk.engine))
+        layers.fold(x, |x, ((block, positions), cache)| block.extend(x, positions, cache, self.trunk.implementation))
     }
 
     /// Empty KV caches, one per layer, for `batch` sequences.
     pub fn kv_caches(&self, batch: usize) -> Vec<KvCache> {
-        self.trunk.blocks.iter().map(|block| block.attention.kv_cache(batch, self.trunk.engine)).collect()
+        self.trunk.blocks.iter().map(|block| block.attention.kv_cache(batch, self.trunk.implementation)).collect()
     }
 }
 

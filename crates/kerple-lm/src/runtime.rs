@@ -17,7 +17,7 @@ pub struct Runtime {
     /// Where models are.
     pub device: Device,
     /// What they compute with.
-    pub engine: Impl,
+    pub implementation: Impl,
     /// What rows say of it.
     pub provenance: Provenance,
     /// The processes that work together, of which this is one.
@@ -42,7 +42,7 @@ impl Runtime {
             precision: "f32".to_owned(),
         };
         let (device, ranks) = (crate::device(), Ranks::alone());
-        Runtime { device, engine: Impl::Kernel, provenance, ranks, reads_freely: true, memory: None }
+        Runtime { device, implementation: Impl::Kernel, provenance, ranks, reads_freely: true, memory: None }
     }
 
     /// The memory that models have here, where it is known: on the processor, this process's share of the machine's.
@@ -72,7 +72,7 @@ impl Runtime {
             Provenance { device: format!("{name} ({part})"), precision: precision.to_string(), ..self.provenance };
         let reads_freely = DeviceKind::of(&device) == Some(DeviceKind::Cpu);
         let memory = memory.map(|bytes| MemoryLimit { name: "the memory of the device", bytes });
-        Runtime { device, engine: Impl::with_precision(precision), provenance, reads_freely, memory, ..self }
+        Runtime { device, implementation: Impl::with_precision(precision), provenance, reads_freely, memory, ..self }
     }
 
     /// The same as one of several processes.

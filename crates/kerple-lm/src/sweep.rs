@@ -238,7 +238,7 @@ impl SweepJob<'_> {
             return Ok(false);
         }
         let TrainedModel { plan, state, mut model, .. } = folder.load_any(&runtime.device, false)?;
-        model.compute_with(runtime.engine);
+        model.compute_with(runtime.implementation);
         let (learned, special) = (model.encoding().clone(), folder.special_tokens()?);
         for spec in self.evals {
             let Some((encoding, request)) = self.served(spec) else { continue };

@@ -193,7 +193,7 @@ fn train_with<M: FromPlan, T: Objective<M> + Copy>(
 /// A train_state of the plan that has seen nothing.
 fn fresh<M: FromPlan, T: Objective<M>>(plan: &Plan, objective: T, runtime: &Runtime) -> TrainState<M, T> {
     let mut model = M::of(plan, &runtime.device.clone().autodiff());
-    model.compute_with(runtime.engine);
+    model.compute_with(runtime.implementation);
     TrainState::new(model, objective, train_state::settings(plan))
 }
 

@@ -97,9 +97,9 @@ impl<M: Module + ParamGroupOverrides, T: Objective<M>> TrainState<M, T> {
         }
     }
 
-    /// The same with an optimizer that computes with this engine.
-    pub fn with_engine(self, engine: Impl) -> TrainState<M, T> {
-        TrainState { optimizer: self.optimizer.with_engine(engine), ..self }
+    /// The same with an optimizer that computes with this implementation.
+    pub fn with_implementation(self, implementation: Impl) -> TrainState<M, T> {
+        TrainState { optimizer: self.optimizer.with_implementation(implementation), ..self }
     }
 
     /// The same as one of several ranks, which all make the same updates.

@@ -31,8 +31,9 @@ const SETTINGS: AdamWConfig = AdamWConfig { betas: [0.9, 0.999], epsilon: 1e-2, 
 fn assert_same_training(plan: &Plan, what: &str) {
     let model = Decoder::new(plan, &kerple_lm::device().autodiff());
     let mut fused = TrainState::new(model.clone(), NextTokenPrediction::default(), SETTINGS);
-    let mut composed = TrainState::new(model.with_engine(Impl::Reference), NextTokenPrediction::default(), SETTINGS)
-        .with_engine(Impl::Reference);
+    let mut composed =
+        TrainState::new(model.with_implementation(Impl::Reference), NextTokenPrediction::default(), SETTINGS)
+            .with_implementation(Impl::Reference);
     let names = parameters::names(fused.model());
     let mut first = None;
     for step in 0..6 {

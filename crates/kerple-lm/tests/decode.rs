@@ -64,8 +64,8 @@ fn side_by_side_equals_alone() {
 #[test]
 fn predictions_are_those_of_all_logits() {
     for (what, model) in models() {
-        for (keep, engine) in [(false, Impl::Kernel), (true, Impl::Kernel), (true, Impl::Reference)] {
-            let model = model.clone().with_engine(engine);
+        for (keep, implementation) in [(false, Impl::Kernel), (true, Impl::Kernel), (true, Impl::Reference)] {
+            let model = model.clone().with_implementation(implementation);
             let mut sequence = model.new_sequence(0);
             let (found, last) = model.score_prompt(&IDS, 2, &mut sequence, keep);
             let whole = logits(&model, &IDS);

@@ -53,16 +53,16 @@ fn every_position_sees_every_other() {
             let same = |at: usize| before[at * width..][..width] == after[at * width..][..width];
             assert!((0..IDS.len()).all(|at| !same(at)), "{kind} {place}");
         }
-        assert_near(&before, &rows(&model.with_engine(Impl::Reference), &IDS, 1, None), kind);
+        assert_near(&before, &rows(&model.with_implementation(Impl::Reference), &IDS, 1, None), kind);
     }
 }
 
 #[test]
 fn padding_changes_nothing() {
     for kind in METHODS.into_iter().filter(|kind| !only_for_decoders(kind)) {
-        for engine in [Impl::Kernel, Impl::Reference] {
+        for implementation in [Impl::Kernel, Impl::Reference] {
             let plan = plan(&encoding(kind), TrainConfig::default());
-            let model = Encoder::new(&plan, &kerple_lm::device()).with_engine(engine);
+            let model = Encoder::new(&plan, &kerple_lm::device()).with_implementation(implementation);
             let short = rows(&model, &IDS[..5], 1, None);
             let mut padded = [IDS, IDS].concat();
             padded[17..].fill(11); // the second sequence ends after five tokens
@@ -165,7 +165,7 @@ fn answers_are_read_off_as_the_plan_says() {
             let padded = logits(&model, &both, Some(&[6, 6]), 2);
             assert_near(&alone, &padded[..2], &format!("{encoding} {pooling}, padding"));
             assert_ne!(padded[..2], padded[2..], "{encoding} {pooling}: the order counts");
-            let composed = model.clone().with_engine(Impl::Reference);
+            let composed = model.clone().with_implementation(Impl::Reference);
             assert_near(&alone, &logits(&composed, &pair, None, 1), &format!("{encoding} {pooling}, composed"));
         }
     }

@@ -138,8 +138,8 @@ fn a_run_moves_between_devices() {
 fn models_compute_with_the_precision_that_is_asked_for() {
     let (plan, pass) = (plan(&encoding("kerple_log"), TrainConfig::default()), ForwardContext::evaluation(0));
     let batch = Counting(plan.clone()).batch(0, 0..plan.train.batch_size).unwrap();
-    let losses = |engine: Impl, device: &Device| {
-        let model = Decoder::new(&plan, device).with_engine(engine);
+    let losses = |implementation: Impl, device: &Device| {
+        let model = Decoder::new(&plan, device).with_implementation(implementation);
         model.nll(batch.input(), &batch.targets, &pass).into_data().iter::<f32>().collect::<Vec<f32>>()
     };
     let (device, bf16) = (gpu(), Impl::with_precision(Precision::Bf16));

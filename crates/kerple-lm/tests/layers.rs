@@ -71,7 +71,7 @@ fn models_of_all_patterns_decode_and_count() {
         let sizes = parameters::collect(&model).into_iter().map(|n| n.array.shape().iter().product::<usize>());
         assert_eq!(sizes.sum::<usize>(), plan.parameters, "{what}");
         assert_decoding(&model, what);
-        let composed = model.clone().with_engine(Impl::Reference);
+        let composed = model.clone().with_implementation(Impl::Reference);
         assert_decoding(&composed, what);
         assert!(distance(&logits(&model, &IDS), &logits(&composed, &IDS)) < 1e-5, "{what}");
     }

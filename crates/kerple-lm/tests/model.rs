@@ -123,7 +123,7 @@ fn decoding_equals_recomputation() {
             let (model, label) = (plan(&encoding, TrainConfig::default()), encoding.label());
             let model = Decoder::new(&model, &kerple_lm::device());
             assert_decoding(&model, &label);
-            assert_decoding(&model.with_engine(Impl::Reference), &label);
+            assert_decoding(&model.with_implementation(Impl::Reference), &label);
         }
     }
 }
@@ -135,7 +135,7 @@ fn absolute_positions_are_as_wide_as_the_model() {
         plan.model.d_model = 24; // of heads that have 16 together
         let model = Decoder::new(&plan, &kerple_lm::device());
         assert_decoding(&model, kind);
-        assert_decoding(&model.with_engine(Impl::Reference), kind);
+        assert_decoding(&model.with_implementation(Impl::Reference), kind);
     }
 }
 
@@ -147,7 +147,7 @@ fn the_loss_is_the_one_of_plain_operations() {
             let tokens = TokenBatch { ids: &IDS, batch: 1, len: IDS.len(), documents: None };
             model.loss(tokens, &IDS, &PASS).into_scalar::<f32>()
         };
-        let (fused, plain) = (loss(&model), loss(&model.clone().with_engine(Impl::Reference)));
+        let (fused, plain) = (loss(&model), loss(&model.clone().with_implementation(Impl::Reference)));
         // sums of some hundred terms in f32 in another order
         assert!((fused - plain).abs() < 1e-5 * plain, "{}: {fused} {plain}", encoding.label());
     }
@@ -198,7 +198,8 @@ fn other_families_decode_count_and_are_fused_as_defined() {
             let count: usize = kerple_burn::parameters::collect(&model).iter().map(values).sum();
             assert_eq!(count, plan.parameters, "{what}");
             assert_decoding(&model, &what);
-            let (fused, composed) = (logits(&model, &IDS), logits(&model.clone().with_engine(Impl::Reference), &IDS));
+            let (fused, composed) =
+                (logits(&model, &IDS), logits(&model.clone().with_implementation(Impl::Reference), &IDS));
             let error = fused.iter().zip(&composed).fold(0f32, |m, (a, b)| m.max((a - b).abs()));
             assert!(error < 1e-5, "{what}: {error}");
         }

@@ -252,15 +252,15 @@ fn fused_models_equal_their_definition() {
         let batch = source.batches(&plan).unwrap().batch(1, 0..4).unwrap();
         let device = kerple_lm::device().autodiff();
         let pass = ForwardContext::training(1, 2);
-        let gradients = |engine: Impl| -> (f64, Vec<f64>) {
+        let gradients = |implementation: Impl| -> (f64, Vec<f64>) {
             let parts = std::slice::from_ref(&batch);
             let found = match task {
                 "\"passkey\"" => {
-                    let model = Decoder::of(&plan, &device).with_engine(engine);
+                    let model = Decoder::of(&plan, &device).with_implementation(implementation);
                     TrainState::new(model, Classification, settings(&plan)).gradients(parts, pass)
                 }
                 _ => {
-                    let model = Transducer::of(&plan, &device).with_engine(engine);
+                    let model = Transducer::of(&plan, &device).with_implementation(implementation);
                     TrainState::new(model, Classification, settings(&plan)).gradients(parts, pass)
                 }
             };

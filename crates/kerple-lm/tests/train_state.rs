@@ -219,9 +219,9 @@ fn decay_pulls_a_table_and_leaves_a_kernel() {
 fn composed_and_fused_updates_agree() {
     for kind in ["kerple_log", "t5", "rotary", "learned"] {
         let plan = plan(&encoding(kind), config());
-        let train_state = |engine| {
-            let model = Decoder::new(&plan, &device()).with_engine(engine);
-            TrainState::new(model, NextTokenPrediction::default(), settings(&plan)).with_engine(engine)
+        let train_state = |implementation| {
+            let model = Decoder::new(&plan, &device()).with_implementation(implementation);
+            TrainState::new(model, NextTokenPrediction::default(), settings(&plan)).with_implementation(implementation)
         };
         let (mut fused, mut composed) = (train_state(Impl::Kernel), train_state(Impl::Reference));
         for step in 0..6 {

@@ -16,15 +16,15 @@ pub struct TensorKv {
     /// Gates of the same positions, `[B, H, L]`, where there are gates.
     gates: Option<Tensor<3>>,
     linear: Option<LinearAttentionSettings>,
-    engine: Impl,
+    implementation: Impl,
     /// The last key as it was projected, `[B, 1, G, D]`, where a layer has a key shift.
     pub(super) key_before: Option<Tensor<4>>,
     pub(super) context: CachedContext,
 }
 
 impl TensorKv {
-    pub(super) fn new(linear: Option<LinearAttentionSettings>, engine: Impl) -> TensorKv {
-        TensorKv { rows: None, gates: None, linear, engine, key_before: None, context: None }
+    pub(super) fn new(linear: Option<LinearAttentionSettings>, implementation: Impl) -> TensorKv {
+        TensorKv { rows: None, gates: None, linear, implementation, key_before: None, context: None }
     }
 
     pub(super) fn len(&self) -> usize {
@@ -65,7 +65,7 @@ impl TensorKv {
                 v,
                 scoring.clone(),
                 &context.scores(FromRows { gates, relative }),
-                self.engine,
+                self.implementation,
             ),
             Some(linear) => linear_attention::reference([q, k, v], linear, &context.mask, gates, &context.linear),
         };

@@ -130,8 +130,14 @@ impl SelfAttention {
     }
 
     /// `[B, L, M]` to `[B, L, M]`.
-    pub fn forward(&self, x: Tensor<3>, residual: ResidualBase, context: &AttentionContext, engine: Impl) -> Tensor<3> {
-        attention_layer::attention_layer(x, self.tensors(residual), context, engine)
+    pub fn forward(
+        &self,
+        x: Tensor<3>,
+        residual: ResidualBase,
+        context: &AttentionContext,
+        implementation: Impl,
+    ) -> Tensor<3> {
+        attention_layer::attention_layer(x, self.tensors(residual), context, implementation)
     }
 
     /// The input `[B, L, M]` after the norm, and its packed projection; reference implementation.
@@ -240,7 +246,7 @@ impl SelfAttention {
     }
 
     /// An empty KV cache for `batch` sequences.
-    pub fn kv_cache(&self, batch: usize, engine: Impl) -> KvCache {
-        KvCache::new(batch, self.heads, self.linear.as_ref(), &self.qkv.weight.val(), engine)
+    pub fn kv_cache(&self, batch: usize, implementation: Impl) -> KvCache {
+        KvCache::new(batch, self.heads, self.linear.as_ref(), &self.qkv.weight.val(), implementation)
     }
 }

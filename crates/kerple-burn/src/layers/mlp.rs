@@ -53,14 +53,20 @@ impl Mlp {
     }
 
     /// `[B, L, M]` to `[B, L, M]`.
-    pub fn forward(&self, x: Tensor<3>, residual: ResidualBase, engine: Impl) -> Tensor<3> {
-        feed_forward::feed_forward(x, self.tensors(None, residual), engine)
+    pub fn forward(&self, x: Tensor<3>, residual: ResidualBase, implementation: Impl) -> Tensor<3> {
+        feed_forward::feed_forward(x, self.tensors(None, residual), implementation)
     }
 
     /// The same with hidden values dropped; for a pass that trains.
-    pub fn forward_dropping(&self, x: Tensor<3>, dropout: Dropout, residual: ResidualBase, engine: Impl) -> Tensor<3> {
+    pub fn forward_dropping(
+        &self,
+        x: Tensor<3>,
+        dropout: Dropout,
+        residual: ResidualBase,
+        implementation: Impl,
+    ) -> Tensor<3> {
         let [_, hidden] = self.up.weight.dims();
-        let factors = dropout::factors(&x, hidden, dropout, engine);
-        feed_forward::feed_forward(x, self.tensors(Some(factors), residual), engine)
+        let factors = dropout::factors(&x, hidden, dropout, implementation);
+        feed_forward::feed_forward(x, self.tensors(Some(factors), residual), implementation)
     }
 }

@@ -49,8 +49,8 @@ impl Norm {
     }
 
     /// `[B, L, M]` to `[B, L, M]`.
-    pub fn forward(&self, x: Tensor<3>, engine: Impl) -> Tensor<3> {
-        ops::norm::norm(x, self.tensors(), engine)
+    pub fn forward(&self, x: Tensor<3>, implementation: Impl) -> Tensor<3> {
+        ops::norm::norm(x, self.tensors(), implementation)
     }
 }
 

@@ -69,17 +69,17 @@ pub fn attention(
     v: Tensor<4>,
     scoring: impl Into<Scoring>,
     context: &ScoreContext,
-    engine: Impl,
+    implementation: Impl,
 ) -> Tensor<4> {
     let scoring = scoring.into();
     // kernels of GPUs and chunks of queries do not support them; plans with documents are refused there
-    if context.mask.documents.is_some() && !engine.has_kernel(&[DeviceKind::Cpu], &q) {
+    if context.mask.documents.is_some() && !implementation.has_kernel(&[DeviceKind::Cpu], &q) {
         return reference(q, k, v, &scoring, context);
     }
-    if !engine.has_kernel(kernels::of(&q, &k, context), &q) {
+    if !implementation.has_kernel(kernels::of(&q, &k, context), &q) {
         #[cfg(feature = "cube")]
-        if context.relative.is_none() && engine.has_kernel(&[DeviceKind::Gpu], &q) {
-            return query_chunked([q, k, v], &scoring, context, query_chunks::AT_ONCE, engine);
+        if context.relative.is_none() && implementation.has_kernel(&[DeviceKind::Gpu], &q) {
+            return query_chunked([q, k, v], &scoring, context, query_chunks::AT_ONCE, implementation);
         }
         return reference(q, k, v, &scoring, context);
     }
@@ -100,7 +100,7 @@ pub fn attention(
         #[cfg(feature = "cube")]
         known: if let AttentionBias::ScoreMod { known, .. } = &context.bias { known.clone() } else { Arc::default() },
         #[cfg(feature = "cube")]
-        precision: engine.precision(),
+        precision: implementation.precision(),
     })
 }
 
@@ -114,10 +114,10 @@ pub fn rotated(
     v: Tensor<4>,
     scoring: impl Into<Scoring>,
     context: &AttentionContext,
-    engine: Impl,
+    implementation: Impl,
 ) -> Tensor<4> {
     let rope = context.rope.as_deref();
-    attention(rotate(q, rope), rotate(k, rope), v, scoring, &context.scores(FromRows::default()), engine)
+    attention(rotate(q, rope), rotate(k, rope), v, scoring, &context.scores(FromRows::default()), implementation)
 }
 
 /// Turns the first features of `[B, H, L, D]` by these angles, half-split; reference implementation.

@@ -96,7 +96,12 @@ pub struct AttentionLayer {
 ///
 /// # Panics
 /// When the context has a code or a decay and attention is not linear: plans of such models are refused.
-pub fn attention_layer(x: Tensor<3>, layer: AttentionLayer, context: &AttentionContext, engine: Impl) -> Tensor<3> {
+pub fn attention_layer(
+    x: Tensor<3>,
+    layer: AttentionLayer,
+    context: &AttentionContext,
+    implementation: Impl,
+) -> Tensor<3> {
     let softmax = context.linear.code.is_none() && context.linear.decay.is_none();
     assert!(softmax || layer.linear.is_some(), "codes and decays are for linear attention");
     // clamped projections are rare, and would need their signs kept, one layer of a model may have no norm, what a method adds
@@ -105,9 +110,9 @@ pub fn attention_layer(x: Tensor<3>, layer: AttentionLayer, context: &AttentionC
     let plain = context.relative.is_none()
         && (layer.qk_scaling.is_nothing() || score_mods::query_bias(&context.bias).is_none());
     let (true, None, None, Some(norm)) =
-        (plain && engine.has_kernel(KERNELS, &x), layer.clamp, &layer.linear, layer.norm.clone())
+        (plain && implementation.has_kernel(KERNELS, &x), layer.clamp, &layer.linear, layer.norm.clone())
     else {
-        return by_parts(x, layer, context, engine);
+        return by_parts(x, layer, context, implementation);
     };
     let AttentionLayer { norm: _, qkv, out, heads, qk_scaling, scoring, clamp: _, linear: _, residual } = layer;
     let qkv = heads.shift_queries(qkv, &context.bias);
@@ -135,28 +140,35 @@ pub fn reference(x: Tensor<3>, layer: AttentionLayer, context: &AttentionContext
 }
 
 /// Norm, projections and attention, each by this implementation.
-fn by_parts(x: Tensor<3>, layer: AttentionLayer, context: &AttentionContext, engine: Impl) -> Tensor<3> {
+fn by_parts(x: Tensor<3>, layer: AttentionLayer, context: &AttentionContext, implementation: Impl) -> Tensor<3> {
     let AttentionLayer { norm, qkv, out, heads, qk_scaling, scoring, clamp, linear, residual } = layer;
     let [batch, len, _] = x.dims();
     let normed = match norm {
-        Some(norm) => norm::norm(x.clone(), norm, engine),
+        Some(norm) => norm::norm(x.clone(), norm, implementation),
         None => x.clone(),
     };
-    let qkv = clamped(linear::linear(normed.clone(), qkv, None, engine), clamp);
+    let qkv = clamped(linear::linear(normed.clone(), qkv, None, implementation), clamp);
     let qkv = qk_scaling::reference(qkv, &qk_scaling, heads, &context.mask, len, None);
     let [q, k, v] = heads.unpack(relative::scaled(qkv, heads, context, len));
-    let from_rows = relative::from_rows(context, &normed, len, engine);
+    let from_rows = relative::from_rows(context, &normed, len, implementation);
     let rope = context.rope.as_deref();
     let (q, k) = (attention::rotate(q, rope), attention::rotate(k, rope));
     let a = match linear {
-        None => attention::attention(q, k, v, scoring, &context.scores(from_rows), engine),
+        None => attention::attention(q, k, v, scoring, &context.scores(from_rows), implementation),
         Some(linear) => {
             let gates = from_rows.gates;
-            linear_attention::linear_attention([q, k, v], &linear, &context.mask, gates, &context.linear, engine)
+            linear_attention::linear_attention(
+                [q, k, v],
+                &linear,
+                &context.mask,
+                gates,
+                &context.linear,
+                implementation,
+            )
         }
     };
     let a = a.swap_dims(1, 2).reshape([batch, len, heads.inner()]);
-    linear::linear(a, out, Some(residual.of(x, |_| normed)), engine)
+    linear::linear(a, out, Some(residual.of(x, |_| normed)), implementation)
 }
 
 /// A packed projection cut to `-clamp ..= clamp`.

@@ -35,12 +35,12 @@ pub struct Dropout<'a> {
 ///
 /// # Panics
 /// When the share is not in `0..1`.
-pub fn dropout(x: Tensor<3>, dropout: Dropout, engine: Impl) -> Tensor<3> {
+pub fn dropout(x: Tensor<3>, dropout: Dropout, implementation: Impl) -> Tensor<3> {
     assert!((0.0..1.0).contains(&dropout.share), "dropout: a probability of {}", dropout.share);
     if !dropout.pass.train || dropout.share == 0.0 {
         return x;
     }
-    if !engine.has_kernel(KERNELS, &x) {
+    if !implementation.has_kernel(KERNELS, &x) {
         return reference(x, dropout);
     }
     let Dropout { share, pass, place } = dropout;
@@ -56,11 +56,11 @@ pub fn reference(x: Tensor<3>, dropout: Dropout) -> Tensor<3> {
 }
 
 /// What `width` values for each row of `x`, `[B, L, M]`, are multiplied by in a pass that trains, `[B, L, width]`.
-pub fn factors(x: &Tensor<3>, width: usize, dropout: Dropout, engine: Impl) -> Tensor<3> {
+pub fn factors(x: &Tensor<3>, width: usize, dropout: Dropout, implementation: Impl) -> Tensor<3> {
     let ([batch, len, _], device) = (x.dims(), x.device());
     let (shape, options) = ([batch, len, width], (&device, x.dtype()));
-    if engine.has_kernel(&[DeviceKind::Gpu], x) {
-        self::dropout(Tensor::ones(shape, options), dropout, engine)
+    if implementation.has_kernel(&[DeviceKind::Gpu], x) {
+        self::dropout(Tensor::ones(shape, options), dropout, implementation)
     } else {
         reference_factors(shape, dropout, options)
     }
@@ -164,9 +164,9 @@ mod tests {
     #[test]
     fn fused_equals_reference_with_its_gradient_and_parts_equal_the_whole() {
         let pass = ForwardContext::training(1, 2);
-        let all = [Impl::Kernel, Impl::Reference].map(|engine| {
+        let all = [Impl::Kernel, Impl::Reference].map(|implementation| {
             let x = ones([3, 4, 5]);
-            let y = dropout(x.clone(), Dropout { share: 0.5, pass: &pass, place: 3 }, engine);
+            let y = dropout(x.clone(), Dropout { share: 0.5, pass: &pass, place: 3 }, implementation);
             let gradients = y.clone().powi_scalar(2).sum().backward();
             (numbers(y), numbers(x.grad(&gradients).unwrap()))
         });

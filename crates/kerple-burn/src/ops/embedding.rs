@@ -14,8 +14,8 @@ const KERNELS: &[DeviceKind] = &[DeviceKind::Cpu];
 ///
 /// # Panics
 /// When the ids are not `B L` many, or one of them is not below V.
-pub fn embed(table: Tensor<2>, ids: &[u32], shape: [usize; 2], engine: Impl) -> Tensor<3> {
-    if !engine.has_kernel(KERNELS, &table) {
+pub fn embed(table: Tensor<2>, ids: &[u32], shape: [usize; 2], implementation: Impl) -> Tensor<3> {
+    if !implementation.has_kernel(KERNELS, &table) {
         return reference(table, ids, shape);
     }
     let mut inputs = OpInputs::default();

@@ -19,13 +19,13 @@ pub(super) struct EpilogueTensors {
 }
 
 /// What becomes of `[B, L, out]` products.
-pub(super) fn epilogue(x: Tensor<3>, epilogue: EpilogueTensors, engine: Impl) -> Tensor<3> {
+pub(super) fn epilogue(x: Tensor<3>, epilogue: EpilogueTensors, implementation: Impl) -> Tensor<3> {
     #[cfg(feature = "cube")]
-    if engine.has_kernel(&[crate::implementation::DeviceKind::Gpu], &x) {
+    if implementation.has_kernel(&[crate::implementation::DeviceKind::Gpu], &x) {
         return gpu::epilogue(x, epilogue);
     }
     #[cfg(not(feature = "cube"))]
-    let _ = engine;
+    let _ = implementation;
     reference(x, epilogue)
 }
 

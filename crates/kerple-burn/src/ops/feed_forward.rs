@@ -33,9 +33,9 @@ pub struct FeedForward {
 }
 
 /// The branch on `[B, L, M]`.
-pub fn feed_forward(x: Tensor<3>, layer: FeedForward, engine: Impl) -> Tensor<3> {
-    if !engine.has_kernel(KERNELS, &x) {
-        return by_parts(x, layer, engine);
+pub fn feed_forward(x: Tensor<3>, layer: FeedForward, implementation: Impl) -> Tensor<3> {
+    if !implementation.has_kernel(KERNELS, &x) {
+        return by_parts(x, layer, implementation);
     }
     let FeedForward { norm, up, gate, down, activation, factors, residual } = layer;
     let mut inputs = OpInputs::default();
@@ -59,19 +59,19 @@ pub fn reference(x: Tensor<3>, layer: FeedForward) -> Tensor<3> {
 }
 
 /// Norm and products, each by this implementation.
-fn by_parts(x: Tensor<3>, layer: FeedForward, engine: Impl) -> Tensor<3> {
+fn by_parts(x: Tensor<3>, layer: FeedForward, implementation: Impl) -> Tensor<3> {
     let FeedForward { norm, up, gate, down, activation, factors, residual } = layer;
-    let normed = norm::norm(x.clone(), norm, engine);
-    let activated = |layer| linear::activated(normed.clone(), layer, activation, engine);
+    let normed = norm::norm(x.clone(), norm, implementation);
+    let activated = |layer| linear::activated(normed.clone(), layer, activation, implementation);
     let hidden = match gate {
-        Some(gate) => activated(gate) * linear::linear(normed.clone(), up, None, engine),
+        Some(gate) => activated(gate) * linear::linear(normed.clone(), up, None, implementation),
         None => activated(up),
     };
     let hidden = match factors {
         Some(factors) => hidden * factors,
         None => hidden,
     };
-    linear::linear(hidden, down, Some(residual.of(x, |_| normed)), engine)
+    linear::linear(hidden, down, Some(residual.of(x, |_| normed)), implementation)
 }
 
 #[derive(Debug)]

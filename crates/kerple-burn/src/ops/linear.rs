@@ -24,10 +24,10 @@ pub struct LinearTensors {
 }
 
 /// `x W + b` on `[B, L, in]`, and `base` `[B, L, out]` where there is one: the end of a residual branch.
-pub fn linear(x: Tensor<3>, linear: LinearTensors, base: Option<Tensor<3>>, engine: Impl) -> Tensor<3> {
-    if !engine.has_kernel(KERNELS, &x) {
+pub fn linear(x: Tensor<3>, linear: LinearTensors, base: Option<Tensor<3>>, implementation: Impl) -> Tensor<3> {
+    if !implementation.has_kernel(KERNELS, &x) {
         let then = EpilogueTensors { bias: linear.bias, activation: None, base };
-        return epilogue(multiplied(x, linear.weight, false, engine), then, engine);
+        return epilogue(multiplied(x, linear.weight, false, implementation), then, implementation);
     }
     let mut inputs = OpInputs::default();
     let x = inputs.add(x);
@@ -36,9 +36,14 @@ pub fn linear(x: Tensor<3>, linear: LinearTensors, base: Option<Tensor<3>>, engi
 }
 
 /// `act(x W + b)`, where no fused operation includes the layer.
-pub(super) fn activated(x: Tensor<3>, linear: LinearTensors, activation: Activation, engine: Impl) -> Tensor<3> {
+pub(super) fn activated(
+    x: Tensor<3>,
+    linear: LinearTensors,
+    activation: Activation,
+    implementation: Impl,
+) -> Tensor<3> {
     let then = EpilogueTensors { bias: linear.bias, activation: Some(activation), base: None };
-    epilogue(multiplied(x, linear.weight, false, engine), then, engine)
+    epilogue(multiplied(x, linear.weight, false, implementation), then, implementation)
 }
 
 /// The reference of [`linear()`] without a base.
@@ -46,21 +51,25 @@ pub fn reference(x: Tensor<3>, linear: LinearTensors) -> Tensor<3> {
     shifted(x, linear.weight, false, linear.bias, Impl::Reference)
 }
 
-/// `x W + b`, with the matrix `turned` where it is `[out, in]`; the product by this engine.
+/// `x W + b`, with the matrix `turned` where it is `[out, in]`; the product by this implementation.
 pub(super) fn shifted(
     x: Tensor<3>,
     weight: Tensor<2>,
     turned: bool,
     bias: Option<Tensor<1>>,
-    engine: Impl,
+    implementation: Impl,
 ) -> Tensor<3> {
-    epilogue(multiplied(x, weight, turned, engine), EpilogueTensors { bias, ..EpilogueTensors::default() }, engine)
+    epilogue(
+        multiplied(x, weight, turned, implementation),
+        EpilogueTensors { bias, ..EpilogueTensors::default() },
+        implementation,
+    )
 }
 
-fn multiplied(x: Tensor<3>, weight: Tensor<2>, turned: bool, engine: Impl) -> Tensor<3> {
+fn multiplied(x: Tensor<3>, weight: Tensor<2>, turned: bool, implementation: Impl) -> Tensor<3> {
     let [batch, len, width] = x.dims();
     let out = weight.dims()[usize::from(!turned)];
-    product(x.reshape([batch * len, width]), weight, turned, engine).reshape([batch, len, out])
+    product(x.reshape([batch * len, width]), weight, turned, implementation).reshape([batch, len, out])
 }
 
 /// Where the tensors of a linear layer are among an operation's inputs.

@@ -50,12 +50,12 @@ pub fn linear_attention(
     mask: &AttentionMask,
     gates: Option<Tensor<3>>,
     context: &LinearContext,
-    engine: Impl,
+    implementation: Impl,
 ) -> Tensor<4> {
-    if !engine.has_kernel(KERNELS, &q) {
+    if !implementation.has_kernel(KERNELS, &q) {
         assert!(context.chunk.is_none(), "only kernels of the CPU support chunks");
         #[cfg(feature = "cube")]
-        if engine.uses_kernels() && gpu::runs([&q, &v], linear, mask, gates.is_some(), context) {
+        if implementation.uses_kernels() && gpu::runs([&q, &v], linear, mask, gates.is_some(), context) {
             return gpu::linear_attention([q, k, v], linear, mask, gates, context);
         }
         return reference([q, k, v], linear, mask, gates, context);

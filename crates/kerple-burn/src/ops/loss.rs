@@ -41,17 +41,25 @@ pub fn logits(x: Tensor<3>, head: LmHeadTensors) -> Tensor<3> {
 }
 
 /// Those of rows that the norm is behind.
-fn logits_after(normed: Tensor<3>, LmHeadTensors { weight, tied, bias, .. }: LmHeadTensors, engine: Impl) -> Tensor<3> {
-    linear::shifted(normed, weight, tied, bias, engine)
+fn logits_after(
+    normed: Tensor<3>,
+    LmHeadTensors { weight, tied, bias, .. }: LmHeadTensors,
+    implementation: Impl,
+) -> Tensor<3> {
+    linear::shifted(normed, weight, tied, bias, implementation)
 }
 
 /// Loss in nats of each target, `[B, L]`, given `x` `[B, L, M]`; 0 where it is not scored.
 ///
 /// # Panics
 /// When the targets are not `B L` many, or a scored one is not below V.
-pub fn losses(x: Tensor<3>, head: LmHeadTensors, targets: LossTargets, engine: Impl) -> Tensor<2> {
+pub fn losses(x: Tensor<3>, head: LmHeadTensors, targets: LossTargets, implementation: Impl) -> Tensor<2> {
     let targets_of = if x.is_autodiff() { OF_EACH } else { KERNELS };
-    if engine.has_kernel(targets_of, &x) { fused(x, head, targets, None, engine) } else { reference(x, head, targets) }
+    if implementation.has_kernel(targets_of, &x) {
+        fused(x, head, targets, None, implementation)
+    } else {
+        reference(x, head, targets)
+    }
 }
 
 /// `share` times the sum of [`losses`], `[1]`; the mean for a share of [`mean_share`]. The fused gradients are made with the
@@ -59,9 +67,9 @@ pub fn losses(x: Tensor<3>, head: LmHeadTensors, targets: LossTargets, engine: I
 ///
 /// # Panics
 /// As [`losses`].
-pub fn loss(x: Tensor<3>, head: LmHeadTensors, targets: LossTargets, share: f64, engine: Impl) -> Tensor<1> {
-    if engine.has_kernel(KERNELS, &x) {
-        return fused(x, head, targets, Some(share), engine);
+pub fn loss(x: Tensor<3>, head: LmHeadTensors, targets: LossTargets, share: f64, implementation: Impl) -> Tensor<1> {
+    if implementation.has_kernel(KERNELS, &x) {
+        return fused(x, head, targets, Some(share), implementation);
     }
     reference(x, head, targets).sum() * share
 }
@@ -79,10 +87,10 @@ pub fn reference(x: Tensor<3>, head: LmHeadTensors, targets: LossTargets) -> Ten
 }
 
 /// Norm and logits by this implementation, the rest by the reference.
-fn by_parts(x: Tensor<3>, head: LmHeadTensors, targets: LossTargets, engine: Impl) -> Tensor<2> {
+fn by_parts(x: Tensor<3>, head: LmHeadTensors, targets: LossTargets, implementation: Impl) -> Tensor<2> {
     let ([batch, len, _], device) = (x.dims(), x.device());
     let rows = batch * len;
-    let logits = logits_after(norm::norm(x, head.norm.clone(), engine), head, engine);
+    let logits = logits_after(norm::norm(x, head.norm.clone(), implementation), head, implementation);
     let vocab = logits.dims()[2];
     let log_probabilities = activation::log_softmax(logits.reshape([rows, vocab]), 1);
     let is_scored = |row: usize| targets.scored.is_none_or(|scored| scored[row]);
@@ -105,11 +113,11 @@ fn fused<const D: usize>(
     head: LmHeadTensors,
     targets: LossTargets,
     share: Option<f64>,
-    engine: Impl,
+    implementation: Impl,
 ) -> Tensor<D> {
     let mut inputs = OpInputs::default();
     let end = LmHeadInputs::add(x, head, targets, &mut inputs);
-    inputs.apply(CrossEntropyOp { end, share, engine })
+    inputs.apply(CrossEntropyOp { end, share, implementation })
 }
 
 /// Where the tensors of a model's end are among an operation's inputs, and its targets.
@@ -158,7 +166,7 @@ struct CrossEntropyOp {
     share: Option<f64>,
     /// Of GPUs; the processor has one.
     #[cfg_attr(not(feature = "cube"), expect(dead_code, reason = "there are none"))]
-    engine: Impl,
+    implementation: Impl,
 }
 
 impl CrossEntropyOp {

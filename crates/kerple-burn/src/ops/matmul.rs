@@ -13,8 +13,13 @@ use kerple_core::precision::Precision;
 
 /// `x W`, or `x W^T` where the matrix is `turned`, for each of the first axes, which are alike: `[.., rows, in]` to `[.., rows, out]`.
 /// The precision is that of the implementation; the reference's is `f32`.
-pub(super) fn product<const D: usize>(x: Tensor<D>, matrix: Tensor<D>, turned: bool, engine: Impl) -> Tensor<D> {
-    of_precision(x, matrix, turned, engine.precision())
+pub(super) fn product<const D: usize>(
+    x: Tensor<D>,
+    matrix: Tensor<D>,
+    turned: bool,
+    implementation: Impl,
+) -> Tensor<D> {
+    of_precision(x, matrix, turned, implementation.precision())
 }
 
 /// A product of numbers as they are, on every device; GPUs' own products may take less of them.

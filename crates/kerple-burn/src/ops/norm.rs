@@ -32,8 +32,8 @@ pub struct NormTensors {
 
 /// `(x - mean) / sqrt(variance + epsilon) * gamma + beta` on `[B, L, M]`, biased variance; the mean counts as 0 for
 /// [`RowNorm::Rms`].
-pub fn norm(x: Tensor<3>, norm: NormTensors, engine: Impl) -> Tensor<3> {
-    if !engine.has_kernel(KERNELS, &x) {
+pub fn norm(x: Tensor<3>, norm: NormTensors, implementation: Impl) -> Tensor<3> {
+    if !implementation.has_kernel(KERNELS, &x) {
         return reference(x, norm);
     }
     let mut inputs = OpInputs::default();

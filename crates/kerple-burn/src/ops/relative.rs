@@ -37,10 +37,11 @@ fn positions(context: &AttentionContext, len: usize, keys: usize) -> Positions<'
 
 impl RelativeProjection {
     /// The relative bias of normed rows `[B, L, M]` at these positions.
-    fn tensors(&self, rows: &Tensor<3>, at: &Positions, engine: Impl) -> RelativeTensors {
+    fn tensors(&self, rows: &Tensor<3>, at: &Positions, implementation: Impl) -> RelativeTensors {
         let ([batch, len, _], [_, columns], [rank, _]) = (rows.dims(), self.weight.dims(), self.profiles.dims());
         let projection = LinearTensors { weight: self.weight.clone(), bias: None };
-        let rows = linear::linear(rows.clone(), projection, None, engine).reshape([batch, len, columns / rank, rank]);
+        let rows =
+            linear::linear(rows.clone(), projection, None, implementation).reshape([batch, len, columns / rank, rank]);
         let rows = match self.log_scale {
             Some(log_scale) => rows.clone() * at.factors(log_scale, &rows),
             None => rows,
@@ -58,10 +59,10 @@ pub(crate) fn scaled(qkv: Tensor<3>, heads: Heads, context: &AttentionContext, k
 }
 
 /// What a layer computes from its normed rows `[B, L, M]`, the last of `keys` positions.
-pub(crate) fn from_rows(context: &AttentionContext, normed: &Tensor<3>, keys: usize, engine: Impl) -> FromRows {
+pub(crate) fn from_rows(context: &AttentionContext, normed: &Tensor<3>, keys: usize, implementation: Impl) -> FromRows {
     let at = positions(context, normed.dims()[1], keys);
     FromRows {
         gates: context.gates.as_ref().map(|gates| gates.gates(normed)),
-        relative: context.relative.as_ref().map(|relative| relative.tensors(normed, &at, engine)),
+        relative: context.relative.as_ref().map(|relative| relative.tensors(normed, &at, implementation)),
     }
 }

@@ -30,7 +30,7 @@ pub(super) struct ScoreModInput<'a> {
     pub(super) pairs: &'a QueryKeyPairs,
     /// Whether kernels compute parts of it where there are some.
     #[cfg_attr(not(feature = "cube"), expect(dead_code, reason = "there are none"))]
-    pub(super) engine: Impl,
+    pub(super) implementation: Impl,
 }
 
 /// The numbers that a score modification computes from its method's own parameters; the reference of

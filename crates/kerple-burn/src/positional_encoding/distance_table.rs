@@ -29,11 +29,16 @@ pub(super) struct DistanceTableOp {
 
 impl DistanceTableOp {
     /// The table as a tensor `[H, L]` through which gradients reach `stored`.
-    pub(super) fn tensor(self, stored: &[Tensor<1>], (device, dtype): (&Device, DType), engine: Impl) -> Tensor<2> {
+    pub(super) fn tensor(
+        self,
+        stored: &[Tensor<1>],
+        (device, dtype): (&Device, DType),
+        implementation: Impl,
+    ) -> Tensor<2> {
         if self.jacobian.is_none() {
             return Tensor::from_data(TensorData::new(self.rows, [self.heads, self.len]), (device, dtype));
         }
-        if engine.has_kernel(KERNELS, &stored[0]) {
+        if implementation.has_kernel(KERNELS, &stored[0]) {
             return cast(apply(self, vec![OpInput::from(Tensor::cat(stored.to_vec(), 0))]), dtype);
         }
         self.reference(stored, (device, dtype))

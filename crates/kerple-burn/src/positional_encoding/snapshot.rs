@@ -89,10 +89,10 @@ impl EncodingSnapshot<'_> {
         layer: usize,
         lens: [usize; 2],
         options: (&Device, DType),
-        engine: Impl,
+        implementation: Impl,
         pass: &ForwardContext,
     ) -> AttentionContext {
-        self.encoding.context_of(layer, lens, options, (engine, pass), &|| self.numbers(layer))
+        self.encoding.context_of(layer, lens, options, (implementation, pass), &|| self.numbers(layer))
     }
 
     /// The same for positions after those of the KV cache. A table is computed for more keys than there are and kept there:
@@ -102,13 +102,13 @@ impl EncodingSnapshot<'_> {
         layer: usize,
         [queries, keys]: [usize; 2],
         options: (&Device, DType),
-        (engine, pass): (Impl, &ForwardContext),
+        (implementation, pass): (Impl, &ForwardContext),
         cache: &mut KvCache,
     ) -> AttentionContext {
         let one = self.encoding.of_layer(layer);
         let is_table = matches!(one.encoding.entry(), Injection::Scores(_)) && one.encoding.randomized.is_none();
         let Some(kept) = cache.cached_context().filter(|_| is_table) else {
-            return self.attention_context(layer, [queries, keys], options, engine, pass);
+            return self.attention_context(layer, [queries, keys], options, implementation, pass);
         };
         let in_this_pass = |context: AttentionContext| AttentionContext {
             linear: LinearContext { pass: *pass, ..context.linear },
@@ -120,7 +120,7 @@ impl EncodingSnapshot<'_> {
         let most = one.encoding.longest(&one.geometry).unwrap_or(usize::MAX);
         let reach = keys.next_power_of_two().min(most).max(keys);
         // no table depends on the span
-        let context = self.attention_context(layer, [queries, reach], options, engine, &pass.over(reach));
+        let context = self.attention_context(layer, [queries, reach], options, implementation, &pass.over(reach));
         *kept = Some((reach, context.clone()));
         in_this_pass(context)
     }

@@ -5,7 +5,7 @@ use crate::case::AttentionInputs;
 use crate::engines::{cast, forward_backward, to_f64};
 use burn::tensor::{DType, Device, Tensor, TensorData};
 use kerple_burn::attention_context::{AttentionBias, ScoreContext};
-use kerple_burn::implementation;
+use kerple_burn::implementation::Impl;
 use kerple_burn::ops::attention::{Scoring, attention};
 use kerple_core::Number;
 use kerple_core::attention::{
@@ -23,7 +23,7 @@ pub enum GatedEngine {
     /// Tile by tile.
     Tiled { single: bool },
     /// Through Burn, in double precision.
-    Burn(implementation::Impl),
+    Burn(Impl),
 }
 
 impl GatedEngine {
@@ -32,8 +32,8 @@ impl GatedEngine {
         GatedEngine::Naive { single: true },
         GatedEngine::Tiled { single: false },
         GatedEngine::Tiled { single: true },
-        GatedEngine::Burn(implementation::Impl::Reference),
-        GatedEngine::Burn(implementation::Impl::Kernel),
+        GatedEngine::Burn(Impl::Reference),
+        GatedEngine::Burn(Impl::Kernel),
     ];
 
     pub fn name(self) -> &'static str {
@@ -42,8 +42,8 @@ impl GatedEngine {
             GatedEngine::Naive { single: true } => "naive f32",
             GatedEngine::Tiled { single: false } => "tiled f64",
             GatedEngine::Tiled { single: true } => "tiled f32",
-            GatedEngine::Burn(implementation::Impl::Reference) => "burn reference f64",
-            GatedEngine::Burn(implementation::Impl::Kernel | implementation::Impl::KernelAt(_)) => "burn fused f64",
+            GatedEngine::Burn(Impl::Reference) => "burn reference f64",
+            GatedEngine::Burn(Impl::Kernel | Impl::KernelAt(_)) => "burn fused f64",
         }
     }
 
@@ -100,7 +100,7 @@ impl GatedAttention {
             GatedEngine::Naive { single: false } => self.slices::<f64>(false),
             GatedEngine::Tiled { single: true } => self.slices::<f32>(true),
             GatedEngine::Tiled { single: false } => self.slices::<f64>(true),
-            GatedEngine::Burn(engine) => self.burn(engine),
+            GatedEngine::Burn(implementation) => self.burn(implementation),
         }
     }
 
@@ -147,7 +147,7 @@ impl GatedAttention {
     }
 
     /// In double precision through Burn's autodiff.
-    fn burn(&self, engine: implementation::Impl) -> GatedOutput {
+    fn burn(&self, implementation: Impl) -> GatedOutput {
         let device = Device::flex().autodiff();
         fn tensor<const D: usize>(values: &[f64], shape: [usize; D], device: &Device) -> Tensor<D> {
             let data = TensorData::new(values.to_vec(), shape);
@@ -170,7 +170,7 @@ impl GatedAttention {
         };
         let context = ScoreContext { bias: of_distance, gates: gates.clone(), ..ScoreContext::default() };
         let scoring = Scoring { sinks: sinks.clone(), ..Scoring::from(self.scale) };
-        let out = attention(q.clone(), k.clone(), v.clone(), scoring, &context, engine);
+        let out = attention(q.clone(), k.clone(), v.clone(), scoring, &context, implementation);
         let gradients = (out.clone() * d_out.detach()).sum().backward();
         let of = |x: &Tensor<4>| x.grad(&gradients).map(numbers).unwrap_or_default();
         GatedOutput {

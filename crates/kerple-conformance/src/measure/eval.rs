@@ -27,11 +27,11 @@ impl TimedWork for TimedEval {
         let plan = timed.plan(length, sizes.batch)?;
         let model = Decoder::new(&plan, &timed.on.device);
         let checked = timed.noise_batch(sizes.batch, CHECKED_LEN.min(length));
-        let reference = losses(&model.clone().with_engine(Impl::Reference), &checked);
+        let reference = losses(&model.clone().with_implementation(Impl::Reference), &checked);
         // a chain of products in f32, each rounded in another order
         check_agreement("the loss of one token", &losses(&model, &checked), &reference, 1e-4)?;
         let batch = timed.noise_batch(sizes.batch, length);
-        let model = model.with_engine(timed.on.implementation);
+        let model = model.with_implementation(timed.on.implementation);
         let run = || drop(model.token_losses(batch.input(), &batch.targets, &ForwardContext::evaluation(0)));
         let all = times(sizes.repeats, run);
         let row = timed.row(("eval", "fused"), &plan, sizes, &all, false);

@@ -37,7 +37,7 @@ type InklingOutput = [(&'static str, Vec<f64>); 6];
 /// Attention with a relative bias per row: outputs and gradients.
 pub(super) fn attention(case: &Case) -> CaseResult {
     let layer = InklingLayer::read(case)?;
-    let burn = |engine| (layer.burn(engine), false);
+    let burn = |implementation| (layer.burn(implementation), false);
     [
         ("naive f64", (layer.run::<f64>(false), false)),
         ("naive f32", (layer.run::<f32>(false), true)),
@@ -177,7 +177,7 @@ impl InklingLayer {
 
 impl InklingLayer {
     /// In double precision through Burn's autodiff.
-    fn burn(&self, engine: Impl) -> InklingOutput {
+    fn burn(&self, implementation: Impl) -> InklingOutput {
         let AttentionDims { batch, heads, kv_heads, queries, keys, head_dim } = self.dims;
         let device = Device::flex().autodiff();
         fn tensor<const D: usize>(values: &[f64], shape: [usize; D], device: &Device) -> Tensor<D> {
@@ -196,7 +196,14 @@ impl InklingLayer {
         let mask = AttentionMask { pattern, lengths: self.lengths.clone().map(Into::into), documents: None };
         let relative = Some(RelativeTensors { rows: rows.clone(), profiles: profiles.clone() });
         let context = ScoreContext { mask, relative, ..ScoreContext::default() };
-        let out = kerple_burn::ops::attention::attention(q.clone(), k.clone(), v.clone(), self.scale, &context, engine);
+        let out = kerple_burn::ops::attention::attention(
+            q.clone(),
+            k.clone(),
+            v.clone(),
+            self.scale,
+            &context,
+            implementation,
+        );
         let gradients = (out.clone() * tensor(&self.d_out, of_q, &device).detach()).sum().backward();
         let of = |x: &Tensor<4>| x.grad(&gradients).map(numbers).unwrap_or_default();
         [

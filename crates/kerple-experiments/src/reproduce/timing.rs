@@ -63,7 +63,7 @@ impl Reproduction {
 
 /// Seconds of the second forward pass of a fresh model, all logits included; the first one meets cold caches.
 fn forward(plan: &Plan, batches: &dyn BatchSource, runtime: &Runtime) -> Result<f64> {
-    let model = Decoder::new(plan, &runtime.device).with_engine(runtime.engine);
+    let model = Decoder::new(plan, &runtime.device).with_implementation(runtime.implementation);
     let batch = batches.batch(0, 0..plan.train.batch_size)?;
     let mut last = 0.0;
     for _ in 0..2 {
@@ -78,7 +78,7 @@ fn forward(plan: &Plan, batches: &dyn BatchSource, runtime: &Runtime) -> Result<
 
 /// Seconds of the second step of a fresh train_state; the first one meets cold caches.
 fn step(plan: &Plan, batches: &dyn BatchSource, runtime: &Runtime) -> Result<f64> {
-    let model = Decoder::new(plan, &runtime.device.clone().autodiff()).with_engine(runtime.engine);
+    let model = Decoder::new(plan, &runtime.device.clone().autodiff()).with_implementation(runtime.implementation);
     let mut train_state = TrainState::new(model, NextTokenPrediction::default(), train_state::settings(plan));
     let mut last = 0.0;
     for step in 0..2 {

@@ -93,9 +93,9 @@ impl ChunkedLoss<'_> {
         let layers = model.trunk.blocks.iter().zip(positions).zip(caches.iter().zip(&self.behind));
         for ((block, positions), (cache, behind)) in layers {
             let positions = positions.with_chunk(cache.chunk(behind));
-            x = block.forward(x, &positions, &self.pass, model.trunk.engine);
+            x = block.forward(x, &positions, &self.pass, model.trunk.implementation);
         }
         let targets = LossTargets { ids: &own, scored: scored.as_deref() };
-        loss::loss(x, model.output(), targets, self.share, model.trunk.engine)
+        loss::loss(x, model.output(), targets, self.share, model.trunk.implementation)
     }
 }

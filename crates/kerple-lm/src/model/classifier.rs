@@ -51,9 +51,9 @@ impl Classifier {
         Classifier { encoder, first, hidden, head, pooling }
     }
 
-    /// The same model, computing with this engine.
-    pub fn with_engine(self, engine: Impl) -> Classifier {
-        Classifier { encoder: self.encoder.with_engine(engine), ..self }
+    /// The same model, computing with this implementation.
+    pub fn with_implementation(self, implementation: Impl) -> Classifier {
+        Classifier { encoder: self.encoder.with_implementation(implementation), ..self }
     }
 
     /// Logits over the classes, `[B, C]`; padding is left out.

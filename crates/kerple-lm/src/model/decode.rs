@@ -93,7 +93,7 @@ impl Decoder {
             let places = places
                 .map(|(positions, one)| CachedSequence { context: &positions[layer], cache: &mut one.caches[layer] })
                 .collect();
-            x = block.extend_each(x, places, self.trunk.engine);
+            x = block.extend_each(x, places, self.trunk.implementation);
         }
         let logits = loss::logits(x, self.output());
         let vocab = logits.dims()[2];
@@ -154,7 +154,7 @@ impl Decoder {
             return TopK::default();
         }
         let x = x.narrow(1, 0, targets.len());
-        loss::likeliest(x, self.output(), LossTargets { ids: targets, scored: None }, count, self.trunk.engine)
+        loss::likeliest(x, self.output(), LossTargets { ids: targets, scored: None }, count, self.trunk.implementation)
     }
 }
 

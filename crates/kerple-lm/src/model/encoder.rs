@@ -42,9 +42,9 @@ impl Encoder {
         Encoder { trunk: Trunk::of(plan, init.device, TrunkParts { embedding, embedding_norm, blocks, norm }) }
     }
 
-    /// The same model, computing with this engine.
-    pub fn with_engine(self, engine: Impl) -> Encoder {
-        Encoder { trunk: self.trunk.with_engine(engine) }
+    /// The same model, computing with this implementation.
+    pub fn with_implementation(self, implementation: Impl) -> Encoder {
+        Encoder { trunk: self.trunk.with_implementation(implementation) }
     }
 
     /// `[B, L, M]`, after the final norm. With `lengths` the tokens of each sequence from its length on are padding: nothing
@@ -77,6 +77,6 @@ impl Encoder {
         let x = self.trunk.embed(first, tokens, 0, pass);
         let adapt = |positions: AttentionContext| positions.bidirectional().with_lengths(lengths.clone());
         let x = self.trunk.each_layer(x, None, pass, adapt, |_, _, _| {});
-        self.trunk.norm.forward(x, self.trunk.engine)
+        self.trunk.norm.forward(x, self.trunk.implementation)
     }
 }

@@ -35,9 +35,9 @@ impl Transducer {
         Transducer { encoder, head: Linear::new([plan.model.d_model, classes], true, init.std, &mut init) }
     }
 
-    /// The same model, computing with this engine.
-    pub fn with_engine(self, engine: Impl) -> Transducer {
-        Transducer { encoder: self.encoder.with_engine(engine), ..self }
+    /// The same model, computing with this implementation.
+    pub fn with_implementation(self, implementation: Impl) -> Transducer {
+        Transducer { encoder: self.encoder.with_implementation(implementation), ..self }
     }
 
     /// Logits at the last `places` tokens, `[B, places, C]`.

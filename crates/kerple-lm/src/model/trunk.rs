@@ -35,7 +35,7 @@ pub struct Trunk {
     #[module(skip)]
     embedded: EmbeddingSteps,
     #[module(skip)]
-    pub(crate) engine: Impl,
+    pub(crate) implementation: Impl,
 }
 
 impl ParamGroupOverrides for Trunk {
@@ -110,12 +110,12 @@ impl Trunk {
     pub(super) fn of(plan: &Plan, device: &Device, drawn: TrunkParts) -> Trunk {
         let TrunkParts { embedding, embedding_norm, blocks, norm } = drawn;
         let (encoding, embedded) = (encoding(plan, device), EmbeddingSteps::of(plan));
-        Trunk { embedding, embedding_norm, encoding, blocks, norm, embedded, engine: Impl::Kernel }
+        Trunk { embedding, embedding_norm, encoding, blocks, norm, embedded, implementation: Impl::Kernel }
     }
 
-    /// The same, computing with this engine.
-    pub(super) fn with_engine(self, engine: Impl) -> Trunk {
-        Trunk { engine, ..self }
+    /// The same, computing with this implementation.
+    pub(super) fn with_implementation(self, implementation: Impl) -> Trunk {
+        Trunk { implementation, ..self }
     }
 
     /// Embeddings of tokens from position `start` on, `[B, L, M]`, with what the encoding adds to them; one more where there is
@@ -130,19 +130,19 @@ impl Trunk {
         let TokenBatch { ids, batch, len, documents } = tokens;
         let table = self.embedding.val();
         let device = table.device();
-        let mut x = embed(table, ids, [batch, len], self.engine);
+        let mut x = embed(table, ids, [batch, len], self.implementation);
         if self.embedded.scale != 1.0 {
             x = x * self.embedded.scale;
         }
         if let Some(norm) = &self.embedding_norm {
-            x = norm.forward(x, self.engine);
+            x = norm.forward(x, self.implementation);
         }
         if let Some(first) = first {
             let width = x.dims()[2];
             x = Tensor::cat(vec![first.reshape([1, 1, width]).expand([batch, 1, width]), x], 1);
         }
         let EmbeddingSteps { share, dropped, .. } = self.embedded;
-        let drop = |x| dropout(x, Dropout { share, pass, place: EMBEDDINGS }, self.engine);
+        let drop = |x| dropout(x, Dropout { share, pass, place: EMBEDDINGS }, self.implementation);
         if dropped == EmbeddingDropout::Before {
             x = drop(x);
         }
@@ -172,12 +172,12 @@ impl Trunk {
         let (device, dtype) = (x.device(), x.dtype());
         let len = documents.map_or(x.dims()[1], |documents| documents.longest_len().max(1));
         let now = self.encoding.snapshot();
-        let positions = |layer| now.attention_context(layer, [len, len], (&device, dtype), self.engine, pass);
+        let positions = |layer| now.attention_context(layer, [len, len], (&device, dtype), self.implementation, pass);
         let positions = self.encoding.every_layer(|layer| adapt(positions(layer)).with_documents(documents));
         let layers = self.blocks.iter().zip(positions);
         layers.fold(x, |x, (block, positions)| {
             look(block, &x, &positions);
-            block.forward(x, &positions, pass, self.engine)
+            block.forward(x, &positions, pass, self.implementation)
         })
     }
 }

@@ -25,7 +25,7 @@ pub fn run(args: &EvalArgs, ranks: &Ranks) -> CommandResult {
     let run = RunFolder::new(&args.run);
     let runtime = args.hardware.runtime()?.with_ranks(ranks.clone());
     let TrainedModel { plan, state, mut model, notes } = run.load_any(&runtime.device, args.strict)?;
-    model.compute_with(runtime.engine);
+    model.compute_with(runtime.implementation);
     notes.iter().for_each(|note| remarkln!("note: {note}"));
     let of_task = plan.data.task.is_some();
     let request = args.evaluation.request(plan.train_len, plan.seed, of_task)?;

@@ -28,7 +28,7 @@ pub fn run(args: &SampleArgs) -> CommandResult {
     let run = RunFolder::new(&args.run);
     let runtime = args.hardware.runtime()?;
     let TrainedModel { plan, model, notes, .. } = run.load(&runtime.device, false)?;
-    let model = model.with_engine(runtime.engine);
+    let model = model.with_implementation(runtime.implementation);
     notes.iter().for_each(|note| remarkln!("note: {note}"));
     let tokenizer = run.tokenizer(&plan)?;
     let music = MusicSampler::of(&tokenizer);

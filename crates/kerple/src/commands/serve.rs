@@ -14,7 +14,7 @@ pub fn run(args: &ServeArgs) -> CommandResult {
     let address = address(args)?;
     let (runtime, run) = (args.hardware.runtime()?, RunFolder::new(&args.run));
     let TrainedModel { plan, state, model, notes } = run.load(&runtime.device, false)?;
-    let model = model.with_engine(runtime.engine);
+    let model = model.with_implementation(runtime.implementation);
     notes.iter().for_each(|note| remarkln!("note: {note}"));
     let tokenizer = run.tokenizer(&plan)?;
     let special = run.special_tokens_of(&tokenizer)?;

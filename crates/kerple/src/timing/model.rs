@@ -41,7 +41,7 @@ impl TimedDevice {
                 Precision::F32 => hardware.device.to_string(),
                 shorter => format!("{} {shorter}", hardware.device),
             },
-            implementation: runtime.engine,
+            implementation: runtime.implementation,
         })
     }
 

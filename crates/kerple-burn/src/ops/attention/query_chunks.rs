@@ -18,13 +18,13 @@ use std::ops::Range;
 pub(super) const AT_ONCE: usize = 1 << 26;
 
 /// Attention of `[B, H, Q, D]` queries over keys and values as [`attention()`](super::attention()) takes them, by the reference, on a
-/// GPU; in chunks of about so many values of pairs at once, in the backward too. Products are the engine's.
+/// GPU; in chunks of about so many values of pairs at once, in the backward too. Products are the implementation's.
 pub fn query_chunked(
     [q, k, v]: [Tensor<4>; 3],
     scoring: &Scoring,
     context: &ScoreContext,
     at_once: usize,
-    engine: Impl,
+    implementation: Impl,
 ) -> Tensor<4> {
     let (q, keys) = (shifted(q, &context.bias), k.dims()[2]);
     assert!(context.relative.is_none(), "a relative bias per row is not chunked over queries");
@@ -33,7 +33,7 @@ pub fn query_chunked(
     let rows = [q, k, v].map(|tensor| inputs.add(tensor));
     let tables = [bias, weight].map(|table| inputs.add_some(table));
     let (own, sinks, gates) = (inputs.add_some(own), inputs.add_some(sinks), inputs.add_some(gates));
-    let settings = ScoreSettings { engine, ..settings };
+    let settings = ScoreSettings { implementation, ..settings };
     inputs.apply(QueryChunksOp { rows, tables, own, sinks, gates, settings, at_once })
 }
 

@@ -69,7 +69,7 @@ pub(super) struct ScoreSettings {
     /// Of the whole call.
     pub(super) extent: ScoreModExtent,
     /// Of matrix products, and of parts of score modifications that have kernels.
-    pub(super) engine: Impl,
+    pub(super) implementation: Impl,
 }
 
 /// The same with its tensors.
@@ -105,17 +105,17 @@ impl ScoreTerms {
             }
         };
         let settings =
-            ScoreSettings { scale, softcap, score_mod, feature_decay, mask, extent, engine: Impl::Reference };
+            ScoreSettings { scale, softcap, score_mod, feature_decay, mask, extent, implementation: Impl::Reference };
         ScoreTerms { settings, tables, own, sinks, gates, relative }
     }
 
     /// Scores of queries and keys at these positions.
     fn seen(&self, q: Tensor<4>, k: Tensor<4>, pairs: &QueryKeyPairs) -> AttentionScores {
-        let ScoreSettings { scale, softcap, score_mod, feature_decay, mask, extent, engine } = &self.settings;
+        let ScoreSettings { scale, softcap, score_mod, feature_decay, mask, extent, implementation } = &self.settings;
         let k = repeat_heads(k, q.dims()[1]);
         let products = match feature_decay.as_deref() {
-            None => product(q.clone(), k, true, *engine),
-            Some(rates) => decayed_products(q.clone(), k, rates, pairs, *engine),
+            None => product(q.clone(), k, true, *implementation),
+            Some(rates) => decayed_products(q.clone(), k, rates, pairs, *implementation),
         };
         // a product, since the derivative of a division by a number is rounded to f32
         let scores = match softcap {
@@ -131,8 +131,8 @@ impl ScoreTerms {
             }
             Some(score_mod) => {
                 let (scores, bias, own, extent) = (scores.clone(), bias.clone(), self.own.as_ref(), *extent);
-                let (hidden, engine) = (&hidden, *engine);
-                let input = ScoreModInput { scores, bias, own, hidden, mask, q, extent, pairs, engine };
+                let (hidden, implementation) = (&hidden, *implementation);
+                let input = ScoreModInput { scores, bias, own, hidden, mask, q, extent, pairs, implementation };
                 let adds_bias = matches!(&**score_mod, ScoreModSpec::Mixed(mixed) if mixed.adds_bias());
                 (adds_bias, score_mods::reference(score_mod, input))
             }
@@ -168,11 +168,11 @@ impl ScoreTerms {
     pub(super) fn attend(&self, [q, k, v]: [Tensor<4>; 3], pairs: &QueryKeyPairs) -> Tensor<4> {
         let v = repeat_heads(v, q.dims()[1]);
         let weights = self.weights(q, k, pairs);
-        let ScoreSettings { score_mod, extent, engine, .. } = &self.settings;
+        let ScoreSettings { score_mod, extent, implementation, .. } = &self.settings;
         let more = score_mod
             .as_ref()
             .and_then(|kind| score_mods::of_values(kind, self.own.as_ref(), &weights, *extent, pairs));
-        let out = product(weights, v, false, *engine);
+        let out = product(weights, v, false, *implementation);
         if let Some(more) = more { out + more } else { out }
     }
 }
@@ -224,7 +224,13 @@ pub(in crate::ops) fn gate_differences(gates: &Tensor<3>, pattern: Mask, pairs: 
 ///
 /// What is left of a feature between a key and a query is what is left of it up to some position between the two and from there on:
 /// so it is a product of rows, for as many queries together as do not decay far apart.
-fn decayed_products(q: Tensor<4>, k: Tensor<4>, rates: &[f64], pairs: &QueryKeyPairs, engine: Impl) -> Tensor<4> {
+fn decayed_products(
+    q: Tensor<4>,
+    k: Tensor<4>,
+    rates: &[f64],
+    pairs: &QueryKeyPairs,
+    implementation: Impl,
+) -> Tensor<4> {
     let ([queries, _], device, dtype) = (pairs.sizes(), q.device(), q.dtype());
     let options = (&device, dtype);
     let fastest = rates.iter().fold(0.0f64, |fastest, rate| fastest.max(*rate));
@@ -238,7 +244,7 @@ fn decayed_products(q: Tensor<4>, k: Tensor<4>, rates: &[f64], pairs: &QueryKeyP
         };
         let q_left = (behind(here..here + count) * rates.clone() * -1.0).exp().unsqueeze::<4>();
         let k_left = (behind(pairs.keys.clone()).clamp_max((count - 1) as f64) * rates.clone()).exp().unsqueeze::<4>();
-        product(q.clone().narrow(2, first, count) * q_left, k.clone() * k_left, true, engine)
+        product(q.clone().narrow(2, first, count) * q_left, k.clone() * k_left, true, implementation)
     };
     let parts: Vec<Tensor<4>> = (0..queries).step_by(rows).map(of_rows).collect();
     Tensor::cat(parts, 2)

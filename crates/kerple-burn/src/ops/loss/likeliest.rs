@@ -17,8 +17,14 @@ const KERNELS: &[DeviceKind] = &[DeviceKind::Cpu];
 ///
 /// # Panics
 /// When the targets are not `B L` many, or a scored one is not below V.
-pub fn likeliest(x: Tensor<3>, head: LmHeadTensors, targets: LossTargets, count: usize, engine: Impl) -> TopK<f64> {
-    if !engine.has_kernel(KERNELS, &x) {
+pub fn likeliest(
+    x: Tensor<3>,
+    head: LmHeadTensors,
+    targets: LossTargets,
+    count: usize,
+    implementation: Impl,
+) -> TopK<f64> {
+    if !implementation.has_kernel(KERNELS, &x) {
         return reference(x, head, targets, count);
     }
     let rows = targets.ids.len();

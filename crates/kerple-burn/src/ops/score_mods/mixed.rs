@@ -23,7 +23,7 @@ pub(super) fn reference(mixed: &Mixed, mapped: ScoreModInput) -> Tensor<4> {
         (Bias::Fire(of), Some(numbers)) => Some(fire::bias(of, heads, numbers, (mapped.mask, mapped.pairs))),
     };
     #[cfg(feature = "cube")]
-    if let (true, Some(network), Some(numbers)) = (mapped.engine.uses_kernels(), &mixed.network, &numbers)
+    if let (true, Some(network), Some(numbers)) = (mapped.implementation.uses_kernels(), &mixed.network, &numbers)
         && let Some(made) = gpu::mixed(network, &mapped.scores, bias.as_ref(), numbers.rest())
     {
         return made;

@@ -58,14 +58,14 @@ fn numbers(tensor: Tensor<1>) -> Vec<f32> {
 /// Fails unless output and gradients of the kernels equal the reference's on the same device.
 fn check(device: &Device, sizes: TimedSizes, implementation: Impl) -> CommandResult {
     let layer = DeviceInputs::new(device, CHECKED_LEN, TimedSizes { batch: 1, ..sizes }, true);
-    let all = |engine| {
-        let (out, gradients) = layer.run(engine, true);
+    let all = |implementation| {
+        let (out, gradients) = layer.run(implementation, true);
         let gradients = gradients.into_iter().flatten().flatten();
         std::iter::once(out.without_autodiff().reshape([-1])).chain(gradients).map(numbers).collect::<Vec<_>>()
     };
-    for (kernel, reference) in all(engine).iter().zip(all(Impl::Reference)) {
+    for (kernel, reference) in all(implementation).iter().zip(all(Impl::Reference)) {
         // products of the reference may be made of shorter numbers; of those that are rounded, some errors add up
-        let tolerance = 5e-3 + 4.0 * engine.precision().unit() as f32;
+        let tolerance = 5e-3 + 4.0 * implementation.precision().unit() as f32;
         check_agreement("attention on the device", kernel, &reference, tolerance)?;
     }
     Ok(())
@@ -82,8 +82,8 @@ impl TimedWork for DeviceAttention {
     fn time(&self, length: usize, sizes: TimedSizes, report: &mut dyn FnMut(Measurement)) -> CommandResult {
         let TimedDevice { device, name, implementation: fused, .. } = &self.0;
         check(device, sizes, *fused)?;
-        for (engine, what) in [(*fused, "kernel"), (Impl::Reference, "composed")] {
-            if engine == Impl::Reference && length > LONGEST_COMPOSED {
+        for (implementation, what) in [(*fused, "kernel"), (Impl::Reference, "composed")] {
+            if implementation == Impl::Reference && length > LONGEST_COMPOSED {
                 continue;
             }
             for backward in [false, true] {
@@ -93,7 +93,7 @@ impl TimedWork for DeviceAttention {
                     let mut last = None;
                     let all = times(sizes.repeats, || {
                         last = None;
-                        last = Some(layer.run(engine, backward));
+                        last = Some(layer.run(implementation, backward));
                         device.sync().expect("the device answers");
                     });
                     let (out, gradients) = last.expect("it ran");

@@ -16,8 +16,8 @@ pub struct TimedStep(pub TimedModel);
 
 impl TimedStep {
     fn train_state(&self, plan: &Plan, implementation: Impl) -> TrainState<Decoder, NextTokenPrediction> {
-        let model = Decoder::new(plan, &self.0.on.device.clone().autodiff()).with_engine(implementation);
-        TrainState::new(model, NextTokenPrediction::default(), settings(plan)).with_engine(implementation)
+        let model = Decoder::new(plan, &self.0.on.device.clone().autodiff()).with_implementation(implementation);
+        TrainState::new(model, NextTokenPrediction::default(), settings(plan)).with_implementation(implementation)
     }
 
     /// Fails unless the loss and every gradient of the fused model equal the reference's.
