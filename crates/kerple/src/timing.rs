@@ -131,7 +131,7 @@ pub struct TimingDefaults<'a> {
 }
 
 /// Work that is timed at lengths.
-pub trait TimedWork {
+pub trait TimedWork: Sync {
     /// Refuses a length that the work cannot have, or that needs more memory than there is; allocates nothing.
     ///
     /// # Errors
