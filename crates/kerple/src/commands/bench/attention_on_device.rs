@@ -97,7 +97,7 @@ impl TimedWork for DeviceAttention {
                         device.sync().expect("the device answers");
                     });
                     let (out, gradients) = last.expect("it ran");
-                    // what could not be done is told of by who reads it, and by nothing before
+                    // work on a device is queued: what failed shows when a result is read, and not before
                     for made in std::iter::once(out.without_autodiff().reshape([-1]))
                         .chain(gradients.into_iter().flatten().flatten())
                     {
