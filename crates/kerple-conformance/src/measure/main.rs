@@ -31,8 +31,8 @@ struct MeasureArgs {
 /// What to time.
 #[derive(Debug, Subcommand)]
 enum MeasuredWork {
-    /// Time attention of one query over cached keys; by default 1024 and 8192 keys, with a batch of
-    /// 1 and 12 heads of 64 features.
+    /// Time attention of one query over as many cached keys as --lengths gives; by default 1024 and
+    /// 8192, with a batch of 1 and 12 heads of 64 features.
     Decode {
         #[command(flatten)]
         timing: TimingOptions,

@@ -44,7 +44,7 @@ pub struct BenchStepArgs {
 /// Lengths and sizes of what is timed, and how it is timed.
 #[derive(Debug, Args)]
 pub struct TimingOptions {
-    /// Sequence lengths; for decoding, numbers of cached keys.
+    /// Sequence lengths.
     #[arg(long, value_delimiter = ',', value_parser = count)]
     pub lengths: Vec<usize>,
     /// Batch size.
