@@ -133,7 +133,7 @@ impl EvaluationFacts {
         (row.protocol.as_str(), row.split.as_str()) == (protocol, "test")
             && self.lengths.contains(&row.eval_len)
             && (segment_len, n_segments, Some(seed)) == (span, self.segments, run.seed())
-            && Some(row.step) == run.planned_steps()
+            && Some(row.step) == run.last_step()
             && is_window
             && is_scaling
             && row.documents == self.documents.unwrap_or(trained)
@@ -253,7 +253,7 @@ impl Manifest {
         let mut rows = std::mem::take(&mut run.evaluations);
         rows.retain(|row| asked.iter().any(|facts| facts.is_of(run, row)));
         run.evaluations = rows;
-        let (steps, seed) = (run.planned_steps(), run.seed());
+        let (steps, seed) = (run.last_step(), run.seed());
         run.probes.retain(|row| (Some(row.step), Some(row.text.seed)) == (steps, seed));
     }
 

@@ -9,7 +9,7 @@ use kerple_core::encoding::Encoding;
 use kerple_core::seed::DEFAULT_SEED;
 use kerple_core::suggest::with_suggestion;
 use kerple_data::tasks::TaskConfig;
-use kerple_run::DocumentMask;
+use kerple_run::{DocumentMask, StopRule};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -186,6 +186,9 @@ pub struct TrainConfig {
     pub chunk_len: Option<usize>,
     /// Updates.
     pub steps: u64,
+    /// What ends the training of a task before `steps`; the schedule stays that of `steps`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub until: Option<StopRule>,
     /// Updates that the learning-rate schedule covers; `steps` when absent. After them the rate
     /// stays constant, so a finished run is extended with a larger `steps` and this value
     /// unchanged. A schedule of 0 updates neither warms up nor decays.
@@ -216,7 +219,7 @@ pub struct TrainConfig {
     pub adam_first_step: u64,
     /// A line in `metrics.jsonl` every so many steps, and at the first, the last and those of a validation.
     pub log_every: u64,
-    /// Loss on the validation split every so many steps; 0 never.
+    /// Loss on the validation split, and score of a task, every so many steps; 0 never.
     pub eval_interval: u64,
     /// Sequences of a validation.
     pub eval_sequences: usize,
@@ -234,6 +237,7 @@ impl Default for TrainConfig {
             micro_batch_size: None,
             chunk_len: None,
             steps: 50_000,
+            until: None,
             schedule_steps: None,
             learning_rate: 6e-4,
             min_lr: 0.0,

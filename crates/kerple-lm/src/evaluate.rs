@@ -166,16 +166,16 @@ fn covers(row: &EvaluationRow, key: &EvaluationKey, (positions, reuse): (bool, R
     key.is_of(row, reuse) && (row.nll_by_position.is_some() || !positions)
 }
 
-/// The row of every length that counts as the evaluation of the plan's last step by `provenance`, the latest of several; `None` of a
-/// length without one. `encoding` is what they are evaluated with, which may differ from what the plan was trained with.
+/// The row of every length that counts as the evaluation of the checkpoint of `step` by `provenance`, the latest of several; `None` of
+/// a length without one. `encoding` is what they are evaluated with, which may differ from what the run was trained with.
 pub fn known<'a>(
     rows: &'a [EvaluationRow],
-    (plan, encoding): (&Plan, &Encoding),
+    (step, encoding): (u64, &Encoding),
     scored: &dyn EvalData,
     (provenance, reuse): (&Provenance, Reuse),
 ) -> Vec<Option<&'a EvaluationRow>> {
     let of_length = |length: &usize| {
-        let key = scored.key(encoding, *length, plan.steps).by(provenance);
+        let key = scored.key(encoding, *length, step).by(provenance);
         rows.iter().rev().find(|row| covers(row, &key, (scored.positions(), reuse)))
     };
     scored.lengths().iter().map(of_length).collect()

@@ -167,6 +167,9 @@ impl EventFile {
         if let Some(valid) = row.val_loss {
             self.scalar(step, "loss/validation", valid)?;
         }
+        if let Some(score) = row.val_score {
+            self.scalar(step, "score/validation", score)?;
+        }
         self.scalar(step, "opt/learning_rate", row.learning_rate)?;
         self.scalar(step, "opt/grad_norm", row.grad_norm)?;
         self.scalar(step, "opt/seconds_per_step", row.step_seconds)?;
@@ -248,19 +251,19 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let row: MetricsRow = serde_json::from_str(
             r#"{"step":1,"loss":1.0,"learning_rate":0.5,"grad_norm":1.0,"tokens":3,"seconds":1.0,"step_seconds":1.0,
-                "val_loss":2.0,"encoding_params":{"layer0.r1":[1.0,2.0]}}"#,
+                "val_loss":2.0,"val_score":0.5,"encoding_params":{"layer0.r1":[1.0,2.0]}}"#,
         )
         .unwrap();
         let mut many = row.clone();
         many.step = 2;
-        many.val_loss = None;
+        (many.val_loss, many.val_score) = (None, None);
         many.encoding_params.insert("rows".to_owned(), vec![1.0; MOST_CURVES + 1]);
         let mut file = EventFile::create(folder.path(), 0).unwrap();
         file.metrics(&row).unwrap();
         file.metrics(&many).unwrap();
         let opt = ["opt/learning_rate", "opt/grad_norm", "opt/seconds_per_step"];
         let kernel = ["kernel/layer0.r1/0", "kernel/layer0.r1/1"];
-        let first = [&["loss/train", "loss/validation"][..], &opt, &kernel].concat();
+        let first = [&["loss/train", "loss/validation", "score/validation"][..], &opt, &kernel].concat();
         assert_eq!(tags(folder.path()), [first, [&["loss/train"][..], &opt, &kernel].concat()].concat());
     }
 

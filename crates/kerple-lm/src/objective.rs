@@ -153,6 +153,17 @@ impl TargetScores {
         self.mean(|at| self.losses[at])
     }
 
+    /// Targets that count.
+    pub fn counted(&self) -> u64 {
+        self.scored.as_deref().map_or(self.losses.len(), count) as u64
+    }
+
+    /// Targets that count and were hit; none for tasks that do not ask.
+    pub fn right(&self) -> u64 {
+        let counts = |at: usize| self.scored.as_ref().is_none_or(|scored| scored[at]);
+        self.hits.iter().flatten().enumerate().filter(|(at, hit)| **hit && counts(*at)).count() as u64
+    }
+
     /// Share of the scored targets that were hit.
     pub fn accuracy(&self) -> Option<f64> {
         self.hits.as_ref().map(|hits| self.mean(|at| f64::from(u8::from(hits[at]))))
@@ -323,7 +334,9 @@ mod tests {
             scored: Some(vec![true, false, true, true]),
         };
         assert_eq!((scores.loss(), scores.accuracy()), (4.0, Some(2.0 / 3.0)));
+        assert_eq!((scores.right(), scores.counted()), (2, 3));
         let all = TargetScores { scored: None, losses: vec![1.0, 2.0, 3.0, 8.0], ..scores };
         assert_eq!((all.loss(), all.accuracy()), (3.5, Some(0.75)));
+        assert_eq!((all.right(), all.counted()), (3, 4));
     }
 }

@@ -16,12 +16,12 @@ use crate::layers::{self, AllKeys, AttentionWindow, LayerConfig, LayerKind};
 use crate::schedule::LrScheduler;
 use check::{
     check, check_block, check_chunk_len, check_documents, check_encodings, check_layers, check_pooling, check_task,
-    check_train,
+    check_train, check_until,
 };
 use difference::flatten;
 use kerple_burn::forward_context::ForwardContext;
 use kerple_core::encoding::{Encoding, Geometry};
-use kerple_run::InitFrom;
+use kerple_run::{InitFrom, TrainingEnd};
 use serde::{Deserialize, Serialize};
 
 /// What facts say in place of a tokenizer's fingerprint where none is known: tokens are numbers.
@@ -67,7 +67,7 @@ pub struct Plan {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub init_from: Option<InitFrom>,
     /// SHA-256 of all of the above but the place of the data, how often things are saved and logged, and `micro_batch_size`, which
-    /// changes results by rounding alone.
+    /// changes results by rounding alone. Where `train.until` is set, validations decide the last update and are included.
     pub hash: String,
     /// The program that began the run, where it knows; no part of the hash.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -145,6 +145,7 @@ impl Plan {
         check_pooling(task, model.pooling)?;
         check_block(&model)?;
         check_train(&train)?;
+        check_until(task, &train)?;
         let micro_batch = train.micro_batch_size.unwrap_or(train.batch_size);
         if micro_batch == 0 || !train.batch_size.is_multiple_of(micro_batch) {
             return Err(Error::Config {
@@ -365,7 +366,13 @@ impl Plan {
         }
     }
 
-    /// SHA-256 of everything that determines update `n`, hence without the number of updates. A run
+    /// What decides at which update a run of this plan is complete.
+    pub fn training_end(&self) -> TrainingEnd {
+        let TrainConfig { eval_interval, until, .. } = self.train;
+        TrainingEnd { steps: self.steps, eval_interval, until }
+    }
+
+    /// SHA-256 of everything that determines update `n`, hence without the number of updates and the stop rule. A run
     /// whose plan keeps its trajectory can be resumed with it: this is how a finished run is extended.
     /// GPT-NeoX's data order depends on the number of updates, so there it belongs to the trajectory.
     pub fn trajectory_hash(&self) -> String {
@@ -374,17 +381,25 @@ impl Plan {
 
     /// The plan of all runs with this trajectory.
     fn without_end(&self) -> Plan {
-        let mut plan = self.clone();
+        let mut plan = self.without_rule();
         if plan.data.sampling != SamplingConfig::Megatron {
             (plan.steps, plan.train.steps) = (0, 0);
         }
         plan
     }
 
+    /// The plan without its stop rule, which decides no update.
+    fn without_rule(&self) -> Plan {
+        Plan { train: TrainConfig { until: None, ..self.train.clone() }, ..self.clone() }
+    }
+
     /// Whether a run that was started with this plan may resume with `next` after `done` updates.
     ///
+    /// A stop rule may be removed or changed. It cannot be added: validations before it may have scored other sequences, or at other
+    /// updates, than those of an uninterrupted run with the rule.
+    ///
     /// # Errors
-    /// Other text, other settings, each with both values; fewer updates than are done.
+    /// Other text, other settings, each with both values; fewer updates than are done; a stop rule that was added.
     pub fn check_resume(&self, next: &Plan, done: u64) -> Result<()> {
         if self.data_info.content != next.data_info.content {
             let message = format!("{} contains other text than the run was started with", next.data.path.display());
@@ -394,6 +409,7 @@ impl Plan {
         if self.trajectory_hash() != next.trajectory_hash() {
             return Err(self.refuse_other(next));
         }
+        self.check_same_validations(next)?;
         if next.steps < done {
             return Err(Error::refused(
                 format!("the run has done {done} updates, more than train.steps = {}", next.steps),
@@ -403,10 +419,59 @@ impl Plan {
         Ok(())
     }
 
+    /// Refuses a stop rule that would count validations which were made under other settings.
+    fn check_same_validations(&self, next: &Plan) -> Result<()> {
+        if next.train.until.is_none() {
+            return Ok(());
+        }
+        let counted = |train: &TrainConfig| (train.until.is_some(), train.eval_interval, train.eval_sequences as u64);
+        let (was, is) = (counted(&self.train), counted(&next.train));
+        let message = if !was.0 {
+            "train.until is set, but the run was started without it".to_owned()
+        } else if was != is {
+            let pairs = [("train.eval_interval", was.1, is.1), ("train.eval_sequences", was.2, is.2)];
+            let changed = pairs.iter().filter(|(_, was, is)| was != is);
+            let changed: Vec<String> = changed.map(|(key, was, is)| format!("{key} = {is} (was {was})")).collect();
+            format!("train.until counts validations, which were made with other settings: {}", changed.join(", "))
+        } else {
+            return Ok(());
+        };
+        let hint = "use another --out folder, or remove train.until to train up to train.steps";
+        Err(Error::refused(message, hint))
+    }
+
+    /// Refuses a run whose validations up to update `done` do not lead to it: scores are missing, or the stop rule would have
+    /// ended it before.
+    ///
+    /// # Errors
+    /// The update, and that at which the rule was met.
+    pub(crate) fn check_scores(&self, scores: &[(u64, f64)], done: u64) -> Result<()> {
+        let end = self.training_end();
+        if end.until.is_none() {
+            return Ok(());
+        }
+        if !end.has_all_scores(scores, done) {
+            return Err(Error::refused(
+                format!(
+                    "train.until counts validation scores, and metrics.jsonl lacks some of those up to update {done}"
+                ),
+                "restore metrics.jsonl, or remove train.until to train up to train.steps",
+            ));
+        }
+        let last = end.last_step(scores);
+        if last < done {
+            return Err(Error::refused(
+                format!("the run has done {done} updates, but this train.until would have ended it after {last}"),
+                "raise train.until.score or train.until.checks, or evaluate the run as it is",
+            ));
+        }
+        Ok(())
+    }
+
     fn refuse_other(&self, next: &Plan) -> Error {
         let (mut old, mut new) = (Vec::new(), Vec::new());
-        flatten("", &serde_json::to_value(self.canonical()).expect("a plan is plain data"), &mut old);
-        flatten("", &serde_json::to_value(next.canonical()).expect("a plan is plain data"), &mut new);
+        flatten("", &serde_json::to_value(self.without_rule().canonical()).expect("a plan is plain data"), &mut old);
+        flatten("", &serde_json::to_value(next.without_rule().canonical()).expect("a plan is plain data"), &mut new);
         let derived = ["label", "parameters", "steps", "train_len"];
         let changed: Vec<(String, String)> = new
             .into_iter()
@@ -460,10 +525,13 @@ impl Plan {
         canonical.hash = String::new();
         canonical.commit = None;
         let defaults = TrainConfig::default();
+        // validations only observe a run, unless a stop rule counts them
+        let validations = if canonical.train.until.is_some() { &canonical.train } else { &defaults };
+        let (eval_interval, eval_sequences) = (validations.eval_interval, validations.eval_sequences);
         canonical.train = TrainConfig {
             log_every: defaults.log_every,
-            eval_interval: defaults.eval_interval,
-            eval_sequences: defaults.eval_sequences,
+            eval_interval,
+            eval_sequences,
             save_interval: defaults.save_interval,
             keep_last_n: defaults.keep_last_n,
             micro_batch_size: Some(canonical.train.batch_size),

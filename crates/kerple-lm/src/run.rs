@@ -250,6 +250,25 @@ impl RunFolder {
         kerple_run::write_dense_json(&self.scores_file(), &all)
     }
 
+    /// Update and score of every validation of a task so far.
+    ///
+    /// # Errors
+    /// A file that cannot be read.
+    pub fn validation_scores(&self) -> Result<Vec<(u64, f64)>> {
+        let path = self.path.join(kerple_run::METRICS_FILE);
+        let rows = if present(&path)? { kerple_run::read_rows(&path)?.rows } else { Vec::new() };
+        Ok(kerple_run::validation_scores(&rows))
+    }
+
+    /// The update at which the run in this folder is complete: the last of its plan, or that at which the plan's stop rule was met.
+    ///
+    /// # Errors
+    /// As [`RunFolder::validation_scores`], where the plan has a stop rule.
+    pub fn last_step(&self, plan: &Plan) -> Result<u64> {
+        let scores = if plan.train.until.is_some() { self.validation_scores()? } else { Vec::new() };
+        Ok(plan.training_end().last_step(&scores))
+    }
+
     /// Opens the metrics for appending, without rows of steps that the checkpoint has not seen.
     ///
     /// # Errors

@@ -305,13 +305,13 @@ impl SweepJob<'_> {
             }
         }
         let (mut expected, mut provenances) = (self.probes.len(), BTreeSet::new());
-        let special = self.folder.special_tokens()?;
+        let (special, last_step) = (self.folder.special_tokens()?, self.folder.last_step(self.plan)?);
         for spec in self.evals {
             let Some((encoding, request)) = self.served(spec) else { continue };
             expected += request.lengths.len();
             let scored = evaluate::of_source(self.source, Split::Test, (self.plan, &special), &request, &[])?;
             let provenance = &self.runtime.provenance;
-            for row in evaluate::known(&rows, (self.plan, &encoding), &*scored, (provenance, Reuse::AnyMachine)) {
+            for row in evaluate::known(&rows, (last_step, &encoding), &*scored, (provenance, Reuse::AnyMachine)) {
                 let Some(row) = row else { return Ok(None) };
                 provenances.extend(evaluate::provenance_difference(row, provenance));
             }

@@ -19,7 +19,7 @@ use crate::sequences::BatchSource;
 use crate::train_state::{self, AdamWStep, NonFiniteValue, StepMetrics, TrainState};
 use kerple_burn::forward_context::ForwardContext;
 use kerple_burn::parameters;
-use kerple_run::{Journal, MetricsRow, SessionRow};
+use kerple_run::{Journal, LearnedAt, MetricsRow, SessionRow};
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
@@ -68,7 +68,7 @@ pub enum TrainEvent<'a> {
 pub struct TrainProgress {
     /// Updates done.
     pub step: u64,
-    /// Updates of the whole run.
+    /// Updates of the whole run, unless its stop rule ends it before.
     pub steps: u64,
     /// Loss of the last step whose loss was read, nats per token: of this one, where that waits for nothing.
     pub loss: f64,
@@ -85,6 +85,8 @@ pub struct TrainOutcome {
     pub step: u64,
     /// Whether the run is complete; otherwise it was stopped and is saved.
     pub finished: bool,
+    /// The validations by which the stop rule was met, where it was.
+    pub learned_at: Option<LearnedAt>,
     /// Loss of the last step of this session, when there was one.
     pub loss: Option<f64>,
     /// Training seconds, over all sessions.
@@ -104,12 +106,23 @@ struct TrainLoop<'a, M, T> {
     writer: Option<RunWriter>,
     /// The last good checkpoint.
     saved: Option<PathBuf>,
+    /// Update and score of every validation that the stop rule counts.
+    scores: Vec<(u64, f64)>,
     /// What the last update did of those that were read.
     learned: Option<StepMetrics>,
     /// Seconds of the steps since the last logged one.
     fresh: Vec<f64>,
     /// Seconds of these that this rank waited for others.
     waited: f64,
+}
+
+/// What a validation measures.
+#[derive(Clone, Copy)]
+struct Validation {
+    /// Mean loss, nats per scored target.
+    loss: f64,
+    /// Share of the counted answers of a task that were right.
+    score: Option<f64>,
 }
 
 /// What is open while a run is written.
@@ -123,6 +136,8 @@ struct ResumePoint<M, T> {
     train_state: TrainState<M, T>,
     state: CheckpointState,
     saved: Option<PathBuf>,
+    /// Update and score of every validation so far, where a stop rule counts them.
+    scores: Vec<(u64, f64)>,
     /// The commit that began the run, where it was begun.
     commit: Option<Option<String>>,
     notes: Vec<String>,
@@ -158,7 +173,7 @@ fn train_with<M: FromPlan, T: Objective<M> + Copy>(
     let (plan, ranks) = (session.plan, &session.runtime.ranks);
     let (mut trainer, _lock) = TrainLoop::<M, T>::open(session, objective, tell)?;
     let (started, first) = (Instant::now(), trainer.state.step);
-    while trainer.state.step < plan.steps {
+    while trainer.state.step < trainer.last_step() {
         let (clock, waited) = (Instant::now(), ranks.waited());
         trainer.step()?;
         let seconds = clock.elapsed().as_secs_f64();
@@ -175,7 +190,7 @@ fn train_with<M: FromPlan, T: Objective<M> + Copy>(
             seconds_left: started.elapsed().as_secs_f64() / (step - first) as f64 * (plan.steps - step) as f64,
         }));
         let stopping = ranks.share(logged.map(|()| session.stop.load(Ordering::Relaxed)))?.contains(&true);
-        let due = step.is_multiple_of(plan.train.save_interval) || step == plan.steps;
+        let due = step.is_multiple_of(plan.train.save_interval) || step == trainer.last_step();
         if due || stopping {
             trainer.save(due)?;
         }
@@ -183,11 +198,13 @@ fn train_with<M: FromPlan, T: Objective<M> + Copy>(
             break;
         }
     }
-    if trainer.saved.is_none() && trainer.state.step == plan.steps {
+    let CheckpointState { step, seconds, .. } = trainer.state;
+    let finished = step == trainer.last_step();
+    if trainer.saved.is_none() && finished {
         trainer.save(false)?;
     }
-    let CheckpointState { step, seconds, .. } = trainer.state;
-    Ok(TrainOutcome { step, finished: step == plan.steps, loss: trainer.learned.map(|learned| learned.loss), seconds })
+    let learned_at = plan.training_end().learned(&trainer.scores);
+    Ok(TrainOutcome { step, finished, learned_at, loss: trainer.learned.map(|learned| learned.loss), seconds })
 }
 
 /// A train_state of the plan that has seen nothing.
@@ -209,8 +226,12 @@ impl<'a, M: FromPlan, T: Objective<M> + Copy> TrainLoop<'a, M, T> {
         let micro_batch = ranks.agree(micro_batch(plan, runtime))?;
         let lock = ranks.first(|| run.lock())?;
         let begun = ranks.agree(ResumePoint::read(session, objective))?;
-        let ResumePoint { train_state, mut state, saved, commit, notes } = begun;
-        expect_same_run(session, &state)?;
+        let ResumePoint { train_state, mut state, saved, scores, commit, notes } = begun;
+        expect_same_run(session, &state, &scores)?;
+        if plan.train.until.is_some() && batches.validation_rows() == 0 {
+            let hint = "remove train.until, or use data with a validation split";
+            return Err(Error::refused("train.until has no score: the validation split is empty", hint));
+        }
         let asked = plan.train.micro_batch_size.unwrap_or(plan.train.batch_size);
         let parts = (micro_batch != asked).then(|| parts_note(asked, micro_batch, ranks));
         let validation = validation_note(plan, batches.validation_rows());
@@ -221,8 +242,20 @@ impl<'a, M: FromPlan, T: Objective<M> + Copy> TrainLoop<'a, M, T> {
         state.precision = Some(runtime.provenance.precision.clone());
         let (writer, fresh, waited) = (None, Vec::new(), 0.0);
         let learned = None;
-        let mut trainer =
-            TrainLoop { session, plan, ranks, train_state, state, micro_batch, writer, saved, learned, fresh, waited };
+        let mut trainer = TrainLoop {
+            session,
+            plan,
+            ranks,
+            train_state,
+            state,
+            micro_batch,
+            writer,
+            saved,
+            scores,
+            learned,
+            fresh,
+            waited,
+        };
         let commit = commit.unwrap_or_else(|| runtime.provenance.commit.clone());
         trainer.writer = ranks.first(|| trainer.claim(commit))?;
         Ok((trainer, lock))
@@ -236,7 +269,7 @@ impl<'a, M: FromPlan, T: Objective<M> + Copy> TrainLoop<'a, M, T> {
             run.keep_tokenizer(plan, tokenizer)?;
         }
         checkpoint::tidy(run.path(), plan.train.keep_last_n, step)?;
-        if step < plan.steps {
+        if step < self.last_step() {
             run.add_session(&self.session.row(step + 1, self.micro_batch))?;
         }
         let metrics = run.reopen_metrics(step)?;
@@ -289,6 +322,11 @@ impl<'a, M: FromPlan, T: Objective<M> + Copy> TrainLoop<'a, M, T> {
         Error::NotFinite { step, what, value, hint }
     }
 
+    /// The update at which the run is complete, as far as its validations tell.
+    fn last_step(&self) -> u64 {
+        self.plan.training_end().last_step(&self.scores)
+    }
+
     /// Whether the last update is followed by a validation.
     fn is_validated(&self) -> bool {
         let (step, Plan { train, steps, .. }) = (self.state.step, self.plan);
@@ -307,7 +345,10 @@ impl<'a, M: FromPlan, T: Objective<M> + Copy> TrainLoop<'a, M, T> {
         let Some(StepMetrics { loss, grad_norm, scored }) = self.learned.filter(|_| self.is_logged()) else {
             return Ok(());
         };
-        let val_loss = if self.is_validated() { self.validate()? } else { None };
+        let found = if self.is_validated() { self.validate()? } else { None };
+        let val_score = found.and_then(|found| found.score);
+        // every rank ends after the same update, not only the one that writes
+        self.scores.extend(val_score.map(|score| (step, score)));
         let (mut sorted, waited) = (std::mem::take(&mut self.fresh), std::mem::take(&mut self.waited));
         let comm_wait_fraction = (self.ranks.world_size() > 1).then(|| (waited / sorted.iter().sum::<f64>()).min(1.0));
         sorted.sort_by(f64::total_cmp);
@@ -324,14 +365,15 @@ impl<'a, M: FromPlan, T: Objective<M> + Copy> TrainLoop<'a, M, T> {
             step_seconds: sorted[sorted.len() / 2],
             comm_wait_fraction,
             scored: (!self.plan.data.documents.is_joined()).then_some(scored),
-            val_loss,
+            val_loss: found.map(|found| found.loss),
+            val_score,
             encoding_params: encoding.constrained().into_iter().filter(|(_, values)| small(values)).collect(),
         };
         writer.push(&row)
     }
 
-    /// Mean loss of the validation sequences, a few at a time however many there are.
-    fn validate(&self) -> Result<Option<f64>> {
+    /// Mean loss and score of the validation sequences, a few at a time however many there are.
+    fn validate(&self) -> Result<Option<Validation>> {
         let batches = self.session.batches;
         let rows = batches.validation_rows();
         let at_once = (TOKENS_AT_ONCE / self.plan.sequence_len()).max(1);
@@ -343,12 +385,19 @@ impl<'a, M: FromPlan, T: Objective<M> + Copy> TrainLoop<'a, M, T> {
             let mean = objective.mean_loss(&model, &batch, &self.plan.evaluation_pass(start));
             // sequences of separate documents have different numbers of scored targets
             let weight = if batch.documents.is_some() { objective.weight(&batch) } else { batch.rows };
-            Ok(((mean * weight as f64).to_bits(), weight))
+            let answers = self.plan.data.task.is_some().then(|| {
+                let scores = objective.score(&model, &batch, &self.plan.evaluation_pass(start));
+                (scores.right(), scores.counted())
+            });
+            Ok(((mean * weight as f64).to_bits(), weight, answers.unwrap_or_default()))
         };
         let sums = self.ranks.in_turns(rows.div_ceil(at_once), sum)?;
-        let weight: usize = sums.iter().map(|(_, weight)| weight).sum();
-        let sum = || sums.iter().map(|(sum, _)| f64::from_bits(*sum)).sum::<f64>();
-        Ok((weight > 0).then(|| sum() / weight as f64))
+        let weight: usize = sums.iter().map(|(_, weight, _)| weight).sum();
+        let sum = || sums.iter().map(|(sum, _, _)| f64::from_bits(*sum)).sum::<f64>();
+        let (right, counted) =
+            sums.iter().fold((0, 0), |(right, counted), (_, _, part)| (right + part.0, counted + part.1));
+        let score = (counted > 0).then(|| right as f64 / counted as f64);
+        Ok((weight > 0).then(|| Validation { loss: sum() / weight as f64, score }))
     }
 
     /// Saves a checkpoint, after the rows that lead to it are on disk, and the learned tables where they are due.
@@ -406,9 +455,14 @@ impl<M: FromPlan, T: Objective<M> + Copy> ResumePoint<M, T> {
             old.check_resume(plan, done)?;
         }
         let commit = old.map(|old| old.commit);
-        Ok(match found? {
+        // rows after the checkpoint are of updates that are made again
+        let mut scores = if plan.train.until.is_some() { run.validation_scores()? } else { Vec::new() };
+        scores.retain(|(step, _)| *step <= done);
+        let found = found?;
+        plan.check_scores(&scores, done)?;
+        Ok(match found {
             Some(NewestCheckpoint { path, value: (train_state, state), notes }) => {
-                ResumePoint { train_state, state, saved: Some(path), commit, notes }
+                ResumePoint { train_state, state, saved: Some(path), scores, commit, notes }
             }
             None if plan.init_from.is_some() => {
                 let message = format!("{} lacks the weights that the run is initialised from", run.path().display());
@@ -418,7 +472,7 @@ impl<M: FromPlan, T: Objective<M> + Copy> ResumePoint<M, T> {
             None => {
                 let (train_state, state) =
                     (fresh(plan, objective, runtime), CheckpointState::start(plan.trajectory_hash()));
-                ResumePoint { train_state, state, saved: None, commit, notes: Vec::new() }
+                ResumePoint { train_state, state, saved: None, scores, commit, notes: Vec::new() }
             }
         })
     }
@@ -446,7 +500,7 @@ fn micro_batch(plan: &Plan, runtime: &Runtime) -> Result<usize> {
 }
 
 /// Refuses ranks that would not make the same updates.
-fn expect_same_run(session: &TrainSession, state: &CheckpointState) -> Result<()> {
+fn expect_same_run(session: &TrainSession, state: &CheckpointState, scores: &[(u64, f64)]) -> Result<()> {
     let Runtime { provenance, ranks, .. } = session.runtime;
     let facts = [
         ("plan", session.plan.hash.clone()),
@@ -454,6 +508,7 @@ fn expect_same_run(session: &TrainSession, state: &CheckpointState) -> Result<()
         ("a checkpoint of step", state.step.to_string()),
         ("a checkpoint with weights", state.model_sha256.clone()),
         ("a checkpoint with optimizer state", state.optimizer_sha256.clone()),
+        ("validation scores", format!("{scores:?}")),
         ("a program of commit", provenance.commit.clone().unwrap_or_default()),
         ("instruction set", provenance.simd.clone()),
         ("precision", provenance.precision.clone()),

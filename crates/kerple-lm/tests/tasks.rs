@@ -149,7 +149,7 @@ fn rows_say_what_was_evaluated_and_are_not_made_twice() {
     let here = Runtime::cpu(None).provenance;
     let lacks = |by: (&Provenance, Reuse), encoding: &Encoding, source: &DataSource, lengths: &[usize]| {
         let scored = TaskEval::new(source.task().unwrap(), request(lengths));
-        let found = known(&rows, (&plan, encoding), &scored, by);
+        let found = known(&rows, (plan.steps, encoding), &scored, by);
         lengths.iter().zip(found).filter(|(_, row)| row.is_none()).map(|(length, _)| *length).collect::<Vec<usize>>()
     };
     let missing = |encoding: &Encoding, source: &DataSource, lengths: &[usize]| {

@@ -213,6 +213,7 @@ fn write_metrics(
             step_seconds: step_seconds * (1.0 + 0.02 * noise.uniform()),
             scored: None,
             val_loss: step.is_multiple_of(500).then_some(loss + 0.04),
+            val_score: None,
             encoding_params: if learned { heads.parameters.iter().map(moved).collect() } else { BTreeMap::new() },
         })?;
     }

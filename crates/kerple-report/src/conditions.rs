@@ -25,6 +25,9 @@ const LEFT_OUT: [&str; 16] = [
     "train.seed",
 ];
 
+/// Those of them that decide the last update of a run with a stop rule.
+const VALIDATIONS: [&str; 2] = ["train.eval_interval", "train.eval_sequences"];
+
 /// What a reader looks at first when two settings differ; other keys follow by name.
 const FIRST: [&str; 9] =
     ["n_layers", "d_model", "n_heads", "head_dim", "steps", "batch_size", "learning_rate", "sampling", "tokenizer"];
@@ -40,8 +43,11 @@ impl Conditions {
     /// A plan without seed and encoding. Runs of equal conditions may meet in one mean, table or test.
     pub fn of_plan(plan: &Value) -> Conditions {
         let mut keys = Conditions::of(plan).0;
+        // a stop rule counts validations, which otherwise only observe a run
+        let counted: &[&str] = if keys.contains_key("train.until.score") { &VALIDATIONS } else { &[] };
         keys.retain(|key, _| {
-            !LEFT_OUT.iter().any(|left_out| key == left_out || key.starts_with(&format!("{left_out}.")))
+            let is_left_out = |left_out: &&str| key == left_out || key.starts_with(&format!("{left_out}."));
+            counted.contains(&key.as_str()) || !LEFT_OUT.iter().any(is_left_out)
         });
         // Plans say these twice, the second time for readers that know nothing of `train`.
         for key in ["steps", "train_len"] {
@@ -213,6 +219,20 @@ mod tests {
             assert_ne!(one, other, "{path}");
             assert_ne!(one.fingerprint(), other.fingerprint(), "{path}");
         }
+    }
+
+    #[test]
+    fn validations_are_conditions_of_runs_that_a_rule_ends() {
+        let of = |until: Value, interval: u64| {
+            Conditions::of_plan(
+                &json!({"train": {"steps": 9, "until": until, "eval_interval": interval, "log_every": interval}}),
+            )
+        };
+        let rule = |score: f64| json!({"score": score, "checks": 3});
+        assert_eq!(of(Value::Null, 10), of(Value::Null, 20));
+        assert_ne!(of(rule(0.9), 10), of(rule(0.9), 20));
+        assert_ne!(of(rule(0.9), 10), of(rule(0.8), 10));
+        assert_ne!(of(rule(0.9), 10), of(Value::Null, 10));
     }
 
     #[test]

@@ -8,7 +8,7 @@ use serde::Serialize;
 use self::answers::AnswersPart;
 pub use self::answers::percent;
 pub use self::figure::{Figure, Section};
-use self::grids::{runs, setting_part, speeds};
+use self::grids::{learning, runs, setting_part, speeds};
 use crate::error::{Error, Result};
 use crate::folder::{INDEX, MARK, TEXT};
 use crate::format::{count, deviation, duration, number};
@@ -61,6 +61,7 @@ pub(crate) struct ReportPage<'a> {
     positions: Vec<FigurePart>,
     kernels: Vec<FigurePart>,
     training: Vec<FigurePart>,
+    learning: Vec<Grid>,
     speeds: Vec<Grid>,
     runs: Grid,
 }
@@ -168,6 +169,7 @@ impl<'a> ReportPage<'a> {
             positions: part(Section::Positions),
             kernels: part(Section::Kernels),
             training: part(Section::Training),
+            learning: learning(results),
             speeds: speeds(results),
             runs: runs(results),
         }

@@ -3,6 +3,7 @@
 
 mod answers;
 mod group;
+mod learning;
 mod own_context;
 mod positions;
 mod table;
@@ -20,6 +21,7 @@ use kerple_run::number;
 
 pub use answers::{AnswerDepths, AnswerMean, AnswerScore, AnswerTable, AnswerTest};
 pub use group::{RunGroup, Setting};
+pub use learning::{LearnedCount, LearningOutcome, RunLearning};
 pub use own_context::OwnContextScore;
 pub(crate) use positions::BINS_AN_OCTAVE;
 pub use positions::{PositionBin, PositionCurve};
@@ -83,6 +85,12 @@ pub struct Results {
     pub answers: Vec<AnswerTable>,
     /// Perplexity by position, where it was recorded.
     pub positions: Vec<PositionCurve>,
+    /// When runs learned their task, of those whose plan has a stop rule.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub learning: Vec<RunLearning>,
+    /// How many of them learned it, one per group and encoding.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub learned: Vec<LearnedCount>,
     /// Seconds a training step.
     pub speeds: Vec<Speed>,
     /// Effective length of every head at the last snapshot of every run.
@@ -118,11 +126,14 @@ impl Results {
                     nothing is tested."
             ));
         }
+        let learning = learning::runs(&counted, &groups, &encodings);
         Ok(Results {
             answers: answers::tables(&counted, &groups, &encodings, reference.as_deref()),
             reference,
             notes,
             positions: positions::curves(&counted, &settings, &encodings),
+            learned: learning::counts(&learning),
+            learning,
             speeds: training::speeds(&counted, &groups, &encodings),
             groups,
             effective_lengths: training::effective_lengths(&counted, &encodings),

@@ -109,6 +109,14 @@ impl Run {
         self.plan.steps
     }
 
+    /// Optimizer step at which it is complete: the last planned one, or the one at which its stop rule was met.
+    pub fn last_step(&self) -> Option<u64> {
+        let end = self.plan.training_end()?;
+        // most runs have no rule, and long logs
+        let scores = if end.until.is_some() { kerple_run::validation_scores(&self.metrics) } else { Vec::new() };
+        Some(end.last_step(&scores))
+    }
+
     /// Optimizer steps known to be done.
     pub fn steps_done(&self) -> u64 {
         let logged = self.metrics.last().map_or(0, |row| row.step);

@@ -106,6 +106,10 @@ fn csv_tables(results: &Results) -> Result<Vec<(&'static str, Vec<u8>)>> {
         ("effective_lengths", csv("effective_lengths", results.effective_lengths.iter())?),
         ("runs", csv("runs", results.runs.iter())?),
     ];
+    if !results.learning.is_empty() {
+        all.push(("learning", csv("learning", results.learning.iter())?));
+        all.push(("learned", csv("learned", results.learned.iter())?));
+    }
     if tables.iter().any(|table| !table.own_context.is_empty()) {
         let rows = tables.iter().flat_map(|table| table.own_context.iter().map(|row| (&table.setting, row)));
         all.push(("own_context", csv("own_context", rows)?));

@@ -92,6 +92,9 @@ impl MetricsRow {
         }
         let sizes = [("grad_norm", self.grad_norm), ("seconds", self.seconds), ("step_seconds", self.step_seconds)];
         let waiting = self.comm_wait_fraction.map(|waiting| ("comm_wait_fraction", waiting));
+        if let Some(score) = self.val_score.filter(|score| !is_share(*score)) {
+            return Some(format!("step {}: val_score is {score}; a share must be 0 to 1", self.step));
+        }
         let negative = sizes.into_iter().chain(waiting).find(|(_, value)| *value < 0.0);
         negative.map(|(name, value)| format!("step {}: {name} is {value}; it must not be negative", self.step))
     }
@@ -172,5 +175,7 @@ mod tests {
         assert_eq!(row.contradiction(8).unwrap(), "step 3: seconds is -1; it must not be negative");
         let row = MetricsRow { seconds: 1.0, comm_wait_fraction: Some(-0.5), ..row };
         assert_eq!(row.contradiction(8).unwrap(), "step 3: comm_wait_fraction is -0.5; it must not be negative");
+        let row = MetricsRow { comm_wait_fraction: None, val_score: Some(1.5), ..row };
+        assert_eq!(row.contradiction(8).unwrap(), "step 3: val_score is 1.5; a share must be 0 to 1");
     }
 }

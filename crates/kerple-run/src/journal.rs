@@ -200,6 +200,7 @@ mod tests {
             step_seconds: 0.1,
             scored: None,
             val_loss: None,
+            val_score: None,
             encoding_params: BTreeMap::from([("r1".into(), vec![0.25, 1.0 / 3.0])]),
         }
     }

@@ -32,6 +32,7 @@ pub mod old_names;
 mod plan;
 mod probe;
 mod session;
+mod stop_rule;
 
 pub use documents::{DocumentMask, OwnContextLoss};
 pub use error::{Error, Result};
@@ -41,6 +42,7 @@ pub use length::{MOST_TOKENS, check_length};
 pub use plan::{EncodingSummary, ModelSummary, PlanSummary, TrainSummary};
 pub use probe::{AttentionRow, ProbeResult, ProbeRow, Roll, StyleResult, StyleRow};
 pub use session::{Numerics, Provenance, SessionRow, sessions_up_to};
+pub use stop_rule::{LearnedAt, StopRule, TrainingEnd, validation_scores};
 
 /// Name of the file of the resolved plan.
 pub const PLAN_FILE: &str = "plan.json";
@@ -93,6 +95,10 @@ pub struct MetricsRow {
     /// Validation loss at this step, nats per token, where it was measured.
     #[serde(with = "number", default)]
     pub val_loss: Option<f64>,
+    /// Validation score of a task at this step: the share of the counted answers that were right. Absent for texts and in rows of
+    /// older versions.
+    #[serde(with = "number", default, skip_serializing_if = "Option::is_none")]
+    pub val_score: Option<f64>,
     /// Learned parameters of the encoding, name to value per head; empty where there are none or they were not logged.
     #[serde(with = "number", default, skip_serializing_if = "BTreeMap::is_empty")]
     pub encoding_params: BTreeMap<String, Vec<f64>>,

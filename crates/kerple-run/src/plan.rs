@@ -5,6 +5,7 @@
 //! kinds are not errors, so older reports read newer runs.
 
 use crate::error::{Error, Result};
+use crate::stop_rule::{StopRule, TrainingEnd};
 use serde::Deserialize;
 use serde_json::Value;
 use std::path::Path;
@@ -68,6 +69,10 @@ pub struct TrainSummary {
     pub learning_rate: Option<f64>,
     /// Sequences per update.
     pub batch_size: Option<u64>,
+    /// Updates between validations.
+    pub eval_interval: Option<u64>,
+    /// What ends training before its last update.
+    pub until: Option<StopRule>,
 }
 
 /// A length in range, or none.
@@ -77,6 +82,12 @@ fn train_len<'de, D: serde::Deserializer<'de>>(deserializer: D) -> std::result::
 }
 
 impl PlanSummary {
+    /// When training ends; `None` where the plan does not say how many updates there are.
+    pub fn training_end(&self) -> Option<TrainingEnd> {
+        let TrainSummary { eval_interval, until, .. } = self.train;
+        Some(TrainingEnd { steps: self.steps?, eval_interval: eval_interval.unwrap_or(0), until })
+    }
+
     /// Reads a `plan.json`.
     ///
     /// # Errors
@@ -115,6 +126,7 @@ mod tests {
             (r#"{"train_len":0}"#, "train_len: a length of 0 tokens is out of range"),
             ("{\n  \"train\": {\"batch\": 8}\n}", "written before 0.1.0; `train.batch` is now `batch_size`"),
             (r#"{"facts":{}}"#, "`facts` is now `data_info`"),
+            (r#"{"train":{"until":{"score":0.9}}}"#, "missing field `checks`"),
         ] {
             let error = read(text).unwrap_err();
             assert!(error.to_string().contains(message) && !error.hint().is_empty(), "{text}: {error}");

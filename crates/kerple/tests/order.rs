@@ -12,7 +12,10 @@ const ORDERS: [(&str, &str); 12] = [
         "kerple-core",
         "shape suggest emulate seed precision cpu tiles ops features forms score_mods attention calculus encoding",
     ),
-    ("kerple-run", "files error number length init_from session probe documents check old_names journal plan"),
+    (
+        "kerple-run",
+        "files error number length init_from session probe documents stop_rule check old_names journal plan",
+    ),
     (
         "kerple-data",
         "error split hash contain file json machine tokens order examples without_music_lra random music tokenizer corpus text prepare lra tasks peps",

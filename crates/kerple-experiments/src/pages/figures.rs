@@ -25,7 +25,7 @@ pub(super) fn kernels(all: &ReproductionFolder, label: &str, item: &mut PageItem
         // a run without evaluations is not at its end
         let done = runs.filter(|run| run.label() == label && !run.evaluations.is_empty());
         let Some(run) = done.min_by_key(|run| run.seed()) else { continue };
-        item.complete += usize::from(run.steps_done() >= run.planned_steps().unwrap_or(0));
+        item.complete += usize::from(run.steps_done() >= run.last_step().unwrap_or(0));
         let seed = run.seed().map_or_else(String::new, |seed| format!(", seed {seed}"));
         plots.extend(panels_of(run, &format!("{}{seed}", corpus.title)));
     }

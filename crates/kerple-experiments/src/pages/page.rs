@@ -194,7 +194,7 @@ fn is_done(all: &ReproductionFolder, run: &PlannedRun) -> bool {
     let is_measured = |found: &kerple_report::Run| {
         (run.evaluate.is_empty() || !found.evaluations.is_empty()) && found.probes.len() >= run.probe.len()
     };
-    found(all, run).is_some_and(|found| is_measured(found) && Some(found.steps_done()) >= found.planned_steps())
+    found(all, run).is_some_and(|found| is_measured(found) && Some(found.steps_done()) >= found.last_step())
 }
 
 /// Every planned run, with where it is and how far it got.

@@ -9,6 +9,7 @@ use kerple_core::attention::linear::CHUNK;
 use kerple_core::encoding::{ConfigError, Encoding, EncodingForm, Geometry, InLinear, ScoreModForm};
 use kerple_core::score_mods::ScoreModSpec;
 use kerple_data::tasks::{TaskConfig, TaskInfo};
+use kerple_run::{StopRule, TrainingEnd};
 
 /// Sequences of the largest batch.
 const MOST_BATCH: usize = 1 << 20;
@@ -353,6 +354,36 @@ pub(super) fn check_documents(
 
 fn refused(ConfigError { key, message, hint }: ConfigError) -> Error {
     Error::Config { place: format!("encoding.{key}"), message, hint }
+}
+
+/// A stop rule needs validations with a score, and as many as it counts.
+pub(super) fn check_until(task: Option<&TaskConfig>, train: &TrainConfig) -> Result<()> {
+    let Some(StopRule { score, checks }) = train.until else { return Ok(()) };
+    let refuse = |place: &str, message: String, hint: &str| {
+        Err(Error::Config { place: place.to_owned(), message, hint: hint.to_owned() })
+    };
+    if task.is_none() {
+        let message = "a text has no score, only a task has".to_owned();
+        return refuse("train.until", message, "remove train.until, or set data.task");
+    }
+    if train.eval_interval == 0 {
+        let message = "0 turns validations off, whose score train.until counts".to_owned();
+        return refuse("train.eval_interval", message, "set train.eval_interval, or remove train.until");
+    }
+    if !(score > 0.0 && score <= 1.0) {
+        let message = format!("{score} is out of range, it must be above 0 and at most 1");
+        return refuse("train.until.score", message, "give a share of right answers, e.g. 0.99");
+    }
+    let most = TrainingEnd { steps: train.steps, eval_interval: train.eval_interval, until: None }.validations();
+    if !(1..=most).contains(&checks) {
+        let (steps, interval) = (train.steps, train.eval_interval);
+        let message = format!(
+            "{checks} is out of range, it must be at least 1 and at most {most}: {steps} updates have {most} validations, one every \
+             {interval}"
+        );
+        return refuse("train.until.checks", message, "change train.until.checks, train.eval_interval or train.steps");
+    }
+    Ok(())
 }
 
 pub(super) fn check_train(train: &TrainConfig) -> Result<()> {

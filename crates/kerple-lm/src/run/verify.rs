@@ -71,9 +71,11 @@ impl RunFolder {
             }
         };
         let plan = known.as_ref();
-        count_in(kerple_run::METRICS_FILE, "rows", &|path| metrics(path, plan));
+        // where the rows cannot be read, the check of them reports it
+        let ended = plan.map(|plan| (plan, self.last_step(plan).unwrap_or(plan.steps)));
+        count_in(kerple_run::METRICS_FILE, "rows", &|path| metrics(path, ended));
         count_in(kerple_run::SESSIONS_FILE, "rows", &sessions);
-        count_in(kerple_run::EVALUATION_FILE, "rows", &|path| evaluations(path, plan));
+        count_in(kerple_run::EVALUATION_FILE, "rows", &|path| evaluations(path, ended));
         count_in(kerple_run::PROBES_FILE, "rows", &rows::<ProbeRow>);
         count_in(kerple_run::KERNELS_FILE, "snapshots", &snapshots::<KernelSnapshot>);
         count_in(kerple_run::ATTENTION_SCORES_FILE, "snapshots", &snapshots::<ScoreSnapshot>);
@@ -104,21 +106,21 @@ impl RunFolder {
 }
 
 /// Evaluations that agree with themselves and with the plan.
-fn evaluations(path: &Path, plan: Option<&Plan>) -> crate::Result<usize> {
+fn evaluations(path: &Path, ended: Option<(&Plan, u64)>) -> crate::Result<usize> {
     let rows = kerple_run::read_rows::<EvaluationRow>(path)?.rows;
-    let beside = |row: &EvaluationRow, plan: &Plan| {
+    let beside = |row: &EvaluationRow, (plan, last_step): (&Plan, u64)| {
         // other rotary rates make another label, and so does a window that was not trained with
         let windowed = || Encoding { window: row.window.map(|keys| keys as usize), ..plan.encoding.clone() }.label();
         let labelled = row.rope_scaling.is_some() || row.label == plan.label || row.label == windowed();
         let same = labelled && (row.seed, row.train_len) == (plan.seed, plan.train_len as u64);
         let (label, seed, step) = (&row.label, row.seed, row.step);
-        (!same || step > plan.train.steps).then(|| {
-            let run = format!("{}, seed {}, {} steps", plan.label, plan.seed, plan.train.steps);
+        (!same || step > last_step).then(|| {
+            let run = format!("{}, seed {}, {last_step} steps", plan.label, plan.seed);
             format!("it belongs to {label}, seed {seed}, step {step}, trained at {}; the run is {run}", row.train_len)
         })
     };
     for (at, row) in rows.iter().enumerate() {
-        if let Some(why) = row.contradiction().or_else(|| beside(row, plan?)) {
+        if let Some(why) = row.contradiction().or_else(|| beside(row, ended?)) {
             return Err(contradicts(path, at, &why));
         }
     }
@@ -131,13 +133,22 @@ fn contradicts(path: &Path, at: usize, why: &str) -> Error {
 }
 
 /// Metrics that agree with themselves, in which no step is twice or out of order.
-fn metrics(path: &Path, plan: Option<&Plan>) -> crate::Result<usize> {
+fn metrics(path: &Path, ended: Option<(&Plan, u64)>) -> crate::Result<usize> {
     let rows = kerple_run::read_rows::<MetricsRow>(path)?.rows;
-    let tokens = plan.map(|plan| (plan.train.batch_size as u64).saturating_mul(plan.train.train_len as u64));
+    let tokens = ended.map(|(plan, _)| (plan.train.batch_size as u64).saturating_mul(plan.train.train_len as u64));
     for (at, row) in rows.iter().enumerate() {
         if let Some(why) = tokens.and_then(|tokens| row.contradiction(tokens)) {
             return Err(contradicts(path, at, &why));
         }
+    }
+    if let Some((_, last)) = ended.filter(|(plan, last)| *last < plan.steps)
+        && let Some(at) = rows.iter().position(|row| row.step > last)
+    {
+        return Err(contradicts(
+            path,
+            at,
+            &format!("step {} follows step {last}, at which train.until ended the run", rows[at].step),
+        ));
     }
     match rows.windows(2).find(|pair| pair[0].step >= pair[1].step) {
         None => Ok(rows.len()),

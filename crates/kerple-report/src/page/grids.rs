@@ -4,7 +4,10 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use super::{Cell, FigurePart, Grid, Row, SettingPart};
 use crate::format::{count, deviation, duration, number, probability};
-use crate::results::{PerplexityScore, PerplexityTable, PerplexityTest, Results, RowName, RunState, name_text};
+use crate::results::{
+    LearnedCount, LearningOutcome, PerplexityScore, PerplexityTable, PerplexityTest, Results, RowName, RunLearning,
+    RunState, name_text,
+};
 use crate::statistics::ALPHA;
 
 pub(super) fn setting_part(results: &Results, table: &PerplexityTable, figures: Vec<FigurePart>) -> SettingPart {
@@ -235,6 +238,54 @@ pub(super) fn speeds(results: &Results) -> Vec<Grid> {
         .collect()
 }
 
+/// Updates until learned, one table per group of runs that a stop rule ends.
+pub(super) fn learning(results: &Results) -> Vec<Grid> {
+    results.learned.chunk_by(|a, b| a.group == b.group).map(|counts| learning_grid(results, counts)).collect()
+}
+
+fn learning_grid(results: &Results, counts: &[LearnedCount]) -> Grid {
+    let of_group: Vec<&RunLearning> = results.learning.iter().filter(|run| run.group == counts[0].group).collect();
+    let row = |counted: &LearnedCount| {
+        let updates = of_group.iter().filter(|run| run.encoding == counted.encoding).map(|run| updates(run));
+        let median = counted.median_updates.map_or_else(|| "\u{2013}".to_owned(), number);
+        let unfinished = (counted.unfinished > 0).then(|| format!("{} unfinished", counted.unfinished));
+        Row {
+            name: counted.encoding.clone(),
+            colour: Some(results.place(&counted.encoding)),
+            cells: vec![
+                Cell { text: format!("{} of {}", counted.learned, counted.n), note: unfinished, ..Cell::default() },
+                median.into(),
+                updates.collect::<Vec<String>>().join(", ").into(),
+            ],
+        }
+    };
+    // all runs of a group have the same rule
+    let RunLearning { task, score, checks, eval_interval, steps, .. } = of_group[0];
+    let task = task.as_ref().map_or_else(String::new, |task| format!(", {task}"));
+    let group = results.groups.iter().find(|group| group.id == counts[0].group && !group.title.is_empty());
+    let group = group.map_or_else(String::new, |group| format!(", {}", group.title));
+    let total = |part: fn(&LearnedCount) -> usize| counts.iter().map(part).sum::<usize>();
+    let (learned, n) = (total(|counted| counted.learned), total(|counted| counted.n));
+    Grid {
+        caption: format!(
+            "Updates until learned{task}{group}: {learned} of {n} learned. Updates up to the first of {checks} validations in a row \
+             with a score of at least {score}; validations every {eval_interval} updates, at most {} updates",
+            count(*steps)
+        ),
+        head: ["encoding", "learned", "median", "updates by seed"].map(str::to_owned).to_vec(),
+        rows: counts.iter().map(row).collect(),
+    }
+}
+
+/// Updates until a run has learned, or more than which it takes.
+fn updates(run: &RunLearning) -> String {
+    match (run.outcome, run.updates) {
+        (_, Some(updates)) => count(updates),
+        (LearningOutcome::Unfinished, None) => "unfinished".to_owned(),
+        (_, None) => format!("> {}", count(run.steps)),
+    }
+}
+
 pub(super) fn runs(results: &Results) -> Grid {
     let unknown = || "\u{2013}".to_owned();
     let rows = results.runs.iter().map(|run| {
@@ -242,7 +293,9 @@ pub(super) fn runs(results: &Results) -> Grid {
         let name = run.folder.file_name().map_or_else(|| folder.clone(), |name| name.to_string_lossy().into_owned());
         let state = match (run.state, &run.duplicate_of) {
             (_, Some(kept)) => Some(format!("duplicate of {}", kept.display())),
-            (RunState::Finished, None) => None,
+            (RunState::Finished, None) => {
+                run.planned_steps.filter(|&planned| run.steps < planned).map(|_| "learned".into())
+            }
             (RunState::Unfinished, None) => Some("unfinished".into()),
             (RunState::NotStarted, None) => Some("not started".into()),
         };

@@ -1,6 +1,7 @@
 //! The tables of results for a terminal.
 
 use super::answers::percent;
+use super::{Cell, Grid, Row};
 use crate::format::{count, deviation, number};
 use crate::results::{AnswerMean, AnswerTable, PerplexityScore, PerplexityTable, Results, name_text};
 
@@ -32,6 +33,9 @@ pub fn table_text(results: &Results) -> String {
         text.push_str(&answers_block(table));
         text.push('\n');
     }
+    for grid in super::grids::learning(results) {
+        text.push_str(&format!("{}\n{}\n", grid.caption, grid_block(&grid)));
+    }
     if results.tables.is_empty() && results.answers.is_empty() {
         text.push_str("nothing evaluated yet\n\n");
     }
@@ -52,6 +56,17 @@ pub fn table_text(results: &Results) -> String {
         text.push_str(&format!("note: {note}\n"));
     }
     text
+}
+
+/// A table of a page whose cells have no marks.
+fn grid_block(grid: &Grid) -> String {
+    let row = |row: &Row| {
+        let cell = |cell: &Cell| {
+            cell.note.as_ref().map_or_else(|| cell.text.clone(), |note| format!("{} ({note})", cell.text))
+        };
+        std::iter::once(row.name.clone()).chain(row.cells.iter().map(cell)).collect()
+    };
+    columns(&grid.head[0], grid.head[1..].to_vec(), grid.rows.iter().map(row).collect())
 }
 
 /// Means within and beyond the training length, and some lengths.

@@ -288,7 +288,7 @@ fn evaluation(run: &Run, row: &EvaluationRow) -> RunEvaluation {
         seed: row.seed,
         eval_len: row.eval_len,
         step: row.step,
-        unfinished: run.planned_steps().is_some_and(|planned| row.step < planned),
+        unfinished: run.last_step().is_some_and(|last| row.step < last),
         n_windows: row.n_windows,
         tokens: row.tokens,
         bytes: row.bytes,

@@ -18,7 +18,7 @@ const USUAL_BASELINE: &str = "sinusoidal";
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum RunState {
-    /// All planned steps are done.
+    /// All planned steps are done, or its stop rule was met.
     Finished,
     /// Some are, or it is unknown how many were planned.
     Unfinished,
@@ -141,7 +141,7 @@ pub(super) fn run_rows(runs: &[Run]) -> Vec<RunRow> {
 fn state(run: &Run) -> RunState {
     match run.steps_done() {
         0 if run.evaluations.is_empty() => RunState::NotStarted,
-        done if run.planned_steps().is_some_and(|planned| done >= planned) => RunState::Finished,
+        done if run.last_step().is_some_and(|last| done >= last) => RunState::Finished,
         _ => RunState::Unfinished,
     }
 }

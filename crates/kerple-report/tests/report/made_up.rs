@@ -40,6 +40,7 @@ pub fn run_of(root: &Path, above: &str, label: &str, seed: u64, model: Value, pe
             step_seconds: 0.5,
             scored: None,
             val_loss: Some(3.1),
+            val_score: None,
             encoding_params,
         };
         metrics.push(&row).unwrap();

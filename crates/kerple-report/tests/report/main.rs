@@ -3,5 +3,6 @@
 mod answers;
 mod contents;
 mod files;
+mod learning;
 mod made_up;
 mod meeting;

@@ -69,12 +69,17 @@ pub fn run(args: &TrainArgs, ranks: &Ranks) -> CommandResult {
         TrainEvent::Step(step) => line.show(|| step_line(&plan.label, step)),
     })?;
     let loss = outcome.loss.map_or_else(String::new, |loss| format!(", loss {loss:.4}"));
-    line.done(&format!("{} of {} steps{loss}, {}", outcome.step, plan.steps, duration(outcome.seconds)));
+    let learned = outcome.learned_at.map_or_else(String::new, |at| format!(", learned after {}", at.first));
+    line.done(&format!("{} of {} steps{loss}{learned}, {}", outcome.step, plan.steps, duration(outcome.seconds)));
     if args.json {
-        print_json(&serde_json::json!({
+        let mut result = serde_json::json!({
             "run": args.out, "step": outcome.step, "finished": outcome.finished, "loss": outcome.loss,
             "seconds": outcome.seconds, "parameters": plan.parameters, "plan": plan.hash,
-        }));
+        });
+        if plan.train.until.is_some() {
+            result["learned_at"] = serde_json::json!(outcome.learned_at.map(|at| at.first));
+        }
+        print_json(&result);
     } else {
         resultln!("{}", args.out.display());
     }

@@ -38,7 +38,7 @@ fn snapshots(all: &ReproductionFolder, planned: &PlannedRun) -> Result<Vec<Score
     let Some(run) = run else { return Ok(Vec::new()) };
     let all: Option<Vec<ScoreSnapshot>> =
         crate::Error::unless_absent(read_json(&run.folder.join(ATTENTION_SCORES_FILE)))?;
-    Ok(all.unwrap_or_default().into_iter().filter(|one| Some(one.step) == run.planned_steps()).collect())
+    Ok(all.unwrap_or_default().into_iter().filter(|one| Some(one.step) == run.last_step()).collect())
 }
 
 fn fill(
