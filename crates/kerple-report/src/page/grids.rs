@@ -247,7 +247,8 @@ fn learning_grid(results: &Results, counts: &[LearnedCount]) -> Grid {
     let of_group: Vec<&RunLearning> = results.learning.iter().filter(|run| run.group == counts[0].group).collect();
     let row = |counted: &LearnedCount| {
         let updates = of_group.iter().filter(|run| run.encoding == counted.encoding).map(|run| updates(run));
-        let median = counted.median_updates.map_or_else(|| "\u{2013}".to_owned(), number);
+        let halves = |median: f64| if median.fract() == 0.0 { count(median as u64) } else { format!("{median:.1}") };
+        let median = counted.median_updates.map_or_else(|| "\u{2013}".to_owned(), halves);
         let unfinished = (counted.unfinished > 0).then(|| format!("{} unfinished", counted.unfinished));
         Row {
             name: counted.encoding.clone(),

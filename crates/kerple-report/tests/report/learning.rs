@@ -69,7 +69,7 @@ fn learned_runs_are_counted_with_their_updates() {
         score of at least 0.9; validations every 10 updates, at most 60 updates.";
     for part in [
         caption,
-        "| alibi | 2 of 3 | 50.00 | 20, 50, > 60 |",
+        "| alibi | 2 of 3 | 50 | 20, 50, > 60 |",
         "| none | 0 of 1 (1 unfinished) | \u{2013} | > 60, unfinished |",
     ] {
         assert!(markdown.contains(part), "{part}\n{markdown}");
