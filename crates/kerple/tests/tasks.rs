@@ -56,6 +56,33 @@ fn a_run_of_a_task_is_trained_evaluated_verified_and_reported() {
 }
 
 #[test]
+fn a_learned_task_ends_its_runs() {
+    let place = place();
+    // half of the answers are right by guessing, so that the first validation passes
+    let rule = ["--set", "data.task=even_pairs", "--set", "train.until={ score = 0.01, checks = 1 }"];
+    let train = [&["train", "--config", "run.toml", "--out", "r", "--json"][..], &rule].concat();
+    for _ in 0..2 {
+        let ended: Value = serde_json::from_str(&place.ok(&train)).unwrap();
+        assert_eq!([&ended["step"], &ended["learned_at"]], [6, 6], "{ended}");
+        assert_eq!(ended["finished"], true);
+    }
+    let rows = place.ok(&["eval", "r", "--lengths", "16", "--n-segments", "4", "--json"]);
+    assert_eq!(serde_json::from_str::<Value>(&rows).unwrap()["step"], 6);
+    place.ok(&["verify", "r"]);
+    let printed = place.ok(&["report", "r", "--out", "page"]);
+    assert!(printed.contains("Updates until learned, even_pairs: 1 of 1 learned"), "{printed}");
+    assert!(!printed.contains("unfinished"), "{printed}");
+    let compare = ["compare", "--config", "run.toml", "--encodings", "alibi,none", "--out", "c", "--lengths", "16"];
+    let compare = [&compare[..], &["--n-segments", "4"], &rule].concat();
+    let printed = place.ok(&compare);
+    let files =
+        || ["evaluation.jsonl", "sessions.jsonl"].map(|name| place.read(format!("c/runs/none/seed-1235/{name}")));
+    let before = files();
+    assert_eq!(place.ok(&compare), printed);
+    assert!(printed.contains("2 of 2 learned") && files() == before, "nothing is done twice");
+}
+
+#[test]
 fn encodings_are_compared_on_a_task() {
     let place = place();
     let compare = ["compare", "--config", "run.toml", "--encodings", "alibi,learned", "--seeds", "2", "--out", "c"];
