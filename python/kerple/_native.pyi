@@ -76,7 +76,9 @@ class LinearState:
     def bytes(self) -> int: ...
 
 #: q, k, v; the encoding's parameters as stored; gates; number of keys of each sequence.
-_LinearInputs = tuple[ArrayLike, ArrayLike, ArrayLike, ArrayLike, ArrayLike | None, ArrayLike | None]
+_LinearInputs = tuple[
+    ArrayLike, ArrayLike, ArrayLike, ArrayLike, ArrayLike | None, ArrayLike | None, ArrayLike | None
+]  # fmt: skip
 
 def linear_forward(
     rule: LinearRule, inputs: _LinearInputs, out: ArrayLike, denominators: ArrayLike, state: LinearState | None

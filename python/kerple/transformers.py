@@ -5,8 +5,9 @@
 
 This module registers the attention with the library's own interface. BLOOM and MPT do not call that
 interface, so the module patches their attention. T5 computes a bias per pair; the module computes
-it per distance. Models run and train unchanged, with KV caches, with padding on either end and with
-packed documents; queries that are padding return zeros. Unsupported options are refused by name.
+it per distance. Models run and train unchanged, with KV caches, with padding on either end, with
+packed documents, with prefixes and with images whose tokens attend to each other; queries that are
+padding return zeros. Unsupported options are refused by name.
 """
 
 from __future__ import annotations
@@ -84,6 +85,8 @@ class Sight(Tensor):
     #: their documents, and positions.
     read_documents: tuple[Tensor, Tensor] | None
     read_positions: Tensor | None
+    #: The first key of each query and one after its last, ``[B, Q]`` each, in place of all else; None: no intervals.
+    intervals: tuple[Tensor, Tensor] | None
 
     @staticmethod
     def of(
@@ -93,10 +96,12 @@ class Sight(Tensor):
         starts: Tensor | None,
         ends: Tensor | None,
         documents: Tensor | None = None,
+        intervals: tuple[Tensor, Tensor] | None = None,
     ) -> Sight:
         sight = torch.empty(1, 1, 0, 0).as_subclass(Sight)
         sight.causal, sight.window, sight.keys, sight.starts, sight.ends = causal, window, keys, starts, ends
-        sight.documents, sight.read_documents, sight.read_positions = documents, None, None
+        sight.documents, sight.intervals = documents, intervals
+        sight.read_documents, sight.read_positions = None, None
         return sight
 
     def to(self, *_: object, **__: object) -> Sight:
@@ -187,6 +192,42 @@ def _documents(mask_function: Callable, batch: int, tokens: int, window: int | N
     return ids
 
 
+def _intervals(mask_function: Callable, batch: int, tokens: int, keys: int) -> tuple[Tensor, Tensor] | None:
+    """The interval of keys of each query of a mask function, ``[B, Q]`` bounds; None where rows are no
+    intervals with the query's own key in them.
+
+    Both ends are found by bisection. The rows where the rule changes and some others are then compared
+    with the function, at every key.
+    """
+    at = torch.arange(tokens, device="cpu")
+    starts, ends = (torch.zeros(batch, tokens, dtype=torch.int64, device="cpu") for _ in range(2))
+    for b in range(batch):
+        def sees(q: Tensor, k: Tensor, b: int = b) -> Tensor:
+            return torch.as_tensor(mask_function(b, 0, q, k)).cpu().expand(torch.broadcast_shapes(q.shape, k.shape))
+
+        if not bool(sees(at, at).all()):
+            return None
+        low, first = torch.zeros_like(at), at
+        last, high = at, torch.full_like(at, tokens - 1)
+        for _ in range(tokens.bit_length()):
+            before, behind = (low + first) // 2, (last + high + 1) // 2
+            seen = sees(at, before)
+            low, first = torch.where(seen, low, torch.minimum(before + 1, first)), torch.where(seen, before, first)
+            seen = sees(at, behind)
+            last, high = torch.where(seen, behind, last), torch.where(seen, high, torch.maximum(behind - 1, last))
+        starts[b], ends[b] = first, last + 1
+        steps = torch.stack([first, last]).diff(prepend=torch.full((2, 1), -1))
+        changes = functional.pad((steps.diff() != 0).any(0), (1, 0), value=True)
+        others = torch.linspace(0, tokens - 1, min(_ROWS, tokens), device="cpu").long()
+        rows = torch.cat([at[changes], at[changes.roll(-1)], others]).unique()
+        of_keys = torch.arange(keys, device="cpu")
+        for some in rows.split(max(1, _PAIRS // max(1, keys))):
+            want = (of_keys >= first[some][:, None]) & (of_keys <= last[some][:, None])
+            if not torch.equal(sees(some[:, None], of_keys[None]), want):
+                return None
+    return starts, ends
+
+
 def mask(
     batch_size: int,
     q_length: int,
@@ -205,16 +246,19 @@ def mask(
     ``device``.
     """
     q_offset = int(q_offset)
-    causal, window, documents = mask_function is not bidirectional_mask_function, None, None
+    causal, window = mask_function is not bidirectional_mask_function, None
+    documents = intervals = None
     if causal and mask_function is not causal_mask_function:
         window = local_size
         if not _sees(mask_function, (batch_size, q_length, kv_length), (q_offset, kv_offset), window):
             if q_offset == kv_offset == 0 and q_length == kv_length:
                 documents = _documents(mask_function, batch_size, q_length, window)
-            if documents is None:
+            if documents is None and q_offset == kv_offset == 0 and q_length <= kv_length:
+                intervals = _intervals(mask_function, batch_size, q_length, kv_length)
+            if documents is None and intervals is None:
                 raise _refuse(
-                    "this model's mask is neither causal, nor a window, nor of packed documents, nor of both directions "
-                    "(an image whose tokens see each other?)"
+                    "this model's mask is neither causal, nor a window, nor of packed documents, nor one interval of keys per "
+                    "query that includes its own, from the first token on"
                 )
     keys = min(kv_length, q_offset + q_length - kv_offset) if causal else kv_length
     starts = ends = None
@@ -228,6 +272,11 @@ def mask(
             raise _refuse("an attention mask that hides keys before packed documents", "pad behind them")
         if ends is not None:
             documents, ends = documents.masked_fill(torch.arange(keys, device="cpu") >= ends[:, None], -1), None
+    if intervals is not None:
+        first, last = intervals
+        first = first if starts is None else torch.maximum(first, starts[:, None])
+        last = last if ends is None else torch.minimum(last, ends[:, None])
+        return Sight.of(False, None, keys, None, None, None, (first, last))
     if device is None:
         device = torch.device("cpu") if attention_mask is None else attention_mask.device
     told = (whole_numbers(name, x, device) for name, x in (("starts", starts), ("ends", ends), ("documents", documents)))
@@ -375,6 +424,13 @@ def _call(
         query, key = (functional.pad(x, (0, of_values - features)) for x in (query, key))
     documents = sight.documents if documents is None else documents
     keys = {"key_starts": sight.starts, "key_lengths": sight.ends, "document_ids": documents}
+    if sight.intervals is not None:
+        if options.get("bias") is not None:
+            raise _refuse("a bias by distance beside a mask with keys after the query")
+        if documents is not None:
+            raise _refuse("cu_seq_lens beside a mask that is not causal", "give one of the two")
+        # the intervals tell the window as well
+        window, keys = None, dict(zip(("key_starts", "key_ends"), sight.intervals, strict=True))
     out = attention(query, key, value, causal=sight.causal, window=window, **keys, **options)
     return out[..., :of_values].transpose(1, 2)
 

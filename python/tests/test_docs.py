@@ -5,7 +5,7 @@ from pathlib import Path
 
 import torch
 
-from kerple.torch import attention, attention_varlen
+from kerple.torch import attention, attention_varlen, symmetric
 
 ROOT = Path(__file__).parents[2]
 
@@ -40,11 +40,11 @@ def test_methods_of_the_page_run():
     assert torch.equal(names["out"], names["v_new"].expand(1, 8, 1, 64)), "one key has all the weight"
 
 
-def test_packed_documents_of_the_page_run():
+def test_packed_documents_and_intervals_of_the_page_run():
     q, k, v = (torch.randn(1, 2, 8192, 4) for _ in range(3))
     flat = {name: x[0].transpose(0, 1) for name, x in (("q", q), ("k", k), ("v", v))}
     names = {
-        "torch": torch, "attention": attention, "attention_varlen": attention_varlen,
+        "torch": torch, "attention": attention, "attention_varlen": attention_varlen, "symmetric": symmetric,
         "q": q, "k": k, "v": v, "b": torch.randn(2, 8192), "B": 1, "ids": torch.arange(8192)[None] // 3000,
         "cu_q": [0, 5000, 8192], "cu_k": [0, 5000, 8192], "max_q": 5000, "max_k": 5000,
     }  # fmt: skip
@@ -53,3 +53,7 @@ def test_packed_documents_of_the_page_run():
     scope = names | flat
     exec(f"three = {third}", scope)
     assert names["one"].shape == names["two"].shape == (1, 2, 8192, 4) and scope["three"].shape == (8192, 2, 4)
+    ends, last = block("key_ends=ends").strip().split("\n")
+    exec(f"{ends}\nout = {last}", names)
+    prefix = attention(q[:, :, :512], k[:, :, :512], v[:, :, :512], bias=symmetric(names["b"][:, :512]), causal=False)
+    torch.testing.assert_close(names["out"][:, :, :512], prefix, rtol=0, atol=1e-5)

@@ -142,12 +142,13 @@ def test_padding_compiling_and_threads():
     assert all(torch.equal(one, two) for one, two in zip(*found, strict=True))
 
 
+@pytest.mark.parametrize("documents", [None, torch.tensor([[0] * 7 + [1] * 13, [0] * 19 + [-1]])], ids=["alone", "packed"])
 @pytest.mark.parametrize("kind", ["kerple_log", "sine_spe", "fox"])
-def test_opcheck(kind):
+def test_opcheck(kind, documents):
     attention, (q, k, v) = module(kind, count=8), inputs(20, dtype=torch.float32)
     gates = gates_of(attention, 20).get("gates")
     gates = None if gates is None else gates.detach().to(torch.float32).contiguous().requires_grad_()
-    operands = (q, k, v, attention._values(), gates, None, *attention._options(True))
+    operands = (q, k, v, attention._values(), gates, None, documents, *attention._options(True))
     registry.opcheck(torch.ops.kerple.linear.default, operands)
 
 

@@ -188,8 +188,47 @@ def test_caches_and_states_hold_one_document_a_row():
     linear = LinearAttention("none", 4, 8, seed=1)
     with pytest.raises(ValueError, match="cu_seqlens: a LinearState holds one document per row"):
         linear(q, k, v, state=LinearState(), cu_seqlens=cu)
-    with pytest.raises(NotImplementedError, match="document_ids: linear attention takes one document per row"):
-        linear(q, k, v, document_ids=ids)
+
+
+LINEAR = ["kerple_log", "alibi", "none", "rotary", "sine_spe", "conv_spe", "fox"]
+
+
+@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize("kind", LINEAR)
+def test_linear_attention_restarts_in_every_document(kind, causal):
+    if kind == "fox" and not causal:
+        pytest.skip("gates are for causal linear attention")
+    lengths = ([1, 5, 130, 9], [12, 0, 133])
+    q, k, v = rows(tokens=147, groups=4)
+    module = LinearAttention(kind, 4, 8, seed=3, dtype=torch.float64, count=8)
+    inputs = (q, k, v)
+    if kind == "fox":
+        inputs += ((-torch.rand(2, 4, 147, 1, dtype=torch.float64)).requires_grad_(),)
+
+    def run(q, k, v, gates=None, **documents):
+        return module(q, k, v, causal=causal, gates=None if gates is None else gates[..., 0], **documents)
+
+    packed, separate = run(*inputs, document_ids=ids_of(lengths, 147)), alone(run, inputs, lengths)
+    got, want = (gradients(out, inputs) for out in (packed, separate))
+    if kind == "fox":  # the first gate of a document is 0, so sums of gates are rounded otherwise
+        torch.testing.assert_close((packed, *got), (separate, *want), rtol=1e-9, atol=1e-11)
+    else:
+        assert all(torch.equal(a, b) for a, b in zip((packed, *got), (separate, *want), strict=True))
+    learned = [p for p in module.parameters() if p.requires_grad]
+    if learned and not kind.endswith("spe"):  # gradients of a code are counted from the middle of the longest document
+        got = gradients(run(*inputs, document_ids=ids_of(lengths, 147)), learned)
+        want = gradients(alone(run, inputs, lengths), learned)
+        torch.testing.assert_close(got, want, rtol=1e-9, atol=1e-11)
+
+
+def test_linear_attention_refuses_what_attention_refuses():
+    q, k, v = (x.detach() for x in rows(batch=1, groups=4))
+    linear = LinearAttention("none", 4, 8, seed=1, dtype=torch.float64)
+    assert torch.equal(linear(q, k, v, cu_seqlens=[0, 9, 23]), linear(q, k, v, document_ids=[[0] * 9 + [1] * 14]))
+    for arguments, error, message in REFUSED:
+        if not {"bias", "key_starts"} & set(arguments):
+            with pytest.raises(error, match=message):
+                linear(q, k, v, **arguments)
 
 
 def jagged(parts):

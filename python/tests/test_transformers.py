@@ -252,6 +252,49 @@ def test_trainer_in_bfloat16(kind, tmp_path):
     assert all(not torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True))
 
 
+TEXT = dict(
+    **SIZES, hidden_size=32, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2, intermediate_size=64, head_dim=8
+)  # fmt: skip
+VISION = dict(hidden_size=16, intermediate_size=16, num_hidden_layers=1, num_attention_heads=2, image_size=8, patch_size=4)
+IMAGES = {
+    "gemma3": lambda: transformers.Gemma3Config(
+        text_config=transformers.Gemma3TextConfig(**TEXT, sliding_window=5, layer_types=["sliding_attention", "full_attention"]),
+        vision_config=VISION, image_token_index=96, boi_token_index=95, eoi_token_index=94, mm_tokens_per_image=4,
+    ),
+    "paligemma": lambda: transformers.PaliGemmaConfig(
+        text_config=dict(**TEXT, model_type="gemma"), vision_config=dict(**VISION, model_type="siglip_vision_model"),
+        image_token_index=96, projection_dim=32,
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("side", ["none", "right"])
+@pytest.mark.parametrize("kind", IMAGES)
+def test_prefixes_and_images_equal_eager(kind, side):
+    eager, ours = pair(IMAGES[kind](), transformers.AutoModelForImageTextToText)
+    ids, mask = torch.randint(90, (3, 13)), padded(side)
+    if kind == "gemma3":  # two images side by side between text, and one at the end
+        types = torch.tensor([[0, 1, 1, 1, 0, 1, 1, 1, 1, 1, 1, 0, 0]] * 2 + [[0, 0, 1, 1, 1, 0, 0, 0, 0, 0, 0, 1, 1]])
+    else:  # prefixes of several lengths
+        types = (torch.arange(13) >= torch.tensor([[4], [9], [1]])).long()
+    inputs = dict(input_ids=ids, token_type_ids=types, use_cache=False)
+    if side != "none":
+        inputs["attention_mask"] = mask
+    for model in (eager, ours):
+        model.train()
+    compare(eager, ours, mask.bool(), inputs)
+
+
+def test_masks_that_are_no_intervals_are_refused():
+    from transformers.masking_utils import and_masks, causal_mask_function, or_masks
+
+    with_hole = and_masks(causal_mask_function, lambda b, h, q, k: k != 3)
+    ahead = or_masks(causal_mask_function, lambda b, h, q, k: k == q + 2)
+    for rule in (with_hole, ahead):
+        with pytest.raises(ValueError, match="nor one interval of keys per query"):
+            kerple.transformers.mask(2, 7, 7, mask_function=rule)
+
+
 def test_what_is_not_computed_is_refused_by_name():
     refused(
         "dropout of attention probabilities, 0.25",

@@ -2,12 +2,12 @@
 
 use crate::array::{DType, Element, OptionalObject, PythonArray, part};
 use crate::encoding::PyEncoding;
-use crate::parts::{SequenceGroup, behind, parts, tails};
+use crate::parts::{SequenceGroup, behind, packed_documents, parts, tails};
 use crate::threads::{Workload, run};
 use kerple_core::Number;
 use kerple_core::attention::{
-    self, AttentionDims, AttentionGradients, AttentionProblem, AttentionSaved, DocumentSegment, Mask, PackedDocuments,
-    PackingError, ScoreTable, ScoreTransform, View,
+    self, AttentionDims, AttentionGradients, AttentionProblem, AttentionSaved, DocumentSegment, KeyInterval, Mask,
+    PackedDocuments, ScoreTable, ScoreTransform, View,
 };
 use kerple_core::forms::{ScoreMod, Sides, Strided};
 use kerple_core::score_mods::ScoreModExtent;
@@ -66,6 +66,13 @@ impl AttentionRule {
     }
 }
 
+/// Which keys queries may attend to, besides the mask.
+struct KeyLimits {
+    documents: Option<PackedDocuments>,
+    /// `[B, Q]`
+    intervals: Option<Vec<KeyInterval>>,
+}
+
 /// The arrays of a call as Python holds them.
 struct AttentionArrays {
     q: PythonArray,
@@ -78,14 +85,16 @@ struct AttentionArrays {
     numbers: Option<PythonArray>,
     /// Cumulative gates, `[B, H, K]`.
     clocks: Option<PythonArray>,
+    /// Where keys start, per sequence `[B]` or per query `[B, Q]`.
     starts: Option<PythonArray>,
+    /// Where they end, likewise.
     lengths: Option<PythonArray>,
     /// Cumulative lengths `[N + 1]`, ids `[B, K]`, or cumulative lengths of queries and keys `[1, 2, N + 1]`.
     documents: Option<PythonArray>,
 }
 
 /// q, k and v; bias, weight, sinks, parameters of a score modification and cumulative gates; where
-/// the keys of each sequence start, and their number; packed documents.
+/// the keys of each sequence or query start, and where they end; packed documents.
 type AttentionArguments<'py> = (
     Bound<'py, PyAny>,
     Bound<'py, PyAny>,
@@ -119,8 +128,8 @@ impl AttentionArrays {
         })
     }
 
-    /// The sizes of the call and its packed documents, after all checks.
-    fn sizes(&self, rule: &AttentionRule) -> PyResult<(AttentionDims, Option<PackedDocuments>)> {
+    /// The sizes of the call and its documents or intervals, after all checks.
+    fn sizes(&self, rule: &AttentionRule) -> PyResult<(AttentionDims, KeyLimits)> {
         let [batch, heads, queries, head_dim] = self.q.sizes("B, H, Q, D")?;
         let [_, kv_heads, keys, _] = self.k.sizes("B, G, K, D")?;
         let dims = AttentionDims { batch, heads, kv_heads, queries, keys, head_dim };
@@ -157,10 +166,7 @@ impl AttentionArrays {
         if let Some(sinks) = &self.sinks {
             sinks.expect_shape("H", &[heads])?;
         }
-        for array in [&self.starts, &self.lengths].into_iter().flatten() {
-            array.expect_kind(DType::I64)?;
-            array.expect_shape("B", &[batch])?;
-        }
+        let intervals = self.intervals(dims)?;
         if let Some(clocks) = &self.clocks {
             self.check_clocks(clocks, dims, rule)?;
         }
@@ -172,46 +178,40 @@ impl AttentionArrays {
                 return Err(PyValueError::new_err(format!("{message}; {reason}")));
             }
         }
-        Ok((dims, documents))
+        Ok((dims, KeyLimits { documents, intervals }))
     }
 
     /// The documents of a call.
     fn packed(&self, array: &PythonArray, dims: AttentionDims) -> PyResult<PackedDocuments> {
-        let AttentionDims { batch, queries, keys, .. } = dims;
-        let refuse = |message: String| Err(PyValueError::new_err(message));
         if let Some(other) = [&self.starts, &self.lengths].into_iter().flatten().next() {
-            return refuse(format!("{}: packed documents already say which keys are padding", other.name()));
+            let message = format!("{}: packed documents already say which keys are padding", other.name());
+            return Err(PyValueError::new_err(message));
         }
-        array.expect_kind(DType::I64)?;
-        let (values, shape) = (array.values::<i64>()?, array.shape());
-        let several_rows = || {
-            refuse(format!(
-                "cu_seqlens: they describe one row, but q has {batch}; flatten to [1, H, T, D] or give document_ids"
-            ))
-        };
-        let last = |packed: Result<PackedDocuments, PackingError>| match packed {
-            Ok(packed) if queries < keys => packed.last_queries(queries),
-            packed => packed,
-        };
-        let packed = match *shape {
-            [_] | [1, 2, _] if batch != 1 => return several_rows(),
-            [_] => last(PackedDocuments::from_cu_seqlens(values, keys)),
-            [rows, tokens] if [rows, tokens] == [batch, keys] => last(PackedDocuments::from_ids(values, rows)),
-            [1, 2, entries] => {
-                let (of_queries, of_keys) = values.split_at(entries);
-                PackedDocuments::from_cu_seqlens_qk(of_queries, of_keys, queries, keys)
-            }
-            _ => return refuse(format!("document_ids: expected [B, K] = {:?}, got {shape:?}", [batch, keys])),
-        };
-        let packed = packed.map_err(|error| PyValueError::new_err(error.to_string()))?;
-        if packed.queries() != queries {
-            return refuse(format!("q: {queries} queries exceed the {keys} keys of packed documents"));
-        }
-        Ok(packed)
+        packed_documents(array, dims.batch, [dims.queries, dims.keys])
     }
 
-    fn parts(&self, rule: &AttentionRule, dims: AttentionDims) -> PyResult<Vec<SequenceGroup>> {
-        parts([&self.starts, &self.lengths], rule.mask.sides(), dims)
+    /// The interval of keys of each query, where the starts or the ends of keys are given per query.
+    fn intervals(&self, dims: AttentionDims) -> PyResult<Option<Vec<KeyInterval>>> {
+        let AttentionDims { batch, queries, keys, .. } = dims;
+        let given = || [&self.starts, &self.lengths].into_iter().flatten();
+        given().try_for_each(|array| array.expect_kind(DType::I64))?;
+        if given().all(|array| array.shape().len() < 2) {
+            return given().try_for_each(|array| array.expect_shape("B", &[batch])).map(|()| None);
+        }
+        given().try_for_each(|array| array.expect_shape("B, Q", &[batch, queries]))?;
+        if self.numbers.is_some() {
+            let message = "key_starts, key_ends: score modifications do not take intervals of keys per query";
+            return Err(PyValueError::new_err(message));
+        }
+        let [starts, ends] =
+            [&self.starts, &self.lengths].map(|array| array.as_ref().map(PythonArray::values::<i64>).transpose());
+        let intervals = KeyInterval::of_rows(starts?, ends?, [batch, queries, keys]);
+        intervals.map(Some).map_err(|error| PyValueError::new_err(error.to_string()))
+    }
+
+    fn parts(&self, rule: &AttentionRule, dims: AttentionDims, limits: &KeyLimits) -> PyResult<Vec<SequenceGroup>> {
+        let of_rows = [&self.starts, &self.lengths].map(|array| array.as_ref().filter(|_| limits.intervals.is_none()));
+        parts(of_rows, rule.mask.sides(), dims)
     }
 
     fn check_clocks(&self, clocks: &PythonArray, dims: AttentionDims, rule: &AttentionRule) -> PyResult<()> {
@@ -228,7 +228,7 @@ impl AttentionArrays {
         if rule.mask.sides() == Sides::OneSided {
             return Ok(());
         }
-        if self.starts.is_some() {
+        if self.starts.as_ref().is_some_and(|starts| starts.shape().len() < 2) {
             return refuse("key_starts: gates without causal=True do not support padding before the keys".to_owned());
         }
         let rises = |row: &[f64]| row.windows(2).any(|pair| pair[1] > pair[0]);
@@ -332,7 +332,7 @@ impl<'a, T: Number + Element> TypedArrays<'a, T> {
         rule: &'p AttentionRule,
         dims: AttentionDims,
         part: &'p SequenceGroup,
-        documents: Option<&'p PackedDocuments>,
+        limits: &'p KeyLimits,
     ) -> AttentionProblem<'p, T> {
         let columns = self.bias.or(self.weight).map_or(0, <[T]>::len) / dims.heads.max(1);
         let len = match rule.mask.sides() {
@@ -357,7 +357,8 @@ impl<'a, T: Number + Element> TypedArrays<'a, T> {
         };
         let (scale, cap) = (T::from_f64(rule.scale), rule.softcap.map(T::from_f64));
         let (sinks, mask, lengths) = (self.sinks, rule.mask, part.lengths.as_deref());
-        let (dims, intervals) = (part.dims(dims), None);
+        let (documents, intervals) = (limits.documents.as_ref(), limits.intervals.as_deref());
+        let dims = part.dims(dims);
         AttentionProblem { dims, scale, softcap: cap, sinks, mask, lengths, documents, intervals, scores }
     }
 
@@ -396,11 +397,11 @@ pub fn attention_forward(
     lse: &Bound<PyAny>,
 ) -> PyResult<()> {
     let inputs = AttentionArrays::of(&inputs)?;
-    let (dims, documents) = inputs.sizes(rule)?;
+    let (dims, limits) = inputs.sizes(rule)?;
     let (out, lse) = (PythonArray::of("out", out)?, PythonArray::of("lse", lse)?);
     out.expect_shape("B, H, Q, D", inputs.q.shape())?;
     lse.expect_shape("B, H, Q", &[dims.batch, dims.heads, dims.queries])?;
-    with_kind!(inputs.q, T => forward::<T>(py, rule, &inputs, dims, documents.as_ref(), [&out, &lse]))
+    with_kind!(inputs.q, T => forward::<T>(py, rule, &inputs, dims, &limits, [&out, &lse]))
 }
 
 fn forward<T: Number + Element>(
@@ -408,10 +409,10 @@ fn forward<T: Number + Element>(
     rule: &AttentionRule,
     inputs: &AttentionArrays,
     dims: AttentionDims,
-    documents: Option<&PackedDocuments>,
+    limits: &KeyLimits,
     [out, lse]: [&PythonArray; 2],
 ) -> PyResult<()> {
-    let (numbers, parts) = (TypedArrays::<T>::new(inputs, rule, dims)?, inputs.parts(rule, dims)?);
+    let (numbers, parts) = (TypedArrays::<T>::new(inputs, rule, dims)?, inputs.parts(rule, dims, limits)?);
     // SAFETY: `out` and `lse` were made for this call, so nothing else of it shares their memory, and they are taken once.
     let (mut out, lse) = unsafe { (out.room::<T>()?, lse.values_mut::<T>()?) };
     let rows = dims.heads * dims.queries;
@@ -423,7 +424,7 @@ fn forward<T: Number + Element>(
         for of in &parts {
             let (own, rest) = lse.split_at_mut(of.count * rows);
             lse = rest;
-            let problem = numbers.problem(rule, dims, of, documents);
+            let problem = numbers.problem(rule, dims, of, limits);
             let q = part(numbers.q, of.first, of.skip);
             let [k, v] = [numbers.k, numbers.v].map(|view| part(view, of.first, of.start));
             let unseeing = T::from_f64(f64::NEG_INFINITY);
@@ -445,7 +446,7 @@ pub fn attention_backward(
     made: [OptionalObject; 8],
 ) -> PyResult<()> {
     let inputs = AttentionArrays::of(&inputs)?;
-    let (dims, documents) = inputs.sizes(rule)?;
+    let (dims, limits) = inputs.sizes(rule)?;
     let saved =
         [PythonArray::of("out", &saved.0)?, PythonArray::of("lse", &saved.1)?, PythonArray::of("d_out", &saved.2)?];
     saved[0].expect_shape("B, H, Q, D", inputs.q.shape())?;
@@ -460,7 +461,7 @@ pub fn attention_backward(
         Ok(Some(array))
     };
     let made = names.into_iter().zip(&made).zip(of).map(array).collect::<PyResult<Vec<_>>>()?;
-    with_kind!(inputs.q, T => backward::<T>(py, rule, &inputs, dims, documents.as_ref(), &saved, &made))
+    with_kind!(inputs.q, T => backward::<T>(py, rule, &inputs, dims, &limits, &saved, &made))
 }
 
 fn backward<T: Number + Element>(
@@ -468,11 +469,11 @@ fn backward<T: Number + Element>(
     rule: &AttentionRule,
     inputs: &AttentionArrays,
     dims: AttentionDims,
-    documents: Option<&PackedDocuments>,
+    limits: &KeyLimits,
     [out, lse, d_out]: &[PythonArray; 3],
     made: &[Option<PythonArray>],
 ) -> PyResult<()> {
-    let (numbers, parts) = (TypedArrays::<T>::new(inputs, rule, dims)?, inputs.parts(rule, dims)?);
+    let (numbers, parts) = (TypedArrays::<T>::new(inputs, rule, dims)?, inputs.parts(rule, dims, limits)?);
     let (out, lse, d_out) = (out.view::<T>()?, lse.values::<T>()?, d_out.view::<T>()?);
     let [Some(d_q), Some(d_k), Some(d_v), beside @ .., d_clocks] = made else {
         return Err(PyValueError::new_err("the gradients in q, k and v are always made"));
@@ -496,7 +497,7 @@ fn backward<T: Number + Element>(
         let mut sums: Vec<Option<Vec<T>>> =
             d_beside.iter().map(|d| d.as_ref().filter(|_| many).map(|d| vec![T::ZERO; d.len()])).collect();
         for of in &parts {
-            let problem = numbers.problem(rule, dims, of, documents);
+            let problem = numbers.problem(rule, dims, of, limits);
             let lse = tails(&lse[of.first * rows..][..of.count * rows], dims.queries, of.skip);
             let saved = AttentionSaved {
                 q: part(numbers.q, of.first, of.skip),

@@ -3,8 +3,10 @@
 
 use crate::array::{DType, Element, OptionalObject, PythonArray};
 use crate::encoding::PyEncoding;
+use crate::parts::packed_documents;
 use crate::threads::{Workload, run};
 use kerple_core::Number;
+use kerple_core::attention::PackedDocuments;
 use kerple_core::attention::linear::{
     self, Decay, DecayGradient, DenominatorGuard, LinearAttentionDims, LinearAttentionGradients, LinearAttentionInputs,
     LinearAttentionProblem, LinearAttentionSaved, LinearMask, RecurrentState,
@@ -149,19 +151,20 @@ impl<T: Number> LinearMaps<T> {
     fn problem<'a>(
         &'a self,
         rule: &LinearRule,
-        dims: LinearAttentionDims,
         maps: &'a [&'a dyn FeatureMap<T>],
-        (gates, lengths): (Option<&'a [T]>, Option<&'a [usize]>),
+        call: &'a LinearArrays,
+        gates: Option<&'a [T]>,
     ) -> LinearAttentionProblem<'a, T> {
         let decay = self.fading.as_ref().map(|(found, [near, weights])| Decay {
-            near_len: near.len() / dims.heads,
+            near_len: near.len() / call.dims.heads,
             near,
             terms: found.terms,
             rates: &found.rates,
             weights,
         });
         let reach = if rule.causal { LinearMask::Causal } else { LinearMask::Bidirectional };
-        LinearAttentionProblem { dims, reach, lengths, documents: None, maps, decay, gates, guard: self.guard }
+        let (lengths, documents) = (call.lengths.as_deref(), call.documents.as_ref());
+        LinearAttentionProblem { dims: call.dims, reach, lengths, documents, maps, decay, gates, guard: self.guard }
     }
 }
 
@@ -173,10 +176,11 @@ struct LinearArrays {
     stored: Vec<Vec<f64>>,
     gates: Option<PythonArray>,
     lengths: Option<Vec<usize>>,
+    documents: Option<PackedDocuments>,
     dims: LinearAttentionDims,
 }
 
-/// q, k and v; the encoding's raw parameters; gates; the number of keys of each sequence.
+/// q, k and v; the encoding's raw parameters; gates; the number of keys of each sequence; packed documents.
 type LinearArguments<'py> = (
     Bound<'py, PyAny>,
     Bound<'py, PyAny>,
@@ -184,10 +188,14 @@ type LinearArguments<'py> = (
     Bound<'py, PyAny>,
     OptionalObject<'py>,
     OptionalObject<'py>,
+    OptionalObject<'py>,
 );
 
 impl LinearArrays {
-    fn new(rule: &LinearRule, (q, k, v, values, gates, lengths): &LinearArguments) -> PyResult<LinearArrays> {
+    fn new(
+        rule: &LinearRule,
+        (q, k, v, values, gates, lengths, documents): &LinearArguments,
+    ) -> PyResult<LinearArrays> {
         let (q, k, v) = (PythonArray::of("q", q)?, PythonArray::of("k", k)?, PythonArray::of("v", v)?);
         let [batch, heads, len, head_dim] = q.sizes("B, H, L, D")?;
         let [_, _, _, value_dim] = v.sizes("B, H, L, E")?;
@@ -230,7 +238,21 @@ impl LinearArrays {
                 Some(array.values::<i64>()?.iter().enumerate().map(one).collect::<PyResult<Vec<usize>>>()?)
             }
         };
-        Ok(LinearArrays { q, k, v, stored, gates, lengths, dims })
+        let documents = match PythonArray::some("documents", documents.as_ref())? {
+            Some(_) if lengths.is_some() => {
+                let message = "key_lengths: packed documents already say which keys are padding";
+                return Err(PyValueError::new_err(message));
+            }
+            Some(array) => Some(packed_documents(&array, batch, [len; 2])?),
+            None => None,
+        };
+        Ok(LinearArrays { q, k, v, stored, gates, lengths, documents, dims })
+    }
+
+    /// The sizes whose code serves all sequences or documents: a code counts from the first token of each.
+    fn longest(&self) -> LinearAttentionDims {
+        let len = self.documents.as_ref().map_or(self.dims.len, PackedDocuments::longest_len);
+        LinearAttentionDims { len, ..self.dims }
     }
 
     fn inputs<T: Element + Number>(&self) -> PyResult<LinearAttentionInputs<'_, T>> {
@@ -278,15 +300,15 @@ fn forward<T: Element + Number>(
         let message = format!("gates: {} is out of range; log gates must be at most 0", gate.to_f64());
         return Err(PyValueError::new_err(message));
     }
-    if state.is_some() && (!rule.causal || call.lengths.is_some()) {
-        return Err(PyValueError::new_err("state: it requires causal=True and no padding"));
+    if state.is_some() && (!rule.causal || call.lengths.is_some() || call.documents.is_some()) {
+        return Err(PyValueError::new_err("state: it requires causal=True and neither padding nor packed documents"));
     }
     let refused = run(py, rule.threads, Workload::Any, || {
         let mut held = state.map(|state| state.lock().unwrap_or_else(PoisonError::into_inner));
         let first = held.as_ref().and_then(|held| held.as_ref()).map_or(0, RecurrentState::len);
-        let made = rule.made::<T>(&call.stored, call.dims, first);
+        let made = rule.made::<T>(&call.stored, call.longest(), first);
         let maps = made.chain();
-        let problem = made.problem(rule, call.dims, &maps, (gates, call.lengths.as_deref()));
+        let problem = made.problem(rule, &maps, call, gates);
         let Some(held) = &mut held else {
             linear::forward(&problem, inputs, out.from(0, 0), denominators);
             return None;
@@ -358,9 +380,9 @@ fn backward<T: Element + Number>(
         (d_q.room::<T>()?, d_k.room::<T>()?, d_v.room::<T>()?, d_values.values_mut::<f64>()?, d_gates)
     };
     run(py, rule.threads, Workload::Any, || {
-        let made = rule.made::<T>(&call.stored, call.dims, 0);
+        let made = rule.made::<T>(&call.stored, call.longest(), 0);
         let maps = made.chain();
-        let problem = made.problem(rule, call.dims, &maps, (gates, call.lengths.as_deref()));
+        let problem = made.problem(rule, &maps, call, gates);
         let mut d_parameters = vec![T::ZERO; call.dims.heads * problem.parameters()];
         let tables = made.fading.as_ref().map(|(_, tables)| tables.each_ref().map(|table| vec![T::ZERO; table.len()]));
         let mut d_tables = tables.unwrap_or_default();

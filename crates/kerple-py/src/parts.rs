@@ -1,8 +1,8 @@
-//! Splits a call whose sequences begin with padding: distances do not change when the keys before
-//! the first are dropped.
+//! Which keys belong to which sequence or document: packed documents, and the split of a call whose
+//! sequences begin with padding. Distances do not change when the keys before the first are dropped.
 
-use crate::array::PythonArray;
-use kerple_core::attention::AttentionDims;
+use crate::array::{DType, PythonArray};
+use kerple_core::attention::{AttentionDims, PackedDocuments, PackingError};
 use kerple_core::forms::Sides;
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
@@ -30,7 +30,7 @@ impl SequenceGroup {
 }
 
 /// One part where no key is dropped; otherwise one part per sequence.
-pub fn parts(keys: [&Option<PythonArray>; 2], sides: Sides, dims: AttentionDims) -> PyResult<Vec<SequenceGroup>> {
+pub fn parts(keys: [Option<&PythonArray>; 2], sides: Sides, dims: AttentionDims) -> PyResult<Vec<SequenceGroup>> {
     let whole = SequenceGroup { first: 0, count: dims.batch, start: 0, skip: 0, lengths: None };
     if keys.iter().all(|array| array.is_none()) {
         return Ok(vec![whole]);
@@ -51,8 +51,8 @@ pub fn parts(keys: [&Option<PythonArray>; 2], sides: Sides, dims: AttentionDims)
 }
 
 /// The keys that each sequence has, those between padding on both sides.
-fn spans(keys: [&Option<PythonArray>; 2], dims: AttentionDims) -> PyResult<Vec<[usize; 2]>> {
-    let [starts, lengths] = keys.map(|array| array.as_ref().map(PythonArray::values::<i64>).transpose());
+fn spans(keys: [Option<&PythonArray>; 2], dims: AttentionDims) -> PyResult<Vec<[usize; 2]>> {
+    let [starts, lengths] = keys.map(|array| array.map(PythonArray::values::<i64>).transpose());
     let (starts, lengths) = (starts?, lengths?);
     let at = |name: &str, values: Option<&[i64]>, b: usize, usual: usize| match values.map(|values| values[b]) {
         None => Ok(usual),
@@ -62,6 +62,38 @@ fn spans(keys: [&Option<PythonArray>; 2], dims: AttentionDims) -> PyResult<Vec<[
     };
     let span = |b: usize| Ok([at("key_starts", starts, b, 0)?, at("key_lengths", lengths, b, dims.keys)?]);
     (0..dims.batch).map(span).collect()
+}
+
+/// The documents of `[B, Q]` queries and `[B, K]` keys: cumulative lengths `[N + 1]`, ids `[B, K]`, or
+/// cumulative lengths of queries and keys `[1, 2, N + 1]`.
+pub fn packed_documents(array: &PythonArray, batch: usize, [queries, keys]: [usize; 2]) -> PyResult<PackedDocuments> {
+    let refuse = |message: String| Err(PyValueError::new_err(message));
+    array.expect_kind(DType::I64)?;
+    let (values, shape) = (array.values::<i64>()?, array.shape());
+    let several_rows = || {
+        refuse(format!(
+            "cu_seqlens: they describe one row, but q has {batch}; flatten to [1, H, T, D] or give document_ids"
+        ))
+    };
+    let last = |packed: Result<PackedDocuments, PackingError>| match packed {
+        Ok(packed) if queries < keys => packed.last_queries(queries),
+        packed => packed,
+    };
+    let packed = match *shape {
+        [_] | [1, 2, _] if batch != 1 => return several_rows(),
+        [_] => last(PackedDocuments::from_cu_seqlens(values, keys)),
+        [rows, tokens] if [rows, tokens] == [batch, keys] => last(PackedDocuments::from_ids(values, rows)),
+        [1, 2, entries] => {
+            let (of_queries, of_keys) = values.split_at(entries);
+            PackedDocuments::from_cu_seqlens_qk(of_queries, of_keys, queries, keys)
+        }
+        _ => return refuse(format!("document_ids: expected [B, K] = {:?}, got {shape:?}", [batch, keys])),
+    };
+    let packed = packed.map_err(|error| PyValueError::new_err(error.to_string()))?;
+    if packed.queries() != queries {
+        return refuse(format!("q: {queries} queries exceed the {keys} keys of packed documents"));
+    }
+    Ok(packed)
 }
 
 /// Lets `f` write rows of `len` numbers without the first `skip` of each, which become `before`.

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from .._renamed import refuse_arguments
-from ._documents import documents_of, positions_of, whole_numbers
+from ._documents import documents_of, limits_of, positions_of, whole_numbers
 from ._gpu import DEVICES, GPUS, prefix_sums
 from ._ops import call
 
@@ -144,7 +144,8 @@ def attention(
     sinks: Tensor | None = None,
     gates: Tensor | None = None,
     key_lengths: Tensor | Sequence[int] | None = None,
-    key_starts: Tensor | Sequence[int] | None = None,
+    key_starts: Tensor | Sequence[int] | Sequence[Sequence[int]] | None = None,
+    key_ends: Tensor | Sequence[Sequence[int]] | None = None,
     cu_seqlens: Tensor | Sequence[int] | None = None,
     document_ids: Tensor | Sequence[Sequence[int]] | None = None,
     **unknown: NoReturn,
@@ -180,7 +181,15 @@ def attention(
             float64. There may not be more queries than keys. A gate of -65536 or less, including
             -inf, lets nothing through, and gates of padding are not read.
         key_lengths: number of keys of each sequence, ``[B]``; later keys are padding.
-        key_starts: the first key of each sequence, ``[B]``; earlier keys are padding.
+        key_starts: the first key of each sequence, ``[B]``; earlier keys are padding. With two
+            dimensions, ``[B, Q]``, it is the first key that each query may attend to.
+        key_ends: one past the last key that each query may attend to, ``[B, Q]``. Each query then
+            has one interval of keys, from ``key_starts`` (0 where not given) to ``key_ends`` (K
+            where not given); one that is empty sees nothing. With ``causal`` a query attends to
+            the earlier keys of its interval, without it to all of them, and tables have both sides.
+            Positions are those of the whole row. A prefix language model has ``causal=False`` and
+            ``key_ends = max(prefix, i + 1)``. Time follows the lengths of the intervals. Not on
+            GPUs, and not for methods that change scores by more than distance.
         cu_seqlens: cumulative lengths ``0, n_0, n_0 + n_1, .., K`` of packed documents, ``[N + 1]``,
             for B = 1. No token attends to another document, positions and distances are those
             within a document, and on the processor results have the bits of each document alone.
@@ -205,15 +214,16 @@ def attention(
         refuse_arguments("attention", unknown)
     if any(isinstance(x, Tensor) and x.is_nested for x in (q, k, v)):
         beside_documents = {
-            "gates": gates, "key_lengths": key_lengths, "key_starts": key_starts, "cu_seqlens": cu_seqlens,
-            "document_ids": document_ids,
+            "gates": gates, "key_lengths": key_lengths, "key_starts": key_starts, "key_ends": key_ends,
+            "cu_seqlens": cu_seqlens, "document_ids": document_ids,
         }  # fmt: skip
         return _attend_jagged(q, k, v, beside_documents, bias, weight, sinks, scale, causal, window, softcap)
     if cu_seqlens is not None or document_ids is not None:
         check_qkv(q, k, v)
     return attend(
         q, k, v, bias, weight, sinks, None, gates, key_starts, key_lengths,
-        documents_of(cu_seqlens, document_ids, k, key_starts, key_lengths), "", scale, causal, window, softcap,
+        documents_of(cu_seqlens, document_ids, k, key_starts, key_lengths, key_ends), "", scale, causal, window, softcap,
+        key_ends,
     )  # fmt: skip
 
 
@@ -234,11 +244,12 @@ def attend(
     causal: bool,
     window: int | None,
     softcap: float | None,
+    key_ends: Tensor | Sequence[Sequence[int]] | None = None,
 ) -> Tensor:
     """:func:`attention`, also with the score modification or the decay of an encoding."""
     q, k, v = as_autocast(q, k, v)
     of, dtype = check_qkv(q, k, v)
-    starts, ends = (whole_numbers(name, x, q.device) for name, x in (("key_starts", key_starts), ("key_lengths", key_lengths)))
+    starts, ends = limits_of(key_starts, key_ends, key_lengths, q)
     if scale is None:
         features = q.shape[-1]
         if features == 0:

@@ -1,4 +1,5 @@
-"""Packed documents: several documents in one row, none of which attends to another."""
+"""Which keys queries may attend to besides the mask: packed documents, several in one row, none of
+which attends to another; and intervals of keys per query."""
 
 from __future__ import annotations
 
@@ -31,6 +32,7 @@ def documents_of(
     k: Tensor,
     key_starts: object,
     key_lengths: object,
+    key_ends: object = None,
 ) -> Tensor | None:
     """The documents as the operation takes them: cumulative lengths ``[N + 1]`` or ids ``[B, K]``.
 
@@ -41,7 +43,7 @@ def documents_of(
     if cu_seqlens is not None and document_ids is not None:
         raise ValueError("document_ids: cu_seqlens are given too; give one of the two")
     name = "cu_seqlens" if document_ids is None else "document_ids"
-    for other, value in (("key_lengths", key_lengths), ("key_starts", key_starts)):
+    for other, value in (("key_lengths", key_lengths), ("key_starts", key_starts), ("key_ends", key_ends)):
         if value is not None:
             raise ValueError(f"{other}: {name} already tell which keys are padding; give one of the two")
     batch, keys = k.shape[0], k.shape[2]
@@ -58,6 +60,35 @@ def documents_of(
     if ids.shape != (batch, keys):
         raise ValueError(f"document_ids: expected [B, K] = {[batch, keys]}, got shape {tuple(ids.shape)}")
     return ids
+
+
+def limits_of(
+    key_starts: object, key_ends: object, key_lengths: object, q: Tensor
+) -> tuple[Tensor | None, Tensor | None]:
+    """Where keys start and end, as the operation takes them: per sequence, ``[B]``, or per query,
+    ``[B, Q]``. The number of dimensions tells which.
+    """
+    starts, ends, lengths = (
+        whole_numbers(name, x, q.device)
+        for name, x in (("key_starts", key_starts), ("key_ends", key_ends), ("key_lengths", key_lengths))
+    )
+    if ends is None and (starts is None or starts.dim() < 2):
+        return starts, lengths
+    if lengths is not None:
+        name = "key_starts" if ends is None else "key_ends"
+        raise ValueError(f"key_lengths: {name} per query already tell which keys are padding; give one of the two")
+    wanted = (q.shape[0], q.shape[2])
+    for name, x in (("key_starts", starts), ("key_ends", ends)):
+        if x is not None and x.shape != wanted:
+            per_row = "; the number of keys of each sequence is key_lengths" if name == "key_ends" and x.dim() == 1 else ""
+            shape = f"got shape {tuple(x.shape)}"
+            raise ValueError(f"{name}: expected [B, Q] = {list(wanted)}, since intervals are per query, {shape}{per_row}")
+    if q.device.type in DEVICES:
+        raise NotImplementedError(
+            f"key_starts, key_ends: intervals of keys per query are not computed on {q.device.type}; "
+            "move the tensors to the processor with .cpu(), or give packed documents as document_ids"
+        )
+    return starts, ends
 
 
 def own_keys(documents: Tensor, tokens: int) -> tuple[Tensor, Tensor]:

@@ -252,6 +252,7 @@ class Encoding(nn.Module):
         gates: Tensor | None = None,
         key_lengths: Tensor | None = None,
         key_starts: Tensor | None = None,
+        key_ends: Tensor | None = None,
         cu_seqlens: Tensor | None = None,
         document_ids: Tensor | None = None,
         **unknown: NoReturn,
@@ -266,7 +267,7 @@ class Encoding(nn.Module):
         if self._in_engine and q.device.type in DEVICES:
             refuse_encoding(self._key, q.device)
         longest = max(q.shape[2], k.shape[2])
-        documents = documents_of(cu_seqlens, document_ids, k, key_starts, key_lengths)
+        documents = documents_of(cu_seqlens, document_ids, k, key_starts, key_lengths, key_ends)
         q, k = self._rotated(q, k, longest, positions_of(documents, k.shape[2]))
         bias = weight = numbers = None
         if self._entry == "scores":
@@ -279,7 +280,7 @@ class Encoding(nn.Module):
             q = q + self.u.to(dtype)[:, None]
         out = attend(
             q, k, v, bias, weight, sinks, numbers, gates, key_starts, key_lengths, documents,
-            self._in_engine, scale, causal, self.window, softcap,
+            self._in_engine, scale, causal, self.window, softcap, key_ends,
         )  # fmt: skip
         return out.to(of)
 

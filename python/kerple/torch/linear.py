@@ -12,7 +12,7 @@ from torch import library as registry
 from .. import _native
 from ._gpu import GPUS
 from ._attention import as_autocast, beside, check_qkv, flag, gates_of
-from ._documents import refuse_documents, whole_numbers
+from ._documents import documents_of, positions_of, refuse_documents, whole_numbers
 from ._ops import (
     _check,
     _compiling,
@@ -30,10 +30,11 @@ from .encodings import Encoding
 
 _OPTIONS = "str encoding, str features, int count, bool causal, int[] noise"
 _library.define(
-    f"linear(Tensor q, Tensor k, Tensor v, Tensor values, Tensor? gates, Tensor? key_lengths, {_OPTIONS}) -> (Tensor, Tensor)"
+    f"linear(Tensor q, Tensor k, Tensor v, Tensor values, Tensor? gates, Tensor? key_lengths, Tensor? documents, "
+    f"{_OPTIONS}) -> (Tensor, Tensor)"
 )
 _library.define(
-    "linear_backward(Tensor d_out, Tensor q, Tensor k, Tensor v, Tensor values, Tensor? gates, Tensor? key_lengths, "
+    "linear_backward(Tensor d_out, Tensor q, Tensor k, Tensor v, Tensor values, Tensor? gates, Tensor? key_lengths, Tensor? documents, "
     f"Tensor out, Tensor denominators, {_OPTIONS}) -> (Tensor, Tensor, Tensor, Tensor, Tensor)"
 )
 
@@ -52,7 +53,7 @@ def _made(key: str, features: str, count: int, causal: bool, noise: list[int]) -
 def _linear(q, k, v, *rest, state: _native.LinearState | None = None) -> tuple[Tensor, Tensor]:
     _check(q, k, v)
     out, denominators = _room(v), q.new_empty(q.shape[:3])
-    inputs, options = (_rows(q), _rows(k), _rows(v), *map(_dense, rest[:3])), rest[3:]
+    inputs, options = (_rows(q), _rows(k), _rows(v), *map(_dense, rest[:4])), rest[4:]
     _native.linear_forward(_made(*options), inputs, out, denominators, state)
     return out, denominators
 
@@ -61,9 +62,9 @@ def _linear_fake(q, k, v, *_):
     return _room(v), q.new_empty(q.shape[:3])
 
 
-def _linear_backward(d_out, q, k, v, values, gates, key_lengths, out, denominators, *options):
+def _linear_backward(d_out, q, k, v, values, gates, key_lengths, documents, out, denominators, *options):
     made = _linear_backward_fake(d_out, q, k, v, values, gates)
-    inputs = (_rows(q), _rows(k), _rows(v), _dense(values), _dense(gates), _dense(key_lengths))
+    inputs = (_rows(q), _rows(k), _rows(v), *map(_dense, (values, gates, key_lengths, documents)))
     told = made if gates is not None else (*made[:4], None)
     _native.linear_backward(_made(*options), inputs, (_rows(out), _dense(denominators), _rows(d_out)), told)
     return made
@@ -78,17 +79,17 @@ def _setup(ctx, inputs, output) -> None:
     out, denominators = output
     ctx.mark_non_differentiable(denominators)
     ctx.set_materialize_grads(False)
-    ctx.save_for_backward(*inputs[:6], out, denominators)
-    ctx.options = inputs[6:]
+    ctx.save_for_backward(*inputs[:7], out, denominators)
+    ctx.options = inputs[7:]
 
 
 def _gradient(ctx, d_out, _d_denominators):
     if d_out is None:
-        return (None,) * 11
+        return (None,) * 12
     run = torch.ops.kerple.linear_backward if _transforms() is None else _LinearBackward.apply
     made = run(d_out, *ctx.saved_tensors, *ctx.options)
     d_gates = made[4] if ctx.needs_input_grad[4] else None
-    return (*made[:4], d_gates, *(None,) * 6)
+    return (*made[:4], d_gates, *(None,) * 7)
 
 
 _Linear = transformable(lambda *inputs: torch.ops.kerple.linear(*inputs), _setup, _gradient)
@@ -200,8 +201,8 @@ class LinearAttention(Encoding):
         gates: Tensor | None = None,
         key_lengths: Tensor | None = None,
         state: LinearState | None = None,
-        cu_seqlens: None = None,
-        document_ids: None = None,
+        cu_seqlens: Tensor | None = None,
+        document_ids: Tensor | None = None,
     ) -> Tensor:
         """Attends with ``[B, H, L, D]`` queries and keys and ``[B, H, L, E]`` values at the same
         positions.
@@ -209,31 +210,32 @@ class LinearAttention(Encoding):
         ``gates``, ``[B, H, L]``, are log gates: the product of a query and a key decays by the
         gates after the key, up to the query's own.
 
+        ``cu_seqlens`` and ``document_ids`` describe packed documents, as for
+        :func:`~kerple.torch.attention`: sums, decays and codes start again in every document.
+
         With ``state`` the positions follow those that the state contains, and are added to it. It
         has no gradients.
 
         Raises:
             TypeError, ValueError: as :func:`~kerple.torch.attention`.
-            ValueError: packed documents, since a state is that of one document per row.
-            NotImplementedError: packed documents without a state, which this module does not compute yet.
+            ValueError: packed documents with a state, which is that of one document per row.
         """
-        documents = {"cu_seqlens": cu_seqlens, "document_ids": document_ids}
         if state is not None:
-            refuse_documents("a LinearState", documents)
-        for name in (name for name, value in documents.items() if value is not None):
-            raise NotImplementedError(f"{name}: linear attention takes one document per row, with key_lengths for padding")
+            refuse_documents("a LinearState", {"cu_seqlens": cu_seqlens, "document_ids": document_ids})
         q, k, v = as_autocast(q, k, v)
         of, dtype = check_qkv(q, k, v)
         if q.device.type in GPUS:
             raise ValueError(f"q: is on {q.device}; linear attention is computed on the processor, use .cpu()")
         q, k, v = q.to(dtype), k.to(dtype), v.to(dtype)
-        q, k = self._rotated(q, k, q.shape[2] + (0 if state is None else len(state)))
+        documents = documents_of(cu_seqlens, document_ids, k, None, key_lengths)
+        span = q.shape[2] + (0 if state is None else len(state))
+        q, k = self._rotated(q, k, span, positions_of(documents, k.shape[2]))
         ends = whole_numbers("key_lengths", key_lengths, q.device)
         gates = beside("gates", gates, q, dtype)
         if gates is not None:
-            gates = gates_of(gates, q.shape[1], q, None, ends).to(dtype)
-        arguments = (q, k, v, self._values(), gates, ends, *self._options(flag("causal", causal)))
-        refuse_tangents(*arguments[:6])
+            gates = gates_of(gates, q.shape[1], q, None, ends, documents).to(dtype)
+        arguments = (q, k, v, self._values(), gates, ends, documents, *self._options(flag("causal", causal)))
+        refuse_tangents(*arguments[:7])
         if state is not None:
             with torch.no_grad():
                 return _linear(*arguments, state=state._native)[0].to(of)
