@@ -3,6 +3,8 @@
 //! Rotations of queries and keys and cumulative gates are computed here, document by document, as a
 //! layer computes them.
 
+mod linear;
+
 use crate::case::Case;
 use crate::engines::{cast, forward_backward, to_f64};
 use crate::layer::d_values;
@@ -18,14 +20,11 @@ use kerple_core::score_mods::ScoreModExtent;
 use serde_json::{Value, json};
 
 /// Cases that no engine on slices covers, by how their names begin.
-const NOT_BUILT: [(&str, &str); 8] = [
+const NOT_BUILT: [(&str, &str); 5] = [
     ("packed/sinusoidal", "rows of absolute positions, which models add before attention"),
     ("packed/learned", "rows of absolute positions, which models add before attention"),
     ("packed/ssmax", "scaling with the number of visible keys, which layers apply before attention"),
     ("packed/transformer_xl", "what layers add to queries before their product with the keys"),
-    ("packed/linear_gates", "packed documents in linear attention"),
-    ("packed/linear_alibi_both", "packed documents in linear attention"),
-    ("packed/sine_spe", "packed documents in linear attention"),
     ("packed/training", "losses of packed documents"),
 ];
 
@@ -37,6 +36,9 @@ pub fn not_built(name: &str) -> Option<&'static str> {
 /// What runs a case of this name.
 pub fn runner(name: &str) -> Option<CaseRunner> {
     let own = name.strip_prefix("packed/")?;
+    if linear::NAMES.contains(&own) {
+        return Some(linear::run);
+    }
     let is_known = method(own, &Value::Null).is_some() || ["varlen", "table_causal", "table_both"].contains(&own);
     is_known.then_some(run)
 }

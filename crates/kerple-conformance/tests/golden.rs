@@ -57,7 +57,7 @@ fn every_reference_value_of_positions_is_met() {
 
 #[test]
 fn every_reference_value_of_packed_documents_is_met() {
-    every_case_passes("packed", 12);
+    every_case_passes("packed", 15);
 }
 
 #[test]
