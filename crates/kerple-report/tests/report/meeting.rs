@@ -22,7 +22,7 @@ fn other_settings_make_other_tables_and_the_latest_checkpoint_counts() {
     let table = &summary.results.tables[0];
     assert_eq!(table.score(("kerple_log", None), 64).unwrap().perplexity, 22.0);
     assert_eq!(table.score(("kerple_log", None), 256).unwrap().n_unfinished, 1);
-    assert!(read(&root, "index.html").contains("The last 16 tokens of every span"));
+    assert!(read(&root, "index.html").contains("The last 16 tokens of every segment"));
 }
 
 #[test]

@@ -83,11 +83,15 @@ proptest! {
     #[test]
     fn intervals_equal_naive(recipe in super::recipes(), kind in 0..KINDS.len(), extra in 0usize..4, seed in any::<u64>()) {
         let case = recipe.case();
+        // a query that does not see itself, behind a gate that lets nothing through, has scores of thousands to compare: gates are
+        // as those of padding then
+        let is_far = matches!(KINDS[kind], Intervals::Any | Intervals::Rising);
+        let lengths = is_far.then(|| vec![case.dims.keys; case.dims.batch]);
         let case = match extra {
             0 => case,
             1 => case.decayed(),
             2 => case.with_relative(1 + seed as usize % 9, 1 + seed as usize % 230, seed),
-            _ => Case { lengths: None, ..case }.gated(seed),
+            _ => Case { lengths, ..case }.gated(seed),
         };
         assert_equals_naive(case.with_intervals(KINDS[kind], seed));
     }
