@@ -164,25 +164,18 @@ def _sees(mask_function: Callable, sizes: tuple[int, int, int], offsets: tuple[i
     return True
 
 
-#: Rows besides the first and last of each document at which a packed mask is compared.
-_ROWS = 64
-
-
 def _documents(mask_function: Callable, batch: int, tokens: int, window: int | None) -> Tensor | None:
     """The documents of a mask function, ``[B, L]``; None where it is no mask of packed documents.
 
-    A document begins wherever a token does not see the one before it. The first and last row of
-    each document and some others are then compared with the rule.
+    A document begins wherever a token does not see the one before it. The rule is then compared with
+    the function at every pair.
     """
     at = torch.arange(tokens, device="cpu")
     ids = torch.zeros(batch, tokens, dtype=torch.int64, device="cpu")
     for b, own in enumerate(ids):
         begins = ~mask_function(b, 0, at[1:], at[:-1]).cpu().expand(max(tokens - 1, 0))
         own[1:] = begins.cumsum(0)
-        borders = functional.pad(begins, (1, 0), value=True)
-        others = torch.linspace(0, tokens - 1, min(_ROWS, tokens), device="cpu").long()
-        rows = torch.cat([at[borders], at[borders.roll(-1)], others]).unique()
-        for some in rows.split(max(1, _PAIRS // max(1, tokens))):
+        for some in at.split(max(1, _PAIRS // max(1, tokens))):
             d = some[:, None] - at
             want = (d >= 0) & (own[some][:, None] == own)
             if window:
@@ -196,8 +189,7 @@ def _intervals(mask_function: Callable, batch: int, tokens: int, keys: int) -> t
     """The interval of keys of each query of a mask function, ``[B, Q]`` bounds; None where rows are no
     intervals with the query's own key in them.
 
-    Both ends are found by bisection. The rows where the rule changes and some others are then compared
-    with the function, at every key.
+    Both ends are found by bisection, and then compared with the function at every pair.
     """
     at = torch.arange(tokens, device="cpu")
     starts, ends = (torch.zeros(batch, tokens, dtype=torch.int64, device="cpu") for _ in range(2))
@@ -216,12 +208,8 @@ def _intervals(mask_function: Callable, batch: int, tokens: int, keys: int) -> t
             seen = sees(at, behind)
             last, high = torch.where(seen, behind, last), torch.where(seen, high, torch.maximum(behind - 1, last))
         starts[b], ends[b] = first, last + 1
-        steps = torch.stack([first, last]).diff(prepend=torch.full((2, 1), -1))
-        changes = functional.pad((steps.diff() != 0).any(0), (1, 0), value=True)
-        others = torch.linspace(0, tokens - 1, min(_ROWS, tokens), device="cpu").long()
-        rows = torch.cat([at[changes], at[changes.roll(-1)], others]).unique()
         of_keys = torch.arange(keys, device="cpu")
-        for some in rows.split(max(1, _PAIRS // max(1, keys))):
+        for some in at.split(max(1, _PAIRS // max(1, keys))):
             want = (of_keys >= first[some][:, None]) & (of_keys <= last[some][:, None])
             if not torch.equal(sees(some[:, None], of_keys[None]), want):
                 return None

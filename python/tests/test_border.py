@@ -137,7 +137,7 @@ def test_objects_that_are_no_arrays():
     for wrong in (Lies(), 3, "x", object(), [1.0]):
         with pytest.raises((TypeError, ValueError, AttributeError)):
             _native.attention_forward(rule, (wrong, q, q, *(None,) * 8), q, q[..., 0])
-    with pytest.raises(ValueError, match="length 10"):
+    with pytest.raises(ValueError, match="length 11"):
         _native.attention_forward(rule, (q, q), q, q)
     for wrong in ("", "{", '{"kind":"kerple_log","r1":1e999}', "null", "[" * 5000):
         with pytest.raises(ValueError):

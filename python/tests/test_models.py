@@ -58,11 +58,17 @@ def test_a_mask_is_compared_at_every_pair():
     from transformers.masking_utils import blockwise_overlay, causal_mask_function, or_masks
 
     for length, size, at in ((300, 4, 20), (1000, 16, 501), (5000, 64, 4001)):
+        with pytest.raises(ValueError, match="neither causal"):
+            ours.mask(1, length, length, mask_function=lambda b, h, q, k: (k <= q) & ~((q == at) & (k == at - 2)))  # noqa: B023
+        assert ours.mask(1, length, length, mask_function=lambda b, h, q, k: k <= q).causal
+        # a block of tokens that see each other leaves one interval for each
         block = torch.full((1, length), -1)
         block[0, at : at + size] = 0
-        with pytest.raises(ValueError, match="neither causal"):
-            ours.mask(1, length, length, mask_function=or_masks(causal_mask_function, blockwise_overlay(block)))
-        assert ours.mask(1, length, length, mask_function=lambda b, h, q, k: k <= q).causal
+        sight = ours.mask(1, length, length, mask_function=or_masks(causal_mask_function, blockwise_overlay(block)))
+        ends = torch.arange(1, length + 1)
+        ends[at : at + size] = at + size
+        assert not sight.causal and torch.equal(sight.intervals[0], torch.zeros(1, length, dtype=torch.int64))
+        assert torch.equal(sight.intervals[1], ends[None])
 
 
 def test_a_window_is_recognised_by_what_it_is():
@@ -70,8 +76,10 @@ def test_a_window_is_recognised_by_what_it_is():
 
     assert ours._is_window(window(5), 5) and not ours._is_window(window(5), 6)
     assert ours.mask(1, 9, 9, mask_function=window(5), local_size=5).window == 5
-    with pytest.raises(ValueError, match="neither causal"):
-        ours.mask(1, 9, 9, mask_function=window(5), local_size=6)
+    # the function decides, whatever the size beside it
+    sight, at = ours.mask(1, 9, 9, mask_function=window(5), local_size=6), torch.arange(9)
+    assert sight.window is None and torch.equal(sight.intervals[0][0], (at - 4).clamp(min=0))
+    assert torch.equal(sight.intervals[1][0], at + 1)
 
 
 def test_an_encoding_without_a_seed_is_made_on_the_meta_device(tmp_path):
