@@ -353,7 +353,8 @@ impl Case {
 ///
 /// The scores of a row with a lone key have gradient 0, the difference of two equal dots summed in different orders. What is
 /// left are their roundings: D of them, of partial sums of order sqrt(D), so of order D altogether, and in the gradients of
-/// queries and keys times the scale, a weight and a key or query. A table adds up the residues of all such rows.
+/// queries and keys times the scale, a weight and a key or query, in those of a relative bias times a profile or row. A table
+/// adds up the residues of all such rows.
 pub(super) fn assert_close(case: &Case, got: &Outcome<f64>, expected: &Outcome<f64>, tolerance: f64, what: &str) {
     let rows = (0..case.dims.batch).flat_map(|b| (0..case.dims.queries).map(move |i| (b, i)));
     let lone_rows = rows.filter(|&(b, i)| case.visible(b, i).len() == 1).count();
@@ -398,7 +399,13 @@ pub(super) fn assert_close(case: &Case, got: &Outcome<f64>, expected: &Outcome<f
             } else {
                 1
             };
-        let factor = if ["d_q", "d_k"].contains(&name) { reach.max(1.0) } else { 1.0 };
+        let factor = match (name, &case.relative) {
+            ("d_q" | "d_k", _) => reach,
+            ("d_rows", Some(relative)) => most(&relative.profiles),
+            ("d_profiles", Some(relative)) => most(&relative.rows),
+            _ => 1.0,
+        };
+        let factor = factor.max(1.0);
         let cancelled = residue * factor * (residues as f64).sqrt(); // independent roundings
         let largest = finite.fold(cancelled, |largest: f64, x| largest.max(x.abs()));
         for (i, (&got, &expected)) in got.iter().zip(&expected).enumerate() {
