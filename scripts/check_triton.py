@@ -14,6 +14,7 @@ import builtins, concurrent.futures, contextlib, json, math, os, re, subprocess,
 from pathlib import Path
 
 import torch
+from torch import library as registry
 
 ROOT = Path(__file__).resolve().parent.parent
 #: Largest error by type, as part of the largest entry of what is compared.
@@ -381,7 +382,7 @@ def operation():
     t = {name: None if x is None else x.requires_grad_() for name, x in tensors.items()}
     given = (t["q"], t["k"], t["v"], t["bias"], t["weight"], t["sinks"], None, None, None)
     for keys in ((options["key_lengths"], None), (None, torch.tensor([[0] * 9 + [1] * 15, [0] * 22 + [-1] * 2]))):
-        told = torch.library.opcheck(torch.ops.kerple.attention, (*given, *keys, "", 0.3, True, 9, 4.0), raise_exception=False)
+        told = registry.opcheck(torch.ops.kerple.attention, (*given, *keys, "", 0.3, True, 9, 4.0), raise_exception=False)
         if set(told.values()) != {"SUCCESS"}:
             yield f"opcheck: {told}"
     for given in (dict(weight=True, sinks=True, softcap=4.0, window=5), dict(gates=True, sinks=True), dict(gates=True, causal=False)):

@@ -268,61 +268,31 @@ impl Encoding {
     /// What is added to the embeddings of these positions, for absolute methods.
     pub fn absolute<'a>(&self, geometry: &Geometry, positions: impl Into<FormPositions<'a>>) -> Option<Absolute> {
         let Injection::Embeddings = self.entry() else { return None };
-        match self.form_of(geometry, &[], positions.into()) {
-            EncodingForm::Absolute(rows) => Some(rows),
-            EncodingForm::Nothing
-            | EncodingForm::Rotary(_)
-            | EncodingForm::Table(_)
-            | EncodingForm::ScoreMod(_)
-            | EncodingForm::Gates(_)
-            | EncodingForm::RelativeBias(_)
-            | EncodingForm::Code(_) => None,
-        }
+        let EncodingForm::Absolute(rows) = self.form_of(geometry, &[], positions.into()) else { return None };
+        Some(rows)
     }
 
     /// The code of queries and keys, for stochastic methods.
     pub fn code(&self, geometry: &Geometry) -> Option<CodeForm> {
         let Injection::Code = self.entry() else { return None };
-        match self.form_of(geometry, &[], FormPositions::from(0)) {
-            EncodingForm::Code(code) => Some(code),
-            EncodingForm::Nothing
-            | EncodingForm::Absolute(_)
-            | EncodingForm::Rotary(_)
-            | EncodingForm::Table(_)
-            | EncodingForm::ScoreMod(_)
-            | EncodingForm::Gates(_)
-            | EncodingForm::RelativeBias(_) => None,
-        }
+        let EncodingForm::Code(code) = self.form_of(geometry, &[], FormPositions::from(0)) else { return None };
+        Some(code)
     }
 
     /// The gates that a layer makes of its rows, for methods that have them.
     pub fn gates(&self, geometry: &Geometry) -> Option<ForgetGates> {
         let Injection::Gates = self.entry() else { return None };
-        match self.form_of(geometry, &[], FormPositions::from(0)) {
-            EncodingForm::Gates(gates) => Some(gates),
-            EncodingForm::Nothing
-            | EncodingForm::Absolute(_)
-            | EncodingForm::Rotary(_)
-            | EncodingForm::Table(_)
-            | EncodingForm::ScoreMod(_)
-            | EncodingForm::RelativeBias(_)
-            | EncodingForm::Code(_) => None,
-        }
+        let EncodingForm::Gates(gates) = self.form_of(geometry, &[], FormPositions::from(0)) else { return None };
+        Some(gates)
     }
 
     /// The relative bias that a layer makes of its rows, for methods that have one.
     pub fn row_profiles(&self, geometry: &Geometry) -> Option<RowProfiles> {
         let Injection::RelativeBias = self.entry() else { return None };
-        match self.form_of(geometry, &[], FormPositions::from(0)) {
-            EncodingForm::RelativeBias(profiles) => Some(profiles),
-            EncodingForm::Nothing
-            | EncodingForm::Absolute(_)
-            | EncodingForm::Rotary(_)
-            | EncodingForm::Table(_)
-            | EncodingForm::ScoreMod(_)
-            | EncodingForm::Gates(_)
-            | EncodingForm::Code(_) => None,
-        }
+        let EncodingForm::RelativeBias(profiles) = self.form_of(geometry, &[], FormPositions::from(0)) else {
+            return None;
+        };
+        Some(profiles)
     }
 
     /// Whether keys ahead of a query have a bias of their own, so that only an encoder has a use for all of it.

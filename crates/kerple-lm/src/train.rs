@@ -322,7 +322,7 @@ impl<'a, M: FromPlan, T: Objective<M> + Copy> TrainLoop<'a, M, T> {
         Error::NotFinite { step, what, value, hint }
     }
 
-    /// The update at which the run is complete, as far as its validations tell.
+    /// The update at which the run is complete, given its validations so far.
     fn last_step(&self) -> u64 {
         self.plan.training_end().last_step(&self.scores)
     }

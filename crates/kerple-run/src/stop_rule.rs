@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 /// `[train] until`, early stopping by a threshold: training stops once the validation score was at
 /// least `score` in `checks` validations in a row.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
+#[serde(deny_unknown_fields, expecting = "a table { score, checks }")]
 pub struct StopRule {
     /// The least validation score that passes, a share of right answers: above 0 and at most 1.
     pub score: f64,

@@ -144,7 +144,8 @@ pub(super) enum GradientPass<T> {
 }
 
 impl<T: Number> GradientPass<T> {
-    /// The sums over some segments as they enter the sum over all; `near_len` is that of a head, `at` says where each starts.
+    /// Makes of this pass's sums those that count: the first pass keeps them, and the second adds what was kept from `at` on.
+    /// `near_len` is per head.
     fn take(&mut self, own: &mut [Vec<T>; 3], at: [usize; 3], near_len: usize) {
         match self {
             GradientPass::Single => {}

@@ -404,7 +404,7 @@ impl<L: Lanes> TiledBackwardCall<'_, L> {
         first..allowed.rev().find(sees).map_or(first, |last| last + 1)
     }
 
-    /// Adds to the gradients what a head has of a block of keys.
+    /// Adds one head's gradients from a block of keys.
     fn head(&self, scratch: &mut TiledBackwardScratch<L::Number>, head: usize, block: usize, keys: usize) {
         let first_key = block * KEYS;
         let query_blocks = self.query_blocks(block);

@@ -148,10 +148,10 @@ struct SplitKvCall<'a, L: Lanes> {
 }
 
 impl<L: Lanes> SplitKvCall<'_, L> {
-    /// Puts the splits of a head together.
+    /// Merges the splits of one head.
     fn combine(&self, head: usize, splits: usize) {
         let (stride, head_dim) = (2 + self.width, self.of.problem.dims.head_dim);
-        // SAFETY: `out` and `lse` are checked, `partial` has room for all splits of a head, and whoever combines them holds
+        // SAFETY: `out` and `lse` are checked, `partial` has room for all splits of a head, and whoever merges them holds
         // these rows alone.
         let (out, lse, partial) = unsafe {
             let partial = self.partial.row(0, head, 0, splits * stride);
@@ -231,7 +231,7 @@ impl<L: Lanes> SplitKvCall<'_, L> {
         Some(gate_cumsum[keys.clone()].iter().map(|cumsum| L::Number::from_f64(own - cumsum)).collect())
     }
 
-    /// Adds the relative bias of a head to what is added to the scores of some keys; the query is at the last key's position.
+    /// Adds one head's relative bias to the bias of some keys; the query is at the last key's position.
     fn add_relative(&self, head: usize, keys: &Range<usize>, to: &mut Option<Vec<L::Number>>) {
         let Some(RelativeBias { rows, profiles, rank, reach }) = self.of.problem.relative() else { return };
         let all = self.of.problem.dims.keys;

@@ -131,7 +131,7 @@ pub(super) fn add_sinks<R: Number>(
     }
 }
 
-/// The queries of a head of a segment, and their own keys in `[B, H, K]`.
+/// One head's queries in a segment, and the keys at their positions in `[B, H, K]`.
 struct OwnRows {
     row: usize,
     head: usize,

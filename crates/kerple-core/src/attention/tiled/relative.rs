@@ -327,8 +327,8 @@ impl<R: Number> RelativeBackward<R> {
         self.reach.min(segment.dims.keys) * self.width
     }
 
-    /// Adds the gradient of the profiles by a block of keys to that of a head so far, `[reach, width]` of the segment, and
-    /// begins anew.
+    /// Adds the profile gradients of a block of keys to one head's sums, `[reach, width]` of the segment, and clears them for the
+    /// next block.
     pub(super) fn move_into<L: Lanes<Number = R>>(&mut self, lanes: L, to: &mut [R]) {
         let end = (MARGIN + self.reach) * self.width;
         let from = &self.d_profiles[end - to.len()..end];
