@@ -34,5 +34,5 @@ extend dropped --set encoding.kind=none
 step report "$out/short" "$out/interpolated" "$out/ntk" "$out/yarn" "$out/kernel" "$out/dropped" --out "$out/report"
 
 # a model that transformers wrote, of 192 tokens without text, looked at, extended in the same way
-step import golden/interchange/neox_sequential_tied_bf16 --out "$out/imported"
+step import reference/interchange/neox_sequential_tied_bf16 --out "$out/imported"
 step verify "$out/imported"

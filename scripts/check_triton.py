@@ -267,7 +267,7 @@ def _reference_values():
     from kerple.torch import Encoding, attention
 
     def read(folder, of):
-        with safe_open(ROOT / "golden" / folder / of["file"], "pt") as file:
+        with safe_open(ROOT / "reference" / folder / of["file"], "pt") as file:
             return file.get_tensor(of["key"])
 
     def compare(case, folder, found):
@@ -284,7 +284,7 @@ def _reference_values():
              "kerple_power_original": "kerple_power_original", "kerple_log": "kerple_log", "kerple_power": "kerple_power", "t5": "t5"}  # fmt: skip
     count = 0
     for folder in ("kerple", "clocks"):
-        for case in json.loads((ROOT / "golden" / folder / "manifest.json").read_text())["cases"]:
+        for case in json.loads((ROOT / "reference" / folder / "manifest.json").read_text())["cases"]:
             if not {"q", "k", "v", "dout"} <= set(case["inputs"]):
                 continue
             q, k, v, up = (read(folder, case["inputs"][name]).double() for name in ("q", "k", "v", "dout"))

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Makes reference checkpoints of GPT-NeoX with the logits they should give, from the formulas alone.
 
-    python3 scripts/make_neox_cases.py golden/interchange
+    python3 scripts/make_neox_cases.py reference/interchange
 
 Needs torch and safetensors. Every case is a small model of random weights, computed in float64 as GPT-NeoX's modules do it, and
 saved as its engine saves it: rounded to a type of 16 bits, cut into tensor-parallel ranks, tensors as views of one buffer a file. Cases of

@@ -201,7 +201,7 @@ def test_what_is_no_function_is_refused():
 
 
 #: Folders of reference values with a `manifest.json`, as `conformance FOLDER...` reads them.
-REPOSITORY = Path(__file__).resolve().parents[2] / "golden"
+REPOSITORY = Path(__file__).resolve().parents[2] / "reference"
 FOLDERS = [Path(folder) for folder in os.environ.get("KERPLE_REFERENCE_VALUES", "").split(os.pathsep) if folder] or [
     REPOSITORY / name for name in ("kerple", "dape", "encodings")
 ]

@@ -7,7 +7,7 @@ use std::process::Command;
 #[test]
 fn attention_meets_the_reference_values() {
     let device = std::env::var("KERPLE_TEST_DEVICE").unwrap_or_else(|_| "wgpu:software".to_owned());
-    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../golden/kerple");
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../reference/kerple");
     let mut conformance = Command::new(env!("CARGO_BIN_EXE_conformance"));
     let output = conformance.arg(folder).args(["--device", &device, "--json"]).output().unwrap();
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));

@@ -32,7 +32,7 @@ fn named(entry: &Value, found: &mut BTreeSet<String>) {
 }
 
 fn repository(name: &str) -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../golden").join(name)
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../reference").join(name)
 }
 
 fn size(folder: &Path, case: &Value) -> u64 {

@@ -10,7 +10,7 @@ fn conformance(place: &Path, arguments: &[&str]) -> Output {
 }
 
 fn repository(name: &str) -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../golden").join(name)
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../reference").join(name)
 }
 
 fn text(bytes: &[u8]) -> String {

@@ -2,7 +2,7 @@
 
 mod common;
 
-use common::{ModelCopy, golden, says};
+use common::{ModelCopy, reference, says};
 use kerple_convert::import::{ImportOptions, import};
 use kerple_convert::layout::{aliases, entries};
 use kerple_lm::Error;
@@ -361,6 +361,6 @@ fn names_and_settings_that_no_engine_writes_are_refused() {
 fn links_out_of_a_checkpoint_are_not_followed() {
     let copy = ModelCopy::of(NEOX);
     fs::remove_file(copy.file(RANK)).unwrap();
-    std::os::unix::fs::symlink(golden(NEOX).join(RANK).canonicalize().unwrap(), copy.file(RANK)).unwrap();
+    std::os::unix::fs::symlink(reference(NEOX).join(RANK).canonicalize().unwrap(), copy.file(RANK)).unwrap();
     says(&copy.error(), &["outside the checkpoint"]);
 }

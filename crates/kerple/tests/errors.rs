@@ -359,7 +359,7 @@ fn arguments() {
     // what had another name: all of it is in `args/renamed.rs`
     say.fails(&["sample", "run", "--tokens=5"]);
     say.fails(&["kernel", "reach", "log(1, 1)"]);
-    say.fails(&["golden", "golden/kerple"]);
+    say.fails(&["golden", "reference/kerple"]);
     say.fails(&["bench", "decode", "--lengths", "1024"]);
     for flag in ["--lengths", "--batch", "--heads", "--head-dim", "--layers", "--vocab", "--threads", "--repeats"] {
         for number in ["0", "-1", "9223372036854775808", "18446744073709551615"] {

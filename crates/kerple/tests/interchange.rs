@@ -9,8 +9,8 @@ fn json(text: &str) -> Vec<Value> {
     text.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
 }
 
-fn golden(name: &str) -> String {
-    document("golden/interchange").join(name).canonicalize().unwrap().to_str().unwrap().to_owned()
+fn reference(name: &str) -> String {
+    document("reference/interchange").join(name).canonicalize().unwrap().to_str().unwrap().to_owned()
 }
 
 /// `ids.bin` and `ids.idx`: documents of tokens below 128, as GPT-NeoX stores them.
@@ -40,7 +40,7 @@ fn an_imported_model_is_a_run() {
     make_ids(&place);
     for name in ["neox_sequential_tied_bf16", "kerple_weight_neox_one_file"] {
         let run = format!("runs/{name}");
-        let made = json(&place.ok(&["import", &golden(name), "--out", &run, "--json"]));
+        let made = json(&place.ok(&["import", &reference(name), "--out", &run, "--json"]));
         assert!(made[0]["parameters"].as_u64().unwrap() > 10_000, "{made:?}");
         assert!(place.ok(&["verify", &run]).contains("step 0, weights"));
         let text = ["--data", "ids", "--split", "valid", "--n-segments", "4", "--segment-len", "64"];
@@ -53,7 +53,7 @@ fn an_imported_model_is_a_run() {
         assert!(String::from_utf8_lossy(&refused.stderr).contains("has no tokenizer"));
         let refused = place.run(&["eval", &run, "--lengths", "16"]);
         assert!(String::from_utf8_lossy(&refused.stderr).contains("its model was imported"));
-        let refused = place.run(&["import", &golden(name), "--out", &run]);
+        let refused = place.run(&["import", &reference(name), "--out", &run]);
         assert_eq!(refused.status.code(), Some(2));
     }
     // one has a table over distances
@@ -66,7 +66,7 @@ fn an_imported_model_is_a_run() {
 fn training_goes_on_from_an_imported_model() {
     let place = Place::new();
     make_ids(&place);
-    place.ok(&["import", &golden("neox_sequential_tied_bf16"), "--out", "model"]);
+    place.ok(&["import", &reference("neox_sequential_tied_bf16"), "--out", "model"]);
     let steps = [
         "--set",
         "train.steps=3",

@@ -282,7 +282,7 @@ mod tests {
 
     #[test]
     fn mistakes_are_caught() {
-        let path = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../../golden/positions2026");
+        let path = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../../reference/positions2026");
         let folder = ReferenceFolder::open(&path).unwrap();
         let passes = |case: &Case, layer: &InklingLayer| {
             let comparison = compare(case, "tiled f64", &layer.run::<f64>(true), false).unwrap();

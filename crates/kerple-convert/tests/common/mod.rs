@@ -6,8 +6,8 @@ use std::path::{Path, PathBuf};
 use tempfile::TempDir;
 
 /// A folder of the reference values.
-pub fn golden(name: &str) -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../golden/interchange").join(name)
+pub fn reference(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../reference/interchange").join(name)
 }
 
 /// A copy of a model of the reference values, in which files are changed, and a place for a run of it.
@@ -16,7 +16,7 @@ pub struct ModelCopy(pub TempDir);
 impl ModelCopy {
     pub fn of(name: &str) -> ModelCopy {
         let copy = ModelCopy(tempfile::tempdir().unwrap());
-        copy_folder(&golden(name), &copy.folder());
+        copy_folder(&reference(name), &copy.folder());
         copy
     }
 

@@ -3,7 +3,7 @@
 use std::path::Path;
 
 fn every_case_passes(folder: &str, cases: usize) {
-    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../golden").join(folder);
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../reference").join(folder);
     let mut failures = Vec::new();
     let counts = kerple_conformance::run(&folder, &mut |verdict| {
         if !verdict.passed {
@@ -68,7 +68,7 @@ fn formal_languages_and_their_encoder_are_the_originals() {
 
 /// A copy of a folder of the repository, changed.
 fn changed(name: &str, change: impl FnOnce(&Path)) -> ((usize, usize), Vec<String>) {
-    let from = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../golden").join(name);
+    let from = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../reference").join(name);
     let aside = tempfile::tempdir().unwrap();
     let folder = aside.path().join(name);
     std::fs::create_dir(&folder).unwrap();
@@ -216,7 +216,7 @@ fn a_collection_claims_no_case_of_another() {
     assert_eq!((clocks.failed, clocks.not_covered), (1, 1));
     assert_eq!((spe.failed, spe.not_covered), (2, 0));
     // a folder of another name is of the collection that knows all of its cases
-    let from = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../golden/media");
+    let from = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../reference/media");
     let aside = tempfile::tempdir().unwrap();
     for file in std::fs::read_dir(from).unwrap().map(|file| file.unwrap().path()) {
         std::fs::copy(&file, aside.path().join(file.file_name().unwrap())).unwrap();
