@@ -54,7 +54,9 @@ def certificate(expression: str, points: str = "0..31") -> Certificate:
     return Certificate(expression, is_valid, text, json.loads(data))
 
 
-def encoding(kind: str, heads: int, head_dim: int, train_len: int, keys: dict[str, Any]) -> _native.Encoding:
+def encoding(
+    kind: str, heads: int, head_dim: int, train_len: int, keys: dict[str, Any], d_model: int | None = None
+) -> _native.Encoding:
     """The native encoding with these keys.
 
     Raises:
@@ -64,7 +66,7 @@ def encoding(kind: str, heads: int, head_dim: int, train_len: int, keys: dict[st
         text = json.dumps({"kind": kind, **keys}, allow_nan=False)
     except (TypeError, ValueError) as error:
         raise type(error)(f"keys of {kind}: {error}; use finite numbers, strings, lists and dictionaries") from None
-    return _native.Encoding(text, heads, head_dim, train_len)
+    return _native.Encoding(text, heads, head_dim, train_len, d_model)
 
 
 def table(

@@ -31,7 +31,7 @@ def spread(table, queries, keys, causal):
 
 def defined(
     q, k, v, bias=None, weight=None, causal=True, window=None, scale=None, softcap=None, sinks=None,
-    gates=None, key_lengths=None, key_starts=None,
+    gates=None, relative=None, key_lengths=None, key_starts=None,
 ):  # fmt: skip
     """What ``kerple.torch.attention`` must give, from its formula."""
     batch, heads, queries, features = q.shape
@@ -50,6 +50,10 @@ def defined(
         among = (at > torch.minimum(own, other)) & (at <= torch.maximum(own, other))
         scores = scores + torch.einsum("ijn,bhn->bhij", among.to(gates.dtype), gates)
     d = torch.arange(keys - queries, keys)[:, None] - torch.arange(keys)
+    if relative is not None:  # of a column of the profiles for each distance within reach
+        rows, profiles = relative
+        within = (d >= 0) & (d < profiles.shape[1])
+        scores = scores + torch.einsum("bhir,rij->bhij", rows, profiles[:, d.clamp(0, profiles.shape[1] - 1)] * within)
     seen = torch.ones_like(d, dtype=torch.bool)
     if causal:
         seen &= d >= 0

@@ -37,12 +37,25 @@ CASES = {
     "gates and padding before": dict(tables="b", gates=True, sinks=True, key_starts=[0, 3]),
     "gates and padding on both sides": dict(gates=True, queries=4, keys=9, key_starts=[2, 7], key_lengths=[9, 8]),
     "gates and nothing but padding": dict(gates=True, key_starts=[9, 2]),
+    "a relative bias": dict(relative=(3, 20)),
+    "a relative bias of distance 0": dict(relative=(1, 1)),
+    "a relative bias and all else": dict(
+        relative=(4, 6), tables="bw", gates=True, window=7, softcap=2.0, sinks=True, heads=4, kv_heads=2
+    ),
+    "a relative bias past its window": dict(relative=(3, 8), window=3),
+    "a relative bias and tiles": dict(relative=(5, 70), queries=131, keys=203, heads=4, kv_heads=2, features=8),
+    "a relative bias of more keys": dict(relative=(3, 5), queries=3, keys=11),
+    "a relative bias and one query": dict(relative=(17, 9), queries=1, keys=11),
+    "a relative bias of more queries": dict(relative=(3, 5), queries=7, keys=4),
+    "a relative bias and padding behind": dict(relative=(3, 5), key_lengths=[9, 4]),
+    "a relative bias and padding before": dict(relative=(3, 5), queries=8, key_starts=[0, 4]),
+    "a relative bias and padding on both sides": dict(relative=(3, 5), key_starts=[2, 3], key_lengths=[9, 5]),
 }
 
 
 def case(
-    dtype, tables="", queries=9, keys=9, heads=2, kv_heads=None, columns=0, sinks=False, gates=False, features=5, batch=2,
-    **options,
+    dtype, tables="", queries=9, keys=9, heads=2, kv_heads=None, columns=0, sinks=False, gates=False, relative=None, features=5,
+    batch=2, **options,
 ):  # fmt: skip
     make = lambda *shape: torch.randn(*shape, dtype=dtype, requires_grad=True)  # noqa: E731
     inputs = [make(batch, heads, queries, features)] + [make(batch, kv_heads or heads, keys, features) for _ in "kv"]
@@ -52,7 +65,19 @@ def case(
         named["sinks"] = make(heads)
     if gates:
         named["gates"] = torch.nn.functional.logsigmoid(make(batch, heads, keys)).detach().requires_grad_()
+    if relative is not None:  # rows as a linear layer returns them
+        rank, reach = relative
+        named["rows"] = make(batch, queries, heads, rank).detach().transpose(1, 2).requires_grad_()
+        named["profiles"] = make(rank, reach)
     return inputs, named, options
+
+
+def arguments(named, leaves=None):
+    """What attention takes of these, by name."""
+    given = dict(zip(named, named.values() if leaves is None else leaves, strict=True))
+    if "rows" in given:
+        given["relative"] = (given.pop("rows"), given.pop("profiles"))
+    return given
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -61,8 +86,8 @@ def test_equals_its_definition_in_outputs_and_all_gradients(name, definition):
         inputs, named, options = case(dtype, **CASES[name])
         leaves = [*inputs, *named.values()]
         exact = [x.detach().double().requires_grad_() for x in leaves]
-        out = attention(*inputs, **named, **options)
-        want = definition(*exact[:3], **dict(zip(named, exact[3:], strict=True)), **options)
+        out = attention(*inputs, **arguments(named), **options)
+        want = definition(*exact[:3], **arguments(named, exact[3:]), **options)
         assert out.dtype == dtype and out.shape == inputs[0].shape
         torch.testing.assert_close(out.double(), want, rtol=0, atol=tolerance)
         up = torch.randn(want.shape, dtype=torch.float64)
@@ -74,28 +99,38 @@ def test_equals_its_definition_in_outputs_and_all_gradients(name, definition):
 
 
 @pytest.mark.parametrize(
-    "name", ["bias and weight", "both directions", "grouped heads", "padding before", "a softcap and sinks", "gates and padding before"]
-)
+    "name",
+    [
+        "bias and weight", "both directions", "grouped heads", "padding before", "a softcap and sinks", "gates and padding before",
+        "a relative bias and all else", "a relative bias and padding before",
+    ],
+)  # fmt: skip
 def test_gradcheck(name):
     inputs, named, options = case(torch.float64, **{"queries": 4, "keys": 5, **CASES[name]}, features=3)
 
     def call(*leaves):
-        return attention(*leaves[:3], **dict(zip(named, leaves[3:], strict=True)), **options)
+        return attention(*leaves[:3], **arguments(named, leaves[3:]), **options)
 
     assert torch.autograd.gradcheck(call, (*inputs, *named.values()))
 
 
 def operands(**of):
     inputs, named, options = case(torch.float32, **of)
-    beside = [named.get("bias"), named.get("weight"), named.get("sinks"), None, named.get("gates")]
-    if beside[-1] is not None:  # clocks
-        beside[-1] = beside[-1].detach().double().cumsum(-1).requires_grad_()
+    beside = [named.get("bias"), named.get("weight"), named.get("sinks"), None, named.get("gates"), *map(named.get, ("rows", "profiles"))]
+    if beside[4] is not None:  # clocks
+        beside[4] = beside[4].detach().double().cumsum(-1).requires_grad_()
     keys = [torch.tensor(options[name]) if name in options else None for name in ("key_starts", "key_lengths")]
     window, softcap = options.get("window"), options.get("softcap")
     return (*inputs, *beside, *keys, None, "", 0.4, options.get("causal", True), window, softcap)
 
 
-@pytest.mark.parametrize("name", ["plain", "bias and weight", "both directions", "padding before", "a softcap and sinks", "gates and all else"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "plain", "bias and weight", "both directions", "padding before", "a softcap and sinks", "gates and all else",
+        "a relative bias", "a relative bias and all else",
+    ],
+)  # fmt: skip
 def test_opcheck(name):
     registry.opcheck(torch.ops.kerple.attention.default, operands(**CASES[name]))
 
@@ -103,7 +138,7 @@ def test_opcheck(name):
 @pytest.mark.parametrize("documents", [[0, 3, 5, 9], [[0] * 4 + [1] * 4 + [-1]]], ids=["lengths", "ids"])
 def test_opcheck_of_packed_documents(documents):
     given = list(operands(queries=9, keys=9, batch=1))
-    given[10] = torch.tensor(documents)
+    given[12] = torch.tensor(documents)
     registry.opcheck(torch.ops.kerple.attention.default, tuple(given))
 
 
@@ -118,9 +153,9 @@ class Listening(torch.utils._python_dispatch.TorchDispatchMode):
 def test_the_operation_equals_the_direct_call(name):
     inputs, named, options = case(torch.float32, **CASES[name])
     leaves = [*inputs, *named.values()]
-    out, up = attention(*inputs, **named, **options), torch.randn_like(inputs[0])
+    out, up = attention(*inputs, **arguments(named), **options), torch.randn_like(inputs[0])
     with Listening():
-        listened = attention(*inputs, **named, **options)
+        listened = attention(*inputs, **arguments(named), **options)
     assert listened.grad_fn.name() != out.grad_fn.name()
     assert torch.equal(out, listened)
     for one, two in zip(torch.autograd.grad(out, leaves, up), torch.autograd.grad(listened, leaves, up), strict=True):

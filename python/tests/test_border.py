@@ -70,6 +70,9 @@ def test_attention_answers_in_words(seed):
                 options[name] = array(draw, *shape)
         if draw.random() < 0.15:
             options["gates"] = -array(draw, batch, heads, keys).double().abs()
+        if draw.random() < 0.15:
+            rank, reach = draw.choice([1, 3, 17]), draw.choice([1, 5, 40])
+            options["relative"] = (array(draw, batch, heads, queries, rank, most=2**40), array(draw, rank, reach))
         for name in ("key_lengths", "key_starts"):
             if draw.random() < 0.2:
                 options[name] = [draw.choice([0, 1, keys, keys, keys + 1, -1]) for _ in range(batch)]
@@ -93,13 +96,13 @@ def test_the_compiled_functions_answer_in_words(seed):
         numbers = array(draw, draw.choice([2 * length, 40])) if draw.random() < 0.3 else None
         clocks = array(draw, 1, 2, length).double() if draw.random() < 0.3 else None
         documents = torch.randint(-2, 4, draw.choice([(2,), (1, length), (1, 2, 3)])) if draw.random() < 0.3 else None
-        inputs = (q, k, v, some(2, length), some(2, length), some(2), numbers, clocks, some(1), some(1), documents)
+        relative = (array(draw, 1, 2, length, 3), array(draw, 3, 4)) if draw.random() < 0.3 else None
+        inputs = (q, k, v, some(2, length), some(2, length), some(2), numbers, clocks, relative, some(1), some(1), documents)
+        made = [None if x is None else torch.zeros(x.shape, dtype=x.dtype) for x in (*inputs[:8], *(relative or (None, None)))]
         out, lse = torch.zeros(q.shape), array(draw, 1, 2, length)
         calls = [
             lambda: _native.attention_forward(rule, inputs, out, lse),  # noqa: B023
-            lambda: _native.attention_backward(
-                rule, inputs, (out, lse, q), [None if x is None else torch.zeros(x.shape, dtype=x.dtype) for x in inputs[:8]]  # noqa: B023
-            ),
+            lambda: _native.attention_backward(rule, inputs, (out, lse, q), made),  # noqa: B023
             lambda: _native.linear_forward(
                 linear._rule(True), (q, k, v, linear._values(), some(1)), out, lse, draw.choice([None, _native.LinearState()])  # noqa: B023
             ),
@@ -136,8 +139,8 @@ def test_objects_that_are_no_arrays():
     q = torch.zeros(1, 1, 1, 4)
     for wrong in (Lies(), 3, "x", object(), [1.0]):
         with pytest.raises((TypeError, ValueError, AttributeError)):
-            _native.attention_forward(rule, (wrong, q, q, *(None,) * 8), q, q[..., 0])
-    with pytest.raises(ValueError, match="length 11"):
+            _native.attention_forward(rule, (wrong, q, q, *(None,) * 9), q, q[..., 0])
+    with pytest.raises(ValueError, match="length 12"):
         _native.attention_forward(rule, (q, q), q, q)
     for wrong in ("", "{", '{"kind":"kerple_log","r1":1e999}', "null", "[" * 5000):
         with pytest.raises(ValueError):
@@ -145,4 +148,4 @@ def test_objects_that_are_no_arrays():
     x = torch.zeros(1, 8, 512, 64)
     for threads in (0, 2**40):
         with pytest.raises(ValueError, match="threads"):
-            _native.attention_forward(_native.Rule(1.0, True, None, None, threads), (x, x, x, *(None,) * 8), x, torch.zeros(1, 8, 512))
+            _native.attention_forward(_native.Rule(1.0, True, None, None, threads), (x, x, x, *(None,) * 9), x, torch.zeros(1, 8, 512))

@@ -1,21 +1,24 @@
 """Every positional method as a module, against its formula and its own differences."""
 
+import json
 import math
+from pathlib import Path
 
 import numpy as np
 import pytest
+import safetensors
 import torch
 from torch import library as registry
 
 import kerple
 import kerple.torch as kt
-from kerple.torch import Encoding, Kernel, KerpleLog, KVCache, attention, project_
+from kerple.torch import Encoding, Inkling, Kernel, KerpleLog, KVCache, attention, project_
 
 CLASSES = {
     one.kind: one for one in vars(kt).values() if isinstance(one, type) and issubclass(one, Encoding) and one.kind
 }
 #: What enters elsewhere than in the scores of softmax attention.
-ELSEWHERE = {"learned", "sinusoidal", "sine_spe", "conv_spe", "inkling"}
+ELSEWHERE = {"learned", "sinusoidal", "sine_spe", "conv_spe"}
 
 
 def inputs(queries=7, keys=7, heads=4, features=6, dtype=torch.float64, batch=2, kv_heads=None):
@@ -27,13 +30,17 @@ def module(kind, heads=4, features=6, **options):
     return Encoding(kind, heads, features, train_len=16, seed=3, dtype=torch.float64, **options)
 
 
-def beside(encoding, batch, length, end=None):
-    """What a module takes beside queries, keys and values: gates of rows, the first of them."""
-    if encoding.kind != "fox":
+def beside(encoding, batch, length, end=None, begin=0):
+    """What a module takes beside queries, keys and values: gates of rows, the first of them, or the relative
+    bias of those from ``begin`` on.
+    """
+    if encoding.kind not in ("fox", "inkling"):
         return {}
     width = encoding.heads * encoding.head_dim
     rows = torch.arange(batch * length * width, dtype=torch.float64).sin().reshape(batch, length, width)
-    return {"gates": encoding.gates(rows)[..., :end]}
+    if encoding.kind == "fox":
+        return {"gates": encoding.gates(rows)[..., :end]}
+    return {"relative": encoding.relative(rows[:, begin:end])}
 
 
 def test_every_method_has_a_class():
@@ -44,7 +51,7 @@ def test_every_method_has_a_class():
 
 
 #: Whose products would grow ahead of a query.
-CAUSAL_ONLY = {"xpos"}
+CAUSAL_ONLY = {"xpos", "inkling"}
 
 
 @pytest.mark.parametrize(
@@ -97,7 +104,7 @@ def test_new_queries_behind_old_keys_are_the_last_rows(kind):
         whole, cache, rows = encoding(q, k, v, **beside(encoding, 2, 40)), KVCache(), []
         for start, end in [(0, 17), (17, 18), (18, 19), (19, 40)]:
             keys, values = cache.append(k[:, :, start:end], v[:, :, start:end])
-            rows.append(encoding(q[:, :, start:end], keys, values, **beside(encoding, 2, 40, end)))
+            rows.append(encoding(q[:, :, start:end], keys, values, **beside(encoding, 2, 40, end, start)))
     torch.testing.assert_close(torch.cat(rows, 2), whole, rtol=0, atol=1e-12)
 
 
@@ -272,6 +279,133 @@ def test_forgetting_attention():
         module("dape")(q, k, v, gates=gates)
 
 
+def low_rank(**options):
+    """A module of four heads of 6 features whose bias is not small."""
+    options = {"rank": 3, "reach": 5, "log_scale": {"floor": 3.0, "alpha": 0.5}} | options
+    inkling = Inkling(4, 6, d_model=10, seed=3, dtype=torch.float64, **options)
+    with torch.no_grad():
+        for own in inkling.parameters():
+            own.mul_(40)
+    return inkling
+
+
+def test_inkling_is_its_formula(definition):
+    """Scores of a query, and its bias, grow with the position that the query has among its own tokens."""
+    inkling, (q, k, v) = low_rank(), inputs(9, 9, kv_heads=2)
+    rows = torch.randn(2, 9, 10, dtype=torch.float64)
+    r = torch.einsum("blm,hrm->bhlr", rows, inkling.r_proj.weight.unflatten(0, (4, 3)))
+    profiles = inkling.rel_logits_proj.proj
+    tau = 1 + 0.5 * torch.log(((torch.arange(9.0, dtype=torch.float64) + 1) / 3).clamp(min=1))[:, None]
+    assert tau[2] == 1 < tau[3]
+    want = definition(q * tau, k, v, relative=(r * tau, profiles))
+    torch.testing.assert_close(inkling(q, k, v, relative=inkling.relative(rows)), want, rtol=0, atol=1e-12)
+    last = inkling(q[:, :, 6:], k, v, relative=inkling.relative(rows[:, 6:]))
+    torch.testing.assert_close(last, want[:, :, 6:], rtol=0, atol=1e-12)
+    # padding before a sequence does not count
+    early = torch.cat([tau[:1].expand(4, 1), tau[:5]])
+    want = definition(q * early, k, v, relative=(r * early, profiles), key_starts=[4, 4])
+    got = inkling(q, k, v, relative=inkling.relative(rows), key_starts=[4, 4])
+    torch.testing.assert_close(got, want, rtol=0, atol=1e-12)
+
+
+def test_inkling_restarts_in_documents():
+    inkling, (q, k, v) = low_rank(), inputs(23, 23, batch=1)
+    rows = torch.randn(1, 23, 10, dtype=torch.float64, requires_grad=True)
+    leaves, cuts = [q, k, v, rows, *inkling.parameters()], [0, 1, 6, 14, 23]
+    run = lambda q, k, v, rows, **documents: inkling(q, k, v, relative=inkling.relative(rows), **documents)  # noqa: E731
+    parts = [slice(*ends) for ends in zip(cuts, cuts[1:], strict=False)]
+    alone = torch.cat([run(*(x[:, :, at] for x in (q, k, v)), rows[:, at]) for at in parts], 2)
+    up = torch.randn_like(alone)
+    want = torch.autograd.grad(alone, leaves, up)
+    for documents in ({"cu_seqlens": cuts}, {"document_ids": [[0] + [1] * 5 + [2] * 8 + [3] * 9]}):
+        packed = run(q, k, v, rows, **documents)
+        torch.testing.assert_close(packed, alone, rtol=0, atol=1e-12)
+        torch.testing.assert_close(torch.autograd.grad(packed, leaves, up), want, rtol=1e-9, atol=1e-11)
+
+
+def test_inkling_starts_and_is_named_as_in_transformers():
+    names = {"r_proj.weight": (12, 10), "rel_logits_proj.proj": (3, 5)}
+    assert {name: tuple(x.shape) for name, x in low_rank().state_dict().items()} == names
+    inkling = Inkling(heads=8, head_dim=64, seed=1)
+    for own, shape in zip(inkling.parameters(), [(128, 512), (16, 1024)], strict=True):
+        assert own.shape == shape and own.std().item() == pytest.approx(0.02, rel=0.05)
+    assert Inkling(4, window=7).rel_logits_proj.proj.shape == (16, 7), "the reach is the window unless it is given"
+    assert not Inkling(4, profiles=0.0).rel_logits_proj.proj.any()
+    project_(inkling)
+    assert "d_model=10" in repr(low_rank()) and "rank=3" in repr(low_rank())
+
+
+def test_inkling_of_a_layer_of_transformers():
+    """The module with the weights of a layer gives the bias that the layer adds to its scores."""
+    modeling = pytest.importorskip("transformers.models.inkling.modeling_inkling")
+    from transformers import InklingTextConfig
+
+    config = InklingTextConfig(
+        hidden_size=10, num_hidden_layers=6, num_attention_heads=4, num_key_value_heads=4, head_dim=6, d_rel=3, rel_extent=5,
+        vocab_size=29,
+    )  # fmt: skip
+    layer = modeling.InklingAttention(config, layer_idx=5)
+    for own in layer.parameters():
+        torch.nn.init.normal_(own)
+    inkling = Inkling(4, 6, d_model=10, rank=3, reach=5)
+    used = {name: own for name, own in layer.state_dict().items() if name.startswith(("r_proj", "rel_logits_proj"))}
+    inkling.load_state_dict(used)
+    rows, position = torch.randn(2, 9, 10), torch.arange(9)
+    r, profiles = inkling.relative(rows)
+    of_layer = layer.rel_logits_proj(layer.r_proj(rows).unflatten(-1, (4, 3)), position, position)
+    d = position[:, None] - position
+    within = (d >= 0) & (d < 5)
+    torch.testing.assert_close(torch.einsum("bhir,rij->bhij", r, profiles[:, d.clamp(0, 4)] * within), of_layer)
+
+
+REFERENCE = Path(__file__).resolve().parents[2] / "reference" / "positions2026"
+INKLING = {
+    case["id"]: case for case in json.loads((REFERENCE / "manifest.json").read_text())["cases"] if "/inkling/" in case["id"]
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
+@pytest.mark.parametrize("name", INKLING)
+def test_inkling_meets_the_reference_values(name, dtype):
+    case = INKLING[name]
+    static = case["static"]
+    with safetensors.safe_open(REFERENCE / "inkling.safetensors", "pt") as file:
+        given = {key: file.get_tensor(entry["key"]).to(dtype) for key, entry in {**case["inputs"], **case["params"]}.items()}
+        expected = {key: file.get_tensor(entry["key"]) for key, entry in case["expected"].items()}
+    q, k, v, r, profiles = leaves = [given[key].requires_grad_() for key in ("q", "k", "v", "r", "P")]
+    keys = {key: static[key] for key in ("window",) if static.get(key)}
+    if static.get("log_scale_floor"):
+        keys["log_scale"] = {"floor": static["log_scale_floor"], "alpha": static["log_scale_alpha"]}
+    inkling = Inkling(q.shape[1], q.shape[3], rank=profiles.shape[0], reach=profiles.shape[1], **keys)
+    out = inkling(q, k, v, relative=(r, profiles), scale=static["scale"], key_lengths=static.get("lengths"))
+    found = dict(zip(("q", "k", "v", "r", "P"), torch.autograd.grad(out, leaves, given["dout"]), strict=True))
+    tolerance = case["tolerance"]["f64_arrays" if dtype == torch.float64 else "if_you_compute_in_f32"]
+    for key, want in expected.items():
+        got = out if key == "out" else found[key.removeprefix("grad_")]
+        torch.testing.assert_close(got.double(), want, **tolerance, msg=lambda text, key=key: f"{key}: {text}")
+
+
+def test_a_relative_bias_that_does_not_fit_is_refused():
+    inkling, (q, k, v) = low_rank(), inputs(9, 9)
+    rows = torch.randn(2, 9, 10, dtype=torch.float64)
+    r, profiles = inkling.relative(rows)
+    for call, error, words in [
+        (lambda: inkling(q, k, v), ValueError, "relative: there is none"),
+        (lambda: inkling.relative(rows[..., :9]), ValueError, "M = 10"),
+        (lambda: module("alibi").relative(rows), ValueError, "'alibi' makes no relative bias"),
+        (lambda: inkling(q, k, v, relative=(r, profiles), causal=False), ValueError, "use causal=True"),
+        (lambda: attention(q, k, v, relative=r), TypeError, r"two tensors \(r, P\)"),
+        (lambda: attention(q, k, v, relative=(r, None)), TypeError, "both be tensors"),
+        (lambda: attention(q, k, v, relative=(r[:, :2], profiles)), ValueError, r"relative\[0\]: .* \[2, 4, 9\]"),
+        (lambda: attention(q, k, v, relative=(r[..., :2], profiles)), ValueError, r"relative\[1\]: .* R = 2"),
+        (lambda: attention(q, k, v, relative=(r, profiles[:, :0])), ValueError, "at least 1"),
+        (lambda: module("dape")(q, k, v, relative=(r, profiles)), ValueError, "do not support a bias per row"),
+        (lambda: kt.LinearAttention("inkling", 4, 6), ValueError, "inkling"),
+    ]:
+        with pytest.raises(error, match=words):
+            call()
+
+
 def test_gates_of_half_precision_are_logarithms_in_single():
     fox = Encoding("fox", 4, 6, seed=1)
     rows = torch.randn(2, 9, 24).bfloat16()
@@ -281,7 +415,7 @@ def test_gates_of_half_precision_are_logarithms_in_single():
 
 
 def test_compile_keeps_a_module_in_one_graph():
-    for kind in ("kerple_log", "t5", "dape", "fire", "transformer_xl", "cope", "shaw", "rotary", "xpos", "fox"):
+    for kind in ("kerple_log", "t5", "dape", "fire", "transformer_xl", "cope", "shaw", "rotary", "xpos", "fox", "inkling"):
         encoding, qkv = module(kind), inputs()
 
         def call(q, k, v, encoding=encoding):

@@ -28,8 +28,8 @@ def blocks(length):
     return None, ((torch.arange(L) // length + 1) * length).clamp(max=L).expand(B, -1)
 
 
-def pairs(q, k, v, bias, causal, starts, ends):
-    """Attention with a mask of all pairs."""
+def pairs(q, k, v, bias, causal, starts, ends, own=0.0):
+    """Attention with a mask of all pairs, and what each pair's score gets."""
     queries, keys = q.shape[2], k.shape[2]
     j, at = torch.arange(keys), torch.arange(keys - queries, keys)
     d = at[:, None] - j
@@ -39,7 +39,7 @@ def pairs(q, k, v, bias, causal, starts, ends):
     seen = (seen & (d >= 0) if causal else seen)[:, None]
     k, v = (x.repeat_interleave(H // G, 1) for x in (k, v))
     scores = q @ k.transpose(-1, -2) / D**0.5 + bias[:, d.clamp(min=0) if causal else d + max(queries, keys) - 1]
-    weights = scores.masked_fill(~seen, -torch.inf).softmax(-1).masked_fill(~seen, 0.0)
+    weights = (scores + own).masked_fill(~seen, -torch.inf).softmax(-1).masked_fill(~seen, 0.0)
     return weights @ v
 
 
@@ -85,6 +85,23 @@ def test_lengths_and_documents_are_intervals():
         by_interval = module(q, k, v, key_starts=starts, key_ends=ends)
         by_document = module(q, k, v, document_ids=ids.expand(B, -1))
         torch.testing.assert_close(by_interval, by_document, rtol=0, atol=1e-11)
+
+
+@pytest.mark.parametrize("queries", [1, L])
+def test_a_relative_bias_takes_intervals(queries):
+    """Its scores, written as a table of distances of each row, are those of a mask of pairs."""
+    q, k, v = rows(queries=queries)
+    starts, ends = any_bounds(queries)
+    r, profiles = (torch.randn(*shape, dtype=torch.float64, requires_grad=True) for shape in ((B, H, queries, 3), (3, 70)))
+    got = attention(q, k, v, relative=(r, profiles), key_starts=starts, key_ends=ends)
+    d = torch.arange(L - queries, L)[:, None] - torch.arange(L)
+    within = torch.nn.functional.pad(profiles, (0, L - 70))[:, d.clamp(0, L - 1)] * (d >= 0)
+    own = torch.einsum("bhir,rij->bhij", r, within)
+    want = pairs(q, k, v, torch.zeros(H, L, dtype=torch.float64), True, starts, ends, own)
+    torch.testing.assert_close(got, want, rtol=1e-10, atol=1e-11)
+    up = torch.randn_like(got)
+    for one, two in zip(*(torch.autograd.grad(out, (q, k, v, r, profiles), up) for out in (got, want)), strict=True):
+        torch.testing.assert_close(one, two, rtol=1e-9, atol=1e-10)
 
 
 def test_a_single_query_reads_its_interval():

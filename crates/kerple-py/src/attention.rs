@@ -1,13 +1,13 @@
 //! Attention on arrays of Python: the arguments, their checks, and the calls of the engine.
 
-use crate::array::{DType, Element, OptionalObject, PythonArray, part};
+use crate::array::{self, DType, Element, OptionalObject, PythonArray, part};
 use crate::encoding::PyEncoding;
 use crate::parts::{SequenceGroup, behind, packed_documents, parts, tails};
 use crate::threads::{Workload, run};
 use kerple_core::Number;
 use kerple_core::attention::{
     self, AttentionDims, AttentionGradients, AttentionProblem, AttentionSaved, DocumentSegment, KeyInterval, Mask,
-    PackedDocuments, ScoreTable, ScoreTransform, View,
+    PackedDocuments, RelativeBias, RelativeGradients, ScoreTable, ScoreTransform, View,
 };
 use kerple_core::forms::{ScoreMod, Sides, Strided};
 use kerple_core::score_mods::ScoreModExtent;
@@ -85,6 +85,8 @@ struct AttentionArrays {
     numbers: Option<PythonArray>,
     /// Cumulative gates, `[B, H, K]`.
     clocks: Option<PythonArray>,
+    /// Rows `[B, H, Q, R]` and profiles `[R, E]` of a relative bias.
+    relative: Option<[PythonArray; 2]>,
     /// Where keys start, per sequence `[B]` or per query `[B, Q]`.
     starts: Option<PythonArray>,
     /// Where they end, likewise.
@@ -93,8 +95,11 @@ struct AttentionArrays {
     documents: Option<PythonArray>,
 }
 
-/// q, k and v; bias, weight, sinks, parameters of a score modification and cumulative gates; where
-/// the keys of each sequence or query start, and where they end; packed documents.
+/// Rows and profiles of a relative bias, or their gradients.
+type RelativeObjects<'py> = Option<(Bound<'py, PyAny>, Bound<'py, PyAny>)>;
+
+/// q, k and v; bias, weight, sinks, parameters of a score modification and cumulative gates; a relative
+/// bias; where the keys of each sequence or query start, and where they end; packed documents.
 type AttentionArguments<'py> = (
     Bound<'py, PyAny>,
     Bound<'py, PyAny>,
@@ -104,6 +109,7 @@ type AttentionArguments<'py> = (
     OptionalObject<'py>,
     OptionalObject<'py>,
     OptionalObject<'py>,
+    RelativeObjects<'py>,
     OptionalObject<'py>,
     OptionalObject<'py>,
     OptionalObject<'py>,
@@ -111,7 +117,7 @@ type AttentionArguments<'py> = (
 
 impl AttentionArrays {
     fn of(
-        (q, k, v, bias, weight, sinks, numbers, clocks, starts, lengths, documents): &AttentionArguments,
+        (q, k, v, bias, weight, sinks, numbers, clocks, relative, starts, lengths, documents): &AttentionArguments,
     ) -> PyResult<AttentionArrays> {
         Ok(AttentionArrays {
             q: PythonArray::of("q", q)?,
@@ -122,6 +128,7 @@ impl AttentionArrays {
             sinks: PythonArray::some("sinks", sinks.as_ref())?,
             numbers: PythonArray::some("numbers", numbers.as_ref())?,
             clocks: PythonArray::some("clocks", clocks.as_ref())?,
+            relative: relative_arrays(["relative[0]", "relative[1]"], relative)?,
             starts: PythonArray::some("key_starts", starts.as_ref())?,
             lengths: PythonArray::some("key_lengths", lengths.as_ref())?,
             documents: PythonArray::some("documents", documents.as_ref())?,
@@ -169,6 +176,9 @@ impl AttentionArrays {
         let intervals = self.intervals(dims)?;
         if let Some(clocks) = &self.clocks {
             self.check_clocks(clocks, dims, rule)?;
+        }
+        if let Some(relative) = &self.relative {
+            self.check_relative(relative, dims, rule)?;
         }
         let takes_own_keys = self.numbers.is_some() || self.clocks.is_some();
         for document in documents.iter().flat_map(PackedDocuments::documents).filter(|_| takes_own_keys) {
@@ -238,6 +248,32 @@ impl AttentionArrays {
         Ok(())
     }
 
+    fn check_relative(
+        &self,
+        [rows, profiles]: &[PythonArray; 2],
+        dims: AttentionDims,
+        rule: &AttentionRule,
+    ) -> PyResult<()> {
+        let AttentionDims { batch, heads, queries, .. } = dims;
+        let refuse = |message: &str| Err(PyValueError::new_err(format!("relative: {message}")));
+        let ([_, _, _, rank], [_, reach]) = (rows.sizes("B, H, Q, R")?, profiles.sizes("R, E")?);
+        rows.expect_shape("B, H, Q, R", &[batch, heads, queries, rank])?;
+        profiles.expect_shape("R, E", &[rank, reach])?;
+        for array in [rows, profiles] {
+            array.expect_kind(self.q.kind())?;
+        }
+        if rank == 0 || reach == 0 {
+            return refuse(&format!("the rank is {rank} and the reach {reach}; both must be at least 1"));
+        }
+        if self.numbers.is_some() {
+            return refuse("score modifications do not support a bias per row");
+        }
+        if rule.mask.sides() == Sides::TwoSided {
+            return refuse("a bias per row requires causal=True");
+        }
+        Ok(())
+    }
+
     fn numbers(&self) -> impl Iterator<Item = &PythonArray> {
         [&self.bias, &self.weight, &self.sinks, &self.numbers].into_iter().flatten()
     }
@@ -284,6 +320,12 @@ impl AttentionArrays {
     }
 }
 
+/// The two arrays of a relative bias.
+fn relative_arrays(names: [&'static str; 2], objects: &RelativeObjects) -> PyResult<Option<[PythonArray; 2]>> {
+    let Some((rows, profiles)) = objects else { return Ok(None) };
+    Ok(Some([PythonArray::of(names[0], rows)?, PythonArray::of(names[1], profiles)?]))
+}
+
 /// The arrays of a call in one number type.
 struct TypedArrays<'a, T> {
     q: View<'a, T>,
@@ -293,6 +335,7 @@ struct TypedArrays<'a, T> {
     weight: Option<&'a [T]>,
     sinks: Option<&'a [T]>,
     clocks: Option<&'a [f64]>,
+    relative: Option<RelativeBias<'a, T>>,
     map: Option<Box<dyn ScoreMod<T> + 'a>>,
 }
 
@@ -323,6 +366,7 @@ impl<'a, T: Number + Element> TypedArrays<'a, T> {
             weight: row(&inputs.weight)?,
             sinks: row(&inputs.sinks)?,
             clocks: inputs.clocks.as_ref().map(PythonArray::values).transpose()?,
+            relative: inputs.relative.as_ref().map(relative_bias).transpose()?,
             map,
         })
     }
@@ -345,13 +389,15 @@ impl<'a, T: Number + Element> TypedArrays<'a, T> {
                 let (bias, weight, feature_decay) = (self.bias, self.weight, rule.feature_decay.as_deref());
                 let (from, stride) = (part.first * dims.heads * dims.keys + part.start, dims.keys);
                 let clocks = self.clocks.map(|clocks| Strided { values: &clocks[from..], stride });
+                let rows_from = |bias: RelativeBias<'p, T>| array::part(bias.rows, part.first, part.skip);
+                let relative = self.relative.map(|bias| RelativeBias { rows: rows_from(bias), ..bias });
                 ScoreTransform::Table(ScoreTable {
                     bias,
                     weight,
                     feature_decay,
                     gate_cumsum: clocks,
+                    relative,
                     len,
-                    ..ScoreTable::PLAIN
                 })
             }
         };
@@ -365,10 +411,15 @@ impl<'a, T: Number + Element> TypedArrays<'a, T> {
     fn work(&self, dims: AttentionDims) -> Workload {
         let sizes = [dims.batch, dims.heads, dims.queries, dims.keys, dims.head_dim];
         match kerple_core::elements(&sizes) {
-            Some(products) if self.sinks.is_none() && self.clocks.is_none() => Workload::Products(products),
+            Some(products) if self.sinks.is_none() && self.clocks.is_none() && self.relative.is_none() => Workload::Products(products),
             _ => Workload::Any,
         }
     }
+}
+
+fn relative_bias<T: Number + Element>([rows, profiles]: &[PythonArray; 2]) -> PyResult<RelativeBias<'_, T>> {
+    let [rank, reach] = profiles.sizes("R, E")?;
+    Ok(RelativeBias { rows: rows.view()?, profiles: profiles.values()?, rank, reach })
 }
 
 /// Calls a function for the number type of the arrays.
@@ -435,15 +486,15 @@ fn forward<T: Number + Element>(
     })
 }
 
-/// Writes the gradients, given that of `out`; those of tables, sinks and parameters are written
-/// where arrays are given for them.
+/// Writes the gradients, given that of `out`; those of tables, sinks, parameters and the relative bias
+/// are written where arrays are given for them.
 #[pyfunction]
 pub fn attention_backward(
     py: Python,
     rule: &AttentionRule,
     inputs: AttentionArguments,
     saved: (Bound<PyAny>, Bound<PyAny>, Bound<PyAny>),
-    made: [OptionalObject; 8],
+    made: [OptionalObject; 10],
 ) -> PyResult<()> {
     let inputs = AttentionArrays::of(&inputs)?;
     let (dims, limits) = inputs.sizes(rule)?;
@@ -452,9 +503,12 @@ pub fn attention_backward(
     saved[0].expect_shape("B, H, Q, D", inputs.q.shape())?;
     saved[1].expect_shape("B, H, Q", &[dims.batch, dims.heads, dims.queries])?;
     saved[2].expect_shape("B, H, Q, D", inputs.q.shape())?;
-    let names = ["d_q", "d_k", "d_v", "d_bias", "d_weight", "d_sinks", "d_numbers", "d_clocks"];
+    let names =
+        ["d_q", "d_k", "d_v", "d_bias", "d_weight", "d_sinks", "d_numbers", "d_clocks", "d_rows", "d_profiles"];
     let of = [Some(&inputs.q), Some(&inputs.k), Some(&inputs.v), inputs.bias.as_ref(), inputs.weight.as_ref()];
     let of = of.into_iter().chain([&inputs.sinks, &inputs.numbers, &inputs.clocks].map(Option::as_ref));
+    let relative = inputs.relative.as_ref().map_or([None; 2], |[rows, profiles]| [Some(rows), Some(profiles)]);
+    let of = of.chain(relative);
     let array = |((name, object), of): ((&'static str, &OptionalObject), Option<&PythonArray>)| {
         let (Some(array), Some(of)) = (PythonArray::some(name, object.as_ref())?, of) else { return Ok(None) };
         array.expect_shape("as the input", of.shape())?;
@@ -475,13 +529,18 @@ fn backward<T: Number + Element>(
 ) -> PyResult<()> {
     let (numbers, parts) = (TypedArrays::<T>::new(inputs, rule, dims)?, inputs.parts(rule, dims, limits)?);
     let (out, lse, d_out) = (out.view::<T>()?, lse.values::<T>()?, d_out.view::<T>()?);
-    let [Some(d_q), Some(d_k), Some(d_v), beside @ .., d_clocks] = made else {
+    let [Some(d_q), Some(d_k), Some(d_v), d_bias, d_weight, d_sinks, d_map, d_clocks, d_rows, d_profiles] = made else {
         return Err(PyValueError::new_err("the gradients in q, k and v are always made"));
     };
+    if d_rows.is_some() != d_profiles.is_some() {
+        return Err(PyValueError::new_err("d_rows, d_profiles: a relative bias has both gradients or none"));
+    }
     // SAFETY: every gradient was made for this call, so nothing else of it shares their memory, and each is taken once.
     let mut d_qkv = unsafe { [d_q.room::<T>()?, d_k.room::<T>()?, d_v.room::<T>()?] };
+    // SAFETY: as above.
+    let mut d_rows = unsafe { d_rows.as_ref().map(|array| array.room::<T>()).transpose()? };
     let mut d_beside: Vec<Option<&mut [T]>> = Vec::new();
-    for array in beside {
+    for array in [d_bias, d_weight, d_sinks, d_map, d_profiles] {
         // SAFETY: as above.
         d_beside.push(array.as_ref().map(|array| unsafe { array.values_mut::<T>() }).transpose()?);
     }
@@ -492,7 +551,7 @@ fn backward<T: Number + Element>(
         let many = parts.len() > 1;
         if parts.iter().any(|of| of.start > 0) {
             // keys that nobody sees, queries that see nobody
-            d_qkv.iter_mut().for_each(|room| room.data.fill(T::ZERO));
+            d_qkv.iter_mut().chain(&mut d_rows).for_each(|room| room.data.fill(T::ZERO));
         }
         let mut sums: Vec<Option<Vec<T>>> =
             d_beside.iter().map(|d| d.as_ref().filter(|_| many).map(|d| vec![T::ZERO; d.len()])).collect();
@@ -508,8 +567,13 @@ fn backward<T: Number + Element>(
                 d_out: part(d_out, of.first, of.skip),
             };
             let [d_q, d_k, d_v] = &mut d_qkv;
-            let [d_bias, d_weight, d_sinks, d_map] = &mut d_beside[..] else { unreachable!("four were taken") };
-            let mut make = |d_clocks: Option<&mut [f64]>| {
+            let [d_bias, d_weight, d_sinks, d_map, d_profiles] = &mut d_beside[..] else {
+                unreachable!("five were taken")
+            };
+            let d_relative = d_rows.as_mut().zip(d_profiles.as_deref_mut()).map(|(d_rows, d_profiles)| {
+                RelativeGradients { d_rows: d_rows.from(of.first, of.skip), d_profiles }
+            });
+            let make = |d_clocks: Option<&mut [f64]>| {
                 let gradients = AttentionGradients {
                     d_q: d_q.from(of.first, of.skip),
                     d_k: d_k.from(of.first, of.start),
@@ -519,7 +583,7 @@ fn backward<T: Number + Element>(
                     d_score_mod: d_map.as_deref_mut(),
                     d_sinks: d_sinks.as_deref_mut(),
                     d_gate_cumsum: d_clocks,
-                    d_relative: None,
+                    d_relative,
                 };
                 attention::backward(&problem, saved, gradients);
             };

@@ -120,12 +120,23 @@ impl PyEncoding {
 
 #[pymethods]
 impl PyEncoding {
-    /// Creates an encoding from the keys of a run file's `[encoding]`, as JSON.
+    /// Creates an encoding from the keys of a run file's `[encoding]`, as JSON. The model is as wide as
+    /// its heads together unless `d_model` is given.
     #[new]
-    fn new(keys: &str, heads: usize, head_dim: usize, train_len: usize) -> PyResult<PyEncoding> {
-        for (name, value, most) in
-            [("heads", heads, 1 << 16), ("head_dim", head_dim, 1 << 16), ("train_len", train_len, 1 << 40)]
-        {
+    #[pyo3(signature = (keys, heads, head_dim, train_len, d_model=None))]
+    fn new(
+        keys: &str,
+        heads: usize,
+        head_dim: usize,
+        train_len: usize,
+        d_model: Option<usize>,
+    ) -> PyResult<PyEncoding> {
+        for (name, value, most) in [
+            ("heads", heads, 1 << 16),
+            ("head_dim", head_dim, 1 << 16),
+            ("train_len", train_len, 1 << 40),
+            ("d_model", d_model.unwrap_or(1), 1 << 24),
+        ] {
             if !(1..=most).contains(&value) {
                 return Err(PyValueError::new_err(format!("{name} = {value} is out of range; it must be 1 to {most}")));
             }
@@ -134,6 +145,7 @@ impl PyEncoding {
         let encoding: kerple_core::encoding::Encoding =
             serde_json::from_str(keys).map_err(|error| refuse(format!("encoding: {error}")))?;
         let geometry = Geometry::new(heads, head_dim, train_len);
+        let geometry = Geometry { d_model: d_model.unwrap_or(geometry.d_model), ..geometry };
         encoding.check(&geometry).map_err(|refusal| refuse(refusal.line()))?;
         if encoding.randomized.is_some() {
             return Err(refuse("`randomized`: only `kerple train` draws positions; leave it out".to_owned()));

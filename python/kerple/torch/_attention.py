@@ -116,6 +116,28 @@ def clocks_of(
     return -torch.nn.functional.pad(behind, (0, 1))[..., 1:]
 
 
+def relative_of(relative: object, q: Tensor, dtype: torch.dtype, causal: object) -> tuple[Tensor, Tensor] | tuple[None, None]:
+    """Rows and profiles of a relative bias in the type of the computation, after all checks."""
+    if relative is None:
+        return None, None
+    if not isinstance(relative, (tuple, list)) or len(relative) != 2:
+        raise TypeError("relative: expected the two tensors (r, P), rows [B, H, Q, R] and profiles [R, E]")
+    rows, profiles = (beside(f"relative[{at}]", x, q, dtype) for at, x in enumerate(relative))
+    if rows is None or profiles is None:
+        raise TypeError("relative: r and P must both be tensors, got None")
+    batch, heads, queries, _ = q.shape
+    if rows.dim() != 4 or rows.shape[:3] != (batch, heads, queries):
+        expected = [batch, heads, queries]
+        raise ValueError(f"relative[0]: expected [B, H, Q, R] with B, H, Q = {expected}, got shape {tuple(rows.shape)}")
+    if profiles.dim() != 2 or profiles.shape[0] != rows.shape[3]:
+        raise ValueError(f"relative[1]: expected [R, E] with R = {rows.shape[3]}, got shape {tuple(profiles.shape)}")
+    if profiles.shape[0] == 0 or profiles.shape[1] == 0:
+        raise ValueError(f"relative[1]: rank and reach must be at least 1, got shape {tuple(profiles.shape)}")
+    if not causal:
+        raise ValueError("relative: a bias per row is over distances to earlier keys; use causal=True")
+    return rows, profiles
+
+
 def flag(name: str, value: object) -> bool:
     """A switch; a text or a number that happens to be true is a mistake."""
     if not isinstance(value, bool):
@@ -143,6 +165,7 @@ def attention(
     softcap: float | None = None,
     sinks: Tensor | None = None,
     gates: Tensor | None = None,
+    relative: tuple[Tensor, Tensor] | None = None,
     key_lengths: Tensor | Sequence[int] | None = None,
     key_starts: Tensor | Sequence[int] | Sequence[Sequence[int]] | None = None,
     key_ends: Tensor | Sequence[Sequence[int]] | None = None,
@@ -155,8 +178,8 @@ def attention(
 
     Query ``i`` of ``Q`` is at position ``K - Q + i``, so the last query is at the position of the
     last key; ``d = i - j`` is the distance between positions. A query that may not attend to any
-    key returns zeros. Gradients reach ``q, k, v``, ``bias``, ``weight``, ``sinks`` and ``gates``.
-    Results are bitwise equal at any number of threads; the number is torch's.
+    key returns zeros. Gradients reach ``q, k, v``, ``bias``, ``weight``, ``sinks``, ``gates`` and
+    ``relative``. Results are bitwise equal at any number of threads; the number is torch's.
 
     Args:
         q: ``[B, H, Q, D]``, float32 or float64, on the processor or, through Triton, on a GPU with D
@@ -180,6 +203,11 @@ def attention(
             without ``causal`` the sum between the two, and no gate may be above 0. Sums are
             float64. There may not be more queries than keys. A gate of -65536 or less, including
             -inf, lets nothing through, and gates of padding are not read.
+        relative: rows and profiles ``(r, P)`` of a bias that each query computes from its own features,
+            as in Inkling: ``r[b, h, i] . P[:, i - j]`` is added to the scores of keys at distances below
+            E, and others keep theirs. r is ``[B, H, Q, R]``, with any strides that leave its last
+            dimension contiguous, and P is ``[R, E]``, shared by heads. With ``causal`` only, and not on
+            GPUs yet. ``[Q, K]`` and ``[Q, E]`` never exist.
         key_lengths: number of keys of each sequence, ``[B]``; later keys are padding.
         key_starts: the first key of each sequence, ``[B]``; earlier keys are padding. With two
             dimensions, ``[B, Q]``, it is the first key that each query may attend to.
@@ -196,7 +224,8 @@ def attention(
             Tables need to reach the longest document only; on GPUs they reach all K keys.
             Jagged nested tensors ``[B, H, L, D]`` are packed documents of one sequence each, and
             give a jagged result: ``torch.nested.nested_tensor([..], layout=torch.jagged)`` of
-            ``[L, H, D]`` tensors, transposed by ``.transpose(1, 2)``.
+            ``[L, H, D]`` tensors, transposed by ``.transpose(1, 2)``. The rows of ``relative`` are
+            then jagged like q.
         document_ids: the number of each token's document, ``[B, K]``, where rows hold different
             documents: from 0, never decreasing, -1 for padding after the last document. The last Q
             tokens are the queries. On GPUs the values of ``document_ids`` and ``cu_seqlens`` are
@@ -217,13 +246,13 @@ def attention(
             "gates": gates, "key_lengths": key_lengths, "key_starts": key_starts, "key_ends": key_ends,
             "cu_seqlens": cu_seqlens, "document_ids": document_ids,
         }  # fmt: skip
-        return _attend_jagged(q, k, v, beside_documents, bias, weight, sinks, scale, causal, window, softcap)
+        return _attend_jagged(q, k, v, beside_documents, relative, bias, weight, sinks, scale, causal, window, softcap)
     if cu_seqlens is not None or document_ids is not None:
         check_qkv(q, k, v)
     return attend(
         q, k, v, bias, weight, sinks, None, gates, key_starts, key_lengths,
         documents_of(cu_seqlens, document_ids, k, key_starts, key_lengths, key_ends), "", scale, causal, window, softcap,
-        key_ends,
+        key_ends, relative,
     )  # fmt: skip
 
 
@@ -245,6 +274,7 @@ def attend(
     window: int | None,
     softcap: float | None,
     key_ends: Tensor | Sequence[Sequence[int]] | None = None,
+    relative: tuple[Tensor, Tensor] | None = None,
 ) -> Tensor:
     """:func:`attention`, also with the score modification or the decay of an encoding."""
     q, k, v = as_autocast(q, k, v)
@@ -259,7 +289,8 @@ def attend(
         q, k, v = q.to(dtype), k.to(dtype), v.to(dtype)
     made = call(
         q, k, v, beside("bias", bias, q, dtype), beside("weight", weight, q, dtype), beside("sinks", sinks, q, dtype),
-        beside("numbers", numbers, q, dtype), clocks_of(gates, q.shape[1], k, starts, ends, documents), starts, ends, documents,
+        beside("numbers", numbers, q, dtype), clocks_of(gates, q.shape[1], k, starts, ends, documents),
+        *relative_of(relative, q, dtype, causal), starts, ends, documents,
         encoding, float(scale), flag("causal", causal), _window(window), softcap,
     )  # fmt: skip
     return made if made.dtype == of else made.to(of)
@@ -279,8 +310,8 @@ def _jagged_parts(name: str, x: object) -> tuple[Tensor, Tensor]:
 
 
 def _attend_jagged(
-    q: Tensor, k: Tensor, v: Tensor, beside_documents: dict[str, object], bias: Tensor | None, weight: Tensor | None,
-    sinks: Tensor | None, scale: float | None, causal: bool, window: int | None, softcap: float | None,
+    q: Tensor, k: Tensor, v: Tensor, beside_documents: dict[str, object], relative: tuple[Tensor, Tensor] | None,
+    bias: Tensor | None, weight: Tensor | None, sinks: Tensor | None, scale: float | None, causal: bool, window: int | None, softcap: float | None,
 ) -> Tensor:  # fmt: skip
     """:func:`attention` of jagged nested tensors: packed documents whose offsets are cumulative lengths."""
     for name, value in beside_documents.items():
@@ -294,10 +325,16 @@ def _attend_jagged(
             raise ValueError(f"{name}: {offsets.shape[0] - 1} sequences, but q has {of_queries.shape[0] - 1}")
     if of_values is not of_keys and not torch.equal(of_values, of_keys):
         raise ValueError("v: its sequences have other lengths than those of k")
+    if isinstance(relative, (tuple, list)) and len(relative) == 2:
+        rows, of_rows = _jagged_parts("relative[0]", relative[0])
+        if of_rows is not of_queries and not (of_rows.shape == of_queries.shape and torch.equal(of_rows, of_queries)):
+            raise ValueError("relative[0]: its sequences have other lengths than those of q")
+        relative = (rows[None], relative[1])
     alike = of_keys is of_queries or torch.equal(of_keys, of_queries)
     out = attend(
         q_rows[None], k_rows[None], v_rows[None], bias, weight, sinks, None, None, None, None,
         of_queries if alike else torch.stack([of_queries, of_keys])[None], "", scale, causal, window, softcap,
+        relative=relative,
     )  # fmt: skip
     return torch.nested.nested_tensor_from_jagged(out[0], offsets=of_queries, jagged_dim=2)
 
@@ -318,6 +355,7 @@ def attention_varlen(
     scale: float | None = None,
     softcap: float | None = None,
     sinks: Tensor | None = None,
+    relative: tuple[Tensor, Tensor] | None = None,
 ) -> Tensor:
     """:func:`attention` over packed documents, with the layout and order of arguments of
     FlashAttention's ``flash_attn_varlen_func``.
@@ -334,6 +372,7 @@ def attention_varlen(
             lengths on the processor only, since reading a GPU's would wait for it.
         causal: has no default, since FlashAttention's is False and :func:`attention`'s is True.
         bias, weight, window, scale, softcap, sinks: as for :func:`attention`.
+        relative: ``(r, P)`` as for :func:`attention`, with r of ``[Tq, H, R]``.
 
     Returns:
         ``[Tq, H, D]``.
@@ -358,10 +397,15 @@ def attention_varlen(
         longest = 0 if unread else int(cumulative.diff().max())
         if longest > limit:
             raise ValueError(f"{name} = {limit} is less than the {longest} tokens of the longest document")
+    if isinstance(relative, (tuple, list)) and len(relative) == 2:
+        _check("relative[0]", relative[0])
+        if relative[0].dim() != 3:
+            raise ValueError(f"relative[0]: expected [T, H, R], got shape {tuple(relative[0].shape)}")
+        relative = (relative[0].transpose(0, 1)[None], relative[1])
     alike = cu_seqlens_q is cu_seqlens_k and q.shape[0] == k.shape[0]
     out = attend(
         *(x.transpose(0, 1)[None] for x in (q, k, v)), bias, weight, sinks, None, None, None, None,
-        given[0] if alike else torch.stack(given)[None], "", scale, causal, window, softcap,
+        given[0] if alike else torch.stack(given)[None], "", scale, causal, window, softcap, relative=relative,
     )  # fmt: skip
     return out[0].transpose(0, 1)
 

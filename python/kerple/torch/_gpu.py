@@ -274,12 +274,17 @@ def _check_documents(documents: Tensor, batch: int, queries: int, keys: int, dev
 class _Call:
     """One call as the kernels take it."""
 
-    def __init__(self, q, k, v, bias, weight, sinks, numbers, clocks, key_starts, key_lengths, documents, encoding, scale, causal, window, softcap) -> None:
+    def __init__(
+        self, q, k, v, bias, weight, sinks, numbers, clocks, relative_rows, profiles, key_starts, key_lengths, documents,
+        encoding, scale, causal, window, softcap,
+    ) -> None:  # fmt: skip
         from . import _ops
 
         _ops._rule("", scale, causal, window, softcap, 1)  # refuses what the engine refuses
         if numbers is not None or encoding:
             refuse_encoding(encoding, q.device)
+        if relative_rows is not None or profiles is not None:
+            refuse_relative(q.device)
         _check(q, k, v, bias, weight, sinks, clocks, key_starts, key_lengths, documents, causal)
         self.kernels = kernels()
         self.q, self.k, self.v = (_ops._rows(x) for x in (q, k, v))
@@ -432,11 +437,12 @@ def forward(inputs: tuple, out: Tensor, lse: Tensor) -> None:
 
 
 def backward(inputs: tuple, saved: tuple[Tensor, Tensor, Tensor], made: list[Tensor | None]) -> None:
-    """Writes the gradients of q, k, v, bias, weight, sinks, score modification and cumulative gates,
-    where there is room for them; ``saved`` are the output, lse and the output's gradient.
+    """Writes the gradients of q, k, v, bias, weight, sinks, score modification, cumulative gates and
+    relative bias, where there is room for them; ``saved`` are the output, lse and the output's
+    gradient.
     """
     call = _Call(*inputs)
-    d_q, d_k, d_v, d_bias, d_weight, d_sinks, _, d_clocks = made
+    d_q, d_k, d_v, d_bias, d_weight, d_sinks, _, d_clocks, _, _ = made
     if call.is_empty:
         for d in made:
             if d is not None:
@@ -475,6 +481,14 @@ def refuse_encoding(key: str, device: torch.device) -> None:
     raise NotImplementedError(
         f"{kind}: its scores are not computed on {device.type}, where encodings with tables or gates are: "
         f"move q, k, v and the module to the processor with .cpu(), or use another encoding, such as KerpleLog"
+    )
+
+
+def refuse_relative(device: torch.device) -> None:
+    """Refuses a relative bias per row."""
+    raise NotImplementedError(
+        f"relative: a bias per row (Inkling) is not computed on {device.type}: "
+        "move q, k, v and the relative bias to the processor with .cpu()"
     )
 
 

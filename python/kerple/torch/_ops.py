@@ -25,24 +25,27 @@ _library = registry.Library("kerple", "DEF")
 _OPTIONS = "str encoding, float scale, bool causal, int? window, float? softcap"
 _INPUTS = (
     "Tensor q, Tensor k, Tensor v, Tensor? bias, Tensor? weight, Tensor? sinks, Tensor? numbers, Tensor? clocks, "
-    "Tensor? key_starts, Tensor? key_lengths, Tensor? documents"
+    "Tensor? rows, Tensor? profiles, Tensor? key_starts, Tensor? key_lengths, Tensor? documents"
 )
 _library.define(f"attention({_INPUTS}, {_OPTIONS}) -> (Tensor, Tensor)")
 _library.define(
     f"attention_backward(Tensor d_out, {_INPUTS}, Tensor out, Tensor lse, {_OPTIONS}, bool[] wanted)"
-    " -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)"
+    " -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)"
 )
 _library.define("table(Tensor values, str encoding, SymInt length) -> (Tensor, Tensor)")
 _library.define("table_backward(Tensor d_bias, Tensor d_weight, Tensor values, str encoding, SymInt length) -> Tensor")
 _library.define("turns(Tensor rates, str encoding, SymInt start, SymInt rows, SymInt span) -> (Tensor, Tensor)")
 
+#: Of the tensors of a call: those with gradients, up to the profiles; and all.
+_WITH_GRADIENTS, _TENSORS = 10, 13
+
 #: Bytes of memory of this machine.
 _MEMORY = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
-def encoding_key(keys: str, heads: int, head_dim: int, train_len: int) -> str:
+def encoding_key(keys: str, heads: int, head_dim: int, train_len: int, d_model: int | None) -> str:
     """The name of a native encoding in a graph."""
-    return json.dumps([keys, heads, head_dim, train_len])
+    return json.dumps([keys, heads, head_dim, train_len, d_model])
 
 
 @lru_cache(maxsize=1024)
@@ -94,12 +97,15 @@ def _dense(x: Tensor | None) -> Tensor | None:
     return x if x is None or x.is_contiguous() else x.contiguous()
 
 
-def _given(q: Tensor, k: Tensor, v: Tensor, *rest) -> tuple[_native.Rule, tuple[Tensor | None, ...]]:
+def _given(q: Tensor, k: Tensor, v: Tensor, *rest) -> tuple[_native.Rule, tuple[Tensor | tuple[Tensor, Tensor] | None, ...]]:
     """The rule and the arrays as the engine reads them; the arguments are those of
     ``kerple::attention``.
     """
-    rule = _rule(*rest[8:13], torch.get_num_threads())
-    return rule, (_rows(q), _rows(k), _rows(v), *map(_dense, rest[:8]))
+    rule = _rule(*rest[_TENSORS - 3 : _TENSORS + 2], torch.get_num_threads())
+    *tables, rows, profiles, starts, lengths, documents = rest[: _TENSORS - 3]
+    relative = None if rows is None else (_rows(rows), _dense(profiles))
+    beside = (*map(_dense, tables), relative, *map(_dense, (starts, lengths, documents)))
+    return rule, (_rows(q), _rows(k), _rows(v), *beside)
 
 
 def _lse_type(dtype: torch.dtype) -> torch.dtype:
@@ -131,10 +137,15 @@ def _attention_fake(q: Tensor, *_: object) -> tuple[Tensor, Tensor]:
 def _made(
     q: Tensor, k: Tensor, v: Tensor, beside: tuple[Tensor | None, ...], wanted: list[bool]
 ) -> list[Tensor | None]:
-    """Allocates the requested gradients."""
+    """Allocates the requested gradients, of the relative bias both or none."""
+    *tables, rows, profiles = beside
+    *of_tables, of_rows, of_profiles = wanted
     dense = (torch.empty_like(x, memory_format=torch.contiguous_format) if want and x is not None else None
-             for x, want in zip(beside, wanted, strict=True))  # fmt: skip
-    return [_room(q), _room(k), _room(v), *dense]
+             for x, want in zip(tables, of_tables, strict=True))  # fmt: skip
+    relative = [None, None]
+    if rows is not None and (of_rows or of_profiles):
+        relative = [_room(rows), torch.empty_like(profiles, memory_format=torch.contiguous_format)]
+    return [_room(q), _room(k), _room(v), *dense, *relative]
 
 
 def _told(q: Tensor, made: list[Tensor | None]) -> tuple[Tensor, ...]:
@@ -143,8 +154,8 @@ def _told(q: Tensor, made: list[Tensor | None]) -> tuple[Tensor, ...]:
 
 
 def _run_backward(d_out: Tensor, *rest) -> list[Tensor | None]:
-    inputs, (out, lse), options, wanted = rest[:11], rest[11:13], rest[13:18], rest[18]
-    made = _made(*inputs[:3], inputs[3:8], wanted)
+    inputs, (out, lse, *options, wanted) = rest[:_TENSORS], rest[_TENSORS:]
+    made = _made(*inputs[:3], inputs[3:_WITH_GRADIENTS], wanted)
     if d_out.device.type in _gpu.DEVICES:
         _gpu.backward((*inputs, *options), (_rows(out), lse, _rows(d_out)), made)
         return made
@@ -161,32 +172,33 @@ def _attention_backward(d_out: Tensor, q: Tensor, k: Tensor, v: Tensor, *rest) -
 def _attention_backward_fake(
     d_out: Tensor, q: Tensor, k: Tensor, v: Tensor, *rest: Tensor | None | list[bool]
 ) -> tuple[Tensor, ...]:
-    return _told(q, _made(q, k, v, rest[:5], rest[-1]))
+    return _told(q, _made(q, k, v, rest[: _WITH_GRADIENTS - 3], rest[-1]))
 
 
 def _attention_setup(ctx, inputs, output) -> None:
     out, lse = output
     ctx.mark_non_differentiable(lse)
     ctx.set_materialize_grads(False)
-    ctx.save_for_backward(*inputs[:11], out, lse)
-    ctx.options = inputs[11:]
+    ctx.save_for_backward(*inputs[:_TENSORS], out, lse)
+    ctx.options = inputs[_TENSORS:]
 
 
 def _attention_gradient(ctx, d_out: Tensor | None, _d_lse: Tensor | None):
     if d_out is None:
-        return (None,) * 16
+        return (None,) * (_TENSORS + 5)
     needs = ctx.needs_input_grad
     run = torch.ops.kerple.attention_backward if _transforms() is None else _AttentionBackward.apply
-    made = run(d_out, *ctx.saved_tensors, *ctx.options, list(needs[3:8]))
-    return (*(d if need else None for d, need in zip(made, needs, strict=False)), *(None,) * 8)
+    made = run(d_out, *ctx.saved_tensors, *ctx.options, list(needs[3:_WITH_GRADIENTS]))
+    beside = _TENSORS + 5 - _WITH_GRADIENTS
+    return (*(d if need else None for d, need in zip(made, needs, strict=False)), *(None,) * beside)
 
 
 class _Direct(torch.autograd.Function):
     """The operation without the dispatcher, which costs several times as much as a small call."""
 
     @staticmethod
-    def forward(ctx, q, k, v, bias, weight, sinks, numbers, clocks, rest):
-        inputs = (q, k, v, bias, weight, sinks, numbers, clocks, *rest[:3])
+    def forward(ctx, q, k, v, bias, weight, sinks, numbers, clocks, rows, profiles, rest):
+        inputs = (q, k, v, bias, weight, sinks, numbers, clocks, rows, profiles, *rest[:3])
         out, lse = _run(*inputs, *rest[3:])
         ctx.save_for_backward(*inputs, out, lse)
         ctx.options = rest[3:]
@@ -200,7 +212,7 @@ class _Direct(torch.autograd.Function):
         run = _run_backward if direct else torch.ops.kerple.attention_backward
         if _transforms() is not None:
             run = _AttentionBackward.apply
-        made = run(d_out, *ctx.saved_tensors, *ctx.options, list(needs[3:8]))
+        made = run(d_out, *ctx.saved_tensors, *ctx.options, list(needs[3:_WITH_GRADIENTS]))
         return (*(d if need else None for d, need in zip(made, needs, strict=False)), None)
 
 
@@ -278,15 +290,16 @@ def call(q: Tensor, k: Tensor, v: Tensor, *rest) -> Tensor:
     """The output of attention for four-dimensional tensors; the arguments are those of
     ``kerple::attention``.
     """
-    refuse_tangents(q, k, v, *rest[:8])
-    if not _is_plain(q, k, v, rest[:8]):
+    refuse_tangents(q, k, v, *rest[: _TENSORS - 3])
+    if not _is_plain(q, k, v, rest[: _TENSORS - 3]):
         run = torch.ops.kerple.attention if _compiling() or _transforms() is None else _Attention.apply
         return run(q, k, v, *rest)[0]
     _check_sizes(q, k, v)
+    beside = rest[: _WITH_GRADIENTS - 3]
     if torch.is_grad_enabled() and (
-        q.requires_grad or k.requires_grad or v.requires_grad or any(x is not None and x.requires_grad for x in rest[:5])
+        q.requires_grad or k.requires_grad or v.requires_grad or any(x is not None and x.requires_grad for x in beside)
     ):
-        return _Direct.apply(q, k, v, *rest[:5], rest[5:])
+        return _Direct.apply(q, k, v, *beside, rest[_WITH_GRADIENTS - 3 :])
     return _run(q, k, v, *rest)[0]
 
 

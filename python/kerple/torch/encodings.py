@@ -17,8 +17,8 @@ from torch import Tensor, nn
 from .. import _native, kernels
 from .._renamed import refuse_arguments
 from . import _closed_forms
-from ._attention import as_autocast, attend, check_qkv, symmetric
-from ._documents import documents_of, positions_of
+from ._attention import as_autocast, attend, check_qkv, relative_of, symmetric
+from ._documents import documents_of, positions_of, whole_numbers
 from ._gpu import DEVICES, refuse_encoding
 from ._ops import encoding, encoding_key, table
 
@@ -31,6 +31,7 @@ class Encoding(nn.Module):
         heads: H.
         head_dim: D. Of the tables over distances only T5's depends on it.
         train_len: length of the training sequences in tokens; FIRE uses it.
+        d_model: M, features of the hidden states that FoX and Inkling take, H D by default.
         seed: seed of the initial values, which then equal those of ``kerple train``; None draws it
             from torch's generator.
         layer: gives each layer other initial values, in a model whose layers do not share the
@@ -52,6 +53,7 @@ class Encoding(nn.Module):
         head_dim: int = 64,
         *,
         train_len: int = 512,
+        d_model: int | None = None,
         seed: int | None = None,
         layer: int = 0,
         dtype: torch.dtype | None = None,
@@ -60,17 +62,18 @@ class Encoding(nn.Module):
     ) -> None:
         super().__init__()
         kind = kind or self.kind
-        native = kernels.encoding(kind, heads, head_dim, train_len, keys)
-        if native.entry == "relative":
-            raise ValueError(f"kind = {kind!r} is a relative bias per row, which the modules of this version do not have")
+        native = kernels.encoding(kind, heads, head_dim, train_len, keys, d_model)
         if not _linear and native.entry in ("embeddings", "code"):
             where = "the embeddings" if native.entry == "embeddings" else "linear attention, see LinearAttention"
             raise ValueError(f"kind = {kind!r} enters {where}, not the scores of attention")
         self.kind, self.heads, self.head_dim = kind, heads, head_dim
+        self.d_model = heads * head_dim if d_model is None else d_model
         self.window = native.window
         self._entry, self._tables, self._own = native.entry, native.tables, native.own
         self._projected = native.projected
-        self._key = encoding_key(native.keys, heads, head_dim, train_len)
+        self._key = encoding_key(native.keys, heads, head_dim, train_len, d_model)
+        #: Floor and alpha of the log-length factor.
+        self._log_scale = json.loads(native.keys).get("log_scale") if native.entry == "relative" else None
         #: The encoding, where the engine needs more of the method than tables.
         self._in_engine = self._key if native.entry == "map" or native.fades else ""
         seed = int(torch.randint(2**63 - 1, (), device="cpu")) if seed is None else seed
@@ -99,17 +102,33 @@ class Encoding(nn.Module):
             count = int(torch.Size(shape).numel())
             own = values[at : at + count].reshape(shape).to(dtype or torch.get_default_dtype())
             attribute = name.replace(".", "_")
-            self.register_parameter(attribute, nn.Parameter(own))
+            if native.entry == "relative":
+                self._add_relative(attribute, own)
+            else:
+                self.register_parameter(attribute, nn.Parameter(own))
             self._names.append(attribute)
             self._ranges[attribute] = (low, high)
             at += count
 
+    def _add_relative(self, name: str, own: Tensor) -> None:
+        """A parameter of a relative bias, under the name and in the layout that it has in transformers."""
+        holder = nn.Module()
+        if name == "weight":
+            holder.weight = nn.Parameter(own.T.contiguous())
+            self.r_proj = holder
+        else:
+            holder.proj = nn.Parameter(own)
+            self.rel_logits_proj = holder
+
     def extra_repr(self) -> str:
         keys = {name: value for name, value in json.loads(json.loads(self._key)[0]).items() if name != "kind"}
         told = "".join(f", {name}={value!r}" for name, value in keys.items())
-        return f"{self.kind!r}, heads={self.heads}, head_dim={self.head_dim}{told}"
+        width = f", d_model={self.d_model}" if self.d_model != self.heads * self.head_dim else ""
+        return f"{self.kind!r}, heads={self.heads}, head_dim={self.head_dim}{width}{told}"
 
     def _learned(self) -> list[Tensor]:
+        if self._entry == "relative":
+            return [self.r_proj.weight.T, self.rel_logits_proj.proj]
         return [getattr(self, name) for name in self._names]
 
     def _values(self) -> Tensor:
@@ -130,8 +149,8 @@ class Encoding(nn.Module):
         """Clamps the parameters to their ranges; call it after each update."""
         if self._projected:
             with torch.no_grad():
-                for name, (low, high) in self._ranges.items():
-                    getattr(self, name).clamp_(low, high)
+                for own, (low, high) in zip(self._learned(), self._ranges.values(), strict=True):
+                    own.clamp_(low, high)
 
     def table(
         self, length: int, *, causal: bool = True, dtype: torch.dtype | None = None
@@ -224,7 +243,7 @@ class Encoding(nn.Module):
         return torch.cat([low * cos - high * sin, high * cos + low * sin, x[..., 2 * half :]], -1)
 
     def gates(self, rows: Tensor) -> Tensor:
-        """Log gates ``[B, H, L]`` of hidden states ``[B, L, H D]``: how much of the tokens before
+        """Log gates ``[B, H, L]`` of hidden states ``[B, L, M]``: how much of the tokens before
         it each token lets through.
 
         Raises:
@@ -232,12 +251,49 @@ class Encoding(nn.Module):
         """
         if self._entry != "gates":
             raise ValueError(f"kind = {self.kind!r} with these keys makes no gates, 'fox' does")
-        width = self.heads * self.head_dim
-        if rows.dim() != 3 or rows.shape[2] != width:
-            raise ValueError(f"rows: expected [B, L, M] with M = {width}, got shape {tuple(rows.shape)}")
+        self._check_rows(rows)
         bias = self.bias.to(rows.dtype)
         logits = rows @ self.weight.to(rows.dtype) + bias if "weight" in self._names else bias.expand(*rows.shape[:2], -1)
         return nn.functional.logsigmoid(logits.to(torch.promote_types(logits.dtype, torch.float32))).transpose(1, 2)
+
+    def relative(self, rows: Tensor) -> tuple[Tensor, Tensor]:
+        """Rows ``r``, ``[B, H, L, R]``, of hidden states ``[B, L, M]``, and profiles ``P``, ``[R, E]``: what
+        ``forward`` and :func:`~kerple.torch.attention` take as ``relative``. The log-length factor is
+        not in them.
+
+        Raises:
+            ValueError: the method has no relative bias, or the hidden states have another width.
+        """
+        if self._entry != "relative":
+            raise ValueError(f"kind = {self.kind!r} makes no relative bias of rows, 'inkling' does")
+        self._check_rows(rows)
+        made = nn.functional.linear(rows, self.r_proj.weight.to(rows.dtype))
+        return made.unflatten(-1, (self.heads, -1)).transpose(1, 2), self.rel_logits_proj.proj
+
+    def _check_rows(self, rows: Tensor) -> None:
+        if rows.dim() != 3 or rows.shape[2] != self.d_model:
+            raise ValueError(f"rows: expected [B, L, M] with M = {self.d_model}, got shape {tuple(rows.shape)}")
+
+    def _sharpened(
+        self, q: Tensor, relative: tuple[Tensor, Tensor], keys: int, starts: Tensor | None, documents: Tensor | None
+    ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+        """Queries and rows, the last of ``keys`` positions, times the log-length factor of their positions, which
+        count neither padding before a sequence nor other documents.
+        """
+        if self._log_scale is None:
+            return q, relative
+        rows, profiles = relative
+        queries = q.shape[2]
+        if documents is not None:
+            positions = positions_of(documents, keys)[:, keys - queries :]
+        else:
+            positions = torch.arange(keys - queries, keys, device=q.device)[None]
+            if starts is not None and starts.dim() == 1:
+                positions = positions - starts.to(q.device)[:, None]
+        counted = ((positions + 1).to(torch.float64) / self._log_scale["floor"]).clamp(min=1.0)
+        factors = (1.0 + self._log_scale["alpha"] * counted.log())[:, None, :, None]
+        scaled = lambda x: (x * factors.to(torch.promote_types(x.dtype, torch.float32))).to(x.dtype)  # noqa: E731
+        return scaled(q), (scaled(rows), profiles)
 
     def forward(
         self,
@@ -250,6 +306,7 @@ class Encoding(nn.Module):
         softcap: float | None = None,
         sinks: Tensor | None = None,
         gates: Tensor | None = None,
+        relative: tuple[Tensor, Tensor] | None = None,
         key_lengths: Tensor | None = None,
         key_starts: Tensor | None = None,
         key_ends: Tensor | None = None,
@@ -264,13 +321,19 @@ class Encoding(nn.Module):
         of, dtype = check_qkv(q, k, v)
         if self._entry == "gates" and gates is None:
             raise ValueError("gates: there are none; make them of the rows that q and k are made of, with `gates(rows)`")
+        if self._entry == "relative" and relative is None:
+            raise ValueError("relative: there is none; make it of the rows that q and k are made of, with `relative(rows)`")
         if self._in_engine and q.device.type in DEVICES:
             refuse_encoding(self._key, q.device)
         longest = max(q.shape[2], k.shape[2])
         documents = documents_of(cu_seqlens, document_ids, k, key_starts, key_lengths, key_ends)
         q, k = self._rotated(q, k, longest, positions_of(documents, k.shape[2]))
         bias = weight = numbers = None
-        if self._entry == "scores":
+        if self._entry == "relative":
+            q, k, v = (x if x.device.type in DEVICES else x.to(dtype) for x in (q, k, v))
+            made = relative_of(relative, q, dtype, causal)
+            q, relative = self._sharpened(q, made, k.shape[2], whole_numbers("key_starts", key_starts, q.device), documents)
+        elif self._entry == "scores":
             bias, weight = self._table(k.shape[2] if causal else longest, causal, dtype, q.device)
         elif self._entry == "map":
             scale = q.shape[-1] ** -0.5 if scale is None else float(scale)
@@ -280,7 +343,7 @@ class Encoding(nn.Module):
             q = q + self.u.to(dtype)[:, None]
         out = attend(
             q, k, v, bias, weight, sinks, numbers, gates, key_starts, key_lengths, documents,
-            self._in_engine, scale, causal, self.window, softcap, key_ends,
+            self._in_engine, scale, causal, self.window, softcap, key_ends, relative,
         )  # fmt: skip
         return out.to(of)
 
@@ -465,6 +528,26 @@ class Fox(_Named):
     """
 
     kind = "fox"
+
+
+class Inkling(_Named):
+    """``b_ij = r_i . P[:, i - j]`` for ``i - j < E``, a low-rank bias that each query computes from its own
+    features, ``r = W_r y``. transformers 5.23, ``models/inkling``.
+
+    ::
+
+        inkling = Inkling(heads=8, head_dim=64, d_model=512, rank=16, reach=1024)
+        out = inkling(q, k, v, relative=inkling.relative(rows), scale=1 / 64)    # rows: [B, L, 512]
+
+    ``log_scale={"floor": 128000, "alpha": 0.1}`` multiplies the scores of the query at position i by
+    ``1 + alpha ln(max(1, (i + 1) / floor))``. Positions are those among the keys of the call, so decode
+    with all of them: a ``KVCache(window=...)`` that drops keys moves them. ``profiles=0.0`` starts without
+    a bias. The names and layouts of ``state_dict`` are those of a layer in transformers,
+    ``r_proj.weight`` ``[H R, M]`` and ``rel_logits_proj.proj`` ``[R, E]``. The released models scale by
+    ``1 / D`` after norms of queries and keys; both, and short convolutions, are the caller's.
+    """
+
+    kind = "inkling"
 
 
 class Kernel(Encoding):
