@@ -181,6 +181,14 @@ impl Tokenizer {
         matches!(self.kind, TokenizerKind::Music(_))
     }
 
+    /// The names of the tokens, when they are events of music.
+    pub fn event_names(&self) -> Option<&'static [String]> {
+        match &self.kind {
+            TokenizerKind::Music(vocabulary) => Some(vocabulary.words()),
+            TokenizerKind::Byte | TokenizerKind::HuggingFace(_) => None,
+        }
+    }
+
     /// The vocabulary, when tokens are events of music.
     #[cfg(feature = "music-lra")]
     pub fn music_vocabulary(&self) -> Option<&'static Vocabulary> {

@@ -4,13 +4,10 @@
 use crate::claim::Claim;
 use crate::error::{Error, Result};
 use kerple_report::Run;
-use kerple_run::{ANSWERS, DocumentMask, EvaluationRow, ScoredText, check_length, read_json};
+use kerple_run::{ANSWERS, DocumentMask, EvaluationRow, MANIFEST_FILE, ScoredText, check_length, read_json};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::path::{Component, Path, PathBuf};
-
-/// Name of the file in the folder of a reproduction.
-pub const MANIFEST_FILE: &str = "reproduction.json";
 
 /// A reproduction of a paper.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]

@@ -2,18 +2,15 @@
 //! file. `tar --zstd -xf` restores the folders.
 
 use crate::floors::FLOORS_FILE;
-use crate::manifest::{MANIFEST_FILE, Manifest};
+use crate::manifest::Manifest;
 use crate::timing::TIMING_FILE;
 use kerple_report::folder::put;
-use kerple_run::{Error, Result, look};
+use kerple_run::{ARCHIVE_FILE, Error, MANIFEST_FILE, Result, look};
 use std::collections::BTreeSet;
 use std::fs::{self, File};
 use std::io::{self, Read, Write};
 use std::path::{Component, Path, PathBuf};
 pub use tempfile::TempDir;
-
-/// Name of the archive in the folder of a reproduction.
-pub const ARCHIVE_FILE: &str = "runs.tar.zst";
 
 /// Name of the list of SHA-256 sums next to the archive: of the manifest, the timing, and every
 /// file in the archive by its path in it. `sha256sum --check` reads it where the archive is

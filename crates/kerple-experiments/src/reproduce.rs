@@ -20,9 +20,7 @@ pub use experiment::{CorpusConfig, EvaluationConfig, Experiment, PartConfig, Tim
 pub use export::export;
 
 use crate::error::{Error, Result};
-use crate::manifest::{
-    CorpusFacts, EvaluationFacts, MANIFEST_FILE, Manifest, PlannedRun, SplitFacts, TaskExample, runs_folder,
-};
+use crate::manifest::{CorpusFacts, EvaluationFacts, Manifest, PlannedRun, SplitFacts, TaskExample, runs_folder};
 use kerple_core::encoding::Encoding;
 use kerple_data::tasks::{ChomskyLevel, ExampleId, TaskConfig};
 use kerple_data::{Corpus, PrepareOptions, Sources, Split};
@@ -319,7 +317,7 @@ impl Reproduction {
             runs: planned(&self.experiment, &[]).into_iter().map(run).collect::<Result<_>>()?,
         };
         std::fs::create_dir_all(&self.out).map_err(Error::io_while("creating", &self.out))?;
-        kerple_run::write_json(&self.out.join(MANIFEST_FILE), &manifest)?;
+        kerple_run::write_json(&self.out.join(kerple_run::MANIFEST_FILE), &manifest)?;
         self.write_floors()
     }
 

@@ -9,7 +9,7 @@ use crate::manifest::Manifest;
 use crate::packed::{SUMS_FILE, has_checksum, pack, unpacked};
 use kerple_data::fingerprint;
 use kerple_report::folder::put;
-use kerple_run::{Error, look};
+use kerple_run::{ARCHIVE_FILE, Error, look};
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -106,7 +106,7 @@ pub(crate) fn refuse_broken(folder: &Path, unpacked: &Path) -> Result<()> {
 
 /// Whether a folder has an archive of runs, or the sums of one.
 pub(crate) fn is_export(folder: &Path) -> Result<bool> {
-    Ok(look(&folder.join(crate::packed::ARCHIVE_FILE))?.is_some() || look(&folder.join(SUMS_FILE))?.is_some())
+    Ok(look(&folder.join(ARCHIVE_FILE))?.is_some() || look(&folder.join(SUMS_FILE))?.is_some())
 }
 
 #[cfg(test)]

@@ -7,11 +7,13 @@
 use crate::error::{Error, Result};
 use crate::manifest::{Manifest, PlanHash, PlannedRun};
 use crate::packed::EXPORTED_FILES;
-use crate::packed::{ARCHIVE_FILE, SUMS_FILE};
+use crate::packed::SUMS_FILE;
 use crate::pages::{self, PAGE_FOLDER};
 use crate::reproduce::differences_from_plan;
 use crate::seal::{FileSums, is_export};
-use kerple_run::{EVALUATION_FILE, EvaluationRow, PLAN_FILE, PlanSummary, look, read_rows};
+use kerple_run::{
+    ARCHIVE_FILE, EVALUATION_FILE, EvaluationRow, MANIFEST_FILE, PLAN_FILE, PlanSummary, look, read_rows,
+};
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
@@ -67,7 +69,7 @@ fn plan(manifest: &Manifest, folder: &Path, found: &mut ReproductionVerification
     if differences.is_empty() {
         found.good.push(format!("claims, evaluations and runs match the plan {paper}-{scale}"));
     }
-    let path = folder.join(crate::manifest::MANIFEST_FILE);
+    let path = folder.join(MANIFEST_FILE);
     for difference in differences {
         let hint = format!(
             "compare with crates/kerple-experiments/experiments/{paper}-{scale}.toml; to verify a \
@@ -259,7 +261,7 @@ mod tests {
             let manifest = json!({"paper": "none", "scale": "smoke", "title": "", "about": "", "corpora": [],
                 "evaluations": {}, "runs": [run]});
             std::fs::create_dir_all(folder.path().join("web/t5/seed-1")).unwrap();
-            std::fs::write(folder.path().join(crate::manifest::MANIFEST_FILE), manifest.to_string()).unwrap();
+            std::fs::write(folder.path().join(MANIFEST_FILE), manifest.to_string()).unwrap();
             let plan = json!({"label": "t5", "seed": 1, "hash": plan});
             std::fs::write(folder.path().join("web/t5/seed-1").join(PLAN_FILE), plan.to_string()).unwrap();
             let found = verify(folder.path(), folder.path());

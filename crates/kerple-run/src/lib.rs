@@ -61,6 +61,11 @@ pub const KERNELS_FILE: &str = "kernels.json";
 /// Name of the file of [`ScoreSnapshot`]s.
 pub const ATTENTION_SCORES_FILE: &str = "attention_scores.json";
 
+/// Name of the file of a reproduction's planned runs, in the folder above theirs.
+pub const MANIFEST_FILE: &str = "reproduction.json";
+/// Name of the archive of a reproduction's run folders, in an export of it.
+pub const ARCHIVE_FILE: &str = "runs.tar.zst";
+
 /// One logged training step.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct MetricsRow {

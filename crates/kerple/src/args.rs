@@ -64,10 +64,12 @@ pub enum Command {
     Compare(CompareArgs),
     /// Reproduce a paper: its runs, then its tables and figures next to the published numbers;
     /// re-run the command to resume.
+    #[cfg(feature = "reproduce")]
     Reproduce(ReproduceArgs),
     /// Write tables, statistics and plots for run folders as HTML, Markdown, CSV and JSON.
     Report(ReportArgs),
     /// List the results that the repository contains: reproductions of three papers and experiments.
+    #[cfg(feature = "reproduce")]
     Results(ResultsArgs),
     /// List all encodings, or show one: formula, parameters, source and a plot of its bias.
     Describe(DescribeArgs),
@@ -279,6 +281,7 @@ pub struct CompareArgs {
     pub json: bool,
 }
 
+#[cfg(feature = "reproduce")]
 #[derive(Debug, Args)]
 pub struct ReproduceArgs {
     /// A paper: kerple, dape or spe; or an experiment of this project: arena, budget, decay,
@@ -332,6 +335,7 @@ pub struct ReportArgs {
     pub json: bool,
 }
 
+#[cfg(feature = "reproduce")]
 #[derive(Debug, Args)]
 pub struct ResultsArgs {
     /// The repository's folder of results.

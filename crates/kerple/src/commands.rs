@@ -17,7 +17,11 @@ pub mod music_style;
 pub mod prepare;
 pub mod quickstart;
 pub mod report;
+#[cfg(feature = "reproduce")]
 pub mod reproduce;
+#[cfg(feature = "reproduce")]
+mod reproductions;
+#[cfg(feature = "reproduce")]
 pub mod results;
 pub mod sample;
 pub mod serve;
@@ -28,6 +32,10 @@ pub mod verify;
 mod without_music;
 #[cfg(not(feature = "music-lra"))]
 use without_music as music;
+#[cfg(not(feature = "reproduce"))]
+mod without_reproductions;
+#[cfg(not(feature = "reproduce"))]
+use without_reproductions as reproductions;
 
 use crate::command_error::{CommandError, CommandResult};
 use crate::output::remarkln;

@@ -100,8 +100,10 @@ fn act(command: Command, ranks: &Ranks) -> CommandResult {
         Command::Export(args) => commands::export::run(&args),
         Command::Eval(args) => commands::eval::run(&args, ranks),
         Command::Compare(args) => commands::compare::run(&args, ranks),
+        #[cfg(feature = "reproduce")]
         Command::Reproduce(args) => commands::reproduce::run(&args, ranks),
         Command::Report(args) => commands::report::run(&args),
+        #[cfg(feature = "reproduce")]
         Command::Results(args) => commands::results::run(&args),
         Command::Describe(args) => commands::describe::run(&args),
         Command::Kernel(args) => commands::kernel::run(&args),

@@ -25,8 +25,12 @@ pub fn join() -> Ranks {
 pub fn admit(command: &Command, ranks: &Ranks) -> CommandResult {
     let have_met = ranks.world_size() > 1;
     let started = if have_met { ranks.world_size() } else { said(["OMPI_COMM_WORLD_SIZE", "PMI_SIZE"]).unwrap_or(1) };
-    let is_shared =
-        matches!(command, Command::Train(_) | Command::Eval(_) | Command::Compare(_) | Command::Reproduce(_));
+    let is_shared = match command {
+        Command::Train(_) | Command::Eval(_) | Command::Compare(_) => true,
+        #[cfg(feature = "reproduce")]
+        Command::Reproduce(_) => true,
+        _ => false,
+    };
     if started == 1 || (have_met && is_shared) {
         return Ok(());
     }

@@ -4,8 +4,9 @@ mod common;
 
 use common::{Place, document};
 use kerple_experiments::manifest::Manifest;
-use kerple_experiments::packed::{ARCHIVE_FILE, SUMS_FILE, pack, unpacked};
+use kerple_experiments::packed::{SUMS_FILE, pack, unpacked};
 use kerple_experiments::{pages, seal};
+use kerple_run::ARCHIVE_FILE;
 use serde_json::Value;
 use std::fs;
 use std::path::Path;

@@ -129,8 +129,8 @@ fn is_bytes(tokenizer: &Tokenizer) -> bool {
 }
 
 fn name(tokenizer: &Tokenizer, id: u32) -> Option<String> {
-    match tokenizer.music_vocabulary() {
-        Some(music) => music.words().get(id as usize).cloned(),
+    match tokenizer.event_names() {
+        Some(events) => events.get(id as usize).cloned(),
         None if is_bytes(tokenizer) => (id == 0).then(|| END.to_owned()),
         None => tokenizer.name(id),
     }
@@ -138,8 +138,8 @@ fn name(tokenizer: &Tokenizer, id: u32) -> Option<String> {
 
 /// The text of a `tokenizer.json`.
 fn definition(tokenizer: &Tokenizer) -> String {
-    let made = match tokenizer.music_vocabulary() {
-        Some(music) => of_words(music.words(), tokenizer.end_of_document() as usize),
+    let made = match tokenizer.event_names() {
+        Some(events) => of_words(events, tokenizer.end_of_document() as usize),
         None if is_bytes(tokenizer) => of_bytes(),
         None => return tokenizer.definition().to_owned(),
     };

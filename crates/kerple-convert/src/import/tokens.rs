@@ -117,7 +117,7 @@ impl SpecialTokenNames<'_> {
         let special = &mut self.described.special;
         let mut odd = Vec::new();
         let mut is_token = |key: &str, id: u32| {
-            let known = self.tokenizer.name(id).is_some() || self.tokenizer.music_vocabulary().is_some();
+            let known = self.tokenizer.name(id).is_some() || self.tokenizer.is_music();
             if !known {
                 odd.push(format!("{key} {id} is not in the vocabulary of {}: ignored", self.path.display()));
             }

@@ -374,9 +374,8 @@ pub(super) fn registered(item: &mut PageItem, all: &ReproductionFolder, claims: 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::manifest::MANIFEST_FILE;
     use crate::pages::verdict::ClaimVerdict;
-    use kerple_run::{EVALUATION_FILE, PLAN_FILE, write_json};
+    use kerple_run::{EVALUATION_FILE, MANIFEST_FILE, PLAN_FILE, write_json};
     use serde_json::json;
 
     /// Three seeds of log, ALiBi and rotary positions, trained at 64, with perplexities that are given: of a label and seed at 64,

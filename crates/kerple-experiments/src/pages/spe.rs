@@ -170,10 +170,11 @@ fn run_label(on: TrainedOn, method: &ComparedMethod) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::manifest::MANIFEST_FILE;
     use crate::pages::claims::paper_finding;
     use crate::pages::verdict::{ClaimFinding, ClaimVerdict};
-    use kerple_run::{ANSWERS, EVALUATION_FILE, EvaluationRow, Journal, PLAN_FILE, PROBES_FILE, write_json};
+    use kerple_run::{
+        ANSWERS, EVALUATION_FILE, EvaluationRow, Journal, MANIFEST_FILE, PLAN_FILE, PROBES_FILE, write_json,
+    };
     use serde_json::json;
     use tempfile::TempDir;
 

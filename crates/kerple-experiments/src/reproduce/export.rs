@@ -6,7 +6,7 @@
 use super::refuse_another;
 use crate::error::{Error, Result};
 use crate::floors::{FLOORS_FILE, Floor};
-use crate::manifest::{MANIFEST_FILE, Manifest};
+use crate::manifest::Manifest;
 use crate::packed::{pack, unpacked as unpack};
 use crate::seal::{refuse_broken, seal};
 use crate::timing::{TIMING_FILE, Timing};
@@ -42,7 +42,7 @@ pub fn export(out: &Path, folder: &Path) -> Result<usize> {
         runs += usize::from(keep(&from.join(&run.folder), trained_in, &kept.path().join(&run.folder))?);
     }
     pack(&manifest, kept.path(), folder)?;
-    kerple_run::write_json(&folder.join(MANIFEST_FILE), &manifest)?;
+    kerple_run::write_json(&folder.join(kerple_run::MANIFEST_FILE), &manifest)?;
     if look(&out.join(TIMING_FILE))?.is_some() {
         kerple_run::write_json(&folder.join(TIMING_FILE), &read_json::<Timing>(&out.join(TIMING_FILE))?)?;
     }

@@ -1,11 +1,10 @@
 //! `kerple report DIR... --out DIR`
 
 use super::open_in_browser;
+use super::reproductions::{is_export, pages_of_export};
 use crate::args::ReportArgs;
 use crate::command_error::{CommandError, CommandResult};
 use crate::output::{print_json, resultln};
-use kerple_experiments::packed::is_export;
-use kerple_experiments::pages::{self, PageSummary};
 use kerple_lm::runtime::Runtime;
 use kerple_report::{ReportOptions, WrittenReport, find_runs, table_text};
 use kerple_run::Provenance;
@@ -27,28 +26,6 @@ pub fn run(args: &ReportArgs) -> CommandResult {
         open_in_browser(&page);
     }
     Ok(())
-}
-
-/// The tables and figures of the paper that an export reproduces.
-fn pages_of_export(export: &Path, args: &ReportArgs) -> Result<PathBuf, CommandError> {
-    if args.reference.is_some() {
-        let message = format!("--reference: {} is an export, whose claims name what they compare", export.display());
-        return Err(CommandError::misuse(message, "omit --reference"));
-    }
-    let summary = pages::write_to(export, &args.out, &[("pages by", program())])?;
-    print_pages(&summary, args.json);
-    Ok(summary.index)
-}
-
-/// How complete each table and figure is, and where they are.
-pub fn print_pages(summary: &PageSummary, json: bool) {
-    if json {
-        return print_json(summary);
-    }
-    for item in &summary.items {
-        resultln!("{:<9} {:>4} of {:<4} {}", item.id, item.complete, item.planned, item.title);
-    }
-    resultln!("page: {}", summary.index.display());
 }
 
 /// Writes the report of all runs below `dirs`; prints the table and returns where the page is.

@@ -1,7 +1,7 @@
 //! `kerple reproduce PAPER`
 
 use super::compare::work;
-use super::report::print_pages;
+use super::reproductions::print_pages;
 use super::{slurm, stop_flag};
 use crate::args::ReproduceArgs;
 use crate::command_error::{CommandError, CommandResult};

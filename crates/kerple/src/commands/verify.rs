@@ -1,13 +1,12 @@
 //! `kerple verify PATH...`
 
+use super::reproductions::{self, TempDir};
 use crate::args::VerifyArgs;
 use crate::command_error::{CommandError, CommandResult};
 use crate::output::{print_json, remarkln, resultln};
-use kerple_experiments::manifest::MANIFEST_FILE;
-use kerple_experiments::packed::TempDir;
 use kerple_lm::run::RunFolder;
 use kerple_report::Run;
-use kerple_run::PLAN_FILE;
+use kerple_run::{MANIFEST_FILE, PLAN_FILE};
 use serde::Serialize;
 use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::OsString;
@@ -92,7 +91,7 @@ fn parts_of(path: &Path, unpacked: &mut Vec<TempDir>) -> Vec<VerifiedItem> {
 /// Adds what is in the folder `place`, which is called `path`.
 fn collect((path, place): (&Path, &Path), unpacked: &mut Vec<TempDir>, parts: &mut Vec<VerifiedItem>) {
     let part = |kind, lost| VerifiedItem { kind, path: path.to_owned(), place: place.to_owned(), lost };
-    match kerple_experiments::packed::unpacked(place) {
+    match reproductions::unpacked(place) {
         Ok(None) => {}
         Ok(Some(aside)) => {
             let place = aside.path().to_owned();
@@ -140,7 +139,7 @@ impl VerifiedItem {
                 Err(error) => (Vec::new(), vec![error.into()]),
             },
             ItemKind::Manifest => {
-                let found = kerple_experiments::verify::verify(&self.path, &self.place);
+                let found = reproductions::verify(&self.path, &self.place);
                 let damage = |error| CommandError { code: 1, ..CommandError::from(error) };
                 (found.good, found.problems.into_iter().map(damage).collect())
             }

@@ -16,7 +16,7 @@ impl AbsentSampler {
         match *self {}
     }
 
-    pub fn prompt(&self, _: &Sample, _: &Tokenizer) -> Result<Vec<u32>, CommandError> {
+    pub fn prompt(&self, _: &SampleArgs, _: &Tokenizer) -> Result<Vec<u32>, CommandError> {
         match *self {}
     }
 
@@ -28,7 +28,7 @@ impl AbsentSampler {
         match *self {}
     }
 
-    pub fn save(&self, _: &Sample, _: &[u32]) -> CommandResult {
+    pub fn save(&self, _: &SampleArgs, _: &[u32]) -> CommandResult {
         match *self {}
     }
 }

@@ -1,7 +1,7 @@
 use crate::claim::Claim;
-use crate::manifest::{MANIFEST_FILE, runs_folder};
+use crate::manifest::runs_folder;
 use crate::pages::{PAGE_FOLDER, markdown};
-use kerple_run::{EVALUATION_FILE, PLAN_FILE, write_json};
+use kerple_run::{EVALUATION_FILE, MANIFEST_FILE, PLAN_FILE, write_json};
 use serde_json::{Value, json};
 
 /// Perplexities at 64 and 256 of a run.
