@@ -23,7 +23,7 @@ pub(super) struct RowBlockBackward<'a, T> {
 }
 
 /// All segments of a call.
-struct AllSegments<'a, L: Lanes> {
+struct RowBlockBackwardSegments<'a, L: Lanes> {
     lanes: L,
     inputs: RowBlockInputs<'a, L::Number>,
     saved: AttentionSaved<'a, L::Number>,
@@ -43,7 +43,7 @@ struct AllSegments<'a, L: Lanes> {
 /// One segment of a call.
 struct RowBlockBackwardCall<'a, L: Lanes> {
     lanes: L,
-    all: &'a AllSegments<'a, L>,
+    all: &'a RowBlockBackwardSegments<'a, L>,
     number: usize,
     inputs: RowBlockInputs<'a, L::Number>,
     saved: AttentionSaved<'a, L::Number>,
@@ -98,7 +98,7 @@ impl<T: Number> SimdKernel<T> for RowBlockBackward<'_, T> {
         sinks::backward(&inputs.problem, &saved, d_sinks);
         let segments = inputs.problem.segments();
         let lse = View { data: saved.lse, strides: Strides { batch: heads * queries, head: queries, row: 1 } };
-        let all = AllSegments {
+        let all = RowBlockBackwardSegments {
             lanes,
             inputs,
             saved,
@@ -134,7 +134,7 @@ fn first_blocks<L: Lanes>(inputs: &RowBlockInputs<L::Number>) -> Vec<usize> {
     first
 }
 
-impl<L: Lanes> AllSegments<'_, L> {
+impl<L: Lanes> RowBlockBackwardSegments<'_, L> {
     fn row(&self, number: usize) -> usize {
         self.inputs.problem.segment(number).row
     }

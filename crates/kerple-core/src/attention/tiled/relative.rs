@@ -189,7 +189,7 @@ impl<R: Number> DistanceGradient<R> {
 }
 
 /// What one thread of the backward computes in.
-pub(super) struct RelativeBackward<R> {
+pub(super) struct RelativeTileBackward<R> {
     /// Rows of the relative bias, `[QUERIES, width]`.
     rows: Vec<R>,
     /// What the tile adds to its scores, `[QUERIES, ROW]`.
@@ -212,11 +212,11 @@ struct Strip {
     distances: usize,
 }
 
-impl<R: Number> RelativeBackward<R> {
+impl<R: Number> RelativeTileBackward<R> {
     pub(super) fn new(profiles: &RelativeProfiles<R>, with_gradients: bool) -> Self {
         let RelativeProfiles { width, stride, reach, .. } = *profiles;
         let zeros = |n: usize| vec![R::ZERO; n];
-        RelativeBackward {
+        RelativeTileBackward {
             rows: zeros(QUERIES * width),
             table: zeros(QUERIES * ROW),
             gradient: with_gradients.then(|| DistanceGradient(zeros(QUERIES * ROW))),

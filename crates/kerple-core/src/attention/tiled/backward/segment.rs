@@ -1,0 +1,454 @@
+//! One segment of the backward: the five products of each tile, from the scores to what it adds to gradients.
+
+use super::{KEYS, QUERIES, TiledBackwardSegments, distances};
+use crate::Number;
+use crate::attention::tiled::blocks::{key_blocks, most_queries, query_blocks};
+use crate::attention::tiled::diagonal::DiagonalSums;
+use crate::attention::tiled::gate_cumsum::{GateOffsets, TileGates};
+use crate::attention::tiled::gradient::{GateGradientSums, TileScoreGradient};
+use crate::attention::tiled::interval_mask::{IntervalMask, StrayRow, TileVisibility, add_stray_row, take_stray_rows};
+use crate::attention::tiled::relative::RelativeTileBackward;
+use crate::attention::tiled::tile::{KeyTile, STRIP};
+use crate::attention::{AttentionDims, AttentionProblem, AttentionSaved, View, ViewMut, softcap};
+use crate::cpu::lanes::Lanes;
+use crate::tiles::microkernel::StoreMode;
+use crate::tiles::product::{SmallGemm, StridedMatrix};
+use crate::tiles::rows::{AddRow, CopyRows, ScaleRow, Transpose};
+use crate::tiles::workers;
+use std::ops::Range;
+
+/// One segment of a call.
+pub(super) struct TiledBackwardCall<'a, L: Lanes> {
+    pub(super) lanes: L,
+    pub(super) all: &'a TiledBackwardSegments<'a, L>,
+    pub(super) number: usize,
+    pub(super) problem: AttentionProblem<'a, L::Number>,
+    pub(super) saved: AttentionSaved<'a, L::Number>,
+    pub(super) lse: View<'a, L::Number>,
+    pub(super) delta: View<'a, L::Number>,
+    pub(super) d_q: ViewMut<'a, L::Number>,
+    pub(super) d_k: ViewMut<'a, L::Number>,
+    pub(super) d_v: ViewMut<'a, L::Number>,
+    pub(super) d_gate_cumsum: Option<ViewMut<'a, f64>>,
+    pub(super) gate_rows: Option<ViewMut<'a, f64>>,
+    pub(super) d_rows: Option<ViewMut<'a, L::Number>>,
+}
+
+/// What one thread computes in. Widths are D rounded up to whole vectors.
+pub(super) struct TiledBackwardScratch<R> {
+    /// `scale * k`, `[D, KEYS]` and `[KEYS, width]`
+    keys_transposed: Vec<R>,
+    keys: Vec<R>,
+    /// `[D, KEYS]`
+    values_transposed: Vec<R>,
+    /// `[QUERIES, width]`
+    q: Vec<R>,
+    d_out: Vec<R>,
+    d_q: Vec<R>,
+    /// Scores, then weights, `[QUERIES, KEYS]`
+    weights: Vec<R>,
+    /// `d_out.v`, then the gradient of `scale * q.k`, `[QUERIES, KEYS]`
+    d_scores: Vec<R>,
+    /// `[KEYS, width]`
+    d_k: Vec<R>,
+    d_v: Vec<R>,
+    d_bias: Option<DiagonalSums<R>>,
+    d_weight: Option<DiagonalSums<R>>,
+    /// Cumulative gates of the queries and of the keys.
+    gate_cumsum: [GateOffsets<R>; 2],
+    gate_sums: Option<GateGradientSums<R>>,
+    /// Those of the keys, of a head so far, `[KEYS]`.
+    gate_columns: Vec<f64>,
+    relative: Option<RelativeTileBackward<R>>,
+    /// Where queries have intervals of keys.
+    mask: Option<IntervalMask<R>>,
+    /// Rows left out of `keys`.
+    stray_keys: Vec<StrayRow<R>>,
+    width: usize,
+}
+
+impl<R: Number> TiledBackwardScratch<R> {
+    pub(super) fn new<L: Lanes<Number = R>>(call: &TiledBackwardSegments<L>, problem: &AttentionProblem<R>) -> Self {
+        let (head_dim, queries) = (problem.dims.head_dim, most_queries(problem));
+        let has_gates = problem.tables().gate_cumsum.is_some();
+        let width = head_dim.next_multiple_of(L::COUNT);
+        let unset = |n| workers::scratch(n);
+        let sums = |wanted: bool| wanted.then(|| DiagonalSums::new(L::COUNT, queries));
+        TiledBackwardScratch {
+            keys_transposed: unset(head_dim * KEYS),
+            keys: unset(KEYS * width),
+            values_transposed: unset(head_dim * KEYS),
+            q: unset(QUERIES * width),
+            d_out: unset(QUERIES * width),
+            d_q: unset(QUERIES * width),
+            weights: unset(QUERIES * KEYS),
+            d_scores: unset(QUERIES * KEYS),
+            d_k: unset(KEYS * width),
+            d_v: unset(KEYS * width),
+            d_bias: sums(call.d_bias.is_some()),
+            d_weight: sums(call.d_weight.is_some()),
+            gate_cumsum: [QUERIES, KEYS].map(|tokens| GateOffsets::new(tokens, has_gates)),
+            gate_sums: call.d_gate_cumsum.is_some().then(|| GateGradientSums::new(problem.mask.sides())),
+            gate_columns: vec![0.0; KEYS],
+            relative: call.relative.as_ref().map(|profiles| RelativeTileBackward::new(profiles, call.d_rows.is_some())),
+            mask: IntervalMask::new(problem),
+            stray_keys: Vec::new(),
+            width,
+        }
+    }
+}
+
+impl<L: Lanes> TiledBackwardCall<'_, L> {
+    pub(super) fn key_block(&self, scratch: &mut TiledBackwardScratch<L::Number>, kv_head: usize, block: usize) {
+        let AttentionDims { heads, kv_heads, keys, .. } = self.problem.dims;
+        let first_key = block * KEYS;
+        let stored = (keys - first_key).min(KEYS);
+        let keys = self.problem.length(0).saturating_sub(first_key).min(KEYS); // without padding
+        scratch.d_k[..stored * scratch.width].fill(L::Number::ZERO);
+        scratch.d_v[..stored * scratch.width].fill(L::Number::ZERO);
+        if keys > 0 {
+            self.load_keys(scratch, kv_head, first_key, keys);
+            let group = heads / kv_heads;
+            for head in kv_head * group..(kv_head + 1) * group {
+                self.head(scratch, head, block, keys);
+                self.add_gate_columns(scratch, head, first_key, stored);
+            }
+        }
+        self.store_keys(scratch, kv_head, first_key, stored);
+    }
+
+    /// Blocks of keys from the first that a block of queries sees to the last.
+    fn key_blocks(&self, query_block: usize) -> Range<usize> {
+        let blocks = self.problem.dims.queries.div_ceil(QUERIES);
+        match self.all.hulls.get(self.number * blocks + query_block) {
+            Some(hull) => hull.clone(),
+            None => key_blocks(&self.problem, query_block),
+        }
+    }
+
+    /// Blocks of queries from the first that sees something of a block of keys to the last.
+    fn query_blocks(&self, block: usize) -> Range<usize> {
+        let allowed = query_blocks(&self.problem, block);
+        if self.problem.intervals.is_none() {
+            return allowed;
+        }
+        let sees = |query_block: &usize| self.key_blocks(*query_block).contains(&block);
+        let first = allowed.clone().find(sees).unwrap_or(allowed.end);
+        first..allowed.rev().find(sees).map_or(first, |last| last + 1)
+    }
+
+    /// Adds one head's gradients from a block of keys.
+    fn head(&self, scratch: &mut TiledBackwardScratch<L::Number>, head: usize, block: usize, keys: usize) {
+        let first_key = block * KEYS;
+        let query_blocks = self.query_blocks(block);
+        for sums in [&mut scratch.d_bias, &mut scratch.d_weight].into_iter().flatten() {
+            sums.begin(query_blocks.start * QUERIES, query_blocks.len() * QUERIES);
+        }
+        let all_gates = self.problem.gate_cumsum(0, head);
+        if let Some(gate_cumsum) = all_gates {
+            scratch.gate_cumsum[1].load(&gate_cumsum[first_key..][..keys], gate_cumsum[first_key]);
+        }
+        for query_block in query_blocks {
+            let key_blocks = self.key_blocks(query_block);
+            if !key_blocks.contains(&block) {
+                continue;
+            }
+            let blocks = self.problem.dims.queries.div_ceil(QUERIES);
+            let sum = self.all.query_blocks[self.number] + head * blocks + query_block;
+            let first_query = query_block * QUERIES;
+            let distance = self.problem.dims.position(first_query) - first_key as isize;
+            let queries = (self.problem.dims.queries - first_query).min(QUERIES);
+            let tile = KeyTile { head, first_query, queries, keys, distance, ahead: self.problem.ahead() };
+            let visibility = match &mut scratch.mask {
+                Some(mask) => {
+                    mask.begin(&self.problem, first_query..first_query + queries);
+                    mask.load(first_key..first_key + keys)
+                }
+                None => TileVisibility::Everything,
+            };
+            if visibility == TileVisibility::Nothing {
+                // between the intervals of two queries
+                self.all.turns.take(sum, block, || ());
+                continue;
+            }
+            if let Some(gate_cumsum) = all_gates {
+                let own = self.problem.dims.position(first_query).cast_unsigned();
+                scratch.gate_cumsum[0].load(&gate_cumsum[own..][..queries], gate_cumsum[first_key]);
+            }
+            self.tile(scratch, &tile, visibility);
+            self.all.turns.take(sum, block, || self.add_d_q(scratch, &tile, block == key_blocks.start));
+        }
+        self.add_tables(scratch, head, block);
+    }
+
+    fn load_keys(&self, scratch: &mut TiledBackwardScratch<L::Number>, kv_head: usize, first_key: usize, keys: usize) {
+        let head_dim = self.problem.dims.head_dim;
+        let (k, v) = (&self.saved.k, &self.saved.v);
+        for (view, factor, to) in
+            [(k, self.problem.scale, &mut scratch.keys_transposed), (v, L::Number::ONE, &mut scratch.values_transposed)]
+        {
+            let from = view.rows_from(0, kv_head, first_key);
+            self.lanes.run(Transpose { from, stride: view.strides.row, rows: keys, head_dim, factor, to, width: KEYS });
+        }
+        self.lanes.run(CopyRows {
+            from: k.rows_from(0, kv_head, first_key),
+            stride: k.strides.row,
+            rows: keys,
+            head_dim,
+            factor: self.problem.scale,
+            to: &mut scratch.keys,
+            width: scratch.width,
+        });
+        if let Some(feature_decay) = &self.all.feature_decay {
+            self.lanes.run(feature_decay.keys(&mut scratch.keys, scratch.width, keys));
+            let (from, stride, to) = (&scratch.keys[..], scratch.width, &mut scratch.keys_transposed[..]);
+            let factor = L::Number::ONE;
+            self.lanes.run(Transpose { from, stride, rows: keys, head_dim, factor, to, width: KEYS });
+        }
+        if scratch.mask.is_some() {
+            scratch.stray_keys = take_stray_rows(&mut scratch.keys, scratch.width, keys);
+        }
+    }
+
+    fn store_keys(&self, scratch: &mut TiledBackwardScratch<L::Number>, kv_head: usize, first_key: usize, keys: usize) {
+        if let Some(feature_decay) = &self.all.feature_decay {
+            let keys = self.problem.length(0).saturating_sub(first_key).min(keys);
+            self.lanes.run(feature_decay.keys(&mut scratch.d_k, scratch.width, keys));
+        }
+        for (view, from, factor) in
+            [(&self.d_k, &scratch.d_k, self.problem.scale), (&self.d_v, &scratch.d_v, L::Number::ONE)]
+        {
+            for key in 0..keys {
+                // SAFETY: the views are checked, and this item alone writes these keys.
+                let to = unsafe { view.row(0, kv_head, first_key + key, self.problem.dims.head_dim) };
+                self.lanes.run(ScaleRow { to, factor, from: &from[key * scratch.width..] });
+            }
+        }
+    }
+
+    /// Subtracts what the keys of a block are seen, and begins anew.
+    fn add_gate_columns(
+        &self,
+        scratch: &mut TiledBackwardScratch<L::Number>,
+        head: usize,
+        first_key: usize,
+        keys: usize,
+    ) {
+        let Some(d_gate_cumsum) = &self.d_gate_cumsum else { return };
+        // SAFETY: the view is `[B, H, K]`, and this item alone writes these keys of it.
+        let to = unsafe { d_gate_cumsum.row(0, head, first_key, keys) };
+        to.iter_mut().zip(&scratch.gate_columns).for_each(|(to, column)| *to -= column);
+        scratch.gate_columns.fill(0.0);
+    }
+
+    fn add_d_q(&self, scratch: &TiledBackwardScratch<L::Number>, tile: &KeyTile, is_first: bool) {
+        if let (Some(rows), Some(sums)) = (&self.gate_rows, &scratch.gate_sums) {
+            // SAFETY: the view is `[B, H, Q]`, and it is this item's turn to write these queries.
+            let to = unsafe { rows.row(0, tile.head, tile.first_query, tile.queries) };
+            to.iter_mut().zip(&sums.rows).for_each(|(to, row)| *to += row.to_f64());
+        }
+        if let (Some(profiles), Some(from), Some(d_rows)) = (&self.all.relative, &scratch.relative, &self.d_rows) {
+            from.add_d_rows(self.lanes, profiles, tile, d_rows);
+        }
+        for query in 0..tile.queries {
+            // SAFETY: the view is checked, and it is this item's turn to write these queries.
+            let to = unsafe { self.d_q.row(0, tile.head, tile.first_query + query, self.problem.dims.head_dim) };
+            let from = &scratch.d_q[query * scratch.width..];
+            if is_first {
+                to.copy_from_slice(&from[..to.len()]);
+            } else {
+                self.lanes.run(AddRow { to, from });
+            }
+        }
+    }
+
+    fn add_tables(&self, scratch: &mut TiledBackwardScratch<L::Number>, head: usize, block: usize) {
+        let (all, own) = (self.all, distances(&self.problem));
+        let origin = self.problem.dims.position(0) + self.problem.ahead() as isize - (block * KEYS) as isize;
+        all.table_turns.take(self.number * self.problem.dims.heads + head, block, || {
+            for (sums, table) in [(&mut scratch.d_bias, &all.d_bias), (&mut scratch.d_weight, &all.d_weight)] {
+                if let (Some(sums), Some(table)) = (sums, table) {
+                    // SAFETY: the numbers are this head's, and it is this item's turn to write them.
+                    let row = unsafe { table.row(0, 0, all.distances[self.number] + head * own, own) };
+                    sums.move_into(row, origin);
+                }
+            }
+            if let (Some(sums), Some(to)) = (&mut scratch.relative, &all.d_profiles) {
+                let own = sums.unit(&self.problem);
+                // SAFETY: the numbers are this head's, and it is this item's turn to write them.
+                let to = unsafe { to.row(0, 0, all.profile_offsets[self.number] + head * own, own) };
+                sums.move_into(self.lanes, to);
+            }
+        });
+    }
+
+    fn tile(&self, scratch: &mut TiledBackwardScratch<L::Number>, tile: &KeyTile, visibility: TileVisibility) {
+        let head_dim = self.problem.dims.head_dim;
+        for (view, to) in [(&self.saved.q, &mut scratch.q), (&self.saved.d_out, &mut scratch.d_out)] {
+            let from = view.rows_from(0, tile.head, tile.first_query);
+            let (stride, rows, width) = (view.strides.row, tile.queries, scratch.width);
+            self.lanes.run(CopyRows { from, stride, rows, head_dim, factor: L::Number::ONE, to, width });
+        }
+        let decayed = self
+            .all
+            .feature_decay
+            .as_ref()
+            .map(|feature_decay| (feature_decay, feature_decay.over(tile.distance + 1 - tile.keys as isize)));
+        if let Some((feature_decay, over)) = &decayed {
+            self.lanes.run(feature_decay.queries(&mut scratch.q, scratch.width, tile.queries, over));
+        }
+        let crosses = tile.lanes_seen_by(0, L::COUNT) < tile.keys;
+        let strip = if crosses { STRIP } else { tile.queries };
+        for query in (0..tile.queries).step_by(strip) {
+            self.scores(scratch, query, strip.min(tile.queries - query), tile.lanes_seen_by(query, L::COUNT));
+        }
+        if let Some(cap) = self.problem.softcap {
+            softcap::apply(&mut scratch.weights[..tile.queries * KEYS], cap);
+        }
+        let is_whole = tile.is_whole(self.problem.mask.window());
+        let mut bias =
+            (self.problem.tables().bias.is_some() || !is_whole).then(|| self.all.bias.at(tile.head, tile.distance));
+        let profiles = self.all.relative.as_ref().filter(|profiles| profiles.reaches(tile.distance, tile.keys));
+        let mut relative = profiles.zip(scratch.relative.as_mut());
+        let mut d_relative = None;
+        if let Some((profiles, scratch)) = &mut relative {
+            scratch.load(self.lanes, &self.problem, tile);
+            let (table, gradient) = scratch.scores(self.lanes, profiles, tile, bias);
+            (bias, d_relative) = (Some(table), gradient);
+        }
+        let [mut stray_queries, mut stray_gradients] = [(); 2].map(|()| Vec::new());
+        if let Some(mask) = scratch.mask.as_mut().filter(|_| visibility == TileVisibility::Part) {
+            mask.clear_hidden([&mut scratch.weights, &mut scratch.d_scores]);
+            bias = Some(mask.row_table(bias));
+            [stray_queries, stray_gradients] =
+                [&mut scratch.q, &mut scratch.d_out].map(|rows| take_stray_rows(rows, scratch.width, tile.queries));
+        }
+        self.lanes.run(TileScoreGradient {
+            tile: *tile,
+            weights: &mut scratch.weights,
+            d_scores: &mut scratch.d_scores,
+            bias,
+            weight: self.all.weight.as_ref().map(|weight| weight.at(tile.head, tile.distance)),
+            softcap: self.problem.softcap,
+            lse: self.lse.row(0, tile.head, tile.first_query, tile.queries),
+            delta: self.delta.row(0, tile.head, tile.first_query, tile.queries),
+            d_bias: scratch.d_bias.as_mut(),
+            d_weight: scratch.d_weight.as_mut(),
+            gate_cumsum: self.problem.tables().gate_cumsum.map(|_| {
+                let [queries, keys] = &scratch.gate_cumsum;
+                TileGates { queries, keys, sides: self.problem.mask.sides() }
+            }),
+            d_gate_cumsum: scratch.gate_sums.as_mut(),
+            d_relative,
+        });
+        if let Some(mask) = &scratch.mask {
+            // of queries whose own numbers are not finite
+            mask.clear_hidden([&mut scratch.weights, &mut scratch.d_scores]);
+        }
+        if let Some((profiles, scratch)) = &mut relative {
+            scratch.backward(self.lanes, profiles, tile);
+        }
+        if let Some(sums) = &mut scratch.gate_sums {
+            sums.move_columns(&mut scratch.gate_columns[..tile.keys]);
+        }
+        for query in (0..tile.queries).step_by(strip) {
+            let keys = tile.lanes_seen_by(query, L::COUNT).min(tile.keys);
+            self.d_q(scratch, query, strip.min(tile.queries - query), keys);
+        }
+        add_stray_keys(scratch);
+        if let Some((feature_decay, over)) = &decayed {
+            self.lanes.run(feature_decay.queries(&mut scratch.d_q, scratch.width, tile.queries, over));
+        }
+        let group = if crosses { L::COUNT } else { tile.keys };
+        for key in (0..tile.keys).step_by(group) {
+            self.d_k_and_d_v(scratch, tile, key, group.min(tile.keys - key));
+        }
+        add_stray_queries(scratch, &stray_queries, &stray_gradients);
+    }
+
+    /// `weights = q (scale k)^T` and `d_scores = d_out v^T` for some queries and the first `columns` keys.
+    fn scores(&self, scratch: &mut TiledBackwardScratch<L::Number>, query: usize, queries: usize, columns: usize) {
+        let width = scratch.width;
+        for (rows, transposed, to) in [
+            (&scratch.q, &scratch.keys_transposed, &mut scratch.weights),
+            (&scratch.d_out, &scratch.values_transposed, &mut scratch.d_scores),
+        ] {
+            self.lanes.run(SmallGemm {
+                rows: queries,
+                inner: self.problem.dims.head_dim,
+                columns,
+                a: StridedMatrix::row_major(&rows[query * width..], width),
+                b: transposed,
+                b_stride: KEYS,
+                c: &mut to[query * KEYS..],
+                c_stride: KEYS,
+                store: StoreMode::Overwrite,
+            });
+        }
+    }
+
+    /// `d_q = d_scores (scale k)` for some queries, who see the first `keys` keys.
+    fn d_q(&self, scratch: &mut TiledBackwardScratch<L::Number>, query: usize, queries: usize, keys: usize) {
+        let width = scratch.width;
+        self.lanes.run(SmallGemm {
+            rows: queries,
+            inner: keys,
+            columns: width,
+            a: StridedMatrix::row_major(&scratch.d_scores[query * KEYS..], KEYS),
+            b: &scratch.keys,
+            b_stride: width,
+            c: &mut scratch.d_q[query * width..],
+            c_stride: width,
+            store: StoreMode::Overwrite,
+        });
+    }
+
+    /// `d_k += d_scores^T q` and `d_v += weights^T d_out` for some keys.
+    fn d_k_and_d_v(&self, scratch: &mut TiledBackwardScratch<L::Number>, tile: &KeyTile, key: usize, keys: usize) {
+        let (width, query) = (scratch.width, tile.first_query_of(key));
+        if query == tile.queries {
+            return;
+        }
+        for (columns, rows, to) in
+            [(&scratch.d_scores, &scratch.q, &mut scratch.d_k), (&scratch.weights, &scratch.d_out, &mut scratch.d_v)]
+        {
+            self.lanes.run(SmallGemm {
+                rows: keys,
+                inner: tile.queries - query,
+                columns: width,
+                a: StridedMatrix::transposed(&columns[query * KEYS + key..], KEYS),
+                b: &rows[query * width..],
+                b_stride: width,
+                c: &mut to[key * width..],
+                c_stride: width,
+                store: StoreMode::Accumulate,
+            });
+        }
+    }
+}
+
+/// Adds to the `d_q` of a tile what the keys bring that its products left out.
+fn add_stray_keys<R: Number>(scratch: &mut TiledBackwardScratch<R>) {
+    let TiledBackwardScratch { mask: Some(mask), stray_keys, d_scores, d_q, width, .. } = scratch else { return };
+    for (key, row) in stray_keys {
+        for query in mask.seeing(*key) {
+            add_stray_row(&mut d_q[query * *width..][..*width], d_scores[query * KEYS + *key], row);
+        }
+    }
+}
+
+/// Adds to the `d_k` and `d_v` of a block of keys what the queries bring that a tile's products left out.
+fn add_stray_queries<R: Number>(
+    scratch: &mut TiledBackwardScratch<R>,
+    queries: &[StrayRow<R>],
+    gradients: &[StrayRow<R>],
+) {
+    let TiledBackwardScratch { mask: Some(mask), d_scores, weights, d_k, d_v, width, .. } = scratch else { return };
+    for (strays, factors, to) in [(queries, d_scores, d_k), (gradients, weights, d_v)] {
+        for (query, row) in strays {
+            for key in mask.seen(*query) {
+                add_stray_row(&mut to[key * *width..][..*width], factors[query * KEYS + key], row);
+            }
+        }
+    }
+}
