@@ -4,8 +4,8 @@
     model = AutoModelForCausalLM.from_pretrained(name, attn_implementation="kerple")
 
 This module registers the attention with the library's own interface. BLOOM and MPT do not call that
-interface, so the module patches their attention. T5 computes a bias per pair; the module computes
-it per distance. Models run and train unchanged, with KV caches, with padding on either end, with
+interface, so the module patches their attention. T5 and Inkling compute a bias per pair; the module
+computes T5's per distance, and hands on what Inkling's rows compute theirs from. Models run and train unchanged, with KV caches, with padding on either end, with
 packed documents, with prefixes and with images whose tokens attend to each other; queries that are
 padding return zeros. Unsupported options are refused by name.
 """
@@ -36,6 +36,11 @@ except ImportError as error:
     raise ImportError(
         "kerple.transformers needs transformers 4.56 or later: pip install 'kerple[transformers]'"
     ) from error
+
+try:  # newer than the oldest version that is taken
+    from transformers.models.inkling import modeling_inkling
+except ImportError:
+    modeling_inkling = None
 
 from .torch import attention
 from .torch._documents import whole_numbers
@@ -108,6 +113,33 @@ class Sight(Tensor):
         return self
 
     def contiguous(self, *_: object, **__: object) -> Sight:
+        return self
+
+
+class RowBias(Tensor):
+    """A relative bias per row, as :func:`~kerple.torch.attention` takes it, in place of one of all pairs.
+
+    It contains no numbers. Inkling multiplies its bias by a factor per row, and converts it before and
+    after.
+    """
+
+    #: ``[B, H, Q, R]`` and ``[R, E]``.
+    relative: tuple[Tensor, Tensor]
+
+    @staticmethod
+    def of(rows: Tensor, profiles: Tensor) -> RowBias:
+        bias = torch.empty(1, 1, 0, 0).as_subclass(RowBias)
+        bias.relative = rows, profiles
+        return bias
+
+    def __mul__(self, factor: Tensor) -> RowBias:
+        rows, profiles = self.relative
+        return RowBias.of(rows * factor, profiles)
+
+    def float(self, *_: object, **__: object) -> RowBias:
+        return self
+
+    def to(self, *_: object, **__: object) -> RowBias:
         return self
 
 
@@ -375,6 +407,9 @@ def attend(
         raise _refuse(
             f"a mask of shape {tuple(sight.shape)}; masks of pairs are not taken", "use one of [B, K], or none"
         )
+    relative = None
+    if isinstance(position_bias, RowBias):
+        relative, position_bias = position_bias.relative, None
     if sight.keys is not None and sight.keys < key.shape[2]:
         key, value = key[:, :, : sight.keys], value[:, :, : sight.keys]
         if position_bias is not None and position_bias.shape[-2] == query.shape[2] > 1:
@@ -387,8 +422,9 @@ def attend(
     if documents is None and sight.causal and sight.starts is None and sight.ends is None:
         _warn_of_restarts(options.get("position_ids"), key.shape[2], sight)
     out = _call(
-        query, key, value, sight, sliding_window, documents, bias=bias, scale=scaling, softcap=softcap, sinks=s_aux
-    )
+        query, key, value, sight, sliding_window, documents, bias=bias, relative=relative, scale=scaling, softcap=softcap,
+        sinks=s_aux,
+    )  # fmt: skip
     return out, None
 
 
@@ -413,7 +449,7 @@ def _call(
     documents = sight.documents if documents is None else documents
     keys = {"key_starts": sight.starts, "key_lengths": sight.ends, "document_ids": documents}
     if sight.intervals is not None:
-        if options.get("bias") is not None:
+        if options.get("bias") is not None or options.get("relative") is not None:
             raise _refuse("a bias by distance beside a mask with keys after the query")
         if documents is not None:
             raise _refuse("cu_seq_lens beside a mask that is not causal", "give one of the two")
@@ -490,8 +526,19 @@ def _t5_bias(self, query_length, key_length, device=None, past_seen_tokens=0):
     return bias
 
 
+def _inkling_forward(self, *arguments, **options):
+    self.rel_logits_proj._kerple_rows = self.config._attn_implementation == NAME
+    return _before["inkling"](self, *arguments, **options)
+
+
+def _inkling_bias(self, relative_states, query_positions, key_positions):
+    if not getattr(self, "_kerple_rows", False):
+        return _before["inkling_bias"](self, relative_states, query_positions, key_positions)
+    return RowBias.of(relative_states.transpose(1, 2), self.proj)
+
+
 #: Kinds of models whose own attention this module patches.
-_TAUGHT = frozenset({"bloom", "mpt", "t5"})
+_TAUGHT = frozenset({"bloom", "inkling_text", "mpt", "t5"})
 #: Kinds that call the interface with masks that they modify.
 _OWN_MASKS = frozenset({"doge"})
 
@@ -516,7 +563,12 @@ def register() -> None:
     """Registers ``attn_implementation="kerple"``; importing this module does it."""
     AttentionInterface.register(NAME, attend)
     AttentionMaskInterface.register(NAME, mask)
+    of_inkling = modeling_inkling and (
+        ("inkling", modeling_inkling.InklingAttention, "forward", _inkling_forward),
+        ("inkling_bias", modeling_inkling.InklingRelativeLogits, "forward", _inkling_bias),
+    )
     for name, owner, attribute, ours in (
+        *(of_inkling or ()),
         ("bloom", modeling_bloom.BloomAttention, "forward", _bloom_forward),
         ("mpt", modeling_mpt.MptAttention, "forward", _mpt_forward),
         ("t5", modeling_t5.T5Attention, "compute_bias", _t5_bias),

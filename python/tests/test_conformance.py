@@ -50,7 +50,7 @@ def test_a_type_holds_for_all_checks(dtype):
             assert result.is_good and result.case.dtype == dtype, result.message()
 
 
-@pytest.mark.parametrize("name", ["one key", "bias in both directions", "everything", "gates and sinks", "documents", "softcap and weight"])
+@pytest.mark.parametrize("name", ["one key", "bias in both directions", "everything", "gates and sinks", "documents", "softcap and weight", "relative bias and padding"])
 def test_gradients_of_the_plain_attention_are_those_of_differences(name):
     small = dict(batch=2, queries=min(5, KNOWN[name].queries), keys=min(7, KNOWN[name].keys), features=3, window=KNOWN[name].window and 4)
     if KNOWN[name].documents:
@@ -63,7 +63,10 @@ def test_gradients_of_the_plain_attention_are_those_of_differences(name):
         leaves["gates"] = leaves["gates"].detach().nan_to_num(-1.0).requires_grad_()
 
     def run(*values):
-        return plain.attention(**{**_features(call), "q": None, "k": None, "v": None, **dict(zip(leaves, values, strict=True))}, tile=3)
+        given = dict(zip(leaves, values, strict=True))
+        if "rows" in given:
+            given["relative"] = (given.pop("rows"), given.pop("profiles"))
+        return plain.attention(**{**_features(call), "q": None, "k": None, "v": None, **given}, tile=3)
 
     assert torch.autograd.gradcheck(run, tuple(leaves.values()))
 
@@ -134,7 +137,7 @@ def test_eager_is_wrong_where_rows_see_nothing():
     wrong = {case.name for case in CASES if not check(eager, case).is_good}
     assert wrong == {
         "more queries", "no key at all", "window past the padding", "padding at the front", "documents in both directions",
-        "gates and padding",
+        "gates and padding", "relative bias and padding",
     }  # fmt: skip
 
 

@@ -127,7 +127,7 @@ def moved(module):
         torch.__future__.set_overwrite_module_params_on_conversion(kept)
 
 
-REFUSED = {"bam", "cope", "dape", "fire", "shaw", "transformer_xl", "xpos"}
+REFUSED = {"bam", "cope", "dape", "fire", "inkling", "shaw", "transformer_xl", "xpos"}
 KINDS = [
     name for name in kt.__all__
     if isinstance(getattr(kt, name), type) and issubclass(getattr(kt, name), kt.Encoding) and name not in ("Encoding", "Kernel", "LinearAttention")
@@ -144,6 +144,17 @@ def test_encodings_do_not_wait(launched, name):
             layer(q, q, q, causal=causal, **more).sum().backward()
     assert launched.count("forward") == launched.count("backward_dkv") == 2
     assert all(x.grad is not None for x in layer.parameters())
+
+
+def test_a_relative_bias_is_refused_by_name(launched):
+    layer, q, rows = moved(kt.Inkling(2, 8, seed=0)), empty(1, 2, 30, 8), empty(1, 30, 16)
+    for call in (
+        lambda: layer(q, q, q, relative=layer.relative(rows)),
+        lambda: attention(q, q, q, relative=(empty(1, 2, 30, 3), empty(3, 20))),
+    ):
+        with pytest.raises(NotImplementedError, match=r"relative: a bias per row \(Inkling\) is not computed on meta"):
+            call()
+    assert not launched
 
 
 def test_rotations_are_copied_to_the_device_once(launched):

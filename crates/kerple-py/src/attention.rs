@@ -391,14 +391,7 @@ impl<'a, T: Number + Element> TypedArrays<'a, T> {
                 let clocks = self.clocks.map(|clocks| Strided { values: &clocks[from..], stride });
                 let rows_from = |bias: RelativeBias<'p, T>| array::part(bias.rows, part.first, part.skip);
                 let relative = self.relative.map(|bias| RelativeBias { rows: rows_from(bias), ..bias });
-                ScoreTransform::Table(ScoreTable {
-                    bias,
-                    weight,
-                    feature_decay,
-                    gate_cumsum: clocks,
-                    relative,
-                    len,
-                })
+                ScoreTransform::Table(ScoreTable { bias, weight, feature_decay, gate_cumsum: clocks, relative, len })
             }
         };
         let (scale, cap) = (T::from_f64(rule.scale), rule.softcap.map(T::from_f64));
@@ -411,7 +404,9 @@ impl<'a, T: Number + Element> TypedArrays<'a, T> {
     fn work(&self, dims: AttentionDims) -> Workload {
         let sizes = [dims.batch, dims.heads, dims.queries, dims.keys, dims.head_dim];
         match kerple_core::elements(&sizes) {
-            Some(products) if self.sinks.is_none() && self.clocks.is_none() && self.relative.is_none() => Workload::Products(products),
+            Some(products) if self.sinks.is_none() && self.clocks.is_none() && self.relative.is_none() => {
+                Workload::Products(products)
+            }
             _ => Workload::Any,
         }
     }
@@ -503,8 +498,7 @@ pub fn attention_backward(
     saved[0].expect_shape("B, H, Q, D", inputs.q.shape())?;
     saved[1].expect_shape("B, H, Q", &[dims.batch, dims.heads, dims.queries])?;
     saved[2].expect_shape("B, H, Q, D", inputs.q.shape())?;
-    let names =
-        ["d_q", "d_k", "d_v", "d_bias", "d_weight", "d_sinks", "d_numbers", "d_clocks", "d_rows", "d_profiles"];
+    let names = ["d_q", "d_k", "d_v", "d_bias", "d_weight", "d_sinks", "d_numbers", "d_clocks", "d_rows", "d_profiles"];
     let of = [Some(&inputs.q), Some(&inputs.k), Some(&inputs.v), inputs.bias.as_ref(), inputs.weight.as_ref()];
     let of = of.into_iter().chain([&inputs.sinks, &inputs.numbers, &inputs.clocks].map(Option::as_ref));
     let relative = inputs.relative.as_ref().map_or([None; 2], |[rows, profiles]| [Some(rows), Some(profiles)]);
@@ -570,9 +564,10 @@ fn backward<T: Number + Element>(
             let [d_bias, d_weight, d_sinks, d_map, d_profiles] = &mut d_beside[..] else {
                 unreachable!("five were taken")
             };
-            let d_relative = d_rows.as_mut().zip(d_profiles.as_deref_mut()).map(|(d_rows, d_profiles)| {
-                RelativeGradients { d_rows: d_rows.from(of.first, of.skip), d_profiles }
-            });
+            let d_relative = d_rows
+                .as_mut()
+                .zip(d_profiles.as_deref_mut())
+                .map(|(d_rows, d_profiles)| RelativeGradients { d_rows: d_rows.from(of.first, of.skip), d_profiles });
             let make = |d_clocks: Option<&mut [f64]>| {
                 let gradients = AttentionGradients {
                     d_q: d_q.from(of.first, of.skip),

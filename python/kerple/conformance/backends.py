@@ -68,7 +68,7 @@ def flex(call: Call) -> Tensor:
     """Compiled FlexAttention whose score function reads tables and cumulative gates."""
     from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
-    _refuse(call, "sinks")
+    _refuse(call, "sinks", "rows")
     (batch, _, queries, _), keys = call.q.shape, call.k.shape[2]
     block = create_block_mask(_flex_mask(call), batch, None, queries, keys, device=call.q.device)
     k, v = call.grouped()
@@ -128,6 +128,7 @@ def _flex_mask(call: Call) -> Callable:
 def _features(call: Call) -> dict[str, object]:
     """A call as keyword arguments of :func:`kerple.torch.attention`."""
     named = {name: getattr(call, name) for name in _ARGUMENTS}
+    named["relative"] = None if call.rows is None else (call.rows, call.profiles)
     return {name: value for name, value in named.items() if value is not None}
 
 
@@ -139,7 +140,10 @@ _ARGUMENTS = (
 def kerple(call: Call) -> Tensor:
     """:func:`kerple.torch.attention`."""
     from ..torch import attention
+    from ..torch._gpu import DEVICES
 
+    if call.rows is not None and call.q.device.type in DEVICES:
+        raise Unsupported("relative")
     return attention(call.q, call.k, call.v, **_features(call))
 
 

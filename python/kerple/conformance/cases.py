@@ -33,6 +33,8 @@ class Case:
     gates: bool = False
     #: The value of the gates at a third of the keys.
     reset: float | None = None
+    #: Rank and reach of a relative bias per row.
+    relative: tuple[int, int] | None = None
     #: None is ``1 / sqrt(features)``.
     scale: float | None = None
     #: A factor of the queries, and so of the scores.
@@ -131,6 +133,19 @@ CASES = (
     Case("gates and padding", "gates of padding are NaN", gates=True, key_lengths=(33, 7), key_starts=(5, 0)),
     Case("gates after a low one", "sums of -6e4 leave f32 no digits for their differences", gates=True, reset=-6e4),
     Case("gates of -inf", "nothing before such a token is seen", gates=True, reset=-float("inf")),
+    Case("relative bias", "each query computes a bias of its own, within 40 positions of 33", bias=False, relative=(4, 40)),
+    Case("relative bias out of reach", "keys at least 9 away have a bias of 0", bias=False, relative=(4, 9)),
+    Case("relative bias of rank 1", "one profile, and one for each distance of two tiles", queries=70, keys=70, relative=(1, 50)),
+    Case("relative bias of grouped heads", "rows belong to query heads", bias=False, heads=4, relative=(3, 20)),
+    Case("relative bias of more keys", "9 queries at the end of 64 keys", bias=False, queries=9, keys=64, relative=(4, 12)),
+    Case("relative bias and a narrow window", "profiles past the window have gradients of 0", bias=False, window=5, relative=(4, 12)),
+    Case("relative bias and padding", "at both ends", bias=False, key_lengths=(33, 20), key_starts=(5, 0), relative=(3, 12)),
+    Case("relative bias and documents", "distances are those within a document", documents=((9, 1, 23), (20, 13)), relative=(4, 12)),
+    Case("relative bias and all else", "after softcap and weight", heads=4, queries=70, keys=97, window=50, weight=True, softcap=3.0,
+         sinks=0.5, gates=True, relative=(5, 40)),
+    Case("relative bias across tiles", "ten tiles of 32, and a reach that ends within one", batch=1, queries=320, keys=320, bias=False,
+         relative=(16, 230)),
+    Case("relative bias in slices", "rows have strides of their own", bias=False, layout="within larger tensors", relative=(4, 20)),
     Case("everything", "all features in one call", **_EVERYTHING),
     Case("everything in both directions", "padding is at the end", **_EVERYTHING | dict(causal=False, key_starts=None)),
     Case("large scores", "scores of some hundreds: weights are 0 or 1, and their exponentials overflow", scores=100.0),

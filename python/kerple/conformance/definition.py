@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 #: The tensors of a call that have a gradient, and the names of these gradients.
-GRADIENTS = {name: f"d_{name}" for name in ("q", "k", "v", "bias", "weight", "sinks", "gates")}
+GRADIENTS = {name: f"d_{name}" for name in ("q", "k", "v", "bias", "weight", "sinks", "gates", "rows", "profiles")}
 
 #: The lowest gate that is not told apart from -inf: e to this power is 0.
 _RESET = -65536.0
@@ -27,8 +27,9 @@ class Call:
     """The inputs of an implementation.
 
     Query ``i`` of Q is at position ``K - Q + i``; ``d = i - j`` is the distance from query to key.
-    The score of a pair is ``u weight[h, d] + bias[h, d] + c_i - c_j``, where u is ``scale q.k``, or
-    ``softcap tanh(scale q.k / softcap)``, and c are cumulative gates. A query attends to keys with
+    The score of a pair is ``u weight[h, d] + bias[h, d] + rows[b, h, i].profiles[:, d] + c_i - c_j``,
+    where u is ``scale q.k``, or ``softcap tanh(scale q.k / softcap)``, and c are cumulative gates. A
+    query attends to keys with
     ``0 <= d``, or to all without ``causal``, within ``|d| < window``, of its own document, and of
     sequence b only to those from ``key_starts[b]`` on and before ``key_lengths[b]``. A query that
     may not attend to any key has the output 0 and passes no gradient on.
@@ -58,6 +59,10 @@ class Call:
     """Log gates, ``[B, H, K]``: a score gets the sum of the gates after the earlier position, up to
     the later one. Those of padding are not read and may be NaN; -65536 lets nothing through.
     """
+    rows: Tensor | None = None
+    """``[B, H, Q, R]``, what each query computes its own bias from (a relative bias, as in Inkling)."""
+    profiles: Tensor | None = None
+    """``[R, E]``, shared by heads: the bias of a key at distance E or more is 0. ``causal`` only."""
     key_starts: Tensor | None = None
     """``[B]``, the first key that is not padding."""
     document_ids: Tensor | None = None
@@ -113,9 +118,17 @@ class Call:
         between = c[:, :, c.shape[2] - self.q.shape[2] :, None] - c[:, :, None]
         return torch.where(self.distances() >= 0, between, -between)
 
+    def spread_profiles(self) -> Tensor:
+        """The profiles per pair, ``[R, Q, K]``: 0 for keys ahead and those out of reach."""
+        d, reach = self.distances(), self.profiles.shape[1]
+        return self.profiles[:, d.clamp(0, reach - 1)] * ((d >= 0) & (d < reach))
+
     def added(self) -> Tensor | None:
-        """What is added to scores: bias and gates, ``[B or 1, H, Q, K]``, or None."""
+        """What is added to scores: bias, relative bias and gates, ``[B or 1, H, Q, K]``, or None."""
         added = None if self.bias is None else self.spread()[None]
+        if self.rows is not None:
+            own = torch.einsum("bhin,nij->bhij", self.rows.to(self.profiles.dtype), self.spread_profiles())
+            added = own if added is None else added + own
         if self.gates is not None:
             sums = self.gate_sums()
             added = sums.to(self.gates.dtype) if added is None else added + sums.to(added.dtype)
@@ -197,6 +210,7 @@ def sizes(call: Call, up: Tensor) -> dict[str, Tensor]:
         **({} if call.weight is None else {"d_weight": _along_diagonals(call, call.weight, d_z * scores.abs())}),
         **({} if call.sinks is None else {"d_sinks": (p_sink * delta[..., 0]).sum((0, 2))}),
         **({} if call.gates is None else {"d_gates": _of_gates(call, d_z)}),
+        **({} if call.rows is None else _of_relative(call, d_z)),
     }
 
 
@@ -212,3 +226,12 @@ def _of_gates(call: Call, d_z: Tensor) -> Tensor:
     sums = d_z.sum(-2)
     sums[..., sums.shape[-1] - d_z.shape[-2] :] += d_z.sum(-1)
     return sums.flip(-1).cumsum(-1).flip(-1)
+
+
+def _of_relative(call: Call, d_z: Tensor) -> dict[str, Tensor]:
+    """Of the rows and profiles of a relative bias."""
+    products = torch.einsum("bhij,bhin->nij", d_z, call.rows.abs())
+    d, reach = call.distances(), call.profiles.shape[1]
+    within = (d >= 0) & (d < reach)
+    d_profiles = torch.zeros_like(call.profiles).index_add_(1, d[within], products[:, within])
+    return {"d_rows": torch.einsum("bhij,nij->bhin", d_z, call.spread_profiles().abs()), "d_profiles": d_profiles}

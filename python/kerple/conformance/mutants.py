@@ -79,6 +79,8 @@ _MASK_D = "seen = seen & (d >= 0)"
 _WINDOW = "seen = seen & (d.abs() < self.rule.window)"
 _BIAS = "z = z + self.columns(self.bias, d)"
 _WEIGHT = "z = z * self.columns(self.weight, d)"
+_RELATIVE = 'z = z + torch.einsum("bhin,nij->bhij", self.queries_of(self.r, rows), self.profile_columns(d))'
+_WITHIN = "return self.profiles[:, d.clamp(0, reach - 1)] * ((d >= 0) & (d < reach))"
 _CAP = "u = self.rule.softcap * torch.tanh(u / self.rule.softcap)"
 _D_CAP = "dz = dz * (1 - (u / given.rule.softcap) ** 2)"
 _DELTA = "delta = (d_out.to(given.dtype) * out).sum(-1)"
@@ -264,6 +266,31 @@ MUTANTS = (
     Mutant("gates of -inf are subtracted", ".clamp(min=_RESET)", "", "gates of -inf"),
     Mutant("gates' gradient of keys only", "d_clocks[:, :, given.position(rows.start) : given.position(rows.stop)] += dz.sum(-1)",
            "pass", "gates and sinks", "d_gates"),
+    # relative bias
+    Mutant("relative bias missing", _RELATIVE, "pass", "relative bias"),
+    Mutant("relative bias shifted by one", _WITHIN, _WITHIN.replace("d.clamp(", "(d + 1).clamp("), "relative bias"),
+    Mutant("relative bias multiplied by the scale", _RELATIVE, _RELATIVE.replace("z + ", "z + self.rule.scale * "), "relative bias"),
+    Mutant("the reach is one less", _WITHIN, _WITHIN.replace("d < reach", "d < reach - 1"), "relative bias out of reach"),
+    Mutant("the last column is shared beyond the reach", _WITHIN, "return self.profiles[:, d.clamp(0, reach - 1)]", "relative bias out of reach"),
+    Mutant("relative bias of rows of the first query head", _RELATIVE, _RELATIVE.replace(
+           "self.queries_of(self.r, rows)", "self.queries_of(self.r, rows)[:, :1].expand(-1, self.heads, -1, -1)"), "relative bias"),
+    Mutant("rows read by key head", _RELATIVE, _RELATIVE.replace(
+           "self.queries_of(self.r, rows)", "self.queries_of(self.r[:, :: self.group], rows).repeat_interleave(self.group, 1)"),
+           "relative bias of grouped heads"),
+    Mutant("relative bias in the query's own tile only", _RELATIVE, _RELATIVE.replace(
+           "self.profile_columns(d)", "self.profile_columns(d) * (keys.stop > self.position(rows.start))"), "relative bias"),
+    Mutant("relative bias before the softcap", _CAP, "own = 0 if self.r is None else torch.einsum(\n"
+           "                'bhin,nij->bhij', self.queries_of(self.r, rows), self.profile_columns(d))\n            "
+           + _CAP.replace("tanh(u /", "tanh((u + own) /") + " - own", "relative bias and all else"),
+    Mutant("rows' gradient without the last column", "columns = self.given.profile_columns(self.given.distances(rows, keys))",
+           "columns = self.given.profile_columns(self.given.distances(rows, keys))\n"
+           "        columns = columns * (self.given.distances(rows, keys) < self.given.profiles.shape[1] - 1)",
+           "relative bias out of reach", "d_rows"),
+    Mutant("profiles' gradient of one head only", "self.d_profiles.add(products, nearest)",
+           "products = torch.einsum('bhij,bhin->bnij', dz[:, :1], self.given.queries_of(self.given.r, rows)[:, :1])\n"
+           "        self.d_profiles.add(products, nearest)", "relative bias", "d_profiles"),
+    Mutant("rows' gradient of the last tile only", "self.d_r[:, :, rows] += torch", "self.d_r[:, :, rows] = torch", "relative bias", "d_rows"),
+    Mutant("strides of rows are ignored", _RELATIVE, _RELATIVE.replace("self.r, rows", "_dense(self.r), rows"), "relative bias in slices"),
     # numbers
     Mutant("the maximum is not subtracted", "new_max = row_max.maximum(z.amax(-1))",
            "new_max = torch.zeros_like(row_max)", "high sinks"),

@@ -7,13 +7,14 @@ at a time, to show that the suite notices.
 
 For query i and key j at the distance d = i - j::
 
-    s = scale q.k,   u = softcap tanh(s / softcap),   z = u weight[h, d] + bias[h, d] + c_i - c_j
+    s = scale q.k,   u = softcap tanh(s / softcap),   z = u weight[h, d] + bias[h, d] + r_i P[:, d] + c_i - c_j
     p = exp(z - lse_i),   lse_i = ln(exp(sink_h) + sum_j exp(z)),   out_i = sum_j p v_j
 
-where c are the cumulative gates. With delta_i = d_out_i . out_i the gradients are::
+where c are the cumulative gates, and the columns of P end at its reach. With delta_i = d_out_i . out_i the gradients are::
 
     dz = p (d_out_i . v_j - delta_i),   ds = dz weight[h, d] (1 - (u / softcap)^2)
     d_q_i = scale sum_j ds k_j,   d_k_j = scale sum_i ds q_i,   d_v_j = sum_i p d_out_i
+    d_r_i = sum_j dz P[:, d],   d_P[:, d] = sum dz r_i   (over heads too)
     d_bias[h, d] = sum dz,   d_weight[h, d] = sum dz u   (over sequences and pairs at distance d)
     d_sink_h = -sum_i exp(sink_h - lse_i) delta_i,   d_c_i = sum_j dz,   d_c_j = -sum_i dz
 """
@@ -44,6 +45,7 @@ def attention(
     softcap: float | None = None,
     sinks: Tensor | None = None,
     gates: Tensor | None = None,
+    relative: tuple[Tensor, Tensor] | None = None,
     key_lengths: Tensor | None = None,
     key_starts: Tensor | None = None,
     document_ids: Tensor | None = None,
@@ -67,7 +69,7 @@ def attention(
     if scale is None:
         scale = q.shape[-1] ** -0.5
     rule = Rule(causal, window, scale, softcap, tile, *limits)
-    return _Attention.apply(q, k, v, bias, weight, sinks, clocks, rule)
+    return _Attention.apply(q, k, v, bias, weight, sinks, clocks, *(relative or (None, None)), rule)
 
 
 def _key_limits(
@@ -132,11 +134,12 @@ class Inputs:
     """The tensors of a call in the type of the computation, and their tiles."""
 
     def __init__(self, tensors: tuple[Tensor | None, ...], rule: Rule) -> None:
-        self.q, self.k, self.v, bias, weight, sinks, self.clocks = tensors
+        self.q, self.k, self.v, bias, weight, sinks, self.clocks, self.r, profiles = tensors
         self.rule = rule
         self.dtype = torch.float32 if self.q.dtype in (torch.float16, torch.bfloat16) else self.q.dtype
         as_computed = lambda x: None if x is None else x.to(self.dtype)  # noqa: E731
         self.bias, self.weight, self.sinks = as_computed(bias), as_computed(weight), as_computed(sinks)
+        self.profiles = as_computed(profiles)
         self.batch, self.heads, self.queries, self.features = self.q.shape
         self.kv_heads, self.keys = self.k.shape[1:3]
         self.group = self.heads // self.kv_heads
@@ -185,6 +188,11 @@ class Inputs:
         """The column of distance 0."""
         return 0 if self.rule.causal else table.shape[1] // 2
 
+    def profile_columns(self, d: Tensor) -> Tensor:
+        """The profiles at these distances, ``[N, R, C]``: 0 out of reach."""
+        reach = self.profiles.shape[1]
+        return self.profiles[:, d.clamp(0, reach - 1)] * ((d >= 0) & (d < reach))
+
     def gate_sums(self, rows: slice, keys: slice, d: Tensor) -> Tensor:
         """The sum of the gates between the two positions of each pair, ``[B, H, R, C]``."""
         own = self.clocks[:, :, self.position(rows.start) : self.position(rows.stop)]
@@ -212,6 +220,8 @@ class Inputs:
             z = z * self.columns(self.weight, d)
         if self.bias is not None:
             z = z + self.columns(self.bias, d)
+        if self.r is not None:
+            z = z + torch.einsum("bhin,nij->bhij", self.queries_of(self.r, rows), self.profile_columns(d))
         if self.clocks is not None:
             z = z + self.gate_sums(rows, keys, d)
         z = z.masked_fill(~self.mask(rows, keys, d), -math.inf)
@@ -271,11 +281,12 @@ def forward(given: Inputs) -> tuple[Tensor, Tensor]:
 
 
 def backward(given: Inputs, out: Tensor, lse: Tensor, d_out: Tensor) -> tuple[Tensor | None, ...]:
-    """The gradients of q, k, v, bias, weight, sinks and cumulative gates."""
+    """The gradients of q, k, v, bias, weight, sinks, cumulative gates, and of a relative bias's r and P."""
     zeros = lambda x: torch.zeros(x.shape, dtype=given.dtype, device=x.device)  # noqa: E731
     d_q, d_k, d_v = zeros(given.q), zeros(given.k), zeros(given.v)
     d_bias, d_weight = (None if x is None else TableGradient(x, given) for x in (given.bias, given.weight))
     d_clocks = None if given.clocks is None else torch.zeros_like(given.clocks)
+    d_relative = None if given.r is None else RelativeGradient(given)
     delta = (d_out.to(given.dtype) * out).sum(-1)
     for rows in given.query_tiles():
         up, q = given.queries_of(d_out, rows), given.queries_of(given.q, rows)
@@ -290,6 +301,8 @@ def backward(given: Inputs, out: Tensor, lse: Tensor, d_out: Tensor) -> tuple[Te
                 d_weight.add(dz * tile.u, tile.nearest)
             if d_clocks is not None:
                 _add_to_clocks(d_clocks, given, rows, keys, dz)
+            if d_relative is not None:
+                d_relative.add(dz, rows, keys, tile.nearest)
             ds = given.rule.scale * _before_table(given, rows, keys, dz, tile.u)
             d_q[:, :, rows] += ds @ given.keys_of(given.k, keys)
             d_k[:, :, keys] += given.over_group(ds.mT @ q)
@@ -297,7 +310,8 @@ def backward(given: Inputs, out: Tensor, lse: Tensor, d_out: Tensor) -> tuple[Te
     if given.sinks is not None:
         d_sinks = -((given.sinks[:, None] - lse).exp() * delta).sum((0, 2))
     d_bias, d_weight = (None if d is None else d.table() for d in (d_bias, d_weight))
-    return d_q, d_k, d_v, d_bias, d_weight, d_sinks, d_clocks
+    d_r, d_profiles = (None, None) if d_relative is None else d_relative.found()
+    return d_q, d_k, d_v, d_bias, d_weight, d_sinks, d_clocks, d_r, d_profiles
 
 
 def _before_table(given: Inputs, rows: slice, keys: slice, dz: Tensor, u: Tensor) -> Tensor:
@@ -330,6 +344,25 @@ class TableGradient:
 
     def table(self) -> Tensor:
         return self.sums[:, self.margin : -self.margin]
+
+
+class RelativeGradient:
+    """The gradients of the rows and profiles of a relative bias."""
+
+    def __init__(self, given: Inputs) -> None:
+        self.given = given
+        self.d_r = torch.zeros(given.r.shape, dtype=given.dtype, device=given.r.device)
+        # columns for distances out of reach too, which nobody reads
+        self.d_profiles = TableGradient(pad(given.profiles, (0, given.keys)), given)
+
+    def add(self, dz: Tensor, rows: slice, keys: slice, nearest: int) -> None:
+        columns = self.given.profile_columns(self.given.distances(rows, keys))
+        self.d_r[:, :, rows] += torch.einsum("bhij,nij->bhin", dz, columns)
+        products = torch.einsum("bhij,bhin->bnij", dz, self.given.queries_of(self.given.r, rows))
+        self.d_profiles.add(products, nearest)
+
+    def found(self) -> tuple[Tensor, Tensor]:
+        return self.d_r, self.d_profiles.table()[:, : self.given.profiles.shape[1]]
 
 
 def diagonal_sums(x: Tensor) -> Tensor:

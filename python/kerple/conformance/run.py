@@ -79,7 +79,7 @@ def make(case: Case, device: torch.device | str = "cpu") -> tuple[Call, Tensor]:
     def leaf(name: str, wanted: bool = True) -> Tensor | None:
         if not wanted:
             return None
-        in_rows = name in ("q", "k", "v")
+        in_rows = name in ("q", "k", "v", "rows")
         x = place(values[name]) if in_rows else values[name].to(device, case.table_dtype or case.dtype)
         return x.requires_grad_()
 
@@ -88,7 +88,8 @@ def make(case: Case, device: torch.device | str = "cpu") -> tuple[Call, Tensor]:
         leaf("q"), leaf("k"), leaf("v"), leaf("bias", case.bias), case.causal, case.window, whole(case.key_lengths),
         case.features**-0.5 if case.scale is None else case.scale,
         weight=leaf("weight", case.weight), softcap=case.softcap, sinks=leaf("sinks", case.sinks is not None),
-        gates=leaf("gates", case.gates), key_starts=whole(case.key_starts), document_ids=whole(_document_ids(case)),
+        gates=leaf("gates", case.gates), rows=leaf("rows", case.relative is not None),
+        profiles=leaf("profiles", case.relative is not None), key_starts=whole(case.key_starts), document_ids=whole(_document_ids(case)),
     )  # fmt: skip
     return call, place(up)
 
@@ -109,7 +110,9 @@ def _draw(case: Case) -> tuple[dict[str, Tensor], Tensor]:
     _set_gates(case, gates)
     if case.layout == "expanded":
         k, v, up = k[:1].expand_as(k), v[:1].expand_as(v), up[:1, ..., :1].expand_as(up)
-    return dict(q=q, k=k, v=v, bias=bias, weight=weight, sinks=sinks, gates=gates), up
+    rank, reach = case.relative or (1, 1)
+    rows, profiles = draw(*q.shape[:3], rank), 0.5 * draw(rank, reach)
+    return dict(q=q, k=k, v=v, bias=bias, weight=weight, sinks=sinks, gates=gates, rows=rows, profiles=profiles), up
 
 
 def _set_gates(case: Case, gates: Tensor) -> None:
