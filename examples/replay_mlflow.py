@@ -33,7 +33,7 @@ def flat(value, name=""):
 def metrics(run):
     for row in rows(run / "metrics.jsonl"):
         time = int(1000 * row["seconds"])
-        for name in ["loss", "val_loss", "learning_rate", "grad_norm"]:
+        for name in ["loss", "val_loss", "val_score", "learning_rate", "grad_norm"]:
             if isinstance(row.get(name), float | int):  # "NaN" and "inf" are texts
                 yield Metric(name, row[name], time, row["step"])
         for name, values in row.get("encoding_params", {}).items():

@@ -238,13 +238,19 @@ class Run:
 
     def draw_losses(self) -> Curves:
         """Losses over steps, as a plot that notebooks display."""
-        metrics = self.metrics
-        curves = {}
-        for name, column in (("training", "loss"), ("validation", "val_loss")):
+        return self._over_steps({"training": "loss", "validation": "val_loss"}, "loss, nats a token")
+
+    def draw_scores(self) -> Curves:
+        """Shares of right answers at validations of a task, over steps."""
+        return self._over_steps({"validation": "val_score"}, "share of right answers")
+
+    def _over_steps(self, columns: dict[str, str], unit: str) -> Curves:
+        metrics, curves = self.metrics, {}
+        for name, column in columns.items():
             if column in metrics:
                 known = ~np.isnan(metrics[column].astype(float))
                 curves[name] = (metrics["step"][known], metrics[column][known])
-        return Curves(curves, "step", "loss, nats a token")
+        return Curves(curves, "step", unit)
 
     def draw_kernels(self) -> Curves:
         """The last learned kernel, one curve per head."""

@@ -206,6 +206,10 @@ def test_journals_are_read_as_they_are_written(tmp_path):
     assert run.metrics["step"].tolist() == [1, 2], "a last line without an end is being written"
     assert np.isnan(run.metrics["loss"][0]) and np.isnan(run.metrics["val_loss"][0])
     assert run.evaluations.rows == 0 and run.kernels == [] and run.learned == {}
+    assert list(run.draw_losses().curves) == ["training", "validation"] and not run.draw_scores().curves
+    task = write(tmp_path / "task", metrics_jsonl='{"step":1}\n{"step":2,"val_score":0.25}\n{"step":4,"val_score":0.75}\n')
+    (steps, scores) = task.draw_scores().curves["validation"]
+    assert (steps.tolist(), scores.tolist()) == ([2, 4], [0.25, 0.75])
     damaged = write(tmp_path / "damaged", metrics_jsonl='{"step":1}\n{"step"\n')
     with pytest.raises(ValueError, match="metrics.jsonl: line 2"):
         _ = damaged.metrics

@@ -23,7 +23,7 @@ pub(crate) fn figures(runs: &[crate::Run], results: &Results) -> Vec<Figure> {
         figures.extend(kernels::kernels(&part));
         figures.extend(kernels::effective_lengths(&part));
         figures.extend(kernels::parameters(&part));
-        figures.extend(training::losses(&part));
+        figures.extend(training::curves(&part));
     }
     figures
 }

@@ -76,6 +76,7 @@ fn learned_runs_are_counted_with_their_updates() {
     }
     assert!(markdown.contains("| 30 of 60 (learned) |"), "{markdown}");
     let html = std::fs::read_to_string(index).unwrap();
+    assert!(html.contains("Score at validation") && html.contains("share of right answers"));
     let options = roxmltree::ParsingOptions { allow_dtd: true, ..Default::default() };
     roxmltree::Document::parse_with_options(&html, options).unwrap();
     assert!(html.contains("Updates until learned, recall: 2 of 4 learned") && html.contains("20, 50, &gt; 60"));

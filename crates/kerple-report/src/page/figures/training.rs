@@ -1,4 +1,4 @@
-//! Losses over training.
+//! Losses and scores over training.
 
 use std::collections::BTreeMap;
 
@@ -7,37 +7,41 @@ use crate::page::{Figure, Section};
 use crate::plot::{Axis, Legend, Plot, Series};
 use crate::run::Run;
 use crate::statistics::mean;
+use kerple_run::MetricsRow;
 
 /// Points of a line: more cannot be told apart at the width of a page.
 const BINS: u64 = 80;
 
-/// Training loss and, where it was measured, validation loss.
-pub(super) fn losses(part: &GroupRuns) -> Vec<Figure> {
-    let training = collect(part, |run| run.metrics.iter().map(|row| (row.step, row.loss)).collect());
-    let validation =
-        collect(part, |run| run.metrics.iter().filter_map(|row| Some((row.step, row.val_loss?))).collect());
-    let kinds = [("training-loss", "Training loss", training), ("validation-loss", "Validation loss", validation)];
-    kinds.into_iter().filter_map(|(id, title, rows)| figure(part, id, title, &rows)).collect()
+/// Training loss and, where they were measured, validation loss and the score of a task.
+pub(super) fn curves(part: &GroupRuns) -> Vec<Figure> {
+    let kinds: [(_, _, _, fn(&MetricsRow) -> Option<f64>); 3] = [
+        ("training-loss", "Training loss", "nats per token", |row| Some(row.loss)),
+        ("validation-loss", "Validation loss", "nats per token", |row| row.val_loss),
+        ("validation-score", "Score at validation", "share of right answers", |row| row.val_score),
+    ];
+    let figure = |(id, title, unit, value)| figure(part, (id, title, unit), &collect(part, value));
+    kinds.into_iter().filter_map(figure).collect()
 }
 
-type LossCurves<'a> = BTreeMap<&'a str, Vec<(u64, f64)>>;
+/// Steps and values of each name.
+type TrainingCurves<'a> = BTreeMap<&'a str, Vec<(u64, f64)>>;
 
-fn collect<'a>(part: &GroupRuns<'a>, losses: impl Fn(&Run) -> Vec<(u64, f64)>) -> LossCurves<'a> {
-    let mut all = LossCurves::new();
+fn collect<'a>(part: &GroupRuns<'a>, value: fn(&MetricsRow) -> Option<f64>) -> TrainingCurves<'a> {
+    let mut all = TrainingCurves::new();
     for &run in &part.runs {
-        let losses = losses(run);
-        if !losses.is_empty() {
-            all.entry(&run.name).or_default().extend(losses);
+        let mut rows = run.metrics.iter().filter_map(|row| Some((row.step, value(row)?))).peekable();
+        if rows.peek().is_some() {
+            all.entry(&run.name).or_default().extend(rows);
         }
     }
     all
 }
 
-fn figure(part: &GroupRuns, id: &str, title: &str, losses: &LossCurves) -> Option<Figure> {
-    let last = losses.values().flatten().map(|(step, _)| *step).max()?;
-    let mut series: Vec<Series> = losses
+fn figure(part: &GroupRuns, (id, title, unit): (&str, &str, &str), curves: &TrainingCurves) -> Option<Figure> {
+    let last = curves.values().flatten().map(|(step, _)| *step).max()?;
+    let mut series: Vec<Series> = curves
         .iter()
-        .map(|(name, losses)| Series::line(*name, part.results.place(name), binned(losses, last)))
+        .map(|(name, values)| Series::line(*name, part.results.place(name), binned(values, last)))
         .collect();
     series.sort_by_key(|series| series.colour);
     let all = || series.iter().flat_map(|series| &series.points);
@@ -51,7 +55,7 @@ fn figure(part: &GroupRuns, id: &str, title: &str, losses: &LossCurves) -> Optio
         title: title.clone(),
         description: format!("By step, up to step {last}."),
         x: Axis::linear("step", 0.0, last as f64),
-        y: Axis::linear("nats per token", low - margin, high + margin),
+        y: Axis::linear(unit, low - margin, high + margin),
         series,
         rule: None,
         legend: Legend::Ends,
@@ -70,13 +74,13 @@ fn figure(part: &GroupRuns, id: &str, title: &str, losses: &LossCurves) -> Optio
 }
 
 /// Means over bins of steps.
-fn binned(losses: &[(u64, f64)], last: u64) -> Vec<(f64, f64)> {
+fn binned(values: &[(u64, f64)], last: u64) -> Vec<(f64, f64)> {
     let width = last.div_ceil(BINS).max(1);
     let mut bins: BTreeMap<u64, (Vec<f64>, Vec<f64>)> = BTreeMap::new();
-    for &(step, loss) in losses {
+    for &(step, value) in values {
         let bin = bins.entry(step.saturating_sub(1) / width).or_default();
         bin.0.push(step as f64);
-        bin.1.push(loss);
+        bin.1.push(value);
     }
     bins.values().map(|(steps, losses)| (mean(steps), mean(losses))).collect()
 }
