@@ -7,8 +7,8 @@
 use crate::case::Case;
 use crate::folder::ReferenceFolder;
 use crate::{
-    CaseRunner, attention, clocks, data, interchange, media, packed, positions, score_mods, spe, tables, theory,
-    training,
+    CaseRunner, attention, clocks, data, interchange, length_suite, media, packed, positions, score_mods, spe, tables,
+    theory, training,
 };
 
 /// A collection that this version knows.
@@ -27,11 +27,13 @@ pub enum Collection {
     Interchange,
     /// Formal languages, all next to the manifest.
     Che,
+    /// Tasks with known answers, and how far models reach.
+    LengthSuite,
 }
 
 impl Collection {
     /// Folders, and which collection each holds.
-    const FOLDERS: [(&str, Collection); 10] = [
+    const FOLDERS: [(&str, Collection); 11] = [
         ("kerple", Collection::Kerple),
         ("dape", Collection::Dape),
         ("encodings", Collection::Dape),
@@ -42,6 +44,7 @@ impl Collection {
         ("packed", Collection::Packed),
         ("interchange", Collection::Interchange),
         ("che", Collection::Che),
+        ("length-suite", Collection::LengthSuite),
     ];
 
     fn named(name: &str) -> Option<Collection> {
@@ -85,6 +88,7 @@ impl Collection {
             Collection::Packed => packed::runner(case.id()),
             Collection::Interchange => case.get("folder").is_string().then_some(interchange::run as CaseRunner),
             Collection::Che => None,
+            Collection::LengthSuite => length_suite::runner(case),
         }
     }
 
@@ -94,6 +98,7 @@ impl Collection {
             Collection::Clocks => clocks::not_built(case.id()),
             Collection::Positions => positions::not_built(case.id()),
             Collection::Packed => packed::not_built(case.id()),
+            Collection::LengthSuite => length_suite::not_built(case.id()),
             _ => None,
         }
     }

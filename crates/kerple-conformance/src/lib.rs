@@ -15,6 +15,7 @@ mod engines;
 mod folder;
 mod interchange;
 mod layer;
+mod length_suite;
 mod media;
 mod methods;
 mod packed;

@@ -61,6 +61,11 @@ fn every_reference_value_of_packed_documents_is_met() {
 }
 
 #[test]
+fn every_task_of_the_length_suite_is_solved() {
+    every_case_passes("length-suite", 30);
+}
+
+#[test]
 fn formal_languages_and_their_encoder_are_the_originals() {
     // 15 languages, and the encoder with four encodings through two engines
     every_case_passes("che", 25);

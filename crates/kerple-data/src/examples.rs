@@ -2,6 +2,7 @@
 
 use crate::error::Result;
 use crate::split::Split;
+use std::ops::Range;
 
 /// The token between the two texts of a pair: it follows the padding and the 256 bytes.
 pub const PAIR_SEPARATOR: u32 = 257;
@@ -40,6 +41,15 @@ impl ChomskyLevel {
     }
 }
 
+/// What is right or wrong as one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum AnswerUnit {
+    /// Each scored target.
+    Token,
+    /// All tokens of an answer together, see [`Example::whole_answer`]: the tokens that are fed back inflate the share of right ones.
+    Whole,
+}
+
 /// The facts of a task that are known before any example is read.
 #[derive(Clone, Debug, PartialEq)]
 pub struct TaskInfo {
@@ -56,6 +66,8 @@ pub struct TaskInfo {
     pub shortest: usize,
     /// Share of the targets that guessing hits.
     pub chance: f64,
+    /// What its score counts.
+    pub unit: AnswerUnit,
     /// Its level in Chomsky's hierarchy, if it is a formal language.
     pub level: Option<ChomskyLevel>,
     /// Identifies the examples: equal for equal examples at every place and length.
@@ -71,9 +83,27 @@ pub struct Example {
     pub targets: Vec<u32>,
     /// Which of the targets count for accuracy, as many as targets.
     pub scored: Vec<bool>,
+    /// Places of the targets that are right only together; absent where every target is an answer.
+    pub whole_answer: Option<Range<usize>>,
     /// The position of the evidence in the sequence, from 0 (start) to 1; for tasks with one such
     /// position.
     pub depth: Option<f64>,
+}
+
+impl Example {
+    /// A text that ends with a question: `body, mark, given.., a_1 .. a_(n-1)`, scored from the last given token on, where the
+    /// targets are `a_1 .. a_n`.
+    pub(crate) fn asked(body: Vec<u32>, question: &[u32], answer: &[u32]) -> Example {
+        let mut input = body;
+        input.extend_from_slice(question);
+        let first = input.len() - 1;
+        input.extend_from_slice(&answer[..answer.len() - 1]);
+        let mut targets = vec![0; first];
+        targets.extend_from_slice(answer);
+        let scored = (0..input.len()).map(|at| at >= first).collect();
+        let whole_answer = Some(first..input.len());
+        Example { input, targets, scored, whole_answer, depth: None }
+    }
 }
 
 /// Which example is meant.

@@ -25,7 +25,7 @@ mod store;
 pub mod text;
 
 use crate::error::{Error, Result};
-use crate::examples::{AnswerMode, Example, Examples, TaskInfo};
+use crate::examples::{AnswerMode, AnswerUnit, Example, Examples, TaskInfo};
 use crate::split::Split;
 use image::Image;
 use list_ops::ListOps;
@@ -122,6 +122,7 @@ impl LraTask {
             classes,
             shortest: 1,
             chance: 1.0 / classes as f64,
+            unit: AnswerUnit::Token,
             level: None,
             content: format!("{} {}", self.name(), self.keys()),
         }
@@ -165,7 +166,7 @@ fn check_stop(stop: &AtomicBool) -> Result<()> {
 
 /// A sequence and its class.
 fn example(input: Vec<u32>, label: u32) -> Example {
-    Example { input, targets: vec![label], scored: vec![true], depth: None }
+    Example { input, targets: vec![label], scored: vec![true], ..Example::default() }
 }
 
 #[cfg(test)]

@@ -8,6 +8,10 @@
 //! |---|---|---|
 //! | [`chomsky`]: 15 formal languages | at empty places after the sequence, [`AnswerMode::Tape`] | drawn, of any length |
 //! | [`recall`]: passkey, associative recall | at marked tokens, [`AnswerMode::Marked`] | drawn, of any length |
+//! | [`needles`]: facts hidden in noise or among others | the same | the same |
+//! | [`mqrar`]: associative recall of the last values but some | the same | the same |
+//! | [`memory`]: flip-flop language, selective copying | the same | the same |
+//! | [`group`]: products in a finite group | the same | the same |
 //! | sequences with a class | one for the whole, [`AnswerMode::Class`] | any source that implements [`Examples`] |
 //!
 //! An example is a function of its [`ExampleId`] and its length, so batches need no cursor, and a
@@ -15,12 +19,20 @@
 
 pub mod chomsky;
 mod config;
+pub mod group;
+pub mod memory;
+pub mod mqrar;
+pub mod needles;
 pub mod recall;
 
-pub use crate::examples::{AnswerMode, ChomskyLevel, Example, ExampleId, Examples, PAIR_SEPARATOR, TaskInfo};
+pub use crate::examples::{
+    AnswerMode, AnswerUnit, ChomskyLevel, Example, ExampleId, Examples, PAIR_SEPARATOR, TaskInfo,
+};
 pub use config::TaskConfig;
 
+use crate::error::{Error, Result};
 use crate::order::{StreamPurpose, below, stream};
+use std::ops::RangeInclusive;
 
 /// Tokens of every sequence of the batch of an update, uniform from `shortest` to `longest`.
 pub fn training_length(seed: u64, step: u64, shortest: usize, longest: usize) -> usize {
@@ -50,6 +62,25 @@ pub fn shuffled(seed: u64, index: u64, count: u64) -> u64 {
             return place;
         }
     }
+}
+
+/// Refuses the value of a key outside of its limits.
+pub(crate) fn within(key: &str, value: usize, limits: RangeInclusive<usize>) -> Result<()> {
+    if limits.contains(&value) {
+        return Ok(());
+    }
+    let (low, high) = limits.into_inner();
+    let message = format!("{key}: {value} is out of range; it must be between {low} and {high}");
+    Err(Error::refused(message, "leave it out to use the default"))
+}
+
+/// Refuses sequences without room for the task.
+pub(crate) fn refuse_short(task: &str, length: usize, shortest: usize) -> Result<()> {
+    if length >= shortest {
+        return Ok(());
+    }
+    let message = format!("{length} tokens are too short for the {task} task, which needs {shortest}");
+    Err(Error::refused(message, "use longer sequences, or a smaller task"))
 }
 
 #[cfg(test)]

@@ -89,7 +89,7 @@ fn most_frequent(counts: &BTreeMap<u32, u64>) -> Option<u32> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use kerple_data::tasks::{Example, TaskInfo};
+    use kerple_data::tasks::{AnswerUnit, Example, TaskInfo};
 
     /// The answer is the first token in training; in the test it is 1 in half of all cases, and always 1 after token 2.
     struct FirstTokenTask;
@@ -103,6 +103,7 @@ mod tests {
                 classes: 3,
                 shortest: 1,
                 chance: 1.0 / 3.0,
+                unit: AnswerUnit::Token,
                 level: None,
                 content: "c".into(),
             }
@@ -119,7 +120,7 @@ mod tests {
                 Split::Train => (train[place.index as usize % 4], train[place.index as usize % 4]),
                 _ => [(0, 0), (1, 1), (2, 1), (7, 0)][place.index as usize],
             };
-            Ok(Example { input: vec![token, 9], targets: vec![answer], scored: vec![true], depth: None })
+            Ok(Example { input: vec![token, 9], targets: vec![answer], scored: vec![true], ..Example::default() })
         }
 
         fn answers(&self, _: usize) -> usize {

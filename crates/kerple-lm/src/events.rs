@@ -189,7 +189,7 @@ impl EventFile {
     /// # Errors
     /// A file that cannot be written.
     pub fn evaluation(&mut self, row: &EvaluationRow) -> Result<()> {
-        let accuracy = row.task.as_ref().map(|task| task.accuracy);
+        let accuracy = row.task.as_ref().map(|task| task.score());
         let found =
             [("perplexity", Some(row.perplexity)), ("bits_per_byte", row.bits_per_byte), ("accuracy", accuracy)];
         for (name, value) in found {

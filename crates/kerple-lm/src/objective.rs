@@ -28,6 +28,8 @@ pub struct SequenceBatch {
     pub scored: Option<Vec<bool>>,
     /// Tokens of each sequence before its padding, `[B]`; all L when absent.
     pub lengths: Option<Vec<usize>>,
+    /// Of each sequence, the places among its targets that are right only together, `[B]`; absent where each target is an answer.
+    pub whole_answers: Option<Vec<Range<usize>>>,
     /// Documents that the sequences consist of, which do not attend to each other; each is one document when absent.
     pub documents: Option<Arc<PackedDocuments>>,
     /// Sequences, B.
@@ -39,7 +41,7 @@ pub struct SequenceBatch {
 impl From<kerple_data::TextBatch> for SequenceBatch {
     fn from(batch: kerple_data::TextBatch) -> SequenceBatch {
         let kerple_data::TextBatch { tokens, targets, batch: rows, seq_len: len, document_starts: _ } = batch;
-        SequenceBatch { tokens, targets, scored: None, lengths: None, documents: None, rows, len }
+        SequenceBatch { tokens, targets, rows, len, ..SequenceBatch::default() }
     }
 }
 
@@ -74,6 +76,7 @@ impl SequenceBatch {
             targets: part(&self.targets, self.rows, &rows),
             scored: self.scored.as_ref().map(|scored| part(scored, self.rows, &rows)),
             lengths: self.lengths.as_ref().map(|lengths| part(lengths, self.rows, &rows)),
+            whole_answers: self.whole_answers.as_ref().map(|answers| answers[rows.clone()].to_vec()),
             documents: self.documents.as_ref().map(|documents| Arc::new(documents.slice_rows(rows.clone()))),
             rows: rows.len(),
             len: self.len,
@@ -162,6 +165,22 @@ impl TargetScores {
     pub fn right(&self) -> u64 {
         let counts = |at: usize| self.scored.as_ref().is_none_or(|scored| scored[at]);
         self.hits.iter().flatten().enumerate().filter(|(at, hit)| **hit && counts(*at)).count() as u64
+    }
+
+    /// Right answers and all answers, by what the score of the batch's task counts: targets, or whole answers.
+    pub fn answers(&self, batch: &SequenceBatch) -> (u64, u64) {
+        match self.whole_hits(batch) {
+            None => (self.right(), self.counted()),
+            Some(hits) => (count(&hits) as u64, hits.len() as u64),
+        }
+    }
+
+    /// Whether all targets of each whole answer of the batch were hit, where it has such answers.
+    pub fn whole_hits(&self, batch: &SequenceBatch) -> Option<Vec<bool>> {
+        let (answers, hits) = (batch.whole_answers.as_ref()?, self.hits.as_ref()?);
+        let each = hits.len() / batch.rows.max(1);
+        let is_hit = |(row, places): (usize, &Range<usize>)| hits[row * each..][places.clone()].iter().all(|hit| *hit);
+        Some(answers.iter().enumerate().map(is_hit).collect())
     }
 
     /// Share of the scored targets that were hit.
@@ -265,9 +284,9 @@ mod tests {
             targets: (0..6).collect(),
             scored: Some(scored),
             lengths: Some(vec![4, 3, 1]),
-            documents: None,
             rows: 3,
             len: 4,
+            ..SequenceBatch::default()
         }
     }
 

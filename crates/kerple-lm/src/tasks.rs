@@ -5,7 +5,9 @@ use crate::objective::SequenceBatch;
 use crate::plan::{DataInfo, Plan};
 use crate::sequences::BatchSource;
 use kerple_data::Split;
-use kerple_data::tasks::{AnswerMode, ExampleId, Examples, TaskConfig, TaskInfo, shuffled, training_length};
+use kerple_data::tasks::{
+    AnswerMode, AnswerUnit, ExampleId, Examples, TaskConfig, TaskInfo, shuffled, training_length,
+};
 use std::fmt;
 use std::ops::Range;
 use std::path::Path;
@@ -66,10 +68,10 @@ impl TaskSource {
         indices: impl IntoIterator<Item = u64>,
         length: usize,
     ) -> Result<(SequenceBatch, Vec<Option<f64>>)> {
-        let TaskInfo { answer, vocab, .. } = self.facts();
+        let TaskInfo { answer, vocab, unit, .. } = self.facts();
         let (mut rows, mut depths) = (Vec::new(), Vec::new());
         let mut batch = SequenceBatch::default();
-        let mut scored = Vec::new();
+        let (mut scored, mut whole_answers) = (Vec::new(), Vec::new());
         for index in indices {
             let example = self.examples.example(ExampleId { split, seed, index }, length)?;
             let mut tokens = example.input;
@@ -79,9 +81,11 @@ impl TaskSource {
             rows.push(tokens);
             batch.targets.extend(example.targets);
             scored.extend(example.scored);
+            whole_answers.extend(example.whole_answer);
             depths.push(example.depth);
         }
         (batch.rows, batch.len) = (rows.len(), rows.iter().map(Vec::len).max().unwrap_or(0));
+        batch.whole_answers = (unit == AnswerUnit::Whole).then_some(whole_answers);
         batch.scored = (!scored.iter().all(|scored| *scored)).then_some(scored);
         if rows.iter().any(|row| row.len() < batch.len) {
             batch.lengths = Some(rows.iter().map(Vec::len).collect());

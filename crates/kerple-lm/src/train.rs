@@ -387,7 +387,7 @@ impl<'a, M: FromPlan, T: Objective<M> + Copy> TrainLoop<'a, M, T> {
             let weight = if batch.documents.is_some() { objective.weight(&batch) } else { batch.rows };
             let answers = self.plan.data.task.is_some().then(|| {
                 let scores = objective.score(&model, &batch, &self.plan.evaluation_pass(start));
-                (scores.right(), scores.counted())
+                scores.answers(&batch)
             });
             Ok(((mean * weight as f64).to_bits(), weight, answers.unwrap_or_default()))
         };

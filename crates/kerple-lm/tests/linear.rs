@@ -184,7 +184,7 @@ fn assert_pieces_are_whole(text: &str, features: FeatureKind, (rows, len): (usiz
     let part =
         |shift: usize| -> Vec<u32> { ids.chunks(len + 1).flat_map(|row| &row[shift..shift + len]).copied().collect() };
     let scored = Some((0..rows * len).map(|at| at % 5 > 0).collect());
-    let batch = SequenceBatch { tokens: part(0), targets: part(1), scored, lengths: None, documents: None, rows, len };
+    let batch = SequenceBatch { tokens: part(0), targets: part(1), scored, rows, len, ..SequenceBatch::default() };
     let gradients = |piece| {
         let train_state = TrainState::new(
             Decoder::new(&plan, &kerple_lm::device().autodiff()),

@@ -229,7 +229,7 @@ fn scores_are_shares_of_right_answers() {
         let checkpoint = EvalCheckpoint { plan: &plan, step: 2, model: trained.model.as_ref() };
         let evaluation = EvalRun::new(&run, checkpoint, &scored, &runtime).unwrap();
         let row = evaluation.length(plan.train_len, &AtomicBool::new(false), &mut |_| {}).unwrap().unwrap();
-        assert_eq!(score, row.task.unwrap().accuracy, "{task}");
+        assert_eq!(score, row.task.unwrap().score(), "{task}");
         assert!(row.tokens >= 20, "{task}: {}", row.tokens);
     }
 }

@@ -110,7 +110,7 @@ fn majority(step: u64, rows: usize) -> SequenceBatch {
         targets.push(class);
         lengths.push(length);
     }
-    SequenceBatch { tokens, targets, scored: None, lengths: Some(lengths), documents: None, rows, len }
+    SequenceBatch { tokens, targets, lengths: Some(lengths), rows, len, ..SequenceBatch::default() }
 }
 
 fn at(step: u64) -> AdamWStep {

@@ -1,7 +1,7 @@
 //! Checks whether a row is consistent. Rows have no checksum, but most of their values follow from
 //! others.
 
-use crate::{EvaluationRow, MetricsRow, TaskScore, bits_per_byte};
+use crate::{EvaluationRow, MetricsRow, TaskScore, WholeAnswers, bits_per_byte};
 
 /// Rounding, relative: a value is written with all its digits and computed again in few steps.
 const ROUNDING: f64 = 1e-9;
@@ -76,6 +76,11 @@ impl TaskScore {
         if let Some((name, share)) = shares.find(|(_, share)| !is_share(*share)) {
             return Some(format!("{name} is {share}; a share must be 0 to 1"));
         }
+        if let Some(WholeAnswers { right, count }) =
+            self.whole.filter(|whole| !(whole.right..=counted).contains(&whole.count) || whole.count == 0)
+        {
+            return Some(format!("{right} of {count} whole answers are right, of {counted} tokens"));
+        }
         let right = self.accuracy * counted as f64;
         let whole = (right - right.round()).abs() <= 1e-6 * right.max(1.0);
         (!whole).then(|| format!("an accuracy of {} does not give a whole number of {counted} answers", self.accuracy))
@@ -127,7 +132,7 @@ mod tests {
     fn every_false_value_is_found() {
         assert_eq!(row().contradiction(), None);
         type Change = fn(&mut EvaluationRow);
-        let changes: [(Change, &str); 14] = [
+        let changes: [(Change, &str); 16] = [
             (|row| row.perplexity = 4.4, "the perplexity is 4.4, but exp(nll) is 4.48"),
             (|row| row.nll = 1.4, "exp(nll) is 4.05"),
             (|row| row.bits_per_byte = Some(1.0), "bits_per_byte is 1, but nll, tokens and bytes give 1.08"),
@@ -145,6 +150,14 @@ mod tests {
             (|row| row.task.as_mut().unwrap().chance = f64::NAN, "chance is NaN; a share must be 0 to 1"),
             (|row| row.task.as_mut().unwrap().by_depth = Some(vec![-0.1]), "by_depth is -0.1; a share must be 0 to 1"),
             (|row| row.task.as_mut().unwrap().accuracy = 0.4, "does not give a whole number of 8 answers"),
+            (
+                |row| row.task.as_mut().unwrap().whole = Some(WholeAnswers { right: 3, count: 2 }),
+                "3 of 2 whole answers are right, of 8 tokens",
+            ),
+            (
+                |row| row.task.as_mut().unwrap().whole = Some(WholeAnswers { right: 3, count: 9 }),
+                "3 of 9 whole answers are right, of 8 tokens",
+            ),
         ];
         for (change, expected) in changes {
             let mut row = row();

@@ -186,16 +186,35 @@ pub struct EvaluationRow {
 pub struct TaskScore {
     /// Name of the task.
     pub name: String,
-    /// Share of the counted answers that were correct.
+    /// Share of the counted tokens that were correct.
     #[serde(with = "number")]
     pub accuracy: f64,
-    /// Share that guessing would get right.
+    /// Whole answers, of tasks whose score counts those; absent in rows of older versions.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub whole: Option<WholeAnswers>,
+    /// Share of the score that guessing would get.
     #[serde(with = "number")]
     pub chance: f64,
-    /// Accuracy by the position of the evidence in the sequence, in equal parts from start to end;
+    /// Score by the position of the evidence in the sequence, in equal parts from start to end;
     /// for tasks with one such position. NaN marks a part without a sequence.
     #[serde(with = "number", default, skip_serializing_if = "Option::is_none")]
     pub by_depth: Option<Vec<f64>>,
+}
+
+/// Answers of several tokens, right only when all of them are.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct WholeAnswers {
+    /// Those that were correct.
+    pub right: u64,
+    /// All of them.
+    pub count: u64,
+}
+
+impl TaskScore {
+    /// The score of the task: the share of its whole answers that were correct, or of its tokens.
+    pub fn score(&self) -> f64 {
+        self.whole.map_or(self.accuracy, |WholeAnswers { right, count }| right as f64 / count as f64)
+    }
 }
 
 /// Perplexities of whole documents, normalised independently of the tokenizer.

@@ -9,7 +9,7 @@ mod arithmetic;
 mod numbers;
 mod strings;
 
-use super::{AnswerMode, ChomskyLevel, Example, ExampleId, Examples, TaskInfo};
+use super::{AnswerMode, AnswerUnit, ChomskyLevel, Example, ExampleId, Examples, TaskInfo};
 use crate::error::Result;
 use crate::random::{TaskRng, random};
 use crate::split::Split;
@@ -167,6 +167,7 @@ impl Examples for Chomsky {
             classes,
             shortest: 1,
             chance,
+            unit: AnswerUnit::Token,
             level: Some(level),
             content: format!("{} 1", task.name()),
         }
@@ -179,7 +180,7 @@ impl Examples for Chomsky {
     fn example(&self, place: ExampleId, length: usize) -> Result<Example> {
         let input = self.draw(&mut random(place, length), length);
         let (targets, scored) = self.solve(&input);
-        Ok(Example { input, targets, scored, depth: None })
+        Ok(Example { input, targets, scored, ..Example::default() })
     }
 
     fn answers(&self, length: usize) -> usize {

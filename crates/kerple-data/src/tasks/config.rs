@@ -1,6 +1,10 @@
 //! `data.task` of a run file.
 
 use super::chomsky::Chomsky;
+use super::group::GroupProduct;
+use super::memory::{FlipFlop, SelectiveCopy};
+use super::mqrar::Mqrar;
+use super::needles::{NiahCodes, NiahSingle, NiahWords};
 use super::recall::{Passkey, Recall};
 use super::{Examples, TaskInfo};
 use crate::error::Result;
@@ -85,6 +89,29 @@ macro_rules! tasks {
                     TaskConfig::Lra(task) => TaskConfig::Lra(task.with_keys(keys)?),
                 })
             }
+
+            /// The examples, where they are drawn.
+            fn drawn(&self) -> Option<Box<dyn Examples>> {
+                Some(match self {
+                    TaskConfig::Chomsky(task) => Box::new(*task),
+                    $(TaskConfig::$task(task) => Box::new(*task),)+
+                    #[cfg(feature = "music-lra")]
+                    TaskConfig::Lra(_) => return None,
+                })
+            }
+
+            /// Refuses keys out of range.
+            ///
+            /// # Errors
+            /// The key, the value and the limit.
+            pub fn check(&self) -> Result<()> {
+                match self {
+                    $(TaskConfig::$task(task) => task.check(),)+
+                    TaskConfig::Chomsky(_) => Ok(()),
+                    #[cfg(feature = "music-lra")]
+                    TaskConfig::Lra(_) => Ok(()),
+                }
+            }
         }
     };
 }
@@ -94,6 +121,20 @@ tasks! {
     "passkey" Passkey,
     /// Multi-query associative recall.
     "recall" Recall,
+    /// A needle in periodic noise.
+    "niah_single" NiahSingle,
+    /// Needles among needles, words with values.
+    "niah_words" NiahWords,
+    /// Needles among needles, codes with codes.
+    "niah_codes" NiahCodes,
+    /// Recall of the value before the last ones.
+    "mqrar" Mqrar,
+    /// One bit of memory.
+    "flipflop" FlipFlop,
+    /// Copying of the tokens that are not blank.
+    "selective_copy" SelectiveCopy,
+    /// Products in a finite group.
+    "group" GroupProduct,
 }
 
 impl TaskConfig {
@@ -113,44 +154,23 @@ impl TaskConfig {
         match self {
             #[cfg(feature = "music-lra")]
             TaskConfig::Lra(task) => task.is_made_up_without_files(),
-            TaskConfig::Chomsky(_) | TaskConfig::Passkey(_) | TaskConfig::Recall(_) => false,
+            _ => false,
         }
     }
 
     /// The facts of its examples that are known before data is read.
     pub fn facts(&self) -> TaskInfo {
         match self {
-            TaskConfig::Chomsky(task) => task.facts(),
-            TaskConfig::Passkey(task) => task.facts(),
-            TaskConfig::Recall(task) => task.facts(),
             #[cfg(feature = "music-lra")]
             TaskConfig::Lra(task) => task.facts(),
+            task => task.drawn().expect("all others are drawn").facts(),
         }
     }
 
     /// Targets of a sequence of `length` tokens.
     pub fn answers(&self, length: usize) -> usize {
-        match self {
-            TaskConfig::Chomsky(task) => task.answers(length),
-            TaskConfig::Passkey(task) => task.answers(length),
-            TaskConfig::Recall(task) => task.answers(length),
-            #[cfg(feature = "music-lra")]
-            TaskConfig::Lra(_) => 1,
-        }
-    }
-
-    /// Refuses keys out of range.
-    ///
-    /// # Errors
-    /// The key, the value and the limit.
-    pub fn check(&self) -> Result<()> {
-        match self {
-            TaskConfig::Passkey(task) => task.check(),
-            TaskConfig::Recall(task) => task.check(),
-            TaskConfig::Chomsky(_) => Ok(()),
-            #[cfg(feature = "music-lra")]
-            TaskConfig::Lra(_) => Ok(()),
-        }
+        // a sequence with a class has one
+        self.drawn().map_or(1, |examples| examples.answers(length))
     }
 
     /// Its examples, from the files at `path` where the task has data.
@@ -167,13 +187,11 @@ impl TaskConfig {
     /// As [`TaskConfig::open`]; [`crate::Error::Stopped`].
     pub fn open_until(&self, path: Option<&Path>, stop: &AtomicBool) -> Result<Box<dyn Examples>> {
         self.check()?;
-        Ok(match self {
-            TaskConfig::Chomsky(task) => Box::new(*task),
-            TaskConfig::Passkey(task) => Box::new(*task),
-            TaskConfig::Recall(task) => Box::new(*task),
+        match self {
             #[cfg(feature = "music-lra")]
-            TaskConfig::Lra(task) => task.open(path, stop)?,
-        })
+            TaskConfig::Lra(task) => task.open(path, stop),
+            task => Ok(task.drawn().expect("all others are drawn")),
+        }
     }
 }
 

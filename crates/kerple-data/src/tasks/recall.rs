@@ -9,7 +9,7 @@
 //! other is multi-query associative recall of Arora et al. 2023, arXiv:2312.04927, section 4 and appendix E: keys and
 //! values of disjoint halves of the vocabulary, every key asked once, at distances by a power law, everything else noise.
 
-use super::{AnswerMode, Example, ExampleId, Examples, TaskInfo};
+use super::{AnswerMode, AnswerUnit, Example, ExampleId, Examples, TaskInfo, refuse_short, within};
 use crate::error::{Error, Result};
 use crate::random::{TaskRng, random};
 use crate::split::Split;
@@ -56,6 +56,7 @@ impl Examples for Passkey {
             // the key behind its mark, and the mark that asks with all digits but the last
             shortest: 2 * self.digits + 1,
             chance: 0.1,
+            unit: AnswerUnit::Whole,
             level: None,
             content: format!("passkey 1 {self:?}"),
         }
@@ -81,7 +82,7 @@ impl Examples for Passkey {
         targets.extend(key);
         let scored = (0..length).map(|at| at >= asked).collect();
         let depth = before as f64 / (length - shortest).max(1) as f64;
-        Ok(Example { input, targets, scored, depth: Some(depth) })
+        Ok(Example { input, targets, scored, whole_answer: Some(asked..length), depth: Some(depth) })
     }
 
     fn answers(&self, length: usize) -> usize {
@@ -152,6 +153,7 @@ impl Examples for Recall {
             shortest: 4 * self.pairs,
             // a guess among the values
             chance: ((self.vocab - self.vocab / 2) as f64).recip(),
+            unit: AnswerUnit::Token,
             level: None,
             content: format!("recall 1 {self:?}"),
         }
@@ -179,29 +181,12 @@ impl Examples for Recall {
             let at = 2 * pairs + 2 * gap;
             (input[at], targets[at], scored[at]) = (*key, *value, true);
         }
-        Ok(Example { input, targets, scored, depth: None })
+        Ok(Example { input, targets, scored, ..Example::default() })
     }
 
     fn answers(&self, length: usize) -> usize {
         length
     }
-}
-
-fn within(key: &str, value: usize, limits: std::ops::RangeInclusive<usize>) -> Result<()> {
-    if limits.contains(&value) {
-        return Ok(());
-    }
-    let (low, high) = limits.into_inner();
-    let message = format!("{key}: {value} is out of range; it must be between {low} and {high}");
-    Err(Error::refused(message, "leave it out to use the default"))
-}
-
-fn refuse_short(task: &str, length: usize, shortest: usize) -> Result<()> {
-    if length >= shortest {
-        return Ok(());
-    }
-    let message = format!("{length} tokens are too short for the {task} task, which needs {shortest}");
-    Err(Error::refused(message, "use longer sequences, or a smaller task"))
 }
 
 #[cfg(test)]
@@ -218,7 +203,7 @@ mod tests {
         fn a_passkey_stands_once_in_noise(digits in 1usize..9, extra in 0usize..100, index: u64) {
             let task = Passkey { digits, ..Passkey::default() };
             let length = 2 * digits + 1 + extra;
-            let Example { input, targets, scored, depth } = task.example(place(index), length).unwrap();
+            let Example { input, targets, scored, depth, whole_answer } = task.example(place(index), length).unwrap();
             prop_assert_eq!((input.len(), targets.len(), scored.len()), (length, length, length));
             let at = |mark: u32| input.iter().position(|token| *token == mark).unwrap();
             let (key, ask) = (at(KEY), at(ASK));
@@ -227,6 +212,7 @@ mod tests {
             prop_assert_eq!(&targets[ask..], said);
             prop_assert_eq!(&input[ask + 1..], &said[..digits - 1]);
             prop_assert!(scored.iter().enumerate().all(|(at, scored)| *scored == (at >= ask)));
+            prop_assert_eq!(whole_answer, Some(ask..length));
             let noise = input.iter().filter(|token| **token >= NOISE).count();
             prop_assert_eq!(noise, extra);
             let depth = depth.unwrap();

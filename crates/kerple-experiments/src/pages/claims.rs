@@ -329,7 +329,7 @@ pub(super) fn arm_values(
     let Some(facts) = all.manifest.evaluations.get(evaluation) else { return SeedValues::new() };
     by_seed(&arm_runs(all, corpus, arm), |run| {
         let row = all.row_at(run, &[facts], length)?;
-        Some(row.task.as_ref().map_or(row.nll, |task| task.accuracy))
+        Some(row.task.as_ref().map_or(row.nll, |task| task.score()))
     })
 }
 

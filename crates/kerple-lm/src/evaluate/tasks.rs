@@ -10,8 +10,8 @@ use crate::ranks::Ranks;
 use crate::tasks::TaskSource;
 use kerple_core::encoding::Encoding;
 use kerple_data::Split;
-use kerple_data::tasks::TaskInfo;
-use kerple_run::{ANSWERS, DocumentMask, ScoredText, TaskScore};
+use kerple_data::tasks::{AnswerUnit, TaskInfo};
+use kerple_run::{ANSWERS, DocumentMask, ScoredText, TaskScore, WholeAnswers};
 use serde::{Deserialize, Serialize};
 
 /// What is evaluated of a task.
@@ -173,7 +173,7 @@ impl EvalData for TaskEval<'_> {
                 Ok(answered(&batch, &model.score(&batch, &plan.evaluation_pass(*first as usize)), &depths))
             });
             let all = ranks.share(own.transpose().map(Option::unwrap_or_default))?;
-            all.iter().flatten().for_each(|answer| found.add(answer));
+            all.iter().flatten().for_each(|answer| found.add(self.facts.unit, answer));
             let last = examples.min(round[round.len() - 1] + at_once);
             // what is done to the end is kept
             let goes_on = tell(last as usize, examples as usize) || last == examples;
@@ -181,10 +181,14 @@ impl EvalData for TaskEval<'_> {
                 return Ok(None);
             }
         }
+        let whole = (self.facts.unit == AnswerUnit::Whole).then_some(found.whole);
+        // of an answer of several tokens, all of which are guessed
+        let tokens = whole.map_or(1, |whole| found.counted / whole.count.max(1));
         let task = TaskScore {
             name: self.facts.name.clone(),
             accuracy: found.right as f64 / found.counted as f64,
-            chance: self.facts.chance,
+            whole,
+            chance: self.facts.chance.powi(tokens as i32),
             by_depth: found.by_depth(),
         };
         let nll = found.loss / found.counted as f64;
@@ -192,8 +196,10 @@ impl EvalData for TaskEval<'_> {
     }
 
     fn words(&self) -> Vec<String> {
-        let TaskEval { facts: TaskInfo { name, chance, .. }, request, .. } = self;
-        vec![format!("{name}: {} sequences of each length, chance is {:.1} %", request.examples, 100.0 * chance)]
+        let TaskEval { facts: TaskInfo { name, chance, unit, .. }, request, .. } = self;
+        let token =
+            if *unit == AnswerUnit::Whole { " a token; an answer is right when all its tokens are" } else { "" };
+        vec![format!("{name}: {} sequences of each length, chance is {:.1} %{token}", request.examples, 100.0 * chance)]
     }
 }
 
@@ -203,7 +209,8 @@ struct AnswerTally {
     loss: f64,
     right: u64,
     counted: u64,
-    /// Right and counted ones by depth.
+    whole: WholeAnswers,
+    /// Right and counted ones by depth, of what the score counts.
     depths: [(u64, u64); DEPTHS],
 }
 
@@ -213,6 +220,8 @@ struct ScoredAnswer {
     /// The bits of its loss: ranks exchange text, which must not round.
     loss: u64,
     hit: bool,
+    /// Of the last token of a whole answer: whether all of it is right.
+    whole: Option<bool>,
     /// The part of the sequence that holds the answer.
     depth: Option<usize>,
 }
@@ -223,21 +232,32 @@ fn answered(batch: &SequenceBatch, scores: &TargetScores, depths: &[Option<f64>]
     let hits = scores.hits.as_deref().unwrap_or(&[]);
     let counts = |at: &usize| scores.scored.as_ref().is_none_or(|scored| scored[*at]);
     let part = |depth: f64| ((depth * DEPTHS as f64) as usize).min(DEPTHS - 1);
+    let whole_hits = scores.whole_hits(batch);
+    let whole = |at: usize| {
+        let (row, answers) = (at / each, batch.whole_answers.as_ref()?);
+        (at % each + 1 == answers[row].end).then(|| whole_hits.as_ref().is_some_and(|hits| hits[row]))
+    };
     let all = scores.losses.iter().zip(hits).enumerate().filter(|(at, _)| counts(at));
     let answer = |(at, (loss, hit)): (usize, (&f64, &bool))| ScoredAnswer {
         loss: loss.to_bits(),
         hit: *hit,
+        whole: whole(at),
         depth: depths[at / each].map(part),
     };
     all.map(answer).collect()
 }
 
 impl AnswerTally {
-    fn add(&mut self, &ScoredAnswer { loss, hit, depth }: &ScoredAnswer) {
+    fn add(&mut self, unit: AnswerUnit, &ScoredAnswer { loss, hit, whole, depth }: &ScoredAnswer) {
         self.loss += f64::from_bits(loss);
         self.counted += 1;
         self.right += u64::from(hit);
-        if let Some(part) = depth {
+        if let Some(hit) = whole {
+            self.whole.count += 1;
+            self.whole.right += u64::from(hit);
+        }
+        let answer = if unit == AnswerUnit::Whole { whole } else { Some(hit) };
+        if let Some((part, hit)) = depth.zip(answer) {
             let (right, counted) = &mut self.depths[part];
             *right += u64::from(hit);
             *counted += 1;
@@ -264,12 +284,32 @@ mod tests {
             scored: Some(vec![true, false, true, true]),
         };
         let mut found = AnswerTally::default();
-        answered(&batch, &scores, &[Some(0.0), Some(1.0)]).iter().for_each(|answer| found.add(answer));
-        assert_eq!((found.loss, found.right, found.counted), (7.0, 2, 3));
+        let answers = answered(&batch, &scores, &[Some(0.0), Some(1.0)]);
+        answers.iter().for_each(|answer| found.add(AnswerUnit::Token, answer));
+        assert_eq!((found.loss, found.right, found.counted, found.whole), (7.0, 2, 3, WholeAnswers::default()));
         let by_depth = found.by_depth().unwrap();
         assert_eq!((by_depth[0], by_depth[9]), (1.0, 0.5));
         assert!(by_depth[1..9].iter().all(|share| share.is_nan()));
         assert_eq!(AnswerTally::default().by_depth(), None);
+    }
+
+    #[test]
+    fn a_whole_answer_is_right_when_all_its_tokens_are() {
+        let whole_answers = Some(vec![1..3, 0..2]);
+        let batch = SequenceBatch { rows: 2, len: 3, whole_answers, ..SequenceBatch::default() };
+        let scores = TargetScores {
+            losses: vec![1.0; 6],
+            hits: Some(vec![false, true, true, true, false, true]),
+            scored: Some(vec![false, true, true, true, true, false]),
+        };
+        let mut found = AnswerTally::default();
+        let answers = answered(&batch, &scores, &[Some(0.0), Some(1.0)]);
+        answers.iter().for_each(|answer| found.add(AnswerUnit::Whole, answer));
+        assert_eq!((found.right, found.counted, found.whole), (3, 4, WholeAnswers { right: 1, count: 2 }));
+        let by_depth = found.by_depth().unwrap();
+        assert_eq!((by_depth[0], by_depth[9]), (1.0, 0.0));
+        assert_eq!(scores.answers(&batch), (1, 2));
+        assert_eq!(scores.answers(&SequenceBatch { whole_answers: None, ..batch }), (3, 4));
     }
 
     #[test]

@@ -313,7 +313,7 @@ fn table(
         let place = encodings.iter().position(|name| *name == run.name).unwrap_or(encodings.len());
         let (name, window) = (run.name_of(row), run.window_of(row));
         let curve = curves.entry((place, name.clone(), window)).or_default().entry(row.seed).or_default();
-        curve.insert(row.eval_len, answers.accuracy);
+        curve.insert(row.eval_len, answers.score());
         if let Some(by_depth) = &answers.by_depth {
             depths.entry(((place, name, window), row.eval_len)).or_default().push(by_depth);
         }

@@ -42,6 +42,7 @@ fn run(root: &Path, encoding: &str, seed: u64, accuracies: &[(u64, f64)], depths
             nll_by_segment: None,
             provenance: None,
             task: Some(TaskScore {
+                whole: None,
                 name: "passkey".to_owned(),
                 accuracy,
                 chance: 0.1,

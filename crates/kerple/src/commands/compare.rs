@@ -132,7 +132,7 @@ where
         SweepEvent::Evaluation(evaluate::EvalEvent::Row { row, .. }) if json => print_json(row),
         SweepEvent::Evaluation(evaluate::EvalEvent::Row { row, .. }) => {
             let found = match &row.task {
-                Some(task) => format!("right {:.2} %", 100.0 * task.accuracy),
+                Some(task) => format!("right {:.2} %", 100.0 * task.score()),
                 None => format!("perplexity {:.3}", row.perplexity),
             };
             line.done(&format!("{what}  length {:>6}  {found}", row.eval_len));

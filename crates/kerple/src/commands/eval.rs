@@ -141,7 +141,7 @@ fn write_results(args: &EvalArgs, plan: &Plan, rows: &[EvaluationRow]) -> Comman
 }
 
 fn print_answers(row: &EvaluationRow) {
-    let right = row.task.as_ref().map_or(f64::NAN, |task| 100.0 * task.accuracy);
+    let right = row.task.as_ref().map_or(f64::NAN, |task| 100.0 * task.score());
     resultln!("{:>8} {right:>9.2} {:>10.5} {:>9} {:>9.2}", row.eval_len, row.nll, row.tokens, row.seconds);
 }
 

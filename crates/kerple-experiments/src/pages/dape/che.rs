@@ -137,7 +137,7 @@ fn accuracies<'a>(all: &ReproductionFolder, table: &'a HierarchyTable, task: &st
 /// Mean accuracy of a run over the lengths beyond its training length.
 fn beyond(run: &Run) -> Option<f64> {
     let rows = run.evaluations.iter().filter(|row| row.eval_len > row.train_len);
-    let values: Vec<f64> = rows.filter_map(|row| Some(row.task.as_ref()?.accuracy)).collect();
+    let values: Vec<f64> = rows.filter_map(|row| Some(row.task.as_ref()?.score())).collect();
     (!values.is_empty()).then(|| mean(&values))
 }
 

@@ -41,9 +41,7 @@ pub(super) fn tasks<'a>(all: &'a ReproductionFolder, page: &PageDescription) -> 
 
 /// Share of right answers at the longest evaluated length, for every seed.
 pub(super) fn accuracy(on: TrainedOn, method: &ComparedMethod) -> SeedValues {
-    by_seed(&on.runs(method), |run| {
-        Some(run.evaluations.iter().max_by_key(|row| row.eval_len)?.task.as_ref()?.accuracy)
-    })
+    by_seed(&on.runs(method), |run| Some(run.evaluations.iter().max_by_key(|row| row.eval_len)?.task.as_ref()?.score()))
 }
 
 /// Evaluated lengths.

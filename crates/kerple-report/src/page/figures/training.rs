@@ -5,7 +5,6 @@ use std::collections::BTreeMap;
 use super::{GroupRuns, range};
 use crate::page::{Figure, Section};
 use crate::plot::{Axis, Legend, Plot, Series};
-use crate::run::Run;
 use crate::statistics::mean;
 use kerple_run::MetricsRow;
 
@@ -14,7 +13,7 @@ const BINS: u64 = 80;
 
 /// Training loss and, where they were measured, validation loss and the score of a task.
 pub(super) fn curves(part: &GroupRuns) -> Vec<Figure> {
-    let kinds: [(_, _, _, fn(&MetricsRow) -> Option<f64>); 3] = [
+    let kinds: [(_, _, _, Column); 3] = [
         ("training-loss", "Training loss", "nats per token", |row| Some(row.loss)),
         ("validation-loss", "Validation loss", "nats per token", |row| row.val_loss),
         ("validation-score", "Score at validation", "share of right answers", |row| row.val_score),
@@ -23,10 +22,13 @@ pub(super) fn curves(part: &GroupRuns) -> Vec<Figure> {
     kinds.into_iter().filter_map(figure).collect()
 }
 
+/// What a row of a log has, if it has it.
+type Column = fn(&MetricsRow) -> Option<f64>;
+
 /// Steps and values of each name.
 type TrainingCurves<'a> = BTreeMap<&'a str, Vec<(u64, f64)>>;
 
-fn collect<'a>(part: &GroupRuns<'a>, value: fn(&MetricsRow) -> Option<f64>) -> TrainingCurves<'a> {
+fn collect<'a>(part: &GroupRuns<'a>, value: Column) -> TrainingCurves<'a> {
     let mut all = TrainingCurves::new();
     for &run in &part.runs {
         let mut rows = run.metrics.iter().filter_map(|row| Some((row.step, value(row)?))).peekable();

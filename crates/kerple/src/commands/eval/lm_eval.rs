@@ -74,7 +74,7 @@ fn measured(row: &EvaluationRow) -> Vec<(String, f64, bool)> {
         .into();
     }
     match &row.task {
-        Some(task) => vec![(format!("acc_{}", row.eval_len), task.accuracy, true)],
+        Some(task) => vec![(format!("acc_{}", row.eval_len), task.score(), true)],
         None => vec![(format!("perplexity_{}", row.eval_len), row.perplexity, false)],
     }
 }

@@ -1,0 +1,208 @@
+//! Tasks with known answers: [`solve`] finds every answer from the tokens alone and shares no code with the generators. Reference
+//! values show that it is right, and the examples of this version are solved with it.
+
+use crate::case::Case;
+use crate::{CaseComparison, CaseResult, CaseRunner, Checked};
+use kerple_data::Split;
+use kerple_data::tasks::{ExampleId, TaskConfig};
+use serde_json::{Value, json};
+use std::path::{Component, Path};
+
+/// Examples of a case that are drawn here and solved.
+const DRAWN: u64 = 8;
+
+/// Operations and tasks of the same collection that this version does not have, by how the names of their cases begin.
+const NOT_BUILT: [(&str, &str); 9] = [
+    ("vt.", "chains of names"),
+    ("fwe.", "frequent words by a power law"),
+    ("cwe.", "common words"),
+    ("fuzzy_recall.", "recall of runs of symbols"),
+    ("effective.", "the reach of a model"),
+    ("paired.", "the ratio of two reaches"),
+    ("key.", "perplexity of key tokens"),
+    ("match.", "scores of RULER"),
+    ("ruler_table.", "the effective length of RULER"),
+];
+
+/// Why a case of this name is not covered, if it is known and is not.
+pub fn not_built(name: &str) -> Option<&'static str> {
+    NOT_BUILT.into_iter().find(|(begins, _)| name.starts_with(begins)).map(|(_, what)| what)
+}
+
+/// What runs a case.
+pub fn runner(case: &Case) -> Option<CaseRunner> {
+    let is_task = case.get("op") == "task_example" && not_built(case.id()).is_none();
+    is_task.then_some(run as CaseRunner)
+}
+
+fn run(case: &Case) -> CaseResult {
+    let (name, keys) = (case.get("method").as_str().ok_or("the case has no method")?, case.get("keys"));
+    let length = case.size("L")?;
+    let example = example(case)?;
+    let [input, targets] = ["input", "targets"].map(|key| tokens(&example[key], key));
+    let (input, targets) = (input?, targets?);
+    let scored: Vec<bool> = serde_json::from_value(example["scored"].clone()).map_err(|error| error.to_string())?;
+    let mut solver = CaseComparison::new("solver");
+    // associative recall does not mark its questions
+    let marks = (name == "recall").then_some(&scored[..]);
+    solver.equal("length", input.len(), length);
+    solver.equal("answers", solve(name, keys, &input, marks)?, answers(&targets, &scored));
+
+    let mut drawn = CaseComparison::new("generator");
+    let mut config = keys.clone();
+    config["kind"] = json!(name);
+    let task: TaskConfig = serde_json::from_value(config).map_err(|error| error.to_string())?;
+    let examples = task.open(None).map_err(|error| error.to_string())?;
+    for index in 0..DRAWN {
+        let place = ExampleId { split: Split::Test, seed: 1, index };
+        let own = examples.example(place, length).map_err(|error| error.to_string())?;
+        let marks = (name == "recall").then_some(&own.scored[..]);
+        drawn.equal("length", own.input.len(), length);
+        drawn.equal("answers", solve(name, keys, &own.input, marks)?, answers(&own.targets, &own.scored));
+    }
+    Ok(vec![solver, drawn])
+}
+
+/// The example that a case names in a file beside the manifest.
+fn example(case: &Case) -> Checked<Value> {
+    let named = &case.get("inputs")["input"];
+    let (Some(file), Some(id)) = (named["file"].as_str(), named["example"].as_str()) else {
+        return Err("inputs.input names no example of a file".to_owned());
+    };
+    if Path::new(file).components().ne([Component::Normal(file.as_ref())]) {
+        return Err(format!("`{file}` is no file beside the manifest"));
+    }
+    let all = case.folder.beside(file)?.ok_or_else(|| format!("{file} is missing"))?;
+    let mut examples = all["examples"].as_array().into_iter().flatten();
+    examples.find(|example| example["id"] == id).cloned().ok_or_else(|| format!("{file} has no example `{id}`"))
+}
+
+fn tokens(value: &Value, key: &str) -> Checked<Vec<usize>> {
+    serde_json::from_value(value.clone()).map_err(|error| format!("{key}: {error}"))
+}
+
+/// Places and values of the targets that count.
+type Answers = Vec<(usize, usize)>;
+
+fn answers<T: Copy + TryInto<usize>>(targets: &[T], scored: &[bool]) -> Answers {
+    let value = |target: T| target.try_into().unwrap_or(usize::MAX);
+    targets
+        .iter()
+        .zip(scored)
+        .enumerate()
+        .filter(|(_, (_, scored))| **scored)
+        .map(|(at, (t, _))| (at, value(*t)))
+        .collect()
+}
+
+/// The answers of a task with these keys to some tokens.
+fn solve<T: Copy + TryInto<usize>>(name: &str, keys: &Value, input: &[T], marks: Option<&[bool]>) -> Checked<Answers> {
+    let input: Vec<usize> = input.iter().map(|token| (*token).try_into().unwrap_or(usize::MAX)).collect();
+    let number = |key: &str| crate::case::size(&keys[key], key);
+    Ok(match name {
+        "passkey" => asked(&input, &[10], &[11], number("digits")?)?,
+        "niah_single" | "niah_words" => {
+            let digits = number("digits")?;
+            let key = input.len().checked_sub(digits).ok_or("too short")?;
+            asked(&input, &[10, input[key]], &[11, input[key]], digits)?
+        }
+        "niah_codes" => {
+            let (symbols, code) = (number("symbols")?, number("code")?);
+            let key = input.len().checked_sub(2 * code - 1).ok_or("too short")?;
+            let key = &input[key..key + code];
+            asked(&input, &[&[symbols], key].concat(), &[&[symbols + 1], key].concat(), code)?
+        }
+        "recall" => {
+            let pairs = &input[..2 * number("pairs")?];
+            let value = |at: usize| pairs.chunks(2).find(|pair| pair[0] == input[at]).map(|pair| pair[1]);
+            let asked = marks.into_iter().flatten().enumerate().filter(|(_, scored)| **scored);
+            asked
+                .map(|(at, _)| value(at).map(|value| (at, value)).ok_or("an unknown key".to_owned()))
+                .collect::<Checked<_>>()?
+        }
+        "mqrar" => {
+            let (mut slots, back) = (input.iter().copied().enumerate().skip(input.len() % 2), number("back")?);
+            let (mut all, mut found) = (Vec::new(), Vec::new());
+            while let (Some((_, first)), Some((at, second))) = (slots.next(), slots.next()) {
+                if first != 0 {
+                    all.push((first, second));
+                    continue;
+                }
+                let values: Vec<usize> =
+                    all.iter().filter(|(key, _)| *key == second).map(|(_, value)| *value).collect();
+                let place = values.len().checked_sub(back).ok_or("a key is asked for too early")?;
+                found.push((at, values[place]));
+            }
+            found
+        }
+        "flipflop" => {
+            let written =
+                |end: usize| input[..end].chunks(2).rev().find(|pair| pair[0] == 0).and_then(|pair| pair.get(1));
+            let reads = (0..input.len()).step_by(2).filter(|at| input[*at] == 1);
+            reads
+                .map(|at| written(at).map(|bit| (at, *bit)).ok_or("nothing is written".to_owned()))
+                .collect::<Checked<_>>()?
+        }
+        "selective_copy" => {
+            let (content, copy) = (number("content")?, number("copy")?);
+            let mark = input.iter().position(|token| *token == content + 1).ok_or("no mark")?;
+            let copied: Vec<usize> = input[..mark].iter().copied().filter(|token| *token < content).collect();
+            let first = mark + usize::from(keys["answer"] == "blanks");
+            if copied.len() != copy {
+                return Err(format!("{} tokens to copy", copied.len()));
+            }
+            copied.into_iter().enumerate().map(|(at, token)| (first + at, token)).collect()
+        }
+        "group" => products(keys["group"].as_str().unwrap_or_default(), &input, keys["score"] == "last")?,
+        _ => return Err(format!("no solver for `{name}`")),
+    })
+}
+
+/// What stands behind `fact`, where the text ends with `question` and the answer but for its last token.
+fn asked(input: &[usize], fact: &[usize], question: &[usize], answer: usize) -> Checked<Answers> {
+    let end = input.len() + 1 - answer;
+    if !input[..end].ends_with(question) {
+        return Err("the text does not end with the question".to_owned());
+    }
+    let at = input.windows(fact.len()).position(|tokens| tokens == fact).ok_or("no such needle")?;
+    let value = &input[at + fact.len()..][..answer];
+    if input[end..] != value[..answer - 1] {
+        return Err("the answer that is fed back is another".to_owned());
+    }
+    Ok(value.iter().enumerate().map(|(number, token)| (end - 1 + number, *token)).collect())
+}
+
+/// Products of permutations as numbers in the factorial number system, which orders them as one-line notation does.
+fn products(group: &str, elements: &[usize], only_last: bool) -> Checked<Answers> {
+    let (kind, size) = group.split_at_checked(1).ok_or("no group")?;
+    let size: usize = size.parse().map_err(|_| format!("`{group}` is no group"))?;
+    let factorial = |n: usize| (1..=n).product::<usize>();
+    let unrank = |mut rank: usize| -> Vec<usize> {
+        let mut left: Vec<usize> = (0..size).collect();
+        (0..size)
+            .rev()
+            .map(|n| {
+                let at = rank / factorial(n);
+                rank %= factorial(n);
+                left.remove(at)
+            })
+            .collect()
+    };
+    let inversions = |p: &[usize]| (0..size).map(|a| (a..size).filter(|b| p[*b] < p[a]).count()).sum::<usize>();
+    let all: Vec<Vec<usize>> = match kind {
+        "s" => (0..factorial(size)).map(unrank).collect(),
+        "a" => (0..factorial(size)).map(unrank).filter(|p| inversions(p) % 2 == 0).collect(),
+        "z" => (0..size).map(|shift| (0..size).map(|at| (at + shift) % size).collect()).collect(),
+        _ => return Err(format!("`{group}` is no group")),
+    };
+    let mut state: Vec<usize> = (0..size).collect();
+    let mut found = Vec::new();
+    for (at, element) in elements.iter().enumerate() {
+        let element = all.get(*element).ok_or("no such element")?;
+        state = (0..size).map(|place| element[state[place]]).collect();
+        if !only_last || at + 1 == elements.len() {
+            found.push((at, all.iter().position(|p| *p == state).ok_or("the group is not closed")?));
+        }
+    }
+    Ok(found)
+}

@@ -1,0 +1,144 @@
+//! The draws of tasks of growing length: what is random is uniform, and examples of different splits differ.
+
+use kerple_data::Split;
+use kerple_data::tasks::{Example, ExampleId, TaskConfig};
+use std::collections::BTreeSet;
+
+const DRAWS: u64 = 4000;
+
+fn config(text: &str) -> TaskConfig {
+    #[derive(serde::Deserialize)]
+    struct Data {
+        task: TaskConfig,
+    }
+    toml::from_str::<Data>(&format!("task = {text}")).unwrap().task
+}
+
+fn examples(text: &str, split: Split, length: usize, count: u64) -> Vec<Example> {
+    let task = config(text).open(None).unwrap();
+    (0..count).map(|index| task.example(ExampleId { split, seed: 5, index }, length).unwrap()).collect()
+}
+
+/// `count` of `n` draws with probability `p` is within 6 standard deviations.
+fn assert_share(what: &str, count: usize, n: usize, p: f64) {
+    let (n, count) = (n as f64, count as f64);
+    let deviation = (n * p * (1.0 - p)).sqrt();
+    assert!((count - n * p).abs() <= 6.0 * deviation, "{what}: {count} of {n}, expected a share of {p}");
+}
+
+#[test]
+fn needles_are_uniform_over_their_places() {
+    // 30 tokens of noise: an empty part of a period and three periods of 10
+    let all = examples("{ kind = \"niah_single\", digits = 2, keys = 3, period = 10 }", Split::Test, 37, DRAWS);
+    for (place, depth) in [0.0, 1.0 / 3.0, 2.0 / 3.0, 1.0].into_iter().enumerate() {
+        let here = all.iter().filter(|example| (example.depth.unwrap() - depth).abs() < 1e-9).count();
+        assert_share(&format!("place {place}"), here, all.len(), 0.25);
+    }
+    for (task, length) in [
+        ("{ kind = \"niah_words\", digits = 2, keys = 9 }", 23),
+        ("{ kind = \"niah_codes\", symbols = 4, code = 2 }", 29),
+    ] {
+        let all = examples(task, Split::Test, length, DRAWS);
+        for place in 0..5 {
+            let here = all.iter().filter(|example| (example.depth.unwrap() * 5.0).round() as usize == place).count();
+            assert_share(&format!("{task}, needle {place} of 5"), here, all.len(), 0.2);
+        }
+    }
+}
+
+#[test]
+fn instructions_and_questions_have_their_shares() {
+    let all = examples("{ kind = \"flipflop\", ignore = 0.5 }", Split::Test, 64, 1000);
+    let inner: Vec<u32> = all.iter().flat_map(|example| example.input[2..62].iter().step_by(2).copied()).collect();
+    for (instruction, share) in [(0, 0.25), (1, 0.25), (2, 0.5)] {
+        let count = inner.iter().filter(|token| **token == instruction).count();
+        assert_share(&format!("instruction {instruction}"), count, inner.len(), share);
+    }
+    let bits = all.iter().filter(|example| example.input[1] == 4).count();
+    assert_share("the first bit", bits, all.len(), 0.5);
+
+    let all = examples("{ kind = \"mqrar\", keys = 4, values = 8, back = 2 }", Split::Test, 64, 1000);
+    // behind eight slots of the first rounds, without the last, which always asks
+    let slots: Vec<bool> =
+        all.iter().flat_map(|example| example.input[16..62].iter().step_by(2).map(|token| *token == 0)).collect();
+    assert_share("questions", slots.iter().filter(|asks| **asks).count(), slots.len(), 0.5);
+}
+
+#[test]
+fn elements_states_and_places_are_uniform() {
+    for (group, order) in [("s3", 6), ("a4", 12), ("z7", 7)] {
+        let all =
+            examples(&format!("{{ kind = \"group\", group = \"{group}\", score = \"last\" }}"), Split::Test, 9, DRAWS);
+        for element in 0..order {
+            let first = all.iter().filter(|example| example.input[0] == element).count();
+            assert_share(&format!("{group}: first {element}"), first, all.len(), 1.0 / f64::from(order));
+            let state = all.iter().filter(|example| example.targets[8] == element).count();
+            assert_share(&format!("{group}: state {element}"), state, all.len(), 1.0 / f64::from(order));
+        }
+    }
+    // place of token j among R places has the mean j (R + 1) / (n + 1), from 1 on
+    let all = examples("{ kind = \"selective_copy\", copy = 4 }", Split::Test, 45, DRAWS);
+    for token in 1..=4usize {
+        let places = all.iter().map(|example| {
+            let mut places = (0..40).filter(|at| example.input[*at] < 14);
+            places.nth(token - 1).unwrap() + 1
+        });
+        let mean = places.sum::<usize>() as f64 / all.len() as f64;
+        let expected = token as f64 * 41.0 / 5.0;
+        // a place has a standard deviation below 8.3
+        assert!((mean - expected).abs() < 6.0 * 8.3 / (DRAWS as f64).sqrt(), "token {token}: {mean}, {expected}");
+    }
+}
+
+#[test]
+fn no_example_of_the_test_is_one_of_training() {
+    for task in [
+        "\"niah_single\"",
+        "\"niah_words\"",
+        "\"niah_codes\"",
+        "\"mqrar\"",
+        "\"flipflop\"",
+        "\"selective_copy\"",
+        "\"group\"",
+    ] {
+        let inputs = |split| examples(task, split, 160, 100).into_iter().map(|example| example.input);
+        let seen: BTreeSet<Vec<u32>> = Split::ALL.into_iter().flat_map(inputs).collect();
+        assert_eq!(seen.len(), 100 * Split::ALL.len(), "{task}");
+    }
+}
+
+#[test]
+fn impossible_keys_and_lengths_are_refused_by_name() {
+    for (task, named) in [
+        ("{ kind = \"niah_single\", digits = 0 }", "data.task.digits: 0"),
+        ("{ kind = \"niah_words\", keys = 0 }", "data.task.keys: 0"),
+        ("{ kind = \"niah_codes\", symbols = 1 }", "data.task.symbols: 1"),
+        ("{ kind = \"mqrar\", back = 0 }", "data.task.back: 0"),
+        ("{ kind = \"flipflop\", ignore = 1.0 }", "data.task.ignore: 1"),
+        ("{ kind = \"selective_copy\", copy = 0 }", "data.task.copy: 0"),
+    ] {
+        let error = config(task).check().unwrap_err();
+        assert!(error.to_string().contains(named) && error.is_misuse(), "{task}: {error}");
+    }
+    for task in [
+        "\"niah_single\"",
+        "\"niah_words\"",
+        "\"niah_codes\"",
+        "\"mqrar\"",
+        "\"flipflop\"",
+        "\"selective_copy\"",
+        "\"group\"",
+    ] {
+        let task = config(task).open(None).unwrap();
+        let shortest = task.facts().shortest;
+        let place = ExampleId { split: Split::Test, seed: 0, index: 0 };
+        assert!(task.example(place, shortest).is_ok(), "{}", task.facts().name);
+        let error = task.example(place, shortest - 1).unwrap_err().to_string();
+        assert!(error.contains(&format!("{} task, which needs {shortest}", task.facts().name)), "{error}");
+    }
+    let wrong =
+        toml::from_str::<std::collections::BTreeMap<String, TaskConfig>>("task = { kind = \"group\", group = \"q8\" }");
+    assert!(
+        wrong.unwrap_err().to_string().contains("`q8` is no group; there are s3 to s5, a3 to a5, and z2 to z65536")
+    );
+}
