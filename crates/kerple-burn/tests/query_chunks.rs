@@ -11,9 +11,11 @@ use kerple_burn::implementation::Impl;
 use kerple_burn::ops::attention::{Scoring, attention, query_chunked};
 use kerple_burn::parameters;
 use kerple_burn::positional_encoding::PositionalEncoding;
+use kerple_core::attention::PackedDocuments;
 use kerple_core::encoding::{Encoding, Geometry};
 use rand::{RngExt, SeedableRng};
 use rand_chacha::ChaCha8Rng;
+use std::sync::Arc;
 
 const BATCH: usize = 3;
 const HEADS: usize = 4;
@@ -71,6 +73,14 @@ struct Case {
     gates: bool,
     cap: Option<f64>,
     sinks: bool,
+    /// Lengths of the documents of each sequence.
+    documents: Option<[&'static [usize]; BATCH]>,
+}
+
+impl Case {
+    fn packed(&self) -> Option<Arc<PackedDocuments>> {
+        self.documents.map(|rows| Arc::new(PackedDocuments::from_lengths(rows, self.sizes[1]).unwrap()))
+    }
 }
 
 fn gpu() -> Device {
@@ -93,9 +103,10 @@ fn run(
     };
     let [q, k, v] = [(HEADS, queries), (2, keys), (2, keys)]
         .map(|(heads, rows)| random([BATCH, heads, rows, HEAD_DIM]).require_grad());
-    let lengths = case.sees.lengths(keys);
+    let (lengths, documents) = (case.sees.lengths(keys), case.packed());
+    let ends = documents.as_ref().map(|documents| [0, 1, 2].map(|row| *documents.cu_seqlens(row).last().unwrap()));
     // padding may hold anything
-    let is_padding = |at: usize| lengths.is_some_and(|lengths| at % keys >= lengths[at / (HEADS * keys)]);
+    let is_padding = |at: usize| lengths.or(ends).is_some_and(|lengths| at % keys >= lengths[at / (HEADS * keys)]);
     let gates = random([1, BATCH, HEADS, keys]).into_data().try_to_vec::<f32>().unwrap().into_iter().enumerate();
     let gates: Vec<f32> = gates.map(|(at, gate)| if is_padding(at) { f32::NAN } else { -gate.abs() }).collect();
     let gates = Tensor::<3>::from_data(TensorData::new(gates, [BATCH, HEADS, keys]), &device).require_grad();
@@ -104,7 +115,9 @@ fn run(
     let encoding: Encoding = serde_json::from_str(case.text).unwrap();
     let encoding = PositionalEncoding::new(&encoding, &geometry, 1, 7, &device);
     let pass = ForwardContext::evaluation(0);
-    let context = encoding.attention_context(0, [queries, keys], (&device, DType::F32), Impl::Kernel, &pass);
+    let sizes = documents.as_ref().map_or([queries, keys], |documents| [documents.longest_len(); 2]);
+    let context = encoding.attention_context(0, sizes, (&device, DType::F32), Impl::Kernel, &pass);
+    let context = context.with_documents(documents.as_ref());
     let context = context.with_lengths(lengths.map(|lengths| lengths.as_slice().into()));
     let context = match case.sees {
         Sees::Before | Sees::PaddedBefore => context,
@@ -170,7 +183,7 @@ fn maps_in_pieces_are_those_of_the_processor() {
             1 => Sees::Before,
             _ => Sees::All,
         };
-        let case = Case { text, sees, sizes: [11, 11], gates: false, cap: None, sinks: false };
+        let case = Case { text, sees, sizes: [11, 11], gates: false, cap: None, sinks: false, documents: None };
         assert_in_pieces(&device, case);
         if at % 4 == 0 {
             assert_in_pieces(&device, Case { sees: Sees::Before, sizes: [5, 9], ..case });
@@ -181,8 +194,15 @@ fn maps_in_pieces_are_those_of_the_processor() {
 #[test]
 fn gates_caps_and_sinks_in_pieces_are_those_of_the_processor() {
     let device = gpu();
-    let case =
-        Case { text: r#"{"kind":"alibi"}"#, sees: Sees::Padded, sizes: [40, 40], gates: true, cap: None, sinks: false };
+    let case = Case {
+        text: r#"{"kind":"alibi"}"#,
+        sees: Sees::Padded,
+        sizes: [40, 40],
+        gates: true,
+        cap: None,
+        sinks: false,
+        documents: None,
+    };
     assert_in_pieces(&device, case);
     assert_in_pieces(&device, Case { sees: Sees::All, cap: Some(1.5), sinks: true, ..case });
     assert_in_pieces(&device, Case { gates: false, sees: Sees::Before, cap: Some(1.5), sinks: true, ..case });
@@ -204,7 +224,7 @@ fn the_bias_of_fire_in_kernels_is_that_of_the_processor() {
         (r#"{"kind":"fire","hidden":5,"init_l":20.5}"#, Sees::Padded, [70, 70]),
         (r#"{"kind":"fire","init_l":4.5}"#, Sees::Before, [1, 300]),
     ] {
-        let case = Case { text, sees, sizes, gates: false, cap: None, sinks: false };
+        let case = Case { text, sees, sizes, gates: false, cap: None, sinks: false, documents: None };
         let (found, expected) = (run(&device, case, attend), run(&Device::flex(), case, attend));
         // f32 on both sides, sums and exponentials in other orders
         assert_same(&found, &expected, 2e-5, &format!("{case:?}"));
@@ -231,12 +251,39 @@ fn caps_and_sinks_in_kernels_are_those_of_the_processor() {
         (r#"{"kind":"kernel","bias":"log(b, a)","weight":"exp(1, a, p)"}"#, Sees::PaddedBefore, [90, 90], true),
     ] {
         for (cap, sinks) in [(Some(0.7), false), (Some(0.7), true), (None, true)] {
-            let case = Case { text, sees, sizes, gates, cap, sinks };
+            let case = Case { text, sees, sizes, gates, cap, sinks, documents: None };
             let (found, expected) = (run(&device, case, attend), run(&Device::flex(), case, attend));
             // f32 on both sides, sums and exponentials in other orders
             assert_same(&found, &expected, 2e-5, &format!("{case:?}"));
             assert!(found == run(&device, case, attend), "{case:?}: other bits");
         }
+    }
+}
+
+/// Documents of one token, of a few, and of more than a tile; padding; one document that is a whole sequence.
+const PACKED: [&[usize]; BATCH] = [&[3, 40, 1, 26], &[70], &[30, 9]];
+
+#[test]
+fn documents_in_kernels_are_those_of_the_processor() {
+    let device = gpu();
+    let attend = |[q, k, v]: [Tensor<4>; 3], scoring: &Scoring, positions: &ScoreContext| {
+        attention(q, k, v, scoring.clone(), positions, Impl::Kernel)
+    };
+    let weighted = r#"{"kind":"kernel","bias":"log(b, a)","weight":"exp(1, a, p)"}"#;
+    for (text, sees, gates, cap, sinks) in [
+        (r#"{"kind":"none"}"#, Sees::Before, false, None, false),
+        (r#"{"kind":"kerple_log"}"#, Sees::Before, true, Some(0.7), true),
+        (weighted, Sees::All, false, None, true),
+        (weighted, Sees::Before, true, Some(0.7), false),
+        (r#"{"kind":"alibi","window":20}"#, Sees::Before, false, None, false),
+        (r#"{"kind":"fire","init_l":4.5}"#, Sees::Before, false, None, false),
+        (r#"{"kind":"fire","hidden":5,"init_l":20.5,"window":30}"#, Sees::All, false, Some(0.7), true),
+    ] {
+        let case = Case { text, sees, sizes: [70, 70], gates, cap, sinks, documents: Some(PACKED) };
+        let (found, expected) = (run(&device, case, attend), run(&Device::flex(), case, attend));
+        // f32 on both sides, sums and exponentials in other orders
+        assert_same(&found, &expected, 2e-5, &format!("{case:?}"));
+        assert!(found == run(&device, case, attend), "{case:?}: other bits");
     }
 }
 
@@ -251,7 +298,7 @@ fn networks_over_heads_are_those_of_the_processor() {
         (r#"{"kind":"dape","base":"rotary","hidden":9}"#, Sees::Before, [40, 40]),
         (r#"{"kind":"dape","base":{"kind":"fire","init_l":4.5,"hidden":6},"hidden":5}"#, Sees::All, [30, 30]),
     ] {
-        let case = Case { text, sees, sizes, gates: false, cap: None, sinks: false };
+        let case = Case { text, sees, sizes, gates: false, cap: None, sinks: false, documents: None };
         let attend = |at_once: usize| {
             move |rows, s: &Scoring, p: &ScoreContext| query_chunked(rows, s, p, at_once, Impl::Kernel)
         };
@@ -276,7 +323,8 @@ fn pieces_are_worked_off_where_attention_has_no_kernel() {
     };
     // the second has more queries than products that fade are made of at once
     for (text, len) in [(r#"{"kind":"cope"}"#, 70), (r#"{"kind":"xpos","scale_base":12}"#, 200)] {
-        let case = Case { text, sees: Sees::Before, sizes: [len, len], gates: false, cap: None, sinks: true };
+        let case =
+            Case { text, sees: Sees::Before, sizes: [len, len], gates: false, cap: None, sinks: true, documents: None };
         let (found, expected) = (run(&device, case, attend), run(&Device::flex(), case, attend));
         // f32 on both sides, sums and exponentials in other orders
         assert_same(&found, &expected, 2e-5, &format!("{case:?}"));

@@ -17,6 +17,7 @@ pub(crate) mod bwd_dkv;
 pub(crate) mod bwd_dq;
 pub(crate) mod forward;
 pub(crate) mod inputs;
+pub mod intervals;
 pub mod piecewise_linear;
 pub(crate) mod score_gradients;
 pub(crate) mod score_mods;
@@ -33,7 +34,8 @@ use cubecl::client::Client;
 use cubecl::prelude::*;
 use cubecl::server::Handle;
 use inputs::{FlashInputsLaunch, FlashSizesLaunch};
-use kerple_core::attention::AttentionDims;
+use intervals::FlashIntervals;
+use kerple_core::attention::{AttentionDims, KeyInterval, PackedDocuments};
 use kerple_core::forms::Mask;
 use kerple_core::precision::Precision;
 use piecewise_linear::{PARTIAL_SUMS, PiecewiseLinearBias};
@@ -79,6 +81,9 @@ pub struct FlashAttention<'a> {
     pub softcap: Option<f32>,
     /// Number of keys per sequence that are not padding, `[B]` of `u32`.
     pub lengths: Option<Handle>,
+    /// The keys of each query in place of `lengths`. A piecewise linear bias takes documents, in which
+    /// its positions restart.
+    pub intervals: Option<FlashIntervals>,
     /// Cumulative gates, `[B, H, K, 2]` of `i32`, for causal masks: scores decay by the difference
     /// between a query's and a key's. The first of each pair is the integer part, the second the
     /// fraction in units of [`GATE_FRACTION_UNIT`], at most half of one in size. So differences are
@@ -141,6 +146,7 @@ impl<'a> FlashAttention<'a> {
             piecewise: None,
             softcap: None,
             lengths: None,
+            intervals: None,
             gate_cumsum: None,
             tile,
         }
@@ -150,6 +156,25 @@ impl<'a> FlashAttention<'a> {
     pub fn with_precision(self, precision: Precision) -> FlashAttention<'a> {
         let tile = self.tile.with_precision(precision, self.client.properties());
         FlashAttention { tile, ..self }
+    }
+
+    /// The same with one interval of keys per query, `[B, Q]`. Positions are those of the sequence.
+    ///
+    /// # Panics
+    /// As [`FlashIntervals::new`].
+    pub fn with_intervals(self, intervals: &[KeyInterval]) -> FlashAttention<'a> {
+        let intervals = Some(FlashIntervals::new(&self, intervals));
+        FlashAttention { intervals, ..self }
+    }
+
+    /// The same for sequences of packed documents, which do not attend to each other. Tables need to
+    /// reach the longest document only.
+    ///
+    /// # Panics
+    /// As [`FlashIntervals::of_documents`].
+    pub fn with_documents(self, documents: &PackedDocuments) -> FlashAttention<'a> {
+        let intervals = Some(FlashIntervals::of_documents(&self, documents));
+        FlashAttention { intervals, ..self }
     }
 
     /// Whether a device has kernels for these sizes and enough memory for them.
@@ -307,9 +332,10 @@ impl<'a> FlashAttention<'a> {
             "heads = {heads} is not a multiple of kv_heads = {kv_heads}"
         );
         assert!(self.tile.head_dim == head_dim, "the tile has head_dim = {}; expected {head_dim}", self.tile.head_dim);
-        let needed = match self.mask {
-            Mask::Causal { .. } => keys,
-            Mask::Bidirectional { .. } => keys.max(queries),
+        let needed = match (&self.intervals, self.mask) {
+            (Some(intervals), _) => intervals.reach,
+            (None, Mask::Causal { .. }) => keys,
+            (None, Mask::Bidirectional { .. }) => keys.max(queries),
         };
         let FlashTables { bias, weight, len } = &self.tables;
         let tables = bias.is_some() || weight.is_some();
@@ -317,6 +343,7 @@ impl<'a> FlashAttention<'a> {
             !tables || *len >= needed,
             "tables have len = {len}; {queries} queries and {keys} keys need at least {needed}"
         );
+        self.check_intervals();
         let causal = matches!(self.mask, Mask::Causal { .. });
         assert!(
             self.gate_cumsum.is_none() || causal && queries <= keys,
@@ -327,6 +354,20 @@ impl<'a> FlashAttention<'a> {
             "a piecewise linear bias excludes tables and needs no more queries than keys"
         );
         assert!(tables || *len == 0, "len = {len} without a table; expected 0");
+    }
+
+    fn check_intervals(&self) {
+        let longest = self.intervals.as_ref().map_or(self.dims.keys, |intervals| intervals.longest);
+        if let Some(piecewise) = &self.piecewise {
+            let tokens = piecewise.tokens;
+            assert!(tokens >= longest, "a piecewise linear bias of {tokens} positions; expected at least {longest}");
+        }
+        let Some(intervals) = &self.intervals else { return };
+        assert!(self.lengths.is_none(), "lengths and intervals exclude each other");
+        assert!(
+            intervals.fit(self.dims, self.mask, &self.tile),
+            "the intervals were made for a call of another size, mask or tile"
+        );
     }
 
     fn columns(&self) -> usize {
@@ -360,6 +401,7 @@ impl<'a> FlashAttention<'a> {
             k: buffer(k, self.k_len()),
             v: buffer(v, self.k_len()),
             lengths: optional_buffer(self.lengths.as_ref(), self.dims.batch),
+            intervals: FlashIntervals::input(self.intervals.as_ref()),
             score_mods: self.score_mods(),
             sizes: self.sizes(splits),
             tile,
@@ -387,13 +429,15 @@ impl<'a> FlashAttention<'a> {
             Mask::Causal { .. } => 0,
             Mask::Bidirectional { .. } => 1 - window,
         };
+        // tables end where the longest document does
+        let reach = self.intervals.as_ref().map_or(furthest, |intervals| intervals.reach) as i32;
         FlashSizesLaunch {
             heads: heads as u32,
             group: (heads / kv_heads) as u32,
             queries: queries as u32,
             keys: keys as u32,
-            lowest,
-            highest: window - 1,
+            lowest: lowest.max(1 - reach),
+            highest: (window - 1).min(reach - 1),
             columns: self.columns() as u32,
             origin: self.mask.sides().origin(self.tables.len) as i32,
             splits: splits as u32,

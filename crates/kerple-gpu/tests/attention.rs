@@ -6,11 +6,11 @@ mod case;
 mod common;
 mod precision;
 
-use case::{BIAS, Case, CaseInputs, PLAIN, any_dims, any_mask, dims, small};
+use case::{BIAS, Case, CaseInputs, PLAIN, any_dims, any_documents, any_intervals, any_mask, dims, small};
 use common::client;
-use kerple_core::attention::{AttentionDims, Mask};
+use kerple_core::attention::{AttentionDims, KeyInterval, Mask, PackedDocuments};
 use kerple_gpu::attention::tile::TileShape;
-use rand::SeedableRng;
+use rand::{RngExt, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 
 /// Random shapes with these arrays: kernels are compiled once for all of them.
@@ -66,6 +66,123 @@ fn with_gates() {
         let (dims, mask) = (dims(1, [4, 2], sizes, 6), Mask::Causal { window });
         Case::new(&mut rng, dims, mask, CaseInputs { gate_cumsum: true, lengths: sizes[0] > 3, ..BIAS })
             .check(&client, small(6));
+    }
+}
+
+/// Documents of random lengths under every mask, for queries that are all tokens of their rows or the last ones.
+#[test]
+fn with_packed_documents() {
+    let (client, mut rng) = (client(), ChaCha8Rng::seed_from_u64(21));
+    let weighted = CaseInputs { weight: true, ..BIAS };
+    let gated = CaseInputs { gate_cumsum: true, ..BIAS };
+    for (inputs, count) in [(PLAIN, 8), (BIAS, 8), (weighted, 6), (gated, 8)] {
+        for _ in 0..count {
+            let any = any_dims(&mut rng, 8);
+            let dims = AttentionDims { queries: any.keys, ..any };
+            let mask = match any_mask(&mut rng, dims.keys) {
+                Mask::Bidirectional { window } if inputs.gate_cumsum => Mask::Causal { window },
+                mask => mask,
+            };
+            let documents = any_documents(&mut rng, dims.batch, dims.keys);
+            let last = rng.random_range(1..=dims.keys);
+            let of_last = documents.last_queries(last).unwrap();
+            Case::new(&mut rng, dims, mask, inputs).with_documents(documents).check(&client, small(8));
+            let dims = AttentionDims { queries: last, ..dims };
+            Case::new(&mut rng, dims, mask, inputs).with_documents(of_last).check(&client, small(8));
+        }
+    }
+}
+
+/// Any intervals, in any order, of more queries than keys too.
+#[test]
+fn with_intervals_of_keys() {
+    let (client, mut rng) = (client(), ChaCha8Rng::seed_from_u64(22));
+    for inputs in [PLAIN, CaseInputs { weight: true, ..BIAS }] {
+        for _ in 0..8 {
+            let dims = any_dims(&mut rng, 5);
+            let mask = any_mask(&mut rng, dims.keys);
+            let intervals = any_intervals(&mut rng, dims);
+            Case::new(&mut rng, dims, mask, inputs).with_intervals(intervals).check(&client, small(5));
+        }
+    }
+}
+
+/// Decoding over several ranges of keys, in the middle of documents and at their ends.
+#[test]
+fn decoding_with_documents_and_intervals() {
+    let (client, mut rng) = (client(), ChaCha8Rng::seed_from_u64(23));
+    let lengths: [&[usize]; 2] = [&[100, 500, 99, 1], &[520, 178]];
+    let documents = PackedDocuments::from_lengths(lengths, 700).unwrap().last_queries(3).unwrap();
+    for mask in [Mask::CAUSAL, Mask::Causal { window: Some(90) }, Mask::BIDIRECTIONAL] {
+        let dims = dims(2, [4, 2], [3, 700], 6);
+        Case::new(&mut rng, dims, mask, BIAS).with_documents(documents.clone()).check(&client, small(6));
+        let intervals = any_intervals(&mut rng, dims);
+        Case::new(&mut rng, dims, mask, BIAS).with_intervals(intervals).check(&client, small(6));
+    }
+}
+
+/// One document that is all of a row has the bits of the row without documents, and padding behind it those of a padded row where
+/// rows are not padding.
+#[test]
+fn one_document_has_the_bits_of_a_row() {
+    let (client, mut rng) = (client(), ChaCha8Rng::seed_from_u64(24));
+    for mask in [Mask::CAUSAL, Mask::BIDIRECTIONAL, Mask::Causal { window: Some(17) }] {
+        let mut case = Case::new(&mut rng, dims(2, [4, 2], [50, 50], 8), mask, BIAS);
+        let whole = case.found(&client, small(8));
+        case.documents = Some(PackedDocuments::from_lengths([&[50][..]; 2], 50).unwrap());
+        assert!(case.found(&client, small(8)) == whole);
+        case.documents = None;
+        case.lengths = Some(vec![50, 29]);
+        let padded = case.found(&client, small(8));
+        let end = |row: usize| if row == 0 { 50 } else { 29 };
+        case.lengths = None;
+        case.intervals = Some((0..100).map(|query| KeyInterval { start: 0, end: end(query / 50) }).collect());
+        assert!(case.found(&client, small(8)) == padded);
+    }
+}
+
+/// A document has the output and gradients that it has alone, bit for bit where its tiles begin with it.
+#[test]
+fn documents_do_not_reach_each_other() {
+    let (client, mut rng) = (client(), ChaCha8Rng::seed_from_u64(25));
+    // tiles of 8
+    let lengths = [24, 16, 40];
+    for mask in [Mask::CAUSAL, Mask::BIDIRECTIONAL] {
+        let sizes = dims(1, [2, 2], [80, 80], 8);
+        let case = Case::new(&mut rng, sizes, mask, BIAS);
+        let case = case.with_documents(PackedDocuments::from_lengths([&lengths[..]], 80).unwrap());
+        let packed = case.found(&client, small(8));
+        let mut first = 0;
+        for len in lengths {
+            let rows = |values: &[f64]| -> Vec<f64> {
+                values.chunks_exact(80 * 8).flat_map(|head| &head[first * 8..][..len * 8]).copied().collect()
+            };
+            let alone = Case {
+                dims: dims(1, [2, 2], [len, len], 8),
+                mask,
+                lengths: None,
+                documents: None,
+                intervals: None,
+                q: rows(&case.q),
+                k: rows(&case.k),
+                v: rows(&case.v),
+                d_out: rows(&case.d_out),
+                bias: case.bias.clone(),
+                weight: None,
+                table_len: case.table_len,
+                gate_cumsum: None,
+            };
+            let alone = alone.found(&client, small(8));
+            for array in [0, 2, 3, 4] {
+                let own: Vec<f32> = packed[array]
+                    .chunks_exact(80 * 8)
+                    .flat_map(|head| &head[first * 8..][..len * 8])
+                    .copied()
+                    .collect();
+                assert!(own == alone[array], "array {array} of the document of {len} tokens");
+            }
+            first += len;
+        }
     }
 }
 

@@ -2,6 +2,7 @@
 //! argument everywhere and not part of a plan.
 
 use crate::error::{Error, Result};
+use crate::plan::Plan;
 use crate::ranks::Ranks;
 use burn::tensor::Device;
 use kerple_burn::device::{DeviceName, OpenDevice};
@@ -53,15 +54,18 @@ impl Runtime {
         }
     }
 
-    /// Refuses document masks where models are on a device without kernels for them.
+    /// Refuses document masks where a model has layers of linear attention on a device whose kernels do not take them.
     ///
     /// # Errors
     /// The device.
-    pub fn check_documents(&self, documents: DocumentMask) -> Result<()> {
-        if documents.is_joined() || DeviceKind::of(&self.device) == Some(DeviceKind::Cpu) {
+    pub fn check_documents(&self, documents: DocumentMask, plan: &Plan) -> Result<()> {
+        let mut layers = plan.model.every_layer(&plan.encoding);
+        let on_cpu = DeviceKind::of(&self.device) == Some(DeviceKind::Cpu);
+        if documents.is_joined() || on_cpu || !layers.any(|layer| layer.attention.linear().is_some()) {
             return Ok(());
         }
-        let message = format!("separate documents are not supported on {}", self.provenance.device);
+        let device = &self.provenance.device;
+        let message = format!("linear attention does not support separate documents on {device}");
         Err(Error::refused(message, "use --device cpu, or documents = \"joined\""))
     }
 

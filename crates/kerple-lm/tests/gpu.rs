@@ -9,20 +9,21 @@ use common::{Counting, assert_same_gradients, encoding, plan, plan_of, plan_with
 use kerple_burn::device::{DeviceName, OpenDevice};
 use kerple_burn::implementation::Impl;
 use kerple_burn::parameters;
-use kerple_burn::plan::{AttentionKind, BlockConfig, FeatureKind, LinearAttentionConfig};
+use kerple_burn::plan::{AttentionKind, BlockConfig, FeatureKind, LinearAttentionConfig, SinkKind};
 use kerple_core::encoding::METHODS;
 use kerple_core::precision::Precision;
+use kerple_data::TextBatch;
 use kerple_lm::config::TrainConfig;
 use kerple_lm::forward_context::ForwardContext;
 use kerple_lm::model::Decoder;
-use kerple_lm::objective::NextTokenPrediction;
+use kerple_lm::objective::{NextTokenPrediction, SequenceBatch};
 use kerple_lm::plan::Plan;
 use kerple_lm::run::RunFolder;
 use kerple_lm::runtime::Runtime;
 use kerple_lm::sequences::BatchSource;
 use kerple_lm::train::{TrainEvent, TrainOutcome, TrainSession, train};
 use kerple_lm::train_state::{AdamWConfig, AdamWStep, TrainState};
-use kerple_run::{SessionRow, read_rows};
+use kerple_run::{DocumentMask, SessionRow, read_rows};
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -41,7 +42,19 @@ fn gpu() -> Device {
 /// Small gradients stay small: the sign of one that is only rounding decides nothing.
 const SETTINGS: AdamWConfig = AdamWConfig { betas: [0.9, 0.999], epsilon: 1e-2, weight_decay: 0.01, clip: 1.0 };
 
+/// The same tokens as documents: of one token, of a few, and as long as a sequence; the last target of a sequence may begin one.
+fn packed(batch: SequenceBatch) -> SequenceBatch {
+    let SequenceBatch { tokens, targets, rows, len, .. } = batch;
+    let starts = [vec![0, 1, 5], vec![0], vec![0, 7, len], vec![0, 3, 4, 9]];
+    let document_starts = (0..rows).map(|row| starts[row % starts.len()].clone()).collect();
+    SequenceBatch::of_documents(TextBatch { tokens, targets, batch: rows, seq_len: len, document_starts })
+}
+
 fn assert_same_training(plan: &Plan, what: &str) {
+    assert_same_training_on(plan, |batch| batch, what);
+}
+
+fn assert_same_training_on(plan: &Plan, adapt: impl Fn(SequenceBatch) -> SequenceBatch, what: &str) {
     let (batches, rows) = (Counting(plan.clone()), plan.train.batch_size);
     let train_state = |device: Device| {
         TrainState::new(Decoder::new(plan, &device.autodiff()), NextTokenPrediction::default(), SETTINGS)
@@ -49,7 +62,7 @@ fn assert_same_training(plan: &Plan, what: &str) {
     let (mut here, mut there) = (train_state(kerple_lm::device()), train_state(gpu()));
     let names = parameters::names(here.model());
     for step in 0..3 {
-        let (batch, pass) = ([batches.batch(step, 0..rows).unwrap()], ForwardContext::training(plan.seed, step));
+        let (batch, pass) = ([adapt(batches.batch(step, 0..rows).unwrap())], ForwardContext::training(plan.seed, step));
         let (a, b) = (here.gradients(&batch, pass), there.gradients(&batch, pass));
         assert_same_gradients(b, a, &names, &format!("{what}, step {step}"));
         let update = AdamWStep { learning_rate: 0.02, adam_step: step + 1 };
@@ -63,6 +76,41 @@ fn every_method_trains_as_on_the_processor() {
     for kind in METHODS {
         assert_same_training(&plan(&encoding(kind), TrainConfig::default()), kind);
     }
+}
+
+#[test]
+fn separate_documents_train_as_on_the_processor() {
+    for kind in METHODS {
+        assert_same_training_on(&plan(&encoding(kind), TrainConfig::default()), packed, &format!("documents, {kind}"));
+    }
+    let block = BlockConfig {
+        ssmax: Some(0.4),
+        n_kv_heads: Some(1),
+        sink: SinkKind::Learned,
+        attn_softcap: Some(3.0),
+        ..BlockConfig::default()
+    };
+    for kind in ["kerple_log", "rotary", "fire", "dape"] {
+        let plan = plan_with(&encoding(kind), TrainConfig::default(), block.clone());
+        assert_same_training_on(&plan, packed, &format!("documents, {kind} with other scores"));
+    }
+}
+
+/// Training and evaluation refuse them before they start.
+#[test]
+fn linear_attention_refuses_separate_documents() {
+    let attention = AttentionKind::Linear(LinearAttentionConfig::default());
+    let mut plan =
+        plan_with(&encoding("none"), TrainConfig::default(), BlockConfig { attention, ..BlockConfig::default() });
+    plan.data.documents = DocumentMask::Separate;
+    let there = Runtime::cpu(None).on(name(), opened(), Precision::F32);
+    let folder = tempfile::tempdir().unwrap();
+    let error = try_session(&there, folder.path(), &plan, Some(1)).unwrap_err();
+    let expected = format!("linear attention does not support separate documents on {}", there.provenance.device);
+    assert_eq!(error.to_string(), expected);
+    assert_eq!(error.hint(), "use --device cpu, or documents = \"joined\"");
+    there.check_documents(DocumentMask::Joined, &plan).unwrap();
+    Runtime::cpu(None).check_documents(DocumentMask::Separate, &plan).unwrap();
 }
 
 #[test]

@@ -72,13 +72,13 @@ pub fn attention(
     implementation: Impl,
 ) -> Tensor<4> {
     let scoring = scoring.into();
-    // kernels of GPUs and chunks of queries do not support them; plans with documents are refused there
-    if context.mask.documents.is_some() && !implementation.has_kernel(&[DeviceKind::Cpu], &q) {
-        return reference(q, k, v, &scoring, context);
-    }
     if !implementation.has_kernel(kernels::of(&q, &k, context), &q) {
+        // chunks of queries take no documents yet
         #[cfg(feature = "cube")]
-        if context.relative.is_none() && implementation.has_kernel(&[DeviceKind::Gpu], &q) {
+        if context.relative.is_none()
+            && context.mask.documents.is_none()
+            && implementation.has_kernel(&[DeviceKind::Gpu], &q)
+        {
             return query_chunked([q, k, v], &scoring, context, query_chunks::AT_ONCE, implementation);
         }
         return reference(q, k, v, &scoring, context);

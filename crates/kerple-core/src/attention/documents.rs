@@ -9,6 +9,7 @@
 //! position `K - Q + r` of the document. Without keys, or before the first of them, a query gives
 //! zeros. Tokens after the last document of a row are padding.
 
+use super::KeyInterval;
 use std::ops::Range;
 
 /// Which tokens of each row of a batch are one document.
@@ -302,6 +303,25 @@ impl PackedDocuments {
         ids
     }
 
+    /// Of each query the keys of its document, `[B, Q]`; of padding none.
+    pub fn intervals(&self) -> Vec<KeyInterval> {
+        let mut intervals = vec![KeyInterval { start: self.keys, end: 0 }; self.rows() * self.queries];
+        for DocumentSegment { row, first_query, queries, first_key, keys, .. } in self.documents() {
+            intervals[row * self.queries + first_query..][..queries]
+                .fill(KeyInterval { start: first_key, end: first_key + keys });
+        }
+        intervals
+    }
+
+    /// Whether each query is at the same distance to the keys of its document as in its row, whose
+    /// last query is at the last key. So it is where queries and keys are the same tokens, or queries
+    /// are the [last ones](PackedDocuments::last_queries) of a row.
+    pub fn keep_distances(&self) -> bool {
+        let aligned =
+            |it: DocumentSegment| it.first_key + it.keys + self.queries == it.first_query + it.queries + self.keys;
+        self.documents().filter(|document| document.queries > 0).all(aligned)
+    }
+
     fn by_key(&self, padding: usize, value: impl Fn(&DocumentSegment, usize) -> usize) -> Vec<usize> {
         let mut values = vec![padding; self.rows() * self.keys];
         for document in self.documents() {
@@ -391,6 +411,22 @@ mod tests {
         assert!(of(&[0], 0).starts_with("document_ids has 1 entries for 0 rows"));
         let total = message(PackedDocuments::from_lengths([&[3, 3][..]], 5));
         assert!(total.starts_with("documents of row 0 have 6 tokens, but a row has 5"), "{total}");
+    }
+
+    #[test]
+    fn queries_have_the_keys_of_their_document() {
+        let bounds = |packed: &PackedDocuments| -> Vec<[usize; 2]> {
+            packed.intervals().iter().map(|interval| [interval.start, interval.end]).collect()
+        };
+        let packed = PackedDocuments::from_lengths([&[2, 0, 1][..], &[4]], 4).unwrap();
+        assert_eq!(bounds(&packed), [[0, 2], [0, 2], [2, 3], [4, 0], [0, 4], [0, 4], [0, 4], [0, 4]]);
+        let last = packed.last_queries(3).unwrap();
+        assert_eq!(bounds(&last), [[0, 2], [2, 3], [4, 0], [0, 4], [0, 4], [0, 4]]);
+        assert!(packed.keep_distances() && last.keep_distances());
+        // of the first document all tokens are queries, of the second only its last
+        let apart = PackedDocuments::from_cu_seqlens_qk(&[0, 2, 3], &[0, 2, 4], 3, 4).unwrap();
+        assert!(!apart.keep_distances());
+        assert_eq!(bounds(&apart), [[0, 2], [0, 2], [2, 4]]);
     }
 
     #[test]

@@ -1,7 +1,7 @@
 //! The gradients of keys and values: a cube takes a tile of keys and loops over the queries that
 //! attend to them, one query head of the key head after another.
 
-use super::inputs::{FlashInputs, FlashSizes, TilePosition, head_offsets, position, query_rows, unpadded_keys};
+use super::inputs::{FlashInputs, TilePosition, end_query, first_query, head_offsets, query_rows, unpadded_keys};
 use super::score_gradients::{
     BackwardPass, ScoreGradients, UpstreamGradients, compute_score_gradients, score_mods_backward,
 };
@@ -16,21 +16,6 @@ pub(crate) struct DkvOutputs {
     pub d_k: Box<[f32]>,
     pub d_v: Box<[f32]>,
     pub d_gate_cumsum: ComptimeOption<Box<[f32]>>,
-}
-
-/// The first query that attends to some key from `from` on.
-#[cube]
-fn first_query(from: usize, sizes: &FlashSizes) -> usize {
-    let query = from as i32 + sizes.lowest - position(0usize, sizes);
-    select(query > 0, query, 0i32) as usize
-}
-
-/// One past the last query that attends to some key before `end`.
-#[cube]
-fn end_query(end: usize, sizes: &FlashSizes) -> usize {
-    let query = end as i32 + sizes.highest - position(0usize, sizes);
-    let query = select(query > 0, query, 0i32) as usize;
-    select(query < sizes.queries as usize, query, sizes.queries as usize)
 }
 
 /// Writes the sums of a tile's columns, of which each unit has a part, to a row of an array.
@@ -132,10 +117,10 @@ pub(crate) fn bwd_dkv<N: Float>(
     clear(&mut sums_v, comptime!(tile.sums()));
 
     let length = unpadded_keys(inputs, batch);
-    let end = end_query(select(key + size < length, key + size, length), &inputs.sizes);
+    let end = end_query(key, batch, length, inputs);
     for member in 0..group {
         let head = head_offsets(CUBE_POS_Y as usize * group + member, batch, &inputs.sizes, comptime!(tile.head_dim));
-        let mut query = first_query(key, &inputs.sizes);
+        let mut query = first_query(key, batch, inputs);
         clear(&mut d_gates, comptime!(tile.each));
         while query < end {
             let at = TilePosition { head, query, key, length };

@@ -110,8 +110,8 @@ pub(crate) fn bwd_dq<N: Float>(
     let mut query = CUBE_POS_X as usize * size;
     while query < inputs.sizes.queries as usize {
         clear(&mut sums, comptime!(tile.sums()));
-        let end = end_key(query + size, length, &inputs.sizes);
-        let mut key = first_key(query, &inputs.sizes);
+        let end = end_key(query, batch, length, inputs);
+        let mut key = first_key(query, batch, inputs);
         while key < end {
             let at = TilePosition { head, query, key, length };
             compute_score_gradients(&mut grads, &mut shared, inputs, upstream, &at, pass);

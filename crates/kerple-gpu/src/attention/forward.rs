@@ -2,7 +2,8 @@
 //! online softmax: a running maximum and sum per row.
 
 use super::inputs::{
-    FlashInputs, LOWEST, TilePosition, attends, end_key, first_key, head_offsets, key_rows, query_rows, unpadded_keys,
+    FlashInputs, LOWEST, TilePosition, attends, end_key, first_key, head_offsets, key_rows, query_row, query_rows,
+    unpadded_keys,
 };
 use super::score_mods::{modified, scaled, table_values};
 use super::shared_tiles::{SharedTiles, add_weighted, multiply};
@@ -76,15 +77,15 @@ fn modify_scores(
     }
     #[unroll]
     for i in 0..each {
+        let row = query_row(at.query + unit.row + i * side, at, inputs);
         let mut largest = f32::new(LOWEST);
         #[unroll]
         for j in 0..each {
-            let query = at.query + unit.row + i * side;
             let key = at.key + unit.column + j * side;
             let mut z = f32::new(LOWEST);
-            if attends(query, key, at.length, &inputs.sizes) {
+            if attends(&row, key, inputs) {
                 let distance = comptime!(i + each - 1 - j);
-                z = modified(scores[i * each + j], biases[distance], weights[distance], query, key, &at.head, inputs);
+                z = modified(scores[i * each + j], biases[distance], weights[distance], &row, key, &at.head, inputs);
                 largest = select(z > largest, z, largest);
             }
             scores[i * each + j] = z;
@@ -189,8 +190,8 @@ pub(crate) fn fwd<N: Float>(inputs: &FlashInputs, out: &mut [f32], lse: &mut [f3
     let mut softmax = FlashSoftmax::new(tile);
 
     let length = unpadded_keys(inputs, batch);
-    let end = end_key(query + size, length, &inputs.sizes);
-    let mut key = first_key(query, &inputs.sizes);
+    let end = end_key(query, batch, length, inputs);
+    let mut key = first_key(query, batch, inputs);
     while key < end {
         let at = TilePosition { head, query, key, length };
         let own = query_rows(&at, &inputs.sizes);

@@ -1,6 +1,7 @@
 //! The launch arguments that attention kernels share, where heads and tiles are in them, and the
 //! attention mask.
 
+use super::intervals::{of_key_tile, of_query, of_query_tile};
 use super::score_mods::ScoreMods;
 use super::tile::{TileRows, TileShape};
 use cubecl::prelude::*;
@@ -19,6 +20,8 @@ pub(crate) struct FlashInputs {
     pub v: Box<[f32]>,
     /// Keys per sequence that are not padding, `[B]`.
     pub lengths: ComptimeOption<Box<[u32]>>,
+    /// Keys per query in place of `lengths`, see [`intervals`](super::intervals).
+    pub intervals: ComptimeOption<Box<[u32]>>,
     // before the numbers of the modifications: loaded in this order, ptxas spills fewer of them
     pub sizes: FlashSizes,
     pub score_mods: ScoreMods,
@@ -52,6 +55,8 @@ pub(crate) struct FlashSizes {
 pub(crate) struct HeadOffsets {
     /// Its index among the query heads of its sequence.
     pub head: usize,
+    /// Its sequence.
+    pub sequence: usize,
     /// Its index among the query heads of the batch.
     pub index: usize,
     /// Its queries, and whatever has their shape.
@@ -68,6 +73,7 @@ pub(crate) fn head_offsets(head: usize, batch: usize, sizes: &FlashSizes, #[comp
     let read = batch * kv_heads as usize + head / sizes.group as usize;
     HeadOffsets {
         head,
+        sequence: batch,
         index,
         queries: index * sizes.queries as usize * head_dim,
         keys: read * sizes.keys as usize * head_dim,
@@ -120,24 +126,99 @@ pub(crate) fn allows(distance: i32, sizes: &FlashSizes) -> bool {
     distance >= sizes.lowest && distance <= sizes.highest
 }
 
+/// A query, and the keys that padding and intervals leave it.
+#[derive(CubeType, Clone, Copy)]
+#[expand(derive(Clone, Copy))]
+pub(crate) struct QueryKeys {
+    pub query: usize,
+    /// Its first key: that of its document.
+    pub start: usize,
+    /// One past its last key.
+    pub end: usize,
+}
+
+/// A query of a tile; one that the sequence does not have has no keys.
+#[cube]
+pub(crate) fn query_row(query: usize, at: &TilePosition, inputs: &FlashInputs) -> QueryKeys {
+    let mut start = 0usize;
+    let mut end = at.length;
+    #[comptime]
+    if let ComptimeOption::Some(intervals) = &inputs.intervals {
+        end = 0usize;
+        if query < inputs.sizes.queries as usize {
+            let keys = of_query(query, at.head.sequence, &inputs.sizes, comptime!(inputs.tile));
+            start = intervals[keys] as usize;
+            end = intervals[keys + 1] as usize;
+        }
+    }
+    QueryKeys { query, start, end }
+}
+
 /// Whether a query attends to a key.
 #[cube]
-pub(crate) fn attends(query: usize, key: usize, length: usize, sizes: &FlashSizes) -> bool {
-    allows(position(query, sizes) - key as i32, sizes) && key < length && query < sizes.queries as usize
+pub(crate) fn attends(row: &QueryKeys, key: usize, inputs: &FlashInputs) -> bool {
+    let sizes = &inputs.sizes;
+    let mut seen =
+        allows(position(row.query, sizes) - key as i32, sizes) && key < row.end && row.query < sizes.queries as usize;
+    if comptime!(inputs.intervals.is_some()) {
+        seen = seen && key >= row.start;
+    }
+    seen
 }
 
-/// The first key that some query from `first` on attends to.
+/// The first key that some query of the tile from `query` on attends to.
 #[cube]
-pub(crate) fn first_key(first: usize, sizes: &FlashSizes) -> usize {
-    let key = position(first, sizes) - sizes.highest;
-    select(key > 0, key, 0i32) as usize
+pub(crate) fn first_key(query: usize, sequence: usize, inputs: &FlashInputs) -> usize {
+    let key = position(query, &inputs.sizes) - inputs.sizes.highest;
+    let mut first = select(key > 0, key, 0i32) as usize;
+    #[comptime]
+    if let ComptimeOption::Some(intervals) = &inputs.intervals {
+        first = intervals[of_query_tile(query, sequence, &inputs.sizes, comptime!(inputs.tile))] as usize;
+    }
+    first
 }
 
-/// One past the last key that some query before `end` attends to; at most `length`.
+/// One past the last key that some query of the tile from `query` on attends to; at most `length`.
 #[cube]
-pub(crate) fn end_key(end: usize, length: usize, sizes: &FlashSizes) -> usize {
+pub(crate) fn end_key(query: usize, sequence: usize, length: usize, inputs: &FlashInputs) -> usize {
+    let sizes = &inputs.sizes;
+    let end = query + comptime!(inputs.tile.size());
     let last = select(end < sizes.queries as usize, end, sizes.queries as usize);
     let key = position(last, sizes) - sizes.lowest;
     let key = select(key > 0, key, 0i32) as usize;
-    select(key < length, key, length)
+    let mut end = select(key < length, key, length);
+    #[comptime]
+    if let ComptimeOption::Some(intervals) = &inputs.intervals {
+        end = intervals[of_query_tile(query, sequence, sizes, comptime!(inputs.tile)) + 1] as usize;
+    }
+    end
+}
+
+/// The first query that attends to some key of the tile from `key` on.
+#[cube]
+pub(crate) fn first_query(key: usize, sequence: usize, inputs: &FlashInputs) -> usize {
+    let sizes = &inputs.sizes;
+    let query = key as i32 + sizes.lowest - position(0usize, sizes);
+    let mut first = select(query > 0, query, 0i32) as usize;
+    #[comptime]
+    if let ComptimeOption::Some(intervals) = &inputs.intervals {
+        first = intervals[of_key_tile(key, sequence, sizes, comptime!(inputs.tile))] as usize;
+    }
+    first
+}
+
+/// One past the last query that attends to some key of the tile from `key` on.
+#[cube]
+pub(crate) fn end_query(key: usize, sequence: usize, length: usize, inputs: &FlashInputs) -> usize {
+    let sizes = &inputs.sizes;
+    let size = comptime!(inputs.tile.size());
+    let last = select(key + size < length, key + size, length);
+    let query = last as i32 + sizes.highest - position(0usize, sizes);
+    let query = select(query > 0, query, 0i32) as usize;
+    let mut end = select(query < sizes.queries as usize, query, sizes.queries as usize);
+    #[comptime]
+    if let ComptimeOption::Some(intervals) = &inputs.intervals {
+        end = intervals[of_key_tile(key, sequence, sizes, comptime!(inputs.tile)) + 1] as usize;
+    }
+    end
 }

@@ -5,7 +5,7 @@
 //! by distance and by the later of the two tokens, positions where they are sampled, then value and
 //! slope of each head and segment.
 
-use super::inputs::{FlashInputs, FlashSizes, TilePosition, attends, position};
+use super::inputs::{FlashInputs, FlashSizes, QueryKeys, TilePosition, attends, position, query_row};
 use super::shared_tiles::SharedTiles;
 use super::tile::share;
 use crate::launch::{alloc, buffer, elementwise};
@@ -29,6 +29,8 @@ pub struct PiecewiseLinearBias {
     pub(crate) segments: usize,
     /// Number of distances.
     distances: usize,
+    /// Number of positions that a token may have.
+    pub(crate) tokens: usize,
     /// Whether positions are sampled.
     sampled: bool,
     heads: usize,
@@ -38,18 +40,31 @@ pub struct PiecewiseLinearBias {
 }
 
 impl PiecewiseLinearBias {
-    /// A bias for this many heads.
-    pub fn new(client: &Client, lines: &fire::FireLines, heads: usize) -> PiecewiseLinearBias {
+    /// A bias for this many heads, and calls with this many keys: at least as many as `lines` has
+    /// positions.
+    ///
+    /// # Panics
+    /// If there are fewer keys.
+    pub fn new(client: &Client, lines: &fire::FireLines, heads: usize, keys: usize) -> PiecewiseLinearBias {
         let segments = lines.most_pieces();
         // one segment more than hidden units
         let width = segments - 1;
         let mut values = lines.ends().to_vec();
         values.resize(segments.next_power_of_two(), BEYOND);
         let (by_distance, by_token) = (lines.by_distance(), lines.by_token());
-        let distances = by_distance[0].len();
-        by_distance.into_iter().chain(by_token).for_each(|numbers| values.extend(numbers));
+        let (distances, tokens) = (by_distance[0].len(), by_token[0].len());
+        assert!(tokens <= keys, "{tokens} positions exceed {keys} keys");
+        by_distance.into_iter().for_each(|numbers| values.extend(numbers));
+        // positions in documents end before those of their row
+        let mut extend = |numbers: &[f32]| {
+            values.extend(numbers);
+            values.resize(values.len() + keys - tokens, 0.0);
+        };
+        by_token.into_iter().for_each(&mut extend);
         let sampled = lines.drawn();
-        values.extend(sampled.into_iter().flatten().map(|position| *position as f32));
+        if let Some(positions) = sampled {
+            extend(&positions.iter().map(|position| *position as f32).collect::<Vec<f32>>());
+        }
         for head in 0..heads {
             let end = values.len() + 2 * segments;
             values.extend((0..lines.pieces()).flat_map(|segment| lines.line(segment, head)));
@@ -60,7 +75,7 @@ impl PiecewiseLinearBias {
         factors.resize(segments * width, 0.0);
         let (len, sampled) = (values.len(), sampled.is_some());
         let [values, factors] = [values, factors].map(|numbers| client.create_from_slice(f32::as_bytes(&numbers)));
-        PiecewiseLinearBias { values, len, segments, distances, sampled, heads, factors, width }
+        PiecewiseLinearBias { values, len, segments, distances, tokens, sampled, heads, factors, width }
     }
 
     /// The gradient of the bias's parameters, in their order, given the sums of a backward.
@@ -190,9 +205,11 @@ fn head_segments(piecewise: &PiecewiseLinearInputs, head: usize, sizes: &FlashSi
     token_arrays(piecewise) + arrays * sizes.keys as usize + comptime!(2 * piecewise.segments) * head
 }
 
+/// The distance of a pair; positions begin with a document.
 #[cube]
-fn pair_distance(piecewise: &PiecewiseLinearInputs, query: usize, key: usize, sizes: &FlashSizes) -> PairDistance {
-    let own = position(query, sizes) as usize;
+fn pair_distance(piecewise: &PiecewiseLinearInputs, row: &QueryKeys, key: usize, sizes: &FlashSizes) -> PairDistance {
+    let own = position(row.query, sizes) as usize - row.start;
+    let key = key - row.start;
     let later = select(key > own, key, own);
     let earlier = select(key > own, own, key);
     let mut distance = later - earlier;
@@ -228,12 +245,12 @@ fn segment_of(piecewise: &PiecewiseLinearInputs, t: f32) -> usize {
 #[cube]
 pub(crate) fn piecewise_linear_bias(
     piecewise: &PiecewiseLinearInputs,
-    query: usize,
+    row: &QueryKeys,
     key: usize,
     head: usize,
     sizes: &FlashSizes,
 ) -> f32 {
-    let pair = pair_distance(piecewise, query, key, sizes);
+    let pair = pair_distance(piecewise, row, key, sizes);
     let t = pair_number(piecewise, &pair);
     let line = head_segments(piecewise, head, sizes) + 2 * segment_of(piecewise, t);
     piecewise.values[line] + piecewise.values[line + 1] * t
@@ -266,11 +283,11 @@ fn add_shared_segments<N: Float>(
         sums[n] = 0.0f32;
     }
     let mut segment = 0usize;
+    let query = query_row(at.query + row, at, inputs);
     for column in own..own + count {
-        let query = at.query + row;
         let key = at.key + column;
-        if attends(query, key, at.length, &inputs.sizes) {
-            let pair = pair_distance(piecewise, query, key, &inputs.sizes);
+        if attends(&query, key, inputs) {
+            let pair = pair_distance(piecewise, &query, key, &inputs.sizes);
             let t = pair_number(piecewise, &pair);
             let found = segment_of(piecewise, t);
             if found != segment {

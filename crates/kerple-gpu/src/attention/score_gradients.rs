@@ -1,7 +1,7 @@
 //! What both backward passes compute from a tile: the gradient of the scores that enter the
 //! softmax, and with it that of the products of queries and keys.
 
-use super::inputs::{FlashInputs, LOWEST, TilePosition, attends, key_rows, query_rows};
+use super::inputs::{FlashInputs, LOWEST, TilePosition, attends, key_rows, query_row, query_rows};
 use super::score_mods::{modified, scaled, softcap_grad, table_values};
 use super::shared_tiles::{SharedTiles, multiply};
 use super::tile::{TileShape, narrowed};
@@ -115,6 +115,7 @@ fn softmax_backward(
     #[unroll]
     for i in 0..each {
         let query = at.query + UNIT_POS as usize / side + i * side;
+        let row = query_row(query, at, inputs);
         let mut row_lse = f32::new(LOWEST);
         let mut row_delta = 0.0f32;
         if query < queries {
@@ -127,9 +128,9 @@ fn softmax_backward(
             let score = scaled(grads.scores[i * each + j], inputs);
             let mut p = 0.0f32;
             let mut d_score = 0.0f32;
-            if attends(query, key, at.length, &inputs.sizes) {
+            if attends(&row, key, inputs) {
                 let distance = comptime!(i + each - 1 - j);
-                let z = modified(score, biases[distance], weights[distance], query, key, &at.head, inputs);
+                let z = modified(score, biases[distance], weights[distance], &row, key, &at.head, inputs);
                 p = (z - row_lse).exp();
                 d_score = p * (grads.d_scores[i * each + j] - row_delta);
             }

@@ -2,7 +2,7 @@
 //! piecewise linear bias, gates.
 
 use super::GATE_FRACTION_UNIT;
-use super::inputs::{FlashInputs, FlashSizes, HeadOffsets, TilePosition, allows, position};
+use super::inputs::{FlashInputs, FlashSizes, HeadOffsets, QueryKeys, TilePosition, allows, position};
 use super::piecewise_linear::{PiecewiseLinearInputs, piecewise_linear_bias};
 use super::tile::TileShape;
 use cubecl::prelude::*;
@@ -86,7 +86,7 @@ pub(crate) fn modified(
     score: f32,
     bias: f32,
     weight: f32,
-    query: usize,
+    row: &QueryKeys,
     key: usize,
     head: &HeadOffsets,
     inputs: &FlashInputs,
@@ -100,13 +100,13 @@ pub(crate) fn modified(
     }
     #[comptime]
     if let ComptimeOption::Some(piecewise) = &inputs.score_mods.piecewise {
-        z += piecewise_linear_bias(piecewise, query, key, head.head, &inputs.sizes);
+        z += piecewise_linear_bias(piecewise, row, key, head.head, &inputs.sizes);
     }
     #[comptime]
     if let ComptimeOption::Some(gate_cumsum) = &inputs.score_mods.gate_cumsum {
-        let row = head.index * inputs.sizes.keys as usize;
-        let own = 2 * (row + position(query, &inputs.sizes) as usize);
-        let other = 2 * (row + key);
+        let first = head.index * inputs.sizes.keys as usize;
+        let own = 2 * (first + position(row.query, &inputs.sizes) as usize);
+        let other = 2 * (first + key);
         let whole = gate_cumsum[own] - gate_cumsum[other];
         let rest = gate_cumsum[own + 1] - gate_cumsum[other + 1];
         z += whole as f32 + rest as f32 * GATE_FRACTION_UNIT;

@@ -1,7 +1,9 @@
 //! Decoding with few queries over many keys, as split-KV: cubes compute splits of a row's keys in
 //! parallel, and their results are combined in a fixed order.
 
-use super::inputs::{FlashInputs, LOWEST, TilePosition, attends, head_offsets, position, unpadded_keys};
+use super::inputs::{
+    FlashInputs, LOWEST, QueryKeys, TilePosition, attends, head_offsets, position, query_row, unpadded_keys,
+};
 use super::score_mods::{modified, scaled};
 use super::tile::{TileShape, clear, narrowed};
 use crate::reduce::cube_sum;
@@ -36,7 +38,7 @@ fn load_query(to: &mut Shared<[f32]>, q: &[f32], row: usize, #[comptime] tile: T
 
 /// The score that enters the softmax of a query and a key that it attends to.
 #[cube]
-fn score_of(own: &Shared<[f32]>, key: usize, at: &TilePosition, inputs: &FlashInputs) -> f32 {
+fn score_of(own: &Shared<[f32]>, row: &QueryKeys, key: usize, at: &TilePosition, inputs: &FlashInputs) -> f32 {
     let head_dim = comptime!(inputs.tile.head_dim);
     let mut product = 0.0f32;
     for feature in 0..head_dim {
@@ -55,19 +57,20 @@ fn score_of(own: &Shared<[f32]>, key: usize, at: &TilePosition, inputs: &FlashIn
     if let ComptimeOption::Some(weight) = &inputs.score_mods.weight {
         weight_here = weight[in_table];
     }
-    modified(scaled(product, inputs), bias_here, weight_here, at.query, key, &at.head, inputs)
+    modified(scaled(product, inputs), bias_here, weight_here, row, key, &at.head, inputs)
 }
 
 /// Computes a query's scores of a split; returns the unit's largest.
 #[cube]
 fn compute_scores(scores: &mut Shared<[f32]>, own: &Shared<[f32]>, at: &TilePosition, inputs: &FlashInputs) -> f32 {
+    let row = query_row(at.query, at, inputs);
     let mut largest = f32::new(LOWEST);
     let mut n = UNIT_POS as usize;
     while n < comptime!(SPLIT) {
         let key = at.key + n;
         let mut z = f32::new(LOWEST);
-        if attends(at.query, key, at.length, &inputs.sizes) {
-            z = score_of(own, key, at, inputs);
+        if attends(&row, key, inputs) {
+            z = score_of(own, &row, key, at, inputs);
             largest = select(z > largest, z, largest);
         }
         scores[n] = z;
@@ -79,11 +82,12 @@ fn compute_scores(scores: &mut Shared<[f32]>, own: &Shared<[f32]>, at: &TilePosi
 /// Replaces a query's scores by their exponentials below the largest; returns the unit's sum.
 #[cube]
 fn exponentiate(scores: &mut Shared<[f32]>, largest: f32, at: &TilePosition, inputs: &FlashInputs) -> f32 {
+    let row = query_row(at.query, at, inputs);
     let mut total = 0.0f32;
     let mut n = UNIT_POS as usize;
     while n < comptime!(SPLIT) {
         let mut p = 0.0f32;
-        if attends(at.query, at.key + n, at.length, &inputs.sizes) {
+        if attends(&row, at.key + n, inputs) {
             p = (scores[n] - largest).exp();
         }
         scores[n] = narrowed::<f32>(p, comptime!(inputs.tile));
@@ -100,12 +104,19 @@ fn weigh_values(to: &mut [f32], base: usize, weights: &Shared<[f32]>, at: &TileP
     // features that a unit sums at once
     let wide = comptime!(head_dim.div_ceil(UNITS).min(2));
     let keys = inputs.sizes.keys as usize;
-    let end = select(at.key + comptime!(SPLIT) < keys, at.key + comptime!(SPLIT), keys);
+    let mut first = at.key;
+    let mut end = select(at.key + comptime!(SPLIT) < keys, at.key + comptime!(SPLIT), keys);
+    if comptime!(inputs.intervals.is_some()) {
+        // the weights of others are 0
+        let row = query_row(at.query, at, inputs);
+        first = select(row.start > first, row.start, first);
+        end = select(row.end < end, row.end, end);
+    }
     let mut sums = Array::<f32>::new(wide);
     let mut feature = UNIT_POS as usize;
     while feature < head_dim {
         clear(&mut sums, wide);
-        for key in at.key..end {
+        for key in first..end {
             let from_key = at.head.keys + key * head_dim + feature;
             let p = weights[key - at.key];
             #[unroll]

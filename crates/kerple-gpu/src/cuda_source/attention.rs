@@ -1,5 +1,5 @@
 //! Attention without tables; with a learned bias; with bias, weight and padding; with gates; with a
-//! softcap; with FIRE's bias; each by matrix units too.
+//! softcap; with FIRE's bias; with documents; by matrix units too.
 
 use super::{CudaSource, CudaWriter, HOPPER_SHARED, HOPPER_UNITS, SEGMENTS, array, optional, present};
 use crate::attention::bwd_dkv::{self, DkvOutputsCompilationArg};
@@ -22,16 +22,25 @@ struct PresentInputs {
     bias: bool,
     weight: bool,
     lengths: bool,
+    intervals: bool,
     gates: bool,
     softcap: bool,
     piecewise: bool,
 }
 
-const PLAIN: PresentInputs =
-    PresentInputs { bias: false, weight: false, lengths: false, gates: false, softcap: false, piecewise: false };
+const PLAIN: PresentInputs = PresentInputs {
+    bias: false,
+    weight: false,
+    lengths: false,
+    intervals: false,
+    gates: false,
+    softcap: false,
+    piecewise: false,
+};
 const BIAS: PresentInputs = PresentInputs { bias: true, ..PLAIN };
 const ALL: PresentInputs = PresentInputs { weight: true, lengths: true, ..BIAS };
 const FIRE: PresentInputs = PresentInputs { piecewise: true, ..PLAIN };
+const DOCUMENTS: PresentInputs = PresentInputs { weight: true, intervals: true, ..BIAS };
 
 impl PresentInputs {
     fn inputs(self, tile: TileShape) -> FlashInputsCompilationArg {
@@ -62,8 +71,8 @@ impl PresentInputs {
             splits: (),
             scale: (),
         };
-        let lengths = optional(self.lengths);
-        FlashInputsCompilationArg { q: array(), k: array(), v: array(), lengths, score_mods, sizes, tile }
+        let (lengths, intervals) = (optional(self.lengths), optional(self.intervals));
+        FlashInputsCompilationArg { q: array(), k: array(), v: array(), lengths, intervals, score_mods, sizes, tile }
     }
 }
 
@@ -79,6 +88,8 @@ impl CudaWriter {
             ("gates", PresentInputs { gates: true, ..PLAIN }),
             ("cap", PresentInputs { softcap: true, ..PLAIN }),
             ("fire", FIRE),
+            ("documents", DOCUMENTS),
+            ("documents_fire", PresentInputs { intervals: true, ..FIRE }),
         ] {
             found.extend(self.attention_variant(tile, variant, present)?);
         }
@@ -87,6 +98,7 @@ impl CudaWriter {
             ("bias_bf16", Precision::Bf16, BIAS),
             ("all_bf16", Precision::Bf16, ALL),
             ("fire_bf16", Precision::Bf16, FIRE),
+            ("documents_bf16", Precision::Bf16, DOCUMENTS),
         ] {
             let tile = tile.with_precision(precision, &self.properties);
             let sources = self.attention_variant(tile, variant, present)?;

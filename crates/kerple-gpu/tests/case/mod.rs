@@ -5,7 +5,8 @@ use cubecl::client::Client;
 use cubecl::prelude::CubeElement;
 use cubecl::server::Handle;
 use kerple_core::attention::{
-    self, AttentionDims, AttentionProblem, Mask, ScoreTable, ScoreTransform, Strides, View, ViewMut, naive,
+    self, AttentionDims, AttentionProblem, KeyInterval, Mask, PackedDocuments, ScoreTable, ScoreTransform, Strides,
+    View, ViewMut, naive,
 };
 use kerple_core::forms::Strided;
 use kerple_gpu::attention::tile::TileShape;
@@ -22,6 +23,8 @@ pub struct Case {
     pub dims: AttentionDims,
     pub mask: Mask,
     pub lengths: Option<Vec<usize>>,
+    pub documents: Option<PackedDocuments>,
+    pub intervals: Option<Vec<KeyInterval>>,
     pub q: Vec<f64>,
     pub k: Vec<f64>,
     pub v: Vec<f64>,
@@ -65,9 +68,36 @@ impl Case {
             bias: table(inputs.bias, rng),
             weight: table(inputs.weight, rng),
             lengths: inputs.lengths.then(|| (0..batch).map(|_| rng.random_range(shortest..=keys)).collect()),
+            documents: None,
+            intervals: None,
             table_len: if inputs.bias || inputs.weight { table_len } else { 0 },
             gate_cumsum: inputs.gate_cumsum.then(|| gate_cumsum(rng, batch * heads, keys)),
         }
+    }
+
+    /// The same with documents, and tables that reach the longest of them.
+    pub fn with_documents(self, documents: PackedDocuments) -> Case {
+        let reach = documents.longest_len().max(1);
+        Case { documents: Some(documents), ..self.with_tables_of(reach) }
+    }
+
+    /// The same with one interval of keys per query.
+    pub fn with_intervals(self, intervals: Vec<KeyInterval>) -> Case {
+        Case { intervals: Some(intervals), ..self }
+    }
+
+    /// The same with tables of fewer distances.
+    fn with_tables_of(self, len: usize) -> Case {
+        let (sides, before) = (self.mask.sides(), self.table_len);
+        if before == 0 {
+            return self;
+        }
+        let skipped = sides.origin(before) - sides.origin(len);
+        let kept = |table: Vec<f64>| {
+            let rows = table.chunks_exact(sides.columns(before));
+            rows.flat_map(|row| &row[skipped..][..sides.columns(len)]).copied().collect()
+        };
+        Case { bias: self.bias.map(kept), weight: self.weight.map(kept), table_len: len, ..self }
     }
 
     /// Everything that forward and backward make, by name.
@@ -80,7 +110,7 @@ impl Case {
             gate_cumsum: self.gate_cumsum.as_deref().map(|values| Strided { values, stride: keys }),
             relative: None,
             // the definition looks tables up before it asks whether there are any
-            len: self.dims.keys.max(self.dims.queries).max(self.table_len),
+            len: if self.table_len > 0 { self.table_len } else { self.dims.keys.max(self.dims.queries) },
         };
         let problem = AttentionProblem {
             dims: self.dims,
@@ -89,8 +119,8 @@ impl Case {
             sinks: None,
             mask: self.mask,
             lengths: self.lengths.as_deref(),
-            documents: None,
-            intervals: None,
+            documents: self.documents.as_ref(),
+            intervals: self.intervals.as_deref(),
             scores: ScoreTransform::Table(table),
         };
         let strides = |heads: usize, rows: usize| Strides {
@@ -155,6 +185,11 @@ impl Case {
         let gate_cumsum = |all: &[f64]| all.iter().flat_map(fixed).collect::<Vec<i32>>();
         call.gate_cumsum =
             self.gate_cumsum.as_deref().map(|all| client.create_from_slice(i32::as_bytes(&gate_cumsum(all))));
+        call = match (&self.documents, &self.intervals) {
+            (Some(documents), _) => call.with_documents(documents),
+            (None, Some(intervals)) => call.with_intervals(intervals),
+            (None, None) => call,
+        };
         let [q, k, v] = [&self.q, &self.k, &self.v].map(|values| put(values));
         let output = call.forward(&q, &k, &v);
         let saved = FlashSaved { q, k, v, output: output.clone() };
@@ -189,10 +224,12 @@ impl Case {
                 off |= error > 2.0 * TOLERANCE;
                 assert!(
                     error < TOLERANCE + margin,
-                    "{:?} {:?} {:?}: {name}[{at}] is {found}, expected {expected}, error {error:e}",
+                    "{:?} {:?} {:?} {:?} {:?}: {name}[{at}] is {found}, expected {expected}, error {error:e}",
                     self.dims,
                     self.mask,
-                    self.lengths
+                    self.lengths,
+                    self.documents,
+                    self.intervals
                 );
             }
         }
@@ -227,6 +264,27 @@ pub fn dims(
 /// Small tiles, so that a few dozen positions are many of them.
 pub fn small(head_dim: usize) -> Option<TileShape> {
     Some(TileShape::new([4, 2], 2, head_dim))
+}
+
+/// Documents of a few rows, of no token, one, or up to more than a few tiles have, and sometimes padding.
+pub fn any_documents(rng: &mut ChaCha8Rng, rows: usize, tokens: usize) -> PackedDocuments {
+    let mut row = |_| {
+        let (mut left, longest, mut lengths) = (tokens, rng.random_range(1..=tokens), Vec::new());
+        while left > 0 && rng.random_range(0..8) > 0 {
+            let len = rng.random_range(0..=longest.min(left));
+            left -= len;
+            lengths.push(len);
+        }
+        lengths
+    };
+    let rows: Vec<Vec<usize>> = (0..rows).map(&mut row).collect();
+    PackedDocuments::from_lengths(rows.iter().map(Vec::as_slice), tokens).expect("they fit")
+}
+
+/// Any interval for each query, also none.
+pub fn any_intervals(rng: &mut ChaCha8Rng, dims: AttentionDims) -> Vec<KeyInterval> {
+    let mut bound = || rng.random_range(0..=dims.keys);
+    (0..dims.batch * dims.queries).map(|_| KeyInterval { start: bound(), end: bound() }).collect()
 }
 
 pub fn any_mask(rng: &mut ChaCha8Rng, longest: usize) -> Mask {

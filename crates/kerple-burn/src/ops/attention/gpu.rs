@@ -7,11 +7,12 @@ use crate::custom_op::{BackwardContext, GpuOp, OpOutput, SavedForBackward, array
 use burn::backend::DispatchDevice;
 use burn::tensor::{DType, Tensor};
 use burn_cubecl::tensor::CubeTensor;
-use kerple_core::attention::AttentionDims;
+use kerple_core::attention::{AttentionDims, PackedDocuments};
 use kerple_core::forms::Sides;
 use kerple_core::score_mods::ScoreModSpec;
 use kerple_core::score_mods::fire::{self, Fire};
 use kerple_core::score_mods::mixed::{Bias, Mixed};
+use kerple_gpu::attention::intervals::FlashIntervals;
 use kerple_gpu::attention::piecewise_linear::PiecewiseLinearBias;
 use kerple_gpu::attention::{FlashAttention, FlashOutput, FlashSaved, FlashTables};
 use kerple_gpu::cubecl::client::Client;
@@ -39,7 +40,8 @@ pub(super) fn runs(q: &Tensor<4>, k: &Tensor<4>, context: &ScoreContext) -> bool
     let gated = context.gates.is_none() || context.mask.pattern.sides() == Sides::OneSided;
     let dims = AttentionDims { batch, heads, kv_heads, queries, keys, head_dim };
     let gated = gated && context.relative.is_none();
-    has_kernel && gated && q.dtype() == DType::F32 && FlashAttention::runs(&device.client(), dims)
+    let documents = context.mask.documents.as_deref().is_none_or(PackedDocuments::keep_distances);
+    has_kernel && gated && documents && q.dtype() == DType::F32 && FlashAttention::runs(&device.client(), dims)
 }
 
 /// What the backward needs of the forward.
@@ -47,6 +49,8 @@ struct GpuAttentionSaved {
     output: FlashOutput,
     /// FIRE's bias as kernels take it.
     bias: Option<PiecewiseLinearBias>,
+    /// Packed documents as kernels take them.
+    documents: Option<FlashIntervals>,
 }
 
 impl AttentionOp {
@@ -99,9 +103,10 @@ impl AttentionOp {
         let (fire, heads) = bias_of(kind).expect("other score modifications have no kernels");
         let numbers: Vec<f32> = self.known.iter().map(|number| *number as f32).collect();
         let extent = self.scores.mask.extent(dims.keys, self.scores.scale);
-        Some(PiecewiseLinearBias::new(client, &fire::FireLines::new(fire, heads, &numbers, extent), heads))
+        Some(PiecewiseLinearBias::new(client, &fire::FireLines::new(fire, heads, &numbers, extent), heads, dims.keys))
     }
 
+    /// The call, without documents.
     fn on<'a>(&self, inputs: &'a [CubeTensor], piecewise: Option<PiecewiseLinearBias>) -> FlashAttention<'a> {
         let (q, dims) = (&inputs[self.own[0]], self.dims(inputs));
         let [bias, weight] = self.scores.bias.tables().map(|place| place.map(|place| &inputs[place]));
@@ -132,20 +137,24 @@ impl GpuOp for AttentionOp {
         let [q, k, v] = self.own.map(|place| &inputs[place].handle);
         let (client, dims) = (&inputs[self.own[0]].client, self.dims(inputs));
         let bias = self.bias(client, dims);
-        let output = self.on(inputs, bias.clone()).forward(q, k, v);
+        let call = self.on(inputs, bias.clone());
+        let call = if let Some(documents) = self.scores.documents() { call.with_documents(documents) } else { call };
+        let output = call.forward(q, k, v);
+        let documents = call.intervals;
         let output = self.with_sinks(inputs, output);
         let out = like(&inputs[self.own[0]], output.out.clone());
-        OpOutput { output: out, saved: SavedForBackward::new(GpuAttentionSaved { output, bias }) }
+        OpOutput { output: out, saved: SavedForBackward::new(GpuAttentionSaved { output, bias, documents }) }
     }
 
     fn backward(&self, ctx: &BackwardContext<CubeTensor>) -> Vec<Option<CubeTensor>> {
-        let (inputs, GpuAttentionSaved { output, bias }) = (ctx.inputs, ctx.saved::<GpuAttentionSaved>());
+        let (inputs, GpuAttentionSaved { output, bias, documents }) = (ctx.inputs, ctx.saved::<GpuAttentionSaved>());
         let [q, k, v] = self.own.map(|place| inputs[place].handle.clone());
         let saved = FlashSaved { q, k, v, output: output.clone() };
         let places =
             if let Some(place) = self.place_of_bias() { [Some(place), None] } else { self.scores.bias.tables() };
         let wanted = places.map(|place| place.is_some_and(|place| ctx.wanted[place]));
-        let found = self.on(inputs, bias.clone()).backward(&saved, &ctx.d_output.handle, wanted);
+        let call = FlashAttention { intervals: documents.clone(), ..self.on(inputs, bias.clone()) };
+        let found = call.backward(&saved, &ctx.d_output.handle, wanted);
         let mut gradients: Vec<Option<CubeTensor>> = inputs.iter().map(|_| None).collect();
         let mut put = |place: usize, handle| gradients[place] = Some(like(&inputs[place], handle));
         self.own.into_iter().zip([found.d_q, found.d_k, found.d_v]).for_each(|(place, handle)| put(place, handle));
