@@ -1,5 +1,7 @@
 """Models of transformers with ``attn_implementation="kerple"`` against the same with ``"eager"``: outputs, gradients, caches."""
 
+import copy
+
 import pytest
 import torch
 
@@ -36,17 +38,39 @@ CONFIGS = {
         initializer_range=0.3, logits_mup_width_multiplier=1.0, pad_token_id=0,
     ),
 }  # fmt: skip
-#: Kinds whose norms, convolutions and softmax are float32 whatever the type of the model, so that results differ by what
-#: one rounding of these makes of them.
-SINGLE = {"inkling"}
 T5 = dict(**SIZES, d_model=32, d_kv=8, d_ff=64, num_layers=2, num_heads=4, dropout_rate=0.0, decoder_start_token_id=0)
 
 
+@pytest.fixture(autouse=True)
+def _in_double(monkeypatch):
+    """Models cast to float32 in norms, rotations and the softmax, whatever their type, which leaves 1e-8 of a comparison
+    in float64, and turns the lowest float64 of a mask into -inf and so padded rows into NaN. float64 stays what it is here.
+    """
+    to_float, to, softmax = torch.Tensor.float, torch.Tensor.to, torch.nn.functional.softmax
+
+    def is_kept(x):
+        return x.dtype == torch.float64
+
+    def kept_to(x, *given, **named):
+        if is_kept(x):
+            given = tuple(torch.float64 if one is torch.float32 else one for one in given)
+            named |= {"dtype": torch.float64} if named.get("dtype") is torch.float32 else {}
+        return to(x, *given, **named)
+
+    def kept_softmax(x, dim=None, _stacklevel=3, dtype=None):
+        return softmax(x, dim, _stacklevel, None if is_kept(x) else dtype)
+
+    monkeypatch.setattr(torch.Tensor, "float", lambda x, *given, **named: x if is_kept(x) else to_float(x, *given, **named))
+    monkeypatch.setattr(torch.Tensor, "to", kept_to)
+    monkeypatch.setattr(torch.nn.functional, "softmax", kept_softmax)
+
+
 def pair(config, auto=transformers.AutoModelForCausalLM):
-    """The same model with both attentions."""
+    """The same model with both attentions, each with a config of its own, since models write their attention there."""
     torch.manual_seed(0)
-    eager = auto.from_config(config, attn_implementation="eager")
-    ours = auto.from_config(config, attn_implementation="kerple")
+    eager = auto.from_config(copy.deepcopy(config), attn_implementation="eager")
+    ours = auto.from_config(copy.deepcopy(config), attn_implementation="kerple")
+    assert [model.config._attn_implementation for model in (eager, ours)] == ["eager", "kerple"]
     ours.load_state_dict(eager.state_dict())
     return eager.double(), ours.double()
 
@@ -62,10 +86,10 @@ def padded(side, length=13):
     return mask
 
 
-def compare(eager, ours, real, inputs, rounding=1.0):
+def compare(eager, ours, real, inputs):
     """Logits at real tokens, and all gradients of a loss of them."""
     out = [model(**inputs).logits for model in (eager, ours)]
-    torch.testing.assert_close(out[1][real], out[0][real], rtol=0, atol=1e-9 * rounding)
+    torch.testing.assert_close(out[1][real], out[0][real], rtol=0, atol=1e-9)
     up = torch.randn_like(out[0][real])
     for model, logits in zip((eager, ours), out, strict=True):
         model.zero_grad()
@@ -75,7 +99,7 @@ def compare(eager, ours, real, inputs, rounding=1.0):
             assert two.grad is None or not two.grad.any(), name
             continue
         torch.testing.assert_close(
-            two.grad, one.grad, rtol=1e-8 * rounding, atol=1e-9 * rounding, msg=lambda text, name=name: f"{name}: {text}"
+            two.grad, one.grad, rtol=1e-8, atol=1e-9, msg=lambda text, name=name: f"{name}: {text}"
         )
 
 
@@ -89,7 +113,7 @@ def test_outputs_and_gradients_equal_eager(kind, side):
         inputs["attention_mask"] = mask
     eager.train()
     ours.train()
-    compare(eager, ours, mask.bool(), inputs, 1e4 if kind in SINGLE else 1.0)
+    compare(eager, ours, mask.bool(), inputs)
 
 
 @pytest.mark.parametrize("side", ["none", "right", "left"])
@@ -108,6 +132,8 @@ def test_t5_equals_eager(side):
 def test_what_is_generated_equals_eager(kind, side, cache):
     if cache == "static" and kind == "bloom" and side == "left":
         side = "none"
+    if cache == "static" and kind == "inkling":
+        pytest.skip("eager itself fails: its bias has fewer keys than its static cache")
     eager, ours = pair(CONFIGS[kind]())
     mask = padded(side)
     options = dict(max_new_tokens=12, do_sample=False, pad_token_id=0, eos_token_id=None, disable_compile=True)
