@@ -23,7 +23,9 @@ use crate::attention_context::{
 use crate::custom_op::GpuOp;
 use crate::custom_op::{BackwardContext, CustomOp, FloatElement, InputGrads, OpInputs, OpOutput, SavedForBackward};
 use crate::host_array::HostArray;
-use crate::implementation::{DeviceKind, Impl};
+#[cfg(feature = "cube")]
+use crate::implementation::DeviceKind;
+use crate::implementation::Impl;
 use crate::parameters::{flat, on_host};
 use crate::with_element;
 use burn::tensor::Tensor;
