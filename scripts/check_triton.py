@@ -24,7 +24,7 @@ ALLOWED = {torch.float64: 1e-12, torch.float32: 1e-5, torch.bfloat16: 3e-2, torc
 # numbers
 
 
-def dense(q, k, v, bias, weight, gates, sinks, starts, lengths, causal, window, softcap):
+def dense(q, k, v, bias, weight, gates, sinks, starts, ends, causal, window, softcap):
     """Attention by its definition, in f64."""
     (_, heads, queries, features), (_, kv_heads, keys, _) = q.shape, k.shape
     k, v = (x.repeat_interleave(heads // kv_heads, 1) for x in (k, v))
@@ -41,10 +41,10 @@ def dense(q, k, v, bias, weight, gates, sinks, starts, lengths, causal, window, 
         s = s + bias[:, column]
     if gates is not None:  # those of padding are not read
         is_padding = torch.zeros(len(q), 1, keys, dtype=torch.bool)
-        if starts is not None:
+        if starts is not None and starts.dim() == 1:
             is_padding = is_padding | (j < starts[:, None, None])
-        if lengths is not None:
-            is_padding = is_padding | (j >= lengths[:, None, None])
+        if ends is not None and ends.dim() == 1:
+            is_padding = is_padding | (j >= ends[:, None, None])
         c = gates.masked_fill(is_padding, 0.0).cumsum(-1)
         c = c[:, :, i[:, 0]][..., None] - c[:, :, None, :]
         s = s + (c if causal else -c.abs())
@@ -53,9 +53,9 @@ def dense(q, k, v, bias, weight, gates, sinks, starts, lengths, causal, window, 
         seen = seen & (d.abs() < window)
     seen = seen[None, None]
     if starts is not None:
-        seen = seen & (j >= starts[:, None, None, None])
-    if lengths is not None:
-        seen = seen & (j < lengths[:, None, None, None])
+        seen = seen & (j >= starts.view(len(q), 1, -1, 1))
+    if ends is not None:
+        seen = seen & (j < ends.view(len(q), 1, -1, 1))
     s = s.masked_fill(~seen, -math.inf)
     if sinks is not None:
         s = torch.cat([s, sinks[None, :, None, None].expand(*s.shape[:3], 1)], -1)
@@ -66,7 +66,7 @@ def dense(q, k, v, bias, weight, gates, sinks, starts, lengths, causal, window, 
 
 
 def setting(B=2, H=2, G=None, Q=45, K=None, D=16, dtype=torch.float32, bias=True, weight=False, gates=False, sinks=False, starts=None,
-            lengths=None, causal=True, window=None, softcap=None, longer=0, far=0.0, seed=0):  # fmt: skip
+            lengths=None, intervals=None, causal=True, window=None, softcap=None, longer=0, far=0.0, seed=0):  # fmt: skip
     """Tensors and options of a call."""
     random = torch.Generator().manual_seed(seed)
     draw = lambda *shape: torch.randn(*shape, generator=random, dtype=torch.float64).to(dtype)
@@ -82,7 +82,34 @@ def setting(B=2, H=2, G=None, Q=45, K=None, D=16, dtype=torch.float32, bias=True
     tensors["sinks"] = draw(H) if sinks else None
     number = lambda x: None if x is None else torch.tensor(x)
     options = dict(causal=causal, window=window, softcap=softcap, key_starts=number(starts), key_lengths=number(lengths))
+    if intervals:
+        del options["key_lengths"]
+        options["key_starts"], options["key_ends"] = INTERVALS[intervals](B, Q, K, random)
     return tensors, options, draw(B, H, Q, D)
+
+
+def some_intervals(B, Q, K, random):
+    bounds = torch.randint(K + 1, (2, B, Q), generator=random)
+    return bounds[0], bounds[1]
+
+
+def far_intervals(B, Q, K, random):
+    """Short ones in any order, so that tiles between those that a query sees are seen by none."""
+    starts = torch.randint(K, (B, Q), generator=random)
+    return starts, (starts + 1 + torch.arange(Q) % 5).clamp(max=K)
+
+
+def prefixes(B, Q, K, random):
+    """A prefix of each row, its own, then causal."""
+    lengths = torch.randint(1, K + 1, (B, 1), generator=random)
+    return None, torch.arange(K - Q, K).add(1).maximum(lengths)
+
+
+#: Starts and ends of the keys of each query.
+INTERVALS = {
+    "any": some_intervals, "far": far_intervals, "prefix": prefixes, "starts": lambda *given: (some_intervals(*given)[0], None),
+    "chunks": lambda B, Q, K, _: (torch.arange(K - Q, K).div(20, rounding_mode="floor").mul(20).clamp(min=0).expand(B, -1), None),
+}  # fmt: skip
 
 
 def passes(tensors, options, up):
@@ -97,7 +124,7 @@ def passes(tensors, options, up):
 def errors(tensors, options, up, found):
     leaves = {name: None if x is None else x.double().requires_grad_() for name, x in tensors.items()}
     given = {key: options[key] for key in ("causal", "window", "softcap")}
-    wanted = dense(**leaves, starts=options["key_starts"], lengths=options["key_lengths"], **given)
+    wanted = dense(**leaves, starts=options["key_starts"], ends=options.get("key_ends", options.get("key_lengths")), **given)
     grads = torch.autograd.grad(wanted, [x for x in leaves.values() if x is not None], up.double(), allow_unused=True)
     wanted = dict(zip(["out", *(name for name, x in leaves.items() if x is not None)], [wanted.detach(), *grads], strict=True))
     told = {}
@@ -116,6 +143,11 @@ SETTINGS = {
     "sinks, gates, f64": dict(sinks=True, gates=True, dtype=torch.float64), "softcap, f64": dict(softcap=3.0, dtype=torch.float64),
     "weight, both directions, f64": dict(weight=True, causal=False, dtype=torch.float64), "31 queries, 32 keys": dict(Q=31, K=32),
     "everything": dict(H=4, G=2, weight=True, gates=True, sinks=True, softcap=5.0, starts=[0, 9], lengths=[76, 83], window=37, Q=60, K=83),
+    "any intervals": dict(H=4, G=2, causal=False, intervals="any", Q=130, dtype=torch.float64),
+    "any intervals, causal": dict(intervals="any", Q=70, K=101, sinks=True), "far intervals": dict(intervals="far", causal=False, Q=300, K=290, H=1),
+    "prefixes": dict(H=4, G=1, causal=False, intervals="prefix", Q=80, K=97, sinks=True), "starts alone": dict(intervals="starts", Q=90, dtype=torch.float64),
+    "chunks, more queries": dict(intervals="chunks", Q=90, K=61, window=50), "intervals, everything": dict(
+        H=4, G=2, weight=True, gates=True, sinks=True, softcap=5.0, intervals="any", causal=False, window=37, Q=60, K=83, dtype=torch.float64),
     "everything, bfloat16": dict(H=4, G=2, weight=True, gates=True, sinks=True, softcap=5.0, lengths=[76, 83], window=37, Q=60, K=83,
                                  dtype=torch.bfloat16),
 }  # fmt: skip
@@ -132,6 +164,8 @@ DECODED = {
     "decoding, both directions": dict(Q=4, K=150, causal=False, window=50, D=5, dtype=torch.float64),
     "decoding, both directions, gates": dict(Q=2, K=90, causal=False, gates=True, weight=True, dtype=torch.float64),
     "decoding, bfloat16": dict(H=8, G=2, Q=1, K=180, sinks=True, dtype=torch.bfloat16),
+    "decoding intervals": dict(H=6, G=2, Q=5, K=170, sinks=True, intervals="any", causal=False, dtype=torch.float64),
+    "decoding far intervals": dict(H=4, G=2, Q=7, K=190, intervals="far", causal=False),
 }  # fmt: skip
 
 
@@ -147,6 +181,7 @@ def drawn(seed):
         B=2, G=G, H=G * (1 + below(2)), Q=Q, K=K, D=1 + below(40), causal=causal, gates=gates, bias=flag(), weight=flag(), sinks=flag(),
         window=1 + below(60) if flag() else None, softcap=2.0 + below(9) if flag() else None, lengths=[below(K + 1), K] if flag() else None,
         starts=[below(K), 0] if flag() else None, dtype=[torch.float64, torch.float32][below(2)], seed=seed,
+        intervals=list(INTERVALS)[below(len(INTERVALS))] if below(3) == 0 else None,
     )  # fmt: skip
 
 
@@ -165,6 +200,8 @@ def one_setting(name, given):
 def settings():
     for name, given in [*SETTINGS.items(), *((f"draw {seed}", drawn(seed)) for seed in range(16))]:
         yield from one_setting(name, given)
+    with tiles(16):  # more row tiles than dkv reads the bounds of at once
+        yield from one_setting("intervals of 4200 queries", dict(B=1, H=1, Q=4200, K=40, bias=False, causal=False, intervals="far"))
 
 
 @contextlib.contextmanager
@@ -211,7 +248,7 @@ def _same_bits():
     import triton.runtime.interpreter as interpreter
 
     named = SETTINGS | DECODED
-    for name in ("grouped heads", "everything", "gates in both directions, f64", "both directions, window", "decoding, everything"):
+    for name in ("grouped heads", "everything", "any intervals", "decoding intervals", "gates in both directions, f64", "both directions, window", "decoding, everything"):
         tensors, options, up = setting(**named[name])
         found, again = passes(tensors, options, up), passes(tensors, options, up)
         # the interpreter's loop over a grid; its other loops run over shapes of one or two dimensions
@@ -332,7 +369,7 @@ def encodings():
     H, D, L = 2, 8, 28
     made = [getattr(kt, name)(H, D, seed=0, dtype=torch.float64) for name in kt.__all__
             if isinstance(getattr(kt, name), type) and issubclass(getattr(kt, name), kt.Encoding)
-            and name not in ("Encoding", "Kernel", "LinearAttention")]  # fmt: skip
+            and name not in ("Encoding", "Inkling", "Kernel", "LinearAttention")]  # fmt: skip
     options = dict(head_dim=D, seed=0, dtype=torch.float64)
     made += [
         kt.Kernel("log(b~0.3, a) + 0.5*power(a, p~0.3) - log(1 - power(1, 1))", H, weight="exp(1, a, p~U(0,1))", **options),
@@ -380,12 +417,17 @@ def operation():
 
     tensors, options, up = setting(H=4, G=2, Q=20, K=24, D=8, bias=True, weight=True, sinks=True, lengths=[20, 24], dtype=torch.float64)
     t = {name: None if x is None else x.requires_grad_() for name, x in tensors.items()}
-    given = (t["q"], t["k"], t["v"], t["bias"], t["weight"], t["sinks"], None, None, None)
+    given = (t["q"], t["k"], t["v"], t["bias"], t["weight"], t["sinks"], *[None] * 5)
     for keys in ((options["key_lengths"], None), (None, torch.tensor([[0] * 9 + [1] * 15, [0] * 22 + [-1] * 2]))):
         told = registry.opcheck(torch.ops.kerple.attention, (*given, *keys, "", 0.3, True, 9, 4.0), raise_exception=False)
         if set(told.values()) != {"SUCCESS"}:
             yield f"opcheck: {told}"
-    for given in (dict(weight=True, sinks=True, softcap=4.0, window=5), dict(gates=True, sinks=True), dict(gates=True, causal=False)):
+    intervals = (torch.randint(25, (2, 20)), torch.randint(25, (2, 20)), None)
+    told = registry.opcheck(torch.ops.kerple.attention, (*given[:10], *intervals, "", 0.3, True, 9, 4.0), raise_exception=False)
+    if set(told.values()) != {"SUCCESS"}:
+        yield f"opcheck with intervals: {told}"
+    for given in (dict(weight=True, sinks=True, softcap=4.0, window=5), dict(gates=True, sinks=True), dict(gates=True, causal=False),
+                  dict(gates=True, sinks=True, causal=False, intervals="any")):  # fmt: skip
         small, options, _ = setting(B=1, H=2, G=1, Q=6, K=7, D=3, dtype=torch.float64, **given)
         names = [name for name, x in small.items() if x is not None]
         run = lambda *xs: attention(*xs[:3], **dict(zip(names[3:], xs[3:])), **options)
@@ -400,7 +442,7 @@ def operation():
     with torch.autocast("cpu", torch.bfloat16):
         if attention(q, k, v).dtype != torch.bfloat16:
             yield "autocast: the output is not bfloat16"
-    half = torch.ops.kerple.attention(*(x.detach().half() for x in (q, k, v)), *[None] * 8, "", 0.3, True, None, None)
+    half = torch.ops.kerple.attention(*(x.detach().half() for x in (q, k, v)), *[None] * 10, "", 0.3, True, None, None)
     if half[1].dtype != torch.float32:
         yield f"lse of float16 is {half[1].dtype}"
     _gpu.set_float32_precision("tf32x3")
@@ -464,7 +506,7 @@ def arguments(kernels, number, is_full):
     full = lambda type: type if is_full else None
     rows = kernels.Rows("*" + number, "i32", "i32", "i32")
     terms = kernels.Terms(0.125 if of_f64 else "fp32", full(5.0 if of_f64 else "fp32"), full(acc), acc, "i32", full("*fp64"))
-    given = dict(sizes=kernels.Sizes(*["i32"] * 4), terms=terms, mask=kernels.Mask(full("i32"), full("*i32"), full("*i32")))
+    given = dict(sizes=kernels.Sizes(*["i32"] * 4), terms=terms, mask=kernels.Mask(full("i32"), *[full("*i32")] * 4))
     given |= dict.fromkeys(("q", "k", "v", "out", "d_out", "d_q", "d_k", "d_v"), rows)
     given |= dict.fromkeys(("lse", "delta", "sinks", "partial_bias", "partial", "total", "parts_lse"), acc)
     given |= dict(parts=kernels.Rows(acc, "i32", "i32", "i32"))
@@ -536,7 +578,7 @@ SHARED = {"sm": 99 << 10, "gf": 64 << 10}
 
 #: By bits and features, the most instructions that move spilled registers, where no tile without them was found. Half precision
 #: has none.
-KNOWN_SPILLS = {(32, 128): 4, (32, 256): 512, (64, 64): 16}
+KNOWN_SPILLS = {(32, 256): 512, (64, 64): 16}
 
 
 def one_code(job):
@@ -570,7 +612,8 @@ def launches():
     triton.runtime.jit.JITFunction.__getitem__ = compile_only
     _gpu._arch = lambda _: "sm_90"
     _gpu.DEVICES.add("cpu")
-    for given in (dict(dtype=torch.bfloat16), dict(gates=True, sinks=True, lengths=[3, 45], window=1), dict(softcap=3.0, dtype=torch.float64)):
+    for given in (dict(dtype=torch.bfloat16), dict(gates=True, sinks=True, lengths=[3, 45], window=1), dict(softcap=3.0, dtype=torch.float64),
+                  dict(intervals="any")):  # fmt: skip
         launched = []
         tensors, options, up = setting(H=4, G=1, **given)
         passes(tensors, options, up)

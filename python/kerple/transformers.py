@@ -292,13 +292,14 @@ def mask(
             raise _refuse("an attention mask that hides keys before packed documents", "pad behind them")
         if ends is not None:
             documents, ends = documents.masked_fill(torch.arange(keys, device="cpu") >= ends[:, None], -1), None
+    if device is None:
+        device = torch.device("cpu") if attention_mask is None else attention_mask.device
     if intervals is not None:
         first, last = intervals
         first = first if starts is None else torch.maximum(first, starts[:, None])
         last = last if ends is None else torch.minimum(last, ends[:, None])
+        first, last = (whole_numbers("intervals", x, device) for x in (first, last))
         return Sight.of(False, None, keys, None, None, None, (first, last))
-    if device is None:
-        device = torch.device("cpu") if attention_mask is None else attention_mask.device
     told = (whole_numbers(name, x, device) for name, x in (("starts", starts), ("ends", ends), ("documents", documents)))
     return Sight.of(causal, window, keys, *told)
 

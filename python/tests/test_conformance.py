@@ -50,7 +50,13 @@ def test_a_type_holds_for_all_checks(dtype):
             assert result.is_good and result.case.dtype == dtype, result.message()
 
 
-@pytest.mark.parametrize("name", ["one key", "bias in both directions", "everything", "gates and sinks", "documents", "softcap and weight", "relative bias and padding"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "one key", "bias in both directions", "everything", "gates and sinks", "documents", "softcap and weight",
+        "relative bias and padding", "intervals",
+    ],
+)  # fmt: skip
 def test_gradients_of_the_plain_attention_are_those_of_differences(name):
     small = dict(batch=2, queries=min(5, KNOWN[name].queries), keys=min(7, KNOWN[name].keys), features=3, window=KNOWN[name].window and 4)
     if KNOWN[name].documents:
@@ -137,7 +143,7 @@ def test_eager_is_wrong_where_rows_see_nothing():
     wrong = {case.name for case in CASES if not check(eager, case).is_good}
     assert wrong == {
         "more queries", "no key at all", "window past the padding", "padding at the front", "documents in both directions",
-        "gates and padding", "relative bias and padding",
+        "intervals", "intervals and what is earlier", "intervals across tiles", "gates and padding", "relative bias and padding",
     }  # fmt: skip
 
 

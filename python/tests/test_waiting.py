@@ -84,6 +84,8 @@ SETTINGS = {
     "everything": (100, ALL, dict(window=30, softcap=5.0)),
     "both directions": (100, dict(bias=lambda: empty(4, 199), gates=ALL["gates"]), dict(causal=False, window=9)),
     "document_ids": (100, dict(bias=ALL["bias"], document_ids=lambda: numbers(2, 100)), dict()),
+    "intervals": (100, dict(bias=lambda: empty(4, 199), key_starts=lambda: numbers(2, 100), key_ends=lambda: numbers(2, 100)), dict(causal=False)),
+    "starts of some queries": (40, dict(key_starts=lambda: numbers(2, 40), gates=ALL["gates"]), dict(window=30)),
     "some queries of documents": (40, dict(document_ids=lambda: numbers(2, 100), gates=ALL["gates"]), dict()),
 }
 
@@ -179,11 +181,15 @@ def test_layers_of_transformers_do_not_wait(launched):
     with NoWaiting():
         ours.attend(torch.nn.Module(), q, k, k, sight, position_bias=bias)[0].sum().backward()
     assert bias.grad is not None
+    intervals = ours.Sight.of(False, None, 30, None, None, None, (numbers(2, 30), numbers(2, 30)))
+    with NoWaiting():
+        ours.attend(torch.nn.Module(), q, k, k, intervals)[0].sum().backward()
     config = modeling_bloom.BloomConfig(hidden_size=32, n_head=4, attention_dropout=0.0, hidden_dropout=0.0)
     layer, rows = moved(modeling_bloom.BloomAttention(config, layer_idx=0)), empty(2, 30, 32)
     out, _ = layer(rows, rows, None, sight)  # the slopes are the model's, which copies them
     out.sum().backward()
-    assert launched == ["forward", "backward_dq", "fold", "backward_dkv", "forward", "backward_dq", "backward_dkv"]
+    passes = ["forward", "backward_dq", "backward_dkv"]
+    assert launched == ["forward", "backward_dq", "fold", "backward_dkv", *passes, *passes]
     assert layer.query_key_value.weight.grad.device == DEVICE
 
 

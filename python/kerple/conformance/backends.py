@@ -77,7 +77,7 @@ def flex(call: Call) -> Tensor:
     has_backward = call.q.device.type != "cpu" or not (torch.is_grad_enabled() and call.q.requires_grad)
     given = (name for name in GRADIENTS if getattr(call, name) is not None)
     kind = (call.q.shape, call.k.shape, call.q.dtype, call.causal, call.window, call.softcap, *given)
-    masks = (call.key_lengths is None, call.key_starts is None, call.document_ids is None)
+    masks = (call.key_lengths is None, call.key_starts is None or call.key_starts.dim(), call.key_ends is None, call.document_ids is None)
     run = _compiled(*kind, *masks) if has_backward else flex_attention
     return run(call.q, k, v, score_mod=_flex_score(call), block_mask=block, scale=call.scale)
 
@@ -109,7 +109,7 @@ def _flex_score(call: Call) -> Callable | None:
 
 def _flex_mask(call: Call) -> Callable:
     causal, window, shift = call.causal, call.window, call.k.shape[2] - call.q.shape[2]
-    lengths, starts, ids = call.key_lengths, call.key_starts, call.document_ids
+    lengths, starts, ends, ids = call.key_lengths, call.key_starts, call.key_ends, call.document_ids
 
     def seen(b, h, i, j):
         d = i + shift - j
@@ -119,7 +119,9 @@ def _flex_mask(call: Call) -> Callable:
         if lengths is not None:
             pair = pair & (j < lengths[b])
         if starts is not None:
-            pair = pair & (j >= starts[b])
+            pair = pair & (j >= (starts[b, i] if starts.dim() == 2 else starts[b]))
+        if ends is not None:
+            pair = pair & (j < ends[b, i])
         return pair if ids is None else pair & (ids[b, i + shift] == ids[b, j]) & (ids[b, j] >= 0)
 
     return seen
@@ -133,7 +135,8 @@ def _features(call: Call) -> dict[str, object]:
 
 
 _ARGUMENTS = (
-    "bias", "weight", "causal", "window", "scale", "softcap", "sinks", "gates", "key_lengths", "key_starts", "document_ids",
+    "bias", "weight", "causal", "window", "scale", "softcap", "sinks", "gates", "key_lengths", "key_starts", "key_ends",
+    "document_ids",
 )  # fmt: skip
 
 

@@ -25,6 +25,8 @@ class Case:
     key_starts: tuple[int, ...] | None = None
     #: Lengths of the documents of each sequence; what is left of a sequence is padding.
     documents: tuple[tuple[int, ...], ...] | None = None
+    #: The interval of keys of each query, see :meth:`intervals`.
+    interval: str | None = None
     bias: bool = True
     weight: bool = False
     softcap: float | None = None
@@ -51,6 +53,22 @@ class Case:
     layout: str = "contiguous"
     #: Whether a second run must have the same bits.
     is_repeated: bool = False
+
+    def intervals(self) -> tuple[list[list[int]] | None, list[list[int]] | None]:
+        """The first key of each query and one past its last, ``[B, Q]``: of a prefix, which all see, and
+        then the earlier keys; of the chunk of 11 keys that the query is in; or, ``"any"``, of keys that
+        have nothing to do with the query. Each sequence has its own.
+        """
+        at = range(self.keys - self.queries, self.keys)
+        rows = range(self.batch)
+        if self.interval == "prefix":
+            return None, [[max(20 - 7 * b, i + 1) for i in at] for b in rows]
+        if self.interval == "chunks":
+            return [[max(0, (i + 3 * b) // 11 * 11 - 3 * b) for i in at] for b in rows], None
+        if self.interval == "any":
+            starts = [[(7 * i + 5 * b) % self.keys for i in at] for b in rows]
+            return starts, [[min(self.keys, start + (3 * i + b) % 40) for i, start in zip(at, row, strict=True)] for b, row in enumerate(starts)]
+        return None, None
 
 
 #: Memory layouts, with what an implementation may wrongly assume.
@@ -116,6 +134,14 @@ CASES = (
     Case("documents in both directions", "and padding at the end", causal=False, documents=((9, 1, 18), (33,))),
     Case("documents across tiles", "borders inside and between tiles", batch=1, queries=130, keys=130, documents=((31, 1, 32, 50, 16),)),
     Case("last queries of documents", "9 queries at the end of rows of 33 keys", queries=9, keys=33, documents=((9, 19, 5), (20, 13))),
+    Case("prefixes", "all see a prefix of 20 or 13 keys, and each query the keys before it", causal=False, interval="prefix"),
+    Case("first keys per query", "chunks of 11 keys, in which a query sees the earlier ones", interval="chunks"),
+    Case("intervals", "each query sees keys of its own in any place, some none", causal=False, interval="any"),
+    Case("intervals of last queries", "9 queries at the end of 64 keys", causal=False, queries=9, keys=64, interval="prefix"),
+    Case("intervals and what is earlier", "each query sees the earlier keys of its interval", queries=40, keys=70, interval="any"),
+    Case("intervals across tiles", "of up to 39 keys in a row of 320, in no order", batch=1, queries=320, keys=320, causal=False, interval="any"),
+    Case("intervals and all else", "grouped heads, a window, softcap, weight, sinks and gates", heads=4, queries=40, keys=64, causal=False,
+         interval="any", window=50, softcap=3.0, weight=True, sinks=0.5, gates=True),
     Case("weight", "scores are multiplied by a function of the distance", bias=False, weight=True),
     Case("weight and bias", "scores are multiplied first, then the bias is added", weight=True),
     Case("weight and bias in both directions", "with entries of their own for keys ahead", causal=False, weight=True),

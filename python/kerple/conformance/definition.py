@@ -29,9 +29,9 @@ class Call:
     Query ``i`` of Q is at position ``K - Q + i``; ``d = i - j`` is the distance from query to key.
     The score of a pair is ``u weight[h, d] + bias[h, d] + rows[b, h, i].profiles[:, d] + c_i - c_j``,
     where u is ``scale q.k``, or ``softcap tanh(scale q.k / softcap)``, and c are cumulative gates. A
-    query attends to keys with
-    ``0 <= d``, or to all without ``causal``, within ``|d| < window``, of its own document, and of
-    sequence b only to those from ``key_starts[b]`` on and before ``key_lengths[b]``. A query that
+    query attends to keys with ``0 <= d``, or to all without ``causal``, within ``|d| < window``, of its
+    own document, of sequence b only to those from ``key_starts[b]`` on and before ``key_lengths[b]``, and
+    of its own interval, where there are any, from ``key_starts[b, i]`` on and before ``key_ends[b, i]``. A query that
     may not attend to any key has the output 0 and passes no gradient on.
     """
 
@@ -64,11 +64,13 @@ class Call:
     profiles: Tensor | None = None
     """``[R, E]``, shared by heads: the bias of a key at distance E or more is 0. ``causal`` only."""
     key_starts: Tensor | None = None
-    """``[B]``, the first key that is not padding."""
+    """``[B]``, the first key that is not padding; ``[B, Q]``, the first key of each query."""
     document_ids: Tensor | None = None
     """``[B, K]``, the number of each token's document: from 0, never decreasing, -1 for padding after
     the last document. The last Q tokens are the queries.
     """
+    key_ends: Tensor | None = None
+    """``[B, Q]``, one past the last key of each query; ``key_starts`` then are per query too."""
 
     def distances(self) -> Tensor:
         """``[Q, K]``"""
@@ -87,7 +89,10 @@ class Call:
         if self.key_lengths is not None:
             seen = seen & (at < self.key_lengths[:, None])[:, None, None]
         if self.key_starts is not None:
-            seen = seen & (at >= self.key_starts[:, None])[:, None, None]
+            starts = self.key_starts if self.key_starts.dim() == 2 else self.key_starts[:, None]
+            seen = seen & (at >= starts[..., None])[:, None]
+        if self.key_ends is not None:
+            seen = seen & (at < self.key_ends[..., None])[:, None]
         if self.document_ids is not None:
             ids = self.document_ids
             own = ids[:, ids.shape[1] - self.q.shape[2] :, None]
@@ -108,7 +113,7 @@ class Call:
         at, gates = torch.arange(self.k.shape[2], device=self.q.device), self.gates
         if self.key_lengths is not None:
             gates = gates.masked_fill(at >= self.key_lengths[:, None, None], 0.0)
-        if self.key_starts is not None:
+        if self.key_starts is not None and self.key_starts.dim() == 1:
             gates = gates.masked_fill(at < self.key_starts[:, None, None], 0.0)
         return gates.double().clamp(min=_RESET).cumsum(-1)
 

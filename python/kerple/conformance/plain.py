@@ -48,6 +48,7 @@ def attention(
     relative: tuple[Tensor, Tensor] | None = None,
     key_lengths: Tensor | None = None,
     key_starts: Tensor | None = None,
+    key_ends: Tensor | None = None,
     document_ids: Tensor | None = None,
     tile: int = 32,
 ) -> Tensor:
@@ -64,7 +65,7 @@ def attention(
         raise ValueError(f"gates: {q.shape[2]} queries and {k.shape[2]} keys; there may not be more queries than keys")
     if q.shape[2] > k.shape[2] and document_ids is not None:
         raise ValueError(f"document_ids: {q.shape[2]} queries exceed the {k.shape[2]} keys of packed documents")
-    limits = _key_limits(q, k, key_starts, key_lengths, document_ids)
+    limits = _key_limits(q, k, key_starts, key_lengths, key_ends, document_ids)
     clocks = None if gates is None else _cumulative(gates, key_starts, key_lengths)
     if scale is None:
         scale = q.shape[-1] ** -0.5
@@ -73,16 +74,20 @@ def attention(
 
 
 def _key_limits(
-    q: Tensor, k: Tensor, starts: Tensor | None, lengths: Tensor | None, ids: Tensor | None
+    q: Tensor, k: Tensor, starts: Tensor | None, lengths: Tensor | None, ends: Tensor | None, ids: Tensor | None
 ) -> tuple[Tensor, Tensor]:
-    """For each query the first key that is not hidden by padding or document borders, and one past
-    the last, ``[B, Q]``.
+    """For each query the first key that is not hidden by padding, its interval or document borders, and
+    one past the last, ``[B, Q]``.
     """
     (batch, _, queries, _), keys = q.shape, k.shape[2]
     first = torch.zeros(batch, queries, dtype=torch.int64, device=q.device)
     end = torch.full_like(first, keys)
-    if starts is not None:
+    if starts is not None and starts.dim() == 2:
+        first = starts
+    elif starts is not None:
         first = first.maximum(starts[:, None])
+    if ends is not None:
+        end = ends
     if lengths is not None:
         end = end.minimum(lengths[:, None])
     if ids is not None:
@@ -98,7 +103,7 @@ def _key_limits(
 def _cumulative(gates: Tensor, starts: Tensor | None, lengths: Tensor | None) -> Tensor:
     """Cumulative gates in float64, ``[B, H, K]``; gates of padding count 0, whatever their value."""
     at = torch.arange(gates.shape[-1], device=gates.device)
-    if starts is not None:
+    if starts is not None and starts.dim() == 1:
         gates = gates.masked_fill(at < starts[:, None, None], 0.0)
     if lengths is not None:
         gates = gates.masked_fill(at >= lengths[:, None, None], 0.0)

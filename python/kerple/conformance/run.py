@@ -83,13 +83,15 @@ def make(case: Case, device: torch.device | str = "cpu") -> tuple[Call, Tensor]:
         x = place(values[name]) if in_rows else values[name].to(device, case.table_dtype or case.dtype)
         return x.requires_grad_()
 
+    starts, ends = case.intervals()
     whole = lambda x: None if x is None else torch.tensor(x, device=device)  # noqa: E731
     call = Call(
         leaf("q"), leaf("k"), leaf("v"), leaf("bias", case.bias), case.causal, case.window, whole(case.key_lengths),
         case.features**-0.5 if case.scale is None else case.scale,
         weight=leaf("weight", case.weight), softcap=case.softcap, sinks=leaf("sinks", case.sinks is not None),
         gates=leaf("gates", case.gates), rows=leaf("rows", case.relative is not None),
-        profiles=leaf("profiles", case.relative is not None), key_starts=whole(case.key_starts), document_ids=whole(_document_ids(case)),
+        profiles=leaf("profiles", case.relative is not None), key_starts=whole(starts or case.key_starts), key_ends=whole(ends),
+        document_ids=whole(_document_ids(case)),
     )  # fmt: skip
     return call, place(up)
 

@@ -216,8 +216,9 @@ def attention(
             where not given); one that is empty sees nothing. With ``causal`` a query attends to
             the earlier keys of its interval, without it to all of them, and tables have both sides.
             Positions are those of the whole row. A prefix language model has ``causal=False`` and
-            ``key_ends = max(prefix, i + 1)``. Time follows the lengths of the intervals. Not on
-            GPUs, and not for methods that change scores by more than distance.
+            ``key_ends = max(prefix, i + 1)``. Time follows the lengths of the intervals. Not for
+            methods that change scores by more than distance. On GPUs values are not checked, and those
+            beyond 0 to K are read as 0 or K.
         cu_seqlens: cumulative lengths ``0, n_0, n_0 + n_1, .., K`` of packed documents, ``[N + 1]``,
             for B = 1. No token attends to another document, positions and distances are those
             within a document, and on the processor results have the bits of each document alone.

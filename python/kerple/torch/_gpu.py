@@ -71,7 +71,7 @@ class Shape(NamedTuple):
 
 _PLAIN, _FULL = False, True
 #: Every configuration that is launched, and that `scripts/check_triton.py code` compiles: none of half
-#: precision spills. Float32 with more than 64 features and float64 do; no tile was found that does not.
+#: precision spills. Float32 with more than 128 features and float64 do; no tile was found that does not.
 #: Rows, keys and warps of the passes forward, dq and dkv. Tiles of the backward are square, since sums
 #: along diagonals need it.
 TILES = {
@@ -79,7 +79,7 @@ TILES = {
     for (arch, bits), shapes in {
         ("sm_80", 16): {
             (64, _PLAIN): ((64, 64, 4), (32, 32, 4), (32, 32, 4)),
-            (64, _FULL): ((64, 32, 4), (32, 32, 4), (32, 32, 4)),
+            (64, _FULL): ((64, 32, 4), (32, 32, 4), (32, 32, 8)),
             (128, _PLAIN): ((64, 32, 4), (32, 32, 4), (32, 32, 4)),
             (128, _FULL): ((32, 32, 4), (32, 32, 8), (32, 32, 8)),
             (256, _PLAIN): ((32, 32, 8), (32, 32, 8), (32, 32, 8)),
@@ -113,7 +113,7 @@ TILES = {
             (64, _PLAIN): ((32, 32, 8), (32, 32, 8), (32, 32, 8)),
             (64, _FULL): ((32, 32, 8), (32, 32, 8), (16, 16, 4)),
             (128, _PLAIN): ((32, 32, 8), (16, 16, 8), (16, 16, 4)),
-            (128, _FULL): ((32, 32, 8), (16, 16, 8), (16, 16, 4)),
+            (128, _FULL): ((32, 32, 8), (16, 16, 8), (16, 16, 8)),
             (256, _PLAIN): ((16, 16, 8), (16, 16, 8), (16, 16, 8)),
             (256, _FULL): ((16, 16, 8), (16, 16, 8), (16, 16, 8)),
         },
@@ -121,7 +121,7 @@ TILES = {
             (64, _PLAIN): ((32, 32, 8), (32, 32, 8), (32, 32, 8)),
             (64, _FULL): ((32, 32, 8), (16, 16, 4), (32, 32, 8)),
             (128, _PLAIN): ((32, 32, 8), (16, 16, 8), (16, 16, 4)),
-            (128, _FULL): ((32, 32, 8), (16, 16, 8), (16, 16, 4)),
+            (128, _FULL): ((32, 32, 8), (16, 16, 8), (16, 16, 8)),
             (256, _PLAIN): ((16, 16, 8), (16, 16, 8), (16, 16, 8)),
             (256, _FULL): ((16, 16, 8), (16, 16, 8), (16, 16, 8)),
         },
@@ -129,7 +129,7 @@ TILES = {
             (64, _PLAIN): ((32, 32, 8), (32, 32, 8), (32, 32, 8)),
             (64, _FULL): ((32, 32, 8), (32, 32, 8), (32, 32, 8)),
             (128, _PLAIN): ((32, 32, 8), (16, 16, 8), (16, 16, 4)),
-            (128, _FULL): ((32, 32, 8), (16, 16, 8), (16, 16, 4)),
+            (128, _FULL): ((32, 32, 8), (16, 16, 8), (16, 16, 8)),
             (256, _PLAIN): ((16, 16, 8), (16, 16, 8), (16, 16, 8)),
             (256, _FULL): ((16, 16, 8), (16, 16, 8), (16, 16, 8)),
         },
@@ -251,7 +251,8 @@ def _check(
         _require(queries <= keys, f"q: {queries} queries exceed the {keys} keys, which alone have gates")
     for name, x in (("key_starts", key_starts), ("key_lengths", key_lengths)):
         if x is not None:
-            _require(x.shape == (batch,), f"{name}: expected [B] = [{batch}], got shape {tuple(x.shape)}")
+            shapes = f"[B] = [{batch}] or, per query, [B, Q] = {[batch, queries]}"
+            _require(x.shape in ((batch,), (batch, queries)), f"{name}: expected {shapes}, got shape {tuple(x.shape)}")
     if documents is not None:
         _check_documents(documents, batch, queries, keys, q.device)
     for name, x in (("k", k), ("v", v), *tables, ("sinks", sinks), ("gates", clocks), ("key_starts", key_starts), ("key_lengths", key_lengths), ("documents", documents)):
@@ -299,28 +300,40 @@ class _Call:
         self.scale, self.softcap = (
             self.kernels.tl.constexpr(x) if x is not None and self.number == torch.float64 else x for x in (scale, softcap)
         )
-        self.of_rows, self.of_keys = self._spans(key_starts, key_lengths, documents)
+        self.intervals = self._intervals(key_starts, key_lengths, documents)
         is_full = any(x is not None for x in (weight, clocks, softcap, window, key_starts, key_lengths, documents))
         self.tiles = tiles_of(_arch(q.device), q.dtype, self.features, is_full)
 
-    def _spans(self, starts: Tensor | None, lengths: Tensor | None, documents: Tensor | None):
-        """Of each query the keys it may see but for the mask's other parts, and of each key the queries."""
+    def _intervals(self, starts: Tensor | None, ends: Tensor | None, documents: Tensor | None) -> tuple[Tensor, Tensor] | None:
+        """First and last + 1 of the keys of each query, but for the mask's other parts; padding and documents
+        are intervals too.
+        """
         from ._documents import own_keys
 
-        mask = self.kernels.Mask
-        if starts is None and lengths is None and documents is None:
-            return (mask(self.window, None, None),) * 2
-        shape, to = (self.batch, self.queries), dict(dtype=torch.int32, device=self.q.device)
-        first = torch.zeros(shape, **to) if starts is None else starts.clamp(0, self.keys).to(**to)[:, None].expand(shape)
-        last = torch.full(shape, self.keys, **to) if lengths is None else lengths.clamp(0, self.keys).to(**to)[:, None].expand(shape)
+        if starts is None and ends is None and documents is None:
+            return None
         if documents is not None:  # queries are the last tokens
-            first, last = (x[:, self.keys - self.queries :].to(**to) for x in own_keys(documents, self.keys))
-        first, last = first.contiguous(), last.contiguous()
-        j = torch.arange(self.keys, **to).expand(self.batch, -1).contiguous()
-        shift = self.keys - self.queries
-        search = lambda rows: torch.searchsorted(rows, j, right=True, out_int32=True) + shift  # noqa: E731
-        # both rise with the position, so that the queries that see a key are a range as well
-        return mask(self.window, first, last), mask(self.window, search(last), search(first))
+            first, last = (x[:, self.keys - self.queries :] for x in own_keys(documents, self.keys))
+        else:
+            of = lambda x: (x if x.dim() == 2 else x[:, None]).clamp(0, self.keys)  # noqa: E731
+            first, last = (None if x is None else of(x) for x in (starts, ends))
+            first = torch.zeros_like(last) if first is None else first
+            last = torch.full_like(first, self.keys) if last is None else last
+        is_empty = first >= last
+        shape, to = (self.batch, self.queries), dict(dtype=torch.int32)
+        first, last = first.masked_fill(is_empty, self.keys), last.masked_fill(is_empty, 0)
+        return first.to(**to).expand(shape).contiguous(), last.to(**to).expand(shape).contiguous()
+
+    def mask(self, rows: int | None = None):
+        """The mask of a pass, with the bounds of tiles of so many rows where it reads them."""
+        if self.intervals is None:
+            return self.kernels.Mask(self.window, None, None, None, None)
+        bounds = (None, None)
+        if rows is not None:
+            pad = lambda x, value: torch.nn.functional.pad(x, (0, -self.queries % rows), value=value)  # noqa: E731
+            first, last = self.intervals
+            bounds = pad(first, self.keys).unflatten(1, (-1, rows)).amin(2), pad(last, 0).unflatten(1, (-1, rows)).amax(2)
+        return self.kernels.Mask(self.window, *self.intervals, *bounds)
 
     def rows(self, x: Tensor):
         return self.kernels.Rows(x, *x.stride()[:3])
@@ -348,7 +361,7 @@ class _Call:
         programs = _tiles(self.queries * together, tile.rows) * self.batch * parts * self.heads // together
         self.kernels.forward[(programs,)](
             self.rows(q), self.rows(self.k), self.rows(self.v), self.rows(out), lse, self.sinks, parts, self.sizes,
-            self.terms, self.of_rows, M=tile.rows, N=tile.keys, TOGETHER=together, **self.options(tile),
+            self.terms, self.mask(), M=tile.rows, N=tile.keys, TOGETHER=together, **self.options(tile),
         )  # fmt: skip
 
     @property
@@ -388,7 +401,7 @@ class _Call:
         partial = [lse.new_zeros(splits * self.heads, columns) if want else None for want in wanted]
         self.kernels.backward_dq[(splits * self.heads,)](
             self.rows(self.q), self.rows(self.k), self.rows(self.v), self.rows(out), self.rows(d_out), self.rows(d_q),
-            lse, delta, d_row_clocks, *partial, columns, items, splits, self.sizes, self.terms, self.of_rows,
+            lse, delta, d_row_clocks, *partial, columns, items, splits, self.sizes, self.terms, self.mask(),
             T=tile.rows, **self.options(tile),
         )  # fmt: skip
         return [None if sums is None else self._fold(sums, columns, splits) for sums in partial]
@@ -405,7 +418,7 @@ class _Call:
         tile = self.tiles.dkv
         self.kernels.backward_dkv[(_tiles(self.keys, tile.keys) * self.batch * self.kv_heads,)](
             self.rows(self.q), self.rows(self.k), self.rows(self.v), self.rows(d_out), self.rows(d_k), self.rows(d_v),
-            lse, delta, d_clocks, self.sizes, self.terms, self.of_keys, T=tile.keys, **self.options(tile),
+            lse, delta, d_clocks, self.sizes, self.terms, self.mask(tile.keys), T=tile.keys, **self.options(tile),
         )  # fmt: skip
 
     @property

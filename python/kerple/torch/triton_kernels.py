@@ -15,173 +15,16 @@ backward recomputes them from ``lse``. Few queries share out their keys among pr
 The gradient of a table sums along diagonals, which atomic additions would do in a random order.
 Instead a program of the dq pass owns one head and some of its row tiles, and adds their diagonals to a
 row of ``partial`` that no other program touches; ``fold`` adds the rows in order: the same bits in
-every run. An argument, or an entry of the tuples below, that is None leaves its part out of the kernel.
+every run. A tile of scores is computed by :mod:`.triton_scores`.
 """
 
 from __future__ import annotations
 
-import os
-from typing import Any, NamedTuple
-
 import triton
 import triton.language as tl
 
-
-class Rows(NamedTuple):
-    """A ``[B, H, L, D]`` tensor with contiguous features."""
-    ptr: Any
-    batch: int
-    head: int
-    row: int
-
-
-class Sizes(NamedTuple):
-    """H query heads, G key heads, Q queries, K keys."""
-    heads: int
-    kv_heads: int
-    queries: int
-    keys: int
-
-
-class Terms(NamedTuple):
-    """How scores are computed from products; tables are ``[H, columns]``, c is ``[B, H, K]`` in f64."""
-    scale: float
-    softcap: float | None
-    weight: Any
-    bias: Any
-    columns: int
-    clocks: Any
-
-
-class Mask(NamedTuple):
-    """``|d| < window``, and of each query (or, in dkv, key) the first position and the last + 1 of the
-    keys (queries) on the other side, ``[B, Q]`` (``[B, K]``) int32; both rise with the position.
-    """
-    window: int | None
-    first: Any
-    last: Any
-
-
-#: Interpreted kernels compute products of halves in f32: Triton's interpreter multiplies bfloat16 as
-#: the integers that hold its bits (triton-lang/triton#11584).
-_INTERPRETED = tl.constexpr(os.environ.get("TRITON_INTERPRET") == "1")
-_LOG2E = tl.constexpr(1.4426950408889634)
-_INF = tl.constexpr(float("inf"))
-
-
-@triton.jit
-def _dot(a, b, PRECISION: tl.constexpr, ACC: tl.constexpr):
-    if _INTERPRETED:
-        a, b = a.to(ACC), b.to(ACC)
-    return tl.dot(a, b, input_precision=PRECISION, out_dtype=ACC)
-
-
-@triton.jit
-def _tile(x, b, h, first, length, D: tl.constexpr, T: tl.constexpr, WIDTH: tl.constexpr):
-    """Pointers to T rows from ``first`` on, and which of the numbers exist."""
-    r, f = tl.arange(0, T)[:, None], tl.arange(0, WIDTH)[None, :]
-    base = tl.cast(b, tl.int64) * x.batch + tl.cast(h, tl.int64) * x.head + tl.cast(first, tl.int64) * x.row
-    return x.ptr + base + (r * x.row + f), (first + r >= 0) & (first + r < length) & (f < D)
-
-
-@triton.jit
-def _load(x, b, h, first, length, D: tl.constexpr, T: tl.constexpr, WIDTH: tl.constexpr):
-    at, inside = _tile(x, b, h, first, length, D, T, WIDTH)
-    return tl.load(at, mask=inside, other=0.0)
-
-
-@triton.jit
-def _store(x, value, b, h, first, length, D: tl.constexpr, T: tl.constexpr, WIDTH: tl.constexpr):
-    at, inside = _tile(x, b, h, first, length, D, T, WIDTH)
-    tl.store(at, value.to(x.ptr.dtype.element_ty), mask=inside)
-
-
-@triton.jit
-def _spans(mask, b, at, length):
-    """First and last + 1 of what each position sees, empty outside of ``0..length``."""
-    first, last = at, at
-    if mask.first is not None:
-        inside = (at >= 0) & (at < length)
-        first = tl.load(mask.first + tl.cast(b, tl.int64) * length + at, mask=inside, other=2**31 - 1)
-        last = tl.load(mask.last + tl.cast(b, tl.int64) * length + at, mask=inside, other=0)
-    return first, last
-
-
-@triton.jit
-def _clocks(terms, bh, at, keys):
-    """Cumulative gates of positions, in f64; of the nearest key outside of ``0..keys``."""
-    c = at
-    if terms.clocks is not None:
-        c = tl.load(terms.clocks + tl.cast(bh, tl.int64) * keys + tl.minimum(tl.maximum(at, 0), keys - 1))
-    return c
-
-
-@triton.jit
-def _tanh(x):
-    """Without the cancellation of ``1 - 2 / (1 + e^2x)`` at small x, in f32."""
-    t = 1.0 - 2.0 / (1.0 + tl.exp(2.0 * x))
-    if x.dtype == tl.float32:
-        y = x * x
-        t = tl.where(tl.abs(x) < 0.25, x * (1 + y * (-1 / 3 + y * (2 / 15 + y * (-17 / 315 + y * 62 / 2835)))), t)
-    return t
-
-
-@triton.jit
-def _scores(products, own, first, low, high, c, bh, h, sizes, terms, mask, CAUSAL: tl.constexpr, OF_KEYS: tl.constexpr):
-    """z of a tile, -inf where nothing is seen; s; dz/ds without the scale; the sign of ``c_i - c_j`` in z.
-
-    Rows of the tile are the queries at positions ``own`` and columns the keys from ``first`` on, or with
-    OF_KEYS the other way around; low, high and c are those of the rows.
-    """
-    own, other = own[:, None], first + tl.arange(0, products.shape[1])[None, :]
-    i, j = (other, own) if OF_KEYS else (own, other)
-    d = i - j
-    seen = (i < sizes.keys) & (j < sizes.keys) & (j >= 0)  # of no others a table is read
-    if CAUSAL:
-        seen = seen & (d >= 0)
-    if mask.window is not None:
-        seen = seen & (d < mask.window)
-        if not CAUSAL:
-            seen = seen & (-d < mask.window)
-    if mask.first is not None:
-        seen = seen & (other >= low[:, None]) & (other < high[:, None])
-    s = products * terms.scale
-    slope = 1.0
-    if terms.softcap is not None:
-        t = _tanh(s / terms.softcap)
-        s = terms.softcap * t
-        slope = 1.0 - t * t
-    z = s
-    column = h * terms.columns + d + (0 if CAUSAL else terms.columns // 2)
-    if terms.weight is not None:
-        weight = tl.load(terms.weight + column, mask=seen, other=0.0)
-        z = z * weight
-        slope = slope * weight
-    if terms.bias is not None:
-        z += tl.load(terms.bias + column, mask=seen, other=0.0)
-    sign = 1.0 if CAUSAL else tl.where(d >= 0, 1.0, -1.0)
-    if terms.clocks is not None:  # sums between two positions as high and low parts: a gate may leave f32 no digits
-        zero = _clocks(terms, bh, first, sizes.keys)
-        x, y = c - zero, _clocks(terms, bh, other, sizes.keys) - zero
-        if OF_KEYS:
-            x, y = y, x
-        high_x, high_y = x.to(s.dtype), y.to(s.dtype)
-        z += sign * ((high_x - high_y) + ((x - high_x).to(s.dtype) - (y - high_y).to(s.dtype)))
-    return tl.where(seen, z, -_INF), s, slope, sign
-
-
-@triton.jit
-def _range(start, end, own, low, high, mask, CAUSAL: tl.constexpr, OF_KEYS: tl.constexpr):
-    """The part of ``start..end`` where queries at positions ``own`` see keys, or OF_KEYS are seen by queries."""
-    if CAUSAL and OF_KEYS:
-        start = tl.maximum(start, tl.min(own))
-    elif CAUSAL:
-        end = tl.minimum(end, tl.max(own) + 1)
-    if mask.window is not None:
-        start, end = tl.maximum(start, tl.min(own) - mask.window + 1), tl.minimum(end, tl.max(own) + mask.window)
-    if mask.first is not None:
-        start, end = tl.maximum(start, tl.min(low)), tl.minimum(end, tl.max(high))
-    return start, end
+from .triton_scores import _INF, _INTERPRETED, _LOG2E, Mask, Rows, Sizes, Terms  # noqa: F401
+from .triton_scores import _clocks, _dot, _intervals, _keys_seen, _load, _range, _rows_that_see, _scores, _store
 
 
 @triton.jit
@@ -230,17 +73,17 @@ def forward(
     if sinks is not None:  # a first key, of the first part, whose value is 0
         row_max = tl.where(split == 0, tl.max(tl.zeros((M, 1), ACC) + tl.load(sinks + of), 1), -_INF)
         row_sum += tl.where(split == 0, 1.0, 0.0)
-    low, high = _spans(mask, b, query, sizes.queries)
+    low, high = _intervals(mask, b, query, sizes.queries)
     bh = b * sizes.heads + of
     c = _clocks(terms, bh, i[:, None], sizes.keys)
-    start, end = _range(0, sizes.keys, i, low, high, mask, CAUSAL, False)
+    start, end = _keys_seen(i, low, high, sizes.keys, mask, CAUSAL)
     if splits > 1:
         keys = tl.cdiv(tl.maximum(end - start, 0), splits * N) * N
         start += split * keys
         end = tl.minimum(end, start + keys)
     for n in range(start, end, N):
         products = _dot(q_tile, tl.trans(_load(k, b, g, n, sizes.keys, D, N, WIDTH)), PRECISION, ACC)
-        z, _, _, _ = _scores(products, i, n, low, high, c, bh, of, sizes, terms, mask, CAUSAL, False)
+        z, _, _, _ = _scores(products, i, n, low[:, None], high[:, None], c, bh, of, sizes, terms, mask, CAUSAL, False)
         p, rescale, row_max, row_sum = _add_to_softmax(z, row_max, row_sum)
         v_tile = _load(v, b, g, n, sizes.keys, D, N, WIDTH)
         acc = acc * rescale[:, None] + _dot(p.to(v_tile.dtype), v_tile, PRECISION, ACC)
@@ -313,16 +156,16 @@ def backward_dq(
         row_delta = tl.sum(do_tile.to(ACC) * _load(out, b, h, m, sizes.queries, D, T, WIDTH).to(ACC), 1)
         tl.store(delta + row, row_delta, mask=rows < sizes.queries)
         acc, acc_clocks = tl.zeros((T, WIDTH), ACC), tl.zeros((T,), ACC)
-        low, high = _spans(mask, b, rows, sizes.queries)
+        low, high = _intervals(mask, b, rows, sizes.queries)
         c = _clocks(terms, bh, i[:, None], sizes.keys)
-        start, end = _range(0, sizes.keys, i, low, high, mask, CAUSAL, False)
+        start, end = _keys_seen(i, low, high, sizes.keys, mask, CAUSAL)
         nearest = -tl.maximum(0, tl.cdiv(end - first, T) - 1)
         farthest = tl.maximum(0, tl.cdiv(first - start, T))
         for e in range(nearest, farthest + 1):
             n = first - e * T
             k_tile = _load(k, b, g, n, sizes.keys, D, T, WIDTH)
             products = _dot(q_tile, tl.trans(k_tile), PRECISION, ACC)
-            z, s, slope, sign = _scores(products, i, n, low, high, c, bh, h, sizes, terms, mask, CAUSAL, False)
+            z, s, slope, sign = _scores(products, i, n, low[:, None], high[:, None], c, bh, h, sizes, terms, mask, CAUSAL, False)
             p = tl.exp2((z - row_lse[:, None]) * _LOG2E)
             v_tile = _load(v, b, g, n, sizes.keys, D, T, WIDTH)
             dz = p * (_dot(do_tile, tl.trans(v_tile), PRECISION, ACC) - row_delta[:, None])
@@ -370,8 +213,8 @@ def backward_dkv(
     v_tile = _load(v, b, g, n, sizes.keys, D, T, WIDTH)
     acc_k, acc_v = tl.zeros((T, WIDTH), ACC), tl.zeros((T, WIDTH), ACC)
     shift = sizes.keys - sizes.queries
-    low, high = _spans(mask, b, j, sizes.keys)
-    start, end = _range(shift, sizes.keys, j, low, high, mask, CAUSAL, True)
+    start, end = _rows_that_see(mask, b, n, sizes.queries, T)
+    start, end = _range(start + shift, end + shift, j, mask, CAUSAL, True)
     group = sizes.heads // sizes.kv_heads
     for h in range(g * group, (g + 1) * group):
         bh = b * sizes.heads + h
@@ -382,7 +225,8 @@ def backward_dkv(
             rows = m + tl.arange(0, T)
             q_tile = _load(q, b, h, m, sizes.queries, D, T, WIDTH)
             products = _dot(k_tile, tl.trans(q_tile), PRECISION, ACC)
-            z, _, slope, sign = _scores(products, j, first, low, high, c, bh, h, sizes, terms, mask, CAUSAL, True)
+            low, high = _intervals(mask, b, rows, sizes.queries)
+            z, _, slope, sign = _scores(products, j, first, low[None, :], high[None, :], c, bh, h, sizes, terms, mask, CAUSAL, True)
             row = tl.cast(bh, tl.int64) * sizes.queries + rows
             row_lse = tl.load(lse + row, mask=rows < sizes.queries, other=_INF)
             row_delta = tl.load(delta + row, mask=rows < sizes.queries, other=0.0)
