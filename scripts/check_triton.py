@@ -200,8 +200,6 @@ def one_setting(name, given):
 def settings():
     for name, given in [*SETTINGS.items(), *((f"draw {seed}", drawn(seed)) for seed in range(16))]:
         yield from one_setting(name, given)
-    with tiles(16):  # more row tiles than dkv reads the bounds of at once
-        yield from one_setting("intervals of 4200 queries", dict(B=1, H=1, Q=4200, K=40, bias=False, causal=False, intervals="far"))
 
 
 @contextlib.contextmanager
