@@ -63,14 +63,14 @@ fn run(case: &Case) -> CaseResult {
     Ok(vec![solver, drawn])
 }
 
-/// The example that a case names in a file beside the manifest.
+/// The example that a case names in a file next to the manifest.
 fn example(case: &Case) -> Checked<Value> {
     let named = &case.get("inputs")["input"];
     let (Some(file), Some(id)) = (named["file"].as_str(), named["example"].as_str()) else {
         return Err("inputs.input names no example of a file".to_owned());
     };
     if Path::new(file).components().ne([Component::Normal(file.as_ref())]) {
-        return Err(format!("`{file}` is no file beside the manifest"));
+        return Err(format!("`{file}` is not a file in the folder of the manifest"));
     }
     let all = case.folder.beside(file)?.ok_or_else(|| format!("{file} is missing"))?;
     let mut examples = all["examples"].as_array().into_iter().flatten();
@@ -175,7 +175,7 @@ fn asked(input: &[usize], fact: &[usize], question: &[usize], answer: usize) -> 
 /// Products of permutations as numbers in the factorial number system, which orders them as one-line notation does.
 fn products(group: &str, elements: &[usize], only_last: bool) -> Checked<Answers> {
     let (kind, size) = group.split_at_checked(1).ok_or("no group")?;
-    let size: usize = size.parse().map_err(|_| format!("`{group}` is no group"))?;
+    let size: usize = size.parse().map_err(|_| format!("`{group}` is not a group"))?;
     let factorial = |n: usize| (1..=n).product::<usize>();
     let unrank = |mut rank: usize| -> Vec<usize> {
         let mut left: Vec<usize> = (0..size).collect();
@@ -193,7 +193,7 @@ fn products(group: &str, elements: &[usize], only_last: bool) -> Checked<Answers
         "s" => (0..factorial(size)).map(unrank).collect(),
         "a" => (0..factorial(size)).map(unrank).filter(|p| inversions(p) % 2 == 0).collect(),
         "z" => (0..size).map(|shift| (0..size).map(|at| (at + shift) % size).collect()).collect(),
-        _ => return Err(format!("`{group}` is no group")),
+        _ => return Err(format!("`{group}` is not a group")),
     };
     let mut state: Vec<usize> = (0..size).collect();
     let mut found = Vec::new();

@@ -139,6 +139,6 @@ fn impossible_keys_and_lengths_are_refused_by_name() {
     let wrong =
         toml::from_str::<std::collections::BTreeMap<String, TaskConfig>>("task = { kind = \"group\", group = \"q8\" }");
     assert!(
-        wrong.unwrap_err().to_string().contains("`q8` is no group; there are s3 to s5, a3 to a5, and z2 to z65536")
+        wrong.unwrap_err().to_string().contains("`q8` is not a group; there are s3 to s5, a3 to a5, and z2 to z65536")
     );
 }

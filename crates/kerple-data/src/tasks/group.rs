@@ -53,7 +53,7 @@ impl TryFrom<String> for FiniteGroup {
             (Some(n @ 3..=5), ..) => Ok(FiniteGroup::Symmetric(n)),
             (_, Some(n @ 3..=5), _) => Ok(FiniteGroup::Alternating(n)),
             (.., Some(n @ 2..=MOST_ELEMENTS)) => Ok(FiniteGroup::Cyclic(n)),
-            _ => Err(format!("`{name}` is no group; there are s3 to s5, a3 to a5, and z2 to z{MOST_ELEMENTS}")),
+            _ => Err(format!("`{name}` is not a group; there are s3 to s5, a3 to a5, and z2 to z{MOST_ELEMENTS}")),
         }
     }
 }

@@ -198,7 +198,7 @@ impl EvalData for TaskEval<'_> {
     fn words(&self) -> Vec<String> {
         let TaskEval { facts: TaskInfo { name, chance, unit, .. }, request, .. } = self;
         let token =
-            if *unit == AnswerUnit::Whole { " a token; an answer is right when all its tokens are" } else { "" };
+            if *unit == AnswerUnit::Whole { " per token; an answer is right when all its tokens are" } else { "" };
         vec![format!("{name}: {} sequences of each length, chance is {:.1} %{token}", request.examples, 100.0 * chance)]
     }
 }
