@@ -45,6 +45,7 @@ use kerple_burn::positional_encoding::PositionalEncoding;
 use kerple_core::encoding::{Encoding, Method, kind_of};
 use kerple_lm::plan::Plan;
 use kerple_lm::train::TrainProgress;
+use kerple_run::DocumentMask;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -121,10 +122,13 @@ pub fn remark_on_horizon(encoding: &PositionalEncoding, len: usize) {
 pub fn remark_on_kernels(plan: &Plan, device: DeviceName) {
     let composed = plan.model.without_gpu_kernel(&plan.encoding, plan.data.task.as_ref());
     if device != DeviceName::Cpu && !composed.is_empty() {
+        let memory = match plan.data.documents {
+            DocumentMask::Joined => "is chunked over queries and needs memory linear in the length",
+            DocumentMask::Separate => "of separate documents needs memory that grows with the square of the length",
+        };
         remarkln!(
             "note: {device} has no kernel for {}; attention uses plain Burn operations: softmax \
-                attention is chunked over queries and needs memory linear in the length, linear \
-                attention needs memory that grows with its square",
+                attention {memory}, linear attention needs memory that grows with its square",
             composed.join(", ")
         );
     }
