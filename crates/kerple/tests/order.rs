@@ -34,7 +34,7 @@ const ORDERS: [(&str, &str); 12] = [
     ("kerple-experiments", "error claim manifest timing floors packed seal pages reproduce verify"),
     (
         "kerple-conformance",
-        "folder case engines methods tables layer attention score_mods clocks positions packed spe media data interchange theory training collection beside che main measure",
+        "folder case engines methods tables layer attention score_mods clocks positions packed spe media data interchange theory training length_suite collection beside che main measure",
     ),
     (
         "kerple-serve",

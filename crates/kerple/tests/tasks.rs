@@ -47,7 +47,7 @@ fn a_run_of_a_task_is_trained_evaluated_verified_and_reported() {
     assert_eq!(again.lines().map(|line| serde_json::from_str(line).unwrap()).collect::<Vec<Value>>(), rows);
     assert!(place.ok(&["verify", "r"]).contains("data: unchanged since"));
     let printed = place.ok(&["report", "r", "--out", "page"]);
-    assert!(printed.contains("passkey: right answers in percent, guessing has 10.00"), "{printed}");
+    assert!(printed.contains("passkey: right answers in percent, guessing has 1.00"), "{printed}");
     assert!(place.read("page/index.html").contains("place of the key"));
     // a text is needed to sample
     let refused = place.run(&["sample", "r", "--prompt", "x"]);
