@@ -127,8 +127,18 @@ pub trait Examples: Send + Sync {
         None
     }
 
+    /// Refuses keys out of range.
+    ///
+    /// # Errors
+    /// The key, the value and the limit.
+    fn check(&self) -> Result<()> {
+        Ok(())
+    }
+
     /// Examples of a split; `None` where they are drawn without end.
-    fn count(&self, split: Split) -> Option<u64>;
+    fn count(&self, _split: Split) -> Option<u64> {
+        None
+    }
 
     /// One example of `length` tokens where they are drawn, else at most `length`: longer ones are cut. Sources with a count
     /// use nothing of the place but split and index, which is below the count.
@@ -137,6 +147,8 @@ pub trait Examples: Send + Sync {
     /// Data that can no longer be read.
     fn example(&self, place: ExampleId, length: usize) -> Result<Example>;
 
-    /// Targets of a sequence of `length` tokens.
-    fn answers(&self, length: usize) -> usize;
+    /// Targets of a sequence of `length` tokens: as many as tokens, unless said otherwise.
+    fn answers(&self, length: usize) -> usize {
+        length
+    }
 }

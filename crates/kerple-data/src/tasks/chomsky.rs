@@ -12,7 +12,6 @@ mod strings;
 use super::{AnswerMode, AnswerUnit, ChomskyLevel, Example, ExampleId, Examples, TaskInfo};
 use crate::error::Result;
 use crate::random::{TaskRng, random};
-use crate::split::Split;
 
 /// Token that ends an answer of varying length; what follows it is trained and does not count.
 const END: u32 = 2;
@@ -171,10 +170,6 @@ impl Examples for Chomsky {
             level: Some(level),
             content: format!("{} 1", task.name()),
         }
-    }
-
-    fn count(&self, _split: Split) -> Option<u64> {
-        None
     }
 
     fn example(&self, place: ExampleId, length: usize) -> Result<Example> {

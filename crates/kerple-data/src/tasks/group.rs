@@ -9,7 +9,6 @@
 use super::{AnswerMode, AnswerUnit, Example, ExampleId, Examples, TaskInfo, refuse_short};
 use crate::error::Result;
 use crate::random::random;
-use crate::split::Split;
 use serde::{Deserialize, Serialize};
 use std::fmt;
 
@@ -140,16 +139,6 @@ impl Default for GroupProduct {
     }
 }
 
-impl GroupProduct {
-    /// Every group that has a name is a task.
-    ///
-    /// # Errors
-    /// None.
-    pub fn check(&self) -> Result<()> {
-        Ok(())
-    }
-}
-
 impl Examples for GroupProduct {
     fn facts(&self) -> TaskInfo {
         let order = self.group.order();
@@ -166,10 +155,6 @@ impl Examples for GroupProduct {
         }
     }
 
-    fn count(&self, _split: Split) -> Option<u64> {
-        None
-    }
-
     fn example(&self, place: ExampleId, length: usize) -> Result<Example> {
         refuse_short("group", length, 1)?;
         let input = random(place, length).tokens(length, self.group.order());
@@ -177,9 +162,5 @@ impl Examples for GroupProduct {
         let scored: Vec<bool> = (1..=length).map(|at| self.score == ScoredStates::All || at == length).collect();
         targets.iter_mut().zip(&scored).filter(|(_, scored)| !**scored).for_each(|(target, _)| *target = 0);
         Ok(Example { input, targets, scored, ..Example::default() })
-    }
-
-    fn answers(&self, length: usize) -> usize {
-        length
     }
 }

@@ -11,7 +11,6 @@
 use super::{AnswerMode, AnswerUnit, Example, ExampleId, Examples, TaskInfo, refuse_short, within};
 use crate::error::{Error, Result};
 use crate::random::{TaskRng, random};
-use crate::split::Split;
 use serde::{Deserialize, Serialize};
 
 const WRITE: u32 = 0;
@@ -34,18 +33,6 @@ impl Default for FlipFlop {
 }
 
 impl FlipFlop {
-    /// Refuses what is no share.
-    ///
-    /// # Errors
-    /// The key, its value and the limit.
-    pub fn check(&self) -> Result<()> {
-        if (0.0..1.0).contains(&self.ignore) {
-            return Ok(());
-        }
-        let message = format!("data.task.ignore: {} is out of range; it must be at least 0 and below 1", self.ignore);
-        Err(Error::refused(message, "leave it out to use the default"))
-    }
-
     /// An instruction between the first and the last.
     fn instruction(&self, draw: &mut TaskRng) -> u32 {
         match draw.unit() {
@@ -69,10 +56,6 @@ impl Examples for FlipFlop {
             level: None,
             content: format!("flipflop 1 {self:?}"),
         }
-    }
-
-    fn count(&self, _split: Split) -> Option<u64> {
-        None
     }
 
     fn example(&self, place: ExampleId, length: usize) -> Result<Example> {
@@ -100,8 +83,12 @@ impl Examples for FlipFlop {
         Ok(Example { input, targets, scored, ..Example::default() })
     }
 
-    fn answers(&self, length: usize) -> usize {
-        length
+    fn check(&self) -> Result<()> {
+        if (0.0..1.0).contains(&self.ignore) {
+            return Ok(());
+        }
+        let message = format!("data.task.ignore: {} is out of range; it must be at least 0 and below 1", self.ignore);
+        Err(Error::refused(message, "leave it out to use the default"))
     }
 }
 
@@ -111,7 +98,7 @@ impl Examples for FlipFlop {
 pub enum CopyPlaces {
     /// Every set of places is equally likely.
     Uniform,
-    /// A blank stands in front of each token, the last blanks included: as published, without a blank behind the last token.
+    /// Blanks stand only before tokens, as published: the last token ends the text.
     Gaps,
 }
 
@@ -146,15 +133,6 @@ impl Default for SelectiveCopy {
 }
 
 impl SelectiveCopy {
-    /// Refuses sizes that do not form a task.
-    ///
-    /// # Errors
-    /// The key, its value and the limit.
-    pub fn check(&self) -> Result<()> {
-        within("data.task.content", self.content, 2..=65_536)?;
-        within("data.task.copy", self.copy, 1..=65_536)
-    }
-
     /// Tokens from the mark on.
     fn behind(&self) -> usize {
         match self.answer {
@@ -179,10 +157,6 @@ impl Examples for SelectiveCopy {
         }
     }
 
-    fn count(&self, _split: Split) -> Option<u64> {
-        None
-    }
-
     fn example(&self, place: ExampleId, length: usize) -> Result<Example> {
         let (blank, mark) = (self.content as u32, self.content as u32 + 1);
         refuse_short("selective_copy", length, self.facts().shortest)?;
@@ -193,7 +167,7 @@ impl Examples for SelectiveCopy {
         let mut places = match self.places {
             CopyPlaces::Uniform => draw.distinct(self.copy, room),
             CopyPlaces::Gaps => {
-                // each blank stands in front of a random token: gaps of a multinomial, none behind the last
+                // each blank is put before a random token
                 let mut gaps = vec![0; self.copy];
                 (0..room - self.copy).for_each(|_| gaps[draw.below(self.copy)] += 1);
                 let mut at = 0;
@@ -213,7 +187,8 @@ impl Examples for SelectiveCopy {
         Ok(Example { input: body, targets, scored, ..Example::default() })
     }
 
-    fn answers(&self, length: usize) -> usize {
-        length
+    fn check(&self) -> Result<()> {
+        within("data.task.content", self.content, 2..=65_536)?;
+        within("data.task.copy", self.copy, 1..=65_536)
     }
 }

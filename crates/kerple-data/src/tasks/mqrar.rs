@@ -10,7 +10,6 @@
 use super::{AnswerMode, AnswerUnit, Example, ExampleId, Examples, TaskInfo, refuse_short, within};
 use crate::error::Result;
 use crate::random::random;
-use crate::split::Split;
 use serde::{Deserialize, Serialize};
 use std::collections::VecDeque;
 
@@ -36,18 +35,6 @@ impl Default for Mqrar {
     }
 }
 
-impl Mqrar {
-    /// Refuses sizes that do not form a task.
-    ///
-    /// # Errors
-    /// The key, its value and the limit.
-    pub fn check(&self) -> Result<()> {
-        within("data.task.keys", self.keys, 1..=65_536)?;
-        within("data.task.values", self.values, 2..=65_536)?;
-        within("data.task.back", self.back, 1..=1024)
-    }
-}
-
 impl Examples for Mqrar {
     fn facts(&self) -> TaskInfo {
         let vocab = FIRST_KEY as usize + self.keys + self.values;
@@ -62,10 +49,6 @@ impl Examples for Mqrar {
             level: None,
             content: format!("mqrar 1 {self:?}"),
         }
-    }
-
-    fn count(&self, _split: Split) -> Option<u64> {
-        None
     }
 
     fn example(&self, place: ExampleId, length: usize) -> Result<Example> {
@@ -98,7 +81,9 @@ impl Examples for Mqrar {
         Ok(Example { input, targets, scored, ..Example::default() })
     }
 
-    fn answers(&self, length: usize) -> usize {
-        length
+    fn check(&self) -> Result<()> {
+        within("data.task.keys", self.keys, 1..=65_536)?;
+        within("data.task.values", self.values, 2..=65_536)?;
+        within("data.task.back", self.back, 1..=1024)
     }
 }

@@ -12,7 +12,6 @@
 use super::{AnswerMode, AnswerUnit, Example, ExampleId, Examples, TaskInfo, refuse_short, within};
 use crate::error::Result;
 use crate::random::{TaskRng, random};
-use crate::split::Split;
 use serde::{Deserialize, Serialize};
 use std::collections::HashSet;
 
@@ -37,25 +36,9 @@ impl Default for NiahSingle {
     }
 }
 
-impl NiahSingle {
-    /// Refuses sizes that do not form a task.
-    ///
-    /// # Errors
-    /// The key, its value and the limit.
-    pub fn check(&self) -> Result<()> {
-        within("data.task.digits", self.digits, 1..=1024)?;
-        within("data.task.keys", self.keys, 1..=65_536)?;
-        within("data.task.period", self.period, 1..=65_536)
-    }
-}
-
 impl Examples for NiahSingle {
     fn facts(&self) -> TaskInfo {
         facts("niah_single", 12 + self.keys + self.period, 10, 2 * self.digits + 3, format!("niah_single 1 {self:?}"))
-    }
-
-    fn count(&self, _split: Split) -> Option<u64> {
-        None
     }
 
     fn example(&self, place: ExampleId, length: usize) -> Result<Example> {
@@ -75,8 +58,10 @@ impl Examples for NiahSingle {
         Ok(Example { depth: Some(depth), ..Example::asked(body, &[ASK, key], &value) })
     }
 
-    fn answers(&self, length: usize) -> usize {
-        length
+    fn check(&self) -> Result<()> {
+        within("data.task.digits", self.digits, 1..=1024)?;
+        within("data.task.keys", self.keys, 1..=65_536)?;
+        within("data.task.period", self.period, 1..=65_536)
     }
 }
 
@@ -98,24 +83,11 @@ impl Default for NiahWords {
 
 impl NiahWords {
     const PAD: u32 = 12;
-
-    /// Refuses sizes that do not form a task.
-    ///
-    /// # Errors
-    /// The key, its value and the limit.
-    pub fn check(&self) -> Result<()> {
-        within("data.task.digits", self.digits, 1..=1024)?;
-        within("data.task.keys", self.keys, 1..=65_536)
-    }
 }
 
 impl Examples for NiahWords {
     fn facts(&self) -> TaskInfo {
         facts("niah_words", 13 + self.keys, 10, 2 * self.digits + 3, format!("niah_words 1 {self:?}"))
-    }
-
-    fn count(&self, _split: Split) -> Option<u64> {
-        None
     }
 
     fn example(&self, place: ExampleId, length: usize) -> Result<Example> {
@@ -129,8 +101,9 @@ impl Examples for NiahWords {
         Ok(among_others(length, [NEEDLE, ASK, Self::PAD], &words, &values, asked))
     }
 
-    fn answers(&self, length: usize) -> usize {
-        length
+    fn check(&self) -> Result<()> {
+        within("data.task.digits", self.digits, 1..=1024)?;
+        within("data.task.keys", self.keys, 1..=65_536)
     }
 }
 
@@ -151,19 +124,10 @@ impl Default for NiahCodes {
 }
 
 impl NiahCodes {
-    /// Refuses sizes that do not form a task.
-    ///
-    /// # Errors
-    /// The key, its value and the limit.
-    pub fn check(&self) -> Result<()> {
-        within("data.task.symbols", self.symbols, 2..=65_536)?;
-        within("data.task.code", self.code, 1..=1024)
-    }
-
     /// Distinct codes; of a few symbols there are only so many.
     fn keys(&self, draw: &mut TaskRng, count: usize) -> Vec<Vec<u32>> {
         let (mut seen, mut keys) = (HashSet::new(), Vec::new());
-        let all = self.symbols.checked_pow(self.code.try_into().unwrap_or(u32::MAX)).unwrap_or(usize::MAX);
+        let all = self.symbols.checked_pow(self.code as u32).unwrap_or(usize::MAX);
         while keys.len() < count.min(all) {
             let key = draw.tokens(self.code, self.symbols);
             if seen.insert(key.clone()) {
@@ -180,10 +144,6 @@ impl Examples for NiahCodes {
         facts("niah_codes", self.symbols + 3, self.symbols, 4 * self.code + 1, content)
     }
 
-    fn count(&self, _split: Split) -> Option<u64> {
-        None
-    }
-
     fn example(&self, place: ExampleId, length: usize) -> Result<Example> {
         refuse_short("niah_codes", length, self.facts().shortest)?;
         let mut draw = random(place, length);
@@ -194,8 +154,9 @@ impl Examples for NiahCodes {
         Ok(among_others(length, [mark, mark + 1, mark + 2], &keys, &values, asked))
     }
 
-    fn answers(&self, length: usize) -> usize {
-        length
+    fn check(&self) -> Result<()> {
+        within("data.task.symbols", self.symbols, 2..=65_536)?;
+        within("data.task.code", self.code, 1..=1024)
     }
 }
 

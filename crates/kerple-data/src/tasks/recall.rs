@@ -12,7 +12,6 @@
 use super::{AnswerMode, AnswerUnit, Example, ExampleId, Examples, TaskInfo, refuse_short, within};
 use crate::error::{Error, Result};
 use crate::random::{TaskRng, random};
-use crate::split::Split;
 use serde::{Deserialize, Serialize};
 
 /// A number of some digits hidden in noise.
@@ -35,17 +34,6 @@ const KEY: u32 = 10;
 const ASK: u32 = 11;
 const NOISE: u32 = 12;
 
-impl Passkey {
-    /// Refuses sizes that do not form a task.
-    ///
-    /// # Errors
-    /// The key, its value and the limit.
-    pub fn check(&self) -> Result<()> {
-        within("data.task.digits", self.digits, 1..=1024)?;
-        within("data.task.noise", self.noise, 1..=65_536)
-    }
-}
-
 impl Examples for Passkey {
     fn facts(&self) -> TaskInfo {
         TaskInfo {
@@ -60,10 +48,6 @@ impl Examples for Passkey {
             level: None,
             content: format!("passkey 1 {self:?}"),
         }
-    }
-
-    fn count(&self, _split: Split) -> Option<u64> {
-        None
     }
 
     fn example(&self, place: ExampleId, length: usize) -> Result<Example> {
@@ -85,8 +69,9 @@ impl Examples for Passkey {
         Ok(Example { input, targets, scored, whole_answer: Some(asked..length), depth: Some(depth) })
     }
 
-    fn answers(&self, length: usize) -> usize {
-        length
+    fn check(&self) -> Result<()> {
+        within("data.task.digits", self.digits, 1..=1024)?;
+        within("data.task.noise", self.noise, 1..=65_536)
     }
 }
 
@@ -109,23 +94,6 @@ impl Default for Recall {
 }
 
 impl Recall {
-    /// Refuses sizes that do not form a task.
-    ///
-    /// # Errors
-    /// The key, its value and the limit.
-    pub fn check(&self) -> Result<()> {
-        within("data.task.vocab", self.vocab, 4..=1 << 20)?;
-        within("data.task.pairs", self.pairs, 1..=self.vocab / 2 - 1)?;
-        if self.power > 0.0 && self.power <= 1.0 {
-            Ok(())
-        } else {
-            Err(Error::refused(
-                format!("data.task.power: {} is out of range; it must be above 0 and at most 1", self.power),
-                "the original uses 0.01",
-            ))
-        }
-    }
-
     /// Places of the queries among `room`, in the order of the pairs: distinct, each drawn with probability in proportion to
     /// `a (n + 1)^(a - 1)` among those that are left.
     fn gaps(&self, draw: &mut TaskRng, room: usize) -> Vec<usize> {
@@ -159,10 +127,6 @@ impl Examples for Recall {
         }
     }
 
-    fn count(&self, _split: Split) -> Option<u64> {
-        None
-    }
-
     fn example(&self, place: ExampleId, length: usize) -> Result<Example> {
         let Recall { pairs, vocab, .. } = *self;
         refuse_short("recall", length, 4 * pairs)?;
@@ -184,14 +148,24 @@ impl Examples for Recall {
         Ok(Example { input, targets, scored, ..Example::default() })
     }
 
-    fn answers(&self, length: usize) -> usize {
-        length
+    fn check(&self) -> Result<()> {
+        within("data.task.vocab", self.vocab, 4..=1 << 20)?;
+        within("data.task.pairs", self.pairs, 1..=self.vocab / 2 - 1)?;
+        if self.power > 0.0 && self.power <= 1.0 {
+            Ok(())
+        } else {
+            Err(Error::refused(
+                format!("data.task.power: {} is out of range; it must be above 0 and at most 1", self.power),
+                "the original uses 0.01",
+            ))
+        }
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::split::Split;
     use proptest::prelude::*;
 
     fn place(index: u64) -> ExampleId {

@@ -41,6 +41,7 @@ pub fn pages_of_export(export: &Path, _: &ReportArgs) -> std::result::Result<Pat
 }
 
 fn left_out(path: &Path) -> Error {
-    let message = format!("{}: of a reproduction, which this program was built without", path.display());
-    Error::refused(message, "build kerple with its feature `reproduce`, which is on by default")
+    let message =
+        format!("{}: belongs to a reproduction, and this program was built without `reproduce`", path.display());
+    Error::refused(message, "build kerple with its default features")
 }

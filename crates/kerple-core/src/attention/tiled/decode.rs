@@ -151,7 +151,7 @@ impl<L: Lanes> SplitKvCall<'_, L> {
     /// Merges the splits of one head.
     fn combine(&self, head: usize, splits: usize) {
         let (stride, head_dim) = (2 + self.width, self.of.problem.dims.head_dim);
-        // SAFETY: `out` and `lse` are checked, `partial` has room for all splits of a head, and whoever merges them holds
+        // SAFETY: `out` and `lse` are checked, `partial` has room for all splits of a head, and the thread that merges them holds
         // these rows alone.
         let (out, lse, partial) = unsafe {
             let partial = self.partial.row(0, head, 0, splits * stride);

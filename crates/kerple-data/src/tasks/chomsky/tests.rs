@@ -1,6 +1,7 @@
 //! Every task against a solver written another way: on text, digit by digit, by the words of the paper.
 
 use super::*;
+use crate::split::Split;
 use proptest::prelude::*;
 use std::collections::HashMap;
 

@@ -57,7 +57,7 @@ pub(super) struct TiledBackwardScratch<R> {
     /// Cumulative gates of the queries and of the keys.
     gate_cumsum: [GateOffsets<R>; 2],
     gate_sums: Option<GateGradientSums<R>>,
-    /// Those of the keys, of a head so far, `[KEYS]`.
+    /// Sums of the gate gradients of the keys over the tiles of a head so far, `[KEYS]`.
     gate_columns: Vec<f64>,
     relative: Option<RelativeTileBackward<R>>,
     /// Where queries have intervals of keys.
