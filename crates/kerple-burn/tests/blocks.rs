@@ -1,13 +1,11 @@
 //! Every choice of a block's plan: the fused block equals its reference in the output and every gradient, and passes finite
 //! differences.
 
-mod common;
-
-use burn::module::Module;
-use burn::tensor::{DType, Tensor};
-use common::{
+use crate::common::{
     PASS, Randomize, TRAINING, ToDouble, assert_close, assert_slopes, device, init, random, rng, run, tensor,
 };
+use burn::module::Module;
+use burn::tensor::{DType, Tensor};
 use kerple_burn::attention_context::{AttentionMask, LinearContext, Mask, ScoreContext};
 use kerple_burn::block::TransformerBlock;
 use kerple_burn::implementation::Impl;
@@ -201,7 +199,7 @@ fn every_choice_matters() {
     let plain = BlockConfig::default();
     let out = |plan: &BlockConfig, layer: usize| {
         let (both, mut rng) = (Both::new(plan, "kerple_log", layer, 5), rng(6));
-        common::values(&both.forward(random([1, 7, SIZES.d_model], &mut rng), Impl::Kernel))
+        crate::common::values(&both.forward(random([1, 7, SIZES.d_model], &mut rng), Impl::Kernel))
     };
     // those that keep the parameters, and with them the random draws
     for changed in [
@@ -285,7 +283,7 @@ fn post_norm_norms_what_a_branch_was_added_to() {
         n3.clone() + fed(&second, n3)
     };
     let got = second.forward(first.forward(x, Impl::Kernel), Impl::Kernel);
-    assert_close(&[common::values(&got)], &[common::values(&expected)], "post-norm");
+    assert_close(&[crate::common::values(&got)], &[crate::common::values(&expected)], "post-norm");
 }
 
 /// One key head with H query heads is the same as H equal key heads.
@@ -309,19 +307,19 @@ fn shared_key_heads_equal_repeated_ones() {
         packed.chunks(width).flat_map(row).collect()
     };
     let packed = one.attention.heads().packed();
-    let weight = columns(&common::values(&one.attention.qkv.weight.val()), packed);
-    let bias = columns(&common::values(&one.attention.qkv.bias.as_ref().unwrap().val()), packed);
+    let weight = columns(&crate::common::values(&one.attention.qkv.weight.val()), packed);
+    let bias = columns(&crate::common::values(&one.attention.qkv.bias.as_ref().unwrap().val()), packed);
     let out = one.attention.out.clone();
     let wide = weight.len() / m;
     all.attention.norm = one.attention.norm.clone();
-    all.attention.qkv.weight = burn::module::Param::from_tensor(common::tensor(weight, [m, wide]));
-    all.attention.qkv.bias = Some(burn::module::Param::from_tensor(common::tensor(bias, [wide])));
+    all.attention.qkv.weight = burn::module::Param::from_tensor(crate::common::tensor(weight, [m, wide]));
+    all.attention.qkv.bias = Some(burn::module::Param::from_tensor(crate::common::tensor(bias, [wide])));
     all.attention.out = out;
     all.mlp = one.mlp.clone();
     let x = random([2, 9, m], &mut rng);
     let (a, b) =
         (one.forward(x.clone(), &positions, &PASS, Impl::Kernel), all.forward(x, &positions, &PASS, Impl::Kernel));
-    assert_close(&[common::values(&a)], &[common::values(&b)], "shared key heads");
+    assert_close(&[crate::common::values(&a)], &[crate::common::values(&b)], "shared key heads");
 }
 
 /// A batch is filled up with anything: gates there that are not known change no output and no gradient of what is not padding.
@@ -333,7 +331,7 @@ fn unknown_gates_under_padding_count_as_nothing() {
     let rows = [(); 3].map(|()| random([batch, heads, len, SIZES.head_dim], &mut rng));
     let is_padding = |at: usize| at % len >= lengths[at / (heads * len)];
     let of = |padding: f64, linear: bool, implementation: Impl| {
-        let filled = common::values(&gates).into_iter().enumerate();
+        let filled = crate::common::values(&gates).into_iter().enumerate();
         let filled = filled.map(|(at, gate)| if is_padding(at) { padding } else { gate }).collect();
         let gates = tensor(filled, [batch, heads, len]).require_grad();
         let rows = rows.clone().map(Tensor::require_grad);
@@ -358,8 +356,9 @@ fn unknown_gates_under_padding_count_as_nothing() {
             }
         };
         let mut gradients = (out.clone() * out.clone().sin()).sum().backward();
-        let mut found = vec![common::values(&out), common::values(&gates.grad_remove(&mut gradients).unwrap())];
-        found.extend(rows.map(|rows| common::values(&rows.grad_remove(&mut gradients).unwrap())));
+        let mut found =
+            vec![crate::common::values(&out), crate::common::values(&gates.grad_remove(&mut gradients).unwrap())];
+        found.extend(rows.map(|rows| crate::common::values(&rows.grad_remove(&mut gradients).unwrap())));
         found
     };
     for linear in [false, true] {

@@ -1,12 +1,10 @@
 //! Every fused operation equals its reference, in the output and in every gradient, and passes finite differences.
 
-mod common;
-
-use burn::module::{Module, Param};
-use burn::tensor::{DType, Tensor, TensorData};
-use common::{
+use crate::common::{
     PASS, Randomize, ToDouble, ToSingle, assert_close, assert_slopes, device, init, random, rng, run, values,
 };
+use burn::module::{Module, Param};
+use burn::tensor::{DType, Tensor, TensorData};
 use kerple_burn::attention_context::{AttentionBias, ScoreContext};
 use kerple_burn::implementation::Impl;
 use kerple_burn::layers::{Norm, SelfAttention, normal_matrix};

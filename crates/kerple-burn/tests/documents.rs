@@ -2,11 +2,9 @@
 //! and every gradient, passes finite differences, and equals each document alone; gradients of parameters are those of all
 //! documents, added.
 
-mod common;
-
+use crate::common::{Randomize, ToDouble, assert_close, assert_slopes, device, init, random, rng, run, values};
 use burn::module::Module;
 use burn::tensor::{DType, Tensor};
-use common::{Randomize, ToDouble, assert_close, assert_slopes, device, init, random, rng, run, values};
 use kerple_burn::block::TransformerBlock;
 use kerple_burn::forward_context::ForwardContext;
 use kerple_burn::implementation::Impl;
@@ -131,7 +129,7 @@ fn check(
     for document in documents.segments() {
         let part = |of: &Tensor<3>| {
             let part = of.clone().narrow(0, document.row, 1).narrow(1, document.first_key, document.keys);
-            common::tensor(values(&part), part.dims())
+            crate::common::tensor(values(&part), part.dims())
         };
         // tokens that belong to no document are compared as documents of one token whose attention is nothing
         if document.is_padding() {
@@ -258,7 +256,7 @@ fn documents_do_not_reach_each_other() {
         let clean = values(&both.forward(x.clone(), Some(&documents), (4, false), Impl::Kernel));
         let mut spoiled = values(&x);
         spoiled[4 * SIZES.d_model] = f64::NAN;
-        let spoiled = common::tensor(spoiled, [1, 9, SIZES.d_model]);
+        let spoiled = crate::common::tensor(spoiled, [1, 9, SIZES.d_model]);
         let spoiled = values(&both.forward(spoiled, Some(&documents), (4, false), Impl::Kernel));
         let is_same = |tokens: std::ops::Range<usize>| {
             let values = tokens.start * SIZES.d_model..tokens.end * SIZES.d_model;

@@ -1,11 +1,9 @@
 //! Linear attention in a block: the fused operation equals its reference in the output and every gradient, for every feature
 //! map and every encoding it takes; and going on from a state equals having computed all at once.
 
-mod common;
-
+use crate::common::{Randomize, ToDouble, assert_close, assert_slopes, device, init, random, rng, run};
 use burn::module::Module;
 use burn::tensor::{DType, Device, Tensor};
-use common::{Randomize, ToDouble, assert_close, assert_slopes, device, init, random, rng, run};
 use kerple_burn::attention_context::AttentionContext;
 use kerple_burn::block::TransformerBlock;
 use kerple_burn::forward_context::ForwardContext;
@@ -166,7 +164,7 @@ fn draws_are_by_step_in_training_and_fixed_in_evaluation() {
         let both = Both::new(plan, &encoding, 1);
         let x = random([1, 9, SIZES.d_model], &mut rng(2));
         let positions = both.positions(9, &pass, Impl::Kernel);
-        common::values(&both.block.forward(x, &positions, &pass, Impl::Kernel))
+        crate::common::values(&both.block.forward(x, &positions, &pass, Impl::Kernel))
     };
     let plan = plan(FeatureKind::Favor);
     let train = |step| out(&plan, ForwardContext::training(1, step));
@@ -183,7 +181,7 @@ fn draws_are_by_step_in_training_and_fixed_in_evaluation() {
         let both = Both::new(&plan, &none, 1);
         let positions = both.positions(9, &pass, Impl::Kernel);
         let x = random([1, 9, SIZES.d_model], &mut rng(2));
-        common::values(&both.block.forward(x, &positions, &pass, Impl::Kernel))
+        crate::common::values(&both.block.forward(x, &positions, &pass, Impl::Kernel))
     };
     assert_eq!(omega(20, ForwardContext::training(1, 20)), omega(20, ForwardContext::training(1, 39)));
     assert_ne!(omega(20, ForwardContext::training(1, 39)), omega(20, ForwardContext::training(1, 40)));

@@ -2,11 +2,9 @@
 //! the output and every gradient, passes finite differences, gives the same bits on any number of threads, and decodes what
 //! it computes of whole sequences.
 
-mod common;
-
+use crate::common::{PASS, Randomize, ToDouble, assert_close, assert_slopes, device, init, random, rng, run};
 use burn::module::Module;
 use burn::tensor::{DType, Device, Tensor};
-use common::{PASS, Randomize, ToDouble, assert_close, assert_slopes, device, init, random, rng, run};
 use kerple_burn::block::TransformerBlock;
 use kerple_burn::implementation::Impl;
 use kerple_burn::layers::LayerInit;

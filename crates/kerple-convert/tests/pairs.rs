@@ -1,8 +1,6 @@
 //! Facts that two files state, or two places of one: what transformers 5.23 takes is taken, and a note says it; or it is refused.
 
-mod common;
-
-use common::{ModelCopy, says};
+use crate::common::{ModelCopy, says};
 use kerple_convert::import::{ImportOptions, Imported, import};
 use kerple_data::{PrepareOptions, Sources, prepare};
 use kerple_lm::config::DataConfig;
@@ -24,20 +22,6 @@ const INDEX: &str = "model.safetensors.index.json";
 const SHARD: &str = "model-00001-of-00001.safetensors";
 
 impl ModelCopy {
-    fn with(self, name: &str, value: &Value) -> ModelCopy {
-        fs::write(self.file(name), value.to_string()).unwrap();
-        self
-    }
-
-    /// With these keys in `config.json`.
-    fn configured(self, keys: Value) -> ModelCopy {
-        let mut config: Value = serde_json::from_str(&fs::read_to_string(self.file("config.json")).unwrap()).unwrap();
-        for (key, value) in keys.as_object().unwrap() {
-            config[key] = value.clone();
-        }
-        self.with("config.json", &config)
-    }
-
     fn imported(&self) -> Imported {
         import(&self.0.path().join("model"), &self.out(), &ImportOptions::default()).unwrap()
     }

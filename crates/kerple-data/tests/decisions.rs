@@ -1,8 +1,6 @@
 //! What `prepare` decides of its inputs is right, refused, or said: formats, splits, losses, what is left out and what is replaced.
 
-mod common;
-
-use common::{folder, lines};
+use crate::common::{folder, lines};
 use kerple_data::{Corpus, CorpusSummary, PrepareOptions, Sources, Split, prepare};
 use std::fs;
 use std::path::Path;

@@ -1,8 +1,6 @@
 //! Preparing corpora end to end.
 
-mod common;
-
-use common::{folder, lines};
+use crate::common::{folder, lines};
 use kerple_data::{
     Corpus, CorpusSummary, PrepareOptions, PrepareProgress, Sources, Split, is_prepared, prepare, verify,
 };

@@ -1,8 +1,6 @@
 //! Without fused operations a decoder is the same: its definition runs on any backend, and trains as the fused one does.
 
-mod common;
-
-use common::{assert_same_gradients, encoding, plan, plan_with};
+use crate::common::{assert_same_gradients, encoding, plan, plan_with};
 use kerple_burn::implementation::Impl;
 use kerple_burn::ops::activation::Activation;
 use kerple_burn::ops::loss::LossTargets;
@@ -56,14 +54,14 @@ fn every_method_trains_composed_as_fused() {
     for kind in METHODS {
         assert_same_training(&plan(&encoding(kind), TrainConfig::default()), kind);
     }
-    for encoding in common::maps() {
+    for encoding in crate::common::maps() {
         assert_same_training(&plan(&encoding, TrainConfig::default()), &encoding.label());
     }
 }
 
 #[test]
 fn layers_that_differ_train_composed_as_fused() {
-    for (what, plan) in common::patterns(&TrainConfig::default()) {
+    for (what, plan) in crate::common::patterns(&TrainConfig::default()) {
         assert_same_training(&plan, what);
     }
 }

@@ -1,8 +1,6 @@
 //! Sequences that grow side by side, and predictions along a sequence.
 
-mod common;
-
-use common::{IDS, encoding, logits, maps, patterns, plan, plan_with};
+use crate::common::{IDS, encoding, logits, maps, patterns, plan, plan_with};
 use kerple_burn::implementation::Impl;
 use kerple_burn::plan::{AttentionKind, BlockConfig, LinearAttentionConfig, ResidualKind, SinkKind};
 use kerple_core::encoding::Encoding;

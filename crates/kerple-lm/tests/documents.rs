@@ -1,9 +1,7 @@
 //! Separate documents in training and evaluation: targets in another document are not scored, the loss is the mean over the
 //! scored targets of the whole batch, and resuming, micro-batches and ranks keep its bits; rows of both masks stay apart.
 
-mod common;
-
-use common::on_ranks;
+use crate::common::on_ranks;
 use kerple_burn::forward_context::ForwardContext;
 use kerple_burn::parameters;
 use kerple_core::attention::PackedDocuments;
@@ -194,7 +192,7 @@ fn micro_batches_share_one_mean() {
         assert_eq!(count, 7);
         // f32 sums in another order
         assert!((whole.loss - sum / 7.0).abs() < 1e-6 * whole.loss, "{kind}: {} {}", whole.loss, sum / 7.0);
-        common::assert_same_gradients(parts, whole, &names, kind);
+        crate::common::assert_same_gradients(parts, whole, &names, kind);
     }
 }
 

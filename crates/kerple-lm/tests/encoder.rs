@@ -1,9 +1,7 @@
 //! The encoder sees in both directions and not into padding; a classifier on top of it learns.
 
-mod common;
-
+use crate::common::{encoding, plan};
 use burn::tensor::{Int, Tensor, TensorData, activation};
-use common::{encoding, plan};
 use kerple_burn::implementation::Impl;
 use kerple_burn::parameters::without_autodiff;
 use kerple_core::encoding::METHODS;

@@ -1,8 +1,6 @@
 //! Drawing tokens: repeatable, only tokens that exist, never beyond what a method is defined for.
 
-mod common;
-
-use common::{encoding, plan};
+use crate::common::{encoding, plan};
 use kerple_burn::parameters;
 use kerple_core::seed::{Purpose, stream};
 use kerple_lm::config::TrainConfig;
@@ -11,7 +9,7 @@ use kerple_lm::generate::{SamplingParams, generate};
 use kerple_lm::model::{Decoder, TokenBatch};
 use rand::RngExt;
 
-/// Tokens that the tokenizer of [`common::plan`] knows; the model has 24 rows.
+/// Tokens that the tokenizer of [`crate::common::plan`] knows; the model has 24 rows.
 const VOCAB: usize = 23;
 const PROMPT: [u32; 3] = [3, 1, 4];
 const LIVELY: SamplingParams = SamplingParams { temperature: 1.0, top_k: 0, top_p: 1.0, seed: 5 };

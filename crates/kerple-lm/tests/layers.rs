@@ -1,9 +1,7 @@
 //! Models whose layers differ: each layer is what a model of its kind alone would have there.
 
-mod common;
-
+use crate::common::{IDS, PASS, assert_decoding, logits, patterns, plan_of_text};
 use burn::tensor::{DType, Tensor};
-use common::{IDS, PASS, assert_decoding, logits, patterns, plan_of_text};
 use kerple_burn::implementation::Impl;
 use kerple_burn::kv_cache::KvCache;
 use kerple_burn::ops::embedding::embed;

@@ -1,8 +1,6 @@
 //! Decoders with linear attention: what plans refuse, and long texts in pieces.
 
-mod common;
-
-use common::{encoding, plan, plan_with};
+use crate::common::{encoding, plan, plan_with};
 use kerple_burn::forward_context::ForwardContext;
 use kerple_burn::parameters;
 use kerple_burn::plan::{AttentionKind, BlockConfig, FeatureKind, LinearAttentionConfig};
@@ -215,7 +213,8 @@ fn frozen_noise_is_that_of_every_update() {
         let plan = plan(&encoding, TrainConfig::default());
         let model = Decoder::new(&plan, &kerple_lm::device());
         let logits = |step| {
-            let tokens = TokenBatch { ids: &common::IDS, batch: 1, len: common::IDS.len(), documents: None };
+            let tokens =
+                TokenBatch { ids: &crate::common::IDS, batch: 1, len: crate::common::IDS.len(), documents: None };
             model.logits(tokens, &ForwardContext::training(7, step)).into_data()
         };
         assert_eq!(logits(1) == logits(2), frozen, "{kind}");

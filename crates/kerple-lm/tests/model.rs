@@ -1,8 +1,6 @@
 //! The decoder: sizes of the paper, causality, and decoding with a cache.
 
-mod common;
-
-use common::{IDS, PASS, assert_decoding, encoding, logits, plan, plan_with};
+use crate::common::{IDS, PASS, assert_decoding, encoding, logits, plan, plan_with};
 use kerple_burn::implementation::Impl;
 use kerple_burn::ops::activation::Activation;
 use kerple_burn::plan::{BlockConfig, EmbeddingDropout, InitKind, NormKind, ResidualKind, SinkKind};
@@ -42,7 +40,7 @@ fn every_encoding() -> Vec<Encoding> {
     all.extend(["kerple_log", "kernel", "t5"].map(|kind| Encoding { share: ParameterShare::Layer, ..encoding(kind) }));
     all.extend(["rotary", "sinusoidal", "t5", "kerple_weight"].map(randomized));
     all.push(serde_json::from_str(r#"{"kind":"learned","positions":40,"randomized":40}"#).unwrap());
-    all.extend(common::maps());
+    all.extend(crate::common::maps());
     let over_rotary: Encoding = serde_json::from_str(r#"{"kind":"dape","base":"rotary"}"#).unwrap();
     all.extend([("yarn", encoding("rotary")), ("dynamic", encoding("rotary")), ("yarn", over_rotary)].map(
         |(name, plain)| {

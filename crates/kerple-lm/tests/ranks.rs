@@ -1,8 +1,6 @@
 //! Several ranks do what one process does, to the bit, and all of them end when one cannot go on. Ranks are threads here.
 
-mod common;
-
-use common::{Counting, encoding, on_ranks, plan_of};
+use crate::common::{Counting, encoding, on_ranks, plan_of};
 use kerple_data::{PrepareOptions, Sources, prepare};
 use kerple_lm::checkpoint;
 use kerple_lm::compare::Comparison;

@@ -1,8 +1,6 @@
 //! A run that was stopped, killed or damaged goes on as if nothing had happened, or says why it cannot.
 
-mod common;
-
-use common::{Counting, encoding, plan};
+use crate::common::{Counting, encoding, plan};
 use kerple_core::encoding::{Encoding, ParameterShare};
 use kerple_lm::checkpoint::CheckpointState;
 use kerple_lm::config::TrainConfig;
@@ -95,7 +93,7 @@ fn resuming_equals_not_having_stopped() {
     let layered = Encoding { share: ParameterShare::Layer, ..encoding("kerple_log") };
     let encodings = [encoding("kerple_bias_weight"), encoding("t5"), encoding("learned"), layered];
     let alike = encodings.iter().map(|encoding| plan(encoding, config(14)));
-    let differing = common::patterns(&config(14)).into_iter().map(|(_, plan)| plan);
+    let differing = crate::common::patterns(&config(14)).into_iter().map(|(_, plan)| plan);
     for plan in alike.chain(differing) {
         let kind = &plan.label;
         let (whole, parts) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());

@@ -1,8 +1,6 @@
 //! `train.until`: where it ends a run, that it changes nothing before, and what it refuses.
 
-mod common;
-
-use common::on_ranks;
+use crate::common::on_ranks;
 use kerple_data::Split;
 use kerple_lm::checkpoint;
 use kerple_lm::config::RunConfig;

@@ -1,10 +1,8 @@
 //! The train_state: any model and task, parts of a batch and ranks that add up, parameters updated as they say.
 
-mod common;
-
+use crate::common::{encoding, on_ranks, plan};
 use burn::module::{Module, Param};
 use burn::tensor::{DType, Device, Int, Tensor, TensorData, activation};
-use common::{encoding, on_ranks, plan};
 use kerple_burn::implementation::Impl;
 use kerple_burn::layers::{LayerInit, normal_matrix};
 use kerple_burn::parameters::{self, ParamGroup, ParamGroupOverrides};
@@ -381,7 +379,7 @@ fn updates_that_are_read_later_are_the_same_until_one_is_none() {
 #[test]
 fn a_step_of_real_size_has_the_same_bits_at_any_number_of_threads() {
     // several blocks of every product, several tiles of attention, several tasks of every row operation and of Adam
-    let plan = common::plan_of(&encoding("kerple_log"), config(), [3, 4, 64], [160, 8]);
+    let plan = crate::common::plan_of(&encoding("kerple_log"), config(), [3, 4, 64], [160, 8]);
     let run = |threads: usize| {
         let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().unwrap();
         pool.install(|| {

@@ -1,8 +1,6 @@
 //! Training: learns, resumes to the bit, is deterministic, and stops when a number is not one.
 
-mod common;
-
-use common::{Counting, encoding, plan};
+use crate::common::{Counting, encoding, plan};
 use kerple_lm::config::TrainConfig;
 use kerple_lm::forward_context::ForwardContext;
 use kerple_lm::memory_estimate::TOKENS_AT_ONCE;

@@ -1,8 +1,6 @@
 //! What clients read out of a completion.
 
-mod common;
-
-use common::{Client, model, served, served_by};
+use crate::common::{Client, model, served, served_by};
 use kerple_lm::forward_context::ForwardContext;
 use kerple_lm::generate::{SamplingParams, generate};
 use kerple_lm::model::TokenBatch;

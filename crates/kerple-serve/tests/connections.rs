@@ -1,8 +1,6 @@
 //! Connections: how many there may be, how long each may take, and how they end.
 
-mod common;
-
-use common::served;
+use crate::common::served;
 use serde_json::{Value, json};
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};

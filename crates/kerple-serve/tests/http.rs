@@ -1,9 +1,7 @@
 //! Everything else that is said over HTTP, above all to those who ask for what there is not.
 
-mod common;
-
+use crate::common::{Client, served};
 use axum::http::StatusCode;
-use common::{Client, served};
 use serde_json::{Value, json};
 use std::time::Duration;
 

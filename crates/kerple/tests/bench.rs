@@ -1,8 +1,6 @@
 //! `kerple bench` through the binary: every work passes its check and is timed.
 
-mod common;
-
-use common::Place;
+use crate::common::Place;
 use serde_json::Value;
 use std::collections::BTreeSet;
 

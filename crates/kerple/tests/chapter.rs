@@ -3,9 +3,7 @@
 //! After a change of wording, `KERPLE_REFRESH=1 cargo test --release -p kerple --test chapter` writes the new output
 //! into the chapter.
 
-mod common;
-
-use common::{Place, document, expect_document, with_output, words};
+use crate::common::{Place, document, expect_document, with_output, words};
 use kerple_core::calculus::expr::Expr;
 
 #[test]

@@ -1,8 +1,6 @@
 //! The demo shows what it is for: rotary positions fail beyond the training length, the others do not.
 
-mod common;
-
-use common::Place;
+use crate::common::Place;
 use std::collections::BTreeMap;
 
 /// The perplexities of every encoding, by length.

@@ -1,8 +1,6 @@
 //! `train --init-from`: what stays as it was, what may be other, and that every hint on the way works when it is followed.
 
-mod common;
-
-use common::{Place, RUN};
+use crate::common::{Place, RUN};
 use serde_json::Value;
 
 /// A short run of two layers.

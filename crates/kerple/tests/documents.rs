@@ -1,9 +1,7 @@
 //! What the documents show is what the program says, and their links lead somewhere; `KERPLE_REFRESH=1 cargo test --release
-//! -p kerple --test documents` writes anew what is made.
+//! -p kerple --test suite documents` writes anew what is made.
 
-mod common;
-
-use common::{Place, document, expect_document};
+use crate::common::{Place, document, expect_document};
 use kerple_core::encoding::METHODS;
 use kerple_report::plot::{Axis, Legend, Plot, Point, Series, standalone};
 use serde_json::Value;

@@ -3,9 +3,7 @@
 //! Every message is `error: ...`, a blank line, `hint: ...`; the exit code 1 (failed) or 2 (misused); nothing is left
 //! behind where the output would have gone.
 
-mod common;
-
-use common::{Place, RUN};
+use crate::common::{Place, RUN};
 use std::fmt::Write;
 use std::fs;
 

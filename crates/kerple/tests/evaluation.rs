@@ -1,8 +1,6 @@
 //! What was scored is known: rows are reused for exactly the same text, and only then.
 
-mod common;
-
-use common::Place;
+use crate::common::Place;
 use serde_json::Value;
 
 fn rows(text: &str) -> Vec<Value> {

@@ -2,12 +2,11 @@
 //! never disturbed.
 #![cfg(unix)]
 
-mod common;
 #[cfg(target_os = "linux")]
 #[path = "faults/injected.rs"]
 mod injected;
 
-use common::Place;
+use crate::common::Place;
 use serde_json::Value;
 use std::fs;
 use std::process::Stdio;

@@ -1,9 +1,7 @@
 //! Files that commands write are whole or absent, and what is no file is neither waited for nor replaced.
 #![cfg(target_os = "linux")]
 
-mod common;
-
-use common::{Place, RUN};
+use crate::common::{Place, RUN};
 use kerple_data::music::{MusicPiece, Note, Track};
 use std::os::unix::fs::FileTypeExt;
 use std::process::{Command, Output};

@@ -1,8 +1,6 @@
 //! Folders of reproductions: what would lose or misplace results is refused, and changes nothing.
 
-mod common;
-
-use common::Place;
+use crate::common::Place;
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};

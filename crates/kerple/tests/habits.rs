@@ -1,8 +1,6 @@
 //! What every command has in common: how much it says, in which colours, on how many threads; completions and man pages.
 
-mod common;
-
-use common::Place;
+use crate::common::Place;
 use std::fs;
 use std::process::Command;
 
@@ -46,7 +44,7 @@ fn errors_are_coloured_where_that_is_wanted() {
 #[test]
 fn a_terminal_gets_colours_and_lines_that_fit() {
     let place = Place::new();
-    if common::lacks("script") {
+    if crate::common::lacks("script") {
         return;
     }
     let kerple = env!("CARGO_BIN_EXE_kerple");

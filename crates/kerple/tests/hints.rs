@@ -1,8 +1,6 @@
 //! Hints name options that there are: those of the command they name, or of the command that gives them.
 
-mod common;
-
-use common::{Place, document};
+use crate::common::{Place, document};
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::{Path, PathBuf};

@@ -1,8 +1,6 @@
 //! Models of other programs through the command: imported, looked at, evaluated, and gone on with under other positions.
 
-mod common;
-
-use common::{Place, document};
+use crate::common::{Place, document};
 use serde_json::Value;
 
 fn json(text: &str) -> Vec<Value> {

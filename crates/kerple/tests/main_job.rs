@@ -1,8 +1,6 @@
 //! The main job through the binary, small: prepare, train, stop and resume, evaluate, compare, report, sample, draw.
 
-mod common;
-
-use common::Place;
+use crate::common::Place;
 use serde_json::Value;
 use std::fs;
 

@@ -1,8 +1,6 @@
 //! Music through the binary: MIDI files, a run, position-wise losses beyond its length, and a piece that a player opens.
 
-mod common;
-
-use common::{Place, RUN};
+use crate::common::{Place, RUN};
 use kerple_data::music::{MusicPiece, Note, Track};
 
 /// A figure of eighths that a run learns soon, in a key that differs from piece to piece.

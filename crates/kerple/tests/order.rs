@@ -1,8 +1,6 @@
 //! The modules of a crate stand on each other in one order: each uses those before it, never those behind.
 
-mod common;
-
-use common::document;
+use crate::common::document;
 use std::fs;
 use std::path::{Path, PathBuf};
 

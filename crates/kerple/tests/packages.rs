@@ -1,8 +1,6 @@
 //! Every crate can be packaged by itself: it says what it is, has its licences, and reads no file from outside of it.
 
-mod common;
-
-use common::document;
+use crate::common::document;
 use std::collections::BTreeSet;
 use std::fs;
 use std::path::{Component, Path, PathBuf};

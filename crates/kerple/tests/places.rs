@@ -1,8 +1,6 @@
 //! A run is found and used from any folder, and with its text wherever that went.
 
-mod common;
-
-use common::Place;
+use crate::common::Place;
 use kerple_lm::run::RunFolder;
 use serde_json::Value;
 use std::fs;

@@ -1,8 +1,6 @@
 //! `kerple quickstart` through the binary: what it writes, and what a second call does.
 
-mod common;
-
-use common::Place;
+use crate::common::Place;
 use serde_json::Value;
 use std::fs;
 use std::process::Stdio;

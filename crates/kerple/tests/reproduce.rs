@@ -1,8 +1,6 @@
 //! `kerple reproduce` through the binary: tables and figures, going on, sharing runs, scripts for Slurm.
 
-mod common;
-
-use common::{Place, RUN, document};
+use crate::common::{Place, RUN, document};
 use serde_json::Value;
 use std::collections::BTreeMap;
 use std::fs;

@@ -1,9 +1,7 @@
 //! The server as a process: where it listens, and how it ends.
 #![cfg(unix)]
 
-mod common;
-
-use common::Place;
+use crate::common::Place;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
 use std::process::{Child, Stdio};

@@ -1,8 +1,6 @@
 //! What `kerple verify` finds in an export that was changed after it was made, and what it cannot.
 
-mod common;
-
-use common::{Place, document};
+use crate::common::{Place, document};
 use kerple_experiments::manifest::Manifest;
 use kerple_experiments::packed::{SUMS_FILE, pack, unpacked};
 use kerple_experiments::{pages, seal};

@@ -1,8 +1,6 @@
 //! Tasks through the binary: trained, answered at longer lengths, compared, reported and reproduced.
 
-mod common;
-
-use common::Place;
+use crate::common::Place;
 use serde_json::Value;
 
 /// A run that takes a fraction of a second.

@@ -1,9 +1,7 @@
 //! The commands of `docs/tutorial.md` work, one after the other, at a smaller scale. `KERPLE_REFRESH=1` runs them as they are
 //! shown, and writes into the page what they print; digits differ from machine to machine, so that is not compared.
 
-mod common;
-
-use common::{Place, document, expect_document, with_output, words};
+use crate::common::{Place, document, expect_document, with_output, words};
 
 const PAGE: &str = "docs/tutorial.md";
 

@@ -1,8 +1,6 @@
 //! `kerple verify` through the binary.
 
-mod common;
-
-use common::Place;
+use crate::common::Place;
 use std::fs;
 
 /// Changes one byte in the middle of a file.

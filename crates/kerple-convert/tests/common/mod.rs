@@ -1,6 +1,6 @@
-//! What several test programs share.
-#![allow(dead_code, reason = "each test program takes what it needs")]
+//! What the tests share.
 
+use serde_json::Value;
 use std::fs;
 use std::path::{Path, PathBuf};
 use tempfile::TempDir;
@@ -26,6 +26,20 @@ impl ModelCopy {
 
     pub fn file(&self, name: &str) -> PathBuf {
         self.folder().join(name)
+    }
+
+    pub fn with(self, name: &str, value: &Value) -> ModelCopy {
+        fs::write(self.file(name), value.to_string()).unwrap();
+        self
+    }
+
+    /// With these keys in `config.json`.
+    pub fn configured(self, keys: Value) -> ModelCopy {
+        let mut config: Value = serde_json::from_str(&fs::read_to_string(self.file("config.json")).unwrap()).unwrap();
+        for (key, value) in keys.as_object().unwrap() {
+            config[key] = value.clone();
+        }
+        self.with("config.json", &config)
     }
 
     pub fn out(&self) -> PathBuf {

@@ -1,5 +1,4 @@
 //! A tiny model behind a server.
-#![allow(dead_code, reason = "each test file takes what it needs")]
 
 use axum::body::Body;
 use axum::http::{Request, StatusCode};

@@ -1,0 +1,10 @@
+//! Layers and operations for Burn. One program, since each program of tests links everything again.
+
+mod blocks;
+mod common;
+mod custom_ops;
+mod documents;
+mod linear;
+mod positional_encoding;
+mod relative_bias;
+mod score_mods;

@@ -1,0 +1,6 @@
+//! Models of other programs. One program, since each program of tests links everything again.
+
+mod common;
+mod import;
+mod pairs;
+mod round;

@@ -1,0 +1,6 @@
+//! The server. One program, since each program of tests links everything again.
+
+mod common;
+mod completions;
+mod connections;
+mod http;

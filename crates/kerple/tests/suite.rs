@@ -1,0 +1,30 @@
+//! The command, as its users run it. One program, since each program of tests links everything again.
+
+mod bench;
+mod chapter;
+mod common;
+mod demo;
+mod departing;
+mod documents;
+mod errors;
+mod evaluation;
+mod faults;
+mod files;
+mod folders;
+mod habits;
+mod hints;
+mod interchange;
+mod main_job;
+mod music;
+mod order;
+mod packages;
+mod places;
+mod quickstart;
+#[cfg(feature = "reproduce")]
+mod reproduce;
+mod serve;
+#[cfg(feature = "reproduce")]
+mod tampering;
+mod tasks;
+mod tutorial;
+mod verify;
