@@ -1,6 +1,8 @@
 //! Tasks with known answers: [`solve`] finds every answer from the tokens alone and shares no code with the generators. Reference
 //! values show that it is right, and the examples of this version are solved with it.
 
+mod reach;
+
 use crate::case::Case;
 use crate::{CaseComparison, CaseResult, CaseRunner, Checked};
 use kerple_data::Split;
@@ -12,13 +14,11 @@ use std::path::{Component, Path};
 const DRAWN: u64 = 8;
 
 /// Operations and tasks of the same collection that this version does not have, by how the names of their cases begin.
-const NOT_BUILT: [(&str, &str); 9] = [
+const NOT_BUILT: [(&str, &str); 7] = [
     ("vt.", "chains of names"),
     ("fwe.", "frequent words by a power law"),
     ("cwe.", "common words"),
     ("fuzzy_recall.", "recall of runs of symbols"),
-    ("effective.", "the reach of a model"),
-    ("paired.", "the ratio of two reaches"),
     ("key.", "perplexity of key tokens"),
     ("match.", "scores of RULER"),
     ("ruler_table.", "the effective length of RULER"),
@@ -31,14 +31,18 @@ pub fn not_built(name: &str) -> Option<&'static str> {
 
 /// What runs a case.
 pub fn runner(case: &Case) -> Option<CaseRunner> {
-    let is_task = case.get("op") == "task_example" && not_built(case.id()).is_none();
-    is_task.then_some(run as CaseRunner)
+    match case.get("op").as_str()? {
+        "effective_length" => Some(reach::of_one),
+        "paired_lengths" => Some(reach::of_two),
+        "task_example" if not_built(case.id()).is_none() => Some(run),
+        _ => None,
+    }
 }
 
 fn run(case: &Case) -> CaseResult {
     let (name, keys) = (case.get("method").as_str().ok_or("the case has no method")?, case.get("keys"));
     let length = case.size("L")?;
-    let example = example(case)?;
+    let example = named(case, "example", "examples")?;
     let [input, targets] = ["input", "targets"].map(|key| tokens(&example[key], key));
     let (input, targets) = (input?, targets?);
     let scored: Vec<bool> = serde_json::from_value(example["scored"].clone()).map_err(|error| error.to_string())?;
@@ -63,18 +67,19 @@ fn run(case: &Case) -> CaseResult {
     Ok(vec![solver, drawn])
 }
 
-/// The example that a case names in a file next to the manifest.
-fn example(case: &Case) -> Checked<Value> {
-    let named = &case.get("inputs")["input"];
-    let (Some(file), Some(id)) = (named["file"].as_str(), named["example"].as_str()) else {
-        return Err("inputs.input names no example of a file".to_owned());
+/// What a case names as an example, or another kind of thing, of a list in a file next to the manifest.
+fn named(case: &Case, kind: &str, list: &str) -> Checked<Value> {
+    let inputs = case.get("inputs");
+    let place = inputs.get("input").unwrap_or(inputs);
+    let (Some(file), Some(id)) = (place["file"].as_str(), place[kind].as_str()) else {
+        return Err(format!("inputs name no {kind} of a file"));
     };
     if Path::new(file).components().ne([Component::Normal(file.as_ref())]) {
         return Err(format!("`{file}` is not a file in the folder of the manifest"));
     }
     let all = case.folder.beside(file)?.ok_or_else(|| format!("{file} is missing"))?;
-    let mut examples = all["examples"].as_array().into_iter().flatten();
-    examples.find(|example| example["id"] == id).cloned().ok_or_else(|| format!("{file} has no example `{id}`"))
+    let mut listed = all[list].as_array().into_iter().flatten();
+    listed.find(|one| one["id"] == id).cloned().ok_or_else(|| format!("{file} has no {kind} `{id}`"))
 }
 
 fn tokens(value: &Value, key: &str) -> Checked<Vec<usize>> {

@@ -4,6 +4,8 @@
 //! Seeds change the text that is evaluated, so two encodings vary together from seed to seed; the test is therefore
 //! *paired*, as in Chi et al. 2022, arXiv:2205.09921, Table 3. Not for samples of different runs without a common seed.
 
+pub mod reach;
+
 use statrs::distribution::{Binomial, ContinuousCDF, DiscreteCDF, StudentsT};
 use statrs::function::beta::beta_reg;
 
