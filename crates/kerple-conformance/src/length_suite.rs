@@ -8,17 +8,14 @@ use crate::{CaseComparison, CaseResult, CaseRunner, Checked};
 use kerple_data::Split;
 use kerple_data::tasks::{ExampleId, TaskConfig};
 use serde_json::{Value, json};
+use std::collections::HashMap;
 use std::path::{Component, Path};
 
 /// Examples of a case that are drawn here and solved.
 const DRAWN: u64 = 8;
 
 /// Operations and tasks of the same collection that this version does not have, by how the names of their cases begin.
-const NOT_BUILT: [(&str, &str); 7] = [
-    ("vt.", "chains of names"),
-    ("fwe.", "frequent words by a power law"),
-    ("cwe.", "common words"),
-    ("fuzzy_recall.", "recall of runs of symbols"),
+const NOT_BUILT: [(&str, &str); 3] = [
     ("key.", "perplexity of key tokens"),
     ("match.", "scores of RULER"),
     ("ruler_table.", "the effective length of RULER"),
@@ -158,6 +155,28 @@ fn solve<T: Copy + TryInto<usize>>(name: &str, keys: &Value, input: &[T], marks:
             }
             copied.into_iter().enumerate().map(|(at, token)| (first + at, token)).collect()
         }
+        "vt" => chain(&input, number("digits")?, number("hops")?, keys["ask"] == "value")?,
+        "fwe" => {
+            let counts = counts(&input);
+            let mut words: Vec<usize> = counts.keys().copied().filter(|word| *word > 1).collect();
+            words.sort_by_key(|word| std::cmp::Reverse(counts[word]));
+            behind(&input, 0, &words[..number("answers")?])?
+        }
+        "cwe" => {
+            let counts = counts(&input);
+            let most = counts.iter().filter(|(word, _)| **word > 1).map(|(_, count)| *count).max().unwrap_or(0);
+            let mut words = Vec::new();
+            for word in &input {
+                if counts.get(word) == Some(&most) && *word > 1 && !words.contains(word) {
+                    words.push(*word);
+                }
+            }
+            if words.len() != number("common")? {
+                return Err(format!("{} words are the most frequent", words.len()));
+            }
+            behind(&input, 0, &words)?
+        }
+        "fuzzy_recall" => runs(&input, number("vocab")?),
         "group" => products(keys["group"].as_str().unwrap_or_default(), &input, keys["score"] == "last")?,
         _ => return Err(format!("no solver for `{name}`")),
     })
@@ -175,6 +194,79 @@ fn asked(input: &[usize], fact: &[usize], question: &[usize], answer: usize) -> 
         return Err("the answer that is fed back is another".to_owned());
     }
     Ok(value.iter().enumerate().map(|(number, token)| (end - 1 + number, *token)).collect())
+}
+
+/// How often each token occurs before the question, which a 0 begins.
+fn counts(input: &[usize]) -> HashMap<usize, usize> {
+    let mut counts = HashMap::new();
+    input.iter().take_while(|token| **token != 0).for_each(|token| *counts.entry(*token).or_insert(0) += 1);
+    counts
+}
+
+/// An answer whose first token is under the only `mark`, and whose others are fed back.
+fn behind(input: &[usize], mark: usize, answer: &[usize]) -> Checked<Answers> {
+    let at = input.iter().position(|token| *token == mark).ok_or("no question")?;
+    if input[at + 1..] != answer[..answer.len() - 1] {
+        return Err("the answer that is fed back is another".to_owned());
+    }
+    Ok(answer.iter().enumerate().map(|(number, token)| (at + number, *token)).collect())
+}
+
+/// The names of a chain from its value, or its value from its last name: by the statements `SET name IS what END`.
+fn chain(input: &[usize], digits: usize, hops: usize, asks_value: bool) -> Checked<Answers> {
+    let end = input.iter().position(|token| *token == 13).ok_or("no question")?;
+    let mut said: HashMap<usize, &[usize]> = HashMap::new();
+    for at in (0..end).filter(|at| input[*at] == 10) {
+        let length = input[at..end].iter().position(|token| *token == 12).ok_or("a statement has no end")?;
+        let known = said.insert(input[at + 1], &input[at + 3..at + length]);
+        if known.is_some() || input[at + 2] != 11 {
+            return Err(format!("the statement at {at} is none"));
+        }
+        let source = input[at + 3];
+        if source >= 10 && !said.contains_key(&source) {
+            return Err(format!("the statement at {at} uses a name before it is set"));
+        }
+    }
+    if asks_value {
+        let mut name = input[end + 1];
+        for _ in 0..hops {
+            name = *said.get(&name).and_then(|what| what.first()).ok_or("a name is not set")?;
+        }
+        let value = *said.get(&name).ok_or("a name is not set")?;
+        return behind(&input[end..], input[end + 1], value)
+            .map(|found| found.into_iter().map(|(at, token)| (at + end, token)).collect());
+    }
+    let value = &input[end + 1..][..digits];
+    let mut names: Vec<usize> = said.iter().filter(|(_, what)| **what == value).map(|(name, _)| *name).collect();
+    while let Some((next, _)) = said.iter().find(|(_, what)| names.last().is_some_and(|last| ***what == [*last])) {
+        names.push(*next);
+    }
+    if names.len() != hops + 1 || input[end + 1 + digits..] != names[..hops] {
+        return Err(format!("{names:?} is not the chain that is asked for"));
+    }
+    Ok(names.into_iter().enumerate().map(|(number, name)| (end + digits + number, name)).collect())
+}
+
+/// Values of keys that stood there before: runs of tokens of the lower half, and of those above.
+fn runs(input: &[usize], vocab: usize) -> Answers {
+    let symbols = (vocab - 1) / 2;
+    let start = input.iter().position(|token| *token != vocab - 1).unwrap_or(input.len());
+    let text = &input[start..];
+    let mut known: HashMap<&[usize], &[usize]> = HashMap::new();
+    let mut found = Vec::new();
+    let mut at = 0;
+    for pair in text.chunk_by(|a, b| *a < symbols || *b >= symbols) {
+        let (key, value) = pair.split_at(pair.iter().position(|token| *token >= symbols).unwrap_or(pair.len()));
+        match known.get(key) {
+            Some(value) => {
+                let first = start + at + key.len() - 1;
+                found.extend(value.iter().enumerate().map(|(number, token)| (first + number, *token)));
+            }
+            None => _ = known.insert(key, value),
+        }
+        at += pair.len();
+    }
+    found
 }
 
 /// Products of permutations as numbers in the factorial number system, which orders them as one-line notation does.

@@ -12,13 +12,19 @@
 //! | [`mqrar`]: associative recall of the last values but some | the same | the same |
 //! | [`memory`]: flip-flop language, selective copying | the same | the same |
 //! | [`group`]: products in a finite group | the same | the same |
+//! | [`chains`]: names that are set to each other | the same | the same |
+//! | [`counts`]: frequent and common words | the same | the same |
+//! | [`fuzzy_recall`]: associative recall of runs of symbols | the same | the same |
 //! | sequences with a class | one for the whole, [`AnswerMode::Class`] | any source that implements [`Examples`] |
 //!
 //! An example is a function of its [`ExampleId`] and its length, so batches need no cursor, and a
 //! resumed run gets the same examples as an uninterrupted one.
 
+pub mod chains;
 pub mod chomsky;
 mod config;
+pub mod counts;
+pub mod fuzzy_recall;
 pub mod group;
 pub mod memory;
 pub mod mqrar;

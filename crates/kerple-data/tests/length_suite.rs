@@ -7,7 +7,7 @@ use std::collections::BTreeSet;
 const DRAWS: u64 = 4000;
 
 /// Every task with its default keys.
-const TASKS: [&str; 7] = [
+const TASKS: [&str; 11] = [
     "\"niah_single\"",
     "\"niah_words\"",
     "\"niah_codes\"",
@@ -15,6 +15,10 @@ const TASKS: [&str; 7] = [
     "\"flipflop\"",
     "\"selective_copy\"",
     "\"group\"",
+    "\"vt\"",
+    "\"fwe\"",
+    "\"cwe\"",
+    "\"fuzzy_recall\"",
 ];
 
 fn config(text: &str) -> TaskConfig {
@@ -101,6 +105,44 @@ fn elements_states_and_places_are_uniform() {
     }
 }
 
+#[test]
+fn words_and_statements_stand_anywhere() {
+    // the most frequent word of 40 tokens occurs 6 times (40 / (4 zeta(2)) = 6.08)
+    let all = examples("{ kind = \"fwe\", words = 8, answers = 2 }", Split::Test, 42, DRAWS);
+    for place in 0..40 {
+        let here = all.iter().filter(|example| example.input[place] == example.targets[40]).count();
+        assert_share(&format!("fwe, place {place}"), here, all.len(), 6.0 / 40.0);
+    }
+    // a common word: 4 of 12 tokens, 2 each, behind one of padding
+    let task = "{ kind = \"cwe\", common = 2, uncommon = 8, words = 20, ratio = 2 }";
+    let all = examples(task, Split::Test, 15, DRAWS);
+    for place in 1..13 {
+        let here = all.iter().filter(|example| example.targets[13..].contains(&example.input[place])).count();
+        assert_share(&format!("cwe, place {place}"), here, all.len(), 4.0 / 12.0);
+    }
+    // the first statement of the chain that is asked for is the earlier of two, behind one of four gaps: (1 - x/4)^2
+    let task = "{ kind = \"vt\", chains = 1, hops = 1, names = 9, digits = 1, period = 5, ask = \"value\" }";
+    let all = examples(task, Split::Test, 12 + 15, DRAWS);
+    for (gap, least) in [0, 5, 10, 15].into_iter().enumerate() {
+        let later = |example: &&Example| example.input.iter().position(|token| *token == 10).unwrap() >= least;
+        let share = (1.0 - gap as f64 / 4.0).powi(2);
+        let count = all.iter().filter(later).count();
+        if gap > 0 {
+            assert_share(&format!("vt, gap {gap}"), count, all.len(), share);
+        } else {
+            assert_eq!(count, all.len());
+        }
+    }
+    let task = "{ kind = \"fuzzy_recall\", vocab = 9, key_max = 1, value_max = 1 }";
+    let all = examples(task, Split::Test, 31, DRAWS);
+    for symbol in 0..4 {
+        // of 31 tokens the first is a key, whichever
+        let first =
+            all.iter().filter(|example| example.input.iter().find(|token| **token != 8) == Some(&symbol)).count();
+        assert_share(&format!("fuzzy_recall, key {symbol}"), first, all.len(), 0.25);
+    }
+}
+
 /// A rule that ignores the key and continues any value with the same first digits gets most tokens and few whole answers.
 #[test]
 fn fed_back_answers_inflate_the_share_of_right_tokens() {
@@ -137,6 +179,16 @@ fn impossible_keys_and_lengths_are_refused_by_name() {
         ("{ kind = \"mqrar\", back = 0 }", "data.task.back: 0"),
         ("{ kind = \"flipflop\", ignore = 1.0 }", "data.task.ignore: 1"),
         ("{ kind = \"selective_copy\", copy = 0 }", "data.task.copy: 0"),
+        (
+            "{ kind = \"vt\", chains = 20 }",
+            "data.task.names: 64 names are too few for 20 chains of 4 hops, which need 100",
+        ),
+        ("{ kind = \"vt\", chains = 11, digits = 1 }", "data.task.digits: of 1 digits there are 10 values"),
+        ("{ kind = \"fwe\", alpha = 1.0 }", "data.task.alpha: 1"),
+        ("{ kind = \"fwe\", answers = 50 }", "data.task.answers: 50 words"),
+        ("{ kind = \"cwe\", uncommon = 119 }", "data.task.uncommon: 119"),
+        ("{ kind = \"fuzzy_recall\", key_max = 8 }", "data.task.key_max: 8"),
+        ("{ kind = \"fuzzy_recall\", key_max = 1, pool = 8 }", "data.task.pool: 8 keys, but there are only 7"),
     ] {
         let error = config(task).check().unwrap_err();
         assert!(error.to_string().contains(named) && error.is_misuse(), "{task}: {error}");

@@ -1,6 +1,9 @@
 //! `data.task` of a run file.
 
+use super::chains::VariableTracking;
 use super::chomsky::Chomsky;
+use super::counts::{CommonWords, FrequentWords};
+use super::fuzzy_recall::FuzzyRecall;
 use super::group::GroupProduct;
 use super::memory::{FlipFlop, SelectiveCopy};
 use super::mqrar::Mqrar;
@@ -122,6 +125,14 @@ tasks! {
     "selective_copy" SelectiveCopy,
     /// Products in a finite group.
     "group" GroupProduct,
+    /// Names that are set to each other.
+    "vt" VariableTracking,
+    /// The most frequent words.
+    "fwe" FrequentWords,
+    /// Words that are more frequent than the others.
+    "cwe" CommonWords,
+    /// Recall of runs of symbols.
+    "fuzzy_recall" FuzzyRecall,
 }
 
 impl TaskConfig {
