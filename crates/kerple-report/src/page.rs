@@ -20,6 +20,7 @@ mod answers;
 mod figure;
 pub mod figures;
 pub mod grids;
+mod reach;
 mod text;
 
 pub use text::table_text;

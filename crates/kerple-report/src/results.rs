@@ -6,6 +6,7 @@ mod group;
 mod learning;
 mod own_context;
 mod positions;
+mod reach;
 mod table;
 mod training;
 
@@ -25,6 +26,7 @@ pub use learning::{LearnedCount, LearningOutcome, RunLearning};
 pub use own_context::OwnContextScore;
 pub(crate) use positions::BINS_AN_OCTAVE;
 pub use positions::{PositionBin, PositionCurve};
+pub use reach::{AnswerPair, AnswerReach, SeedReach};
 pub use table::{PerplexityScore, PerplexityTable, PerplexityTest, RowName, RunEvaluation, name_text};
 pub use training::{EffectiveLength, RunRow, RunState, Speed};
 

@@ -1,5 +1,6 @@
 //! Tables and figures of right answers.
 
+use super::reach::{pairs_grid, reach_grid};
 use super::{Cell, Figure, FigurePart, Grid, Row, Section};
 use crate::format::{count, probability};
 use crate::plot::{Axis, Legend, Plot, Point, Series};
@@ -13,6 +14,8 @@ pub(super) struct AnswersPart {
     title: String,
     meaning: String,
     grid: Grid,
+    reach: Option<Grid>,
+    pairs: Option<Grid>,
     figures: Vec<FigurePart>,
 }
 
@@ -64,7 +67,14 @@ impl AnswersPart {
                 test.reference
             )
         });
-        AnswersPart { title: table.title.clone(), meaning: format!("{}{tests}", table.meaning()), grid, figures }
+        AnswersPart {
+            title: table.title.clone(),
+            meaning: format!("{}{tests}", table.meaning()),
+            grid,
+            reach: reach_grid(results, table),
+            pairs: pairs_grid(results, table),
+            figures,
+        }
     }
 }
 

@@ -1,6 +1,7 @@
 //! The tables of results for a terminal.
 
 use super::answers::percent;
+use super::reach::reach_text;
 use super::{Cell, Grid, Row};
 use crate::format::{count, deviation, number};
 use crate::results::{AnswerMean, AnswerTable, PerplexityScore, PerplexityTable, Results, name_text};
@@ -71,7 +72,7 @@ fn grid_block(grid: &Grid) -> String {
 
 /// Means within and beyond the training length, and some lengths.
 fn answers_block(table: &AnswerTable) -> String {
-    let lengths = table.some_lengths();
+    let (all, lengths) = (table.lengths(), table.some_lengths());
     let shown = |share: Option<f64>| share.map_or_else(|| "- ".to_owned(), |share| percent(share) + " ");
     let row = |mean: &AnswerMean| {
         let at = lengths.iter().map(|&length| {
@@ -79,9 +80,11 @@ fn answers_block(table: &AnswerTable) -> String {
             let mark = if score.is_some_and(|score| score.best) { "*" } else { " " };
             score.map_or_else(|| "- ".to_owned(), |score| percent(score.accuracy) + mark)
         });
-        [name_text(mean.name()), shown(mean.within), shown(mean.beyond)].into_iter().chain(at).collect()
+        let reach = table.reaches.iter().find(|reach| reach.name() == mean.name());
+        let reach = reach.map_or_else(|| "- ".to_owned(), |reach| reach_text(reach, &all) + " ");
+        [name_text(mean.name()), shown(mean.within), shown(mean.beyond), reach].into_iter().chain(at).collect()
     };
-    let head = [format!("up to {} ", table.train_len), format!("beyond {} ", table.train_len)];
+    let head = [format!("up to {} ", table.train_len), format!("beyond {} ", table.train_len), "reaches ".to_owned()];
     let head = head.into_iter().chain(lengths.iter().map(|&length| count(length) + " "));
     columns("right %", head.collect(), table.means.iter().map(row).collect())
 }

@@ -5,6 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use serde::Serialize;
 
 use super::group::{RunGroup, TableAssignment};
+use super::reach::{self, AnswerPair, AnswerReach};
 use super::table::RowName;
 use super::{Spread, highest, number};
 use crate::run::Run;
@@ -138,6 +139,10 @@ pub struct AnswerTable {
     pub means: Vec<AnswerMean>,
     /// Where the answers lie, for tasks with one such place.
     pub depths: Vec<AnswerDepths>,
+    /// How far each encoding answers, where lengths exceed the training length.
+    pub reaches: Vec<AnswerReach>,
+    /// All pairs of them.
+    pub pairs: Vec<AnswerPair>,
 }
 
 impl AnswerTable {
@@ -250,7 +255,7 @@ impl AnswerSetting {
 }
 
 /// A seed's accuracies by length.
-type AccuracyByLength = BTreeMap<u64, f64>;
+pub(super) type AccuracyByLength = BTreeMap<u64, f64>;
 
 pub(super) fn tables<'a>(
     runs: &[&'a Run],
@@ -348,6 +353,10 @@ fn table(
         eval_len: *length,
         accuracy: by_part(all),
     });
+    let reaches: Vec<AnswerReach> = curves
+        .iter()
+        .filter_map(|((_, name, window), seeds)| reach::reach((name, *window), seeds, ends, answers.chance))
+        .collect();
     let title = groups.iter().find(|known| known.id == group).map_or("", |group| &group.title);
     let title = if title.is_empty() { task.clone() } else { format!("{task}, {title}") } + sequences;
     AnswerTable {
@@ -364,6 +373,8 @@ fn table(
         title,
         means,
         depths: depths.collect(),
+        pairs: reach::pairs(&reaches),
+        reaches,
         scores,
         task,
     }

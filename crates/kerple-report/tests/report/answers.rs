@@ -186,3 +186,41 @@ fn accuracies_beyond_the_training_length_are_tested_in_pairs() {
         assert!(page.contains(part), "{part}");
     }
 }
+
+#[test]
+fn reaches_have_intervals_and_all_pairs_are_tested_together() {
+    let root = tempfile::tempdir().unwrap();
+    let lengths = [20, 40, 80, 160, 320];
+    let curve = |accuracies: [f64; 5]| lengths.into_iter().zip(accuracies).collect::<Vec<_>>();
+    for (seed, more) in [(1, 0.0), (2, 0.01), (3, 0.03), (4, 0.02)] {
+        run(root.path(), "alibi", seed, &curve([1.0, 1.0, 0.95, 0.9, 0.3 + more]), None);
+        run(root.path(), "rotary", seed, &curve([1.0, 0.95, 0.5 + 2.0 * more, 0.1, 0.1 - more]), None);
+        run(root.path(), "none", seed, &curve([1.0, 0.3, 0.1, 0.1 + more, 0.1]), None);
+    }
+    let summary =
+        write(&find_runs(&[root.path()]).unwrap(), &root.path().join("report"), &ReportOptions::default()).unwrap();
+    let table = &summary.results.answers[0];
+    let reach = |name: &str| table.reaches.iter().find(|reach| reach.encoding == name).unwrap();
+    // chance is 0.1, so that 0.8704 count as reached: between 160 and 320 tokens of 0.9 and about 0.3
+    let alibi = reach("alibi");
+    assert_eq!((alibi.n, alibi.learned), (4, 4), "{alibi:?}");
+    let expected = 160.0 * ((0.9 - 0.8704) / 0.6f64).exp2();
+    assert!((alibi.seeds[0].tokens - expected).abs() < 1e-9 && alibi.seeds[0].cell == [160.0, 320.0], "{alibi:?}");
+    let (low, high) = (alibi.tokens_low.unwrap(), alibi.tokens_high.unwrap());
+    assert!(low < alibi.tokens.unwrap() && alibi.tokens.unwrap() < high, "{alibi:?}");
+    let none = reach("none");
+    assert_eq!((none.learned, none.tokens_low), (0, None), "{none:?}");
+    let octaves = [0.2f64, 0.0, 0.0, 0.0].map(|right| right / 0.9);
+    assert!((none.seeds[0].beyond - octaves[0] / 2.0 / 3.0).abs() < 1e-12, "{none:?}");
+
+    assert_eq!(table.pairs.len(), 3);
+    for pair in &table.pairs {
+        assert!(pair.n == 4 && pair.p_holm >= pair.p && pair.is_told_apart(), "{pair:?}");
+    }
+    let markdown = std::fs::read_to_string(root.path().join("report/report.md")).unwrap();
+    for part in ["Reach: up to which length 87.04 % are right", "4 of 4", "not learned", "3 of them are told apart"] {
+        assert!(markdown.contains(part), "{part}: {markdown}");
+    }
+    assert!(std::fs::read_to_string(&summary.index).unwrap().contains("beyond 160"));
+    assert!(table_text(&summary.results).contains("reaches"));
+}
