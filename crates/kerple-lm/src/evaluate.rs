@@ -13,6 +13,7 @@
 
 mod documents;
 mod key;
+mod lengths;
 mod protocol;
 mod rolling;
 mod segments;
@@ -21,6 +22,7 @@ mod text;
 
 pub use documents::TextDocuments;
 pub use key::{EvaluationKey, Reuse};
+pub use lengths::EvalLength;
 pub use protocol::Protocol;
 pub use segments::{EvalRequest, ScoredSegments, SegmentCount, TextWindow};
 pub use tasks::{TaskEval, TaskEvalRequest, default_lengths, served};

@@ -1,6 +1,6 @@
 //! Tasks as training and evaluation need them: batches of examples.
 
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::objective::SequenceBatch;
 use crate::plan::{DataInfo, Plan};
 use crate::sequences::BatchSource;
@@ -30,6 +30,28 @@ pub fn facts(task: TaskInfo) -> DataInfo {
     // the empty place is a token too
     let vocab_size = vocab + usize::from(answer == AnswerMode::Tape);
     DataInfo { vocab_size, tokenizer: name, train_tokens: 0, content: kerple_data::fingerprint(content.as_bytes()) }
+}
+
+/// Refuses to evaluate a model of one task on the other one, unless the two differ only in keys that the model does not depend
+/// on.
+///
+/// # Errors
+/// What differs, with both values.
+pub fn check_same_answers(trained: &TaskConfig, other: &TaskConfig) -> Result<()> {
+    let (own, others) = (trained.facts(), other.facts());
+    let differences = [
+        ("is", own.name.clone(), others.name.clone()),
+        ("has the answers", format!("{:?}", own.answer), format!("{:?}", others.answer)),
+        ("has the vocabulary", own.vocab.to_string(), others.vocab.to_string()),
+        ("has the answer classes", own.classes.to_string(), others.classes.to_string()),
+    ];
+    match differences.into_iter().find(|(_, own, others)| own != others) {
+        None => Ok(()),
+        Some((what, own, others)) => Err(Error::refused(
+            format!("the task {what} {others}, that of the run {own}"),
+            "give the task of the run with keys that change neither its vocabulary nor its answers",
+        )),
+    }
 }
 
 impl TaskSource {

@@ -18,9 +18,10 @@ use encoding_name::EncodingName;
 pub use export::ExportArgs;
 pub use general::{General, thread_count};
 pub use groups::{EvaluationOptions, Hardware, RunFile, Sharing, SlurmArray, SplitChoice, default_lengths};
-use groups::{count, rope_scaling};
+use groups::{count, rope_scaling, task};
 pub use kernel::{KernelArgs, KernelCommand};
 use kerple_core::encoding::scaling::RopeScaling;
+use kerple_data::tasks::TaskConfig;
 pub use serve::ServeArgs;
 use std::path::PathBuf;
 
@@ -233,6 +234,10 @@ pub struct EvalArgs {
     /// Split of the data.
     #[arg(long, value_enum, default_value = "test")]
     pub split: SplitChoice,
+    /// Evaluate on the task of the run with other keys, e.g. `{ kind = "flipflop", ignore = 0.98 }`;
+    /// vocabulary and answers must be the same.
+    #[arg(long, value_parser = task)]
+    pub task: Option<TaskConfig>,
     /// Other prepared data with the same tokenizer.
     #[arg(long, value_name = "PATH")]
     pub data: Option<PathBuf>,

@@ -54,6 +54,46 @@ fn a_run_of_a_task_is_trained_evaluated_verified_and_reported() {
 }
 
 #[test]
+fn a_task_is_evaluated_with_other_keys_and_at_octaves() {
+    let place = place();
+    place.ok(&["train", "--config", "run.toml", "--out", "r", "--set", "data.task=flipflop"]);
+    let eval = ["eval", "r", "--n-segments", "8", "--json", "--lengths", "octaves:0.5:4"];
+    let rows = |more: &[&str]| -> Vec<Value> {
+        let printed = place.ok(&[&eval[..], more].concat());
+        printed.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
+    };
+    let usual = rows(&[]);
+    let lengths: Vec<u64> = usual.iter().map(|row| row["eval_len"].as_u64().unwrap()).collect();
+    assert_eq!(lengths, [16, 23, 32, 45, 64]);
+    let rare = rows(&["--task", "{ kind = \"flipflop\", ignore = 0.98 }"]);
+    assert_eq!(rare.len(), 5);
+    // instructions that change nothing leave fewer that read
+    assert!(rare[4]["tokens"].as_u64() < usual[4]["tokens"].as_u64(), "{rare:?} {usual:?}");
+    assert_ne!(rare[0]["text"]["checksum"], usual[0]["text"]["checksum"], "rows of other keys are other rows");
+    assert_eq!(rows(&["--task", "{ kind = \"flipflop\", ignore = 0.98 }"]), rare, "they are known");
+    assert_eq!(rows(&["--task", "flipflop"]), usual);
+    place.ok(&["verify", "r"]);
+    let page = place.ok(&["report", "r", "--out", "page"]);
+    assert!(page.matches("flipflop, text").count() == 2, "two tables: {page}");
+
+    let refused = |task: &str| {
+        let refused = place.run(&[&eval[..], &["--task", task]].concat());
+        assert_eq!(refused.status.code(), Some(2), "{task}");
+        String::from_utf8_lossy(&refused.stderr).into_owned()
+    };
+    for (task, parts) in [
+        ("mqrar", &["the task is mqrar, that of the run flipflop"][..]),
+        ("{ kind = \"flipflop\", ignore = 2.0 }", &["data.task.ignore: 2"]),
+        ("flip", &["unknown task `flip`"]),
+    ] {
+        let message = refused(task);
+        assert!(parts.iter().all(|part| message.contains(part)), "{task}: {message}");
+    }
+    let wrong = place.run(&["eval", "r", "--lengths", "octaves:0:4"]);
+    assert!(String::from_utf8_lossy(&wrong.stderr).contains("the step of 0 octaves"));
+}
+
+#[test]
 fn a_learned_task_ends_its_runs() {
     let place = place();
     // half of the answers are right by guessing, so that the first validation passes

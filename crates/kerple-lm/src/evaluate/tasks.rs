@@ -75,8 +75,12 @@ pub fn default_lengths(train_len: usize) -> Vec<usize> {
 /// Lengths that an encoding of a plan's run is defined for, the empty places of a task included, and that have room for the
 /// task.
 pub fn served(plan: &Plan, encoding: &Encoding, lengths: &[usize]) -> Vec<usize> {
+    served_from(plan.data.task.as_ref().map_or(0, |task| task.facts().shortest), plan, encoding, lengths)
+}
+
+/// The same where sequences have at least `shortest` tokens.
+fn served_from(shortest: usize, plan: &Plan, encoding: &Encoding, lengths: &[usize]) -> Vec<usize> {
     let longest = plan.longest(encoding).unwrap_or(usize::MAX);
-    let shortest = plan.data.task.as_ref().map_or(0, |task| task.facts().shortest);
     let serves = |length: &usize| *length >= shortest && plan.sequence_of(*length) <= longest;
     lengths.iter().copied().filter(serves).collect()
 }
@@ -123,7 +127,7 @@ impl EvalData for TaskEval<'_> {
                 --lengths 40,100,500",
             ));
         }
-        let served = served(plan, model.encoding().encoding(), &request.lengths);
+        let served = served_from(facts.shortest, plan, model.encoding().encoding(), &request.lengths);
         if let Some(length) = request.lengths.iter().find(|length| !served.contains(length)) {
             let limit = match model.encoding().longest() {
                 Some((longest, encoding)) => {

@@ -82,7 +82,7 @@ pub(super) fn pairs_grid(results: &Results, table: &AnswerTable) -> Option<Grid>
         } else {
             pair.p_holm.map(probability)
         };
-        let best = pair.is_told_apart();
+        let best = pair.is_significant();
         Cell { best, note: pair.untestable.clone(), ..Cell::from(shown.unwrap_or_else(|| "\u{2013}".to_owned())) }
     };
     let rows = table.reaches.iter().enumerate().map(|(row, reach)| Row {
@@ -91,11 +91,11 @@ pub(super) fn pairs_grid(results: &Results, table: &AnswerTable) -> Option<Grid>
         cells: (0..table.reaches.len()).map(|column| cell(row, column)).collect(),
     });
     let names = table.reaches.iter().map(|reach| name_text(reach.name()));
-    let apart = table.pairs.iter().filter(|pair| pair.is_told_apart()).count();
+    let apart = table.pairs.iter().filter(|pair| pair.is_significant()).count();
     Some(Grid {
         caption: format!(
             "All pairs: below the diagonal the mean of the row less that of the column, in percent; above it p of a paired two-sided \
-             t-test over common seeds after Holm's correction for the {tested} tests of this table. {apart} of them are told apart"
+             t-test over common seeds after Holm's correction for the {tested} tests of this table. {apart} of them are significant"
         ),
         head: std::iter::once("encoding".to_owned()).chain(names).collect(),
         rows: rows.collect(),

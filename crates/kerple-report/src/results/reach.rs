@@ -1,4 +1,4 @@
-//! How far encodings answer a task, and which of them can be told apart.
+//! How far encodings answer a task, and which of them differ significantly.
 
 use super::answers::AccuracyByLength;
 use super::number;
@@ -86,8 +86,8 @@ impl AnswerReach {
 }
 
 impl AnswerPair {
-    /// Whether the two can be told apart.
-    pub fn is_told_apart(&self) -> bool {
+    /// Whether the two differ significantly.
+    pub fn is_significant(&self) -> bool {
         self.p_holm.is_some_and(|p| p < ALPHA)
     }
 }

@@ -7,7 +7,8 @@ use kerple_burn::device::DeviceName;
 use kerple_core::cpu::InstructionSet;
 use kerple_core::encoding::scaling::RopeScaling;
 use kerple_core::precision::Precision;
-use kerple_lm::evaluate::{self, EvalRequest, Protocol, SegmentCount};
+use kerple_data::tasks::TaskConfig;
+use kerple_lm::evaluate::{self, EvalLength, EvalRequest, Protocol, SegmentCount};
 use kerple_lm::runtime::Runtime;
 use kerple_lm::sweep::Shard;
 use kerple_run::DocumentMask;
@@ -27,10 +28,11 @@ pub struct RunFile {
 /// What is evaluated.
 #[derive(Debug, Args)]
 pub struct EvaluationOptions {
-    /// Lengths to evaluate, in tokens. By default 1x to 32x the training length; for tasks every
-    /// half up to 12.5x.
-    #[arg(long, value_delimiter = ',', value_parser = count)]
-    pub lengths: Vec<usize>,
+    /// Lengths to evaluate, in tokens, or octaves:STEP:MULTIPLE: the training length, what is STEP
+    /// octaves longer and so on, up to MULTIPLE times the training length, e.g. octaves:0.5:32. By
+    /// default 1x to 32x the training length; for tasks every half up to 12.5x.
+    #[arg(long, value_delimiter = ',')]
+    pub lengths: Vec<EvalLength>,
     /// segments, nonoverlapping, last:COUNT, sliding:STRIDE or rolling:LENGTH.
     #[arg(long, default_value = "segments")]
     pub protocol: String,
@@ -63,7 +65,7 @@ impl EvaluationOptions {
         let protocol = self.protocol.parse()?;
         Ok(EvalRequest {
             lengths: match (self.lengths.is_empty(), task, protocol) {
-                (false, _, _) => self.lengths.clone(),
+                (false, _, _) => EvalLength::resolve(&self.lengths, train_len),
                 (true, true, _) => evaluate::default_lengths(train_len),
                 (true, false, Protocol::Rolling(length)) => vec![length],
                 (true, false, _) => default_lengths(train_len),
@@ -197,6 +199,18 @@ pub fn rope_scaling(text: &str) -> Result<RopeScaling, String> {
     let line: ScalingTable =
         toml::from_str(&format!("scaling = {value}")).map_err(|error| error.message().to_owned())?;
     Ok(line.scaling)
+}
+
+/// A task: a name, or its name and keys as a run file's inline table.
+pub fn task(text: &str) -> Result<TaskConfig, String> {
+    #[derive(serde::Deserialize)]
+    struct TaskTable {
+        task: TaskConfig,
+    }
+    let value = if text.trim_start().starts_with('{') { text.to_owned() } else { format!("{:?}", text.trim()) };
+    let line: TaskTable = toml::from_str(&format!("task = {value}")).map_err(|error| error.message().to_owned())?;
+    line.task.check().map_err(|error| error.to_string())?;
+    Ok(line.task)
 }
 
 /// Which part of the prepared text.

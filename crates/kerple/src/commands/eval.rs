@@ -17,6 +17,7 @@ use kerple_lm::memory_estimate::TOKENS_AT_ONCE;
 use kerple_lm::plan::Plan;
 use kerple_lm::ranks::Ranks;
 use kerple_lm::run::{RunFolder, TrainedModel};
+use kerple_lm::tasks;
 use kerple_run::{EvaluationRow, Provenance};
 use std::sync::atomic::AtomicBool;
 
@@ -82,10 +83,19 @@ fn change(encoding: &mut PositionalEncoding, args: &EvalArgs) -> CommandResult {
 
 /// The data that was named, or that of the run, wherever it was last seen.
 fn open(args: &EvalArgs, run: &RunFolder, plan: &Plan) -> Result<DataSource, CommandError> {
-    Ok(match &args.data {
-        Some(path) => DataSource::open(&DataConfig { path: path.clone(), ..plan.data.clone() })?,
-        None => run.open_data(plan)?,
-    })
+    let path = args.data.as_ref().unwrap_or(&plan.data.path).clone();
+    let Some(task) = &args.task else {
+        return Ok(match &args.data {
+            Some(_) => DataSource::open(&DataConfig { path, ..plan.data.clone() })?,
+            None => run.open_data(plan)?,
+        });
+    };
+    let Some(trained) = &plan.data.task else {
+        let hint = "omit --task, or name a run of a task";
+        return Err(CommandError::misuse("--task: the run was trained on a text", hint));
+    };
+    tasks::check_same_answers(trained, task)?;
+    Ok(DataSource::open(&DataConfig { path, task: Some(task.clone()), ..plan.data.clone() })?)
 }
 
 fn split(args: &EvalArgs) -> corpus::Split {
