@@ -4,10 +4,11 @@
 
 use crate::common::{Randomize, ToDouble, assert_close, assert_slopes, device, init, random, rng, run, values};
 use burn::module::Module;
-use burn::tensor::{DType, Tensor};
+use burn::tensor::{DType, Tensor, activation};
 use kerple_burn::block::TransformerBlock;
 use kerple_burn::forward_context::ForwardContext;
 use kerple_burn::implementation::Impl;
+use kerple_burn::ops::linear_attention::{self, LinearAttentionSettings};
 use kerple_burn::plan::{
     AttentionKind, BlockConfig, BlockSizes, FeatureKind, LinearAttentionConfig, ResidualKind, SinkKind,
 };
@@ -217,6 +218,49 @@ fn linear_attention_packs_documents_with_every_encoding() {
             if at != 1 && !text.contains("fox") {
                 check(&both, packing, true, None, seed + 2, &format!("{what} both ways"));
             }
+        }
+    }
+}
+
+/// Documents as rows of padded batches, which is how GPUs compute them.
+#[test]
+fn documents_as_rows_of_batches_are_what_they_are_in_one_row() {
+    let long = (vec![vec![290, 1, 20], vec![140, 171]], 311);
+    let (heads, width) = (SIZES.n_heads, SIZES.head_dim);
+    for (seed, &text) in (300..).zip(LINEAR) {
+        let linear = LinearAttentionConfig { n_features: 10, ..LinearAttentionConfig::default() };
+        let plan = BlockConfig { attention: AttentionKind::Linear(linear.clone()), ..BlockConfig::default() };
+        let both = Both::new(text, &plan, seed);
+        let settings = LinearAttentionSettings { plan: linear, layer: 0 };
+        for (packing, both_ways) in packings().iter().chain([&long]).zip([false, true, true, false]) {
+            let both_ways = both_ways && !text.contains("fox");
+            let (documents, mut rng) = (packed(&packing.0, packing.1), rng(seed));
+            let (rows, len, longest) = (packing.0.len(), packing.1, documents.longest_len());
+            let x = random([rows, len, 3 * heads * width], &mut rng);
+            let up = random([rows, len, heads * width], &mut rng);
+            let attend = |both: &Both, x: Tensor<3>, in_batches: bool| {
+                let (options, pass) = ((&device(), DType::F64), PASS.over(longest));
+                let context = both.encoding.attention_context(0, [longest; 2], options, Impl::Reference, &pass);
+                let context = if both_ways { context.bidirectional() } else { context };
+                let context = context.with_documents(Some(&documents));
+                let part = |which: usize| {
+                    let own = x.clone().narrow(2, which * heads * width, heads * width);
+                    own.reshape([rows, len, heads, width]).swap_dims(1, 2)
+                };
+                let gates = text.contains("fox").then(|| activation::log_sigmoid(part(2).mean_dim(3).squeeze_dim(3)));
+                let (qkv, mask, of) = ([part(0), part(1), part(2)], &context.mask, &context.linear);
+                let out = match in_batches {
+                    false => linear_attention::reference(qkv, &settings, mask, gates, of),
+                    true => linear_attention::by_document(qkv, mask, gates, of, |qkv, mask, gates, of| {
+                        assert!(mask.documents.is_none() && qkv[0].dims()[2] <= longest);
+                        linear_attention::reference(qkv, &settings, mask, gates, of)
+                    }),
+                };
+                out.swap_dims(1, 2).reshape([rows, len, heads * width])
+            };
+            let in_rows = run(&both, &x, &up, |both, x| attend(both, x, false));
+            let in_batches = run(&both, &x, &up, |both, x| attend(both, x, true));
+            assert_close(&in_batches, &in_rows, &format!("{text} {packing:?}"));
         }
     }
 }

@@ -232,7 +232,6 @@ impl<'a> EvalRun<'a> {
         runtime: &'a Runtime,
     ) -> Result<EvalRun<'a>> {
         plan.check_evaluated(model.encoding().encoding())?;
-        runtime.check_documents(scored.documents(), plan)?;
         scored.check(plan, model)?;
         let longest = scored.lengths().iter().map(|length| scored.tokens(plan, *length)).max().unwrap_or(0);
         plan.check_evaluation_memory(longest, runtime.limit().as_ref())?;

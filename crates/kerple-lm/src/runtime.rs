@@ -54,21 +54,6 @@ impl Runtime {
         }
     }
 
-    /// Refuses document masks where a model has layers of linear attention on a device whose kernels do not take them.
-    ///
-    /// # Errors
-    /// The device.
-    pub fn check_documents(&self, documents: DocumentMask, plan: &Plan) -> Result<()> {
-        let mut layers = plan.model.every_layer(&plan.encoding);
-        let on_cpu = DeviceKind::of(&self.device) == Some(DeviceKind::Cpu);
-        if documents.is_joined() || on_cpu || !layers.any(|layer| layer.attention.linear().is_some()) {
-            return Ok(());
-        }
-        let device = &self.provenance.device;
-        let message = format!("linear attention does not support separate documents on {device}");
-        Err(Error::refused(message, "use --device cpu, or documents = \"joined\""))
-    }
-
     /// The same with models on another device, and products of this precision.
     pub fn on(self, name: DeviceName, opened: OpenDevice, precision: Precision) -> Runtime {
         let OpenDevice { device, part, memory } = opened;

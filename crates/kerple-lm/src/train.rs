@@ -492,7 +492,6 @@ impl RunWriter {
 /// Sequences at once, after what cannot be trained here is refused.
 fn micro_batch(plan: &Plan, runtime: &Runtime) -> Result<usize> {
     let train = &plan.train;
-    runtime.check_documents(plan.data.documents, plan)?;
     let rows = runtime.ranks.micro_batch(train.batch_size, train.micro_batch_size.unwrap_or(train.batch_size))?;
     let in_parts = Plan { train: TrainConfig { micro_batch_size: Some(rows), ..train.clone() }, ..plan.clone() };
     in_parts.check_training_memory(runtime.limit().as_ref())?;

@@ -96,23 +96,6 @@ fn separate_documents_train_as_on_the_processor() {
     }
 }
 
-/// Training and evaluation refuse them before they start.
-#[test]
-fn linear_attention_refuses_separate_documents() {
-    let attention = AttentionKind::Linear(LinearAttentionConfig::default());
-    let mut plan =
-        plan_with(&encoding("none"), TrainConfig::default(), BlockConfig { attention, ..BlockConfig::default() });
-    plan.data.documents = DocumentMask::Separate;
-    let there = Runtime::cpu(None).on(name(), opened(), Precision::F32);
-    let folder = tempfile::tempdir().unwrap();
-    let error = try_session(&there, folder.path(), &plan, Some(1)).unwrap_err();
-    let expected = format!("linear attention does not support separate documents on {}", there.provenance.device);
-    assert_eq!(error.to_string(), expected);
-    assert_eq!(error.hint(), "use --device cpu, or documents = \"joined\"");
-    there.check_documents(DocumentMask::Joined, &plan).unwrap();
-    Runtime::cpu(None).check_documents(DocumentMask::Separate, &plan).unwrap();
-}
-
 #[test]
 fn linear_attention_trains_as_on_the_processor() {
     for (kind, features) in [
@@ -129,6 +112,7 @@ fn linear_attention_trains_as_on_the_processor() {
         let block = BlockConfig { attention, ..BlockConfig::default() };
         let plan = plan_with(&encoding(kind), TrainConfig::default(), block);
         assert_same_training(&plan, &format!("linear {kind}"));
+        assert_same_training_on(&plan, packed, &format!("documents, linear {kind}"));
     }
 }
 

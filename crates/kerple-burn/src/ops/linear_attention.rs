@@ -1,9 +1,11 @@
 //! Linear attention: features of queries and keys instead of a softmax, see [`kerple_core::attention::linear`].
 
+mod documents;
 #[cfg(feature = "cube")]
 mod gpu;
 mod reference;
 
+pub use documents::by_document;
 pub use reference::reference;
 
 use crate::attention_context::{AttentionMask, DecayTensors, LinearContext, StochasticCode};
@@ -39,8 +41,8 @@ pub struct LinearAttentionSettings {
 }
 
 /// Linear attention of `[B, H, L, D]` queries, keys and values at the same positions, after their rotation. Products are
-/// multiplied by the gates between query and key, `[B, H, L]` logarithms, where there are some. Kernels of GPUs do not support
-/// packed documents: there the reference computes them, in quadratic time.
+/// multiplied by the gates between query and key, `[B, H, L]` logarithms, where there are some. On GPUs packed documents become
+/// the rows of padded batches.
 ///
 /// # Panics
 /// When the rows are a chunk of longer sequences, and no kernel takes them.
@@ -54,11 +56,12 @@ pub fn linear_attention(
 ) -> Tensor<4> {
     if !implementation.has_kernel(KERNELS, &q) {
         assert!(context.chunk.is_none(), "only kernels of the CPU support chunks");
-        #[cfg(feature = "cube")]
-        if implementation.uses_kernels() && gpu::runs([&q, &v], linear, mask, gates.is_some(), context) {
-            return gpu::linear_attention([q, k, v], linear, mask, gates, context);
+        if implementation.uses_kernels() && mask.documents.is_some() {
+            return by_document([q, k, v], mask, gates, context, |rows, mask, gates, context| {
+                of_sequences(rows, linear, mask, gates, (context, implementation))
+            });
         }
-        return reference([q, k, v], linear, mask, gates, context);
+        return of_sequences([q, k, v], linear, mask, gates, (context, implementation));
     }
     let dtype = q.dtype();
     let mut inputs = OpInputs::default();
@@ -80,6 +83,23 @@ pub fn linear_attention(
         chunk,
     };
     inputs.apply(op)
+}
+
+/// Where the CPU's kernel does not run: by the kernels of a GPU, if they take it.
+fn of_sequences(
+    [q, k, v]: [Tensor<4>; 3],
+    linear: &LinearAttentionSettings,
+    mask: &AttentionMask,
+    gates: Option<Tensor<3>>,
+    (context, implementation): (&LinearContext, Impl),
+) -> Tensor<4> {
+    #[cfg(feature = "cube")]
+    if implementation.uses_kernels() && gpu::runs([&q, &v], linear, mask, gates.is_some(), context) {
+        return gpu::linear_attention([q, k, v], linear, mask, gates, context);
+    }
+    #[cfg(not(feature = "cube"))]
+    let _ = implementation;
+    reference([q, k, v], linear, mask, gates, context)
 }
 
 fn reach(pattern: Mask) -> LinearMask {

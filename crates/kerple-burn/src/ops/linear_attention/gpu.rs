@@ -16,8 +16,8 @@ use kerple_gpu::linear::{ChunkedDecay, ChunkedDims, ChunkedLinear};
 /// Features of queries and keys that a kernel takes, at most; more are taken some after others.
 const AT_ONCE: usize = 256;
 
-/// Whether there are kernels for a call: sequences without documents, rows that see what came before, or all, with whatever features and decays, or gates of those
-/// that see what came before.
+/// Whether there are kernels for a call: sequences of one document, rows that see what came before, or all, with whatever
+/// features and decays, or gates of those that see what came before.
 pub(super) fn runs(
     [q, v]: [&Tensor<4>; 2],
     linear: &LinearAttentionSettings,
