@@ -44,7 +44,7 @@ struct ExperimentFile {
 }
 
 /// Every experiment file, by paper and scale.
-const FILES: [ExperimentFile; 17] = [
+const FILES: [ExperimentFile; 18] = [
     ExperimentFile { paper: "arena", scale: "small", text: include_str!("../experiments/arena-small.toml") },
     ExperimentFile { paper: "budget", scale: "small", text: include_str!("../experiments/budget-small.toml") },
     ExperimentFile { paper: "dape", scale: "smoke", text: include_str!("../experiments/dape-smoke.toml") },
@@ -58,6 +58,7 @@ const FILES: [ExperimentFile; 17] = [
     ExperimentFile { paper: "kerple", scale: "small", text: include_str!("../experiments/kerple-small.toml") },
     ExperimentFile { paper: "kerple", scale: "paper", text: include_str!("../experiments/kerple-paper.toml") },
     ExperimentFile { paper: "languages", scale: "small", text: include_str!("../experiments/languages-small.toml") },
+    ExperimentFile { paper: "length", scale: "smoke", text: include_str!("../experiments/length-smoke.toml") },
     ExperimentFile { paper: "seeds", scale: "small", text: include_str!("../experiments/seeds-small.toml") },
     ExperimentFile { paper: "spe", scale: "smoke", text: include_str!("../experiments/spe-smoke.toml") },
     ExperimentFile { paper: "spe", scale: "small", text: include_str!("../experiments/spe-small.toml") },

@@ -290,7 +290,7 @@ pub struct CompareArgs {
 #[derive(Debug, Args)]
 pub struct ReproduceArgs {
     /// A paper: kerple, dape or spe; or an experiment of this project: arena, budget, decay,
-    /// documents, draws, induction, languages or seeds.
+    /// documents, draws, induction, languages, length or seeds.
     pub paper: String,
     /// smoke (minutes), small (hours on two cores) or paper (the paper's own sizes).
     #[arg(long, default_value = "small")]
