@@ -1,6 +1,6 @@
 //! Tables and figures of right answers.
 
-use super::reach::{pairs_grid, reach_grid};
+use super::reach::{MEANING, pairs_grid, reach_grid};
 use super::{Cell, Figure, FigurePart, Grid, Row, Section};
 use crate::format::{count, probability};
 use crate::plot::{Axis, Legend, Plot, Point, Series};
@@ -15,6 +15,7 @@ pub(super) struct AnswersPart {
     meaning: String,
     grid: Grid,
     reach: Option<Grid>,
+    reach_meaning: &'static str,
     pairs: Option<Grid>,
     figures: Vec<FigurePart>,
 }
@@ -72,6 +73,7 @@ impl AnswersPart {
             meaning: format!("{}{tests}", table.meaning()),
             grid,
             reach: reach_grid(results, table),
+            reach_meaning: MEANING,
             pairs: pairs_grid(results, table),
             figures,
         }

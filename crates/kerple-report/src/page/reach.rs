@@ -24,10 +24,17 @@ pub(super) fn reach_text(reach: &AnswerReach, lengths: &[u64]) -> String {
     }
     let Some((low, high)) = reach.tokens_low.zip(reach.tokens_high) else { return tokens(median, lengths) };
     let end = |tokens: f64| count(tokens.round() as u64);
-    let low = if low == 0.0 { "(0".to_owned() } else { format!("[{}", end(low)) };
+    let low = if low < 0.5 { "(0".to_owned() } else { format!("[{}", end(low)) };
     let high = if high.is_infinite() { "\u{221e})".to_owned() } else { format!("{}]", end(high)) };
     format!("{} {low}, {high}", tokens(median, lengths))
 }
+
+/// What the two tables show.
+pub(super) const MEANING: &str = "The reach is the median over runs, with its 95 % interval. Runs that do not answer at the training \
+     length have not learned the task. They stay in the interval; with fewer than three others there is none. The mean is over octaves \
+     from the training length on, with 0 for guessing and 100 for no error. Of all pairs, the mean of the row less that of the column \
+     stands below the diagonal, and above it p of a paired two-sided t-test over common seeds, after Holm's correction for all tests \
+     of the table.";
 
 /// The reach of each encoding; nothing where no length exceeds the training length.
 pub(super) fn reach_grid(results: &Results, table: &AnswerTable) -> Option<Grid> {
@@ -53,13 +60,7 @@ pub(super) fn reach_grid(results: &Results, table: &AnswerTable) -> Option<Grid>
         format!("beyond {}", count(far)),
         "mean, guessing = 0".to_owned(),
     ];
-    let caption = format!(
-        "Reach: up to which length {} % are right, trained at {}; the median of runs with its 95 % interval. Runs that do not reach \
-         the training length have not learned the task and stay in the interval; with fewer than three others there is none. The \
-         mean is over octaves from the training length on, with 0 for guessing and 100 for no error",
-        percent(threshold(table.chance)),
-        count(table.train_len)
-    );
+    let caption = format!("Reach: up to which length {} % are right", percent(threshold(table.chance)));
     (!table.reaches.is_empty()).then(|| Grid {
         caption,
         head: head.into(),
@@ -93,10 +94,7 @@ pub(super) fn pairs_grid(results: &Results, table: &AnswerTable) -> Option<Grid>
     let names = table.reaches.iter().map(|reach| name_text(reach.name()));
     let apart = table.pairs.iter().filter(|pair| pair.is_significant()).count();
     Some(Grid {
-        caption: format!(
-            "All pairs: below the diagonal the mean of the row less that of the column, in percent; above it p of a paired two-sided \
-             t-test over common seeds after Holm's correction for the {tested} tests of this table. {apart} of them are significant"
-        ),
+        caption: format!("All pairs: {apart} of {tested} differences are significant"),
         head: std::iter::once("encoding".to_owned()).chain(names).collect(),
         rows: rows.collect(),
     })

@@ -218,7 +218,9 @@ fn reaches_have_intervals_and_all_pairs_are_tested_together() {
         assert!(pair.n == 4 && pair.p_holm >= pair.p && pair.is_significant(), "{pair:?}");
     }
     let markdown = std::fs::read_to_string(root.path().join("report/report.md")).unwrap();
-    for part in ["Reach: up to which length 87.04 % are right", "4 of 4", "not learned", "3 of them are significant"] {
+    for part in
+        ["Reach: up to which length 87.04 % are right", "4 of 4", "not learned", "3 of 3 differences are significant"]
+    {
         assert!(markdown.contains(part), "{part}: {markdown}");
     }
     assert!(std::fs::read_to_string(&summary.index).unwrap().contains("beyond 160"));
