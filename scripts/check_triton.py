@@ -24,7 +24,7 @@ ALLOWED = {torch.float64: 1e-12, torch.float32: 1e-5, torch.bfloat16: 3e-2, torc
 # numbers
 
 
-def dense(q, k, v, bias, weight, gates, sinks, starts, ends, causal, window, softcap):
+def dense(q, k, v, bias, weight, gates, sinks, rows, profiles, starts, ends, causal, window, softcap):
     """Attention by its definition, in f64."""
     (_, heads, queries, features), (_, kv_heads, keys, _) = q.shape, k.shape
     k, v = (x.repeat_interleave(heads // kv_heads, 1) for x in (k, v))
@@ -39,6 +39,9 @@ def dense(q, k, v, bias, weight, gates, sinks, starts, ends, causal, window, sof
         s = s * weight[:, column]
     if bias is not None:
         s = s + bias[:, column]
+    if rows is not None:
+        reach = profiles.shape[1]
+        s = s + torch.einsum("bhir,rij->bhij", rows, profiles[:, d.clamp(0, reach - 1)] * ((d >= 0) & (d < reach)))
     if gates is not None:  # those of padding are not read
         is_padding = torch.zeros(len(q), 1, keys, dtype=torch.bool)
         if starts is not None and starts.dim() == 1:
@@ -66,8 +69,8 @@ def dense(q, k, v, bias, weight, gates, sinks, starts, ends, causal, window, sof
 
 
 def setting(B=2, H=2, G=None, Q=45, K=None, D=16, dtype=torch.float32, bias=True, weight=False, gates=False, sinks=False, starts=None,
-            lengths=None, intervals=None, causal=True, window=None, softcap=None, longer=0, far=0.0, seed=0):  # fmt: skip
-    """Tensors and options of a call."""
+            lengths=None, intervals=None, causal=True, window=None, softcap=None, longer=0, far=0.0, relative=None, seed=0):  # fmt: skip
+    """Tensors and options of a call; ``relative`` is the rank and reach of a bias per row."""
     random = torch.Generator().manual_seed(seed)
     draw = lambda *shape: torch.randn(*shape, generator=random, dtype=torch.float64).to(dtype)
     G, K = G or H, K or Q
@@ -80,6 +83,8 @@ def setting(B=2, H=2, G=None, Q=45, K=None, D=16, dtype=torch.float32, bias=True
     if far and gates:
         tensors["gates"][:, :, -1] -= far
     tensors["sinks"] = draw(H) if sinks else None
+    rank, reach = relative or (1, 1)
+    tensors["rows"], tensors["profiles"] = (draw(B, H, Q, rank), 0.5 * draw(rank, reach)) if relative else (None, None)
     number = lambda x: None if x is None else torch.tensor(x)
     options = dict(causal=causal, window=window, softcap=softcap, key_starts=number(starts), key_lengths=number(lengths))
     if intervals:
@@ -112,12 +117,18 @@ INTERVALS = {
 }  # fmt: skip
 
 
+def arguments_of(tensors):
+    """Tensors as attention takes them: rows and profiles are a relative bias."""
+    given = {name: x for name, x in tensors.items() if x is not None and name not in ("rows", "profiles")}
+    return given | (dict(relative=(tensors["rows"], tensors["profiles"])) if tensors.get("rows") is not None else {})
+
+
 def passes(tensors, options, up):
     """The output, and the gradient of each tensor."""
     from kerple.torch import attention
 
     leaves = {name: x.clone().requires_grad_() for name, x in tensors.items() if x is not None}
-    out = attention(leaves["q"], leaves["k"], leaves["v"], **{n: x for n, x in leaves.items() if n not in "qkv"}, **options)
+    out = attention(**arguments_of(leaves), **options)
     return dict(zip(["out", *leaves], [out.detach(), *torch.autograd.grad(out, list(leaves.values()), up)], strict=True))
 
 
@@ -150,6 +161,15 @@ SETTINGS = {
         H=4, G=2, weight=True, gates=True, sinks=True, softcap=5.0, intervals="any", causal=False, window=37, Q=60, K=83, dtype=torch.float64),
     "everything, bfloat16": dict(H=4, G=2, weight=True, gates=True, sinks=True, softcap=5.0, lengths=[76, 83], window=37, Q=60, K=83,
                                  dtype=torch.bfloat16),
+    "rows": dict(relative=(16, 100), bias=False, Q=70), "rows, reach below a tile": dict(relative=(1, 5), Q=70, dtype=torch.float64),
+    "rows, one distance": dict(relative=(16, 1), Q=40, bias=False, dtype=torch.float64), "rows, reach of two tiles": dict(relative=(4, 64), Q=130, H=4, G=2),
+    "rows, reach of 33": dict(relative=(3, 33), bias=False, Q=100, dtype=torch.float64), "rows, reach past the keys": dict(relative=(5, 300), Q=65, K=99),
+    "rows of rank 40": dict(relative=(40, 47), Q=50, bias=False), "rows, more queries": dict(relative=(4, 20), Q=60, K=41, bias=False),
+    "rows, window": dict(relative=(4, 90), window=37, Q=100, dtype=torch.float64), "rows, window of 1": dict(relative=(4, 9), window=1, bias=False, Q=40, dtype=torch.float64),
+    "rows, any intervals": dict(relative=(4, 50), intervals="any", Q=90, K=101, H=4, G=2, sinks=True), "rows, far intervals": dict(relative=(4, 70), intervals="far", Q=150, K=170, H=1),
+    "rows, far gates": dict(relative=(4, 30), gates=True, far=6e4), "rows, everything": dict(
+        relative=(16, 45), H=4, G=2, weight=True, gates=True, sinks=True, softcap=5.0, starts=[0, 9], lengths=[76, 83], window=57, Q=60, K=83, dtype=torch.float64),
+    "rows, bfloat16": dict(relative=(16, 70), H=4, G=2, Q=90, dtype=torch.bfloat16), "rows, float16": dict(relative=(5, 70), H=4, G=2, Q=90, dtype=torch.float16),
 }  # fmt: skip
 
 
@@ -166,6 +186,9 @@ DECODED = {
     "decoding, bfloat16": dict(H=8, G=2, Q=1, K=180, sinks=True, dtype=torch.bfloat16),
     "decoding intervals": dict(H=6, G=2, Q=5, K=170, sinks=True, intervals="any", causal=False, dtype=torch.float64),
     "decoding far intervals": dict(H=4, G=2, Q=7, K=190, intervals="far", causal=False),
+    "decoding rows": dict(H=6, G=2, Q=1, K=170, relative=(16, 130)), "decoding 7 rows": dict(H=6, G=2, Q=7, K=190, relative=(3, 70), sinks=True, dtype=torch.float64),
+    "decoding rows, reach of 3": dict(Q=2, K=150, relative=(5, 3), bias=False, dtype=torch.float64), "decoding rows, everything": dict(
+        relative=(4, 60), H=4, G=2, weight=True, gates=True, sinks=True, softcap=5.0, starts=[0, 9], lengths=[146, 163], window=77, Q=16, K=163, dtype=torch.float64),
 }  # fmt: skip
 
 
@@ -182,6 +205,7 @@ def drawn(seed):
         window=1 + below(60) if flag() else None, softcap=2.0 + below(9) if flag() else None, lengths=[below(K + 1), K] if flag() else None,
         starts=[below(K), 0] if flag() else None, dtype=[torch.float64, torch.float32][below(2)], seed=seed,
         intervals=list(INTERVALS)[below(len(INTERVALS))] if below(3) == 0 else None,
+        relative=(1 + below(20), 1 + below(100)) if causal and flag() else None,
     )  # fmt: skip
 
 
@@ -198,7 +222,7 @@ def one_setting(name, given):
 
 
 def settings():
-    for name, given in [*SETTINGS.items(), *((f"draw {seed}", drawn(seed)) for seed in range(16))]:
+    for name, given in [*SETTINGS.items(), *((f"draw {seed}", drawn(seed)) for seed in range(20))]:
         yield from one_setting(name, given)
 
 
@@ -246,7 +270,8 @@ def _same_bits():
     import triton.runtime.interpreter as interpreter
 
     named = SETTINGS | DECODED
-    for name in ("grouped heads", "everything", "any intervals", "decoding intervals", "gates in both directions, f64", "both directions, window", "decoding, everything"):
+    for name in ("grouped heads", "everything", "any intervals", "decoding intervals", "gates in both directions, f64", "both directions, window", "decoding, everything",
+                 "rows, reach of two tiles", "rows, everything", "decoding 7 rows"):
         tensors, options, up = setting(**named[name])
         found, again = passes(tensors, options, up), passes(tensors, options, up)
         # the interpreter's loop over a grid; its other loops run over shapes of one or two dimensions
@@ -272,7 +297,7 @@ def conformance():
             result = suite.check(kerple, case)
         if not result.is_good:
             yield result.message()
-        elif result.unsupported and result.unsupported not in ("document_ids", "relative"):
+        elif result.unsupported and result.unsupported != "document_ids":
             yield f"{case.name}: {result.unsupported} is not supported"
         else:
             told = result.unsupported or f"{max(result.errors.values()):.0e}"
@@ -367,7 +392,7 @@ def encodings():
     H, D, L = 2, 8, 28
     made = [getattr(kt, name)(H, D, seed=0, dtype=torch.float64) for name in kt.__all__
             if isinstance(getattr(kt, name), type) and issubclass(getattr(kt, name), kt.Encoding)
-            and name not in ("Encoding", "Inkling", "Kernel", "LinearAttention")]  # fmt: skip
+            and name not in ("Encoding", "Kernel", "LinearAttention")]  # fmt: skip
     options = dict(head_dim=D, seed=0, dtype=torch.float64)
     made += [
         kt.Kernel("log(b~0.3, a) + 0.5*power(a, p~0.3) - log(1 - power(1, 1))", H, weight="exp(1, a, p~U(0,1))", **options),
@@ -375,17 +400,18 @@ def encodings():
         kt.Kernel("pow(log3, alpha) + neglog(power(1, 1))", H, unproven=True, keep="smooth", **options),
         kt.Encoding("alibi", H, behind=0.5, **options), kt.Encoding("t5", H, bidirectional=True, max_distance=20, **options),
         kt.Encoding("kerple_log", H, scale="inside", window=9, **options),
+        kt.Inkling(H, rank=3, reach=11, window=13, log_scale={"floor": 6, "alpha": 0.5}, **options),
     ]  # fmt: skip
     refused = []
     for module in made:
-        for causal in (True, False):
+        for causal in (True, False) if module._entry != "relative" else (True,):
             random = torch.Generator().manual_seed(1)
             q, k, v, up = (torch.randn(1, H, L, D, generator=random, dtype=torch.float64) for _ in range(4))
             rows = torch.randn(1, L, H * D, generator=random, dtype=torch.float64)
             leaves = [x.requires_grad_() for x in (q, k, v)] + list(module.parameters())
 
             def run():
-                more = dict(gates=module.gates(rows)) if module._entry == "gates" else {}
+                more = {name: getattr(module, name)(rows) for name in ("gates", "relative") if module._entry == name}
                 out = module(q, k, v, causal=causal, **more)
                 return [out.detach(), *torch.autograd.grad(out, leaves, up, allow_unused=True)]
 
@@ -424,11 +450,16 @@ def operation():
     told = registry.opcheck(torch.ops.kerple.attention, (*given[:10], *intervals, "", 0.3, True, 9, 4.0), raise_exception=False)
     if set(told.values()) != {"SUCCESS"}:
         yield f"opcheck with intervals: {told}"
-    for given in (dict(weight=True, sinks=True, softcap=4.0, window=5), dict(gates=True, sinks=True), dict(gates=True, causal=False),
+    of_rows = (torch.randn(2, 4, 20, 3, dtype=torch.float64, requires_grad=True), torch.randn(3, 17, dtype=torch.float64, requires_grad=True))
+    told = registry.opcheck(torch.ops.kerple.attention, (*given[:8], *of_rows, *[None] * 3, "", 0.3, True, 9, 4.0), raise_exception=False)
+    if set(told.values()) != {"SUCCESS"}:
+        yield f"opcheck with rows: {told}"
+    for given in (dict(relative=(2, 4)), dict(relative=(3, 9), weight=True, sinks=True, softcap=4.0, window=5),
+                  dict(weight=True, sinks=True, softcap=4.0, window=5), dict(gates=True, sinks=True), dict(gates=True, causal=False),
                   dict(gates=True, sinks=True, causal=False, intervals="any")):  # fmt: skip
         small, options, _ = setting(B=1, H=2, G=1, Q=6, K=7, D=3, dtype=torch.float64, **given)
         names = [name for name, x in small.items() if x is not None]
-        run = lambda *xs: attention(*xs[:3], **dict(zip(names[3:], xs[3:])), **options)
+        run = lambda *xs: attention(**arguments_of(dict(zip(names, xs, strict=True))), **options)
         if not torch.autograd.gradcheck(run, [small[name].requires_grad_() for name in names], fast_mode=True):
             yield f"gradcheck: {given}"
     layer = KerpleLog(2, 8, seed=0)
@@ -450,6 +481,11 @@ def operation():
         "must divide": lambda: attention(torch.zeros(1, 3, 2, 4), *[torch.zeros(1, 2, 2, 4)] * 2),
         "columns": lambda: attention(*[torch.zeros(1, 1, 3, 4)] * 3, bias=torch.zeros(1, 2)),
         "exceed the 2 keys of packed": lambda: attention(torch.zeros(1, 1, 3, 4), *[torch.zeros(1, 1, 2, 4)] * 2, cu_seqlens=[0, 2]),
+        "rank 65; kernels take 1 to 64": lambda: attention(*[torch.zeros(1, 1, 3, 4)] * 3, relative=(torch.zeros(1, 1, 3, 65), torch.zeros(65, 2))),
+        "rows [B, H, Q, R] and profiles": lambda: torch.ops.kerple.attention(
+            *[torch.zeros(1, 1, 3, 4)] * 3, *[None] * 5, torch.zeros(1, 1, 3, 2), *[None] * 4, "", 0.3, True, None, None),
+        "earlier keys; use causal=True": lambda: torch.ops.kerple.attention(
+            *[torch.zeros(1, 1, 3, 4)] * 3, *[None] * 5, torch.zeros(1, 1, 3, 2), torch.zeros(2, 5), *[None] * 3, "", 0.3, False, None, None),
         "tf32": lambda: _gpu.set_float32_precision("tf32"),
     }.items():
         try:
@@ -464,6 +500,10 @@ def operation():
         out.sum().backward()
         if out.shape != q.shape or out.any() or q.grad.any() or k.grad.any():
             yield f"without pairs, {empty}: the output or a gradient is not 0"
+        r, profiles = torch.ones(*empty[:3], 4, requires_grad=True), torch.ones(4, 5, requires_grad=True)
+        attention(q, k, k, relative=(r, profiles)).sum().backward()
+        if r.grad.any() or profiles.grad.any():
+            yield f"without pairs, {empty}: a gradient of a relative bias is not 0"
     print("  opcheck, gradcheck, torch.compile, autocast, refusals, empty tensors")
 
 
@@ -497,31 +537,38 @@ def targets():
     return cuda | {"gfx942": GPUTarget("hip", "gfx942", 64)}
 
 
-def arguments(kernels, number, is_full):
+def arguments(kernels, number, terms):
     """Types of the kernels' arguments by name; a number or None is a constant of the compiled kernel."""
     of_f64 = number == "fp64"
     acc = "*fp64" if of_f64 else "*fp32"
-    full = lambda type: type if is_full else None
+    full = lambda type: type if terms.endswith("all") else None
+    masked = lambda type: None if terms == "bias" else type
+    biased = lambda type: None if terms == "rows" else type
+    of_rows = lambda type: type if terms.startswith("rows") else None
     rows = kernels.Rows("*" + number, "i32", "i32", "i32")
-    terms = kernels.Terms(0.125 if of_f64 else "fp32", full(5.0 if of_f64 else "fp32"), full(acc), acc, "i32", full("*fp64"))
-    given = dict(sizes=kernels.Sizes(*["i32"] * 4), terms=terms, mask=kernels.Mask(full("i32"), *[full("*i32")] * 4))
+    numbers = kernels.Terms(0.125 if of_f64 else "fp32", full(5.0 if of_f64 else "fp32"), full(acc), biased(acc), "i32", full("*fp64"))
+    relative = kernels.Relative(of_rows(acc), "i32", "i32", "i32", of_rows(acc), "i32", "i32")
+    given = dict(sizes=kernels.Sizes(*["i32"] * 4), terms=numbers, relative=relative, mask=kernels.Mask(masked("i32"), *[masked("*i32")] * 4))
     given |= dict.fromkeys(("q", "k", "v", "out", "d_out", "d_q", "d_k", "d_v"), rows)
-    given |= dict.fromkeys(("lse", "delta", "sinks", "partial_bias", "partial", "total", "parts_lse"), acc)
+    given |= dict.fromkeys(("lse", "delta", "sinks", "partial", "total", "parts_lse"), acc)
     given |= dict(parts=kernels.Rows(acc, "i32", "i32", "i32"))
-    given |= dict(d_clocks=full(acc), d_row_clocks=None, partial_weight=full(acc))
+    given |= dict(d_clocks=full(acc), d_row_clocks=None, partial_bias=biased(acc), partial_weight=full(acc), partial_profiles=of_rows(acc))
+    given |= dict(d_rows=of_rows(kernels.Rows(acc, "i32", "i32", "i32")))
     return given | dict.fromkeys(("columns", "items", "splits", "total_columns"), "i32")
 
 
-def compiled(name, arch, number, features, tile, is_full):
-    """A kernel as machine code, of causal attention with a bias, or with everything; decode is forward with
-    parts of the keys and 4 heads that share them."""
+def compiled(name, shape, tile, rank=16):
+    """A kernel as machine code, of causal attention with such terms, of a relative bias of this rank; decode is forward
+    with parts of the keys and 4 heads that share them."""
     import triton
     from triton.compiler import ASTSource
     from kerple.torch import _gpu, triton_kernels as kernels
 
-    given, kernel = arguments(kernels, number, is_full), getattr(kernels, "forward" if name == "decode" else name)
+    number = {16: "bf16", 32: "fp32", 64: "fp64"}[shape.bits]
+    given, kernel = arguments(kernels, number, shape.terms), getattr(kernels, "forward" if name == "decode" else name)
     given |= {"splits": 1} if name == "forward" else {"out": given["parts"]} if name == "decode" else {}
-    options = dict(D=features, WIDTH=features, M=tile.rows, N=tile.keys, T=tile.rows, TOGETHER=4 if name == "decode" else 1,
+    rank = rank if shape.terms.startswith("rows") else 0
+    options = dict(D=shape.features, WIDTH=shape.features, RANK=rank, RANKS=_gpu._width(rank), OF_ROWS=_gpu.OF_ROWS_OF_HALF if shape.bits == 16 else "ieee", M=tile.rows, N=tile.keys, T=tile.rows, TOGETHER=4 if name == "decode" else 1,
                    CAUSAL=True, PRECISION="ieee", C=_gpu.FOLD, S=_gpu.MERGE)  # fmt: skip
     signature, constants, hints = {}, {}, {}
 
@@ -545,7 +592,7 @@ def compiled(name, arch, number, features, tile, is_full):
         else:
             signature[parameter.name] = leaf((at,), type)
     source = ASTSource(fn=kernel, signature=signature, constexprs=constants, attrs=hints)
-    return triton.compile(source, target=targets()[arch], options=_gpu._compiled(tile.warps))
+    return triton.compile(source, target=targets()[shape.arch], options=_gpu._compiled(tile.warps))
 
 
 def read_code(binary):
@@ -581,8 +628,7 @@ KNOWN_SPILLS = {(32, 256): 512, (64, 64): 16}
 
 def one_code(job):
     name, shape, tile = job
-    number = {16: "bf16", 32: "fp32", 64: "fp64"}[shape.bits]
-    found = read_code(compiled(name, shape.arch, number, shape.features, tile, shape.is_full))
+    found = read_code(compiled(name, shape, tile))
     known = KNOWN_SPILLS.get((shape.bits, shape.features), 0)
     failures = [f"{found['spills']} spills, {known} are known"] if found["spills"] > known else []
     failures += [f"{found['atomics']} atomic instructions"] if found["atomics"] else []
@@ -611,7 +657,7 @@ def launches():
     _gpu._arch = lambda _: "sm_90"
     _gpu.DEVICES.add("cpu")
     for given in (dict(dtype=torch.bfloat16), dict(gates=True, sinks=True, lengths=[3, 45], window=1), dict(softcap=3.0, dtype=torch.float64),
-                  dict(intervals="any")):  # fmt: skip
+                  dict(intervals="any"), dict(bias=False, relative=(16, 40), dtype=torch.bfloat16)):  # fmt: skip
         launched = []
         tensors, options, up = setting(H=4, G=1, **given)
         passes(tensors, options, up)
@@ -623,18 +669,18 @@ def code(names):
     """Prints a line for each compiled kernel."""
     from kerple.torch import _gpu
 
-    fold = [("fold", _gpu.Shape(arch, 32, 64, False), _gpu.Tile(0, 0, 4)) for arch in targets()]
-    jobs = fold + [("merge", shape, tiles.decode) for shape, tiles in _gpu.TILES.items() if not shape.is_full] + [(name, shape, tile) for shape, tiles in _gpu.TILES.items()
+    fold = [("fold", _gpu.Shape(arch, 32, 64, "bias"), _gpu.Tile(0, 0, 4)) for arch in targets()]
+    jobs = fold + [("merge", shape, tiles.decode) for shape, tiles in _gpu.TILES.items() if shape.terms == "bias"] + [(name, shape, tile) for shape, tiles in _gpu.TILES.items()
                    for name, tile in zip(("forward", "backward_dq", "backward_dkv", "decode"), tiles, strict=True)]  # fmt: skip
-    # a call with a bias alone needs fewer registers than one with everything on the same tile
-    full = {(name, shape._replace(is_full=False), tile) for name, shape, tile in jobs if shape.is_full}
+    # a call with few terms needs fewer registers than one with everything on the same tile
+    fewer = {"all": "bias", "rows, all": "rows"}
+    full = {(name, shape._replace(terms=fewer[shape.terms]), tile) for name, shape, tile in jobs if shape.terms in fewer}
     jobs = [job for job in jobs if job not in full and (not names or job[1].arch in names)]
-    print(f"{'kernel':<14}{'device':<8}{'bits':>4}{'features':>9}{'with':>7}{'tile':>8}{'warps':>6}{'registers':>10}{'spills':>8}{'shared':>8}{'products':>9}")
+    print(f"{'kernel':<14}{'device':<8}{'bits':>4}{'features':>9}{'with':>11}{'tile':>8}{'warps':>6}{'registers':>10}{'spills':>8}{'shared':>8}{'products':>9}")
     failures = []
     with concurrent.futures.ProcessPoolExecutor(os.cpu_count()) as pool:
         for (name, shape, tile), found, wrong in pool.map(one_code, jobs):
-            kind = "all" if shape.is_full else "bias"
-            print(f"{name:<14}{shape.arch:<8}{shape.bits:>4}{shape.features:>9}{kind:>7}{f'{tile.rows}x{tile.keys}':>8}{tile.warps:>6}"
+            print(f"{name:<14}{shape.arch:<8}{shape.bits:>4}{shape.features:>9}{shape.terms:>11}{f'{tile.rows}x{tile.keys}':>8}{tile.warps:>6}"
                   f"{found['registers']:>10}{found['spills']:>8}{found['shared']:>8}{found['products']:>9}  {', '.join(wrong)}", flush=True)  # fmt: skip
             failures += [f"{name}, {shape}, {tile}: {one}" for one in wrong]
     print(f"{len(jobs)} kernels compiled")

@@ -129,7 +129,7 @@ def moved(module):
         torch.__future__.set_overwrite_module_params_on_conversion(kept)
 
 
-REFUSED = {"bam", "cope", "dape", "fire", "inkling", "shaw", "transformer_xl", "xpos"}
+REFUSED = {"bam", "cope", "dape", "fire", "shaw", "transformer_xl", "xpos"}
 KINDS = [
     name for name in kt.__all__
     if isinstance(getattr(kt, name), type) and issubclass(getattr(kt, name), kt.Encoding) and name not in ("Encoding", "Kernel", "LinearAttention")
@@ -140,23 +140,26 @@ KINDS = [
 def test_encodings_do_not_wait(launched, name):
     layer = moved(getattr(kt, name)(2, 8, seed=0))
     q, rows = empty(1, 2, 30, 8), empty(1, 30, 16)
-    for causal in (True, False):
+    own = {"Fox": "gates", "Inkling": "relative"}.get(name)
+    for _ in range(2):
         with NoWaiting():
-            more = dict(gates=layer.gates(rows)) if name == "Fox" else {}
-            layer(q, q, q, causal=causal, **more).sum().backward()
+            more = {own: getattr(layer, own)(rows)} if own else {}
+            layer(q, q, q, causal=name == "Inkling" or not launched, **more).sum().backward()
     assert launched.count("forward") == launched.count("backward_dkv") == 2
     assert all(x.grad is not None for x in layer.parameters())
 
 
-def test_a_relative_bias_is_refused_by_name(launched):
-    layer, q, rows = moved(kt.Inkling(2, 8, seed=0)), empty(1, 2, 30, 8), empty(1, 30, 16)
-    for call in (
-        lambda: layer(q, q, q, relative=layer.relative(rows)),
-        lambda: attention(q, q, q, relative=(empty(1, 2, 30, 3), empty(3, 20))),
-    ):
-        with pytest.raises(NotImplementedError, match=r"relative: a bias per row \(Inkling\) is not computed on meta"):
-            call()
-    assert not launched
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("learns", [(True, True), (True, False), (False, True), (False, False)])
+def test_a_relative_bias_does_not_wait(launched, learns, dtype):
+    q, k, bias = empty(2, 4, 60, 16, dtype=dtype), empty(2, 2, 100, 16, dtype=dtype), empty(4, 100)
+    relative = [x.requires_grad_(learn) for x, learn in zip((empty(2, 4, 60, 3), empty(3, 20)), learns, strict=True)]
+    with NoWaiting():
+        attention(q, k, k, bias=bias, relative=relative, window=50, key_starts=numbers(2)).sum().backward()
+        attention(q[:, :, :5], k.repeat(1, 1, 7, 1), k.repeat(1, 1, 7, 1), relative=(relative[0][:, :, :5], relative[1]))
+    folds = 1 + any(learns)
+    assert launched == ["forward", "backward_dq", *["fold"] * folds, "backward_dkv", "forward", "merge"]
+    assert [x.grad is not None for x in relative] == list(learns)
 
 
 def test_rotations_are_copied_to_the_device_once(launched):

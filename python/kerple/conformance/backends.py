@@ -143,10 +143,7 @@ _ARGUMENTS = (
 def kerple(call: Call) -> Tensor:
     """:func:`kerple.torch.attention`."""
     from ..torch import attention
-    from ..torch._gpu import DEVICES
 
-    if call.rows is not None and call.q.device.type in DEVICES:
-        raise Unsupported("relative")
     return attention(call.q, call.k, call.v, **_features(call))
 
 

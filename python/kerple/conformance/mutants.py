@@ -298,6 +298,8 @@ MUTANTS = (
            "relative bias of grouped heads"),
     Mutant("relative bias in the query's own tile only", _RELATIVE, _RELATIVE.replace(
            "self.profile_columns(d)", "self.profile_columns(d) * (keys.stop > self.position(rows.start))"), "relative bias"),
+    Mutant("relative bias missing in one tile of ten", _RELATIVE, _RELATIVE.replace(
+           "self.profile_columns(d)", "self.profile_columns(d) * (keys.start != 6 * self.rule.tile)"), "relative bias across tiles"),
     Mutant("relative bias before the softcap", _CAP, "own = 0 if self.r is None else torch.einsum(\n"
            "                'bhin,nij->bhij', self.queries_of(self.r, rows), self.profile_columns(d))\n            "
            + _CAP.replace("tanh(u /", "tanh((u + own) /") + " - own", "relative bias and all else"),
@@ -308,6 +310,12 @@ MUTANTS = (
     Mutant("profiles' gradient of one head only", "self.d_profiles.add(products, nearest)",
            "products = torch.einsum('bhij,bhin->bnij', dz[:, :1], self.given.queries_of(self.given.r, rows)[:, :1])\n"
            "        self.d_profiles.add(products, nearest)", "relative bias", "d_profiles"),
+    Mutant("profiles' gradient of the first sequence only", "self.d_profiles.add(products, nearest)",
+           "self.d_profiles.add(products[:1], nearest)", "relative bias", "d_profiles"),
+    Mutant("profiles' gradient shifted by one", "self.d_profiles.add(products, nearest)",
+           "self.d_profiles.add(products, nearest + 1)", "relative bias", "d_profiles"),
+    Mutant("rows' gradient multiplied by the scale", "self.d_r[:, :, rows] += torch", "self.d_r[:, :, rows] += self.given.rule.scale * torch",
+           "relative bias", "d_rows"),
     Mutant("rows' gradient of the last tile only", "self.d_r[:, :, rows] += torch", "self.d_r[:, :, rows] = torch", "relative bias", "d_rows"),
     Mutant("strides of rows are ignored", _RELATIVE, _RELATIVE.replace("self.r, rows", "_dense(self.r), rows"), "relative bias in slices"),
     # numbers

@@ -206,8 +206,8 @@ def attention(
         relative: rows and profiles ``(r, P)`` of a bias that each query computes from its own features,
             as in Inkling: ``r[b, h, i] . P[:, i - j]`` is added to the scores of keys at distances below
             E, and others keep theirs. r is ``[B, H, Q, R]``, with any strides that leave its last
-            dimension contiguous, and P is ``[R, E]``, shared by heads. With ``causal`` only, and not on
-            GPUs yet. ``[Q, K]`` and ``[Q, E]`` never exist.
+            dimension contiguous, and P is ``[R, E]``, shared by heads. Beside halves both are float32.
+            With ``causal`` only, and on GPUs with R up to 64. ``[Q, K]`` and ``[Q, E]`` never exist.
         key_lengths: number of keys of each sequence, ``[B]``; later keys are padding.
         key_starts: the first key of each sequence, ``[B]``; earlier keys are padding. With two
             dimensions, ``[B, Q]``, it is the first key that each query may attend to.

@@ -55,59 +55,84 @@ FOLD = 128
 DECODED, PART_KEYS, MOST_PARTS = 16, 256, 128
 #: Parts that a program of ``merge`` reads at once.
 MERGE = 16
+#: How rows and profiles of a relative bias, which are f32, are multiplied beside halves: as sums of two
+#: bfloat16 each, with an error of 2^-16, far below that of the halves.
+OF_ROWS_OF_HALF = "bf16x3"
 
 
 class Shape(NamedTuple):
     """What a compiled kernel's registers depend on: the architecture, bits of a number, features per head
-    up to, and whether the call has more than a bias and sinks: a weight, gates, a softcap, a window or
-    padding.
+    up to, and what the call has, one of :data:`TERMS`.
     """
 
     arch: str
     bits: int
     features: int
-    is_full: bool
+    terms: str
 
 
-_PLAIN, _FULL = False, True
+#: A bias and sinks; a weight, gates, a softcap, a window and padding too; a relative bias per row, sinks, a window and
+#: padding; all of it.
+TERMS = _PLAIN, _FULL, _OF_ROWS, _ALL = "bias", "all", "rows", "rows, all"
+#: Most features of a row that a relative bias is computed from.
+MOST_RANK = 64
+
+def _few_registers(arch: str, bits: int) -> Tiles:
+    warps = 4 if arch.startswith("gfx") else 8
+    forward = Tile(16, 16, 4) if bits == 32 and warps == 4 else Tile(32 if bits == 16 else 16, 32, warps)
+    return Tiles(forward, Tile(16, 16, warps), Tile(16, 16, warps), Tile(16, 16, 4))
+
+
 #: Every configuration that is launched, and that `scripts/check_triton.py code` compiles: none of half
 #: precision spills. Float32 with more than 128 features and float64 do; no tile was found that does not.
 #: Rows, keys and warps of the passes forward, dq and dkv. Tiles of the backward are square, since sums
 #: along diagonals need it.
 TILES = {
-    Shape(arch, bits, features, is_full): Tiles(*(Tile(*tile) for tile in tiles), _decode_tile(bits, features))
+    Shape(arch, bits, features, terms): Tiles(*(Tile(*tile) for tile in tiles), _decode_tile(bits, features))
     for (arch, bits), shapes in {
         ("sm_80", 16): {
             (64, _PLAIN): ((64, 64, 4), (32, 32, 4), (32, 32, 4)),
             (64, _FULL): ((64, 32, 4), (32, 32, 4), (32, 32, 8)),
+            (64, _OF_ROWS): ((64, 64, 8), (32, 32, 8), (32, 32, 4)),
             (128, _PLAIN): ((64, 32, 4), (32, 32, 4), (32, 32, 4)),
             (128, _FULL): ((32, 32, 4), (32, 32, 8), (32, 32, 8)),
+            (128, _OF_ROWS): ((32, 64, 4), (32, 32, 8), (32, 32, 4)),
             (256, _PLAIN): ((32, 32, 8), (32, 32, 8), (32, 32, 8)),
             (256, _FULL): ((32, 32, 8), (32, 32, 8), (32, 32, 8)),
+            (256, _OF_ROWS): ((32, 64, 8), (16, 16, 4), (32, 32, 8)),
         },
         ("sm_90", 16): {
             (64, _PLAIN): ((64, 64, 4), (32, 32, 4), (64, 64, 4)),
             (64, _FULL): ((64, 32, 4), (32, 32, 4), (32, 32, 4)),
+            (64, _OF_ROWS): ((64, 64, 8), (32, 32, 8), (32, 32, 4)),
             (128, _PLAIN): ((64, 64, 4), (32, 32, 4), (32, 32, 4)),
             (128, _FULL): ((64, 32, 4), (32, 32, 4), (32, 32, 4)),
+            (128, _OF_ROWS): ((64, 64, 8), (32, 32, 8), (32, 32, 4)),
             (256, _PLAIN): ((32, 32, 4), (32, 32, 8), (32, 32, 8)),
             (256, _FULL): ((32, 32, 8), (32, 32, 8), (32, 32, 8)),
+            (256, _OF_ROWS): ((32, 64, 8), (16, 16, 4), (32, 32, 8)),
         },
         ("sm_100", 16): {
             (64, _PLAIN): ((64, 64, 4), (32, 32, 4), (64, 64, 4)),
             (64, _FULL): ((64, 64, 4), (32, 32, 4), (32, 32, 4)),
+            (64, _OF_ROWS): ((64, 64, 8), (32, 32, 8), (32, 32, 4)),
             (128, _PLAIN): ((64, 64, 4), (32, 32, 4), (32, 32, 4)),
             (128, _FULL): ((64, 64, 4), (32, 32, 4), (32, 32, 4)),
+            (128, _OF_ROWS): ((64, 64, 8), (32, 32, 8), (32, 32, 4)),
             (256, _PLAIN): ((32, 32, 8), (32, 32, 8), (32, 32, 8)),
             (256, _FULL): ((32, 32, 8), (16, 16, 4), (32, 32, 8)),
+            (256, _OF_ROWS): ((32, 64, 8), (16, 16, 4), (32, 32, 8)),
         },
         ("gfx942", 16): {
             (64, _PLAIN): ((64, 64, 4), (64, 64, 4), (64, 64, 4)),
             (64, _FULL): ((64, 64, 4), (32, 32, 4), (16, 16, 4)),
+            (64, _OF_ROWS): ((64, 64, 4), (32, 32, 4), (32, 32, 4)),
             (128, _PLAIN): ((64, 64, 4), (64, 64, 4), (64, 64, 4)),
             (128, _FULL): ((64, 64, 4), (32, 32, 4), (16, 16, 4)),
+            (128, _OF_ROWS): ((64, 64, 4), (32, 32, 4), (32, 32, 4)),
             (256, _PLAIN): ((32, 32, 4), (32, 32, 4), (32, 32, 4)),
             (256, _FULL): ((32, 32, 4), (32, 32, 4), (16, 16, 4)),
+            (256, _OF_ROWS): ((64, 64, 4), (16, 16, 4), (32, 32, 4)),
         },
         ("sm_80", 32): {
             (64, _PLAIN): ((32, 32, 8), (32, 32, 8), (32, 32, 8)),
@@ -142,25 +167,31 @@ TILES = {
             (256, _FULL): ((16, 16, 8), (16, 16, 8), (16, 16, 4)),
         },
     }.items()
-    for (features, is_full), tiles in shapes.items()
+    for (features, terms), tiles in shapes.items()
+} | {
+    # small, since seldom: a relative bias in float32, where products are the smallest part, and beside everything else
+    Shape(arch, bits, features, terms): _few_registers(arch, bits)
+    for arch in ("sm_80", "sm_90", "sm_100", "gfx942")
+    for bits, terms in ((16, _ALL), (32, _OF_ROWS), (32, _ALL))
+    for features in (64, 128, 256)
 } | {
     # for gradients checked in f64, not for speed
-    Shape(arch, 64, 64, is_full): Tiles(*[Tile(16, 16, 4)] * 4)
+    Shape(arch, 64, 64, terms): Tiles(*[Tile(16, 16, 4)] * 4)
     for arch in ("sm_80", "sm_90", "sm_100", "gfx942")
-    for is_full in (_PLAIN, _FULL)
+    for terms in TERMS
 }
 
 #: The interpreter's own, small so that tests cross their borders.
 _INTERPRETED = Tiles(*[Tile(32, 32, 4)] * 3, Tile(16, 16, 4))
 
 
-def tiles_of(arch: str, dtype: torch.dtype, features: int, is_full: bool) -> Tiles:
+def tiles_of(arch: str, dtype: torch.dtype, features: int, terms: str) -> Tiles:
     """The tiles for a device, of its nearest relative where it has none of its own."""
     if arch == "interpreter":
         return _INTERPRETED
     family = {"sm_8": "sm_80", "sm_9": "sm_90", "sm_1": "sm_100", "gfx9": "gfx942"}.get(arch[:4], "sm_80")
     limit = next(limit for limit in (64, 128, 256) if features <= limit)
-    return TILES[Shape(family, 8 * dtype.itemsize, limit, is_full)]
+    return TILES[Shape(family, 8 * dtype.itemsize, limit, terms)]
 
 
 @cache
@@ -260,6 +291,21 @@ def _check(
             raise ValueError(f"{name}: is on {x.device}, q on {q.device}; they must be on one device")
 
 
+def _check_relative(q: Tensor, rows: Tensor | None, profiles: Tensor | None, causal: bool) -> None:
+    (batch, heads, queries, _), is_whole = q.shape, rows is not None and profiles is not None
+    _require(is_whole and rows.dim() == 4 and profiles.dim() == 2, "relative: expected rows [B, H, Q, R] and profiles [R, E]")
+    rank, wanted = profiles.shape[0], [batch, heads, queries]
+    _require(list(rows.shape[:3]) == wanted, f"relative[0]: expected [B, H, Q, R] with B, H, Q = {wanted}, got shape {tuple(rows.shape)}")
+    _require(rows.shape[3] == rank, f"relative[1]: expected [R, E] with R = {rows.shape[3]}, got shape {tuple(profiles.shape)}")
+    _require(profiles.shape[1] > 0, f"relative[1]: the reach must be at least 1, got shape {tuple(profiles.shape)}")
+    _require(1 <= rank <= MOST_RANK, f"relative[1]: rank {rank}; kernels take 1 to {MOST_RANK}")
+    _require(rank * profiles.stride(0) < 2**31, f"relative[1]: {profiles.shape[1]} distances are too many")
+    _require(causal, "relative: a bias per row is over distances to earlier keys; use causal=True")
+    for at, x in enumerate((rows, profiles)):
+        if x.device != q.device:
+            raise ValueError(f"relative[{at}]: is on {x.device}, q on {q.device}; they must be on one device")
+
+
 def _check_documents(documents: Tensor, batch: int, queries: int, keys: int, device: torch.device) -> None:
     if documents.dim() == 3:
         raise NotImplementedError(
@@ -285,11 +331,12 @@ class _Call:
         if numbers is not None or encoding:
             refuse_encoding(encoding, q.device)
         if relative_rows is not None or profiles is not None:
-            refuse_relative(q.device)
+            _check_relative(q, relative_rows, profiles, causal)
         _check(q, k, v, bias, weight, sinks, clocks, key_starts, key_lengths, documents, causal)
         self.kernels = kernels()
         self.q, self.k, self.v = (_ops._rows(x) for x in (q, k, v))
         self.bias, self.weight, self.sinks, self.clocks = (_ops._dense(x) for x in (bias, weight, sinks, clocks))
+        self.relative_rows, self.profiles = (None if x is None else _ops._rows(x) for x in (relative_rows, profiles))
         self.batch, self.heads, self.queries, self.features = q.shape
         self.kv_heads, self.keys = k.shape[1:3]
         self.causal, self.window = causal, window
@@ -301,8 +348,12 @@ class _Call:
             self.kernels.tl.constexpr(x) if x is not None and self.number == torch.float64 else x for x in (scale, softcap)
         )
         self.intervals = self._intervals(key_starts, key_lengths, documents)
-        is_full = any(x is not None for x in (weight, clocks, softcap, window, key_starts, key_lengths, documents))
-        self.tiles = tiles_of(_arch(q.device), q.dtype, self.features, is_full)
+        if profiles is None:
+            more = (weight, clocks, softcap, window, key_starts, key_lengths, documents)
+            terms = _PLAIN if all(x is None for x in more) else _FULL
+        else:
+            terms = _OF_ROWS if all(x is None for x in (bias, weight, clocks, softcap)) else _ALL
+        self.tiles = tiles_of(_arch(q.device), q.dtype, self.features, terms)
 
     def _intervals(self, starts: Tensor | None, ends: Tensor | None, documents: Tensor | None) -> tuple[Tensor, Tensor] | None:
         """First and last + 1 of the keys of each query, but for the mask's other parts; padding and documents
@@ -346,22 +397,38 @@ class _Call:
     def terms(self):
         return self.kernels.Terms(self.scale, self.softcap, self.weight, self.bias, self.columns, self.clocks)
 
+    def relative(self, rows: Tensor | None = None):
+        """The relative bias as a pass reads it, or nothing; few queries bring their rows in another shape."""
+        if self.profiles is None:
+            return self.kernels.Relative(None, 0, 0, 0, None, 0, 0)
+        rows = self.relative_rows if rows is None else rows
+        return self.kernels.Relative(rows, *rows.stride()[:3], self.profiles, self.profiles.stride(0), self.profile_reach)
+
+    @property
+    def profile_reach(self) -> int:
+        """Distances 0 .. reach - 1 that have profiles and that a pair may have."""
+        reach = min(self.profiles.shape[1], self.keys)
+        return reach if self.window is None else min(reach, self.window)
+
     def options(self, tile: Tile) -> dict:
-        width = max(16, 1 << (self.features - 1).bit_length())
-        precision = _precision if self.number == torch.float32 and self.q.dtype == torch.float32 else "ieee"
-        return dict(D=self.features, WIDTH=width, CAUSAL=self.causal, PRECISION=precision, **_compiled(tile.warps))
+        rank = 0 if self.profiles is None else self.profiles.shape[0]
+        precision = _precision if self.q.dtype == torch.float32 else "ieee"
+        return dict(
+            D=self.features, WIDTH=_width(self.features), RANK=rank, RANKS=_width(rank), CAUSAL=self.causal, PRECISION=precision,
+            OF_ROWS=OF_ROWS_OF_HALF if self.q.dtype in _HALF else precision, **_compiled(tile.warps),
+        )  # fmt: skip
 
     def forward(self, out: Tensor, lse: Tensor) -> None:
         if self.parts > 1:
             self._decode(out, lse)
         else:
-            self._forward(self.tiles.forward, self.q, out, lse)
+            self._forward(self.tiles.forward, self.q, self.relative(), out, lse)
 
-    def _forward(self, tile: Tile, q: Tensor, out: Tensor, lse: Tensor, parts: int = 1, together: int = 1) -> None:
+    def _forward(self, tile: Tile, q: Tensor, relative, out: Tensor, lse: Tensor, parts: int = 1, together: int = 1) -> None:
         programs = _tiles(self.queries * together, tile.rows) * self.batch * parts * self.heads // together
         self.kernels.forward[(programs,)](
             self.rows(q), self.rows(self.k), self.rows(self.v), self.rows(out), lse, self.sinks, parts, self.sizes,
-            self.terms, self.mask(), M=tile.rows, N=tile.keys, TOGETHER=together, **self.options(tile),
+            self.terms, self.mask(), relative, M=tile.rows, N=tile.keys, TOGETHER=together, **self.options(tile),
         )  # fmt: skip
 
     @property
@@ -378,38 +445,52 @@ class _Call:
         shape = (self.kv_heads, together * self.queries)
         made = lse.new_empty(self.batch * parts, *shape, self.features)
         made_lse = lse.new_empty(self.batch * parts, *shape)
-        self._forward(tile, self.q.reshape(self.batch, *shape, self.features), made, made_lse, parts, together)
+        of_heads = lambda x: x.reshape(self.batch, *shape, x.shape[3])  # noqa: E731
+        relative = self.relative(None if self.profiles is None else of_heads(self.relative_rows))
+        self._forward(tile, of_heads(self.q), relative, made, made_lse, parts, together)
         step = self.heads * self.queries * self.features  # from part to part of a row
         rows = self.kernels.Rows(made, parts * step, self.features, step)
-        options = {name: value for name, value in self.options(tile).items() if name not in ("CAUSAL", "PRECISION")}
-        programs = (self.batch * self.heads * self.queries,)
-        self.kernels.merge[programs](rows, made_lse, self.rows(out), lse, parts, self.sizes, S=MERGE, **options)
+        self.kernels.merge[(self.batch * self.heads * self.queries,)](
+            rows, made_lse, self.rows(out), lse, parts, self.sizes, D=self.features, WIDTH=_width(self.features), S=MERGE,
+            **_compiled(tile.warps),
+        )  # fmt: skip
 
     def reach(self) -> int:
         """Distances 0 .. reach - 1, of one direction, that a pair may have."""
         reach = self.columns if self.causal else self.columns // 2 + 1
         return reach if self.window is None else min(reach, self.window)
 
-    def backward_dq(self, saved, d_q: Tensor, delta: Tensor, d_row_clocks: Tensor | None, wanted: list[bool]):
-        """dq and delta, and the gradients of bias and weight where they are wanted."""
+    def backward_dq(
+        self, saved, d_q: Tensor, delta: Tensor, d_row_clocks: Tensor | None, d_rows: Tensor | None, wanted: list[bool]
+    ) -> list[Tensor | None]:
+        """dq and delta, and the gradients of bias, weight and a relative bias where they are wanted."""
         out, lse, d_out = saved
         tile = self.tiles.dq
         columns = self.reach() if self.causal else 2 * self.reach() - 1
         items = self.batch * _tiles(self.queries, tile.rows)
-        most = min(PROGRAMS, PARTIAL_BYTES // (columns * lse.element_size())) // self.heads if any(wanted) else items
+        sums = [columns] if any(wanted) else []
+        if d_rows is not None:
+            rank, reach = self.profiles.shape[0], self.profile_reach
+            sums.append(rank * reach)
+        most = min(PROGRAMS, PARTIAL_BYTES // (max(sums) * lse.element_size())) // self.heads if sums else items
         splits = min(items, max(1, most))
         partial = [lse.new_zeros(splits * self.heads, columns) if want else None for want in wanted]
+        of_profiles = None if d_rows is None else lse.new_zeros(splits * self.heads, rank, reach)
         self.kernels.backward_dq[(splits * self.heads,)](
             self.rows(self.q), self.rows(self.k), self.rows(self.v), self.rows(out), self.rows(d_out), self.rows(d_q),
-            lse, delta, d_row_clocks, *partial, columns, items, splits, self.sizes, self.terms, self.mask(),
-            T=tile.rows, **self.options(tile),
+            lse, delta, d_row_clocks, *partial, None if d_rows is None else self.rows(d_rows), of_profiles,
+            columns, items, splits, self.sizes, self.terms, self.mask(), self.relative(), T=tile.rows, **self.options(tile),
         )  # fmt: skip
-        return [None if sums is None else self._fold(sums, columns, splits) for sums in partial]
+        folded = [None if sums is None else self._fold(sums, columns, splits, self.heads, self.columns) for sums in partial]
+        if of_profiles is None:
+            return [*folded, None]
+        return [*folded, self._fold(of_profiles, reach, splits * self.heads, *self.profiles.shape)]  # heads share profiles
 
-    def _fold(self, partial: Tensor, columns: int, splits: int) -> Tensor:
-        total = partial.new_empty(self.heads, self.columns)
-        self.kernels.fold[(_tiles(self.columns, FOLD), self.heads)](
-            partial, total, columns, self.columns, splits, CAUSAL=self.causal, C=FOLD, **_compiled(4)
+    def _fold(self, partial: Tensor, columns: int, splits: int, rows: int, total_columns: int) -> Tensor:
+        """The sum of ``[splits, rows, columns]`` over splits, with 0 in further columns."""
+        total = partial.new_empty(rows, total_columns)
+        self.kernels.fold[(_tiles(total_columns, FOLD), rows)](
+            partial, total, columns, total_columns, splits, CAUSAL=self.causal, C=FOLD, **_compiled(4)
         )
         return total
 
@@ -418,7 +499,7 @@ class _Call:
         tile = self.tiles.dkv
         self.kernels.backward_dkv[(_tiles(self.keys, tile.keys) * self.batch * self.kv_heads,)](
             self.rows(self.q), self.rows(self.k), self.rows(self.v), self.rows(d_out), self.rows(d_k), self.rows(d_v),
-            lse, delta, d_clocks, self.sizes, self.terms, self.mask(tile.keys), T=tile.keys, **self.options(tile),
+            lse, delta, d_clocks, self.sizes, self.terms, self.mask(tile.keys), self.relative(), T=tile.keys, **self.options(tile),
         )  # fmt: skip
 
     @property
@@ -438,6 +519,11 @@ def _tiles(length: int, rows: int) -> int:
     return -(-length // rows)
 
 
+def _width(features: int) -> int:
+    """Features as kernels hold them, a power of two that products take."""
+    return 1 << max(4, (features - 1).bit_length())
+
+
 def forward(inputs: tuple, out: Tensor, lse: Tensor) -> None:
     """Writes the output and lse; inputs are the arguments of ``kerple::attention``."""
     call = _Call(*inputs)
@@ -455,7 +541,7 @@ def backward(inputs: tuple, saved: tuple[Tensor, Tensor, Tensor], made: list[Ten
     gradient.
     """
     call = _Call(*inputs)
-    d_q, d_k, d_v, d_bias, d_weight, d_sinks, _, d_clocks, _, _ = made
+    d_q, d_k, d_v, d_bias, d_weight, d_sinks, _, d_clocks, d_rows, d_profiles = made
     if call.is_empty:
         for d in made:
             if d is not None:
@@ -466,10 +552,10 @@ def backward(inputs: tuple, saved: tuple[Tensor, Tensor, Tensor], made: list[Ten
         delta = torch.empty_like(lse)
         # rows of dz sum to delta P_sink under the causal mask, where every gate counts with one sign
         row_clocks = torch.empty_like(lse) if d_clocks is not None and not call.causal else None
-        tables = call.backward_dq(saved, d_q, delta, row_clocks, [d_bias is not None, d_weight is not None])
+        tables = call.backward_dq(saved, d_q, delta, row_clocks, d_rows, [d_bias is not None, d_weight is not None])
         key_clocks = lse.new_empty(call.clocks.shape) if d_clocks is not None else None
         call.backward_dkv(saved, d_k, d_v, delta, key_clocks)
-        for to, total in zip((d_bias, d_weight), tables, strict=True):
+        for to, total in zip((d_bias, d_weight, d_profiles), tables, strict=True):
             if to is not None:
                 to.copy_(total)
         if call.sinks is not None and (d_sinks is not None or d_clocks is not None):
@@ -494,14 +580,6 @@ def refuse_encoding(key: str, device: torch.device) -> None:
     raise NotImplementedError(
         f"{kind}: its scores are not computed on {device.type}, where encodings with tables or gates are: "
         f"move q, k, v and the module to the processor with .cpu(), or use another encoding, such as KerpleLog"
-    )
-
-
-def refuse_relative(device: torch.device) -> None:
-    """Refuses a relative bias per row."""
-    raise NotImplementedError(
-        f"relative: a bias per row (Inkling) is not computed on {device.type}: "
-        "move q, k, v and the relative bias to the processor with .cpu()"
     )
 
 

@@ -1,14 +1,15 @@
 """Exact attention with a learned bias over distances, as Triton kernels. Query i is at position
 ``K - Q + i``; with positions i and j and the distance d = i - j:
 
-    s_ij = softcap(scale q_i . k_j)        z_ij = s_ij weight[h, d] + bias[h, d] + c_i - c_j
+    s_ij = softcap(scale q_i . k_j)        z_ij = s_ij weight[h, d] + bias[h, d] + c_i - c_j + u_i[d]
     lse_i = ln(sum_j e^z_ij + e^sink_h)    P_ij = e^(z_ij - lse_i)          o_i = sum_j P_ij v_j
 
     dv_j = sum_i P_ij do_i                 dz_ij = P_ij (do_i . v_j - delta_i),  delta_i = do_i . o_i
     dbias[h, d] = sum over all pairs at distance d of dz        dweight[h, d] = the same of dz s
     dq_i = scale sum_j dz_ij ds_ij k_j     dk_j = scale sum_i dz_ij ds_ij q_i,  ds = weight softcap'
 
-where c are cumulative gates and sums run over the pairs that the mask admits. The passes are those of
+where c are cumulative gates, u is the bias per row of :mod:`.triton_relative`, and sums run over the pairs
+that the mask admits. The passes are those of
 FlashAttention-2 (Dao 2023, arXiv:2307.08691): tiles of the scores live in registers only, and the
 backward recomputes them from ``lse``. Few queries share out their keys among programs.
 
@@ -23,6 +24,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from .triton_relative import Relative, _add_block, _block, _by_distance, _first_block, _of_distances, _of_distances_transposed  # noqa: F401
 from .triton_scores import _INF, _INTERPRETED, _LOG2E, Mask, Rows, Sizes, Terms  # noqa: F401
 from .triton_scores import _clocks, _dot, _intervals, _keys_seen, _load, _range, _rows_that_see, _scores, _store
 
@@ -47,9 +49,9 @@ def _normalized(acc, row_max, row_sum):
 
 @triton.jit
 def forward(
-    q, k, v, out, lse, sinks, splits, sizes, terms, mask,
-    D: tl.constexpr, WIDTH: tl.constexpr, M: tl.constexpr, N: tl.constexpr, TOGETHER: tl.constexpr,
-    CAUSAL: tl.constexpr, PRECISION: tl.constexpr,
+    q, k, v, out, lse, sinks, splits, sizes, terms, mask, relative,
+    D: tl.constexpr, WIDTH: tl.constexpr, RANK: tl.constexpr, RANKS: tl.constexpr, M: tl.constexpr, N: tl.constexpr,
+    TOGETHER: tl.constexpr, CAUSAL: tl.constexpr, PRECISION: tl.constexpr, OF_ROWS: tl.constexpr,
 ):  # fmt: skip
     """Output and lse of M rows, of ``B splits H Q / M`` programs.
 
@@ -81,9 +83,18 @@ def forward(
         keys = tl.cdiv(tl.maximum(end - start, 0), splits * N) * N
         start += split * keys
         end = tl.minimum(end, start + keys)
+    if relative.profiles is not None:  # rows are at most N apart
+        r_tile, origin, offset = _load(relative, b, h, m, length, RANK, M, RANKS), m + sizes.keys - sizes.queries, tl.arange(0, M)
+        if TOGETHER > 1:
+            origin, offset = sizes.keys - sizes.queries, query
+        far = _first_block(r_tile, relative, origin - start, RANK, N, OF_ROWS, ACC)
     for n in range(start, end, N):
         products = _dot(q_tile, tl.trans(_load(k, b, g, n, sizes.keys, D, N, WIDTH)), PRECISION, ACC)
         z, _, _, _ = _scores(products, i, n, low[:, None], high[:, None], c, bh, of, sizes, terms, mask, CAUSAL, False)
+        if relative.profiles is not None:
+            if origin - n - N < relative.reach:
+                near, far = far, _block(r_tile, relative, origin - n - N, RANK, N, False, OF_ROWS, ACC)
+                z += _of_distances(near, far, offset)
         p, rescale, row_max, row_sum = _add_to_softmax(z, row_max, row_sum)
         v_tile = _load(v, b, g, n, sizes.keys, D, N, WIDTH)
         acc = acc * rescale[:, None] + _dot(p.to(v_tile.dtype), v_tile, PRECISION, ACC)
@@ -127,10 +138,13 @@ def _add_diagonals(partial, columns, distance, x, CAUSAL: tl.constexpr, T: tl.co
 
 @triton.jit
 def backward_dq(
-    q, k, v, out, d_out, d_q, lse, delta, d_row_clocks, partial_bias, partial_weight, columns, items, splits, sizes, terms, mask,
-    D: tl.constexpr, WIDTH: tl.constexpr, T: tl.constexpr, CAUSAL: tl.constexpr, PRECISION: tl.constexpr,
+    q, k, v, out, d_out, d_q, lse, delta, d_row_clocks, partial_bias, partial_weight, d_rows, partial_profiles,
+    columns, items, splits, sizes, terms, mask, relative,
+    D: tl.constexpr, WIDTH: tl.constexpr, RANK: tl.constexpr, RANKS: tl.constexpr, T: tl.constexpr,
+    CAUSAL: tl.constexpr, PRECISION: tl.constexpr, OF_ROWS: tl.constexpr,
 ):  # fmt: skip
-    """dq, delta, and the tables' gradients as ``[splits H, columns]`` partial sums, of ``splits H`` programs.
+    """dq, delta, dr, and the gradients of tables and profiles as ``[splits H, columns]`` and ``[splits H, R, reach]``
+    partial sums, of ``splits H`` programs.
 
     A program computes each ``splits``-th of the B Q / T row tiles of its head. Key tiles are cut from
     the rows' first position downwards, so that a tile e behind has the distances ``e T + r - c``.
@@ -161,11 +175,20 @@ def backward_dq(
         start, end = _keys_seen(i, low, high, sizes.keys, mask, CAUSAL)
         nearest = -tl.maximum(0, tl.cdiv(end - first, T) - 1)
         farthest = tl.maximum(0, tl.cdiv(first - start, T))
+        if relative.profiles is not None:
+            r_tile, offset = _load(relative, b, h, m, sizes.queries, RANK, T, RANKS), tl.arange(0, T)
+            near = _first_block(r_tile, relative, (nearest - 1) * T, RANK, T, OF_ROWS, ACC)
+            if partial_profiles is not None:
+                acc_rows, du = tl.zeros((T, RANKS), ACC), tl.zeros((T, T), ACC)
         for e in range(nearest, farthest + 1):
             n = first - e * T
             k_tile = _load(k, b, g, n, sizes.keys, D, T, WIDTH)
             products = _dot(q_tile, tl.trans(k_tile), PRECISION, ACC)
             z, s, slope, sign = _scores(products, i, n, low[:, None], high[:, None], c, bh, h, sizes, terms, mask, CAUSAL, False)
+            if relative.profiles is not None:
+                if (e - 1) * T < relative.reach:
+                    far, near = near, _block(r_tile, relative, e * T, RANK, T, False, OF_ROWS, ACC)
+                    z += _of_distances(near, far, offset)
             p = tl.exp2((z - row_lse[:, None]) * _LOG2E)
             v_tile = _load(v, b, g, n, sizes.keys, D, T, WIDTH)
             dz = p * (_dot(do_tile, tl.trans(v_tile), PRECISION, ACC) - row_delta[:, None])
@@ -176,9 +199,18 @@ def backward_dq(
             if partial_weight is not None:
                 _add_diagonals(partial_weight, columns, e * T, dz * s, CAUSAL, T)
             acc += _dot((dz * slope).to(k_tile.dtype), k_tile, PRECISION, ACC)
+            if partial_profiles is not None:
+                if (e - 1) * T < relative.reach:
+                    of_near, of_far = _by_distance(dz)
+                    acc_rows = _add_block(acc_rows, partial_profiles, du + of_far, r_tile, relative, (e - 1) * T, RANK, OF_ROWS, ACC)
+                    du = of_near
         _store(d_q, acc * terms.scale, b, h, m, sizes.queries, D, T, WIDTH)
         if d_row_clocks is not None:
             tl.store(d_row_clocks + row, acc_clocks, mask=rows < sizes.queries)
+        if partial_profiles is not None:
+            if farthest * T < relative.reach:
+                acc_rows = _add_block(acc_rows, partial_profiles, du, r_tile, relative, farthest * T, RANK, OF_ROWS, ACC)
+            _store(d_rows, acc_rows, b, h, m, sizes.queries, RANK, T, RANKS)
 
 
 @triton.jit
@@ -198,8 +230,9 @@ def fold(partial, total, columns, total_columns, splits, CAUSAL: tl.constexpr, C
 
 @triton.jit
 def backward_dkv(
-    q, k, v, d_out, d_k, d_v, lse, delta, d_clocks, sizes, terms, mask,
-    D: tl.constexpr, WIDTH: tl.constexpr, T: tl.constexpr, CAUSAL: tl.constexpr, PRECISION: tl.constexpr,
+    q, k, v, d_out, d_k, d_v, lse, delta, d_clocks, sizes, terms, mask, relative,
+    D: tl.constexpr, WIDTH: tl.constexpr, RANK: tl.constexpr, RANKS: tl.constexpr, T: tl.constexpr,
+    CAUSAL: tl.constexpr, PRECISION: tl.constexpr, OF_ROWS: tl.constexpr,
 ):  # fmt: skip
     """dk and dv of T keys of one key head, and d_clocks but for the sums over rows, of ``B G K / T``
     programs. Tiles are transposed, keys by queries, so that P and dz enter the products from registers.
@@ -227,6 +260,11 @@ def backward_dkv(
             products = _dot(k_tile, tl.trans(q_tile), PRECISION, ACC)
             low, high = _intervals(mask, b, rows, sizes.queries)
             z, _, slope, sign = _scores(products, j, first, low[None, :], high[None, :], c, bh, h, sizes, terms, mask, CAUSAL, True)
+            if relative.profiles is not None:
+                if first - n - T < relative.reach:
+                    r_tile = _load(relative, b, h, m, sizes.queries, RANK, T, RANKS)
+                    far = _block(r_tile, relative, first - n - T, RANK, T, True, OF_ROWS, ACC)
+                    z += _of_distances_transposed(_block(r_tile, relative, first - n, RANK, T, True, OF_ROWS, ACC), far)
             row = tl.cast(bh, tl.int64) * sizes.queries + rows
             row_lse = tl.load(lse + row, mask=rows < sizes.queries, other=_INF)
             row_delta = tl.load(delta + row, mask=rows < sizes.queries, other=0.0)

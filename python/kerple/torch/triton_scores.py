@@ -60,8 +60,8 @@ _INF = tl.constexpr(float("inf"))
 
 @triton.jit
 def _dot(a, b, PRECISION: tl.constexpr, ACC: tl.constexpr):
-    if _INTERPRETED:
-        a, b = a.to(ACC), b.to(ACC)
+    if _INTERPRETED:  # in full precision, whatever PRECISION says
+        return tl.dot(a.to(ACC), b.to(ACC), input_precision="ieee", out_dtype=ACC)
     return tl.dot(a, b, input_precision=PRECISION, out_dtype=ACC)
 
 
