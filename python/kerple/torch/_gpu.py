@@ -43,6 +43,15 @@ def _decode_tile(bits: int, features: int) -> Tile:
     return Tile(16, max(16, min(128, (64 << 10) // (features * bits))), 4)
 
 
+def _few_registers(arch: str, bits: int, features: int) -> Tiles:
+    """Small tiles for what is seldom, a relative bias in float32 or beside tables, gates and softcaps: larger ones spill."""
+    warps = 4 if arch.startswith("gfx") else 8
+    small = Tile(16, 16, warps)
+    if bits == 16:
+        return Tiles(Tile(32, 32, warps), small, small, _decode_tile(bits, features))
+    return Tiles(small, small, small, small)
+
+
 #: Programs of the dq pass, and so rows of partial sums of a table's gradient. It is a constant, not the
 #: number of processors, so that the bits are those of any GPU of one architecture.
 PROGRAMS = 512
@@ -76,13 +85,6 @@ class Shape(NamedTuple):
 TERMS = _PLAIN, _FULL, _OF_ROWS, _ALL = "bias", "all", "rows", "rows, all"
 #: Most features of a row that a relative bias is computed from.
 MOST_RANK = 64
-
-def _few_registers(arch: str, bits: int) -> Tiles:
-    warps = 4 if arch.startswith("gfx") else 8
-    forward = Tile(16, 16, 4) if bits == 32 and warps == 4 else Tile(32 if bits == 16 else 16, 32, warps)
-    return Tiles(forward, Tile(16, 16, warps), Tile(16, 16, warps), Tile(16, 16, 4))
-
-
 #: Every configuration that is launched, and that `scripts/check_triton.py code` compiles: none of half
 #: precision spills. Float32 with more than 128 features and float64 do; no tile was found that does not.
 #: Rows, keys and warps of the passes forward, dq and dkv. Tiles of the backward are square, since sums
@@ -169,8 +171,7 @@ TILES = {
     }.items()
     for (features, terms), tiles in shapes.items()
 } | {
-    # small, since seldom: a relative bias in float32, where products are the smallest part, and beside everything else
-    Shape(arch, bits, features, terms): _few_registers(arch, bits)
+    Shape(arch, bits, features, terms): _few_registers(arch, bits, features)
     for arch in ("sm_80", "sm_90", "sm_100", "gfx942")
     for bits, terms in ((16, _ALL), (32, _OF_ROWS), (32, _ALL))
     for features in (64, 128, 256)
