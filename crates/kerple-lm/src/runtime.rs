@@ -1,8 +1,6 @@
 //! The execution environment: the device, the provenance for rows, and the other ranks. It is an
 //! argument everywhere and not part of a plan.
 
-use crate::error::{Error, Result};
-use crate::plan::Plan;
 use crate::ranks::Ranks;
 use burn::tensor::Device;
 use kerple_burn::device::{DeviceName, OpenDevice};
@@ -10,7 +8,7 @@ use kerple_burn::implementation::{DeviceKind, Impl};
 use kerple_core::cpu::InstructionSet;
 use kerple_core::precision::Precision;
 use kerple_data::machine::MemoryLimit;
-use kerple_run::{DocumentMask, Provenance};
+use kerple_run::Provenance;
 
 /// A device in a machine, and the program that works there.
 #[derive(Clone, Debug)]

@@ -41,6 +41,11 @@ fn new_name(error: &clap::Error, arguments: &[OsString]) -> Option<String> {
         _ => return None,
     };
     let Some(ContextValue::String(unknown)) = error.get(kind) else { return None };
+    if !cfg!(feature = "reproduce") && error.kind() == ErrorKind::InvalidSubcommand && unknown == "reproduce" {
+        return Some(
+            "this kerple was built without the feature `reproduce`; build it with the default features".to_owned(),
+        );
+    }
     look(&renamed::named(&Cli::command(), &words), unknown)
 }
 
