@@ -29,7 +29,7 @@ mkdir -p target
 TRITON_INTERPRET=1 "$venv/bin/python" scripts/check_triton.py numbers >target/check_triton.txt 2>&1 &
 failed=0
 "$venv/bin/python" scripts/check_triton.py code || failed=1
-models='outputs_and_gradients and none or inkling and (outputs_and_gradients or generated and dynamic) or t5_equals and none or trainer and llama or packed_positions and llama-False or prefixes_and_images and paligemma-right'
+models='outputs_and_gradients and none or inkling and (outputs_and_gradients and left or generated and none-dynamic) or t5_equals and none or trainer and llama or packed_positions and llama-False or prefixes_and_images and paligemma-right'
 TRITON_INTERPRET=1 "$venv/bin/python" -m pytest -q -p no:cacheprovider python/tests/test_hub.py python/tests/test_transformers.py \
     -k "test_hub or $models or generated and llama-left-dynamic" || failed=1
 wait $! || failed=1

@@ -41,6 +41,10 @@ try:  # newer than the oldest version that is taken
     from transformers.models.inkling import modeling_inkling
 except ImportError:
     modeling_inkling = None
+try:
+    from transformers.masking_utils import packed_sequence_compatibility_function
+except ImportError:
+    packed_sequence_compatibility_function = None
 
 from .torch import attention
 from .torch._documents import whole_numbers
@@ -48,6 +52,10 @@ from .torch._documents import whole_numbers
 NAME = "kerple"
 _WINDOW = sliding_window_causal_mask_function(1)
 _OVERLAY = inspect.getclosurevars(_WINDOW).nonlocals["mask_functions"][0]
+#: The library's own mask of packed positions, in its two parts.
+_PACKED = packed_sequence_compatibility_function and packed_sequence_compatibility_function(
+    causal_mask_function, torch.zeros(1, 1, dtype=torch.int64), torch.zeros(1, 1, dtype=torch.int64)
+)
 
 #: Arguments that models pass to every attention and that do not change what it computes.
 _WITHOUT_BEARING = frozenset(
@@ -167,22 +175,45 @@ def _spans(mask: Tensor) -> tuple[Tensor | None, Tensor | None]:
 _PAIRS = 1 << 22
 
 
+def _held(function: Callable, of: Callable) -> dict[str, Any]:
+    """The closure of a function that has the code of another one; nothing of one that does not."""
+    is_alike = inspect.isfunction(function) and function.__code__ is of.__code__
+    return dict(inspect.getclosurevars(function).nonlocals) if is_alike else {}
+
+
 def _is_window(mask_function: Callable, window: int | None) -> bool:
     """Whether the function is the library's own causal window, by its code and closure."""
-    parts = inspect.getclosurevars(mask_function).nonlocals.get("mask_functions", ())
-    if window is None or len(parts) != 2 or mask_function.__code__ is not _WINDOW.__code__:
+    parts = _held(mask_function, _WINDOW).get("mask_functions", ())
+    if window is None or len(parts) != 2:
         return False
     overlay, causal = parts
-    return (
-        causal is causal_mask_function
-        and getattr(overlay, "__code__", None) is _OVERLAY.__code__
-        and inspect.getclosurevars(overlay).nonlocals.get("sliding_window") == window
-    )
+    return causal is causal_mask_function and _held(overlay, _OVERLAY).get("sliding_window") == window
+
+
+def _packed(mask_function: Callable, batch: int, tokens: int, window: int | None) -> Tensor | None:
+    """The documents of the library's own mask of packed positions, ``[B, L]``, by its code and closure; None
+    where it is another function.
+
+    Within a document its positions rise by 1, so that their distances are those of the tokens.
+    """
+    parts = _held(mask_function, _PACKED).get("mask_functions", ()) if _PACKED else ()
+    if len(parts) != 2:
+        return None
+    same, remapped = (_held(*pair) for pair in zip(parts, _held(_PACKED, _PACKED)["mask_functions"], strict=True))
+    ids, positions, inner = same.get("packed_sequence_mask"), remapped.get("position_ids"), remapped.get("mask_function")
+    if not (_is_window(inner, window) if window else inner is causal_mask_function):
+        return None
+    if any(x is None or x.shape != (batch, tokens) for x in (ids, positions)):
+        return None
+    steps, begins = ids.cpu().diff(), positions.cpu().diff() != 1
+    if bool((steps < 0).any()) or not torch.equal(steps > 0, begins):
+        return None
+    return functional.pad(begins.cumsum(1), (1, 0))
 
 
 def _sees(mask_function: Callable, sizes: tuple[int, int, int], offsets: tuple[int, int], window: int | None) -> bool:
     """Whether a mask function equals a causal mask or window at every pair."""
-    if inspect.isfunction(mask_function) and _is_window(mask_function, window):
+    if _is_window(mask_function, window):
         return True
     batch, queries, keys = sizes
     step = max(1, _PAIRS // max(1, keys))
@@ -270,7 +301,9 @@ def mask(
     documents = intervals = None
     if causal and mask_function is not causal_mask_function:
         window = local_size
-        if not _sees(mask_function, (batch_size, q_length, kv_length), (q_offset, kv_offset), window):
+        if q_offset == kv_offset == 0 and q_length == kv_length:
+            documents = _packed(mask_function, batch_size, q_length, window)
+        if documents is None and not _sees(mask_function, (batch_size, q_length, kv_length), (q_offset, kv_offset), window):
             if q_offset == kv_offset == 0 and q_length == kv_length:
                 documents = _documents(mask_function, batch_size, q_length, window)
             if documents is None and q_offset == kv_offset == 0 and q_length <= kv_length:

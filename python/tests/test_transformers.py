@@ -208,6 +208,27 @@ def test_packed_positions_are_the_documents_of_eager(kind, checkpointing):
     compare(eager, ours, torch.ones(PACKED.shape, dtype=torch.bool), inputs)
 
 
+def test_the_librarys_mask_of_packed_positions_is_read_and_not_compared(monkeypatch):
+    library = pytest.importorskip("transformers", minversion="5.0").masking_utils
+    causal, ours = library.causal_mask_function, kerple.transformers
+    packed = lambda inner, positions: library.packed_sequence_compatibility_function(  # noqa: E731
+        inner, positions, library.find_packed_sequence_indices(positions)
+    )
+    of = {None: packed(causal, PACKED), 3: packed(library.sliding_window_causal_mask_function(3), PACKED)}
+    for window, function in of.items():
+        assert torch.equal(ours._packed(function, 2, 13, window), ours._documents(function, 2, 13, window))
+    # another window or shape, a mask that is not packed, and documents that are not those of the positions
+    ids = library.find_packed_sequence_indices(PACKED)
+    foreign = [library.packed_sequence_compatibility_function(causal, PACKED, x) for x in (ids.roll(1, 1), ids.flip(1), ids * 0)]
+    for function, sizes, window in ((of[3], (2, 13), 4), (of[3], (2, 13), None), (of[None], (2, 13), 3), (of[None], (1, 13), None),
+                                    (causal, (2, 13), None), *((x, (2, 13), None) for x in foreign)):  # fmt: skip
+        assert ours._packed(function, *sizes, window) is None
+    monkeypatch.setattr(ours, "_sees", lambda *_: pytest.fail("pairs were compared"))
+    monkeypatch.setattr(ours, "_documents", ours._sees)
+    assert torch.equal(ours.mask(2, 13, 13, mask_function=of[None]).documents, ids)
+    assert torch.equal(ours.mask(2, 13, 13, mask_function=of[3], local_size=3).documents, ids)
+
+
 @pytest.mark.parametrize("kind", SEPARATE)
 def test_packed_documents_equal_themselves_alone(kind):
     _, ours = pair(CONFIGS[kind]())
