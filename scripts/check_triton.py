@@ -633,6 +633,9 @@ def one_code(job):
     failures = [f"{found['spills']} spills, {known} are known"] if found["spills"] > known else []
     failures += [f"{found['atomics']} atomic instructions"] if found["atomics"] else []
     failures += [f"{found['shared']} bytes of shared memory"] if found["shared"] > SHARED[shape.arch[:2]] else []
+    # a row's distances from a tile's keys are in two blocks of as many
+    of_rows = name in ("forward", "decode") and shape.terms.startswith("rows")
+    failures += ["more rows than keys"] if of_rows and tile.rows > tile.keys else []
     # NVIDIA's matrix units multiply no float32
     has_units = name not in ("fold", "merge") and (shape.bits == 16 or shape.arch.startswith("gfx"))
     failures += ["no product by matrix units"] if has_units and not found["products"] else []

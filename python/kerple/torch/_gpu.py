@@ -44,12 +44,13 @@ def _decode_tile(bits: int, features: int) -> Tile:
 
 
 def _few_registers(arch: str, bits: int, features: int) -> Tiles:
-    """Small tiles for what is seldom, a relative bias in float32 or beside tables, gates and softcaps: larger ones spill."""
+    """Small tiles for what is seldom, a relative bias in full precision or beside tables, gates and softcaps: larger ones spill."""
     warps = 4 if arch.startswith("gfx") else 8
     small = Tile(16, 16, warps)
     if bits == 16:
         return Tiles(Tile(32, 32, warps), small, small, _decode_tile(bits, features))
-    return Tiles(small, small, small, small)
+    few = small if bits == 32 else small._replace(warps=4)
+    return Tiles(few, small, few, few)
 
 
 #: Programs of the dq pass, and so rows of partial sums of a table's gradient. It is a constant, not the
@@ -173,13 +174,13 @@ TILES = {
 } | {
     Shape(arch, bits, features, terms): _few_registers(arch, bits, features)
     for arch in ("sm_80", "sm_90", "sm_100", "gfx942")
-    for bits, terms in ((16, _ALL), (32, _OF_ROWS), (32, _ALL))
-    for features in (64, 128, 256)
+    for bits, terms in ((16, _ALL), (32, _OF_ROWS), (32, _ALL), (64, _OF_ROWS), (64, _ALL))
+    for features in ((64, 128, 256) if bits < 64 else (64,))
 } | {
     # for gradients checked in f64, not for speed
     Shape(arch, 64, 64, terms): Tiles(*[Tile(16, 16, 4)] * 4)
     for arch in ("sm_80", "sm_90", "sm_100", "gfx942")
-    for terms in TERMS
+    for terms in (_PLAIN, _FULL)
 }
 
 #: The interpreter's own, small so that tests cross their borders.
