@@ -113,9 +113,9 @@ impl ReproductionFolder {
         evaluations.iter().find_map(of)
     }
 
-    /// The evaluation of the same text without a window, with its name.
+    /// The evaluation of the same tokens without a window, with its name.
     pub(super) fn with_all_keys(&self, windowed: &EvaluationFacts) -> Option<(&str, &EvaluationFacts)> {
-        let text = |facts: &EvaluationFacts| (facts.protocol.clone(), facts.span, facts.segments);
+        let text = |facts: &EvaluationFacts| (facts.protocol.clone(), facts.span, facts.segments, facts.documents);
         let mut others = self.manifest.evaluations.iter().filter(|(_, facts)| facts.window.is_none());
         others.find(|(_, facts)| text(facts) == text(windowed)).map(|(name, facts)| (name.as_str(), facts))
     }

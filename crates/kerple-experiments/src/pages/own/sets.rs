@@ -60,13 +60,15 @@ impl EvaluatedSet<'_> {
         if variant.is_empty() { self.corpus.title.clone() } else { format!("{}, {variant}", self.corpus.title) }
     }
 
-    /// How many keys queries attend to, where that differs within this folder.
+    /// Which documents and how many keys queries attend to, where that differs within this folder.
     pub(super) fn keys_seen(&self, all: &ReproductionFolder) -> String {
-        let is_windowed = |facts: &EvaluationFacts| facts.window.is_some();
+        let differs = |of: fn(&EvaluationFacts) -> bool| all.manifest.evaluations.values().any(of);
+        let documents =
+            self.facts.documents.map_or_else(String::new, |documents| format!(", tested on {documents} documents"));
         match self.facts.window {
-            Some(window) => format!(", the last {window} keys in each layer"),
-            None if all.manifest.evaluations.values().any(is_windowed) => ", all keys".to_owned(),
-            None => String::new(),
+            Some(window) => format!("{documents}, the last {window} keys in each layer"),
+            None if differs(|facts| facts.window.is_some()) => format!("{documents}, all keys"),
+            None => documents,
         }
     }
 
