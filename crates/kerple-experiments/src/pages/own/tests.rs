@@ -1,5 +1,6 @@
 use crate::claim::Claim;
 use crate::manifest::runs_folder;
+use crate::pages::reader::ReproductionFolder;
 use crate::pages::{PAGE_FOLDER, markdown};
 use kerple_run::{EVALUATION_FILE, MANIFEST_FILE, PLAN_FILE, write_json};
 use serde_json::{Value, json};
@@ -70,6 +71,31 @@ fn a_claim_is_judged_as_it_was_written() {
     let mut own = rises(0.01);
     own.as_object_mut().unwrap().remove("baseline");
     assert!(verdict(&own).contains("at 256: 1.049 "), "{}", verdict(&own));
+}
+
+/// Without the keys beyond a window, and with all keys: both under the same document mask.
+#[test]
+fn a_window_is_compared_with_the_same_mask() {
+    let root = folder(&rises(0.01), |variant, seed| Some(perplexity(variant, seed)));
+    let path = root.path().join(MANIFEST_FILE);
+    let mut manifest: Value = serde_json::from_slice(&std::fs::read(&path).unwrap()).unwrap();
+    let lengths = manifest["evaluations"]["lengths"].clone();
+    let evaluation = |documents: &str, window: Option<u64>| {
+        let mut of = lengths.clone();
+        (of["documents"], of["window"]) = (documents.into(), window.into());
+        of
+    };
+    for (name, of) in [
+        ("joined", evaluation("joined", None)),
+        ("separate", evaluation("separate", None)),
+        ("window", evaluation("separate", Some(64))),
+    ] {
+        manifest["evaluations"][name] = of;
+    }
+    write_json(&path, &manifest).unwrap();
+    let all = ReproductionFolder::read(root.path()).unwrap();
+    let windowed = &all.manifest.evaluations["window"];
+    assert_eq!(all.with_all_keys(windowed).map(|(name, _)| name), Some("separate"));
 }
 
 #[test]
