@@ -31,7 +31,7 @@ failed=0
 "$venv/bin/python" scripts/check_triton.py code || failed=1
 models='outputs_and_gradients and none or inkling and (outputs_and_gradients and left or generated and none-dynamic) or t5_equals and none or trainer and llama or packed_positions and llama-False or prefixes_and_images and paligemma-right'
 TRITON_INTERPRET=1 "$venv/bin/python" -m pytest -q -p no:cacheprovider python/tests/test_hub.py python/tests/test_transformers.py \
-    -k "test_hub or $models or generated and llama-left-dynamic" || failed=1
+    python/tests/test_encodings.py -k "test_hub or inkling_meets or inkling_is_its_formula or inkling_of_a_layer or $models or generated and llama-left-dynamic" || failed=1
 wait $! || failed=1
 cat target/check_triton.txt
 exit $failed
