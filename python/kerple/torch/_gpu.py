@@ -84,7 +84,7 @@ class Shape(NamedTuple):
 #: A bias and sinks; a weight, gates, a softcap, a window and padding too; a relative bias per row, sinks, a window and
 #: padding; all of it.
 TERMS = _PLAIN, _FULL, _OF_ROWS, _ALL = "bias", "all", "rows", "rows, all"
-#: Most features of a row that a relative bias is computed from.
+#: Most features of a row that a relative bias is computed from. With more than 16 kernels spill.
 MOST_RANK = 64
 #: Every configuration that is launched, and that `scripts/check_triton.py code` compiles: none of half
 #: precision spills. Float32 with more than 128 features and float64 do; no tile was found that does not.
