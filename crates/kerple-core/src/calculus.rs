@@ -57,6 +57,7 @@ pub mod expr;
 pub mod function;
 pub mod geometry;
 mod linalg;
+pub mod linear;
 pub mod parameter;
 pub mod parse;
 pub mod points;

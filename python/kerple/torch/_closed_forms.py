@@ -183,6 +183,8 @@ def _value(of: tuple | int | float, values: list[Tensor], d: Tensor) -> Tensor:
         return x[0] * torch.exp(-x[1] * (d * d))
     if name == "exp":
         return x[0] * torch.exp(-x[1] * _power(d, x[2]))
+    if name == "cos":
+        return x[0] * torch.cos(x[1] * d)
     if name == "const":
         return x[0]
     if name == "sum":

@@ -4,6 +4,7 @@
 //! power(d; a, p)     = -a d^p                  Chi et al. 2022, arXiv:2205.09921, Cor. 1
 //! log(d; b, a, p)    = -b ln(1 + a d^p)        ibid.; p = 1 is KERPLE-log
 //! exp(d; c, a, p)    =  c exp(-a d^p)          Gaussian for p = 2, stretched exponential in general
+//! cos(d; c, w)       =  c cos(w d)             a wave; a kernel of points on a line only (Bochner)
 //! ```
 //!
 //! At `d = 0` every derivative in an exponent is 0, the limit of `d^p ln d` for `p > 0`.
@@ -20,6 +21,8 @@ pub enum BaseKernel {
     Log,
     /// `c exp(-a d^p)`
     Exp,
+    /// `c cos(w d)`
+    Cos,
 }
 
 /// Value of a base kernel and its derivatives in each parameter; unused entries are 0.
@@ -38,6 +41,7 @@ impl BaseKernel {
             BaseKernel::Power => &["a", "p"],
             BaseKernel::Log => &["b", "a", "p"],
             BaseKernel::Exp => &["c", "a", "p"],
+            BaseKernel::Cos => &["c", "w"],
         }
     }
 
@@ -62,6 +66,10 @@ impl BaseKernel {
                 let slope = -c * power * decay;
                 Jet { value: c * decay, gradient: [decay, slope, slope * a * log_d] }
             }
+            (BaseKernel::Cos, &[c, w]) => {
+                let (sin, cos) = (w * d).sin_cos();
+                Jet { value: c * cos, gradient: [cos, -c * d * sin, 0.0] }
+            }
             _ => panic!("{self:?} takes {} parameters, got {}", self.parameters().len(), parameters.len()),
         }
     }
@@ -74,6 +82,7 @@ impl BaseKernel {
             (BaseKernel::Power, [a, p, _]) => -r(r(d.powf(p)) * a),
             (BaseKernel::Log, [b, a, p]) => r(-b * r(r(1.0 + r(a * r(d.powf(p)))).ln())),
             (BaseKernel::Exp, [c, a, p]) => r(c * r((-r(r(d.powf(p)) * a)).exp())),
+            (BaseKernel::Cos, [c, w, _]) => r(c * r(r(w * d).cos())),
         }
     }
 }
@@ -86,10 +95,16 @@ mod tests {
     proptest! {
         #[test]
         fn gradient_matches_central_differences(
-            which in 0usize..3, x in 0.05f64..2.0, y in 0.05f64..2.0, p in 0.1f64..2.0, d in 0u32..3000,
+            which in 0usize..4, x in 0.05f64..2.0, y in 0.05f64..2.0, p in 0.1f64..2.0, d in 0u32..3000,
         ) {
-            let base = [BaseKernel::Power, BaseKernel::Log, BaseKernel::Exp][which];
-            let parameters = if base == BaseKernel::Power { vec![x, p] } else { vec![x, y, p] };
+            let base = [BaseKernel::Power, BaseKernel::Log, BaseKernel::Exp, BaseKernel::Cos][which];
+            // the error of a difference over a wave grows with the square of the distance
+            let d = if base == BaseKernel::Cos { d % 100 } else { d };
+            let parameters = match base {
+                BaseKernel::Power => vec![x, p],
+                BaseKernel::Cos => vec![x, y],
+                _ => vec![x, y, p],
+            };
             let jet = base.at(&parameters, f64::from(d));
             for i in 0..parameters.len() {
                 let step = 1e-6 * parameters[i];

@@ -43,7 +43,7 @@ use super::error::Error;
 use super::expr::Expr;
 use super::linalg::{OnesSplit, Spectrum, gram, quadratic_form};
 use super::points::Points;
-use super::rules::Derivation;
+use super::rules::{Derivation, PointDimensions};
 
 /// Eigenvalues closer to 0 than this times `N max|K|` count as 0.
 pub const TOLERANCE: f64 = 1e-9;
@@ -136,6 +136,15 @@ pub struct Certificate {
     pub by_construction: Derivation,
 }
 
+/// What is proven, for points with `dim` coordinates; nothing is where a wave is met in the plane.
+pub(super) fn proven_on(derivation: &Derivation, dim: usize) -> String {
+    match derivation.dimensions {
+        PointDimensions::Line if dim == 2 => "unproven in the plane".to_owned(),
+        PointDimensions::Line if dim > 2 => format!("unproven in {dim} dimensions"),
+        _ => derivation.statement(),
+    }
+}
+
 /// Decides what `expr` is on `points`.
 ///
 /// # Errors
@@ -151,7 +160,7 @@ pub struct Certificate {
 pub fn certify(expr: &Expr, points: &Points) -> Result<Certificate, Error> {
     let gram = gram(expr, points)?;
     let n = points.len();
-    let by_construction = expr.derivation();
+    let by_construction = expr.derivation_in(points.dim());
     let scale = n as f64 * gram.amax();
     let tolerance = TOLERANCE * scale;
     let spectrum = Spectrum::of(gram.clone());
@@ -307,7 +316,7 @@ impl fmt::Display for Certificate {
         )?;
         writeln!(f)?;
         writeln!(f, "on these points   {}", self.verdict)?;
-        writeln!(f, "by construction   {}", self.by_construction.class)?;
+        writeln!(f, "by construction   {}", proven_on(&self.by_construction, self.dim))?;
         writeln!(f)?;
         writeln!(f, "eigenvalues       {}", few(&self.eigenvalues))?;
         writeln!(f, "  on sum zero     {}", few(&self.sum_zero_eigenvalues))?;

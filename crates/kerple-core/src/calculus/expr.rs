@@ -118,6 +118,13 @@ impl Expr {
         found.iter().enumerate().map(parameter).collect()
     }
 
+    /// Roles of the learned parameters, in the order of [`Expr::parameters`].
+    pub fn roles(&self) -> Vec<Role> {
+        let mut found = Vec::new();
+        self.root.collect(&mut found);
+        found.into_iter().map(|term| term.role).collect()
+    }
+
     /// Initial parameters of `heads` heads, `[H, P]`, drawn parameter by parameter.
     pub fn initial(&self, heads: usize, rng: &mut impl Rng) -> Vec<f64> {
         let parameters = self.parameters();
@@ -202,7 +209,7 @@ impl Expr {
 
 impl Node {
     /// Number of learned parameters.
-    fn count(&self) -> usize {
+    pub(super) fn count(&self) -> usize {
         let mut found = Vec::new();
         self.collect(&mut found);
         found.len()

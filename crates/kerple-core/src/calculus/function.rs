@@ -19,6 +19,8 @@ pub enum Function {
     Gauss,
     /// `exp(c, a, p) = c exp(-a d^p)`
     Exp,
+    /// `cos(c, w) = c cos(w d)`
+    Cos,
     /// `const(c) = c`
     Const,
 }
@@ -40,13 +42,14 @@ const fn slot(name: &'static str, role: Role, start: f64) -> FunctionSlot {
 
 impl Function {
     /// Every function, in the order help lists them.
-    pub const ALL: [Function; 7] = [
+    pub const ALL: [Function; 8] = [
         Function::Power,
         Function::Log,
         Function::Log3,
         Function::SqDist,
         Function::Gauss,
         Function::Exp,
+        Function::Cos,
         Function::Const,
     ];
 
@@ -59,6 +62,7 @@ impl Function {
             Function::SqDist => "sqdist",
             Function::Gauss => "gauss",
             Function::Exp => "exp",
+            Function::Cos => "cos",
             Function::Const => "const",
         }
     }
@@ -72,6 +76,7 @@ impl Function {
             Function::SqDist => "-|d|^2",
             Function::Gauss => "c exp(-a |d|^2)",
             Function::Exp => "c exp(-a |d|^p)",
+            Function::Cos => "c cos(w |d|)",
             Function::Const => "c",
         }
     }
@@ -89,6 +94,7 @@ impl Function {
             Function::SqDist => &[],
             Function::Gauss => &[C, A],
             Function::Exp => &[C, A, P],
+            Function::Cos => const { &[slot("c", Role::Amplitude, 1.0), slot("w", Role::Frequency, 1.0)] },
             Function::Const => const { &[slot("c", Role::Level, 1.0)] },
         }
     }
@@ -112,6 +118,7 @@ impl Function {
             Function::SqDist => BaseKernel::Power.at(&[1.0, 2.0], d),
             Function::Gauss => BaseKernel::Exp.at(&[x, y, 2.0], d),
             Function::Exp => BaseKernel::Exp.at(&[x, y, z], d),
+            Function::Cos => BaseKernel::Cos.at(&[x, y], d),
             Function::Const => return (x, [1.0, 0.0, 0.0]),
         };
         (jet.value, jet.gradient)
@@ -125,6 +132,7 @@ impl Function {
             Function::SqDist => BaseKernel::Power.at_bf16([1.0, 2.0, 0.0], d),
             Function::Gauss => BaseKernel::Exp.at_bf16([x, y, 2.0], d),
             Function::Exp => BaseKernel::Exp.at_bf16([x, y, z], d),
+            Function::Cos => BaseKernel::Cos.at_bf16([x, y, 0.0], d),
             Function::Const => x,
         }
     }

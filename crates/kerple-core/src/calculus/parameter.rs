@@ -14,6 +14,8 @@ pub enum Role {
     Amplitude,
     /// Multiplies the distance inside a kernel: positive.
     Rate,
+    /// Multiplies the distance inside a cosine: positive, learned up to pi.
+    Frequency,
     /// The power of a distance: in `(0, 2]`.
     Exponent,
     /// The power of a kernel: in `(0, 1)`.
@@ -26,7 +28,7 @@ impl Role {
     /// Whether a rule covers this value.
     pub fn allows(self, x: f64) -> bool {
         match self {
-            Role::Amplitude | Role::Rate => x > 0.0 && x.is_finite(),
+            Role::Amplitude | Role::Rate | Role::Frequency => x > 0.0 && x.is_finite(),
             Role::Exponent => x > 0.0 && x <= 2.0,
             Role::Fraction => x > 0.0 && x < 1.0,
             Role::Level => x.is_finite(),
@@ -41,7 +43,7 @@ impl Role {
     /// The allowed values, as a person reads them.
     pub fn range(self) -> &'static str {
         match self {
-            Role::Amplitude | Role::Rate => "(0, inf)",
+            Role::Amplitude | Role::Rate | Role::Frequency => "(0, inf)",
             Role::Exponent => "(0, 2]",
             Role::Fraction => "(0, 1)",
             Role::Level => "(-inf, inf)",
@@ -53,6 +55,7 @@ impl Role {
         match self {
             Role::Amplitude => "Fact 2: only positive multiples of a kernel stay conditionally positive definite",
             Role::Rate => "Corollary 1 and Fact 5: the factor of the distance is positive",
+            Role::Frequency => "Bochner: the frequency of a cosine is positive",
             Role::Exponent => {
                 "Corollary 1 and Fact 5: |d|^p gives a kernel for 0 < p <= 2, and a counterexample exists for every p > 2"
             }
@@ -65,6 +68,8 @@ impl Role {
     pub fn limits(self) -> (f64, f64) {
         match self {
             Role::Amplitude | Role::Rate | Role::Level => (FLOOR, f64::INFINITY),
+            // at whole distances a higher frequency has the values of one below pi
+            Role::Frequency => (FLOOR, std::f64::consts::PI),
             Role::Exponent => (FLOOR, 2.0),
             Role::Fraction => (FLOOR, 1.0 - FLOOR),
         }

@@ -185,7 +185,7 @@ impl<'a> Parser<'a> {
 
     /// Refuses a node that no rule proves.
     fn admit(&self, node: Node, start: usize) -> Parsed<Node> {
-        let derivation = node.derivation();
+        let derivation = node.derivation(1);
         if self.strict && derivation.class == KernelClass::Unproven {
             let kind = ParseErrorKind::Unproven { kernel: derivation.kernel, because: derivation.because };
             return Err(self.fail(self.since(start), kind));
@@ -337,7 +337,7 @@ impl<'a> Parser<'a> {
         start: usize,
         holds: impl Fn(f64) -> bool,
     ) -> Parsed<()> {
-        let derivation = of.derivation();
+        let derivation = of.derivation(1);
         if holds(derivation.high) {
             return Ok(());
         }

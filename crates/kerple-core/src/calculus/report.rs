@@ -6,7 +6,7 @@ use std::fmt;
 
 use serde::Serialize;
 
-use super::certificate::{Certificate, ROUNDING, certify, short};
+use super::certificate::{Certificate, ROUNDING, certify, proven_on, short};
 use super::error::Error;
 use super::expr::Expr;
 use super::geometry::{self, FarShare, KernelFeatures};
@@ -31,9 +31,16 @@ pub enum KernelCheck {
         kernel: String,
         /// Learned parameters.
         parameters: Vec<KernelParameter>,
-        /// What the rules prove.
+        /// Coordinates of a point, where those are not 1.
+        #[serde(skip_serializing_if = "is_one")]
+        dim: usize,
+        /// What the rules prove for such points.
         by_construction: Derivation,
     },
+}
+
+fn is_one(dim: &usize) -> bool {
+    *dim == 1
 }
 
 impl KernelCheck {
@@ -50,8 +57,8 @@ impl fmt::Display for KernelCheck {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             KernelCheck::Certificate(certificate) => certificate.fmt(f),
-            KernelCheck::Family { kernel, parameters, by_construction } => {
-                writeln!(f, "{kernel}\n\nby construction   {}", by_construction.class)?;
+            KernelCheck::Family { kernel, parameters, dim, by_construction } => {
+                writeln!(f, "{kernel}\n\nby construction   {}", proven_on(by_construction, *dim))?;
                 for parameter in parameters {
                     let KernelParameter { name, low, high, .. } = parameter;
                     let high = if high.is_finite() { format!("{high}]") } else { "inf)".to_owned() };
@@ -85,7 +92,8 @@ pub fn check(expr: &str, points: &str) -> Result<KernelCheck, Error> {
     if parameters.is_empty() {
         return Ok(KernelCheck::Certificate(Box::new(certify(&expr, &points)?)));
     }
-    Ok(KernelCheck::Family { kernel: expr.to_string(), parameters, by_construction: expr.derivation() })
+    let dim = points.dim();
+    Ok(KernelCheck::Family { kernel: expr.to_string(), parameters, dim, by_construction: expr.derivation_in(dim) })
 }
 
 /// A kernel over distance, to be drawn.

@@ -3,8 +3,9 @@
 //!
 //! A kernel `k(d)` of the distance `d = |x - x'|` is *positive definite* (PD) when `sum_ij c_i c_j k(x_i, x_j) >= 0` for all
 //! points and all `c`, and *conditionally positive definite* (CPD) when that holds for every `c` that sums to 0. It is
-//! *strictly* so when the sum is positive for distinct points and `c != 0`. All statements here hold for points of any
-//! number of dimensions and any number of points.
+//! *strictly* so when the sum is positive for distinct points and `c != 0`. Statements hold for any number of points. They
+//! hold for points of any number of dimensions, unless a part is a cosine: that is a kernel of points on a line
+//! ([`PointDimensions`]), such as positions in a sequence, and so is everything that contains it.
 //!
 //! Besides the class, two things are carried upwards because rules ask for them: bounds of `k` over all distances, and
 //! whether `k` *separates* points, `k(d) < k(0)` for `d > 0`, which turns a fractional power or a logarithm into a strict kernel.
@@ -84,6 +85,22 @@ impl fmt::Display for KernelClass {
     }
 }
 
+/// The points that a proof is about.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum PointDimensions {
+    /// Points of any number of dimensions.
+    Any,
+    /// Points on a line, such as positions in a sequence.
+    Line,
+}
+
+impl PointDimensions {
+    fn is_any(&self) -> bool {
+        *self == PointDimensions::Any
+    }
+}
+
 /// A fact that makes one kernel from others, or from nothing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
@@ -96,6 +113,8 @@ pub enum ProofRule {
     Logarithm,
     /// `c exp(-a |x - x'|^p)` is PD.
     Exponential,
+    /// `c cos(w |x - x'|)` is PD on the line.
+    Cosine,
     /// A constant is CPD, and PD when it is not negative.
     Constant,
     /// A positive multiple keeps the class.
@@ -114,11 +133,12 @@ pub enum ProofRule {
 
 impl ProofRule {
     /// Every rule, in the order documents list them.
-    pub const ALL: [ProofRule; 11] = [
+    pub const ALL: [ProofRule; 12] = [
         ProofRule::SquaredDistance,
         ProofRule::Power,
         ProofRule::Logarithm,
         ProofRule::Exponential,
+        ProofRule::Cosine,
         ProofRule::Constant,
         ProofRule::Multiple,
         ProofRule::Sum,
@@ -135,6 +155,9 @@ impl ProofRule {
             ProofRule::Power => "Corollary 1: -a |d|^p is CPD for a > 0 and 0 < p <= 2, strictly for p < 2",
             ProofRule::Logarithm => "Corollary 1: -b ln(1 + a |d|^p) is strictly CPD for a, b > 0 and 0 < p <= 2",
             ProofRule::Exponential => "Fact 5: c exp(-a |d|^p) is strictly PD for a, c > 0 and 0 < p <= 2",
+            ProofRule::Cosine => {
+                "Bochner: c cos(w d) is PD on the line for c > 0, half of c at each of the frequencies w and -w"
+            }
             ProofRule::Constant => "a constant c gives c (sum c_i)^2: PD for c >= 0, CPD for every c",
             ProofRule::Multiple => "Fact 2: a positive multiple of a kernel keeps its class",
             ProofRule::Sum => {
@@ -156,6 +179,9 @@ pub struct Derivation {
     /// What is proven about it.
     #[serde(flatten)]
     pub class: KernelClass,
+    /// The points that this holds for.
+    #[serde(skip_serializing_if = "PointDimensions::is_any")]
+    pub dimensions: PointDimensions,
     /// The rule used, or tried.
     pub rule: ProofRule,
     /// Why the rule applies, or does not.
@@ -181,6 +207,14 @@ impl Derivation {
         self.premises.iter().find_map(Derivation::obstacle).or(Some(self))
     }
 
+    /// The class, and the points that it is about where those are not all.
+    pub fn statement(&self) -> String {
+        match self.dimensions {
+            PointDimensions::Line if self.class.is_cpd() => format!("{} on the line", self.class),
+            _ => self.class.to_string(),
+        }
+    }
+
     /// Whether the kernel has no lower bound, so that no one shift makes it positive definite on every point set.
     pub fn is_unbounded(&self) -> bool {
         self.low == f64::NEG_INFINITY
@@ -190,7 +224,7 @@ impl Derivation {
 impl fmt::Display for Derivation {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         fn node(of: &Derivation, first: &str, rest: &str, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-            writeln!(f, "{first}{}: {}", of.kernel, of.class)?;
+            writeln!(f, "{first}{}: {}", of.kernel, of.statement())?;
             writeln!(f, "{rest}{}   {}", if of.premises.is_empty() { " " } else { "|" }, of.because)?;
             for (i, premise) in of.premises.iter().enumerate() {
                 let last = i + 1 == of.premises.len();
@@ -204,7 +238,8 @@ impl fmt::Display for Derivation {
 }
 
 impl Expr {
-    /// What the rules prove about this kernel, step by step.
+    /// What the rules prove about this kernel for points on a line, step by step. Unless
+    /// [`Derivation::dimensions`] is the line, that holds for points of any number of dimensions.
     ///
     /// ```
     /// use kerple_core::calculus::expr::Expr;
@@ -214,7 +249,20 @@ impl Expr {
     /// # Ok::<(), kerple_core::calculus::parse::ParseError>(())
     /// ```
     pub fn derivation(&self) -> Derivation {
-        self.root.derivation()
+        self.root.derivation(1)
+    }
+
+    /// What the rules prove about this kernel for points with `dim` coordinates.
+    ///
+    /// ```
+    /// use kerple_core::calculus::expr::Expr;
+    /// let wave = Expr::parse("exp(c, a, 1)*cos(1, w)")?;
+    /// assert!(wave.derivation_in(1).class.is_strict());
+    /// assert!(!wave.derivation_in(2).class.is_cpd());
+    /// # Ok::<(), kerple_core::calculus::parse::ParseError>(())
+    /// ```
+    pub fn derivation_in(&self, dim: usize) -> Derivation {
+        self.root.derivation(dim)
     }
 
     /// The class of the whole kernel.
@@ -222,9 +270,11 @@ impl Expr {
         self.derivation().class
     }
 
-    /// Whether the value never rises with the distance, by construction: true of everything that is proven.
+    /// Whether the value never rises with the distance, by construction: true of everything that is proven in every
+    /// number of dimensions, and not of waves.
     pub fn is_monotone(&self) -> bool {
-        self.class().is_cpd()
+        let derivation = self.derivation();
+        derivation.class.is_cpd() && derivation.dimensions.is_any()
     }
 }
 
@@ -239,16 +289,16 @@ struct ProofStep {
 }
 
 impl Node {
-    pub(super) fn derivation(&self) -> Derivation {
+    pub(super) fn derivation(&self, dim: usize) -> Derivation {
         let premises: Vec<Derivation> = match self {
             Node::Call { .. } => Vec::new(),
             Node::Scale { of, .. } | Node::Fraction { of, .. } | Node::NegLog(of) | Node::ExpOf(of) => {
-                vec![of.derivation()]
+                vec![of.derivation(dim)]
             }
-            Node::Sum(of) | Node::Product(of) => of.iter().map(Node::derivation).collect(),
+            Node::Sum(of) | Node::Product(of) => of.iter().map(|node| node.derivation(dim)).collect(),
         };
         let step = match (self, premises.as_slice()) {
-            (Node::Call { function, arguments }, _) => call(*function, arguments),
+            (Node::Call { function, arguments }, _) => call(*function, arguments, dim),
             (Node::Scale { factor, .. }, [of]) => multiple(factor, of),
             (Node::Fraction { alpha, .. }, [of]) => fraction(alpha, of),
             (Node::NegLog(_), [of]) => negative_log(of),
@@ -263,28 +313,34 @@ impl Node {
             Ok(class) => (class, format!("{}; {why}", rule.statement())),
             Err(reason) => (KernelClass::Unproven, reason),
         };
-        Derivation { kernel: self.to_string(), class, rule, because, premises, low, high, separates }
+        let on_line = rule == ProofRule::Cosine || premises.iter().any(|part| !part.dimensions.is_any());
+        let dimensions = if on_line { PointDimensions::Line } else { PointDimensions::Any };
+        Derivation { kernel: self.to_string(), class, dimensions, rule, because, premises, low, high, separates }
     }
 }
 
-fn call(function: Function, arguments: &[ScalarTerm]) -> ProofStep {
+fn call(function: Function, arguments: &[ScalarTerm], dim: usize) -> ProofStep {
     let (rule, pd) = match function {
         Function::SqDist => (ProofRule::SquaredDistance, false),
         Function::Power => (ProofRule::Power, false),
         Function::Log | Function::Log3 => (ProofRule::Logarithm, false),
         Function::Gauss | Function::Exp => (ProofRule::Exponential, true),
+        Function::Cos => (ProofRule::Cosine, true),
         Function::Const => (ProofRule::Constant, true),
     };
     let outside = function.slots().iter().zip(arguments).find_map(|(slot, value)| match value {
         ScalarTerm::Literal(x) if !slot.role.allows(*x) => Some(outside_range(slot.name, *x, slot.role)),
         _ => None,
     });
+    let in_the_plane = (function == Function::Cos && dim > 1)
+        .then(|| format!("a cosine of the distance is PD on the line only, and the points have {dim} coordinates"));
     let (low, high) = match arguments.first() {
         Some(value) => value.interval(function.slots()[0].role),
         None => (1.0, 1.0),
     };
     let (low, high) = match function {
         Function::Const => (low, high),
+        Function::Cos => (-high.abs().max(low.abs()), high.abs().max(low.abs())),
         Function::Gauss | Function::Exp => (low.min(0.0), high.max(0.0)),
         _ if low >= 0.0 => (f64::NEG_INFINITY, 0.0),
         _ => (0.0, f64::INFINITY),
@@ -301,10 +357,13 @@ fn call(function: Function, arguments: &[ScalarTerm]) -> ProofStep {
     };
     let class = match function {
         Function::Const => KernelClass::of(low >= 0.0, false),
+        Function::Cos => KernelClass::of(true, false),
         _ => KernelClass::of(pd, !reaches_two),
     };
-    let outcome = outside.map_or(Ok(class), Err);
-    ProofStep { rule, outcome, why: why.to_owned(), low, high, separates: function != Function::Const }
+    let outcome = outside.or(in_the_plane).map_or(Ok(class), Err);
+    // a wave comes back to its value at 0
+    let separates = !matches!(function, Function::Const | Function::Cos);
+    ProofStep { rule, outcome, why: why.to_owned(), low, high, separates }
 }
 
 fn outside_range(name: &str, value: f64, role: Role) -> String {

@@ -81,6 +81,8 @@ def kernel(program, values, d, r):
         return r(x[0] * r(torch.exp(-r(x[1] * r(d**2)))))
     if name == "exp":
         return r(x[0] * r(torch.exp(-r(x[1] * r(d ** x[2])))))
+    if name == "cos":
+        return r(x[0] * r(torch.cos(r(x[1] * d))))
     if name == "const":
         return x[0] + 0.0 * d
     raise ValueError(f"config.json: there is no kernel operation `{name}`")
