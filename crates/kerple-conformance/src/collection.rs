@@ -7,8 +7,8 @@
 use crate::case::Case;
 use crate::folder::ReferenceFolder;
 use crate::{
-    CaseRunner, attention, clocks, data, interchange, length_suite, media, packed, positions, score_mods, spe, tables,
-    theory, training,
+    CaseRunner, attention, clocks, data, interchange, kernel_fit, length_suite, media, packed, positions, score_mods,
+    spe, tables, theory, training,
 };
 
 /// A collection that this version knows.
@@ -29,11 +29,13 @@ pub enum Collection {
     Che,
     /// Tasks with known answers, and how far models reach.
     LengthSuite,
+    /// Kernel families fitted to curves.
+    KernelFit,
 }
 
 impl Collection {
     /// Folders, and which collection each holds.
-    const FOLDERS: [(&str, Collection); 11] = [
+    const FOLDERS: [(&str, Collection); 12] = [
         ("kerple", Collection::Kerple),
         ("dape", Collection::Dape),
         ("encodings", Collection::Dape),
@@ -45,6 +47,7 @@ impl Collection {
         ("interchange", Collection::Interchange),
         ("che", Collection::Che),
         ("length-suite", Collection::LengthSuite),
+        ("kernel-fit", Collection::KernelFit),
     ];
 
     fn named(name: &str) -> Option<Collection> {
@@ -89,6 +92,7 @@ impl Collection {
             Collection::Interchange => case.get("folder").is_string().then_some(interchange::run as CaseRunner),
             Collection::Che => None,
             Collection::LengthSuite => length_suite::runner(case),
+            Collection::KernelFit => kernel_fit::runner(case),
         }
     }
 

@@ -14,6 +14,7 @@ mod data;
 mod engines;
 mod folder;
 mod interchange;
+mod kernel_fit;
 mod layer;
 mod length_suite;
 mod media;

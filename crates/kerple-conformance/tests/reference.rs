@@ -66,6 +66,11 @@ fn every_task_of_the_length_suite_is_solved_and_every_reach_is_found() {
 }
 
 #[test]
+fn every_reference_value_of_kernel_fits_is_met() {
+    every_case_passes("kernel-fit", 4);
+}
+
+#[test]
 fn formal_languages_and_their_encoder_are_the_originals() {
     // 15 languages, and the encoder with four encodings through two engines
     every_case_passes("che", 25);

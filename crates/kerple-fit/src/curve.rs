@@ -4,6 +4,10 @@ use kerple_run::{Error, Result};
 
 /// Most distances of a curve.
 pub const MAX_DISTANCES: usize = 1 << 24;
+/// Furthest distance: further ones are not all whole numbers of `f64`.
+const FURTHEST: f64 = (1u64 << 53) as f64;
+/// Largest magnitude of a value, and the smallest that the largest may have: sums of squares neither overflow nor vanish.
+const MAGNITUDES: (f64, f64) = (1e-100, 1e100);
 /// Fewest finite values of a curve.
 pub const LEAST_VALUES: usize = 8;
 /// Fewest distinct distances of a curve.
@@ -174,6 +178,14 @@ impl Curve {
             let what = format!("the value at distance {} is {}", support.furthest(i), values[i]);
             return refuse(what, "give finite values; leave a cell empty where there is none");
         }
+        let largest = values.iter().fold(0.0f64, |most, value| most.max(value.abs()));
+        if largest > MAGNITUDES.1 || (largest > 0.0 && largest < MAGNITUDES.0) {
+            let what = format!(
+                "the largest magnitude of a value is {largest:e}, the limits are {:e} and {:e}",
+                MAGNITUDES.0, MAGNITUDES.1
+            );
+            return refuse(what, "multiply all values by a factor: it multiplies the amplitudes of fits");
+        }
         let (support, values, weights) = match weights {
             None => (support, values, None),
             Some(weights) => {
@@ -274,6 +286,9 @@ fn distance_problem(support: &Support) -> Option<String> {
     if let Some(d) = support.distances().iter().find(|d| !(d.is_finite() && **d >= 0.0)) {
         return Some(format!("a distance is {d}"));
     }
+    if let Some(d) = support.distances().iter().find(|d| **d > FURTHEST) {
+        return Some(format!("a distance is {d:e}, the limit is {FURTHEST:e}"));
+    }
     match support {
         Support::Distances(distances) => {
             let pair = distances.windows(2).find(|pair| pair[0] >= pair[1])?;
@@ -309,6 +324,12 @@ mod tests {
             (curve(set(7, f64::INFINITY), d.clone(), None), "a distance is inf"),
             (curve(d[..7].to_vec(), d[..7].to_vec(), None), "7 values are too few"),
             (curve(d.clone(), d[..7].to_vec(), None), "7 values, 8 distances"),
+            (curve(set(7, 1e300), d.clone(), None), "a distance is 1e300, the limit is"),
+            (curve(d.clone(), set(2, 1e200), None), "the largest magnitude of a value is 1e200"),
+            (
+                curve(d.clone(), d.iter().map(|d| 1e-200 * d).collect(), None),
+                "the largest magnitude of a value is 7e-200",
+            ),
             (curve(d.clone(), d.clone(), Some(set(1, -2.0))), "a weight is -2"),
             (curve(d.clone(), d.clone(), Some(vec![0.0; 8])), "all weights are 0"),
             (curve(d.clone(), d.clone(), Some(set(1, 0.0))), "too few, a fit needs at least 8"),

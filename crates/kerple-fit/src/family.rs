@@ -120,6 +120,38 @@ impl Family {
         Family::of(name, expr, nested)
     }
 
+    /// Families of a list such as `log,power,exp(c, a, 1)*cos(1, w)`; commas inside parentheses belong to an expression.
+    /// `all` stands for those with a name.
+    ///
+    /// # Errors
+    /// As [`Family::read`]; an empty list, and a family that is there twice.
+    pub fn list(text: &str, unproven: bool) -> Result<Vec<Family>> {
+        let mut depth = 0usize;
+        let mut families: Vec<Family> = Vec::new();
+        let separates = |c: char| {
+            match c {
+                '(' => depth += 1,
+                ')' => depth = depth.saturating_sub(1),
+                _ => {}
+            }
+            c == ',' && depth == 0
+        };
+        for part in text.split(separates).map(str::trim).filter(|part| !part.is_empty()) {
+            let new = if part == "all" { Family::named() } else { vec![Family::read(part, unproven)?] };
+            for family in new {
+                if families.iter().any(|other| other.name == family.name) {
+                    let message = format!("family `{}` is given twice", family.name);
+                    return Err(Error::refused(message, "name each family once; `all` stands for those with a name"));
+                }
+                families.push(family);
+            }
+        }
+        if families.is_empty() {
+            return Err(Error::refused("no family is given", "give a list such as log,power, or all"));
+        }
+        Ok(families)
+    }
+
     fn of(name: &str, expr: Expr, nested: &[NestedIn]) -> Result<Family> {
         let refuse = |what: String, hint: &str| Err(Error::refused(format!("family `{name}`: {what}"), hint));
         let (mut amplitudes, mut searched, mut members, mut slots) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
@@ -181,6 +213,16 @@ impl Family {
             Some(Slot::Searched(i)) => searched[*i],
         };
         self.slots.iter().map(value).collect()
+    }
+
+    /// Names of the expression's parameters in its own order; none for a constant, which the level stands for.
+    pub fn parameter_names(&self) -> Vec<Option<String>> {
+        let name = |slot: &Option<Slot>| match slot {
+            None => None,
+            Some(Slot::Amplitude(i)) => Some(self.amplitudes[*i].clone()),
+            Some(Slot::Searched(i)) => Some(self.searched[*i].name.clone()),
+        };
+        self.slots.iter().map(name).collect()
     }
 
     /// Indices among the expression's parameters of the amplitudes, then of the searched parameters.
@@ -293,12 +335,17 @@ mod tests {
             assert!(error.to_string().contains(message), "{text}: {error}");
         }
         assert!(Family::read("power(a, 1) - 0.1*power(1, 2)", true).is_ok());
+        assert!(Family::list("log,log", false).unwrap_err().to_string().contains("given twice"));
+        assert!(Family::list(" , ", false).unwrap_err().to_string().contains("no family"));
+        let names: Vec<String> =
+            Family::list("all, exp(c, 0.5, p)", false).unwrap().into_iter().map(|family| family.name).collect();
+        assert_eq!((names.len(), names[12].as_str()), (13, "exp(c, 0.5, p)"));
     }
 
     #[test]
     fn values_are_those_of_the_expression() {
         let family = Family::read("log(b, a) + const(c) + power(a, 1)", false).unwrap();
         assert_eq!(family.values(&[2.0, 0.1], &[0.5]), [2.0, 0.5, 0.0, 0.1]);
-        assert_eq!(family.at(&[2.0, 0.1], &[0.5], 4.0), -2.0 * 3f64.ln() - 0.1 * 4.0);
+        assert!((family.at(&[2.0, 0.1], &[0.5], 4.0) + 2.0 * 3f64.ln() + 0.1 * 4.0).abs() < 1e-14);
     }
 }

@@ -3,15 +3,17 @@
 use crate::family::Family;
 use crate::observations::Observations;
 use crate::projection::Amplitudes;
-use crate::search::{MAX_STEPS, Optimum, SearchLimits, search};
+use crate::search::{FIT_DECREASE, MAX_STEPS, Optimum, ROUGH_DECREASE, SearchLimits, search};
 use crate::starts::{log_spaced, starts};
 
 /// Distances that all starts are tried on.
 const TRIAL_DISTANCES: usize = 64;
 /// Steps that each start is tried for.
 const TRIAL_STEPS: usize = 8;
-/// Starts that go on to all distances.
+/// Starts that go on to all distances, at most.
 const FINALISTS: usize = 6;
+/// Starts that are first searched to the end on few distances, where most of them meet.
+const SEMIFINALISTS: usize = 2 * FINALISTS;
 
 /// A family fitted to a curve.
 #[derive(Clone, Debug)]
@@ -64,7 +66,7 @@ pub(crate) fn fit_family(
     admitted: Amplitudes,
     found: &[(&str, &FamilyOptimum)],
 ) -> FamilyOptimum {
-    let limits = SearchLimits { admitted, held: None, steps: MAX_STEPS, rounding };
+    let limits = SearchLimits { admitted, held: None, steps: MAX_STEPS, decrease: FIT_DECREASE, rounding };
     let mut best: Option<Optimum> = None;
     let special = family.nested.iter().flat_map(|(name, values)| {
         let own = found.iter().filter(move |(other, _)| other == name);
@@ -95,8 +97,13 @@ fn finalists(family: &Family, observations: &Observations, limits: SearchLimits)
         return all;
     }
     let trial = observations.select(&log_spaced(&furthest, TRIAL_DISTANCES));
-    let limits = SearchLimits { steps: TRIAL_STEPS, ..limits };
-    let mut tried: Vec<Optimum> = all.iter().map(|start| search(family, &trial, start, limits)).collect();
+    let limits = SearchLimits { decrease: ROUGH_DECREASE, ..limits };
+    let few = SearchLimits { steps: TRIAL_STEPS, ..limits };
+    let mut tried: Vec<Optimum> = all.iter().map(|start| search(family, &trial, start, few)).collect();
+    tried.sort_by(|x, y| x.fit.rss.total_cmp(&y.fit.rss));
+    tried.truncate(SEMIFINALISTS);
+    let mut tried: Vec<Optimum> =
+        tried.iter().map(|optimum| search(family, &trial, &optimum.searched, limits)).collect();
     tried.sort_by(|x, y| x.fit.rss.total_cmp(&y.fit.rss));
     let mut kept: Vec<Vec<f64>> = Vec::with_capacity(FINALISTS);
     for optimum in tried {

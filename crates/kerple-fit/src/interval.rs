@@ -12,7 +12,7 @@ use crate::family::Family;
 use crate::fit::FamilyOptimum;
 use crate::observations::{Observations, dot};
 use crate::projection::Amplitudes;
-use crate::search::{MAX_STEPS, SearchLimits, search, solve_positive};
+use crate::search::{MAX_STEPS, ROUGH_DECREASE, SearchLimits, search, solve_positive};
 use statrs::distribution::{ContinuousCDF, StudentsT};
 
 /// Ends of an interval; none where it is open.
@@ -34,7 +34,7 @@ pub(crate) struct Intervals {
 }
 
 /// How far a profile is searched: the error of an end, in standard errors.
-const END_ERROR: f64 = 1e-4;
+const END_ERROR: f64 = 3e-4;
 /// Most residuals computed for one end.
 const MOST_TRIALS: usize = 60;
 
@@ -181,7 +181,13 @@ impl Profile<'_> {
 
     /// The root of the growth of the residual in units of the room, minus 1; and the searched parameters there.
     fn excess(&self, value: f64, start: &[f64]) -> (f64, Vec<f64>) {
-        let mut limits = SearchLimits { admitted: Amplitudes::Positive, held: None, steps: MAX_STEPS, rounding: 0.0 };
+        let mut limits = SearchLimits {
+            admitted: Amplitudes::Positive,
+            held: None,
+            steps: MAX_STEPS,
+            decrease: ROUGH_DECREASE,
+            rounding: 0.0,
+        };
         let mut shifted = None;
         match self.target {
             Target::Level => shifted = Some(self.observations.with_level(value)),
@@ -189,17 +195,11 @@ impl Profile<'_> {
             Target::Searched(i) => limits.held = Some(i),
         }
         let observations = shifted.as_ref().unwrap_or(self.observations);
-        let from = |mut start: Vec<f64>| {
-            if let Target::Searched(i) = self.target {
-                start[i] = value;
-            }
-            search(self.family, observations, &start, limits)
-        };
-        let mut best = from(start.to_vec());
-        let other = from(self.optimum.searched().to_vec());
-        if other.fit.rss < best.fit.rss {
-            best = other;
+        let mut start = start.to_vec();
+        if let Target::Searched(i) = self.target {
+            start[i] = value;
         }
+        let best = search(self.family, observations, &start, limits);
         (((best.fit.rss - self.optimum.rss()).max(0.0) / self.room).sqrt() - 1.0, best.searched)
     }
 }

@@ -27,10 +27,13 @@ mod curve;
 mod edge;
 mod family;
 mod fit;
+pub mod input;
 mod interval;
 mod observations;
+pub mod page;
 mod projection;
 mod rank;
+pub mod report;
 mod search;
 mod starts;
 

@@ -188,3 +188,83 @@ fn remove_along(column: &mut [f64], basis: &[Vec<f64>]) {
         column.iter_mut().zip(unit).for_each(|(x, q)| *x -= along * q);
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::curve::{Curve, CurvePrecision, Support};
+
+    fn observations() -> Observations {
+        let d: Vec<f64> = (0..48).map(f64::from).collect();
+        // nothing that a family of the table describes, so that residuals are large
+        let values = d.iter().map(|d| 2.0 - (0.3 * d).ln_1p() + 0.3 * (0.9 * d).sin()).collect();
+        let weights = d.iter().map(|d| 1.0 + 0.1 * (d % 3.0)).collect();
+        Observations::of(&Curve::new("c", Support::Distances(d), values, Some(weights), CurvePrecision::F64).unwrap())
+    }
+
+    #[test]
+    fn the_gradient_matches_differences_inside_and_at_the_ends_of_the_box() {
+        for observations in [observations(), observations().whitened(0.6), observations().with_level(1.5)] {
+            for family in Family::named() {
+                for corner in 0..3usize.pow(family.searched.len() as u32) {
+                    let pick = |(i, of): (usize, &crate::family::SearchedParameter)| {
+                        // rates near the box's own ends leave nothing of a kernel over 48 distances
+                        let ends = [of.low.max(1e-3), (of.low.max(1e-3) * of.high.min(10.0)).sqrt(), of.high.min(10.0)];
+                        ends[corner / 3usize.pow(i as u32) % 3]
+                    };
+                    let at: Vec<f64> = family.searched.iter().enumerate().map(pick).collect();
+                    let fit = project(&family, &observations, &at, Amplitudes::Positive);
+                    if fit.amplitudes.contains(&0.0) {
+                        continue; // a subset may change there, where the residual has no derivative
+                    }
+                    for i in 0..at.len() {
+                        // a wave over many distances bends within a small change of its frequency
+                        let is_wave = family.searched[i].role == kerple_core::calculus::parameter::Role::Frequency;
+                        let step: f64 = if is_wave { 1e-6 } else { 1e-4 };
+                        let moved = |by: f64| {
+                            let mut at = at.clone();
+                            at[i] *= by.exp();
+                            project(&family, &observations, &at, Amplitudes::Positive).rss
+                        };
+                        let numeric = (moved(step) - moved(-step)) / (2.0 * step);
+                        let exact = 2.0 * dot(&fit.jacobian[i], &fit.residual);
+                        // truncation is of relative size step^2; rounding eps rss / step, a thousand times as much where a column
+                        // is all but constant
+                        let tolerance = 1e-6 * exact.abs() + 1e-9 * fit.rss;
+                        assert!((exact - numeric).abs() <= tolerance, "{} {at:?} {i}: {exact} {numeric}", family.name);
+                    }
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn of_all_subsets_of_amplitudes_the_best_admitted_one_is_taken() {
+        let observations = observations();
+        let family = Family::read("log(b, a) + power(a, 1) + gauss(c, a)", false).unwrap();
+        for at in [[0.3, 0.01], [5.0, 0.2], [0.01, 1.0]] {
+            let fit = project(&family, &observations, &at, Amplitudes::Positive);
+            assert!(fit.amplitudes.iter().all(|c| *c >= 0.0), "{:?}", fit.amplitudes);
+            // no direction along which the amplitudes may move lowers the residual (Karush, Kuhn and Tucker)
+            for (i, amplitude) in fit.amplitudes.iter().enumerate() {
+                let (column, _) = member_columns(&family, i, &observations, &at);
+                let slope = dot(&column, &fit.residual) / dot(&column, &column).sqrt();
+                assert!(slope <= 1e-9 && (*amplitude == 0.0 || slope >= -1e-9), "{i}: {slope}");
+            }
+        }
+    }
+
+    #[test]
+    fn a_fixed_amplitude_is_kept_and_a_free_one_may_be_negative() {
+        let family = Family::read("log_linear", false).unwrap();
+        let fit = project(&family, &observations(), &[0.3], Amplitudes::Fixed(0, 0.25));
+        assert_eq!(fit.amplitudes[0], 0.25);
+        let line = Family::read("linear", false).unwrap();
+        let d: Vec<f64> = (0..16).map(f64::from).collect();
+        let values = d.iter().map(|d| 0.5 * d).collect();
+        let curve = Curve::new("rises", Support::Distances(d), values, None, CurvePrecision::F64).unwrap();
+        let rising = Observations::of(&curve);
+        assert!((project(&line, &rising, &[], Amplitudes::Any).amplitudes[0] + 0.5).abs() < 1e-12);
+        assert_eq!(project(&line, &rising, &[], Amplitudes::Positive).amplitudes, [0.0]);
+    }
+}

@@ -8,7 +8,7 @@ use crate::fit::{FamilyOptimum, fit_family};
 use crate::interval::{Ends, intervals};
 use crate::observations::{Observations, dot};
 use crate::projection::Amplitudes;
-use crate::search::{MAX_STEPS, SearchLimits, search};
+use crate::search::{FIT_DECREASE, MAX_STEPS, SearchLimits, search};
 use kerple_run::{Error, Result};
 use rayon::prelude::*;
 
@@ -231,7 +231,13 @@ impl Work<'_> {
         from: FamilyOptimum,
         admitted: Amplitudes,
     ) -> (Observations, FamilyOptimum) {
-        let limits = SearchLimits { admitted, held: None, steps: MAX_STEPS, rounding: self.rounding(observations) };
+        let limits = SearchLimits {
+            admitted,
+            held: None,
+            steps: MAX_STEPS,
+            decrease: FIT_DECREASE,
+            rounding: self.rounding(observations),
+        };
         let at = |rho: f64| {
             let whitened = observations.whitened(rho);
             let optimum = search(family, &whitened, from.searched(), limits);

@@ -11,8 +11,10 @@ use crate::family::Family;
 use crate::observations::{Observations, dot};
 use crate::projection::{Amplitudes, ProjectedFit, project};
 
-/// A search stops when a step reduces the residual by less than this share, twice in a row.
-const LEAST_DECREASE: f64 = 1e-12;
+/// A search stops when a step reduces the residual by less than a share, twice in a row: this one for a fit.
+pub(crate) const FIT_DECREASE: f64 = 1e-12;
+/// The same for starts and intervals, whose residual need not be as exact.
+pub(crate) const ROUGH_DECREASE: f64 = 1e-9;
 /// Most steps of a search.
 pub(crate) const MAX_STEPS: usize = 60;
 /// Largest change of a logarithm in one step.
@@ -33,6 +35,8 @@ pub(crate) struct SearchLimits {
     /// A searched parameter that keeps its value, for its interval.
     pub held: Option<usize>,
     pub steps: usize,
+    /// The share of the residual below which a step counts as small.
+    pub decrease: f64,
     /// A residual sum of squares that is rounding.
     pub rounding: f64,
 }
@@ -59,7 +63,7 @@ pub(crate) fn search(family: &Family, observations: &Observations, start: &[f64]
         }
         let fit = project(family, observations, &moved, limits.admitted);
         if fit.rss < best.fit.rss {
-            small_steps = if best.fit.rss - fit.rss < LEAST_DECREASE * best.fit.rss { small_steps + 1 } else { 0 };
+            small_steps = if best.fit.rss - fit.rss < limits.decrease * best.fit.rss { small_steps + 1 } else { 0 };
             best = Optimum { searched: moved, fit };
             damping = (damping * 0.1).max(1e-15);
         } else {

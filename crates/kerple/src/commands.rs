@@ -9,6 +9,8 @@ pub mod eval;
 pub mod export;
 pub mod import;
 pub mod kernel;
+#[cfg(feature = "fit")]
+mod kernel_fit;
 pub mod manual;
 #[cfg(feature = "music-lra")]
 mod music;

@@ -5,7 +5,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 /// Lowest first.
-const ORDERS: [(&str, &str); 12] = [
+const ORDERS: [(&str, &str); 13] = [
     (
         "kerple-core",
         "shape suggest emulate seed precision cpu tiles ops features forms score_mods attention calculus encoding",
@@ -29,10 +29,14 @@ const ORDERS: [(&str, &str); 12] = [
          generate checkpoint tasks corpus run finetune evaluate train analysis sweep compare",
     ),
     ("kerple-convert", "layout export import"),
+    (
+        "kerple-fit",
+        "curve family observations projection search starts fit criteria edge interval rank input report page",
+    ),
     ("kerple-experiments", "error claim manifest timing floors packed seal pages reproduce verify"),
     (
         "kerple-conformance",
-        "folder case engines methods tables layer attention score_mods clocks positions packed spe media data interchange theory training length_suite collection beside che main measure",
+        "folder case engines methods tables layer attention score_mods clocks positions packed spe media data interchange theory training length_suite kernel_fit collection beside che main measure",
     ),
     (
         "kerple-serve",

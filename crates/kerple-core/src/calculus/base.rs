@@ -51,17 +51,17 @@ impl BaseKernel {
         let log_d = if d > 0.0 { d.ln() } else { 0.0 };
         match (self, parameters) {
             (BaseKernel::Power, &[a, p]) => {
-                let power = d.powf(p);
+                let power = raise(d, p);
                 Jet { value: -a * power, gradient: [-power, -a * power * log_d, 0.0] }
             }
             (BaseKernel::Log, &[b, a, p]) => {
-                let power = d.powf(p);
+                let power = raise(d, p);
                 let log = (a * power).ln_1p();
                 let slope = -b * power / (1.0 + a * power);
                 Jet { value: -b * log, gradient: [-log, slope, slope * a * log_d] }
             }
             (BaseKernel::Exp, &[c, a, p]) => {
-                let power = d.powf(p);
+                let power = raise(d, p);
                 let decay = (-a * power).exp();
                 let slope = -c * power * decay;
                 Jet { value: c * decay, gradient: [decay, slope, slope * a * log_d] }
@@ -85,6 +85,12 @@ impl BaseKernel {
             (BaseKernel::Cos, [c, w, _]) => r(c * r(r(w * d).cos())),
         }
     }
+}
+
+/// `d^p`; the power 1, which is exact, without the logarithm and exponential of other powers.
+#[inline(always)]
+fn raise(d: f64, p: f64) -> f64 {
+    if p == 1.0 { d } else { d.powf(p) }
 }
 
 #[cfg(test)]

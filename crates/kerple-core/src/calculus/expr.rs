@@ -144,9 +144,39 @@ impl Expr {
     pub fn with_values(&self, values: &[f64]) -> Expr {
         let mut root = self.root.clone();
         let mut values_left = values.iter();
-        root.replace(&mut || *values_left.next().expect("one value per learned parameter"));
+        root.replace_terms(&mut |term| {
+            *term = ScalarTerm::Literal(*values_left.next().expect("one value per learned parameter"));
+        });
         assert!(values_left.next().is_none(), "{} values for {} parameters", values.len(), self.parameters().len());
         Expr { root }
+    }
+
+    /// Text of the same kernel whose learned parameters start at these values: `(value, true)` for one that is still
+    /// learned, `(value, false)` for one that becomes a number.
+    ///
+    /// ```
+    /// use kerple_core::calculus::expr::Expr;
+    /// let kernel = Expr::parse("exp(c, a, 1)")?;
+    /// assert_eq!(kernel.with_starts(&[(2.5, true), (0.002, false)]), "exp(c~2.5, 0.002, 1)");
+    /// # Ok::<(), kerple_core::calculus::parse::ParseError>(())
+    /// ```
+    ///
+    /// # Panics
+    /// When there is not one start for each parameter.
+    pub fn with_starts(&self, starts: &[(f64, bool)]) -> String {
+        assert_eq!(starts.len(), self.root.count(), "one start per learned parameter");
+        let mut root = self.root.clone();
+        let mut left = starts.iter();
+        root.replace_terms(&mut |term| {
+            let (value, is_learned) = *left.next().expect("one start per learned parameter");
+            match term {
+                ScalarTerm::Learned { init, default, .. } if is_learned => {
+                    (*init, *default) = (KernelInit::Fixed(value), false);
+                }
+                term => *term = ScalarTerm::Literal(value),
+            }
+        });
+        root.to_string()
     }
 
     /// The kernel at distance `|d|`; `parameters` in the order of [`Expr::parameters`].
@@ -243,25 +273,25 @@ impl Node {
         }
     }
 
-    /// Replaces learned values by `next()`, in evaluation order.
-    fn replace(&mut self, next: &mut dyn FnMut() -> f64) {
-        let fix = |value: &mut ScalarTerm, next: &mut dyn FnMut() -> f64| {
+    /// Changes learned values, in evaluation order.
+    fn replace_terms(&mut self, change: &mut dyn FnMut(&mut ScalarTerm)) {
+        let visit = |value: &mut ScalarTerm, change: &mut dyn FnMut(&mut ScalarTerm)| {
             if let ScalarTerm::Learned { .. } = value {
-                *value = ScalarTerm::Literal(next());
+                change(value);
             }
         };
         match self {
-            Node::Call { arguments, .. } => arguments.iter_mut().for_each(|value| fix(value, next)),
+            Node::Call { arguments, .. } => arguments.iter_mut().for_each(|value| visit(value, change)),
             Node::Scale { factor, of } => {
-                fix(factor, next);
-                of.replace(next);
+                visit(factor, change);
+                of.replace_terms(change);
             }
-            Node::Sum(of) | Node::Product(of) => of.iter_mut().for_each(|node| node.replace(next)),
+            Node::Sum(of) | Node::Product(of) => of.iter_mut().for_each(|node| node.replace_terms(change)),
             Node::Fraction { of, alpha } => {
-                of.replace(next);
-                fix(alpha, next);
+                of.replace_terms(change);
+                visit(alpha, change);
             }
-            Node::NegLog(of) | Node::ExpOf(of) => of.replace(next),
+            Node::NegLog(of) | Node::ExpOf(of) => of.replace_terms(change),
         }
     }
 

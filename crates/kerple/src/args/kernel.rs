@@ -1,5 +1,7 @@
 //! The commands for kernels of distance.
 
+#[cfg(feature = "fit")]
+use clap::ValueEnum;
 use clap::{Args, Subcommand};
 use std::path::PathBuf;
 
@@ -58,6 +60,10 @@ pub enum KernelCommand {
         #[arg(long)]
         json: bool,
     },
+    /// Fit families of kernels to curves of a bias over distance, rank them and certify them: which
+    /// kernel did a model learn?
+    #[cfg(feature = "fit")]
+    Fit(FitArgs),
     /// Compute how far a kernel lets attention reach.
     EffectiveSpan {
         /// Kernel expression.
@@ -72,4 +78,70 @@ pub enum KernelCommand {
         #[arg(long)]
         json: bool,
     },
+}
+
+#[cfg(feature = "fit")]
+#[derive(Debug, Args)]
+pub struct FitArgs {
+    /// Curves: run folders, .csv, .json or .safetensors files, or transformers folders of the T5
+    /// family.
+    #[arg(required = true)]
+    pub curves: Vec<PathBuf>,
+    /// Families, separated by commas: names, expressions with learned parameters, or all (const,
+    /// linear, power, log, log3, root_log, exp, gauss, stretched, two_exp, log_linear, damped_cos).
+    #[arg(long, default_value = "all", value_name = "LIST")]
+    pub families: String,
+    /// Only distances in this range, both ends included.
+    #[arg(long, value_name = "LO..HI")]
+    pub points: Option<String>,
+    /// Known standard deviation of the values; estimated if absent.
+    #[arg(long, conflicts_with = "noise")]
+    pub sigma: Option<f64>,
+    /// How residuals vary: independently, or each correlated with the one before it.
+    #[arg(long, value_enum, default_value = "iid")]
+    pub noise: NoiseName,
+    /// Column, key or tensor with weights (inverse variances) of the values.
+    #[arg(long, value_name = "KEY")]
+    pub weights: Option<String>,
+    /// Rank by the Bayesian criterion, by Akaike's for small samples, or by the error of prediction
+    /// past half of the distances.
+    #[arg(long, value_enum, default_value = "bic")]
+    pub by: RankName,
+    /// Tensor with the curves, where a .safetensors file has several.
+    #[arg(long, value_name = "NAME")]
+    pub tensor: Option<String>,
+    /// Number of distances of a run's curves [default: 32 times the training length].
+    #[arg(long)]
+    pub length: Option<usize>,
+    /// Also fit expressions that no rule proves; tables then call them unproven.
+    #[arg(long)]
+    pub unproven: bool,
+    /// Write fit.json, index.html, report.md, tables and figures to this folder.
+    #[arg(long, value_name = "DIR")]
+    pub out: Option<PathBuf>,
+    /// Print fit.json instead of lines.
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// How residuals vary.
+#[cfg(feature = "fit")]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum NoiseName {
+    /// Independently.
+    Iid,
+    /// Each correlated with the one before it.
+    Ar1,
+}
+
+/// By what families are ranked.
+#[cfg(feature = "fit")]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum RankName {
+    /// The Bayesian information criterion.
+    Bic,
+    /// Akaike's criterion for small samples.
+    Aicc,
+    /// The error of prediction past half of the distances.
+    Far,
 }

@@ -20,6 +20,8 @@ pub fn run(args: &KernelArgs) -> CommandResult {
         KernelCommand::Features { expression, points, rank, json } => {
             show(&report::features(expression.trim(), points, rank)?, *json);
         }
+        #[cfg(feature = "fit")]
+        KernelCommand::Fit(args) => return super::kernel_fit::run(args),
         KernelCommand::EffectiveSpan { scores, .. } if !(scores.is_finite() && *scores >= 0.0) => {
             return Err(CommandError::misuse(
                 format!("--scores {scores} is out of range, it must be at least 0 and finite"),

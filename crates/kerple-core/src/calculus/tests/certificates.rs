@@ -5,7 +5,7 @@ use rand::SeedableRng;
 use rand_chacha::ChaCha8Rng;
 
 use super::valid;
-use crate::calculus::certificate::{Certificate, KernelVerdict, certify};
+use crate::calculus::certificate::{Certificate, KernelVerdict, certify, is_cpd};
 use crate::calculus::error::Error;
 use crate::calculus::expr::Expr;
 use crate::calculus::linalg::{Spectrum, gram};
@@ -26,6 +26,7 @@ proptest! {
         let expr = expr.with_values(&values);
         let points = Points::parse(&format!("random(n={n}, high={high}, dim={dim}, seed={seed})")).unwrap();
         let certificate = certify(&expr, &points).unwrap();
+        prop_assert_eq!(is_cpd(&expr, &points).unwrap(), certificate.is_cpd);
         let class = certificate.by_construction.class;
         prop_assert!(class.is_cpd() || (dim > 1 && text.contains("cos")), "{certificate}");
         prop_assert!(certificate.is_cpd || !class.is_cpd(), "{certificate}");
@@ -141,6 +142,9 @@ fn points_may_have_more_dimensions() {
     assert_eq!(certificate("sqdist", "grid(4x5)").verdict, KernelVerdict::ConditionallyPositiveDefinite);
     assert!(certificate("gauss(1, 0.5)", "random(n=12, high=5, dim=3)").is_pd);
     assert!(!certificate("power(1, 2.5)", "grid(4x5)").is_cpd);
+    let [unproven, plane] = [Expr::parse_unproven("power(1, 2.5)").unwrap(), Expr::parse("sqdist").unwrap()];
+    let points = Points::parse("grid(4x5)").unwrap();
+    assert_eq!([is_cpd(&unproven, &points).unwrap(), is_cpd(&plane, &points).unwrap()], [false, true]);
 }
 
 #[test]

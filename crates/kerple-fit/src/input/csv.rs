@@ -1,0 +1,73 @@
+//! Curves as columns of comma-separated values.
+
+use super::{RawCurve, ReadOptions, check_counts, refused, text};
+use crate::curve::{CurvePrecision, Support};
+use kerple_run::Result;
+use std::path::Path;
+
+/// Reads `distance,NAME,..`.
+pub(super) fn read(path: &Path, options: &ReadOptions) -> Result<Vec<RawCurve>> {
+    let text = text(path)?;
+    let header = text.lines().next().unwrap_or_default();
+    // counted before anything is taken apart
+    let columns = header.bytes().filter(|byte| *byte == b',').count();
+    check_counts(path, columns.saturating_sub(usize::from(options.weights.is_some())), text.lines().count())?;
+    let damaged = |line: u64, what: String| {
+        refused(path, format!("line {line}: {what}"), "give a number in each cell, or leave it empty")
+    };
+    let mut reader = csv::ReaderBuilder::new().trim(csv::Trim::All).from_reader(text.as_bytes());
+    let names: Vec<String> =
+        reader.headers().map_err(|error| damaged(1, error.to_string()))?.iter().map(str::to_owned).collect();
+    if names.first().map(String::as_str) != Some("distance") || names.len() < 2 {
+        let found: String = header.chars().take(40).collect();
+        return Err(refused(
+            path,
+            format!("the header begins with `{found}`"),
+            "begin it with `distance`, then a name for each curve",
+        ));
+    }
+    if let Some(number) = names.iter().position(String::is_empty) {
+        return Err(refused(path, format!("column {} has no name", number + 1), "give each curve a name"));
+    }
+    let mut distances = Vec::new();
+    let mut values: Vec<Vec<Option<f64>>> = vec![Vec::new(); names.len() - 1];
+    for record in reader.records() {
+        let record =
+            record.map_err(|error| damaged(error.position().map_or(0, csv::Position::line), error.to_string()))?;
+        let line = record.position().map_or(0, csv::Position::line);
+        let number = |column: usize| {
+            let cell = &record[column];
+            let read = cell.parse::<f64>();
+            read.map_err(|_| damaged(line, format!("`{}` of `{}` is not a number", short(cell), short(&names[column]))))
+        };
+        distances.push(number(0)?);
+        for (column, values) in values.iter_mut().enumerate() {
+            let is_empty = record[column + 1].is_empty();
+            values.push(if is_empty { None } else { Some(number(column + 1)?) });
+        }
+    }
+    let mut columns: Vec<(String, Vec<Option<f64>>)> = names.into_iter().skip(1).zip(values).collect();
+    let weights = match &options.weights {
+        None => None,
+        Some(key) => {
+            let at = columns.iter().position(|(name, _)| name == key);
+            let at = at.ok_or_else(|| {
+                refused(path, format!("no column is called `{key}`"), "name the column of weights with --weights")
+            })?;
+            Some(columns.remove(at).1.into_iter().map(|weight| weight.unwrap_or(0.0)).collect::<Vec<f64>>())
+        }
+    };
+    let curve = |(name, values)| RawCurve {
+        name,
+        support: Support::Distances(distances.clone()),
+        values,
+        weights: weights.clone(),
+        precision: CurvePrecision::F64,
+        place: None,
+    };
+    Ok(columns.into_iter().map(curve).collect())
+}
+
+fn short(text: &str) -> String {
+    text.chars().take(40).collect()
+}

@@ -1,0 +1,53 @@
+//! The curves of a run: the bias of each layer and head of its newest checkpoint.
+
+use super::{RawCurve, ReadOptions, check_counts, refused};
+use crate::curve::{CurvePrecision, Support};
+use kerple_core::forms::Sides;
+use kerple_lm::run::RunFolder;
+use kerple_lm::runtime::Runtime;
+use kerple_run::Result;
+use std::path::Path;
+
+/// Distances of a curve, in training lengths.
+const LENGTHS: usize = 32;
+
+pub(super) fn read(path: &Path, options: &ReadOptions) -> Result<(Vec<RawCurve>, Vec<String>)> {
+    let found = RunFolder::new(path).load_any(&Runtime::cpu(None).device, false)?;
+    let len = options.length.unwrap_or(LENGTHS * found.plan.train_len);
+    let encoding = found.model.encoding();
+    let mut curves = Vec::new();
+    for layers in encoding.sets() {
+        check_counts(path, curves.len() + 1, len)?;
+        let table = encoding.table(layers[0], len);
+        let Some(bias) = &table.bias else { continue };
+        let column = bias.len() / table.heads;
+        for (head, row) in bias.chunks(column).enumerate() {
+            let name = match layers.len() {
+                1 => format!("layer {} head {head}", layers[0]),
+                _ => format!("head {head}"),
+            };
+            let sides: Vec<(String, Vec<f64>)> = match table.sides {
+                Sides::OneSided => vec![(name, row.to_vec())],
+                // a curve for each direction; distance 0 belongs to both
+                Sides::TwoSided => {
+                    let (ahead, past) = (row[..len].iter().rev().copied().collect(), row[len - 1..].to_vec());
+                    vec![(format!("{name} past"), past), (format!("{name} ahead"), ahead)]
+                }
+            };
+            curves.extend(sides.into_iter().map(|(name, values)| RawCurve {
+                name,
+                support: Support::Distances((0..len).map(|d| d as f64).collect()),
+                values: values.into_iter().map(Some).collect(),
+                weights: None,
+                // a table has double precision; its parameters are learned in single
+                precision: CurvePrecision::F32,
+                place: Some((layers[0], head)),
+            }));
+        }
+    }
+    if curves.is_empty() {
+        let hint = "give a run whose encoding is a function of the distance, e.g. kerple_log";
+        return Err(refused(path, "its encoding has no bias over distance", hint));
+    }
+    Ok((curves, found.notes))
+}

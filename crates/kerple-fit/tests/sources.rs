@@ -1,0 +1,258 @@
+//! Where curves come from: every kind of file, and what is refused with its name and number.
+
+use kerple_fit::input::{ReadOptions, read};
+use kerple_fit::page::{PageFacts, write};
+use kerple_fit::report::{CurveVerdict, fit_sources};
+use kerple_fit::{CurvePrecision, Family, FitOptions, Support};
+use safetensors::tensor::{Dtype, TensorView};
+use std::fs;
+use std::path::{Path, PathBuf};
+
+fn folder() -> tempfile::TempDir {
+    tempfile::tempdir().unwrap()
+}
+
+fn file(folder: &Path, name: &str, content: impl AsRef<[u8]>) -> PathBuf {
+    let path = folder.join(name);
+    fs::write(&path, content).unwrap();
+    path
+}
+
+fn message(path: &Path, options: &ReadOptions) -> String {
+    let error = read(path, options).unwrap_err();
+    assert!(!error.hint().is_empty(), "{error}");
+    error.to_string()
+}
+
+fn log_values(b: f64, a: f64, n: usize) -> Vec<f64> {
+    (0..n).map(|d| -b * (a * d as f64).ln_1p()).collect()
+}
+
+fn csv_of(columns: &[(&str, Vec<f64>)]) -> String {
+    let names: Vec<&str> = columns.iter().map(|(name, _)| *name).collect();
+    let mut text = format!("distance,{}\n", names.join(","));
+    for d in 0..columns[0].1.len() {
+        let cells: Vec<String> = columns.iter().map(|(_, values)| values[d].to_string()).collect();
+        text += &format!("{d},{}\n", cells.join(","));
+    }
+    text
+}
+
+fn tensor_file(folder: &Path, name: &str, tensors: &[(&str, Vec<usize>, Vec<f32>)]) -> PathBuf {
+    let bytes: Vec<Vec<u8>> =
+        tensors.iter().map(|(.., values)| values.iter().flat_map(|x| x.to_le_bytes()).collect()).collect();
+    let views = tensors
+        .iter()
+        .zip(&bytes)
+        .map(|((name, shape, _), bytes)| (*name, TensorView::new(Dtype::F32, shape.clone(), bytes).unwrap()));
+    file(folder, name, safetensors::serialize(views, None).unwrap())
+}
+
+#[test]
+fn columns_of_a_table_are_curves_and_empty_cells_missing_values() {
+    let dir = folder();
+    let text = csv_of(&[("near", log_values(1.0, 0.5, 12)), ("far", log_values(2.0, 0.1, 12))]);
+    let lines: Vec<String> =
+        text.lines().map(|line| if line.starts_with("3,") { "3,,-0.5".to_owned() } else { line.to_owned() }).collect();
+    let source = read(&file(dir.path(), "c.csv", lines.join("\n")), &ReadOptions::default()).unwrap();
+    let names: Vec<(&str, usize)> = source.curves.iter().map(|curve| (curve.name(), curve.len())).collect();
+    assert_eq!(names, [("near", 11), ("far", 12)]);
+    assert_eq!(source.curves[0].support().of(3), [4.0]);
+    let few = ReadOptions { points: Some((2.0, 10.0)), ..ReadOptions::default() };
+    assert_eq!(read(&dir.path().join("c.csv"), &few).unwrap().curves[1].len(), 9);
+    let weighted = ReadOptions { weights: Some("far".to_owned()), ..ReadOptions::default() };
+    assert!(message(&dir.path().join("c.csv"), &weighted).contains("a weight is -"));
+}
+
+#[test]
+fn mistakes_in_tables_are_named_with_file_line_and_cell() {
+    let dir = folder();
+    let body = |line: &str| format!("distance,h\n0,1\n{line}\n");
+    let cases = [
+        (body("1,x"), "line 3: `x` of `h` is not a number"),
+        (body("1,NaN"), "curve `h`: the value at distance 1 is NaN"),
+        (body("-1,2"), "curve `h`: a distance is -1"),
+        (body("0,2"), "curve `h`: distance 0 comes after distance 0"),
+        (body("1,2,3"), "line 3"),
+        ("d,h\n0,1\n".to_owned(), "the header begins with `d,h`"),
+        ("distance\n0\n".to_owned(), "the header begins with `distance`"),
+        ("distance,h,h\n0,1,2\n".to_owned(), "two curves are called `h`"),
+        ("distance,h,\n0,1,2\n".to_owned(), "column 3 has no name"),
+        (String::new(), "the header begins with ``"),
+    ];
+    for (text, wanted) in cases {
+        let path = file(dir.path(), "c.csv", &text);
+        let error = message(&path, &ReadOptions::default());
+        assert!(error.contains(wanted) && error.contains("c.csv"), "{text:?}: {error}");
+    }
+    let wide = format!("distance{}\n", ",h".repeat(10_000_000));
+    let path = file(dir.path(), "wide.csv", wide);
+    assert!(message(&path, &ReadOptions::default()).contains("10000000 curves exceed the limit of 65536"));
+}
+
+#[test]
+fn json_has_curves_over_distances_and_buckets() {
+    let dir = folder();
+    let values: Vec<f64> = log_values(1.0, 0.5, 10);
+    let text = serde_json::json!({
+        "distances": (0..10).collect::<Vec<u32>>(),
+        "curves": [
+            {"name": "plain", "values": values, "weights": vec![1.0; 10]},
+            {"name": "buckets", "values": values, "buckets": (0..10).map(|b| vec![2 * b, 2 * b + 1]).collect::<Vec<_>>()},
+        ],
+    });
+    let path = file(dir.path(), "c.json", text.to_string());
+    let source = read(&path, &ReadOptions::default()).unwrap();
+    assert_eq!(source.curves[0].weights(), Some(&[1.0; 10][..]));
+    assert_eq!(source.curves[1].support().of(4), [8.0, 9.0]);
+    let cases = [
+        ("[".repeat(100_000), "recursion limit"),
+        ("{\"distances\": [0]}".to_owned(), "missing field `curves`"),
+        ("{\"curves\": []}".to_owned(), "it has no curves"),
+        (
+            "{\"distances\": [0, 1], \"curves\": [{\"name\": \"h\", \"values\": [1]}]}".to_owned(),
+            "curve `h`: 1 values for 2 distances",
+        ),
+        (
+            "{\"distances\": [], \"curves\": [{\"name\": \"h\", \"values\": [], \"color\": []}]}".to_owned(),
+            "unknown key `color`",
+        ),
+        (
+            "{\"distances\": [0, 1], \"curves\": [{\"name\": \"h\", \"values\": [1, 2]}]}".to_owned(),
+            "2 values are too few",
+        ),
+    ];
+    for (text, wanted) in cases {
+        let error = message(&file(dir.path(), "bad.json", &text), &ReadOptions::default());
+        assert!(error.contains(wanted) && error.contains("bad.json"), "{error}");
+    }
+}
+
+#[test]
+fn tensors_have_layers_and_heads() {
+    let dir = folder();
+    let values: Vec<f32> =
+        (0..4).flat_map(|head| log_values(1.0, 0.1 * f64::from(head + 1), 16)).map(|x| x as f32).collect();
+    let path = tensor_file(dir.path(), "c.safetensors", &[("bias", vec![2, 2, 16], values.clone())]);
+    let source = read(&path, &ReadOptions::default()).unwrap();
+    let last = &source.curves[3];
+    assert_eq!((last.name(), last.place, last.precision()), ("layer 1 head 1", Some((1, 1)), CurvePrecision::F32));
+    assert_eq!(last.values()[2], f64::from((-(0.8f64).ln_1p()) as f32));
+    let several = tensor_file(
+        dir.path(),
+        "s.safetensors",
+        &[("a", vec![2, 16], values[..32].to_vec()), ("b", vec![64], values.clone())],
+    );
+    assert!(message(&several, &ReadOptions::default()).contains("it has 2 tensors"));
+    let of = |name: &str| ReadOptions { tensor: Some(name.to_owned()), ..ReadOptions::default() };
+    assert_eq!(read(&several, &of("a")).unwrap().curves.len(), 2);
+    assert!(message(&several, &of("b")).contains("tensor `b` has the shape [64]"));
+    assert!(message(&several, &of("c")).contains("no tensor is called `c`"));
+    let mut cut = fs::read(&path).unwrap();
+    cut.truncate(cut.len() - 4);
+    assert!(
+        message(&file(dir.path(), "cut.safetensors", cut), &ReadOptions::default()).contains("its header describes")
+    );
+    let claims = [&u64::MAX.to_le_bytes()[..], b"{}"].concat();
+    assert!(message(&file(dir.path(), "claims.safetensors", claims), &ReadOptions::default()).contains("the limit is"));
+}
+
+#[test]
+fn a_model_of_the_t5_family_has_a_value_per_bucket_and_direction() {
+    let dir = folder();
+    let config =
+        r#"{"model_type": "t5", "relative_attention_num_buckets": 32, "relative_attention_max_distance": 128}"#;
+    file(dir.path(), "config.json", config);
+    let table = |heads: usize| (0..32 * heads).map(|i| -(i as f32)).collect::<Vec<f32>>();
+    let name = |side: &str| format!("{side}.block.0.layer.0.SelfAttention.relative_attention_bias.weight");
+    let (encoder, decoder) = (name("encoder"), name("decoder"));
+    tensor_file(
+        dir.path(),
+        "model.safetensors",
+        &[(&encoder, vec![32, 2], table(2)), (&decoder, vec![32, 1], table(1))],
+    );
+    let source = read(dir.path(), &ReadOptions::default()).unwrap();
+    let counts: Vec<(bool, usize)> =
+        source.curves.iter().map(|curve| (curve.name().ends_with("ahead"), curve.len())).collect();
+    // a decoder's 32 buckets; an encoder's 16 in each direction, of which that ahead has none for distance 0
+    assert_eq!(counts, [(false, 32), (false, 16), (false, 16), (true, 15), (true, 15)]);
+    let Support::Buckets { .. } = source.curves[0].support() else { panic!("values of buckets") };
+    assert_eq!(source.curves[0].support().of(31), (113..128).map(f64::from).collect::<Vec<f64>>());
+    let plane = "layers.0.attn.relative_position_bias_table";
+    tensor_file(dir.path(), "model.safetensors", &[(plane, vec![169, 3], vec![0.0; 507])]);
+    assert!(message(dir.path(), &ReadOptions::default()).contains("a table over the plane"));
+    tensor_file(dir.path(), "model.safetensors", &[("w", vec![8], vec![0.0; 8])]);
+    assert!(message(dir.path(), &ReadOptions::default()).contains("without a tensor `relative_attention_bias.weight`"));
+    tensor_file(dir.path(), "model.safetensors", &[(&decoder, vec![16, 1], vec![0.0; 16])]);
+    assert!(message(dir.path(), &ReadOptions::default()).contains("has 16 buckets"));
+    let empty = folder();
+    assert!(message(empty.path(), &ReadOptions::default()).contains("neither plan.json nor config.json"));
+    assert!(
+        message(&empty.path().join("c.txt"), &ReadOptions::default()).contains("neither a folder nor a file of curves")
+    );
+}
+
+#[test]
+fn a_fit_is_written_whole_with_keys_that_start_a_run() {
+    let dir = folder();
+    let noise = |i: usize| 0.001 * ((i * 7919 % 101) as f64 / 50.0 - 1.0);
+    let heads = [(1.3, 0.4), (0.7, 0.4), (2.5, 0.4)];
+    let mut values: Vec<f32> = Vec::new();
+    for (head, (b, a)) in heads.iter().enumerate() {
+        values.extend(log_values(*b, *a, 64).iter().enumerate().map(|(d, x)| (x + noise(64 * head + d)) as f32));
+    }
+    values.extend((0..64).map(|d| d as f32)); // a head that rises
+    let path = tensor_file(dir.path(), "c.safetensors", &[("bias", vec![1, 4, 64], values)]);
+    let sources = [read(&path, &ReadOptions::default()).unwrap()];
+    let options =
+        FitOptions { families: Family::list("const,linear,power,log,exp", false).unwrap(), ..FitOptions::default() };
+    let report = fit_sources(&sources, &options).unwrap();
+    let layer = &report.sources[0].layers[0];
+    assert_eq!((layer.family.as_deref(), layer.heads, layer.without_kernel), (Some("log"), (3, 3), 1));
+    let start = layer.warm_start.as_ref().unwrap();
+    assert!(
+        start.starts_with("[model.layers.layer_0]\nlayers = [0]\nencoding = { kind = \"kernel\", bias = \"log(b~1.2"),
+        "{start}"
+    );
+    let best = &report.sources[0].curves[0].families[0];
+    assert_eq!(best.certificate.checked, Some(true));
+    assert_eq!(best.certificate.class, "strictly conditionally positive definite");
+    assert_eq!(report.sources[0].curves[3].verdict, CurveVerdict::NoKernel);
+    let out = dir.path().join("fit");
+    let written = write(&report, &sources, &out, &PageFacts::default()).unwrap();
+    for file in &written.files {
+        assert!(fs::metadata(file).unwrap().len() > 0, "{}", file.display());
+    }
+    let page = fs::read_to_string(&written.index).unwrap();
+    for part in ["kind = &quot;kernel&quot;", "layer 0 head 2", "no certified kernel describes this curve", "<svg"] {
+        assert!(page.contains(part), "{part}");
+    }
+    let json: serde_json::Value = serde_json::from_str(&fs::read_to_string(out.join("fit.json")).unwrap()).unwrap();
+    let curve = &json["sources"][0]["curves"][0];
+    assert_eq!((curve["families"][0]["family"].as_str(), curve["n"].as_u64()), (Some("log"), Some(64)));
+    let [value, low, high] = [0, 1, 2].map(|i| curve["families"][0]["parameters"]["a"][i].as_f64().unwrap());
+    assert!(low < value && value < high && (value - 0.4).abs() < 0.01);
+    // again into the same folder, and never over another's page
+    write(&report, &sources, &out, &PageFacts::default()).unwrap();
+    fs::write(&written.index, "<p>mine</p>").unwrap();
+    assert!(
+        write(&report, &sources, &out, &PageFacts::default())
+            .unwrap_err()
+            .to_string()
+            .contains("is not a report of kerple")
+    );
+}
+
+#[test]
+fn small_rates_become_numbers_in_a_start() {
+    let dir = folder();
+    let values: Vec<f32> = (0..512).map(|d| (2.5 * (-0.002 * f64::from(d)).exp()) as f32).collect();
+    let path = tensor_file(dir.path(), "c.safetensors", &[("bias", vec![1, 1, 512], values)]);
+    let sources = [read(&path, &ReadOptions::default()).unwrap()];
+    let options = FitOptions { families: Family::list("exp", false).unwrap(), ..FitOptions::default() };
+    let layer = &fit_sources(&sources, &options).unwrap().sources[0].layers[0];
+    let start = layer.warm_start.as_ref().unwrap();
+    let rate = start.split("exp(c~2.5, ").nth(1).unwrap_or_else(|| panic!("{start}")).split(',').next().unwrap();
+    assert!((rate.parse::<f64>().unwrap() - 0.002).abs() < 1e-6, "{start}");
+    assert!(layer.note.as_ref().unwrap().contains("at or above 0.01"), "{:?}", layer.note);
+}

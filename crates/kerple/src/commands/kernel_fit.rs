@@ -1,0 +1,73 @@
+//! `kerple kernel fit`
+
+use super::report::program;
+use crate::args::{FitArgs, NoiseName, RankName};
+use crate::command_error::{CommandError, CommandResult};
+use crate::output::{print_json, remarkln, result, resultln};
+use kerple_fit::input::{CurveSource, ReadOptions, read};
+use kerple_fit::page::{PageFacts, write};
+use kerple_fit::report::fit_sources;
+use kerple_fit::{Family, FitOptions, Noise, RankBy};
+use std::time::Instant;
+
+/// Fits families of kernels to curves, prints and writes what was found.
+pub fn run(args: &FitArgs) -> CommandResult {
+    let started = Instant::now();
+    let options = FitOptions {
+        families: Family::list(&args.families, args.unproven)?,
+        noise: noise(args)?,
+        by: match args.by {
+            RankName::Bic => RankBy::Bic,
+            RankName::Aicc => RankBy::Aicc,
+            RankName::Far => RankBy::Far,
+        },
+    };
+    let reading = ReadOptions {
+        tensor: args.tensor.clone(),
+        weights: args.weights.clone(),
+        length: args.length,
+        points: args.points.as_deref().map(points).transpose()?,
+    };
+    let sources: Vec<CurveSource> =
+        args.curves.iter().map(|path| read(path, &reading)).collect::<kerple_run::Result<_>>()?;
+    sources.iter().flat_map(|source| &source.notes).for_each(|note| remarkln!("note: {note}"));
+    let report = fit_sources(&sources, &options)?;
+    if args.json {
+        print_json(&report);
+    } else {
+        result(format_args!("{report}"));
+    }
+    if let Some(folder) = &args.out {
+        let facts = PageFacts { program: program(), seconds: started.elapsed().as_secs_f64() };
+        let written = write(&report, &sources, folder, &facts)?;
+        if !args.json {
+            resultln!("page: {}", written.index.display());
+        }
+    }
+    Ok(())
+}
+
+fn noise(args: &FitArgs) -> Result<Noise, CommandError> {
+    match args.sigma {
+        None if args.noise == NoiseName::Ar1 => Ok(Noise::Autoregressive),
+        None => Ok(Noise::Independent),
+        Some(sigma) if sigma > 0.0 && sigma.is_finite() => Ok(Noise::Known(sigma)),
+        Some(sigma) => Err(CommandError::misuse(
+            format!("--sigma {sigma} is out of range, it must be above 0 and finite"),
+            "give the standard deviation of the values, e.g. --sigma 0.05, or omit it",
+        )),
+    }
+}
+
+/// Both ends of `LO..HI`.
+fn points(text: &str) -> Result<(f64, f64), CommandError> {
+    let ends =
+        text.split_once("..").and_then(|(low, high)| Some((low.trim().parse().ok()?, high.trim().parse().ok()?)));
+    match ends {
+        Some((low, high)) if 0.0 <= low && low < high => Ok((low, high)),
+        _ => Err(CommandError::misuse(
+            format!("--points `{text}` is not a range of distances"),
+            "give two distances, the smaller first, e.g. --points 0..255",
+        )),
+    }
+}
