@@ -45,16 +45,16 @@ fn absolute(tolerance: f64) -> AllowedError {
 }
 
 fn run(case: &Case) -> CaseResult {
-    let told = stored(case)?;
-    let curve = curve(case.id(), &told)?;
+    let stored_case = stored(case)?;
+    let curve = curve(case.id(), &stored_case)?;
     let tolerances = FitTolerances::of(case)?;
     let outcome = fit_curve(&curve, &FitOptions::default()).map_err(|error| error.to_string())?;
     let (CurveOutcome::Ranked { families, .. } | CurveOutcome::NoKernel { families, .. }) = outcome else {
         return Err("the curve is constant".to_owned());
     };
-    let expected = &told["expected"];
+    let expected = &stored_case["expected"];
     let mut fits = CaseComparison::new("families");
-    fits.compare("floor", &[curve.rounding_floor()], &[number(&told, "floor")?], relative(1e-9));
+    fits.compare("floor", &[curve.rounding_floor()], &[number(&stored_case, "floor")?], relative(1e-9));
     for (name, wanted) in expected["families"].as_object().into_iter().flatten() {
         let found = families.iter().find(|fit| fit.family == *name).ok_or_else(|| format!("no family `{name}`"))?;
         compare_family(&mut fits, &curve, found, wanted, &tolerances)?;
@@ -62,7 +62,7 @@ fn run(case: &Case) -> CaseResult {
     let mut ranking = CaseComparison::new("ranking");
     let within: Vec<&str> = expected["within_6"].as_array().into_iter().flatten().filter_map(Value::as_str).collect();
     let winner = expected["winner"].as_str().ok_or("winner is missing")?;
-    ranking.equal("winner among those not told apart", within.contains(&families[0].family.as_str()), true);
+    ranking.equal("winner among those not distinguished", within.contains(&families[0].family.as_str()), true);
     let best = families.iter().find(|fit| fit.family == winner).ok_or_else(|| format!("no family `{winner}`"))?;
     compare_winner(&mut ranking, &curve, best, expected, &tolerances)?;
     Ok(vec![fits, ranking])
@@ -82,13 +82,14 @@ fn stored(case: &Case) -> Checked<Value> {
     cases.find(|case| case["id"] == id).cloned().ok_or_else(|| format!("{file} has no case `{id}`"))
 }
 
-fn curve(id: &str, told: &Value) -> Checked<Curve> {
-    let support = match &told["buckets"] {
-        Value::Null => Support::Distances(numbers(&told["distances"], "distances")?),
+fn curve(id: &str, stored_case: &Value) -> Checked<Curve> {
+    let support = match &stored_case["buckets"] {
+        Value::Null => Support::Distances(numbers(&stored_case["distances"], "distances")?),
         lists => Support::buckets(&serde_json::from_value::<Vec<Vec<f64>>>(lists.clone()).map_err(|e| e.to_string())?),
     };
-    let precision = if told["truth"]["f32"] == true { CurvePrecision::F32 } else { CurvePrecision::F64 };
-    Curve::new(id, support, numbers(&told["values"], "values")?, None, precision).map_err(|error| error.to_string())
+    let precision = if stored_case["truth"]["f32"] == true { CurvePrecision::F32 } else { CurvePrecision::F64 };
+    Curve::new(id, support, numbers(&stored_case["values"], "values")?, None, precision)
+        .map_err(|error| error.to_string())
 }
 
 fn compare_family(

@@ -41,7 +41,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let seconds = started.elapsed().as_secs_f64();
     for (truth, outcome) in TRUTHS.iter().zip(&outcomes) {
         if let CurveOutcome::Ranked { families, not_told_apart } = outcome {
-            println!("{truth:<38} {} ({not_told_apart} not told apart)", families[0].family);
+            println!("{truth:<38} {} ({not_told_apart} not distinguished)", families[0].family);
         }
     }
     println!("{count} curves of 1024 distances, 12 families: {seconds:.1} s");

@@ -98,7 +98,7 @@ fn page(report: &FitReport, figures: &[Figure], facts: &PageFacts) -> FitPage {
         title: "Curves and fits".to_owned(),
         text: vec![
             "Lines are the curves without their level; a fit has the colour of its family, and is dashed where other \
-             families are not told apart from it."
+             families are not distinguished from it."
                 .to_owned(),
         ],
         figures: figures.iter().map(figure_part).collect(),
@@ -152,7 +152,7 @@ fn layers_section(report: &FitReport) -> FitSection {
         });
         section.grids.push(Grid {
             caption: source.name.clone(),
-            head: head(&["layer", "expression", "heads", "heads not told apart from it", "heads without a kernel"]),
+            head: head(&["layer", "expression", "heads", "heads that do not exclude it", "heads without a kernel"]),
             rows: rows.collect(),
         });
         let starts: Vec<String> = source.layers.iter().filter_map(|layer| layer.warm_start.clone()).collect();
@@ -183,12 +183,12 @@ fn families_section(report: &FitReport) -> FitSection {
         id: "families",
         title: "Families".to_owned(),
         text: vec![format!(
-            "Families whose criterion is within {} of the best are not told apart: the curve does not say which is true.",
+            "Families whose criterion is within {} of the best are not distinguished: the curve does not show which is true.",
             report.options.told_apart
         )],
         grids: vec![Grid {
             caption: "How many curves each family describes".to_owned(),
-            head: head(&["family", "best", "best and told apart", "not told apart from the best"]),
+            head: head(&["family", "best", "best and distinguished", "not distinguished from the best"]),
             rows: rows.collect(),
         }],
         ..FitSection::default()
@@ -198,7 +198,7 @@ fn families_section(report: &FitReport) -> FitSection {
 fn curves_section(report: &FitReport) -> FitSection {
     let grid = |source: &SourceFits| Grid {
         caption: source.name.clone(),
-        head: head(&["curve", "kernel", "not told apart from", "rho", "far", "reach, learned", "reach, fitted"]),
+        head: head(&["curve", "kernel", "not distinguished from", "rho", "far", "reach, learned", "reach, fitted"]),
         rows: source.curves.iter().map(curve_row).collect(),
     };
     FitSection {
@@ -392,7 +392,7 @@ struct FamilyColumns<'a> {
     bic: f64,
     aicc: f64,
     difference: f64,
-    weight: f64,
+    weight: Option<f64>,
     far: Option<f64>,
     far_quarter: Option<f64>,
     at_edge: bool,

@@ -125,7 +125,8 @@ pub enum CurveOutcome {
 /// Fits all families to a curve.
 ///
 /// # Errors
-/// Autoregressive residuals of a curve whose distances are not evenly spaced, or that has buckets.
+/// Autoregressive residuals of a curve whose distances are not evenly spaced, or that has buckets; ranking by prediction of a
+/// curve with too few values in the first half of its distances.
 pub fn fit_curve(curve: &Curve, options: &FitOptions) -> Result<CurveOutcome> {
     if options.noise == Noise::Autoregressive && !curve.support().is_even() {
         let message = format!("curve `{}`: autoregressive residuals need evenly spaced distances", curve.name());
@@ -146,6 +147,14 @@ pub fn fit_curve(curve: &Curve, options: &FitOptions) -> Result<CurveOutcome> {
     let work = Work { curve, options, floor: curve.rounding_floor() };
     let fitted = work.fit_all(&observations, Amplitudes::Positive);
     let halves = [0.5, 0.25].map(|share| work.far(&observations, share));
+    if options.by == RankBy::Far && halves[0].is_none() {
+        let message = format!(
+            "curve `{}`: half of its distances have fewer than {} values, too few to rank by prediction",
+            curve.name(),
+            crate::LEAST_VALUES
+        );
+        return Err(Error::refused(message, "rank with --by bic, or give more distances"));
+    }
     let mut families: Vec<(usize, FamilyFit)> = Vec::new();
     for (number, (family, (own, optimum))) in options.families.iter().zip(&fitted).enumerate() {
         let mut fit = work.describe(family, own, optimum);

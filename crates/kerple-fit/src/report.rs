@@ -124,8 +124,8 @@ pub struct RankedFamily {
     pub aicc: f64,
     /// The criterion of the ranking minus that of the best.
     pub difference: f64,
-    /// Weight among all families, by the differences.
-    pub weight: f64,
+    /// Weight among all families, by the differences of a criterion; none where prediction ranks.
+    pub weight: Option<f64>,
     /// Error of prediction past half of the distances, and past a quarter.
     pub far: [Option<f64>; 2],
     /// Value and ends of the 95 % interval of each parameter; null where an interval is open or was not computed.
@@ -211,8 +211,9 @@ fn describe(curve: &Curve, outcome: &CurveOutcome, options: &FitOptions) -> Curv
     let best = scores.first().copied().unwrap_or(0.0);
     let weights: Vec<f64> = scores.iter().map(|score| (-0.5 * (score - best)).exp()).collect();
     let total: f64 = weights.iter().sum();
+    let is_criterion = options.by != RankBy::Far;
     let ranked = |(i, fit): (usize, &FamilyFit)| {
-        ranked_family(curve, fit, options, i < apart, scores[i] - best, weights[i] / total)
+        ranked_family(curve, fit, options, i < apart, scores[i] - best, is_criterion.then(|| weights[i] / total))
     };
     let families: Vec<RankedFamily> = fits.iter().enumerate().map(ranked).collect();
     let rho = fits.first().map_or(0.0, |fit| fit.rho);
@@ -220,8 +221,8 @@ fn describe(curve: &Curve, outcome: &CurveOutcome, options: &FitOptions) -> Curv
         CurveOutcome::Constant { level } => *level,
         _ => fits.first().map_or(0.0, |fit| fit.level.value),
     };
-    let unconstrained = unconstrained.map(|fit| ranked_family(curve, fit, options, false, 0.0, 0.0));
-    let note = note(verdict, rho, options, families.first());
+    let unconstrained = unconstrained.map(|fit| ranked_family(curve, fit, options, false, 0.0, None));
+    let note = note(verdict, rho, options, families.first(), unconstrained.as_ref());
     let reach = match verdict {
         CurveVerdict::Kernel => fits.first().and_then(|fit| fitted_reach(fit, options)),
         _ => None,
@@ -244,10 +245,20 @@ fn describe(curve: &Curve, outcome: &CurveOutcome, options: &FitOptions) -> Curv
     }
 }
 
-fn note(verdict: CurveVerdict, rho: f64, options: &FitOptions, best: Option<&RankedFamily>) -> Option<String> {
+fn note(
+    verdict: CurveVerdict,
+    rho: f64,
+    options: &FitOptions,
+    best: Option<&RankedFamily>,
+    unconstrained: Option<&RankedFamily>,
+) -> Option<String> {
     match verdict {
         CurveVerdict::Constant => return Some("constant: its values differ by rounding only".to_owned()),
-        CurveVerdict::NoKernel => return Some("no certified kernel describes this curve".to_owned()),
+        CurveVerdict::NoKernel => {
+            let other =
+                unconstrained.map(|fit| format!("; with amplitudes of any sign, not a kernel: {}", short_kernel(fit)));
+            return Some(format!("no certified kernel describes this curve{}", other.unwrap_or_default()));
+        }
         CurveVerdict::Kernel => {}
     }
     let mut notes = Vec::new();
@@ -272,7 +283,7 @@ fn ranked_family(
     options: &FitOptions,
     is_near: bool,
     difference: f64,
-    weight: f64,
+    weight: Option<f64>,
 ) -> RankedFamily {
     let family = family_of(options, &fit.family);
     let kernel = kernel_of(family, fit);
@@ -447,7 +458,7 @@ impl FitReport {
         let unclear = kernels.iter().filter(|curve| !curve.told_apart).count();
         let mut text = format!("{} curves", all.len());
         if !parts.is_empty() {
-            text += &format!(": {}; in {unclear} the best is not told apart from others", parts.join(", "));
+            text += &format!(": {}; in {unclear} the best is not distinguished from others", parts.join(", "));
         }
         for (verdict, what) in [(CurveVerdict::NoKernel, "without a kernel"), (CurveVerdict::Constant, "constant")] {
             let number = count(verdict);
@@ -488,7 +499,7 @@ fn curve_line(curve: &CurveFits, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         None => write!(f, "-")?,
     }
     if !others.is_empty() {
-        write!(f, "  [not told apart from {}]", others.join(", "))?;
+        write!(f, "  [not distinguished from {}]", others.join(", "))?;
     }
     match &curve.note {
         Some(note) => writeln!(f, "  ({note})"),

@@ -197,6 +197,8 @@ fn ranking_by_far_uses_the_error_of_prediction() {
     let fits = fit(&curve("c", values(0, 0.02, 1, 128)), &options);
     let far: Vec<f64> = fits.iter().map(|fit| fit.far.unwrap()).collect();
     assert!(far.windows(2).all(|pair| pair[0] <= pair[1]), "{far:?}");
+    let short = fit_curve(&curve("short", values(0, 0.02, 1, 12)), &options).unwrap_err();
+    assert!(short.to_string().contains("too few to rank by prediction"), "{short}");
 }
 
 /// Whether 95 % intervals contain the truth in 93 to 97 % of draws.
