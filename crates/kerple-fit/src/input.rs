@@ -47,6 +47,8 @@ pub struct CurveSource {
     pub name: String,
     /// Its curves, in its order.
     pub curves: Vec<Curve>,
+    /// Sets of layers that share their curves, which belong to the first of each set; empty where layers share nothing.
+    pub sharing: Vec<Vec<usize>>,
     /// What was odd, for the user.
     pub notes: Vec<String>,
 }
@@ -58,11 +60,12 @@ pub struct CurveSource {
 pub fn read(path: &Path, options: &ReadOptions) -> Result<CurveSource> {
     let is_folder = kerple_run::files::is_folder(path).map_err(Error::io(path, "look for"))?;
     let extension = path.extension().and_then(|end| end.to_str()).unwrap_or_default().to_ascii_lowercase();
+    let mut sharing = Vec::new();
     let (raw, notes) = match extension.as_str() {
         _ if is_folder => {
             let is_run =
                 kerple_run::files::is_there(&path.join(kerple_run::PLAN_FILE)).map_err(Error::io(path, "look for"))?;
-            if is_run { run::read(path, options)? } else { transformers::read(path)? }
+            if is_run { run::read(path, options, &mut sharing)? } else { transformers::read(path)? }
         }
         "csv" => (csv::read(path, options)?, Vec::new()),
         "json" => (json::read(path, options)?, Vec::new()),
@@ -83,7 +86,7 @@ pub fn read(path: &Path, options: &ReadOptions) -> Result<CurveSource> {
         return Err(refused(path, format!("two curves are called `{}`", pair[0]), "give each curve a name of its own"));
     }
     let curves = raw.into_iter().map(|raw| raw.curve(path, options)).collect::<Result<Vec<Curve>>>()?;
-    Ok(CurveSource { name: path.display().to_string(), curves, notes })
+    Ok(CurveSource { name: path.display().to_string(), curves, sharing, notes })
 }
 
 /// A curve as a source has it.

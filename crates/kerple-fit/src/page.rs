@@ -143,10 +143,8 @@ fn layers_section(report: &FitReport) -> FitSection {
         let rows = source.layers.iter().map(|layer| {
             let (heads, near) = layer.heads;
             let family = layer.family.clone().unwrap_or_else(|| "no kernel".to_owned());
-            let mut line = row(
-                format!("layer {}", layer.layer),
-                vec![family, heads.to_string(), near.to_string(), layer.without_kernel.to_string()],
-            );
+            let mut line =
+                row(layer.name(), vec![family, heads.to_string(), near.to_string(), layer.without_kernel.to_string()]);
             line.cells[0].note = layer.note.clone();
             line
         });

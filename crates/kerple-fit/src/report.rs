@@ -156,8 +156,8 @@ pub struct FamilyCertificate {
 /// One expression for all heads of a layer.
 #[derive(Clone, Debug, Serialize)]
 pub struct LayerFit {
-    /// The layer.
-    pub layer: usize,
+    /// The layer, or all layers that share its curves.
+    pub layers: Vec<usize>,
     /// The family with the least sum of the criterion over the heads that a kernel describes; none where there is no head.
     pub family: Option<String>,
     /// How many heads it is fitted to, and how many have it among those not told apart.
@@ -193,7 +193,7 @@ fn fit_source(source: &CurveSource, options: &FitOptions) -> Result<SourceFits> 
     let outcomes = fit_curves(&source.curves, options).map_err(located)?;
     let all: Vec<(&Curve, CurveOutcome)> = source.curves.iter().zip(outcomes).collect();
     let curves: Vec<CurveFits> = all.par_iter().map(|(curve, outcome)| describe(curve, outcome, options)).collect();
-    let layers = layers(&curves, options);
+    let layers = layers(&curves, &source.sharing, options);
     Ok(SourceFits { name: source.name.clone(), curves, layers, notes: source.notes.clone() })
 }
 
@@ -350,14 +350,22 @@ fn fitted_reach(fit: &FamilyFit, options: &FitOptions) -> Option<u64> {
 }
 
 /// One expression for each layer of a source.
-fn layers(curves: &[CurveFits], options: &FitOptions) -> Vec<LayerFit> {
+fn layers(curves: &[CurveFits], sharing: &[Vec<usize>], options: &FitOptions) -> Vec<LayerFit> {
     let mut numbers: Vec<usize> = curves.iter().filter_map(|curve| curve.place).map(|(layer, _)| layer).collect();
     numbers.sort_unstable();
     numbers.dedup();
-    numbers.into_iter().map(|layer| layer_fit(layer, curves, options)).collect()
+    let is_model = numbers.len() == 1;
+    let of = |layer| {
+        let set = sharing.iter().find(|set| set.first() == Some(&layer));
+        let layers = set.cloned().unwrap_or_else(|| vec![layer]);
+        layer_fit(layers, is_model, curves, options)
+    };
+    numbers.into_iter().map(of).collect()
 }
 
-fn layer_fit(layer: usize, curves: &[CurveFits], options: &FitOptions) -> LayerFit {
+/// One expression for layers that share their curves; `is_model` where these are all layers.
+fn layer_fit(layers: Vec<usize>, is_model: bool, curves: &[CurveFits], options: &FitOptions) -> LayerFit {
+    let layer = layers[0];
     let own: Vec<&CurveFits> =
         curves.iter().filter(|curve| curve.place.is_some_and(|place| place.0 == layer)).collect();
     let described: Vec<&CurveFits> =
@@ -370,7 +378,7 @@ fn layer_fit(layer: usize, curves: &[CurveFits], options: &FitOptions) -> LayerF
     let best = options.families.iter().filter(|_| !described.is_empty()).min_by(|x, y| sum(x).total_cmp(&sum(y)));
     let Some(family) = best else {
         return LayerFit {
-            layer,
+            layers,
             family: None,
             heads: (0, 0),
             without_kernel,
@@ -389,11 +397,13 @@ fn layer_fit(layer: usize, curves: &[CurveFits], options: &FitOptions) -> LayerF
     };
     let values: Vec<Vec<f64>> = fits.iter().map(|fit| names.iter().map(|name| value(fit, name)).collect()).collect();
     let (bias, note) = warm_start(family, &values);
-    let warm_start = format!(
-        "[model.layers.layer_{layer}]\nlayers = [{layer}]\nencoding = {{ kind = \"kernel\", bias = \"{bias}\" }}"
-    );
+    let keys = format!("encoding = {{ kind = \"kernel\", bias = \"{bias}\" }}");
+    let warm_start = match is_model {
+        true => keys,
+        false => format!("[model.layers.layer_{layer}]\nlayers = {layers:?}\n{keys}"),
+    };
     LayerFit {
-        layer,
+        layers,
         family: Some(family.name.clone()),
         heads: (described.len(), near),
         without_kernel,
@@ -437,9 +447,9 @@ fn warm_start(family: &Family, heads: &[Vec<f64>]) -> (String, Option<String>) {
     (expression, (!notes.is_empty()).then(|| notes.join("; ")))
 }
 
-/// Six digits, as many as a single-precision parameter keeps.
+/// Eight digits: the error is below the rounding of a parameter in single precision.
 fn rounded(value: f64) -> f64 {
-    format!("{value:.5e}").parse().unwrap_or(value)
+    format!("{value:.7e}").parse().unwrap_or(value)
 }
 
 impl FitReport {
@@ -467,6 +477,14 @@ impl FitReport {
             }
         }
         text
+    }
+}
+
+impl LayerFit {
+    /// `layer 3`, or `layers 0, 1, 2` that share their curves.
+    pub fn name(&self) -> String {
+        let numbers: Vec<String> = self.layers.iter().map(usize::to_string).collect();
+        format!("layer{} {}", if numbers.len() == 1 { "" } else { "s" }, numbers.join(", "))
     }
 }
 
@@ -509,7 +527,7 @@ fn curve_line(curve: &CurveFits, f: &mut fmt::Formatter<'_>) -> fmt::Result {
 
 fn layer_line(layer: &LayerFit, f: &mut fmt::Formatter<'_>) -> fmt::Result {
     let (heads, near) = layer.heads;
-    write!(f, "  layer {:<4} ", layer.layer)?;
+    write!(f, "  {:<12} ", layer.name())?;
     match &layer.family {
         Some(family) => write!(f, "{family:<10} {near} of {heads} heads")?,
         None => write!(f, "no kernel")?,

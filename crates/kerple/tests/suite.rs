@@ -14,6 +14,8 @@ mod folders;
 mod habits;
 mod hints;
 mod interchange;
+#[cfg(feature = "fit")]
+mod kernel_fit;
 mod main_job;
 mod music;
 mod order;

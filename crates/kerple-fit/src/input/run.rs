@@ -11,11 +11,17 @@ use std::path::Path;
 /// Distances of a curve, in training lengths.
 const LENGTHS: usize = 32;
 
-pub(super) fn read(path: &Path, options: &ReadOptions) -> Result<(Vec<RawCurve>, Vec<String>)> {
+/// Reads the curves, and which layers share them.
+pub(super) fn read(
+    path: &Path,
+    options: &ReadOptions,
+    sharing: &mut Vec<Vec<usize>>,
+) -> Result<(Vec<RawCurve>, Vec<String>)> {
     let found = RunFolder::new(path).load_any(&Runtime::cpu(None).device, false)?;
     let len = options.length.unwrap_or(LENGTHS * found.plan.train_len);
     let encoding = found.model.encoding();
     let mut curves = Vec::new();
+    *sharing = encoding.sets();
     for layers in encoding.sets() {
         check_counts(path, curves.len() + 1, len)?;
         let table = encoding.table(layers[0], len);

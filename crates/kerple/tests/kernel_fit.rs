@@ -1,0 +1,74 @@
+//! `kerple kernel fit`: from curves and runs to families, pages and keys that training takes.
+
+use crate::common::{Place, RUN};
+
+fn log_curves() -> String {
+    let rows = (0..128).map(|d| {
+        let noise = |seed: u64| 0.01 * (((d + seed) * 7919 % 1013) as f64 / 506.0 - 1.0);
+        let near = 2.0 - 1.3 * (0.4 * d as f64).ln_1p() + noise(1);
+        format!("{d},{near},{}\n", d as f64 + noise(2))
+    });
+    format!("distance,near,rising\n{}", rows.collect::<String>())
+}
+
+#[test]
+fn curves_of_a_table_are_ranked_printed_and_written() {
+    let place = Place::new();
+    place.write("curves.csv", log_curves());
+    let fit = ["kernel", "fit", "curves.csv", "--families", "const,linear,power,log,exp", "--out", "fit"];
+    let lines = place.ok(&fit);
+    assert!(
+        lines.contains("near") && lines.contains("log(b, a): a 0.3") || lines.contains("log(b, a): a 0.4"),
+        "{lines}"
+    );
+    assert!(lines.contains("no certified kernel describes this curve"), "{lines}");
+    assert!(lines.contains("2 curves: log 1;") && lines.contains("1 without a kernel"), "{lines}");
+    for file in ["fit/index.html", "fit/report.md", "fit/fit.json", "fit/tables/curves.csv", "fit/tables/families.csv"]
+    {
+        assert!(!place.read(file).is_empty(), "{file}");
+    }
+    let printed: serde_json::Value = serde_json::from_str(&place.ok(&[&fit[..], &["--json"]].concat())).unwrap();
+    assert_eq!(printed, serde_json::from_str::<serde_json::Value>(&place.read("fit/fit.json")).unwrap());
+    // threads change no digit
+    let one = place.ok(&[&["--threads", "1"], &fit[..], &["--json"]].concat());
+    assert_eq!(printed, serde_json::from_str::<serde_json::Value>(&one).unwrap());
+}
+
+#[test]
+fn misuse_is_named_with_a_hint() {
+    let place = Place::new();
+    place.write("curves.csv", log_curves());
+    place.write("bad.csv", "distance,h\n0,1\n1,x\n");
+    let cases: [(&[&str], &str); 9] = [
+        (&["curves.csv", "--sigma", "0"], "--sigma 0 is out of range"),
+        (&["curves.csv", "--points", "9..3"], "--points `9..3` is not a range"),
+        (&["curves.csv", "--families", "logg"], "unknown function `logg`"),
+        (&["curves.csv", "--families", "power(1, 2.5)"], "Corollary 1"),
+        (&["curves.csv", "--families", "s*log(b, a)"], "only the product of 2 amplitudes"),
+        (&["curves.csv", "--weights", "w"], "no column is called `w`"),
+        (&["bad.csv"], "bad.csv: line 3: `x` of `h` is not a number"),
+        (&["nowhere"], "neither a folder nor a file of curves"),
+        (&["curves.csv", "--points", "0..5"], "curve `near`: 6 values are too few"),
+    ];
+    for (arguments, message) in cases {
+        let output = place.run(&[&["kernel", "fit"], arguments].concat());
+        let error = String::from_utf8(output.stderr).unwrap();
+        assert_eq!(output.status.code(), Some(2), "{arguments:?}: {error}");
+        assert!(error.contains(message) && error.contains("\n\nhint: "), "{arguments:?}: {error}");
+    }
+}
+
+#[test]
+fn the_keys_of_a_fitted_run_start_another_run() {
+    let place = Place::new();
+    place.make_data();
+    let set = ["--set", "encoding=\"kerple_log\"", "--set", "train.steps=2"];
+    place.ok(&[&["train", "--config", "run.toml", "--out", "learned"], &set[..]].concat());
+    let fit = ["kernel", "fit", "learned", "--families", "power,log", "--length", "96", "--out", "fit"];
+    let lines = place.ok(&fit);
+    let keys = lines.lines().find(|line| line.starts_with("encoding = ")).unwrap_or_else(|| panic!("{lines}"));
+    assert!(keys.contains("bias = \"log(b~"), "{keys}");
+    place.write("next.toml", format!("{keys}\n{}", RUN.replace("[encoding]\nkind = \"kerple_log\"\n", "")));
+    let plan = place.ok(&["train", "--config", "next.toml", "--out", "next", "--set", "train.steps=1"]);
+    assert!(place.read("next/plan.json").contains("log(b~"), "{plan}");
+}
