@@ -8,6 +8,8 @@ pub const MAX_DISTANCES: usize = 1 << 24;
 const FURTHEST: f64 = (1u64 << 53) as f64;
 /// Largest magnitude of a value, and the smallest that the largest may have: sums of squares neither overflow nor vanish.
 const MAGNITUDES: (f64, f64) = (1e-100, 1e100);
+/// What distances must be.
+pub(crate) const DISTANCES: &str = "distances are at least 0, finite and strictly increasing";
 /// Fewest finite values of a curve.
 pub const LEAST_VALUES: usize = 8;
 /// Fewest distinct distances of a curve.
@@ -172,7 +174,7 @@ impl Curve {
             return refuse(what, "give a distance (and a weight, if any has one) for each value");
         }
         if let Some(what) = distance_problem(&support) {
-            return refuse(what, "distances are at least 0, finite and strictly increasing");
+            return refuse(what, DISTANCES);
         }
         if let Some(i) = values.iter().position(|value| !value.is_finite()) {
             let what = format!("the value at distance {} is {}", support.furthest(i), values[i]);
@@ -282,7 +284,8 @@ impl Curve {
     }
 }
 
-fn distance_problem(support: &Support) -> Option<String> {
+/// What is wrong with the distances, if anything.
+pub(crate) fn distance_problem(support: &Support) -> Option<String> {
     if let Some(d) = support.distances().iter().find(|d| !(d.is_finite() && **d >= 0.0)) {
         return Some(format!("a distance is {d}"));
     }
@@ -326,10 +329,7 @@ mod tests {
             (curve(d.clone(), d[..7].to_vec(), None), "7 values, 8 distances"),
             (curve(set(7, 1e300), d.clone(), None), "a distance is 1e300, the limit is"),
             (curve(d.clone(), set(2, 1e200), None), "the largest magnitude of a value is 1e200"),
-            (
-                curve(d.clone(), d.iter().map(|d| 1e-200 * d).collect(), None),
-                "the largest magnitude of a value is 7e-200",
-            ),
+            (curve(d.clone(), d.iter().map(|d| 1e-200 * d).collect(), None), "e-200, the limits are 1e-100 and 1e100"),
             (curve(d.clone(), d.clone(), Some(set(1, -2.0))), "a weight is -2"),
             (curve(d.clone(), d.clone(), Some(vec![0.0; 8])), "all weights are 0"),
             (curve(d.clone(), d.clone(), Some(set(1, 0.0))), "too few, a fit needs at least 8"),

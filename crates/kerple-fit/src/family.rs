@@ -117,7 +117,12 @@ impl Family {
             let hint = format!("give expressions, or names among {}", names.join(", "));
             Error::refused(format!("family `{}`: {error}", text.trim()), hint)
         })?;
-        Family::of(name, expr, nested)
+        // the name is in every table, and so is the word
+        if expr.class().is_cpd() {
+            Family::of(name, expr, nested)
+        } else {
+            Family::of(&format!("{name} [unproven]"), expr, nested)
+        }
     }
 
     /// Families of a list such as `log,power,exp(c, a, 1)*cos(1, w)`; commas inside parentheses belong to an expression.
@@ -334,7 +339,8 @@ mod tests {
             let error = Family::read(text, false).unwrap_err();
             assert!(error.to_string().contains(message), "{text}: {error}");
         }
-        assert!(Family::read("power(a, 1) - 0.1*power(1, 2)", true).is_ok());
+        let unproven = Family::read("power(a, 1) - 0.1*power(1, 2)", true).unwrap();
+        assert_eq!(unproven.name, "power(a, 1) - 0.1*power(1, 2) [unproven]");
         assert!(Family::list("log,log", false).unwrap_err().to_string().contains("given twice"));
         assert!(Family::list(" , ", false).unwrap_err().to_string().contains("no family"));
         let names: Vec<String> =

@@ -16,7 +16,7 @@ mod run;
 mod tensors;
 mod transformers;
 
-use crate::curve::{Curve, CurvePrecision, Support};
+use crate::curve::{Curve, CurvePrecision, DISTANCES, Support, distance_problem};
 use kerple_run::{Error, Result};
 use std::path::Path;
 
@@ -108,6 +108,10 @@ impl RawCurve {
         if support.len() != values.len() || weights.as_ref().is_some_and(|weights| weights.len() != values.len()) {
             let message = format!("curve `{name}`: {} values for {} distances", values.len(), support.len());
             return Err(refused(path, message, "give a value, or null, for each distance, and as many weights"));
+        }
+        // before any are left out
+        if let Some(what) = distance_problem(&support) {
+            return Err(refused(path, format!("curve `{name}`: {what}"), DISTANCES));
         }
         let counts = |i: &usize| values[*i].is_some() && support.of(*i).iter().all(|d| !(*d < low || *d > high));
         let kept: Vec<usize> = (0..values.len()).filter(counts).collect();

@@ -270,7 +270,7 @@ fn note(
 }
 
 fn family_of<'a>(options: &'a FitOptions, name: &str) -> &'a Family {
-    options.families.iter().find(|family| family.name == name).expect("a fit is of a family that was asked for")
+    options.families.iter().find(|family| family.name == name).expect("a fit belongs to a family of the options")
 }
 
 fn kernel_of(family: &Family, fit: &FamilyFit) -> Expr {
@@ -397,7 +397,8 @@ fn layer_fit(layers: Vec<usize>, is_model: bool, curves: &[CurveFits], options: 
     };
     let values: Vec<Vec<f64>> = fits.iter().map(|fit| names.iter().map(|name| value(fit, name)).collect()).collect();
     let (bias, note) = warm_start(family, &values);
-    let keys = format!("encoding = {{ kind = \"kernel\", bias = \"{bias}\" }}");
+    let unproven = if family.expr.class().is_cpd() { "" } else { ", unproven = true" };
+    let keys = format!("encoding = {{ kind = \"kernel\", bias = \"{bias}\"{unproven} }}");
     let warm_start = match is_model {
         true => keys,
         false => format!("[model.layers.layer_{layer}]\nlayers = {layers:?}\n{keys}"),

@@ -108,7 +108,10 @@ fn json_has_curves_over_distances_and_buckets() {
     assert_eq!(source.curves[0].weights(), Some(&[1.0; 10][..]));
     assert_eq!(source.curves[1].support().of(4), [8.0, 9.0]);
     let cases = [
-        ("[".repeat(100_000), "recursion limit"),
+        (
+            format!("{{\"curves\": [{{\"name\": \"h\", \"values\": [], \"x\": {}", "[".repeat(100_000)),
+            "recursion limit",
+        ),
         ("{\"distances\": [0]}".to_owned(), "missing field `curves`"),
         ("{\"curves\": []}".to_owned(), "it has no curves"),
         (
