@@ -1,0 +1,4 @@
+//! Fits of curves. One program, since each program of tests links everything again.
+
+mod properties;
+mod sources;
