@@ -175,7 +175,7 @@ pub struct LayerFit {
 /// Fits all curves of all sources and describes what was found.
 ///
 /// # Errors
-/// As [`fit_curves`](crate::fit_curves); ranking by prediction of a curve whose halves are too short for it.
+/// As [`fit_curves`]; ranking by prediction of a curve whose halves are too short for it.
 pub fn fit_sources(sources: &[CurveSource], options: &FitOptions) -> Result<FitReport> {
     let sources = sources.iter().map(|source| fit_source(source, options)).collect::<Result<Vec<SourceFits>>>()?;
     let noise = match options.noise {
