@@ -7,7 +7,8 @@ use kerple_experiments::reproduce::title;
 use std::path::Path;
 
 /// Experiments whose rows are in `results/` of the repository.
-const BUNDLED: [&str; 9] = ["kerple", "dape", "spe", "seeds", "budget", "decay", "draws", "arena", "induction"];
+const BUNDLED: [&str; 10] =
+    ["kerple", "dape", "spe", "seeds", "budget", "decay", "draws", "arena", "induction", "documents"];
 const SCALE: &str = "small";
 
 /// Lists the results that the repository contains, and where they can be read.
