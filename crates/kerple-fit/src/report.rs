@@ -222,7 +222,10 @@ fn describe(curve: &Curve, outcome: &CurveOutcome, options: &FitOptions) -> Curv
         _ => fits.first().map_or(0.0, |fit| fit.level.value),
     };
     let unconstrained = unconstrained.map(|fit| ranked_family(curve, fit, options, false, 0.0, None));
-    let note = note(verdict, rho, options, families.first(), unconstrained.as_ref());
+    // neighbouring residuals of an exact curve are roundings, which no noise correlates
+    let is_exact = families.first().is_some_and(|best| best.rss <= curve.rounding_floor() * curve.len() as f64);
+    let correlated = (rho.abs() > CORRELATED && !is_exact && options.noise != Noise::Autoregressive).then_some(rho);
+    let note = note(verdict, correlated, families.first(), unconstrained.as_ref());
     let reach = match verdict {
         CurveVerdict::Kernel => fits.first().and_then(|fit| fitted_reach(fit, options)),
         _ => None,
@@ -247,8 +250,7 @@ fn describe(curve: &Curve, outcome: &CurveOutcome, options: &FitOptions) -> Curv
 
 fn note(
     verdict: CurveVerdict,
-    rho: f64,
-    options: &FitOptions,
+    correlated: Option<f64>,
     best: Option<&RankedFamily>,
     unconstrained: Option<&RankedFamily>,
 ) -> Option<String> {
@@ -262,7 +264,7 @@ fn note(
         CurveVerdict::Kernel => {}
     }
     let mut notes = Vec::new();
-    if rho.abs() > CORRELATED && options.noise != Noise::Autoregressive {
+    if let Some(rho) = correlated {
         notes.push(format!("residuals are correlated (rho {rho:.2}), so criteria are too sure; try --noise ar1"));
     }
     notes.extend(best.and_then(|best| best.note.clone()));

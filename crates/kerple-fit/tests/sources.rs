@@ -66,6 +66,19 @@ fn columns_of_a_table_are_curves_and_empty_cells_missing_values() {
     assert!(message(&dir.path().join("c.csv"), &weighted).contains("a weight is -"));
 }
 
+/// Smooth residuals are remarked on, and roundings of an exact curve are not.
+#[test]
+fn correlated_residuals_are_noted_where_there_are_some() {
+    let (dir, exact) = (folder(), log_values(1.3, 0.4, 128));
+    let waves = exact.iter().enumerate().map(|(d, x)| x + 0.05 * (d as f64 / 9.0).sin()).collect();
+    let path = file(dir.path(), "c.csv", csv_of(&[("exact", exact.clone()), ("waves", waves)]));
+    let options = FitOptions { families: Family::list("const,log", false).unwrap(), ..FitOptions::default() };
+    let report = fit_sources(&[read(&path, &ReadOptions::default()).unwrap()], &options).unwrap();
+    let notes: Vec<Option<&str>> = report.sources[0].curves.iter().map(|curve| curve.note.as_deref()).collect();
+    assert!(notes[0].is_none(), "{notes:?}");
+    assert!(notes[1].is_some_and(|note| note.contains("criteria are too sure; try --noise ar1")), "{notes:?}");
+}
+
 #[test]
 fn mistakes_in_tables_are_named_with_file_line_and_cell() {
     let dir = folder();
