@@ -44,8 +44,9 @@ struct ExperimentFile {
 }
 
 /// Every experiment file, by paper and scale.
-const FILES: [ExperimentFile; 18] = [
+const FILES: [ExperimentFile; 19] = [
     ExperimentFile { paper: "arena", scale: "small", text: include_str!("../experiments/arena-small.toml") },
+    ExperimentFile { paper: "borders", scale: "small", text: include_str!("../experiments/borders-small.toml") },
     ExperimentFile { paper: "budget", scale: "small", text: include_str!("../experiments/budget-small.toml") },
     ExperimentFile { paper: "dape", scale: "smoke", text: include_str!("../experiments/dape-smoke.toml") },
     ExperimentFile { paper: "dape", scale: "small", text: include_str!("../experiments/dape-small.toml") },

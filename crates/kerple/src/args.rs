@@ -291,8 +291,8 @@ pub struct CompareArgs {
 #[cfg(feature = "reproduce")]
 #[derive(Debug, Args)]
 pub struct ReproduceArgs {
-    /// A paper: kerple, dape or spe; or an experiment of this project: arena, budget, decay,
-    /// documents, draws, induction, languages, length or seeds.
+    /// A paper: kerple, dape or spe; or an experiment of this project: arena, borders, budget,
+    /// decay, documents, draws, induction, languages, length or seeds.
     pub paper: String,
     /// smoke (minutes), small (hours on two cores) or paper (the paper's own sizes).
     #[arg(long, default_value = "small")]
