@@ -23,7 +23,7 @@ use kerple_lm::runtime::Runtime;
 use kerple_lm::sequences::BatchSource;
 use kerple_lm::train::{TrainEvent, TrainOutcome, TrainSession, train};
 use kerple_lm::train_state::{AdamWConfig, AdamWStep, TrainState};
-use kerple_run::{DocumentMask, SessionRow, read_rows};
+use kerple_run::{SessionRow, read_rows};
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 
