@@ -1,12 +1,14 @@
 //! Packed documents against the same documents by themselves: the same bits, and about the same time.
 //!
 //! Prints times of forward and backward on one thread, measured alternately: of documents of one length against a batch of
-//! them, and of documents of random lengths against a call for each; and of one document as long as the row.
+//! them, and of documents of random lengths against a call for each; and of one document as long as the row. With each
+//! instruction set of this CPU that has vectors, the widest first.
 
 use kerple_core::attention::{
     AttentionDims, AttentionGradients, AttentionProblem, AttentionSaved, PackedDocuments, ScoreTransform, Strides,
     View, ViewMut, backward, forward,
 };
+use kerple_core::cpu::{self, InstructionSet};
 use std::time::Instant;
 
 const HEADS: usize = 8;
@@ -89,6 +91,18 @@ fn in_turns(packed: impl Fn() -> Timed, other: impl Fn() -> Timed) -> [f64; 2] {
 }
 
 fn main() {
+    let mut sets: Vec<InstructionSet> =
+        InstructionSet::available().filter(|set| *set != InstructionSet::Portable).collect();
+    if sets.is_empty() {
+        sets.push(InstructionSet::Portable);
+    }
+    for set in sets.into_iter().rev() {
+        println!("{}", cpu::limit(set).name());
+        compare();
+    }
+}
+
+fn compare() {
     let noise = |seed: usize| (0..TOKENS * WIDTH).map(move |i| ((i * 31 + seed * 17) % 1009) as f32 / 504.5 - 1.0);
     let data = [1, 2, 3, 4].map(|seed| noise(seed).collect::<Vec<f32>>());
     let inputs = data.each_ref().map(|data| &data[..]);
