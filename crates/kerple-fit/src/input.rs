@@ -60,13 +60,20 @@ pub struct CurveSource {
 pub fn read(path: &Path, options: &ReadOptions) -> Result<CurveSource> {
     let is_folder = kerple_run::files::is_folder(path).map_err(Error::io(path, "look for"))?;
     let extension = path.extension().and_then(|end| end.to_str()).unwrap_or_default().to_ascii_lowercase();
+    let is_run = is_folder
+        && kerple_run::files::is_there(&path.join(kerple_run::PLAN_FILE)).map_err(Error::io(path, "look for"))?;
+    let kind = if is_run {
+        "run"
+    } else if is_folder {
+        "transformers"
+    } else {
+        extension.as_str()
+    };
+    refuse_unread(path, kind, options)?;
     let mut sharing = Vec::new();
     let (raw, notes) = match extension.as_str() {
-        _ if is_folder => {
-            let is_run =
-                kerple_run::files::is_there(&path.join(kerple_run::PLAN_FILE)).map_err(Error::io(path, "look for"))?;
-            if is_run { run::read(path, options, &mut sharing)? } else { transformers::read(path)? }
-        }
+        _ if is_run => run::read(path, options, &mut sharing)?,
+        _ if is_folder => transformers::read(path)?,
         "csv" => (csv::read(path, options)?, Vec::new()),
         "json" => (json::read(path, options)?, Vec::new()),
         "safetensors" => (tensors::read(path, options)?, Vec::new()),
@@ -87,6 +94,25 @@ pub fn read(path: &Path, options: &ReadOptions) -> Result<CurveSource> {
     }
     let curves = raw.into_iter().map(|raw| raw.curve(path, options)).collect::<Result<Vec<Curve>>>()?;
     Ok(CurveSource { name: path.display().to_string(), curves, sharing, notes })
+}
+
+/// Refuses options that a kind of source does not read.
+fn refuse_unread(path: &Path, kind: &str, options: &ReadOptions) -> Result<()> {
+    let unread = [
+        ("tensor", options.tensor.is_some() && kind != "safetensors", "a .safetensors file"),
+        (
+            "weights",
+            options.weights.is_some() && ["run", "transformers"].contains(&kind),
+            "a .csv, .json or .safetensors file",
+        ),
+        ("length", options.length.is_some() && kind != "run", "a run folder"),
+    ];
+    match unread.into_iter().find(|(_, is_unread, _)| *is_unread) {
+        None => Ok(()),
+        Some((option, _, readers)) => {
+            Err(refused(path, format!("`{option}` is for {readers}"), "omit it, or fit this source by itself"))
+        }
+    }
 }
 
 /// A curve as a source has it.

@@ -6,7 +6,7 @@
 //!
 //! A [`Curve`] has values of a bias over distance. [`fit_curve`] fits every [`Family`] of kernels to it by least squares and
 //! ranks them. The level is always free, as softmax ignores a constant added to all scores of a row, and amplitudes are at
-//! least 0, as only positive multiples of a kernel are kernels. Families that data cannot tell apart are said to be so.
+//! least 0, as only positive multiples of a kernel are kernels. Families that the data do not distinguish are named together.
 //!
 //! ```
 //! use kerple_fit::{Curve, CurveOutcome, CurvePrecision, FitOptions, Support, fit_curve};

@@ -12,7 +12,7 @@ use crate::search::{FIT_DECREASE, MAX_STEPS, SearchLimits, search};
 use kerple_run::{Error, Result};
 use rayon::prelude::*;
 
-/// Families whose criterion is within this of the best are not told apart.
+/// Families whose criterion is within this of the best are not distinguished from it.
 pub const TOLD_APART: f64 = 6.0;
 /// Above this correlation of neighbouring residuals, criteria that assume none are too sure.
 pub const CORRELATED: f64 = 0.3;
@@ -41,7 +41,7 @@ pub struct FittedParameter {
     pub name: String,
     /// Its value.
     pub value: f64,
-    /// Ends of the 95 % interval by the profile; computed for the families that are not told apart from the best, and none
+    /// Ends of the 95 % interval by the profile; computed for the families that are not distinguished from the best, and none
     /// where the interval is open.
     pub profile: Option<Ends>,
     /// The same by the curvature at the optimum.
@@ -110,14 +110,14 @@ pub enum CurveOutcome {
     Ranked {
         /// All families, best first.
         families: Vec<FamilyFit>,
-        /// How many of the first are not told apart; 1 where the best stands alone.
+        /// How many of the first are not distinguished; 1 where the best stands alone.
         not_told_apart: usize,
     },
     /// No family describes the curve better than a constant.
     NoKernel {
         /// All families, best first.
         families: Vec<FamilyFit>,
-        /// The best fit with amplitudes of any sign, which is no kernel.
+        /// The best fit with amplitudes of any sign, so that it may not be a kernel.
         unconstrained: Box<FamilyFit>,
     },
 }

@@ -43,7 +43,7 @@ pub struct ReportedOptions {
     pub noise: String,
     /// By what families are ranked.
     pub by: RankBy,
-    /// Families within this of the best are not told apart.
+    /// Families within this of the best are not distinguished from it.
     pub told_apart: f64,
 }
 
@@ -91,7 +91,7 @@ pub struct CurveFits {
     pub rho: f64,
     /// Families, best first.
     pub families: Vec<RankedFamily>,
-    /// Whether the best family is told apart from the others.
+    /// Whether the best family is distinguished from all others.
     pub told_apart: bool,
     /// How many of the first families are within the limit.
     pub not_told_apart: usize,
@@ -149,7 +149,7 @@ pub struct FamilyCertificate {
     /// The facts that the proof uses.
     pub facts: Vec<&'static str>,
     /// Whether the fitted kernel passes the numeric check on distances 0 to 255, or to the furthest; computed for the
-    /// families that are not told apart from the best.
+    /// families that are not distinguished from the best.
     pub checked: Option<bool>,
 }
 
@@ -158,13 +158,13 @@ pub struct FamilyCertificate {
 pub struct LayerFit {
     /// The layer, or all layers that share its curves.
     pub layers: Vec<usize>,
-    /// The family with the least sum of the criterion over the heads that a kernel describes; none where there is no head.
+    /// The family with the least sum of the criterion over the heads that a kernel describes; `None` without such a head.
     pub family: Option<String>,
-    /// How many heads it is fitted to, and how many have it among those not told apart.
+    /// How many heads it is fitted to, and how many have it among those not distinguished.
     pub heads: (usize, usize),
     /// How many heads no kernel describes, or are constant.
     pub without_kernel: usize,
-    /// Keys of a run file that start from the fit; none where there is no family.
+    /// Keys of a run file that start from the fit; `None` without a family.
     pub warm_start: Option<String>,
     /// Fitted values of its parameters, a row for each head in the order of the expression.
     pub values: Vec<Vec<f64>>,

@@ -80,6 +80,19 @@ fn correlated_residuals_are_noted_where_there_are_some() {
 }
 
 #[test]
+fn options_that_a_source_does_not_read_are_refused() {
+    let dir = folder();
+    let path = file(dir.path(), "c.csv", csv_of(&[("h", log_values(1.0, 0.5, 12))]));
+    let tensor = ReadOptions { tensor: Some("t".to_owned()), ..ReadOptions::default() };
+    assert!(message(&path, &tensor).contains("c.csv: `tensor` is for a .safetensors file"));
+    let length = ReadOptions { length: Some(64), ..ReadOptions::default() };
+    assert!(message(&path, &length).contains("`length` is for a run folder"));
+    fs::write(dir.path().join("config.json"), "{}").unwrap();
+    let weights = ReadOptions { weights: Some("w".to_owned()), ..ReadOptions::default() };
+    assert!(message(dir.path(), &weights).contains("`weights` is for a .csv, .json or .safetensors file"));
+}
+
+#[test]
 fn mistakes_in_tables_are_named_with_file_line_and_cell() {
     let dir = folder();
     let body = |line: &str| format!("distance,h\n0,1\n{line}\n");
@@ -90,10 +103,10 @@ fn mistakes_in_tables_are_named_with_file_line_and_cell() {
         (body("0,2"), "curve `h`: distance 0 comes after distance 0"),
         (body("1,2,3"), "line 3"),
         ("d,h\n0,1\n".to_owned(), "the header begins with `d,h`"),
-        ("distance\n0\n".to_owned(), "the header begins with `distance`"),
+        ("distance\n0\n".to_owned(), "the header has no curve after `distance`"),
         ("distance,h,h\n0,1,2\n".to_owned(), "two curves are called `h`"),
         ("distance,h,\n0,1,2\n".to_owned(), "column 3 has no name"),
-        (String::new(), "the header begins with ``"),
+        (String::new(), "there is no header"),
     ];
     for (text, wanted) in cases {
         let path = file(dir.path(), "c.csv", &text);
@@ -219,7 +232,7 @@ fn a_fit_is_written_whole_with_keys_that_start_a_run() {
     for (head, (b, a)) in heads.iter().enumerate() {
         values.extend(log_values(*b, *a, 64).iter().enumerate().map(|(d, x)| (x + noise(64 * head + d)) as f32));
     }
-    values.extend((0..64).map(|d| d as f32)); // a head that rises
+    values.extend((0..64).map(|d| d as f32)); // a rising curve
     let path = tensor_file(dir.path(), "c.safetensors", &[("bias", vec![1, 4, 64], values)]);
     let sources = [read(&path, &ReadOptions::default()).unwrap()];
     let options =

@@ -65,6 +65,9 @@ fn the_keys_of_a_fitted_run_start_another_run() {
     let set = ["--set", "encoding=\"kerple_log\"", "--set", "train.steps=2"];
     place.ok(&[&["train", "--config", "run.toml", "--out", "learned"], &set[..]].concat());
     let fit = ["kernel", "fit", "learned", "--families", "power,log", "--length", "96", "--out", "fit"];
+    let refused = place.run(&["kernel", "fit", "learned", "--length", "0"]);
+    let error = String::from_utf8(refused.stderr).unwrap();
+    assert!(refused.status.code() == Some(2) && error.contains("a curve of 0 distances"), "{error}");
     let lines = place.ok(&fit);
     let keys = lines.lines().find(|line| line.starts_with("encoding = ")).unwrap_or_else(|| panic!("{lines}"));
     assert!(keys.contains("bias = \"log(b~"), "{keys}");

@@ -20,11 +20,12 @@ pub(super) fn read(path: &Path, options: &ReadOptions) -> Result<Vec<RawCurve>> 
         reader.headers().map_err(|error| damaged(1, error.to_string()))?.iter().map(str::to_owned).collect();
     if names.first().map(String::as_str) != Some("distance") || names.len() < 2 {
         let found: String = header.chars().take(40).collect();
-        return Err(refused(
-            path,
-            format!("the header begins with `{found}`"),
-            "begin it with `distance`, then a name for each curve",
-        ));
+        let what = match names.first().map_or("", String::as_str) {
+            "" => "there is no header".to_owned(),
+            "distance" => "the header has no curve after `distance`".to_owned(),
+            _ => format!("the header begins with `{found}`"),
+        };
+        return Err(refused(path, what, "begin it with `distance`, then a name for each curve"));
     }
     if let Some(number) = names.iter().position(String::is_empty) {
         return Err(refused(path, format!("column {} has no name", number + 1), "give each curve a name"));

@@ -19,6 +19,9 @@ pub(super) fn read(
 ) -> Result<(Vec<RawCurve>, Vec<String>)> {
     let found = RunFolder::new(path).load_any(&Runtime::cpu(None).device, false)?;
     let len = options.length.unwrap_or(LENGTHS * found.plan.train_len);
+    if len == 0 {
+        return Err(refused(path, "a curve of 0 distances", "give at least 8 distances, e.g. --length 512"));
+    }
     let encoding = found.model.encoding();
     let mut curves = Vec::new();
     *sharing = encoding.sets();

@@ -283,6 +283,7 @@ mod tests {
     }
 
     proptest! {
+        // an interval is a search of 100,000 likelihoods
         #![proptest_config(ProptestConfig::with_cases(16))]
 
         #[test]
