@@ -106,7 +106,7 @@ fn mistakes_in_tables_are_named_with_file_line_and_cell() {
         ("distance\n0\n".to_owned(), "the header has no curve after `distance`"),
         ("distance,h,h\n0,1,2\n".to_owned(), "two curves are called `h`"),
         ("distance,h,\n0,1,2\n".to_owned(), "column 3 has no name"),
-        (String::new(), "there is no header"),
+        (String::new(), "the header is missing"),
     ];
     for (text, wanted) in cases {
         let path = file(dir.path(), "c.csv", &text);

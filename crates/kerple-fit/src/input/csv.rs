@@ -21,7 +21,7 @@ pub(super) fn read(path: &Path, options: &ReadOptions) -> Result<Vec<RawCurve>> 
     if names.first().map(String::as_str) != Some("distance") || names.len() < 2 {
         let found: String = header.chars().take(40).collect();
         let what = match names.first().map_or("", String::as_str) {
-            "" => "there is no header".to_owned(),
+            "" => "the header is missing".to_owned(),
             "distance" => "the header has no curve after `distance`".to_owned(),
             _ => format!("the header begins with `{found}`"),
         };
