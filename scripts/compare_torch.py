@@ -3,16 +3,19 @@
 
     pip install torch numpy
     cargo build --release -p kerple -p kerple-conformance
-    python3 scripts/compare_torch.py [attention|dape|step|neox|eval|all] [--rounds 3] [--simd avx2]
+    python3 scripts/compare_torch.py [attention|dape|step|neox|eval] [--rounds 3] [--simd avx2]
+
+    pip install './python[transformers]'
+    python3 scripts/compare_torch.py --all                 # everything that docs/speed.md has in its tables, and writes them there
+    python3 scripts/compare_torch.py --all --only linear   # prints the rows whose text contains this word, and writes nothing
 
 Attention is one KERPLE-log layer, B1 H12 D64, float32; `dape` the same with a network of 32 hidden units over heads. A step trains a GPT-NeoX decoder with AdamW and clipping: 4 layers,
 width 256, 4 heads, batch 8, 256 tokens, or for `neox` 12 layers, width 768, 12 heads, batch 2, 50304 tokens. A ratio above 1
-means that kerple is faster. With --simd avx2 neither side uses wider ones.
+means that kerple is faster. With --simd avx2 neither side uses wider ones; --all measures both sets in turns, where the machine has both.
 """
 import argparse, json, math, sys, time
 from measuring import bench, child, median_ms, peak_mib, spread
 
-NARROW = []  # what keeps kerple to the narrower instructions
 
 
 def attention(mode, length, backward):
@@ -141,23 +144,37 @@ SIZES = {
 }
 
 
-def compare(name, rounds):
-    sizes = SIZES.get(name, {})
-    work = {"neox": "step", "dape": "attention"}.get(name, name)
-    flags = [text for key, value in sizes.items() for text in (f"--{key}", str(value))]
+def work_of(name):
+    """What `kerple bench` calls this work, and its options."""
+    options = [text for key, value in SIZES.get(name, {}).items() for text in (f"--{key}", str(value))]
+    return {"neox": "step", "dape": "attention"}.get(name, name), options
+
+
+def kerple_row(name, kind, length, narrow):
+    work, options = work_of(name)
+    pick = dict(engine="fused" if name != "attention" else "tiled")
+    if work == "attention":
+        pick.update(backward=kind == "both", bias="learned" if name == "attention" else name)
+    return bench(work, "--lengths", str(length), *options, *simd(narrow), pick=pick)
+
+
+def simd(narrow):
+    """What keeps kerple to the narrower instructions."""
+    return ["--simd", "avx2"] if narrow else []
+
+
+def times_faster(name, kind, mode, length, narrow):
+    ours = kerple_row(name, kind, length, narrow)["median_ms"]
+    theirs = child(__file__, kind, mode, length, SIZES.get(name, {}), narrow=narrow)
+    print(f"  {kind} L={length}: kerple {ours:.1f} ms, torch {mode} {theirs['ms']:.1f} ms, peak {theirs['peak_mib']:.0f} MiB", file=sys.stderr)
+    return theirs["ms"] / ours
+
+
+def compare(name, rounds, narrow):
     for kind, modes, length in CASES[name]:
-        pick = dict(engine="fused" if name != "attention" else "tiled")
-        if work == "attention":
-            pick.update(backward=kind == "both", bias="learned" if name == "attention" else name)
-        ratios = {mode: [] for mode in modes}
-        for _ in range(rounds):
-            for mode in modes:
-                ours = bench(work, "--lengths", str(length), *flags, *NARROW, pick=pick)
-                theirs = child(__file__, kind, mode, length, sizes, narrow=bool(NARROW))
-                ratios[mode].append(theirs["ms"] / ours)
-                print(f"  {kind} L={length}: kerple {ours:.1f} ms, torch {mode} {theirs['ms']:.1f} ms, peak {theirs['peak_mib']:.0f} MiB", file=sys.stderr)
-        for mode, found in ratios.items():
-            print(f"{kind if kind != work else name:<8} L={length:<6} against {mode:<8} {spread(found)}", flush=True)
+        for mode in modes:
+            ratios = [times_faster(name, kind, mode, length, narrow) for _ in range(rounds)]
+            print(f"{kind if kind != work_of(name)[0] else name:<8} L={length:<6} against {mode:<8} {spread(ratios)}", flush=True)
 
 
 if __name__ == "__main__":
@@ -165,11 +182,16 @@ if __name__ == "__main__":
         print(json.dumps(measured(*json.loads(sys.argv[2]))))
         sys.exit()
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", nargs="?", default="all", choices=[*CASES, "all"])
+    parser.add_argument("what", nargs="?", choices=[*CASES])
+    parser.add_argument("--all", action="store_true", help="measure every row of docs/speed.md and write the page's tables")
+    parser.add_argument("--only", default="", help="with --all: the rows whose text contains this, printed alone")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--simd", choices=["avx2"])
     args = parser.parse_args()
-    if args.simd:
-        NARROW.extend(["--simd", args.simd])
-    for name in CASES if args.what == "all" else [args.what]:
-        compare(name, args.rounds)
+    if args.all:
+        import speed_page
+
+        speed_page.measure(args.rounds, args.only)
+    else:
+        for name in [args.what] if args.what else CASES:
+            compare(name, args.rounds, args.simd == "avx2")

@@ -53,13 +53,20 @@ def spread(ratios):
 
 
 def bench(work, *options, pick):
-    """Milliseconds of the row of `kerple bench`, or of `measure`, that has these values."""
+    """The row of `kerple bench`, or of `measure`, that has these values."""
+    return bench_rows(work, *options, picks=[pick])[0]
+
+
+def bench_rows(work, *options, picks):
+    """For each of `picks` the row that has its values; one program measures them in turns."""
     program = [KERPLE, "bench"] if work in ("attention", "step") else [MEASURE]
     command = [*program, work, *options, "--json", "--repeats", "3"]
+    found = [None] * len(picks)
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as process:
         for line in process.stdout:
             row = json.loads(line)
-            if all(row[key] == value for key, value in pick.items()):
+            found = [one or (row if all(row[key] == value for key, value in pick.items()) else None) for one, pick in zip(found, picks)]
+            if all(found):
                 process.kill()  # the engines after it are not asked for
-                return row["median_ms"]
-    sys.exit(f"`{' '.join(command)}` printed no row of {pick}")
+                return found
+    sys.exit(f"`{' '.join(command)}` printed no row of {picks[found.index(None)]}")
