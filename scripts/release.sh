@@ -9,6 +9,8 @@ name=kerple-$version-$(rustc -vV | sed -n 's/^host: //p')
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 
+# keeps equal functions once; elsewhere Rust's linker may not know the option
+case $(uname -sm) in "Linux x86_64") export RUSTFLAGS="${RUSTFLAGS:-} -Clink-arg=-Wl,--icf=all" ;; esac
 cargo build --profile dist --locked --package kerple
 binary=${CARGO_TARGET_DIR:-target}/dist/kerple
 [ ! -e "$binary.exe" ] || binary=$binary.exe
