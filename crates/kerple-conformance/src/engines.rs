@@ -76,6 +76,7 @@ pub(crate) fn forward_backward<T: Number>(
         d_score_mod: found.d_map.as_deref_mut(),
         d_sinks: found.d_sinks.as_deref_mut(),
         d_gate_cumsum: found.d_clocks.as_deref_mut(),
+        d_positions: None,
         d_relative: None,
     };
     let (q, k, v) = (queries_of(q), keys_of(k), keys_of(v));

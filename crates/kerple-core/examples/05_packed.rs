@@ -42,9 +42,19 @@ fn run(inputs: Inputs, longest: usize, batch: usize, documents: Option<&PackedDo
     let saved = AttentionSaved { q, k, v, out: View { data: out, strides }, lse: &lse, d_out };
     let [d_q, d_k, d_v] = [d_q, d_k, d_v].map(|data| ViewMut::new(data, strides));
     let d_bias = Some(&mut d_bias[..]);
-    let (d_weight, d_score_mod, d_sinks, d_gate_cumsum, d_relative) = (None, None, None, None, None);
-    let of_tables =
-        AttentionGradients { d_q, d_k, d_v, d_bias, d_weight, d_score_mod, d_sinks, d_gate_cumsum, d_relative };
+    let (d_weight, d_score_mod, d_sinks) = (None, None, None);
+    let of_tables = AttentionGradients {
+        d_q,
+        d_k,
+        d_v,
+        d_bias,
+        d_weight,
+        d_score_mod,
+        d_sinks,
+        d_gate_cumsum: None,
+        d_positions: None,
+        d_relative: None,
+    };
     backward(&problem, saved, of_tables);
     (results, clock.elapsed().as_secs_f64() * 1e3)
 }

@@ -37,12 +37,13 @@ mod softcap;
 mod tests;
 pub mod tiled;
 
-pub use crate::forms::{Mask, RelativeBias, ScoreTable, ScoreTransform};
+pub use crate::forms::{LearnedPositions, Mask, PositionKernel, RelativeBias, ScoreTable, ScoreTransform};
 pub use crate::tiles::{Strides, View, ViewMut};
 pub use documents::{DocumentSegment, PackedDocuments, PackingError};
 pub use intervals::{IntervalError, KeyInterval};
 pub use problem::{
-    AttentionDims, AttentionGradients, AttentionProblem, AttentionSaved, MAX_FEATURE_DECAY, RelativeGradients,
+    AttentionDims, AttentionGradients, AttentionProblem, AttentionSaved, MAX_FEATURE_DECAY, PositionGradients,
+    RelativeGradients,
 };
 
 use crate::Number;

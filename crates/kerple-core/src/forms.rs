@@ -7,13 +7,17 @@
 //!   and the softmax: an engine takes one of them as [`ScoreTransform`], with an attention [`Mask`].
 //! * [`ForgetGates`] are computed from a layer's own rows; their cumulative sums enter scores in addition
 //!   to tables.
+//! * [`LearnedPositions`] are running sums of steps that a layer computes from its own rows; a kernel of their differences
+//!   enters scores, in addition to tables.
 //! * A [`RelativeBias`] per row is computed from a layer's own rows and profiles over distances.
 //! * A [`CodeForm`] contracts queries and keys with random rows of both, before the features of linear attention.
 
 mod code;
+mod position_kernel;
 mod scores;
 
 pub use code::{CodeForm, CodeKind, DrawnCode};
+pub use position_kernel::{LearnedPositions, PositionKernel};
 pub(crate) use scores::visible_keys;
 pub use scores::{
     RelativeBias, ScoreBlock, ScoreDependency, ScoreMod, ScoreModGradients, ScoreTable, ScoreTransform, Strided,

@@ -68,6 +68,7 @@ fn of_forward_and_backward(dims: AttentionDims, scores: ScoreTransform<f32>, par
         d_score_mod: None,
         d_sinks: None,
         d_gate_cumsum: None,
+        d_positions: None,
         d_relative: None,
     };
     let gradients = match scores {

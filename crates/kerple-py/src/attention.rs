@@ -391,7 +391,15 @@ impl<'a, T: Number + Element> TypedArrays<'a, T> {
                 let clocks = self.clocks.map(|clocks| Strided { values: &clocks[from..], stride });
                 let rows_from = |bias: RelativeBias<'p, T>| array::part(bias.rows, part.first, part.skip);
                 let relative = self.relative.map(|bias| RelativeBias { rows: rows_from(bias), ..bias });
-                ScoreTransform::Table(ScoreTable { bias, weight, feature_decay, gate_cumsum: clocks, relative, len })
+                ScoreTransform::Table(ScoreTable {
+                    bias,
+                    weight,
+                    feature_decay,
+                    gate_cumsum: clocks,
+                    positions: None,
+                    relative,
+                    len,
+                })
             }
         };
         let (scale, cap) = (T::from_f64(rule.scale), rule.softcap.map(T::from_f64));
@@ -578,6 +586,7 @@ fn backward<T: Number + Element>(
                     d_score_mod: d_map.as_deref_mut(),
                     d_sinks: d_sinks.as_deref_mut(),
                     d_gate_cumsum: d_clocks,
+                    d_positions: None,
                     d_relative,
                 };
                 attention::backward(&problem, saved, gradients);

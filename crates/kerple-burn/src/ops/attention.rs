@@ -284,8 +284,18 @@ impl ScoreInputs {
             d_rows: ViewMut::new(d_rows, of.rows.strides),
             d_profiles,
         });
-        let gradients =
-            AttentionGradients { d_q, d_k, d_v, d_bias, d_weight, d_score_mod, d_sinks, d_gate_cumsum, d_relative };
+        let gradients = AttentionGradients {
+            d_q,
+            d_k,
+            d_v,
+            d_bias,
+            d_weight,
+            d_score_mod,
+            d_sinks,
+            d_gate_cumsum,
+            d_positions: None,
+            d_relative,
+        };
         self.with_problem(ctx.inputs, call, |problem| attention::backward(problem, saved, gradients));
         for (place, gradient) in self.each_place().into_iter().zip(d_scores) {
             if let (Some(place), Some(gradient)) = (place, gradient) {

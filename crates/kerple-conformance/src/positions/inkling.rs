@@ -149,6 +149,7 @@ impl InklingLayer {
             d_score_mod: None,
             d_sinks: None,
             d_gate_cumsum: None,
+            d_positions: None,
             d_relative: Some(RelativeGradients {
                 d_rows: ViewMut::new(&mut d_rows, of_rows),
                 d_profiles: &mut d_profiles,

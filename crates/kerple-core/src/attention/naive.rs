@@ -3,7 +3,7 @@
 //! ```text
 //! s[h, j] = scale * q[h].k[h, j]        or cap tanh of it / cap, over the visible keys j        d = position of the query - j
 //!                                       with feature decay: feature f of q and k times e^(-rate[f] d)
-//! z[h, j] = s[h, j] * weight[h, d] + bias[h, d] + sign(d) (c[h, i] - c[h, j]) + r[h, i].P[:, d] where d < reach        or z = map(s), all heads at once
+//! z[h, j] = s[h, j] * weight[h, d] + bias[h, d] + sign(d) (c[h, i] - c[h, j]) + k(|x[h, i] - x[h, j]|) + r[h, i].P[:, d] where d < reach        or z = map(s), all heads at once
 //! lse[h]  = ln sum exp z[h], and of a sink where heads have one        p[h, j] = exp(z[h, j] - lse[h])        out[h] = sum p[h, j] v[h, j]
 //!                                  v[h, j] with what a map adds to it, in both directions
 //!
@@ -11,6 +11,7 @@
 //! d_sink[h] -= exp(sink[h] - lse[h]) d_out[h].out[h]
 //! d_bias[h, d] += dz[h, j]         d_weight[h, d] += dz[h, j] s[h, j]         ds[h, j] = dz[h, j] weight[h, d]
 //! d_c[h, i] += sign(d) dz[h, j]         d_c[h, j] -= sign(d) dz[h, j]         c: cumulative gates
+//! d_x[h, i] += sign(d) dz[h, j] k'(|x[h, i] - x[h, j]|)         d_x[h, j] -= the same         x: learned positions
 //! d_r[h, i] += dz[h, j] P[:, d]         d_P[:, d] += dz[h, j] r[h, i]                where d < reach
 //!                                                                             or ds = map's backward of dz
 //! d_q[h] += ds[h, j] scale k[h, j]         d_k[h, j] += ds[h, j] scale q[h]         d_v[h, j] += p[h, j] d_out[h]
@@ -19,11 +20,11 @@
 //! Not for speed: [`tiled`](super::tiled) and [`row_block`](super::row_block) compute the same and are tested against this.
 
 use super::{
-    AttentionDims, AttentionGradients, AttentionProblem, AttentionSaved, DocumentSegment, RelativeGradients,
-    ScoreTable, ScoreTransform, View, ViewMut,
+    AttentionDims, AttentionGradients, AttentionProblem, AttentionSaved, DocumentSegment, PositionGradients,
+    RelativeGradients, ScoreTable, ScoreTransform, View, ViewMut,
 };
 use crate::Number;
-use crate::forms::{RelativeBias, ScoreBlock, ScoreModGradients, Strided, ValueMod};
+use crate::forms::{LearnedPositions, RelativeBias, ScoreBlock, ScoreModGradients, Strided, ValueMod};
 use std::borrow::Cow;
 use std::ops::Range;
 
@@ -226,6 +227,12 @@ impl<'a, T: Number> QueryRow<'a, T> {
                         *z += T::from_f64(sign * (gate_cumsum[self.own_key()] - gate_cumsum[key]));
                     }
                 }
+                if let Some(learned) = table.positions {
+                    for ((head, key, _), z) in self.signs().zip(&mut z) {
+                        let (u, parameters) = self.between(learned, head, key);
+                        *z += T::from_f64(learned.kernel.at(parameters, u)[0]);
+                    }
+                }
                 if let Some(relative) = table.relative {
                     let seen = self.visible.len();
                     for (head, d, at) in self.within_reach(relative.reach) {
@@ -272,6 +279,9 @@ impl<'a, T: Number> QueryRow<'a, T> {
                         row[key] -= sign * d.to_f64();
                     }
                 }
+                if let (Some(learned), Some(to)) = (table.positions, &mut gradients.d_positions) {
+                    self.positions_backward(learned, d_scores, to);
+                }
                 if let (Some(relative), Some(d_relative)) = (table.relative, &mut gradients.d_relative) {
                     self.relative_backward(relative, d_scores, d_relative);
                 }
@@ -309,6 +319,27 @@ impl<'a, T: Number> QueryRow<'a, T> {
                 d_row[n] += d_z * profiles[n * reach + d];
                 to.d_profiles[n * reach + d] += d_z * row[n];
             }
+        }
+    }
+
+    /// How far apart the query and a key are in the learned positions of a head, and the parameters of its kernel.
+    fn between<'l>(&self, learned: LearnedPositions<'l>, head: usize, key: usize) -> (f64, &'l [f64]) {
+        let x = self.problem.positions(0, head).expect("there are learned positions");
+        let count = learned.kernel.parameters();
+        ((x[self.own_key()] - x[key]).abs(), &learned.parameters[head * count..][..count])
+    }
+
+    fn positions_backward(&self, learned: LearnedPositions, d_scores: &[T], to: &mut PositionGradients) {
+        let heads = self.problem.dims.heads;
+        for ((head, key, sign), d) in self.signs().zip(d_scores) {
+            let (u, parameters) = self.between(learned, head, key);
+            let d_x = sign * d.to_f64() * learned.kernel.at(parameters, u)[1];
+            let first = (self.segment.row * heads + head) * self.whole[1] + self.segment.first_key;
+            let row = &mut to.d_positions[first..][..self.segment.keys];
+            row[self.own_key()] += d_x;
+            row[key] -= d_x;
+            let d_parameters = &mut to.d_parameters[head * parameters.len()..][..parameters.len()];
+            learned.kernel.add_gradient(parameters, u, d.to_f64(), d_parameters);
         }
     }
 
@@ -407,11 +438,20 @@ fn add_scaled<T: Number>(to: &mut [T], factor: T, from: &[T]) {
 }
 
 fn clear<T: Number>(problem: &AttentionProblem<T>, gradients: &mut AttentionGradients<T>) {
-    let AttentionGradients { d_q, d_k, d_v, d_bias, d_weight, d_score_mod, d_sinks, d_gate_cumsum, d_relative } =
-        gradients;
-    if let Some(d_gate_cumsum) = d_gate_cumsum {
-        d_gate_cumsum.fill(0.0);
-    }
+    let AttentionGradients {
+        d_q,
+        d_k,
+        d_v,
+        d_bias,
+        d_weight,
+        d_score_mod,
+        d_sinks,
+        d_gate_cumsum,
+        d_positions,
+        d_relative,
+    } = gradients;
+    let of_positions = d_positions.iter_mut().flat_map(|of| [&mut *of.d_positions, &mut *of.d_parameters]);
+    d_gate_cumsum.as_deref_mut().into_iter().chain(of_positions).for_each(|sums| sums.fill(0.0));
     let AttentionDims { batch, heads, kv_heads, queries, keys, head_dim } = problem.dims;
     if let (Some(relative), Some(RelativeGradients { d_rows, d_profiles })) = (problem.relative(), d_relative) {
         d_profiles.fill(T::ZERO);

@@ -3,7 +3,7 @@
 use super::documents::{DocumentSegment, PackedDocuments};
 use super::intervals::KeyInterval;
 use crate::Number;
-use crate::forms::{Mask, RelativeBias, ScoreTable, ScoreTransform, Sides, Strided, visible_keys};
+use crate::forms::{LearnedPositions, Mask, RelativeBias, ScoreTable, ScoreTransform, Sides, Strided, visible_keys};
 use crate::tiles::view::{View, ViewMut, ViewShape};
 use std::ops::Range;
 
@@ -119,9 +119,12 @@ impl<'a, T: Number> AttentionProblem<'a, T> {
             None => self.lengths.map(|lengths| &lengths[number..=number]),
         };
         let mut scores = self.scores;
-        if let ScoreTransform::Table(ScoreTable { gate_cumsum: Some(gate_cumsum), .. }) = &mut scores {
-            let start = row * self.dims.heads * gate_cumsum.stride + first_key;
-            gate_cumsum.values = gate_cumsum.values.get(start..).unwrap_or_default();
+        if let ScoreTransform::Table(ScoreTable { gate_cumsum, positions, .. }) = &mut scores {
+            let positions = positions.as_mut().map(|learned| &mut learned.positions);
+            for sums in [gate_cumsum.as_mut(), positions].into_iter().flatten() {
+                let start = row * self.dims.heads * sums.stride + first_key;
+                sums.values = sums.values.get(start..).unwrap_or_default();
+            }
         }
         if let ScoreTransform::Table(ScoreTable { relative: Some(relative), .. }) = &mut scores {
             relative.rows = relative.rows.starting_at(row, first_query);
@@ -253,6 +256,10 @@ impl<'a, T: Number> AttentionProblem<'a, T> {
             if let Some(gate_cumsum) = of.gate_cumsum {
                 self.check_gate_cumsum(gate_cumsum);
             }
+            if let Some(learned) = of.positions {
+                self.check_positions(learned);
+                assert!(of.relative.is_none(), "learned positions and a relative bias per row exclude each other");
+            }
             if let Some(relative) = of.relative {
                 self.check_relative(relative);
             }
@@ -289,32 +296,65 @@ impl<'a, T: Number> AttentionProblem<'a, T> {
         }
     }
 
-    fn check_gate_cumsum(&self, Strided { values, stride }: Strided<&[f64]>) {
+    fn check_positions(&self, LearnedPositions { positions, kernel, parameters }: LearnedPositions) {
+        crate::check_shape!(parameters, H = self.dims.heads, P = kernel.parameters());
+        self.check_sums("learned positions", positions);
+        let rise = self.all_ordered(positions, |before, after| before <= after);
+        assert!(rise, "learned positions must not decrease");
+    }
+
+    fn check_gate_cumsum(&self, gate_cumsum: Strided<&[f64]>) {
+        self.check_sums("cumulative gates", gate_cumsum);
+        let fall = || self.all_ordered(gate_cumsum, |before, after| before >= after);
+        assert!(
+            self.mask.sides() == Sides::OneSided || fall(),
+            "cumulative gates must not increase in bidirectional attention"
+        );
+    }
+
+    /// Whether neighbours within each segment are in this order, or NaN.
+    fn all_ordered(&self, Strided { values, stride }: Strided<&[f64]>, ordered: fn(f64, f64) -> bool) -> bool {
+        let heads = self.dims.heads;
+        let row_is =
+            |row: &[f64]| row.windows(2).all(|pair| ordered(pair[0], pair[1]) || pair[0].is_nan() || pair[1].is_nan());
+        (0..self.segments()).map(|number| self.segment(number)).all(
+            |DocumentSegment { row, first_key, keys, .. }| {
+                (row * heads..(row + 1) * heads).all(|unit| row_is(&values[unit * stride + first_key..][..keys]))
+            },
+        )
+    }
+
+    /// Of running sums over the keys, `[B, H, K]`.
+    fn check_sums(&self, name: &str, Strided { values, stride }: Strided<&[f64]>) {
         let AttentionDims { batch, heads, keys, .. } = self.dims;
         let units = batch * heads;
         let needed = crate::elements(&[units.saturating_sub(1), stride]).and_then(|start| start.checked_add(keys));
         let fits = stride >= keys && (units == 0 || needed.is_some_and(|needed| needed <= values.len()));
-        assert!(fits, "cumulative gates: {} values in rows of {stride} for {:?}", values.len(), self.dims);
+        assert!(fits, "{name}: {} values in rows of {stride} for {:?}", values.len(), self.dims);
         for DocumentSegment { row, queries, keys, .. } in (0..self.segments()).map(|number| self.segment(number)) {
-            assert!(queries <= keys, "{queries} queries exceed the cumulative gates of {keys} keys in row {row}");
+            assert!(queries <= keys, "{queries} queries exceed the {name} of {keys} keys in row {row}");
         }
-        let falls = |row: &[f64]| row.windows(2).all(|pair| pair[1] <= pair[0] || pair[0].is_nan() || pair[1].is_nan());
-        let both = self.mask.sides() == Sides::TwoSided;
-        let fall = || {
-            (0..self.segments()).map(|number| self.segment(number)).all(
-                |DocumentSegment { row, first_key, keys, .. }| {
-                    (row * heads..(row + 1) * heads).all(|unit| falls(&values[unit * stride + first_key..][..keys]))
-                },
-            )
-        };
-        assert!(!both || fall(), "cumulative gates must not increase in bidirectional attention");
     }
 
     /// The cumulative gates of one head and sequence, `[K]`, where the problem has gates.
     pub(super) fn gate_cumsum(&self, batch: usize, head: usize) -> Option<&'a [f64]> {
         let ScoreTransform::Table(ScoreTable { gate_cumsum: Some(gate_cumsum), .. }) = self.scores else { return None };
+        Some(self.of_unit(gate_cumsum, batch, head))
+    }
+
+    /// The learned positions, where the problem has them.
+    pub(super) fn learned(&self) -> Option<LearnedPositions<'a>> {
+        if let ScoreTransform::Table(table) = self.scores { table.positions } else { None }
+    }
+
+    /// The learned positions of one head and sequence, `[K]`.
+    pub(super) fn positions(&self, batch: usize, head: usize) -> Option<&'a [f64]> {
+        Some(self.of_unit(self.learned()?.positions, batch, head))
+    }
+
+    fn of_unit(&self, sums: Strided<&'a [f64]>, batch: usize, head: usize) -> &'a [f64] {
         let AttentionDims { heads, keys, .. } = self.dims;
-        Some(&gate_cumsum.values[(batch * heads + head) * gate_cumsum.stride..][..keys])
+        &sums.values[(batch * heads + head) * sums.stride..][..keys]
     }
 
     /// Of a table, or of the gradient in one.
@@ -382,13 +422,28 @@ impl<'a, T: Number> AttentionProblem<'a, T> {
             view.check(name, shape);
         }
         crate::check_shape!(saved.lse, B = batch, H = heads, Q = queries);
-        let AttentionGradients { d_q, d_k, d_v, d_bias, d_weight, d_score_mod, d_sinks, d_gate_cumsum, d_relative } =
-            gradients;
+        let AttentionGradients {
+            d_q,
+            d_k,
+            d_v,
+            d_bias,
+            d_weight,
+            d_score_mod,
+            d_sinks,
+            d_gate_cumsum,
+            d_positions,
+            d_relative,
+        } = gradients;
         assert!(d_sinks.is_none() || self.sinks.is_some(), "d_sinks without sinks");
         if let Some(d_gate_cumsum) = d_gate_cumsum {
             let given = matches!(self.scores, ScoreTransform::Table(ScoreTable { gate_cumsum: Some(_), .. }));
             assert!(given, "d_gate_cumsum without cumulative gates");
             crate::check_shape!(d_gate_cumsum, B = batch, H = heads, K = self.dims.keys);
+        }
+        if let Some(PositionGradients { d_positions, d_parameters }) = d_positions {
+            let learned = self.learned().expect("d_positions without learned positions");
+            crate::check_shape!(d_positions, B = batch, H = heads, K = self.dims.keys);
+            crate::check_shape!(d_parameters, H = heads, P = learned.kernel.parameters());
         }
         if let Some(d_sinks) = d_sinks {
             crate::check_shape!(d_sinks, H = heads);
@@ -459,8 +514,19 @@ pub struct AttentionGradients<'a, T> {
     /// In the cumulative gates, `[B, H, K]`: for each token the sum of the gradient over its row minus
     /// that over its column. They sum to 0, since only differences enter.
     pub d_gate_cumsum: Option<&'a mut [f64]>,
+    /// In learned positions and their kernel.
+    pub d_positions: Option<PositionGradients<'a>>,
     /// In the relative bias.
     pub d_relative: Option<RelativeGradients<'a, T>>,
+}
+
+/// Gradients of [`LearnedPositions`]; every buffer is overwritten.
+#[derive(Debug)]
+pub struct PositionGradients<'a> {
+    /// `[B, H, K]`; they sum to 0 over K, since only differences enter.
+    pub d_positions: &'a mut [f64],
+    /// `[H, P]`, summed over sequences and pairs.
+    pub d_parameters: &'a mut [f64],
 }
 
 /// Gradients of a [`RelativeBias`]; every buffer is overwritten. The rows share no buffer with other gradients.

@@ -9,8 +9,8 @@ pub(super) use mix::Mix;
 
 use super::{
     AttentionDims, AttentionGradients, AttentionProblem, AttentionSaved, DocumentSegment, KeyInterval,
-    MAX_FEATURE_DECAY, Mask, PackedDocuments, RelativeBias, RelativeGradients, ScoreTable, ScoreTransform, Strides,
-    View, ViewMut, naive,
+    LearnedPositions, MAX_FEATURE_DECAY, Mask, PackedDocuments, PositionGradients, PositionKernel, RelativeBias,
+    RelativeGradients, ScoreTable, ScoreTransform, Strides, View, ViewMut, naive,
 };
 use crate::Number;
 use crate::forms::{Sides, Strided, visible_keys};
@@ -45,8 +45,18 @@ pub(super) struct Case {
     pub(super) sinks: Option<Vec<f64>>,
     /// Beside the tables.
     pub(super) gate_cumsum: Option<Vec<f64>>,
-    /// Likewise, for a causal mask.
+    /// Likewise.
+    pub(super) positions: Option<PositionCase>,
+    /// Instead of them, for a causal mask.
     pub(super) relative: Option<RelativeCase>,
+}
+
+/// Learned positions and their kernel.
+#[derive(Clone, Debug)]
+pub(super) struct PositionCase {
+    pub(super) kernel: PositionKernel,
+    pub(super) x: Vec<f64>,
+    pub(super) parameters: Vec<f64>,
 }
 
 /// A relative bias per row.
@@ -71,6 +81,8 @@ pub(super) struct Outcome<T> {
     pub(super) d_score_mod: Vec<T>,
     pub(super) d_sinks: Vec<T>,
     pub(super) d_gate_cumsum: Vec<f64>,
+    pub(super) d_positions: Vec<f64>,
+    pub(super) d_parameters: Vec<f64>,
     pub(super) d_rows: Vec<T>,
     pub(super) d_profiles: Vec<T>,
 }
@@ -88,6 +100,9 @@ pub(super) trait Engine<T> {
     );
     fn backward(&self, problem: &AttentionProblem<T>, saved: AttentionSaved<T>, gradients: AttentionGradients<T>);
 }
+
+pub(super) const KERNELS: [PositionKernel; 4] =
+    [PositionKernel::Log, PositionKernel::Power, PositionKernel::Log3, PositionKernel::Spline { knots: 3 }];
 
 /// What scores are multiplied by.
 const SCALE: f64 = 0.37;
@@ -141,7 +156,7 @@ impl Case {
         let [k, v] = [(); 2].map(|()| normal(&mut rng, key_len));
         let [bias, weight] = [(); 2].map(|()| Some(normal(&mut rng, dims.heads * mask.sides().columns(table_len))));
         let (lengths, feature_decay, map, packed) = (None, None, None, false);
-        let (softcap, sinks, gate_cumsum, relative) = (None, None, None, None);
+        let (softcap, sinks, gate_cumsum, positions, relative) = (None, None, None, None, None);
         Case {
             dims,
             mask,
@@ -161,6 +176,7 @@ impl Case {
             softcap,
             sinks,
             gate_cumsum,
+            positions,
             relative,
         }
     }
@@ -200,6 +216,26 @@ impl Case {
         };
         // queries in front of every key have no cumulative gates
         self.gate_cumsum = (queries <= keys).then(|| steps.chunks_exact(keys.max(1)).flat_map(row).collect());
+        self
+    }
+
+    /// The same with learned positions, of which some coincide where the kernel has a finite derivative at 0.
+    pub(super) fn positioned(mut self, kernel: PositionKernel, seed: u64) -> Self {
+        let AttentionDims { batch, heads, queries, keys, .. } = self.dims;
+        let mut rng = ChaCha8Rng::seed_from_u64(seed);
+        let smooth = matches!(kernel, PositionKernel::Log | PositionKernel::Spline { .. });
+        let row = |steps: &[f64]| {
+            let mut x = 64.0;
+            let mut next = |(token, step): (usize, &f64)| {
+                x += if smooth && token % 7 == 3 { 0.0 } else { 0.2 + 0.5 * step.abs() };
+                x
+            };
+            steps.iter().enumerate().map(&mut next).collect::<Vec<f64>>()
+        };
+        let steps = normal(&mut rng, batch * heads * keys);
+        let x = steps.chunks_exact(keys.max(1)).flat_map(row).collect();
+        let parameters = (0..heads * kernel.parameters()).map(|_| 0.3 + 0.9 * rng.random::<f64>()).collect();
+        self.positions = (queries <= keys).then_some(PositionCase { kernel, x, parameters });
         self
     }
 
@@ -284,6 +320,11 @@ impl Case {
                 weight: tables[1].as_deref(),
                 feature_decay: self.feature_decay.as_deref(),
                 gate_cumsum: self.gate_cumsum.as_deref().map(|values| Strided { values, stride: dims.keys }),
+                positions: self.positions.as_ref().map(|PositionCase { kernel, x, parameters }| LearnedPositions {
+                    positions: Strided { values: x, stride: dims.keys },
+                    kernel: *kernel,
+                    parameters,
+                }),
                 relative: relative.as_ref().map(|(rank, reach, rows, profiles)| RelativeBias {
                     rows: View { data: rows, strides: of_rows(*rank) },
                     profiles,
@@ -316,6 +357,10 @@ impl Case {
         let mut d_sinks = self.sinks.as_ref().map(|sinks| vec![unset; sinks.len()]);
         let mut d_gate_cumsum =
             self.gate_cumsum.as_ref().filter(|_| map.is_none()).map(|gate_cumsum| vec![f64::NAN; gate_cumsum.len()]);
+        let mut d_of_positions =
+            self.positions.as_ref().map(|of| [&of.x, &of.parameters].map(|values| vec![f64::NAN; values.len()]));
+        let d_positions =
+            d_of_positions.as_mut().map(|[d_positions, d_parameters]| PositionGradients { d_positions, d_parameters });
         let mut d_of_relative = relative
             .as_ref()
             .filter(|_| map.is_none())
@@ -334,6 +379,7 @@ impl Case {
             d_score_mod: d_score_mod.as_deref_mut(),
             d_sinks: d_sinks.as_deref_mut(),
             d_gate_cumsum: d_gate_cumsum.as_deref_mut(),
+            d_positions,
             d_relative,
         };
         engine.backward(&problem, AttentionSaved { q, k, v, out: saved_out, lse: &lse, d_out }, gradients);
@@ -345,7 +391,23 @@ impl Case {
         let (d_bias, d_weight, d_gate_cumsum) = (tables(d_bias), tables(d_weight), d_gate_cumsum.unwrap_or_default());
         let (_, d_rows, d_profiles) = d_of_relative.unwrap_or_default();
         let [d_rows, d_profiles] = [d_rows, d_profiles].map(widen);
-        Outcome { out, lse, d_q, d_k, d_v, d_bias, d_weight, d_score_mod, d_sinks, d_gate_cumsum, d_rows, d_profiles }
+        let [d_positions, d_parameters] = d_of_positions.unwrap_or_default();
+        Outcome {
+            out,
+            lse,
+            d_q,
+            d_k,
+            d_v,
+            d_bias,
+            d_weight,
+            d_score_mod,
+            d_sinks,
+            d_gate_cumsum,
+            d_positions,
+            d_parameters,
+            d_rows,
+            d_profiles,
+        }
     }
 }
 
@@ -373,6 +435,8 @@ pub(super) fn assert_close(case: &Case, got: &Outcome<f64>, expected: &Outcome<f
             d_score_mod,
             d_sinks,
             d_gate_cumsum,
+            d_positions,
+            d_parameters,
             d_rows,
             d_profiles,
         } = o.clone();
@@ -387,6 +451,8 @@ pub(super) fn assert_close(case: &Case, got: &Outcome<f64>, expected: &Outcome<f
             ("d_score_mod", d_score_mod),
             ("d_sinks", d_sinks),
             ("d_gate_cumsum", d_gate_cumsum),
+            ("d_positions", d_positions),
+            ("d_parameters", d_parameters),
             ("d_rows", d_rows),
             ("d_profiles", d_profiles),
         ]
@@ -493,7 +559,12 @@ fn assert_gradients_match_differences(case: &Case) {
         ("relative rows", |case| &mut case.relative.as_mut().unwrap().rows, |outcome| &outcome.d_rows),
         ("profiles", |case| &mut case.relative.as_mut().unwrap().profiles, |outcome| &outcome.d_profiles),
     ];
-    for (name, field, gradient) in inputs.iter().chain(of_scores).chain(&sinks).chain(&gate_cumsum).chain(&relative) {
+    let positions: [Field; 2] = [
+        ("positions", |case| &mut case.positions.as_mut().unwrap().x, |outcome| &outcome.d_positions),
+        ("parameters", |case| &mut case.positions.as_mut().unwrap().parameters, |outcome| &outcome.d_parameters),
+    ];
+    let own = inputs.iter().chain(of_scores).chain(&sinks).chain(&gate_cumsum).chain(&positions).chain(&relative);
+    for (name, field, gradient) in own {
         for (i, &exact) in gradient(&exact).iter().enumerate() {
             let step = 1e-5;
             let moved = |by: f64| {
@@ -523,6 +594,14 @@ fn naive_gradients_match_central_differences() {
         assert_gradients_match_differences(&case.clone().with_relative(2, 4, 16));
         assert_gradients_match_differences(&case.clone().softened(true, true).gated(15).with_relative(3, 9, 17));
         assert_gradients_match_differences(&case.clone().mapped(12));
+        for (kernel, seed) in KERNELS.into_iter().zip(20..) {
+            // differences need positions that are apart; the spline's knots are no position's distance
+            let mut case = case.clone().positioned(kernel, seed);
+            let x = &mut case.positions.as_mut().unwrap().x;
+            x.iter_mut().enumerate().for_each(|(at, x)| *x += 0.1 * (at % 7) as f64);
+            assert_gradients_match_differences(&case);
+            assert_gradients_match_differences(&case.softened(true, true).gated(15));
+        }
         case.lengths = Some(vec![6, 3]);
         assert_gradients_match_differences(&case);
         assert_gradients_match_differences(&case.clone().gated(14));
@@ -612,6 +691,7 @@ fn gradients_that_share_elements_are_refused() {
             d_score_mod: None,
             d_sinks: None,
             d_gate_cumsum: None,
+            d_positions: None,
             d_relative: None,
         },
     );

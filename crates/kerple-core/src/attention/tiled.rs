@@ -10,6 +10,7 @@
 //! * `decode`: split-KV decoding of one query;
 //! * `table`, `diagonal`: distance tables as tiles read them, and the sums of their gradient;
 //! * `relative`: a relative bias per row, as the table of a tile;
+//! * `position_kernel`: a kernel of learned positions, likewise;
 //! * `gate_cumsum`: cumulative gates; `feature_decay`: features whose products decay with distance;
 //! * `interval_mask`: intervals of keys per query, as the table of a tile;
 //! * `tiles::product`: the small matrix product of every step; `tiles::workers`: which thread does
@@ -24,6 +25,7 @@ mod forward;
 mod gate_cumsum;
 mod gradient;
 mod interval_mask;
+mod position_kernel;
 mod relative;
 mod table;
 mod tile;

@@ -5,6 +5,7 @@
 //! | function | bound | range |
 //! |---|---|---|
 //! | `exp` | 1.3e-7 relative | `-86.9 ..= 88.7`; 0 below, infinity above |
+//! | `log`, `log_1p` | 1.3e-7, relative above 1 and absolute below | normal numbers that are not negative |
 //! | `normal().0`, the distribution | 1.8e-7 absolute; relative `3.5e-7 + 6e-8 x^2` in the lower tail | `-13 ..` |
 //! | `normal().1`, the density | relative `2e-7 + 6e-8 x^2` | `-13 ..= 13` |
 //!
@@ -60,6 +61,31 @@ pub(crate) fn exp<L: Single>(lanes: L, x: L::Vector) -> L::Vector {
     }
     // 2^(n - 1), whose biased exponent n + 126 is a number for n = 128 too: the rounder's own bits are shifted out
     lanes.mul(power, lanes.low_bits_to_exponent(shifted))
+}
+
+/// `ln x = n ln 2 + ln m` with `x = 2^n m` and `m` between the roots of 1/2 and 2; `ln m` is the series of
+/// `2 artanh((m - 1) / (m + 1))`, whose next term is below 2e-9. NaN stays NaN.
+#[inline(always)]
+pub(crate) fn log(x: f32) -> f32 {
+    /// Bits of the root of 1/2.
+    const LOWEST: u32 = 0x3f35_04f3;
+    /// `ln 2` cut to 15 bits, so that its products with `n` are exact, and the rest.
+    const LN2: [f32; 2] = [0.693_145_75, 1.428_606_8e-6];
+    let above = x.to_bits().wrapping_sub(LOWEST);
+    let n = (above.cast_signed() >> 23) as f32;
+    let m = f32::from_bits((above & 0x007f_ffff) + LOWEST);
+    let s = (m - 1.0) / (m + 1.0);
+    let z = s * s;
+    let series = 2.0 * s + s * z * (2.0 / 3.0 + z * (2.0 / 5.0 + z * (2.0 / 7.0 + z * (2.0 / 9.0))));
+    let ln = n * LN2[0] + (n * LN2[1] + series);
+    if x.is_nan() { x } else { ln }
+}
+
+/// `ln(1 + x)`: the logarithm of the rounded sum, and what the rounding took.
+#[inline(always)]
+pub(crate) fn log_1p(x: f32) -> f32 {
+    let sum = 1.0 + x;
+    log(sum) + (x - (sum - 1.0)) / sum
 }
 
 /// The standard normal distribution and its density.
@@ -154,6 +180,22 @@ mod tests {
                 assert!(ratio <= 1.0, "{lanes}: {ratio}");
             }
         }
+    }
+
+    #[test]
+    fn logarithms_are_within_their_bounds() {
+        for (from, to) in [(1e-30, 1e-3), (1e-3, 1.0), (0.5, 2.0), (1.0, 1e3), (1.0, 1e12)] {
+            let inputs = grid(from, to);
+            let [log, log_1p] =
+                [Number::log, Number::log_1p].map(|f: fn(f32) -> f32| inputs.iter().map(move |x| f(*x)));
+            let bound = |_, value: f64| 1.3e-7 * value.abs().max(1.0);
+            let ratio = worst(&inputs, &log.collect::<Vec<_>>(), f64::ln, bound);
+            assert!(ratio <= 1.0, "log {from}: {ratio}");
+            let ratio = worst(&inputs, &log_1p.collect::<Vec<_>>(), f64::ln_1p, bound);
+            assert!(ratio <= 1.0, "log_1p {from}: {ratio}");
+        }
+        assert!(Number::log(f32::NAN).is_nan() && Number::log_1p(f32::NAN).is_nan());
+        assert!(Number::log_1p(0.0f32) == 0.0 && (Number::log(0.0f32) + 88.03).abs() < 1e-2);
     }
 
     #[test]

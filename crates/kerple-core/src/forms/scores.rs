@@ -1,6 +1,6 @@
 //! Changes of scores between the product of query and key and the softmax.
 
-use super::Mask;
+use super::{LearnedPositions, Mask};
 use crate::Number;
 use crate::tiles::View;
 use std::fmt::Debug;
@@ -34,6 +34,8 @@ pub struct ScoreTable<'a, T> {
     /// as exact at the end of a long sequence as at its start; in both directions they never increase. There are no more
     /// queries than keys. A row is a head of a sequence.
     pub gate_cumsum: Option<Strided<&'a [f64]>>,
+    /// A kernel of learned positions, added like `bias`. Not together with `relative`.
+    pub positions: Option<LearnedPositions<'a>>,
     /// A bias that each row makes of its own features (Inkling), added like `bias`. For a causal attention mask.
     pub relative: Option<RelativeBias<'a, T>>,
     /// Distances in one direction, 0 among them: `C = len` for a causal attention mask, `2 len - 1`
@@ -43,8 +45,15 @@ pub struct ScoreTable<'a, T> {
 
 impl<T> ScoreTable<'_, T> {
     /// Nothing.
-    pub const PLAIN: Self =
-        ScoreTable { bias: None, weight: None, feature_decay: None, gate_cumsum: None, relative: None, len: 0 };
+    pub const PLAIN: Self = ScoreTable {
+        bias: None,
+        weight: None,
+        feature_decay: None,
+        gate_cumsum: None,
+        positions: None,
+        relative: None,
+        len: 0,
+    };
 }
 
 /// A low-rank relative bias per row: `b_ij = sum over n of rows[i][n] profiles[n][i - j]` for `0 <= i - j < reach`. Keys at

@@ -108,6 +108,7 @@ impl Case {
             weight: self.weight.as_deref(),
             feature_decay: None,
             gate_cumsum: self.gate_cumsum.as_deref().map(|values| Strided { values, stride: keys }),
+            positions: None,
             relative: None,
             // the definition looks tables up before it asks whether there are any
             len: if self.table_len > 0 { self.table_len } else { self.dims.keys.max(self.dims.queries) },
@@ -156,6 +157,7 @@ impl Case {
             d_score_mod: None,
             d_sinks: None,
             d_gate_cumsum: d_gate_cumsum.as_deref_mut(),
+            d_positions: None,
             d_relative: None,
         };
         naive::backward(&problem, saved, gradients);

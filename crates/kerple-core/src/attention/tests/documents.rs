@@ -1,5 +1,6 @@
 //! A packed document has the bits that it has alone, in every engine.
 
+use super::PositionCase;
 use super::{Case, Engine, Outcome, RelativeCase, assert_close, assert_gradients_match_differences, dims};
 use crate::Number;
 use crate::attention::{
@@ -73,6 +74,7 @@ impl Case {
             k: of_keys(&self.k),
             v: of_keys(&self.v),
             gate_cumsum: self.gate_cumsum.as_ref().map(gates),
+            positions: self.positions.clone().map(|of| PositionCase { x: gates(&of.x), ..of }),
             relative,
             ..self.clone()
         }
@@ -81,7 +83,7 @@ impl Case {
 
 impl Outcome<f64> {
     /// What belongs to a segment, in the order of [`Outcome::own`].
-    fn of_segment(&self, case: &Case, segment: &DocumentSegment) -> [Vec<f64>; 7] {
+    fn of_segment(&self, case: &Case, segment: &DocumentSegment) -> [Vec<f64>; 8] {
         let super::AttentionDims { heads, kv_heads, queries, keys, head_dim, .. } = case.dims;
         let row = segment.row;
         let of_queries = |values: &[f64], width: usize| {
@@ -97,15 +99,16 @@ impl Outcome<f64> {
             of_keys(&self.d_v),
             case.relative.as_ref().map_or(Vec::new(), |of| of_queries(&self.d_rows, of.rank)),
             if self.d_gate_cumsum.is_empty() { Vec::new() } else { gates(&self.d_gate_cumsum) },
+            if self.d_positions.is_empty() { Vec::new() } else { gates(&self.d_positions) },
         ]
     }
 
-    fn own(self) -> [Vec<f64>; 7] {
-        [self.out, self.lse, self.d_q, self.d_k, self.d_v, self.d_rows, self.d_gate_cumsum]
+    fn own(self) -> [Vec<f64>; 8] {
+        [self.out, self.lse, self.d_q, self.d_k, self.d_v, self.d_rows, self.d_gate_cumsum, self.d_positions]
     }
 
-    fn sums(&self) -> [&Vec<f64>; 5] {
-        [&self.d_bias, &self.d_weight, &self.d_score_mod, &self.d_sinks, &self.d_profiles]
+    fn sums(&self) -> [&Vec<f64>; 6] {
+        [&self.d_bias, &self.d_weight, &self.d_score_mod, &self.d_sinks, &self.d_profiles, &self.d_parameters]
     }
 }
 
@@ -113,7 +116,7 @@ fn bits(values: &[f64]) -> Vec<u64> {
     values.iter().map(|value| value.to_bits()).collect()
 }
 
-const OWN: [&str; 7] = ["out", "lse", "d_q", "d_k", "d_v", "d_rows", "d_gate_cumsum"];
+const OWN: [&str; 8] = ["out", "lse", "d_q", "d_k", "d_v", "d_rows", "d_gate_cumsum", "d_positions"];
 
 /// Asserts that each document has the bits it has alone, and that shared gradients are the sums over documents.
 fn assert_packed_equals_alone(case: &Case, epsilon: f64, run: impl Fn(&Case) -> Outcome<f64>) {
@@ -122,7 +125,7 @@ fn assert_packed_equals_alone(case: &Case, epsilon: f64, run: impl Fn(&Case) -> 
     for segment in documents.segments() {
         if segment.is_padding() {
             // longer than any table, perhaps
-            let [out, _, d_q, d_k, d_v, d_rows, _] = packed.of_segment(case, segment);
+            let [out, _, d_q, d_k, d_v, d_rows, ..] = packed.of_segment(case, segment);
             assert!([out, d_q, d_k, d_v, d_rows].iter().flatten().all(|&value| value == 0.0), "{segment:?}");
             continue;
         }
@@ -178,6 +181,7 @@ impl PackedRecipe {
             0 => case,
             1 => case.decayed(),
             2 => case.gated(self.seed),
+            5 | 6 => case.positioned(super::KERNELS[self.seed as usize % 4], self.seed),
             3 => case.with_relative(1 + self.seed as usize % 17, 1 + self.seed as usize % 230, self.seed),
             _ => case.mapped(self.seed),
         }
@@ -193,7 +197,7 @@ fn packed_recipes() -> impl Strategy<Value = PackedRecipe> {
     let rows = vec(vec(length, 0..5), 1..3);
     let last = prop_oneof![3 => Just(None), 1 => (1usize..200).prop_map(Some)];
     let sizes = (rows, 0usize..4, last, 1usize..3);
-    (sizes, masks, 0usize..5, any::<[bool; 2]>(), any::<u64>()).prop_map(|(sizes, mask, kind, options, seed)| {
+    (sizes, masks, 0usize..7, any::<[bool; 2]>(), any::<u64>()).prop_map(|(sizes, mask, kind, options, seed)| {
         let (rows, padding, last_queries, group) = sizes;
         let [softened, packed] = options;
         PackedRecipe { rows, padding, last_queries, group, mask, kind, softened, packed, seed }
@@ -272,7 +276,7 @@ fn padding_after_one_document_is_a_length() {
 }
 
 /// Positions of the padding change which rows share a block, so roundings differ.
-fn assert_close_values(got: &[Vec<f64>; 7], want: &[Vec<f64>; 7]) {
+fn assert_close_values(got: &[Vec<f64>; 8], want: &[Vec<f64>; 8]) {
     for ((name, got), want) in OWN.iter().zip(got).zip(want) {
         let largest = want.iter().fold(1.0f64, |largest, value| largest.max(value.abs()));
         for (got, want) in got.iter().zip(want) {

@@ -81,7 +81,7 @@ fn assert_equals_naive(case: Case) {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(96))]
     #[test]
-    fn intervals_equal_naive(recipe in super::recipes(), kind in 0..KINDS.len(), extra in 0usize..4, seed in any::<u64>()) {
+    fn intervals_equal_naive(recipe in super::recipes(), kind in 0..KINDS.len(), extra in 0usize..5, seed in any::<u64>()) {
         let case = recipe.case();
         // a query that does not see itself, behind a gate that lets nothing through, has scores of thousands to compare: gates are
         // as those of padding then
@@ -90,6 +90,7 @@ proptest! {
         let case = match extra {
             0 => case,
             1 => case.decayed(),
+            4 => case.positioned(super::KERNELS[seed as usize % 4], seed),
             2 => case.with_relative(1 + seed as usize % 9, 1 + seed as usize % 230, seed),
             _ => Case { lengths, ..case }.gated(seed),
         };

@@ -22,13 +22,14 @@ use self::segment::{TiledBackwardCall, TiledBackwardScratch};
 use super::blocks::key_blocks;
 use super::feature_decay::FeatureDecay;
 use super::gate_cumsum;
+use super::position_kernel::{self, HeadKernel, PositionSums};
 use super::relative::{self, RelativeProfiles};
 use super::table::{DistanceOrder, PaddedTable};
 use crate::Number;
 use crate::attention::segments::{SegmentBlock, SegmentBlocks};
 use crate::attention::{
-    AttentionDims, AttentionGradients, AttentionProblem, AttentionSaved, DocumentSegment, RelativeGradients, Strides,
-    View, ViewMut, sinks,
+    AttentionDims, AttentionGradients, AttentionProblem, AttentionSaved, DocumentSegment, PositionGradients,
+    RelativeGradients, Strides, View, ViewMut, sinks,
 };
 use crate::cpu::lanes::{Lanes, SimdKernel};
 use crate::forms::Sides;
@@ -63,6 +64,7 @@ impl<R: Number> SimdKernel<R> for TiledBackward<'_, R> {
             d_score_mod: _,
             d_sinks,
             mut d_gate_cumsum,
+            mut d_positions,
             d_relative,
         } = gradients;
         sinks::backward(problem, &saved, d_sinks);
@@ -78,6 +80,10 @@ impl<R: Number> SimdKernel<R> for TiledBackward<'_, R> {
         let mut delta = vec![R::ZERO; batch * heads * queries];
         let of_rows = d_gate_cumsum.is_some() && problem.mask.sides() == Sides::TwoSided;
         let mut gate_rows = vec![0.0; if of_rows { batch * heads * queries } else { 0 }];
+        let parameter_offsets = position_kernel::offsets(problem);
+        let learns = |numbers: usize| vec![0.0; if d_positions.is_some() { numbers } else { 0 }];
+        let mut parameter_sums = learns(parameter_offsets[problem.segments()]);
+        let mut position_rows = learns(batch * heads * queries);
         let of_tokens = |tokens: usize| Strides { batch: heads * tokens, head: tokens, row: 1 };
         let flat = Strides { batch: 0, head: 0, row: 1 };
         let largest = problem.largest();
@@ -107,6 +113,16 @@ impl<R: Number> SimdKernel<R> for TiledBackward<'_, R> {
             hulls: &hulls,
             gate_rows: of_rows.then(|| ViewMut::new(&mut gate_rows, of_tokens(queries))),
             d_gate_cumsum: None,
+            kernels: HeadKernel::all(problem),
+            positions: d_positions.as_mut().map(|PositionGradients { d_positions, .. }| {
+                d_positions.fill(0.0);
+                PositionSums {
+                    columns: ViewMut::new(d_positions, of_tokens(keys)),
+                    rows: ViewMut::new(&mut position_rows, of_tokens(queries)),
+                    parameters: ViewMut::new(&mut parameter_sums, flat),
+                    offsets: &parameter_offsets,
+                }
+            }),
             lse: View { data: saved.lse, strides: of_tokens(queries) },
             delta: View { data: &[], strides: of_tokens(queries) },
             feature_decay: FeatureDecay::new(&largest, QUERIES.max(KEYS)),
@@ -138,6 +154,11 @@ impl<R: Number> SimdKernel<R> for TiledBackward<'_, R> {
         }
         if let Some(d_gate_cumsum) = d_gate_cumsum {
             gate_cumsum::add_rows(problem, &gate_rows, d_gate_cumsum);
+        }
+        if let Some(PositionGradients { d_positions, d_parameters }) = d_positions {
+            gate_cumsum::add_rows(problem, &position_rows, d_positions);
+            let sums = (&parameter_offsets[..], &parameter_sums[..]);
+            position_kernel::finish_parameters(problem, sums, d_parameters);
         }
         if let Some(d_profiles) = d_profiles {
             relative::add_segments(problem, &profile_offsets, &profile_sums, d_profiles);
@@ -203,6 +224,9 @@ struct TiledBackwardSegments<'a, L: Lanes> {
     d_gate_cumsum: Option<ViewMut<'a, f64>>,
     /// The part of it that rows bring in both directions, by query.
     gate_rows: Option<ViewMut<'a, f64>>,
+    /// Of learned positions, by head.
+    kernels: Vec<HeadKernel<L::Number>>,
+    positions: Option<PositionSums<'a>>,
     /// For the longest of the segments.
     bias: PaddedTable<L::Number>,
     weight: Option<PaddedTable<L::Number>>,
@@ -249,6 +273,7 @@ impl<L: Lanes> TiledBackwardSegments<'_, L> {
             d_v: self.d_v.starting_at(row, first_key),
             d_gate_cumsum: self.d_gate_cumsum.as_ref().map(|view| view.starting_at(row, first_key)),
             gate_rows: self.gate_rows.as_ref().map(|view| view.starting_at(row, first_query)),
+            positions: self.positions.as_ref().map(|sums| sums.starting_at(row, first_query, first_key)),
             d_rows: self.d_rows.as_ref().map(|view| view.starting_at(row, first_query)),
         }
     }

@@ -13,6 +13,7 @@
 
 use super::feature_decay::FeatureDecay;
 use super::forward::TiledForward;
+use super::position_kernel::{AddKernel, HeadKernel};
 use crate::Number;
 use crate::attention::segments::{SegmentBlock, SegmentBlocks};
 use crate::attention::{AttentionDims, AttentionProblem, RelativeBias, Strides, ViewMut, softcap};
@@ -44,7 +45,8 @@ impl<R: Number> SimdKernel<R> for SplitKvDecode<'_, R> {
         let most = single.map(|number| problem.alone(number).visible(0, 0).len()).max().unwrap_or(0);
         let width = problem.dims.head_dim.next_multiple_of(L::COUNT);
         let feature_decay = FeatureDecay::new(problem, most.min(SPLIT));
-        let whole = SplitKvWhole { lanes, call, splits: most.div_ceil(SPLIT), width, feature_decay };
+        let kernels = HeadKernel::all(problem);
+        let whole = SplitKvWhole { lanes, call, splits: most.div_ceil(SPLIT), width, feature_decay, kernels };
         if whole.call.problem.documents.is_some() { whole.by_head() } else { whole.by_split() }
     }
 }
@@ -58,6 +60,8 @@ struct SplitKvWhole<'a, L: Lanes> {
     /// D rounded up to whole vectors.
     width: usize,
     feature_decay: Option<FeatureDecay<'a, L::Number>>,
+    /// Of learned positions, by head.
+    kernels: Vec<HeadKernel<L::Number>>,
 }
 
 impl<L: Lanes> SplitKvWhole<'_, L> {
@@ -107,8 +111,8 @@ impl<L: Lanes> SplitKvWhole<'_, L> {
     }
 
     fn alone<'a>(&'a self, segment: usize, partial: ViewMut<'a, L::Number>) -> SplitKvCall<'a, L> {
-        let SplitKvWhole { lanes, ref call, width, ref feature_decay, .. } = *self;
-        SplitKvCall { lanes, of: call.alone(segment), width, feature_decay: feature_decay.as_ref(), partial }
+        let SplitKvWhole { lanes, ref call, width, ref feature_decay, ref kernels, .. } = *self;
+        SplitKvCall { lanes, of: call.alone(segment), width, feature_decay: feature_decay.as_ref(), kernels, partial }
     }
 }
 
@@ -143,6 +147,7 @@ struct SplitKvCall<'a, L: Lanes> {
     /// D rounded up to whole vectors.
     width: usize,
     feature_decay: Option<&'a FeatureDecay<'a, L::Number>>,
+    kernels: &'a [HeadKernel<L::Number>],
     /// `[H, splits, maximum | sum | values]`
     partial: ViewMut<'a, L::Number>,
 }
@@ -196,6 +201,7 @@ impl<L: Lanes> SplitKvCall<'_, L> {
             self.lanes.run(Dots { q: &q, k: k.0, stride: k.1, to: &mut scores[..keys.len()] });
             let scale = self.softcap(&mut scores[..keys.len()]);
             let mut passed = self.passed(head, &keys);
+            self.add_positions(head, &keys, &mut passed);
             self.add_relative(head, &keys, &mut passed);
             let statistics_of = SplitStatistics {
                 scale,
@@ -229,6 +235,16 @@ impl<L: Lanes> SplitKvCall<'_, L> {
         let gate_cumsum = self.of.problem.gate_cumsum(0, head)?;
         let own = gate_cumsum[gate_cumsum.len() - 1];
         Some(gate_cumsum[keys.clone()].iter().map(|cumsum| L::Number::from_f64(own - cumsum)).collect())
+    }
+
+    /// Adds one head's kernel of learned positions to the bias of some keys.
+    fn add_positions(&self, head: usize, keys: &Range<usize>, to: &mut Option<Vec<L::Number>>) {
+        let (Some(x), Some(kernel)) = (self.of.problem.positions(0, head), self.kernels.get(head)) else { return };
+        let own = x[x.len() - 1];
+        let mut u: Vec<L::Number> = x[keys.clone()].iter().map(|x| L::Number::from_f64((own - x).abs())).collect();
+        u.resize(keys.len().next_multiple_of(L::COUNT), L::Number::ZERO);
+        let to = to.get_or_insert_with(|| vec![L::Number::ZERO; keys.len()]);
+        self.lanes.run(AddKernel { kernel, u: &u, to });
     }
 
     /// Adds one head's relative bias to the bias of some keys; the query is at the last key's position.

@@ -17,6 +17,7 @@ use super::decode::SplitKvDecode;
 use super::feature_decay::FeatureDecay;
 use super::gate_cumsum::{GateOffsets, TileGates};
 use super::interval_mask::{IntervalMask, TileVisibility, add_stray_row, take_stray_rows};
+use super::position_kernel::{HeadKernel, KernelScores, PositionTile};
 use super::relative::{RelativeProfiles, RelativeScores};
 use super::table::{DistanceOrder, PaddedTable, TileTable};
 use crate::Number;
@@ -59,9 +60,10 @@ impl<R: Number> SimdKernel<R> for TiledForward<'_, R> {
             bias: PaddedTable::bias(&largest, DistanceOrder::Ascending, QUERIES + KEYS),
             weight: PaddedTable::weight(&largest, DistanceOrder::Ascending, QUERIES + KEYS),
             feature_decay: FeatureDecay::new(&largest, QUERIES.max(KEYS)),
+            kernels: HeadKernel::all(problem),
             relative: RelativeProfiles::new(&largest, DistanceOrder::Ascending),
         };
-        let scratch = || TiledForwardScratch::new::<L>(problem, tables.feature_decay.is_some());
+        let scratch = || TiledForwardScratch::new::<L>(problem, &tables);
         let count = |queries: usize| if queries == 1 { 0 } else { queries.div_ceil(QUERIES) };
         let blocks = SegmentBlocks::new(problem, problem.dims.heads, |segment| count(segment.queries));
         workers::for_each(blocks.items(), scratch, |scratch, item| {
@@ -106,6 +108,8 @@ struct ForwardTables<'a, R> {
     bias: PaddedTable<R>,
     weight: Option<PaddedTable<R>>,
     feature_decay: Option<FeatureDecay<'a, R>>,
+    /// Of learned positions, by head.
+    kernels: Vec<HeadKernel<R>>,
     relative: Option<RelativeProfiles<R>>,
 }
 
@@ -126,6 +130,7 @@ struct TiledForwardScratch<R> {
     k_decayed: Vec<R>,
     /// Cumulative gates of the queries and of the keys.
     gate_cumsum: [GateOffsets<R>; 2],
+    positions: Option<PositionTile<R>>,
     /// Rows of the relative bias, `[R, QUERIES]`; empty without one.
     relative_transposed: Vec<R>,
     /// What a tile within its reach adds to scores, `[KEYS, QUERIES]`; empty without one.
@@ -148,7 +153,8 @@ struct TiledForwardScratch<R> {
 }
 
 impl<R: Number> TiledForwardScratch<R> {
-    fn new<L: Lanes>(problem: &AttentionProblem<R>, decayed: bool) -> Self {
+    fn new<L: Lanes>(problem: &AttentionProblem<R>, tables: &ForwardTables<R>) -> Self {
+        let decayed = tables.feature_decay.is_some();
         let (head_dim, has_gates) = (problem.dims.head_dim, problem.tables().gate_cumsum.is_some());
         let width = head_dim.next_multiple_of(L::COUNT);
         let rank = problem.relative().map_or(0, |relative| relative.rank);
@@ -158,6 +164,7 @@ impl<R: Number> TiledForwardScratch<R> {
             q_decayed_transposed: unset(if decayed { head_dim * QUERIES } else { 0 }),
             k_decayed: unset(if decayed { head_dim * KEYS } else { 0 }),
             gate_cumsum: [QUERIES, KEYS].map(|tokens| GateOffsets::new(tokens, has_gates)),
+            positions: PositionTile::new(&tables.kernels, false),
             relative_transposed: unset(rank * QUERIES),
             relative: unset(if rank > 0 { KEYS * QUERIES } else { 0 }),
             v: unset(KEYS * width),
@@ -191,6 +198,11 @@ impl QueryTile {
     pub(super) fn keys_seen_by(&self, group: usize, lanes: usize) -> usize {
         let last = self.distance + (((group + 1) * lanes).min(self.queries) + self.ahead) as isize;
         (last.max(0) as usize).next_multiple_of(STRIP).min(self.keys)
+    }
+
+    /// Lanes of queries that do not have to look at a strip of keys, since they are before it.
+    fn lanes_before(&self, first_key: usize, lanes: usize) -> usize {
+        (first_key as isize - self.distance - self.ahead as isize).max(0) as usize / lanes * lanes
     }
 
     fn is_whole(&self, window: Option<usize>) -> bool {
@@ -230,6 +242,10 @@ impl<L: Lanes> TiledForwardCall<'_, L> {
         if let Some(gate_cumsum) = gate_cumsum {
             scratch.gate_cumsum[0].load(&gate_cumsum[own..][..queries], gate_cumsum[own]);
         }
+        let positions = self.of.problem.positions(0, head);
+        if let (Some(x), Some(tile)) = (positions, &mut scratch.positions) {
+            tile.offsets[0].load(&x[own..][..queries], x[own]);
+        }
         let [row_max, row_sum] = self.of.problem.beginning(head);
         scratch.row_max.fill(row_max);
         scratch.row_sum.fill(row_sum);
@@ -256,6 +272,9 @@ impl<L: Lanes> TiledForwardCall<'_, L> {
             if let Some(gate_cumsum) = gate_cumsum {
                 scratch.gate_cumsum[1].load(&gate_cumsum[first_key..][..tile.keys], gate_cumsum[own]);
             }
+            if let (Some(x), Some(of_tile)) = (positions, &mut scratch.positions) {
+                of_tile.offsets[1].load(&x[first_key..][..tile.keys], x[own]);
+            }
             self.tile(scratch, &tile, visibility, first_key == seen.start);
         }
         self.finish(scratch, head, first_query, queries);
@@ -272,7 +291,7 @@ impl<L: Lanes> TiledForwardCall<'_, L> {
         let crosses = self.lanes_crossed(tile);
         let strip = if crosses { STRIP } else { tile.keys };
         for from in (0..tile.keys).step_by(strip) {
-            let skipped = (from as isize - tile.distance - tile.ahead as isize).max(0) as usize / L::COUNT * L::COUNT;
+            let skipped = tile.lanes_before(from, L::COUNT);
             self.scores(scratch, tile, from, strip.min(tile.keys - from), if crosses { skipped } else { 0 });
         }
         if let Some(cap) = self.of.problem.softcap {
@@ -286,6 +305,14 @@ impl<L: Lanes> TiledForwardCall<'_, L> {
             let (rows, to) = (&scratch.relative_transposed, &mut scratch.relative[..]);
             self.lanes.run(RelativeScores { tile: *tile, profiles: relative, rows, bias, to });
             bias = Some(TileTable { values: &scratch.relative, origin: 0, step: QUERIES as isize });
+        }
+        if let Some(of_tile) = &mut scratch.positions {
+            let end = tile.queries.next_multiple_of(L::COUNT);
+            let columns =
+                |key: usize| if crosses { tile.lanes_before(key / STRIP * STRIP, L::COUNT)..end } else { 0..end };
+            let kernel = &self.tables.kernels[tile.head];
+            self.lanes.run(KernelScores { kernel, tile: of_tile, row_side: 1, rows: tile.keys, columns, bias });
+            bias = Some(of_tile.table());
         }
         if let (TileVisibility::Part, Some(mask)) = (visibility, &mut scratch.mask) {
             let sizes = [tile.keys, tile.queries.next_multiple_of(L::COUNT)];

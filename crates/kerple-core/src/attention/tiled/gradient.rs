@@ -3,12 +3,53 @@
 use super::backward::{KEYS, QUERIES};
 use super::diagonal::DiagonalSums;
 use super::gate_cumsum::{TileGates, signed};
-use super::relative::DistanceGradient;
 use super::table::TileTable;
 use super::tile::KeyTile;
 use crate::Number;
 use crate::cpu::lanes::{Lanes, SimdKernel};
 use crate::forms::Sides;
+
+/// Numbers before and after the keys of a tile's row: a strip of a relative bias is up to `STRIP - 1` queries and a vector wide
+/// of it.
+pub(super) const PAD: usize = 32;
+/// A row of a tile with both.
+pub(super) const ROW: usize = KEYS + 2 * PAD;
+
+/// The gradient of the logits of a tile, by query and key, between margins of zeros: `[QUERIES, ROW]`.
+pub(super) struct PairGradient<R>(pub(super) Vec<R>);
+
+impl<R: Number> PairGradient<R> {
+    pub(super) fn new() -> Self {
+        PairGradient(vec![R::ZERO; QUERIES * ROW])
+    }
+
+    /// The first keys of a query.
+    pub(super) fn row(&self, query: usize, keys: usize) -> &[R] {
+        &self.0[query * ROW + PAD..][..keys]
+    }
+
+    /// Panics unless it has room for a tile.
+    #[inline(always)]
+    pub(super) fn check(&self) {
+        assert!(self.0.len() == QUERIES * ROW);
+    }
+
+    /// Stores the lanes of a query from `key` on.
+    ///
+    /// # Safety
+    /// `query < QUERIES`, `key + COUNT <= KEYS`, and [`PairGradient::check`] has passed.
+    #[inline(always)]
+    pub(super) unsafe fn store<L: Lanes<Number = R>>(&mut self, lanes: L, query: usize, key: usize, values: L::Vector) {
+        // SAFETY: the caller's promise.
+        unsafe { lanes.store(self.0.as_mut_ptr().add(query * ROW + PAD + key), values) }
+    }
+
+    /// Keys from `key` on have no gradient.
+    #[inline(always)]
+    pub(super) fn clear_from(&mut self, query: usize, key: usize) {
+        self.0[query * ROW + PAD..][key..KEYS].fill(R::ZERO);
+    }
+}
 
 /// Turns scores and `d_out.v` of a tile into weights and the gradient of the scores, and sums the latter by distance and by
 /// token.
@@ -27,7 +68,7 @@ pub(super) struct TileScoreGradient<'a, R> {
     pub(super) d_weight: Option<&'a mut DiagonalSums<R>>,
     pub(super) gate_cumsum: Option<TileGates<'a, R>>,
     pub(super) d_gate_cumsum: Option<&'a mut GateGradientSums<R>>,
-    pub(super) d_relative: Option<&'a mut DistanceGradient<R>>,
+    pub(super) d_pairs: Option<&'a mut PairGradient<R>>,
 }
 
 /// Sums of the gradient of a tile's scores by token, in both directions with the sign of the distance.
@@ -49,7 +90,7 @@ impl<R: Number> GateGradientSums<R> {
     /// # Safety
     /// `key + COUNT <= KEYS`.
     #[inline(always)]
-    unsafe fn add<L: Lanes<Number = R>>(
+    pub(super) unsafe fn add<L: Lanes<Number = R>>(
         &mut self,
         lanes: L,
         tile: &KeyTile,
@@ -86,7 +127,7 @@ impl<R: Number> SimdKernel<R> for TileScoreGradient<'_, R> {
         for sums in [&self.d_bias, &self.d_weight].into_iter().flatten() {
             sums.check::<L>();
         }
-        if let Some(to) = &self.d_relative {
+        if let Some(to) = &self.d_pairs {
             to.check();
         }
         for query in 0..tile.queries {
@@ -138,7 +179,7 @@ impl<R: Number> SimdKernel<R> for TileScoreGradient<'_, R> {
                             row = lanes.add(row, first_lanes(lanes, d_z, tile.keys - key));
                         }
                     }
-                    if let Some(to) = &mut self.d_relative {
+                    if let Some(to) = &mut self.d_pairs {
                         to.store(lanes, query, key, first_lanes(lanes, d_z, tile.keys - key));
                     }
                     if let Some(weight) = factor {
@@ -154,7 +195,7 @@ impl<R: Number> SimdKernel<R> for TileScoreGradient<'_, R> {
             if let Some(sums) = &mut self.d_gate_cumsum {
                 sums.rows[query] = lanes.sum(row);
             }
-            if let Some(to) = &mut self.d_relative {
+            if let Some(to) = &mut self.d_pairs {
                 to.clear_from(query, columns);
             }
         }

@@ -11,8 +11,9 @@
 //! width: row i is read and written one number further along, which is the shift. The margins on both sides of a row take
 //! what the strip computes in vain, and hold zeros where it reads. `[Q, K]` or `[Q, E]` numbers never exist.
 
-use super::backward::{KEYS, QUERIES};
+use super::backward::QUERIES;
 use super::forward::{self, QueryTile};
+use super::gradient::{PAD, PairGradient, ROW};
 use super::table::{DistanceOrder, TileTable};
 use super::tile::{KeyTile, STRIP};
 use crate::Number;
@@ -24,10 +25,6 @@ use crate::tiles::rows::{AddRow, CopyRows};
 
 /// Zeros before and after the profiles: a strip reads beyond its tile, and a tile within reach may extend beyond it.
 const MARGIN: usize = 256;
-/// Numbers before and after the keys of a tile's row: a strip is up to `STRIP - 1` queries and a vector wide of it.
-const PAD: usize = 32;
-/// A row of a tile with both.
-const ROW: usize = KEYS + 2 * PAD;
 /// Distances of a strip beyond those of one of its rows.
 const SKEW: usize = STRIP - 1;
 
@@ -161,40 +158,13 @@ impl<R: Number> RelativeScores<'_, R> {
     }
 }
 
-/// The gradient of the logits of a tile, by query and key, between margins of zeros: `[QUERIES, ROW]`.
-pub(super) struct DistanceGradient<R>(Vec<R>);
-
-impl<R: Number> DistanceGradient<R> {
-    /// Panics unless it has room for a tile.
-    #[inline(always)]
-    pub(super) fn check(&self) {
-        assert!(self.0.len() == QUERIES * ROW);
-    }
-
-    /// Stores the lanes of a query from `key` on.
-    ///
-    /// # Safety
-    /// `query < QUERIES`, `key + COUNT <= KEYS`, and [`DistanceGradient::check`] has passed.
-    #[inline(always)]
-    pub(super) unsafe fn store<L: Lanes<Number = R>>(&mut self, lanes: L, query: usize, key: usize, values: L::Vector) {
-        // SAFETY: the caller's promise.
-        unsafe { lanes.store(self.0.as_mut_ptr().add(query * ROW + PAD + key), values) }
-    }
-
-    /// Keys from `key` on have no gradient.
-    #[inline(always)]
-    pub(super) fn clear_from(&mut self, query: usize, key: usize) {
-        self.0[query * ROW + PAD..][key..KEYS].fill(R::ZERO);
-    }
-}
-
 /// What one thread of the backward computes in.
 pub(super) struct RelativeTileBackward<R> {
     /// Rows of the relative bias, `[QUERIES, width]`.
     rows: Vec<R>,
     /// What the tile adds to its scores, `[QUERIES, ROW]`.
     table: Vec<R>,
-    gradient: Option<DistanceGradient<R>>,
+    gradient: Option<PairGradient<R>>,
     /// Of the tile, `[QUERIES, width]`; counts where the tile is within reach.
     d_rows: Vec<R>,
     /// Of the block of keys so far, `[stride, width]`.
@@ -219,7 +189,7 @@ impl<R: Number> RelativeTileBackward<R> {
         RelativeTileBackward {
             rows: zeros(QUERIES * width),
             table: zeros(QUERIES * ROW),
-            gradient: with_gradients.then(|| DistanceGradient(zeros(QUERIES * ROW))),
+            gradient: with_gradients.then(PairGradient::new),
             d_rows: zeros(QUERIES * width),
             d_profiles: zeros(if with_gradients { stride * width } else { 0 }),
             reach,
@@ -254,7 +224,7 @@ impl<R: Number> RelativeTileBackward<R> {
         profiles: &RelativeProfiles<R>,
         tile: &KeyTile,
         bias: Option<TileTable<R>>,
-    ) -> (TileTable<'_, R>, Option<&mut DistanceGradient<R>>) {
+    ) -> (TileTable<'_, R>, Option<&mut PairGradient<R>>) {
         for Strip { query, queries, start, distances } in Self::strips(L::COUNT, profiles, tile) {
             let onto = bias.map(|table| table.row_from(query, -(SKEW as isize)));
             lanes.run(SmallGemm {
@@ -274,7 +244,7 @@ impl<R: Number> RelativeTileBackward<R> {
 
     /// The gradients of the rows of a tile and of the profiles, from that of its logits.
     pub(super) fn backward<L: Lanes<Number = R>>(&mut self, lanes: L, profiles: &RelativeProfiles<R>, tile: &KeyTile) {
-        let Some(DistanceGradient(gradient)) = &self.gradient else { return };
+        let Some(PairGradient(gradient)) = &self.gradient else { return };
         let width = self.width;
         self.d_rows.fill(R::ZERO);
         for Strip { query, queries, start, distances } in Self::strips(L::COUNT, profiles, tile) {

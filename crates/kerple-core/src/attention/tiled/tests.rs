@@ -2,8 +2,10 @@
 
 use super::{backward_with, forward_with};
 use crate::Number;
-use crate::attention::tests::{Case, Engine, Outcome, assert_close, dims, recipes};
-use crate::attention::{AttentionDims, AttentionGradients, AttentionProblem, AttentionSaved, Mask, View, ViewMut};
+use crate::attention::tests::{Case, Engine, KERNELS, Outcome, PositionCase, assert_close, dims, recipes};
+use crate::attention::{
+    AttentionDims, AttentionGradients, AttentionProblem, AttentionSaved, Mask, PositionKernel, View, ViewMut,
+};
 use crate::cpu::InstructionSet;
 use proptest::prelude::*;
 
@@ -69,6 +71,16 @@ proptest! {
     #[test]
     fn gates_equal_naive(recipe in recipes(), seed in any::<u64>()) {
         assert_tiled_equals_naive(recipe.case().gated(seed));
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(96))]
+    #[test]
+    fn learned_positions_equal_naive(recipe in recipes(), kernel in 0..KERNELS.len(), seed in any::<u64>()) {
+        let case = recipe.case();
+        let case = if seed.is_multiple_of(3) { case.gated(seed) } else { case };
+        assert_tiled_equals_naive(case.positioned(KERNELS[kernel], seed));
     }
 }
 
@@ -151,6 +163,123 @@ fn constant_gates_are_a_table() {
             assert!(a.iter().zip(b).all(|(a, b)| (a - b).abs() < 1e-4), "{set:?}");
         }
     }
+}
+
+/// Equal steps are distances; a kernel that is linear is a running sum of gates.
+#[test]
+fn equal_steps_are_a_table_and_linear_kernels_are_gates() {
+    for mask in [Mask::CAUSAL, Mask::BIDIRECTIONAL] {
+        let mut plain = Case::with_mask(dims(2, 2, 1, 200, 200, 8), mask, 44);
+        (plain.bias, plain.weight) = (None, None);
+        let (r1, r2, len, keys) = (1.3, 0.4, plain.table_len, plain.dims.keys);
+        let positioned = |kernel, x: Vec<f64>, parameters: Vec<f64>| Case {
+            positions: Some(PositionCase { kernel, x, parameters }),
+            ..plain.clone()
+        };
+        let log =
+            positioned(PositionKernel::Log, (0..4 * keys).map(|at| (at % keys) as f64).collect(), [r1, r2].repeat(2));
+        let columns = mask.sides().columns(len);
+        let distance = |at: usize| (at % columns).abs_diff(mask.sides().origin(len)) as f64;
+        let bias = (0..2 * columns).map(|at| -r1 * (r2 * distance(at)).ln_1p()).collect();
+        let table = Case { bias: Some(bias), ..plain.clone() };
+        let gates = plain.clone().gated(45).gate_cumsum.unwrap();
+        let fall = |at: usize| gates[at / keys * keys] - gates[at] + 0.3 * (at % keys) as f64;
+        let mut x: Vec<f64> = (0..gates.len()).map(fall).collect();
+        x.chunks_exact_mut(keys).for_each(|row| {
+            row.iter_mut().fold(0.0, |most: f64, x| {
+                *x = x.max(most);
+                *x
+            });
+        });
+        let gated = Case { gate_cumsum: Some(x.iter().map(|x| -x).collect()), ..plain.clone() };
+        let linear = [
+            positioned(PositionKernel::Power, x.clone(), vec![1.0; 4]),
+            positioned(PositionKernel::Spline { knots: 1 }, x, [1.0, 0.0].repeat(2)),
+        ];
+        for set in InstructionSet::available() {
+            for (a, b) in [(&log, &table), (&linear[0], &gated), (&linear[1], &gated)] {
+                let (a, b) = (a.tiled_f32(set), b.tiled_f32(set));
+                // f32 sums over 200 keys, of biases of relative error 1e-6
+                for (a, b) in [(&a.out, &b.out), (&a.lse, &b.lse), (&a.d_q, &b.d_q), (&a.d_k, &b.d_k), (&a.d_v, &b.d_v)]
+                {
+                    assert!(a.iter().zip(b).all(|(a, b)| (a - b).abs() < 2e-5 * b.abs().max(1.0)), "{set:?} {mask:?}");
+                }
+            }
+            let sums = [&linear[0], &gated].map(|case| case.tiled_f32(set));
+            let of_gates = sums[1].d_gate_cumsum.iter().map(|d| -d);
+            assert!(sums[0].d_positions.iter().zip(of_gates).all(|(a, b)| (a - b).abs() < 1e-3), "{set:?}");
+        }
+    }
+}
+
+/// Only differences enter, and `r2 dk/dr2 = u k'` and `r1 p dk/dr1 = u k'` make sums over tokens of sums over pairs.
+#[test]
+fn learned_positions_have_no_origin_and_their_kernels_are_homogeneous() {
+    let plain = Case::with_mask(dims(2, 2, 1, 300, 300, 8), Mask::CAUSAL, 46);
+    for kernel in KERNELS {
+        let case = plain.clone().positioned(kernel, 47);
+        let mut moved = case.clone();
+        moved.positions.as_mut().unwrap().x.iter_mut().for_each(|x| *x += 1e6);
+        let of = case.positions.as_ref().unwrap();
+        for set in InstructionSet::available() {
+            let (here, there) = (case.tiled_f32(set), moved.tiled_f32(set));
+            // a position of 1e6 carries 1e-10
+            assert!(here.out.iter().zip(&there.out).all(|(a, b)| (a - b).abs() < 1e-6), "{set:?} {kernel:?}");
+            let rows = here.d_positions.chunks_exact(300);
+            // sums of 300 rows and columns of f32
+            assert!(rows.clone().all(|row| row.iter().sum::<f64>().abs() < 1e-3), "{set:?} {kernel:?}");
+            // of both sequences of a head: the parameters that a scale of all distances stands for
+            for head in 0..2 {
+                let own = (0..2).flat_map(|row| (0..300).map(move |at| (row * 2 + head) * 300 + at));
+                let scaled: f64 = own.map(|at| here.d_positions[at] * of.x[at]).sum();
+                let count = kernel.parameters();
+                let [own, d] = [&of.parameters, &here.d_parameters].map(|values| &values[head * count..][..count]);
+                let found = match kernel {
+                    PositionKernel::Log => own[1] * d[1],
+                    PositionKernel::Power => own[0] * own[1] * d[0],
+                    PositionKernel::Log3 => own[1] * own[2] * d[1],
+                    PositionKernel::Spline { .. } => continue,
+                };
+                // f32 sums over 45,000 pairs of terms up to 10
+                assert!((scaled - found).abs() < 1e-3 * found.abs().max(1.0), "{set:?} {kernel:?}: {scaled} {found}");
+            }
+        }
+    }
+}
+
+/// The last positions of a million, whose kernel has to tell neighbours apart.
+#[test]
+fn learned_positions_are_as_exact_at_a_million_tokens() {
+    for (kernel, parameters) in [(PositionKernel::Log, vec![2.5, 0.7]), (PositionKernel::Power, vec![0.9, 0.6])] {
+        let mut case = Case::new(dims(1, 1, 1, 3, 1_000_000, 4), 48);
+        (case.bias, case.weight) = (None, None);
+        let step = |at: usize| 0.7 * (1.1 + (0.37 * at as f64).sin());
+        let x = (0..1_000_000).scan(0.0, |x, at| {
+            *x += step(at);
+            Some(*x)
+        });
+        case.positions = Some(PositionCase { kernel, x: x.collect(), parameters });
+        let case = case.rounded();
+        let expected = case.naive();
+        for set in InstructionSet::available() {
+            // f32 carries 6e-8; the sums over ten thousand tiles lose two digits
+            assert_close(&case, &case.tiled_f32(set), &expected, 1e-5, set.name());
+        }
+    }
+}
+
+#[test]
+#[should_panic(expected = "learned positions must not decrease")]
+fn learned_positions_do_not_decrease() {
+    let mut case = Case::new(dims(1, 1, 1, 3, 3, 4), 49).positioned(PositionKernel::Log, 50);
+    case.positions.as_mut().unwrap().x = vec![0.0, 1.0, 0.5];
+    case.tiled_f64();
+}
+
+#[test]
+#[should_panic(expected = "learned positions and a relative bias per row exclude each other")]
+fn learned_positions_exclude_a_relative_bias() {
+    Case::new(dims(1, 1, 1, 3, 3, 4), 49).positioned(PositionKernel::Log, 50).with_relative(2, 2, 51).tiled_f64();
 }
 
 #[test]
@@ -298,8 +427,10 @@ fn threads_do_not_change_a_bit() {
     let layer = Case::new(dims(1, 4, 4, 512, 512, 64), 28);
     let gated = [full_case().softened(false, true).gated(36), decode.clone().gated(37), both.clone().gated(38)];
     let relative = [full_case().with_relative(16, 90, 42), layer.clone().with_relative(5, 300, 43)];
+    let positioned = [full_case().gated(36), decode.clone(), both.clone(), layer.clone()];
+    let positioned = positioned.into_iter().zip(KERNELS).map(|(case, kernel)| case.positioned(kernel, 52));
     let plain = [full_case(), one_head, Case::new(dims(3, 3, 1, 90, 90, 8), 20), decode, both, layer];
-    for case in plain.into_iter().chain(gated).chain(relative) {
+    for case in plain.into_iter().chain(gated).chain(relative).chain(positioned) {
         for set in InstructionSet::available() {
             let on = |threads| {
                 let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().unwrap();

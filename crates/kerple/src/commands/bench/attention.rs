@@ -176,6 +176,7 @@ impl TimedAttention {
                         weight: None,
                         feature_decay,
                         gate_cumsum: clocks,
+                        positions: None,
                         relative,
                         len,
                     })
@@ -200,6 +201,7 @@ impl TimedAttention {
                 d_score_mod: d_map,
                 d_sinks: None,
                 d_gate_cumsum: d_clocks,
+                d_positions: None,
                 d_relative,
             };
             let run = if engine == CpuAttention::Tiled { attention::backward } else { naive::backward };

@@ -5,8 +5,11 @@ use crate::Number;
 use crate::attention::tiled::blocks::{key_blocks, most_queries, query_blocks};
 use crate::attention::tiled::diagonal::DiagonalSums;
 use crate::attention::tiled::gate_cumsum::{GateOffsets, TileGates};
-use crate::attention::tiled::gradient::{GateGradientSums, TileScoreGradient};
+use crate::attention::tiled::gradient::{GateGradientSums, PairGradient, TileScoreGradient};
 use crate::attention::tiled::interval_mask::{IntervalMask, StrayRow, TileVisibility, add_stray_row, take_stray_rows};
+use crate::attention::tiled::position_kernel::{
+    KernelGradient, KernelScores, PositionGradientSums, PositionSums, PositionTile,
+};
 use crate::attention::tiled::relative::RelativeTileBackward;
 use crate::attention::tiled::tile::{KeyTile, STRIP};
 use crate::attention::{AttentionDims, AttentionProblem, AttentionSaved, View, ViewMut, softcap};
@@ -31,6 +34,7 @@ pub(super) struct TiledBackwardCall<'a, L: Lanes> {
     pub(super) d_v: ViewMut<'a, L::Number>,
     pub(super) d_gate_cumsum: Option<ViewMut<'a, f64>>,
     pub(super) gate_rows: Option<ViewMut<'a, f64>>,
+    pub(super) positions: Option<PositionSums<'a>>,
     pub(super) d_rows: Option<ViewMut<'a, L::Number>>,
 }
 
@@ -59,6 +63,9 @@ pub(super) struct TiledBackwardScratch<R> {
     gate_sums: Option<GateGradientSums<R>>,
     /// Sums of the gate gradients of the keys over the tiles of a head so far, `[KEYS]`.
     gate_columns: Vec<f64>,
+    positions: Option<PositionTile<R>>,
+    /// What they add up, and the gradient of the logits that they do so from.
+    position_sums: Option<(PositionGradientSums<R>, PairGradient<R>)>,
     relative: Option<RelativeTileBackward<R>>,
     /// Where queries have intervals of keys.
     mask: Option<IntervalMask<R>>,
@@ -90,6 +97,11 @@ impl<R: Number> TiledBackwardScratch<R> {
             gate_cumsum: [QUERIES, KEYS].map(|tokens| GateOffsets::new(tokens, has_gates)),
             gate_sums: call.d_gate_cumsum.is_some().then(|| GateGradientSums::new(problem.mask.sides())),
             gate_columns: vec![0.0; KEYS],
+            positions: PositionTile::new(&call.kernels, true),
+            position_sums: call.positions.is_some().then(|| {
+                let by_token = GateGradientSums::new(problem.mask.sides());
+                (PositionGradientSums::new(&call.kernels[0], by_token), PairGradient::new())
+            }),
             relative: call.relative.as_ref().map(|profiles| RelativeTileBackward::new(profiles, call.d_rows.is_some())),
             mask: IntervalMask::new(problem),
             stray_keys: Vec::new(),
@@ -112,6 +124,11 @@ impl<L: Lanes> TiledBackwardCall<'_, L> {
             for head in kv_head * group..(kv_head + 1) * group {
                 self.head(scratch, head, block, keys);
                 self.add_gate_columns(scratch, head, first_key, stored);
+                if let (Some(to), Some((sums, _))) = (&self.positions, &mut scratch.position_sums) {
+                    let blocks = self.problem.dims.keys.div_ceil(KEYS);
+                    // SAFETY: this item alone has this block of keys of the heads that read it.
+                    unsafe { to.take([self.number, head, block], [blocks, stored], sums) };
+                }
             }
         }
         self.store_keys(scratch, kv_head, first_key, stored);
@@ -148,6 +165,10 @@ impl<L: Lanes> TiledBackwardCall<'_, L> {
         if let Some(gate_cumsum) = all_gates {
             scratch.gate_cumsum[1].load(&gate_cumsum[first_key..][..keys], gate_cumsum[first_key]);
         }
+        let positions = self.problem.positions(0, head);
+        if let (Some(x), Some(of_tile)) = (positions, &mut scratch.positions) {
+            of_tile.offsets[1].load(&x[first_key..][..keys], x[first_key]);
+        }
         for query_block in query_blocks {
             let key_blocks = self.key_blocks(query_block);
             if !key_blocks.contains(&block) {
@@ -174,6 +195,10 @@ impl<L: Lanes> TiledBackwardCall<'_, L> {
             if let Some(gate_cumsum) = all_gates {
                 let own = self.problem.dims.position(first_query).cast_unsigned();
                 scratch.gate_cumsum[0].load(&gate_cumsum[own..][..queries], gate_cumsum[first_key]);
+            }
+            if let (Some(x), Some(of_tile)) = (positions, &mut scratch.positions) {
+                let own = self.problem.dims.position(first_query).cast_unsigned();
+                of_tile.offsets[0].load(&x[own..][..queries], x[first_key]);
             }
             self.tile(scratch, &tile, visibility);
             self.all.turns.take(sum, block, || self.add_d_q(scratch, &tile, block == key_blocks.start));
@@ -247,6 +272,11 @@ impl<L: Lanes> TiledBackwardCall<'_, L> {
             let to = unsafe { rows.row(0, tile.head, tile.first_query, tile.queries) };
             to.iter_mut().zip(&sums.rows).for_each(|(to, row)| *to += row.to_f64());
         }
+        if let (Some(to), Some((sums, _))) = (&self.positions, &scratch.position_sums) {
+            // SAFETY: as above.
+            let to = unsafe { to.rows.row(0, tile.head, tile.first_query, tile.queries) };
+            to.iter_mut().zip(&sums.by_token.rows).for_each(|(to, row)| *to += row.to_f64());
+        }
         if let (Some(profiles), Some(from), Some(d_rows)) = (&self.all.relative, &scratch.relative, &self.d_rows) {
             from.add_d_rows(self.lanes, profiles, tile, d_rows);
         }
@@ -310,11 +340,18 @@ impl<L: Lanes> TiledBackwardCall<'_, L> {
             (self.problem.tables().bias.is_some() || !is_whole).then(|| self.all.bias.at(tile.head, tile.distance));
         let profiles = self.all.relative.as_ref().filter(|profiles| profiles.reaches(tile.distance, tile.keys));
         let mut relative = profiles.zip(scratch.relative.as_mut());
-        let mut d_relative = None;
+        let mut d_pairs = None;
         if let Some((profiles, scratch)) = &mut relative {
             scratch.load(self.lanes, &self.problem, tile);
             let (table, gradient) = scratch.scores(self.lanes, profiles, tile, bias);
-            (bias, d_relative) = (Some(table), gradient);
+            (bias, d_pairs) = (Some(table), gradient);
+        }
+        if let Some(of_tile) = &mut scratch.positions {
+            let columns = |query: usize| 0..tile.lanes_seen_by(query, L::COUNT);
+            let kernel = &self.all.kernels[tile.head];
+            self.lanes.run(KernelScores { kernel, tile: of_tile, row_side: 0, rows: tile.queries, columns, bias });
+            bias = Some(of_tile.table());
+            d_pairs = scratch.position_sums.as_mut().map(|(_, gradient)| gradient);
         }
         let [mut stray_queries, mut stray_gradients] = [(); 2].map(|()| Vec::new());
         if let Some(mask) = scratch.mask.as_mut().filter(|_| visibility == TileVisibility::Part) {
@@ -339,7 +376,7 @@ impl<L: Lanes> TiledBackwardCall<'_, L> {
                 TileGates { queries, keys, sides: self.problem.mask.sides() }
             }),
             d_gate_cumsum: scratch.gate_sums.as_mut(),
-            d_relative,
+            d_pairs,
         });
         if let Some(mask) = &scratch.mask {
             // of queries whose own numbers are not finite
@@ -347,6 +384,10 @@ impl<L: Lanes> TiledBackwardCall<'_, L> {
         }
         if let Some((profiles, scratch)) = &mut relative {
             scratch.backward(self.lanes, profiles, tile);
+        }
+        if let (Some(of_tile), Some((to, d_z))) = (&scratch.positions, &mut scratch.position_sums) {
+            self.lanes.run(KernelGradient { kernel: &self.all.kernels[tile.head], tile, of_tile, d_z, to });
+            to.by_token.move_columns(&mut to.columns[..tile.keys]);
         }
         if let Some(sums) = &mut scratch.gate_sums {
             sums.move_columns(&mut scratch.gate_columns[..tile.keys]);
