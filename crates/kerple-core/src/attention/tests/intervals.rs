@@ -90,7 +90,7 @@ proptest! {
         let case = match extra {
             0 => case,
             1 => case.decayed(),
-            4 => case.positioned(super::KERNELS[seed as usize % 4], seed),
+            4 => Case { lengths, ..case }.positioned(super::KERNELS[seed as usize % 4], seed),
             2 => case.with_relative(1 + seed as usize % 9, 1 + seed as usize % 230, seed),
             _ => Case { lengths, ..case }.gated(seed),
         };

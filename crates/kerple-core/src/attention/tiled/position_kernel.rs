@@ -107,10 +107,10 @@ fn at_most<R: Number>(u: R, knot: R) -> R {
     if u > knot { knot } else { u }
 }
 
-/// `ln u` and `u^p`; at 0 any finite numbers.
+/// `ln u` and `u^p`; at 0 the numbers of 1.
 #[inline(always)]
 fn power<L: Lanes>(lanes: L, u: &[L::Number], p: L::Number, to: &mut [L::Number], ln_u: &mut [L::Number]) {
-    ln_u.iter_mut().zip(u).for_each(|(ln, u)| *ln = u.log());
+    ln_u.iter_mut().zip(u).for_each(|(ln, &u)| *ln = where_apart(u, u.log()));
     for (to, ln) in to.chunks_exact_mut(L::COUNT).zip(ln_u.chunks_exact(L::COUNT)) {
         // SAFETY: both are one vector long.
         unsafe { lanes.store(to.as_mut_ptr(), lanes.exp(lanes.mul(lanes.splat(p), lanes.load(ln.as_ptr())))) };
