@@ -19,7 +19,8 @@ pub use rope::RotaryTables;
 
 use crate::chunk::Chunk;
 use burn::tensor::Tensor;
-use kerple_core::attention::PackedDocuments;
+use kerple_core::attention::{PackedDocuments, PositionKernel};
+use kerple_core::ops::gate_cumsum::GateMap;
 use std::sync::Arc;
 
 /// What one layer's attention gets besides its input. The default is a decoder's without any encoding.
@@ -82,7 +83,8 @@ impl AttentionContext {
     pub fn scores(&self, FromRows { gates, relative }: FromRows) -> ScoreContext {
         assert_eq!(self.gates.is_some(), gates.is_some(), "a layer computes gates from its rows before its attention");
         assert_eq!(self.relative.is_some(), relative.is_some(), "a layer computes its relative bias likewise");
-        ScoreContext { mask: self.mask.clone(), bias: self.bias.clone(), gates, relative }
+        let kernel = self.gates.as_ref().and_then(|gates| gates.kernel.clone());
+        ScoreContext { mask: self.mask.clone(), bias: self.bias.clone(), gates, kernel, relative }
     }
 }
 
@@ -105,6 +107,8 @@ pub struct ScoreContext {
     /// Logarithms of forget gates of all keys, `[B, H, K]`: scores get the difference of their cumulative sums between query
     /// and key, see [`Table::gate_cumsum`](kerple_core::forms::ScoreTable::gate_cumsum). Not together with a score modification.
     pub gates: Option<Tensor<3>>,
+    /// Cumulative gates are learned positions of this kernel; `None`: they are added.
+    pub kernel: Option<KernelTensors>,
     /// A relative bias per row, for a causal mask. Not together with a score modification.
     pub relative: Option<RelativeTensors>,
 }
@@ -119,13 +123,26 @@ pub struct RelativeTensors {
     pub profiles: Tensor<2>,
 }
 
-/// Forget gates `ln sigmoid(x W + b)` that a layer computes from its normed rows `x`, `[B, L, M]`.
+/// A kernel of learned positions, see [`LearnedPositions`](kerple_core::forms::LearnedPositions).
+#[derive(Clone, Debug)]
+pub struct KernelTensors {
+    /// Its formula.
+    pub kernel: PositionKernel,
+    /// What it learns, `[H, P]`.
+    pub parameters: Tensor<2>,
+}
+
+/// Gates, such as `ln sigmoid(x W + b)`, that a layer computes from its normed rows `x`, `[B, L, M]`.
 #[derive(Clone, Debug)]
 pub struct GateProjection {
     /// W, `[M, H]`; `None`: gates do not depend on the rows.
     pub weight: Option<Tensor<2>>,
     /// b, `[H]`.
     pub bias: Tensor<1>,
+    /// What a gate is of its logit.
+    pub map: GateMap,
+    /// Of gates that are steps of learned positions.
+    pub kernel: Option<KernelTensors>,
 }
 
 /// A relative bias whose rows a layer computes from its normed rows `x`, `[B, L, M]`: `x W`.

@@ -6,8 +6,8 @@ mod snapshot;
 pub use snapshot::EncodingSnapshot;
 
 use crate::attention_context::{
-    AttentionBias, AttentionContext, AttentionMask, DecayTensors, ExponentialTensors, GateProjection, LinearContext,
-    Mask, RelativeProjection, RotaryTables, StochasticCode,
+    AttentionBias, AttentionContext, AttentionMask, DecayTensors, ExponentialTensors, GateProjection, KernelTensors,
+    LinearContext, Mask, RelativeProjection, RotaryTables, StochasticCode,
 };
 use crate::forward_context::{ForwardContext, POSITIONS};
 use crate::implementation::{DeviceKind, Impl};
@@ -23,7 +23,7 @@ use kerple_core::encoding::{
     Clamp, ConfigError, Encoding, EncodingParameter, FormPositions, Geometry, Injection, ParameterShare,
 };
 use kerple_core::encoding::{EncodingForm, Jacobian, ScoreModForm, TableJacobian};
-use kerple_core::forms::{Absolute, DistanceTable, Rotary, Sides};
+use kerple_core::forms::{Absolute, DistanceTable, PositionKernel, Rotary, Sides};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
@@ -353,7 +353,9 @@ impl PositionalEncoding {
                 };
                 AttentionContext { rope: Some(rotation(&rotary, &places, options, implementation)), bias, ..causal }
             }
-            Injection::Gates => AttentionContext { gates: Some(self.gate_projection(layer, options.1)), ..causal },
+            Injection::Gates { .. } => {
+                AttentionContext { gates: Some(self.gate_projection(layer, options.1)), ..causal }
+            }
             Injection::RelativeBias => {
                 AttentionContext { relative: Some(self.relative_projection(layer, options.1)), ..causal }
             }
@@ -403,7 +405,24 @@ impl PositionalEncoding {
         let mut stored = self.stored(layer).into_iter().map(|values| cast(values, dtype));
         let mut next = || stored.next().expect("gates that depend on the input have a weight and a bias");
         let weight = gates.by_row.then(|| next().reshape([d_model, heads]));
-        GateProjection { weight, bias: next() }
+        let (bias, heads) = (next(), heads as i64);
+        let kernel = gates.kernel.map(|kernel| {
+            let all = self.encoding.parameters(&self.geometry);
+            // the clamp passes gradients straight through
+            let kept = |(raw, own): (Tensor<1>, &EncodingParameter)| {
+                let outside = raw.clone().detach().clamp(own.low, own.high) - raw.clone().detach();
+                (raw + outside).reshape([-1, heads])
+            };
+            let rows: Vec<Tensor<2>> = stored.zip(&all[2..]).map(kept).collect();
+            let parameters = Tensor::cat(rows, 0).swap_dims(0, 1);
+            let PositionKernel::Spline { knots } = kernel else { return KernelTensors { kernel, parameters } };
+            // a knot's weight is its part of the price, divided by the distance over which it rises
+            let inverse = |m: usize| if m == 0 { 1.0 } else { PositionKernel::knot(m).recip() };
+            let scales = TensorData::new((0..=knots).map(inverse).collect::<Vec<f64>>(), [1, knots + 1]);
+            let scales = Tensor::from_data(scales, (&parameters.device(), dtype));
+            KernelTensors { kernel, parameters: parameters * scales }
+        });
+        GateProjection { weight, bias, map: gates.map, kernel }
     }
 
     /// What a layer computes its relative bias with.

@@ -4,6 +4,7 @@ mod blocks;
 mod common;
 mod custom_ops;
 mod documents;
+mod learned_positions;
 mod linear;
 mod positional_encoding;
 mod relative_bias;

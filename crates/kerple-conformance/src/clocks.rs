@@ -3,6 +3,7 @@
 
 mod engines;
 mod gates;
+mod kernels;
 
 use crate::case::Case;
 use crate::{AllowedError, CaseComparison, CaseResult, CaseRunner, Checked};
@@ -14,7 +15,7 @@ use kerple_core::forms::DistanceTable;
 
 /// Methods of the same collection that there is no engine for, by how the names of their cases begin.
 const NOT_BUILT: [(&str, &str); 16] = [
-    ("kclock/", "kernels on cumulative gates"),
+    ("kclock/table_uniform", "tables that are interpolated"),
     ("window/sinks_log_clock", "kernels on cumulative gates, and keys outside the window that stay visible"),
     ("window/capped_distance", "distances that end"),
     ("ssmax/log_clock", "kernels on cumulative gates"),
@@ -44,6 +45,7 @@ pub fn runner(name: &str) -> Option<CaseRunner> {
     }
     match name.split('/').next()? {
         "nope" | "fox" | "cable" | "clock" | "sink" | "ssmax" => Some(run),
+        "kclock" if not_built(name).is_none() => Some(kernels::run),
         "long" => Some(long),
         "rotary" => Some(crate::attention::run),
         _ => None,

@@ -2,8 +2,8 @@
 
 use kerple_core::Number;
 use kerple_core::attention::{
-    self, AttentionDims, AttentionGradients, AttentionProblem, AttentionSaved, ScoreTable, ScoreTransform, Strides,
-    View, ViewMut, naive,
+    self, AttentionDims, AttentionGradients, AttentionProblem, AttentionSaved, PositionGradients, ScoreTable,
+    ScoreTransform, Strides, View, ViewMut, naive,
 };
 
 /// What an engine returns; arrays are `[B, H, L, D]`, parameter gradients in the order of the encoding.
@@ -34,6 +34,8 @@ pub(crate) struct ForwardBackward<T> {
     pub(crate) d_map: Option<Vec<T>>,
     pub(crate) d_sinks: Option<Vec<T>>,
     pub(crate) d_clocks: Option<Vec<f64>>,
+    /// In learned positions and in the parameters of their kernel.
+    pub(crate) d_positions: Option<[Vec<f64>; 2]>,
 }
 
 /// Forward and backward on slices, with the strides of queries and of keys, tile by tile or by the definition; a map has so
@@ -61,6 +63,9 @@ pub(crate) fn forward_backward<T: Number>(
         d_map,
         d_sinks: problem.sinks.map(room),
         d_clocks: tables.gate_cumsum.map(|clocks| vec![0.0; clocks.values.len()]),
+        d_positions: tables
+            .positions
+            .map(|of| [of.positions.values, of.parameters].map(|values| vec![0.0; values.len()])),
     };
     let mut lse = vec![T::ZERO; batch * heads * queries];
     let queries_of = |data| View { data, strides: of_queries };
@@ -76,7 +81,10 @@ pub(crate) fn forward_backward<T: Number>(
         d_score_mod: found.d_map.as_deref_mut(),
         d_sinks: found.d_sinks.as_deref_mut(),
         d_gate_cumsum: found.d_clocks.as_deref_mut(),
-        d_positions: None,
+        d_positions: found
+            .d_positions
+            .as_mut()
+            .map(|[d_positions, d_parameters]| PositionGradients { d_positions, d_parameters }),
         d_relative: None,
     };
     let (q, k, v) = (queries_of(q), keys_of(k), keys_of(v));

@@ -15,6 +15,7 @@ pub mod fire;
 pub mod fox;
 pub mod inkling;
 pub mod kerple;
+pub mod kerple_positions;
 pub mod learned;
 pub mod none;
 pub mod renamed;
@@ -281,7 +282,7 @@ impl Encoding {
 
     /// The gates that a layer makes of its rows, for methods that have them.
     pub fn gates(&self, geometry: &Geometry) -> Option<ForgetGates> {
-        let Injection::Gates = self.entry() else { return None };
+        let Injection::Gates { .. } = self.entry() else { return None };
         let EncodingForm::Gates(gates) = self.form_of(geometry, &[], FormPositions::from(0)) else { return None };
         Some(gates)
     }

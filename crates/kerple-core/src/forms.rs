@@ -12,6 +12,8 @@
 //! * A [`RelativeBias`] per row is computed from a layer's own rows and profiles over distances.
 //! * A [`CodeForm`] contracts queries and keys with random rows of both, before the features of linear attention.
 
+use crate::ops::gate_cumsum::GateMap;
+
 mod code;
 mod position_kernel;
 mod scores;
@@ -213,10 +215,14 @@ pub struct Rotary {
 /// running sums of gates, cumulative gates, fall from key to query; see [`ScoreTable::gate_cumsum`].
 ///
 /// What is learned is an encoding's parameters: W, `[M, H]`, where rows have a part in it, then b, `[H]`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub struct ForgetGates {
     /// Whether gates depend on rows; otherwise each head has one for all tokens.
     pub by_row: bool,
+    /// What a gate is of its logit.
+    pub map: GateMap,
+    /// Cumulative gates are [learned positions](LearnedPositions) of this kernel, whose parameters follow b; `None`: they are added.
+    pub kernel: Option<PositionKernel>,
 }
 
 /// A low-rank relative bias, see [`RelativeBias`], whose rows a layer makes of its own normed rows `x`: `x W`.

@@ -195,7 +195,7 @@ impl PyEncoding {
     }
 
     /// Where it enters a model: `nowhere`, `embeddings`, `rotation`, `scores`, `map`, `gates`,
-    /// `relative` or `code`.
+    /// `learned_positions`, `relative` or `code`.
     #[getter]
     fn entry(&self) -> &'static str {
         match self.encoding.entry() {
@@ -204,7 +204,8 @@ impl PyEncoding {
             Injection::Rotation { .. } => "rotation",
             Injection::Scores(_) => "scores",
             Injection::ScoreMod { .. } => "map",
-            Injection::Gates => "gates",
+            Injection::Gates { kernel: false } => "gates",
+            Injection::Gates { kernel: true } => "learned_positions",
             Injection::RelativeBias => "relative",
             Injection::Code => "code",
         }

@@ -66,6 +66,11 @@ class Encoding(nn.Module):
         if not _linear and native.entry in ("embeddings", "code"):
             where = "the embeddings" if native.entry == "embeddings" else "linear attention, see LinearAttention"
             raise ValueError(f"kind = {kind!r} enters {where}, not the scores of attention")
+        if native.entry == "learned_positions":
+            raise ValueError(
+                f"kind = {kind!r} is not in kerple.torch: kernels on learned positions train with `kerple train` only; use kind = 'fox' "
+                "or 'kerple_log'"
+            )
         self.kind, self.heads, self.head_dim = kind, heads, head_dim
         self.d_model = heads * head_dim if d_model is None else d_model
         self.window = native.window

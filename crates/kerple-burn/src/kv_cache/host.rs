@@ -76,7 +76,13 @@ impl HostKv {
         }
         let Heads { heads: query_heads, kv_heads, head_dim } = heads;
         let dims = AttentionDims { batch, heads: query_heads, kv_heads, queries: len, keys: self.len, head_dim };
-        let (scores, inputs) = ScoreInputs::outside_autodiff(&context.mask, &context.bias, scoring, self.seen);
+        let (scores, inputs) = ScoreInputs::outside_autodiff(
+            &context.mask,
+            &context.bias,
+            scoring,
+            context.gates.as_ref().and_then(|gates| gates.kernel.as_ref()),
+            self.seen,
+        );
         let ([start, ..], packed) = heads.layout(len);
         let head = self.capacity * head_dim;
         let held = Strides { batch: kv_heads * head, head, row: head_dim };

@@ -17,7 +17,8 @@ pub use reference::{AttentionScores, reference, seen, weights};
 
 use super::{gates, score_mods};
 use crate::attention_context::{
-    AttentionBias, AttentionContext, AttentionMask, FromRows, RelativeTensors, RotaryTables, ScoreContext,
+    AttentionBias, AttentionContext, AttentionMask, FromRows, KernelTensors, RelativeTensors, RotaryTables,
+    ScoreContext,
 };
 #[cfg(feature = "cube")]
 use crate::custom_op::GpuOp;
@@ -30,8 +31,8 @@ use crate::parameters::{flat, on_host};
 use crate::with_element;
 use burn::tensor::Tensor;
 use kerple_core::attention::{
-    self, AttentionDims, AttentionGradients, AttentionProblem, PackedDocuments, RelativeGradients, Strides, View,
-    ViewMut,
+    self, AttentionDims, AttentionGradients, AttentionProblem, LearnedPositions, PackedDocuments, PositionGradients,
+    PositionKernel, RelativeGradients, Strides, View, ViewMut,
 };
 use kerple_core::forms::{RelativeBias, ScoreTable, Strided};
 use kerple_core::ops::zeros;
@@ -78,6 +79,7 @@ pub fn attention(
         // chunks of queries take no documents yet
         #[cfg(feature = "cube")]
         if context.relative.is_none()
+            && context.kernel.is_none()
             && context.mask.documents.is_none()
             && implementation.has_kernel(&[DeviceKind::Gpu], &q)
         {
@@ -88,7 +90,8 @@ pub fn attention(
     let (q, keys) = (shifted(q, &context.bias), k.dims()[2]);
     let mut inputs = OpInputs::default();
     let own = [q, k, v].map(|tensor| inputs.add(tensor));
-    let scores = ScoreInputs::add(&context.mask, &context.bias, scoring, keys, &mut inputs);
+    let scores = ScoreInputs::add(&context.mask, &context.bias, scoring, keys, &mut inputs)
+        .with_kernel(context.kernel.clone(), &mut inputs);
     let gates = context.gates.clone().map(|gates| inputs.add(context.mask.without_nan_in_padding(gates)));
     let relative = context.relative.clone().map(|RelativeTensors { rows, profiles }| RelativeInputs {
         rows: inputs.add(rows),
@@ -142,6 +145,8 @@ pub(crate) struct ScoreInputs {
     scale: f64,
     softcap: Option<f64>,
     sinks: Option<usize>,
+    /// Of cumulative gates that are learned positions.
+    kernel: Option<(PositionKernel, usize)>,
     mask: AttentionMask,
 }
 
@@ -208,7 +213,12 @@ impl ScoreInputs {
                 BiasInputs::ScoreMod(kind.clone(), inputs.add(numbers(kind, bias, own.as_ref(), extent)))
             }
         };
-        ScoreInputs { bias, scale, softcap, sinks: inputs.add_some(sinks), mask: mask.clone() }
+        ScoreInputs { bias, scale, softcap, sinks: inputs.add_some(sinks), kernel: None, mask: mask.clone() }
+    }
+
+    /// The same where cumulative gates are learned positions.
+    pub(crate) fn with_kernel(self, kernel: Option<KernelTensors>, inputs: &mut OpInputs) -> ScoreInputs {
+        ScoreInputs { kernel: kernel.map(|of| (of.kernel, inputs.add(of.parameters))), ..self }
     }
 
     /// For a computation outside autodiff: the places, and the arrays that are there.
@@ -216,6 +226,7 @@ impl ScoreInputs {
         mask: &AttentionMask,
         bias: &AttentionBias,
         scoring: &Scoring,
+        kernel: Option<&KernelTensors>,
         keys: usize,
     ) -> (ScoreInputs, Vec<HostArray>) {
         let Scoring { scale, softcap, sinks } = scoring;
@@ -235,7 +246,8 @@ impl ScoreInputs {
             }
         };
         let sinks = sinks.as_ref().map(|sinks| add(on_host(sinks.clone())));
-        (ScoreInputs { bias, scale: *scale, softcap: *softcap, sinks, mask: mask.clone() }, arrays)
+        let kernel = kernel.map(|of| (of.kernel, add(on_host(of.parameters.clone()))));
+        (ScoreInputs { bias, scale: *scale, softcap: *softcap, sinks, kernel, mask: mask.clone() }, arrays)
     }
 
     /// The documents of the sequences, where those consist of several.
@@ -276,7 +288,11 @@ impl ScoreInputs {
         let mut d_scores = self.each_place().map(|place| place.filter(|place| ctx.wanted[*place]).as_ref().map(room));
         let [d_bias, d_weight, d_score_mod, d_sinks] = d_scores.each_mut().map(|values| values.as_deref_mut());
         let mut gate_grads = call.gate_cumsum.map(|sums| vec![0.0; sums.values.len()]);
-        let d_gate_cumsum = gate_grads.as_deref_mut();
+        let mut of_kernel = self.kernel.map(|(_, place)| vec![0.0; room(&place).len()]);
+        let (d_gate_cumsum, d_positions) = match (gate_grads.as_deref_mut(), of_kernel.as_deref_mut()) {
+            (Some(d_positions), Some(d_parameters)) => (None, Some(PositionGradients { d_positions, d_parameters })),
+            (d_gate_cumsum, _) => (d_gate_cumsum, None),
+        };
         let AttentionDims { batch, heads, queries, .. } = call.dims;
         let mut relative =
             call.relative.map(|of| [batch * heads * queries * of.rank, of.profiles.len()].map(zeros::<T>));
@@ -293,10 +309,13 @@ impl ScoreInputs {
             d_score_mod,
             d_sinks,
             d_gate_cumsum,
-            d_positions: None,
+            d_positions,
             d_relative,
         };
         self.with_problem(ctx.inputs, call, |problem| attention::backward(problem, saved, gradients));
+        if let (Some((_, place)), Some(d_parameters)) = (self.kernel, of_kernel) {
+            found.put(place, d_parameters.into_iter().map(T::from_f64).collect());
+        }
         for (place, gradient) in self.each_place().into_iter().zip(d_scores) {
             if let (Some(place), Some(gradient)) = (place, gradient) {
                 found.put(place, gradient);
@@ -320,14 +339,24 @@ impl ScoreInputs {
             }
             BiasInputs::Tables(_) | BiasInputs::FeatureDecay(_) => None,
         };
+        let of_kernel = self.kernel.map(|(kernel, place)| {
+            (kernel, inputs[place].slice::<T>().iter().map(|x| x.to_f64()).collect::<Vec<f64>>())
+        });
+        let (gate_cumsum, positions) = match (&of_kernel, gate_cumsum) {
+            (Some((kernel, parameters)), Some(positions)) => {
+                (None, Some(LearnedPositions { positions, kernel: *kernel, parameters }))
+            }
+            (_, gate_cumsum) => (gate_cumsum, None),
+        };
         let scores = match &score_mod {
             Some(score_mod) => {
-                let alone = gate_cumsum.is_none() && relative.is_none();
+                let alone = gate_cumsum.is_none() && positions.is_none() && relative.is_none();
                 assert!(alone, "score modifications take no cumulative gates and no relative bias");
                 kerple_core::forms::ScoreTransform::Mod(&**score_mod)
             }
             None => kerple_core::forms::ScoreTransform::Table(ScoreTable {
                 gate_cumsum,
+                positions,
                 relative,
                 ..self.table(inputs, heads.clone())
             }),

@@ -11,7 +11,7 @@ use crate::host_array::HostArray;
 use crate::implementation::{DeviceKind, Impl};
 use crate::with_element;
 use burn::tensor::Tensor;
-use kerple_core::attention::{AttentionDims, PackedDocuments, Strides, View, ViewMut};
+use kerple_core::attention::{AttentionDims, Strides, View, ViewMut};
 use kerple_core::ops::gemm::Out;
 use kerple_core::ops::layer_norm;
 use kerple_core::ops::mlp;
@@ -126,7 +126,8 @@ pub fn attention_layer(
         qkv: linear::LinearInputs::add(qkv, &mut inputs),
         out: linear::LinearInputs::add(out, &mut inputs),
         qk_scaling: qk_scaling::QkScalingInputs::add(qk_scaling, &context.mask, len, &mut inputs),
-        scores: ScoreInputs::add(&context.mask, &context.bias, scoring, len, &mut inputs),
+        scores: ScoreInputs::add(&context.mask, &context.bias, scoring, len, &mut inputs)
+            .with_kernel(context.gates.as_ref().and_then(|gates| gates.kernel.clone()), &mut inputs),
         gates: context.gates.as_ref().map(|gates| gates::GateProjectionInputs::add(gates, &mut inputs)),
         rope: context.rope.clone(),
         heads,
@@ -230,6 +231,12 @@ impl AttentionLayerOp {
         }
     }
 
+    /// Cumulative gates of logits of gates.
+    fn gate_cumsum<T: FloatElement>(&self, logits: &Option<Vec<T>>, dims: AttentionDims) -> Option<Vec<f64>> {
+        let (sizes, documents) = ([dims.batch, dims.queries, dims.heads], self.scores.documents());
+        Some(gates::cumsum_of_logits(logits.as_ref()?, sizes, documents, self.gates?.map))
+    }
+
     /// How many heads are processed at once where nothing of them is kept; `None`: all.
     fn heads_at_once(&self, dims: AttentionDims) -> Option<usize> {
         let a_head = 3 * dims.queries * dims.head_dim;
@@ -289,7 +296,7 @@ impl AttentionLayerOp {
         layer_norm::forward(self.norm.of(inputs), x, &mut normed);
         self.qkv.of::<T>(inputs).forward(Out::Append(&mut qkv), &normed, width);
         let logits = self.gates.map(|gates| gates.logits::<T>(inputs, &normed, width));
-        let gate_cumsum = gate_cumsum_of(&logits, dims, self.scores.documents());
+        let gate_cumsum = self.gate_cumsum(&logits, dims);
         let base = self.base.of::<T>(inputs);
         if !matches!(base, mlp::MlpResidual::Normed) {
             normed = Vec::new();
@@ -381,7 +388,7 @@ impl AttentionLayerOp {
         let mut d_qkv = zeros(qkv.len());
         let rows = starts.map(|start| View { data: &qkv[start..], strides: packed });
         let merged = |data| View { data, strides: merged };
-        let gate_cumsum = gate_cumsum_of(logits, dims, self.scores.documents());
+        let gate_cumsum = self.gate_cumsum(logits, dims);
         let gate_cumsum = attention::strided_by_keys(&gate_cumsum, dims);
         let call = AttentionCall { dims, rows, gate_cumsum, relative: None, first_head: 0 };
         let d_rows = ViewMut::parts(&mut d_qkv, starts, packed);
@@ -393,15 +400,6 @@ impl AttentionLayerOp {
         self.qk_scaling.backward(raw, self.heads, &mut d_qkv, found);
         (d_qkv, d_gate_cumsum)
     }
-}
-
-/// Cumulative gates of logits of gates.
-fn gate_cumsum_of<T: FloatElement>(
-    logits: &Option<Vec<T>>,
-    dims: AttentionDims,
-    documents: Option<&PackedDocuments>,
-) -> Option<Vec<f64>> {
-    logits.as_ref().map(|logits| gates::cumsum_of_logits(logits, [dims.batch, dims.queries, dims.heads], documents))
 }
 
 impl CustomOp for AttentionLayerOp {

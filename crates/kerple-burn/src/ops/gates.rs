@@ -13,20 +13,26 @@ use crate::custom_op::{FloatElement, InputGrads, OpInputs};
 use crate::host_array::HostArray;
 use burn::tensor::{Tensor, activation};
 use kerple_core::attention::{DocumentSegment, PackedDocuments};
-use kerple_core::ops::gate_cumsum;
+use kerple_core::ops::gate_cumsum::{self, GateMap};
 use kerple_core::ops::gemm::Out;
 use std::ops::Range;
 
 impl GateProjection {
     /// Gates `[B, H, L]` of normed rows `[B, L, M]`; reference implementation.
     pub(crate) fn gates(&self, rows: &Tensor<3>) -> Tensor<3> {
-        let GateProjection { weight, bias } = self.clone();
+        let GateProjection { weight, bias, map, .. } = self.clone();
         let [batch, len, _] = rows.dims();
         let logits = match weight {
             Some(weight) => linear::reference(rows.clone(), super::LinearTensors { weight, bias: Some(bias) }),
             None => bias.clone().unsqueeze::<3>().expand([batch, len, bias.dims()[0]]),
         };
-        activation::log_sigmoid(logits).swap_dims(1, 2)
+        let gates = match map {
+            GateMap::LogSigmoid => activation::log_sigmoid(logits),
+            GateMap::Sigmoid { min, max } => activation::sigmoid(logits) * (max - min) + min,
+            GateMap::Softplus { min } => activation::softplus(logits, 1.0) + min,
+            GateMap::Exp => logits.clamp(-GateMap::MOST, GateMap::MOST).exp(),
+        };
+        gates.swap_dims(1, 2)
     }
 }
 
@@ -35,12 +41,13 @@ pub(super) fn cumsum_of_logits<T: FloatElement>(
     logits: &[T],
     [batch, len, heads]: [usize; 3],
     documents: Option<&PackedDocuments>,
+    map: GateMap,
 ) -> Vec<f64> {
-    let Some(documents) = documents else { return gate_cumsum::of_logits(logits, [batch, len, heads]) };
+    let Some(documents) = documents else { return gate_cumsum::of_logits(logits, [batch, len, heads], map) };
     let mut all = vec![0.0; logits.len()];
     for document in documents.documents() {
         let DocumentSegment { row, first_key: first, keys, .. } = document;
-        let own = gate_cumsum::of_logits(&logits[(row * len + first) * heads..][..keys * heads], [1, keys, heads]);
+        let own = gate_cumsum::of_logits(&logits[(row * len + first) * heads..][..keys * heads], [1, keys, heads], map);
         for (head, own) in own.chunks_exact(keys.max(1)).enumerate() {
             all[(row * heads + head) * len + first..][..keys].copy_from_slice(own);
         }
@@ -54,9 +61,10 @@ fn cumsum_of_logits_backward<T: FloatElement>(
     d_gate_cumsum: &[f64],
     [batch, len, heads]: [usize; 3],
     documents: Option<&PackedDocuments>,
+    map: GateMap,
 ) -> Vec<T> {
     let Some(documents) = documents else {
-        return gate_cumsum::of_logits_backward(logits, d_gate_cumsum, [batch, len, heads]);
+        return gate_cumsum::of_logits_backward(logits, d_gate_cumsum, [batch, len, heads], map);
     };
     let mut all = vec![T::ZERO; logits.len()];
     for document in documents.documents() {
@@ -64,7 +72,7 @@ fn cumsum_of_logits_backward<T: FloatElement>(
         let own = |head: usize| &d_gate_cumsum[(row * heads + head) * len + first..][..keys];
         let d_cumsum: Vec<f64> = (0..heads).flat_map(own).copied().collect();
         let tokens = (row * len + first) * heads..(row * len + first + keys) * heads;
-        let d_logits = gate_cumsum::of_logits_backward(&logits[tokens.clone()], &d_cumsum, [1, keys, heads]);
+        let d_logits = gate_cumsum::of_logits_backward(&logits[tokens.clone()], &d_cumsum, [1, keys, heads], map);
         all[tokens].copy_from_slice(&d_logits);
     }
     all
@@ -115,11 +123,13 @@ fn document_tokens(documents: &PackedDocuments, units: usize, len: usize) -> imp
 pub(super) struct GateProjectionInputs {
     weight: Option<usize>,
     bias: usize,
+    pub(super) map: GateMap,
 }
 
 impl GateProjectionInputs {
     pub(super) fn add(gates: &GateProjection, inputs: &mut OpInputs) -> GateProjectionInputs {
-        GateProjectionInputs { weight: inputs.add_some(gates.weight.clone()), bias: inputs.add(gates.bias.clone()) }
+        let (weight, bias) = (inputs.add_some(gates.weight.clone()), inputs.add(gates.bias.clone()));
+        GateProjectionInputs { weight, bias, map: gates.map }
     }
 
     fn linear<T: FloatElement>(
@@ -151,7 +161,7 @@ impl GateProjectionInputs {
     ) {
         let inputs = found.inputs();
         let heads = inputs[self.bias].slice::<T>().len();
-        let d_logits = cumsum_of_logits_backward(logits, d_gate_cumsum, [batch, len, heads], documents);
+        let d_logits = cumsum_of_logits_backward(logits, d_gate_cumsum, [batch, len, heads], documents, self.map);
         match (self.linear::<T>(inputs), self.weight) {
             (Some(linear), Some(weight)) => {
                 let mut gradients = linear.gradients(width);

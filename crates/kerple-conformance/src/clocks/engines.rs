@@ -149,13 +149,6 @@ impl GatedAttention {
     /// In double precision through Burn's autodiff.
     fn burn(&self, implementation: Impl) -> GatedOutput {
         let device = Device::flex().autodiff();
-        fn tensor<const D: usize>(values: &[f64], shape: [usize; D], device: &Device) -> Tensor<D> {
-            let data = TensorData::new(values.to_vec(), shape);
-            Tensor::<D>::from_data(data, (device, DType::F64)).require_grad()
-        }
-        fn numbers<const D: usize>(tensor: Tensor<D>) -> Vec<f64> {
-            tensor.into_data().iter::<f64>().collect()
-        }
         let AttentionDims { batch, heads, keys: len, head_dim, .. } = self.inputs.dims;
         let four = |values: &[f64]| tensor(values, [batch, heads, len, head_dim], &device);
         let [q, k, v, d_out] =
@@ -185,6 +178,16 @@ impl GatedAttention {
             d_slopes: None,
         }
     }
+}
+
+/// A leaf of Burn's autodiff in double precision.
+pub(super) fn tensor<const D: usize>(values: &[f64], shape: [usize; D], device: &Device) -> Tensor<D> {
+    let data = TensorData::new(values.to_vec(), shape);
+    Tensor::<D>::from_data(data, (device, DType::F64)).require_grad()
+}
+
+pub(super) fn numbers<const D: usize>(tensor: Tensor<D>) -> Vec<f64> {
+    tensor.into_data().iter::<f64>().collect()
 }
 
 /// `[B, a, b, D]` as `[B, b, a, D]`.

@@ -3,7 +3,7 @@
 use crate::Checked;
 use crate::case::Case;
 use kerple_core::attention::AttentionDims;
-use kerple_core::ops::gate_cumsum::{self, log_sigmoid};
+use kerple_core::ops::gate_cumsum::{self, GateMap, log_sigmoid};
 use kerple_core::ops::gemm::Out;
 use kerple_core::ops::linear::LinearParameters;
 
@@ -86,7 +86,8 @@ impl GateInputs {
                 of_heads(*dims, |index, _| c[index] - if index % dims.keys == 0 { 0.0 } else { c[index - 1] })
             }
             GateInputs::Rows { dims, .. } => {
-                let clocks = gate_cumsum::of_logits(&self.logits(), [dims.batch, dims.keys, dims.heads]);
+                let clocks =
+                    gate_cumsum::of_logits(&self.logits(), [dims.batch, dims.keys, dims.heads], GateMap::LogSigmoid);
                 GateInputs::Clocks { c: clocks, dims: *dims }.values()
             }
         }
@@ -132,7 +133,8 @@ impl GateInputs {
             GateInputs::Rows { y, b, dims, .. } => {
                 let (logits, weight, width) = (self.logits(), self.weight(), y.len() / (dims.batch * dims.keys));
                 let sizes = [dims.batch, dims.keys, dims.heads];
-                let d_logits = gate_cumsum::of_logits_backward(&logits, &in_clocks(*dims, d_gates), sizes);
+                let d_logits =
+                    gate_cumsum::of_logits_backward(&logits, &in_clocks(*dims, d_gates), sizes, GateMap::LogSigmoid);
                 let linear = LinearParameters { weight: &weight, bias: Some(b) };
                 let (mut gradients, mut d_y) = (linear.gradients(width), Vec::new());
                 linear.backward(y, &d_logits, width, &mut gradients);

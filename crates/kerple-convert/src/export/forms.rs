@@ -71,7 +71,13 @@ fn entering(encoding: &Encoding, geometry: &Geometry) -> Representable<Map<Strin
         }
         Injection::Scores(_) => json!({ "enters": "scores", "table": table(encoding, geometry)? }),
         Injection::ScoreMod { .. } => Value::Object(map(encoding, geometry)?),
-        Injection::Gates => json!({ "enters": "gates" }),
+        Injection::Gates { kernel: false } => json!({ "enters": "gates" }),
+        Injection::Gates { kernel: true } => {
+            return Err(format!(
+                "the kernel on learned positions of {} has no form in the torch code",
+                encoding.label()
+            ));
+        }
         Injection::RelativeBias => {
             let Method::Inkling(keys) = &encoding.method else { unreachable!("the method with a relative bias") };
             json!({ "enters": "relative", "rank": keys.rank, "reach": keys.reach, "log_scale": keys.log_scale })

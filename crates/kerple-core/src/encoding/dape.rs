@@ -124,7 +124,7 @@ impl DapeBase {
             Injection::ScoreMod { .. } => {
                 base.fire().map_or(DapeInput::Other("already changes all heads together"), DapeInput::Fire)
             }
-            Injection::Gates => DapeInput::Other("has a gate per token"),
+            Injection::Gates { .. } => DapeInput::Other("has a gate per token"),
             Injection::RelativeBias => DapeInput::Other("has a bias per row"),
             Injection::Code => DapeInput::Other("replaces queries and keys by codes"),
         }

@@ -157,7 +157,7 @@ impl Encoding {
                 Some(InLinear::AsItIs)
             }
             Injection::Code => Some(InLinear::Code),
-            Injection::Gates => Some(InLinear::Gates),
+            Injection::Gates { kernel } => (!kernel).then_some(InLinear::Gates),
         }
     }
 

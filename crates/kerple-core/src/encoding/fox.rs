@@ -28,6 +28,7 @@ use super::randomized::Randomized;
 use super::{EncodingParameter, Geometry, ParameterInit, ParameterShare};
 use crate::encoding::EncodingForm;
 use crate::forms::{DistanceTable, ForgetGates, Sides};
+use crate::ops::gate_cumsum::GateMap;
 use serde::{Deserialize, Serialize};
 
 /// Keys of forgetting attention.
@@ -91,7 +92,7 @@ impl Positional for FoxConfig {
 
     fn entry(&self) -> Injection {
         match self.gate {
-            FoxGate::Full | FoxGate::BiasOnly => Injection::Gates,
+            FoxGate::Full | FoxGate::BiasOnly => Injection::Gates { kernel: false },
             FoxGate::Fixed => Injection::Scores(TableContents::bias(Sides::OneSided)),
         }
     }
@@ -151,7 +152,11 @@ impl Positional for FoxConfig {
                     weight: None,
                 })
             }
-            (gate, _) => EncodingForm::Gates(ForgetGates { by_row: gate == FoxGate::Full }),
+            (gate, _) => EncodingForm::Gates(ForgetGates {
+                by_row: gate == FoxGate::Full,
+                map: GateMap::LogSigmoid,
+                kernel: None,
+            }),
         }
     }
 

@@ -7,8 +7,8 @@ use super::parameter::{EncodingParameter, ParameterShare};
 use super::randomized::{FormPositions, Randomized};
 use super::{Emulate, Geometry};
 use super::{
-    alibi, bam, cope, dape, expression, fire, fox, inkling, kerple, learned, none, rotary, sandwich, shaw, sinusoidal,
-    spe, t5, transformer_xl, xpos,
+    alibi, bam, cope, dape, expression, fire, fox, inkling, kerple, kerple_positions, learned, none, rotary, sandwich,
+    shaw, sinusoidal, spe, t5, transformer_xl, xpos,
 };
 use crate::calculus::expr::Expr;
 use crate::encoding::{EncodingForm, TableJacobian};
@@ -51,7 +51,10 @@ pub enum Injection {
         rotates: bool,
     },
     /// Scores, by cumulative gates that a layer's own rows set: [`EncodingForm::Gates`].
-    Gates,
+    Gates {
+        /// Whether they are learned positions of a kernel; otherwise they are added.
+        kernel: bool,
+    },
     /// Scores, by a relative bias that a layer's own rows make: [`EncodingForm::RelativeBias`].
     RelativeBias,
     /// Queries and keys of linear attention: [`EncodingForm::Code`].
@@ -156,6 +159,11 @@ pub trait Positional {
         [None, None]
     }
 
+    /// What is proven of its bias at positions that the content sets.
+    fn certificate(&self) -> Option<&'static str> {
+        None
+    }
+
     /// The keys of FIRE where it is that and nothing else, for maps that make its bias themselves.
     fn fire(&self) -> Option<&fire::FireConfig> {
         None
@@ -257,6 +265,8 @@ methods! {
     "cope" Cope(cope::CopeConfig),
     /// Forgetting attention: scores fall with what tokens make forgotten.
     "fox" Fox(fox::FoxConfig),
+    /// A kernel of distances that the content sets.
+    "kerple_positions" KerplePositions(kerple_positions::KerplePositionsConfig),
     /// A low-rank relative bias that each row makes of its own features.
     "inkling" Inkling(inkling::InklingConfig),
     /// Any expression of the kernel calculus.

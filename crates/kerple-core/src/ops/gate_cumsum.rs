@@ -5,6 +5,8 @@
 //! d_g[t] = sum over n >= t of d_c[n] = -sum over n < t of d_c[n]          d_a = d_g sigmoid(-a)
 //! ```
 //!
+//! Steps of learned positions are gates of another [map](GateMap), and their cumulative gates are positions.
+//!
 //! Attention uses only differences of cumulative gates, so their gradients sum to 0 and the first
 //! gate has none: sums are taken from the front, where they are exact. Cumulative gates are f64
 //! whatever gates are, since they grow with the length.
@@ -30,17 +32,72 @@ pub fn log_sigmoid(a: f64) -> f64 {
     a.min(0.0) - (-a.abs()).exp().ln_1p()
 }
 
+/// What a gate is of its logit.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub enum GateMap {
+    /// `ln sigmoid(a)`, of forget gates.
+    #[default]
+    LogSigmoid,
+    /// `min + (max - min) sigmoid(a)`, a step of learned positions like those below.
+    Sigmoid {
+        /// Smallest step.
+        min: f64,
+        /// Largest step.
+        max: f64,
+    },
+    /// `min + ln(1 + e^a)`
+    Softplus {
+        /// Smallest step.
+        min: f64,
+    },
+    /// `e^a` with `a` cut to `-10 ..= 10`
+    Exp,
+}
+
+impl GateMap {
+    /// Largest logit of `Exp`, and the negative of the smallest.
+    pub const MOST: f64 = 10.0;
+
+    /// The gate of a logit.
+    pub fn value(self, a: f64) -> f64 {
+        match self {
+            GateMap::LogSigmoid => log_sigmoid(a),
+            GateMap::Sigmoid { min, max } => min + (max - min) / (1.0 + (-a).exp()),
+            GateMap::Softplus { min } => min - log_sigmoid(-a),
+            GateMap::Exp => a.clamp(-GateMap::MOST, GateMap::MOST).exp(),
+        }
+    }
+
+    /// Its derivative.
+    fn derivative(self, a: f64) -> f64 {
+        // sigmoid(-a)
+        let rest = 1.0 / (1.0 + a.exp());
+        match self {
+            GateMap::LogSigmoid => rest,
+            GateMap::Sigmoid { min, max } => (max - min) * rest / (1.0 + (-a).exp()),
+            GateMap::Softplus { .. } => 1.0 / (1.0 + (-a).exp()),
+            GateMap::Exp => {
+                if a.abs() <= GateMap::MOST {
+                    a.exp()
+                } else {
+                    0.0
+                }
+            }
+        }
+    }
+}
+
 /// Cumulative gates `[B, H, L]` of logits of gates, `[B, L, H]`.
 ///
 /// # Panics
 /// If there are not as many logits.
-pub fn of_logits<T: Number>(logits: &[T], [batch, len, heads]: [usize; 3]) -> Vec<f64> {
+pub fn of_logits<T: Number>(logits: &[T], [batch, len, heads]: [usize; 3], map: GateMap) -> Vec<f64> {
     check_shape!(logits, B = batch, L = len, H = heads);
     let mut gate_cumsum = vec![0.0; logits.len()];
     gate_cumsum.par_chunks_exact_mut(len.max(1)).enumerate().for_each(|(unit, row)| {
         let first = unit / heads * len * heads + unit % heads;
         let logits = logits[first..].iter().step_by(heads);
-        run(row, logits.map(|logit| log_sigmoid(logit.to_f64())));
+        run(row, logits.map(|logit| map.value(logit.to_f64())));
     });
     gate_cumsum
 }
@@ -49,7 +106,12 @@ pub fn of_logits<T: Number>(logits: &[T], [batch, len, heads]: [usize; 3]) -> Ve
 ///
 /// # Panics
 /// If there are not as many of either.
-pub fn of_logits_backward<T: Number>(logits: &[T], d_gate_cumsum: &[f64], [batch, len, heads]: [usize; 3]) -> Vec<T> {
+pub fn of_logits_backward<T: Number>(
+    logits: &[T],
+    d_gate_cumsum: &[f64],
+    [batch, len, heads]: [usize; 3],
+    map: GateMap,
+) -> Vec<T> {
     check_shape!(logits, B = batch, L = len, H = heads);
     check_shape!(d_gate_cumsum, B = batch, H = heads, L = len);
     let mut d_logits = logits.to_vec();
@@ -59,9 +121,7 @@ pub fn of_logits_backward<T: Number>(logits: &[T], d_gate_cumsum: &[f64], [batch
             for (head, d_gate_cumsum) in d_gate_cumsum.chunks_exact(len).enumerate() {
                 let logits = to[head..].iter_mut().step_by(heads);
                 for (logit, d_gate) in logits.zip(d_gates(d_gate_cumsum)) {
-                    // sigmoid(-a)
-                    let slope = 1.0 / (1.0 + logit.to_f64().exp());
-                    *logit = T::from_f64(d_gate * slope);
+                    *logit = T::from_f64(d_gate * map.derivative(logit.to_f64()));
                 }
             }
         },
@@ -132,7 +192,7 @@ mod tests {
                 (gate_cumsum[3] - gate_cumsum[0]).exp() == 0.0 && (gate_cumsum[5] - gate_cumsum[3]).exp() == 0.0,
                 "{gate_cumsum:?}"
             );
-            let of_logits = of_logits(&[reset, 3.0, reset, 2.0], [1, 4, 1]);
+            let of_logits = of_logits(&[reset, 3.0, reset, 2.0], [1, 4, 1], GateMap::LogSigmoid);
             assert!((of_logits[0] - of_logits[1] + log_sigmoid(3.0)).abs() < 1e-10, "{of_logits:?}");
         }
         assert!(of_gates(&[-0.5, f64::NAN], 2)[1].is_nan(), "an unknown gate is not hidden");
@@ -150,17 +210,26 @@ mod tests {
             row.iter_mut().for_each(|up| *up -= mean);
         }
         let loss = |gate_cumsum: Vec<f64>| gate_cumsum.iter().zip(&up).map(|(c, up)| c * up).sum::<f64>();
-        let of = |logits: &[f64]| loss(of_logits(logits, [batch, len, heads]));
-        let found = of_logits_backward(&logits, &up, [batch, len, heads]);
-        for at in 0..logits.len() {
-            let moved = |by: f64| {
-                let mut logits = logits.clone();
-                logits[at] += by;
-                of(&logits)
-            };
-            let numeric = (moved(1e-5) - moved(-1e-5)) / 2e-5;
-            // third derivatives below 1 times the step squared, and rounding of sums of order 10 over the step
-            assert!((found[at] - numeric).abs() < 1e-9, "{at}: {} {numeric}", found[at]);
+        let maps = [
+            GateMap::LogSigmoid,
+            GateMap::Sigmoid { min: 0.05, max: 2.0 },
+            GateMap::Softplus { min: 0.1 },
+            GateMap::Exp,
+        ];
+        for map in maps {
+            let of = |logits: &[f64]| loss(of_logits(logits, [batch, len, heads], map));
+            let found = of_logits_backward(&logits, &up, [batch, len, heads], map);
+            for at in 0..logits.len() {
+                let moved = |by: f64| {
+                    let mut logits = logits.clone();
+                    logits[at] += by;
+                    of(&logits)
+                };
+                let numeric = (moved(1e-5) - moved(-1e-5)) / 2e-5;
+                // third derivatives below 1 times the step squared (20 of e^a), and rounding of sums of order 10 over the step
+                let allowed = if map == GateMap::Exp { 1e-7 } else { 1e-9 };
+                assert!((found[at] - numeric).abs() < allowed, "{map:?} {at}: {} {numeric}", found[at]);
+            }
         }
         let (gates, slope) = (logits.clone(), 1e-5);
         let found: Vec<f64> = of_gates_backward(&up, len);

@@ -31,7 +31,7 @@ fn of_layer(plan: &Plan, layer: &LayerSettings, length: usize) -> u64 {
     }
     let heads = plan.model.sizes().heads(&plan.model.block);
     let entry = layer.encoding.entry();
-    let plain = !matches!(entry, Injection::ScoreMod { .. } | Injection::Gates | Injection::Code);
+    let plain = !matches!(entry, Injection::ScoreMod { .. } | Injection::Gates { .. } | Injection::Code);
     let kept = match layer.window {
         // they are let go of once they are twice as many as needed
         Some(window) if plain => {
@@ -44,7 +44,7 @@ fn of_layer(plan: &Plan, layer: &LayerSettings, length: usize) -> u64 {
         Injection::Scores(tables) => usize::from(tables.bias) + usize::from(tables.weight),
         _ => 0,
     };
-    let gates = if entry == Injection::Gates { bytes(&[2, heads.heads, capacity]) } else { 0 };
+    let gates = if matches!(entry, Injection::Gates { .. }) { bytes(&[2, heads.heads, capacity]) } else { 0 };
     [
         bytes(&[2, heads.kv_heads, heads.head_dim, capacity]),
         gates,

@@ -76,8 +76,11 @@ fn encoding(
         Injection::Nowhere | Injection::Code => 0,
         Injection::Embeddings => bytes(&[3, rows.positions, d_model]),
         Injection::Rotation { .. } => bytes(&[2, rows.positions, head_dim, sets]),
-        // of every layer, whose rows differ: logits, and clocks and their gradient while it is at work
-        Injection::Gates => bytes(&[if rows.training { layers + 4 } else { 4 }, rows.sequences, rows.positions, heads]),
+        // of every layer, whose rows differ: logits, and cumulative gates and their gradient while it is at work, of positions by row too
+        Injection::Gates { kernel } => {
+            let kept = if rows.training { layers + 4 + 2 * usize::from(kernel) } else { 4 };
+            bytes(&[kept, rows.sequences, rows.positions, heads])
+        }
         // of every layer, whose rows differ: rows and their gradient
         Injection::RelativeBias => {
             let rank = encoding.row_profiles(geometry).map_or(0, |profiles| profiles.rank);

@@ -113,7 +113,7 @@ impl ModelPlan {
             Injection::ScoreMod { .. } if encoding.is_fire() => None,
             Injection::ScoreMod { .. } => Some(format!("the score map of {}", encoding.label())),
             Injection::RelativeBias => Some(format!("the relative bias of {}", encoding.label())),
-            Injection::Gates => Some(format!("the gates of {}", encoding.label())),
+            Injection::Gates { .. } => Some(format!("the gates of {}", encoding.label())),
             Injection::Rotation { decays: true } => Some(format!("the decaying products of {}", encoding.label())),
             Injection::Nowhere
             | Injection::Embeddings
@@ -124,13 +124,13 @@ impl ModelPlan {
         let mut found: Vec<String> = Vec::new();
         for layer in self.every_layer(main) {
             found.extend(match layer.attention.linear() {
-                None if matches!(layer.encoding.entry(), Injection::Gates)
+                None if matches!(layer.encoding.entry(), Injection::Gates { kernel: false })
                     && !OutputHead::of(task).is_bidirectional() =>
                 {
                     None
                 }
                 None => of_encoding(layer.encoding),
-                Some(_) if matches!(layer.encoding.entry(), Injection::Gates) => None,
+                Some(_) if matches!(layer.encoding.entry(), Injection::Gates { .. }) => None,
                 Some(_) => of_encoding(layer.encoding).map(|what| format!("linear attention with {what}")),
             });
         }

@@ -148,6 +148,9 @@ fn one(args: &DescribeArgs, encoding: &Encoding) -> CommandResult {
             resultln!("  {what:<9} {kernel}    (an expression for `kerple kernel`)");
         }
     }
+    if let Some(certificate) = encoding.method.positional().certificate() {
+        resultln!("  proven    {certificate}");
+    }
     resultln!("  enters    {}", about.enters);
     resultln!("  learned   {}", about.learned);
     resultln!("  beyond    {}", about.beyond);

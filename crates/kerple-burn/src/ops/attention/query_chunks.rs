@@ -27,7 +27,8 @@ pub fn query_chunked(
     implementation: Impl,
 ) -> Tensor<4> {
     let (q, keys) = (shifted(q, &context.bias), k.dims()[2]);
-    assert!(context.relative.is_none(), "a relative bias per row is not chunked over queries");
+    let per_row = context.relative.is_some() || context.kernel.is_some();
+    assert!(!per_row, "a relative bias per row and learned positions are not chunked over queries");
     let ScoreTerms { settings, tables: [bias, weight], own, sinks, gates, .. } = ScoreTerms::of(scoring, context, keys);
     let mut inputs = OpInputs::default();
     let rows = [q, k, v].map(|tensor| inputs.add(tensor));
@@ -143,6 +144,7 @@ impl QueryChunksOp {
             own: self.own.map(one),
             sinks: self.sinks.map(one),
             gates: self.gates.map(|place| sequences(tensor(&inputs[place]), chunk)),
+            kernel: None,
             relative: None,
         }
     }
@@ -174,9 +176,17 @@ fn leaf<const D: usize>(x: Tensor<D>) -> Tensor<D> {
 }
 
 fn leaves(terms: ScoreTerms) -> ScoreTerms {
-    let ScoreTerms { settings, tables, own, sinks, gates, relative } = terms;
+    let ScoreTerms { settings, tables, own, sinks, gates, kernel, relative } = terms;
     let tables = tables.map(|table| table.map(leaf));
-    ScoreTerms { settings, tables, own: own.map(leaf), sinks: sinks.map(leaf), gates: gates.map(leaf), relative }
+    ScoreTerms {
+        settings,
+        tables,
+        own: own.map(leaf),
+        sinks: sinks.map(leaf),
+        gates: gates.map(leaf),
+        kernel,
+        relative,
+    }
 }
 
 /// Joins what chunks have, queries of the same sequences first.

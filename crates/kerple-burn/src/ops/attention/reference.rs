@@ -2,12 +2,14 @@
 
 use super::Scoring;
 use super::cumsum::GateCumsum;
-use crate::attention_context::{AttentionBias, AttentionMask, QueryKeyPairs, RelativeTensors, ScoreContext};
+use crate::attention_context::{
+    AttentionBias, AttentionMask, KernelTensors, QueryKeyPairs, RelativeTensors, ScoreContext,
+};
 use crate::implementation::Impl;
 use crate::ops::matmul::product;
 use crate::ops::score_mods::{self, ScoreModInput};
 use burn::tensor::{Bool, Int, Tensor, TensorData, activation};
-use kerple_core::forms::{Mask, Sides};
+use kerple_core::forms::{Mask, PositionKernel, Sides};
 use kerple_core::score_mods::{ScoreModExtent, ScoreModSpec};
 use std::ops::Range;
 use std::sync::Arc;
@@ -84,6 +86,8 @@ pub(super) struct ScoreTerms {
     pub(super) sinks: Option<Tensor<1>>,
     /// Of all keys, `[B, H, K]`.
     pub(super) gates: Option<Tensor<3>>,
+    /// Of gates that are steps of learned positions.
+    pub(super) kernel: Option<KernelTensors>,
     /// Of the queries of a call.
     pub(super) relative: Option<RelativeTensors>,
 }
@@ -92,7 +96,7 @@ impl ScoreTerms {
     /// Of attention over this many keys.
     pub(super) fn of(scoring: &Scoring, context: &ScoreContext, keys: usize) -> ScoreTerms {
         let Scoring { scale, softcap, sinks } = scoring.clone();
-        let ScoreContext { mask, bias, gates, relative } = context.clone();
+        let ScoreContext { mask, bias, gates, kernel, relative } = context.clone();
         let extent = mask.extent(keys, scale);
         let gates = gates.map(|gates| mask.without_nan_in_padding(gates));
         let tables = bias.tables().map(|table| table.cloned());
@@ -106,7 +110,7 @@ impl ScoreTerms {
         };
         let settings =
             ScoreSettings { scale, softcap, score_mod, feature_decay, mask, extent, implementation: Impl::Reference };
-        ScoreTerms { settings, tables, own, sinks, gates, relative }
+        ScoreTerms { settings, tables, own, sinks, gates, kernel, relative }
     }
 
     /// Scores of queries and keys at these positions.
@@ -139,13 +143,21 @@ impl ScoreTerms {
         };
         let mapped = match &self.gates {
             None => mapped,
-            Some(gates) => mapped + gate_differences(gates, mask.pattern, pairs),
+            Some(gates) => mapped + self.of_gates(gates, pairs),
         };
         let mapped = match &self.relative {
             None => mapped,
             Some(relative) => mapped + relative_bias(relative, pairs),
         };
         AttentionScores { scores, bias, mapped, adds_bias, hidden }
+    }
+
+    /// What cumulative gates add to scores.
+    fn of_gates(&self, gates: &Tensor<3>, pairs: &QueryKeyPairs) -> Tensor<4> {
+        match &self.kernel {
+            None => gate_differences(gates, self.settings.mask.pattern, pairs),
+            Some(kernel) => kernel.at(gate_differences(gates, Mask::BIDIRECTIONAL, pairs)),
+        }
     }
 
     /// The weight of each key for each query, `[B, H, Q, K]`.
@@ -174,6 +186,26 @@ impl ScoreTerms {
             .and_then(|kind| score_mods::of_values(kind, self.own.as_ref(), &weights, *extent, pairs));
         let out = product(weights, v, false, *implementation);
         if let Some(more) = more { out + more } else { out }
+    }
+}
+
+impl KernelTensors {
+    /// The kernel at distances `u >= 0`, `[B, H, Q, K]`.
+    fn at(&self, u: Tensor<4>) -> Tensor<4> {
+        let [heads, _] = self.parameters.dims();
+        let one = |n: usize| self.parameters.clone().narrow(1, n, 1).reshape([1, heads, 1, 1]);
+        let power = |p: Tensor<4>| {
+            let together = u.clone().equal_elem(0.0);
+            let apart = u.clone().mask_fill(together.clone(), 1.0);
+            ((apart.log() * p).exp()).mask_fill(together, 0.0)
+        };
+        match self.kernel {
+            PositionKernel::Log => (u * one(1)).log1p() * one(0) * -1.0,
+            PositionKernel::Power => power(one(1)) * one(0) * -1.0,
+            PositionKernel::Log3 => (power(one(2)) * one(1)).log1p() * one(0) * -1.0,
+            PositionKernel::Spline { knots } => (1..=knots)
+                .fold(u.clone() * one(0) * -1.0, |k, m| k - u.clone().clamp_max(PositionKernel::knot(m)) * one(m)),
+        }
     }
 }
 

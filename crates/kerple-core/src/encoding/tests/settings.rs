@@ -21,6 +21,10 @@ fn unknown_and_ill_typed_keys_are_refused() {
         (r#"{"kind":"t5","num_buckets":64,"max_distance":32}"#, "`max_distance`: 32 must exceed num_buckets / 2 = 32"),
         (r#"{"kind":"fox","gate":"fixed"}"#, "`spans`: is missing"),
         (r#"{"kind":"fox","spans":[8,2]}"#, "`spans`: [8, 2] is out of range"),
+        (r#"{"kind":"kerple_positions","kernel":"power"}"#, "`step_min`: is 0, but exponents below 1"),
+        (r#"{"kind":"kerple_positions","step_max":1}"#, "`step_max`: 1 is out of range"),
+        (r#"{"kind":"kerple_positions","step":"exp","step_min":0.1}"#, "`step_min`: has no effect"),
+        (r#"{"kind":"kerple_positions","knots":4}"#, "`knots`: has no effect"),
         (r#"{"kind":"alibi","behind":2}"#, "`behind`: 2 is out of range, it must be between 0 and 1"),
         (r#"{"kind":"t5","num_buckets":6,"bidirectional":true}"#, "`num_buckets`: 6 is out of range"),
         (r#"{"kind":"t5","max_distance":8,"bidirectional":true}"#, "`max_distance`: 8 must exceed num_buckets / 4 = 8"),
@@ -330,7 +334,7 @@ fn a_form_enters_where_its_method_says() {
             EncodingForm::ScoreMod(ScoreModForm { table, rotary, .. }) => {
                 Injection::ScoreMod { tables: has(table), rotates: rotary.is_some() }
             }
-            EncodingForm::Gates(_) => Injection::Gates,
+            EncodingForm::Gates(gates) => Injection::Gates { kernel: gates.kernel.is_some() },
             EncodingForm::RelativeBias(_) => Injection::RelativeBias,
             EncodingForm::Code(_) => Injection::Code,
         };

@@ -118,10 +118,10 @@ impl TimedAttention {
                 let bias = table.bias.map(cast);
                 TimedAttention { d_bias: bias.clone(), bias, ..plain }
             }
-            EncodingForm::Gates(_) => {
+            EncodingForm::Gates(gates) => {
                 // logits as normed rows make them with the first weights, about N(0, 1/2)
                 let logits = noise(sizes.batch * length * sizes.heads, 9);
-                let clocks = gate_cumsum::of_logits(&logits, [sizes.batch, length, sizes.heads]);
+                let clocks = gate_cumsum::of_logits(&logits, [sizes.batch, length, sizes.heads], gates.map);
                 TimedAttention { d_clocks: Some(clocks.clone()), clocks: Some(clocks), ..plain }
             }
             EncodingForm::RelativeBias(RowProfiles { rank, reach, .. }) => {

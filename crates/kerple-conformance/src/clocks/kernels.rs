@@ -1,0 +1,200 @@
+//! Kernels of learned positions: steps as they stand or made of logits, through every engine.
+
+use super::compare;
+use super::engines::{GatedEngine, numbers, tensor};
+use crate::case::{AttentionInputs, Case};
+use crate::engines::{cast, forward_backward, to_f64};
+use crate::{CaseResult, Checked};
+use burn::tensor::{Device, Tensor};
+use kerple_burn::attention_context::{KernelTensors, ScoreContext};
+use kerple_burn::implementation::Impl;
+use kerple_burn::ops::attention::attention;
+use kerple_core::Number;
+use kerple_core::attention::{
+    AttentionDims, AttentionProblem, LearnedPositions, PositionKernel, ScoreTable, ScoreTransform, Strides,
+};
+use kerple_core::forms::Strided;
+use kerple_core::ops::gate_cumsum::{self, GateMap};
+
+/// One case.
+struct PositionedAttention {
+    inputs: AttentionInputs,
+    scale: f64,
+    kernel: PositionKernel,
+    /// Of each parameter, `[H]` or `[H, M]`.
+    names: &'static [&'static str],
+    /// `[H, P]`
+    parameters: Vec<f64>,
+    /// `[B, H, L]`
+    steps: Vec<f64>,
+    /// Forget gates beside them, `[B, H, L]`.
+    gates: Option<Vec<f64>>,
+}
+
+/// By how a case is named: the kernel and the names of its parameters.
+fn kernel(case: &Case) -> Checked<(PositionKernel, &'static [&'static str])> {
+    Ok(match case.id().trim_start_matches("kclock/") {
+        "power_small" | "power_large" => (PositionKernel::Power, &["r1", "p"]),
+        "log3" => (PositionKernel::Log3, &["r1", "r2", "p"]),
+        "spline" => {
+            let knots = case.setting("knots").as_array().ok_or("static.knots is not a list")?;
+            let doubles = (1..).zip(knots).all(|(m, knot)| knot.as_f64() == Some(PositionKernel::knot(m)));
+            if !doubles {
+                return Err(format!("knots {knots:?} do not double from 1"));
+            }
+            (PositionKernel::Spline { knots: knots.len() }, &["a0", "am"])
+        }
+        _ => (PositionKernel::Log, &["r1", "r2"]),
+    })
+}
+
+/// How logits become steps; nothing where steps stand as they are.
+fn map(case: &Case) -> Checked<Option<GateMap>> {
+    Ok(match case.id().trim_start_matches("kclock/") {
+        "log_sigmoid" => Some(GateMap::Sigmoid { min: 0.0, max: case.number("step_max")? }),
+        "log_softplus" => Some(GateMap::Softplus { min: case.number("step_min")? }),
+        "log_exp" => Some(GateMap::Exp),
+        _ => None,
+    })
+}
+
+/// What an engine returns: output, gradients in queries, keys and values, in steps, in gates beside them and in parameters.
+struct PositionedOutput {
+    rows: [Vec<f64>; 4],
+    d_steps: Vec<f64>,
+    d_gates: Option<Vec<f64>>,
+    d_parameters: Vec<f64>,
+}
+
+pub fn run(case: &Case) -> CaseResult {
+    let inputs = case.attention()?;
+    let AttentionDims { batch, heads, keys: len, .. } = inputs.dims;
+    let (kernel, names) = kernel(case)?;
+    let map = map(case)?;
+    let steps = match (map, case.id()) {
+        (Some(map), _) => case.param("a")?.iter().map(|a| map.value(*a)).collect(),
+        (None, "kclock/step_one") => vec![1.0; batch * heads * len],
+        (None, _) => case.param("steps")?,
+    };
+    let gates = match case.id() {
+        "kclock/log_plus_fox" => Some(case.param("a")?),
+        _ => None,
+    };
+    let columns = names.iter().map(|name| case.param(name)).collect::<Checked<Vec<Vec<f64>>>>()?;
+    let of_head = |head: usize| {
+        columns.iter().flat_map(move |column| column[head * column.len() / heads..][..column.len() / heads].to_vec())
+    };
+    let parameters: Vec<f64> = (0..heads).flat_map(of_head).collect();
+    if steps.len() != batch * heads * len || parameters.len() != heads * kernel.parameters() {
+        return Err("arrays of different sizes".to_owned());
+    }
+    let given = PositionedAttention {
+        inputs,
+        scale: case.number("scale")?,
+        kernel,
+        names,
+        parameters,
+        steps,
+        gates: gates.as_ref().map(|a| a.iter().map(|a| gate_cumsum::log_sigmoid(*a)).collect()),
+    };
+    let mut comparisons = Vec::new();
+    for engine in GatedEngine::ALL.into_iter().filter(|engine| given.gates.is_none() || !engine.is_of_burn()) {
+        let found = given.run(engine);
+        let mut named = given.named(&found, heads);
+        match (map, &gates, found.d_gates) {
+            (Some(map), _, _) => {
+                let (logits, sizes) = (case.param("a")?, [batch * heads, len, 1]);
+                let d_x = in_positions(&found.d_steps, len);
+                named.push(("grad_a".to_owned(), gate_cumsum::of_logits_backward(&logits, &d_x, sizes, map)));
+            }
+            (None, Some(a), Some(d_gates)) => {
+                let d_a = a.iter().zip(d_gates).map(|(a, d)| d / (1.0 + a.exp())).collect();
+                named.extend([("grad_a".to_owned(), d_a), ("grad_steps".to_owned(), found.d_steps)]);
+            }
+            _ => named.push(("grad_steps".to_owned(), found.d_steps)),
+        }
+        comparisons.push(compare(engine, named, case)?);
+    }
+    Ok(comparisons)
+}
+
+/// The gradient in running sums, given that in their terms.
+fn in_positions(d_steps: &[f64], len: usize) -> Vec<f64> {
+    let of_row = |row: &[f64]| {
+        let next = row.iter().skip(1).copied().chain([0.0]).collect::<Vec<f64>>();
+        row.iter().zip(next).map(|(d, next)| d - next).collect::<Vec<f64>>()
+    };
+    d_steps.chunks(len.max(1)).flat_map(of_row).collect()
+}
+
+impl PositionedAttention {
+    fn run(&self, engine: GatedEngine) -> PositionedOutput {
+        match engine {
+            GatedEngine::Naive { single: true } => self.slices::<f32>(false),
+            GatedEngine::Naive { single: false } => self.slices::<f64>(false),
+            GatedEngine::Tiled { single: true } => self.slices::<f32>(true),
+            GatedEngine::Tiled { single: false } => self.slices::<f64>(true),
+            GatedEngine::Burn(implementation) => self.burn(implementation),
+        }
+    }
+
+    /// What an engine returned, by name.
+    fn named(&self, found: &PositionedOutput, heads: usize) -> Vec<(String, Vec<f64>)> {
+        let rows = ["out", "grad_q", "grad_k", "grad_v"].into_iter().zip(&found.rows);
+        let mut named: Vec<(String, Vec<f64>)> = rows.map(|(name, values)| (name.to_owned(), values.clone())).collect();
+        let (count, mut first) = (self.kernel.parameters(), 0);
+        for (at, name) in self.names.iter().enumerate() {
+            let width = if at + 1 == self.names.len() { count - first } else { 1 };
+            let own = |head: usize| &found.d_parameters[head * count + first..][..width];
+            named.push((format!("grad_{name}"), (0..heads).flat_map(own).copied().collect()));
+            first += width;
+        }
+        named.push(("x".to_owned(), gate_cumsum::of_gates(&self.steps, self.inputs.dims.keys)));
+        named
+    }
+
+    fn slices<T: Number>(&self, fused: bool) -> PositionedOutput {
+        let AttentionDims { heads, keys: len, head_dim, .. } = self.inputs.dims;
+        let strides = Strides { batch: heads * len * head_dim, head: len * head_dim, row: head_dim };
+        let AttentionInputs { q, k, v, d_out, .. } = &self.inputs;
+        let rows = [q, k, v, d_out].map(|x| cast::<T>(x));
+        let sums = |gates: &Vec<f64>| gate_cumsum::of_gates(gates, len);
+        let (x, clocks) = (sums(&self.steps), self.gates.as_ref().map(sums));
+        let positions = Strided { values: &x[..], stride: len };
+        let table = ScoreTable {
+            positions: Some(LearnedPositions { positions, kernel: self.kernel, parameters: &self.parameters }),
+            gate_cumsum: clocks.as_deref().map(|values| Strided { values, stride: len }),
+            ..ScoreTable::PLAIN
+        };
+        let plain = AttentionProblem::causal(self.inputs.dims, T::from_f64(self.scale));
+        let problem = AttentionProblem { scores: ScoreTransform::Table(table), ..plain };
+        let found = forward_backward(&problem, [strides; 2], rows.each_ref().map(|x| &x[..]), 0, fused);
+        let [d_positions, d_parameters] = found.d_positions.expect("the problem has learned positions");
+        PositionedOutput {
+            rows: [found.out, found.d_q, found.d_k, found.d_v].map(to_f64),
+            d_steps: gate_cumsum::of_gates_backward(&d_positions, len),
+            d_gates: found.d_clocks.map(|d_clocks| gate_cumsum::of_gates_backward(&d_clocks, len)),
+            d_parameters,
+        }
+    }
+
+    fn burn(&self, implementation: Impl) -> PositionedOutput {
+        let device = Device::flex().autodiff();
+        let AttentionDims { batch, heads, keys: len, head_dim, .. } = self.inputs.dims;
+        let AttentionInputs { q, k, v, d_out, .. } = &self.inputs;
+        let [q, k, v, d_out] = [q, k, v, d_out].map(|x| tensor(x, [batch, heads, len, head_dim], &device));
+        let steps = tensor(&self.steps, [batch, heads, len], &device);
+        let parameters = tensor(&self.parameters, [heads, self.kernel.parameters()], &device);
+        let kernel = Some(KernelTensors { kernel: self.kernel, parameters: parameters.clone() });
+        let context = ScoreContext { gates: Some(steps.clone()), kernel, ..ScoreContext::default() };
+        let out = attention(q.clone(), k.clone(), v.clone(), self.scale, &context, implementation);
+        let gradients = (out.clone() * d_out.detach()).sum().backward();
+        let of = |x: &Tensor<4>| x.grad(&gradients).map(numbers).unwrap_or_default();
+        PositionedOutput {
+            rows: [numbers(out), of(&q), of(&k), of(&v)],
+            d_steps: steps.grad(&gradients).map(numbers).unwrap_or_default(),
+            d_gates: None,
+            d_parameters: parameters.grad(&gradients).map(numbers).unwrap_or_default(),
+        }
+    }
+}
