@@ -50,6 +50,9 @@ const ENCODINGS: &[&str] = &[
     r#"{"kind":"cope","npos_max":3}"#,
     r#"{"kind":"inkling","rank":3,"reach":5,"log_scale":{"floor":2.0,"alpha":0.3}}"#,
     r#"{"kind":"inkling","rank":2,"window":3}"#,
+    r#"{"kind":"kerple_positions"}"#,
+    r#"{"kind":"kerple_positions","kernel":"log3","step":"softplus","step_min":0.05,"window":3}"#,
+    r#"{"kind":"kerple_positions","kernel":"spline","knots":5,"step":"exp"}"#,
 ];
 
 /// Those of linear attention.
