@@ -461,14 +461,10 @@ pub(super) fn assert_close(case: &Case, got: &Outcome<f64>, expected: &Outcome<f
     };
     for ((name, got), (_, expected)) in fields(got).into_iter().zip(fields(expected)) {
         let finite = expected.iter().filter(|x| x.is_finite());
-        let residues =
-            if ["d_bias", "d_weight", "d_score_mod", "d_sinks", "d_gate_cumsum", "d_profiles"].contains(&name) {
-                lone_rows.max(1)
-            } else {
-                1
-            };
+        let residues = if SUMS.contains(&name) { lone_rows.max(1) } else { 1 };
         let factor = match (name, &case.relative) {
             ("d_q" | "d_k", _) => reach,
+            ("d_parameters", _) => case.positions.as_ref().map_or(1.0, PositionCase::steepest),
             ("d_rows", Some(relative)) => most(&relative.profiles),
             ("d_profiles", Some(relative)) => most(&relative.rows),
             _ => 1.0,
@@ -480,6 +476,24 @@ pub(super) fn assert_close(case: &Case, got: &Outcome<f64>, expected: &Outcome<f
             let close = got == expected || (got - expected).abs() <= tolerance * largest;
             assert!(close, "{what}: {name}[{i}] is {got}, not {expected}; largest {largest}");
         }
+    }
+}
+
+/// Gradients that add up over rows.
+const SUMS: [&str; 8] =
+    ["d_bias", "d_weight", "d_score_mod", "d_sinks", "d_gate_cumsum", "d_positions", "d_parameters", "d_profiles"];
+
+impl PositionCase {
+    /// The largest derivative of a head's kernel in a parameter, at the largest distance that there may be.
+    fn steepest(&self) -> f64 {
+        let [least, most] = self.x.iter().fold([f64::MAX, 0.0], |[least, most], &x| [x.min(least), x.max(most)]);
+        let count = self.kernel.parameters();
+        let of_head = |own: &[f64]| {
+            let mut found = vec![0.0; count];
+            self.kernel.add_gradient(own, (most - least).max(0.0), 1.0, &mut found);
+            found.into_iter().fold(0.0, |most: f64, d| most.max(d.abs()))
+        };
+        self.parameters.chunks_exact(count).map(of_head).fold(0.0, f64::max)
     }
 }
 

@@ -289,7 +289,7 @@ fn matrices_are_decayed_and_kernels_are_not() {
             // frequencies, filters and gates are the numbers of kernels, however many
             let code = matches!(encoding.method, Method::SineSpe(_) | Method::ConvSpe(_));
             // gates would be pulled to what they are without their rows
-            let gates = matches!(encoding.method, Method::Fox(_));
+            let gates = matches!(encoding.entry(), Injection::Gates { .. });
             let decayed = (parameter.shape.len() > 1 && !code && !gates) || named;
             assert_eq!(parameter.decay, decayed, "{} {}", encoding.label(), parameter.name);
         }
