@@ -20,6 +20,7 @@ use super::interval_mask::{IntervalMask, TileVisibility, add_stray_row, take_str
 use super::relative::{RelativeProfiles, RelativeScores};
 use super::table::{DistanceOrder, PaddedTable, TileTable};
 use crate::Number;
+use crate::attention::dropout::{DropoutFactors, DropoutTile};
 use crate::attention::segments::{SegmentBlock, SegmentBlocks};
 use crate::attention::{AttentionDims, AttentionProblem, DocumentSegment, Strides, View, ViewMut, softcap};
 use crate::cpu::lanes::{Arithmetic, Lanes, SimdKernel};
@@ -143,6 +144,8 @@ struct TiledForwardScratch<R> {
     rescale: Vec<R>,
     /// Where queries have intervals of keys.
     mask: Option<IntervalMask<R>>,
+    /// `[KEYS, QUERIES]`
+    dropout: Option<DropoutFactors<R>>,
     /// D rounded up to whole vectors.
     width: usize,
 }
@@ -167,6 +170,7 @@ impl<R: Number> TiledForwardScratch<R> {
             row_sum: unset(QUERIES),
             rescale: unset(QUERIES),
             mask: IntervalMask::new(problem),
+            dropout: DropoutFactors::new(problem, KEYS * QUERIES),
             width,
         }
     }
@@ -177,6 +181,7 @@ impl<R: Number> TiledForwardScratch<R> {
 pub(super) struct QueryTile {
     head: usize,
     kv_head: usize,
+    first_query: usize,
     pub(super) queries: usize,
     first_key: usize,
     pub(super) keys: usize,
@@ -240,6 +245,7 @@ impl<L: Lanes> TiledForwardCall<'_, L> {
             let tile = QueryTile {
                 head,
                 kv_head: head / (heads / kv_heads),
+                first_query,
                 queries,
                 first_key,
                 keys: (seen.end - first_key).min(KEYS),
@@ -304,6 +310,12 @@ impl<L: Lanes> TiledForwardCall<'_, L> {
             row_sum: &mut scratch.row_sum,
             rescale: &mut scratch.rescale,
         });
+        if let Some(dropout) = &mut scratch.dropout {
+            let QueryTile { head, first_query, queries, first_key, keys, .. } = *tile;
+            let strides = [1, QUERIES];
+            dropout.load(&self.of.problem, DropoutTile { head, first_query, queries, first_key, keys, strides });
+            dropout.apply(&mut scratch.scores_transposed[..keys * QUERIES]);
+        }
         self.lanes.run(CopyRows {
             from: self.of.v.rows_from(0, tile.kv_head, tile.first_key),
             stride: self.of.v.strides.row,
