@@ -9,7 +9,7 @@
 //!
 //! A weight is dropped after the softmax, whose denominator has all of them. Queries `i` and keys `j` are
 //! numbered as they lie in the rows of a batch, whatever their positions and documents are. Four queries
-//! share the four words of a counter, since a counter costs as much as sixty multiplications.
+//! share the four words of a counter, since a counter costs twenty multiplications.
 //!
 //! Philox: Salmon et al. 2011, "Parallel random numbers: as easy as 1, 2, 3", doi:10.1145/2063384.2063405.
 
@@ -31,8 +31,10 @@ pub struct AttentionDropout {
 
 /// Queries that share a counter.
 const GROUP: usize = 4;
-/// Counters that are computed side by side.
+/// Counters that are computed side by side: of neighbouring keys, and of neighbouring groups of queries, where a
+/// tile of 96 queries has up to 25.
 const LANES: usize = 16;
+const COLUMN_LANES: usize = 32;
 
 impl AttentionDropout {
     pub(super) fn check(&self) {
@@ -62,21 +64,31 @@ impl AttentionDropout {
     }
 }
 
-/// Ten rounds of Philox4x32, of several counters at once.
+/// Ten rounds of Philox4x32, of several counters at once. Words are the lower halves of 64-bit numbers, which
+/// are what vector units multiply.
 #[inline(always)]
-fn philox<const N: usize>(
-    [mut low, mut high]: [u32; 2],
-    [mut c0, mut c1, mut c2, mut c3]: [[u32; N]; 4],
-) -> [[u32; N]; 4] {
+fn philox<const N: usize>([mut low, mut high]: [u32; 2], counter: [[u32; N]; 4]) -> [[u32; N]; 4] {
+    let [mut c0, mut c1, mut c2, mut c3] = [[0; N]; 4];
+    for lane in 0..N {
+        (c0[lane], c1[lane]) = (u64::from(counter[0][lane]), u64::from(counter[1][lane]));
+        (c2[lane], c3[lane]) = (u64::from(counter[2][lane]), u64::from(counter[3][lane]));
+    }
     for _ in 0..10 {
+        let key = [u64::from(low), u64::from(high)];
         for lane in 0..N {
-            let (of_0, of_2) = (0xD251_1F53 * u64::from(c0[lane]), 0xCD9E_8D57 * u64::from(c2[lane]));
-            (c0[lane], c1[lane]) = ((of_2 >> 32) as u32 ^ c1[lane] ^ low, of_2 as u32);
-            (c2[lane], c3[lane]) = ((of_0 >> 32) as u32 ^ c3[lane] ^ high, of_0 as u32);
+            let of_0 = 0xD251_1F53 * (c0[lane] & 0xFFFF_FFFF);
+            let of_2 = 0xCD9E_8D57 * (c2[lane] & 0xFFFF_FFFF);
+            (c0[lane], c1[lane]) = ((of_2 >> 32) ^ c1[lane] ^ key[0], of_2);
+            (c2[lane], c3[lane]) = ((of_0 >> 32) ^ c3[lane] ^ key[1], of_0);
         }
         (low, high) = (low.wrapping_add(0x9E37_79B9), high.wrapping_add(0xBB67_AE85));
     }
-    [c0, c1, c2, c3]
+    let mut words = [[0; N]; 4];
+    for lane in 0..N {
+        (words[0][lane], words[1][lane]) = (c0[lane] as u32, c1[lane] as u32);
+        (words[2][lane], words[3][lane]) = (c2[lane] as u32, c3[lane] as u32);
+    }
+    words
 }
 
 /// The factors of a tile of weights, in the layout of the tile.
@@ -93,7 +105,7 @@ pub(super) struct DropoutTile {
     pub(super) queries: usize,
     pub(super) first_key: usize,
     pub(super) keys: usize,
-    /// Between weights of neighbouring queries, and of neighbouring keys.
+    /// Between weights of neighbouring queries, and of neighbouring keys; one of the two is 1.
     pub(super) strides: [usize; 2],
 }
 
@@ -116,7 +128,7 @@ impl<R: Number> DropoutFactors<R> {
         let (first_query, first_key) = (query + first_query, key + first_key);
         let unit = row * problem.dims.heads + head;
         let (queries, keys) = (first_query..first_query + queries, first_key..first_key + keys);
-        fill(&mut self.factors[start..], &dropout, unit, queries, keys, strides);
+        DropoutPairs { dropout, unit, queries, keys }.fill(&mut self.factors[start..], strides);
     }
 
     /// Multiplies the tile by them.
@@ -133,44 +145,83 @@ vectorized! {
     }
 }
 
+/// Some queries and keys of a sequence and head.
+struct DropoutPairs {
+    dropout: AttentionDropout,
+    unit: usize,
+    queries: Range<usize>,
+    keys: Range<usize>,
+}
+
+impl DropoutPairs {
+    /// Writes them in the layout of a tile.
+    fn fill<T: Number>(&self, to: &mut [T], strides: [usize; 2]) {
+        match strides {
+            [stride, 1] => fill_rows(to, self, stride),
+            [1, stride] => fill_columns(to, self, stride),
+            _ => panic!("strides = {strides:?}: neither queries nor keys are neighbours"),
+        }
+    }
+}
+
 vectorized! {
-    /// Writes the factors of some queries and keys of a sequence and head.
-    fn fill(
-        to: &mut [T],
-        dropout: &AttentionDropout,
-        unit: usize,
-        queries: Range<usize>,
-        keys: Range<usize>,
-        strides: [usize; 2],
-    ) {
+    /// Of `[queries, keys]`: counters side by side are of neighbouring keys.
+    fn fill_rows(to: &mut [T], pairs: &DropoutPairs, stride: usize) {
+        let DropoutPairs { dropout, unit, queries, keys } = pairs;
         let (key, bound, kept) = (dropout.key(), dropout.bound(), T::from_f64(1.0 / (1.0 - dropout.rate)));
         for group in queries.start / GROUP..queries.end.div_ceil(GROUP) {
             let mut first = keys.start;
             while first < keys.end {
-                let mut lanes = [first as u32; LANES];
-                for (number, lane) in lanes.iter_mut().enumerate() {
+                let mut of_keys = [first as u32; LANES];
+                for (number, lane) in of_keys.iter_mut().enumerate() {
                     *lane = lane.wrapping_add(number as u32);
                 }
-                let words = philox(key, [lanes, [group as u32; LANES], [unit as u32; LANES], [0; LANES]]);
+                let words = philox(key, [of_keys, [group as u32; LANES], [*unit as u32; LANES], [0; LANES]]);
                 let count = LANES.min(keys.end - first);
                 for (word, words) in words.iter().enumerate() {
                     let query = group * GROUP + word;
                     if query >= queries.start && query < queries.end {
-                        let mut factors = [T::ZERO; LANES];
-                        for (factor, word) in factors.iter_mut().zip(words) {
-                            *factor = if *word >> 1 >= bound { kept } else { T::ZERO };
-                        }
-                        let start = (query - queries.start) * strides[0] + (first - keys.start) * strides[1];
-                        if strides[1] == 1 {
-                            to[start..start + count].copy_from_slice(&factors[..count]);
-                        } else {
-                            for (lane, factor) in factors[..count].iter().enumerate() {
-                                to[start + lane * strides[1]] = *factor;
-                            }
+                        let start = (query - queries.start) * stride + first - keys.start;
+                        for (to, word) in to[start..start + count].iter_mut().zip(words) {
+                            *to = if *word >> 1 >= bound { kept } else { T::ZERO };
                         }
                     }
                 }
                 first += LANES;
+            }
+        }
+    }
+}
+
+vectorized! {
+    /// Of `[keys, queries]`: counters side by side are of neighbouring groups of queries.
+    fn fill_columns(to: &mut [T], pairs: &DropoutPairs, stride: usize) {
+        let DropoutPairs { dropout, unit, queries, keys } = pairs;
+        let (key, bound, kept) = (dropout.key(), dropout.bound(), T::from_f64(1.0 / (1.0 - dropout.rate)));
+        for (row, of_key) in (keys.start..keys.end).enumerate() {
+            let mut group = queries.start / GROUP;
+            while group * GROUP < queries.end {
+                let mut groups = [group as u32; COLUMN_LANES];
+                for (number, lane) in groups.iter_mut().enumerate() {
+                    *lane = lane.wrapping_add(number as u32);
+                }
+                let counter = [[of_key as u32; COLUMN_LANES], groups, [*unit as u32; COLUMN_LANES], [0; COLUMN_LANES]];
+                let words = philox(key, counter);
+                let mut of_queries = [0; GROUP * COLUMN_LANES];
+                for lane in 0..COLUMN_LANES {
+                    of_queries[GROUP * lane] = words[0][lane];
+                    of_queries[GROUP * lane + 1] = words[1][lane];
+                    of_queries[GROUP * lane + 2] = words[2][lane];
+                    of_queries[GROUP * lane + 3] = words[3][lane];
+                }
+                let skipped = queries.start.saturating_sub(group * GROUP);
+                let start = group * GROUP + skipped - queries.start;
+                let count = (of_queries.len() - skipped).min(queries.end - queries.start - start);
+                let to = &mut to[row * stride + start..][..count];
+                for (to, word) in to.iter_mut().zip(&of_queries[skipped..]) {
+                    *to = if *word >> 1 >= bound { kept } else { T::ZERO };
+                }
+                group += COLUMN_LANES;
             }
         }
     }

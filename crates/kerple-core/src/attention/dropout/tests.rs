@@ -44,14 +44,15 @@ const MASKS: [u32; 4] = [0x78ab_ec53, 0xd6ff_dfed, 0xdfd4_ffbb, 0x5f46_f7cd];
 proptest! {
     #[test]
     fn tiles_have_the_factors_of_their_pairs(
-        seed in any::<u64>(), rate in 0.0f64..1.0, unit in 0usize..90, query in 0usize..9000, key in 0usize..9000, sizes in (1usize..20, 1usize..40),
+        seed in any::<u64>(), rate in 0.0f64..1.0, unit in 0usize..90, query in 0usize..9000, key in 0usize..9000, sizes in (1usize..200, 1usize..40),
     ) {
         let (queries, keys) = sizes;
         let dropout = dropout(rate, seed);
         for strides in [[keys, 1], [1, queries]] {
             for tile in on_every_set(|| {
                 let mut tile = vec![f64::NAN; queries * keys];
-                fill(&mut tile, &dropout, unit, query..query + queries, key..key + keys, strides);
+                let pairs = DropoutPairs { dropout, unit, queries: query..query + queries, keys: key..key + keys };
+                pairs.fill(&mut tile, strides);
                 tile
             }) {
                 for (i, j) in (0..queries).flat_map(|i| (0..keys).map(move |j| (i, j))) {
@@ -67,7 +68,8 @@ fn as_many_weights_are_kept_as_asked_and_independently() {
     for rate in [0.1, 0.5, 0.9] {
         let (queries, keys) = (512, 2048);
         let mut tile = vec![0.0f64; queries * keys];
-        fill(&mut tile, &dropout(rate, 3), 5, 0..queries, 0..keys, [keys, 1]);
+        DropoutPairs { dropout: dropout(rate, 3), unit: 5, queries: 0..queries, keys: 0..keys }
+            .fill(&mut tile, [keys, 1]);
         let count = tile.len() as f64;
         // five standard deviations of a mean of so many
         let deviation = 5.0 * (rate * (1.0 - rate) / count).sqrt();
