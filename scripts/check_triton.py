@@ -568,7 +568,7 @@ def arguments(kernels, number, terms):
     given |= dict.fromkeys(("q", "k", "v", "out", "d_out", "d_q", "d_k", "d_v"), rows)
     given |= dict.fromkeys(("lse", "delta", "sinks", "partial", "total", "parts_lse"), acc)
     dropped = kernels.Dropout("*i64", "i32", 1.25 if of_f64 else "fp32")
-    given |= dict(dropout=dropped if terms in ("all, dropout", "rows, all") else kernels.Dropout(None, 0, 0.0))
+    given |= dict(dropout=dropped if "dropout" in terms else kernels.Dropout(None, 0, 0.0))
     given |= dict(parts=kernels.Rows(acc, "i32", "i32", "i32"))
     given |= dict(d_clocks=full(acc), d_row_clocks=None, partial_bias=biased(acc), partial_weight=full(acc), partial_profiles=of_rows(acc))
     given |= dict(d_rows=of_rows(kernels.Rows(acc, "i32", "i32", "i32")))
@@ -584,9 +584,7 @@ def compiled(name, shape, tile, rank=16):
 
     number = {16: "bf16", 32: "fp32", 64: "fp64"}[shape.bits]
     given, kernel = arguments(kernels, number, shape.terms), getattr(kernels, "forward" if name == "decode" else name)
-    given |= {"splits": 1} if name == "forward" else {}
-    if name == "decode":  # without dropout
-        given |= {"out": given["parts"], "dropout": kernels.Dropout(None, 0, 0.0)}
+    given |= {"splits": 1} if name == "forward" else {"out": given["parts"]} if name == "decode" else {}
     rank = rank if shape.terms.startswith("rows") else 0
     options = dict(D=shape.features, WIDTH=shape.features, RANK=rank, RANKS=_gpu._width(rank), OF_ROWS=_gpu.OF_ROWS_OF_HALF if shape.bits == 16 else "ieee", M=tile.rows, N=tile.keys, T=tile.rows, TOGETHER=4 if name == "decode" else 1,
                    CAUSAL=True, PRECISION="ieee", C=_gpu.FOLD, S=_gpu.MERGE)  # fmt: skip
@@ -651,7 +649,7 @@ KNOWN_SPILLS_OF_DROPOUT = {(32, 128): 256}
 def one_code(job):
     name, shape, tile = job
     found = read_code(compiled(name, shape, tile))
-    of_dropout = KNOWN_SPILLS_OF_DROPOUT if shape.terms == "all, dropout" else {}
+    of_dropout = KNOWN_SPILLS_OF_DROPOUT if "dropout" in shape.terms else {}
     known = KNOWN_SPILLS.get((shape.bits, shape.features), of_dropout.get((shape.bits, shape.features), 0))
     failures = [f"{found['spills']} spills, {known} are known"] if found["spills"] > known else []
     failures += [f"{found['atomics']} atomic instructions"] if found["atomics"] else []
@@ -684,7 +682,7 @@ def launches():
     _gpu.DEVICES.add("cpu")
     for given in (dict(dtype=torch.bfloat16), dict(gates=True, sinks=True, lengths=[3, 45], window=1), dict(softcap=3.0, dtype=torch.float64),
                   dict(intervals="any"), dict(bias=False, relative=(16, 40), dtype=torch.bfloat16),
-                  dict(dropout=0.1, dtype=torch.bfloat16), dict(dropout=0.1, relative=(4, 9))):  # fmt: skip
+                  dict(dropout=0.1, dtype=torch.bfloat16), dict(dropout=0.1, bias=False, relative=(4, 9))):  # fmt: skip
         launched = []
         tensors, options, up = setting(H=4, G=1, **given)
         passes(tensors, options, up)
@@ -701,14 +699,16 @@ def code(names):
                    for name, tile in zip(("forward", "backward_dq", "backward_dkv", "decode"), tiles, strict=True)
                    if name != "decode" or shape.terms != "all, dropout"]  # fmt: skip
     # a call with few terms needs fewer registers than one with everything on the same tile
-    fewer = {"all": ["bias"], "all, dropout": ["bias", "all"], "rows, all": ["rows"]}
-    full = {(name, shape._replace(terms=terms), tile) for name, shape, tile in jobs for terms in fewer.get(shape.terms, ())}
+    jobs += [(name, shape._replace(terms="rows, all, dropout"), tile) for name, shape, tile in jobs if shape.terms == "rows, all" and name != "decode"]
+    fewer = {"all": ["bias"], "all, dropout": ["bias", "all"], "rows, all": ["rows"], "rows, all, dropout": ["rows", "rows, all"]}
+    full = {(name, shape._replace(terms=terms), tile) for name, shape, tile in jobs for terms in fewer.get(shape.terms, ())
+            if "dropout" not in shape.terms or shape[1:3] not in KNOWN_SPILLS_OF_DROPOUT}
     jobs = [job for job in jobs if job not in full and (not names or job[1].arch in names)]
-    print(f"{'kernel':<14}{'device':<8}{'bits':>4}{'features':>9}{'with':>14}{'tile':>8}{'warps':>6}{'registers':>10}{'spills':>8}{'shared':>8}{'products':>9}")
+    print(f"{'kernel':<14}{'device':<8}{'bits':>4}{'features':>9}{'with':>19}{'tile':>8}{'warps':>6}{'registers':>10}{'spills':>8}{'shared':>8}{'products':>9}")
     failures = []
     with concurrent.futures.ProcessPoolExecutor(os.cpu_count()) as pool:
         for (name, shape, tile), found, wrong in pool.map(one_code, jobs):
-            print(f"{name:<14}{shape.arch:<8}{shape.bits:>4}{shape.features:>9}{shape.terms:>14}{f'{tile.rows}x{tile.keys}':>8}{tile.warps:>6}"
+            print(f"{name:<14}{shape.arch:<8}{shape.bits:>4}{shape.features:>9}{shape.terms:>19}{f'{tile.rows}x{tile.keys}':>8}{tile.warps:>6}"
                   f"{found['registers']:>10}{found['spills']:>8}{found['shared']:>8}{found['products']:>9}  {', '.join(wrong)}", flush=True)  # fmt: skip
             failures += [f"{name}, {shape}, {tile}: {one}" for one in wrong]
     print(f"{len(jobs)} kernels compiled")
