@@ -24,7 +24,7 @@ ALLOWED = {torch.float64: 1e-12, torch.float32: 1e-5, torch.bfloat16: 3e-2, torc
 # numbers
 
 
-def dense(q, k, v, bias, weight, gates, sinks, rows, profiles, starts, ends, causal, window, softcap):
+def dense(q, k, v, bias, weight, gates, sinks, rows, profiles, starts, ends, causal, window, softcap, factors=1.0):
     """Attention by its definition, in f64."""
     (_, heads, queries, features), (_, kv_heads, keys, _) = q.shape, k.shape
     k, v = (x.repeat_interleave(heads // kv_heads, 1) for x in (k, v))
@@ -65,12 +65,12 @@ def dense(q, k, v, bias, weight, gates, sinks, rows, profiles, starts, ends, cau
     top = s.amax(-1, keepdim=True).clamp(min=-1e300)
     e = (s - top).exp()
     total = e.sum(-1, keepdim=True)
-    return (e / total.where(total > 0, 1.0))[..., :keys] @ v
+    return ((e / total.where(total > 0, 1.0))[..., :keys] * factors) @ v
 
 
 def setting(B=2, H=2, G=None, Q=45, K=None, D=16, dtype=torch.float32, bias=True, weight=False, gates=False, sinks=False, starts=None,
-            lengths=None, intervals=None, causal=True, window=None, softcap=None, longer=0, far=0.0, relative=None, seed=0):  # fmt: skip
-    """Tensors and options of a call; ``relative`` is the rank and reach of a bias per row."""
+            lengths=None, intervals=None, causal=True, window=None, softcap=None, longer=0, far=0.0, relative=None, dropout=None, seed=0):  # fmt: skip
+    """Tensors and options of a call; ``relative`` is the rank and reach of a bias per row, ``dropout`` a probability."""
     random = torch.Generator().manual_seed(seed)
     draw = lambda *shape: torch.randn(*shape, generator=random, dtype=torch.float64).to(dtype)
     G, K = G or H, K or Q
@@ -87,6 +87,8 @@ def setting(B=2, H=2, G=None, Q=45, K=None, D=16, dtype=torch.float32, bias=True
     tensors["rows"], tensors["profiles"] = (draw(B, H, Q, rank), 0.5 * draw(rank, reach)) if relative else (None, None)
     number = lambda x: None if x is None else torch.tensor(x)
     options = dict(causal=causal, window=window, softcap=softcap, key_starts=number(starts), key_lengths=number(lengths))
+    if dropout:
+        options |= dict(dropout_p=dropout, dropout_seed=2**40 + 7 * seed)
     if intervals:
         del options["key_lengths"]
         options["key_starts"], options["key_ends"] = INTERVALS[intervals](B, Q, K, random)
@@ -135,6 +137,12 @@ def passes(tensors, options, up):
 def errors(tensors, options, up, found):
     leaves = {name: None if x is None else x.double().requires_grad_() for name, x in tensors.items()}
     given = {key: options[key] for key in ("causal", "window", "softcap")}
+    if options.get("dropout_p"):
+        from kerple.torch import dropout_mask
+
+        p, seed = options["dropout_p"], options["dropout_seed"]
+        kept = dropout_mask(seed, p, *tensors["q"].shape[:3], tensors["k"].shape[2])
+        given["factors"] = kept.double() / (1.0 - p)
     wanted = dense(**leaves, starts=options["key_starts"], ends=options.get("key_ends", options.get("key_lengths")), **given)
     grads = torch.autograd.grad(wanted, [x for x in leaves.values() if x is not None], up.double(), allow_unused=True)
     wanted = dict(zip(["out", *(name for name, x in leaves.items() if x is not None)], [wanted.detach(), *grads], strict=True))
@@ -169,6 +177,12 @@ SETTINGS = {
     "rows, any intervals": dict(relative=(4, 50), intervals="any", Q=90, K=101, H=4, G=2, sinks=True), "rows, far intervals": dict(relative=(4, 70), intervals="far", Q=150, K=170, H=1),
     "rows, far gates": dict(relative=(4, 30), gates=True, far=6e4), "rows, everything": dict(
         relative=(16, 45), H=4, G=2, weight=True, gates=True, sinks=True, softcap=5.0, starts=[0, 9], lengths=[76, 83], window=57, Q=60, K=83, dtype=torch.float64),
+    "dropout, f64": dict(dropout=0.3, H=4, G=2, Q=70, dtype=torch.float64), "dropout, both directions": dict(dropout=0.5, causal=False, Q=50, K=77),
+    "dropout, shifted tiles": dict(dropout=0.3, Q=61, K=130, window=41, dtype=torch.float64), "dropout, more queries": dict(dropout=0.1, Q=90, K=61),
+    "dropout, few queries": dict(dropout=0.3, Q=3, K=600, H=4, G=2, dtype=torch.float64), "dropout, far intervals": dict(dropout=0.3, intervals="far", causal=False, Q=150, K=170, H=1, dtype=torch.float64),
+    "dropout, everything": dict(H=4, G=2, weight=True, gates=True, sinks=True, softcap=5.0, starts=[0, 9], lengths=[76, 83], window=37, Q=60, K=83,
+                                relative=(5, 30), dropout=0.2, dtype=torch.float64),
+    "dropout, bfloat16": dict(dropout=0.1, H=4, G=2, Q=90, sinks=True, dtype=torch.bfloat16),
     "rows, bfloat16": dict(relative=(16, 70), H=4, G=2, Q=90, dtype=torch.bfloat16), "rows, float16": dict(relative=(5, 70), H=4, G=2, Q=90, dtype=torch.float16),
 }  # fmt: skip
 
@@ -271,7 +285,7 @@ def _same_bits():
 
     named = SETTINGS | DECODED
     for name in ("grouped heads", "everything", "any intervals", "decoding intervals", "gates in both directions, f64", "both directions, window", "decoding, everything",
-                 "rows, reach of two tiles", "rows, everything", "decoding 7 rows"):
+                 "rows, reach of two tiles", "rows, everything", "decoding 7 rows", "dropout, everything"):
         tensors, options, up = setting(**named[name])
         found, again = passes(tensors, options, up), passes(tensors, options, up)
         # the interpreter's loop over a grid; its other loops run over shapes of one or two dimensions
@@ -398,7 +412,7 @@ def encodings():
         kt.Kernel("log(b~0.3, a) + 0.5*power(a, p~0.3) - log(1 - power(1, 1))", H, weight="exp(1, a, p~U(0,1))", **options),
         kt.Kernel("-(-log)^0.5 + s*exp(log) - 2*sqdist + const(c)*gauss(1, a)", H, unproven=True, keep="smooth", **options),
         kt.Kernel("pow(log3, alpha) + neglog(power(1, 1))", H, unproven=True, keep="smooth", **options),
-        kt.Encoding("alibi", H, behind=0.5, **options), kt.Encoding("t5", H, bidirectional=True, max_distance=20, **options),
+        kt.Bam(H, alpha=0.4, beta=0.7, theta_mu=-1.1, **options), kt.Encoding("alibi", H, behind=0.5, **options), kt.Encoding("t5", H, bidirectional=True, max_distance=20, **options),
         kt.Encoding("kerple_log", H, scale="inside", window=9, **options),
         kt.Inkling(H, rank=3, reach=11, window=13, log_scale={"floor": 6, "alpha": 0.5}, **options),
     ]  # fmt: skip
@@ -431,7 +445,7 @@ def encodings():
                 if (got is None) != (want is None) or got is not None and not torch.allclose(got, want, rtol=1e-8, atol=1e-9):
                     yield f"{module.kind}, causal={causal}: differs from the processor by {(got - want).abs().max():.1e}"
     print(f"  {len(made) - len(refused)} agree with the processor; refused by name: {', '.join(refused)}")
-    if sorted(refused) != ["bam", "cope", "dape", "fire", "shaw", "transformer_xl", "xpos"]:
+    if sorted(refused) != ["cope", "dape", "fire", "shaw", "transformer_xl", "xpos"]:
         yield f"refused: {refused}"
 
 
@@ -442,21 +456,22 @@ def operation():
     tensors, options, up = setting(H=4, G=2, Q=20, K=24, D=8, bias=True, weight=True, sinks=True, lengths=[20, 24], dtype=torch.float64)
     t = {name: None if x is None else x.requires_grad_() for name, x in tensors.items()}
     given = (t["q"], t["k"], t["v"], t["bias"], t["weight"], t["sinks"], *[None] * 5)
+    seeded = (torch.tensor([5]),)
     for keys in ((options["key_lengths"], None), (None, torch.tensor([[0] * 9 + [1] * 15, [0] * 22 + [-1] * 2]))):
-        told = registry.opcheck(torch.ops.kerple.attention, (*given, *keys, "", 0.3, True, 9, 4.0), raise_exception=False)
+        told = registry.opcheck(torch.ops.kerple.attention, (*given, *keys, *seeded, "", 0.3, True, 9, 4.0, 0.25), raise_exception=False)
         if set(told.values()) != {"SUCCESS"}:
             yield f"opcheck: {told}"
     intervals = (torch.randint(25, (2, 20)), torch.randint(25, (2, 20)), None)
-    told = registry.opcheck(torch.ops.kerple.attention, (*given[:10], *intervals, "", 0.3, True, 9, 4.0), raise_exception=False)
+    told = registry.opcheck(torch.ops.kerple.attention, (*given[:10], *intervals, None, "", 0.3, True, 9, 4.0, 0.0), raise_exception=False)
     if set(told.values()) != {"SUCCESS"}:
         yield f"opcheck with intervals: {told}"
     of_rows = (torch.randn(2, 4, 20, 3, dtype=torch.float64, requires_grad=True), torch.randn(3, 17, dtype=torch.float64, requires_grad=True))
-    told = registry.opcheck(torch.ops.kerple.attention, (*given[:8], *of_rows, *[None] * 3, "", 0.3, True, 9, 4.0), raise_exception=False)
+    told = registry.opcheck(torch.ops.kerple.attention, (*given[:8], *of_rows, *[None] * 4, "", 0.3, True, 9, 4.0, 0.0), raise_exception=False)
     if set(told.values()) != {"SUCCESS"}:
         yield f"opcheck with rows: {told}"
     for given in (dict(relative=(2, 4)), dict(relative=(3, 9), weight=True, sinks=True, softcap=4.0, window=5),
                   dict(weight=True, sinks=True, softcap=4.0, window=5), dict(gates=True, sinks=True), dict(gates=True, causal=False),
-                  dict(gates=True, sinks=True, causal=False, intervals="any")):  # fmt: skip
+                  dict(gates=True, sinks=True, causal=False, intervals="any"), dict(dropout=0.4, relative=(3, 9), sinks=True)):  # fmt: skip
         small, options, _ = setting(B=1, H=2, G=1, Q=6, K=7, D=3, dtype=torch.float64, **given)
         names = [name for name, x in small.items() if x is not None]
         run = lambda *xs: attention(**arguments_of(dict(zip(names, xs, strict=True))), **options)
@@ -471,7 +486,7 @@ def operation():
     with torch.autocast("cpu", torch.bfloat16):
         if attention(q, k, v).dtype != torch.bfloat16:
             yield "autocast: the output is not bfloat16"
-    half = torch.ops.kerple.attention(*(x.detach().half() for x in (q, k, v)), *[None] * 10, "", 0.3, True, None, None)
+    half = torch.ops.kerple.attention(*(x.detach().half() for x in (q, k, v)), *[None] * 11, "", 0.3, True, None, None, 0.0)
     if half[1].dtype != torch.float32:
         yield f"lse of float16 is {half[1].dtype}"
     _gpu.set_float32_precision("tf32x3")
@@ -483,9 +498,10 @@ def operation():
         "exceed the 2 keys of packed": lambda: attention(torch.zeros(1, 1, 3, 4), *[torch.zeros(1, 1, 2, 4)] * 2, cu_seqlens=[0, 2]),
         "rank 65; kernels take 1 to 64": lambda: attention(*[torch.zeros(1, 1, 3, 4)] * 3, relative=(torch.zeros(1, 1, 3, 65), torch.zeros(65, 2))),
         "rows [B, H, Q, R] and profiles": lambda: torch.ops.kerple.attention(
-            *[torch.zeros(1, 1, 3, 4)] * 3, *[None] * 5, torch.zeros(1, 1, 3, 2), *[None] * 4, "", 0.3, True, None, None),
+            *[torch.zeros(1, 1, 3, 4)] * 3, *[None] * 5, torch.zeros(1, 1, 3, 2), *[None] * 5, "", 0.3, True, None, None, 0.0),
         "earlier keys; use causal=True": lambda: torch.ops.kerple.attention(
-            *[torch.zeros(1, 1, 3, 4)] * 3, *[None] * 5, torch.zeros(1, 1, 3, 2), torch.zeros(2, 5), *[None] * 3, "", 0.3, False, None, None),
+            *[torch.zeros(1, 1, 3, 4)] * 3, *[None] * 5, torch.zeros(1, 1, 3, 2), torch.zeros(2, 5), *[None] * 4, "", 0.3, False, None, None, 0.0),
+        "if and only if dropout_p": lambda: torch.ops.kerple.attention(*[torch.zeros(1, 1, 3, 4)] * 3, *[None] * 11, "", 0.3, True, None, None, 0.5),
         "tf32": lambda: _gpu.set_float32_precision("tf32"),
     }.items():
         try:
@@ -541,7 +557,7 @@ def arguments(kernels, number, terms):
     """Types of the kernels' arguments by name; a number or None is a constant of the compiled kernel."""
     of_f64 = number == "fp64"
     acc = "*fp64" if of_f64 else "*fp32"
-    full = lambda type: type if terms.endswith("all") else None
+    full = lambda type: type if "all" in terms else None
     masked = lambda type: None if terms == "bias" else type
     biased = lambda type: None if terms == "rows" else type
     of_rows = lambda type: type if terms.startswith("rows") else None
@@ -551,6 +567,8 @@ def arguments(kernels, number, terms):
     given = dict(sizes=kernels.Sizes(*["i32"] * 4), terms=numbers, relative=relative, mask=kernels.Mask(masked("i32"), *[masked("*i32")] * 4))
     given |= dict.fromkeys(("q", "k", "v", "out", "d_out", "d_q", "d_k", "d_v"), rows)
     given |= dict.fromkeys(("lse", "delta", "sinks", "partial", "total", "parts_lse"), acc)
+    dropped = kernels.Dropout("*i64", "i32", 1.25 if of_f64 else "fp32")
+    given |= dict(dropout=dropped if "dropout" in terms else kernels.Dropout(None, 0, 0.0))
     given |= dict(parts=kernels.Rows(acc, "i32", "i32", "i32"))
     given |= dict(d_clocks=full(acc), d_row_clocks=None, partial_bias=biased(acc), partial_weight=full(acc), partial_profiles=of_rows(acc))
     given |= dict(d_rows=of_rows(kernels.Rows(acc, "i32", "i32", "i32")))
@@ -624,12 +642,15 @@ SHARED = {"sm": 99 << 10, "gf": 64 << 10}
 #: By bits and features, the most instructions that move spilled registers, where no tile without them was found. Half precision
 #: has none.
 KNOWN_SPILLS = {(32, 256): 512, (64, 64): 16}
+#: The same of calls with dropout.
+KNOWN_SPILLS_OF_DROPOUT = {(32, 128): 256}
 
 
 def one_code(job):
     name, shape, tile = job
     found = read_code(compiled(name, shape, tile))
-    known = KNOWN_SPILLS.get((shape.bits, shape.features), 0)
+    of_dropout = KNOWN_SPILLS_OF_DROPOUT if "dropout" in shape.terms else {}
+    known = KNOWN_SPILLS.get((shape.bits, shape.features), of_dropout.get((shape.bits, shape.features), 0))
     failures = [f"{found['spills']} spills, {known} are known"] if found["spills"] > known else []
     failures += [f"{found['atomics']} atomic instructions"] if found["atomics"] else []
     failures += [f"{found['shared']} bytes of shared memory"] if found["shared"] > SHARED[shape.arch[:2]] else []
@@ -660,7 +681,8 @@ def launches():
     _gpu._arch = lambda _: "sm_90"
     _gpu.DEVICES.add("cpu")
     for given in (dict(dtype=torch.bfloat16), dict(gates=True, sinks=True, lengths=[3, 45], window=1), dict(softcap=3.0, dtype=torch.float64),
-                  dict(intervals="any"), dict(bias=False, relative=(16, 40), dtype=torch.bfloat16)):  # fmt: skip
+                  dict(intervals="any"), dict(bias=False, relative=(16, 40), dtype=torch.bfloat16),
+                  dict(dropout=0.1, dtype=torch.bfloat16), dict(dropout=0.1, bias=False, relative=(4, 9))):  # fmt: skip
         launched = []
         tensors, options, up = setting(H=4, G=1, **given)
         passes(tensors, options, up)
@@ -674,16 +696,19 @@ def code(names):
 
     fold = [("fold", _gpu.Shape(arch, 32, 64, "bias"), _gpu.Tile(0, 0, 4)) for arch in targets()]
     jobs = fold + [("merge", shape, tiles.decode) for shape, tiles in _gpu.TILES.items() if shape.terms == "bias"] + [(name, shape, tile) for shape, tiles in _gpu.TILES.items()
-                   for name, tile in zip(("forward", "backward_dq", "backward_dkv", "decode"), tiles, strict=True)]  # fmt: skip
+                   for name, tile in zip(("forward", "backward_dq", "backward_dkv", "decode"), tiles, strict=True)
+                   if name != "decode" or shape.terms != "all, dropout"]  # fmt: skip
     # a call with few terms needs fewer registers than one with everything on the same tile
-    fewer = {"all": "bias", "rows, all": "rows"}
-    full = {(name, shape._replace(terms=fewer[shape.terms]), tile) for name, shape, tile in jobs if shape.terms in fewer}
+    jobs += [(name, shape._replace(terms="rows, all, dropout"), tile) for name, shape, tile in jobs if shape.terms == "rows, all" and name != "decode"]
+    fewer = {"all": ["bias"], "all, dropout": ["bias", "all"], "rows, all": ["rows"], "rows, all, dropout": ["rows", "rows, all"]}
+    full = {(name, shape._replace(terms=terms), tile) for name, shape, tile in jobs for terms in fewer.get(shape.terms, ())
+            if "dropout" not in shape.terms or shape[1:3] not in KNOWN_SPILLS_OF_DROPOUT}
     jobs = [job for job in jobs if job not in full and (not names or job[1].arch in names)]
-    print(f"{'kernel':<14}{'device':<8}{'bits':>4}{'features':>9}{'with':>11}{'tile':>8}{'warps':>6}{'registers':>10}{'spills':>8}{'shared':>8}{'products':>9}")
+    print(f"{'kernel':<14}{'device':<8}{'bits':>4}{'features':>9}{'with':>19}{'tile':>8}{'warps':>6}{'registers':>10}{'spills':>8}{'shared':>8}{'products':>9}")
     failures = []
     with concurrent.futures.ProcessPoolExecutor(os.cpu_count()) as pool:
         for (name, shape, tile), found, wrong in pool.map(one_code, jobs):
-            print(f"{name:<14}{shape.arch:<8}{shape.bits:>4}{shape.features:>9}{shape.terms:>11}{f'{tile.rows}x{tile.keys}':>8}{tile.warps:>6}"
+            print(f"{name:<14}{shape.arch:<8}{shape.bits:>4}{shape.features:>9}{shape.terms:>19}{f'{tile.rows}x{tile.keys}':>8}{tile.warps:>6}"
                   f"{found['registers']:>10}{found['spills']:>8}{found['shared']:>8}{found['products']:>9}  {', '.join(wrong)}", flush=True)  # fmt: skip
             failures += [f"{name}, {shape}, {tile}: {one}" for one in wrong]
     print(f"{len(jobs)} kernels compiled")

@@ -22,6 +22,7 @@ class Rule:
         softcap: float | None,
         threads: int,
         encoding: Encoding | None = None,
+        dropout_p: float = 0.0,
     ) -> Rule: ...
 
 class Encoding:
@@ -53,10 +54,11 @@ class Encoding:
     def turns(self, start: int, span: int, cos: ArrayLike, sin: ArrayLike) -> None: ...
 
 #: q, k, v; bias, weight, sinks, numbers, cumulative gates; rows and profiles of a relative bias; first
-#: key and number of keys of each sequence; packed documents.
+#: key and number of keys of each sequence, and packed documents; the seed of dropout.
 _Inputs = tuple[
     ArrayLike, ArrayLike, ArrayLike, ArrayLike | None, ArrayLike | None, ArrayLike | None, ArrayLike | None,
-    ArrayLike | None, tuple[ArrayLike, ArrayLike] | None, ArrayLike | None, ArrayLike | None, ArrayLike | None,
+    ArrayLike | None, tuple[ArrayLike, ArrayLike] | None,
+    tuple[ArrayLike | None, ArrayLike | None, ArrayLike | None], ArrayLike | None,
 ]  # fmt: skip
 
 def attention_forward(rule: Rule, inputs: _Inputs, out: ArrayLike, lse: ArrayLike) -> None: ...

@@ -7,7 +7,7 @@ This module registers the attention with the library's own interface. BLOOM and 
 interface, so the module patches their attention. T5 and Inkling compute a bias per pair; the module
 computes T5's per distance, and hands on what Inkling's rows compute theirs from. Models run and train unchanged, with KV caches, with padding on either end, with
 packed documents, with prefixes and with images whose tokens attend to each other; queries that are
-padding return zeros. Unsupported options are refused by name.
+padding return zeros. In training, dropout of attention weights is that of the config. Unsupported options are refused by name.
 """
 
 from __future__ import annotations
@@ -381,9 +381,7 @@ def _warn_of_restarts(position_ids: Tensor | None, tokens: int, sight: Sight) ->
         )
 
 
-def _check(dropout: float, options: dict[str, Any]) -> None:
-    if dropout:
-        raise _refuse(f"dropout of attention probabilities, {dropout}, is not computed", "set it to 0 in the config")
+def _check(options: dict[str, Any]) -> None:
     if options.pop("output_attentions", None):
         raise _refuse("output_attentions: attention probabilities are never stored")
     for name, value in options.items():
@@ -452,12 +450,12 @@ def attend(
     if position_bias is not None:
         bias = _bias_of(position_bias, sight, query.shape[2], key.shape[2])
     documents = _told_documents(options, sight, query.shape[2], key.shape[2], query.shape[0])
-    _check(dropout, options)
+    _check(options)
     if documents is None and sight.causal and sight.starts is None and sight.ends is None:
         _warn_of_restarts(options.get("position_ids"), key.shape[2], sight)
     out = _call(
         query, key, value, sight, sliding_window, documents, bias=bias, relative=relative, scale=scaling, softcap=softcap,
-        sinks=s_aux,
+        sinks=s_aux, dropout_p=dropout,
     )  # fmt: skip
     return out, None
 
@@ -511,7 +509,7 @@ def _bloom_forward(
     if self.pretraining_tp > 1 and self.slow_but_exact:
         raise _refuse("BLOOM with pretraining_tp > 1 and slow_but_exact")
     dropout = self.attention_dropout.p if self.training else 0.0
-    _check(dropout, {"output_attentions": output_attentions})
+    _check({"output_attentions": output_attentions})
     query, key, value = self._reshape(self.query_key_value(hidden_states))
     if layer_past is not None:
         key, value = layer_past.update(key, value, self.layer_idx)
@@ -519,7 +517,7 @@ def _bloom_forward(
     # slope * j differs by a constant per row from slope * (j - i), and the softmax ignores it
     slopes = modeling_bloom._get_alibi_slopes(self.num_heads, hidden_states.device).to(torch.float32)
     bias = -slopes[:, None] * torch.arange(key.shape[2], device=slopes.device)
-    out = _call(query, key, value, attention_mask, bias=bias, scale=self.inv_norm_factor)
+    out = _call(query, key, value, attention_mask, bias=bias, scale=self.inv_norm_factor, dropout_p=dropout)
     out = self.dense(out.flatten(2))
     return modeling_bloom.dropout_add(out, residual, self.hidden_dropout, self.training), None
 
@@ -527,7 +525,7 @@ def _bloom_forward(
 def _mpt_forward(self, hidden_states, position_bias, past_key_values=None, attention_mask=None, **kwargs):
     if not isinstance(attention_mask, Sight):
         return _before["mpt"](self, hidden_states, position_bias, past_key_values, attention_mask, **kwargs)
-    _check(self.attn_dropout_p if self.training else 0.0, {})
+    dropout = self.attn_dropout_p if self.training else 0.0
     batch, length = hidden_states.shape[:2]
     mixed = self.Wqkv(hidden_states)
     if self.clip_qkv:
@@ -540,7 +538,7 @@ def _mpt_forward(self, hidden_states, position_bias, past_key_values=None, atten
     key, value = (x[:, :, : attention_mask.keys] for x in (key, value))
     # of the last query of the longest sequence: from distance 0 on when read from its end
     bias = None if position_bias is None else position_bias[:, -1].flip(-1)
-    out = _call(query, key, value, attention_mask, bias=bias, scale=self.softmax_scale)
+    out = _call(query, key, value, attention_mask, bias=bias, scale=self.softmax_scale, dropout_p=dropout)
     return self.out_proj(out.flatten(2)), None
 
 

@@ -121,7 +121,9 @@ def operands(**of):
         beside[4] = beside[4].detach().double().cumsum(-1).requires_grad_()
     keys = [torch.tensor(options[name]) if name in options else None for name in ("key_starts", "key_lengths")]
     window, softcap = options.get("window"), options.get("softcap")
-    return (*inputs, *beside, *keys, None, "", 0.4, options.get("causal", True), window, softcap)
+    seed = torch.tensor([5]) if options.get("dropout_p") else None
+    causal, dropout_p = options.get("causal", True), options.get("dropout_p", 0.0)
+    return (*inputs, *beside, *keys, None, seed, "", 0.4, causal, window, softcap, dropout_p)
 
 
 @pytest.mark.parametrize(

@@ -65,6 +65,8 @@ def test_attention_answers_in_words(seed):
             scale=draw.choice([None, None, number(draw, 0.3)]),
             softcap=draw.choice([None, None, number(draw, 2.0)]),
         )
+        if draw.random() < 0.2:
+            options |= dict(dropout_p=draw.choice([0.0, 0.3, number(draw, 0.1)]), dropout_seed=draw.choice([None, number(draw, 7)]))
         for name, shape in (("bias", (heads, columns)), ("weight", (heads, columns)), ("sinks", (heads,))):
             if draw.random() < 0.3 and min(shape) >= 0:
                 options[name] = array(draw, *shape)
@@ -87,7 +89,7 @@ def test_the_compiled_functions_answer_in_words(seed):
     torch.manual_seed(seed)
     rules = [_native.Rule(0.3, causal, None, None, 2) for causal in (True, False)]
     encodings = [encoding(Encoding(kind, 2, 4, seed=1)._key) for kind in ("kerple_log", "t5", "dape", "shaw", "xpos", "rotary")]
-    rules += [_native.Rule(0.3, True, None, None, 1, one) for one in encodings]
+    rules += [_native.Rule(0.3, True, None, None, 1, one) for one in encodings] + [_native.Rule(0.3, True, None, None, 1, None, 0.5)] * 2
     linear = LinearAttention("kerple_log", 2, 4, seed=1, count=8)
     for _ in range(200):
         rule, length = draw.choice(rules), draw.choice([1, 3, 5])
@@ -97,7 +99,7 @@ def test_the_compiled_functions_answer_in_words(seed):
         clocks = array(draw, 1, 2, length).double() if draw.random() < 0.3 else None
         documents = torch.randint(-2, 4, draw.choice([(2,), (1, length), (1, 2, 3)])) if draw.random() < 0.3 else None
         relative = (array(draw, 1, 2, length, 3), array(draw, 3, 4)) if draw.random() < 0.3 else None
-        inputs = (q, k, v, some(2, length), some(2, length), some(2), numbers, clocks, relative, some(1), some(1), documents)
+        inputs = (q, k, v, some(2, length), some(2, length), some(2), numbers, clocks, relative, (some(1), some(1), documents), draw.choice([None, torch.tensor([5])]))
         made = [None if x is None else torch.zeros(x.shape, dtype=x.dtype) for x in (*inputs[:8], *(relative or (None, None)))]
         out, lse = torch.zeros(q.shape), array(draw, 1, 2, length)
         calls = [
@@ -139,8 +141,8 @@ def test_objects_that_are_no_arrays():
     q = torch.zeros(1, 1, 1, 4)
     for wrong in (Lies(), 3, "x", object(), [1.0]):
         with pytest.raises((TypeError, ValueError, AttributeError)):
-            _native.attention_forward(rule, (wrong, q, q, *(None,) * 9), q, q[..., 0])
-    with pytest.raises(ValueError, match="length 12"):
+            _native.attention_forward(rule, (wrong, q, q, *(None,) * 6, (None,) * 3, None), q, q[..., 0])
+    with pytest.raises(ValueError, match="length 11"):
         _native.attention_forward(rule, (q, q), q, q)
     for wrong in ("", "{", '{"kind":"kerple_log","r1":1e999}', "null", "[" * 5000):
         with pytest.raises(ValueError):
@@ -148,4 +150,4 @@ def test_objects_that_are_no_arrays():
     x = torch.zeros(1, 8, 512, 64)
     for threads in (0, 2**40):
         with pytest.raises(ValueError, match="threads"):
-            _native.attention_forward(_native.Rule(1.0, True, None, None, threads), (x, x, x, *(None,) * 9), x, torch.zeros(1, 8, 512))
+            _native.attention_forward(_native.Rule(1.0, True, None, None, threads), (x, x, x, *(None,) * 6, (None,) * 3, None), x, torch.zeros(1, 8, 512))

@@ -54,7 +54,7 @@ def test_a_type_holds_for_all_checks(dtype):
     "name",
     [
         "one key", "bias in both directions", "everything", "gates and sinks", "documents", "softcap and weight",
-        "relative bias and padding", "intervals",
+        "relative bias and padding", "intervals", "dropout and all else",
     ],
 )  # fmt: skip
 def test_gradients_of_the_plain_attention_are_those_of_differences(name):

@@ -11,6 +11,7 @@ import transformers  # noqa: E402
 from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
 
 import kerple.transformers  # noqa: E402, F401
+from kerple.torch import dropout_mask  # noqa: E402
 
 SIZES = dict(vocab_size=97)
 CONFIGS = {
@@ -308,6 +309,62 @@ def test_trainer_in_bfloat16(kind, tmp_path):
     assert all(not torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True))
 
 
+#: With the dropout of attention weights as their configs name it.
+DROPPED = {
+    "gpt2": lambda: transformers.GPT2Config(**SIZES, n_embd=32, n_layer=2, n_head=4, resid_pdrop=0.0, embd_pdrop=0.0),
+    "bloom": lambda: transformers.BloomConfig(**SIZES, hidden_size=32, n_layer=2, n_head=4, attention_dropout=0.25, hidden_dropout=0.0),
+    "mpt": lambda: transformers.MptConfig(**SIZES, d_model=32, n_layers=2, n_heads=4, max_seq_len=64),
+    "llama": lambda: transformers.LlamaConfig(
+        **SIZES, hidden_size=32, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2, intermediate_size=64, attention_dropout=0.25
+    ),
+}  # fmt: skip
+
+
+@pytest.fixture
+def masked_dropout(monkeypatch):
+    """Dropout of attention weights in eager models by the mask of a seed, drawn as kerple draws it."""
+    rates = []
+
+    def dropout(x, p=0.5, training=True, inplace=False):
+        if not training or p == 0:
+            return x
+        assert x.dim() == 4, "only attention weights are dropped here"
+        rates.append(p)
+        return x * dropout_mask(torch.randint(2**63 - 1, (1,)), p, *x.shape) / (1 - p)
+
+    monkeypatch.setattr(torch.nn.functional, "dropout", dropout)
+    return rates
+
+
+@pytest.mark.parametrize("checkpointing", [False, True])
+@pytest.mark.parametrize("side", ["none", "left"])
+@pytest.mark.parametrize("kind", DROPPED)
+def test_dropout_in_training_is_that_of_eager_with_the_same_mask(masked_dropout, kind, side, checkpointing):
+    eager, ours = pair(DROPPED[kind]())
+    mask = padded(side)
+    inputs = dict(input_ids=torch.randint(97, mask.shape), use_cache=False)
+    if side != "none":
+        inputs["attention_mask"] = mask
+    results = []
+    for model in (eager.train(), ours.train()):
+        for module in model.modules():  # the config's field takes whole numbers only
+            if hasattr(module, "attn_dropout_p"):
+                module.attn_dropout_p = 0.3
+        if checkpointing and model is ours:  # draws the same mask again
+            model.gradient_checkpointing_enable(dict(use_reentrant=False))
+        torch.manual_seed(7)
+        logits = model(**inputs).logits[mask.bool()]
+        logits.square().sum().backward()
+        results.append([logits.detach(), *(x.grad for x in model.parameters() if x.grad is not None)])
+    assert len(masked_dropout) == 2 and masked_dropout[0] > 0.05, "two layers"
+    assert len(results[0]) == len(results[1])
+    for want, got in zip(*results, strict=True):
+        torch.testing.assert_close(got, want, rtol=1e-8, atol=1e-8 * (1 + want.abs().max().item()))
+    evaluated = ours.eval()(**inputs).logits[mask.bool()]
+    torch.testing.assert_close(evaluated, eager.eval()(**inputs).logits[mask.bool()], rtol=0, atol=1e-9)
+    assert (evaluated - results[1][0]).abs().max() > 1e-3, "evaluation drops nothing"
+
+
 TEXT = dict(
     **SIZES, hidden_size=32, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2, intermediate_size=64, head_dim=8
 )  # fmt: skip
@@ -352,21 +409,6 @@ def test_masks_that_are_no_intervals_are_refused():
 
 
 def test_what_is_not_computed_is_refused_by_name():
-    refused(
-        "dropout of attention probabilities, 0.25",
-        transformers.LlamaConfig(
-            **SIZES,
-            hidden_size=32,
-            num_hidden_layers=1,
-            num_attention_heads=4,
-            intermediate_size=64,
-            attention_dropout=0.25,
-        ),
-    )
-    refused(
-        "dropout of attention probabilities",
-        transformers.BloomConfig(**SIZES, hidden_size=32, n_layer=1, n_head=4, attention_dropout=0.25),
-    )
     refused("hides keys between others", attention_mask=torch.tensor([[1, 1, 0, 1, 1, 1, 1]] * 2))
     refused("masks of pairs", attention_mask=torch.zeros(2, 1, 7, 7, dtype=torch.double))
     refused("output_attentions", CONFIGS["bloom"](), output_attentions=True)

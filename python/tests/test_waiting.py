@@ -83,6 +83,8 @@ SETTINGS = {
     "bias": (100, dict(bias=ALL["bias"]), dict()),
     "everything": (100, ALL, dict(window=30, softcap=5.0)),
     "both directions": (100, dict(bias=lambda: empty(4, 199), gates=ALL["gates"]), dict(causal=False, window=9)),
+    "dropout": (100, dict(bias=ALL["bias"]), dict(dropout_p=0.1)),
+    "dropout of a seed": (100, dict(dropout_seed=lambda: numbers(1)), dict(dropout_p=0.1, window=30)),
     "document_ids": (100, dict(bias=ALL["bias"], document_ids=lambda: numbers(2, 100)), dict()),
     "intervals": (100, dict(bias=lambda: empty(4, 199), key_starts=lambda: numbers(2, 100), key_ends=lambda: numbers(2, 100)), dict(causal=False)),
     "starts of some queries": (40, dict(key_starts=lambda: numbers(2, 40), gates=ALL["gates"]), dict(window=30)),
@@ -129,7 +131,7 @@ def moved(module):
         torch.__future__.set_overwrite_module_params_on_conversion(kept)
 
 
-REFUSED = {"bam", "cope", "dape", "fire", "shaw", "transformer_xl", "xpos"}
+REFUSED = {"cope", "dape", "fire", "shaw", "transformer_xl", "xpos"}
 KINDS = [
     name for name in kt.__all__
     if isinstance(getattr(kt, name), type) and issubclass(getattr(kt, name), kt.Encoding) and name not in ("Encoding", "Kernel", "LinearAttention")
@@ -147,6 +149,33 @@ def test_encodings_do_not_wait(launched, name):
             layer(q, q, q, causal=name == "Inkling" or not launched, **more).sum().backward()
     assert launched.count("forward") == launched.count("backward_dkv") == 2
     assert all(x.grad is not None for x in layer.parameters())
+
+
+@pytest.mark.parametrize("keys", [{}, {"emulate": "bf16"}], ids=["plain", "emulated"])
+@pytest.mark.parametrize("name", KINDS)
+def test_encodings_run_or_are_refused_by_name_and_reason(launched, name, keys):
+    """Calls, tables and values of parameters: nothing fails for another reason."""
+    try:
+        layer = getattr(kt, name)(2, 8, seed=0, **keys)
+    except ValueError as error:
+        assert keys and "emulate" in str(error), error
+        return
+    layer = moved(layer)
+    q, rows = empty(1, 2, 30, 8), empty(1, 30, 16)
+    for call in (
+        lambda: layer(q, q, q, **{own: getattr(layer, own)(rows) for own in ("gates", "relative") if layer._entry == own}),
+        lambda: layer.table(30),
+    ):
+        try:
+            with NoWaiting():
+                call()
+        except NotImplementedError as error:
+            assert layer.kind in REFUSED or keys, error
+            words = ("emulate",) if layer.kind not in REFUSED else ()
+            for word in (layer.kind, "meta", ".cpu()", *words):
+                assert word in str(error), (word, error)
+        else:
+            assert layer.kind not in REFUSED or call.__code__.co_names[-1] == "table"
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

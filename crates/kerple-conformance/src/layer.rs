@@ -117,6 +117,7 @@ impl ReferenceLayer {
             lengths: None,
             documents: None,
             intervals: None,
+            dropout: None,
             scores: match &map {
                 Some(map) => ScoreTransform::Mod(&**map),
                 None => ScoreTransform::table(bias.as_deref(), weight.as_deref(), self.inputs.dims.keys),

@@ -212,6 +212,7 @@ impl PackedCase {
             lengths: None,
             documents: Some(&self.documents),
             intervals: None,
+            dropout: None,
             scores: match &map {
                 Some(map) => ScoreTransform::Mod(&**map),
                 None => ScoreTransform::Table(of_distance),

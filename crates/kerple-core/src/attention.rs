@@ -4,8 +4,8 @@
 //! Query `i` of `Q` is at absolute position `K - Q + i` and attends to the keys that its attention
 //! mask ([`Mask`]) allows, by the distance `d = K - Q + i - j`. A row without visible keys gives
 //! zeros. All engines take the same [`AttentionProblem`] and strided views, so a packed
-//! `[B, L, H, q|k|v, D]` projection needs no transpose. They support a softcap and an attention
-//! sink.
+//! `[B, L, H, q|k|v, D]` projection needs no transpose. They support a softcap, an attention
+//! sink and dropout of attention weights.
 //!
 //! To learn how it works, read [`simple`] first: one head, one distance table, sixty lines.
 //!
@@ -23,6 +23,7 @@
 //! length.
 
 mod documents;
+mod dropout;
 mod intervals;
 pub mod linear;
 pub mod measure;
@@ -40,6 +41,7 @@ pub mod tiled;
 pub use crate::forms::{LearnedPositions, Mask, PositionKernel, RelativeBias, ScoreTable, ScoreTransform};
 pub use crate::tiles::{Strides, View, ViewMut};
 pub use documents::{DocumentSegment, PackedDocuments, PackingError};
+pub use dropout::AttentionDropout;
 pub use intervals::{IntervalError, KeyInterval};
 pub use problem::{
     AttentionDims, AttentionGradients, AttentionProblem, AttentionSaved, MAX_FEATURE_DECAY, PositionGradients,

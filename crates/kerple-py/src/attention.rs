@@ -6,8 +6,8 @@ use crate::parts::{SequenceGroup, behind, packed_documents, parts, tails};
 use crate::threads::{Workload, run};
 use kerple_core::Number;
 use kerple_core::attention::{
-    self, AttentionDims, AttentionGradients, AttentionProblem, AttentionSaved, DocumentSegment, KeyInterval, Mask,
-    PackedDocuments, RelativeBias, RelativeGradients, ScoreTable, ScoreTransform, View,
+    self, AttentionDims, AttentionDropout, AttentionGradients, AttentionProblem, AttentionSaved, DocumentSegment,
+    KeyInterval, Mask, PackedDocuments, RelativeBias, RelativeGradients, ScoreTable, ScoreTransform, View,
 };
 use kerple_core::forms::{ScoreMod, Sides, Strided};
 use kerple_core::score_mods::ScoreModExtent;
@@ -26,12 +26,14 @@ pub struct AttentionRule {
     encoding: Option<Py<PyEncoding>>,
     /// Decay rate of each feature's products with distance.
     feature_decay: Option<Vec<f64>>,
+    /// Probability of dropping an attention weight.
+    dropout_p: f64,
 }
 
 #[pymethods]
 impl AttentionRule {
     #[new]
-    #[pyo3(signature = (scale, causal, window, softcap, threads, encoding=None))]
+    #[pyo3(signature = (scale, causal, window, softcap, threads, encoding=None, dropout_p=0.0))]
     fn new(
         scale: f64,
         causal: bool,
@@ -39,7 +41,11 @@ impl AttentionRule {
         softcap: Option<f64>,
         threads: usize,
         encoding: Option<Py<PyEncoding>>,
+        dropout_p: f64,
     ) -> PyResult<AttentionRule> {
+        if !(0.0..1.0).contains(&dropout_p) {
+            return Err(PyValueError::new_err(format!("dropout_p = {dropout_p} must be at least 0 and below 1")));
+        }
         if !scale.is_finite() {
             return Err(PyValueError::new_err(format!("scale = {scale} must be finite")));
         }
@@ -62,7 +68,7 @@ impl AttentionRule {
                  query; use causal=True",
             ));
         }
-        Ok(AttentionRule { scale, mask, softcap, threads, encoding, feature_decay })
+        Ok(AttentionRule { scale, mask, softcap, threads, encoding, feature_decay, dropout_p })
     }
 }
 
@@ -93,13 +99,19 @@ struct AttentionArrays {
     lengths: Option<PythonArray>,
     /// Cumulative lengths `[N + 1]`, ids `[B, K]`, or cumulative lengths of queries and keys `[1, 2, N + 1]`.
     documents: Option<PythonArray>,
+    /// Of dropout, `[1]`.
+    seed: Option<PythonArray>,
 }
+
+/// Where keys start, where they end, and packed documents.
+type KeyLimitObjects<'py> = (OptionalObject<'py>, OptionalObject<'py>, OptionalObject<'py>);
 
 /// Rows and profiles of a relative bias, or their gradients.
 type RelativeObjects<'py> = Option<(Bound<'py, PyAny>, Bound<'py, PyAny>)>;
 
 /// q, k and v; bias, weight, sinks, parameters of a score modification and cumulative gates; a relative
-/// bias; where the keys of each sequence or query start, and where they end; packed documents.
+/// bias; where the keys of each sequence or query start, where they end, and packed documents; the seed of
+/// dropout.
 type AttentionArguments<'py> = (
     Bound<'py, PyAny>,
     Bound<'py, PyAny>,
@@ -110,14 +122,13 @@ type AttentionArguments<'py> = (
     OptionalObject<'py>,
     OptionalObject<'py>,
     RelativeObjects<'py>,
-    OptionalObject<'py>,
-    OptionalObject<'py>,
+    KeyLimitObjects<'py>,
     OptionalObject<'py>,
 );
 
 impl AttentionArrays {
     fn of(
-        (q, k, v, bias, weight, sinks, numbers, clocks, relative, starts, lengths, documents): &AttentionArguments,
+        (q, k, v, bias, weight, sinks, numbers, clocks, relative, (starts, lengths, documents), seed): &AttentionArguments,
     ) -> PyResult<AttentionArrays> {
         Ok(AttentionArrays {
             q: PythonArray::of("q", q)?,
@@ -132,6 +143,7 @@ impl AttentionArrays {
             starts: PythonArray::some("key_starts", starts.as_ref())?,
             lengths: PythonArray::some("key_lengths", lengths.as_ref())?,
             documents: PythonArray::some("documents", documents.as_ref())?,
+            seed: PythonArray::some("dropout_seed", seed.as_ref())?,
         })
     }
 
@@ -179,6 +191,13 @@ impl AttentionArrays {
         }
         if let Some(relative) = &self.relative {
             self.check_relative(relative, dims, rule)?;
+        }
+        if self.seed.is_some() != (rule.dropout_p > 0.0) {
+            return Err(PyValueError::new_err("dropout_seed: there is one if and only if dropout_p is above 0"));
+        }
+        if let Some(seed) = &self.seed {
+            seed.expect_kind(DType::I64)?;
+            seed.expect_shape("1", &[1])?;
         }
         let takes_own_keys = self.numbers.is_some() || self.clocks.is_some();
         for document in documents.iter().flat_map(PackedDocuments::documents).filter(|_| takes_own_keys) {
@@ -336,6 +355,7 @@ struct TypedArrays<'a, T> {
     sinks: Option<&'a [T]>,
     clocks: Option<&'a [f64]>,
     relative: Option<RelativeBias<'a, T>>,
+    dropout: Option<AttentionDropout>,
     map: Option<Box<dyn ScoreMod<T> + 'a>>,
 }
 
@@ -367,6 +387,7 @@ impl<'a, T: Number + Element> TypedArrays<'a, T> {
             sinks: row(&inputs.sinks)?,
             clocks: inputs.clocks.as_ref().map(PythonArray::values).transpose()?,
             relative: inputs.relative.as_ref().map(relative_bias).transpose()?,
+            dropout: inputs.seed.as_ref().map(|seed| dropout(seed, rule.dropout_p)).transpose()?,
             map,
         })
     }
@@ -406,18 +427,29 @@ impl<'a, T: Number + Element> TypedArrays<'a, T> {
         let (sinks, mask, lengths) = (self.sinks, rule.mask, part.lengths.as_deref());
         let (documents, intervals) = (limits.documents.as_ref(), limits.intervals.as_deref());
         let dims = part.dims(dims);
-        AttentionProblem { dims, scale, softcap: cap, sinks, mask, lengths, documents, intervals, scores }
+        let dropout =
+            self.dropout.map(|dropout| AttentionDropout { origin: [part.first, part.skip, part.start], ..dropout });
+        AttentionProblem { dims, scale, softcap: cap, sinks, mask, lengths, documents, intervals, dropout, scores }
     }
 
     fn work(&self, dims: AttentionDims) -> Workload {
         let sizes = [dims.batch, dims.heads, dims.queries, dims.keys, dims.head_dim];
         match kerple_core::elements(&sizes) {
-            Some(products) if self.sinks.is_none() && self.clocks.is_none() && self.relative.is_none() => {
+            Some(products)
+                if self.sinks.is_none()
+                    && self.clocks.is_none()
+                    && self.relative.is_none()
+                    && self.dropout.is_none() =>
+            {
                 Workload::Products(products)
             }
             _ => Workload::Any,
         }
     }
+}
+
+fn dropout(seed: &PythonArray, rate: f64) -> PyResult<AttentionDropout> {
+    Ok(AttentionDropout { rate, seed: seed.values::<i64>()?[0].cast_unsigned(), origin: [0; 3] })
 }
 
 fn relative_bias<T: Number + Element>([rows, profiles]: &[PythonArray; 2]) -> PyResult<RelativeBias<'_, T>> {

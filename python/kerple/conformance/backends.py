@@ -31,7 +31,10 @@ def eager(call: Call) -> Tensor:
     if call.sinks is not None:
         column = call.sinks[:, None, None].expand(*scores.shape[:3], 1)
         scores = torch.cat([scores, column.to(scores.dtype)], -1)
-    return scores.softmax(-1)[..., : k.shape[2]].to(v.dtype) @ v
+    weights = scores.softmax(-1)[..., : k.shape[2]]
+    if call.dropout_p is not None:
+        weights = weights * call.dropout_factors().to(weights.dtype)
+    return weights.to(v.dtype) @ v
 
 
 def _refuse(call: Call, *features: str) -> None:
@@ -45,7 +48,7 @@ def sdpa(call: Call) -> Tensor:
     """``scaled_dot_product_attention`` with bias, gates and mask as a matrix of all pairs in the
     type of the tensors, as it requires.
     """
-    _refuse(call, "weight", "softcap", "sinks")
+    _refuse(call, "weight", "softcap", "sinks", "dropout_p")
     k, v = call.grouped()
     added = call.added()
     added = call.q.new_zeros(1, 1, 1, 1) if added is None else added.to(call.q.dtype)
@@ -68,7 +71,7 @@ def flex(call: Call) -> Tensor:
     """Compiled FlexAttention whose score function reads tables and cumulative gates."""
     from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
-    _refuse(call, "sinks", "rows")
+    _refuse(call, "sinks", "rows", "dropout_p")
     (batch, _, queries, _), keys = call.q.shape, call.k.shape[2]
     block = create_block_mask(_flex_mask(call), batch, None, queries, keys, device=call.q.device)
     k, v = call.grouped()
@@ -136,7 +139,7 @@ def _features(call: Call) -> dict[str, object]:
 
 _ARGUMENTS = (
     "bias", "weight", "causal", "window", "scale", "softcap", "sinks", "gates", "key_lengths", "key_starts", "key_ends",
-    "document_ids",
+    "document_ids", "dropout_p", "dropout_seed",
 )  # fmt: skip
 
 

@@ -37,6 +37,8 @@ class Case:
     reset: float | None = None
     #: Rank and reach of a relative bias per row.
     relative: tuple[int, int] | None = None
+    #: The probability of dropping an attention weight.
+    dropout: float | None = None
     #: None is ``1 / sqrt(features)``.
     scale: float | None = None
     #: A factor of the queries, and so of the scores.
@@ -169,6 +171,19 @@ CASES = (
          sinks=0.5, gates=True, relative=(5, 40)),
     Case("relative bias across tiles", "ten tiles of 32, and a reach that ends within one", batch=1, queries=320, keys=320, bias=False,
          relative=(16, 230)),
+    Case("dropout", "of each ten weights three become 0, and the others are divided by 0.7", dropout=0.3),
+    Case("dropout in both directions", "half of the weights", causal=False, bias=False, dropout=0.5),
+    Case("dropout across tiles", "the mask does not begin again in a tile", batch=1, queries=130, keys=130, dropout=0.3),
+    Case("dropout of grouped heads", "query heads that share keys have masks of their own", heads=4, dropout=0.3),
+    Case("dropout of more keys", "9 queries at the end of 64 keys, counted from the first of the 9", queries=9, keys=64, dropout=0.3),
+    Case("dropout of one query", "after 63 keys", queries=1, keys=64, dropout=0.3),
+    Case("dropout and a narrow window", "rows begin their keys anywhere", queries=70, keys=83, window=7, dropout=0.3),
+    Case("dropout and padding", "sequences of 33 and 20 keys", key_lengths=(33, 20), dropout=0.3),
+    Case("dropout and documents", "queries and keys are counted along the row", documents=((9, 1, 23), (20, 13)), dropout=0.3),
+    Case("dropout and intervals", "of up to 39 keys in any place", causal=False, interval="prefix", dropout=0.3),
+    Case("dropout and sinks", "a sink is never dropped", sinks=0.5, dropout=0.3),
+    Case("dropout and all else", "grouped heads, more keys, a window, softcap, weight, sinks, gates and a relative bias", heads=4, queries=70,
+         keys=97, window=50, weight=True, softcap=3.0, sinks=0.5, gates=True, relative=(5, 40), dropout=0.2),
     Case("intervals and all else", "grouped heads, a window, softcap, weight, sinks and gates", heads=4, queries=40, keys=64, causal=False,
          interval="any", window=50, softcap=3.0, weight=True, sinks=0.5, gates=True),
     Case("everything", "all features in one call", **_EVERYTHING),
@@ -188,6 +203,7 @@ CASES = (
     Case("same bits", "a second run gives the same bits", heads=4, queries=129, keys=129, weight=True, sinks=0.5, gates=True, is_repeated=True),
     Case("double", "f64", dtype=torch.float64),
     Case("bfloat16", "half precision", dtype=torch.bfloat16),
+    Case("bfloat16, dropout", "weights are divided by 0.9", dtype=torch.bfloat16, dropout=0.1),
     Case("float16", "half precision", dtype=torch.float16),
     Case("bfloat16, bias in float32", "a bias of about 1000, which bfloat16 rounds to steps of 4", constant=1000.0,
          dtype=torch.bfloat16, table_dtype=torch.float32),

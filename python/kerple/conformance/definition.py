@@ -71,6 +71,20 @@ class Call:
     """
     key_ends: Tensor | None = None
     """``[B, Q]``, one past the last key of each query; ``key_starts`` then are per query too."""
+    dropout_p: float | None = None
+    """The probability of dropping a weight after the softmax; others are divided by ``1 - dropout_p``. An
+    implementation with a generator of its own cannot have this mask: it raises :class:`Unsupported`.
+    """
+    dropout_seed: int | None = None
+    """What :func:`kerple.torch.dropout_mask` computes the mask from."""
+
+    def dropout_factors(self) -> Tensor:
+        """What weights are multiplied by, ``[B, H, Q, K]`` in f64."""
+        from ..torch import dropout_mask
+
+        (batch, heads, queries, _), keys = self.q.shape, self.k.shape[2]
+        kept = dropout_mask(self.dropout_seed, self.dropout_p, batch, heads, queries, keys, device=self.q.device)
+        return kept.double() / (1 - self.dropout_p)
 
     def distances(self) -> Tensor:
         """``[Q, K]``"""
@@ -185,6 +199,8 @@ def _weights(call: Call, z: Tensor) -> tuple[Tensor, Tensor]:
 def definition(call: Call) -> Tensor:
     """The output in f64, with whole score matrices; gradients by autograd."""
     weights, _ = _weights(call, _scores(call)[1])
+    if call.dropout_p is not None:
+        weights = weights * call.dropout_factors()
     return weights @ call.grouped()[1].double()
 
 
@@ -199,7 +215,10 @@ def sizes(call: Call, up: Tensor) -> dict[str, Tensor]:
     call, up = call.map(lambda x: x.detach().double()), up.double()
     scores, z = _scores(call)
     (k, v), (p, p_sink) = call.grouped(), _weights(call, z)
-    products = up @ v.transpose(-1, -2)
+    kept, products = p, up @ v.transpose(-1, -2)
+    if call.dropout_p is not None:
+        factors = call.dropout_factors()
+        kept, products = p * factors, products * factors
     delta = (p * products).sum(-1, keepdim=True).abs()
     d_z = p * (products.abs() + delta)
     d_s = d_z if call.weight is None else d_z * call.spread(call.weight).abs()
@@ -207,10 +226,10 @@ def sizes(call: Call, up: Tensor) -> dict[str, Tensor]:
         d_s = d_s * (1 - (scores / call.softcap) ** 2)
     group = lambda x: x.reshape(x.shape[0], call.k.shape[1], -1, *x.shape[2:]).sum(2)  # noqa: E731
     return {
-        "out": p @ v.abs(),
+        "out": kept @ v.abs(),
         "d_q": call.scale * (d_s @ k.abs()),
         "d_k": call.scale * group(d_s.transpose(-1, -2) @ call.q.abs()),
-        "d_v": group(p.transpose(-1, -2) @ up.abs()),
+        "d_v": group(kept.transpose(-1, -2) @ up.abs()),
         **({} if call.bias is None else {"d_bias": _along_diagonals(call, call.bias, d_z)}),
         **({} if call.weight is None else {"d_weight": _along_diagonals(call, call.weight, d_z * scores.abs())}),
         **({} if call.sinks is None else {"d_sinks": (p_sink * delta[..., 0]).sum((0, 2))}),

@@ -102,6 +102,12 @@ _AT = "first = self.margin + self.origin + nearest"
 _UP = "up, q = given.queries_of(d_out, rows)"
 _Q_TILE = "self.queries_of(self.q, rows)"
 _K_TILE = "d_q[:, :, rows] += ds @ given.keys_of(given.k, keys)"
+_KEPT = "kept = word >> 1 >= round(2**31 * self.rule.dropout_p)"
+_DROPPED = "return kept.to(self.dtype) / (1 - self.rule.dropout_p)"
+_FACTORS = "factors = given.dropout_factors(rows, keys)"
+_UNIT = "unit = torch.arange(self.batch * self.heads, device=self.q.device).view(self.batch, self.heads, 1, 1)"
+_DROPPED_I = "i = torch.arange(rows.start, rows.stop, device=self.q.device)\n        j"
+_DROPPED_J = "j = torch.arange(keys.start, keys.stop, device=self.q.device)\n        unit"
 #: More features, up to a power of two: what memory contains after each row.
 _WIDE = """more = (1 << (self.features - 1).bit_length()) - self.features
         wide = lambda x: _dense(x, x.stride(), more)
@@ -318,6 +324,26 @@ MUTANTS = (
            "relative bias", "d_rows"),
     Mutant("rows' gradient of the last tile only", "self.d_r[:, :, rows] += torch", "self.d_r[:, :, rows] = torch", "relative bias", "d_rows"),
     Mutant("strides of rows are ignored", _RELATIVE, _RELATIVE.replace("self.r, rows", "_dense(self.r), rows"), "relative bias in slices"),
+    # dropout
+    Mutant("dropout missing", _DROPPED, _DROPPED.replace("kept.to(self.dtype) / (1 - self.rule.dropout_p)", "1.0"), "dropout"),
+    Mutant("kept weights are not divided by 1 - p", _DROPPED, _DROPPED.replace(" / (1 - self.rule.dropout_p)", ""), "dropout"),
+    Mutant("kept weights are divided by p", _DROPPED, _DROPPED.replace("(1 - self.rule.dropout_p)", "self.rule.dropout_p"), "dropout"),
+    Mutant("dropped are those that should be kept", _KEPT, _KEPT.replace(">= round", "< round"), "dropout"),
+    Mutant("the softmax divides by what is kept", "row_sum = row_sum * rescale + p.sum(-1)",
+           "row_sum = row_sum * rescale + (p * given.dropout_factors(rows, keys)).sum(-1)", "dropout"),
+    Mutant("another mask in the backward", _FACTORS, _FACTORS.replace("rows,", "slice(rows.start + 4, rows.stop + 4),"), "dropout", "d_q"),
+    Mutant("no dropout in the gradient of values", "(p * factors).mT @ up", "p.mT @ up", "dropout", "d_v"),
+    Mutant("no dropout in the gradient of scores", "dz = p * (factors * (up @", "dz = p * (1.0 * (up @", "dropout", "d_q"),
+    Mutant("each tile of keys repeats the first mask", _DROPPED_J, _DROPPED_J.replace("keys.start, keys.stop", "0, keys.stop - keys.start"), "dropout"),
+    Mutant("each tile of queries repeats the first mask", _DROPPED_I, _DROPPED_I.replace("rows.start, rows.stop", "0, rows.stop - rows.start"), "dropout"),
+    Mutant("one mask for all heads", _UNIT, "unit = torch.arange(self.batch, device=self.q.device).view(self.batch, 1, 1, 1) * self.heads", "dropout"),
+    Mutant("one mask for all sequences", _UNIT, "unit = torch.arange(self.heads, device=self.q.device).view(1, self.heads, 1, 1)", "dropout"),
+    Mutant("masks of key heads", _UNIT, _UNIT + "\n        unit = unit // self.group * self.group", "dropout of grouped heads"),
+    Mutant("four queries have one mask", "words[n] * (i[:, None] % 4 == n) for n in range(4)", "words[n] for n in range(1)", "dropout"),
+    Mutant("queries draw at their positions", _DROPPED_I, _DROPPED_I.replace("device)", "device) + self.keys - self.queries"), "dropout of more keys"),
+    Mutant("half of the seed is read", "low, high, bits = seed & 0xFFFFFFFF, seed >> 32, 0xFFFFFFFF",
+           "low, high, bits = seed & 0xFFFFFFFF, 0, 0xFFFFFFFF", "dropout"),
+    Mutant("nine rounds of the generator", "for _ in range(10):", "for _ in range(9):", "dropout"),
     # numbers
     Mutant("the maximum is not subtracted", "new_max = row_max.maximum(z.amax(-1))",
            "new_max = torch.zeros_like(row_max)", "high sinks"),

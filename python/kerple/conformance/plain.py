@@ -8,12 +8,12 @@ at a time, to show that the suite notices.
 For query i and key j at the distance d = i - j::
 
     s = scale q.k,   u = softcap tanh(s / softcap),   z = u weight[h, d] + bias[h, d] + r_i P[:, d] + c_i - c_j
-    p = exp(z - lse_i),   lse_i = ln(exp(sink_h) + sum_j exp(z)),   out_i = sum_j p v_j
+    p = exp(z - lse_i),   lse_i = ln(exp(sink_h) + sum_j exp(z)),   out_i = sum_j p m v_j
 
-where c are the cumulative gates, and the columns of P end at its reach. With delta_i = d_out_i . out_i the gradients are::
+where c are the cumulative gates, the columns of P end at its reach, and dropout makes m 0 or 1 / (1 - dropout_p). With delta_i = d_out_i . out_i the gradients are::
 
-    dz = p (d_out_i . v_j - delta_i),   ds = dz weight[h, d] (1 - (u / softcap)^2)
-    d_q_i = scale sum_j ds k_j,   d_k_j = scale sum_i ds q_i,   d_v_j = sum_i p d_out_i
+    dz = p (m d_out_i . v_j - delta_i),   ds = dz weight[h, d] (1 - (u / softcap)^2)
+    d_q_i = scale sum_j ds k_j,   d_k_j = scale sum_i ds q_i,   d_v_j = sum_i p m d_out_i
     d_r_i = sum_j dz P[:, d],   d_P[:, d] = sum dz r_i   (over heads too)
     d_bias[h, d] = sum dz,   d_weight[h, d] = sum dz u   (over sequences and pairs at distance d)
     d_sink_h = -sum_i exp(sink_h - lse_i) delta_i,   d_c_i = sum_j dz,   d_c_j = -sum_i dz
@@ -50,6 +50,8 @@ def attention(
     key_starts: Tensor | None = None,
     key_ends: Tensor | None = None,
     document_ids: Tensor | None = None,
+    dropout_p: float = 0.0,
+    dropout_seed: int = 0,
     tile: int = 32,
 ) -> Tensor:
     """The arguments of :func:`kerple.torch.attention`, and the number of queries and keys in a
@@ -69,7 +71,7 @@ def attention(
     clocks = None if gates is None else _cumulative(gates, key_starts, key_lengths)
     if scale is None:
         scale = q.shape[-1] ** -0.5
-    rule = Rule(causal, window, scale, softcap, tile, *limits)
+    rule = Rule(causal, window, scale, softcap, dropout_p, dropout_seed, tile, *limits)
     return _Attention.apply(q, k, v, bias, weight, sinks, clocks, *(relative or (None, None)), rule)
 
 
@@ -118,6 +120,8 @@ class Rule:
     window: int | None
     scale: float
     softcap: float | None
+    dropout_p: float
+    dropout_seed: int
     tile: int
     first_key: Tensor
     end_key: Tensor
@@ -232,9 +236,32 @@ class Inputs:
         z = z.masked_fill(~self.mask(rows, keys, d), -math.inf)
         return Scores(u, z, self.position(rows.start) - (keys.stop - 1))
 
+    def dropout_factors(self, rows: slice, keys: slice) -> Tensor | float:
+        """What weights are multiplied by, ``[B, H, R, C]``: 0 or ``1 / (1 - dropout_p)``."""
+        if self.rule.dropout_p == 0:
+            return 1.0
+        i = torch.arange(rows.start, rows.stop, device=self.q.device)
+        j = torch.arange(keys.start, keys.stop, device=self.q.device)
+        unit = torch.arange(self.batch * self.heads, device=self.q.device).view(self.batch, self.heads, 1, 1)
+        words = _philox(self.rule.dropout_seed, j, i[:, None] // 4, unit)
+        word = sum(words[n] * (i[:, None] % 4 == n) for n in range(4))
+        kept = word >> 1 >= round(2**31 * self.rule.dropout_p)
+        return kept.to(self.dtype) / (1 - self.rule.dropout_p)
+
     def sinks_of(self, rows: slice) -> Tensor:
         """``[B, H, R]``"""
         return self.sinks[:, None].expand(self.batch, self.heads, rows.stop - rows.start)
+
+
+def _philox(seed: int, *counter: Tensor) -> list[Tensor]:
+    """The words of Philox4x32-10 (Salmon et al. 2011) at counters of three numbers and a 0."""
+    a, b, c, d = *torch.broadcast_tensors(*counter), 0
+    low, high, bits = seed & 0xFFFFFFFF, seed >> 32, 0xFFFFFFFF
+    for _ in range(10):
+        x, y = a * 0xD2511F53, c * 0xCD9E8D57  # modulo 2^64
+        a, b, c, d = (y >> 32 & bits) ^ b ^ low, y & bits, (x >> 32 & bits) ^ d ^ high, x & bits
+        low, high = (low + 0x9E3779B9) & bits, (high + 0xBB67AE85) & bits
+    return [a, b, c, d]
 
 
 def _cut(start: int, end: int, size: int) -> list[slice]:
@@ -277,6 +304,7 @@ def forward(given: Inputs) -> tuple[Tensor, Tensor]:
             p = (z - shift[..., None]).exp()
             rescale = (row_max - shift).exp()
             row_sum = row_sum * rescale + p.sum(-1)
+            p = p * given.dropout_factors(rows, keys)
             total = total * rescale[..., None] + p @ given.keys_of(given.v, keys)
             row_max = new_max
         has_keys = row_sum > 0
@@ -298,8 +326,9 @@ def backward(given: Inputs, out: Tensor, lse: Tensor, d_out: Tensor) -> tuple[Te
         for keys in given.key_tiles(rows):
             tile = given.scores(rows, keys)
             p = (tile.z - lse[:, :, rows, None]).exp()
-            d_v[:, :, keys] += given.over_group(p.mT @ up)
-            dz = p * (up @ given.keys_of(given.v, keys).mT - delta[:, :, rows, None])
+            factors = given.dropout_factors(rows, keys)
+            d_v[:, :, keys] += given.over_group((p * factors).mT @ up)
+            dz = p * (factors * (up @ given.keys_of(given.v, keys).mT) - delta[:, :, rows, None])
             if d_bias is not None:
                 d_bias.add(dz, tile.nearest)
             if d_weight is not None:

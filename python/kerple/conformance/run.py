@@ -21,6 +21,9 @@ _UNITS = 16.0
 #: weights, score gradients and results are each rounded once.
 _UNITS_OF_HALF = 4.0
 
+#: Of dropout: both of its words of 32 bits count.
+_SEED = 0x0123_4567_89AB_CDEF
+
 PARTS = ("out", *GRADIENTS.values())
 
 
@@ -91,7 +94,7 @@ def make(case: Case, device: torch.device | str = "cpu") -> tuple[Call, Tensor]:
         weight=leaf("weight", case.weight), softcap=case.softcap, sinks=leaf("sinks", case.sinks is not None),
         gates=leaf("gates", case.gates), rows=leaf("rows", case.relative is not None),
         profiles=leaf("profiles", case.relative is not None), key_starts=whole(starts or case.key_starts), key_ends=whole(ends),
-        document_ids=whole(_document_ids(case)),
+        document_ids=whole(_document_ids(case)), dropout_p=case.dropout, dropout_seed=None if case.dropout is None else _SEED,
     )  # fmt: skip
     return call, place(up)
 

@@ -6,7 +6,7 @@ except ImportError as error:
     raise ImportError("kerple.torch needs PyTorch: pip install 'kerple[torch]'") from error
 
 from .._renamed import refuse_name as _refuse_name
-from ._attention import attention, attention_varlen, symmetric
+from ._attention import attention, attention_varlen, dropout_mask, symmetric
 from ._gpu import set_float32_precision
 from .cache import KVCache
 from .encodings import (
@@ -72,6 +72,7 @@ __all__ = [
     "Xpos",
     "attention",
     "attention_varlen",
+    "dropout_mask",
     "project_",
     "set_float32_precision",
     "symmetric",

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from .._renamed import refuse_arguments
 from ._documents import documents_of, limits_of, positions_of, whole_numbers
-from ._gpu import DEVICES, GPUS, prefix_sums
+from ._gpu import DEVICES, GPUS, dropout_bound, prefix_sums
 from ._ops import call
 
 _HALF = (torch.float16, torch.bfloat16)
@@ -138,6 +138,33 @@ def relative_of(relative: object, q: Tensor, dtype: torch.dtype, causal: object)
     return rows, profiles
 
 
+def dropout_of(p: object, seed: object, q: Tensor) -> tuple[float, Tensor | None]:
+    """The probability, and where it is above 0 the seed as the operation takes it: one int64 where q is.
+
+    Without a seed one is drawn by torch's generator of the device, which does not wait for it, and which activation
+    checkpointing sets back before it computes a layer again.
+    """
+    if isinstance(p, bool) or not isinstance(p, (int, float)):
+        raise TypeError(f"dropout_p = {p!r} must be a number from 0 to below 1")
+    if not 0 <= p < 1:
+        raise ValueError(f"dropout_p = {p} must be at least 0 and below 1")
+    if isinstance(seed, Tensor):
+        _check_device("dropout_seed", seed, q)
+        if seed.dtype != torch.int64 or seed.numel() != 1:
+            raise ValueError(f"dropout_seed: expected one int64, got shape {tuple(seed.shape)} of {seed.dtype}")
+    elif seed is not None and (isinstance(seed, bool) or not hasattr(seed, "__index__")):
+        raise TypeError(f"dropout_seed = {seed!r} must be a whole number, a tensor of one, or None")
+    elif seed is not None and not 0 <= seed < 2**63:
+        raise ValueError(f"dropout_seed = {seed} must be at least 0 and below 2^63")
+    if p == 0:
+        return 0.0, None
+    if seed is None:
+        return float(p), torch.randint(2**63 - 1, (1,), dtype=torch.int64, device=q.device)
+    if isinstance(seed, Tensor):
+        return float(p), seed.reshape(1)
+    return float(p), torch.full((1,), int(seed), dtype=torch.int64, device=q.device)
+
+
 def flag(name: str, value: object) -> bool:
     """A switch; a text or a number that happens to be true is a mistake."""
     if not isinstance(value, bool):
@@ -171,6 +198,8 @@ def attention(
     key_ends: Tensor | Sequence[Sequence[int]] | None = None,
     cu_seqlens: Tensor | Sequence[int] | None = None,
     document_ids: Tensor | Sequence[Sequence[int]] | None = None,
+    dropout_p: float = 0.0,
+    dropout_seed: Tensor | int | None = None,
     **unknown: NoReturn,
 ) -> Tensor:
     """``softmax(scale * q k^T * weight[i - j] + bias[i - j]) v``, exactly, in memory linear in the
@@ -232,6 +261,12 @@ def attention(
             tokens are the queries. On GPUs the values of ``document_ids`` and ``cu_seqlens`` are
             not checked, since reading them would wait for the device: there each run of equal
             numbers is a document.
+        dropout_p: the probability with which the weight of a pair, after the softmax, becomes 0; others are divided by
+            ``1 - dropout_p``. As in ``scaled_dot_product_attention`` it always applies: pass 0 in evaluation.
+            Which weights are dropped follows from the seed, b, h, and the numbers of query and key in their
+            rows alone, see :func:`dropout_mask`: the backward drops the same ones.
+        dropout_seed: a number below 2^63, or an int64 tensor of one element where q is. None draws it by torch's
+            generator of the device of q, so that activation checkpointing repeats it.
 
     Returns:
         ``[B, H, Q, D]``, with the memory layout of q.
@@ -247,13 +282,14 @@ def attention(
             "gates": gates, "key_lengths": key_lengths, "key_starts": key_starts, "key_ends": key_ends,
             "cu_seqlens": cu_seqlens, "document_ids": document_ids,
         }  # fmt: skip
-        return _attend_jagged(q, k, v, beside_documents, relative, bias, weight, sinks, scale, causal, window, softcap)
+        dropout = (dropout_p, dropout_seed)
+        return _attend_jagged(q, k, v, beside_documents, relative, bias, weight, sinks, scale, causal, window, softcap, dropout)
     if cu_seqlens is not None or document_ids is not None:
         check_qkv(q, k, v)
     return attend(
         q, k, v, bias, weight, sinks, None, gates, key_starts, key_lengths,
         documents_of(cu_seqlens, document_ids, k, key_starts, key_lengths, key_ends), "", scale, causal, window, softcap,
-        key_ends, relative,
+        key_ends, relative, (dropout_p, dropout_seed),
     )  # fmt: skip
 
 
@@ -276,6 +312,7 @@ def attend(
     softcap: float | None,
     key_ends: Tensor | Sequence[Sequence[int]] | None = None,
     relative: tuple[Tensor, Tensor] | None = None,
+    dropout: tuple[float, Tensor | int | None] = (0.0, None),
 ) -> Tensor:
     """:func:`attention`, also with the score modification or the decay of an encoding."""
     q, k, v = as_autocast(q, k, v)
@@ -288,11 +325,12 @@ def attend(
         scale = features**-0.5
     if of != dtype and q.device.type not in DEVICES:  # GPUs multiply halves as they are
         q, k, v = q.to(dtype), k.to(dtype), v.to(dtype)
+    dropout_p, seed = dropout_of(*dropout, q)
     made = call(
         q, k, v, beside("bias", bias, q, dtype), beside("weight", weight, q, dtype), beside("sinks", sinks, q, dtype),
         beside("numbers", numbers, q, dtype), clocks_of(gates, q.shape[1], k, starts, ends, documents),
-        *relative_of(relative, q, dtype, causal), starts, ends, documents,
-        encoding, float(scale), flag("causal", causal), _window(window), softcap,
+        *relative_of(relative, q, dtype, causal), starts, ends, documents, seed,
+        encoding, float(scale), flag("causal", causal), _window(window), softcap, dropout_p,
     )  # fmt: skip
     return made if made.dtype == of else made.to(of)
 
@@ -313,6 +351,7 @@ def _jagged_parts(name: str, x: object) -> tuple[Tensor, Tensor]:
 def _attend_jagged(
     q: Tensor, k: Tensor, v: Tensor, beside_documents: dict[str, object], relative: tuple[Tensor, Tensor] | None,
     bias: Tensor | None, weight: Tensor | None, sinks: Tensor | None, scale: float | None, causal: bool, window: int | None, softcap: float | None,
+    dropout: tuple[float, Tensor | int | None],
 ) -> Tensor:  # fmt: skip
     """:func:`attention` of jagged nested tensors: packed documents whose offsets are cumulative lengths."""
     for name, value in beside_documents.items():
@@ -335,7 +374,7 @@ def _attend_jagged(
     out = attend(
         q_rows[None], k_rows[None], v_rows[None], bias, weight, sinks, None, None, None, None,
         of_queries if alike else torch.stack([of_queries, of_keys])[None], "", scale, causal, window, softcap,
-        relative=relative,
+        relative=relative, dropout=dropout,
     )  # fmt: skip
     return torch.nested.nested_tensor_from_jagged(out[0], offsets=of_queries, jagged_dim=2)
 
@@ -357,6 +396,8 @@ def attention_varlen(
     softcap: float | None = None,
     sinks: Tensor | None = None,
     relative: tuple[Tensor, Tensor] | None = None,
+    dropout_p: float = 0.0,
+    dropout_seed: Tensor | int | None = None,
 ) -> Tensor:
     """:func:`attention` over packed documents, with the layout and order of arguments of
     FlashAttention's ``flash_attn_varlen_func``.
@@ -372,7 +413,7 @@ def attention_varlen(
         max_seqlen_q, max_seqlen_k: no document has more queries or keys; compared with cumulative
             lengths on the processor only, since reading a GPU's would wait for it.
         causal: has no default, since FlashAttention's is False and :func:`attention`'s is True.
-        bias, weight, window, scale, softcap, sinks: as for :func:`attention`.
+        bias, weight, window, scale, softcap, sinks, dropout_p, dropout_seed: as for :func:`attention`.
         relative: ``(r, P)`` as for :func:`attention`, with r of ``[Tq, H, R]``.
 
     Returns:
@@ -407,8 +448,42 @@ def attention_varlen(
     out = attend(
         *(x.transpose(0, 1)[None] for x in (q, k, v)), bias, weight, sinks, None, None, None, None,
         given[0] if alike else torch.stack(given)[None], "", scale, causal, window, softcap, relative=relative,
+        dropout=(dropout_p, dropout_seed),
     )  # fmt: skip
     return out[0].transpose(0, 1)
+
+
+_M0, _M1, _W0, _W1, _32_BITS = 0xD2511F53, 0xCD9E8D57, 0x9E3779B9, 0xBB67AE85, 0xFFFFFFFF
+
+
+def _philox(counter: list[Tensor], seed: Tensor) -> list[Tensor]:
+    """Four words of 32 bits, in int64, by ten rounds of Philox4x32. Salmon et al. 2011, doi:10.1145/2063384.2063405."""
+    k0, k1 = seed & _32_BITS, (seed >> 32) & _32_BITS
+    c0, c1, c2, c3 = counter
+    for _ in range(10):
+        of_0, of_2 = c0 * _M0, c2 * _M1
+        c0, c1, c2, c3 = (of_2 >> 32) & _32_BITS ^ c1 ^ k0, of_2 & _32_BITS, (of_0 >> 32) & _32_BITS ^ c3 ^ k1, of_0 & _32_BITS
+        k0, k1 = (k0 + _W0) & _32_BITS, (k1 + _W1) & _32_BITS
+    return [c0, c1, c2, c3]
+
+
+def dropout_mask(
+    seed: Tensor | int, p: float, batch: int, heads: int, queries: int, keys: int, *, device: torch.device | str = "cpu"
+) -> Tensor:
+    """Which weights :func:`attention` keeps under dropout, ``[B, H, Q, K]``: to compare with other attention.
+
+    Query i draws word ``i % 4`` of Philox4x32-10 whose key is the seed, its low 32 bits first, and whose counter is
+    ``j, i // 4, b H + h, 0``. The weight is kept if the upper 31 bits are at least ``round(2^31 p)``, which is at most
+    ``2^31 - 1``. Here i and j count from the first query and the first key of a row, also where it holds several documents.
+    """
+    p, seed = dropout_of(p, seed, torch.empty(0, device=device))
+    if seed is None:
+        return torch.ones(batch, heads, queries, keys, dtype=torch.bool, device=device)
+    at = lambda n: torch.arange(n, device=device)  # noqa: E731
+    groups, unit = (queries + 3) // 4, at(batch * heads)[:, None, None]
+    counter = [x.expand(batch * heads, groups, keys) for x in (at(keys), at(groups)[:, None], unit, torch.zeros_like(unit))]
+    words = torch.stack(_philox(counter, seed), 2).flatten(1, 2)[:, :queries]
+    return (words >> 1 >= dropout_bound(p)).unflatten(0, (batch, heads))
 
 
 def symmetric(table: Tensor) -> Tensor:

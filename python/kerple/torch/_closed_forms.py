@@ -78,7 +78,7 @@ def program_of(native: _native.Encoding) -> dict[str, Any] | None:
     if native.entry != "scores" or keys.get("emulate") == "bf16":
         return None
     known = _NAMED.get(native.kind) or ((keys.get("bias"), keys.get("weight")) if native.kind == "kernel" else None)
-    if known is None and native.kind not in _FIXED:
+    if known is None and native.kind not in (*_FIXED, "bam"):
         return None
     parser = _Parser(0)
     bias, weight = (text and parser.parse(text) for text in known or (None, None))
@@ -142,6 +142,8 @@ def table(
             _constrained(x, low, high, program["smooth"])[:, None]
             for x, (low, high) in zip(learned, program["ranges"], strict=True)
         ]
+        if kind == "bam":
+            return _bam(values, d) * (head_dim**-0.5 if program["inside"] else 1.0), None
         bias, weight = (of and _value(of, values, d).expand(heads, -1) for of in (program["bias"], program["weight"]))
     if program["inside"] and bias is not None:
         bias = bias * head_dim**-0.5
@@ -200,6 +202,13 @@ def _value(of: tuple | int | float, values: list[Tensor], d: Tensor) -> Tensor:
     if name == "exp_of":
         return torch.exp(x[0])
     raise ValueError(f"{name} is not computed on GPUs; move the module and its inputs to the processor with .cpu()")
+
+
+def _bam(values: list[Tensor], d: Tensor) -> Tensor:
+    """``-e^alpha (|d + mu| + eps)^beta``, where ``mu = 2 sinh(theta_mu)`` or 0."""
+    alpha, beta, *theta_mu = values
+    offset = d + 2.0 * torch.sinh(theta_mu[0]) if theta_mu else d
+    return -torch.exp(alpha + beta * torch.log(offset.abs() + 1e-5))
 
 
 def _t5(weight: Tensor, constants: Tensor, d: Tensor, head_dim: int) -> Tensor:

@@ -82,8 +82,8 @@ class Shape(NamedTuple):
 
 
 #: A bias and sinks; a weight, gates, a softcap, a window and padding too; a relative bias per row, sinks, a window and
-#: padding; all of it.
-TERMS = _PLAIN, _FULL, _OF_ROWS, _ALL = "bias", "all", "rows", "rows, all"
+#: padding; all of it, with dropout too; and dropout beside all but the relative bias.
+TERMS = _PLAIN, _FULL, _OF_ROWS, _ALL, _DROPOUT = "bias", "all", "rows", "rows, all", "all, dropout"
 #: Most features of a row that a relative bias is computed from. With more than 16 kernels spill.
 MOST_RANK = 64
 #: Every configuration that is launched, and that `scripts/check_triton.py code` compiles: none of half
@@ -181,6 +181,22 @@ TILES = {
     Shape(arch, 64, 64, terms): Tiles(*[Tile(16, 16, 4)] * 4)
     for arch in ("sm_80", "sm_90", "sm_100", "gfx942")
     for terms in (_PLAIN, _FULL)
+}
+
+#: Passes that spill in the tile of :data:`_FULL` once weights are dropped as well, and the tile that they have then.
+#: In backward_dkv of float32 with 128 features NVIDIA's spill in every tile.
+_TILES_OF_DROPOUT = {
+    ("sm_80", 16, 256): dict(dq=(16, 16, 4), dkv=(16, 16, 4)), ("sm_80", 32, 64): dict(dq=(16, 16, 4), dkv=(16, 16, 8)),
+    ("sm_90", 16, 128): dict(dq=(32, 32, 8), dkv=(32, 32, 8)), ("sm_90", 16, 256): dict(dkv=(16, 16, 4)),
+    ("sm_90", 32, 64): dict(forward=(16, 16, 8), dkv=(16, 16, 4)), ("sm_90", 32, 128): dict(dkv=(16, 16, 16)),
+    ("sm_100", 16, 64): dict(forward=(64, 32, 4)), ("sm_100", 16, 128): dict(dq=(32, 32, 8), dkv=(32, 32, 8)),
+    ("sm_100", 16, 256): dict(dkv=(16, 16, 4)), ("sm_100", 32, 64): dict(forward=(16, 16, 8), dq=(16, 16, 4)),
+    ("gfx942", 16, 256): dict(dq=(16, 16, 4)),
+}  # fmt: skip
+TILES |= {
+    shape._replace(terms=_DROPOUT): tiles._replace(**{name: Tile(*tile) for name, tile in _TILES_OF_DROPOUT.get(shape[:3], {}).items()})
+    for shape, tiles in TILES.items()
+    if shape.terms == _FULL
 }
 
 #: The interpreter's own, small so that tests cross their borders.
@@ -308,6 +324,18 @@ def _check_relative(q: Tensor, rows: Tensor | None, profiles: Tensor | None, cau
             raise ValueError(f"relative[{at}]: is on {x.device}, q on {q.device}; they must be on one device")
 
 
+def dropout_bound(p: float) -> int:
+    """The least upper 31 bits of a random word that keep a weight."""
+    return min(round(p * 2**31), 2**31 - 1)
+
+
+def _check_dropout(seed: Tensor | None, p: float, device: torch.device) -> None:
+    _require((seed is not None) == (p > 0), "dropout_seed: there is one if and only if dropout_p is above 0")
+    if seed is not None:
+        _require(seed.shape == (1,) and seed.dtype == torch.int64, f"dropout_seed: expected one int64, got {tuple(seed.shape)} of {seed.dtype}")
+        _require(seed.device == device, f"dropout_seed: is on {seed.device}, q on {device}; they must be on one device")
+
+
 def _check_documents(documents: Tensor, batch: int, queries: int, keys: int, device: torch.device) -> None:
     if documents.dim() == 3:
         raise NotImplementedError(
@@ -325,16 +353,17 @@ class _Call:
 
     def __init__(
         self, q, k, v, bias, weight, sinks, numbers, clocks, relative_rows, profiles, key_starts, key_lengths, documents,
-        encoding, scale, causal, window, softcap,
+        dropout_seed, encoding, scale, causal, window, softcap, dropout_p,
     ) -> None:  # fmt: skip
         from . import _ops
 
-        _ops._rule("", scale, causal, window, softcap, 1)  # refuses what the engine refuses
+        _ops._rule("", scale, causal, window, softcap, dropout_p, 1)  # refuses what the engine refuses
         if numbers is not None or encoding:
             refuse_encoding(encoding, q.device)
         if relative_rows is not None or profiles is not None:
             _check_relative(q, relative_rows, profiles, causal)
         _check(q, k, v, bias, weight, sinks, clocks, key_starts, key_lengths, documents, causal)
+        _check_dropout(dropout_seed, dropout_p, q.device)
         self.kernels = kernels()
         self.q, self.k, self.v = (_ops._rows(x) for x in (q, k, v))
         self.bias, self.weight, self.sinks, self.clocks = (_ops._dense(x) for x in (bias, weight, sinks, clocks))
@@ -346,15 +375,18 @@ class _Call:
         tables = [x for x in (bias, weight) if x is not None]
         self.columns = tables[0].shape[1] if tables else 0
         # a number argument is f32 in Triton, a constant keeps its precision
-        self.scale, self.softcap = (
-            self.kernels.tl.constexpr(x) if x is not None and self.number == torch.float64 else x for x in (scale, softcap)
-        )
+        exact = lambda x: self.kernels.tl.constexpr(x) if x is not None and self.number == torch.float64 else x  # noqa: E731
+        self.scale, self.softcap = exact(scale), exact(softcap)
+        self.dropout = self.kernels.Dropout(None, 0, 0.0)
+        if dropout_seed is not None:
+            self.dropout = self.kernels.Dropout(dropout_seed, dropout_bound(dropout_p), exact(1 / (1 - dropout_p)))
         self.intervals = self._intervals(key_starts, key_lengths, documents)
         if profiles is None:
             more = (weight, clocks, softcap, window, key_starts, key_lengths, documents)
             terms = _PLAIN if all(x is None for x in more) else _FULL
+            terms = terms if dropout_seed is None else _DROPOUT
         else:
-            terms = _OF_ROWS if all(x is None for x in (bias, weight, clocks, softcap)) else _ALL
+            terms = _OF_ROWS if all(x is None for x in (bias, weight, clocks, softcap, dropout_seed)) else _ALL
         self.tiles = tiles_of(_arch(q.device), q.dtype, self.features, terms)
 
     def _intervals(self, starts: Tensor | None, ends: Tensor | None, documents: Tensor | None) -> tuple[Tensor, Tensor] | None:
@@ -430,7 +462,7 @@ class _Call:
         programs = _tiles(self.queries * together, tile.rows) * self.batch * parts * self.heads // together
         self.kernels.forward[(programs,)](
             self.rows(q), self.rows(self.k), self.rows(self.v), self.rows(out), lse, self.sinks, parts, self.sizes,
-            self.terms, self.mask(), relative, M=tile.rows, N=tile.keys, TOGETHER=together, **self.options(tile),
+            self.terms, self.mask(), self.dropout, relative, M=tile.rows, N=tile.keys, TOGETHER=together, **self.options(tile),
         )  # fmt: skip
 
     @property
@@ -439,7 +471,8 @@ class _Call:
         output and lse, so that it is the same after both.
         """
         reach = min(self.keys, 2**30 if self.window is None else self.queries + (1 if self.causal else 2) * self.window)
-        return min(_tiles(reach, PART_KEYS), MOST_PARTS) if self.queries <= DECODED else 1
+        few = self.queries <= DECODED and self.dropout.seed is None
+        return min(_tiles(reach, PART_KEYS), MOST_PARTS) if few else 1
 
     def _decode(self, out: Tensor, lse: Tensor) -> None:
         """Heads that share keys are rows of one tile, so that keys are read once (flash-decoding)."""
@@ -481,7 +514,7 @@ class _Call:
         self.kernels.backward_dq[(splits * self.heads,)](
             self.rows(self.q), self.rows(self.k), self.rows(self.v), self.rows(out), self.rows(d_out), self.rows(d_q),
             lse, delta, d_row_clocks, *partial, None if d_rows is None else self.rows(d_rows), of_profiles,
-            columns, items, splits, self.sizes, self.terms, self.mask(), self.relative(), T=tile.rows, **self.options(tile),
+            columns, items, splits, self.sizes, self.terms, self.mask(), self.dropout, self.relative(), T=tile.rows, **self.options(tile),
         )  # fmt: skip
         folded = [None if sums is None else self._fold(sums, columns, splits, self.heads, self.columns) for sums in partial]
         if of_profiles is None:
@@ -501,7 +534,8 @@ class _Call:
         tile = self.tiles.dkv
         self.kernels.backward_dkv[(_tiles(self.keys, tile.keys) * self.batch * self.kv_heads,)](
             self.rows(self.q), self.rows(self.k), self.rows(self.v), self.rows(d_out), self.rows(d_k), self.rows(d_v),
-            lse, delta, d_clocks, self.sizes, self.terms, self.mask(tile.keys), self.relative(), T=tile.keys, **self.options(tile),
+            lse, delta, d_clocks, self.sizes, self.terms, self.mask(tile.keys), self.dropout, self.relative(), T=tile.keys,
+            **self.options(tile),
         )  # fmt: skip
 
     @property
@@ -576,12 +610,26 @@ def _on(x: Tensor):
     return torch.get_device_module(x.device).device(x.device) if x.device.type != "cpu" else nullcontext()
 
 
+#: Why an encoding is not computed on GPUs.
+_WHY = {
+    "cope": "its positions are sums over the scores of a whole row",
+    "dape": "its network reads the scores of all heads at once",
+    "fire": "its bias depends on the query's position and not on the distance alone",
+    "shaw": "its scores and values add a vector for each distance",
+    "transformer_xl": "its scores add products of each query with each distance",
+    "xpos": "its products decay with the distance, feature by feature",
+}
+
+
 def refuse_encoding(key: str, device: torch.device) -> None:
     """Refuses an encoding whose scores are more than tables."""
-    kind = json.loads(json.loads(key)[0])["kind"]
+    keys = json.loads(json.loads(key)[0])
+    kind, instead = keys["kind"], "use an encoding with a table or gates, such as KerpleLog or Fox"
+    why = _WHY.get(kind, "its scores are more than tables and gates")
+    if keys.get("emulate"):
+        why, instead = f"emulate = {keys['emulate']!r} rounds as the processor does", "leave emulate out"
     raise NotImplementedError(
-        f"{kind}: its scores are not computed on {device.type}, where encodings with tables or gates are: "
-        f"move q, k, v and the module to the processor with .cpu(), or use another encoding, such as KerpleLog"
+        f"{kind} is not computed on {device.type}: {why}; move q, k, v and the module to the processor with .cpu(), or {instead}"
     )
 
 

@@ -22,10 +22,11 @@ from .. import _native
 from . import _gpu
 
 _library = registry.Library("kerple", "DEF")
-_OPTIONS = "str encoding, float scale, bool causal, int? window, float? softcap"
+_OPTIONS = "str encoding, float scale, bool causal, int? window, float? softcap, float dropout_p"
 _INPUTS = (
     "Tensor q, Tensor k, Tensor v, Tensor? bias, Tensor? weight, Tensor? sinks, Tensor? numbers, Tensor? clocks, "
-    "Tensor? rows, Tensor? profiles, Tensor? key_starts, Tensor? key_lengths, Tensor? documents"
+    "Tensor? rows, Tensor? profiles, Tensor? key_starts, Tensor? key_lengths, Tensor? documents, "
+    "Tensor? dropout_seed"
 )
 _library.define(f"attention({_INPUTS}, {_OPTIONS}) -> (Tensor, Tensor)")
 _library.define(
@@ -37,7 +38,9 @@ _library.define("table_backward(Tensor d_bias, Tensor d_weight, Tensor values, s
 _library.define("turns(Tensor rates, str encoding, SymInt start, SymInt rows, SymInt span) -> (Tensor, Tensor)")
 
 #: Of the tensors of a call: those with gradients, up to the profiles; and all.
-_WITH_GRADIENTS, _TENSORS = 10, 13
+_WITH_GRADIENTS, _TENSORS = 10, 14
+#: Numbers and flags of a call.
+_NUMBERS = 6
 
 #: Bytes of memory of this machine.
 _MEMORY = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
@@ -55,8 +58,10 @@ def encoding(key: str) -> _native.Encoding:
 
 
 @lru_cache(maxsize=4096)
-def _rule(key: str, scale: float, causal: bool, window: int | None, softcap: float | None, threads: int) -> _native.Rule:
-    return _native.Rule(scale, causal, window, softcap, threads, encoding(key) if key else None)
+def _rule(
+    key: str, scale: float, causal: bool, window: int | None, softcap: float | None, dropout_p: float, threads: int
+) -> _native.Rule:
+    return _native.Rule(scale, causal, window, softcap, threads, encoding(key) if key else None, dropout_p)
 
 
 def _rows(x: Tensor) -> Tensor:
@@ -97,14 +102,14 @@ def _dense(x: Tensor | None) -> Tensor | None:
     return x if x is None or x.is_contiguous() else x.contiguous()
 
 
-def _given(q: Tensor, k: Tensor, v: Tensor, *rest) -> tuple[_native.Rule, tuple[Tensor | tuple[Tensor, Tensor] | None, ...]]:
+def _given(q: Tensor, k: Tensor, v: Tensor, *rest) -> tuple[_native.Rule, tuple[Tensor | tuple[Tensor | None, ...] | None, ...]]:
     """The rule and the arrays as the engine reads them; the arguments are those of
     ``kerple::attention``.
     """
-    rule = _rule(*rest[_TENSORS - 3 : _TENSORS + 2], torch.get_num_threads())
-    *tables, rows, profiles, starts, lengths, documents = rest[: _TENSORS - 3]
+    rule = _rule(*rest[_TENSORS - 3 : _TENSORS - 3 + _NUMBERS], torch.get_num_threads())
+    *tables, rows, profiles, starts, lengths, documents, seed = rest[: _TENSORS - 3]
     relative = None if rows is None else (_rows(rows), _dense(profiles))
-    beside = (*map(_dense, tables), relative, *map(_dense, (starts, lengths, documents)))
+    beside = (*map(_dense, tables), relative, tuple(map(_dense, (starts, lengths, documents))), _dense(seed))
     return rule, (_rows(q), _rows(k), _rows(v), *beside)
 
 
@@ -185,11 +190,11 @@ def _attention_setup(ctx, inputs, output) -> None:
 
 def _attention_gradient(ctx, d_out: Tensor | None, _d_lse: Tensor | None):
     if d_out is None:
-        return (None,) * (_TENSORS + 5)
+        return (None,) * (_TENSORS + _NUMBERS)
     needs = ctx.needs_input_grad
     run = torch.ops.kerple.attention_backward if _transforms() is None else _AttentionBackward.apply
     made = run(d_out, *ctx.saved_tensors, *ctx.options, list(needs[3:_WITH_GRADIENTS]))
-    beside = _TENSORS + 5 - _WITH_GRADIENTS
+    beside = _TENSORS + _NUMBERS - _WITH_GRADIENTS
     return (*(d if need else None for d, need in zip(made, needs, strict=False)), *(None,) * beside)
 
 
@@ -198,10 +203,10 @@ class _Direct(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, q, k, v, bias, weight, sinks, numbers, clocks, rows, profiles, rest):
-        inputs = (q, k, v, bias, weight, sinks, numbers, clocks, rows, profiles, *rest[:3])
-        out, lse = _run(*inputs, *rest[3:])
+        inputs = (q, k, v, bias, weight, sinks, numbers, clocks, rows, profiles, *rest[: _TENSORS - _WITH_GRADIENTS])
+        ctx.options = rest[_TENSORS - _WITH_GRADIENTS :]
+        out, lse = _run(*inputs, *ctx.options)
         ctx.save_for_backward(*inputs, out, lse)
-        ctx.options = rest[3:]
         return out
 
     @staticmethod

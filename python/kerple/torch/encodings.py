@@ -317,6 +317,8 @@ class Encoding(nn.Module):
         key_ends: Tensor | None = None,
         cu_seqlens: Tensor | None = None,
         document_ids: Tensor | None = None,
+        dropout_p: float = 0.0,
+        dropout_seed: Tensor | int | None = None,
         **unknown: NoReturn,
     ) -> Tensor:
         """:func:`~kerple.torch.attention` with this method, with the same arguments and result."""
@@ -348,7 +350,7 @@ class Encoding(nn.Module):
             q = q + self.u.to(dtype)[:, None]
         out = attend(
             q, k, v, bias, weight, sinks, numbers, gates, key_starts, key_lengths, documents,
-            self._in_engine, scale, causal, self.window, softcap, key_ends, relative,
+            self._in_engine, scale, causal, self.window, softcap, key_ends, relative, (dropout_p, dropout_seed),
         )  # fmt: skip
         return out.to(of)
 

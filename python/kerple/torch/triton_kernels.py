@@ -9,7 +9,7 @@
     dq_i = scale sum_j dz_ij ds_ij k_j     dk_j = scale sum_i dz_ij ds_ij q_i,  ds = weight softcap'
 
 where c are cumulative gates, u is the bias per row of :mod:`.triton_relative`, and sums run over the pairs
-that the mask admits. The passes are those of
+that the mask admits. Dropout multiplies the P of o and dv, and do . v, by 0 or ``1 / (1 - p)``. The passes are those of
 FlashAttention-2 (Dao 2023, arXiv:2307.08691): tiles of the scores live in registers only, and the
 backward recomputes them from ``lse``. Few queries share out their keys among programs.
 
@@ -25,8 +25,8 @@ import triton
 import triton.language as tl
 
 from .triton_relative import Relative, _add_block, _block, _by_distance, _first_block, _of_distances, _of_distances_transposed  # noqa: F401
-from .triton_scores import _INF, _INTERPRETED, _LOG2E, Mask, Rows, Sizes, Terms  # noqa: F401
-from .triton_scores import _clocks, _dot, _intervals, _keys_seen, _load, _range, _rows_that_see, _scores, _store
+from .triton_scores import _INF, _INTERPRETED, _LOG2E, Dropout, Mask, Rows, Sizes, Terms  # noqa: F401
+from .triton_scores import _clocks, _dot, _intervals, _kept, _keys_seen, _load, _range, _rows_that_see, _scores, _store
 
 
 @triton.jit
@@ -49,7 +49,7 @@ def _normalized(acc, row_max, row_sum):
 
 @triton.jit
 def forward(
-    q, k, v, out, lse, sinks, splits, sizes, terms, mask, relative,
+    q, k, v, out, lse, sinks, splits, sizes, terms, mask, dropout, relative,
     D: tl.constexpr, WIDTH: tl.constexpr, RANK: tl.constexpr, RANKS: tl.constexpr, M: tl.constexpr, N: tl.constexpr,
     TOGETHER: tl.constexpr, CAUSAL: tl.constexpr, PRECISION: tl.constexpr, OF_ROWS: tl.constexpr,
 ):  # fmt: skip
@@ -96,9 +96,13 @@ def forward(
                 near, far = far, _block(r_tile, relative, origin - n - N, RANK, N, False, OF_ROWS, ACC)
                 z += _of_distances(near, far, offset)
         p, rescale, row_max, row_sum = _add_to_softmax(z, row_max, row_sum)
+        if dropout.seed is not None:  # not while decoding, where rows are queries of several heads
+            p = tl.where(_kept(dropout, bh, m, n, M, N, False), p, 0.0)
         v_tile = _load(v, b, g, n, sizes.keys, D, N, WIDTH)
         acc = acc * rescale[:, None] + _dot(p.to(v_tile.dtype), v_tile, PRECISION, ACC)
     acc, row_lse = _normalized(acc, row_max, row_sum)
+    if dropout.seed is not None:
+        acc *= dropout.scale
     _store(out, acc, place, h, m, length, D, M, WIDTH)
     tl.store(lse + tl.cast(at, tl.int64) * length + rows, row_lse, mask=rows < length)
 
@@ -139,7 +143,7 @@ def _add_diagonals(partial, columns, distance, x, CAUSAL: tl.constexpr, T: tl.co
 @triton.jit
 def backward_dq(
     q, k, v, out, d_out, d_q, lse, delta, d_row_clocks, partial_bias, partial_weight, d_rows, partial_profiles,
-    columns, items, splits, sizes, terms, mask, relative,
+    columns, items, splits, sizes, terms, mask, dropout, relative,
     D: tl.constexpr, WIDTH: tl.constexpr, RANK: tl.constexpr, RANKS: tl.constexpr, T: tl.constexpr,
     CAUSAL: tl.constexpr, PRECISION: tl.constexpr, OF_ROWS: tl.constexpr,
 ):  # fmt: skip
@@ -190,8 +194,10 @@ def backward_dq(
                     far, near = near, _block(r_tile, relative, e * T, RANK, T, False, OF_ROWS, ACC)
                     z += _of_distances(near, far, offset)
             p = tl.exp2((z - row_lse[:, None]) * _LOG2E)
-            v_tile = _load(v, b, g, n, sizes.keys, D, T, WIDTH)
-            dz = p * (_dot(do_tile, tl.trans(v_tile), PRECISION, ACC) - row_delta[:, None])
+            dp = _dot(do_tile, tl.trans(_load(v, b, g, n, sizes.keys, D, T, WIDTH)), PRECISION, ACC)
+            if dropout.seed is not None:
+                dp = tl.where(_kept(dropout, bh, m, n, T, T, False), dp * dropout.scale, 0.0)
+            dz = p * (dp - row_delta[:, None])
             if d_row_clocks is not None:
                 acc_clocks += tl.sum(dz * sign, 1)
             if partial_bias is not None:
@@ -230,7 +236,7 @@ def fold(partial, total, columns, total_columns, splits, CAUSAL: tl.constexpr, C
 
 @triton.jit
 def backward_dkv(
-    q, k, v, d_out, d_k, d_v, lse, delta, d_clocks, sizes, terms, mask, relative,
+    q, k, v, d_out, d_k, d_v, lse, delta, d_clocks, sizes, terms, mask, dropout, relative,
     D: tl.constexpr, WIDTH: tl.constexpr, RANK: tl.constexpr, RANKS: tl.constexpr, T: tl.constexpr,
     CAUSAL: tl.constexpr, PRECISION: tl.constexpr, OF_ROWS: tl.constexpr,
 ):  # fmt: skip
@@ -248,6 +254,8 @@ def backward_dkv(
     shift = sizes.keys - sizes.queries
     start, end = _rows_that_see(mask, b, n, sizes.queries, T)
     start, end = _range(start + shift, end + shift, j, mask, CAUSAL, True)
+    if dropout.seed is not None:  # four queries draw together
+        start -= (start - shift) % 4
     group = sizes.heads // sizes.kv_heads
     for h in range(g * group, (g + 1) * group):
         bh = b * sizes.heads + h
@@ -270,12 +278,18 @@ def backward_dkv(
             row_delta = tl.load(delta + row, mask=rows < sizes.queries, other=0.0)
             p = tl.exp2((z - row_lse[None, :]) * _LOG2E)
             do_tile = _load(d_out, b, h, m, sizes.queries, D, T, WIDTH)
-            acc_v += _dot(p.to(do_tile.dtype), do_tile, PRECISION, ACC)
-            dz = p * (_dot(v_tile, tl.trans(do_tile), PRECISION, ACC) - row_delta[None, :])
+            dp, dropped_p = _dot(v_tile, tl.trans(do_tile), PRECISION, ACC), p
+            if dropout.seed is not None:
+                kept = _kept(dropout, bh, m, n, T, T, True)
+                dp, dropped_p = tl.where(kept, dp * dropout.scale, 0.0), tl.where(kept, p, 0.0)
+            acc_v += _dot(dropped_p.to(do_tile.dtype), do_tile, PRECISION, ACC)
+            dz = p * (dp - row_delta[None, :])
             acc_k += _dot((dz * slope).to(q_tile.dtype), q_tile, PRECISION, ACC)
             if d_clocks is not None:
                 acc_clocks -= tl.sum(dz * sign, 1)
         if d_clocks is not None:
             tl.store(d_clocks + tl.cast(bh, tl.int64) * sizes.keys + j, acc_clocks, mask=j < sizes.keys)
+    if dropout.seed is not None:
+        acc_v *= dropout.scale
     _store(d_k, acc_k * terms.scale, b, g, n, sizes.keys, D, T, WIDTH)
     _store(d_v, acc_v, b, g, n, sizes.keys, D, T, WIDTH)

@@ -51,6 +51,15 @@ class Mask(NamedTuple):
     tile_last: Any
 
 
+class Dropout(NamedTuple):
+    """Which weights are dropped: an int64 seed, the least upper 31 bits of a number that keeps its weight, and what
+    those are multiplied by, ``1 / (1 - p)``.
+    """
+    seed: Any
+    bound: int
+    scale: float
+
+
 #: Interpreted kernels compute products of halves in f32: Triton's interpreter multiplies bfloat16 as
 #: the integers that hold its bits (triton-lang/triton#11584).
 _INTERPRETED = tl.constexpr(os.environ.get("TRITON_INTERPRET") == "1")
@@ -184,6 +193,21 @@ def _scores(products, own, first, low, high, c, bh, h, sizes, terms, mask, CAUSA
         high_x, high_y = x.to(s.dtype), y.to(s.dtype)
         z += sign * ((high_x - high_y) + ((x - high_x).to(s.dtype) - (y - high_y).to(s.dtype)))
     return tl.where(seen, z, -_INF), s, slope, sign
+
+
+@triton.jit
+def _kept(dropout, bh, m, n, M: tl.constexpr, N: tl.constexpr, OF_KEYS: tl.constexpr):
+    """Which weights of M queries from m on, a multiple of 4, and N keys from n on are kept, ``[M, N]``, or with OF_KEYS
+    ``[N, M]``.
+
+    Query i draws word ``i % 4`` of Philox4x32-10 with the seed as its key and the counter ``j, i // 4, b H + h, 0``.
+    """
+    j, group = n + tl.arange(0, N)[:, None], m // 4 + tl.arange(0, M // 4)[None, :]
+    zero = tl.zeros((N, M // 4), tl.int32)
+    w0, w1, w2, w3 = tl.philox(tl.load(dropout.seed), zero + j, zero + group, zero + bh, zero)
+    words = tl.reshape(tl.join(tl.join(w0, w2), tl.join(w1, w3)), (N, M))
+    kept = (words >> 1).to(tl.int32) >= dropout.bound
+    return kept if OF_KEYS else tl.trans(kept)
 
 
 @triton.jit

@@ -365,8 +365,8 @@ impl ScoreInputs {
         let (scale, softcap) = (T::from_f64(self.scale), self.softcap.map(T::from_f64));
         let AttentionMask { pattern, lengths, documents } = &self.mask;
         let (lengths, documents) = (lengths.as_deref(), documents.as_deref());
-        let (mask, intervals) = (*pattern, None);
-        f(&AttentionProblem { dims, scale, softcap, sinks, mask, lengths, documents, intervals, scores });
+        let (mask, intervals, dropout) = (*pattern, None, None);
+        f(&AttentionProblem { dims, scale, softcap, sinks, mask, lengths, documents, intervals, dropout, scores });
     }
 
     /// What is by distance, of these heads.

@@ -4,17 +4,18 @@
 //! s[h, j] = scale * q[h].k[h, j]        or cap tanh of it / cap, over the visible keys j        d = position of the query - j
 //!                                       with feature decay: feature f of q and k times e^(-rate[f] d)
 //! z[h, j] = s[h, j] * weight[h, d] + bias[h, d] + sign(d) (c[h, i] - c[h, j]) + k(|x[h, i] - x[h, j]|) + r[h, i].P[:, d] where d < reach        or z = map(s), all heads at once
-//! lse[h]  = ln sum exp z[h], and of a sink where heads have one        p[h, j] = exp(z[h, j] - lse[h])        out[h] = sum p[h, j] v[h, j]
+//! lse[h]  = ln sum exp z[h], and of a sink where heads have one        p[h, j] = exp(z[h, j] - lse[h])        out[h] = sum p[h, j] m[h, j] v[h, j]
+//!                                  m[h, j]: 0 or 1 / (1 - rate) with dropout, else 1
 //!                                  v[h, j] with what a map adds to it, in both directions
 //!
-//! dz[h, j] = p[h, j] (d_out[h].v[h, j] - d_out[h].out[h])
+//! dz[h, j] = p[h, j] (m[h, j] d_out[h].v[h, j] - d_out[h].out[h])
 //! d_sink[h] -= exp(sink[h] - lse[h]) d_out[h].out[h]
 //! d_bias[h, d] += dz[h, j]         d_weight[h, d] += dz[h, j] s[h, j]         ds[h, j] = dz[h, j] weight[h, d]
 //! d_c[h, i] += sign(d) dz[h, j]         d_c[h, j] -= sign(d) dz[h, j]         c: cumulative gates
 //! d_x[h, i] += sign(d) dz[h, j] k'(|x[h, i] - x[h, j]|)         d_x[h, j] -= the same         x: learned positions
 //! d_r[h, i] += dz[h, j] P[:, d]         d_P[:, d] += dz[h, j] r[h, i]                where d < reach
 //!                                                                             or ds = map's backward of dz
-//! d_q[h] += ds[h, j] scale k[h, j]         d_k[h, j] += ds[h, j] scale q[h]         d_v[h, j] += p[h, j] d_out[h]
+//! d_q[h] += ds[h, j] scale k[h, j]         d_k[h, j] += ds[h, j] scale q[h]         d_v[h, j] += p[h, j] m[h, j] d_out[h]
 //! ```
 //!
 //! Not for speed: [`tiled`](super::tiled) and [`row_block`](super::row_block) compute the same and are tested against this.
@@ -59,7 +60,7 @@ pub fn forward<T: Number>(
             }
             let weights = &mut weights[head * z.len()..][..z.len()];
             for ((key, &z), weight) in row.visible.clone().zip(z).zip(weights) {
-                *weight = (z - *lse).exp();
+                *weight = (z - *lse).exp() * row.dropout_factor(head, key);
                 add_scaled(out, *weight, row.of_key(v, head, key));
             }
         }
@@ -98,12 +99,13 @@ pub fn backward<T: Number>(
             }
             for ((key, weight), d) in row.visible.clone().zip(weights).zip(d_scores) {
                 let p = if lse == T::NEG_INFINITY { T::ZERO } else { (*weight - lse).exp() };
-                *weight = p;
-                *d = p * (dot(d_out, row.of_key(saved.v, head, key)) + *d - mean);
+                let factor = row.dropout_factor(head, key);
+                *weight = p * factor;
+                *d = p * ((dot(d_out, row.of_key(saved.v, head, key)) + *d) * factor - mean);
                 // SAFETY: the view is checked, and this is its only row in use.
                 add_scaled(
                     unsafe { gradients.d_v.row(row.segment.row, row.kv_head(head), row.segment.first_key + key, dim) },
-                    p,
+                    *weight,
                     d_out,
                 );
             }
@@ -346,6 +348,13 @@ impl<'a, T: Number> QueryRow<'a, T> {
     /// The key at the position of the query.
     fn own_key(&self) -> usize {
         self.problem.dims.position(self.query).cast_unsigned()
+    }
+
+    /// What dropout multiplies a weight by.
+    fn dropout_factor(&self, head: usize, key: usize) -> T {
+        let Some(dropout) = self.problem.dropout else { return T::ONE };
+        let [row, first_query, first_key] = dropout.origin;
+        dropout.factor(row * self.problem.dims.heads + head, first_query + self.query, first_key + key)
     }
 
     /// Head, key and sign of the distance of each score.

@@ -1,6 +1,7 @@
 //! The inputs of attention, and the checks that every engine makes first.
 
 use super::documents::{DocumentSegment, PackedDocuments};
+use super::dropout::AttentionDropout;
 use super::intervals::KeyInterval;
 use crate::Number;
 use crate::forms::{LearnedPositions, Mask, RelativeBias, ScoreTable, ScoreTransform, Sides, Strided, visible_keys};
@@ -61,6 +62,8 @@ pub struct AttentionProblem<'a, T> {
     /// to the keys of its interval that the mask allows. Positions are those of the whole row, and work
     /// follows the lengths of the intervals. For distance tables only.
     pub intervals: Option<&'a [KeyInterval]>,
+    /// Dropout of attention weights, the same in the backward as in the forward.
+    pub dropout: Option<AttentionDropout>,
     /// How scaled scores become the logits of the softmax. Tables contain every distance between the
     /// queries and keys of a call, masked or not.
     pub scores: ScoreTransform<'a, T>,
@@ -79,6 +82,7 @@ impl<'a, T: Number> AttentionProblem<'a, T> {
             lengths: None,
             documents: None,
             intervals: None,
+            dropout: None,
             scores,
         }
     }
@@ -131,7 +135,8 @@ impl<'a, T: Number> AttentionProblem<'a, T> {
         }
         let intervals = self.intervals.map(|intervals| &intervals[row * queries..][..queries]);
         let dims = AttentionDims { batch: 1, queries, keys, ..self.dims };
-        AttentionProblem { dims, lengths, documents: None, intervals, scores, ..*self }
+        let dropout = self.dropout.map(|dropout| dropout.starting_at(row, first_query, first_key));
+        AttentionProblem { dims, lengths, documents: None, intervals, dropout, scores, ..*self }
     }
 
     /// A problem as large as the largest document: what tables and scratch are made for.
@@ -221,6 +226,9 @@ impl<'a, T: Number> AttentionProblem<'a, T> {
         assert!(self.softcap.is_none_or(|cap| cap > T::ZERO && cap.is_finite()), "softcap = {:?}", self.softcap);
         if let Some(sinks) = self.sinks {
             crate::check_shape!(sinks, H = heads);
+        }
+        if let Some(dropout) = &self.dropout {
+            dropout.check();
         }
         if let Some(lengths) = self.lengths {
             crate::check_shape!(lengths, B = batch);

@@ -28,6 +28,7 @@ mod forward;
 #[cfg(test)]
 mod tests;
 
+use super::dropout::{DropoutFactors, DropoutTile};
 use super::{
     AttentionDims, AttentionGradients, AttentionProblem, AttentionSaved, DocumentSegment, ScoreTransform, View,
     ViewMut, softcap,
@@ -280,6 +281,16 @@ impl<'a, T: Number> RowBlockInputs<'a, T> {
                 scores[visible.end..].fill(value);
                 scores[..visible.start].fill(value);
             }
+        }
+    }
+
+    /// Draws the factors of a part's weights.
+    fn load_dropout(&self, place: &RowBlockTile, dropout: &mut DropoutFactors<T>) {
+        let RowBlockTile { first_query, rows, first_key, keys, columns } = *place;
+        for head in 0..self.problem.dims.heads {
+            let strides = [columns, 1];
+            let tile = DropoutTile { head, first_query, queries: rows, first_key, keys, strides };
+            dropout.load_at(&self.problem, tile, head * rows * columns);
         }
     }
 

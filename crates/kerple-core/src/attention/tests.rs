@@ -8,9 +8,9 @@ mod mix;
 pub(super) use mix::Mix;
 
 use super::{
-    AttentionDims, AttentionGradients, AttentionProblem, AttentionSaved, DocumentSegment, KeyInterval,
-    LearnedPositions, MAX_FEATURE_DECAY, Mask, PackedDocuments, PositionGradients, PositionKernel, RelativeBias,
-    RelativeGradients, ScoreTable, ScoreTransform, Strides, View, ViewMut, naive,
+    AttentionDims, AttentionDropout, AttentionGradients, AttentionProblem, AttentionSaved, DocumentSegment,
+    KeyInterval, LearnedPositions, MAX_FEATURE_DECAY, Mask, PackedDocuments, PositionGradients, PositionKernel,
+    RelativeBias, RelativeGradients, ScoreTable, ScoreTransform, Strides, View, ViewMut, naive,
 };
 use crate::Number;
 use crate::forms::{Sides, Strided, visible_keys};
@@ -49,6 +49,7 @@ pub(super) struct Case {
     pub(super) positions: Option<PositionCase>,
     /// Instead of them, for a causal mask.
     pub(super) relative: Option<RelativeCase>,
+    pub(super) dropout: Option<AttentionDropout>,
 }
 
 /// Learned positions and their kernel.
@@ -178,7 +179,14 @@ impl Case {
             gate_cumsum,
             positions,
             relative,
+            dropout: None,
         }
+    }
+
+    /// The same with dropout.
+    pub(super) fn dropped(mut self, rate: f64, seed: u64) -> Self {
+        self.dropout = Some(AttentionDropout { rate, seed, origin: [0; 3] });
+        self
     }
 
     /// The same with a relative bias per row, where the mask is causal.
@@ -339,8 +347,9 @@ impl Case {
         let (lengths, documents, mask) = (self.lengths.as_deref(), self.documents.as_ref(), self.mask);
         let (softcap, sinks) = (self.softcap.map(number), self.sinks.as_deref().map(cast));
         let sinks = sinks.as_deref();
-        let (scale, intervals) = (number(SCALE), self.intervals.as_deref());
-        let problem = AttentionProblem { dims, scale, softcap, sinks, mask, lengths, documents, intervals, scores };
+        let (scale, intervals, dropout) = (number(SCALE), self.intervals.as_deref(), self.dropout);
+        let problem =
+            AttentionProblem { dims, scale, softcap, sinks, mask, lengths, documents, intervals, dropout, scores };
         let unset = number(f64::NAN); // every result must be overwritten
         let layout = Layout::new(dims, self.packed);
         let inputs = layout.join([&self.q, &self.k, &self.v].map(|values| cast(values)), unset);
@@ -618,6 +627,11 @@ fn naive_gradients_match_central_differences() {
             assert_gradients_match_differences(&case);
             assert_gradients_match_differences(&case.softened(true, true).gated(15));
         }
+        assert_gradients_match_differences(&case.clone().dropped(0.3, 18));
+        assert_gradients_match_differences(
+            &case.clone().softened(true, true).gated(15).with_relative(3, 9, 17).dropped(0.4, 19),
+        );
+        assert_gradients_match_differences(&case.clone().mapped(12).dropped(0.3, 20));
         case.lengths = Some(vec![6, 3]);
         assert_gradients_match_differences(&case);
         assert_gradients_match_differences(&case.clone().gated(14));

@@ -122,6 +122,7 @@ impl Case {
             lengths: self.lengths.as_deref(),
             documents: self.documents.as_ref(),
             intervals: self.intervals.as_deref(),
+            dropout: None,
             scores: ScoreTransform::Table(table),
         };
         let strides = |heads: usize, rows: usize| Strides {

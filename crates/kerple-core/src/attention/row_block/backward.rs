@@ -2,6 +2,7 @@
 
 use super::{KEYS, RowBlockInputs, RowBlockScratch, RowBlockTile, RowKeyProduct, WeightedSum, tiles};
 use crate::Number;
+use crate::attention::dropout::DropoutFactors;
 use crate::attention::segments::{SegmentBlock, SegmentBlocks, SumsByRow};
 use crate::attention::{
     AttentionDims, AttentionGradients, AttentionSaved, DocumentSegment, Strides, View, ViewMut, sinks, softcap,
@@ -76,6 +77,8 @@ struct RowBlockBackwardScratch<T> {
     d_scores: Vec<T>,
     /// `[S]`
     map_sums: Vec<T>,
+    /// `[H, rows, columns]`
+    dropout: Option<DropoutFactors<T>>,
 }
 
 impl<T: Number> SimdKernel<T> for RowBlockBackward<'_, T> {
@@ -226,7 +229,8 @@ impl<L: Lanes> RowBlockBackwardSegments<'_, L> {
         let [scores, weights, d_scores] = [(); 3].map(|()| largest.scores::<L>());
         let (d_q_of_map, map_sums) = (workers::scratch(rows * head_dim), workers::scratch(self.inputs.map.sums()));
         let delta = workers::scratch(rows);
-        RowBlockBackwardScratch { tiles, d_out, delta, d_q, d_q_of_map, scores, weights, d_scores, map_sums }
+        let dropout = DropoutFactors::new(&self.inputs.problem, scores.len());
+        RowBlockBackwardScratch { tiles, d_out, delta, d_q, d_q_of_map, scores, weights, d_scores, map_sums, dropout }
     }
 }
 
@@ -296,7 +300,7 @@ impl<L: Lanes> RowBlockBackwardCall<'_, L> {
         let (inputs, lanes) = (&self.inputs, self.lanes);
         let heads = inputs.problem.dims.heads;
         let size = heads * place.rows * place.columns;
-        let RowBlockBackwardScratch { tiles, d_out, delta, scores, weights, d_scores, .. } = scratch;
+        let RowBlockBackwardScratch { tiles, d_out, delta, scores, weights, d_scores, dropout, .. } = scratch;
         let (scores, weights, d_scores) = (&mut scores[..size], &mut weights[..size], &mut d_scores[..size]);
         inputs.raw_scores(lanes, place, tiles, scores);
         weights.copy_from_slice(scores);
@@ -307,6 +311,10 @@ impl<L: Lanes> RowBlockBackwardCall<'_, L> {
         if let Some(values) = inputs.map.values() {
             let d_out = Strided { values: &d_out[..], stride: tiles.width };
             values.add_products(&inputs.block(place, &tiles.q_of_map), d_out, d_scores);
+        }
+        if let Some(dropout) = dropout {
+            inputs.load_dropout(place, dropout);
+            dropout.apply(d_scores);
         }
         for (at, &delta_i) in delta.iter().enumerate().take(heads * place.rows) {
             let (head, query) = (at / place.rows, place.first_query + at % place.rows);
@@ -319,6 +327,9 @@ impl<L: Lanes> RowBlockBackwardCall<'_, L> {
                 let (scores, d_scores) = (&mut weights[row.clone()], &mut d_scores[row]);
                 lanes.run(SoftmaxBackward { scores, d_scores, lse, delta: delta_i });
             }
+        }
+        if let Some(dropout) = dropout {
+            dropout.apply(weights);
         }
         inputs.fill_unseen(place, L::Number::ZERO, weights);
         inputs.fill_unseen(place, L::Number::ZERO, d_scores);

@@ -2,6 +2,7 @@
 
 use super::{RowBlockInputs, RowBlockScratch, RowBlockTile, WeightedSum};
 use crate::Number;
+use crate::attention::dropout::DropoutFactors;
 use crate::attention::segments::{SegmentBlock, SegmentBlocks};
 use crate::attention::{AttentionDims, DocumentSegment, Strides, ViewMut};
 use crate::cpu::lanes::{Lanes, SimdKernel};
@@ -29,6 +30,8 @@ struct RowBlockForwardScratch<T> {
     row_sum: Vec<T>,
     /// What the last tile made of the earlier sums.
     rescale: Vec<T>,
+    /// `[H, rows, columns]`
+    dropout: Option<DropoutFactors<T>>,
 }
 
 impl<T: Number> SimdKernel<T> for RowBlockForward<'_, T> {
@@ -45,7 +48,9 @@ impl<T: Number> SimdKernel<T> for RowBlockForward<'_, T> {
             let rows = heads * inputs.rows();
             let out = workers::scratch(rows * tiles.width);
             let [row_max, row_sum, rescale] = [(); 3].map(|()| workers::scratch(rows));
-            RowBlockForwardScratch { tiles, scores: largest.scores::<L>(), out, row_max, row_sum, rescale }
+            let scores = largest.scores::<L>();
+            let dropout = DropoutFactors::new(problem, scores.len());
+            RowBlockForwardScratch { tiles, scores, out, row_max, row_sum, rescale, dropout }
         };
         workers::for_each(blocks.items(), scratch, |scratch, item| {
             let SegmentBlock { segment, block, .. } = blocks.independent(item);
@@ -87,7 +92,7 @@ fn add_part<L: Lanes>(
     place: &RowBlockTile,
     scratch: &mut RowBlockForwardScratch<L::Number>,
 ) {
-    let RowBlockForwardScratch { tiles, scores, out, row_max, row_sum, rescale } = scratch;
+    let RowBlockForwardScratch { tiles, scores, out, row_max, row_sum, rescale, dropout } = scratch;
     let heads = inputs.problem.dims.heads;
     let scores = &mut scores[..heads * place.rows * place.columns];
     inputs.raw_scores(lanes, place, tiles, scores);
@@ -97,6 +102,10 @@ fn add_part<L: Lanes>(
         let [now, factor, sum] = lanes.run(OnlineExponentials { scores, row_max: row_max[at] });
         row_sum[at] = row_sum[at] * factor + sum;
         (row_max[at], rescale[at]) = (now, factor);
+    }
+    if let Some(dropout) = dropout {
+        inputs.load_dropout(place, dropout);
+        dropout.apply(scores);
     }
     let (keys_copied, rescale) = (&mut tiles.tile[..], Some(&rescale[..]));
     inputs.add_weighted(lanes, place, WeightedSum { weights: scores, keys: inputs.v, keys_copied, rescale, out });

@@ -70,6 +70,16 @@ fn blocks_equal_the_whole() {
 }
 
 #[test]
+fn what_is_dropped_is_what_the_definition_drops() {
+    for (queries, mask) in [(60, Mask::CAUSAL), (1, Mask::CAUSAL), (131, Mask::Bidirectional { window: Some(90) })] {
+        for seed in [44, 45] {
+            let case = Case::with_mask(dims(2, 4, 2, queries, 131, 5), mask, 46).mapped(seed).dropped(0.3, 47);
+            assert_row_block_equals_naive(case);
+        }
+    }
+}
+
+#[test]
 fn the_identity_map_is_plain_attention() {
     for mask in [Mask::CAUSAL, Mask::BIDIRECTIONAL, Mask::Causal { window: Some(60) }] {
         let mut plain = Case::with_mask(dims(2, 4, 2, 150, 170, 20), mask, 42).rounded();

@@ -15,6 +15,7 @@ use super::feature_decay::FeatureDecay;
 use super::forward::TiledForward;
 use super::position_kernel::{AddKernel, HeadKernel};
 use crate::Number;
+use crate::attention::dropout::{DropoutFactors, DropoutTile};
 use crate::attention::segments::{SegmentBlock, SegmentBlocks};
 use crate::attention::{AttentionDims, AttentionProblem, RelativeBias, Strides, ViewMut, softcap};
 use crate::cpu::lanes::{Lanes, SimdKernel};
@@ -107,7 +108,8 @@ impl<L: Lanes> SplitKvWhole<'_, L> {
 
     fn scratch(&self) -> SplitKvScratch<L::Number> {
         let scores = workers::scratch(SPLIT.next_multiple_of(L::COUNT));
-        SplitKvScratch { scores, values: workers::scratch(SPLIT * self.width) }
+        let dropout = DropoutFactors::new(&self.call.problem, SPLIT);
+        SplitKvScratch { scores, values: workers::scratch(SPLIT * self.width), dropout }
     }
 
     fn alone<'a>(&'a self, segment: usize, partial: ViewMut<'a, L::Number>) -> SplitKvCall<'a, L> {
@@ -121,6 +123,7 @@ struct SplitKvScratch<R> {
     scores: Vec<R>,
     /// `[SPLIT, width]`
     values: Vec<R>,
+    dropout: Option<DropoutFactors<R>>,
 }
 
 /// Puts chunks of `[maximum, sum, weighted values]` together, from a maximum and a sum on; returns the log of the sum of
@@ -181,7 +184,7 @@ impl<L: Lanes> SplitKvCall<'_, L> {
             }
             return;
         }
-        let SplitKvScratch { scores, values } = scratch;
+        let SplitKvScratch { scores, values, dropout } = scratch;
         let mut k = (self.of.k.rows_from(0, kv_head, keys.start), self.of.k.strides.row);
         let decayed = self.decayed_keys(k, keys.len());
         if let Some(decayed) = &decayed {
@@ -212,6 +215,12 @@ impl<L: Lanes> SplitKvCall<'_, L> {
                 keys: keys.len(),
             };
             (statistics[0], statistics[1]) = self.lanes.run(statistics_of);
+            if let Some(dropout) = dropout {
+                let (first_key, keys) = (keys.start, keys.len());
+                let tile = DropoutTile { head, first_query: 0, queries: 1, first_key, keys, strides: [SPLIT, 1] };
+                dropout.load(&self.of.problem, tile);
+                dropout.apply(&mut scores[..keys]);
+            }
             weighted.fill(L::Number::ZERO);
             for (i, scores) in scores[..keys.len()].chunks(RUN).enumerate() {
                 self.lanes.run(SmallGemm {

@@ -21,6 +21,7 @@ use super::position_kernel::{HeadKernel, KernelScores, PositionTile};
 use super::relative::{RelativeProfiles, RelativeScores};
 use super::table::{DistanceOrder, PaddedTable, TileTable};
 use crate::Number;
+use crate::attention::dropout::{DropoutFactors, DropoutTile};
 use crate::attention::segments::{SegmentBlock, SegmentBlocks};
 use crate::attention::{AttentionDims, AttentionProblem, DocumentSegment, Strides, View, ViewMut, softcap};
 use crate::cpu::lanes::{Arithmetic, Lanes, SimdKernel};
@@ -148,6 +149,8 @@ struct TiledForwardScratch<R> {
     rescale: Vec<R>,
     /// Where queries have intervals of keys.
     mask: Option<IntervalMask<R>>,
+    /// `[KEYS, QUERIES]`
+    dropout: Option<DropoutFactors<R>>,
     /// D rounded up to whole vectors.
     width: usize,
 }
@@ -174,6 +177,7 @@ impl<R: Number> TiledForwardScratch<R> {
             row_sum: unset(QUERIES),
             rescale: unset(QUERIES),
             mask: IntervalMask::new(problem),
+            dropout: DropoutFactors::new(problem, KEYS * QUERIES),
             width,
         }
     }
@@ -184,6 +188,7 @@ impl<R: Number> TiledForwardScratch<R> {
 pub(super) struct QueryTile {
     head: usize,
     kv_head: usize,
+    first_query: usize,
     pub(super) queries: usize,
     first_key: usize,
     pub(super) keys: usize,
@@ -256,6 +261,7 @@ impl<L: Lanes> TiledForwardCall<'_, L> {
             let tile = QueryTile {
                 head,
                 kv_head: head / (heads / kv_heads),
+                first_query,
                 queries,
                 first_key,
                 keys: (seen.end - first_key).min(KEYS),
@@ -331,6 +337,12 @@ impl<L: Lanes> TiledForwardCall<'_, L> {
             row_sum: &mut scratch.row_sum,
             rescale: &mut scratch.rescale,
         });
+        if let Some(dropout) = &mut scratch.dropout {
+            let QueryTile { head, first_query, queries, first_key, keys, .. } = *tile;
+            let strides = [1, QUERIES];
+            dropout.load(&self.of.problem, DropoutTile { head, first_query, queries, first_key, keys, strides });
+            dropout.apply(&mut scratch.scores_transposed[..keys * QUERIES]);
+        }
         self.lanes.run(CopyRows {
             from: self.of.v.rows_from(0, tile.kv_head, tile.first_key),
             stride: self.of.v.strides.row,

@@ -2,6 +2,7 @@
 
 use super::{KEYS, QUERIES, TiledBackwardSegments, distances};
 use crate::Number;
+use crate::attention::dropout::{DropoutFactors, DropoutTile};
 use crate::attention::tiled::blocks::{key_blocks, most_queries, query_blocks};
 use crate::attention::tiled::diagonal::DiagonalSums;
 use crate::attention::tiled::gate_cumsum::{GateOffsets, TileGates};
@@ -69,6 +70,8 @@ pub(super) struct TiledBackwardScratch<R> {
     relative: Option<RelativeTileBackward<R>>,
     /// Where queries have intervals of keys.
     mask: Option<IntervalMask<R>>,
+    /// `[QUERIES, KEYS]`
+    dropout: Option<DropoutFactors<R>>,
     /// Rows left out of `keys`.
     stray_keys: Vec<StrayRow<R>>,
     width: usize,
@@ -104,6 +107,7 @@ impl<R: Number> TiledBackwardScratch<R> {
             }),
             relative: call.relative.as_ref().map(|profiles| RelativeTileBackward::new(profiles, call.d_rows.is_some())),
             mask: IntervalMask::new(problem),
+            dropout: DropoutFactors::new(problem, QUERIES * KEYS),
             stray_keys: Vec::new(),
             width,
         }
@@ -199,6 +203,10 @@ impl<L: Lanes> TiledBackwardCall<'_, L> {
             if let (Some(x), Some(of_tile)) = (positions, &mut scratch.positions) {
                 let own = self.problem.dims.position(first_query).cast_unsigned();
                 of_tile.offsets[0].load(&x[own..][..queries], x[first_key]);
+            }
+            if let Some(dropout) = &mut scratch.dropout {
+                let strides = [KEYS, 1];
+                dropout.load(&self.problem, DropoutTile { head, first_query, queries, first_key, keys, strides });
             }
             self.tile(scratch, &tile, visibility);
             self.all.turns.take(sum, block, || self.add_d_q(scratch, &tile, block == key_blocks.start));
@@ -360,6 +368,10 @@ impl<L: Lanes> TiledBackwardCall<'_, L> {
             [stray_queries, stray_gradients] =
                 [&mut scratch.q, &mut scratch.d_out].map(|rows| take_stray_rows(rows, scratch.width, tile.queries));
         }
+        let all = tile.queries * KEYS;
+        if let Some(dropout) = &scratch.dropout {
+            dropout.apply(&mut scratch.d_scores[..all]);
+        }
         self.lanes.run(TileScoreGradient {
             tile: *tile,
             weights: &mut scratch.weights,
@@ -378,6 +390,9 @@ impl<L: Lanes> TiledBackwardCall<'_, L> {
             d_gate_cumsum: scratch.gate_sums.as_mut(),
             d_pairs,
         });
+        if let Some(dropout) = &scratch.dropout {
+            dropout.apply(&mut scratch.weights[..all]);
+        }
         if let Some(mask) = &scratch.mask {
             // of queries whose own numbers are not finite
             mask.clear_hidden([&mut scratch.weights, &mut scratch.d_scores]);
