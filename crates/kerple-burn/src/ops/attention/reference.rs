@@ -203,8 +203,11 @@ impl KernelTensors {
             PositionKernel::Log => (u * one(1)).log1p() * one(0) * -1.0,
             PositionKernel::Power => power(one(1)) * one(0) * -1.0,
             PositionKernel::Log3 => (power(one(2)) * one(1)).log1p() * one(0) * -1.0,
-            PositionKernel::Spline { knots } => (1..=knots)
-                .fold(u.clone() * one(0) * -1.0, |k, m| k - u.clone().clamp_max(PositionKernel::knot(m)) * one(m)),
+            PositionKernel::Spline { knots } => (1..=knots).fold(u.clone() * one(0) * -1.0, |k, m| {
+                // from a knot on, the knot itself included, the derivative is that from above
+                let knot = PositionKernel::knot(m);
+                k - u.clone().mask_fill(u.clone().greater_equal_elem(knot), knot) * one(m)
+            }),
         }
     }
 }
