@@ -52,7 +52,7 @@ const ENCODINGS: &[&str] = &[
     r#"{"kind":"inkling","rank":2,"window":3}"#,
     r#"{"kind":"kerple_positions"}"#,
     r#"{"kind":"kerple_positions","kernel":"log3","step":"softplus","step_min":0.05,"window":3}"#,
-    r#"{"kind":"kerple_positions","kernel":"spline","knots":5,"step":"exp"}"#,
+    r#"{"kind":"kerple_positions","step":"exp"}"#,
 ];
 
 /// Those of linear attention.
