@@ -102,7 +102,6 @@ impl Collection {
             Collection::Clocks => clocks::not_built(case.id()),
             Collection::Positions => positions::not_built(case.id()),
             Collection::Packed => packed::not_built(case.id()),
-            Collection::LengthSuite => length_suite::not_built(case.id()),
             _ => None,
         }
     }

@@ -1,7 +1,9 @@
 //! Tasks with known answers: [`solve`] finds every answer from the tokens alone and shares no code with the generators. Reference
 //! values show that it is right, and the examples of this version are solved with it.
 
+mod key_tokens;
 mod reach;
+mod ruler;
 
 use crate::case::Case;
 use crate::{CaseComparison, CaseResult, CaseRunner, Checked};
@@ -14,24 +16,16 @@ use std::path::{Component, Path};
 /// Examples of a case that are drawn here and solved.
 const DRAWN: u64 = 8;
 
-/// Operations and tasks of the same collection that this version does not have, by how the names of their cases begin.
-const NOT_BUILT: [(&str, &str); 3] = [
-    ("key.", "perplexity of key tokens"),
-    ("match.", "scores of RULER"),
-    ("ruler_table.", "the effective length of RULER"),
-];
-
-/// Why a case of this name is not covered, if it is known and is not.
-pub fn not_built(name: &str) -> Option<&'static str> {
-    NOT_BUILT.into_iter().find(|(begins, _)| name.starts_with(begins)).map(|(_, what)| what)
-}
-
 /// What runs a case.
 pub fn runner(case: &Case) -> Option<CaseRunner> {
     match case.get("op").as_str()? {
         "effective_length" => Some(reach::of_one),
         "paired_lengths" => Some(reach::of_two),
-        "task_example" if not_built(case.id()).is_none() => Some(run),
+        "key_perplexity" => Some(key_tokens::of_one),
+        "key_perplexity_pooled" => Some(key_tokens::of_several),
+        "string_match_all" | "string_match_part" => Some(ruler::string_match),
+        "ruler_effective" => Some(ruler::effective),
+        "task_example" => Some(run),
         _ => None,
     }
 }
@@ -67,16 +61,25 @@ fn run(case: &Case) -> CaseResult {
 /// What a case names as an example, or another kind of thing, of a list in a file next to the manifest.
 fn named(case: &Case, kind: &str, list: &str) -> Checked<Value> {
     let inputs = case.get("inputs");
-    let place = inputs.get("input").unwrap_or(inputs);
-    let (Some(file), Some(id)) = (place["file"].as_str(), place[kind].as_str()) else {
-        return Err(format!("inputs name no {kind} of a file"));
+    let id = &inputs.get("input").unwrap_or(inputs)[kind];
+    if !id.is_string() {
+        return Err(format!("inputs name no {kind}"));
+    }
+    listed(case, list, id)
+}
+
+/// The member of a list with this id, in the file that a case names.
+fn listed(case: &Case, list: &str, id: &Value) -> Checked<Value> {
+    let inputs = case.get("inputs");
+    let Some(file) = inputs.get("input").unwrap_or(inputs)["file"].as_str() else {
+        return Err("inputs name no file".to_owned());
     };
     if Path::new(file).components().ne([Component::Normal(file.as_ref())]) {
         return Err(format!("`{file}` is not a file in the folder of the manifest"));
     }
     let all = case.folder.beside(file)?.ok_or_else(|| format!("{file} is missing"))?;
     let mut listed = all[list].as_array().into_iter().flatten();
-    listed.find(|one| one["id"] == id).cloned().ok_or_else(|| format!("{file} has no {kind} `{id}`"))
+    listed.find(|one| one["id"] == *id).cloned().ok_or_else(|| format!("{file} has no {id} among its {list}"))
 }
 
 fn tokens(value: &Value, key: &str) -> Checked<Vec<usize>> {

@@ -91,6 +91,11 @@ pub struct Example {
 }
 
 impl Example {
+    /// Places of the targets that count.
+    pub fn scored_places(&self) -> impl DoubleEndedIterator<Item = usize> + '_ {
+        self.scored.iter().enumerate().filter(|(_, scored)| **scored).map(|(at, _)| at)
+    }
+
     /// A text that ends with a question: `body, mark, given.., a_1 .. a_(n-1)`, scored from the last given token on, where the
     /// targets are `a_1 .. a_n`.
     pub(crate) fn asked(body: Vec<u32>, question: &[u32], answer: &[u32]) -> Example {
@@ -146,6 +151,12 @@ pub trait Examples: Send + Sync {
     /// # Errors
     /// Data that can no longer be read.
     fn example(&self, place: ExampleId, length: usize) -> Result<Example>;
+
+    /// What a rule answers that skips what the task is about: its name, and a token for each scored target, in their order.
+    /// `None` where none is known. A model that is no better than the rule has not learned the task.
+    fn shortcut(&self, _example: &Example) -> Option<(&'static str, Vec<u32>)> {
+        None
+    }
 
     /// Targets of a sequence of `length` tokens: as many as tokens, unless said otherwise.
     fn answers(&self, length: usize) -> usize {

@@ -207,3 +207,46 @@ fn impossible_keys_and_lengths_are_refused_by_name() {
         wrong.unwrap_err().to_string().contains("`q8` is not a group; there are s3 to s5, a3 to a5, and z2 to z65536")
     );
 }
+
+/// Rules that skip a task score per target as they did where they were first measured, on 100 to 300 examples.
+#[test]
+fn shortcuts_score_as_measured() {
+    let measured = [
+        ("{ kind = \"vt\", chains = 1 }", 256, 1.0),
+        // the first name is right, each later one in 0.50 of the cases
+        ("{ kind = \"vt\", chains = 2 }", 256, (1.0 + 4.0 * 0.50) / 5.0),
+        ("\"fwe\"", 256, 0.71),
+        ("\"fwe\"", 1024, 0.64),
+        ("\"cwe\"", 1024, 1.0),
+        ("{ kind = \"flipflop\", ignore = 0.1 }", 512, 0.95),
+        ("\"flipflop\"", 512, 0.585),
+        ("\"fuzzy_recall\"", 256, 0.54),
+        ("{ kind = \"fuzzy_recall\", pool = 6 }", 256, 0.81),
+        ("{ kind = \"mqrar\", back = 2 }", 256, 0.02),
+        ("\"niah_words\"", 256, 0.77),
+        ("\"niah_codes\"", 256, 0.92),
+        ("\"selective_copy\"", 256, 0.34),
+        ("{ kind = \"selective_copy\", places = \"gaps\" }", 1024, 0.98),
+    ];
+    let mut wrong = Vec::new();
+    for (task, length, expected) in measured {
+        let source = config(task).open(None).unwrap();
+        let (mut right, mut count, mut whole) = (0, 0, 0);
+        for example in examples(task, Split::Test, length, 300) {
+            let (_, answers) = source.shortcut(&example).unwrap();
+            assert_eq!(answers.len(), example.scored_places().count(), "{task}");
+            let hits = example.scored_places().zip(&answers).filter(|(at, answer)| example.targets[*at] == **answer);
+            let hits = hits.count();
+            (right, count, whole) = (right + hits, count + answers.len(), whole + usize::from(hits == answers.len()));
+        }
+        let found = right as f64 / count as f64;
+        if (found - expected).abs() > 0.05 {
+            wrong.push(format!("{task} at {length}: {found:.3}, measured {expected}"));
+        }
+        // fed-back tokens inflate the share of right tokens, whole answers are not
+        if task.contains("niah_words") {
+            assert!(whole < 60, "{task}: {whole} of 300 whole answers");
+        }
+    }
+    assert!(wrong.is_empty(), "{wrong:#?}");
+}

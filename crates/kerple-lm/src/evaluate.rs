@@ -4,6 +4,7 @@
 //! ```text
 //! EvalData, fixed for all lengths --score(model, length)--> EvalResult --> EvaluationRow
 //!   TextEval:  EvalRequest --segments--> ScoredSegments --windows(length)--> losses
+//!   KeyTokenEval: the same, scores the tokens that other runs choose
 //!   TaskEval:  TaskEvalRequest --sequences of a length--> right answers
 //! ```
 //!
@@ -13,6 +14,7 @@
 
 mod documents;
 mod key;
+mod key_tokens;
 mod lengths;
 mod protocol;
 mod rolling;
@@ -22,7 +24,9 @@ mod text;
 
 pub use documents::TextDocuments;
 pub use key::{EvaluationKey, Reuse};
+pub use key_tokens::{Evaluator, KeyRule, KeyTokenEval};
 pub use lengths::EvalLength;
+use lengths::MOST_TOKENS;
 pub use protocol::Protocol;
 pub use segments::{EvalRequest, ScoredSegments, SegmentCount, TextWindow};
 pub use tasks::{TaskEval, TaskEvalRequest, default_lengths, served};
@@ -37,7 +41,7 @@ use crate::ranks::Ranks;
 use crate::run::{RunFolder, SpecialTokens};
 use crate::runtime::Runtime;
 use kerple_core::encoding::Encoding;
-use kerple_run::{DocumentMask, EvaluationRow, Journal, OwnContextLoss, Provenance, Rolled, TaskScore};
+use kerple_run::{DocumentMask, EvaluationRow, Journal, KeyTokens, OwnContextLoss, Provenance, Rolled, TaskScore};
 use std::collections::BTreeSet;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -134,6 +138,7 @@ pub fn of_source<'a>(
             Box::new(TaskEval::new(task, request.answers(split, task)))
         }
         None => {
+            KeyRule::check_absent(request.protocol)?;
             source.check_rows(split, plan)?;
             Box::new(TextEval::new((plan, special), source.text(split)?, request.clone(), known)?)
         }
@@ -157,6 +162,8 @@ pub struct EvalResult {
     pub nll_by_own_context: Option<Vec<OwnContextLoss>>,
     /// Mean loss of each window.
     pub nll_by_segment: Option<Vec<f64>>,
+    /// Of key tokens.
+    pub key_tokens: Option<KeyTokens>,
     /// Of tasks.
     pub task: Option<TaskScore>,
     /// Of whole documents.

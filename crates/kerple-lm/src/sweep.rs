@@ -6,7 +6,7 @@
 use crate::analysis::Analysis;
 use crate::corpus::{DataSource, Split};
 use crate::error::{Error, Result};
-use crate::evaluate::{self, EvalCheckpoint, EvalRequest, EvalRun, Reuse};
+use crate::evaluate::{self, EvalCheckpoint, EvalRequest, EvalRun, KeyRule, Reuse};
 use crate::memory_estimate::MemoryEstimate;
 use crate::model::Decoder;
 use crate::plan::Plan;
@@ -209,6 +209,7 @@ impl SweepJob<'_> {
             match self.source.task() {
                 Some(task) => request.answers(Split::Test, task).check(task)?,
                 None => {
+                    KeyRule::check_absent(request.protocol)?;
                     request.segments(self.plan.train_len, self.source.text(Split::Test)?.len(), &[])?;
                 }
             }

@@ -8,6 +8,7 @@ use kerple_data::Split;
 use kerple_data::tasks::{
     AnswerMode, AnswerUnit, ExampleId, Examples, TaskConfig, TaskInfo, shuffled, training_length,
 };
+use kerple_run::ShortcutScore;
 use std::fmt;
 use std::ops::Range;
 use std::path::Path;
@@ -117,6 +118,26 @@ impl TaskSource {
             batch.tokens.extend(row);
         }
         Ok((batch, depths))
+    }
+
+    /// How a rule that skips the task scores on the first examples of a split; `None` where none is known.
+    ///
+    /// # Errors
+    /// As [`TaskSource::batch`].
+    pub fn shortcut(&self, split: Split, seed: u64, examples: u64, length: usize) -> Result<Option<ShortcutScore>> {
+        let (unit, mut rule, mut right, mut count) = (self.facts().unit, None, 0, 0);
+        for index in 0..examples {
+            let example = self.examples.example(ExampleId { split, seed, index }, length)?;
+            let Some((name, answers)) = self.examples.shortcut(&example) else { return Ok(None) };
+            let hits: Vec<bool> =
+                example.scored_places().zip(answers).map(|(at, answer)| example.targets[at] == answer).collect();
+            let (hit, counted) = match unit {
+                AnswerUnit::Token => (hits.iter().filter(|hit| **hit).count(), hits.len()),
+                AnswerUnit::Whole => (usize::from(hits.iter().all(|hit| *hit)), 1),
+            };
+            (rule, right, count) = (Some(name.to_owned()), right + hit, count + counted);
+        }
+        Ok(rule.map(|rule| ShortcutScore { rule, score: right as f64 / count.max(1) as f64 }))
     }
 
     /// Training batches of a plan: drawn examples all of one length a batch, from the shortest up to the training length;

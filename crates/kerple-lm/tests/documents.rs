@@ -33,7 +33,7 @@ fn letters(places: std::ops::Range<usize>) -> String {
 }
 
 /// Documents of 1 to 40 letters, so that most sequences contain several.
-fn corpus(folder: &Path, documents: usize) -> std::path::PathBuf {
+pub fn corpus(folder: &Path, documents: usize) -> std::path::PathBuf {
     prepared(folder, (0..documents).map(|file| (format!("{file:03}.txt"), letters(file..file + 1 + (file * 17) % 40))))
 }
 
@@ -47,7 +47,7 @@ fn prepared(folder: &Path, files: impl Iterator<Item = (String, String)>) -> std
     out
 }
 
-fn config(data: &Path, set: &[&str]) -> RunConfig {
+pub fn config(data: &Path, set: &[&str]) -> RunConfig {
     let text = format!(
         "seed = 3\ndata.path = {:?}\nencoding.kind = \"kerple_log\"\nmodel.n_layers = 1\nmodel.n_heads = 2\nmodel.head_dim = 8\n\
          [train]\ntrain_len = 24\nbatch_size = 6\nmicro_batch_size = 1\nsteps = 5\nlearning_rate = 1e-2\nsave_interval = 2\n\
@@ -62,7 +62,7 @@ const SOFTMAX: &str = "model.block.attention=softmax";
 const LINEAR: &str = "model.block.attention={ linear = { feature_map = \"elu\" } }";
 
 /// Trains in one session; `stop_after` ends it early.
-fn session(ranks: &Ranks, config: &RunConfig, folder: &Path, stop_after: Option<u64>) -> Vec<String> {
+pub fn session(ranks: &Ranks, config: &RunConfig, folder: &Path, stop_after: Option<u64>) -> Vec<String> {
     let (stop, runtime) = (AtomicBool::new(false), Runtime::cpu(None).with_ranks(ranks.clone()));
     let source = DataSource::open(&config.data).unwrap();
     let plan = Plan::new(config, source.facts()).unwrap();

@@ -7,6 +7,7 @@ mod decode;
 mod documents;
 mod encoder;
 mod generate;
+mod key_tokens;
 mod layers;
 mod linear;
 mod model;

@@ -149,6 +149,7 @@ fn evaluation(
         nll_by_position: positions,
         nll_by_own_context: None,
         nll_by_segment: None,
+        key_tokens: None,
         task: None,
         provenance: None,
     }

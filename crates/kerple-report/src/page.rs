@@ -59,6 +59,7 @@ pub(crate) struct ReportPage<'a> {
     reference: Option<&'a str>,
     sections: Vec<SettingPart>,
     answers: Vec<AnswersPart>,
+    suite: Vec<Grid>,
     positions: Vec<FigurePart>,
     kernels: Vec<FigurePart>,
     training: Vec<FigurePart>,
@@ -167,6 +168,7 @@ impl<'a> ReportPage<'a> {
                 .enumerate()
                 .map(|(i, table)| AnswersPart::new(results, table, part(Section::Answers(i))))
                 .collect(),
+            suite: reach::suite_grids(results),
             positions: part(Section::Positions),
             kernels: part(Section::Kernels),
             training: part(Section::Training),

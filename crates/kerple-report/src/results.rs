@@ -3,6 +3,7 @@
 
 mod answers;
 mod group;
+mod key_tokens;
 mod learning;
 mod own_context;
 mod positions;
@@ -20,8 +21,9 @@ use crate::run::Run;
 use crate::statistics::{deviation, mean};
 use kerple_run::number;
 
-pub use answers::{AnswerDepths, AnswerMean, AnswerScore, AnswerTable, AnswerTest};
+pub use answers::{AnswerDepths, AnswerMean, AnswerScore, AnswerShortcut, AnswerTable, AnswerTest};
 pub use group::{RunGroup, Setting};
+pub use key_tokens::{KeyTokenScore, LEAST_KEY_TOKENS, key_interval};
 pub use learning::{LearnedCount, LearningOutcome, RunLearning};
 pub use own_context::OwnContextScore;
 pub(crate) use positions::BINS_AN_OCTAVE;

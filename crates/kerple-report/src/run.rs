@@ -391,6 +391,7 @@ mod tests {
             nll_by_position: None,
             nll_by_own_context: None,
             nll_by_segment: None,
+            key_tokens: None,
             task: None,
             provenance: None,
         };

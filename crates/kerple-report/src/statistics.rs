@@ -5,6 +5,7 @@
 //! *paired*, as in Chi et al. 2022, arXiv:2205.09921, Table 3. Not for samples of different runs without a common seed.
 
 pub mod reach;
+pub mod ruler;
 
 use statrs::distribution::{Binomial, ContinuousCDF, DiscreteCDF, StudentsT};
 use statrs::function::beta::beta_reg;
@@ -67,6 +68,18 @@ pub fn median_interval(values: &[f64]) -> Option<(f64, f64)> {
     // values below the median are as many as heads
     let outside = (0..n).take_while(|&rank| coin.cdf(rank as u64) <= 0.025).count();
     (outside > 0).then(|| (sorted[outside - 1], sorted[n - outside]))
+}
+
+/// Ends of the 95 % confidence interval of a mean over values that are independent between clusters only, from each cluster's
+/// mean and count: that of a ratio of sums, `var = g / (g - 1) sum (n_c (mean_c - mean))^2 / n^2`, with Student's quantile of
+/// `g - 1` degrees of freedom. Absent below two clusters.
+pub fn pooled_interval(clusters: &[(f64, f64)]) -> Option<(f64, f64)> {
+    let (groups, count) = (clusters.len() as f64, clusters.iter().map(|(_, count)| count).sum::<f64>());
+    let mean = clusters.iter().map(|(mean, count)| mean * count).sum::<f64>() / count;
+    let squares: f64 = clusters.iter().map(|(own, n)| (n * (own - mean)).powi(2)).sum();
+    let t = StudentsT::new(0.0, 1.0, groups - 1.0).ok()?.inverse_cdf(1.0 - 0.5 * ALPHA);
+    let half = t * (groups / (groups - 1.0) * squares).sqrt() / count;
+    Some((mean - half, mean + half))
 }
 
 /// Perplexity of losses in nats: `exp(mean nll)`.
@@ -264,6 +277,20 @@ mod tests {
 
     fn close(got: f64, expected: f64, relative: f64) {
         assert!((got - expected).abs() <= relative * expected.abs(), "got {got}, expected {expected}");
+    }
+
+    #[test]
+    fn clusters_of_one_size_have_the_t_interval_of_their_means() {
+        let means = [1.5, 2.0, 1.75, 3.0];
+        let test = t_test_of_differences(&means, 3.0).unwrap();
+        let (low, high) = pooled_interval(&means.map(|mean| (mean, 7.0))).unwrap();
+        close(low, test.interval(0.95).0, 1e-12);
+        close(high, test.interval(0.95).1, 1e-12);
+        // squares 0.9^2 + 0.9^2, twice; t of one degree of freedom is 12.7
+        let (wide, _) = pooled_interval(&[(1.0, 9.0), (2.0, 1.0)]).unwrap();
+        close(wide, 1.1 - 12.706_204_736_174_7 * 2.0 * 0.9 / 10.0, 1e-9);
+        assert_eq!(pooled_interval(&[(1.0, 9.0)]), None);
+        assert_eq!(pooled_interval(&[]), None);
     }
 
     #[test]

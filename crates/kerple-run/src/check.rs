@@ -6,7 +6,7 @@ use crate::{EvaluationRow, MetricsRow, TaskScore, WholeAnswers, bits_per_byte};
 /// Rounding, relative: a value is written with all its digits and computed again in few steps.
 const ROUNDING: f64 = 1e-9;
 
-fn agree(said: f64, follows: f64) -> bool {
+pub(crate) fn agree(said: f64, follows: f64) -> bool {
     said == follows || (said.is_nan() && follows.is_nan()) || (said - follows).abs() <= ROUNDING * follows.abs()
 }
 
@@ -65,14 +65,16 @@ impl EvaluationRow {
                 return Some(format!("nll_by_own_context counts {counted} tokens; expected {tokens}"));
             }
         }
-        self.task.as_ref().and_then(|task| task.contradiction(tokens))
+        let keys = self.key_tokens.as_ref().and_then(|keys| keys.contradiction(tokens, nll));
+        keys.or_else(|| self.task.as_ref().and_then(|task| task.contradiction(tokens)))
     }
 }
 
 impl TaskScore {
     fn contradiction(&self, counted: u64) -> Option<String> {
         let depths = self.by_depth.iter().flatten().filter(|share| !share.is_nan()).map(|share| ("by_depth", *share));
-        let mut shares = [("accuracy", self.accuracy), ("chance", self.chance)].into_iter().chain(depths);
+        let rule = self.shortcut.iter().map(|rule| ("shortcut", rule.score));
+        let mut shares = [("accuracy", self.accuracy), ("chance", self.chance)].into_iter().chain(depths).chain(rule);
         if let Some((name, share)) = shares.find(|(_, share)| !is_share(*share)) {
             return Some(format!("{name} is {share}; a share must be 0 to 1"));
         }
@@ -120,6 +122,11 @@ mod tests {
         }
     }
 
+    fn keys(tokens: u64, nll: f64) -> crate::KeyTokens {
+        let segments = vec![crate::SegmentKeys { tokens, nll }; 2];
+        crate::KeyTokens { candidates: 9, evaluators: Vec::new(), segments }
+    }
+
     fn row() -> EvaluationRow {
         serde_json::from_value(serde_json::json!({"label": "alibi", "seed": 1, "train_len": 64, "eval_len": 4, "protocol": "nonoverlapping",
             "split": "test", "step": 9, "text": {"checksum": "ab", "segment_len": 4, "n_segments": 2, "seed": 1}, "n_windows": 2, "tokens": 8, "bytes": 16, "nll": 1.5, "perplexity": 1.5f64.exp(),
@@ -132,7 +139,7 @@ mod tests {
     fn every_false_value_is_found() {
         assert_eq!(row().contradiction(), None);
         type Change = fn(&mut EvaluationRow);
-        let changes: [(Change, &str); 16] = [
+        let changes: [(Change, &str); 18] = [
             (|row| row.perplexity = 4.4, "the perplexity is 4.4, but exp(nll) is 4.48"),
             (|row| row.nll = 1.4, "exp(nll) is 4.05"),
             (|row| row.bits_per_byte = Some(1.0), "bits_per_byte is 1, but nll, tokens and bytes give 1.08"),
@@ -146,6 +153,8 @@ mod tests {
                 |row| row.nll_by_own_context = Some(vec![OwnContextLoss { from: 4, tokens: 7, nll: 1.5 }]),
                 "nll_by_own_context counts 7 tokens; expected 8",
             ),
+            (|row| row.key_tokens = Some(keys(3, 1.5)), "the segments have 6 key tokens of 9, the row 8"),
+            (|row| row.key_tokens = Some(keys(4, 1.25)), "nll is 1.5, but the key tokens of segments give 1.25"),
             (|row| row.task.as_mut().unwrap().accuracy = 1.125, "accuracy is 1.125; a share must be 0 to 1"),
             (|row| row.task.as_mut().unwrap().chance = f64::NAN, "chance is NaN; a share must be 0 to 1"),
             (|row| row.task.as_mut().unwrap().by_depth = Some(vec![-0.1]), "by_depth is -0.1; a share must be 0 to 1"),

@@ -26,6 +26,7 @@ mod error;
 pub mod files;
 mod init_from;
 mod journal;
+mod key_tokens;
 mod length;
 pub mod number;
 pub mod old_names;
@@ -38,6 +39,7 @@ pub use documents::{DocumentMask, OwnContextLoss};
 pub use error::{Error, Result};
 pub use init_from::{InitFrom, ModelFamily};
 pub use journal::{Journal, JournalRows, look, read_json, read_rows, replace_rows, write_dense_json, write_json};
+pub use key_tokens::{KeyEvaluator, KeyTokens, SegmentKeys};
 pub use length::{MOST_TOKENS, check_length};
 pub use plan::{EncodingSummary, ModelSummary, PlanSummary, TrainSummary};
 pub use probe::{AttentionRow, ProbeResult, ProbeRow, Roll, StyleResult, StyleRow};
@@ -123,7 +125,8 @@ pub struct EvaluationRow {
     /// Tokens per evaluated sequence.
     #[serde(deserialize_with = "length::deserialize")]
     pub eval_len: u64,
-    /// `segments`, `nonoverlapping`, `last:N`, `sliding:STRIDE` or `rolling:N`; see [`protocol_meaning`].
+    /// `segments`, `nonoverlapping`, `last:N`, `sliding:STRIDE`, `rolling:N` or `key:ALPHA:BETA:CONTEXT:STRIDE`; see
+    /// [`protocol_meaning`].
     pub protocol: String,
     /// Window: keys a query attends to, itself included; all earlier keys if absent.
     #[serde(default)]
@@ -173,6 +176,9 @@ pub struct EvaluationRow {
     /// Mean loss of each segment, nats per scored token, on request.
     #[serde(with = "number", default, skip_serializing_if = "Option::is_none")]
     pub nll_by_segment: Option<Vec<f64>>,
+    /// The key tokens that were scored, under `key`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub key_tokens: Option<KeyTokens>,
     /// Correct answers, for runs that learned a task.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub task: Option<TaskScore>,
@@ -199,6 +205,19 @@ pub struct TaskScore {
     /// for tasks with one such position. NaN marks a part without a sequence.
     #[serde(with = "number", default, skip_serializing_if = "Option::is_none")]
     pub by_depth: Option<Vec<f64>>,
+    /// A rule that skips the task, on the same sequences; absent where none is known and in rows of older versions.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub shortcut: Option<ShortcutScore>,
+}
+
+/// How a rule answers that skips what a task is about.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct ShortcutScore {
+    /// The rule, in words.
+    pub rule: String,
+    /// Its score, as the task counts.
+    #[serde(with = "number")]
+    pub score: f64,
 }
 
 /// Answers of several tokens, right only when all of them are.
@@ -273,9 +292,15 @@ impl EvaluationRow {
         self.provenance.as_ref().map(Provenance::numerics)
     }
 
+    /// Plans and steps of the runs that chose its key tokens; none under other protocols.
+    pub fn evaluators(&self) -> Vec<(String, u64)> {
+        self.key_tokens.as_ref().map(KeyTokens::identity).unwrap_or_default()
+    }
+
     /// Whether both rows scored the same text by the same rule.
     pub fn same_text(&self, other: &EvaluationRow) -> bool {
         let start = self.other_start() == other.other_start() && self.documents == other.documents;
+        let start = start && self.evaluators() == other.evaluators();
         let same = (&self.text, &self.split, &self.protocol) == (&other.text, &other.split, &other.protocol);
         start && same
     }
@@ -371,6 +396,16 @@ pub fn protocol_meaning(protocol: &str) -> String {
              has at least the length less {stride} tokens of context. The scored text is the same \
              at every length; the last window moves by the rest."
         ),
+        Some(("key", rule)) => {
+            let [alpha, beta, context, stride] = std::array::from_fn(|at| rule.split(':').nth(at).unwrap_or("?"));
+            let most = beta.strip_prefix('-').map_or_else(|| format!("-{beta}"), str::to_owned);
+            format!(
+                "Key tokens are scored, the same ones at every length: those with a loss below {most} nats with all \
+                 context of their segment, and a loss more than {alpha} nats higher with the {context} tokens before \
+                 them and fewer than {stride} more. The mean losses of the evaluator runs decide. A window of the \
+                 evaluated length moves by {stride} tokens. Each key token counts alike (LongPPL, arXiv:2410.23771)."
+            )
+        }
         Some(("rolling", length)) => format!(
             "Documents are scored one by one, every token once, in windows of at most {length} \
              tokens. The first window begins with the token that begins texts, or, where there is \
@@ -431,7 +466,9 @@ mod tests {
 
     #[test]
     fn every_protocol_has_words() {
-        for protocol in ["segments", "nonoverlapping", "last:256", "sliding:128", "rolling:512", ANSWERS] {
+        for protocol in
+            ["segments", "nonoverlapping", "last:256", "sliding:128", "rolling:512", "key:2:-2:64:16", ANSWERS]
+        {
             assert!(!protocol_meaning(protocol).contains("no description"), "{protocol}");
         }
         assert!(protocol_meaning("sliding:128").contains("128"));

@@ -226,6 +226,10 @@ pub struct EvalArgs {
     pub run: PathBuf,
     #[command(flatten)]
     pub evaluation: EvaluationOptions,
+    /// For --protocol key: trained runs whose losses choose the key tokens, of the same data as the
+    /// run and of another seed or encoding.
+    #[arg(long, value_name = "RUN", value_delimiter = ',')]
+    pub evaluator: Vec<PathBuf>,
     /// Evaluate with an attention window of this many positions.
     #[arg(long, value_parser = count)]
     pub window: Option<usize>,

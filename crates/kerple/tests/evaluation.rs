@@ -293,3 +293,41 @@ fn text_may_begin_with_a_minus() {
     assert!(!refused(&["prepare", "--input", "nowhere", "--out", "other", "--text-key=-k"]).contains("unexpected"));
     assert!(!refused(&["sample", "run", "-x"]).contains("join a value"), "nothing takes it for a value");
 }
+
+/// Trained, evaluated on the key tokens of another seed, and reported; by a run of the same seed they are refused.
+#[test]
+fn key_tokens_are_chosen_by_other_runs() {
+    let place = Place::new();
+    place.make_data();
+    for (out, seed) in [("one", "seed=1"), ("two", "seed=2")] {
+        place.ok(&["train", "--config", "run.toml", "--out", out, "--set", seed]);
+    }
+    let basic = ["eval", "one", "--n-segments", "2", "--lengths", "16,64", "--protocol", "key:0:-9:16"];
+    let by = |evaluators: &'static str| [&basic[..], &["--evaluator", evaluators]].concat();
+    let shown = place.run(&by("two"));
+    let [out, said] = [&shown.stdout, &shown.stderr].map(|text| String::from_utf8_lossy(text).into_owned());
+    assert!(shown.status.success(), "{said}");
+    assert!(out.lines().next().unwrap().contains("95 % interval of perplexity") && out.lines().count() == 3, "{out}");
+    for part in ["key:0:-9:16:4: Key tokens", "evaluators: kerple_log, seed 2", "key tokens: ", "with enough context"] {
+        assert!(said.contains(part), "no `{part}` in:\n{said}");
+    }
+    let recorded = rows(&place.read("one/evaluation.jsonl"));
+    let keys = &recorded[0]["key_tokens"];
+    assert_eq!((recorded.len(), keys["evaluators"][0]["seed"].as_u64()), (2, Some(2)));
+    assert_eq!(recorded[0]["tokens"], recorded[1]["tokens"], "the same tokens at every length");
+    place.ok(&["report", "one", "--out", "pages"]);
+    let page = place.read("pages/report.md");
+    for part in ["Key tokens of each run", "Evaluators: kerple_log (seed 2, step ", "LongPPL"] {
+        assert!(page.contains(part), "no `{part}` in:\n{page}");
+    }
+    for (arguments, part) in [
+        (by("one"), "evaluator kerple_log, seed 1: the evaluated run has the same encoding and seed"),
+        (basic.to_vec(), "needs a run that chooses the key tokens"),
+        (vec!["eval", "one", "--evaluator", "two"], "--evaluator: segments scores all tokens of its windows"),
+        (vec!["eval", "one", "--protocol", "key:2"], "`key:2`: numbers are missing"),
+    ] {
+        let refused = place.run(&arguments);
+        let said = String::from_utf8_lossy(&refused.stderr).into_owned();
+        assert!(!refused.status.success() && said.contains(part), "{said}");
+    }
+}

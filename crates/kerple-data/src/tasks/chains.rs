@@ -156,6 +156,22 @@ impl Examples for VariableTracking {
         })
     }
 
+    fn shortcut(&self, example: &Example) -> Option<(&'static str, Vec<u32>)> {
+        let (input, answer) = (&example.input, example.whole_answer.clone()?);
+        let stated: Vec<usize> = (0..answer.start).filter(|at| input[*at] == SET).collect();
+        if self.ask == ChainQuestion::Value {
+            return Some(("the first value", input[stated.first()? + 3..][..self.digits].to_vec()));
+        }
+        let value = &input[answer.start + 1 - self.digits..=answer.start];
+        let root = stated.iter().position(|at| input[at + 3..].starts_with(value))?;
+        let next = |name: u32| {
+            let after = stated.iter().position(|at| input[at + 1] == name).and_then(|number| stated.get(number + 1));
+            after.map_or(name, |at| input[at + 1])
+        };
+        let names = input[answer.start + 1..answer.end].iter().map(|name| next(*name));
+        Some(("the name that is set next", std::iter::once(input[stated[root] + 1]).chain(names).collect()))
+    }
+
     fn check(&self) -> Result<()> {
         within("data.task.chains", self.chains, 1..=1024)?;
         within("data.task.hops", self.hops, 1..=1024)?;

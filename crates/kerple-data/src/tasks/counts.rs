@@ -105,6 +105,11 @@ impl Examples for FrequentWords {
         Ok(Example::asked(body, &[ASK], &words[..self.answers]))
     }
 
+    fn shortcut(&self, example: &Example) -> Option<(&'static str, Vec<u32>)> {
+        let body = example.input.len() - self.answers;
+        Some(("counts of the first 64 tokens", most_frequent(&example.input[..body.min(64)], self.answers)))
+    }
+
     fn check(&self) -> Result<()> {
         within("data.task.words", self.words, 2..=65_536)?;
         within("data.task.answers", self.answers, 1..=self.words - 1)?;
@@ -174,12 +179,35 @@ impl Examples for CommonWords {
         Ok(Example::asked(body, &[ASK], &answer))
     }
 
+    fn shortcut(&self, example: &Example) -> Option<(&'static str, Vec<u32>)> {
+        let body = &example.input[..example.input.len() - self.common];
+        let start = body.iter().position(|token| *token != OTHER).unwrap_or(0);
+        let half = &body[start..start + (body.len() - start) / 2];
+        let mut words = most_frequent(half, self.common);
+        words.sort_by_key(|word| half.iter().position(|token| token == word));
+        Some(("counts of the first half", words))
+    }
+
     fn check(&self) -> Result<()> {
         within("data.task.words", self.words, 2..=65_536)?;
         within("data.task.common", self.common, 1..=self.words - 1)?;
         within("data.task.uncommon", self.uncommon, 1..=self.words - self.common)?;
         within("data.task.ratio", self.ratio, 2..=1024)
     }
+}
+
+/// The most frequent words of some tokens, most first; of equally frequent ones that which appears first.
+fn most_frequent(tokens: &[u32], count: usize) -> Vec<u32> {
+    let mut words: Vec<(u32, usize)> = Vec::new();
+    for &token in tokens.iter().filter(|token| **token >= FIRST_WORD) {
+        match words.iter_mut().find(|(word, _)| *word == token) {
+            Some((_, times)) => *times += 1,
+            None => words.push((token, 1)),
+        }
+    }
+    words.sort_by_key(|(_, times)| std::cmp::Reverse(*times));
+    words.resize(words.len().max(count), (FIRST_WORD, 0));
+    words.into_iter().take(count).map(|(word, _)| word).collect()
 }
 
 fn counting(name: &str, words: usize, shortest: usize, content: String) -> TaskInfo {

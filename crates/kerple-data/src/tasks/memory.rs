@@ -83,6 +83,10 @@ impl Examples for FlipFlop {
         Ok(Example { input, targets, scored, ..Example::default() })
     }
 
+    fn shortcut(&self, example: &Example) -> Option<(&'static str, Vec<u32>)> {
+        Some(("the last bit, written or not", example.scored_places().map(|at| example.input[at - 1]).collect()))
+    }
+
     fn check(&self) -> Result<()> {
         if (0.0..1.0).contains(&self.ignore) {
             return Ok(());
@@ -185,6 +189,20 @@ impl Examples for SelectiveCopy {
         targets.extend(tokens);
         let scored = (0..length).map(|at| at > room).collect();
         Ok(Example { input: body, targets, scored, ..Example::default() })
+    }
+
+    fn shortcut(&self, example: &Example) -> Option<(&'static str, Vec<u32>)> {
+        let room = example.input.len() - self.behind();
+        let tokens = || example.input[..room].iter().enumerate().filter(|(_, token)| **token < self.content as u32);
+        let expected = |number: usize| match self.places {
+            CopyPlaces::Uniform => (number + 1) as f64 * (room + 1) as f64 / (self.copy + 1) as f64 - 1.0,
+            CopyPlaces::Gaps => (number + 1) as f64 * room as f64 / self.copy as f64 - 1.0,
+        };
+        let nearest = |number: usize| {
+            let distance = |at: usize| (at as f64 - expected(number)).abs();
+            tokens().min_by(|a, b| distance(a.0).total_cmp(&distance(b.0))).map_or(0, |(_, token)| *token)
+        };
+        Some(("the token nearest to the mean place", (0..self.copy).map(nearest).collect()))
     }
 
     fn check(&self) -> Result<()> {

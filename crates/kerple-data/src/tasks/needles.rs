@@ -101,6 +101,10 @@ impl Examples for NiahWords {
         Ok(among_others(length, [NEEDLE, ASK, Self::PAD], &words, &values, asked))
     }
 
+    fn shortcut(&self, example: &Example) -> Option<(&'static str, Vec<u32>)> {
+        Some(("any value that begins alike", begun_alike(example, NEEDLE, 1, &|_, _| true)))
+    }
+
     fn check(&self) -> Result<()> {
         within("data.task.digits", self.digits, 1..=1024)?;
         within("data.task.keys", self.keys, 1..=65_536)
@@ -154,6 +158,11 @@ impl Examples for NiahCodes {
         Ok(among_others(length, [mark, mark + 1, mark + 2], &keys, &values, asked))
     }
 
+    fn shortcut(&self, example: &Example) -> Option<(&'static str, Vec<u32>)> {
+        let same_end = |key: &[u32], asked: u32| key.last() == Some(&asked);
+        Some(("the last symbol of the key", begun_alike(example, self.symbols as u32, self.code, &same_end)))
+    }
+
     fn check(&self) -> Result<()> {
         within("data.task.symbols", self.symbols, 2..=65_536)?;
         within("data.task.code", self.code, 1..=1024)
@@ -172,6 +181,23 @@ fn facts(name: &str, vocab: usize, classes: usize, shortest: usize, content: Str
         level: None,
         content,
     }
+}
+
+/// Answers from the first value that begins as the answer so far, of the needles whose keys may be meant by the last token of
+/// the question.
+fn begun_alike(example: &Example, mark: u32, key_len: usize, may_be: &dyn Fn(&[u32], u32) -> bool) -> Vec<u32> {
+    let (input, answer) = (&example.input, example.whole_answer.clone().unwrap_or_default());
+    let value_len = answer.len();
+    let needles: Vec<&[u32]> = (0..answer.start)
+        .filter(|at| input[*at] == mark)
+        .filter_map(|at| input.get(at + 1..at + 1 + key_len + value_len))
+        .filter(|needle| may_be(&needle[..key_len], input[answer.start]))
+        .collect();
+    let next = |number: usize| {
+        let so_far = &input[answer.start + 1..][..number];
+        needles.iter().find(|needle| needle[key_len..].starts_with(so_far)).map_or(0, |needle| needle[key_len + number])
+    };
+    (0..value_len).map(next).collect()
 }
 
 /// Padding, all needles, and the question for one of them.

@@ -26,6 +26,8 @@ pub struct EvaluationKey {
     pub length: u64,
     /// Updates of the checkpoint.
     pub step: u64,
+    /// Plans and steps of the runs that choose key tokens.
+    pub evaluators: Vec<(String, u64)>,
     /// What computes it. `None` of a row that does not record it, and of what is computed nowhere yet.
     pub numerics: Option<Numerics>,
 }
@@ -61,6 +63,7 @@ impl EvaluationKey {
             documents,
             length: length as u64,
             step,
+            evaluators: Vec::new(),
             numerics: None,
         }
     }
@@ -98,6 +101,7 @@ impl EvaluationKey {
             documents: row.documents,
             length: row.eval_len,
             step: row.step,
+            evaluators: row.evaluators(),
             numerics: row.numerics(),
         }
     }
@@ -112,7 +116,7 @@ impl EvaluationKey {
     ) -> EvaluationRow {
         let EvaluationKey { text, split, protocol, window, rope_scaling, documents, length, step, .. } = self;
         let EvalResult { nll, tokens, windows, bytes, nll_by_position, nll_by_own_context, .. } = found;
-        let EvalResult { nll_by_segment, task, rolling, .. } = found;
+        let EvalResult { nll_by_segment, key_tokens, task, rolling, .. } = found;
         EvaluationRow {
             label: if encoding == &plan.encoding { plan.label.clone() } else { encoding.label() },
             seed: plan.seed,
@@ -135,6 +139,7 @@ impl EvaluationKey {
             nll_by_position,
             nll_by_own_context,
             nll_by_segment,
+            key_tokens,
             task,
             rolling,
             provenance: Some(provenance.clone()),

@@ -21,7 +21,7 @@ const STEPS: [f64; 2] = [1.0 / 64.0, 16.0];
 /// Most training lengths.
 const MOST_MULTIPLE: f64 = 1_048_576.0;
 /// Most tokens of a length: no machine holds as many, and products of a few of them stay far from the end of 64 bits.
-const MOST_TOKENS: usize = 1 << 40;
+pub(super) const MOST_TOKENS: usize = 1 << 40;
 
 impl EvalLength {
     /// The lengths of a model trained at `train_len`, in the order in which they were asked for, each once.

@@ -1,5 +1,6 @@
 //! The evaluation protocols people disagree about, each by name.
 
+use super::KeyRule;
 use crate::error::{Error, Result};
 use serde::{Deserialize, Serialize};
 use std::fmt;
@@ -19,6 +20,8 @@ pub enum Protocol {
     Sliding(usize),
     /// Documents one by one, every token scored once, in windows of at most this many: lm-evaluation-harness.
     Rolling(usize),
+    /// The tokens that need far context by the losses of evaluator runs, the same tokens at every length: LongPPL.
+    Key(KeyRule),
 }
 
 /// Names that protocols had, and those they have.
@@ -39,6 +42,7 @@ impl fmt::Display for Protocol {
             Protocol::Last(k) => write!(f, "last:{k}"),
             Protocol::Sliding(stride) => write!(f, "sliding:{stride}"),
             Protocol::Rolling(length) => write!(f, "rolling:{length}"),
+            Protocol::Key(rule) => write!(f, "key:{rule}"),
         }
     }
 }
@@ -68,14 +72,15 @@ impl FromStr for Protocol {
             Some(("last", count)) => number(count).map(Protocol::Last),
             Some(("sliding", stride)) => number(stride).map(Protocol::Sliding),
             Some(("rolling", length)) => number(length).map(Protocol::Rolling),
+            Some(("key", rule)) => return rule.parse().map(Protocol::Key),
             _ => None,
         };
         parsed.ok_or_else(|| {
             let hint = match RENAMED.iter().find(|(old, _)| *old == text) {
                 Some((old, new)) => format!("`{old}` is now `{new}`"),
-                None => {
-                    "use segments, nonoverlapping, last:COUNT, sliding:STRIDE or rolling:LENGTH, e.g. last:256".into()
-                }
+                None => "use segments, nonoverlapping, last:COUNT, sliding:STRIDE, rolling:LENGTH or \
+                         key:ALPHA:BETA:CONTEXT, e.g. last:256"
+                    .into(),
             };
             Error::refused(format!("unknown evaluation protocol `{text}`"), hint)
         })

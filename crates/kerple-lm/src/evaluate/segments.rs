@@ -9,13 +9,14 @@
 //! last:k     the last L tokens of each segment, the last k scored
 //! nonoverlapping  the stretch cut every L tokens, the last block being what is left; all scored
 //! sliding:s  windows of L tokens, moved by s, the last one by what is left; what is new in each is scored
+//! key:..:s   the same in each segment; of what is new only key tokens are scored, see [`key_tokens`](super::key_tokens)
 //! ```
 //!
 //! `rolling:s` reads documents instead, see [`rolling`](super::rolling).
 //!
 //! So `last`, `nonoverlapping` and `sliding` score the same tokens at every length, and longer `segments` contain shorter ones.
 
-use super::Protocol;
+use super::{KeyRule, Protocol};
 use crate::error::{Error, Result};
 use kerple_run::{DocumentMask, ScoredText};
 
@@ -159,6 +160,10 @@ impl EvalRequest {
                 ),
                 "omit --lengths: the protocol sets the length",
             )),
+            Protocol::Key(rule) if rule.context > *shortest => Err(Error::refused(
+                format!("key:{rule} needs lengths of at least its context, {}; {shortest} was requested", rule.context),
+                "lower the context, or drop the shorter lengths",
+            )),
             _ => Ok(*longest),
         }
     }
@@ -177,7 +182,7 @@ impl EvalRequest {
         let most = match (self.n_segments, self.protocol) {
             (SegmentCount::Exactly(count), _) => return count,
             (SegmentCount::UpTo(count), Protocol::Segments | Protocol::Last(_)) => count,
-            (SegmentCount::UpTo(count), Protocol::Nonoverlapping | Protocol::Sliding(_)) => {
+            (SegmentCount::UpTo(count), Protocol::Nonoverlapping | Protocol::Sliding(_) | Protocol::Key(_)) => {
                 count.saturating_mul(train_len).div_ceil(segment_len.max(1))
             }
             // documents are as long as they are
@@ -198,6 +203,11 @@ impl ScoredSegments {
         self.n_segments
     }
 
+    /// Where segments start in a split of `tokens` tokens.
+    pub(super) fn starts(&self, tokens: usize) -> Vec<usize> {
+        kerple_data::random_segments(tokens, self.segment_len, self.n_segments, self.seed).to_vec()
+    }
+
     /// The description of the text in a row, for a split whose tokens have this checksum.
     pub fn scored(&self, checksum: &str) -> ScoredText {
         let (segment_len, n_segments) = (self.segment_len as u64, self.n_segments as u64);
@@ -209,9 +219,8 @@ impl ScoredSegments {
         let stretch = self.segment_len * self.n_segments;
         let begin = || kerple_data::random_segments(tokens, stretch, 1, self.seed)[0];
         let ends_of_segments = |score_from: usize| {
-            let starts = kerple_data::random_segments(tokens, self.segment_len, self.n_segments, self.seed);
             let window = |start: usize| TextWindow::new(start + self.segment_len - length, length, score_from);
-            starts.into_iter().map(window).collect()
+            self.starts(tokens).into_iter().map(window).collect()
         };
         match self.protocol {
             Protocol::Segments => ends_of_segments(0),
@@ -221,18 +230,23 @@ impl ScoredSegments {
                 let block = |at: usize| TextWindow::new(begin + at, length.min(stretch - at), 0);
                 (0..stretch).step_by(length).map(block).collect()
             }
-            Protocol::Sliding(stride) => {
-                let begin = begin();
-                let first = TextWindow::new(begin, length, 0);
-                let next = |scored: usize| {
-                    let new = stride.min(stretch - scored);
-                    TextWindow::new(begin + scored + new - length, length, length - new)
-                };
-                std::iter::once(first).chain((length..stretch).step_by(stride).map(next)).collect()
+            Protocol::Sliding(stride) => sliding(begin(), stretch, length, stride).collect(),
+            Protocol::Key(KeyRule { stride, .. }) => {
+                let all = self.starts(tokens).into_iter();
+                all.flat_map(|begin| sliding(begin, self.segment_len, length, stride)).collect()
             }
             Protocol::Rolling(_) => Vec::new(),
         }
     }
+}
+
+/// A window of `length` tokens, moved by a stride over a stretch of text, and last by what is left.
+fn sliding(begin: usize, stretch: usize, length: usize, stride: usize) -> impl Iterator<Item = TextWindow> {
+    let next = move |scored: usize| {
+        let new = stride.min(stretch - scored);
+        TextWindow::new(begin + scored + new - length, length, length - new)
+    };
+    std::iter::once(TextWindow::new(begin, length, 0)).chain((length..stretch).step_by(stride).map(next))
 }
 
 #[cfg(test)]

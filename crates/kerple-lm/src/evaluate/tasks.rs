@@ -194,6 +194,7 @@ impl EvalData for TaskEval<'_> {
             whole,
             chance: self.facts.chance.powi(tokens as i32),
             by_depth: found.by_depth(),
+            shortcut: self.source.shortcut(split, seed, examples, length)?,
         };
         let nll = found.loss / found.counted as f64;
         Ok(Some(EvalResult { nll, tokens: found.counted, task: Some(task), ..EvalResult::default() }))

@@ -71,9 +71,24 @@ pub fn losses(
     let (position_sum, position_count) = (vec![0.0; longest], vec![0; longest]);
     let (window_mean, own_context) = (Vec::with_capacity(windows.len()), OwnContextSums::default());
     let mut losses = WindowLosses { position_sum, position_count, window_mean, own_context };
+    let mut each = |window: &TextWindow, nll: &[f64]| losses.add(window, nll, documents);
+    let finished = each_window(model, text, (windows, documents), (pass, ranks), &mut each, tell)?;
+    Ok(finished.then_some(losses))
+}
+
+/// Runs `model` on windows as [`losses`] does, and hands over each with the loss at each of its positions, in their order;
+/// `false` when `tell` stops it.
+pub(super) fn each_window(
+    model: &Decoder,
+    text: &dyn EvalText,
+    (windows, documents): (&[TextWindow], &TextDocuments),
+    (pass, ranks): (ForwardContext, &Ranks),
+    each: &mut dyn FnMut(&TextWindow, &[f64]),
+    tell: &mut dyn FnMut(usize) -> bool,
+) -> Result<bool> {
     // draws for all positions are those of the longest document, however windows are grouped
     let pass = if documents.mask().is_joined() { pass } else { pass.over(documents.longest(windows)) };
-    let (mut groups, mut row) = (Vec::new(), 0);
+    let (mut groups, mut row, mut done) = (Vec::new(), 0, 0);
     for equal in windows.chunk_by(|a, b| a.len == b.len) {
         for group in equal.chunks((TOKENS_AT_ONCE / equal[0].len).max(1)) {
             groups.push((row, group));
@@ -84,19 +99,16 @@ pub fn losses(
         let own = round.get(ranks.rank()).map(|(row, group)| nll(model, text, (group, documents), &pass.at_row(*row)));
         let found = ranks.share_values(own.transpose().map(Option::unwrap_or_default))?;
         for ((_, group), nll) in round.iter().zip(found) {
-            group
-                .iter()
-                .zip(nll.chunks_exact(group[0].len))
-                .for_each(|(window, row)| losses.add(window, row, documents));
+            group.iter().zip(nll.chunks_exact(group[0].len)).for_each(|(window, row)| each(window, row));
+            done += group.len();
         }
-        let done = losses.window_mean.len();
         // what is done to the end is kept
         let goes_on = tell(done) || done == windows.len();
         if ranks.gather(&goes_on).contains(&false) {
-            return Ok(None);
+            return Ok(false);
         }
     }
-    Ok(Some(losses))
+    Ok(true)
 }
 
 /// Losses of all positions of windows of one length, window by window.
@@ -133,12 +145,12 @@ pub fn earlier_segments(rows: &[EvaluationRow], text: &dyn EvalText, protocol: P
 
 /// A text, fixed for all lengths.
 pub struct TextEval<T> {
-    text: T,
+    pub(super) text: T,
     checksum: String,
-    request: EvalRequest,
-    segments: ScoredSegments,
+    pub(super) request: EvalRequest,
+    pub(super) segments: ScoredSegments,
     special: SpecialTokens,
-    documents: TextDocuments,
+    pub(super) documents: TextDocuments,
 }
 
 impl<T: EvalText> TextEval<T> {
@@ -197,7 +209,7 @@ impl<T: EvalText> TextEval<T> {
 }
 
 /// The model of a text.
-fn decoder(model: &dyn Model) -> &Decoder {
+pub(super) fn decoder(model: &dyn Model) -> &Decoder {
     model.decoder().expect("texts are predicted by decoders: plans of texts have no others")
 }
 
@@ -271,6 +283,7 @@ impl<T: EvalText> EvalData for TextEval<T> {
                 .then(|| losses.position_sum.iter().zip(&losses.position_count).map(mean).collect()),
             nll_by_own_context: self.documents.are_several().then(|| losses.own_context.means()),
             nll_by_segment: Some(losses.window_mean),
+            key_tokens: None,
             task: None,
             rolling,
         }))

@@ -1,10 +1,10 @@
 //! Tables and figures of right answers.
 
-use super::reach::{MEANING, pairs_grid, reach_grid};
+use super::reach::{MEANING, pairs_grid, reach_figure, reach_grid};
 use super::{Cell, Figure, FigurePart, Grid, Row, Section};
 use crate::format::{count, probability};
 use crate::plot::{Axis, Legend, Plot, Point, Series};
-use crate::results::{AnswerMean, AnswerTable, AnswerTest, Results, RowName, name_text};
+use crate::results::{AnswerMean, AnswerShortcut, AnswerTable, AnswerTest, Results, RowName, name_text};
 use crate::statistics::LEAST_PAIRS;
 use serde::Serialize;
 
@@ -57,6 +57,13 @@ impl AnswersPart {
         let mut rows: Vec<Row> = table.means.iter().map(row).collect();
         let guess = vec![Cell::from(percent(table.chance)); lengths.len() + 3];
         rows.push(Row { name: "guessing".to_owned(), colour: None, cells: guess });
+        if let Some(shortcut) = &table.shortcut {
+            let at = |length: &u64| shortcut.scores.iter().find(|(known, _)| known == length).map(|(_, score)| *score);
+            let cells = [None; 3].into_iter().chain(lengths.iter().map(at));
+            let shown = |value: Option<f64>| Cell::from(value.map_or_else(|| "\u{2013}".to_owned(), percent));
+            let name = format!("rule: {}", shortcut.rule);
+            rows.push(Row { name, colour: None, cells: cells.map(shown).collect() });
+        }
         let caption = format!("Right answers in percent: means over lengths, and at some of {}", table.lengths().len());
         let grid = Grid { caption, head, rows };
         let tests = table.means.iter().find_map(|mean| mean.test.as_ref()).map_or_else(String::new, |test| {
@@ -90,6 +97,7 @@ fn in_words(test: &AnswerTest) -> String {
 /// Accuracy by length, and by depth at the longest length.
 pub(super) fn figures(results: &Results, table: &AnswerTable, index: usize) -> Vec<Figure> {
     let mut figures = vec![by_length(results, table, index)];
+    figures.extend(reach_figure(results, table, index));
     figures.extend(by_depth(results, table, index));
     figures
 }
@@ -123,7 +131,13 @@ fn by_length(results: &Results, table: &AnswerTable, index: usize) -> Figure {
         let line = Series::line(name_text(name), results.place(name.0), []);
         Series { points: points.collect(), markers: lengths.len() <= 40, dash: usize::from(name.1.is_some()), ..line }
     };
-    let series = table.means.iter().map(|mean| line(mean.name())).collect();
+    let mut series: Vec<Series> = table.means.iter().map(|mean| line(mean.name())).collect();
+    let mut caption = "Points are means over seeds, bars their sample deviation; dashed: guessing.".to_owned();
+    if let Some(AnswerShortcut { rule, scores }) = &table.shortcut {
+        let points = scores.iter().map(|(length, score)| (*length as f64, 100.0 * score));
+        series.push(Series { dash: 2, ..Series::line(format!("rule: {rule}"), series.len() + 1, points) });
+        caption += &format!(" Dotted: a rule that skips the task ({rule}), on the same sequences.");
+    }
     let title = "Right answers by length";
     let axis = Axis::linear("tokens of a sequence", ends[0].min(0.0), ends[1]);
     let plot =
@@ -132,7 +146,7 @@ fn by_length(results: &Results, table: &AnswerTable, index: usize) -> Figure {
         id: format!("answers-{index}"),
         section: Section::Answers(index),
         title: format!("{title}: {}", table.title),
-        caption: "Points are means over seeds, bars their sample deviation; dashed: guessing.".to_owned(),
+        caption,
         plots: vec![plot],
     }
 }

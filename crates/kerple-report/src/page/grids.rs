@@ -5,8 +5,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use super::{Cell, FigurePart, Grid, Row, SettingPart};
 use crate::format::{count, deviation, duration, number, probability};
 use crate::results::{
-    LearnedCount, LearningOutcome, PerplexityScore, PerplexityTable, PerplexityTest, Results, RowName, RunLearning,
-    RunState, name_text,
+    KeyTokenScore, LEAST_KEY_TOKENS, LearnedCount, LearningOutcome, PerplexityScore, PerplexityTable, PerplexityTest,
+    Results, RowName, RunEvaluation, RunLearning, RunState, name_text,
 };
 use crate::statistics::ALPHA;
 
@@ -40,6 +40,7 @@ pub(super) fn setting_part(results: &Results, table: &PerplexityTable, figures: 
         }));
     }
     grids.extend(own_context_grid(results, table));
+    grids.extend(key_token_grid(results, table));
     SettingPart {
         title: table.setting.title.clone(),
         meaning: table.setting.meaning(),
@@ -113,6 +114,34 @@ fn own_context_grid(results: &Results, table: &PerplexityTable) -> Option<Grid> 
         caption: format!("Perplexity at {} tokens, by tokens of the own document before the target", count(length)),
         head: std::iter::once("encoding".to_owned()).chain(bins.iter().map(bin)).collect(),
         rows: rows.collect(),
+    })
+}
+
+/// Key tokens of each run, and how sure their perplexity is.
+fn key_token_grid(results: &Results, table: &PerplexityTable) -> Option<Grid> {
+    let of_keys: Vec<_> = table.evaluations.iter().filter_map(|row| Some((row, row.key_tokens.as_ref()?))).collect();
+    let row = |(row, keys): &(&RunEvaluation, &KeyTokenScore)| {
+        let interval = keys.perplexity_low.zip(keys.perplexity_high);
+        let interval = interval.map(|(low, high)| format!("{} to {}", number(low), number(high)));
+        let few = format!("fewer than {LEAST_KEY_TOKENS} tokens, or one segment");
+        Row {
+            name: name_text((&row.encoding, row.window)),
+            colour: Some(results.place(&row.encoding)),
+            cells: vec![
+                row.seed.to_string().into(),
+                count(row.eval_len).into(),
+                format!("{} of {}", count(row.tokens), count(keys.candidates)).into(),
+                format!("{:.2}", 100.0 * row.tokens as f64 / keys.candidates as f64).into(),
+                number(row.perplexity).into(),
+                Cell { note: interval.is_none().then_some(few), ..interval.unwrap_or_default().into() },
+            ],
+        }
+    };
+    let head = ["encoding", "seed", "length", "key tokens", "%", "perplexity", "95 % interval"];
+    (!of_keys.is_empty()).then(|| Grid {
+        caption: "Key tokens of each run, and the interval of their perplexity over segments of the text".to_owned(),
+        head: head.map(str::to_owned).to_vec(),
+        rows: of_keys.iter().map(row).collect(),
     })
 }
 

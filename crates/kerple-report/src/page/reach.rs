@@ -1,10 +1,14 @@
 //! Tables of how far encodings answer.
 
 use super::answers::percent;
-use super::{Cell, Grid, Row};
+use super::{Cell, Figure, Grid, Row, Section};
 use crate::format::{count, probability};
+use crate::plot::{Axis, Legend, Plot, Series};
 use crate::results::{AnswerReach, AnswerTable, Results, name_text};
+use crate::statistics::mean;
 use crate::statistics::reach::threshold;
+use crate::statistics::ruler::{RulerSummary, THRESHOLD};
+use std::collections::BTreeSet;
 
 /// Tokens of a reach as they are shown, with the open ends that they may have.
 fn tokens(tokens: f64, lengths: &[u64]) -> String {
@@ -66,6 +70,104 @@ pub(super) fn reach_grid(results: &Results, table: &AnswerTable) -> Option<Grid>
         head: head.into(),
         rows: table.reaches.iter().map(row).collect(),
     })
+}
+
+/// Each encoding's reach with its interval over lengths, an encoding a row.
+pub(super) fn reach_figure(results: &Results, table: &AnswerTable, index: usize) -> Option<Figure> {
+    let (lengths, rows) = (table.lengths(), table.reaches.len());
+    let (first, last) = (*lengths.first()? as f64, *lengths.last()? as f64);
+    // what has no end goes on to the frame
+    let (low, high) = (first / 2.0, 2.0 * last);
+    let line = |(row, reach): (usize, &AnswerReach)| {
+        let height = (rows - row) as f64;
+        let ends = [reach.tokens_low, reach.tokens, reach.tokens_high].into_iter().flatten();
+        let points = ends.map(|tokens| (tokens.clamp(low, high), height));
+        let name = format!("{}, {}", name_text(reach.name()), reach_text(reach, &lengths));
+        let dash = usize::from(reach.window.is_some());
+        Series { markers: true, dash, ..Series::line(name, results.place(&reach.encoding), points) }
+    };
+    let series: Vec<Series> = table.reaches.iter().enumerate().map(line).collect();
+    let title = format!("Reach: {}", table.title);
+    let plot = Plot {
+        title: title.clone(),
+        description: format!("Up to which length encodings answer, from {} to {} tokens.", count(lengths[0]), last),
+        x: Axis::log("tokens of a sequence", low, high),
+        y: Axis::linear("encoding", 0.0, rows as f64 + 1.0),
+        series,
+        rule: Some((table.train_len as f64, "trained".into())),
+        legend: Legend::Ends,
+        titled: false,
+    };
+    (rows > 0).then(|| Figure {
+        id: format!("answers-{index}-reach"),
+        section: Section::Answers(index),
+        title,
+        caption: format!(
+            "The middle point is the median reach over runs, the ends its 95 % interval: up to which length {} % are right \
+             (guessing: {} %). A line up to the frame has no end there; a point alone has no interval.",
+            percent(threshold(table.chance)),
+            percent(table.chance)
+        ),
+        plots: vec![plot],
+    })
+}
+
+/// Tables over several tasks of runs that are trained alike: the reach of each task, and what RULER's table has.
+pub(super) fn suite_grids(results: &Results) -> Vec<Grid> {
+    let split = |table: &&AnswerTable| table.split == "test" && !table.reaches.is_empty();
+    let tables: Vec<&AnswerTable> = results.answers.iter().filter(split).collect();
+    let tasks: Vec<&str> = tables.iter().map(|table| table.task.as_str()).collect();
+    // one table per task, so that a mean over tasks counts each once
+    if tasks.len() < 2 || BTreeSet::from_iter(&tasks).len() != tasks.len() {
+        return Vec::new();
+    }
+    let named =
+        |name: &String| tables.iter().any(|table| table.reaches.iter().any(|reach| reach.name() == (name, None)));
+    let names: Vec<&String> = results.encodings.iter().filter(|name| named(name)).collect();
+    let dash = || "\u{2013}".to_owned();
+    let row = |name: &&String, cells: Vec<String>| Row {
+        name: (*name).clone(),
+        colour: Some(results.place(name)),
+        cells: cells.into_iter().map(Cell::from).collect(),
+    };
+    let reach = |name: &&String| {
+        let of = |table: &&AnswerTable| {
+            let found = table.reaches.iter().find(|reach| reach.name() == (name, None));
+            found.map_or_else(dash, |reach| reach_text(reach, &table.lengths()))
+        };
+        row(name, tables.iter().map(of).collect())
+    };
+    let common = tables.iter().map(|table| BTreeSet::from_iter(table.lengths())).reduce(|a, b| &a & &b);
+    let lengths: Vec<u64> = common.unwrap_or_default().into_iter().collect();
+    let ruler = |name: &&String| {
+        let mean = |length: &u64| {
+            let of = |table: &&AnswerTable| Some(100.0 * table.score((name, None), *length)?.accuracy);
+            tables.iter().map(of).collect::<Option<Vec<f64>>>().map(|scores| mean(&scores))
+        };
+        let scores: Vec<f64> = lengths.iter().map(mean).collect::<Option<_>>()?;
+        let summary = RulerSummary::of(&scores, THRESHOLD)?;
+        let effective = summary.effective.map_or_else(|| format!("< {}", count(lengths[0])), |at| count(lengths[at]));
+        let averages = [summary.average_increasing, summary.average_decreasing];
+        let shown = scores.iter().chain(&averages).map(|score| format!("{score:.1}"));
+        Some(row(name, std::iter::once(effective).chain(shown).collect()))
+    };
+    let head = |columns: Vec<String>| std::iter::once("encoding".to_owned()).chain(columns).collect();
+    let columns = ["effective length".to_owned()].into_iter().chain(lengths.iter().map(|length| count(*length)));
+    let rows: Vec<Row> = names.iter().filter_map(ruler).collect();
+    let mut grids = vec![Grid {
+        caption: "Reach in tokens of each task".to_owned(),
+        head: head(tasks.iter().map(|task| (*task).to_owned()).collect()),
+        rows: names.iter().map(reach).collect(),
+    }];
+    grids.extend((!rows.is_empty()).then(|| Grid {
+        caption: format!(
+            "As RULER reports: mean score of {} tasks in %, effective length from {THRESHOLD} %",
+            tables.len()
+        ),
+        head: head(columns.chain(["mean, long count more", "mean, short count more"].map(str::to_owned)).collect()),
+        rows,
+    }));
+    grids
 }
 
 /// Differences of means below the diagonal, corrected p above it.

@@ -104,6 +104,15 @@ pub struct AnswerDepths {
     pub accuracy: Vec<f64>,
 }
 
+/// How a rule answers that skips what the task is about, on the sequences of the encodings.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct AnswerShortcut {
+    /// The rule, in words.
+    pub rule: String,
+    /// Lengths, and means of its score over seeds.
+    pub scores: Vec<(u64, f64)>,
+}
+
 /// All encodings at all lengths of one task under one setting.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct AnswerTable {
@@ -139,6 +148,8 @@ pub struct AnswerTable {
     pub means: Vec<AnswerMean>,
     /// Where the answers lie, for tasks with one such place.
     pub depths: Vec<AnswerDepths>,
+    /// A rule that skips the task, where one is known.
+    pub shortcut: Option<AnswerShortcut>,
     /// How far each encoding answers, where lengths exceed the training length.
     pub reaches: Vec<AnswerReach>,
     /// All pairs of them.
@@ -373,11 +384,25 @@ fn table(
         title,
         means,
         depths: depths.collect(),
+        shortcut: shortcut(rows),
         pairs: reach::pairs(&reaches),
         reaches,
         scores,
         task,
     }
+}
+
+/// The rule at every length, each seed once: its sequences are those of all encodings.
+fn shortcut(rows: &[(&Run, &EvaluationRow, &TaskScore)]) -> Option<AnswerShortcut> {
+    let mut found: BTreeMap<u64, AccuracyByLength> = BTreeMap::new();
+    let mut rule = None;
+    for (_, row, answers) in rows {
+        let Some(shortcut) = &answers.shortcut else { continue };
+        rule = Some(shortcut.rule.clone());
+        found.entry(row.eval_len).or_default().insert(row.seed, shortcut.score);
+    }
+    let mean = |(length, seeds): (&u64, &AccuracyByLength)| (*length, seeds.values().sum::<f64>() / seeds.len() as f64);
+    Some(AnswerShortcut { rule: rule?, scores: found.iter().map(mean).collect() })
 }
 
 fn score(encoding: String, window: Option<u64>, length: u64, found: &[f64]) -> Option<AnswerScore> {

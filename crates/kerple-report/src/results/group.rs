@@ -6,6 +6,7 @@ use std::path::PathBuf;
 
 use serde::Serialize;
 
+use super::key_tokens;
 use crate::conditions::{Conditions, Differences};
 use crate::run::Run;
 use kerple_run::{DocumentMask, EvaluationRow, Numerics, protocol_meaning};
@@ -66,6 +67,9 @@ pub struct Setting {
     pub start: Option<String>,
     /// Whether tokens attended to other documents.
     pub documents: DocumentMask,
+    /// The runs that chose key tokens.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub evaluators: Vec<String>,
     /// The [`RunGroup`] of the runs.
     pub group: String,
     /// Checksum of the tokens the text is drawn from.
@@ -99,6 +103,7 @@ impl Setting {
             protocol: protocol.clone(),
             start: row.other_start().map(str::to_owned),
             documents: row.documents,
+            evaluators: key_tokens::evaluators(row),
             group: run.conditions.fingerprint(),
             text: text.checksum.clone(),
             text_segment_len: text.segment_len,
@@ -131,7 +136,11 @@ impl Setting {
                 " Tokens attend to their own document only, and first tokens of documents are not scored."
             }
         };
-        format!("{}{documents} {text}", protocol_meaning(&self.protocol))
+        let evaluators = match &self.evaluators[..] {
+            [] => String::new(),
+            runs => format!(" Evaluators: {}.", runs.join("; ")),
+        };
+        format!("{}{documents}{evaluators} {text}", protocol_meaning(&self.protocol))
     }
 }
 
@@ -259,6 +268,9 @@ fn numerics_title(setting: &Setting, alike: &[&Setting]) -> String {
 fn text_title(setting: &Setting, alike: &[&Setting]) -> String {
     let differs = |same: &dyn Fn(&Setting) -> bool| alike.iter().any(|other| !same(other));
     let mut title = String::new();
+    if differs(&|other| other.evaluators == setting.evaluators) {
+        title += &format!(", key tokens of {}", setting.evaluators.join("; "));
+    }
     if differs(&|other| other.text == setting.text) {
         title += &format!(", text {}", setting.text.chars().take(8).collect::<String>());
     }

@@ -10,11 +10,12 @@ use std::path::PathBuf;
 use serde::Serialize;
 
 use super::group::{RowSettings, RunGroup, Setting};
+use super::key_tokens::KeyTokenScore;
 use super::own_context::{self, OwnContextScore};
 use super::{Spread, lowest, number};
 use crate::run::Run;
 use crate::statistics::{ALPHA, Untestable, holm, paired_t_test};
-use kerple_run::{EvaluationRow, OwnContextLoss, bits_per_byte};
+use kerple_run::{EvaluationRow, KeyEvaluator, OwnContextLoss, bits_per_byte};
 
 /// One run's evaluation as it went into a table.
 #[derive(Clone, Debug, Serialize)]
@@ -51,6 +52,12 @@ pub struct RunEvaluation {
     pub seconds: f64,
     /// Precision, kind of device, and instruction set or GPU, where that was recorded.
     pub computed_in: Option<String>,
+    /// What of the tokens is key, where only those are scored.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub key_tokens: Option<KeyTokenScore>,
+    /// What to know of the runs that chose them.
+    #[serde(skip)]
+    pub doubts: Vec<String>,
     /// Losses by the tokens of its own document before a target.
     #[serde(skip)]
     pub nll_by_own_context: Option<Vec<OwnContextLoss>>,
@@ -231,7 +238,9 @@ impl PerplexityTable {
             .into_iter()
             .filter(|(_, cells)| !cells.is_empty())
             .map(|(kind, cells)| format!("{} ({}): {}.", kind, self.setting.title, cells.join(", ")));
-        odd.chain(self.numerics_note()).collect()
+        let doubts: BTreeSet<&String> = self.evaluations.iter().flat_map(|row| &row.doubts).collect();
+        let doubts = doubts.into_iter().map(|doubt| format!("Key tokens ({}): {doubt}.", self.setting.title));
+        odd.chain(self.numerics_note()).chain(doubts).collect()
     }
 
     /// What to say of rows that different instruction sets made.
@@ -297,6 +306,8 @@ fn evaluation(run: &Run, row: &EvaluationRow) -> RunEvaluation {
         bits_per_byte: row.bits_per_byte.or(derived),
         seconds: row.seconds,
         computed_in: row.numerics().map(|numerics| numerics.to_string()),
+        key_tokens: KeyTokenScore::of(row),
+        doubts: row.key_tokens.iter().flat_map(|keys| &keys.evaluators).filter_map(KeyEvaluator::doubt).collect(),
         nll_by_own_context: row.nll_by_own_context.clone(),
         run: run.folder.clone(),
     }

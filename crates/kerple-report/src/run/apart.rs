@@ -10,7 +10,7 @@ use std::path::Path;
 fn identity(row: &EvaluationRow) -> impl Ord + use<> {
     let what = (row.label.clone(), row.protocol.clone(), row.split.clone(), row.text.clone());
     let start = row.other_start().map(str::to_owned);
-    let how = (row.rope_scaling.clone(), row.window, row.documents, start, row.numerics());
+    let how = (row.rope_scaling.clone(), row.window, row.documents, start, row.numerics(), row.evaluators());
     (what, how, row.seed, row.train_len, row.eval_len, row.step)
 }
 

@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use kerple_report::{ReportOptions, find_runs, table_text, write};
-use kerple_run::{ANSWERS, EvaluationRow, Journal, ScoredText, TaskScore, read_rows};
+use kerple_run::{ANSWERS, EvaluationRow, Journal, ScoredText, ShortcutScore, TaskScore, read_rows};
 use serde_json::json;
 
 /// A run folder with the accuracies of some lengths.
@@ -40,6 +40,7 @@ fn run(root: &Path, encoding: &str, seed: u64, accuracies: &[(u64, f64)], depths
             nll_by_position: None,
             nll_by_own_context: None,
             nll_by_segment: None,
+            key_tokens: None,
             provenance: None,
             task: Some(TaskScore {
                 whole: None,
@@ -47,6 +48,7 @@ fn run(root: &Path, encoding: &str, seed: u64, accuracies: &[(u64, f64)], depths
                 accuracy,
                 chance: 0.1,
                 by_depth: depths.map(<[f64]>::to_vec),
+                shortcut: Some(ShortcutScore { rule: "the first value".into(), score: 0.25 }),
             }),
         };
         text += &(serde_json::to_string(&row).unwrap() + "\n");
@@ -92,11 +94,44 @@ fn accuracies_meet_by_length_with_their_means() {
     assert!(markdown.contains("## Right answers") && !markdown.contains("## Results"), "{markdown}");
     let csv = std::fs::read_to_string(root.path().join("report/tables/answers.csv")).unwrap();
     assert_eq!(csv.lines().count(), 1 + 8, "{csv}");
-    for figure in ["answers-0", "answers-0-depth"] {
+    assert!(
+        markdown.contains("rule: the first value") && !markdown.contains("As RULER reports"),
+        "one task is no suite"
+    );
+    assert_eq!(table.shortcut.as_ref().unwrap().scores, [20, 40, 80, 160].map(|length| (length, 0.25)));
+    for figure in ["answers-0", "answers-0-reach", "answers-0-depth"] {
         assert!(root.path().join(format!("report/figures/{figure}.svg")).exists(), "{figure}");
     }
     let text = table_text(&results);
     assert!(text.contains("beyond 40") && text.contains("50.00") && !text.contains("nothing evaluated"), "{text}");
+}
+
+/// Of two tasks, which the same runs answer here: reaches side by side, and the table of RULER, computed by hand.
+#[test]
+fn several_tasks_have_tables_of_their_own() {
+    let root = tempfile::tempdir().unwrap();
+    all(root.path());
+    for run in ["alibi-1", "alibi-2", "rotary-1"] {
+        let file = root.path().join(run).join("evaluation.jsonl");
+        for mut row in read_rows::<EvaluationRow>(&file).unwrap().rows {
+            let task = row.task.as_mut().unwrap();
+            (task.name, task.accuracy) = ("recall".to_owned(), 1.0);
+            row.text.checksum = "cd".to_owned();
+            Journal::open(&file).unwrap().push(&row).unwrap();
+        }
+    }
+    let runs = find_runs(&[root.path()]).unwrap();
+    write(&runs, &root.path().join("report"), &ReportOptions::default()).unwrap();
+    let markdown = std::fs::read_to_string(root.path().join("report/report.md")).unwrap();
+    // means of both tasks: 100, 90, 80 and 70 of alibi, 100, 100, 65 and 55 of rotary
+    for row in [
+        "| encoding | passkey | recall |",
+        "| encoding | effective length | 20 | 40 | 80 | 160 | mean, long count more | mean, short count more |",
+        "| alibi | 40 | 100.0 | 90.0 | 80.0 | 70.0 | 80.0 | 90.0 |",
+        "| rotary | 40 | 100.0 | 100.0 | 65.0 | 55.0 | 71.5 | 88.5 |",
+    ] {
+        assert!(markdown.contains(row), "no `{row}` in:\n{markdown}");
+    }
 }
 
 #[test]

@@ -85,6 +85,7 @@ pub fn evaluation(label: &str, seed: u64, length: u64, perplexity: f64) -> Evalu
         nll_by_position: Some(vec![perplexity.ln(); length as usize]),
         nll_by_own_context: None,
         nll_by_segment: None,
+        key_tokens: None,
         task: None,
         provenance: None,
     }

@@ -33,11 +33,12 @@ pub struct EvaluationOptions {
     /// default 1x to 32x the training length; for tasks every half up to 12.5x.
     #[arg(long, value_delimiter = ',')]
     pub lengths: Vec<EvalLength>,
-    /// segments, nonoverlapping, last:COUNT, sliding:STRIDE or rolling:LENGTH.
+    /// segments, nonoverlapping, last:COUNT, sliding:STRIDE, rolling:LENGTH, or with `eval`
+    /// key:ALPHA:BETA:CONTEXT[:STRIDE] for tokens that need far context.
     #[arg(long, default_value = "segments")]
     pub protocol: String,
     /// Number of segments of the text; the text must have that many. By default up to 320; for
-    /// nonoverlapping and sliding as many as contain 320 training sequences. For rolling the number of
+    /// nonoverlapping, sliding and key as many as contain 320 training sequences. For rolling the number of
     /// documents, by default all; for a task the number of sequences of each length, by default up
     /// to 512.
     #[arg(long, value_parser = count)]
@@ -68,6 +69,11 @@ impl EvaluationOptions {
                 (false, _, _) => EvalLength::resolve(&self.lengths, train_len),
                 (true, true, _) => evaluate::default_lengths(train_len),
                 (true, false, Protocol::Rolling(length)) => vec![length],
+                (true, false, Protocol::Key(rule)) => {
+                    let lengths = default_lengths(train_len);
+                    let served = lengths.iter().filter(|length| **length >= rule.context()).copied();
+                    served.collect()
+                }
                 (true, false, _) => default_lengths(train_len),
             },
             protocol,

@@ -12,13 +12,15 @@ use kerple_burn::device::DeviceName;
 use kerple_burn::positional_encoding::PositionalEncoding;
 use kerple_lm::config::DataConfig;
 use kerple_lm::corpus::{self, DataSource};
-use kerple_lm::evaluate::{self, EvalCheckpoint, EvalEvent, EvalRun};
+use kerple_lm::evaluate::{self, EvalCheckpoint, EvalData, EvalEvent, EvalRequest, EvalRun, KeyTokenEval, Protocol};
 use kerple_lm::memory_estimate::TOKENS_AT_ONCE;
 use kerple_lm::plan::Plan;
 use kerple_lm::ranks::Ranks;
 use kerple_lm::run::{RunFolder, TrainedModel};
+use kerple_lm::runtime::Runtime;
 use kerple_lm::tasks;
-use kerple_run::{EvaluationRow, Provenance};
+use kerple_report::results::{LEAST_KEY_TOKENS, key_interval};
+use kerple_run::{EvaluationRow, KeyEvaluator, Provenance};
 use std::sync::atomic::AtomicBool;
 
 /// Evaluates a trained run and adds the rows to its `evaluation.jsonl`.
@@ -35,8 +37,7 @@ pub fn run(args: &EvalArgs, ranks: &Ranks) -> CommandResult {
     if !of_task {
         source.check_tokenizer(&plan.data_info)?;
     }
-    let scored =
-        evaluate::of_source(&source, split(args), (&plan, &run.special_tokens()?), &request, &run.evaluations()?)?;
+    let scored = scored(args, &source, (&plan, &run), request, &runtime)?;
     let evaluation =
         EvalRun::new(&run, EvalCheckpoint { plan: &plan, step: state.step, model: &*model }, &*scored, &runtime)?;
     scored.words().iter().for_each(|words| remarkln!("{words}"));
@@ -49,19 +50,67 @@ pub fn run(args: &EvalArgs, ranks: &Ranks) -> CommandResult {
     }
     remark_on_horizon(model.encoding(), longest);
     remark_on_kernels(&plan, args.hardware.device);
-    let (unit, header, print): (_, _, fn(&EvaluationRow)) = match of_task {
-        false => ("window", HEADER, print_row),
-        true => ("sequence", ANSWERS_HEADER, print_answers),
+    let (unit, header, print): (_, _, fn(&EvaluationRow)) = match (of_task, args.evaluator.is_empty()) {
+        (false, true) => ("window", HEADER, print_row),
+        (false, false) => ("window", KEY_HEADER, print_keys),
+        (true, _) => ("sequence", ANSWERS_HEADER, print_answers),
     };
     if !args.json {
         resultln!("{header}");
     }
     let label = model.encoding().encoding().label();
     let rows = show(args, (&label, unit, &runtime.provenance), print, |stop, tell| evaluation.run(stop, tell))?;
+    remark_on_keys(&rows);
     write_results(args, &plan, &rows)
 }
 
+/// What is scored: the data, or of a text the tokens that evaluators choose.
+fn scored<'a>(
+    args: &EvalArgs,
+    source: &'a DataSource,
+    (plan, run): (&Plan, &RunFolder),
+    request: EvalRequest,
+    runtime: &Runtime,
+) -> Result<Box<dyn EvalData + 'a>, CommandError> {
+    let (special, known) = (run.special_tokens()?, run.evaluations()?);
+    let Protocol::Key(rule) = request.protocol else {
+        if !args.evaluator.is_empty() {
+            let message = format!("--evaluator: {} scores all tokens of its windows", request.protocol);
+            return Err(CommandError::misuse(message, "add --protocol key:ALPHA:BETA:CONTEXT, e.g. key:2:-2:4096"));
+        }
+        return Ok(evaluate::of_source(source, split(args), (plan, &special), &request, &known)?);
+    };
+    if source.task().is_some() {
+        let message = format!("--protocol {}: the run was trained on a task", request.protocol);
+        return Err(CommandError::misuse(message, "omit --protocol and --evaluator, which are for texts"));
+    }
+    let mut evaluators = Vec::new();
+    for folder in &args.evaluator {
+        let mut evaluator = RunFolder::new(folder).load_any(&runtime.device, args.strict)?;
+        evaluator.model.compute_with(runtime.implementation);
+        evaluator.notes.iter().for_each(|note| remarkln!("note: {}: {note}", folder.display()));
+        evaluators.push(evaluator);
+    }
+    source.check_rows(split(args), plan)?;
+    let text = source.text(split(args))?;
+    let keys = KeyTokenEval::new((plan, &special), (text, &known), (rule, request), (evaluators, runtime))?;
+    Ok(Box::new(keys))
+}
+
+/// How many tokens were key, and evaluators that do not use far context.
+fn remark_on_keys(rows: &[EvaluationRow]) {
+    let Some((row, keys)) = rows.iter().find_map(|row| Some((row, row.key_tokens.as_ref()?))) else { return };
+    let (tokens, candidates) = (row.tokens, keys.candidates);
+    let share = 100.0 * tokens as f64 / candidates as f64;
+    remarkln!("key tokens: {tokens} of {candidates} with enough context, {share:.2} %");
+    if tokens < LEAST_KEY_TOKENS {
+        remarkln!("note: fewer than {LEAST_KEY_TOKENS} key tokens have no interval; evaluate more with --n-segments");
+    }
+    keys.evaluators.iter().filter_map(KeyEvaluator::doubt).for_each(|doubt| remarkln!("note: {doubt}"));
+}
+
 const HEADER: &str = "  length   perplexity        nll  bits/byte    tokens   seconds";
+const KEY_HEADER: &str = "  length   perplexity        nll   95 % interval of perplexity    tokens   seconds";
 const ANSWERS_HEADER: &str = "  length   right %        nll   answers   seconds";
 
 /// Evaluates with another window or other rotary rates, where that is asked for.
@@ -153,6 +202,13 @@ fn write_results(args: &EvalArgs, plan: &Plan, rows: &[EvaluationRow]) -> Comman
 fn print_answers(row: &EvaluationRow) {
     let right = row.task.as_ref().map_or(f64::NAN, |task| 100.0 * task.score());
     resultln!("{:>8} {right:>9.2} {:>10.5} {:>9} {:>9.2}", row.eval_len, row.nll, row.tokens, row.seconds);
+}
+
+fn print_keys(row: &EvaluationRow) {
+    let interval = row.key_tokens.as_ref().and_then(|keys| key_interval(&keys.segments));
+    let interval = interval.map_or_else(|| "-".to_owned(), |[low, high]| format!("{low:.4} to {high:.4}"));
+    let EvaluationRow { eval_len, perplexity, nll, tokens, seconds, .. } = row;
+    resultln!("{eval_len:>8} {perplexity:>12.4} {nll:>10.5} {interval:>29} {tokens:>9} {seconds:>9.2}");
 }
 
 fn print_row(row: &EvaluationRow) {
