@@ -23,7 +23,7 @@ use kerple_run::number;
 
 pub use answers::{AnswerDepths, AnswerMean, AnswerScore, AnswerShortcut, AnswerTable, AnswerTest};
 pub use group::{RunGroup, Setting};
-pub use key_tokens::{KeyTokenScore, LEAST_KEY_TOKENS, key_interval};
+pub use key_tokens::{LEAST_KEY_TOKENS, key_interval};
 pub use learning::{LearnedCount, LearningOutcome, RunLearning};
 pub use own_context::OwnContextScore;
 pub(crate) use positions::BINS_AN_OCTAVE;

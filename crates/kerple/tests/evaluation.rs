@@ -315,6 +315,7 @@ fn key_tokens_are_chosen_by_other_runs() {
     let keys = &recorded[0]["key_tokens"];
     assert_eq!((recorded.len(), keys["evaluators"][0]["seed"].as_u64()), (2, Some(2)));
     assert_eq!(recorded[0]["tokens"], recorded[1]["tokens"], "the same tokens at every length");
+    place.ok(&["eval", "one", "--n-segments", "2", "--lengths", "16"]);
     place.ok(&["report", "one", "--out", "pages"]);
     let page = place.read("pages/report.md");
     for part in ["Key tokens of each run", "Evaluators: kerple_log (seed 2, step ", "LongPPL"] {

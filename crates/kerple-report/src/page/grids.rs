@@ -5,8 +5,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use super::{Cell, FigurePart, Grid, Row, SettingPart};
 use crate::format::{count, deviation, duration, number, probability};
 use crate::results::{
-    KeyTokenScore, LEAST_KEY_TOKENS, LearnedCount, LearningOutcome, PerplexityScore, PerplexityTable, PerplexityTest,
-    Results, RowName, RunEvaluation, RunLearning, RunState, name_text,
+    LEAST_KEY_TOKENS, LearnedCount, LearningOutcome, PerplexityScore, PerplexityTable, PerplexityTest, Results,
+    RowName, RunEvaluation, RunLearning, RunState, name_text,
 };
 use crate::statistics::ALPHA;
 
@@ -119,9 +119,9 @@ fn own_context_grid(results: &Results, table: &PerplexityTable) -> Option<Grid> 
 
 /// Key tokens of each run, and how sure their perplexity is.
 fn key_token_grid(results: &Results, table: &PerplexityTable) -> Option<Grid> {
-    let of_keys: Vec<_> = table.evaluations.iter().filter_map(|row| Some((row, row.key_tokens.as_ref()?))).collect();
-    let row = |(row, keys): &(&RunEvaluation, &KeyTokenScore)| {
-        let interval = keys.perplexity_low.zip(keys.perplexity_high);
+    let of_keys: Vec<_> = table.evaluations.iter().filter_map(|row| Some((row, row.candidates?))).collect();
+    let row = |&(row, candidates): &(&RunEvaluation, u64)| {
+        let interval = row.perplexity_low.zip(row.perplexity_high);
         let interval = interval.map(|(low, high)| format!("{} to {}", number(low), number(high)));
         let few = format!("fewer than {LEAST_KEY_TOKENS} tokens, or one segment");
         Row {
@@ -130,8 +130,8 @@ fn key_token_grid(results: &Results, table: &PerplexityTable) -> Option<Grid> {
             cells: vec![
                 row.seed.to_string().into(),
                 count(row.eval_len).into(),
-                format!("{} of {}", count(row.tokens), count(keys.candidates)).into(),
-                format!("{:.2}", 100.0 * row.tokens as f64 / keys.candidates as f64).into(),
+                format!("{} of {}", count(row.tokens), count(candidates)).into(),
+                format!("{:.2}", 100.0 * row.tokens as f64 / candidates as f64).into(),
                 number(row.perplexity).into(),
                 Cell { note: interval.is_none().then_some(few), ..interval.unwrap_or_default().into() },
             ],

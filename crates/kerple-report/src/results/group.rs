@@ -68,8 +68,7 @@ pub struct Setting {
     /// Whether tokens attended to other documents.
     pub documents: DocumentMask,
     /// The runs that chose key tokens.
-    #[serde(skip_serializing_if = "Vec::is_empty")]
-    pub evaluators: Vec<String>,
+    pub evaluators: Option<String>,
     /// The [`RunGroup`] of the runs.
     pub group: String,
     /// Checksum of the tokens the text is drawn from.
@@ -136,10 +135,7 @@ impl Setting {
                 " Tokens attend to their own document only, and first tokens of documents are not scored."
             }
         };
-        let evaluators = match &self.evaluators[..] {
-            [] => String::new(),
-            runs => format!(" Evaluators: {}.", runs.join("; ")),
-        };
+        let evaluators = self.evaluators.as_ref().map_or(String::new(), |runs| format!(" Evaluators: {runs}."));
         format!("{}{documents}{evaluators} {text}", protocol_meaning(&self.protocol))
     }
 }
@@ -269,7 +265,7 @@ fn text_title(setting: &Setting, alike: &[&Setting]) -> String {
     let differs = |same: &dyn Fn(&Setting) -> bool| alike.iter().any(|other| !same(other));
     let mut title = String::new();
     if differs(&|other| other.evaluators == setting.evaluators) {
-        title += &format!(", key tokens of {}", setting.evaluators.join("; "));
+        title += &format!(", key tokens of {}", setting.evaluators.as_deref().unwrap_or("no run"));
     }
     if differs(&|other| other.text == setting.text) {
         title += &format!(", text {}", setting.text.chars().take(8).collect::<String>());

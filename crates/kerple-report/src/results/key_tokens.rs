@@ -1,36 +1,10 @@
 //! Key tokens: how many there are, and how sure their perplexity is within one run.
 
-use super::number;
 use crate::statistics::pooled_interval;
-use kerple_run::{EvaluationRow, SegmentKeys};
-use serde::Serialize;
+use kerple_run::{EvaluationRow, KeyEvaluator, SegmentKeys};
 
 /// Fewer key tokens than these have no interval.
 pub const LEAST_KEY_TOKENS: u64 = 100;
-
-/// Key tokens of a run's evaluation.
-#[derive(Clone, Debug, PartialEq, Serialize)]
-pub struct KeyTokenScore {
-    /// Tokens with enough context before them to be key.
-    pub candidates: u64,
-    /// Ends of the 95 % interval of the perplexity, from the segments of the text; absent of fewer than [`LEAST_KEY_TOKENS`].
-    #[serde(with = "number")]
-    pub perplexity_low: Option<f64>,
-    /// See `perplexity_low`.
-    #[serde(with = "number")]
-    pub perplexity_high: Option<f64>,
-}
-
-impl KeyTokenScore {
-    pub(super) fn of(row: &EvaluationRow) -> Option<KeyTokenScore> {
-        let keys = row.key_tokens.as_ref()?;
-        let [perplexity_low, perplexity_high] = match key_interval(&keys.segments) {
-            Some(ends) => ends.map(Some),
-            None => [None; 2],
-        };
-        Some(KeyTokenScore { candidates: keys.candidates, perplexity_low, perplexity_high })
-    }
-}
 
 /// The 95 % interval of the perplexity of key tokens: segments are independent, tokens of one are not. Absent of fewer than
 /// [`LEAST_KEY_TOKENS`], or where fewer than two segments have some.
@@ -42,8 +16,10 @@ pub fn key_interval(segments: &[SegmentKeys]) -> Option<[f64; 2]> {
 }
 
 /// The evaluators of a row, as titles and sentences have them.
-pub(super) fn evaluators(row: &EvaluationRow) -> Vec<String> {
-    let runs = row.key_tokens.iter().flat_map(|keys| &keys.evaluators);
+pub(super) fn evaluators(row: &EvaluationRow) -> Option<String> {
+    let runs = &row.key_tokens.as_ref()?.evaluators;
     let short = |hash: &str| hash.chars().take(8).collect::<String>();
-    runs.map(|run| format!("{} (seed {}, step {}, plan {})", run.label, run.seed, run.step, short(&run.plan))).collect()
+    let name =
+        |run: &KeyEvaluator| format!("{} (seed {}, step {}, plan {})", run.label, run.seed, run.step, short(&run.plan));
+    Some(runs.iter().map(name).collect::<Vec<_>>().join("; "))
 }

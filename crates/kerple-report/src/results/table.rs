@@ -10,7 +10,7 @@ use std::path::PathBuf;
 use serde::Serialize;
 
 use super::group::{RowSettings, RunGroup, Setting};
-use super::key_tokens::KeyTokenScore;
+use super::key_tokens::key_interval;
 use super::own_context::{self, OwnContextScore};
 use super::{Spread, lowest, number};
 use crate::run::Run;
@@ -52,9 +52,14 @@ pub struct RunEvaluation {
     pub seconds: f64,
     /// Precision, kind of device, and instruction set or GPU, where that was recorded.
     pub computed_in: Option<String>,
-    /// What of the tokens is key, where only those are scored.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub key_tokens: Option<KeyTokenScore>,
+    /// Of key tokens: tokens with enough context before them to be key.
+    pub candidates: Option<u64>,
+    /// Lower end of the 95 % interval of the perplexity of key tokens, from the segments of the text.
+    #[serde(with = "number")]
+    pub perplexity_low: Option<f64>,
+    /// Its upper end.
+    #[serde(with = "number")]
+    pub perplexity_high: Option<f64>,
     /// What to know of the runs that chose them.
     #[serde(skip)]
     pub doubts: Vec<String>,
@@ -291,6 +296,7 @@ pub(super) fn tables(
 
 fn evaluation(run: &Run, row: &EvaluationRow) -> RunEvaluation {
     let derived = row.bytes.filter(|&bytes| bytes > 0).map(|bytes| bits_per_byte(row.nll * row.tokens as f64, bytes));
+    let interval = row.key_tokens.as_ref().and_then(|keys| key_interval(&keys.segments));
     RunEvaluation {
         encoding: run.name_of(row),
         window: run.window_of(row),
@@ -306,7 +312,9 @@ fn evaluation(run: &Run, row: &EvaluationRow) -> RunEvaluation {
         bits_per_byte: row.bits_per_byte.or(derived),
         seconds: row.seconds,
         computed_in: row.numerics().map(|numerics| numerics.to_string()),
-        key_tokens: KeyTokenScore::of(row),
+        candidates: row.key_tokens.as_ref().map(|keys| keys.candidates),
+        perplexity_low: interval.map(|[low, _]| low),
+        perplexity_high: interval.map(|[_, high]| high),
         doubts: row.key_tokens.iter().flat_map(|keys| &keys.evaluators).filter_map(KeyEvaluator::doubt).collect(),
         nll_by_own_context: row.nll_by_own_context.clone(),
         run: run.folder.clone(),

@@ -1,7 +1,10 @@
 //! What may meet in one mean, table and test, and what never does.
 
 use kerple_report::table_text;
-use kerple_run::{DocumentMask, EvaluationRow, Journal, OwnContextLoss, Provenance, ScoredText, write_json};
+use kerple_run::{
+    DocumentMask, EvaluationRow, Journal, KeyEvaluator, KeyTokens, OwnContextLoss, Provenance, ScoredText, SegmentKeys,
+    write_json,
+};
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
@@ -361,6 +364,55 @@ fn losses_by_own_context_are_means_over_seeds() {
     assert!(page.contains("Perplexity at 128 tokens, by tokens of the own document before the target"), "{page}");
     assert!(page.contains("64 to 127"), "{page}");
     assert_eq!(read(&root, "tables/own_context.csv").lines().count(), 4);
+}
+
+/// Key tokens of one evaluator and of another are other tokens; the interval is that of two segments.
+#[test]
+fn key_tokens_of_other_evaluators_never_meet() {
+    let root = complete();
+    let keys = |name: &str, tokens: u64| KeyTokens {
+        candidates: 200,
+        evaluators: vec![KeyEvaluator {
+            plan: name.to_owned(),
+            step: 9,
+            label: name.to_owned(),
+            seed: 4,
+            full_nll: 3.5,
+            truncated_nll: 3.0,
+        }],
+        segments: vec![SegmentKeys { tokens, nll: 2.0 }, SegmentKeys { tokens, nll: 3.0 }],
+    };
+    for (seed, evaluator, tokens) in [(1, "alibi", 60), (2, "alibi", 60), (3, "rotary", 10)] {
+        let file = root.path().join(format!("runs/kerple_log #{seed}")).join(kerple_run::EVALUATION_FILE);
+        let row = evaluation("kerple_log", seed, 128, f64::exp(2.5));
+        let key_tokens = Some(keys(evaluator, tokens));
+        let row = EvaluationRow { protocol: "key:2:-4:64:16".into(), tokens: 2 * tokens, key_tokens, ..row };
+        assert_eq!(row.contradiction(), None);
+        Journal::open(&file).unwrap().push(&row).unwrap();
+    }
+    let results = report(&root).unwrap().results;
+    let tables: Vec<_> = results.tables.iter().filter(|table| table.setting.evaluators.is_some()).collect();
+    let n: Vec<usize> = tables.iter().map(|table| table.scores[0].n).collect();
+    assert_eq!(n, [2, 1]);
+    // means of 2 and 3 by two segments: 2.5 -+ 12.706 * 0.5
+    let ends = [tables[0].evaluations[0].perplexity_low, tables[0].evaluations[0].perplexity_high];
+    let expected = [-1.0, 1.0].map(|side| (2.5 + side * 12.706_204_736_2 * 0.5).exp());
+    for (found, expected) in ends.into_iter().zip(expected) {
+        assert!((found.unwrap() / expected - 1.0).abs() < 1e-9, "{ends:?}");
+    }
+    assert_eq!(tables[1].evaluations[0].perplexity_low, None, "of 20 key tokens");
+    let page = read(&root, "report.md");
+    for part in [
+        "Evaluators: alibi (seed 4, step 9, plan alibi).",
+        "key tokens of rotary (seed 4, step 9, plan rotary)",
+        "| kerple_log | 1 | 128 | 120 of 200 | 60.00 | 12.18 |",
+        "fewer than 100 tokens",
+        "the evaluator alibi, seed 4, does not use far context",
+    ] {
+        assert!(page.contains(part), "no `{part}` in:\n{page}");
+    }
+    // settings with and without evaluators share the columns of a table
+    assert!(read(&root, "tables/evaluations.csv").contains("alibi (seed 4, step 9, plan alibi)"));
 }
 
 #[test]
