@@ -396,7 +396,7 @@ fn key_tokens_of_other_evaluators_never_meet() {
     assert_eq!(n, [2, 1]);
     // means of 2 and 3 by two segments: 2.5 -+ 12.706 * 0.5
     let ends = [tables[0].evaluations[0].perplexity_low, tables[0].evaluations[0].perplexity_high];
-    let expected = [-1.0, 1.0].map(|side| (2.5 + side * 12.706_204_736_2 * 0.5).exp());
+    let expected = [-1.0f64, 1.0].map(|sign| (2.5 + sign * 12.706_204_736_2 * 0.5).exp());
     for (found, expected) in ends.into_iter().zip(expected) {
         assert!((found.unwrap() / expected - 1.0).abs() < 1e-9, "{ends:?}");
     }
