@@ -92,7 +92,7 @@ fn csv_and_json_hold_the_same_numbers() {
         let rows = tables.flat_map(|table| {
             table[list].as_array().unwrap().iter().map(|row| {
                 let mut row = row.clone();
-                let setting = ["train_len", "split", "protocol", "documents", "group"];
+                let setting = ["train_len", "split", "protocol", "documents", "evaluators", "group"];
                 let computed = ["precision", "device", "simd"];
                 for name in
                     setting.iter().chain(&["text", "text_segment_len", "text_n_segments", "text_seed"]).chain(&computed)
