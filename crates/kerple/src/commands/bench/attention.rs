@@ -10,12 +10,12 @@ use kerple_burn::implementation::Impl;
 use kerple_burn::ops::attention::{default_scale, rotated};
 use kerple_burn::positional_encoding::PositionalEncoding;
 use kerple_core::attention::{
-    self, AttentionDims, AttentionGradients, AttentionProblem, AttentionSaved, RelativeBias, RelativeGradients,
-    ScoreTable, ScoreTransform, Strides, View, ViewMut, naive,
+    self, AttentionDims, AttentionGradients, AttentionProblem, AttentionSaved, PositionGradients, RelativeBias,
+    RelativeGradients, ScoreTable, ScoreTransform, Strides, View, ViewMut, naive,
 };
 use kerple_core::encoding::{Encoding, Geometry, Method};
 use kerple_core::encoding::{EncodingForm, ScoreModForm};
-use kerple_core::forms::{RowProfiles, Sides, Strided};
+use kerple_core::forms::{LearnedPositions, PositionKernel, RowProfiles, Sides, Strided};
 use kerple_core::ops::gate_cumsum;
 use kerple_core::score_mods::{ScoreModExtent, ScoreModSpec};
 use std::time::Instant;
@@ -36,6 +36,8 @@ struct TimedAttention {
     /// Rates at which products of features fade.
     feature_decay: Option<Vec<f64>>,
     clocks: Option<Vec<f64>>,
+    /// Of learned positions, which the cumulative gates then are.
+    kernel: Option<TimedKernel>,
     relative: Option<TimedRelative>,
     out: Vec<f32>,
     lse: Vec<f32>,
@@ -43,6 +45,13 @@ struct TimedAttention {
     d_bias: Option<Vec<f32>>,
     d_map: Option<Vec<f32>>,
     d_clocks: Option<Vec<f64>>,
+}
+
+/// A kernel of learned positions, its parameters `[H, P]`, and room for their gradient.
+struct TimedKernel {
+    kernel: PositionKernel,
+    parameters: Vec<f64>,
+    d_parameters: Vec<f64>,
 }
 
 /// A relative bias per row, and room for its gradients.
@@ -93,6 +102,7 @@ impl TimedAttention {
             map: None,
             feature_decay: None,
             clocks: None,
+            kernel: None,
             relative: None,
             out: vec![0.0; elements],
             lse: vec![0.0; batch * heads * length],
@@ -122,7 +132,13 @@ impl TimedAttention {
                 // logits as normed rows make them with the first weights, about N(0, 1/2)
                 let logits = noise(sizes.batch * length * sizes.heads, 9);
                 let clocks = gate_cumsum::of_logits(&logits, [sizes.batch, length, sizes.heads], gates.map);
-                TimedAttention { d_clocks: Some(clocks.clone()), clocks: Some(clocks), ..plain }
+                let kernel = gates.kernel.map(|kernel| {
+                    let (heads, of_all) = (sizes.heads, stored[2..].concat());
+                    let of_head = |head| of_all.iter().skip(head).step_by(heads).copied();
+                    let parameters: Vec<f64> = (0..heads).flat_map(of_head).collect();
+                    TimedKernel { kernel, d_parameters: parameters.clone(), parameters }
+                });
+                TimedAttention { d_clocks: Some(clocks.clone()), clocks: Some(clocks), kernel, ..plain }
             }
             EncodingForm::RelativeBias(RowProfiles { rank, reach, .. }) => {
                 let rows = noise(sizes.batch * length * sizes.heads * rank, 9);
@@ -153,6 +169,7 @@ impl TimedAttention {
             map,
             feature_decay,
             clocks,
+            kernel,
             relative,
             out,
             lse,
@@ -161,6 +178,8 @@ impl TimedAttention {
             d_map,
             d_clocks,
         } = self;
+        let (kernel, d_parameters) =
+            kernel.as_mut().map(|of| ((of.kernel, &of.parameters[..]), &mut of.d_parameters[..])).unzip();
         let (relative, d_relative) = relative.as_mut().map(|of| of.parts(dims)).unzip();
         let strides = *strides;
         let extent = ScoreModExtent { sides: Sides::OneSided, len: dims.keys, scale: default_scale(dims.head_dim) };
@@ -171,12 +190,17 @@ impl TimedAttention {
                 None => {
                     let (bias, feature_decay, len) = (bias.as_deref(), feature_decay.as_deref(), dims.keys);
                     let clocks = clocks.as_deref().map(|values| Strided { values, stride: len });
+                    let positions = kernel.zip(clocks).map(|((kernel, parameters), positions)| LearnedPositions {
+                        positions,
+                        kernel,
+                        parameters,
+                    });
                     ScoreTransform::Table(ScoreTable {
                         bias,
                         weight: None,
                         feature_decay,
-                        gate_cumsum: clocks,
-                        positions: None,
+                        gate_cumsum: if positions.is_some() { None } else { clocks },
+                        positions,
                         relative,
                         len,
                     })
@@ -191,7 +215,12 @@ impl TimedAttention {
             let [d_q, d_k, d_v] = d.each_mut().map(|data| ViewMut::new(data, strides));
             let saved = AttentionSaved { q, k, v, out: View { data: out, strides }, lse, d_out };
             let [d_bias, d_map] = [d_bias, d_map].map(|values| values.as_deref_mut());
-            let d_clocks = d_clocks.as_deref_mut();
+            let (d_gate_cumsum, d_positions) = match (d_clocks.as_deref_mut(), d_parameters) {
+                (Some(d_positions), Some(d_parameters)) => {
+                    (None, Some(PositionGradients { d_positions, d_parameters }))
+                }
+                (d_clocks, _) => (d_clocks, None),
+            };
             let gradients = AttentionGradients {
                 d_q,
                 d_k,
@@ -200,8 +229,8 @@ impl TimedAttention {
                 d_weight: None,
                 d_score_mod: d_map,
                 d_sinks: None,
-                d_gate_cumsum: d_clocks,
-                d_positions: None,
+                d_gate_cumsum,
+                d_positions,
                 d_relative,
             };
             let run = if engine == CpuAttention::Tiled { attention::backward } else { naive::backward };
@@ -211,7 +240,9 @@ impl TimedAttention {
 
     /// Everything the last run returned.
     fn results(&self) -> Vec<Vec<f32>> {
-        let clocks = self.d_clocks.iter().map(|values| values.iter().map(|value| *value as f32).collect());
+        let of_kernel = self.kernel.iter().map(|of| &of.d_parameters);
+        let clocks =
+            self.d_clocks.iter().chain(of_kernel).map(|values| values.iter().map(|value| *value as f32).collect());
         let relative = self.relative.iter().flat_map(|of| [&of.d_rows, &of.d_profiles]);
         let tables = self.d_bias.iter().chain(&self.d_map).chain(relative).cloned();
         [self.out.clone()].into_iter().chain(self.d.iter().cloned()).chain(tables).chain(clocks).collect()
