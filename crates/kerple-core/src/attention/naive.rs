@@ -324,7 +324,7 @@ impl<'a, T: Number> QueryRow<'a, T> {
         }
     }
 
-    /// How far apart the query and a key are in the learned positions of a head, and the parameters of its kernel.
+    /// How far apart the query and a key are in one head's learned positions, and the parameters of its kernel.
     fn between<'l>(&self, learned: LearnedPositions<'l>, head: usize, key: usize) -> (f64, &'l [f64]) {
         let x = self.problem.positions(0, head).expect("there are learned positions");
         let count = learned.kernel.parameters();

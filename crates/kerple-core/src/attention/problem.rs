@@ -4,7 +4,9 @@ use super::documents::{DocumentSegment, PackedDocuments};
 use super::dropout::AttentionDropout;
 use super::intervals::KeyInterval;
 use crate::Number;
-use crate::forms::{LearnedPositions, Mask, RelativeBias, ScoreTable, ScoreTransform, Sides, Strided, visible_keys};
+use crate::forms::{
+    LearnedPositions, Mask, PositionKernel, RelativeBias, ScoreTable, ScoreTransform, Sides, Strided, visible_keys,
+};
 use crate::tiles::view::{View, ViewMut, ViewShape};
 use std::ops::Range;
 
@@ -309,6 +311,11 @@ impl<'a, T: Number> AttentionProblem<'a, T> {
         self.check_sums("learned positions", positions);
         let rise = self.all_ordered(positions, |before, after| before <= after);
         assert!(rise, "learned positions must not decrease");
+        // gradients divide by them
+        let zero = parameters.iter().position(|parameter| *parameter == 0.0);
+        if let (Some(at), false) = (zero, matches!(kernel, PositionKernel::Spline { .. })) {
+            panic!("parameters[{at}] of the kernel of learned positions is 0, which only a spline takes");
+        }
     }
 
     fn check_gate_cumsum(&self, gate_cumsum: Strided<&[f64]>) {

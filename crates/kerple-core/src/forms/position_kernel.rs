@@ -14,11 +14,11 @@ pub struct LearnedPositions<'a> {
     pub positions: Strided<&'a [f64]>,
     /// The kernel of all heads.
     pub kernel: PositionKernel,
-    /// What it learns, `[H, P]`.
+    /// What it learns, `[H, P]`; 0 in a spline alone, since gradients of the others divide by their parameters.
     pub parameters: &'a [f64],
 }
 
-/// A kernel of the distance `u >= 0` between learned positions, with the parameters of a head in the order of its formula.
+/// A kernel of the distance `u >= 0` between learned positions, with parameters per head in the order of its formula.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PositionKernel {
     /// `-r1 ln(1 + r2 u)`
@@ -35,7 +35,7 @@ pub enum PositionKernel {
 }
 
 impl PositionKernel {
-    /// Parameters of a head, P.
+    /// Parameters per head, P.
     pub fn parameters(self) -> usize {
         match self {
             PositionKernel::Log | PositionKernel::Power => 2,
@@ -49,7 +49,7 @@ impl PositionKernel {
         if parameter == 0 { f64::INFINITY } else { 2f64.powi(parameter as i32 - 1) }
     }
 
-    /// `k(u)` and `k'(u)` with the parameters of a head, `[P]`. At 0 the derivative is that from above, or 0 where that is
+    /// `k(u)` and `k'(u)` with one head's parameters, `[P]`. At 0 the derivative is that from above, or 0 where that is
     /// infinite.
     ///
     /// # Panics

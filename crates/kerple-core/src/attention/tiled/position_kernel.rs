@@ -86,7 +86,7 @@ fn sums(kernel: PositionKernel) -> usize {
     kernel.parameters().max(3)
 }
 
-/// The gradient of a head's parameters, given the sums of its tiles.
+/// The gradient of one head's parameters, given the sums of its tiles.
 fn finish(kernel: PositionKernel, parameters: &[f64], sums: &[f64], to: &mut [f64]) {
     match (kernel, parameters, sums) {
         (PositionKernel::Log, &[r1, r2], &[a, b, _]) => to.copy_from_slice(&[a / r1, b / r2]),
@@ -203,10 +203,10 @@ impl<R: Number, F: Fn(usize) -> Range<usize>> SimdKernel<R> for KernelScores<'_,
     }
 }
 
-/// What one thread of the backward adds up of the gradient of a head's logits.
+/// What one thread of the backward adds up of the gradient of one head's logits.
 pub(super) struct PositionGradientSums<R> {
     pub(super) by_token: GateGradientSums<R>,
-    /// Of the columns of a block of keys, over the tiles of a head so far, `[KEYS]`.
+    /// Of the columns of a block of keys, over the tiles so far, `[KEYS]`.
     pub(super) columns: Vec<f64>,
     /// Of the parameters, likewise.
     parameters: Vec<f64>,
@@ -292,7 +292,7 @@ impl PositionSums<'_> {
         }
     }
 
-    /// Moves what a block of keys has added up for a head, and begins anew.
+    /// Moves what a block of keys has added up for one head, and begins anew.
     ///
     /// # Safety
     /// The caller alone writes this head's keys of the block, and its parameters, of the segment with this number.
@@ -304,7 +304,7 @@ impl PositionSums<'_> {
     ) {
         let count = from.parameters.len();
         let at = self.offsets[number] + (head * blocks + block) * count;
-        // SAFETY: the caller's promise; the view has room for all blocks of a head.
+        // SAFETY: the caller's promise; the view has room for every block of each head.
         let (columns, parameters) =
             unsafe { (self.columns.row(0, head, block * KEYS, keys), self.parameters.row(0, 0, at, count)) };
         columns.iter_mut().zip(&from.columns).for_each(|(to, column)| *to -= column);

@@ -277,6 +277,14 @@ fn learned_positions_do_not_decrease() {
 }
 
 #[test]
+#[should_panic(expected = "parameters[1] of the kernel of learned positions is 0")]
+fn kernels_of_learned_positions_have_no_parameter_of_zero() {
+    let mut case = Case::new(dims(1, 1, 1, 3, 3, 4), 49).positioned(PositionKernel::Log, 50);
+    case.positions.as_mut().unwrap().parameters = vec![1.0, 0.0];
+    case.tiled_f64();
+}
+
+#[test]
 #[should_panic(expected = "learned positions and a relative bias per row exclude each other")]
 fn learned_positions_exclude_a_relative_bias() {
     Case::new(dims(1, 1, 1, 3, 3, 4), 49).positioned(PositionKernel::Log, 50).with_relative(2, 2, 51).tiled_f64();
