@@ -20,6 +20,6 @@ install() {
 install_torch() {
     # without CUDA it is a tenth of the size, where its own index is reachable
     "$venv/bin/python" -c 'import torch' 2>/dev/null ||
-        install --retries 1 --timeout 10 torch --index-url https://download.pytorch.org/whl/cpu || install torch
+        install --retries 1 --timeout 10 'torch==2.15.*' --index-url https://download.pytorch.org/whl/cpu || install 'torch==2.15.*'
     install 'transformers==5.23.*' "$@"
 }
