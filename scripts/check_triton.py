@@ -24,7 +24,7 @@ ALLOWED = {torch.float64: 1e-12, torch.float32: 1e-5, torch.bfloat16: 3e-2, torc
 # numbers
 
 
-def dense(q, k, v, bias, weight, gates, sinks, rows, profiles, starts, ends, causal, window, softcap, factors=1.0):
+def dense(q, k, v, bias, weight, gates, sinks, rows, profiles, positions, parameters, starts, ends, causal, window, softcap, kernel="", factors=1.0):
     """Attention by its definition, in f64."""
     (_, heads, queries, features), (_, kv_heads, keys, _) = q.shape, k.shape
     k, v = (x.repeat_interleave(heads // kv_heads, 1) for x in (k, v))
@@ -51,6 +51,9 @@ def dense(q, k, v, bias, weight, gates, sinks, rows, profiles, starts, ends, cau
         c = gates.masked_fill(is_padding, 0.0).cumsum(-1)
         c = c[:, :, i[:, 0]][..., None] - c[:, :, None, :]
         s = s + (c if causal else -c.abs())
+    if positions is not None:
+        u = positions[:, :, i[:, 0]][..., None] - positions[:, :, None, :]
+        s = s + price(kernel, parameters, torch.where(d >= 0, u, -u).clamp(min=0.0))
     seen = (d >= 0) if causal else torch.ones_like(d, dtype=torch.bool)
     if window is not None:
         seen = seen & (d.abs() < window)
@@ -68,9 +71,24 @@ def dense(q, k, v, bias, weight, gates, sinks, rows, profiles, starts, ends, cau
     return ((e / total.where(total > 0, 1.0))[..., :keys] * factors) @ v
 
 
+def price(kernel, parameters, u):
+    """A kernel at distances of learned positions, by its formula."""
+    first, *more = (x[:, None, None] for x in parameters.unbind(1))
+    if kernel == "spline":
+        return -first * u - sum(a * u.clamp(max=2.0**m) for m, a in enumerate(more))
+    power = torch.where(u > 0, torch.where(u > 0, u, 1.0) ** more[-1], 0.0)
+    return -first * power if kernel == "power" else -first * torch.log1p(more[0] * (u if kernel == "log" else power))
+
+
+#: Numbers per head of each kernel; of a spline those of 4 knots.
+KERNELS = {"log": 2, "power": 2, "log3": 3, "spline": 5}
+
+
 def setting(B=2, H=2, G=None, Q=45, K=None, D=16, dtype=torch.float32, bias=True, weight=False, gates=False, sinks=False, starts=None,
-            lengths=None, intervals=None, causal=True, window=None, softcap=None, longer=0, far=0.0, relative=None, dropout=None, seed=0):  # fmt: skip
-    """Tensors and options of a call; ``relative`` is the rank and reach of a bias per row, ``dropout`` a probability."""
+            lengths=None, intervals=None, causal=True, window=None, softcap=None, longer=0, far=0.0, relative=None, kernel=None, dropout=None, seed=0):  # fmt: skip
+    """Tensors and options of a call; ``relative`` is the rank and reach of a bias per row, ``kernel`` that of learned positions, ``dropout``
+    a probability.
+    """
     random = torch.Generator().manual_seed(seed)
     draw = lambda *shape: torch.randn(*shape, generator=random, dtype=torch.float64).to(dtype)
     G, K = G or H, K or Q
@@ -85,8 +103,12 @@ def setting(B=2, H=2, G=None, Q=45, K=None, D=16, dtype=torch.float32, bias=True
     tensors["sinks"] = draw(H) if sinks else None
     rank, reach = relative or (1, 1)
     tensors["rows"], tensors["profiles"] = (draw(B, H, Q, rank), 0.5 * draw(rank, reach)) if relative else (None, None)
+    steps, parameters = torch.rand(B, H, K, generator=random, dtype=torch.float64), torch.rand(H, KERNELS.get(kernel, 1), generator=random, dtype=torch.float64)
+    tensors["positions"], tensors["parameters"] = (far + (0.2 + 1.6 * steps).cumsum(-1), 0.2 + parameters) if kernel else (None, None)
     number = lambda x: None if x is None else torch.tensor(x)
     options = dict(causal=causal, window=window, softcap=softcap, key_starts=number(starts), key_lengths=number(lengths))
+    if kernel:
+        options |= dict(kernel=kernel)
     if dropout:
         options |= dict(dropout_p=dropout, dropout_seed=2**40 + 7 * seed)
     if intervals:
@@ -119,9 +141,10 @@ INTERVALS = {
 }  # fmt: skip
 
 
-def arguments_of(tensors):
-    """Tensors as attention takes them: rows and profiles are a relative bias."""
-    given = {name: x for name, x in tensors.items() if x is not None and name not in ("rows", "profiles")}
+def arguments_of(tensors, kernel=None):
+    """Tensors as attention takes them: rows and profiles are a relative bias, parameters those of a kernel."""
+    given = {name: x for name, x in tensors.items() if x is not None and name not in ("rows", "profiles", "parameters")}
+    given |= dict(position_kernel=(kernel, tensors["parameters"])) if kernel else {}
     return given | (dict(relative=(tensors["rows"], tensors["profiles"])) if tensors.get("rows") is not None else {})
 
 
@@ -130,13 +153,13 @@ def passes(tensors, options, up):
     from kerple.torch import attention
 
     leaves = {name: x.clone().requires_grad_() for name, x in tensors.items() if x is not None}
-    out = attention(**arguments_of(leaves), **options)
+    out = attention(**arguments_of(leaves, options.get("kernel")), **{key: x for key, x in options.items() if key != "kernel"})
     return dict(zip(["out", *leaves], [out.detach(), *torch.autograd.grad(out, list(leaves.values()), up)], strict=True))
 
 
 def errors(tensors, options, up, found):
     leaves = {name: None if x is None else x.double().requires_grad_() for name, x in tensors.items()}
-    given = {key: options[key] for key in ("causal", "window", "softcap")}
+    given = {key: options[key] for key in ("causal", "window", "softcap", "kernel") if key in options}
     if options.get("dropout_p"):
         from kerple.torch import dropout_mask
 
@@ -177,6 +200,13 @@ SETTINGS = {
     "rows, any intervals": dict(relative=(4, 50), intervals="any", Q=90, K=101, H=4, G=2, sinks=True), "rows, far intervals": dict(relative=(4, 70), intervals="far", Q=150, K=170, H=1),
     "rows, far gates": dict(relative=(4, 30), gates=True, far=6e4), "rows, everything": dict(
         relative=(16, 45), H=4, G=2, weight=True, gates=True, sinks=True, softcap=5.0, starts=[0, 9], lengths=[76, 83], window=57, Q=60, K=83, dtype=torch.float64),
+    "positions, f64": dict(kernel="log", Q=70, bias=False, dtype=torch.float64), "positions of a power": dict(kernel="power", Q=70, H=4, G=2),
+    "positions of log3, f64": dict(kernel="log3", Q=45, K=70, causal=False, dtype=torch.float64), "positions of a spline": dict(kernel="spline", Q=70, bias=False),
+    "positions of a spline, f64": dict(kernel="spline", Q=40, sinks=True, intervals="any", causal=False, dtype=torch.float64),
+    "positions far from 0": dict(kernel="log3", far=2e6), "positions, far intervals": dict(kernel="log", intervals="far", Q=150, K=170, H=1),
+    "positions, everything": dict(kernel="log3", H=4, G=2, weight=True, gates=True, sinks=True, softcap=5.0, intervals="prefix", causal=False, window=37, Q=60, K=83,
+                                  dropout=0.2, dtype=torch.float64),
+    "positions, bfloat16": dict(kernel="log", H=4, G=2, Q=90, sinks=True, dtype=torch.bfloat16),
     "dropout, f64": dict(dropout=0.3, H=4, G=2, Q=70, dtype=torch.float64), "dropout, both directions": dict(dropout=0.5, causal=False, Q=50, K=77),
     "dropout, shifted tiles": dict(dropout=0.3, Q=61, K=130, window=41, dtype=torch.float64), "dropout, more queries": dict(dropout=0.1, Q=90, K=61),
     "dropout, few queries": dict(dropout=0.3, Q=3, K=600, H=4, G=2, dtype=torch.float64), "dropout, far intervals": dict(dropout=0.3, intervals="far", causal=False, Q=150, K=170, H=1, dtype=torch.float64),
@@ -200,6 +230,7 @@ DECODED = {
     "decoding, bfloat16": dict(H=8, G=2, Q=1, K=180, sinks=True, dtype=torch.bfloat16),
     "decoding intervals": dict(H=6, G=2, Q=5, K=170, sinks=True, intervals="any", causal=False, dtype=torch.float64),
     "decoding far intervals": dict(H=4, G=2, Q=7, K=190, intervals="far", causal=False),
+    "decoding positions": dict(H=6, G=2, Q=1, K=170, kernel="log"), "decoding 7 positions": dict(H=6, G=2, Q=7, K=190, kernel="spline", sinks=True, dtype=torch.float64),
     "decoding rows": dict(H=6, G=2, Q=1, K=170, relative=(16, 130)), "decoding 7 rows": dict(H=6, G=2, Q=7, K=190, relative=(3, 70), sinks=True, dtype=torch.float64),
     "decoding rows, reach of 3": dict(Q=2, K=150, relative=(5, 3), bias=False, dtype=torch.float64), "decoding rows, everything": dict(
         relative=(4, 60), H=4, G=2, weight=True, gates=True, sinks=True, softcap=5.0, starts=[0, 9], lengths=[146, 163], window=77, Q=16, K=163, dtype=torch.float64),
@@ -219,7 +250,7 @@ def drawn(seed):
         window=1 + below(60) if flag() else None, softcap=2.0 + below(9) if flag() else None, lengths=[below(K + 1), K] if flag() else None,
         starts=[below(K), 0] if flag() else None, dtype=[torch.float64, torch.float32][below(2)], seed=seed,
         intervals=list(INTERVALS)[below(len(INTERVALS))] if below(3) == 0 else None,
-        relative=(1 + below(20), 1 + below(100)) if causal and flag() else None,
+        relative=(1 + below(20), 1 + below(100)) if causal and flag() else None, kernel=list(KERNELS)[below(4)] if seed % 5 == 0 else None,
     )  # fmt: skip
 
 
@@ -285,7 +316,7 @@ def _same_bits():
 
     named = SETTINGS | DECODED
     for name in ("grouped heads", "everything", "any intervals", "decoding intervals", "gates in both directions, f64", "both directions, window", "decoding, everything",
-                 "rows, reach of two tiles", "rows, everything", "decoding 7 rows", "dropout, everything"):
+                 "rows, reach of two tiles", "rows, everything", "decoding 7 rows", "dropout, everything", "positions, everything", "positions of a spline", "decoding 7 positions"):
         tensors, options, up = setting(**named[name])
         found, again = passes(tensors, options, up), passes(tensors, options, up)
         # the interpreter's loop over a grid; its other loops run over shapes of one or two dimensions
@@ -379,6 +410,8 @@ def _reference_values():
                 out = module(q, k, v)
             elif case["id"] in ("fox/full", "fox/L1", "sink/fox"):
                 out = attention(q, k, v, gates=torch.nn.functional.logsigmoid(learned["a"]), sinks=learned.get("sigma"))
+            elif case["id"].startswith("kclock/"):
+                out = of_learned_positions(case, q, k, v, learned)
             else:
                 continue
             count += 1
@@ -388,6 +421,17 @@ def _reference_values():
     print(f"  {count} cases")
     if count < 30:
         yield f"only {count} cases of reference values were found"
+
+
+def of_learned_positions(case, q, k, v, learned):
+    from kerple.torch import attention
+
+    kernel = case["id"].split("/")[1] if case["id"] in ("kclock/log3", "kclock/spline") else "log"
+    names = {"log": ("r1", "r2"), "log3": ("r1", "r2", "p"), "spline": ("a0", "am")}[kernel]
+    steps = case["static"]["step_max"] * torch.sigmoid(learned["a"]) if "step" in case["static"] else learned["steps"]
+    gates = torch.nn.functional.logsigmoid(learned["a"]) if case["id"] == "kclock/log_plus_fox" else None
+    parameters = torch.cat([learned[name].reshape(q.shape[1], -1) for name in names], 1)
+    return attention(q, k, v, positions=steps.cumsum(-1), position_kernel=(kernel, parameters), gates=gates, scale=case["static"]["scale"])
 
 
 def setattr_parameter(module, name, x):
@@ -414,6 +458,7 @@ def encodings():
         kt.Kernel("pow(log3, alpha) + neglog(power(1, 1))", H, unproven=True, keep="smooth", **options),
         kt.Bam(H, alpha=0.4, beta=0.7, theta_mu=-1.1, **options), kt.Encoding("alibi", H, behind=0.5, **options), kt.Encoding("t5", H, bidirectional=True, max_distance=20, **options),
         kt.Encoding("kerple_log", H, scale="inside", window=9, **options),
+        kt.KerplePositions(H, kernel="spline", knots=5, step="exp", **options), kt.KerplePositions(H, kernel="log3", step="softplus", step_min=0.05, **options),
         kt.Inkling(H, rank=3, reach=11, window=13, log_scale={"floor": 6, "alpha": 0.5}, **options),
     ]  # fmt: skip
     refused = []
@@ -425,7 +470,7 @@ def encodings():
             leaves = [x.requires_grad_() for x in (q, k, v)] + list(module.parameters())
 
             def run():
-                more = {name: getattr(module, name)(rows) for name in ("gates", "relative") if module._entry == name}
+                more = {name: getattr(module, name)(rows) for name in ("gates", "relative", "positions") if module._entry.endswith(name)}
                 out = module(q, k, v, causal=causal, **more)
                 return [out.detach(), *torch.autograd.grad(out, leaves, up, allow_unused=True)]
 
@@ -455,26 +500,32 @@ def operation():
 
     tensors, options, up = setting(H=4, G=2, Q=20, K=24, D=8, bias=True, weight=True, sinks=True, lengths=[20, 24], dtype=torch.float64)
     t = {name: None if x is None else x.requires_grad_() for name, x in tensors.items()}
-    given = (t["q"], t["k"], t["v"], t["bias"], t["weight"], t["sinks"], *[None] * 5)
+    given = (t["q"], t["k"], t["v"], t["bias"], t["weight"], t["sinks"], *[None] * 7)
     seeded = (torch.tensor([5]),)
     for keys in ((options["key_lengths"], None), (None, torch.tensor([[0] * 9 + [1] * 15, [0] * 22 + [-1] * 2]))):
-        told = registry.opcheck(torch.ops.kerple.attention, (*given, *keys, *seeded, "", 0.3, True, 9, 4.0, 0.25), raise_exception=False)
+        told = registry.opcheck(torch.ops.kerple.attention, (*given, *keys, *seeded, "", 0.3, True, 9, 4.0, 0.25, ""), raise_exception=False)
         if set(told.values()) != {"SUCCESS"}:
             yield f"opcheck: {told}"
     intervals = (torch.randint(25, (2, 20)), torch.randint(25, (2, 20)), None)
-    told = registry.opcheck(torch.ops.kerple.attention, (*given[:10], *intervals, None, "", 0.3, True, 9, 4.0, 0.0), raise_exception=False)
+    told = registry.opcheck(torch.ops.kerple.attention, (*given[:12], *intervals, None, "", 0.3, True, 9, 4.0, 0.0, ""), raise_exception=False)
     if set(told.values()) != {"SUCCESS"}:
         yield f"opcheck with intervals: {told}"
     of_rows = (torch.randn(2, 4, 20, 3, dtype=torch.float64, requires_grad=True), torch.randn(3, 17, dtype=torch.float64, requires_grad=True))
-    told = registry.opcheck(torch.ops.kerple.attention, (*given[:8], *of_rows, *[None] * 4, "", 0.3, True, 9, 4.0, 0.0), raise_exception=False)
+    told = registry.opcheck(torch.ops.kerple.attention, (*given[:8], *of_rows, *[None] * 6, "", 0.3, True, 9, 4.0, 0.0, ""), raise_exception=False)
     if set(told.values()) != {"SUCCESS"}:
         yield f"opcheck with rows: {told}"
+    of_kernel = (torch.rand(2, 4, 24, dtype=torch.float64).cumsum(-1).requires_grad_(), torch.rand(4, 3, dtype=torch.float64, requires_grad=True))
+    told = registry.opcheck(torch.ops.kerple.attention, (*given[:10], *of_kernel, *[None] * 4, "", 0.3, True, 9, 4.0, 0.0, "log3"), raise_exception=False)
+    if set(told.values()) != {"SUCCESS"}:
+        yield f"opcheck with positions: {told}"
     for given in (dict(relative=(2, 4)), dict(relative=(3, 9), weight=True, sinks=True, softcap=4.0, window=5),
                   dict(weight=True, sinks=True, softcap=4.0, window=5), dict(gates=True, sinks=True), dict(gates=True, causal=False),
-                  dict(gates=True, sinks=True, causal=False, intervals="any"), dict(dropout=0.4, relative=(3, 9), sinks=True)):  # fmt: skip
+                  dict(gates=True, sinks=True, causal=False, intervals="any"), dict(dropout=0.4, relative=(3, 9), sinks=True),
+                  *(dict(kernel=kernel, sinks=True, causal=kernel != "log") for kernel in KERNELS)):  # fmt: skip
         small, options, _ = setting(B=1, H=2, G=1, Q=6, K=7, D=3, dtype=torch.float64, **given)
         names = [name for name, x in small.items() if x is not None]
-        run = lambda *xs: attention(**arguments_of(dict(zip(names, xs, strict=True))), **options)
+        kernel = options.pop("kernel", None)
+        run = lambda *xs: attention(**arguments_of(dict(zip(names, xs, strict=True)), kernel), **options)
         if not torch.autograd.gradcheck(run, [small[name].requires_grad_() for name in names], fast_mode=True):
             yield f"gradcheck: {given}"
     layer = KerpleLog(2, 8, seed=0)
@@ -486,7 +537,7 @@ def operation():
     with torch.autocast("cpu", torch.bfloat16):
         if attention(q, k, v).dtype != torch.bfloat16:
             yield "autocast: the output is not bfloat16"
-    half = torch.ops.kerple.attention(*(x.detach().half() for x in (q, k, v)), *[None] * 11, "", 0.3, True, None, None, 0.0)
+    half = torch.ops.kerple.attention(*(x.detach().half() for x in (q, k, v)), *[None] * 13, "", 0.3, True, None, None, 0.0, "")
     if half[1].dtype != torch.float32:
         yield f"lse of float16 is {half[1].dtype}"
     _gpu.set_float32_precision("tf32x3")
@@ -498,10 +549,16 @@ def operation():
         "exceed the 2 keys of packed": lambda: attention(torch.zeros(1, 1, 3, 4), *[torch.zeros(1, 1, 2, 4)] * 2, cu_seqlens=[0, 2]),
         "rank 65; kernels take 1 to 64": lambda: attention(*[torch.zeros(1, 1, 3, 4)] * 3, relative=(torch.zeros(1, 1, 3, 65), torch.zeros(65, 2))),
         "rows [B, H, Q, R] and profiles": lambda: torch.ops.kerple.attention(
-            *[torch.zeros(1, 1, 3, 4)] * 3, *[None] * 5, torch.zeros(1, 1, 3, 2), *[None] * 5, "", 0.3, True, None, None, 0.0),
+            *[torch.zeros(1, 1, 3, 4)] * 3, *[None] * 5, torch.zeros(1, 1, 3, 2), *[None] * 7, "", 0.3, True, None, None, 0.0, ""),
         "earlier keys; use causal=True": lambda: torch.ops.kerple.attention(
-            *[torch.zeros(1, 1, 3, 4)] * 3, *[None] * 5, torch.zeros(1, 1, 3, 2), torch.zeros(2, 5), *[None] * 4, "", 0.3, False, None, None, 0.0),
-        "if and only if dropout_p": lambda: torch.ops.kerple.attention(*[torch.zeros(1, 1, 3, 4)] * 3, *[None] * 11, "", 0.3, True, None, None, 0.5),
+            *[torch.zeros(1, 1, 3, 4)] * 3, *[None] * 5, torch.zeros(1, 1, 3, 2), torch.zeros(2, 5), *[None] * 6, "", 0.3, False, None, None, 0.0, ""),
+        "positions: expected them [B, H, K], and a kernel": lambda: torch.ops.kerple.attention(
+            *[torch.zeros(1, 1, 3, 4)] * 3, *[None] * 7, torch.zeros(1, 1, 3).double(), *[None] * 5, "", 0.3, True, None, None, 0.0, "log"),
+        "position_kernel[1]: expected [H, P] of 'log3'": lambda: torch.ops.kerple.attention(
+            *[torch.zeros(1, 1, 3, 4)] * 3, *[None] * 7, torch.zeros(1, 1, 3).double(), torch.ones(1, 2).double(), *[None] * 4, "", 0.3, True, None, None, 0.0, "log3"),
+        "which alone have positions": lambda: attention(
+            *[torch.zeros(1, 1, n, 4) for n in (3, 2, 2)], positions=torch.zeros(1, 1, 2).double(), position_kernel=("log", torch.ones(1, 2))),
+        "if and only if dropout_p": lambda: torch.ops.kerple.attention(*[torch.zeros(1, 1, 3, 4)] * 3, *[None] * 13, "", 0.3, True, None, None, 0.5, ""),
         "tf32": lambda: _gpu.set_float32_precision("tf32"),
     }.items():
         try:
@@ -520,6 +577,11 @@ def operation():
         attention(q, k, k, relative=(r, profiles)).sum().backward()
         if r.grad.any() or profiles.grad.any():
             yield f"without pairs, {empty}: a gradient of a relative bias is not 0"
+        if empty[2] <= empty[3]:
+            x, parameters = torch.ones(empty[0], 2, empty[3], dtype=torch.float64, requires_grad=True), torch.ones(2, 2, requires_grad=True)
+            attention(q, k, k, positions=x, position_kernel=("log", parameters)).sum().backward()
+            if x.grad.any() or parameters.grad.any():
+                yield f"without pairs, {empty}: a gradient of learned positions or their kernel is not 0"
     print("  opcheck, gradcheck, torch.compile, autocast, refusals, empty tensors")
 
 
@@ -559,12 +621,14 @@ def arguments(kernels, number, terms):
     acc = "*fp64" if of_f64 else "*fp32"
     full = lambda type: type if "all" in terms else None
     masked = lambda type: None if terms == "bias" else type
-    biased = lambda type: None if terms == "rows" else type
+    biased = lambda type: None if terms in ("rows", "positions") else type
+    placed = lambda type: type if terms.startswith("positions") else None
     of_rows = lambda type: type if terms.startswith("rows") else None
     rows = kernels.Rows("*" + number, "i32", "i32", "i32")
     numbers = kernels.Terms(0.125 if of_f64 else "fp32", full(5.0 if of_f64 else "fp32"), full(acc), biased(acc), "i32", full("*fp64"))
     relative = kernels.Relative(of_rows(acc), "i32", "i32", "i32", of_rows(acc), "i32", "i32")
-    given = dict(sizes=kernels.Sizes(*["i32"] * 4), terms=numbers, relative=relative, mask=kernels.Mask(masked("i32"), *[masked("*i32")] * 4))
+    learned = kernels.Learned(placed("*fp64"), placed(acc))
+    given = dict(sizes=kernels.Sizes(*["i32"] * 4), terms=numbers, relative=relative, learned=learned, mask=kernels.Mask(masked("i32"), *[masked("*i32")] * 4))
     given |= dict.fromkeys(("q", "k", "v", "out", "d_out", "d_q", "d_k", "d_v"), rows)
     given |= dict.fromkeys(("lse", "delta", "sinks", "partial", "total", "parts_lse"), acc)
     dropped = kernels.Dropout("*i64", "i32", 1.25 if of_f64 else "fp32")
@@ -572,12 +636,13 @@ def arguments(kernels, number, terms):
     given |= dict(parts=kernels.Rows(acc, "i32", "i32", "i32"))
     given |= dict(d_clocks=full(acc), d_row_clocks=None, partial_bias=biased(acc), partial_weight=full(acc), partial_profiles=of_rows(acc))
     given |= dict(d_rows=of_rows(kernels.Rows(acc, "i32", "i32", "i32")))
+    given |= dict(d_positions=placed(acc), d_row_positions=placed(acc), partial_parameters=placed("*fp64"))
     return given | dict.fromkeys(("columns", "items", "splits", "total_columns"), "i32")
 
 
-def compiled(name, shape, tile, rank=16):
-    """A kernel as machine code, of causal attention with such terms, of a relative bias of this rank; decode is forward
-    with parts of the keys and 4 heads that share them."""
+def compiled(name, shape, tile, rank=16, kernel_of=("log3", 3)):
+    """A kernel as machine code, of causal attention with such terms, of a relative bias of this rank or of this kernel of
+    learned positions and its parameters; decode is forward with parts of the keys and 4 heads that share them."""
     import triton
     from triton.compiler import ASTSource
     from kerple.torch import _gpu, triton_kernels as kernels
@@ -586,8 +651,9 @@ def compiled(name, shape, tile, rank=16):
     given, kernel = arguments(kernels, number, shape.terms), getattr(kernels, "forward" if name == "decode" else name)
     given |= {"splits": 1} if name == "forward" else {"out": given["parts"]} if name == "decode" else {}
     rank = rank if shape.terms.startswith("rows") else 0
-    options = dict(D=shape.features, WIDTH=shape.features, RANK=rank, RANKS=_gpu._width(rank), OF_ROWS=_gpu.OF_ROWS_OF_HALF if shape.bits == 16 else "ieee", M=tile.rows, N=tile.keys, T=tile.rows, TOGETHER=4 if name == "decode" else 1,
-                   CAUSAL=True, PRECISION="ieee", C=_gpu.FOLD, S=_gpu.MERGE)  # fmt: skip
+    of_positions, numbers = kernel_of if shape.terms.startswith("positions") else ("", 0)
+    options = dict(KERNEL=of_positions, P=numbers, D=shape.features, WIDTH=shape.features, RANK=rank, RANKS=_gpu._width(rank), OF_ROWS=_gpu.OF_ROWS_OF_HALF if shape.bits == 16 else "ieee", M=tile.rows, N=tile.keys, T=tile.rows, TOGETHER=4 if name == "decode" else 1,
+                   CAUSAL=True, PRECISION="ieee", C=_gpu.FOLD, S=_gpu.MERGE if name == "merge" else max(4, 1 << (numbers - 1).bit_length()))  # fmt: skip
     signature, constants, hints = {}, {}, {}
 
     def leaf(path, type):
@@ -684,7 +750,8 @@ def launches():
     _gpu.DEVICES.add("cpu")
     for given in (dict(dtype=torch.bfloat16), dict(gates=True, sinks=True, lengths=[3, 45], window=1), dict(softcap=3.0, dtype=torch.float64),
                   dict(intervals="any"), dict(bias=False, relative=(16, 40), dtype=torch.bfloat16),
-                  dict(dropout=0.1, dtype=torch.bfloat16), dict(dropout=0.1, bias=False, relative=(4, 9))):  # fmt: skip
+                  dict(dropout=0.1, dtype=torch.bfloat16), dict(dropout=0.1, bias=False, relative=(4, 9)),
+                  dict(bias=False, kernel="log", dtype=torch.bfloat16)):  # fmt: skip
         launched = []
         tensors, options, up = setting(H=4, G=1, **given)
         passes(tensors, options, up)

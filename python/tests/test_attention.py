@@ -123,7 +123,7 @@ def operands(**of):
     window, softcap = options.get("window"), options.get("softcap")
     seed = torch.tensor([5]) if options.get("dropout_p") else None
     causal, dropout_p = options.get("causal", True), options.get("dropout_p", 0.0)
-    return (*inputs, *beside, *keys, None, seed, "", 0.4, causal, window, softcap, dropout_p)
+    return (*inputs, *beside, None, None, *keys, None, seed, "", 0.4, causal, window, softcap, dropout_p, "")
 
 
 @pytest.mark.parametrize(
@@ -140,7 +140,7 @@ def test_opcheck(name):
 @pytest.mark.parametrize("documents", [[0, 3, 5, 9], [[0] * 4 + [1] * 4 + [-1]]], ids=["lengths", "ids"])
 def test_opcheck_of_packed_documents(documents):
     given = list(operands(queries=9, keys=9, batch=1))
-    given[12] = torch.tensor(documents)
+    given[14] = torch.tensor(documents)
     registry.opcheck(torch.ops.kerple.attention.default, tuple(given))
 
 

@@ -54,7 +54,7 @@ def answered(call):
 def test_attention_answers_in_words(seed):
     draw, good = random.Random(seed), 0
     torch.manual_seed(seed)
-    for _ in range(150):
+    for _ in range(200):
         batch, heads, groups, queries, keys, features = sizes(draw)
         q = array(draw, batch, heads, queries, features, most=2**40)
         k, v = (array(draw, batch, groups, keys, features, most=2**40) for _ in "kv")
@@ -75,6 +75,12 @@ def test_attention_answers_in_words(seed):
         if draw.random() < 0.15:
             rank, reach = draw.choice([1, 3, 17]), draw.choice([1, 5, 40])
             options["relative"] = (array(draw, batch, heads, queries, rank, most=2**40), array(draw, rank, reach))
+        if draw.random() < 0.07:
+            kernel, count = draw.choice([("log", 2), ("power", 2), ("log3", 3), ("spline", 5), ("log", 3), ("x", 2)])
+            parameters = array(draw, heads, count).double().abs()
+            steps = array(draw, batch, heads, keys).double().abs()
+            options["positions"] = steps.cumsum(-1) if steps.dim() else steps
+            options["position_kernel"] = (kernel, parameters)
         for name in ("key_lengths", "key_starts"):
             if draw.random() < 0.2:
                 options[name] = [draw.choice([0, 1, keys, keys, keys + 1, -1]) for _ in range(batch)]
@@ -90,6 +96,7 @@ def test_the_compiled_functions_answer_in_words(seed):
     rules = [_native.Rule(0.3, causal, None, None, 2) for causal in (True, False)]
     encodings = [encoding(Encoding(kind, 2, 4, seed=1)._key) for kind in ("kerple_log", "t5", "dape", "shaw", "xpos", "rotary")]
     rules += [_native.Rule(0.3, True, None, None, 1, one) for one in encodings] + [_native.Rule(0.3, True, None, None, 1, None, 0.5)] * 2
+    rules += [_native.Rule(0.3, True, None, None, 1, None, 0.0, kernel) for kernel in ("log", "power", "log3", "spline", "x")]
     linear = LinearAttention("kerple_log", 2, 4, seed=1, count=8)
     for _ in range(200):
         rule, length = draw.choice(rules), draw.choice([1, 3, 5])
@@ -99,8 +106,12 @@ def test_the_compiled_functions_answer_in_words(seed):
         clocks = array(draw, 1, 2, length).double() if draw.random() < 0.3 else None
         documents = torch.randint(-2, 4, draw.choice([(2,), (1, length), (1, 2, 3)])) if draw.random() < 0.3 else None
         relative = (array(draw, 1, 2, length, 3), array(draw, 3, 4)) if draw.random() < 0.3 else None
-        inputs = (q, k, v, some(2, length), some(2, length), some(2), numbers, clocks, relative, (some(1), some(1), documents), draw.choice([None, torch.tensor([5])]))
-        made = [None if x is None else torch.zeros(x.shape, dtype=x.dtype) for x in (*inputs[:8], *(relative or (None, None)))]
+        steps = array(draw, 1, 2, length).double()
+        learned = (steps.abs().cumsum(-1) if steps.dim() else steps, array(draw, 2, draw.choice([2, 3])).double()) if draw.random() < 0.3 else None
+        limits, seed_of = (some(1), some(1), documents), draw.choice([None, torch.tensor([5])])
+        inputs = (q, k, v, some(2, length), some(2, length), some(2), numbers, clocks, relative, learned, limits, seed_of)
+        beside = (*inputs[:8], *(relative or (None, None)), *(learned or (None, None)))
+        made = [None if x is None or draw.random() < 0.05 else torch.zeros(x.shape, dtype=x.dtype) for x in beside]
         out, lse = torch.zeros(q.shape), array(draw, 1, 2, length)
         calls = [
             lambda: _native.attention_forward(rule, inputs, out, lse),  # noqa: B023
@@ -141,8 +152,8 @@ def test_objects_that_are_no_arrays():
     q = torch.zeros(1, 1, 1, 4)
     for wrong in (Lies(), 3, "x", object(), [1.0]):
         with pytest.raises((TypeError, ValueError, AttributeError)):
-            _native.attention_forward(rule, (wrong, q, q, *(None,) * 6, (None,) * 3, None), q, q[..., 0])
-    with pytest.raises(ValueError, match="length 11"):
+            _native.attention_forward(rule, (wrong, q, q, *(None,) * 7, (None,) * 3, None), q, q[..., 0])
+    with pytest.raises(ValueError, match="length 12"):
         _native.attention_forward(rule, (q, q), q, q)
     for wrong in ("", "{", '{"kind":"kerple_log","r1":1e999}', "null", "[" * 5000):
         with pytest.raises(ValueError):
@@ -150,4 +161,4 @@ def test_objects_that_are_no_arrays():
     x = torch.zeros(1, 8, 512, 64)
     for threads in (0, 2**40):
         with pytest.raises(ValueError, match="threads"):
-            _native.attention_forward(_native.Rule(1.0, True, None, None, threads), (x, x, x, *(None,) * 6, (None,) * 3, None), x, torch.zeros(1, 8, 512))
+            _native.attention_forward(_native.Rule(1.0, True, None, None, threads), (x, x, x, *(None,) * 7, (None,) * 3, None), x, torch.zeros(1, 8, 512))

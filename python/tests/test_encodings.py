@@ -18,7 +18,7 @@ CLASSES = {
     one.kind: one for one in vars(kt).values() if isinstance(one, type) and issubclass(one, Encoding) and one.kind
 }
 #: What enters elsewhere than in the scores of softmax attention.
-ELSEWHERE = {"learned", "sinusoidal", "sine_spe", "conv_spe", "kerple_positions"}
+ELSEWHERE = {"learned", "sinusoidal", "sine_spe", "conv_spe"}
 
 
 def inputs(queries=7, keys=7, heads=4, features=6, dtype=torch.float64, batch=2, kv_heads=None):
@@ -31,15 +31,17 @@ def module(kind, heads=4, features=6, **options):
 
 
 def beside(encoding, batch, length, end=None, begin=0):
-    """What a module takes beside queries, keys and values: gates of rows, the first of them, or the relative
+    """What a module takes beside queries, keys and values: gates or positions of rows, the first of them, or the relative
     bias of those from ``begin`` on.
     """
-    if encoding.kind not in ("fox", "inkling"):
+    if encoding.kind not in ("fox", "inkling", "kerple_positions"):
         return {}
     width = encoding.heads * encoding.head_dim
     rows = torch.arange(batch * length * width, dtype=torch.float64).sin().reshape(batch, length, width)
     if encoding.kind == "fox":
         return {"gates": encoding.gates(rows)[..., :end]}
+    if encoding.kind == "kerple_positions":
+        return {"positions": encoding.positions(rows)[..., :end]}
     return {"relative": encoding.relative(rows[:, begin:end])}
 
 
@@ -415,7 +417,7 @@ def test_gates_of_half_precision_are_logarithms_in_single():
 
 
 def test_compile_keeps_a_module_in_one_graph():
-    for kind in ("kerple_log", "t5", "dape", "fire", "transformer_xl", "cope", "shaw", "rotary", "xpos", "fox", "inkling"):
+    for kind in ("kerple_log", "t5", "dape", "fire", "transformer_xl", "cope", "shaw", "rotary", "xpos", "fox", "kerple_positions", "inkling"):
         encoding, qkv = module(kind), inputs()
 
         def call(q, k, v, encoding=encoding):

@@ -85,6 +85,8 @@ SETTINGS = {
     "both directions": (100, dict(bias=lambda: empty(4, 199), gates=ALL["gates"]), dict(causal=False, window=9)),
     "dropout": (100, dict(bias=ALL["bias"]), dict(dropout_p=0.1)),
     "dropout of a seed": (100, dict(dropout_seed=lambda: numbers(1)), dict(dropout_p=0.1, window=30)),
+    "positions": (100, dict(positions=lambda: empty(2, 4, 100, dtype=torch.float64), of_spline=lambda: empty(4, 5)), dict(window=30)),
+    "positions of documents": (40, dict(positions=lambda: empty(2, 4, 100, dtype=torch.float64), of_log=lambda: empty(4, 2), document_ids=lambda: numbers(2, 100)), dict()),
     "document_ids": (100, dict(bias=ALL["bias"], document_ids=lambda: numbers(2, 100)), dict()),
     "intervals": (100, dict(bias=lambda: empty(4, 199), key_starts=lambda: numbers(2, 100), key_ends=lambda: numbers(2, 100)), dict(causal=False)),
     "starts of some queries": (40, dict(key_starts=lambda: numbers(2, 40), gates=ALL["gates"]), dict(window=30)),
@@ -98,11 +100,14 @@ def test_attention_and_its_gradients_do_not_wait(launched, name, dtype):
     queries, tensors, options = SETTINGS[name]
     given = {key: make() for key, make in tensors.items()}
     q, k, v = empty(2, 4, queries, 16, dtype=dtype), empty(2, 2, 100, 16, dtype=dtype), empty(2, 2, 100, 16, dtype=dtype)
+    kernel = next((key for key in given if key.startswith("of_")), None)
+    named = {key: x for key, x in given.items() if key != kernel}
+    named |= {} if kernel is None else {"position_kernel": (kernel.removeprefix("of_"), given[kernel])}
     with NoWaiting():
-        out = attention(q, k, v, **given, **options)
+        out = attention(q, k, v, **named, **options)
         out.backward(torch.empty_like(out))
     tables = [key for key in ("bias", "weight") if key in given]
-    assert launched == ["forward", "backward_dq", *("fold" for _ in tables), "backward_dkv"]
+    assert launched == ["forward", "backward_dq", *("fold" for _ in tables), *(["fold"] if kernel else []), "backward_dkv"]
     assert all(x.grad is not None and x.grad.device == DEVICE for x in (q, k, v, *given.values()) if x.requires_grad)
 
 
@@ -142,7 +147,7 @@ KINDS = [
 def test_encodings_do_not_wait(launched, name):
     layer = moved(getattr(kt, name)(2, 8, seed=0))
     q, rows = empty(1, 2, 30, 8), empty(1, 30, 16)
-    own = {"Fox": "gates", "Inkling": "relative"}.get(name)
+    own = {"Fox": "gates", "Inkling": "relative", "KerplePositions": "positions"}.get(name)
     for _ in range(2):
         with NoWaiting():
             more = {own: getattr(layer, own)(rows)} if own else {}
@@ -163,7 +168,7 @@ def test_encodings_run_or_are_refused_by_name_and_reason(launched, name, keys):
     layer = moved(layer)
     q, rows = empty(1, 2, 30, 8), empty(1, 30, 16)
     for call in (
-        lambda: layer(q, q, q, **{own: getattr(layer, own)(rows) for own in ("gates", "relative") if layer._entry == own}),
+        lambda: layer(q, q, q, **{own: getattr(layer, own)(rows) for own in ("gates", "relative", "positions") if layer._entry.endswith(own)}),
         lambda: layer.table(30),
     ):
         try:

@@ -3,11 +3,13 @@
 use crate::array::{self, DType, Element, OptionalObject, PythonArray, part};
 use crate::encoding::PyEncoding;
 use crate::parts::{SequenceGroup, behind, packed_documents, parts, tails};
+use crate::positions::{PositionArrays, PositionObjects};
 use crate::threads::{Workload, run};
 use kerple_core::Number;
 use kerple_core::attention::{
     self, AttentionDims, AttentionDropout, AttentionGradients, AttentionProblem, AttentionSaved, DocumentSegment,
-    KeyInterval, Mask, PackedDocuments, RelativeBias, RelativeGradients, ScoreTable, ScoreTransform, View,
+    KeyInterval, LearnedPositions, Mask, PackedDocuments, PositionGradients, RelativeBias, RelativeGradients,
+    ScoreTable, ScoreTransform, View,
 };
 use kerple_core::forms::{ScoreMod, Sides, Strided};
 use kerple_core::score_mods::ScoreModExtent;
@@ -28,12 +30,14 @@ pub struct AttentionRule {
     feature_decay: Option<Vec<f64>>,
     /// Probability of dropping an attention weight.
     dropout_p: f64,
+    /// The kernel of learned positions; empty without them.
+    position_kernel: String,
 }
 
 #[pymethods]
 impl AttentionRule {
     #[new]
-    #[pyo3(signature = (scale, causal, window, softcap, threads, encoding=None, dropout_p=0.0))]
+    #[pyo3(signature = (scale, causal, window, softcap, threads, encoding=None, dropout_p=0.0, position_kernel=""))]
     fn new(
         scale: f64,
         causal: bool,
@@ -42,6 +46,7 @@ impl AttentionRule {
         threads: usize,
         encoding: Option<Py<PyEncoding>>,
         dropout_p: f64,
+        position_kernel: &str,
     ) -> PyResult<AttentionRule> {
         if !(0.0..1.0).contains(&dropout_p) {
             return Err(PyValueError::new_err(format!("dropout_p = {dropout_p} must be at least 0 and below 1")));
@@ -68,7 +73,8 @@ impl AttentionRule {
                  query; use causal=True",
             ));
         }
-        Ok(AttentionRule { scale, mask, softcap, threads, encoding, feature_decay, dropout_p })
+        let position_kernel = position_kernel.to_owned();
+        Ok(AttentionRule { scale, mask, softcap, threads, encoding, feature_decay, dropout_p, position_kernel })
     }
 }
 
@@ -93,6 +99,7 @@ struct AttentionArrays {
     clocks: Option<PythonArray>,
     /// Rows `[B, H, Q, R]` and profiles `[R, E]` of a relative bias.
     relative: Option<[PythonArray; 2]>,
+    learned: Option<PositionArrays>,
     /// Where keys start, per sequence `[B]` or per query `[B, Q]`.
     starts: Option<PythonArray>,
     /// Where they end, likewise.
@@ -110,7 +117,7 @@ type KeyLimitObjects<'py> = (OptionalObject<'py>, OptionalObject<'py>, OptionalO
 type RelativeObjects<'py> = Option<(Bound<'py, PyAny>, Bound<'py, PyAny>)>;
 
 /// q, k and v; bias, weight, sinks, parameters of a score modification and cumulative gates; a relative
-/// bias; where the keys of each sequence or query start, where they end, and packed documents; the seed of
+/// bias; learned positions and the parameters of their kernel; where the keys of each sequence or query start, where they end, and packed documents; the seed of
 /// dropout.
 type AttentionArguments<'py> = (
     Bound<'py, PyAny>,
@@ -122,13 +129,15 @@ type AttentionArguments<'py> = (
     OptionalObject<'py>,
     OptionalObject<'py>,
     RelativeObjects<'py>,
+    PositionObjects<'py>,
     KeyLimitObjects<'py>,
     OptionalObject<'py>,
 );
 
 impl AttentionArrays {
     fn of(
-        (q, k, v, bias, weight, sinks, numbers, clocks, relative, (starts, lengths, documents), seed): &AttentionArguments,
+        (q, k, v, bias, weight, sinks, numbers, clocks, relative, learned, (starts, lengths, documents), seed): &AttentionArguments,
+        rule: &AttentionRule,
     ) -> PyResult<AttentionArrays> {
         Ok(AttentionArrays {
             q: PythonArray::of("q", q)?,
@@ -140,6 +149,7 @@ impl AttentionArrays {
             numbers: PythonArray::some("numbers", numbers.as_ref())?,
             clocks: PythonArray::some("clocks", clocks.as_ref())?,
             relative: relative_arrays(["relative[0]", "relative[1]"], relative)?,
+            learned: PositionArrays::of(learned, &rule.position_kernel)?,
             starts: PythonArray::some("key_starts", starts.as_ref())?,
             lengths: PythonArray::some("key_lengths", lengths.as_ref())?,
             documents: PythonArray::some("documents", documents.as_ref())?,
@@ -192,6 +202,9 @@ impl AttentionArrays {
         if let Some(relative) = &self.relative {
             self.check_relative(relative, dims, rule)?;
         }
+        if let Some(learned) = &self.learned {
+            self.check_learned(learned, dims, documents.as_ref(), rule)?;
+        }
         if self.seed.is_some() != (rule.dropout_p > 0.0) {
             return Err(PyValueError::new_err("dropout_seed: there is one if and only if dropout_p is above 0"));
         }
@@ -199,11 +212,11 @@ impl AttentionArrays {
             seed.expect_kind(DType::I64)?;
             seed.expect_shape("1", &[1])?;
         }
-        let takes_own_keys = self.numbers.is_some() || self.clocks.is_some();
+        let takes_own_keys = self.numbers.is_some() || self.clocks.is_some() || self.learned.is_some();
         for document in documents.iter().flat_map(PackedDocuments::documents).filter(|_| takes_own_keys) {
             if document.queries > document.keys {
                 let message = format!("q: a document has {} queries and {} keys", document.queries, document.keys);
-                let reason = "score modifications and gates need as many keys as queries";
+                let reason = "score modifications, gates and learned positions need as many keys as queries";
                 return Err(PyValueError::new_err(format!("{message}; {reason}")));
             }
         }
@@ -293,6 +306,27 @@ impl AttentionArrays {
         Ok(())
     }
 
+    fn check_learned(
+        &self,
+        learned: &PositionArrays,
+        dims: AttentionDims,
+        documents: Option<&PackedDocuments>,
+        rule: &AttentionRule,
+    ) -> PyResult<()> {
+        let refuse = |message: &str| Err(PyValueError::new_err(format!("positions: {message}")));
+        if self.numbers.is_some() {
+            return refuse("score modifications do not support them");
+        }
+        if self.relative.is_some() {
+            return refuse("they and a relative bias per row exclude each other");
+        }
+        let pads_before = self.starts.as_ref().is_some_and(|starts| starts.shape().len() < 2);
+        if pads_before && rule.mask.sides() == Sides::TwoSided {
+            return refuse("without causal=True they do not support padding before the keys (key_starts)");
+        }
+        learned.check(dims, documents)
+    }
+
     fn numbers(&self) -> impl Iterator<Item = &PythonArray> {
         [&self.bias, &self.weight, &self.sinks, &self.numbers].into_iter().flatten()
     }
@@ -355,6 +389,7 @@ struct TypedArrays<'a, T> {
     sinks: Option<&'a [T]>,
     clocks: Option<&'a [f64]>,
     relative: Option<RelativeBias<'a, T>>,
+    learned: Option<LearnedPositions<'a>>,
     dropout: Option<AttentionDropout>,
     map: Option<Box<dyn ScoreMod<T> + 'a>>,
 }
@@ -387,6 +422,7 @@ impl<'a, T: Number + Element> TypedArrays<'a, T> {
             sinks: row(&inputs.sinks)?,
             clocks: inputs.clocks.as_ref().map(PythonArray::values).transpose()?,
             relative: inputs.relative.as_ref().map(relative_bias).transpose()?,
+            learned: inputs.learned.as_ref().map(PositionArrays::learned).transpose()?,
             dropout: inputs.seed.as_ref().map(|seed| dropout(seed, rule.dropout_p)).transpose()?,
             map,
         })
@@ -410,6 +446,10 @@ impl<'a, T: Number + Element> TypedArrays<'a, T> {
                 let (bias, weight, feature_decay) = (self.bias, self.weight, rule.feature_decay.as_deref());
                 let (from, stride) = (part.first * dims.heads * dims.keys + part.start, dims.keys);
                 let clocks = self.clocks.map(|clocks| Strided { values: &clocks[from..], stride });
+                let positions = self.learned.map(|learned| {
+                    let values = &learned.positions.values[from..];
+                    LearnedPositions { positions: Strided { values, stride }, ..learned }
+                });
                 let rows_from = |bias: RelativeBias<'p, T>| array::part(bias.rows, part.first, part.skip);
                 let relative = self.relative.map(|bias| RelativeBias { rows: rows_from(bias), ..bias });
                 ScoreTransform::Table(ScoreTable {
@@ -417,7 +457,7 @@ impl<'a, T: Number + Element> TypedArrays<'a, T> {
                     weight,
                     feature_decay,
                     gate_cumsum: clocks,
-                    positions: None,
+                    positions,
                     relative,
                     len,
                 })
@@ -439,6 +479,7 @@ impl<'a, T: Number + Element> TypedArrays<'a, T> {
                 if self.sinks.is_none()
                     && self.clocks.is_none()
                     && self.relative.is_none()
+                    && self.learned.is_none()
                     && self.dropout.is_none() =>
             {
                 Workload::Products(products)
@@ -482,7 +523,7 @@ pub fn attention_forward(
     out: &Bound<PyAny>,
     lse: &Bound<PyAny>,
 ) -> PyResult<()> {
-    let inputs = AttentionArrays::of(&inputs)?;
+    let inputs = AttentionArrays::of(&inputs, rule)?;
     let (dims, limits) = inputs.sizes(rule)?;
     let (out, lse) = (PythonArray::of("out", out)?, PythonArray::of("lse", lse)?);
     out.expect_shape("B, H, Q, D", inputs.q.shape())?;
@@ -529,20 +570,34 @@ pub fn attention_backward(
     rule: &AttentionRule,
     inputs: AttentionArguments,
     saved: (Bound<PyAny>, Bound<PyAny>, Bound<PyAny>),
-    made: [OptionalObject; 10],
+    made: [OptionalObject; 12],
 ) -> PyResult<()> {
-    let inputs = AttentionArrays::of(&inputs)?;
+    let inputs = AttentionArrays::of(&inputs, rule)?;
     let (dims, limits) = inputs.sizes(rule)?;
     let saved =
         [PythonArray::of("out", &saved.0)?, PythonArray::of("lse", &saved.1)?, PythonArray::of("d_out", &saved.2)?];
     saved[0].expect_shape("B, H, Q, D", inputs.q.shape())?;
     saved[1].expect_shape("B, H, Q", &[dims.batch, dims.heads, dims.queries])?;
     saved[2].expect_shape("B, H, Q, D", inputs.q.shape())?;
-    let names = ["d_q", "d_k", "d_v", "d_bias", "d_weight", "d_sinks", "d_numbers", "d_clocks", "d_rows", "d_profiles"];
+    let names = [
+        "d_q",
+        "d_k",
+        "d_v",
+        "d_bias",
+        "d_weight",
+        "d_sinks",
+        "d_numbers",
+        "d_clocks",
+        "d_rows",
+        "d_profiles",
+        "d_positions",
+        "d_parameters",
+    ];
     let of = [Some(&inputs.q), Some(&inputs.k), Some(&inputs.v), inputs.bias.as_ref(), inputs.weight.as_ref()];
     let of = of.into_iter().chain([&inputs.sinks, &inputs.numbers, &inputs.clocks].map(Option::as_ref));
     let relative = inputs.relative.as_ref().map_or([None; 2], |[rows, profiles]| [Some(rows), Some(profiles)]);
-    let of = of.chain(relative);
+    let learned = inputs.learned.as_ref().map_or([None; 2], |of| [Some(&of.positions), Some(&of.parameters)]);
+    let of = of.chain(relative).chain(learned);
     let array = |((name, object), of): ((&'static str, &OptionalObject), Option<&PythonArray>)| {
         let (Some(array), Some(of)) = (PythonArray::some(name, object.as_ref())?, of) else { return Ok(None) };
         array.expect_shape("as the input", of.shape())?;
@@ -563,9 +618,25 @@ fn backward<T: Number + Element>(
 ) -> PyResult<()> {
     let (numbers, parts) = (TypedArrays::<T>::new(inputs, rule, dims)?, inputs.parts(rule, dims, limits)?);
     let (out, lse, d_out) = (out.view::<T>()?, lse.values::<T>()?, d_out.view::<T>()?);
-    let [Some(d_q), Some(d_k), Some(d_v), d_bias, d_weight, d_sinks, d_map, d_clocks, d_rows, d_profiles] = made else {
+    let [
+        Some(d_q),
+        Some(d_k),
+        Some(d_v),
+        d_bias,
+        d_weight,
+        d_sinks,
+        d_map,
+        d_clocks,
+        d_rows,
+        d_profiles,
+        d_learned @ ..,
+    ] = made
+    else {
         return Err(PyValueError::new_err("the gradients in q, k and v are always made"));
     };
+    if d_learned.iter().flatten().count() == 1 {
+        return Err(PyValueError::new_err("d_positions, d_parameters: learned positions have both gradients or none"));
+    }
     if d_rows.is_some() != d_profiles.is_some() {
         return Err(PyValueError::new_err("d_rows, d_profiles: a relative bias has both gradients or none"));
     }
@@ -580,9 +651,18 @@ fn backward<T: Number + Element>(
     }
     // SAFETY: as above.
     let mut d_clocks = d_clocks.as_ref().map(|array| unsafe { array.values_mut::<f64>() }).transpose()?;
+    let mut d_learned: Vec<&mut [f64]> = d_learned
+        .iter()
+        .flatten()
+        // SAFETY: as above.
+        .map(|array| unsafe { array.values_mut::<f64>() })
+        .collect::<PyResult<_>>()?;
     let (rows, key_rows) = (dims.heads * dims.queries, dims.heads * dims.keys);
     run(py, rule.threads, numbers.work(dims), || {
         let many = parts.len() > 1;
+        if let [_, d_parameters] = &mut d_learned[..] {
+            d_parameters.fill(0.0);
+        }
         if parts.iter().any(|of| of.start > 0) {
             // keys that nobody sees, queries that see nobody
             d_qkv.iter_mut().chain(&mut d_rows).for_each(|room| room.data.fill(T::ZERO));
@@ -608,7 +688,7 @@ fn backward<T: Number + Element>(
                 .as_mut()
                 .zip(d_profiles.as_deref_mut())
                 .map(|(d_rows, d_profiles)| RelativeGradients { d_rows: d_rows.from(of.first, of.skip), d_profiles });
-            let make = |d_clocks: Option<&mut [f64]>| {
+            let make = |d_clocks: Option<&mut [f64]>, d_positions: Option<PositionGradients>| {
                 let gradients = AttentionGradients {
                     d_q: d_q.from(of.first, of.skip),
                     d_k: d_k.from(of.first, of.start),
@@ -618,16 +698,26 @@ fn backward<T: Number + Element>(
                     d_score_mod: d_map.as_deref_mut(),
                     d_sinks: d_sinks.as_deref_mut(),
                     d_gate_cumsum: d_clocks,
-                    d_positions: None,
+                    d_positions,
                     d_relative,
                 };
                 attention::backward(&problem, saved, gradients);
             };
+            let own_keys = of.first * key_rows..(of.first + of.count) * key_rows;
+            let with_positions = |d_clocks: Option<&mut [f64]>| match &mut d_learned[..] {
+                [all, total] => {
+                    let mut own = vec![0.0; total.len()];
+                    behind(&mut all[own_keys.clone()], dims.keys, of.start, 0.0, |d_positions| {
+                        make(d_clocks, Some(PositionGradients { d_positions, d_parameters: &mut own }));
+                    });
+                    total.iter_mut().zip(own).for_each(|(to, d)| *to += d);
+                }
+                _ => make(d_clocks, None),
+            };
             match &mut d_clocks {
-                None => make(None),
+                None => with_positions(None),
                 Some(all) => {
-                    let own = &mut all[of.first * key_rows..][..of.count * key_rows];
-                    behind(own, dims.keys, of.start, 0.0, |own| make(Some(own)));
+                    behind(&mut all[own_keys.clone()], dims.keys, of.start, 0.0, |own| with_positions(Some(own)));
                 }
             }
             for (sum, d) in sums.iter_mut().zip(&d_beside) {

@@ -14,6 +14,7 @@ mod encoding;
 mod kernel;
 mod linear;
 mod parts;
+mod positions;
 mod run_folder;
 mod threads;
 

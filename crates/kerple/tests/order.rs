@@ -43,7 +43,7 @@ const ORDERS: [(&str, &str); 13] = [
         "facts api_error stop list raw names hosts penalties prompts completion tokens choice answer worker connections routes",
     ),
     ("kerple", "command_error memory output exhausted args timing progress commands ranks main"),
-    ("kerple-py", "threads dlpack array encoding kernel parts attention linear run_folder command"),
+    ("kerple-py", "threads dlpack array encoding kernel parts positions attention linear run_folder command"),
 ];
 
 fn sources(folder: &Path, found: &mut Vec<PathBuf>) {

@@ -9,46 +9,21 @@ import torch
 from torch import Tensor
 
 from .._renamed import refuse_arguments
+from ._checks import HALF, check_device, check_tensor
 from ._documents import documents_of, limits_of, positions_of, whole_numbers
-from ._gpu import DEVICES, GPUS, dropout_bound, prefix_sums
+from ._gpu import DEVICES, dropout_bound, prefix_sums
 from ._ops import call
-
-_HALF = (torch.float16, torch.bfloat16)
-
-
-def _check(name: str, x: object, like: Tensor | None = None) -> None:
-    if not isinstance(x, Tensor):
-        raise TypeError(f"{name}: expected a torch.Tensor, got {type(x).__name__}")
-    if not x.is_cpu and not x.is_meta and x.device.type not in GPUS:
-        raise ValueError(
-            f"{name}: is on {x.device}; kerple has kernels for the processor and, through Triton, for "
-            f"{' and '.join(GPUS)} tensors, use {name}.cpu()"
-        )
-    if x.layout is not torch.strided:
-        raise TypeError(f"{name}: layout {x.layout} is not computed with, use a dense tensor")
-    if like is None:
-        if x.dtype not in (torch.float32, torch.float64, *_HALF):
-            raise TypeError(f"{name}: dtype {x.dtype} is not supported; use float32 or float64")
-    elif x.dtype != like.dtype:
-        raise TypeError(f"{name}: is of {x.dtype}, q of {like.dtype}; they must be alike")
-    else:
-        _check_device(name, x, like)
-
-
-def _check_device(name: str, x: Tensor, q: Tensor) -> None:
-    if x.device != q.device:
-        raise ValueError(f"{name}: is on {x.device}, q on {q.device}; they must be on one device")
-
+from ._positions import learned_of
 
 def check_qkv(q: object, k: object, v: object) -> tuple[torch.dtype, torch.dtype]:
     """Refuses unsupported inputs; returns the types of the result and of the computation."""
-    _check("q", q)
-    _check("k", k, q)
-    _check("v", v, q)
+    check_tensor("q", q)
+    check_tensor("k", k, q)
+    check_tensor("v", v, q)
     for name, x in (("q", q), ("k", k), ("v", v)):
         if x.dim() != 4:
             raise ValueError(f"{name}: expected [B, H, L, D], got shape {tuple(x.shape)}")
-    return q.dtype, torch.float32 if q.dtype in _HALF else q.dtype
+    return q.dtype, torch.float32 if q.dtype in HALF else q.dtype
 
 
 def as_autocast(*inputs: object) -> tuple:
@@ -59,15 +34,15 @@ def as_autocast(*inputs: object) -> tuple:
     if of == "meta" or not torch.is_autocast_enabled(of):
         return inputs
     to = torch.get_autocast_dtype(of)
-    cast = lambda x: isinstance(x, Tensor) and x.device.type == of and x.dtype in (torch.float32, *_HALF)  # noqa: E731
+    cast = lambda x: isinstance(x, Tensor) and x.device.type == of and x.dtype in (torch.float32, *HALF)  # noqa: E731
     return tuple(x.to(to) if cast(x) else x for x in inputs)
 
 
 def beside(name: str, x: object, q: Tensor, dtype: torch.dtype) -> Tensor | None:
     if x is None:
         return None
-    _check(name, x)
-    _check_device(name, x, q)
+    check_tensor(name, x)
+    check_device(name, x, q)
     return x if x.dtype == dtype else x.to(dtype)
 
 
@@ -82,8 +57,8 @@ def gates_of(
     """Gates in f64: those of padding and the first of each document become 0, whatever their value,
     since nothing of a document is before them; and none is below the one that lets nothing through.
     """
-    _check("gates", gates)
-    _check_device("gates", gates, k)
+    check_tensor("gates", gates)
+    check_device("gates", gates, k)
     batch, _, keys, _ = k.shape
     if gates.shape != (batch, heads, keys):
         raise ValueError(f"gates: expected [B, H, K] = {[batch, heads, keys]}, got shape {tuple(gates.shape)}")
@@ -149,7 +124,7 @@ def dropout_of(p: object, seed: object, q: Tensor) -> tuple[float, Tensor | None
     if not 0 <= p < 1:
         raise ValueError(f"dropout_p = {p} must be at least 0 and below 1")
     if isinstance(seed, Tensor):
-        _check_device("dropout_seed", seed, q)
+        check_device("dropout_seed", seed, q)
         if seed.dtype != torch.int64 or seed.numel() != 1:
             raise ValueError(f"dropout_seed: expected one int64, got shape {tuple(seed.shape)} of {seed.dtype}")
     elif seed is not None and (isinstance(seed, bool) or not hasattr(seed, "__index__")):
@@ -193,6 +168,8 @@ def attention(
     sinks: Tensor | None = None,
     gates: Tensor | None = None,
     relative: tuple[Tensor, Tensor] | None = None,
+    positions: Tensor | None = None,
+    position_kernel: tuple[str, Tensor] | None = None,
     key_lengths: Tensor | Sequence[int] | None = None,
     key_starts: Tensor | Sequence[int] | Sequence[Sequence[int]] | None = None,
     key_ends: Tensor | Sequence[Sequence[int]] | None = None,
@@ -207,8 +184,8 @@ def attention(
 
     Query ``i`` of ``Q`` is at position ``K - Q + i``, so the last query is at the position of the
     last key; ``d = i - j`` is the distance between positions. A query that may not attend to any
-    key returns zeros. Gradients reach ``q, k, v``, ``bias``, ``weight``, ``sinks``, ``gates`` and
-    ``relative``. Results are bitwise equal at any number of threads; the number is torch's.
+    key returns zeros. Gradients reach ``q, k, v``, ``bias``, ``weight``, ``sinks``, ``gates``,
+    ``relative``, ``positions`` and the parameters of their kernel. Results are bitwise equal at any number of threads; the number is torch's.
 
     Args:
         q: ``[B, H, Q, D]``, float32 or float64, on the processor or, through Triton, on a GPU with D
@@ -237,6 +214,16 @@ def attention(
             E, and others keep theirs. r is ``[B, H, Q, R]``, with any strides that leave its last
             dimension contiguous, and P is ``[R, E]``, shared by heads. Beside halves both are float32.
             With ``causal`` only, and on GPUs with R up to 64. ``[Q, K]`` and ``[Q, E]`` never exist.
+        positions: learned positions x of all keys, ``[B, H, K]`` in float64: running sums of steps of at
+            least 0, as of ``torch.cumsum``. Only their differences count, so in packed documents they may
+            restart. The score of a pair gains ``k(|x_i - x_j|)``. There may not be more queries than keys,
+            nor a relative bias. Positions of padding are not read. On GPUs it is not checked that they do
+            not fall.
+        position_kernel: the name of k and its parameters per head, ``[H, P]``: ``("log", r1 and r2)`` is
+            ``-r1 ln(1 + r2 u)``, ``("power", r1 and p)`` is ``-r1 u^p``, ``("log3", r1, r2 and p)`` is
+            ``-r1 ln(1 + r2 u^p)``, and ``("spline", a_0 to a_M)`` is ``-a_0 u - sum of a_m min(u, 2^(m - 1))``
+            with up to 24 knots. No parameter but a spline's may be 0, since gradients divide by them. Where
+            positions coincide, k and an infinite derivative of it count as 0.
         key_lengths: number of keys of each sequence, ``[B]``; later keys are padding.
         key_starts: the first key of each sequence, ``[B]``; earlier keys are padding. With two
             dimensions, ``[B, Q]``, it is the first key that each query may attend to.
@@ -279,7 +266,7 @@ def attention(
         refuse_arguments("attention", unknown)
     if any(isinstance(x, Tensor) and x.is_nested for x in (q, k, v)):
         beside_documents = {
-            "gates": gates, "key_lengths": key_lengths, "key_starts": key_starts, "key_ends": key_ends,
+            "gates": gates, "positions": positions, "position_kernel": position_kernel, "key_lengths": key_lengths, "key_starts": key_starts, "key_ends": key_ends,
             "cu_seqlens": cu_seqlens, "document_ids": document_ids,
         }  # fmt: skip
         dropout = (dropout_p, dropout_seed)
@@ -289,7 +276,7 @@ def attention(
     return attend(
         q, k, v, bias, weight, sinks, None, gates, key_starts, key_lengths,
         documents_of(cu_seqlens, document_ids, k, key_starts, key_lengths, key_ends), "", scale, causal, window, softcap,
-        key_ends, relative, (dropout_p, dropout_seed),
+        key_ends, relative, (dropout_p, dropout_seed), positions, position_kernel,
     )  # fmt: skip
 
 
@@ -313,6 +300,8 @@ def attend(
     key_ends: Tensor | Sequence[Sequence[int]] | None = None,
     relative: tuple[Tensor, Tensor] | None = None,
     dropout: tuple[float, Tensor | int | None] = (0.0, None),
+    positions: Tensor | None = None,
+    position_kernel: tuple[str, Tensor] | None = None,
 ) -> Tensor:
     """:func:`attention`, also with the score modification or the decay of an encoding."""
     q, k, v = as_autocast(q, k, v)
@@ -326,11 +315,14 @@ def attend(
     if of != dtype and q.device.type not in DEVICES:  # GPUs multiply halves as they are
         q, k, v = q.to(dtype), k.to(dtype), v.to(dtype)
     dropout_p, seed = dropout_of(*dropout, q)
+    x, parameters, kernel = learned_of(positions, position_kernel, q.shape[1], k, starts, ends, documents)
+    if x is not None and relative is not None:
+        raise ValueError("positions: they and a relative bias per row (relative) exclude each other")
     made = call(
         q, k, v, beside("bias", bias, q, dtype), beside("weight", weight, q, dtype), beside("sinks", sinks, q, dtype),
         beside("numbers", numbers, q, dtype), clocks_of(gates, q.shape[1], k, starts, ends, documents),
-        *relative_of(relative, q, dtype, causal), starts, ends, documents, seed,
-        encoding, float(scale), flag("causal", causal), _window(window), softcap, dropout_p,
+        *relative_of(relative, q, dtype, causal), x, parameters, starts, ends, documents, seed,
+        encoding, float(scale), flag("causal", causal), _window(window), softcap, dropout_p, kernel,
     )  # fmt: skip
     return made if made.dtype == of else made.to(of)
 
@@ -420,7 +412,7 @@ def attention_varlen(
         ``[Tq, H, D]``.
     """
     for name, x in (("q", q), ("k", k), ("v", v)):
-        _check(name, x)
+        check_tensor(name, x)
         if x.dim() != 3:
             raise ValueError(f"{name}: expected [T, H, D], got shape {tuple(x.shape)}")
     named = (("cu_seqlens_q", cu_seqlens_q), ("cu_seqlens_k", cu_seqlens_k))
@@ -440,7 +432,7 @@ def attention_varlen(
         if longest > limit:
             raise ValueError(f"{name} = {limit} is less than the {longest} tokens of the longest document")
     if isinstance(relative, (tuple, list)) and len(relative) == 2:
-        _check("relative[0]", relative[0])
+        check_tensor("relative[0]", relative[0])
         if relative[0].dim() != 3:
             raise ValueError(f"relative[0]: expected [T, H, R], got shape {tuple(relative[0].shape)}")
         relative = (relative[0].transpose(0, 1)[None], relative[1])

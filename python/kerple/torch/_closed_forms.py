@@ -139,7 +139,7 @@ def table(
         bias, weight = _sandwich(program, d, heads), None
     else:
         values = [
-            _constrained(x, low, high, program["smooth"])[:, None]
+            constrained(x, low, high, program["smooth"])[:, None]
             for x, (low, high) in zip(learned, program["ranges"], strict=True)
         ]
         if kind == "bam":
@@ -150,7 +150,7 @@ def table(
     return bias, weight
 
 
-def _constrained(raw: Tensor, low: float, high: float, smooth: bool) -> Tensor:
+def constrained(raw: Tensor, low: float, high: float, smooth: bool = False) -> Tensor:
     """The values of a raw parameter; gradients pass through the clamp."""
     raw = raw.to(torch.float64)
     value = raw

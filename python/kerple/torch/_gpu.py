@@ -19,6 +19,8 @@ from torch import Tensor
 GPUS = ("cuda", "xpu")
 #: Types of devices whose tensors go to the kernels.
 DEVICES = set(GPUS)
+#: Parameters per head of each kernel of learned positions, in the order of its formula; a spline has one and then one per knot.
+NUMBERS = {"log": range(2, 3), "power": range(2, 3), "log3": range(3, 4), "spline": range(2, 26)}
 
 _HALF = (torch.float16, torch.bfloat16)
 
@@ -84,6 +86,8 @@ class Shape(NamedTuple):
 #: A bias and sinks; a weight, gates, a softcap, a window and padding too; a relative bias per row, sinks, a window and
 #: padding; all of it, with dropout too; and dropout beside all but the relative bias.
 TERMS = _PLAIN, _FULL, _OF_ROWS, _ALL, _DROPOUT = "bias", "all", "rows", "rows, all", "all, dropout"
+#: Learned positions, sinks, a window and padding; and all but a relative bias, with dropout too.
+_OF_POSITIONS, _POSITIONS_AND_ALL = "positions", "positions, all, dropout"
 #: Most features of a row that a relative bias is computed from. With more than 16 kernels spill.
 MOST_RANK = 64
 #: Every configuration that is launched, and that `scripts/check_triton.py code` compiles: none of half
@@ -175,7 +179,8 @@ TILES = {
 } | {
     Shape(arch, bits, features, terms): _few_registers(arch, bits, features)
     for arch in ("sm_80", "sm_90", "sm_100", "gfx942")
-    for bits, terms in ((16, _ALL), (32, _OF_ROWS), (32, _ALL), (64, _OF_ROWS), (64, _ALL))
+    for bits, terms in ((16, _ALL), (32, _OF_ROWS), (32, _ALL), (64, _OF_ROWS), (64, _ALL),
+                        *((bits, terms) for bits in (16, 32, 64) for terms in (_OF_POSITIONS, _POSITIONS_AND_ALL)))
     for features in ((64, 128, 256) if bits < 64 else (64,))
 } | {
     # for gradients checked in f64, not for speed
@@ -310,6 +315,21 @@ def _check(
             raise ValueError(f"{name}: is on {x.device}, q on {q.device}; they must be on one device")
 
 
+def _check_learned(q: Tensor, keys: int, x: Tensor | None, parameters: Tensor | None, kernel: str) -> None:
+    """Values are not checked, for which the host would wait."""
+    is_whole = x is not None and parameters is not None and parameters.dim() == 2
+    _require(is_whole and kernel in NUMBERS, "positions: expected them [B, H, K], and a kernel with parameters [H, P]")
+    (batch, heads, queries, _), (of_heads, count) = q.shape, parameters.shape
+    wanted = (batch, heads, keys)
+    _require(x.shape == wanted, f"positions: expected [B, H, K] = {list(wanted)}, got shape {tuple(x.shape)}")
+    shape = f"got shape {tuple(parameters.shape)}"
+    _require(of_heads == heads and count in NUMBERS[kernel], f"position_kernel[1]: expected [H, P] of {kernel!r} with H = {heads}, {shape}")
+    _require(x.dtype == parameters.dtype == torch.float64, "positions, position_kernel[1]: expected float64")
+    _require(queries <= keys, f"q: {queries} queries exceed the {keys} keys, which alone have positions")
+    for name, one in (("positions", x), ("position_kernel[1]", parameters)):
+        _require(one.device == q.device, f"{name}: is on {one.device}, q on {q.device}; they must be on one device")
+
+
 def _check_relative(q: Tensor, rows: Tensor | None, profiles: Tensor | None, causal: bool) -> None:
     (batch, heads, queries, _), is_whole = q.shape, rows is not None and profiles is not None
     _require(is_whole and rows.dim() == 4 and profiles.dim() == 2, "relative: expected rows [B, H, Q, R] and profiles [R, E]")
@@ -353,22 +373,26 @@ class _Call:
     """One call as the kernels take it."""
 
     def __init__(
-        self, q, k, v, bias, weight, sinks, numbers, clocks, relative_rows, profiles, key_starts, key_lengths, documents,
-        dropout_seed, encoding, scale, causal, window, softcap, dropout_p,
+        self, q, k, v, bias, weight, sinks, numbers, clocks, relative_rows, profiles, positions, parameters, key_starts, key_lengths,
+        documents, dropout_seed, encoding, scale, causal, window, softcap, dropout_p, position_kernel,
     ) -> None:  # fmt: skip
         from . import _ops
 
-        _ops._rule("", scale, causal, window, softcap, dropout_p, 1)  # refuses what the engine refuses
+        _ops._rule("", scale, causal, window, softcap, dropout_p, "", 1)  # refuses what the engine refuses
         if numbers is not None or encoding:
             refuse_encoding(encoding, q.device)
         if relative_rows is not None or profiles is not None:
             _check_relative(q, relative_rows, profiles, causal)
+            _require(positions is None, "positions: they and a relative bias per row (relative) exclude each other")
+        if positions is not None or parameters is not None or position_kernel:
+            _check_learned(q, k.shape[2], positions, parameters, position_kernel)
         _check(q, k, v, bias, weight, sinks, clocks, key_starts, key_lengths, documents, causal)
         _check_dropout(dropout_seed, dropout_p, q.device)
         self.kernels = kernels()
         self.q, self.k, self.v = (_ops._rows(x) for x in (q, k, v))
         self.bias, self.weight, self.sinks, self.clocks = (_ops._dense(x) for x in (bias, weight, sinks, clocks))
         self.relative_rows, self.profiles = (None if x is None else _ops._rows(x) for x in (relative_rows, profiles))
+        self.x, self.parameters, self.position_kernel = _ops._dense(positions), _ops._dense(parameters), position_kernel
         self.batch, self.heads, self.queries, self.features = q.shape
         self.kv_heads, self.keys = k.shape[1:3]
         self.causal, self.window = causal, window
@@ -382,7 +406,10 @@ class _Call:
         if dropout_seed is not None:
             self.dropout = self.kernels.Dropout(dropout_seed, dropout_bound(dropout_p), exact(1 / (1 - dropout_p)))
         self.intervals = self._intervals(key_starts, key_lengths, documents)
-        if profiles is None:
+        if positions is not None:
+            more = (bias, weight, clocks, softcap, dropout_seed)
+            terms = _OF_POSITIONS if all(x is None for x in more) else _POSITIONS_AND_ALL
+        elif profiles is None:
             more = (weight, clocks, softcap, window, key_starts, key_lengths, documents)
             terms = _PLAIN if all(x is None for x in more) else _FULL
             terms = terms if dropout_seed is None else _DROPOUT
@@ -440,6 +467,26 @@ class _Call:
         return self.kernels.Relative(rows, *rows.stride()[:3], self.profiles, self.profiles.stride(0), self.profile_reach)
 
     @property
+    def learned(self):
+        """Learned positions and their kernel as a pass reads them, or nothing."""
+        of_kernel = None if self.x is None else self.parameters.to(self.number)
+        return self.kernels.Learned(self.x, of_kernel)
+
+    @property
+    def sums(self) -> int:
+        """Sums that the gradient of the parameters follows from, a power of two."""
+        return 4 if self.position_kernel != "spline" else max(4, 1 << (self.parameters.shape[1] - 1).bit_length())
+
+    def _of_parameters(self, sums: Tensor) -> Tensor:
+        """The gradient of the parameters ``[H, P]``, given the sums ``[H, S]`` over all pairs."""
+        if self.position_kernel == "spline":
+            return -sums[:, : self.parameters.shape[1]]
+        (r1, *r2, last), (of_k, of_slope, of_log, _) = self.parameters.unbind(1), sums.unbind(1)
+        if self.position_kernel == "log":
+            return torch.stack([of_k / r1, of_slope / last], 1)
+        return torch.stack([of_k / r1, *(of_slope / (last * r) for r in r2), of_log / last], 1)
+
+    @property
     def profile_reach(self) -> int:
         """Distances 0 .. reach - 1 that have profiles and that a pair may have."""
         reach = min(self.profiles.shape[1], self.keys)
@@ -449,7 +496,8 @@ class _Call:
         rank = 0 if self.profiles is None else self.profiles.shape[0]
         precision = _precision if self.q.dtype == torch.float32 else "ieee"
         return dict(
-            D=self.features, WIDTH=_width(self.features), RANK=rank, RANKS=_width(rank), CAUSAL=self.causal, PRECISION=precision,
+            D=self.features, WIDTH=_width(self.features), RANK=rank, RANKS=_width(rank), KERNEL=self.position_kernel,
+            P=0 if self.x is None else self.parameters.shape[1], CAUSAL=self.causal, PRECISION=precision,
             OF_ROWS=OF_ROWS_OF_HALF if self.q.dtype in _HALF else precision, **_compiled(tile.warps),
         )  # fmt: skip
 
@@ -463,7 +511,7 @@ class _Call:
         programs = _tiles(self.queries * together, tile.rows) * self.batch * parts * self.heads // together
         self.kernels.forward[(programs,)](
             self.rows(q), self.rows(self.k), self.rows(self.v), self.rows(out), lse, self.sinks, parts, self.sizes,
-            self.terms, self.mask(), self.dropout, relative, M=tile.rows, N=tile.keys, TOGETHER=together, **self.options(tile),
+            self.terms, self.mask(), self.dropout, relative, self.learned, M=tile.rows, N=tile.keys, TOGETHER=together, **self.options(tile),
         )  # fmt: skip
 
     @property
@@ -497,9 +545,10 @@ class _Call:
         return reach if self.window is None else min(reach, self.window)
 
     def backward_dq(
-        self, saved, d_q: Tensor, delta: Tensor, d_row_clocks: Tensor | None, d_rows: Tensor | None, wanted: list[bool]
+        self, saved, d_q: Tensor, delta: Tensor, d_row_clocks: Tensor | None, d_rows: Tensor | None, d_row_positions: Tensor | None,
+        wanted: list[bool],
     ) -> list[Tensor | None]:
-        """dq and delta, and the gradients of bias, weight and a relative bias where they are wanted."""
+        """dq and delta, and the gradients of bias, weight, a relative bias and a kernel's parameters where they are wanted."""
         out, lse, d_out = saved
         tile = self.tiles.dq
         columns = self.reach() if self.causal else 2 * self.reach() - 1
@@ -508,19 +557,25 @@ class _Call:
         if d_rows is not None:
             rank, reach = self.profiles.shape[0], self.profile_reach
             sums.append(rank * reach)
+        if d_row_positions is not None:
+            sums.append(self.sums)
         most = min(PROGRAMS, PARTIAL_BYTES // (max(sums) * lse.element_size())) // self.heads if sums else items
         splits = min(items, max(1, most))
         partial = [lse.new_zeros(splits * self.heads, columns) if want else None for want in wanted]
         of_profiles = None if d_rows is None else lse.new_zeros(splits * self.heads, rank, reach)
+        of_parameters = None if d_row_positions is None else self.x.new_empty(splits * self.heads, self.sums)
         self.kernels.backward_dq[(splits * self.heads,)](
             self.rows(self.q), self.rows(self.k), self.rows(self.v), self.rows(out), self.rows(d_out), self.rows(d_q),
-            lse, delta, d_row_clocks, *partial, None if d_rows is None else self.rows(d_rows), of_profiles,
-            columns, items, splits, self.sizes, self.terms, self.mask(), self.dropout, self.relative(), T=tile.rows, **self.options(tile),
+            lse, delta, d_row_clocks, *partial, None if d_rows is None else self.rows(d_rows), of_profiles, d_row_positions, of_parameters,
+            columns, items, splits, self.sizes, self.terms, self.mask(), self.dropout, self.relative(), self.learned, S=self.sums,
+            T=tile.rows, **self.options(tile),
         )  # fmt: skip
         folded = [None if sums is None else self._fold(sums, columns, splits, self.heads, self.columns) for sums in partial]
-        if of_profiles is None:
-            return [*folded, None]
-        return [*folded, self._fold(of_profiles, reach, splits * self.heads, *self.profiles.shape)]  # heads share profiles
+        if of_profiles is not None:  # heads share profiles
+            of_profiles = self._fold(of_profiles, reach, splits * self.heads, *self.profiles.shape)
+        if of_parameters is not None:
+            of_parameters = self._of_parameters(self._fold(of_parameters, self.sums, splits, self.heads, self.sums))
+        return [*folded, of_profiles, of_parameters]
 
     def _fold(self, partial: Tensor, columns: int, splits: int, rows: int, total_columns: int) -> Tensor:
         """The sum of ``[splits, rows, columns]`` over splits, with 0 in further columns."""
@@ -530,13 +585,15 @@ class _Call:
         )
         return total
 
-    def backward_dkv(self, saved, d_k: Tensor, d_v: Tensor, delta: Tensor, d_clocks: Tensor | None) -> None:
+    def backward_dkv(
+        self, saved, d_k: Tensor, d_v: Tensor, delta: Tensor, d_clocks: Tensor | None, d_positions: Tensor | None
+    ) -> None:
         _, lse, d_out = saved
         tile = self.tiles.dkv
         self.kernels.backward_dkv[(_tiles(self.keys, tile.keys) * self.batch * self.kv_heads,)](
             self.rows(self.q), self.rows(self.k), self.rows(self.v), self.rows(d_out), self.rows(d_k), self.rows(d_v),
-            lse, delta, d_clocks, self.sizes, self.terms, self.mask(tile.keys), self.dropout, self.relative(), T=tile.keys,
-            **self.options(tile),
+            lse, delta, d_clocks, d_positions, self.sizes, self.terms, self.mask(tile.keys), self.dropout, self.relative(), self.learned,
+            T=tile.keys, **self.options(tile),
         )  # fmt: skip
 
     @property
@@ -573,12 +630,12 @@ def forward(inputs: tuple, out: Tensor, lse: Tensor) -> None:
 
 
 def backward(inputs: tuple, saved: tuple[Tensor, Tensor, Tensor], made: list[Tensor | None]) -> None:
-    """Writes the gradients of q, k, v, bias, weight, sinks, score modification, cumulative gates and
-    relative bias, where there is room for them; ``saved`` are the output, lse and the output's
+    """Writes the gradients of q, k, v, bias, weight, sinks, score modification, cumulative gates,
+    relative bias and learned positions, where there is room for them; ``saved`` are the output, lse and the output's
     gradient.
     """
     call = _Call(*inputs)
-    d_q, d_k, d_v, d_bias, d_weight, d_sinks, _, d_clocks, d_rows, d_profiles = made
+    d_q, d_k, d_v, d_bias, d_weight, d_sinks, _, d_clocks, d_rows, d_profiles, d_positions, d_parameters = made
     if call.is_empty:
         for d in made:
             if d is not None:
@@ -589,10 +646,16 @@ def backward(inputs: tuple, saved: tuple[Tensor, Tensor, Tensor], made: list[Ten
         delta = torch.empty_like(lse)
         # rows of dz sum to delta P_sink under the causal mask, where every gate counts with one sign
         row_clocks = torch.empty_like(lse) if d_clocks is not None and not call.causal else None
-        tables = call.backward_dq(saved, d_q, delta, row_clocks, d_rows, [d_bias is not None, d_weight is not None])
+        row_positions, key_positions = (
+            None if d_positions is None else lse.new_empty(shape) for shape in (lse.shape, (call.batch, call.heads, call.keys))
+        )
+        tables = call.backward_dq(saved, d_q, delta, row_clocks, d_rows, row_positions, [d_bias is not None, d_weight is not None])
         key_clocks = lse.new_empty(call.clocks.shape) if d_clocks is not None else None
-        call.backward_dkv(saved, d_k, d_v, delta, key_clocks)
-        for to, total in zip((d_bias, d_weight, d_profiles), tables, strict=True):
+        call.backward_dkv(saved, d_k, d_v, delta, key_clocks, key_positions)
+        if d_positions is not None:
+            d_positions.copy_(key_positions)
+            d_positions[:, :, call.keys - call.queries :] += row_positions
+        for to, total in zip((d_bias, d_weight, d_profiles, d_parameters), tables, strict=True):
             if to is not None:
                 to.copy_(total)
         if call.sinks is not None and (d_sinks is not None or d_clocks is not None):

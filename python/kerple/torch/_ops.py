@@ -22,25 +22,25 @@ from .. import _native
 from . import _gpu
 
 _library = registry.Library("kerple", "DEF")
-_OPTIONS = "str encoding, float scale, bool causal, int? window, float? softcap, float dropout_p"
+_OPTIONS = "str encoding, float scale, bool causal, int? window, float? softcap, float dropout_p, str position_kernel"
 _INPUTS = (
     "Tensor q, Tensor k, Tensor v, Tensor? bias, Tensor? weight, Tensor? sinks, Tensor? numbers, Tensor? clocks, "
-    "Tensor? rows, Tensor? profiles, Tensor? key_starts, Tensor? key_lengths, Tensor? documents, "
-    "Tensor? dropout_seed"
+    "Tensor? rows, Tensor? profiles, Tensor? positions, Tensor? parameters, Tensor? key_starts, Tensor? key_lengths, "
+    "Tensor? documents, Tensor? dropout_seed"
 )
 _library.define(f"attention({_INPUTS}, {_OPTIONS}) -> (Tensor, Tensor)")
 _library.define(
     f"attention_backward(Tensor d_out, {_INPUTS}, Tensor out, Tensor lse, {_OPTIONS}, bool[] wanted)"
-    " -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)"
+    f" -> ({', '.join(['Tensor'] * 12)})"
 )
 _library.define("table(Tensor values, str encoding, SymInt length) -> (Tensor, Tensor)")
 _library.define("table_backward(Tensor d_bias, Tensor d_weight, Tensor values, str encoding, SymInt length) -> Tensor")
 _library.define("turns(Tensor rates, str encoding, SymInt start, SymInt rows, SymInt span) -> (Tensor, Tensor)")
 
-#: Of the tensors of a call: those with gradients, up to the profiles; and all.
-_WITH_GRADIENTS, _TENSORS = 10, 14
-#: Numbers and flags of a call.
-_NUMBERS = 6
+#: Of the tensors of a call: those with gradients, up to the parameters of a kernel of positions; and all.
+_WITH_GRADIENTS, _TENSORS = 12, 16
+#: Numbers, names and flags of a call.
+_NUMBERS = 7
 
 #: Bytes of memory of this machine.
 _MEMORY = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
@@ -59,9 +59,9 @@ def encoding(key: str) -> _native.Encoding:
 
 @lru_cache(maxsize=4096)
 def _rule(
-    key: str, scale: float, causal: bool, window: int | None, softcap: float | None, dropout_p: float, threads: int
+    key: str, scale: float, causal: bool, window: int | None, softcap: float | None, dropout_p: float, position_kernel: str, threads: int
 ) -> _native.Rule:
-    return _native.Rule(scale, causal, window, softcap, threads, encoding(key) if key else None, dropout_p)
+    return _native.Rule(scale, causal, window, softcap, threads, encoding(key) if key else None, dropout_p, position_kernel)
 
 
 def _rows(x: Tensor) -> Tensor:
@@ -107,9 +107,10 @@ def _given(q: Tensor, k: Tensor, v: Tensor, *rest) -> tuple[_native.Rule, tuple[
     ``kerple::attention``.
     """
     rule = _rule(*rest[_TENSORS - 3 : _TENSORS - 3 + _NUMBERS], torch.get_num_threads())
-    *tables, rows, profiles, starts, lengths, documents, seed = rest[: _TENSORS - 3]
+    *tables, rows, profiles, positions, parameters, starts, lengths, documents, seed = rest[: _TENSORS - 3]
     relative = None if rows is None else (_rows(rows), _dense(profiles))
-    beside = (*map(_dense, tables), relative, tuple(map(_dense, (starts, lengths, documents))), _dense(seed))
+    learned = None if positions is None else (_dense(positions), _dense(parameters))
+    beside = (*map(_dense, tables), relative, learned, tuple(map(_dense, (starts, lengths, documents))), _dense(seed))
     return rule, (_rows(q), _rows(k), _rows(v), *beside)
 
 
@@ -142,15 +143,18 @@ def _attention_fake(q: Tensor, *_: object) -> tuple[Tensor, Tensor]:
 def _made(
     q: Tensor, k: Tensor, v: Tensor, beside: tuple[Tensor | None, ...], wanted: list[bool]
 ) -> list[Tensor | None]:
-    """Allocates the requested gradients, of the relative bias both or none."""
-    *tables, rows, profiles = beside
-    *of_tables, of_rows, of_profiles = wanted
+    """Allocates the requested gradients, of the relative bias and of learned positions both or none."""
+    *tables, rows, profiles, positions, parameters = beside
+    *of_tables, of_rows, of_profiles, of_positions, of_parameters = wanted
     dense = (torch.empty_like(x, memory_format=torch.contiguous_format) if want and x is not None else None
              for x, want in zip(tables, of_tables, strict=True))  # fmt: skip
     relative = [None, None]
     if rows is not None and (of_rows or of_profiles):
         relative = [_room(rows), torch.empty_like(profiles, memory_format=torch.contiguous_format)]
-    return [_room(q), _room(k), _room(v), *dense, *relative]
+    learned = [None, None]
+    if positions is not None and (of_positions or of_parameters):
+        learned = [torch.empty_like(x, memory_format=torch.contiguous_format) for x in (positions, parameters)]
+    return [_room(q), _room(k), _room(v), *dense, *relative, *learned]
 
 
 def _told(q: Tensor, made: list[Tensor | None]) -> tuple[Tensor, ...]:
@@ -202,8 +206,9 @@ class _Direct(torch.autograd.Function):
     """The operation without the dispatcher, which costs several times as much as a small call."""
 
     @staticmethod
-    def forward(ctx, q, k, v, bias, weight, sinks, numbers, clocks, rows, profiles, rest):
-        inputs = (q, k, v, bias, weight, sinks, numbers, clocks, rows, profiles, *rest[: _TENSORS - _WITH_GRADIENTS])
+    def forward(ctx, *given):
+        *leaves, rest = given  # those with gradients, and what is left
+        inputs = (*leaves, *rest[: _TENSORS - _WITH_GRADIENTS])
         ctx.options = rest[_TENSORS - _WITH_GRADIENTS :]
         out, lse = _run(*inputs, *ctx.options)
         ctx.save_for_backward(*inputs, out, lse)

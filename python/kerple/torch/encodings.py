@@ -21,6 +21,7 @@ from ._attention import as_autocast, attend, check_qkv, relative_of, symmetric
 from ._documents import documents_of, positions_of, whole_numbers
 from ._gpu import DEVICES, refuse_encoding
 from ._ops import encoding, encoding_key, table
+from ._positions import positions_of_logits, spline_parameters
 
 
 class Encoding(nn.Module):
@@ -31,7 +32,7 @@ class Encoding(nn.Module):
         heads: H.
         head_dim: D. Of the tables over distances only T5's depends on it.
         train_len: length of the training sequences in tokens; FIRE uses it.
-        d_model: M, features of the hidden states that FoX and Inkling take, H D by default.
+        d_model: M, features of the hidden states that FoX, KerplePositions and Inkling take, H D by default.
         seed: seed of the initial values, which then equal those of ``kerple train``; None draws it
             from torch's generator.
         layer: gives each layer other initial values, in a model whose layers do not share the
@@ -66,11 +67,6 @@ class Encoding(nn.Module):
         if not _linear and native.entry in ("embeddings", "code"):
             where = "the embeddings" if native.entry == "embeddings" else "linear attention, see LinearAttention"
             raise ValueError(f"kind = {kind!r} enters {where}, not the scores of attention")
-        if native.entry == "learned_positions":
-            raise ValueError(
-                f"kind = {kind!r} is not in kerple.torch: kernels on learned positions train with `kerple train` only; use kind = 'fox' "
-                "or 'kerple_log'"
-            )
         self.kind, self.heads, self.head_dim = kind, heads, head_dim
         self.d_model = heads * head_dim if d_model is None else d_model
         self.window = native.window
@@ -79,6 +75,9 @@ class Encoding(nn.Module):
         self._key = encoding_key(native.keys, heads, head_dim, train_len, d_model)
         #: Floor and alpha of the log-length factor.
         self._log_scale = json.loads(native.keys).get("log_scale") if native.entry == "relative" else None
+        if native.entry == "learned_positions":
+            own = json.loads(native.keys)
+            self._steps, self._kernel = (own["step"], own.get("step_min", 0.0), own.get("step_max", 2.0)), own["kernel"]
         #: The encoding, where the engine needs more of the method than tables.
         self._in_engine = self._key if native.entry == "map" or native.fades else ""
         seed = int(torch.randint(2**63 - 1, (), device="cpu")) if seed is None else seed
@@ -275,6 +274,35 @@ class Encoding(nn.Module):
         made = nn.functional.linear(rows, self.r_proj.weight.to(rows.dtype))
         return made.unflatten(-1, (self.heads, -1)).transpose(1, 2), self.rel_logits_proj.proj
 
+    def positions(self, rows: Tensor, *, after: Tensor | None = None) -> Tensor:
+        """Learned positions ``[B, H, L]`` in float64 of hidden states ``[B, L, M]``: running sums of the steps that
+        they set, what ``forward`` and :func:`~kerple.torch.attention` take as ``positions``.
+
+        Args:
+            after: the last positions of earlier tokens, ``[B, H]``, which these follow in decoding.
+
+        Raises:
+            ValueError: the method has no learned positions, or the hidden states have another width.
+        """
+        if self._entry != "learned_positions":
+            raise ValueError(f"kind = {self.kind!r} makes no learned positions, 'kerple_positions' does")
+        self._check_rows(rows)
+        logits = rows @ self.weight.to(rows.dtype) + self.bias.to(rows.dtype)
+        return positions_of_logits(logits, *self._steps, after)
+
+    @property
+    def position_kernel(self) -> tuple[str, Tensor]:
+        """The kernel of learned positions as :func:`~kerple.torch.attention` takes it: its name, and its parameters
+        ``[H, P]`` within their ranges, through which gradients reach those of the module.
+
+        Raises:
+            ValueError: the method has no learned positions.
+        """
+        if self._entry != "learned_positions":
+            raise ValueError(f"kind = {self.kind!r} has no kernel of learned positions, 'kerple_positions' has")
+        own = [_closed_forms.constrained(getattr(self, name), *self._ranges[name]) for name in self._names[2:]]
+        return self._kernel, spline_parameters(*own) if self._kernel == "spline" else torch.stack(own, 1)
+
     def _check_rows(self, rows: Tensor) -> None:
         if rows.dim() != 3 or rows.shape[2] != self.d_model:
             raise ValueError(f"rows: expected [B, L, M] with M = {self.d_model}, got shape {tuple(rows.shape)}")
@@ -312,6 +340,7 @@ class Encoding(nn.Module):
         sinks: Tensor | None = None,
         gates: Tensor | None = None,
         relative: tuple[Tensor, Tensor] | None = None,
+        positions: Tensor | None = None,
         key_lengths: Tensor | None = None,
         key_starts: Tensor | None = None,
         key_ends: Tensor | None = None,
@@ -321,7 +350,9 @@ class Encoding(nn.Module):
         dropout_seed: Tensor | int | None = None,
         **unknown: NoReturn,
     ) -> Tensor:
-        """:func:`~kerple.torch.attention` with this method, with the same arguments and result."""
+        """:func:`~kerple.torch.attention` with this method, with the same arguments and result; the method has the
+        kernel of ``positions``.
+        """
         if unknown:
             refuse_arguments("Encoding.forward", unknown)
         q, k, v = as_autocast(q, k, v)
@@ -330,6 +361,13 @@ class Encoding(nn.Module):
             raise ValueError("gates: there are none; make them of the rows that q and k are made of, with `gates(rows)`")
         if self._entry == "relative" and relative is None:
             raise ValueError("relative: there is none; make it of the rows that q and k are made of, with `relative(rows)`")
+        kernel = None
+        if self._entry == "learned_positions":
+            if positions is None:
+                raise ValueError("positions: there are none; make them of the rows that q and k are made of, with `positions(rows)`")
+            kernel = self.position_kernel
+        elif positions is not None:
+            raise ValueError(f"positions: kind = {self.kind!r} has no kernel of them, 'kerple_positions' has; or use kerple.torch.attention")
         if self._in_engine and q.device.type in DEVICES:
             refuse_encoding(self._key, q.device)
         longest = max(q.shape[2], k.shape[2])
@@ -351,6 +389,7 @@ class Encoding(nn.Module):
         out = attend(
             q, k, v, bias, weight, sinks, numbers, gates, key_starts, key_lengths, documents,
             self._in_engine, scale, causal, self.window, softcap, key_ends, relative, (dropout_p, dropout_seed),
+            positions, kernel,
         )  # fmt: skip
         return out.to(of)
 
@@ -535,6 +574,23 @@ class Fox(_Named):
     """
 
     kind = "fox"
+
+
+class KerplePositions(_Named):
+    """``k(x_i - x_j)``, a kernel of KERPLE over learned positions x: running sums of steps ``phi(w y + b)`` of a layer's
+    hidden states. w starts at 0 and every step at 1, so that a model starts as KERPLE over distances.
+
+    ::
+
+        layer = KerplePositions(heads=8, head_dim=64)
+        out = layer(q, k, v, positions=layer.positions(rows))    # rows: [B, L, 512], what q, k and v are made of
+
+    ``kernel`` is ``"log"``, ``"power"``, ``"log3"`` or ``"spline"`` with ``knots``, ``step`` is ``"sigmoid"`` with
+    ``step_min`` and ``step_max``, ``"softplus"`` with ``step_min``, or ``"exp"``. Decoding goes on with
+    ``layer.positions(new_rows, after=x[..., -1])``, appended to the earlier x.
+    """
+
+    kind = "kerple_positions"
 
 
 class Inkling(_Named):

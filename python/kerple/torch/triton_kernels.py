@@ -1,15 +1,15 @@
 """Exact attention with a learned bias over distances, as Triton kernels. Query i is at position
 ``K - Q + i``; with positions i and j and the distance d = i - j:
 
-    s_ij = softcap(scale q_i . k_j)        z_ij = s_ij weight[h, d] + bias[h, d] + c_i - c_j + u_i[d]
+    s_ij = softcap(scale q_i . k_j)        z_ij = s_ij weight[h, d] + bias[h, d] + c_i - c_j + u_i[d] + k(|x_i - x_j|)
     lse_i = ln(sum_j e^z_ij + e^sink_h)    P_ij = e^(z_ij - lse_i)          o_i = sum_j P_ij v_j
 
     dv_j = sum_i P_ij do_i                 dz_ij = P_ij (do_i . v_j - delta_i),  delta_i = do_i . o_i
     dbias[h, d] = sum over all pairs at distance d of dz        dweight[h, d] = the same of dz s
     dq_i = scale sum_j dz_ij ds_ij k_j     dk_j = scale sum_i dz_ij ds_ij q_i,  ds = weight softcap'
 
-where c are cumulative gates, u is the bias per row of :mod:`.triton_relative`, and sums run over the pairs
-that the mask admits. Dropout multiplies the P of o and dv, and do . v, by 0 or ``1 / (1 - p)``. The passes are those of
+where c are cumulative gates, u is the bias per row of :mod:`.triton_relative`, k is the kernel of learned positions
+of :mod:`.triton_positions`, and sums run over the pairs that the mask admits. Dropout multiplies the P of o and dv, and do . v, by 0 or ``1 / (1 - p)``. The passes are those of
 FlashAttention-2 (Dao 2023, arXiv:2307.08691): tiles of the scores live in registers only, and the
 backward recomputes them from ``lse``. Few queries share out their keys among programs.
 
@@ -24,9 +24,10 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from .triton_positions import Learned, _add_parameters, _kernel  # noqa: F401
 from .triton_relative import Relative, _add_block, _block, _by_distance, _first_block, _of_distances, _of_distances_transposed  # noqa: F401
 from .triton_scores import _INF, _INTERPRETED, _LOG2E, Dropout, Mask, Rows, Sizes, Terms  # noqa: F401
-from .triton_scores import _clocks, _dot, _intervals, _kept, _keys_seen, _load, _range, _rows_that_see, _scores, _store
+from .triton_scores import _between, _dot, _intervals, _kept, _keys_seen, _load, _range, _rows_that_see, _scores, _store, _sums
 
 
 @triton.jit
@@ -49,9 +50,9 @@ def _normalized(acc, row_max, row_sum):
 
 @triton.jit
 def forward(
-    q, k, v, out, lse, sinks, splits, sizes, terms, mask, dropout, relative,
-    D: tl.constexpr, WIDTH: tl.constexpr, RANK: tl.constexpr, RANKS: tl.constexpr, M: tl.constexpr, N: tl.constexpr,
-    TOGETHER: tl.constexpr, CAUSAL: tl.constexpr, PRECISION: tl.constexpr, OF_ROWS: tl.constexpr,
+    q, k, v, out, lse, sinks, splits, sizes, terms, mask, dropout, relative, learned,
+    D: tl.constexpr, WIDTH: tl.constexpr, RANK: tl.constexpr, RANKS: tl.constexpr, KERNEL: tl.constexpr, P: tl.constexpr,
+    M: tl.constexpr, N: tl.constexpr, TOGETHER: tl.constexpr, CAUSAL: tl.constexpr, PRECISION: tl.constexpr, OF_ROWS: tl.constexpr,
 ):  # fmt: skip
     """Output and lse of M rows, of ``B splits H Q / M`` programs.
 
@@ -77,7 +78,7 @@ def forward(
         row_sum += tl.where(split == 0, 1.0, 0.0)
     low, high = _intervals(mask, b, query, sizes.queries)
     bh = b * sizes.heads + of
-    c = _clocks(terms, bh, i[:, None], sizes.keys)
+    c, x = _sums(terms.clocks, bh, i[:, None], sizes.keys), _sums(learned.x, bh, i[:, None], sizes.keys)
     start, end = _keys_seen(i, low, high, sizes.keys, mask, CAUSAL)
     if splits > 1:
         keys = tl.cdiv(tl.maximum(end - start, 0), splits * N) * N
@@ -95,6 +96,9 @@ def forward(
             if origin - n - N < relative.reach:
                 near, far = far, _block(r_tile, relative, origin - n - N, RANK, N, False, OF_ROWS, ACC)
                 z += _of_distances(near, far, offset)
+        if learned.x is not None:
+            u = tl.abs(_between(learned.x, x, bh, n, N, sizes.keys, False, ACC))
+            z += _kernel(u, learned, of, KERNEL, P)[0]
         p, rescale, row_max, row_sum = _add_to_softmax(z, row_max, row_sum)
         if dropout.seed is not None:  # not while decoding, where rows are queries of several heads
             p = tl.where(_kept(dropout, bh, m, n, M, N, False), p, 0.0)
@@ -143,12 +147,12 @@ def _add_diagonals(partial, columns, distance, x, CAUSAL: tl.constexpr, T: tl.co
 @triton.jit
 def backward_dq(
     q, k, v, out, d_out, d_q, lse, delta, d_row_clocks, partial_bias, partial_weight, d_rows, partial_profiles,
-    columns, items, splits, sizes, terms, mask, dropout, relative,
-    D: tl.constexpr, WIDTH: tl.constexpr, RANK: tl.constexpr, RANKS: tl.constexpr, T: tl.constexpr,
-    CAUSAL: tl.constexpr, PRECISION: tl.constexpr, OF_ROWS: tl.constexpr,
+    d_row_positions, partial_parameters, columns, items, splits, sizes, terms, mask, dropout, relative, learned,
+    D: tl.constexpr, WIDTH: tl.constexpr, RANK: tl.constexpr, RANKS: tl.constexpr, KERNEL: tl.constexpr, P: tl.constexpr, S: tl.constexpr,
+    T: tl.constexpr, CAUSAL: tl.constexpr, PRECISION: tl.constexpr, OF_ROWS: tl.constexpr,
 ):  # fmt: skip
-    """dq, delta, dr, and the gradients of tables and profiles as ``[splits H, columns]`` and ``[splits H, R, reach]``
-    partial sums, of ``splits H`` programs.
+    """dq, delta, dr, sums over rows for learned positions, and the gradients of tables, profiles and a kernel's parameters
+    as ``[splits H, columns]``, ``[splits H, R, reach]`` and ``[splits H, S]`` partial sums, of ``splits H`` programs.
 
     A program computes each ``splits``-th of the B Q / T row tiles of its head. Key tiles are cut from
     the rows' first position downwards, so that a tile e behind has the distances ``e T + r - c``.
@@ -158,6 +162,8 @@ def backward_dq(
     h, split = tl.program_id(0) % sizes.heads, tl.program_id(0) // sizes.heads
     g = h // (sizes.heads // sizes.kv_heads)
     row_tiles = tl.cdiv(sizes.queries, T)
+    if partial_parameters is not None:
+        of_parameters = tl.zeros((S,), tl.float64)
     for item in range(split, items, splits):
         turn = item // splits
         mirror = (turn % 2 == 1) & ((turn + 1) * splits <= items)  # who had shorter rows than others gets longer ones next
@@ -175,7 +181,9 @@ def backward_dq(
         tl.store(delta + row, row_delta, mask=rows < sizes.queries)
         acc, acc_clocks = tl.zeros((T, WIDTH), ACC), tl.zeros((T,), ACC)
         low, high = _intervals(mask, b, rows, sizes.queries)
-        c = _clocks(terms, bh, i[:, None], sizes.keys)
+        c, x = _sums(terms.clocks, bh, i[:, None], sizes.keys), _sums(learned.x, bh, i[:, None], sizes.keys)
+        if partial_parameters is not None:
+            acc_positions, acc_parameters = tl.zeros((T,), ACC), tl.zeros((T, S), ACC)
         start, end = _keys_seen(i, low, high, sizes.keys, mask, CAUSAL)
         nearest = -tl.maximum(0, tl.cdiv(end - first, T) - 1)
         farthest = tl.maximum(0, tl.cdiv(first - start, T))
@@ -193,6 +201,10 @@ def backward_dq(
                 if (e - 1) * T < relative.reach:
                     far, near = near, _block(r_tile, relative, e * T, RANK, T, False, OF_ROWS, ACC)
                     z += _of_distances(near, far, offset)
+            if learned.x is not None:
+                u = tl.abs(_between(learned.x, x, bh, n, T, sizes.keys, False, ACC))
+                k_of_u, rate, ln_u = _kernel(u, learned, h, KERNEL, P)
+                z += k_of_u
             p = tl.exp2((z - row_lse[:, None]) * _LOG2E)
             dp = _dot(do_tile, tl.trans(_load(v, b, g, n, sizes.keys, D, T, WIDTH)), PRECISION, ACC)
             if dropout.seed is not None:
@@ -200,6 +212,9 @@ def backward_dq(
             dz = p * (dp - row_delta[:, None])
             if d_row_clocks is not None:
                 acc_clocks += tl.sum(dz * sign, 1)
+            if partial_parameters is not None:
+                acc_positions += tl.sum(dz * rate * sign, 1)
+                acc_parameters = _add_parameters(acc_parameters, dz, u, k_of_u, rate, ln_u, KERNEL, P)
             if partial_bias is not None:
                 _add_diagonals(partial_bias, columns, e * T, dz, CAUSAL, T)
             if partial_weight is not None:
@@ -217,6 +232,11 @@ def backward_dq(
             if farthest * T < relative.reach:
                 acc_rows = _add_block(acc_rows, partial_profiles, du, r_tile, relative, farthest * T, RANK, OF_ROWS, ACC)
             _store(d_rows, acc_rows, b, h, m, sizes.queries, RANK, T, RANKS)
+        if partial_parameters is not None:
+            tl.store(d_row_positions + row, acc_positions, mask=rows < sizes.queries)
+            of_parameters += tl.sum(acc_parameters.to(tl.float64), 0)
+    if partial_parameters is not None:
+        tl.store(partial_parameters + tl.program_id(0) * S + tl.arange(0, S), of_parameters)
 
 
 @triton.jit
@@ -236,11 +256,11 @@ def fold(partial, total, columns, total_columns, splits, CAUSAL: tl.constexpr, C
 
 @triton.jit
 def backward_dkv(
-    q, k, v, d_out, d_k, d_v, lse, delta, d_clocks, sizes, terms, mask, dropout, relative,
-    D: tl.constexpr, WIDTH: tl.constexpr, RANK: tl.constexpr, RANKS: tl.constexpr, T: tl.constexpr,
+    q, k, v, d_out, d_k, d_v, lse, delta, d_clocks, d_positions, sizes, terms, mask, dropout, relative, learned,
+    D: tl.constexpr, WIDTH: tl.constexpr, RANK: tl.constexpr, RANKS: tl.constexpr, KERNEL: tl.constexpr, P: tl.constexpr, T: tl.constexpr,
     CAUSAL: tl.constexpr, PRECISION: tl.constexpr, OF_ROWS: tl.constexpr,
 ):  # fmt: skip
-    """dk and dv of T keys of one key head, and d_clocks but for the sums over rows, of ``B G K / T``
+    """dk and dv of T keys of one key head, and d_clocks and d_positions but for the sums over rows, of ``B G K / T``
     programs. Tiles are transposed, keys by queries, so that P and dz enter the products from registers.
     """
     ACC: tl.constexpr = lse.dtype.element_ty
@@ -259,8 +279,8 @@ def backward_dkv(
     group = sizes.heads // sizes.kv_heads
     for h in range(g * group, (g + 1) * group):
         bh = b * sizes.heads + h
-        acc_clocks = tl.zeros((T,), ACC)
-        c = _clocks(terms, bh, j[:, None], sizes.keys)
+        acc_clocks, acc_positions = tl.zeros((T,), ACC), tl.zeros((T,), ACC)
+        c, x = _sums(terms.clocks, bh, j[:, None], sizes.keys), _sums(learned.x, bh, j[:, None], sizes.keys)
         for first in range(start, end, T):
             m = first - shift
             rows = m + tl.arange(0, T)
@@ -273,6 +293,10 @@ def backward_dkv(
                     r_tile = _load(relative, b, h, m, sizes.queries, RANK, T, RANKS)
                     far = _block(r_tile, relative, first - n - T, RANK, T, True, OF_ROWS, ACC)
                     z += _of_distances_transposed(_block(r_tile, relative, first - n, RANK, T, True, OF_ROWS, ACC), far)
+            if learned.x is not None:
+                u = tl.abs(_between(learned.x, x, bh, first, T, sizes.keys, True, ACC))
+                k_of_u, rate, _ = _kernel(u, learned, h, KERNEL, P)
+                z += k_of_u
             row = tl.cast(bh, tl.int64) * sizes.queries + rows
             row_lse = tl.load(lse + row, mask=rows < sizes.queries, other=_INF)
             row_delta = tl.load(delta + row, mask=rows < sizes.queries, other=0.0)
@@ -287,8 +311,12 @@ def backward_dkv(
             acc_k += _dot((dz * slope).to(q_tile.dtype), q_tile, PRECISION, ACC)
             if d_clocks is not None:
                 acc_clocks -= tl.sum(dz * sign, 1)
+            if d_positions is not None:
+                acc_positions -= tl.sum(dz * rate * sign, 1)
         if d_clocks is not None:
             tl.store(d_clocks + tl.cast(bh, tl.int64) * sizes.keys + j, acc_clocks, mask=j < sizes.keys)
+        if d_positions is not None:
+            tl.store(d_positions + tl.cast(bh, tl.int64) * sizes.keys + j, acc_positions, mask=j < sizes.keys)
     if dropout.seed is not None:
         acc_v *= dropout.scale
     _store(d_k, acc_k * terms.scale, b, g, n, sizes.keys, D, T, WIDTH)

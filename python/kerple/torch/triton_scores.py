@@ -132,12 +132,25 @@ def _rows_that_see(mask, b, n, queries, T: tl.constexpr):
 
 
 @triton.jit
-def _clocks(terms, bh, at, keys):
-    """Cumulative gates of positions, in f64; of the nearest key outside of ``0..keys``."""
+def _sums(sums, bh, at, keys):
+    """Running sums ``[B, H, K]`` in f64 at these keys; of the nearest key outside of ``0..keys``."""
     c = at
-    if terms.clocks is not None:
-        c = tl.load(terms.clocks + tl.cast(bh, tl.int64) * keys + tl.minimum(tl.maximum(at, 0), keys - 1))
+    if sums is not None:
+        c = tl.load(sums + tl.cast(bh, tl.int64) * keys + tl.minimum(tl.maximum(at, 0), keys - 1))
     return c
+
+
+@triton.jit
+def _between(sums, c, bh, first, N: tl.constexpr, keys, OF_KEYS: tl.constexpr, ACC: tl.constexpr):
+    """Differences of running sums, of queries less those of keys, where rows have c and columns are N keys from ``first``
+    on, or with OF_KEYS the other way around. They are added up of high and low parts: a sum may leave f32 no digits.
+    """
+    zero = _sums(sums, bh, first, keys)
+    x, y = c - zero, _sums(sums, bh, first + tl.arange(0, N)[None, :], keys) - zero
+    if OF_KEYS:
+        x, y = y, x
+    high_x, high_y = x.to(ACC), y.to(ACC)
+    return (high_x - high_y) + ((x - high_x).to(ACC) - (y - high_y).to(ACC))
 
 
 @triton.jit
@@ -185,13 +198,8 @@ def _scores(products, own, first, low, high, c, bh, h, sizes, terms, mask, CAUSA
     if terms.bias is not None:
         z += tl.load(terms.bias + column, mask=seen, other=0.0)
     sign = 1.0 if CAUSAL else tl.where(d >= 0, 1.0, -1.0)
-    if terms.clocks is not None:  # sums between two positions as high and low parts: a gate may leave f32 no digits
-        zero = _clocks(terms, bh, first, sizes.keys)
-        x, y = c - zero, _clocks(terms, bh, other, sizes.keys) - zero
-        if OF_KEYS:
-            x, y = y, x
-        high_x, high_y = x.to(s.dtype), y.to(s.dtype)
-        z += sign * ((high_x - high_y) + ((x - high_x).to(s.dtype) - (y - high_y).to(s.dtype)))
+    if terms.clocks is not None:
+        z += sign * _between(terms.clocks, c, bh, first, products.shape[1], sizes.keys, OF_KEYS, s.dtype)
     return tl.where(seen, z, -_INF), s, slope, sign
 
 
