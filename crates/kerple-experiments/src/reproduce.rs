@@ -420,7 +420,12 @@ impl Reproduction {
     fn evals(&self, planned: &PlannedJob) -> Vec<EvalSpec> {
         let ask = |name: &String| {
             let config = &self.experiment.evaluations[name];
-            EvalSpec { request: config.request(), window: config.window, rope_scaling: config.rope_scaling }
+            EvalSpec {
+                request: config.request(),
+                split: Split::Test,
+                window: config.window,
+                rope_scaling: config.rope_scaling,
+            }
         };
         planned.run.evaluate.iter().map(ask).collect()
     }

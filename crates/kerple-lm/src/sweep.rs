@@ -17,7 +17,7 @@ use crate::sequences::EvalText;
 use crate::train::{self, TrainSession};
 use kerple_core::encoding::Encoding;
 use kerple_core::encoding::scaling::RopeScaling;
-use kerple_run::Numerics;
+use kerple_run::{EvaluationRow, Numerics};
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::str::FromStr;
@@ -48,6 +48,8 @@ pub struct EvalSpec {
     /// Which text, at which lengths: `segment_len` is set, so that all runs of a seed are scored on the same text whatever was
     /// evaluated of some of them before. Lengths that the encoding is not defined for are left out.
     pub request: EvalRequest,
+    /// The part of the data that is scored.
+    pub split: Split,
     /// Keys a query may see, where that is not what the run was trained with; asked only of runs whose layers see alike far.
     pub window: Option<usize>,
     /// Other rotary rates than the run was trained with; asked only of runs that rotate.
@@ -204,13 +206,14 @@ fn run_own(jobs: &[SweepJob], shard: Shard, stop: &AtomicBool, tell: &mut dyn Fn
 impl SweepJob<'_> {
     /// Refuses evaluations that the data cannot serve, before anything is trained for them.
     fn check(&self) -> Result<()> {
-        for (encoding, request) in self.evals.iter().filter_map(|spec| self.served(spec)) {
+        for spec in self.evals {
+            let Some((encoding, request)) = self.served(spec) else { continue };
             self.plan.check_evaluated(&encoding)?;
             match self.source.task() {
-                Some(task) => request.answers(Split::Test, task).check(task)?,
+                Some(task) => request.answers(spec.split, task).check(task)?,
                 None => {
                     KeyRule::check_absent(request.protocol)?;
-                    request.segments(self.plan.train_len, self.source.text(Split::Test)?.len(), &[])?;
+                    request.segments(self.plan.train_len, self.source.text(spec.split)?.len(), &[])?;
                 }
             }
         }
@@ -244,7 +247,7 @@ impl SweepJob<'_> {
         for spec in self.evals {
             let Some((encoding, request)) = self.served(spec) else { continue };
             *model.encoding_mut() = learned.evaluated_as(encoding);
-            let scored = evaluate::of_source(source, Split::Test, (&plan, &special), &request, &folder.evaluations()?)?;
+            let scored = evaluate::of_source(source, spec.split, (&plan, &special), &request, &folder.evaluations()?)?;
             let evaluation = EvalRun::new(
                 folder,
                 EvalCheckpoint { plan: &plan, step: state.step, model: &*model },
@@ -296,28 +299,38 @@ impl SweepJob<'_> {
     /// plan's last step they are, so no checkpoint is needed: rows that were copied together from several machines count. Rows
     /// of another precision or kind of device do not.
     fn is_done(&self) -> Result<Option<BTreeSet<String>>> {
-        if self.folder.plan()?.is_none_or(|old| old.hash != self.plan.hash) {
-            return Ok(None);
-        }
-        let rows = self.folder.evaluations()?;
+        let Some(rows) = self.rows()? else { return Ok(None) };
         for probe in self.probes {
             if !probe.is_done(self.folder, self.plan, self.source, &self.runtime.provenance)? {
                 return Ok(None);
             }
         }
-        let (mut expected, mut provenances) = (self.probes.len(), BTreeSet::new());
+        let provenance = &self.runtime.provenance;
+        let others = rows.iter().filter_map(|row| evaluate::provenance_difference(row, provenance)).collect();
+        Ok((self.probes.len() + rows.len() > 0).then_some(others))
+    }
+
+    /// The rows of all evaluations, one after the other with their lengths in order; `None` while one is missing.
+    ///
+    /// # Errors
+    /// Files of the run that cannot be read, or data that can no longer be read.
+    pub fn rows(&self) -> Result<Option<Vec<EvaluationRow>>> {
+        if self.folder.plan()?.is_none_or(|old| old.hash != self.plan.hash) {
+            return Ok(None);
+        }
+        let rows = self.folder.evaluations()?;
         let (special, last_step) = (self.folder.special_tokens()?, self.folder.last_step(self.plan)?);
+        let mut found = Vec::new();
         for spec in self.evals {
             let Some((encoding, request)) = self.served(spec) else { continue };
-            expected += request.lengths.len();
-            let scored = evaluate::of_source(self.source, Split::Test, (self.plan, &special), &request, &[])?;
-            let provenance = &self.runtime.provenance;
-            for row in evaluate::known(&rows, (last_step, &encoding), &*scored, (provenance, Reuse::AnyMachine)) {
+            let scored = evaluate::of_source(self.source, spec.split, (self.plan, &special), &request, &[])?;
+            let reuse = (&self.runtime.provenance, Reuse::AnyMachine);
+            for row in evaluate::known(&rows, (last_step, &encoding), &*scored, reuse) {
                 let Some(row) = row else { return Ok(None) };
-                provenances.extend(evaluate::provenance_difference(row, provenance));
+                found.push(row.clone());
             }
         }
-        Ok((expected > 0).then_some(provenances))
+        Ok(Some(found))
     }
 
     /// What is asked of this run: the encoding, and the request of the run's seed at the lengths that is defined for;
