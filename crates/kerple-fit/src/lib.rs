@@ -29,12 +29,14 @@ mod family;
 mod fit;
 pub mod input;
 mod interval;
+pub mod kernel_search;
 mod observations;
 pub mod page;
 mod projection;
 mod rank;
 pub mod report;
 mod search;
+pub mod space;
 mod starts;
 
 pub use criteria::{Criteria, Noise, RankBy};

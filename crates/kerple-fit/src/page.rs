@@ -39,22 +39,36 @@ pub struct WrittenFit {
 
 /// A page, ready to be laid out.
 #[derive(Serialize)]
-struct FitPage {
-    title: &'static str,
-    headline: String,
-    facts: Vec<(&'static str, String)>,
-    sections: Vec<FitSection>,
+pub(crate) struct FitPage {
+    pub title: &'static str,
+    pub headline: String,
+    pub facts: Vec<(&'static str, String)>,
+    pub sections: Vec<FitSection>,
+    /// Files with the same numbers.
+    pub files: &'static [&'static str],
+    /// Whether there are files of figures too.
+    pub has_figures: bool,
 }
 
 #[derive(Default, Serialize)]
-struct FitSection {
-    id: &'static str,
-    title: String,
-    text: Vec<String>,
-    grids: Vec<Grid>,
+pub(crate) struct FitSection {
+    pub id: &'static str,
+    pub title: String,
+    pub text: Vec<String>,
+    pub grids: Vec<Grid>,
     /// Keys of run files.
-    keys: Vec<String>,
-    figures: Vec<FigurePart>,
+    pub keys: Vec<String>,
+    pub figures: Vec<FigurePart>,
+}
+
+impl FitPage {
+    pub(crate) fn html(&self) -> Result<String> {
+        render(INDEX, include_str!("../templates/fit.html.jinja"), self)
+    }
+
+    pub(crate) fn markdown(&self) -> Result<String> {
+        render(TEXT, include_str!("../templates/fit.md.jinja"), self)
+    }
 }
 
 /// Writes a fit into a folder and replaces an earlier one there. Each file is whole or absent.
@@ -71,10 +85,8 @@ pub fn write(report: &FitReport, sources: &[CurveSource], folder: &Path, facts: 
     }
     remove_former_figures(folder, &files)?;
     let page = page(report, &figures, facts);
-    let html = render(INDEX, include_str!("../templates/fit.html.jinja"), &page)?;
-    let markdown = render(TEXT, include_str!("../templates/fit.md.jinja"), &page)?;
-    put(folder.join(INDEX), html.into_bytes(), &mut files)?;
-    put(folder.join(TEXT), markdown.into_bytes(), &mut files)?;
+    put(folder.join(INDEX), page.html()?.into_bytes(), &mut files)?;
+    put(folder.join(TEXT), page.markdown()?.into_bytes(), &mut files)?;
     let json = folder.join("fit.json");
     write_json(&json, report)?;
     files.push(json);
@@ -117,14 +129,16 @@ fn page(report: &FitReport, figures: &[Figure], facts: &PageFacts) -> FitPage {
             ("time", kerple_report::format::duration(facts.seconds)),
         ],
         sections,
+        files: &["fit.json", "tables/curves.csv", "tables/families.csv", TEXT],
+        has_figures: true,
     }
 }
 
-fn row(name: impl Into<String>, cells: Vec<String>) -> Row {
+pub(crate) fn row(name: impl Into<String>, cells: Vec<String>) -> Row {
     Row { name: name.into(), colour: None, cells: cells.into_iter().map(Cell::from).collect() }
 }
 
-fn head(names: &[&str]) -> Vec<String> {
+pub(crate) fn head(names: &[&str]) -> Vec<String> {
     names.iter().map(|name| (*name).to_owned()).collect()
 }
 

@@ -59,7 +59,7 @@ fn values(family: &Family, of: &SearchedParameter, furthest: f64) -> Vec<f64> {
 }
 
 /// In `a d^p`, the start is `a = rate^p`: the rate then says at which distance the kernel bends, whatever the exponent.
-fn rates_to_factors(family: &Family, start: &mut [f64]) {
+pub(crate) fn rates_to_factors(family: &Family, start: &mut [f64]) {
     for member in &family.members {
         let role = |of: &(usize, usize)| family.searched[of.1].role;
         let exponent =

@@ -20,7 +20,7 @@ pub use general::{General, thread_count};
 pub use groups::{EvaluationOptions, Hardware, RunFile, Sharing, SlurmArray, SplitChoice, default_lengths};
 use groups::{count, rope_scaling, task};
 #[cfg(feature = "fit")]
-pub use kernel::{FitArgs, NoiseName, RankName};
+pub use kernel::{FitArgs, MeasureName, NoiseName, RankName, SearchArgs};
 pub use kernel::{KernelArgs, KernelCommand};
 use kerple_core::encoding::scaling::RopeScaling;
 use kerple_data::tasks::TaskConfig;

@@ -11,6 +11,8 @@ pub mod import;
 pub mod kernel;
 #[cfg(feature = "fit")]
 mod kernel_fit;
+#[cfg(feature = "fit")]
+mod kernel_search;
 pub mod manual;
 #[cfg(feature = "music-lra")]
 mod music;

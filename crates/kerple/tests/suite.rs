@@ -16,6 +16,8 @@ mod hints;
 mod interchange;
 #[cfg(feature = "fit")]
 mod kernel_fit;
+#[cfg(feature = "fit")]
+mod kernel_search;
 mod main_job;
 mod music;
 mod order;

@@ -1,8 +1,14 @@
 //! The commands for kernels of distance.
 
 #[cfg(feature = "fit")]
+use super::{Hardware, RunFile};
+#[cfg(feature = "fit")]
 use clap::ValueEnum;
 use clap::{Args, Subcommand};
+#[cfg(feature = "fit")]
+use kerple_lm::evaluate::EvalLength;
+#[cfg(feature = "fit")]
+use kerple_lm::sweep::Shard;
 use std::path::PathBuf;
 
 #[derive(Debug, Args)]
@@ -64,6 +70,11 @@ pub enum KernelCommand {
     /// kernel did a model learn?
     #[cfg(feature = "fit")]
     Fit(FitArgs),
+    /// Search for a kernel that a model should have: train all expressions of a few base functions by
+    /// successive halving, then test the best against kerple_log on other seeds and text; re-run the
+    /// command to resume.
+    #[cfg(feature = "fit")]
+    Search(SearchArgs),
     /// Compute how far a kernel lets attention reach.
     EffectiveSpan {
         /// Kernel expression.
@@ -122,6 +133,72 @@ pub struct FitArgs {
     /// Print fit.json instead of lines.
     #[arg(long)]
     pub json: bool,
+}
+
+#[cfg(feature = "fit")]
+#[derive(Debug, Args)]
+pub struct SearchArgs {
+    /// Its encoding is replaced by each expression; train.steps are the updates of a confirmation.
+    #[command(flatten)]
+    pub file: RunFile,
+    /// Most base functions in an expression.
+    #[arg(long, default_value_t = 3)]
+    pub size: usize,
+    /// Base functions, separated by commas: names of families, as in `kernel fit`, or calls with a
+    /// learned amplitude.
+    #[arg(long, default_value = "log,power,exp", value_name = "LIST")]
+    pub base: String,
+    /// Hours for all runs on this machine; sets the updates of the rungs.
+    #[arg(long, value_name = "HOURS")]
+    pub budget: Option<f64>,
+    /// Lengths whose mean loss is compared, in tokens [default: 1x and 8x the training length].
+    #[arg(long, value_delimiter = ',')]
+    pub lengths: Vec<EvalLength>,
+    /// Scored tokens of each length: segments, last:COUNT, nonoverlapping or sliding:STRIDE [default:
+    /// last:64, or the training length where that is less].
+    #[arg(long)]
+    pub protocol: Option<String>,
+    /// Number of segments of both texts [default: up to 320].
+    #[arg(long, value_parser = super::groups::count)]
+    pub n_segments: Option<usize>,
+    /// Also search expressions that no rule proves; tables then call them unproven.
+    #[arg(long)]
+    pub unproven: bool,
+    /// What is compared: the loss of trained runs, or, to check the search itself, how badly an
+    /// expression describes a known kernel.
+    #[arg(long, value_enum, default_value = "nll")]
+    pub measure: MeasureName,
+    /// For --measure synthetic: the known kernel, with numbers; without it all expressions are equal.
+    #[arg(long, value_name = "EXPRESSION")]
+    pub truth: Option<String>,
+    /// For --measure synthetic: standard deviation of the loss of a run.
+    #[arg(long, default_value_t = 0.01)]
+    pub noise: f64,
+    /// List the space and write the plan; train nothing.
+    #[arg(long)]
+    pub plan_only: bool,
+    /// Take only every N-th run of a stage, starting from the I-th, counted from 0; the plan must
+    /// exist. Copy the folders of all shards together after each stage.
+    #[arg(long, value_name = "I/N", conflicts_with = "plan_only")]
+    pub shard: Option<Shard>,
+    /// Output folder for the plan, runs and pages.
+    #[arg(long)]
+    pub out: PathBuf,
+    #[command(flatten)]
+    pub hardware: Hardware,
+    /// Print search.json, or with --plan-only the plan, instead of lines.
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// What a search compares.
+#[cfg(feature = "fit")]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum MeasureName {
+    /// The mean loss in nats per token.
+    Nll,
+    /// The error of a fit to a known kernel, plus noise.
+    Synthetic,
 }
 
 /// How residuals vary.

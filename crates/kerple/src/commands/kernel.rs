@@ -22,6 +22,8 @@ pub fn run(args: &KernelArgs) -> CommandResult {
         }
         #[cfg(feature = "fit")]
         KernelCommand::Fit(args) => return super::kernel_fit::run(args),
+        #[cfg(feature = "fit")]
+        KernelCommand::Search(args) => return super::kernel_search::run(args),
         KernelCommand::EffectiveSpan { scores, .. } if !(scores.is_finite() && *scores >= 0.0) => {
             return Err(CommandError::misuse(
                 format!("--scores {scores} is out of range, it must be at least 0 and finite"),

@@ -63,11 +63,7 @@ pub fn run(args: &QuickstartArgs) -> CommandResult {
             return Err(failure);
         }
     }
-    let trial = trial_folder(&args.out);
-    if kerple_run::files::is_there(&trial).map_err(|error| CommandError::reading(&trial, &error))? {
-        // an earlier session was killed in it
-        std::fs::remove_dir_all(&trial).map_err(|error| CommandError::writing(&trial, &error))?;
-    }
+    remove_trial(&args.out)?;
     let mut comparison = comparison(&args.out, &data, runtime);
     let steps = match job.steps {
         Some(steps) => steps,
@@ -289,18 +285,28 @@ fn trial_folder(out: &Path) -> PathBuf {
     out.join(".trial")
 }
 
+/// Removes the folder of a trial in which an earlier session was killed.
+fn remove_trial(out: &Path) -> CommandResult {
+    let trial = trial_folder(out);
+    if kerple_run::files::is_there(&trial).map_err(|error| CommandError::reading(&trial, &error))? {
+        std::fs::remove_dir_all(&trial).map_err(|error| CommandError::writing(&trial, &error))?;
+    }
+    Ok(())
+}
+
 /// What a run costs on this machine, in seconds.
 #[derive(Clone, Copy, Debug)]
-struct Cost {
-    step: f64,
-    evaluation: f64,
+pub(super) struct Cost {
+    pub(super) step: f64,
+    pub(super) evaluation: f64,
 }
 
 impl Cost {
     /// Times a short run of the first encoding, the costliest, and its evaluation.
-    fn measure(comparison: &Comparison, stop: &AtomicBool) -> Result<Cost, CommandError> {
+    pub(super) fn measure(comparison: &Comparison, stop: &AtomicBool) -> Result<Cost, CommandError> {
         const STEPS: u64 = 24;
         let folder = trial_folder(&comparison.out);
+        remove_trial(&comparison.out)?;
         let mut trial = Comparison { seeds: 1, out: folder.clone(), ..comparison.clone() };
         trial.encodings.truncate(1);
         trial.config.train.steps = STEPS;
