@@ -2,7 +2,7 @@
 """The attention kernels for GPUs, examined without one.
 
     TRITON_INTERPRET=1 python3 scripts/check_triton.py numbers [PART ...]
-    python3 scripts/check_triton.py code [ARCH ...]
+    python3 scripts/check_triton.py code [positions] [ARCH ...]
 
 `numbers` runs the kernels on CPU tensors through Triton's interpreter: the conformance suite, reference values, many settings against
 dense attention in f64 with autograd, the same bits when a call is repeated or its programs run in reverse order, and what PyTorch asks
@@ -203,7 +203,7 @@ SETTINGS = {
     "positions, f64": dict(kernel="log", Q=70, bias=False, dtype=torch.float64), "positions of a power": dict(kernel="power", Q=70, H=4, G=2),
     "positions of log3, f64": dict(kernel="log3", Q=45, K=70, causal=False, dtype=torch.float64), "positions of a spline": dict(kernel="spline", Q=70, bias=False),
     "positions of a spline, f64": dict(kernel="spline", Q=40, sinks=True, intervals="any", causal=False, dtype=torch.float64),
-    "positions far from 0": dict(kernel="log3", far=2e6), "positions, far intervals": dict(kernel="log", intervals="far", Q=150, K=170, H=1),
+    "positions far from 0": dict(kernel="log3", far=2e6), "positions, far intervals": dict(kernel="log", intervals="far", Q=150, K=170, H=1, dtype=torch.float64),
     "positions, everything": dict(kernel="log3", H=4, G=2, weight=True, gates=True, sinks=True, softcap=5.0, intervals="prefix", causal=False, window=37, Q=60, K=83,
                                   dropout=0.2, dtype=torch.float64),
     "positions, bfloat16": dict(kernel="log", H=4, G=2, Q=90, sinks=True, dtype=torch.bfloat16),
@@ -245,13 +245,16 @@ def drawn(seed):
     G, causal, gates = 1 + below(2), flag(), flag()
     K = 1 + below(90)
     Q = 1 + below(K if gates else 90)
-    return dict(
+    given = dict(
         B=2, G=G, H=G * (1 + below(2)), Q=Q, K=K, D=1 + below(40), causal=causal, gates=gates, bias=flag(), weight=flag(), sinks=flag(),
         window=1 + below(60) if flag() else None, softcap=2.0 + below(9) if flag() else None, lengths=[below(K + 1), K] if flag() else None,
         starts=[below(K), 0] if flag() else None, dtype=[torch.float64, torch.float32][below(2)], seed=seed,
         intervals=list(INTERVALS)[below(len(INTERVALS))] if below(3) == 0 else None,
-        relative=(1 + below(20), 1 + below(100)) if causal and flag() else None, kernel=list(KERNELS)[below(4)] if seed % 5 == 0 else None,
+        relative=(1 + below(20), 1 + below(100)) if causal and flag() else None,
     )  # fmt: skip
+    if seed % 5 == 0:  # learned positions, which exclude a relative bias and more queries than keys
+        given |= dict(kernel=list(KERNELS)[below(4)], relative=None, Q=min(Q, K))
+    return given
 
 
 def one_setting(name, given):
@@ -640,7 +643,7 @@ def arguments(kernels, number, terms):
     return given | dict.fromkeys(("columns", "items", "splits", "total_columns"), "i32")
 
 
-def compiled(name, shape, tile, rank=16, kernel_of=("log3", 3)):
+def compiled(name, shape, tile, rank=16, kernel_of=("spline", 17)):
     """A kernel as machine code, of causal attention with such terms, of a relative bias of this rank or of this kernel of
     learned positions and its parameters; decode is forward with parts of the keys and 4 heads that share them."""
     import triton
@@ -711,13 +714,25 @@ KNOWN_SPILLS = {(32, 256): 576, (64, 64): 16}
 #: The same of calls with dropout, and with a relative bias beside all else.
 KNOWN_SPILLS_OF_DROPOUT = {(32, 128): 256}
 KNOWN_SPILLS_OF_ALL = {(32, 128): 64}
+#: The same of a spline of learned positions with 16 knots, which has the most parameters.
+KNOWN_SPILLS_OF_POSITIONS = {(16, 256): 8}
+
+
+def is_default(shape):
+    """Of the configurations with learned positions, whose splines take long to compile, `code` has these; `code positions` has them all
+    and no others.
+    """
+    return shape.arch in ("sm_90", "gfx942") and (
+        shape.features == 64 and (shape.bits == 16 or (shape.bits, shape.terms) == (32, "positions"))
+        or (shape.bits, shape.features, shape.terms) == (16, 128, "positions")
+    )
 
 
 def one_code(job):
     name, shape, tile = job
     found = read_code(compiled(name, shape, tile))
     at = (shape.bits, shape.features)
-    of_terms = KNOWN_SPILLS_OF_DROPOUT if "dropout" in shape.terms else KNOWN_SPILLS_OF_ALL if shape.terms == "rows, all" else {}
+    of_terms = KNOWN_SPILLS_OF_POSITIONS if shape.terms.startswith("positions") else KNOWN_SPILLS_OF_DROPOUT if "dropout" in shape.terms else KNOWN_SPILLS_OF_ALL if shape.terms == "rows, all" else {}
     known = KNOWN_SPILLS.get(at, of_terms.get(at, 0))
     failures = [f"{found['spills']} spills, {known} are known"] if found["spills"] > known else []
     failures += [f"{found['atomics']} atomic instructions"] if found["atomics"] else []
@@ -766,18 +781,20 @@ def code(names):
     fold = [("fold", _gpu.Shape(arch, 32, 64, "bias"), _gpu.Tile(0, 0, 4)) for arch in targets()]
     jobs = fold + [("merge", shape, tiles.decode) for shape, tiles in _gpu.TILES.items() if shape.terms == "bias"] + [(name, shape, tile) for shape, tiles in _gpu.TILES.items()
                    for name, tile in zip(("forward", "backward_dq", "backward_dkv", "decode"), tiles, strict=True)
-                   if name != "decode" or shape.terms != "all, dropout"]  # fmt: skip
+                   if name != "decode" or "dropout" not in shape.terms]  # fmt: skip
     # a call with few terms needs fewer registers than one with everything on the same tile
     jobs += [(name, shape._replace(terms="rows, all, dropout"), tile) for name, shape, tile in jobs if shape.terms == "rows, all" and name != "decode"]
     fewer = {"all": ["bias"], "all, dropout": ["bias", "all"], "rows, all": ["rows"], "rows, all, dropout": ["rows", "rows, all"]}
     full = {(name, shape._replace(terms=terms), tile) for name, shape, tile in jobs for terms in fewer.get(shape.terms, ())
             if "dropout" not in shape.terms or shape[1:3] not in KNOWN_SPILLS_OF_DROPOUT}
-    jobs = [job for job in jobs if job not in full and (not names or job[1].arch in names)]
-    print(f"{'kernel':<14}{'device':<8}{'bits':>4}{'features':>9}{'with':>19}{'tile':>8}{'warps':>6}{'registers':>10}{'spills':>8}{'shared':>8}{'products':>9}")
+    archs, of_positions = [name for name in names if name != "positions"], lambda job: job[1].terms.startswith("positions")
+    jobs = [job for job in jobs if job not in full and (not archs or job[1].arch in archs)]
+    jobs = [job for job in jobs if (of_positions(job) if "positions" in names else not of_positions(job) or is_default(job[1]))]
+    print(f"{'kernel':<14}{'device':<8}{'bits':>4}{'features':>9}{'with':>25}{'tile':>8}{'warps':>6}{'registers':>10}{'spills':>8}{'shared':>8}{'products':>9}")
     failures = []
     with concurrent.futures.ProcessPoolExecutor(os.cpu_count()) as pool:
         for (name, shape, tile), found, wrong in pool.map(one_code, jobs):
-            print(f"{name:<14}{shape.arch:<8}{shape.bits:>4}{shape.features:>9}{shape.terms:>19}{f'{tile.rows}x{tile.keys}':>8}{tile.warps:>6}"
+            print(f"{name:<14}{shape.arch:<8}{shape.bits:>4}{shape.features:>9}{shape.terms:>25}{f'{tile.rows}x{tile.keys}':>8}{tile.warps:>6}"
                   f"{found['registers']:>10}{found['spills']:>8}{found['shared']:>8}{found['products']:>9}  {', '.join(wrong)}", flush=True)  # fmt: skip
             failures += [f"{name}, {shape}, {tile}: {one}" for one in wrong]
     print(f"{len(jobs)} kernels compiled")

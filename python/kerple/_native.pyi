@@ -23,7 +23,6 @@ class Rule:
         threads: int,
         encoding: Encoding | None = None,
         dropout_p: float = 0.0,
-        position_kernel: str = "",
     ) -> Rule: ...
 
 class Encoding:
@@ -55,10 +54,10 @@ class Encoding:
     def turns(self, start: int, span: int, cos: ArrayLike, sin: ArrayLike) -> None: ...
 
 #: q, k, v; bias, weight, sinks, numbers, cumulative gates; rows and profiles of a relative bias; learned
-#: positions and the parameters of their kernel; first key and number of keys of each sequence, and packed documents; the seed of dropout.
+#: positions, the parameters of their kernel and its name; first key and number of keys of each sequence, and packed documents; the seed of dropout.
 _Inputs = tuple[
     ArrayLike, ArrayLike, ArrayLike, ArrayLike | None, ArrayLike | None, ArrayLike | None, ArrayLike | None,
-    ArrayLike | None, tuple[ArrayLike, ArrayLike] | None, tuple[ArrayLike, ArrayLike] | None,
+    ArrayLike | None, tuple[ArrayLike, ArrayLike] | None, tuple[ArrayLike, ArrayLike, str] | None,
     tuple[ArrayLike | None, ArrayLike | None, ArrayLike | None], ArrayLike | None,
 ]  # fmt: skip
 

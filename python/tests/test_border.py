@@ -96,7 +96,6 @@ def test_the_compiled_functions_answer_in_words(seed):
     rules = [_native.Rule(0.3, causal, None, None, 2) for causal in (True, False)]
     encodings = [encoding(Encoding(kind, 2, 4, seed=1)._key) for kind in ("kerple_log", "t5", "dape", "shaw", "xpos", "rotary")]
     rules += [_native.Rule(0.3, True, None, None, 1, one) for one in encodings] + [_native.Rule(0.3, True, None, None, 1, None, 0.5)] * 2
-    rules += [_native.Rule(0.3, True, None, None, 1, None, 0.0, kernel) for kernel in ("log", "power", "log3", "spline", "x")]
     linear = LinearAttention("kerple_log", 2, 4, seed=1, count=8)
     for _ in range(200):
         rule, length = draw.choice(rules), draw.choice([1, 3, 5])
@@ -107,10 +106,11 @@ def test_the_compiled_functions_answer_in_words(seed):
         documents = torch.randint(-2, 4, draw.choice([(2,), (1, length), (1, 2, 3)])) if draw.random() < 0.3 else None
         relative = (array(draw, 1, 2, length, 3), array(draw, 3, 4)) if draw.random() < 0.3 else None
         steps = array(draw, 1, 2, length).double()
-        learned = (steps.abs().cumsum(-1) if steps.dim() else steps, array(draw, 2, draw.choice([2, 3])).double()) if draw.random() < 0.3 else None
+        steps, parameters = steps.abs().cumsum(-1) if steps.dim() else steps, array(draw, 2, draw.choice([2, 3])).double()
+        learned = (steps, parameters, draw.choice(["log", "log", "power", "log3", "spline", "x"])) if draw.random() < 0.3 else None
         limits, seed_of = (some(1), some(1), documents), draw.choice([None, torch.tensor([5])])
         inputs = (q, k, v, some(2, length), some(2, length), some(2), numbers, clocks, relative, learned, limits, seed_of)
-        beside = (*inputs[:8], *(relative or (None, None)), *(learned or (None, None)))
+        beside = (*inputs[:8], *(relative or (None, None)), *(learned[:2] if learned else (None, None)))
         made = [None if x is None or draw.random() < 0.05 else torch.zeros(x.shape, dtype=x.dtype) for x in beside]
         out, lse = torch.zeros(q.shape), array(draw, 1, 2, length)
         calls = [

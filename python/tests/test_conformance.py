@@ -54,7 +54,8 @@ def test_a_type_holds_for_all_checks(dtype):
     "name",
     [
         "one key", "bias in both directions", "everything", "gates and sinks", "documents", "softcap and weight",
-        "relative bias and padding", "intervals", "dropout and all else",
+        "relative bias and padding", "intervals", "dropout and all else", "learned positions", "learned positions of a spline",
+        "learned positions in both directions", "learned positions and padding", "learned positions and all else",
     ],
 )  # fmt: skip
 def test_gradients_of_the_plain_attention_are_those_of_differences(name):
@@ -65,6 +66,8 @@ def test_gradients_of_the_plain_attention_are_those_of_differences(name):
         small.update(key_lengths=(7, 6), key_starts=(0, 1))
     call, _ = make(replace(KNOWN[name], **small, dtype=torch.float64))
     leaves = call.with_gradient()
+    if "positions" in leaves:
+        leaves["positions"] = leaves["positions"].detach().nan_to_num(0.0).requires_grad_()
     if "gates" in leaves:  # differences of padding's NaN are NaN
         leaves["gates"] = leaves["gates"].detach().nan_to_num(-1.0).requires_grad_()
 
@@ -72,6 +75,8 @@ def test_gradients_of_the_plain_attention_are_those_of_differences(name):
         given = dict(zip(leaves, values, strict=True))
         if "rows" in given:
             given["relative"] = (given.pop("rows"), given.pop("profiles"))
+        if "parameters" in given:
+            given["position_kernel"] = (call.kernel, given.pop("parameters"))
         return plain.attention(**{**_features(call), "q": None, "k": None, "v": None, **given}, tile=3)
 
     assert torch.autograd.gradcheck(run, tuple(leaves.values()))
@@ -144,6 +149,7 @@ def test_eager_is_wrong_where_rows_see_nothing():
     assert wrong == {
         "more queries", "no key at all", "window past the padding", "padding at the front", "documents in both directions",
         "intervals", "intervals and what is earlier", "intervals across tiles", "gates and padding", "relative bias and padding",
+        "learned positions and padding", "learned positions and intervals",
     }  # fmt: skip
 
 

@@ -40,6 +40,14 @@ def test_methods_of_the_page_run():
     assert torch.equal(names["out"], names["v_new"].expand(1, 8, 1, 64)), "one key has all the weight"
 
 
+def test_learned_positions_of_the_page_run():
+    names = {"torch": torch, "attention": attention, "steps": torch.ones(1, 2, 9), "r1": torch.ones(2), "r2": torch.full((2,), 0.5)}
+    names |= {name: torch.randn(1, 2, 9, 4) for name in "qkv"}
+    exec(block("steps.double()"), names)
+    table = -torch.log1p(0.5 * torch.arange(9.0)).expand(2, 9)
+    torch.testing.assert_close(names["out"], attention(names["q"], names["k"], names["v"], bias=table), rtol=0, atol=1e-6)
+
+
 def test_packed_documents_and_intervals_of_the_page_run():
     q, k, v = (torch.randn(1, 2, 8192, 4) for _ in range(3))
     flat = {name: x[0].transpose(0, 1) for name, x in (("q", q), ("k", k), ("v", v))}

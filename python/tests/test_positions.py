@@ -254,6 +254,8 @@ def test_refusals_of_the_engine():
             attention(*qkv(), **falling())
         with pytest.raises(ValueError, match=r"without causal=True they do not support padding before the keys \(key_starts\)"):
             attention(*qkv(), **without(causal=False, key_starts=[0, 2]))
+        with pytest.raises(ValueError, match="or none of the three"):
+            call(*(x.detach() for x in qkv()), *[None] * 13, "", 0.4, True, None, None, 0.0, "log")
         with pytest.raises(ValueError, match="exclude each other"):  # the operation itself
             positions, parameters = (x.detach() for x in learned("log"))
             call(*(x.detach() for x in qkv()), *[None] * 5, *ROWS, positions, parameters, *[None] * 4, "", 0.4, True, None, None, 0.0, "log")

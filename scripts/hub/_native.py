@@ -6,7 +6,7 @@ import math
 class Rule:
     """Options of a call."""
 
-    def __init__(self, scale, causal, window, softcap, threads, encoding, dropout_p, position_kernel):
+    def __init__(self, scale, causal, window, softcap, threads, encoding, dropout_p):
         if not math.isfinite(scale):
             raise ValueError(f"scale = {scale} must be finite")
         if softcap is not None and not (softcap > 0 and math.isfinite(softcap)):

@@ -30,14 +30,12 @@ pub struct AttentionRule {
     feature_decay: Option<Vec<f64>>,
     /// Probability of dropping an attention weight.
     dropout_p: f64,
-    /// The kernel of learned positions; empty without them.
-    position_kernel: String,
 }
 
 #[pymethods]
 impl AttentionRule {
     #[new]
-    #[pyo3(signature = (scale, causal, window, softcap, threads, encoding=None, dropout_p=0.0, position_kernel=""))]
+    #[pyo3(signature = (scale, causal, window, softcap, threads, encoding=None, dropout_p=0.0))]
     fn new(
         scale: f64,
         causal: bool,
@@ -46,7 +44,6 @@ impl AttentionRule {
         threads: usize,
         encoding: Option<Py<PyEncoding>>,
         dropout_p: f64,
-        position_kernel: &str,
     ) -> PyResult<AttentionRule> {
         if !(0.0..1.0).contains(&dropout_p) {
             return Err(PyValueError::new_err(format!("dropout_p = {dropout_p} must be at least 0 and below 1")));
@@ -73,8 +70,7 @@ impl AttentionRule {
                  query; use causal=True",
             ));
         }
-        let position_kernel = position_kernel.to_owned();
-        Ok(AttentionRule { scale, mask, softcap, threads, encoding, feature_decay, dropout_p, position_kernel })
+        Ok(AttentionRule { scale, mask, softcap, threads, encoding, feature_decay, dropout_p })
     }
 }
 
@@ -117,7 +113,7 @@ type KeyLimitObjects<'py> = (OptionalObject<'py>, OptionalObject<'py>, OptionalO
 type RelativeObjects<'py> = Option<(Bound<'py, PyAny>, Bound<'py, PyAny>)>;
 
 /// q, k and v; bias, weight, sinks, parameters of a score modification and cumulative gates; a relative
-/// bias; learned positions and the parameters of their kernel; where the keys of each sequence or query start, where they end, and packed documents; the seed of
+/// bias; learned positions, the parameters of their kernel and its name; where the keys of each sequence or query start, where they end, and packed documents; the seed of
 /// dropout.
 type AttentionArguments<'py> = (
     Bound<'py, PyAny>,
@@ -137,7 +133,6 @@ type AttentionArguments<'py> = (
 impl AttentionArrays {
     fn of(
         (q, k, v, bias, weight, sinks, numbers, clocks, relative, learned, (starts, lengths, documents), seed): &AttentionArguments,
-        rule: &AttentionRule,
     ) -> PyResult<AttentionArrays> {
         Ok(AttentionArrays {
             q: PythonArray::of("q", q)?,
@@ -149,7 +144,7 @@ impl AttentionArrays {
             numbers: PythonArray::some("numbers", numbers.as_ref())?,
             clocks: PythonArray::some("clocks", clocks.as_ref())?,
             relative: relative_arrays(["relative[0]", "relative[1]"], relative)?,
-            learned: PositionArrays::of(learned, &rule.position_kernel)?,
+            learned: PositionArrays::of(learned)?,
             starts: PythonArray::some("key_starts", starts.as_ref())?,
             lengths: PythonArray::some("key_lengths", lengths.as_ref())?,
             documents: PythonArray::some("documents", documents.as_ref())?,
@@ -523,7 +518,7 @@ pub fn attention_forward(
     out: &Bound<PyAny>,
     lse: &Bound<PyAny>,
 ) -> PyResult<()> {
-    let inputs = AttentionArrays::of(&inputs, rule)?;
+    let inputs = AttentionArrays::of(&inputs)?;
     let (dims, limits) = inputs.sizes(rule)?;
     let (out, lse) = (PythonArray::of("out", out)?, PythonArray::of("lse", lse)?);
     out.expect_shape("B, H, Q, D", inputs.q.shape())?;
@@ -572,7 +567,7 @@ pub fn attention_backward(
     saved: (Bound<PyAny>, Bound<PyAny>, Bound<PyAny>),
     made: [OptionalObject; 12],
 ) -> PyResult<()> {
-    let inputs = AttentionArrays::of(&inputs, rule)?;
+    let inputs = AttentionArrays::of(&inputs)?;
     let (dims, limits) = inputs.sizes(rule)?;
     let saved =
         [PythonArray::of("out", &saved.0)?, PythonArray::of("lse", &saved.1)?, PythonArray::of("d_out", &saved.2)?];

@@ -10,8 +10,8 @@ use std::ops::RangeInclusive;
 /// Numbers per head of a spline: that of the whole distance, and 1 to 24 knots.
 const OF_SPLINE: RangeInclusive<usize> = 2..=25;
 
-/// Positions and parameters, or their gradients.
-pub type PositionObjects<'py> = Option<(Bound<'py, PyAny>, Bound<'py, PyAny>)>;
+/// Positions, parameters, and the name of their kernel.
+pub type PositionObjects<'py> = Option<(Bound<'py, PyAny>, Bound<'py, PyAny>, String)>;
 
 /// Positions `[B, H, K]` and the parameters of their kernel, `[H, P]`.
 pub struct PositionArrays {
@@ -23,15 +23,13 @@ pub struct PositionArrays {
 }
 
 impl PositionArrays {
-    /// Reads the arrays of a call whose rule names this kernel.
-    pub fn of(objects: &PositionObjects, kernel: &str) -> PyResult<Option<PositionArrays>> {
-        let Some((positions, parameters)) = objects else {
-            return if kernel.is_empty() { Ok(None) } else { refuse("position_kernel: there are no positions") };
-        };
+    /// Reads the arrays of a call.
+    pub fn of(objects: &PositionObjects) -> PyResult<Option<PositionArrays>> {
+        let Some((positions, parameters, kernel)) = objects else { return Ok(None) };
         let positions = PythonArray::of("positions", positions)?;
         let parameters = PythonArray::of("position_kernel[1]", parameters)?;
         let [_, count] = parameters.sizes("H, P")?;
-        let kernel = match kernel {
+        let kernel = match kernel.as_str() {
             "log" => PositionKernel::Log,
             "power" => PositionKernel::Power,
             "log3" => PositionKernel::Log3,

@@ -71,7 +71,7 @@ def flex(call: Call) -> Tensor:
     """Compiled FlexAttention whose score function reads tables and cumulative gates."""
     from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
-    _refuse(call, "sinks", "rows", "dropout_p")
+    _refuse(call, "sinks", "rows", "positions", "dropout_p")
     (batch, _, queries, _), keys = call.q.shape, call.k.shape[2]
     block = create_block_mask(_flex_mask(call), batch, None, queries, keys, device=call.q.device)
     k, v = call.grouped()
@@ -134,11 +134,12 @@ def _features(call: Call) -> dict[str, object]:
     """A call as keyword arguments of :func:`kerple.torch.attention`."""
     named = {name: getattr(call, name) for name in _ARGUMENTS}
     named["relative"] = None if call.rows is None else (call.rows, call.profiles)
+    named["position_kernel"] = None if call.positions is None else (call.kernel, call.parameters)
     return {name: value for name, value in named.items() if value is not None}
 
 
 _ARGUMENTS = (
-    "bias", "weight", "causal", "window", "scale", "softcap", "sinks", "gates", "key_lengths", "key_starts", "key_ends",
+    "bias", "weight", "causal", "window", "scale", "softcap", "sinks", "gates", "positions", "key_lengths", "key_starts", "key_ends",
     "document_ids", "dropout_p", "dropout_seed",
 )  # fmt: skip
 

@@ -37,6 +37,13 @@ class Case:
     reset: float | None = None
     #: Rank and reach of a relative bias per row.
     relative: tuple[int, int] | None = None
+    #: The kernel of learned positions.
+    kernel: str | None = None
+    #: The mean step from position to position, and the position before the first.
+    step: float = 1.0
+    origin: float = 0.0
+    #: Whether every third step is 0.
+    coincide: bool = False
     #: The probability of dropping an attention weight.
     dropout: float | None = None
     #: None is ``1 / sqrt(features)``.
@@ -171,6 +178,20 @@ CASES = (
          sinks=0.5, gates=True, relative=(5, 40)),
     Case("relative bias across tiles", "ten tiles of 32, and a reach that ends within one", batch=1, queries=320, keys=320, bias=False,
          relative=(16, 230)),
+    Case("learned positions", "scores get a logarithm of the distance between running sums of steps", bias=False, kernel="log"),
+    Case("learned positions of a power", "with an exponent of each head", bias=False, kernel="power"),
+    Case("learned positions of three parameters", "a logarithm of a power", bias=False, kernel="log3"),
+    Case("learned positions of a spline", "a concave price, linear between the knots 1, 2, 4 and 8", bias=False, kernel="spline"),
+    Case("learned positions far from 0", "at two million, where f32 leaves no digits to steps", bias=False, kernel="log", origin=2e6),
+    Case("learned positions close together", "at distances of 1e-5, whose logarithm 1 + u rounds off", bias=False, kernel="log", step=1e-5),
+    Case("coincident positions", "every third step is 0, where a power below 1 has an infinite derivative", bias=False, kernel="power", coincide=True),
+    Case("learned positions in both directions", "distances have no sign", causal=False, kernel="log3"),
+    Case("learned positions of grouped heads", "positions and parameters belong to query heads", bias=False, heads=4, kernel="log"),
+    Case("learned positions of more keys", "9 queries at the end of 64 keys", bias=False, queries=9, keys=64, kernel="log"),
+    Case("learned positions and padding", "positions of padding are NaN", kernel="log", key_lengths=(33, 20), key_starts=(5, 0)),
+    Case("learned positions and documents", "they restart in each document", kernel="spline", documents=((9, 1, 23), (20, 13))),
+    Case("learned positions and intervals", "of keys in any place", causal=False, kernel="log", interval="any"),
+    Case("learned positions across tiles", "ten tiles of 32", batch=1, queries=320, keys=320, bias=False, kernel="power"),
     Case("dropout", "of each ten weights three become 0, and the others are divided by 0.7", dropout=0.3),
     Case("dropout in both directions", "half of the weights", causal=False, bias=False, dropout=0.5),
     Case("dropout across tiles", "the mask does not begin again in a tile", batch=1, queries=130, keys=130, dropout=0.3),
@@ -184,6 +205,8 @@ CASES = (
     Case("dropout and sinks", "a sink is never dropped", sinks=0.5, dropout=0.3),
     Case("dropout and all else", "grouped heads, more keys, a window, softcap, weight, sinks, gates and a relative bias", heads=4, queries=70,
          keys=97, window=50, weight=True, softcap=3.0, sinks=0.5, gates=True, relative=(5, 40), dropout=0.2),
+    Case("learned positions and all else", "gates too, and after softcap and weight", heads=4, queries=70, keys=97, window=50, weight=True,
+         softcap=3.0, sinks=0.5, gates=True, kernel="log3", dropout=0.2),
     Case("intervals and all else", "grouped heads, a window, softcap, weight, sinks and gates", heads=4, queries=40, keys=64, causal=False,
          interval="any", window=50, softcap=3.0, weight=True, sinks=0.5, gates=True),
     Case("everything", "all features in one call", **_EVERYTHING),
@@ -198,15 +221,18 @@ CASES = (
     *_layouts(),
     Case("relative bias in slices", "rows have strides of their own", bias=False, layout="within larger tensors", relative=(4, 20)),
     Case("decoding 700 keys", "one query after 699 keys, which kernels share out", heads=4, queries=1, keys=700, sinks=0.5),
+    Case("decoding with learned positions", "one query after 699 keys", heads=4, queries=1, keys=700, bias=False, kernel="log3"),
     Case("decoding padded sequences", "3 queries of 4 heads over 2 key heads after keys that are padding", heads=4, queries=3, keys=600,
          window=400, key_starts=(0, 290), key_lengths=(600, 580)),
     Case("same bits", "a second run gives the same bits", heads=4, queries=129, keys=129, weight=True, sinks=0.5, gates=True, is_repeated=True),
+    Case("same bits of learned positions", "a second run gives the same bits", heads=4, queries=129, keys=129, kernel="spline", is_repeated=True),
     Case("double", "f64", dtype=torch.float64),
     Case("bfloat16", "half precision", dtype=torch.bfloat16),
     Case("bfloat16, dropout", "weights are divided by 0.9", dtype=torch.bfloat16, dropout=0.1),
     Case("float16", "half precision", dtype=torch.float16),
     Case("bfloat16, bias in float32", "a bias of about 1000, which bfloat16 rounds to steps of 4", constant=1000.0,
          dtype=torch.bfloat16, table_dtype=torch.float32),
+    Case("bfloat16, learned positions", "positions and their kernel are not rounded", kernel="log", dtype=torch.bfloat16, table_dtype=torch.float32),
     Case("bfloat16, everything", "all features in one call, tables in float32", **_EVERYTHING,
          dtype=torch.bfloat16, table_dtype=torch.float32),
     Case("long", "4096 positions", **_LONG),

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 #: The tensors of a call that have a gradient, and the names of these gradients.
-GRADIENTS = {name: f"d_{name}" for name in ("q", "k", "v", "bias", "weight", "sinks", "gates", "rows", "profiles")}
+GRADIENTS = {name: f"d_{name}" for name in ("q", "k", "v", "bias", "weight", "sinks", "gates", "rows", "profiles", "positions", "parameters")}
 
 #: The lowest gate that is not told apart from -inf: e to this power is 0.
 _RESET = -65536.0
@@ -27,8 +27,9 @@ class Call:
     """The inputs of an implementation.
 
     Query ``i`` of Q is at position ``K - Q + i``; ``d = i - j`` is the distance from query to key.
-    The score of a pair is ``u weight[h, d] + bias[h, d] + rows[b, h, i].profiles[:, d] + c_i - c_j``,
-    where u is ``scale q.k``, or ``softcap tanh(scale q.k / softcap)``, and c are cumulative gates. A
+    The score of a pair is ``u weight[h, d] + bias[h, d] + rows[b, h, i].profiles[:, d] + c_i - c_j + k(|x_i - x_j|)``,
+    where u is ``scale q.k``, or ``softcap tanh(scale q.k / softcap)``, c are cumulative gates, and k is the kernel of
+    learned positions x. A
     query attends to keys with ``0 <= d``, or to all without ``causal``, within ``|d| < window``, of its
     own document, of sequence b only to those from ``key_starts[b]`` on and before ``key_lengths[b]``, and
     of its own interval, where there are any, from ``key_starts[b, i]`` on and before ``key_ends[b, i]``. A query that
@@ -63,6 +64,16 @@ class Call:
     """``[B, H, Q, R]``, what each query computes its own bias from (a relative bias, as in Inkling)."""
     profiles: Tensor | None = None
     """``[R, E]``, shared by heads: the bias of a key at distance E or more is 0. ``causal`` only."""
+    positions: Tensor | None = None
+    """Learned positions, ``[B, H, K]`` in f64, which do not decrease within a document. Those of padding are not read and
+    may be NaN: it is where the nearest token is.
+    """
+    parameters: Tensor | None = None
+    """Of their kernel, ``[H, P]`` in the order of its formula."""
+    kernel: str = ""
+    """``log``, ``-r1 ln(1 + r2 u)``; ``power``, ``-r1 u^p``; ``log3``, ``-r1 ln(1 + r2 u^p)``; or ``spline``,
+    ``-a_0 u - sum of a_m min(u, 2^(m - 1))``. Where positions coincide, an infinite derivative counts as 0.
+    """
     key_starts: Tensor | None = None
     """``[B]``, the first key that is not padding; ``[B, Q]``, the first key of each query."""
     document_ids: Tensor | None = None
@@ -142,8 +153,35 @@ class Call:
         d, reach = self.distances(), self.profiles.shape[1]
         return self.profiles[:, d.clamp(0, reach - 1)] * ((d >= 0) & (d < reach))
 
+    def apart(self) -> Tensor:
+        """How far apart the learned positions of a pair are, ``[B, H, Q, K]`` in f64; 0 of pairs that are not seen."""
+        x = self.positions.double()
+        if self.key_starts is None or self.key_starts.dim() == 1:
+            keys = x.shape[2]
+            nearest = torch.arange(keys, device=x.device).expand(x.shape[0], -1)
+            if self.key_lengths is not None:
+                nearest = nearest.minimum(self.key_lengths[:, None] - 1)
+            if self.key_starts is not None:
+                nearest = nearest.maximum(self.key_starts[:, None])
+            x = x.gather(2, nearest.clamp(0, keys - 1)[:, None].expand_as(x))
+        between = x[:, :, x.shape[2] - self.q.shape[2] :, None] - x[:, :, None]
+        # not |between|, whose derivative is 0 where positions coincide, but that from above
+        return torch.where(self.seen(), torch.where(self.distances() >= 0, between, -between), 0.0)
+
+    def learned_bias(self, u: Tensor) -> Tensor:
+        """The kernel at distances ``[B, H, Q, K]``."""
+        first, *more = (x[:, None, None] for x in self.parameters.double().unbind(1))
+        if self.kernel == "spline":
+            return -first * u - sum(a * torch.where(u < 2.0**m, u, 2.0**m) for m, a in enumerate(more))
+        if self.kernel == "log":
+            return -first * torch.log1p(more[0] * u)
+        power = torch.where(u > 0, torch.where(u > 0, u, 1.0) ** more[-1], 0.0)
+        return -first * (power if self.kernel == "power" else torch.log1p(more[0] * power))
+
     def added(self) -> Tensor | None:
-        """What is added to scores: bias, relative bias and gates, ``[B or 1, H, Q, K]``, or None."""
+        """What is added to scores: bias, relative bias, gates and the kernel of learned positions, ``[B or 1, H, Q, K]``, or
+        None.
+        """
         added = None if self.bias is None else self.spread()[None]
         if self.rows is not None:
             own = torch.einsum("bhin,nij->bhij", self.rows.to(self.profiles.dtype), self.spread_profiles())
@@ -151,6 +189,9 @@ class Call:
         if self.gates is not None:
             sums = self.gate_sums()
             added = sums.to(self.gates.dtype) if added is None else added + sums.to(added.dtype)
+        if self.positions is not None:
+            own = self.learned_bias(self.apart())
+            added = own.to(self.parameters.dtype) if added is None else added + own.to(added.dtype)
         return added
 
     def grouped(self) -> tuple[Tensor, Tensor]:
@@ -235,6 +276,7 @@ def sizes(call: Call, up: Tensor) -> dict[str, Tensor]:
         **({} if call.sinks is None else {"d_sinks": (p_sink * delta[..., 0]).sum((0, 2))}),
         **({} if call.gates is None else {"d_gates": _of_gates(call, d_z)}),
         **({} if call.rows is None else _of_relative(call, d_z)),
+        **({} if call.positions is None else _of_positions(call, d_z)),
     }
 
 
@@ -259,3 +301,19 @@ def _of_relative(call: Call, d_z: Tensor) -> dict[str, Tensor]:
     within = (d >= 0) & (d < reach)
     d_profiles = torch.zeros_like(call.profiles).index_add_(1, d[within], products[:, within])
     return {"d_rows": torch.einsum("bhij,nij->bhin", d_z, call.spread_profiles().abs()), "d_profiles": d_profiles}
+
+
+def _of_positions(call: Call, d_z: Tensor) -> dict[str, Tensor]:
+    """Of learned positions, sums over rows and columns, and of the parameters of their kernel."""
+    u, parameters = call.apart(), call.parameters
+    kernel = lambda u, parameters: replace(call, parameters=parameters).learned_bias(u)  # noqa: E731
+    rate = torch.func.jvp(lambda u: kernel(u, parameters), (u,), (torch.ones_like(u),))[1].abs()
+    by_parameter = []
+    for n in range(parameters.shape[1]):
+        one = torch.zeros_like(parameters)
+        one[:, n] = 1.0
+        slope = torch.func.jvp(lambda x: kernel(u, x), (parameters,), (one,))[1]
+        by_parameter.append((d_z * slope.abs()).sum((0, 2, 3)))
+    sums = (d_z * rate).sum(-2)
+    sums[..., sums.shape[-1] - d_z.shape[-2] :] += (d_z * rate).sum(-1)
+    return {"d_positions": sums, "d_parameters": torch.stack(by_parameter, 1)}

@@ -108,6 +108,12 @@ _FACTORS = "factors = given.dropout_factors(rows, keys)"
 _UNIT = "unit = torch.arange(self.batch * self.heads, device=self.q.device).view(self.batch, self.heads, 1, 1)"
 _DROPPED_I = "i = torch.arange(rows.start, rows.stop, device=self.q.device)\n        j"
 _DROPPED_J = "j = torch.arange(keys.start, keys.stop, device=self.q.device)\n        unit"
+_PRICE = "z = z + kernel_of(self.rule.kernel, self.parameters, self.apart(rows, keys, d))[0]"
+_APART = "return between.abs().to(self.dtype)"
+_OWN_X = "own = self.x[:, :, self.position(rows.start) : self.position(rows.stop)]\n        between = own[..., :, None] - self.x[:, :, None, keys]"
+_D_U = "d_u = torch.where(d >= 0, dz * slope, -dz * slope).double()"
+_OF_LOG = "return -first * torch.log1p(more[0] * u), -first"
+_OF_HEADS = "first, *more = (x[:, None, None] for x in parameters.unbind(1))"
 #: More features, up to a power of two: what memory contains after each row.
 _WIDE = """more = (1 << (self.features - 1).bit_length()) - self.features
         wide = lambda x: _dense(x, x.stride(), more)
@@ -324,6 +330,47 @@ MUTANTS = (
            "relative bias", "d_rows"),
     Mutant("rows' gradient of the last tile only", "self.d_r[:, :, rows] += torch", "self.d_r[:, :, rows] = torch", "relative bias", "d_rows"),
     Mutant("strides of rows are ignored", _RELATIVE, _RELATIVE.replace("self.r, rows", "_dense(self.r), rows"), "relative bias in slices"),
+    # learned positions
+    Mutant("kernel of positions missing", _PRICE, "pass", "learned positions"),
+    Mutant("kernel of positions with the wrong sign", _PRICE, _PRICE.replace("z + ", "z - "), "learned positions"),
+    Mutant("kernel of positions multiplied by the scale", _PRICE, _PRICE.replace("z + ", "z + self.rule.scale * "), "learned positions"),
+    Mutant("learned positions rounded to float32", _OWN_X, _OWN_X.replace("self.x[", "self.x.float()["), "learned positions far from 0"),
+    Mutant("log in place of log1p", _OF_LOG, _OF_LOG.replace("log1p(", "log(1 + "), "learned positions close together", "d_parameters"),
+    Mutant("positions' gradient with the wrong sign", _D_U, _D_U.replace(">=", "<"), "learned positions", "d_positions"),
+    Mutant("positions' gradient of keys ahead with the wrong sign", _D_U, "d_u = (dz * slope).double()", "learned positions in both directions", "d_positions"),
+    Mutant("positions' gradient without that of queries", "+= d_u.sum(-1)", "+= 0 * d_u.sum(-1)", "learned positions", "d_positions"),
+    Mutant("positions' gradient of the last tile only", "self.d_x[:, :, keys] -= d_u", "self.d_x[:, :, keys] = -d_u", "learned positions", "d_positions"),
+    Mutant("r1's gradient is not divided by r1", "torch.stack([of_k / r1, of_slope / more[0]], 1)", "torch.stack([of_k, of_slope / more[0]], 1)",
+           "learned positions", "d_parameters"),
+    Mutant("r2's gradient is divided by r1", "torch.stack([of_k / r1, of_slope / more[0]], 1)", "torch.stack([of_k / r1, of_slope / r1], 1)",
+           "learned positions", "d_parameters"),
+    Mutant("exponent's gradient without the logarithm", "u * slope * ln_u]", "u * slope]", "learned positions of a power", "d_parameters"),
+    Mutant("exponent's gradient is not divided by the exponent", "of_log / p]", "of_log]", "learned positions of a power", "d_parameters"),
+    Mutant("r2's gradient is not divided by the exponent", "of_slope / (p * r2)", "of_slope / r2", "learned positions of three parameters", "d_parameters"),
+    Mutant("the logarithm of a power forgets the exponent", "inner = more[0] * power", "inner = more[0] * u", "learned positions of three parameters"),
+    Mutant("knots shifted", "knots = [2.0**m for", "knots = [2.0 ** (m + 1) for", "learned positions of a spline"),
+    Mutant("knots shifted in the gradient of parameters", "u.clamp(max=2.0**m)", "u.clamp(max=2.0 ** (m + 1))", "learned positions of a spline", "d_parameters"),
+    Mutant("a spline's slope goes on after its knots", "-first - sum(a * (u < knot)", "-first - sum(a * (u >= 0)", "learned positions of a spline", "d_positions"),
+    Mutant("a spline flat after its last knot", "k = -first * u - sum", "k = -sum", "learned positions of a spline"),
+    Mutant("parameters of the first head for all", _OF_HEADS, _OF_HEADS.replace("x[:, N", "x[:1, N"), "learned positions"),
+    Mutant("parameters of key heads", _PRICE, _PRICE.replace("self.parameters,", "self.parameters[:: self.group].repeat_interleave(self.group, 0),"),
+           "learned positions of grouped heads"),
+    Mutant("positions of the first head for all", _OWN_X, _OWN_X.replace("self.x[:, :,", "self.x[:, :1,"), "learned positions"),
+    Mutant("positions of the first sequence for all", _OWN_X, _OWN_X.replace("self.x[:, :,", "self.x[:1, :,"), "learned positions"),
+    Mutant("queries at the positions of the first keys", _OWN_X, _OWN_X.replace("self.position(rows.start) : self.position(rows.stop)", "rows"),
+           "learned positions of more keys"),
+    Mutant("distances of positions with a sign", _APART, _APART.replace("between.abs()", "(between.abs() if self.rule.causal else between)"), "learned positions in both directions"),
+    Mutant("coincident positions a little apart", _APART, "return torch.where(d == 0, 0.0, between.abs().clamp(min=1e-6)).to(self.dtype)", "coincident positions"),
+    Mutant("positions of padding are read", "_in_place(positions.double(), key_starts, key_lengths, document_ids)", "positions.double()",
+           "learned positions and padding"),
+    Mutant("kernel of positions in the query's own tile only", _PRICE, _PRICE.replace("[0]", "[0] * (keys.stop > self.position(rows.start))"), "learned positions"),
+    Mutant("kernel of positions missing in one tile of ten", _PRICE, _PRICE.replace("[0]", "[0] * (keys.start != 6 * self.rule.tile)"),
+           "learned positions across tiles"),
+    Mutant("kernel of positions before the softcap", _CAP, "own = 0 if self.x is None else kernel_of(self.rule.kernel, self.parameters, self.apart(rows, keys, d))[0]\n"
+           "            " + _CAP.replace("tanh(u /", "tanh((u + own) /") + " - own", "learned positions and all else"),
+    Mutant("parameters' gradient of the first sequence only", "(dz * term).double().sum((0, 2, 3))", "(dz * term)[:1].double().sum((0, 2, 3))",
+           "learned positions", "d_parameters"),
+    Mutant("parameters' gradient of the last tile only", "self.sums += torch.stack", "self.sums = torch.stack", "learned positions", "d_parameters"),
     # dropout
     Mutant("dropout missing", _DROPPED, _DROPPED.replace("kept.to(self.dtype) / (1 - self.rule.dropout_p)", "1.0"), "dropout"),
     Mutant("kept weights are not divided by 1 - p", _DROPPED, _DROPPED.replace(" / (1 - self.rule.dropout_p)", ""), "dropout"),

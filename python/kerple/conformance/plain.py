@@ -7,16 +7,19 @@ at a time, to show that the suite notices.
 
 For query i and key j at the distance d = i - j::
 
-    s = scale q.k,   u = softcap tanh(s / softcap),   z = u weight[h, d] + bias[h, d] + r_i P[:, d] + c_i - c_j
+    s = scale q.k,   u = softcap tanh(s / softcap),   z = u weight[h, d] + bias[h, d] + r_i P[:, d] + c_i - c_j + k(y)
     p = exp(z - lse_i),   lse_i = ln(exp(sink_h) + sum_j exp(z)),   out_i = sum_j p m v_j
 
-where c are the cumulative gates, the columns of P end at its reach, and dropout makes m 0 or 1 / (1 - dropout_p). With delta_i = d_out_i . out_i the gradients are::
+where c are the cumulative gates, the columns of P end at its reach, k is a kernel of the distance y = |x_i - x_j| between learned positions,
+and dropout makes m 0 or 1 / (1 - dropout_p). With delta_i = d_out_i . out_i the gradients are::
 
     dz = p (m d_out_i . v_j - delta_i),   ds = dz weight[h, d] (1 - (u / softcap)^2)
     d_q_i = scale sum_j ds k_j,   d_k_j = scale sum_i ds q_i,   d_v_j = sum_i p m d_out_i
     d_r_i = sum_j dz P[:, d],   d_P[:, d] = sum dz r_i   (over heads too)
     d_bias[h, d] = sum dz,   d_weight[h, d] = sum dz u   (over sequences and pairs at distance d)
     d_sink_h = -sum_i exp(sink_h - lse_i) delta_i,   d_c_i = sum_j dz,   d_c_j = -sum_i dz
+    d_x_i = sum_j dz k'(y),   d_x_j = -sum_i dz k'(y),   both times -1 where j is ahead
+    d_r1 = sum dz k / r1,   d_r2 = sum dz y k' / (p r2),   d_p = sum dz y k' ln(y) / p,   d_a_m = -sum dz min(y, 2^(m - 1))
 """
 
 from __future__ import annotations
@@ -46,6 +49,8 @@ def attention(
     sinks: Tensor | None = None,
     gates: Tensor | None = None,
     relative: tuple[Tensor, Tensor] | None = None,
+    positions: Tensor | None = None,
+    position_kernel: tuple[str, Tensor] | None = None,
     key_lengths: Tensor | None = None,
     key_starts: Tensor | None = None,
     key_ends: Tensor | None = None,
@@ -61,8 +66,10 @@ def attention(
         ``[B, H, Q, D]``, in the type of q; computed in float32 for half precision.
 
     Raises:
-        ValueError: gates and more queries than keys, or documents and more queries than keys.
+        ValueError: gates, learned positions or documents, and more queries than keys.
     """
+    if q.shape[2] > k.shape[2] and positions is not None:
+        raise ValueError(f"positions: {q.shape[2]} queries and {k.shape[2]} keys; there may not be more queries than keys")
     if q.shape[2] > k.shape[2] and gates is not None:
         raise ValueError(f"gates: {q.shape[2]} queries and {k.shape[2]} keys; there may not be more queries than keys")
     if q.shape[2] > k.shape[2] and document_ids is not None:
@@ -71,8 +78,10 @@ def attention(
     clocks = None if gates is None else _cumulative(gates, key_starts, key_lengths)
     if scale is None:
         scale = q.shape[-1] ** -0.5
-    rule = Rule(causal, window, scale, softcap, dropout_p, dropout_seed, tile, *limits)
-    return _Attention.apply(q, k, v, bias, weight, sinks, clocks, *(relative or (None, None)), rule)
+    kernel, parameters = position_kernel or ("", None)
+    x = None if positions is None else _in_place(positions.double(), key_starts, key_lengths, document_ids)
+    rule = Rule(causal, window, scale, softcap, dropout_p, dropout_seed, tile, kernel, *limits)
+    return _Attention.apply(q, k, v, bias, weight, sinks, clocks, *(relative or (None, None)), x, parameters, rule)
 
 
 def _key_limits(
@@ -112,6 +121,19 @@ def _cumulative(gates: Tensor, starts: Tensor | None, lengths: Tensor | None) ->
     return gates.double().clamp(min=_RESET).cumsum(-1)
 
 
+def _in_place(x: Tensor, starts: Tensor | None, lengths: Tensor | None, ids: Tensor | None) -> Tensor:
+    """Learned positions ``[B, H, K]`` with padding where the nearest token is, and that after documents at 0."""
+    if ids is not None:
+        return x.masked_fill(ids[:, None] < 0, 0.0)
+    keys = x.shape[-1]
+    nearest = torch.arange(keys, device=x.device).expand(len(x), -1)
+    if lengths is not None:
+        nearest = nearest.minimum(lengths[:, None] - 1)
+    if starts is not None and starts.dim() == 1:
+        nearest = nearest.maximum(starts[:, None])
+    return x.gather(2, nearest.clamp(0, keys - 1)[:, None].expand_as(x))
+
+
 @dataclass(frozen=True)
 class Rule:
     """Which pairs attend, and how scores are computed."""
@@ -123,6 +145,8 @@ class Rule:
     dropout_p: float
     dropout_seed: int
     tile: int
+    #: Of learned positions.
+    kernel: str
     first_key: Tensor
     end_key: Tensor
 
@@ -143,12 +167,12 @@ class Inputs:
     """The tensors of a call in the type of the computation, and their tiles."""
 
     def __init__(self, tensors: tuple[Tensor | None, ...], rule: Rule) -> None:
-        self.q, self.k, self.v, bias, weight, sinks, self.clocks, self.r, profiles = tensors
+        self.q, self.k, self.v, bias, weight, sinks, self.clocks, self.r, profiles, self.x, parameters = tensors
         self.rule = rule
         self.dtype = torch.float32 if self.q.dtype in (torch.float16, torch.bfloat16) else self.q.dtype
         as_computed = lambda x: None if x is None else x.to(self.dtype)  # noqa: E731
         self.bias, self.weight, self.sinks = as_computed(bias), as_computed(weight), as_computed(sinks)
-        self.profiles = as_computed(profiles)
+        self.profiles, self.parameters = as_computed(profiles), as_computed(parameters)
         self.batch, self.heads, self.queries, self.features = self.q.shape
         self.kv_heads, self.keys = self.k.shape[1:3]
         self.group = self.heads // self.kv_heads
@@ -208,6 +232,12 @@ class Inputs:
         between = own[..., :, None] - self.clocks[:, :, None, keys]
         return torch.where(d >= 0, between, -between).to(self.dtype)
 
+    def apart(self, rows: slice, keys: slice, d: Tensor) -> Tensor:
+        """How far apart the learned positions of each pair are, ``[B, H, R, C]``."""
+        own = self.x[:, :, self.position(rows.start) : self.position(rows.stop)]
+        between = own[..., :, None] - self.x[:, :, None, keys]
+        return between.abs().to(self.dtype)
+
     def mask(self, rows: slice, keys: slice, d: Tensor) -> Tensor:
         """Which pairs attend, ``[B, 1, R, C]``."""
         j = torch.arange(keys.start, keys.stop, device=self.q.device)
@@ -233,6 +263,8 @@ class Inputs:
             z = z + torch.einsum("bhin,nij->bhij", self.queries_of(self.r, rows), self.profile_columns(d))
         if self.clocks is not None:
             z = z + self.gate_sums(rows, keys, d)
+        if self.x is not None:
+            z = z + kernel_of(self.rule.kernel, self.parameters, self.apart(rows, keys, d))[0]
         z = z.masked_fill(~self.mask(rows, keys, d), -math.inf)
         return Scores(u, z, self.position(rows.start) - (keys.stop - 1))
 
@@ -251,6 +283,24 @@ class Inputs:
     def sinks_of(self, rows: slice) -> Tensor:
         """``[B, H, R]``"""
         return self.sinks[:, None].expand(self.batch, self.heads, rows.stop - rows.start)
+
+
+def kernel_of(name: str, parameters: Tensor, u: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """k, k' and ln u at distances ``[B, H, R, C]``; where positions coincide all are 0, but for a finite k'."""
+    first, *more = (x[:, None, None] for x in parameters.unbind(1))
+    if name == "spline":
+        knots = [2.0**m for m in range(len(more))]
+        k = -first * u - sum(a * u.clamp(max=knot) for a, knot in zip(more, knots, strict=True))
+        return k, -first - sum(a * (u < knot) for a, knot in zip(more, knots, strict=True)), u
+    if name == "log":
+        return -first * torch.log1p(more[0] * u), -first * more[0] / (1 + more[0] * u), u
+    is_apart = u > 0
+    divisor, p = u.where(is_apart, 1.0), more[-1]
+    power = divisor**p * is_apart
+    if name == "power":
+        return -first * power, -first * p * power / divisor, divisor.log()
+    inner = more[0] * power
+    return -first * torch.log1p(inner), -first * p * inner / ((1 + inner) * divisor), divisor.log()
 
 
 def _philox(seed: int, *counter: Tensor) -> list[Tensor]:
@@ -314,12 +364,15 @@ def forward(given: Inputs) -> tuple[Tensor, Tensor]:
 
 
 def backward(given: Inputs, out: Tensor, lse: Tensor, d_out: Tensor) -> tuple[Tensor | None, ...]:
-    """The gradients of q, k, v, bias, weight, sinks, cumulative gates, and of a relative bias's r and P."""
+    """The gradients of q, k, v, bias, weight, sinks, cumulative gates, of a relative bias's r and P, and of learned positions and the
+    parameters of their kernel.
+    """
     zeros = lambda x: torch.zeros(x.shape, dtype=given.dtype, device=x.device)  # noqa: E731
     d_q, d_k, d_v = zeros(given.q), zeros(given.k), zeros(given.v)
     d_bias, d_weight = (None if x is None else TableGradient(x, given) for x in (given.bias, given.weight))
     d_clocks = None if given.clocks is None else torch.zeros_like(given.clocks)
     d_relative = None if given.r is None else RelativeGradient(given)
+    d_learned = None if given.x is None else PositionGradient(given)
     delta = (d_out.to(given.dtype) * out).sum(-1)
     for rows in given.query_tiles():
         up, q = given.queries_of(d_out, rows), given.queries_of(given.q, rows)
@@ -337,6 +390,8 @@ def backward(given: Inputs, out: Tensor, lse: Tensor, d_out: Tensor) -> tuple[Te
                 _add_to_clocks(d_clocks, given, rows, keys, dz)
             if d_relative is not None:
                 d_relative.add(dz, rows, keys, tile.nearest)
+            if d_learned is not None:
+                d_learned.add(dz, rows, keys)
             ds = given.rule.scale * _before_table(given, rows, keys, dz, tile.u)
             d_q[:, :, rows] += ds @ given.keys_of(given.k, keys)
             d_k[:, :, keys] += given.over_group(ds.mT @ q)
@@ -345,7 +400,8 @@ def backward(given: Inputs, out: Tensor, lse: Tensor, d_out: Tensor) -> tuple[Te
         d_sinks = -((given.sinks[:, None] - lse).exp() * delta).sum((0, 2))
     d_bias, d_weight = (None if d is None else d.table() for d in (d_bias, d_weight))
     d_r, d_profiles = (None, None) if d_relative is None else d_relative.found()
-    return d_q, d_k, d_v, d_bias, d_weight, d_sinks, d_clocks, d_r, d_profiles
+    d_x, d_parameters = (None, None) if d_learned is None else d_learned.found()
+    return d_q, d_k, d_v, d_bias, d_weight, d_sinks, d_clocks, d_r, d_profiles, d_x, d_parameters
 
 
 def _before_table(given: Inputs, rows: slice, keys: slice, dz: Tensor, u: Tensor) -> Tensor:
@@ -397,6 +453,38 @@ class RelativeGradient:
 
     def found(self) -> tuple[Tensor, Tensor]:
         return self.d_r, self.d_profiles.table()[:, : self.given.profiles.shape[1]]
+
+
+class PositionGradient:
+    """The gradients of learned positions and of the parameters of their kernel."""
+
+    def __init__(self, given: Inputs) -> None:
+        self.given = given
+        self.d_x = torch.zeros_like(given.x)
+        self.spline = given.rule.kernel == "spline"
+        self.sums = torch.zeros(given.heads, given.parameters.shape[1] if self.spline else 3, dtype=torch.float64, device=given.x.device)
+
+    def add(self, dz: Tensor, rows: slice, keys: slice) -> None:
+        given, d = self.given, self.given.distances(rows, keys)
+        u = given.apart(rows, keys, d)
+        k, slope, ln_u = kernel_of(given.rule.kernel, given.parameters, u)
+        d_u = torch.where(d >= 0, dz * slope, -dz * slope).double()
+        self.d_x[:, :, given.position(rows.start) : given.position(rows.stop)] += d_u.sum(-1)
+        self.d_x[:, :, keys] -= d_u.sum(-2)
+        terms = [k, u * slope, u * slope * ln_u]
+        if self.spline:
+            terms = [u, *(u.clamp(max=2.0**m) for m in range(given.parameters.shape[1] - 1))]
+        self.sums += torch.stack([(dz * term).double().sum((0, 2, 3)) for term in terms], 1)
+
+    def found(self) -> tuple[Tensor, Tensor]:
+        if self.spline:
+            return self.d_x, -self.sums
+        parameters = self.given.parameters.double()
+        (r1, *more), (of_k, of_slope, of_log) = parameters.unbind(1), self.sums.unbind(1)
+        if self.given.rule.kernel == "log":
+            return self.d_x, torch.stack([of_k / r1, of_slope / more[0]], 1)
+        p = more[-1]
+        return self.d_x, torch.stack([of_k / r1, *(of_slope / (p * r2) for r2 in more[:-1]), of_log / p], 1)
 
 
 def diagonal_sums(x: Tensor) -> Tensor:

@@ -86,6 +86,9 @@ def make(case: Case, device: torch.device | str = "cpu") -> tuple[Call, Tensor]:
         x = place(values[name]) if in_rows else values[name].to(device, case.table_dtype or case.dtype)
         return x.requires_grad_()
 
+    def placed() -> Tensor | None:
+        return None if case.kernel is None else values["positions"].to(device).requires_grad_()
+
     starts, ends = case.intervals()
     whole = lambda x: None if x is None else torch.tensor(x, device=device)  # noqa: E731
     call = Call(
@@ -93,7 +96,8 @@ def make(case: Case, device: torch.device | str = "cpu") -> tuple[Call, Tensor]:
         case.features**-0.5 if case.scale is None else case.scale,
         weight=leaf("weight", case.weight), softcap=case.softcap, sinks=leaf("sinks", case.sinks is not None),
         gates=leaf("gates", case.gates), rows=leaf("rows", case.relative is not None),
-        profiles=leaf("profiles", case.relative is not None), key_starts=whole(starts or case.key_starts), key_ends=whole(ends),
+        profiles=leaf("profiles", case.relative is not None), positions=placed(),
+        parameters=leaf("parameters", case.kernel is not None), kernel=case.kernel or "", key_starts=whole(starts or case.key_starts), key_ends=whole(ends),
         document_ids=whole(_document_ids(case)), dropout_p=case.dropout, dropout_seed=None if case.dropout is None else _SEED,
     )  # fmt: skip
     return call, place(up)
@@ -117,18 +121,44 @@ def _draw(case: Case) -> tuple[dict[str, Tensor], Tensor]:
         k, v, up = k[:1].expand_as(k), v[:1].expand_as(v), up[:1, ..., :1].expand_as(up)
     rank, reach = case.relative or (1, 1)
     rows, profiles = draw(*q.shape[:3], rank), 0.5 * draw(rank, reach)
-    return dict(q=q, k=k, v=v, bias=bias, weight=weight, sinks=sinks, gates=gates, rows=rows, profiles=profiles), up
+    uniform = lambda *shape: torch.rand(*shape, generator=random, dtype=torch.float64)  # noqa: E731
+    steps = case.step * (0.2 + 1.6 * uniform(case.batch, case.heads, case.keys))
+    parameters = (0.5 if case.kernel != "spline" else 0.1) + 0.5 * uniform(case.heads, _PARAMETERS.get(case.kernel, 2))
+    made = dict(q=q, k=k, v=v, bias=bias, weight=weight, sinks=sinks, gates=gates, rows=rows, profiles=profiles)
+    return made | dict(positions=_positions(case, steps), parameters=parameters), up
+
+
+#: Of each kernel of learned positions per head; of a spline those of 4 knots.
+_PARAMETERS = {"log": 2, "power": 2, "log3": 3, "spline": 5}
+
+
+def _positions(case: Case, steps: Tensor) -> Tensor:
+    """Running sums, which documents begin anew; those of padding become NaN."""
+    if case.coincide:
+        steps[..., ::3] = 0.0
+    x = case.origin + steps.cumsum(-1)
+    for sequence, ids in enumerate(_document_ids(case) or ()):
+        x[sequence, :, torch.tensor(ids) < 0] = math.nan
+        for first in (at for at in range(1, len(ids)) if ids[at] > ids[at - 1]):
+            x[sequence, :, first:] -= x[sequence, :, first, None].clone()
+    return _mark_padding(case, x)
 
 
 def _set_gates(case: Case, gates: Tensor) -> None:
     """Gates of padding become NaN, and one of the others as low as the case wants it."""
     if case.reset is not None:
         gates[..., case.keys // 3] = case.reset
+    _mark_padding(case, gates)
+
+
+def _mark_padding(case: Case, x: Tensor) -> Tensor:
+    """NaN in padding of ``[B, H, K]``."""
     for sequence in range(case.batch):
         if case.key_lengths is not None:
-            gates[sequence, :, case.key_lengths[sequence] :] = math.nan
+            x[sequence, :, case.key_lengths[sequence] :] = math.nan
         if case.key_starts is not None:
-            gates[sequence, :, : case.key_starts[sequence]] = math.nan
+            x[sequence, :, : case.key_starts[sequence]] = math.nan
+    return x
 
 
 def _document_ids(case: Case) -> list[list[int]] | None:

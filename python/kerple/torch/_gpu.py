@@ -20,7 +20,7 @@ GPUS = ("cuda", "xpu")
 #: Types of devices whose tensors go to the kernels.
 DEVICES = set(GPUS)
 #: Parameters per head of each kernel of learned positions, in the order of its formula; a spline has one and then one per knot.
-NUMBERS = {"log": range(2, 3), "power": range(2, 3), "log3": range(3, 4), "spline": range(2, 26)}
+KERNEL_PARAMETERS = {"log": range(2, 3), "power": range(2, 3), "log3": range(3, 4), "spline": range(2, 26)}
 
 _HALF = (torch.float16, torch.bfloat16)
 
@@ -46,7 +46,9 @@ def _decode_tile(bits: int, features: int) -> Tile:
 
 
 def _few_registers(arch: str, bits: int, features: int) -> Tiles:
-    """Small tiles for what is seldom, a relative bias in full precision or beside tables, gates and softcaps: larger ones spill."""
+    """Small tiles for what is seldom, a relative bias or learned positions in full precision or beside tables, gates and softcaps:
+    larger ones spill.
+    """
     warps = 4 if arch.startswith("gfx") else 8
     small = Tile(16, 16, warps)
     if bits == 16:
@@ -85,9 +87,10 @@ class Shape(NamedTuple):
 
 #: A bias and sinks; a weight, gates, a softcap, a window and padding too; a relative bias per row, sinks, a window and
 #: padding; all of it, with dropout too; and dropout beside all but the relative bias.
-TERMS = _PLAIN, _FULL, _OF_ROWS, _ALL, _DROPOUT = "bias", "all", "rows", "rows, all", "all, dropout"
 #: Learned positions, sinks, a window and padding; and all but a relative bias, with dropout too.
-_OF_POSITIONS, _POSITIONS_AND_ALL = "positions", "positions, all, dropout"
+TERMS = _PLAIN, _FULL, _OF_ROWS, _ALL, _DROPOUT, _OF_POSITIONS, _POSITIONS_AND_ALL = (
+    "bias", "all", "rows", "rows, all", "all, dropout", "positions", "positions, all, dropout"
+)  # fmt: skip
 #: Most features of a row that a relative bias is computed from. With more than 16 kernels spill.
 MOST_RANK = 64
 #: Every configuration that is launched, and that `scripts/check_triton.py code` compiles: none of half
@@ -108,6 +111,9 @@ TILES = {
             (256, _PLAIN): ((32, 32, 8), (32, 32, 8), (32, 32, 8)),
             (256, _FULL): ((32, 32, 8), (32, 32, 8), (32, 32, 8)),
             (256, _OF_ROWS): ((32, 64, 8), (16, 16, 4), (32, 32, 8)),
+            (64, _OF_POSITIONS): ((64, 64, 4), (32, 32, 8), (32, 32, 8)),
+            (128, _OF_POSITIONS): ((64, 64, 8), (32, 32, 8), (32, 32, 8)),
+            (256, _OF_POSITIONS): ((64, 32, 8), (32, 32, 8), (16, 16, 8)),
         },
         ("sm_90", 16): {
             (64, _PLAIN): ((64, 64, 4), (32, 32, 4), (64, 64, 8)),
@@ -119,6 +125,9 @@ TILES = {
             (256, _PLAIN): ((32, 32, 4), (32, 32, 8), (32, 32, 8)),
             (256, _FULL): ((32, 32, 8), (32, 32, 8), (32, 32, 8)),
             (256, _OF_ROWS): ((32, 64, 8), (16, 16, 4), (32, 32, 8)),
+            (64, _OF_POSITIONS): ((64, 64, 4), (32, 32, 8), (32, 32, 4)),
+            (128, _OF_POSITIONS): ((64, 64, 8), (32, 32, 8), (32, 32, 8)),
+            (256, _OF_POSITIONS): ((32, 32, 4), (16, 16, 8), (32, 32, 8)),
         },
         ("sm_100", 16): {
             (64, _PLAIN): ((64, 64, 4), (32, 32, 4), (64, 64, 4)),
@@ -130,6 +139,9 @@ TILES = {
             (256, _PLAIN): ((32, 32, 8), (32, 32, 8), (32, 32, 8)),
             (256, _FULL): ((32, 32, 8), (16, 16, 4), (32, 32, 8)),
             (256, _OF_ROWS): ((32, 64, 8), (16, 16, 4), (32, 32, 8)),
+            (64, _OF_POSITIONS): ((64, 64, 4), (32, 32, 8), (32, 32, 8)),
+            (128, _OF_POSITIONS): ((64, 64, 8), (32, 32, 8), (32, 32, 8)),
+            (256, _OF_POSITIONS): ((64, 32, 8), (16, 16, 8), (16, 16, 8)),
         },
         ("gfx942", 16): {
             (64, _PLAIN): ((64, 64, 4), (64, 64, 4), (64, 64, 4)),
@@ -141,6 +153,9 @@ TILES = {
             (256, _PLAIN): ((32, 32, 4), (32, 32, 4), (32, 32, 4)),
             (256, _FULL): ((32, 32, 4), (32, 32, 4), (16, 16, 4)),
             (256, _OF_ROWS): ((64, 64, 4), (16, 16, 4), (32, 32, 4)),
+            (64, _OF_POSITIONS): ((64, 64, 4), (16, 16, 4), (32, 32, 4)),
+            (128, _OF_POSITIONS): ((64, 64, 4), (16, 16, 4), (32, 32, 4)),
+            (256, _OF_POSITIONS): ((64, 32, 4), (16, 16, 4), (16, 16, 4)),
         },
         ("sm_80", 32): {
             (64, _PLAIN): ((32, 32, 8), (32, 32, 8), (32, 32, 8)),
@@ -180,7 +195,7 @@ TILES = {
     Shape(arch, bits, features, terms): _few_registers(arch, bits, features)
     for arch in ("sm_80", "sm_90", "sm_100", "gfx942")
     for bits, terms in ((16, _ALL), (32, _OF_ROWS), (32, _ALL), (64, _OF_ROWS), (64, _ALL),
-                        *((bits, terms) for bits in (16, 32, 64) for terms in (_OF_POSITIONS, _POSITIONS_AND_ALL)))
+                        (16, _POSITIONS_AND_ALL), *((bits, terms) for bits in (32, 64) for terms in (_OF_POSITIONS, _POSITIONS_AND_ALL)))
     for features in ((64, 128, 256) if bits < 64 else (64,))
 } | {
     # for gradients checked in f64, not for speed
@@ -318,12 +333,12 @@ def _check(
 def _check_learned(q: Tensor, keys: int, x: Tensor | None, parameters: Tensor | None, kernel: str) -> None:
     """Values are not checked, for which the host would wait."""
     is_whole = x is not None and parameters is not None and parameters.dim() == 2
-    _require(is_whole and kernel in NUMBERS, "positions: expected them [B, H, K], and a kernel with parameters [H, P]")
+    _require(is_whole and kernel in KERNEL_PARAMETERS, "positions: expected them [B, H, K], and a kernel with parameters [H, P]")
     (batch, heads, queries, _), (of_heads, count) = q.shape, parameters.shape
     wanted = (batch, heads, keys)
     _require(x.shape == wanted, f"positions: expected [B, H, K] = {list(wanted)}, got shape {tuple(x.shape)}")
     shape = f"got shape {tuple(parameters.shape)}"
-    _require(of_heads == heads and count in NUMBERS[kernel], f"position_kernel[1]: expected [H, P] of {kernel!r} with H = {heads}, {shape}")
+    _require(of_heads == heads and count in KERNEL_PARAMETERS[kernel], f"position_kernel[1]: expected [H, P] of {kernel!r} with H = {heads}, {shape}")
     _require(x.dtype == parameters.dtype == torch.float64, "positions, position_kernel[1]: expected float64")
     _require(queries <= keys, f"q: {queries} queries exceed the {keys} keys, which alone have positions")
     for name, one in (("positions", x), ("position_kernel[1]", parameters)):
@@ -378,7 +393,7 @@ class _Call:
     ) -> None:  # fmt: skip
         from . import _ops
 
-        _ops._rule("", scale, causal, window, softcap, dropout_p, "", 1)  # refuses what the engine refuses
+        _ops._rule("", scale, causal, window, softcap, dropout_p, 1)  # refuses what the engine refuses
         if numbers is not None or encoding:
             refuse_encoding(encoding, q.device)
         if relative_rows is not None or profiles is not None:

@@ -59,9 +59,9 @@ def encoding(key: str) -> _native.Encoding:
 
 @lru_cache(maxsize=4096)
 def _rule(
-    key: str, scale: float, causal: bool, window: int | None, softcap: float | None, dropout_p: float, position_kernel: str, threads: int
+    key: str, scale: float, causal: bool, window: int | None, softcap: float | None, dropout_p: float, threads: int
 ) -> _native.Rule:
-    return _native.Rule(scale, causal, window, softcap, threads, encoding(key) if key else None, dropout_p, position_kernel)
+    return _native.Rule(scale, causal, window, softcap, threads, encoding(key) if key else None, dropout_p)
 
 
 def _rows(x: Tensor) -> Tensor:
@@ -106,10 +106,13 @@ def _given(q: Tensor, k: Tensor, v: Tensor, *rest) -> tuple[_native.Rule, tuple[
     """The rule and the arrays as the engine reads them; the arguments are those of
     ``kerple::attention``.
     """
-    rule = _rule(*rest[_TENSORS - 3 : _TENSORS - 3 + _NUMBERS], torch.get_num_threads())
+    *options, kernel = rest[_TENSORS - 3 : _TENSORS - 3 + _NUMBERS]
+    rule = _rule(*options, torch.get_num_threads())
     *tables, rows, profiles, positions, parameters, starts, lengths, documents, seed = rest[: _TENSORS - 3]
     relative = None if rows is None else (_rows(rows), _dense(profiles))
-    learned = None if positions is None else (_dense(positions), _dense(parameters))
+    if not ((positions is None) == (parameters is None) == (kernel == "")):
+        raise ValueError("positions: there are positions, parameters and the name of a kernel, or none of the three")
+    learned = None if positions is None else (_dense(positions), _dense(parameters), kernel)
     beside = (*map(_dense, tables), relative, learned, tuple(map(_dense, (starts, lengths, documents))), _dense(seed))
     return rule, (_rows(q), _rows(k), _rows(v), *beside)
 

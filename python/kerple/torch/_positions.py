@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from ._checks import check_device, check_tensor
-from ._gpu import DEVICES, NUMBERS, prefix_sums
+from ._gpu import DEVICES, KERNEL_PARAMETERS, prefix_sums
 
 #: The largest logit of an exponential step, and the negative of the smallest.
 _MOST = 10.0
@@ -33,13 +33,13 @@ def learned_of(
     if not isinstance(kernel, (tuple, list)) or len(kernel) != 2:
         raise TypeError('position_kernel: expected a name and parameters, such as ("log", parameters) with parameters [H, P]')
     name, parameters = kernel
-    if name not in NUMBERS:
-        raise ValueError(f"position_kernel[0] = {name!r} is unknown; use one of {', '.join(map(repr, NUMBERS))}")
+    if name not in KERNEL_PARAMETERS:
+        raise ValueError(f"position_kernel[0] = {name!r} is unknown; use one of {', '.join(map(repr, KERNEL_PARAMETERS))}")
     check_tensor("positions", positions)
     check_tensor("position_kernel[1]", parameters)
     check_device("positions", positions, k)
     check_device("position_kernel[1]", parameters, k)
-    batch, keys, counts = k.shape[0], k.shape[2], NUMBERS[name]
+    batch, keys, counts = k.shape[0], k.shape[2], KERNEL_PARAMETERS[name]
     if positions.dtype != torch.float64:
         raise TypeError(f"positions: is of {positions.dtype}; running sums need float64: use .double() before they are summed")
     if positions.shape != (batch, heads, keys):
