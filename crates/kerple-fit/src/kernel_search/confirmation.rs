@@ -223,9 +223,15 @@ fn ratio_interval(test: &PairedTest) -> (f64, f64) {
     (low.exp(), high.exp())
 }
 
+/// A number without zeros at its end.
+pub(super) fn short(value: f64) -> String {
+    let text = number(value);
+    if text.contains('.') { text.trim_end_matches('0').trim_end_matches('.').to_owned() } else { text }
+}
+
 /// The result in a sentence or two.
 fn headline(finalists: &[ComparedArm], margin: f64) -> String {
-    let percent = number(100.0 * margin).trim_end_matches('0').trim_end_matches('.').to_owned();
+    let percent = short(100.0 * margin);
     let winners: Vec<&ComparedArm> =
         finalists.iter().filter(|arm| arm.verdict == Some(FinalistVerdict::Better)).collect();
     let excluded = finalists.iter().filter(|arm| arm.excludes_margin()).count();
@@ -266,9 +272,9 @@ impl SearchCounts {
             format!(
                 "If no expression differed from the logarithm, {} of {} tests would declare a winner by chance (p < {ALPHA}, \
                  uncorrected). With Holm's correction at most {} in 100 searches declare any.",
-                number(self.winners_by_chance),
+                short(self.winners_by_chance),
                 self.tests,
-                100.0 * ALPHA,
+                short(100.0 * ALPHA),
             ),
         ]
     }

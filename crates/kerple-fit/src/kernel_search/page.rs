@@ -1,13 +1,13 @@
 //! A search as pages and tables: `index.html` and `report.md` with what was confirmed, `selection.html` with the rungs and the
 //! space, `search.json`, and `tables/*.csv`.
 
-use super::confirmation::{ComparedArm, SearchResult};
+use super::confirmation::{ComparedArm, SearchResult, short};
 use super::plan::SearchPlan;
 use super::stages::{RungEntry, RungResult};
 use crate::page::{FitPage, FitSection, head, row};
 use crate::space::Space;
 use kerple_report::folder::{INDEX, TEXT, csv, put, refuse_foreign};
-use kerple_report::format::{number, probability};
+use kerple_report::format::probability;
 use kerple_report::page::{Grid, Row};
 use kerple_run::{Error, Result, write_json};
 use serde::Serialize;
@@ -61,7 +61,7 @@ fn facts(plan: &SearchPlan, result: &SearchResult, program: &str) -> Vec<(&'stat
 
 fn confirmed_page(plan: &SearchPlan, result: &SearchResult, program: &str) -> FitPage {
     let confirmation = plan.stages.last().expect("a plan confirms");
-    let percent = number(100.0 * plan.rules.margin);
+    let percent = short(100.0 * plan.rules.margin);
     let confirmed = FitSection {
         id: "confirmation",
         title: "Confirmation".to_owned(),

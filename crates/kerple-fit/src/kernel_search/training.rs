@@ -207,7 +207,7 @@ impl TrainingMeasure<'_> {
         let SearchMeasure::Nll { lengths, protocol, segment_len, valid_segments, test_segments, .. } =
             &self.plan.request.measure
         else {
-            let message = "this plan is of a synthetic search, which trains nothing";
+            let message = "this plan belongs to a synthetic search, which trains nothing";
             return Err(Error::refused(message, "search with --measure synthetic, or in another --out folder"));
         };
         let (split, segments) =
@@ -222,7 +222,7 @@ impl TrainingMeasure<'_> {
             per_position: false,
             documents: None,
         };
-        Ok(EvalSpec { request, split, window: None, rope_scaling: None })
+        Ok(EvalSpec { request, split, task: None, window: None, rope_scaling: None })
     }
 
     /// Why a run has no loss, where it diverged under this plan.

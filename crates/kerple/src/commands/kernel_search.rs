@@ -108,6 +108,12 @@ fn scored(args: &SearchArgs, config: &RunConfig) -> Result<EvalRequest, CommandE
         Some(protocol) => protocol.parse()?,
         None => ScoredSplits::default_protocol(config.train.train_len),
     };
+    if matches!(protocol, Protocol::Rolling(_) | Protocol::Key(_)) {
+        return Err(CommandError::misuse(
+            format!("--protocol {protocol} is not available in a search, whose lengths are read from one text"),
+            "use last:COUNT, nonoverlapping, segments or sliding:STRIDE, e.g. --protocol last:64",
+        ));
+    }
     Ok(EvalRequest {
         lengths: lengths(args, config),
         protocol,
