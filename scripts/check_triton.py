@@ -200,13 +200,13 @@ SETTINGS = {
     "rows, any intervals": dict(relative=(4, 50), intervals="any", Q=90, K=101, H=4, G=2, sinks=True), "rows, far intervals": dict(relative=(4, 70), intervals="far", Q=150, K=170, H=1),
     "rows, far gates": dict(relative=(4, 30), gates=True, far=6e4), "rows, everything": dict(
         relative=(16, 45), H=4, G=2, weight=True, gates=True, sinks=True, softcap=5.0, starts=[0, 9], lengths=[76, 83], window=57, Q=60, K=83, dtype=torch.float64),
-    "positions, f64": dict(kernel="log", Q=70, bias=False, dtype=torch.float64), "positions of a power": dict(kernel="power", Q=70, H=4, G=2),
-    "positions of log3, f64": dict(kernel="log3", Q=45, K=70, causal=False, dtype=torch.float64), "positions of a spline": dict(kernel="spline", Q=70, bias=False),
+    "positions, f64": dict(kernel="log", Q=70, B=1, bias=False, dtype=torch.float64), "positions of a power": dict(kernel="power", Q=40, H=4, G=2),
+    "positions of log3, f64": dict(kernel="log3", B=1, Q=45, K=70, causal=False, dtype=torch.float64), "positions of a spline": dict(kernel="spline", B=1, Q=70, bias=False),
     "positions of a spline, f64": dict(kernel="spline", Q=40, sinks=True, intervals="any", causal=False, dtype=torch.float64),
-    "positions far from 0": dict(kernel="log3", far=2e6), "positions, far intervals": dict(kernel="log", intervals="far", Q=150, K=170, H=1, dtype=torch.float64),
+    "positions far from 0": dict(kernel="log3", far=2e6, B=1, Q=40),
     "positions, everything": dict(kernel="log3", H=4, G=2, weight=True, gates=True, sinks=True, softcap=5.0, intervals="prefix", causal=False, window=37, Q=60, K=83,
                                   dropout=0.2, dtype=torch.float64),
-    "positions, bfloat16": dict(kernel="log", H=4, G=2, Q=90, sinks=True, dtype=torch.bfloat16),
+    "positions, bfloat16": dict(kernel="log", H=4, G=2, Q=40, sinks=True, dtype=torch.bfloat16),
     "dropout, f64": dict(dropout=0.3, H=4, G=2, Q=70, dtype=torch.float64), "dropout, both directions": dict(dropout=0.5, causal=False, Q=50, K=77),
     "dropout, shifted tiles": dict(dropout=0.3, Q=61, K=130, window=41, dtype=torch.float64), "dropout, more queries": dict(dropout=0.1, Q=90, K=61),
     "dropout, few queries": dict(dropout=0.3, Q=3, K=600, H=4, G=2, dtype=torch.float64), "dropout, far intervals": dict(dropout=0.3, intervals="far", causal=False, Q=150, K=170, H=1, dtype=torch.float64),
@@ -252,7 +252,7 @@ def drawn(seed):
         intervals=list(INTERVALS)[below(len(INTERVALS))] if below(3) == 0 else None,
         relative=(1 + below(20), 1 + below(100)) if causal and flag() else None,
     )  # fmt: skip
-    if seed % 5 == 0:  # learned positions, which exclude a relative bias and more queries than keys
+    if seed % 10 == 0:  # learned positions, which exclude a relative bias and more queries than keys
         given |= dict(kernel=list(KERNELS)[below(4)], relative=None, Q=min(Q, K))
     return given
 
@@ -319,7 +319,7 @@ def _same_bits():
 
     named = SETTINGS | DECODED
     for name in ("grouped heads", "everything", "any intervals", "decoding intervals", "gates in both directions, f64", "both directions, window", "decoding, everything",
-                 "rows, reach of two tiles", "rows, everything", "decoding 7 rows", "dropout, everything", "positions, everything", "positions of a spline", "decoding 7 positions"):
+                 "rows, reach of two tiles", "rows, everything", "decoding 7 rows", "dropout, everything", "positions, everything", "decoding 7 positions"):
         tensors, options, up = setting(**named[name])
         found, again = passes(tensors, options, up), passes(tensors, options, up)
         # the interpreter's loop over a grid; its other loops run over shapes of one or two dimensions
@@ -524,7 +524,7 @@ def operation():
     for given in (dict(relative=(2, 4)), dict(relative=(3, 9), weight=True, sinks=True, softcap=4.0, window=5),
                   dict(weight=True, sinks=True, softcap=4.0, window=5), dict(gates=True, sinks=True), dict(gates=True, causal=False),
                   dict(gates=True, sinks=True, causal=False, intervals="any"), dict(dropout=0.4, relative=(3, 9), sinks=True),
-                  *(dict(kernel=kernel, sinks=True, causal=kernel != "log") for kernel in KERNELS)):  # fmt: skip
+                  *(dict(kernel=kernel, sinks=True, causal=kernel != "log3") for kernel in ("log3", "spline"))):  # fmt: skip
         small, options, _ = setting(B=1, H=2, G=1, Q=6, K=7, D=3, dtype=torch.float64, **given)
         names = [name for name, x in small.items() if x is not None]
         kernel = options.pop("kernel", None)
