@@ -6,7 +6,9 @@ use crate::error::{Error, Result};
 use kerple_report::Run;
 use kerple_run::{ANSWERS, DocumentMask, EvaluationRow, MANIFEST_FILE, ScoredText, check_length, read_json};
 use serde::{Deserialize, Serialize};
+use serde_json::Value;
 use std::collections::BTreeMap;
+use std::fmt;
 use std::path::{Component, Path, PathBuf};
 
 /// A reproduction of a paper.
@@ -106,6 +108,29 @@ pub struct EvaluationFacts {
     /// Whether the loss at every position is kept.
     #[serde(default)]
     pub positions: bool,
+    /// Another task than that of the runs, on which they are evaluated.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub task: Option<EvaluatedTask>,
+}
+
+/// A task on which runs of another one are evaluated.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct EvaluatedTask {
+    /// Its name, or its `kind` and keys.
+    pub keys: Value,
+    /// Checksum of its sequences, as rows have it.
+    pub content: String,
+}
+
+impl fmt::Display for EvaluatedTask {
+    fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
+        let Value::Object(keys) = &self.keys else { return f.write_str(self.keys.as_str().unwrap_or("another task")) };
+        f.write_str(keys.get("kind").and_then(Value::as_str).unwrap_or("another task"))?;
+        let others = keys.iter().filter(|(key, _)| *key != "kind");
+        others
+            .enumerate()
+            .try_for_each(|(at, (key, value))| write!(f, "{} {key} {value}", if at == 0 { " with" } else { "," }))
+    }
 }
 
 impl EvaluationFacts {
@@ -127,7 +152,9 @@ impl EvaluationFacts {
             None => run.scaling_of(row).is_none(),
             asked => row.rope_scaling == *asked,
         };
+        let is_task = row.task.is_none() || self.content(run).is_none_or(|content| row.text.checksum == content);
         (row.protocol.as_str(), row.split.as_str()) == (protocol, "test")
+            && is_task
             && self.lengths.contains(&row.eval_len)
             && (segment_len, n_segments, Some(seed)) == (span, self.segments, run.seed())
             && Some(row.step) == run.last_step()
@@ -135,6 +162,19 @@ impl EvaluationFacts {
             && is_scaling
             && row.documents == self.documents.unwrap_or(trained)
     }
+
+    /// Checksum of the sequences of a task that this evaluation has for a run: those of its own task, unless another one is named.
+    fn content<'a>(&'a self, run: &'a Run) -> Option<&'a str> {
+        match &self.task {
+            Some(task) => Some(&task.content),
+            None => own_content(run),
+        }
+    }
+}
+
+/// Checksum of what a run learned.
+pub(crate) fn own_content(run: &Run) -> Option<&str> {
+    run.plan.keys.get("data_info")?.get("content")?.as_str()
 }
 
 /// A run that is to be.

@@ -20,7 +20,9 @@ pub use experiment::{CorpusConfig, EvaluationConfig, Experiment, PartConfig, Tim
 pub use export::export;
 
 use crate::error::{Error, Result};
-use crate::manifest::{CorpusFacts, EvaluationFacts, Manifest, PlannedRun, SplitFacts, TaskExample, runs_folder};
+use crate::manifest::{
+    CorpusFacts, EvaluatedTask, EvaluationFacts, Manifest, PlannedRun, SplitFacts, TaskExample, runs_folder,
+};
 use kerple_core::encoding::Encoding;
 use kerple_data::tasks::{ChomskyLevel, ExampleId, TaskConfig};
 use kerple_data::{Corpus, PrepareOptions, Sources, Split};
@@ -31,6 +33,7 @@ use kerple_lm::plan::Plan;
 use kerple_lm::run::RunFolder;
 use kerple_lm::runtime::Runtime;
 use kerple_lm::sweep::{self, EvalSpec, Shard, SweepEvent, SweepJob};
+use kerple_lm::tasks;
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -423,6 +426,7 @@ impl Reproduction {
             EvalSpec {
                 request: config.request(),
                 split: Split::Test,
+                task: config.task.clone(),
                 window: config.window,
                 rope_scaling: config.rope_scaling,
             }
@@ -460,6 +464,10 @@ fn facts(config: &EvaluationConfig) -> EvaluationFacts {
         window: config.window.map(|window| window as u64),
         rope_scaling: config.rope_scaling.map(|scaling| scaling.label()),
         positions: config.positions,
+        task: config.task.as_ref().map(|task| EvaluatedTask {
+            keys: serde_json::to_value(task).expect("keys are plain data"),
+            content: tasks::facts(task.facts()).content,
+        }),
     }
 }
 

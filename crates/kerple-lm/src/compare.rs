@@ -59,7 +59,13 @@ impl Comparison {
             Some(_) => self.request.clone(),
             None => self.fixed_request(&plans, &source.text(Split::Test)?)?,
         };
-        let spec = |rope_scaling| EvalSpec { request: request.clone(), split: Split::Test, window: None, rope_scaling };
+        let spec = |rope_scaling| EvalSpec {
+            request: request.clone(),
+            split: Split::Test,
+            task: None,
+            window: None,
+            rope_scaling,
+        };
         let evals: Vec<EvalSpec> =
             [None].into_iter().chain(self.rope_scalings.iter().copied().map(Some)).map(spec).collect();
         let folders: Vec<RunFolder> = plans.iter().map(|plan| self.folder(&plan.label, plan.seed)).collect();

@@ -29,6 +29,7 @@ pub use lengths::EvalLength;
 use lengths::MOST_TOKENS;
 pub use protocol::Protocol;
 pub use segments::{EvalRequest, ScoredSegments, SegmentCount, TextWindow};
+pub(crate) use tasks::served_on;
 pub use tasks::{TaskEval, TaskEvalRequest, default_lengths, served};
 pub use text::{TextEval, WindowLosses, earlier_segments, losses};
 

@@ -4,6 +4,7 @@
 //! two shards write to one folder. Copying folders together merges their results.
 
 use crate::analysis::Analysis;
+use crate::config::DataConfig;
 use crate::corpus::{DataSource, Split};
 use crate::error::{Error, Result};
 use crate::evaluate::{self, EvalCheckpoint, EvalRequest, EvalRun, KeyRule, Reuse};
@@ -14,9 +15,11 @@ use crate::ranks::Ranks;
 use crate::run::{RunFolder, TrainedModel};
 use crate::runtime::Runtime;
 use crate::sequences::EvalText;
+use crate::tasks;
 use crate::train::{self, TrainSession};
 use kerple_core::encoding::Encoding;
 use kerple_core::encoding::scaling::RopeScaling;
+use kerple_data::tasks::TaskConfig;
 use kerple_run::{EvaluationRow, Numerics};
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -50,6 +53,8 @@ pub struct EvalSpec {
     pub request: EvalRequest,
     /// The part of the data that is scored.
     pub split: Split,
+    /// Another task than that of the run, with its vocabulary and its kind of answers.
+    pub task: Option<TaskConfig>,
     /// Keys a query may see, where that is not what the run was trained with; asked only of runs whose layers see alike far.
     pub window: Option<usize>,
     /// Other rotary rates than the run was trained with; asked only of runs that rotate.
@@ -209,7 +214,8 @@ impl SweepJob<'_> {
         for spec in self.evals {
             let Some((encoding, request)) = self.served(spec) else { continue };
             self.plan.check_evaluated(&encoding)?;
-            match self.source.task() {
+            let other = self.other_source(spec)?;
+            match other.as_ref().unwrap_or(self.source).task() {
                 Some(task) => request.answers(spec.split, task).check(task)?,
                 None => {
                     KeyRule::check_absent(request.protocol)?;
@@ -247,6 +253,8 @@ impl SweepJob<'_> {
         for spec in self.evals {
             let Some((encoding, request)) = self.served(spec) else { continue };
             *model.encoding_mut() = learned.evaluated_as(encoding);
+            let other = self.other_source(spec)?;
+            let source = other.as_ref().unwrap_or(source);
             let scored = evaluate::of_source(source, spec.split, (&plan, &special), &request, &folder.evaluations()?)?;
             let evaluation = EvalRun::new(
                 folder,
@@ -323,7 +331,9 @@ impl SweepJob<'_> {
         let mut found = Vec::new();
         for spec in self.evals {
             let Some((encoding, request)) = self.served(spec) else { continue };
-            let scored = evaluate::of_source(self.source, spec.split, (self.plan, &special), &request, &[])?;
+            let other = self.other_source(spec)?;
+            let source = other.as_ref().unwrap_or(self.source);
+            let scored = evaluate::of_source(source, spec.split, (self.plan, &special), &request, &[])?;
             let reuse = (&self.runtime.provenance, Reuse::AnyMachine);
             for row in evaluate::known(&rows, (last_step, &encoding), &*scored, reuse) {
                 let Some(row) = row else { return Ok(None) };
@@ -333,11 +343,23 @@ impl SweepJob<'_> {
         Ok(Some(found))
     }
 
+    /// The sequences of another task, where the run is evaluated on one.
+    fn other_source(&self, spec: &EvalSpec) -> Result<Option<DataSource>> {
+        let Some(task) = &spec.task else { return Ok(None) };
+        let Some(trained) = &self.plan.data.task else {
+            let hint = "evaluate runs of texts without `task`";
+            return Err(Error::refused("an evaluation on a task: the run was trained on a text", hint));
+        };
+        tasks::check_same_answers(trained, task)?;
+        Ok(Some(DataSource::open(&DataConfig { task: Some(task.clone()), ..self.plan.data.clone() })?))
+    }
+
     /// What is asked of this run: the encoding, and the request of the run's seed at the lengths that is defined for;
     /// `None` when nothing is.
     fn served(&self, spec: &EvalSpec) -> Option<(Encoding, EvalRequest)> {
         let encoding = spec.encoding(self.plan)?;
-        let lengths = evaluate::served(self.plan, &encoding, &spec.request.lengths);
+        let task = spec.task.as_ref().or(self.plan.data.task.as_ref());
+        let lengths = evaluate::served_on(task, self.plan, &encoding, &spec.request.lengths);
         let request = EvalRequest { seed: self.plan.seed, lengths, ..spec.request.clone() };
         (!request.lengths.is_empty()).then_some((encoding, request))
     }

@@ -4,14 +4,14 @@
 use super::numerics;
 use crate::error::{Error, Result};
 use crate::floors::{FLOORS_FILE, Floor};
-use crate::manifest::{EvaluationFacts, Manifest, PlannedRun, runs_folder};
+use crate::manifest::{EvaluationFacts, Manifest, PlannedRun, own_content, runs_folder};
 use crate::packed::unpacked;
 use crate::timing::{TIMING_FILE, Timing};
 use kerple_report::results::{PerplexityTable, Results, Setting};
 use kerple_report::statistics::mean;
 use kerple_report::{Run, find_runs};
-use kerple_run::{EvaluationRow, look, read_json};
-use std::collections::BTreeMap;
+use kerple_run::{EvaluationRow, ScoredText, look, read_json};
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 use tempfile::TempDir;
 
@@ -72,7 +72,9 @@ impl ReproductionFolder {
         let mut over_other_texts = 0;
         for corpus in &manifest.corpora {
             let of_corpus = found.values_mut().filter(|(name, _)| *name == corpus.name);
-            over_other_texts += keep_one_text(&mut of_corpus.flat_map(|(_, runs)| runs).collect::<Vec<_>>());
+            let others = manifest.evaluations.values().filter_map(|facts| Some(facts.task.as_ref()?.content.as_str()));
+            let others: BTreeSet<&str> = others.collect();
+            over_other_texts += keep_one_text(&mut of_corpus.flat_map(|(_, runs)| runs).collect::<Vec<_>>(), &others);
         }
         let all = found.values_mut().flat_map(|(_, runs)| runs);
         let in_other_numerics = numerics::keep_one(&mut all.collect::<Vec<_>>());
@@ -115,7 +117,9 @@ impl ReproductionFolder {
 
     /// The evaluation of the same tokens without a window, with its name.
     pub(super) fn with_all_keys(&self, windowed: &EvaluationFacts) -> Option<(&str, &EvaluationFacts)> {
-        let text = |facts: &EvaluationFacts| (facts.protocol.clone(), facts.span, facts.segments, facts.documents);
+        let text = |facts: &EvaluationFacts| {
+            (facts.protocol.clone(), facts.span, facts.segments, facts.documents, facts.task.clone())
+        };
         let mut others = self.manifest.evaluations.iter().filter(|(_, facts)| facts.window.is_none());
         others.find(|(_, facts)| text(facts) == text(windowed)).map(|(name, facts)| (name.as_str(), facts))
     }
@@ -124,8 +128,7 @@ impl ReproductionFolder {
     pub(super) fn floor(&self, corpus: &str) -> Option<&Floor> {
         let of_corpus = self.manifest.runs.iter().filter(|run| run.corpus == corpus);
         let groups = of_corpus.filter_map(|run| self.runs_of(corpus, &run.variant));
-        let mut rows = groups.flat_map(|group| &group.runs).flat_map(|run| &run.evaluations);
-        let content = rows.next()?.text.checksum.as_str();
+        let content = own_content(groups.flat_map(|group| &group.runs).find(|run| !run.evaluations.is_empty())?)?;
         self.floors.iter().find(|floor| floor.corpus == corpus && floor.content == content)
     }
 
@@ -153,20 +156,23 @@ pub(super) fn seldom_guessed(share: f64, answers: f64) -> f64 {
     share + 3.0 * (share * (1.0 - share) / answers.max(1.0)).sqrt()
 }
 
-/// Leaves of the rows those over the text that most of them are over; the number of the others.
-fn keep_one_text(runs: &mut [&mut Run]) -> usize {
+/// Leaves of the rows those over the text that most of them are over, and those over other tasks that are asked for; the number of
+/// the others.
+fn keep_one_text(runs: &mut [&mut Run], tasks: &BTreeSet<&str>) -> usize {
     let mut counts: BTreeMap<String, usize> = BTreeMap::new();
     for run in &*runs {
         let evaluated = run.evaluations.iter().map(|row| &row.text);
-        for text in evaluated.chain(run.probes.iter().map(|row| &row.text)) {
+        let texts = evaluated.chain(run.probes.iter().map(|row| &row.text));
+        for text in texts.filter(|text| !tasks.contains(text.checksum.as_str())) {
             *counts.entry(text.checksum.clone()).or_default() += 1;
         }
     }
     let all: usize = counts.values().sum();
     let Some((most, kept)) = counts.into_iter().max_by_key(|(_, count)| *count) else { return 0 };
+    let is_kept = |text: &ScoredText| text.checksum == most || tasks.contains(text.checksum.as_str());
     for run in runs {
-        run.evaluations.retain(|row| row.text.checksum == most);
-        run.probes.retain(|row| row.text.checksum == most);
+        run.evaluations.retain(|row| is_kept(&row.text));
+        run.probes.retain(|row| is_kept(&row.text));
     }
     all - kept
 }

@@ -8,7 +8,7 @@ use kerple_data::tasks::TaskConfig;
 use kerple_lm::analysis::Analysis;
 use kerple_lm::config::{DataConfig, ModelConfig, RunConfig, SamplingConfig, TrainConfig};
 use kerple_lm::evaluate::{EvalRequest, Protocol, SegmentCount};
-use kerple_lm::{Error, Result};
+use kerple_lm::{Error, Result, tasks};
 use kerple_run::DocumentMask;
 use serde::Deserialize;
 use std::collections::BTreeMap;
@@ -132,6 +132,9 @@ pub struct EvaluationConfig {
     /// Other rotary rates, for runs that rotate.
     #[serde(default)]
     pub rope_scaling: Option<RopeScaling>,
+    /// Another task than that of the runs, with its vocabulary and its kind of answers.
+    #[serde(default)]
+    pub task: Option<TaskConfig>,
 }
 
 fn segments() -> Protocol {
@@ -228,6 +231,9 @@ impl Experiment {
             if let Some(name) = part.evaluate.iter().find(|name| !experiment.evaluations.contains_key(*name)) {
                 return Err(fail(format!("part: unknown evaluation `{name}`"), "add [evaluation.NAME]"));
             }
+            if let Some((message, hint)) = experiment.unfit_task(part) {
+                return Err(fail(message, &hint));
+            }
             if let Some(name) = part.probe.iter().find(|name| !experiment.probes.contains_key(*name)) {
                 return Err(fail(format!("part: unknown probe `{name}`"), "add [probe.NAME]"));
             }
@@ -258,6 +264,25 @@ impl Experiment {
         Ok(experiment)
     }
 
+    /// An evaluation of a part on a task that its runs cannot answer, and what to do about it.
+    fn unfit_task(&self, part: &PartConfig) -> Option<(String, String)> {
+        let asked = part.evaluate.iter().filter_map(|name| Some((name, self.evaluations[name].task.as_ref()?)));
+        let mut pairs = asked.flat_map(|asked| self.corpora_of(part).into_iter().map(move |corpus| (asked, corpus)));
+        pairs.find_map(|((name, task), corpus)| {
+            let (reason, hint) = match &corpus.task {
+                None => ("they learn a text".to_owned(), "give the part the `corpora` that are tasks".to_owned()),
+                Some(_) if task.is_made_up_without_files() => {
+                    ("its examples are in files".to_owned(), "use a task whose examples are drawn".to_owned())
+                }
+                Some(trained) => {
+                    let error = tasks::check_same_answers(trained, task).err()?;
+                    (error.to_string(), error.hint())
+                }
+            };
+            Some((format!("evaluation `{name}`, task, for runs of `{}`: {reason}", corpus.name), hint))
+        })
+    }
+
     /// What a claim is about and no part has.
     fn lacks(&self, claim: &Claim) -> Option<String> {
         if let Some(name) = claim.corpora.iter().find(|name| !self.corpora.iter().any(|corpus| corpus.name == **name)) {
@@ -274,6 +299,12 @@ impl Experiment {
             return Some(format!(
                 "its arms are evaluated with {one} and with {other} documents, which score other tokens"
             ));
+        }
+        let task =
+            |(_, evaluation): (&Arm, &str)| self.evaluations.get(evaluation).and_then(|asked| asked.task.as_ref());
+        let tasks: Vec<Option<&TaskConfig>> = claim.arms().map(task).collect();
+        if tasks.windows(2).any(|pair| pair[0] != pair[1]) {
+            return Some("its arms are evaluated on different tasks".to_owned());
         }
         let about = self.corpora.iter().filter(|c| claim.corpora.is_empty() || claim.corpora.contains(&c.name));
         about.flat_map(|corpus| claim.arms().map(move |arm| (corpus, arm))).find_map(|(corpus, (arm, evaluation))| {

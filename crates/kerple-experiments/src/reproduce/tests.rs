@@ -272,3 +272,126 @@ fn mistakes_in_an_experiment_are_named() {
         assert!(error.contains("documents, which score other tokens"), "{error}");
     }
 }
+
+/// Two seeds of a small model of four pairs, which are evaluated on two as well.
+const FEWER_PAIRS: &str = r#"
+title = "Recall of fewer pairs"
+about = "A test."
+seed = 1
+[tasks.model]
+n_layers = 1
+n_heads = 1
+head_dim = 8
+[tasks.train]
+train_len = 24
+batch_size = 4
+steps = 2
+learning_rate = 1e-3
+log_every = 1
+eval_interval = 0
+save_interval = 2
+keep_last_n = 1
+[[corpus]]
+name = "recall"
+title = "Associative recall"
+task = { kind = "recall", pairs = 4, vocab = 16 }
+[evaluation.answers]
+segments = 6
+lengths = [24, 48]
+[evaluation.fewer]
+task = { kind = "recall", pairs = 2, vocab = 16 }
+segments = 6
+lengths = [24, 48]
+[[part]]
+serves = ["values"]
+encodings = ["alibi"]
+seeds = 2
+evaluate = ["answers", "fewer"]
+"#;
+
+#[test]
+fn runs_are_evaluated_on_another_task() {
+    let folder = tempfile::tempdir().unwrap();
+    let experiment = Experiment::parse(FEWER_PAIRS, "here.toml").unwrap();
+    let planned = planned(&experiment, &[]);
+    let reproduction = Reproduction {
+        paper: "length".to_owned(),
+        scale: "smoke".to_owned(),
+        experiment,
+        data: None,
+        out: folder.path().to_owned(),
+        only: Vec::new(),
+        runtime: Runtime::cpu(None),
+        planned,
+    };
+    reproduction.write_manifest().unwrap();
+    for _ in 0..2 {
+        // the second time nothing is left to do
+        assert!(reproduction.run(Shard::WHOLE, &AtomicBool::new(false), &mut |_| ()).unwrap());
+    }
+    let manifest = Manifest::read(folder.path()).unwrap();
+    for seed in [1, 2] {
+        let run = kerple_report::Run::read(&folder.path().join(format!("recall/alibi/seed-{seed}"))).unwrap();
+        assert_eq!(run.evaluations.len(), 4);
+        let found = |name: &str, length: u64| {
+            let is_it = |row: &&kerple_run::EvaluationRow| {
+                row.eval_len == length && manifest.evaluations[name].is_of(&run, row)
+            };
+            let rows: Vec<_> = run.evaluations.iter().filter(is_it).collect();
+            assert_eq!(rows.len(), 1, "{name} at {length}");
+            rows[0].tokens
+        };
+        // an answer is one token for each pair
+        assert_eq!([found("answers", 24), found("fewer", 24), found("fewer", 48)], [6 * 4, 6 * 2, 6 * 2]);
+    }
+    crate::pages::write(folder.path(), &[], &[]).unwrap();
+    let report = std::fs::read_to_string(folder.path().join("paper/report.md")).unwrap();
+    let captions: Vec<&str> = report.lines().filter(|line| line.contains("right answers")).collect();
+    assert!(
+        captions.iter().any(|line| line.contains("tested on recall with pairs 2, power 0.01, vocab 16")),
+        "{captions:?}"
+    );
+    assert!(report.contains("0 rows") || !report.contains("another text"), "{report}");
+    let verified = crate::verify::verify(folder.path(), folder.path());
+    assert!(
+        verified.problems.iter().all(|problem| !problem.to_string().contains("another text")),
+        "{:?}",
+        verified.problems
+    );
+}
+
+#[test]
+fn a_task_that_runs_cannot_answer_is_refused() {
+    for (from, to, part) in [
+        ("pairs = 2, vocab = 16", "pairs = 2, vocab = 32", "has the vocabulary 32, that of the run 16"),
+        ("kind = \"recall\", pairs = 2, vocab = 16", "kind = \"even_pairs\"", "the task is even_pairs"),
+    ] {
+        let text = FEWER_PAIRS.replacen(from, to, 1);
+        assert_ne!(text, FEWER_PAIRS);
+        let error = Experiment::parse(&text, "here.toml").unwrap_err();
+        let message = error.to_string();
+        assert!(
+            message.contains(part) && message.contains("evaluation `fewer`, task, for runs of `recall`"),
+            "{message}"
+        );
+        assert!(error.hint().contains("neither its vocabulary nor its answers"), "{}", error.hint());
+    }
+    let of_text = FEWER_PAIRS
+        .replacen("task = { kind = \"recall\", pairs = 4, vocab = 16 }", "texts = \"web\"\ntokenizer = \"byte\"", 1)
+        .replace("tasks.", "");
+    let error = Experiment::parse(&of_text, "here.toml").unwrap_err();
+    assert!(error.to_string().contains("for runs of `recall`: they learn a text"), "{error}");
+    // two tasks are never compared
+    let claim = r#"
+[[claim]]
+text = "alike"
+measure = "answers"
+evaluation = "answers"
+lengths = [24]
+treatment = { encoding = "alibi", evaluation = "fewer" }
+baseline = { encoding = "alibi" }
+bound = { within = 0.01 }
+"#;
+    let error = Experiment::parse(&format!("{FEWER_PAIRS}{claim}"), "here.toml").unwrap_err().to_string();
+    assert!(error.contains("its arms are evaluated on different tasks"), "{error}");
+}

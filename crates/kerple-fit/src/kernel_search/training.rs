@@ -222,7 +222,7 @@ impl TrainingMeasure<'_> {
             per_position: false,
             documents: None,
         };
-        Ok(EvalSpec { request, split, window: None, rope_scaling: None })
+        Ok(EvalSpec { request, split, task: None, window: None, rope_scaling: None })
     }
 
     /// Why a run has no loss, where it diverged under this plan.

@@ -10,7 +10,7 @@ use crate::ranks::Ranks;
 use crate::tasks::TaskSource;
 use kerple_core::encoding::Encoding;
 use kerple_data::Split;
-use kerple_data::tasks::{AnswerUnit, TaskInfo};
+use kerple_data::tasks::{AnswerUnit, TaskConfig, TaskInfo};
 use kerple_run::{ANSWERS, DocumentMask, ScoredText, TaskScore, WholeAnswers};
 use serde::{Deserialize, Serialize};
 
@@ -75,7 +75,12 @@ pub fn default_lengths(train_len: usize) -> Vec<usize> {
 /// Lengths that an encoding of a plan's run is defined for, the empty places of a task included, and that have room for the
 /// task.
 pub fn served(plan: &Plan, encoding: &Encoding, lengths: &[usize]) -> Vec<usize> {
-    served_from(plan.data.task.as_ref().map_or(0, |task| task.facts().shortest), plan, encoding, lengths)
+    served_on(plan.data.task.as_ref(), plan, encoding, lengths)
+}
+
+/// The same where a plan's run is evaluated on this task.
+pub(crate) fn served_on(task: Option<&TaskConfig>, plan: &Plan, encoding: &Encoding, lengths: &[usize]) -> Vec<usize> {
+    served_from(task.map_or(0, |task| task.facts().shortest), plan, encoding, lengths)
 }
 
 /// The same where sequences have at least `shortest` tokens.

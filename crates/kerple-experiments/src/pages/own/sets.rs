@@ -65,6 +65,10 @@ impl EvaluatedSet<'_> {
         let differs = |of: fn(&EvaluationFacts) -> bool| all.manifest.evaluations.values().any(of);
         let documents =
             self.facts.documents.map_or_else(String::new, |documents| format!(", tested on {documents} documents"));
+        let documents = match &self.facts.task {
+            Some(task) => format!("{documents}, tested on {task}"),
+            None => documents,
+        };
         match self.facts.window {
             Some(window) => format!("{documents}, the last {window} keys in each layer"),
             None if differs(|facts| facts.window.is_some()) => format!("{documents}, all keys"),
