@@ -11,8 +11,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
 /// Papers and questions with a page of results.
-const PAPERS: [&str; 10] =
-    ["kerple", "dape", "spe", "decay", "seeds", "budget", "induction", "draws", "arena", "documents"];
+const PAPERS: [&str; 11] =
+    ["kerple", "dape", "spe", "decay", "seeds", "budget", "induction", "draws", "arena", "documents", "borders"];
 
 const BEGIN: &str = "<!-- table of ";
 const END: &str = "<!-- end of table -->";
