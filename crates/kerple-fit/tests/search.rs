@@ -285,8 +285,8 @@ fn pages_have_what_was_confirmed_first_and_label_the_rest() {
     for page in [read("index.html"), read("report.md")] {
         assert!(!page.contains("biased"), "rungs are on a page of their own");
         for words in [
-            "8 expressions were in the space, 8 were trained, and rungs dropped 3",
-            "102 runs were trained. 5 finalists were tested",
+            "8 expressions were in the space, 8 were measured, and rungs dropped 3",
+            "102 runs were made. 5 finalists were tested",
             "0.125 of 5 tests would declare a winner by chance",
             "at most 5 in 100 searches",
             REFERENCE,

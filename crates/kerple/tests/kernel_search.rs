@@ -59,7 +59,7 @@ fn a_killed_search_and_one_in_shards_have_the_results_of_one_that_ran_through() 
     let place = Place::new();
     place.make_data();
     let printed = place.ok(&words(&small("whole", &[])));
-    for line in ["the logarithm", "3 expressions were in the space, 3 were trained", "by chance", "page: whole/report"]
+    for line in ["the logarithm", "3 expressions were in the space, 3 were measured", "by chance", "page: whole/report"]
     {
         assert!(printed.contains(line), "{line}\n{printed}");
     }

@@ -5,7 +5,7 @@
     log    k = -r1 ln(1 + r2 u)                 power  k = -r1 u^p
     log3   k = -r1 ln(1 + r2 u^p)               spline k = -a_0 u - sum over m of a_m min(u, 2^(m - 1))
 
-with the parameters ``[H, P]`` of a head in this order. Like cumulative gates, x enter a tile as differences from its first
+with the parameters ``[H, P]`` in this order. Like cumulative gates, x enter a tile as differences from its first
 key, in high and low parts. Where u is 0, k and an infinite k' are 0.
 
 All gradients of parameters follow from three sums over pairs, of dz k, of dz u k' and of dz u k' ln u, since k is linear in
@@ -42,7 +42,7 @@ def _parameter(learned, h, n: tl.constexpr, P: tl.constexpr):
 
 @triton.jit
 def _kernel(u, learned, h, KERNEL: tl.constexpr, P: tl.constexpr):
-    """k, k' and, where there is an exponent, ln u, at distances of head h, or of a head for each row."""
+    """k, k' and, where there is an exponent, ln u, with the parameters of head h, or of one head per row."""
     first, ln_u = _parameter(learned, h, 0, P), u
     if KERNEL == "spline":
         k, rate = -first * u, -first + tl.zeros_like(u)

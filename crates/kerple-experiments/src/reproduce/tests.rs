@@ -351,7 +351,6 @@ fn runs_are_evaluated_on_another_task() {
         captions.iter().any(|line| line.contains("tested on recall with pairs 2, power 0.01, vocab 16")),
         "{captions:?}"
     );
-    assert!(report.contains("0 rows") || !report.contains("another text"), "{report}");
     let verified = crate::verify::verify(folder.path(), folder.path());
     assert!(
         verified.problems.iter().all(|problem| !problem.to_string().contains("another text")),

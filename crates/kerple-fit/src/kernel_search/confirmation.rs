@@ -95,7 +95,7 @@ pub struct SelectionRatio {
 pub struct SearchCounts {
     /// Expressions in the space.
     pub expressions: usize,
-    /// Expressions that were trained.
+    /// Expressions that were measured: by training, or in place of it.
     pub trained: usize,
     /// Expressions that a rung dropped.
     pub halved_away: usize,
@@ -265,10 +265,10 @@ impl SearchCounts {
     pub fn sentences(&self) -> Vec<String> {
         vec![
             format!(
-                "{} expressions were in the space, {} were trained, and rungs dropped {}.",
+                "{} expressions were in the space, {} were measured, and rungs dropped {}.",
                 self.expressions, self.trained, self.halved_away
             ),
-            format!("{} runs were trained. {} finalists were tested, once each.", self.runs, self.tests),
+            format!("{} runs were made. {} finalists were tested, once each.", self.runs, self.tests),
             format!(
                 "If no expression differed from the logarithm, {} of {} tests would declare a winner by chance (p < {ALPHA}, \
                  uncorrected). With Holm's correction at most {} in 100 searches declare any.",
