@@ -139,6 +139,51 @@ def test_varlen_has_the_layout_of_flash_attention():
         attention_varlen(q, k, v, cu_q, cu_k, 5, 5)
 
 
+def test_varlen_and_jagged_tensors_take_gates_and_learned_positions():
+    torch.manual_seed(3)
+    lengths, of_keys = [3, 4, 0, 2], [5, 4, 2, 6]
+    cu_q, cu_k = ([0, *torch.tensor(of).cumsum(0).tolist()] for of in (lengths, of_keys))
+    q, k, v = (torch.randn(n, h, 8, dtype=torch.float64, requires_grad=True) for n, h in ((9, 4), (17, 2), (17, 2)))
+    gates = (-torch.rand(17, 4, dtype=torch.float64)).requires_grad_()
+    steps = torch.rand(17, 4, dtype=torch.float64, requires_grad=True)
+    parameters = (0.5 + torch.rand(4, 2, dtype=torch.float64)).requires_grad_()
+    leaves = (q, k, v, gates, steps, parameters)
+
+    def alone():
+        parts = []
+        for n in range(4):
+            of_q, of_k = slice(cu_q[n], cu_q[n + 1]), slice(cu_k[n], cu_k[n + 1])
+            one = [x[of].transpose(0, 1)[None] for x, of in ((q, of_q), (k, of_k), (v, of_k))]
+            x = steps.cumsum(0)[of_k].T[None]
+            more = dict(gates=gates[of_k].T[None], positions=x, position_kernel=("log", parameters))
+            parts.append(attention(*one, **more)[0].transpose(0, 1))
+        return torch.cat(parts)
+
+    def jagged_of(x, cu):
+        return torch.nested.nested_tensor_from_jagged(x, offsets=torch.tensor(cu)).transpose(1, 2)
+
+    want = alone()
+    wanted = gradients(want, leaves)
+    kernel = ("log", parameters)
+    varlen = attention_varlen(q, k, v, cu_q, cu_k, 4, 6, causal=True, gates=gates, positions=steps.cumsum(0), position_kernel=kernel)
+    ragged = attention(
+        jagged_of(q, cu_q), jagged_of(k, cu_k), jagged_of(v, cu_k), gates=jagged_of(gates, cu_k),
+        positions=jagged_of(steps.cumsum(0), cu_k), position_kernel=kernel,
+    )  # fmt: skip
+    for got in (varlen, ragged.transpose(1, 2).values()):
+        torch.testing.assert_close(got, want, rtol=1e-12, atol=1e-12)
+        torch.testing.assert_close(gradients(got, leaves), wanted, rtol=1e-9, atol=1e-11)
+    assert all(d.abs().max() > 1e-3 for d in wanted)
+    with pytest.raises(ValueError, match=r"gates: expected \[Tk, H\], got shape \(1, 4, 17\)"):
+        attention_varlen(q, k, v, cu_q, cu_k, 4, 6, causal=True, gates=gates.T[None])
+    with pytest.raises(ValueError, match=r"positions: expected \[B, H, K\] = \[1, 4, 17\], got shape \(1, 4, 16\)"):
+        attention_varlen(q, k, v, cu_q, cu_k, 4, 6, causal=True, positions=steps.cumsum(0)[:16], position_kernel=kernel)
+    with pytest.raises(ValueError, match="gates: its sequences have other lengths than those of k"):
+        attention(jagged_of(q, cu_q), jagged_of(k, cu_k), jagged_of(v, cu_k), gates=jagged_of(gates, [0, 4, 9, 11, 17]))
+    with pytest.raises(TypeError, match=r"gates: expected a jagged \[B, H, L\], as q, k and v are"):
+        attention(jagged_of(q, cu_q), jagged_of(k, cu_k), jagged_of(v, cu_k), gates=gates.T[None])
+
+
 REFUSED = [
     ({"cu_seqlens": [[0, 23]]}, ValueError, r"expected \[N \+ 1\]"),
     ({"cu_seqlens": [1, 23]}, ValueError, r"cu_seqlens\[0\] = 1"),

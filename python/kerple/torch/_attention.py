@@ -242,7 +242,7 @@ def attention(
             Jagged nested tensors ``[B, H, L, D]`` are packed documents of one sequence each, and
             give a jagged result: ``torch.nested.nested_tensor([..], layout=torch.jagged)`` of
             ``[L, H, D]`` tensors, transposed by ``.transpose(1, 2)``. The rows of ``relative`` are
-            then jagged like q.
+            then jagged like q, gates and positions ``[B, H, L]`` like k.
         document_ids: the number of each token's document, ``[B, K]``, where rows hold different
             documents: from 0, never decreasing, -1 for padding after the last document. The last Q
             tokens are the queries. On GPUs the values of ``document_ids`` and ``cu_seqlens`` are
@@ -266,11 +266,12 @@ def attention(
         refuse_arguments("attention", unknown)
     if any(isinstance(x, Tensor) and x.is_nested for x in (q, k, v)):
         beside_documents = {
-            "gates": gates, "positions": positions, "position_kernel": position_kernel, "key_lengths": key_lengths, "key_starts": key_starts, "key_ends": key_ends,
-            "cu_seqlens": cu_seqlens, "document_ids": document_ids,
+            "key_lengths": key_lengths, "key_starts": key_starts, "key_ends": key_ends, "cu_seqlens": cu_seqlens, "document_ids": document_ids,
         }  # fmt: skip
         dropout = (dropout_p, dropout_seed)
-        return _attend_jagged(q, k, v, beside_documents, relative, bias, weight, sinks, scale, causal, window, softcap, dropout)
+        return _attend_jagged(
+            q, k, v, beside_documents, gates, relative, positions, position_kernel, bias, weight, sinks, scale, causal, window, softcap, dropout
+        )
     if cu_seqlens is not None or document_ids is not None:
         check_qkv(q, k, v)
     return attend(
@@ -327,21 +328,22 @@ def attend(
     return made if made.dtype == of else made.to(of)
 
 
-def _jagged_parts(name: str, x: object) -> tuple[Tensor, Tensor]:
-    """The rows ``[H, T, D]`` of all sequences of a jagged tensor, and their cumulative lengths."""
+def _jagged_parts(name: str, x: object, shape: str = "[B, H, L, D]") -> tuple[Tensor, Tensor]:
+    """The rows ``[H, T, D]``, or ``[H, T]``, of all sequences of a jagged tensor, and their cumulative lengths."""
     if not isinstance(x, Tensor) or x.layout is not torch.jagged:
-        raise TypeError(f"{name}: q, k and v must all be jagged nested tensors (layout=torch.jagged), or none of them")
-    if x.dim() != 4 or x._ragged_idx != 2:
-        raise ValueError(
-            f"{name}: expected a jagged [B, H, L, D], got shape {tuple(x.shape)}; make one of [B, L, H, D] by .transpose(1, 2)"
-        )
+        all_or_none = "q, k and v must all be jagged nested tensors (layout=torch.jagged), or none of them"
+        raise TypeError(f"{name}: {all_or_none if name in 'qkv' else f'expected a jagged {shape}, as q, k and v are'}")
+    if x.dim() != shape.count(",") + 1 or x._ragged_idx != 2:
+        swapped = shape.replace("H, L", "L, H")
+        raise ValueError(f"{name}: expected a jagged {shape}, got shape {tuple(x.shape)}; make one of {swapped} by .transpose(1, 2)")
     if x.lengths() is not None:
         raise ValueError(f"{name}: its sequences leave gaps between them; close them by .contiguous()")
     return x.values(), x.offsets()
 
 
 def _attend_jagged(
-    q: Tensor, k: Tensor, v: Tensor, beside_documents: dict[str, object], relative: tuple[Tensor, Tensor] | None,
+    q: Tensor, k: Tensor, v: Tensor, beside_documents: dict[str, object],
+    gates: Tensor | None, relative: tuple[Tensor, Tensor] | None, positions: Tensor | None, position_kernel: tuple[str, Tensor] | None,
     bias: Tensor | None, weight: Tensor | None, sinks: Tensor | None, scale: float | None, causal: bool, window: int | None, softcap: float | None,
     dropout: tuple[float, Tensor | int | None],
 ) -> Tensor:  # fmt: skip
@@ -357,16 +359,23 @@ def _attend_jagged(
             raise ValueError(f"{name}: {offsets.shape[0] - 1} sequences, but q has {of_queries.shape[0] - 1}")
     if of_values is not of_keys and not torch.equal(of_values, of_keys):
         raise ValueError("v: its sequences have other lengths than those of k")
+
+    def own(name: str, x: object, shape: str, of: str, offsets: Tensor) -> Tensor:
+        rows, own_offsets = _jagged_parts(name, x, shape)
+        if own_offsets is not offsets and not (own_offsets.shape == offsets.shape and torch.equal(own_offsets, offsets)):
+            raise ValueError(f"{name}: its sequences have other lengths than those of {of}")
+        return rows[None]
+
     if isinstance(relative, (tuple, list)) and len(relative) == 2:
-        rows, of_rows = _jagged_parts("relative[0]", relative[0])
-        if of_rows is not of_queries and not (of_rows.shape == of_queries.shape and torch.equal(of_rows, of_queries)):
-            raise ValueError("relative[0]: its sequences have other lengths than those of q")
-        relative = (rows[None], relative[1])
+        relative = (own("relative[0]", relative[0], "[B, H, L, R]", "q", of_queries), relative[1])
+    gates, positions = (
+        None if x is None else own(name, x, "[B, H, L]", "k", of_keys) for name, x in (("gates", gates), ("positions", positions))
+    )
     alike = of_keys is of_queries or torch.equal(of_keys, of_queries)
     out = attend(
-        q_rows[None], k_rows[None], v_rows[None], bias, weight, sinks, None, None, None, None,
+        q_rows[None], k_rows[None], v_rows[None], bias, weight, sinks, None, gates, None, None,
         of_queries if alike else torch.stack([of_queries, of_keys])[None], "", scale, causal, window, softcap,
-        relative=relative, dropout=dropout,
+        relative=relative, dropout=dropout, positions=positions, position_kernel=position_kernel,
     )  # fmt: skip
     return torch.nested.nested_tensor_from_jagged(out[0], offsets=of_queries, jagged_dim=2)
 
@@ -387,7 +396,10 @@ def attention_varlen(
     scale: float | None = None,
     softcap: float | None = None,
     sinks: Tensor | None = None,
+    gates: Tensor | None = None,
     relative: tuple[Tensor, Tensor] | None = None,
+    positions: Tensor | None = None,
+    position_kernel: tuple[str, Tensor] | None = None,
     dropout_p: float = 0.0,
     dropout_seed: Tensor | int | None = None,
 ) -> Tensor:
@@ -405,7 +417,9 @@ def attention_varlen(
         max_seqlen_q, max_seqlen_k: no document has more queries or keys; compared with cumulative
             lengths on the processor only, since reading a GPU's would wait for it.
         causal: has no default, since FlashAttention's is False and :func:`attention`'s is True.
-        bias, weight, window, scale, softcap, sinks, dropout_p, dropout_seed: as for :func:`attention`.
+        bias, weight, window, scale, softcap, sinks, position_kernel, dropout_p, dropout_seed: as for
+            :func:`attention`.
+        gates, positions: as for :func:`attention`, but ``[Tk, H]``.
         relative: ``(r, P)`` as for :func:`attention`, with r of ``[Tq, H, R]``.
 
     Returns:
@@ -436,11 +450,18 @@ def attention_varlen(
         if relative[0].dim() != 3:
             raise ValueError(f"relative[0]: expected [T, H, R], got shape {tuple(relative[0].shape)}")
         relative = (relative[0].transpose(0, 1)[None], relative[1])
+    of_keys = {"gates": gates, "positions": positions}
+    for name, x in of_keys.items():
+        if x is not None:
+            check_tensor(name, x)
+            if x.dim() != 2:
+                raise ValueError(f"{name}: expected [Tk, H], got shape {tuple(x.shape)}")
+            of_keys[name] = x.T[None]
     alike = cu_seqlens_q is cu_seqlens_k and q.shape[0] == k.shape[0]
     out = attend(
-        *(x.transpose(0, 1)[None] for x in (q, k, v)), bias, weight, sinks, None, None, None, None,
+        *(x.transpose(0, 1)[None] for x in (q, k, v)), bias, weight, sinks, None, of_keys["gates"], None, None,
         given[0] if alike else torch.stack(given)[None], "", scale, causal, window, softcap, relative=relative,
-        dropout=(dropout_p, dropout_seed),
+        dropout=(dropout_p, dropout_seed), positions=of_keys["positions"], position_kernel=position_kernel,
     )  # fmt: skip
     return out[0].transpose(0, 1)
 

@@ -100,9 +100,10 @@ def own_keys(documents: Tensor, tokens: int) -> tuple[Tensor, Tensor]:
 
 
 def positions_of(documents: Tensor | None, tokens: int) -> Tensor | None:
-    """The position of each of ``tokens`` tokens in its document, ``[B, K]``."""
+    """The position of each of ``tokens`` tokens, of keys where queries have others, in its document, ``[B, K]``."""
     if documents is None:
         return None
+    documents = documents[0, 1] if documents.dim() == 3 else documents
     return torch.arange(tokens, device=documents.device) - own_keys(documents, tokens)[0]
 
 
