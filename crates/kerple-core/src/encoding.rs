@@ -154,6 +154,9 @@ impl Encoding {
         if let (BiasScale::Inside, Some(bias)) = (self.scale, &mut table.bias) {
             bias.iter_mut().for_each(|value| *value *= inside(geometry));
         }
+        if let Some(first) = self.first_beyond(&positions, distances) {
+            table.end_bias(first);
+        }
         form
     }
 
@@ -190,7 +193,18 @@ impl Encoding {
         if let (BiasScale::Inside, Some(bias)) = (self.scale, &mut jacobian.bias) {
             bias.scale(inside(geometry));
         }
+        if let Some(first) = self.first_beyond(&positions, distances) {
+            jacobian.end_bias(positions.range.end, first);
+        }
         jacobian
+    }
+
+    /// The number of the first distance of a table at which the bias has ended, by the drawn distances where they are drawn;
+    /// `None`: the bias goes on.
+    fn first_beyond(&self, positions: &FormPositions, distances: Option<&[usize]>) -> Option<usize> {
+        let reach = self.reach?;
+        let first = distances.map_or(reach, |distances| distances.partition_point(|distance| *distance < reach));
+        (first < positions.range.end).then_some(first)
     }
 
     /// Where a method makes its form for these positions, and the distances to keep of its table where they are drawn.

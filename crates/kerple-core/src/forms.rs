@@ -103,6 +103,15 @@ impl Sides {
         }
     }
 
+    /// Sets the columns of distance number `first` and of those after it, on both sides, of rows over `len` distances.
+    pub(crate) fn end<T: Copy>(self, rows: &mut [T], len: usize, first: usize, value: T) {
+        let origin = self.origin(len);
+        for row in rows.chunks_exact_mut(self.columns(len).max(1)) {
+            row[..(origin + 1).saturating_sub(first)].fill(value);
+            row.iter_mut().skip(origin + first).for_each(|column| *column = value);
+        }
+    }
+
     /// The columns of these distances, and on two sides of those ahead too, in increasing order.
     ///
     /// `distances` are increasing, below `len`, and begin with 0.
@@ -146,6 +155,13 @@ impl DistanceTable {
     pub fn columns(&self, distances: &[usize]) -> DistanceTable {
         let kept = self.sides.kept(self.len, distances);
         DistanceTable { len: distances.len(), ..self.with_columns(&kept) }
+    }
+
+    /// Sets the bias to 0 from its distance number `first` on: at that distance itself where the distances are `0..len`.
+    pub fn end_bias(&mut self, first: usize) {
+        if let Some(bias) = &mut self.bias {
+            self.sides.end(bias, self.len, first, 0.0);
+        }
     }
 
     /// The one-sided table of the keys before a query.

@@ -62,9 +62,11 @@ impl DistanceTableOp {
             }),
             Some(Jacobian::Rows { factor, rows }) => {
                 let matrix = difference(0).reshape([-1, heads as i32]);
-                let index: Vec<i64> = rows.into_iter().map(|row| row as i64).collect();
+                let is_learned: Vec<f64> = rows.iter().map(|row| f64::from(u8::from(row.is_some()))).collect();
+                let is_learned = Tensor::<2>::from_data(TensorData::new(is_learned, [1, len]), (device, dtype));
+                let index: Vec<i64> = rows.into_iter().map(|row| row.unwrap_or_default() as i64).collect();
                 let index = Tensor::<1, Int>::from_data(TensorData::new(index, [len]), device);
-                table + matrix.select(0, index).swap_dims(0, 1) * factor
+                table + matrix.select(0, index).swap_dims(0, 1) * is_learned * factor
             }
         }
     }

@@ -5,7 +5,7 @@ use super::inkling::InklingConfig;
 use super::parameter::ParameterShare;
 use super::randomized::Randomized;
 use super::scaling::RopeScaling;
-use super::{Emulate, Geometry, Method, finite, kind_of, randomized, renamed};
+use super::{Emulate, Geometry, Injection, Method, finite, kind_of, randomized, renamed};
 use crate::suggest::with_suggestion;
 use serde::de::{DeserializeOwned, Error};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
@@ -53,13 +53,15 @@ pub struct Encoding {
     pub randomized: Option<usize>,
     /// Whether weight decay shrinks all that is learned, the numbers of a kernel too.
     pub decayed: bool,
+    /// Keys at this distance and beyond have a bias of exactly 0; `None`: the bias goes on. Inkling has a key of its own.
+    pub reach: Option<usize>,
 }
 
 impl From<Method> for Encoding {
     fn from(method: Method) -> Self {
-        let SharedKeys { window, scale, emulate, clamp, share: _, randomized, decayed } = SharedKeys::default();
+        let SharedKeys { window, scale, emulate, clamp, share: _, randomized, decayed, reach } = SharedKeys::default();
         let share = method.positional().shares()[0];
-        Encoding { method, window, scale, emulate, clamp, share, randomized, decayed }
+        Encoding { method, window, scale, emulate, clamp, share, randomized, decayed, reach }
     }
 }
 
@@ -79,9 +81,15 @@ struct SharedKeys {
     randomized: Option<usize>,
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     decayed: bool,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    reach: Option<usize>,
 }
 
-const SHARED_KEYS: [&str; 7] = ["window", "scale", "emulate", "clamp", "share", "randomized", "decayed"];
+const SHARED_KEYS: [&str; 8] = ["window", "scale", "emulate", "clamp", "share", "randomized", "decayed", REACH];
+
+const REACH: &str = "reach";
+/// Largest reach, as Inkling's.
+const MOST_REACH: usize = 1 << 20;
 
 /// Reads `value`, naming the key that does not fit and saying what would in words.
 fn parse<T: DeserializeOwned, E: Error>(value: Value) -> Result<T, E> {
@@ -110,14 +118,17 @@ impl<'de> Deserialize<'de> for Encoding {
         };
         let kind = kind_of(&kind).map_err(|unknown| D::Error::custom(unknown.line()))?;
         renamed::refuse(&[renamed::SHARED, kind], &own).map_err(|refusal| D::Error::custom(refusal.line()))?;
-        let shared = SHARED_KEYS.iter().filter_map(|key| own.remove_entry(*key)).collect();
-        let SharedKeys { window, scale, emulate, clamp, share, randomized, decayed } = parse(Value::Object(shared))?;
+        // a key of the method's own stays in its table
+        let is_shared = |key: &&&str| kind != InklingConfig::KIND || **key != InklingConfig::REACH;
+        let shared = SHARED_KEYS.iter().filter(is_shared).filter_map(|key| own.remove_entry(*key)).collect();
+        let SharedKeys { window, scale, emulate, clamp, share, randomized, decayed, reach } =
+            parse(Value::Object(shared))?;
         if let (InklingConfig::KIND, Some(window)) = (kind, window) {
             own.entry(InklingConfig::REACH).or_insert(window.into());
         }
         let method: Method = parse(Value::Object(Map::from_iter([(kind.to_owned(), Value::Object(own))])))?;
         let share = share.unwrap_or(method.positional().shares()[0]);
-        let encoding = Encoding { method, window, scale, emulate, clamp, share, randomized, decayed };
+        let encoding = Encoding { method, window, scale, emulate, clamp, share, randomized, decayed, reach };
         encoding.check_keys().map_err(|refusal| D::Error::custom(refusal.line()))?;
         Ok(encoding)
     }
@@ -126,9 +137,9 @@ impl<'de> Deserialize<'de> for Encoding {
 impl Serialize for Encoding {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         let mut map = Map::from_iter([("kind".to_owned(), Value::from(self.method.kind()))]);
-        let Encoding { window, scale, emulate, clamp, randomized, decayed, .. } = *self;
+        let Encoding { window, scale, emulate, clamp, randomized, decayed, reach, .. } = *self;
         let share = Some(self.share).filter(|_| !self.has_usual_share());
-        let shared = SharedKeys { window, scale, emulate, clamp, share, randomized, decayed };
+        let shared = SharedKeys { window, scale, emulate, clamp, share, randomized, decayed, reach };
         let shared = serde_json::to_value(shared).map_err(serde::ser::Error::custom)?;
         map.extend(self.method.keys());
         map.extend(shared.as_object().cloned().unwrap_or_default());
@@ -190,7 +201,50 @@ impl Encoding {
                 "remove it; it applies to kernels, alibi, t5 and dape over one of them",
             ));
         }
-        Ok(())
+        self.reach.map_or(Ok(()), |reach| self.check_reach(reach))
+    }
+
+    /// A bias ends where it is a table of its own and nothing else of the scores is by distance.
+    fn check_reach(&self, reach: usize) -> Result {
+        let kind = self.method.kind();
+        let hint = "remove it; it applies to alibi, t5, sandwich, bam, fox with fixed gates, and kernels that are a bias, \
+            such as kerple_log";
+        let why = match self.entry() {
+            Injection::Scores(tables) if tables.bias && !tables.weight => None,
+            Injection::Scores(tables) if tables.bias => Some("also multiplies scores by a weight, which would go on"),
+            Injection::Scores(_) => Some("multiplies scores by a weight and adds no bias"),
+            Injection::ScoreMod { .. } => Some("changes the scores of all heads together, not by a bias table alone"),
+            Injection::Gates { .. } => Some("measures distances by the content of tokens, not by their number"),
+            Injection::RelativeBias => Some("has a reach of its own"),
+            Injection::Nowhere | Injection::Embeddings | Injection::Rotation { .. } | Injection::Code => {
+                Some("adds no bias to scores")
+            }
+        };
+        if let Some(why) = why {
+            return Err(ConfigError::new(REACH, format!("`{kind}` {why}, so its bias cannot end at a distance"), hint));
+        }
+        if reach == 0 {
+            let message = "a bias that ends at distance 0 is none, it must be at least 1";
+            return Err(ConfigError::new(REACH, message, "use the encoding `none` for a model without positions"));
+        }
+        check_count(REACH, reach, 1..=MOST_REACH, "remove it for a bias that goes on")?;
+        match self.randomized {
+            Some(most) if most <= reach => {
+                let message =
+                    format!("distances are drawn from {most}, so a bias that ends at {reach} goes on for all");
+                Err(ConfigError::new(REACH, message, "lower it below `randomized`, or remove it"))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// What is proven of its bias, or that a bias which ends is not the kernel that was proven; `None` where the kernels are
+    /// expressions whose derivations are proofs, and where there is nothing to prove.
+    pub fn certificate(&self) -> Option<String> {
+        match self.reach {
+            Some(reach) => Some(format!("not proven: the bias ends at distance {reach}")),
+            None => self.method.positional().certificate().map(str::to_owned),
+        }
     }
 
     /// The same with every value written down that otherwise follows from the training length, as it is at this one. Other

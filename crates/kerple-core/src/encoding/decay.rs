@@ -117,7 +117,8 @@ impl LearnedDecay {
 impl Encoding {
     fn bias_decay(&self, heads: usize) -> Option<BiasDecay> {
         let plain = self.scale == BiasScale::After && self.emulate == Emulate::Exact;
-        let whole = self.window.is_none() && self.randomized.is_none();
+        // a bias that ends decays no further: its exponential is 1 from there on, which no sum of decays is
+        let whole = self.window.is_none() && self.randomized.is_none() && self.reach.is_none();
         if plain && whole { self.method.positional().bias_decay(heads) } else { None }
     }
 
@@ -286,6 +287,8 @@ mod tests {
         for refused in [
             r#"{"kind":"kerple_log","window":9}"#,
             r#"{"kind":"kerple_log","scale":"inside"}"#,
+            r#"{"kind":"kerple_log","reach":64}"#,
+            r#"{"kind":"alibi","reach":64}"#,
             r#"{"kind":"t5"}"#,
             r#"{"kind":"kerple_log3"}"#,
         ] {

@@ -62,6 +62,18 @@ impl TableJacobian {
         TableJacobian { sides: Sides::OneSided, ..self.with_columns(len, &kept) }
     }
 
+    /// Those of [`DistanceTable::end_bias`], of a table over `len` distances.
+    pub(super) fn end_bias(&mut self, len: usize, first: usize) {
+        let sides = self.sides;
+        match &mut self.bias {
+            None => {}
+            Some(Jacobian::PerHead(parameters)) => {
+                parameters.iter_mut().for_each(|(_, rows)| sides.end(rows, len, first, 0.0));
+            }
+            Some(Jacobian::Rows { rows, .. }) => sides.end(rows, len, first, None),
+        }
+    }
+
     fn with_columns(mut self, len: usize, kept: &[usize]) -> TableJacobian {
         let columns = self.sides.columns(len);
         for jacobian in [&mut self.bias, &mut self.weight].into_iter().flatten() {
@@ -85,8 +97,8 @@ pub enum Jacobian {
     Rows {
         /// What the entry is multiplied by.
         factor: f64,
-        /// Row of each column, `[C]`.
-        rows: Vec<usize>,
+        /// Row of each column, `[C]`; `None`: the column depends on nothing learned.
+        rows: Vec<Option<usize>>,
     },
 }
 
@@ -120,7 +132,9 @@ impl Jacobian {
                 crate::check_shape!(rows, L = len);
                 for (head, d_row) in d_table.chunks_exact(len).enumerate() {
                     for (row, upstream) in rows.iter().zip(d_row) {
-                        d_values[0][row * heads + head] += factor * upstream;
+                        if let Some(row) = row {
+                            d_values[0][row * heads + head] += factor * upstream;
+                        }
                     }
                 }
             }

@@ -30,6 +30,9 @@ impl Encoding {
         if let Some(window) = self.window {
             label += &format!("-window{window}");
         }
+        if let Some(reach) = self.reach {
+            label += &format!("-reach{reach}");
+        }
         if let Some(most) = self.randomized {
             label += &format!("-randomized{most}");
         }

@@ -138,7 +138,7 @@ impl Positional for T5Config {
     }
 
     fn jacobian(&self, inputs: &FormInputs) -> TableJacobian {
-        let rows = self.rows(inputs.positions.range.end);
+        let rows = self.rows(inputs.positions.range.end).into_iter().map(Some).collect();
         TableJacobian {
             sides: self.sides(),
             bias: Some(Jacobian::Rows { factor: factor(inputs.geometry), rows }),

@@ -4,6 +4,7 @@ use crate::score_mods::ScoreModExtent;
 use proptest::prelude::*;
 
 mod far;
+mod reach;
 mod settings;
 
 const GEOMETRY: Geometry = Geometry::new(4, 16, 32);
@@ -71,7 +72,7 @@ fn parameters_of_the_paper() {
 
 #[test]
 fn table_gradients_match_central_differences() {
-    for mut encoding in all() {
+    for mut encoding in all().into_iter().chain(reach::ending(9)) {
         for scale in [BiasScale::After, BiasScale::Inside] {
             encoding.scale = scale;
             let len = 40;
@@ -111,7 +112,7 @@ fn table_gradients_match_central_differences() {
 
 #[test]
 fn longer_tables_extend_shorter_ones() {
-    for encoding in all() {
+    for encoding in all().into_iter().chain(reach::ending(9)).chain(reach::ending(60)) {
         let values = encoding.initial(&GEOMETRY, 1);
         let (short, long) = (encoding.table(&GEOMETRY, &values, 50), encoding.table(&GEOMETRY, &values, 200));
         let prefix =
@@ -400,6 +401,9 @@ fn every_key_changes_what_is_handed_over() {
         ("kerple_log", "\"emulate\":\"bf16\""),
         ("kerple_log", "\"clamp\":\"forward_only\""),
         ("kerple_log", "\"window\":5"),
+        ("kerple_log", "\"reach\":5"),
+        ("t5", "\"reach\":5"),
+        ("alibi", "\"reach\":5"),
         ("kerple_log", "\"share\":\"layer\""),
         ("kernel", "\"bias\":\"power(a, p)\""),
         ("kernel", "\"weight\":\"power(a, p)\""),
@@ -472,7 +476,7 @@ fn t5_of_an_encoder_has_buckets_for_keys_ahead() {
         let slopes = encoding.table_jacobian(&GEOMETRY, &raw, positions.clone());
         assert_eq!(
             (slopes.sides, slopes.bias),
-            (Sides::TwoSided, Some(Jacobian::Rows { factor: 4.0, rows: rows.clone() }))
+            (Sides::TwoSided, Some(Jacobian::Rows { factor: 4.0, rows: rows.iter().copied().map(Some).collect() }))
         );
         let behind = encoding.table(&GEOMETRY, &raw, positions).bias.unwrap();
         assert_eq!(behind, want.chunks(5).flat_map(|row| &row[2..]).copied().collect::<Vec<f64>>());

@@ -55,6 +55,18 @@ fn unknown_and_ill_typed_keys_are_refused() {
         (r#"{"kind":"inkling","log_scale":{"floor":0,"alpha":0.1}}"#, "`log_scale`: floor = 0 is out of range"),
         (r#"{"kind":"inkling","log_scale":{"floor":8,"alpha":-1}}"#, "`log_scale`: alpha = -1 is out of range"),
         (r#"{"kind":"inkling","randomized":64}"#, "`randomized`: `inkling` cannot be randomized"),
+        (r#"{"kind":"kerple_log","reach":0}"#, "`reach`: a bias that ends at distance 0 is none"),
+        (r#"{"kind":"kerple_log","reach":-1}"#, "`reach`: invalid value: integer `-1`, expected a whole number"),
+        (
+            r#"{"kind":"kerple_log","reach":1.5}"#,
+            "`reach`: invalid type: floating point `1.5`, expected a whole number",
+        ),
+        (
+            r#"{"kind":"kerple_log","reach":1048577}"#,
+            "`reach`: 1048577 is out of range, it must be between 1 and 1048576",
+        ),
+        (r#"{"kind":"alibi","reach":64,"randomized":64}"#, "`reach`: distances are drawn from 64"),
+        (r#"{"kind":"dape","base":{"kind":"alibi","reach":64}}"#, "unknown field `reach`"),
         (r#"{"kind":"bam","alpha":99}"#, "`alpha`: 99 is out of range, it must be between -20 and 20"),
         (r#"{"kind":"sinusoidal","base":0}"#, "`base`: 0 is out of range"),
         (r#"{"kind":"alibi","share":"layer"}"#, "`share`: `alibi` has no parameters that a layer could own"),
@@ -187,7 +199,16 @@ fn variants() -> Vec<Encoding> {
         ("inkling", &[r#""rank":4"#, r#""reach":9"#, r#""log_scale":{"floor":8,"alpha":0.1}"#]),
         ("bam", &[r#""alpha":1"#, r#""beta":[0,1]"#, r#""theta_mu":0"#, r#""theta_mu":0.5"#]),
         ("rotary", &[r#""randomized":64"#, r#""randomized":640"#]),
-        ("t5", &[r#""randomized":64"#, r#""randomized":64,"window":64"#]),
+        (
+            "t5",
+            &[
+                r#""randomized":64"#,
+                r#""randomized":64,"window":64"#,
+                r#""reach":64"#,
+                r#""randomized":640,"reach":64"#,
+            ],
+        ),
+        ("kerple_log", &[r#""reach":6"#, r#""reach":64"#, r#""reach":640"#, r#""window":64,"reach":64"#]),
         ("rotary", &[r#""pct":0.5"#, r#""base":500"#, r#""pct":0.5,"base":500"#, r#""pct":0.25,"base":1e6"#]),
         ("alibi", &[r#""behind":0.5"#, r#""behind":1"#]),
         (
@@ -258,6 +279,8 @@ fn labels_tell_encodings_apart_and_fit_a_file_name() {
         (r#"{"kind":"rotary","scaling":"yarn","randomized":64}"#, "rotary-scaling=yarn-randomized64"),
         (r#"{"kind":"rotary","scaling":{"kind":"linear","factor":4}}"#, "rotary-scaling=linear.factor4"),
         (r#"{"kind":"kerple_log","r1":[0.5,1],"window":64,"share":"layer"}"#, "kerple_log-r1=0.5..1-window64-layer"),
+        (r#"{"kind":"kerple_log","reach":64,"share":"layer"}"#, "kerple_log-reach64-layer"),
+        (r#"{"kind":"inkling","reach":64}"#, "inkling-reach=64"),
         (r#"{"kind":"kernel","bias":"power(a, p)"}"#, "kernel-bias=power_a_p."),
         // folders and rows of results are called by these
         (
