@@ -273,6 +273,11 @@ impl PositionalEncoding {
         one.encoding.table(&one.geometry, &one.numbers(layer), len)
     }
 
+    /// The distance at which the bias of a layer ends; `None`: it goes on, or is none.
+    pub fn reach(&self, layer: usize) -> Option<usize> {
+        self.of_layer(layer).encoding.reach
+    }
+
     /// What `make(layer)` gives, layer by layer, each when its turn comes; layers that share everything, draws included, share the
     /// result.
     pub fn every_layer<'a>(

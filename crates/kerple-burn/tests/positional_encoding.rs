@@ -3,7 +3,7 @@
 use burn::module::{Module, ModuleMapper, Param};
 use burn::tensor::{DType, Device, Tensor, TensorData};
 use kerple_burn::attention_context::AttentionContext;
-use kerple_burn::forward_context::ForwardContext;
+use kerple_burn::forward_context::{ForwardContext, POSITIONS};
 use kerple_burn::heads::Heads;
 use kerple_burn::implementation::Impl;
 use kerple_burn::kv_cache::KvCache;
@@ -11,7 +11,7 @@ use kerple_burn::parameters::{self, ParamGroup};
 use kerple_burn::plan::{AttentionKind, LinearAttentionConfig};
 use kerple_burn::positional_encoding::PositionalEncoding;
 use kerple_core::calculus::{expr::Expr, parameter::Constraint};
-use kerple_core::encoding::{Clamp, Encoding, Geometry, METHODS, Method, ParameterShare, expression};
+use kerple_core::encoding::{Clamp, Encoding, FormPositions, Geometry, METHODS, Method, ParameterShare, expression};
 
 const GEOMETRY: Geometry = Geometry::new(3, 4, 16);
 const LEN: usize = 40;
@@ -33,10 +33,21 @@ fn smooth(bias: &str, weight: Option<&str>) -> Encoding {
     }))
 }
 
+/// Biases that end before the table does.
+const ENDING: [&str; 5] = [
+    r#"{"kind":"kerple_log","reach":9}"#,
+    r#"{"kind":"kerple_power","reach":9,"window":20,"scale":"inside"}"#,
+    r#"{"kind":"t5","reach":9,"scale":"inside"}"#,
+    r#"{"kind":"bam","theta_mu":0.3,"reach":9}"#,
+    r#"{"kind":"alibi","reach":1}"#,
+];
+
 /// Every method by its defaults, and expressions whose stored numbers are mapped; in both shares where there are two.
 fn all() -> Vec<Encoding> {
     let mut all: Vec<Encoding> = METHODS.iter().map(|kind| Encoding::from(Method::named(kind).unwrap())).collect();
     all.push(smooth("log(b, a) + 0.5*power(a, p)", Some("exp(1, a, p)")));
+    all.push(Encoding { reach: Some(7), ..smooth("log(b, a) + 0.5*power(a, p)", None) });
+    all.extend(ENDING.map(|text| serde_json::from_str(text).unwrap()));
     let layered = |encoding: &Encoding| Encoding { share: ParameterShare::Layer, ..encoding.clone() };
     let layered: Vec<Encoding> = all.iter().map(layered).filter(|encoding| encoding.check(&GEOMETRY).is_ok()).collect();
     assert!(layered.len() >= 11, "T5 and the kernels that learn may differ by layer");
@@ -150,6 +161,62 @@ fn gradients_in_stored_numbers_pass_finite_differences() {
                 // sums of 40 terms of size up to 1e3, differenced at 1e-6
                 let error = (analytic - numeric).abs();
                 assert!(error < 1e-6 * numeric.abs().max(10.0), "{} {p} {i}: {analytic} {numeric}", free.label());
+            }
+        }
+    }
+}
+
+/// The bias is 0 from the reach on, by the drawn distance where distances are drawn, and so are its derivatives.
+#[test]
+fn a_bias_that_ends_has_no_gradient_from_beyond() {
+    let options = (&device(), DType::F64);
+    for text in ENDING.iter().flat_map(|text| [text.to_string(), text.replace('}', r#","randomized":99}"#)]) {
+        let encoding = Encoding { clamp: Clamp::ForwardOnly, ..serde_json::from_str(&text).unwrap() };
+        let reach = encoding.reach.unwrap();
+        let module = double(&encoding, 2);
+        let drawn = encoding.draw(LEN, &mut PASS.shared_noise(POSITIONS + 2));
+        let distances = drawn.clone().unwrap_or_else(|| (0..LEN).collect());
+        let places = FormPositions { drawn: drawn.as_deref(), ..FormPositions::from(LEN) };
+        let near = distances.iter().filter(|d| **d < reach).count();
+        assert!(near > 0 && near < LEN, "{text}: {near} of {LEN} distances");
+        for implementation in [Impl::Kernel, Impl::Reference] {
+            let context = module.attention_context(1, [LEN, LEN], options, implementation, &PASS);
+            let bias = context.bias.tables()[0].unwrap().clone();
+            assert_eq!(numbers(&bias), encoding.table(&GEOMETRY, &module.numbers(1), places.clone()).bias.unwrap());
+            let far = numbers(&bias.clone().narrow(1, near, LEN - near));
+            assert!(far.iter().all(|x| *x == 0.0), "{text}: {far:?}");
+            if parameters::collect(&module).is_empty() {
+                continue;
+            }
+            let beyond = (bias.clone() * up()).narrow(1, near, LEN - near).sum();
+            let gradients = parameters::gradients(&module, &mut beyond.backward());
+            assert!(gradients.iter().flatten().flat_map(numbers).all(|x| x == 0.0), "{text}: a gradient from beyond");
+            let context = module.attention_context(1, [LEN, LEN], options, implementation, &PASS);
+            let (_, all) = run(&module, &context).unwrap();
+            let context = module.attention_context(1, [LEN, LEN], options, implementation, &PASS);
+            let before = (context.bias.tables()[0].unwrap().clone() * up()).narrow(1, 0, near).sum();
+            let before = parameters::gradients(&module, &mut before.backward());
+            for (all, before) in all.iter().zip(&before) {
+                let (all, before) = (all.as_ref().unwrap(), numbers(before.as_ref().unwrap()));
+                assert_close(all, &before, 1e-13, &text); // f64 sums in another order
+            }
+            let loss = |by: f64| {
+                let mut moved = module.numbers(1);
+                moved.iter_mut().flatten().for_each(|value| *value += by);
+                let table = encoding.table(&GEOMETRY, &moved, places.clone()).bias.unwrap();
+                table.iter().zip(numbers(&up())).map(|(a, b)| a * b).sum::<f64>()
+            };
+            let (step, analytic) = (1e-6, all.iter().flatten().flatten().sum::<f64>());
+            let parameters = encoding.parameters(&GEOMETRY);
+            let is_inside = module.numbers(1).iter().zip(&parameters).all(|(values, own)| {
+                values
+                    .iter()
+                    .all(|x| own.value(*x - 2.0 * step).1 != 0.0 && *x > own.low + 1e-5 && *x < own.high - 1e-5)
+            });
+            if is_inside {
+                let numeric = (loss(step) - loss(-step)) / (2.0 * step);
+                // sums of 120 terms of size up to 1e2, differenced at 1e-6
+                assert!((analytic - numeric).abs() < 1e-6 * numeric.abs().max(10.0), "{text}: {analytic} {numeric}");
             }
         }
     }

@@ -56,6 +56,7 @@ fn every_key_changes_the_plan() {
         "encoding.share=layer",
         "encoding.randomized=2048",
         "encoding.decayed=true",
+        "encoding.reach=64",
         "model.preset=small",
         "model.n_layers=3",
         "model.n_heads=5",

@@ -36,6 +36,8 @@ fn plans_say_what_linear_attention_cannot_take() {
         ("encoding.kind = \"sine_spe\"", "encoding.kind"),
         (&format!("encoding.kind = \"t5\"\n{features}"), "encoding"),
         (&format!("encoding.kind = \"kerple_log\"\nencoding.window = 9\n{features}"), "encoding"),
+        (&format!("encoding.kind = \"kerple_log\"\nencoding.reach = 9\n{features}"), "kerple_log-reach9"),
+        (&format!("encoding.kind = \"alibi\"\nencoding.reach = 9\n{features}"), "without a window, reach,"),
         (&format!("encoding.kind = \"none\"\nmodel.block.n_kv_heads = 1\n{features}"), "n_kv_heads"),
         (&format!("encoding.kind = \"none\"\nmodel.block.attn_scale = 1.0\n{features}"), "attn_scale"),
         (&format!("encoding.kind = \"none\"\nmodel.block.sink = \"off_by_one\"\n{features}"), "block.sink"),

@@ -40,6 +40,8 @@ fn every_encoding() -> Vec<Encoding> {
     all.extend(["kerple_log", "kernel", "t5"].map(|kind| Encoding { share: ParameterShare::Layer, ..encoding(kind) }));
     all.extend(["rotary", "sinusoidal", "t5", "kerple_weight"].map(randomized));
     all.push(serde_json::from_str(r#"{"kind":"learned","positions":40,"randomized":40}"#).unwrap());
+    all.extend(["kerple_log", "t5", "alibi"].map(|kind| Encoding { reach: Some(4), ..encoding(kind) }));
+    all.push(Encoding { reach: Some(9), ..randomized("kerple_log") });
     all.extend(crate::common::maps());
     let over_rotary: Encoding = serde_json::from_str(r#"{"kind":"dape","base":"rotary"}"#).unwrap();
     all.extend([("yarn", encoding("rotary")), ("dynamic", encoding("rotary")), ("yarn", over_rotary)].map(
@@ -124,6 +126,22 @@ fn decoding_equals_recomputation() {
             assert_decoding(&model.with_implementation(Impl::Reference), &label);
         }
     }
+}
+
+/// A bias that ends is the same as one that goes on, for keys before its end, and is not for those beyond.
+#[test]
+fn a_bias_that_ends_changes_far_keys_only() {
+    let whole = encoding("kerple_log");
+    let of = |encoding: &Encoding| {
+        logits(&Decoder::new(&plan(encoding, TrainConfig::default()), &kerple_lm::device()), &IDS)
+    };
+    let (expected, width) = (of(&whole), of(&whole).len() / IDS.len());
+    for reach in [1, 4, IDS.len() - 1] {
+        let found = of(&Encoding { reach: Some(reach), ..whole.clone() });
+        assert_eq!(found[..reach * width], expected[..reach * width], "reach {reach}");
+        assert_ne!(found[reach * width..], expected[reach * width..], "reach {reach}");
+    }
+    assert_eq!(of(&Encoding { reach: Some(IDS.len()), ..whole }), expected);
 }
 
 #[test]

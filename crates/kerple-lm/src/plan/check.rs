@@ -233,7 +233,7 @@ fn check_attention(encoding: &Encoding, (attention, model): (&AttentionKind, &Mo
     if taken.is_none() {
         let message = format!("linear attention does not support {}", encoding.label());
         let hint = "use none, rotary, sinusoidal, learned, fox, sine_spe or conv_spe; or kerple_log, \
-            kerple_power, kerple_power_original or alibi without a window, bf16 and scale = \
+            kerple_power, kerple_power_original or alibi without a window, reach, bf16 and scale = \
             \"inside\"; or softmax attention";
         return refuse("encoding", message, hint);
     }

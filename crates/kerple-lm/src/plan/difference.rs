@@ -160,10 +160,21 @@ pub(crate) fn of_positions(old: &Plan, new: &Plan) -> Vec<PlanDifference> {
     let mut found = compare(&positions(old), &positions(new));
     let changed = found.iter().filter_map(|other| other.key.strip_suffix("kind"));
     let changed: Vec<String> = changed.filter(|prefix| prefix.ends_with("encoding.")).map(str::to_owned).collect();
+    // all encodings share `reach` but Inkling, which has one of its own
+    let is_inkling = |prefix: &str| {
+        let kind = found.iter().find(|other| other.key.strip_suffix("kind") == Some(prefix));
+        kind.is_some_and(|kind| [&kind.was, &kind.is].iter().any(|kind| *kind == "\"inkling\""))
+    };
+    let inkling: Vec<String> = changed.iter().filter(|prefix| is_inkling(prefix)).cloned().collect();
     // keys that one kind has and the other has not say nothing that the kind does not
     let is_own = |key: &str| {
         let name = changed.iter().find_map(|prefix| key.strip_prefix(prefix.as_str()));
-        name.is_some_and(|name| !["kind", "window", "randomized"].contains(&name))
+        let has_own_reach = || inkling.iter().any(|prefix| key.starts_with(prefix.as_str()));
+        name.is_some_and(|name| match name {
+            "kind" | "window" | "randomized" => false,
+            "reach" => has_own_reach(),
+            _ => true,
+        })
     };
     found.retain(|difference| !is_own(&difference.key));
     found

@@ -21,6 +21,8 @@ fn encodings() -> Vec<Encoding> {
         r#"{"kind":"dape","base":{"kind":"fire","init_l":5.5},"kernel":3}"#,
         r#"{"kind":"dape","base":{"kind":"rotary","scaling":"ntk"}}"#,
         r#"{"kind":"kernel","bias":"log(b, a)","weight":"exp(1, a, p)","keep":"smooth","scale":"inside"}"#,
+        r#"{"kind":"kerple_log","reach":128}"#,
+        r#"{"kind":"t5","reach":64,"randomized":2048,"scale":"inside"}"#,
         r#"{"kind":"conv_spe","kernel_size":[4,4],"size":[32,32],"frozen":true}"#,
         r#"{"kind":"kerple_log","share":"layer","emulate":"bf16","clamp":"forward_only","decayed":true}"#,
     ];
