@@ -62,6 +62,9 @@ CASES = {
     "rotary_window": ('{ kind = "rotary", window = 24 }', {}, "kerple"),
     "log_window": ('{ kind = "kerple_log", window = 24 }', {}, "kerple"),
     "log_inside": ('{ kind = "kerple_log", scale = "inside" }', {}, "kerple"),
+    **{f"{kind}_reach": (f'{{ kind = "{kind}", reach = 24{keys} }}', {}, "kerple") for kind, keys in {
+        "kerple_log": ', scale = "inside"', "alibi": "", "t5": "", "bam": ", theta_mu = 0.3"}.items()},
+    "log_reach_randomized": ('{ kind = "kerple_log", reach = 24, randomized = 300 }', {}, "kerple"),
     "log_layer": ('{ kind = "kerple_log", share = "layer" }', {}, "kerple"),
     "log_clamped": ('{ kind = "kerple_log", clamp = "forward_only" }', {}, "kerple"),
     "expression": ('{ kind = "kernel", bias = "-(-log(b, a))^0.5 + s*power(a, 1)", weight = "exp(1, a~0.1, p)" , keep = "smooth" }', {}, "kerple"),

@@ -125,6 +125,7 @@ fn our_own_files_come_back_as_the_plans_they_were() {
         ("{ kind = \"conv_spe\", kernel_size = [2, 3], size = [8, 8], gated = false }", linear),
         ("{ kind = \"kerple_log\", emulate = \"bf16\", randomized = 64 }", ""),
         ("{ kind = \"fox\", gate = \"fixed\", spans = [2, 64], emulate = \"bf16\" }", ""),
+        ("{ kind = \"kerple_log\", reach = 9, scale = \"inside\" }", ""),
         ("{ kind = \"rotary\", randomized = 64 }", layers),
     ] {
         let (before, after) = goes_round(&of(encoding, model), &own);

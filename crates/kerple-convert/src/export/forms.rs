@@ -198,13 +198,16 @@ fn table(encoding: &Encoding, geometry: &Geometry) -> Representable<Value> {
     if encoding.scale == BiasScale::Inside {
         table["scale"] = (geometry.head_dim as f64).sqrt().recip().into();
     }
+    if let Some(reach) = encoding.reach {
+        table["reach"] = reach.into();
+    }
     rounded(encoding, &mut table);
     Ok(table)
 }
 
 /// How far the bias of each head falls over the first distance.
 fn slopes(encoding: &Encoding, geometry: &Geometry) -> Representable<Vec<f64>> {
-    let plain = Encoding { scale: BiasScale::After, randomized: None, ..encoding.clone() };
+    let plain = Encoding { scale: BiasScale::After, randomized: None, reach: None, ..encoding.clone() };
     let bias = plain.table(geometry, &[], 2).bias.ok_or("this table has no bias")?;
     Ok(bias.chunks_exact(2).map(|row| -row[1]).collect())
 }

@@ -65,6 +65,7 @@ fn check(plan: &Plan) -> Representable<()> {
         need(encoding.scale == BiasScale::After, "encoding.scale")?;
         need(encoding.emulate == Emulate::Exact, "encoding.emulate")?;
         need(encoding.randomized.is_none(), "encoding.randomized")?;
+        need(encoding.reach.is_none(), "encoding.reach")?;
     }
     Ok(())
 }

@@ -88,6 +88,27 @@ fn what_is_rounded_or_drawn_is_said_in_our_own_words() {
     }
 }
 
+/// Families of others have biases that go on.
+#[test]
+fn a_bias_that_ends_is_exported_in_our_own_words() {
+    let bloom = "[model.block]\nembedding_norm = true\nactivation = \"gelu_tanh\"\ntie_embeddings = true\n";
+    let slopes = |keys: &str| {
+        let found = family_config(&of(keys, bloom), &ExportOptions::default()).unwrap();
+        (found.family, found.config["forms"][0]["table"].clone())
+    };
+    // the slopes are those of the whole bias, also where it has ended before distance 1
+    let (family, table) = slopes("{ kind = \"alibi\", reach = 1 }");
+    assert_eq!((family, &table["reach"]), (ModelFamily::Kerple, &Value::from(1)));
+    assert!(table["slopes"].as_array().unwrap().iter().all(|slope| slope.as_f64().unwrap() > 0.0), "{table}");
+    let options = ExportOptions { family: Some(ModelFamily::Bloom), ..ExportOptions::default() };
+    let error = family_config(&of("{ kind = \"alibi\", reach = 9 }", bloom), &options).unwrap_err().to_string();
+    assert!(error.contains("it has no equivalent of encoding.reach"), "{error}");
+    for kind in ["kerple_log", "t5", "bam", "sandwich"] {
+        let found = family_config(&of(&format!("{{ kind = \"{kind}\", reach = 9 }}"), ""), &ExportOptions::default());
+        assert_eq!(found.unwrap().config["forms"][0]["table"]["reach"], 9, "{kind}");
+    }
+}
+
 #[test]
 fn what_torch_would_compute_otherwise_is_refused() {
     for taken in ["half", "span"] {

@@ -118,6 +118,8 @@ def table(form, values, heads, lags):
         raise ValueError(f"config.json: there is no table `{kind}`")
     if bias is not None and form.get("scale") is not None:
         bias = form["scale"] * bias
+    if bias is not None and form.get("reach") is not None:
+        bias = torch.where(lags.abs() < form["reach"], bias, 0.0)
     return tuple(None if part is None else part.expand(heads, len(lags)).float() for part in (bias, weight))
 
 
