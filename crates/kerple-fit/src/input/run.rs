@@ -23,9 +23,18 @@ pub(super) fn read(
         return Err(refused(path, "a curve of 0 distances", "give at least 8 distances, e.g. --length 512"));
     }
     let encoding = found.model.encoding();
-    let mut curves = Vec::new();
+    let (mut curves, mut notes) = (Vec::new(), found.notes);
     *sharing = encoding.sets();
     for layers in encoding.sets() {
+        // a bias that ends is the kernel up to there, and a kernel that is fitted goes on
+        let len = encoding.reach(layers[0]).map_or(len, |reach| len.min(reach));
+        if let Some(reach) = encoding.reach(layers[0]) {
+            let note = format!(
+                "the bias of layer {} ends at distance {reach}: fitted kernels describe it up to there",
+                layers[0]
+            );
+            notes.push(note);
+        }
         check_counts(path, curves.len() + 1, len)?;
         let table = encoding.table(layers[0], len);
         let Some(bias) = &table.bias else { continue };
@@ -58,5 +67,5 @@ pub(super) fn read(
         let hint = "give a run whose encoding is a function of the distance, e.g. kerple_log";
         return Err(refused(path, "its encoding has no bias over distance", hint));
     }
-    Ok((curves, found.notes))
+    Ok((curves, notes))
 }
