@@ -74,7 +74,7 @@ impl LinearRule {
         };
         let (own, _) = encoding.get().parts();
         if own.in_linear().is_none() {
-            let kind = own.method.kind();
+            let kind = own.label();
             let message =
                 format!("linear attention does not support {kind}; use an encoding that is a decay or a code");
             return Err(PyValueError::new_err(message));

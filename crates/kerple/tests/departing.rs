@@ -238,6 +238,13 @@ fn values_that_mean_something_else_begin_anew() {
     assert!(is_new(&notes, "encoding.") && notes.contains("encoding.bias = "), "{notes}");
     let notes = begun(&place, "windowed", &[&["--set", "encoding.window=8"][..], &none].concat());
     assert!(!notes.contains("newly initialised") && notes.contains("encoding.window = 8 (was not set)"), "{notes}");
+    let notes = begun(&place, "ended", &[&["--set", "encoding.reach=8"][..], &none].concat());
+    assert!(!notes.contains("newly initialised") && notes.contains("encoding.reach = 8 (was not set)"), "{notes}");
+    let cut = "encoding={ kind = \"kerple_log\", reach = 8 }";
+    let notes = begun(&place, "cut", &[&["--set", cut][..], &none].concat());
+    assert!(is_new(&notes, "encoding.") && notes.contains("encoding.reach = 8 (was not set)"), "{notes}");
+    let notes = begun(&place, "own", &[&["--set", "encoding={ kind = \"inkling\", reach = 8 }"][..], &none].concat());
+    assert!(!notes.contains("encoding.reach"), "{notes}");
     // kinds of layers are known by their names, not by their numbers
     let place = Place::new();
     short(&place, &["--set", "model.layers.far={ at = [1], encoding = \"t5\" }"]);

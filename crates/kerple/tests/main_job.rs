@@ -233,6 +233,17 @@ fn pictures_and_descriptions() {
             assert_eq!(bias.len(), 2 * 512, "{kind}");
         }
     }
+    // a bias that ends is not the kernel that is proven
+    let cut = r#"{ kind = "kerple_log", reach = 16 }"#;
+    let text = place.ok(&["describe", cut, "--heads", "2", "--length", "64"]);
+    assert!(text.contains("proven    not proven: the bias ends at distance 16"), "{text}");
+    assert!(text.contains("the bias is 0 for keys at distance 16") && text.contains("reach = 16"), "{text}");
+    assert!(!text.contains("positive definite") && !place.ok(&["describe", "kerple_log"]).contains("not proven"));
+    let all: Value = serde_json::from_str(&place.ok(&["describe", cut, "--json", "--heads", "1"])).unwrap();
+    assert_eq!(all["certificate"], "not proven: the bias ends at distance 16");
+    assert_eq!(all["linear"], "does not support it");
+    let bias: Vec<f64> = all["bias"].as_array().unwrap().iter().map(|value| value.as_f64().unwrap()).collect();
+    assert!(bias[1..16].iter().all(|value| *value < 0.0) && bias[16..].iter().all(|value| *value == 0.0), "{bias:?}");
     place.ok(&["describe", "alibi", "--svg", "alibi.svg"]);
     // an expression with a minus in front among options
     place.ok(&["kernel", "plot", "log(1, 1)", "-(-log(1, 1))^0.5", "--length", "64", "--svg", "kernels.svg"]);

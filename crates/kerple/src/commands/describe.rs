@@ -19,10 +19,26 @@ pub fn run(args: &DescribeArgs) -> CommandResult {
         None => list(args.json),
         Some("config") => result(format_args!("{}", kerple_lm::config::REFERENCE)),
         Some(kind) => {
-            return one(args, &super::encoding(kind)?);
+            return one(args, &read(kind)?);
         }
     }
     Ok(())
+}
+
+/// An encoding by its name, or with keys as a table of a run file.
+fn read(text: &str) -> Result<Encoding, CommandError> {
+    if !text.trim_start().starts_with('{') {
+        return super::encoding(text);
+    }
+    #[derive(serde::Deserialize)]
+    struct Described {
+        encoding: Encoding,
+    }
+    let found = toml::from_str::<Described>(&format!("encoding = {text}"));
+    found.map(|found| found.encoding).map_err(|error| {
+        let hint = "write it as in a run file: '{ kind = \"kerple_log\", reach = 64 }'";
+        CommandError::misuse(format!("{text}: {}", error.message()), hint)
+    })
 }
 
 fn list(json: bool) {
@@ -124,6 +140,7 @@ fn one(args: &DescribeArgs, encoding: &Encoding) -> CommandResult {
     }
     let about = encoding.method.description();
     let geometry = Geometry::new(args.heads, 64, 512);
+    encoding.check(&geometry).map_err(|refusal| CommandError::misuse(refusal.to_string(), &refusal.hint))?;
     let parameters = encoding.parameters(&geometry);
     let plot = picture(encoding, args.heads, args.length);
     match (&args.svg, &plot) {
@@ -136,7 +153,7 @@ fn one(args: &DescribeArgs, encoding: &Encoding) -> CommandResult {
         print_json(&serde_json::json!({
             "kind": encoding.method.kind(), "description": about, "parameters": parameters, "config": encoding,
             "heads": args.heads, "length": args.length, "bias": table.bias, "weight": table.weight,
-            "linear": in_linear(encoding, &geometry),
+            "linear": in_linear(encoding, &geometry), "certificate": encoding.certificate(),
         }));
         return Ok(());
     }
@@ -148,7 +165,10 @@ fn one(args: &DescribeArgs, encoding: &Encoding) -> CommandResult {
             resultln!("  {what:<9} {kernel}    (an expression for `kerple kernel`)");
         }
     }
-    if let Some(certificate) = encoding.method.positional().certificate() {
+    if let Some(reach) = encoding.reach {
+        resultln!("  reach     the bias is 0 for keys at distance {reach} and beyond");
+    }
+    if let Some(certificate) = encoding.certificate() {
         resultln!("  proven    {certificate}");
     }
     resultln!("  enters    {}", about.enters);
