@@ -500,6 +500,61 @@ def test_kernel_expressions_and_certificates():
     assert Kernel(weight="exp(1, a, p)", heads=2).table(4)[0] is None
 
 
+ENDING = {
+    "kerple_log": {},
+    "kerple_power": {"scale": "inside"},
+    "t5": {"scale": "inside"},
+    "t5 encoder": {"bidirectional": True},
+    "alibi": {"window": 11},
+    "alibi encoder": {"behind": 0.5},
+    "bam": {"theta_mu": 0.3, "scale": "inside"},
+    "sandwich": {},
+    "kernel": {"bias": "log(b, a) + 0.5*power(a, p)", "keep": "smooth"},
+}
+
+
+@pytest.mark.parametrize("reach", [1, 6])
+@pytest.mark.parametrize("name", ENDING)
+def test_a_bias_that_ends_is_the_whole_one_with_zeros(name, reach):
+    from kerple.torch import _closed_forms
+
+    kind, keys = name.split()[0], ENDING[name]
+    ended, whole = module(kind, reach=reach, **keys), module(kind, **keys)
+    length, two_sides = 14, ended._tables[2]
+    made = {"causal": not two_sides, "dtype": torch.float64}
+    bias, weight = ended.table(length, **made)
+    plain, _ = whole.table(length, **made)
+    d = torch.arange(1 - length if two_sides else 0, length).abs()
+    assert weight is None and bias.shape == plain.shape == (4, d.numel())
+    torch.testing.assert_close(bias, torch.where(d < reach, plain, 0.0), rtol=0, atol=0)
+    # what GPU tensors get, here on the processor
+    learned = [getattr(ended, name) for name in ended._names]
+    of_gpu, _ = _closed_forms.table(
+        ended._program, learned, ended._table_constants, 4, 6, length, two_sides, torch.device("cpu")
+    )
+    torch.testing.assert_close(of_gpu, bias, rtol=1e-12, atol=1e-12)
+    if learned:
+        up = torch.randn_like(bias)
+        gradients = [torch.autograd.grad((rows * up).sum(), learned, retain_graph=True) for rows in (bias, of_gpu)]
+        near = torch.autograd.grad((whole.table(length, **made)[0] * up)[:, d < reach].sum(), list(whole.parameters()))
+        for engine, gpu, want in zip(*gradients, near, strict=True):
+            torch.testing.assert_close(engine, want, rtol=1e-12, atol=1e-12)
+            torch.testing.assert_close(gpu, want, rtol=1e-10, atol=1e-10)
+    if not two_sides and "theta_mu" not in keys:
+        q, k, v = inputs(9, 9)
+        window = keys.get("window")
+        torch.testing.assert_close(
+            ended(q, k, v), attention(q, k, v, bias=ended.table(9, dtype=torch.float64)[0], window=window), rtol=0, atol=0
+        )
+
+
+def test_a_bias_that_ends_is_not_proven():
+    proof = Kernel("log(b, a)", heads=2, reach=64).certificate()
+    assert not proof and str(proof) == "not proven: the bias ends at distance 64"
+    assert Kernel("log(b, a)", heads=2).certificate()
+    assert kerple.table("kerple_log", 2, 9, reach=4)[0][:, 4:].tolist() == [[0.0] * 5] * 2
+
+
 def test_tables_without_torch_are_the_same():
     for kind in ("kerple_log", "t5", "alibi"):
         bias, _ = kerple.table(kind, 4, 20, seed=3, head_dim=6, train_len=16)
@@ -516,6 +571,10 @@ def test_tables_without_torch_are_the_same():
         (lambda: Encoding("t5", 4, num_buckets=3), "num_buckets"),
         (lambda: Encoding("kerple_log", 4, window=0), "window"),
         (lambda: Encoding("kerple_log", 4, r1="x"), "r1"),
+        (lambda: Encoding("kerple_log", 4, reach=0), "`reach`: a bias that ends at distance 0 is none"),
+        (lambda: Encoding("kerple_weight", 4, reach=8), "`reach`: `kerple_weight` multiplies scores"),
+        (lambda: Encoding("dape", 4, reach=8), "`reach`: `dape` changes the scores"),
+        (lambda: kt.LinearAttention("kerple_log", 4, reach=8), "does not support kerple_log-reach8"),
         (lambda: KerpleLog(heads=4, no_such=1), "no_such"),
         (lambda: KerpleLog(heads=2).table(0), "length = 0"),
         (lambda: KerpleLog(heads=2).table(2**50), "length = "),

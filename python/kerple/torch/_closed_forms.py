@@ -85,7 +85,7 @@ def program_of(native: _native.Encoding) -> dict[str, Any] | None:
     return {
         "kind": native.kind, "bias": bias, "weight": weight, "ranges": _ranges(native), "smooth": keys.get("keep") == "smooth",
         "inside": keys.get("scale") == "inside", "behind": keys.get("behind", 0.0),
-        "rates": keys.get("features"), "base": keys.get("base"),
+        "rates": keys.get("features"), "base": keys.get("base"), "reach": keys.get("reach"),
     }  # fmt: skip
 
 
@@ -105,6 +105,9 @@ def constants_of(native: _native.Encoding, heads: int, head_dim: int) -> list[fl
     """Numbers of a table that no formula here repeats: slopes per head, or of T5 the distances at which
     buckets begin, and then these buckets.
     """
+    if "reach" in json.loads(native.keys):  # the numbers are those of a bias that goes on
+        whole = {key: value for key, value in json.loads(native.keys).items() if key != "reach"}
+        native = _native.Encoding(json.dumps(whole), heads, head_dim, 1)
     if native.kind in ("alibi", "kerple_power_original"):
         two_sides = native.tables[2]
         table = torch.empty(heads, 3 if two_sides else 2, **_HOST)
@@ -143,10 +146,13 @@ def table(
             for x, (low, high) in zip(learned, program["ranges"], strict=True)
         ]
         if kind == "bam":
-            return _bam(values, d) * (head_dim**-0.5 if program["inside"] else 1.0), None
-        bias, weight = (of and _value(of, values, d).expand(heads, -1) for of in (program["bias"], program["weight"]))
+            bias, weight = _bam(values, d), None
+        else:
+            bias, weight = (of and _value(of, values, d).expand(heads, -1) for of in (program["bias"], program["weight"]))
     if program["inside"] and bias is not None:
         bias = bias * head_dim**-0.5
+    if program["reach"] is not None:
+        bias = torch.where(d.abs() < program["reach"], bias, 0.0)
     return bias, weight
 
 

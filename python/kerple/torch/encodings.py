@@ -39,7 +39,7 @@ class Encoding(nn.Module):
             encoding.
         dtype: type of the parameters.
         keys: keys of the method, such as ``max_distance`` of T5, and ``window`` and ``scale`` of
-            all methods.
+            all methods. ``reach`` ends a bias: it is 0 for keys at that distance and beyond.
 
     Raises:
         ValueError: a key is invalid; the message contains the key, its value and the limit.
@@ -624,12 +624,15 @@ class Kernel(Encoding):
     kind = "kernel"
 
     def __init__(self, bias: str | None = None, heads: int = 1, *, weight: str | None = None, **options: Any) -> None:
-        self.expression = bias
+        self.expression, self._reach = bias, options.get("reach")
         told = {"bias": bias, "weight": weight}
         super().__init__(None, heads, **{key: text for key, text in told.items() if text is not None}, **options)
 
     def certificate(self, points: str = "0..31") -> kernels.Certificate:
-        """The certificate of the bias; see :func:`kerple.certificate`."""
+        """The certificate of the bias; see :func:`kerple.certificate`. Nothing is proven of a bias that ends."""
         if self.expression is None:
             raise ValueError("there is no bias to prove, only a weight")
+        if self._reach is not None:
+            text = f"not proven: the bias ends at distance {self._reach}"
+            return kernels.Certificate(self.expression, False, text, {"kind": "ended", "reach": self._reach})
         return kernels.certificate(self.expression, points)
