@@ -296,7 +296,7 @@ pub struct CompareArgs {
 #[derive(Debug, Args)]
 pub struct ReproduceArgs {
     /// A paper: kerple, dape or spe; or an experiment of this project: arena, borders, budget,
-    /// decay, documents, draws, induction, languages, length or seeds.
+    /// decay, documents, draws, induction, languages, length, reach or seeds.
     pub paper: String,
     /// smoke (minutes), small (hours on two cores) or paper (the paper's own sizes).
     #[arg(long, default_value = "small")]
@@ -356,7 +356,7 @@ pub struct ResultsArgs {
 
 #[derive(Debug, Args)]
 pub struct DescribeArgs {
-    /// Name of an encoding, or `config` for the keys of a run file.
+    /// Name of an encoding, its table as in a run file, or `config` for the keys of a run file.
     #[arg(value_parser = EncodingName, hide_possible_values = true)]
     pub encoding: Option<String>,
     /// Number of heads to plot.

@@ -17,7 +17,19 @@ const DESCRIPTIONS: &[(&[&str], &str)] = &[
     #[cfg(feature = "music-lra")]
     (&["spe"], include_str!("../../experiments/spe-page.toml")),
     (
-        &["arena", "borders", "budget", "decay", "documents", "draws", "induction", "languages", "length", "seeds"],
+        &[
+            "arena",
+            "borders",
+            "budget",
+            "decay",
+            "documents",
+            "draws",
+            "induction",
+            "languages",
+            "length",
+            "reach",
+            "seeds",
+        ],
         include_str!("../../experiments/own-page.toml"),
     ),
 ];

@@ -16,7 +16,10 @@ fn encoding(page: &PageDescription, label: &str) -> String {
         Some((name, value)) => Some(format!(", {} {value}", name.replace('_', " "))),
         None if key == "frozen" => Some(", frozen noise".to_owned()),
         None if key == "decayed" => Some(", kernel decayed".to_owned()),
-        None => Some(format!(", {key}")),
+        None => match key.strip_prefix("reach").filter(|reach| !reach.is_empty()) {
+            Some(reach) => Some(format!(", reach {reach}")),
+            None => Some(format!(", {key}")),
+        },
     };
     parts.filter_map(key).fold(name.clone(), |name, key| name + &key)
 }
@@ -48,6 +51,7 @@ mod tests {
             ("conv_spe-frozen-noise=shared-realisations=32-taps=32", "ConvSPE, frozen noise, 32 draws"),
             ("sine_spe-gating=jax-realisations=32-waves=10-layer", "SineSPE, 32 draws"),
             ("kerple_log-decayed-layer", "log, kernel decayed"),
+            ("kerple_log-reach128", "log, reach 128"),
             ("dape-kernel=3", "DAPE, 3 keys"),
             ("kernel-bias=log", "kernel-bias=log"),
         ] {

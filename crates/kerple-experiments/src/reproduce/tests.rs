@@ -121,6 +121,36 @@ fn dape_trains_as_its_paper_says() {
     }
 }
 
+/// The head of the file counts the runs, and the values that are learned of positions.
+#[test]
+fn the_arms_of_reach_are_alike_as_its_head_says() {
+    let experiment = Experiment::parse(experiment_file("reach", "small").unwrap(), "small").unwrap();
+    let part = &experiment.parts[0];
+    let config = experiment.config(&part.set, &experiment.corpora[0], DataConfig::text("nowhere")).unwrap();
+    let encodings = experiment.parts.iter().flat_map(|part| &part.encodings);
+    let counts: Vec<(String, usize)> = encodings
+        .map(|encoding| {
+            let config = RunConfig { encoding: encoding.clone(), ..config.clone() };
+            let plan = Plan::new(&config, facts(1024)).unwrap();
+            (plan.label, plan.parameters - 658_944)
+        })
+        .collect();
+    let expected = [
+        ("inkling-reach=128", 20_480),
+        ("kerple_log", 8),
+        ("kerple_log-reach128", 8),
+        ("kerple_positions", 1048),
+        ("alibi", 0),
+        ("fox", 1032),
+        ("rotary", 0),
+        ("kerple_log-reach64", 8),
+    ];
+    assert_eq!(counts, expected.map(|(label, count)| (label.to_owned(), count)));
+    let planned = planned(&experiment, &[]);
+    let seeds: BTreeSet<u64> = planned.iter().map(|planned| planned.run.seed).collect();
+    assert_eq!((planned.len(), seeds), (132, (6001..=6006).collect()));
+}
+
 #[test]
 fn runs_are_numbered_by_seed_and_each_is_there_once() {
     let experiment = experiment("small");
