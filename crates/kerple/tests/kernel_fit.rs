@@ -75,3 +75,16 @@ fn the_keys_of_a_fitted_run_start_another_run() {
     let plan = place.ok(&["train", "--config", "next.toml", "--out", "next", "--set", "train.steps=1"]);
     assert!(place.read("next/plan.json").contains("log(b~"), "{plan}");
 }
+
+/// A curve of zeros would be the end of the bias and not the kernel.
+#[test]
+fn the_curve_of_a_bias_that_ends_is_its_kernel() {
+    let place = Place::new();
+    place.make_data();
+    let set = ["--set", "encoding={ kind = \"kerple_log\", reach = 12 }", "--set", "train.steps=1"];
+    place.ok(&[&["train", "--config", "run.toml", "--out", "ended"], &set[..]].concat());
+    let output = place.run(&["kernel", "fit", "ended", "--families", "power,log", "--out", "fit"]);
+    let [lines, notes] = [output.stdout, output.stderr].map(|text| String::from_utf8(text).unwrap());
+    assert!(output.status.success() && notes.contains("note: the bias of layer 0 ends at distance 12"), "{notes}");
+    assert!(lines.lines().any(|line| line.starts_with("encoding = ") && line.contains("bias = \"log(b~")), "{lines}");
+}
