@@ -7,7 +7,7 @@ cd "$(dirname "$0")/.."
 root=$PWD wheels=$PWD/target/wheels/checked
 source scripts/python_venv.sh
 
-install 'maturin>=1.9,<2' 'pytest>=8'
+install 'maturin>=1.9,<2' 'pytest>=8' pytest-xdist
 install_torch
 rm -rf "$wheels"
 (cd python && "$venv/bin/maturin" build --release --locked --out "$wheels")
@@ -19,4 +19,5 @@ install "$(ls "$wheels"/kerple-*.whl)[transformers]"
 cd "$root/target"
 unset KERPLE
 "$venv/bin/python" -c 'import kerple; print("kerple", kerple.__version__, "of", kerple.__file__)'
-"$venv/bin/pytest" -q -p no:cacheprovider "$root/python/tests"
+# a process for each core: most of the time goes into small operations of PyTorch, which use one
+"$venv/bin/pytest" -q -p no:cacheprovider -n auto "$root/python/tests"

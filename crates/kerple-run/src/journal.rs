@@ -156,7 +156,10 @@ pub fn look(path: &Path) -> Result<Option<Metadata>> {
 pub fn read_json<T: DeserializeOwned>(path: &Path) -> Result<T> {
     let text = crate::files::read(path).map_err(Error::io_while("reading", path))?;
     refuse_keys(path, &text)?;
-    serde_json::from_slice(&text).map_err(|error| Error::damaged_line(path, error.line(), &error))
+    serde_json::from_slice(&text).map_err(|error| {
+        let hint = "it was cut or edited; restore it from a copy, or leave its folder out";
+        Error::damaged(path, format!("not what kerple writes: {error}"), hint)
+    })
 }
 
 /// Writes a file that holds one JSON value; a crash leaves the old file or the new one.
@@ -294,6 +297,16 @@ mod tests {
         assert!(matches!(&error, Error::Damaged { .. }), "{error}");
         assert!(error.to_string().contains("metrics.jsonl: line 2 is not a record: missing field `loss`"), "{error}");
         assert!(error.hint().contains("line 2"));
+    }
+
+    #[test]
+    fn a_file_of_one_value_has_no_line_to_delete() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join(KERNELS_FILE);
+        std::fs::write(&path, "[\n  {\n    \"step\": 10,\n").unwrap();
+        let error = read_json::<Vec<KernelSnapshot>>(&path).unwrap_err();
+        assert!(error.to_string().contains("kernels.json: not what kerple writes: EOF while parsing"), "{error}");
+        assert!(error.hint().contains("restore it from a copy") && !error.hint().contains("line"), "{}", error.hint());
     }
 
     #[test]
