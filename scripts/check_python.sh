@@ -19,5 +19,5 @@ install "$(ls "$wheels"/kerple-*.whl)[transformers]"
 cd "$root/target"
 unset KERPLE
 "$venv/bin/python" -c 'import kerple; print("kerple", kerple.__version__, "of", kerple.__file__)'
-# a process for each core: most of the time goes into small operations of PyTorch, which use one
-"$venv/bin/pytest" -q -p no:cacheprovider -n auto "$root/python/tests"
+# a process for each core, whose tests of a file share what they trained; small operations of PyTorch use one
+"$venv/bin/pytest" -q -p no:cacheprovider -n auto --dist loadfile "$root/python/tests"

@@ -263,7 +263,7 @@ def test_refusals_of_the_engine():
         attention(*qkv(12, 9), **without())
     assert attention(*qkv(), **without(position_kernel=("spline", torch.zeros(2, 3)))).isfinite().all()
     rows = [torch.nested.nested_tensor([torch.randn(n, 2, 4) for n in (3, 5)], layout=torch.jagged).transpose(1, 2) for _ in "qkv"]
-    with pytest.raises(ValueError, match="positions: jagged nested tensors"):
+    with pytest.raises(TypeError, match=r"positions: expected a jagged \[B, H, L\], as q, k and v are"):
         attention(*rows, **without())
 
 

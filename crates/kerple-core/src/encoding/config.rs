@@ -227,11 +227,10 @@ impl Encoding {
             let message = "a bias that ends at distance 0 is none, it must be at least 1";
             return Err(ConfigError::new(REACH, message, "use the encoding `none` for a model without positions"));
         }
-        check_count(REACH, reach, 1..=MOST_REACH, "remove it for a bias that goes on")?;
+        check_count(REACH, reach, 1..=MOST_REACH, "remove it for a bias without an end")?;
         match self.randomized {
             Some(most) if most <= reach => {
-                let message =
-                    format!("distances are drawn from {most}, so a bias that ends at {reach} goes on for all");
+                let message = format!("distances are drawn from {most}, so a bias that ends at {reach} ends for none");
                 Err(ConfigError::new(REACH, message, "lower it below `randomized`, or remove it"))
             }
             _ => Ok(()),
