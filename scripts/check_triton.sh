@@ -28,7 +28,7 @@ fi
 mkdir -p target
 TRITON_INTERPRET=1 "$venv/bin/python" scripts/check_triton.py numbers >target/check_triton.txt 2>&1 &
 failed=0
-# without numbers of lines, which change nothing that is read and take a sixth of the time
+# without numbers of lines, of which nothing is read
 TRITON_DISABLE_LINE_INFO=1 "$venv/bin/python" scripts/check_triton.py code || failed=1
 models='outputs_and_gradients and none or inkling and (outputs_and_gradients and left or generated and none-dynamic) or t5_equals and none or trainer and llama or packed_positions and llama-False or prefixes_and_images and paligemma-right or in_training and gpt2-left-True'
 TRITON_INTERPRET=1 "$venv/bin/python" -m pytest -q -p no:cacheprovider python/tests/test_hub.py python/tests/test_transformers.py \

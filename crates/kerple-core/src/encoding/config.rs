@@ -1,7 +1,7 @@
 //! The `[encoding]` table of a run file.
 
 use super::error::{ConfigError, Result, check_count};
-use super::inkling::InklingConfig;
+use super::inkling::{InklingConfig, MOST_REACH};
 use super::parameter::ParameterShare;
 use super::randomized::Randomized;
 use super::scaling::RopeScaling;
@@ -87,9 +87,7 @@ struct SharedKeys {
 
 const SHARED_KEYS: [&str; 8] = ["window", "scale", "emulate", "clamp", "share", "randomized", "decayed", REACH];
 
-const REACH: &str = "reach";
-/// Largest reach, as Inkling's.
-const MOST_REACH: usize = 1 << 20;
+const REACH: &str = InklingConfig::REACH;
 
 /// Reads `value`, naming the key that does not fit and saying what would in words.
 fn parse<T: DeserializeOwned, E: Error>(value: Value) -> Result<T, E> {
@@ -119,12 +117,12 @@ impl<'de> Deserialize<'de> for Encoding {
         let kind = kind_of(&kind).map_err(|unknown| D::Error::custom(unknown.line()))?;
         renamed::refuse(&[renamed::SHARED, kind], &own).map_err(|refusal| D::Error::custom(refusal.line()))?;
         // a key of the method's own stays in its table
-        let is_shared = |key: &&&str| kind != InklingConfig::KIND || **key != InklingConfig::REACH;
+        let is_shared = |key: &&&str| kind != InklingConfig::KIND || **key != REACH;
         let shared = SHARED_KEYS.iter().filter(is_shared).filter_map(|key| own.remove_entry(*key)).collect();
         let SharedKeys { window, scale, emulate, clamp, share, randomized, decayed, reach } =
             parse(Value::Object(shared))?;
         if let (InklingConfig::KIND, Some(window)) = (kind, window) {
-            own.entry(InklingConfig::REACH).or_insert(window.into());
+            own.entry(REACH).or_insert(window.into());
         }
         let method: Method = parse(Value::Object(Map::from_iter([(kind.to_owned(), Value::Object(own))])))?;
         let share = share.unwrap_or(method.positional().shares()[0]);

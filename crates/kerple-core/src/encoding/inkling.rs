@@ -26,7 +26,7 @@ use serde::{Deserialize, Serialize};
 
 /// Larger sizes are refused: far above the released ones.
 const MOST_RANK: usize = 1024;
-const MOST_REACH: usize = 1 << 20;
+pub(super) const MOST_REACH: usize = 1 << 20;
 
 /// Keys of Inkling's relative bias.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
