@@ -31,6 +31,7 @@ fn read(text: &str) -> Result<Encoding, CommandError> {
         return super::encoding(text);
     }
     #[derive(serde::Deserialize)]
+    #[serde(deny_unknown_fields)]
     struct Described {
         encoding: Encoding,
     }
