@@ -16,7 +16,7 @@ import torch
 
 from kerple.conformance import CASES, Call, Unsupported, check, definition, plain
 from kerple.conformance.backends import BUILT_IN, _features, eager, find, sdpa
-from kerple.conformance.mutants import MUTANTS, Mutant
+from kerple.conformance.mutants import MUTANTS, Mutant, executed_lines
 from kerple.conformance.run import make
 from kerple.torch import Encoding
 
@@ -88,6 +88,17 @@ def test_a_mutant_is_caught_by_the_check_that_is_named_after_its_mistake(mutant)
     assert found is not None, "no check fails"
     assert mutant.is_caught(found), (mutant.caught_by, mutant.part, found.message())
     assert found.message().startswith(mutant.caught_by) and mutant.part in found.message()
+
+
+@pytest.mark.parametrize("mutant", MUTANTS[5::80], ids=lambda mutant: mutant.name)
+def test_checks_that_never_come_to_a_mistake_pass(mutant):
+    """Such checks are not run to look for the first that fails."""
+    lines = mutant.lines()
+    passed_over = [case for case in CASES if case.keys <= 64 and not executed_lines(case) & set(lines or range(10**6))]
+    for case in passed_over:
+        result = check(mutant.attention(), case)
+        assert result.is_good, result.message()
+    assert lines is None or KNOWN[mutant.caught_by] not in passed_over
 
 
 def test_half_precision_has_its_own_mistakes():

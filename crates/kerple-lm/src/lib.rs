@@ -17,8 +17,6 @@ pub mod generate;
 pub mod layers;
 pub mod memory_estimate;
 pub mod model;
-#[cfg(feature = "mpi")]
-pub mod mpi;
 pub mod objective;
 pub mod plan;
 pub mod ranks;

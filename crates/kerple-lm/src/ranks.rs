@@ -11,7 +11,7 @@
 //! them continues, so none waits for a rank that has given up: [`Ranks::share`]. The all-reduce
 //! adds in one order at any world size ([`AllReduce`]), so a run is bitwise equal to that of one
 //! process with the same micro-batches. A [`Communicator`] connects ranks: threads of one process
-//! ([`threads`]), or MPI (feature `mpi`).
+//! ([`threads`]), or MPI, which is of the command and not of this crate.
 //!
 //! Not for models that do not fit on one machine: every rank keeps all weights and optimizer state.
 

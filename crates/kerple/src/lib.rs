@@ -7,6 +7,8 @@ mod command_error;
 mod commands;
 mod exhausted;
 mod memory;
+#[cfg(feature = "mpi")]
+mod mpi;
 mod output;
 mod progress;
 mod ranks;

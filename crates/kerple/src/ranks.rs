@@ -9,7 +9,7 @@ use std::time::Duration;
 /// Joins the other ranks; alone where there are none.
 #[cfg(feature = "mpi")]
 pub fn join() -> Ranks {
-    kerple_lm::mpi::join().map_or_else(Ranks::alone, |world| Ranks::of(std::rc::Rc::new(world)))
+    crate::mpi::join().map_or_else(Ranks::alone, |world| Ranks::of(std::rc::Rc::new(world)))
 }
 
 /// Alone: this program was built without MPI.

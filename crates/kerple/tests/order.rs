@@ -25,7 +25,7 @@ const ORDERS: [(&str, &str); 13] = [
     ),
     (
         "kerple-lm",
-        "error renamed tensors schedule layers config plan model objective sequences architecture memory_estimate ranks mpi events runtime train_state \
+        "error renamed tensors schedule layers config plan model objective sequences architecture memory_estimate ranks events runtime train_state \
          generate checkpoint tasks corpus run finetune evaluate train analysis sweep compare",
     ),
     ("kerple-convert", "layout export import"),
@@ -42,7 +42,7 @@ const ORDERS: [(&str, &str); 13] = [
         "kerple-serve",
         "facts api_error stop list raw names hosts penalties prompts completion tokens choice answer worker connections routes",
     ),
-    ("kerple", "command_error memory output exhausted args timing progress commands ranks main"),
+    ("kerple", "command_error memory output exhausted args timing progress commands mpi ranks main"),
     ("kerple-py", "threads dlpack array encoding kernel parts positions attention linear run_folder command"),
 ];
 

@@ -3,7 +3,7 @@
 //! MPI carries bytes and adds nothing up, because an MPI may sum in any order. All of it is called from the thread that called
 //! [`join`]. The loss of a rank ends the job: the launcher sees to that, and so do MPI's own errors.
 
-use crate::ranks::Communicator;
+use kerple_lm::ranks::Communicator;
 use mpi::environment::Universe;
 use mpi::topology::SimpleCommunicator;
 use mpi::traits::{Communicator as _, CommunicatorCollectives, Destination, Source};
