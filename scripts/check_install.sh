@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # What people install, without the clone: the packed crates and the wheel, each in an empty folder, run
-# the demo. The crates are built as crates.io would hand them out; KERPLE_WHEEL names a wheel that is
-# built already.
+# the demo. The crates are built as crates.io would hand them out. KERPLE_BIN names the folder of a program
+# that is built already: then their sources must be those of the clone and pass `cargo check`, which takes
+# a minute and not five. KERPLE_WHEEL names a wheel that is built already.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 step() { printf '\n== %s\n' "$*"; "$@"; }
@@ -42,13 +43,29 @@ for crate in "$target"/package/kerple*-"$version".crate; do tar -C "$work/crates
     done
 } >"$work/patch.toml"
 # A build takes the dependencies of the packed Cargo.lock, where `cargo install` would look for newer ones; what is built of them
-# already serves again. The clone's own program comes back afterwards.
+# already serves again.
+packed() {
+    (cd "$work" && step cargo "$1" --release --manifest-path "crates/kerple-$version/Cargo.toml" --config patch.toml --target-dir "$target")
+}
 built=$target/release/kerple
-[ ! -e "$built" ] || cp -p "$built" "$work/own"
-(cd "$work" && step cargo build --release --manifest-path "crates/kerple-$version/Cargo.toml" --config patch.toml --target-dir "$target")
 mkdir "$work/installed"
-cp "$built" "$work/installed"
-[ ! -e "$work/own" ] || { rm "$built" && cp -p "$work/own" "$built"; }
+if [ -n "${KERPLE_BIN:-}" ]; then
+    for folder in "$work"/crates/*/; do
+        name=$(basename "$folder" "-$version")
+        # what cargo writes itself, and links that it packs as files, are compared by content or not at all
+        (cd "$folder" && find . -type f ! -name 'Cargo.*' ! -name .cargo_vcs_info.json) | while read -r file; do
+            cmp "$folder$file" "crates/$name/$file"
+        done
+    done
+    packed check
+    cp "$KERPLE_BIN/kerple" "$work/installed"
+else
+    # the clone's own program comes back afterwards
+    [ ! -e "$built" ] || cp -p "$built" "$work/own"
+    packed build
+    cp "$built" "$work/installed"
+    [ ! -e "$work/own" ] || { rm "$built" && cp -p "$work/own" "$built"; }
+fi
 demo "$work/installed/kerple"
 
 source scripts/python_venv.sh
