@@ -78,4 +78,4 @@ fi
 venv=$work/python
 install "$wheel"
 demo "$venv/bin/kerple"
-demo "$venv/bin/python" -m kerple
+alone "$venv/bin/python" -m kerple --version
