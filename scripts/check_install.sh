@@ -52,7 +52,7 @@ mkdir "$work/installed"
 if [ -n "${KERPLE_BIN:-}" ]; then
     for folder in "$work"/crates/*/; do
         name=$(basename "$folder" "-$version")
-        # what cargo writes itself, and links that it packs as files, are compared by content or not at all
+        # all but what cargo writes itself
         (cd "$folder" && find . -type f ! -name 'Cargo.*' ! -name .cargo_vcs_info.json) | while read -r file; do
             cmp "$folder$file" "crates/$name/$file"
         done
