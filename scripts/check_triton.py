@@ -784,6 +784,9 @@ def code(names):
     fewer = {"all": ["bias"], "all, dropout": ["bias", "all"], "rows, all": ["rows"], "rows, all, dropout": ["rows", "rows, all"]}
     full = {(name, shape._replace(terms=terms), tile) for name, shape, tile in jobs for terms in fewer.get(shape.terms, ())
             if known_spills(shape) == known_spills(shape._replace(terms=terms))}
+    unknown = [name for name in names if name != "positions" and name not in targets()]
+    if unknown:
+        return [f"{unknown[0]!r} is not an architecture; these are: {', '.join(targets())}"]
     archs, of_positions = [name for name in names if name != "positions"], lambda job: job[1].terms.startswith("positions")
     jobs = [job for job in jobs if job not in full and (not archs or job[1].arch in archs)]
     jobs = [job for job in jobs if (of_positions(job) if "positions" in names else not of_positions(job) or is_default(job[1]))]

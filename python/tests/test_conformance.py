@@ -90,15 +90,15 @@ def test_a_mutant_is_caught_by_the_check_that_is_named_after_its_mistake(mutant)
     assert found.message().startswith(mutant.caught_by) and mutant.part in found.message()
 
 
-@pytest.mark.parametrize("mutant", MUTANTS[5::80], ids=lambda mutant: mutant.name)
+@pytest.mark.parametrize("mutant", [mutant for mutant in MUTANTS if mutant.caught_by in ("softcap", "sinks")][:3], ids=lambda mutant: mutant.name)
 def test_checks_that_never_come_to_a_mistake_pass(mutant):
     """Such checks are not run to look for the first that fails."""
-    lines = mutant.lines()
-    passed_over = [case for case in CASES if case.keys <= 64 and not executed_lines(case) & set(lines or range(10**6))]
+    attention, lines = mutant.attention(), set(mutant.lines())
+    passed_over = [case for case in CASES if case.keys <= 64 and not executed_lines(case) & lines]
+    assert passed_over and KNOWN[mutant.caught_by] not in passed_over
     for case in passed_over:
-        result = check(mutant.attention(), case)
+        result = check(attention, case)
         assert result.is_good, result.message()
-    assert lines is None or KNOWN[mutant.caught_by] not in passed_over
 
 
 def test_half_precision_has_its_own_mistakes():

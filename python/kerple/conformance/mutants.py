@@ -47,7 +47,7 @@ class Mutant:
 
         module = types.ModuleType(plain.__name__)
         module._dense, module._order = _dense, itertools.cycle((1, -1))
-        self.lines()
+        self.lines()  # refuses a piece that is not there once
         code = compile(_source().replace(self.old, self.new), f"plain.py, {self.name}", "exec")
         exec(code, module.__dict__)
         return plain_with(module)
