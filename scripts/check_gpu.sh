@@ -1,38 +1,43 @@
 #!/usr/bin/env bash
 # GPUs without one: kernels against their definition, reference values, models of every method that train as on the processor, runs
 # that move between the two; on a software renderer, Mesa's lavapipe. On a GPU: KERPLE_TEST_DEVICE=wgpu scripts/check_gpu.sh, or
-# another name that --device takes.
+# another name that --device takes. `scripts/check_gpu.sh build` only compiles.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 step() { printf '\n== %s\n' "$*"; "$@"; }
 
 command -v cc >/dev/null || { apt-get update && apt-get install -y gcc; }
+source scripts/gpu_features.sh
+# on a software renderer, where compiling takes longer than running
+profile=software-gpu
+[ -z "${KERPLE_TEST_DEVICE:-}" ] || profile=release
+case ${KERPLE_TEST_DEVICE:-} in
+    cuda*) gpu_features=$gpu_features,kerple-gpu/cuda,kerple/cuda,kerple-conformance/cuda ;;
+    vulkan*) gpu_features=$gpu_features,kerple/vulkan,kerple-conformance/vulkan ;;
+    metal*) gpu_features=$gpu_features,kerple/metal,kerple-conformance/metal ;;
+esac
+run_tests() {
+    step cargo test --profile "$profile" --locked "${gpu_crates[@]}" --features "$gpu_features" --test attention --test linear_sums \
+        --test step --test head_mlp --test cuda_source --test gpu --test query_chunks "$@"
+}
+if [ "${1:-}" = build ]; then
+    run_tests --no-run
+    exit
+fi
 if [ -z "${KERPLE_TEST_DEVICE:-}" ] && ! ls /usr/share/vulkan/icd.d/lvp_icd*.json >/dev/null 2>&1; then
     apt-get update && DEBIAN_FRONTEND=noninteractive apt-get install -y --no-install-recommends mesa-vulkan-drivers libvulkan1
 fi
 # without a desktop's session the drivers say so, many times
 export XDG_RUNTIME_DIR=${XDG_RUNTIME_DIR:-$(mktemp -d)}
 
-crates=(-p kerple-gpu -p kerple-burn -p kerple-lm -p kerple -p kerple-conformance)
-features=kerple-gpu/wgpu,kerple-gpu/cuda-source,kerple-burn/gpu,kerple-lm/gpu,kerple/gpu,kerple-conformance/gpu
-case ${KERPLE_TEST_DEVICE:-} in
-    cuda*) features=$features,kerple-gpu/cuda,kerple/cuda,kerple-conformance/cuda ;;
-    vulkan*) features=$features,kerple/vulkan,kerple-conformance/vulkan ;;
-    metal*) features=$features,kerple/metal,kerple-conformance/metal ;;
-esac
-
-step cargo clippy --release --locked "${crates[@]}" --features "$features" --all-targets -- -D warnings
-RUSTDOCFLAGS="-D warnings" step cargo doc --release --locked "${crates[@]}" --features "$features" \
-    --no-deps --document-private-items
-step cargo test --release --locked "${crates[@]}" --features "$features" --test attention --test linear_sums --test step --test head_mlp \
-    --test cuda_source --test gpu --test query_chunks
+run_tests
 
 target=${CARGO_TARGET_DIR:-target}
 source scripts/python_venv.sh
 # what compares with PyTorch on a GPU, gone through without one
 if [ -z "${KERPLE_TEST_DEVICE:-}" ]; then
     install_torch numpy
-    KERPLE=$target/release/kerple step "$venv/bin/python" scripts/compare_gpu.py attention --device wgpu:software --torch-device cpu --small \
+    KERPLE=$target/$profile/kerple step "$venv/bin/python" scripts/compare_gpu.py attention --device wgpu:software --torch-device cpu --small \
         --lengths 64 --precision f32 --rounds 1 --repeats 1
 fi
 

@@ -6,7 +6,9 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 source scripts/check_setup.sh
 install_mpi
-[ -n "${KERPLE:-}" ] || cargo clippy --release --locked --workspace --features kerple/mpi -- -D warnings
+source scripts/gpu_features.sh
+# with the features that the whole is checked with, so that only what MPI changes is checked again
+[ -n "${KERPLE:-}" ] || cargo clippy --release --locked --workspace --features "kerple/mpi,$gpu_features" -- -D warnings
 build --features kerple/mpi
 make_run
 train() { local n=$1; shift; ranks "$n" "$KERPLE" train --config "$here/run.toml" "$@"; }
