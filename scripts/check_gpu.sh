@@ -2,22 +2,31 @@
 # GPUs without one: kernels against their definition, reference values, models of every method that train as on the processor, runs
 # that move between the two; on a software renderer, Mesa's lavapipe. On a GPU: KERPLE_TEST_DEVICE=wgpu scripts/check_gpu.sh, or
 # another name that --device takes. `scripts/check_gpu.sh build` only compiles.
+# KERPLE_GPU_CRATES="kerple-gpu kerple-burn" tests these alone, without what compares the program with PyTorch.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 step() { printf '\n== %s\n' "$*"; "$@"; }
 
 command -v cc >/dev/null || { apt-get update && apt-get install -y gcc; }
 source scripts/gpu_features.sh
+read -ra crates <<<"${KERPLE_GPU_CRATES:-kerple-gpu kerple-burn kerple-lm kerple kerple-conformance}"
+packages=() features=
+for crate in "${crates[@]}"; do
+    packages+=(-p "$crate")
+    for feature in ${gpu_features//,/ }; do
+        [ "${feature%/*}" != "$crate" ] || features+=,$feature
+    done
+done
 # on a software renderer, where compiling takes longer than running
 profile=software-gpu
 [ -z "${KERPLE_TEST_DEVICE:-}" ] || profile=release
 case ${KERPLE_TEST_DEVICE:-} in
-    cuda*) gpu_features=$gpu_features,kerple-gpu/cuda,kerple/cuda,kerple-conformance/cuda ;;
-    vulkan*) gpu_features=$gpu_features,kerple/vulkan,kerple-conformance/vulkan ;;
-    metal*) gpu_features=$gpu_features,kerple/metal,kerple-conformance/metal ;;
+    cuda*) features+=,kerple-gpu/cuda,kerple/cuda,kerple-conformance/cuda ;;
+    vulkan*) features+=,kerple/vulkan,kerple-conformance/vulkan ;;
+    metal*) features+=,kerple/metal,kerple-conformance/metal ;;
 esac
 run_tests() {
-    step cargo test --profile "$profile" --locked "${gpu_crates[@]}" --features "$gpu_features" --test attention --test linear_sums \
+    step cargo test --profile "$profile" --locked "${packages[@]}" --features "${features#,}" --test attention --test linear_sums \
         --test step --test head_mlp --test cuda_source --test gpu --test query_chunks "$@"
 }
 if [ "${1:-}" = build ]; then
@@ -35,7 +44,7 @@ run_tests
 target=${CARGO_TARGET_DIR:-target}
 source scripts/python_venv.sh
 # what compares with PyTorch on a GPU, gone through without one
-if [ -z "${KERPLE_TEST_DEVICE:-}" ]; then
+if [ -z "${KERPLE_TEST_DEVICE:-}" ] && [[ " ${crates[*]} " = *" kerple "* ]]; then
     install_torch numpy
     KERPLE=$target/$profile/kerple step "$venv/bin/python" scripts/compare_gpu.py attention --device wgpu:software --torch-device cpu --small \
         --lengths 64 --precision f32 --rounds 1 --repeats 1

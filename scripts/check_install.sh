@@ -2,7 +2,7 @@
 # What people install, without the clone: the packed crates and the wheel, each in an empty folder, run
 # the demo. The crates are built as crates.io would hand them out. KERPLE_BIN names the folder of a program
 # that is built already: then their sources must be those of the clone and pass `cargo check`, which takes
-# a minute and not five. KERPLE_WHEEL names a wheel that is built already.
+# a minute and not five, and the wheel alone runs the demo. KERPLE_WHEEL names a wheel that is built already.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 step() { printf '\n== %s\n' "$*"; "$@"; }
@@ -58,15 +58,14 @@ if [ -n "${KERPLE_BIN:-}" ]; then
         done
     done
     packed check
-    cp "$KERPLE_BIN/kerple" "$work/installed"
 else
     # the clone's own program comes back afterwards
     [ ! -e "$built" ] || cp -p "$built" "$work/own"
     packed build
     cp "$built" "$work/installed"
     [ ! -e "$work/own" ] || { rm "$built" && cp -p "$work/own" "$built"; }
+    demo "$work/installed/kerple"
 fi
-demo "$work/installed/kerple"
 
 source scripts/python_venv.sh
 wheel=${KERPLE_WHEEL:-}

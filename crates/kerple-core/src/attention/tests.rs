@@ -234,13 +234,20 @@ impl Case {
         // as with gates: a row of the padding sees far keys alone, whose bias is rounded as it is large
         let scale = if self.lengths.is_some() { 8.0 / keys as f64 } else { 1.0 };
         let smooth = matches!(kernel, PositionKernel::Log | PositionKernel::Spline { .. });
+        let knots = if let PositionKernel::Spline { knots } = kernel { knots } else { 0 };
+        // where the slope jumps, and f32 may be on the other side
+        let is_knot = |u: f64| (1..=knots).map(PositionKernel::knot).any(|knot| (u - knot).abs() < 1e-6 * knot);
         let row = |steps: &[f64]| {
+            let mut row = Vec::with_capacity(steps.len());
             let mut x = 64.0;
-            let mut next = |(token, step): (usize, &f64)| {
+            for (token, step) in steps.iter().enumerate() {
                 x += if smooth && token % 7 == 3 { 0.0 } else { scale * (0.2 + 0.5 * step.abs()) };
-                x
-            };
-            steps.iter().enumerate().map(&mut next).collect::<Vec<f64>>()
+                while row.iter().any(|before| is_knot(x - before)) {
+                    x += 1e-5;
+                }
+                row.push(x);
+            }
+            row
         };
         let steps = normal(&mut rng, batch * heads * keys);
         let x = steps.chunks_exact(keys.max(1)).flat_map(row).collect();
