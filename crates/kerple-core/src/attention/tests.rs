@@ -235,7 +235,7 @@ impl Case {
         let scale = if self.lengths.is_some() { 8.0 / keys as f64 } else { 1.0 };
         let smooth = matches!(kernel, PositionKernel::Log | PositionKernel::Spline { .. });
         let knots = if let PositionKernel::Spline { knots } = kernel { knots } else { 0 };
-        // where the slope jumps, and f32 may be on the other side
+        // where the slope jumps, and f32, which rounds by 6e-8, may be on the other side
         let is_knot = |u: f64| (1..=knots).map(PositionKernel::knot).any(|knot| (u - knot).abs() < 1e-6 * knot);
         let row = |steps: &[f64]| {
             let mut row = Vec::with_capacity(steps.len());
