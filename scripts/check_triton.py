@@ -185,7 +185,7 @@ SETTINGS = {
     "sinks, gates, f64": dict(sinks=True, gates=True, dtype=torch.float64), "softcap, f64": dict(softcap=3.0, dtype=torch.float64),
     "weight, both directions, f64": dict(weight=True, causal=False, dtype=torch.float64), "31 queries, 32 keys": dict(Q=31, K=32),
     "everything": dict(H=4, G=2, weight=True, gates=True, sinks=True, softcap=5.0, starts=[0, 9], lengths=[76, 83], window=37, Q=60, K=83),
-    "any intervals": dict(B=1, H=4, G=2, causal=False, intervals="any", Q=130, dtype=torch.float64),
+    "any intervals": dict(B=1, H=4, G=2, causal=False, intervals="any", Q=70, dtype=torch.float64),
     "any intervals, causal": dict(intervals="any", Q=70, K=101, sinks=True), "far intervals": dict(intervals="far", causal=False, Q=300, K=290, B=1, H=1),
     "prefixes": dict(H=4, G=1, causal=False, intervals="prefix", Q=80, K=97, sinks=True), "starts alone": dict(intervals="starts", Q=90, dtype=torch.float64),
     "chunks, more queries": dict(intervals="chunks", Q=90, K=61, window=50), "intervals, everything": dict(
