@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # GPUs without one: kernels against their definition, reference values, models of every method that train as on the processor, runs
 # that move between the two; on a software renderer, Mesa's lavapipe. On a GPU: KERPLE_TEST_DEVICE=wgpu scripts/check_gpu.sh, or
-# another name that --device takes. `scripts/check_gpu.sh build` only compiles.
+# another name that --device takes.
 # KERPLE_GPU_CRATES="kerple-gpu kerple-burn" tests these alone, without the chunks of attention that has no kernel and without what
 # compares the program with PyTorch.
 set -euo pipefail
@@ -28,20 +28,13 @@ case ${KERPLE_TEST_DEVICE:-} in
 esac
 tests=(--test attention --test linear_sums --test step --test head_mlp --test cuda_source --test gpu)
 [ -n "${KERPLE_GPU_CRATES:-}" ] || tests+=(--test query_chunks)
-run_tests() {
-    step cargo test --profile "$profile" --locked "${packages[@]}" --features "${features#,}" "${tests[@]}" "$@"
-}
-if [ "${1:-}" = build ]; then
-    run_tests --no-run
-    exit
-fi
 if [ -z "${KERPLE_TEST_DEVICE:-}" ] && ! ls /usr/share/vulkan/icd.d/lvp_icd*.json >/dev/null 2>&1; then
     apt-get update && DEBIAN_FRONTEND=noninteractive apt-get install -y --no-install-recommends mesa-vulkan-drivers libvulkan1
 fi
 # without a desktop's session the drivers say so, many times
 export XDG_RUNTIME_DIR=${XDG_RUNTIME_DIR:-$(mktemp -d)}
 
-run_tests
+step cargo test --profile "$profile" --locked "${packages[@]}" --features "${features#,}" "${tests[@]}"
 
 target=${CARGO_TARGET_DIR:-target}
 source scripts/python_venv.sh

@@ -3,15 +3,22 @@
 
     site.py FOLDER URL      links out of the pages in FOLDER lead to URL
     site.py --check FOLDER  every local link and anchor of the HTML pages in FOLDER exists
+    site.py --mermaid FILE  downloads the library that draws diagrams
 """
 
+import hashlib
 import html
+import io
 import re
 import sys
+import tarfile
 from html.parser import HTMLParser
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
+from urllib.request import urlopen
 
+MERMAID = "https://registry.npmjs.org/mermaid/-/mermaid-11.6.0.tgz"
+MERMAID_SHA256 = "156e94d96fcd3c8dcbc9580b4f6db2bf145eefbb3ed833e4a2931be57cf9ee52"
 # pages that come from the root of the repository
 ROOT_PAGES = {"ARCHITECTURE.md", "CONTRIBUTING.md", "CHANGELOG.md"}
 LINK = re.compile(r"(\]\()([^)\s]+)(\))")
@@ -87,8 +94,19 @@ def check(folder):
     return 1 if broken or not pages else 0
 
 
+def mermaid(file):
+    packed = urlopen(MERMAID, timeout=60).read()
+    found = hashlib.sha256(packed).hexdigest()
+    if found != MERMAID_SHA256:
+        sys.exit(f"{MERMAID}: SHA-256 {found}, expected {MERMAID_SHA256}")
+    with tarfile.open(fileobj=io.BytesIO(packed)) as package:
+        file.write_bytes(package.extractfile("package/dist/mermaid.min.js").read())
+
+
 if __name__ == "__main__":
     match sys.argv[1:]:
+        case ["--mermaid", file]:
+            mermaid(Path(file))
         case ["--check", folder]:
             sys.exit(check(Path(folder)))
         case [folder, url]:

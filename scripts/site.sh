@@ -6,9 +6,7 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
-for tool in mdbook npm; do
-    command -v $tool >/dev/null || { echo "error: no $tool; cargo install --locked mdbook@0.5.4, and Node.js has npm" >&2; exit 2; }
-done
+command -v mdbook >/dev/null || { echo "error: no mdbook; cargo install --locked mdbook@0.5.4" >&2; exit 2; }
 site=${CARGO_TARGET_DIR:-target}/site
 repository=$(sed -n 's/^repository = "\(.*\)"$/\1/p' Cargo.toml)
 rm -rf "$site"
@@ -26,7 +24,7 @@ language = "en"
 git-repository-url = "$repository"
 END
 # diagrams are text in the pages; this draws them
-(cd "$site" && npm pack --silent mermaid@11 >/dev/null && tar -C src -xzf mermaid-*.tgz --strip-components 2 package/dist/mermaid.min.js)
+python3 scripts/site.py --mermaid "$site/src/mermaid.min.js"
 mdbook build "$site"
 python3 scripts/site.py --check "$site/book"
 [ "${1:-}" != --serve ] || exec python3 -m http.server --directory "$site/book" 8000

@@ -20,7 +20,11 @@ pub(crate) fn for_each<S>(count: usize, scratch: impl Fn() -> S + Sync, work: im
             item = claim();
         }
     };
-    let threads = cpu::threads().min(count);
+    on_threads(cpu::threads().min(count), &worker);
+}
+
+/// Runs `worker` on so many threads, this one among them. A reference, so that this is compiled once and not for each worker.
+fn on_threads(threads: usize, worker: &(dyn Fn() + Sync)) {
     if threads <= 1 {
         return worker();
     }
