@@ -1,8 +1,10 @@
 #!/usr/bin/env bash
 # The attention kernels for GPUs without a GPU: through Triton's interpreter against their definition, under models of transformers and
-# loaded by Hugging Face `kernels`, and compiled for GPUs of four architectures. The environment is that of scripts/python_venv.sh. KERPLE_WHEEL is a wheel of the package; without it the package that
-# is installed there is tested, or one that is built. KERPLE_TRITON_ARCHS="sm_90 gfx942"
-# compiles for these alone. On a GPU: KERPLE_TEST_DEVICE=cuda scripts/check_triton.sh.
+# loaded by Hugging Face `kernels`, and compiled for GPUs of four architectures.
+#
+# The environment is that of scripts/python_venv.sh. KERPLE_WHEEL is a wheel of the package; without it the package that is installed
+# there is tested, or one that is built. KERPLE_TRITON_ARCHS="sm_90 gfx942" compiles for these alone. On a GPU:
+# KERPLE_TEST_DEVICE=cuda scripts/check_triton.sh.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 source scripts/python_venv.sh
