@@ -2,8 +2,7 @@
 # GPUs without one: kernels against their definition, reference values, models of every method that train as on the processor, runs
 # that move between the two; on a software renderer, Mesa's lavapipe. On a GPU: KERPLE_TEST_DEVICE=wgpu scripts/check_gpu.sh, or
 # another name that --device takes.
-# KERPLE_GPU_CRATES="kerple-gpu kerple-burn" tests these alone, without the chunks of attention that has no kernel and without what
-# compares the program with PyTorch.
+# KERPLE_GPU_CRATES=kerple-gpu tests this crate alone, its kernels.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 step() { printf '\n== %s\n' "$*"; "$@"; }
@@ -11,23 +10,25 @@ step() { printf '\n== %s\n' "$*"; "$@"; }
 command -v cc >/dev/null || { apt-get update && apt-get install -y gcc; }
 source scripts/gpu_features.sh
 read -ra crates <<<"${KERPLE_GPU_CRATES:-kerple-gpu kerple-burn kerple-lm kerple kerple-conformance}"
-packages=() features=
-for crate in "${crates[@]}"; do
-    packages+=(-p "$crate")
-    for feature in ${gpu_features//,/ }; do
-        [ "${feature%/*}" != "$crate" ] || features+=,$feature
-    done
-done
+wanted=$gpu_features
 # on a software renderer, where compiling takes longer than running
 profile=software-gpu
 [ -z "${KERPLE_TEST_DEVICE:-}" ] || profile=release
 case ${KERPLE_TEST_DEVICE:-} in
-    cuda*) features+=,kerple-gpu/cuda,kerple/cuda,kerple-conformance/cuda ;;
-    vulkan*) features+=,kerple/vulkan,kerple-conformance/vulkan ;;
-    metal*) features+=,kerple/metal,kerple-conformance/metal ;;
+    cuda*) wanted+=,kerple-gpu/cuda,kerple/cuda,kerple-conformance/cuda ;;
+    vulkan*) wanted+=,kerple/vulkan,kerple-conformance/vulkan ;;
+    metal*) wanted+=,kerple/metal,kerple-conformance/metal ;;
 esac
-tests=(--test attention --test linear_sums --test step --test head_mlp --test cuda_source --test gpu)
-[ -n "${KERPLE_GPU_CRATES:-}" ] || tests+=(--test query_chunks)
+packages=() features=
+for crate in "${crates[@]}"; do
+    packages+=(-p "$crate")
+    for feature in ${wanted//,/ }; do
+        [ "${feature%/*}" != "$crate" ] || features+=,$feature
+    done
+done
+tests=(--test attention --test linear_sums --test step --test head_mlp --test cuda_source)
+[ "${crates[*]}" = kerple-gpu ] || tests+=(--test gpu)
+[[ " ${crates[*]} " != *" kerple-burn "* ]] || tests+=(--test query_chunks)
 if [ -z "${KERPLE_TEST_DEVICE:-}" ] && ! ls /usr/share/vulkan/icd.d/lvp_icd*.json >/dev/null 2>&1; then
     apt-get update && DEBIAN_FRONTEND=noninteractive apt-get install -y --no-install-recommends mesa-vulkan-drivers libvulkan1
 fi
