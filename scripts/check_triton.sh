@@ -3,7 +3,7 @@
 # loaded by Hugging Face `kernels`, and compiled for GPUs of four architectures.
 #
 # The environment is that of scripts/python_venv.sh. KERPLE_WHEEL is a wheel of the package; without it the package that is installed
-# there is tested, or one that is built. KERPLE_TRITON_ARCHS="sm_90 gfx942" compiles for these alone. On a GPU:
+# there is tested, or one that is built. On a GPU:
 # KERPLE_TEST_DEVICE=cuda scripts/check_triton.sh.
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -32,7 +32,7 @@ mkdir -p target
 TRITON_INTERPRET=1 "$venv/bin/python" scripts/check_triton.py numbers >target/check_triton.txt 2>&1 &
 failed=0
 # without numbers of lines, of which nothing is read
-TRITON_DISABLE_LINE_INFO=1 "$venv/bin/python" scripts/check_triton.py code ${KERPLE_TRITON_ARCHS:-} || failed=1
+TRITON_DISABLE_LINE_INFO=1 "$venv/bin/python" scripts/check_triton.py code || failed=1
 models='outputs_and_gradients and none or inkling and (outputs_and_gradients and left or generated and none-dynamic) or t5_equals and none or trainer and llama or packed_positions and llama-False or prefixes_and_images and paligemma-right or in_training and gpt2-left-True'
 TRITON_INTERPRET=1 "$venv/bin/python" -m pytest -q -p no:cacheprovider -n auto --dist loadfile python/tests/test_hub.py python/tests/test_transformers.py \
     python/tests/test_encodings.py python/tests/test_dropout.py python/tests/test_positions.py -k "documents_are_what and spline or padding_is_not_read or decoding_goes_on or checkpointing_repeats or counted_along or test_hub or inkling_meets or inkling_is_its_formula or inkling_of_a_layer or $models or generated and llama-left-dynamic" || failed=1

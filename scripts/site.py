@@ -95,7 +95,10 @@ def check(folder):
 
 
 def mermaid(file):
-    packed = urlopen(MERMAID, timeout=60).read()
+    try:
+        packed = urlopen(MERMAID, timeout=60).read()
+    except OSError as error:
+        sys.exit(f"{MERMAID}: {error}")
     found = hashlib.sha256(packed).hexdigest()
     if found != MERMAID_SHA256:
         sys.exit(f"{MERMAID}: SHA-256 {found}, expected {MERMAID_SHA256}")
