@@ -710,7 +710,8 @@ SHARED = {"sm": 99 << 10, "gf": 64 << 10}
 
 #: The most instructions that move spilled registers, as Triton 3.9 compiles, where no tile without them was found: bits, features and
 #: a part of the terms. The learned positions are a spline of 16 knots, which has the most parameters.
-KNOWN_SPILLS = [(32, 256, "", 576), (64, 64, "", 16), (32, 128, "dropout", 256), (32, 128, "rows", 64), (16, 256, "positions", 8)]
+KNOWN_SPILLS = [(32, 256, "", 576), (64, 64, "", 16), (64, 64, "positions", 192), (32, 128, "dropout", 256), (32, 128, "rows", 64),
+                (16, 256, "positions", 8)]  # fmt: skip
 
 
 def known_spills(shape):

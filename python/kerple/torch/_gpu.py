@@ -53,8 +53,7 @@ def _few_registers(arch: str, bits: int, features: int) -> Tiles:
     small = Tile(16, 16, warps)
     if bits == 16:
         return Tiles(Tile(32, 32, warps), small, small, _decode_tile(bits, features))
-    few = small if bits == 32 else small._replace(warps=4)
-    return Tiles(few, small, few, few)
+    return Tiles(small, small, small, small)
 
 
 #: Programs of the dq pass, and so rows of partial sums of a table's gradient. It is a constant, not the
