@@ -1,36 +1,32 @@
 //! Cumulative gates, attention sinks and scaling with the length: additive gates of every kind
 //! through every engine, and cumulative sums of a million tokens.
 
-mod engines;
+pub(crate) mod engines;
 mod gates;
 mod kernels;
 
 use crate::case::Case;
+use crate::methods::{ReferenceMethod, method};
 use crate::{AllowedError, CaseComparison, CaseResult, CaseRunner, Checked};
 use engines::{GatedAttention, GatedEngine, GatedOutput};
 use gates::GateInputs;
 use kerple_core::attention::AttentionDims;
+use kerple_core::calculus::geometry::far_share;
 use kerple_core::encoding::{Encoding, Geometry, Method, TableGradient, fox};
 use kerple_core::forms::DistanceTable;
 
 /// Methods of the same collection that there is no engine for, by how the names of their cases begin.
-const NOT_BUILT: [(&str, &str); 16] = [
+const NOT_BUILT: [(&str, &str); 10] = [
     ("kclock/table_uniform", "tables that are interpolated"),
     ("window/sinks_log_clock", "kernels on cumulative gates, and keys outside the window that stay visible"),
     ("window/capped_distance", "distances that end"),
-    ("ssmax/log_clock", "kernels on cumulative gates"),
     ("ssmax/temperature", "a temperature by steps of the length"),
     ("stick/", "stick-breaking attention"),
     ("softpick/", "softpick"),
     ("selective/", "selective attention"),
     ("path/", "accumulated reflections"),
     ("rotary/clocked", "rotations by cumulative gates"),
-    ("rotary/xpos", "rotations whose products decay"),
     ("rotary/self_extend", "distances that are grouped"),
-    ("twin/elu", "linear attention with a gate per token"),
-    ("decode/rows", "kernels on cumulative gates"),
-    ("theory/cpd_learned_positions", "kernels on cumulative gates"),
-    ("theory/far_mass", "bounds of far mass"),
 ];
 
 /// Why a case of this name is not covered, if it is known and is not.
@@ -44,24 +40,36 @@ pub fn runner(name: &str) -> Option<CaseRunner> {
         return Some(spans);
     }
     match name.split('/').next()? {
+        "ssmax" if name.ends_with("log_clock") => Some(kernels::run),
         "nope" | "fox" | "cable" | "clock" | "sink" | "ssmax" => Some(run),
         "kclock" if not_built(name).is_none() => Some(kernels::run),
         "long" => Some(long),
+        "decode" => Some(kernels::decode),
+        "twin" => Some(crate::packed::linear_twin),
+        "theory" if name == "theory/far_mass" => Some(far_mass),
+        "theory" => Some(crate::theory::learned_positions),
+        "rotary" if name == "rotary/xpos" => Some(crate::packed::xpos),
         "rotary" => Some(crate::attention::run),
         _ => None,
     }
 }
 
-/// What a case adds by distance, with the names of its parameters.
-fn table(name: &str) -> Option<(&'static str, [&'static str; 2])> {
-    match name {
-        "clock/with_table" => Some(("kerple_log", ["r1", "r2"])),
-        "clock/with_weight" => Some(("kerple_weight", ["w1", "w2"])),
-        _ => None,
+/// What a case adds by distance.
+fn by_distance(case: &Case) -> Checked<Option<ReferenceMethod>> {
+    let named = |kind: &str, names: [&'static str; 2]| {
+        let encoding = Encoding::from(Method::named(kind).ok_or("a method of this version")?);
+        Ok(Some(ReferenceMethod { encoding, names: names.to_vec() }))
+    };
+    match case.id() {
+        "clock/with_table" => named("kerple_log", ["r1", "r2"]),
+        "clock/with_weight" => named("kerple_weight", ["w1", "w2"]),
+        name if name.starts_with("positions/bam/") => method(case).map(Some),
+        _ => Ok(None),
     }
 }
 
-fn run(case: &Case) -> CaseResult {
+/// Attention with additive gates, sinks, scalable softmax and tables over distances.
+pub(crate) fn run(case: &Case) -> CaseResult {
     let inputs = case.attention()?;
     let AttentionDims { heads, keys: len, head_dim, .. } = inputs.dims;
     let sinks = match case.id() {
@@ -69,12 +77,10 @@ fn run(case: &Case) -> CaseResult {
         name if name.starts_with("sink/") => Some(case.param("sigma")?),
         _ => None,
     };
-    let by_distance = match table(case.id()) {
+    let by_distance = match by_distance(case)? {
         None => None,
-        Some((kind, names)) => {
-            let values = case.params(&names)?;
-            let encoding = Encoding::from(Method::named(kind).ok_or("a method of this version")?);
-            Some((encoding, Geometry::new(heads, head_dim, len), values, names))
+        Some(ReferenceMethod { encoding, names }) => {
+            Some((encoding, Geometry::new(heads, head_dim, len), case.params(&names)?, names))
         }
     };
     let gates = GateInputs::read(case, inputs.dims)?;
@@ -85,14 +91,12 @@ fn run(case: &Case) -> CaseResult {
         }),
         gates: gates.as_ref().map(GateInputs::values),
         sinks,
-        slopes: if case.id() == "ssmax/plain" { Some(case.param("sm")?) } else { None },
+        slopes: case.keys("params").any(|key| key == "sm").then(|| case.param("sm")).transpose()?,
         inputs,
     };
     given.check()?;
-    let engines = GatedEngine::ALL.into_iter().filter(|engine| given.slopes.is_none() || !engine.is_of_burn());
-    let engines: Vec<GatedEngine> = engines.collect();
     let mut comparisons = Vec::new();
-    for engine in engines {
+    for engine in GatedEngine::ALL {
         let found = given.run(engine);
         let mut named = found.named(&given);
         if let Some((encoding, geometry, values, names)) = &by_distance {
@@ -145,6 +149,22 @@ fn spans(case: &Case) -> CaseResult {
     let gates: Vec<f64> = table.chunks(2).map(|row| row[1]).collect();
     let mut comparison = CaseComparison::new("spans");
     for (key, got) in [("T", gates.iter().map(|gate| -gate.recip()).collect()), ("b", biases), ("gate", gates)] {
+        case.compare(&mut comparison, key, &got, case.tolerance(""))?;
+    }
+    Ok(vec![comparison])
+}
+
+/// Equal scores: how many keys each row sees, and the share of keys further away than some distance.
+fn far_mass(case: &Case) -> CaseResult {
+    let steps = case.expected("steps")?;
+    let gates: Vec<f64> = steps.iter().map(|step| -step).collect();
+    let engine = GatedEngine::Tiled { single: false };
+    let seen: Vec<f64> = (0..steps.len()).map(|row| engines::last_row(engine, &gates, &gates, row)[1]).collect();
+    let bias = |distance: f64| -steps[steps.len() - distance as usize..].iter().sum::<f64>();
+    let far = |distance: &f64| far_share(bias, steps.len(), *distance as usize, 0.0).equal_scores;
+    let mut comparison = CaseComparison::new("far share");
+    let distances = case.array("static", "w")?.values;
+    for (key, got) in [("A", seen), ("mass", distances.iter().map(far).collect())] {
         case.compare(&mut comparison, key, &got, case.tolerance(""))?;
     }
     Ok(vec![comparison])

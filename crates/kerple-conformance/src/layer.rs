@@ -44,8 +44,13 @@ impl ReferenceLayer {
     pub(crate) fn read(case: &Case) -> Checked<ReferenceLayer> {
         let inputs = case.attention()?;
         let ReferenceMethod { encoding, names } = method(case)?;
+        Ok(ReferenceLayer { values: case.params(&names)?, ..ReferenceLayer::new(encoding, inputs, names) })
+    }
+
+    /// With an encoding without parameters; `names` are of what else [`LayerOutput::d_values`] gets.
+    pub(crate) fn new(encoding: Encoding, inputs: AttentionInputs, names: Vec<&'static str>) -> ReferenceLayer {
         let geometry = Geometry::new(inputs.dims.heads, inputs.dims.head_dim, inputs.dims.keys);
-        Ok(ReferenceLayer { encoding, geometry, values: case.params(&names)?, names, inputs })
+        ReferenceLayer { encoding, geometry, names, values: Vec::new(), inputs }
     }
 
     /// Runs every engine on the host that has the encoding.

@@ -5,7 +5,10 @@
 
 mod linear;
 
-use crate::case::Case;
+pub(crate) use linear::twin as linear_twin;
+
+use crate::case::{AttentionInputs, Case};
+use crate::clocks::engines::{grow, grow_backward};
 use crate::engines::{cast, forward_backward, to_f64};
 use crate::layer::d_values;
 use crate::{CaseComparison, CaseResult, CaseRunner, Checked};
@@ -15,17 +18,19 @@ use kerple_core::attention::{
 };
 use kerple_core::encoding::{Encoding, EncodingForm, Geometry, ScoreModForm};
 use kerple_core::forms::{DistanceTable, Sides, Strided};
+use kerple_core::ops::cross_entropy::{self, LmHead, LossTargets};
 use kerple_core::ops::gate_cumsum::{self, log_sigmoid};
+use kerple_core::ops::heads::ScalableSoftmax;
+use kerple_core::ops::layer_norm::{NormParameters, RowNorm};
 use kerple_core::score_mods::ScoreModExtent;
+use kerple_lm::objective::{NextTokenPrediction, Objective, SequenceBatch};
 use serde_json::{Value, json};
 
 /// Cases that no engine on slices covers, by how their names begin.
-const NOT_BUILT: [(&str, &str); 5] = [
+const NOT_BUILT: [(&str, &str); 3] = [
     ("packed/sinusoidal", "rows of absolute positions, which models add before attention"),
     ("packed/learned", "rows of absolute positions, which models add before attention"),
-    ("packed/ssmax", "scaling with the number of visible keys, which layers apply before attention"),
     ("packed/transformer_xl", "what layers add to queries before their product with the keys"),
-    ("packed/training", "losses of packed documents"),
 ];
 
 /// Why a case of this name is not covered, if it is known and is not.
@@ -38,6 +43,9 @@ pub fn runner(name: &str) -> Option<CaseRunner> {
     let own = name.strip_prefix("packed/")?;
     if linear::NAMES.contains(&own) {
         return Some(linear::run);
+    }
+    if own == "training" {
+        return Some(training);
     }
     let is_known = method(own, &Value::Null).is_some() || ["varlen", "table_causal", "table_both"].contains(&own);
     is_known.then_some(run)
@@ -54,7 +62,9 @@ fn method(name: &str, sizes: &Value) -> Option<(Value, &'static [&'static str])>
             let [base, gamma, scale_base] = ["base", "gamma", "scale_base"].map(size);
             (json!({ "kind": "xpos", "base": base, "gamma": gamma, "scale_base": scale_base }), &[])
         }
-        "kerple_log" | "kerple_log_gqa_padding" | "last_queries" | "fox_both_table" => (kerple(), &["r1", "r2"]),
+        "kerple_log" | "kerple_log_gqa_padding" | "last_queries" | "fox_both_table" | "ssmax" => {
+            (kerple(), &["r1", "r2"])
+        }
         "fox" => (json!({ "kind": "none" }), &[]),
         "t5" | "t5_both" => {
             let [buckets, most] = ["buckets", "max_distance"].map(size);
@@ -90,28 +100,106 @@ struct PackedCase {
     /// Tables that stand in the case, and their length.
     tables: Option<(DistanceTable, usize)>,
     sinks: Option<Vec<f64>>,
+    /// Of the growth of queries with the keys they see, `[H]`.
+    slopes: Option<Vec<f64>>,
     /// Logits of gates, `[B, H, L]`.
     logits: Option<Vec<f64>>,
     inputs: [Vec<f64>; 4],
+    /// Whether neighbouring features turn together, and not those of two halves.
+    is_interleaved: bool,
 }
 
 fn run(case: &Case) -> CaseResult {
-    let packed = PackedCase::read(case)?;
-    let mut comparisons = Vec::new();
-    for (engine, single, fused) in
-        [("naive f64", false, false), ("naive f32", true, false), ("tiled f64", false, true), ("tiled f32", true, true)]
+    PackedCase::read(case)?.compare(case)
+}
+
+/// Rotations whose products decay, of rows that are one document each: `rotary/xpos` of cumulative gates.
+pub(crate) fn xpos(case: &Case) -> CaseResult {
+    let AttentionInputs { dims, q, k, v, d_out } = case.attention()?;
+    let (keys, _) = method("xpos", case.get("static")).ok_or("a method of this version")?;
+    let packed = PackedCase {
+        dims,
+        documents: whole_rows(dims.batch, dims.keys)?,
+        tokens_first: false,
+        mask: Mask::Causal { window: None },
+        scale: case.number("scale")?,
+        encoding: serde_json::from_value(keys).map_err(|error| error.to_string())?,
+        geometry: Geometry::new(dims.heads, dims.head_dim, dims.keys),
+        names: &[],
+        values: Vec::new(),
+        tables: None,
+        sinks: None,
+        slopes: None,
+        logits: None,
+        inputs: [q, k, v, d_out],
+        is_interleaved: true,
+    };
+    packed.compare(case)
+}
+
+/// Rows that are one document each.
+fn whole_rows(batch: usize, len: usize) -> Checked<PackedDocuments> {
+    PackedDocuments::from_ids(&vec![0; batch * len], batch).map_err(|error| error.to_string())
+}
+
+/// The mean loss of scored rows, `[1]`, and its gradient in their logits `[rows, V]`.
+///
+/// A model's head makes logits of normed rows. Here rows are those of the identity, so that the head's weight is the logits.
+fn mean_loss<T: Number>(logits: &[f64], targets: &[u32], scored: &[bool]) -> [Vec<f64>; 2] {
+    let rows = targets.len();
+    let norm_of_one = (rows as f64).sqrt();
+    let x: Vec<T> = (0..rows * rows).map(|at| if at % (rows + 1) == 0 { T::ONE } else { T::ZERO }).collect();
+    let (gamma, w) = (vec![T::ONE; rows], cast::<T>(&logits.iter().map(|z| z / norm_of_one).collect::<Vec<f64>>()));
+    let norm = NormParameters { kind: RowNorm::Rms, gamma: &gamma, beta: None, epsilon: 0.0 };
+    let head = LmHead { norm, w: &w, tied: false, bias: None };
+    let targets = LossTargets { ids: targets, scored: Some(scored) };
+    let share = scored.iter().filter(|scored| **scored).count().max(1) as f64;
+    let d_losses = vec![T::from_f64(1.0 / share); rows];
+    let (losses, gradients) = cross_entropy::forward_backward(head, &x, targets, &d_losses);
+    let loss = to_f64(losses).iter().sum::<f64>() / share;
+    [vec![loss], to_f64(gradients.d_w).iter().map(|d| d / norm_of_one).collect()]
+}
+
+/// Which tokens of documents one after another have a target that is scored, and the mean loss.
+fn training(case: &Case) -> CaseResult {
+    let ([batch, seq_len, vocabulary], logits) = (case.shape("logits")?, case.input("logits")?);
+    let [tokens, targets] = ["tokens", "targets"].map(|key| case.input(key));
+    let ids = |values: Vec<f64>| values.into_iter().map(|id| id as u32).collect::<Vec<u32>>();
+    let (tokens, targets, last) = (ids(tokens?), ids(targets?), case.number("end_of_document")? as u32);
+    if [&tokens, &targets]
+        .iter()
+        .any(|ids| ids.len() != batch * seq_len || ids.iter().any(|id| *id as usize >= vocabulary))
     {
-        let named = if single { packed.run::<f32>(fused) } else { packed.run::<f64>(fused) };
+        return Err("tokens and targets do not fit the logits".to_owned());
+    }
+    let starts = |row: &[u32]| {
+        let behind = row.iter().enumerate().filter(|(_, token)| **token == last).map(|(at, _)| at + 1);
+        std::iter::once(0).chain(behind).collect::<Vec<usize>>()
+    };
+    let document_starts = tokens.chunks(seq_len).map(starts).collect();
+    let text = kerple_data::TextBatch { tokens, targets, batch, seq_len, document_starts };
+    let sequences = SequenceBatch::of_documents(text);
+    let documents = sequences.documents.clone().ok_or("documents")?;
+    let scored = sequences.scored_tokens().ok_or("scored tokens")?;
+    let integers = |values: Vec<usize>| values.into_iter().map(|value| value as f64).collect::<Vec<f64>>();
+    let counted = NextTokenPrediction::default().weight(&sequences);
+    let found = [
+        ("document_ids", documents.document_ids().into_iter().map(|id| id as f64).collect()),
+        ("position_ids", integers(documents.position_ids())),
+        ("starts", integers(documents.starts())),
+        ("scored", scored.iter().map(|scored| f64::from(u8::from(*scored))).collect()),
+        ("n_tokens", vec![scored.len() as f64]),
+        ("n_scored", vec![counted as f64]),
+    ];
+    let mut comparisons = Vec::new();
+    for (engine, single, [loss, d_logits]) in [
+        ("fused f64", false, mean_loss::<f64>(&logits, &sequences.targets, &scored)),
+        ("fused f32", true, mean_loss::<f32>(&logits, &sequences.targets, &scored)),
+    ] {
         let tolerance = case.tolerance(if single { "if_you_compute_in_f32" } else { "f64_arrays" });
         let mut comparison = CaseComparison::new(engine);
-        for key in case.keys("expected") {
-            let own = key.strip_prefix("grad_").and_then(|name| packed.names.iter().position(|own| *own == name));
-            let found = match own {
-                Some(at) => named.values.get(at),
-                None => named.others.iter().find(|(name, _)| *name == key).map(|(_, values)| values),
-            };
-            let got = found.ok_or_else(|| format!("expected.{key} is not a known quantity"))?;
-            case.compare(&mut comparison, key, got, tolerance)?;
+        for (key, got) in found.iter().cloned().chain([("loss", loss), ("grad_logits", d_logits)]) {
+            case.compare(&mut comparison, key, &got, tolerance)?;
         }
         comparisons.push(comparison);
     }
@@ -125,6 +213,32 @@ struct PackedOutput {
 }
 
 impl PackedCase {
+    /// Every engine on slices.
+    fn compare(&self, case: &Case) -> CaseResult {
+        let mut comparisons = Vec::new();
+        for (engine, single, fused) in [
+            ("naive f64", false, false),
+            ("naive f32", true, false),
+            ("tiled f64", false, true),
+            ("tiled f32", true, true),
+        ] {
+            let named = if single { self.run::<f32>(fused) } else { self.run::<f64>(fused) };
+            let tolerance = case.tolerance(if single { "if_you_compute_in_f32" } else { "f64_arrays" });
+            let mut comparison = CaseComparison::new(engine);
+            for key in case.keys("expected") {
+                let own = key.strip_prefix("grad_").and_then(|name| self.names.iter().position(|own| *own == name));
+                let found = match own {
+                    Some(at) => named.values.get(at),
+                    None => named.others.iter().find(|(name, _)| *name == key).map(|(_, values)| values),
+                };
+                let got = found.ok_or_else(|| format!("expected.{key} is not a known quantity"))?;
+                case.compare(&mut comparison, key, got, tolerance)?;
+            }
+            comparisons.push(comparison);
+        }
+        Ok(comparisons)
+    }
+
     fn read(case: &Case) -> Checked<PackedCase> {
         let name = case.id().strip_prefix("packed/").ok_or("a packed case")?;
         let (dims, documents, tokens_first) = sizes(case)?;
@@ -161,14 +275,21 @@ impl PackedCase {
             values: case.params(names)?,
             tables,
             sinks: table("sigma")?,
+            slopes: table("sm")?,
             logits: case.keys("inputs").any(|own| own == "a").then(|| case.input("a")).transpose()?,
             inputs: [q?, k?, v?, d_out?],
+            is_interleaved: false,
         })
     }
 
     fn run<T: Number>(&self, fused: bool) -> PackedOutput {
         let keys = self.dims.keys;
         let [mut q, mut k, v, d_out] = self.inputs.clone();
+        let logs = self.logs();
+        let growth = self.slopes.as_deref().map(|slopes| ScalableSoftmax { slopes, logs: &logs });
+        if let Some(growth) = growth {
+            q = grow(&q, growth, self.dims);
+        }
         self.rotate(&mut q, true, 1.0);
         self.rotate(&mut k, false, 1.0);
         let form = self.encoding.form(&self.geometry, &self.values, keys);
@@ -192,7 +313,10 @@ impl PackedCase {
             _ => None,
         };
         let [bias, weight] = [&table.bias, &table.weight].map(|rows| rows.as_deref().map(cast::<T>));
-        let rates = self.encoding.rotary(&self.geometry, 0).map(|rotary| rotary.decay_rates.repeat(2));
+        let rates = self.encoding.rotary(&self.geometry, 0).map(|rotary| match self.is_interleaved {
+            true => rotary.decay_rates.iter().flat_map(|rate| [*rate; 2]).collect(),
+            false => rotary.decay_rates.repeat(2),
+        });
         let clocks = self.clocks();
         let of_distance = ScoreTable {
             bias: bias.as_deref(),
@@ -223,6 +347,7 @@ impl PackedCase {
         let (mut d_q, mut d_k) = (to_f64(found.d_q), to_f64(found.d_k));
         self.rotate(&mut d_q, true, -1.0);
         self.rotate(&mut d_k, false, -1.0);
+        let d_slopes = growth.map(|growth| grow_backward(&self.inputs[0], &mut d_q, growth, self.dims));
         let [d_bias, d_weight] = [found.d_bias, found.d_weight].map(|table| table.map(to_f64));
         let values = match found.d_map {
             _ if self.names.is_empty() => Vec::new(),
@@ -234,6 +359,7 @@ impl PackedCase {
         others.extend(d_bias.filter(|_| self.tables.is_some()).map(|d_bias| ("grad_bias", d_bias)));
         others.extend(d_weight.filter(|_| self.tables.is_some()).map(|d_weight| ("grad_weight", d_weight)));
         others.extend(found.d_sinks.map(|d_sinks| ("grad_sigma", to_f64(d_sinks))));
+        others.extend(d_slopes.map(|d_slopes| ("grad_sm", d_slopes)));
         if let (Some(clocks), Some(d_clocks)) = (clocks, found.d_clocks) {
             others.extend([("c", clocks), ("grad_a", self.clocks_backward(&d_clocks))]);
         }
@@ -254,6 +380,14 @@ impl PackedCase {
             jacobian.backward(self.geometry.heads, folded.as_deref().unwrap_or(d_bias), &mut d_values);
         }
         d_values
+    }
+
+    /// The logarithm of the number of keys that each token sees, `[B, L]`.
+    fn logs(&self) -> Vec<f64> {
+        let most = match self.mask {
+            Mask::Causal { window } | Mask::Bidirectional { window } => window.unwrap_or(self.dims.keys),
+        };
+        self.documents.position_ids().into_iter().map(|before| ((before + 1).min(most) as f64).ln()).collect()
     }
 
     /// Of queries and of keys.
@@ -280,7 +414,8 @@ impl PackedCase {
             let at = positions[batch * keys + token] * half;
             for j in 0..half {
                 let (c, s) = (cos[at + j], sign * sin[at + j]);
-                (x[j], x[j + half]) = (x[j] * c - x[j + half] * s, x[j + half] * c + x[j] * s);
+                let (a, b) = if self.is_interleaved { (2 * j, 2 * j + 1) } else { (j, j + half) };
+                (x[a], x[b]) = (x[a] * c - x[b] * s, x[b] * c + x[a] * s);
             }
         }
     }

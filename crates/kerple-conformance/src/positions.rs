@@ -2,10 +2,17 @@
 
 mod inkling;
 
-use crate::{CaseRunner, attention};
+use crate::case::{AttentionInputs, Case};
+use crate::clocks::engines::{layer_rows, turned};
+use crate::layer::ReferenceLayer;
+use crate::{CaseResult, CaseRunner, attention, clocks};
+use kerple_core::attention::AttentionDims;
+use kerple_core::encoding::Encoding;
+use kerple_core::ops::heads::{self, HeadNorm};
+use serde_json::json;
 
 /// Methods of the same collection that there is no engine for, by how the names of their cases begin.
-const NOT_BUILT: [(&str, &str); 13] = [
+const NOT_BUILT: [(&str, &str); 10] = [
     ("positions/inkling/bias", "a relative bias per row by itself"),
     ("positions/inkling/layer_", "layers with short convolutions"),
     ("positions/inkling/model_dense", "import of Inkling's models"),
@@ -15,10 +22,7 @@ const NOT_BUILT: [(&str, &str); 13] = [
     ("positions/pope/", "polar queries and keys (PoPE)"),
     ("positions/grape_ap/", "sums of gates between pairs (GRAPE-AP)"),
     ("positions/fope/", "mixed rates (FoPE)"),
-    ("positions/bam/mu_ssmax", "BAM together with scalable softmax"),
     ("positions/plain/gqa_sink_window", "keys kept at the start, outside a window"),
-    ("positions/plain/qk_norm_rope", "norms of queries and keys before a rotation"),
-    ("positions/plain/ssmax", "scalable softmax"),
 ];
 
 /// Why a case of this name is not covered, if it is known and is not.
@@ -29,8 +33,60 @@ pub fn not_built(name: &str) -> Option<&'static str> {
 /// What runs a case of this name.
 pub fn runner(name: &str) -> Option<CaseRunner> {
     match name.strip_prefix("positions/")?.split('/').next()? {
-        "rotary" | "bam" => Some(attention::run),
+        "rotary" => Some(attention::run),
+        "bam" => Some(bam),
+        "plain" => Some(plain),
         "inkling" => Some(inkling::attention),
         _ => None,
     }
+}
+
+fn has_parameter(case: &Case, name: &str) -> bool {
+    case.keys("params").any(|own| own == name)
+}
+
+/// With scalable softmax or without.
+fn bam(case: &Case) -> CaseResult {
+    if has_parameter(case, "sm") { clocks::run(case) } else { attention::run(case) }
+}
+
+/// What layers do without an encoding of their own.
+fn plain(case: &Case) -> CaseResult {
+    if has_parameter(case, "q_weight") { normed(case) } else { clocks::run(case) }
+}
+
+/// Norms of the heads of queries and keys, then a rotation.
+fn normed(case: &Case) -> CaseResult {
+    let AttentionInputs { dims, q, k, v, d_out } = case.attention()?;
+    let AttentionDims { heads, keys: len, head_dim, .. } = dims;
+    let (names, epsilon) = (["q_weight", "k_weight"], case.number("rms_eps")?);
+    let [of_q, of_k] = <[Vec<f64>; 2]>::try_from(case.params(&names)?).map_err(|_| "two norms")?;
+    if [&of_q, &of_k].iter().any(|weight| weight.len() != head_dim) {
+        return Err("a norm has another width than heads".to_owned());
+    }
+    let (rows, place) = (|x: &[f64]| turned(x, [heads, len, head_dim]), layer_rows(dims));
+    let dense = |x: &[f64]| turned(x, [len, heads, head_dim]);
+    let norm = |x: &[f64], gamma: &[f64]| {
+        let mut normed = rows(x);
+        heads::norm(&mut normed, place, HeadNorm { gamma, epsilon });
+        dense(&normed)
+    };
+    let norm_backward = |x: &[f64], d: &mut Vec<f64>, gamma: &[f64]| {
+        let mut d_rows = rows(d);
+        let d_gamma = heads::norm_backward(&rows(x), &mut d_rows, place, HeadNorm { gamma, epsilon });
+        *d = dense(&d_rows);
+        d_gamma
+    };
+    let keys = json!({ "kind": "rotary", "base": case.number("rope_base")? });
+    let encoding: Encoding = serde_json::from_value(keys).map_err(|error| error.to_string())?;
+    let inputs = AttentionInputs { dims, q: norm(&q, &of_q), k: norm(&k, &of_k), v, d_out };
+    let layer = ReferenceLayer::new(encoding, inputs, names.to_vec());
+    let mut comparisons = Vec::new();
+    for mut found in layer.on_every_engine() {
+        let output = &mut found.output;
+        output.d_values = vec![norm_backward(&q, &mut output.d_q, &of_q), norm_backward(&k, &mut output.d_k, &of_k)];
+        let tolerance = case.tolerance(if found.single { "if_you_compute_in_f32" } else { "f64_arrays" });
+        comparisons.push(layer.compare(&found, case, |_, _| tolerance)?);
+    }
+    Ok(comparisons)
 }

@@ -63,6 +63,24 @@ fn certificate(case: &Case) -> CaseResult {
     Ok(vec![comparison])
 }
 
+/// Kernels at learned positions: the smallest eigenvalue of PKP, which is 0 of the vector of ones, or one below it.
+pub fn learned_positions(case: &Case) -> CaseResult {
+    let x = points(&case.expected("x")?)?;
+    let mut comparison = CaseComparison::new("certificate");
+    for (key, kernel) in [("log", "log(1, 0.7)"), ("power0.5", "power(1, 0.5)")] {
+        let kernel = Expr::parse(kernel).map_err(|error| error.to_string())?;
+        let found = certify(&kernel, &x).map_err(|error| error.to_string())?;
+        let smallest = found.sum_zero_eigenvalues.iter().copied().fold(0.0, f64::min);
+        case.compare(&mut comparison, key, &[smallest], case.tolerance(""))?;
+        comparison.equal(key, found.is_cpd, true);
+    }
+    // the control has a negative eigenvalue, and is refused as an expression
+    let control = case.expected("power2.5_control")?;
+    let is_refused = Expr::parse("power(1, 2.5)").is_err();
+    comparison.equal("power2.5_control", is_refused, control.iter().all(|value| *value < 0.0));
+    Ok(vec![comparison])
+}
+
 /// No shift exists on 0, 1, 2 for the squared distance: the determinant is the same for every shift.
 fn counterexample(case: &Case) -> CaseResult {
     let kernel = Expr::parse("sqdist").map_err(|error| error.to_string())?;

@@ -47,17 +47,17 @@ fn every_reference_value_of_interchange_is_met() {
 
 #[test]
 fn every_reference_value_of_clocks_is_met() {
-    every_case_passes("clocks", 14);
+    every_case_passes("clocks", 21);
 }
 
 #[test]
 fn every_reference_value_of_positions_is_met() {
-    every_case_passes("positions2026", 7);
+    every_case_passes("positions2026", 10);
 }
 
 #[test]
 fn every_reference_value_of_packed_documents_is_met() {
-    every_case_passes("packed", 15);
+    every_case_passes("packed", 17);
 }
 
 #[test]

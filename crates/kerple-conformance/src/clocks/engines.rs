@@ -95,29 +95,27 @@ impl GatedAttention {
     }
 
     pub fn run(&self, engine: GatedEngine) -> GatedOutput {
-        match engine {
-            GatedEngine::Naive { single: true } => self.slices::<f32>(false),
-            GatedEngine::Naive { single: false } => self.slices::<f64>(false),
-            GatedEngine::Tiled { single: true } => self.slices::<f32>(true),
-            GatedEngine::Tiled { single: false } => self.slices::<f64>(true),
-            GatedEngine::Burn(implementation) => self.burn(implementation),
-        }
+        let (q, dims, logs) = (&self.inputs.q, self.inputs.dims, logs(self.inputs.dims));
+        let growth = self.slopes.as_deref().map(|slopes| ScalableSoftmax { slopes, logs: &logs });
+        let grown = growth.map(|growth| grow(q, growth, dims));
+        let grown = grown.as_ref().unwrap_or(q);
+        let mut found = match engine {
+            GatedEngine::Naive { single: true } => self.slices::<f32>(grown, false),
+            GatedEngine::Naive { single: false } => self.slices::<f64>(grown, false),
+            GatedEngine::Tiled { single: true } => self.slices::<f32>(grown, true),
+            GatedEngine::Tiled { single: false } => self.slices::<f64>(grown, true),
+            GatedEngine::Burn(implementation) => self.burn(grown, implementation),
+        };
+        found.d_slopes = growth.map(|growth| grow_backward(q, &mut found.d_q, growth, dims));
+        found
     }
 
-    fn slices<T: Number>(&self, fused: bool) -> GatedOutput {
+    fn slices<T: Number>(&self, q: &[f64], fused: bool) -> GatedOutput {
         let AttentionDims { heads, keys: len, head_dim, .. } = self.inputs.dims;
         // `[B, L, H, D]`, as a layer's projection has it
         let strides = Strides { batch: len * heads * head_dim, head: head_dim, row: heads * head_dim };
-        let [q, k, v, d_out] = [&self.inputs.q, &self.inputs.k, &self.inputs.v, &self.inputs.d_out]
+        let [q, k, v, d_out] = [q, &self.inputs.k, &self.inputs.v, &self.inputs.d_out]
             .map(|x| cast::<T>(&turned(x, [heads, len, head_dim])));
-        let place = HeadLayout { row: heads * head_dim, start: 0, stride: head_dim, heads, head_dim };
-        let logs: Vec<T> = (1..=len).map(|keys| T::from_f64((keys as f64).ln())).collect();
-        let slopes = self.slopes.as_deref().map(cast::<T>);
-        let growth = slopes.as_deref().map(|slopes| ScalableSoftmax { slopes, logs: &logs });
-        let mut grown = q.clone();
-        if let Some(growth) = growth {
-            heads::scale(&mut grown, place, growth);
-        }
         let [bias, weight] = [&self.table.bias, &self.table.weight].map(|table| table.as_deref().map(cast::<T>));
         let (sinks, clocks) =
             (self.sinks.as_deref().map(cast::<T>), self.gates.as_ref().map(|g| gate_cumsum::of_gates(g, len)));
@@ -130,8 +128,7 @@ impl GatedAttention {
         };
         let plain = AttentionProblem::causal(self.inputs.dims, T::from_f64(self.scale));
         let problem = AttentionProblem { sinks: sinks.as_deref(), scores: ScoreTransform::Table(table), ..plain };
-        let mut found = forward_backward(&problem, [strides; 2], [&grown, &k, &v, &d_out], 0, fused);
-        let d_slopes = growth.map(|growth| to_f64(heads::scale_backward(&q, &mut found.d_q, place, growth)));
+        let found = forward_backward(&problem, [strides; 2], [&q, &k, &v, &d_out], 0, fused);
         let dense = |x: Vec<T>| turned(&to_f64(x), [len, heads, head_dim]);
         GatedOutput {
             out: dense(found.out),
@@ -142,17 +139,16 @@ impl GatedAttention {
             d_weight: found.d_weight.map(to_f64),
             d_gates: found.d_clocks.map(|d_clocks| gate_cumsum::of_gates_backward(&d_clocks, len)),
             d_sinks: found.d_sinks.map(to_f64),
-            d_slopes,
+            d_slopes: None,
         }
     }
 
     /// In double precision through Burn's autodiff.
-    fn burn(&self, implementation: Impl) -> GatedOutput {
+    fn burn(&self, q: &[f64], implementation: Impl) -> GatedOutput {
         let device = Device::flex().autodiff();
         let AttentionDims { batch, heads, keys: len, head_dim, .. } = self.inputs.dims;
         let four = |values: &[f64]| tensor(values, [batch, heads, len, head_dim], &device);
-        let [q, k, v, d_out] =
-            [&self.inputs.q, &self.inputs.k, &self.inputs.v, &self.inputs.d_out].map(|values| four(values));
+        let [q, k, v, d_out] = [q, &self.inputs.k, &self.inputs.v, &self.inputs.d_out].map(four);
         let gates = self.gates.as_deref().map(|gates| tensor(gates, [batch, heads, len], &device));
         let sinks = self.sinks.as_deref().map(|sinks| tensor(sinks, [heads], &device));
         let two = |table: &Option<Vec<f64>>| table.as_deref().map(|table| tensor(table, [heads, len], &device));
@@ -190,8 +186,36 @@ pub(super) fn numbers<const D: usize>(tensor: Tensor<D>) -> Vec<f64> {
     tensor.into_data().iter::<f64>().collect()
 }
 
+/// Rows `[B, L, H, D]`, as a layer's projection has them.
+pub(crate) fn layer_rows(dims: AttentionDims) -> HeadLayout {
+    let AttentionDims { heads, head_dim, .. } = dims;
+    HeadLayout { row: heads * head_dim, start: 0, stride: head_dim, heads, head_dim }
+}
+
+/// The logarithm of the number of keys that each query of a sequence sees.
+pub(super) fn logs(dims: AttentionDims) -> Vec<f64> {
+    (1..=dims.keys).map(|keys| (keys as f64).ln()).collect()
+}
+
+/// Queries `[B, H, L, D]` of scalable softmax.
+pub(crate) fn grow(q: &[f64], by: ScalableSoftmax<f64>, dims: AttentionDims) -> Vec<f64> {
+    let AttentionDims { heads, keys: len, head_dim, .. } = dims;
+    let mut grown = turned(q, [heads, len, head_dim]);
+    heads::scale(&mut grown, layer_rows(dims), by);
+    turned(&grown, [len, heads, head_dim])
+}
+
+/// Turns the gradient in the result of [`grow`] into that in `q`; returns that in the slopes.
+pub(crate) fn grow_backward(q: &[f64], d_q: &mut Vec<f64>, by: ScalableSoftmax<f64>, dims: AttentionDims) -> Vec<f64> {
+    let AttentionDims { heads, keys: len, head_dim, .. } = dims;
+    let [q, mut d] = [q, &d_q[..]].map(|x| turned(x, [heads, len, head_dim]));
+    let d_slopes = heads::scale_backward(&q, &mut d, layer_rows(dims), by);
+    *d_q = turned(&d, [len, heads, head_dim]);
+    d_slopes
+}
+
 /// `[B, a, b, D]` as `[B, b, a, D]`.
-fn turned(x: &[f64], [a, b, head_dim]: [usize; 3]) -> Vec<f64> {
+pub(crate) fn turned(x: &[f64], [a, b, head_dim]: [usize; 3]) -> Vec<f64> {
     let row = |index: usize| {
         let (batch, at) = (index / (a * b), index % (a * b));
         &x[(batch * a * b + at % a * b + at / a) * head_dim..][..head_dim]

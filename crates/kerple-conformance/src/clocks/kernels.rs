@@ -1,20 +1,26 @@
-//! Kernels of learned positions: steps as they stand or made of logits, through every engine.
+//! Kernels of learned positions: steps as they stand or made of logits, through every engine; and one query after another.
 
 use super::compare;
-use super::engines::{GatedEngine, numbers, tensor};
+use super::engines::{GatedEngine, grow, grow_backward, logs, numbers, tensor};
 use crate::case::{AttentionInputs, Case};
 use crate::engines::{cast, forward_backward, to_f64};
-use crate::{CaseResult, Checked};
+use crate::{CaseComparison, CaseResult, Checked};
 use burn::tensor::{Device, Tensor};
 use kerple_burn::attention_context::{KernelTensors, ScoreContext};
 use kerple_burn::implementation::Impl;
 use kerple_burn::ops::attention::attention;
 use kerple_core::Number;
 use kerple_core::attention::{
-    AttentionDims, AttentionProblem, LearnedPositions, PositionKernel, ScoreTable, ScoreTransform, Strides,
+    self, AttentionDims, AttentionProblem, LearnedPositions, PositionKernel, ScoreTable, ScoreTransform, Strides, View,
+    ViewMut, naive,
 };
 use kerple_core::forms::Strided;
 use kerple_core::ops::gate_cumsum::{self, GateMap};
+use kerple_core::ops::heads::ScalableSoftmax;
+use serde_json::json;
+
+/// Attention of slices.
+type ForwardPass = fn(&AttentionProblem<f64>, View<f64>, View<f64>, View<f64>, ViewMut<f64>, &mut [f64]);
 
 /// One case.
 struct PositionedAttention {
@@ -29,6 +35,8 @@ struct PositionedAttention {
     steps: Vec<f64>,
     /// Forget gates beside them, `[B, H, L]`.
     gates: Option<Vec<f64>>,
+    /// Of the growth of queries with the keys they see, `[H]`.
+    slopes: Option<Vec<f64>>,
 }
 
 /// By how a case is named: the kernel and the names of its parameters.
@@ -48,6 +56,15 @@ fn kernel(case: &Case) -> Checked<(PositionKernel, &'static [&'static str])> {
     })
 }
 
+/// Those of a kernel, `[H, P]`.
+fn parameters(case: &Case, names: &[&str], heads: usize) -> Checked<Vec<f64>> {
+    let columns = names.iter().map(|name| case.param(name)).collect::<Checked<Vec<Vec<f64>>>>()?;
+    let of_head = |head: usize| {
+        columns.iter().flat_map(move |column| column[head * column.len() / heads..][..column.len() / heads].to_vec())
+    };
+    Ok((0..heads).flat_map(of_head).collect())
+}
+
 /// How logits become steps; nothing where steps stand as they are.
 fn map(case: &Case) -> Checked<Option<GateMap>> {
     Ok(match case.id().trim_start_matches("kclock/") {
@@ -64,6 +81,7 @@ struct PositionedOutput {
     d_steps: Vec<f64>,
     d_gates: Option<Vec<f64>>,
     d_parameters: Vec<f64>,
+    d_slopes: Option<Vec<f64>>,
 }
 
 pub fn run(case: &Case) -> CaseResult {
@@ -80,11 +98,7 @@ pub fn run(case: &Case) -> CaseResult {
         "kclock/log_plus_fox" => Some(case.param("a")?),
         _ => None,
     };
-    let columns = names.iter().map(|name| case.param(name)).collect::<Checked<Vec<Vec<f64>>>>()?;
-    let of_head = |head: usize| {
-        columns.iter().flat_map(move |column| column[head * column.len() / heads..][..column.len() / heads].to_vec())
-    };
-    let parameters: Vec<f64> = (0..heads).flat_map(of_head).collect();
+    let parameters = parameters(case, names, heads)?;
     if steps.len() != batch * heads * len || parameters.len() != heads * kernel.parameters() {
         return Err("arrays of different sizes".to_owned());
     }
@@ -96,6 +110,7 @@ pub fn run(case: &Case) -> CaseResult {
         parameters,
         steps,
         gates: gates.as_ref().map(|a| a.iter().map(|a| gate_cumsum::log_sigmoid(*a)).collect()),
+        slopes: case.keys("params").any(|key| key == "sm").then(|| case.param("sm")).transpose()?,
     };
     let mut comparisons = Vec::new();
     for engine in GatedEngine::ALL.into_iter().filter(|engine| given.gates.is_none() || !engine.is_of_burn()) {
@@ -113,7 +128,49 @@ pub fn run(case: &Case) -> CaseResult {
             }
             _ => named.push(("grad_steps".to_owned(), found.d_steps)),
         }
+        named.extend(found.d_slopes.map(|d_slopes| ("grad_sm".to_owned(), d_slopes)));
         comparisons.push(compare(engine, named, case)?);
+    }
+    Ok(comparisons)
+}
+
+/// A first part of the rows, then one query after another: each is the last row of the keys up to it.
+pub fn decode(case: &Case) -> CaseResult {
+    let input = |key: &str| case.folder.array(&json!({ "file": "inputs.safetensors", "key": key }));
+    let (q, k, v) = (input("q")?, input("k")?.values, input("v")?.values);
+    let &[batch, heads, len, head_dim] = &q.shape[..] else { return Err("q: expected [B, H, L, D]".to_owned()) };
+    let (kernel, names) = kernel(case)?;
+    let parameters = parameters(case, names, heads)?;
+    let gates: Vec<f64> = case.param("a")?.iter().map(|a| gate_cumsum::log_sigmoid(*a)).collect();
+    let steps = case.param("steps")?;
+    let same = [k.len(), v.len(), gates.len() * head_dim, steps.len() * head_dim].iter().all(|n| *n == q.values.len());
+    if !same || parameters.len() != heads * kernel.parameters() {
+        return Err("arrays of different sizes".to_owned());
+    }
+    let [clocks, x] = [&gates, &steps].map(|terms| gate_cumsum::of_gates(terms, len));
+    let prefill = case.size("prefill")?.min(len);
+    let strides = Strides { batch: heads * len * head_dim, head: len * head_dim, row: head_dim };
+    let of_rows = |values| Strided { values, stride: len };
+    let table = ScoreTable {
+        positions: Some(LearnedPositions { positions: of_rows(&x[..]), kernel, parameters: &parameters }),
+        gate_cumsum: Some(of_rows(&clocks[..])),
+        ..ScoreTable::PLAIN
+    };
+    let mut comparisons = Vec::new();
+    for (engine, forward) in [("naive f64", naive::forward as ForwardPass), ("tiled f64", attention::forward)] {
+        let mut out = vec![0.0; q.values.len()];
+        for rows in std::iter::once(0..prefill).chain((prefill..len).map(|row| row..row + 1)) {
+            let dims = AttentionDims { batch, heads, kv_heads: heads, queries: rows.len(), keys: rows.end, head_dim };
+            let plain = AttentionProblem::causal(dims, case.number("scale")?);
+            let problem = AttentionProblem { scores: ScoreTransform::Table(table), ..plain };
+            let (first, mut lse) = (rows.start * head_dim, vec![0.0; batch * heads * rows.len()]);
+            let view = |data| View { data, strides };
+            let to = ViewMut::new(&mut out[first..], strides);
+            forward(&problem, view(&q.values[first..]), view(&k), view(&v), to, &mut lse);
+        }
+        comparisons.push(CaseComparison::new(engine));
+        let comparison = comparisons.last_mut().expect("just pushed");
+        case.compare(comparison, "out", &out, case.tolerance(""))?;
     }
     Ok(comparisons)
 }
@@ -129,13 +186,19 @@ fn in_positions(d_steps: &[f64], len: usize) -> Vec<f64> {
 
 impl PositionedAttention {
     fn run(&self, engine: GatedEngine) -> PositionedOutput {
-        match engine {
-            GatedEngine::Naive { single: true } => self.slices::<f32>(false),
-            GatedEngine::Naive { single: false } => self.slices::<f64>(false),
-            GatedEngine::Tiled { single: true } => self.slices::<f32>(true),
-            GatedEngine::Tiled { single: false } => self.slices::<f64>(true),
-            GatedEngine::Burn(implementation) => self.burn(implementation),
-        }
+        let (q, dims, logs) = (&self.inputs.q, self.inputs.dims, logs(self.inputs.dims));
+        let growth = self.slopes.as_deref().map(|slopes| ScalableSoftmax { slopes, logs: &logs });
+        let grown = growth.map(|growth| grow(q, growth, dims));
+        let grown = grown.as_ref().unwrap_or(q);
+        let mut found = match engine {
+            GatedEngine::Naive { single: true } => self.slices::<f32>(grown, false),
+            GatedEngine::Naive { single: false } => self.slices::<f64>(grown, false),
+            GatedEngine::Tiled { single: true } => self.slices::<f32>(grown, true),
+            GatedEngine::Tiled { single: false } => self.slices::<f64>(grown, true),
+            GatedEngine::Burn(implementation) => self.burn(grown, implementation),
+        };
+        found.d_slopes = growth.map(|growth| grow_backward(q, &mut found.rows[1], growth, dims));
+        found
     }
 
     /// What an engine returned, by name.
@@ -153,11 +216,11 @@ impl PositionedAttention {
         named
     }
 
-    fn slices<T: Number>(&self, fused: bool) -> PositionedOutput {
+    fn slices<T: Number>(&self, q: &[f64], fused: bool) -> PositionedOutput {
         let AttentionDims { heads, keys: len, head_dim, .. } = self.inputs.dims;
         let strides = Strides { batch: heads * len * head_dim, head: len * head_dim, row: head_dim };
-        let AttentionInputs { q, k, v, d_out, .. } = &self.inputs;
-        let rows = [q, k, v, d_out].map(|x| cast::<T>(x));
+        let AttentionInputs { k, v, d_out, .. } = &self.inputs;
+        let rows = [q, k, v, d_out].map(cast::<T>);
         let sums = |gates: &Vec<f64>| gate_cumsum::of_gates(gates, len);
         let (x, clocks) = (sums(&self.steps), self.gates.as_ref().map(sums));
         let positions = Strided { values: &x[..], stride: len };
@@ -175,13 +238,14 @@ impl PositionedAttention {
             d_steps: gate_cumsum::of_gates_backward(&d_positions, len),
             d_gates: found.d_clocks.map(|d_clocks| gate_cumsum::of_gates_backward(&d_clocks, len)),
             d_parameters,
+            d_slopes: None,
         }
     }
 
-    fn burn(&self, implementation: Impl) -> PositionedOutput {
+    fn burn(&self, q: &[f64], implementation: Impl) -> PositionedOutput {
         let device = Device::flex().autodiff();
         let AttentionDims { batch, heads, keys: len, head_dim, .. } = self.inputs.dims;
-        let AttentionInputs { q, k, v, d_out, .. } = &self.inputs;
+        let AttentionInputs { k, v, d_out, .. } = &self.inputs;
         let [q, k, v, d_out] = [q, k, v, d_out].map(|x| tensor(x, [batch, heads, len, head_dim], &device));
         let steps = tensor(&self.steps, [batch, heads, len], &device);
         let parameters = tensor(&self.parameters, [heads, self.kernel.parameters()], &device);
@@ -195,6 +259,7 @@ impl PositionedAttention {
             d_steps: steps.grad(&gradients).map(numbers).unwrap_or_default(),
             d_gates: None,
             d_parameters: parameters.grad(&gradients).map(numbers).unwrap_or_default(),
+            d_slopes: None,
         }
     }
 }

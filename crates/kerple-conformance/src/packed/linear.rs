@@ -1,7 +1,7 @@
 //! Packed documents in linear attention: gates, a decay in both directions, and a code of positions.
 
-use super::sizes;
-use crate::case::Case;
+use super::{sizes, whole_rows};
+use crate::case::{AttentionInputs, Case};
 use crate::engines::{cast, to_f64};
 use crate::{CaseComparison, CaseResult, Checked};
 use kerple_core::Number;
@@ -24,6 +24,7 @@ struct PackedLinearCase {
     dims: LinearAttentionDims,
     documents: PackedDocuments,
     reach: LinearMask,
+    guard: DenominatorGuard,
     /// `[B, H, L, D]`
     inputs: [Vec<f64>; 4],
     /// Logits of gates, `[B, H, L]`.
@@ -35,25 +36,46 @@ struct PackedLinearCase {
 }
 
 pub(super) fn run(case: &Case) -> CaseResult {
-    let packed = PackedLinearCase::read(case)?;
-    let mut comparisons = Vec::new();
-    for (engine, single, chunked) in
-        [("naive f64", false, false), ("chunked f64", false, true), ("chunked f32", true, true)]
-    {
-        let named = if single { packed.run::<f32>(chunked) } else { packed.run::<f64>(chunked) };
-        let tolerance = case.tolerance(if single { "if_you_compute_in_f32" } else { "f64_arrays" });
-        let mut comparison = CaseComparison::new(engine);
-        for key in case.keys("expected").filter(|key| !STATES.contains(key)) {
-            let found = named.iter().find(|(name, _)| *name == key);
-            let (_, got) = found.ok_or_else(|| format!("expected.{key} is not a known quantity"))?;
-            case.compare(&mut comparison, key, got, tolerance)?;
-        }
-        comparisons.push(comparison);
-    }
-    Ok(comparisons)
+    PackedLinearCase::read(case)?.compare(case)
+}
+
+/// Gates without a guard, of rows that are one document each: `twin/elu` of cumulative gates.
+pub(crate) fn twin(case: &Case) -> CaseResult {
+    let AttentionInputs { dims: AttentionDims { batch, heads, keys: len, head_dim, .. }, q, k, v, d_out } =
+        case.attention()?;
+    let packed = PackedLinearCase {
+        dims: LinearAttentionDims { batch, heads, len, head_dim, value_dim: head_dim },
+        documents: whole_rows(batch, len)?,
+        reach: LinearMask::Causal,
+        guard: DenominatorGuard::Add(0.0),
+        inputs: [q, k, v, d_out],
+        logits: Some(case.param("a")?),
+        slopes: None,
+        code: None,
+    };
+    packed.compare(case)
 }
 
 impl PackedLinearCase {
+    /// Every engine on slices.
+    fn compare(&self, case: &Case) -> CaseResult {
+        let mut comparisons = Vec::new();
+        for (engine, single, chunked) in
+            [("naive f64", false, false), ("chunked f64", false, true), ("chunked f32", true, true)]
+        {
+            let named = if single { self.run::<f32>(chunked) } else { self.run::<f64>(chunked) };
+            let tolerance = case.tolerance(if single { "if_you_compute_in_f32" } else { "f64_arrays" });
+            let mut comparison = CaseComparison::new(engine);
+            for key in case.keys("expected").filter(|key| !STATES.contains(key)) {
+                let found = named.iter().find(|(name, _)| *name == key);
+                let (_, got) = found.ok_or_else(|| format!("expected.{key} is not a known quantity"))?;
+                case.compare(&mut comparison, key, got, tolerance)?;
+            }
+            comparisons.push(comparison);
+        }
+        Ok(comparisons)
+    }
+
     fn read(case: &Case) -> Checked<PackedLinearCase> {
         let (AttentionDims { batch, heads, keys: len, head_dim, .. }, documents, _) = sizes(case)?;
         let dims = LinearAttentionDims { batch, heads, len, head_dim, value_dim: head_dim };
@@ -73,6 +95,7 @@ impl PackedLinearCase {
             dims,
             documents,
             reach: if causal { LinearMask::Causal } else { LinearMask::Bidirectional },
+            guard: DenominatorGuard::Add(1e-6),
             inputs: [case.input("q")?, case.input("k")?, case.input("v")?, case.input("dout")?],
             logits: has("inputs", "a").then(|| case.input("a")).transpose()?,
             slopes: has("params", "slope").then(|| case.param("slope")).transpose()?,
@@ -103,7 +126,7 @@ impl PackedLinearCase {
             documents: Some(&self.documents),
             decay,
             gates: gates.as_deref(),
-            guard: DenominatorGuard::Add(1e-6),
+            guard: self.guard,
             ..LinearAttentionProblem::causal(self.dims, &maps)
         };
         let [q, k, v, d_out] = self.inputs.each_ref().map(|values| cast::<T>(values));
