@@ -36,6 +36,16 @@ pub enum KvCache {
     Recurrent(Box<RecurrentKv>),
 }
 
+/// Rows of the last positions, which are mixed into those of the next ones.
+#[derive(Clone, Debug, Default)]
+pub struct RowsBefore {
+    /// The last key as it was projected, `[B, 1, G, D]`, where a layer has a key shift.
+    pub key: Option<Tensor<4>>,
+    /// The last projected keys and values, `[B, W - 1, G D]`, and outputs of both branches, `[B, W - 1, M]`, where a layer has
+    /// short convolutions.
+    pub convolved: [Option<Tensor<3>>; 4],
+}
+
 /// The context of positions up to so many keys, where it does not change while sequences grow.
 type CachedContext = Option<(usize, AttentionContext)>;
 
@@ -73,12 +83,12 @@ impl KvCache {
         }
     }
 
-    /// Where the last projected key is kept, `[B, 1, G, D]`, which a key shift mixes into the next; `None`: plans of linear
-    /// attention with a key shift are refused.
-    pub(crate) fn key_before(&mut self) -> Option<&mut Option<Tensor<4>>> {
+    /// Where rows are kept that are mixed into the next ones; `None`: plans of linear attention with a key shift or short
+    /// convolutions are refused.
+    pub(crate) fn rows_before(&mut self) -> Option<&mut RowsBefore> {
         match self {
-            KvCache::Host(rows) => Some(&mut rows.key_before),
-            KvCache::Tensors(tensors) => Some(&mut tensors.key_before),
+            KvCache::Host(rows) => Some(&mut rows.rows_before),
+            KvCache::Tensors(tensors) => Some(&mut tensors.rows_before),
             KvCache::Recurrent(_) => None,
         }
     }

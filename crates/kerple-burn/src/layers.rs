@@ -37,6 +37,11 @@ impl<R> LayerInit<'_, R> {
         self.tensor(vec![0.0; width], [width])
     }
 
+    /// A matrix of zeros.
+    fn zero_matrix(&self, [rows, columns]: [usize; 2]) -> Param<Tensor<2>> {
+        self.tensor(vec![0.0; rows * columns], [rows, columns])
+    }
+
     /// As many times this number.
     fn filled(&self, value: f64, width: usize) -> Param<Tensor<1>> {
         self.tensor(vec![value; width], [width])

@@ -26,6 +26,7 @@ pub mod qk_scaling;
 pub(crate) mod relative;
 mod residual;
 mod score_mods;
+pub mod short_conv;
 
 pub use linear::LinearTensors;
 pub use norm::NormTensors;

@@ -17,6 +17,7 @@ use serde::{Deserialize, Serialize};
 /// | SPE's music | the same with `embedding_dropout = "before"`, `hidden_dropout`, `lm_head_bias`, `init = "small_normal"` |
 /// | LLaMA | `norm = "rms"`, `norm_eps`, no biases, `glu`, `activation = "silu"`, `n_kv_heads` |
 /// | Qwen3 | the same with `qk_norm` |
+/// | Inkling | the same with `short_conv = 4`, `embedding_norm` and `attn_scale = 1 / head_dim` |
 /// | Gemma 2 | the same with `attn_softcap = 50` |
 /// | gpt-oss | the same with `sink = "learned"` |
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -52,6 +53,10 @@ pub struct BlockConfig {
     /// before they are rotated.
     #[serde(skip_serializing_if = "is_false")]
     pub qk_norm: bool,
+    /// Tokens over which depthwise causal convolutions run, whose results are added to what they read: keys and values before
+    /// norms and the rotation, and the output of both branches before it is added to the residual stream. Filters start at 0.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub short_conv: Option<usize>,
     /// Whether each key is mixed with the key before it, `(1 - m) k_t + m k_{t-1}`, with a learned share of each key head that
     /// starts at a half, before norms and the rotation.
     #[serde(skip_serializing_if = "is_false")]
@@ -118,6 +123,7 @@ impl Default for BlockConfig {
             attn_scale: None,
             scale_attn_by_layer: false,
             qk_norm: false,
+            short_conv: None,
             key_shift: false,
             ssmax: None,
             sink: SinkKind::None,
@@ -416,6 +422,7 @@ impl BlockSizes {
             + bias(plan.key_shift, heads.kv_heads)
             + bias(plan.ssmax.is_some(), heads.heads)
             + bias(plan.sink == SinkKind::Learned, heads.heads);
-        2 * plan.norm.vectors() * m + attention + of_heads + out + inward + down
+        let convolved = plan.short_conv.unwrap_or(0) * 2 * (heads.kv_heads * heads.head_dim + m);
+        2 * plan.norm.vectors() * m + attention + of_heads + convolved + out + inward + down
     }
 }

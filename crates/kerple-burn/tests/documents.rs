@@ -164,9 +164,10 @@ fn softmax_attention_packs_documents_with_every_encoding() {
     let shared =
         BlockConfig { n_kv_heads: Some(2), key_shift: true, residual: ResidualKind::NormResidual, ..plain.clone() };
     let sinks = BlockConfig { sink: SinkKind::Learned, attn_softcap: Some(2.0), qk_norm: true, ..plain.clone() };
+    let convolved = BlockConfig { short_conv: Some(4), n_kv_heads: Some(2), qk_norm: true, ..plain.clone() };
     for (seed, &text) in (0..).zip(ENCODINGS) {
         for (at, packing) in packings().iter().enumerate() {
-            let plan = [&plain, &shared, &sinks][(seed as usize + at) % 3];
+            let plan = [&plain, &shared, &sinks, &convolved][(seed as usize + at) % 4];
             let plan = if text.contains("transformer_xl") { &plain } else { plan };
             let both = Both::new(text, plan, seed);
             let what = format!("{text} {packing:?}");

@@ -1,6 +1,7 @@
 //! Positional methods of 2026. The second part of a case's id, such as `positions/bam/plain`, is its family.
 
 mod inkling;
+mod inkling_layer;
 
 use crate::case::{AttentionInputs, Case};
 use crate::clocks::engines::{layer_rows, turned};
@@ -12,9 +13,8 @@ use kerple_core::ops::heads::{self, HeadNorm};
 use serde_json::json;
 
 /// Methods of the same collection that there is no engine for, by how the names of their cases begin.
-const NOT_BUILT: [(&str, &str); 10] = [
+const NOT_BUILT: [(&str, &str); 9] = [
     ("positions/inkling/bias", "a relative bias per row by itself"),
-    ("positions/inkling/layer_", "layers with short convolutions"),
     ("positions/inkling/model_dense", "import of Inkling's models"),
     ("positions/wall/", "cumulative gates per feature (Wall)"),
     ("positions/selective/", "rotations by learned angles (selective RoPE)"),
@@ -36,6 +36,7 @@ pub fn runner(name: &str) -> Option<CaseRunner> {
         "rotary" => Some(attention::run),
         "bam" => Some(bam),
         "plain" => Some(plain),
+        "inkling" if name.starts_with("positions/inkling/layer_") => Some(inkling_layer::run),
         "inkling" => Some(inkling::attention),
         _ => None,
     }

@@ -143,10 +143,11 @@ fn family_config(plan: &Plan, options: &ExportOptions) -> Result<FamilyConfig> {
     if let Some(family) = options.family {
         return represent(family).map_err(|why| {
             let message = format!("{} cannot represent this model: {why}", family.model_type());
-            Error::refused(
-                message,
-                "leave out --arch to use the first architecture that can; kerple represents every model",
-            )
+            let hint = match family {
+                ModelFamily::Kerple => "evaluate the run with kerple, or serve it",
+                _ => "leave out --arch to use the first architecture that can",
+            };
+            Error::refused(message, hint)
         });
     }
     let init_from = plan.init_from.as_ref().and_then(|init_from| init_from.family());

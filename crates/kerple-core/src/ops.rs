@@ -17,6 +17,7 @@ pub mod layer_norm;
 pub mod linear;
 pub mod mlp;
 pub mod rotary;
+pub mod short_conv;
 #[cfg(test)]
 pub(crate) mod testing;
 #[cfg(test)]

@@ -7,7 +7,7 @@
 //! training     weights P, moments 2P, gradients P (2P when parts of a batch are added up, 3P when they are taken in pieces), head and its gradient 2MV
 //!              activations  T (layers (6M + F + H) + 10M + 2F)    what the backward needs, and one layer at work;
 //!                                                                2F a layer where hidden values are dropped; packed rows of one
-//!                                                                layer once more under `qk_norm` and `key_shift`, twice under
+//!                                                                layer once more under `qk_norm` and `key_shift` or `short_conv`, twice under
 //!                                                                `ssmax` or both, three times under all
 //!              logits       2VR of some rows at a time, which a product packs
 //! evaluation   weights P
@@ -146,14 +146,17 @@ impl Plan {
         let hidden = if model.block.dropout > 0.0 && model.block.hidden_dropout { 2 * f } else { f };
         let packed = model.sizes().heads(&model.block).packed();
         // as they are projected, as they are rotated, with `ssmax` as they are normed, and as they are shifted before
-        let (has_shift, has_norm) = (model.block.key_shift, model.block.qk_norm);
+        let (convolves, has_norm) = (model.block.short_conv.is_some(), model.block.qk_norm);
+        let has_shift = model.block.key_shift || convolves;
         let prepared = match (model.block.ssmax.is_some(), has_shift, has_norm) {
             (true, true, _) => 3 * packed,
             (true, false, _) | (false, true, true) => 2 * packed,
             (false, true, false) | (false, false, true) => packed,
             (false, false, false) => 0,
         };
-        let a_token = model.n_layers * (6 * m + hidden + h) + 10 * m + 2 * f + prepared;
+        // what both branches give before a convolution, and what they are added to
+        let branches = if convolves { 4 * m } else { 0 };
+        let a_token = model.n_layers * (6 * m + branches + hidden + h) + 10 * m + 2 * f + prepared;
         let saving = bytes(&[3, self.parameters]);
         let evaluation = match self.train.eval_interval {
             0 => 0,

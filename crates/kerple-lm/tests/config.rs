@@ -81,6 +81,7 @@ fn every_key_changes_the_plan() {
         "model.block.clip_qkv=8.0",
         "model.block.qk_norm=true",
         "model.block.key_shift=true",
+        "model.block.short_conv=4",
         "model.block.ssmax=0.2",
         "model.block.sink=off_by_one",
         "model.block.sink=learned",

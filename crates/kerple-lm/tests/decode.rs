@@ -1,6 +1,6 @@
 //! Sequences that grow side by side, and predictions along a sequence.
 
-use crate::common::{IDS, encoding, logits, maps, patterns, plan, plan_with};
+use crate::common::{IDS, decoder, encoding, logits, maps, patterns, plan, plan_with};
 use kerple_burn::implementation::Impl;
 use kerple_burn::plan::{AttentionKind, BlockConfig, LinearAttentionConfig, ResidualKind, SinkKind};
 use kerple_core::encoding::Encoding;
@@ -10,7 +10,7 @@ use kerple_lm::model::{Decoder, Sequence, TokenBatch};
 
 fn models() -> Vec<(String, Decoder)> {
     let train = TrainConfig::default;
-    let of = |plan: &kerple_lm::plan::Plan| Decoder::new(plan, &kerple_lm::device());
+    let of = |plan: &kerple_lm::plan::Plan| decoder(plan);
     let kinds = ["none", "learned", "sinusoidal", "rotary", "t5", "kerple_log", "sandwich", "transformer_xl", "cope"];
     let encodings: Vec<Encoding> = kinds.map(encoding).into_iter().chain(maps()).collect();
     let mut found: Vec<(String, Decoder)> =
@@ -19,6 +19,8 @@ fn models() -> Vec<(String, Decoder)> {
         BlockConfig { residual: ResidualKind::Parallel, tie_embeddings: true, ..BlockConfig::default() },
         BlockConfig { residual: ResidualKind::PostLn, qk_norm: true, glu: true, ..BlockConfig::default() },
         BlockConfig { key_shift: true, n_kv_heads: Some(1), qk_norm: true, ..BlockConfig::default() },
+        BlockConfig { short_conv: Some(4), n_kv_heads: Some(1), qk_norm: true, ..BlockConfig::default() },
+        BlockConfig { short_conv: Some(3), residual: ResidualKind::PostLn, ..BlockConfig::default() },
         BlockConfig { n_kv_heads: Some(1), ssmax: Some(0.4), sink: SinkKind::Learned, ..BlockConfig::default() },
         BlockConfig { attention: AttentionKind::Linear(LinearAttentionConfig::default()), ..BlockConfig::default() },
     ];

@@ -1,6 +1,6 @@
 //! The decoder: sizes of the paper, causality, and decoding with a cache.
 
-use crate::common::{IDS, PASS, assert_decoding, encoding, logits, plan, plan_with};
+use crate::common::{IDS, PASS, assert_decoding, decoder, encoding, logits, plan, plan_with};
 use kerple_burn::implementation::Impl;
 use kerple_burn::ops::activation::Activation;
 use kerple_burn::plan::{BlockConfig, EmbeddingDropout, InitKind, NormKind, ResidualKind, SinkKind};
@@ -191,6 +191,8 @@ fn families() -> Vec<BlockConfig> {
         BlockConfig { norm: NormKind::LayerNoBias, clip_qkv: Some(0.01), tie_embeddings: true, ..bare.clone() },
         BlockConfig { key_shift: true, ssmax: Some(0.4), qk_norm: true, ..bare.clone() },
         BlockConfig { key_shift: true, n_kv_heads: Some(1), ..bare.clone() },
+        BlockConfig { short_conv: Some(4), n_kv_heads: Some(1), ..bare.clone() },
+        BlockConfig { short_conv: Some(3), residual: ResidualKind::Parallel, qk_norm: true, ..bare.clone() },
         BlockConfig { qk_norm: true, sink: SinkKind::Learned, n_kv_heads: Some(1), ..bare.clone() },
         BlockConfig {
             ssmax: Some(0.4),
@@ -209,7 +211,7 @@ fn other_families_decode_count_and_are_fused_as_defined() {
         for kind in ["kerple_log", "rotary", "learned"] {
             let what = format!("{block:?} {kind}");
             let plan = plan_with(&encoding(kind), TrainConfig::default(), block.clone());
-            let model = Decoder::new(&plan, &kerple_lm::device());
+            let model = decoder(&plan);
             let values = |n: &kerple_burn::parameters::NamedParameter| n.array.shape().iter().product::<usize>();
             let count: usize = kerple_burn::parameters::collect(&model).iter().map(values).sum();
             assert_eq!(count, plan.parameters, "{what}");

@@ -51,7 +51,7 @@ fn keys_of_blocks() -> Vec<String> {
 }
 
 /// Another value of every key of a block than [`RUN`] has, and whether it may be other.
-const BLOCKS: [(&str, &str, bool); 26] = [
+const BLOCKS: [(&str, &str, bool); 27] = [
     ("norm", "\"rms\"", false),
     ("norm_eps", "1e-6", false),
     ("embedding_norm", "true", false),
@@ -65,6 +65,7 @@ const BLOCKS: [(&str, &str, bool); 26] = [
     ("attn_scale", "0.5", false),
     ("scale_attn_by_layer", "true", false),
     ("qk_norm", "true", false),
+    ("short_conv", "4", false),
     ("key_shift", "true", false),
     ("ssmax", "0.3", false),
     ("sink", "\"off_by_one\"", false),

@@ -1,6 +1,6 @@
 //! Keys and values on the CPU, where kernels read them in place.
 
-use super::CachedContext;
+use super::{CachedContext, RowsBefore};
 use crate::attention_context::{AttentionBias, AttentionContext, FromRows, RelativeTensors};
 use crate::heads::Heads;
 use crate::ops::attention::{AttentionCall, ScoreInputs, Scoring};
@@ -26,8 +26,7 @@ pub struct HostKv {
     values: Vec<f32>,
     /// Cumulative gates of query heads, `[B, H, capacity]`, where tokens have gates.
     gate_cumsum: Vec<f64>,
-    /// The last key as it was projected, `[B, 1, G, D]`, where a layer has a key shift.
-    pub(super) key_before: Option<Tensor<4>>,
+    pub(super) rows_before: RowsBefore,
     pub(super) context: CachedContext,
 }
 
@@ -38,8 +37,8 @@ impl HostKv {
     /// Nothing yet.
     pub fn new(batch: usize, heads: Heads) -> HostKv {
         let (keys, values, gate_cumsum) = (Vec::new(), Vec::new(), Vec::new());
-        let (key_before, context) = (None, None);
-        HostKv { batch, heads, seen: 0, len: 0, capacity: 0, keys, values, gate_cumsum, key_before, context }
+        let (rows_before, context) = (RowsBefore::default(), None);
+        HostKv { batch, heads, seen: 0, len: 0, capacity: 0, keys, values, gate_cumsum, rows_before, context }
     }
 
     /// Positions whose keys and values are held.

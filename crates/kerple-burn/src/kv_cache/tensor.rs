@@ -1,6 +1,6 @@
 //! Keys and values as tensors, on any device and of any type.
 
-use super::CachedContext;
+use super::{CachedContext, RowsBefore};
 use crate::attention_context::{AttentionContext, FromRows};
 use crate::heads::Heads;
 use crate::implementation::Impl;
@@ -17,14 +17,13 @@ pub struct TensorKv {
     gates: Option<Tensor<3>>,
     linear: Option<LinearAttentionSettings>,
     implementation: Impl,
-    /// The last key as it was projected, `[B, 1, G, D]`, where a layer has a key shift.
-    pub(super) key_before: Option<Tensor<4>>,
+    pub(super) rows_before: RowsBefore,
     pub(super) context: CachedContext,
 }
 
 impl TensorKv {
     pub(super) fn new(linear: Option<LinearAttentionSettings>, implementation: Impl) -> TensorKv {
-        TensorKv { rows: None, gates: None, linear, implementation, key_before: None, context: None }
+        TensorKv { rows: None, gates: None, linear, implementation, rows_before: RowsBefore::default(), context: None }
     }
 
     pub(super) fn len(&self) -> usize {

@@ -4,7 +4,7 @@ use super::{LayerInit, Linear, Norm};
 use crate::attention_context::{AttentionContext, FromRows};
 use crate::heads::Heads;
 use crate::implementation::Impl;
-use crate::kv_cache::KvCache;
+use crate::kv_cache::{KvCache, RowsBefore};
 use crate::ops::attention::{self, AttentionScores, Scoring, default_scale};
 use crate::ops::attention_layer::{self, AttentionLayer};
 use crate::ops::qk_scaling::{self, QkScaling};
@@ -36,6 +36,12 @@ pub struct SelfAttention {
     pub q_norm: Option<Param<Tensor<1>>>,
     /// See `q_norm`.
     pub k_norm: Option<Param<Tensor<1>>>,
+    /// Filters of short convolutions of keys and of values, `[G D, W]` each, start at 0; where the plan has them.
+    pub k_conv: Option<Param<Tensor<2>>>,
+    /// See `k_conv`.
+    pub v_conv: Option<Param<Tensor<2>>>,
+    /// Those of a short convolution of the branch's output, `[M, W]`.
+    pub out_conv: Option<Param<Tensor<2>>>,
     /// Logits of the share that a key takes of the key before it, `[G]`, start at 0; where the plan has a key shift.
     pub key_shift: Option<Param<Tensor<1>>>,
     /// ScalableSoftmax: the factor of the logarithm of the number of visible keys, `[H]`, where the
@@ -69,6 +75,9 @@ impl SelfAttention {
             out: Linear::new([heads.inner(), sizes.d_model], plan.out_bias, init.std_out, init),
             q_norm: plan.qk_norm.then(|| init.filled(1.0, heads.head_dim)),
             k_norm: plan.qk_norm.then(|| init.filled(1.0, heads.head_dim)),
+            k_conv: plan.short_conv.map(|width| init.zero_matrix([heads.kv_heads * heads.head_dim, width])),
+            v_conv: plan.short_conv.map(|width| init.zero_matrix([heads.kv_heads * heads.head_dim, width])),
+            out_conv: plan.short_conv.map(|width| init.zero_matrix([sizes.d_model, width])),
             key_shift: plan.key_shift.then(|| init.zeros(heads.kv_heads)),
             growth: plan.ssmax.map(|start| init.filled(start, heads.heads)),
             sinks: (plan.sink == SinkKind::Learned).then(|| init.zeros(heads.heads)),
@@ -113,7 +122,8 @@ impl SelfAttention {
     fn qk_scaling(&self) -> QkScaling {
         let norms = self.q_norm.as_ref().zip(self.k_norm.as_ref()).map(|(q, k)| [q.val(), k.val()]);
         let [key_shift, ssmax] = [&self.key_shift, &self.growth].map(|own| own.as_ref().map(Param::val));
-        QkScaling { key_shift, norms, epsilon: self.norm_epsilon, ssmax }
+        let convs = self.k_conv.as_ref().zip(self.v_conv.as_ref()).map(|(k, v)| [k.val(), v.val()]);
+        QkScaling { convs, key_shift, norms, epsilon: self.norm_epsilon, ssmax }
     }
 
     fn scoring(&self) -> Scoring {
@@ -150,16 +160,17 @@ impl SelfAttention {
         (normed, qkv)
     }
 
-    /// The same, ready to be rotated, of the last of `keys` positions; `before` is the key before them in a cache.
+    /// The same, ready to be rotated, of the last of `keys` positions; `before` are rows before them in a cache.
     fn projected(
         &self,
         x: Tensor<3>,
         context: &AttentionContext,
         keys: usize,
-        before: Option<&mut Option<Tensor<4>>>,
+        before: Option<&mut RowsBefore>,
     ) -> (Tensor<3>, Tensor<3>) {
         let (normed, qkv) = self.packed(x);
-        let qkv = qk_scaling::reference(qkv, &self.qk_scaling(), self.heads, &context.mask, keys, before);
+        let qkv =
+            qk_scaling::by_parts(qkv, &self.qk_scaling(), self.heads, &context.mask, keys, (Impl::Reference, before));
         (normed, relative::scaled(qkv, self.heads, context, keys))
     }
 
@@ -212,7 +223,7 @@ impl SelfAttention {
         cache: &mut KvCache,
     ) -> Tensor<3> {
         let keys = cache.len() + x.dims()[1];
-        let (normed, qkv) = self.projected(x.clone(), context, keys, cache.key_before());
+        let (normed, qkv) = self.projected(x.clone(), context, keys, cache.rows_before());
         let from_rows = relative::from_rows(context, &normed, keys, Impl::Reference);
         let a = cache.attend(qkv, self.heads, &self.scoring(), context, from_rows);
         self.joined(a, [x, normed], residual)
@@ -222,7 +233,7 @@ impl SelfAttention {
     ///
     /// # Panics
     /// When the number of KV caches differs, or one has more than one sequence.
-    pub fn extend_each(&self, x: Tensor<3>, residual: ResidualBase, mut sequences: Vec<CachedSequence>) -> Tensor<3> {
+    pub fn extend_each(&self, x: Tensor<3>, residual: ResidualBase, sequences: &mut [CachedSequence]) -> Tensor<3> {
         let [batch, len, _] = x.dims();
         assert_eq!(batch, sequences.len(), "one KV cache per sequence");
         let (normed, qkv) = self.packed(x.clone());
@@ -230,7 +241,8 @@ impl SelfAttention {
         let attend = |(row, CachedSequence { context, cache }): (usize, &mut CachedSequence)| {
             let qkv = qkv.clone().narrow(0, row, 1);
             let keys = cache.len() + len;
-            let qkv = qk_scaling::reference(qkv, &qk_scaling, self.heads, &context.mask, keys, cache.key_before());
+            let before = (Impl::Reference, cache.rows_before());
+            let qkv = qk_scaling::by_parts(qkv, &qk_scaling, self.heads, &context.mask, keys, before);
             let qkv = relative::scaled(qkv, self.heads, context, keys);
             let normed = normed.clone().narrow(0, row, 1);
             let from_rows = relative::from_rows(context, &normed, keys, Impl::Reference);

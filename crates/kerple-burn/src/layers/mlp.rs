@@ -7,7 +7,7 @@ use crate::ops::activation::Activation;
 use crate::ops::dropout::{self, Dropout};
 use crate::ops::feed_forward::{self, FeedForward};
 use crate::plan::{BlockConfig, BlockSizes};
-use burn::module::Module;
+use burn::module::{Module, Param};
 use burn::tensor::Tensor;
 use rand::Rng;
 
@@ -22,6 +22,8 @@ pub struct Mlp {
     pub gate: Option<Linear>,
     /// `[F, M]`
     pub down: Linear,
+    /// Filters of a short convolution of the branch's output, `[M, W]`, start at 0; where the plan has one.
+    pub out_conv: Option<Param<Tensor<2>>>,
     #[module(skip)]
     activation: Activation,
 }
@@ -35,6 +37,7 @@ impl Mlp {
             up: Linear::new([width, hidden], bias, std, init),
             gate: plan.glu.then(|| Linear::new([width, hidden], bias, std, init)),
             down: Linear::new([hidden, width], bias, init.std_out, init),
+            out_conv: plan.short_conv.map(|filter| init.zero_matrix([width, filter])),
             activation: plan.activation,
         }
     }

@@ -149,7 +149,7 @@ fn by_parts(x: Tensor<3>, layer: AttentionLayer, context: &AttentionContext, imp
         None => x.clone(),
     };
     let qkv = clamped(linear::linear(normed.clone(), qkv, None, implementation), clamp);
-    let qkv = qk_scaling::reference(qkv, &qk_scaling, heads, &context.mask, len, None);
+    let qkv = qk_scaling::by_parts(qkv, &qk_scaling, heads, &context.mask, len, (implementation, None));
     let [q, k, v] = heads.unpack(relative::scaled(qkv, heads, context, len));
     let from_rows = relative::from_rows(context, &normed, len, implementation);
     let rope = context.rope.as_deref();

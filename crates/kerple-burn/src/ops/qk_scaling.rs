@@ -1,23 +1,30 @@
-//! Steps between the projection of queries and keys and their rotation: keys that are mixed with those before them, a norm per
-//! head, and queries that are scaled by the number of keys they attend to.
+//! Steps between the projection of queries, keys and values and their rotation: keys, perhaps values too, that are mixed with
+//! those before them, a norm per head, and queries that are scaled by the number of keys they attend to.
 //!
 //! ```text
+//! k, v = x_t + sum_{w<W} f[c, w] x_{t-W+1+w}      short convolutions, see [`short_conv`](super::short_conv)
 //! k_t  = (1 - m) k_t + m k_{t-1}                  m = sigmoid(key_shift[g]), k_{-1} = 0: a key shift
 //! q, k = gamma x / sqrt(mean(x^2) + epsilon)      over the D features of a head (Henry et al. 2020, arXiv:2010.04245)
 //! q    = slope[h] ln(n) q                         n visible keys: scalable softmax (Nakanishi 2025, arXiv:2501.19399)
 //! ```
 
+use super::short_conv;
 use crate::attention_context::AttentionMask;
 use crate::custom_op::{FloatElement, InputGrads, OpInputs};
 use crate::heads::Heads;
 use crate::host_array::HostArray;
+use crate::implementation::Impl;
+use crate::kv_cache::RowsBefore;
 use burn::tensor::{Bool, Tensor, TensorData, activation};
 use kerple_core::ops::heads::{self, HeadLayout, HeadNorm, ScalableSoftmax, TokenShift};
+use kerple_core::ops::short_conv::{self as core_conv, ShortConv};
 use std::borrow::Cow;
 
 /// What is done, and its tensors.
 #[derive(Clone, Debug, Default)]
 pub struct QkScaling {
+    /// Short convolutions of keys and of values: filters `[G D, W]` each, where there are any; not with a key shift.
+    pub convs: Option<[Tensor<2>; 2]>,
     /// The key shift: logits of the share of the key before, `[G]`, where there is one.
     pub key_shift: Option<Tensor<1>>,
     /// Scales of the norms of queries and of keys, `[D]` each, where they have norms.
@@ -32,7 +39,7 @@ pub struct QkScaling {
 impl QkScaling {
     /// Whether nothing is done.
     pub fn is_nothing(&self) -> bool {
-        self.key_shift.is_none() && self.norms.is_none() && self.ssmax.is_none()
+        self.convs.is_none() && self.key_shift.is_none() && self.norms.is_none() && self.ssmax.is_none()
     }
 }
 
@@ -62,28 +69,40 @@ fn keys_before(keys: &Tensor<4>, before: Option<&Tensor<4>>, mask: &AttentionMas
     shifted.mask_fill(begins.expand([batch, len, heads, head_dim]), 0.0)
 }
 
-/// Packed rows `[B, L, (H + 2 G) D]` of the last of `keys` positions, made ready to be rotated; reference implementation. `before`
-/// is the projected key of the position before these, where a cache has it; the last one of these takes its place.
-pub fn reference(
+/// Packed rows `[B, L, (H + 2 G) D]` of the last of `keys` positions, made ready to be rotated: the reference, but for
+/// convolutions, which are of this implementation where nothing is cached. `before` are projected rows of positions before these,
+/// where a cache has them; the last ones of these take their place.
+pub fn by_parts(
     qkv: Tensor<3>,
     scaling: &QkScaling,
     heads: Heads,
     mask: &AttentionMask,
     keys: usize,
-    before: Option<&mut Option<Tensor<4>>>,
+    (implementation, mut before): (Impl, Option<&mut RowsBefore>),
 ) -> Tensor<3> {
     if scaling.is_nothing() {
         return qkv;
     }
-    let [mut q, mut k, v] = heads.split(qkv);
+    let [mut q, mut k, mut v] = heads.split(qkv);
+    if let Some(filters) = &scaling.convs {
+        for (at, (x, filters)) in [&mut k, &mut v].into_iter().zip(filters).enumerate() {
+            let [batch, len, groups, width] = x.dims();
+            let rows = x.clone().reshape([batch, len, groups * width]);
+            let rows = match before.as_deref_mut() {
+                Some(before) => short_conv::reference(rows, filters, mask, Some(&mut before.convolved[at])),
+                None => short_conv::short_conv(rows, filters.clone(), mask, implementation),
+            };
+            *x = rows.reshape([batch, len, groups, width]);
+        }
+    }
     if let Some(logits) = &scaling.key_shift {
         let share = activation::sigmoid(logits.clone()).reshape([1, 1, heads.kv_heads, 1]);
         let projected = k;
-        let earlier = keys_before(&projected, before.as_deref().and_then(Option::as_ref), mask);
+        let earlier = keys_before(&projected, before.as_deref().and_then(|before| before.key.as_ref()), mask);
         k = projected.clone() * (share.clone().neg() + 1.0) + earlier * share;
         if let Some(before) = before {
             let last = projected.dims()[1] - 1;
-            *before = Some(projected.narrow(1, last, 1));
+            before.key = Some(projected.narrow(1, last, 1));
         }
     }
     if let Some([of_queries, of_keys]) = &scaling.norms {
@@ -106,6 +125,9 @@ pub fn reference(
 /// Where the tensors are among an operation's inputs.
 #[derive(Clone, Debug)]
 pub(super) struct QkScalingInputs {
+    /// Filters of keys and of values, and the tokens of its sequence before each row; empty without them.
+    convs: Option<[usize; 2]>,
+    positions: Vec<usize>,
     key_shift: Option<usize>,
     /// Whether rows begin a sequence; empty without a key shift.
     is_first: Vec<bool>,
@@ -118,21 +140,23 @@ pub(super) struct QkScalingInputs {
 impl QkScalingInputs {
     /// Of a branch over `len` positions.
     pub(super) fn add(scaling: QkScaling, mask: &AttentionMask, len: usize, inputs: &mut OpInputs) -> QkScalingInputs {
-        let QkScaling { key_shift, norms, epsilon, ssmax } = scaling;
+        let QkScaling { convs, key_shift, norms, epsilon, ssmax } = scaling;
+        let positions = if convs.is_some() { short_conv::positions(mask, len) } else { Vec::new() };
         let is_first = if key_shift.is_some() { begins(mask, len) } else { Vec::new() };
         let logs = if ssmax.is_some() { mask.log_counts([len, len]) } else { Vec::new() };
+        let convs = convs.map(|filters| filters.map(|filters| inputs.add(filters)));
         let norms = norms.map(|norms| norms.map(|gamma| inputs.add(gamma)));
         let (key_shift, ssmax) = (inputs.add_some(key_shift), inputs.add_some(ssmax));
-        QkScalingInputs { key_shift, is_first, norms, epsilon, ssmax, logs }
+        QkScalingInputs { convs, positions, key_shift, is_first, norms, epsilon, ssmax, logs }
     }
 
     pub(super) fn is_nothing(&self) -> bool {
-        self.key_shift.is_none() && self.norms.is_none() && self.ssmax.is_none()
+        self.convs.is_none() && self.key_shift.is_none() && self.norms.is_none() && self.ssmax.is_none()
     }
 
     /// Prepares packed rows in place.
     pub(super) fn forward<T: FloatElement>(&self, inputs: &[HostArray], heads: Heads, qkv: &mut [T]) {
-        self.shift(inputs, heads, qkv);
+        self.mix(inputs, heads, qkv);
         for (place, norm) in self.of_norms(inputs, heads) {
             heads::norm(qkv, place, norm);
         }
@@ -145,19 +169,20 @@ impl QkScalingInputs {
     /// Turns the gradient in prepared rows into that in `raw` ones; records those of the parameters.
     pub(super) fn backward<T: FloatElement>(&self, raw: &[T], heads: Heads, d_qkv: &mut [T], found: &mut InputGrads) {
         let (inputs, logs) = (found.inputs(), self.logs::<T>());
-        let mut shifted = Cow::from(raw);
-        if self.key_shift.is_some() && (self.norms.is_some() || self.ssmax.is_some()) {
-            self.shift(inputs, heads, shifted.to_mut());
+        let mut mixed = Cow::from(raw);
+        let mixes = self.key_shift.is_some() || self.convs.is_some();
+        if mixes && (self.norms.is_some() || self.ssmax.is_some()) {
+            self.mix(inputs, heads, mixed.to_mut());
         }
         if let Some((place, ssmax)) = self.ssmax(inputs, &logs) {
-            let mut normed = shifted.to_vec();
+            let mut normed = mixed.to_vec();
             for (place, norm) in self.of_norms(inputs, heads) {
                 heads::norm(&mut normed, place, norm);
             }
             found.put(place, heads::scale_backward(&normed, d_qkv, of_queries(heads), ssmax));
         }
         for ((place, norm), gamma) in self.of_norms(inputs, heads).zip(self.norms.into_iter().flatten()) {
-            found.put(gamma, heads::norm_backward(&shifted, d_qkv, place, norm));
+            found.put(gamma, heads::norm_backward(&mixed, d_qkv, place, norm));
         }
         if let Some(place) = self.key_shift {
             let shares = self.shares::<T>(inputs);
@@ -166,9 +191,16 @@ impl QkScalingInputs {
             let of_logit = |(d, share): (T, &T)| d * *share * (T::ONE - *share);
             found.put(place, d_shares.into_iter().zip(&shares).map(of_logit).collect::<Vec<T>>());
         }
+        for ((place, conv), filters) in self.of_convs(inputs, heads).zip(self.convs.into_iter().flatten()) {
+            found.put(filters, core_conv::backward(raw, d_qkv, place, conv));
+        }
     }
 
-    fn shift<T: FloatElement>(&self, inputs: &[HostArray], heads: Heads, qkv: &mut [T]) {
+    /// Mixes rows with those before them.
+    fn mix<T: FloatElement>(&self, inputs: &[HostArray], heads: Heads, qkv: &mut [T]) {
+        for (place, conv) in self.of_convs(inputs, heads) {
+            core_conv::forward(qkv, place, conv);
+        }
         if self.key_shift.is_some() {
             let shares = self.shares::<T>(inputs);
             heads::shift(qkv, of_keys(heads), TokenShift { shares: &shares, is_first: &self.is_first });
@@ -183,6 +215,18 @@ impl QkScalingInputs {
 
     fn logs<T: FloatElement>(&self) -> Vec<T> {
         self.logs.iter().map(|log| T::from_f64(*log)).collect()
+    }
+
+    /// The convolutions of keys and values, and where those lie.
+    fn of_convs<'a, T: FloatElement>(
+        &'a self,
+        inputs: &'a [HostArray],
+        heads: Heads,
+    ) -> impl Iterator<Item = (HeadLayout, ShortConv<'a, T>)> {
+        [of_keys(heads), of_values(heads)].into_iter().zip(self.convs.into_iter().flatten()).map(|(place, at)| {
+            let (filters, width) = (inputs[at].slice(), inputs[at].shape()[1]);
+            (place, ShortConv { filters, width, positions: &self.positions })
+        })
     }
 
     /// The norms of queries and keys, and where those lie.
@@ -216,5 +260,10 @@ fn of_queries(heads: Heads) -> HeadLayout {
 
 fn of_keys(heads: Heads) -> HeadLayout {
     let ([_, start, _], strides) = heads.layout(1);
+    HeadLayout { row: heads.packed(), start, stride: strides.head, heads: heads.kv_heads, head_dim: heads.head_dim }
+}
+
+fn of_values(heads: Heads) -> HeadLayout {
+    let ([.., start], strides) = heads.layout(1);
     HeadLayout { row: heads.packed(), start, stride: strides.head, heads: heads.kv_heads, head_dim: heads.head_dim }
 }

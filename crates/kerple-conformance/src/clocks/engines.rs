@@ -177,12 +177,12 @@ impl GatedAttention {
 }
 
 /// A leaf of Burn's autodiff in double precision.
-pub(super) fn tensor<const D: usize>(values: &[f64], shape: [usize; D], device: &Device) -> Tensor<D> {
+pub(crate) fn tensor<const D: usize>(values: &[f64], shape: [usize; D], device: &Device) -> Tensor<D> {
     let data = TensorData::new(values.to_vec(), shape);
     Tensor::<D>::from_data(data, (device, DType::F64)).require_grad()
 }
 
-pub(super) fn numbers<const D: usize>(tensor: Tensor<D>) -> Vec<f64> {
+pub(crate) fn numbers<const D: usize>(tensor: Tensor<D>) -> Vec<f64> {
     tensor.into_data().iter::<f64>().collect()
 }
 

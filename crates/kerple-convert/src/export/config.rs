@@ -25,6 +25,7 @@ fn table(value: &impl serde::Serialize) -> Value {
 /// The model in kerple's own words.
 pub(crate) fn kerple(plan: &Plan) -> Representable<FamilyConfig> {
     let (model, block, geometry) = (&plan.model, &plan.model.block, plan.geometry());
+    super::native::need(block.short_conv.is_none(), "model.block.short_conv")?;
     let mut all = Vec::new();
     for (name, encoding) in encodings(plan) {
         let mut form = forms::form(&encoding, &geometry)?;

@@ -46,13 +46,15 @@ pub(super) fn config(family: ModelFamily, plan: &Plan, options: &ExportOptions) 
 }
 
 /// Refuses where `same` does not hold.
-fn need(same: bool, what: &str) -> Representable<()> {
+pub(super) fn need(same: bool, what: &str) -> Representable<()> {
     if same { Ok(()) } else { Err(format!("it has no equivalent of {what}")) }
 }
 
 /// What none of the families has.
 fn check(plan: &Plan) -> Representable<()> {
-    let BlockConfig { key_shift, ssmax, sink, attn_softcap, lm_head_bias, scale_embeddings, .. } = plan.model.block;
+    let BlockConfig { short_conv, key_shift, ssmax, sink, attn_softcap, lm_head_bias, scale_embeddings, .. } =
+        plan.model.block;
+    need(short_conv.is_none(), "model.block.short_conv")?;
     need(!key_shift, "model.block.key_shift")?;
     need(ssmax.is_none(), "model.block.ssmax")?;
     need(sink == SinkKind::None, "model.block.sink")?;

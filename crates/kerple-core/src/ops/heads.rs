@@ -34,7 +34,7 @@ pub struct HeadLayout {
 }
 
 impl HeadLayout {
-    fn check(&self, values: usize) {
+    pub(super) fn check(&self, values: usize) {
         let HeadLayout { row, start, stride, heads, head_dim } = *self;
         assert!(row > 0 && values.is_multiple_of(row), "rows: {values} values are not a multiple of {row}");
         assert!(head_dim > 0 && (heads < 2 || stride >= head_dim), "heads of {head_dim} at a stride of {stride}");
@@ -43,11 +43,11 @@ impl HeadLayout {
     }
 
     /// One head of the first of some rows.
-    fn head<'x, T>(&self, rows: &'x [T], head: usize) -> &'x [T] {
+    pub(super) fn head<'x, T>(&self, rows: &'x [T], head: usize) -> &'x [T] {
         &rows[self.start + head * self.stride..][..self.head_dim]
     }
 
-    fn head_mut<'x, T>(&self, rows: &'x mut [T], head: usize) -> &'x mut [T] {
+    pub(super) fn head_mut<'x, T>(&self, rows: &'x mut [T], head: usize) -> &'x mut [T] {
         &mut rows[self.start + head * self.stride..][..self.head_dim]
     }
 
@@ -243,7 +243,7 @@ impl<T: Number> ScalableSoftmax<'_, T> {
 }
 
 /// The sum of rows of `width`, from the first to the last.
-fn in_order<T: Number>(rows: &[T], width: usize) -> Vec<T> {
+pub(super) fn in_order<T: Number>(rows: &[T], width: usize) -> Vec<T> {
     let mut sum = vec![T::ZERO; width];
     rows.chunks_exact(width.max(1)).for_each(|row| reduce::add(&mut sum, row));
     sum

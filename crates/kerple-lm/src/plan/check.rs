@@ -71,6 +71,14 @@ pub(super) fn check_block(model: &ModelPlan) -> Result<()> {
     check("model.block.ssmax", block.ssmax.unwrap_or(1.0), finite.clone(), hint)?;
     check("model.block.attn_softcap", block.attn_softcap.unwrap_or(1.0), 1e-6..=1e30, hint)?;
     check("model.block.clip_qkv", block.clip_qkv.unwrap_or(1.0), 1e-30..=1e30, hint)?;
+    check("model.block.short_conv", block.short_conv.unwrap_or(2) as f64, 2.0..=64.0, hint)?;
+    if block.short_conv.is_some() && block.key_shift {
+        return Err(Error::Config {
+            place: "model.block.short_conv".to_owned(),
+            message: "it includes what a key shift does".to_owned(),
+            hint: "remove model.block.key_shift or model.block.short_conv".to_owned(),
+        });
+    }
     let kv_heads = block.n_kv_heads.unwrap_or(model.n_heads);
     if kv_heads == 0 || !model.n_heads.is_multiple_of(kv_heads) {
         return Err(Error::Config {
@@ -261,9 +269,13 @@ fn check_attention(encoding: &Encoding, (attention, model): (&AttentionKind, &Mo
             );
         }
     }
-    if block.key_shift {
-        let message = "linear attention does not support a key shift, its state keeps no key".to_owned();
-        return refuse("model.block.key_shift", message, "remove it");
+    for (key, is_set) in
+        [("model.block.key_shift", block.key_shift), ("model.block.short_conv", block.short_conv.is_some())]
+    {
+        if is_set {
+            let message = "linear attention does not support this key, its state keeps no token".to_owned();
+            return refuse(key, message, "remove it");
+        }
     }
     check_linear(linear, encoding, model)
 }

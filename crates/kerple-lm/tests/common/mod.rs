@@ -1,6 +1,8 @@
 //! A tiny model on a tiny language.
 #![allow(dead_code, reason = "each test file takes what it needs")]
 
+use burn::module::{Module, ModuleMapper, Param};
+use burn::tensor::{Tensor, TensorData};
 use kerple_burn::plan::{AttentionKind, BlockConfig, LinearAttentionConfig};
 use kerple_core::encoding::{Encoding, Method};
 use kerple_lm::config::{DataConfig, ModelConfig, RunConfig, TrainConfig};
@@ -228,4 +230,20 @@ pub fn on_ranks<T: Send>(count: usize, work: impl Fn(Ranks) -> T + Sync) -> Vec<
         let threads: Vec<_> = threads::group(count).into_iter().map(spawn).collect();
         threads.into_iter().map(|thread| thread.join().unwrap()).collect()
     })
+}
+
+/// A decoder whose filters of short convolutions are not the zeros they start as.
+pub fn decoder(plan: &Plan) -> Decoder {
+    struct Filters;
+    impl ModuleMapper for Filters {
+        fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
+            let values: Vec<f32> = param.val().into_data().iter::<f32>().collect();
+            if D != 2 || values.iter().any(|value| *value != 0.0) {
+                return param;
+            }
+            let waves: Vec<f32> = (0..values.len()).map(|at| (at as f32 * 0.7).sin() * 0.4).collect();
+            param.map(|old| Tensor::from_data(TensorData::new(waves, old.dims()), &old.device()).require_grad())
+        }
+    }
+    Decoder::new(plan, &kerple_lm::device()).map(&mut Filters)
 }
