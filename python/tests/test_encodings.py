@@ -362,7 +362,9 @@ def test_inkling_of_a_layer_of_transformers():
 
 REFERENCE = Path(__file__).resolve().parents[2] / "reference" / "positions2026"
 INKLING = {
-    case["id"]: case for case in json.loads((REFERENCE / "manifest.json").read_text())["cases"] if "/inkling/" in case["id"]
+    case["id"]: case
+    for case in json.loads((REFERENCE / "manifest.json").read_text())["cases"]
+    if case["static"]["family"] == "inkling"
 }
 
 

@@ -242,7 +242,7 @@ pub fn decoder(plan: &Plan) -> Decoder {
                 return param;
             }
             let waves: Vec<f32> = (0..values.len()).map(|at| (at as f32 * 0.7).sin() * 0.4).collect();
-            param.map(|old| Tensor::from_data(TensorData::new(waves, old.dims()), &old.device()).require_grad())
+            param.map(|old| Tensor::from_data(TensorData::new(waves, old.dims()), &old.device()))
         }
     }
     Decoder::new(plan, &kerple_lm::device()).map(&mut Filters)
