@@ -95,19 +95,19 @@ impl GatedAttention {
     }
 
     pub fn run(&self, engine: GatedEngine) -> GatedOutput {
-        let (q, dims, logs) = (&self.inputs.q, self.inputs.dims, logs(self.inputs.dims));
-        let growth = self.slopes.as_deref().map(|slopes| ScalableSoftmax { slopes, logs: &logs });
-        let grown = growth.map(|growth| grow(q, growth, dims));
-        let grown = grown.as_ref().unwrap_or(q);
-        let mut found = match engine {
-            GatedEngine::Naive { single: true } => self.slices::<f32>(grown, false),
-            GatedEngine::Naive { single: false } => self.slices::<f64>(grown, false),
-            GatedEngine::Tiled { single: true } => self.slices::<f32>(grown, true),
-            GatedEngine::Tiled { single: false } => self.slices::<f64>(grown, true),
-            GatedEngine::Burn(implementation) => self.burn(grown, implementation),
+        let run = |q: &[f64]| match engine {
+            GatedEngine::Naive { single: true } => self.slices::<f32>(q, false),
+            GatedEngine::Naive { single: false } => self.slices::<f64>(q, false),
+            GatedEngine::Tiled { single: true } => self.slices::<f32>(q, true),
+            GatedEngine::Tiled { single: false } => self.slices::<f64>(q, true),
+            GatedEngine::Burn(implementation) => self.burn(q, implementation),
         };
-        found.d_slopes = growth.map(|growth| grow_backward(q, &mut found.d_q, growth, dims));
-        found
+        let (slopes, d_q) = (self.slopes.as_deref(), |found: &mut GatedOutput| std::mem::take(&mut found.d_q));
+        let (found, grown) = with_growth(&self.inputs.q, slopes, self.inputs.dims, run, d_q);
+        match grown {
+            Some((d_q, d_slopes)) => GatedOutput { d_q, d_slopes: Some(d_slopes), ..found },
+            None => found,
+        }
     }
 
     fn slices<T: Number>(&self, q: &[f64], fused: bool) -> GatedOutput {
@@ -192,11 +192,6 @@ pub(crate) fn layer_rows(dims: AttentionDims) -> HeadLayout {
     HeadLayout { row: heads * head_dim, start: 0, stride: head_dim, heads, head_dim }
 }
 
-/// The logarithm of the number of keys that each query of a sequence sees.
-pub(super) fn logs(dims: AttentionDims) -> Vec<f64> {
-    (1..=dims.keys).map(|keys| (keys as f64).ln()).collect()
-}
-
 /// Queries `[B, H, L, D]` of scalable softmax.
 pub(crate) fn grow(q: &[f64], by: ScalableSoftmax<f64>, dims: AttentionDims) -> Vec<f64> {
     let AttentionDims { heads, keys: len, head_dim, .. } = dims;
@@ -212,6 +207,24 @@ pub(crate) fn grow_backward(q: &[f64], d_q: &mut Vec<f64>, by: ScalableSoftmax<f
     let d_slopes = heads::scale_backward(&q, &mut d, layer_rows(dims), by);
     *d_q = turned(&d, [len, heads, head_dim]);
     d_slopes
+}
+
+/// What `run` makes of queries, of scalable softmax where there are slopes; then also the gradients in queries, given that in
+/// grown ones, and in the slopes.
+pub(super) fn with_growth<F>(
+    q: &[f64],
+    slopes: Option<&[f64]>,
+    dims: AttentionDims,
+    run: impl FnOnce(&[f64]) -> F,
+    d_grown: impl FnOnce(&mut F) -> Vec<f64>,
+) -> (F, Option<(Vec<f64>, Vec<f64>)>) {
+    let Some(slopes) = slopes else { return (run(q), None) };
+    let logs: Vec<f64> = (1..=dims.keys).map(|keys| (keys as f64).ln()).collect();
+    let by = ScalableSoftmax { slopes, logs: &logs };
+    let mut found = run(&grow(q, by, dims));
+    let mut d_q = d_grown(&mut found);
+    let d_slopes = grow_backward(q, &mut d_q, by, dims);
+    (found, Some((d_q, d_slopes)))
 }
 
 /// `[B, a, b, D]` as `[B, b, a, D]`.

@@ -1,7 +1,7 @@
 //! Kernels of learned positions: steps as they stand or made of logits, through every engine; and one query after another.
 
 use super::compare;
-use super::engines::{GatedEngine, grow, grow_backward, logs, numbers, tensor};
+use super::engines::{GatedEngine, numbers, tensor, with_growth};
 use crate::case::{AttentionInputs, Case};
 use crate::engines::{cast, forward_backward, to_f64};
 use crate::{CaseComparison, CaseResult, Checked};
@@ -16,7 +16,6 @@ use kerple_core::attention::{
 };
 use kerple_core::forms::Strided;
 use kerple_core::ops::gate_cumsum::{self, GateMap};
-use kerple_core::ops::heads::ScalableSoftmax;
 use serde_json::json;
 
 /// Attention of slices.
@@ -186,18 +185,18 @@ fn in_positions(d_steps: &[f64], len: usize) -> Vec<f64> {
 
 impl PositionedAttention {
     fn run(&self, engine: GatedEngine) -> PositionedOutput {
-        let (q, dims, logs) = (&self.inputs.q, self.inputs.dims, logs(self.inputs.dims));
-        let growth = self.slopes.as_deref().map(|slopes| ScalableSoftmax { slopes, logs: &logs });
-        let grown = growth.map(|growth| grow(q, growth, dims));
-        let grown = grown.as_ref().unwrap_or(q);
-        let mut found = match engine {
-            GatedEngine::Naive { single: true } => self.slices::<f32>(grown, false),
-            GatedEngine::Naive { single: false } => self.slices::<f64>(grown, false),
-            GatedEngine::Tiled { single: true } => self.slices::<f32>(grown, true),
-            GatedEngine::Tiled { single: false } => self.slices::<f64>(grown, true),
-            GatedEngine::Burn(implementation) => self.burn(grown, implementation),
+        let run = |q: &[f64]| match engine {
+            GatedEngine::Naive { single: true } => self.slices::<f32>(q, false),
+            GatedEngine::Naive { single: false } => self.slices::<f64>(q, false),
+            GatedEngine::Tiled { single: true } => self.slices::<f32>(q, true),
+            GatedEngine::Tiled { single: false } => self.slices::<f64>(q, true),
+            GatedEngine::Burn(implementation) => self.burn(q, implementation),
         };
-        found.d_slopes = growth.map(|growth| grow_backward(q, &mut found.rows[1], growth, dims));
+        let (slopes, d_q) = (self.slopes.as_deref(), |found: &mut PositionedOutput| std::mem::take(&mut found.rows[1]));
+        let (mut found, grown) = with_growth(&self.inputs.q, slopes, self.inputs.dims, run, d_q);
+        if let Some((d_q, d_slopes)) = grown {
+            (found.rows[1], found.d_slopes) = (d_q, Some(d_slopes));
+        }
         found
     }
 
