@@ -14,9 +14,8 @@ use kerple_core::encoding::{Encoding, Geometry, Method, TableGradient, fox};
 use kerple_core::forms::DistanceTable;
 
 /// Methods of the same collection that there is no engine for, by how the names of their cases begin.
-const NOT_BUILT: [(&str, &str); 16] = [
+const NOT_BUILT: [(&str, &str); 15] = [
     ("kclock/table_uniform", "tables that are interpolated"),
-    ("window/sinks_log_clock", "kernels on cumulative gates, and keys outside the window that stay visible"),
     ("window/capped_distance", "distances that end"),
     ("ssmax/log_clock", "kernels on cumulative gates"),
     ("ssmax/temperature", "a temperature by steps of the length"),
@@ -45,7 +44,7 @@ pub fn runner(name: &str) -> Option<CaseRunner> {
     }
     match name.split('/').next()? {
         "nope" | "fox" | "cable" | "clock" | "sink" | "ssmax" => Some(run),
-        "kclock" if not_built(name).is_none() => Some(kernels::run),
+        "kclock" | "window" if not_built(name).is_none() => Some(kernels::run),
         "long" => Some(long),
         "rotary" => Some(crate::attention::run),
         _ => None,

@@ -212,6 +212,7 @@ impl PackedCase {
             lengths: None,
             documents: Some(&self.documents),
             intervals: None,
+            evicted: 0,
             dropout: None,
             scores: match &map {
                 Some(map) => ScoreTransform::Mod(&**map),

@@ -1,11 +1,12 @@
 //! Positional methods of 2026. The second part of a case's id, such as `positions/bam/plain`, is its family.
 
 mod inkling;
+mod sink_tokens;
 
 use crate::{CaseRunner, attention};
 
 /// Methods of the same collection that there is no engine for, by how the names of their cases begin.
-const NOT_BUILT: [(&str, &str); 13] = [
+const NOT_BUILT: [(&str, &str); 12] = [
     ("positions/inkling/bias", "a relative bias per row by itself"),
     ("positions/inkling/layer_", "layers with short convolutions"),
     ("positions/inkling/model_dense", "import of Inkling's models"),
@@ -16,7 +17,6 @@ const NOT_BUILT: [(&str, &str); 13] = [
     ("positions/grape_ap/", "sums of gates between pairs (GRAPE-AP)"),
     ("positions/fope/", "mixed rates (FoPE)"),
     ("positions/bam/mu_ssmax", "BAM together with scalable softmax"),
-    ("positions/plain/gqa_sink_window", "keys kept at the start, outside a window"),
     ("positions/plain/qk_norm_rope", "norms of queries and keys before a rotation"),
     ("positions/plain/ssmax", "scalable softmax"),
 ];
@@ -28,6 +28,9 @@ pub fn not_built(name: &str) -> Option<&'static str> {
 
 /// What runs a case of this name.
 pub fn runner(name: &str) -> Option<CaseRunner> {
+    if name == "positions/plain/gqa_sink_window" {
+        return Some(sink_tokens::run);
+    }
     match name.strip_prefix("positions/")?.split('/').next()? {
         "rotary" | "bam" => Some(attention::run),
         "inkling" => Some(inkling::attention),

@@ -47,12 +47,12 @@ fn every_reference_value_of_interchange_is_met() {
 
 #[test]
 fn every_reference_value_of_clocks_is_met() {
-    every_case_passes("clocks", 14);
+    every_case_passes("clocks", 15);
 }
 
 #[test]
 fn every_reference_value_of_positions_is_met() {
-    every_case_passes("positions2026", 7);
+    every_case_passes("positions2026", 8);
 }
 
 #[test]

@@ -6,12 +6,12 @@ use crate::case::{AttentionInputs, Case};
 use crate::engines::{cast, forward_backward, to_f64};
 use crate::{CaseResult, Checked};
 use burn::tensor::{Device, Tensor};
-use kerple_burn::attention_context::{KernelTensors, ScoreContext};
+use kerple_burn::attention_context::{AttentionMask, KernelTensors, ScoreContext};
 use kerple_burn::implementation::Impl;
 use kerple_burn::ops::attention::attention;
 use kerple_core::Number;
 use kerple_core::attention::{
-    AttentionDims, AttentionProblem, LearnedPositions, PositionKernel, ScoreTable, ScoreTransform, Strides,
+    AttentionDims, AttentionProblem, LearnedPositions, Mask, PositionKernel, ScoreTable, ScoreTransform, Strides,
 };
 use kerple_core::forms::Strided;
 use kerple_core::ops::gate_cumsum::{self, GateMap};
@@ -20,6 +20,7 @@ use kerple_core::ops::gate_cumsum::{self, GateMap};
 struct PositionedAttention {
     inputs: AttentionInputs,
     scale: f64,
+    mask: Mask,
     kernel: PositionKernel,
     /// Of each parameter, `[H]` or `[H, M]`.
     names: &'static [&'static str],
@@ -46,6 +47,14 @@ fn kernel(case: &Case) -> Checked<(PositionKernel, &'static [&'static str])> {
         }
         _ => (PositionKernel::Log, &["r1", "r2"]),
     })
+}
+
+/// Causal; with the window and the first tokens of a case that has them.
+fn mask(case: &Case) -> Checked<Mask> {
+    match case.optional_number("window") {
+        Some(_) => Ok(Mask::causal(Some(case.size_from("window", 1)?), case.size("sinks")?)),
+        None => Ok(Mask::CAUSAL),
+    }
 }
 
 /// How logits become steps; nothing where steps stand as they are.
@@ -91,6 +100,7 @@ pub fn run(case: &Case) -> CaseResult {
     let given = PositionedAttention {
         inputs,
         scale: case.number("scale")?,
+        mask: mask(case)?,
         kernel,
         names,
         parameters,
@@ -167,7 +177,7 @@ impl PositionedAttention {
             ..ScoreTable::PLAIN
         };
         let plain = AttentionProblem::causal(self.inputs.dims, T::from_f64(self.scale));
-        let problem = AttentionProblem { scores: ScoreTransform::Table(table), ..plain };
+        let problem = AttentionProblem { mask: self.mask, scores: ScoreTransform::Table(table), ..plain };
         let found = forward_backward(&problem, [strides; 2], rows.each_ref().map(|x| &x[..]), 0, fused);
         let [d_positions, d_parameters] = found.d_positions.expect("the problem has learned positions");
         PositionedOutput {
@@ -186,7 +196,8 @@ impl PositionedAttention {
         let steps = tensor(&self.steps, [batch, heads, len], &device);
         let parameters = tensor(&self.parameters, [heads, self.kernel.parameters()], &device);
         let kernel = Some(KernelTensors { kernel: self.kernel, parameters: parameters.clone() });
-        let context = ScoreContext { gates: Some(steps.clone()), kernel, ..ScoreContext::default() };
+        let mask = AttentionMask::from(self.mask);
+        let context = ScoreContext { mask, gates: Some(steps.clone()), kernel, ..ScoreContext::default() };
         let out = attention(q.clone(), k.clone(), v.clone(), self.scale, &context, implementation);
         let gradients = (out.clone() * d_out.detach()).sum().backward();
         let of = |x: &Tensor<4>| x.grad(&gradients).map(numbers).unwrap_or_default();

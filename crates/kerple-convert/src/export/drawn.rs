@@ -101,7 +101,7 @@ fn decay(
     layer: &LayerSettings,
     read: &mut impl FnMut(&str, usize) -> Result<Vec<f32>>,
 ) -> Result<Vec<DrawnTensor>> {
-    let (geometry, encoding) = (plan.geometry(), Encoding { window: None, ..layer.encoding.clone() });
+    let (geometry, encoding) = (plan.geometry(), layer.encoding.with_window(None));
     let Some(demand) = layer.attention.linear().and_then(|linear| linear.demand()) else { return Ok(Vec::new()) };
     let stored = stored(plan, number, layer, read)?;
     let Some(fading) = encoding.decay(&geometry, &stored, &demand) else { return Ok(Vec::new()) };
