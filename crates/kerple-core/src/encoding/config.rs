@@ -220,7 +220,7 @@ impl Encoding {
     fn check_sink_tokens(&self, sink_tokens: usize) -> Result {
         let refuse = |message: String, hint: &str| Err(ConfigError::new(SINK_TOKENS, message, hint));
         if self.window.is_none() {
-            let message = "first tokens stay visible under a window only, and there is no window".to_owned();
+            let message = "first tokens stay visible under a window only, and `window` is not set".to_owned();
             return refuse(message, "also set `window`, or remove it: without a window all tokens are visible");
         }
         let hint = "4 first tokens suffice in StreamingLLM; remove it to keep none";
