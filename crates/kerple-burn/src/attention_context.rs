@@ -49,6 +49,9 @@ impl AttentionContext {
                 AttentionContext { mask, bias: self.bias.symmetric(), ..self }
             }
             Mask::Bidirectional { .. } => self,
+            Mask::CausalWithSinkTokens { .. } => {
+                panic!("encoders do not keep first tokens visible: such plans are refused")
+            }
         }
     }
 

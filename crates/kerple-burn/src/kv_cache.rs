@@ -2,8 +2,8 @@
 //! computing earlier ones again.
 //!
 //! Softmax attention keeps a KV cache, which grows with the number of positions, except those that
-//! a window has passed. Linear attention keeps sums over keys and values, of a fixed size:
-//! [`RecurrentKv`].
+//! a window has passed. Of them it keeps the first tokens that stay visible. Linear attention keeps
+//! sums over keys and values, of a fixed size: [`RecurrentKv`].
 
 mod host;
 mod recurrent;

@@ -34,6 +34,8 @@ pub struct LayerEncoding {
     pub other: Option<usize>,
     /// Keys that a query attends to, itself included; `None`: all.
     pub window: Option<usize>,
+    /// First tokens that stay visible under the window; `None`: none.
+    pub sink_tokens: Option<usize>,
     /// The requirements of linear attention on kernels; `None`: attention is not linear.
     pub demand: Option<ErrorBudget>,
 }
@@ -72,7 +74,9 @@ impl PositionalEncoding {
         seed: u64,
         device: &Device,
     ) -> PositionalEncoding {
-        let layer_encodings = vec![LayerEncoding { window: encoding.window, ..LayerEncoding::default() }; depth];
+        let own =
+            LayerEncoding { window: encoding.window, sink_tokens: encoding.sink_tokens, ..LayerEncoding::default() };
+        let layer_encodings = vec![own; depth];
         PositionalEncoding::of_layers(encoding, &[], &layer_encodings, geometry, (seed, device))
     }
 
@@ -164,7 +168,7 @@ impl PositionalEncoding {
 
     /// Without a window, which linear attention does not support: other layers may have one.
     fn unlimited(&self) -> Encoding {
-        Encoding { window: None, ..(*self.encoding).clone() }
+        self.encoding.with_window(None)
     }
 
     /// What linear attention asks of its kernel in any of its layers.
@@ -184,7 +188,7 @@ impl PositionalEncoding {
 
     /// The same learned values with attention of all layers restricted to a window.
     pub fn with_window(&self, window: Option<usize>) -> PositionalEncoding {
-        self.evaluated_as(Encoding { window, ..(*self.encoding).clone() })
+        self.evaluated_as(self.encoding.with_window(window))
     }
 
     /// The same learned values as part of an encoding that differs in its window or in how it scales rotary rates. What
@@ -331,12 +335,12 @@ impl PositionalEncoding {
         (implementation, pass): (Impl, &ForwardContext),
         numbers: &dyn Fn() -> Vec<Vec<f64>>,
     ) -> AttentionContext {
-        let LayerEncoding { other, window, demand } = self.layer_encodings[layer];
+        let LayerEncoding { other, window, sink_tokens, demand } = self.layer_encodings[layer];
         if let (Some(other), None) = (other, &self.name) {
             return self.others[other].context_of(layer, [queries, keys], options, (implementation, pass), numbers);
         }
         let context = |sides| AttentionContext {
-            mask: AttentionMask::from(pattern(window, sides)),
+            mask: AttentionMask::from(pattern(window, sink_tokens, sides)),
             linear: LinearContext { pass: *pass, ..LinearContext::default() },
             ..AttentionContext::default()
         };
@@ -570,10 +574,11 @@ impl ParamGroupOverrides for PositionalEncoding {
 }
 
 /// The mask of tables of these sides: causal unless [`AttentionContext::bidirectional`] changes it, or bidirectional.
-fn pattern(window: Option<usize>, sides: Sides) -> Mask {
-    match sides {
-        Sides::OneSided => Mask::Causal { window },
-        Sides::TwoSided => Mask::Bidirectional { window },
+fn pattern(window: Option<usize>, sink_tokens: Option<usize>, sides: Sides) -> Mask {
+    match (sides, sink_tokens) {
+        (Sides::OneSided, sink_tokens) => Mask::causal(window, sink_tokens.unwrap_or(0)),
+        (Sides::TwoSided, None) => Mask::Bidirectional { window },
+        (Sides::TwoSided, Some(_)) => panic!("encoders do not keep first tokens visible: such plans are refused"),
     }
 }
 

@@ -27,6 +27,12 @@ const ENCODINGS: &[&str] = &[
     r#"{"kind":"kerple_log"}"#,
     r#"{"kind":"kerple_power","window":3}"#,
     r#"{"kind":"kerple_bias_weight"}"#,
+    r#"{"kind":"kerple_bias_weight","window":2,"sink_tokens":2}"#,
+    r#"{"kind":"rotary","window":2,"sink_tokens":1}"#,
+    r#"{"kind":"xpos","scale_base":12,"window":2,"sink_tokens":1}"#,
+    r#"{"kind":"fox","window":2,"sink_tokens":1}"#,
+    r#"{"kind":"inkling","rank":3,"reach":5,"window":2,"sink_tokens":2}"#,
+    r#"{"kind":"kerple_positions","window":2,"sink_tokens":1}"#,
     r#"{"kind":"alibi"}"#,
     r#"{"kind":"t5"}"#,
     r#"{"kind":"sandwich"}"#,
@@ -172,8 +178,8 @@ fn softmax_attention_packs_documents_with_every_encoding() {
             let both = Both::new(text, plan, seed);
             let what = format!("{text} {packing:?}");
             check(&both, packing, false, (at == 1).then_some(1e-5), seed + 1, &what);
-            let one_way =
-                text.contains("xpos") || text.contains("inkling") || text.contains("window") && text.contains("values");
+            let one_way = ["xpos", "inkling", "sink_tokens"].iter().any(|key| text.contains(key))
+                || text.contains("window") && text.contains("values");
             if at != 1 && !one_way {
                 check(&both, packing, true, None, seed + 2, &format!("{what} both ways"));
             }
@@ -185,8 +191,9 @@ fn softmax_attention_packs_documents_with_every_encoding() {
 #[test]
 fn scalable_softmax_counts_the_keys_of_the_document() {
     let plan = BlockConfig { ssmax: Some(0.4), ..BlockConfig::default() };
-    for (seed, text) in (50..).zip([r#"{"kind":"none"}"#, r#"{"kind":"kerple_log","window":2}"#, r#"{"kind":"fire"}"#])
-    {
+    let of_window = r#"{"kind":"kerple_log","window":2}"#;
+    let first_tokens = r#"{"kind":"none","window":2,"sink_tokens":1}"#;
+    for (seed, text) in (50..).zip([r#"{"kind":"none"}"#, of_window, first_tokens, r#"{"kind":"fire"}"#]) {
         for packing in packings() {
             let both = Both::new(text, &plan, seed);
             check(&both, &packing, false, Some(1e-5), seed, &format!("{text} {packing:?}"));

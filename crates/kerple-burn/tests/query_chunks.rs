@@ -46,6 +46,7 @@ const ENCODINGS: &[&str] = &[
     r#"{"kind":"cope","window":5}"#,
     r#"{"kind":"xpos","scale_base":12}"#,
     r#"{"kind":"xpos","base":100,"scale_base":16,"gamma":0.2,"window":5}"#,
+    r#"{"kind":"kerple_log","window":5,"sink_tokens":2}"#,
     r#"{"kind":"alibi"}"#,
 ];
 

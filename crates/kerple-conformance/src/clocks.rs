@@ -16,9 +16,8 @@ use kerple_core::encoding::{Encoding, Geometry, Method, TableGradient, fox};
 use kerple_core::forms::DistanceTable;
 
 /// Methods of the same collection that there is no engine for, by how the names of their cases begin.
-const NOT_BUILT: [(&str, &str); 10] = [
+const NOT_BUILT: [(&str, &str); 9] = [
     ("kclock/table_uniform", "tables that are interpolated"),
-    ("window/sinks_log_clock", "kernels on cumulative gates, and keys outside the window that stay visible"),
     ("window/capped_distance", "distances that end"),
     ("ssmax/temperature", "a temperature by steps of the length"),
     ("stick/", "stick-breaking attention"),
@@ -42,7 +41,7 @@ pub fn runner(name: &str) -> Option<CaseRunner> {
     match name.split('/').next()? {
         "ssmax" if name.ends_with("log_clock") => Some(kernels::run),
         "nope" | "fox" | "cable" | "clock" | "sink" | "ssmax" => Some(run),
-        "kclock" if not_built(name).is_none() => Some(kernels::run),
+        "kclock" | "window" if not_built(name).is_none() => Some(kernels::run),
         "long" => Some(long),
         "decode" => Some(kernels::decode),
         "twin" => Some(crate::packed::linear_twin),

@@ -118,10 +118,11 @@ impl ReferenceLayer {
             scale: T::from_f64((self.inputs.dims.head_dim as f64).sqrt().recip()),
             softcap: None,
             sinks: None,
-            mask: Mask::Causal { window: self.encoding.window },
+            mask: Mask::causal(self.encoding.window, self.encoding.sink_tokens.unwrap_or(0)),
             lengths: None,
             documents: None,
             intervals: None,
+            evicted: 0,
             dropout: None,
             scores: match &map {
                 Some(map) => ScoreTransform::Mod(&**map),

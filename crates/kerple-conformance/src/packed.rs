@@ -336,6 +336,7 @@ impl PackedCase {
             lengths: None,
             documents: Some(&self.documents),
             intervals: None,
+            evicted: 0,
             dropout: None,
             scores: match &map {
                 Some(map) => ScoreTransform::Mod(&**map),
@@ -384,9 +385,7 @@ impl PackedCase {
 
     /// The logarithm of the number of keys that each token sees, `[B, L]`.
     fn logs(&self) -> Vec<f64> {
-        let most = match self.mask {
-            Mask::Causal { window } | Mask::Bidirectional { window } => window.unwrap_or(self.dims.keys),
-        };
+        let most = self.mask.window().unwrap_or(self.dims.keys);
         self.documents.position_ids().into_iter().map(|before| ((before + 1).min(most) as f64).ln()).collect()
     }
 

@@ -2,6 +2,7 @@
 
 mod inkling;
 mod inkling_layer;
+mod sink_tokens;
 
 use crate::case::{AttentionInputs, Case};
 use crate::clocks::engines::{layer_rows, turned};
@@ -13,7 +14,7 @@ use kerple_core::ops::heads::{self, HeadNorm};
 use serde_json::json;
 
 /// Methods of the same collection that there is no engine for, by how the names of their cases begin.
-const NOT_BUILT: [(&str, &str); 9] = [
+const NOT_BUILT: [(&str, &str); 8] = [
     ("positions/inkling/bias", "a relative bias per row by itself"),
     ("positions/inkling/model_dense", "import of Inkling's models"),
     ("positions/wall/", "cumulative gates per feature (Wall)"),
@@ -22,7 +23,6 @@ const NOT_BUILT: [(&str, &str); 9] = [
     ("positions/pope/", "polar queries and keys (PoPE)"),
     ("positions/grape_ap/", "sums of gates between pairs (GRAPE-AP)"),
     ("positions/fope/", "mixed rates (FoPE)"),
-    ("positions/plain/gqa_sink_window", "keys kept at the start, outside a window"),
 ];
 
 /// Why a case of this name is not covered, if it is known and is not.
@@ -53,7 +53,11 @@ fn bam(case: &Case) -> CaseResult {
 
 /// What layers do without an encoding of their own.
 fn plain(case: &Case) -> CaseResult {
-    if has_parameter(case, "q_weight") { normed(case) } else { clocks::run(case) }
+    match () {
+        () if case.setting("keep_first").is_number() => sink_tokens::run(case),
+        () if has_parameter(case, "q_weight") => normed(case),
+        () => clocks::run(case),
+    }
 }
 
 /// Norms of the heads of queries and keys, then a rotation.

@@ -20,11 +20,11 @@ mod scores;
 
 pub use code::{CodeForm, CodeKind, DrawnCode};
 pub use position_kernel::{LearnedPositions, PositionKernel};
-pub(crate) use scores::visible_keys;
 pub use scores::{
     RelativeBias, ScoreBlock, ScoreDependency, ScoreMod, ScoreModGradients, ScoreTable, ScoreTransform, Strided,
     ValueMod,
 };
+pub(crate) use scores::{visible_keys, visible_sink_tokens};
 
 /// The attention mask: which keys a query attends to, by the distance `d = i - j` from query to key.
 ///
@@ -42,6 +42,16 @@ pub enum Mask {
         /// Visible keys on each side, the query's own counted on both; `None`: all of them.
         window: Option<usize>,
     },
+    /// A decoder with a window that keeps the first tokens of a sequence visible, at their true
+    /// positions: `0 <= d < window`, or `0 <= d` and `j < sink_tokens`. These are the attention
+    /// sinks of StreamingLLM (Xiao et al. 2023, arXiv:2309.17453) with the mask of LM-Infinite (Han
+    /// et al. 2023, arXiv:2308.16137).
+    CausalWithSinkTokens {
+        /// Number of visible keys that end with the query's own.
+        window: usize,
+        /// Number of first keys that stay visible.
+        sink_tokens: usize,
+    },
 }
 
 impl Mask {
@@ -50,13 +60,36 @@ impl Mask {
     /// An encoder, without a window.
     pub const BIDIRECTIONAL: Mask = Mask::Bidirectional { window: None };
 
-    /// The window, if there is one.
-    pub fn window(self) -> Option<usize> {
-        let (Mask::Causal { window } | Mask::Bidirectional { window }) = self;
-        window
+    /// A decoder. First tokens matter to a window only: without one all keys are visible.
+    pub fn causal(window: Option<usize>, sink_tokens: usize) -> Mask {
+        match window {
+            Some(window) if sink_tokens > 0 => Mask::CausalWithSinkTokens { window, sink_tokens },
+            _ => Mask::Causal { window },
+        }
     }
 
-    /// Whether a query attends to a key at this distance.
+    /// The window, if there is one.
+    pub fn window(self) -> Option<usize> {
+        match self {
+            Mask::Causal { window } | Mask::Bidirectional { window } => window,
+            Mask::CausalWithSinkTokens { window, .. } => Some(window),
+        }
+    }
+
+    /// How many first tokens stay visible under the window.
+    pub fn sink_tokens(self) -> usize {
+        match self {
+            Mask::Causal { .. } | Mask::Bidirectional { .. } => 0,
+            Mask::CausalWithSinkTokens { sink_tokens, .. } => sink_tokens,
+        }
+    }
+
+    /// The window, where a key is hidden at every distance beyond it.
+    pub fn furthest(self) -> Option<usize> {
+        if self.sink_tokens() > 0 { None } else { self.window() }
+    }
+
+    /// Whether a query attends to a key at this distance, unless the key is one of the first tokens.
     pub fn allows(self, distance: isize) -> bool {
         (self.sides() == Sides::TwoSided || distance >= 0)
             && self.window().is_none_or(|window| distance.unsigned_abs() < window)
@@ -64,13 +97,13 @@ impl Mask {
 
     /// How many of `keys` keys a query at this position attends to.
     pub fn count(self, position: isize, keys: usize) -> usize {
-        visible_keys(self, position, keys).len()
+        visible_keys(self, position, keys).len() + visible_sink_tokens(self, position, keys)
     }
 
     /// The distances that it needs of a table.
     pub fn sides(self) -> Sides {
         match self {
-            Mask::Causal { .. } => Sides::OneSided,
+            Mask::Causal { .. } | Mask::CausalWithSinkTokens { .. } => Sides::OneSided,
             Mask::Bidirectional { .. } => Sides::TwoSided,
         }
     }
@@ -293,6 +326,18 @@ mod tests {
         assert_eq!((causal, both), (vec![0, 1, 2], vec![-2, -1, 0, 1, 2]));
         assert!(!Mask::CAUSAL.allows(-1) && Mask::CAUSAL.allows(isize::MAX) && Mask::BIDIRECTIONAL.allows(isize::MIN));
         assert!(!Mask::Bidirectional { window: Some(0) }.allows(0));
+    }
+
+    #[test]
+    fn first_tokens_are_counted_once() {
+        let (mask, keys) = (Mask::causal(Some(3), 2), 9);
+        for position in -2..12 {
+            let seen = (0..keys).filter(|&j| j <= position && (position - j < 3 || j < 2)).count();
+            assert_eq!(mask.count(position, keys.cast_unsigned()), seen, "{position}");
+        }
+        assert_eq!((mask.window(), mask.sink_tokens(), mask.furthest()), (Some(3), 2, None));
+        assert_eq!(Mask::causal(None, 2), Mask::CAUSAL);
+        assert_eq!(Mask::causal(Some(3), 0), Mask::Causal { window: Some(3) });
     }
 
     #[test]

@@ -71,7 +71,7 @@ pub struct FlashAttention<'a> {
     pub dims: AttentionDims,
     /// Factor on `q.k`, usually `1 / sqrt(D)`.
     pub scale: f32,
-    /// The attention mask: causal or not, and the window.
+    /// The attention mask: causal or not, and the window. First tokens do not stay visible under it: such a mask panics.
     pub mask: Mask,
     /// Tables that modify scaled scores.
     pub tables: FlashTables,
@@ -332,9 +332,10 @@ impl<'a> FlashAttention<'a> {
             "heads = {heads} is not a multiple of kv_heads = {kv_heads}"
         );
         assert!(self.tile.head_dim == head_dim, "the tile has head_dim = {}; expected {head_dim}", self.tile.head_dim);
+        assert!(self.mask.sink_tokens() == 0, "kernels for GPUs do not keep first tokens visible under a window");
         let needed = match (&self.intervals, self.mask) {
             (Some(intervals), _) => intervals.reach,
-            (None, Mask::Causal { .. }) => keys,
+            (None, Mask::Causal { .. } | Mask::CausalWithSinkTokens { .. }) => keys,
             (None, Mask::Bidirectional { .. }) => keys.max(queries),
         };
         let FlashTables { bias, weight, len } = &self.tables;
@@ -426,7 +427,7 @@ impl<'a> FlashAttention<'a> {
         let furthest = queries + keys;
         let window = self.mask.window().map_or(furthest, |window| window.min(furthest)) as i32;
         let lowest = match self.mask {
-            Mask::Causal { .. } => 0,
+            Mask::Causal { .. } | Mask::CausalWithSinkTokens { .. } => 0,
             Mask::Bidirectional { .. } => 1 - window,
         };
         // tables end where the longest document does

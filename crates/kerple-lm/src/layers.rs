@@ -24,6 +24,9 @@ pub struct LayerConfig {
     /// Keys that a query sees.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub window: Option<AttentionWindow>,
+    /// First tokens that stay visible under the window.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub sink_tokens: Option<usize>,
     /// Kind of attention.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub attention: Option<AttentionKind>,
@@ -40,6 +43,9 @@ pub struct LayerKind {
     /// Keys that a query sees; those of the encoding when absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub window: Option<AttentionWindow>,
+    /// First tokens that stay visible under the window; those of the encoding when absent.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub sink_tokens: Option<usize>,
     /// Kind of attention; the block's when absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub attention: Option<AttentionKind>,
@@ -53,6 +59,7 @@ impl LayerKind {
             Some(keys) => format!("window{keys}"),
             None => "no_window".to_owned(),
         });
+        let sink_tokens = self.sink_tokens.map(|sink_tokens| format!("sink_tokens{sink_tokens}"));
         let attention = self.attention.as_ref().map(|attention| match attention.linear() {
             Some(linear) => {
                 let keys = serde_json::to_string(linear).expect("a plan is plain data");
@@ -61,7 +68,7 @@ impl LayerKind {
             None => "softmax".to_owned(),
         });
         let encoding = self.encoding.as_ref().map(Encoding::label);
-        let what: Vec<String> = [encoding, window, attention].into_iter().flatten().collect();
+        let what: Vec<String> = [encoding, window, sink_tokens, attention].into_iter().flatten().collect();
         format!("-at{}={}", at.join("."), what.join("."))
     }
 }
@@ -103,6 +110,8 @@ pub struct LayerSettings<'a> {
     pub other: Option<usize>,
     /// Keys that a query sees; `None`: all.
     pub window: Option<usize>,
+    /// First tokens that stay visible under the window; `None`: none.
+    pub sink_tokens: Option<usize>,
     /// Kind of attention.
     pub attention: &'a AttentionKind,
 }
@@ -110,13 +119,13 @@ pub struct LayerSettings<'a> {
 impl LayerSettings<'_> {
     /// The encoding with the window of this layer.
     pub fn windowed(&self) -> Encoding {
-        Encoding { window: self.window, ..self.encoding.clone() }
+        Encoding { window: self.window, sink_tokens: self.sink_tokens, ..self.encoding.clone() }
     }
 
     /// The view that the encodings of a model have of it.
     pub fn layer_encoding(&self) -> LayerEncoding {
         let demand = self.attention.linear().and_then(|plan| plan.demand());
-        LayerEncoding { other: self.other, window: self.window, demand }
+        LayerEncoding { other: self.other, window: self.window, sink_tokens: self.sink_tokens, demand }
     }
 }
 
@@ -134,14 +143,18 @@ pub fn resolve(kinds: &BTreeMap<String, LayerConfig>, n_layers: usize) -> Result
     let mut resolved = BTreeMap::new();
     for (name, kind) in kinds {
         check_name(name)?;
-        let LayerConfig { encoding, window, attention, .. } = kind.clone();
-        if encoding.is_none() && window.is_none() && attention.is_none() {
-            let hint = "set encoding, window or attention, or remove the kind";
+        let LayerConfig { encoding, window, sink_tokens, attention, .. } = kind.clone();
+        if encoding.is_none() && window.is_none() && sink_tokens.is_none() && attention.is_none() {
+            let hint = "set encoding, window, sink_tokens or attention, or remove the kind";
             return refuse(name, "", "the layer kind changes nothing".to_owned(), hint);
         }
         if window == Some(AttentionWindow::Last(0)) {
             let hint = "set window = 1 for the token itself, a larger number, or \"all\"";
             return refuse(name, ".window", "a window of 0 attends to nothing, it must be at least 1".to_owned(), hint);
+        }
+        if sink_tokens == Some(0) {
+            let hint = "4 first tokens suffice in StreamingLLM; remove it to keep those of the encoding";
+            return refuse(name, ".sink_tokens", "0 first tokens are none, it must be at least 1".to_owned(), hint);
         }
         let at = places(name, kind, n_layers)?;
         for &layer in &at {
@@ -150,7 +163,7 @@ pub fn resolve(kinds: &BTreeMap<String, LayerConfig>, n_layers: usize) -> Result
                 return refuse(name, ".at", message, "assign each layer to one kind");
             }
         }
-        resolved.insert(name.clone(), LayerKind { at, encoding, window, attention });
+        resolved.insert(name.clone(), LayerKind { at, encoding, window, sink_tokens, attention });
     }
     Ok(resolved)
 }

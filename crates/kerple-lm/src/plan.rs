@@ -231,8 +231,8 @@ impl Plan {
     pub fn config(&self) -> RunConfig {
         let ModelPlan { n_layers, n_heads, head_dim, d_model, d_hidden, vocab_size, pooling, .. } = self.model;
         let kind = |(name, kind): (&String, &LayerKind)| {
-            let LayerKind { at, encoding, window, attention } = kind.clone();
-            (name.clone(), LayerConfig { at: Some(at), every: None, encoding, window, attention })
+            let LayerKind { at, encoding, window, sink_tokens, attention } = kind.clone();
+            (name.clone(), LayerConfig { at: Some(at), every: None, encoding, window, sink_tokens, attention })
         };
         let train = TrainConfig {
             // as if they had not been named, so that others may be

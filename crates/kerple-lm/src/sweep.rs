@@ -73,7 +73,7 @@ impl EvalSpec {
         if self.window.is_some() && has_own_windows {
             return None;
         }
-        Some(Encoding { window: self.window.or(scaled.window), ..scaled })
+        Some(scaled.with_window(self.window.or(scaled.window)))
     }
 }
 

@@ -358,6 +358,10 @@ fn what_gpus_have_no_kernel_for_is_named() {
     assert_eq!(composed(&["encoding.kind=fox"]), "");
     assert_eq!(composed(&["encoding.kind=fox", "data.task=even_pairs"]), "the gates of fox-shared");
     assert_eq!(composed(&["encoding.kind=xpos"]), "the decaying products of xpos");
+    let first = "encoding={ kind = \"alibi\", window = 9, sink_tokens = 4 }";
+    assert_eq!(composed(&[first]), "the first tokens of alibi-window9-sink_tokens4");
+    let refused = plan(&[first, "data.task=even_pairs"]).unwrap_err().to_string();
+    assert!(refused.contains("encoding.sink_tokens: the window of an encoder does not support"), "{refused}");
     assert_eq!(composed(&["model.block.attn_softcap=30", "model.block.sink=learned"]), "");
     let linear = "model.block.attention={ linear = { feature_map = \"elu\" } }";
     let exact = "model.layers.exact={ at = [1], encoding = \"cope\", attention = \"softmax\" }";

@@ -111,6 +111,44 @@ fn memory_of_windows_stays_small_and_exact() {
 }
 
 #[test]
+fn a_cache_keeps_the_first_tokens_of_a_window() {
+    let text = "encoding = { kind = \"kerple_log\", window = 9, sink_tokens = 3 }\nmodel.block.init = \"xavier\"\n\
+                [model.layers]\nturned = { at = [1], encoding = { kind = \"rotary\", window = 5 }, sink_tokens = 1 }\n\
+                rows = { at = [2], encoding = { kind = \"inkling\", window = 5, reach = 2000, sink_tokens = 2 } }\n\
+                gated = { at = [3], encoding = { kind = \"kerple_positions\", window = 7, sink_tokens = 4 } }";
+    let model = Decoder::new(&read(text).unwrap(), &kerple_lm::device());
+    let ids: Vec<u32> = (0..1500).map(|at| (at * at % 23) as u32).collect();
+    let whole = logits(&model, &ids);
+    let mut memory = model.kv_caches(1);
+    let mut last = Vec::new();
+    for piece in [&ids[..900], &ids[900..1400]].into_iter().chain(ids[1400..].chunks(1)) {
+        let tokens = TokenBatch { ids: piece, batch: 1, len: piece.len(), documents: None };
+        last = numbers(model.extend(tokens, &mut memory, &PASS.over(ids.len())));
+    }
+    // the same sums in another order, in f32
+    assert!(distance(&last, &whole[whole.len() - last.len()..]) < 1e-5);
+    let held = |memory: &KvCache| match memory {
+        KvCache::Host(rows) => rows.held(),
+        KvCache::Tensors(_) | KvCache::Recurrent(_) => panic!("softmax attention holds rows"),
+    };
+    let held: Vec<usize> = memory.iter().map(held).collect();
+    assert!(held.iter().all(|held| *held < 630), "{held:?}");
+}
+
+#[test]
+fn first_tokens_are_of_the_encoding_or_of_the_kind() {
+    let text = "encoding = { kind = \"kerple_log\", window = 9, sink_tokens = 3 }\n[model.layers]\n\
+                a = { at = [0], window = 5 }\nb = { at = [1], window = \"all\" }\nc = { at = [2], sink_tokens = 1 }";
+    let plan = read(text).unwrap();
+    let found: Vec<_> = plan.model.every_layer(&plan.encoding).map(|layer| (layer.window, layer.sink_tokens)).collect();
+    assert_eq!(found, [(Some(5), Some(3)), (None, None), (Some(9), Some(1)), (Some(9), Some(3))]);
+    assert_eq!(plan.label, "kerple_log-window9-sink_tokens3-at0=window5-at1=no_window-at2=sink_tokens1");
+    let written = serde_json::to_string(&plan).unwrap();
+    assert_eq!(serde_json::from_str::<Plan>(&written).unwrap(), plan);
+    assert_eq!(plan.config().model.layers["c"].sink_tokens, Some(1));
+}
+
+#[test]
 fn values_are_told_apart_by_kind_and_layer() {
     let text = "encoding.kind = \"kerple_log\"\n[model.layers]\n\
                 a = { at = [1], encoding = \"kerple_power\" }\n\
@@ -151,6 +189,20 @@ fn mistakes_name_the_kind() {
         ("a = { every = 2, window = 0 }", "model.layers.a.window: a window of 0"),
         ("a = { every = 2, window = \"some\" }", "a window is a number of positions, or \"all\""),
         ("a = { every = 2, windows = 1 }", "unknown field `windows`"),
+        (
+            "a = { every = 2, sink_tokens = 4 }",
+            "model.layers.a.sink_tokens: first tokens stay visible under a window only",
+        ),
+        (
+            "a = { every = 2, window = \"all\", sink_tokens = 4 }",
+            "model.layers.a.sink_tokens: first tokens stay visible",
+        ),
+        ("a = { every = 2, window = 8, sink_tokens = 0 }", "model.layers.a.sink_tokens: 0 first tokens are none"),
+        ("a = { every = 2, window = 8, sink_tokens = 65537 }", "model.layers.a.sink_tokens: 65537 is out of range"),
+        (
+            "a = { every = 2, encoding = \"dape\", window = 8, sink_tokens = 4 }",
+            "model.layers.a.sink_tokens: `dape` modifies the scores of a row together",
+        ),
         (
             "a = { every = 2, window = 2 }\nb = { at = [3], window = 3 }",
             "model.layers.b.at: layer 3 is already assigned to kind `a`",

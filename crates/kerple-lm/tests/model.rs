@@ -42,6 +42,9 @@ fn every_encoding() -> Vec<Encoding> {
     all.push(serde_json::from_str(r#"{"kind":"learned","positions":40,"randomized":40}"#).unwrap());
     all.extend(["kerple_log", "t5", "alibi"].map(|kind| Encoding { reach: Some(4), ..encoding(kind) }));
     all.push(Encoding { reach: Some(9), ..randomized("kerple_log") });
+    let of_window = |kind| Encoding { window: Some(5), sink_tokens: Some(2), ..encoding(kind) };
+    all.extend(["none", "kerple_log", "rotary", "xpos", "fox", "kerple_positions", "inkling"].map(of_window));
+    all.push(Encoding { window: Some(3), sink_tokens: Some(4), ..randomized("kerple_log") });
     all.extend(crate::common::maps());
     let over_rotary: Encoding = serde_json::from_str(r#"{"kind":"dape","base":"rotary"}"#).unwrap();
     all.extend([("yarn", encoding("rotary")), ("dynamic", encoding("rotary")), ("yarn", over_rotary)].map(
@@ -119,11 +122,34 @@ fn decoding_equals_recomputation() {
         // linear attention carries a state, which forgets nothing at once
         let is_linear = matches!(encoding.method, Method::SineSpe(_) | Method::ConvSpe(_));
         for window in [None, Some(5)].into_iter().filter(|window| !is_linear || window.is_none()) {
-            let encoding = Encoding { window, ..encoding.clone() };
+            let encoding = encoding.with_window(window.or(encoding.window));
             let (model, label) = (plan(&encoding, TrainConfig::default()), encoding.label());
             let model = Decoder::new(&model, &kerple_lm::device());
             assert_decoding(&model, &label);
             assert_decoding(&model.with_implementation(Impl::Reference), &label);
+        }
+    }
+}
+
+/// First tokens stay visible: what they are matters to every later token, and tokens between them and the window to none.
+#[test]
+fn first_tokens_stay_visible_under_a_window() {
+    for kind in ["none", "kerple_log", "rotary"] {
+        let encoding = Encoding { window: Some(3), sink_tokens: Some(2), ..encoding(kind) };
+        let mut plan = plan(&encoding, TrainConfig::default());
+        plan.model.n_layers = 1; // what more layers see reaches further
+        plan.model.block.init = kerple_burn::plan::InitKind::Xavier; // large enough for a key to matter
+        let model = Decoder::new(&plan, &kerple_lm::device());
+        let before = logits(&model, &IDS);
+        let width = before.len() / IDS.len();
+        for changed in [0, 1, 2, 5] {
+            let mut ids = IDS;
+            ids[changed] = (ids[changed] + 1) % 7;
+            let after = logits(&model, &ids);
+            for (at, (before, after)) in before.chunks(width).zip(after.chunks(width)).enumerate() {
+                let sees = at >= changed && (at - changed < 3 || changed < 2);
+                assert_eq!(before != after, sees, "{kind}: token {changed} and the output at {at}");
+            }
         }
     }
 }

@@ -464,7 +464,19 @@ impl<'a, T: Number + Element> TypedArrays<'a, T> {
         let dims = part.dims(dims);
         let dropout =
             self.dropout.map(|dropout| AttentionDropout { origin: [part.first, part.skip, part.start], ..dropout });
-        AttentionProblem { dims, scale, softcap: cap, sinks, mask, lengths, documents, intervals, dropout, scores }
+        AttentionProblem {
+            dims,
+            scale,
+            softcap: cap,
+            sinks,
+            mask,
+            lengths,
+            documents,
+            intervals,
+            evicted: 0,
+            dropout,
+            scores,
+        }
     }
 
     fn work(&self, dims: AttentionDims) -> Workload {

@@ -39,10 +39,46 @@ impl AttentionMask {
         let hidden = match (self.pattern.sides(), self.pattern.window()) {
             (Sides::OneSided, None) => ahead,
             (Sides::TwoSided, None) => distances.clone().not_equal(distances),
-            (Sides::OneSided, Some(window)) => ahead.bool_or(distances.greater_equal_elem(window as i64)),
+            (Sides::OneSided, Some(window)) => {
+                let beyond = distances.greater_equal_elem(window as i64);
+                if self.pattern.sink_tokens() > 0 {
+                    return self.hidden_but_sink_tokens(ahead.unsqueeze(), beyond.unsqueeze(), pairs);
+                }
+                ahead.bool_or(beyond)
+            }
             (Sides::TwoSided, Some(window)) => distances.abs().greater_equal_elem(window as i64),
         };
-        let (hidden, [queries, keys]): (Tensor<4, Bool>, _) = (hidden.unsqueeze(), pairs.sizes());
+        self.with_documents_and_padding(hidden.unsqueeze(), pairs)
+    }
+
+    /// The same where first tokens stay visible: of keys ahead of the query and of keys beyond the window, `[1, 1, Q, K]`.
+    fn hidden_but_sink_tokens(
+        &self,
+        ahead: Tensor<4, Bool>,
+        beyond: Tensor<4, Bool>,
+        pairs: &QueryKeyPairs,
+    ) -> Tensor<4, Bool> {
+        let ([queries, keys], sink_tokens) = (pairs.sizes(), self.pattern.sink_tokens());
+        // of each sequence: a document counts from its own first token
+        let (rows, later): (usize, Vec<bool>) = match &self.documents {
+            None => (1, pairs.keys.clone().map(|key| key >= sink_tokens).collect()),
+            Some(documents) => {
+                let positions = documents.position_ids();
+                let rows = positions.chunks_exact(documents.keys().max(1));
+                let later =
+                    rows.flat_map(|row| row[pairs.keys.clone()].iter().map(|position| *position >= sink_tokens));
+                (documents.rows(), later.collect())
+            }
+        };
+        let all = [rows, 1, queries, keys];
+        let later = Tensor::<4, Bool>::from_data(TensorData::new(later, [rows, 1, 1, keys]), &beyond.device());
+        let hidden = ahead.expand(all).bool_or(beyond.expand(all).bool_and(later.expand(all)));
+        self.with_documents_and_padding(hidden, pairs)
+    }
+
+    /// Hides keys of other documents and padding too.
+    fn with_documents_and_padding(&self, hidden: Tensor<4, Bool>, pairs: &QueryKeyPairs) -> Tensor<4, Bool> {
+        let ([queries, keys], device) = (pairs.sizes(), &hidden.device());
         if let Some(documents) = &self.documents {
             let others = other_documents(documents, pairs, device);
             return hidden.expand(others.dims()).bool_or(others);

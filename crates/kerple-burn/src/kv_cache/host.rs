@@ -19,8 +19,10 @@ pub struct HostKv {
     heads: Heads,
     /// Positions seen.
     pub(super) seen: usize,
-    /// Positions held, the last of those.
+    /// Positions held: the first tokens that stay visible, and the last of those seen.
     len: usize,
+    /// Positions between the two that are no longer held.
+    evicted: usize,
     capacity: usize,
     keys: Vec<f32>,
     values: Vec<f32>,
@@ -38,7 +40,19 @@ impl HostKv {
     pub fn new(batch: usize, heads: Heads) -> HostKv {
         let (keys, values, gate_cumsum) = (Vec::new(), Vec::new(), Vec::new());
         let (rows_before, context) = (RowsBefore::default(), None);
-        HostKv { batch, heads, seen: 0, len: 0, capacity: 0, keys, values, gate_cumsum, rows_before, context }
+        HostKv {
+            batch,
+            heads,
+            seen: 0,
+            len: 0,
+            evicted: 0,
+            capacity: 0,
+            keys,
+            values,
+            gate_cumsum,
+            rows_before,
+            context,
+        }
     }
 
     /// Positions whose keys and values are held.
@@ -65,9 +79,12 @@ impl HostKv {
         }
         // score modifications count positions from the first key on
         let counts_from_first = matches!(context.bias, AttentionBias::ScoreMod { .. });
-        if let Some(window) = context.mask.pattern.window().filter(|_| !counts_from_first) {
-            self.evict_all_but(window.saturating_sub(1));
+        let pattern = context.mask.pattern;
+        if let Some(window) = pattern.window().filter(|_| !counts_from_first) {
+            self.evict_all_but(pattern.sink_tokens(), window.saturating_sub(1));
         }
+        // without first tokens, the positions held follow one another
+        let evicted = if pattern.sink_tokens() > 0 { self.evicted } else { 0 };
         self.push(&rows, len);
         let has_gates = gates.is_some();
         if let Some(gates) = gates {
@@ -99,7 +116,7 @@ impl HostKv {
         });
         scores.forward(
             &inputs,
-            AttentionCall { dims, rows, gate_cumsum, relative, first_head: 0 },
+            AttentionCall { dims, rows, gate_cumsum, relative, evicted, first_head: 0 },
             ViewMut::new(&mut out, merged),
         );
         Tensor::from_data(TensorData::new(out, [batch, len, inner]), &device)
@@ -139,17 +156,18 @@ impl HostKv {
         }
     }
 
-    /// Lets go of all but the last `count` positions, once others take more room than those.
-    fn evict_all_but(&mut self, count: usize) {
-        if self.len <= 2 * count.max(INITIAL_CAPACITY) {
+    /// Lets go of all but the first `sink_tokens` and the last `count` positions, once others take more room than those.
+    fn evict_all_but(&mut self, sink_tokens: usize, count: usize) {
+        if self.len <= sink_tokens + 2 * count.max(INITIAL_CAPACITY) {
             return;
         }
         let held = self.len - count..self.len;
         for rows in [&mut self.keys, &mut self.values] {
-            move_to_front(rows, self.capacity, held.clone(), self.heads.head_dim);
+            move_to(sink_tokens, rows, self.capacity, held.clone(), self.heads.head_dim);
         }
-        move_to_front(&mut self.gate_cumsum, self.capacity, held, 1);
-        self.len = count;
+        move_to(sink_tokens, &mut self.gate_cumsum, self.capacity, held, 1);
+        self.evicted += self.len - sink_tokens - count;
+        self.len = sink_tokens + count;
     }
 
     fn reserve(&mut self, len: usize) {
@@ -169,10 +187,10 @@ impl HostKv {
     }
 }
 
-/// Of every head, `[capacity, width]` each, some rows at the place of the first.
-fn move_to_front<T: Copy>(rows: &mut [T], capacity: usize, held: Range<usize>, width: usize) {
+/// Moves some rows of every head, `[capacity, width]` each, to this place and those after it.
+fn move_to<T: Copy>(place: usize, rows: &mut [T], capacity: usize, held: Range<usize>, width: usize) {
     for head in rows.chunks_exact_mut((capacity * width).max(1)) {
-        head.copy_within(held.start * width..held.end * width, 0);
+        head.copy_within(held.start * width..held.end * width, place * width);
     }
 }
 
@@ -197,7 +215,7 @@ mod tests {
         let width = heads.packed();
         let packed = |position: usize| -> Vec<f32> { (0..2 * width).map(|i| (1000 * position + i) as f32).collect() };
         for position in 0..2000 {
-            rows.evict_all_but(7);
+            rows.evict_all_but(0, 7);
             rows.push(&packed(position), 1);
             assert!(rows.held() <= 2 * INITIAL_CAPACITY + 1 && rows.held() >= 7.min(position));
         }
@@ -206,6 +224,22 @@ mod tests {
         for (sequence, back) in [(0, 0), (1, 6), (0, rows.held() - 1)] {
             let at = (sequence * rows.capacity + rows.held() - 1 - back) * 3;
             assert_eq!(rows.keys[at..at + 3], packed(1999 - back)[sequence * strides.batch + key..][..3]);
+        }
+    }
+
+    #[test]
+    fn first_tokens_stay() {
+        let heads = Heads { heads: 2, kv_heads: 1, head_dim: 3 };
+        let mut rows = HostKv::new(1, heads);
+        let packed = |position: usize| -> Vec<f32> { vec![position as f32; heads.packed()] };
+        for position in 0..2000 {
+            rows.evict_all_but(4, 7);
+            rows.push(&packed(position), 1);
+            assert!(rows.held() <= 4 + 2 * INITIAL_CAPACITY + 1 && rows.held() + rows.evicted == position + 1);
+            let held: Vec<f32> = rows.keys.chunks(3).take(rows.held()).map(|row| row[0]).collect();
+            let (first, last) = held.split_at(4.min(held.len()));
+            assert!(first.iter().enumerate().all(|(at, key)| *key == at as f32), "{held:?}");
+            assert!(last.iter().rev().enumerate().all(|(back, key)| *key == (position - back) as f32), "{held:?}");
         }
     }
 

@@ -181,6 +181,8 @@ pub(crate) struct AttentionCall<'a, T> {
     pub(crate) gate_cumsum: Option<Strided<&'a [f64]>>,
     /// The relative bias of query heads, where there is one.
     pub(crate) relative: Option<RelativeBias<'a, T>>,
+    /// Positions after the first tokens whose keys a KV cache no longer has.
+    pub(crate) evicted: usize,
     /// Which of the heads that tables and sinks are for is the first here.
     pub(crate) first_head: usize,
 }
@@ -331,7 +333,7 @@ impl ScoreInputs {
         call: AttentionCall<T>,
         f: impl FnOnce(&AttentionProblem<T>),
     ) {
-        let AttentionCall { dims, gate_cumsum, relative, first_head, .. } = call;
+        let AttentionCall { dims, gate_cumsum, relative, evicted, first_head, .. } = call;
         let heads = first_head..first_head + dims.heads;
         let score_mod = match &self.bias {
             BiasInputs::ScoreMod(kind, place) => {
@@ -366,7 +368,9 @@ impl ScoreInputs {
         let AttentionMask { pattern, lengths, documents } = &self.mask;
         let (lengths, documents) = (lengths.as_deref(), documents.as_deref());
         let (mask, intervals, dropout) = (*pattern, None, None);
-        f(&AttentionProblem { dims, scale, softcap, sinks, mask, lengths, documents, intervals, dropout, scores });
+        let problem =
+            AttentionProblem { mask, lengths, documents, intervals, evicted, ..AttentionProblem::causal(dims, scale) };
+        f(&AttentionProblem { softcap, sinks, dropout, scores, ..problem });
     }
 
     /// What is by distance, of these heads.
@@ -468,7 +472,14 @@ impl AttentionOp {
         let [q, k, v] = self.own;
         let rows = [view(q, queries), view(k, keys), view(v, keys)];
         let relative = self.relative.map(|relative| relative.of(inputs));
-        AttentionCall { dims, rows, gate_cumsum: strided_by_keys(gate_cumsum, dims), relative, first_head: 0 }
+        AttentionCall {
+            dims,
+            rows,
+            gate_cumsum: strided_by_keys(gate_cumsum, dims),
+            relative,
+            evicted: 0,
+            first_head: 0,
+        }
     }
 
     fn forward<T: FloatElement>(&self, inputs: &[HostArray]) -> OpOutput {

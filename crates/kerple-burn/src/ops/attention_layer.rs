@@ -272,7 +272,7 @@ impl AttentionLayerOp {
             let (starts, packed) = heads.layout(len);
             let dims = AttentionDims { heads: count, kv_heads: count, ..dims };
             let rows = starts.map(|start| View { data: &rows[start..], strides: packed });
-            let call = AttentionCall { dims, rows, gate_cumsum: None, relative: None, first_head };
+            let call = AttentionCall { dims, rows, gate_cumsum: None, relative: None, evicted: 0, first_head };
             self.scores.forward(inputs, call, ViewMut::new(&mut a[first_head * d..], merged));
         }
         a
@@ -306,7 +306,7 @@ impl AttentionLayerOp {
         let mut a = zeros(dims.batch * dims.queries * self.heads.inner());
         let rows = starts.map(|start| View { data: &qkv[start..], strides: packed });
         let gate_cumsum = attention::strided_by_keys(&gate_cumsum, dims);
-        let call = AttentionCall { dims, rows, gate_cumsum, relative: None, first_head: 0 };
+        let call = AttentionCall { dims, rows, gate_cumsum, relative: None, evicted: 0, first_head: 0 };
         let lse = self.scores.forward(inputs, call, ViewMut::new(&mut a, merged));
         // the widest rows of a layer go before the last are made
         let qkv = tracked.then(|| raw.unwrap_or(qkv));
@@ -390,7 +390,7 @@ impl AttentionLayerOp {
         let merged = |data| View { data, strides: merged };
         let gate_cumsum = self.gate_cumsum(logits, dims);
         let gate_cumsum = attention::strided_by_keys(&gate_cumsum, dims);
-        let call = AttentionCall { dims, rows, gate_cumsum, relative: None, first_head: 0 };
+        let call = AttentionCall { dims, rows, gate_cumsum, relative: None, evicted: 0, first_head: 0 };
         let d_rows = ViewMut::parts(&mut d_qkv, starts, packed);
         let saved = attention::AttentionOutput { out: merged(a), lse, d_out: merged(&d_a) };
         let d_gate_cumsum = self.scores.backward(ctx, call, saved, d_rows, found).gate_cumsum;

@@ -106,7 +106,9 @@ fn reach(pattern: Mask) -> LinearMask {
     match pattern {
         Mask::Causal { window: None } => LinearMask::Causal,
         Mask::Bidirectional { window: None } => LinearMask::Bidirectional,
-        Mask::Causal { window: Some(_) } | Mask::Bidirectional { window: Some(_) } => {
+        Mask::Causal { window: Some(_) }
+        | Mask::Bidirectional { window: Some(_) }
+        | Mask::CausalWithSinkTokens { .. } => {
             panic!("linear attention has no window: plans with one are refused")
         }
     }

@@ -6,13 +6,13 @@ use crate::case::{AttentionInputs, Case};
 use crate::engines::{cast, forward_backward, to_f64};
 use crate::{CaseComparison, CaseResult, Checked};
 use burn::tensor::{Device, Tensor};
-use kerple_burn::attention_context::{KernelTensors, ScoreContext};
+use kerple_burn::attention_context::{AttentionMask, KernelTensors, ScoreContext};
 use kerple_burn::implementation::Impl;
 use kerple_burn::ops::attention::attention;
 use kerple_core::Number;
 use kerple_core::attention::{
-    self, AttentionDims, AttentionProblem, LearnedPositions, PositionKernel, ScoreTable, ScoreTransform, Strides, View,
-    ViewMut, naive,
+    self, AttentionDims, AttentionProblem, LearnedPositions, Mask, PositionKernel, ScoreTable, ScoreTransform, Strides,
+    View, ViewMut, naive,
 };
 use kerple_core::forms::Strided;
 use kerple_core::ops::gate_cumsum::{self, GateMap};
@@ -25,6 +25,7 @@ type ForwardPass = fn(&AttentionProblem<f64>, View<f64>, View<f64>, View<f64>, V
 struct PositionedAttention {
     inputs: AttentionInputs,
     scale: f64,
+    mask: Mask,
     kernel: PositionKernel,
     /// Of each parameter, `[H]` or `[H, M]`.
     names: &'static [&'static str],
@@ -62,6 +63,14 @@ fn parameters(case: &Case, names: &[&str], heads: usize) -> Checked<Vec<f64>> {
         columns.iter().flat_map(move |column| column[head * column.len() / heads..][..column.len() / heads].to_vec())
     };
     Ok((0..heads).flat_map(of_head).collect())
+}
+
+/// Causal; with the window and the first tokens of a case that has them.
+fn mask(case: &Case) -> Checked<Mask> {
+    match case.optional_number("window") {
+        Some(_) => Ok(Mask::causal(Some(case.size_from("window", 1)?), case.size("sinks")?)),
+        None => Ok(Mask::CAUSAL),
+    }
 }
 
 /// How logits become steps; nothing where steps stand as they are.
@@ -104,6 +113,7 @@ pub fn run(case: &Case) -> CaseResult {
     let given = PositionedAttention {
         inputs,
         scale: case.number("scale")?,
+        mask: mask(case)?,
         kernel,
         names,
         parameters,
@@ -229,7 +239,7 @@ impl PositionedAttention {
             ..ScoreTable::PLAIN
         };
         let plain = AttentionProblem::causal(self.inputs.dims, T::from_f64(self.scale));
-        let problem = AttentionProblem { scores: ScoreTransform::Table(table), ..plain };
+        let problem = AttentionProblem { mask: self.mask, scores: ScoreTransform::Table(table), ..plain };
         let found = forward_backward(&problem, [strides; 2], rows.each_ref().map(|x| &x[..]), 0, fused);
         let [d_positions, d_parameters] = found.d_positions.expect("the problem has learned positions");
         PositionedOutput {
@@ -249,7 +259,8 @@ impl PositionedAttention {
         let steps = tensor(&self.steps, [batch, heads, len], &device);
         let parameters = tensor(&self.parameters, [heads, self.kernel.parameters()], &device);
         let kernel = Some(KernelTensors { kernel: self.kernel, parameters: parameters.clone() });
-        let context = ScoreContext { gates: Some(steps.clone()), kernel, ..ScoreContext::default() };
+        let mask = AttentionMask::from(self.mask);
+        let context = ScoreContext { mask, gates: Some(steps.clone()), kernel, ..ScoreContext::default() };
         let out = attention(q.clone(), k.clone(), v.clone(), self.scale, &context, implementation);
         let gradients = (out.clone() * d_out.detach()).sum().backward();
         let of = |x: &Tensor<4>| x.grad(&gradients).map(numbers).unwrap_or_default();

@@ -3,7 +3,7 @@
 
 use kerple_burn::forward_context::ForwardContext;
 use kerple_burn::ops::linear_attention::LinearAttentionSettings;
-use kerple_core::encoding::{Encoding, EncodingParameter, ParameterShare};
+use kerple_core::encoding::{EncodingParameter, ParameterShare};
 use kerple_core::features::Normals;
 use kerple_core::forms::{CodeForm, CodeKind};
 use kerple_lm::Result;
@@ -101,7 +101,7 @@ fn decay(
     layer: &LayerSettings,
     read: &mut impl FnMut(&str, usize) -> Result<Vec<f32>>,
 ) -> Result<Vec<DrawnTensor>> {
-    let (geometry, encoding) = (plan.geometry(), Encoding { window: None, ..layer.encoding.clone() });
+    let (geometry, encoding) = (plan.geometry(), layer.encoding.with_window(None));
     let Some(demand) = layer.attention.linear().and_then(|linear| linear.demand()) else { return Ok(Vec::new()) };
     let stored = stored(plan, number, layer, read)?;
     let Some(fading) = encoding.decay(&geometry, &stored, &demand) else { return Ok(Vec::new()) };

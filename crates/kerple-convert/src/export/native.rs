@@ -61,6 +61,7 @@ fn check(plan: &Plan) -> Representable<()> {
     need(attn_softcap.is_none(), "model.block.attn_softcap")?;
     need(!lm_head_bias, "model.block.lm_head_bias")?;
     need(!scale_embeddings, "model.block.scale_embeddings")?;
+    need_no_sink_tokens(plan)?;
     let softmax = |layer: usize| *plan.model.layer(&plan.encoding, layer).attention == AttentionKind::Softmax;
     need((0..plan.model.n_layers).all(softmax), "model.block.attention")?;
     for (_, encoding) in encodings(plan) {
@@ -70,6 +71,13 @@ fn check(plan: &Plan) -> Representable<()> {
         need(encoding.reach.is_none(), "encoding.reach")?;
     }
     Ok(())
+}
+
+/// First tokens that stay visible under a window, of the encoding or of a kind of layers.
+pub(super) fn need_no_sink_tokens(plan: &Plan) -> Representable<()> {
+    need(plan.encoding.sink_tokens.is_none(), "encoding.sink_tokens")?;
+    let all = plan.model.every_layer(&plan.encoding);
+    need(all.map(|layer| layer.sink_tokens).all(|sink_tokens| sink_tokens.is_none()), "model.layers.*.sink_tokens")
 }
 
 /// The choices that older families have no key for: as many key heads as query heads, as wide as the model together, and all

@@ -192,3 +192,14 @@ fn a_place_where_something_is_stays_as_it_is() {
     let left: Vec<_> = fs::read_dir(folder.path()).unwrap().map(|entry| entry.unwrap().file_name()).collect();
     assert_eq!(left, ["out"]);
 }
+
+#[test]
+fn first_tokens_under_a_window_have_no_equivalent() {
+    for (encoding, model, key) in [
+        ("{ kind = \"rotary\", window = 8, sink_tokens = 2 }", "", "encoding.sink_tokens"),
+        ("\"rotary\"", "[model.layers.a]\nevery = 2\nwindow = 8\nsink_tokens = 2\n", "model.layers.*.sink_tokens"),
+    ] {
+        let error = family_config(&of(encoding, model), &ExportOptions::default()).unwrap_err().to_string();
+        assert!(error.contains(&format!("it has no equivalent of {key}")), "{error}");
+    }
+}

@@ -27,6 +27,7 @@ use super::{
 use crate::Number;
 use crate::forms::{LearnedPositions, RelativeBias, ScoreBlock, ScoreModGradients, Strided, ValueMod};
 use std::borrow::Cow;
+use std::iter::Chain;
 use std::ops::Range;
 
 /// Writes `out` and, for the backward, `lse` (`[B, H, Q]`, minus infinity for a fully masked row).
@@ -59,7 +60,7 @@ pub fn forward<T: Number>(
                 continue;
             }
             let weights = &mut weights[head * z.len()..][..z.len()];
-            for ((key, &z), weight) in row.visible.clone().zip(z).zip(weights) {
+            for ((key, &z), weight) in row.keys().zip(z).zip(weights) {
                 *weight = (z - *lse).exp() * row.dropout_factor(head, key);
                 add_scaled(out, *weight, row.of_key(v, head, key));
             }
@@ -88,7 +89,7 @@ pub fn backward<T: Number>(
         let (scores, queries) = (row.scores(saved.q, saved.k), row.queries(saved.q));
         let mut weights = row.mapped(&scores, &queries);
         let mut d_scores = row.value_products(&queries, saved.d_out);
-        let seen = row.visible.len().max(1);
+        let seen = row.count().max(1);
         for (head, (weights, d_scores)) in
             (0..).zip(weights.chunks_exact_mut(seen).zip(d_scores.chunks_exact_mut(seen)))
         {
@@ -97,7 +98,7 @@ pub fn backward<T: Number>(
             if let (Some(sinks), Some(d_sinks)) = (problem.sinks, &mut gradients.d_sinks) {
                 d_sinks[head] -= (sinks[head] - lse).exp() * mean;
             }
-            for ((key, weight), d) in row.visible.clone().zip(weights).zip(d_scores) {
+            for ((key, weight), d) in row.keys().zip(weights).zip(d_scores) {
                 let p = if lse == T::NEG_INFINITY { T::ZERO } else { (*weight - lse).exp() };
                 let factor = row.dropout_factor(head, key);
                 *weight = p * factor;
@@ -117,7 +118,7 @@ pub fn backward<T: Number>(
             d_scores.iter_mut().zip(slopes).for_each(|(d, slope)| *d = *d * slope);
         }
         for (head, d_scores) in row.heads(&d_scores) {
-            for (key, &d_score) in row.visible.clone().zip(d_scores) {
+            for (key, &d_score) in row.keys().zip(d_scores) {
                 let d_dot = d_score * problem.scale;
                 let (q, k) = (row.of_query(saved.q, head), row.of_key(saved.k, head, key));
                 let (q, k) = (row.decayed(q, key), row.decayed(k, key));
@@ -143,7 +144,10 @@ struct QueryRow<'a, T> {
     /// Queries and keys of a whole row of the batch.
     whole: [usize; 2],
     query: usize,
+    /// The keys of the window, or all.
     visible: Range<usize>,
+    /// First keys before them.
+    sink_tokens: usize,
 }
 
 fn rows<'a, T: Number>(problem: &'a AttentionProblem<'a, T>) -> impl Iterator<Item = QueryRow<'a, T>> {
@@ -156,6 +160,7 @@ fn rows<'a, T: Number>(problem: &'a AttentionProblem<'a, T>) -> impl Iterator<It
             whole,
             query,
             visible: problem.visible(0, query),
+            sink_tokens: problem.visible_sink_tokens(0, query),
         })
     })
 }
@@ -164,6 +169,16 @@ impl<'a, T: Number> QueryRow<'a, T> {
     /// The query's number in its row of the batch.
     fn own_query(&self) -> usize {
         self.segment.first_query + self.query
+    }
+
+    /// The keys that the query sees.
+    fn keys(&self) -> Chain<Range<usize>, Range<usize>> {
+        (0..self.sink_tokens).chain(self.visible.clone())
+    }
+
+    /// How many it sees.
+    fn count(&self) -> usize {
+        self.sink_tokens + self.visible.len()
     }
 
     fn kv_head(&self, head: usize) -> usize {
@@ -185,7 +200,7 @@ impl<'a, T: Number> QueryRow<'a, T> {
 
     /// `[H, visible]` head by head; nothing for a row that sees no key.
     fn heads<'v>(&self, values: &'v [T]) -> impl Iterator<Item = (usize, &'v [T])> {
-        let seen = self.visible.len();
+        let seen = self.count();
         (0..self.problem.dims.heads).map(move |head| (head, &values[head * seen..][..seen]))
     }
 
@@ -201,7 +216,7 @@ impl<'a, T: Number> QueryRow<'a, T> {
             let s = self.problem.scale * dot(self.of_query(q, head), &keys);
             self.problem.softcap.map_or(s, |cap| cap * tanh(s / cap))
         };
-        (0..self.problem.dims.heads).flat_map(|head| self.visible.clone().map(move |key| score(head, key))).collect()
+        (0..self.problem.dims.heads).flat_map(|head| self.keys().map(move |key| score(head, key))).collect()
     }
 
     /// Features of a query or of a key as their products over this distance count them.
@@ -209,7 +224,7 @@ impl<'a, T: Number> QueryRow<'a, T> {
         let ScoreTransform::Table(ScoreTable { feature_decay: Some(rates), .. }) = self.problem.scores else {
             return features.into();
         };
-        let distance = (self.problem.dims.position(self.query) - key as isize) as f64;
+        let distance = self.problem.distance(self.query, key) as f64;
         let decayed = |(value, rate): (&T, &f64)| *value * T::from_f64((-rate * distance).exp());
         features.iter().zip(rates).map(decayed).collect::<Vec<T>>().into()
     }
@@ -236,7 +251,7 @@ impl<'a, T: Number> QueryRow<'a, T> {
                     }
                 }
                 if let Some(relative) = table.relative {
-                    let seen = self.visible.len();
+                    let seen = self.count();
                     for (head, d, at) in self.within_reach(relative.reach) {
                         let row = relative.rows.row(0, head, self.query, relative.rank);
                         let of_distance = relative.profiles.iter().skip(d).step_by(relative.reach);
@@ -302,9 +317,9 @@ impl<'a, T: Number> QueryRow<'a, T> {
 
     /// Head, distance and place among the visible keys of the scores that have a relative bias.
     fn within_reach(&self, reach: usize) -> impl Iterator<Item = (usize, usize, usize)> + use<'a, T> {
-        let (position, visible) = (self.problem.dims.position(self.query), self.visible.clone());
+        let (problem, query, visible) = (self.problem, self.query, self.keys());
         let near = move |(at, key): (usize, usize)| {
-            Some(((position - key as isize).cast_unsigned(), at)).filter(|(d, _)| *d < reach)
+            Some((problem.distance(query, key).cast_unsigned(), at)).filter(|(d, _)| *d < reach)
         };
         (0..self.problem.dims.heads)
             .flat_map(move |head| visible.clone().enumerate().filter_map(near).map(move |(d, at)| (head, d, at)))
@@ -313,7 +328,7 @@ impl<'a, T: Number> QueryRow<'a, T> {
     fn relative_backward(&self, relative: RelativeBias<T>, d_scores: &[T], to: &mut RelativeGradients<T>) {
         let RelativeBias { rows, profiles, rank, reach } = relative;
         for (head, d, at) in self.within_reach(reach) {
-            let d_z = d_scores[head * self.visible.len() + at];
+            let d_z = d_scores[head * self.count() + at];
             let row = rows.row(0, head, self.query, rank);
             // SAFETY: the view is checked, and this is its only row in use.
             let d_row = unsafe { to.d_rows.row(self.segment.row, head, self.own_query(), rank) };
@@ -361,7 +376,7 @@ impl<'a, T: Number> QueryRow<'a, T> {
     fn signs(&self) -> impl Iterator<Item = (usize, usize, f64)> {
         let position = self.problem.dims.position(self.query);
         let signed = move |key: usize| (key, (position - key as isize).signum() as f64);
-        let visible = self.visible.clone();
+        let visible = self.keys();
         (0..self.problem.dims.heads)
             .flat_map(move |head| visible.clone().map(signed).map(move |(key, sign)| (head, key, sign)))
     }
@@ -389,7 +404,7 @@ impl<'a, T: Number> QueryRow<'a, T> {
     /// The gradient of the weights through the vectors that a score modification adds to values,
     /// `[H, visible]`.
     fn value_products(&self, queries: &[T], d_out: View<T>) -> Vec<T> {
-        let mut products = vec![T::ZERO; self.problem.dims.heads * self.visible.len()];
+        let mut products = vec![T::ZERO; self.problem.dims.heads * self.count()];
         if let Some(values) = self.values() {
             let d_out = self.queries(d_out);
             let rows = Strided { values: &d_out[..], stride: self.problem.dims.head_dim };
@@ -412,7 +427,7 @@ impl<'a, T: Number> QueryRow<'a, T> {
             batch: self.segment.row,
             heads: self.problem.dims.heads,
             rows: 1,
-            columns: self.visible.len(),
+            columns: self.count(),
             first_position: self.problem.dims.position(self.query),
             first_key: self.visible.start,
             keys: self.problem.length(0),
@@ -424,10 +439,9 @@ impl<'a, T: Number> QueryRow<'a, T> {
     /// Where the distances of the visible keys lie in a table, head by head; of no meaning where there is none.
     fn table_indices(&self) -> impl Iterator<Item = usize> {
         let (problem, table) = (&self.problem, self.problem.tables());
-        let position = problem.dims.position(self.query);
         (0..problem.dims.heads).flat_map(move |head| {
             let origin = problem.origin(table, head);
-            self.visible.clone().map(move |key| origin.wrapping_add_signed(position - key as isize))
+            self.keys().map(move |key| origin.wrapping_add_signed(problem.distance(self.query, key)))
         })
     }
 }

@@ -6,6 +6,7 @@ use super::intervals::KeyInterval;
 use crate::Number;
 use crate::forms::{
     LearnedPositions, Mask, PositionKernel, RelativeBias, ScoreTable, ScoreTransform, Sides, Strided, visible_keys,
+    visible_sink_tokens,
 };
 use crate::tiles::view::{View, ViewMut, ViewShape};
 use std::ops::Range;
@@ -64,6 +65,10 @@ pub struct AttentionProblem<'a, T> {
     /// to the keys of its interval that the mask allows. Positions are those of the whole row, and work
     /// follows the lengths of the intervals. For distance tables only.
     pub intervals: Option<&'a [KeyInterval]>,
+    /// Positions after the first tokens of the mask whose keys a KV cache no longer has: the keys are
+    /// the first tokens', then those of all later positions. For the forward, where no window reaches
+    /// an evicted position. 0: all keys are there.
+    pub evicted: usize,
     /// Dropout of attention weights, the same in the backward as in the forward.
     pub dropout: Option<AttentionDropout>,
     /// How scaled scores become the logits of the softmax. Tables contain every distance between the
@@ -84,6 +89,7 @@ impl<'a, T: Number> AttentionProblem<'a, T> {
             lengths: None,
             documents: None,
             intervals: None,
+            evicted: 0,
             dropout: None,
             scores,
         }
@@ -165,7 +171,8 @@ impl<'a, T: Number> AttentionProblem<'a, T> {
         self.lengths.map_or(self.dims.keys, |lengths| lengths[batch])
     }
 
-    /// The keys that query `i` of a sequence attends to; may be empty.
+    /// The keys that query `i` of a sequence attends to, within the window where there is one; may be
+    /// empty. First tokens before them: [`AttentionProblem::visible_sink_tokens`].
     pub fn visible(&self, batch: usize, i: usize) -> Range<usize> {
         let allowed = visible_keys(self.mask, self.dims.position(i), self.length(batch));
         let Some(intervals) = self.intervals else { return allowed };
@@ -174,7 +181,34 @@ impl<'a, T: Number> AttentionProblem<'a, T> {
         start.max(allowed.start).min(end)..end
     }
 
+    /// How many first keys query `i` of a sequence attends to before those of its window.
+    pub fn visible_sink_tokens(&self, batch: usize, i: usize) -> usize {
+        visible_sink_tokens(self.mask, self.dims.position(i), self.length(batch))
+    }
+
+    /// How many first keys some of these queries attend to before all of their windows, of a problem of one sequence.
+    pub(super) fn sink_tokens_before(&self, queries: Range<usize>) -> usize {
+        // windows rise with the query
+        self.visible_sink_tokens(0, queries.end - 1).min(self.visible(0, queries.start).start)
+    }
+
+    /// How far a query of a problem of one sequence is from a key.
+    pub(super) fn distance(&self, query: usize, key: usize) -> isize {
+        self.dims.position(query) - key as isize + self.evicted_after(key) as isize
+    }
+
+    /// Evicted positions between this key and the queries.
+    pub(super) fn evicted_after(&self, key: usize) -> usize {
+        if key < self.mask.sink_tokens() { self.evicted } else { 0 }
+    }
+
+    /// Positions of the keys, the evicted ones among them: more than any distance to a key.
+    pub(super) fn positions_of_keys(&self) -> usize {
+        self.dims.keys + self.evicted
+    }
+
     /// From the first key that some of these queries attend to, to the last, of a problem of one sequence. May be empty.
+    /// First tokens before the windows of all these queries are not among them.
     pub(super) fn hull(&self, queries: Range<usize>) -> Range<usize> {
         if self.intervals.is_none() {
             // both ends rise with the query
@@ -188,7 +222,7 @@ impl<'a, T: Number> AttentionProblem<'a, T> {
     pub(super) fn ahead(&self) -> usize {
         let furthest = self.dims.queries.saturating_sub(1);
         match self.mask {
-            Mask::Causal { .. } => 0,
+            Mask::Causal { .. } | Mask::CausalWithSinkTokens { .. } => 0,
             Mask::Bidirectional { window } => window.map_or(furthest, |window| window.saturating_sub(1).min(furthest)),
         }
     }
@@ -225,6 +259,15 @@ impl<'a, T: Number> AttentionProblem<'a, T> {
         let reach = queries.saturating_add(keys).saturating_add(1 << 10);
         let room = crate::elements(&[batch.max(1), heads.max(1), reach, head_dim.saturating_add(1 << 6)]);
         assert!(room.is_some_and(|room| room <= isize::MAX as usize / size_of::<T>()), "{:?} is too large", self.dims);
+        if self.evicted > 0 {
+            let sink_tokens = self.mask.sink_tokens();
+            let is_whole = self.lengths.is_none() && self.documents.is_none() && self.dropout.is_none();
+            assert!(sink_tokens > 0 && is_whole, "keys are evicted after first tokens of whole sequences only");
+            let start = if queries > 0 { self.visible(0, 0).start } else { sink_tokens };
+            assert!(start >= sink_tokens, "the window of the first query starts at key {start}, an evicted one");
+        }
+        let has_tables = matches!(self.scores, ScoreTransform::Table(_));
+        assert!(has_tables || self.mask.sink_tokens() == 0, "score modifications do not keep first tokens visible");
         assert!(self.softcap.is_none_or(|cap| cap > T::ZERO && cap.is_finite()), "softcap = {:?}", self.softcap);
         if let Some(sinks) = self.sinks {
             crate::check_shape!(sinks, H = heads);
@@ -257,7 +300,7 @@ impl<'a, T: Number> AttentionProblem<'a, T> {
             if let Some(rates) = of.feature_decay {
                 crate::check_shape!(rates, D = head_dim);
                 assert!(
-                    matches!(self.mask, Mask::Causal { .. }),
+                    self.mask.sides() == Sides::OneSided,
                     "decaying rotations require \
                     causal attention"
                 );
@@ -280,6 +323,7 @@ impl<'a, T: Number> AttentionProblem<'a, T> {
         let AttentionDims { batch, queries, keys, .. } = self.dims;
         assert!(self.lengths.is_none() && self.documents.is_none(), "intervals exclude lengths and documents");
         assert!(matches!(self.scores, ScoreTransform::Table(_)), "score modifications do not take intervals");
+        assert!(self.mask.sink_tokens() == 0, "a mask with first tokens does not take intervals");
         crate::check_shape!(intervals, B = batch, Q = queries);
         for (at, &KeyInterval { start, end }) in intervals.iter().enumerate() {
             assert!(start.max(end) <= keys, "intervals[{at}] = {start}..{end} is not within {keys} keys");
@@ -287,7 +331,7 @@ impl<'a, T: Number> AttentionProblem<'a, T> {
     }
 
     fn check_relative(&self, RelativeBias { rows, profiles, rank, reach }: RelativeBias<T>) {
-        assert!(matches!(self.mask, Mask::Causal { .. }), "a relative bias per row requires causal attention");
+        assert!(self.mask.sides() == Sides::OneSided, "a relative bias per row requires causal attention");
         assert!(rank > 0 && reach > 0, "a relative bias needs a rank and a reach, got {rank} and {reach}");
         crate::check_shape!(profiles, R = rank, E = reach);
         rows.check("relative.rows", self.relative_shape(rank));
@@ -377,11 +421,11 @@ impl<'a, T: Number> AttentionProblem<'a, T> {
         crate::check_shape!(table, H = self.dims.heads, C = self.columns(of));
         let AttentionDims { queries, keys, .. } = self.largest().dims;
         let needed = match self.mask {
-            Mask::Causal { .. } => keys,
+            Mask::Causal { .. } | Mask::CausalWithSinkTokens { .. } => keys + self.evicted,
             Mask::Bidirectional { .. } => keys.max(queries),
         };
         let reach = |it: &DocumentSegment| match self.mask {
-            Mask::Causal { .. } => it.keys,
+            Mask::Causal { .. } | Mask::CausalWithSinkTokens { .. } => it.keys,
             Mask::Bidirectional { .. } => it.reach(),
         };
         let longest = || match self.documents.and_then(|documents| documents.longest_by(reach)) {
@@ -426,6 +470,7 @@ impl<'a, T: Number> AttentionProblem<'a, T> {
     pub(super) fn check_backward(&self, saved: &AttentionSaved<T>, gradients: &AttentionGradients<T>) {
         let AttentionDims { batch, heads, queries, .. } = self.dims;
         self.check();
+        assert!(self.evicted == 0, "the backward needs the keys of all positions");
         let (query_shape, key_shape) = (self.query_shape(), self.key_shape());
         for (name, view, shape) in [
             ("q", saved.q, query_shape),

@@ -41,6 +41,9 @@ pub struct Encoding {
     pub method: Method,
     /// Attention sees only this many positions, itself included; `None` sees all.
     pub window: Option<usize>,
+    /// First tokens that stay visible under the window, at their true positions; see
+    /// [`Mask::CausalWithSinkTokens`](crate::forms::Mask::CausalWithSinkTokens).
+    pub sink_tokens: Option<usize>,
     /// Where the table enters.
     pub scale: BiasScale,
     /// Precision of positions.
@@ -59,9 +62,10 @@ pub struct Encoding {
 
 impl From<Method> for Encoding {
     fn from(method: Method) -> Self {
-        let SharedKeys { window, scale, emulate, clamp, share: _, randomized, decayed, reach } = SharedKeys::default();
+        let SharedKeys { window, sink_tokens, scale, emulate, clamp, share: _, randomized, decayed, reach } =
+            SharedKeys::default();
         let share = method.positional().shares()[0];
-        Encoding { method, window, scale, emulate, clamp, share, randomized, decayed, reach }
+        Encoding { method, window, sink_tokens, scale, emulate, clamp, share, randomized, decayed, reach }
     }
 }
 
@@ -71,6 +75,8 @@ impl From<Method> for Encoding {
 struct SharedKeys {
     #[serde(skip_serializing_if = "Option::is_none")]
     window: Option<usize>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    sink_tokens: Option<usize>,
     scale: BiasScale,
     emulate: Emulate,
     clamp: Clamp,
@@ -85,7 +91,13 @@ struct SharedKeys {
     reach: Option<usize>,
 }
 
-const SHARED_KEYS: [&str; 8] = ["window", "scale", "emulate", "clamp", "share", "randomized", "decayed", REACH];
+const SHARED_KEYS: [&str; 9] =
+    ["window", SINK_TOKENS, "scale", "emulate", "clamp", "share", "randomized", "decayed", REACH];
+
+const SINK_TOKENS: &str = "sink_tokens";
+
+/// Most first tokens that stay visible under a window.
+pub const MOST_SINK_TOKENS: usize = 1 << 16;
 
 const REACH: &str = InklingConfig::REACH;
 
@@ -119,14 +131,15 @@ impl<'de> Deserialize<'de> for Encoding {
         // a key of the method's own stays in its table
         let is_shared = |key: &&&str| kind != InklingConfig::KIND || **key != REACH;
         let shared = SHARED_KEYS.iter().filter(is_shared).filter_map(|key| own.remove_entry(*key)).collect();
-        let SharedKeys { window, scale, emulate, clamp, share, randomized, decayed, reach } =
+        let SharedKeys { window, sink_tokens, scale, emulate, clamp, share, randomized, decayed, reach } =
             parse(Value::Object(shared))?;
         if let (InklingConfig::KIND, Some(window)) = (kind, window) {
             own.entry(REACH).or_insert(window.into());
         }
         let method: Method = parse(Value::Object(Map::from_iter([(kind.to_owned(), Value::Object(own))])))?;
         let share = share.unwrap_or(method.positional().shares()[0]);
-        let encoding = Encoding { method, window, scale, emulate, clamp, share, randomized, decayed, reach };
+        let encoding =
+            Encoding { method, window, sink_tokens, scale, emulate, clamp, share, randomized, decayed, reach };
         encoding.check_keys().map_err(|refusal| D::Error::custom(refusal.line()))?;
         Ok(encoding)
     }
@@ -135,9 +148,9 @@ impl<'de> Deserialize<'de> for Encoding {
 impl Serialize for Encoding {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         let mut map = Map::from_iter([("kind".to_owned(), Value::from(self.method.kind()))]);
-        let Encoding { window, scale, emulate, clamp, randomized, decayed, reach, .. } = *self;
+        let Encoding { window, sink_tokens, scale, emulate, clamp, randomized, decayed, reach, .. } = *self;
         let share = Some(self.share).filter(|_| !self.has_usual_share());
-        let shared = SharedKeys { window, scale, emulate, clamp, share, randomized, decayed, reach };
+        let shared = SharedKeys { window, sink_tokens, scale, emulate, clamp, share, randomized, decayed, reach };
         let shared = serde_json::to_value(shared).map_err(serde::ser::Error::custom)?;
         map.extend(self.method.keys());
         map.extend(shared.as_object().cloned().unwrap_or_default());
@@ -178,6 +191,7 @@ impl Encoding {
             let hint = "use 1 for the token itself, a larger number, or remove it to attend to everything";
             return Err(ConfigError::new("window", "a window of 0 attends to nothing, it must be at least 1", hint));
         }
+        self.sink_tokens.map_or(Ok(()), |sink_tokens| self.check_sink_tokens(sink_tokens))?;
         if !self.method.positional().shares().contains(&self.share) {
             let message = format!("`{}` has no parameters that a layer could own", self.method.kind());
             return Err(ConfigError::new("share", message, "remove it, or use an encoding that learns a table"));
@@ -200,6 +214,34 @@ impl Encoding {
             ));
         }
         self.reach.map_or(Ok(()), |reach| self.check_reach(reach))
+    }
+
+    /// First tokens matter under a window only. A score modification mixes keys in their order, which has no gap.
+    fn check_sink_tokens(&self, sink_tokens: usize) -> Result {
+        let refuse = |message: String, hint: &str| Err(ConfigError::new(SINK_TOKENS, message, hint));
+        if self.window.is_none() {
+            let message = "first tokens stay visible under a window only, and `window` is not set".to_owned();
+            return refuse(message, "also set `window`, or remove it: without a window all tokens are visible");
+        }
+        let hint = "4 first tokens suffice in StreamingLLM; remove it to keep none";
+        check_count(SINK_TOKENS, sink_tokens, 1..=MOST_SINK_TOKENS, hint)?;
+        if let Injection::ScoreMod { .. } = self.entry() {
+            let kind = self.method.kind();
+            let message =
+                format!("`{kind}` modifies the scores of a row together, which does not support first tokens");
+            return refuse(message, "remove it, or use an encoding without a score modification, such as kerple_log");
+        }
+        if self.has_two_sided_table() {
+            let message = "a bias for keys after the query does not support first tokens".to_owned();
+            return refuse(message, "remove it, or remove bidirectional");
+        }
+        Ok(())
+    }
+
+    /// The same with another window. Without one there are no first tokens to keep visible.
+    #[must_use]
+    pub fn with_window(&self, window: Option<usize>) -> Encoding {
+        Encoding { window, sink_tokens: self.sink_tokens.filter(|_| window.is_some()), ..self.clone() }
     }
 
     /// A bias ends where it is a table of its own and nothing else of the scores is by distance.
@@ -316,6 +358,11 @@ impl Encoding {
     /// The key, the value, the limit and what to change.
     pub fn check(&self, geometry: &Geometry) -> Result {
         self.check_keys()?;
+        if let Some(sink_tokens) = self.sink_tokens.filter(|sink_tokens| *sink_tokens >= geometry.train_len) {
+            let train_len = geometry.train_len;
+            let message = format!("{sink_tokens} first tokens are all tokens of a training sequence of {train_len}");
+            return Err(ConfigError::new(SINK_TOKENS, message, "lower it below the training length"));
+        }
         self.method.positional().check(geometry)?;
         self.check_decayed(geometry)?;
         self.check_randomized(geometry)

@@ -30,6 +30,9 @@ impl Encoding {
         if let Some(window) = self.window {
             label += &format!("-window{window}");
         }
+        if let Some(sink_tokens) = self.sink_tokens {
+            label += &format!("-sink_tokens{sink_tokens}");
+        }
         if let Some(reach) = self.reach {
             label += &format!("-reach{reach}");
         }

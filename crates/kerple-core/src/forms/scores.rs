@@ -237,15 +237,22 @@ impl<T> ScoreBlock<'_, T> {
     }
 }
 
-/// The keys that a query at `position` sees of a sequence that has `keys`; empty where there is none.
+/// The keys that a query at `position` sees of a sequence that has `keys`, within the window where
+/// there is one; empty where there is none. First tokens before it: [`visible_sink_tokens`].
 pub(crate) fn visible_keys(mask: Mask, position: isize, keys: usize) -> Range<usize> {
     let limit = |key: isize| key.clamp(0, keys as isize) as usize;
     let window = mask.window().map_or(isize::MAX, |window| isize::try_from(window).unwrap_or(isize::MAX));
     let end = match mask {
-        Mask::Causal { .. } => limit(position + 1),
+        Mask::Causal { .. } | Mask::CausalWithSinkTokens { .. } => limit(position + 1),
         Mask::Bidirectional { .. } => limit(position.saturating_add(window)),
     };
     limit((position + 1).saturating_sub(window)).min(end)..end
+}
+
+/// How many first tokens a query at `position` sees before the keys of its window.
+pub(crate) fn visible_sink_tokens(mask: Mask, position: isize, keys: usize) -> usize {
+    let sink_tokens = mask.sink_tokens();
+    if sink_tokens == 0 { 0 } else { sink_tokens.min(visible_keys(mask, position, keys).start) }
 }
 
 /// The gradients of one block in a [`ScoreMod`]'s backward.

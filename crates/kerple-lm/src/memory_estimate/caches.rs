@@ -35,7 +35,8 @@ fn of_layer(plan: &Plan, layer: &LayerSettings, length: usize) -> u64 {
     let kept = match layer.window {
         // they are let go of once they are twice as many as needed
         Some(window) if plain => {
-            length.min(window.max(INITIAL_CAPACITY).saturating_mul(2).saturating_add(MOST_PREFILLED))
+            let twice = window.max(INITIAL_CAPACITY).saturating_mul(2);
+            length.min(twice.saturating_add(layer.sink_tokens.unwrap_or(0)).saturating_add(MOST_PREFILLED))
         }
         _ => length,
     };

@@ -121,7 +121,13 @@ pub(super) fn check_layers(
     for (name, kind) in &model.layers {
         let layer = model.layer(encoding, kind.at[0]);
         let absolute = layer.other.is_some() && layer.encoding.absolute(geometry, 0..1).is_some();
-        let checked = if absolute {
+        let checked = if kind.sink_tokens.is_some() && layer.window.is_none() {
+            Err(Error::Config {
+                place: "sink_tokens".to_owned(),
+                message: "first tokens stay visible under a window only, and these layers have no window".to_owned(),
+                hint: "also set window, or remove it: without a window all tokens are visible".to_owned(),
+            })
+        } else if absolute {
             Err(Error::Config {
                 place: "encoding.kind".to_owned(),
                 message: format!(
@@ -134,7 +140,13 @@ pub(super) fn check_layers(
         } else {
             check_layer(task, &layer, geometry, model)
         };
-        checked.map_err(|error| of_kind(error, name))?;
+        checked.map_err(|error| match (of_kind(error, name), kind.sink_tokens) {
+            // the key that was written
+            (Error::Config { place, message, hint }, Some(_)) if place.ends_with(".encoding.sink_tokens") => {
+                Error::Config { place: format!("model.layers.{name}.sink_tokens"), message, hint }
+            }
+            (error, _) => error,
+        })?;
     }
     Ok(())
 }
@@ -201,6 +213,13 @@ fn check_gates(task: Option<&TaskConfig>, encoding: &Encoding, attention: &Atten
 /// Only encoders read in both directions.
 fn check_direction(task: Option<&TaskConfig>, encoding: &Encoding) -> Result<()> {
     let is_encoder = OutputHead::of(task).is_bidirectional();
+    if is_encoder && encoding.sink_tokens.is_some() {
+        return Err(Error::Config {
+            place: "encoding.sink_tokens".to_owned(),
+            message: "the window of an encoder does not support first tokens that stay visible".to_owned(),
+            hint: "remove it, or train a decoder".to_owned(),
+        });
+    }
     if is_encoder && encoding.is_causal_only() {
         return Err(Error::Config {
             place: "encoding".to_owned(),

@@ -171,7 +171,7 @@ pub(crate) fn of_positions(old: &Plan, new: &Plan) -> Vec<PlanDifference> {
         let name = changed.iter().find_map(|prefix| key.strip_prefix(prefix.as_str()));
         let has_own_reach = || inkling.iter().any(|prefix| key.starts_with(prefix.as_str()));
         name.is_some_and(|name| match name {
-            "kind" | "window" | "randomized" => false,
+            "kind" | "window" | "sink_tokens" | "randomized" => false,
             "reach" => has_own_reach(),
             _ => true,
         })
@@ -189,9 +189,10 @@ fn positions(plan: &Plan) -> FlatPlan {
     all.extend(values("model.block.hidden_dropout", hidden_dropout));
     all.extend(values("model.block.embedding_dropout", embedding_dropout));
     for (name, kind) in &plan.model.layers {
-        let LayerKind { at, encoding, window, attention: _ } = kind;
+        let LayerKind { at, encoding, window, sink_tokens, attention: _ } = kind;
         all.extend(values(&format!("model.layers.{name}.at"), at));
         all.extend(window.iter().flat_map(|window| values(&format!("model.layers.{name}.window"), window)));
+        all.extend(sink_tokens.iter().flat_map(|own| values(&format!("model.layers.{name}.sink_tokens"), own)));
         all.extend(encoding.iter().flat_map(|own| values(&format!("model.layers.{name}.encoding"), own)));
     }
     all

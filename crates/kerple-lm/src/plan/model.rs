@@ -87,15 +87,20 @@ impl ModelPlan {
 
     /// What a layer has, in a model with this encoding.
     pub fn layer<'a>(&'a self, encoding: &'a Encoding, layer: usize) -> LayerSettings<'a> {
-        let shared = LayerSettings { encoding, other: None, window: encoding.window, attention: &self.block.attention };
+        let Encoding { window, sink_tokens, .. } = *encoding;
+        let shared = LayerSettings { encoding, other: None, window, sink_tokens, attention: &self.block.attention };
         let Some((name, kind)) = self.kind(layer) else { return shared };
         let own = kind.encoding.as_ref();
-        let window = own.unwrap_or(encoding).window;
+        let Encoding { window, sink_tokens, .. } = *own.unwrap_or(encoding);
+        let window = kind.window.map_or(window, AttentionWindow::keys);
+        // first tokens of the encoding stay visible where the layer has a window too
+        let inherited = sink_tokens.filter(|_| window.is_some());
         let named = self.layers.iter().filter(|(_, kind)| kind.encoding.is_some()).position(|(other, _)| other == name);
         LayerSettings {
             encoding: own.unwrap_or(encoding),
             other: named,
-            window: kind.window.map_or(window, AttentionWindow::keys),
+            window,
+            sink_tokens: kind.sink_tokens.or(inherited),
             attention: kind.attention.as_ref().unwrap_or(shared.attention),
         }
     }
@@ -123,6 +128,7 @@ impl ModelPlan {
         };
         let mut found: Vec<String> = Vec::new();
         for layer in self.every_layer(main) {
+            found.extend(layer.sink_tokens.map(|_| format!("the first tokens of {}", layer.windowed().label())));
             found.extend(match layer.attention.linear() {
                 None if matches!(layer.encoding.entry(), Injection::Gates { kernel: false })
                     && !OutputHead::of(task).is_bidirectional() =>

@@ -166,6 +166,16 @@ fn one(args: &DescribeArgs, encoding: &Encoding) -> CommandResult {
             resultln!("  {what:<9} {kernel}    (an expression for `kerple kernel`)");
         }
     }
+    if let Some(window) = encoding.window {
+        let sink_tokens = match encoding.sink_tokens {
+            Some(1) => " and to the first token".to_owned(),
+            Some(count) => format!(" and to the first {count} tokens"),
+            None => String::new(),
+        };
+        let positions =
+            if window == 1 { "its own position".to_owned() } else { format!("the last {window} positions") };
+        resultln!("  window    a query attends to {positions}{sink_tokens}");
+    }
     if let Some(reach) = encoding.reach {
         resultln!("  reach     the bias is 0 for keys at distance {reach} and beyond");
     }

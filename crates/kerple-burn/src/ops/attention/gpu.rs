@@ -26,7 +26,7 @@ fn bias_of(map: &ScoreModSpec) -> Option<(&Fire, usize)> {
     }
 }
 
-/// Whether there is a kernel for a call: tables over distances, FIRE's bias or nothing at all, with any mask, gates of
+/// Whether there is a kernel for a call: tables over distances, FIRE's bias or nothing at all, with any mask but one with first tokens, gates of
 /// queries that see what came before, caps and sinks.
 pub(super) fn runs(q: &Tensor<4>, k: &Tensor<4>, context: &ScoreContext) -> bool {
     let (device, [batch, heads, queries, head_dim], [_, kv_heads, keys, _]) =
@@ -41,7 +41,13 @@ pub(super) fn runs(q: &Tensor<4>, k: &Tensor<4>, context: &ScoreContext) -> bool
     let dims = AttentionDims { batch, heads, kv_heads, queries, keys, head_dim };
     let gated = gated && context.relative.is_none() && context.kernel.is_none();
     let documents = context.mask.documents.as_deref().is_none_or(PackedDocuments::keep_distances);
-    has_kernel && gated && documents && q.dtype() == DType::F32 && FlashAttention::runs(&device.client(), dims)
+    let by_distance = context.mask.pattern.sink_tokens() == 0;
+    has_kernel
+        && by_distance
+        && gated
+        && documents
+        && q.dtype() == DType::F32
+        && FlashAttention::runs(&device.client(), dims)
 }
 
 /// What the backward needs of the forward.

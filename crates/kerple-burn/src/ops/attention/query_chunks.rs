@@ -94,7 +94,7 @@ impl QueryChunksOp {
     /// Positions of the keys that matter to queries at these positions, of so many keys.
     fn keys(&self, queries: &Range<usize>, keys: usize) -> Range<usize> {
         let (pattern, beside) = (self.settings.mask.pattern, reach(&self.settings));
-        let seen = pattern.window().map(|window| window.saturating_sub(1));
+        let seen = pattern.furthest().map(|window| window.saturating_sub(1));
         let start = seen.map_or(0, |seen| queries.start.saturating_sub(seen + beside));
         let end = match (pattern.sides(), seen) {
             (Sides::OneSided, _) => queries.end + beside,

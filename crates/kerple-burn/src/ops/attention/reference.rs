@@ -134,6 +134,7 @@ impl ScoreTerms {
                 (bias.is_some(), if let Some(bias) = bias.clone() { weighted + bias } else { weighted })
             }
             Some(score_mod) => {
+                assert!(mask.pattern.sink_tokens() == 0, "score modifications do not keep first tokens visible");
                 let (scores, bias, own, extent) = (scores.clone(), bias.clone(), self.own.as_ref(), *extent);
                 let (hidden, implementation) = (&hidden, *implementation);
                 let input = ScoreModInput { scores, bias, own, hidden, mask, q, extent, pairs, implementation };

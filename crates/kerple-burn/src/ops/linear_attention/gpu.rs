@@ -62,7 +62,7 @@ pub(super) fn linear_attention(
     let (k, values) = (counting(k), Tensor::cat(vec![v, Tensor::ones([batch, heads, len, 1], (&device, dtype))], 3));
     let causal = causal_sums([q.clone(), k.clone(), values.clone()], decay, gates);
     let sums = match mask.pattern {
-        Mask::Causal { .. } => causal,
+        Mask::Causal { .. } | Mask::CausalWithSinkTokens { .. } => causal,
         Mask::Bidirectional { .. } => {
             let rows = [counting(q.clone()), k.clone(), values.clone()].map(|rows| from_end(rows, lengths));
             let ahead = from_end(causal_sums(rows, decay, None), lengths);

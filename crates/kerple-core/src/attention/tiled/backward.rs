@@ -19,7 +19,7 @@
 mod segment;
 
 use self::segment::{TiledBackwardCall, TiledBackwardScratch};
-use super::blocks::key_blocks;
+use super::blocks::{KeyBlocks, key_blocks};
 use super::feature_decay::FeatureDecay;
 use super::gate_cumsum;
 use super::position_kernel::{self, HeadKernel, PositionSums};
@@ -35,7 +35,6 @@ use crate::cpu::lanes::{Lanes, SimdKernel};
 use crate::forms::Sides;
 use crate::tiles::rows::Dots;
 use crate::tiles::workers::{self, Turns};
-use std::ops::Range;
 
 /// Queries of one tile.
 pub(super) const QUERIES: usize = 96;
@@ -103,8 +102,8 @@ impl<R: Number> SimdKernel<R> for TiledBackward<'_, R> {
                 let alone = problem.alone(number);
                 let (blocks, hulls) = (alone.dims.queries.div_ceil(QUERIES), &hulls);
                 (0..heads * blocks).map(move |sum| match hulls.get(number * blocks + sum % blocks) {
-                    Some(hull) => hull.start,
-                    None => key_blocks(&alone, sum % blocks).start,
+                    Some(hull) => hull.first_turn(),
+                    None => key_blocks(&alone, sum % blocks).first_turn(),
                 })
             })),
             table_turns: Turns::new(problem.segments() * heads, |_| 0),
@@ -168,7 +167,7 @@ impl<R: Number> SimdKernel<R> for TiledBackward<'_, R> {
 
 /// Where queries have intervals of keys: the blocks of keys of each block of queries, by sequence; empty otherwise, since
 /// they are quickly computed then.
-fn hulls<R: Number>(problem: &AttentionProblem<R>) -> Vec<Range<usize>> {
+fn hulls<R: Number>(problem: &AttentionProblem<R>) -> Vec<KeyBlocks> {
     if problem.intervals.is_none() {
         return Vec::new();
     }
@@ -239,7 +238,7 @@ struct TiledBackwardSegments<'a, L: Lanes> {
     /// Where the blocks of queries of a segment start in `turns`.
     query_blocks: Vec<usize>,
     /// See [`hulls`].
-    hulls: &'a [Range<usize>],
+    hulls: &'a [KeyBlocks],
     /// `[B, H, Q]`
     lse: View<'a, L::Number>,
     /// `d_out.out`, the mean of `d_out.v` under the weights, `[B, H, Q]`.

@@ -43,13 +43,31 @@ impl<R: Number> SimdKernel<R> for SplitKvDecode<'_, R> {
         let SplitKvDecode(call) = self;
         let problem = &call.problem;
         let single = (0..problem.segments()).filter(|number| problem.segment(*number).queries == 1);
-        let most = single.map(|number| problem.alone(number).visible(0, 0).len()).max().unwrap_or(0);
+        let alone: Vec<AttentionProblem<R>> = single.map(|number| problem.alone(number)).collect();
+        let splits = alone.iter().map(splits).max().unwrap_or(0);
+        let most = alone.iter().flat_map(|it| (0..splits).map(|split| split_keys(it, split).len())).max().unwrap_or(0);
         let width = problem.dims.head_dim.next_multiple_of(L::COUNT);
-        let feature_decay = FeatureDecay::new(problem, most.min(SPLIT));
+        let feature_decay = FeatureDecay::new(problem, most);
         let kernels = HeadKernel::all(problem);
-        let whole = SplitKvWhole { lanes, call, splits: most.div_ceil(SPLIT), width, feature_decay, kernels };
+        let whole = SplitKvWhole { lanes, call, splits, width, feature_decay, kernels };
         if whole.call.problem.documents.is_some() { whole.by_head() } else { whole.by_split() }
     }
+}
+
+/// Splits of a problem of one sequence and one query.
+fn splits<R: Number>(problem: &AttentionProblem<R>) -> usize {
+    problem.visible_sink_tokens(0, 0).div_ceil(SPLIT) + problem.visible(0, 0).len().div_ceil(SPLIT)
+}
+
+/// The keys of one of them: first tokens come before those of the window. Splits past the last have no keys.
+fn split_keys<R: Number>(problem: &AttentionProblem<R>, split: usize) -> Range<usize> {
+    let (sink_tokens, visible) = (problem.visible_sink_tokens(0, 0), problem.visible(0, 0));
+    let (split, of) = match split.checked_sub(sink_tokens.div_ceil(SPLIT)) {
+        None => (split, 0..sink_tokens),
+        Some(split) => (split, visible),
+    };
+    let first = (of.start + split * SPLIT).min(of.end); // shorter sequences have splits without keys
+    first..of.end.min(first + SPLIT)
 }
 
 /// All segments.
@@ -94,7 +112,7 @@ impl<L: Lanes> SplitKvWhole<'_, L> {
         workers::for_each(blocks.items(), scratch, |(scratch, partial), item| {
             let SegmentBlock { segment, head: kv_head, .. } = blocks.independent(item);
             let call = self.alone(segment, ViewMut::new(partial, self.strides()));
-            let splits = call.of.problem.visible(0, 0).len().div_ceil(SPLIT);
+            let splits = splits(&call.of.problem);
             (0..splits).for_each(|split| call.split(scratch, kv_head, split));
             (kv_head * group..(kv_head + 1) * group).for_each(|head| call.combine(head, splits));
         });
@@ -172,9 +190,7 @@ impl<L: Lanes> SplitKvCall<'_, L> {
         let AttentionDims { heads, kv_heads, head_dim, .. } = self.of.problem.dims;
         let group = heads / kv_heads;
         let heads = kv_head * group..(kv_head + 1) * group;
-        let visible = self.of.problem.visible(0, 0);
-        let first = (visible.start + split * SPLIT).min(visible.end); // shorter sequences have splits without keys
-        let keys = first..visible.end.min(first + SPLIT);
+        let keys = split_keys(&self.of.problem, split);
         if keys.is_empty() {
             for head in heads {
                 // SAFETY: as below.
@@ -200,7 +216,7 @@ impl<L: Lanes> SplitKvCall<'_, L> {
             // SAFETY: `partial` has a row for each split of each head, and this item alone writes this one.
             let partial = unsafe { self.partial.row(0, head, split, 2 + self.width) };
             let (statistics, weighted) = partial.split_at_mut(2);
-            let q = self.decayed_query(self.of.q.row(0, head, 0, head_dim), self.of.problem.dims.keys - keys.end);
+            let q = self.decayed_query(self.of.q.row(0, head, 0, head_dim), self.positions(&keys) - keys.end);
             self.lanes.run(Dots { q: &q, k: k.0, stride: k.1, to: &mut scores[..keys.len()] });
             let scale = self.softcap(&mut scores[..keys.len()]);
             let mut passed = self.passed(head, &keys);
@@ -256,10 +272,16 @@ impl<L: Lanes> SplitKvCall<'_, L> {
         self.lanes.run(AddKernel { kernel, u: &u, to });
     }
 
+    /// Keys and evicted positions from key 0 to the query, counted as if all of these keys followed the evicted positions or
+    /// preceded them.
+    fn positions(&self, keys: &Range<usize>) -> usize {
+        self.of.problem.dims.keys + self.of.problem.evicted_after(keys.start)
+    }
+
     /// Adds one head's relative bias to the bias of some keys; the query is at the last key's position.
     fn add_relative(&self, head: usize, keys: &Range<usize>, to: &mut Option<Vec<L::Number>>) {
         let Some(RelativeBias { rows, profiles, rank, reach }) = self.of.problem.relative() else { return };
-        let all = self.of.problem.dims.keys;
+        let all = self.positions(keys);
         let near = keys.start.max(all.saturating_sub(reach))..keys.end;
         if near.is_empty() {
             return;
@@ -304,7 +326,7 @@ impl<L: Lanes> SplitKvCall<'_, L> {
         head: usize,
         keys: &Range<usize>,
     ) -> Option<&'t [L::Number]> {
-        let first = self.of.problem.origin(self.of.problem.tables(), head) + self.of.problem.dims.keys - keys.end;
+        let first = self.of.problem.origin(self.of.problem.tables(), head) + self.positions(keys) - keys.end;
         table.map(|table| &table[first..][..keys.len()])
     }
 }

@@ -29,6 +29,7 @@ use crate::tiles::microkernel::StoreMode;
 use crate::tiles::product::{SmallGemm, StridedMatrix};
 use crate::tiles::rows::{CopyRows, ScaleRow, Transpose};
 use crate::tiles::workers;
+use std::ops::Range;
 
 /// Queries of one item of work.
 pub(super) const QUERIES: usize = 96;
@@ -147,7 +148,7 @@ struct TiledForwardScratch<R> {
     row_sum: Vec<R>,
     /// The factor of earlier sums after the last tile.
     rescale: Vec<R>,
-    /// Where queries have intervals of keys.
+    /// Where queries have intervals of keys, or see first tokens.
     mask: Option<IntervalMask<R>>,
     /// `[KEYS, QUERIES]`
     dropout: Option<DropoutFactors<R>>,
@@ -210,9 +211,9 @@ impl QueryTile {
         (first_key as isize - self.distance - self.ahead as isize).max(0) as usize / lanes * lanes
     }
 
-    fn is_whole(&self, window: Option<usize>) -> bool {
+    fn is_whole(&self, furthest: Option<usize>) -> bool {
         self.distance + (self.ahead as isize) + 1 >= self.keys as isize
-            && window.is_none_or(|window| self.distance + (self.queries as isize) <= window as isize)
+            && furthest.is_none_or(|furthest| self.distance + (self.queries as isize) <= furthest as isize)
     }
 }
 
@@ -220,6 +221,7 @@ impl<L: Lanes> TiledForwardCall<'_, L> {
     fn query_block(&self, scratch: &mut TiledForwardScratch<L::Number>, head: usize, first_query: usize) {
         let AttentionDims { heads, kv_heads, head_dim, .. } = self.of.problem.dims;
         let queries = (self.of.problem.dims.queries - first_query).min(QUERIES);
+        let sink_tokens = self.of.problem.sink_tokens_before(first_query..first_query + queries);
         let seen = self.of.problem.hull(first_query..first_query + queries);
         if let Some(mask) = &mut scratch.mask {
             mask.begin(&self.of.problem, first_query..first_query + queries);
@@ -254,18 +256,21 @@ impl<L: Lanes> TiledForwardCall<'_, L> {
         let [row_max, row_sum] = self.of.problem.beginning(head);
         scratch.row_max.fill(row_max);
         scratch.row_sum.fill(row_sum);
-        if seen.is_empty() {
+        if seen.is_empty() && sink_tokens == 0 {
             scratch.out.fill(L::Number::ZERO); // there is no tile that would
         }
-        for first_key in seen.clone().step_by(KEYS) {
+        // keys between the first tokens and the windows of these queries are skipped
+        let of_range = |keys: Range<usize>| keys.clone().step_by(KEYS).map(move |first| (first, keys.end));
+        let mut is_first = true;
+        for (first_key, end) in of_range(0..sink_tokens).chain(of_range(seen)) {
             let tile = QueryTile {
                 head,
                 kv_head: head / (heads / kv_heads),
                 first_query,
                 queries,
                 first_key,
-                keys: (seen.end - first_key).min(KEYS),
-                distance: self.of.problem.dims.position(first_query) - first_key as isize,
+                keys: (end - first_key).min(KEYS),
+                distance: self.of.problem.distance(first_query, first_key),
                 ahead: self.of.problem.ahead(),
             };
             let visibility = match &mut scratch.mask {
@@ -281,7 +286,8 @@ impl<L: Lanes> TiledForwardCall<'_, L> {
             if let (Some(x), Some(of_tile)) = (positions, &mut scratch.positions) {
                 of_tile.offsets[1].load(&x[first_key..][..tile.keys], x[own]);
             }
-            self.tile(scratch, &tile, visibility, first_key == seen.start);
+            self.tile(scratch, &tile, visibility, is_first);
+            is_first = false;
         }
         self.finish(scratch, head, first_query, queries);
     }
@@ -303,7 +309,7 @@ impl<L: Lanes> TiledForwardCall<'_, L> {
         if let Some(cap) = self.of.problem.softcap {
             softcap::apply(&mut scratch.scores_transposed[..tile.keys * QUERIES], cap);
         }
-        let is_whole = tile.is_whole(self.of.problem.mask.window());
+        let is_whole = tile.is_whole(self.of.problem.mask.furthest());
         let mut bias = (self.of.problem.tables().bias.is_some() || !is_whole)
             .then(|| self.tables.bias.at(tile.head, tile.distance));
         let relative = self.tables.relative.as_ref();

@@ -1,4 +1,5 @@
-//! The intervals of keys of a tile's queries, as what its scores are masked with.
+//! The intervals of keys of a tile's queries, as what its scores are masked with. Under a window with
+//! first tokens, a query sees those before its interval too.
 //!
 //! A tile that some query sees in part gets its own table of what is added to scores: the bias, or
 //! minus infinity outside the query's interval. The online softmax and the backward read it as any
@@ -25,9 +26,10 @@ pub(super) enum TileVisibility {
 
 /// What one thread keeps of the tile that it computes.
 pub(super) struct IntervalMask<R> {
-    /// Of each query of the block the keys that it sees, in its sequence.
-    of_block: Vec<Range<usize>>,
-    /// The same within the keys of the tile, from `starts` to `ends`; nothing after the last query.
+    /// Of each query of the block the first tokens and the interval of keys that it sees, in its sequence.
+    of_block: Vec<(usize, Range<usize>)>,
+    /// The same within the keys of the tile, up to `firsts`, and from `starts` to `ends`; nothing after the last query.
+    firsts: [u32; QUERIES],
     starts: [u32; QUERIES],
     ends: [u32; QUERIES],
     /// Added to scores, `[KEYS, QUERIES]` in the forward and `[QUERIES, KEYS]` in the backward.
@@ -41,29 +43,33 @@ pub(super) type StrayRow<R> = (usize, Vec<R>);
 const _: () = assert!(forward::QUERIES == QUERIES && forward::KEYS == KEYS);
 
 impl<R: Number> IntervalMask<R> {
-    /// For a problem with intervals.
+    /// For a problem with intervals, or with first tokens.
     pub(super) fn new(problem: &AttentionProblem<R>) -> Option<Self> {
-        problem.intervals?;
-        let (starts, ends) = ([0; QUERIES], [0; QUERIES]);
-        Some(IntervalMask { of_block: Vec::with_capacity(QUERIES), starts, ends, table: vec![R::ZERO; KEYS * QUERIES] })
+        if problem.intervals.is_none() && problem.mask.sink_tokens() == 0 {
+            return None;
+        }
+        let (firsts, starts, ends) = ([0; QUERIES], [0; QUERIES], [0; QUERIES]);
+        let (of_block, table) = (Vec::with_capacity(QUERIES), vec![R::ZERO; KEYS * QUERIES]);
+        Some(IntervalMask { of_block, firsts, starts, ends, table })
     }
 
     /// Begins a block of queries of a problem of one sequence.
     pub(super) fn begin(&mut self, problem: &AttentionProblem<R>, queries: Range<usize>) {
         self.of_block.clear();
-        self.of_block.extend(queries.map(|query| problem.visible(0, query)));
+        let seen_by = |query| (problem.visible_sink_tokens(0, query), problem.visible(0, query));
+        self.of_block.extend(queries.map(seen_by));
     }
 
     /// Begins a tile: those queries and these keys.
     pub(super) fn load(&mut self, keys: Range<usize>) -> TileVisibility {
-        (self.starts, self.ends) = ([0; QUERIES], [0; QUERIES]);
+        (self.firsts, self.starts, self.ends) = ([0; QUERIES], [0; QUERIES], [0; QUERIES]);
         let within = |key: usize| (key.clamp(keys.start, keys.end) - keys.start) as u32;
         let (mut sees_some, mut sees_all) = (false, true);
-        for (query, seen) in self.of_block.iter().enumerate() {
-            let (start, end) = (within(seen.start), within(seen.end));
-            (self.starts[query], self.ends[query]) = (start, end);
-            sees_some |= start < end;
-            sees_all &= start == 0 && end as usize == keys.len();
+        for (query, (sink_tokens, seen)) in self.of_block.iter().enumerate() {
+            let (first, start, end) = (within(*sink_tokens), within(seen.start), within(seen.end));
+            (self.firsts[query], self.starts[query], self.ends[query]) = (first, start, end);
+            sees_some |= first > 0 || start < end;
+            sees_all &= start <= first && end as usize == keys.len();
         }
         match (sees_some, sees_all) {
             (false, _) => TileVisibility::Nothing,
@@ -72,14 +78,15 @@ impl<R: Number> IntervalMask<R> {
         }
     }
 
-    /// The keys of the tile that a query sees.
-    pub(super) fn seen(&self, query: usize) -> Range<usize> {
-        self.starts[query] as usize..self.ends[query].max(self.starts[query]) as usize
+    /// The keys of the tile that a query sees: first tokens, then those of its interval.
+    pub(super) fn seen(&self, query: usize) -> [Range<usize>; 2] {
+        let [first, start, end] = [&self.firsts, &self.starts, &self.ends].map(|bounds| bounds[query] as usize);
+        [0..first, start..end.max(start)]
     }
 
     /// The queries of the tile that see a key.
     pub(super) fn seeing(&self, key: usize) -> impl Iterator<Item = usize> {
-        (0..self.of_block.len()).filter(move |&query| self.seen(query).contains(&key))
+        (0..self.of_block.len()).filter(move |&query| self.seen(query).iter().any(|seen| seen.contains(&key)))
     }
 
     /// Clears the hidden scores, `[KEYS, QUERIES]`, and returns what is added to all: the bias, or minus infinity.
@@ -96,9 +103,9 @@ impl<R: Number> IntervalMask<R> {
                 Some(bias) => to[..columns].copy_from_slice(&bias.row_from(key, 0)[..columns]),
                 None => to[..columns].fill(R::ZERO),
             }
-            let bounds = self.starts.iter().zip(&self.ends);
-            for ((to, score), (&start, &end)) in to[..columns].iter_mut().zip(scores).zip(bounds) {
-                if (key as u32) < start || (key as u32) >= end {
+            let bounds = self.firsts.iter().zip(self.starts.iter().zip(&self.ends));
+            for ((to, score), (&first, (&start, &end))) in to[..columns].iter_mut().zip(scores).zip(bounds) {
+                if ((key as u32) < start || (key as u32) >= end) && (key as u32) >= first {
                     (*to, *score) = (R::NEG_INFINITY, R::ZERO);
                 }
             }
@@ -110,9 +117,9 @@ impl<R: Number> IntervalMask<R> {
     pub(super) fn clear_hidden(&self, scores: [&mut [R]; 2]) {
         for scores in scores {
             for (query, scores) in scores.chunks_exact_mut(KEYS).take(self.of_block.len()).enumerate() {
-                let seen = self.seen(query);
-                scores[..seen.start].fill(R::ZERO);
-                scores[seen.end..].fill(R::ZERO);
+                let [first, seen] = self.seen(query);
+                scores[first.end..seen.start.max(first.end)].fill(R::ZERO);
+                scores[seen.end.max(first.end)..].fill(R::ZERO);
             }
         }
     }
@@ -122,9 +129,11 @@ impl<R: Number> IntervalMask<R> {
         for query in 0..self.of_block.len() {
             let (seen, to) = (self.seen(query), &mut self.table[query * KEYS..][..KEYS]);
             to.fill(R::NEG_INFINITY);
-            match bias {
-                Some(bias) => to[seen.clone()].copy_from_slice(&bias.row_from(query, 0)[seen]),
-                None => to[seen].fill(R::ZERO),
+            for seen in seen {
+                match bias {
+                    Some(bias) => to[seen.clone()].copy_from_slice(&bias.row_from(query, 0)[seen]),
+                    None => to[seen].fill(R::ZERO),
+                }
             }
         }
         TileTable { values: &self.table, origin: 0, step: KEYS as isize }

@@ -46,7 +46,7 @@ pub(super) struct RelativeProfiles<R> {
 impl<R: Number> RelativeProfiles<R> {
     pub(super) fn new(problem: &AttentionProblem<R>, order: DistanceOrder) -> Option<Self> {
         let RelativeBias { profiles, rank, reach: all, .. } = problem.relative()?;
-        let reach = all.min(problem.dims.keys);
+        let reach = all.min(problem.positions_of_keys());
         let (stride, width) = (reach + 2 * MARGIN, rank.next_multiple_of(16));
         let mut along = vec![R::ZERO; rank * stride];
         for (to, from) in along.chunks_exact_mut(stride).zip(profiles.chunks_exact(all)) {

@@ -52,9 +52,9 @@ impl<R: Number> PaddedTable<R> {
         neutral: R,
         masked: R,
     ) -> Self {
-        let (heads, keys) = (if table.is_some() { problem.dims.heads } else { 1 }, problem.dims.keys);
+        let (heads, keys) = (if table.is_some() { problem.dims.heads } else { 1 }, problem.positions_of_keys());
         let ahead = problem.ahead();
-        let seen = ahead + keys.min(problem.mask.window().unwrap_or(keys)); // distances, from -ahead on
+        let seen = ahead + keys.min(problem.mask.furthest().unwrap_or(keys)); // distances, from -ahead on
         let row = 2 * margin + ahead + keys;
         let mut values = vec![masked; heads * row];
         let origin = margin + if order == DistanceOrder::Ascending { ahead } else { keys.saturating_sub(1) };

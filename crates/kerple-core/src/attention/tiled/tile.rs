@@ -32,9 +32,9 @@ impl KeyTile {
     }
 
     /// Whether every lane of every query is visible.
-    pub(super) fn is_whole(&self, window: Option<usize>) -> bool {
+    pub(super) fn is_whole(&self, furthest: Option<usize>) -> bool {
         self.keys == KEYS
             && self.distance + (self.ahead as isize) + 1 >= KEYS as isize
-            && window.is_none_or(|window| self.distance + (self.queries as isize) <= window as isize)
+            && furthest.is_none_or(|furthest| self.distance + (self.queries as isize) <= furthest as isize)
     }
 }

@@ -16,6 +16,16 @@ fn unknown_and_ill_typed_keys_are_refused() {
         (r#"{"kind":"kerple_logg"}"#, "unknown encoding `kerple_logg`"),
         (r#"{"kind":"kerple_log","scale":"twice"}"#, "scale"),
         (r#"{"kind":"kerple_log","window":0}"#, "`window`"),
+        (r#"{"kind":"kerple_log","sink_tokens":4}"#, "`sink_tokens`: first tokens stay visible under a window only"),
+        (r#"{"kind":"kerple_log","window":8,"sink_tokens":0}"#, "`sink_tokens`: 0 is out of range"),
+        (r#"{"kind":"kerple_log","window":8,"sink_tokens":65537}"#, "`sink_tokens`: 65537 is out of range"),
+        (r#"{"kind":"kerple_log","window":8,"sink_tokens":-1}"#, "`sink_tokens`: invalid value: integer `-1`"),
+        (r#"{"kind":"fire","window":8,"sink_tokens":4}"#, "`sink_tokens`: `fire` modifies the scores of a row"),
+        (r#"{"kind":"cope","window":8,"sink_tokens":4}"#, "`sink_tokens`: `cope` modifies the scores of a row"),
+        (
+            r#"{"kind":"alibi","behind":0.5,"window":8,"sink_tokens":4}"#,
+            "`sink_tokens`: a bias for keys after the query",
+        ),
         (r#"{"kind":"kerple_log","window":-5}"#, "`window`: invalid value: integer `-5`, expected a whole number"),
         (r#"{"kind":"t5","num_buckets":7}"#, "`num_buckets`: 7 is out of range"),
         (r#"{"kind":"t5","num_buckets":64,"max_distance":32}"#, "`max_distance`: 32 must exceed num_buckets / 2 = 32"),
@@ -279,6 +289,7 @@ fn labels_tell_encodings_apart_and_fit_a_file_name() {
         (r#"{"kind":"rotary","scaling":"yarn","randomized":64}"#, "rotary-scaling=yarn-randomized64"),
         (r#"{"kind":"rotary","scaling":{"kind":"linear","factor":4}}"#, "rotary-scaling=linear.factor4"),
         (r#"{"kind":"kerple_log","r1":[0.5,1],"window":64,"share":"layer"}"#, "kerple_log-r1=0.5..1-window64-layer"),
+        (r#"{"kind":"kerple_log","window":64,"sink_tokens":4,"reach":32}"#, "kerple_log-window64-sink_tokens4-reach32"),
         (r#"{"kind":"kerple_log","reach":64,"share":"layer"}"#, "kerple_log-reach64-layer"),
         (r#"{"kind":"inkling","reach":64}"#, "inkling-reach=64"),
         (r#"{"kind":"kernel","bias":"power(a, p)"}"#, "kernel-bias=power_a_p."),
@@ -473,4 +484,21 @@ fn dape_learns_as_many_values_as_published() {
     assert_eq!(count(r#"{"kind":"dape","base":"alibi"}"#), 14_352);
     assert_eq!(count(r#"{"kind":"dape"}"#), 14_352 + 12 * 24);
     assert_eq!(count(r#"{"kind":"fire"}"#), 12 * (2 + 64 + 12 * 32 + 12));
+}
+
+/// First tokens are written and read again; a model without a window has none to keep, and a whole training sequence of them
+/// is refused.
+#[test]
+fn first_tokens_belong_to_a_window() {
+    let encoding = read(r#"{"kind":"rotary","window":64,"sink_tokens":4}"#).unwrap();
+    assert_eq!((encoding.window, encoding.sink_tokens), (Some(64), Some(4)));
+    assert_eq!(read(&serde_json::to_string(&encoding).unwrap()).unwrap(), encoding);
+    assert_eq!(encoding.with_window(Some(9)).sink_tokens, Some(4));
+    assert_eq!(encoding.with_window(None), read(r#"{"kind":"rotary"}"#).unwrap());
+    assert!(encoding.check(&Geometry::new(2, 8, 5)).is_ok());
+    let error = encoding.check(&Geometry::new(2, 8, 4)).unwrap_err();
+    assert_eq!(
+        error.line().split(';').next(),
+        Some("`sink_tokens`: 4 first tokens are all tokens of a training sequence of 4")
+    );
 }

@@ -3,7 +3,7 @@
 use super::{KEYS, QUERIES, TiledBackwardSegments, distances};
 use crate::Number;
 use crate::attention::dropout::{DropoutFactors, DropoutTile};
-use crate::attention::tiled::blocks::{key_blocks, most_queries, query_blocks};
+use crate::attention::tiled::blocks::{KeyBlocks, key_blocks, most_queries, query_blocks};
 use crate::attention::tiled::diagonal::DiagonalSums;
 use crate::attention::tiled::gate_cumsum::{GateOffsets, TileGates};
 use crate::attention::tiled::gradient::{GateGradientSums, PairGradient, TileScoreGradient};
@@ -68,7 +68,7 @@ pub(super) struct TiledBackwardScratch<R> {
     /// What they add up, and the gradient of the logits that they do so from.
     position_sums: Option<(PositionGradientSums<R>, PairGradient<R>)>,
     relative: Option<RelativeTileBackward<R>>,
-    /// Where queries have intervals of keys.
+    /// Where queries have intervals of keys, or see first tokens.
     mask: Option<IntervalMask<R>>,
     /// `[QUERIES, KEYS]`
     dropout: Option<DropoutFactors<R>>,
@@ -138,8 +138,8 @@ impl<L: Lanes> TiledBackwardCall<'_, L> {
         self.store_keys(scratch, kv_head, first_key, stored);
     }
 
-    /// Blocks of keys from the first that a block of queries sees to the last.
-    fn key_blocks(&self, query_block: usize) -> Range<usize> {
+    /// Blocks of keys that a block of queries sees.
+    fn key_blocks(&self, query_block: usize) -> KeyBlocks {
         let blocks = self.problem.dims.queries.div_ceil(QUERIES);
         match self.all.hulls.get(self.number * blocks + query_block) {
             Some(hull) => hull.clone(),
@@ -153,7 +153,7 @@ impl<L: Lanes> TiledBackwardCall<'_, L> {
         if self.problem.intervals.is_none() {
             return allowed;
         }
-        let sees = |query_block: &usize| self.key_blocks(*query_block).contains(&block);
+        let sees = |query_block: &usize| self.key_blocks(*query_block).contains(block);
         let first = allowed.clone().find(sees).unwrap_or(allowed.end);
         first..allowed.rev().find(sees).map_or(first, |last| last + 1)
     }
@@ -175,14 +175,20 @@ impl<L: Lanes> TiledBackwardCall<'_, L> {
         }
         for query_block in query_blocks {
             let key_blocks = self.key_blocks(query_block);
-            if !key_blocks.contains(&block) {
+            if !key_blocks.contains(block) {
                 continue;
             }
             let blocks = self.problem.dims.queries.div_ceil(QUERIES);
             let sum = self.all.query_blocks[self.number] + head * blocks + query_block;
+            let turn = key_blocks.turn(block);
             let first_query = query_block * QUERIES;
             let distance = self.problem.dims.position(first_query) - first_key as isize;
             let queries = (self.problem.dims.queries - first_query).min(QUERIES);
+            let keys = if key_blocks.is_sink_block(block) {
+                keys.min(self.problem.mask.sink_tokens() - first_key)
+            } else {
+                keys
+            };
             let tile = KeyTile { head, first_query, queries, keys, distance, ahead: self.problem.ahead() };
             let visibility = match &mut scratch.mask {
                 Some(mask) => {
@@ -193,7 +199,7 @@ impl<L: Lanes> TiledBackwardCall<'_, L> {
             };
             if visibility == TileVisibility::Nothing {
                 // between the intervals of two queries
-                self.all.turns.take(sum, block, || ());
+                self.all.turns.take(sum, turn, || ());
                 continue;
             }
             if let Some(gate_cumsum) = all_gates {
@@ -209,7 +215,7 @@ impl<L: Lanes> TiledBackwardCall<'_, L> {
                 dropout.load(&self.problem, DropoutTile { head, first_query, queries, first_key, keys, strides });
             }
             self.tile(scratch, &tile, visibility);
-            self.all.turns.take(sum, block, || self.add_d_q(scratch, &tile, block == key_blocks.start));
+            self.all.turns.take(sum, turn, || self.add_d_q(scratch, &tile, turn == key_blocks.first_turn()));
         }
         self.add_tables(scratch, head, block);
     }
@@ -343,7 +349,7 @@ impl<L: Lanes> TiledBackwardCall<'_, L> {
         if let Some(cap) = self.problem.softcap {
             softcap::apply(&mut scratch.weights[..tile.queries * KEYS], cap);
         }
-        let is_whole = tile.is_whole(self.problem.mask.window());
+        let is_whole = tile.is_whole(self.problem.mask.furthest());
         let mut bias =
             (self.problem.tables().bias.is_some() || !is_whole).then(|| self.all.bias.at(tile.head, tile.distance));
         let profiles = self.all.relative.as_ref().filter(|profiles| profiles.reaches(tile.distance, tile.keys));
@@ -502,7 +508,7 @@ fn add_stray_queries<R: Number>(
     let TiledBackwardScratch { mask: Some(mask), d_scores, weights, d_k, d_v, width, .. } = scratch else { return };
     for (strays, factors, to) in [(queries, d_scores, d_k), (gradients, weights, d_v)] {
         for (query, row) in strays {
-            for key in mask.seen(*query) {
+            for key in mask.seen(*query).into_iter().flatten() {
                 add_stray_row(&mut to[key * *width..][..*width], factors[query * KEYS + key], row);
             }
         }
