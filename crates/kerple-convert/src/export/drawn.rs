@@ -3,7 +3,7 @@
 
 use kerple_burn::forward_context::ForwardContext;
 use kerple_burn::ops::linear_attention::LinearAttentionSettings;
-use kerple_core::encoding::{Encoding, EncodingParameter, ParameterShare};
+use kerple_core::encoding::{EncodingParameter, ParameterShare};
 use kerple_core::features::Normals;
 use kerple_core::forms::{CodeForm, CodeKind};
 use kerple_lm::Result;
