@@ -53,12 +53,12 @@ const ENCODINGS: &[&str] = &[
     r#"{"kind":"kerple_positions"}"#,
     r#"{"kind":"kerple_positions","kernel":"log3","step":"softplus","step_min":0.05,"window":3}"#,
     r#"{"kind":"kerple_positions","step":"exp"}"#,
+    r#"{"kind":"kerple_positions","window":2,"sink_tokens":1}"#,
     r#"{"kind":"kerple_bias_weight","window":2,"sink_tokens":2}"#,
     r#"{"kind":"rotary","window":2,"sink_tokens":1}"#,
     r#"{"kind":"xpos","scale_base":12,"window":2,"sink_tokens":1}"#,
     r#"{"kind":"fox","window":2,"sink_tokens":1}"#,
     r#"{"kind":"inkling","rank":3,"reach":5,"window":2,"sink_tokens":2}"#,
-    r#"{"kind":"kerple_positions","window":2,"sink_tokens":1}"#,
 ];
 
 /// Those of linear attention.
