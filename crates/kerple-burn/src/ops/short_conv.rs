@@ -70,7 +70,7 @@ pub fn reference(
     (0..width).fold(x.clone(), |sum, back| sum + term(back))
 }
 
-/// [`short_conv`] as an operation on rows and filters.
+/// [`short_conv()`] as an operation on rows and filters.
 #[derive(Debug)]
 struct ShortConvOp {
     positions: Vec<usize>,

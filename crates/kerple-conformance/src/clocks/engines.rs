@@ -105,7 +105,7 @@ impl GatedAttention {
         let (slopes, d_q) = (self.slopes.as_deref(), |found: &mut GatedOutput| std::mem::take(&mut found.d_q));
         let (found, grown) = with_growth(&self.inputs.q, slopes, self.inputs.dims, run, d_q);
         match grown {
-            Some((d_q, d_slopes)) => GatedOutput { d_q, d_slopes: Some(d_slopes), ..found },
+            Some([d_q, d_slopes]) => GatedOutput { d_q, d_slopes: Some(d_slopes), ..found },
             None => found,
         }
     }
@@ -217,14 +217,14 @@ pub(super) fn with_growth<F>(
     dims: AttentionDims,
     run: impl FnOnce(&[f64]) -> F,
     d_grown: impl FnOnce(&mut F) -> Vec<f64>,
-) -> (F, Option<(Vec<f64>, Vec<f64>)>) {
+) -> (F, Option<[Vec<f64>; 2]>) {
     let Some(slopes) = slopes else { return (run(q), None) };
     let logs: Vec<f64> = (1..=dims.keys).map(|keys| (keys as f64).ln()).collect();
     let by = ScalableSoftmax { slopes, logs: &logs };
     let mut found = run(&grow(q, by, dims));
     let mut d_q = d_grown(&mut found);
     let d_slopes = grow_backward(q, &mut d_q, by, dims);
-    (found, Some((d_q, d_slopes)))
+    (found, Some([d_q, d_slopes]))
 }
 
 /// `[B, a, b, D]` as `[B, b, a, D]`.

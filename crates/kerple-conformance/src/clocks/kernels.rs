@@ -204,7 +204,7 @@ impl PositionedAttention {
         };
         let (slopes, d_q) = (self.slopes.as_deref(), |found: &mut PositionedOutput| std::mem::take(&mut found.rows[1]));
         let (mut found, grown) = with_growth(&self.inputs.q, slopes, self.inputs.dims, run, d_q);
-        if let Some((d_q, d_slopes)) = grown {
+        if let Some([d_q, d_slopes]) = grown {
             (found.rows[1], found.d_slopes) = (d_q, Some(d_slopes));
         }
         found

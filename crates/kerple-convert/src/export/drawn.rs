@@ -113,7 +113,8 @@ fn decay(
     ])
 }
 
-/// Stored numbers of what stands in a layer, in the order of [`Encoding::parameters`].
+/// Stored numbers of what stands in a layer, in the order of
+/// [`Encoding::parameters`](kerple_core::encoding::Encoding::parameters).
 fn stored(
     plan: &Plan,
     number: usize,

@@ -122,6 +122,7 @@ impl Case {
             lengths: self.lengths.as_deref(),
             documents: self.documents.as_ref(),
             intervals: self.intervals.as_deref(),
+            evicted: 0,
             dropout: None,
             scores: ScoreTransform::Table(table),
         };

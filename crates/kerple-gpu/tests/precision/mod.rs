@@ -107,6 +107,9 @@ fn sees(case: &Case, sequence: usize, query: usize, key: usize) -> bool {
     let near = |window: Option<usize>| window.is_none_or(|window| distance.unsigned_abs() < window);
     let allowed = match case.mask {
         Mask::Causal { window } => distance >= 0 && near(window),
+        Mask::CausalWithSinkTokens { window, sink_tokens } => {
+            distance >= 0 && (near(Some(window)) || key < sink_tokens)
+        }
         Mask::Bidirectional { window } => near(window),
     };
     allowed && case.lengths.as_ref().is_none_or(|lengths| key < lengths[sequence])
