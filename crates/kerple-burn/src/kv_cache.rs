@@ -19,6 +19,7 @@ use crate::heads::Heads;
 use crate::implementation::{DeviceKind, Impl};
 use crate::ops::attention::Scoring;
 use crate::ops::linear_attention::LinearAttentionSettings;
+use crate::ops::qk_scaling::RowsBefore;
 use burn::tensor::{DType, Tensor};
 
 /// Devices that have a kernel for reading it in place.
@@ -34,16 +35,6 @@ pub enum KvCache {
     Tensors(TensorKv),
     /// The state of linear attention; f32 on the CPU.
     Recurrent(Box<RecurrentKv>),
-}
-
-/// Rows of the last positions, which are mixed into those of the next ones.
-#[derive(Clone, Debug, Default)]
-pub struct RowsBefore {
-    /// The last key as it was projected, `[B, 1, G, D]`, where a layer has a key shift.
-    pub key: Option<Tensor<4>>,
-    /// The last projected keys and values, `[B, W - 1, G D]`, and outputs of both branches, `[B, W - 1, M]`, where a layer has
-    /// short convolutions.
-    pub convolved: [Option<Tensor<3>>; 4],
 }
 
 /// The context of positions up to so many keys, where it does not change while sequences grow.

@@ -44,11 +44,9 @@ pub fn runner(name: &str) -> Option<CaseRunner> {
         "kclock" | "window" if not_built(name).is_none() => Some(kernels::run),
         "long" => Some(long),
         "decode" => Some(kernels::decode),
-        "twin" => Some(crate::packed::linear_twin),
         "theory" if name == "theory/far_mass" => Some(far_mass),
         "theory" => Some(crate::theory::learned_positions),
-        "rotary" if name == "rotary/xpos" => Some(crate::packed::xpos),
-        "rotary" => Some(crate::attention::run),
+        "rotary" if name != "rotary/xpos" => Some(crate::attention::run),
         _ => None,
     }
 }

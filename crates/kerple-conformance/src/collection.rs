@@ -86,7 +86,7 @@ impl Collection {
                 _ => None,
             },
             Collection::Spe => spe::runner(case.id()).or_else(|| media::runner(case.id())),
-            Collection::Clocks => clocks::runner(case.id()),
+            Collection::Clocks => clocks::runner(case.id()).or_else(|| packed::runner_of_whole_rows(case.id())),
             Collection::Positions => positions::runner(case.id()),
             Collection::Packed => packed::runner(case.id()),
             Collection::Interchange => case.get("folder").is_string().then_some(interchange::run as CaseRunner),

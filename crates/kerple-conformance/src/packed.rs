@@ -5,8 +5,6 @@
 
 mod linear;
 
-pub(crate) use linear::twin as linear_twin;
-
 use crate::case::{AttentionInputs, Case};
 use crate::clocks::engines::{grow, grow_backward};
 use crate::engines::{cast, forward_backward, to_f64};
@@ -49,6 +47,15 @@ pub fn runner(name: &str) -> Option<CaseRunner> {
     }
     let is_known = method(own, &Value::Null).is_some() || ["varlen", "table_causal", "table_both"].contains(&own);
     is_known.then_some(run)
+}
+
+/// What runs a case of cumulative gates of this name whose rows are documents here.
+pub fn runner_of_whole_rows(name: &str) -> Option<CaseRunner> {
+    match name {
+        "rotary/xpos" => Some(xpos),
+        "twin/elu" => Some(linear::twin),
+        _ => None,
+    }
 }
 
 /// The keys of a case's encoding, given its numbers, and the names of its parameters in the encoding's order.
@@ -114,7 +121,7 @@ fn run(case: &Case) -> CaseResult {
 }
 
 /// Rotations whose products decay, of rows that are one document each: `rotary/xpos` of cumulative gates.
-pub(crate) fn xpos(case: &Case) -> CaseResult {
+fn xpos(case: &Case) -> CaseResult {
     let AttentionInputs { dims, q, k, v, d_out } = case.attention()?;
     let (keys, _) = method("xpos", case.get("static")).ok_or("a method of this version")?;
     let packed = PackedCase {

@@ -36,7 +36,7 @@ const ORDERS: [(&str, &str); 13] = [
     ("kerple-experiments", "error claim manifest timing floors packed seal pages reproduce verify"),
     (
         "kerple-conformance",
-        "folder case engines methods tables layer attention score_mods clocks positions packed spe media data interchange theory training length_suite kernel_fit collection beside che main measure",
+        "folder case engines methods tables layer attention score_mods theory clocks positions packed spe media data interchange training length_suite kernel_fit collection beside che main measure",
     ),
     (
         "kerple-serve",

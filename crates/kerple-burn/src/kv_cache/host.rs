@@ -1,9 +1,10 @@
 //! Keys and values on the CPU, where kernels read them in place.
 
-use super::{CachedContext, RowsBefore};
+use super::CachedContext;
 use crate::attention_context::{AttentionBias, AttentionContext, FromRows, RelativeTensors};
 use crate::heads::Heads;
 use crate::ops::attention::{AttentionCall, ScoreInputs, Scoring};
+use crate::ops::qk_scaling::RowsBefore;
 use crate::parameters::on_host;
 use burn::tensor::{Tensor, TensorData};
 use kerple_core::attention::{AttentionDims, Strides, View, ViewMut};

@@ -1,11 +1,12 @@
 //! Keys and values as tensors, on any device and of any type.
 
-use super::{CachedContext, RowsBefore};
+use super::CachedContext;
 use crate::attention_context::{AttentionContext, FromRows};
 use crate::heads::Heads;
 use crate::implementation::Impl;
 use crate::ops::attention::{self, Scoring};
 use crate::ops::linear_attention::{self, LinearAttentionSettings};
+use crate::ops::qk_scaling::RowsBefore;
 use burn::tensor::Tensor;
 
 /// Keys and values of any layer as tensors.

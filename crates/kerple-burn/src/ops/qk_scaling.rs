@@ -14,7 +14,6 @@ use crate::custom_op::{FloatElement, InputGrads, OpInputs};
 use crate::heads::Heads;
 use crate::host_array::HostArray;
 use crate::implementation::Impl;
-use crate::kv_cache::RowsBefore;
 use burn::tensor::{Bool, Tensor, TensorData, activation};
 use kerple_core::ops::heads::{self, HeadLayout, HeadNorm, ScalableSoftmax, TokenShift};
 use kerple_core::ops::short_conv::{self as core_conv, ShortConv};
@@ -41,6 +40,16 @@ impl QkScaling {
     pub fn is_nothing(&self) -> bool {
         self.convs.is_none() && self.key_shift.is_none() && self.norms.is_none() && self.ssmax.is_none()
     }
+}
+
+/// Rows of the last positions, which are mixed into those of the next ones.
+#[derive(Clone, Debug, Default)]
+pub struct RowsBefore {
+    /// The last key as it was projected, `[B, 1, G, D]`, where a layer has a key shift.
+    pub key: Option<Tensor<4>>,
+    /// The last projected keys and values, `[B, W - 1, G D]`, and outputs of both branches, `[B, W - 1, M]`, where a layer has
+    /// short convolutions.
+    pub convolved: [Option<Tensor<3>>; 4],
 }
 
 /// Of `[B, L]` or `[L]` rows whether they begin a sequence, or a document of one.

@@ -40,7 +40,7 @@ pub(super) fn run(case: &Case) -> CaseResult {
 }
 
 /// Gates without a guard, of rows that are one document each: `twin/elu` of cumulative gates.
-pub(crate) fn twin(case: &Case) -> CaseResult {
+pub(super) fn twin(case: &Case) -> CaseResult {
     let AttentionInputs { dims: AttentionDims { batch, heads, keys: len, head_dim, .. }, q, k, v, d_out } =
         case.attention()?;
     let packed = PackedLinearCase {
