@@ -93,6 +93,7 @@ fn long_rows_have_tiles_between_the_first_tokens_and_the_window() {
     for (window, sink_tokens) in SIZES {
         let case = Case::new(dims(2, 2, 1, 500, 500, 16), 3);
         assert_equals_naive(case.clone().with_sink_tokens(window, sink_tokens));
+        assert_equals_naive(case.clone().with_sink_tokens(window, sink_tokens).decayed());
         let padded = Case { lengths: Some(vec![310, 70]), ..case.clone() }.softened(true, true);
         assert_equals_naive(padded.with_sink_tokens(window, sink_tokens));
         assert_equals_naive(case.dropped(0.3, 8).with_sink_tokens(window, sink_tokens));

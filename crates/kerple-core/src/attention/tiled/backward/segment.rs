@@ -184,7 +184,8 @@ impl<L: Lanes> TiledBackwardCall<'_, L> {
             let first_query = query_block * QUERIES;
             let distance = self.problem.dims.position(first_query) - first_key as isize;
             let queries = (self.problem.dims.queries - first_query).min(QUERIES);
-            let keys = if key_blocks.is_sink_block(block) {
+            // a feature decay counts from the last of the loaded keys
+            let keys = if key_blocks.is_sink_block(block) && self.all.feature_decay.is_none() {
                 keys.min(self.problem.mask.sink_tokens() - first_key)
             } else {
                 keys
