@@ -17,9 +17,9 @@ use serde::{Deserialize, Serialize};
 /// | SPE's music | the same with `embedding_dropout = "before"`, `hidden_dropout`, `lm_head_bias`, `init = "small_normal"` |
 /// | LLaMA | `norm = "rms"`, `norm_eps`, no biases, `glu`, `activation = "silu"`, `n_kv_heads` |
 /// | Qwen3 | the same with `qk_norm` |
-/// | Inkling | the same with `short_conv = 4`, `embedding_norm` and `attn_scale = 1 / head_dim` |
 /// | Gemma 2 | the same with `attn_softcap = 50` |
 /// | gpt-oss | the same with `sink = "learned"` |
+/// | Inkling | LLaMA's with `qk_norm`, `short_conv = 4`, `embedding_norm` and `attn_scale = 1 / head_dim` |
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct BlockConfig {

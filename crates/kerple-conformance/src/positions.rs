@@ -7,7 +7,7 @@ mod sink_tokens;
 use crate::case::{AttentionInputs, Case};
 use crate::clocks::engines::{layer_rows, turned};
 use crate::layer::ReferenceLayer;
-use crate::{CaseResult, CaseRunner, attention, clocks};
+use crate::{CaseComparison, CaseResult, CaseRunner, Checked, attention, clocks};
 use kerple_core::attention::AttentionDims;
 use kerple_core::encoding::Encoding;
 use kerple_core::ops::heads::{self, HeadNorm};
@@ -40,6 +40,18 @@ pub fn runner(name: &str) -> Option<CaseRunner> {
         "inkling" => Some(inkling::attention),
         _ => None,
     }
+}
+
+/// What an engine returned against what the case expects, by name.
+fn compare(case: &Case, engine: &str, found: &[(&str, Vec<f64>)], single: bool) -> Checked<CaseComparison> {
+    let mut comparison = CaseComparison::new(engine);
+    let tolerance = case.tolerance(if single { "if_you_compute_in_f32" } else { "f64_arrays" });
+    for key in case.keys("expected") {
+        let got = found.iter().find(|(name, _)| *name == key);
+        let (_, got) = got.ok_or_else(|| format!("expected.{key} is not a known quantity"))?;
+        case.compare(&mut comparison, key, got, tolerance)?;
+    }
+    Ok(comparison)
 }
 
 fn has_parameter(case: &Case, name: &str) -> bool {

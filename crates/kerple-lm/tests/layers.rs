@@ -106,6 +106,7 @@ fn memory_of_windows_stays_small_and_exact() {
         KvCache::Tensors(_) | KvCache::Recurrent(_) => panic!("softmax attention holds rows"),
     };
     let held: Vec<usize> = memory.iter().map(held).collect();
+    // of the last piece of 500 and the 100 tokens after it, and a window: nothing of the 900 before
     assert!(held[..3].iter().all(|held| *held < 620) && held[3] == 1500, "{held:?}");
     assert!(memory.iter().all(|memory| memory.len() == 1500));
 }
@@ -132,6 +133,7 @@ fn a_cache_keeps_the_first_tokens_of_a_window() {
         KvCache::Tensors(_) | KvCache::Recurrent(_) => panic!("softmax attention holds rows"),
     };
     let held: Vec<usize> = memory.iter().map(held).collect();
+    // of the last piece of 500 and the 100 tokens after it, a window and first tokens: nothing of the 900 before
     assert!(held.iter().all(|held| *held < 630), "{held:?}");
 }
 

@@ -46,6 +46,7 @@ fn plans_say_what_linear_attention_cannot_take() {
         (&format!("encoding.kind = \"none\"\nmodel.block.key_shift = true\n{features}"), "key_shift"),
         (&format!("encoding.kind = \"none\"\nmodel.block.short_conv = 4\n{features}"), "short_conv"),
         ("encoding.kind = \"none\"\nmodel.block.short_conv = 1", "short_conv"),
+        ("encoding.kind = \"none\"\nmodel.block.short_conv = 4\ndata.task = \"even_pairs\"", "in both directions"),
         ("encoding.kind = \"none\"\nmodel.block.short_conv = 4\nmodel.block.key_shift = true", "key_shift"),
         ("encoding.kind = \"cope\"\nmodel.block.ssmax = 1.0", "ssmax"),
         ("encoding.kind = \"none\"\nmodel.block.attention = { linear = { n_features = 7 } }", "n_features"),

@@ -80,7 +80,7 @@ pub struct AttentionLayer {
     pub out: LinearTensors,
     /// Numbers of heads.
     pub heads: Heads,
-    /// Key shift, QK norm and scalable softmax, before the rotation.
+    /// Short convolutions, key shift, QK norm and scalable softmax, before the rotation.
     pub qk_scaling: QkScaling,
     /// Changes of scores, in addition to those by positions.
     pub scoring: Scoring,

@@ -1,9 +1,11 @@
 //! Attention with a relative bias per row (Inkling): outputs and every gradient, in every engine.
 
+use super::compare;
 use crate::case::Case;
+use crate::clocks::engines::{numbers, tensor};
 use crate::engines::{cast, to_f64};
-use crate::{CaseComparison, CaseResult, Checked};
-use burn::tensor::{DType, Device, Tensor, TensorData};
+use crate::{CaseResult, Checked};
+use burn::tensor::{Device, Tensor};
 use kerple_burn::attention_context::{AttentionMask, RelativeTensors, ScoreContext};
 use kerple_burn::implementation::Impl;
 use kerple_core::Number;
@@ -49,17 +51,6 @@ pub(super) fn attention(case: &Case) -> CaseResult {
     .into_iter()
     .map(|(engine, (found, single))| compare(case, engine, &found, single))
     .collect()
-}
-
-fn compare(case: &Case, engine: &str, found: &InklingOutput, single: bool) -> Checked<CaseComparison> {
-    let mut comparison = CaseComparison::new(engine);
-    let tolerance = case.tolerance(if single { "if_you_compute_in_f32" } else { "f64_arrays" });
-    for key in case.keys("expected") {
-        let got = found.iter().find(|(name, _)| *name == key);
-        let (_, got) = got.ok_or_else(|| format!("expected.{key} is not a known quantity"))?;
-        case.compare(&mut comparison, key, got, tolerance)?;
-    }
-    Ok(comparison)
 }
 
 /// `1 + alpha ln(max(1, (i + 1) / floor))` at position i.
@@ -181,12 +172,6 @@ impl InklingLayer {
     fn burn(&self, implementation: Impl) -> InklingOutput {
         let AttentionDims { batch, heads, kv_heads, queries, keys, head_dim } = self.dims;
         let device = Device::flex().autodiff();
-        fn tensor<const D: usize>(values: &[f64], shape: [usize; D], device: &Device) -> Tensor<D> {
-            Tensor::<D>::from_data(TensorData::new(values.to_vec(), shape), (device, DType::F64)).require_grad()
-        }
-        fn numbers<const D: usize>(tensor: Tensor<D>) -> Vec<f64> {
-            tensor.into_data().iter::<f64>().collect()
-        }
         let [of_q, of_k] = [[batch, heads, queries, head_dim], [batch, kv_heads, keys, head_dim]];
         let q = tensor(&self.scaled(&self.q, head_dim, &self.factors[0]), of_q, &device);
         let [k, v] = [&self.k, &self.v].map(|values| tensor(values, of_k, &device));

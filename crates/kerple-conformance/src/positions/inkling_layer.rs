@@ -1,5 +1,6 @@
 //! Whole attention layers of Inkling, from normed rows: at once, and some tokens after others with a cache.
 
+use super::compare;
 use crate::case::Case;
 use crate::clocks::engines::{numbers, tensor};
 use crate::{CaseComparison, CaseResult, Checked};
@@ -17,7 +18,7 @@ use rand_chacha::ChaCha8Rng;
 use serde_json::json;
 
 /// A layer as transformers has it: matrices are `[out, in]`.
-struct ReferenceLayer {
+struct InklingAttention {
     batch: usize,
     len: usize,
     width: usize,
@@ -48,17 +49,11 @@ impl ModuleMapper for Cast {
 }
 
 pub(super) fn run(case: &Case) -> CaseResult {
-    let layer = ReferenceLayer::read(case)?;
+    let layer = InklingAttention::read(case)?;
     let mut comparisons = Vec::new();
     for (engine, implementation) in [("burn reference f64", Impl::Reference), ("burn fused f64", Impl::Kernel)] {
         let named = layer.at_once(case, implementation)?;
-        let mut comparison = CaseComparison::new(engine);
-        for key in case.keys("expected") {
-            let found = named.iter().find(|(name, _)| name == key);
-            let (_, got) = found.ok_or_else(|| format!("expected.{key} is not a known quantity"))?;
-            case.compare(&mut comparison, key, got, case.tolerance("f64_arrays"))?;
-        }
-        comparisons.push(comparison);
+        comparisons.push(compare(case, engine, &named, false)?);
     }
     let Some(chunks) = case.setting("chunks").as_array() else { return Ok(comparisons) };
     let chunks: Option<Vec<usize>> = chunks.iter().map(|chunk| chunk.as_u64().map(|chunk| chunk as usize)).collect();
@@ -81,8 +76,8 @@ fn transposed(x: &[f64], columns: usize) -> Vec<f64> {
     (0..x.len()).map(|at| x[at % rows * columns + at / rows]).collect()
 }
 
-impl ReferenceLayer {
-    fn read(case: &Case) -> Checked<ReferenceLayer> {
+impl InklingAttention {
+    fn read(case: &Case) -> Checked<InklingAttention> {
         let [batch, len, width] = case.shape("x")?;
         let size = |key: &str| case.size_from(key, 1);
         let (heads, head_dim) = ([size("H")?, size("KV")?], size("D")?);
@@ -108,7 +103,7 @@ impl ReferenceLayer {
         let length = |value: &serde_json::Value| value.as_u64().map(|length| length as usize);
         let lengths = case.setting("lengths").as_array().and_then(|all| all.iter().map(length).collect());
         let (x, d_out) = (case.input("x")?, case.input("dout")?);
-        Ok(ReferenceLayer { batch, len, width, heads, head_dim, plan, encoding, lengths, x, d_out })
+        Ok(InklingAttention { batch, len, width, heads, head_dim, plan, encoding, lengths, x, d_out })
     }
 
     /// Where each row of the three projections is in the packed one: `[H D]`, `[G D]` and `[G D]`.
@@ -175,7 +170,7 @@ impl ReferenceLayer {
     }
 
     /// Output and every gradient, by the names of the case.
-    fn at_once(&self, case: &Case, implementation: Impl) -> Checked<Vec<(String, Vec<f64>)>> {
+    fn at_once(&self, case: &Case, implementation: Impl) -> Checked<[(&'static str, Vec<f64>); 12]> {
         let layer = self.build(case, DType::F64)?;
         let shape = [self.batch, self.len, self.width];
         let x = tensor(&self.x, shape, &layer.device);
@@ -199,7 +194,7 @@ impl ReferenceLayer {
         }
         let some = |own: &Option<Param<Tensor<2>>>| own.as_ref().map(of).unwrap_or_default();
         let some_vector = |own: &Option<Param<Tensor<1>>>| own.as_ref().map(of_vector).unwrap_or_default();
-        let named = [
+        Ok([
             ("out", out),
             ("grad_x", x.grad(&gradients).map(numbers).unwrap_or_default()),
             ("grad_q_proj.weight", d_q),
@@ -212,8 +207,7 @@ impl ReferenceLayer {
             ("grad_v_sconv.conv1d.weight", some(&attention.v_conv)),
             ("grad_q_norm.weight", some_vector(&attention.q_norm)),
             ("grad_k_norm.weight", some_vector(&attention.k_norm)),
-        ];
-        Ok(named.into_iter().map(|(name, values)| (name.to_owned(), values)).collect())
+        ])
     }
 
     /// The output of so many tokens after others, with a cache.

@@ -1,10 +1,12 @@
 //! Attention sinks and first tokens that stay visible under a window, with fewer key heads than query heads: outputs and
 //! every gradient, in every engine.
 
+use super::compare;
 use crate::case::Case;
+use crate::clocks::engines::{numbers, tensor};
 use crate::engines::{cast, forward_backward, to_f64};
 use crate::{CaseResult, Checked};
-use burn::tensor::{DType, Device, Tensor, TensorData};
+use burn::tensor::{Device, Tensor};
 use kerple_burn::attention_context::{AttentionMask, ScoreContext};
 use kerple_burn::implementation::Impl;
 use kerple_burn::ops::attention::{Scoring, attention};
@@ -38,16 +40,7 @@ pub(super) fn run(case: &Case) -> CaseResult {
         ("burn fused f64", given.burn(Impl::Kernel), false),
     ]
     .into_iter()
-    .map(|(engine, found, single)| {
-        let mut comparison = crate::CaseComparison::new(engine);
-        let tolerance = case.tolerance(if single { "if_you_compute_in_f32" } else { "f64_arrays" });
-        for key in case.keys("expected") {
-            let got = found.iter().find(|(name, _)| *name == key);
-            let (_, got) = got.ok_or_else(|| format!("expected.{key} is not a known quantity"))?;
-            case.compare(&mut comparison, key, got, tolerance)?;
-        }
-        Ok(comparison)
-    })
+    .map(|(engine, found, single)| compare(case, engine, &found, single))
     .collect()
 }
 
@@ -111,12 +104,4 @@ impl SinkTokenAttention {
             ("grad_sigma", sinks.grad(&gradients).map(numbers).unwrap_or_default()),
         ]
     }
-}
-
-fn tensor<const D: usize>(values: &[f64], shape: [usize; D], device: &Device) -> Tensor<D> {
-    Tensor::<D>::from_data(TensorData::new(values.to_vec(), shape), (device, DType::F64)).require_grad()
-}
-
-fn numbers<const D: usize>(tensor: Tensor<D>) -> Vec<f64> {
-    tensor.into_data().iter::<f64>().collect()
 }

@@ -113,7 +113,7 @@ fn decay(
     ])
 }
 
-/// Stored numbers of what stands in a layer, in the order of
+/// Stored parameters of a layer's encoding, in the order of
 /// [`Encoding::parameters`](kerple_core::encoding::Encoding::parameters).
 fn stored(
     plan: &Plan,

@@ -96,7 +96,7 @@ impl<T: Number> Convolution<'_, T> {
         self.taps.len() / self.by.width
     }
 
-    /// Of the channels of a head and the row so many tokens before.
+    /// The factors of a head's channels on the row that is `back` tokens before.
     fn tap(&self, back: usize, head: usize) -> &[T] {
         &self.taps[back * self.channels() + head * self.place.head_dim..][..self.place.head_dim]
     }

@@ -4,7 +4,7 @@ use super::{ModelPlan, OutputHead};
 use crate::config::{Pooling, TrainConfig};
 use crate::error::{Error, Result};
 use crate::layers::LayerSettings;
-use kerple_burn::plan::{AttentionKind, FeatureKind, LinearAttentionConfig, SinkKind};
+use kerple_burn::plan::{AttentionKind, BlockConfig, FeatureKind, LinearAttentionConfig, SinkKind};
 use kerple_core::attention::linear::CHUNK;
 use kerple_core::encoding::{ConfigError, Encoding, EncodingForm, Geometry, InLinear, ScoreModForm};
 use kerple_core::score_mods::ScoreModSpec;
@@ -71,7 +71,8 @@ pub(super) fn check_block(model: &ModelPlan) -> Result<()> {
     check("model.block.ssmax", block.ssmax.unwrap_or(1.0), finite.clone(), hint)?;
     check("model.block.attn_softcap", block.attn_softcap.unwrap_or(1.0), 1e-6..=1e30, hint)?;
     check("model.block.clip_qkv", block.clip_qkv.unwrap_or(1.0), 1e-30..=1e30, hint)?;
-    check("model.block.short_conv", block.short_conv.unwrap_or(2) as f64, 2.0..=64.0, hint)?;
+    let none = "4 tokens in Inkling; remove it to have no short convolutions";
+    check("model.block.short_conv", block.short_conv.unwrap_or(2) as f64, 2.0..=64.0, none)?;
     if block.short_conv.is_some() && block.key_shift {
         return Err(Error::Config {
             place: "model.block.short_conv".to_owned(),
@@ -168,7 +169,7 @@ fn check_layer(task: Option<&TaskConfig>, layer: &LayerSettings, geometry: &Geom
     check_growth(&encoding, geometry, model)?;
     check_attention(&encoding, (layer.attention, model))?;
     check_gates(task, &encoding, layer.attention)?;
-    check_direction(task, &encoding)
+    check_direction(task, &encoding, &model.block)
 }
 
 /// Queries that grow with the keys in sight are for scores that are products of queries and keys, and nothing else.
@@ -211,8 +212,15 @@ fn check_gates(task: Option<&TaskConfig>, encoding: &Encoding, attention: &Atten
 }
 
 /// Only encoders read in both directions.
-fn check_direction(task: Option<&TaskConfig>, encoding: &Encoding) -> Result<()> {
+fn check_direction(task: Option<&TaskConfig>, encoding: &Encoding, block: &BlockConfig) -> Result<()> {
     let is_encoder = OutputHead::of(task).is_bidirectional();
+    if is_encoder && block.short_conv.is_some() {
+        return Err(Error::Config {
+            place: "model.block.short_conv".to_owned(),
+            message: "its convolutions are causal, but an encoder attends in both directions".to_owned(),
+            hint: "remove it, or train a decoder".to_owned(),
+        });
+    }
     if is_encoder && encoding.sink_tokens.is_some() {
         return Err(Error::Config {
             place: "encoding.sink_tokens".to_owned(),

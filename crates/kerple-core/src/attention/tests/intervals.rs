@@ -68,16 +68,6 @@ impl Case {
     }
 }
 
-fn assert_equals_naive(case: Case) {
-    let case = case.rounded();
-    let expected = case.naive();
-    // as for attention without intervals, see the tests of the engine
-    for set in InstructionSet::available() {
-        assert_close(&case, &case.tiled_f32(set), &expected, 1e-5, set.name());
-    }
-    assert_close(&case, &case.tiled_f64(), &expected, 1e-12, "f64");
-}
-
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(96))]
     #[test]
@@ -94,7 +84,7 @@ proptest! {
             2 => case.with_relative(1 + seed as usize % 9, 1 + seed as usize % 230, seed),
             _ => Case { lengths, ..case }.gated(seed),
         };
-        assert_equals_naive(case.with_intervals(KINDS[kind], seed));
+        case.with_intervals(KINDS[kind], seed).assert_tiled_equals_naive();
     }
 }
 
@@ -102,7 +92,7 @@ proptest! {
 fn long_rows_have_tiles_that_nobody_sees() {
     for mask in [Mask::CAUSAL, Mask::BIDIRECTIONAL, Mask::Bidirectional { window: Some(150) }] {
         for kind in KINDS {
-            assert_equals_naive(Case::with_mask(dims(2, 2, 1, 400, 500, 16), mask, 3).with_intervals(kind, 5));
+            Case::with_mask(dims(2, 2, 1, 400, 500, 16), mask, 3).with_intervals(kind, 5).assert_tiled_equals_naive();
         }
         // one query that sees everything between others that see little, and a block that sees two ends
         let mut case = Case::with_mask(dims(1, 2, 1, 500, 500, 8), mask, 4).with_intervals(Intervals::Documents(20), 0);
@@ -110,7 +100,7 @@ fn long_rows_have_tiles_that_nobody_sees() {
         intervals[450] = KeyInterval { start: 0, end: 500 };
         intervals[100] = KeyInterval { start: 480, end: 490 };
         intervals[200..400].fill(KeyInterval { start: 500, end: 0 });
-        assert_equals_naive(case);
+        case.assert_tiled_equals_naive();
     }
 }
 

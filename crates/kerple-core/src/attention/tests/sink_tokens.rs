@@ -30,16 +30,6 @@ impl Case {
     }
 }
 
-fn assert_equals_naive(case: Case) {
-    let case = case.rounded();
-    let expected = case.naive();
-    // as for attention without first tokens, see the tests of the engine
-    for set in InstructionSet::available() {
-        assert_close(&case, &case.tiled_f32(set), &expected, 1e-5, set.name());
-    }
-    assert_close(&case, &case.tiled_f64(), &expected, 1e-12, "f64");
-}
-
 /// Windows and numbers of first tokens around the size of a tile, and of which all, some or no keys are between them.
 const SIZES: [(usize, usize); 9] =
     [(1, 1), (5, 4), (40, 4), (96, 96), (97, 95), (100, 130), (3, 250), (200, 1), (1000, 4)];
@@ -84,7 +74,7 @@ proptest! {
             4 => case.positioned(KERNELS[seed as usize % 4], seed),
             _ => case.with_relative(1 + seed as usize % 9, 1 + seed as usize % 230, seed),
         };
-        assert_equals_naive(case);
+        case.assert_tiled_equals_naive();
     }
 }
 
@@ -92,13 +82,13 @@ proptest! {
 fn long_rows_have_tiles_between_the_first_tokens_and_the_window() {
     for (window, sink_tokens) in SIZES {
         let case = Case::new(dims(2, 2, 1, 500, 500, 16), 3);
-        assert_equals_naive(case.clone().with_sink_tokens(window, sink_tokens));
-        assert_equals_naive(case.clone().with_sink_tokens(window, sink_tokens).decayed());
+        case.clone().with_sink_tokens(window, sink_tokens).assert_tiled_equals_naive();
+        case.clone().with_sink_tokens(window, sink_tokens).decayed().assert_tiled_equals_naive();
         let padded = Case { lengths: Some(vec![310, 70]), ..case.clone() }.softened(true, true);
-        assert_equals_naive(padded.with_sink_tokens(window, sink_tokens));
-        assert_equals_naive(case.dropped(0.3, 8).with_sink_tokens(window, sink_tokens));
+        padded.with_sink_tokens(window, sink_tokens).assert_tiled_equals_naive();
+        case.dropped(0.3, 8).with_sink_tokens(window, sink_tokens).assert_tiled_equals_naive();
         let more_keys = Case::new(dims(1, 4, 2, 130, 600, 8), 4).with_relative(3, 700, 5);
-        assert_equals_naive(more_keys.with_sink_tokens(window, sink_tokens));
+        more_keys.with_sink_tokens(window, sink_tokens).assert_tiled_equals_naive();
     }
 }
 
@@ -108,8 +98,11 @@ fn first_tokens_are_those_of_a_document() {
         let lengths = [&[140, 1, 300][..], &[97, 350]];
         let documents = PackedDocuments::from_lengths(lengths, 450).unwrap();
         let case = Case { documents: Some(documents), ..Case::new(dims(2, 2, 1, 450, 450, 8), 6) };
-        assert_equals_naive(case.clone().with_sink_tokens(window, sink_tokens));
-        assert_equals_naive(case.softened(true, true).with_relative(2, 300, 9).with_sink_tokens(window, sink_tokens));
+        case.clone().with_sink_tokens(window, sink_tokens).assert_tiled_equals_naive();
+        case.softened(true, true)
+            .with_relative(2, 300, 9)
+            .with_sink_tokens(window, sink_tokens)
+            .assert_tiled_equals_naive();
     }
 }
 

@@ -57,7 +57,7 @@ pub(super) fn query_blocks<R: Number>(problem: &AttentionProblem<R>, block: usiz
     let query_at =
         |position: isize| position.saturating_sub(problem.dims.position(0)).clamp(0, queries as isize) as usize;
     let first = query_at(first_key - problem.ahead() as isize);
-    // past every position where there is no window, or the block has first tokens
+    // without a window, and of a block with first tokens, all later queries
     let has_sink_tokens = block * KEYS < problem.mask.sink_tokens();
     let seen = problem
         .mask

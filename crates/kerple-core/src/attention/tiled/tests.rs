@@ -36,17 +36,21 @@ impl Case {
     pub(in crate::attention) fn tiled_f64(&self) -> Outcome<f64> {
         self.run(&Tiled(InstructionSet::Portable), |x| x, |x| x)
     }
+
+    pub(in crate::attention) fn assert_tiled_equals_naive(self) {
+        let case = self.rounded();
+        let expected = case.naive();
+        // f32 carries 6e-8; sums over a few hundred keys and features lose one more digit and a half
+        for set in InstructionSet::available() {
+            assert_close(&case, &case.tiled_f32(set), &expected, 1e-5, set.name());
+        }
+        // f64 carries 1e-16, likewise
+        assert_close(&case, &case.tiled_f64(), &expected, 1e-12, "f64");
+    }
 }
 
 fn assert_tiled_equals_naive(case: Case) {
-    let case = case.rounded();
-    let expected = case.naive();
-    // f32 carries 6e-8; sums over a few hundred keys and features lose one more digit and a half
-    for set in InstructionSet::available() {
-        assert_close(&case, &case.tiled_f32(set), &expected, 1e-5, set.name());
-    }
-    // f64 carries 1e-16, likewise
-    assert_close(&case, &case.tiled_f64(), &expected, 1e-12, "f64");
+    case.assert_tiled_equals_naive();
 }
 
 proptest! {
