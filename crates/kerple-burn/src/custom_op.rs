@@ -161,7 +161,7 @@ impl<B: OpBackend, const N: usize> Backward<B, N> for CustomOpBackward {
     fn backward(self, ops: Ops<Self::State, N>, grads: &mut Gradients, _checkpointer: &mut Checkpointer) {
         let d_output = B::array(grads.consume::<B>(&ops.node));
         let TapeState { op, inputs, saved } = ops.state;
-        let wanted = ops.parents.each_ref().map(Option::is_some);
+        let wanted: Vec<bool> = ops.parents.iter().take(inputs.len()).map(Option::is_some).collect();
         let ctx = BackwardContext { inputs: &inputs, saved: &saved, d_output: &d_output, wanted: &wanted };
         for (parent, gradient) in ops.parents.into_iter().zip(B::backward(&*op, &ctx)) {
             if let (Some(parent), Some(gradient)) = (parent, gradient) {
@@ -173,10 +173,11 @@ impl<B: OpBackend, const N: usize> Backward<B, N> for CustomOpBackward {
 
 fn track<B: OpBackend, C: CheckpointStrategy, const N: usize>(
     inputs: [FloatTensor<Autodiff<B>>; N],
+    count: usize,
     op: CustomOpRef,
 ) -> FloatTensor<Autodiff<B>> {
     let nodes = inputs.each_ref().map(|input| input.node());
-    let inputs: Vec<B::Array> = inputs.into_iter().map(|input| B::array(input.into_primitive())).collect();
+    let inputs: Vec<B::Array> = inputs.into_iter().take(count).map(|input| B::array(input.into_primitive())).collect();
     match Backward::<B, N>::prepare::<C>(CustomOpBackward, nodes).compute_bound().stateful() {
         OpsKind::Tracked(prep) => {
             let OpOutput { output, saved } = B::forward(&*op, &inputs, true);
@@ -187,58 +188,66 @@ fn track<B: OpBackend, C: CheckpointStrategy, const N: usize>(
     }
 }
 
-fn run<B: OpBackend>(inputs: Vec<FloatTensor<B>>, op: &CustomOpRef) -> FloatTensor<B> {
-    let inputs: Vec<B::Array> = inputs.into_iter().map(B::array).collect();
+fn run<B: OpBackend>(inputs: Vec<FloatTensor<B>>, count: usize, op: &CustomOpRef) -> FloatTensor<B> {
+    let inputs: Vec<B::Array> = inputs.into_iter().take(count).map(B::array).collect();
     B::tensor(B::forward(&**op, &inputs, false).output)
 }
 
-/// Burn's extension mechanism wants one method for each number of tensors.
+/// Burn's extension mechanism wants one method for each number of tensors. They take long to compile, so there are few, and `dispatch`
+/// repeats the last tensor until one fits; operations do not see what was repeated.
 macro_rules! arities {
     ($($name:ident $count:literal: $($input:ident)+;)+) => {
-        /// Runs a [`CustomOp`] on this many inputs.
+        /// Runs a [`CustomOp`] on the first `count` of so many tensors.
         #[backend_extension(Flex, Cube: cfg(feature = "cube"), Autodiff)]
         pub trait CustomOpBackend: Backend {
             $(
                 /// One call of a [`CustomOp`].
-                fn $name($($input: FloatTensor<Self>,)+ op: CustomOpRef) -> FloatTensor<Self>;
+                fn $name($($input: FloatTensor<Self>,)+ count: usize, op: CustomOpRef) -> FloatTensor<Self>;
             )+
         }
 
         impl CustomOpBackend for Flex {
-            $(fn $name($($input: FloatTensor<Self>,)+ op: CustomOpRef) -> FloatTensor<Self> {
-                run::<Flex>(vec![$($input),+], &op)
+            $(fn $name($($input: FloatTensor<Self>,)+ count: usize, op: CustomOpRef) -> FloatTensor<Self> {
+                run::<Flex>(vec![$($input),+], count, &op)
             })+
         }
 
         impl<C: CheckpointStrategy> CustomOpBackend for Autodiff<Flex, C> {
-            $(fn $name($($input: FloatTensor<Self>,)+ op: CustomOpRef) -> FloatTensor<Self> {
-                track::<Flex, C, $count>([$($input),+], op)
+            $(fn $name($($input: FloatTensor<Self>,)+ count: usize, op: CustomOpRef) -> FloatTensor<Self> {
+                track::<Flex, C, $count>([$($input),+], count, op)
             })+
         }
 
         #[cfg(feature = "cube")]
         impl CustomOpBackend for Cube {
-            $(fn $name($($input: FloatTensor<Self>,)+ op: CustomOpRef) -> FloatTensor<Self> {
-                run::<Cube>(vec![$($input),+], &op)
+            $(fn $name($($input: FloatTensor<Self>,)+ count: usize, op: CustomOpRef) -> FloatTensor<Self> {
+                run::<Cube>(vec![$($input),+], count, &op)
             })+
         }
 
         #[cfg(feature = "cube")]
         impl<C: CheckpointStrategy> CustomOpBackend for Autodiff<Cube, C> {
-            $(fn $name($($input: FloatTensor<Self>,)+ op: CustomOpRef) -> FloatTensor<Self> {
-                track::<Cube, C, $count>([$($input),+], op)
+            $(fn $name($($input: FloatTensor<Self>,)+ count: usize, op: CustomOpRef) -> FloatTensor<Self> {
+                track::<Cube, C, $count>([$($input),+], count, op)
             })+
         }
 
-        fn dispatch(inputs: Vec<DispatchTensor>, op: CustomOpRef) -> DispatchTensor {
-            match inputs.len() {
+        const ARITIES: &[usize] = &[$($count),+];
+
+        fn dispatch(mut inputs: Vec<DispatchTensor>, op: CustomOpRef) -> DispatchTensor {
+            let count = inputs.len();
+            let (Some(arity), Some(last)) = (ARITIES.iter().find(|arity| **arity >= count), inputs.last().cloned()) else {
+                panic!("an operation takes 1 to 16 tensors, got {count}")
+            };
+            inputs.resize(*arity, last);
+            match arity {
                 $($count => {
                     let Ok([$($input),+]) = <[DispatchTensor; $count]>::try_from(inputs) else {
-                        unreachable!("the length was just matched")
+                        unreachable!("it was just resized")
                     };
-                    <Dispatch as CustomOpBackend>::$name($($input,)+ op)
+                    <Dispatch as CustomOpBackend>::$name($($input,)+ count, op)
                 })+
-                count => panic!("an operation takes 1 to 16 tensors, got {count}"),
+                _ => unreachable!("every arity is matched"),
             }
         }
     };
@@ -247,19 +256,8 @@ macro_rules! arities {
 arities! {
     custom_op1 1: a;
     custom_op2 2: a b;
-    custom_op3 3: a b c;
     custom_op4 4: a b c d;
-    custom_op5 5: a b c d e;
-    custom_op6 6: a b c d e f;
-    custom_op7 7: a b c d e f g;
     custom_op8 8: a b c d e f g h;
-    custom_op9 9: a b c d e f g h i;
-    custom_op10 10: a b c d e f g h i j;
-    custom_op11 11: a b c d e f g h i j k;
-    custom_op12 12: a b c d e f g h i j k l;
-    custom_op13 13: a b c d e f g h i j k l m;
-    custom_op14 14: a b c d e f g h i j k l m n;
-    custom_op15 15: a b c d e f g h i j k l m n o;
     custom_op16 16: a b c d e f g h i j k l m n o p;
 }
 

@@ -133,26 +133,27 @@ pub fn gradients<M: Module>(module: &M, gradients: &mut Gradients) -> Vec<Option
     walk(module, TakeGradients { gradients, found: Vec::new() }).found
 }
 
-struct LoadValues<F, E> {
+/// `fill` says whether it could; a reference, so that each module is mapped by one function.
+struct LoadValues<'a> {
     names: std::vec::IntoIter<String>,
-    fill: F,
-    failed: Result<(), E>,
+    fill: &'a mut dyn FnMut(&str, &mut [f32]) -> bool,
+    has_failed: bool,
 }
 
-impl<E, F: FnMut(&str, &mut [f32]) -> Result<(), E>> ModuleMapper for LoadValues<F, E> {
+impl ModuleMapper for LoadValues<'_> {
     fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
         let name = self.names.next().expect("mapping visits what visiting visits");
-        if self.failed.is_err() {
+        if self.has_failed {
             return param;
         }
         param.map(|tensor| {
             let tracked = tensor.device().is_autodiff();
             let old = plain(tensor);
             let mut values = vec![0.0; old.shape().num_elements()];
-            self.failed = (self.fill)(&name, &mut values);
-            let new = match self.failed {
-                Ok(()) => Tensor::from_data(TensorData::new(values, old.dims()), (&old.device(), old.dtype())),
-                Err(_) => old,
+            self.has_failed = !(self.fill)(&name, &mut values);
+            let new = match self.has_failed {
+                false => Tensor::from_data(TensorData::new(values, old.dims()), (&old.device(), old.dtype())),
+                true => old,
             };
             as_parameter(new, tracked)
         })
@@ -163,10 +164,15 @@ impl<E, F: FnMut(&str, &mut [f32]) -> Result<(), E>> ModuleMapper for LoadValues
 ///
 /// # Errors
 /// The first error of `fill`; that parameter and those after it keep their values.
-pub fn load<M: Module, E>(module: M, fill: impl FnMut(&str, &mut [f32]) -> Result<(), E>) -> (M, Result<(), E>) {
-    let mut load = LoadValues { names: names(&module).into_iter(), fill, failed: Ok(()) };
-    let module = module.map(&mut load);
-    (module, load.failed)
+pub fn load<M: Module, E>(module: M, mut fill: impl FnMut(&str, &mut [f32]) -> Result<(), E>) -> (M, Result<(), E>) {
+    let mut filled = Ok(());
+    let mut fill = |name: &str, values: &mut [f32]| {
+        filled = fill(name, values);
+        filled.is_ok()
+    };
+    let names = names(&module).into_iter();
+    let module = module.map(&mut LoadValues { names, fill: &mut fill, has_failed: false });
+    (module, filled)
 }
 
 struct Detach;

@@ -25,7 +25,7 @@ mod tests;
 
 use crate::Number;
 
-use rayon::prelude::*;
+use crate::tiles::workers::for_each_task;
 use std::mem::MaybeUninit;
 
 /// A buffer of zeros, cleared by all threads: one thread alone would take several percent of a training step for it.
@@ -33,7 +33,7 @@ pub fn zeros<T: Number>(len: usize) -> Vec<T> {
     /// Values that a task clears.
     const PIECE: usize = 1 << 17;
     let mut values = Vec::new();
-    append(&mut values, len, PIECE, (0..len.div_ceil(PIECE)).into_par_iter(), |_, _, _| {});
+    append(&mut values, len, PIECE, 0..len.div_ceil(PIECE), |_, _, _| {});
     values
 }
 
@@ -43,11 +43,13 @@ fn append<T: Number, I: Send>(
     to: &mut Vec<T>,
     len: usize,
     piece: usize,
-    items: impl IndexedParallelIterator<Item = I>,
+    items: impl ExactSizeIterator<Item = I>,
     set: impl Fn(usize, &mut [T], I) + Sync + Send,
 ) {
     to.reserve_exact(len);
-    to.spare_capacity_mut()[..len].par_chunks_mut(piece).zip_eq(items).enumerate().for_each(|(i, (piece, item))| {
+    let pieces = to.spare_capacity_mut()[..len].chunks_mut(piece);
+    assert_eq!(pieces.len(), items.len(), "an item for each piece");
+    for_each_task(pieces.zip(items), |i, (piece, item)| {
         piece.fill(MaybeUninit::new(T::ZERO));
         // SAFETY: all of it has just been written.
         set(i, unsafe { piece.assume_init_mut() }, item);

@@ -11,13 +11,13 @@
 use super::segments::sum_over_segments;
 use super::{AttentionProblem, AttentionSaved, DocumentSegment};
 use crate::Number;
-use rayon::prelude::*;
+use crate::tiles::workers::for_each_task;
 
 /// Writes the gradient in the sinks, summed in f64 from the first row to the last, see [`sum_over_segments`].
 pub(super) fn backward<T: Number>(problem: &AttentionProblem<T>, saved: &AttentionSaved<T>, d_sinks: Option<&mut [T]>) {
     let (Some(sinks), Some(d_sinks)) = (problem.sinks, d_sinks) else { return };
     let dims = problem.dims;
-    d_sinks.par_iter_mut().zip(sinks).enumerate().for_each(|(head, (d_sink, &sink))| {
+    for_each_task(d_sinks.iter_mut().zip(sinks), |head, (d_sink, &sink)| {
         let term = |row: usize, query: usize| {
             let lse = saved.lse[(row * dims.heads + head) * dims.queries + query];
             let [out, d_out] = [saved.out, saved.d_out].map(|view| view.row(row, head, query, dims.head_dim));

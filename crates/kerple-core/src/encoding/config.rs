@@ -102,7 +102,7 @@ pub const MOST_SINK_TOKENS: usize = 1 << 16;
 const REACH: &str = InklingConfig::REACH;
 
 /// Reads `value`, naming the key that does not fit and saying what would in words.
-fn parse<T: DeserializeOwned, E: Error>(value: Value) -> Result<T, E> {
+fn parse<T: DeserializeOwned>(value: Value) -> Result<T, String> {
     serde_path_to_error::deserialize(value).map_err(|error| {
         let message = error.inner().to_string();
         let message =
@@ -110,24 +110,38 @@ fn parse<T: DeserializeOwned, E: Error>(value: Value) -> Result<T, E> {
         let message = with_suggestion(&message);
         let key = error.path().iter().rfind(|segment| matches!(segment, Segment::Map { .. }));
         match key {
-            Some(key) => E::custom(format!("`{key}`: {message}")),
-            None => E::custom(message),
+            Some(key) => format!("`{key}`: {message}"),
+            None => message,
         }
     })
 }
 
 impl<'de> Deserialize<'de> for Encoding {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        let (kind, mut own) = match finite::value(deserializer)? {
+        Encoding::of_value(finite::value(deserializer)?).map_err(D::Error::custom)
+    }
+}
+
+impl Serialize for Encoding {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let map = self.to_map().map_err(serde::ser::Error::custom)?;
+        serializer.collect_map(map.iter().map(|(key, value)| (key, WithoutNull(value))))
+    }
+}
+
+/// What reads and writes the keys, compiled here once and not in each crate for each format.
+impl Encoding {
+    fn of_value(value: Value) -> Result<Encoding, String> {
+        let (kind, mut own) = match value {
             Value::String(kind) => (kind, Map::new()),
             Value::Object(mut map) => match map.remove("kind") {
                 Some(Value::String(kind)) => (kind, map),
-                _ => return Err(D::Error::custom("an encoding needs `kind`, the name of a method")),
+                _ => return Err("an encoding needs `kind`, the name of a method".to_owned()),
             },
-            other => return Err(D::Error::custom(format!("expected a name or a table with `kind`, got {other}"))),
+            other => return Err(format!("expected a name or a table with `kind`, got {other}")),
         };
-        let kind = kind_of(&kind).map_err(|unknown| D::Error::custom(unknown.line()))?;
-        renamed::refuse(&[renamed::SHARED, kind], &own).map_err(|refusal| D::Error::custom(refusal.line()))?;
+        let kind = kind_of(&kind).map_err(|unknown| unknown.line())?;
+        renamed::refuse(&[renamed::SHARED, kind], &own).map_err(|refusal| refusal.line())?;
         // a key of the method's own stays in its table
         let is_shared = |key: &&&str| kind != InklingConfig::KIND || **key != REACH;
         let shared = SHARED_KEYS.iter().filter(is_shared).filter_map(|key| own.remove_entry(*key)).collect();
@@ -140,21 +154,18 @@ impl<'de> Deserialize<'de> for Encoding {
         let share = share.unwrap_or(method.positional().shares()[0]);
         let encoding =
             Encoding { method, window, sink_tokens, scale, emulate, clamp, share, randomized, decayed, reach };
-        encoding.check_keys().map_err(|refusal| D::Error::custom(refusal.line()))?;
+        encoding.check_keys().map_err(|refusal| refusal.line())?;
         Ok(encoding)
     }
-}
 
-impl Serialize for Encoding {
-    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+    fn to_map(&self) -> serde_json::Result<Map<String, Value>> {
         let mut map = Map::from_iter([("kind".to_owned(), Value::from(self.method.kind()))]);
         let Encoding { window, sink_tokens, scale, emulate, clamp, randomized, decayed, reach, .. } = *self;
         let share = Some(self.share).filter(|_| !self.has_usual_share());
         let shared = SharedKeys { window, sink_tokens, scale, emulate, clamp, share, randomized, decayed, reach };
-        let shared = serde_json::to_value(shared).map_err(serde::ser::Error::custom)?;
         map.extend(self.method.keys());
-        map.extend(shared.as_object().cloned().unwrap_or_default());
-        serializer.collect_map(map.iter().map(|(key, value)| (key, WithoutNull(value))))
+        map.extend(serde_json::to_value(shared)?.as_object().cloned().unwrap_or_default());
+        Ok(map)
     }
 }
 

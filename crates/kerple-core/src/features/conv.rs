@@ -20,7 +20,7 @@ use super::{
 use crate::Number;
 use crate::cpu::reduce;
 use crate::tiles::microkernel::StoreMode;
-use rayon::prelude::*;
+use crate::tiles::workers::for_each_task;
 use std::ops::Range;
 
 /// Sizes of a ConvSPE code.
@@ -198,7 +198,7 @@ impl<T: Number> ConvCode<T> {
             return;
         }
         let mut held = vec![T::ZERO; streams * size];
-        held.par_chunks_exact_mut(size).enumerate().for_each(|(stream, to)| self.draw(stream, reach.clone(), to));
+        for_each_task(held.chunks_exact_mut(size), |stream, to| self.draw(stream, reach.clone(), to));
         self.held = (reach, held);
     }
 

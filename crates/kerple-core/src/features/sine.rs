@@ -27,7 +27,7 @@ use super::{FeatureMap, FeatureMapGradients, FeatureMapSaved, Normals, RowKind, 
 use crate::Number;
 use crate::cpu::{reduce, vectorized};
 use crate::tiles::microkernel::StoreMode;
-use rayon::prelude::*;
+use crate::tiles::workers::for_each_task;
 use std::f64::consts::TAU;
 
 /// Sizes of a SineSPE code.
@@ -108,7 +108,7 @@ impl<T: Number> SineCode<T> {
         let mut sine = SineCode { shape, gated, theta, w: vec![], turns: vec![], origin: 0.0, f, identity };
         let (width, unit) = (padded(realisations), scale(realisations, head_dim));
         sine.w = vec![T::ZERO; heads * head_dim * sine.rows() * width];
-        let fill = |(hd, w): (usize, &mut [T])| {
+        let fill = |hd: usize, w: &mut [T]| {
             let mut put = |row: usize, factor: f64, z: &[f64]| {
                 w[row * width..].iter_mut().zip(z).for_each(|(w, z)| *w = T::from_f64(factor * z));
             };
@@ -123,7 +123,7 @@ impl<T: Number> SineCode<T> {
                 put(2 * count, unit * shared.sqrt(), &gate.noise[hd * realisations..][..realisations]);
             }
         };
-        sine.w.par_chunks_exact_mut((2 * count + usize::from(gate.is_some())) * width).enumerate().for_each(fill);
+        for_each_task(sine.w.chunks_exact_mut((2 * count + usize::from(gate.is_some())) * width), fill);
         sine.turns = sine.powers();
         sine
     }

@@ -13,7 +13,7 @@
 use crate::Number;
 use crate::check_shape;
 use crate::cpu::vectorized;
-use rayon::prelude::*;
+use crate::tiles::workers::for_each_task;
 
 /// Elements a task takes.
 const ELEMENTS_PER_TASK: usize = 1 << 14;
@@ -68,12 +68,9 @@ pub fn update<T: Number>(
     check_shape!(mean, elements = elements);
     check_shape!(square, elements = elements);
     let factors = AdamWCoefficients::new(settings);
-    parameter
-        .par_chunks_mut(ELEMENTS_PER_TASK)
-        .zip(gradient.par_chunks(ELEMENTS_PER_TASK))
-        .zip(mean.par_chunks_mut(ELEMENTS_PER_TASK))
-        .zip(square.par_chunks_mut(ELEMENTS_PER_TASK))
-        .for_each(|(((p, g), m), v)| update_elements(factors, p, g, m, v));
+    let moments = mean.chunks_mut(ELEMENTS_PER_TASK).zip(square.chunks_mut(ELEMENTS_PER_TASK));
+    let tasks = parameter.chunks_mut(ELEMENTS_PER_TASK).zip(gradient.chunks(ELEMENTS_PER_TASK)).zip(moments);
+    for_each_task(tasks, |_, ((p, g), (m, v))| update_elements(factors, p, g, m, v));
 }
 
 /// [`AdamWUpdate`] as the factors of the formula, made in f64 and rounded once.
@@ -121,7 +118,9 @@ vectorized! {
 
 /// The sum of squares in f64, in a fixed order. For `f32` it is finite exactly if every element is.
 pub fn sum_of_squares<T: Number>(values: &[T]) -> f64 {
-    let partial: Vec<f64> = values.par_chunks(ELEMENTS_PER_TASK).map(sum_of_squares_serial).collect();
+    let mut partial = vec![0.0; values.len().div_ceil(ELEMENTS_PER_TASK)];
+    let tasks = values.chunks(ELEMENTS_PER_TASK).zip(&mut partial);
+    for_each_task(tasks, |_, (values, sum)| *sum = sum_of_squares_serial(values));
     partial.into_iter().sum()
 }
 
@@ -147,9 +146,7 @@ vectorized! {
 
 /// Where the first infinite or NaN element is.
 pub fn first_non_finite<T: Number>(values: &[T]) -> Option<usize> {
-    values.par_chunks(ELEMENTS_PER_TASK).enumerate().find_map_first(|(task, values)| {
-        values.iter().position(|value| !value.is_finite()).map(|at| task * ELEMENTS_PER_TASK + at)
-    })
+    values.iter().position(|value| !value.is_finite())
 }
 
 /// The factor that brings gradients of this global L2 norm down to `limit`: 1 below it, `limit / (norm + 1e-6)` above, as

@@ -22,15 +22,15 @@ use crate::Number;
 use crate::check_shape;
 use crate::cpu::reduce;
 use crate::cpu::vectorized;
+use crate::tiles::workers::for_each_task;
 use log_sum_exp::{LOGITS_PER_SUM, normalizer};
-use rayon::prelude::*;
 
 /// Most logits held at once: 128 MiB in `f32`.
 const MOST_LOGITS: usize = 1 << 25;
 /// Most rows of a chunk, for small vocabularies.
 const MOST_ROWS: usize = 2048;
-/// Fewest rows whose losses a task takes.
-const FEWEST_ROWS_PER_TASK: usize = 16;
+/// Rows whose losses a task takes.
+const ROWS_PER_TASK: usize = 16;
 
 /// Rows whose logits are held at once, of so many that are scored, for a vocabulary of `v`.
 pub fn rows_at_once(scored: usize, v: usize) -> usize {
@@ -89,7 +89,7 @@ pub struct LossTargets<'a> {
 pub fn forward<T: Number>(head: LmHead<'_, T>, x: &[T], targets: LossTargets<'_>) -> Vec<T> {
     let plan = LossPlan::new(head, x, targets);
     let (mut nll, count) = (vec![T::ZERO; plan.rows], plan.scored.len());
-    if count <= FEWEST_ROWS_PER_TASK {
+    if count <= ROWS_PER_TASK {
         // of few rows, blocks would be added up in another order
         let mut chunk = LogitChunk::new(&plan);
         for rows in plan.scored.chunks(plan.chunk_rows) {
@@ -139,10 +139,13 @@ pub fn forward_backward<T: Number>(
     let mut nll = vec![T::ZERO; rows];
     for rows in plan.scored.chunks(plan.chunk_rows) {
         let stats = chunk.fill(head, x, rows);
-        let logits = chunk.logits.par_chunks_mut(v).with_min_len(FEWEST_ROWS_PER_TASK);
-        let row_gradient =
-            |(logits, row): (&mut [T], &usize)| row_gradient(logits, targets.ids[*row] as usize, d_nll[*row]);
-        let losses: Vec<T> = logits.zip(rows).map(row_gradient).collect();
+        let mut losses = vec![T::ZERO; rows.len()];
+        let of_rows = rows.chunks(ROWS_PER_TASK).zip(losses.chunks_mut(ROWS_PER_TASK));
+        for_each_task(chunk.logits.chunks_mut(ROWS_PER_TASK * v).zip(of_rows), |_, (logits, (rows, losses))| {
+            for ((logits, row), loss) in logits.chunks_exact_mut(v).zip(rows).zip(losses) {
+                *loss = row_gradient(logits, targets.ids[*row] as usize, d_nll[*row]);
+            }
+        });
         rows.iter().zip(losses).for_each(|(row, loss)| nll[*row] = loss);
         let d_logits = &chunk.logits;
         if let Some(d_bias) = &mut d_bias {

@@ -4,7 +4,7 @@ use super::ROWS_PER_TASK;
 use crate::Number;
 use crate::cpu::reduce;
 use crate::elements;
-use rayon::prelude::*;
+use crate::tiles::workers::for_each_task;
 
 /// Most table rows a task of the backward pass owns; it looks through all ids for them.
 const MOST_TABLE_ROWS: usize = 512;
@@ -17,8 +17,10 @@ const ENOUGH_TASKS: usize = 8;
 /// If a slice has the wrong size, M is 0, or an id is not below V.
 pub fn gather<T: Number>(table: &[T], ids: &[u32], m: usize, rows: &mut [T]) {
     check_ids(table.len(), ids, m, rows.len());
-    rows.par_chunks_mut(m).with_min_len(ROWS_PER_TASK).zip(ids).for_each(|(row, id)| {
-        row.copy_from_slice(&table[*id as usize * m..][..m]);
+    for_each_task(rows.chunks_mut(ROWS_PER_TASK * m).zip(ids.chunks(ROWS_PER_TASK)), |_, (rows, ids)| {
+        for (row, id) in rows.chunks_exact_mut(m).zip(ids) {
+            row.copy_from_slice(&table[*id as usize * m..][..m]);
+        }
     });
 }
 
@@ -30,7 +32,7 @@ pub fn scatter_add<T: Number>(d_rows: &[T], ids: &[u32], m: usize, d_table: &mut
     check_ids(d_table.len(), ids, m, d_rows.len());
     // a row of the table belongs to one task, so the split changes no sum
     let owned = (d_table.len() / m).div_ceil(ENOUGH_TASKS).clamp(1, MOST_TABLE_ROWS);
-    d_table.par_chunks_mut(owned * m).enumerate().for_each(|(task, d_table)| {
+    for_each_task(d_table.chunks_mut(owned * m), |task, d_table| {
         let owned_ids = task * owned..task * owned + d_table.len() / m;
         for (id, d_row) in ids.iter().zip(d_rows.chunks_exact(m)) {
             let id = *id as usize;

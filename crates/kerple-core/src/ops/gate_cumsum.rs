@@ -16,7 +16,7 @@
 
 use crate::Number;
 use crate::check_shape;
-use rayon::prelude::*;
+use crate::tiles::workers::for_each_task;
 
 /// The lowest gate. Its exponential is 0 next to any score within half of it of the others, and sums
 /// that contain it are exact to 1e-11.
@@ -94,7 +94,7 @@ impl GateMap {
 pub fn of_logits<T: Number>(logits: &[T], [batch, len, heads]: [usize; 3], map: GateMap) -> Vec<f64> {
     check_shape!(logits, B = batch, L = len, H = heads);
     let mut gate_cumsum = vec![0.0; logits.len()];
-    gate_cumsum.par_chunks_exact_mut(len.max(1)).enumerate().for_each(|(unit, row)| {
+    for_each_task(gate_cumsum.chunks_exact_mut(len.max(1)), |unit, row| {
         let first = unit / heads * len * heads + unit % heads;
         let logits = logits[first..].iter().step_by(heads);
         run(row, logits.map(|logit| map.value(logit.to_f64())));
@@ -116,16 +116,15 @@ pub fn of_logits_backward<T: Number>(
     check_shape!(d_gate_cumsum, B = batch, H = heads, L = len);
     let mut d_logits = logits.to_vec();
     let sequence = (len * heads).max(1);
-    d_logits.par_chunks_exact_mut(sequence).zip(d_gate_cumsum.par_chunks_exact(sequence)).for_each(
-        |(to, d_gate_cumsum)| {
-            for (head, d_gate_cumsum) in d_gate_cumsum.chunks_exact(len).enumerate() {
-                let logits = to[head..].iter_mut().step_by(heads);
-                for (logit, d_gate) in logits.zip(d_gates(d_gate_cumsum)) {
-                    *logit = T::from_f64(d_gate * map.derivative(logit.to_f64()));
-                }
+    let tasks = d_logits.chunks_exact_mut(sequence).zip(d_gate_cumsum.chunks_exact(sequence));
+    for_each_task(tasks, |_, (to, d_gate_cumsum)| {
+        for (head, d_gate_cumsum) in d_gate_cumsum.chunks_exact(len).enumerate() {
+            let logits = to[head..].iter_mut().step_by(heads);
+            for (logit, d_gate) in logits.zip(d_gates(d_gate_cumsum)) {
+                *logit = T::from_f64(d_gate * map.derivative(logit.to_f64()));
             }
-        },
-    );
+        }
+    });
     d_logits
 }
 

@@ -26,9 +26,9 @@ pub use blocks::matmul_blocks;
 use super::ROWS_PER_TASK;
 use crate::Number;
 use crate::cpu::reduce;
+use crate::tiles::workers::{for_each_number, for_each_task};
 use crate::{check_shape, elements};
 use kernel::{GemmFactor, OutBlock};
-use rayon::prelude::*;
 use std::ops::Range;
 
 /// Columns of a block: two of the kernel's tiles with AVX-512. Of few blocks, and so of small ones, half as many.
@@ -193,7 +193,7 @@ pub fn matmul_then<T: Number>(
         };
         match down * across {
             1 => block(0),
-            blocks => (0..blocks).into_par_iter().with_max_len(1).for_each(block),
+            blocks => for_each_number(blocks, &block),
         }
     };
     write(c, [m, n], |c, adds| match beside {
@@ -312,9 +312,9 @@ pub fn add_rows<T: Number>(rows: &[T], sum: &mut [T]) {
         return;
     }
     let mut partial = vec![T::ZERO; count.div_ceil(ROWS_PER_TASK) * columns];
-    rows.par_chunks(ROWS_PER_TASK * columns)
-        .zip(partial.par_chunks_mut(columns))
-        .for_each(|(rows, sum)| rows.chunks_exact(columns).for_each(|row| reduce::add(sum, row)));
+    for_each_task(rows.chunks(ROWS_PER_TASK * columns).zip(partial.chunks_mut(columns)), |_, (rows, sum)| {
+        rows.chunks_exact(columns).for_each(|row| reduce::add(sum, row));
+    });
     partial.chunks_exact(columns).for_each(|partial| reduce::add(sum, partial));
 }
 

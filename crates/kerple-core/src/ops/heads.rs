@@ -16,7 +16,7 @@ use crate::Number;
 use crate::check_shape;
 use crate::cpu::reduce;
 use crate::cpu::vectorized;
-use rayon::prelude::*;
+use crate::tiles::workers::for_each_task;
 
 /// Where the heads of one kind lie in each packed row.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -101,7 +101,7 @@ pub fn shift<T: Number>(x: &mut [T], place: HeadLayout, by: TokenShift<'_, T>) {
     let piece = ROWS_PER_TASK * place.row;
     // the last row of every task, as it was
     let last: Vec<T> = x.chunks(piece).flat_map(|rows| &rows[rows.len() - place.row..]).copied().collect();
-    x.par_chunks_mut(piece).enumerate().for_each(|(task, rows)| {
+    for_each_task(x.chunks_mut(piece), |task, rows| {
         for i in (0..rows.len() / place.row).rev() {
             let (earlier, row) = rows.split_at_mut(i * place.row);
             let before = match i {
@@ -134,8 +134,8 @@ pub fn shift_backward<T: Number>(x: &[T], d: &mut [T], place: HeadLayout, by: To
     let mut partial = vec![T::ZERO; x.len().div_ceil(piece) * place.heads];
     // the first row of every task, as it was
     let first: Vec<T> = d.chunks(piece).flat_map(|rows| &rows[..place.row]).copied().collect();
-    let tasks = d.par_chunks_mut(piece).zip(partial.par_chunks_mut(place.heads.max(1)));
-    tasks.enumerate().for_each(|(task, (d, d_shares))| {
+    let tasks = d.chunks_mut(piece).zip(partial.chunks_mut(place.heads.max(1)));
+    for_each_task(tasks, |task, (d, d_shares)| {
         for i in 0..d.len() / place.row {
             let number = task * ROWS_PER_TASK + i;
             let (row, later) = d[i * place.row..].split_at_mut(place.row);
@@ -175,7 +175,7 @@ impl<T: Number> TokenShift<'_, T> {
 pub fn norm<T: Number>(x: &mut [T], place: HeadLayout, by: HeadNorm<'_, T>) {
     place.check(x.len());
     check_shape!(by.gamma, D = place.head_dim);
-    x.par_chunks_mut(ROWS_PER_TASK * place.row).for_each(|rows| norm_rows(rows, place, by));
+    for_each_task(x.chunks_mut(ROWS_PER_TASK * place.row), |_, rows| norm_rows(rows, place, by));
 }
 
 /// Turns the gradient in the result of [`norm`] into that in `x`, what it was given; returns that in gamma.
@@ -188,8 +188,8 @@ pub fn norm_backward<T: Number>(x: &[T], d: &mut [T], place: HeadLayout, by: Hea
     check_shape!(by.gamma, D = place.head_dim);
     let piece = ROWS_PER_TASK * place.row;
     let mut partial = vec![T::ZERO; x.len().div_ceil(piece) * place.head_dim];
-    let tasks = d.par_chunks_mut(piece).zip(x.par_chunks(piece)).zip(partial.par_chunks_mut(place.head_dim));
-    tasks.for_each(|((d, x), d_gamma)| norm_rows_backward(x, d, place, by, d_gamma));
+    let tasks = d.chunks_mut(piece).zip(x.chunks(piece)).zip(partial.chunks_mut(place.head_dim));
+    for_each_task(tasks, |_, ((d, x), d_gamma)| norm_rows_backward(x, d, place, by, d_gamma));
     in_order(&partial, place.head_dim)
 }
 
@@ -199,7 +199,7 @@ pub fn norm_backward<T: Number>(x: &[T], d: &mut [T], place: HeadLayout, by: Hea
 /// If a slice has the wrong size.
 pub fn scale<T: Number>(x: &mut [T], place: HeadLayout, by: ScalableSoftmax<'_, T>) {
     by.check(place, x.len());
-    x.par_chunks_mut(ROWS_PER_TASK * place.row).enumerate().for_each(|(task, rows)| {
+    for_each_task(x.chunks_mut(ROWS_PER_TASK * place.row), |task, rows| {
         for (i, row) in rows.chunks_exact_mut(place.row).enumerate() {
             let log = by.logs[(task * ROWS_PER_TASK + i) % by.logs.len()];
             for (head, slope) in place.of_row_mut(row).zip(by.slopes) {
@@ -218,7 +218,7 @@ pub fn scale_backward<T: Number>(x: &[T], d: &mut [T], place: HeadLayout, by: Sc
     check_shape!(d, all = x.len());
     let piece = ROWS_PER_TASK * place.row;
     let mut partial = vec![T::ZERO; x.len().div_ceil(piece) * place.heads];
-    let tasks = d.par_chunks_mut(piece).zip(x.par_chunks(piece)).zip(partial.par_chunks_mut(place.heads.max(1)));
+    let tasks = d.chunks_mut(piece).zip(x.chunks(piece)).zip(partial.chunks_mut(place.heads.max(1)));
     tasks.enumerate().for_each(|(task, ((d, x), d_slopes))| {
         for (i, (d, x)) in d.chunks_exact_mut(place.row).zip(x.chunks_exact(place.row)).enumerate() {
             let log = by.logs[(task * ROWS_PER_TASK + i) % by.logs.len()];

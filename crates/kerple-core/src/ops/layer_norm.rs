@@ -12,7 +12,6 @@ use crate::Number;
 use crate::check_shape;
 use crate::cpu::reduce;
 use crate::cpu::vectorized;
-use rayon::prelude::*;
 
 /// Added to the variance by default.
 pub const EPSILON: f64 = 1e-5;
@@ -89,7 +88,7 @@ pub fn forward<T: Number>(norm: NormParameters<'_, T>, x: &[T], y: &mut Vec<T>) 
     let rows = x.len() / m;
     check_shape!(x, rows = rows, m = m);
     let mut stats = NormStats::new(rows);
-    let of_rows = stats.mean.par_chunks_mut(ROWS_PER_TASK).zip(stats.rstd.par_chunks_mut(ROWS_PER_TASK));
+    let of_rows = stats.mean.chunks_mut(ROWS_PER_TASK).zip(stats.rstd.chunks_mut(ROWS_PER_TASK));
     let piece = ROWS_PER_TASK * m;
     append(y, x.len(), piece, of_rows, |task, y, (mean, rstd)| {
         forward_rows(norm, &x[task * piece..][..y.len()], y, mean, rstd);
@@ -123,7 +122,7 @@ pub fn backward<T: Number>(
         check_shape!(d_beta, m = m);
     }
     let mut partial = vec![T::ZERO; rows.div_ceil(ROWS_PER_TASK) * 2 * m];
-    append(d_x, x.len(), ROWS_PER_TASK * m, partial.par_chunks_mut(2 * m), |task, d_x, partial| {
+    append(d_x, x.len(), ROWS_PER_TASK * m, partial.chunks_mut(2 * m), |task, d_x, partial| {
         let first = task * ROWS_PER_TASK;
         let (rows, elements) = (first..first + d_x.len() / m, first * m..first * m + d_x.len());
         let (d_gamma, d_beta) = partial.split_at_mut(m);

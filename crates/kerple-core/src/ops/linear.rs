@@ -9,7 +9,7 @@ use super::zeros;
 use crate::Number;
 use crate::check_shape;
 use crate::cpu::reduce;
-use rayon::prelude::*;
+use crate::tiles::workers::for_each_task;
 use std::ops::Range;
 
 /// The parameters of one layer from `inputs` to `outputs` features.
@@ -152,7 +152,7 @@ pub fn add<T: Number>(to: &mut [T], from: &[T]) {
     /// Values a task takes.
     const PIECE: usize = 1 << 15;
     check_shape!(from, elements = to.len());
-    to.par_chunks_mut(PIECE).zip(from.par_chunks(PIECE)).for_each(|(to, from)| reduce::add(to, from));
+    for_each_task(to.chunks_mut(PIECE).zip(from.chunks(PIECE)), |_, (to, from)| reduce::add(to, from));
 }
 
 #[cfg(test)]

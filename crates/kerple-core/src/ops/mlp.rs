@@ -19,7 +19,6 @@ use super::{ROWS_PER_TASK, append, zeros};
 use crate::Number;
 use crate::check_shape;
 use crate::cpu::reduce;
-use rayon::prelude::*;
 
 /// Most rows of a span.
 const MOST_ROWS: usize = 2048;
@@ -379,7 +378,7 @@ fn gated_backward<T: Number>(act: Activation, up: &[T], gate: &[T], d: &mut [T],
 /// Appends `act(gate) * up`, times the factors where there are some, to `a`.
 fn gated<T: Number>(act: Activation, [up, gate]: [&[T]; 2], factors: Option<&[T]>, a: &mut Vec<T>, f: usize) {
     let piece = ROWS_PER_TASK * f;
-    append(a, up.len(), piece, up.par_chunks(piece).zip(gate.par_chunks(piece)), |i, a, (up, gate)| {
+    append(a, up.len(), piece, up.chunks(piece).zip(gate.chunks(piece)), |i, a, (up, gate)| {
         act.forward(gate, a);
         activation::multiply(a, up);
         if let Some(factors) = factors {

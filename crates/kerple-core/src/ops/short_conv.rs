@@ -9,8 +9,8 @@
 use super::ROWS_PER_TASK;
 use super::heads::{HeadLayout, in_order};
 use crate::check_shape;
+use crate::tiles::workers::for_each_task;
 use crate::{Number, cpu::vectorized};
-use rayon::prelude::*;
 
 /// The filters of a convolution of channels, the features of heads one after another.
 #[derive(Clone, Copy, Debug)]
@@ -49,7 +49,7 @@ pub fn forward<T: Number>(x: &mut [T], place: HeadLayout, by: ShortConv<'_, T>) 
     // the rows before every task, as they were
     let before = |start: usize| x[start.saturating_sub(most)..start].to_vec();
     let earlier: Vec<Vec<T>> = (0..x.len()).step_by(piece).map(before).collect();
-    x.par_chunks_mut(piece).zip(earlier).enumerate().for_each(|(task, (rows, earlier))| {
+    for_each_task(x.chunks_mut(piece).zip(earlier), |task, (rows, earlier)| {
         convolve(rows, &earlier, task * ROWS_PER_TASK, &of);
     });
 }
@@ -67,8 +67,8 @@ pub fn backward<T: Number>(x: &[T], d: &mut [T], place: HeadLayout, by: ShortCon
     // the rows after every task, as they were
     let after = |start: usize| d[(start + piece).min(end)..(start + piece + most).min(end)].to_vec();
     let later: Vec<Vec<T>> = (0..end).step_by(piece).map(after).collect();
-    let tasks = d.par_chunks_mut(piece).zip(later).zip(partial.par_chunks_mut(count.max(1)));
-    tasks.enumerate().for_each(|(task, ((d, later), d_taps))| {
+    let tasks = d.chunks_mut(piece).zip(later).zip(partial.chunks_mut(count.max(1)));
+    for_each_task(tasks, |task, ((d, later), d_taps)| {
         convolve_backward(x, d, &later, task * ROWS_PER_TASK, &of, d_taps);
     });
     let d_taps = in_order(&partial, count);

@@ -5,6 +5,8 @@
 //! running, so a deadlock is impossible.
 
 use crate::{Number, cpu};
+use rayon::prelude::*;
+use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 /// Runs `work` on every item below `count`, on the threads of the current pool or [alone](cpu::alone). Each thread makes its
@@ -23,7 +25,22 @@ pub(crate) fn for_each<S>(count: usize, scratch: impl Fn() -> S + Sync, work: im
     on_threads(cpu::threads().min(count), &worker);
 }
 
-/// Runs `worker` on so many threads, this one among them. A reference, so that this is compiled once and not for each worker.
+/// Runs `work` on each task and its number.
+pub(crate) fn for_each_task<I: Send>(tasks: impl Iterator<Item = I>, work: impl Fn(usize, I) + Sync) {
+    let tasks: Vec<Mutex<Option<I>>> = tasks.map(|task| Mutex::new(Some(task))).collect();
+    for_each_number(tasks.len(), &|number| {
+        let task = tasks[number].lock().ok().and_then(|mut task| task.take());
+        work(number, task.expect("each is taken once"));
+    });
+}
+
+/// Runs `work` on every number below `count`; neighbours run on one thread where that keeps both busy, so that one operation finds
+/// in its cache what another left there. A reference, so that this is compiled once and not for each `work`.
+pub(crate) fn for_each_number(count: usize, work: &(dyn Fn(usize) + Sync)) {
+    (0..count).into_par_iter().with_max_len(1).for_each(work);
+}
+
+/// Runs `worker` on so many threads, this one among them. A reference, as above.
 fn on_threads(threads: usize, worker: &(dyn Fn() + Sync)) {
     if threads <= 1 {
         return worker();

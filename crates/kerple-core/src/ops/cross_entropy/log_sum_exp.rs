@@ -15,11 +15,11 @@
 //! are computed in f64 and rounded once. Sums of a fixed shape, such as a microkernel's, stay in
 //! `f32`.
 
-use super::{FEWEST_ROWS_PER_TASK, LmHead};
+use super::{LmHead, ROWS_PER_TASK};
 use crate::Number;
 use crate::cpu::{reduce, vectorized};
 use crate::ops::gemm::matmul_blocks;
-use rayon::prelude::*;
+use crate::tiles::workers::for_each_task;
 
 /// Logits of a row whose exponentials are summed at once.
 pub(super) const LOGITS_PER_SUM: usize = 128;
@@ -60,11 +60,13 @@ pub(super) fn losses<T: Number>(head: LmHead<'_, T>, normed: &[T], rows: &[usize
     blocks.iter().flat_map(|block| &block.targets).for_each(|(row, logit)| losses[*row] = *logit);
     let down = blocks.first().map_or(1, |block| block.rows);
     let across = blocks.len() / rows.len().div_ceil(down).max(1);
-    losses.par_iter_mut().with_min_len(FEWEST_ROWS_PER_TASK).enumerate().for_each(|(row, loss)| {
-        let beside = &blocks[row / down * across..][..across];
-        let pieces = beside.iter().flat_map(|block| block.top_k_of_row(row % down));
-        let [largest, ln_sum] = together(pieces.copied());
-        *loss = ln_sum + (largest - *loss);
+    for_each_task(losses.chunks_mut(ROWS_PER_TASK), |task, losses| {
+        for (row, loss) in (task * ROWS_PER_TASK..).zip(losses) {
+            let beside = &blocks[row / down * across..][..across];
+            let pieces = beside.iter().flat_map(|block| block.top_k_of_row(row % down));
+            let [largest, ln_sum] = together(pieces.copied());
+            *loss = ln_sum + (largest - *loss);
+        }
     });
     losses
 }

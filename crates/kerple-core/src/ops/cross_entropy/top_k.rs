@@ -1,8 +1,8 @@
 //! The top_k tokens of every row and the loss of a target, without the logits of all rows.
 
-use super::{FEWEST_ROWS_PER_TASK, LmHead, LogitChunk, LossPlan, LossTargets, normalizer};
+use super::{LmHead, LogitChunk, LossPlan, LossTargets, ROWS_PER_TASK, normalizer};
 use crate::Number;
-use rayon::prelude::*;
+use crate::tiles::workers::for_each_task;
 
 /// The predictions for each row, losses in nats: `nll = -ln p`.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -28,10 +28,14 @@ pub fn top_k<T: Number>(head: LmHead<'_, T>, x: &[T], targets: LossTargets<'_>, 
     let mut chunk = LogitChunk::new(&plan);
     for rows in plan.scored.chunks(plan.chunk_rows) {
         chunk.fill(head, x, rows);
-        let logits = chunk.logits.par_chunks(plan.v).with_min_len(FEWEST_ROWS_PER_TASK);
-        let found: Vec<TopK<T>> =
-            logits.zip(rows).map(|(logits, row)| top_k_of_row(logits, Some(targets.ids[*row]), count)).collect();
-        for (row, found) in rows.iter().zip(found) {
+        let mut found: Vec<Option<TopK<T>>> = rows.iter().map(|_| None).collect();
+        let of_rows = rows.chunks(ROWS_PER_TASK).zip(found.chunks_mut(ROWS_PER_TASK));
+        for_each_task(chunk.logits.chunks(ROWS_PER_TASK * plan.v).zip(of_rows), |_, (logits, (rows, found))| {
+            for ((logits, row), found) in logits.chunks_exact(plan.v).zip(rows).zip(found) {
+                *found = Some(top_k_of_row(logits, Some(targets.ids[*row]), count));
+            }
+        });
+        for (row, found) in rows.iter().zip(found.into_iter().flatten()) {
             all.target_nll[*row] = found.target_nll[0];
             all.ids[row * count..][..count].copy_from_slice(&found.ids);
             all.nll[row * count..][..count].copy_from_slice(&found.nll);

@@ -12,7 +12,7 @@ use crate::Number;
 use crate::cpu::lanes::{Lanes, SimdKernel};
 use crate::cpu::{InstructionSet, prefetch, reduce};
 use crate::tiles::microkernel::{RegisterBlock, StoreMode};
-use rayon::prelude::*;
+use crate::tiles::workers::{for_each_number, for_each_task};
 use std::ops::Range;
 
 /// Most rows and columns of a block of the result.
@@ -42,7 +42,7 @@ pub(super) unsafe fn multiply<T: Number>(c: OutMatrix<T>, adds: bool, a: &[T], b
     // the sums of the first rows go to `c`, the others here
     let mut later = Vec::new();
     let later_sums = OutMatrix { start: room(&mut later, (along - 1) * m * n), columns: n };
-    (0..along * blocks).into_par_iter().with_max_len(1).for_each(|t| {
+    for_each_number(along * blocks, &|t| {
         let (cut, i, j) = (t / blocks, t % blocks / across, t % across);
         let (rows, columns) = (part(0..m, down, i), part(0..n, across, j));
         let a = FactorColumns { factor: a, width: m, columns: rows.clone() };
@@ -66,7 +66,7 @@ pub(super) unsafe fn multiply<T: Number>(c: OutMatrix<T>, adds: bool, a: &[T], b
         (std::slice::from_raw_parts_mut(c.start, m * n), later)
     };
     if along > 1 {
-        c.par_chunks_mut(ADDED).enumerate().for_each(|(i, c)| {
+        for_each_task(c.chunks_mut(ADDED), |i, c| {
             later.chunks_exact(m * n).for_each(|sums| reduce::add(c, &sums[i * ADDED..][..c.len()]));
         });
     }
