@@ -1,8 +1,9 @@
 #!/usr/bin/env bash
 # What people install, without the clone: the packed crates and the wheel, each in an empty folder, run
 # the demo. The crates are built as crates.io would hand them out. KERPLE_BIN names the folder of a program
-# that is built already: then their sources must be those of the clone and pass `cargo check`, which takes
-# a minute and not five, and the wheel alone runs the demo. KERPLE_WHEEL names a wheel that is built already.
+# that is built already: then nothing is built, but their sources, and the packages and features that they
+# ask for, must be those of the clone, and the wheel alone runs the demo. KERPLE_WHEEL names a wheel that is
+# built already.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 step() { printf '\n== %s\n' "$*"; "$@"; }
@@ -42,11 +43,12 @@ for crate in "$target"/package/kerple*-"$version".crate; do tar -C "$work/crates
         echo "$name = { path = \"${folder%/}\" }"
     done
 } >"$work/patch.toml"
-# A build takes the dependencies of the packed Cargo.lock, where `cargo install` would look for newer ones; what is built of them
-# already serves again.
+# packed COMMAND OPTION...: takes the dependencies of the packed Cargo.lock, where `cargo install` would look for newer ones
 packed() {
-    (cd "$work" && step cargo "$1" --release --manifest-path "crates/kerple-$version/Cargo.toml" --config patch.toml --target-dir "$target")
+    (cd "$work" && cargo "$@" --manifest-path "crates/kerple-$version/Cargo.toml" --config patch.toml)
 }
+# features CARGO OPTION...: every package and its features, without the folders of packages
+features() { "$1" tree "${@:2}" --edges normal,build,features --target all --prefix none | sed 's/ ([^"]*)$//' | sort -u; }
 built=$target/release/kerple
 mkdir "$work/installed"
 if [ -n "${KERPLE_BIN:-}" ]; then
@@ -57,11 +59,14 @@ if [ -n "${KERPLE_BIN:-}" ]; then
             cmp "$folder$file" "crates/$name/$file"
         done
     done
-    packed check
+    features cargo --locked --package kerple >"$work/own.txt"
+    features packed >"$work/packed.txt"
+    step diff "$work/own.txt" "$work/packed.txt"
 else
     # the clone's own program comes back afterwards
     [ ! -e "$built" ] || cp -p "$built" "$work/own"
-    packed build
+    # what is built of them already serves again
+    step packed build --release --target-dir "$target"
     cp "$built" "$work/installed"
     [ ! -e "$work/own" ] || { rm "$built" && cp -p "$work/own" "$built"; }
     demo "$work/installed/kerple"
