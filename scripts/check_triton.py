@@ -702,7 +702,7 @@ def read_code(binary):
         registers, stack, local = (int(re.search(rf"{name}:(\d+)", usage)[1]) for name in ("REG", "STACK", "LOCAL"))
         # without a stack nothing can be spilled; disassembling takes a quarter of the time of compiling
         spills = local + (count(r"\b(?:STL|LDL)\b", run("nvdisasm")) if stack else 0)
-    # ptxas makes an atomic instruction, or a product by matrix units, of each of these and of nothing else
+    # the machine code has an instruction for each of these, and none without
     text = binary.asm["ptx"]
     return dict(registers=registers, spills=spills, shared=shared,
                 atomics=count(r"\b(?:atom|red|cp\.reduce)\.", text), products=count(r"\b(?:mma\.sync|wgmma\.mma_async|tcgen05\.mma)\.", text))  # fmt: skip

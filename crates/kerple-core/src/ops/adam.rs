@@ -146,7 +146,13 @@ vectorized! {
 
 /// Where the first infinite or NaN element is.
 pub fn first_non_finite<T: Number>(values: &[T]) -> Option<usize> {
-    values.iter().position(|value| !value.is_finite())
+    let mut found = vec![None; values.len().div_ceil(ELEMENTS_PER_TASK)];
+    let tasks = values.chunks(ELEMENTS_PER_TASK).zip(&mut found);
+    for_each_task(tasks, |task, (values, found)| {
+        let at = values.iter().position(|value| !value.is_finite());
+        *found = at.map(|at| task * ELEMENTS_PER_TASK + at);
+    });
+    found.into_iter().flatten().next()
 }
 
 /// The factor that brings gradients of this global L2 norm down to `limit`: 1 below it, `limit / (norm + 1e-6)` above, as

@@ -219,7 +219,7 @@ pub fn scale_backward<T: Number>(x: &[T], d: &mut [T], place: HeadLayout, by: Sc
     let piece = ROWS_PER_TASK * place.row;
     let mut partial = vec![T::ZERO; x.len().div_ceil(piece) * place.heads];
     let tasks = d.chunks_mut(piece).zip(x.chunks(piece)).zip(partial.chunks_mut(place.heads.max(1)));
-    tasks.enumerate().for_each(|(task, ((d, x), d_slopes))| {
+    for_each_task(tasks, |task, ((d, x), d_slopes)| {
         for (i, (d, x)) in d.chunks_exact_mut(place.row).zip(x.chunks_exact(place.row)).enumerate() {
             let log = by.logs[(task * ROWS_PER_TASK + i) % by.logs.len()];
             let heads = place.of_row_mut(d).zip(place.of_row(x));

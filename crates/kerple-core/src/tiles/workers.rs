@@ -25,7 +25,7 @@ pub(crate) fn for_each<S>(count: usize, scratch: impl Fn() -> S + Sync, work: im
     on_threads(cpu::threads().min(count), &worker);
 }
 
-/// Runs `work` on each task and its number.
+/// Runs `work` on each task and its number. `tasks` are cut by one thread: slices, not what takes time to make.
 pub(crate) fn for_each_task<I: Send>(tasks: impl Iterator<Item = I>, work: impl Fn(usize, I) + Sync) {
     let tasks: Vec<Mutex<Option<I>>> = tasks.map(|task| Mutex::new(Some(task))).collect();
     for_each_number(tasks.len(), &|number| {
