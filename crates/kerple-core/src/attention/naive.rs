@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! s[h, j] = scale * q[h].k[h, j]        or cap tanh of it / cap, over the visible keys j        d = position of the query - j
-//!                                       with feature decay: feature f of q and k times e^(-rate[f] d)
+//!                                       with feature decay: feature f of q and k times e^(-rate[f] d), or times e^(P[h, i, f] - P[h, j, f])
 //! z[h, j] = s[h, j] * weight[h, d] + bias[h, d] + sign(d) (c[h, i] - c[h, j]) + k(|x[h, i] - x[h, j]|) + r[h, i].P[:, d] where d < reach        or z = map(s), all heads at once
 //! lse[h]  = ln sum exp z[h], and of a sink where heads have one        p[h, j] = exp(z[h, j] - lse[h])        out[h] = sum p[h, j] m[h, j] v[h, j]
 //!                                  m[h, j]: 0 or 1 / (1 - rate) with dropout, else 1
@@ -15,6 +15,7 @@
 //! d_x[h, i] += sign(d) dz[h, j] k'(|x[h, i] - x[h, j]|)         d_x[h, j] -= the same         x: learned positions
 //! d_r[h, i] += dz[h, j] P[:, d]         d_P[:, d] += dz[h, j] r[h, i]                where d < reach
 //!                                                                             or ds = map's backward of dz
+//! d_P[h, i, f] += ds[h, j] scale q[h, f] k[h, j, f] e^(P[h, i, f] - P[h, j, f])         d_P[h, j, f] -= the same
 //! d_q[h] += ds[h, j] scale k[h, j]         d_k[h, j] += ds[h, j] scale q[h]         d_v[h, j] += p[h, j] m[h, j] d_out[h]
 //! ```
 //!
@@ -121,7 +122,14 @@ pub fn backward<T: Number>(
             for (key, &d_score) in row.keys().zip(d_scores) {
                 let d_dot = d_score * problem.scale;
                 let (q, k) = (row.of_query(saved.q, head), row.of_key(saved.k, head, key));
-                let (q, k) = (row.decayed(q, key), row.decayed(k, key));
+                let (k_as_read, (q, k)) = (k, (row.decayed(q, head, key), row.decayed(k, head, key)));
+                if let Some(d_decay_cumsum) = &mut gradients.d_decay_cumsum {
+                    let products = q.iter().zip(k_as_read).map(|(&q, &k)| (d_dot * q * k).to_f64());
+                    for (feature, product) in products.enumerate() {
+                        d_decay_cumsum[row.of_key_feature(head, row.own_key(), feature)] += product;
+                        d_decay_cumsum[row.of_key_feature(head, key, feature)] -= product;
+                    }
+                }
                 let (query, key) = (row.own_query(), row.segment.first_key + key);
                 // SAFETY: the views are checked to share no element, and one row of each is in use.
                 unsafe {
@@ -194,6 +202,12 @@ impl<'a, T: Number> QueryRow<'a, T> {
         view.row(self.segment.row, self.kv_head(head), key, self.problem.dims.head_dim)
     }
 
+    /// Where a feature of a head is in `[B, H, K, D]`.
+    fn of_key_feature(&self, head: usize, key: usize, feature: usize) -> usize {
+        let unit = self.segment.row * self.problem.dims.heads + head;
+        (unit * self.whole[1] + self.segment.first_key + key) * self.problem.dims.head_dim + feature
+    }
+
     fn of_lse(&self, head: usize) -> usize {
         (self.segment.row * self.problem.dims.heads + head) * self.whole[0] + self.own_query()
     }
@@ -212,7 +226,7 @@ impl<'a, T: Number> QueryRow<'a, T> {
     /// `s` of the visible keys, `[H, visible]`.
     fn scores(&self, q: View<T>, k: View<T>) -> Vec<T> {
         let score = |head, key| {
-            let keys = self.decayed(self.of_key(k, head, key), key);
+            let keys = self.decayed(self.of_key(k, head, key), head, key);
             let s = self.problem.scale * dot(self.of_query(q, head), &keys);
             self.problem.softcap.map_or(s, |cap| cap * tanh(s / cap))
         };
@@ -220,13 +234,20 @@ impl<'a, T: Number> QueryRow<'a, T> {
     }
 
     /// Features of a query or of a key as their products over this distance count them.
-    fn decayed<'v>(&self, features: &'v [T], key: usize) -> Cow<'v, [T]> {
-        let ScoreTransform::Table(ScoreTable { feature_decay: Some(rates), .. }) = self.problem.scores else {
+    fn decayed<'v>(&self, features: &'v [T], head: usize, key: usize) -> Cow<'v, [T]> {
+        let ScoreTransform::Table(ScoreTable { feature_decay, decay_cumsum, .. }) = self.problem.scores else {
             return features.into();
         };
-        let distance = self.problem.distance(self.query, key) as f64;
-        let decayed = |(value, rate): (&T, &f64)| *value * T::from_f64((-rate * distance).exp());
-        features.iter().zip(rates).map(decayed).collect::<Vec<T>>().into()
+        let decayed = |(value, exponent): (&T, f64)| *value * T::from_f64(exponent.exp());
+        if let Some(rates) = feature_decay {
+            let distance = self.problem.distance(self.query, key) as f64;
+            let exponents = rates.iter().map(|rate| -rate * distance);
+            return features.iter().zip(exponents).map(decayed).collect::<Vec<T>>().into();
+        }
+        let Some(sums) = decay_cumsum else { return features.into() };
+        let [own, of_key] = [self.own_key(), key].map(|token| sums.row(0, head, token, features.len()));
+        let exponents = own.iter().zip(of_key).map(|(own, of_key)| own - of_key);
+        features.iter().zip(exponents).map(decayed).collect::<Vec<T>>().into()
     }
 
     /// `z`, of the same shape as `s`.
@@ -470,11 +491,13 @@ fn clear<T: Number>(problem: &AttentionProblem<T>, gradients: &mut AttentionGrad
         d_score_mod,
         d_sinks,
         d_gate_cumsum,
+        d_decay_cumsum,
         d_positions,
         d_relative,
     } = gradients;
     let of_positions = d_positions.iter_mut().flat_map(|of| [&mut *of.d_positions, &mut *of.d_parameters]);
-    d_gate_cumsum.as_deref_mut().into_iter().chain(of_positions).for_each(|sums| sums.fill(0.0));
+    let of_tokens = [d_gate_cumsum, d_decay_cumsum].into_iter().filter_map(Option::as_deref_mut);
+    of_tokens.chain(of_positions).for_each(|sums| sums.fill(0.0));
     let AttentionDims { batch, heads, kv_heads, queries, keys, head_dim } = problem.dims;
     if let (Some(relative), Some(RelativeGradients { d_rows, d_profiles })) = (problem.relative(), d_relative) {
         d_profiles.fill(T::ZERO);

@@ -9,6 +9,7 @@ use crate::forms::{
     visible_sink_tokens,
 };
 use crate::tiles::view::{View, ViewMut, ViewShape};
+use crate::tiles::workers;
 use std::ops::Range;
 
 /// Largest rate of [`ScoreTable::feature_decay`], at which no factor over the keys of a tile leaves the
@@ -138,8 +139,11 @@ impl<'a, T: Number> AttentionProblem<'a, T> {
                 sums.values = sums.values.get(start..).unwrap_or_default();
             }
         }
-        if let ScoreTransform::Table(ScoreTable { relative: Some(relative), .. }) = &mut scores {
-            relative.rows = relative.rows.starting_at(row, first_query);
+        if let ScoreTransform::Table(ScoreTable { relative, decay_cumsum, .. }) = &mut scores {
+            if let Some(relative) = relative {
+                relative.rows = relative.rows.starting_at(row, first_query);
+            }
+            *decay_cumsum = decay_cumsum.map(|sums| sums.starting_at(row, first_key));
         }
         let intervals = self.intervals.map(|intervals| &intervals[row * queries..][..queries]);
         let dims = AttentionDims { batch: 1, queries, keys, ..self.dims };
@@ -306,6 +310,10 @@ impl<'a, T: Number> AttentionProblem<'a, T> {
                 );
                 assert!(rates.iter().all(|rate| (0.0..=MAX_FEATURE_DECAY).contains(rate)), "feature_decay: {rates:?}");
             }
+            if let Some(sums) = of.decay_cumsum {
+                assert!(of.feature_decay.is_none(), "feature_decay and decay_cumsum exclude each other");
+                self.check_decay_cumsum(sums);
+            }
             if let Some(gate_cumsum) = of.gate_cumsum {
                 self.check_gate_cumsum(gate_cumsum);
             }
@@ -328,6 +336,27 @@ impl<'a, T: Number> AttentionProblem<'a, T> {
         for (at, &KeyInterval { start, end }) in intervals.iter().enumerate() {
             assert!(start.max(end) <= keys, "intervals[{at}] = {start}..{end} is not within {keys} keys");
         }
+    }
+
+    fn check_decay_cumsum(&self, sums: View<f64>) {
+        assert!(self.mask.sides() == Sides::OneSided, "features that decay by their content require causal attention");
+        assert!(self.intervals.is_none(), "features that decay by their content do not take intervals");
+        sums.check("decay_cumsum", self.decay_shape());
+        let heads = self.dims.heads;
+        workers::for_each_number(self.segments() * heads, &|unit| {
+            let DocumentSegment { row, queries, first_key, keys, .. } = self.segment(unit / heads);
+            assert!(queries <= keys, "{queries} queries exceed the cumulative decays of {keys} keys in row {row}");
+            let at = |key: usize| sums.row(row, unit % heads, first_key + key, self.dims.head_dim);
+            let rises = |key: &usize| at(key - 1).iter().zip(at(*key)).fold(false, |rises, (a, b)| rises | (b > a));
+            if let Some(key) = (1..keys).find(rises) {
+                panic!("decay_cumsum increases at key {} of head {} in row {row}", first_key + key, unit % heads);
+            }
+        });
+    }
+
+    /// Of cumulative decays.
+    pub(super) fn decay_shape(&self) -> ViewShape {
+        ViewShape { heads: self.dims.heads, ..self.key_shape() }
     }
 
     fn check_relative(&self, RelativeBias { rows, profiles, rank, reach }: RelativeBias<T>) {
@@ -491,10 +520,16 @@ impl<'a, T: Number> AttentionProblem<'a, T> {
             d_score_mod,
             d_sinks,
             d_gate_cumsum,
+            d_decay_cumsum,
             d_positions,
             d_relative,
         } = gradients;
         assert!(d_sinks.is_none() || self.sinks.is_some(), "d_sinks without sinks");
+        if let Some(d_decay_cumsum) = d_decay_cumsum {
+            let given = matches!(self.scores, ScoreTransform::Table(ScoreTable { decay_cumsum: Some(_), .. }));
+            assert!(given, "d_decay_cumsum without cumulative decays");
+            crate::check_shape!(d_decay_cumsum, B = batch, H = heads, K = self.dims.keys, D = self.dims.head_dim);
+        }
         if let Some(d_gate_cumsum) = d_gate_cumsum {
             let given = matches!(self.scores, ScoreTransform::Table(ScoreTable { gate_cumsum: Some(_), .. }));
             assert!(given, "d_gate_cumsum without cumulative gates");
@@ -574,6 +609,9 @@ pub struct AttentionGradients<'a, T> {
     /// In the cumulative gates, `[B, H, K]`: for each token the sum of the gradient over its row minus
     /// that over its column. They sum to 0, since only differences enter.
     pub d_gate_cumsum: Option<&'a mut [f64]>,
+    /// In the cumulative decays, `[B, H, K, D]`: for each token `q` times the gradient in `q` minus, for its head, `k` times that
+    /// in `k`. They sum to 0 over K, since only differences enter.
+    pub d_decay_cumsum: Option<&'a mut [f64]>,
     /// In learned positions and their kernel.
     pub d_positions: Option<PositionGradients<'a>>,
     /// In the relative bias.

@@ -1,5 +1,6 @@
 //! Cases shared by the engines' tests, and the tests of the definition itself.
 
+mod decay_cumsum;
 mod documents;
 mod intervals;
 mod layout;
@@ -40,6 +41,8 @@ pub(super) struct Case {
     pub(super) weight: Option<Vec<f64>>,
     /// Of features; for a causal mask and without a map.
     pub(super) feature_decay: Option<Vec<f64>>,
+    /// Instead of it, `[B, H, K, D]`.
+    pub(super) decay_cumsum: Option<Vec<f64>>,
     /// Instead of the tables.
     pub(super) map: Option<Mix<f64>>,
     pub(super) softcap: Option<f64>,
@@ -83,6 +86,7 @@ pub(super) struct Outcome<T> {
     pub(super) d_score_mod: Vec<T>,
     pub(super) d_sinks: Vec<T>,
     pub(super) d_gate_cumsum: Vec<f64>,
+    pub(super) d_decay_cumsum: Vec<f64>,
     pub(super) d_positions: Vec<f64>,
     pub(super) d_parameters: Vec<f64>,
     pub(super) d_rows: Vec<T>,
@@ -157,7 +161,7 @@ impl Case {
         let [q, d_out] = [(); 2].map(|()| normal(&mut rng, query_len));
         let [k, v] = [(); 2].map(|()| normal(&mut rng, key_len));
         let [bias, weight] = [(); 2].map(|()| Some(normal(&mut rng, dims.heads * mask.sides().columns(table_len))));
-        let (lengths, feature_decay, map, packed) = (None, None, None, false);
+        let (lengths, feature_decay, decay_cumsum, map, packed) = (None, None, None, None, false);
         let (softcap, sinks, gate_cumsum, positions, relative) = (None, None, None, None, None);
         Case {
             dims,
@@ -174,6 +178,7 @@ impl Case {
             bias,
             weight,
             feature_decay,
+            decay_cumsum,
             map,
             softcap,
             sinks,
@@ -342,6 +347,7 @@ impl Case {
         let tables = [&self.bias, &self.weight].map(|table| table.as_deref().map(cast));
         let map = self.map.as_ref().map(|map| map.cast(number));
         let relative = self.relative.as_ref().map(|of| (of.rank, of.reach, cast(&of.rows), cast(&of.profiles)));
+        let of_decays = dense(dims.heads, dims.keys, dims.head_dim);
         let of_rows = |rank| Strides { batch: dims.heads * dims.queries * rank, head: dims.queries * rank, row: rank };
         let scores = match &map {
             Some(map) => ScoreTransform::Mod(map),
@@ -349,6 +355,7 @@ impl Case {
                 bias: tables[0].as_deref(),
                 weight: tables[1].as_deref(),
                 feature_decay: self.feature_decay.as_deref(),
+                decay_cumsum: self.decay_cumsum.as_deref().map(|data| View { data, strides: of_decays }),
                 gate_cumsum: self.gate_cumsum.as_deref().map(|values| Strided { values, stride: dims.keys }),
                 positions: self.positions.as_ref().map(|PositionCase { kernel, x, parameters }| LearnedPositions {
                     positions: Strided { values: x, stride: dims.keys },
@@ -397,6 +404,7 @@ impl Case {
         let mut d_sinks = self.sinks.as_ref().map(|sinks| vec![unset; sinks.len()]);
         let mut d_gate_cumsum =
             self.gate_cumsum.as_ref().filter(|_| map.is_none()).map(|gate_cumsum| vec![f64::NAN; gate_cumsum.len()]);
+        let mut d_decay_cumsum = self.decay_cumsum.as_ref().map(|sums| vec![f64::NAN; sums.len()]);
         let mut d_of_positions =
             self.positions.as_ref().map(|of| [&of.x, &of.parameters].map(|values| vec![f64::NAN; values.len()]));
         let d_positions =
@@ -419,6 +427,7 @@ impl Case {
             d_score_mod: d_score_mod.as_deref_mut(),
             d_sinks: d_sinks.as_deref_mut(),
             d_gate_cumsum: d_gate_cumsum.as_deref_mut(),
+            d_decay_cumsum: d_decay_cumsum.as_deref_mut(),
             d_positions,
             d_relative,
         };
@@ -443,6 +452,7 @@ impl Case {
             d_score_mod,
             d_sinks,
             d_gate_cumsum,
+            d_decay_cumsum: d_decay_cumsum.unwrap_or_default(),
             d_positions,
             d_parameters,
             d_rows,
@@ -477,6 +487,7 @@ pub(super) fn assert_close(case: &Case, got: &Outcome<f64>, expected: &Outcome<f
             d_score_mod,
             d_sinks,
             d_gate_cumsum,
+            d_decay_cumsum,
             d_positions,
             d_parameters,
             d_rows,
@@ -493,6 +504,7 @@ pub(super) fn assert_close(case: &Case, got: &Outcome<f64>, expected: &Outcome<f
             ("d_score_mod", d_score_mod),
             ("d_sinks", d_sinks),
             ("d_gate_cumsum", d_gate_cumsum),
+            ("d_decay_cumsum", d_decay_cumsum),
             ("d_positions", d_positions),
             ("d_parameters", d_parameters),
             ("d_rows", d_rows),
@@ -508,6 +520,7 @@ pub(super) fn assert_close(case: &Case, got: &Outcome<f64>, expected: &Outcome<f
         };
         let factor = match (name, &case.relative) {
             ("d_q" | "d_k", _) => reach,
+            ("d_decay_cumsum", _) => reach * most(&case.q).max(most(&case.k)),
             ("d_parameters", _) => case.positions.as_ref().map_or(1.0, PositionCase::steepest),
             ("d_rows", Some(relative)) => most(&relative.profiles),
             ("d_profiles", Some(relative)) => most(&relative.rows),
@@ -614,6 +627,8 @@ fn assert_gradients_match_differences(case: &Case) {
     let sinks: [Field; 1] = [("sinks", |case| case.sinks.as_mut().unwrap(), |outcome| &outcome.d_sinks)];
     let gate_cumsum: [Field; 1] =
         [("gate_cumsum", |case| case.gate_cumsum.as_mut().unwrap(), |outcome| &outcome.d_gate_cumsum)];
+    let decay_cumsum: [Field; 1] =
+        [("decay_cumsum", |case| case.decay_cumsum.as_mut().unwrap(), |outcome| &outcome.d_decay_cumsum)];
     let relative: [Field; 2] = [
         ("relative rows", |case| &mut case.relative.as_mut().unwrap().rows, |outcome| &outcome.d_rows),
         ("profiles", |case| &mut case.relative.as_mut().unwrap().profiles, |outcome| &outcome.d_profiles),
@@ -622,7 +637,8 @@ fn assert_gradients_match_differences(case: &Case) {
         ("positions", |case| &mut case.positions.as_mut().unwrap().x, |outcome| &outcome.d_positions),
         ("parameters", |case| &mut case.positions.as_mut().unwrap().parameters, |outcome| &outcome.d_parameters),
     ];
-    let own = inputs.iter().chain(of_scores).chain(&sinks).chain(&gate_cumsum).chain(&positions).chain(&relative);
+    let of_tokens = gate_cumsum.iter().chain(&decay_cumsum).chain(&positions).chain(&relative);
+    let own = inputs.iter().chain(of_scores).chain(&sinks).chain(of_tokens);
     for (name, field, gradient) in own {
         for (i, &exact) in gradient(&exact).iter().enumerate() {
             let step = 1e-5;
@@ -755,6 +771,7 @@ fn gradients_that_share_elements_are_refused() {
             d_score_mod: None,
             d_sinks: None,
             d_gate_cumsum: None,
+            d_decay_cumsum: None,
             d_positions: None,
             d_relative: None,
         },

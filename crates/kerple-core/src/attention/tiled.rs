@@ -11,13 +11,15 @@
 //! * `table`, `diagonal`: distance tables as tiles read them, and the sums of their gradient;
 //! * `relative`: a relative bias per row, as the table of a tile;
 //! * `position_kernel`: a kernel of learned positions, likewise;
-//! * `gate_cumsum`: cumulative gates; `feature_decay`: features whose products decay with distance;
+//! * `gate_cumsum`: cumulative gates; `feature_decay`: features whose products decay with distance; `decay_cumsum`: features
+//!   whose products decay by what tokens say;
 //! * `interval_mask`: intervals of keys per query, as the table of a tile;
 //! * `tiles::product`: the small matrix product of every step; `tiles::workers`: which thread does
 //!   what, and why results do not depend on it.
 
 mod backward;
 mod blocks;
+mod decay_cumsum;
 mod decode;
 mod diagonal;
 mod feature_decay;

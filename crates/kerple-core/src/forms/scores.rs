@@ -29,6 +29,10 @@ pub struct ScoreTable<'a, T> {
     /// Rate of each feature, `[D]`: its product of query and key is multiplied by `e^(-rate d)`,
     /// before weight and bias. For a causal attention mask.
     pub feature_decay: Option<&'a [f64]>,
+    /// Cumulative decays `P` of each feature and all keys' positions, `[B, H, K, D]`, where the content says how fast features
+    /// fade (Wall): the product of feature n of query and key is multiplied by `e^(P[i][n] - P[j][n])`, before weight and bias.
+    /// They never increase. For a causal attention mask, instead of `feature_decay`, with no more queries than keys.
+    pub decay_cumsum: Option<View<'a, f64>>,
     /// Cumulative gates `c` of all keys' positions, `[B, H, K]`, where the content says how far apart tokens are (FoX): `c_i - c_j` is
     /// added for a key behind the query, and `c_j - c_i` for one ahead. Running sums of gates, in f64 so that differences are
     /// as exact at the end of a long sequence as at its start; in both directions they never increase. There are no more
@@ -49,6 +53,7 @@ impl<T> ScoreTable<'_, T> {
         bias: None,
         weight: None,
         feature_decay: None,
+        decay_cumsum: None,
         gate_cumsum: None,
         positions: None,
         relative: None,

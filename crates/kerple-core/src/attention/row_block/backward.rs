@@ -96,6 +96,7 @@ impl<T: Number> SimdKernel<T> for RowBlockBackward<'_, T> {
             d_bias: _,
             d_weight: _,
             d_gate_cumsum: _,
+            d_decay_cumsum: _,
             d_positions: _,
             d_relative: _,
         } = gradients;

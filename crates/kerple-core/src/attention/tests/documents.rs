@@ -74,6 +74,10 @@ impl Case {
             k: of_keys(&self.k),
             v: of_keys(&self.v),
             gate_cumsum: self.gate_cumsum.as_ref().map(gates),
+            decay_cumsum: self
+                .decay_cumsum
+                .as_ref()
+                .map(|sums| rows(sums, row, heads, [keys, head_dim], first_key, segment.keys)),
             positions: self.positions.clone().map(|of| PositionCase { x: gates(&of.x), ..of }),
             relative,
             ..self.clone()
@@ -83,7 +87,7 @@ impl Case {
 
 impl Outcome<f64> {
     /// What belongs to a segment, in the order of [`Outcome::own`].
-    fn of_segment(&self, case: &Case, segment: &DocumentSegment) -> [Vec<f64>; 8] {
+    fn of_segment(&self, case: &Case, segment: &DocumentSegment) -> [Vec<f64>; 9] {
         let super::AttentionDims { heads, kv_heads, queries, keys, head_dim, .. } = case.dims;
         let row = segment.row;
         let of_queries = |values: &[f64], width: usize| {
@@ -100,11 +104,17 @@ impl Outcome<f64> {
             case.relative.as_ref().map_or(Vec::new(), |of| of_queries(&self.d_rows, of.rank)),
             if self.d_gate_cumsum.is_empty() { Vec::new() } else { gates(&self.d_gate_cumsum) },
             if self.d_positions.is_empty() { Vec::new() } else { gates(&self.d_positions) },
+            if self.d_decay_cumsum.is_empty() {
+                Vec::new()
+            } else {
+                rows(&self.d_decay_cumsum, row, heads, [keys, head_dim], segment.first_key, segment.keys)
+            },
         ]
     }
 
-    fn own(self) -> [Vec<f64>; 8] {
-        [self.out, self.lse, self.d_q, self.d_k, self.d_v, self.d_rows, self.d_gate_cumsum, self.d_positions]
+    fn own(self) -> [Vec<f64>; 9] {
+        let Outcome { out, lse, d_q, d_k, d_v, d_rows, d_gate_cumsum, d_positions, d_decay_cumsum, .. } = self;
+        [out, lse, d_q, d_k, d_v, d_rows, d_gate_cumsum, d_positions, d_decay_cumsum]
     }
 
     fn sums(&self) -> [&Vec<f64>; 6] {
@@ -116,7 +126,7 @@ fn bits(values: &[f64]) -> Vec<u64> {
     values.iter().map(|value| value.to_bits()).collect()
 }
 
-const OWN: [&str; 8] = ["out", "lse", "d_q", "d_k", "d_v", "d_rows", "d_gate_cumsum", "d_positions"];
+const OWN: [&str; 9] = ["out", "lse", "d_q", "d_k", "d_v", "d_rows", "d_gate_cumsum", "d_positions", "d_decay_cumsum"];
 
 /// Asserts that each document has the bits it has alone, and that shared gradients are the sums over documents.
 fn assert_packed_equals_alone(case: &Case, epsilon: f64, run: impl Fn(&Case) -> Outcome<f64>) {
@@ -182,6 +192,7 @@ impl PackedRecipe {
             1 => case.decayed(),
             2 => case.gated(self.seed),
             5 | 6 => case.positioned(super::KERNELS[self.seed as usize % 4], self.seed),
+            7 => case.fading(self.seed),
             3 => case.with_relative(1 + self.seed as usize % 17, 1 + self.seed as usize % 230, self.seed),
             _ => case.mapped(self.seed),
         }
@@ -197,7 +208,7 @@ fn packed_recipes() -> impl Strategy<Value = PackedRecipe> {
     let rows = vec(vec(length, 0..5), 1..3);
     let last = prop_oneof![3 => Just(None), 1 => (1usize..200).prop_map(Some)];
     let sizes = (rows, 0usize..4, last, 1usize..3);
-    (sizes, masks, 0usize..7, any::<[bool; 2]>(), any::<u64>()).prop_map(|(sizes, mask, kind, options, seed)| {
+    (sizes, masks, 0usize..8, any::<[bool; 2]>(), any::<u64>()).prop_map(|(sizes, mask, kind, options, seed)| {
         let (rows, padding, last_queries, group) = sizes;
         let [softened, packed] = options;
         PackedRecipe { rows, padding, last_queries, group, mask, kind, softened, packed, seed }
@@ -276,7 +287,7 @@ fn padding_after_one_document_is_a_length() {
 }
 
 /// Positions of the padding change which rows share a block, so roundings differ.
-fn assert_close_values(got: &[Vec<f64>; 8], want: &[Vec<f64>; 8]) {
+fn assert_close_values(got: &[Vec<f64>; 9], want: &[Vec<f64>; 9]) {
     for ((name, got), want) in OWN.iter().zip(got).zip(want) {
         let largest = want.iter().fold(1.0f64, |largest, value| largest.max(value.abs()));
         for (got, want) in got.iter().zip(want) {
@@ -323,6 +334,7 @@ fn bits_do_not_depend_on_the_number_of_threads() {
         packed(&rows, 510, Mask::CAUSAL, 7).softened(true, true),
         packed(&rows, 510, Mask::BIDIRECTIONAL, 8).gated(3),
         packed(&rows, 510, Mask::CAUSAL, 7).with_relative(5, 120, 9),
+        packed(&rows, 510, Mask::CAUSAL, 7).fading(12),
         packed(&rows, 510, Mask::CAUSAL, 7).mapped(10),
         packed(&rows, 510, Mask::CAUSAL, 7).mapped(11),
     ] {
@@ -341,6 +353,7 @@ fn packed_gradients_match_central_differences() {
         let case = packed(&[&[2, 0, 1, 3], &[4, 1]], 7, mask, 21);
         assert_gradients_match_differences(&case);
         assert_gradients_match_differences(&case.clone().decayed());
+        assert_gradients_match_differences(&case.clone().fading(22));
         assert_gradients_match_differences(&case.clone().softened(false, true).with_relative(2, 3, 14));
         assert_gradients_match_differences(&case.clone().softened(true, true).gated(15));
         assert_gradients_match_differences(&case.clone().softened(true, true).mapped(12));

@@ -63,7 +63,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(96))]
     #[test]
     fn first_tokens_equal_naive(
-        recipe in super::recipes(), window in 1usize..150, sink_tokens in 1usize..150, extra in 0usize..6, seed in any::<u64>()
+        recipe in super::recipes(), window in 1usize..150, sink_tokens in 1usize..150, extra in 0usize..7, seed in any::<u64>()
     ) {
         // tables of causal attention, whatever the recipe's mask
         let case = Recipe { mask: Mask::CausalWithSinkTokens { window, sink_tokens }, ..recipe }.case();
@@ -71,6 +71,7 @@ proptest! {
             0 | 1 => case,
             2 => case.decayed(),
             3 => case.gated(seed),
+            6 => case.fading(seed),
             4 => case.positioned(KERNELS[seed as usize % 4], seed),
             _ => case.with_relative(1 + seed as usize % 9, 1 + seed as usize % 230, seed),
         };
@@ -113,6 +114,7 @@ fn gradients_match_central_differences() {
         assert_gradients_match_differences(&case);
         assert_gradients_match_differences(&case.clone().softened(true, true).gated(15));
         assert_gradients_match_differences(&case.clone().decayed());
+        assert_gradients_match_differences(&case.clone().fading(16));
         assert_gradients_match_differences(&case.clone().softened(true, true).with_relative(3, 9, 17).dropped(0.4, 19));
         let mut learned = case.clone().positioned(PositionKernel::Log, 20);
         let x = &mut learned.positions.as_mut().unwrap().x;
@@ -139,7 +141,7 @@ fn last_queries_alone_are_those_of_the_whole() {
     let plain = Case::new(dims(2, 4, 2, 1300, 1300, 8), 31);
     let relative = plain.clone().with_relative(4, 900, 32);
     let gated = plain.clone().gated(33);
-    for case in [plain.clone().softened(true, true), relative, gated, plain.decayed()] {
+    for case in [plain.clone().softened(true, true), relative, gated, plain.clone().fading(34), plain.decayed()] {
         for (window, sink_tokens) in [(40, 4), (600, 4), (30, 700), (2000, 4)] {
             let whole = case.clone().with_sink_tokens(window, sink_tokens);
             let expected = whole.naive().out;

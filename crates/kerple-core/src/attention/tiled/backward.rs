@@ -16,10 +16,12 @@
 //! add in the order in which threads happen to arrive, and the bits would change from run to run.
 //! A `d_q` of its own for each block of keys would be quadratic in the length.
 
+mod decay_cumsum;
 mod segment;
 
 use self::segment::{TiledBackwardCall, TiledBackwardScratch};
 use super::blocks::{KeyBlocks, key_blocks};
+use super::decay_cumsum::add_queries;
 use super::feature_decay::FeatureDecay;
 use super::gate_cumsum;
 use super::position_kernel::{self, HeadKernel, PositionSums};
@@ -53,7 +55,7 @@ impl<R: Number> SimdKernel<R> for TiledBackward<'_, R> {
 
     fn run<L: Lanes<Number = R>>(self, lanes: L) {
         let TiledBackward { problem, saved, gradients } = self;
-        let AttentionDims { batch, heads, kv_heads, queries, keys, .. } = problem.dims;
+        let AttentionDims { batch, heads, kv_heads, queries, keys, head_dim } = problem.dims;
         let AttentionGradients {
             d_q,
             d_k,
@@ -63,6 +65,7 @@ impl<R: Number> SimdKernel<R> for TiledBackward<'_, R> {
             d_score_mod: _,
             d_sinks,
             mut d_gate_cumsum,
+            d_decay_cumsum,
             mut d_positions,
             d_relative,
         } = gradients;
@@ -112,6 +115,11 @@ impl<R: Number> SimdKernel<R> for TiledBackward<'_, R> {
             hulls: &hulls,
             gate_rows: of_rows.then(|| ViewMut::new(&mut gate_rows, of_tokens(queries))),
             d_gate_cumsum: None,
+            d_decay_cumsum: d_decay_cumsum.map(|sums| {
+                sums.fill(0.0);
+                let head = keys * head_dim;
+                ViewMut::new(sums, Strides { batch: heads * head, head, row: head_dim })
+            }),
             kernels: HeadKernel::all(problem),
             positions: d_positions.as_mut().map(|PositionGradients { d_positions, .. }| {
                 d_positions.fill(0.0);
@@ -146,6 +154,9 @@ impl<R: Number> SimdKernel<R> for TiledBackward<'_, R> {
             let SegmentBlock { segment, head, block } = blocks.consecutive(item);
             all.alone(segment).key_block(scratch, head, block);
         });
+        if let Some(d_decay_cumsum) = &all.d_decay_cumsum {
+            add_queries(problem, saved.q, &all.d_q, d_decay_cumsum);
+        }
         for (table, sums) in [(d_bias, bias_sums), (d_weight, weight_sums)] {
             if let Some(table) = table {
                 add_segments(problem, &distances, &sums, table);
@@ -221,6 +232,7 @@ struct TiledBackwardSegments<'a, L: Lanes> {
     d_bias: Option<ViewMut<'a, L::Number>>,
     d_weight: Option<ViewMut<'a, L::Number>>,
     d_gate_cumsum: Option<ViewMut<'a, f64>>,
+    d_decay_cumsum: Option<ViewMut<'a, f64>>,
     /// The part of it that rows bring in both directions, by query.
     gate_rows: Option<ViewMut<'a, f64>>,
     /// Of learned positions, by head.
@@ -270,6 +282,7 @@ impl<L: Lanes> TiledBackwardSegments<'_, L> {
             d_q: self.d_q.starting_at(row, first_query),
             d_k: self.d_k.starting_at(row, first_key),
             d_v: self.d_v.starting_at(row, first_key),
+            d_decay_cumsum: self.d_decay_cumsum.as_ref().map(|view| view.starting_at(row, first_key)),
             d_gate_cumsum: self.d_gate_cumsum.as_ref().map(|view| view.starting_at(row, first_key)),
             gate_rows: self.gate_rows.as_ref().map(|view| view.starting_at(row, first_query)),
             positions: self.positions.as_ref().map(|sums| sums.starting_at(row, first_query, first_key)),

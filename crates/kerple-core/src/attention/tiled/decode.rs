@@ -11,6 +11,7 @@
 //! Within it, values are added up in runs of [`RUN`] keys, because short sums in `f32` round less
 //! than one long sum.
 
+use super::decay_cumsum::{DecayTile, HeadDecays, Multiply};
 use super::feature_decay::FeatureDecay;
 use super::forward::TiledForward;
 use super::position_kernel::{AddKernel, HeadKernel};
@@ -127,7 +128,12 @@ impl<L: Lanes> SplitKvWhole<'_, L> {
     fn scratch(&self) -> SplitKvScratch<L::Number> {
         let scores = workers::scratch(SPLIT.next_multiple_of(L::COUNT));
         let dropout = DropoutFactors::new(&self.call.problem, SPLIT);
-        SplitKvScratch { scores, values: workers::scratch(SPLIT * self.width), dropout }
+        let decays = self.call.problem.tables().decay_cumsum.map(|_| SplitDecays {
+            tile: DecayTile::new(self.call.problem.dims.head_dim, self.width, SPLIT),
+            factors: workers::scratch(SPLIT * self.width),
+            k: workers::scratch(SPLIT * self.width),
+        });
+        SplitKvScratch { scores, values: workers::scratch(SPLIT * self.width), dropout, decays }
     }
 
     fn alone<'a>(&'a self, segment: usize, partial: ViewMut<'a, L::Number>) -> SplitKvCall<'a, L> {
@@ -142,6 +148,15 @@ struct SplitKvScratch<R> {
     /// `[SPLIT, width]`
     values: Vec<R>,
     dropout: Option<DropoutFactors<R>>,
+    decays: Option<SplitDecays<R>>,
+}
+
+/// What decays by the content are computed in, `[SPLIT, width]`.
+struct SplitDecays<R> {
+    tile: DecayTile<R>,
+    factors: Vec<R>,
+    /// The keys of a split with their decays.
+    k: Vec<R>,
 }
 
 /// Puts chunks of `[maximum, sum, weighted values]` together, from a maximum and a sum on; returns the log of the sum of
@@ -200,7 +215,7 @@ impl<L: Lanes> SplitKvCall<'_, L> {
             }
             return;
         }
-        let SplitKvScratch { scores, values, dropout } = scratch;
+        let SplitKvScratch { scores, values, dropout, decays } = scratch;
         let mut k = (self.of.k.rows_from(0, kv_head, keys.start), self.of.k.strides.row);
         let decayed = self.decayed_keys(k, keys.len());
         if let Some(decayed) = &decayed {
@@ -216,7 +231,11 @@ impl<L: Lanes> SplitKvCall<'_, L> {
             // SAFETY: `partial` has a row for each split of each head, and this item alone writes this one.
             let partial = unsafe { self.partial.row(0, head, split, 2 + self.width) };
             let (statistics, weighted) = partial.split_at_mut(2);
-            let q = self.decayed_query(self.of.q.row(0, head, 0, head_dim), self.positions(&keys) - keys.end);
+            let q = self.of.q.row(0, head, 0, head_dim);
+            let (q, k) = match decays {
+                Some(decays) => self.decayed_by_content(decays, q, k, head, &keys),
+                None => (self.decayed_query(q, self.positions(&keys) - keys.end), k),
+            };
             self.lanes.run(Dots { q: &q, k: k.0, stride: k.1, to: &mut scores[..keys.len()] });
             let scale = self.softcap(&mut scores[..keys.len()]);
             let mut passed = self.passed(head, &keys);
@@ -317,6 +336,28 @@ impl<L: Lanes> SplitKvCall<'_, L> {
         let Some(feature_decay) = self.feature_decay else { return q.into() };
         let over = feature_decay.over(distance as isize);
         q.iter().zip(over).map(|(q, factor)| *q * factor).collect::<Vec<_>>().into()
+    }
+
+    /// The query and some keys of one head as their products count them where features decay by the content. The query is at the
+    /// last key's position.
+    fn decayed_by_content<'s>(
+        &self,
+        decays: &'s mut SplitDecays<L::Number>,
+        q: &[L::Number],
+        (from, stride): (&[L::Number], usize),
+        head: usize,
+        keys: &Range<usize>,
+    ) -> (Cow<'static, [L::Number]>, (&'s [L::Number], usize)) {
+        let SplitDecays { tile, factors, k } = decays;
+        let of_head = HeadDecays::of(&self.of.problem, head).expect("features decay by the content");
+        let (own, head_dim, width) = (self.of.problem.dims.keys - 1, self.of.problem.dims.head_dim, self.width);
+        let (rows, factor) = (keys.len(), L::Number::ONE);
+        self.lanes.run(CopyRows { from, stride, rows, head_dim, factor, to: &mut *k, width });
+        tile.set(of_head, &(own..own + 1), keys);
+        tile.key_factors(self.lanes, of_head, keys.clone(), factors);
+        self.lanes.run(Multiply { to: &mut k[..rows * width], by: factors });
+        let q = q.iter().zip(tile.since(of_head.at(own))).map(|(q, since)| *q * since).collect::<Vec<_>>();
+        (q.into(), (&k[..], width))
     }
 
     /// A head's table from the distance of the last key of `keys` up to that of the first.

@@ -13,6 +13,7 @@
 //! without hidden pairs and without a bias do not read it. Strips of keys that no query of a
 //! vector sees are skipped.
 
+use super::decay_cumsum::{DecayTile, HeadDecays, Multiply};
 use super::decode::SplitKvDecode;
 use super::feature_decay::FeatureDecay;
 use super::gate_cumsum::{GateOffsets, TileGates};
@@ -126,10 +127,11 @@ struct TiledForwardCall<'a, L: Lanes> {
 struct TiledForwardScratch<R> {
     /// `scale * q`, `[D, QUERIES]`
     q_transposed: Vec<R>,
-    /// The same with the feature decay of a tile, `[D, QUERIES]`; empty without one.
+    /// The same with the decays of a tile, `[D, QUERIES]`; empty without any.
     q_decayed_transposed: Vec<R>,
-    /// The keys of a tile with their feature decay, `[KEYS, D]`; empty without one.
+    /// The keys of a tile with their decays, `[KEYS, width]`; empty without any.
     k_decayed: Vec<R>,
+    decays: Option<ForwardDecays<R>>,
     /// Cumulative gates of the queries and of the keys.
     gate_cumsum: [GateOffsets<R>; 2],
     positions: Option<PositionTile<R>>,
@@ -158,7 +160,8 @@ struct TiledForwardScratch<R> {
 
 impl<R: Number> TiledForwardScratch<R> {
     fn new<L: Lanes>(problem: &AttentionProblem<R>, tables: &ForwardTables<R>) -> Self {
-        let decayed = tables.feature_decay.is_some();
+        let by_content = problem.tables().decay_cumsum.is_some();
+        let decayed = tables.feature_decay.is_some() || by_content;
         let (head_dim, has_gates) = (problem.dims.head_dim, problem.tables().gate_cumsum.is_some());
         let width = head_dim.next_multiple_of(L::COUNT);
         let rank = problem.relative().map_or(0, |relative| relative.rank);
@@ -166,7 +169,12 @@ impl<R: Number> TiledForwardScratch<R> {
         TiledForwardScratch {
             q_transposed: unset(head_dim * QUERIES),
             q_decayed_transposed: unset(if decayed { head_dim * QUERIES } else { 0 }),
-            k_decayed: unset(if decayed { head_dim * KEYS } else { 0 }),
+            k_decayed: unset(if decayed { width * KEYS } else { 0 }),
+            decays: by_content.then(|| ForwardDecays {
+                tile: DecayTile::new(head_dim, width, QUERIES.max(KEYS)),
+                q: unset(QUERIES * width),
+                factors: unset(QUERIES.max(KEYS) * width),
+            }),
             gate_cumsum: [QUERIES, KEYS].map(|tokens| GateOffsets::new(tokens, has_gates)),
             positions: PositionTile::new(&tables.kernels, false),
             relative_transposed: unset(rank * QUERIES),
@@ -182,6 +190,15 @@ impl<R: Number> TiledForwardScratch<R> {
             width,
         }
     }
+}
+
+/// What decays by the content are computed in.
+struct ForwardDecays<R> {
+    tile: DecayTile<R>,
+    /// `scale * q`, `[QUERIES, width]`
+    q: Vec<R>,
+    /// Of queries, then of keys, `[rows, width]`.
+    factors: Vec<R>,
 }
 
 /// Where one tile lies.
@@ -246,6 +263,7 @@ impl<L: Lanes> TiledForwardCall<'_, L> {
         }
         let gate_cumsum = self.of.problem.gate_cumsum(0, head);
         let own = self.of.problem.dims.position(first_query).max(0) as usize;
+        self.load_decayed_queries(scratch, head, first_query, own..own + queries);
         if let Some(gate_cumsum) = gate_cumsum {
             scratch.gate_cumsum[0].load(&gate_cumsum[own..][..queries], gate_cumsum[own]);
         }
@@ -306,6 +324,7 @@ impl<L: Lanes> TiledForwardCall<'_, L> {
             let skipped = tile.lanes_before(from, L::COUNT);
             self.scores(scratch, tile, from, strip.min(tile.keys - from), if crosses { skipped } else { 0 });
         }
+        self.add_steep(scratch, tile);
         if let Some(cap) = self.of.problem.softcap {
             softcap::apply(&mut scratch.scores_transposed[..tile.keys * QUERIES], cap);
         }
@@ -375,26 +394,98 @@ impl<L: Lanes> TiledForwardCall<'_, L> {
         }
     }
 
-    /// Multiplies the queries and keys of a tile by their feature decay.
+    /// Loads the queries at these positions where features decay by the content, as all keys before them count them.
+    fn load_decayed_queries(
+        &self,
+        scratch: &mut TiledForwardScratch<L::Number>,
+        head: usize,
+        first_query: usize,
+        own: Range<usize>,
+    ) {
+        let (Some(decays), Some(of_head)) = (&mut scratch.decays, HeadDecays::of(&self.of.problem, head)) else {
+            return;
+        };
+        let ForwardDecays { tile, q, factors } = decays;
+        let (head_dim, width) = (self.of.problem.dims.head_dim, scratch.width);
+        let (from, stride) = (self.of.q.rows_from(0, head, first_query), self.of.q.strides.row);
+        let (rows, factor) = (own.len(), self.of.problem.scale);
+        self.lanes.run(CopyRows { from, stride, rows, head_dim, factor, to: &mut *q, width });
+        tile.set(of_head, &own, &(own.start..own.start + 1));
+        tile.query_factors(self.lanes, of_head, own, factors);
+        self.store_decayed_queries(decays, &mut scratch.q_transposed, rows, width);
+    }
+
+    /// Writes queries times their factors, as columns.
+    fn store_decayed_queries(
+        &self,
+        decays: &mut ForwardDecays<L::Number>,
+        to: &mut [L::Number],
+        rows: usize,
+        width: usize,
+    ) {
+        let ForwardDecays { q, factors, .. } = decays;
+        self.lanes.run(Multiply { to: &mut factors[..rows * width], by: q });
+        let (head_dim, factor) = (self.of.problem.dims.head_dim, L::Number::ONE);
+        self.lanes.run(Transpose { from: factors, stride: width, rows, head_dim, factor, to, width: QUERIES });
+    }
+
+    /// Multiplies the queries and keys of a tile by their decays.
     fn decay_features(&self, scratch: &mut TiledForwardScratch<L::Number>, tile: &QueryTile) {
-        let Some(feature_decay) = &self.tables.feature_decay else { return };
-        let head_dim = self.of.problem.dims.head_dim;
-        let TiledForwardScratch { q_transposed, q_decayed_transposed, k_decayed, .. } = scratch;
-        let over = feature_decay.over(tile.distance + 1 - tile.keys as isize);
-        let rows = q_decayed_transposed.chunks_exact_mut(QUERIES).zip(q_transposed.chunks_exact(QUERIES));
-        for ((to, from), factor) in rows.zip(over) {
-            self.lanes.run(ScaleRow { to, factor, from });
+        let by_content = HeadDecays::of(&self.of.problem, tile.head);
+        if self.tables.feature_decay.is_none() && by_content.is_none() {
+            return;
         }
+        let TiledForwardScratch { q_transposed, q_decayed_transposed, k_decayed, decays, width, .. } = scratch;
         self.lanes.run(CopyRows {
             from: self.of.k.rows_from(0, tile.kv_head, tile.first_key),
             stride: self.of.k.strides.row,
             rows: tile.keys,
-            head_dim,
+            head_dim: self.of.problem.dims.head_dim,
             factor: L::Number::ONE,
             to: &mut *k_decayed,
-            width: head_dim,
+            width: *width,
         });
-        self.lanes.run(feature_decay.keys(k_decayed, head_dim, tile.keys));
+        let mut since_block = Vec::new();
+        if let Some(feature_decay) = &self.tables.feature_decay {
+            since_block = feature_decay.over(tile.distance + 1 - tile.keys as isize);
+            self.lanes.run(feature_decay.keys(k_decayed, *width, tile.keys));
+        } else if let (Some(decays), Some(of_head)) = (decays, by_content) {
+            let own = self.of.problem.dims.position(tile.first_query).cast_unsigned();
+            let (queries, keys) = (own..own + tile.queries, tile.first_key..tile.first_key + tile.keys);
+            decays.tile.set(of_head, &queries, &keys);
+            decays.tile.key_factors(self.lanes, of_head, keys, &mut decays.factors);
+            self.lanes.run(Multiply { to: &mut k_decayed[..tile.keys * *width], by: &decays.factors });
+            if decays.tile.is_crossed {
+                decays.tile.query_factors(self.lanes, of_head, queries, &mut decays.factors);
+                return self.store_decayed_queries(decays, q_decayed_transposed, tile.queries, *width);
+            }
+            since_block = decays.tile.since(of_head.at(own)).collect();
+        }
+        let rows = q_decayed_transposed.chunks_exact_mut(QUERIES).zip(q_transposed.chunks_exact(QUERIES));
+        for ((to, from), factor) in rows.zip(since_block) {
+            self.lanes.run(ScaleRow { to, factor, from });
+        }
+    }
+
+    /// Adds the products of steep features to the scores of a tile.
+    fn add_steep(&self, scratch: &mut TiledForwardScratch<L::Number>, tile: &QueryTile) {
+        let TiledForwardScratch { scores_transposed, decays, width, .. } = scratch;
+        let (Some(ForwardDecays { tile: of_tile, q, .. }), Some(of_head)) =
+            (decays, HeadDecays::of(&self.of.problem, tile.head))
+        else {
+            return;
+        };
+        let own = self.of.problem.dims.position(tile.first_query).cast_unsigned();
+        for feature in std::mem::take(&mut of_tile.steep) {
+            let k = |key| self.of.k.rows_from(0, tile.kv_head, tile.first_key + key)[feature];
+            let (queries, keys) = (own..own + tile.queries, tile.first_key..tile.first_key + tile.keys);
+            of_tile.for_each_steep(self.lanes, (of_head, feature), queries, keys, |query, seen, decays| {
+                let q = q[query * *width + feature];
+                for (key, decay) in seen.zip(decays) {
+                    scores_transposed[key * QUERIES + query] += q * k(key) * *decay;
+                }
+            });
+        }
     }
 
     /// Whether some lanes see fewer keys of the tile than others.
@@ -412,12 +503,11 @@ impl<L: Lanes> TiledForwardCall<'_, L> {
         skipped: usize,
     ) {
         let head_dim = self.of.problem.dims.head_dim;
-        let (data, row_stride, q) = match &self.tables.feature_decay {
-            None => {
-                let keys = self.of.k.rows_from(0, tile.kv_head, tile.first_key + from);
-                (keys, self.of.k.strides.row, &scratch.q_transposed)
-            }
-            Some(_) => (&scratch.k_decayed[from * head_dim..], head_dim, &scratch.q_decayed_transposed),
+        let (data, row_stride, q) = if scratch.k_decayed.is_empty() {
+            let keys = self.of.k.rows_from(0, tile.kv_head, tile.first_key + from);
+            (keys, self.of.k.strides.row, &scratch.q_transposed)
+        } else {
+            (&scratch.k_decayed[from * scratch.width..], scratch.width, &scratch.q_decayed_transposed)
         };
         self.lanes.run(SmallGemm {
             rows: keys,

@@ -1,5 +1,6 @@
 //! One segment of the backward: the five products of each tile, from the scores to what it adds to gradients.
 
+use super::decay_cumsum::BackwardDecays;
 use super::{KEYS, QUERIES, TiledBackwardSegments, distances};
 use crate::Number;
 use crate::attention::dropout::{DropoutFactors, DropoutTile};
@@ -34,6 +35,7 @@ pub(super) struct TiledBackwardCall<'a, L: Lanes> {
     pub(super) d_k: ViewMut<'a, L::Number>,
     pub(super) d_v: ViewMut<'a, L::Number>,
     pub(super) d_gate_cumsum: Option<ViewMut<'a, f64>>,
+    pub(super) d_decay_cumsum: Option<ViewMut<'a, f64>>,
     pub(super) gate_rows: Option<ViewMut<'a, f64>>,
     pub(super) positions: Option<PositionSums<'a>>,
     pub(super) d_rows: Option<ViewMut<'a, L::Number>>,
@@ -42,20 +44,20 @@ pub(super) struct TiledBackwardCall<'a, L: Lanes> {
 /// What one thread computes in. Widths are D rounded up to whole vectors.
 pub(super) struct TiledBackwardScratch<R> {
     /// `scale * k`, `[D, KEYS]` and `[KEYS, width]`
-    keys_transposed: Vec<R>,
-    keys: Vec<R>,
+    pub(super) keys_transposed: Vec<R>,
+    pub(super) keys: Vec<R>,
     /// `[D, KEYS]`
     values_transposed: Vec<R>,
     /// `[QUERIES, width]`
-    q: Vec<R>,
+    pub(super) q: Vec<R>,
     d_out: Vec<R>,
-    d_q: Vec<R>,
+    pub(super) d_q: Vec<R>,
     /// Scores, then weights, `[QUERIES, KEYS]`
-    weights: Vec<R>,
+    pub(super) weights: Vec<R>,
     /// `d_out.v`, then the gradient of `scale * q.k`, `[QUERIES, KEYS]`
-    d_scores: Vec<R>,
+    pub(super) d_scores: Vec<R>,
     /// `[KEYS, width]`
-    d_k: Vec<R>,
+    pub(super) d_k: Vec<R>,
     d_v: Vec<R>,
     d_bias: Option<DiagonalSums<R>>,
     d_weight: Option<DiagonalSums<R>>,
@@ -69,12 +71,13 @@ pub(super) struct TiledBackwardScratch<R> {
     position_sums: Option<(PositionGradientSums<R>, PairGradient<R>)>,
     relative: Option<RelativeTileBackward<R>>,
     /// Where queries have intervals of keys, or see first tokens.
-    mask: Option<IntervalMask<R>>,
+    pub(super) mask: Option<IntervalMask<R>>,
     /// `[QUERIES, KEYS]`
     dropout: Option<DropoutFactors<R>>,
     /// Rows left out of `keys`.
-    stray_keys: Vec<StrayRow<R>>,
-    width: usize,
+    pub(super) stray_keys: Vec<StrayRow<R>>,
+    pub(super) decays: Option<BackwardDecays<R>>,
+    pub(super) width: usize,
 }
 
 impl<R: Number> TiledBackwardScratch<R> {
@@ -109,6 +112,7 @@ impl<R: Number> TiledBackwardScratch<R> {
             mask: IntervalMask::new(problem),
             dropout: DropoutFactors::new(problem, QUERIES * KEYS),
             stray_keys: Vec::new(),
+            decays: problem.tables().decay_cumsum.map(|_| BackwardDecays::new(head_dim, width)),
             width,
         }
     }
@@ -128,11 +132,15 @@ impl<L: Lanes> TiledBackwardCall<'_, L> {
             for head in kv_head * group..(kv_head + 1) * group {
                 self.head(scratch, head, block, keys);
                 self.add_gate_columns(scratch, head, first_key, stored);
+                self.end_decays(scratch, head, first_key, keys);
                 if let (Some(to), Some((sums, _))) = (&self.positions, &mut scratch.position_sums) {
                     let blocks = self.problem.dims.keys.div_ceil(KEYS);
                     // SAFETY: this item alone has this block of keys of the heads that read it.
                     unsafe { to.take([self.number, head, block], [blocks, stored], sums) };
                 }
+            }
+            if let Some(decays) = &scratch.decays {
+                decays.store(&mut scratch.d_k);
             }
         }
         self.store_keys(scratch, kv_head, first_key, stored);
@@ -185,7 +193,8 @@ impl<L: Lanes> TiledBackwardCall<'_, L> {
             let distance = self.problem.dims.position(first_query) - first_key as isize;
             let queries = (self.problem.dims.queries - first_query).min(QUERIES);
             // a feature decay counts from the last of the loaded keys
-            let keys = if key_blocks.is_sink_block(block) && self.all.feature_decay.is_none() {
+            let is_decayed = self.all.feature_decay.is_some() || scratch.decays.is_some();
+            let keys = if key_blocks.is_sink_block(block) && !is_decayed {
                 keys.min(self.problem.mask.sink_tokens() - first_key)
             } else {
                 keys
@@ -245,7 +254,9 @@ impl<L: Lanes> TiledBackwardCall<'_, L> {
             let factor = L::Number::ONE;
             self.lanes.run(Transpose { from, stride, rows: keys, head_dim, factor, to, width: KEYS });
         }
-        if scratch.mask.is_some() {
+        if let Some(decays) = &mut scratch.decays {
+            decays.begin(&scratch.keys, keys);
+        } else if scratch.mask.is_some() {
             scratch.stray_keys = take_stray_rows(&mut scratch.keys, scratch.width, keys);
         }
     }
@@ -342,11 +353,13 @@ impl<L: Lanes> TiledBackwardCall<'_, L> {
         if let Some((feature_decay, over)) = &decayed {
             self.lanes.run(feature_decay.queries(&mut scratch.q, scratch.width, tile.queries, over));
         }
+        self.decay_by_content(scratch, tile);
         let crosses = tile.lanes_seen_by(0, L::COUNT) < tile.keys;
         let strip = if crosses { STRIP } else { tile.queries };
         for query in (0..tile.queries).step_by(strip) {
             self.scores(scratch, query, strip.min(tile.queries - query), tile.lanes_seen_by(query, L::COUNT));
         }
+        self.add_steep_scores(scratch, tile);
         if let Some(cap) = self.problem.softcap {
             softcap::apply(&mut scratch.weights[..tile.queries * KEYS], cap);
         }
@@ -422,6 +435,7 @@ impl<L: Lanes> TiledBackwardCall<'_, L> {
         if let Some((feature_decay, over)) = &decayed {
             self.lanes.run(feature_decay.queries(&mut scratch.d_q, scratch.width, tile.queries, over));
         }
+        self.decay_d_q(scratch, tile);
         let group = if crosses { L::COUNT } else { tile.keys };
         for key in (0..tile.keys).step_by(group) {
             self.d_k_and_d_v(scratch, tile, key, group.min(tile.keys - key));
